@@ -1,0 +1,1 @@
+//! The drop-in libibverbs: C ABI in, errno out

@@ -1,0 +1,1 @@
+//! The C ABI of libibverbs: committed bindgen output and layout asserts

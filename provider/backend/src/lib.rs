@@ -1,0 +1,1 @@
+//! Where a card touches the world: UDP, fault injection, capture

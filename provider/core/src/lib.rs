@@ -1,0 +1,1 @@
+//! The card, without any operating system in it

@@ -1,0 +1,1 @@
+//! Queues between a program and its card: SQ, RQ, CQ, doorbells

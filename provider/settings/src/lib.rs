@@ -1,0 +1,1 @@
+//! STARVERBS_* variables and the TOML file with the same keys

@@ -1,0 +1,1 @@
+//! Cards on a virtual wire and virtual time

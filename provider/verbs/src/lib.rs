@@ -1,0 +1,1 @@
+//! The objects a verbs program holds, and the progress engine

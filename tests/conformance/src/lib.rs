@@ -1,0 +1,1 @@
+//! Runs others' programs on the card and tabulates what ran

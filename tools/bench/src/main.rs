@@ -1,0 +1,2 @@
+//! Benchmarks against the bare socket and against other stacks
+fn main() {}

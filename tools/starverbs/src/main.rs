@@ -1,0 +1,2 @@
+//! The starverbs command: run, info, stat
+fn main() {}
