@@ -1,1 +1,26 @@
-//! The C ABI of libibverbs: committed bindgen output and layout asserts
+//! The C ABI of libibverbs: the structs, unions and constants of `<infiniband/verbs.h>` (rdma-core 44), as bindgen
+//! reads them.
+//!
+//! Owns the layout of everything that crosses the C boundary, and asserts it at compile time. Enums are plain
+//! integers with constants, since a C program may pass any value. It must not know any behaviour, and nothing here
+//! links to a C library. `tools/abi/bindgen.sh` regenerates the two generated files.
+
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    unreachable_pub
+)]
+mod bindings;
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::all)]
+mod layout_x86_64;
+
+pub use bindings::*;
+
+/// The value of `ibv_context::abi_compat` that says a `verbs_context` surrounds the `ibv_context`
+/// (`__VERBS_ABI_IS_EXTENDED` in verbs.h).
+pub const VERBS_ABI_IS_EXTENDED: *mut core::ffi::c_void = core::ptr::without_provenance_mut(usize::MAX);
