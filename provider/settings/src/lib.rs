@@ -1,1 +1,106 @@
-//! STARVERBS_* variables and the TOML file with the same keys
+//! What a person may set: `STARVERBS_*` variables and a TOML file with the same keys.
+//!
+//! Owns the names, the meaning and the syntax of every setting, in one table ([`KEYS`]) from which values are parsed,
+//! shown and documented. It must not know what the settings do: it opens no socket and writes no file.
+
+mod error;
+mod fault;
+mod source;
+mod table;
+mod value;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+pub use error::{Origin, SettingsError};
+pub use fault::FaultSpec;
+pub use table::{KEYS, Key, markdown};
+pub use value::{Link, LogLevel};
+
+/// Every setting, typed. A field that is `None` means `auto`: the card chooses.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The file that values were read from (`STARVERBS_CONFIG`, or the first that exists of the two default places).
+    pub config: Option<PathBuf>,
+    /// What is done to frames on their way out, to test programs on a bad network.
+    pub fault: FaultSpec,
+    /// Capture file of every frame sent and received; `%p` stands for the process id, see [`Settings::pcap_path`].
+    pub pcap: Option<PathBuf>,
+    /// Upper bound for the port's `active_mtu`, in bytes of payload: 256, 512, 1024, 2048 or 4096.
+    pub mtu: Option<u16>,
+    /// Addresses to offer as GIDs, in this order.
+    pub addrs: Option<Vec<IpAddr>>,
+    /// UDP port of the wire, for sending and receiving. Real cards and rdma_rxe answer on 4791 only.
+    pub port: u16,
+    /// Which way frames take between processes of one host.
+    pub link: Link,
+    /// Receive buffer asked of each socket, in bytes.
+    pub rcvbuf: usize,
+    /// Send buffer asked of each socket, in bytes.
+    pub sndbuf: usize,
+    /// Whether frames of one message may be given to the kernel as one segmented send.
+    pub gso: bool,
+    /// Whether the kernel may hand over several received frames joined.
+    pub gro: bool,
+    /// Whether a thread of the library serves peers while the program is outside the library.
+    pub progress_thread: bool,
+    /// What the library writes to standard error.
+    pub log: LogLevel,
+    /// Bytes that a QP may have on the wire without an acknowledgement.
+    pub window: Option<u32>,
+    /// Whether work requests posted in a row may be sent together.
+    pub defer: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            config: None,
+            fault: FaultSpec::default(),
+            pcap: None,
+            mtu: None,
+            addrs: None,
+            port: 4791,
+            link: Link::Auto,
+            rcvbuf: 4 << 20,
+            sndbuf: 4 << 20,
+            gso: true,
+            gro: true,
+            progress_thread: true,
+            log: LogLevel::Warn,
+            window: None,
+            defer: true,
+        }
+    }
+}
+
+impl Settings {
+    /// Reads the settings of this process: its environment over a TOML file over the defaults.
+    ///
+    /// # Errors
+    /// The first unknown key, bad value or unreadable file found; the message names it and says what is allowed.
+    pub fn load() -> Result<Settings, SettingsError> {
+        source::load(std::env::vars_os(), source::read_file)
+    }
+
+    /// Reads settings from `env` (variables that do not begin with `STARVERBS_` are passed over) over the text of a
+    /// TOML file. Opens no file: a `STARVERBS_CONFIG` in `env` is noted, not read.
+    ///
+    /// # Errors
+    /// As [`Settings::load`].
+    pub fn from_sources(
+        env: impl Iterator<Item = (String, String)>,
+        toml: Option<&str>,
+    ) -> Result<Settings, SettingsError> {
+        source::merge(env, toml.map(|text| (PathBuf::from("TOML"), text.to_owned())))
+    }
+
+    /// The capture file with `%p` replaced by `pid`.
+    pub fn pcap_path(&self, pid: u32) -> Option<PathBuf> {
+        let template = self.pcap.as_ref()?.to_str()?;
+        Some(PathBuf::from(template.replace("%p", &pid.to_string())))
+    }
+}
+
+#[cfg(test)]
+mod tests;

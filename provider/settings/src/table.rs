@@ -1,0 +1,191 @@
+//! The one table of settings: name, syntax, meaning, how to read and how to show each.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use crate::value::{self, LEVELS, LINKS};
+use crate::{FaultSpec, Settings, fault};
+
+/// One setting.
+pub struct Key {
+    /// Name without prefix, upper case: `MTU`.
+    pub name: &'static str,
+    /// What may be given, for people.
+    pub allowed: &'static str,
+    /// What it does, for people.
+    pub about: &'static str,
+    /// Parses a value into its field; the error is a sentence about the value alone.
+    pub(crate) set: fn(&mut Settings, &str) -> Result<(), String>,
+    /// The field's value, in the syntax that `set` reads.
+    pub(crate) get: fn(&Settings) -> String,
+}
+
+impl Key {
+    /// The environment variable: `STARVERBS_MTU`.
+    pub fn variable(&self) -> String {
+        format!("STARVERBS_{}", self.name)
+    }
+
+    /// The key in the TOML file: `mtu`.
+    pub fn toml_name(&self) -> String {
+        self.name.to_ascii_lowercase()
+    }
+
+    /// The value in `settings`, in the syntax of the variable.
+    pub fn show(&self, settings: &Settings) -> String {
+        (self.get)(settings)
+    }
+
+    /// The value when nothing is set.
+    pub fn default(&self) -> String {
+        self.show(&Settings::default())
+    }
+}
+
+const SWITCH: &str = "on or off";
+const SIZE: &str = "a number of bytes, with K, M or G for powers of 1024";
+
+fn put<T>(field: &mut T, parsed: Result<T, String>) -> Result<(), String> {
+    *field = parsed?;
+    Ok(())
+}
+
+fn or<T>(value: &Option<T>, none: &str, show: impl Fn(&T) -> String) -> String {
+    value.as_ref().map_or_else(|| none.to_owned(), show)
+}
+
+fn path(value: &Option<PathBuf>) -> String {
+    or(value, "none", |path| path.display().to_string())
+}
+
+/// Every setting there is, in the order in which they are documented.
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "FAULT",
+        allowed: fault::SYNTAX,
+        about: "Hurts the frames that this process sends: loss, reordering, duplication, corruption, delay; repeatable \
+                with the same seed.",
+        set: |s, v| put(&mut s.fault, FaultSpec::parse(v)),
+        get: |s| s.fault.to_string(),
+    },
+    Key {
+        name: "PCAP",
+        allowed: "a file path; %p stands for the process id",
+        about: "Writes every frame sent and received to a capture file that Wireshark decodes as RoCEv2.",
+        set: |s, v| put(&mut s.pcap, Ok(Some(v.into()))),
+        get: |s| path(&s.pcap),
+    },
+    Key {
+        name: "MTU",
+        allowed: "256, 512, 1024, 2048, 4096 or auto",
+        about: "Upper bound of the port's active_mtu. With auto, the largest that fits the interface.",
+        set: |s, v| put(&mut s.mtu, value::auto(v, value::mtu)),
+        get: |s| or(&s.mtu, "auto", u16::to_string),
+    },
+    Key {
+        name: "ADDRS",
+        allowed: "a comma-separated list of IPv4 and IPv6 addresses, or auto",
+        about: "The addresses to offer as GIDs, in this order. With auto, all of this host, those of loopback last.",
+        set: |s, v| put(&mut s.addrs, value::auto(v, value::addresses)),
+        get: |s| or(&s.addrs, "auto", |a| a.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
+    },
+    Key {
+        name: "PORT",
+        allowed: "a UDP port, 1 to 65535",
+        about: "The UDP port of the wire. Both sides need the same; other RoCEv2 devices use 4791.",
+        set: |s, v| put(&mut s.port, value::port(v)),
+        get: |s| s.port.to_string(),
+    },
+    Key {
+        name: "LINK",
+        allowed: "auto or udp",
+        about: "How frames travel between processes of one host: the shortest way there is, or UDP as between hosts.",
+        set: |s, v| put(&mut s.link, value::word(&LINKS, v)),
+        get: |s| value::spell(&LINKS, &s.link),
+    },
+    Key {
+        name: "RCVBUF",
+        allowed: SIZE,
+        about: "Receive buffer to ask for on each socket; the system may grant less (net.core.rmem_max).",
+        set: |s, v| put(&mut s.rcvbuf, value::bytes(v).map(|n| n as usize)),
+        get: |s| value::spell_bytes(s.rcvbuf as u64),
+    },
+    Key {
+        name: "SNDBUF",
+        allowed: SIZE,
+        about: "Send buffer to ask for on each socket; the system may grant less (net.core.wmem_max).",
+        set: |s, v| put(&mut s.sndbuf, value::bytes(v).map(|n| n as usize)),
+        get: |s| value::spell_bytes(s.sndbuf as u64),
+    },
+    Key {
+        name: "GSO",
+        allowed: SWITCH,
+        about: "Gives the frames of a message to the kernel as one segmented send where it can do that.",
+        set: |s, v| put(&mut s.gso, value::switch(v)),
+        get: |s| value::spell_switch(s.gso),
+    },
+    Key {
+        name: "GRO",
+        allowed: SWITCH,
+        about: "Lets the kernel hand over received frames joined where it can do that.",
+        set: |s, v| put(&mut s.gro, value::switch(v)),
+        get: |s| value::spell_switch(s.gro),
+    },
+    Key {
+        name: "PROGRESS_THREAD",
+        allowed: SWITCH,
+        about: "A thread that serves peers while the program is not in the library. Off, a program that does not poll \
+                answers nobody.",
+        set: |s, v| put(&mut s.progress_thread, value::switch(v)),
+        get: |s| value::spell_switch(s.progress_thread),
+    },
+    Key {
+        name: "LOG",
+        allowed: "off, error, warn, info, debug or trace",
+        about: "What the library writes to standard error.",
+        set: |s, v| put(&mut s.log, value::word(&LEVELS, v)),
+        get: |s| value::spell(&LEVELS, &s.log),
+    },
+    Key {
+        name: "WINDOW",
+        allowed: "a number of bytes, with K, M or G for powers of 1024, or auto",
+        about: "Bytes that one QP may have on the wire without an acknowledgement.",
+        set: |s, v| put(&mut s.window, value::auto(v, value::bytes)),
+        get: |s| or(&s.window, "auto", |w| value::spell_bytes(u64::from(*w))),
+    },
+    Key {
+        name: "DEFER",
+        allowed: SWITCH,
+        about: "Lets work requests posted in a row leave together (doorbell batching).",
+        set: |s, v| put(&mut s.defer, value::switch(v)),
+        get: |s| value::spell_switch(s.defer),
+    },
+    Key {
+        name: "CONFIG",
+        allowed: "the path of a TOML file; in the environment only",
+        about: "The file with the same keys in lower case. Not set: ~/.config/starverbs/starverbs.toml, else \
+                /etc/starverbs.toml, where one exists.",
+        set: |s, v| put(&mut s.config, Ok(Some(v.into()))),
+        get: |s| path(&s.config),
+    },
+];
+
+/// The settings as a Markdown table, as it stands in docs/settings.md.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "| variable | in the file | allowed | default | what it does |\n|---|---|---|---|---|\n",
+    );
+    for key in KEYS {
+        let file = if key.name == "CONFIG" { "-".to_owned() } else { format!("`{}`", key.toml_name()) };
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "| `{}` | {file} | {} | `{}` | {} |",
+            key.variable(),
+            key.allowed,
+            key.default(),
+            key.about
+        );
+    }
+    text
+}

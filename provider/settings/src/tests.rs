@@ -1,0 +1,183 @@
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use super::*;
+
+fn env(pairs: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+    Settings::from_sources(pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())), None)
+}
+
+fn file(text: &str) -> Result<Settings, SettingsError> {
+    Settings::from_sources(std::iter::empty(), Some(text))
+}
+
+fn message(result: Result<Settings, SettingsError>) -> String {
+    result.expect_err("should be refused").to_string()
+}
+
+#[test]
+fn nothing_set_is_the_default() {
+    assert_eq!(env(&[("HOME", "/root"), ("STARVERBS", "x")]).unwrap(), Settings::default());
+}
+
+#[test]
+fn every_key_reads_back_what_it_shows() {
+    let given = [
+        ("FAULT", "loss=0.01,dup=0.5,delay=50000ns,seed=7"),
+        ("PCAP", "/tmp/a-%p.pcap"),
+        ("MTU", "1024"),
+        ("ADDRS", "10.0.0.1,fd00::1"),
+        ("PORT", "14791"),
+        ("LINK", "udp"),
+        ("RCVBUF", "8M"),
+        ("SNDBUF", "96K"),
+        ("GSO", "off"),
+        ("GRO", "off"),
+        ("PROGRESS_THREAD", "off"),
+        ("LOG", "trace"),
+        ("WINDOW", "1000"),
+        ("DEFER", "off"),
+        ("CONFIG", "/tmp/x.toml"),
+    ];
+    assert_eq!(given.len(), KEYS.len(), "a key without a sample");
+    for (key, (name, value)) in KEYS.iter().zip(given) {
+        assert_eq!(key.name, name);
+        let settings = env(&[(&key.variable(), value)]).unwrap();
+        assert_eq!(key.show(&settings), value, "{name}");
+        assert_ne!(settings, Settings::default(), "{name}: the sample must differ from the default");
+        if name != "CONFIG" {
+            let same = file(&format!("{} = {value:?}", key.toml_name())).unwrap();
+            assert_eq!(key.show(&same), value, "{name}");
+        }
+    }
+}
+
+#[test]
+fn environment_wins_over_the_file() {
+    let vars = [("STARVERBS_MTU".to_owned(), "512".to_owned())];
+    let settings = Settings::from_sources(vars.into_iter(), Some("mtu = 2048\nport = 5000")).unwrap();
+    assert_eq!((settings.mtu, settings.port), (Some(512), 5000));
+}
+
+#[test]
+fn an_empty_variable_is_not_set() {
+    assert_eq!(env(&[("STARVERBS_MTU", "")]).unwrap(), Settings::default());
+}
+
+#[test]
+fn toml_may_use_its_own_types() {
+    let settings =
+        file("gso = false\naddrs = [\"127.0.0.1\", \"::1\"]\nfault = { loss = \"1%\", seed = 3 }").unwrap();
+    assert!(!settings.gso);
+    assert_eq!(settings.addrs.map(|a| a.len()), Some(2));
+    assert_eq!((settings.fault.loss, settings.fault.seed), (0.01, 3));
+}
+
+#[test]
+fn unknown_keys_name_themselves_and_a_neighbour() {
+    let text = message(env(&[("STARVERBS_FUALT", "loss=1%")]));
+    assert!(text.contains("STARVERBS_FUALT") && text.contains("did you mean STARVERBS_FAULT?"), "{text}");
+    let text = message(file("prot = 1"));
+    assert!(text.contains("prot (in TOML)") && text.contains("did you mean port?"), "{text}");
+    let text = message(env(&[("STARVERBS_COLOUR", "red")]));
+    assert!(text.contains("STARVERBS_COLOUR") && !text.contains("did you mean"), "{text}");
+    // Keys in the file are lower case: there is one way to write each.
+    assert!(message(file("MTU = 1024")).contains("did you mean mtu?"));
+}
+
+#[test]
+fn bad_values_say_key_value_and_what_is_allowed() {
+    let bad = [
+        ("STARVERBS_MTU", "1500"),
+        ("STARVERBS_PORT", "0"),
+        ("STARVERBS_PORT", "70000"),
+        ("STARVERBS_ADDRS", "127.0.0.1,nowhere"),
+        ("STARVERBS_ADDRS", "::1,::1"),
+        ("STARVERBS_LINK", "shm"),
+        ("STARVERBS_RCVBUF", "4X"),
+        ("STARVERBS_RCVBUF", "0"),
+        ("STARVERBS_RCVBUF", "9999999999999999999G"),
+        ("STARVERBS_GSO", "yes"),
+        ("STARVERBS_LOG", "loud"),
+        ("STARVERBS_WINDOW", "-1"),
+        ("STARVERBS_FAULT", "loss"),
+        ("STARVERBS_FAULT", "loss=101%"),
+        ("STARVERBS_FAULT", "loss=-1%"),
+        ("STARVERBS_FAULT", "loss=nan"),
+        ("STARVERBS_FAULT", "los=1%"),
+        ("STARVERBS_FAULT", "loss=1%,loss=2%"),
+        ("STARVERBS_FAULT", "delay=5"),
+        ("STARVERBS_FAULT", "delay=2000s"),
+        ("STARVERBS_FAULT", "seed=x"),
+    ];
+    for (key, value) in bad {
+        let text = message(env(&[(key, value)]));
+        assert!(text.starts_with(&format!("{key}: {value:?}: ")) && text.contains("allowed: "), "{text}");
+    }
+}
+
+#[test]
+fn faults_in_any_order_and_unit() {
+    let spec = FaultSpec::parse("seed=7, delay=1.5ms,reorder=0.1%,loss=0.05,corrupt=1e-3,jitter=20us,dup=0")
+        .unwrap();
+    let expected = FaultSpec {
+        loss: 0.05,
+        reorder: 0.001,
+        duplicate: 0.0,
+        corrupt: 0.001,
+        delay: Duration::from_micros(1500),
+        jitter: Duration::from_micros(20),
+        seed: 7,
+    };
+    assert_eq!(spec, expected);
+    assert_eq!(FaultSpec::parse(&spec.to_string()), Ok(spec));
+    assert!(!FaultSpec::parse("off").unwrap().is_active());
+    assert!(!FaultSpec::parse("seed=9").unwrap().is_active());
+    assert!(FaultSpec::parse("jitter=1ns").unwrap().is_active());
+}
+
+#[test]
+fn capture_file_carries_the_pid() {
+    let settings = env(&[("STARVERBS_PCAP", "/tmp/%p/x-%p.pcap")]).unwrap();
+    assert_eq!(settings.pcap_path(42).unwrap(), Path::new("/tmp/42/x-42.pcap"));
+}
+
+/// Loads with a file system that holds just `files`.
+fn load(vars: &[(&str, &str)], files: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+    let files: HashMap<_, _> =
+        files.iter().map(|(path, text)| (Path::new(*path), (*text).to_owned())).collect();
+    let vars = vars.iter().map(|(k, v)| (OsString::from(k), OsString::from(v)));
+    source::load(vars, |path| Ok(files.get(path).cloned()))
+}
+
+#[test]
+fn files_are_looked_for_in_order() {
+    let system = ("/etc/starverbs.toml", "mtu = 256");
+    let personal = ("/home/me/.config/starverbs/starverbs.toml", "mtu = 512");
+    let named = ("/tmp/mine.toml", "mtu = 1024");
+    let home = ("HOME", "/home/me");
+    assert_eq!(load(&[home], &[system]).unwrap().mtu, Some(256));
+    assert_eq!(load(&[home], &[system, personal]).unwrap().mtu, Some(512));
+    let config = ("STARVERBS_CONFIG", "/tmp/mine.toml");
+    let settings = load(&[home, config], &[system, personal, named]).unwrap();
+    assert_eq!((settings.mtu, settings.config.as_deref()), (Some(1024), Some(Path::new("/tmp/mine.toml"))));
+    assert!(message(load(&[config], &[system])).contains("/tmp/mine.toml"));
+}
+
+#[test]
+fn broken_files_say_where() {
+    assert!(message(file("mtu = = 3")).contains("not TOML"));
+    assert!(message(file("config = \"x\"")).contains("only be set in the environment"));
+    let text = message(load(&[], &[("/etc/starverbs.toml", "mtu = 9")]));
+    assert!(text.starts_with("mtu (in /etc/starverbs.toml): \"9\": "), "{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn bytes_that_are_no_text_are_refused_without_panic() {
+    use std::os::unix::ffi::OsStringExt;
+    let vars = [(OsString::from("STARVERBS_PCAP"), OsString::from_vec(vec![0xff]))];
+    assert!(message(source::load(vars.into_iter(), |_| Ok(None))).contains("STARVERBS_PCAP"));
+}

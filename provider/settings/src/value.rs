@@ -1,0 +1,156 @@
+//! The syntax of single values. Parsers answer an error as a short sentence; the caller adds key and allowed syntax.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Which way frames take between processes of one host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// The shortest that both sides can use.
+    Auto,
+    /// UDP sockets, as between hosts.
+    Udp,
+}
+
+/// How much the library writes to standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// What makes a call fail for a reason that its errno cannot say.
+    Error,
+    /// What works, but not as the person may expect.
+    Warn,
+    /// Devices opened, addresses chosen, QPs connected.
+    Info,
+    /// Every control operation.
+    Debug,
+    /// Every frame.
+    Trace,
+}
+
+pub(crate) const LINKS: [(&str, Link); 2] = [("auto", Link::Auto), ("udp", Link::Udp)];
+pub(crate) const LEVELS: [(&str, LogLevel); 6] = [
+    ("off", LogLevel::Off),
+    ("error", LogLevel::Error),
+    ("warn", LogLevel::Warn),
+    ("info", LogLevel::Info),
+    ("debug", LogLevel::Debug),
+    ("trace", LogLevel::Trace),
+];
+const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
+
+/// One of a fixed set of words.
+pub(crate) fn word<T: Copy>(words: &[(&str, T)], given: &str) -> Result<T, String> {
+    let found = words.iter().find(|(word, _)| *word == given);
+    found.map(|(_, value)| *value).ok_or_else(|| "no such value".to_owned())
+}
+
+/// The word that stands for `value`.
+pub(crate) fn spell<T: PartialEq>(words: &[(&'static str, T)], value: &T) -> String {
+    words.iter().find(|(_, v)| v == value).map_or_else(String::new, |(word, _)| (*word).to_owned())
+}
+
+pub(crate) fn switch(given: &str) -> Result<bool, String> {
+    word(&SWITCH, given)
+}
+
+pub(crate) fn spell_switch(value: bool) -> String {
+    spell(&SWITCH, &value)
+}
+
+/// `auto` is `None`; anything else goes to `parse`.
+pub(crate) fn auto<T>(given: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
+    if given == "auto" { Ok(None) } else { parse(given).map(Some) }
+}
+
+pub(crate) fn mtu(given: &str) -> Result<u16, String> {
+    match given.parse() {
+        Ok(mtu @ (256 | 512 | 1024 | 2048 | 4096)) => Ok(mtu),
+        _ => Err("not an InfiniBand MTU".to_owned()),
+    }
+}
+
+pub(crate) fn port(given: &str) -> Result<u16, String> {
+    match given.parse() {
+        Ok(port @ 1..) => Ok(port),
+        _ => Err("not a UDP port".to_owned()),
+    }
+}
+
+pub(crate) fn addresses(given: &str) -> Result<Vec<IpAddr>, String> {
+    let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is no IP address"));
+    let list: Vec<IpAddr> = given.split(',').map(|text| parse(text.trim())).collect::<Result<_, _>>()?;
+    if let Some((_, twice)) = list.iter().enumerate().find(|(i, addr)| list[..*i].contains(addr)) {
+        return Err(format!("{twice} is given twice"));
+    }
+    Ok(list)
+}
+
+/// A number of bytes with an optional K, M or G (powers of 1024).
+pub(crate) fn bytes(given: &str) -> Result<u32, String> {
+    let (digits, shift) = match given.strip_suffix(['K', 'k']) {
+        Some(digits) => (digits, 10),
+        None => match given.strip_suffix(['M', 'm']) {
+            Some(digits) => (digits, 20),
+            None => given.strip_suffix(['G', 'g']).map_or((given, 0), |digits| (digits, 30)),
+        },
+    };
+    let number: u64 = digits.parse().map_err(|_| "not a number of bytes".to_owned())?;
+    let total =
+        number.checked_mul(1 << shift).and_then(|n| u32::try_from(n).ok()).filter(|n| *n <= i32::MAX as u32);
+    match total {
+        Some(0) => Err("must be more than nothing".to_owned()),
+        Some(total) => Ok(total),
+        None => Err("too large (below 2G)".to_owned()),
+    }
+}
+
+/// The shortest text that [`bytes`] reads back.
+pub(crate) fn spell_bytes(value: u64) -> String {
+    match value {
+        v if v > 0 && v.is_multiple_of(1 << 20) => format!("{}M", v >> 20),
+        v if v > 0 && v.is_multiple_of(1 << 10) => format!("{}K", v >> 10),
+        v => v.to_string(),
+    }
+}
+
+/// A share of all frames: `1%` or `0.01`.
+pub(crate) fn probability(given: &str) -> Result<f64, String> {
+    let (digits, scale) = given.strip_suffix('%').map_or((given, 1.0), |digits| (digits, 100.0));
+    let share =
+        digits.trim_end().parse::<f64>().map_err(|_| "not a share such as 1% or 0.01".to_owned())? / scale;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err("a share lies between 0 and 100%".to_owned()) }
+}
+
+/// A time with its unit: `50us`, `1.5ms`, `2s`, `100ns`; a bare `0`.
+pub(crate) fn duration(given: &str) -> Result<Duration, String> {
+    const UNITS: [(&str, f64); 4] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
+    const LONGEST: f64 = 60.0;
+    if given == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let unit = UNITS.iter().find_map(|(unit, scale)| Some((given.strip_suffix(unit)?, scale)));
+    let (digits, scale) = unit.ok_or_else(|| "a time needs a unit: ns, us, ms or s".to_owned())?;
+    let seconds = digits.trim_end().parse::<f64>().map_err(|_| "not a time".to_owned())? * scale;
+    if (0.0..=LONGEST).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("a time lies between 0 and 60s".to_owned())
+    }
+}
+
+/// A TOML value as the text that the environment would carry: booleans as `on` and `off`, lists joined with commas.
+pub(crate) fn from_toml(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Boolean(on) => spell_switch(*on),
+        toml::Value::Array(items) => items.iter().map(from_toml).collect::<Vec<_>>().join(","),
+        toml::Value::Table(table) => table
+            .iter()
+            .map(|(name, value)| format!("{name}={}", from_toml(value)))
+            .collect::<Vec<_>>()
+            .join(","),
+        other => other.to_string(),
+    }
+}
