@@ -1,1 +1,37 @@
-//! The card, without any operating system in it
+//! The card, without any operating system in it.
+//!
+//! [`Nic`] is one RDMA card: queue pairs, memory regions, address vectors and the RoCEv2 transport
+//! between them. It owns protocol state and nothing else. Time is an argument (`now`, nanoseconds),
+//! randomness is a seed, memory and frames are reached through the traits of [`env`]; two cards on a
+//! virtual wire are a unit test.
+//!
+//! Methods come in four kinds:
+//! - `handle_*`: something happened (doorbell, frame, timeout);
+//! - `poll_*` / `next_deadline`: what the card wants to do next (transmit, be woken);
+//! - control (`create_*`, `modify_*`, `destroy_*`, `reg_*`): off the data path;
+//! - getters.
+//!
+//! Order of calls: after any `handle_*` or control call, call [`Nic::poll_transmit`] until it says
+//! that nothing is left, then sleep until [`Nic::next_deadline`] or the next event.
+//!
+//! The card must not know sockets, clocks, threads, files, or the verbs C ABI.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod counters;
+pub mod env;
+pub mod error;
+pub mod mr;
+pub mod nic;
+pub mod qp;
+pub mod transport;
+pub mod types;
+pub mod wire;
+
+pub use counters::Counters;
+pub use env::{CompletionQueue, Env, RecvQueue, SendQueue};
+pub use error::NicError;
+pub use nic::{Nic, NicConfig};
+pub use types::*;

@@ -1,0 +1,164 @@
+//! What the card counts. One page of plain 64-bit cells, written by the card alone and readable by
+//! anyone who maps it while the program runs.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// One cell. A single writer (the card's owner) and any readers.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Cell(AtomicU64);
+
+impl Cell {
+    /// Adds 1.
+    #[inline]
+    pub fn inc(&self) {
+        self.add(1);
+    }
+    /// Adds `n`. A plain load and store: only the card's owner writes.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+    /// Subtracts `n`.
+    #[inline]
+    pub fn sub(&self, n: u64) {
+        self.add(0u64.wrapping_sub(n));
+    }
+    /// The value.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+    /// Sets the value.
+    #[inline]
+    pub fn set(&self, v: u64) {
+        self.0.store(v, Ordering::Relaxed);
+    }
+}
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// The card's counters. Layout: consecutive 64-bit cells in the order of [`Counters::NAMES`].
+        #[derive(Debug, Default)]
+        #[repr(C)]
+        pub struct Counters { $($(#[doc = $doc])+ pub $name: Cell,)+ }
+
+        impl Counters {
+            /// Names, in layout order.
+            pub const NAMES: &'static [&'static str] = &[$(stringify!($name),)+];
+            /// One line on each, in layout order.
+            pub const HELP: &'static [&'static str] = &[$(concat!($($doc),+),)+];
+            /// Values, in layout order.
+            pub fn values(&self) -> [u64; Self::NAMES.len()] { [$(self.$name.get(),)+] }
+        }
+    };
+}
+
+counters! {
+    /// frames sent
+    tx_packets,
+    /// payload bytes sent
+    tx_bytes,
+    /// frames received and accepted by the port
+    rx_packets,
+    /// payload bytes received
+    rx_bytes,
+    /// system calls that sent frames
+    tx_syscalls,
+    /// system calls that received frames
+    rx_syscalls,
+    /// frames the kernel refused to send
+    tx_errors,
+    /// RC packets sent again
+    retransmitted,
+    /// local ACK timeouts
+    timeouts,
+    /// QPs that gave up: transport retries exceeded
+    retry_exceeded,
+    /// QPs that gave up: RNR retries exceeded
+    rnr_retry_exceeded,
+    /// RC requests that came again and were answered from memory
+    duplicate_request,
+    /// RC requests with a PSN ahead of the expected one
+    out_of_sequence,
+    /// READ responses with a gap before them (implied NAK)
+    implied_nak,
+    /// acknowledges sent
+    sent_ack,
+    /// acknowledges received
+    rcvd_ack,
+    /// NAKs sent: PSN sequence error
+    sent_nak_seq,
+    /// NAKs received: PSN sequence error
+    rcvd_nak_seq,
+    /// NAKs sent: receiver not ready
+    sent_rnr,
+    /// NAKs received: receiver not ready
+    rcvd_rnr,
+    /// NAKs sent: invalid request
+    sent_nak_invalid,
+    /// NAKs received: invalid request
+    rcvd_nak_invalid,
+    /// NAKs sent: remote access error
+    sent_nak_access,
+    /// NAKs received: remote access error
+    rcvd_nak_access,
+    /// NAKs sent: remote operational error
+    sent_nak_op,
+    /// NAKs received: remote operational error
+    rcvd_nak_op,
+    /// completions made
+    completions,
+    /// completions made with an error status
+    error_completions,
+    /// completions lost to a full CQ
+    cq_overrun,
+    /// dropped: shorter than its headers say
+    drop_malformed,
+    /// dropped: bad ICRC
+    drop_icrc,
+    /// dropped: no such QP here
+    drop_no_qp,
+    /// dropped: the QP is not in a state to receive
+    drop_state,
+    /// dropped: op-code not of the QP's transport, or not known
+    drop_opcode,
+    /// dropped: source is not the connected peer
+    drop_source,
+    /// dropped: P_Key mismatch
+    drop_pkey,
+    /// dropped: Q_Key mismatch (UD)
+    drop_qkey,
+    /// dropped: no receive WQE, or buffer too small (UD, UC)
+    drop_no_recv,
+    /// dropped: UC message with a gap
+    drop_uc_sequence,
+    /// dropped: answer to nothing outstanding
+    drop_stale_response,
+    /// frames for another process of this host, handed on
+    handed_on,
+    /// frames handed to us by another process
+    handed_in,
+    /// dropped: for a QPN block that no process of this host owns
+    drop_no_owner,
+    /// frames lost on purpose (STARVERBS_FAULT)
+    fault_lost,
+    /// frames duplicated on purpose
+    fault_duplicated,
+    /// frames reordered on purpose
+    fault_reordered,
+    /// frames corrupted on purpose
+    fault_corrupted,
+    /// congestion window reductions
+    window_cuts,
+    /// frames that carried an ECN congestion mark
+    rx_ecn_marked,
+    /// times the progress thread ran the card
+    thread_runs,
+    /// doorbells left for the holder of the card's lock
+    doorbells_left,
+    /// queue pairs that exist
+    qps,
+    /// memory regions that exist
+    mrs,
+}

@@ -1,0 +1,88 @@
+//! What a card needs from its host: queues, memory, frames, events.
+//!
+//! All calls happen under the card's one owner (`&mut Nic`), so an implementation sees one caller at
+//! a time on the card's side; the program's side of each queue may run concurrently.
+
+use core::ops::Deref;
+
+use crate::types::{AsyncEvent, Av, Cqe, Seg, SendWqe, Sge};
+use crate::Counters;
+
+/// The card's side of a send queue. Indices count WQEs since creation and wrap at 2^32.
+pub trait SendQueue {
+    /// Slots in the ring: a power of two.
+    fn slots(&self) -> u32;
+    /// How many WQEs the program has posted so far (acquire).
+    fn posted(&self) -> u32;
+    /// Fixed part of WQE `index`, which must lie in released..posted.
+    fn wqe(&self, index: u32) -> &SendWqe;
+    /// Its SGEs (empty when inline).
+    fn sges(&self, index: u32) -> &[Sge];
+    /// Host memory of its inline bytes; stays valid until the WQE is released.
+    fn inline(&self, index: u32) -> Seg;
+    /// All WQEs before `index` are done; their slots may be posted anew.
+    fn release(&self, index: u32);
+    /// Forget everything posted (QP to RESET).
+    fn reset(&self);
+}
+
+/// The card's side of a receive queue, private or shared.
+pub trait RecvQueue {
+    /// Take the oldest receive WQE: copies its SGEs to `sges`, gives (wr_id, number of SGEs).
+    fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)>;
+    /// Receive WQEs waiting.
+    fn len(&self) -> u32;
+    /// Whether none waits.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Most SGEs a WQE may have.
+    fn max_sge(&self) -> usize;
+    /// Forget everything posted (QP to RESET).
+    fn reset(&self);
+}
+
+/// The card's side of a completion queue.
+pub trait CompletionQueue {
+    /// Adds a completion; wakes who asked to be told. A full queue is an overrun: the completion is
+    /// lost, the queue's owner raises IBV_EVENT_CQ_ERR, and the caller puts the QP into ERR.
+    fn push(&self, cqe: &Cqe, solicited: bool) -> Result<(), CqOverrun>;
+    /// Forget completions of `qpn` that the program has not polled (QP destroyed or RESET).
+    fn purge(&self, qpn: u32);
+}
+
+/// The completion queue was full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CqOverrun;
+
+/// Host of a card: its queue types, and what the card does to the outside while it works.
+pub trait Env {
+    /// Send queues
+    type Sq: SendQueue;
+    /// Receive queues
+    type Rq: RecvQueue;
+    /// Completion queues (cheap to clone: a QP holds two)
+    type Cq: CompletionQueue;
+    /// Where the counters live
+    type Stats: Deref<Target = Counters>;
+
+    /// Writes `data` to host memory. The card has checked keys, bounds and rights.
+    fn dma_write(&mut self, addr: u64, data: &[u8]);
+    /// Reads host memory into `out` (small things: the loopback of a card to itself uses frames too).
+    fn dma_read(&mut self, addr: u64, out: &mut [u8]);
+    /// Atomically adds; gives the value before. `addr` is 8-aligned.
+    fn dma_fetch_add(&mut self, addr: u64, add: u64) -> u64;
+    /// Atomically swaps if equal; gives the value before. `addr` is 8-aligned.
+    fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> u64;
+
+    /// Queues one frame. `header` is everything from the BTH to before the payload, `payload` the
+    /// host memory to gather, `pad` 0 to 3 zero bytes behind it; the port adds the ICRC and the
+    /// outer headers. `volatile`: somebody may write the payload meanwhile (READ responses), so it
+    /// must be copied before its ICRC is computed. A frame that cannot be sent is lost, as on any
+    /// wire. The payload is not looked at after the port's next flush.
+    fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool);
+    /// Whether the port takes more frames before it is flushed.
+    fn can_send(&self) -> bool;
+    /// Tells the program.
+    fn event(&mut self, event: AsyncEvent);
+}

@@ -1,0 +1,103 @@
+//! What a program says of a QP: attributes, masks, capabilities. Numbers as in verbs.h.
+
+use bitflags::bitflags;
+
+use crate::types::{Access, Av, Mtu, PdId, Psn, QpState, QpType, Qpn, SrqId};
+
+bitflags! {
+    /// Which attributes a modify carries: `enum ibv_qp_attr_mask`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct QpAttrMask: u32 {
+        #[allow(missing_docs)] const STATE = 1 << 0;
+        #[allow(missing_docs)] const CUR_STATE = 1 << 1;
+        #[allow(missing_docs)] const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        #[allow(missing_docs)] const ACCESS_FLAGS = 1 << 3;
+        #[allow(missing_docs)] const PKEY_INDEX = 1 << 4;
+        #[allow(missing_docs)] const PORT = 1 << 5;
+        #[allow(missing_docs)] const QKEY = 1 << 6;
+        #[allow(missing_docs)] const AV = 1 << 7;
+        #[allow(missing_docs)] const PATH_MTU = 1 << 8;
+        #[allow(missing_docs)] const TIMEOUT = 1 << 9;
+        #[allow(missing_docs)] const RETRY_CNT = 1 << 10;
+        #[allow(missing_docs)] const RNR_RETRY = 1 << 11;
+        #[allow(missing_docs)] const RQ_PSN = 1 << 12;
+        #[allow(missing_docs)] const MAX_QP_RD_ATOMIC = 1 << 13;
+        #[allow(missing_docs)] const ALT_PATH = 1 << 14;
+        #[allow(missing_docs)] const MIN_RNR_TIMER = 1 << 15;
+        #[allow(missing_docs)] const SQ_PSN = 1 << 16;
+        #[allow(missing_docs)] const MAX_DEST_RD_ATOMIC = 1 << 17;
+        #[allow(missing_docs)] const PATH_MIG_STATE = 1 << 18;
+        #[allow(missing_docs)] const CAP = 1 << 19;
+        #[allow(missing_docs)] const DEST_QPN = 1 << 20;
+        #[allow(missing_docs)] const RATE_LIMIT = 1 << 25;
+    }
+}
+
+/// Attributes of a QP: `struct ibv_qp_attr`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpAttr {
+    /// State to go to, or (query) to be in
+    pub state: QpState,
+    /// State the program believes the QP is in
+    pub cur_state: QpState,
+    /// Path MTU
+    pub path_mtu: Mtu,
+    /// UD: Q_Key
+    pub qkey: u32,
+    /// Expected PSN of the first request from the peer
+    pub rq_psn: Psn,
+    /// PSN of our first request
+    pub sq_psn: Psn,
+    /// Peer's QPN
+    pub dest_qpn: Qpn,
+    /// What the peer may do: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC
+    pub access: Access,
+    /// Path to the peer
+    pub av: Av,
+    /// Index into the P_Key table
+    pub pkey_index: u16,
+    /// READs and atomics outstanding as requester
+    pub max_rd_atomic: u8,
+    /// READs and atomics accepted as responder
+    pub max_dest_rd_atomic: u8,
+    /// RNR NAK timer code, 0..=31 (IBTA table 45)
+    pub min_rnr_timer: u8,
+    /// Port
+    pub port_num: u8,
+    /// Local ACK timeout code, 0..=31: 4.096 us x 2^timeout, 0 is for ever
+    pub timeout: u8,
+    /// Transport retries, 0..=7
+    pub retry_cnt: u8,
+    /// RNR retries, 0..=7; 7 is for ever
+    pub rnr_retry: u8,
+    /// SQD: tell when drained
+    pub en_sqd_async_notify: bool,
+    /// Whether the send queue is draining (query)
+    pub sq_draining: bool,
+}
+
+/// Where a QP's receives come from.
+pub enum RecvSource<Rq> {
+    /// A queue of its own
+    Own(Rq),
+    /// A shared one
+    Shared(SrqId),
+}
+
+/// What a QP is made of.
+pub struct QpInit<Sq, Rq, Cq> {
+    /// Transport
+    pub qp_type: QpType,
+    /// Protection domain
+    pub pd: PdId,
+    /// Send queue
+    pub sq: Sq,
+    /// Receive queue
+    pub rq: RecvSource<Rq>,
+    /// Completions of sends
+    pub send_cq: Cq,
+    /// Completions of receives
+    pub recv_cq: Cq,
+    /// Whether every send makes a completion
+    pub sq_sig_all: bool,
+}
