@@ -9,6 +9,7 @@ mod source;
 mod table;
 mod value;
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -80,7 +81,15 @@ impl Settings {
     /// # Errors
     /// The first unknown key, bad value or unreadable file found; the message names it and says what is allowed.
     pub fn load() -> Result<Settings, SettingsError> {
-        source::load(std::env::vars_os(), source::read_file)
+        Settings::load_for(std::env::vars_os())
+    }
+
+    /// [`Settings::load`] for a process that would have the environment `env`.
+    ///
+    /// # Errors
+    /// As [`Settings::load`].
+    pub fn load_for(env: impl Iterator<Item = (OsString, OsString)>) -> Result<Settings, SettingsError> {
+        source::load(env, source::read_file)
     }
 
     /// Reads settings from `env` (variables that do not begin with `STARVERBS_` are passed over) over the text of a

@@ -1,2 +1,79 @@
-//! The starverbs command: run, info, stat
-fn main() {}
+//! The `starverbs` command: starts programs on the card, shows what they will see and what they did.
+//!
+//! Owns the command line and its wording. It must not know how the card works: it reads settings, the device's
+//! attributes and the statistics page through the crates that own them.
+
+mod info;
+mod run;
+mod stat;
+
+use std::fmt;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// RDMA verbs anywhere: run unmodified RDMA programs on a software card.
+#[derive(Parser)]
+#[command(name = "starverbs", version, after_help = "Settings: `starverbs info --settings` lists all.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Args),
+    Info(info::Args),
+    Stat(stat::Args),
+}
+
+/// Why the command ends without having done its work.
+#[derive(Debug, PartialEq, Eq)]
+struct Failure {
+    /// The exit status.
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    fn new(code: u8, message: impl fmt::Display) -> Failure {
+        Failure { code, message: message.to_string() }
+    }
+}
+
+fn main() -> ExitCode {
+    // Output that is cut off by a closed pipe (`starverbs stat | head`) ends the command quietly, as with other tools.
+    // SAFETY: SIG_DFL is a valid disposition and no other thread runs yet.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let done = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Info(args) => info::info(&args),
+        Command::Stat(args) => stat::stat(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("starverbs: {}", failure.message);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_dashes_belongs_to_the_program() {
+        let cli =
+            Cli::try_parse_from(["starverbs", "run", "--mtu", "1024", "--", "prog", "--mtu", "-x"]).unwrap();
+        let Command::Run(args) = cli.command else { panic!("not run") };
+        assert_eq!(args.program(), ["prog", "--mtu", "-x"]);
+    }
+}

@@ -1,0 +1,183 @@
+//! `starverbs run`: replaces itself with a program that finds the card's library instead of the system's.
+//!
+//! The program takes over this process, so signals, process id and exit status are the program's own.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use starverbs_settings::Settings;
+
+use crate::Failure;
+
+/// Status when this command itself fails, as with env(1) and nohup(1); 126 and 127 are the shell's.
+const OWN_FAILURE: u8 = 125;
+const CANNOT_START: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Start a program on the card.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Put the library before all others (LD_PRELOAD): for programs that look for libibverbs in a place of their own
+    #[arg(long, conflicts_with = "library")]
+    preload: bool,
+    /// Put the library's folder on the search path (LD_LIBRARY_PATH); this is the default
+    #[arg(long)]
+    library: bool,
+    /// Hurt the wire: loss=1%,reorder=0.1%,dup=0.5%,corrupt=0.01%,delay=50us,jitter=10us,seed=7
+    #[arg(long, value_name = "SPEC")]
+    fault: Option<String>,
+    /// Capture all frames to FILE (%p becomes the process id)
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<String>,
+    /// Bound the port's MTU: 256, 512, 1024, 2048, 4096
+    #[arg(long)]
+    mtu: Option<String>,
+    /// Any setting by its name, with or without STARVERBS_
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+    /// The folder that holds the libraries, if not ../lib from this command
+    #[arg(long, value_name = "DIR")]
+    lib: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, last = true, value_name = "CMD")]
+    program: Vec<OsString>,
+}
+
+impl Args {
+    /// The program and its arguments.
+    #[cfg(test)]
+    pub(crate) fn program(&self) -> &[OsString] {
+        &self.program
+    }
+
+    /// The variables that the options stand for.
+    fn variables(&self) -> Result<BTreeMap<OsString, OsString>, Failure> {
+        let mut vars = BTreeMap::new();
+        for pair in &self.settings {
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| Failure::new(OWN_FAILURE, format!("--set {pair}: expected KEY=VALUE")))?;
+            let key = key.to_ascii_uppercase();
+            let key = key.strip_prefix("STARVERBS_").unwrap_or(&key);
+            vars.insert(format!("STARVERBS_{key}").into(), value.into());
+        }
+        for (key, value) in [("FAULT", &self.fault), ("PCAP", &self.pcap), ("MTU", &self.mtu)] {
+            if let Some(value) = value {
+                vars.insert(format!("STARVERBS_{key}").into(), value.into());
+            }
+        }
+        Ok(vars)
+    }
+}
+
+/// Replaces this process with the program; returns only if that fails.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut vars = args.variables()?;
+    check(&vars)?;
+    let lib = library_dir(args.lib.as_deref())?;
+    let (name, value) = if args.preload {
+        ("LD_PRELOAD", prepend(lib.join("libstarverbs.so").as_os_str(), std::env::var_os("LD_PRELOAD")))
+    } else {
+        ("LD_LIBRARY_PATH", prepend(lib.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")))
+    };
+    vars.insert(name.into(), value);
+    let [program, arguments @ ..] = args.program.as_slice() else {
+        return Err(Failure::new(OWN_FAILURE, "no program given"));
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).envs(vars);
+    // Rust programs ignore SIGPIPE and main() restored it, so the program starts with the usual dispositions.
+    let error = command.exec();
+    let program = Path::new(program).display();
+    Err(match error.kind() {
+        ErrorKind::NotFound => Failure::new(NOT_FOUND, format!("{program}: command not found")),
+        _ => Failure::new(CANNOT_START, format!("{program}: {error}")),
+    })
+}
+
+/// Settings are checked here, because a program may swallow what the library has to say about them.
+fn check(vars: &BTreeMap<OsString, OsString>) -> Result<(), Failure> {
+    let inherited = std::env::vars_os().filter(|(name, _)| !vars.contains_key(name));
+    let given = vars.iter().map(|(name, value)| (name.clone(), value.clone()));
+    Settings::load_for(inherited.chain(given)).map_err(|e| Failure::new(OWN_FAILURE, e))?;
+    Ok(())
+}
+
+/// The folder with libibverbs.so.1: `given`, or ../lib from where this command lies.
+pub(crate) fn library_dir(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    let dir = match given {
+        Some(dir) => dir.canonicalize().unwrap_or_else(|_| dir.to_owned()),
+        None => {
+            let own = std::env::current_exe().map_err(|e| Failure::new(OWN_FAILURE, e))?;
+            own.ancestors().nth(2).unwrap_or(Path::new("/")).join("lib")
+        }
+    };
+    if dir.join("libibverbs.so.1").exists() {
+        Ok(dir)
+    } else {
+        let hint = "build it with `make build`, or say where it is with --lib";
+        Err(Failure::new(OWN_FAILURE, format!("{}: no libibverbs.so.1 here; {hint}", dir.display())))
+    }
+}
+
+/// `first` before the entries of `rest`, as the dynamic linker separates them.
+fn prepend(first: &OsStr, rest: Option<OsString>) -> OsString {
+    let mut list = first.to_owned();
+    if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+        list.push(":");
+        list.push(rest);
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(settings: &[&str], mtu: Option<&str>) -> Args {
+        Args {
+            preload: false,
+            library: false,
+            fault: None,
+            pcap: None,
+            mtu: mtu.map(Into::into),
+            settings: settings.iter().map(ToString::to_string).collect(),
+            lib: None,
+            program: vec!["true".into()],
+        }
+    }
+
+    #[test]
+    fn options_become_variables() {
+        let vars = args(&["gso=off", "STARVERBS_PORT=5000"], Some("512")).variables().unwrap();
+        let expected = [("STARVERBS_GSO", "off"), ("STARVERBS_MTU", "512"), ("STARVERBS_PORT", "5000")];
+        assert_eq!(vars, expected.map(|(k, v)| (k.into(), v.into())).into());
+        assert_eq!(args(&["gso"], None).variables().unwrap_err().code, OWN_FAILURE);
+    }
+
+    #[test]
+    fn bad_settings_stop_before_the_program_starts() {
+        let vars = args(&["mtu=1500"], None).variables().unwrap();
+        let failure = check(&vars).unwrap_err();
+        assert_eq!(failure.code, OWN_FAILURE);
+        assert!(failure.message.contains("STARVERBS_MTU"), "{}", failure.message);
+    }
+
+    #[test]
+    fn own_library_comes_first() {
+        let list = |rest: Option<&str>| prepend(OsStr::new("/a"), rest.map(Into::into));
+        assert_eq!(list(None), "/a");
+        assert_eq!(list(Some("")), "/a");
+        assert_eq!(list(Some("/b:/c")), "/a:/b:/c");
+    }
+
+    #[test]
+    fn missing_library_says_what_to_do() {
+        let failure = library_dir(Some(Path::new("/nonexistent"))).unwrap_err();
+        assert!(failure.message.contains("make build"), "{}", failure.message);
+    }
+}
