@@ -1,0 +1,61 @@
+# What to do with this repository. `make help` lists it.
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+FUZZ_SECONDS ?= 60
+
+.PHONY: help build demo test bench conformance lint doc fuzz-build fuzz clean
+
+help:
+	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
+	@echo 'make test         install what is missing, build, run the whole suite'
+	@echo 'make build        dist/lib/libibverbs.so.1, dist/lib/libstarverbs.so, dist/bin/starverbs'
+	@echo 'make conformance  every case of others'"'"' programs; writes docs/conformance.md'
+	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric'
+	@echo 'make lint         rustfmt, clippy, cargo-deny'
+	@echo 'make doc          documentation of the crates'
+	@echo 'make fuzz         the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)'
+	@echo 'make clean        remove dist and the build folder'
+
+build:
+	cargo build --release --locked --package starverbs-cdylib --package starverbs
+	install -D -m 755 $(TARGET)/release/libstarverbs.so dist/lib/libibverbs.so.1
+	ln -sf libibverbs.so.1 dist/lib/libibverbs.so
+	install -D -m 755 $(TARGET)/release/libstarverbs.so dist/lib/libstarverbs.so
+	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
+
+demo:
+	@tools/scripts/packages.sh demo
+	@$(MAKE) --no-print-directory build
+	@tools/scripts/demo.sh
+
+test:
+	@tools/scripts/packages.sh test
+	@$(MAKE) --no-print-directory build
+	@tests/run.sh
+
+conformance:
+	@tools/scripts/packages.sh test
+	@$(MAKE) --no-print-directory build
+	cargo run --release --quiet --package starverbs-conformance -- --full --table docs/conformance.md
+
+bench:
+	@tools/scripts/packages.sh bench
+	@$(MAKE) --no-print-directory build
+	cargo run --release --quiet --package starverbs-bench
+
+lint:
+	@tools/scripts/lint.sh
+
+doc:
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
+
+fuzz-build:
+	cd tests/fuzz && cargo +nightly fuzz build
+
+fuzz: fuzz-build
+	cd tests/fuzz && for target in $$(cargo +nightly fuzz list); do \
+		cargo +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+clean:
+	cargo clean
+	rm -rf dist

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The whole suite: unit tests, the symbol list, others' programs. Says what was skipped and why; fails if anything fails.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+passed=() failed=() skipped=()
+
+# Runs one part of the suite under its name.
+part() {
+    local name=$1
+    shift
+    printf '\n=== %s\n' "$name"
+    if "$@"; then passed+=("$name"); else failed+=("$name"); fi
+}
+
+skip() { skipped+=("$1: $2"); }
+
+if command -v cargo-nextest >/dev/null; then
+    part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail
+    part "documentation tests" cargo test --workspace --doc --quiet
+else
+    part "unit and documentation tests" cargo test --workspace --no-fail-fast
+fi
+
+if grep -rqs 'cfg(loom)\|cfg(all(test, loom' provider/rings/src; then
+    part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
+        cargo test --release --package starverbs-rings --lib --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+fi
+
+part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
+
+if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then
+    part "others' programs on the card (quick set)" cargo run --release --quiet --package starverbs-conformance -- --quick
+else
+    skip "others' programs" "ibverbs-utils or perftest is not installed"
+fi
+
+if ! cargo +nightly --version >/dev/null 2>&1 || ! command -v cargo-fuzz >/dev/null; then
+    skip "fuzzing" "needs a nightly toolchain and cargo-fuzz; see \`make fuzz\`"
+else
+    skip "fuzzing" "runs on its own: \`make fuzz\`"
+fi
+
+printf '\n=== summary\n'
+((${#passed[@]})) && printf 'passed   %s\n' "${passed[@]}"
+((${#skipped[@]})) && printf 'skipped  %s\n' "${skipped[@]}"
+((${#failed[@]})) && printf 'FAILED   %s\n' "${failed[@]}"
+printf '%d parts passed, %d skipped, %d failed\n' "${#passed[@]}" "${#skipped[@]}" "${#failed[@]}"
+((${#failed[@]} == 0))

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Installs what a purpose needs and this machine lacks.
+# usage: packages.sh demo|test|bench
+set -euo pipefail
+
+declare -A package_of=(
+    [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [ss]=iproute2 [tshark]=tshark
+    [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin
+)
+demo=(cc ibv_devinfo ib_send_lat)
+case ${1:-} in
+demo) commands=("${demo[@]}") ;;
+test) commands=("${demo[@]}" ip ss tshark nm runuser) ;;
+bench) commands=("${demo[@]}" ss ucx_perftest fi_pingpong) ;;
+*) echo "usage: packages.sh demo|test|bench" >&2; exit 2 ;;
+esac
+
+if ! command -v cargo >/dev/null; then
+    echo "cargo is missing: install a Rust toolchain first (https://rustup.rs, or your distribution's package)" >&2
+    exit 1
+fi
+
+missing=()
+for command in "${commands[@]}"; do
+    PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
+done
+((${#missing[@]})) || exit 0
+mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+
+as_root=()
+if ((EUID != 0)); then
+    command -v sudo >/dev/null && as_root=(sudo)
+fi
+if ! command -v apt-get >/dev/null || { ((EUID != 0)) && ((${#as_root[@]} == 0)); }; then
+    echo "please install: ${missing[*]} (names of Debian's packages), then try again" >&2
+    exit 1
+fi
+echo "installing: ${missing[*]}"
+"${as_root[@]}" apt-get update -qq
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
