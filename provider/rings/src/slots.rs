@@ -1,0 +1,68 @@
+//! The memory of a ring: slots of equal size, zeroed, backed by the kernel when first touched.
+
+use core::ptr::NonNull;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+use crate::sync::Watch;
+
+/// Alignment of the first slot: a cache line.
+const LINE: usize = 64;
+
+/// Raw slots. Who may touch which one is the rings' affair.
+pub(crate) struct Slots {
+    base: NonNull<u8>,
+    layout: Layout,
+    stride: usize,
+    mask: u32,
+    watch: Watch,
+}
+
+// SAFETY: plain memory without thread affinity; the rings' protocols order the accesses.
+unsafe impl Send for Slots {}
+// SAFETY: as above.
+unsafe impl Sync for Slots {}
+
+impl Slots {
+    /// At least `count` slots of `stride` bytes each; `None` if that is out of reach.
+    pub(crate) fn new(count: u32, stride: usize) -> Option<Self> {
+        let count = count.max(1).checked_next_power_of_two()?;
+        let bytes = stride.checked_mul(count as usize)?;
+        let layout = Layout::from_size_align(bytes, LINE).ok()?;
+        // SAFETY: the size is not zero, as neither the count nor any ring's stride is.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Slots { base, layout, stride, mask: count - 1, watch: Watch::new(count) })
+    }
+
+    /// How many there are.
+    #[inline]
+    pub(crate) fn count(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// First byte of the slot that index `index` falls on, to be read.
+    #[inline]
+    pub(crate) fn read(&self, index: u32) -> *const u8 {
+        self.watch.read(index & self.mask);
+        self.at(index)
+    }
+
+    /// First byte of the slot that index `index` falls on, to be written.
+    #[inline]
+    pub(crate) fn write(&self, index: u32) -> *mut u8 {
+        self.watch.write(index & self.mask);
+        self.at(index)
+    }
+
+    #[inline]
+    fn at(&self, index: u32) -> *mut u8 {
+        // SAFETY: the masked index is below the count, so the slot lies inside the allocation.
+        unsafe { self.base.as_ptr().add((index & self.mask) as usize * self.stride) }
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, and freed here only.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}

@@ -1,0 +1,47 @@
+//! Atomics, from the standard library or, under `cfg(loom)`, from loom; and a stand-in that lets
+//! loom watch who touches a slot.
+
+#[cfg(not(loom))]
+pub(crate) use std::{
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread::yield_now,
+};
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread::yield_now,
+};
+
+/// One cell a slot, touched whenever the slot is: loom then reports two sides in one slot.
+/// Nothing at all without loom.
+pub(crate) struct Watch {
+    #[cfg(loom)]
+    cells: Vec<loom::cell::UnsafeCell<()>>,
+}
+
+#[cfg(not(loom))]
+impl Watch {
+    pub(crate) fn new(_slots: u32) -> Self {
+        Watch {}
+    }
+    #[inline]
+    pub(crate) fn read(&self, _slot: u32) {}
+    #[inline]
+    pub(crate) fn write(&self, _slot: u32) {}
+}
+
+#[cfg(loom)]
+impl Watch {
+    pub(crate) fn new(slots: u32) -> Self {
+        Watch { cells: (0..slots).map(|_| loom::cell::UnsafeCell::new(())).collect() }
+    }
+    pub(crate) fn read(&self, slot: u32) {
+        self.cells[slot as usize].with(|_| ());
+    }
+    pub(crate) fn write(&self, slot: u32) {
+        self.cells[slot as usize].with_mut(|_| ());
+    }
+}

@@ -1,0 +1,198 @@
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+use starverbs_core::{Cqe, RecvQueue, SendFlags, SendQueue, SendWqe, Sge};
+
+use crate::{CqRing, PushError, RecvRing, SendRing};
+
+fn cqe(wr_id: u64, qpn: u32) -> Cqe {
+    Cqe { wr_id, qpn, ..Cqe::default() }
+}
+
+fn push(ring: &CqRing, wr_id: u64, qpn: u32) -> bool {
+    // SAFETY: these tests have one thread.
+    unsafe { ring.push(&cqe(wr_id, qpn)) }.is_ok()
+}
+
+fn drain(ring: &CqRing) -> Vec<u64> {
+    let mut consumer = ring.consumer();
+    std::iter::from_fn(|| consumer.next().map(|c| c.wr_id)).collect()
+}
+
+#[test]
+fn send_ring_keeps_what_was_posted() {
+    let ring = SendRing::new(3, 2, 100).unwrap();
+    assert_eq!((ring.slots(), ring.max_sge()), (4, 2));
+    assert!(ring.max_inline() >= 100);
+    // SAFETY: these tests have one thread.
+    let card = unsafe { ring.card_half() };
+    let sges = [Sge { addr: 1, len: 10, lkey: 7 }, Sge { addr: 2, len: 20, lkey: 8 }];
+    let text = *b"inline bytes";
+    let pieces = [
+        Sge { addr: text.as_ptr() as u64, len: 6, lkey: 0 },
+        Sge { addr: 0, len: 0, lkey: 0 },
+        Sge { addr: text[6..].as_ptr() as u64, len: 6, lkey: 0 },
+    ];
+    for round in 0..9u32 {
+        let index = round * 2;
+        let mut producer = ring.producer();
+        producer.push(SendWqe { wr_id: round.into(), ..SendWqe::default() }, &sges).unwrap();
+        // SAFETY: the pieces lie in `text`.
+        unsafe { producer.push_inline(SendWqe::default(), &pieces) }.unwrap();
+        assert_eq!(card.posted(), index, "not visible before the lock is given back");
+        drop(producer);
+        assert_eq!(card.posted(), index + 2);
+        assert_eq!(card.wqe(index).wr_id, u64::from(round));
+        assert_eq!(card.wqe(index).length, 30);
+        assert_eq!(card.sges(index), sges);
+        assert!(card.sges(index + 1).is_empty());
+        assert!(card.wqe(index + 1).flags.contains(SendFlags::INLINE));
+        let seg = card.inline(index + 1);
+        // SAFETY: the WQE is not released, so its bytes stand.
+        let bytes = unsafe { std::slice::from_raw_parts(seg.addr as *const u8, seg.len as usize) };
+        assert_eq!(bytes, text);
+        card.release(index + 2);
+    }
+}
+
+#[test]
+fn send_ring_refuses_what_does_not_fit() {
+    let ring = SendRing::new(2, 1, 64).unwrap();
+    // SAFETY: these tests have one thread.
+    let card = unsafe { ring.card_half() };
+    let mut producer = ring.producer();
+    assert_eq!(producer.push(SendWqe::default(), &[Sge::default(); 2]), Err(PushError::TooManySges));
+    let long = Sge { addr: 0, len: ring.max_inline() + 1, lkey: 0 };
+    // SAFETY: refused before it is read.
+    assert_eq!(unsafe { producer.push_inline(SendWqe::default(), &[long]) }, Err(PushError::InlineTooLong));
+    producer.push(SendWqe::default(), &[]).unwrap();
+    producer.push(SendWqe::default(), &[]).unwrap();
+    assert_eq!(producer.push(SendWqe::default(), &[]), Err(PushError::Full));
+    drop(producer);
+    card.reset();
+    let mut producer = ring.producer();
+    assert_eq!(producer.push(SendWqe::default(), &[]), Ok(()));
+    assert_eq!(producer.pushed(), 1);
+}
+
+#[test]
+fn recv_ring_is_full_and_empty_where_it_should_be() {
+    let ring = RecvRing::new(2, 1).unwrap();
+    // SAFETY: these tests have one thread.
+    let card = unsafe { ring.card_half() };
+    let mut sges = [Sge::default(); 4];
+    assert!(card.take(&mut sges).is_none());
+    let mut producer = ring.producer();
+    assert_eq!(producer.push(0, &[Sge::default(); 2]), Err(PushError::TooManySges));
+    producer.push(1, &[Sge { addr: 9, len: 8, lkey: 7 }]).unwrap();
+    producer.push(2, &[]).unwrap();
+    assert_eq!(producer.push(3, &[]), Err(PushError::Full));
+    drop(producer);
+    assert_eq!(card.len(), 2);
+    assert_eq!(card.take(&mut sges), Some((1, 1)));
+    assert_eq!(sges[0], Sge { addr: 9, len: 8, lkey: 7 });
+    assert_eq!(ring.producer().push(3, &[]), Ok(()));
+    card.reset();
+    assert!(card.take(&mut sges).is_none());
+    assert_eq!(ring.producer().push(4, &[]), Ok(()));
+    assert_eq!(card.take(&mut sges), Some((4, 0)));
+}
+
+#[test]
+fn cq_ring_overruns_without_losing_what_it_has() {
+    let ring = CqRing::new(2).unwrap();
+    assert!(push(&ring, 1, 0) && push(&ring, 2, 0));
+    assert!(!push(&ring, 3, 0));
+    assert_eq!(drain(&ring), [1, 2]);
+    assert!(push(&ring, 4, 0));
+    assert_eq!(drain(&ring), [4]);
+}
+
+#[test]
+fn cq_ring_grows_with_its_contents() {
+    let ring = CqRing::new(4).unwrap();
+    for id in 0..7 {
+        assert!(push(&ring, id, 0));
+        if id < 3 {
+            assert_eq!(drain(&ring), [id]);
+        }
+    }
+    // SAFETY: one thread, so nobody pushes meanwhile.
+    unsafe {
+        assert!(!ring.consumer().resize(2), "four completions do not fit two slots");
+        assert!(ring.consumer().resize(16));
+    }
+    assert_eq!(ring.consumer().capacity(), 16);
+    for id in 7..19 {
+        assert!(push(&ring, id, 0));
+    }
+    assert!(!push(&ring, 19, 0));
+    assert_eq!(drain(&ring), (3..19).collect::<Vec<_>>());
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push(u32),
+    Poll(usize),
+    Purge(u32),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..3u32).prop_map(Step::Push),
+        2 => (1..6usize).prop_map(Step::Poll),
+        1 => (0..3u32).prop_map(Step::Purge),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn cq_ring_behaves_as_a_deque(steps in prop::collection::vec(step(), 1..200)) {
+        let ring = CqRing::new(8).unwrap();
+        let mut model = VecDeque::new();
+        for (id, step) in steps.into_iter().enumerate() {
+            match step {
+                Step::Push(qpn) => {
+                    prop_assert_eq!(push(&ring, id as u64, qpn), model.len() < 8);
+                    if model.len() < 8 {
+                        model.push_back((id as u64, qpn));
+                    }
+                }
+                Step::Poll(most) => {
+                    let mut consumer = ring.consumer();
+                    for _ in 0..most {
+                        prop_assert_eq!(consumer.next().map(|c| (c.wr_id, c.qpn)), model.pop_front());
+                    }
+                }
+                Step::Purge(qpn) => {
+                    ring.consumer().purge(qpn);
+                    model.retain(|entry| entry.1 != qpn);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn recv_ring_behaves_as_a_deque(steps in prop::collection::vec(any::<bool>(), 1..200)) {
+        let ring = RecvRing::new(8, 2).unwrap();
+        // SAFETY: these tests have one thread.
+        let card = unsafe { ring.card_half() };
+        let mut model = VecDeque::new();
+        let mut sges = [Sge::default(); 2];
+        for (id, post) in steps.into_iter().enumerate() {
+            let id = id as u64;
+            if post {
+                let posted = ring.producer().push(id, &[Sge { addr: id, len: 1, lkey: 2 }]).is_ok();
+                prop_assert_eq!(posted, model.len() < 8);
+                if posted {
+                    model.push_back(id);
+                }
+            } else {
+                let taken = card.take(&mut sges).map(|(wr_id, _)| wr_id);
+                prop_assert_eq!(taken, model.pop_front());
+                prop_assert!(taken.is_none() || sges[0].addr == taken.unwrap());
+            }
+            prop_assert_eq!(card.len() as usize, model.len());
+        }
+    }
+}

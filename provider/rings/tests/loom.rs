@@ -1,0 +1,107 @@
+//! Every interleaving of a program and its card on small rings.
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p starverbs-rings --test loom --release`.
+#![cfg(loom)]
+
+use loom::sync::Arc;
+use loom::thread;
+use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
+use starverbs_rings::{CqRing, RecvRing, SendRing};
+
+#[test]
+fn send_ring_hands_over_whole_wqes() {
+    loom::model(|| {
+        let ring = SendRing::new(2, 1, 0).unwrap();
+        // SAFETY: the card is one thread.
+        let card = unsafe { ring.card_half() };
+        let program = thread::spawn(move || {
+            let mut id = 0;
+            while id < 3 {
+                let sge = Sge { addr: id, len: 1, lkey: 0 };
+                let wqe = SendWqe { wr_id: id, ..SendWqe::default() };
+                if ring.producer().push(wqe, &[sge]).is_ok() {
+                    id += 1;
+                } else {
+                    thread::yield_now();
+                }
+            }
+        });
+        let mut done = 0;
+        while done < 3 {
+            let posted = card.posted();
+            if posted == done {
+                thread::yield_now();
+            }
+            while done != posted {
+                assert_eq!(card.wqe(done).wr_id, u64::from(done));
+                assert_eq!(card.sges(done)[0].addr, u64::from(done));
+                done += 1;
+                card.release(done);
+            }
+        }
+        program.join().unwrap();
+    });
+}
+
+#[test]
+fn recv_ring_serves_two_posters() {
+    loom::model(|| {
+        let ring = RecvRing::new(2, 1).unwrap();
+        // SAFETY: the card is one thread.
+        let card = unsafe { ring.card_half() };
+        let second = ring.clone();
+        let post = |ring: std::sync::Arc<RecvRing>, id: u64| {
+            assert!(ring.producer().push(id, &[Sge { addr: id, len: 1, lkey: 0 }]).is_ok());
+        };
+        let one = thread::spawn(move || post(ring, 1));
+        let two = thread::spawn(move || post(second, 2));
+        let mut sges = [Sge::default(); 1];
+        let mut sum = 0;
+        while sum < 3 {
+            match card.take(&mut sges) {
+                Some((id, count)) => {
+                    assert_eq!((count, sges[0].addr), (1, id));
+                    sum += id;
+                }
+                None => thread::yield_now(),
+            }
+        }
+        one.join().unwrap();
+        two.join().unwrap();
+        assert_eq!(sum, 3);
+    });
+}
+
+#[test]
+fn cq_ring_hands_over_whole_completions_while_purged() {
+    loom::model(|| {
+        let ring = Arc::new(CqRing::new(2).unwrap());
+        let card = ring.clone();
+        let maker = thread::spawn(move || {
+            let mut id = 0;
+            while id < 3 {
+                let cqe = Cqe { wr_id: id, qpn: (id % 2) as u32, ..Cqe::default() };
+                // SAFETY: this is the one thread that is the card.
+                match unsafe { card.push(&cqe) } {
+                    Ok(()) => id += 1,
+                    Err(_) => thread::yield_now(),
+                }
+            }
+        });
+        let mut next = 0;
+        while next < 3 {
+            let mut consumer = ring.consumer();
+            consumer.purge(1);
+            match consumer.next().copied() {
+                Some(cqe) => {
+                    assert!(cqe.wr_id >= next && (cqe.qpn == 0 || cqe.wr_id == 1));
+                    next = cqe.wr_id + 1;
+                }
+                None => {
+                    drop(consumer);
+                    thread::yield_now();
+                }
+            }
+        }
+        maker.join().unwrap();
+    });
+}
