@@ -1,0 +1,20 @@
+//! RoCEv2 packets: what stands between the UDP header and the end of the ICRC.
+//!
+//! [`opcode`] is the table of op-codes that both [`Packet::parse`] and [`HeaderBuf`] work from;
+//! [`headers`] are the headers as they lie in memory; [`icrc`] is the check over all of it.
+//! Everything here is pure: bytes in, numbers out. It must not know queue pairs or protocol state.
+
+pub mod builder;
+pub mod headers;
+pub mod icrc;
+pub mod opcode;
+pub mod packet;
+
+pub use builder::HeaderBuf;
+pub use headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, NakCode, Reth, Syndrome};
+pub use icrc::{Icrc, IcrcHeader, bytes_after_ip_id, explained_by_ip_id};
+pub use opcode::{Kind, OpFlags, OpInfo, Transport, code, op_info, request_code};
+pub use packet::{Packet, WireError};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! Headers of an outgoing packet, put together on the stack.
+
+use zerocopy::{Immutable, IntoBytes};
+
+use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth, Syndrome};
+use crate::types::{Psn, Qpn};
+
+/// Room for the longest headers (BTH and AtomicETH are 40 bytes).
+const ROOM: usize = 64;
+
+/// BTH and extension headers, in the order in which the methods were called.
+#[derive(Clone, Copy, Debug)]
+pub struct HeaderBuf {
+    bytes: [u8; ROOM],
+    len: usize,
+}
+
+impl HeaderBuf {
+    /// Begins with a BTH. `pad` is what the payload lacks to a multiple of four, 0 to 3.
+    #[inline]
+    pub fn bth(opcode: u8, qpn: Qpn, psn: Psn, ack_req: bool, solicited: bool, pad: u8, pkey: u16) -> Self {
+        let mut buf = HeaderBuf { bytes: [0; ROOM], len: 0 };
+        buf.push(&Bth::new(opcode, qpn, psn, ack_req, solicited, pad, pkey));
+        buf
+    }
+    /// Adds a RETH.
+    #[inline]
+    #[must_use]
+    pub fn reth(mut self, va: u64, rkey: u32, dma_len: u32) -> Self {
+        self.push(&Reth::new(va, rkey, dma_len));
+        self
+    }
+    /// Adds immediate data, given in network order.
+    #[inline]
+    #[must_use]
+    pub fn imm(mut self, imm: u32) -> Self {
+        self.push(&imm.to_ne_bytes());
+        self
+    }
+    /// Adds an IETH.
+    #[inline]
+    #[must_use]
+    pub fn ieth(mut self, rkey: u32) -> Self {
+        self.push(&rkey.to_be_bytes());
+        self
+    }
+    /// Adds an AETH.
+    #[inline]
+    #[must_use]
+    pub fn aeth(mut self, syndrome: Syndrome, msn: u32) -> Self {
+        self.push(&Aeth::new(syndrome, msn));
+        self
+    }
+    /// Adds an AtomicETH.
+    #[inline]
+    #[must_use]
+    pub fn atomic_eth(mut self, va: u64, rkey: u32, swap_add: u64, compare: u64) -> Self {
+        self.push(&AtomicEth::new(va, rkey, swap_add, compare));
+        self
+    }
+    /// Adds an AtomicAckETH.
+    #[inline]
+    #[must_use]
+    pub fn atomic_ack(mut self, original: u64) -> Self {
+        self.push(&AtomicAckEth::new(original));
+        self
+    }
+    /// Adds a DETH.
+    #[inline]
+    #[must_use]
+    pub fn deth(mut self, qkey: u32, src_qp: Qpn) -> Self {
+        self.push(&Deth::new(qkey, src_qp));
+        self
+    }
+    /// Adds the 16 reserved bytes of a CNP.
+    #[inline]
+    #[must_use]
+    pub fn reserved(mut self) -> Self {
+        self.push(&[0u8; 16]);
+        self
+    }
+
+    /// The headers.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&self.bytes)
+    }
+
+    /// No legal chain of headers outgrows the room; an illegal one is cut, never a panic.
+    #[inline]
+    fn push<H: IntoBytes + Immutable>(&mut self, header: &H) {
+        let src = header.as_bytes();
+        if let Some(dst) = self.bytes.get_mut(self.len..self.len + src.len()) {
+            dst.copy_from_slice(src);
+            self.len += src.len();
+        }
+    }
+}
+
+impl core::ops::Deref for HeaderBuf {
+    type Target = [u8];
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}

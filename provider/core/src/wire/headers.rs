@@ -1,0 +1,317 @@
+//! The headers of IBTA vol. 1, 9.2 (BTH) and 9.3 (extension headers), as they lie in memory.
+//!
+//! All are unaligned, big-endian and free of padding; a reference into a frame is a header.
+
+use zerocopy::byteorder::network_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::types::{Psn, QPN_MASK, Qpn};
+
+const ACK_REQ: u32 = 1 << 31;
+const SOLICITED: u8 = 1 << 7;
+const MIG_REQ: u8 = 1 << 6;
+const PAD_SHIFT: u8 = 4;
+const FECN: u32 = 1 << 31;
+const BECN: u32 = 1 << 30;
+
+/// Base transport header, 12 bytes (IBTA 9.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Bth {
+    opcode: u8,
+    flags: u8,
+    pkey: U16,
+    ecn_qpn: U32,
+    ack_psn: U32,
+}
+
+impl Bth {
+    /// A header with MigReq set (the path is the migrated one, as cards without migration say),
+    /// transport version 0 and no congestion bits. `pad` is 0 to 3.
+    #[inline]
+    pub fn new(opcode: u8, qpn: Qpn, psn: Psn, ack_req: bool, solicited: bool, pad: u8, pkey: u16) -> Self {
+        let se = if solicited { SOLICITED } else { 0 };
+        let ack = if ack_req { ACK_REQ } else { 0 };
+        Bth {
+            opcode,
+            flags: se | MIG_REQ | (pad & 3) << PAD_SHIFT,
+            pkey: U16::new(pkey),
+            ecn_qpn: U32::new(qpn & QPN_MASK),
+            ack_psn: U32::new(ack | psn.get()),
+        }
+    }
+    /// Op-code
+    #[inline]
+    pub fn opcode(&self) -> u8 {
+        self.opcode
+    }
+    /// Solicited event
+    #[inline]
+    pub fn solicited(&self) -> bool {
+        self.flags & SOLICITED != 0
+    }
+    /// MigReq
+    #[inline]
+    pub fn mig_req(&self) -> bool {
+        self.flags & MIG_REQ != 0
+    }
+    /// Bytes of padding behind the payload, 0..=3
+    #[inline]
+    pub fn pad(&self) -> u8 {
+        self.flags >> PAD_SHIFT & 3
+    }
+    /// Transport header version
+    #[inline]
+    pub fn version(&self) -> u8 {
+        self.flags & 15
+    }
+    /// P_Key
+    #[inline]
+    pub fn pkey(&self) -> u16 {
+        self.pkey.get()
+    }
+    /// Forward congestion mark
+    #[inline]
+    pub fn fecn(&self) -> bool {
+        self.ecn_qpn.get() & FECN != 0
+    }
+    /// Backward congestion mark
+    #[inline]
+    pub fn becn(&self) -> bool {
+        self.ecn_qpn.get() & BECN != 0
+    }
+    /// Destination QPN
+    #[inline]
+    pub fn dest_qpn(&self) -> Qpn {
+        self.ecn_qpn.get() & QPN_MASK
+    }
+    /// The requester wants an acknowledge
+    #[inline]
+    pub fn ack_req(&self) -> bool {
+        self.ack_psn.get() & ACK_REQ != 0
+    }
+    /// Packet sequence number
+    #[inline]
+    pub fn psn(&self) -> Psn {
+        Psn::new(self.ack_psn.get())
+    }
+}
+
+/// RDMA extended transport header, 16 bytes (IBTA 9.3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Reth {
+    va: U64,
+    rkey: U32,
+    dma_len: U32,
+}
+
+impl Reth {
+    /// From its fields.
+    #[inline]
+    pub fn new(va: u64, rkey: u32, dma_len: u32) -> Self {
+        Reth { va: U64::new(va), rkey: U32::new(rkey), dma_len: U32::new(dma_len) }
+    }
+    /// Virtual address at the responder
+    #[inline]
+    pub fn va(&self) -> u64 {
+        self.va.get()
+    }
+    /// Key of the responder's MR
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.rkey.get()
+    }
+    /// Bytes of the whole message
+    #[inline]
+    pub fn dma_len(&self) -> u32 {
+        self.dma_len.get()
+    }
+}
+
+/// ACK extended transport header, 4 bytes (IBTA 9.3.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Aeth(U32);
+
+impl Aeth {
+    /// From its fields; `msn` counts modulo 2^24.
+    #[inline]
+    pub fn new(syndrome: Syndrome, msn: u32) -> Self {
+        Aeth(U32::new(u32::from(syndrome.to_byte()) << 24 | msn & QPN_MASK))
+    }
+    /// What the responder says; `None` for reserved codes.
+    #[inline]
+    pub fn syndrome(&self) -> Option<Syndrome> {
+        Syndrome::from_byte((self.0.get() >> 24) as u8)
+    }
+    /// Message sequence number, 24 bits
+    #[inline]
+    pub fn msn(&self) -> u32 {
+        self.0.get() & QPN_MASK
+    }
+}
+
+/// Credit count that means "no end-to-end credits" (IBTA 9.7.7.2.1).
+pub const CREDITS_NONE: u8 = 31;
+
+/// First byte of an AETH (IBTA table 43).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Syndrome {
+    /// Acknowledge
+    Ack {
+        /// Encoded credit count, [`CREDITS_NONE`] when credits are not used
+        credits: u8,
+    },
+    /// Receiver not ready
+    Rnr {
+        /// Timer code, 0..=31 (IBTA table 45)
+        timer: u8,
+    },
+    /// Negative acknowledge
+    Nak(NakCode),
+}
+
+/// NAK codes (IBTA table 44).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum NakCode {
+    /// PSN sequence error
+    SequenceError = 0,
+    /// Invalid request
+    InvalidRequest = 1,
+    /// Remote access error
+    RemoteAccess = 2,
+    /// Remote operational error
+    RemoteOperation = 3,
+}
+
+impl Syndrome {
+    /// The byte on the wire.
+    #[inline]
+    pub const fn to_byte(self) -> u8 {
+        match self {
+            Syndrome::Ack { credits } => credits & 31,
+            Syndrome::Rnr { timer } => 0x20 | timer & 31,
+            Syndrome::Nak(code) => 0x60 | code as u8,
+        }
+    }
+    /// From the byte on the wire; `None` for reserved codes.
+    #[inline]
+    pub const fn from_byte(b: u8) -> Option<Self> {
+        Some(match (b >> 5, b & 31) {
+            (0, credits) => Syndrome::Ack { credits },
+            (1, timer) => Syndrome::Rnr { timer },
+            (3, 0) => Syndrome::Nak(NakCode::SequenceError),
+            (3, 1) => Syndrome::Nak(NakCode::InvalidRequest),
+            (3, 2) => Syndrome::Nak(NakCode::RemoteAccess),
+            (3, 3) => Syndrome::Nak(NakCode::RemoteOperation),
+            _ => return None,
+        })
+    }
+}
+
+/// Atomic extended transport header, 28 bytes (IBTA 9.3.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AtomicEth {
+    va: U64,
+    rkey: U32,
+    swap_add: U64,
+    compare: U64,
+}
+
+impl AtomicEth {
+    /// From its fields.
+    #[inline]
+    pub fn new(va: u64, rkey: u32, swap_add: u64, compare: u64) -> Self {
+        AtomicEth {
+            va: U64::new(va),
+            rkey: U32::new(rkey),
+            swap_add: U64::new(swap_add),
+            compare: U64::new(compare),
+        }
+    }
+    /// Virtual address at the responder
+    #[inline]
+    pub fn va(&self) -> u64 {
+        self.va.get()
+    }
+    /// Key of the responder's MR
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.rkey.get()
+    }
+    /// Swap value, or the number to add
+    #[inline]
+    pub fn swap_add(&self) -> u64 {
+        self.swap_add.get()
+    }
+    /// Compare value
+    #[inline]
+    pub fn compare(&self) -> u64 {
+        self.compare.get()
+    }
+}
+
+/// Atomic ACK extended transport header, 8 bytes (IBTA 9.5.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AtomicAckEth(U64);
+
+impl AtomicAckEth {
+    /// From its field.
+    #[inline]
+    pub fn new(original: u64) -> Self {
+        AtomicAckEth(U64::new(original))
+    }
+    /// The value before the atomic.
+    #[inline]
+    pub fn original(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// Datagram extended transport header, 8 bytes (IBTA 9.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Deth {
+    qkey: U32,
+    src_qp: U32,
+}
+
+impl Deth {
+    /// From its fields.
+    #[inline]
+    pub fn new(qkey: u32, src_qp: Qpn) -> Self {
+        Deth { qkey: U32::new(qkey), src_qp: U32::new(src_qp & QPN_MASK) }
+    }
+    /// Q_Key
+    #[inline]
+    pub fn qkey(&self) -> u32 {
+        self.qkey.get()
+    }
+    /// The sender's QPN
+    #[inline]
+    pub fn src_qp(&self) -> Qpn {
+        self.src_qp.get() & QPN_MASK
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn syndromes_round_trip() {
+        for b in 0..=255u8 {
+            if let Some(s) = Syndrome::from_byte(b) {
+                assert_eq!(s.to_byte(), b);
+            }
+        }
+        assert_eq!(Syndrome::from_byte(0x1f), Some(Syndrome::Ack { credits: CREDITS_NONE }));
+        assert_eq!(Syndrome::from_byte(0x61), Some(Syndrome::Nak(NakCode::InvalidRequest)));
+        assert_eq!(Syndrome::from_byte(0x40), None);
+        assert_eq!(Syndrome::from_byte(0x80), None);
+    }
+}

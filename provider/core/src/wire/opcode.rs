@@ -1,0 +1,347 @@
+//! Op-codes of the BTH and what each brings with it (IBTA vol. 1, 9.2.1, table 38 "OpCode field").
+//!
+//! The top three bits are the transport (000 RC, 001 UC, 011 UD), the low five the operation, the
+//! same for every transport that offers it. Extension headers always follow in the same order, so
+//! that a header's place follows from the op-code alone.
+
+use bitflags::bitflags;
+
+use crate::types::{QpType, SendOp};
+
+/// Op-codes by name.
+#[allow(missing_docs)]
+pub mod code {
+    pub const RC_SEND_FIRST: u8 = 0x00;
+    pub const RC_SEND_MIDDLE: u8 = 0x01;
+    pub const RC_SEND_LAST: u8 = 0x02;
+    pub const RC_SEND_LAST_IMM: u8 = 0x03;
+    pub const RC_SEND_ONLY: u8 = 0x04;
+    pub const RC_SEND_ONLY_IMM: u8 = 0x05;
+    pub const RC_WRITE_FIRST: u8 = 0x06;
+    pub const RC_WRITE_MIDDLE: u8 = 0x07;
+    pub const RC_WRITE_LAST: u8 = 0x08;
+    pub const RC_WRITE_LAST_IMM: u8 = 0x09;
+    pub const RC_WRITE_ONLY: u8 = 0x0a;
+    pub const RC_WRITE_ONLY_IMM: u8 = 0x0b;
+    pub const RC_READ_REQUEST: u8 = 0x0c;
+    pub const RC_READ_RESPONSE_FIRST: u8 = 0x0d;
+    pub const RC_READ_RESPONSE_MIDDLE: u8 = 0x0e;
+    pub const RC_READ_RESPONSE_LAST: u8 = 0x0f;
+    pub const RC_READ_RESPONSE_ONLY: u8 = 0x10;
+    pub const RC_ACK: u8 = 0x11;
+    pub const RC_ATOMIC_ACK: u8 = 0x12;
+    pub const RC_CMP_SWAP: u8 = 0x13;
+    pub const RC_FETCH_ADD: u8 = 0x14;
+    pub const RC_SEND_LAST_INV: u8 = 0x16;
+    pub const RC_SEND_ONLY_INV: u8 = 0x17;
+    pub const UC_SEND_FIRST: u8 = 0x20;
+    pub const UC_SEND_MIDDLE: u8 = 0x21;
+    pub const UC_SEND_LAST: u8 = 0x22;
+    pub const UC_SEND_LAST_IMM: u8 = 0x23;
+    pub const UC_SEND_ONLY: u8 = 0x24;
+    pub const UC_SEND_ONLY_IMM: u8 = 0x25;
+    pub const UC_WRITE_FIRST: u8 = 0x26;
+    pub const UC_WRITE_MIDDLE: u8 = 0x27;
+    pub const UC_WRITE_LAST: u8 = 0x28;
+    pub const UC_WRITE_LAST_IMM: u8 = 0x29;
+    pub const UC_WRITE_ONLY: u8 = 0x2a;
+    pub const UC_WRITE_ONLY_IMM: u8 = 0x2b;
+    pub const UD_SEND_ONLY: u8 = 0x64;
+    pub const UD_SEND_ONLY_IMM: u8 = 0x65;
+    /// Congestion notification packet (RoCEv2 annex A17.9.3)
+    pub const CNP: u8 = 0x81;
+}
+
+/// Transport that an op-code belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// Reliable connection
+    Rc,
+    /// Unreliable connection
+    Uc,
+    /// Unreliable datagram
+    Ud,
+    /// Congestion notification; belongs to no QP's transport
+    Cnp,
+}
+
+impl Transport {
+    /// Whether a QP of type `qp` takes packets of this transport.
+    #[inline]
+    pub const fn serves(self, qp: QpType) -> bool {
+        matches!(
+            (self, qp),
+            (Transport::Rc, QpType::Rc) | (Transport::Uc, QpType::Uc) | (Transport::Ud, QpType::Ud)
+        )
+    }
+}
+
+/// What a packet does, whatever its place in the message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
+pub enum Kind {
+    Send,
+    Write,
+    ReadRequest,
+    ReadResponse,
+    Ack,
+    AtomicAck,
+    CmpSwap,
+    FetchAdd,
+    Cnp,
+}
+
+impl Kind {
+    /// Whether it travels from requester to responder.
+    #[inline]
+    pub const fn is_request(self) -> bool {
+        matches!(self, Kind::Send | Kind::Write | Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd)
+    }
+    /// Whether it travels from responder to requester.
+    #[inline]
+    pub const fn is_response(self) -> bool {
+        matches!(self, Kind::ReadResponse | Kind::Ack | Kind::AtomicAck)
+    }
+}
+
+bitflags! {
+    /// Place in the message, and the headers behind the BTH.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct OpFlags: u16 {
+        /// First packet of a message ("only" is first and last)
+        const FIRST = 1;
+        /// Last packet of a message
+        const LAST = 1 << 1;
+        /// RDMA extended transport header
+        const RETH = 1 << 2;
+        /// Immediate data
+        const IMM = 1 << 3;
+        /// Invalidate extended transport header
+        const IETH = 1 << 4;
+        /// Atomic extended transport header
+        const ATOMIC = 1 << 5;
+        /// ACK extended transport header
+        const AETH = 1 << 6;
+        /// Atomic ACK extended transport header
+        const ATOMIC_ACK = 1 << 7;
+        /// Datagram extended transport header
+        const DETH = 1 << 8;
+        /// Payload and padding may follow
+        const PAYLOAD = 1 << 9;
+        /// 16 reserved bytes of a CNP
+        const RESERVED = 1 << 10;
+    }
+}
+
+const FIRST: OpFlags = OpFlags::FIRST;
+const LAST: OpFlags = OpFlags::LAST;
+const MIDDLE: OpFlags = OpFlags::empty();
+const ONLY: OpFlags = OpFlags::FIRST.union(OpFlags::LAST);
+
+/// What an op-code means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpInfo {
+    /// The code itself
+    pub code: u8,
+    /// BTH and extension headers, bytes
+    pub header_len: u8,
+    /// Transport
+    pub transport: Transport,
+    /// What it does
+    pub kind: Kind,
+    /// Place and headers
+    pub flags: OpFlags,
+}
+
+impl OpInfo {
+    /// First packet of a message.
+    #[inline]
+    pub const fn is_first(&self) -> bool {
+        self.flags.contains(OpFlags::FIRST)
+    }
+    /// Last packet of a message.
+    #[inline]
+    pub const fn is_last(&self) -> bool {
+        self.flags.contains(OpFlags::LAST)
+    }
+    /// First and last.
+    #[inline]
+    pub const fn is_only(&self) -> bool {
+        self.flags.contains(ONLY)
+    }
+    /// Whether all of `flags` hold.
+    #[inline]
+    pub const fn has(&self, flags: OpFlags) -> bool {
+        self.flags.contains(flags)
+    }
+}
+
+/// Extension headers and their sizes; the order is theirs on the wire.
+const EXTENSIONS: [(OpFlags, u8); 8] = [
+    (OpFlags::DETH, 8),
+    (OpFlags::RETH, 16),
+    (OpFlags::ATOMIC, 28),
+    (OpFlags::AETH, 4),
+    (OpFlags::ATOMIC_ACK, 8),
+    (OpFlags::IMM, 4),
+    (OpFlags::IETH, 4),
+    (OpFlags::RESERVED, 16),
+];
+
+/// Bytes of a BTH.
+pub const BTH_LEN: usize = 12;
+
+const fn op(code: u8, transport: Transport, kind: Kind, flags: OpFlags) -> Option<OpInfo> {
+    let mut header_len = BTH_LEN as u8;
+    let mut i = 0;
+    while i < EXTENSIONS.len() {
+        if flags.contains(EXTENSIONS[i].0) {
+            header_len += EXTENSIONS[i].1;
+        }
+        i += 1;
+    }
+    Some(OpInfo { code, header_len, transport, kind, flags })
+}
+
+/// SEND and WRITE: six op-codes each, the same for RC and UC (IBTA table 38).
+const fn messages(table: &mut [Option<OpInfo>; 256], base: u8, t: Transport) {
+    let p = OpFlags::PAYLOAD;
+    let imm = p.union(OpFlags::IMM);
+    let reth = p.union(OpFlags::RETH);
+    let rows = [
+        (Kind::Send, FIRST.union(p)),
+        (Kind::Send, MIDDLE.union(p)),
+        (Kind::Send, LAST.union(p)),
+        (Kind::Send, LAST.union(imm)),
+        (Kind::Send, ONLY.union(p)),
+        (Kind::Send, ONLY.union(imm)),
+        (Kind::Write, FIRST.union(reth)),
+        (Kind::Write, MIDDLE.union(p)),
+        (Kind::Write, LAST.union(p)),
+        (Kind::Write, LAST.union(imm)),
+        (Kind::Write, ONLY.union(reth)),
+        (Kind::Write, ONLY.union(reth).union(imm)),
+    ];
+    let mut i = 0;
+    while i < rows.len() {
+        let code = base + i as u8;
+        table[code as usize] = op(code, t, rows[i].0, rows[i].1);
+        i += 1;
+    }
+}
+
+const fn table() -> [Option<OpInfo>; 256] {
+    use Kind::{AtomicAck, CmpSwap, Cnp, FetchAdd, ReadRequest, ReadResponse, Send};
+    let mut t = [None; 256];
+    messages(&mut t, 0x00, Transport::Rc);
+    messages(&mut t, 0x20, Transport::Uc);
+    let p = OpFlags::PAYLOAD;
+    let aeth = OpFlags::AETH;
+    let rows = [
+        (0x0c, Transport::Rc, ReadRequest, ONLY.union(OpFlags::RETH)),
+        (0x0d, Transport::Rc, ReadResponse, FIRST.union(aeth).union(p)),
+        (0x0e, Transport::Rc, ReadResponse, MIDDLE.union(p)),
+        (0x0f, Transport::Rc, ReadResponse, LAST.union(aeth).union(p)),
+        (0x10, Transport::Rc, ReadResponse, ONLY.union(aeth).union(p)),
+        (0x11, Transport::Rc, Kind::Ack, ONLY.union(aeth)),
+        (0x12, Transport::Rc, AtomicAck, ONLY.union(aeth).union(OpFlags::ATOMIC_ACK)),
+        (0x13, Transport::Rc, CmpSwap, ONLY.union(OpFlags::ATOMIC)),
+        (0x14, Transport::Rc, FetchAdd, ONLY.union(OpFlags::ATOMIC)),
+        (0x16, Transport::Rc, Send, LAST.union(OpFlags::IETH).union(p)),
+        (0x17, Transport::Rc, Send, ONLY.union(OpFlags::IETH).union(p)),
+        (0x64, Transport::Ud, Send, ONLY.union(OpFlags::DETH).union(p)),
+        (0x65, Transport::Ud, Send, ONLY.union(OpFlags::DETH).union(OpFlags::IMM).union(p)),
+        (0x81, Transport::Cnp, Cnp, ONLY.union(OpFlags::RESERVED)),
+    ];
+    let mut i = 0;
+    while i < rows.len() {
+        let (code, transport, kind, flags) = rows[i];
+        t[code as usize] = op(code, transport, kind, flags);
+        i += 1;
+    }
+    t
+}
+
+static OPS: [Option<OpInfo>; 256] = table();
+
+/// What `code` means; `None` for codes this card does not know.
+#[inline]
+pub fn op_info(code: u8) -> Option<&'static OpInfo> {
+    OPS[usize::from(code)].as_ref()
+}
+
+/// The op-code of a request packet of `op` on a QP of type `qp` at its place in the message;
+/// `None` where the transport does not offer it (IBTA table 36).
+#[inline]
+pub const fn request_code(qp: QpType, op: SendOp, first: bool, last: bool) -> Option<u8> {
+    let place = match (first, last) {
+        (true, false) => 0,
+        (false, false) => 1,
+        (false, true) => 2,
+        (true, true) => 4,
+    };
+    let imm = (op.has_imm() && last) as u8;
+    let low = match op {
+        SendOp::Send | SendOp::SendImm => place + imm,
+        SendOp::Write | SendOp::WriteImm => 6 + place + imm,
+        SendOp::Read => code::RC_READ_REQUEST,
+        SendOp::CmpSwap => code::RC_CMP_SWAP,
+        SendOp::FetchAdd => code::RC_FETCH_ADD,
+    };
+    match qp {
+        QpType::Rc => Some(low),
+        QpType::Uc if low < 0x0c => Some(0x20 + low),
+        QpType::Ud if low == 4 || low == 5 => Some(0x60 + low),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_says_its_own_codes() {
+        let known = (0..=255u8).filter_map(op_info).count();
+        assert_eq!(known, 12 + 12 + 14);
+        for c in 0..=255u8 {
+            if let Some(info) = op_info(c) {
+                assert_eq!(info.code, c);
+                assert!(usize::from(info.header_len) >= BTH_LEN && info.header_len % 4 == 0);
+            }
+        }
+    }
+
+    /// Sizes from IBTA vol. 1, 9.2 to 9.3.
+    #[test]
+    fn header_lengths() {
+        let len = |c| op_info(c).unwrap().header_len;
+        assert_eq!(len(code::RC_SEND_FIRST), 12);
+        assert_eq!(len(code::RC_SEND_LAST_IMM), 16);
+        assert_eq!(len(code::RC_WRITE_ONLY_IMM), 32);
+        assert_eq!(len(code::RC_READ_REQUEST), 28);
+        assert_eq!(len(code::RC_READ_RESPONSE_MIDDLE), 12);
+        assert_eq!(len(code::RC_READ_RESPONSE_LAST), 16);
+        assert_eq!(len(code::RC_ACK), 16);
+        assert_eq!(len(code::RC_ATOMIC_ACK), 24);
+        assert_eq!(len(code::RC_CMP_SWAP), 40);
+        assert_eq!(len(code::RC_SEND_ONLY_INV), 16);
+        assert_eq!(len(code::UD_SEND_ONLY_IMM), 24);
+        assert_eq!(len(code::CNP), 28);
+    }
+
+    #[test]
+    fn requests_by_transport() {
+        use QpType::{Rc, Uc, Ud};
+        assert_eq!(request_code(Rc, SendOp::Send, true, true), Some(code::RC_SEND_ONLY));
+        assert_eq!(request_code(Rc, SendOp::SendImm, true, false), Some(code::RC_SEND_FIRST));
+        assert_eq!(request_code(Rc, SendOp::SendImm, false, true), Some(code::RC_SEND_LAST_IMM));
+        assert_eq!(request_code(Rc, SendOp::WriteImm, true, true), Some(code::RC_WRITE_ONLY_IMM));
+        assert_eq!(request_code(Rc, SendOp::Write, false, false), Some(code::RC_WRITE_MIDDLE));
+        assert_eq!(request_code(Uc, SendOp::WriteImm, false, true), Some(code::UC_WRITE_LAST_IMM));
+        assert_eq!(request_code(Uc, SendOp::Read, true, true), None);
+        assert_eq!(request_code(Ud, SendOp::SendImm, true, true), Some(code::UD_SEND_ONLY_IMM));
+        assert_eq!(request_code(Ud, SendOp::Send, true, false), None);
+        assert_eq!(request_code(Ud, SendOp::Write, true, true), None);
+    }
+}
