@@ -1,2 +1,116 @@
-//! Benchmarks against the bare socket and against other stacks
-fn main() {}
+//! `starverbs-bench`: the card over its UDP wire, beside the bare sockets it stands on and beside other stacks.
+//!
+//! One run measures everything side by side on this machine and writes a table (terminal and Markdown), JSON and a
+//! picture (SVG). Nothing here knows a figure beforehand.
+
+mod case;
+mod child;
+mod error;
+mod fabric;
+mod floor;
+mod machine;
+mod perftest;
+mod report;
+mod round;
+mod scale;
+mod socket;
+mod svg;
+mod ucx;
+mod verbs;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+use case::{Part, Setup};
+use round::Effort;
+
+/// Measures the card beside the bare sockets and other stacks.
+#[derive(Debug, Parser)]
+#[command(name = "starverbs-bench", version)]
+struct Args {
+    #[command(subcommand)]
+    side: Option<Side>,
+    /// Path of the results without its ending: .md, .json and .svg are written.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Under a minute instead of under five.
+    #[arg(long)]
+    quick: bool,
+    /// Counted rounds (default 5, quick 1).
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Holds servers to processor 0 and clients to processor 1.
+    #[arg(long)]
+    pin: bool,
+    /// Only these parts.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// The folder with lib/libibverbs.so.1.
+    #[arg(long, default_value = "dist")]
+    dist: PathBuf,
+}
+
+/// What the children do; only this program starts them.
+#[derive(Debug, Subcommand)]
+enum Side {
+    /// One end of the bare ping-pong.
+    #[command(hide = true)]
+    FloorPingpong(floor::Side),
+    /// One end of the bare stream.
+    #[command(hide = true)]
+    FloorStream(floor::Side),
+    /// Creates and connects QPs.
+    #[command(hide = true)]
+    ScaleConnect(scale::Child),
+    /// Opens the device and sleeps.
+    #[command(hide = true)]
+    ScaleIdle(scale::Child),
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let result = match &args.side {
+        Some(Side::FloorPingpong(side)) => floor::pingpong(side),
+        Some(Side::FloorStream(side)) => floor::stream(side),
+        Some(Side::ScaleConnect(child)) => scale::connect_child(child),
+        Some(Side::ScaleIdle(child)) => scale::idle_child(child),
+        None => bench(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("starverbs-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(args: &Args) -> error::Result<()> {
+    let wanted = |part: Part| args.only.is_empty() || args.only.contains(&part);
+    let setup = Setup {
+        dist: args.dist.clone(),
+        cpus: if args.pin { (Some(0), Some(1)) } else { (None, None) },
+        limit: Duration::from_secs(20),
+    };
+    let (default_rounds, seconds, budget) = if args.quick { (1, 0.3, 35) } else { (5, 0.7, 220) };
+    let effort = Effort {
+        rounds: args.rounds.unwrap_or(default_rounds).max(1),
+        seconds,
+        budget: Duration::from_secs(budget),
+    };
+    let machine = machine::Machine::read(args.pin, args.quick);
+    let cases = case::all().into_iter().filter(|case| wanted(case.part)).collect();
+    let figures = round::run(cases, &setup, effort);
+    let (runs, idle_seconds) = if args.quick { (1, 2) } else { (3, 5) };
+    let scale = wanted(Part::Scale).then(|| scale::run(&setup, runs, idle_seconds));
+    round::clear_line();
+    let report = report::Report::new(machine, figures, scale);
+    println!("{}", report.terminal());
+    if let Some(out) = &args.out {
+        report.write(out)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! perftest's programs on the card, over its UDP wire.
+//!
+//! Owns their command lines, their environment and the reading of their tables.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::case::{Metric, Setup};
+use crate::child::{self, Ready};
+use crate::error::{BenchError, Result};
+
+/// Runs one program at the size of `metric`: microseconds, millions of messages per second or GB/s.
+///
+/// # Errors
+/// As [`crate::case::Case::run`].
+pub(crate) fn run(setup: &Setup, program: &str, metric: Metric, iters: u64) -> Result<f64> {
+    let path = child::require(program, "perftest")?;
+    let lib = library_dir(&setup.dist)?;
+    let port = child::free_tcp_port()?;
+    let side = || {
+        let mut side = Command::new(&path);
+        on_card(&mut side, &lib);
+        side.args([
+            "-F",
+            "-p",
+            &port.to_string(),
+            "-s",
+            &metric.bytes().to_string(),
+            "-n",
+            &iters.to_string(),
+        ]);
+        side
+    };
+    let mut client = side();
+    client.arg("127.0.0.1");
+    let output = child::run_pair(side(), client, Ready::Tcp(port), setup.cpus, setup.limit)?;
+    parse(metric, &output.stdout)
+        .ok_or_else(|| BenchError::Parse { what: program.to_owned(), tail: child::tail_of(&output.stdout) })
+}
+
+/// The folder of the built library.
+///
+/// # Errors
+/// [`BenchError::NotBuilt`].
+pub(crate) fn library_dir(dist: &Path) -> Result<std::path::PathBuf> {
+    let lib = dist.join("lib");
+    if !lib.join("libibverbs.so.1").exists() {
+        return Err(BenchError::NotBuilt { path: lib.join("libibverbs.so.1").display().to_string() });
+    }
+    lib.canonicalize().map_err(|e| BenchError::from_io("canonicalize", &e))
+}
+
+/// Puts a program on the card, over the wire even where both ends share a host.
+pub(crate) fn on_card(command: &mut Command, lib: &Path) {
+    command.env("LD_LIBRARY_PATH", lib).env("STARVERBS_LINK", "udp");
+}
+
+/// Reads the line of figures: the first that begins with the size, below the heading.
+fn parse(metric: Metric, text: &str) -> Option<f64> {
+    let size = metric.bytes().to_string();
+    let figures = text
+        .lines()
+        .skip_while(|line| !line.trim_start().starts_with("#bytes"))
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .find(|fields| fields.first() == Some(&size.as_str()))?;
+    let figure = |index: usize| figures.get(index)?.parse::<f64>().ok().filter(|f| *f > 0.0);
+    match metric {
+        // bytes, iterations, t_min, t_max, t_typical: perftest's name for the median.
+        Metric::Latency8B => figure(4),
+        // bytes, iterations, BW peak, BW average [MiB/s], MsgRate [Mpps]
+        Metric::Rate8B => figure(4),
+        Metric::Stream64K | Metric::Stream1M => Some(figure(3)? * f64::from(1 << 20) / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATENCY: &str = "\
+ local address: LID 0000 QPN 0x0011 PSN 0x8\n\
+---------------------------------------------------------------------------------------\n\
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n\
+ 8       1000          3.24           32.11        4.56     \t       4.70        \t1.10   \t\t8.01    \t\t32.11  \n";
+    const BANDWIDTH: &str = "\
+ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n\
+ 65536      1000             2500.00            2000.00 \t\t   0.032000\n";
+
+    #[test]
+    fn the_median_latency_is_read() {
+        assert_eq!(parse(Metric::Latency8B, LATENCY), Some(4.56));
+    }
+
+    #[test]
+    fn bandwidth_is_turned_from_mebibytes() {
+        let figure = parse(Metric::Stream64K, BANDWIDTH).unwrap();
+        assert!((figure - 2.097_152).abs() < 1e-9, "{figure}");
+    }
+
+    #[test]
+    fn another_size_or_no_table_is_no_figure() {
+        assert_eq!(parse(Metric::Rate8B, BANDWIDTH), None);
+        assert_eq!(parse(Metric::Rate8B, "8 1 2 3 4"), None);
+        assert_eq!(parse(Metric::Rate8B, ""), None);
+    }
+}
