@@ -1,0 +1,106 @@
+//! A case: what is run, where, and what came of it.
+
+use std::fmt;
+
+use crate::pair::Pair;
+use crate::world::World;
+
+/// Between which two places the programs talk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Net {
+    /// Two processes over 127.0.0.1.
+    Lo,
+    /// Two network namespaces joined by veth with 1500 bytes of IP MTU, hence a path MTU of 1024.
+    Veth,
+    /// The same with 9000 bytes, hence a path MTU of 4096.
+    Jumbo,
+}
+
+impl fmt::Display for Net {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Net::Lo => "loopback",
+            Net::Veth => "veth 1500",
+            Net::Jumbo => "veth 9000",
+        })
+    }
+}
+
+/// Both places that every program must run in.
+pub(crate) const BOTH: &[Net] = &[Net::Lo, Net::Veth];
+/// For programs that want a path MTU of 4096.
+pub(crate) const LARGE: &[Net] = &[Net::Lo, Net::Jumbo];
+
+/// What came of a case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Ran and its output is plausible; a short remark, such as the figure that the program printed.
+    Pass(String),
+    /// Did not run, and why.
+    Skip(String),
+    /// What went wrong, with the end of the programs' output.
+    Fail(String),
+}
+
+impl From<Result<String, String>> for Verdict {
+    fn from(result: Result<String, String>) -> Self {
+        result.map_or_else(Verdict::Fail, Verdict::Pass)
+    }
+}
+
+/// What a case does.
+#[derive(Clone)]
+pub(crate) enum Body {
+    /// A server and a client of one program.
+    Pair(Pair),
+    /// Something of its own.
+    Special(fn(&mut World, Net) -> Verdict),
+}
+
+/// One thing to try, in one or several nets.
+#[derive(Clone)]
+pub(crate) struct Case {
+    /// Heading in the table.
+    pub group: &'static str,
+    /// The command or a sentence.
+    pub name: String,
+    /// The nets in which it can run.
+    pub nets: &'static [Net],
+    /// The nets in which it belongs to the quick set.
+    pub quick: &'static [Net],
+    pub body: Body,
+}
+
+impl Case {
+    /// A server and a client, named after their command.
+    pub(crate) fn pair(group: &'static str, nets: &'static [Net], pair: Pair) -> Case {
+        Case { group, name: pair.title(), nets, quick: &[], body: Body::Pair(pair) }
+    }
+
+    /// Something of its own.
+    pub(crate) fn special(
+        group: &'static str,
+        name: &str,
+        nets: &'static [Net],
+        body: fn(&mut World, Net) -> Verdict,
+    ) -> Case {
+        Case { group, name: name.to_owned(), nets, quick: nets, body: Body::Special(body) }
+    }
+
+    /// The same, in the quick set for `nets`.
+    pub(crate) fn quick(mut self, nets: &'static [Net]) -> Case {
+        self.quick = nets;
+        self
+    }
+
+    pub(crate) fn title(&self) -> String {
+        format!("{}: {}", self.group, self.name)
+    }
+
+    pub(crate) fn run(&self, world: &mut World, net: Net) -> Verdict {
+        match &self.body {
+            Body::Pair(pair) => pair.run(world, net).into(),
+            Body::Special(body) => body(world, net),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Judges the output of programs: that results are there, complete and possible.
+
+/// What a client's output must hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// perftest's latency table with at least so many rows.
+    Latency(usize),
+    /// perftest's bandwidth table with at least so many rows.
+    Bandwidth(usize),
+    /// The two result lines of the ibv_*_pingpong programs.
+    PingPong,
+}
+
+impl Expect {
+    /// A remark with the (last) figure that the program printed, or what is wrong.
+    pub(crate) fn judge(self, output: &str) -> Result<String, String> {
+        match self {
+            Expect::Latency(rows) => {
+                let last = table(output, rows)?;
+                // Iterations: 9 columns, the 5th is the median. By duration: 4 columns, the 3rd is the mean.
+                let figure = if last.len() >= 9 { ordered(&last)? } else { last[2] };
+                Ok(format!("{figure:.2} us"))
+            }
+            Expect::Bandwidth(rows) => Ok(format!("{:.0} MiB/s", table(output, rows)?[3])),
+            Expect::PingPong => ping_pong(output),
+        }
+    }
+}
+
+/// The last row of perftest's table; every row must have only positive, finite figures.
+fn table(output: &str, rows: usize) -> Result<Vec<f64>, String> {
+    let header = output.find("#bytes").ok_or("no table")?;
+    let mut found = Vec::new();
+    for line in output[header..].lines().skip(1) {
+        let row: Option<Vec<f64>> = line.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
+        let Some(row) = row.filter(|row| row.len() >= 4) else { continue };
+        // Column 3 is the peak, which perftest leaves at 0 when it does not measure it; the spread may be 0 too.
+        let possible =
+            row.iter().all(|x| x.is_finite() && *x >= 0.0) && row[0] > 0.0 && row[1] > 0.0 && row[3] > 0.0;
+        if !possible {
+            return Err(format!("impossible figures: {line}"));
+        }
+        found.push(row);
+    }
+    if found.len() < rows {
+        return Err(format!("{} rows of results instead of {rows}", found.len()));
+    }
+    found.pop().ok_or_else(|| "no results".to_owned())
+}
+
+fn ordered(row: &[f64]) -> Result<f64, String> {
+    let (min, max, typical) = (row[2], row[3], row[4]);
+    if min <= typical && typical <= max {
+        Ok(typical)
+    } else {
+        Err(format!("min {min}, median {typical}, max {max}"))
+    }
+}
+
+fn ping_pong(output: &str) -> Result<String, String> {
+    if let Some(line) = output.lines().find(|line| line.contains("invalid data")) {
+        return Err(line.to_owned());
+    }
+    let figure = |unit: &str| {
+        let line = output.lines().find(|line| line.ends_with(unit))?;
+        line.split(" = ").nth(1)?.split(' ').next()?.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0)
+    };
+    figure("Mbit/sec").ok_or("no line with Mbit/sec")?;
+    let microseconds = figure("usec/iter").ok_or("no line with usec/iter")?;
+    Ok(format!("{microseconds:.2} us/iter"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BANDWIDTH: &str = "---\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+                             65536      5000             5000.10            4990.20\t\t   0.079843\n---\n";
+    const LATENCY: &str = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
+                           t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n \
+                           2       1000          2.10           9.93         2.41  2.50   0.34  3.01  9.93   \n";
+
+    #[test]
+    fn tables_are_read() {
+        assert_eq!(Expect::Bandwidth(1).judge(BANDWIDTH).unwrap(), "4990 MiB/s");
+        assert_eq!(Expect::Latency(1).judge(LATENCY).unwrap(), "2.41 us");
+    }
+
+    #[test]
+    fn missing_or_impossible_results_are_noticed() {
+        assert!(Expect::Bandwidth(2).judge(BANDWIDTH).is_err());
+        assert!(Expect::Bandwidth(1).judge("Couldn't connect").is_err());
+        assert!(Expect::Bandwidth(1).judge(&BANDWIDTH.replace("4990.20", "0.00")).is_err());
+        assert!(Expect::Bandwidth(1).judge(&BANDWIDTH.replace("4990.20", "inf")).is_err());
+        assert!(Expect::Latency(1).judge(&LATENCY.replace("2.10", "12.10")).is_err());
+    }
+
+    #[test]
+    fn ping_pong_needs_both_lines_and_good_data() {
+        let good =
+            "8192000 bytes in 0.01 seconds = 7011.02 Mbit/sec\n1000 iters in 0.01 seconds = 9.35 usec/iter\n";
+        assert_eq!(Expect::PingPong.judge(good).unwrap(), "9.35 us/iter");
+        assert!(Expect::PingPong.judge("8192000 bytes in 0.01 seconds = 7011.02 Mbit/sec\n").is_err());
+        assert!(Expect::PingPong.judge(&format!("invalid data in page 0\n{good}")).is_err());
+    }
+}

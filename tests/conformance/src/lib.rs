@@ -1,1 +1,0 @@
-//! Runs others' programs on the card and tabulates what ran

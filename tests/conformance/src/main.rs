@@ -1,0 +1,98 @@
+//! Runs others' programs (ibverbs-utils, perftest), unmodified, on the card and tabulates what ran.
+//!
+//! Owns the list of cases, the processes and namespaces it starts, and the verdicts. It must not know the library's
+//! inside: what it uses is dist/, the way a person would.
+
+mod case;
+mod check;
+mod crash;
+mod net;
+mod pair;
+mod perftest;
+mod pingpong;
+mod process;
+mod report;
+mod special;
+mod world;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use regex_lite::Regex;
+
+use case::{Case, Net, Verdict};
+use report::Report;
+use world::World;
+
+/// Runs others' RDMA programs on the card, between two processes, and tells what worked.
+#[derive(Parser)]
+struct Args {
+    /// The set that fits into a few minutes (the default)
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// Every case
+    #[arg(long)]
+    full: bool,
+    /// Only cases whose "group: command" matches this regular expression
+    #[arg(long, value_name = "RE")]
+    filter: Option<Regex>,
+    /// Only over loopback (lo) or between network namespaces (netns)
+    #[arg(long, value_parser = ["lo", "netns"])]
+    net: Option<String>,
+    /// Write what ran to this Markdown file
+    #[arg(long, value_name = "FILE")]
+    table: Option<PathBuf>,
+    /// List the cases, run none
+    #[arg(long)]
+    list: bool,
+    /// The folder made by `make build`
+    #[arg(long, default_value = "dist")]
+    dist: PathBuf,
+}
+
+fn cases(args: &Args) -> Vec<(Case, Net)> {
+    let all = [pingpong::cases(), perftest::cases(), special::cases(), crash::cases()].concat();
+    let wanted = |case: &Case, net: Net| {
+        (args.full || case.quick.contains(&net))
+            && args.filter.as_ref().is_none_or(|re| re.is_match(&case.title()))
+            && args.net.as_deref().is_none_or(|word| (word == "lo") == (net == Net::Lo))
+    };
+    all.into_iter()
+        .flat_map(|case| case.nets.iter().map(|net| (case.clone(), *net)).collect::<Vec<_>>())
+        .filter(|(case, net)| wanted(case, *net))
+        .collect()
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let cases = cases(&args);
+    if args.list {
+        cases.iter().for_each(|(case, net)| println!("{:<10} {}", net.to_string(), case.title()));
+        return ExitCode::SUCCESS;
+    }
+    let needs_namespaces = cases.iter().any(|(_, net)| *net != Net::Lo);
+    let mut world = match World::new(&args.dist, needs_namespaces) {
+        Ok(world) => world,
+        Err(reason) => {
+            eprintln!("conformance: {reason}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut report = Report::new(cases.len());
+    for (case, net) in cases {
+        let started = std::time::Instant::now();
+        let verdict = match world.enter(net) {
+            Ok(()) => case.run(&mut world, net),
+            Err(reason) => Verdict::Skip(reason),
+        };
+        report.add(&case, net, verdict, started.elapsed());
+    }
+    if let Some(file) = &args.table
+        && let Err(error) = std::fs::write(file, report.markdown(args.full))
+    {
+        eprintln!("conformance: {}: {error}", file.display());
+        return ExitCode::FAILURE;
+    }
+    report.conclude()
+}

@@ -1,0 +1,152 @@
+//! A server and a client of one program, from start to checked output.
+
+use std::time::{Duration, Instant};
+
+use crate::case::Net;
+use crate::check::Expect;
+use crate::process::{Process, tail};
+use crate::world::{Setting, World};
+
+/// One program run on both sides.
+#[derive(Clone)]
+pub(crate) struct Pair {
+    pub program: &'static str,
+    pub args: Vec<String>,
+    /// How server and client are started.
+    pub settings: [Setting; 2],
+    /// How long both may take together.
+    pub limit: Duration,
+    /// What the output must hold.
+    pub expect: Expect,
+}
+
+impl Pair {
+    pub(crate) fn new(program: &'static str, args: &str, expect: Expect) -> Pair {
+        let args = args.split_ascii_whitespace().map(str::to_owned).collect();
+        Pair { program, args, settings: Default::default(), limit: Duration::from_secs(30), expect }
+    }
+
+    pub(crate) fn limit(mut self, seconds: u64) -> Pair {
+        self.limit = Duration::from_secs(seconds);
+        self
+    }
+
+    /// Sets a variable for both sides.
+    pub(crate) fn env(mut self, name: &'static str, value: &str) -> Pair {
+        for setting in &mut self.settings {
+            setting.env.push((name, value.to_owned()));
+        }
+        self
+    }
+
+    pub(crate) fn preload(mut self) -> Pair {
+        self.settings.iter_mut().for_each(|setting| setting.preload = true);
+        self
+    }
+
+    /// Runs server and client as these users.
+    pub(crate) fn users(mut self, server: Option<&'static str>, client: Option<&'static str>) -> Pair {
+        self.settings[0].user = server;
+        self.settings[1].user = client;
+        self
+    }
+
+    /// The command as a person would type it.
+    pub(crate) fn title(&self) -> String {
+        let mut title = String::new();
+        for (name, value) in &self.settings[0].env {
+            title += &format!("{name}={value} ");
+        }
+        title + &[&[self.program.to_owned()], self.args.as_slice()].concat().join(" ")
+    }
+
+    /// Runs both sides to their end and judges the output: a remark, or what went wrong.
+    pub(crate) fn run(&self, world: &mut World, net: Net) -> Result<String, String> {
+        self.start(world, net)?.finish()
+    }
+
+    /// Starts both sides; the client as soon as the server listens.
+    pub(crate) fn start(&self, world: &mut World, net: Net) -> Result<Running, String> {
+        let deadline = Instant::now() + self.limit;
+        let mut server = self.start_server(world, net)?;
+        server.await_listening(deadline)?;
+        let client = self.start_client(world, net, server.port)?;
+        Ok(Running { server: server.process, client, deadline, expect: self.expect })
+    }
+
+    /// Starts the server alone.
+    pub(crate) fn start_server(&self, world: &mut World, net: Net) -> Result<Server, String> {
+        let port = world.free_port();
+        let number = port.to_string();
+        let mut words = vec![self.program, "-p", &number];
+        words.extend(self.args.iter().map(String::as_str));
+        Ok(Server { process: world.start(net, 0, &self.settings[0], &words)?, port })
+    }
+
+    fn start_client(&self, world: &mut World, net: Net, port: u16) -> Result<Process, String> {
+        let number = port.to_string();
+        let mut words = vec![self.program, "-p", &number];
+        words.extend(self.args.iter().map(String::as_str));
+        words.push(World::server_address(net));
+        world.start(net, 1, &self.settings[1], &words)
+    }
+}
+
+/// A server that waits for its client.
+pub(crate) struct Server {
+    pub process: Process,
+    pub port: u16,
+}
+
+impl Server {
+    /// Waits until it listens.
+    pub(crate) fn await_listening(&mut self, deadline: Instant) -> Result<(), String> {
+        while !self.process.listens(self.port) {
+            if let Some(status) = self.process.ended() {
+                return Err(format!(
+                    "server ended before it listened ({status}):\n{}",
+                    tail(&self.process.output())
+                ));
+            }
+            if Instant::now() > deadline {
+                return Err(format!("server does not listen:\n{}", tail(&self.process.output())));
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        Ok(())
+    }
+}
+
+/// Both sides under way.
+pub(crate) struct Running {
+    pub server: Process,
+    pub client: Process,
+    deadline: Instant,
+    expect: Expect,
+}
+
+impl Running {
+    /// Waits for both and judges.
+    pub(crate) fn finish(mut self) -> Result<String, String> {
+        let client = self.client.wait_until(self.deadline);
+        // A client that failed leaves a server that may wait for ever.
+        let patience = if client.is_some_and(|status| status.success()) { 10 } else { 1 };
+        let end = self.deadline.max(Instant::now() + Duration::from_millis(500));
+        let server = self.server.wait_until(end.min(Instant::now() + Duration::from_secs(patience)));
+        let sides = [("client", client, &mut self.client), ("server", server, &mut self.server)];
+        let mut wrong = Vec::new();
+        for (side, status, process) in sides {
+            match status {
+                Some(status) if status.success() => {}
+                Some(status) => wrong.push(format!("{side}: {status}:\n{}", tail(&process.output()))),
+                None => wrong.push(format!("{side}: had to be killed:\n{}", tail(&process.output()))),
+            }
+            process.kill();
+        }
+        if !wrong.is_empty() {
+            return Err(wrong.join("\n"));
+        }
+        let output = self.client.output();
+        self.expect.judge(&output).map_err(|reason| format!("client: {reason}:\n{}", tail(&output)))
+    }
+}

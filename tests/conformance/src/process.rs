@@ -1,0 +1,103 @@
+//! A child process in a group of its own, its output in a file, its life bounded.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+/// A started program. Dropping it kills its group.
+pub(crate) struct Process {
+    child: Child,
+    output: PathBuf,
+    status: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts `command` with both outputs in the file `output`.
+    pub(crate) fn start(mut command: Command, output: PathBuf) -> Result<Process, String> {
+        let program = command_line(&command);
+        let file = File::create(&output).map_err(|error| format!("{}: {error}", output.display()))?;
+        let copy = file.try_clone().map_err(|error| error.to_string())?;
+        command.stdin(Stdio::null()).stdout(copy).stderr(file).process_group(0);
+        // SAFETY: prctl is async-signal-safe and touches no memory of the parent.
+        unsafe { command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)) };
+        let child = command.spawn().map_err(|error| format!("{program}: {error}"))?;
+        Ok(Process { child, output, status: None })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The exit status, if it has ended.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten();
+        }
+        self.status
+    }
+
+    /// Waits until it ends or `deadline` comes.
+    pub(crate) fn wait_until(&mut self, deadline: Instant) -> Option<ExitStatus> {
+        loop {
+            if let Some(status) = self.ended() {
+                return Some(status);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(4));
+        }
+    }
+
+    /// Kills the group at once, as `kill -9` does, and reaps the child.
+    pub(crate) fn kill(&mut self) {
+        if self.ended().is_none() {
+            let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
+            self.status = self.child.wait().ok();
+        }
+    }
+
+    /// All it wrote so far.
+    pub(crate) fn output(&self) -> String {
+        let bytes = std::fs::read(&self.output).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Whether it listens on TCP port `port`, in whatever network namespace it lives.
+    pub(crate) fn listens(&self, port: u16) -> bool {
+        let wanted = format!(":{port:04X}");
+        ["tcp", "tcp6"].iter().any(|table| {
+            let text =
+                std::fs::read_to_string(format!("/proc/{}/net/{table}", self.pid())).unwrap_or_default();
+            text.lines().any(|line| {
+                let mut fields = line.split_ascii_whitespace().skip(1);
+                let local = fields.next().unwrap_or_default();
+                let state = fields.nth(1).unwrap_or_default();
+                local.ends_with(&wanted) && state == "0A"
+            })
+        })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The command as one would type it.
+fn command_line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// The last lines of an output, for a report.
+pub(crate) fn tail(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(6)..].join("\n")
+}

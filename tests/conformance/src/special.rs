@@ -1,0 +1,269 @@
+//! Cases that are more than a server and a client: the device listing, hurt wires, captures, users, crowds, settings.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::case::{BOTH, Case, Net, Verdict};
+use crate::check::Expect;
+use crate::pair::Pair;
+use crate::process::tail;
+use crate::world::{Setting, World};
+
+const HURT_1: &str = "loss=1%,reorder=0.5%,dup=0.5%,seed=7";
+const HURT_5: &str = "loss=5%,reorder=2%,dup=2%,seed=7";
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = vec![
+        Case::special("device", "ibv_devices", BOTH, devices),
+        Case::special("device", "ibv_devinfo -v", BOTH, devinfo),
+        Case::special("GIDs", "ibv_rc_pingpong -g and ib_send_lat -x with each GID", BOTH, each_gid),
+        Case::special("capture", "STARVERBS_PCAP decoded by tshark", BOTH, capture),
+        Case::special("crowd", "eight pairs at once", BOTH, crowd),
+        Case::special("settings", "unknown keys and bad values are named", &[Net::Lo], settings),
+    ];
+    cases.extend(users());
+    cases.extend(faults());
+    cases
+}
+
+fn users() -> Vec<Case> {
+    let pair = |args: &str| Pair::new("ibv_rc_pingpong", args, Expect::PingPong);
+    let bandwidth = |args: &str| Pair::new("ib_write_bw", args, Expect::Bandwidth(1));
+    let nobody = Some("nobody");
+    let title = |mut case: Case, who: &str| {
+        case.name = format!("{} ({who})", case.name);
+        case
+    };
+    vec![
+        title(Case::pair("users", BOTH, pair("-g 0 -c").users(nobody, nobody)), "both nobody")
+            .quick(&[Net::Lo]),
+        title(Case::pair("users", BOTH, pair("-g 0 -c").users(None, nobody)), "server root, client nobody")
+            .quick(&[Net::Lo]),
+        title(Case::pair("users", BOTH, pair("-g 0 -c").users(nobody, None)), "server nobody, client root"),
+        title(Case::pair("users", BOTH, bandwidth("").users(None, nobody)), "server root, client nobody"),
+        title(Case::pair("users", BOTH, bandwidth("").users(nobody, None)), "server nobody, client root"),
+        Case::special("users", "two pairs of root and two of nobody at once", BOTH, mixed_crowd),
+    ]
+}
+
+/// RC must finish with the right bytes; UC and UD may lose messages and must say so cleanly.
+fn faults() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for hurt in [HURT_1, HURT_5] {
+        let mut add = |program, args: &str, expect, quick: bool| {
+            let pair = Pair::new(program, args, expect).limit(120).env("STARVERBS_FAULT", hurt);
+            cases.push(Case::pair("faults", BOTH, pair).quick(if quick { &[Net::Lo] } else { &[] }));
+        };
+        let first = hurt == HURT_1;
+        add("ibv_rc_pingpong", "-g 0 -c", Expect::PingPong, true);
+        add("ibv_rc_pingpong", "-g 0 -c -e -s 100000 -n 100", Expect::PingPong, !first);
+        add("ibv_srq_pingpong", "-g 0 -c -n 200", Expect::PingPong, false);
+        add("ib_send_lat", "", Expect::Latency(1), false);
+        add("ib_send_bw", "-n 500", Expect::Bandwidth(1), true);
+        add("ib_send_bw", "-b -e -q 4 -n 200", Expect::Bandwidth(1), false);
+        add("ib_write_lat", "", Expect::Latency(1), false);
+        add("ib_write_bw", "-n 500", Expect::Bandwidth(1), first);
+        add("ib_write_bw", "-a -n 20", Expect::Bandwidth(23), false);
+        add("ib_read_lat", "", Expect::Latency(1), false);
+        add("ib_read_bw", "-n 500", Expect::Bandwidth(1), true);
+        add("ib_atomic_lat", "", Expect::Latency(1), false);
+        add("ib_atomic_bw", "-n 500", Expect::Bandwidth(1), true);
+        add("ib_atomic_bw", "-n 500 -A CMP_AND_SWAP", Expect::Bandwidth(1), false);
+        add("ib_write_bw", "-c UC -D 2", Expect::Bandwidth(1), false);
+        add("ib_send_bw", "-c UC -D 2", Expect::Bandwidth(1), false);
+        add("ib_send_bw", "-c UD -D 2", Expect::Bandwidth(1), first);
+    }
+    let slow = Pair::new("ibv_rc_pingpong", "-g 0 -c -n 200", Expect::PingPong);
+    cases.push(Case::pair("faults", BOTH, slow.env("STARVERBS_FAULT", "delay=500us,jitter=500us,seed=3")));
+    let bent = Pair::new("ibv_rc_pingpong", "-g 0 -c", Expect::PingPong).limit(60);
+    cases.push(Case::pair("faults", BOTH, bent.env("STARVERBS_FAULT", "corrupt=2%,seed=3")));
+    cases
+}
+
+/// Runs one program on the card at end 0 and returns its output if it ends well.
+fn single(world: &mut World, net: Net, words: &[&str]) -> Result<String, String> {
+    let mut process = world.start(net, 0, &Setting::default(), words)?;
+    let status = process.wait_until(Instant::now() + Duration::from_secs(10));
+    let output = process.output();
+    match status {
+        Some(status) if status.success() => Ok(output),
+        Some(status) => Err(format!("{status}:\n{}", tail(&output))),
+        None => Err(format!("does not end:\n{}", tail(&output))),
+    }
+}
+
+fn devices(world: &mut World, net: Net) -> Verdict {
+    let run = || {
+        let output = single(world, net, &["ibv_devices"])?;
+        let line =
+            output.lines().find(|line| line.contains("star0")).ok_or(format!("no star0:\n{output}"))?;
+        let guid = line.split_ascii_whitespace().last().unwrap_or_default();
+        let real = guid.len() == 16 && guid.chars().any(|c| c != '0');
+        if real { Ok(line.trim().replace(['\t', ' '], " ")) } else { Err(format!("no GUID: {line}")) }
+    };
+    let mut run = run;
+    run().into()
+}
+
+fn devinfo(world: &mut World, net: Net) -> Verdict {
+    let mut run = || {
+        let output = single(world, net, &["ibv_devinfo", "-v"])?;
+        let wanted = [
+            "hca_id:\tstar0",
+            "PORT_ACTIVE",
+            "Ethernet",
+            "atomic_cap:\t\t\tATOMIC_HCA",
+            "RoCE v2",
+            "max_srq:",
+        ];
+        match wanted.iter().find(|text| !output.contains(*text)) {
+            Some(text) => Err(format!("{text:?} is missing:\n{output}")),
+            None => Ok(format!("{} GIDs", gids(&output).len())),
+        }
+    };
+    run().into()
+}
+
+/// Index and address of each GID in ibv_devinfo's output: `GID[  0]: ::ffff:127.0.0.1, RoCE v2`.
+fn gids(output: &str) -> Vec<(u32, String)> {
+    let parse = |line: &str| {
+        let (index, rest) = line.trim().strip_prefix("GID[")?.split_once("]:")?;
+        let address = rest.trim().split(',').next()?.to_owned();
+        Some((index.trim().parse().ok()?, address))
+    };
+    output.lines().filter_map(parse).collect()
+}
+
+fn each_gid(world: &mut World, net: Net) -> Verdict {
+    let mut run = || {
+        let list = gids(&single(world, net, &["ibv_devinfo", "-v"])?);
+        // Loopback addresses lead to the other end only when both ends are one host.
+        let usable = |address: &str| net == Net::Lo || !(address == "::1" || address.contains(":127."));
+        let mut tried = Vec::new();
+        for (index, address) in list.iter().filter(|(_, address)| usable(address)) {
+            let wrong = |reason| format!("GID {index} ({address}): {reason}");
+            let checked = Pair::new("ibv_rc_pingpong", &format!("-g {index} -c"), Expect::PingPong);
+            checked.run(world, net).map_err(wrong)?;
+            let latency = Pair::new("ib_send_lat", &format!("-x {index}"), Expect::Latency(1));
+            latency.run(world, net).map_err(wrong)?;
+            tried.push(address.clone());
+        }
+        if tried.is_empty() { Err(format!("no usable GID in {list:?}")) } else { Ok(tried.join(" ")) }
+    };
+    run().into()
+}
+
+fn capture(world: &mut World, net: Net) -> Verdict {
+    if Command::new("tshark").arg("--version").output().is_err() {
+        return Verdict::Skip("tshark is not installed".to_owned());
+    }
+    let mut run = || {
+        let file = world.scratch("capture-%p.pcap");
+        let pair = Pair::new("ibv_rc_pingpong", "-g 0 -c -n 50", Expect::PingPong);
+        let pair = pair.env("STARVERBS_PCAP", &file.to_string_lossy());
+        let running = pair.start(world, net)?;
+        let pids = [running.server.pid(), running.client.pid()];
+        running.finish()?;
+        let mut frames = 0;
+        for pid in pids {
+            let file = world.scratch(&format!("capture-{pid}.pcap"));
+            let count = |filter: &str| -> Result<usize, String> {
+                let output = Command::new("tshark")
+                    .args(["-r", &file.to_string_lossy(), "-Y", filter, "-T", "fields", "-e", "frame.number"])
+                    .output()
+                    .map_err(|e| e.to_string())?;
+                if !output.status.success() {
+                    return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+                }
+                Ok(String::from_utf8_lossy(&output.stdout).lines().count())
+            };
+            let (all, ours) = (count("frame")?, count("infiniband.bth && udp.dstport == 4791")?);
+            let broken = count("_ws.malformed")?;
+            if ours < 100 || ours != all || broken != 0 {
+                return Err(format!("{all} frames, {ours} of them RoCEv2, {broken} malformed"));
+            }
+            frames += ours;
+        }
+        Ok(format!("{frames} frames, none malformed"))
+    };
+    run().into()
+}
+
+/// Starts all pairs, then waits for all.
+fn together(world: &mut World, net: Net, pairs: &[Pair]) -> Verdict {
+    let mut started = Vec::new();
+    for pair in pairs {
+        match pair.start(world, net) {
+            Ok(running) => started.push((pair.title(), running)),
+            Err(reason) => return Verdict::Fail(format!("{}: {reason}", pair.title())),
+        }
+    }
+    for (title, running) in started {
+        if let Err(reason) = running.finish() {
+            return Verdict::Fail(format!("{title}: {reason}"));
+        }
+    }
+    Verdict::Pass(format!("{} processes", 2 * pairs.len()))
+}
+
+fn crowd_of_four() -> [Pair; 4] {
+    [
+        Pair::new("ibv_rc_pingpong", "-g 0 -c -n 2000", Expect::PingPong),
+        Pair::new("ib_write_bw", "-n 1000", Expect::Bandwidth(1)),
+        Pair::new("ibv_srq_pingpong", "-g 0 -c -e", Expect::PingPong),
+        Pair::new("ib_read_bw", "-n 500", Expect::Bandwidth(1)),
+    ]
+    .map(|pair| pair.limit(60))
+}
+
+fn crowd(world: &mut World, net: Net) -> Verdict {
+    together(world, net, &[crowd_of_four(), crowd_of_four()].concat())
+}
+
+fn mixed_crowd(world: &mut World, net: Net) -> Verdict {
+    let [a, b, c, d] = crowd_of_four();
+    let nobody = Some("nobody");
+    together(world, net, &[a, b, c.users(nobody, nobody), d.users(nobody, nobody)])
+}
+
+fn settings(world: &mut World, _net: Net) -> Verdict {
+    let bad = [
+        ("STARVERBS_FUALT", "loss=1%"),
+        ("STARVERBS_MTU", "1500"),
+        ("STARVERBS_FAULT", "loss=lots"),
+        ("STARVERBS_CONFIG", "/nonexistent.toml"),
+    ];
+    let check = |world: &mut World, key: &'static str, value: &str, by_command: bool| -> Result<(), String> {
+        let mut process = if by_command {
+            let setting = Setting { env: vec![(key, value.to_owned())], ..Setting::default() };
+            world.start(Net::Lo, 0, &setting, &["ibv_devinfo"])?
+        } else {
+            let mut command = Command::new("ibv_devinfo");
+            command.env("LD_LIBRARY_PATH", &world.lib).env(key, value);
+            world.launch(command)?
+        };
+        let status = process.wait_until(Instant::now() + Duration::from_secs(10)).ok_or("does not end")?;
+        let output = process.output();
+        let named = output.contains(key) || output.contains(value);
+        if status.success() || !named { Err(format!("{key}={value}: {status}: {output}")) } else { Ok(()) }
+    };
+    for (key, value) in bad {
+        for by_command in [true, false] {
+            if let Err(reason) = check(world, key, value, by_command) {
+                return Verdict::Fail(reason);
+            }
+        }
+    }
+    Verdict::Pass(format!("{} settings refused", bad.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn gids_are_found_in_the_listing() {
+        let text =
+            "\tport:\t1\n\t\t\tGID[  0]:\t\t::ffff:10.0.0.1, RoCE v2\n\t\t\tGID[ 12]:\t\tfe80::1, RoCE v2\n";
+        let expected = [(0, "::ffff:10.0.0.1".to_owned()), (12, "fe80::1".to_owned())];
+        assert_eq!(super::gids(text), expected);
+    }
+}

@@ -1,0 +1,135 @@
+//! What a case is run with: the build under test, scratch space, ports, and the two ends of the net.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::case::Net;
+use crate::net::{ADDRESSES, Namespaces};
+use crate::process::Process;
+
+/// The surroundings of all cases. Dropping it removes them.
+pub(crate) struct World {
+    /// `dist/bin/starverbs`, absolute.
+    pub starverbs: PathBuf,
+    /// `dist/lib`, absolute.
+    pub lib: PathBuf,
+    scratch: PathBuf,
+    namespaces: Result<Namespaces, String>,
+    port: u16,
+    outputs: u32,
+}
+
+/// How a program is started, beside its arguments.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Setting {
+    /// Variables to set.
+    pub env: Vec<(&'static str, String)>,
+    /// `starverbs run --preload` instead of the search path.
+    pub preload: bool,
+    /// Another user to run as; needs root.
+    pub user: Option<&'static str>,
+}
+
+impl World {
+    pub(crate) fn new(dist: &Path, needs_namespaces: bool) -> Result<World, String> {
+        let absolute = |part: &str| {
+            let path = dist.join(part);
+            path.canonicalize().map_err(|e| format!("{}: {e} (`make build` first)", path.display()))
+        };
+        let (starverbs, lib) = (absolute("bin/starverbs")?, absolute("lib")?);
+        let scratch = std::env::temp_dir().join(format!("starverbs-conformance-{}", std::process::id()));
+        std::fs::create_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
+        let namespaces = if needs_namespaces {
+            Namespaces::new()
+        } else {
+            Err("no case of this run needs namespaces".to_owned())
+        };
+        Ok(World { starverbs, lib, scratch, namespaces, port: 18600, outputs: 0 })
+    }
+
+    /// Makes the net ready; an error is the reason why cases there must be skipped.
+    pub(crate) fn enter(&mut self, net: Net) -> Result<(), String> {
+        let mtu = match net {
+            Net::Lo => return Ok(()),
+            Net::Veth => 1500,
+            Net::Jumbo => 9000,
+        };
+        self.namespaces.as_mut().map_err(|reason| reason.clone())?.set_mtu(mtu)
+    }
+
+    /// The address at which end 1 finds end 0.
+    pub(crate) fn server_address(net: Net) -> &'static str {
+        if net == Net::Lo { "127.0.0.1" } else { ADDRESSES[0] }
+    }
+
+    /// A TCP port on which nobody listens now.
+    pub(crate) fn free_port(&mut self) -> u16 {
+        loop {
+            self.port = if self.port >= 32000 { 18600 } else { self.port + 1 };
+            if TcpListener::bind(("0.0.0.0", self.port)).is_ok() {
+                return self.port;
+            }
+        }
+    }
+
+    /// A file name in the scratch folder.
+    pub(crate) fn scratch(&self, name: &str) -> PathBuf {
+        self.scratch.join(name)
+    }
+
+    /// A command that runs at one end of the net, not on the card.
+    pub(crate) fn command(&self, net: Net, end: usize, words: &[&str]) -> Command {
+        let mut all = Vec::new();
+        if let (true, Ok(namespaces)) = (net != Net::Lo, &self.namespaces) {
+            all.extend(["ip", "netns", "exec", namespaces.name(end)]);
+        }
+        all.extend(words);
+        let mut command = Command::new(all[0]);
+        command.args(&all[1..]);
+        // What the person set for their own programs must not bend the cases.
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| name.starts_with("STARVERBS_") || name.starts_with("LD_")) {
+                command.env_remove(name);
+            }
+        }
+        command
+    }
+
+    /// Starts a program on the card at one end of the net.
+    pub(crate) fn start(
+        &mut self,
+        net: Net,
+        end: usize,
+        setting: &Setting,
+        words: &[&str],
+    ) -> Result<Process, String> {
+        let starverbs = self.starverbs.to_string_lossy().into_owned();
+        let mut all: Vec<&str> = Vec::new();
+        if let Some(user) = setting.user {
+            all.extend(["runuser", "-u", user, "--"]);
+        }
+        all.extend([starverbs.as_str(), "run"]);
+        if setting.preload {
+            all.push("--preload");
+        }
+        all.push("--");
+        all.extend(words);
+        let mut command = self.command(net, end, &all);
+        command.envs(setting.env.iter().map(|(name, value)| (*name, value.as_str())));
+        self.launch(command)
+    }
+
+    /// Starts any command with its output in a new scratch file.
+    pub(crate) fn launch(&mut self, mut command: Command) -> Result<Process, String> {
+        self.outputs += 1;
+        command.current_dir(&self.scratch);
+        Process::start(command, self.scratch(&format!("output-{}", self.outputs)))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.scratch);
+    }
+}
