@@ -10,7 +10,7 @@ use starverbs_core::{RecvQueue, Sge};
 
 use crate::slots::Slots;
 use crate::spin::{SpinGuard, SpinLock};
-use crate::sync::Ordering;
+use crate::sync::{AtomicBool, Ordering, fence};
 use crate::{PushError, Side};
 
 /// Fixed part of a receive WQE.
@@ -28,6 +28,9 @@ pub struct RecvRing {
     slots: Slots,
     max_sge: u16,
     post: SpinLock<()>,
+    /// The card looked for a WQE and found none. Set by the card, taken by programs after a post:
+    /// a QP in error flushes what is posted late, and hears of it by a doorbell only then.
+    hungry: AtomicBool,
     /// Index: WQEs posted. Written by programs under the post lock, with release after the slots;
     /// read by the card with acquire.
     program: Side,
@@ -46,6 +49,7 @@ impl RecvRing {
             slots,
             max_sge,
             post: SpinLock::new(()),
+            hungry: AtomicBool::new(false),
             program: Side::new(),
             card: Side::new(),
         }))
@@ -68,6 +72,14 @@ impl RecvRing {
         /* relaxed: this index is written under the lock just taken */
         let tail = self.program.index.load(Ordering::Relaxed);
         RecvProducer { ring: self, first: tail, tail, _post: guard }
+    }
+
+    /// After posting: whether the card looked in vain since the last such question.
+    #[inline]
+    pub fn was_hungry(&self) -> bool {
+        /* our index before the flag here, the flag before the index in `take`: one side sees the other */
+        fence(Ordering::SeqCst);
+        self.hungry.load(Ordering::Relaxed) && self.hungry.swap(false, Ordering::Relaxed)
     }
 
     /// The card's half.
@@ -145,7 +157,12 @@ impl RecvQueue for CardRq {
         /* relaxed: written by this side alone */
         let head = ring.card.index.load(Ordering::Relaxed);
         if ring.card.seen.load(Ordering::Relaxed) == head {
-            let posted = ring.program.index.load(Ordering::Acquire);
+            let mut posted = ring.program.index.load(Ordering::Acquire);
+            if posted == head {
+                ring.hungry.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                posted = ring.program.index.load(Ordering::Acquire);
+            }
             ring.card.seen.store(posted, Ordering::Relaxed);
             if posted == head {
                 return None;

@@ -4,16 +4,12 @@
 #[cfg(not(loom))]
 pub(crate) use std::{
     hint::spin_loop,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering, fence},
     thread::yield_now,
 };
 
 #[cfg(loom)]
-pub(crate) use loom::{
-    hint::spin_loop,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
-    thread::yield_now,
-};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 /// One cell a slot, touched whenever the slot is: loom then reports two sides in one slot.
 /// Nothing at all without loom.
