@@ -3,8 +3,9 @@
 use thiserror::Error;
 use zerocopy::FromBytes;
 
-use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth};
+use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth, Syndrome};
 use super::opcode::{BTH_LEN, OpFlags, OpInfo, op_info};
+use crate::types::{Psn, Qpn};
 
 /// A frame is not a packet that this card understands. Each is dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -21,13 +22,17 @@ pub enum WireError {
     /// more padding than payload, or bytes behind a packet that has no payload
     #[error("more padding than payload, or bytes behind a packet that has no payload")]
     Payload,
+    /// reserved AETH syndrome
+    #[error("reserved AETH syndrome")]
+    Syndrome,
 }
 
-/// A packet whose headers are all there.
+/// A packet whose headers are all there. A header that the op-code does not bring reads as zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     bth: &'a Bth,
     op: &'static OpInfo,
+    syndrome: Syndrome,
     ext: &'a [u8],
     payload: &'a [u8],
 }
@@ -44,7 +49,7 @@ impl<'a> Packet<'a> {
         }
         let (headers, body) = frame.split_at_checked(usize::from(op.header_len)).ok_or(WireError::Length)?;
         let ext = headers.get(BTH_LEN..).ok_or(WireError::Length)?;
-        if frame.len() % 4 != 0 {
+        if !frame.len().is_multiple_of(4) {
             return Err(WireError::Length);
         }
         let len = body.len().checked_sub(usize::from(bth.pad())).ok_or(WireError::Payload)?;
@@ -52,7 +57,11 @@ impl<'a> Packet<'a> {
             return Err(WireError::Payload);
         }
         let payload = body.get(..len).ok_or(WireError::Payload)?;
-        Ok(Packet { bth, op, ext, payload })
+        let mut syndrome = Syndrome::Ack;
+        if let (true, Some(b)) = (op.has(OpFlags::AETH), ext.first()) {
+            syndrome = Syndrome::from_byte(*b).ok_or(WireError::Syndrome)?;
+        }
+        Ok(Packet { bth, op, syndrome, ext, payload })
     }
 
     /// Base transport header
@@ -62,71 +71,91 @@ impl<'a> Packet<'a> {
     }
     /// What the op-code means
     #[inline]
-    pub fn op(&self) -> &'static OpInfo {
+    pub fn info(&self) -> &'static OpInfo {
         self.op
+    }
+    /// Packet sequence number
+    #[inline]
+    pub fn psn(&self) -> Psn {
+        self.bth.psn()
+    }
+    /// Destination QPN
+    #[inline]
+    pub fn dest_qpn(&self) -> Qpn {
+        self.bth.dest_qpn()
+    }
+    /// The requester wants an acknowledge
+    #[inline]
+    pub fn ack_req(&self) -> bool {
+        self.bth.ack_req()
+    }
+    /// Solicited event
+    #[inline]
+    pub fn solicited(&self) -> bool {
+        self.bth.solicited()
     }
     /// Payload without its padding
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
-    /// RDMA header, if the op-code has one
+    /// RDMA header
     #[inline]
-    pub fn reth(&self) -> Option<&'a Reth> {
+    pub fn reth(&self) -> Reth {
         self.first(OpFlags::RETH)
     }
-    /// Datagram header, if the op-code has one
+    /// Datagram header
     #[inline]
-    pub fn deth(&self) -> Option<&'a Deth> {
+    pub fn deth(&self) -> Deth {
         self.first(OpFlags::DETH)
     }
-    /// ACK header, if the op-code has one
+    /// ACK header
     #[inline]
-    pub fn aeth(&self) -> Option<&'a Aeth> {
+    pub fn aeth(&self) -> Aeth {
         self.first(OpFlags::AETH)
     }
-    /// Atomic header, if the op-code has one
+    /// What an acknowledge says
     #[inline]
-    pub fn atomic_eth(&self) -> Option<&'a AtomicEth> {
+    pub fn syndrome(&self) -> Syndrome {
+        self.syndrome
+    }
+    /// Atomic header
+    #[inline]
+    pub fn atomic_eth(&self) -> AtomicEth {
         self.first(OpFlags::ATOMIC)
     }
-    /// Value before the atomic, if the op-code has it
+    /// Value before the atomic
     #[inline]
-    pub fn atomic_ack(&self) -> Option<u64> {
+    pub fn atomic_original(&self) -> u64 {
         if !self.op.has(OpFlags::ATOMIC_ACK) {
-            return None;
+            return 0;
         }
-        AtomicAckEth::ref_from_suffix(self.ext).ok().map(|(_, h)| h.original())
+        AtomicAckEth::read_from_suffix(self.ext).map_or(0, |(_, h)| h.original())
     }
-    /// Immediate data as it lies on the wire (network order), if the op-code has it
+    /// Immediate data as it lies on the wire (network order)
     #[inline]
-    pub fn imm(&self) -> Option<u32> {
-        self.last(OpFlags::IMM).map(u32::from_ne_bytes)
+    pub fn imm(&self) -> u32 {
+        u32::from_ne_bytes(self.last(OpFlags::IMM))
     }
-    /// Key to invalidate, if the op-code has one
+    /// Key to invalidate
     #[inline]
-    pub fn ieth(&self) -> Option<u32> {
-        self.last(OpFlags::IETH).map(u32::from_be_bytes)
+    pub fn ieth(&self) -> u32 {
+        u32::from_be_bytes(self.last(OpFlags::IETH))
     }
 
     /// DETH, RETH, AETH and AtomicETH exclude each other and stand directly behind the BTH.
     #[inline]
-    fn first<H: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned>(
-        &self,
-        flag: OpFlags,
-    ) -> Option<&'a H> {
-        if !self.op.has(flag) {
-            return None;
-        }
-        H::ref_from_prefix(self.ext).ok().map(|(h, _)| h)
+    fn first<H: FromBytes>(&self, flag: OpFlags) -> H {
+        let bytes = if self.op.has(flag) { self.ext } else { &[] };
+        H::read_from_prefix(bytes).map_or_else(|_| H::new_zeroed(), |(h, _)| h)
     }
 
     /// ImmDt and IETH exclude each other and come last.
     #[inline]
-    fn last(&self, flag: OpFlags) -> Option<[u8; 4]> {
+    fn last(&self, flag: OpFlags) -> [u8; 4] {
         if !self.op.has(flag) {
-            return None;
+            return [0; 4];
         }
-        self.ext.last_chunk::<4>().copied()
+        self.ext.last_chunk::<4>().copied().unwrap_or_default()
     }
 }
