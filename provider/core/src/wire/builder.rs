@@ -2,7 +2,7 @@
 
 use zerocopy::{Immutable, IntoBytes};
 
-use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, PKEY_DEFAULT, Reth, Syndrome};
+use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth, Syndrome};
 use crate::types::{Psn, Qpn};
 
 /// Room for the longest headers (BTH and AtomicETH are 40 bytes).
@@ -16,61 +16,73 @@ pub struct HeaderBuf {
 }
 
 impl HeaderBuf {
-    /// Nothing yet.
+    /// Begins with a BTH. `pad` is what the payload lacks to a multiple of four, 0 to 3.
     #[inline]
-    pub const fn new() -> Self {
-        HeaderBuf { bytes: [0; ROOM], len: 0 }
-    }
-    /// Begins with a BTH with the default P_Key. `pad` is what the payload lacks to a multiple of
-    /// four, 0 to 3.
-    #[inline]
-    pub fn bth(&mut self, opcode: u8, qpn: Qpn, psn: Psn, ack_req: bool, solicited: bool, pad: u8) {
-        self.push(&Bth::new(opcode, qpn, psn, ack_req, solicited, pad, PKEY_DEFAULT));
+    pub fn bth(opcode: u8, qpn: Qpn, psn: Psn, ack_req: bool, solicited: bool, pad: u8, pkey: u16) -> Self {
+        let mut buf = HeaderBuf { bytes: [0; ROOM], len: 0 };
+        buf.push(&Bth::new(opcode, qpn, psn, ack_req, solicited, pad, pkey));
+        buf
     }
     /// Adds a RETH.
     #[inline]
-    pub fn reth(&mut self, va: u64, rkey: u32, dma_len: u32) {
+    #[must_use]
+    pub fn reth(mut self, va: u64, rkey: u32, dma_len: u32) -> Self {
         self.push(&Reth::new(va, rkey, dma_len));
+        self
     }
     /// Adds immediate data, given in network order.
     #[inline]
-    pub fn imm(&mut self, imm: u32) {
+    #[must_use]
+    pub fn imm(mut self, imm: u32) -> Self {
         self.push(&imm.to_ne_bytes());
+        self
     }
     /// Adds an IETH.
     #[inline]
-    pub fn ieth(&mut self, rkey: u32) {
+    #[must_use]
+    pub fn ieth(mut self, rkey: u32) -> Self {
         self.push(&rkey.to_be_bytes());
+        self
     }
     /// Adds an AETH.
     #[inline]
-    pub fn aeth(&mut self, syndrome: Syndrome, msn: u32) {
+    #[must_use]
+    pub fn aeth(mut self, syndrome: Syndrome, msn: u32) -> Self {
         self.push(&Aeth::new(syndrome, msn));
+        self
     }
     /// Adds an AtomicETH.
     #[inline]
-    pub fn atomic_eth(&mut self, va: u64, rkey: u32, swap_add: u64, compare: u64) {
+    #[must_use]
+    pub fn atomic_eth(mut self, va: u64, rkey: u32, swap_add: u64, compare: u64) -> Self {
         self.push(&AtomicEth::new(va, rkey, swap_add, compare));
+        self
     }
     /// Adds an AtomicAckETH.
     #[inline]
-    pub fn atomic_ack(&mut self, original: u64) {
+    #[must_use]
+    pub fn atomic_ack(mut self, original: u64) -> Self {
         self.push(&AtomicAckEth::new(original));
+        self
     }
     /// Adds a DETH.
     #[inline]
-    pub fn deth(&mut self, qkey: u32, src_qp: Qpn) {
+    #[must_use]
+    pub fn deth(mut self, qkey: u32, src_qp: Qpn) -> Self {
         self.push(&Deth::new(qkey, src_qp));
+        self
     }
     /// Adds the 16 reserved bytes of a CNP.
     #[inline]
-    pub fn reserved(&mut self) {
+    #[must_use]
+    pub fn reserved(mut self) -> Self {
         self.push(&[0u8; 16]);
+        self
     }
 
     /// The headers.
     #[inline]
-    pub fn as_slice(&self) -> &[u8] {
+    pub fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or(&self.bytes)
     }
 
@@ -85,16 +97,10 @@ impl HeaderBuf {
     }
 }
 
-impl Default for HeaderBuf {
-    fn default() -> Self {
-        HeaderBuf::new()
-    }
-}
-
 impl core::ops::Deref for HeaderBuf {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        self.as_slice()
+        self.as_bytes()
     }
 }

@@ -7,9 +7,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::types::{Psn, QPN_MASK, Qpn};
 
-/// The P_Key of the default partition, full member: the only one in the port's table.
-pub const PKEY_DEFAULT: u16 = 0xffff;
-
 const ACK_REQ: u32 = 1 << 31;
 const SOLICITED: u8 = 1 << 7;
 const MIG_REQ: u8 = 1 << 6;
@@ -143,7 +140,7 @@ impl Aeth {
     pub fn new(syndrome: Syndrome, msn: u32) -> Self {
         Aeth(U32::new(u32::from(syndrome.to_byte()) << 24 | msn & QPN_MASK))
     }
-    /// What the responder says; `None` for reserved kinds.
+    /// What the responder says; `None` for reserved codes.
     #[inline]
     pub fn syndrome(&self) -> Option<Syndrome> {
         Syndrome::from_byte((self.0.get() >> 24) as u8)
@@ -161,42 +158,56 @@ pub const CREDITS_NONE: u8 = 31;
 /// First byte of an AETH (IBTA table 43).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// Acknowledge. The card neither gives nor minds credits.
-    Ack,
-    /// Receiver not ready; a timer code, 0..=31 (IBTA table 45)
-    Rnr(u8),
-    /// Negative acknowledge, by code: [`NAK_SEQUENCE`] and others
-    Nak(u8),
+    /// Acknowledge
+    Ack {
+        /// Encoded credit count, [`CREDITS_NONE`] when credits are not used
+        credits: u8,
+    },
+    /// Receiver not ready
+    Rnr {
+        /// Timer code, 0..=31 (IBTA table 45)
+        timer: u8,
+    },
+    /// Negative acknowledge
+    Nak(NakCode),
 }
 
-/// NAK: PSN sequence error (IBTA table 44)
-pub const NAK_SEQUENCE: u8 = 0;
-/// NAK: invalid request
-pub const NAK_INVALID: u8 = 1;
-/// NAK: remote access error
-pub const NAK_ACCESS: u8 = 2;
-/// NAK: remote operational error
-pub const NAK_OPERATION: u8 = 3;
+/// NAK codes (IBTA table 44).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum NakCode {
+    /// PSN sequence error
+    SequenceError = 0,
+    /// Invalid request
+    InvalidRequest = 1,
+    /// Remote access error
+    RemoteAccess = 2,
+    /// Remote operational error
+    RemoteOperation = 3,
+}
 
 impl Syndrome {
     /// The byte on the wire.
     #[inline]
     pub const fn to_byte(self) -> u8 {
         match self {
-            Syndrome::Ack => CREDITS_NONE,
-            Syndrome::Rnr(timer) => 0x20 | timer & 31,
-            Syndrome::Nak(code) => 0x60 | code & 31,
+            Syndrome::Ack { credits } => credits & 31,
+            Syndrome::Rnr { timer } => 0x20 | timer & 31,
+            Syndrome::Nak(code) => 0x60 | code as u8,
         }
     }
-    /// From the byte on the wire; `None` for reserved kinds.
+    /// From the byte on the wire; `None` for reserved codes.
     #[inline]
     pub const fn from_byte(b: u8) -> Option<Self> {
-        match b >> 5 {
-            0 => Some(Syndrome::Ack),
-            1 => Some(Syndrome::Rnr(b & 31)),
-            3 => Some(Syndrome::Nak(b & 31)),
-            _ => None,
-        }
+        Some(match (b >> 5, b & 31) {
+            (0, credits) => Syndrome::Ack { credits },
+            (1, timer) => Syndrome::Rnr { timer },
+            (3, 0) => Syndrome::Nak(NakCode::SequenceError),
+            (3, 1) => Syndrome::Nak(NakCode::InvalidRequest),
+            (3, 2) => Syndrome::Nak(NakCode::RemoteAccess),
+            (3, 3) => Syndrome::Nak(NakCode::RemoteOperation),
+            _ => return None,
+        })
     }
 }
 
@@ -294,15 +305,13 @@ mod tests {
     #[test]
     fn syndromes_round_trip() {
         for b in 0..=255u8 {
-            match Syndrome::from_byte(b) {
-                Some(Syndrome::Ack) => assert!(b < 32),
-                Some(s) => assert_eq!(s.to_byte(), b),
-                None => assert!(b >> 7 == 1 || b >> 5 == 2),
+            if let Some(s) = Syndrome::from_byte(b) {
+                assert_eq!(s.to_byte(), b);
             }
         }
-        assert_eq!(Syndrome::Ack.to_byte(), 0x1f);
-        assert_eq!(Syndrome::from_byte(0x61), Some(Syndrome::Nak(NAK_INVALID)));
-        assert_eq!(Syndrome::from_byte(0x2e), Some(Syndrome::Rnr(14)));
+        assert_eq!(Syndrome::from_byte(0x1f), Some(Syndrome::Ack { credits: CREDITS_NONE }));
+        assert_eq!(Syndrome::from_byte(0x61), Some(Syndrome::Nak(NakCode::InvalidRequest)));
         assert_eq!(Syndrome::from_byte(0x40), None);
+        assert_eq!(Syndrome::from_byte(0x80), None);
     }
 }

@@ -8,82 +8,49 @@ use bitflags::bitflags;
 
 use crate::types::{QpType, SendOp};
 
-/// RC SEND FIRST
-pub const RC_SEND_FIRST: u8 = 0x00;
-/// RC SEND MIDDLE
-pub const RC_SEND_MIDDLE: u8 = 0x01;
-/// RC SEND LAST
-pub const RC_SEND_LAST: u8 = 0x02;
-/// RC SEND LAST with immediate
-pub const RC_SEND_LAST_IMM: u8 = 0x03;
-/// RC SEND ONLY
-pub const RC_SEND_ONLY: u8 = 0x04;
-/// RC SEND ONLY with immediate
-pub const RC_SEND_ONLY_IMM: u8 = 0x05;
-/// RC WRITE FIRST
-pub const RC_WRITE_FIRST: u8 = 0x06;
-/// RC WRITE MIDDLE
-pub const RC_WRITE_MIDDLE: u8 = 0x07;
-/// RC WRITE LAST
-pub const RC_WRITE_LAST: u8 = 0x08;
-/// RC WRITE LAST with immediate
-pub const RC_WRITE_LAST_IMM: u8 = 0x09;
-/// RC WRITE ONLY
-pub const RC_WRITE_ONLY: u8 = 0x0a;
-/// RC WRITE ONLY with immediate
-pub const RC_WRITE_ONLY_IMM: u8 = 0x0b;
-/// RC READ REQUEST
-pub const RC_READ_REQUEST: u8 = 0x0c;
-/// RC READ RESPONSE FIRST
-pub const RC_READ_RESPONSE_FIRST: u8 = 0x0d;
-/// RC READ RESPONSE MIDDLE
-pub const RC_READ_RESPONSE_MIDDLE: u8 = 0x0e;
-/// RC READ RESPONSE LAST
-pub const RC_READ_RESPONSE_LAST: u8 = 0x0f;
-/// RC READ RESPONSE ONLY
-pub const RC_READ_RESPONSE_ONLY: u8 = 0x10;
-/// RC ACK
-pub const RC_ACK: u8 = 0x11;
-/// RC ATOMIC ACK
-pub const RC_ATOMIC_ACK: u8 = 0x12;
-/// RC COMPARE SWAP
-pub const RC_COMPARE_SWAP: u8 = 0x13;
-/// RC FETCH ADD
-pub const RC_FETCH_ADD: u8 = 0x14;
-/// RC SEND LAST with invalidate
-pub const RC_SEND_LAST_INV: u8 = 0x16;
-/// RC SEND ONLY with invalidate
-pub const RC_SEND_ONLY_INV: u8 = 0x17;
-/// UC SEND FIRST
-pub const UC_SEND_FIRST: u8 = 0x20;
-/// UC SEND MIDDLE
-pub const UC_SEND_MIDDLE: u8 = 0x21;
-/// UC SEND LAST
-pub const UC_SEND_LAST: u8 = 0x22;
-/// UC SEND LAST with immediate
-pub const UC_SEND_LAST_IMM: u8 = 0x23;
-/// UC SEND ONLY
-pub const UC_SEND_ONLY: u8 = 0x24;
-/// UC SEND ONLY with immediate
-pub const UC_SEND_ONLY_IMM: u8 = 0x25;
-/// UC WRITE FIRST
-pub const UC_WRITE_FIRST: u8 = 0x26;
-/// UC WRITE MIDDLE
-pub const UC_WRITE_MIDDLE: u8 = 0x27;
-/// UC WRITE LAST
-pub const UC_WRITE_LAST: u8 = 0x28;
-/// UC WRITE LAST with immediate
-pub const UC_WRITE_LAST_IMM: u8 = 0x29;
-/// UC WRITE ONLY
-pub const UC_WRITE_ONLY: u8 = 0x2a;
-/// UC WRITE ONLY with immediate
-pub const UC_WRITE_ONLY_IMM: u8 = 0x2b;
-/// UD SEND ONLY
-pub const UD_SEND_ONLY: u8 = 0x64;
-/// UD SEND ONLY with immediate
-pub const UD_SEND_ONLY_IMM: u8 = 0x65;
-/// Congestion notification packet (RoCEv2 annex A17.9.3)
-pub const CNP: u8 = 0x81;
+/// Op-codes by name.
+#[allow(missing_docs)]
+pub mod code {
+    pub const RC_SEND_FIRST: u8 = 0x00;
+    pub const RC_SEND_MIDDLE: u8 = 0x01;
+    pub const RC_SEND_LAST: u8 = 0x02;
+    pub const RC_SEND_LAST_IMM: u8 = 0x03;
+    pub const RC_SEND_ONLY: u8 = 0x04;
+    pub const RC_SEND_ONLY_IMM: u8 = 0x05;
+    pub const RC_WRITE_FIRST: u8 = 0x06;
+    pub const RC_WRITE_MIDDLE: u8 = 0x07;
+    pub const RC_WRITE_LAST: u8 = 0x08;
+    pub const RC_WRITE_LAST_IMM: u8 = 0x09;
+    pub const RC_WRITE_ONLY: u8 = 0x0a;
+    pub const RC_WRITE_ONLY_IMM: u8 = 0x0b;
+    pub const RC_READ_REQUEST: u8 = 0x0c;
+    pub const RC_READ_RESPONSE_FIRST: u8 = 0x0d;
+    pub const RC_READ_RESPONSE_MIDDLE: u8 = 0x0e;
+    pub const RC_READ_RESPONSE_LAST: u8 = 0x0f;
+    pub const RC_READ_RESPONSE_ONLY: u8 = 0x10;
+    pub const RC_ACK: u8 = 0x11;
+    pub const RC_ATOMIC_ACK: u8 = 0x12;
+    pub const RC_CMP_SWAP: u8 = 0x13;
+    pub const RC_FETCH_ADD: u8 = 0x14;
+    pub const RC_SEND_LAST_INV: u8 = 0x16;
+    pub const RC_SEND_ONLY_INV: u8 = 0x17;
+    pub const UC_SEND_FIRST: u8 = 0x20;
+    pub const UC_SEND_MIDDLE: u8 = 0x21;
+    pub const UC_SEND_LAST: u8 = 0x22;
+    pub const UC_SEND_LAST_IMM: u8 = 0x23;
+    pub const UC_SEND_ONLY: u8 = 0x24;
+    pub const UC_SEND_ONLY_IMM: u8 = 0x25;
+    pub const UC_WRITE_FIRST: u8 = 0x26;
+    pub const UC_WRITE_MIDDLE: u8 = 0x27;
+    pub const UC_WRITE_LAST: u8 = 0x28;
+    pub const UC_WRITE_LAST_IMM: u8 = 0x29;
+    pub const UC_WRITE_ONLY: u8 = 0x2a;
+    pub const UC_WRITE_ONLY_IMM: u8 = 0x2b;
+    pub const UD_SEND_ONLY: u8 = 0x64;
+    pub const UD_SEND_ONLY_IMM: u8 = 0x65;
+    /// Congestion notification packet (RoCEv2 annex A17.9.3)
+    pub const CNP: u8 = 0x81;
+}
 
 /// Transport that an op-code belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -202,31 +169,6 @@ impl OpInfo {
     pub const fn is_only(&self) -> bool {
         self.flags.contains(ONLY)
     }
-    /// Travels from responder to requester.
-    #[inline]
-    pub const fn is_response(&self) -> bool {
-        self.kind.is_response()
-    }
-    /// READ response.
-    #[inline]
-    pub const fn is_read_response(&self) -> bool {
-        matches!(self.kind, Kind::ReadResponse)
-    }
-    /// Atomic acknowledge.
-    #[inline]
-    pub const fn is_atomic_ack(&self) -> bool {
-        matches!(self.kind, Kind::AtomicAck)
-    }
-    /// Compare-and-swap or fetch-and-add request.
-    #[inline]
-    pub const fn is_atomic(&self) -> bool {
-        matches!(self.kind, Kind::CmpSwap | Kind::FetchAdd)
-    }
-    /// Carries immediate data.
-    #[inline]
-    pub const fn has_imm(&self) -> bool {
-        self.has(OpFlags::IMM)
-    }
     /// Whether all of `flags` hold.
     #[inline]
     pub const fn has(&self, flags: OpFlags) -> bool {
@@ -328,10 +270,10 @@ pub fn op_info(code: u8) -> Option<&'static OpInfo> {
     OPS[usize::from(code)].as_ref()
 }
 
-/// The op-code of a SEND or WRITE packet at its place in the message. Only for operations that the
-/// transport offers; see [`request_code`].
+/// The op-code of a request packet of `op` on a QP of type `qp` at its place in the message;
+/// `None` where the transport does not offer it (IBTA table 36).
 #[inline]
-pub const fn data_opcode(qp: QpType, op: SendOp, first: bool, last: bool) -> u8 {
+pub const fn request_code(qp: QpType, op: SendOp, first: bool, last: bool) -> Option<u8> {
     let place = match (first, last) {
         (true, false) => 0,
         (false, false) => 1,
@@ -339,27 +281,18 @@ pub const fn data_opcode(qp: QpType, op: SendOp, first: bool, last: bool) -> u8 
         (true, true) => 4,
     };
     let imm = (op.has_imm() && last) as u8;
-    let write = if matches!(op, SendOp::Write | SendOp::WriteImm) { 6 } else { 0 };
-    let base = match qp {
-        QpType::Rc => RC_SEND_FIRST,
-        QpType::Uc => UC_SEND_FIRST,
-        QpType::Ud => UD_SEND_ONLY - RC_SEND_ONLY,
+    let low = match op {
+        SendOp::Send | SendOp::SendImm => place + imm,
+        SendOp::Write | SendOp::WriteImm => 6 + place + imm,
+        SendOp::Read => code::RC_READ_REQUEST,
+        SendOp::CmpSwap => code::RC_CMP_SWAP,
+        SendOp::FetchAdd => code::RC_FETCH_ADD,
     };
-    base + write + place + imm
-}
-
-/// The op-code of a request packet of `op` on a QP of type `qp` at its place in the message;
-/// `None` where the transport does not offer it (IBTA table 36).
-#[inline]
-pub const fn request_code(qp: QpType, op: SendOp, first: bool, last: bool) -> Option<u8> {
-    match (qp, op) {
-        (QpType::Rc, SendOp::Read) => Some(RC_READ_REQUEST),
-        (QpType::Rc, SendOp::CmpSwap) => Some(RC_COMPARE_SWAP),
-        (QpType::Rc, SendOp::FetchAdd) => Some(RC_FETCH_ADD),
-        (_, SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd) => None,
-        (QpType::Ud, SendOp::Write | SendOp::WriteImm) => None,
-        (QpType::Ud, _) if !(first && last) => None,
-        _ => Some(data_opcode(qp, op, first, last)),
+    match qp {
+        QpType::Rc => Some(low),
+        QpType::Uc if low < 0x0c => Some(0x20 + low),
+        QpType::Ud if low == 4 || low == 5 => Some(0x60 + low),
+        _ => None,
     }
 }
 
@@ -383,31 +316,31 @@ mod tests {
     #[test]
     fn header_lengths() {
         let len = |c| op_info(c).unwrap().header_len;
-        assert_eq!(len(RC_SEND_FIRST), 12);
-        assert_eq!(len(RC_SEND_LAST_IMM), 16);
-        assert_eq!(len(RC_WRITE_ONLY_IMM), 32);
-        assert_eq!(len(RC_READ_REQUEST), 28);
-        assert_eq!(len(RC_READ_RESPONSE_MIDDLE), 12);
-        assert_eq!(len(RC_READ_RESPONSE_LAST), 16);
-        assert_eq!(len(RC_ACK), 16);
-        assert_eq!(len(RC_ATOMIC_ACK), 24);
-        assert_eq!(len(RC_COMPARE_SWAP), 40);
-        assert_eq!(len(RC_SEND_ONLY_INV), 16);
-        assert_eq!(len(UD_SEND_ONLY_IMM), 24);
-        assert_eq!(len(CNP), 28);
+        assert_eq!(len(code::RC_SEND_FIRST), 12);
+        assert_eq!(len(code::RC_SEND_LAST_IMM), 16);
+        assert_eq!(len(code::RC_WRITE_ONLY_IMM), 32);
+        assert_eq!(len(code::RC_READ_REQUEST), 28);
+        assert_eq!(len(code::RC_READ_RESPONSE_MIDDLE), 12);
+        assert_eq!(len(code::RC_READ_RESPONSE_LAST), 16);
+        assert_eq!(len(code::RC_ACK), 16);
+        assert_eq!(len(code::RC_ATOMIC_ACK), 24);
+        assert_eq!(len(code::RC_CMP_SWAP), 40);
+        assert_eq!(len(code::RC_SEND_ONLY_INV), 16);
+        assert_eq!(len(code::UD_SEND_ONLY_IMM), 24);
+        assert_eq!(len(code::CNP), 28);
     }
 
     #[test]
     fn requests_by_transport() {
         use QpType::{Rc, Uc, Ud};
-        assert_eq!(request_code(Rc, SendOp::Send, true, true), Some(RC_SEND_ONLY));
-        assert_eq!(request_code(Rc, SendOp::SendImm, true, false), Some(RC_SEND_FIRST));
-        assert_eq!(request_code(Rc, SendOp::SendImm, false, true), Some(RC_SEND_LAST_IMM));
-        assert_eq!(request_code(Rc, SendOp::WriteImm, true, true), Some(RC_WRITE_ONLY_IMM));
-        assert_eq!(request_code(Rc, SendOp::Write, false, false), Some(RC_WRITE_MIDDLE));
-        assert_eq!(request_code(Uc, SendOp::WriteImm, false, true), Some(UC_WRITE_LAST_IMM));
+        assert_eq!(request_code(Rc, SendOp::Send, true, true), Some(code::RC_SEND_ONLY));
+        assert_eq!(request_code(Rc, SendOp::SendImm, true, false), Some(code::RC_SEND_FIRST));
+        assert_eq!(request_code(Rc, SendOp::SendImm, false, true), Some(code::RC_SEND_LAST_IMM));
+        assert_eq!(request_code(Rc, SendOp::WriteImm, true, true), Some(code::RC_WRITE_ONLY_IMM));
+        assert_eq!(request_code(Rc, SendOp::Write, false, false), Some(code::RC_WRITE_MIDDLE));
+        assert_eq!(request_code(Uc, SendOp::WriteImm, false, true), Some(code::UC_WRITE_LAST_IMM));
         assert_eq!(request_code(Uc, SendOp::Read, true, true), None);
-        assert_eq!(request_code(Ud, SendOp::SendImm, true, true), Some(UD_SEND_ONLY_IMM));
+        assert_eq!(request_code(Ud, SendOp::SendImm, true, true), Some(code::UD_SEND_ONLY_IMM));
         assert_eq!(request_code(Ud, SendOp::Send, true, false), None);
         assert_eq!(request_code(Ud, SendOp::Write, true, true), None);
     }

@@ -3,9 +3,8 @@
 use thiserror::Error;
 use zerocopy::FromBytes;
 
-use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth, Syndrome};
+use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth};
 use super::opcode::{BTH_LEN, OpFlags, OpInfo, op_info};
-use crate::types::{Psn, Qpn};
 
 /// A frame is not a packet that this card understands. Each is dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -22,17 +21,13 @@ pub enum WireError {
     /// more padding than payload, or bytes behind a packet that has no payload
     #[error("more padding than payload, or bytes behind a packet that has no payload")]
     Payload,
-    /// reserved AETH syndrome
-    #[error("reserved AETH syndrome")]
-    Syndrome,
 }
 
-/// A packet whose headers are all there. A header that the op-code does not bring reads as zeros.
+/// A packet whose headers are all there.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     bth: &'a Bth,
     op: &'static OpInfo,
-    syndrome: Syndrome,
     ext: &'a [u8],
     payload: &'a [u8],
 }
@@ -49,7 +44,7 @@ impl<'a> Packet<'a> {
         }
         let (headers, body) = frame.split_at_checked(usize::from(op.header_len)).ok_or(WireError::Length)?;
         let ext = headers.get(BTH_LEN..).ok_or(WireError::Length)?;
-        if !frame.len().is_multiple_of(4) {
+        if frame.len() % 4 != 0 {
             return Err(WireError::Length);
         }
         let len = body.len().checked_sub(usize::from(bth.pad())).ok_or(WireError::Payload)?;
@@ -57,11 +52,7 @@ impl<'a> Packet<'a> {
             return Err(WireError::Payload);
         }
         let payload = body.get(..len).ok_or(WireError::Payload)?;
-        let mut syndrome = Syndrome::Ack;
-        if let (true, Some(b)) = (op.has(OpFlags::AETH), ext.first()) {
-            syndrome = Syndrome::from_byte(*b).ok_or(WireError::Syndrome)?;
-        }
-        Ok(Packet { bth, op, syndrome, ext, payload })
+        Ok(Packet { bth, op, ext, payload })
     }
 
     /// Base transport header
@@ -71,91 +62,71 @@ impl<'a> Packet<'a> {
     }
     /// What the op-code means
     #[inline]
-    pub fn info(&self) -> &'static OpInfo {
+    pub fn op(&self) -> &'static OpInfo {
         self.op
-    }
-    /// Packet sequence number
-    #[inline]
-    pub fn psn(&self) -> Psn {
-        self.bth.psn()
-    }
-    /// Destination QPN
-    #[inline]
-    pub fn dest_qpn(&self) -> Qpn {
-        self.bth.dest_qpn()
-    }
-    /// The requester wants an acknowledge
-    #[inline]
-    pub fn ack_req(&self) -> bool {
-        self.bth.ack_req()
-    }
-    /// Solicited event
-    #[inline]
-    pub fn solicited(&self) -> bool {
-        self.bth.solicited()
     }
     /// Payload without its padding
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
-    /// RDMA header
+    /// RDMA header, if the op-code has one
     #[inline]
-    pub fn reth(&self) -> Reth {
+    pub fn reth(&self) -> Option<&'a Reth> {
         self.first(OpFlags::RETH)
     }
-    /// Datagram header
+    /// Datagram header, if the op-code has one
     #[inline]
-    pub fn deth(&self) -> Deth {
+    pub fn deth(&self) -> Option<&'a Deth> {
         self.first(OpFlags::DETH)
     }
-    /// ACK header
+    /// ACK header, if the op-code has one
     #[inline]
-    pub fn aeth(&self) -> Aeth {
+    pub fn aeth(&self) -> Option<&'a Aeth> {
         self.first(OpFlags::AETH)
     }
-    /// What an acknowledge says
+    /// Atomic header, if the op-code has one
     #[inline]
-    pub fn syndrome(&self) -> Syndrome {
-        self.syndrome
-    }
-    /// Atomic header
-    #[inline]
-    pub fn atomic_eth(&self) -> AtomicEth {
+    pub fn atomic_eth(&self) -> Option<&'a AtomicEth> {
         self.first(OpFlags::ATOMIC)
     }
-    /// Value before the atomic
+    /// Value before the atomic, if the op-code has it
     #[inline]
-    pub fn atomic_original(&self) -> u64 {
+    pub fn atomic_ack(&self) -> Option<u64> {
         if !self.op.has(OpFlags::ATOMIC_ACK) {
-            return 0;
+            return None;
         }
-        AtomicAckEth::read_from_suffix(self.ext).map_or(0, |(_, h)| h.original())
+        AtomicAckEth::ref_from_suffix(self.ext).ok().map(|(_, h)| h.original())
     }
-    /// Immediate data as it lies on the wire (network order)
+    /// Immediate data as it lies on the wire (network order), if the op-code has it
     #[inline]
-    pub fn imm(&self) -> u32 {
-        u32::from_ne_bytes(self.last(OpFlags::IMM))
+    pub fn imm(&self) -> Option<u32> {
+        self.last(OpFlags::IMM).map(u32::from_ne_bytes)
     }
-    /// Key to invalidate
+    /// Key to invalidate, if the op-code has one
     #[inline]
-    pub fn ieth(&self) -> u32 {
-        u32::from_be_bytes(self.last(OpFlags::IETH))
+    pub fn ieth(&self) -> Option<u32> {
+        self.last(OpFlags::IETH).map(u32::from_be_bytes)
     }
 
     /// DETH, RETH, AETH and AtomicETH exclude each other and stand directly behind the BTH.
     #[inline]
-    fn first<H: FromBytes>(&self, flag: OpFlags) -> H {
-        let bytes = if self.op.has(flag) { self.ext } else { &[] };
-        H::read_from_prefix(bytes).map_or_else(|_| H::new_zeroed(), |(h, _)| h)
+    fn first<H: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned>(
+        &self,
+        flag: OpFlags,
+    ) -> Option<&'a H> {
+        if !self.op.has(flag) {
+            return None;
+        }
+        H::ref_from_prefix(self.ext).ok().map(|(h, _)| h)
     }
 
     /// ImmDt and IETH exclude each other and come last.
     #[inline]
-    fn last(&self, flag: OpFlags) -> [u8; 4] {
+    fn last(&self, flag: OpFlags) -> Option<[u8; 4]> {
         if !self.op.has(flag) {
-            return [0; 4];
+            return None;
         }
-        self.ext.last_chunk::<4>().copied().unwrap_or_default()
+        self.ext.last_chunk::<4>().copied()
     }
 }

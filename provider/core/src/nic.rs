@@ -1,0 +1,230 @@
+//! One card: its tables, and the calls in which the world reaches it.
+//!
+//! Owns QPs, MRs, PDs, AVs and SRQs. Protocol lives in `transport`; this module finds the QP that a
+//! doorbell, frame or timeout is for, and decides whose turn it is to send.
+
+mod control;
+mod data;
+pub(crate) mod path;
+pub(crate) mod sched;
+mod table;
+
+use alloc::vec::Vec;
+
+use slab::Slab;
+
+use crate::env::{Env, RecvQueue};
+use crate::error::NicError;
+use crate::mr::{MrAttr, MrTable};
+use crate::types::{Av, AvId, Mtu, PdId, Seg, SrqId};
+use path::{PathId, Paths};
+use sched::Sched;
+use table::QpTable;
+
+/// What a card is built with.
+#[derive(Clone, Copy, Debug)]
+pub struct NicConfig {
+    /// Path MTU of the port: the most that a UD message may carry
+    pub mtu: Mtu,
+    /// Longest message, bytes
+    pub max_msg: u32,
+    /// Most bytes in flight towards one destination; the window starts below and adapts
+    pub window: u32,
+    /// Most READs and atomics a QP may have outstanding, either way
+    pub max_rd_atomic: u8,
+}
+
+impl Default for NicConfig {
+    fn default() -> Self {
+        NicConfig { mtu: Mtu::M4096, max_msg: 1 << 30, window: 512 << 10, max_rd_atomic: 128 }
+    }
+}
+
+/// A card. See the crate's documentation for the order of calls.
+pub struct Nic<E: Env> {
+    pub(crate) qps: QpTable<E>,
+    pub(crate) shared: Shared<E>,
+}
+
+/// What the QPs of a card share.
+pub(crate) struct Shared<E: Env> {
+    pub(crate) cfg: NicConfig,
+    pub(crate) stats: E::Stats,
+    pub(crate) mrs: MrTable,
+    pub(crate) avs: Slab<AvEntry>,
+    pub(crate) srqs: Slab<Srq<E::Rq>>,
+    pub(crate) pds: Slab<Pd>,
+    pub(crate) paths: Paths,
+    pub(crate) sched: Sched,
+    pub(crate) rng: Rng,
+    /// Scratch of the packet being sent: its gather list.
+    pub(crate) segs: Vec<Seg>,
+}
+
+/// A protection domain: how many objects live in it.
+#[derive(Default)]
+pub(crate) struct Pd {
+    pub(crate) users: u32,
+}
+
+/// An address vector with the path that it takes.
+pub(crate) struct AvEntry {
+    pub(crate) av: Av,
+    pub(crate) pd: PdId,
+    pub(crate) path: PathId,
+}
+
+/// A shared receive queue.
+pub(crate) struct Srq<Rq> {
+    pub(crate) rq: Rq,
+    pub(crate) pd: PdId,
+    /// An event is due when fewer WQEs are left; 0 is off
+    pub(crate) limit: u32,
+    pub(crate) users: u32,
+}
+
+/// splitmix64: keys and start points that a stranger cannot guess, given a random seed.
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+impl<E: Env> Nic<E> {
+    /// A card without QPN blocks, and so without QPs. `seed` decides keys and QPNs.
+    pub fn new(cfg: NicConfig, stats: E::Stats, seed: u64) -> Self {
+        Nic {
+            qps: QpTable::new(),
+            shared: Shared {
+                cfg,
+                stats,
+                mrs: MrTable::new(),
+                avs: Slab::new(),
+                srqs: Slab::new(),
+                pds: Slab::new(),
+                paths: Paths::new(cfg.window),
+                sched: Sched::default(),
+                rng: Rng(seed),
+                segs: Vec::with_capacity(64),
+            },
+        }
+    }
+
+    /// Gives the card the QPNs `block * 4096 .. (block + 1) * 4096`. Block 0 is refused: QPNs 0 and
+    /// 1 are special (IBTA 10.2.4).
+    pub fn add_block(&mut self, block: u16) -> Result<(), NicError> {
+        self.qps.add_block(block, self.shared.rng.next())
+    }
+
+    /// QPNs left in the card's blocks.
+    pub fn free_qpns(&self) -> usize {
+        self.qps.free()
+    }
+
+    /// The counters.
+    pub fn counters(&self) -> &crate::Counters {
+        &self.shared.stats
+    }
+
+    /// A new protection domain.
+    pub fn alloc_pd(&mut self) -> Result<PdId, NicError> {
+        Ok(PdId(self.shared.pds.insert(Pd::default()) as u32))
+    }
+
+    /// Ends a protection domain; `Busy` while something lives in it.
+    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), NicError> {
+        match self.shared.pds.get(pd.0 as usize) {
+            None => Err(NicError::NotFound),
+            Some(p) if p.users > 0 => Err(NicError::Busy),
+            Some(_) => {
+                self.shared.pds.remove(pd.0 as usize);
+                Ok(())
+            }
+        }
+    }
+
+    /// Registers memory; gives the key, which is lkey and rkey.
+    pub fn reg_mr(&mut self, attr: MrAttr) -> Result<u32, NicError> {
+        self.shared.hold_pd(attr.pd)?;
+        let random = self.shared.rng.next();
+        let key = self.shared.mrs.register(attr, random).inspect_err(|_| self.shared.drop_pd(attr.pd))?;
+        self.shared.stats.mrs.inc();
+        Ok(key)
+    }
+
+    /// Ends a registration. No packet touches the memory afterwards.
+    pub fn dereg_mr(&mut self, key: u32) -> Result<(), NicError> {
+        let pd = self.shared.mrs.deregister(key)?;
+        self.shared.drop_pd(pd);
+        self.shared.stats.mrs.sub(1);
+        Ok(())
+    }
+
+    /// A new address vector.
+    pub fn create_av(&mut self, pd: PdId, av: Av) -> Result<AvId, NicError> {
+        self.shared.hold_pd(pd)?;
+        let path = self.shared.paths.find(av.dgid);
+        Ok(AvId(self.shared.avs.insert(AvEntry { av, pd, path }) as u32))
+    }
+
+    /// Ends an address vector.
+    pub fn destroy_av(&mut self, av: AvId) -> Result<(), NicError> {
+        let entry = self.shared.avs.try_remove(av.0 as usize).ok_or(NicError::NotFound)?;
+        self.shared.drop_pd(entry.pd);
+        Ok(())
+    }
+
+    /// A new shared receive queue; an event is due when fewer than `limit` WQEs are left.
+    pub fn create_srq(&mut self, pd: PdId, rq: E::Rq, limit: u32) -> Result<SrqId, NicError> {
+        self.shared.hold_pd(pd)?;
+        Ok(SrqId(self.shared.srqs.insert(Srq { rq, pd, limit, users: 0 }) as u32))
+    }
+
+    /// Sets the limit (0: no event); `Invalid` if the queue cannot hold so many.
+    pub fn modify_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), NicError> {
+        self.shared.srqs.get_mut(srq.0 as usize).ok_or(NicError::NotFound)?.limit = limit;
+        Ok(())
+    }
+
+    /// The limit that is armed; 0 after its event came.
+    pub fn query_srq_limit(&self, srq: SrqId) -> Result<u32, NicError> {
+        self.shared.srqs.get(srq.0 as usize).map(|s| s.limit).ok_or(NicError::NotFound)
+    }
+
+    /// Ends a shared receive queue; `Busy` while QPs use it.
+    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), NicError> {
+        match self.shared.srqs.get(srq.0 as usize) {
+            None => Err(NicError::NotFound),
+            Some(s) if s.users > 0 => Err(NicError::Busy),
+            Some(_) => {
+                let s = self.shared.srqs.remove(srq.0 as usize);
+                self.shared.drop_pd(s.pd);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl<E: Env> Shared<E> {
+    fn hold_pd(&mut self, pd: PdId) -> Result<(), NicError> {
+        self.pds.get_mut(pd.0 as usize).ok_or(NicError::NotFound)?.users += 1;
+        Ok(())
+    }
+
+    fn drop_pd(&mut self, pd: PdId) {
+        if let Some(p) = self.pds.get_mut(pd.0 as usize) {
+            p.users = p.users.saturating_sub(1);
+        }
+    }
+
+    /// Most SGEs that a receive WQE of `srq` may have.
+    fn srq_max_sge(&self, srq: SrqId) -> Option<usize> {
+        self.srqs.get(srq.0 as usize).map(|s| s.rq.max_sge())
+    }
+}

@@ -1,0 +1,193 @@
+//! Queue pairs: made, modified, asked, ended.
+
+use alloc::boxed::Box;
+
+use super::Nic;
+use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
+use crate::error::NicError;
+use crate::qp::modify::{check, check_values};
+use crate::qp::{QpAttr, QpAttrMask, QpInit, RecvSource};
+use crate::transport::{enter_error, Ctx, Flags, Inbound, Qp, Requester, Responder};
+use crate::types::{Nanos, QpState, QpType, Qpn};
+
+impl<E: Env> Nic<E> {
+    /// A new QP in RESET. `Exhausted`: no QPN is left, give the card another block.
+    pub fn create_qp(&mut self, init: QpInit<E::Sq, E::Rq, E::Cq>) -> Result<Qpn, NicError> {
+        let max_sge = match &init.rq {
+            RecvSource::Own(rq) => rq.max_sge(),
+            RecvSource::Shared(srq) => self.shared.srq_max_sge(*srq).ok_or(NicError::NotFound)?,
+        };
+        self.shared.hold_pd(init.pd)?;
+        let qpn = self.qps.reserve().inspect_err(|_| self.shared.drop_pd(init.pd))?;
+        if let RecvSource::Shared(srq) = init.rq {
+            self.shared.srqs[srq.0 as usize].users += 1;
+        }
+        let qp = Qp {
+            qpn,
+            qp_type: init.qp_type,
+            state: QpState::Reset,
+            flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
+            pd: init.pd,
+            path: Default::default(),
+            mtu: self.shared.cfg.mtu.bytes(),
+            req: Requester::new(init.sq.slots()),
+            resp: Responder::new(max_sge),
+            sq: init.sq,
+            rq: init.rq,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            attr: QpAttr { port_num: 1, path_mtu: self.shared.cfg.mtu, ..QpAttr::default() },
+        };
+        self.qps.insert(qpn, Box::new(qp));
+        self.shared.stats.qps.inc();
+        Ok(qpn)
+    }
+
+    /// State of a QP.
+    pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
+        self.qps.get(qpn).map(|qp| qp.state)
+    }
+
+    /// Attributes of a QP.
+    pub fn query_qp(&self, qpn: Qpn) -> Result<QpAttr, NicError> {
+        let qp = self.qps.get(qpn).ok_or(NicError::NotFound)?;
+        let draining = qp.state == QpState::Sqd && qp.req.una != qp.req.fresh;
+        Ok(QpAttr {
+            state: qp.state,
+            cur_state: qp.state,
+            sq_draining: draining,
+            sq_psn: if qp.state == QpState::Reset { qp.attr.sq_psn } else { qp.req.psn },
+            rq_psn: if qp.state == QpState::Reset { qp.attr.rq_psn } else { qp.resp.epsn },
+            ..qp.attr
+        })
+    }
+
+    /// ibv_modify_qp: the table of `qp::modify` says what is allowed.
+    pub fn modify_qp(
+        &mut self,
+        env: &mut E,
+        qpn: Qpn,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+        now: Nanos,
+    ) -> Result<(), NicError> {
+        let limit = self.shared.cfg.max_rd_atomic;
+        let mut cx = self.context(env, qpn, now).ok_or(NicError::NotFound)?;
+        let from = cx.qp.state;
+        if mask.contains(QpAttrMask::CUR_STATE) && attr.cur_state != from {
+            return Err(NicError::Invalid);
+        }
+        let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
+        check(cx.qp.qp_type, from, to, mask)?;
+        check_values(attr, mask, limit)?;
+        if cx.qp.qp_type != QpType::Ud && mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu > cx.sh.cfg.mtu {
+            return Err(NicError::Invalid);
+        }
+        merge(&mut cx.qp.attr, attr, mask);
+        enter(&mut cx, from, to, mask);
+        Ok(())
+    }
+
+    /// Ends a QP. Its completions that were not polled are gone.
+    pub fn destroy_qp(&mut self, env: &mut E, qpn: Qpn) -> Result<(), NicError> {
+        let mut cx = self.context(env, qpn, 0).ok_or(NicError::NotFound)?;
+        /* Leaves the window to others; what is posted is dropped without completions. */
+        cx.forget_inflight();
+        let Some(qp) = self.qps.remove(qpn) else { return Err(NicError::NotFound) };
+        qp.send_cq.purge(qpn);
+        qp.recv_cq.purge(qpn);
+        if let RecvSource::Shared(srq) = qp.rq
+            && let Some(srq) = self.shared.srqs.get_mut(srq.0 as usize)
+        {
+            srq.users = srq.users.saturating_sub(1);
+        }
+        self.shared.drop_pd(qp.pd);
+        self.shared.stats.qps.sub(1);
+        Ok(())
+    }
+}
+
+/// Takes over the attributes that `mask` names.
+fn merge(to: &mut QpAttr, from: &QpAttr, mask: QpAttrMask) {
+    macro_rules! take {
+        ($($bit:ident => $($field:ident),+;)+) => {
+            $(if mask.contains(QpAttrMask::$bit) { $(to.$field = from.$field;)+ })+
+        };
+    }
+    take! {
+        EN_SQD_ASYNC_NOTIFY => en_sqd_async_notify;
+        ACCESS_FLAGS => access;
+        PKEY_INDEX => pkey_index;
+        PORT => port_num;
+        QKEY => qkey;
+        AV => av;
+        PATH_MTU => path_mtu;
+        TIMEOUT => timeout;
+        RETRY_CNT => retry_cnt;
+        RNR_RETRY => rnr_retry;
+        RQ_PSN => rq_psn;
+        MAX_QP_RD_ATOMIC => max_rd_atomic;
+        MIN_RNR_TIMER => min_rnr_timer;
+        SQ_PSN => sq_psn;
+        MAX_DEST_RD_ATOMIC => max_dest_rd_atomic;
+        DEST_QPN => dest_qpn;
+    }
+}
+
+/// What reaching a state means.
+fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, mask: QpAttrMask) {
+    if mask.contains(QpAttrMask::AV) {
+        cx.forget_inflight();
+        cx.qp.path = cx.sh.paths.find(cx.qp.attr.av.dgid);
+    }
+    if mask.contains(QpAttrMask::RQ_PSN) {
+        cx.qp.resp.epsn = cx.qp.attr.rq_psn;
+    }
+    if mask.contains(QpAttrMask::SQ_PSN) {
+        let psn = cx.qp.attr.sq_psn;
+        let req = &mut cx.qp.req;
+        (req.psn, req.una_psn, req.max_psn) = (psn, psn, psn);
+    }
+    if mask.contains(QpAttrMask::PATH_MTU) {
+        cx.qp.mtu = cx.qp.attr.path_mtu.bytes();
+    }
+    cx.qp.req.rnr_left = cx.qp.attr.rnr_retry;
+    cx.qp.state = to;
+    cx.qp.attr.state = to;
+    match to {
+        QpState::Reset => reset(cx),
+        QpState::Err => {
+            cx.qp.resp.out.clear();
+            cx.qp.resp.nak = None;
+            if from != QpState::Err {
+                enter_error(cx, QpState::Err);
+            }
+        }
+        QpState::Sqd => {
+            cx.qp.flags.drained = false;
+            cx.drained();
+        }
+        QpState::Rts => cx.doorbell(),
+        _ => {}
+    }
+}
+
+/// RESET forgets everything, without completions (IBTA 10.3.1.1).
+fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
+    cx.forget_inflight();
+    let qp = &mut *cx.qp;
+    qp.sq.reset();
+    if let RecvSource::Own(rq) = &qp.rq {
+        rq.reset();
+    }
+    qp.send_cq.purge(qp.qpn);
+    qp.recv_cq.purge(qp.qpn);
+    let slots = qp.req.track.len() as u32;
+    qp.req = Requester::new(slots);
+    let sges = core::mem::take(&mut qp.resp.recv.sges);
+    qp.resp = Responder::new(0);
+    qp.resp.recv.sges = sges;
+    qp.resp.cur = Inbound::Idle;
+    qp.flags = Flags { sig_all: qp.flags.sig_all, ..Flags::default() };
+    qp.attr = QpAttr { port_num: 1, path_mtu: cx.sh.cfg.mtu, ..QpAttr::default() };
+}

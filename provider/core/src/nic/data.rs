@@ -1,0 +1,123 @@
+//! The data path: doorbells, frames, timeouts in; frames out.
+
+use super::{Nic, Shared};
+use crate::env::Env;
+use crate::transport::{Ctx, Qp, Step};
+use crate::types::{FrameMeta, Nanos, QpType, Qpn};
+use crate::wire::{Packet, Transport, WireError, PKEY_DEFAULT};
+
+impl<E: Env> Nic<E> {
+    /// The program posted to the send queue of `qpn`, or to any queue of it while in ERR.
+    pub fn handle_doorbell(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
+        if let Some(mut cx) = self.context(env, qpn, now) {
+            cx.doorbell();
+        }
+    }
+
+    /// A frame from the wire: from the BTH up to before the ICRC, which the port has checked.
+    pub fn handle_frame(&mut self, env: &mut E, now: Nanos, meta: &FrameMeta, frame: &[u8]) {
+        let stats = &self.shared.stats;
+        stats.rx_packets.inc();
+        if meta.traffic_class & 3 == 3 {
+            stats.rx_ecn_marked.inc();
+        }
+        let packet = match Packet::parse(frame) {
+            Ok(packet) => packet,
+            Err(WireError::Opcode) => return stats.drop_opcode.inc(),
+            Err(_) => return stats.drop_malformed.inc(),
+        };
+        /* Full and limited members of one partition talk to each other: the top bit is free (IBTA 10.9.3). */
+        if (packet.bth().pkey() ^ PKEY_DEFAULT) & 0x7fff != 0 {
+            return stats.drop_pkey.inc();
+        }
+        let Some(qp) = self.qps.get_mut(packet.bth().dest_qpn()) else {
+            return stats.drop_no_qp.inc();
+        };
+        let transport = packet.op().transport;
+        if !transport.serves(qp.qp_type) {
+            /* A congestion notification is for a rate limiter that this card does not have. */
+            return if transport == Transport::Cnp { stats.rx_ecn_marked.inc() } else { stats.drop_opcode.inc() };
+        }
+        if qp.qp_type != QpType::Ud && qp.attr.av.dgid != meta.src {
+            return stats.drop_source.inc();
+        }
+        Ctx { qp, sh: &mut self.shared, env, now }.receive(meta, &packet);
+    }
+
+    /// Time went on: runs the timers that are due.
+    pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
+        while let Some(qpn) = self.shared.sched.pop_due(now) {
+            if let Some(mut cx) = self.context(env, qpn, now) {
+                cx.timer_fired();
+            }
+        }
+    }
+
+    /// When [`Nic::handle_timeout`] has something to do next.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.shared.sched.next_deadline()
+    }
+
+    /// Sends what may be sent until the port is full; gives whether more is left (flush the port and
+    /// call again). Without `acks`, QPs that owe nothing but an ACK keep it for a later call, so
+    /// that a program's own answer goes out first.
+    pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, acks: bool) -> bool {
+        loop {
+            self.wake_waiting();
+            let Some(qpn) = self.shared.sched.pop_ready() else { break };
+            let Some(mut cx) = self.context(env, qpn, now) else { continue };
+            match cx.transmit() {
+                Step::Idle | Step::Sent => cx.qp.flags.queued = false,
+                Step::TurnOver => cx.sh.sched.push_ready(qpn),
+                Step::PortFull => {
+                    cx.sh.sched.push_ready_front(qpn);
+                    return true;
+                }
+            }
+        }
+        acks && !self.flush_acks(env, now)
+    }
+
+    /// QPs whose path has room again are ready.
+    fn wake_waiting(&mut self) {
+        while let Some(qpn) = self.shared.sched.pop_woken() {
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                qp.flags.window_wait = false;
+                if !qp.flags.queued {
+                    qp.flags.queued = true;
+                    self.shared.sched.push_ready(qpn);
+                }
+            }
+        }
+    }
+
+    /// Sends the ACKs owed. False: the port is full.
+    fn flush_acks(&mut self, env: &mut E, now: Nanos) -> bool {
+        while let Some(qpn) = self.shared.sched.pop_ack() {
+            let Some(mut cx) = self.context(env, qpn, now) else { continue };
+            if !cx.flush_ack() {
+                cx.sh.sched.push_ack_front(qpn);
+                return false;
+            }
+            cx.qp.flags.ack_queued = false;
+        }
+        true
+    }
+
+    /// Whether ACKs are owed that `poll_transmit` without `acks` left.
+    pub fn owes_acks(&self) -> bool {
+        self.shared.sched.has_acks()
+    }
+
+    /// Whether [`Nic::poll_transmit`] has something to send.
+    pub fn has_ready(&self) -> bool {
+        self.shared.sched.has_ready()
+    }
+
+    /// A step's context on one QP.
+    pub(super) fn context<'a>(&'a mut self, env: &'a mut E, qpn: Qpn, now: Nanos) -> Option<Ctx<'a, E>> {
+        let qp: &'a mut Qp<E> = self.qps.get_mut(qpn)?;
+        let sh: &'a mut Shared<E> = &mut self.shared;
+        Some(Ctx { qp, sh, env, now })
+    }
+}

@@ -1,0 +1,174 @@
+//! A window of bytes in flight towards each destination.
+//!
+//! RoCEv2 assumes a lossless fabric; a socket's receive buffer is not one. What is in flight towards
+//! a destination is bounded by a window that doubles until the first loss, then grows by a packet per
+//! window and halves on loss (RFC 5681's shape). Several QPs to one host share it, so that they do
+//! not flood its socket together.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use crate::types::{Gid, Nanos, Qpn};
+
+/// Handle of a path; valid as long as the card.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct PathId(u32);
+
+/// What a packet costs beside its payload: headers, and the kernel's bookkeeping for it.
+pub(crate) const PACKET_OVERHEAD: u32 = 512;
+/// Smallest window, bytes: a GSO batch.
+const MIN_WINDOW: u32 = 16 << 10;
+/// Where a window starts.
+const START_WINDOW: u32 = 256 << 10;
+/// A loss is counted once in this time, ns: all losses of one burst are one sign.
+const CUT_INTERVAL: Nanos = 200_000;
+
+/// All paths of a card.
+pub(crate) struct Paths {
+    by_gid: BTreeMap<Gid, PathId>,
+    paths: Vec<Path>,
+    max: u32,
+}
+
+/// One destination.
+pub(crate) struct Path {
+    window: u32,
+    /// Window above which growth is slow
+    threshold: u32,
+    max: u32,
+    inflight: u32,
+    last_cut: Nanos,
+    waiting: VecDeque<Qpn>,
+    /// Smoothed round trip, ns; 0: none measured
+    pub(crate) srtt: u32,
+}
+
+impl Paths {
+    pub(crate) fn new(max: u32) -> Self {
+        Paths { by_gid: BTreeMap::new(), paths: Vec::new(), max: max.max(MIN_WINDOW) }
+    }
+
+    /// The path towards `dgid`, made if there is none.
+    pub(crate) fn find(&mut self, dgid: Gid) -> PathId {
+        let (paths, max) = (&mut self.paths, self.max);
+        *self.by_gid.entry(dgid).or_insert_with(|| {
+            paths.push(Path {
+                window: START_WINDOW.min(max),
+                threshold: max,
+                max,
+                inflight: 0,
+                last_cut: 0,
+                waiting: VecDeque::new(),
+                srtt: 0,
+            });
+            PathId(paths.len() as u32 - 1)
+        })
+    }
+
+    /// Whether there is such a path; a QP that was never connected has none.
+    pub(crate) fn exists(&self, id: PathId) -> bool {
+        (id.0 as usize) < self.paths.len()
+    }
+
+    #[inline]
+    pub(crate) fn get(&mut self, id: PathId) -> &mut Path {
+        &mut self.paths[id.0 as usize]
+    }
+}
+
+impl Path {
+    /// Whether `bytes` more may fly. One packet always may.
+    #[inline]
+    pub(crate) fn admits(&self, bytes: u32) -> bool {
+        self.inflight == 0 || self.inflight + bytes <= self.window
+    }
+
+    /// Bytes that may be in flight at once.
+    pub(crate) fn window(&self) -> u32 {
+        self.window
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, bytes: u32) {
+        self.inflight = self.inflight.saturating_add(bytes);
+    }
+
+    /// `bytes` have left the network without being acknowledged (rewound, given up).
+    pub(crate) fn forget(&mut self, bytes: u32) {
+        self.inflight = self.inflight.saturating_sub(bytes);
+    }
+
+    /// `bytes` were acknowledged.
+    #[inline]
+    pub(crate) fn acked(&mut self, bytes: u32) {
+        self.inflight = self.inflight.saturating_sub(bytes);
+        if self.window < self.max {
+            let step = if self.window < self.threshold {
+                bytes
+            } else {
+                ((u64::from(bytes) * 4096) / u64::from(self.window)) as u32
+            };
+            self.window = (self.window + step).min(self.max);
+        }
+    }
+
+    /// A loss was seen. Gives whether it counted.
+    pub(crate) fn cut(&mut self, now: Nanos, timeout: bool) -> bool {
+        if now.saturating_sub(self.last_cut) < CUT_INTERVAL && self.last_cut != 0 {
+            return false;
+        }
+        self.last_cut = now;
+        self.threshold = (self.window / 2).max(MIN_WINDOW);
+        self.window = if timeout { MIN_WINDOW } else { self.threshold };
+        true
+    }
+
+    /// A round trip was measured.
+    pub(crate) fn sample_rtt(&mut self, rtt: Nanos) {
+        let rtt = u32::try_from(rtt).unwrap_or(u32::MAX);
+        self.srtt = if self.srtt == 0 { rtt } else { self.srtt - self.srtt / 8 + rtt / 8 };
+    }
+
+    pub(crate) fn wait(&mut self, qpn: Qpn) {
+        self.waiting.push_back(qpn);
+    }
+
+    /// The next QP that waits for the window, if there is room again.
+    #[inline]
+    pub(crate) fn wake(&mut self) -> Option<Qpn> {
+        if self.waiting.is_empty() || self.inflight >= self.window {
+            return None;
+        }
+        self.waiting.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn window_halves_once_per_burst_and_recovers() {
+        let mut paths = Paths::new(512 << 10);
+        let id = paths.find(Gid::default());
+        let p = paths.get(id);
+        assert!(p.cut(1_000_000, false));
+        assert_eq!(p.window(), START_WINDOW / 2);
+        assert!(!p.cut(1_000_001, false), "same burst");
+        for _ in 0..10_000 {
+            p.add(4096);
+            p.acked(4096);
+        }
+        assert_eq!(p.window(), 512 << 10);
+    }
+
+    #[test]
+    fn one_packet_always_flies() {
+        let mut paths = Paths::new(0);
+        let id = paths.find(Gid::default());
+        let p = paths.get(id);
+        assert!(p.admits(1 << 20));
+        p.add(1 << 20);
+        assert!(!p.admits(1));
+    }
+}

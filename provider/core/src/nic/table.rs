@@ -1,0 +1,83 @@
+//! QPN to QP in two array steps: block number, then slot in the block.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use crate::env::Env;
+use crate::error::NicError;
+use crate::transport::Qp;
+use crate::types::{QPN_BLOCK, QPN_BLOCK_SHIFT, QPN_MASK, Qpn};
+
+const BLOCKS: usize = 1 << (24 - QPN_BLOCK_SHIFT);
+
+/// The card's QPs.
+pub(crate) struct QpTable<E: Env> {
+    /// Block number to index in `blocks` plus 1; 0: not ours.
+    index: Box<[u16; BLOCKS]>,
+    blocks: Vec<Block<E>>,
+    /// Free QPNs; given back at the end, so that a number rests as long as possible.
+    free: VecDeque<Qpn>,
+}
+
+struct Block<E: Env> {
+    slots: Vec<Option<Box<Qp<E>>>>,
+}
+
+impl<E: Env> QpTable<E> {
+    pub(crate) fn new() -> Self {
+        QpTable { index: Box::new([0; BLOCKS]), blocks: Vec::new(), free: VecDeque::new() }
+    }
+
+    pub(crate) fn add_block(&mut self, block: u16, random: u64) -> Result<(), NicError> {
+        let entry = self.index.get_mut(block as usize).ok_or(NicError::Invalid)?;
+        if block == 0 || *entry != 0 {
+            return Err(NicError::Invalid);
+        }
+        let mut slots = Vec::new();
+        slots.resize_with(QPN_BLOCK as usize, || None);
+        self.blocks.push(Block { slots });
+        *entry = self.blocks.len() as u16;
+        let (base, start) = (u32::from(block) << QPN_BLOCK_SHIFT, random as u32);
+        self.free.extend((0..QPN_BLOCK).map(|i| base | (start.wrapping_add(i) & (QPN_BLOCK - 1))));
+        Ok(())
+    }
+
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    pub(crate) fn reserve(&mut self) -> Result<Qpn, NicError> {
+        self.free.pop_front().ok_or(NicError::Exhausted)
+    }
+
+    pub(crate) fn insert(&mut self, qpn: Qpn, qp: Box<Qp<E>>) {
+        if let Some(slot) = self.slot(qpn) {
+            *slot = Some(qp);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, qpn: Qpn) -> Option<Box<Qp<E>>> {
+        let qp = self.slot(qpn)?.take()?;
+        self.free.push_back(qpn);
+        Some(qp)
+    }
+
+    #[inline]
+    fn slot(&mut self, qpn: Qpn) -> Option<&mut Option<Box<Qp<E>>>> {
+        let qpn = qpn & QPN_MASK;
+        let index = usize::from(self.index[(qpn >> QPN_BLOCK_SHIFT) as usize]).checked_sub(1)?;
+        self.blocks.get_mut(index)?.slots.get_mut((qpn & (QPN_BLOCK - 1)) as usize)
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, qpn: Qpn) -> Option<&mut Qp<E>> {
+        self.slot(qpn)?.as_deref_mut()
+    }
+
+    pub(crate) fn get(&self, qpn: Qpn) -> Option<&Qp<E>> {
+        let qpn = qpn & QPN_MASK;
+        let index = usize::from(self.index[(qpn >> QPN_BLOCK_SHIFT) as usize]).checked_sub(1)?;
+        self.blocks.get(index)?.slots.get((qpn & (QPN_BLOCK - 1)) as usize)?.as_deref()
+    }
+}

@@ -1,0 +1,317 @@
+//! The protocol of a QP: what it sends, what it answers, how it completes.
+//!
+//! `requester` turns WQEs into packets, `response` takes the answers to them; `responder` takes
+//! requests, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
+//! sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables and
+//! turns (`nic`) beyond the [`Shared`](crate::nic::Shared) state that it is handed.
+
+mod answer;
+mod complete;
+mod datagram;
+mod recv;
+mod requester;
+mod responder;
+mod response;
+mod unreliable;
+
+pub(crate) use complete::{enter_error, flush_posted};
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+
+use crate::env::Env;
+use crate::nic::path::PathId;
+use crate::nic::Shared;
+use crate::qp::{QpAttr, RecvSource};
+use crate::types::{AvId, FrameMeta, Nanos, PdId, Psn, QpState, QpType, Qpn, Sge};
+use crate::wire::packet::Packet;
+
+/// One queue pair. Fields that every packet touches come first.
+pub(crate) struct Qp<E: Env> {
+    pub(crate) qpn: Qpn,
+    pub(crate) qp_type: QpType,
+    pub(crate) state: QpState,
+    pub(crate) flags: Flags,
+    pub(crate) pd: PdId,
+    pub(crate) path: PathId,
+    pub(crate) mtu: u32,
+    pub(crate) sq: E::Sq,
+    pub(crate) req: Requester,
+    pub(crate) resp: Responder,
+    pub(crate) rq: RecvSource<E::Rq>,
+    pub(crate) send_cq: E::Cq,
+    pub(crate) recv_cq: E::Cq,
+    /// What the program set; the cold part. `attr.av` is where packets go.
+    pub(crate) attr: QpAttr,
+}
+
+/// Small facts of a QP.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Flags {
+    /// Every send makes a completion
+    pub(crate) sig_all: bool,
+    /// In the queue of those with something to send
+    pub(crate) queued: bool,
+    /// In the queue of those that owe an ACK
+    pub(crate) ack_queued: bool,
+    /// Waits for its path's window
+    pub(crate) window_wait: bool,
+    /// IBV_EVENT_COMM_EST was raised
+    pub(crate) established: bool,
+    /// SQD: the drained event was raised
+    pub(crate) drained: bool,
+}
+
+/// The sending half: a cursor into the send queue, and what is outstanding behind it.
+pub(crate) struct Requester {
+    /// WQE being sent
+    pub(crate) next: u32,
+    /// Bytes of it that are sent
+    pub(crate) offset: u32,
+    /// PSN of the next packet
+    pub(crate) psn: Psn,
+    /// Oldest PSN not acknowledged
+    pub(crate) una_psn: Psn,
+    /// Oldest WQE not completed
+    pub(crate) una: u32,
+    /// First WQE that was never begun
+    pub(crate) fresh: u32,
+    /// First PSN that was never sent: before it, a packet is a retransmission
+    pub(crate) max_psn: Psn,
+    /// Bytes in flight, as charged to the path
+    pub(crate) inflight: u32,
+    /// Bytes sent since a packet asked for an ACK
+    pub(crate) unasked: u32,
+    /// Where each begun WQE lies in PSN space, by slot
+    pub(crate) track: Box<[Track]>,
+    /// PSNs behind the last response packet of each READ and atomic outstanding
+    pub(crate) reads: VecDeque<Psn>,
+    /// This WQE cannot be sent: complete it so, once it is the oldest
+    pub(crate) fault: Option<(u32, crate::types::WcStatus)>,
+    /// Acknowledge timer; 0: off
+    pub(crate) deadline: Nanos,
+    /// Earliest entry of this QP in the timer heap; 0: none
+    pub(crate) armed: Nanos,
+    /// RNR NAK: send nothing before; 0: free
+    pub(crate) rnr_until: Nanos,
+    /// When something was last acknowledged, or first sent
+    pub(crate) progress: Nanos,
+    /// Timeouts since then
+    pub(crate) backoff: u8,
+    /// RNR retries left
+    pub(crate) rnr_left: u8,
+    /// A PSN whose round trip is being measured, and when it was sent; 0: none
+    pub(crate) rtt_psn: Psn,
+    pub(crate) rtt_since: Nanos,
+}
+
+/// PSN span of a begun WQE.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Track {
+    pub(crate) first: Psn,
+    pub(crate) packets: u32,
+}
+
+/// The receiving half.
+pub(crate) struct Responder {
+    /// Expected PSN
+    pub(crate) epsn: Psn,
+    /// Messages completed, 24 bits
+    pub(crate) msn: u32,
+    /// A NAK went out for `epsn`: be silent until it comes
+    pub(crate) nak_sent: bool,
+    /// An ACK for all before `epsn` is owed
+    pub(crate) ack: bool,
+    /// A NAK is owed, by syndrome
+    pub(crate) nak: Option<u8>,
+    /// Message being received
+    pub(crate) cur: Inbound,
+    /// Receive WQE taken from the queue
+    pub(crate) recv: HeldRecv,
+    /// READ and atomic answers owed, in PSN order
+    pub(crate) out: VecDeque<Answer>,
+    /// Results of the last atomics, for their duplicates
+    pub(crate) atomics: VecDeque<(Psn, u64)>,
+}
+
+/// The message that a responder is in the middle of.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Inbound {
+    /// None: the next packet begins one
+    #[default]
+    Idle,
+    /// A SEND into the held receive WQE
+    Send { received: u32 },
+    /// An RDMA WRITE
+    Write { va: u64, key: u32, left: u32, total: u32 },
+}
+
+/// A receive WQE that was taken from the queue but is not completed.
+pub(crate) struct HeldRecv {
+    pub(crate) held: bool,
+    pub(crate) wr_id: u64,
+    pub(crate) num_sge: u8,
+    pub(crate) sges: Box<[Sge]>,
+}
+
+/// A READ or atomic answer that is owed.
+#[derive(Clone, Copy)]
+pub(crate) enum Answer {
+    /// Bytes from memory. `psn` is the next packet's; `begun`: it is not the first.
+    Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool },
+    /// The value before
+    Atomic { psn: Psn, value: u64 },
+}
+
+impl Answer {
+    fn psn(&self) -> Psn {
+        match self {
+            Answer::Read { psn, .. } | Answer::Atomic { psn, .. } => *psn,
+        }
+    }
+}
+
+impl Responder {
+    /// Whether more than an ACK is owed.
+    pub(crate) fn owes_answer(&self) -> bool {
+        !self.out.is_empty() || self.nak.is_some()
+    }
+}
+
+impl Requester {
+    pub(crate) fn new(slots: u32) -> Self {
+        Requester {
+            next: 0,
+            offset: 0,
+            psn: Psn::default(),
+            una_psn: Psn::default(),
+            una: 0,
+            fresh: 0,
+            max_psn: Psn::default(),
+            inflight: 0,
+            unasked: 0,
+            track: alloc::vec![Track::default(); slots as usize].into_boxed_slice(),
+            reads: VecDeque::new(),
+            fault: None,
+            deadline: 0,
+            armed: 0,
+            rnr_until: 0,
+            progress: 0,
+            backoff: 0,
+            rnr_left: 0,
+            rtt_psn: Psn::default(),
+            rtt_since: 0,
+        }
+    }
+
+    pub(crate) fn slot(&self, index: u32) -> usize {
+        index as usize & (self.track.len() - 1)
+    }
+
+    /// Whether packets wait for an acknowledge.
+    pub(crate) fn outstanding(&self) -> bool {
+        self.una_psn != self.max_psn
+    }
+}
+
+impl Responder {
+    pub(crate) fn new(max_sge: usize) -> Self {
+        Responder {
+            epsn: Psn::default(),
+            msn: 0,
+            nak_sent: false,
+            ack: false,
+            nak: None,
+            cur: Inbound::Idle,
+            recv: HeldRecv {
+                held: false,
+                wr_id: 0,
+                num_sge: 0,
+                sges: alloc::vec![Sge::default(); max_sge].into_boxed_slice(),
+            },
+            out: VecDeque::new(),
+            atomics: VecDeque::new(),
+        }
+    }
+}
+
+/// Everything that a step of the protocol works on.
+pub(crate) struct Ctx<'a, E: Env> {
+    pub(crate) qp: &'a mut Qp<E>,
+    pub(crate) sh: &'a mut Shared<E>,
+    pub(crate) env: &'a mut E,
+    pub(crate) now: Nanos,
+}
+
+/// Why a QP stopped sending.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    /// One packet went out
+    Sent,
+    /// Nothing (more) to send now
+    Idle,
+    /// The port is full: come back first
+    PortFull,
+    /// The turn is over, more is left
+    TurnOver,
+}
+
+/// Packets a QP may send before another gets its turn.
+const TURN: u32 = 64;
+
+impl<E: Env> Ctx<'_, E> {
+    /// Sends what the QP owes and has: answers first (IBTA 9.7.5.1: they unblock the peer), then requests.
+    pub(crate) fn transmit(&mut self) -> Step {
+        for _ in 0..TURN {
+            if !self.env.can_send() {
+                return Step::PortFull;
+            }
+            let step = if self.qp.resp.owes_answer() { self.emit_answer() } else { self.emit_request() };
+            if step != Step::Sent {
+                return step;
+            }
+        }
+        Step::TurnOver
+    }
+
+    /// A packet for this QP, already matched to its number and checked for form.
+    pub(crate) fn receive(&mut self, meta: &FrameMeta, packet: &Packet<'_>) {
+        match self.qp.qp_type {
+            QpType::Ud => self.receive_datagram(meta, packet),
+            QpType::Uc => self.receive_unreliable(packet),
+            QpType::Rc if packet.op().kind.is_response() => self.receive_response(packet),
+            QpType::Rc => self.receive_request(packet),
+        }
+    }
+
+    /// Puts the QP in the queue of those with something to send.
+    pub(crate) fn ready(&mut self) {
+        if !self.qp.flags.queued {
+            self.qp.flags.queued = true;
+            self.sh.sched.push_ready(self.qp.qpn);
+        }
+    }
+
+    /// Notes that an ACK is owed.
+    pub(crate) fn owe_ack(&mut self) {
+        self.qp.resp.ack = true;
+        if !self.qp.flags.ack_queued {
+            self.qp.flags.ack_queued = true;
+            self.sh.sched.push_ack(self.qp.qpn);
+        }
+    }
+
+    /// Makes sure that the QP is looked at by `at`.
+    pub(crate) fn arm(&mut self, at: Nanos) {
+        let req = &mut self.qp.req;
+        if req.armed == 0 || at < req.armed {
+            req.armed = at;
+            self.sh.sched.arm(at, self.qp.qpn);
+        }
+    }
+}
+
+/// UD's destination as it stands in a WQE.
+pub(crate) fn datagram_path<E: Env>(sh: &Shared<E>, av: AvId) -> Option<(crate::types::Av, PathId)> {
+    sh.avs.get(av.0 as usize).map(|e| (e.av, e.path))
+}

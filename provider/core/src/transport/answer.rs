@@ -1,0 +1,101 @@
+//! What a responder owes: READ data, atomic results, ACKs and NAKs, in PSN order (IBTA 9.7.5.1).
+
+use super::{enter_error, Answer, Ctx, Step};
+use crate::env::Env;
+use crate::types::{Access, AsyncEvent, QpState, Seg};
+use crate::wire::builder::HeaderBuf;
+use crate::wire::headers::{NakCode, Syndrome, CREDITS_NONE};
+use crate::wire::opcode::code;
+use crate::wire::PKEY_DEFAULT;
+
+const ACK: Syndrome = Syndrome::Ack { credits: CREDITS_NONE };
+
+impl<E: Env> Ctx<'_, E> {
+    /// Sends the next answer, or the NAK behind the last one.
+    pub(super) fn emit_answer(&mut self) -> Step {
+        match self.qp.resp.out.front().copied() {
+            Some(Answer::Atomic { psn, value }) => {
+                let header = self.answer_bth(code::RC_ATOMIC_ACK, psn, 0).aeth(ACK, self.qp.resp.msn).atomic_ack(value);
+                self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
+                self.count_sent(0);
+                self.qp.resp.out.pop_front();
+            }
+            Some(Answer::Read { .. }) => self.emit_read_data(),
+            None => match self.qp.resp.nak.take() {
+                Some(syndrome) => self.emit_ack(syndrome),
+                None => return Step::Idle,
+            },
+        }
+        if self.qp.resp.ack && !self.qp.resp.owes_answer() {
+            self.owe_ack();
+        }
+        Step::Sent
+    }
+
+    fn answer_bth(&self, opcode: u8, psn: crate::types::Psn, pad: u8) -> HeaderBuf {
+        HeaderBuf::bth(opcode, self.qp.attr.dest_qpn, psn, false, false, pad, PKEY_DEFAULT)
+    }
+
+    /// One packet of a READ's answer. Rights are looked at anew for each: the MR may be gone.
+    fn emit_read_data(&mut self) {
+        let Some(Answer::Read { psn, va, key, left, begun }) = self.qp.resp.out.front().copied() else { return };
+        let len = left.min(self.qp.mtu);
+        let last = len == left;
+        let Some(host) = self.check_remote(key, va, len, Access::REMOTE_READ) else {
+            enter_error(self, QpState::Err);
+            self.owe_nak(Syndrome::Nak(NakCode::RemoteAccess));
+            return self.env.event(AsyncEvent::QpAccessErr(self.qp.qpn));
+        };
+        let opcode = match (begun, last) {
+            (false, false) => code::RC_READ_RESPONSE_FIRST,
+            (true, false) => code::RC_READ_RESPONSE_MIDDLE,
+            (true, true) => code::RC_READ_RESPONSE_LAST,
+            (false, true) => code::RC_READ_RESPONSE_ONLY,
+        };
+        let pad = (len.wrapping_neg() & 3) as u8;
+        let mut header = self.answer_bth(opcode, psn, pad);
+        if !begun || last {
+            header = header.aeth(ACK, self.qp.resp.msn);
+        }
+        let seg = [Seg { addr: host, len }];
+        let payload = if len == 0 { &[][..] } else { &seg[..] };
+        self.env.send_frame(&self.qp.attr.av, &header, payload, pad, true);
+        self.count_sent(len);
+        if last {
+            self.qp.resp.out.pop_front();
+        } else if let Some(front) = self.qp.resp.out.front_mut() {
+            let va = va.wrapping_add(u64::from(len));
+            *front = Answer::Read { psn: psn.plus(1), va, key, left: left - len, begun: true };
+        }
+    }
+
+    /// The ACK that is owed, once no answer before it is. False: the port is full.
+    pub(crate) fn flush_ack(&mut self) -> bool {
+        if !self.qp.resp.ack || self.qp.resp.owes_answer() {
+            /* Answers go first; the last of them brings the ACK back into the queue. */
+            return true;
+        }
+        if !self.env.can_send() {
+            return false;
+        }
+        self.emit_ack(ACK.to_byte());
+        true
+    }
+
+    /// An ACK is for all before the expected PSN, a NAK is at it.
+    fn emit_ack(&mut self, syndrome: u8) {
+        let Some(syndrome) = Syndrome::from_byte(syndrome) else { return };
+        let resp = &mut self.qp.resp;
+        let psn = match syndrome {
+            Syndrome::Ack { .. } => {
+                self.sh.stats.sent_ack.inc();
+                resp.epsn.plus(0x00ff_ffff)
+            }
+            _ => resp.epsn,
+        };
+        resp.ack = false;
+        let header = self.answer_bth(code::RC_ACK, psn, 0).aeth(syndrome, self.qp.resp.msn);
+        self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
+        self.count_sent(0);
+    }
+}

@@ -1,0 +1,154 @@
+//! Completions, and the way of a QP into error (IBTA 10.3.1, 10.10.2.3).
+
+use super::{Ctx, Inbound};
+use crate::env::{CompletionQueue, Env, SendQueue};
+use crate::types::{AsyncEvent, Cqe, QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus};
+
+impl<E: Env> Ctx<'_, E> {
+    /// UC, UD: the WQE just sent is done.
+    pub(super) fn complete_sent(&mut self) {
+        self.complete_oldest();
+        self.drained();
+    }
+
+    /// The oldest WQE succeeded.
+    pub(super) fn complete_oldest(&mut self) {
+        let wqe = *self.qp.sq.wqe(self.qp.req.una);
+        if self.qp.flags.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+            let byte_len = if wqe.op.is_read_like() { wqe.length } else { 0 };
+            let cqe = Cqe {
+                wr_id: wqe.wr_id,
+                byte_len,
+                qpn: self.qp.qpn,
+                opcode: wqe.op.wc_opcode(),
+                ..Cqe::default()
+            };
+            self.push_send(&cqe);
+        }
+        self.release_oldest();
+    }
+
+    fn release_oldest(&mut self) {
+        self.qp.req.una = self.qp.req.una.wrapping_add(1);
+        self.qp.sq.release(self.qp.req.una);
+    }
+
+    /// The oldest WQE failed: RC goes to ERR, UC and UD to SQE.
+    pub(super) fn fail_oldest(&mut self, status: WcStatus) {
+        if self.qp.req.una != self.qp.sq.posted() {
+            self.fail_one(status);
+        }
+        let state = if self.qp.qp_type == QpType::Rc { QpState::Err } else { QpState::Sqe };
+        enter_error(self, state);
+    }
+
+    fn fail_one(&mut self, status: WcStatus) {
+        let wqe = *self.qp.sq.wqe(self.qp.req.una);
+        let cqe = Cqe {
+            wr_id: wqe.wr_id,
+            status,
+            opcode: wqe.op.wc_opcode(),
+            qpn: self.qp.qpn,
+            ..Cqe::default()
+        };
+        self.sh.stats.error_completions.inc();
+        self.push_send(&cqe);
+        self.release_oldest();
+    }
+
+    /// If the WQE that cannot be sent is now the oldest, completes it with its fault.
+    pub(super) fn raise_fault(&mut self) {
+        if let Some((at, status)) = self.qp.req.fault
+            && at == self.qp.req.una
+        {
+            self.qp.req.fault = None;
+            self.fail_oldest(status);
+        }
+    }
+
+    /// SQD: everything begun is done.
+    pub(crate) fn drained(&mut self) {
+        let qp = &mut *self.qp;
+        if qp.state == QpState::Sqd && qp.req.una == qp.req.fresh && !qp.flags.drained {
+            qp.flags.drained = true;
+            if qp.attr.en_sqd_async_notify {
+                self.env.event(AsyncEvent::SqDrained(qp.qpn));
+            }
+        }
+    }
+
+    fn push_send(&mut self, cqe: &Cqe) {
+        self.sh.stats.completions.inc();
+        if self.qp.send_cq.push(cqe, cqe.status != WcStatus::Success).is_err() {
+            self.overrun();
+        }
+    }
+
+    /// The held receive WQE is done. `solicited`: its sender asked for an event.
+    pub(super) fn complete_recv(&mut self, mut cqe: Cqe, solicited: bool) {
+        cqe.wr_id = self.qp.resp.recv.wr_id;
+        cqe.qpn = self.qp.qpn;
+        self.qp.resp.recv.held = false;
+        self.sh.stats.completions.inc();
+        if cqe.status != WcStatus::Success {
+            self.sh.stats.error_completions.inc();
+        }
+        if self.qp.recv_cq.push(&cqe, solicited || cqe.status != WcStatus::Success).is_err() {
+            self.overrun();
+        }
+    }
+
+    /// A CQ was full (IBTA 10.2.6.2: CQ error; its QPs fail).
+    fn overrun(&mut self) {
+        self.sh.stats.cq_overrun.inc();
+        if self.qp.state != QpState::Err {
+            self.qp.state = QpState::Err;
+            self.env.event(AsyncEvent::QpFatal(self.qp.qpn));
+        }
+    }
+
+    /// A receive fails for a reason on our side: the WQE says so, the QP goes to ERR.
+    pub(super) fn fail_recv(&mut self, status: WcStatus) {
+        self.complete_recv(Cqe { status, opcode: WcOpcode::Recv, flags: WcFlags::empty(), ..Cqe::default() }, true);
+    }
+}
+
+/// Takes a QP to ERR (or a UC/UD one to SQE) and flushes what is posted, in order.
+pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
+    cx.qp.state = state;
+    cx.qp.attr.state = state;
+    let req = &mut cx.qp.req;
+    (req.deadline, req.rnr_until, req.rtt_since, req.fault) = (0, 0, 0, None);
+    req.reads.clear();
+    cx.forget_inflight();
+    if state == QpState::Err {
+        cx.qp.resp.cur = Inbound::Idle;
+        cx.qp.resp.ack = false;
+    }
+    flush_posted(cx);
+    if state == QpState::Err && cx.qp.uses_srq() {
+        cx.env.event(AsyncEvent::LastWqeReached(cx.qp.qpn));
+    }
+}
+
+/// Completes all that is posted with WR_FLUSH_ERR: sends, and in ERR receives.
+pub(crate) fn flush_posted<E: Env>(cx: &mut Ctx<'_, E>) {
+    while cx.qp.req.una != cx.qp.sq.posted() {
+        cx.fail_one(WcStatus::WrFlushErr);
+    }
+    let end = cx.qp.req.una;
+    cx.qp.req.next = end;
+    cx.qp.req.fresh = end;
+    cx.qp.req.offset = 0;
+    cx.qp.req.una_psn = cx.qp.req.psn;
+    cx.qp.req.max_psn = cx.qp.req.psn;
+    if cx.qp.state != QpState::Err {
+        return;
+    }
+    if cx.qp.resp.recv.held {
+        cx.fail_recv(WcStatus::WrFlushErr);
+    }
+    while !cx.qp.uses_srq() && cx.take_recv() {
+        cx.fail_recv(WcStatus::WrFlushErr);
+    }
+}

@@ -1,0 +1,411 @@
+//! WQEs into packets: RC, UC and UD (IBTA 9.7.2 to 9.7.3, 9.8.2, 9.8.3).
+
+use super::{Ctx, Step, Track};
+use crate::env::{Env, SendQueue};
+use crate::nic::path::PACKET_OVERHEAD;
+use crate::types::{Nanos, Psn, QpState, QpType, Seg, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+use crate::wire::builder::HeaderBuf;
+use crate::wire::opcode::{code, request_code};
+use crate::wire::PKEY_DEFAULT;
+
+/// A READ is asked for in pieces of at most this, so that its answers do not flood our own socket.
+const READ_CHUNK: u32 = 64 << 10;
+/// Longest stretch without asking for an ACK, as a share of the window.
+const ASK_SHARE: u32 = 4;
+/// Shortest and longest first retransmission timeout, ns. The IBTA timer only bounds how long a
+/// silent peer is believed; recovery from loss need not wait for it.
+const RTO_MIN: Nanos = 4_000_000;
+const RTO_MAX: Nanos = 4_000_000_000;
+
+impl<E: Env> Ctx<'_, E> {
+    /// Sends one request packet if there is one that may go.
+    pub(super) fn emit_request(&mut self) -> Step {
+        let req = &self.qp.req;
+        if !matches!(self.qp.state, QpState::Rts | QpState::Sqd) || req.fault.is_some_and(|(at, _)| at == req.next) {
+            return Step::Idle;
+        }
+        if req.rnr_until > self.now || req.next == self.qp.sq.posted() {
+            return Step::Idle;
+        }
+        let new = req.next == req.fresh;
+        if new && self.qp.state == QpState::Sqd {
+            return Step::Idle;
+        }
+        let wqe = *self.qp.sq.wqe(req.next);
+        if new {
+            if let Err(status) = self.admit(&wqe) {
+                return self.fail_wqe(status);
+            }
+            if self.must_wait(&wqe) {
+                return Step::Idle;
+            }
+            self.begin(&wqe);
+        } else if self.qp.req.offset == 0 && self.must_wait(&wqe) {
+            return Step::Idle;
+        }
+        match self.qp.qp_type {
+            QpType::Ud => self.emit_datagram(&wqe),
+            _ if wqe.op.is_read_like() => self.emit_read_like(&wqe),
+            _ => self.emit_data(&wqe),
+        }
+    }
+
+    /// Checks that need no packet: op-code against transport, length.
+    fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
+        let allowed = match self.qp.qp_type {
+            QpType::Rc => true,
+            QpType::Uc => !wqe.op.is_read_like(),
+            QpType::Ud => matches!(wqe.op, SendOp::Send | SendOp::SendImm),
+        };
+        let limit = if self.qp.qp_type == QpType::Ud { self.qp.mtu } else { self.sh.cfg.max_msg };
+        if !allowed {
+            return Err(WcStatus::LocQpOpErr);
+        }
+        if wqe.length > limit || (wqe.op.is_atomic() && wqe.length != 8) {
+            return Err(WcStatus::LocLenErr);
+        }
+        if wqe.op.is_read_like() && self.qp.attr.max_rd_atomic == 0 {
+            return Err(WcStatus::LocQpOpErr);
+        }
+        Ok(())
+    }
+
+    /// Fences, and READs beyond what the peer accepts.
+    fn must_wait(&self, wqe: &SendWqe) -> bool {
+        let reads = self.qp.req.reads.len();
+        (wqe.flags.contains(SendFlags::FENCE) && reads > 0)
+            || (wqe.op.is_read_like() && reads >= usize::from(self.qp.attr.max_rd_atomic))
+    }
+
+    fn begin(&mut self, wqe: &SendWqe) {
+        let mtu = self.qp.mtu;
+        let req = &mut self.qp.req;
+        let packets = if wqe.op.is_atomic() { 1 } else { wqe.length.div_ceil(mtu).max(1) };
+        let slot = req.slot(req.next);
+        req.track[slot] = Track { first: req.psn, packets };
+        req.fresh = req.fresh.wrapping_add(1);
+    }
+
+    /// WQE `next` is refused here: earlier ones finish first.
+    pub(super) fn fail_wqe(&mut self, status: WcStatus) -> Step {
+        self.qp.req.fault = Some((self.qp.req.next, status));
+        self.raise_fault();
+        Step::Idle
+    }
+
+    /// One packet of a SEND or WRITE.
+    fn emit_data(&mut self, wqe: &SendWqe) -> Step {
+        let (mtu, offset) = (self.qp.mtu, self.qp.req.offset);
+        let len = (wqe.length - offset).min(mtu);
+        if !self.window_admits(len) {
+            return Step::Idle;
+        }
+        let Some(()) = self.gather(wqe, offset, len) else {
+            return self.fail_wqe(WcStatus::LocProtErr);
+        };
+        let (first, last) = (offset == 0, offset + len == wqe.length);
+        let ask = self.asks_ack(last, len);
+        let pad = (len.wrapping_neg() & 3) as u8;
+        let solicited = last && wqe.op.takes_recv() && wqe.flags.contains(SendFlags::SOLICITED);
+        let Some(code) = request_code(self.qp.qp_type, wqe.op, first, last) else {
+            return self.fail_wqe(WcStatus::LocQpOpErr);
+        };
+        let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
+        let mut header = HeaderBuf::bth(code, peer, psn, ask, solicited, pad, PKEY_DEFAULT);
+        if first && matches!(wqe.op, SendOp::Write | SendOp::WriteImm) {
+            header = header.reth(wqe.remote_addr, wqe.rkey, wqe.length);
+        }
+        if last && wqe.op.has_imm() {
+            header = header.imm(wqe.imm);
+        }
+        /* A UC send completes before the port is flushed, so its payload must be copied now. */
+        let copy = self.qp.qp_type == QpType::Uc;
+        self.env.send_frame(&self.qp.attr.av, &header, &self.sh.segs, pad, copy);
+        self.count_sent(len);
+        self.advance(wqe, len, 1);
+        Step::Sent
+    }
+
+    /// The request packet of a READ (or of its next piece), or an atomic.
+    fn emit_read_like(&mut self, wqe: &SendWqe) -> Step {
+        if self.must_wait(wqe) {
+            return Step::Idle;
+        }
+        let offset = self.qp.req.offset;
+        let atomic = wqe.op.is_atomic();
+        let len = if atomic { 8 } else { (wqe.length - offset).min(READ_CHUNK) };
+        let packets = len.div_ceil(self.qp.mtu).max(1);
+        if !self.window_admits(len + (packets - 1) * PACKET_OVERHEAD) {
+            return Step::Idle;
+        }
+        /* Local memory is checked before the peer is asked: a late failure would have moved data for nothing. */
+        if !self.writable(wqe) {
+            return self.fail_wqe(WcStatus::LocProtErr);
+        }
+        let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
+        let begin = |code| HeaderBuf::bth(code, peer, psn, true, false, 0, PKEY_DEFAULT);
+        let (va, key) = (wqe.remote_addr.wrapping_add(u64::from(offset)), wqe.rkey);
+        let header = match wqe.op {
+            SendOp::CmpSwap => begin(code::RC_CMP_SWAP).atomic_eth(va, key, wqe.swap, wqe.compare_add),
+            SendOp::FetchAdd => begin(code::RC_FETCH_ADD).atomic_eth(va, key, wqe.compare_add, 0),
+            _ => begin(code::RC_READ_REQUEST).reth(va, key, len),
+        };
+        self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
+        self.count_sent(0);
+        let end = self.qp.req.psn.plus(packets);
+        self.qp.req.reads.push_back(end);
+        self.advance(wqe, len, packets);
+        Step::Sent
+    }
+
+    /// One UD packet; the WQE is done when it is sent.
+    fn emit_datagram(&mut self, wqe: &SendWqe) -> Step {
+        let Some((av, _)) = super::datagram_path(self.sh, wqe.av) else {
+            return self.fail_wqe(WcStatus::LocQpOpErr);
+        };
+        if self.gather(wqe, 0, wqe.length).is_none() {
+            return self.fail_wqe(WcStatus::LocProtErr);
+        }
+        let pad = (wqe.length.wrapping_neg() & 3) as u8;
+        let code = if wqe.op.has_imm() { code::UD_SEND_ONLY_IMM } else { code::UD_SEND_ONLY };
+        let solicited = wqe.flags.contains(SendFlags::SOLICITED);
+        let psn = self.qp.req.psn;
+        /* A Q_Key with its top bit set stands for the QP's own (IBTA 3.5.3). */
+        let qkey = if wqe.qkey >> 31 == 1 { self.qp.attr.qkey } else { wqe.qkey };
+        let mut header =
+            HeaderBuf::bth(code, wqe.remote_qpn, psn, false, solicited, pad, PKEY_DEFAULT).deth(qkey, self.qp.qpn);
+        if wqe.op.has_imm() {
+            header = header.imm(wqe.imm);
+        }
+        self.env.send_frame(&av, &header, &self.sh.segs, pad, true);
+        self.count_sent(wqe.length);
+        self.advance(wqe, wqe.length, 1);
+        Step::Sent
+    }
+
+    /// Moves the cursor behind what was just sent.
+    fn advance(&mut self, wqe: &SendWqe, len: u32, packets: u32) {
+        let now = self.now;
+        let req = &mut self.qp.req;
+        if req.psn.before(req.max_psn) {
+            self.sh.stats.retransmitted.add(u64::from(packets));
+        }
+        req.psn = req.psn.plus(packets);
+        req.offset += len;
+        if req.offset == wqe.length || wqe.op.is_atomic() {
+            req.next = req.next.wrapping_add(1);
+            req.offset = 0;
+        }
+        let idle = !req.outstanding();
+        let fresh = req.max_psn.before(req.psn);
+        if fresh {
+            req.max_psn = req.psn;
+        }
+        if self.qp.qp_type != QpType::Rc {
+            self.qp.req.una_psn = self.qp.req.psn;
+            if self.qp.req.offset == 0 {
+                self.complete_sent();
+            }
+            return;
+        }
+        if fresh && req.rtt_since == 0 {
+            (req.rtt_psn, req.rtt_since) = (req.psn, now);
+        }
+        if idle {
+            req.progress = now;
+            req.backoff = 0;
+        }
+        let bytes = len + packets * PACKET_OVERHEAD;
+        req.inflight += bytes;
+        self.sh.paths.get(self.qp.path).add(bytes);
+        if self.qp.req.deadline == 0 {
+            self.start_timer();
+        }
+    }
+
+    /// (Re)starts the retransmission timer.
+    pub(super) fn start_timer(&mut self) {
+        let limit = ack_timeout(self.qp.attr.timeout).unwrap_or(RTO_MAX);
+        let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
+        let first = (4 * srtt).max(RTO_MIN);
+        let rto = (first << self.qp.req.backoff.min(16)).min(RTO_MAX).min(limit.max(RTO_MIN));
+        self.qp.req.deadline = self.now + rto;
+        self.arm(self.now + rto);
+    }
+
+    fn window_admits(&mut self, len: u32) -> bool {
+        if self.qp.qp_type != QpType::Rc {
+            return true;
+        }
+        let qpn = self.qp.qpn;
+        let path = self.sh.paths.get(self.qp.path);
+        if path.admits(len + PACKET_OVERHEAD) {
+            return true;
+        }
+        if !self.qp.flags.window_wait {
+            self.qp.flags.window_wait = true;
+            path.wait(qpn);
+        }
+        false
+    }
+
+    /// Whether this packet asks for an ACK: the last of a message, and some in long ones, so that
+    /// the window moves.
+    fn asks_ack(&mut self, last: bool, len: u32) -> bool {
+        if self.qp.qp_type != QpType::Rc {
+            return false;
+        }
+        let share = self.sh.paths.get(self.qp.path).window() / ASK_SHARE;
+        let req = &mut self.qp.req;
+        req.unasked += len + PACKET_OVERHEAD;
+        let ask = last || req.unasked >= share;
+        if ask {
+            req.unasked = 0;
+        }
+        ask
+    }
+
+    /// Collects the host memory of bytes `offset..offset + len` of a WQE in the scratch list.
+    fn gather(&mut self, wqe: &SendWqe, offset: u32, len: u32) -> Option<()> {
+        let segs = &mut self.sh.segs;
+        segs.clear();
+        if len == 0 {
+            return Some(());
+        }
+        let index = self.qp.req.next;
+        if wqe.flags.contains(SendFlags::INLINE) {
+            let seg = self.qp.sq.inline(index);
+            segs.push(Seg { addr: seg.addr + u64::from(offset), len });
+            return Some(());
+        }
+        let (mrs, pd) = (&self.sh.mrs, self.qp.pd);
+        slices(self.qp.sq.sges(index), offset, len, |sge, skip, n| {
+            let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, false).ok()?;
+            segs.push(Seg { addr, len: n });
+            Some(())
+        })
+    }
+
+    /// Whether the card may write the WQE's buffers (READ and atomic results).
+    fn writable(&self, wqe: &SendWqe) -> bool {
+        let sges = self.qp.sq.sges(self.qp.req.next);
+        slices(sges, 0, wqe.length, |sge, _, n| {
+            self.sh.mrs.resolve_local(sge.lkey, self.qp.pd, sge.addr, n, true).ok().map(|_| ())
+        })
+        .is_some()
+    }
+
+    pub(super) fn count_sent(&self, len: u32) {
+        self.sh.stats.tx_packets.inc();
+        self.sh.stats.tx_bytes.add(u64::from(len));
+    }
+
+    /// Goes back to the oldest unacknowledged packet (go-back-N).
+    pub(super) fn rewind(&mut self) {
+        let mtu = self.qp.mtu;
+        let req = &mut self.qp.req;
+        req.next = req.una;
+        req.psn = req.una_psn;
+        req.offset = 0;
+        if req.una != req.fresh {
+            let done = req.una_psn.since(req.track[req.slot(req.una)].first);
+            req.offset = u32::try_from(done).unwrap_or(0) * mtu;
+        }
+        req.reads.clear();
+        req.unasked = 0;
+        req.rtt_since = 0;
+        self.forget_inflight();
+        self.ready();
+    }
+
+    /// What this QP has in flight counts no longer against its path.
+    pub(crate) fn forget_inflight(&mut self) {
+        let inflight = core::mem::take(&mut self.qp.req.inflight);
+        if self.sh.paths.exists(self.qp.path) {
+            self.sh.paths.get(self.qp.path).forget(inflight);
+            self.wake_path();
+        }
+    }
+
+    /// A lost packet was noticed: `timeout` says by silence.
+    pub(super) fn on_loss(&mut self, timeout: bool) {
+        if self.sh.paths.get(self.qp.path).cut(self.now, timeout) {
+            self.sh.stats.window_cuts.inc();
+        }
+        self.rewind();
+    }
+
+    /// The retransmission timer or an RNR wait may have run out.
+    pub(crate) fn timer_fired(&mut self) {
+        self.qp.req.armed = 0;
+        if self.qp.req.rnr_until != 0 {
+            if self.qp.req.rnr_until > self.now {
+                return self.arm(self.qp.req.rnr_until);
+            }
+            self.qp.req.rnr_until = 0;
+            self.qp.req.progress = self.now;
+            self.ready();
+        }
+        match self.qp.req.deadline {
+            0 => {}
+            at if at > self.now => self.arm(at),
+            _ if !self.qp.req.outstanding() => self.qp.req.deadline = 0,
+            _ => self.timed_out(),
+        }
+    }
+
+    fn timed_out(&mut self) {
+        self.sh.stats.timeouts.inc();
+        let silent = self.now.saturating_sub(self.qp.req.progress);
+        if let Some(limit) = ack_timeout(self.qp.attr.timeout)
+            && silent >= limit * (Nanos::from(self.qp.attr.retry_cnt) + 1)
+        {
+            self.sh.stats.retry_exceeded.inc();
+            return self.fail_oldest(WcStatus::RetryExcErr);
+        }
+        self.qp.req.backoff = self.qp.req.backoff.saturating_add(1);
+        self.on_loss(true);
+        self.start_timer();
+    }
+
+    /// QPs that waited for room in the path's window get their turn.
+    pub(super) fn wake_path(&mut self) {
+        while let Some(qpn) = self.sh.paths.get(self.qp.path).wake() {
+            self.sh.sched.push_woken(qpn);
+        }
+    }
+}
+
+/// Local ACK timeout: 4.096 us x 2^code (IBTA 9.7.6.1.3); `None`: wait for ever.
+pub(super) fn ack_timeout(code: u8) -> Option<Nanos> {
+    (code != 0).then(|| 4096 << code.min(31))
+}
+
+/// Walks bytes `offset..offset + len` of an SGE list: `f(sge, bytes to skip in it, bytes)`.
+/// `None` when the list is too short or `f` says so.
+pub(super) fn slices(
+    sges: &[Sge],
+    mut offset: u32,
+    mut len: u32,
+    mut f: impl FnMut(&Sge, u32, u32) -> Option<()>,
+) -> Option<()> {
+    for sge in sges {
+        if len == 0 {
+            break;
+        }
+        if offset >= sge.len {
+            offset -= sge.len;
+            continue;
+        }
+        let n = (sge.len - offset).min(len);
+        f(sge, offset, n)?;
+        len -= n;
+        offset = 0;
+    }
+    (len == 0).then_some(())
+}
+
+/// Where `psn` lies against the outstanding span.
+pub(super) fn in_flight(psn: Psn, una: Psn, max: Psn) -> bool {
+    !psn.before(una) && psn.before(max)
+}

@@ -1,0 +1,315 @@
+//! RC requests from the peer (IBTA 9.7.4, 9.7.5.1, table 58 for faults).
+
+use super::recv::PlaceError;
+use super::{enter_error, Answer, Ctx, Inbound};
+use crate::env::{Env, SendQueue};
+use crate::types::{Access, AsyncEvent, Cqe, Psn, QpState, WcFlags, WcOpcode, WcStatus};
+use crate::wire::headers::{NakCode, Syndrome};
+use crate::wire::opcode::Kind;
+use crate::wire::packet::Packet;
+
+impl<E: Env> Ctx<'_, E> {
+    /// A packet from the peer's requester.
+    pub(super) fn receive_request(&mut self, packet: &Packet<'_>) {
+        if !matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+            return self.sh.stats.drop_state.inc();
+        }
+        let psn = packet.bth().psn();
+        match psn.since(self.qp.resp.epsn) {
+            0 => {
+                self.establish();
+                self.qp.resp.nak_sent = false;
+                self.execute(psn, packet);
+            }
+            1.. => self.ahead(),
+            _ => self.duplicate(psn, packet),
+        }
+    }
+
+    /// First packet of a connection: the program in RTR may go on (IBV_EVENT_COMM_EST).
+    pub(super) fn establish(&mut self) {
+        if !self.qp.flags.established {
+            self.qp.flags.established = true;
+            if self.qp.state == QpState::Rtr {
+                self.env.event(AsyncEvent::CommEst(self.qp.qpn));
+            }
+        }
+    }
+
+    /// Packets are missing: say so once (IBTA 9.7.5.2.8).
+    fn ahead(&mut self) {
+        self.sh.stats.out_of_sequence.inc();
+        if !self.qp.resp.nak_sent {
+            self.owe_nak(Syndrome::Nak(NakCode::SequenceError));
+        }
+    }
+
+    pub(super) fn owe_nak(&mut self, syndrome: Syndrome) {
+        let stats = &self.sh.stats;
+        match syndrome {
+            Syndrome::Ack { .. } => return,
+            Syndrome::Rnr { .. } => &stats.sent_rnr,
+            Syndrome::Nak(NakCode::SequenceError) => &stats.sent_nak_seq,
+            Syndrome::Nak(NakCode::InvalidRequest) => &stats.sent_nak_invalid,
+            Syndrome::Nak(NakCode::RemoteAccess) => &stats.sent_nak_access,
+            Syndrome::Nak(NakCode::RemoteOperation) => &stats.sent_nak_op,
+        }
+        .inc();
+        self.qp.resp.nak_sent = true;
+        self.qp.resp.nak = Some(syndrome.to_byte());
+        self.ready();
+    }
+
+    /// The request that was expected.
+    fn execute(&mut self, psn: Psn, packet: &Packet<'_>) {
+        let info = packet.op();
+        let begins = info.is_first();
+        let fits = match (self.qp.resp.cur, info.kind) {
+            (Inbound::Idle, _) => begins,
+            (Inbound::Send { .. }, Kind::Send) | (Inbound::Write { .. }, Kind::Write) => !begins,
+            _ => false,
+        };
+        if !fits || packet.ieth().is_some() {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        match info.kind {
+            Kind::Send => self.execute_send(packet),
+            Kind::Write => self.execute_write(packet),
+            Kind::ReadRequest => self.execute_read(psn, packet),
+            Kind::CmpSwap | Kind::FetchAdd => self.execute_atomic(psn, packet),
+            _ => self.sh.stats.drop_opcode.inc(),
+        }
+    }
+
+    fn execute_send(&mut self, packet: &Packet<'_>) {
+        let data = packet.payload();
+        let (first, last) = (packet.op().is_first(), packet.op().is_last());
+        if !self.middle_is_full(data.len(), last) {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        if first && !self.take_recv() {
+            return self.not_ready();
+        }
+        let received = if let Inbound::Send { received } = self.qp.resp.cur { received } else { 0 };
+        match self.place(received, data) {
+            Ok(()) => {}
+            Err(PlaceError::TooLong) => {
+                self.fail_recv(WcStatus::LocLenErr);
+                return self.refuse(NakCode::InvalidRequest);
+            }
+            Err(PlaceError::Protection) => {
+                self.fail_recv(WcStatus::LocProtErr);
+                return self.refuse(NakCode::RemoteOperation);
+            }
+        }
+        let total = received + data.len() as u32;
+        if last {
+            self.qp.resp.cur = Inbound::Idle;
+            self.accept(packet, 1, true);
+            self.deliver(packet, WcOpcode::Recv, total);
+        } else {
+            self.qp.resp.cur = Inbound::Send { received: total };
+            self.accept(packet, 1, false);
+        }
+    }
+
+    /// All packets but the last of a message carry exactly the path MTU (IBTA 9.7.4.1.5).
+    pub(super) fn middle_is_full(&self, len: usize, last: bool) -> bool {
+        let mtu = self.qp.mtu as usize;
+        if last { len <= mtu } else { len == mtu }
+    }
+
+    fn execute_write(&mut self, packet: &Packet<'_>) {
+        let data = packet.payload();
+        let last = packet.op().is_last();
+        let (va, key, left, total) = match (self.qp.resp.cur, packet.reth()) {
+            (Inbound::Write { va, key, left, total }, _) => (va, key, left, total),
+            (_, Some(reth)) => (reth.va(), reth.rkey(), reth.dma_len(), reth.dma_len()),
+            _ => return self.refuse(NakCode::InvalidRequest),
+        };
+        let len = data.len() as u32;
+        let right_size = if last { len == left } else { len < left || left == 0 };
+        if !self.middle_is_full(data.len(), last) || !right_size || len > left {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        if !self.qp.attr.access.contains(Access::REMOTE_WRITE) {
+            return self.violate();
+        }
+        let imm = packet.imm().is_some();
+        if imm && !self.take_recv() {
+            return self.not_ready();
+        }
+        if packet.op().is_first() && self.check_remote(key, va, total, Access::REMOTE_WRITE).is_none() {
+            return self.violate();
+        }
+        if len > 0 {
+            let Some(host) = self.check_remote(key, va, len, Access::REMOTE_WRITE) else {
+                return self.violate();
+            };
+            self.sh.stats.rx_bytes.add(u64::from(len));
+            self.env.dma_write(host, data);
+        }
+        self.qp.resp.cur = match last {
+            true => Inbound::Idle,
+            false => Inbound::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total },
+        };
+        self.accept(packet, 1, last);
+        if imm {
+            self.deliver(packet, WcOpcode::RecvRdmaWithImm, total);
+        }
+    }
+
+    pub(super) fn check_remote(&self, key: u32, va: u64, len: u32, need: Access) -> Option<u64> {
+        self.sh.mrs.resolve_remote(key, self.qp.pd, va, len, need).ok()
+    }
+
+    fn execute_read(&mut self, psn: Psn, packet: &Packet<'_>) {
+        let Some(reth) = packet.reth() else { return };
+        let (va, key, len) = (reth.va(), reth.rkey(), reth.dma_len());
+        if len > self.sh.cfg.max_msg || !self.may_answer_more() {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        if !self.qp.attr.access.contains(Access::REMOTE_READ)
+            || self.check_remote(key, va, len, Access::REMOTE_READ).is_none()
+        {
+            return self.violate();
+        }
+        self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false });
+        self.accept(packet, len.div_ceil(self.qp.mtu).max(1), true);
+        self.ready();
+    }
+
+    fn execute_atomic(&mut self, psn: Psn, packet: &Packet<'_>) {
+        let Some(eth) = packet.atomic_eth() else { return };
+        if !self.may_answer_more() || eth.va() & 7 != 0 {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        let allowed = self.qp.attr.access.contains(Access::REMOTE_ATOMIC);
+        let Some(host) = self.check_remote(eth.rkey(), eth.va(), 8, Access::REMOTE_ATOMIC).filter(|_| allowed) else {
+            return self.violate();
+        };
+        if host & 7 != 0 {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        let value = match packet.op().kind {
+            Kind::CmpSwap => self.env.dma_compare_swap(host, eth.compare(), eth.swap_add()),
+            _ => self.env.dma_fetch_add(host, eth.swap_add()),
+        };
+        let resp = &mut self.qp.resp;
+        if resp.atomics.len() >= usize::from(self.qp.attr.max_dest_rd_atomic.max(1)) {
+            resp.atomics.pop_front();
+        }
+        resp.atomics.push_back((psn, value));
+        resp.out.push_back(Answer::Atomic { psn, value });
+        self.accept(packet, 1, true);
+        self.ready();
+    }
+
+    /// A requester may have `max_dest_rd_atomic` READs and atomics outstanding.
+    fn may_answer_more(&self) -> bool {
+        self.qp.resp.out.len() < usize::from(self.qp.attr.max_dest_rd_atomic)
+    }
+
+    /// The packet was executed: expect the next, count the message, acknowledge if asked.
+    fn accept(&mut self, packet: &Packet<'_>, packets: u32, message: bool) {
+        let resp = &mut self.qp.resp;
+        resp.epsn = resp.epsn.plus(packets);
+        if message {
+            resp.msn = resp.msn.wrapping_add(1) & 0x00ff_ffff;
+        }
+        let answered = matches!(packet.op().kind, Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd);
+        if packet.bth().ack_req() && !answered {
+            self.owe_ack();
+        }
+    }
+
+    /// The held receive WQE has its message.
+    pub(super) fn deliver(&mut self, packet: &Packet<'_>, opcode: WcOpcode, byte_len: u32) {
+        let mut flags = WcFlags::empty();
+        let imm = packet.imm().unwrap_or_default();
+        flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
+        let cqe = Cqe { byte_len, imm, opcode, flags, src_qp: self.qp.attr.dest_qpn, ..Cqe::default() };
+        self.complete_recv(cqe, packet.bth().solicited());
+    }
+
+    /// No receive WQE: the peer tries again later (IBTA 9.7.5.2.8).
+    fn not_ready(&mut self) {
+        self.owe_nak(Syndrome::Rnr { timer: self.qp.attr.min_rnr_timer & 31 });
+    }
+
+    /// The request breaks the protocol: NAK, and this end goes to ERR.
+    fn refuse(&mut self, code: NakCode) {
+        self.die(code, AsyncEvent::QpReqErr(self.qp.qpn));
+    }
+
+    /// The request asks for what it may not have.
+    fn violate(&mut self) {
+        self.die(NakCode::RemoteAccess, AsyncEvent::QpAccessErr(self.qp.qpn));
+    }
+
+    fn die(&mut self, code: NakCode, event: AsyncEvent) {
+        enter_error(self, QpState::Err);
+        self.owe_nak(Syndrome::Nak(code));
+        self.env.event(event);
+    }
+
+    /// A request from the past: its answer was lost, or it came twice (IBTA 9.7.5.1.3).
+    fn duplicate(&mut self, psn: Psn, packet: &Packet<'_>) {
+        self.sh.stats.duplicate_request.inc();
+        match packet.op().kind {
+            Kind::ReadRequest => self.duplicate_read(psn, packet),
+            Kind::CmpSwap | Kind::FetchAdd => self.duplicate_atomic(psn),
+            Kind::Send | Kind::Write => self.owe_ack(),
+            _ => {}
+        }
+    }
+
+    /// Answers from `psn` on will be asked for again: those not sent yet are not owed twice.
+    fn drop_answers_from(&mut self, psn: Psn) {
+        let mtu = self.qp.mtu;
+        self.qp.resp.out.retain_mut(|answer| {
+            if !answer.psn().before(psn) {
+                return false;
+            }
+            if let Answer::Read { psn: at, left, .. } = answer {
+                let keep = psn.since(*at) as u32;
+                *left = (*left).min(keep.saturating_mul(mtu));
+            }
+            true
+        });
+    }
+
+    fn duplicate_read(&mut self, psn: Psn, packet: &Packet<'_>) {
+        let Some(reth) = packet.reth() else { return };
+        self.drop_answers_from(psn);
+        let (va, key, len) = (reth.va(), reth.rkey(), reth.dma_len());
+        let end = psn.plus(len.div_ceil(self.qp.mtu).max(1));
+        let legal = !self.qp.resp.epsn.before(end)
+            && self.may_answer_more()
+            && self.check_remote(key, va, len, Access::REMOTE_READ).is_some();
+        if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
+            self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false });
+            self.ready();
+        }
+    }
+
+    fn duplicate_atomic(&mut self, psn: Psn) {
+        self.drop_answers_from(psn);
+        let found = self.qp.resp.atomics.iter().rev().find(|(p, _)| *p == psn).copied();
+        if let Some((psn, value)) = found
+            && self.may_answer_more()
+        {
+            self.qp.resp.out.push_back(Answer::Atomic { psn, value });
+            self.ready();
+        }
+    }
+
+    /// Something was posted to the send queue.
+    pub(crate) fn doorbell(&mut self) {
+        match self.qp.state {
+            QpState::Err | QpState::Sqe => super::flush_posted(self),
+            QpState::Rts | QpState::Sqd if self.qp.req.next != self.qp.sq.posted() => self.ready(),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! UC, receiving side: a message is delivered whole or not at all (IBTA 9.8.2.2).
+
+use super::recv::PlaceError;
+use super::{Ctx, Inbound};
+use crate::env::Env;
+use crate::types::{Access, Psn, QpState, WcOpcode, WcStatus};
+use crate::wire::opcode::Kind;
+use crate::wire::packet::Packet;
+
+impl<E: Env> Ctx<'_, E> {
+    /// A UC packet. Whatever is wrong with it, the message is dropped and the next one may begin.
+    pub(super) fn receive_unreliable(&mut self, packet: &Packet<'_>) {
+        if !matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            return self.sh.stats.drop_state.inc();
+        }
+        self.establish();
+        let psn = packet.bth().psn();
+        if !self.in_sequence(psn, packet) {
+            self.qp.resp.cur = Inbound::Idle;
+            return self.sh.stats.drop_uc_sequence.inc();
+        }
+        self.qp.resp.epsn = psn.plus(1);
+        let placed = match packet.op().kind {
+            Kind::Send => self.unreliable_send(packet),
+            Kind::Write => self.unreliable_write(packet),
+            _ => None,
+        };
+        if placed.is_none() {
+            self.qp.resp.cur = Inbound::Idle;
+            self.sh.stats.drop_no_recv.inc();
+        }
+    }
+
+    /// A first packet may come at any PSN; others continue the message in hand.
+    fn in_sequence(&self, psn: Psn, packet: &Packet<'_>) -> bool {
+        if packet.op().is_first() {
+            return true;
+        }
+        let continues = matches!(
+            (self.qp.resp.cur, packet.op().kind),
+            (Inbound::Send { .. }, Kind::Send) | (Inbound::Write { .. }, Kind::Write)
+        );
+        continues && psn == self.qp.resp.epsn
+    }
+
+    fn unreliable_send(&mut self, packet: &Packet<'_>) -> Option<()> {
+        let (data, last) = (packet.payload(), packet.op().is_last());
+        let received = match self.qp.resp.cur {
+            Inbound::Send { received } if !packet.op().is_first() => received,
+            _ => 0,
+        };
+        if !self.middle_is_full(data.len(), last) || !self.take_recv() {
+            return None;
+        }
+        match self.place(received, data) {
+            Ok(()) => {}
+            Err(PlaceError::TooLong) => return None,
+            Err(PlaceError::Protection) => {
+                self.fail_recv(WcStatus::LocProtErr);
+                super::enter_error(self, QpState::Err);
+                return Some(());
+            }
+        }
+        let total = received + data.len() as u32;
+        self.qp.resp.cur = Inbound::Send { received: total };
+        if last {
+            self.qp.resp.cur = Inbound::Idle;
+            self.deliver(packet, WcOpcode::Recv, total);
+        }
+        Some(())
+    }
+
+    fn unreliable_write(&mut self, packet: &Packet<'_>) -> Option<()> {
+        let (data, last) = (packet.payload(), packet.op().is_last());
+        let (va, key, left, total) = match (packet.reth(), self.qp.resp.cur) {
+            (Some(reth), _) => (reth.va(), reth.rkey(), reth.dma_len(), reth.dma_len()),
+            (None, Inbound::Write { va, key, left, total }) => (va, key, left, total),
+            _ => return None,
+        };
+        let len = data.len() as u32;
+        let whole = if last { len == left } else { len < left };
+        if !self.middle_is_full(data.len(), last) || !whole || !self.qp.attr.access.contains(Access::REMOTE_WRITE) {
+            return None;
+        }
+        if packet.imm().is_some() && !self.take_recv() {
+            return None;
+        }
+        let host = self.check_remote(key, va, len, Access::REMOTE_WRITE)?;
+        self.sh.stats.rx_bytes.add(u64::from(len));
+        if len > 0 {
+            self.env.dma_write(host, data);
+        }
+        self.qp.resp.cur = match last {
+            true => Inbound::Idle,
+            false => Inbound::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total },
+        };
+        if packet.imm().is_some() {
+            self.deliver(packet, WcOpcode::RecvRdmaWithImm, total);
+        }
+        Some(())
+    }
+}
