@@ -11,13 +11,10 @@ pub mod opcode;
 pub mod packet;
 
 pub use builder::HeaderBuf;
-pub use headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, NakCode, Reth, Syndrome};
+pub use headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, NakCode, PKEY_DEFAULT, Reth, Syndrome};
 pub use icrc::{Icrc, IcrcHeader, bytes_after_ip_id, explained_by_ip_id};
 pub use opcode::{Kind, OpFlags, OpInfo, Transport, code, op_info, request_code};
 pub use packet::{Packet, WireError};
-
-/// The P_Key of the only partition this card is in: the default one, full member (IBTA 10.9.1.2).
-pub const PKEY_DEFAULT: u16 = 0xffff;
 
 #[cfg(test)]
 mod tests;

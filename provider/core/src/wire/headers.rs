@@ -7,6 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::types::{Psn, QPN_MASK, Qpn};
 
+/// The P_Key of the default partition, full member: the only one in the port's table.
+pub const PKEY_DEFAULT: u16 = 0xffff;
+
 const ACK_REQ: u32 = 1 << 31;
 const SOLICITED: u8 = 1 << 7;
 const MIG_REQ: u8 = 1 << 6;

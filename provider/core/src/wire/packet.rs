@@ -44,7 +44,7 @@ impl<'a> Packet<'a> {
         }
         let (headers, body) = frame.split_at_checked(usize::from(op.header_len)).ok_or(WireError::Length)?;
         let ext = headers.get(BTH_LEN..).ok_or(WireError::Length)?;
-        if frame.len() % 4 != 0 {
+        if !frame.len().is_multiple_of(4) {
             return Err(WireError::Length);
         }
         let len = body.len().checked_sub(usize::from(bth.pad())).ok_or(WireError::Payload)?;
