@@ -181,3 +181,19 @@ fn bytes_that_are_no_text_are_refused_without_panic() {
     let vars = [(OsString::from("STARVERBS_PCAP"), OsString::from_vec(vec![0xff]))];
     assert!(message(source::load(vars.into_iter(), |_| Ok(None))).contains("STARVERBS_PCAP"));
 }
+
+/// docs/settings.md carries the table of this crate, no other.
+#[test]
+fn documentation_has_this_table() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/settings.md");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let (before, rest) = text.split_once("<!-- table").unwrap();
+    let (comment, rest) = rest.split_once("-->\n").unwrap();
+    let (_, after) = rest.split_once("<!-- end").unwrap();
+    let wanted = format!("{before}<!-- table{comment}-->\n\n{}\n<!-- end{after}", markdown());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&file, &wanted).unwrap();
+    } else {
+        assert_eq!(text, wanted, "run with UPDATE_DOCS=1 to rewrite docs/settings.md");
+    }
+}
