@@ -1,0 +1,273 @@
+//! Queue pairs: create, modify, query, destroy.
+//!
+//! Owns their handle. It must not know the state machine; posting is next door in `post`.
+
+use crate::context::ContextHandle;
+use crate::cq::CqHandle;
+use crate::edge::{self, Errno};
+use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
+use crate::pd_mr::PdHandle;
+use crate::qp_attr::{attr_in, attr_out, cap, qp_type};
+use crate::srq::SrqHandle;
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU32, Ordering};
+use starverbs_abi as abi;
+use starverbs_verbs::{Qp, QpInit};
+
+/// A queue pair.
+#[repr(C)]
+pub(crate) struct QpHandle {
+    ibv: abi::ibv_qp,
+    obj: Qp,
+    /// Events that ibv_get_async_event returned.
+    pub(crate) delivered: AtomicU32,
+    sq_sig_all: bool,
+}
+
+impl QpHandle {
+    /// The card's side of a queue pair, or EINVAL for NULL.
+    ///
+    /// # Safety
+    /// `qp` is NULL, or comes from `create` and is alive.
+    #[inline]
+    pub(crate) unsafe fn obj<'a>(qp: *mut abi::ibv_qp) -> Result<&'a Qp, Errno> {
+        // SAFETY: the caller's terms; the struct is the first field of its handle.
+        given(qp).map(|q| unsafe { &(*q.as_ptr().cast::<QpHandle>()).obj })
+    }
+}
+
+/// Makes a queue pair, on the terms of ibv_create_qp(3), and says in `init.cap` what was granted.
+unsafe fn create(pd: *mut abi::ibv_pd, init: *mut abi::ibv_qp_init_attr) -> Result<*mut abi::ibv_qp, Errno> {
+    let init = given(init)?.as_ptr();
+    // SAFETY: the verb's terms: everything that the attributes point to is NULL or alive.
+    let (asked, card, send_cq, recv_cq, srq, context) = unsafe {
+        let asked = init.read();
+        let srq = if asked.srq.is_null() { None } else { Some(SrqHandle::obj(asked.srq)?) };
+        let (send_cq, recv_cq) = (CqHandle::obj(asked.send_cq)?, CqHandle::obj(asked.recv_cq)?);
+        (asked, PdHandle::obj(pd)?, send_cq, recv_cq, srq, (*pd).context)
+    };
+    let mut place = Box::<QpHandle>::new_uninit();
+    let name = cookie(place.as_mut_ptr());
+    let wanted = QpInit {
+        qp_type: qp_type(asked.qp_type)?,
+        send_cq,
+        recv_cq,
+        srq,
+        max_send_wr: asked.cap.max_send_wr,
+        max_recv_wr: if srq.is_some() { 0 } else { asked.cap.max_recv_wr },
+        max_send_sge: asked.cap.max_send_sge,
+        max_recv_sge: if srq.is_some() { 0 } else { asked.cap.max_recv_sge },
+        max_inline: asked.cap.max_inline_data,
+        sq_sig_all: asked.sq_sig_all != 0,
+        cookie: name,
+    };
+    let obj = Qp::create(card, &wanted).map_err(errno)?;
+
+    // SAFETY: an ibv_qp is numbers, pointers and pthread fields: zero is valid.
+    let mut ibv: abi::ibv_qp = unsafe { zeroed() };
+    ibv.context = context;
+    ibv.qp_context = asked.qp_context;
+    ibv.pd = pd;
+    ibv.send_cq = asked.send_cq;
+    ibv.recv_cq = asked.recv_cq;
+    ibv.srq = asked.srq;
+    ibv.qp_num = obj.number();
+    ibv.handle = ibv.qp_num;
+    ibv.state = abi::IBV_QPS_RESET;
+    ibv.qp_type = asked.qp_type;
+    ibv.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    ibv.cond = libc::PTHREAD_COND_INITIALIZER;
+    let granted = cap(&obj.caps());
+    place.write(QpHandle { ibv, obj, delivered: AtomicU32::new(0), sq_sig_all: wanted.sq_sig_all });
+    // SAFETY: the caller's struct, on the verb's terms; the protection domain keeps its context alive.
+    unsafe {
+        (*init).cap = granted;
+        ContextHandle::of(context).live.add(name);
+        ContextHandle::retain(context);
+    }
+    // SAFETY: written above.
+    Ok(Box::into_raw(unsafe { place.assume_init() }).cast())
+}
+
+/// ibv_create_qp(3).
+pub(crate) unsafe extern "C" fn create_qp(
+    pd: *mut abi::ibv_pd,
+    init: *mut abi::ibv_qp_init_attr,
+) -> *mut abi::ibv_qp {
+    // SAFETY: the verb's terms.
+    edge::object(|| unsafe { create(pd, init) })
+}
+
+/// Whether every extension that a program asks for is offered, for ibv_create_qp_ex(3).
+fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<(), Errno> {
+    let mask = init.comp_mask;
+    if mask & !(2 * abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS - 1) != 0 {
+        return Err(libc::EINVAL);
+    }
+    let offered = abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    let flags = mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0;
+    if mask & !offered != 0 || flags {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if mask & abi::IBV_QP_INIT_ATTR_PD == 0 {
+        return Err(libc::EINVAL);
+    }
+    Ok(())
+}
+
+/// ibv_create_qp_ex(3), through the context's table.
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    _context: *mut abi::ibv_context,
+    init: *mut abi::ibv_qp_init_attr_ex,
+) -> *mut abi::ibv_qp {
+    edge::object(|| {
+        // SAFETY: NULL or a struct of the caller's, on the verb's terms.
+        let pd = unsafe {
+            let asked = init.as_ref().ok_or(libc::EINVAL)?;
+            extensions(asked)?;
+            asked.pd
+        };
+        // SAFETY: the verb's terms; the plain struct is the beginning of the extended one.
+        unsafe { create(pd, init.cast()) }
+    })
+}
+
+/// ibv_qp_to_qp_ex(3): NULL, since no QP was made with send operations of the new interface.
+pub(crate) unsafe extern "C" fn qp_to_qp_ex(_qp: *mut abi::ibv_qp) -> *mut abi::ibv_qp_ex {
+    core::ptr::null_mut()
+}
+
+/// ibv_modify_qp(3).
+pub(crate) unsafe extern "C" fn modify_qp(
+    qp: *mut abi::ibv_qp,
+    attr: *mut abi::ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    edge::int(|| {
+        // SAFETY: NULL or a struct of the caller's, on the verb's terms.
+        let from = unsafe { attr.as_ref() }.ok_or(libc::EINVAL)?;
+        // SAFETY: the verb's terms.
+        let obj = unsafe { QpHandle::obj(qp)? };
+        let (attr, mask) = attr_in(from, mask)?;
+        obj.modify(&attr, mask).map_err(errno)?;
+        if mask.contains(starverbs_core::qp::QpAttrMask::STATE) {
+            // SAFETY: `qp` is alive, as above.
+            unsafe { (*qp).state = attr.state as abi::ibv_qp_state };
+        }
+        Ok(())
+    })
+}
+
+/// ibv_query_qp(3): every attribute, whatever the mask says, as the man page allows.
+pub(crate) unsafe extern "C" fn query_qp(
+    qp: *mut abi::ibv_qp,
+    attr: *mut abi::ibv_qp_attr,
+    _mask: c_int,
+    init: *mut abi::ibv_qp_init_attr,
+) -> c_int {
+    edge::int(|| {
+        let to = given(attr)?;
+        // SAFETY: the verb's terms.
+        let obj = unsafe { QpHandle::obj(qp)? };
+        let now = attr_out(&obj.query().map_err(errno)?, &obj.caps());
+        // SAFETY: `qp` is alive, as above, and the places are the caller's.
+        unsafe {
+            (*qp).state = now.qp_state;
+            if !init.is_null() {
+                init.write(abi::ibv_qp_init_attr {
+                    qp_context: (*qp).qp_context,
+                    send_cq: (*qp).send_cq,
+                    recv_cq: (*qp).recv_cq,
+                    srq: (*qp).srq,
+                    cap: now.cap,
+                    qp_type: (*qp).qp_type,
+                    sq_sig_all: c_int::from((*qp.cast::<QpHandle>()).sq_sig_all),
+                });
+            }
+            to.write(now);
+        }
+        Ok(())
+    })
+}
+
+/// ibv_query_qp_data_in_order(3): 0, no promise.
+pub(crate) unsafe extern "C" fn query_qp_data_in_order(
+    _qp: *mut abi::ibv_qp,
+    _op: abi::ibv_wr_opcode,
+    _flags: u32,
+) -> c_int {
+    0
+}
+
+/// ibv_query_ece(3): there are no enhanced connection options.
+pub(crate) unsafe extern "C" fn query_ece(_qp: *mut abi::ibv_qp, _ece: *mut abi::ibv_ece) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// ibv_set_ece(3).
+pub(crate) unsafe extern "C" fn set_ece(_qp: *mut abi::ibv_qp, _ece: *mut abi::ibv_ece) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// ibv_attach_mcast(3): no multicast groups yet.
+pub(crate) unsafe extern "C" fn attach_mcast(
+    _qp: *mut abi::ibv_qp,
+    _gid: *const abi::ibv_gid,
+    _lid: u16,
+) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// ibv_detach_mcast(3).
+pub(crate) unsafe extern "C" fn detach_mcast(
+    _qp: *mut abi::ibv_qp,
+    _gid: *const abi::ibv_gid,
+    _lid: u16,
+) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// ibv_destroy_qp(3): waits until every event of it is acknowledged.
+pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
+    edge::int(|| {
+        // SAFETY: the verb's terms.
+        unsafe { QpHandle::obj(qp)? }.destroy().map_err(errno)?;
+        let handle = qp.cast::<QpHandle>();
+        // SAFETY: the handle and its context are alive until the box is dropped; once it is off the list no event is
+        // counted for it any more.
+        unsafe {
+            let context = (*handle).ibv.context;
+            ContextHandle::of(context).live.remove(cookie(handle));
+            let delivered = (*handle).delivered.load(Ordering::Acquire);
+            wait_for_acks(
+                &raw mut (*qp).mutex,
+                &raw mut (*qp).cond,
+                &raw mut (*qp).events_completed,
+                delivered,
+            );
+            drop(Box::from_raw(handle));
+            ContextHandle::release(context);
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extensions_that_are_not_offered_are_refused() {
+        // SAFETY: numbers and pointers: zero is valid.
+        let mut init: abi::ibv_qp_init_attr_ex = unsafe { zeroed() };
+        assert_eq!(extensions(&init), Err(libc::EINVAL));
+        init.comp_mask = abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS;
+        assert_eq!(extensions(&init), Ok(()));
+        init.create_flags = abi::IBV_QP_CREATE_SCATTER_FCS;
+        assert_eq!(extensions(&init), Err(libc::EOPNOTSUPP));
+        init.comp_mask = abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        assert_eq!(extensions(&init), Err(libc::EOPNOTSUPP));
+        init.comp_mask = 1 << 20;
+        assert_eq!(extensions(&init), Err(libc::EINVAL));
+    }
+}
