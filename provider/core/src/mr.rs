@@ -1,0 +1,209 @@
+//! Memory regions: which key opens which bytes to whom.
+//!
+//! A key is a slot number, hidden behind a mask drawn once, and eight bits that change each time the
+//! slot is used anew, so that a stale key opens nothing. lkey and rkey are the same number (man
+//! ibv_reg_mr leaves that to the card). The table gives host addresses out and touches no memory.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::num::NonZeroU32;
+
+use crate::error::NicError;
+use crate::types::{Access, PdId};
+
+/// Most MRs a card holds.
+pub const MAX_MR: usize = 1 << 20;
+
+const KEY_BITS: u32 = 8;
+const SLOT_MASK: u32 = u32::MAX >> KEY_BITS;
+
+/// What a program registers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MrAttr {
+    /// Protection domain
+    pub pd: PdId,
+    /// First byte in host memory
+    pub addr: u64,
+    /// Bytes
+    pub length: u64,
+    /// Address by which the first byte is known in SGEs and RETHs
+    pub iova: u64,
+    /// Rights
+    pub access: Access,
+}
+
+/// Why the card may not touch memory. The first that holds, in this order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MrFault {
+    /// no MR has this key
+    BadKey,
+    /// the MR belongs to another protection domain
+    Pd,
+    /// the MR does not give this right
+    Access,
+    /// not all bytes lie in the MR
+    Bounds,
+}
+
+/// The MRs of a card.
+#[derive(Debug, Default)]
+pub struct MrTable {
+    entries: Vec<Entry>,
+    /// Free slots, longest unused first
+    free: VecDeque<u32>,
+    /// Hides slot numbers in keys; drawn at the first registration
+    mask: u32,
+}
+
+/// One slot.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    addr: u64,
+    length: u64,
+    iova: u64,
+    access: Access,
+    pd: PdId,
+    /// `None`: free
+    key: Option<NonZeroU32>,
+    /// Last eight key bits given out
+    spent: u8,
+}
+
+const _: () = assert!(size_of::<Entry>() <= 40);
+
+impl MrTable {
+    /// No MRs.
+    pub const fn new() -> Self {
+        MrTable { entries: Vec::new(), free: VecDeque::new(), mask: 0 }
+    }
+
+    /// Adds an MR; gives its key. `Invalid`: no bytes, an address range that wraps, or remote WRITE
+    /// or atomics without LOCAL_WRITE (man ibv_reg_mr). `Exhausted`: [`MAX_MR`] exist.
+    pub fn register(&mut self, attr: MrAttr, random: u64) -> Result<u32, NicError> {
+        let last = attr.length.checked_sub(1).ok_or(NicError::Invalid)?;
+        let wraps = attr.addr.checked_add(last).is_none() || attr.iova.checked_add(last).is_none();
+        let remote_write = attr.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        if wraps || (remote_write && !attr.access.contains(Access::LOCAL_WRITE)) {
+            return Err(NicError::Invalid);
+        }
+        let (slot, spent) = self.slot(random)?;
+        let byte = spent.wrapping_add(1 + (random % 254) as u8);
+        let (key, byte) = self.key(slot, byte);
+        let entry = Entry {
+            addr: attr.addr,
+            length: attr.length,
+            iova: attr.iova,
+            access: attr.access,
+            pd: attr.pd,
+            key: Some(key),
+            spent: byte,
+        };
+        match self.entries.get_mut(slot as usize) {
+            Some(e) => *e = entry,
+            None => self.entries.push(entry),
+        }
+        Ok(key.get())
+    }
+
+    /// A free slot and the key bits it used last: the longest unused, or a new one.
+    fn slot(&mut self, random: u64) -> Result<(u32, u8), NicError> {
+        let next = self.entries.len();
+        if next == 0 {
+            self.mask = (random >> 40) as u32 & SLOT_MASK;
+        }
+        /* Let freed slots rest while the table is small: a stale key then finds nothing at all. */
+        if next < MAX_MR && self.free.len() * 2 <= next {
+            return Ok((next as u32, (random >> 8) as u8));
+        }
+        let slot = self.free.pop_front().ok_or(NicError::Exhausted)?;
+        let spent = self.entries.get(slot as usize).map_or(0, |e| e.spent);
+        Ok((slot, spent))
+    }
+
+    /// Key 0 is never given out: programs take it for "none".
+    fn key(&self, slot: u32, byte: u8) -> (NonZeroU32, u8) {
+        let base = (slot ^ self.mask) << KEY_BITS;
+        match NonZeroU32::new(base | u32::from(byte)) {
+            Some(key) => (key, byte),
+            None => (NonZeroU32::MIN, 1),
+        }
+    }
+
+    /// Removes an MR; gives its protection domain.
+    pub fn deregister(&mut self, key: u32) -> Result<PdId, NicError> {
+        let slot = (key >> KEY_BITS) ^ self.mask;
+        let entry = self.entries.get_mut(slot as usize).ok_or(NicError::NotFound)?;
+        if entry.key.map(NonZeroU32::get) != Some(key) {
+            return Err(NicError::NotFound);
+        }
+        entry.key = None;
+        self.free.push_back(slot);
+        Ok(entry.pd)
+    }
+
+    /// MRs that exist.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Whether none exists.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Host address of `len` bytes at `addr` of an SGE. `write`: the card will write them. No bytes
+    /// need no key.
+    #[inline]
+    pub fn resolve_local(
+        &self,
+        lkey: u32,
+        pd: PdId,
+        addr: u64,
+        len: u32,
+        write: bool,
+    ) -> Result<u64, MrFault> {
+        let need = if write { Access::LOCAL_WRITE } else { Access::empty() };
+        self.resolve(lkey, pd, addr, len, need)
+    }
+
+    /// Host address of `len` bytes at `va` of a peer's request that needs the right `need`. No bytes
+    /// need no key (IBTA 9.4.3, 9.4.4: the R_Key of a zero-length WRITE or READ is not checked).
+    #[inline]
+    pub fn resolve_remote(
+        &self,
+        rkey: u32,
+        pd: PdId,
+        va: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<u64, MrFault> {
+        self.resolve(rkey, pd, va, len, need)
+    }
+
+    #[inline]
+    fn resolve(&self, key: u32, pd: PdId, va: u64, len: u32, need: Access) -> Result<u64, MrFault> {
+        if len == 0 {
+            return Ok(va);
+        }
+        let slot = (key >> KEY_BITS) ^ self.mask;
+        let entry = self.entries.get(slot as usize).ok_or(MrFault::BadKey)?;
+        if entry.key.map(NonZeroU32::get) != Some(key) {
+            return Err(MrFault::BadKey);
+        }
+        if entry.pd != pd {
+            return Err(MrFault::Pd);
+        }
+        if !entry.access.contains(need) {
+            return Err(MrFault::Access);
+        }
+        let offset = va.wrapping_sub(entry.iova);
+        if offset >= entry.length || u64::from(len) > entry.length - offset {
+            return Err(MrFault::Bounds);
+        }
+        Ok(entry.addr.wrapping_add(offset))
+    }
+}
+
+#[cfg(test)]
+#[path = "mr_tests.rs"]
+mod tests;

@@ -1,0 +1,136 @@
+use std::collections::BTreeMap;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const PD: PdId = PdId(3);
+
+fn attr(addr: u64, length: u64, iova: u64, access: Access) -> MrAttr {
+    MrAttr { pd: PD, addr, length, iova, access }
+}
+
+/// One MR of 0x100 bytes at host 0x1000, known as 0x9000.
+fn one(access: Access) -> (MrTable, u32) {
+    let mut t = MrTable::new();
+    let key = t.register(attr(0x1000, 0x100, 0x9000, access), 0x1234_5678_9abc_def0).unwrap();
+    (t, key)
+}
+
+#[test]
+fn bounds_are_exact() {
+    let (t, key) = one(Access::LOCAL_WRITE);
+    let at = |va, len| t.resolve_local(key, PD, va, len, true);
+    assert_eq!(at(0x9000, 0x100), Ok(0x1000));
+    assert_eq!(at(0x90ff, 1), Ok(0x10ff));
+    assert_eq!(at(0x9000, 0x101), Err(MrFault::Bounds));
+    assert_eq!(at(0x90ff, 2), Err(MrFault::Bounds));
+    assert_eq!(at(0x9100, 1), Err(MrFault::Bounds));
+    assert_eq!(at(0x8fff, 1), Err(MrFault::Bounds));
+    assert_eq!(at(u64::MAX, u32::MAX), Err(MrFault::Bounds));
+    assert_eq!(at(0, 0), Ok(0), "no bytes need no key");
+}
+
+#[test]
+fn faults_say_what_is_wrong() {
+    let (t, key) = one(Access::REMOTE_READ);
+    let read = |key, pd, need| t.resolve_remote(key, pd, 0x9000, 4, need);
+    assert_eq!(read(key, PD, Access::REMOTE_READ), Ok(0x1000));
+    assert_eq!(read(key, PD, Access::REMOTE_WRITE), Err(MrFault::Access));
+    assert_eq!(read(key, PdId(4), Access::REMOTE_READ), Err(MrFault::Pd));
+    assert_eq!(read(key ^ 1, PD, Access::REMOTE_READ), Err(MrFault::BadKey));
+    assert_eq!(read(key ^ 0x100, PD, Access::REMOTE_READ), Err(MrFault::BadKey));
+    assert_eq!(read(0, PD, Access::REMOTE_READ), Err(MrFault::BadKey));
+    assert_eq!(t.resolve_local(key, PD, 0x9000, 4, false), Ok(0x1000), "reading needs no right");
+    assert_eq!(t.resolve_local(key, PD, 0x9000, 4, true), Err(MrFault::Access));
+}
+
+#[test]
+fn bad_registrations() {
+    let mut t = MrTable::new();
+    let mut reg = |addr, len, iova, access| t.register(attr(addr, len, iova, access), 7).map(|_| ());
+    assert_eq!(reg(0x1000, 0, 0x1000, Access::empty()), Err(NicError::Invalid));
+    assert_eq!(reg(u64::MAX, 2, 0, Access::empty()), Err(NicError::Invalid));
+    assert_eq!(reg(0, 2, u64::MAX, Access::empty()), Err(NicError::Invalid));
+    assert_eq!(reg(0, 1, 0, Access::REMOTE_WRITE), Err(NicError::Invalid));
+    assert_eq!(reg(0, 1, 0, Access::REMOTE_ATOMIC), Err(NicError::Invalid));
+    assert_eq!(reg(0, u64::MAX, 0, Access::LOCAL_WRITE | Access::REMOTE_WRITE), Ok(()));
+}
+
+#[test]
+fn the_table_has_an_end() {
+    let mut t = MrTable::new();
+    let mut keys = Vec::new();
+    for i in 0..MAX_MR as u64 {
+        keys.push(t.register(attr(i, 1, i, Access::empty()), i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).unwrap());
+    }
+    assert_eq!(t.register(attr(0, 1, 0, Access::empty()), 1), Err(NicError::Exhausted));
+    assert_eq!(t.deregister(keys[77]), Ok(PD));
+    assert_eq!(t.deregister(keys[77]), Err(NicError::NotFound));
+    let again = t.register(attr(0, 1, 0, Access::empty()), 1).unwrap();
+    assert_eq!(again >> 8, keys[77] >> 8);
+    assert_ne!(again, keys[77]);
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), MAX_MR);
+    assert_ne!(keys[0], 0);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Register { addr: u64, length: u64, iova: u64, random: u64 },
+    Deregister(prop::sample::Index),
+    Resolve { pick: prop::sample::Index, offset: i64, len: u32 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0u64..1 << 40, 1u64..5000, 0u64..1 << 40, any::<u64>())
+            .prop_map(|(addr, length, iova, random)| Step::Register { addr, length, iova, random }),
+        any::<prop::sample::Index>().prop_map(Step::Deregister),
+        (any::<prop::sample::Index>(), -10i64..5010, 0u32..5010)
+            .prop_map(|(pick, offset, len)| Step::Resolve { pick, offset, len }),
+    ]
+}
+
+proptest! {
+    /// Against a map of what is registered: live keys resolve as they should, dead ones never.
+    #[test]
+    fn behaves_like_a_map(steps in prop::collection::vec(step(), 1..200)) {
+        let mut table = MrTable::new();
+        let mut model: BTreeMap<u32, MrAttr> = BTreeMap::new();
+        let mut all = Vec::new();
+        for s in steps {
+            match s {
+                Step::Register { addr, length, iova, random } => {
+                    let a = attr(addr, length, iova, Access::REMOTE_READ);
+                    let key = table.register(a, random).unwrap();
+                    prop_assert!(model.insert(key, a).is_none());
+                    all.push((key, a));
+                }
+                Step::Deregister(pick) if !all.is_empty() => {
+                    let key = all[pick.index(all.len())].0;
+                    prop_assert_eq!(table.deregister(key).is_ok(), model.remove(&key).is_some());
+                }
+                Step::Resolve { pick, offset, len } if !all.is_empty() => {
+                    let (key, a) = all[pick.index(all.len())];
+                    let va = a.iova.wrapping_add_signed(offset);
+                    let got = table.resolve_remote(key, PD, va, len, Access::REMOTE_READ);
+                    let want = match model.get(&key) {
+                        _ if len == 0 => Ok(va),
+                        None => Err(MrFault::BadKey),
+                        Some(m) => {
+                            let start = i128::from(va) - i128::from(m.iova);
+                            let inside = start >= 0 && start + i128::from(len) <= i128::from(m.length);
+                            if inside { Ok(m.addr + start as u64) } else { Err(MrFault::Bounds) }
+                        }
+                    };
+                    prop_assert_eq!(got, want);
+                }
+                _ => {}
+            }
+            prop_assert_eq!(table.len(), model.len());
+        }
+    }
+}
