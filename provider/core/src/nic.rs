@@ -5,6 +5,7 @@
 
 mod control;
 mod data;
+pub(crate) mod pace;
 pub(crate) mod path;
 pub(crate) mod sched;
 mod table;
@@ -220,6 +221,15 @@ impl<E: Env> Shared<E> {
     fn drop_pd(&mut self, pd: PdId) {
         if let Some(p) = self.pds.get_mut(pd.0 as usize) {
             p.users = p.users.saturating_sub(1);
+        }
+    }
+
+    /// QPs that wait for any path with room get their turn.
+    pub(crate) fn wake_all_paths(&mut self) {
+        for path in self.paths.each() {
+            while let Some(qpn) = path.wake() {
+                self.sched.push_woken(qpn);
+            }
         }
     }
 

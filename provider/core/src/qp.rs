@@ -1,5 +1,7 @@
 //! What a program says of a QP: attributes, masks, capabilities. Numbers as in verbs.h.
 
+pub mod modify;
+
 use bitflags::bitflags;
 
 use crate::types::{Access, Av, Mtu, PdId, Psn, QpState, QpType, Qpn, SrqId};

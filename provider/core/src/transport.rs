@@ -8,6 +8,7 @@
 mod answer;
 mod complete;
 mod datagram;
+mod pacing;
 mod recv;
 mod requester;
 mod responder;
@@ -15,6 +16,7 @@ mod response;
 mod unreliable;
 
 pub(crate) use complete::{enter_error, flush_posted};
+pub(crate) use pacing::answer_probe;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

@@ -2,9 +2,9 @@
 
 use super::{Nic, Shared};
 use crate::env::Env;
-use crate::transport::{Ctx, Qp, Step};
+use crate::transport::{answer_probe, Ctx, Qp, Step};
 use crate::types::{FrameMeta, Nanos, QpType, Qpn};
-use crate::wire::{Packet, Transport, WireError, PKEY_DEFAULT};
+use crate::wire::{Kind, Packet, Transport, WireError, PKEY_DEFAULT};
 
 impl<E: Env> Nic<E> {
     /// The program posted to the send queue of `qpn`, or to any queue of it while in ERR.
@@ -30,10 +30,13 @@ impl<E: Env> Nic<E> {
         if (packet.bth().pkey() ^ PKEY_DEFAULT) & 0x7fff != 0 {
             return stats.drop_pkey.inc();
         }
+        let transport = packet.op().transport;
+        if transport == Transport::Own {
+            return self.own_frame(env, now, meta, &packet);
+        }
         let Some(qp) = self.qps.get_mut(packet.bth().dest_qpn()) else {
             return stats.drop_no_qp.inc();
         };
-        let transport = packet.op().transport;
         if !transport.serves(qp.qp_type) {
             /* A congestion notification is for a rate limiter that this card does not have. */
             return if transport == Transport::Cnp { stats.rx_ecn_marked.inc() } else { stats.drop_opcode.inc() };
@@ -42,6 +45,23 @@ impl<E: Env> Nic<E> {
             return stats.drop_source.inc();
         }
         Ctx { qp, sh: &mut self.shared, env, now }.receive(meta, &packet);
+    }
+
+    /// Pacing probes between starverbs cards; they concern a path, not a QP.
+    fn own_frame(&mut self, env: &mut E, now: Nanos, meta: &FrameMeta, packet: &Packet<'_>) {
+        if packet.op().kind == Kind::Probe {
+            return answer_probe(env, meta, packet);
+        }
+        let Some(id) = self.shared.paths.lookup(meta.src) else { return };
+        let path = self.shared.paths.get(id);
+        let bytes = path.pace.answered(packet.bth().psn().get());
+        path.acked(bytes);
+        while let Some(qpn) = self.shared.paths.get(id).wake() {
+            self.shared.sched.push_woken(qpn);
+        }
+        if let Some(mut cx) = self.context(env, packet.bth().dest_qpn(), now) {
+            cx.ready();
+        }
     }
 
     /// Time went on: runs the timers that are due.

@@ -8,6 +8,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
+use super::pace::Pace;
 use crate::types::{Gid, Nanos, Qpn};
 
 /// Handle of a path; valid as long as the card.
@@ -41,6 +42,8 @@ pub(crate) struct Path {
     waiting: VecDeque<Qpn>,
     /// Smoothed round trip, ns; 0: none measured
     pub(crate) srtt: u32,
+    /// Pacing of UC and UD
+    pub(crate) pace: Pace,
 }
 
 impl Paths {
@@ -60,6 +63,7 @@ impl Paths {
                 last_cut: 0,
                 waiting: VecDeque::new(),
                 srtt: 0,
+                pace: Pace::default(),
             });
             PathId(paths.len() as u32 - 1)
         })
@@ -68,6 +72,16 @@ impl Paths {
     /// Whether there is such a path; a QP that was never connected has none.
     pub(crate) fn exists(&self, id: PathId) -> bool {
         (id.0 as usize) < self.paths.len()
+    }
+
+    /// The path towards `dgid`, if there is one.
+    pub(crate) fn lookup(&self, dgid: Gid) -> Option<PathId> {
+        self.by_gid.get(&dgid).copied()
+    }
+
+    /// All paths.
+    pub(crate) fn each(&mut self) -> impl Iterator<Item = &mut Path> {
+        self.paths.iter_mut()
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use super::{Ctx, Step, Track};
 use crate::env::{Env, SendQueue};
-use crate::nic::path::PACKET_OVERHEAD;
+use crate::nic::path::{PathId, PACKET_OVERHEAD};
 use crate::types::{Nanos, Psn, QpState, QpType, Seg, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use crate::wire::builder::HeaderBuf;
 use crate::wire::opcode::{code, request_code};
@@ -97,7 +97,11 @@ impl<E: Env> Ctx<'_, E> {
     fn emit_data(&mut self, wqe: &SendWqe) -> Step {
         let (mtu, offset) = (self.qp.mtu, self.qp.req.offset);
         let len = (wqe.length - offset).min(mtu);
-        if !self.window_admits(len) {
+        let (unreliable, av) = (self.qp.qp_type == QpType::Uc, self.qp.attr.av);
+        if unreliable && !self.pace_admits(self.qp.path, &av, self.qp.attr.dest_qpn, len) {
+            return Step::Idle;
+        }
+        if !unreliable && !self.window_admits(self.qp.path, len) {
             return Step::Idle;
         }
         let Some(()) = self.gather(wqe, offset, len) else {
@@ -119,9 +123,11 @@ impl<E: Env> Ctx<'_, E> {
             header = header.imm(wqe.imm);
         }
         /* A UC send completes before the port is flushed, so its payload must be copied now. */
-        let copy = self.qp.qp_type == QpType::Uc;
-        self.env.send_frame(&self.qp.attr.av, &header, &self.sh.segs, pad, copy);
+        self.env.send_frame(&self.qp.attr.av, &header, &self.sh.segs, pad, unreliable);
         self.count_sent(len);
+        if unreliable {
+            self.paced(self.qp.path, len);
+        }
         self.advance(wqe, len, 1);
         Step::Sent
     }
@@ -135,7 +141,7 @@ impl<E: Env> Ctx<'_, E> {
         let atomic = wqe.op.is_atomic();
         let len = if atomic { 8 } else { (wqe.length - offset).min(READ_CHUNK) };
         let packets = len.div_ceil(self.qp.mtu).max(1);
-        if !self.window_admits(len + (packets - 1) * PACKET_OVERHEAD) {
+        if !self.window_admits(self.qp.path, len + (packets - 1) * PACKET_OVERHEAD) {
             return Step::Idle;
         }
         /* Local memory is checked before the peer is asked: a late failure would have moved data for nothing. */
@@ -160,9 +166,12 @@ impl<E: Env> Ctx<'_, E> {
 
     /// One UD packet; the WQE is done when it is sent.
     fn emit_datagram(&mut self, wqe: &SendWqe) -> Step {
-        let Some((av, _)) = super::datagram_path(self.sh, wqe.av) else {
+        let Some((av, path)) = super::datagram_path(self.sh, wqe.av) else {
             return self.fail_wqe(WcStatus::LocQpOpErr);
         };
+        if !self.pace_admits(path, &av, wqe.remote_qpn, wqe.length) {
+            return Step::Idle;
+        }
         if self.gather(wqe, 0, wqe.length).is_none() {
             return self.fail_wqe(WcStatus::LocProtErr);
         }
@@ -179,6 +188,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         self.env.send_frame(&av, &header, &self.sh.segs, pad, true);
         self.count_sent(wqe.length);
+        self.paced(path, wqe.length);
         self.advance(wqe, wqe.length, 1);
         Step::Sent
     }
@@ -233,12 +243,9 @@ impl<E: Env> Ctx<'_, E> {
         self.arm(self.now + rto);
     }
 
-    fn window_admits(&mut self, len: u32) -> bool {
-        if self.qp.qp_type != QpType::Rc {
-            return true;
-        }
+    pub(super) fn window_admits(&mut self, path: PathId, len: u32) -> bool {
         let qpn = self.qp.qpn;
-        let path = self.sh.paths.get(self.qp.path);
+        let path = self.sh.paths.get(path);
         if path.admits(len + PACKET_OVERHEAD) {
             return true;
         }
@@ -345,6 +352,9 @@ impl<E: Env> Ctx<'_, E> {
             self.qp.req.rnr_until = 0;
             self.qp.req.progress = self.now;
             self.ready();
+        }
+        if self.qp.qp_type != QpType::Rc {
+            return self.pace_timer();
         }
         match self.qp.req.deadline {
             0 => {}

@@ -50,6 +50,10 @@ pub mod code {
     pub const UD_SEND_ONLY_IMM: u8 = 0x65;
     /// Congestion notification packet (RoCEv2 annex A17.9.3)
     pub const CNP: u8 = 0x81;
+    /// Ours: "have you read this far?" (manufacturer's op-codes are 0xc0 to 0xff)
+    pub const PROBE: u8 = 0xc0;
+    /// Ours: "yes"
+    pub const PROBE_ANSWER: u8 = 0xc1;
 }
 
 /// Transport that an op-code belongs to.
@@ -63,6 +67,8 @@ pub enum Transport {
     Ud,
     /// Congestion notification; belongs to no QP's transport
     Cnp,
+    /// Between starverbs cards; belongs to no QP's transport
+    Own,
 }
 
 impl Transport {
@@ -89,6 +95,8 @@ pub enum Kind {
     CmpSwap,
     FetchAdd,
     Cnp,
+    Probe,
+    ProbeAnswer,
 }
 
 impl Kind {
@@ -252,6 +260,8 @@ const fn table() -> [Option<OpInfo>; 256] {
         (0x64, Transport::Ud, Send, ONLY.union(OpFlags::DETH).union(p)),
         (0x65, Transport::Ud, Send, ONLY.union(OpFlags::DETH).union(OpFlags::IMM).union(p)),
         (0x81, Transport::Cnp, Cnp, ONLY.union(OpFlags::RESERVED)),
+        (0xc0, Transport::Own, Kind::Probe, ONLY.union(OpFlags::DETH)),
+        (0xc1, Transport::Own, Kind::ProbeAnswer, ONLY.union(OpFlags::DETH)),
     ];
     let mut i = 0;
     while i < rows.len() {
@@ -303,7 +313,7 @@ mod tests {
     #[test]
     fn table_says_its_own_codes() {
         let known = (0..=255u8).filter_map(op_info).count();
-        assert_eq!(known, 12 + 12 + 14);
+        assert_eq!(known, 12 + 12 + 16);
         for c in 0..=255u8 {
             if let Some(info) = op_info(c) {
                 assert_eq!(info.code, c);

@@ -1,0 +1,120 @@
+//! How fast UC and UD may go: probes that tell when a receiver has taken what was sent.
+//!
+//! Unreliable transports have no acknowledges, and a socket's receive buffer overflows without a
+//! word. Behind every stretch of UC and UD packets towards a destination goes a probe, a frame of
+//! the manufacturer's own op-code space; a starverbs card answers it once it has read it, and so all
+//! that stood before it in the socket. What is not probed yet counts as in flight against the
+//! path's window. A card that never answers (another make) is not paced at all.
+
+use crate::types::Nanos;
+
+/// How long an answer may take before the probe counts as lost, ns.
+pub(crate) const PROBE_TIMEOUT: Nanos = 2_000_000;
+/// Probes without any answer after which a destination is taken for another make.
+const MUTE_AFTER: u8 = 8;
+
+/// Pacing towards one destination.
+#[derive(Default)]
+pub(crate) struct Pace {
+    /// Bytes sent since the last probe
+    since: u32,
+    /// The probe under way: its number, the bytes it covers, when it was sent
+    probe: Option<(u32, u32, Nanos)>,
+    number: u32,
+    unanswered: u8,
+    speaks: bool,
+    mute: bool,
+}
+
+impl Pace {
+    /// Whether the destination is not paced.
+    pub(crate) fn mute(&self) -> bool {
+        self.mute
+    }
+
+    /// A packet of `bytes` was sent.
+    pub(crate) fn sent(&mut self, bytes: u32) {
+        self.since += bytes;
+    }
+
+    /// Whether a probe should go now: enough was sent since the last, and none is under way.
+    pub(crate) fn wants_probe(&self, stretch: u32) -> bool {
+        !self.mute && self.probe.is_none() && self.since >= stretch
+    }
+
+    /// A probe goes; gives its number.
+    pub(crate) fn probed(&mut self, now: Nanos) -> u32 {
+        self.number = (self.number + 1) & 0x00ff_ffff;
+        self.probe = Some((self.number, core::mem::take(&mut self.since), now));
+        self.number
+    }
+
+    /// An answer came: gives the bytes that are no longer in flight.
+    pub(crate) fn answered(&mut self, number: u32) -> u32 {
+        match self.probe {
+            Some((n, bytes, _)) if n == number => {
+                self.probe = None;
+                self.unanswered = 0;
+                self.speaks = true;
+                bytes
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether the probe under way, or the stretch never probed, is given up at `now`: gives the
+    /// bytes that are no longer in flight.
+    pub(crate) fn expired(&mut self, now: Nanos) -> u32 {
+        let Some((_, bytes, at)) = self.probe else { return 0 };
+        if now.saturating_sub(at) < PROBE_TIMEOUT {
+            return 0;
+        }
+        self.probe = None;
+        self.unanswered = self.unanswered.saturating_add(1);
+        if !self.speaks && self.unanswered >= MUTE_AFTER {
+            self.mute = true;
+            return bytes + core::mem::take(&mut self.since);
+        }
+        bytes
+    }
+
+    /// When the probe under way expires.
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        self.probe.map(|(_, _, at)| at + PROBE_TIMEOUT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_free_what_they_cover() {
+        let mut p = Pace::default();
+        p.sent(1000);
+        assert!(!p.wants_probe(2000));
+        p.sent(1000);
+        assert!(p.wants_probe(2000));
+        let n = p.probed(10);
+        p.sent(500);
+        assert!(!p.wants_probe(100), "one at a time");
+        assert_eq!(p.answered(n + 1), 0);
+        assert_eq!(p.answered(n), 2000);
+        assert_eq!(p.answered(n), 0, "a second answer covers nothing");
+    }
+
+    #[test]
+    fn who_never_answers_is_not_paced() {
+        let mut p = Pace::default();
+        let mut now = 0;
+        for _ in 0..MUTE_AFTER {
+            assert!(!p.mute());
+            p.sent(100);
+            p.probed(now);
+            assert_eq!(p.expired(now + PROBE_TIMEOUT - 1), 0);
+            now += PROBE_TIMEOUT;
+            assert_eq!(p.expired(now), 100);
+        }
+        assert!(p.mute());
+    }
+}
