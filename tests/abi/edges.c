@@ -1,0 +1,377 @@
+/* What the C edge promises, seen from C: public fields, errno values, *bad_wr, NULL, acks, both polling interfaces,
+ * objects that outlive ibv_close_device. One process, two queue pairs of one card joined over its first GID.
+ * Build: cc -Wall -o edges edges.c -libverbs -lpthread; run with LD_LIBRARY_PATH naming the library under test. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int failures;
+
+#define CHECK(what)                                                                    \
+	do {                                                                           \
+		errno = 0;                                                             \
+		if (!(what)) {                                                         \
+			failures++;                                                    \
+			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno); \
+		}                                                                      \
+	} while (0)
+
+struct side {
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	unsigned char *buf;
+};
+
+enum { SIZE = 8192 };
+
+static struct ibv_context *ctx;
+static struct ibv_pd *pd;
+static union ibv_gid gid;
+
+static int to_init(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = 0xf };
+
+	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+static int to_rts(struct ibv_qp *qp, uint32_t peer)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
+				 .max_dest_rd_atomic = 4, .min_rnr_timer = 12 };
+	int ret;
+
+	a.ah_attr.is_global = 1;
+	a.ah_attr.port_num = 1;
+	a.ah_attr.grh.dgid = gid;
+	a.ah_attr.grh.hop_limit = 1;
+	ret = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+				    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	if (ret)
+		return ret;
+	a.qp_state = IBV_QPS_RTS;
+	a.timeout = 14;
+	a.retry_cnt = 7;
+	a.rnr_retry = 7;
+	a.max_rd_atomic = 4;
+	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+				     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+static struct side make_side(struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+					 .cap = { 16, 16, 2, 2, 32 } };
+	struct side s = { .cq = cq, .buf = calloc(1, SIZE) };
+
+	s.mr = ibv_reg_mr(pd, s.buf, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+						   IBV_ACCESS_REMOTE_ATOMIC);
+	s.qp = ibv_create_qp(pd, &init);
+	if (!s.mr || !s.qp) {
+		perror("a side of the connection");
+		exit(1);
+	}
+	CHECK(init.cap.max_send_wr >= 16 && init.cap.max_inline_data >= 32);
+	return s;
+}
+
+/* One completion, waited for by polling; the watchdog ends a test that never gets it. */
+static struct ibv_wc one(struct ibv_cq *cq)
+{
+	struct ibv_wc wc;
+	int n;
+
+	do
+		n = ibv_poll_cq(cq, 1, &wc);
+	while (n == 0);
+	CHECK(n == 1);
+	return wc;
+}
+
+static void device_and_port(void)
+{
+	struct ibv_device_attr_ex ex;
+	struct ibv_port_attr port;
+	struct ibv_gid_entry entry, table[256];
+	uint16_t pkey;
+
+	CHECK(ctx->async_fd >= 0 && fcntl(ctx->async_fd, F_GETFD) >= 0);
+	CHECK(ctx->cmd_fd >= 0 && ctx->num_comp_vectors >= 1 && ctx->device->node_type == IBV_NODE_CA);
+	CHECK(!ibv_query_device_ex(ctx, NULL, &ex) && ex.orig_attr.phys_port_cnt == 1 && ex.phys_port_cnt_ex == 1);
+	CHECK(ex.orig_attr.max_srq > 0 && ex.orig_attr.max_cqe >= 65535 && ex.orig_attr.max_sge >= 30);
+	CHECK(!ibv_query_port(ctx, 1, &port) && port.state == IBV_PORT_ACTIVE);
+	CHECK(port.link_layer == IBV_LINK_LAYER_ETHERNET && port.gid_tbl_len > 0);
+	CHECK(ibv_query_port(ctx, 2, &port) == EINVAL);
+	CHECK(!ibv_query_gid_ex(ctx, 1, 0, &entry, 0) && entry.gid_type == IBV_GID_TYPE_ROCE_V2);
+	CHECK(entry.ndev_ifindex != 0 && !memcmp(&entry.gid, &gid, 16));
+	CHECK(ibv_query_gid_ex(ctx, 1, 1 << 20, &entry, 0) != 0);
+	CHECK(ibv_query_gid_table(ctx, table, 256, 0) >= 1);
+	CHECK(ibv_query_gid(ctx, 1, -1, &gid) == -1);
+	CHECK(!ibv_query_pkey(ctx, 1, 0, &pkey) && pkey == 0xffff);
+	CHECK(ibv_get_pkey_index(ctx, 1, pkey) == 0 && ibv_get_pkey_index(ctx, 1, htons(5)) == -1);
+}
+
+static void refusals(struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_XRC_SEND };
+	struct ibv_qp_init_attr_ex ex = { .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
+					  .qp_type = IBV_QPT_RC, .pd = pd, .send_cq = cq, .recv_cq = cq };
+	struct ibv_cq_init_attr_ex cq_ex = { .cqe = 16, .wc_flags = IBV_WC_EX_WITH_CVLAN };
+	struct ibv_xrcd_init_attr xrcd = { 0 };
+	char byte;
+
+	CHECK(!ibv_create_cq(ctx, 0, NULL, NULL, 0) && errno == EINVAL);
+	CHECK(!ibv_create_cq(ctx, -1, NULL, NULL, 0) && errno == EINVAL);
+	CHECK(!ibv_create_cq(ctx, 1, NULL, NULL, ctx->num_comp_vectors) && errno == EINVAL);
+	CHECK(!ibv_create_cq_ex(ctx, &cq_ex) && errno == EOPNOTSUPP);
+	CHECK(!ibv_create_qp(pd, &init) && errno == EOPNOTSUPP);
+	CHECK(!ibv_create_qp(NULL, &init) && errno == EINVAL);
+	CHECK(!ibv_create_qp_ex(ctx, &ex) && errno == EOPNOTSUPP);
+	CHECK(!ibv_open_xrcd(ctx, &xrcd) && errno == EOPNOTSUPP);
+	CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
+	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0) && errno == EOPNOTSUPP);
+	CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
+	CHECK(!ibv_reg_mr(pd, &byte, 1, 1 << 12) && errno == EINVAL);
+	CHECK(ibv_dealloc_pd(pd) == EBUSY);
+	CHECK(ibv_destroy_cq(cq) == EBUSY);
+	CHECK(ibv_dealloc_pd(NULL) == EINVAL && ibv_destroy_qp(NULL) == EINVAL && ibv_destroy_cq(NULL) == EINVAL);
+	CHECK(!ibv_open_device(NULL) && errno != 0);
+}
+
+static void data(struct side *a, struct side *b)
+{
+	struct ibv_sge to = { (uintptr_t)b->buf, 64, b->mr->lkey }, from = { (uintptr_t)a->buf, 64, a->mr->lkey };
+	struct ibv_recv_wr recv = { .wr_id = 1, .sg_list = &to, .num_sge = 1 }, *bad_recv;
+	struct ibv_send_wr wr[3] = { { 0 } }, *bad;
+	struct ibv_wc wc;
+	int i;
+
+	CHECK(a->mr->addr == a->buf && a->mr->length == SIZE && a->mr->pd == pd && a->mr->context == ctx);
+	CHECK(a->qp->state == IBV_QPS_RTS && a->qp->qp_type == IBV_QPT_RC && a->qp->send_cq == a->cq);
+	memset(a->buf, 0x5a, 64);
+	CHECK(!ibv_post_recv(b->qp, &recv, &bad_recv));
+	wr[0] = (struct ibv_send_wr){ .wr_id = 2, .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_IMM,
+				      .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(0x01020304) };
+	CHECK(!ibv_post_send(a->qp, wr, &bad));
+	wc = one(b->cq);
+	CHECK(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.byte_len == 64);
+	CHECK((wc.wc_flags & IBV_WC_WITH_IMM) && wc.imm_data == htonl(0x01020304) && wc.qp_num == b->qp->qp_num);
+	wc = one(a->cq);
+	CHECK(wc.wr_id == 2 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_SEND);
+	CHECK(!memcmp(a->buf, b->buf, 64));
+
+	/* A list: write, read back elsewhere, add; one completion at its end. */
+	*(uint64_t *)(b->buf + 1024) = 40;
+	for (i = 0; i < 3; i++) {
+		wr[i] = (struct ibv_send_wr){ .wr_id = 10 + i, .sg_list = &from, .num_sge = 1,
+					      .next = i < 2 ? &wr[i + 1] : NULL };
+		wr[i].wr.rdma.remote_addr = (uintptr_t)b->buf + 512;
+		wr[i].wr.rdma.rkey = b->mr->rkey;
+	}
+	struct ibv_sge back = { (uintptr_t)a->buf + 512, 64, a->mr->lkey };
+	struct ibv_sge old = { (uintptr_t)a->buf + 1024, 8, a->mr->lkey };
+	wr[0].opcode = IBV_WR_RDMA_WRITE;
+	wr[1].opcode = IBV_WR_RDMA_READ;
+	wr[1].sg_list = &back;
+	wr[2].opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+	wr[2].sg_list = &old;
+	wr[2].send_flags = IBV_SEND_SIGNALED;
+	wr[2].wr.atomic.remote_addr = (uintptr_t)b->buf + 1024;
+	wr[2].wr.atomic.compare_add = 2;
+	wr[2].wr.atomic.rkey = b->mr->rkey;
+	CHECK(!ibv_post_send(a->qp, wr, &bad));
+	wc = one(a->cq);
+	CHECK(wc.wr_id == 12 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_FETCH_ADD && wc.byte_len == 8);
+	CHECK(!memcmp(a->buf, a->buf + 512, 64));
+	CHECK(*(uint64_t *)(a->buf + 1024) == 40 && *(uint64_t *)(b->buf + 1024) == 42);
+
+	/* The second request of a list is bad: the first is posted, the others are not. */
+	wr[0].send_flags = IBV_SEND_SIGNALED;
+	wr[1].opcode = IBV_WR_TSO;
+	bad = NULL;
+	CHECK(ibv_post_send(a->qp, wr, &bad) != 0);
+	CHECK(bad == &wr[1]);
+	CHECK(one(a->cq).wr_id == 10);
+	CHECK(ibv_poll_cq(a->cq, 1, &wc) == 0 && ibv_poll_cq(a->cq, 0, NULL) == 0 && ibv_poll_cq(a->cq, -1, &wc) < 0);
+	wr[0].num_sge = 1000;
+	CHECK(ibv_post_send(a->qp, wr, &bad) != 0 && bad == &wr[0]);
+	recv.num_sge = -1;
+	CHECK(ibv_post_recv(b->qp, &recv, &bad_recv) == EINVAL && bad_recv == &recv);
+}
+
+static void query(struct side *a, struct side *b)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	CHECK(!ibv_query_qp(a->qp, &attr, IBV_QP_STATE, &init));
+	CHECK(attr.qp_state == IBV_QPS_RTS && attr.dest_qp_num == b->qp->qp_num && attr.path_mtu == IBV_MTU_1024);
+	CHECK(attr.timeout == 14 && attr.retry_cnt == 7 && attr.port_num == 1 && attr.qp_access_flags == 0xf);
+	CHECK(attr.ah_attr.is_global && !memcmp(&attr.ah_attr.grh.dgid, &gid, 16));
+	CHECK(init.send_cq == a->cq && init.qp_type == IBV_QPT_RC && init.cap.max_send_wr >= 16);
+	CHECK(ibv_modify_qp(a->qp, &attr, 1 << 30) == EINVAL);
+	attr.qp_state = IBV_QPS_INIT;
+	CHECK(ibv_modify_qp(a->qp, &attr, IBV_QP_STATE) == EINVAL && a->qp->state == IBV_QPS_RTS);
+}
+
+static void *destroy(void *cq)
+{
+	return (void *)(intptr_t)ibv_destroy_cq(cq);
+}
+
+static void events(void)
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(ctx);
+	struct ibv_cq *cq = ibv_create_cq(ctx, 16, &failures, channel, 0), *got;
+	struct side a = make_side(cq), b = make_side(cq);
+	struct ibv_sge sge = { (uintptr_t)a.buf, 8, a.mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_async_event event;
+	struct pollfd fd = { .events = POLLIN };
+	pthread_t thread;
+	void *context, *ret;
+
+	CHECK(cq->channel == channel && channel->refcnt == 1 && ibv_destroy_comp_channel(channel) == EBUSY);
+	CHECK(!fcntl(channel->fd, F_SETFL, O_NONBLOCK) && ibv_get_cq_event(channel, &got, &context) == -1 &&
+	      errno == EAGAIN);
+	CHECK(!to_init(a.qp) && !to_init(b.qp) && !to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
+	CHECK(!ibv_req_notify_cq(cq, 0));
+	wr.wr.rdma.remote_addr = (uintptr_t)b.buf;
+	wr.wr.rdma.rkey = b.mr->rkey;
+	CHECK(!ibv_post_send(a.qp, &wr, &bad));
+	fd.fd = channel->fd;
+	CHECK(poll(&fd, 1, 5000) == 1);
+	CHECK(!ibv_get_cq_event(channel, &got, &context) && got == cq && context == &failures);
+	CHECK(one(cq).status == IBV_WC_SUCCESS);
+
+	/* A wrong rkey: both sides learn of it, the responder through an async event. */
+	wr.wr.rdma.rkey ^= 0x5500;
+	CHECK(!ibv_post_send(a.qp, &wr, &bad) && one(cq).status == IBV_WC_REM_ACCESS_ERR);
+	fd.fd = ctx->async_fd;
+	CHECK(poll(&fd, 1, 5000) == 1);
+	CHECK(!ibv_get_async_event(ctx, &event) && event.event_type == IBV_EVENT_QP_ACCESS_ERR &&
+	      event.element.qp == b.qp);
+	ibv_ack_async_event(&event);
+
+	/* Destroying the CQ waits for the ack of the completion event. */
+	CHECK(!ibv_destroy_qp(a.qp) && !ibv_destroy_qp(b.qp));
+	CHECK(!pthread_create(&thread, NULL, destroy, cq));
+	usleep(20000);
+	CHECK(channel->refcnt <= 1 && pthread_tryjoin_np(thread, &ret) == EBUSY);
+	ibv_ack_cq_events(cq, 1);
+	CHECK(!pthread_join(thread, &ret) && !ret);
+	CHECK(!ibv_destroy_comp_channel(channel));
+	CHECK(!ibv_dereg_mr(a.mr) && !ibv_dereg_mr(b.mr));
+	free(a.buf);
+	free(b.buf);
+}
+
+static void extended_poll(void)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_poll_cq_attr none = { 0 };
+	struct ibv_cq_ex *cq = ibv_create_cq_ex(ctx, &attr);
+	struct side a, b;
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = { .wr_id = 77, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				  .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE }, *bad;
+	int ret;
+
+	CHECK(cq != NULL);
+	if (!cq)
+		return;
+	a = make_side(ibv_cq_ex_to_cq(cq));
+	b = make_side(ibv_cq_ex_to_cq(cq));
+	sge = (struct ibv_sge){ (uintptr_t)"inline!", 8, 0 };
+	CHECK(!to_init(a.qp) && !to_init(b.qp) && !to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
+	wr.wr.rdma.remote_addr = (uintptr_t)b.buf;
+	wr.wr.rdma.rkey = b.mr->rkey;
+	CHECK(ibv_start_poll(cq, &none) == ENOENT);
+	CHECK(!ibv_post_send(a.qp, &wr, &bad));
+	do
+		ret = ibv_start_poll(cq, &none);
+	while (ret == ENOENT);
+	CHECK(ret == 0 && cq->wr_id == 77 && cq->status == IBV_WC_SUCCESS);
+	CHECK(ibv_wc_read_opcode(cq) == IBV_WC_RDMA_WRITE && ibv_wc_read_qp_num(cq) == a.qp->qp_num);
+	CHECK(ibv_next_poll(cq) == ENOENT);
+	ibv_end_poll(cq);
+	CHECK(!strcmp((char *)b.buf, "inline!"));
+	CHECK(!ibv_destroy_qp(a.qp) && !ibv_destroy_qp(b.qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
+	CHECK(!ibv_dereg_mr(a.mr) && !ibv_dereg_mr(b.mr));
+	free(a.buf);
+	free(b.buf);
+}
+
+static void shared_receives(void)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 16, .max_sge = 2, .srq_limit = 99 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &init);
+	struct ibv_srq_attr attr;
+	struct ibv_recv_wr wr[2] = { { .next = &wr[1] }, { .num_sge = 1000 } }, *bad = NULL;
+
+	CHECK(srq && init.attr.max_wr >= 16 && init.attr.max_sge >= 2 && srq->pd == pd);
+	if (!srq)
+		return;
+	CHECK(!ibv_query_srq(srq, &attr) && attr.max_wr >= 16 && attr.srq_limit == 0);
+	CHECK(ibv_post_srq_recv(srq, wr, &bad) == EINVAL && bad == &wr[1]);
+	CHECK(ibv_modify_srq(srq, &attr, 1 << 5) == EINVAL);
+	CHECK(!ibv_destroy_srq(srq));
+}
+
+static void late_destroy(struct ibv_device *device)
+{
+	struct ibv_context *second = ibv_open_device(device);
+	struct ibv_pd *late = ibv_alloc_pd(second);
+
+	CHECK(late && late->context == second && !ibv_close_device(second));
+	CHECK(!ibv_dealloc_pd(late));
+}
+
+int main(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_cq *cq;
+	struct side a, b;
+
+	alarm(60);
+	if (!list || !list[0] || !(ctx = ibv_open_device(list[0]))) {
+		perror("opening the card");
+		return 1;
+	}
+	ibv_free_device_list(list);
+	CHECK(!ibv_query_gid(ctx, 1, 0, &gid));
+	device_and_port();
+	pd = ibv_alloc_pd(ctx);
+	cq = ibv_create_cq(ctx, 32, NULL, NULL, 0);
+	CHECK(pd && pd->context == ctx && cq && cq->cqe >= 32 && cq->context == ctx);
+	if (!pd || !cq)
+		return 1;
+	a = make_side(cq);
+	b = make_side(ibv_create_cq(ctx, 32, NULL, NULL, 0));
+	CHECK(a.qp->state == IBV_QPS_RESET && !to_init(a.qp) && a.qp->state == IBV_QPS_INIT && !to_init(b.qp));
+	CHECK(!to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
+	refusals(cq);
+	data(&a, &b);
+	query(&a, &b);
+	events();
+	extended_poll();
+	shared_receives();
+	late_destroy(ctx->device);
+	CHECK(!ibv_destroy_qp(a.qp) && !ibv_destroy_qp(b.qp) && !ibv_destroy_cq(a.cq) && !ibv_destroy_cq(b.cq));
+	CHECK(!ibv_dereg_mr(a.mr) && !ibv_dereg_mr(b.mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));
+	free(a.buf);
+	free(b.buf);
+	if (!failures)
+		puts("edges: all as promised");
+	return failures != 0;
+}

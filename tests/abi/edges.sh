@@ -1,0 +1,10 @@
+#!/bin/sh
+# Builds edges.c against the installed verbs.h and libibverbs.so.1 and runs it on the library under test.
+# usage: edges.sh LIBRARY_DIRECTORY
+set -eu
+lib=$(cd "${1:?usage: edges.sh LIBRARY_DIRECTORY}" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+cc -Wall -Wextra -O1 -o "$tmp/edges" "$here/edges.c" -libverbs -lpthread
+LD_LIBRARY_PATH=$lib "$tmp/edges"
