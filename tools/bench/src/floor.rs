@@ -17,6 +17,9 @@ const SKB_OVERHEAD: usize = 1024;
 /// A segmented send is kept in pages, so that it counts for more than its bytes.
 const PAGE_OVERHEAD: usize = 2;
 
+/// Sends in flight at most: more of them leave the second-level cache and gain nothing.
+const MAX_WINDOW: usize = 8;
+
 /// How the stream puts datagrams on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Batching {
@@ -103,7 +106,7 @@ impl Plan {
             Batching::Gso => per_send * side.bytes * PAGE_OVERHEAD + SKB_OVERHEAD,
             Batching::Mmsg => per_send * (side.bytes + SKB_OVERHEAD),
         };
-        let window = (socket.receive_buffer()? / cost).clamp(2, 32);
+        let window = (socket.receive_buffer()? / cost).clamp(2, MAX_WINDOW);
         Ok(Self { per_send, window: u64::try_from(window * per_send).unwrap_or(2) })
     }
 }
