@@ -94,7 +94,8 @@ pub fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<(),
     let rule = transition(qp_type, from, to).ok_or(NicError::Invalid)?;
     let given = mask.difference(M::STATE);
     let allowed = rule.required | rule.optional;
-    if given.contains(rule.required) && allowed.contains(given) { Ok(()) } else { Err(NicError::Invalid) }
+    let fits = given.contains(rule.required) && allowed.contains(given);
+    fits.then_some(()).ok_or(NicError::Invalid)
 }
 
 /// Whether the values that `mask` names lie in their ranges. `max_rd_atomic` is the card's limit on
@@ -112,7 +113,7 @@ pub fn check_values(attr: &QpAttr, mask: M, max_rd_atomic: u8) -> Result<(), Nic
         && range(M::MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= max_rd_atomic)
         && range(M::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= max_rd_atomic)
         && !mask.intersects(M::ALT_PATH | M::CAP | M::RATE_LIMIT);
-    if good { Ok(()) } else { Result::Err(NicError::Invalid) }
+    good.then_some(()).ok_or(NicError::Invalid)
 }
 
 #[cfg(test)]

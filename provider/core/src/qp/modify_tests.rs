@@ -4,6 +4,7 @@ use std::vec::Vec;
 use super::*;
 use crate::types::{Av, Psn};
 
+const INVALID: Result<(), NicError> = Result::Err(NicError::Invalid);
 const STATES: [QpState; 7] = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
 
 fn names(mask: M) -> String {
@@ -41,8 +42,8 @@ fn required_and_optional_hold_bit_by_bit() {
     for qp_type in [Rc, Uc, Ud] {
         for (from, to) in STATES.iter().flat_map(|f| STATES.iter().map(move |t| (*f, *t))) {
             let Some(r) = transition(qp_type, from, to) else {
-                assert_eq!(check(qp_type, from, to, M::STATE), Result::Err(NicError::Invalid));
-                assert_eq!(check(qp_type, from, to, M::all()), Result::Err(NicError::Invalid));
+                assert_eq!(check(qp_type, from, to, M::STATE), INVALID);
+                assert_eq!(check(qp_type, from, to, M::all()), INVALID);
                 continue;
             };
             let least = M::STATE | r.required;
@@ -102,10 +103,10 @@ fn values_at_their_limits() {
     for (bit, spoil) in spoils {
         let mut bad = top;
         spoil(&mut bad);
-        assert_eq!(check_values(&bad, bit, 128), Result::Err(NicError::Invalid), "{bit:?}");
+        assert_eq!(check_values(&bad, bit, 128), INVALID, "{bit:?}");
         assert_eq!(check_values(&bad, all - bit, 128), Ok(()), "{bit:?} not given");
     }
     for bit in [M::ALT_PATH, M::CAP, M::RATE_LIMIT] {
-        assert_eq!(check_values(&top, bit, 128), Result::Err(NicError::Invalid), "{bit:?}");
+        assert_eq!(check_values(&top, bit, 128), INVALID, "{bit:?}");
     }
 }
