@@ -123,13 +123,22 @@ fn port_attr(from: &PortAttr) -> abi::ibv_port_attr {
     to.gid_tbl_len = int(from.gid_tbl_len);
     to.port_cap_flags = from.port_cap_flags;
     to.max_msg_sz = from.max_msg_sz;
+    to.bad_pkey_cntr = from.bad_pkey_cntr;
+    to.qkey_viol_cntr = from.qkey_viol_cntr;
     to.pkey_tbl_len = from.pkey_tbl_len;
     to.lid = from.lid;
-    to.max_vl_num = 1;
+    to.sm_lid = from.sm_lid;
+    to.lmc = from.lmc;
+    to.max_vl_num = from.max_vl_num;
+    to.sm_sl = from.sm_sl;
+    to.subnet_timeout = from.subnet_timeout;
+    to.init_type_reply = from.init_type_reply;
     to.active_width = from.active_width;
     to.active_speed = from.active_speed;
     to.phys_state = from.phys_state;
     to.link_layer = from.link_layer;
+    to.flags = from.flags;
+    to.port_cap_flags2 = from.port_cap_flags2;
     to
 }
 
