@@ -1,1 +1,70 @@
-//! Where a card touches the world: UDP, fault injection, capture
+//! Where a card touches the world: UDP, the host's registry of QPN blocks, fault injection, capture.
+//!
+//! Owns the sockets and everything on the wire outside the BTH: addresses, IP and UDP headers, the ICRC. It must
+//! not know verbs objects or the transport: of a frame it reads the op-code byte and the destination QPN alone.
+//!
+//! [`open`] gives the two halves of a port, [`TxStack`] and [`Rx`]. A card's owner then goes round:
+//!
+//! ```text
+//! rx.recv(now);
+//! while let Some((meta, frame)) = rx.next_frame() { nic.handle_frame(...) }
+//! while tx.can_send() && nic wants to send        { tx.send_frame(...) }
+//! tx.flush(now);
+//! before sleeping: poll(2) on rx.fds() until min(tx.next_deadline(), rx.maintenance(now))
+//! ```
+//!
+//! Sleepers should use `poll(2)` rather than epoll: an epoll entry costs each arriving frame, also while nobody sleeps.
+
+mod batch;
+mod control;
+mod error;
+mod fault;
+mod handover;
+pub mod host;
+mod inbox;
+mod pcap;
+mod registry;
+mod socket;
+mod sockopt;
+mod steer;
+mod tx_stack;
+mod udp_rx;
+mod udp_tx;
+
+use std::ops::Deref;
+
+pub use control::{Request, ask};
+pub use error::BackendError;
+pub use fault::Fault;
+pub use host::HostAddr;
+pub use registry::{QpnBlock, socket_name};
+use starverbs_core::Counters;
+use starverbs_settings::Settings;
+pub use tx_stack::TxStack;
+pub use udp_rx::Rx;
+pub use udp_tx::Tx;
+
+/// Most addresses a port may have: a GID index is a byte.
+pub const MAX_ADDRS: usize = 256;
+
+/// Opens the port: claims a first block of QPNs, binds the UDP port, joins the host's other processes.
+///
+/// `addrs` is the GID table (see [`host::addresses`]): a frame's `Av::sgid_index` indexes it. Takes at most 20 ms, and
+/// that only when another process of this host is stopped. When the UDP port belongs to processes of another user, the port
+/// is a guest: their processes hand its frames on.
+///
+/// # Errors
+/// See [`BackendError`]; sockets that were opened are closed again.
+pub fn open<C>(
+    settings: &Settings,
+    addrs: &[HostAddr],
+    counters: C,
+) -> Result<(TxStack<C>, Rx<C>), BackendError>
+where
+    C: Deref<Target = Counters> + Clone,
+{
+    let capture = pcap::Capture::open(settings);
+    let tx = Tx::open(settings, addrs, counters.clone(), capture.clone())?;
+    let rx = Rx::open(settings, counters.clone(), capture)?;
+    Ok((TxStack::new(tx, Fault::from_spec(&settings.fault), counters), rx))
+}

@@ -141,6 +141,8 @@ counters! {
     handed_in,
     /// dropped: for a QPN block that no process of this host owns
     drop_no_owner,
+    /// dropped: the process of this host that owns the QPN block did not take what was handed on
+    drop_handover,
     /// frames lost on purpose (STARVERBS_FAULT)
     fault_lost,
     /// frames duplicated on purpose

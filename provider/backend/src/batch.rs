@@ -1,0 +1,337 @@
+//! The batch of frames that wait for one sendmmsg: headers and copies in an arena, host memory by reference.
+//!
+//! Owns the memory that the kernel reads from. It must not compute anything of a frame: [`crate::Tx`] does.
+
+use std::mem;
+use std::os::fd::RawFd;
+
+use starverbs_core::Gid;
+
+use crate::HostAddr;
+use crate::sockopt::errno;
+use crate::udp_tx::destination;
+
+/// Largest frame with its ICRC: 4096 bytes of payload and every header there is, with room to spare.
+pub(crate) const MAX_FRAME: usize = 4608;
+/// Staging for headers, trailers and copied payload.
+const ARENA: usize = 192 << 10;
+const IOVS: usize = 2048;
+/// IOVs that one frame may need: header, pieces of payload, trailer.
+const FRAME_IOVS: usize = 12;
+/// UIO_MAXIOV: IOVs of one message.
+const MESSAGE_IOVS: usize = 1024;
+const MESSAGES: usize = 64;
+/// UDP_MAX_SEGMENTS of the kernels that have the fewest.
+const SEGMENTS: u16 = 64;
+/// Bytes of one segmented send: an IP packet's length is 16 bits, with headers.
+const SEGMENTED: usize = 65_000;
+/// Three control messages with an integer each.
+const CONTROL: usize = 96;
+
+/// What frames of one message have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Group {
+    /// Index of the source address
+    pub(crate) source: u8,
+    /// TOS or traffic class
+    pub(crate) traffic_class: u8,
+    /// TTL or hop limit
+    pub(crate) hop_limit: u8,
+    /// Destination QPN block: a receiving kernel steers by a message's first frame alone
+    pub(crate) block: u32,
+    /// Destination
+    pub(crate) dgid: Gid,
+}
+
+/// A message under construction.
+#[derive(Clone, Copy)]
+struct Message {
+    group: Group,
+    frames: u16,
+    /// Size of each frame but the last
+    segment: u16,
+    /// The last frame was shorter: no more may follow
+    closed: bool,
+    bytes: usize,
+    first_iov: usize,
+    iovs: usize,
+}
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL]);
+
+/// Frames that wait.
+pub(crate) struct Batch {
+    arena: Box<[u8]>,
+    used: usize,
+    iovs: Vec<libc::iovec>,
+    messages: Vec<Message>,
+    headers: Vec<libc::mmsghdr>,
+    names: Vec<libc::sockaddr_in6>,
+    controls: Vec<Control>,
+}
+
+// SAFETY: the raw pointers in `iovs` and `headers` lead into memory that the batch owns (whose place on the heap does not
+// change) and into host memory that any thread may read; they are followed under `&mut self` alone.
+unsafe impl Send for Batch {}
+
+impl Batch {
+    pub(crate) fn new() -> Self {
+        // SAFETY: headers and addresses of zeroes are valid: integers and null pointers.
+        let (header, name) = unsafe { (mem::zeroed(), mem::zeroed()) };
+        Batch {
+            arena: vec![0; ARENA].into_boxed_slice(),
+            used: 0,
+            iovs: Vec::with_capacity(IOVS),
+            messages: Vec::with_capacity(MESSAGES),
+            headers: vec![header; MESSAGES],
+            names: vec![name; MESSAGES],
+            controls: vec![Control([0; CONTROL]); MESSAGES],
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Whether any frame fits.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.used + MAX_FRAME <= ARENA
+            && self.iovs.len() + FRAME_IOVS <= IOVS
+            && self.messages.len() < MESSAGES
+    }
+
+    /// Finds the message that a frame of `size` bytes joins, or begins one. Gives the frame's index in it.
+    #[inline]
+    pub(crate) fn place(&mut self, group: &Group, size: usize, join: bool) -> u16 {
+        if let Some(last) = self.messages.last_mut()
+            && join
+            && !last.closed
+            && last.group == *group
+            && size <= last.segment as usize
+            && last.frames < SEGMENTS
+            && last.bytes + size <= SEGMENTED
+            && last.iovs + FRAME_IOVS <= MESSAGE_IOVS
+        {
+            last.closed = size < last.segment as usize;
+            last.frames += 1;
+            last.bytes += size;
+            return last.frames - 1;
+        }
+        self.messages.push(Message {
+            group: *group,
+            frames: 1,
+            segment: size as u16,
+            closed: false,
+            bytes: size,
+            first_iov: self.iovs.len(),
+            iovs: 0,
+        });
+        0
+    }
+
+    /// Begins a frame with its header. Gives its place in the arena, for [`Batch::flip`].
+    #[inline]
+    pub(crate) fn begin(&mut self, header: &[u8]) -> usize {
+        let start = self.used;
+        self.copy(header);
+        start
+    }
+
+    /// Copies bytes behind what the frame has so far; gives the copy.
+    #[inline]
+    pub(crate) fn copy(&mut self, bytes: &[u8]) -> &[u8] {
+        let (from, to) = (self.used, self.used + bytes.len());
+        self.used = to;
+        let copy = &mut self.arena[from..to];
+        copy.copy_from_slice(bytes);
+        let base = copy.as_mut_ptr();
+        if !bytes.is_empty() {
+            self.append(base, bytes.len());
+        }
+        &self.arena[from..to]
+    }
+
+    /// Refers to bytes behind what the frame has so far.
+    #[inline]
+    pub(crate) fn gather<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        self.append(bytes.as_ptr().cast_mut(), bytes.len());
+        bytes
+    }
+
+    #[inline]
+    fn append(&mut self, base: *mut u8, len: usize) {
+        let Some(message) = self.messages.last_mut() else { return };
+        if message.iovs > 0
+            && let Some(last) = self.iovs.last_mut()
+            && last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base
+        {
+            last.iov_len += len;
+            return;
+        }
+        self.iovs.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+        message.iovs += 1;
+    }
+
+    /// Turns over a bit, chosen by `draw`, of the frame of `size` bytes that began at `start`: not in BTH byte 4, which
+    /// the ICRC does not cover. The frame must have been copied.
+    #[cold]
+    pub(crate) fn flip(&mut self, start: usize, size: usize, draw: u64) {
+        if self.used - start != size {
+            return;
+        }
+        let bit = (draw % (size as u64 * 8 - 8)) as usize;
+        let bit = if bit < 32 { bit } else { bit + 8 };
+        self.arena[start + bit / 8] ^= 1 << (bit % 8);
+    }
+
+    /// The bytes of the last message's last frame.
+    #[cold]
+    pub(crate) fn last_frame(&self, size: usize) -> Vec<u8> {
+        let mut frame = vec![0; MAX_FRAME];
+        let Some(last) = self.messages.len().checked_sub(1) else { return Vec::new() };
+        let index = self.messages[last].frames - 1;
+        let len = self.read_frame(last, index, &mut frame);
+        frame.truncate(len.min(size));
+        frame
+    }
+
+    /// Copies frame `index` of message `at` to `out`; gives its length.
+    #[cold]
+    pub(crate) fn read_frame(&self, at: usize, index: u16, out: &mut [u8]) -> usize {
+        let message = &self.messages[at];
+        let mut skip = index as usize * message.segment as usize;
+        let mut want = (message.bytes - skip).min(message.segment as usize).min(out.len());
+        let mut len = 0;
+        for iov in &self.iovs[message.first_iov..message.first_iov + message.iovs] {
+            if skip >= iov.iov_len {
+                skip -= iov.iov_len;
+                continue;
+            }
+            // SAFETY: an IOV describes arena or host memory that is readable until the batch is cleared.
+            let bytes = unsafe { std::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) };
+            let part = &bytes[skip..(skip + want).min(bytes.len())];
+            out[len..len + part.len()].copy_from_slice(part);
+            (len, want, skip) = (len + part.len(), want - part.len(), 0);
+            if want == 0 {
+                break;
+            }
+        }
+        len
+    }
+
+    /// Messages waiting.
+    pub(crate) fn groups(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// What the frames of message `at` have in common.
+    pub(crate) fn group(&self, at: usize) -> &Group {
+        &self.messages[at].group
+    }
+
+    /// Frames of message `at`.
+    pub(crate) fn frames(&self, at: usize) -> u16 {
+        self.messages[at].frames
+    }
+
+    /// Writes the headers of the messages for the system call.
+    pub(crate) fn seal(&mut self, addrs: &[HostAddr], port: u16) {
+        for (at, message) in self.messages.iter().enumerate() {
+            let group = &message.group;
+            let address = destination(group.dgid, &addrs[group.source as usize], port);
+            let control = &mut self.controls[at];
+            let control_len = write_controls(&mut control.0, message);
+            let name = &mut self.names[at];
+            let name_len = (address.len() as usize).min(mem::size_of_val(name));
+            // SAFETY: both places are valid for `name_len` bytes, no more than either's size, and do not overlap.
+            unsafe {
+                let to = std::ptr::from_mut(name).cast::<u8>();
+                std::ptr::copy_nonoverlapping(address.as_ptr().cast::<u8>(), to, name_len);
+            }
+            let header = &mut self.headers[at].msg_hdr;
+            header.msg_name = std::ptr::from_mut(name).cast();
+            header.msg_namelen = name_len as libc::socklen_t;
+            header.msg_iov = self.iovs[message.first_iov..].as_mut_ptr();
+            header.msg_iovlen = message.iovs as _;
+            header.msg_control =
+                if control_len == 0 { std::ptr::null_mut() } else { control.0.as_mut_ptr().cast() };
+            header.msg_controllen = control_len as _;
+        }
+    }
+
+    /// Sends the messages `at..end`, sealed before; gives how many the kernel took, or the first one's errno.
+    pub(crate) fn send(&mut self, fd: RawFd, at: usize, end: usize) -> Result<usize, i32> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let headers = &mut self.headers[at..end];
+        // SAFETY: `seal` made each header describe names, controls and IOVs that the batch owns; the IOVs describe the arena
+        // or host memory that lives until the flush, as the card promises. The kernel only reads them.
+        let sent = unsafe {
+            match headers {
+                [one] => libc::sendmsg(fd, &one.msg_hdr, flags).min(1) as i32,
+                _ => libc::sendmmsg(fd, headers.as_mut_ptr(), headers.len() as u32, flags as _),
+            }
+        };
+        match usize::try_from(sent) {
+            Ok(sent) => Ok(sent.max(1)),
+            Err(_) => Err(errno()),
+        }
+    }
+
+    /// Sends one datagram to where message `at` goes, with its traffic class and hop limit, not segmented.
+    #[cold]
+    pub(crate) fn send_one(&mut self, fd: RawFd, at: usize, bytes: &[u8]) -> Result<(), i32> {
+        let single = Message { frames: 1, ..self.messages[at] };
+        let control_len = write_controls(&mut self.controls[at].0, &single);
+        let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut header = self.headers[at].msg_hdr;
+        (header.msg_iov, header.msg_iovlen, header.msg_controllen) = (&mut iov, 1, control_len as _);
+        // SAFETY: as in `send`; the IOV describes `bytes`.
+        let sent = unsafe { libc::sendmsg(fd, &header, libc::MSG_NOSIGNAL) };
+        if sent < 0 { Err(errno()) } else { Ok(()) }
+    }
+
+    /// Forgets all frames.
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        self.used = 0;
+        self.iovs.clear();
+        self.messages.clear();
+    }
+}
+
+/// Writes what the message needs beyond the defaults; gives the length, 0 for most.
+fn write_controls(out: &mut [u8; CONTROL], message: &Message) -> usize {
+    let group = &message.group;
+    let v4 = group.dgid.ipv4().is_some();
+    let mut len = 0;
+    if message.frames > 1 {
+        len = put_control(out, len, libc::SOL_UDP, libc::UDP_SEGMENT, &message.segment.to_ne_bytes());
+    }
+    if group.traffic_class != 0 {
+        let (level, name) =
+            if v4 { (libc::SOL_IP, libc::IP_TOS) } else { (libc::SOL_IPV6, libc::IPV6_TCLASS) };
+        len = put_control(out, len, level, name, &i32::from(group.traffic_class).to_ne_bytes());
+    }
+    if group.hop_limit != 64 {
+        let (level, name) =
+            if v4 { (libc::SOL_IP, libc::IP_TTL) } else { (libc::SOL_IPV6, libc::IPV6_HOPLIMIT) };
+        len = put_control(out, len, level, name, &i32::from(group.hop_limit).to_ne_bytes());
+    }
+    len
+}
+
+/// Writes one `struct cmsghdr` and its data at `at`; gives where the next begins (both are 8-aligned).
+fn put_control(out: &mut [u8; CONTROL], at: usize, level: i32, name: i32, data: &[u8]) -> usize {
+    const HEAD: usize = mem::size_of::<libc::cmsghdr>();
+    let out = &mut out[at..at + HEAD + 8];
+    out.fill(0);
+    out[..mem::size_of::<usize>()].copy_from_slice(&(HEAD + data.len()).to_ne_bytes());
+    out[HEAD - 8..HEAD - 4].copy_from_slice(&level.to_ne_bytes());
+    out[HEAD - 4..HEAD].copy_from_slice(&name.to_ne_bytes());
+    out[HEAD..HEAD + data.len()].copy_from_slice(data);
+    at + HEAD + 8
+}

@@ -1,0 +1,203 @@
+//! What travels between the processes of one host through the blocks' unix sockets, as bytes.
+//!
+//! Every message begins with four magic bytes and its kind. Owns that format; it must not send or receive, but for [`ask`],
+//! the other side of [`Request`].
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use starverbs_core::{FrameMeta, Gid};
+
+use crate::registry::{abstract_address, socket_name};
+
+const MAGIC: [u8; 4] = *b"SVB1";
+const FRAMES: u8 = 1;
+const ANSWER: u8 = 2;
+const REQUEST: u8 = 3;
+
+/// Magic, kind, traffic class, hop limit, zero.
+const COMMON: usize = 8;
+/// Length of what stands before the frames in a message of frames.
+pub(crate) const RUN_HEADER: usize = COMMON + 16 + 16 + 8;
+
+/// A run of frames that reached the wrong process: as received, with their ICRCs, not yet checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// What is known of the frames
+    pub(crate) meta: FrameMeta,
+    /// Sender's UDP port
+    pub(crate) sport: u16,
+    /// Bytes of each frame; the last may be shorter
+    pub(crate) segment: u16,
+    /// The first one's index in the send it came from, which is its IP ID
+    pub(crate) first: u16,
+}
+
+/// An answer to a steering probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// Which round of probing
+    pub(crate) nonce: u32,
+    /// The index in the group that the probe was sent to
+    pub(crate) index: u32,
+    /// Who answers
+    pub(crate) token: u64,
+    /// The blocks it owns
+    pub(crate) blocks: Vec<u16>,
+}
+
+/// A message's kind, with where its body stands.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Message<'a> {
+    /// Frames, behind [`RUN_HEADER`] bytes
+    Frames(Run),
+    /// Answer to a probe
+    Answer(Answer),
+    /// Question from a tool
+    Request(&'a [u8]),
+}
+
+fn common(kind: u8, traffic_class: u8, hop_limit: u8) -> [u8; COMMON] {
+    let [a, b, c, d] = MAGIC;
+    [a, b, c, d, kind, traffic_class, hop_limit, 0]
+}
+
+/// The bytes before a run of frames.
+pub(crate) fn encode_run(run: &Run) -> [u8; RUN_HEADER] {
+    let mut out = [0; RUN_HEADER];
+    out[..8].copy_from_slice(&common(FRAMES, run.meta.traffic_class, run.meta.hop_limit));
+    out[8..24].copy_from_slice(&run.meta.src.0);
+    out[24..40].copy_from_slice(&run.meta.dst.0);
+    out[40..42].copy_from_slice(&run.sport.to_be_bytes());
+    out[42..44].copy_from_slice(&run.segment.to_be_bytes());
+    out[44..46].copy_from_slice(&run.first.to_be_bytes());
+    out
+}
+
+/// An answer's message.
+pub(crate) fn encode_answer(answer: &Answer) -> Vec<u8> {
+    let mut out = common(ANSWER, 0, 0).to_vec();
+    out.extend(answer.nonce.to_be_bytes());
+    out.extend(answer.index.to_be_bytes());
+    out.extend(answer.token.to_be_bytes());
+    out.extend(answer.blocks.iter().flat_map(|b| b.to_be_bytes()));
+    out
+}
+
+/// Reads a message; `None` if it is none of ours.
+pub(crate) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
+    let (head, rest) = bytes.split_first_chunk::<COMMON>()?;
+    if head[..4] != MAGIC {
+        return None;
+    }
+    match head[4] {
+        FRAMES => decode_run(head, rest).map(Message::Frames),
+        ANSWER => decode_answer(rest).map(Message::Answer),
+        REQUEST => Some(Message::Request(rest)),
+        _ => None,
+    }
+}
+
+fn decode_run(head: &[u8; COMMON], rest: &[u8]) -> Option<Run> {
+    let (src, rest) = rest.split_first_chunk()?;
+    let (dst, rest) = rest.split_first_chunk()?;
+    let (numbers, _) = rest.split_first_chunk::<8>()?;
+    let number = |at: usize| u16::from_be_bytes([numbers[at], numbers[at + 1]]);
+    let meta = FrameMeta { src: Gid(*src), dst: Gid(*dst), traffic_class: head[5], hop_limit: head[6] };
+    let run = Run { meta, sport: number(0), segment: number(2), first: number(4) };
+    (run.segment > 0).then_some(run)
+}
+
+fn decode_answer(rest: &[u8]) -> Option<Answer> {
+    let (nonce, rest) = rest.split_first_chunk()?;
+    let (index, rest) = rest.split_first_chunk()?;
+    let (token, rest) = rest.split_first_chunk()?;
+    Some(Answer {
+        nonce: u32::from_be_bytes(*nonce),
+        index: u32::from_be_bytes(*index),
+        token: u64::from_be_bytes(*token),
+        blocks: rest.chunks_exact(2).map(|b| u16::from_be_bytes([b[0], b[1]])).collect(),
+    })
+}
+
+/// A question that another program of this host (`starverbs stat`) asked this process; see [`ask`].
+#[derive(Clone)]
+pub struct Request {
+    pub(crate) from: libc::sockaddr_un,
+    pub(crate) from_len: libc::socklen_t,
+    /// What it asks
+    pub text: Vec<u8>,
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request").field("text", &String::from_utf8_lossy(&self.text)).finish_non_exhaustive()
+    }
+}
+
+/// Asks the process that owns `block` of the wire on UDP `port`, and waits for its answer for `limit`.
+///
+/// # Errors
+/// `ConnectionRefused`: nobody owns the block. `WouldBlock`: no answer in time (the process may be stopped, or be without
+/// progress thread and not in the library).
+pub fn ask(port: u16, block: u32, text: &[u8], limit: Duration) -> io::Result<Vec<u8>> {
+    let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(format!(
+        "starverbs/ask/{}/{:x}",
+        std::process::id(),
+        crate::sockopt::random()
+    ))?)?;
+    socket.set_read_timeout(Some(limit))?;
+    socket.set_write_timeout(Some(limit))?;
+    let mut message = common(REQUEST, 0, 0).to_vec();
+    message.extend(text);
+    let (address, len) = abstract_address(&socket_name(port, block));
+    // SAFETY: pointers and lengths describe `message` and `address`, alive across the call.
+    let sent = unsafe {
+        let to = std::ptr::from_ref(&address).cast();
+        libc::sendto(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0, to, len)
+    };
+    if sent < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut answer = vec![0; 1 << 20];
+    let len = socket.recv(&mut answer)?;
+    answer.truncate(len);
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_as_they_were() {
+        let meta = FrameMeta { src: Gid([1; 16]), dst: Gid([2; 16]), traffic_class: 3, hop_limit: 4 };
+        let run = Run { meta, sport: 5, segment: 6, first: 7 };
+        assert_eq!(decode(&encode_run(&run)), Some(Message::Frames(run)));
+        let answer = Answer { nonce: 1, index: 2, token: 3, blocks: vec![4, 4094] };
+        assert_eq!(decode(&encode_answer(&answer)), Some(Message::Answer(answer)));
+    }
+
+    #[test]
+    fn foreign_and_short_messages_are_nothing() {
+        let meta = FrameMeta::default();
+        let good = encode_run(&Run { meta, sport: 5, segment: 6, first: 7 });
+        for len in 0..RUN_HEADER {
+            assert_eq!(decode(&good[..len]), None, "{len} bytes");
+        }
+        assert_eq!(
+            decode(&encode_run(&Run { meta, sport: 5, segment: 0, first: 7 })),
+            None,
+            "no segment size"
+        );
+        let mut foreign = good;
+        foreign[0] ^= 1;
+        assert_eq!(decode(&foreign), None);
+        let mut unknown = good;
+        unknown[4] = 99;
+        assert_eq!(decode(&unknown), None);
+    }
+}

@@ -1,0 +1,60 @@
+//! Why the port cannot be opened or a block of QPNs not claimed.
+
+use std::io;
+use std::net::IpAddr;
+
+use thiserror::Error;
+
+/// Something the host refused. The messages name the setting or object, and what to do.
+#[derive(Debug, Error)]
+pub enum BackendError {
+    /// The interfaces cannot be listed.
+    #[error("cannot list the network interfaces of this host: {0}")]
+    Interfaces(#[source] io::Error),
+    /// No interface is up, not even loopback.
+    #[error("no network interface with an address is up; bring up loopback (ip link set lo up)")]
+    NoAddress,
+    /// `STARVERBS_ADDRS` names an address that this host does not have.
+    #[error("STARVERBS_ADDRS: {0} is not an address of this host; `ip addr` lists them")]
+    ForeignAddress(IpAddr),
+    /// A socket for `what` cannot be made or set up.
+    #[error("cannot open {what}: {source}")]
+    Socket {
+        /// What it was for
+        what: &'static str,
+        /// The system's answer
+        #[source]
+        source: io::Error,
+    },
+    /// The UDP port cannot be bound, for a reason other than its being taken.
+    #[error("cannot bind UDP port {port}: {source}; set STARVERBS_PORT on both sides to use another")]
+    Bind {
+        /// The port
+        port: u16,
+        /// The system's answer
+        #[source]
+        source: io::Error,
+    },
+    /// Every QPN block of this host is claimed.
+    #[error("all {0} QPN blocks of this host are claimed by running processes; end some of them")]
+    NoBlock(u32),
+}
+
+impl BackendError {
+    /// The Linux errno that a program should see.
+    pub fn errno(&self) -> i32 {
+        match self {
+            BackendError::Interfaces(e)
+            | BackendError::Socket { source: e, .. }
+            | BackendError::Bind { source: e, .. } => e.raw_os_error().unwrap_or(libc::EIO),
+            BackendError::NoAddress => libc::ENODEV,
+            BackendError::ForeignAddress(_) => libc::EADDRNOTAVAIL,
+            BackendError::NoBlock(_) => libc::EAGAIN,
+        }
+    }
+}
+
+/// The calling thread's last system error, as the error for `what`.
+pub(crate) fn os(what: &'static str) -> BackendError {
+    BackendError::Socket { what, source: io::Error::last_os_error() }
+}

@@ -1,0 +1,268 @@
+//! Hurting the wire on purpose: `STARVERBS_FAULT`.
+//!
+//! Stands between a card and its [`crate::Tx`] and decides for each frame, from one seeded random sequence, whether it is lost,
+//! corrupted, sent twice, late or out of order. Owns the frames that it holds back. It must not know what a frame means.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::mem;
+use std::time::Duration;
+
+use starverbs_core::{Av, Counters, Nanos, Seg};
+use starverbs_settings::FaultSpec;
+
+/// A frame held back for reordering whose successor does not come is sent after this.
+const HOLD: Nanos = 1_000_000;
+
+/// A frame with its payload, on its way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) to: Av,
+    pub(crate) header: Vec<u8>,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) pad: u8,
+    /// Random number that chooses a bit to turn over
+    pub(crate) corrupt: Option<u64>,
+}
+
+/// A frame that waits for its time.
+struct Late {
+    due: Nanos,
+    order: u64,
+    frame: Frame,
+}
+
+impl PartialEq for Late {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Late {}
+impl PartialOrd for Late {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Late {
+    /// The earliest is the greatest, as a heap gives its greatest first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.due, other.order).cmp(&(self.due, self.order))
+    }
+}
+
+/// What hurts frames.
+pub struct Fault {
+    spec: FaultSpec,
+    random: Random,
+    order: u64,
+    /// Came since the last release: their time is not known yet
+    fresh: Vec<Frame>,
+    late: BinaryHeap<Late>,
+    held: Option<Frame>,
+    held_until: Option<Nanos>,
+}
+
+impl std::fmt::Debug for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fault").field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+impl Fault {
+    /// What `spec` asks for; `None` if that is nothing.
+    pub fn from_spec(spec: &FaultSpec) -> Option<Box<Fault>> {
+        spec.is_active().then(|| {
+            Box::new(Fault {
+                spec: spec.clone(),
+                random: Random::new(spec.seed),
+                order: 0,
+                fresh: Vec::new(),
+                late: BinaryHeap::new(),
+                held: None,
+                held_until: None,
+            })
+        })
+    }
+
+    /// Takes a frame; what becomes of it shows in [`Fault::release`].
+    pub(crate) fn take(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, counters: &Counters) {
+        // All draws for every frame, so that one frame's fate does not move another's.
+        let [lost, reordered, doubled, corrupted] =
+            [self.spec.loss, self.spec.reorder, self.spec.duplicate, self.spec.corrupt]
+                .map(|chance| self.random.chance(chance));
+        let bit = self.random.next();
+        if lost {
+            return counters.fault_lost.inc();
+        }
+        let frame = Frame {
+            to: *to,
+            header: header.to_vec(),
+            payload: read(payload),
+            pad,
+            corrupt: corrupted.then_some(bit),
+        };
+        if corrupted {
+            counters.fault_corrupted.inc();
+        }
+        if doubled {
+            counters.fault_duplicated.inc();
+        }
+        if reordered && self.held.is_none() {
+            counters.fault_reordered.inc();
+            if doubled {
+                self.fresh.push(frame.clone());
+            }
+            self.held = Some(frame);
+            return;
+        }
+        if doubled {
+            self.fresh.push(frame.clone());
+        }
+        self.fresh.push(frame);
+        self.fresh.extend(self.held.take());
+        self.held_until = None;
+    }
+
+    /// Gives `send` the frames whose time has come.
+    pub(crate) fn release(&mut self, now: Nanos, mut send: impl FnMut(&Frame)) {
+        if self.held.is_some() && now >= *self.held_until.get_or_insert(now + HOLD) {
+            self.fresh.extend(self.held.take());
+            self.held_until = None;
+        }
+        let fresh = mem::take(&mut self.fresh);
+        if self.spec.delay.is_zero() && self.spec.jitter.is_zero() {
+            return fresh.iter().for_each(send);
+        }
+        for frame in fresh {
+            let jitter = self.random.below(nanos(self.spec.jitter) + 1);
+            self.order += 1;
+            let due = now.saturating_add(nanos(self.spec.delay)).saturating_add(jitter);
+            self.late.push(Late { due, order: self.order, frame });
+        }
+        while self.late.peek().is_some_and(|first| first.due <= now) {
+            if let Some(first) = self.late.pop() {
+                send(&first.frame);
+            }
+        }
+    }
+
+    /// When [`Fault::release`] has something to give.
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        let late = self.late.peek().map(|first| first.due);
+        [late, self.held_until].into_iter().flatten().min()
+    }
+}
+
+fn nanos(time: Duration) -> Nanos {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1)
+}
+
+fn read(payload: &[Seg]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for seg in payload.iter().filter(|s| s.len > 0) {
+        // SAFETY: as in `Tx::push`: the card checked the segment against a registered memory region.
+        out.extend_from_slice(unsafe { std::slice::from_raw_parts(seg.addr as *const u8, seg.len as usize) });
+    }
+    out
+}
+
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Evenly distributed in `0..bound`.
+    fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// True with probability `p`.
+    fn chance(&mut self, p: f64) -> bool {
+        /* 53 bits are what an f64 in 0..1 holds */
+        ((self.next() >> 11) as f64) < p * (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(text: &str) -> Box<Fault> {
+        Fault::from_spec(&FaultSpec::parse(text).expect("a good spec")).expect("active")
+    }
+
+    /// Sends `count` numbered frames at time 0 and gives the numbers in the order in which they leave until `end`.
+    fn run(text: &str, count: u16, end: Nanos, counters: &Counters) -> Vec<u16> {
+        let mut fault = fault(text);
+        let mut out = Vec::new();
+        let mut note = |f: &Frame| out.push(u16::from_be_bytes([f.header[0], f.header[1]]));
+        for n in 0..count {
+            fault.take(&Av::default(), &n.to_be_bytes(), &[], 0, counters);
+            fault.release(0, &mut note);
+        }
+        while let Some(due) = fault.next_deadline().filter(|due| *due <= end) {
+            fault.release(due, &mut note);
+        }
+        out
+    }
+
+    #[test]
+    fn chances_are_kept_and_counted() {
+        let counters = Counters::default();
+        let out = run("loss=10%,dup=5%,seed=1", 20_000, 0, &counters);
+        let (lost, doubled) = (counters.fault_lost.get(), counters.fault_duplicated.get());
+        assert!((1800..2200).contains(&lost), "{lost}");
+        assert!((800..1000).contains(&doubled), "{doubled}");
+        assert_eq!(out.len() as u64, 20_000 - lost + doubled);
+    }
+
+    #[test]
+    fn a_seed_repeats_and_another_differs() {
+        let of = |text| run(text, 1000, u64::MAX, &Counters::default());
+        assert_eq!(
+            of("loss=10%,reorder=10%,jitter=1ms,seed=5"),
+            of("loss=10%,reorder=10%,jitter=1ms,seed=5")
+        );
+        assert_ne!(of("loss=10%,seed=5"), of("loss=10%,seed=6"));
+    }
+
+    #[test]
+    fn reordered_frames_leave_right_after_their_successor_or_after_a_while() {
+        let counters = Counters::default();
+        let out = run("reorder=10%,seed=2", 1000, u64::MAX, &counters);
+        let mut sorted = out.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..1000).collect::<Vec<_>>());
+        assert!(counters.fault_reordered.get() > 50);
+        assert_ne!(out, sorted);
+        assert!(out.iter().zip(&sorted).all(|(a, b)| a.abs_diff(*b) <= 2));
+
+        let mut all_held = fault("reorder=100%");
+        all_held.take(&Av::default(), &[0, 1], &[], 0, &counters);
+        all_held.release(7, |_| panic!("left at once"));
+        assert_eq!(all_held.next_deadline(), Some(7 + HOLD));
+    }
+
+    #[test]
+    fn delay_is_measured_from_the_flush() {
+        let mut fault = fault("delay=50us,jitter=10us");
+        let counters = Counters::default();
+        fault.take(&Av::default(), &[0, 1], &[], 0, &counters);
+        fault.release(1000, |_| panic!("left at once"));
+        let due = fault.next_deadline().expect("a frame waits");
+        assert!((51_000..=61_000).contains(&due), "{due}");
+        let mut left = 0;
+        fault.release(due, |_| left += 1);
+        assert_eq!((left, fault.next_deadline()), (1, None));
+    }
+}

@@ -1,0 +1,215 @@
+//! Datagrams as they come in: a batch of large buffers for one recvmmsg, and what the kernel says beside each.
+//!
+//! Owns the memory that the kernel writes to. It must not look into the datagrams.
+
+use std::mem;
+use std::os::fd::RawFd;
+
+use starverbs_core::{FrameMeta, Gid};
+
+/// Largest datagram, joined or not.
+const BUFFER: usize = 64 << 10;
+const CONTROL: usize = 192;
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL]);
+
+/// Room for a sender's address of any family used here.
+#[repr(C)]
+#[derive(Clone, Copy)]
+union Name {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+    unix: libc::sockaddr_un,
+}
+
+/// A batch of received datagrams.
+pub(crate) struct Inbox {
+    /* pages that no datagram touched take no memory */
+    buffers: Vec<u8>,
+    headers: Vec<libc::mmsghdr>,
+    iovs: Vec<libc::iovec>,
+    names: Vec<Name>,
+    controls: Vec<Control>,
+    used: usize,
+    /// How many to ask for: a call that finds nothing more costs as much as one that finds nothing
+    want: usize,
+}
+
+// SAFETY: the raw pointers in `headers` and `iovs` lead into the inbox's own vectors, which are never resized, and are
+// followed by the kernel alone, under `&mut self`.
+unsafe impl Send for Inbox {}
+
+/// What the kernel tells of a UDP datagram.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outer {
+    pub(crate) meta: FrameMeta,
+    pub(crate) sport: u16,
+    /// Size of each joined datagram; 0 if it is one
+    pub(crate) segment: u16,
+}
+
+impl Inbox {
+    /// Room for `slots` datagrams at a time.
+    pub(crate) fn new(slots: usize) -> Self {
+        // SAFETY: headers and names of zeroes are valid: integers and null pointers.
+        let (header, name): (libc::mmsghdr, Name) = unsafe { (mem::zeroed(), mem::zeroed()) };
+        let mut inbox = Inbox {
+            buffers: vec![0; slots * BUFFER],
+            headers: vec![header; slots],
+            iovs: Vec::with_capacity(slots),
+            names: vec![name; slots],
+            controls: vec![Control([0; CONTROL]); slots],
+            used: slots,
+            want: 1,
+        };
+        inbox.iovs.extend(
+            inbox
+                .buffers
+                .chunks_exact_mut(BUFFER)
+                .map(|b| libc::iovec { iov_base: b.as_mut_ptr().cast(), iov_len: BUFFER }),
+        );
+        for at in 0..slots {
+            let header = &mut inbox.headers[at].msg_hdr;
+            header.msg_iov = &mut inbox.iovs[at];
+            header.msg_iovlen = 1;
+            header.msg_name = std::ptr::from_mut(&mut inbox.names[at]).cast();
+            header.msg_control = inbox.controls[at].0.as_mut_ptr().cast();
+        }
+        inbox
+    }
+
+    /// Receives what is there, without waiting; gives the number of datagrams.
+    #[inline]
+    pub(crate) fn fill(&mut self, fd: RawFd) -> usize {
+        for header in &mut self.headers[..self.used] {
+            header.msg_hdr.msg_namelen = mem::size_of::<Name>() as libc::socklen_t;
+            header.msg_hdr.msg_controllen = CONTROL as _;
+        }
+        let got = self.receive(fd);
+        self.used = got.max(1);
+        // Grows while datagrams come in numbers, and is back at one when they stop.
+        self.want = if got == self.want { (got * 2).min(self.headers.len()) } else { got.max(1) };
+        got
+    }
+
+    #[inline]
+    fn receive(&mut self, fd: RawFd) -> usize {
+        let headers = &mut self.headers[..self.want];
+        if let [one] = headers {
+            // SAFETY: the header describes the inbox's own name, control and buffer, and nobody else uses them.
+            let len = unsafe { libc::recvmsg(fd, &mut one.msg_hdr, libc::MSG_DONTWAIT) };
+            one.msg_len = u32::try_from(len).unwrap_or(0);
+            return usize::from(len >= 0);
+        }
+        let (list, count) = (headers.as_mut_ptr(), headers.len() as u32);
+        // SAFETY: as above, for each header.
+        let got = unsafe { libc::recvmmsg(fd, list, count, libc::MSG_DONTWAIT as _, std::ptr::null_mut()) };
+        usize::try_from(got).unwrap_or(0)
+    }
+
+    /// Bytes of datagram `at`.
+    #[inline]
+    pub(crate) fn bytes(&self, at: usize) -> &[u8] {
+        let len = (self.headers[at].msg_len as usize).min(BUFFER);
+        &self.buffers[at * BUFFER..at * BUFFER + len]
+    }
+
+    /// A unix sender's address and its length.
+    pub(crate) fn unix_sender(&self, at: usize) -> (libc::sockaddr_un, libc::socklen_t) {
+        let header = &self.headers[at].msg_hdr;
+        let len = header.msg_namelen.min(mem::size_of::<libc::sockaddr_un>() as libc::socklen_t);
+        // SAFETY: any bytes are a valid sockaddr_un: a C struct of integers; all of them were initialised.
+        (unsafe { self.names[at].unix }, len)
+    }
+
+    /// What is known of UDP datagram `at`.
+    #[inline]
+    pub(crate) fn outer(&self, at: usize) -> Outer {
+        let mut outer = Outer::default();
+        // SAFETY: every member begins with the family, and any bytes are valid for the structs of integers that they are.
+        unsafe {
+            let name = &self.names[at];
+            if name.v6.sin6_family == libc::AF_INET6 as libc::sa_family_t {
+                outer.meta.src = Gid(name.v6.sin6_addr.s6_addr);
+                outer.sport = u16::from_be(name.v6.sin6_port);
+            } else {
+                outer.meta.src = Gid::from_ipv4(name.v4.sin_addr.s_addr.to_ne_bytes());
+                outer.sport = u16::from_be(name.v4.sin_port);
+            }
+        }
+        let len = (self.headers[at].msg_hdr.msg_controllen as usize).min(CONTROL);
+        read_controls(&self.controls[at].0[..len], &mut outer);
+        outer
+    }
+}
+
+/// Reads the control messages (cmsg(3): a header of length, level and type; data; padding to 8).
+#[inline]
+fn read_controls(mut bytes: &[u8], outer: &mut Outer) {
+    const HEAD: usize = mem::size_of::<libc::cmsghdr>();
+    while let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() {
+        let word = |at: usize| i32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let Some(len) = (word(0) as usize).checked_sub(HEAD).filter(|len| *len <= rest.len()) else { return };
+        read_control(word(HEAD - 8), word(HEAD - 4), &rest[..len], outer);
+        bytes = rest.get(len.next_multiple_of(8)..).unwrap_or(&[]);
+    }
+}
+
+#[inline]
+fn read_control(level: i32, kind: i32, data: &[u8], outer: &mut Outer) {
+    match (level, kind) {
+        (libc::SOL_UDP, libc::UDP_GRO) => {
+            outer.segment = int(data).and_then(|n| u16::try_from(n).ok()).unwrap_or(0);
+        }
+        (libc::SOL_IPV6, libc::IPV6_PKTINFO) => {
+            // struct in6_pktinfo: address, interface
+            outer.meta.dst = data.first_chunk().map_or(Gid::default(), |a| Gid(*a));
+        }
+        (libc::SOL_IP, libc::IP_PKTINFO) => {
+            // struct in_pktinfo: interface, local address, the header's destination address
+            outer.meta.dst =
+                data.get(8..).and_then(|d| d.first_chunk()).map_or(Gid::default(), |a| Gid::from_ipv4(*a));
+        }
+        (libc::SOL_IPV6, libc::IPV6_TCLASS) => outer.meta.traffic_class = int(data).unwrap_or(0) as u8,
+        (libc::SOL_IP, libc::IP_TOS) => outer.meta.traffic_class = data.first().copied().unwrap_or(0),
+        _ => {}
+    }
+}
+
+fn int(data: &[u8]) -> Option<i32> {
+    data.first_chunk().map(|b| i32::from_ne_bytes(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn controls_cut_anywhere_are_read_as_far_as_they_go() {
+        let mut bytes = Vec::new();
+        for (level, kind, data) in [
+            (libc::SOL_IP, libc::IP_TOS, &[7u8][..]),
+            (libc::SOL_UDP, libc::UDP_GRO, &4112i32.to_ne_bytes()[..]),
+        ] {
+            bytes.extend((16 + data.len()).to_ne_bytes());
+            bytes.extend(level.to_ne_bytes());
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(data);
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+        }
+        let read = |bytes: &[u8]| {
+            let mut outer = Outer::default();
+            read_controls(bytes, &mut outer);
+            (outer.meta.traffic_class, outer.segment)
+        };
+        assert_eq!(read(&bytes), (7, 4112));
+        assert_eq!(read(&bytes[..24]), (7, 0));
+        for len in 0..bytes.len() {
+            let _ = read(&bytes[..len]);
+        }
+        bytes[0..8].fill(0xff);
+        assert_eq!(read(&bytes), (0, 0), "a length past the end");
+    }
+}

@@ -1,0 +1,76 @@
+//! Socket options, and the few system calls that the standard library has no word for.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use starverbs_core::Nanos;
+
+use crate::BackendError;
+use crate::error::os;
+
+/// Opens a non-blocking datagram socket of `domain`.
+pub(crate) fn datagram(domain: i32, what: &'static str) -> Result<OwnedFd, BackendError> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: socket() takes no pointers.
+    let fd = unsafe { libc::socket(domain, kind, 0) };
+    if fd < 0 {
+        return Err(os(what));
+    }
+    // SAFETY: `fd` was just opened and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Sets an option to anything plain; says whether the kernel took it.
+pub(crate) fn set<T: Copy>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> bool {
+    let len = std::mem::size_of::<T>() as libc::socklen_t;
+    // SAFETY: the pointer and length describe `value`, which the kernel only reads.
+    unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len) == 0 }
+}
+
+/// Sets an integer option; says whether the kernel took it.
+pub(crate) fn set_int(fd: &OwnedFd, level: i32, name: i32, value: i32) -> bool {
+    set(fd, level, name, &value)
+}
+
+/// Asks for a receive buffer: past the system's limit where permitted, else as much as the limit allows.
+pub(crate) fn receive_buffer(fd: &OwnedFd, bytes: usize) {
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+    if !set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes) {
+        set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes);
+    }
+}
+
+/// Asks for a send buffer, as [`receive_buffer`].
+pub(crate) fn send_buffer(fd: &OwnedFd, bytes: usize) {
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+    if !set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes) {
+        set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes);
+    }
+}
+
+/// Waits until one of `fds` is ready for `events` or `limit` is over; says whether one is.
+pub(crate) fn wait(fds: &[RawFd], events: i16, limit: Duration) -> bool {
+    let mut list: Vec<_> = fds.iter().map(|&fd| libc::pollfd { fd, events, revents: 0 }).collect();
+    let millis = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).max(1);
+    // SAFETY: the pointer and length describe `list`, alive across the call.
+    unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, millis) > 0 }
+}
+
+/// The calling thread's last errno.
+pub(crate) fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// A number that differs from process to process and call to call.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}
+
+/// Time on the monotonic clock, for waits inside the port that no caller's clock drives.
+pub(crate) fn monotonic() -> Nanos {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: clock_gettime writes one timespec, which lives across the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}

@@ -1,0 +1,369 @@
+//! Steering: a classic-BPF program on the reuseport group that gives each frame to the process owning its destination QPN.
+//!
+//! The program names sockets by their index in the group. The kernel tells nobody that index, and moves the last
+//! socket into the place of one that closes. So it is found by probing: a probe is a datagram to the port whose
+//! op-code no QP uses, and which the program delivers to the index it carries; the receiver answers with its blocks through
+//! the prober's unix socket. Whoever learns something new attaches the next program. Nothing depends on anyone's
+//! answering: frames that come to the wrong process are handed on.
+//!
+//! Owns probes and the program. It must not receive: [`crate::Rx`] does, and passes on what concerns steering.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use starverbs_core::{Nanos, QPN_BLOCK_SHIFT, QPN_MASK};
+
+use crate::control::Answer;
+use crate::sockopt;
+
+/// Op-code of a probe: of those that IBTA 9.2.1 leaves to manufacturers (0xc0 to 0xff).
+pub(crate) const PROBE_OPCODE: u8 = 0xfe;
+const PROBE_MAGIC: [u8; 8] = *b"svprobe1";
+const PROBE_LEN: usize = 28;
+
+const MS: Nanos = 1_000_000;
+/// How long a round waits for answers: a process that is stopped gives none.
+const PATIENCE: Nanos = 20 * MS;
+/// Least time between two rounds.
+const PAUSE: Nanos = 50 * MS;
+/// Most time between two rounds while somebody does not answer.
+const LONG_PAUSE: Nanos = 1600 * MS;
+/// Frames steered wrongly before a round begins.
+const WRONG: u32 = 4;
+/// Probes of a round's first wave.
+const FIRST_WAVE: u32 = 16;
+/// Most members that steering covers; jumps in the program allow some more.
+const MOST: u32 = 1024;
+
+/// What a probe asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Probe {
+    pub(crate) index: u32,
+    pub(crate) nonce: u32,
+    pub(crate) reply_block: u32,
+}
+
+impl Probe {
+    fn encode(self) -> [u8; PROBE_LEN] {
+        let mut out = [0; PROBE_LEN];
+        out[0] = PROBE_OPCODE;
+        out[8..12].copy_from_slice(&self.index.to_be_bytes());
+        out[12..16].copy_from_slice(&self.nonce.to_be_bytes());
+        out[16..20].copy_from_slice(&self.reply_block.to_be_bytes());
+        out[20..28].copy_from_slice(&PROBE_MAGIC);
+        out
+    }
+
+    /// Reads a probe; `None` if the datagram is none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Probe> {
+        let bytes: &[u8; PROBE_LEN] = bytes.try_into().ok()?;
+        let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        (bytes[0] == PROBE_OPCODE && bytes[20..28] == PROBE_MAGIC).then(|| Probe {
+            index: number(8),
+            nonce: number(12),
+            reply_block: number(16),
+        })
+    }
+}
+
+/// A member of the group, as far as known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Member {
+    token: u64,
+    index: u32,
+    blocks: Vec<u16>,
+}
+
+/// A round of probing under way.
+struct Round {
+    nonce: u32,
+    sent: u32,
+    deadline: Nanos,
+    answers: Vec<Answer>,
+}
+
+/// This process's part in steering.
+pub(crate) struct Steering {
+    port: u16,
+    token: u64,
+    probes: Option<OwnedFd>,
+    round: Option<Round>,
+    wanted: bool,
+    nonce: u32,
+    wrong: u32,
+    pause: Nanos,
+    next: Nanos,
+    members: Vec<Member>,
+}
+
+impl Steering {
+    /// Steering for the process that answers probes with `token`.
+    pub(crate) fn new(port: u16, token: u64) -> Self {
+        Steering {
+            port,
+            token,
+            probes: probe_socket(),
+            round: None,
+            wanted: true,
+            nonce: sockopt::random() as u32,
+            wrong: 0,
+            pause: PAUSE,
+            next: 0,
+            members: Vec::new(),
+        }
+    }
+
+    /// The group changed (this process joined it, or has one block more).
+    pub(crate) fn changed(&mut self) {
+        self.wanted = true;
+        self.next = 0;
+    }
+
+    /// From here on another clock is used.
+    pub(crate) fn restart_clock(&mut self) {
+        self.next = 0;
+        self.wanted |= self.round.take().is_some();
+    }
+
+    /// The first frame of a delivery belonged to another process that lives.
+    #[inline]
+    pub(crate) fn saw_wrong(&mut self) {
+        self.wrong = self.wrong.saturating_add(1);
+        self.wanted |= self.wrong >= WRONG;
+    }
+
+    /// Whether a round is under way or due.
+    pub(crate) fn busy(&self) -> bool {
+        self.round.is_some() || self.wanted
+    }
+
+    /// When [`Steering::step`] has something to do.
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        match &self.round {
+            Some(round) => Some(round.deadline),
+            None => self.wanted.then_some(self.next),
+        }
+    }
+
+    /// Takes an answer to a probe.
+    pub(crate) fn answer(&mut self, answer: Answer) {
+        if let Some(round) = &mut self.round
+            && answer.nonce == round.nonce
+            && answer.index < round.sent
+            && !round.answers.iter().any(|a| a.index == answer.index)
+        {
+            round.answers.push(answer);
+        }
+    }
+
+    /// Goes on: begins a round that is due, ends one that has its answers or is out of patience, and then attaches the
+    /// program to `group`, a socket of it.
+    pub(crate) fn step(&mut self, now: Nanos, group: &OwnedFd, reply_block: u32) {
+        match &mut self.round {
+            None if self.wanted && now >= self.next => self.begin(now, reply_block),
+            None => {}
+            Some(round) => {
+                let all = round.answers.len() as u32 == round.sent;
+                if all && distinct(&round.answers) == round.sent as usize && round.sent < MOST {
+                    // As many members as probes: there may be more.
+                    let (from, nonce) = (round.sent, round.nonce);
+                    round.sent *= 4;
+                    round.deadline = now + PATIENCE;
+                    let to = round.sent;
+                    self.send(from, to, nonce, reply_block);
+                } else if all || now >= round.deadline {
+                    self.end(now, group);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, now: Nanos, reply_block: u32) {
+        self.nonce = self.nonce.wrapping_add(1);
+        self.wanted = false;
+        self.wrong = 0;
+        let answers = Vec::with_capacity(FIRST_WAVE as usize);
+        self.round = Some(Round { nonce: self.nonce, sent: FIRST_WAVE, deadline: now + PATIENCE, answers });
+        self.send(0, FIRST_WAVE, self.nonce, reply_block);
+    }
+
+    fn send(&self, from: u32, to: u32, nonce: u32, reply_block: u32) {
+        let Some(socket) = &self.probes else { return };
+        for index in from..to {
+            let bytes = Probe { index, nonce, reply_block }.encode();
+            let address = loopback(self.port);
+            // A probe that is lost is one that nobody answers.
+            // SAFETY: pointers and lengths describe `bytes` and `address`, alive across the call.
+            unsafe {
+                let (to, len) = (std::ptr::from_ref(&address).cast(), std::mem::size_of_val(&address) as u32);
+                libc::sendto(
+                    socket.as_raw_fd(),
+                    bytes.as_ptr().cast(),
+                    bytes.len(),
+                    libc::MSG_DONTWAIT,
+                    to,
+                    len,
+                );
+            }
+        }
+    }
+
+    fn end(&mut self, now: Nanos, group: &OwnedFd) {
+        let Some(round) = self.round.take() else { return };
+        let silent = (round.answers.len() as u32) < round.sent;
+        self.pause = if silent { (self.pause * 2).min(LONG_PAUSE) } else { PAUSE };
+        self.next = now + self.pause;
+        if !round.answers.iter().any(|a| a.token == self.token) {
+            // Our own socket did not get its probe: the group had no program yet. Now it has one that knows probes.
+            self.wanted = true;
+        }
+        merge(&mut self.members, &round.answers);
+        // Without a program frames are spread by hash and handed on: slower, not wrong.
+        let _ = attach(group, &program(&self.members));
+    }
+}
+
+fn distinct(answers: &[Answer]) -> usize {
+    (0..answers.len()).filter(|&i| answers[..i].iter().all(|a| a.token != answers[i].token)).count()
+}
+
+/// What a round's answers make of the known members. An index past the group's end goes to a member chosen by hash, so
+/// that of several answers by one member the one with the lowest index counts. A member that did not answer (it may be
+/// stopped) keeps its place, unless that is another's now.
+fn merge(members: &mut Vec<Member>, answers: &[Answer]) {
+    let mut now: Vec<Member> = Vec::new();
+    for answer in answers {
+        match now.iter_mut().find(|m| m.token == answer.token) {
+            Some(member) => member.index = member.index.min(answer.index),
+            None => {
+                now.push(Member { token: answer.token, index: answer.index, blocks: answer.blocks.clone() })
+            }
+        }
+    }
+    let silent = members
+        .drain(..)
+        .filter(|old| !now.iter().any(|m| m.token == old.token || m.index == old.index))
+        .collect::<Vec<_>>();
+    now.extend(silent);
+    *members = now;
+}
+
+fn filter(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+/// The program; it sees a datagram from the BTH on. For a frame that no known member owns it gives an index that no group
+/// has, at which the kernel chooses by hash.
+fn program(members: &[Member]) -> Vec<libc::sock_filter> {
+    use libc::{
+        BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_RSH, BPF_W,
+    };
+    let mut code = vec![
+        filter(BPF_LD | BPF_B | BPF_ABS, 0, 0, 0),
+        filter(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, u32::from(PROBE_OPCODE)),
+        filter(BPF_LD | BPF_W | BPF_ABS, 0, 0, 8),
+        filter(BPF_RET | BPF_A, 0, 0, 0),
+        filter(BPF_LD | BPF_W | BPF_ABS, 0, 0, 4),
+        filter(BPF_ALU | BPF_AND | BPF_K, 0, 0, QPN_MASK),
+        filter(BPF_ALU | BPF_RSH | BPF_K, 0, 0, QPN_BLOCK_SHIFT),
+    ];
+    let blocks = members.iter().flat_map(|m| m.blocks.iter().map(|&block| (u32::from(block), m.index)));
+    for (block, index) in blocks.take(MOST as usize) {
+        code.push(filter(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, block));
+        code.push(filter(BPF_RET | BPF_K, 0, 0, index));
+    }
+    code.push(filter(BPF_RET | BPF_K, 0, 0, u32::MAX));
+    code
+}
+
+fn attach(group: &OwnedFd, code: &[libc::sock_filter]) -> io::Result<()> {
+    let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_ptr().cast_mut() };
+    // The kernel copies the program during the call and reads no more than `len` instructions of `code`, which lives on.
+    if sockopt::set(group, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &program) {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn loopback(port: u16) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) },
+        sin_zero: [0; 8],
+    }
+}
+
+/// A socket for probes. Bound to loopback, so that a receiver knows that the probe is of this host.
+fn probe_socket() -> Option<OwnedFd> {
+    let socket = sockopt::datagram(libc::AF_INET, "a socket for probes").ok()?;
+    let address = loopback(0);
+    // SAFETY: the pointer and length describe `address`, alive across the call.
+    let rc = unsafe {
+        let len = std::mem::size_of_val(&address) as u32;
+        libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len)
+    };
+    (rc == 0).then_some(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(index: u32, token: u64) -> Answer {
+        Answer { nonce: 0, index, token, blocks: vec![token as u16] }
+    }
+
+    fn member(index: u32, token: u64) -> Member {
+        Member { token, index, blocks: vec![token as u16] }
+    }
+
+    #[test]
+    fn probes_come_back_as_they_were() {
+        let probe = Probe { index: 3, nonce: 4, reply_block: 5 };
+        assert_eq!(Probe::decode(&probe.encode()), Some(probe));
+        assert_eq!(Probe::decode(&probe.encode()[1..]), None);
+        let mut foreign = probe.encode();
+        foreign[27] ^= 1;
+        assert_eq!(Probe::decode(&foreign), None);
+    }
+
+    #[test]
+    fn the_lowest_answered_index_is_a_members_own() {
+        let mut members = Vec::new();
+        merge(&mut members, &[answer(5, 70), answer(1, 70), answer(0, 60), answer(9, 70)]);
+        members.sort_by_key(|m| m.index);
+        assert_eq!(members, [member(0, 60), member(1, 70)]);
+    }
+
+    #[test]
+    fn a_silent_member_keeps_its_place_until_another_has_it() {
+        let mut members = vec![member(0, 50), member(1, 60), member(2, 70)];
+        merge(&mut members, &[answer(0, 50), answer(2, 70)]);
+        assert!(members.contains(&member(1, 60)));
+        merge(&mut members, &[answer(0, 50), answer(1, 70)]);
+        assert!(!members.iter().any(|m| m.token == 60));
+        assert!(members.contains(&member(1, 70)));
+    }
+
+    #[test]
+    fn a_round_is_bounded_and_backs_off_when_somebody_is_silent() {
+        let group = sockopt::datagram(libc::AF_INET, "test").expect("a socket");
+        let mut steering = Steering::new(9, 1);
+        steering.step(100, &group, 1);
+        assert_eq!(steering.deadline(), Some(100 + PATIENCE));
+        steering.step(100 + PATIENCE, &group, 1);
+        let again = 100 + PATIENCE + 2 * PAUSE;
+        assert_eq!(steering.deadline(), Some(again), "its own answer was missing");
+        steering.step(again, &group, 1);
+        let answer = Answer { nonce: steering.nonce, ..answer(0, 1) };
+        steering.answer(answer);
+        steering.step(again + PATIENCE, &group, 1);
+        assert_eq!(steering.deadline(), None, "nothing wanted");
+        for _ in 0..WRONG {
+            steering.saw_wrong();
+        }
+        assert_eq!(steering.deadline(), Some(again + PATIENCE + 4 * PAUSE));
+    }
+}

@@ -1,0 +1,64 @@
+//! The sending half as a card sees it: frames go out, perhaps hurt on the way.
+
+use std::ops::Deref;
+
+use starverbs_core::{Av, Counters, Nanos, Seg};
+
+use crate::fault::{Fault, Frame};
+use crate::udp_tx::Tx;
+
+/// [`Tx`], with a [`Fault`] before it when the settings ask for one.
+#[derive(Debug)]
+pub struct TxStack<C> {
+    tx: Tx<C>,
+    fault: Option<Box<Fault>>,
+    counters: C,
+}
+
+impl<C: Deref<Target = Counters>> TxStack<C> {
+    pub(crate) fn new(tx: Tx<C>, fault: Option<Box<Fault>>, counters: C) -> Self {
+        TxStack { tx, fault, counters }
+    }
+
+    /// Whether a frame of any size may be added before the next [`TxStack::flush`].
+    #[inline]
+    pub fn can_send(&self) -> bool {
+        self.tx.can_send()
+    }
+
+    /// Adds a frame; see [`starverbs_core::Env::send_frame`]. Payload memory is read now and, unless `volatile`, again at the
+    /// flush. A frame that cannot go (too long, address index or family wrong) is counted in `tx_errors` and lost.
+    #[inline]
+    pub fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
+        match &mut self.fault {
+            None => self.tx.send_frame(to, header, payload, pad, volatile),
+            Some(fault) => fault.take(to, header, payload, pad, &self.counters),
+        }
+    }
+
+    /// Sends what was added, and what waited until `now`.
+    #[inline]
+    pub fn flush(&mut self, now: Nanos) {
+        if let Some(fault) = &mut self.fault {
+            let tx = &mut self.tx;
+            fault.release(now, |frame| push(tx, frame));
+        }
+        self.tx.flush();
+    }
+
+    /// When [`TxStack::flush`] has to be called although nothing new is sent: frames wait for their time.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.fault.as_ref()?.next_deadline()
+    }
+
+    /// UDP source port of frames from the address with index `sgid_index`; 0 if it cannot send.
+    pub fn source_port(&mut self, sgid_index: u8) -> u16 {
+        self.tx.source_port(sgid_index)
+    }
+}
+
+fn push<C: Deref<Target = Counters>>(tx: &mut Tx<C>, frame: &Frame) {
+    let payload = Seg { addr: frame.payload.as_ptr() as u64, len: frame.payload.len() as u32 };
+    // Volatile: the frame is gone before the batch is flushed.
+    tx.push(&frame.to, &frame.header, &[payload], frame.pad, true, frame.corrupt);
+}

@@ -1,0 +1,467 @@
+//! The receiving half: datagrams in, checked frames out; and this process's place among the host's.
+//!
+//! Owns the socket on the wire's UDP port, this process's QPN blocks, and the handing on of frames that are for another
+//! process. It must not know what a frame means beyond its destination QPN.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_difference};
+use starverbs_core::{Counters, FrameMeta, Gid, Nanos, QPN_BLOCK_SHIFT, Qpn};
+use starverbs_settings::Settings;
+
+use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
+use crate::handover::{Handover, Passed};
+use crate::inbox::Inbox;
+use crate::pcap::Capture;
+use crate::registry::QpnBlock;
+use crate::socket::open_wire;
+use crate::sockopt;
+use crate::steer::{PROBE_OPCODE, Probe, Steering};
+use crate::{BackendError, registry};
+
+/// BTH and ICRC: no frame is shorter.
+const SHORTEST: usize = 16;
+const ICRC: usize = 4;
+/// Datagrams taken at once from the wire, and from a block's socket.
+const WIRE_SLOTS: usize = 16;
+const BLOCK_SLOTS: usize = 4;
+/// Rounds of [`Rx::recv`] without a look at the blocks' sockets, while nothing comes from there.
+const BLOCKS_EVERY: u32 = 64;
+/// Rounds with a look every time, after something came.
+const BLOCKS_EAGER: u32 = 4096;
+/// How long joining waits for the other processes.
+const JOIN: Nanos = 20_000_000;
+/// A guest tries again to bind after this.
+const GUEST_RETRY: Nanos = 1_000_000_000;
+/// Questions kept until they are taken.
+const REQUESTS: usize = 16;
+
+/// Where the frames that are being looked at came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Origin {
+    Wire,
+    Block,
+}
+
+/// A datagram with the frames in it that are still to come.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    origin: Origin,
+    slot: usize,
+    at: usize,
+    segment: usize,
+    index: u16,
+    sport: u16,
+    meta: FrameMeta,
+}
+
+/// Where the next frame lies.
+struct Found {
+    meta: FrameMeta,
+    origin: Origin,
+    slot: usize,
+    from: usize,
+    to: usize,
+}
+
+/// The receiving half of a port.
+pub struct Rx<C> {
+    counters: C,
+    capture: Option<Capture>,
+    settings: Settings,
+    token: u64,
+    /// `None` for a guest
+    wire: Option<OwnedFd>,
+    blocks: Vec<QpnBlock>,
+    /// A bit for each block of this process
+    local: [u64; 64],
+    fds: Vec<RawFd>,
+    wire_inbox: Inbox,
+    block_inbox: Inbox,
+    /// Datagrams of the last `recv` not yet begun: slots of the wire's, then of the block's inbox
+    wire_left: std::ops::Range<usize>,
+    block_left: std::ops::Range<usize>,
+    cursor: Option<Cursor>,
+    handover: Handover,
+    steering: Steering,
+    requests: VecDeque<Request>,
+    rounds: u32,
+    eager: u32,
+    turn: usize,
+    retry_at: Nanos,
+}
+
+impl<C: Deref<Target = Counters>> Rx<C> {
+    pub(crate) fn open(
+        settings: &Settings,
+        counters: C,
+        capture: Option<Capture>,
+    ) -> Result<Self, BackendError> {
+        let token = sockopt::random();
+        let mut rx = Rx {
+            counters,
+            capture,
+            settings: settings.clone(),
+            token,
+            wire: open_wire(settings)?,
+            blocks: Vec::new(),
+            local: [0; 64],
+            fds: Vec::new(),
+            wire_inbox: Inbox::new(WIRE_SLOTS),
+            block_inbox: Inbox::new(BLOCK_SLOTS),
+            wire_left: 0..0,
+            block_left: 0..0,
+            cursor: None,
+            handover: Handover::new(settings.port),
+            steering: Steering::new(settings.port, token),
+            requests: VecDeque::with_capacity(REQUESTS),
+            rounds: 0,
+            eager: BLOCKS_EAGER,
+            turn: 0,
+            retry_at: 0,
+        };
+        rx.claim_block()?;
+        rx.join();
+        Ok(rx)
+    }
+
+    /// First round of probing: until the others have answered, or [`JOIN`] is over. No QP exists yet that frames could be for.
+    fn join(&mut self) {
+        let start = sockopt::monotonic();
+        loop {
+            let now = sockopt::monotonic();
+            self.step(now);
+            if !self.steering.busy() || now - start > JOIN || self.wire.is_none() {
+                break;
+            }
+            self.eager = BLOCKS_EAGER;
+            if self.recv() == 0 {
+                sockopt::wait(&self.fds, libc::POLLIN, Duration::from_millis(1));
+            }
+            while self.next_frame().is_some() {}
+        }
+        // The caller's clock may have another origin than ours.
+        self.steering.restart_clock();
+    }
+
+    /// Claims one more block of QPNs.
+    ///
+    /// # Errors
+    /// [`BackendError::NoBlock`] when all are taken.
+    pub fn claim_block(&mut self) -> Result<u32, BackendError> {
+        let block = QpnBlock::claim(self.settings.port)?;
+        let number = block.number();
+        self.local[(number / 64) as usize] |= 1 << (number % 64);
+        self.blocks.push(block);
+        self.list_fds();
+        self.steering.changed();
+        Ok(number)
+    }
+
+    /// The blocks of this process, by number; the first was claimed at opening.
+    pub fn blocks(&self) -> impl Iterator<Item = u32> {
+        self.blocks.iter().map(QpnBlock::number)
+    }
+
+    /// Whether the UDP port is another user's, whose processes hand our frames on.
+    pub fn is_guest(&self) -> bool {
+        self.wire.is_none()
+    }
+
+    /// What to `poll(2)` for POLLIN. Changes with [`Rx::claim_block`] and, for a guest, with [`Rx::maintenance`].
+    pub fn fds(&self) -> &[RawFd] {
+        &self.fds
+    }
+
+    fn list_fds(&mut self) {
+        self.fds.clear();
+        self.fds.extend(self.wire.iter().map(AsRawFd::as_raw_fd));
+        self.fds.extend(self.blocks.iter().map(QpnBlock::fd));
+    }
+
+    #[inline]
+    fn is_local(&self, block: u32) -> bool {
+        self.local[(block / 64 % 64) as usize] >> (block % 64) & 1 != 0
+    }
+
+    /// Takes datagrams from the sockets, without waiting; gives how many. Frames of the round before that were not taken
+    /// with [`Rx::next_frame`] stay, and nothing is received.
+    #[inline]
+    pub fn recv(&mut self) -> usize {
+        if self.cursor.is_some() || !self.wire_left.is_empty() || !self.block_left.is_empty() {
+            return 1;
+        }
+        let mut got = 0;
+        if let Some(wire) = &self.wire {
+            self.counters.rx_syscalls.inc();
+            got = self.wire_inbox.fill(wire.as_raw_fd());
+            self.wire_left = 0..got;
+        }
+        self.rounds = self.rounds.wrapping_add(1);
+        if self.eager > 0 || self.wire.is_none() || self.rounds.is_multiple_of(BLOCKS_EVERY) {
+            got += self.recv_blocks();
+        }
+        got
+    }
+
+    /// [`Rx::recv`] for who was woken: looks at every socket.
+    pub fn recv_all(&mut self) -> usize {
+        self.eager = self.eager.max(self.blocks.len() as u32);
+        self.recv()
+    }
+
+    /// Takes datagrams from the next block's socket in turn.
+    fn recv_blocks(&mut self) -> usize {
+        self.eager = self.eager.saturating_sub(1);
+        for _ in 0..self.blocks.len() {
+            self.turn = (self.turn + 1) % self.blocks.len();
+            self.counters.rx_syscalls.inc();
+            let got = self.block_inbox.fill(self.blocks[self.turn].fd());
+            if got > 0 {
+                self.eager = BLOCKS_EAGER;
+                self.block_left = 0..got;
+                return got;
+            }
+        }
+        0
+    }
+
+    /// The next frame received for this process, from its BTH to before its ICRC, which was right. What is not for this
+    /// process, or not right, is handed on or dropped, and counted.
+    #[inline]
+    pub fn next_frame(&mut self) -> Option<(FrameMeta, &[u8])> {
+        let found = self.find()?;
+        let inbox = match found.origin {
+            Origin::Wire => &self.wire_inbox,
+            Origin::Block => &self.block_inbox,
+        };
+        Some((found.meta, &inbox.bytes(found.slot)[found.from..found.to]))
+    }
+
+    fn find(&mut self) -> Option<Found> {
+        loop {
+            let Some(mut cursor) = self.cursor.take().or_else(|| self.next_datagram()) else {
+                if self.wire_left.is_empty() && self.block_left.is_empty() {
+                    return None;
+                }
+                continue;
+            };
+            let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+            let bytes = inbox.bytes(cursor.slot);
+            let (from, to) = (cursor.at, (cursor.at + cursor.segment).min(bytes.len()));
+            if from >= to {
+                continue;
+            }
+            let frame = &bytes[from..to];
+            if frame.len() < SHORTEST {
+                self.counters.drop_malformed.inc();
+                continue;
+            }
+            let block = qpn(frame) >> QPN_BLOCK_SHIFT;
+            if !self.is_local(block) {
+                self.foreign(&mut cursor, block);
+                self.cursor = Some(cursor);
+                continue;
+            }
+            let good = self.check(&cursor, frame);
+            let found =
+                Found { meta: cursor.meta, origin: cursor.origin, slot: cursor.slot, from, to: to - ICRC };
+            cursor.at = to;
+            cursor.index = cursor.index.wrapping_add(1);
+            self.cursor = Some(cursor);
+            if good {
+                return Some(found);
+            }
+            self.counters.drop_icrc.inc();
+        }
+    }
+
+    /// Whether the frame's ICRC is right, for the identification that segmented sends give or, IPv4, for any.
+    #[inline]
+    fn check(&self, cursor: &Cursor, frame: &[u8]) -> bool {
+        let Some((body, icrc)) = frame.split_last_chunk::<ICRC>() else { return false };
+        let mut outer = IcrcHeader {
+            src: cursor.meta.src,
+            dst: cursor.meta.dst,
+            sport: cursor.sport,
+            dport: self.settings.port,
+            ip_id: cursor.index,
+        };
+        let Some(computed) = Icrc::of_frame(&outer, body) else { return false };
+        let error = u32::from_le_bytes(computed) ^ u32::from_le_bytes(*icrc);
+        if error != 0 {
+            let v4 = cursor.meta.dst.ipv4().is_some();
+            match ip_id_difference(error, bytes_after_ip_id(body.len())).filter(|_| v4) {
+                Some(difference) => outer.ip_id ^= difference,
+                None => return false,
+            }
+        }
+        if let Some(capture) = &self.capture {
+            capture.frame(&outer, &cursor.meta, &[frame]);
+        }
+        true
+    }
+
+    /// Begins the next datagram. `None`: it held no frames, or there is none.
+    fn next_datagram(&mut self) -> Option<Cursor> {
+        if let Some(slot) = self.wire_left.next() {
+            let outer = self.wire_inbox.outer(slot);
+            let segment = if outer.segment == 0 { usize::MAX >> 1 } else { outer.segment as usize };
+            let origin = Origin::Wire;
+            return Some(Cursor {
+                origin,
+                slot,
+                at: 0,
+                segment,
+                index: 0,
+                sport: outer.sport,
+                meta: outer.meta,
+            });
+        }
+        let slot = self.block_left.next()?;
+        match control::decode(self.block_inbox.bytes(slot))? {
+            Message::Frames(run) => {
+                let frames = self.block_inbox.bytes(slot).len() - RUN_HEADER;
+                self.counters.handed_in.add(frames.div_ceil(run.segment as usize) as u64);
+                Some(Cursor {
+                    origin: Origin::Block,
+                    slot,
+                    at: RUN_HEADER,
+                    segment: run.segment as usize,
+                    index: run.first,
+                    sport: run.sport,
+                    meta: run.meta,
+                })
+            }
+            Message::Answer(answer) => {
+                self.steering.answer(answer);
+                None
+            }
+            Message::Request(text) => {
+                if self.requests.len() < REQUESTS {
+                    let (from, from_len) = self.block_inbox.unix_sender(slot);
+                    self.requests.push_back(Request { from, from_len, text: text.to_vec() });
+                }
+                None
+            }
+        }
+    }
+
+    /// Deals with the frames at the cursor that are for `block`, not of this process, and moves the cursor behind them.
+    #[cold]
+    fn foreign(&mut self, cursor: &mut Cursor, block: u32) {
+        let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+        let bytes = inbox.bytes(cursor.slot);
+        let (from, first) = (cursor.at, cursor.index);
+        let mut frames = 0;
+        while let Some(rest) = bytes.get(cursor.at..).filter(|rest| rest.len() >= SHORTEST)
+            && qpn(rest) >> QPN_BLOCK_SHIFT == block
+        {
+            cursor.at += cursor.segment.min(rest.len());
+            cursor.index = cursor.index.wrapping_add(1);
+            frames += 1;
+        }
+        let run = &bytes[from..cursor.at];
+        if run.first() == Some(&PROBE_OPCODE)
+            && let Some(probe) = Probe::decode(run)
+        {
+            return answer_probe(probe, &cursor.meta, self.token, &self.blocks, &mut self.handover);
+        }
+        if cursor.origin == Origin::Block {
+            // Handed to the wrong one; it must not go round.
+            return self.counters.drop_no_owner.add(frames);
+        }
+        let segment = cursor.segment.min(run.len()) as u16;
+        let head = control::encode_run(&Run { meta: cursor.meta, sport: cursor.sport, segment, first });
+        match self.handover.pass(block, &head, run) {
+            Passed::Yes => {
+                self.counters.handed_on.add(frames);
+                // Steering looks at a datagram's first frame; the others' place says nothing about it.
+                if from == 0 {
+                    self.steering.saw_wrong();
+                }
+            }
+            Passed::NoOwner => self.counters.drop_no_owner.add(frames),
+            Passed::Full => self.counters.drop_handover.add(frames),
+        }
+    }
+
+    /// Work that is due at `now`: steering, and a guest's trying to be a member. Gives when to call again at the latest
+    /// (`None`: when something was received). Cheap when there is nothing to do; call it before sleeping, and now and then
+    /// while polling.
+    pub fn maintenance(&mut self, now: Nanos) -> Option<Nanos> {
+        if let Some(capture) = &self.capture {
+            capture.flush();
+        }
+        self.step(now);
+        if self.wire.is_none() {
+            return Some(self.retry_at);
+        }
+        self.steering.deadline()
+    }
+
+    fn step(&mut self, now: Nanos) {
+        if self.wire.is_none() && now >= self.retry_at {
+            self.retry_at = now + GUEST_RETRY;
+            self.wire = open_wire(&self.settings).ok().flatten();
+            self.list_fds();
+            self.steering.changed();
+        }
+        if let (Some(wire), Some(block)) = (&self.wire, self.blocks.first())
+            && self.steering.busy()
+        {
+            self.steering.step(now, wire, block.number());
+            if self.steering.busy() {
+                self.eager = self.eager.max(BLOCKS_EVERY);
+            }
+        }
+    }
+
+    /// The oldest question that another program asked, if any.
+    pub fn take_request(&mut self) -> Option<Request> {
+        self.requests.pop_front()
+    }
+
+    /// Answers it. Who asked may be gone; nothing comes of it then.
+    pub fn answer(&mut self, request: &Request, text: &[u8]) {
+        let Some(block) = self.blocks.first() else { return };
+        // SAFETY: pointers and lengths describe `text` and the request's address, alive across the call.
+        unsafe {
+            let to = std::ptr::from_ref(&request.from).cast();
+            libc::sendto(
+                block.fd(),
+                text.as_ptr().cast(),
+                text.len(),
+                libc::MSG_DONTWAIT,
+                to,
+                request.from_len,
+            );
+        }
+    }
+}
+
+impl<C> std::fmt::Debug for Rx<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rx").field("fds", &self.fds).field("blocks", &self.blocks).finish_non_exhaustive()
+    }
+}
+
+/// Destination QPN of a frame (IBTA 9.2: BTH bytes 5 to 7).
+#[inline]
+fn qpn(frame: &[u8]) -> Qpn {
+    u32::from_be_bytes([0, frame[5], frame[6], frame[7]])
+}
+
+/// Answers a probe, if it is of this host.
+fn answer_probe(probe: Probe, meta: &FrameMeta, token: u64, blocks: &[QpnBlock], handover: &mut Handover) {
+    const LOOPBACK: Gid = Gid::from_ipv4([127, 0, 0, 1]);
+    if meta.src != LOOPBACK || meta.dst != LOOPBACK || probe.reply_block > registry::LAST_BLOCK {
+        return;
+    }
+    let blocks = blocks.iter().map(|b| b.number() as u16).collect();
+    let answer = Answer { nonce: probe.nonce, index: probe.index, token, blocks };
+    handover.pass(probe.reply_block, &control::encode_answer(&answer), &[]);
+}

@@ -1,0 +1,318 @@
+//! The sending half: frames in, as few system calls as possible out.
+//!
+//! Frames collect in a batch until [`Tx::flush`]. Frames in a row to the same peer and QPN block, equal in size (the last may
+//! be shorter), become one segmented send (UDP_SEGMENT), whose segments the kernel numbers 0, 1, 2 ... in the IPv4
+//! identification; the ICRC is computed for that number. Owns the sending sockets, one for each source address: unconnected and
+//! with don't-fragment, as only then the kernel sends identification 0. It must not know what a frame means.
+
+use std::io;
+use std::net::IpAddr;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
+use starverbs_core::{Av, Counters, FrameMeta, Gid, QPN_BLOCK_SHIFT, Seg};
+use starverbs_settings::Settings;
+
+use crate::batch::{Batch, Group, MAX_FRAME};
+use crate::error::os;
+use crate::pcap::Capture;
+use crate::sockopt;
+use crate::{BackendError, HostAddr, host};
+
+/// Payload below this is copied: an iovec of its own costs more.
+const COPY_BELOW: usize = 512;
+/// Payload in more pieces than this is copied.
+const MOST_PIECES: usize = 8;
+/// Length of a BTH (IBTA 9.2).
+const BTH: usize = 12;
+const ICRC: usize = 4;
+/// What a full send buffer may cost before its frames are dropped.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// A source address's socket.
+struct Source {
+    fd: OwnedFd,
+    sport: u16,
+    gso: bool,
+}
+
+/// The sending half of a port.
+pub struct Tx<C> {
+    counters: C,
+    capture: Option<Capture>,
+    port: u16,
+    sndbuf: usize,
+    gso: bool,
+    addrs: Vec<HostAddr>,
+    sources: Vec<Option<Source>>,
+    batch: Batch,
+}
+
+impl<C: Deref<Target = Counters>> Tx<C> {
+    pub(crate) fn open(
+        settings: &Settings,
+        addrs: &[HostAddr],
+        counters: C,
+        capture: Option<Capture>,
+    ) -> Result<Self, BackendError> {
+        let mut tx = Tx {
+            counters,
+            capture,
+            port: settings.port,
+            sndbuf: settings.sndbuf,
+            gso: settings.gso,
+            addrs: addrs.to_vec(),
+            sources: addrs.iter().map(|_| None).collect(),
+            batch: Batch::new(),
+        };
+        // The first address's socket now, so that a host that allows none fails at opening and not while sending.
+        if !tx.addrs.is_empty() {
+            tx.source(0)?;
+        }
+        Ok(tx)
+    }
+
+    /// UDP port that frames from address `index` carry; 0 if it cannot be had.
+    pub fn source_port(&mut self, index: u8) -> u16 {
+        self.source(index as usize).map_or(0, |s| s.sport)
+    }
+
+    fn source(&mut self, index: usize) -> Result<&mut Source, BackendError> {
+        let slot = &mut self.sources[index];
+        if slot.is_none() {
+            *slot = Some(open_source(&self.addrs[index], self.sndbuf, self.gso)?);
+        }
+        slot.as_mut().ok_or_else(|| os("a socket to send from"))
+    }
+
+    /// Whether a frame of any size has room in the batch.
+    #[inline]
+    pub fn can_send(&self) -> bool {
+        self.batch.has_room()
+    }
+
+    /// Adds a frame to the batch; see [`starverbs_core::Env::send_frame`].
+    #[inline]
+    pub fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
+        self.push(to, header, payload, pad, volatile, None);
+    }
+
+    /// [`Tx::send_frame`], with a bit to turn over behind the ICRC's back (a fault).
+    pub(crate) fn push(
+        &mut self,
+        to: &Av,
+        header: &[u8],
+        payload: &[Seg],
+        pad: u8,
+        volatile: bool,
+        corrupt: Option<u64>,
+    ) {
+        let length: usize = payload.iter().map(|s| s.len as usize).sum();
+        let size = header.len() + length + pad as usize + ICRC;
+        let Some(bth) = header.first_chunk::<BTH>().filter(|_| size <= MAX_FRAME && pad < 4) else {
+            return self.counters.tx_errors.inc();
+        };
+        if !self.batch.has_room() {
+            self.flush();
+        }
+        let Some((source, sport, gso)) = self.ready(to) else { return self.counters.tx_errors.inc() };
+        let group = Group {
+            source: source as u8,
+            dgid: to.dgid,
+            traffic_class: to.traffic_class,
+            hop_limit: if to.hop_limit == 0 { 64 } else { to.hop_limit },
+            block: u32::from_be_bytes([0, bth[5], bth[6], bth[7]]) >> QPN_BLOCK_SHIFT,
+        };
+        let ip_id = self.batch.place(&group, size, gso);
+        let outer = IcrcHeader { src: to.sgid, dst: to.dgid, sport, dport: self.port, ip_id };
+        let mut crc = Icrc::begin(&outer, size as u16, bth);
+        let start = self.batch.begin(header);
+        crc.update(&header[BTH..]);
+        let copied = volatile || length < COPY_BELOW || payload.len() > MOST_PIECES;
+        for seg in payload.iter().filter(|s| s.len > 0) {
+            // SAFETY: the card checked the segment against the memory region that covers it, whose memory the program
+            // must keep until it is deregistered. It may write meanwhile (a program's own race): only bytes are read, and
+            // what is copied twice differently fails the ICRC at the peer, as it would with a card's DMA.
+            let bytes = unsafe { std::slice::from_raw_parts(seg.addr as *const u8, seg.len as usize) };
+            crc.update(if copied { self.batch.copy(bytes) } else { self.batch.gather(bytes) });
+        }
+        let zeroes = &[0; 3][..pad as usize];
+        crc.update(zeroes);
+        self.batch.copy(zeroes);
+        self.batch.copy(&crc.finish());
+        if let Some(draw) = corrupt {
+            self.batch.flip(start, size, draw);
+        }
+        self.counters.tx_packets.inc();
+        self.counters.tx_bytes.add(length as u64);
+        if self.capture.is_some() {
+            self.captured(to, &outer, size);
+        }
+    }
+
+    /// Index, source port and GSO of the source address, if it can send to `to`.
+    #[inline]
+    fn ready(&mut self, to: &Av) -> Option<(usize, u16, bool)> {
+        if to.sgid.ipv4().is_some() != to.dgid.ipv4().is_some() {
+            return None;
+        }
+        let mut index = to.sgid_index as usize;
+        if self.addrs.get(index).is_none_or(|a| a.gid != to.sgid) {
+            // An answer to a frame knows the address alone.
+            index = self.addrs.iter().position(|a| a.gid == to.sgid)?;
+        }
+        match &self.sources[index] {
+            Some(source) => Some((index, source.sport, source.gso)),
+            None => self.source(index).ok().map(|s| (index, s.sport, s.gso)),
+        }
+    }
+
+    #[cold]
+    fn captured(&self, to: &Av, outer: &IcrcHeader, size: usize) {
+        let Some(capture) = &self.capture else { return };
+        let meta = FrameMeta {
+            src: to.sgid,
+            dst: to.dgid,
+            traffic_class: to.traffic_class,
+            hop_limit: to.hop_limit,
+        };
+        capture.frame(outer, &meta, &[&self.batch.last_frame(size)]);
+    }
+
+    /// Sends what the batch holds. What the kernel refuses is lost and counted.
+    #[inline]
+    pub fn flush(&mut self) {
+        if !self.batch.is_empty() {
+            self.send_all();
+        }
+    }
+
+    fn send_all(&mut self) {
+        self.batch.seal(&self.addrs, self.port);
+        let count = self.batch.groups();
+        let mut at = 0;
+        while at < count {
+            let source = self.batch.group(at).source as usize;
+            let same = (at + 1..count).take_while(|&i| self.batch.group(i).source as usize == source).count();
+            self.send_run(source, at, at + 1 + same);
+            at += 1 + same;
+        }
+        self.batch.clear();
+        if let Some(capture) = &self.capture {
+            capture.flush();
+        }
+    }
+
+    /// Sends the messages `at..end`, which are all of one source.
+    fn send_run(&mut self, source: usize, mut at: usize, end: usize) {
+        let Some(fd) = self.sources[source].as_ref().map(|s| s.fd.as_raw_fd()) else { return };
+        let mut waited = false;
+        while at < end {
+            self.counters.tx_syscalls.inc();
+            match self.batch.send(fd, at, end) {
+                Ok(sent) => {
+                    at += sent;
+                    waited = false;
+                }
+                Err(libc::EINTR) => {}
+                Err(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) if !waited => {
+                    waited = true;
+                    sockopt::wait(&[fd], libc::POLLOUT, PATIENCE);
+                }
+                Err(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if self.batch.frames(at) > 1 => {
+                    self.send_singly(source, at);
+                    at += 1;
+                }
+                Err(_) => {
+                    self.counters.tx_errors.add(self.batch.frames(at) as u64);
+                    at += 1;
+                    waited = false;
+                }
+            }
+        }
+    }
+
+    /// Sends a segmented message's frames one by one: the way to this peer does not segment. Their identifications are all 0
+    /// then, so that their ICRCs change.
+    #[cold]
+    fn send_singly(&mut self, source: usize, at: usize) {
+        let Some(socket) = self.sources[source].as_mut() else { return };
+        let group = *self.batch.group(at);
+        let src = self.addrs[source].gid;
+        let outer = IcrcHeader { src, dst: group.dgid, sport: socket.sport, dport: self.port, ip_id: 0 };
+        let mut all_sent = true;
+        let mut frame = [0; MAX_FRAME];
+        for index in 0..self.batch.frames(at) {
+            let len = self.batch.read_frame(at, index, &mut frame);
+            let Some(body) = len.checked_sub(ICRC) else { continue };
+            if let Some(icrc) = Icrc::of_frame(&outer, &frame[..body]) {
+                frame[body..len].copy_from_slice(&icrc);
+            }
+            self.counters.tx_syscalls.inc();
+            if self.batch.send_one(socket.fd.as_raw_fd(), at, &frame[..len]).is_err() {
+                self.counters.tx_errors.inc();
+                all_sent = false;
+            }
+        }
+        // Only if segmentation was at fault, and not the destination.
+        if all_sent {
+            socket.gso = false;
+        }
+    }
+}
+
+impl<C> std::fmt::Debug for Tx<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tx").field("port", &self.port).field("addrs", &self.addrs).finish_non_exhaustive()
+    }
+}
+
+fn open_source(addr: &HostAddr, sndbuf: usize, gso: bool) -> Result<Source, BackendError> {
+    const WHAT: &str = "the UDP socket to send from";
+    let v4 = addr.gid.ipv4().is_some();
+    let fd = sockopt::datagram(if v4 { libc::AF_INET } else { libc::AF_INET6 }, WHAT)?;
+    if v4 {
+        sockopt::set_int(&fd, libc::SOL_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO);
+    } else {
+        sockopt::set_int(&fd, libc::SOL_IPV6, libc::IPV6_V6ONLY, 1);
+        sockopt::set_int(&fd, libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO);
+    }
+    sockopt::send_buffer(&fd, sndbuf);
+    // Nobody should send here; what comes all the same must not cost memory.
+    sockopt::set_int(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 0);
+    let socket = socket2::SockRef::from(&fd);
+    let local = match addr.ip() {
+        IpAddr::V4(ip) => std::net::SocketAddr::from((ip, 0)),
+        IpAddr::V6(ip) => {
+            let scope = if addr.is_link_local() { addr.ifindex } else { 0 };
+            std::net::SocketAddrV6::new(ip, 0, 0, scope).into()
+        }
+    };
+    let bound = socket.bind(&local.into()).and_then(|()| socket.local_addr());
+    let sport = bound
+        .and_then(|a| a.as_socket().map(|a| a.port()).ok_or_else(|| io::Error::from(io::ErrorKind::Other)))
+        .map_err(|source| BackendError::Socket { what: WHAT, source })?;
+    // Asking costs nothing; a kernel before 4.18 does not know the option.
+    let gso = gso && supports_gso(&fd);
+    Ok(Source { fd, sport, gso })
+}
+
+fn supports_gso(fd: &OwnedFd) -> bool {
+    let (mut value, mut len) = (0i32, std::mem::size_of::<i32>() as libc::socklen_t);
+    let out = std::ptr::from_mut(&mut value).cast();
+    // SAFETY: the pointers describe `value` and `len`, alive across the call.
+    unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, out, &mut len) == 0 }
+}
+
+/// The address to send to: `dgid`, on the interface of `from` where that matters.
+pub(crate) fn destination(dgid: Gid, from: &HostAddr, port: u16) -> socket2::SockAddr {
+    match host::ip_of(dgid) {
+        IpAddr::V4(ip) => std::net::SocketAddr::from((ip, port)).into(),
+        IpAddr::V6(ip) => {
+            let local = ip.is_unicast_link_local() || ip.is_multicast();
+            std::net::SocketAddrV6::new(ip, port, 0, if local { from.ifindex } else { 0 }).into()
+        }
+    }
+}
