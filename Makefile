@@ -50,11 +50,11 @@ doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
 
 fuzz-build:
-	cd tests/fuzz && cargo +nightly fuzz build
+	cargo +nightly fuzz build --fuzz-dir tests/fuzz
 
 fuzz: fuzz-build
-	cd tests/fuzz && for target in $$(cargo +nightly fuzz list); do \
-		cargo +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+	for target in $$(cargo +nightly fuzz list --fuzz-dir tests/fuzz); do \
+		cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 clean:
 	cargo clean
