@@ -1,10 +1,17 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
 use super::{Nic, Shared};
-use crate::env::Env;
+use crate::env::{Env, SendQueue};
 use crate::transport::{answer_probe, Ctx, Qp, Step};
-use crate::types::{FrameMeta, Nanos, QpType, Qpn};
+use crate::types::{FrameMeta, Nanos, QpState, QpType, Qpn};
 use crate::wire::{Kind, Packet, Transport, WireError, PKEY_DEFAULT};
+
+/// Unacknowledged packets behind which a small message may wait.
+const BATCH_BEHIND: i32 = 4;
+/// Longest message that waits, bytes.
+const BATCH_BYTES: u32 = 512;
+/// So many waiting messages make a batch worth sending.
+const BATCH_BACKLOG: u32 = 48;
 
 impl<E: Env> Nic<E> {
     /// The program posted to the send queue of `qpn`, or to any queue of it while in ERR.
@@ -12,6 +19,20 @@ impl<E: Env> Nic<E> {
         if let Some(mut cx) = self.context(env, qpn, now) {
             cx.doorbell();
         }
+    }
+
+    /// Whether what was just posted to `qpn` may wait for the program's next call, to go out in one
+    /// batch: small messages behind packets that are not acknowledged yet. Their ACK, or the timer,
+    /// makes somebody run the card, so nothing waits for ever (RFC 896's idea, per queue pair).
+    pub fn may_wait(&self, qpn: Qpn) -> bool {
+        let Some(qp) = self.qps.get(qpn) else { return false };
+        let (req, posted) = (&qp.req, qp.sq.posted());
+        let backlog = posted.wrapping_sub(req.next);
+        qp.qp_type == QpType::Rc
+            && qp.state == QpState::Rts
+            && (1..BATCH_BACKLOG).contains(&backlog)
+            && req.max_psn.since(req.una_psn) >= BATCH_BEHIND
+            && qp.sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
     }
 
     /// A frame from the wire: from the BTH up to before the ICRC, which the port has checked.
