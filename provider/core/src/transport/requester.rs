@@ -10,8 +10,10 @@ use crate::wire::PKEY_DEFAULT;
 
 /// A READ is asked for in pieces of at most this, so that its answers do not flood our own socket.
 const READ_CHUNK: u32 = 64 << 10;
-/// Longest stretch without asking for an ACK, as a share of the window.
-const ASK_SHARE: u32 = 4;
+/// Longest stretch without asking for an ACK, bytes: no more than the smallest window, or a QP whose
+/// window was cut could wait for an ACK that it never asked for. A receiver answers a whole batch of
+/// such packets with one ACK.
+const ASK_EVERY: u32 = 16 << 10;
 /// Shortest and longest first retransmission timeout, ns. The IBTA timer only bounds how long a
 /// silent peer is believed; recovery from loss need not wait for it.
 const RTO_MIN: Nanos = 4_000_000;
@@ -262,10 +264,9 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.qp_type != QpType::Rc {
             return false;
         }
-        let share = self.sh.paths.get(self.qp.path).window() / ASK_SHARE;
         let req = &mut self.qp.req;
         req.unasked += len + PACKET_OVERHEAD;
-        let ask = last || req.unasked >= share;
+        let ask = last || req.unasked >= ASK_EVERY;
         if ask {
             req.unasked = 0;
         }
