@@ -13,9 +13,9 @@ pair() {
     echo "\$ starverbs run -- $* 127.0.0.1        # the client"
     "$starverbs" run -- "$@" >/dev/null 2>&1 &
     server=$!
-    # The programs meet on TCP port 18515; the client tries once, so wait until the server listens.
+    # The programs meet on TCP port 18515 (hexadecimal 4853); the client tries once, so wait until the server listens.
     for _ in $(seq 100); do
-        ss -Hltn 'sport = :18515' | grep -q . && break
+        grep -qsE ':4853 [0-9A-F]+:0000 0A ' /proc/net/tcp /proc/net/tcp6 && break
         sleep 0.05
     done
     timeout 60 "$starverbs" run -- "$@" 127.0.0.1

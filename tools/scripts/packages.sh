@@ -4,14 +4,14 @@
 set -euo pipefail
 
 declare -A package_of=(
-    [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [ss]=iproute2 [tshark]=tshark
+    [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [tshark]=tshark
     [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin
 )
 demo=(cc ibv_devinfo ib_send_lat)
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
-test) commands=("${demo[@]}" ip ss tshark nm runuser) ;;
-bench) commands=("${demo[@]}" ss ucx_perftest fi_pingpong) ;;
+test) commands=("${demo[@]}" ip tshark nm runuser) ;;
+bench) commands=("${demo[@]}" ucx_perftest fi_pingpong) ;;
 *) echo "usage: packages.sh demo|test|bench" >&2; exit 2 ;;
 esac
 
