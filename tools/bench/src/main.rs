@@ -93,9 +93,9 @@ fn bench(args: &Args) -> error::Result<()> {
     let setup = Setup {
         dist: args.dist.clone(),
         cpus: if args.pin { (Some(0), Some(1)) } else { (None, None) },
-        limit: Duration::from_secs(20),
+        limit: Duration::from_secs(if args.quick { 5 } else { 10 }),
     };
-    let (default_rounds, seconds, budget) = if args.quick { (1, 0.3, 35) } else { (5, 0.7, 220) };
+    let (default_rounds, seconds, budget) = if args.quick { (1, 0.3, 35) } else { (5, 0.7, 200) };
     let effort = Effort {
         rounds: args.rounds.unwrap_or(default_rounds).max(1),
         seconds,

@@ -21,6 +21,9 @@ const LATENCY_AIM: f64 = 1.3;
 const STREAM_AIM: f64 = 0.7;
 /// Bytes per idle QP beside its rings that the card aims at.
 const QP_BYTES_AIM: f64 = 1024.0;
+/// Load average above which other work spoils the figures.
+const BUSY: f64 = 0.5;
+const BUSY_WARNING: &str = "The machine was busy with other work: read these figures with care.\n";
 /// CPU milliseconds per second that count as none.
 const IDLE_AIM: f64 = 0.1;
 
@@ -137,9 +140,10 @@ impl Report {
         let packages: Vec<String> =
             m.packages.iter().map(|(name, version)| format!("{name} {version}")).collect();
         let rounds = self.figures.iter().map(|figure| figure.samples.len()).max().unwrap_or(0);
+        let warning = if m.load > BUSY { BUSY_WARNING } else { "" };
         format!(
             "{cpu}, {cpus} processors, Linux {kernel}; load {load:.2} at the start{pinned}{quick}.\n\
-             Medians of {rounds} interleaved rounds{with}{packages}.\n",
+             Medians of {rounds} interleaved rounds{with}{packages}.\n{warning}",
             cpu = m.cpu,
             cpus = m.cpus,
             kernel = m.kernel,

@@ -13,6 +13,13 @@ use crate::error::BenchError;
 /// How often a case may fail before it is left out.
 const MAX_FAILURES: usize = 2;
 
+/// Messages of the shortest run that still says something.
+const MIN_MESSAGES: u64 = 100;
+/// What starting two programs takes of a run's time.
+const START_UP: Duration = Duration::from_millis(300);
+/// How much longer than planned a run may last on a busy machine.
+const SLACK: f64 = 2.0;
+
 /// How much is measured.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Effort {
@@ -71,13 +78,14 @@ struct State {
 pub(crate) fn run(cases: Vec<Case>, setup: &Setup, effort: Effort) -> Vec<Figure> {
     let start = Instant::now();
     let mut states: Vec<State> = cases.into_iter().map(State::new).collect();
-    for round in 0..=effort.rounds {
-        if round > 1 && start.elapsed() > effort.budget {
-            eprintln!("time is up after {} of {} rounds", round - 1, effort.rounds);
-            break;
-        }
+    'rounds: for round in 0..=effort.rounds {
         milestone(&stage(round, effort));
         for state in &mut states {
+            // The first round is for all; a later one may end anywhere, since medians need no equal counts.
+            if round > 1 && start.elapsed() > effort.budget {
+                eprintln!("time is up in {}", stage(round, effort));
+                break 'rounds;
+            }
             if !state.left_out {
                 state.measure(setup, effort, round);
             }
@@ -98,14 +106,20 @@ impl State {
         let stage =
             if round == 0 { "warm-up".to_owned() } else { format!("round {round}/{}", effort.rounds) };
         progress(&format!("{stage}: {}: {}", self.case.row, self.case.metric.title()));
+        let start = Instant::now();
         match self.case.run(setup, self.iters) {
             Ok(figure) => {
-                self.iters = self.case.metric.messages_in(effort.seconds, figure);
+                let metric = self.case.metric;
+                let by_figure = metric.messages_in(effort.seconds, figure);
+                self.iters = by_figure.min(affordable(self.iters, effort.seconds, start.elapsed()));
                 if round > 0 {
                     self.figure.samples.push(figure);
                 }
             }
-            Err(error) => self.failed(&error),
+            Err(error) => {
+                self.iters = (self.iters / 4).max(MIN_MESSAGES);
+                self.failed(&error);
+            }
         }
     }
 
@@ -120,6 +134,13 @@ impl State {
         }
         self.figure.problem = Some(text);
     }
+}
+
+/// Messages that a next run can have where `iters` took `elapsed`: a median says nothing about a busy machine's
+/// pauses, which would make a run by the median alone last for minutes.
+fn affordable(iters: u64, seconds: f64, elapsed: Duration) -> u64 {
+    let busy = elapsed.saturating_sub(START_UP).max(Duration::from_millis(1)).as_secs_f64();
+    ((iters as f64 * (SLACK * seconds / busy)) as u64).max(MIN_MESSAGES)
 }
 
 fn stage(round: usize, effort: Effort) -> String {
@@ -152,6 +173,13 @@ pub(crate) fn clear_line() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_was_slow_is_followed_by_a_shorter_one() {
+        assert_eq!(affordable(1_000, 1.0, Duration::from_millis(10_300)), 200);
+        assert_eq!(affordable(1_000, 1.0, Duration::from_secs(3_600)), MIN_MESSAGES);
+        assert!(affordable(1_000, 1.0, Duration::from_millis(200)) > 1_000_000);
+    }
 
     #[test]
     fn the_median_does_not_follow_an_outlier() {
