@@ -1,1 +1,20 @@
-//! Cards on a virtual wire and virtual time
+//! Cards on a virtual wire and virtual time.
+//!
+//! [`Net`] is a set of hosts, each with a card, some memory and queues, joined by a wire that loses,
+//! repeats, delays and reorders frames as a seed decides. The same seed gives the same run, byte for
+//! byte. Programs are the caller's: they post, poll, and let [`Net::step`] move the time on.
+//!
+//! It must not know real clocks, sockets or threads.
+#![forbid(unsafe_code)]
+
+mod host;
+mod memory;
+mod net;
+mod queues;
+mod rng;
+
+pub use host::{Host, Setup, SimEnv};
+pub use memory::Memory;
+pub use net::{Faults, Net, Tally};
+pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
+pub use rng::Rng;

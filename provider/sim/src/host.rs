@@ -1,0 +1,254 @@
+//! One host: a card and what the card needs.
+
+use std::rc::Rc;
+
+use starverbs_core::mr::MrAttr;
+use starverbs_core::qp::{QpAttr, QpAttrMask as M, QpInit, RecvSource};
+use starverbs_core::{
+    Access, AsyncEvent, Av, Counters, Env, Gid, Mtu, Nanos, Nic, NicConfig, NicError, PdId, Psn, QpState,
+    QpType, Qpn, Seg,
+};
+
+use crate::memory::Memory;
+use crate::queues::{SimCq, SimRq, SimSq};
+
+/// A frame that waits for the port's flush.
+pub(crate) struct Queued {
+    pub(crate) to: Av,
+    header: Vec<u8>,
+    payload: Payload,
+    pad: u8,
+}
+
+enum Payload {
+    Copied(Vec<u8>),
+    Gather(Vec<Seg>),
+}
+
+/// What the card of a host works on.
+pub struct SimEnv {
+    /// The host's memory
+    pub memory: Memory,
+    /// What the program would learn from ibv_get_async_event
+    pub events: Vec<AsyncEvent>,
+    /// Frames the port takes between flushes
+    pub port: usize,
+    out: Vec<Queued>,
+}
+
+impl SimEnv {
+    /// Takes the frames out of the port; payloads are read now, as a socket would.
+    pub(crate) fn flush(&mut self) -> Vec<(Av, Vec<u8>)> {
+        let memory = &self.memory;
+        let frame = |q: Queued| {
+            let mut bytes = q.header;
+            match q.payload {
+                Payload::Copied(data) => bytes.extend_from_slice(&data),
+                Payload::Gather(segs) => {
+                    for s in segs {
+                        bytes.extend_from_slice(memory.read(s.addr, s.len as usize));
+                    }
+                }
+            }
+            bytes.resize(bytes.len() + usize::from(q.pad), 0);
+            (q.to, bytes)
+        };
+        self.out.drain(..).map(frame).collect()
+    }
+}
+
+impl Env for SimEnv {
+    type Sq = SimSq;
+    type Rq = SimRq;
+    type Cq = SimCq;
+    type Stats = Rc<Counters>;
+
+    fn dma_write(&mut self, addr: u64, data: &[u8]) {
+        self.memory.write(addr, data);
+    }
+    fn dma_read(&mut self, addr: u64, out: &mut [u8]) {
+        out.copy_from_slice(self.memory.read(addr, out.len()));
+    }
+    fn dma_fetch_add(&mut self, addr: u64, add: u64) -> u64 {
+        let before = self.memory.word(addr);
+        self.memory.set_word(addr, before.wrapping_add(add));
+        before
+    }
+    fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> u64 {
+        let before = self.memory.word(addr);
+        if before == compare {
+            self.memory.set_word(addr, swap);
+        }
+        before
+    }
+    fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
+        let len: usize = payload.iter().map(|s| s.len as usize).sum();
+        assert!((header.len() + len + usize::from(pad)).is_multiple_of(4), "a frame is whole words");
+        let payload = if volatile {
+            let parts = payload.iter().map(|s| self.memory.read(s.addr, s.len as usize));
+            Payload::Copied(parts.collect::<Vec<_>>().concat())
+        } else {
+            Payload::Gather(payload.to_vec())
+        };
+        self.out.push(Queued { to: *to, header: header.to_vec(), payload, pad });
+    }
+    fn can_send(&self) -> bool {
+        self.out.len() < self.port
+    }
+    fn event(&mut self, event: AsyncEvent) {
+        self.events.push(event);
+    }
+}
+
+/// A host with its card.
+pub struct Host {
+    /// Its address
+    pub gid: Gid,
+    /// The card
+    pub nic: Nic<SimEnv>,
+    /// What the card works on
+    pub env: SimEnv,
+    /// The protection domain of everything that the helpers here make
+    pub pd: PdId,
+}
+
+/// How two QPs are connected.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Path MTU
+    pub mtu: Mtu,
+    /// Local ACK timeout code
+    pub timeout: u8,
+    /// Transport retries
+    pub retry_cnt: u8,
+    /// RNR retries
+    pub rnr_retry: u8,
+    /// RNR NAK timer code
+    pub min_rnr_timer: u8,
+    /// READs and atomics outstanding, both ways
+    pub rd_atomic: u8,
+    /// First PSN, both ways
+    pub psn: u32,
+    /// UD: Q_Key
+    pub qkey: u32,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup {
+            mtu: Mtu::M1024,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+            rd_atomic: 16,
+            psn: 0,
+            qkey: 0x1111_1111,
+        }
+    }
+}
+
+impl Host {
+    /// Host number `id`, 10.0.0.`id + 1`, with one block of QPNs.
+    pub fn new(id: u8, cfg: NicConfig, seed: u64) -> Self {
+        let mut nic = Nic::new(cfg, Rc::new(Counters::default()), seed);
+        nic.add_block(u16::from(id) + 1).expect("a fresh card takes a block");
+        let pd = nic.alloc_pd().expect("a fresh card gives a PD");
+        let memory = Memory::new(0x10_0000_0000 * (u64::from(id) + 1));
+        let env = SimEnv { memory, events: Vec::new(), port: 64, out: Vec::new() };
+        Host { gid: Gid::from_ipv4([10, 0, 0, id + 1]), nic, env, pd }
+    }
+
+    /// Allocates `len` bytes and registers them; gives address and key.
+    pub fn region(&mut self, len: u64, access: Access) -> (u64, u32) {
+        let addr = self.env.memory.alloc(len);
+        let attr = MrAttr { pd: self.pd, addr, length: len, iova: addr, access };
+        (addr, self.nic.reg_mr(attr).expect("a good registration"))
+    }
+
+    /// A QP in RESET.
+    pub fn qp(
+        &mut self,
+        qp_type: QpType,
+        sq: &SimSq,
+        rq: RecvSource<SimRq>,
+        cqs: [&SimCq; 2],
+        all: bool,
+    ) -> Qpn {
+        let init = QpInit {
+            qp_type,
+            pd: self.pd,
+            sq: sq.clone(),
+            rq,
+            send_cq: cqs[0].clone(),
+            recv_cq: cqs[1].clone(),
+            sq_sig_all: all,
+        };
+        self.nic.create_qp(init).expect("QPNs are left")
+    }
+
+    /// ibv_modify_qp.
+    pub fn modify(&mut self, qpn: Qpn, attr: &QpAttr, mask: M, now: Nanos) -> Result<(), NicError> {
+        self.nic.modify_qp(&mut self.env, qpn, attr, mask, now)
+    }
+
+    /// To a state with nothing else said.
+    pub fn to_state(&mut self, qpn: Qpn, state: QpState, now: Nanos) -> Result<(), NicError> {
+        self.modify(qpn, &QpAttr { state, ..QpAttr::default() }, M::STATE, now)
+    }
+
+    /// To INIT with all remote rights.
+    pub fn to_init(&mut self, qpn: Qpn, ud: bool, setup: &Setup, now: Nanos) {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let attr =
+            QpAttr { state: QpState::Init, port_num: 1, access, qkey: setup.qkey, ..QpAttr::default() };
+        let mask = M::STATE | M::PKEY_INDEX | M::PORT | if ud { M::QKEY } else { M::ACCESS_FLAGS };
+        self.modify(qpn, &attr, mask, now).expect("RESET to INIT");
+    }
+
+    /// A connected QP from INIT to RTS towards `peer` at `dgid`.
+    pub fn to_rts(&mut self, qpn: Qpn, rc: bool, dgid: Gid, peer: Qpn, setup: &Setup, now: Nanos) {
+        let attr = QpAttr {
+            path_mtu: setup.mtu,
+            rq_psn: Psn::new(setup.psn),
+            sq_psn: Psn::new(setup.psn),
+            dest_qpn: peer,
+            av: self.av(dgid),
+            max_rd_atomic: setup.rd_atomic,
+            max_dest_rd_atomic: setup.rd_atomic,
+            min_rnr_timer: setup.min_rnr_timer,
+            timeout: setup.timeout,
+            retry_cnt: setup.retry_cnt,
+            rnr_retry: setup.rnr_retry,
+            ..QpAttr::default()
+        };
+        let mut mask = M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
+        if rc {
+            mask |= M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+        }
+        self.modify(qpn, &QpAttr { state: QpState::Rtr, ..attr }, mask, now).expect("INIT to RTR");
+        let mut mask = M::STATE | M::SQ_PSN;
+        if rc {
+            mask |= M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+        }
+        self.modify(qpn, &QpAttr { state: QpState::Rts, ..attr }, mask, now).expect("RTR to RTS");
+    }
+
+    /// A UD QP from RESET to RTS.
+    pub fn to_rts_ud(&mut self, qpn: Qpn, setup: &Setup, now: Nanos) {
+        self.to_init(qpn, true, setup, now);
+        self.to_state(qpn, QpState::Rtr, now).expect("INIT to RTR");
+        let attr = QpAttr { state: QpState::Rts, sq_psn: Psn::new(setup.psn), ..QpAttr::default() };
+        self.modify(qpn, &attr, M::STATE | M::SQ_PSN, now).expect("RTR to RTS");
+    }
+
+    /// An address vector from here to `dgid`.
+    pub fn av(&self, dgid: Gid) -> Av {
+        Av { dgid, sgid: self.gid, hop_limit: 64, ..Av::default() }
+    }
+
+    /// State of a QP that exists.
+    pub fn state(&self, qpn: Qpn) -> QpState {
+        self.nic.qp_state(qpn).expect("the QP exists")
+    }
+}

@@ -1,0 +1,233 @@
+//! The wire, and time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use starverbs_core::wire::{Icrc, IcrcHeader};
+use starverbs_core::{Av, FrameMeta, Nanos, NicConfig, QpType, Qpn};
+
+use crate::host::{Host, Setup};
+use crate::rng::Rng;
+
+/// What the wire does to frames. Probabilities are per frame, times in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    /// Lost
+    pub loss: f64,
+    /// Delivered twice
+    pub duplicate: f64,
+    /// Held back by up to [`Faults::late`]
+    pub reorder: f64,
+    /// Changed in one bit, so that the ICRC drops it
+    pub corrupt: f64,
+    /// Least delay
+    pub delay: Nanos,
+    /// Random delay on top; frames do not overtake each other by it
+    pub jitter: Nanos,
+    /// Longest hold-up of a reordered frame
+    pub late: Nanos,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Faults {
+            loss: 0.0,
+            duplicate: 0.0,
+            reorder: 0.0,
+            corrupt: 0.0,
+            delay: 2_000,
+            jitter: 0,
+            late: 100_000,
+        }
+    }
+}
+
+/// What the wire did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// Frames that hosts sent
+    pub sent: u64,
+    /// Lost on purpose
+    pub lost: u64,
+    /// Delivered twice on purpose
+    pub duplicated: u64,
+    /// Held back on purpose
+    pub reordered: u64,
+    /// Changed on purpose and dropped by their ICRC
+    pub corrupted: u64,
+    /// For nobody
+    pub stray: u64,
+    /// Delivered
+    pub delivered: u64,
+}
+
+struct Flight {
+    to: usize,
+    meta: FrameMeta,
+    bytes: Vec<u8>,
+}
+
+/// Hosts on a wire.
+pub struct Net {
+    /// The hosts
+    pub hosts: Vec<Host>,
+    /// What the wire does; may change during a run
+    pub faults: Faults,
+    /// What the wire did
+    pub tally: Tally,
+    now: Nanos,
+    rng: Rng,
+    /// Arrival time and order; the frame is in `flights` by its order
+    wire: BinaryHeap<Reverse<(Nanos, u64)>>,
+    flights: std::collections::BTreeMap<u64, Flight>,
+    order: u64,
+    /// When the last frame that was not reordered arrives, by (from, to)
+    lanes: Vec<Nanos>,
+}
+
+impl Net {
+    /// `n` hosts; `seed` decides everything that is left to chance.
+    pub fn new(n: u8, cfg: NicConfig, faults: Faults, seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let hosts = (0..n).map(|id| Host::new(id, cfg, rng.bits())).collect();
+        Net {
+            hosts,
+            faults,
+            tally: Tally::default(),
+            now: 1_000,
+            rng,
+            wire: BinaryHeap::new(),
+            flights: Default::default(),
+            order: 0,
+            lanes: vec![0; usize::from(n) * usize::from(n)],
+        }
+    }
+
+    /// The time, ns.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Connects two RESET QPs to each other, up to RTS.
+    pub fn connect(&mut self, qp_type: QpType, a: (usize, Qpn), b: (usize, Qpn), setup: &Setup) {
+        let now = self.now;
+        for (x, y) in [(a, b), (b, a)] {
+            let dgid = self.hosts[y.0].gid;
+            let host = &mut self.hosts[x.0];
+            host.to_init(x.1, false, setup, now);
+            host.to_rts(x.1, qp_type == QpType::Rc, dgid, y.1, setup, now);
+        }
+    }
+
+    /// The program of `host` rings the doorbell of `qpn`.
+    pub fn doorbell(&mut self, host: usize, qpn: Qpn) {
+        let h = &mut self.hosts[host];
+        h.nic.handle_doorbell(&mut h.env, qpn, self.now);
+    }
+
+    /// Sends all that cards want to send, then moves the time on to the next thing that happens and
+    /// lets it happen. False: nothing is going to happen.
+    pub fn step(&mut self) -> bool {
+        self.transmit();
+        let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
+        let timer = self.hosts.iter().filter_map(|h| h.nic.next_deadline()).min();
+        let Some(next) = [arrival, timer].into_iter().flatten().min() else { return false };
+        self.now = self.now.max(next);
+        while let Some(Reverse((at, order))) = self.wire.peek().copied()
+            && at <= self.now
+        {
+            self.wire.pop();
+            self.deliver(order);
+        }
+        for h in &mut self.hosts {
+            h.nic.handle_timeout(&mut h.env, self.now);
+        }
+        true
+    }
+
+    /// Steps until nothing happens any more, at most `limit` times; whether that was enough.
+    pub fn run_until_idle(&mut self, limit: usize) -> bool {
+        (0..limit).any(|_| !self.step())
+    }
+
+    fn transmit(&mut self) {
+        for from in 0..self.hosts.len() {
+            for acks in [false, true] {
+                loop {
+                    let h = &mut self.hosts[from];
+                    let more = h.nic.poll_transmit(&mut h.env, self.now, acks);
+                    let frames = h.env.flush();
+                    let stuck = more && frames.is_empty();
+                    assert!(!stuck, "the card says that more is left, but an empty port got nothing");
+                    for (to, bytes) in frames {
+                        self.launch(from, &to, bytes);
+                    }
+                    if !more {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A frame leaves `from`.
+    fn launch(&mut self, from: usize, to: &Av, mut bytes: Vec<u8>) {
+        self.tally.sent += 1;
+        let Some(dest) = self.hosts.iter().position(|h| h.gid == to.dgid) else {
+            self.tally.stray += 1;
+            return;
+        };
+        if self.rng.chance(self.faults.loss) {
+            self.tally.lost += 1;
+            return;
+        }
+        if self.rng.chance(self.faults.corrupt) && self.corrupt(to, &mut bytes) {
+            self.tally.corrupted += 1;
+            return;
+        }
+        let meta = FrameMeta {
+            src: to.sgid,
+            dst: to.dgid,
+            traffic_class: to.traffic_class,
+            hop_limit: to.hop_limit,
+        };
+        let mut copies = 1;
+        if self.rng.chance(self.faults.duplicate) {
+            self.tally.duplicated += 1;
+            copies = 2;
+        }
+        for _ in 0..copies {
+            let at = self.arrival(from, dest);
+            self.order += 1;
+            self.wire.push(Reverse((at, self.order)));
+            self.flights.insert(self.order, Flight { to: dest, meta, bytes: bytes.clone() });
+        }
+    }
+
+    fn arrival(&mut self, from: usize, dest: usize) -> Nanos {
+        let straight = self.now + self.faults.delay + self.rng.below(self.faults.jitter + 1);
+        if self.rng.chance(self.faults.reorder) {
+            self.tally.reordered += 1;
+            return straight + self.rng.below(self.faults.late + 1);
+        }
+        let lane = &mut self.lanes[from * self.hosts.len() + dest];
+        *lane = straight.max(*lane);
+        *lane
+    }
+
+    /// Flips a bit; whether the ICRC notices.
+    fn corrupt(&mut self, to: &Av, bytes: &mut [u8]) -> bool {
+        let hdr = IcrcHeader { src: to.sgid, dst: to.dgid, sport: 0xc000, dport: 4791, ip_id: 0 };
+        let before = Icrc::of_frame(&hdr, bytes);
+        let bit = self.rng.below(bytes.len() as u64 * 8) as usize;
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        Icrc::of_frame(&hdr, bytes) != before
+    }
+
+    fn deliver(&mut self, order: u64) {
+        let Some(flight) = self.flights.remove(&order) else { return };
+        self.tally.delivered += 1;
+        let h = &mut self.hosts[flight.to];
+        h.nic.handle_frame(&mut h.env, self.now, &flight.meta, &flight.bytes);
+    }
+}
