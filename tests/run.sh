@@ -28,6 +28,11 @@ if grep -rqs 'cfg(loom)\|cfg(all(test, loom' provider/rings/src; then
 fi
 
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
+if [[ -e /usr/include/infiniband/verbs.h ]]; then
+    part "promises of the C edge" tests/abi/edges.sh dist/lib
+else
+    skip "promises of the C edge" "libibverbs-dev is not installed"
+fi
 
 if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then
     part "others' programs on the card (quick set)" cargo run --release --quiet --package starverbs-conformance -- --quick

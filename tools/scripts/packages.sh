@@ -8,6 +8,7 @@ declare -A package_of=(
     [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin
 )
 demo=(cc ibv_devinfo ib_send_lat)
+headers=/usr/include/infiniband/verbs.h
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" ip tshark nm runuser) ;;
@@ -24,6 +25,7 @@ missing=()
 for command in "${commands[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
 done
+[[ $1 != test || -e $headers ]] || missing+=(libibverbs-dev)
 ((${#missing[@]})) || exit 0
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
 
