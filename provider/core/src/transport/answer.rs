@@ -17,7 +17,6 @@ impl<E: Env> Ctx<'_, E> {
             Some(Answer::Atomic { psn, value }) => {
                 let header = self.answer_bth(code::RC_ATOMIC_ACK, psn, 0).aeth(ACK, self.qp.resp.msn).atomic_ack(value);
                 self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
-                self.count_sent(0);
                 self.qp.resp.out.pop_front();
             }
             Some(Answer::Read { .. }) => self.emit_read_data(),
@@ -60,7 +59,6 @@ impl<E: Env> Ctx<'_, E> {
         let seg = [Seg { addr: host, len }];
         let payload = if len == 0 { &[][..] } else { &seg[..] };
         self.env.send_frame(&self.qp.attr.av, &header, payload, pad, true);
-        self.count_sent(len);
         if last {
             self.qp.resp.out.pop_front();
         } else if let Some(front) = self.qp.resp.out.front_mut() {
@@ -96,6 +94,5 @@ impl<E: Env> Ctx<'_, E> {
         resp.ack = false;
         let header = self.answer_bth(code::RC_ACK, psn, 0).aeth(syndrome, self.qp.resp.msn);
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
-        self.count_sent(0);
     }
 }

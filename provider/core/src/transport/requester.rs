@@ -126,7 +126,6 @@ impl<E: Env> Ctx<'_, E> {
         }
         /* A UC send completes before the port is flushed, so its payload must be copied now. */
         self.env.send_frame(&self.qp.attr.av, &header, &self.sh.segs, pad, unreliable);
-        self.count_sent(len);
         if unreliable {
             self.paced(self.qp.path, len);
         }
@@ -159,7 +158,6 @@ impl<E: Env> Ctx<'_, E> {
             _ => begin(code::RC_READ_REQUEST).reth(va, key, len),
         };
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
-        self.count_sent(0);
         let end = self.qp.req.psn.plus(packets);
         self.qp.req.reads.push_back(end);
         self.advance(wqe, len, packets);
@@ -189,7 +187,6 @@ impl<E: Env> Ctx<'_, E> {
             header = header.imm(wqe.imm);
         }
         self.env.send_frame(&av, &header, &self.sh.segs, pad, true);
-        self.count_sent(wqe.length);
         self.paced(path, wqe.length);
         self.advance(wqe, wqe.length, 1);
         Step::Sent
@@ -301,11 +298,6 @@ impl<E: Env> Ctx<'_, E> {
             self.sh.mrs.resolve_local(sge.lkey, self.qp.pd, sge.addr, n, true).ok().map(|_| ())
         })
         .is_some()
-    }
-
-    pub(super) fn count_sent(&self, len: u32) {
-        self.sh.stats.tx_packets.inc();
-        self.sh.stats.tx_bytes.add(u64::from(len));
     }
 
     /// Goes back to the oldest unacknowledged packet (go-back-N).
