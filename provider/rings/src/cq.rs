@@ -72,6 +72,12 @@ impl CqRing {
         Ok(())
     }
 
+    /// Completions waiting, as seen by the card.
+    #[inline]
+    pub fn waiting(&self) -> u32 {
+        self.card.index.load(Ordering::Relaxed).wrapping_sub(self.program.index.load(Ordering::Relaxed))
+    }
+
     /// Takes the poll lock.
     #[inline]
     pub fn consumer(&self) -> CqConsumer<'_> {
@@ -93,7 +99,7 @@ pub struct CqConsumer<'a> {
 impl CqConsumer<'_> {
     /// The oldest completion not read yet.
     #[inline]
-    pub fn next(&mut self) -> Option<&Cqe> {
+    pub fn take(&mut self) -> Option<&Cqe> {
         let ring = self.ring;
         if ring.program.seen.load(Ordering::Relaxed) == self.head {
             let made = ring.card.index.load(Ordering::Acquire);
@@ -107,12 +113,6 @@ impl CqConsumer<'_> {
         let cqe = unsafe { &*ring.slots().read(self.head).cast::<Cqe>() };
         self.head = self.head.wrapping_add(1);
         Some(cqe)
-    }
-
-    /// Whether nothing is there to read.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.ring.card.index.load(Ordering::Acquire) == self.head
     }
 
     /// Completions the ring holds.

@@ -56,7 +56,7 @@ mod spinning {
             let mut tries = 0u32;
             while self.held.swap(true, Ordering::Acquire) {
                 tries = tries.wrapping_add(1);
-                if tries % SPINS == 0 {
+                if tries.is_multiple_of(SPINS) {
                     yield_now();
                 } else {
                     spin_loop();

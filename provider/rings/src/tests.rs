@@ -16,7 +16,7 @@ fn push(ring: &CqRing, wr_id: u64, qpn: u32) -> bool {
 
 fn drain(ring: &CqRing) -> Vec<u64> {
     let mut consumer = ring.consumer();
-    std::iter::from_fn(|| consumer.next().map(|c| c.wr_id)).collect()
+    std::iter::from_fn(|| consumer.take().map(|c| c.wr_id)).collect()
 }
 
 #[test]
@@ -161,7 +161,7 @@ proptest! {
                 Step::Poll(most) => {
                     let mut consumer = ring.consumer();
                     for _ in 0..most {
-                        prop_assert_eq!(consumer.next().map(|c| (c.wr_id, c.qpn)), model.pop_front());
+                        prop_assert_eq!(consumer.take().map(|c| (c.wr_id, c.qpn)), model.pop_front());
                     }
                 }
                 Step::Purge(qpn) => {

@@ -1,1 +1,44 @@
-//! The objects a verbs program holds, and the progress engine
+//! The objects a verbs program holds, and the progress engine.
+//!
+//! A [`Context`] joins the card of its process; the other objects are made in it and hold on to what
+//! they need. All handles are cheap to clone, `Send` and `Sync`; the last clone ends an object that was
+//! not destroyed. Errors are [`VerbsError`], whose `errno` is what the man pages promise.
+//!
+//! Addresses in SGEs and memory regions are the program's word: the card reads and writes there, as
+//! hardware would. This room owns the card of the process (`card`), who runs it (`progress`, `thread`)
+//! and what programs wait on (`events`). It must not know packet formats, or C structures.
+
+mod ah;
+mod card;
+mod channel;
+mod clock;
+mod context;
+mod cq;
+mod device;
+mod env;
+mod error;
+mod events;
+mod mr;
+mod pd;
+mod post;
+mod progress;
+mod qp;
+mod srq;
+pub mod stat;
+mod thread;
+
+pub use ah::{Ah, AhAttr};
+pub use channel::CompChannel;
+pub use context::Context;
+pub use cq::Cq;
+pub use device::{
+    DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, PKEY, PortAttr,
+    device_attr, device_name,
+};
+pub use error::{Result, VerbsError};
+pub use events::{Event, kind};
+pub use mr::Mr;
+pub use pd::Pd;
+pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
+pub use qp::{Qp, QpAttr, QpCaps, QpInit};
+pub use srq::{Srq, SrqAttr};

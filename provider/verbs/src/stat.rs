@@ -10,6 +10,7 @@ use std::ops::Deref;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use starverbs_core::Counters;
 
@@ -19,6 +20,8 @@ pub const NAME: &str = "starverbs-stat";
 const MAGIC: [u8; 8] = *b"SVSTAT01";
 /// Header, in native byte order: magic, pid, UDP port, first QPN block, number of cells, length of the names.
 const HEADER: usize = 64;
+/// Behind the magic, the pid and the port.
+const FIRST_BLOCK_AT: usize = 16;
 const CELLS: usize = Counters::NAMES.len();
 const NAMES_AT: usize = HEADER + size_of::<Counters>();
 
@@ -26,6 +29,7 @@ const NAMES_AT: usize = HEADER + size_of::<Counters>();
 #[derive(Clone, Copy, Debug)]
 pub struct StatPage {
     counters: &'static Counters,
+    first_block: &'static AtomicU32,
 }
 
 impl StatPage {
@@ -56,7 +60,15 @@ impl StatPage {
         std::mem::forget(file);
         // SAFETY: the mapping is page-aligned, at least HEADER + size_of::<Counters>() long, never unmapped, and zero
         // bytes are valid cells; cells are atomics, so shared writing is sound. HEADER keeps them aligned.
-        Ok(StatPage { counters: unsafe { map.add(HEADER).cast::<Counters>().as_ref() } })
+        let counters = unsafe { map.add(HEADER).cast::<Counters>().as_ref() };
+        // SAFETY: as above; the word lies in the header.
+        let first_block = unsafe { map.add(FIRST_BLOCK_AT).cast::<AtomicU32>().as_ref() };
+        Ok(StatPage { counters, first_block })
+    }
+
+    /// Tells readers the first QPN block, once it is claimed.
+    pub(crate) fn set_first_block(&self, block: u32) {
+        self.first_block.store(block, Ordering::Relaxed);
     }
 
     fn map(file: &File, len: usize) -> io::Result<NonNull<u8>> {

@@ -1,0 +1,419 @@
+//! The card of a process: one [`Nic`] behind one lock, opened with the first context and closed with
+//! the last.
+//!
+//! Owns the shard lock, the doorbells left for its holder, and who is told of events. A call that
+//! finds the lock taken never waits on the data path: it leaves its doorbell, and whoever gives the
+//! lock back looks for doorbells once more.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
+
+use starverbs_backend::{self as backend, Rx};
+use starverbs_core::{AsyncEvent, Nanos, Nic, NicConfig, Qpn, SrqId};
+use starverbs_rings::SpinLock;
+use starverbs_settings::Settings;
+
+use crate::clock;
+use crate::device::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
+use crate::env::HostEnv;
+use crate::error::Result;
+use crate::events::{Event, FdQueue, kind};
+use crate::stat::StatPage;
+use crate::thread::Progress;
+
+/// Forks of this process so far, counted in the children: a card of an earlier count is the parent's.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The card of this process, while a context is open.
+static CARD: Mutex<Weak<Card>> = Mutex::new(Weak::new());
+
+/// The card.
+pub(crate) struct Card {
+    forks: u32,
+    pub(crate) info: DeviceInfo,
+    pub(crate) settings: Settings,
+    shard: Mutex<Shard>,
+    bells: Bells,
+    pub(crate) polled: Polled,
+    owners: Mutex<Owners>,
+    contexts: Mutex<u32>,
+    pub(crate) progress: Progress,
+}
+
+/// What the shard lock guards.
+pub(crate) struct Shard {
+    pub(crate) nic: Nic<HostEnv>,
+    pub(crate) env: HostEnv,
+    pub(crate) rx: Rx<StatPage>,
+    pub(crate) stats: StatPage,
+    /// When the progress thread means to wake up at the latest.
+    pub(crate) alarm: Nanos,
+    /// Turns taken by polls.
+    pub(crate) turns: u32,
+    /// A turn ended with more to send.
+    pub(crate) unsent: bool,
+}
+
+/// What the program does in the library, for the progress thread to see.
+#[repr(align(64))]
+#[derive(Default)]
+pub(crate) struct Polled {
+    /// Changes with every poll or post.
+    pub(crate) calls: AtomicU32,
+    /// When the program last ran the card by a poll.
+    pub(crate) at: AtomicU64,
+    /// Polls in a row that found the lock taken.
+    misses: AtomicU32,
+}
+
+impl Polled {
+    /// The program ran the card at `now`.
+    #[inline]
+    pub(crate) fn note(&self, now: Nanos) {
+        self.at.store(now, Ordering::Relaxed);
+    }
+}
+
+/// QPs whose doorbell found the lock taken.
+struct Bells {
+    waiting: AtomicBool,
+    list: SpinLock<Vec<Qpn>>,
+}
+
+/// Who is told of what happens to an object.
+#[derive(Default)]
+struct Owners {
+    qps: HashMap<Qpn, Owner>,
+    srqs: HashMap<SrqId, Owner>,
+}
+
+/// The event queue of an object's context, and the object's cookie there.
+struct Owner {
+    events: Arc<FdQueue<Event>>,
+    cookie: u64,
+}
+
+impl Card {
+    /// The card of this process, opened with the process's settings if there is none.
+    pub(crate) fn of_process() -> Result<Arc<Card>> {
+        let mut slot = CARD.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(card) = slot.upgrade()
+            && card.is_ours()
+            && card.in_use()
+        {
+            return Ok(card);
+        }
+        let settings = Settings::load()?;
+        let stats = page_of_process(settings.port)?;
+        let card = Card::open(settings, stats)?;
+        *slot = Arc::downgrade(&card);
+        Ok(card)
+    }
+
+    /// A card with these settings.
+    pub(crate) fn open(settings: Settings, stats: StatPage) -> Result<Arc<Card>> {
+        watch_forks();
+        let info = DeviceInfo::new(&settings)?;
+        let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
+        let config = NicConfig {
+            mtu: info.port.active_mtu,
+            max_msg: MAX_MSG,
+            max_rd_atomic: MAX_RD_ATOM as u8,
+            window: settings.window.unwrap_or(NicConfig::default().window),
+        };
+        let mut nic = Nic::new(config, stats, seed());
+        for block in rx.blocks() {
+            nic.add_block(block as u16)?;
+        }
+        if let Some(block) = rx.blocks().next() {
+            stats.set_first_block(block);
+        }
+        let shard =
+            Shard { nic, env: HostEnv::new(tx), rx, stats, alarm: Nanos::MAX, turns: 0, unsent: false };
+        Ok(Arc::new(Card {
+            forks: FORKS.load(Ordering::Relaxed),
+            info,
+            settings,
+            shard: Mutex::new(shard),
+            bells: Bells { waiting: AtomicBool::new(false), list: SpinLock::new(Vec::new()) },
+            polled: Polled::default(),
+            owners: Mutex::default(),
+            contexts: Mutex::new(0),
+            progress: Progress::new()?,
+        }))
+    }
+
+    /// Whether this process opened it (and is not a forked child of the one that did).
+    #[inline]
+    pub(crate) fn is_ours(&self) -> bool {
+        FORKS.load(Ordering::Relaxed) == self.forks
+    }
+
+    fn in_use(&self) -> bool {
+        *self.contexts.lock().unwrap_or_else(PoisonError::into_inner) > 0
+    }
+
+    /// A context joins; the first one starts the progress thread.
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<()> {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        if *contexts == 0 && self.settings.progress_thread {
+            self.progress.start(self)?;
+        }
+        *contexts += 1;
+        Ok(())
+    }
+
+    /// A context leaves: its QPs end, and with the last context the thread.
+    pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
+        let mine: Vec<Qpn> = {
+            let owners = self.owners();
+            let qps = owners.qps.iter().filter(|(_, owner)| Arc::ptr_eq(&owner.events, events));
+            qps.map(|(qpn, _)| *qpn).collect()
+        };
+        for qpn in mine {
+            let _ = self.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, qpn));
+            self.disown_qp(qpn);
+        }
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        *contexts -= 1;
+        if *contexts == 0 {
+            self.progress.stop();
+        }
+    }
+
+    /// Runs a control call on the card, and what follows from it.
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Shard, Nanos) -> R) -> R {
+        let mut guard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = clock::now();
+        let result = call(&mut guard, now);
+        guard.transmit(now, true);
+        self.finish(&mut guard, now);
+        drop(guard);
+        self.serve_bells();
+        result
+    }
+
+    /// The shard, unless somebody has it.
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Shard>> {
+        match self.shard.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Rings the doorbell of `qpn`, or leaves it for the lock's holder.
+    #[inline]
+    pub(crate) fn ring(&self, qpn: Qpn) {
+        self.note_poll();
+        match self.try_lock() {
+            Some(mut guard) => {
+                let shard = &mut *guard;
+                let now = clock::now();
+                shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+                shard.transmit(now, true);
+                self.finish(shard, now);
+                drop(guard);
+            }
+            None => self.bells.leave(qpn),
+        }
+        self.serve_bells();
+    }
+
+    /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile.
+    #[inline]
+    pub(crate) fn serve_bells(&self) {
+        /* the lock's release (or the bell) before the look at the bells (or the lock): of a holder and
+        a leaver, one sees the other */
+        fence(Ordering::SeqCst);
+        while self.bells.waiting.load(Ordering::Relaxed) {
+            let Some(mut guard) = self.try_lock() else { return };
+            let now = clock::now();
+            self.take_bells(&mut guard, now);
+            guard.transmit(now, true);
+            self.finish(&mut guard, now);
+            drop(guard);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Handles the doorbells that were left.
+    #[inline]
+    pub(crate) fn take_bells(&self, shard: &mut Shard, now: Nanos) {
+        if self.bells.waiting.load(Ordering::Relaxed) {
+            self.bells.take(|qpn| {
+                shard.stats.doorbells_left.inc();
+                shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+            });
+        }
+    }
+
+    /// End of a turn: tells of events, and has the thread wake up in time for the next timer.
+    #[inline]
+    pub(crate) fn finish(&self, shard: &mut Shard, now: Nanos) {
+        if !shard.env.events.is_empty() {
+            self.tell(shard);
+        }
+        if let Some(deadline) = shard.next_deadline(now) {
+            self.lower_alarm(shard, deadline);
+        }
+    }
+
+    /// Has the thread wake up by about `deadline`.
+    #[inline]
+    pub(crate) fn lower_alarm(&self, shard: &mut Shard, deadline: Nanos) {
+        if deadline < shard.alarm {
+            let before = std::mem::replace(&mut shard.alarm, deadline);
+            if before - deadline > COARSE {
+                self.progress.kick_if_armed();
+            }
+        }
+    }
+
+    /// The program is about to sleep, or asked to be woken: the thread must serve.
+    #[inline]
+    pub(crate) fn about_to_sleep(&self) {
+        self.progress.arm();
+    }
+
+    /// Notes a call of the program.
+    #[inline]
+    pub(crate) fn note_poll(&self) {
+        let calls = &self.polled.calls;
+        calls.store(calls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// A poll found the lock taken: lets the holder run if that goes on.
+    #[cold]
+    pub(crate) fn missed(&self) {
+        let misses = self.polled.misses.load(Ordering::Relaxed).wrapping_add(1);
+        self.polled.misses.store(misses, Ordering::Relaxed);
+        if misses.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+
+    fn owners(&self) -> MutexGuard<'_, Owners> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Events of `qpn` go to `events` with `cookie`. Makes room for its doorbell, too.
+    pub(crate) fn own_qp(&self, qpn: Qpn, events: &Arc<FdQueue<Event>>, cookie: u64) {
+        let mut owners = self.owners();
+        owners.qps.insert(qpn, Owner { events: Arc::clone(events), cookie });
+        self.bells.reserve(owners.qps.len());
+    }
+
+    pub(crate) fn disown_qp(&self, qpn: Qpn) {
+        self.owners().qps.remove(&qpn);
+    }
+
+    /// Events of `srq` go to `events` with `cookie`.
+    pub(crate) fn own_srq(&self, srq: SrqId, events: &Arc<FdQueue<Event>>, cookie: u64) {
+        self.owners().srqs.insert(srq, Owner { events: Arc::clone(events), cookie });
+    }
+
+    pub(crate) fn disown_srq(&self, srq: SrqId) {
+        self.owners().srqs.remove(&srq);
+    }
+
+    /// Numbers of the QPs there are.
+    pub(crate) fn qpns(&self) -> Vec<Qpn> {
+        let mut qpns: Vec<Qpn> = self.owners().qps.keys().copied().collect();
+        qpns.sort_unstable();
+        qpns
+    }
+
+    #[cold]
+    fn tell(&self, shard: &mut Shard) {
+        let owners = self.owners();
+        for event in shard.env.events.drain(..) {
+            let (kind, qpn) = match event {
+                AsyncEvent::QpFatal(qpn) => (kind::QP_FATAL, qpn),
+                AsyncEvent::QpReqErr(qpn) => (kind::QP_REQ_ERR, qpn),
+                AsyncEvent::QpAccessErr(qpn) => (kind::QP_ACCESS_ERR, qpn),
+                AsyncEvent::CommEst(qpn) => (kind::COMM_EST, qpn),
+                AsyncEvent::SqDrained(qpn) => (kind::SQ_DRAINED, qpn),
+                AsyncEvent::LastWqeReached(qpn) => (kind::QP_LAST_WQE_REACHED, qpn),
+                AsyncEvent::SrqLimit(srq) => {
+                    if let Some(Owner { events, cookie }) = owners.srqs.get(&srq) {
+                        events.push(Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie: *cookie });
+                    }
+                    continue;
+                }
+            };
+            if let Some(Owner { events, cookie }) = owners.qps.get(&qpn) {
+                events.push(Event::Qp { kind, cookie: *cookie });
+            }
+        }
+    }
+}
+
+/// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.
+const COARSE: Nanos = 1_000_000;
+
+impl Bells {
+    /// Leaves the doorbell of `qpn`; twice is as good as once.
+    fn leave(&self, qpn: Qpn) {
+        let mut list = self.list.lock();
+        if !list.contains(&qpn) {
+            list.push(qpn);
+        }
+        self.waiting.store(true, Ordering::Relaxed);
+    }
+
+    fn take(&self, mut f: impl FnMut(Qpn)) {
+        loop {
+            let mut list = self.list.lock();
+            let Some(qpn) = list.pop() else {
+                self.waiting.store(false, Ordering::Relaxed);
+                return;
+            };
+            drop(list);
+            f(qpn);
+        }
+    }
+
+    /// Room for one doorbell of each QP: leaving one never allocates.
+    fn reserve(&self, qps: usize) {
+        let mut list = self.list.lock();
+        let more = qps.saturating_sub(list.len());
+        list.reserve(more);
+    }
+}
+
+/// The page of this process: one for all cards that it opens in turn.
+fn page_of_process(port: u16) -> Result<StatPage> {
+    static PAGE: Mutex<Option<(u32, StatPage)>> = Mutex::new(None);
+    let forks = FORKS.load(Ordering::Relaxed);
+    let mut page = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((of, page)) = *page
+        && of == forks
+    {
+        return Ok(page);
+    }
+    let new = StatPage::create(std::process::id(), port, 0)?;
+    *page = Some((forks, new));
+    Ok(new)
+}
+
+/// Counts forks in the children, from the first card on.
+fn watch_forks() {
+    extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    // SAFETY: the handler is async-signal-safe, and stays as long as the library: it must not be
+    // unloaded, as every library with threads.
+    ONCE.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(in_child));
+    });
+}
+
+/// Numbers that a stranger cannot guess, for keys and QPNs.
+fn seed() -> u64 {
+    let mut seed = clock::now() ^ (u64::from(std::process::id()) << 32);
+    // SAFETY: eight writable bytes. On failure the clock has to do.
+    unsafe { libc::getrandom((&raw mut seed).cast(), 8, 0) };
+    seed
+}

@@ -1,0 +1,250 @@
+//! Completion queues: polled by the program, filled by the card, announced on a channel when asked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
+
+use starverbs_core::env::CqOverrun;
+use starverbs_core::{CompletionQueue, Cqe, Qpn, WcStatus};
+use starverbs_rings::CqRing;
+
+use crate::channel::{ChannelShared, CompChannel};
+use crate::context::Context;
+use crate::device::MAX_CQE;
+use crate::error::{Result, VerbsError};
+use crate::events::{Event, kind};
+
+/// Nobody waits for an event.
+const UNARMED: u8 = 0;
+/// An event is due at the next solicited or failed completion.
+const SOLICITED: u8 = 1;
+/// An event is due at the next completion.
+const ANY: u8 = 2;
+
+/// A completion queue. Clones are the same queue.
+#[derive(Clone)]
+pub struct Cq(pub(crate) Arc<CqShared>);
+
+pub(crate) struct CqShared {
+    pub(crate) ctx: Context,
+    ring: CqRing,
+    armed: AtomicU8,
+    overrun: AtomicBool,
+    channel: Option<Arc<ChannelShared>>,
+    cookie: u64,
+    /// Queue pairs that complete here.
+    pub(crate) users: AtomicU32,
+    destroyed: AtomicBool,
+}
+
+impl Cq {
+    /// `ibv_create_cq`: room for at least `cqe` completions; events go to `channel`, with `cookie`.
+    ///
+    /// # Errors
+    /// EINVAL: 0 or more than the device's max_cqe; ENOMEM; EIO in a forked child.
+    pub fn create(ctx: &Context, cqe: u32, channel: Option<&CompChannel>, cookie: u64) -> Result<Cq> {
+        ctx.card()?;
+        if cqe == 0 || cqe > MAX_CQE {
+            return Err(VerbsError::Invalid("number of CQEs"));
+        }
+        let ring = CqRing::new(cqe).ok_or(VerbsError::NoMemory("completion queue"))?;
+        if let Some(channel) = channel {
+            channel.0.cqs.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Cq(Arc::new(CqShared {
+            ctx: ctx.clone(),
+            ring,
+            armed: AtomicU8::new(UNARMED),
+            overrun: AtomicBool::new(false),
+            channel: channel.map(|channel| Arc::clone(&channel.0)),
+            cookie,
+            users: AtomicU32::new(0),
+            destroyed: AtomicBool::new(false),
+        })))
+    }
+
+    /// Completions it holds: at least as many as asked for.
+    pub fn depth(&self) -> u32 {
+        self.0.ring.consumer().capacity()
+    }
+
+    /// `ibv_poll_cq`: moves up to `out.len()` completions to `out` and says how many.
+    ///
+    /// # Errors
+    /// As [`Cq::poll_with`].
+    pub fn poll(&self, out: &mut [Cqe]) -> Result<usize> {
+        let mut at = 0;
+        self.poll_with(out.len(), |cqe| {
+            out[at] = *cqe;
+            at += 1;
+        })
+    }
+
+    /// `ibv_poll_cq` without the copy: hands up to `max` completions to `f` and says how many. Runs
+    /// the card when there is none. `f` must not call the library.
+    ///
+    /// # Errors
+    /// `Overrun` once the queue overran and is empty; `Forked`.
+    #[inline]
+    pub fn poll_with(&self, max: usize, mut f: impl FnMut(&Cqe)) -> Result<usize> {
+        let card = self.0.ctx.card()?;
+        card.note_poll();
+        let taken = self.0.take(max, &mut f);
+        if taken > 0 || max == 0 {
+            return Ok(taken);
+        }
+        if self.0.overrun.load(Ordering::Acquire) {
+            return Err(VerbsError::Overrun);
+        }
+        if card.progress_from_poll(&self.0, max) { Ok(self.0.take(max, &mut f)) } else { Ok(0) }
+    }
+
+    /// `ibv_req_notify_cq`: an event on the channel for the next completion that is added.
+    ///
+    /// # Errors
+    /// EIO in a forked child.
+    pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
+        let card = self.0.ctx.card()?;
+        if solicited_only {
+            /* an event for any completion that is asked for already covers this */
+            let _ = self.0.armed.compare_exchange(UNARMED, SOLICITED, Ordering::SeqCst, Ordering::SeqCst);
+        } else {
+            self.0.armed.store(ANY, Ordering::SeqCst);
+        }
+        /* the flag before the program's next look at the ring: see `push` */
+        fence(Ordering::SeqCst);
+        card.about_to_sleep();
+        Ok(())
+    }
+
+    /// `ibv_resize_cq`; what is in the queue stays.
+    ///
+    /// # Errors
+    /// EINVAL: 0, more than max_cqe, or fewer than are in the queue; ENOMEM.
+    pub fn resize(&self, cqe: u32) -> Result<()> {
+        let card = self.0.ctx.card()?;
+        if cqe == 0 || cqe > MAX_CQE {
+            return Err(VerbsError::Invalid("number of CQEs"));
+        }
+        let mut consumer = self.0.ring.consumer();
+        card.with(|_, _| {
+            // SAFETY: the card's lock is held, so nobody pushes.
+            if unsafe { consumer.resize(cqe) } {
+                Ok(())
+            } else {
+                Err(VerbsError::Invalid("completion queue too small for what it holds"))
+            }
+        })
+    }
+
+    /// `ibv_destroy_cq`
+    ///
+    /// # Errors
+    /// EBUSY while queue pairs use it.
+    pub fn destroy(&self) -> Result<()> {
+        if self.0.users.load(Ordering::Acquire) > 0 {
+            return Err(VerbsError::Busy("queue pairs"));
+        }
+        self.0.retire();
+        Ok(())
+    }
+
+    /// Forgets the completions of a QP that is gone or in RESET.
+    pub(crate) fn purge(&self, qpn: Qpn) {
+        self.0.ring.consumer().purge(qpn);
+    }
+
+    /// The card's half.
+    pub(crate) fn card_half(&self) -> CardCq {
+        CardCq(Arc::clone(&self.0))
+    }
+}
+
+impl CqShared {
+    #[inline]
+    fn take(&self, max: usize, f: &mut impl FnMut(&Cqe)) -> usize {
+        let mut consumer = self.ring.consumer();
+        let mut taken = 0;
+        while taken < max
+            && let Some(cqe) = consumer.take()
+        {
+            f(cqe);
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Completions waiting, as the card sees it.
+    #[inline]
+    pub(crate) fn waiting(&self) -> u32 {
+        self.ring.waiting()
+    }
+
+    fn retire(&self) {
+        if self.destroyed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let cookie = self.cookie;
+        if let Some(channel) = &self.channel {
+            channel.queue.purge(|entry| *entry == cookie);
+            channel.cqs.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.ctx.purge_events(|event| matches!(event, Event::Cq { cookie: c, .. } if *c == cookie));
+    }
+
+    #[cold]
+    fn fail(&self) {
+        if !self.overrun.swap(true, Ordering::AcqRel) {
+            self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
+            if let Some(channel) = &self.channel
+                && self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED
+            {
+                channel.queue.push(self.cookie);
+            }
+        }
+    }
+
+    /// After a push: tells the program if it asked for that.
+    #[inline]
+    fn announce(&self, solicited: bool) {
+        let Some(channel) = &self.channel else { return };
+        /* the completion before the flag: either we see the flag, or the program the completion */
+        fence(Ordering::SeqCst);
+        let armed = self.armed.load(Ordering::Relaxed);
+        if (armed == ANY || (armed == SOLICITED && solicited))
+            && self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED
+        {
+            channel.queue.push(self.cookie);
+        }
+    }
+}
+
+impl Drop for CqShared {
+    fn drop(&mut self) {
+        self.retire();
+    }
+}
+
+/// The card's half of a [`Cq`].
+pub(crate) struct CardCq(Arc<CqShared>);
+
+impl CompletionQueue for CardCq {
+    #[inline]
+    fn push(&self, cqe: &Cqe, solicited: bool) -> std::result::Result<(), CqOverrun> {
+        // SAFETY: the card runs under its lock, so one thread at a time is here, and none while
+        // `resize` holds that lock.
+        match unsafe { self.0.ring.push(cqe) } {
+            Ok(()) => {
+                self.0.announce(solicited || cqe.status != WcStatus::Success);
+                Ok(())
+            }
+            Err(overrun) => {
+                self.0.fail();
+                Err(overrun)
+            }
+        }
+    }
+
+    fn purge(&self, _qpn: u32) {
+        /* The program's index moves under the poll lock only: `Qp` purges when the card is done. */
+    }
+}

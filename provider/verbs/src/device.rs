@@ -1,0 +1,265 @@
+//! What the device says of itself: attributes, port, GID table.
+//!
+//! Owns the limits that the objects check against. Needs the host's addresses, but no open card.
+
+use starverbs_backend::HostAddr;
+use starverbs_backend::host;
+use starverbs_core::{Gid, Mtu};
+use starverbs_settings::Settings;
+
+use crate::error::{Result, VerbsError};
+
+/// Name of the device.
+pub fn device_name() -> &'static str {
+    "star0"
+}
+
+/// Attributes of the device without opening it.
+///
+/// # Errors
+/// Wrong settings, or a host without addresses.
+pub fn device_attr() -> Result<DeviceAttr> {
+    Ok(DeviceInfo::new(&Settings::load()?)?.attr)
+}
+
+/// Most WQEs of a queue.
+pub const MAX_QP_WR: u32 = 1 << 20;
+/// Most SGEs of a WQE.
+pub const MAX_SGE: u32 = 32;
+/// Most inline bytes of a WQE.
+pub const MAX_INLINE: u32 = 4096;
+/// Most CQEs of a completion queue.
+pub const MAX_CQE: u32 = 1 << 22;
+/// Longest message, bytes.
+pub const MAX_MSG: u32 = 1 << 30;
+/// Most READs and atomics outstanding, either way.
+pub const MAX_RD_ATOM: u32 = 128;
+/// The one P_Key: full member of the default partition.
+pub const PKEY: u16 = 0xffff;
+
+/// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN
+const CAP_FLAGS: u64 = 1 << 7 | 1 << 11 | 1 << 12;
+/// IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS
+const PORT_CAP_FLAGS: u32 = 1 << 16 | 1 << 26;
+
+/// `struct ibv_device_attr` and what the extended query adds. Numbers as in verbs.h.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct DeviceAttr {
+    pub fw_ver: &'static str,
+    /// Host byte order
+    pub node_guid: u64,
+    /// Host byte order
+    pub sys_image_guid: u64,
+    pub max_mr_size: u64,
+    pub page_size_cap: u64,
+    pub vendor_id: u32,
+    pub vendor_part_id: u32,
+    pub hw_ver: u32,
+    pub max_qp: u32,
+    pub max_qp_wr: u32,
+    pub device_cap_flags: u64,
+    pub max_sge: u32,
+    pub max_sge_rd: u32,
+    pub max_cq: u32,
+    pub max_cqe: u32,
+    pub max_mr: u32,
+    pub max_pd: u32,
+    pub max_qp_rd_atom: u32,
+    pub max_res_rd_atom: u32,
+    pub max_qp_init_rd_atom: u32,
+    pub max_mw: u32,
+    pub max_mcast_grp: u32,
+    pub max_mcast_qp_attach: u32,
+    pub max_total_mcast_qp_attach: u32,
+    pub max_ah: u32,
+    pub max_srq: u32,
+    pub max_srq_wr: u32,
+    pub max_srq_sge: u32,
+    pub max_pkeys: u16,
+    /// `enum ibv_atomic_cap`: 1 is IBV_ATOMIC_HCA
+    pub atomic_cap: u32,
+    pub local_ca_ack_delay: u8,
+    pub phys_port_cnt: u8,
+    pub max_inline: u32,
+    pub hca_core_clock_khz: u64,
+}
+
+/// `struct ibv_port_attr`. Numbers as in verbs.h.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct PortAttr {
+    /// `enum ibv_port_state`: 4 is ACTIVE
+    pub state: u32,
+    pub max_mtu: Mtu,
+    pub active_mtu: Mtu,
+    pub gid_tbl_len: u32,
+    pub port_cap_flags: u32,
+    pub max_msg_sz: u32,
+    pub bad_pkey_cntr: u32,
+    pub qkey_viol_cntr: u32,
+    pub pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    pub lmc: u8,
+    pub max_vl_num: u8,
+    pub sm_sl: u8,
+    pub subnet_timeout: u8,
+    pub init_type_reply: u8,
+    /// 2 is 4X
+    pub active_width: u8,
+    /// 32 is EDR
+    pub active_speed: u8,
+    /// 5 is LinkUp
+    pub phys_state: u8,
+    /// 2 is Ethernet
+    pub link_layer: u8,
+    /// IBV_QPF_GRH_REQUIRED
+    pub flags: u8,
+    pub port_cap_flags2: u16,
+}
+
+/// One entry of the GID table: `struct ibv_gid_entry`.
+#[derive(Clone, Debug)]
+pub struct GidEntry {
+    /// The GID
+    pub gid: Gid,
+    /// Its index
+    pub index: u32,
+    /// Index of its network interface
+    pub ifindex: u32,
+    /// IBV_GID_TYPE_SYSFS_ROCE_V2 (1)
+    pub gid_type: u32,
+    /// Name of its network interface
+    pub netdev: String,
+}
+
+/// The device as settings and host make it.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceInfo {
+    pub(crate) attr: DeviceAttr,
+    pub(crate) port: PortAttr,
+    pub(crate) addrs: Vec<HostAddr>,
+}
+
+impl DeviceInfo {
+    pub(crate) fn new(settings: &Settings) -> Result<Self> {
+        let addrs = host::addresses(settings)?;
+        let guid = host::guid(&addrs);
+        let port = port_attr(active_mtu(settings, &addrs), addrs.len() as u32);
+        Ok(DeviceInfo { attr: attr(guid), port, addrs })
+    }
+
+    /// EINVAL unless `port` is 1.
+    pub(crate) fn port(&self, port: u8) -> Result<&PortAttr> {
+        if port == 1 { Ok(&self.port) } else { Err(VerbsError::Invalid("port number")) }
+    }
+
+    pub(crate) fn gid(&self, index: u32) -> Result<GidEntry> {
+        self.addrs.get(index as usize).map(|addr| entry(index, addr)).ok_or(VerbsError::NoData)
+    }
+
+    pub(crate) fn gid_table(&self) -> Vec<GidEntry> {
+        (0u32..).zip(&self.addrs).map(|(index, addr)| entry(index, addr)).collect()
+    }
+}
+
+fn entry(index: u32, addr: &HostAddr) -> GidEntry {
+    GidEntry { gid: addr.gid, index, ifindex: addr.ifindex, gid_type: 1, netdev: addr.name.clone() }
+}
+
+/// The largest that fits every real interface; loopback decides only where there is nothing else.
+fn active_mtu(settings: &Settings, addrs: &[HostAddr]) -> Mtu {
+    let real = addrs.iter().filter(|addr| !addr.loopback).map(|addr| addr.link_mtu).min();
+    let fits = real.map_or(Mtu::M4096, Mtu::fitting);
+    let asked = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096]
+        .into_iter()
+        .find(|mtu| settings.mtu.is_some_and(|bytes| u32::from(bytes) == mtu.bytes()));
+    asked.map_or(fits, |cap| cap.min(fits))
+}
+
+fn attr(guid: u64) -> DeviceAttr {
+    DeviceAttr {
+        fw_ver: env!("CARGO_PKG_VERSION"),
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: u64::MAX,
+        page_size_cap: 0xffff_f000,
+        vendor_id: 0,
+        vendor_part_id: 0,
+        hw_ver: 0,
+        max_qp: 1_048_560,
+        max_qp_wr: MAX_QP_WR,
+        device_cap_flags: CAP_FLAGS,
+        max_sge: MAX_SGE,
+        max_sge_rd: MAX_SGE,
+        max_cq: 1 << 20,
+        max_cqe: MAX_CQE,
+        max_mr: 1 << 20,
+        max_pd: 1 << 20,
+        max_qp_rd_atom: MAX_RD_ATOM,
+        max_res_rd_atom: 1_048_560 * MAX_RD_ATOM,
+        max_qp_init_rd_atom: MAX_RD_ATOM,
+        max_mw: 0,
+        max_mcast_grp: 0,
+        max_mcast_qp_attach: 0,
+        max_total_mcast_qp_attach: 0,
+        max_ah: 1 << 20,
+        max_srq: 917_503,
+        max_srq_wr: MAX_QP_WR,
+        max_srq_sge: MAX_SGE,
+        max_pkeys: 1,
+        atomic_cap: 1,
+        local_ca_ack_delay: 15,
+        phys_port_cnt: 1,
+        max_inline: MAX_INLINE,
+        hca_core_clock_khz: 0,
+    }
+}
+
+fn port_attr(active_mtu: Mtu, gids: u32) -> PortAttr {
+    PortAttr {
+        state: 4,
+        max_mtu: Mtu::M4096,
+        active_mtu,
+        gid_tbl_len: gids,
+        port_cap_flags: PORT_CAP_FLAGS,
+        max_msg_sz: MAX_MSG,
+        bad_pkey_cntr: 0,
+        qkey_viol_cntr: 0,
+        pkey_tbl_len: 1,
+        lid: 0,
+        sm_lid: 0,
+        lmc: 0,
+        max_vl_num: 1,
+        sm_sl: 0,
+        subnet_timeout: 0,
+        init_type_reply: 0,
+        active_width: 2,
+        active_speed: 32,
+        phys_state: 5,
+        link_layer: 2,
+        flags: 1,
+        port_cap_flags2: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addr(loopback: bool, link_mtu: u32) -> HostAddr {
+        HostAddr { gid: Gid::default(), ifindex: 1, link_mtu, name: "x0".to_owned(), loopback }
+    }
+
+    #[test]
+    fn mtu_is_that_of_the_smallest_real_interface() {
+        let mut settings = Settings::default();
+        let (lo, jumbo, plain) = (addr(true, 65536), addr(false, 9000), addr(false, 1500));
+        assert_eq!(active_mtu(&settings, &[lo.clone()]), Mtu::M4096);
+        assert_eq!(active_mtu(&settings, &[jumbo.clone(), lo.clone()]), Mtu::M4096);
+        assert_eq!(active_mtu(&settings, &[jumbo, plain, lo.clone()]), Mtu::M1024);
+        settings.mtu = Some(512);
+        assert_eq!(active_mtu(&settings, &[lo]), Mtu::M512);
+    }
+}

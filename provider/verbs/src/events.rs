@@ -1,0 +1,160 @@
+//! Queues that a program reads through a file descriptor: completion channels and async events.
+//!
+//! A descriptor is an eventfd in semaphore mode: it can be polled, read in blocking mode or not, as
+//! the program sets it. Its count is the number of entries; the entries themselves stand beside it.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Result, VerbsError};
+
+/// What a program reads from `ibv_get_async_event`. `kind` is an `ibv_event_type`; `cookie` the number
+/// that was given when the object was created.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
+pub enum Event {
+    Qp { kind: u32, cookie: u64 },
+    Cq { kind: u32, cookie: u64 },
+    Srq { kind: u32, cookie: u64 },
+    Port { kind: u32, port: u8 },
+    Device { kind: u32 },
+}
+
+/// `enum ibv_event_type`, as far as this card raises them.
+pub mod kind {
+    #![allow(missing_docs)]
+    pub const CQ_ERR: u32 = 0;
+    pub const QP_FATAL: u32 = 1;
+    pub const QP_REQ_ERR: u32 = 2;
+    pub const QP_ACCESS_ERR: u32 = 3;
+    pub const COMM_EST: u32 = 4;
+    pub const SQ_DRAINED: u32 = 5;
+    pub const SRQ_LIMIT_REACHED: u32 = 15;
+    pub const QP_LAST_WQE_REACHED: u32 = 16;
+}
+
+/// A queue with a descriptor that is readable while something is in it.
+pub(crate) struct FdQueue<T> {
+    fd: OwnedFd,
+    entries: Mutex<VecDeque<T>>,
+}
+
+impl<T> FdQueue<T> {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(FdQueue { fd: eventfd(libc::EFD_SEMAPHORE)?, entries: Mutex::new(VecDeque::with_capacity(16)) })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    fn entries(&self) -> MutexGuard<'_, VecDeque<T>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nothing is in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries().is_empty()
+    }
+
+    /// Adds an entry and makes the descriptor readable.
+    pub(crate) fn push(&self, entry: T) {
+        let mut entries = self.entries();
+        entries.push_back(entry);
+        signal(&self.fd);
+    }
+
+    /// Takes the oldest entry, as a read of the descriptor would: blocks, or does not, as it is set.
+    ///
+    /// # Errors
+    /// `Again`, EINTR, or what else the read gives.
+    pub(crate) fn pop(&self) -> Result<T> {
+        loop {
+            let mut count = 0u64;
+            // SAFETY: eight writable bytes, as an eventfd asks for.
+            let got = unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) };
+            if got != 8 {
+                return Err(match VerbsError::last_os() {
+                    VerbsError::Os(libc::EAGAIN) => VerbsError::Again,
+                    error => error,
+                });
+            }
+            /* none: it was purged between the read and now */
+            if let Some(entry) = self.entries().pop_front() {
+                return Ok(entry);
+            }
+        }
+    }
+
+    /// Drops the entries that `gone` picks, and their share of the descriptor's count.
+    pub(crate) fn purge(&self, mut gone: impl FnMut(&T) -> bool) {
+        let mut entries = self.entries();
+        let before = entries.len();
+        entries.retain(|entry| !gone(entry));
+        for _ in entries.len()..before {
+            take_one(&self.fd);
+        }
+    }
+}
+
+/// A close-on-exec eventfd with count 0.
+pub(crate) fn eventfd(flags: i32) -> Result<OwnedFd> {
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) };
+    if fd < 0 {
+        return Err(VerbsError::last_os());
+    }
+    // SAFETY: the descriptor is new, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Adds 1 to an eventfd.
+pub(crate) fn signal(fd: &OwnedFd) {
+    let one = 1u64;
+    // SAFETY: eight readable bytes. The write blocks at a count of 2^64 - 2 only, out of reach.
+    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// Takes 1 (semaphore mode) or all from an eventfd, if there is something, in blocking mode too.
+pub(crate) fn take_one(fd: &OwnedFd) {
+    let mut count = 0u64;
+    let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
+    // SAFETY: one vector of eight writable bytes.
+    unsafe { libc::preadv2(fd.as_raw_fd(), &iov, 1, -1, libc::RWF_NOWAIT) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readable(queue: &FdQueue<u32>) -> bool {
+        let mut poll = libc::pollfd { fd: queue.fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+    }
+
+    #[test]
+    fn descriptor_tells_what_is_inside() {
+        let queue = FdQueue::new().unwrap();
+        assert!(!readable(&queue));
+        for entry in 1..=3 {
+            queue.push(entry);
+        }
+        queue.purge(|entry| *entry == 2);
+        assert_eq!(queue.pop().unwrap(), 1);
+        assert!(readable(&queue));
+        assert_eq!(queue.pop().unwrap(), 3);
+        assert!(!readable(&queue) && queue.is_empty());
+    }
+
+    #[test]
+    fn honours_what_the_program_sets_on_the_descriptor() {
+        let queue = FdQueue::<u32>::new().unwrap();
+        // SAFETY: flags of a descriptor of ours.
+        unsafe { libc::fcntl(queue.fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        assert_eq!(queue.pop().unwrap_err().errno(), libc::EAGAIN);
+        queue.push(7);
+        assert_eq!(queue.pop().unwrap(), 7);
+    }
+}

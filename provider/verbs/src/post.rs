@@ -1,0 +1,174 @@
+//! Posting: work requests into a QP's rings, one doorbell for what was posted together.
+
+use starverbs_core::{AvId, QpType, SendFlags, SendOp, SendWqe, Sge};
+use starverbs_rings::{RecvProducer, SendProducer};
+
+use crate::error::{Result, VerbsError};
+use crate::qp::QpInner;
+
+/// `struct ibv_send_wr`, one of its list.
+#[derive(Clone, Copy, Debug)]
+pub struct SendWr<'a> {
+    /// The program's cookie
+    pub wr_id: u64,
+    /// What to do
+    pub op: SendOp,
+    /// [`SendFlags`]; with INLINE the SGEs are read now, and their keys are not looked at
+    pub flags: SendFlags,
+    /// Immediate data, in network order
+    pub imm: u32,
+    /// Local memory
+    pub sges: &'a [Sge],
+    /// RDMA and atomics: the peer's address
+    pub remote_addr: u64,
+    /// RDMA and atomics: the peer's key
+    pub rkey: u32,
+    /// Atomics: what to compare with, or to add
+    pub compare_add: u64,
+    /// Atomics: what to swap in
+    pub swap: u64,
+    /// UD: where to
+    pub ah: AvId,
+    /// UD: destination QPN
+    pub remote_qpn: u32,
+    /// UD: Q_Key
+    pub qkey: u32,
+}
+
+/// `struct ibv_recv_wr`, one of its list.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvWr<'a> {
+    /// The program's cookie
+    pub wr_id: u64,
+    /// Where to put what arrives
+    pub sges: &'a [Sge],
+}
+
+/// A QP's send queue, locked. Dropping it rings the doorbell for all that was pushed.
+pub struct SendPoster<'a> {
+    qp: &'a QpInner,
+    producer: Option<SendProducer<'a>>,
+}
+
+impl<'a> SendPoster<'a> {
+    #[inline]
+    pub(crate) fn new(qp: &'a QpInner) -> Self {
+        SendPoster { qp, producer: Some(qp.sq.producer()) }
+    }
+
+    /// Adds a work request. Inline data is read now, from memory that the program vouches for.
+    ///
+    /// # Errors
+    /// ENOMEM: the queue is full. EINVAL: the QP cannot send yet, the op-code is not of its transport,
+    /// too many SGEs or inline bytes. EIO in a forked child.
+    #[inline]
+    pub fn push(&mut self, wr: &SendWr<'_>) -> Result<()> {
+        self.qp.pd.context().card()?;
+        if !self.qp.may_send() {
+            return Err(VerbsError::Invalid("the QP is not ready to send"));
+        }
+        if !offered(self.qp.qp_type, wr.op) {
+            return Err(VerbsError::Invalid("op-code not of this transport"));
+        }
+        let Some(producer) = &mut self.producer else { return Err(VerbsError::Invalid("poster is used up")) };
+        let wqe = SendWqe {
+            wr_id: wr.wr_id,
+            remote_addr: wr.remote_addr,
+            compare_add: wr.compare_add,
+            swap: wr.swap,
+            rkey: wr.rkey,
+            imm: wr.imm,
+            length: 0,
+            remote_qpn: wr.remote_qpn,
+            qkey: wr.qkey,
+            av: wr.ah,
+            op: wr.op,
+            flags: wr.flags.difference(SendFlags::INLINE),
+            num_sge: 0,
+        };
+        if wr.flags.contains(SendFlags::INLINE) && !wr.op.is_read_like() {
+            // SAFETY: the program vouches for what it posts, as on any card (ibv_post_send(3)).
+            Ok(unsafe { producer.push_inline(wqe, wr.sges) }?)
+        } else {
+            Ok(producer.push(wqe, wr.sges)?)
+        }
+    }
+
+    /// Rings the doorbell for what was pushed.
+    #[inline]
+    pub fn ring(self) {}
+}
+
+impl Drop for SendPoster<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(producer) = self.producer.take() else { return };
+        let pushed = producer.pushed();
+        drop(producer);
+        if pushed > 0
+            && let Ok(card) = self.qp.pd.context().card()
+        {
+            card.ring(self.qp.qpn);
+        }
+    }
+}
+
+/// A QP's receive queue, locked.
+pub struct RecvPoster<'a> {
+    qp: &'a QpInner,
+    producer: Option<RecvProducer<'a>>,
+}
+
+impl<'a> RecvPoster<'a> {
+    #[inline]
+    pub(crate) fn new(qp: &'a QpInner) -> Self {
+        RecvPoster { qp, producer: qp.rq.as_deref().map(|ring| ring.producer()) }
+    }
+
+    /// Adds a work request.
+    ///
+    /// # Errors
+    /// ENOMEM: the queue is full. EINVAL: the QP is in RESET or receives from an SRQ, or too many SGEs.
+    /// EIO in a forked child.
+    #[inline]
+    pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<()> {
+        self.qp.pd.context().card()?;
+        if !self.qp.may_receive() {
+            return Err(VerbsError::Invalid("the QP is in RESET"));
+        }
+        let Some(producer) = &mut self.producer else {
+            return Err(VerbsError::Invalid("the QP receives from an SRQ"));
+        };
+        Ok(producer.push(wr.wr_id, wr.sges)?)
+    }
+
+    /// Makes what was pushed visible to the card.
+    #[inline]
+    pub fn ring(self) {}
+}
+
+impl Drop for RecvPoster<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.producer.take().is_none() {
+            return;
+        }
+        /* a QP that ran dry may be in error, where late receives are flushed at the doorbell */
+        if let Some(ring) = self.qp.rq.as_deref()
+            && ring.was_hungry()
+            && let Ok(card) = self.qp.pd.context().card()
+        {
+            card.ring(self.qp.qpn);
+        }
+    }
+}
+
+/// IBTA 9.2.1 table 38: what each transport carries.
+#[inline]
+fn offered(qp_type: QpType, op: SendOp) -> bool {
+    match qp_type {
+        QpType::Rc => true,
+        QpType::Uc => !op.is_read_like(),
+        QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm),
+    }
+}

@@ -1,0 +1,126 @@
+//! Progress inside the program's own calls: whoever is in the library runs the card.
+
+use std::fmt::Write as _;
+
+use starverbs_backend::host;
+use starverbs_core::Nanos;
+
+use crate::card::{Card, Shard};
+use crate::clock;
+use crate::cq::CqShared;
+
+/// Rounds of filling and flushing the port in one turn.
+const ROUNDS: u32 = 16;
+/// Polls between two looks at what the port has to do beside frames.
+const MAINTENANCE: u32 = 256;
+/// How long the thread leaves frames alone that a poll has received but not taken.
+const LEFT: Nanos = 1_000_000;
+
+impl Card {
+    /// A poll of `cq` found nothing: runs the card until `cq` holds `wanted` completions or nothing is
+    /// left to do. Says whether the card ran.
+    #[inline]
+    pub(crate) fn progress_from_poll(&self, cq: &CqShared, wanted: usize) -> bool {
+        let Some(mut guard) = self.try_lock() else {
+            self.missed();
+            return true;
+        };
+        let shard = &mut *guard;
+        let now = clock::now();
+        self.polled.note(now);
+        self.take_bells(shard, now);
+        let got = shard.rx.recv();
+        if got > 0 {
+            let all = shard.take_frames(now, || cq.waiting() as usize >= wanted);
+            if !all {
+                self.lower_alarm(shard, now + LEFT);
+            }
+        }
+        shard.run_timers(now);
+        shard.turns = shard.turns.wrapping_add(1);
+        if shard.turns.is_multiple_of(MAINTENANCE) {
+            self.maintain(shard, now);
+        }
+        /* The program's answer to what just came goes first; ACKs go with it, or with the next empty
+        poll. While the thread watches, it sees to it that they are not late. */
+        let acks = got == 0 || !self.progress.is_watching() || cq.waiting() == 0;
+        shard.transmit(now, acks);
+        self.finish(shard, now);
+        drop(guard);
+        self.serve_bells();
+        true
+    }
+
+    /// Work beside frames: steering, questions from tools. Gives when there is more.
+    pub(crate) fn maintain(&self, shard: &mut Shard, now: Nanos) -> Option<Nanos> {
+        while let Some(request) = shard.rx.take_request() {
+            let text = self.describe_qps(shard);
+            shard.rx.answer(&request, text.as_bytes());
+        }
+        shard.rx.maintenance(now)
+    }
+
+    /// One line a QP, for `starverbs stat`.
+    fn describe_qps(&self, shard: &Shard) -> String {
+        let mut text = String::from("qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn\n");
+        for qpn in self.qpns() {
+            if let Ok(attr) = shard.nic.query_qp(qpn) {
+                let (remote, gid) = (attr.dest_qpn, host::ip_of(attr.av.dgid));
+                let (mtu, sq, rq) = (attr.path_mtu.bytes(), attr.sq_psn.get(), attr.rq_psn.get());
+                /* writing to a String cannot fail */
+                let _ = writeln!(text, "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq}", attr.state);
+            }
+        }
+        text
+    }
+}
+
+impl Shard {
+    /// Handles the frames of the last `recv` until `enough`; says whether all are handled.
+    #[inline]
+    pub(crate) fn take_frames(&mut self, now: Nanos, mut enough: impl FnMut() -> bool) -> bool {
+        while let Some((meta, frame)) = self.rx.next_frame() {
+            self.nic.handle_frame(&mut self.env, now, &meta, frame);
+            if enough() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Runs the timers that are due; says whether any was.
+    #[inline]
+    pub(crate) fn run_timers(&mut self, now: Nanos) -> bool {
+        let due = self.nic.next_deadline().is_some_and(|deadline| deadline <= now);
+        if due {
+            self.nic.handle_timeout(&mut self.env, now);
+        }
+        due
+    }
+
+    /// Sends what the card wants to send.
+    #[inline]
+    pub(crate) fn transmit(&mut self, now: Nanos, acks: bool) {
+        for _ in 0..ROUNDS {
+            let more = self.nic.poll_transmit(&mut self.env, now, acks);
+            self.env.tx.flush(now);
+            if !more {
+                return;
+            }
+        }
+        /* more than one turn's worth: whoever comes next goes on, at once if need be */
+        self.unsent = true;
+    }
+
+    /// When the card has to run again, frames and doorbells aside.
+    #[inline]
+    pub(crate) fn next_deadline(&mut self, now: Nanos) -> Option<Nanos> {
+        if std::mem::take(&mut self.unsent) {
+            return Some(now);
+        }
+        match (self.nic.next_deadline(), self.env.tx.next_deadline()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Queue pairs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
+use starverbs_core::{Access, Mtu, Psn, QpState, QpType, Qpn};
+use starverbs_rings::{RecvRing, SendRing};
+
+use crate::ah::AhAttr;
+use crate::card::{Card, Shard};
+use crate::cq::Cq;
+use crate::device::{MAX_INLINE, MAX_QP_WR, MAX_SGE};
+use crate::error::{Result, VerbsError};
+use crate::events::Event;
+use crate::pd::Pd;
+use crate::post::{RecvPoster, SendPoster};
+use crate::srq::Srq;
+
+/// What a QP is to be: `struct ibv_qp_init_attr`.
+#[derive(Clone, Copy)]
+pub struct QpInit<'a> {
+    /// Transport
+    pub qp_type: QpType,
+    /// Completions of sends
+    pub send_cq: &'a Cq,
+    /// Completions of receives
+    pub recv_cq: &'a Cq,
+    /// Receives come from here; the QP has no receive queue of its own then
+    pub srq: Option<&'a Srq>,
+    /// WQEs of the send queue, at least
+    pub max_send_wr: u32,
+    /// WQEs of the receive queue, at least
+    pub max_recv_wr: u32,
+    /// SGEs of a send, at least
+    pub max_send_sge: u32,
+    /// SGEs of a receive, at least
+    pub max_recv_sge: u32,
+    /// Inline bytes of a send, at least
+    pub max_inline: u32,
+    /// Every send makes a completion
+    pub sq_sig_all: bool,
+    /// Names the QP in events
+    pub cookie: u64,
+}
+
+/// What was granted: at least what was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct QpCaps {
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline: u32,
+}
+
+/// `struct ibv_qp_attr`; see [`card_qp::QpAttr`] for units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct QpAttr {
+    pub state: QpState,
+    pub cur_state: QpState,
+    pub path_mtu: Mtu,
+    pub qkey: u32,
+    pub rq_psn: Psn,
+    pub sq_psn: Psn,
+    pub dest_qpn: Qpn,
+    pub access: Access,
+    pub ah: AhAttr,
+    pub pkey_index: u16,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub min_rnr_timer: u8,
+    pub port_num: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub en_sqd_async_notify: bool,
+    pub sq_draining: bool,
+}
+
+/// A queue pair. Clones are the same QP.
+#[derive(Clone)]
+pub struct Qp(Arc<QpInner>);
+
+pub(crate) struct QpInner {
+    pub(crate) qpn: Qpn,
+    pub(crate) qp_type: QpType,
+    /// State that the program last put it in. The card may have moved on to SQE or ERR, where posting is
+    /// allowed as in RTS.
+    state: AtomicU8,
+    gone: AtomicBool,
+    pub(crate) pd: Pd,
+    pub(crate) sq: Arc<SendRing>,
+    pub(crate) rq: Option<Arc<RecvRing>>,
+    send_cq: Cq,
+    recv_cq: Cq,
+    /// Keeps it alive while the QP takes from it.
+    _srq: Option<Srq>,
+    cookie: u64,
+}
+
+impl Qp {
+    /// `ibv_create_qp`
+    ///
+    /// # Errors
+    /// EINVAL: beyond the device's limits; ENOMEM; EIO in a forked child.
+    pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
+        let ctx = pd.context();
+        let card = ctx.card()?;
+        check_caps(init)?;
+        let no_memory = || VerbsError::NoMemory("queue pair");
+        let sq = SendRing::new(init.max_send_wr.max(1), init.max_send_sge.max(1) as u16, init.max_inline)
+            .ok_or_else(no_memory)?;
+        // SAFETY: the one card half of this ring, used under the card's lock, between released and posted.
+        let card_sq = unsafe { sq.card_half() };
+        let (rq, source) = match init.srq {
+            Some(srq) => (None, RecvSource::Shared(srq.id())),
+            None => {
+                let ring = RecvRing::new(init.max_recv_wr.max(1), init.max_recv_sge.max(1) as u16)
+                    .ok_or_else(no_memory)?;
+                // SAFETY: as above.
+                let half = unsafe { ring.card_half() };
+                (Some(ring), RecvSource::Own(half))
+            }
+        };
+        let card_init = card_qp::QpInit {
+            qp_type: init.qp_type,
+            pd: pd.id(),
+            sq: card_sq,
+            rq: source,
+            send_cq: init.send_cq.card_half(),
+            recv_cq: init.recv_cq.card_half(),
+            sq_sig_all: init.sq_sig_all,
+        };
+        let qpn = card.with(|shard, _| {
+            make_room(card, shard)?;
+            Ok::<_, VerbsError>(shard.nic.create_qp(card_init)?)
+        })?;
+        card.own_qp(qpn, ctx.events(), init.cookie);
+        for cq in [init.send_cq, init.recv_cq] {
+            cq.0.users.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(Qp(Arc::new(QpInner {
+            qpn,
+            qp_type: init.qp_type,
+            state: AtomicU8::new(QpState::Reset as u8),
+            gone: AtomicBool::new(false),
+            pd: pd.clone(),
+            sq,
+            rq,
+            send_cq: init.send_cq.clone(),
+            recv_cq: init.recv_cq.clone(),
+            _srq: init.srq.cloned(),
+            cookie: init.cookie,
+        })))
+    }
+
+    /// Its number.
+    #[inline]
+    pub fn number(&self) -> Qpn {
+        self.0.qpn
+    }
+
+    /// What was granted.
+    pub fn caps(&self) -> QpCaps {
+        let rq = self.0.rq.as_deref();
+        QpCaps {
+            max_send_wr: self.0.sq.slots(),
+            max_recv_wr: rq.map_or(0, RecvRing::slots),
+            max_send_sge: u32::from(self.0.sq.max_sge()),
+            max_recv_sge: rq.map_or(0, |ring| u32::from(ring.max_sge())),
+            max_inline: self.0.sq.max_inline(),
+        }
+    }
+
+    /// Its state now; RESET when it is gone.
+    pub fn state(&self) -> QpState {
+        let Ok(card) = self.0.pd.context().card() else { return QpState::Err };
+        card.with(|shard, _| shard.nic.qp_state(self.0.qpn)).unwrap_or_default()
+    }
+
+    /// `ibv_modify_qp`
+    ///
+    /// # Errors
+    /// EINVAL: a transition, attribute or value that is not allowed; EIO in a forked child.
+    pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
+        let ctx = self.0.pd.context();
+        let card = ctx.card()?;
+        let mut to = attr.to_card();
+        if mask.contains(QpAttrMask::AV) {
+            to.av = attr.ah.resolve(ctx)?;
+        }
+        card.with(|shard, now| shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now))?;
+        if mask.contains(QpAttrMask::STATE) {
+            self.0.state.store(attr.state as u8, Ordering::Release);
+            if attr.state == QpState::Reset {
+                self.0.purge();
+            }
+        }
+        Ok(())
+    }
+
+    /// `ibv_query_qp`
+    ///
+    /// # Errors
+    /// EINVAL when it is gone; EIO in a forked child.
+    pub fn query(&self) -> Result<QpAttr> {
+        let card = self.0.pd.context().card()?;
+        Ok(QpAttr::from_card(&card.with(|shard, _| shard.nic.query_qp(self.0.qpn))?))
+    }
+
+    /// `ibv_destroy_qp`. Its completions that were not polled are gone.
+    ///
+    /// # Errors
+    /// EINVAL when it is gone already; EIO in a forked child.
+    pub fn destroy(&self) -> Result<()> {
+        self.0.destroy()
+    }
+
+    /// Locks the send queue for posting.
+    #[inline]
+    pub fn post_send(&self) -> SendPoster<'_> {
+        SendPoster::new(&self.0)
+    }
+
+    /// Locks the receive queue for posting.
+    #[inline]
+    pub fn post_recv(&self) -> RecvPoster<'_> {
+        RecvPoster::new(&self.0)
+    }
+
+    /// `ibv_attach_mcast`
+    ///
+    /// # Errors
+    /// EOPNOTSUPP, always: this card offers no multicast.
+    pub fn attach_mcast(&self, _gid: &starverbs_core::Gid, _lid: u16) -> Result<()> {
+        Err(VerbsError::Unsupported("multicast"))
+    }
+
+    /// `ibv_detach_mcast`
+    ///
+    /// # Errors
+    /// EOPNOTSUPP, always.
+    pub fn detach_mcast(&self, _gid: &starverbs_core::Gid, _lid: u16) -> Result<()> {
+        Err(VerbsError::Unsupported("multicast"))
+    }
+}
+
+impl QpInner {
+    /// Sends are accepted in RTS, SQD, SQE and ERR.
+    #[inline]
+    pub(crate) fn may_send(&self) -> bool {
+        self.state.load(Ordering::Relaxed) >= QpState::Rts as u8
+    }
+
+    /// Receives are accepted everywhere but in RESET.
+    #[inline]
+    pub(crate) fn may_receive(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != QpState::Reset as u8
+    }
+
+    fn purge(&self) {
+        self.send_cq.purge(self.qpn);
+        self.recv_cq.purge(self.qpn);
+    }
+
+    fn destroy(&self) -> Result<()> {
+        let ctx = self.pd.context();
+        let card = ctx.card()?;
+        if self.gone.swap(true, Ordering::AcqRel) {
+            return Err(VerbsError::Invalid("queue pair is gone"));
+        }
+        let ended = card.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, self.qpn));
+        self.purge();
+        card.disown_qp(self.qpn);
+        ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.0.users.fetch_sub(1, Ordering::AcqRel);
+        }
+        Ok(ended?)
+    }
+}
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        let _ = self.destroy();
+    }
+}
+
+impl QpAttr {
+    fn to_card(self) -> card_qp::QpAttr {
+        card_qp::QpAttr {
+            state: self.state,
+            cur_state: self.cur_state,
+            path_mtu: self.path_mtu,
+            qkey: self.qkey,
+            rq_psn: self.rq_psn,
+            sq_psn: self.sq_psn,
+            dest_qpn: self.dest_qpn,
+            access: self.access,
+            av: Default::default(),
+            pkey_index: self.pkey_index,
+            max_rd_atomic: self.max_rd_atomic,
+            max_dest_rd_atomic: self.max_dest_rd_atomic,
+            min_rnr_timer: self.min_rnr_timer,
+            port_num: self.port_num,
+            timeout: self.timeout,
+            retry_cnt: self.retry_cnt,
+            rnr_retry: self.rnr_retry,
+            en_sqd_async_notify: self.en_sqd_async_notify,
+            sq_draining: false,
+        }
+    }
+
+    fn from_card(from: &card_qp::QpAttr) -> Self {
+        QpAttr {
+            state: from.state,
+            cur_state: from.cur_state,
+            path_mtu: from.path_mtu,
+            qkey: from.qkey,
+            rq_psn: from.rq_psn,
+            sq_psn: from.sq_psn,
+            dest_qpn: from.dest_qpn,
+            access: from.access,
+            ah: AhAttr::from_av(&from.av),
+            pkey_index: from.pkey_index,
+            max_rd_atomic: from.max_rd_atomic,
+            max_dest_rd_atomic: from.max_dest_rd_atomic,
+            min_rnr_timer: from.min_rnr_timer,
+            port_num: from.port_num,
+            timeout: from.timeout,
+            retry_cnt: from.retry_cnt,
+            rnr_retry: from.rnr_retry,
+            en_sqd_async_notify: from.en_sqd_async_notify,
+            sq_draining: from.sq_draining,
+        }
+    }
+}
+
+fn check_caps(init: &QpInit<'_>) -> Result<()> {
+    let wqes = init.max_send_wr.max(if init.srq.is_some() { 0 } else { init.max_recv_wr });
+    let sges = init.max_send_sge.max(if init.srq.is_some() { 0 } else { init.max_recv_sge });
+    if wqes > MAX_QP_WR || sges > MAX_SGE || init.max_inline > MAX_INLINE {
+        return Err(VerbsError::Invalid("queue pair capabilities"));
+    }
+    Ok(())
+}
+
+/// Claims another block of QPNs when the card has none left.
+fn make_room(card: &Card, shard: &mut Shard) -> Result<()> {
+    if shard.nic.free_qpns() == 0 {
+        let block = shard.rx.claim_block()?;
+        shard.nic.add_block(block as u16)?;
+        card.progress.kick_if_armed();
+    }
+    Ok(())
+}

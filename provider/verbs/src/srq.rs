@@ -1,0 +1,141 @@
+//! Shared receive queues.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use starverbs_core::SrqId;
+use starverbs_rings::RecvRing;
+
+use crate::device::{MAX_QP_WR, MAX_SGE};
+use crate::error::{Result, VerbsError};
+use crate::events::Event;
+use crate::pd::Pd;
+use crate::post::RecvWr;
+
+/// What `ibv_query_srq` gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqAttr {
+    /// WQEs it holds
+    pub max_wr: u32,
+    /// SGEs of a WQE
+    pub max_sge: u32,
+    /// Armed limit; 0 when none is, or its event came
+    pub limit: u32,
+}
+
+/// A shared receive queue. Clones are the same queue.
+#[derive(Clone)]
+pub struct Srq(pub(crate) Arc<SrqInner>);
+
+pub(crate) struct SrqInner {
+    pd: Pd,
+    ring: Arc<RecvRing>,
+    id: SrqId,
+    cookie: u64,
+    gone: AtomicBool,
+}
+
+impl Srq {
+    /// `ibv_create_srq`: room for at least `max_wr` WQEs of at least `max_sge` SGEs.
+    ///
+    /// # Errors
+    /// EINVAL: beyond the device's limits; ENOMEM; EIO in a forked child.
+    pub fn create(pd: &Pd, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
+        let ctx = pd.context();
+        let card = ctx.card()?;
+        if max_wr == 0 || max_wr > MAX_QP_WR || max_sge > MAX_SGE || limit > max_wr {
+            return Err(VerbsError::Invalid("shared receive queue attributes"));
+        }
+        let ring = RecvRing::new(max_wr, max_sge.max(1) as u16).ok_or(VerbsError::NoMemory("SRQ"))?;
+        // SAFETY: the one card half, used under the card's lock.
+        let half = unsafe { ring.card_half() };
+        let id = card.with(|shard, _| shard.nic.create_srq(pd.id(), half, limit))?;
+        card.own_srq(id, ctx.events(), cookie);
+        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), ring, id, cookie, gone: AtomicBool::new(false) })))
+    }
+
+    /// What was granted: WQEs, SGEs.
+    pub fn caps(&self) -> (u32, u32) {
+        (self.0.ring.slots(), u32::from(self.0.ring.max_sge()))
+    }
+
+    /// `ibv_modify_srq`. The size stays as it was created.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP: a new size; EINVAL: a limit above the size.
+    pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
+        let card = self.0.pd.context().card()?;
+        if max_wr.is_some() {
+            return Err(VerbsError::Unsupported("resizing a shared receive queue"));
+        }
+        if let Some(limit) = limit {
+            if limit > self.0.ring.slots() {
+                return Err(VerbsError::Invalid("limit above the size"));
+            }
+            card.with(|shard, _| shard.nic.modify_srq_limit(self.0.id, limit))?;
+        }
+        Ok(())
+    }
+
+    /// `ibv_query_srq`
+    ///
+    /// # Errors
+    /// EINVAL when it is gone; EIO in a forked child.
+    pub fn query(&self) -> Result<SrqAttr> {
+        let card = self.0.pd.context().card()?;
+        let limit = card.with(|shard, _| shard.nic.query_srq_limit(self.0.id))?;
+        let (max_wr, max_sge) = self.caps();
+        Ok(SrqAttr { max_wr, max_sge, limit })
+    }
+
+    /// `ibv_post_srq_recv`, one work request.
+    ///
+    /// # Errors
+    /// ENOMEM: full; EINVAL: too many SGEs; EIO in a forked child.
+    #[inline]
+    pub fn post(&self, wr: &RecvWr<'_>) -> Result<()> {
+        self.0.pd.context().card()?;
+        Ok(self.0.ring.producer().push(wr.wr_id, wr.sges)?)
+    }
+
+    /// `ibv_destroy_srq`
+    ///
+    /// # Errors
+    /// EBUSY while QPs use it.
+    pub fn destroy(&self) -> Result<()> {
+        self.0.destroy()
+    }
+
+    /// Its number, as `ibv_get_srq_num` gives.
+    pub fn number(&self) -> u32 {
+        self.0.id.0
+    }
+
+    /// Its handle on the card.
+    pub(crate) fn id(&self) -> SrqId {
+        self.0.id
+    }
+}
+
+impl SrqInner {
+    fn destroy(&self) -> Result<()> {
+        let ctx = self.pd.context();
+        let card = ctx.card()?;
+        if self.gone.load(Ordering::Acquire) {
+            return Err(VerbsError::Invalid("shared receive queue is gone"));
+        }
+        card.with(|shard, _| shard.nic.destroy_srq(self.id))?;
+        self.gone.store(true, Ordering::Release);
+        card.disown_srq(self.id);
+        ctx.purge_events(|event| matches!(event, Event::Srq { cookie, .. } if *cookie == self.cookie));
+        Ok(())
+    }
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        if !*self.gone.get_mut() {
+            let _ = self.destroy();
+        }
+    }
+}
