@@ -98,6 +98,8 @@ pub(crate) struct Requester {
     pub(crate) rnr_until: Nanos,
     /// When something was last acknowledged, or first sent
     pub(crate) progress: Nanos,
+    /// When all was last sent again for a loss; 0: something was acknowledged since
+    pub(crate) rewound: Nanos,
     /// Timeouts since then
     pub(crate) backoff: u8,
     /// RNR retries left
@@ -199,6 +201,7 @@ impl Requester {
             armed: 0,
             rnr_until: 0,
             progress: 0,
+            rewound: 0,
             backoff: 0,
             rnr_left: 0,
             rtt_psn: Psn::default(),

@@ -14,6 +14,8 @@ const READ_CHUNK: u32 = 64 << 10;
 /// window was cut could wait for an ACK that it never asked for. A receiver answers a whole batch of
 /// such packets with one ACK.
 const ASK_EVERY: u32 = 16 << 10;
+/// A round trip is taken to last at least this, ns.
+const RTT_MIN: Nanos = 50_000;
 /// Shortest and longest first retransmission timeout, ns. The IBTA timer only bounds how long a
 /// silent peer is believed; recovery from loss need not wait for it.
 const RTO_MIN: Nanos = 4_000_000;
@@ -140,7 +142,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         let offset = self.qp.req.offset;
         let atomic = wqe.op.is_atomic();
-        let len = if atomic { 8 } else { (wqe.length - offset).min(READ_CHUNK) };
+        /* Pieces end where they ended the first time, wherever a repetition begins: the responder knows
+        no READ that goes on behind the PSNs it has seen (IBTA 9.7.5.1.3). */
+        let len = if atomic { 8 } else { (wqe.length - offset).min(READ_CHUNK - offset % READ_CHUNK) };
         let packets = len.div_ceil(self.qp.mtu).max(1);
         if !self.window_admits(self.qp.path, len + (packets - 1) * PACKET_OVERHEAD) {
             return Step::Idle;
@@ -327,8 +331,20 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
+    /// Everything was sent again a moment ago and nothing has come of it yet: what is noticed now is
+    /// the same loss.
+    fn just_rewound(&mut self) -> bool {
+        let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
+        let at = self.qp.req.rewound;
+        at != 0 && self.now.saturating_sub(at) < 2 * srtt.max(RTT_MIN)
+    }
+
     /// A lost packet was noticed: `timeout` says by silence.
     pub(super) fn on_loss(&mut self, timeout: bool) {
+        if !timeout && self.just_rewound() {
+            return;
+        }
+        self.qp.req.rewound = self.now;
         if self.sh.paths.get(self.qp.path).cut(self.now, timeout) {
             self.sh.stats.window_cuts.inc();
         }

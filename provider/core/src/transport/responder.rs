@@ -166,7 +166,7 @@ impl<E: Env> Ctx<'_, E> {
     fn execute_read(&mut self, psn: Psn, packet: &Packet<'_>) {
         let Some(reth) = packet.reth() else { return };
         let (va, key, len) = (reth.va(), reth.rkey(), reth.dma_len());
-        if len > self.sh.cfg.max_msg || !self.may_answer_more() {
+        if len > self.sh.cfg.max_msg || !self.may_answer_more(false) {
             return self.refuse(NakCode::InvalidRequest);
         }
         if !self.qp.attr.access.contains(Access::REMOTE_READ)
@@ -181,7 +181,7 @@ impl<E: Env> Ctx<'_, E> {
 
     fn execute_atomic(&mut self, psn: Psn, packet: &Packet<'_>) {
         let Some(eth) = packet.atomic_eth() else { return };
-        if !self.may_answer_more() || eth.va() & 7 != 0 {
+        if !self.may_answer_more(false) || eth.va() & 7 != 0 {
             return self.refuse(NakCode::InvalidRequest);
         }
         let allowed = self.qp.attr.access.contains(Access::REMOTE_ATOMIC);
@@ -205,9 +205,11 @@ impl<E: Env> Ctx<'_, E> {
         self.ready();
     }
 
-    /// A requester may have `max_dest_rd_atomic` READs and atomics outstanding.
-    fn may_answer_more(&self) -> bool {
-        self.qp.resp.out.len() < usize::from(self.qp.attr.max_dest_rd_atomic)
+    /// A requester may have `max_dest_rd_atomic` READs and atomics outstanding. Answers to repeated
+    /// requests may wait beside them, and are not the requester's fault: the network repeats too.
+    fn may_answer_more(&self, again: bool) -> bool {
+        let limit = usize::from(self.qp.attr.max_dest_rd_atomic);
+        self.qp.resp.out.len() < if again { limit } else { 2 * limit }
     }
 
     /// The packet was executed: expect the next, count the message, acknowledge if asked.
@@ -285,7 +287,7 @@ impl<E: Env> Ctx<'_, E> {
         let (va, key, len) = (reth.va(), reth.rkey(), reth.dma_len());
         let end = psn.plus(len.div_ceil(self.qp.mtu).max(1));
         let legal = !self.qp.resp.epsn.before(end)
-            && self.may_answer_more()
+            && self.may_answer_more(true)
             && self.check_remote(key, va, len, Access::REMOTE_READ).is_some();
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
             self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false });
@@ -297,7 +299,7 @@ impl<E: Env> Ctx<'_, E> {
         self.drop_answers_from(psn);
         let found = self.qp.resp.atomics.iter().rev().find(|(p, _)| *p == psn).copied();
         if let Some((psn, value)) = found
-            && self.may_answer_more()
+            && self.may_answer_more(true)
         {
             self.qp.resp.out.push_back(Answer::Atomic { psn, value });
             self.ready();

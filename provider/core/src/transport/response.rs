@@ -95,6 +95,7 @@ impl<E: Env> Ctx<'_, E> {
             req.reads.pop_front();
         }
         req.progress = self.now;
+        req.rewound = 0;
         req.backoff = 0;
         req.rnr_left = self.qp.attr.rnr_retry;
         let rtt = (req.rtt_since != 0 && !to.before(req.rtt_psn)).then(|| self.now - req.rtt_since);
