@@ -92,11 +92,12 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::ibv_device) -> *mu
     })
 }
 
-/// ibv_close_device(3).
+/// ibv_close_device(3): the card stops working for the context's objects; the program may free their memory.
 pub(crate) unsafe extern "C" fn close_device(context: *mut abi::ibv_context) -> c_int {
     edge::minus_one(|| {
-        let context = given(context)?.as_ptr();
-        // SAFETY: the verb's terms; the program gives its reference up.
+        // SAFETY: the verb's terms.
+        unsafe { ContextHandle::obj(context)? }.close();
+        // SAFETY: the program gives its reference up.
         unsafe { ContextHandle::release(context) };
         Ok(())
     })
