@@ -36,13 +36,15 @@ pub(crate) struct Run {
     pub(crate) first: u16,
 }
 
-/// An answer to a steering probe.
+/// An answer to steering probes, one for all that came together: a socket takes few messages unread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// Which round of probing
     pub(crate) nonce: u32,
-    /// The index in the group that the probe was sent to
+    /// The lowest index in the group that a probe came for
     pub(crate) index: u32,
+    /// How many probes came
+    pub(crate) count: u32,
     /// Who answers
     pub(crate) token: u64,
     /// The blocks it owns
@@ -82,6 +84,7 @@ pub(crate) fn encode_answer(answer: &Answer) -> Vec<u8> {
     let mut out = common(ANSWER, 0, 0).to_vec();
     out.extend(answer.nonce.to_be_bytes());
     out.extend(answer.index.to_be_bytes());
+    out.extend(answer.count.to_be_bytes());
     out.extend(answer.token.to_be_bytes());
     out.extend(answer.blocks.iter().flat_map(|b| b.to_be_bytes()));
     out
@@ -114,10 +117,12 @@ fn decode_run(head: &[u8; COMMON], rest: &[u8]) -> Option<Run> {
 fn decode_answer(rest: &[u8]) -> Option<Answer> {
     let (nonce, rest) = rest.split_first_chunk()?;
     let (index, rest) = rest.split_first_chunk()?;
+    let (count, rest) = rest.split_first_chunk()?;
     let (token, rest) = rest.split_first_chunk()?;
     Some(Answer {
         nonce: u32::from_be_bytes(*nonce),
         index: u32::from_be_bytes(*index),
+        count: u32::from_be_bytes(*count),
         token: u64::from_be_bytes(*token),
         blocks: rest.chunks_exact(2).map(|b| u16::from_be_bytes([b[0], b[1]])).collect(),
     })
@@ -177,7 +182,7 @@ mod tests {
         let meta = FrameMeta { src: Gid([1; 16]), dst: Gid([2; 16]), traffic_class: 3, hop_limit: 4 };
         let run = Run { meta, sport: 5, segment: 6, first: 7 };
         assert_eq!(decode(&encode_run(&run)), Some(Message::Frames(run)));
-        let answer = Answer { nonce: 1, index: 2, token: 3, blocks: vec![4, 4094] };
+        let answer = Answer { nonce: 1, index: 2, count: 5, token: 3, blocks: vec![4, 4094] };
         assert_eq!(decode(&encode_answer(&answer)), Some(Message::Answer(answer)));
     }
 

@@ -82,6 +82,37 @@ struct Round {
     answers: Vec<Answer>,
 }
 
+impl Round {
+    fn answered(&self) -> u32 {
+        self.answers.iter().fold(0, |sum, a| sum.saturating_add(a.count))
+    }
+}
+
+/// Probes that came to this process and wait for their common answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    /// The probe with the lowest index
+    pub(crate) probe: Probe,
+    /// How many there were
+    pub(crate) count: u32,
+}
+
+impl Asked {
+    /// Adds a probe to those that wait; gives those that can wait no longer, as they are of another round.
+    pub(crate) fn add(waiting: &mut Option<Asked>, probe: Probe) -> Option<Asked> {
+        match waiting {
+            Some(asked)
+                if (asked.probe.nonce, asked.probe.reply_block) == (probe.nonce, probe.reply_block) =>
+            {
+                asked.probe.index = asked.probe.index.min(probe.index);
+                asked.count += 1;
+                None
+            }
+            _ => waiting.replace(Asked { probe, count: 1 }),
+        }
+    }
+}
+
 /// This process's part in steering.
 pub(crate) struct Steering {
     port: u16,
@@ -147,12 +178,16 @@ impl Steering {
 
     /// Takes an answer to a probe.
     pub(crate) fn answer(&mut self, answer: Answer) {
-        if let Some(round) = &mut self.round
-            && answer.nonce == round.nonce
-            && answer.index < round.sent
-            && !round.answers.iter().any(|a| a.index == answer.index)
-        {
-            round.answers.push(answer);
+        if answer.nonce != self.nonce {
+            return;
+        }
+        match &mut self.round {
+            // Somebody was too slow for the round, or was stopped and goes on: worth another.
+            None => self.wanted = true,
+            Some(round) if answer.index < round.sent && round.answers.len() < MOST as usize => {
+                round.answers.push(answer);
+            }
+            Some(_) => {}
         }
     }
 
@@ -163,7 +198,7 @@ impl Steering {
             None if self.wanted && now >= self.next => self.begin(now, reply_block),
             None => {}
             Some(round) => {
-                let all = round.answers.len() as u32 == round.sent;
+                let all = round.answered() >= round.sent;
                 if all && distinct(&round.answers) == round.sent as usize && round.sent < MOST {
                     // As many members as probes: there may be more.
                     let (from, nonce) = (round.sent, round.nonce);
@@ -210,7 +245,7 @@ impl Steering {
 
     fn end(&mut self, now: Nanos, group: &OwnedFd) {
         let Some(round) = self.round.take() else { return };
-        let silent = (round.answers.len() as u32) < round.sent;
+        let silent = round.answered() < round.sent;
         self.pause = if silent { (self.pause * 2).min(LONG_PAUSE) } else { PAUSE };
         self.next = now + self.pause;
         if !round.answers.iter().any(|a| a.token == self.token) {
@@ -312,7 +347,7 @@ mod tests {
     use super::*;
 
     fn answer(index: u32, token: u64) -> Answer {
-        Answer { nonce: 0, index, token, blocks: vec![token as u16] }
+        Answer { nonce: 0, index, count: 1, token, blocks: vec![token as u16] }
     }
 
     fn member(index: u32, token: u64) -> Member {
@@ -327,6 +362,17 @@ mod tests {
         let mut foreign = probe.encode();
         foreign[27] ^= 1;
         assert_eq!(Probe::decode(&foreign), None);
+    }
+
+    #[test]
+    fn probes_of_a_round_are_answered_together() {
+        let probe = |index, nonce| Probe { index, nonce, reply_block: 5 };
+        let mut waiting = None;
+        assert!(Asked::add(&mut waiting, probe(3, 1)).is_none());
+        assert!(Asked::add(&mut waiting, probe(2, 1)).is_none());
+        let full = Asked::add(&mut waiting, probe(0, 2)).expect("another round");
+        assert_eq!((full.probe, full.count), (probe(2, 1), 2));
+        assert_eq!(waiting.map(|w| w.count), Some(1));
     }
 
     #[test]

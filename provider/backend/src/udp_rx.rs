@@ -19,7 +19,7 @@ use crate::pcap::Capture;
 use crate::registry::QpnBlock;
 use crate::socket::open_wire;
 use crate::sockopt;
-use crate::steer::{PROBE_OPCODE, Probe, Steering};
+use crate::steer::{Asked, PROBE_OPCODE, Probe, Steering};
 use crate::{BackendError, registry};
 
 /// BTH and ICRC: no frame is shorter.
@@ -87,6 +87,7 @@ pub struct Rx<C> {
     cursor: Option<Cursor>,
     handover: Handover,
     steering: Steering,
+    asked: Option<Asked>,
     requests: VecDeque<Request>,
     rounds: u32,
     eager: u32,
@@ -117,6 +118,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             cursor: None,
             handover: Handover::new(settings.port),
             steering: Steering::new(settings.port, token),
+            asked: None,
             requests: VecDeque::with_capacity(REQUESTS),
             rounds: 0,
             eager: BLOCKS_EAGER,
@@ -245,6 +247,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         loop {
             let Some(mut cursor) = self.cursor.take().or_else(|| self.next_datagram()) else {
                 if self.wire_left.is_empty() && self.block_left.is_empty() {
+                    if let Some(asked) = self.asked.take() {
+                        self.answer_probes(asked);
+                    }
                     return None;
                 }
                 continue;
@@ -368,7 +373,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         if run.first() == Some(&PROBE_OPCODE)
             && let Some(probe) = Probe::decode(run)
         {
-            return answer_probe(probe, &cursor.meta, self.token, &self.blocks, &mut self.handover);
+            let valid = is_own_host(&cursor.meta) && probe.reply_block <= registry::LAST_BLOCK;
+            if valid && let Some(before) = Asked::add(&mut self.asked, probe) {
+                self.answer_probes(before);
+            }
+            return;
         }
         if cursor.origin == Origin::Block {
             // Handed to the wrong one; it must not go round.
@@ -386,6 +395,17 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             }
             Passed::NoOwner => self.counters.drop_no_owner.add(frames),
             Passed::Full => self.counters.drop_handover.add(frames),
+        }
+    }
+
+    fn answer_probes(&mut self, asked: Asked) {
+        let Probe { nonce, index, reply_block } = asked.probe;
+        let blocks = self.blocks().map(|b| b as u16).collect();
+        let answer = Answer { nonce, index, count: asked.count, token: self.token, blocks };
+        if self.is_local(reply_block) {
+            self.steering.answer(answer);
+        } else {
+            self.handover.pass(reply_block, &control::encode_answer(&answer), &[]);
         }
     }
 
@@ -455,13 +475,8 @@ fn qpn(frame: &[u8]) -> Qpn {
     u32::from_be_bytes([0, frame[5], frame[6], frame[7]])
 }
 
-/// Answers a probe, if it is of this host.
-fn answer_probe(probe: Probe, meta: &FrameMeta, token: u64, blocks: &[QpnBlock], handover: &mut Handover) {
+/// Whether both ends are loopback, so that nobody else can have sent it.
+fn is_own_host(meta: &FrameMeta) -> bool {
     const LOOPBACK: Gid = Gid::from_ipv4([127, 0, 0, 1]);
-    if meta.src != LOOPBACK || meta.dst != LOOPBACK || probe.reply_block > registry::LAST_BLOCK {
-        return;
-    }
-    let blocks = blocks.iter().map(|b| b.number() as u16).collect();
-    let answer = Answer { nonce: probe.nonce, index: probe.index, token, blocks };
-    handover.pass(probe.reply_block, &control::encode_answer(&answer), &[]);
+    meta.src == LOOPBACK && meta.dst == LOOPBACK
 }

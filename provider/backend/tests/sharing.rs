@@ -1,0 +1,185 @@
+//! Several ports of one host on one UDP port: steering, handing on, and what a death does to them.
+
+mod common;
+
+use std::net::{Ipv6Addr, UdpSocket};
+use std::time::Duration;
+
+use common::{Node, drive, free_port, pattern};
+use starverbs_core::{Counters, Nanos, QPN_BLOCK};
+use starverbs_settings::Settings;
+
+/// Sends `count` frames from the first node to each, and waits until all have theirs.
+fn everyone_gets(nodes: &mut [&mut Node], count: usize) {
+    let targets: Vec<_> = nodes.iter().map(|n| n.qpn(7)).collect();
+    for node in nodes.iter_mut() {
+        node.got.clear();
+    }
+    let data = pattern(1000, 1);
+    let to = nodes[0].av("127.0.0.1");
+    for qpn in targets {
+        for _ in 0..count {
+            nodes[0].send(&to, qpn, &data);
+            nodes[0].flush();
+        }
+        // Few at a time: a block's socket takes ten messages unread.
+        for node in nodes.iter_mut() {
+            node.poll();
+        }
+    }
+    let all = drive(nodes, |nodes| nodes.iter().all(|n| n.got.len() == count));
+    let got: Vec<_> = nodes.iter().map(|n| (n.got.len(), n.counters)).collect();
+    assert!(all, "{got:?}");
+}
+
+fn sum(nodes: &[&mut Node], of: fn(&Counters) -> u64) -> u64 {
+    nodes.iter().map(|n| of(n.counters)).sum()
+}
+
+/// Traffic until nothing is steered wrongly any more.
+fn settles(nodes: &mut [&mut Node]) {
+    for _ in 0..200 {
+        let before = sum(nodes, |c| c.handed_on.get());
+        everyone_gets(nodes, 3);
+        if sum(nodes, |c| c.handed_on.get()) == before {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("frames are still handed on: {:?}", nodes.iter().map(|n| n.counters).collect::<Vec<_>>());
+}
+
+#[test]
+fn frames_are_steered_to_the_owner_of_their_block() {
+    let port = free_port();
+    for members in 2..=4 {
+        let mut nodes: Vec<_> = (0..members).map(|_| Node::new(port)).collect();
+        let mut nodes: Vec<_> = nodes.iter_mut().collect();
+        settles(&mut nodes);
+    }
+}
+
+#[test]
+fn steering_heals_when_members_die_and_the_group_shifts() {
+    let port = free_port();
+    let mut nodes: Vec<_> = (0..4).map(|_| Node::new(port)).collect();
+    settles(&mut nodes.iter_mut().collect::<Vec<_>>());
+    while nodes.len() > 1 {
+        drop(nodes.remove(0));
+        settles(&mut nodes.iter_mut().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_further_block_is_steered_too() {
+    let port = free_port();
+    let (mut a, mut b) = (Node::new(port), Node::new(port));
+    settles(&mut [&mut a, &mut b]);
+    let block = b.rx.claim_block().expect("a free block");
+    assert_eq!(b.rx.blocks().collect::<Vec<_>>().len(), 2);
+    let to = a.av("127.0.0.1");
+    for _ in 0..200 {
+        let before = sum(&[&mut a, &mut b], |c| c.handed_on.get());
+        b.got.clear();
+        for _ in 0..3 {
+            a.send(&to, block * QPN_BLOCK + 3, b"to the second block");
+            a.flush();
+        }
+        let all = drive(&mut [&mut a, &mut b], |n| n[1].got.len() == 3);
+        assert!(all, "{:?} {:?}", a.counters, b.counters);
+        if sum(&[&mut a, &mut b], |c| c.handed_on.get()) == before {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("frames are still handed on: {:?} {:?}", a.counters, b.counters);
+}
+
+#[test]
+fn joined_frames_of_a_mixed_burst_all_find_their_owner() {
+    let port = free_port();
+    let (mut a, mut b) = (Node::new(port), Node::new(port));
+    settles(&mut [&mut a, &mut b]);
+    let before = sum(&[&mut a, &mut b], |c| c.handed_on.get());
+    for node in [&mut a, &mut b] {
+        node.got.clear();
+    }
+    let (to, data) = (a.av("127.0.0.1"), pattern(2048, 4));
+    let (qa, qb) = (a.qpn(1), b.qpn(1));
+    for _ in 0..10 {
+        a.send(&to, qa, &data);
+        a.send(&to, qb, &data);
+    }
+    a.flush();
+    let all = drive(&mut [&mut a, &mut b], |n| n[0].got.len() == 10 && n[1].got.len() == 10);
+    assert!(all, "{:?} {:?}", a.counters, b.counters);
+    assert_eq!(sum(&[&mut a, &mut b], |c| c.handed_on.get()), before, "one send for two processes");
+}
+
+#[test]
+fn a_member_that_does_not_read_disturbs_the_others_no_longer_than_they_need_to_notice() {
+    let port = free_port();
+    let mut stopped = Node::new(port);
+    let (mut a, mut b) = (Node::new(port), Node::new(port));
+    // Each joined while nobody else read. Their answers come late, and are taken.
+    for _ in 0..200 {
+        std::thread::sleep(Duration::from_millis(1));
+        a.poll();
+        b.poll();
+    }
+    settles(&mut [&mut a, &mut b]);
+    settles(&mut [&mut a, &mut b, &mut stopped]);
+}
+
+#[test]
+fn frames_for_nobody_are_counted() {
+    let mut node = Node::new(free_port());
+    let to = node.av("127.0.0.1");
+    let nobody = if node.block() == 1 { 2 } else { 1 };
+    node.send(&to, nobody * QPN_BLOCK, b"to nobody");
+    node.send(&to, 1, b"to the general service interface");
+    node.flush();
+    assert!(drive(&mut [&mut node], |n| n[0].counters.drop_no_owner.get() == 2), "{:?}", node.counters);
+    assert!(node.got.is_empty());
+}
+
+#[test]
+fn a_guest_becomes_a_member_when_the_port_is_free() {
+    const LATER: Nanos = 3600 * 1_000_000_000;
+    let port = free_port();
+    let holder = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).expect("a free port");
+    let mut node = Node::new(port);
+    assert!(node.rx.is_guest());
+    assert!(node.rx.maintenance(1).is_some(), "a guest has something to do later");
+    drop(holder);
+    node.rx.maintenance(LATER);
+    assert!(!node.rx.is_guest());
+    let (to, qpn) = (node.av("127.0.0.1"), node.qpn(1));
+    node.send(&to, qpn, b"hello");
+    node.flush();
+    assert!(drive(&mut [&mut node], |n| n[0].got.len() == 1), "{:?}", node.counters);
+}
+
+#[test]
+fn questions_are_answered() {
+    let settings = Settings { port: free_port(), ..Settings::default() };
+    let mut node = Node::with(&settings);
+    let block = node.block();
+    let asking = std::thread::spawn(move || {
+        starverbs_backend::ask(settings.port, block, b"qps", Duration::from_secs(10))
+    });
+    let mut asked = None;
+    assert!(drive(&mut [&mut node], |_| true));
+    while asked.is_none() {
+        node.poll();
+        asked = node.rx.take_request();
+        assert!(asked.is_some() || !asking.is_finished(), "nothing was asked");
+    }
+    let request = asked.expect("a request");
+    assert_eq!(request.text, b"qps");
+    node.rx.answer(&request, b"none");
+    assert_eq!(asking.join().expect("no panic").expect("an answer"), b"none");
+    drop(node);
+    let error = starverbs_backend::ask(settings.port, block, b"qps", Duration::from_secs(1));
+    assert_eq!(error.expect_err("nobody is there").kind(), std::io::ErrorKind::ConnectionRefused);
+}
