@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use starverbs_core::wire::{Icrc, IcrcHeader};
+use starverbs_core::wire::{Icrc, IcrcHeader, Packet};
 use starverbs_core::{Av, FrameMeta, Nanos, NicConfig, QpType, Qpn};
 
 use crate::host::{Host, Setup};
@@ -75,6 +75,8 @@ pub struct Net {
     pub faults: Faults,
     /// What the wire did
     pub tally: Tally,
+    /// Print each frame and its fate (STARVERBS_SIM_TRACE)
+    trace: bool,
     now: Nanos,
     rng: Rng,
     /// Arrival time and order; the frame is in `flights` by its order
@@ -94,6 +96,7 @@ impl Net {
             hosts,
             faults,
             tally: Tally::default(),
+            trace: std::env::var_os("STARVERBS_SIM_TRACE").is_some(),
             now: 1_000,
             rng,
             wire: BinaryHeap::new(),
@@ -178,6 +181,7 @@ impl Net {
             return;
         };
         if self.rng.chance(self.faults.loss) {
+            self.say(from, "lost", &bytes);
             self.tally.lost += 1;
             return;
         }
@@ -198,6 +202,7 @@ impl Net {
         }
         for _ in 0..copies {
             let at = self.arrival(from, dest);
+            self.say(from, "sent", &bytes);
             self.order += 1;
             self.wire.push(Reverse((at, self.order)));
             self.flights.insert(self.order, Flight { to: dest, meta, bytes: bytes.clone() });
@@ -227,7 +232,29 @@ impl Net {
     fn deliver(&mut self, order: u64) {
         let Some(flight) = self.flights.remove(&order) else { return };
         self.tally.delivered += 1;
+        self.say(flight.to, "came", &flight.bytes);
         let h = &mut self.hosts[flight.to];
         h.nic.handle_frame(&mut h.env, self.now, &flight.meta, &flight.bytes);
+    }
+
+    fn say(&self, host: usize, what: &str, bytes: &[u8]) {
+        if !self.trace {
+            return;
+        }
+        match Packet::parse(bytes) {
+            Ok(p) => eprintln!(
+                "{:>12} host {host} {what} {:?}{}{} to {} psn {} {:?} len {} {:?}",
+                self.now,
+                p.op().kind,
+                if p.op().is_first() { " first" } else { "" },
+                if p.op().is_last() { " last" } else { "" },
+                p.bth().dest_qpn(),
+                p.bth().psn().get(),
+                if p.bth().ack_req() { "ask" } else { "" },
+                p.reth().map_or(p.payload().len(), |r| r.dma_len() as usize),
+                p.aeth().and_then(|a| a.syndrome()),
+            ),
+            Err(e) => eprintln!("{:>12} host {host} {what} {e}", self.now),
+        }
     }
 }

@@ -164,6 +164,7 @@ impl<E: Env> Ctx<'_, E> {
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
         let end = self.qp.req.psn.plus(packets);
         self.qp.req.reads.push_back(end);
+        self.qp.req.unasked = 0;
         self.advance(wqe, len, packets);
         Step::Sent
     }
@@ -250,6 +251,12 @@ impl<E: Env> Ctx<'_, E> {
         let qpn = self.qp.qpn;
         let path = self.sh.paths.get(path);
         if path.admits(len + PACKET_OVERHEAD) {
+            return true;
+        }
+        if self.qp.req.unasked > 0 {
+            /* Who waits must have asked for an ACK, or nothing but the timer would end it: one packet
+            more, and it asks. */
+            self.qp.req.unasked = ASK_EVERY;
             return true;
         }
         if !self.qp.flags.window_wait {

@@ -1,0 +1,211 @@
+//! RC on a hostile wire: every message once, in order, with the right bytes and completions.
+
+mod common;
+#[path = "common/rc.rs"]
+mod program;
+
+use common::{any_faults, for_seeds, is_clean, scattered};
+use program::{Conn, Shape};
+use starverbs_core::{Access, Mtu, NicConfig, SendOp, Sge, SrqId};
+use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
+
+const ALL: [SendOp; 7] = [
+    SendOp::Write,
+    SendOp::WriteImm,
+    SendOp::Send,
+    SendOp::SendImm,
+    SendOp::Read,
+    SendOp::CmpSwap,
+    SendOp::FetchAdd,
+];
+
+/// A run takes some thousand steps; one that takes so many turns in a circle.
+const STEPS: usize = 2_000_000;
+
+fn any_shape(rng: &mut Rng) -> Shape {
+    let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096];
+    let setup = Setup {
+        mtu: rng.pick(&mtus),
+        timeout: 18,
+        min_rnr_timer: rng.within(1, 12) as u8,
+        rd_atomic: rng.pick(&[1, 2, 4, 16, 128]),
+        psn: rng.pick(&[0, 0xff_ffff, 0xff_fff0, rng.clone().bits() as u32 & 0xff_ffff]),
+        ..Setup::default()
+    };
+    let kinds = if rng.chance(0.6) { ALL.to_vec() } else { vec![rng.pick(&ALL), rng.pick(&ALL)] };
+    Shape {
+        setup,
+        sq_slots: 1 << rng.below(7),
+        rq_slots: rng.pick(&[1, 2, 3, 8, 64]),
+        ops: rng.pick(&[3, 12, 40]),
+        kinds,
+    }
+}
+
+/// Receives of an SRQ, posted as there is room.
+struct Pool {
+    rq: SimRq,
+    buffers: Vec<Vec<Sge>>,
+    posted: usize,
+}
+
+impl Pool {
+    fn fill(&mut self) -> bool {
+        let before = self.posted;
+        while self.posted < self.buffers.len() && !self.rq.is_full() {
+            let sges = self.buffers[self.posted].clone();
+            self.rq.post(Recv { wr_id: self.posted as u64, sges }).expect("there is room");
+            self.posted += 1;
+        }
+        self.posted != before
+    }
+}
+
+struct Run {
+    net: Net,
+    rng: Rng,
+    conns: Vec<Conn>,
+    cqs: [SimCq; 2],
+    pools: [Option<Pool>; 2],
+}
+
+impl Run {
+    fn new(seed: u64, faults: Option<Faults>, srq: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let faults = faults.unwrap_or_else(|| any_faults(&mut rng));
+        let cfg = NicConfig { window: rng.pick(&[4 << 10, 64 << 10, 512 << 10]), ..NicConfig::default() };
+        let mut net = Net::new(2, cfg, faults, seed);
+        let cqs = [SimCq::new(4096), SimCq::new(4096)];
+        let mut srqs: [Option<(SrqId, SimRq)>; 2] = [None, None];
+        for (at, host) in net.hosts.iter_mut().enumerate() {
+            host.env.port = rng.pick(&[1, 3, 64]);
+            if srq {
+                let rq = SimRq::new(rng.pick(&[1, 2, 16]), 4);
+                let id = host.nic.create_srq(host.pd, rq.clone(), 0).expect("an SRQ");
+                srqs[at] = Some((id, rq));
+            }
+        }
+        let shape = any_shape(&mut rng);
+        let n = if srq { rng.within(2, 4) } else { rng.within(1, 3) };
+        let conns: Vec<Conn> =
+            (0..n).map(|_| Conn::new(&mut net, &mut rng, &cqs, srqs.clone(), &shape)).collect();
+        let mut pools = [None, None];
+        for (at, srq) in srqs.into_iter().enumerate() {
+            let needs = || conns.iter().map(|c| c.recv_needs(at));
+            let room = needs().map(|(room, _)| room).max().unwrap_or(0);
+            let count = needs().map(|(_, n)| n).sum();
+            let mut buffer = || scattered(&mut net.hosts[at], &mut rng, room, 4, Access::LOCAL_WRITE);
+            pools[at] =
+                srq.map(|(_, rq)| Pool { rq, buffers: (0..count).map(|_| buffer()).collect(), posted: 0 });
+        }
+        Run { net, rng, conns, cqs, pools }
+    }
+
+    fn poll(&mut self) -> bool {
+        let mut any = false;
+        for host in 0..2 {
+            while let Some((cqe, solicited)) = self.cqs[host].poll() {
+                any = true;
+                let wr = self.pools[host].as_ref().map_or(&[][..], |p| &p.buffers);
+                let net = &self.net;
+                let known = self.conns.iter_mut().any(|c| c.complete(net, host, &cqe, solicited, wr));
+                assert!(known, "a completion of no QP: {cqe:?}");
+            }
+        }
+        any
+    }
+
+    fn act(&mut self, eager: bool) -> bool {
+        let mut acted = false;
+        for conn in &mut self.conns {
+            acted |= conn.act(&mut self.net, &mut self.rng, eager);
+        }
+        for pool in self.pools.iter_mut().flatten() {
+            if eager || self.rng.chance(0.3) {
+                acted |= pool.fill();
+            }
+        }
+        acted
+    }
+
+    fn go(&mut self) {
+        for _ in 0..STEPS {
+            self.act(false);
+            let happened = self.net.step();
+            let polled = (!happened || self.rng.chance(0.5)) && self.poll();
+            if !happened && !polled && !self.act(true) {
+                return;
+            }
+        }
+        panic!("no end after {STEPS} steps, at {} ns: {:?}", self.net.now(), self.net.tally);
+    }
+
+    fn finish(&self) {
+        for conn in &self.conns {
+            conn.finish(&self.net);
+        }
+        for host in &self.net.hosts {
+            assert_eq!(host.env.events, vec![], "nothing to complain about");
+            assert!(host.env.memory.gaps_intact(), "nobody wrote beside the buffers");
+            let c = host.nic.counters();
+            assert_eq!((c.error_completions.get(), c.cq_overrun.get(), c.drop_malformed.get()), (0, 0, 0));
+            if is_clean(&self.net.faults) && c.rcvd_rnr.get() == 0 {
+                assert_eq!(
+                    (c.retransmitted.get(), c.timeouts.get()),
+                    (0, 0),
+                    "a clean wire needs no second try"
+                );
+            }
+        }
+    }
+}
+
+fn one(seed: u64) {
+    let mut run = Run::new(seed, None, false);
+    run.go();
+    run.finish();
+}
+
+#[test]
+fn rc_is_exactly_once_and_in_order() {
+    for_seeds("rc_is_exactly_once_and_in_order", 2000, one);
+}
+
+#[test]
+fn rc_through_shared_receive_queues() {
+    for_seeds("rc_through_shared_receive_queues", 500, |seed| {
+        let mut run = Run::new(seed, None, true);
+        run.go();
+        run.finish();
+    });
+}
+
+/// The same seed is the same run.
+#[test]
+fn runs_repeat() {
+    for_seeds("runs_repeat", 20, |seed| {
+        let tally = || {
+            let mut run = Run::new(seed, None, false);
+            run.go();
+            (
+                run.net.tally,
+                run.net.now(),
+                run.net.hosts.iter().map(|h| h.nic.counters().values()).collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!(tally(), tally());
+    });
+}
+
+/// 20% loss, 20% repeats, 20% out of order, all at once, with long messages.
+#[test]
+fn rc_on_the_worst_wire() {
+    for_seeds("rc_on_the_worst_wire", 300, |seed| {
+        let faults = Faults { loss: 0.2, duplicate: 0.2, reorder: 0.2, jitter: 5_000, ..Faults::default() };
+        let mut run = Run::new(seed, Some(faults), false);
+        run.go();
+        run.finish();
+        let lost: u64 = run.net.tally.lost;
+        assert!(lost > 0 || run.net.tally.sent < 30, "the wire lost frames");
+    });
+}
