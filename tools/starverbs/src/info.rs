@@ -1,9 +1,11 @@
 //! `starverbs info`: what devices, GIDs and settings a program started now would see.
 
 use serde_json::{Value, json};
+use starverbs_backend::host;
 use starverbs_settings::{KEYS, Settings};
+use starverbs_verbs::{Context, DeviceAttr, GidEntry, PortAttr, device_name};
 
-use crate::Failure;
+use crate::{Failure, run};
 
 /// Show the device, its GIDs and the settings that a program will see.
 #[derive(clap::Args)]
@@ -16,18 +18,85 @@ pub(crate) struct Args {
     settings: bool,
 }
 
+/// The device as a program finds it.
+struct Device {
+    attr: DeviceAttr,
+    port: PortAttr,
+    gids: Vec<GidEntry>,
+}
+
+impl Device {
+    /// Opens the device and asks, as a program does; it is closed when this process ends.
+    fn ask() -> Result<Device, Failure> {
+        let failure = |error| Failure::new(1, format!("{}: {error}", device_name()));
+        let context = Context::open().map_err(failure)?;
+        let port = context.query_port(1).map_err(failure)?;
+        Ok(Device { attr: context.device_attr().clone(), port, gids: context.gid_table() })
+    }
+
+    fn to_json(&self) -> Value {
+        let gid = |entry: &GidEntry| json!({ "index": entry.index, "address": host::ip_of(entry.gid).to_string(), "interface": entry.netdev });
+        json!({
+            "name": device_name(),
+            "node_guid": format!("{:016x}", self.attr.node_guid),
+            "active_mtu": self.port.active_mtu.bytes(),
+            "max_mtu": self.port.max_mtu.bytes(),
+            "gids": self.gids.iter().map(gid).collect::<Vec<_>>(),
+        })
+    }
+
+    fn to_text(&self) -> String {
+        let mut text = format!(
+            "device {}   port 1, Ethernet, RoCEv2, active_mtu {} (of {}), node GUID {:016x}\n",
+            device_name(),
+            self.port.active_mtu.bytes(),
+            self.port.max_mtu.bytes(),
+            self.attr.node_guid
+        );
+        for entry in &self.gids {
+            text += &format!("  GID[{}]  {}  on {}\n", entry.index, host::ip_of(entry.gid), entry.netdev);
+        }
+        text
+    }
+}
+
 /// Prints what was asked for.
 pub(crate) fn info(args: &Args) -> Result<(), Failure> {
     let settings = Settings::load().map_err(|e| Failure::new(1, e))?;
-    if args.json {
-        let text = json!({ "version": env!("CARGO_PKG_VERSION"), "settings": settings_json(&settings) });
-        println!("{text:#}");
-    } else if args.settings {
+    if args.settings && !args.json {
         print!("{}", settings_text(&settings));
-    } else {
-        println!("starverbs {}", env!("CARGO_PKG_VERSION"));
+        return Ok(());
     }
+    let device = Device::ask()?;
+    let library = run::library_dir(None).map(|dir| dir.join("libibverbs.so.1"));
+    if args.json {
+        let text = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "library": library.ok(),
+            "device": device.to_json(),
+            "settings": settings_json(&settings),
+        });
+        println!("{text:#}");
+        return Ok(());
+    }
+    print!("{}", device.to_text());
+    match library {
+        Ok(path) => println!("library {}", path.display()),
+        Err(failure) => println!("library {}", failure.message),
+    }
+    print!("{}", changed_text(&settings));
     Ok(())
+}
+
+/// The settings that are not at their default.
+fn changed_text(settings: &Settings) -> String {
+    let changed = KEYS.iter().filter(|key| key.show(settings) != key.default());
+    let lines: String = changed.map(|key| format!("  {}={}\n", key.variable(), key.show(settings))).collect();
+    if lines.is_empty() {
+        "settings: all at their defaults (`starverbs info --settings` lists them)\n".to_owned()
+    } else {
+        format!("settings that are not at their default:\n{lines}")
+    }
 }
 
 fn settings_json(settings: &Settings) -> Value {
@@ -64,5 +133,6 @@ mod tests {
         assert!(KEYS.iter().all(|key| text.contains(&key.variable())));
         assert!(text.contains("STARVERBS_PORT=5000   (default 4791)"), "{text}");
         assert_eq!(settings_json(&settings)["STARVERBS_PORT"]["value"], "5000");
+        assert!(changed_text(&settings).ends_with(":\n  STARVERBS_PORT=5000\n"));
     }
 }

@@ -76,4 +76,24 @@ mod tests {
         let Command::Run(args) = cli.command else { panic!("not run") };
         assert_eq!(args.program(), ["prog", "--mtu", "-x"]);
     }
+
+    /// docs/counters.md carries the core's list of counters, no other.
+    #[test]
+    fn documentation_has_the_counters() {
+        use starverbs_core::Counters;
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/counters.md");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let (before, rest) = text.split_once("<!-- table").unwrap();
+        let (comment, rest) = rest.split_once("-->\n").unwrap();
+        let (_, after) = rest.split_once("<!-- end").unwrap();
+        let rows = Counters::NAMES.iter().zip(Counters::HELP);
+        let rows: String = rows.map(|(name, help)| format!("| `{name}` | {} |\n", help.trim())).collect();
+        let table = format!("| counter | counts |\n|---|---|\n{rows}");
+        let wanted = format!("{before}<!-- table{comment}-->\n\n{table}\n<!-- end{after}");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&file, &wanted).unwrap();
+        } else {
+            assert_eq!(text, wanted, "run with UPDATE_DOCS=1 to rewrite docs/counters.md");
+        }
+    }
 }

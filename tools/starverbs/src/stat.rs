@@ -1,19 +1,243 @@
 //! `starverbs stat`: counters of the processes that use the card.
+//!
+//! Reads each process's statistics page through /proc; asks the process itself only for its queue pairs.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use starverbs_verbs::stat::{NAME, Snapshot};
 
 use crate::Failure;
+
+/// How long a process may take to list its queue pairs.
+const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
 /// Show the counters of running programs.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only this process
     pid: Option<u32>,
-    /// Print JSON
+    /// Print JSON, with all counters
     #[arg(long)]
     json: bool,
+    /// Add a line for each queue pair
+    #[arg(long)]
+    qp: bool,
+    /// Repeat after so many seconds, with the change per second
+    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..))]
+    watch: Option<u64>,
+}
+
+/// A process that uses the card.
+struct User {
+    pid: u32,
+    command: String,
+    page: Snapshot,
+    /// The process's list of queue pairs, if asked for.
+    qps: Option<Result<String, String>>,
 }
 
 /// Prints the counters.
 pub(crate) fn stat(args: &Args) -> Result<(), Failure> {
-    let _ = (args.pid, args.json);
+    let mut before = users(args)?;
+    print(args, &before, &[], 1);
+    while let Some(seconds) = args.watch {
+        std::thread::sleep(Duration::from_secs(seconds));
+        let now = users(args)?;
+        println!();
+        print(args, &now, &before, seconds);
+        before = now;
+    }
     Ok(())
+}
+
+fn users(args: &Args) -> Result<Vec<User>, Failure> {
+    let pids = match args.pid {
+        Some(pid) => vec![pid],
+        None => running(),
+    };
+    let mut found = Vec::new();
+    for pid in pids {
+        match page_of(pid) {
+            Ok(Some(page)) => {
+                let qps = args.qp.then(|| queue_pairs(&page));
+                found.push(User { pid, command: command(pid), page, qps });
+            }
+            // Processes that are gone or not ours to look into are nobody's error, unless asked for by number.
+            Err(error) if args.pid.is_some() => {
+                return Err(Failure::new(1, format!("process {pid}: {error}")));
+            }
+            Ok(None) | Err(_) => {}
+        }
+    }
+    match (found.is_empty(), args.pid) {
+        (false, _) => Ok(found),
+        (true, Some(pid)) => Err(Failure::new(1, format!("process {pid} does not use the card"))),
+        (true, None) => Err(Failure::new(1, "no process that you may look into uses the card")),
+    }
+}
+
+fn running() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    pids
+}
+
+/// The statistics page that `pid` made itself; a page inherited from its parent is the parent's.
+fn page_of(pid: u32) -> io::Result<Option<Snapshot>> {
+    let own = own_number(pid);
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        let is_page = fs::read_link(entry.path()).is_ok_and(|target| is_page(&target));
+        if is_page
+            && let Ok(page) = File::open(entry.path()).and_then(|file| Snapshot::read(&file))
+            && page.pid == own
+        {
+            return Ok(Some(page));
+        }
+    }
+    Ok(None)
+}
+
+fn is_page(target: &Path) -> bool {
+    target.to_string_lossy().strip_prefix("/memfd:").is_some_and(|rest| rest.starts_with(NAME))
+}
+
+/// The number by which a process knows itself: another than ours for it if it lives in a container.
+fn own_number(pid: u32) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok()).unwrap_or(pid)
+}
+
+fn command(pid: u32) -> String {
+    let words = fs::read(PathBuf::from(format!("/proc/{pid}/cmdline"))).unwrap_or_default();
+    let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+fn queue_pairs(page: &Snapshot) -> Result<String, String> {
+    let answer = starverbs_backend::ask(page.port, page.first_block, b"qps", ANSWER_LIMIT);
+    let explain = |error: io::Error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => "not in this network namespace".to_owned(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "does not answer".to_owned(),
+        _ => error.to_string(),
+    };
+    answer.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).map_err(explain)
+}
+
+fn print(args: &Args, users: &[User], before: &[User], seconds: u64) {
+    if args.json {
+        println!("{:#}", Value::Array(users.iter().map(to_json).collect()));
+        return;
+    }
+    for (i, user) in users.iter().enumerate() {
+        if i > 0 {
+            println!();
+        }
+        let old = before.iter().find(|old| old.pid == user.pid);
+        print!("{}", to_text(user, old, seconds));
+    }
+}
+
+fn to_json(user: &User) -> Value {
+    let counters: Map<String, Value> =
+        user.page.counters.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    let mut object = json!({ "pid": user.pid, "command": user.command, "counters": counters });
+    match &user.qps {
+        Some(Ok(table)) => object["qps"] = table_to_json(table),
+        Some(Err(reason)) => object["qps_error"] = json!(reason),
+        None => {}
+    }
+    object
+}
+
+/// A table with a line of names, as one object a line.
+fn table_to_json(table: &str) -> Value {
+    let mut lines = table.lines().map(|line| line.split_ascii_whitespace());
+    let names: Vec<&str> = lines.next().into_iter().flatten().collect();
+    let value = |word: &str| word.parse::<u64>().map_or_else(|_| json!(word), |number| json!(number));
+    let row = |words: std::str::SplitAsciiWhitespace<'_>| -> Value {
+        names
+            .iter()
+            .zip(words)
+            .map(|(name, word)| ((*name).to_owned(), value(word)))
+            .collect::<Map<_, _>>()
+            .into()
+    };
+    lines.map(row).collect()
+}
+
+/// The counters that are not zero, with their change per second if `old` is there.
+fn to_text(user: &User, old: Option<&User>, seconds: u64) -> String {
+    let mut text = format!("{} {}\n", user.pid, user.command);
+    for (name, value) in user.page.counters.iter().filter(|(_, value)| *value != 0) {
+        let previous = old.and_then(|old| old.page.counters.iter().find(|(n, _)| n == name));
+        let rate =
+            previous.map(|(_, previous)| value.wrapping_sub(*previous).cast_signed() / seconds.cast_signed());
+        let rate = rate.map_or_else(String::new, |rate| format!("  {rate:+}/s"));
+        text += &format!("  {name:<22} {value:>14}{rate}\n");
+    }
+    match &user.qps {
+        Some(Ok(table)) => text += &aligned(table),
+        Some(Err(reason)) => text += &format!("  queue pairs: {reason}\n"),
+        None => {}
+    }
+    text
+}
+
+/// A table with its columns under each other.
+fn aligned(table: &str) -> String {
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_ascii_whitespace().collect()).collect();
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |i: usize| rows.iter().filter_map(|row| row.get(i)).map(|word| word.len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<&str>| {
+        row.iter().zip(&widths).map(|(word, width)| format!("  {word:>width$}")).collect::<String>() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(pid: u32, sent: u64) -> User {
+        let counters = vec![("tx_packets".to_owned(), sent), ("rx_packets".to_owned(), 0)];
+        let page = Snapshot { pid, port: 4791, first_block: 1, counters };
+        User { pid, command: "prog -x".to_owned(), page, qps: None }
+    }
+
+    #[test]
+    fn text_leaves_out_zeros_and_shows_the_rate() {
+        let text = to_text(&user(7, 300), Some(&user(7, 100)), 2);
+        assert!(text.starts_with("7 prog -x\n") && text.contains("300  +100/s"), "{text}");
+        assert!(!text.contains("rx_packets"), "{text}");
+    }
+
+    #[test]
+    fn json_has_all_counters_and_queue_pairs() {
+        let mut user = user(7, 300);
+        user.qps = Some(Ok("qpn type sent\n65536 RC 12\n65537 UD 0\n".to_owned()));
+        let value = to_json(&user);
+        assert_eq!(value["counters"], json!({ "tx_packets": 300, "rx_packets": 0 }));
+        assert_eq!(value["qps"][1], json!({ "qpn": 65537, "type": "UD", "sent": 0 }));
+        assert!(to_text(&user, None, 1).contains("65536    RC    12"));
+    }
+
+    #[test]
+    fn pages_are_known_by_their_name() {
+        assert!(is_page(Path::new("/memfd:starverbs-stat (deleted)")));
+        assert!(!is_page(Path::new("/tmp/starverbs-stat")));
+        assert_eq!(own_number(std::process::id()), std::process::id());
+    }
+
+    #[test]
+    fn a_process_without_card_is_an_error_by_number() {
+        let args = Args { pid: Some(1), json: false, qp: false, watch: None };
+        assert_eq!(users(&args).err().map(|failure| failure.code), Some(1));
+    }
 }
