@@ -256,7 +256,7 @@ mod tests {
     fn mtu_is_that_of_the_smallest_real_interface() {
         let mut settings = Settings::default();
         let (lo, jumbo, plain) = (addr(true, 65536), addr(false, 9000), addr(false, 1500));
-        assert_eq!(active_mtu(&settings, &[lo.clone()]), Mtu::M4096);
+        assert_eq!(active_mtu(&settings, std::slice::from_ref(&lo)), Mtu::M4096);
         assert_eq!(active_mtu(&settings, &[jumbo.clone(), lo.clone()]), Mtu::M4096);
         assert_eq!(active_mtu(&settings, &[jumbo, plain, lo.clone()]), Mtu::M1024);
         settings.mtu = Some(512);
