@@ -14,6 +14,8 @@ impl<E: Env> Ctx<'_, E> {
     /// The oldest WQE succeeded.
     pub(super) fn complete_oldest(&mut self) {
         let wqe = *self.qp.sq.wqe(self.qp.req.una);
+        /* before the completion: who polls it may post at once */
+        self.release_oldest();
         if self.qp.flags.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if wqe.op.is_read_like() { wqe.length } else { 0 };
             let cqe = Cqe {
@@ -25,7 +27,6 @@ impl<E: Env> Ctx<'_, E> {
             };
             self.push_send(&cqe);
         }
-        self.release_oldest();
     }
 
     fn release_oldest(&mut self) {
@@ -44,6 +45,7 @@ impl<E: Env> Ctx<'_, E> {
 
     fn fail_one(&mut self, status: WcStatus) {
         let wqe = *self.qp.sq.wqe(self.qp.req.una);
+        self.release_oldest();
         let cqe = Cqe {
             wr_id: wqe.wr_id,
             status,
@@ -53,7 +55,6 @@ impl<E: Env> Ctx<'_, E> {
         };
         self.sh.stats.error_completions.inc();
         self.push_send(&cqe);
-        self.release_oldest();
     }
 
     /// If the WQE that cannot be sent is now the oldest, completes it with its fault.
