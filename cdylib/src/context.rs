@@ -4,7 +4,7 @@
 //! ibv_close_device still finds the tables it calls through. It must not know what the objects do.
 
 use crate::edge::{self, Errno};
-use crate::handle::{Live, errno, given, zeroed};
+use crate::handle::{Live, complain, given, zeroed};
 use crate::{cq, cq_ex, device, poll, post, qp, query, srq};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::ibv_device) -> *mu
         if given(device)?.as_ptr() != device::star0() {
             return Err(libc::ENODEV);
         }
-        let obj = Context::open().map_err(errno)?;
+        let obj = Context::open().map_err(complain)?;
         let verbs = tables(&obj);
         let handle = Box::new(ContextHandle { verbs, obj, live: Live::default(), refs: AtomicUsize::new(1) });
         let handle = NonNull::from(Box::leak(handle)).as_ptr();

@@ -3,7 +3,7 @@
 //! Owns the `ibv_device`, which lives as long as the process. It must not open anything: listing devices has no effect.
 
 use crate::edge;
-use crate::handle::{given, zeroed};
+use crate::handle::{complain, given, zeroed};
 use core::ffi::{c_char, c_int};
 use starverbs_abi as abi;
 use std::sync::OnceLock;
@@ -76,7 +76,13 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *mut abi::ibv_device) ->
 
 /// ibv_get_device_guid(3): the node GUID in network byte order, 0 if it cannot be told.
 pub(crate) unsafe extern "C" fn get_device_guid(_device: *mut abi::ibv_device) -> u64 {
-    edge::value(0, || starverbs_verbs::device_attr().map_or(0, |a| a.node_guid.to_be()))
+    edge::value(0, || match starverbs_verbs::device_attr() {
+        Ok(attr) => attr.node_guid.to_be(),
+        Err(error) => {
+            complain(error);
+            0
+        }
+    })
 }
 
 /// ibv_get_device_index(3): -1, there is no kernel device that an index could name.

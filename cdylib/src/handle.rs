@@ -20,6 +20,13 @@ pub(crate) fn errno(error: starverbs_verbs::VerbsError) -> Errno {
     error.errno()
 }
 
+/// Says on standard error, once a process, why the card cannot be had: C's errno cannot name a setting.
+pub(crate) fn complain(error: starverbs_verbs::VerbsError) -> Errno {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| eprintln!("starverbs: {error}"));
+    error.errno()
+}
+
 /// A public struct with every byte zero: numbers 0, pointers NULL, no functions.
 ///
 /// # Safety
