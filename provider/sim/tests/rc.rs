@@ -168,12 +168,12 @@ fn one(seed: u64) {
 
 #[test]
 fn rc_is_exactly_once_and_in_order() {
-    for_seeds("rc_is_exactly_once_and_in_order", 2000, one);
+    for_seeds("rc_is_exactly_once_and_in_order", 5000, one);
 }
 
 #[test]
 fn rc_through_shared_receive_queues() {
-    for_seeds("rc_through_shared_receive_queues", 500, |seed| {
+    for_seeds("rc_through_shared_receive_queues", 1500, |seed| {
         let mut run = Run::new(seed, None, true);
         run.go();
         run.finish();
@@ -200,7 +200,7 @@ fn runs_repeat() {
 /// 20% loss, 20% repeats, 20% out of order, all at once, with long messages.
 #[test]
 fn rc_on_the_worst_wire() {
-    for_seeds("rc_on_the_worst_wire", 300, |seed| {
+    for_seeds("rc_on_the_worst_wire", 700, |seed| {
         let faults = Faults { loss: 0.2, duplicate: 0.2, reorder: 0.2, jitter: 5_000, ..Faults::default() };
         let mut run = Run::new(seed, Some(faults), false);
         run.go();

@@ -1,0 +1,279 @@
+//! What goes wrong ends as the verbs man pages and the IBTA say: one failed completion with the
+//! right status, everything behind it flushed in order, the right event, and the right state.
+
+#[path = "common/pair.rs"]
+mod pair;
+
+use pair::{PAGE, Pair};
+use starverbs_core::mr::MrAttr;
+use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
+use starverbs_core::{
+    Access, AsyncEvent, Mtu, NicError, QpState, QpType, SendFlags, SendOp, SendWqe, Sge, WcStatus,
+};
+use starverbs_sim::{Recv, Send, Setup, SimRq, SimSq};
+
+#[test]
+fn remote_access_errors() {
+    type Spoil = fn(&mut SendWqe);
+    let rkey: Spoil = |w| w.rkey ^= 1;
+    let slot: Spoil = |w| w.rkey ^= 0x100;
+    let beyond: Spoil = |w| w.remote_addr += PAGE - 7;
+    let before: Spoil = |w| w.remote_addr -= 8;
+    let wraps: Spoil = |w| w.remote_addr = u64::MAX - 7;
+    for op in [SendOp::Write, SendOp::Read, SendOp::CmpSwap, SendOp::FetchAdd] {
+        for spoil in [rkey, slot, beyond, before, wraps] {
+            let mut p = Pair::rc();
+            let mut bad = p.wqe(2, op);
+            spoil(&mut bad);
+            if op.is_atomic() && !bad.remote_addr.is_multiple_of(8) {
+                bad.remote_addr += 7;
+            }
+            let event = AsyncEvent::QpAccessErr(p.qpn[1]);
+            let sge = p.sge(0, 8);
+            p.refused_with(bad, &[sge], WcStatus::RemAccessErr, event);
+        }
+    }
+}
+
+/// The right must be given by the MR and by the QP.
+#[test]
+fn rights_of_mr_and_qp() {
+    let rights = [
+        (SendOp::Write, Access::REMOTE_WRITE),
+        (SendOp::Read, Access::REMOTE_READ),
+        (SendOp::FetchAdd, Access::REMOTE_ATOMIC),
+        (SendOp::CmpSwap, Access::REMOTE_ATOMIC),
+    ];
+    for (op, right) in rights {
+        let others = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        for of_qp in [false, true] {
+            let mut p = Pair::rc();
+            let mut bad = p.wqe(2, op);
+            if of_qp {
+                let attr = QpAttr { access: others - right, ..QpAttr::default() };
+                let now = p.net.now();
+                p.net.hosts[1].modify(p.qpn[1], &attr, QpAttrMask::ACCESS_FLAGS, now).expect("RTS to RTS");
+            } else {
+                (bad.remote_addr, bad.rkey) = p.net.hosts[1].region(64, others - right);
+            }
+            let sge = p.sge(0, 8);
+            if of_qp && op == SendOp::Write {
+                /* The good WRITE before it fails already. */
+                p.post(bad, &[sge]);
+                p.run();
+                assert_eq!(p.polled(0), [(2, WcStatus::RemAccessErr)]);
+                continue;
+            }
+            let event = AsyncEvent::QpAccessErr(p.qpn[1]);
+            p.refused_with(bad, &[sge], WcStatus::RemAccessErr, event);
+        }
+    }
+}
+
+/// An MR of another protection domain, and one that is gone.
+#[test]
+fn keys_of_others_and_of_the_past() {
+    let mut p = Pair::rc();
+    let host = &mut p.net.hosts[1];
+    let other = host.nic.alloc_pd().expect("a PD");
+    let addr = host.env.memory.alloc(64);
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let rkey = host.nic.reg_mr(MrAttr { pd: other, addr, length: 64, iova: addr, access }).expect("an MR");
+    let (sge, event) = (p.sge(0, 8), AsyncEvent::QpAccessErr(p.qpn[1]));
+    p.refused_with(
+        SendWqe { remote_addr: addr, rkey, ..p.wqe(2, SendOp::Write) },
+        &[sge],
+        WcStatus::RemAccessErr,
+        event,
+    );
+
+    let mut p = Pair::rc();
+    let (addr, rkey) = p.net.hosts[1].region(64, access);
+    p.net.hosts[1].nic.dereg_mr(rkey).expect("it exists");
+    assert_eq!(p.net.hosts[1].nic.dereg_mr(rkey), Err(NicError::NotFound));
+    let (sge, event) = (p.sge(0, 8), AsyncEvent::QpAccessErr(p.qpn[1]));
+    p.refused_with(
+        SendWqe { remote_addr: addr, rkey, ..p.wqe(2, SendOp::Write) },
+        &[sge],
+        WcStatus::RemAccessErr,
+        event,
+    );
+}
+
+#[test]
+fn local_errors() {
+    for op in [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd] {
+        for spoil in
+            [|s: &mut Sge| s.lkey ^= 1, |s: &mut Sge| s.addr += PAGE, |s: &mut Sge| s.addr = u64::MAX]
+        {
+            let mut p = Pair::rc();
+            let mut sge = p.sge(0, 8);
+            spoil(&mut sge);
+            p.fails_with(p.wqe(2, op), &[sge], WcStatus::LocProtErr);
+            assert_eq!(p.states()[1], QpState::Rts, "the peer saw nothing");
+        }
+    }
+    /* Results need LOCAL_WRITE. */
+    let mut p = Pair::rc();
+    let (addr, lkey) = p.net.hosts[0].region(64, Access::empty());
+    p.fails_with(p.wqe(2, SendOp::Read), &[Sge { addr, len: 8, lkey }], WcStatus::LocProtErr);
+    /* Atomics move eight bytes. */
+    let mut p = Pair::rc();
+    let sge = p.sge(0, 16);
+    p.fails_with(p.wqe(2, SendOp::FetchAdd), &[sge], WcStatus::LocLenErr);
+}
+
+#[test]
+fn unaligned_atomics_are_invalid_requests() {
+    let mut p = Pair::rc();
+    let mut bad = p.wqe(2, SendOp::FetchAdd);
+    bad.remote_addr += 4;
+    let (sge, event) = (p.sge(0, 8), AsyncEvent::QpReqErr(p.qpn[1]));
+    p.refused_with(bad, &[sge], WcStatus::RemInvReqErr, event);
+}
+
+/// A SEND longer than its receive: length error there, invalid request here (IBTA 9.7.4.1.6, 9.9.3).
+#[test]
+fn sends_that_do_not_fit() {
+    for len in [65, 1024, 3000] {
+        let mut p = Pair::rc();
+        p.post_recv(100, 64);
+        p.post_recv(101, 64);
+        let sge = p.sge(0, len);
+        p.post(p.wqe(1, SendOp::Send), &[sge]);
+        p.post(p.wqe(2, SendOp::Send), &[sge]);
+        p.run();
+        assert_eq!(p.polled(0), [(1, WcStatus::RemInvReqErr), (2, WcStatus::WrFlushErr)]);
+        assert_eq!(p.polled(1), [(100, WcStatus::LocLenErr), (101, WcStatus::WrFlushErr)]);
+        assert_eq!(p.states(), [QpState::Err; 2]);
+        let page = p.net.hosts[1].env.memory.read(p.page[1].0 + 64, 64);
+        assert!(page.iter().all(|b| *b == 0xa5), "nothing behind the buffer was written");
+    }
+}
+
+/// The peer's receive names memory that it may not write.
+#[test]
+fn receives_into_bad_memory() {
+    let mut p = Pair::rc();
+    let mut sge = p.sge(1, 64);
+    sge.lkey ^= 1;
+    p.rq[1].post(Recv { wr_id: 100, sges: vec![sge] }).expect("there is room");
+    let sge = p.sge(0, 8);
+    p.post(p.wqe(1, SendOp::Send), &[sge]);
+    p.run();
+    assert_eq!(p.polled(0), [(1, WcStatus::RemOpErr)]);
+    assert_eq!(p.polled(1), [(100, WcStatus::LocProtErr)]);
+    assert_eq!(p.states(), [QpState::Err; 2]);
+}
+
+/// Nobody answers: the card gives up after timeout x (retries + 1), not before.
+#[test]
+fn silence_ends_in_retry_exceeded() {
+    for (timeout, retry_cnt) in [(14, 0), (14, 3), (14, 7), (10, 7), (18, 1)] {
+        for op in [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd] {
+            let mut p = Pair::of(QpType::Rc, &Setup { timeout, retry_cnt, ..Setup::default() });
+            p.net.faults.loss = 1.0;
+            let sge = p.sge(0, 8);
+            let began = p.net.now();
+            p.post(p.wqe(1, op), &[sge]);
+            p.post(p.wqe(2, op), &[sge]);
+            p.run();
+            assert_eq!(p.polled(0), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+            assert_eq!(p.states(), [QpState::Err, QpState::Rts]);
+            let (took, unit) = (p.net.now() - began, 4096u64 << timeout);
+            let least = unit * (u64::from(retry_cnt) + 1);
+            assert!(took >= least, "{op:?}: {took} ns is before {least}");
+            assert!(took <= 4 * least + 100_000_000, "{op:?}: {took} ns is long after {least}");
+            assert_eq!(p.net.hosts[0].nic.counters().retry_exceeded.get(), 1);
+        }
+    }
+}
+
+/// No receive is posted: RNR NAKs, then the end; 7 retries are for ever.
+#[test]
+fn receiver_not_ready() {
+    for rnr_retry in [0, 1, 6] {
+        let mut p = Pair::of(QpType::Rc, &Setup { rnr_retry, min_rnr_timer: 12, ..Setup::default() });
+        let sge = p.sge(0, 8);
+        p.post(p.wqe(1, SendOp::Send), &[sge]);
+        p.post(p.wqe(2, SendOp::Write), &[sge]);
+        let began = p.net.now();
+        p.run();
+        assert_eq!(p.polled(0), [(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)]);
+        assert_eq!(p.states(), [QpState::Err, QpState::Rts]);
+        let c = p.net.hosts[0].nic.counters();
+        assert_eq!(c.rcvd_rnr.get(), u64::from(rnr_retry) + 1);
+        assert!(
+            p.net.now() - began >= 640_000 * u64::from(rnr_retry),
+            "each wait lasts 0.64 ms (timer code 12)"
+        );
+    }
+    let mut p = Pair::of(QpType::Rc, &Setup { rnr_retry: 7, ..Setup::default() });
+    let sge = p.sge(0, 8);
+    p.post(p.wqe(1, SendOp::Send), &[sge]);
+    for _ in 0..1000 {
+        assert!(p.net.step(), "it goes on trying");
+    }
+    assert_eq!(p.polled(0), []);
+    p.post_recv(100, 64);
+    p.run();
+    assert_eq!((p.polled(0), p.polled(1)), (vec![(1, WcStatus::Success)], vec![(100, WcStatus::Success)]));
+}
+
+#[test]
+fn ops_that_a_transport_lacks() {
+    for (qp_type, op) in [(QpType::Uc, SendOp::Read), (QpType::Uc, SendOp::FetchAdd)] {
+        let mut p = Pair::of(qp_type, &Setup::default());
+        let sge = p.sge(0, 8);
+        p.post(p.wqe(1, op), &[sge]);
+        p.run();
+        assert_eq!(p.polled(0), [(1, WcStatus::LocQpOpErr)]);
+    }
+}
+
+/// More READs at once than the peer takes wait here; none is refused.
+#[test]
+fn reads_wait_for_their_turn() {
+    let mut p = Pair::of(QpType::Rc, &Setup { rd_atomic: 1, mtu: Mtu::M256, ..Setup::default() });
+    let sge = p.sge(0, 2000);
+    for wr_id in 0..10 {
+        p.post(p.wqe(wr_id, SendOp::Read), &[sge]);
+    }
+    p.run();
+    assert_eq!(p.polled(0), (0..10).map(|i| (i, WcStatus::Success)).collect::<Vec<_>>());
+}
+
+/// Zero-length WRITE and READ need no valid key (IBTA 9.4.3, 9.4.4).
+#[test]
+fn empty_messages_need_no_key() {
+    let mut p = Pair::rc();
+    for (wr_id, op) in [(1, SendOp::Write), (2, SendOp::Read)] {
+        let wqe = SendWqe { rkey: 0x1234, remote_addr: 3, ..p.wqe(wr_id, op) };
+        p.post(wqe, &[]);
+    }
+    p.run();
+    assert_eq!(p.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+}
+
+/// Signals and fences do not change what happens, only what is told: unsignaled work still fails loudly.
+#[test]
+fn unsignaled_failures_complete() {
+    let mut p = Pair::rc();
+    let (sq, rq) = (SimSq::new(16), SimRq::new(16, 2));
+    let qpn = p.net.hosts[0].qp(QpType::Rc, &sq, RecvSource::Own(rq), [&p.cq[0], &p.cq[0]], false);
+    let peer_sq = SimSq::new(16);
+    let own = RecvSource::Own(SimRq::new(16, 2));
+    let peer = p.net.hosts[1].qp(QpType::Rc, &peer_sq, own, [&p.cq[1], &p.cq[1]], true);
+    p.net.connect(QpType::Rc, (0, qpn), (1, peer), &Setup::default());
+    let sge = p.sge(0, 8);
+    let post = |wqe: SendWqe| sq.post(Send { wqe, sges: vec![sge], inline: None }).expect("there is room");
+    let good = p.wqe(0, SendOp::Write);
+    post(SendWqe { wr_id: 1, ..good });
+    post(SendWqe { wr_id: 2, flags: SendFlags::SIGNALED, ..good });
+    post(SendWqe { wr_id: 3, rkey: good.rkey ^ 1, ..good });
+    post(SendWqe { wr_id: 4, ..good });
+    p.net.doorbell(0, qpn);
+    p.run();
+    let want = [(2, WcStatus::Success), (3, WcStatus::RemAccessErr), (4, WcStatus::WrFlushErr)];
+    assert_eq!(p.polled(0), want);
+}
