@@ -1,0 +1,240 @@
+//! Two cards in one process, joined by 127.0.0.1: what the tests of this folder stand on.
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use starverbs_core::qp::QpAttrMask;
+use starverbs_core::{Access, AvId, Cqe, Mtu, Psn, QpState, QpType, SendFlags, SendOp, Sge};
+use starverbs_settings::Settings;
+use starverbs_verbs::{
+    AhAttr, CompChannel, Context, Cq, Mr, Pd, Qp, QpAttr, QpInit, RecvWr, Result, SendWr, Srq,
+};
+
+/// How long a test waits for what must come: far beyond what it takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+pub const BUF: usize = 1 << 16;
+pub const QKEY: u32 = 0x1111_1111;
+
+/// Settings of a wire that no other test uses.
+pub fn settings() -> Settings {
+    let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
+    Settings { port: free.port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..Settings::default() }
+}
+
+/// One side: everything a small program holds.
+pub struct Node {
+    pub ctx: Context,
+    pub pd: Pd,
+    pub channel: CompChannel,
+    pub cq: Cq,
+    pub buf: Box<[u8]>,
+    pub mr: Mr,
+}
+
+pub fn all_access() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+}
+
+impl Node {
+    pub fn new(settings: &Settings) -> Node {
+        let ctx = Context::open_with(settings.clone()).unwrap();
+        let pd = Pd::alloc(&ctx).unwrap();
+        let channel = CompChannel::create(&ctx).unwrap();
+        let cq = Cq::create(&ctx, 256, Some(&channel), 77).unwrap();
+        let buf = vec![0u8; BUF].into_boxed_slice();
+        let addr = buf.as_ptr() as u64;
+        let mr = Mr::reg(&pd, addr, BUF as u64, addr, all_access()).unwrap();
+        Node { ctx, pd, channel, cq, buf, mr }
+    }
+
+    pub fn pair() -> (Node, Node) {
+        let settings = settings();
+        (Node::new(&settings), Node::new(&settings))
+    }
+
+    pub fn addr(&self, at: usize) -> u64 {
+        self.buf.as_ptr() as u64 + at as u64
+    }
+
+    pub fn sge(&self, at: usize, len: usize) -> Sge {
+        Sge { addr: self.addr(at), len: len as u32, lkey: self.mr.lkey() }
+    }
+
+    /// What the card may have written: read as memory that others change.
+    pub fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        let place = &raw const self.buf[at..at + len];
+        // SAFETY: the slice was just checked to lie in the buffer.
+        (0..len).map(|i| unsafe { place.cast::<u8>().add(i).read_volatile() }).collect()
+    }
+
+    pub fn fill(&mut self, at: usize, bytes: &[u8]) {
+        self.buf[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub fn word(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(self.bytes(at, 8).try_into().unwrap())
+    }
+
+    pub fn init<'a>(&'a self, qp_type: QpType, srq: Option<&'a Srq>) -> QpInit<'a> {
+        QpInit {
+            qp_type,
+            send_cq: &self.cq,
+            recv_cq: &self.cq,
+            srq,
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 2,
+            max_recv_sge: 2,
+            max_inline: 64,
+            sq_sig_all: false,
+            cookie: 99,
+        }
+    }
+
+    pub fn qp(&self, qp_type: QpType) -> Qp {
+        Qp::create(&self.pd, &self.init(qp_type, None)).unwrap()
+    }
+
+    pub fn qp_with_srq(&self, srq: &Srq) -> Qp {
+        Qp::create(&self.pd, &self.init(QpType::Rc, Some(srq))).unwrap()
+    }
+
+    /// Polls until `count` completions came.
+    pub fn completions(&self, count: usize) -> Vec<Cqe> {
+        poll(&self.cq, count)
+    }
+
+    pub fn post_recv(&self, qp: &Qp, wr_id: u64, at: usize, len: usize) -> Result<()> {
+        let mut poster = qp.post_recv();
+        let posted = poster.push(&RecvWr { wr_id, sges: &[self.sge(at, len)] });
+        poster.ring();
+        posted
+    }
+}
+
+pub fn poll(cq: &Cq, count: usize) -> Vec<Cqe> {
+    let mut all = Vec::new();
+    let start = Instant::now();
+    while all.len() < count {
+        let mut out = [Cqe::default(); 16];
+        let want = (count - all.len()).min(16);
+        let got = cq.poll(&mut out[..want]).unwrap();
+        all.extend_from_slice(&out[..got]);
+        assert!(start.elapsed() < PATIENCE, "only {all:?} of {count} completions came");
+    }
+    all
+}
+
+/// Waits for something that comes without this thread's polling.
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+pub fn send(wr_id: u64, sges: &[Sge]) -> SendWr<'_> {
+    SendWr {
+        wr_id,
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        imm: 0,
+        sges,
+        remote_addr: 0,
+        rkey: 0,
+        compare_add: 0,
+        swap: 0,
+        ah: AvId(0),
+        remote_qpn: 0,
+        qkey: 0,
+    }
+}
+
+pub fn post(qp: &Qp, wr: &SendWr<'_>) -> Result<()> {
+    let mut poster = qp.post_send();
+    let posted = poster.push(wr);
+    poster.ring();
+    posted
+}
+
+pub fn to_init(qp: &Qp) {
+    let attr = QpAttr {
+        state: QpState::Init,
+        port_num: 1,
+        access: all_access().difference(Access::LOCAL_WRITE),
+        ..QpAttr::default()
+    };
+    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+    qp.modify(&attr, mask).unwrap();
+}
+
+pub fn to_rtr(qp: &Qp, ah: AhAttr, dest_qpn: u32) {
+    let attr = QpAttr {
+        state: QpState::Rtr,
+        ah,
+        path_mtu: Mtu::M1024,
+        dest_qpn,
+        rq_psn: Psn::new(0xfffffe),
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: 1,
+        ..QpAttr::default()
+    };
+    let mask = QpAttrMask::STATE
+        | QpAttrMask::AV
+        | QpAttrMask::PATH_MTU
+        | QpAttrMask::DEST_QPN
+        | QpAttrMask::RQ_PSN
+        | QpAttrMask::MAX_DEST_RD_ATOMIC
+        | QpAttrMask::MIN_RNR_TIMER;
+    qp.modify(&attr, mask).unwrap();
+}
+
+pub fn to_rts(qp: &Qp) {
+    let attr = QpAttr {
+        state: QpState::Rts,
+        sq_psn: Psn::new(0xfffffe),
+        timeout: 10,
+        retry_cnt: 3,
+        rnr_retry: 7,
+        max_rd_atomic: 4,
+        ..QpAttr::default()
+    };
+    let mask = QpAttrMask::STATE
+        | QpAttrMask::SQ_PSN
+        | QpAttrMask::TIMEOUT
+        | QpAttrMask::RETRY_CNT
+        | QpAttrMask::RNR_RETRY
+        | QpAttrMask::MAX_QP_RD_ATOMIC;
+    qp.modify(&attr, mask).unwrap();
+}
+
+pub fn to_err(qp: &Qp) {
+    qp.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+}
+
+/// The way to a node's address.
+pub fn way_to(node: &Node) -> AhAttr {
+    let dgid = node.ctx.query_gid(1, 0).unwrap().gid;
+    AhAttr { dgid, is_global: true, port: 1, hop_limit: 64, ..AhAttr::default() }
+}
+
+/// Connects two RC QPs.
+pub fn connect(a: (&Node, &Qp), b: (&Node, &Qp)) {
+    for (me, peer) in [(a, b), (b, a)] {
+        to_init(me.1);
+        to_rtr(me.1, way_to(peer.0), peer.1.number());
+    }
+    to_rts(a.1);
+    to_rts(b.1);
+}
+
+/// Takes a UD QP to RTS.
+pub fn ud_ready(qp: &Qp) {
+    let attr = |state| QpAttr { state, port_num: 1, qkey: QKEY, ..QpAttr::default() };
+    let init = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY;
+    qp.modify(&attr(QpState::Init), init).unwrap();
+    qp.modify(&attr(QpState::Rtr), QpAttrMask::STATE).unwrap();
+    qp.modify(&attr(QpState::Rts), QpAttrMask::STATE | QpAttrMask::SQ_PSN).unwrap();
+}

@@ -1,0 +1,186 @@
+//! Every kind of transfer between two cards, with the bytes and completions that must come of it.
+
+mod common;
+
+use common::*;
+use starverbs_core::{QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
+use starverbs_verbs::{Ah, RecvWr, SendWr, Srq};
+
+#[test]
+fn rc_messages_arrive_in_order_with_their_bytes() {
+    let (mut a, b) = Node::pair();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect((&a, &qa), (&b, &qb));
+    for round in 0..50u64 {
+        let len = [1, 64, 1024, 1025, 9000][round as usize % 5];
+        let text: Vec<u8> = (0..len).map(|i| (i as u64 * 7 + round) as u8).collect();
+        a.fill(0, &text);
+        b.post_recv(&qb, round, 100, 10_000).unwrap();
+        let half = len / 2;
+        let sges = [a.sge(0, half), a.sge(half, len - half)];
+        post(&qa, &send(1000 + round, &sges)).unwrap();
+        let got = b.completions(1)[0];
+        assert_eq!((got.wr_id, got.status, got.byte_len), (round, WcStatus::Success, len as u32));
+        assert_eq!((got.opcode, got.qpn), (WcOpcode::Recv, qb.number()));
+        assert_eq!(b.bytes(100, len), text);
+        let sent = a.completions(1)[0];
+        assert_eq!((sent.wr_id, sent.status, sent.opcode), (1000 + round, WcStatus::Success, WcOpcode::Send));
+    }
+}
+
+#[test]
+fn inline_data_is_taken_at_posting() {
+    let (mut a, b) = Node::pair();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect((&a, &qa), (&b, &qb));
+    /* nothing is posted at the receiver yet, so that the message waits for it (RNR) */
+    a.fill(0, b"inline message");
+    let mut sge = a.sge(0, 14);
+    sge.lkey = 0xdead;
+    let flags = SendFlags::SIGNALED | SendFlags::INLINE;
+    post(&qa, &SendWr { flags, op: SendOp::SendImm, imm: 0x0102_0304, ..send(1, &[sge]) }).unwrap();
+    a.fill(0, b"something else");
+    b.post_recv(&qb, 5, 0, 64).unwrap();
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    let got = b.completions(1)[0];
+    assert!(got.flags.contains(WcFlags::WITH_IMM));
+    assert_eq!((got.imm, got.byte_len), (0x0102_0304, 14));
+    assert_eq!(b.bytes(0, 14), b"inline message");
+}
+
+#[test]
+fn a_target_that_never_calls_is_written_and_read() {
+    let (mut a, b) = Node::pair();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect((&a, &qa), (&b, &qb));
+    let text: Vec<u8> = (0..20_000).map(|i| (i * 31) as u8).collect();
+    a.fill(0, &text);
+    let (out, back) = ([a.sge(0, 20_000)], [a.sge(30_000, 20_000)]);
+    let remote = |op, sges| SendWr { op, remote_addr: b.addr(5), rkey: b.mr.rkey(), ..send(2, sges) };
+    post(&qa, &remote(SendOp::Write, &out)).unwrap();
+    post(&qa, &remote(SendOp::Read, &back)).unwrap();
+    let done = a.completions(2);
+    assert_eq!(done[0].opcode, WcOpcode::RdmaWrite);
+    assert_eq!(
+        (done[1].opcode, done[1].status, done[1].byte_len),
+        (WcOpcode::RdmaRead, WcStatus::Success, 20_000)
+    );
+    assert_eq!(b.bytes(5, 20_000), text);
+    assert_eq!(a.bytes(30_000, 20_000), text);
+}
+
+#[test]
+fn atomics_add_and_swap_at_the_target() {
+    let (a, mut b) = Node::pair();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect((&a, &qa), (&b, &qb));
+    let cell = (8 - b.addr(0) as usize % 8) % 8;
+    b.fill(cell, &40u64.to_ne_bytes());
+    let into = [a.sge(0, 8)];
+    let base = SendWr { remote_addr: b.addr(cell), rkey: b.mr.rkey(), ..send(1, &into) };
+    post(&qa, &SendWr { op: SendOp::FetchAdd, compare_add: 2, ..base }).unwrap();
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    assert_eq!((a.word(0), b.word(cell)), (40, 42));
+    let swap = SendWr { op: SendOp::CmpSwap, compare_add: 42, swap: 7, ..base };
+    post(&qa, &swap).unwrap();
+    post(&qa, &swap).unwrap();
+    assert!(a.completions(2).iter().all(|cqe| cqe.opcode == WcOpcode::CompSwap));
+    assert_eq!((a.word(0), b.word(cell)), (7, 7), "the second finds 7 and leaves it");
+}
+
+#[test]
+fn two_qps_share_a_receive_queue_and_its_limit_is_told() {
+    let (a, b) = Node::pair();
+    let srq = Srq::create(&b.pd, 8, 1, 0, 1234).unwrap();
+    let (q1, q2) = (a.qp(QpType::Rc), a.qp(QpType::Rc));
+    let (p1, p2) = (b.qp_with_srq(&srq), b.qp_with_srq(&srq));
+    connect((&a, &q1), (&b, &p1));
+    connect((&a, &q2), (&b, &p2));
+    for id in 0..4 {
+        srq.post(&RecvWr { wr_id: id, sges: &[b.sge(id as usize * 100, 100)] }).unwrap();
+    }
+    srq.modify(None, Some(3)).unwrap();
+    assert_eq!(srq.query().unwrap().limit, 3);
+    for qp in [&q1, &q2] {
+        post(qp, &send(1, &[a.sge(0, 10)])).unwrap();
+        a.completions(1);
+    }
+    let got = b.completions(2);
+    assert_eq!(got.iter().map(|cqe| cqe.wr_id).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(got.iter().map(|cqe| cqe.qpn).collect::<Vec<_>>(), [p1.number(), p2.number()]);
+    /* connections established, perhaps; then the limit */
+    loop {
+        if let starverbs_verbs::Event::Srq { kind, cookie } = b.ctx.get_async_event().unwrap() {
+            assert_eq!((kind, cookie), (starverbs_verbs::kind::SRQ_LIMIT_REACHED, 1234));
+            break;
+        }
+    }
+    assert_eq!(srq.query().unwrap().limit, 0);
+}
+
+#[test]
+fn datagrams_bring_their_source_and_a_grh() {
+    let (mut a, b) = Node::pair();
+    let (qa, qb) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
+    ud_ready(&qa);
+    ud_ready(&qb);
+    let ah = Ah::create(&a.pd, &way_to(&b)).unwrap();
+    a.fill(0, b"datagram");
+    b.post_recv(&qb, 1, 0, 100).unwrap();
+    b.post_recv(&qb, 2, 200, 100).unwrap();
+    let sges = [a.sge(0, 8)];
+    let wr = |qkey| SendWr { ah: ah.id(), remote_qpn: qb.number(), qkey, ..send(9, &sges) };
+    post(&qa, &wr(QKEY + 1)).unwrap();
+    post(&qa, &wr(QKEY)).unwrap();
+    assert!(a.completions(2).iter().all(|cqe| cqe.status == WcStatus::Success));
+    let got = b.completions(1)[0];
+    assert_eq!((got.wr_id, got.byte_len, got.src_qp), (1, 48, qa.number()), "the wrong Q_Key was dropped");
+    assert!(got.flags.contains(WcFlags::GRH));
+    assert_eq!(b.bytes(40, 8), b"datagram");
+    ah.destroy().unwrap();
+}
+
+#[test]
+fn many_threads_post_and_poll_on_one_card() {
+    const THREADS: usize = 4;
+    const EACH: u64 = 500;
+    let (a, b) = Node::pair();
+    let qps: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+            connect((&a, &qa), (&b, &qb));
+            let cq = starverbs_verbs::Cq::create(&a.ctx, 64, None, 0).unwrap();
+            drop(qa);
+            let init = starverbs_verbs::QpInit { send_cq: &cq, recv_cq: &cq, ..a.init(QpType::Rc, None) };
+            let qa = starverbs_verbs::Qp::create(&a.pd, &init).unwrap();
+            let qb = {
+                drop(qb);
+                b.qp(QpType::Rc)
+            };
+            connect((&a, &qa), (&b, &qb));
+            (qa, qb, cq)
+        })
+        .collect();
+    let cell = (8 - b.addr(0) as usize % 8) % 8;
+    std::thread::scope(|scope| {
+        for (thread, (qa, _, cq)) in qps.iter().enumerate() {
+            let (a, b) = (&a, &b);
+            scope.spawn(move || {
+                let into = [a.sge(thread * 8, 8)];
+                for id in 0..EACH {
+                    let wr = SendWr {
+                        op: SendOp::FetchAdd,
+                        remote_addr: b.addr(cell),
+                        rkey: b.mr.rkey(),
+                        compare_add: 1,
+                        ..send(id, &into)
+                    };
+                    post(qa, &wr).unwrap();
+                    let cqe = poll(cq, 1)[0];
+                    assert_eq!((cqe.wr_id, cqe.status), (id, WcStatus::Success));
+                }
+            });
+        }
+    });
+    assert_eq!(b.word(cell), THREADS as u64 * EACH);
+}
