@@ -26,7 +26,7 @@ fn any_shape(rng: &mut Rng) -> Shape {
     let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096];
     let setup = Setup {
         mtu: rng.pick(&mtus),
-        timeout: 18,
+        timeout: rng.pick(&[0, 18, 18]),
         min_rnr_timer: rng.within(1, 12) as u8,
         rd_atomic: rng.pick(&[1, 2, 4, 16, 128]),
         psn: rng.pick(&[0, 0xff_ffff, 0xff_fff0, rng.clone().bits() as u32 & 0xff_ffff]),

@@ -238,7 +238,7 @@ fn a_hostile_peer_breaks_only_its_own_connection() {
             bytes[1] = if random() % 2 == 0 { 0x40 } else { 0x70 };
             bytes[2..4].fill(0xff);
             bytes[4..8].copy_from_slice(&p.qpn[1].to_be_bytes());
-            bytes[8..12].copy_from_slice(&(random() % 4 | (1 << 31)).to_be_bytes());
+            bytes[8..12].copy_from_slice(&((random() % 4) | (1 << 31)).to_be_bytes());
             let now = p.net.now();
             let h = &mut p.net.hosts[1];
             h.nic.handle_frame(&mut h.env, now, &meta, &bytes);

@@ -224,7 +224,10 @@ impl Conn {
             }
             if end.rung < end.posted && (eager || rng.chance(0.6)) {
                 end.rung = end.posted;
-                net.doorbell(end.host, end.qpn);
+                /* Where the card says that it will come by itself, the program may leave it at that. */
+                if !net.hosts[end.host].nic.may_wait(end.qpn) || rng.chance(0.5) {
+                    net.doorbell(end.host, end.qpn);
+                }
                 acted = true;
             }
         }
@@ -291,6 +294,16 @@ impl Conn {
         }
     }
 
+    /// READs and atomics among the last operations before `upto` brought their results.
+    fn check_answers(&self, net: &Net, at: usize, upto: usize) {
+        for op in
+            self.ends[at].plan[upto.saturating_sub(8)..upto].iter().filter(|op| op.wqe.op.is_read_like())
+        {
+            let there = get(&net.hosts[at], &op.sges, op.data.len());
+            assert!(there == op.data, "{:?} {:#x} was not done at a fence", op.wqe.op, op.wqe.wr_id);
+        }
+    }
+
     fn received(&mut self, net: &Net, at: usize, cqe: &Cqe, solicited: bool, wr: &[Vec<Sge>]) {
         let peer = &self.ends[1 - at].plan;
         let takers = || peer.iter().enumerate().filter(|(_, op)| op.wqe.op.takes_recv());
@@ -313,6 +326,10 @@ impl Conn {
             );
         }
         self.ends[at].received += 1;
+        if op.wqe.flags.contains(SendFlags::FENCE) {
+            /* A fenced operation begins after the answers to all READs and atomics before it. */
+            self.check_answers(net, 1 - at, index);
+        }
         /* What was written before it is there; READs of the sender may still be under way. */
         for op in peer[..=index].iter().rev().take(8) {
             if matches!(op.wqe.op, SendOp::Write | SendOp::WriteImm) {
