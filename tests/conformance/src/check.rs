@@ -21,7 +21,15 @@ impl Expect {
                 let figure = if last.len() >= 9 { ordered(&last)? } else { last[2] };
                 Ok(format!("{figure:.2} us"))
             }
-            Expect::Bandwidth(rows) => Ok(format!("{:.0} MiB/s", table(output, rows)?[3])),
+            Expect::Bandwidth(rows) => {
+                let last = table(output, rows)?;
+                let (average, rate) = (last[3], last.get(4).copied().unwrap_or(0.0));
+                if rate > 0.0 {
+                    Ok(format!("{average:.0} MiB/s, {rate:.3} M/s"))
+                } else {
+                    Err("rate is 0".to_owned())
+                }
+            }
             Expect::PingPong => ping_pong(output),
         }
     }
@@ -82,7 +90,7 @@ mod tests {
 
     #[test]
     fn tables_are_read() {
-        assert_eq!(Expect::Bandwidth(1).judge(BANDWIDTH).unwrap(), "4990 MiB/s");
+        assert_eq!(Expect::Bandwidth(1).judge(BANDWIDTH).unwrap(), "4990 MiB/s, 0.080 M/s");
         assert_eq!(Expect::Latency(1).judge(LATENCY).unwrap(), "2.41 us");
     }
 
@@ -90,7 +98,7 @@ mod tests {
     fn missing_or_impossible_results_are_noticed() {
         assert!(Expect::Bandwidth(2).judge(BANDWIDTH).is_err());
         assert!(Expect::Bandwidth(1).judge("Couldn't connect").is_err());
-        assert!(Expect::Bandwidth(1).judge(&BANDWIDTH.replace("4990.20", "0.00")).is_err());
+        assert!(Expect::Bandwidth(1).judge(&BANDWIDTH.replace("0.079843", "0.000000")).is_err());
         assert!(Expect::Bandwidth(1).judge(&BANDWIDTH.replace("4990.20", "inf")).is_err());
         assert!(Expect::Latency(1).judge(&LATENCY.replace("2.10", "12.10")).is_err());
     }

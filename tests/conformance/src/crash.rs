@@ -21,7 +21,7 @@ const MOMENTS: [u64; 5] = [2, 15, 60, 200, 600];
 fn traffic() -> [Pair; 3] {
     [
         Pair::new("ib_write_bw", "-D 8", Expect::Bandwidth(1)),
-        Pair::new("ib_send_bw", "-D 8 -e -q 4 -b", Expect::Bandwidth(1)),
+        Pair::new("ib_send_bw", "-e -q 4 -b -n 100000", Expect::Bandwidth(1)),
         Pair::new("ib_read_bw", "-D 8", Expect::Bandwidth(1)),
     ]
 }

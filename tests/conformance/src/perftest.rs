@@ -73,10 +73,10 @@ impl Program {
             }
         };
         add(self.events, &["-e"]);
-        add(self.bandwidth, &["-q 16", "-b", "-l 16", "-q 4 -b"]);
+        add(self.bandwidth, &["-q 16", "-b", "-l 16 -n 1600", "-q 4 -b"]);
         add(self.bandwidth && self.events, &["-b -e"]);
         add(self.inline, &["-s 64 -I 64"]);
-        add(self.inline && self.bandwidth, &["-s 64 -I 64 -l 16"]);
+        add(self.inline && self.bandwidth, &["-s 64 -I 64 -l 16 -n 1600"]);
         add(self.receives, &["--use-srq"]);
         add(self.receives && self.bandwidth, &["--use-srq -q 16"]);
         add(self.sized && !self.bandwidth, &["-s 65536", "-s 1000000 -n 100"]);
@@ -132,7 +132,7 @@ pub(crate) fn cases() -> Vec<Case> {
             "ib_send_bw -e",
             "ib_write_bw -q 16",
             "ib_send_bw -b",
-            "ib_write_bw -l 16",
+            "ib_write_bw -l 16 -n 1600",
             "ib_send_bw --use-srq",
         ];
         if quick.contains(&case.name.as_str()) || case.name == "ib_send_lat -s 64 -I 64" {
