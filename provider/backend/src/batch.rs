@@ -8,8 +8,8 @@ use std::os::fd::RawFd;
 use starverbs_core::Gid;
 
 use crate::HostAddr;
+use crate::host::is_link_local;
 use crate::sockopt::errno;
-use crate::udp_tx::destination;
 
 /// Largest frame with its ICRC: 4096 bytes of payload and every header there is, with room to spare.
 pub(crate) const MAX_FRAME: usize = 4608;
@@ -68,7 +68,7 @@ pub(crate) struct Batch {
     iovs: Vec<libc::iovec>,
     messages: Vec<Message>,
     headers: Vec<libc::mmsghdr>,
-    names: Vec<libc::sockaddr_in6>,
+    names: Vec<Name>,
     controls: Vec<Control>,
 }
 
@@ -242,16 +242,10 @@ impl Batch {
     pub(crate) fn seal(&mut self, addrs: &[HostAddr], port: u16) {
         for (at, message) in self.messages.iter().enumerate() {
             let group = &message.group;
-            let address = destination(group.dgid, &addrs[group.source as usize], port);
             let control = &mut self.controls[at];
             let control_len = write_controls(&mut control.0, message);
             let name = &mut self.names[at];
-            let name_len = (address.len() as usize).min(mem::size_of_val(name));
-            // SAFETY: both places are valid for `name_len` bytes, no more than either's size, and do not overlap.
-            unsafe {
-                let to = std::ptr::from_mut(name).cast::<u8>();
-                std::ptr::copy_nonoverlapping(address.as_ptr().cast::<u8>(), to, name_len);
-            }
+            let name_len = write_name(name, group.dgid, &addrs[group.source as usize], port);
             let header = &mut self.headers[at].msg_hdr;
             header.msg_name = std::ptr::from_mut(name).cast();
             header.msg_namelen = name_len as libc::socklen_t;
@@ -271,6 +265,12 @@ impl Batch {
         // or host memory that lives until the flush, as the card promises. The kernel only reads them.
         let sent = unsafe {
             match headers {
+                [one] if one.msg_hdr.msg_iovlen == 1 && one.msg_hdr.msg_controllen == 0 => {
+                    // The kernel has less to copy than for a msghdr.
+                    let (m, iov) = (&one.msg_hdr, &*one.msg_hdr.msg_iov);
+                    let (name, len) = (m.msg_name.cast_const().cast(), m.msg_namelen);
+                    libc::sendto(fd, iov.iov_base, iov.iov_len, flags, name, len).min(1) as i32
+                }
                 [one] => libc::sendmsg(fd, &one.msg_hdr, flags).min(1) as i32,
                 _ => libc::sendmmsg(fd, headers.as_mut_ptr(), headers.len() as u32, flags as _),
             }
@@ -300,6 +300,39 @@ impl Batch {
         self.used = 0;
         self.iovs.clear();
         self.messages.clear();
+    }
+}
+
+/// Room for a destination of either family.
+#[derive(Clone, Copy)]
+union Name {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+/// Writes the address to send to: `dgid`, on the interface of `from` where that matters. Gives its length.
+fn write_name(out: &mut Name, dgid: Gid, from: &HostAddr, port: u16) -> usize {
+    match dgid.ipv4() {
+        Some(ip) => {
+            out.v4 = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: port.to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip) },
+                sin_zero: [0; 8],
+            };
+            mem::size_of::<libc::sockaddr_in>()
+        }
+        None => {
+            let local = is_link_local(dgid) || dgid.0[0] == 0xff;
+            out.v6 = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: port.to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: dgid.0 },
+                sin6_scope_id: if local { from.ifindex } else { 0 },
+            };
+            mem::size_of::<libc::sockaddr_in6>()
+        }
     }
 }
 

@@ -37,8 +37,13 @@ impl HostAddr {
 
     /// Whether it means anything on its own interface alone (fe80::/10), so that sockets need the interface's index.
     pub fn is_link_local(&self) -> bool {
-        self.gid.0[0] == 0xfe && self.gid.0[1] & 0xc0 == 0x80
+        is_link_local(self.gid)
     }
+}
+
+/// Whether a GID is of fe80::/10.
+pub(crate) fn is_link_local(gid: Gid) -> bool {
+    gid.0[0] == 0xfe && gid.0[1] & 0xc0 == 0x80
 }
 
 /// The address that a GID stands for.

@@ -35,6 +35,8 @@ pub(crate) struct Inbox {
     used: usize,
     /// How many to ask for: a call that finds nothing more costs as much as one that finds nothing
     want: usize,
+    /// The call before brought as much as it asked for
+    full: bool,
 }
 
 // SAFETY: the raw pointers in `headers` and `iovs` lead into the inbox's own vectors, which are never resized, and are
@@ -63,6 +65,7 @@ impl Inbox {
             controls: vec![Control([0; CONTROL]); slots],
             used: slots,
             want: 1,
+            full: false,
         };
         inbox.iovs.extend(
             inbox
@@ -90,7 +93,13 @@ impl Inbox {
         let got = self.receive(fd);
         self.used = got.max(1);
         // Grows while datagrams come in numbers, and is back at one when they stop.
-        self.want = if got == self.want { (got * 2).min(self.headers.len()) } else { got.max(1) };
+        let full = got == self.want;
+        self.want = match (full, self.full) {
+            (true, true) => (got * 2).min(self.headers.len()),
+            (true, false) => self.want,
+            _ => got.max(1),
+        };
+        self.full = full;
         got
     }
 
@@ -139,7 +148,9 @@ impl Inbox {
                 outer.sport = u16::from_be(name.v4.sin_port);
             }
         }
-        let len = (self.headers[at].msg_hdr.msg_controllen as usize).min(CONTROL);
+        // Its type differs between C libraries.
+        let len: usize = self.headers[at].msg_hdr.msg_controllen as _;
+        let len = len.min(CONTROL);
         read_controls(&self.controls[at].0[..len], &mut outer);
         outer
     }

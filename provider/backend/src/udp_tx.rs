@@ -12,14 +12,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
-use starverbs_core::{Av, Counters, FrameMeta, Gid, QPN_BLOCK_SHIFT, Seg};
+use starverbs_core::{Av, Counters, FrameMeta, QPN_BLOCK_SHIFT, Seg};
 use starverbs_settings::Settings;
 
 use crate::batch::{Batch, Group, MAX_FRAME};
 use crate::error::os;
 use crate::pcap::Capture;
 use crate::sockopt;
-use crate::{BackendError, HostAddr, host};
+use crate::{BackendError, HostAddr};
 
 /// Payload below this is copied: an iovec of its own costs more.
 const COPY_BELOW: usize = 512;
@@ -304,15 +304,4 @@ fn supports_gso(fd: &OwnedFd) -> bool {
     let out = std::ptr::from_mut(&mut value).cast();
     // SAFETY: the pointers describe `value` and `len`, alive across the call.
     unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, out, &mut len) == 0 }
-}
-
-/// The address to send to: `dgid`, on the interface of `from` where that matters.
-pub(crate) fn destination(dgid: Gid, from: &HostAddr, port: u16) -> socket2::SockAddr {
-    match host::ip_of(dgid) {
-        IpAddr::V4(ip) => std::net::SocketAddr::from((ip, port)).into(),
-        IpAddr::V6(ip) => {
-            let local = ip.is_unicast_link_local() || ip.is_multicast();
-            std::net::SocketAddrV6::new(ip, port, 0, if local { from.ifindex } else { 0 }).into()
-        }
-    }
 }
