@@ -147,6 +147,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
         // The caller's clock may have another origin than ours.
         self.steering.restart_clock();
+        self.retry_at = 0;
     }
 
     /// Claims one more block of QPNs.
