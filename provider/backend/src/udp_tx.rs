@@ -305,3 +305,42 @@ fn supports_gso(fd: &OwnedFd) -> bool {
     // SAFETY: the pointers describe `value` and `len`, alive across the call.
     unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, out, &mut len) == 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn frames_sent_singly_have_the_icrc_of_identification_0() {
+        let peer = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let port = peer.local_addr().expect("bound").port();
+        let settings =
+            Settings { port, addrs: Some(vec![IpAddr::from([127, 0, 0, 1])]), ..Settings::default() };
+        let addrs = crate::host::addresses(&settings).expect("loopback");
+        let counters = Counters::default();
+        let mut tx = Tx::open(&settings, &addrs, &counters, None).expect("a socket");
+        let gid = addrs[0].gid;
+        let to = Av { sgid: gid, dgid: gid, hop_limit: 9, ..Av::default() };
+        let data = [5u8; 1000];
+        for len in [1000, 1000, 1000, 8] {
+            let seg = Seg { addr: data.as_ptr() as u64, len };
+            tx.send_frame(&to, &[7; BTH], &[seg], 0, false);
+        }
+        assert_eq!((tx.batch.groups(), tx.batch.frames(0)), (1, 4));
+        tx.batch.seal(&tx.addrs, port);
+        tx.send_singly(0, 0);
+        assert_eq!(counters.tx_errors.get(), 0);
+        assert!(tx.sources[0].as_ref().is_some_and(|s| !s.gso), "the way is remembered");
+        let outer = IcrcHeader { src: gid, dst: gid, sport: tx.source_port(0), dport: port, ip_id: 0 };
+        for len in [1000, 1000, 1000, 8] {
+            let mut frame = [0; 2048];
+            let got = peer.recv(&mut frame).expect("a frame");
+            assert_eq!(got, BTH + len + ICRC);
+            let (body, icrc) = frame[..got].split_at(got - ICRC);
+            assert_eq!(Icrc::of_frame(&outer, body).as_ref().map(|i| &i[..]), Some(icrc));
+            assert_eq!(body[BTH..], data[..len]);
+        }
+    }
+}
