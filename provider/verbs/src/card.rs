@@ -53,6 +53,8 @@ pub(crate) struct Shard {
     pub(crate) turns: u32,
     /// A turn ended with more to send.
     pub(crate) unsent: bool,
+    /// QPs whose doorbell waits for the program's next call, so that small messages share a flush.
+    pub(crate) deferred: Vec<Qpn>,
 }
 
 /// What the program does in the library, for the progress thread to see.
@@ -129,8 +131,16 @@ impl Card {
         if let Some(block) = rx.blocks().next() {
             stats.set_first_block(block);
         }
-        let shard =
-            Shard { nic, env: HostEnv::new(tx), rx, stats, alarm: Nanos::MAX, turns: 0, unsent: false };
+        let shard = Shard {
+            nic,
+            env: HostEnv::new(tx),
+            rx,
+            stats,
+            alarm: Nanos::MAX,
+            turns: 0,
+            unsent: false,
+            deferred: Vec::with_capacity(DEFERRED),
+        };
         Ok(Arc::new(Card {
             forks: FORKS.load(Ordering::Relaxed),
             info,
@@ -211,10 +221,12 @@ impl Card {
         match self.try_lock() {
             Some(mut guard) => {
                 let shard = &mut *guard;
-                let now = clock::now();
-                shard.nic.handle_doorbell(&mut shard.env, qpn, now);
-                shard.transmit(now, true);
-                self.finish(shard, now);
+                if !self.settings.defer || !shard.defer(qpn) {
+                    let now = clock::now();
+                    shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+                    shard.transmit(now, true);
+                    self.finish(shard, now);
+                }
                 drop(guard);
             }
             None => self.bells.leave(qpn),
@@ -239,9 +251,12 @@ impl Card {
         }
     }
 
-    /// Handles the doorbells that were left.
+    /// Handles the doorbells that were left or deferred.
     #[inline]
     pub(crate) fn take_bells(&self, shard: &mut Shard, now: Nanos) {
+        while let Some(qpn) = shard.deferred.pop() {
+            shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+        }
         if self.bells.waiting.load(Ordering::Relaxed) {
             self.bells.take(|qpn| {
                 shard.stats.doorbells_left.inc();
@@ -349,6 +364,8 @@ impl Card {
     }
 }
 
+/// Most doorbells that wait at once.
+pub(crate) const DEFERRED: usize = 32;
 /// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.
 const COARSE: Nanos = 1_000_000;
 

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use starverbs_backend::host;
-use starverbs_core::Nanos;
+use starverbs_core::{Nanos, Qpn};
 
-use crate::card::{Card, Shard};
+use crate::card::{Card, DEFERRED, Shard};
 use crate::clock;
 use crate::cq::CqShared;
 
@@ -84,6 +84,21 @@ impl Shard {
             if enough() {
                 return false;
             }
+        }
+        true
+    }
+
+    /// Has the doorbell of `qpn` wait for the program's next call, if it may.
+    #[inline]
+    pub(crate) fn defer(&mut self, qpn: Qpn) -> bool {
+        if !self.nic.may_wait(qpn) {
+            return false;
+        }
+        if !self.deferred.contains(&qpn) {
+            if self.deferred.len() >= DEFERRED {
+                return false;
+            }
+            self.deferred.push(qpn);
         }
         true
     }
