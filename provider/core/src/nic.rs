@@ -224,12 +224,10 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// QPs that wait for any path with room get their turn.
-    pub(crate) fn wake_all_paths(&mut self) {
-        for path in self.paths.each() {
-            while let Some(qpn) = path.wake() {
-                self.sched.push_woken(qpn);
-            }
+    /// The waiters of a path should be looked at.
+    pub(crate) fn open_path(&mut self, id: PathId) {
+        if self.paths.get(id).open() {
+            self.sched.push_open(id);
         }
     }
 

@@ -91,6 +91,8 @@ impl<E: Env> Nic<E> {
     /// Ends a QP. Its completions that were not polled are gone.
     pub fn destroy_qp(&mut self, env: &mut E, qpn: Qpn) -> Result<(), NicError> {
         let mut cx = self.context(env, qpn, 0).ok_or(NicError::NotFound)?;
+        /* The peer's last message may wait for its ACK: nobody could send it later. */
+        cx.flush_ack();
         /* Leaves the window to others; what is posted is dropped without completions. */
         cx.forget_inflight();
         let Some(qp) = self.qps.remove(qpn) else { return Err(NicError::NotFound) };
@@ -155,8 +157,12 @@ fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, mask: QpAttrMa
     cx.qp.state = to;
     cx.qp.attr.state = to;
     match to {
-        QpState::Reset => reset(cx),
+        QpState::Reset => {
+            cx.flush_ack();
+            reset(cx);
+        }
         QpState::Err => {
+            cx.flush_ack();
             cx.qp.resp.out.clear();
             cx.qp.resp.nak = None;
             if from != QpState::Err {

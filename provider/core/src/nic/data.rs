@@ -77,9 +77,7 @@ impl<E: Env> Nic<E> {
         let path = self.shared.paths.get(id);
         let bytes = path.pace.answered(packet.bth().psn().get());
         path.acked(bytes);
-        while let Some(qpn) = self.shared.paths.get(id).wake() {
-            self.shared.sched.push_woken(qpn);
-        }
+        self.shared.open_path(id);
         if let Some(mut cx) = self.context(env, packet.bth().dest_qpn(), now) {
             cx.ready();
         }
@@ -104,12 +102,15 @@ impl<E: Env> Nic<E> {
     /// that a program's own answer goes out first.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, acks: bool) -> bool {
         loop {
-            self.wake_waiting();
-            let Some(qpn) = self.shared.sched.pop_ready() else { break };
+            let Some(qpn) = self.shared.sched.pop_ready().or_else(|| self.wake_waiter()) else { break };
             let Some(mut cx) = self.context(env, qpn, now) else { continue };
             match cx.transmit() {
                 Step::Idle | Step::Sent => cx.qp.flags.queued = false,
-                Step::TurnOver => cx.sh.sched.push_ready(qpn),
+                Step::TurnOver => {
+                    let path = cx.qp.path;
+                    cx.sh.paths.end_turn(path, qpn);
+                    cx.sh.sched.push_ready(qpn);
+                }
                 Step::PortFull => {
                     cx.sh.sched.push_ready_front(qpn);
                     return true;
@@ -119,15 +120,15 @@ impl<E: Env> Nic<E> {
         acks && !self.flush_acks(env, now)
     }
 
-    /// QPs whose path has room again are ready.
-    fn wake_waiting(&mut self) {
-        while let Some(qpn) = self.shared.sched.pop_woken() {
+    /// The next QP that waited for its path's window and may send now.
+    fn wake_waiter(&mut self) -> Option<Qpn> {
+        loop {
+            let id = self.shared.sched.pop_open()?;
+            let Some(qpn) = self.shared.paths.get(id).wake() else { continue };
+            self.shared.open_path(id);
             if let Some(qp) = self.qps.get_mut(qpn) {
                 qp.flags.window_wait = false;
-                if !qp.flags.queued {
-                    qp.flags.queued = true;
-                    self.shared.sched.push_ready(qpn);
-                }
+                return Some(qpn);
             }
         }
     }

@@ -39,7 +39,17 @@ pub(crate) struct Path {
     max: u32,
     inflight: u32,
     last_cut: Nanos,
+    /// Window before a cut by timeout, until it is known whether that was right
+    before_cut: u32,
+    /// QPs that wait for room, each once
     waiting: VecDeque<Qpn>,
+    /// Whose turn it is among them, and whether it has sent in it
+    turn: Option<Qpn>,
+    turn_used: bool,
+    /// In the scheduler's queue of paths whose waiters should be looked at
+    open: bool,
+    /// The first waiter needs more room than there is
+    stuck: bool,
     /// Smoothed round trip, ns; 0: none measured
     pub(crate) srtt: u32,
     /// Pacing of UC and UD
@@ -61,7 +71,12 @@ impl Paths {
                 max,
                 inflight: 0,
                 last_cut: 0,
+                before_cut: 0,
                 waiting: VecDeque::new(),
+                turn: None,
+                turn_used: false,
+                open: false,
+                stuck: false,
                 srtt: 0,
                 pace: Pace::default(),
             });
@@ -79,9 +94,16 @@ impl Paths {
         self.by_gid.get(&dgid).copied()
     }
 
+    /// The turn of `qpn`, if it has one on this path, is over.
+    pub(crate) fn end_turn(&mut self, id: PathId, qpn: Qpn) {
+        if let Some(path) = self.paths.get_mut(id.0 as usize) {
+            path.end_turn(qpn);
+        }
+    }
+
     /// All paths.
-    pub(crate) fn each(&mut self) -> impl Iterator<Item = &mut Path> {
-        self.paths.iter_mut()
+    pub(crate) fn each(&mut self) -> impl Iterator<Item = (PathId, &mut Path)> {
+        self.paths.iter_mut().enumerate().map(|(i, path)| (PathId(i as u32), path))
     }
 
     #[inline]
@@ -93,8 +115,57 @@ impl Paths {
 impl Path {
     /// Whether `bytes` more may fly. One packet always may.
     #[inline]
-    pub(crate) fn admits(&self, bytes: u32) -> bool {
+    pub(crate) fn has_room(&self, bytes: u32) -> bool {
         self.inflight == 0 || self.inflight + bytes <= self.window
+    }
+
+    /// Whether `qpn` may send `bytes` now: there is room, and nobody waits who came before.
+    #[inline]
+    pub(crate) fn admits(&self, qpn: Qpn, bytes: u32) -> bool {
+        (self.waiting.is_empty() || self.turn == Some(qpn)) && self.has_room(bytes)
+    }
+
+    /// `qpn` was not admitted and waits. Whoever had its turn and could not use it stays first;
+    /// all others queue at the end, so that nobody starves. Gives whether the waiters should be
+    /// looked at again.
+    pub(crate) fn wait(&mut self, qpn: Qpn) -> bool {
+        let had_turn = self.turn == Some(qpn);
+        if had_turn {
+            self.turn = None;
+        }
+        if had_turn && !self.turn_used {
+            self.waiting.push_front(qpn);
+            self.stuck = true;
+            return false;
+        }
+        self.waiting.push_back(qpn);
+        true
+    }
+
+    /// The turn of `qpn` is over.
+    pub(crate) fn end_turn(&mut self, qpn: Qpn) {
+        if self.turn == Some(qpn) {
+            self.turn = None;
+        }
+    }
+
+    /// Notes that the waiters should be looked at; false: that is noted already, or nobody waits.
+    pub(crate) fn open(&mut self) -> bool {
+        let news = !self.open && !self.stuck && !self.waiting.is_empty();
+        self.open |= news;
+        news
+    }
+
+    /// The next QP that waits, if there is room again: it is its turn.
+    pub(crate) fn wake(&mut self) -> Option<Qpn> {
+        self.open = false;
+        if self.inflight >= self.window && self.inflight > 0 {
+            return None;
+        }
+        let qpn = self.waiting.pop_front()?;
+        self.turn = Some(qpn);
+        self.turn_used = false;
+        Some(qpn)
     }
 
     /// Bytes that may be in flight at once.
@@ -104,17 +175,20 @@ impl Path {
 
     #[inline]
     pub(crate) fn add(&mut self, bytes: u32) {
+        self.turn_used = true;
         self.inflight = self.inflight.saturating_add(bytes);
     }
 
     /// `bytes` have left the network without being acknowledged (rewound, given up).
     pub(crate) fn forget(&mut self, bytes: u32) {
+        self.stuck = false;
         self.inflight = self.inflight.saturating_sub(bytes);
     }
 
     /// `bytes` were acknowledged.
     #[inline]
     pub(crate) fn acked(&mut self, bytes: u32) {
+        self.stuck = false;
         self.inflight = self.inflight.saturating_sub(bytes);
         if self.window < self.max {
             let step = if self.window < self.threshold {
@@ -132,28 +206,24 @@ impl Path {
             return false;
         }
         self.last_cut = now;
+        self.before_cut = if timeout { self.window } else { 0 };
         self.threshold = (self.window / 2).max(MIN_WINDOW);
         self.window = if timeout { MIN_WINDOW } else { self.threshold };
         true
+    }
+
+    /// The last timeout was wrong: what it took for lost has been acknowledged (RFC 4015's idea).
+    pub(crate) fn undo_cut(&mut self) {
+        if self.before_cut > self.window {
+            (self.window, self.threshold) = (self.before_cut, self.before_cut);
+        }
+        self.before_cut = 0;
     }
 
     /// A round trip was measured.
     pub(crate) fn sample_rtt(&mut self, rtt: Nanos) {
         let rtt = u32::try_from(rtt).unwrap_or(u32::MAX);
         self.srtt = if self.srtt == 0 { rtt } else { self.srtt - self.srtt / 8 + rtt / 8 };
-    }
-
-    pub(crate) fn wait(&mut self, qpn: Qpn) {
-        self.waiting.push_back(qpn);
-    }
-
-    /// The next QP that waits for the window, if there is room again.
-    #[inline]
-    pub(crate) fn wake(&mut self) -> Option<Qpn> {
-        if self.waiting.is_empty() || self.inflight >= self.window {
-            return None;
-        }
-        self.waiting.pop_front()
     }
 }
 
@@ -181,8 +251,42 @@ mod tests {
         let mut paths = Paths::new(0);
         let id = paths.find(Gid::default());
         let p = paths.get(id);
-        assert!(p.admits(1 << 20));
+        assert!(p.admits(7, 1 << 20));
         p.add(1 << 20);
-        assert!(!p.admits(1));
+        assert!(!p.admits(7, 1));
+    }
+
+    #[test]
+    fn waiters_take_turns() {
+        let mut paths = Paths::new(0);
+        let id = paths.find(Gid::default());
+        let p = paths.get(id);
+        p.add(1 << 20);
+        assert!(!p.admits(1, 100));
+        assert!(p.wait(1) && p.wait(2) && p.open() && !p.open());
+        assert_eq!(p.wake(), None, "no room");
+        p.acked(1 << 20);
+        assert!(!p.admits(3, 100), "others came before");
+        assert!(p.wait(3) && p.open());
+        assert_eq!(p.wake(), Some(1));
+        assert!(p.admits(1, 100) && !p.admits(2, 100));
+        p.add(100);
+        assert!(p.wait(1), "used its turn: goes last");
+        assert_eq!(p.wake(), Some(2));
+        assert!(!p.wait(2) && !p.open(), "did not use it: stays first, until there is more room");
+        p.acked(100);
+        assert!(p.open());
+        assert_eq!((p.wake(), p.wake(), p.wake()), (Some(2), Some(3), Some(1)));
+    }
+
+    #[test]
+    fn a_wrong_timeout_is_undone() {
+        let mut paths = Paths::new(512 << 10);
+        let id = paths.find(Gid::default());
+        let p = paths.get(id);
+        p.cut(1_000_000, true);
+        assert_eq!(p.window(), MIN_WINDOW);
+        p.undo_cut();
+        assert_eq!(p.window(), START_WINDOW);
     }
 }

@@ -6,6 +6,7 @@
 use alloc::collections::{BinaryHeap, VecDeque};
 use core::cmp::Reverse;
 
+use super::path::PathId;
 use crate::types::{Nanos, Qpn};
 
 /// Queues of QPNs. An entry may be stale (QP gone or idle); whoever pops it looks.
@@ -13,8 +14,8 @@ use crate::types::{Nanos, Qpn};
 pub(crate) struct Sched {
     ready: VecDeque<Qpn>,
     acks: VecDeque<Qpn>,
-    /// QPs whose path has room again
-    woken: VecDeque<Qpn>,
+    /// Paths whose waiters should be looked at
+    open: VecDeque<PathId>,
     timers: BinaryHeap<Reverse<(Nanos, Qpn)>>,
 }
 
@@ -29,13 +30,13 @@ impl Sched {
         self.ready.pop_front()
     }
     pub(crate) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !self.ready.is_empty() || !self.open.is_empty()
     }
-    pub(crate) fn push_woken(&mut self, qpn: Qpn) {
-        self.woken.push_back(qpn);
+    pub(crate) fn push_open(&mut self, path: PathId) {
+        self.open.push_back(path);
     }
-    pub(crate) fn pop_woken(&mut self) -> Option<Qpn> {
-        self.woken.pop_front()
+    pub(crate) fn pop_open(&mut self) -> Option<PathId> {
+        self.open.pop_front()
     }
     pub(crate) fn push_ack(&mut self, qpn: Qpn) {
         self.acks.push_back(qpn);

@@ -18,7 +18,7 @@ impl<E: Env> Ctx<'_, E> {
             return true;
         }
         let stretch = path.window() / STRETCH_SHARE;
-        let full = !path.admits(len + PACKET_OVERHEAD);
+        let full = !path.admits(self.qp.qpn, len + PACKET_OVERHEAD);
         if path.pace.wants_probe(if full { 1 } else { stretch }) {
             let number = path.pace.probed(self.now);
             let header = HeaderBuf::bth(code::PROBE, peer, Psn::new(number), false, false, 0, PKEY_DEFAULT)
@@ -48,18 +48,14 @@ impl<E: Env> Ctx<'_, E> {
     /// A probe's answer may be overdue: the stretch counts as lost, and sending goes on.
     pub(super) fn pace_timer(&mut self) {
         let now = self.now;
-        let expired: u32 = self
-            .sh
-            .paths
-            .each()
-            .map(|path| {
-                let bytes = path.pace.expired(now);
+        for (id, path) in self.sh.paths.each() {
+            let bytes = path.pace.expired(now);
+            if bytes > 0 {
                 path.forget(bytes);
-                bytes
-            })
-            .sum();
-        if expired > 0 {
-            self.sh.wake_all_paths();
+                if path.open() {
+                    self.sh.sched.push_open(id);
+                }
+            }
         }
         self.qp.req.deadline = 0;
         self.ready();

@@ -249,19 +249,14 @@ impl<E: Env> Ctx<'_, E> {
 
     pub(super) fn window_admits(&mut self, path: PathId, len: u32) -> bool {
         let qpn = self.qp.qpn;
-        let path = self.sh.paths.get(path);
-        if path.admits(len + PACKET_OVERHEAD) {
-            return true;
-        }
-        if self.qp.req.unasked > 0 {
-            /* Who waits must have asked for an ACK, or nothing but the timer would end it: one packet
-            more, and it asks. */
-            self.qp.req.unasked = ASK_EVERY;
+        if self.sh.paths.get(path).admits(qpn, len + PACKET_OVERHEAD) {
             return true;
         }
         if !self.qp.flags.window_wait {
             self.qp.flags.window_wait = true;
-            path.wait(qpn);
+            if self.sh.paths.get(path).wait(qpn) {
+                self.sh.open_path(path);
+            }
         }
         false
     }
@@ -272,9 +267,12 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.qp_type != QpType::Rc {
             return false;
         }
+        /* Behind the packet that fills the window nobody can ask any more. */
+        let two = len + self.qp.mtu + 2 * PACKET_OVERHEAD;
+        let tight = !self.sh.paths.get(self.qp.path).has_room(two);
         let req = &mut self.qp.req;
         req.unasked += len + PACKET_OVERHEAD;
-        let ask = last || req.unasked >= ASK_EVERY;
+        let ask = last || tight || req.unasked >= ASK_EVERY;
         if ask {
             req.unasked = 0;
         }
@@ -381,6 +379,12 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn timed_out(&mut self) {
+        if self.qp.req.inflight == 0 {
+            /* Rewound, and waiting for room since: nobody is silent. */
+            self.qp.req.progress = self.now;
+            self.ready();
+            return self.start_timer();
+        }
         self.sh.stats.timeouts.inc();
         let silent = self.now.saturating_sub(self.qp.req.progress);
         if let Some(limit) = ack_timeout(self.qp.attr.timeout)
@@ -394,11 +398,9 @@ impl<E: Env> Ctx<'_, E> {
         self.start_timer();
     }
 
-    /// QPs that waited for room in the path's window get their turn.
+    /// QPs that waited for room in the path's window may get their turn.
     pub(super) fn wake_path(&mut self) {
-        while let Some(qpn) = self.sh.paths.get(self.qp.path).wake() {
-            self.sh.sched.push_woken(qpn);
-        }
+        self.sh.open_path(self.qp.path);
     }
 }
 

@@ -88,6 +88,7 @@ impl<E: Env> Ctx<'_, E> {
         };
         req.inflight -= bytes;
         if req.psn.before(to) {
+            self.sh.paths.get(self.qp.path).undo_cut();
             self.skip_to(to);
         }
         let req = &mut self.qp.req;
