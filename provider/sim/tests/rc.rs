@@ -20,7 +20,7 @@ const ALL: [SendOp; 7] = [
 ];
 
 /// A run takes some thousand steps; one that takes so many turns in a circle.
-const STEPS: usize = 2_000_000;
+const STEPS: usize = 300_000;
 
 fn any_shape(rng: &mut Rng) -> Shape {
     let mtus = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096];
