@@ -1,15 +1,24 @@
 //! Passing messages to other processes of this host through their blocks' unix sockets.
 //!
 //! Each destination has a socket of its own: what a stopped process leaves unread is charged to the sender's buffer, and must
-//! not fill the one that serves the others. Owns those sockets; it must not look into what it passes.
+//! not fill the one that serves the others. A socket takes few messages unread (net.unix.max_dgram_qlen, 10 by default), so
+//! that a burst waits a moment for its reader; who does not read even then is not waited for again for a while. Owns those
+//! sockets; it must not look into what it passes.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use starverbs_core::Nanos;
 
 use crate::registry::{abstract_address, socket_name};
 use crate::sockopt::{self, errno};
 
 /// Destinations remembered; more take turns.
 const PEERS: usize = 32;
+/// How long a message waits for a reader that is behind.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// How long a reader is not waited for after it did not read in time.
+const STALLED: Nanos = 100_000_000;
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +35,8 @@ struct Peer {
     block: u32,
     used: u64,
     socket: OwnedFd,
+    /// It did not read in time: not waited for before
+    stalled: Nanos,
 }
 
 /// The way to the other processes.
@@ -40,7 +51,7 @@ impl Handover {
         Handover { port, turn: 0, peers: Vec::with_capacity(PEERS) }
     }
 
-    /// Sends `head` and `body` as one message to the owner of `block`; never waits.
+    /// Sends `head` and `body` as one message to the owner of `block`; waits for a reader that is behind, but not long.
     pub(crate) fn pass(&mut self, block: u32, head: &[u8], body: &[u8]) -> Passed {
         // A second try: the owner we knew is gone, but the block may have a new one.
         for _ in 0..2 {
@@ -50,10 +61,11 @@ impl Handover {
                 libc::ECONNREFUSED | libc::EPIPE | libc::ENOTCONN | libc::ECONNRESET => {
                     self.peers.swap_remove(at);
                 }
+                libc::EAGAIN if self.peers[at].makes_room() => {}
                 _ => return Passed::Full,
             }
         }
-        Passed::NoOwner
+        Passed::Full
     }
 
     fn find(&mut self, block: u32) -> Option<usize> {
@@ -67,12 +79,26 @@ impl Handover {
                     let oldest = (0..PEERS).min_by_key(|&i| self.peers[i].used)?;
                     self.peers.swap_remove(oldest);
                 }
-                self.peers.push(Peer { block, used: 0, socket });
+                self.peers.push(Peer { block, used: 0, socket, stalled: 0 });
                 self.peers.len() - 1
             }
         };
         self.peers[at].used = self.turn;
         Some(at)
+    }
+}
+
+impl Peer {
+    /// Waits for room in its queue. False: it does not read, and will not be waited for again soon.
+    fn makes_room(&mut self) -> bool {
+        if sockopt::monotonic() < self.stalled {
+            return false;
+        }
+        let room = sockopt::wait(&[self.socket.as_raw_fd()], libc::POLLOUT, PATIENCE);
+        if !room {
+            self.stalled = sockopt::monotonic() + STALLED;
+        }
+        room
     }
 }
 

@@ -22,8 +22,9 @@ const PROBE_MAGIC: [u8; 8] = *b"svprobe1";
 const PROBE_LEN: usize = 28;
 
 const MS: Nanos = 1_000_000;
-/// How long a round waits for answers: a process that is stopped gives none.
-const PATIENCE: Nanos = 20 * MS;
+/// How long a round waits for answers: a process that is stopped gives none, one that waits for its CPU is late. What a
+/// round does not hear of is missing from the next program, and its frames take the long way.
+const PATIENCE: Nanos = 100 * MS;
 /// Least time between two rounds.
 const PAUSE: Nanos = 50 * MS;
 /// Most time between two rounds while somebody does not answer.
