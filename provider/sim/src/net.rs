@@ -26,6 +26,10 @@ pub struct Faults {
     pub jitter: Nanos,
     /// Longest hold-up of a reordered frame
     pub late: Nanos,
+    /// Time that a host takes over each frame it receives
+    pub service: Nanos,
+    /// Frames that wait for a host at most, as in a socket's buffer; more are lost
+    pub queue: u64,
 }
 
 impl Default for Faults {
@@ -38,6 +42,8 @@ impl Default for Faults {
             delay: 2_000,
             jitter: 0,
             late: 100_000,
+            service: 0,
+            queue: u64::MAX,
         }
     }
 }
@@ -55,6 +61,8 @@ pub struct Tally {
     pub reordered: u64,
     /// Changed on purpose and dropped by their ICRC
     pub corrupted: u64,
+    /// Lost because too many waited for their host
+    pub overrun: u64,
     /// For nobody
     pub stray: u64,
     /// Delivered
@@ -85,6 +93,8 @@ pub struct Net {
     order: u64,
     /// When the last frame that was not reordered arrives, by (from, to)
     lanes: Vec<Nanos>,
+    /// When each host is done with the frames that it has
+    busy: Vec<Nanos>,
 }
 
 impl Net {
@@ -103,6 +113,7 @@ impl Net {
             flights: Default::default(),
             order: 0,
             lanes: vec![0; usize::from(n) * usize::from(n)],
+            busy: vec![0; usize::from(n)],
         }
     }
 
@@ -201,12 +212,30 @@ impl Net {
             copies = 2;
         }
         for _ in 0..copies {
-            let at = self.arrival(from, dest);
+            let Some(at) = self.queued(from, dest) else {
+                self.say(from, "overran", &bytes);
+                self.tally.overrun += 1;
+                continue;
+            };
             self.say(from, "sent", &bytes);
             self.order += 1;
             self.wire.push(Reverse((at, self.order)));
             self.flights.insert(self.order, Flight { to: dest, meta, bytes: bytes.clone() });
         }
+    }
+
+    /// When the host is through with a frame that is sent now; `None`: there is no room for it.
+    fn queued(&mut self, from: usize, dest: usize) -> Option<Nanos> {
+        let at = self.arrival(from, dest);
+        if self.faults.service == 0 {
+            return Some(at);
+        }
+        let busy = &mut self.busy[dest];
+        if busy.saturating_sub(at) / self.faults.service >= self.faults.queue {
+            return None;
+        }
+        *busy = at.max(*busy) + self.faults.service;
+        Some(*busy)
     }
 
     fn arrival(&mut self, from: usize, dest: usize) -> Nanos {
