@@ -32,6 +32,15 @@ struct Load {
     service: u64,
     /// Frames that it can keep
     queue: u64,
+    /// Loss beside that
+    loss: f64,
+}
+
+impl Load {
+    /// Goodput that must be reached: well below what is, well above what a stall leaves.
+    fn least(&self) -> f64 {
+        if self.loss == 0.0 { 0.6 } else { 0.05 }
+    }
 }
 
 /// What came of it.
@@ -46,7 +55,7 @@ struct Outcome {
 }
 
 fn run(load: &Load) -> Outcome {
-    let faults = Faults { service: load.service, queue: load.queue, ..Faults::default() };
+    let faults = Faults { service: load.service, queue: load.queue, loss: load.loss, ..Faults::default() };
     let mut net = Net::new(load.hosts + 1, NicConfig::default(), faults, 1);
     let setup = Setup { mtu: load.mtu, timeout: 14, retry_cnt: 7, ..Setup::default() };
     let cqs: Vec<SimCq> = (0..=load.hosts).map(|_| SimCq::new(1 << 16)).collect();
@@ -106,6 +115,7 @@ fn table() -> Vec<(&'static str, Load)> {
         mtu: Mtu::M4096,
         service: 1_000,
         queue: 50,
+        loss: 0.0,
     };
     vec![
         ("write 1 MiB", Load { ..base }),
@@ -117,6 +127,11 @@ fn table() -> Vec<(&'static str, Load)> {
         ("read 64 KiB x 16 QPs", Load { op: SendOp::Read, qps: 16, len: 64 << 10, ..base }),
         ("write 1 MiB from 4 hosts", Load { hosts: 4, count: 20, ..base }),
         ("write 64 KiB x 4 QPs from 8 hosts", Load { hosts: 8, qps: 4, len: 64 << 10, count: 40, ..base }),
+        ("write 1 MiB, 0.1% lost", Load { queue: 400, loss: 0.001, ..base }),
+        ("write 1 MiB, 1% lost", Load { queue: 400, loss: 0.01, ..base }),
+        ("write 1 MiB, 5% lost", Load { queue: 400, loss: 0.05, ..base }),
+        ("read 1 MiB, 1% lost", Load { op: SendOp::Read, queue: 400, loss: 0.01, ..base }),
+        ("write 64 KiB x 16 QPs, 1% lost", Load { qps: 16, len: 64 << 10, queue: 400, loss: 0.01, ..base }),
     ]
 }
 
@@ -130,7 +145,7 @@ fn slow_receivers_are_served_and_not_given_up() {
             out.waste * 100.0,
             out.pause as f64 / 1e6
         );
-        assert!(out.goodput > 0.2, "{name}: {out:?}");
-        assert!(out.waste < 0.5, "{name}: {out:?}");
+        assert!(out.goodput > load.least(), "{name}: {out:?}");
+        assert!(load.loss > 0.0 || out.waste < 0.25, "{name}: {out:?}");
     }
 }

@@ -14,11 +14,17 @@ const READ_CHUNK: u32 = 64 << 10;
 /// window was cut could wait for an ACK that it never asked for. A receiver answers a whole batch of
 /// such packets with one ACK.
 const ASK_EVERY: u32 = 16 << 10;
+/// Packets that go first after a loss. What was in flight behind the lost packet still fills the
+/// peer's buffer; the answer to these says that it is through.
+const FEELERS: i32 = 4;
 /// A round trip is taken to last at least this, ns.
 const RTT_MIN: Nanos = 50_000;
 /// Shortest and longest first retransmission timeout, ns. The IBTA timer only bounds how long a
 /// silent peer is believed; recovery from loss need not wait for it.
 const RTO_MIN: Nanos = 4_000_000;
+/// Shortest timeout while only feelers fly: a needless repetition of those costs little, and the
+/// responder says but once what it misses (IBTA 9.7.5.2.8).
+const RTO_FEELERS: Nanos = 500_000;
 const RTO_MAX: Nanos = 4_000_000_000;
 
 impl<E: Env> Ctx<'_, E> {
@@ -29,6 +35,9 @@ impl<E: Env> Ctx<'_, E> {
             return Step::Idle;
         }
         if req.rnr_until > self.now || req.next == self.qp.sq.posted() {
+            return Step::Idle;
+        }
+        if req.rewound != 0 && req.psn.since(req.una_psn) >= FEELERS {
             return Step::Idle;
         }
         let new = req.next == req.fresh;
@@ -241,7 +250,8 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn start_timer(&mut self) {
         let limit = ack_timeout(self.qp.attr.timeout).unwrap_or(RTO_MAX);
         let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
-        let first = (4 * srtt).max(RTO_MIN);
+        let least = if self.qp.req.rewound == 0 { RTO_MIN } else { RTO_FEELERS };
+        let first = (4 * srtt).max(least);
         let rto = (first << self.qp.req.backoff.min(16)).min(RTO_MAX).min(limit.max(RTO_MIN));
         self.qp.req.deadline = self.now + rto;
         self.arm(self.now + rto);
@@ -272,7 +282,7 @@ impl<E: Env> Ctx<'_, E> {
         let tight = !self.sh.paths.get(self.qp.path).has_room(two);
         let req = &mut self.qp.req;
         req.unasked += len + PACKET_OVERHEAD;
-        let ask = last || tight || req.unasked >= ASK_EVERY;
+        let ask = last || tight || req.rewound != 0 || req.unasked >= ASK_EVERY;
         if ask {
             req.unasked = 0;
         }
@@ -349,11 +359,13 @@ impl<E: Env> Ctx<'_, E> {
         if !timeout && self.just_rewound() {
             return;
         }
+        let again = self.qp.req.rewound != 0;
         self.qp.req.rewound = self.now;
-        if self.sh.paths.get(self.qp.path).cut(self.now, timeout) {
+        if !again && self.sh.paths.get(self.qp.path).cut(self.now, timeout) {
             self.sh.stats.window_cuts.inc();
         }
         self.rewind();
+        self.start_timer();
     }
 
     /// The retransmission timer or an RNR wait may have run out.
@@ -395,7 +407,6 @@ impl<E: Env> Ctx<'_, E> {
         }
         self.qp.req.backoff = self.qp.req.backoff.saturating_add(1);
         self.on_loss(true);
-        self.start_timer();
     }
 
     /// QPs that waited for room in the path's window may get their turn.
