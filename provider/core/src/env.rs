@@ -5,8 +5,8 @@
 
 use core::ops::Deref;
 
-use crate::types::{AsyncEvent, Av, Cqe, Seg, SendWqe, Sge};
 use crate::Counters;
+use crate::types::{AsyncEvent, Av, Cqe, Seg, SendWqe, Sge};
 
 /// The card's side of a send queue. Indices count WQEs since creation and wrap at 2^32.
 pub trait SendQueue {

@@ -22,8 +22,8 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use crate::env::Env;
-use crate::nic::path::PathId;
 use crate::nic::Shared;
+use crate::nic::path::PathId;
 use crate::qp::{QpAttr, RecvSource};
 use crate::types::{AvId, FrameMeta, Nanos, PdId, Psn, QpState, QpType, Qpn, Sge};
 use crate::wire::packet::Packet;

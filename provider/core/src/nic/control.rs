@@ -7,7 +7,7 @@ use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::modify::{check, check_values};
 use crate::qp::{QpAttr, QpAttrMask, QpInit, RecvSource};
-use crate::transport::{enter_error, Ctx, Flags, Inbound, Qp, Requester, Responder};
+use crate::transport::{Ctx, Flags, Inbound, Qp, Requester, Responder, enter_error};
 use crate::types::{Nanos, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
@@ -80,7 +80,8 @@ impl<E: Env> Nic<E> {
         let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
         check(cx.qp.qp_type, from, to, mask)?;
         check_values(attr, mask, limit)?;
-        if cx.qp.qp_type != QpType::Ud && mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu > cx.sh.cfg.mtu {
+        if cx.qp.qp_type != QpType::Ud && mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu > cx.sh.cfg.mtu
+        {
             return Err(NicError::Invalid);
         }
         merge(&mut cx.qp.attr, attr, mask);

@@ -2,9 +2,9 @@
 
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
-use crate::transport::{answer_probe, Ctx, Qp, Step};
+use crate::transport::{Ctx, Qp, Step, answer_probe};
 use crate::types::{FrameMeta, Nanos, QpState, QpType, Qpn};
-use crate::wire::{Kind, Packet, Transport, WireError, PKEY_DEFAULT};
+use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
 
 /// Unacknowledged packets behind which a small message may wait.
 const BATCH_BEHIND: i32 = 4;
@@ -60,7 +60,11 @@ impl<E: Env> Nic<E> {
         };
         if !transport.serves(qp.qp_type) {
             /* A congestion notification is for a rate limiter that this card does not have. */
-            return if transport == Transport::Cnp { stats.rx_ecn_marked.inc() } else { stats.drop_opcode.inc() };
+            return if transport == Transport::Cnp {
+                stats.rx_ecn_marked.inc()
+            } else {
+                stats.drop_opcode.inc()
+            };
         }
         if qp.qp_type != QpType::Ud && qp.attr.av.dgid != meta.src {
             return stats.drop_source.inc();
@@ -101,8 +105,7 @@ impl<E: Env> Nic<E> {
     /// call again). Without `acks`, QPs that owe nothing but an ACK keep it for a later call, so
     /// that a program's own answer goes out first.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, acks: bool) -> bool {
-        loop {
-            let Some(qpn) = self.shared.sched.pop_ready().or_else(|| self.wake_waiter()) else { break };
+        while let Some(qpn) = self.shared.sched.pop_ready().or_else(|| self.wake_waiter()) {
             let Some(mut cx) = self.context(env, qpn, now) else { continue };
             match cx.transmit() {
                 Step::Idle | Step::Sent => cx.qp.flags.queued = false,

@@ -1,12 +1,12 @@
 //! What a responder owes: READ data, atomic results, ACKs and NAKs, in PSN order (IBTA 9.7.5.1).
 
-use super::{enter_error, Answer, Ctx, Step};
+use super::{Answer, Ctx, Step, enter_error};
 use crate::env::Env;
 use crate::types::{Access, AsyncEvent, QpState, Seg};
-use crate::wire::builder::HeaderBuf;
-use crate::wire::headers::{NakCode, Syndrome, CREDITS_NONE};
-use crate::wire::opcode::code;
 use crate::wire::PKEY_DEFAULT;
+use crate::wire::builder::HeaderBuf;
+use crate::wire::headers::{CREDITS_NONE, NakCode, Syndrome};
+use crate::wire::opcode::code;
 
 const ACK: Syndrome = Syndrome::Ack { credits: CREDITS_NONE };
 
@@ -15,7 +15,10 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn emit_answer(&mut self) -> Step {
         match self.qp.resp.out.front().copied() {
             Some(Answer::Atomic { psn, value }) => {
-                let header = self.answer_bth(code::RC_ATOMIC_ACK, psn, 0).aeth(ACK, self.qp.resp.msn).atomic_ack(value);
+                let header = self
+                    .answer_bth(code::RC_ATOMIC_ACK, psn, 0)
+                    .aeth(ACK, self.qp.resp.msn)
+                    .atomic_ack(value);
                 self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
                 self.qp.resp.out.pop_front();
             }
@@ -37,7 +40,9 @@ impl<E: Env> Ctx<'_, E> {
 
     /// One packet of a READ's answer. Rights are looked at anew for each: the MR may be gone.
     fn emit_read_data(&mut self) {
-        let Some(Answer::Read { psn, va, key, left, begun }) = self.qp.resp.out.front().copied() else { return };
+        let Some(Answer::Read { psn, va, key, left, begun }) = self.qp.resp.out.front().copied() else {
+            return;
+        };
         let len = left.min(self.qp.mtu);
         let last = len == left;
         let Some(host) = self.check_remote(key, va, len, Access::REMOTE_READ) else {

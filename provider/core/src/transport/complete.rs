@@ -46,13 +46,8 @@ impl<E: Env> Ctx<'_, E> {
     fn fail_one(&mut self, status: WcStatus) {
         let wqe = *self.qp.sq.wqe(self.qp.req.una);
         self.release_oldest();
-        let cqe = Cqe {
-            wr_id: wqe.wr_id,
-            status,
-            opcode: wqe.op.wc_opcode(),
-            qpn: self.qp.qpn,
-            ..Cqe::default()
-        };
+        let cqe =
+            Cqe { wr_id: wqe.wr_id, status, opcode: wqe.op.wc_opcode(), qpn: self.qp.qpn, ..Cqe::default() };
         self.sh.stats.error_completions.inc();
         self.push_send(&cqe);
     }
@@ -110,7 +105,10 @@ impl<E: Env> Ctx<'_, E> {
 
     /// A receive fails for a reason on our side: the WQE says so, the QP goes to ERR.
     pub(super) fn fail_recv(&mut self, status: WcStatus) {
-        self.complete_recv(Cqe { status, opcode: WcOpcode::Recv, flags: WcFlags::empty(), ..Cqe::default() }, true);
+        self.complete_recv(
+            Cqe { status, opcode: WcOpcode::Recv, flags: WcFlags::empty(), ..Cqe::default() },
+            true,
+        );
     }
 }
 

@@ -1,7 +1,7 @@
 //! UD, receiving side (IBTA 9.8.3): Q_Key, GRH, one packet a message.
 
-use super::recv::PlaceError;
 use super::Ctx;
+use super::recv::PlaceError;
 use crate::env::Env;
 use crate::types::{Cqe, FrameMeta, QpState, WcFlags, WcOpcode, WcStatus};
 use crate::wire::packet::Packet;

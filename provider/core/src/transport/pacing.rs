@@ -3,9 +3,9 @@
 use super::Ctx;
 use crate::env::Env;
 use crate::nic::pace::PROBE_TIMEOUT;
-use crate::nic::path::{PathId, PACKET_OVERHEAD};
+use crate::nic::path::{PACKET_OVERHEAD, PathId};
 use crate::types::{Av, FrameMeta, Psn, Qpn};
-use crate::wire::{code, HeaderBuf, Packet, PKEY_DEFAULT};
+use crate::wire::{HeaderBuf, PKEY_DEFAULT, Packet, code};
 
 /// A probe goes behind this share of the window.
 const STRETCH_SHARE: u32 = 4;

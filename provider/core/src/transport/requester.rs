@@ -2,11 +2,11 @@
 
 use super::{Ctx, Step, Track};
 use crate::env::{Env, SendQueue};
-use crate::nic::path::{PathId, PACKET_OVERHEAD};
+use crate::nic::path::{PACKET_OVERHEAD, PathId};
 use crate::types::{Nanos, Psn, QpState, QpType, Seg, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+use crate::wire::PKEY_DEFAULT;
 use crate::wire::builder::HeaderBuf;
 use crate::wire::opcode::{code, request_code};
-use crate::wire::PKEY_DEFAULT;
 
 /// A READ is asked for in pieces of at most this, so that its answers do not flood our own socket.
 const READ_CHUNK: u32 = 64 << 10;
@@ -31,7 +31,9 @@ impl<E: Env> Ctx<'_, E> {
     /// Sends one request packet if there is one that may go.
     pub(super) fn emit_request(&mut self) -> Step {
         let req = &self.qp.req;
-        if !matches!(self.qp.state, QpState::Rts | QpState::Sqd) || req.fault.is_some_and(|(at, _)| at == req.next) {
+        if !matches!(self.qp.state, QpState::Rts | QpState::Sqd)
+            || req.fault.is_some_and(|(at, _)| at == req.next)
+        {
             return Step::Idle;
         }
         if req.rnr_until > self.now || req.next == self.qp.sq.posted() {
@@ -195,8 +197,8 @@ impl<E: Env> Ctx<'_, E> {
         let psn = self.qp.req.psn;
         /* A Q_Key with its top bit set stands for the QP's own (IBTA 3.5.3). */
         let qkey = if wqe.qkey >> 31 == 1 { self.qp.attr.qkey } else { wqe.qkey };
-        let mut header =
-            HeaderBuf::bth(code, wqe.remote_qpn, psn, false, solicited, pad, PKEY_DEFAULT).deth(qkey, self.qp.qpn);
+        let mut header = HeaderBuf::bth(code, wqe.remote_qpn, psn, false, solicited, pad, PKEY_DEFAULT)
+            .deth(qkey, self.qp.qpn);
         if wqe.op.has_imm() {
             header = header.imm(wqe.imm);
         }
@@ -304,7 +306,8 @@ impl<E: Env> Ctx<'_, E> {
         }
         let (mrs, pd) = (&self.sh.mrs, self.qp.pd);
         slices(self.qp.sq.sges(index), offset, len, |sge, skip, n| {
-            let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, false).ok()?;
+            let addr =
+                mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, false).ok()?;
             segs.push(Seg { addr, len: n });
             Some(())
         })

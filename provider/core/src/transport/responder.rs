@@ -1,7 +1,7 @@
 //! RC requests from the peer (IBTA 9.7.4, 9.7.5.1, table 58 for faults).
 
 use super::recv::PlaceError;
-use super::{enter_error, Answer, Ctx, Inbound};
+use super::{Answer, Ctx, Inbound, enter_error};
 use crate::env::{Env, SendQueue};
 use crate::types::{Access, AsyncEvent, Cqe, Psn, QpState, WcFlags, WcOpcode, WcStatus};
 use crate::wire::headers::{NakCode, Syndrome};
@@ -185,7 +185,9 @@ impl<E: Env> Ctx<'_, E> {
             return self.refuse(NakCode::InvalidRequest);
         }
         let allowed = self.qp.attr.access.contains(Access::REMOTE_ATOMIC);
-        let Some(host) = self.check_remote(eth.rkey(), eth.va(), 8, Access::REMOTE_ATOMIC).filter(|_| allowed) else {
+        let Some(host) =
+            self.check_remote(eth.rkey(), eth.va(), 8, Access::REMOTE_ATOMIC).filter(|_| allowed)
+        else {
             return self.violate();
         };
         if host & 7 != 0 {

@@ -1,7 +1,7 @@
 //! Answers to our requests: acknowledges, NAKs, READ data, atomic results (IBTA 9.7.5 to 9.7.8).
 
-use super::requester::{in_flight, slices};
 use super::Ctx;
+use super::requester::{in_flight, slices};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::PACKET_OVERHEAD;
 use crate::types::{Nanos, Psn, QpState, SendOp, WcStatus};
@@ -11,8 +11,8 @@ use crate::wire::packet::Packet;
 
 /// RNR NAK timer codes in units of 10 us (IBTA table 45).
 const RNR_TIMER_10US: [u32; 32] = [
-    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
-    4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+    3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 impl<E: Env> Ctx<'_, E> {
@@ -54,7 +54,8 @@ impl<E: Env> Ctx<'_, E> {
             }
             if self.qp.sq.wqe(self.qp.req.una).op.is_read_like() {
                 /* Only its own answers complete it. */
-                reached = if self.qp.req.una_psn.before(track.first) { track.first } else { self.qp.req.una_psn };
+                reached =
+                    if self.qp.req.una_psn.before(track.first) { track.first } else { self.qp.req.una_psn };
                 break;
             }
             if psn.before(end) {
@@ -199,7 +200,8 @@ impl<E: Env> Ctx<'_, E> {
         self.sh.stats.rx_bytes.add(data.len() as u64);
         let mut rest = data;
         slices(self.qp.sq.sges(self.qp.req.una), offset, data.len() as u32, |sge, skip, n| {
-            let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, true).ok()?;
+            let addr =
+                mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, true).ok()?;
             let (now, later) = rest.split_at_checked(n as usize)?;
             env.dma_write(addr, now);
             rest = later;

@@ -79,7 +79,10 @@ impl<E: Env> Ctx<'_, E> {
         };
         let len = data.len() as u32;
         let whole = if last { len == left } else { len < left };
-        if !self.middle_is_full(data.len(), last) || !whole || !self.qp.attr.access.contains(Access::REMOTE_WRITE) {
+        if !self.middle_is_full(data.len(), last)
+            || !whole
+            || !self.qp.attr.access.contains(Access::REMOTE_WRITE)
+        {
             return None;
         }
         if packet.imm().is_some() && !self.take_recv() {
