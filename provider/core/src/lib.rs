@@ -2,7 +2,7 @@
 //!
 //! [`Nic`] is one RDMA card: queue pairs, memory regions, address vectors and the RoCEv2 transport
 //! between them. It owns protocol state and nothing else. Time is an argument (`now`, nanoseconds),
-//! randomness is a seed, memory and frames are reached through the traits of [`env`]; two cards on a
+//! randomness is a seed, memory and frames are reached through the traits of [`mod@env`]; two cards on a
 //! virtual wire are a unit test.
 //!
 //! Methods come in four kinds:

@@ -3,7 +3,7 @@
 //! `requester` turns WQEs into packets, `response` takes the answers to them; `responder` takes
 //! requests, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
 //! sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables and
-//! turns (`nic`) beyond the [`Shared`](crate::nic::Shared) state that it is handed.
+//! turns (`nic`) beyond the `Shared` state that it is handed.
 
 mod answer;
 mod complete;
