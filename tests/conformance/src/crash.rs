@@ -9,9 +9,12 @@ use crate::world::World;
 
 pub(crate) fn cases() -> Vec<Case> {
     vec![
-        Case::special("kill -9", "the server, at several moments, then a clean run", BOTH, kill_server),
-        Case::special("kill -9", "the client, at several moments, then a clean run", BOTH, kill_client),
-        Case::special("kill -9", "both, then nothing is left behind", BOTH, leaves_nothing),
+        Case::special("kill -9", "the server, at several moments, then a clean run", BOTH, kill_server)
+            .quick(&[Net::Lo]),
+        Case::special("kill -9", "the client, at several moments, then a clean run", BOTH, kill_client)
+            .quick(&[Net::Veth]),
+        Case::special("kill -9", "both, then nothing is left behind", BOTH, leaves_nothing)
+            .quick(&[Net::Veth]),
     ]
 }
 

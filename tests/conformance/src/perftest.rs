@@ -118,7 +118,7 @@ impl Program {
             let pair = Pair::new(self.name, args, self.expect(rows)).limit(240);
             Case::pair("perftest", BOTH, pair)
         };
-        let mut cases = vec![all("-a", ALL_SIZES), all("-a -n 20", ALL_SIZES).quick(&[Net::Lo])];
+        let mut cases = vec![all("-a", ALL_SIZES), all("-a -n 5", ALL_SIZES).quick(&[Net::Lo])];
         for transport in self.transports {
             // The sizes of UD end at the path MTU, 1024 over veth.
             let rows = if *transport == "UD" { 10 } else { ALL_SIZES };
