@@ -41,12 +41,14 @@ const JUST_POLLED: Nanos = 2_000;
 /// once and then spins on memory is served soon, one that polls on and on is left alone.
 const NAP: Duration = Duration::from_micros(2);
 const NAP_DOUBLINGS: u32 = 4;
+/// Longest pause before another try for the lock.
+const LONGEST: Duration = Duration::from_micros(200);
 /// Datagram batches in one hold of the lock.
 const BATCHES: u32 = 4;
 /// The CPU slice that it asks of the scheduler: short, so that it preempts spinners when it wakes.
 const SLICE: u64 = 100_000;
 /// How much nicer than it the program's threads are.
-const BEFORE: i32 = 10;
+const BEFORE: i32 = 5;
 
 /// The thread, as the rest of the library sees it.
 pub(crate) struct Progress {
@@ -212,9 +214,12 @@ impl Worker {
         let card = Arc::clone(&self.card);
         self.polled.clear();
         self.polled.push(pollfd(card.progress.wake.as_raw_fd()));
+        let mut pause = Duration::from_micros(20);
         loop {
             let Some(mut guard) = card.try_lock() else {
-                std::thread::sleep(NAP);
+                /* whoever has the lock may need this CPU to give it back */
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(LONGEST);
                 continue;
             };
             let now = clock::now();

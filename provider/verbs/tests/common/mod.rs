@@ -191,12 +191,17 @@ pub fn to_rtr(qp: &Qp, ah: AhAttr, dest_qpn: u32) {
     qp.modify(&attr, mask).unwrap();
 }
 
+/// RTS with 67 ms of patience a try, which a busy machine needs.
 pub fn to_rts(qp: &Qp) {
+    to_rts_with(qp, 14);
+}
+
+pub fn to_rts_with(qp: &Qp, timeout: u8) {
     let attr = QpAttr {
         state: QpState::Rts,
         sq_psn: Psn::new(0xfffffe),
-        timeout: 10,
-        retry_cnt: 3,
+        timeout,
+        retry_cnt: 7,
         rnr_retry: 7,
         max_rd_atomic: 4,
         ..QpAttr::default()
