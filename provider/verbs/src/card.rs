@@ -51,6 +51,10 @@ pub(crate) struct Shard {
     pub(crate) alarm: Nanos,
     /// Turns taken by polls.
     pub(crate) turns: u32,
+    /// Polls in a row that found nothing.
+    pub(crate) empty_polls: u32,
+    /// When a poll of the program last received something
+    pub(crate) vain_since: Nanos,
     /// A turn ended with more to send.
     pub(crate) unsent: bool,
     /// QPs whose doorbell waits for the program's next call, so that small messages share a flush.
@@ -70,10 +74,12 @@ pub(crate) struct Polled {
 }
 
 impl Polled {
-    /// The program ran the card at `now`.
+    /// The program runs the card at `now`; gives when it did so before.
     #[inline]
-    pub(crate) fn note(&self, now: Nanos) {
+    pub(crate) fn note(&self, now: Nanos) -> Nanos {
+        let before = self.at.load(Ordering::Relaxed);
         self.at.store(now, Ordering::Relaxed);
+        before
     }
 }
 
@@ -138,6 +144,8 @@ impl Card {
             stats,
             alarm: Nanos::MAX,
             turns: 0,
+            empty_polls: 0,
+            vain_since: 0,
             unsent: false,
             deferred: Vec::with_capacity(DEFERRED),
         };

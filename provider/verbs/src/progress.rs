@@ -11,8 +11,15 @@ use crate::cq::CqShared;
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
+/// Empty polls in a row after which the CPU is offered to others: on a host with more polling programs than CPUs,
+/// the peer that is waited for may be one of them. Longer than a round trip between two that both run.
+const GIVE_WAY: u32 = 32;
 /// Polls between two looks at what the port has to do beside frames.
 const MAINTENANCE: u32 = 256;
+/// A poll that has found nothing for so long lets others have the CPU: with more spinners than CPUs,
+/// the peer may be among them. Longer than a round trip on one host, so that two that have a CPU each
+/// never get there.
+const GIVE_WAY: Nanos = 20_000;
 /// How long the thread leaves frames alone that a poll has received but not taken.
 const LEFT: Nanos = 1_000_000;
 
@@ -27,9 +34,12 @@ impl Card {
         };
         let shard = &mut *guard;
         let now = clock::now();
-        self.polled.note(now);
+        let pause = now.saturating_sub(self.polled.note(now));
         self.take_bells(shard, now);
         let got = shard.rx.recv();
+        let idle = got == 0 && cq.waiting() == 0;
+        shard.empty_polls = if idle { shard.empty_polls.wrapping_add(1) } else { 0 };
+        let give_way = idle && shard.empty_polls.is_multiple_of(GIVE_WAY);
         if got > 0 {
             let all = shard.take_frames(now, || cq.waiting() as usize >= wanted);
             if !all {
@@ -46,8 +56,15 @@ impl Card {
         let acks = got == 0 || !self.progress.is_watching() || cq.waiting() == 0;
         shard.transmit(now, acks);
         self.finish(shard, now);
+        if got > 0 || pause > GIVE_WAY {
+            shard.vain_since = now;
+        }
+        let give_way = now.saturating_sub(shard.vain_since) > GIVE_WAY;
         drop(guard);
         self.serve_bells();
+        if give_way {
+            std::thread::yield_now();
+        }
         true
     }
 
