@@ -21,7 +21,7 @@ const FEELERS: i32 = 4;
 const RTT_MIN: Nanos = 50_000;
 /// Shortest and longest first retransmission timeout, ns. The IBTA timer only bounds how long a
 /// silent peer is believed; recovery from loss need not wait for it.
-const RTO_MIN: Nanos = 4_000_000;
+const RTO_MIN: Nanos = 1_000_000;
 /// Shortest timeout while only feelers fly: a needless repetition of those costs little, and the
 /// responder says but once what it misses (IBTA 9.7.5.2.8).
 const RTO_FEELERS: Nanos = 500_000;
