@@ -51,8 +51,6 @@ pub(crate) struct Shard {
     pub(crate) alarm: Nanos,
     /// Turns taken by polls.
     pub(crate) turns: u32,
-    /// Polls in a row that found nothing.
-    pub(crate) empty_polls: u32,
     /// When a poll of the program last received something
     pub(crate) vain_since: Nanos,
     /// A turn ended with more to send.
@@ -144,7 +142,6 @@ impl Card {
             stats,
             alarm: Nanos::MAX,
             turns: 0,
-            empty_polls: 0,
             vain_since: 0,
             unsent: false,
             deferred: Vec::with_capacity(DEFERRED),

@@ -11,9 +11,6 @@ use crate::cq::CqShared;
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
-/// Empty polls in a row after which the CPU is offered to others: on a host with more polling programs than CPUs,
-/// the peer that is waited for may be one of them. Longer than a round trip between two that both run.
-const GIVE_WAY: u32 = 32;
 /// Polls between two looks at what the port has to do beside frames.
 const MAINTENANCE: u32 = 256;
 /// A poll that has found nothing for so long lets others have the CPU: with more spinners than CPUs,
@@ -37,9 +34,6 @@ impl Card {
         let pause = now.saturating_sub(self.polled.note(now));
         self.take_bells(shard, now);
         let got = shard.rx.recv();
-        let idle = got == 0 && cq.waiting() == 0;
-        shard.empty_polls = if idle { shard.empty_polls.wrapping_add(1) } else { 0 };
-        let give_way = idle && shard.empty_polls.is_multiple_of(GIVE_WAY);
         if got > 0 {
             let all = shard.take_frames(now, || cq.waiting() as usize >= wanted);
             if !all {
