@@ -87,12 +87,13 @@ fn main() -> ExitCode {
             Err(reason) => Verdict::Skip(reason),
         };
         report.add(&case, net, verdict, started.elapsed());
-    }
-    if let Some(file) = &args.table
-        && let Err(error) = std::fs::write(file, report.markdown(args.full))
-    {
-        eprintln!("conformance: {}: {error}", file.display());
-        return ExitCode::FAILURE;
+        // Written as it grows: a run that is stopped leaves what it knew.
+        if let Some(file) = &args.table
+            && let Err(error) = std::fs::write(file, report.markdown(args.full))
+        {
+            eprintln!("conformance: {}: {error}", file.display());
+            return ExitCode::FAILURE;
+        }
     }
     report.conclude()
 }
