@@ -33,6 +33,7 @@ impl Card {
         let now = clock::now();
         let pause = now.saturating_sub(self.polled.note(now));
         self.take_bells(shard, now);
+        let owed = shard.nic.owes_acks();
         let got = shard.rx.recv();
         if got > 0 {
             let all = shard.take_frames(now, || cq.waiting() as usize >= wanted);
@@ -45,9 +46,10 @@ impl Card {
         if shard.turns.is_multiple_of(MAINTENANCE) {
             self.maintain(shard, now);
         }
-        /* The program's answer to what just came goes first; ACKs go with it, or with the next empty
-        poll. While the thread watches, it sees to it that they are not late. */
-        let acks = got == 0 || !self.progress.is_watching() || cq.waiting() == 0;
+        /* The program's answer to what just came goes first; ACKs go with it, or with the next poll: a
+        program that only receives would otherwise keep them until its peer's window is used up.
+        While the thread watches, it sees to it that they are not late. */
+        let acks = owed || got == 0 || !self.progress.is_watching() || cq.waiting() == 0;
         shard.transmit(now, acks);
         self.finish(shard, now);
         if got > 0 || pause > GIVE_WAY {
