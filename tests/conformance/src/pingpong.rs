@@ -15,16 +15,17 @@ pub(crate) fn cases() -> Vec<Case> {
     for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_srq_pingpong"] {
         cases.push(case(program, BOTH, "-c").quick(BOTH));
         cases.push(case(program, BOTH, "-c -e").quick(&[Net::Lo]));
-        for args in
-            ["", "-e", "-s 1", "-s 100000 -c", "-s 1000000 -n 100 -c", "-n 10000", "-n 5", "-r 1 -c", "-r 16"]
-        {
+        for args in ["", "-e", "-s 1", "-s 100000 -c", "-s 1000000 -n 100 -c", "-n 10000", "-n 5", "-r 16"] {
             cases.push(case(program, BOTH, args));
         }
         for mtu in [256, 512, 1024, 2048, 4096] {
             cases.push(case(program, LARGE, &format!("-m {mtu} -s 20000 -c")));
         }
     }
-    for args in ["-q 1", "-q 4 -e", "-q 64 -r 2000", "-q 16 -s 65536 -c"] {
+    for program in ["ibv_rc_pingpong", "ibv_uc_pingpong"] {
+        cases.push(case(program, BOTH, "-r 1 -c"));
+    }
+    for args in ["-q 1 -r 1", "-q 1", "-q 4 -e", "-q 64 -r 2000", "-q 16 -s 65536 -c"] {
         cases.push(case("ibv_srq_pingpong", BOTH, args));
     }
     // A datagram is one packet: the default of 2048 bytes needs a path MTU as large.
