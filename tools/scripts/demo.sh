@@ -50,7 +50,8 @@ pair ibv_rc_pingpong -g 0 -c
 cat <<'TEXT'
 
    The two address lines are what the programs told each other over TCP: queue pair number, first packet sequence
-   number, GID. The rest went over the card: 1000 messages of 4 KiB each way, every byte of the last checked (-c).
+   number, GID. The rest went over the card: 1000 messages of 4 KiB each way. With -c the program looks at what the last
+   one brought and would have said "invalid data".
 
 Your own program: dist/bin/starverbs run -- PROGRAM ARGS
 TEXT
