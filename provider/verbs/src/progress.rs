@@ -47,9 +47,9 @@ impl Card {
             self.maintain(shard, now);
         }
         /* The program's answer to what just came goes first; ACKs go with it, or with the next poll: a
-        program that only receives would otherwise keep them until its peer's window is used up.
-        While the thread watches, it sees to it that they are not late. */
-        let acks = owed || got == 0 || !self.progress.is_watching() || cq.waiting() == 0;
+        program that only receives would otherwise keep them until its peer's window is used up. Of a
+        program that does not come back, the thread sends them. */
+        let acks = owed || got == 0 || cq.waiting() == 0;
         shard.transmit(now, acks);
         self.finish(shard, now);
         if got > 0 || pause > GIVE_WAY {

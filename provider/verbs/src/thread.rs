@@ -43,6 +43,8 @@ const NAP: Duration = Duration::from_micros(2);
 const NAP_DOUBLINGS: u32 = 4;
 /// Longest pause before another try for the lock.
 const LONGEST: Duration = Duration::from_micros(200);
+/// How long an ACK waits for the program that left it.
+const ACK_LEFT: Nanos = 50_000;
 /// Datagram batches in one hold of the lock.
 const BATCHES: u32 = 4;
 /// The CPU slice that it asks of the scheduler: short, so that it preempts spinners when it wakes.
@@ -232,7 +234,8 @@ impl Worker {
             if guard.alarm <= now || deadline < guard.alarm {
                 guard.alarm = deadline;
             }
-            let until = guard.alarm;
+            let owed = if guard.nic.owes_acks() { now + ACK_LEFT } else { Nanos::MAX };
+            let until = guard.alarm.min(owed);
             drop(guard);
             card.serve_bells();
             return until;
