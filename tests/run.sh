@@ -22,10 +22,8 @@ else
     part "unit and documentation tests" cargo test --workspace --no-fail-fast
 fi
 
-if grep -rqs 'cfg(loom)\|cfg(all(test, loom' provider/rings/src; then
-    part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
-        cargo test --release --package starverbs-rings --lib --target-dir "${CARGO_TARGET_DIR:-target}/loom"
-fi
+part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
+    cargo test --release --package starverbs-rings --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
 
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
 if [[ -e /usr/include/infiniband/verbs.h ]]; then
