@@ -60,6 +60,8 @@ pub(crate) struct Flags {
     pub(crate) window_wait: bool,
     /// IBV_EVENT_COMM_EST was raised
     pub(crate) established: bool,
+    /// The wire was seen to lose or repeat packets
+    pub(crate) lossy: bool,
     /// SQD: the drained event was raised
     pub(crate) drained: bool,
 }

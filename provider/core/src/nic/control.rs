@@ -93,7 +93,7 @@ impl<E: Env> Nic<E> {
     pub fn destroy_qp(&mut self, env: &mut E, qpn: Qpn) -> Result<(), NicError> {
         let mut cx = self.context(env, qpn, 0).ok_or(NicError::NotFound)?;
         /* The peer's last message may wait for its ACK: nobody could send it later. */
-        cx.flush_ack();
+        cx.last_words();
         /* Leaves the window to others; what is posted is dropped without completions. */
         cx.forget_inflight();
         let Some(qp) = self.qps.remove(qpn) else { return Err(NicError::NotFound) };

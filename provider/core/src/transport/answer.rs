@@ -2,7 +2,7 @@
 
 use super::{Answer, Ctx, Step, enter_error};
 use crate::env::Env;
-use crate::types::{Access, AsyncEvent, QpState, Seg};
+use crate::types::{Access, AsyncEvent, QpState, QpType, Seg};
 use crate::wire::PKEY_DEFAULT;
 use crate::wire::builder::HeaderBuf;
 use crate::wire::headers::{CREDITS_NONE, NakCode, Syndrome};
@@ -83,6 +83,20 @@ impl<E: Env> Ctx<'_, E> {
         }
         self.emit_ack(ACK.to_byte());
         true
+    }
+
+    /// The QP ends: nobody can repeat its last ACK later, so a wire that loses gets it three times.
+    pub(crate) fn last_words(&mut self) {
+        self.flush_ack();
+        let connected = matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        if self.qp.qp_type != QpType::Rc || !connected || !self.qp.flags.lossy || self.qp.resp.owes_answer() {
+            return;
+        }
+        for _ in 0..2 {
+            if self.env.can_send() {
+                self.emit_ack(ACK.to_byte());
+            }
+        }
     }
 
     /// An ACK is for all before the expected PSN, a NAK is at it.

@@ -39,6 +39,7 @@ impl<E: Env> Ctx<'_, E> {
     /// Packets are missing: say so once (IBTA 9.7.5.2.8).
     fn ahead(&mut self) {
         self.sh.stats.out_of_sequence.inc();
+        self.qp.flags.lossy = true;
         if !self.qp.resp.nak_sent {
             self.owe_nak(Syndrome::Nak(NakCode::SequenceError));
         }
@@ -260,6 +261,7 @@ impl<E: Env> Ctx<'_, E> {
     /// A request from the past: its answer was lost, or it came twice (IBTA 9.7.5.1.3).
     fn duplicate(&mut self, psn: Psn, packet: &Packet<'_>) {
         self.sh.stats.duplicate_request.inc();
+        self.qp.flags.lossy = true;
         match packet.op().kind {
             Kind::ReadRequest => self.duplicate_read(psn, packet),
             Kind::CmpSwap | Kind::FetchAdd => self.duplicate_atomic(psn),
