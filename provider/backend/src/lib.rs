@@ -44,6 +44,13 @@ pub use tx_stack::TxStack;
 pub use udp_rx::Rx;
 pub use udp_tx::Tx;
 
+/// Reads bytes as a block's socket and the wire's probes are read; for fuzzing.
+#[cfg(fuzzing)]
+pub fn read_messages(bytes: &[u8]) {
+    let _ = control::decode(bytes);
+    let _ = steer::Probe::decode(bytes);
+}
+
 /// Most addresses a port may have: a GID index is a byte.
 pub const MAX_ADDRS: usize = 256;
 
