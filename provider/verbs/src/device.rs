@@ -140,6 +140,8 @@ pub(crate) struct DeviceInfo {
     pub(crate) attr: DeviceAttr,
     pub(crate) port: PortAttr,
     pub(crate) addrs: Vec<HostAddr>,
+    /// Largest path MTU between processes of this host
+    local_mtu: Mtu,
 }
 
 impl DeviceInfo {
@@ -147,7 +149,14 @@ impl DeviceInfo {
         let addrs = host::addresses(settings)?;
         let guid = host::guid(&addrs);
         let port = port_attr(active_mtu(settings, &addrs), addrs.len() as u32);
-        Ok(DeviceInfo { attr: attr(guid), port, addrs })
+        Ok(DeviceInfo { attr: attr(guid), port, addrs, local_mtu: mtu_cap(settings) })
+    }
+
+    /// Largest path MTU towards `dgid`: the port's, or, to an address of this host, what its loopback
+    /// carries, unless the setting MTU says less.
+    pub(crate) fn path_mtu(&self, dgid: &Gid) -> Mtu {
+        let local = self.addrs.iter().any(|addr| addr.gid == *dgid);
+        if local { self.local_mtu } else { self.port.active_mtu }
     }
 
     /// EINVAL unless `port` is 1.
@@ -172,10 +181,15 @@ fn entry(index: u32, addr: &HostAddr) -> GidEntry {
 fn active_mtu(settings: &Settings, addrs: &[HostAddr]) -> Mtu {
     let real = addrs.iter().filter(|addr| !addr.loopback).map(|addr| addr.link_mtu).min();
     let fits = real.map_or(Mtu::M4096, Mtu::fitting);
-    let asked = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096]
+    mtu_cap(settings).min(fits)
+}
+
+/// What the setting MTU allows.
+fn mtu_cap(settings: &Settings) -> Mtu {
+    [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048]
         .into_iter()
-        .find(|mtu| settings.mtu.is_some_and(|bytes| u32::from(bytes) == mtu.bytes()));
-    asked.map_or(fits, |cap| cap.min(fits))
+        .find(|mtu| settings.mtu.is_some_and(|bytes| u32::from(bytes) == mtu.bytes()))
+        .unwrap_or(Mtu::M4096)
 }
 
 fn attr(guid: u64) -> DeviceAttr {
@@ -261,5 +275,21 @@ mod tests {
         assert_eq!(active_mtu(&settings, &[jumbo, plain, lo.clone()]), Mtu::M1024);
         settings.mtu = Some(512);
         assert_eq!(active_mtu(&settings, &[lo]), Mtu::M512);
+    }
+
+    /// `ibv_rc_pingpong -m 4096` between two processes of a host whose Ethernet has 1500 bytes.
+    #[test]
+    fn paths_within_the_host_carry_more_than_the_port() {
+        let mut settings = Settings::default();
+        let info = |settings: &Settings| {
+            let addrs = vec![addr(false, 1500)];
+            let port = port_attr(active_mtu(settings, &addrs), 1);
+            DeviceInfo { attr: attr(1), port, addrs, local_mtu: mtu_cap(settings) }
+        };
+        let (here, there) = (Gid::default(), Gid::from_ipv4([192, 0, 2, 9]));
+        assert_eq!(info(&settings).path_mtu(&there), Mtu::M1024);
+        assert_eq!(info(&settings).path_mtu(&here), Mtu::M4096);
+        settings.mtu = Some(512);
+        assert_eq!(info(&settings).path_mtu(&here), Mtu::M512);
     }
 }

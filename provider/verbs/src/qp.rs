@@ -192,6 +192,9 @@ impl Qp {
         if mask.contains(QpAttrMask::AV) {
             to.av = attr.ah.resolve(ctx)?;
         }
+        if mask.contains(QpAttrMask::PATH_MTU) && to.path_mtu > card.info.path_mtu(&to.av.dgid) {
+            return Err(VerbsError::Invalid("path MTU: more than the links carry"));
+        }
         card.with(|shard, now| shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now))?;
         if mask.contains(QpAttrMask::STATE) {
             self.0.state.store(attr.state as u8, Ordering::Release);

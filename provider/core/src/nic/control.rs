@@ -8,7 +8,7 @@ use crate::error::NicError;
 use crate::qp::modify::{check, check_values};
 use crate::qp::{QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::transport::{Ctx, Flags, Inbound, Qp, Requester, Responder, enter_error};
-use crate::types::{Nanos, QpState, QpType, Qpn};
+use crate::types::{Nanos, QpState, Qpn};
 
 impl<E: Env> Nic<E> {
     /// A new QP in RESET. `Exhausted`: no QPN is left, give the card another block.
@@ -62,7 +62,8 @@ impl<E: Env> Nic<E> {
         })
     }
 
-    /// ibv_modify_qp: the table of `qp::modify` says what is allowed.
+    /// ibv_modify_qp: the table of `qp::modify` says what is allowed. Whether the links on the way carry
+    /// the path MTU is the caller's to know.
     pub fn modify_qp(
         &mut self,
         env: &mut E,
@@ -80,10 +81,6 @@ impl<E: Env> Nic<E> {
         let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
         check(cx.qp.qp_type, from, to, mask)?;
         check_values(attr, mask, limit)?;
-        if cx.qp.qp_type != QpType::Ud && mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu > cx.sh.cfg.mtu
-        {
-            return Err(NicError::Invalid);
-        }
         merge(&mut cx.qp.attr, attr, mask);
         enter(&mut cx, from, to, mask);
         Ok(())
