@@ -68,8 +68,6 @@ pub trait Env {
 
     /// Writes `data` to host memory. The card has checked keys, bounds and rights.
     fn dma_write(&mut self, addr: u64, data: &[u8]);
-    /// Reads host memory into `out` (small things: the loopback of a card to itself uses frames too).
-    fn dma_read(&mut self, addr: u64, out: &mut [u8]);
     /// Atomically adds; gives the value before. `addr` is 8-aligned.
     fn dma_fetch_add(&mut self, addr: u64, add: u64) -> u64;
     /// Atomically swaps if equal; gives the value before. `addr` is 8-aligned.

@@ -66,9 +66,6 @@ impl Env for SimEnv {
     fn dma_write(&mut self, addr: u64, data: &[u8]) {
         self.memory.write(addr, data);
     }
-    fn dma_read(&mut self, addr: u64, out: &mut [u8]) {
-        out.copy_from_slice(self.memory.read(addr, out.len()));
-    }
     fn dma_fetch_add(&mut self, addr: u64, add: u64) -> u64 {
         let before = self.memory.word(addr);
         self.memory.set_word(addr, before.wrapping_add(add));

@@ -46,12 +46,6 @@ impl Env for HostEnv {
     }
 
     #[inline]
-    fn dma_read(&mut self, addr: u64, out: &mut [u8]) {
-        // SAFETY: as for writing.
-        unsafe { out.as_mut_ptr().copy_from(addr as *const u8, out.len()) }
-    }
-
-    #[inline]
     fn dma_fetch_add(&mut self, addr: u64, add: u64) -> u64 {
         // SAFETY: as for writing; the card has checked the alignment.
         let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };

@@ -154,11 +154,6 @@ impl<E: Env> Nic<E> {
         self.shared.sched.has_acks()
     }
 
-    /// Whether [`Nic::poll_transmit`] has something to send.
-    pub fn has_ready(&self) -> bool {
-        self.shared.sched.has_ready()
-    }
-
     /// A step's context on one QP.
     pub(super) fn context<'a>(&'a mut self, env: &'a mut E, qpn: Qpn, now: Nanos) -> Option<Ctx<'a, E>> {
         let qp: &'a mut Qp<E> = self.qps.get_mut(qpn)?;

@@ -29,9 +29,6 @@ impl Sched {
     pub(crate) fn pop_ready(&mut self) -> Option<Qpn> {
         self.ready.pop_front()
     }
-    pub(crate) fn has_ready(&self) -> bool {
-        !self.ready.is_empty() || !self.open.is_empty()
-    }
     pub(crate) fn push_open(&mut self, path: PathId) {
         self.open.push_back(path);
     }
