@@ -1,23 +1,31 @@
 //! The sending half as a card sees it: frames go out, perhaps hurt on the way.
 
 use std::ops::Deref;
+use std::thread;
+use std::time::Duration;
 
 use starverbs_core::{Av, Counters, Nanos, Seg};
 
 use crate::fault::{Fault, Frame};
 use crate::udp_tx::Tx;
 
-/// [`Tx`], with a [`Fault`] before it when the settings ask for one.
+/// Closing waits no longer than this for the frames that a fault delays.
+const LINGER: Nanos = 1_000_000_000;
+
+/// [`Tx`], with a [`Fault`] before it when the settings ask for one. A delay stands for a long wire, and what is on a wire
+/// does not vanish with its sender: dropping this waits for the frames held back, for up to a second.
 #[derive(Debug)]
-pub struct TxStack<C> {
+pub struct TxStack<C: Deref<Target = Counters>> {
     tx: Tx<C>,
     fault: Option<Box<Fault>>,
     counters: C,
+    /// Time of the last flush of a card with a fault
+    flushed: Nanos,
 }
 
 impl<C: Deref<Target = Counters>> TxStack<C> {
     pub(crate) fn new(tx: Tx<C>, fault: Option<Box<Fault>>, counters: C) -> Self {
-        TxStack { tx, fault, counters }
+        TxStack { tx, fault, counters, flushed: 0 }
     }
 
     /// Whether a frame of any size may be added before the next [`TxStack::flush`].
@@ -41,6 +49,7 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
     pub fn flush(&mut self, now: Nanos) {
         if let Some(fault) = &mut self.fault {
             let tx = &mut self.tx;
+            self.flushed = now;
             fault.release(now, |frame| push(tx, frame));
         }
         self.tx.flush();
@@ -54,6 +63,17 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
     /// UDP source port of frames from the address with index `sgid_index`; 0 if it cannot send.
     pub fn source_port(&mut self, sgid_index: u8) -> u16 {
         self.tx.source_port(sgid_index)
+    }
+}
+
+impl<C: Deref<Target = Counters>> Drop for TxStack<C> {
+    fn drop(&mut self) {
+        let (mut now, end) = (self.flushed, self.flushed.saturating_add(LINGER));
+        while let Some(due) = self.next_deadline().filter(|due| *due <= end) {
+            thread::sleep(Duration::from_nanos(due.saturating_sub(now)));
+            now = now.max(due);
+            self.flush(now);
+        }
     }
 }
 

@@ -217,3 +217,18 @@ fn corrupted_frames_fail_the_check_and_lost_ones_do_not_come() {
     assert!(counters.fault_lost.get() > 50 && counters.fault_duplicated.get() > 20);
     assert!(counters.fault_reordered.get() > 20);
 }
+
+#[test]
+fn delayed_frames_arrive_although_their_sender_has_closed() {
+    let port = free_port();
+    let spec = FaultSpec::parse("delay=20ms,seed=1").expect("a good spec");
+    let mut sender = Node::with(&Settings { port, fault: spec, ..Settings::default() });
+    drop(sender.rx);
+    let mut receiver = Node::new(port);
+    let to = receiver.av("127.0.0.1");
+    sender.tx.send_frame(&to, &bth(receiver.qpn(1)), &[seg(&[7; 40])], 0, false);
+    sender.tx.flush(1);
+    assert_eq!(sender.counters.tx_packets.get(), 0, "still on the wire");
+    drop(sender.tx);
+    assert!(drive(&mut [&mut receiver], |n| n[0].got.len() == 1), "{:?}", receiver.counters);
+}
