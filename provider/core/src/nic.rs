@@ -37,7 +37,7 @@ pub struct NicConfig {
 
 impl Default for NicConfig {
     fn default() -> Self {
-        NicConfig { mtu: Mtu::M4096, max_msg: 1 << 30, window: 512 << 10, max_rd_atomic: 128 }
+        NicConfig { mtu: Mtu::M4096, max_msg: 1 << 30, window: 1 << 20, max_rd_atomic: 128 }
     }
 }
 

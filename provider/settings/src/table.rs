@@ -149,7 +149,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "WINDOW",
         allowed: "a number of bytes, with K, M or G for powers of 1024, or auto",
-        about: "Bytes that one QP may have on the wire without an acknowledgement.",
+        about: "Most bytes on the wire towards one address without an acknowledgement; auto is 1M.",
         set: |s, v| put(&mut s.window, value::auto(v, value::bytes)),
         get: |s| or(&s.window, "auto", |w| value::spell_bytes(u64::from(*w))),
     },

@@ -36,6 +36,8 @@ pub const MAX_MSG: u32 = 1 << 30;
 pub const MAX_RD_ATOM: u32 = 128;
 /// The one P_Key: full member of the default partition.
 pub const PKEY: u16 = 0xffff;
+/// No IEEE OUI stands behind this card. Test-suites refuse 0; nobody can be assigned this one, a group address.
+const NO_OUI: u32 = 0xff_ffff;
 
 /// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN
 const CAP_FLAGS: u64 = 1 << 7 | 1 << 11 | 1 << 12;
@@ -199,7 +201,7 @@ fn attr(guid: u64) -> DeviceAttr {
         sys_image_guid: guid,
         max_mr_size: u64::MAX,
         page_size_cap: 0xffff_f000,
-        vendor_id: 0,
+        vendor_id: NO_OUI,
         vendor_part_id: 0,
         hw_ver: 0,
         max_qp: 1_048_560,
