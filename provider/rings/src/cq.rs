@@ -8,10 +8,10 @@ use core::mem::size_of;
 use starverbs_core::env::CqOverrun;
 use starverbs_core::{Cqe, Qpn};
 
-use crate::Side;
 use crate::slots::Slots;
 use crate::spin::{SpinGuard, SpinLock};
 use crate::sync::Ordering;
+use crate::{Line, Side};
 
 /// A completion queue's ring.
 pub struct CqRing {
@@ -20,10 +20,10 @@ pub struct CqRing {
     poll: SpinLock<()>,
     /// Index: CQEs made. Written by the card with release after the slot; read by the program with
     /// acquire.
-    card: Side,
+    card: Line<Side>,
     /// Index: CQEs polled. Written by the program under the poll lock with release after it read
     /// the slots; read by the card with acquire before it writes a slot again.
-    program: Side,
+    program: Line<Side>,
 }
 
 // SAFETY: `slots` changes in `resize` only, whose caller holds the poll lock and vouches that the
@@ -36,8 +36,8 @@ impl CqRing {
         Some(CqRing {
             slots: UnsafeCell::new(Slots::new(cqe, size_of::<Cqe>())?),
             poll: SpinLock::new(()),
-            card: Side::new(),
-            program: Side::new(),
+            card: Line(Side::new()),
+            program: Line(Side::new()),
         })
     }
 

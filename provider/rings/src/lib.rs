@@ -1,19 +1,19 @@
 //! Queues between a program and its card: send, receive and completion rings.
 //!
 //! A ring is a power of two of equal slots and two free-running 32-bit indices, each written by one
-//! side only and kept on a cache line of its own:
+//! side only, on a cache line that the other side does not write:
 //!
-//! | ring          | producer index         | consumer index        |
-//! |---------------|------------------------|-----------------------|
-//! | [`SendRing`]  | program (post lock)    | card                  |
-//! | [`RecvRing`]  | program(s) (post lock) | card                  |
-//! | [`CqRing`]    | card                   | program (poll lock)   |
+//! | ring                      | producer index         | consumer index        |
+//! |---------------------------|------------------------|-----------------------|
+//! | send, in [`WorkRings`]    | program (post lock)    | card                  |
+//! | receive, in [`WorkRings`] | program(s) (post lock) | card                  |
+//! | [`CqRing`]                | card                   | program (poll lock)   |
 //!
 //! The producer writes a slot, then stores its index with release; the consumer loads that index
 //! with acquire before it reads the slot, and hands the slot back the same way. "The card" is
 //! whoever holds the lock of the card's shard: one thread at a time.
 //!
-//! Slots come from zeroed memory, which the kernel backs only when it is touched.
+//! Slots are zeroed when a ring is made, so that the data path takes no page faults.
 //!
 //! This crate must not know what the entries mean, who wakes whom, or the verbs C ABI.
 
@@ -23,11 +23,15 @@ mod send;
 mod slots;
 mod spin;
 mod sync;
+mod work;
 
 pub use cq::{CqConsumer, CqRing};
-pub use recv::{CardRq, RecvProducer, RecvRing};
-pub use send::{CardSq, SendProducer, SendRing};
+pub use recv::{CardRq, RecvProducer};
+pub use send::{CardSq, SendProducer};
 pub use spin::{SpinGuard, SpinLock};
+pub use work::{RecvSize, SendSize, WorkRings};
+
+use core::ops::Deref;
 
 use sync::AtomicU32;
 
@@ -42,8 +46,19 @@ pub enum PushError {
     InlineTooLong,
 }
 
-/// An index on a cache line of its own, beside its owner's copy of the other side's index.
+/// A cache line of one side's own.
 #[repr(align(64))]
+struct Line<T>(T);
+
+impl<T> Deref for Line<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// One side's index, beside its copy of the other side's index.
 struct Side {
     /// Written by this side alone.
     index: AtomicU32,

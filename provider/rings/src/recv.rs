@@ -4,14 +4,13 @@
 //! ring's post lock: an SRQ has many posters), the card the consumer index.
 
 use core::mem::size_of;
-use std::sync::Arc;
 
 use starverbs_core::{RecvQueue, Sge};
 
-use crate::slots::Slots;
-use crate::spin::{SpinGuard, SpinLock};
-use crate::sync::{AtomicBool, Ordering, fence};
-use crate::{PushError, Side};
+use crate::PushError;
+use crate::spin::SpinGuard;
+use crate::sync::{Ordering, fence};
+use crate::work::{RecvSize, WorkRings};
 
 /// Fixed part of a receive WQE.
 #[repr(C)]
@@ -23,102 +22,49 @@ struct RecvHeader {
 
 const HEADER: usize = size_of::<RecvHeader>();
 
-/// A receive queue's ring.
-pub struct RecvRing {
-    slots: Slots,
-    max_sge: u16,
-    post: SpinLock<()>,
-    /// The card looked for a WQE and found none. Set by the card, taken by programs after a post:
-    /// a QP in error flushes what is posted late, and hears of it by a doorbell only then.
-    hungry: AtomicBool,
-    /// Index: WQEs posted. Written by programs under the post lock, with release after the slots;
-    /// read by the card with acquire.
-    program: Side,
-    /// Index: WQEs taken. Written by the card with release after it copied the slot; read by
-    /// programs with acquire before they write a slot again.
-    card: Side,
+/// Bytes of a slot.
+pub(crate) fn stride(size: &RecvSize) -> usize {
+    HEADER + usize::from(size.max_sge) * size_of::<Sge>()
 }
 
-impl RecvRing {
-    /// A ring for at least `max_wr` WQEs of at least `max_sge` SGEs; `None` if the memory is out of
-    /// reach.
-    pub fn new(max_wr: u32, max_sge: u16) -> Option<Arc<RecvRing>> {
-        let stride = HEADER + max_sge as usize * size_of::<Sge>();
-        let slots = Slots::new(max_wr, stride)?;
-        Some(Arc::new(RecvRing {
-            slots,
-            max_sge,
-            post: SpinLock::new(()),
-            hungry: AtomicBool::new(false),
-            program: Side::new(),
-            card: Side::new(),
-        }))
-    }
-
-    /// Slots in the ring.
-    pub fn slots(&self) -> u32 {
-        self.slots.count()
-    }
-
-    /// Most SGEs of a WQE.
-    pub fn max_sge(&self) -> u16 {
-        self.max_sge
-    }
-
-    /// Takes the post lock.
-    #[inline]
-    pub fn producer(&self) -> RecvProducer<'_> {
-        let guard = self.post.lock();
-        /* relaxed: this index is written under the lock just taken */
-        let tail = self.program.index.load(Ordering::Relaxed);
-        RecvProducer { ring: self, first: tail, tail, _post: guard }
-    }
-
-    /// After posting: whether the card looked in vain since the last such question.
-    #[inline]
-    pub fn was_hungry(&self) -> bool {
-        /* our index before the flag here, the flag before the index in `take`: one side sees the other */
-        fence(Ordering::SeqCst);
-        self.hungry.load(Ordering::Relaxed) && self.hungry.swap(false, Ordering::Relaxed)
-    }
-
-    /// The card's half.
-    ///
-    /// # Safety
-    /// At most one thread at a time may use the halves made of one ring.
-    pub unsafe fn card_half(self: &Arc<Self>) -> CardRq {
-        CardRq(Arc::clone(self))
-    }
-}
-
-/// The post lock of a [`RecvRing`]; what was pushed becomes visible to the card when it is dropped.
+/// The post lock of a receive queue; what was pushed becomes visible to the card when it is dropped.
 pub struct RecvProducer<'a> {
-    ring: &'a RecvRing,
+    ring: &'a WorkRings,
     first: u32,
     tail: u32,
     _post: SpinGuard<'a, ()>,
 }
 
-impl RecvProducer<'_> {
+impl<'a> RecvProducer<'a> {
+    #[inline]
+    pub(crate) fn new(ring: &'a WorkRings) -> Self {
+        let head = ring.head();
+        let guard = head.recv_post.lock();
+        /* relaxed: this index is written under the lock just taken */
+        let tail = head.recv_program.index.load(Ordering::Relaxed);
+        RecvProducer { ring, first: tail, tail, _post: guard }
+    }
+
     /// Adds a WQE.
     ///
     /// # Errors
     /// A full ring, or more SGEs than a slot holds.
     #[inline]
     pub fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PushError> {
-        let ring = self.ring;
-        if sges.len() > ring.max_sge as usize {
+        let head = self.ring.head();
+        if sges.len() > usize::from(head.recv.max_sge) {
             return Err(PushError::TooManySges);
         }
-        if self.tail.wrapping_sub(ring.program.seen.load(Ordering::Relaxed)) >= ring.slots() {
+        let mine = &head.recv_program;
+        if self.tail.wrapping_sub(mine.seen.load(Ordering::Relaxed)) >= head.recv.slots() {
             /* acquire: the card's copying of the slot comes before our writing it */
-            let taken = ring.card.index.load(Ordering::Acquire);
-            ring.program.seen.store(taken, Ordering::Relaxed);
-            if self.tail.wrapping_sub(taken) >= ring.slots() {
+            let taken = head.card.recv.index.load(Ordering::Acquire);
+            mine.seen.store(taken, Ordering::Relaxed);
+            if self.tail.wrapping_sub(taken) >= head.recv.slots() {
                 return Err(PushError::Full);
             }
         }
-        let slot = ring.slots.write(self.tail);
+        let slot = self.ring.recv_slot_mut(self.tail);
         // SAFETY: the slot is this producer's alone until the index is published; it has room for
         // the header and `max_sge` SGEs, and strides are multiples of 16.
         unsafe {
@@ -135,40 +81,34 @@ impl Drop for RecvProducer<'_> {
     fn drop(&mut self) {
         if self.tail != self.first {
             /* release: the slots before the index; the post lock opens only after this */
-            self.ring.program.index.store(self.tail, Ordering::Release);
+            self.ring.head().recv_program.index.store(self.tail, Ordering::Release);
         }
     }
 }
 
-/// The card's half of a [`RecvRing`].
-pub struct CardRq(Arc<RecvRing>);
-
-impl CardRq {
-    /// The ring.
-    pub fn ring(&self) -> &RecvRing {
-        &self.0
-    }
-}
+/// The card's half of a receive queue.
+pub struct CardRq(pub(crate) WorkRings);
 
 impl RecvQueue for CardRq {
     #[inline]
     fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
-        let ring = &*self.0;
+        let ring = self.0.head();
+        let mine = &ring.card.recv;
         /* relaxed: written by this side alone */
-        let head = ring.card.index.load(Ordering::Relaxed);
-        if ring.card.seen.load(Ordering::Relaxed) == head {
-            let mut posted = ring.program.index.load(Ordering::Acquire);
+        let head = mine.index.load(Ordering::Relaxed);
+        if mine.seen.load(Ordering::Relaxed) == head {
+            let mut posted = ring.recv_program.index.load(Ordering::Acquire);
             if posted == head {
                 ring.hungry.store(true, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
-                posted = ring.program.index.load(Ordering::Acquire);
+                posted = ring.recv_program.index.load(Ordering::Acquire);
             }
-            ring.card.seen.store(posted, Ordering::Relaxed);
+            mine.seen.store(posted, Ordering::Relaxed);
             if posted == head {
                 return None;
             }
         }
-        let slot = ring.slots.read(head);
+        let slot = self.0.recv_slot(head);
         // SAFETY: head < posted, so the program wrote a header and its SGEs there and will not touch
         // them before the index below is stored.
         let (wr_id, count) = unsafe {
@@ -178,24 +118,26 @@ impl RecvQueue for CardRq {
             (header.wr_id, count)
         };
         /* release: the copy comes before the program's writing the slot again */
-        ring.card.index.store(head.wrapping_add(1), Ordering::Release);
+        mine.index.store(head.wrapping_add(1), Ordering::Release);
         Some((wr_id, count))
     }
 
     #[inline]
     fn len(&self) -> u32 {
-        let posted = self.0.program.index.load(Ordering::Acquire);
-        posted.wrapping_sub(self.0.card.index.load(Ordering::Relaxed))
+        let ring = self.0.head();
+        let posted = ring.recv_program.index.load(Ordering::Acquire);
+        posted.wrapping_sub(ring.card.recv.index.load(Ordering::Relaxed))
     }
 
     #[inline]
     fn max_sge(&self) -> usize {
-        self.0.max_sge as usize
+        usize::from(self.0.max_recv_sge())
     }
 
     fn reset(&self) {
-        let posted = self.0.program.index.load(Ordering::Acquire);
-        self.0.card.seen.store(posted, Ordering::Relaxed);
-        self.0.card.index.store(posted, Ordering::Release);
+        let ring = self.0.head();
+        let posted = ring.recv_program.index.load(Ordering::Acquire);
+        ring.card.recv.seen.store(posted, Ordering::Relaxed);
+        ring.card.recv.index.store(posted, Ordering::Release);
     }
 }

@@ -5,98 +5,53 @@
 
 use core::mem::size_of;
 use core::slice;
-use std::sync::Arc;
 
 use starverbs_core::{Seg, SendFlags, SendQueue, SendWqe, Sge};
 
-use crate::slots::Slots;
-use crate::spin::{SpinGuard, SpinLock};
+use crate::PushError;
+use crate::spin::SpinGuard;
 use crate::sync::Ordering;
-use crate::{PushError, Side};
+use crate::work::{SendSize, Shape, WorkRings};
 
 const HEADER: usize = size_of::<SendWqe>();
 
-/// A send queue's ring.
-pub struct SendRing {
-    slots: Slots,
-    max_sge: u16,
-    max_inline: u32,
-    post: SpinLock<()>,
-    /// Index: WQEs posted. Written by the program under the post lock, with release after the
-    /// slots; read by the card with acquire.
-    program: Side,
-    /// Index: WQEs done. Written by the card with release when it needs the slots no more; read by
-    /// the program with acquire before it writes a slot again.
-    card: Side,
+/// Bytes of a slot: whole cache lines.
+pub(crate) fn stride(size: &SendSize) -> usize {
+    let body = (usize::from(size.max_sge) * size_of::<Sge>()).max(size.max_inline as usize);
+    (HEADER + body).next_multiple_of(64)
 }
 
-impl SendRing {
-    /// A ring for at least `max_wr` WQEs of at least `max_sge` SGEs or `max_inline` inline bytes;
-    /// `None` if the memory is out of reach.
-    pub fn new(max_wr: u32, max_sge: u16, max_inline: u32) -> Option<Arc<SendRing>> {
-        let body = (max_sge as usize * size_of::<Sge>()).max(max_inline as usize);
-        let stride = (HEADER + body).next_multiple_of(64);
-        let slots = Slots::new(max_wr, stride)?;
-        Some(Arc::new(SendRing {
-            slots,
-            max_sge,
-            max_inline: (stride - HEADER) as u32,
-            post: SpinLock::new(()),
-            program: Side::new(),
-            card: Side::new(),
-        }))
-    }
-
-    /// Slots in the ring.
-    pub fn slots(&self) -> u32 {
-        self.slots.count()
-    }
-
-    /// Most SGEs of a WQE.
-    pub fn max_sge(&self) -> u16 {
-        self.max_sge
-    }
-
-    /// Most inline bytes of a WQE.
-    pub fn max_inline(&self) -> u32 {
-        self.max_inline
-    }
-
-    /// Takes the post lock.
-    #[inline]
-    pub fn producer(&self) -> SendProducer<'_> {
-        let guard = self.post.lock();
-        /* relaxed: this index is written under the lock just taken */
-        let tail = self.program.index.load(Ordering::Relaxed);
-        SendProducer { ring: self, first: tail, tail, _post: guard }
-    }
-
-    /// The card's half.
-    ///
-    /// # Safety
-    /// At most one thread at a time may use the halves made of one ring, and it looks at WQEs in
-    /// released..posted only.
-    pub unsafe fn card_half(self: &Arc<Self>) -> CardSq {
-        CardSq(Arc::clone(self))
-    }
+/// Inline bytes that a slot has room for.
+#[inline]
+pub(crate) fn max_inline(shape: Shape) -> u32 {
+    u32::from(shape.stride).saturating_sub(HEADER as u32)
 }
 
-/// The post lock of a [`SendRing`]; what was pushed becomes visible to the card when it is dropped.
+/// The post lock of a send queue; what was pushed becomes visible to the card when it is dropped.
 pub struct SendProducer<'a> {
-    ring: &'a SendRing,
+    ring: &'a WorkRings,
     first: u32,
     tail: u32,
     _post: SpinGuard<'a, ()>,
 }
 
-impl SendProducer<'_> {
+impl<'a> SendProducer<'a> {
+    #[inline]
+    pub(crate) fn new(ring: &'a WorkRings) -> Self {
+        let head = ring.head();
+        let guard = head.send_post.lock();
+        /* relaxed: this index is written under the lock just taken */
+        let tail = head.send_program.index.load(Ordering::Relaxed);
+        SendProducer { ring, first: tail, tail, _post: guard }
+    }
+
     /// Adds a WQE with `sges`; its number of SGEs and its length are filled in.
     ///
     /// # Errors
     /// A full ring, or more SGEs than a slot holds.
     #[inline]
     pub fn push(&mut self, mut wqe: SendWqe, sges: &[Sge]) -> Result<(), PushError> {
-        if sges.len() > self.ring.max_sge as usize {
+        if sges.len() > usize::from(self.ring.max_send_sge()) {
             return Err(PushError::TooManySges);
         }
         wqe.num_sge = sges.len() as u16;
@@ -122,7 +77,7 @@ impl SendProducer<'_> {
     #[inline]
     pub unsafe fn push_inline(&mut self, mut wqe: SendWqe, pieces: &[Sge]) -> Result<(), PushError> {
         let length = pieces.iter().fold(0u64, |sum, piece| sum + u64::from(piece.len));
-        if length > u64::from(self.ring.max_inline) {
+        if length > u64::from(self.ring.max_inline()) {
             return Err(PushError::InlineTooLong);
         }
         wqe.num_sge = 0;
@@ -152,16 +107,17 @@ impl SendProducer<'_> {
 
     #[inline]
     fn slot(&self) -> Result<*mut u8, PushError> {
-        let ring = self.ring;
-        if self.tail.wrapping_sub(ring.program.seen.load(Ordering::Relaxed)) >= ring.slots() {
+        let head = self.ring.head();
+        let mine = &head.send_program;
+        if self.tail.wrapping_sub(mine.seen.load(Ordering::Relaxed)) >= head.send.slots() {
             /* acquire: the card's last look at the slot comes before our writing it */
-            let released = ring.card.index.load(Ordering::Acquire);
-            ring.program.seen.store(released, Ordering::Relaxed);
-            if self.tail.wrapping_sub(released) >= ring.slots() {
+            let released = head.card.released.load(Ordering::Acquire);
+            mine.seen.store(released, Ordering::Relaxed);
+            if self.tail.wrapping_sub(released) >= head.send.slots() {
                 return Err(PushError::Full);
             }
         }
-        Ok(ring.slots.write(self.tail))
+        Ok(self.ring.send_slot_mut(self.tail))
     }
 }
 
@@ -170,56 +126,49 @@ impl Drop for SendProducer<'_> {
     fn drop(&mut self) {
         if self.tail != self.first {
             /* release: the slots before the index; the post lock opens only after this */
-            self.ring.program.index.store(self.tail, Ordering::Release);
+            self.ring.head().send_program.index.store(self.tail, Ordering::Release);
         }
     }
 }
 
-/// The card's half of a [`SendRing`].
-pub struct CardSq(Arc<SendRing>);
-
-impl CardSq {
-    /// The ring.
-    pub fn ring(&self) -> &SendRing {
-        &self.0
-    }
-}
+/// The card's half of a send queue.
+pub struct CardSq(pub(crate) WorkRings);
 
 impl SendQueue for CardSq {
     #[inline]
     fn slots(&self) -> u32 {
-        self.0.slots()
+        self.0.send_slots()
     }
 
     #[inline]
     fn posted(&self) -> u32 {
-        self.0.program.index.load(Ordering::Acquire)
+        self.0.head().send_program.index.load(Ordering::Acquire)
     }
 
     #[inline]
     fn wqe(&self, index: u32) -> &SendWqe {
-        // SAFETY: released <= index < posted (promised at `card_half`), so the program wrote a
+        // SAFETY: released <= index < posted (promised at `card_sq`), so the program wrote a
         // whole header there and will not touch it before it is released.
-        unsafe { &*self.0.slots.read(index).cast::<SendWqe>() }
+        unsafe { &*self.0.send_slot(index).cast::<SendWqe>() }
     }
 
     #[inline]
     fn sges(&self, index: u32) -> &[Sge] {
-        let count = self.wqe(index).num_sge.min(self.0.max_sge) as usize;
+        let count = usize::from(self.wqe(index).num_sge.min(self.0.max_send_sge()));
         // SAFETY: as in `wqe`; the program wrote `num_sge` SGEs behind the header.
-        unsafe { slice::from_raw_parts(self.0.slots.read(index).add(HEADER).cast::<Sge>(), count) }
+        unsafe { slice::from_raw_parts(self.0.send_slot(index).add(HEADER).cast::<Sge>(), count) }
     }
 
     #[inline]
     fn inline(&self, index: u32) -> Seg {
         // SAFETY: the body lies inside the slot.
-        let body = unsafe { self.0.slots.read(index).add(HEADER) };
-        Seg { addr: body as u64, len: self.wqe(index).length.min(self.0.max_inline) }
+        let body = unsafe { self.0.send_slot(index).add(HEADER) };
+        Seg { addr: body as u64, len: self.wqe(index).length.min(self.0.max_inline()) }
     }
 
     #[inline]
     fn release(&self, index: u32) {
-        self.0.card.index.store(index, Ordering::Release);
+        self.0.head().card.released.store(index, Ordering::Release);
     }
 
     fn reset(&self) {

@@ -1,4 +1,4 @@
-//! The memory of a ring: slots of equal size, zeroed, backed by the kernel when first touched.
+//! The slots of a completion ring: of equal size, zeroed.
 
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc};

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use starverbs_core::{Cqe, RecvQueue, SendFlags, SendQueue, SendWqe, Sge};
 
-use crate::{CqRing, PushError, RecvRing, SendRing};
+use crate::{CqRing, PushError, RecvSize, SendSize, WorkRings};
 
 fn cqe(wr_id: u64, qpn: u32) -> Cqe {
     Cqe { wr_id, qpn, ..Cqe::default() }
@@ -14,6 +14,14 @@ fn push(ring: &CqRing, wr_id: u64, qpn: u32) -> bool {
     unsafe { ring.push(&cqe(wr_id, qpn)) }.is_ok()
 }
 
+fn send_ring(max_wr: u32, max_sge: u16, max_inline: u32) -> WorkRings {
+    WorkRings::new(Some(SendSize { max_wr, max_sge, max_inline }), None).unwrap()
+}
+
+fn recv_ring(max_wr: u32, max_sge: u16) -> WorkRings {
+    WorkRings::new(None, Some(RecvSize { max_wr, max_sge })).unwrap()
+}
+
 fn drain(ring: &CqRing) -> Vec<u64> {
     let mut consumer = ring.consumer();
     std::iter::from_fn(|| consumer.take().map(|c| c.wr_id)).collect()
@@ -21,11 +29,11 @@ fn drain(ring: &CqRing) -> Vec<u64> {
 
 #[test]
 fn send_ring_keeps_what_was_posted() {
-    let ring = SendRing::new(3, 2, 100).unwrap();
-    assert_eq!((ring.slots(), ring.max_sge()), (4, 2));
+    let ring = send_ring(3, 2, 100);
+    assert_eq!((ring.send_slots(), ring.max_send_sge()), (4, 2));
     assert!(ring.max_inline() >= 100);
     // SAFETY: these tests have one thread.
-    let card = unsafe { ring.card_half() };
+    let card = unsafe { ring.card_sq() };
     let sges = [Sge { addr: 1, len: 10, lkey: 7 }, Sge { addr: 2, len: 20, lkey: 8 }];
     let text = *b"inline bytes";
     let pieces = [
@@ -35,7 +43,7 @@ fn send_ring_keeps_what_was_posted() {
     ];
     for round in 0..9u32 {
         let index = round * 2;
-        let mut producer = ring.producer();
+        let mut producer = ring.send_producer();
         producer.push(SendWqe { wr_id: round.into(), ..SendWqe::default() }, &sges).unwrap();
         // SAFETY: the pieces lie in `text`.
         unsafe { producer.push_inline(SendWqe::default(), &pieces) }.unwrap();
@@ -57,10 +65,10 @@ fn send_ring_keeps_what_was_posted() {
 
 #[test]
 fn send_ring_refuses_what_does_not_fit() {
-    let ring = SendRing::new(2, 1, 64).unwrap();
+    let ring = send_ring(2, 1, 64);
     // SAFETY: these tests have one thread.
-    let card = unsafe { ring.card_half() };
-    let mut producer = ring.producer();
+    let card = unsafe { ring.card_sq() };
+    let mut producer = ring.send_producer();
     assert_eq!(producer.push(SendWqe::default(), &[Sge::default(); 2]), Err(PushError::TooManySges));
     let long = Sge { addr: 0, len: ring.max_inline() + 1, lkey: 0 };
     // SAFETY: refused before it is read.
@@ -70,19 +78,19 @@ fn send_ring_refuses_what_does_not_fit() {
     assert_eq!(producer.push(SendWqe::default(), &[]), Err(PushError::Full));
     drop(producer);
     card.reset();
-    let mut producer = ring.producer();
+    let mut producer = ring.send_producer();
     assert_eq!(producer.push(SendWqe::default(), &[]), Ok(()));
     assert_eq!(producer.pushed(), 1);
 }
 
 #[test]
 fn recv_ring_is_full_and_empty_where_it_should_be() {
-    let ring = RecvRing::new(2, 1).unwrap();
+    let ring = recv_ring(2, 1);
     // SAFETY: these tests have one thread.
-    let card = unsafe { ring.card_half() };
+    let card = unsafe { ring.card_rq() };
     let mut sges = [Sge::default(); 4];
     assert!(card.take(&mut sges).is_none());
-    let mut producer = ring.producer();
+    let mut producer = ring.recv_producer();
     assert_eq!(producer.push(0, &[Sge::default(); 2]), Err(PushError::TooManySges));
     producer.push(1, &[Sge { addr: 9, len: 8, lkey: 7 }]).unwrap();
     producer.push(2, &[]).unwrap();
@@ -91,11 +99,70 @@ fn recv_ring_is_full_and_empty_where_it_should_be() {
     assert_eq!(card.len(), 2);
     assert_eq!(card.take(&mut sges), Some((1, 1)));
     assert_eq!(sges[0], Sge { addr: 9, len: 8, lkey: 7 });
-    assert_eq!(ring.producer().push(3, &[]), Ok(()));
+    assert_eq!(ring.recv_producer().push(3, &[]), Ok(()));
     card.reset();
     assert!(card.take(&mut sges).is_none());
-    assert_eq!(ring.producer().push(4, &[]), Ok(()));
+    assert_eq!(ring.recv_producer().push(4, &[]), Ok(()));
     assert_eq!(card.take(&mut sges), Some((4, 0)));
+}
+
+#[test]
+fn rings_of_a_qp_lie_beside_each_other() {
+    let rings = WorkRings::new(
+        Some(SendSize { max_wr: 4, max_sge: 1, max_inline: 0 }),
+        Some(RecvSize { max_wr: 5, max_sge: 3 }),
+    )
+    .unwrap();
+    // SAFETY: these tests have one thread.
+    let (sq, rq) = unsafe { (rings.card_sq(), rings.card_rq()) };
+    let sge = |addr| Sge { addr, len: 1, lkey: 2 };
+    for id in 0..20 {
+        let wqe = SendWqe { wr_id: id, ..SendWqe::default() };
+        for at in 0..4 {
+            rings.send_producer().push(SendWqe { wr_id: id + at, ..wqe }, &[sge(id + at)]).unwrap();
+        }
+        for at in 0..8 {
+            rings.recv_producer().push(id + at, &[sge(id), sge(at), sge(7)]).unwrap();
+        }
+        assert_eq!(rings.send_producer().push(wqe, &[]), Err(PushError::Full));
+        assert_eq!(rings.recv_producer().push(id, &[]), Err(PushError::Full));
+        let mut sges = [Sge::default(); 3];
+        for at in 0..8 {
+            assert_eq!(rq.take(&mut sges), Some((id + at, 3)));
+            assert_eq!(sges, [sge(id), sge(at), sge(7)]);
+        }
+        for at in 0..4 {
+            let index = id as u32 * 4 + at;
+            assert_eq!(sq.wqe(index).wr_id, id + u64::from(at));
+            assert_eq!(sq.sges(index), [sge(id + u64::from(at))]);
+            sq.release(index + 1);
+        }
+    }
+    /* the halves keep the memory */
+    drop(rings);
+    assert_eq!((sq.posted(), rq.len()), (80, 0));
+}
+
+#[test]
+fn a_queue_that_is_not_there_is_full_and_empty() {
+    let rings = recv_ring(2, 1);
+    // SAFETY: these tests have one thread.
+    let card = unsafe { rings.card_sq() };
+    assert_eq!(rings.send_producer().push(SendWqe::default(), &[]), Err(PushError::Full));
+    assert_eq!((card.posted(), card.slots(), rings.max_inline()), (0, 0, 0));
+    let rings = send_ring(2, 1, 0);
+    // SAFETY: as above.
+    let card = unsafe { rings.card_rq() };
+    assert_eq!(rings.recv_producer().push(1, &[]), Err(PushError::Full));
+    assert_eq!(card.take(&mut []), None);
+}
+
+#[test]
+fn sizes_out_of_reach_are_refused() {
+    let send = SendSize { max_wr: 1, max_sge: 1, max_inline: 0 };
+    assert!(WorkRings::new(Some(SendSize { max_inline: 1 << 16, ..send }), None).is_none());
+    assert!(WorkRings::new(Some(SendSize { max_wr: u32::MAX, ..send }), None).is_none());
+    assert!(WorkRings::new(None, Some(RecvSize { max_wr: 1 << 31, max_sge: 1 })).is_none());
 }
 
 #[test]
@@ -174,15 +241,15 @@ proptest! {
 
     #[test]
     fn recv_ring_behaves_as_a_deque(steps in prop::collection::vec(any::<bool>(), 1..200)) {
-        let ring = RecvRing::new(8, 2).unwrap();
+        let ring = recv_ring(8, 2);
         // SAFETY: these tests have one thread.
-        let card = unsafe { ring.card_half() };
+        let card = unsafe { ring.card_rq() };
         let mut model = VecDeque::new();
         let mut sges = [Sge::default(); 2];
         for (id, post) in steps.into_iter().enumerate() {
             let id = id as u64;
             if post {
-                let posted = ring.producer().push(id, &[Sge { addr: id, len: 1, lkey: 2 }]).is_ok();
+                let posted = ring.recv_producer().push(id, &[Sge { addr: id, len: 1, lkey: 2 }]).is_ok();
                 prop_assert_eq!(posted, model.len() < 8);
                 if posted {
                     model.push_back(id);

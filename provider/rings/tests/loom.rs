@@ -5,20 +5,28 @@
 use loom::sync::Arc;
 use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
-use starverbs_rings::{CqRing, RecvRing, SendRing};
+use starverbs_rings::{CqRing, RecvSize, SendSize, WorkRings};
+
+fn send_ring(max_wr: u32) -> WorkRings {
+    WorkRings::new(Some(SendSize { max_wr, max_sge: 1, max_inline: 0 }), None).unwrap()
+}
+
+fn recv_ring(max_wr: u32) -> WorkRings {
+    WorkRings::new(None, Some(RecvSize { max_wr, max_sge: 1 })).unwrap()
+}
 
 #[test]
 fn send_ring_hands_over_whole_wqes() {
     loom::model(|| {
-        let ring = SendRing::new(2, 1, 0).unwrap();
+        let ring = send_ring(2);
         // SAFETY: the card is one thread.
-        let card = unsafe { ring.card_half() };
+        let card = unsafe { ring.card_sq() };
         let program = thread::spawn(move || {
             let mut id = 0;
             while id < 3 {
                 let sge = Sge { addr: id, len: 1, lkey: 0 };
                 let wqe = SendWqe { wr_id: id, ..SendWqe::default() };
-                if ring.producer().push(wqe, &[sge]).is_ok() {
+                if ring.send_producer().push(wqe, &[sge]).is_ok() {
                     id += 1;
                 } else {
                     thread::yield_now();
@@ -45,12 +53,12 @@ fn send_ring_hands_over_whole_wqes() {
 #[test]
 fn recv_ring_serves_two_posters() {
     loom::model(|| {
-        let ring = RecvRing::new(2, 1).unwrap();
+        let ring = Arc::new(recv_ring(2));
         // SAFETY: the card is one thread.
-        let card = unsafe { ring.card_half() };
+        let card = unsafe { ring.card_rq() };
         let second = ring.clone();
-        let post = |ring: std::sync::Arc<RecvRing>, id: u64| {
-            assert!(ring.producer().push(id, &[Sge { addr: id, len: 1, lkey: 0 }]).is_ok());
+        let post = |ring: Arc<WorkRings>, id: u64| {
+            assert!(ring.recv_producer().push(id, &[Sge { addr: id, len: 1, lkey: 0 }]).is_ok());
         };
         let other = thread::spawn(move || post(second, 2));
         post(ring, 1);
@@ -64,11 +72,11 @@ fn recv_ring_serves_two_posters() {
 #[test]
 fn recv_ring_never_starves_a_card_silently() {
     loom::model(|| {
-        let ring = RecvRing::new(1, 1).unwrap();
+        let ring = recv_ring(1);
         // SAFETY: the card is one thread.
-        let card = unsafe { ring.card_half() };
+        let card = unsafe { ring.card_rq() };
         let program = thread::spawn(move || {
-            assert!(ring.producer().push(5, &[Sge { addr: 5, len: 1, lkey: 0 }]).is_ok());
+            assert!(ring.recv_producer().push(5, &[Sge { addr: 5, len: 1, lkey: 0 }]).is_ok());
             ring.was_hungry()
         });
         let mut sges = [Sge::default(); 1];

@@ -53,7 +53,7 @@ pub struct SendPoster<'a> {
 impl<'a> SendPoster<'a> {
     #[inline]
     pub(crate) fn new(qp: &'a QpInner) -> Self {
-        SendPoster { qp, producer: Some(qp.sq.producer()) }
+        SendPoster { qp, producer: Some(qp.rings.send_producer()) }
     }
 
     /// Adds a work request. Inline data is read now, from memory that the program vouches for.
@@ -122,7 +122,7 @@ pub struct RecvPoster<'a> {
 impl<'a> RecvPoster<'a> {
     #[inline]
     pub(crate) fn new(qp: &'a QpInner) -> Self {
-        RecvPoster { qp, producer: qp.rq.as_deref().map(|ring| ring.producer()) }
+        RecvPoster { qp, producer: (qp.rings.recv_slots() > 0).then(|| qp.rings.recv_producer()) }
     }
 
     /// Adds a work request.
@@ -154,8 +154,7 @@ impl Drop for RecvPoster<'_> {
             return;
         }
         /* a QP that ran dry may be in error, where late receives are flushed at the doorbell */
-        if let Some(ring) = self.qp.rq.as_deref()
-            && ring.was_hungry()
+        if self.qp.rings.was_hungry()
             && let Ok(card) = self.qp.pd.context().card()
         {
             card.ring(self.qp.qpn);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::{Access, Mtu, Psn, QpState, QpType, Qpn};
-use starverbs_rings::{RecvRing, SendRing};
+use starverbs_rings::{RecvSize, SendSize, WorkRings};
 
 use crate::ah::AhAttr;
 use crate::card::{Card, Shard};
@@ -92,8 +92,7 @@ pub(crate) struct QpInner {
     state: AtomicU8,
     gone: AtomicBool,
     pub(crate) pd: Pd,
-    pub(crate) sq: Arc<SendRing>,
-    pub(crate) rq: Option<Arc<RecvRing>>,
+    pub(crate) rings: WorkRings,
     send_cq: Cq,
     recv_cq: Cq,
     /// Keeps it alive while the QP takes from it.
@@ -110,26 +109,19 @@ impl Qp {
         let ctx = pd.context();
         let card = ctx.card()?;
         check_caps(init)?;
-        let no_memory = || VerbsError::NoMemory("queue pair");
-        let sq = SendRing::new(init.max_send_wr.max(1), init.max_send_sge.max(1) as u16, init.max_inline)
-            .ok_or_else(no_memory)?;
-        // SAFETY: the one card half of this ring, used under the card's lock, between released and posted.
-        let card_sq = unsafe { sq.card_half() };
-        let (rq, source) = match init.srq {
-            Some(srq) => (None, RecvSource::Shared(srq.id())),
-            None => {
-                let ring = RecvRing::new(init.max_recv_wr.max(1), init.max_recv_sge.max(1) as u16)
-                    .ok_or_else(no_memory)?;
-                // SAFETY: as above.
-                let half = unsafe { ring.card_half() };
-                (Some(ring), RecvSource::Own(half))
-            }
+        let rings = rings(init).ok_or(VerbsError::NoMemory("queue pair"))?;
+        // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
+        let sq = unsafe { rings.card_sq() };
+        let rq = match init.srq {
+            Some(srq) => RecvSource::Shared(srq.id()),
+            // SAFETY: the one card half of this queue, used under the card's lock.
+            None => RecvSource::Own(unsafe { rings.card_rq() }),
         };
         let card_init = card_qp::QpInit {
             qp_type: init.qp_type,
             pd: pd.id(),
-            sq: card_sq,
-            rq: source,
+            sq,
+            rq,
             send_cq: init.send_cq.card_half(),
             recv_cq: init.recv_cq.card_half(),
             sq_sig_all: init.sq_sig_all,
@@ -148,8 +140,7 @@ impl Qp {
             state: AtomicU8::new(QpState::Reset as u8),
             gone: AtomicBool::new(false),
             pd: pd.clone(),
-            sq,
-            rq,
+            rings,
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
             _srq: init.srq.cloned(),
@@ -165,13 +156,13 @@ impl Qp {
 
     /// What was granted.
     pub fn caps(&self) -> QpCaps {
-        let rq = self.0.rq.as_deref();
+        let rings = &self.0.rings;
         QpCaps {
-            max_send_wr: self.0.sq.slots(),
-            max_recv_wr: rq.map_or(0, RecvRing::slots),
-            max_send_sge: u32::from(self.0.sq.max_sge()),
-            max_recv_sge: rq.map_or(0, |ring| u32::from(ring.max_sge())),
-            max_inline: self.0.sq.max_inline(),
+            max_send_wr: rings.send_slots(),
+            max_recv_wr: rings.recv_slots(),
+            max_send_sge: u32::from(rings.max_send_sge()),
+            max_recv_sge: u32::from(rings.max_recv_sge()),
+            max_inline: rings.max_inline(),
         }
     }
 
@@ -349,6 +340,17 @@ fn check_caps(init: &QpInit<'_>) -> Result<()> {
         return Err(VerbsError::Invalid("queue pair capabilities"));
     }
     Ok(())
+}
+
+/// The rings of a QP; no receive queue for one that takes from an SRQ.
+fn rings(init: &QpInit<'_>) -> Option<WorkRings> {
+    let send = SendSize {
+        max_wr: init.max_send_wr.max(1),
+        max_sge: init.max_send_sge.max(1) as u16,
+        max_inline: init.max_inline,
+    };
+    let recv = RecvSize { max_wr: init.max_recv_wr.max(1), max_sge: init.max_recv_sge.max(1) as u16 };
+    WorkRings::new(Some(send), init.srq.is_none().then_some(recv))
 }
 
 /// Claims another block of QPNs when the card has none left.

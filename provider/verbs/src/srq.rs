@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use starverbs_core::SrqId;
-use starverbs_rings::RecvRing;
+use starverbs_rings::{RecvSize, WorkRings};
 
 use crate::device::{MAX_QP_WR, MAX_SGE};
 use crate::error::{Result, VerbsError};
@@ -29,7 +29,7 @@ pub struct Srq(pub(crate) Arc<SrqInner>);
 
 pub(crate) struct SrqInner {
     pd: Pd,
-    ring: Arc<RecvRing>,
+    rings: WorkRings,
     id: SrqId,
     cookie: u64,
     gone: AtomicBool,
@@ -46,17 +46,18 @@ impl Srq {
         if max_wr == 0 || max_wr > MAX_QP_WR || max_sge > MAX_SGE || limit > max_wr {
             return Err(VerbsError::Invalid("shared receive queue attributes"));
         }
-        let ring = RecvRing::new(max_wr, max_sge.max(1) as u16).ok_or(VerbsError::NoMemory("SRQ"))?;
+        let size = RecvSize { max_wr, max_sge: max_sge.max(1) as u16 };
+        let rings = WorkRings::new(None, Some(size)).ok_or(VerbsError::NoMemory("SRQ"))?;
         // SAFETY: the one card half, used under the card's lock.
-        let half = unsafe { ring.card_half() };
+        let half = unsafe { rings.card_rq() };
         let id = card.with(|shard, _| shard.nic.create_srq(pd.id(), half, limit))?;
         card.own_srq(id, ctx.events(), cookie);
-        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), ring, id, cookie, gone: AtomicBool::new(false) })))
+        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), rings, id, cookie, gone: AtomicBool::new(false) })))
     }
 
     /// What was granted: WQEs, SGEs.
     pub fn caps(&self) -> (u32, u32) {
-        (self.0.ring.slots(), u32::from(self.0.ring.max_sge()))
+        (self.0.rings.recv_slots(), u32::from(self.0.rings.max_recv_sge()))
     }
 
     /// `ibv_modify_srq`. The size stays as it was created.
@@ -69,7 +70,7 @@ impl Srq {
             return Err(VerbsError::Unsupported("resizing a shared receive queue"));
         }
         if let Some(limit) = limit {
-            if limit > self.0.ring.slots() {
+            if limit > self.0.rings.recv_slots() {
                 return Err(VerbsError::Invalid("limit above the size"));
             }
             card.with(|shard, _| shard.nic.modify_srq_limit(self.0.id, limit))?;
@@ -95,7 +96,7 @@ impl Srq {
     #[inline]
     pub fn post(&self, wr: &RecvWr<'_>) -> Result<()> {
         self.0.pd.context().card()?;
-        Ok(self.0.ring.producer().push(wr.wr_id, wr.sges)?)
+        Ok(self.0.rings.recv_producer().push(wr.wr_id, wr.sges)?)
     }
 
     /// `ibv_destroy_srq`

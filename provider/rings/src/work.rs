@@ -1,0 +1,309 @@
+//! The work queues of a QP in one piece of memory, or the receive queue of an SRQ.
+//!
+//! | line | holds | written by |
+//! |------|-------|------------|
+//! | 0    | what both sides read, the program's indices and locks | program |
+//! | 1    | the card's indices | card |
+//! | 2..  | slots of the receive queue, then slots of the send queue | program |
+//!
+//! Two queues share their lines, because one program posts to both and one card serves both: an idle QP
+//! has two lines beside its slots. Owns the memory and its layout; `send` and `recv` have the protocols.
+
+use core::mem::size_of;
+use core::ptr::{self, NonNull};
+use std::alloc::{Layout, alloc, dealloc};
+
+use crate::recv::{self, CardRq, RecvProducer};
+use crate::send::{self, CardSq, SendProducer};
+use crate::spin::SpinLock;
+use crate::sync::{AtomicBool, AtomicU32, Ordering, Watch, fence};
+use crate::{Line, Side};
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Alignment that malloc gives. For more it leaves holes, larger than the bytes that aligning here costs.
+const MALLOC_ALIGN: usize = 16;
+
+/// Size of a send queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SendSize {
+    /// WQEs, at least
+    pub max_wr: u32,
+    /// SGEs of a WQE, at least
+    pub max_sge: u16,
+    /// Inline bytes of a WQE, at least
+    pub max_inline: u32,
+}
+
+/// Size of a receive queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecvSize {
+    /// WQEs, at least
+    pub max_wr: u32,
+    /// SGEs of a WQE
+    pub max_sge: u16,
+}
+
+/// The rings of a QP or SRQ. The halves that are made of them keep the memory.
+pub struct WorkRings {
+    head: NonNull<Head>,
+}
+
+/// Lines 0 and 1.
+#[repr(C)]
+pub(crate) struct Head {
+    users: AtomicU32,
+    /// Where the send queue's slots begin, bytes from the head.
+    send_at: u32,
+    /// Bytes of the allocation in front of the head.
+    lead: u8,
+    pub(crate) send: Shape,
+    pub(crate) recv: Shape,
+    /// Index: WQEs posted. Written by the program under the post lock, with release after the
+    /// slots; read by the card with acquire.
+    pub(crate) send_program: Side,
+    /// As `send_program`, of the receive queue.
+    pub(crate) recv_program: Side,
+    pub(crate) send_post: SpinLock<()>,
+    pub(crate) recv_post: SpinLock<()>,
+    /// The card looked for a receive WQE and found none. Set by the card, taken by programs after a
+    /// post: a QP in error flushes what is posted late, and hears of it by a doorbell only then.
+    pub(crate) hungry: AtomicBool,
+    pub(crate) card: Line<CardSide>,
+    send_watch: Watch,
+    recv_watch: Watch,
+}
+
+/// The card's indices: written by the card with release when it needs the slots no more; read by the
+/// program with acquire before it writes a slot again.
+pub(crate) struct CardSide {
+    /// Send WQEs done.
+    pub(crate) released: AtomicU32,
+    /// Receive WQEs taken.
+    pub(crate) recv: Side,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(core::mem::offset_of!(Head, card) == LINE && size_of::<Head>() == 2 * LINE);
+
+/// Slots of one queue.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    /// How many less 1, as they are a power of two; of no slots, all bits
+    mask: u32,
+    /// Bytes of each
+    pub(crate) stride: u16,
+    /// Most SGEs of a WQE
+    pub(crate) max_sge: u16,
+}
+
+impl Shape {
+    const NONE: Shape = Shape { mask: u32::MAX, stride: 0, max_sge: 0 };
+
+    fn new(max_wr: u32, stride: usize, max_sge: u16) -> Option<Shape> {
+        let slots = max_wr.max(1).checked_next_power_of_two()?;
+        Some(Shape { mask: slots - 1, stride: u16::try_from(stride).ok()?, max_sge })
+    }
+
+    /// How many; 0 where there is no such queue.
+    #[inline]
+    pub(crate) fn slots(self) -> u32 {
+        self.mask.wrapping_add(1)
+    }
+
+    fn bytes(self) -> usize {
+        self.slots() as usize * usize::from(self.stride)
+    }
+
+    #[inline]
+    fn offset(self, index: u32) -> usize {
+        (index & self.mask) as usize * usize::from(self.stride)
+    }
+}
+
+/// Where the send queue's slots begin, and all of the memory, with room to align the head in it.
+fn layout(send: Shape, recv: Shape) -> Option<(u32, Layout)> {
+    let send_at = (size_of::<Head>() + recv.bytes()).next_multiple_of(LINE);
+    let bytes = send_at.checked_add(send.bytes())?.checked_add(LINE - MALLOC_ALIGN)?;
+    Some((u32::try_from(send_at).ok()?, Layout::from_size_align(bytes, MALLOC_ALIGN).ok()?))
+}
+
+// SAFETY: atomics, constants and plain memory without thread affinity; the rings' protocols order the
+// accesses to the slots.
+unsafe impl Send for WorkRings {}
+// SAFETY: as above.
+unsafe impl Sync for WorkRings {}
+
+impl WorkRings {
+    /// Rings of these sizes; `None` if a WQE would exceed 64 KiB, or the memory is out of reach.
+    pub fn new(send: Option<SendSize>, recv: Option<RecvSize>) -> Option<WorkRings> {
+        let send = match send {
+            Some(size) => Shape::new(size.max_wr, send::stride(&size), size.max_sge)?,
+            None => Shape::NONE,
+        };
+        let recv = match recv {
+            Some(size) => Shape::new(size.max_wr, recv::stride(&size), size.max_sge)?,
+            None => Shape::NONE,
+        };
+        let (send_at, layout) = layout(send, recv)?;
+        // SAFETY: the size is not zero: the head is in it.
+        let memory = NonNull::new(unsafe { alloc(layout) })?;
+        let lead = memory.align_offset(LINE);
+        // SAFETY: new memory of this size. Touching all of it now spares the data path page faults.
+        unsafe { memory.write_bytes(0, layout.size()) };
+        // SAFETY: the layout has room for aligning what is aligned to `MALLOC_ALIGN`.
+        let head = unsafe { memory.add(lead) }.cast::<Head>();
+        let fresh = Head {
+            users: AtomicU32::new(1),
+            send_at,
+            lead: lead as u8,
+            send,
+            recv,
+            send_program: Side::new(),
+            recv_program: Side::new(),
+            send_post: SpinLock::new(()),
+            recv_post: SpinLock::new(()),
+            hungry: AtomicBool::new(false),
+            card: Line(CardSide { released: AtomicU32::new(0), recv: Side::new() }),
+            send_watch: Watch::new(send.slots()),
+            recv_watch: Watch::new(recv.slots()),
+        };
+        // SAFETY: new memory with room for a head, at its alignment.
+        unsafe { head.write(fresh) };
+        Some(WorkRings { head })
+    }
+
+    #[inline]
+    pub(crate) fn head(&self) -> &Head {
+        // SAFETY: written in `new`, alive as long as a `WorkRings` is, and changed through atomics alone.
+        unsafe { self.head.as_ref() }
+    }
+
+    /// Slots of the send queue.
+    pub fn send_slots(&self) -> u32 {
+        self.head().send.slots()
+    }
+
+    /// Most SGEs of a send WQE.
+    pub fn max_send_sge(&self) -> u16 {
+        self.head().send.max_sge
+    }
+
+    /// Most inline bytes of a send WQE.
+    #[inline]
+    pub fn max_inline(&self) -> u32 {
+        send::max_inline(self.head().send)
+    }
+
+    /// Slots of the receive queue; 0 where there is none.
+    pub fn recv_slots(&self) -> u32 {
+        self.head().recv.slots()
+    }
+
+    /// Most SGEs of a receive WQE.
+    pub fn max_recv_sge(&self) -> u16 {
+        self.head().recv.max_sge
+    }
+
+    /// Takes the send queue's post lock.
+    #[inline]
+    pub fn send_producer(&self) -> SendProducer<'_> {
+        SendProducer::new(self)
+    }
+
+    /// Takes the receive queue's post lock.
+    #[inline]
+    pub fn recv_producer(&self) -> RecvProducer<'_> {
+        RecvProducer::new(self)
+    }
+
+    /// After posting receives: whether the card looked in vain since the last such question.
+    #[inline]
+    pub fn was_hungry(&self) -> bool {
+        let hungry = &self.head().hungry;
+        /* our index before the flag here, the flag before the index in `take`: one side sees the other */
+        fence(Ordering::SeqCst);
+        hungry.load(Ordering::Relaxed) && hungry.swap(false, Ordering::Relaxed)
+    }
+
+    /// The card's half of the send queue.
+    ///
+    /// # Safety
+    /// At most one thread at a time may use the halves made of one queue, and it looks at WQEs in
+    /// released..posted only.
+    pub unsafe fn card_sq(&self) -> CardSq {
+        CardSq(self.share())
+    }
+
+    /// The card's half of the receive queue.
+    ///
+    /// # Safety
+    /// At most one thread at a time may use the halves made of one queue.
+    pub unsafe fn card_rq(&self) -> CardRq {
+        CardRq(self.share())
+    }
+
+    fn share(&self) -> WorkRings {
+        /* relaxed: who shares has a reference, so the memory stays */
+        self.head().users.fetch_add(1, Ordering::Relaxed);
+        WorkRings { head: self.head }
+    }
+
+    /// First byte of the send slot that `index` falls on, to be read.
+    #[inline]
+    pub(crate) fn send_slot(&self, index: u32) -> *const u8 {
+        let head = self.head();
+        head.send_watch.read(index & head.send.mask);
+        self.at(head.send_at as usize + head.send.offset(index))
+    }
+
+    /// First byte of the send slot that `index` falls on, to be written.
+    #[inline]
+    pub(crate) fn send_slot_mut(&self, index: u32) -> *mut u8 {
+        let head = self.head();
+        head.send_watch.write(index & head.send.mask);
+        self.at(head.send_at as usize + head.send.offset(index))
+    }
+
+    /// First byte of the receive slot that `index` falls on, to be read.
+    #[inline]
+    pub(crate) fn recv_slot(&self, index: u32) -> *const u8 {
+        let head = self.head();
+        head.recv_watch.read(index & head.recv.mask);
+        self.at(size_of::<Head>() + head.recv.offset(index))
+    }
+
+    /// First byte of the receive slot that `index` falls on, to be written.
+    #[inline]
+    pub(crate) fn recv_slot_mut(&self, index: u32) -> *mut u8 {
+        let head = self.head();
+        head.recv_watch.write(index & head.recv.mask);
+        self.at(size_of::<Head>() + head.recv.offset(index))
+    }
+
+    #[inline]
+    fn at(&self, offset: usize) -> *mut u8 {
+        // SAFETY: a shape's offset lies below its bytes, or is 0 where there are none, so the sum lies inside the
+        // allocation, or at its end.
+        unsafe { self.head.as_ptr().cast::<u8>().add(offset) }
+    }
+}
+
+impl Drop for WorkRings {
+    fn drop(&mut self) {
+        let head = self.head();
+        if head.users.fetch_sub(1, Ordering::Release) != 1 {
+            return;
+        }
+        /* what others did with the memory comes before its end */
+        fence(Ordering::Acquire);
+        let Some((_, layout)) = layout(head.send, head.recv) else { return };
+        let lead = usize::from(head.lead);
+        // SAFETY: the last user; allocated in `new` with this layout, so many bytes before the head, and freed
+        // here only.
+        unsafe {
+            ptr::drop_in_place(self.head.as_ptr());
+            dealloc(self.head.as_ptr().cast::<u8>().sub(lead), layout);
+        }
+    }
+}
