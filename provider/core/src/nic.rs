@@ -17,6 +17,7 @@ use slab::Slab;
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
 use crate::mr::{MrAttr, MrTable};
+use crate::transport::Qp;
 use crate::types::{Av, AvId, Mtu, PdId, Seg, SrqId};
 use path::{PathId, Paths};
 use sched::Sched;
@@ -98,6 +99,9 @@ impl Rng {
 }
 
 impl<E: Env> Nic<E> {
+    /// Bytes that the card keeps of each QP, beside what grows with its queues: for tests that bound it.
+    pub const QP_BYTES: usize = size_of::<Qp<E>>();
+
     /// A card without QPN blocks, and so without QPs. `seed` decides keys and QPNs.
     pub fn new(cfg: NicConfig, stats: E::Stats, seed: u64) -> Self {
         Nic {

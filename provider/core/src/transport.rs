@@ -21,14 +21,17 @@ pub(crate) use pacing::answer_probe;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
+use answer::Results;
+use recv::HeldRecv;
+
 use crate::env::Env;
 use crate::nic::Shared;
 use crate::nic::path::PathId;
-use crate::qp::{QpAttr, RecvSource};
-use crate::types::{AvId, FrameMeta, Nanos, PdId, Psn, QpState, QpType, Qpn, Sge};
+use crate::qp::RecvSource;
+use crate::types::{Access, Av, AvId, FrameMeta, Mtu, Nanos, PdId, Psn, QpState, QpType, Qpn};
 use crate::wire::packet::Packet;
 
-/// One queue pair. Fields that every packet touches come first.
+/// One queue pair. There may be many thousands that do nothing: see `Nic::QP_BYTES`.
 pub(crate) struct Qp<E: Env> {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
@@ -43,8 +46,25 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) rq: RecvSource<E::Rq>,
     pub(crate) send_cq: E::Cq,
     pub(crate) recv_cq: E::Cq,
-    /// What the program set; the cold part. `attr.av` is where packets go.
-    pub(crate) attr: QpAttr,
+    /// What the program set. `attr.av` is where packets go.
+    pub(crate) attr: Attr,
+}
+
+/// What the program set with modifies, as far as it stands nowhere else in the QP; units as in `QpAttr`.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Attr {
+    pub(crate) av: Av,
+    pub(crate) dest_qpn: Qpn,
+    pub(crate) qkey: u32,
+    pub(crate) access: Access,
+    pub(crate) path_mtu: Mtu,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) en_sqd_async_notify: bool,
 }
 
 /// Small facts of a QP.
@@ -88,8 +108,8 @@ pub(crate) struct Requester {
     pub(crate) unasked: u32,
     /// Where each begun WQE lies in PSN space, by slot
     pub(crate) track: Box<[Track]>,
-    /// PSNs behind the last response packet of each READ and atomic outstanding
-    pub(crate) reads: VecDeque<Psn>,
+    /// READs and atomics outstanding
+    pub(crate) reads: u8,
     /// This WQE cannot be sent: complete it so, once it is the oldest
     pub(crate) fault: Option<(u32, crate::types::WcStatus)>,
     /// Acknowledge timer; 0: off
@@ -136,8 +156,8 @@ pub(crate) struct Responder {
     pub(crate) recv: HeldRecv,
     /// READ and atomic answers owed, in PSN order
     pub(crate) out: VecDeque<Answer>,
-    /// Results of the last atomics, for their duplicates
-    pub(crate) atomics: VecDeque<(Psn, u64)>,
+    /// Results of the last atomics, for their duplicates; where the program allows atomics
+    pub(crate) results: Option<Box<Results>>,
 }
 
 /// The message that a responder is in the middle of.
@@ -150,14 +170,6 @@ pub(crate) enum Inbound {
     Send { received: u32 },
     /// An RDMA WRITE
     Write { va: u64, key: u32, left: u32, total: u32 },
-}
-
-/// A receive WQE that was taken from the queue but is not completed.
-pub(crate) struct HeldRecv {
-    pub(crate) held: bool,
-    pub(crate) wr_id: u64,
-    pub(crate) num_sge: u8,
-    pub(crate) sges: Box<[Sge]>,
 }
 
 /// A READ or atomic answer that is owed.
@@ -197,7 +209,7 @@ impl Requester {
             inflight: 0,
             unasked: 0,
             track: alloc::vec![Track::default(); slots as usize].into_boxed_slice(),
-            reads: VecDeque::new(),
+            reads: 0,
             fault: None,
             deadline: 0,
             armed: 0,
@@ -222,6 +234,11 @@ impl Requester {
 }
 
 impl Responder {
+    /// Most SGEs of a receive WQE.
+    pub(crate) fn max_sge(&self) -> usize {
+        self.recv.max_sge()
+    }
+
     pub(crate) fn new(max_sge: usize) -> Self {
         Responder {
             epsn: Psn::default(),
@@ -230,14 +247,9 @@ impl Responder {
             ack: false,
             nak: None,
             cur: Inbound::Idle,
-            recv: HeldRecv {
-                held: false,
-                wr_id: 0,
-                num_sge: 0,
-                sges: alloc::vec![Sge::default(); max_sge].into_boxed_slice(),
-            },
+            recv: HeldRecv::new(max_sge),
             out: VecDeque::new(),
-            atomics: VecDeque::new(),
+            results: None,
         }
     }
 }
@@ -319,6 +331,6 @@ impl<E: Env> Ctx<'_, E> {
 }
 
 /// UD's destination as it stands in a WQE.
-pub(crate) fn datagram_path<E: Env>(sh: &Shared<E>, av: AvId) -> Option<(crate::types::Av, PathId)> {
+pub(crate) fn datagram_path<E: Env>(sh: &Shared<E>, av: AvId) -> Option<(Av, PathId)> {
     sh.avs.get(av.0 as usize).map(|e| (e.av, e.path))
 }

@@ -7,8 +7,8 @@ use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::modify::{check, check_values};
 use crate::qp::{QpAttr, QpAttrMask, QpInit, RecvSource};
-use crate::transport::{Ctx, Flags, Inbound, Qp, Requester, Responder, enter_error};
-use crate::types::{Nanos, QpState, Qpn};
+use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, enter_error};
+use crate::types::{Access, Nanos, QpState, Qpn};
 
 impl<E: Env> Nic<E> {
     /// A new QP in RESET. `Exhausted`: no QPN is left, give the card another block.
@@ -36,7 +36,7 @@ impl<E: Env> Nic<E> {
             rq: init.rq,
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
-            attr: QpAttr { port_num: 1, path_mtu: self.shared.cfg.mtu, ..QpAttr::default() },
+            attr: Attr { path_mtu: self.shared.cfg.mtu, ..Attr::default() },
         };
         self.qps.insert(qpn, Box::new(qp));
         self.shared.stats.qps.inc();
@@ -51,14 +51,28 @@ impl<E: Env> Nic<E> {
     /// Attributes of a QP.
     pub fn query_qp(&self, qpn: Qpn) -> Result<QpAttr, NicError> {
         let qp = self.qps.get(qpn).ok_or(NicError::NotFound)?;
-        let draining = qp.state == QpState::Sqd && qp.req.una != qp.req.fresh;
+        let attr = &qp.attr;
         Ok(QpAttr {
             state: qp.state,
             cur_state: qp.state,
-            sq_draining: draining,
-            sq_psn: if qp.state == QpState::Reset { qp.attr.sq_psn } else { qp.req.psn },
-            rq_psn: if qp.state == QpState::Reset { qp.attr.rq_psn } else { qp.resp.epsn },
-            ..qp.attr
+            path_mtu: attr.path_mtu,
+            qkey: attr.qkey,
+            rq_psn: qp.resp.epsn,
+            sq_psn: qp.req.psn,
+            dest_qpn: attr.dest_qpn,
+            access: attr.access,
+            av: attr.av,
+            /* the only ones there are */
+            pkey_index: 0,
+            port_num: 1,
+            max_rd_atomic: attr.max_rd_atomic,
+            max_dest_rd_atomic: attr.max_dest_rd_atomic,
+            min_rnr_timer: attr.min_rnr_timer,
+            timeout: attr.timeout,
+            retry_cnt: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+            en_sqd_async_notify: attr.en_sqd_async_notify,
+            sq_draining: qp.state == QpState::Sqd && qp.req.una != qp.req.fresh,
         })
     }
 
@@ -82,7 +96,8 @@ impl<E: Env> Nic<E> {
         check(cx.qp.qp_type, from, to, mask)?;
         check_values(attr, mask, limit)?;
         merge(&mut cx.qp.attr, attr, mask);
-        enter(&mut cx, from, to, mask);
+        make_room(&mut cx);
+        enter(&mut cx, from, to, attr, mask);
         Ok(())
     }
 
@@ -108,7 +123,7 @@ impl<E: Env> Nic<E> {
 }
 
 /// Takes over the attributes that `mask` names.
-fn merge(to: &mut QpAttr, from: &QpAttr, mask: QpAttrMask) {
+fn merge(to: &mut Attr, from: &QpAttr, mask: QpAttrMask) {
     macro_rules! take {
         ($($bit:ident => $($field:ident),+;)+) => {
             $(if mask.contains(QpAttrMask::$bit) { $(to.$field = from.$field;)+ })+
@@ -117,34 +132,44 @@ fn merge(to: &mut QpAttr, from: &QpAttr, mask: QpAttrMask) {
     take! {
         EN_SQD_ASYNC_NOTIFY => en_sqd_async_notify;
         ACCESS_FLAGS => access;
-        PKEY_INDEX => pkey_index;
-        PORT => port_num;
         QKEY => qkey;
         AV => av;
         PATH_MTU => path_mtu;
         TIMEOUT => timeout;
         RETRY_CNT => retry_cnt;
         RNR_RETRY => rnr_retry;
-        RQ_PSN => rq_psn;
         MAX_QP_RD_ATOMIC => max_rd_atomic;
         MIN_RNR_TIMER => min_rnr_timer;
-        SQ_PSN => sq_psn;
         MAX_DEST_RD_ATOMIC => max_dest_rd_atomic;
         DEST_QPN => dest_qpn;
     }
 }
 
+/// Answers owed that a QP has room for from the start; beyond, the list grows.
+const ANSWERS: u8 = 16;
+
+/// Room for the answers to READs and atomics that the program accepts, so that they need none later.
+fn make_room<E: Env>(cx: &mut Ctx<'_, E>) {
+    let Attr { access, max_dest_rd_atomic: most, .. } = cx.qp.attr;
+    if access.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
+        cx.qp.resp.out.reserve_exact(usize::from(most.min(ANSWERS)));
+    }
+    if access.contains(Access::REMOTE_ATOMIC) && most > 0 {
+        cx.qp.resp.results.get_or_insert_default().resize(most);
+    }
+}
+
 /// What reaching a state means.
-fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, mask: QpAttrMask) {
+fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, attr: &QpAttr, mask: QpAttrMask) {
     if mask.contains(QpAttrMask::AV) {
         cx.forget_inflight();
         cx.qp.path = cx.sh.paths.find(cx.qp.attr.av.dgid);
     }
     if mask.contains(QpAttrMask::RQ_PSN) {
-        cx.qp.resp.epsn = cx.qp.attr.rq_psn;
+        cx.qp.resp.epsn = attr.rq_psn;
     }
     if mask.contains(QpAttrMask::SQ_PSN) {
-        let psn = cx.qp.attr.sq_psn;
+        let psn = attr.sq_psn;
         let req = &mut cx.qp.req;
         (req.psn, req.una_psn, req.max_psn) = (psn, psn, psn);
     }
@@ -153,7 +178,6 @@ fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, mask: QpAttrMa
     }
     cx.qp.req.rnr_left = cx.qp.attr.rnr_retry;
     cx.qp.state = to;
-    cx.qp.attr.state = to;
     match to {
         QpState::Reset => {
             cx.flush_ack();
@@ -188,10 +212,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     qp.recv_cq.purge(qp.qpn);
     let slots = qp.req.track.len() as u32;
     qp.req = Requester::new(slots);
-    let sges = core::mem::take(&mut qp.resp.recv.sges);
-    qp.resp = Responder::new(0);
-    qp.resp.recv.sges = sges;
-    qp.resp.cur = Inbound::Idle;
+    qp.resp = Responder::new(qp.resp.max_sge());
     qp.flags = Flags { sig_all: qp.flags.sig_all, ..Flags::default() };
-    qp.attr = QpAttr { port_num: 1, path_mtu: cx.sh.cfg.mtu, ..QpAttr::default() };
+    qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
 }

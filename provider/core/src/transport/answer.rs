@@ -1,12 +1,53 @@
 //! What a responder owes: READ data, atomic results, ACKs and NAKs, in PSN order (IBTA 9.7.5.1).
 
+use alloc::boxed::Box;
+
 use super::{Answer, Ctx, Step, enter_error};
 use crate::env::Env;
-use crate::types::{Access, AsyncEvent, QpState, QpType, Seg};
+use crate::types::{Access, AsyncEvent, Psn, QpState, QpType, Seg};
 use crate::wire::PKEY_DEFAULT;
 use crate::wire::builder::HeaderBuf;
 use crate::wire::headers::{CREDITS_NONE, NakCode, Syndrome};
 use crate::wire::opcode::code;
+
+/// The last results of atomics, the oldest overwritten first. Sized when the program says how many it
+/// may be asked to repeat, so that remembering one never allocates.
+#[derive(Default)]
+pub(crate) struct Results {
+    slots: Box<[Option<(Psn, u64)>]>,
+    /// Where the next one goes
+    next: u8,
+}
+
+impl Results {
+    /// Room for `n`; what was remembered stays, the newest first.
+    pub(crate) fn resize(&mut self, n: u8) {
+        if self.slots.len() == usize::from(n) {
+            return;
+        }
+        let mut new = Results { slots: alloc::vec![None; usize::from(n)].into_boxed_slice(), next: 0 };
+        let (newer, older) = self.slots.split_at(usize::from(self.next));
+        for (psn, value) in older.iter().chain(newer).flatten() {
+            new.push(*psn, *value);
+        }
+        *self = new;
+    }
+
+    pub(super) fn push(&mut self, psn: Psn, value: u64) {
+        if let Some(slot) = self.slots.get_mut(usize::from(self.next)) {
+            *slot = Some((psn, value));
+            let next = self.next + 1;
+            self.next = if usize::from(next) < self.slots.len() { next } else { 0 };
+        }
+    }
+
+    /// Result of the atomic at `psn`, the last one if PSNs have come round.
+    pub(super) fn find(&self, psn: Psn) -> Option<u64> {
+        let (newer, older) = self.slots.split_at(usize::from(self.next));
+        let mut newest_first = newer.iter().rev().chain(older.iter().rev()).flatten();
+        newest_first.find(|(at, _)| *at == psn).map(|(_, value)| *value)
+    }
+}
 
 const ACK: Syndrome = Syndrome::Ack { credits: CREDITS_NONE };
 
@@ -34,7 +75,7 @@ impl<E: Env> Ctx<'_, E> {
         Step::Sent
     }
 
-    fn answer_bth(&self, opcode: u8, psn: crate::types::Psn, pad: u8) -> HeaderBuf {
+    fn answer_bth(&self, opcode: u8, psn: Psn, pad: u8) -> HeaderBuf {
         HeaderBuf::bth(opcode, self.qp.attr.dest_qpn, psn, false, false, pad, PKEY_DEFAULT)
     }
 
@@ -113,5 +154,29 @@ impl<E: Env> Ctx<'_, E> {
         resp.ack = false;
         let header = self.answer_bth(code::RC_ACK, psn, 0).aeth(syndrome, self.qp.resp.msn);
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_results_are_remembered() {
+        let mut results = Results::default();
+        results.push(Psn::new(1), 10);
+        assert_eq!(results.find(Psn::new(1)), None, "no room yet");
+        results.resize(3);
+        for n in 1..=4 {
+            results.push(Psn::new(n), u64::from(n) * 10);
+        }
+        results.push(Psn::new(3), 31);
+        let all = |results: &Results| [1, 2, 3, 4].map(|n| results.find(Psn::new(n)));
+        assert_eq!(all(&results), [None, None, Some(31), Some(40)]);
+        results.resize(2);
+        assert_eq!(all(&results), [None, None, Some(31), Some(40)]);
+        results.resize(128);
+        results.push(Psn::new(1), 11);
+        assert_eq!(all(&results), [Some(11), None, Some(31), Some(40)]);
     }
 }

@@ -115,10 +115,9 @@ impl<E: Env> Ctx<'_, E> {
 /// Takes a QP to ERR (or a UC/UD one to SQE) and flushes what is posted, in order.
 pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
     cx.qp.state = state;
-    cx.qp.attr.state = state;
     let req = &mut cx.qp.req;
     (req.deadline, req.rnr_until, req.rtt_since, req.fault) = (0, 0, 0, None);
-    req.reads.clear();
+    req.reads = 0;
     cx.forget_inflight();
     if state == QpState::Err {
         cx.qp.resp.cur = Inbound::Idle;

@@ -1,10 +1,62 @@
 //! Receive WQEs: taking one, and placing bytes in it.
 
+use alloc::boxed::Box;
+
 use super::requester::slices;
 use super::{Ctx, Qp};
 use crate::env::{Env, RecvQueue};
 use crate::qp::RecvSource;
 use crate::types::{AsyncEvent, PdId, Sge};
+
+/// A receive WQE that was taken from the queue but is not completed.
+pub(crate) struct HeldRecv {
+    pub(super) held: bool,
+    pub(super) wr_id: u64,
+    pub(super) num_sge: u8,
+    sges: Room,
+}
+
+/// Room for the SGEs of a receive WQE: in place where one is the most, as is common.
+enum Room {
+    One([Sge; 1]),
+    Many(Box<[Sge]>),
+}
+
+impl HeldRecv {
+    pub(super) fn new(max_sge: usize) -> Self {
+        let sges = match max_sge {
+            0 | 1 => Room::One(Default::default()),
+            _ => Room::Many(alloc::vec![Sge::default(); max_sge].into_boxed_slice()),
+        };
+        HeldRecv { held: false, wr_id: 0, num_sge: 0, sges }
+    }
+
+    /// Most SGEs that it holds.
+    pub(super) fn max_sge(&self) -> usize {
+        match &self.sges {
+            Room::One(one) => one.len(),
+            Room::Many(many) => many.len(),
+        }
+    }
+
+    #[inline]
+    fn room(&mut self) -> &mut [Sge] {
+        match &mut self.sges {
+            Room::One(one) => one,
+            Room::Many(many) => many,
+        }
+    }
+
+    /// SGEs of the held WQE.
+    #[inline]
+    fn sges(&self) -> &[Sge] {
+        let room = match &self.sges {
+            Room::One(one) => &one[..],
+            Room::Many(many) => many,
+        };
+        room.get(..usize::from(self.num_sge)).unwrap_or(&[])
+    }
+}
 
 /// Why bytes could not be placed in a receive WQE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,11 +82,11 @@ impl<E: Env> Ctx<'_, E> {
             return true;
         }
         let taken = match &self.qp.rq {
-            RecvSource::Own(rq) => rq.take(&mut recv.sges),
+            RecvSource::Own(rq) => rq.take(recv.room()),
             RecvSource::Shared(id) => match self.sh.srqs.get_mut(id.0 as usize) {
                 None => None,
                 Some(srq) => {
-                    let taken = srq.rq.take(&mut recv.sges);
+                    let taken = srq.rq.take(recv.room());
                     if srq.limit > 0 && srq.rq.len() < srq.limit {
                         srq.limit = 0;
                         self.env.event(AsyncEvent::SrqLimit(*id));
@@ -61,8 +113,7 @@ impl<E: Env> Ctx<'_, E> {
             return Ok(());
         }
         let pd = self.recv_pd();
-        let recv = &self.qp.resp.recv;
-        let sges: &[Sge] = recv.sges.get(..usize::from(recv.num_sge)).unwrap_or(&[]);
+        let sges = self.qp.resp.recv.sges();
         let room: u64 = sges.iter().map(|s| u64::from(s.len)).sum();
         if u64::from(offset) + data.len() as u64 > room {
             return Err(PlaceError::TooLong);

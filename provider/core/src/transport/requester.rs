@@ -9,7 +9,7 @@ use crate::wire::builder::HeaderBuf;
 use crate::wire::opcode::{code, request_code};
 
 /// A READ is asked for in pieces of at most this, so that its answers do not flood our own socket.
-const READ_CHUNK: u32 = 64 << 10;
+pub(super) const READ_CHUNK: u32 = 64 << 10;
 /// Longest stretch without asking for an ACK, bytes: no more than the smallest window, or a QP whose
 /// window was cut could wait for an ACK that it never asked for. A receiver answers a whole batch of
 /// such packets with one ACK.
@@ -87,9 +87,9 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Fences, and READs beyond what the peer accepts.
     fn must_wait(&self, wqe: &SendWqe) -> bool {
-        let reads = self.qp.req.reads.len();
+        let reads = self.qp.req.reads;
         (wqe.flags.contains(SendFlags::FENCE) && reads > 0)
-            || (wqe.op.is_read_like() && reads >= usize::from(self.qp.attr.max_rd_atomic))
+            || (wqe.op.is_read_like() && reads >= self.qp.attr.max_rd_atomic)
     }
 
     fn begin(&mut self, wqe: &SendWqe) {
@@ -173,8 +173,7 @@ impl<E: Env> Ctx<'_, E> {
             _ => begin(code::RC_READ_REQUEST).reth(va, key, len),
         };
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
-        let end = self.qp.req.psn.plus(packets);
-        self.qp.req.reads.push_back(end);
+        self.qp.req.reads += 1;
         self.qp.req.unasked = 0;
         self.advance(wqe, len, packets);
         Step::Sent
@@ -333,7 +332,7 @@ impl<E: Env> Ctx<'_, E> {
             let done = req.una_psn.since(req.track[req.slot(req.una)].first);
             req.offset = u32::try_from(done).unwrap_or(0) * mtu;
         }
-        req.reads.clear();
+        req.reads = 0;
         req.unasked = 0;
         req.rtt_since = 0;
         self.forget_inflight();

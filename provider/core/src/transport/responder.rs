@@ -199,10 +199,9 @@ impl<E: Env> Ctx<'_, E> {
             _ => self.env.dma_fetch_add(host, eth.swap_add()),
         };
         let resp = &mut self.qp.resp;
-        if resp.atomics.len() >= usize::from(self.qp.attr.max_dest_rd_atomic.max(1)) {
-            resp.atomics.pop_front();
+        if let Some(results) = &mut resp.results {
+            results.push(psn, value);
         }
-        resp.atomics.push_back((psn, value));
         resp.out.push_back(Answer::Atomic { psn, value });
         self.accept(packet, 1, true);
         self.ready();
@@ -301,8 +300,8 @@ impl<E: Env> Ctx<'_, E> {
 
     fn duplicate_atomic(&mut self, psn: Psn) {
         self.drop_answers_from(psn);
-        let found = self.qp.resp.atomics.iter().rev().find(|(p, _)| *p == psn).copied();
-        if let Some((psn, value)) = found
+        let found = self.qp.resp.results.as_ref().and_then(|results| results.find(psn));
+        if let Some(value) = found
             && self.may_answer_more(true)
         {
             self.qp.resp.out.push_back(Answer::Atomic { psn, value });

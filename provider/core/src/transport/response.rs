@@ -1,7 +1,7 @@
 //! Answers to our requests: acknowledges, NAKs, READ data, atomic results (IBTA 9.7.5 to 9.7.8).
 
 use super::Ctx;
-use super::requester::{in_flight, slices};
+use super::requester::{READ_CHUNK, in_flight, slices};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::PACKET_OVERHEAD;
 use crate::types::{Nanos, Psn, QpState, SendOp, WcStatus};
@@ -93,9 +93,6 @@ impl<E: Env> Ctx<'_, E> {
             self.skip_to(to);
         }
         let req = &mut self.qp.req;
-        while req.reads.front().is_some_and(|end| !to.before(*end)) {
-            req.reads.pop_front();
-        }
         req.progress = self.now;
         req.rewound = 0;
         req.backoff = 0;
@@ -151,7 +148,8 @@ impl<E: Env> Ctx<'_, E> {
         if self.scatter(offset, data).is_none() {
             return self.fail_oldest(WcStatus::LocProtErr);
         }
-        self.answer_done(psn, track.first.plus(track.packets));
+        let whole = (offset + data.len() as u32).is_multiple_of(READ_CHUNK);
+        self.answer_done(psn, track.first.plus(track.packets), whole);
     }
 
     fn atomic_result(&mut self, psn: Psn, packet: &Packet<'_>) {
@@ -165,7 +163,7 @@ impl<E: Env> Ctx<'_, E> {
         if self.scatter(0, &packet.atomic_ack().unwrap_or_default().to_ne_bytes()).is_none() {
             return self.fail_oldest(WcStatus::LocProtErr);
         }
-        self.answer_done(psn, psn.plus(1));
+        self.answer_done(psn, psn.plus(1), true);
     }
 
     /// An answer with data at `psn` acknowledges all before it. False: it is not the next answer.
@@ -185,9 +183,14 @@ impl<E: Env> Ctx<'_, E> {
         true
     }
 
-    /// The answer at `psn`, of a WQE that ends before `end`, is in memory.
-    fn answer_done(&mut self, psn: Psn, end: Psn) {
+    /// The answer at `psn`, of a WQE that ends before `end`, is in memory. `whole`: the request was
+    /// for no more than this.
+    fn answer_done(&mut self, psn: Psn, end: Psn, whole: bool) {
         let to = psn.plus(1);
+        if whole || to == end {
+            /* none may be left: the cursor was rewound, and this is still the answer to the first sending */
+            self.qp.req.reads = self.qp.req.reads.saturating_sub(1);
+        }
         if to == end {
             self.complete_oldest();
         }
