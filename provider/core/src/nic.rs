@@ -17,6 +17,7 @@ use slab::Slab;
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
 use crate::mr::{MrAttr, MrTable};
+use crate::qp::Owner;
 use crate::transport::Qp;
 use crate::types::{Av, AvId, Mtu, PdId, Seg, SrqId};
 use path::{PathId, Paths};
@@ -83,6 +84,7 @@ pub(crate) struct Srq<Rq> {
     /// An event is due when fewer WQEs are left; 0 is off
     pub(crate) limit: u32,
     pub(crate) users: u32,
+    pub(crate) cookie: u64,
 }
 
 /// splitmix64: keys and start points that a stranger cannot guess, given a random seed.
@@ -185,10 +187,16 @@ impl<E: Env> Nic<E> {
         Ok(())
     }
 
-    /// A new shared receive queue; an event is due when fewer than `limit` WQEs are left.
-    pub fn create_srq(&mut self, pd: PdId, rq: E::Rq, limit: u32) -> Result<SrqId, NicError> {
+    /// A new shared receive queue; an event is due when fewer than `limit` WQEs are left. `cookie` is
+    /// the host's name for it.
+    pub fn create_srq(&mut self, pd: PdId, rq: E::Rq, limit: u32, cookie: u64) -> Result<SrqId, NicError> {
         self.shared.hold_pd(pd)?;
-        Ok(SrqId(self.shared.srqs.insert(Srq { rq, pd, limit, users: 0 }) as u32))
+        Ok(SrqId(self.shared.srqs.insert(Srq { rq, pd, limit, users: 0, cookie }) as u32))
+    }
+
+    /// Whose a shared receive queue is.
+    pub fn srq_owner(&self, srq: SrqId) -> Option<Owner> {
+        self.shared.srqs.get(srq.0 as usize).map(|s| Owner { pd: s.pd, cookie: s.cookie })
     }
 
     /// Sets the limit (0: no event); `Invalid` if the queue cannot hold so many.

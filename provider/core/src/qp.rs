@@ -102,4 +102,15 @@ pub struct QpInit<Sq, Rq, Cq> {
     pub recv_cq: Cq,
     /// Whether every send makes a completion
     pub sq_sig_all: bool,
+    /// The host's name for it: see [`Owner`]
+    pub cookie: u64,
+}
+
+/// Whose a QP or SRQ is, for a host that must tell somebody of its events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner {
+    /// Protection domain it was made in
+    pub pd: PdId,
+    /// What the host called it
+    pub cookie: u64,
 }

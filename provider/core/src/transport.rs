@@ -46,6 +46,8 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) rq: RecvSource<E::Rq>,
     pub(crate) send_cq: E::Cq,
     pub(crate) recv_cq: E::Cq,
+    /// The host's name for it
+    pub(crate) cookie: u64,
     /// What the program set. `attr.av` is where packets go.
     pub(crate) attr: Attr,
 }

@@ -180,6 +180,7 @@ impl Host {
             send_cq: cqs[0].clone(),
             recv_cq: cqs[1].clone(),
             sq_sig_all: all,
+            cookie: 0,
         };
         self.nic.create_qp(init).expect("QPNs are left")
     }

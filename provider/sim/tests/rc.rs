@@ -81,7 +81,7 @@ impl Run {
             host.env.port = rng.pick(&[1, 3, 64]);
             if srq {
                 let rq = SimRq::new(rng.pick(&[1, 2, 16]), 4);
-                let id = host.nic.create_srq(host.pd, rq.clone(), 0).expect("an SRQ");
+                let id = host.nic.create_srq(host.pd, rq.clone(), 0, 0).expect("an SRQ");
                 srqs[at] = Some((id, rq));
             }
         }

@@ -152,7 +152,7 @@ fn srq_limit_event_comes_once() {
     let mut p = Pair::rc();
     let rq = SimRq::new(16, 2);
     let host = &mut p.net.hosts[1];
-    let srq = host.nic.create_srq(host.pd, rq.clone(), 0).expect("an SRQ");
+    let srq = host.nic.create_srq(host.pd, rq.clone(), 0, 0).expect("an SRQ");
     let (sq, peer_sq) = (SimSq::new(16), SimSq::new(16));
     let own = RecvSource::Own(SimRq::new(16, 2));
     let qpn = p.net.hosts[0].qp(QpType::Rc, &sq, own, [&p.cq[0], &p.cq[0]], true);

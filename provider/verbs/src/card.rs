@@ -1,7 +1,7 @@
 //! The card of a process: one [`Nic`] behind one lock, opened with the first context and closed with
 //! the last.
 //!
-//! Owns the shard lock, the doorbells left for its holder, and who is told of events. A call that
+//! Owns the shard lock, the doorbells left for its holder, and where events are told. A call that
 //! finds the lock taken never waits on the data path: it leaves its doorbell, and whoever gives the
 //! lock back looks for doorbells once more.
 
@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::{self as backend, Rx};
-use starverbs_core::{AsyncEvent, Nanos, Nic, NicConfig, Qpn, SrqId};
+use starverbs_core::qp::Owner;
+use starverbs_core::{AsyncEvent, Nanos, Nic, NicConfig, PdId, Qpn};
 use starverbs_rings::SpinLock;
 use starverbs_settings::Settings;
 
@@ -36,7 +37,6 @@ pub(crate) struct Card {
     shard: Mutex<Shard>,
     bells: Bells,
     pub(crate) polled: Polled,
-    owners: Mutex<Owners>,
     contexts: Mutex<u32>,
     pub(crate) progress: Progress,
 }
@@ -57,6 +57,9 @@ pub(crate) struct Shard {
     pub(crate) unsent: bool,
     /// QPs whose doorbell waits for the program's next call, so that small messages share a flush.
     pub(crate) deferred: Vec<Qpn>,
+    /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
+    /// card knows their cookies.
+    domains: HashMap<PdId, Arc<FdQueue<Event>>>,
 }
 
 /// What the program does in the library, for the progress thread to see.
@@ -85,19 +88,6 @@ impl Polled {
 struct Bells {
     waiting: AtomicBool,
     list: SpinLock<Vec<Qpn>>,
-}
-
-/// Who is told of what happens to an object.
-#[derive(Default)]
-struct Owners {
-    qps: HashMap<Qpn, Owner>,
-    srqs: HashMap<SrqId, Owner>,
-}
-
-/// The event queue of an object's context, and the object's cookie there.
-struct Owner {
-    events: Arc<FdQueue<Event>>,
-    cookie: u64,
 }
 
 impl Card {
@@ -145,6 +135,7 @@ impl Card {
             vain_since: 0,
             unsent: false,
             deferred: Vec::with_capacity(DEFERRED),
+            domains: HashMap::new(),
         };
         Ok(Arc::new(Card {
             forks: FORKS.load(Ordering::Relaxed),
@@ -153,7 +144,6 @@ impl Card {
             shard: Mutex::new(shard),
             bells: Bells { waiting: AtomicBool::new(false), list: SpinLock::new(Vec::new()) },
             polled: Polled::default(),
-            owners: Mutex::default(),
             contexts: Mutex::new(0),
             progress: Progress::new()?,
         }))
@@ -181,14 +171,8 @@ impl Card {
 
     /// A context leaves: its QPs end, and with the last context the thread.
     pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
-        let mine: Vec<Qpn> = {
-            let owners = self.owners();
-            let qps = owners.qps.iter().filter(|(_, owner)| Arc::ptr_eq(&owner.events, events));
-            qps.map(|(qpn, _)| *qpn).collect()
-        };
-        for qpn in mine {
+        for qpn in self.with(|shard, _| shard.qps_told(events)) {
             let _ = self.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, qpn));
-            self.disown_qp(qpn);
         }
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         *contexts -= 1;
@@ -274,7 +258,7 @@ impl Card {
     #[inline]
     pub(crate) fn finish(&self, shard: &mut Shard, now: Nanos) {
         if !shard.env.events.is_empty() {
-            self.tell(shard);
+            shard.tell();
         }
         if let Some(deadline) = shard.next_deadline(now) {
             self.lower_alarm(shard, deadline);
@@ -313,41 +297,38 @@ impl Card {
         if misses.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
-    fn owners(&self) -> MutexGuard<'_, Owners> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Room for a doorbell of each of `qps` QPs: leaving one never allocates.
+    pub(crate) fn reserve_bells(&self, qps: usize) {
+        self.bells.reserve(qps);
+    }
+}
+
+impl Shard {
+    /// A protection domain whose objects report to `events`.
+    pub(crate) fn alloc_pd(&mut self, events: &Arc<FdQueue<Event>>) -> Result<PdId> {
+        let pd = self.nic.alloc_pd()?;
+        self.domains.insert(pd, Arc::clone(events));
+        Ok(pd)
     }
 
-    /// Events of `qpn` go to `events` with `cookie`. Makes room for its doorbell, too.
-    pub(crate) fn own_qp(&self, qpn: Qpn, events: &Arc<FdQueue<Event>>, cookie: u64) {
-        let mut owners = self.owners();
-        owners.qps.insert(qpn, Owner { events: Arc::clone(events), cookie });
-        self.bells.reserve(owners.qps.len());
+    /// Ends a protection domain.
+    pub(crate) fn dealloc_pd(&mut self, pd: PdId) -> Result<()> {
+        self.nic.dealloc_pd(pd)?;
+        self.domains.remove(&pd);
+        Ok(())
     }
 
-    pub(crate) fn disown_qp(&self, qpn: Qpn) {
-        self.owners().qps.remove(&qpn);
+    /// QPs whose events go to `events`.
+    fn qps_told(&self, events: &Arc<FdQueue<Event>>) -> Vec<Qpn> {
+        let told = |owner: Owner| self.domains.get(&owner.pd).is_some_and(|queue| Arc::ptr_eq(queue, events));
+        self.nic.qpns().filter(|qpn| self.nic.qp_owner(*qpn).is_some_and(told)).collect()
     }
 
-    /// Events of `srq` go to `events` with `cookie`.
-    pub(crate) fn own_srq(&self, srq: SrqId, events: &Arc<FdQueue<Event>>, cookie: u64) {
-        self.owners().srqs.insert(srq, Owner { events: Arc::clone(events), cookie });
-    }
-
-    pub(crate) fn disown_srq(&self, srq: SrqId) {
-        self.owners().srqs.remove(&srq);
-    }
-
-    /// Numbers of the QPs there are.
-    pub(crate) fn qpns(&self) -> Vec<Qpn> {
-        let mut qpns: Vec<Qpn> = self.owners().qps.keys().copied().collect();
-        qpns.sort_unstable();
-        qpns
-    }
-
+    /// Tells the contexts what was raised. An object that is gone by now needs to know nothing.
     #[cold]
-    fn tell(&self, shard: &mut Shard) {
-        let owners = self.owners();
-        for event in shard.env.events.drain(..) {
+    fn tell(&mut self) {
+        let Shard { nic, env, domains, .. } = self;
+        for event in env.events.drain(..) {
             let (kind, qpn) = match event {
                 AsyncEvent::QpFatal(qpn) => (kind::QP_FATAL, qpn),
                 AsyncEvent::QpReqErr(qpn) => (kind::QP_REQ_ERR, qpn),
@@ -356,14 +337,18 @@ impl Card {
                 AsyncEvent::SqDrained(qpn) => (kind::SQ_DRAINED, qpn),
                 AsyncEvent::LastWqeReached(qpn) => (kind::QP_LAST_WQE_REACHED, qpn),
                 AsyncEvent::SrqLimit(srq) => {
-                    if let Some(Owner { events, cookie }) = owners.srqs.get(&srq) {
-                        events.push(Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie: *cookie });
+                    if let Some(Owner { pd, cookie }) = nic.srq_owner(srq)
+                        && let Some(queue) = domains.get(&pd)
+                    {
+                        queue.push(Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie });
                     }
                     continue;
                 }
             };
-            if let Some(Owner { events, cookie }) = owners.qps.get(&qpn) {
-                events.push(Event::Qp { kind, cookie: *cookie });
+            if let Some(Owner { pd, cookie }) = nic.qp_owner(qpn)
+                && let Some(queue) = domains.get(&pd)
+            {
+                queue.push(Event::Qp { kind, cookie });
             }
         }
     }

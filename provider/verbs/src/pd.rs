@@ -24,7 +24,7 @@ impl Pd {
     /// # Errors
     /// ENOMEM: too many; EIO in a forked child.
     pub fn alloc(ctx: &Context) -> Result<Pd> {
-        let id = ctx.card()?.with(|shard, _| shard.nic.alloc_pd())?;
+        let id = ctx.card()?.with(|shard, _| shard.alloc_pd(ctx.events()))?;
         Ok(Pd(Arc::new(PdInner { ctx: ctx.clone(), id, gone: AtomicBool::new(false) })))
     }
 
@@ -37,7 +37,7 @@ impl Pd {
         if self.0.gone.load(Ordering::Acquire) {
             return Err(VerbsError::Invalid("protection domain is gone"));
         }
-        card.with(|shard, _| shard.nic.dealloc_pd(self.0.id))?;
+        card.with(|shard, _| shard.dealloc_pd(self.0.id))?;
         self.0.gone.store(true, Ordering::Release);
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Drop for PdInner {
             && let Some(card) = self.ctx.card_if_ours()
         {
             /* busy: what lives in it was leaked, and so is it */
-            let _ = card.with(|shard, _| shard.nic.dealloc_pd(self.id));
+            let _ = card.with(|shard, _| shard.dealloc_pd(self.id));
         }
     }
 }

@@ -106,8 +106,7 @@ impl Qp {
     /// # Errors
     /// EINVAL: beyond the device's limits; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
-        let ctx = pd.context();
-        let card = ctx.card()?;
+        let card = pd.context().card()?;
         check_caps(init)?;
         let rings = rings(init).ok_or(VerbsError::NoMemory("queue pair"))?;
         // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
@@ -125,12 +124,14 @@ impl Qp {
             send_cq: init.send_cq.card_half(),
             recv_cq: init.recv_cq.card_half(),
             sq_sig_all: init.sq_sig_all,
+            cookie: init.cookie,
         };
-        let qpn = card.with(|shard, _| {
+        let (qpn, qps) = card.with(|shard, _| {
             make_room(card, shard)?;
-            Ok::<_, VerbsError>(shard.nic.create_qp(card_init)?)
+            let qpn = shard.nic.create_qp(card_init)?;
+            Ok::<_, VerbsError>((qpn, shard.nic.qp_count()))
         })?;
-        card.own_qp(qpn, ctx.events(), init.cookie);
+        card.reserve_bells(qps);
         for cq in [init.send_cq, init.recv_cq] {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }
@@ -268,7 +269,6 @@ impl QpInner {
         }
         let ended = card.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, self.qpn));
         self.purge();
-        card.disown_qp(self.qpn);
         ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.fetch_sub(1, Ordering::AcqRel);

@@ -41,8 +41,7 @@ impl Srq {
     /// # Errors
     /// EINVAL: beyond the device's limits; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
-        let ctx = pd.context();
-        let card = ctx.card()?;
+        let card = pd.context().card()?;
         if max_wr == 0 || max_wr > MAX_QP_WR || max_sge > MAX_SGE || limit > max_wr {
             return Err(VerbsError::Invalid("shared receive queue attributes"));
         }
@@ -50,8 +49,7 @@ impl Srq {
         let rings = WorkRings::new(None, Some(size)).ok_or(VerbsError::NoMemory("SRQ"))?;
         // SAFETY: the one card half, used under the card's lock.
         let half = unsafe { rings.card_rq() };
-        let id = card.with(|shard, _| shard.nic.create_srq(pd.id(), half, limit))?;
-        card.own_srq(id, ctx.events(), cookie);
+        let id = card.with(|shard, _| shard.nic.create_srq(pd.id(), half, limit, cookie))?;
         Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), rings, id, cookie, gone: AtomicBool::new(false) })))
     }
 
@@ -127,7 +125,6 @@ impl SrqInner {
         }
         card.with(|shard, _| shard.nic.destroy_srq(self.id))?;
         self.gone.store(true, Ordering::Release);
-        card.disown_srq(self.id);
         ctx.purge_events(|event| matches!(event, Event::Srq { cookie, .. } if *cookie == self.cookie));
         Ok(())
     }

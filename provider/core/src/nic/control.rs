@@ -6,7 +6,7 @@ use super::Nic;
 use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::modify::{check, check_values};
-use crate::qp::{QpAttr, QpAttrMask, QpInit, RecvSource};
+use crate::qp::{Owner, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, enter_error};
 use crate::types::{Access, Nanos, QpState, Qpn};
 
@@ -36,6 +36,7 @@ impl<E: Env> Nic<E> {
             rq: init.rq,
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
+            cookie: init.cookie,
             attr: Attr { path_mtu: self.shared.cfg.mtu, ..Attr::default() },
         };
         self.qps.insert(qpn, Box::new(qp));
@@ -74,6 +75,21 @@ impl<E: Env> Nic<E> {
             en_sqd_async_notify: attr.en_sqd_async_notify,
             sq_draining: qp.state == QpState::Sqd && qp.req.una != qp.req.fresh,
         })
+    }
+
+    /// Whose a QP is.
+    pub fn qp_owner(&self, qpn: Qpn) -> Option<Owner> {
+        self.qps.get(qpn).map(|qp| Owner { pd: qp.pd, cookie: qp.cookie })
+    }
+
+    /// How many QPs there are.
+    pub fn qp_count(&self) -> usize {
+        self.qps.len()
+    }
+
+    /// Numbers of the QPs there are, in no order.
+    pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
+        self.qps.each().map(|qp| qp.qpn)
     }
 
     /// ibv_modify_qp: the table of `qp::modify` says what is allowed. Whether the links on the way carry

@@ -63,6 +63,16 @@ impl<E: Env> QpTable<E> {
         Some(qp)
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len() * QPN_BLOCK as usize - self.free.len()
+    }
+
+    /// All of them.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &Qp<E>> {
+        self.blocks.iter().flat_map(|block| &block.slots).filter_map(Option::as_deref)
+    }
+
     #[inline]
     fn slot(&mut self, qpn: Qpn) -> Option<&mut Option<Box<Qp<E>>>> {
         let qpn = qpn & QPN_MASK;
