@@ -270,4 +270,10 @@ mod tests {
         init.comp_mask = 1 << 20;
         assert_eq!(extensions(&init), Err(libc::EINVAL));
     }
+
+    /// See the test of this name in starverbs-verbs: 160 bytes are `struct ibv_qp`.
+    #[test]
+    fn an_idle_qp_stays_small() {
+        assert!(size_of::<QpHandle>() <= 176, "{}", size_of::<QpHandle>());
+    }
 }

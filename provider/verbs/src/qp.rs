@@ -362,3 +362,19 @@ fn make_room(card: &Card, shard: &mut Shard) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::HostEnv;
+
+    /// What an idle QP costs beside its rings (docs/decisions/0005-memory-of-an-idle-qp.md): who adds a field
+    /// here pays for it with every connection of every program.
+    #[test]
+    fn an_idle_qp_stays_small() {
+        let counts = 2 * size_of::<usize>();
+        assert!(counts + size_of::<QpInner>() <= 72, "{}", size_of::<QpInner>());
+        let card = starverbs_core::Nic::<HostEnv>::QP_BYTES;
+        assert!(card <= 376, "{card}");
+    }
+}
