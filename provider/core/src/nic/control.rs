@@ -7,8 +7,9 @@ use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::modify::{check, check_values};
 use crate::qp::{QpAttr, QpAttrMask, QpInit, RecvSource};
+use crate::room::Room;
 use crate::transport::{Ctx, Flags, Inbound, Qp, Requester, Responder, enter_error};
-use crate::types::{Nanos, QpState, Qpn};
+use crate::types::{Nanos, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
     /// A new QP in RESET. `Exhausted`: no QPN is left, give the card another block.
@@ -29,6 +30,7 @@ impl<E: Env> Nic<E> {
             flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
             pd: init.pd,
             path: Default::default(),
+            timer: self.shared.sched.join(),
             mtu: self.shared.cfg.mtu.bytes(),
             req: Requester::new(init.sq.slots()),
             resp: Responder::new(max_sge),
@@ -38,6 +40,9 @@ impl<E: Env> Nic<E> {
             recv_cq: init.recv_cq,
             attr: QpAttr { port_num: 1, path_mtu: self.shared.cfg.mtu, ..QpAttr::default() },
         };
+        if qp.qp_type == QpType::Ud {
+            self.shared.paths.add_datagram_qp();
+        }
         self.qps.insert(qpn, Box::new(qp));
         self.shared.stats.qps.inc();
         Ok(qpn)
@@ -93,7 +98,13 @@ impl<E: Env> Nic<E> {
         cx.last_words();
         /* Leaves the window to others; what is posted is dropped without completions. */
         cx.forget_inflight();
+        cx.leave_queues();
         let Some(qp) = self.qps.remove(qpn) else { return Err(NicError::NotFound) };
+        self.shared.sched.leave(qp.timer);
+        self.shared.paths.disconnect(qp.path);
+        if qp.qp_type == QpType::Ud {
+            self.shared.paths.drop_datagram_qp();
+        }
         qp.send_cq.purge(qpn);
         qp.recv_cq.purge(qpn);
         if let RecvSource::Shared(srq) = qp.rq
@@ -138,7 +149,18 @@ fn merge(to: &mut QpAttr, from: &QpAttr, mask: QpAttrMask) {
 fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, mask: QpAttrMask) {
     if mask.contains(QpAttrMask::AV) {
         cx.forget_inflight();
-        cx.qp.path = cx.sh.paths.find(cx.qp.attr.av.dgid);
+        cx.leave_window();
+        let path = cx.sh.path_to(cx.qp.attr.av.dgid);
+        cx.sh.paths.connect(cx.qp.path, path);
+        cx.qp.path = path;
+    }
+    if mask.contains(QpAttrMask::MAX_QP_RD_ATOMIC) {
+        cx.qp.req.reads.make_room(usize::from(cx.qp.attr.max_rd_atomic));
+    }
+    if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
+        let limit = usize::from(cx.qp.attr.max_dest_rd_atomic);
+        cx.qp.resp.out.make_room(2 * limit);
+        cx.qp.resp.atomics.make_room(limit.max(1));
     }
     if mask.contains(QpAttrMask::RQ_PSN) {
         cx.qp.resp.epsn = cx.qp.attr.rq_psn;
@@ -179,6 +201,7 @@ fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, mask: QpAttrMa
 /// RESET forgets everything, without completions (IBTA 10.3.1.1).
 fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     cx.forget_inflight();
+    cx.leave_queues();
     let qp = &mut *cx.qp;
     qp.sq.reset();
     if let RecvSource::Own(rq) = &qp.rq {

@@ -3,6 +3,7 @@
 use super::{Ctx, Step, Track};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
+use crate::room::Room;
 use crate::types::{Nanos, Psn, QpState, QpType, Seg, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use crate::wire::PKEY_DEFAULT;
 use crate::wire::builder::HeaderBuf;
@@ -174,7 +175,7 @@ impl<E: Env> Ctx<'_, E> {
         };
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
         let end = self.qp.req.psn.plus(packets);
-        self.qp.req.reads.push_back(end);
+        self.qp.req.reads.push_in_room(end);
         self.qp.req.unasked = 0;
         self.advance(wqe, len, packets);
         Step::Sent
@@ -264,8 +265,9 @@ impl<E: Env> Ctx<'_, E> {
         if self.sh.paths.get(path).admits(qpn, len + PACKET_OVERHEAD) {
             return true;
         }
-        if !self.qp.flags.window_wait {
-            self.qp.flags.window_wait = true;
+        if self.qp.flags.window_wait != Some(path) {
+            self.leave_window();
+            self.qp.flags.window_wait = Some(path);
             if self.sh.paths.get(path).wait(qpn) {
                 self.sh.open_path(path);
             }
@@ -301,14 +303,14 @@ impl<E: Env> Ctx<'_, E> {
         let index = self.qp.req.next;
         if wqe.flags.contains(SendFlags::INLINE) {
             let seg = self.qp.sq.inline(index);
-            segs.push(Seg { addr: seg.addr + u64::from(offset), len });
+            segs.push_in_room(Seg { addr: seg.addr + u64::from(offset), len });
             return Some(());
         }
         let (mrs, pd) = (&self.sh.mrs, self.qp.pd);
         slices(self.qp.sq.sges(index), offset, len, |sge, skip, n| {
             let addr =
                 mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, false).ok()?;
-            segs.push(Seg { addr, len: n });
+            segs.push_in_room(Seg { addr, len: n });
             Some(())
         })
     }
