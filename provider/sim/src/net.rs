@@ -164,6 +164,16 @@ impl Net {
         (0..limit).any(|_| !self.step())
     }
 
+    /// All hosts stand still for `time` and then look at their timers before they look at what came meanwhile: programs that
+    /// were stopped, a machine that was suspended.
+    pub fn suspend(&mut self, time: Nanos) {
+        self.transmit();
+        self.now += time;
+        for h in &mut self.hosts {
+            h.nic.handle_timeout(&mut h.env, self.now);
+        }
+    }
+
     fn transmit(&mut self) {
         for from in 0..self.hosts.len() {
             for acks in [false, true] {

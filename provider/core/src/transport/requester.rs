@@ -404,8 +404,12 @@ impl<E: Env> Ctx<'_, E> {
         }
         self.sh.stats.timeouts.inc();
         let silent = self.now.saturating_sub(self.qp.req.progress);
+        /* Time alone proves nothing: the program may have been stopped, or its machine suspended, and
+        the answer be waiting. So the peer must have been asked as often as the program said, too. */
+        let retries = self.qp.attr.retry_cnt;
         if let Some(limit) = ack_timeout(self.qp.attr.timeout)
-            && silent >= limit * (Nanos::from(self.qp.attr.retry_cnt) + 1)
+            && silent >= limit * (Nanos::from(retries) + 1)
+            && self.qp.req.backoff >= retries
         {
             self.sh.stats.retry_exceeded.inc();
             return self.fail_oldest(WcStatus::RetryExcErr);
