@@ -27,6 +27,9 @@ const RTO_MIN: Nanos = 1_000_000;
 /// responder says but once what it misses (IBTA 9.7.5.2.8).
 const RTO_FEELERS: Nanos = 500_000;
 const RTO_MAX: Nanos = 4_000_000_000;
+/// A timeout is noticed between one and four times the local ACK timeout (IBTA C9-141). A peer that is a
+/// program waits for its CPU now and then, so it is given all of that, but for the last timer's run.
+const STRETCH: Nanos = 4;
 
 impl<E: Env> Ctx<'_, E> {
     /// Sends one request packet if there is one that may go.
@@ -403,12 +406,14 @@ impl<E: Env> Ctx<'_, E> {
             return self.start_timer();
         }
         self.sh.stats.timeouts.inc();
+        /* When this card itself did not run, nobody else is to blame: it neither asked nor listened. */
+        let late = self.now.saturating_sub(self.qp.req.deadline);
+        self.qp.req.progress += late;
         let silent = self.now.saturating_sub(self.qp.req.progress);
-        /* Time alone proves nothing: the program may have been stopped, or its machine suspended, and
-        the answer be waiting. So the peer must have been asked as often as the program said, too. */
+        /* Time alone proves nothing: the peer must have been asked as often as the program said, too. */
         let retries = self.qp.attr.retry_cnt;
         if let Some(limit) = ack_timeout(self.qp.attr.timeout)
-            && silent >= limit * (Nanos::from(retries) + 1)
+            && silent >= limit * (STRETCH * (Nanos::from(retries) + 1) - 1)
             && self.qp.req.backoff >= retries
         {
             self.sh.stats.retry_exceeded.inc();

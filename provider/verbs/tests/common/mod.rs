@@ -211,15 +211,15 @@ pub fn to_rtr_with(qp: &Qp, ah: AhAttr, dest_qpn: u32, path_mtu: Mtu) {
 
 /// RTS with 67 ms of patience a try, which a busy machine needs.
 pub fn to_rts(qp: &Qp) {
-    to_rts_with(qp, 14);
+    to_rts_with(qp, 14, 7);
 }
 
-pub fn to_rts_with(qp: &Qp, timeout: u8) {
+pub fn to_rts_with(qp: &Qp, timeout: u8, retry_cnt: u8) {
     let attr = QpAttr {
         state: QpState::Rts,
         sq_psn: Psn::new(0xfffffe),
         timeout,
-        retry_cnt: 7,
+        retry_cnt,
         rnr_retry: 7,
         max_rd_atomic: 4,
         ..QpAttr::default()
