@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 /// Adding to a queue that has room. Whoever made the queue promised it; debug builds, and so the
 /// simulator's runs, hold it to that.
 pub(crate) trait Room<T> {
-    /// Makes room for `entries` in all.
+    /// Makes room for `entries` in all, and more, so that to grow by one again and again costs little.
     fn make_room(&mut self, entries: usize);
     /// Adds at the end.
     fn push_in_room(&mut self, value: T);
@@ -39,13 +39,19 @@ impl<T> Room<T> for Vec<T> {
     }
 }
 
-/// Adding at the front, under the same promise.
-pub(crate) trait RoomInFront<T>: Room<T> {
+/// What queues with two ends can do beside.
+pub(crate) trait TwoEnds<T>: Room<T> {
+    /// Makes room for `entries` in all and no more: of these there is one for each QP.
+    fn make_exact_room(&mut self, entries: usize);
     /// Adds at the front.
     fn push_front_in_room(&mut self, value: T);
 }
 
-impl<T> RoomInFront<T> for VecDeque<T> {
+impl<T> TwoEnds<T> for VecDeque<T> {
+    fn make_exact_room(&mut self, entries: usize) {
+        self.reserve_exact(entries.saturating_sub(self.len()));
+    }
+
     #[inline]
     fn push_front_in_room(&mut self, value: T) {
         debug_assert!(self.len() < self.capacity(), "{FULL}");

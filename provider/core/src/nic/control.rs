@@ -7,7 +7,7 @@ use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::modify::{check, check_values};
 use crate::qp::{QpAttr, QpAttrMask, QpInit, RecvSource};
-use crate::room::Room;
+use crate::room::TwoEnds;
 use crate::transport::{Ctx, Flags, Inbound, Qp, Requester, Responder, enter_error};
 use crate::types::{Nanos, QpState, QpType, Qpn};
 
@@ -155,12 +155,12 @@ fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, mask: QpAttrMa
         cx.qp.path = path;
     }
     if mask.contains(QpAttrMask::MAX_QP_RD_ATOMIC) {
-        cx.qp.req.reads.make_room(usize::from(cx.qp.attr.max_rd_atomic));
+        cx.qp.req.reads.make_exact_room(usize::from(cx.qp.attr.max_rd_atomic));
     }
     if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
         let limit = usize::from(cx.qp.attr.max_dest_rd_atomic);
-        cx.qp.resp.out.make_room(2 * limit);
-        cx.qp.resp.atomics.make_room(limit.max(1));
+        cx.qp.resp.out.make_exact_room(2 * limit);
+        cx.qp.resp.atomics.make_exact_room(limit.max(1));
     }
     if mask.contains(QpAttrMask::RQ_PSN) {
         cx.qp.resp.epsn = cx.qp.attr.rq_psn;

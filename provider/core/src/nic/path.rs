@@ -9,7 +9,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use super::pace::Pace;
-use crate::room::{Room, RoomInFront};
+use crate::room::{Room, TwoEnds};
 use crate::types::{Gid, Nanos, Qpn};
 
 /// Handle of a path; valid as long as the card.

@@ -10,7 +10,7 @@ use alloc::collections::VecDeque;
 
 use super::path::PathId;
 use super::timers::{TimerId, Timers};
-use crate::room::{Room, RoomInFront};
+use crate::room::{Room, TwoEnds};
 use crate::types::{Nanos, Qpn};
 
 /// Queues of QPNs.
