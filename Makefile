@@ -3,7 +3,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 FUZZ_SECONDS ?= 60
 
-.PHONY: help build demo test bench conformance lint doc fuzz-build fuzz clean
+.PHONY: help build demo test bench instructions conformance lint doc fuzz-build fuzz clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -11,6 +11,7 @@ help:
 	@echo 'make build        dist/lib/libibverbs.so.1, dist/lib/libstarverbs.so, dist/bin/starverbs'
 	@echo 'make conformance  every case of others'"'"' programs; writes docs/conformance.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric'
+	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
 	@echo 'make doc          documentation of the crates'
 	@echo 'make fuzz         the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)'
@@ -42,6 +43,11 @@ bench:
 	@tools/scripts/packages.sh bench
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-bench
+
+instructions:
+	@tools/scripts/packages.sh instructions
+	@$(MAKE) --no-print-directory build
+	@tools/scripts/instructions.sh
 
 lint:
 	@tools/scripts/lint.sh

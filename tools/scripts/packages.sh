@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs what a purpose needs and this machine lacks.
-# usage: packages.sh demo|test|bench
+# usage: packages.sh demo|test|bench|instructions
 set -euo pipefail
 
 declare -A package_of=(
     [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [tshark]=tshark
     [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin
+    [valgrind]=valgrind [strace]=strace
 )
 demo=(cc ibv_devinfo ib_send_lat)
 headers=/usr/include/infiniband/verbs.h
@@ -13,7 +14,8 @@ case ${1:-} in
 demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" ip tshark nm runuser) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong) ;;
-*) echo "usage: packages.sh demo|test|bench" >&2; exit 2 ;;
+instructions) commands=("${demo[@]}" valgrind strace) ;;
+*) echo "usage: packages.sh demo|test|bench|instructions" >&2; exit 2 ;;
 esac
 
 if ! command -v cargo >/dev/null; then

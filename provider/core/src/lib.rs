@@ -28,6 +28,7 @@ pub mod error;
 pub mod mr;
 pub mod nic;
 pub mod qp;
+mod room;
 pub mod transport;
 pub mod types;
 pub mod wire;

@@ -9,6 +9,7 @@ pub(crate) mod pace;
 pub(crate) mod path;
 pub(crate) mod sched;
 mod table;
+pub(crate) mod timers;
 
 use alloc::vec::Vec;
 
@@ -19,10 +20,13 @@ use crate::error::NicError;
 use crate::mr::{MrAttr, MrTable};
 use crate::qp::Owner;
 use crate::transport::Qp;
-use crate::types::{Av, AvId, Mtu, PdId, Seg, SrqId};
+use crate::types::{Av, AvId, Gid, Mtu, PdId, Seg, SrqId};
 use path::{PathId, Paths};
 use sched::Sched;
 use table::QpTable;
+
+/// Most SGEs that a WQE may have.
+pub const MAX_SGE: usize = 64;
 
 /// What a card is built with.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +122,7 @@ impl<E: Env> Nic<E> {
                 paths: Paths::new(cfg.window),
                 sched: Sched::default(),
                 rng: Rng(seed),
-                segs: Vec::with_capacity(64),
+                segs: Vec::with_capacity(MAX_SGE),
             },
         }
     }
@@ -176,7 +180,7 @@ impl<E: Env> Nic<E> {
     /// A new address vector.
     pub fn create_av(&mut self, pd: PdId, av: Av) -> Result<AvId, NicError> {
         self.shared.hold_pd(pd)?;
-        let path = self.shared.paths.find(av.dgid);
+        let path = self.shared.path_to(av.dgid);
         Ok(AvId(self.shared.avs.insert(AvEntry { av, pd, path }) as u32))
     }
 
@@ -234,6 +238,13 @@ impl<E: Env> Shared<E> {
         if let Some(p) = self.pds.get_mut(pd.0 as usize) {
             p.users = p.users.saturating_sub(1);
         }
+    }
+
+    /// The path towards `dgid`, made if there is none.
+    fn path_to(&mut self, dgid: Gid) -> PathId {
+        let path = self.paths.find(dgid);
+        self.sched.make_room_for_paths(self.paths.len());
+        path
     }
 
     /// The waiters of a path should be looked at.

@@ -27,6 +27,7 @@ use recv::HeldRecv;
 use crate::env::Env;
 use crate::nic::Shared;
 use crate::nic::path::PathId;
+use crate::nic::timers::TimerId;
 use crate::qp::RecvSource;
 use crate::types::{Access, Av, AvId, FrameMeta, Mtu, Nanos, PdId, Psn, QpState, QpType, Qpn};
 use crate::wire::packet::Packet;
@@ -39,6 +40,7 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) flags: Flags,
     pub(crate) pd: PdId,
     pub(crate) path: PathId,
+    pub(crate) timer: TimerId,
     pub(crate) mtu: u32,
     pub(crate) sq: E::Sq,
     pub(crate) req: Requester,
@@ -78,8 +80,8 @@ pub(crate) struct Flags {
     pub(crate) queued: bool,
     /// In the queue of those that owe an ACK
     pub(crate) ack_queued: bool,
-    /// Waits for its path's window
-    pub(crate) window_wait: bool,
+    /// Waits for the window of this path
+    pub(crate) window_wait: Option<PathId>,
     /// IBV_EVENT_COMM_EST was raised
     pub(crate) established: bool,
     /// The wire was seen to lose or repeat packets
@@ -116,7 +118,7 @@ pub(crate) struct Requester {
     pub(crate) fault: Option<(u32, crate::types::WcStatus)>,
     /// Acknowledge timer; 0: off
     pub(crate) deadline: Nanos,
-    /// Earliest entry of this QP in the timer heap; 0: none
+    /// When this QP's timer is due, as far as is known here; 0: it is off
     pub(crate) armed: Nanos,
     /// RNR NAK: send nothing before; 0: free
     pub(crate) rnr_until: Nanos,
@@ -156,7 +158,7 @@ pub(crate) struct Responder {
     pub(crate) cur: Inbound,
     /// Receive WQE taken from the queue
     pub(crate) recv: HeldRecv,
-    /// READ and atomic answers owed, in PSN order
+    /// READ and atomic answers owed, in PSN order, at most twice `max_dest_rd_atomic`
     pub(crate) out: VecDeque<Answer>,
     /// Results of the last atomics, for their duplicates; where the program allows atomics
     pub(crate) results: Option<Box<Results>>,
@@ -327,7 +329,27 @@ impl<E: Env> Ctx<'_, E> {
         let req = &mut self.qp.req;
         if req.armed == 0 || at < req.armed {
             req.armed = at;
-            self.sh.sched.arm(at, self.qp.qpn);
+            self.sh.sched.arm(self.qp.timer, at, self.qp.qpn);
+        }
+    }
+
+    /// Leaves all queues of turns: the QP ends, or begins anew.
+    pub(crate) fn leave_queues(&mut self) {
+        let (flags, qpn) = (&mut self.qp.flags, self.qp.qpn);
+        if core::mem::take(&mut flags.queued) {
+            self.sh.sched.forget_ready(qpn);
+        }
+        if core::mem::take(&mut flags.ack_queued) {
+            self.sh.sched.forget_ack(qpn);
+        }
+        self.leave_window();
+    }
+
+    /// Waits for no path's window any more.
+    pub(crate) fn leave_window(&mut self) {
+        if let Some(path) = self.qp.flags.window_wait.take() {
+            self.sh.paths.get(path).forget_waiter(self.qp.qpn);
+            self.sh.open_path(path);
         }
     }
 }

@@ -95,6 +95,8 @@ pub struct Net {
     lanes: Vec<Nanos>,
     /// When each host is done with the frames that it has
     busy: Vec<Nanos>,
+    /// Until when each host gets no CPU
+    asleep: Vec<Nanos>,
 }
 
 impl Net {
@@ -114,6 +116,7 @@ impl Net {
             order: 0,
             lanes: vec![0; usize::from(n) * usize::from(n)],
             busy: vec![0; usize::from(n)],
+            asleep: vec![0; usize::from(n)],
         }
     }
 
@@ -144,19 +147,32 @@ impl Net {
     pub fn step(&mut self) -> bool {
         self.transmit();
         let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
-        let timer = self.hosts.iter().filter_map(|h| h.nic.next_deadline()).min();
+        let timers = self.hosts.iter().zip(&self.asleep);
+        let timer = timers.filter_map(|(h, until)| Some(h.nic.next_deadline()?.max(*until))).min();
         let Some(next) = [arrival, timer].into_iter().flatten().min() else { return false };
         self.now = self.now.max(next);
         while let Some(Reverse((at, order))) = self.wire.peek().copied()
             && at <= self.now
         {
             self.wire.pop();
-            self.deliver(order);
+            match self.flights.get(&order).map(|flight| self.asleep[flight.to]) {
+                Some(until) if until > self.now => self.wire.push(Reverse((until, order))),
+                _ => self.deliver(order),
+            }
         }
-        for h in &mut self.hosts {
-            h.nic.handle_timeout(&mut h.env, self.now);
+        for (h, until) in self.hosts.iter_mut().zip(&self.asleep) {
+            if *until <= self.now {
+                h.nic.handle_timeout(&mut h.env, self.now);
+            }
         }
         true
+    }
+
+    /// `host` gets no CPU for `time`: it sends nothing, takes no frames and looks at no timer. It finds all of that when it
+    /// wakes up, the frames first.
+    pub fn sleep(&mut self, host: usize, time: Nanos) {
+        self.transmit();
+        self.asleep[host] = self.now + time;
     }
 
     /// Steps until nothing happens any more, at most `limit` times; whether that was enough.
@@ -164,8 +180,21 @@ impl Net {
         (0..limit).any(|_| !self.step())
     }
 
+    /// All hosts stand still for `time` and then look at their timers before they look at what came meanwhile: programs that
+    /// were stopped, a machine that was suspended.
+    pub fn suspend(&mut self, time: Nanos) {
+        self.transmit();
+        self.now += time;
+        for h in &mut self.hosts {
+            h.nic.handle_timeout(&mut h.env, self.now);
+        }
+    }
+
     fn transmit(&mut self) {
         for from in 0..self.hosts.len() {
+            if self.asleep[from] > self.now {
+                continue;
+            }
             for acks in [false, true] {
                 loop {
                     let h = &mut self.hosts[from];

@@ -189,6 +189,26 @@ fn silence_ends_in_retry_exceeded() {
     }
 }
 
+/// Both hosts stood still for longer than all retries take, with the request or its answer under way: nobody was silent.
+#[test]
+fn a_suspended_machine_fails_nothing() {
+    for op in [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd] {
+        for steps in 0..3 {
+            let mut p = Pair::rc();
+            p.post_recv(100, 64);
+            let sge = p.sge(0, 8);
+            p.post(p.wqe(1, op), &[sge]);
+            for _ in 0..steps {
+                p.net.step();
+            }
+            p.net.suspend(3_600_000_000_000);
+            p.run();
+            assert_eq!(p.polled(0), [(1, WcStatus::Success)], "{op:?} after {steps} steps");
+            assert_eq!(p.states(), [QpState::Rts; 2]);
+        }
+    }
+}
+
 /// No receive is posted: RNR NAKs, then the end; 7 retries are for ever.
 #[test]
 fn receiver_not_ready() {

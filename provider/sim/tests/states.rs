@@ -1,14 +1,17 @@
 //! States of QPs and queues: flushing, RESET, draining, overruns, limits; and frames that mean harm.
 
+mod common;
 #[path = "common/pair.rs"]
 mod pair;
 
+use common::{all_rights, for_seeds};
 use pair::Pair;
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::{
-    AsyncEvent, Cqe, FrameMeta, Gid, NicError, QpState, QpType, SendOp, WcOpcode, WcStatus,
+    AsyncEvent, Cqe, FrameMeta, Gid, NicConfig, NicError, QpState, QpType, Qpn, SendOp, SendWqe, Sge,
+    WcOpcode, WcStatus,
 };
-use starverbs_sim::{Recv, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 /// ibv_modify_qp to ERR: everything posted comes back flushed, sends and receives each in order, and
 /// so does what is posted later.
@@ -42,6 +45,54 @@ fn error_state_flushes_in_order() {
         p.run();
         assert_eq!(p.net.tally.sent, 0, "nothing went out");
     }
+}
+
+/// QPs that go while they wait for a window, owe an ACK or have packets to send leave nothing in the card's queues: their
+/// places are there for the next ones (debug builds check that no queue outgrows its room).
+#[test]
+fn who_goes_leaves_the_queues() {
+    for_seeds("who_goes_leaves_the_queues", 50, |seed| {
+        let faults = Faults { loss: 0.3, ..Faults::default() };
+        let cfg = NicConfig { window: 16 << 10, ..NicConfig::default() };
+        let mut net = Net::new(2, cfg, faults, seed);
+        let mut rng = Rng::new(seed);
+        let cqs = [SimCq::new(1 << 16), SimCq::new(1 << 16)];
+        let (from, lkey) = net.hosts[0].region(1 << 16, all_rights());
+        let (to, rkey) = net.hosts[1].region(1 << 16, all_rights());
+        let mut pairs: Vec<[(Qpn, SimSq); 2]> = Vec::new();
+        for _ in 0..200 {
+            if pairs.len() == 5 {
+                let gone = pairs.remove(rng.below(5) as usize);
+                let now = net.now();
+                for (host, (qpn, _)) in gone.into_iter().enumerate() {
+                    let h = &mut net.hosts[host];
+                    if rng.chance(0.5) {
+                        h.to_state(qpn, QpState::Reset, now).expect("any state to RESET");
+                    }
+                    h.nic.destroy_qp(&mut h.env, qpn).expect("it exists");
+                }
+            }
+            let pair = [0, 1].map(|host| {
+                let (sq, rq) = (SimSq::new(16), RecvSource::Own(SimRq::new(1, 1)));
+                (net.hosts[host].qp(QpType::Rc, &sq, rq, [&cqs[host], &cqs[host]], false), sq)
+            });
+            net.connect(QpType::Rc, (0, pair[0].0), (1, pair[1].0), &Setup::default());
+            let wqe = SendWqe { op: SendOp::Write, remote_addr: to, rkey, ..SendWqe::default() };
+            for _ in 0..3 {
+                let sges = vec![Sge { addr: from, len: rng.below(30_000) as u32, lkey }];
+                pair[0].1.post(Send { wqe, sges, inline: None }).expect("there is room");
+            }
+            net.doorbell(0, pair[0].0);
+            pairs.push(pair);
+            for _ in 0..rng.below(20) {
+                net.step();
+            }
+        }
+        assert!(net.run_until_idle(1_000_000), "it ends");
+        for (_, sq) in pairs.iter().map(|[a, _]| a) {
+            assert_eq!(sq.outstanding(), 0, "those that stayed are served");
+        }
+    });
 }
 
 /// RESET forgets without completions, and the QP starts anew from there.

@@ -48,7 +48,9 @@ impl Cq {
         }
         let ring = CqRing::new(cqe).ok_or(VerbsError::NoMemory("completion queue"))?;
         if let Some(channel) = channel {
-            channel.0.cqs.fetch_add(1, Ordering::Relaxed);
+            let cqs = channel.0.cqs.fetch_add(1, Ordering::Relaxed) + 1;
+            /* a program asks each CQ for one event at a time */
+            channel.0.queue.make_room(cqs as usize);
         }
         Ok(Cq(Arc::new(CqShared {
             ctx: ctx.clone(),

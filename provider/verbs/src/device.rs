@@ -26,6 +26,7 @@ pub fn device_attr() -> Result<DeviceAttr> {
 pub const MAX_QP_WR: u32 = 1 << 20;
 /// Most SGEs of a WQE.
 pub const MAX_SGE: u32 = 32;
+const _: () = assert!(MAX_SGE as usize <= starverbs_core::nic::MAX_SGE);
 /// Most inline bytes of a WQE.
 pub const MAX_INLINE: u32 = 4096;
 /// Most CQEs of a completion queue.

@@ -53,6 +53,13 @@ impl<T> FdQueue<T> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Room for `entries` at once: adding so many never allocates.
+    pub(crate) fn make_room(&self, entries: usize) {
+        let mut queue = self.entries();
+        let more = entries.saturating_sub(queue.len());
+        queue.reserve(more);
+    }
+
     /// Whether nothing is in it.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries().is_empty()

@@ -282,7 +282,7 @@ impl Worker {
         shard.stats.thread_runs.inc();
         let now = clock::now();
         self.card.take_bells(shard, now);
-        let mut work = u32::from(shard.run_timers(now));
+        let mut work = 0;
         let mut got = shard.rx.recv_all();
         for _ in 0..BATCHES {
             if got == 0 {
@@ -296,6 +296,8 @@ impl Worker {
         if got > 0 {
             shard.take_frames(now, || false);
         }
+        /* behind the frames: the answer that a timer waits for may be among them */
+        work += u32::from(shard.run_timers(now));
         shard.transmit(now, true);
         self.card.finish(shard, now);
         drop(guard);

@@ -141,6 +141,26 @@ fn datagrams_bring_their_source_and_a_grh() {
 }
 
 #[test]
+fn packets_of_long_messages_share_system_calls() {
+    const LEN: usize = 60_000;
+    let settings = settings();
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect((&a, &qa), (&b, &qb));
+    let sges = [a.sge(0, LEN)];
+    let sums = || ["tx_packets", "tx_syscalls"].map(|name| counters(settings.port, name).iter().sum::<u64>());
+    let before = sums();
+    for _ in 0..50 {
+        let wr = SendWr { op: SendOp::Write, remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(1, &sges) };
+        (0..4).for_each(|_| post(&qa, &wr).unwrap());
+        a.completions(4);
+    }
+    let [packets, calls] = std::array::from_fn(|i| sums()[i] - before[i]);
+    assert!(packets >= 200 * (LEN as u64 / 1024), "{packets} packets");
+    assert!(calls * 8 <= packets, "{calls} system calls sent {packets} packets, ACKs and all");
+}
+
+#[test]
 fn many_threads_post_and_poll_on_one_card() {
     const THREADS: usize = 4;
     const EACH: u64 = 500;

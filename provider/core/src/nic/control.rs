@@ -7,8 +7,9 @@ use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::modify::{check, check_values};
 use crate::qp::{Owner, QpAttr, QpAttrMask, QpInit, RecvSource};
+use crate::room::TwoEnds;
 use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, enter_error};
-use crate::types::{Access, Nanos, QpState, Qpn};
+use crate::types::{Access, Nanos, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
     /// A new QP in RESET. `Exhausted`: no QPN is left, give the card another block.
@@ -29,6 +30,7 @@ impl<E: Env> Nic<E> {
             flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
             pd: init.pd,
             path: Default::default(),
+            timer: self.shared.sched.join(),
             mtu: self.shared.cfg.mtu.bytes(),
             req: Requester::new(init.sq.slots()),
             resp: Responder::new(max_sge),
@@ -39,6 +41,9 @@ impl<E: Env> Nic<E> {
             cookie: init.cookie,
             attr: Attr { path_mtu: self.shared.cfg.mtu, ..Attr::default() },
         };
+        if qp.qp_type == QpType::Ud {
+            self.shared.paths.add_datagram_qp();
+        }
         self.qps.insert(qpn, Box::new(qp));
         self.shared.stats.qps.inc();
         Ok(qpn)
@@ -124,7 +129,13 @@ impl<E: Env> Nic<E> {
         cx.last_words();
         /* Leaves the window to others; what is posted is dropped without completions. */
         cx.forget_inflight();
+        cx.leave_queues();
         let Some(qp) = self.qps.remove(qpn) else { return Err(NicError::NotFound) };
+        self.shared.sched.leave(qp.timer);
+        self.shared.paths.disconnect(qp.path);
+        if qp.qp_type == QpType::Ud {
+            self.shared.paths.drop_datagram_qp();
+        }
         qp.send_cq.purge(qpn);
         qp.recv_cq.purge(qpn);
         if let RecvSource::Shared(srq) = qp.rq
@@ -161,14 +172,11 @@ fn merge(to: &mut Attr, from: &QpAttr, mask: QpAttrMask) {
     }
 }
 
-/// Answers owed that a QP has room for from the start; beyond, the list grows.
-const ANSWERS: u8 = 16;
-
 /// Room for the answers to READs and atomics that the program accepts, so that they need none later.
 fn make_room<E: Env>(cx: &mut Ctx<'_, E>) {
     let Attr { access, max_dest_rd_atomic: most, .. } = cx.qp.attr;
     if access.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
-        cx.qp.resp.out.reserve_exact(usize::from(most.min(ANSWERS)));
+        cx.qp.resp.out.make_exact_room(2 * usize::from(most));
     }
     if access.contains(Access::REMOTE_ATOMIC) && most > 0 {
         cx.qp.resp.results.get_or_insert_default().resize(most);
@@ -179,7 +187,10 @@ fn make_room<E: Env>(cx: &mut Ctx<'_, E>) {
 fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, attr: &QpAttr, mask: QpAttrMask) {
     if mask.contains(QpAttrMask::AV) {
         cx.forget_inflight();
-        cx.qp.path = cx.sh.paths.find(cx.qp.attr.av.dgid);
+        cx.leave_window();
+        let path = cx.sh.path_to(cx.qp.attr.av.dgid);
+        cx.sh.paths.connect(cx.qp.path, path);
+        cx.qp.path = path;
     }
     if mask.contains(QpAttrMask::RQ_PSN) {
         cx.qp.resp.epsn = attr.rq_psn;
@@ -219,6 +230,7 @@ fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, attr: &QpAttr,
 /// RESET forgets everything, without completions (IBTA 10.3.1.1).
 fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     cx.forget_inflight();
+    cx.leave_queues();
     let qp = &mut *cx.qp;
     qp.sq.reset();
     if let RecvSource::Own(rq) = &qp.rq {

@@ -130,7 +130,9 @@ impl<E: Env> Nic<E> {
             let Some(qpn) = self.shared.paths.get(id).wake() else { continue };
             self.shared.open_path(id);
             if let Some(qp) = self.qps.get_mut(qpn) {
-                qp.flags.window_wait = false;
+                qp.flags.window_wait = None;
+                /* Nobody is in the queue of those who are ready, so this one is not, either. */
+                qp.flags.queued = true;
                 return Some(qpn);
             }
         }

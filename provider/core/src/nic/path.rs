@@ -9,11 +9,19 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use super::pace::Pace;
+use crate::room::{Room, TwoEnds};
 use crate::types::{Gid, Nanos, Qpn};
 
 /// Handle of a path; valid as long as the card.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PathId(u32);
+
+/// No path: of a QP that was never connected.
+impl Default for PathId {
+    fn default() -> Self {
+        PathId(u32::MAX)
+    }
+}
 
 /// What a packet costs beside its payload: headers, and the kernel's bookkeeping for it.
 pub(crate) const PACKET_OVERHEAD: u32 = 512;
@@ -29,6 +37,8 @@ pub(crate) struct Paths {
     by_gid: BTreeMap<Gid, PathId>,
     paths: Vec<Path>,
     max: u32,
+    /// UD QPs of the card: any of them may wait on any path
+    datagram_qps: usize,
 }
 
 /// One destination.
@@ -41,8 +51,10 @@ pub(crate) struct Path {
     last_cut: Nanos,
     /// Window before a cut by timeout, until it is known whether that was right
     before_cut: u32,
-    /// QPs that wait for room, each once
+    /// QPs that wait for room, each once; there is room for all that may
     waiting: VecDeque<Qpn>,
+    /// QPs connected over this path
+    users: usize,
     /// Whose turn it is among them, and whether it has sent in it
     turn: Option<Qpn>,
     turn_used: bool,
@@ -58,12 +70,12 @@ pub(crate) struct Path {
 
 impl Paths {
     pub(crate) fn new(max: u32) -> Self {
-        Paths { by_gid: BTreeMap::new(), paths: Vec::new(), max: max.max(MIN_WINDOW) }
+        Paths { by_gid: BTreeMap::new(), paths: Vec::new(), max: max.max(MIN_WINDOW), datagram_qps: 0 }
     }
 
     /// The path towards `dgid`, made if there is none.
     pub(crate) fn find(&mut self, dgid: Gid) -> PathId {
-        let (paths, max) = (&mut self.paths, self.max);
+        let (paths, max, waiters) = (&mut self.paths, self.max, self.datagram_qps);
         *self.by_gid.entry(dgid).or_insert_with(|| {
             paths.push(Path {
                 window: START_WINDOW.min(max),
@@ -72,7 +84,8 @@ impl Paths {
                 inflight: 0,
                 last_cut: 0,
                 before_cut: 0,
-                waiting: VecDeque::new(),
+                waiting: VecDeque::with_capacity(waiters),
+                users: 0,
                 turn: None,
                 turn_used: false,
                 open: false,
@@ -92,6 +105,39 @@ impl Paths {
     /// The path towards `dgid`, if there is one.
     pub(crate) fn lookup(&self, dgid: Gid) -> Option<PathId> {
         self.by_gid.get(&dgid).copied()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.paths.len()
+    }
+
+    /// A QP is connected over path `id` from now on, and no longer over `before`.
+    pub(crate) fn connect(&mut self, before: PathId, id: PathId) {
+        self.disconnect(before);
+        let path = &mut self.paths[id.0 as usize];
+        path.users += 1;
+        path.waiting.make_room(path.users + self.datagram_qps);
+    }
+
+    /// A QP that was connected over path `id`, if over any, is so no longer.
+    pub(crate) fn disconnect(&mut self, id: PathId) {
+        if let Some(path) = self.paths.get_mut(id.0 as usize) {
+            path.users -= 1;
+        }
+    }
+
+    /// A UD QP is made.
+    pub(crate) fn add_datagram_qp(&mut self) {
+        self.datagram_qps += 1;
+        for path in &mut self.paths {
+            path.waiting.make_room(path.users + self.datagram_qps);
+        }
+    }
+
+    /// A UD QP is gone.
+    pub(crate) fn drop_datagram_qp(&mut self) {
+        self.datagram_qps -= 1;
     }
 
     /// The turn of `qpn`, if it has one on this path, is over.
@@ -134,12 +180,18 @@ impl Path {
             self.turn = None;
         }
         if had_turn && !self.turn_used {
-            self.waiting.push_front(qpn);
+            self.waiting.push_front_in_room(qpn);
             self.stuck = true;
             return false;
         }
-        self.waiting.push_back(qpn);
+        self.waiting.push_in_room(qpn);
         true
+    }
+
+    /// `qpn` waits no longer: it ends, or goes another way.
+    pub(crate) fn forget_waiter(&mut self, qpn: Qpn) {
+        self.waiting.retain(|q| *q != qpn);
+        self.stuck = false;
     }
 
     /// The turn of `qpn` is over.
@@ -260,6 +312,7 @@ mod tests {
     fn waiters_take_turns() {
         let mut paths = Paths::new(0);
         let id = paths.find(Gid::default());
+        (0..3).for_each(|_| paths.connect(PathId::default(), id));
         let p = paths.get(id);
         p.add(1 << 20);
         assert!(!p.admits(1, 100));
@@ -277,6 +330,23 @@ mod tests {
         p.acked(100);
         assert!(p.open());
         assert_eq!((p.wake(), p.wake(), p.wake()), (Some(2), Some(3), Some(1)));
+    }
+
+    #[test]
+    fn a_waiter_that_goes_holds_nobody_up() {
+        let mut paths = Paths::new(0);
+        let id = paths.find(Gid::default());
+        paths.connect(PathId::default(), id);
+        paths.add_datagram_qp();
+        let p = paths.get(id);
+        p.add(1 << 10);
+        p.wait(1);
+        p.wait(2);
+        assert_eq!(p.wake(), Some(1));
+        assert!(!p.wait(1) && !p.open(), "it needs more room than there is");
+        p.forget_waiter(1);
+        assert!(p.open());
+        assert_eq!((p.wake(), p.wake()), (Some(2), None));
     }
 
     #[test]

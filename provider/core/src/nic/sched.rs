@@ -1,63 +1,89 @@
 //! Whose turn it is: QPs with something to send, QPs that owe only an ACK, and timers.
 //!
-//! Timers are lazy: a QP has at most one entry that matters, and moving its deadline back costs
-//! nothing. A popped entry whose QP has a later deadline goes in again.
+//! Each QP is in a queue at most once, as the flags of the QP say, and has one timer; each path is
+//! noted at most once. So the queues never outgrow the room that is made when a QP or a path is made.
+//!
+//! Timers are lazy: moving a deadline back costs nothing. A popped timer whose QP has a later deadline
+//! goes in again.
 
-use alloc::collections::{BinaryHeap, VecDeque};
-use core::cmp::Reverse;
+use alloc::collections::VecDeque;
 
 use super::path::PathId;
+use super::timers::{TimerId, Timers};
+use crate::room::{Room, TwoEnds};
 use crate::types::{Nanos, Qpn};
 
-/// Queues of QPNs. An entry may be stale (QP gone or idle); whoever pops it looks.
+/// Queues of QPNs.
 #[derive(Default)]
 pub(crate) struct Sched {
     ready: VecDeque<Qpn>,
     acks: VecDeque<Qpn>,
     /// Paths whose waiters should be looked at
     open: VecDeque<PathId>,
-    timers: BinaryHeap<Reverse<(Nanos, Qpn)>>,
+    timers: Timers,
+    qps: usize,
 }
 
 impl Sched {
-    pub(crate) fn push_ready(&mut self, qpn: Qpn) {
-        self.ready.push_back(qpn);
+    /// A QP is made: room for it in each queue.
+    pub(crate) fn join(&mut self) -> TimerId {
+        self.qps += 1;
+        self.ready.make_room(self.qps);
+        self.acks.make_room(self.qps);
+        self.timers.join()
     }
+    /// The QP, which is in no queue, is gone.
+    pub(crate) fn leave(&mut self, timer: TimerId) {
+        self.qps -= 1;
+        self.timers.leave(timer);
+    }
+    /// There are `paths` paths.
+    pub(crate) fn make_room_for_paths(&mut self, paths: usize) {
+        self.open.make_room(paths);
+    }
+    pub(crate) fn push_ready(&mut self, qpn: Qpn) {
+        self.ready.push_in_room(qpn);
+    }
+    /// It was just popped, and is next all the same.
     pub(crate) fn push_ready_front(&mut self, qpn: Qpn) {
-        self.ready.push_front(qpn);
+        self.ready.push_front_in_room(qpn);
     }
     pub(crate) fn pop_ready(&mut self) -> Option<Qpn> {
         self.ready.pop_front()
     }
+    pub(crate) fn forget_ready(&mut self, qpn: Qpn) {
+        self.ready.retain(|q| *q != qpn);
+    }
     pub(crate) fn push_open(&mut self, path: PathId) {
-        self.open.push_back(path);
+        self.open.push_in_room(path);
     }
     pub(crate) fn pop_open(&mut self) -> Option<PathId> {
         self.open.pop_front()
     }
     pub(crate) fn push_ack(&mut self, qpn: Qpn) {
-        self.acks.push_back(qpn);
+        self.acks.push_in_room(qpn);
     }
+    /// It was just popped, and is next all the same.
     pub(crate) fn push_ack_front(&mut self, qpn: Qpn) {
-        self.acks.push_front(qpn);
+        self.acks.push_front_in_room(qpn);
     }
     pub(crate) fn pop_ack(&mut self) -> Option<Qpn> {
         self.acks.pop_front()
     }
+    pub(crate) fn forget_ack(&mut self, qpn: Qpn) {
+        self.acks.retain(|q| *q != qpn);
+    }
     pub(crate) fn has_acks(&self) -> bool {
         !self.acks.is_empty()
     }
-    pub(crate) fn arm(&mut self, at: Nanos, qpn: Qpn) {
-        self.timers.push(Reverse((at, qpn)));
+    pub(crate) fn arm(&mut self, timer: TimerId, at: Nanos, qpn: Qpn) {
+        self.timers.arm(timer, at, qpn);
     }
-    /// The next QP whose entry is due.
+    /// The next QP whose timer is due.
     pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<Qpn> {
-        match self.timers.peek() {
-            Some(Reverse((at, _))) if *at <= now => self.timers.pop().map(|Reverse((_, qpn))| qpn),
-            _ => None,
-        }
+        self.timers.pop_due(now)
     }
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        self.timers.peek().map(|Reverse((at, _))| *at)
+        self.timers.next()
     }
 }

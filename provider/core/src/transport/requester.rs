@@ -3,6 +3,7 @@
 use super::{Ctx, Step, Track};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
+use crate::room::Room;
 use crate::types::{Nanos, Psn, QpState, QpType, Seg, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 use crate::wire::PKEY_DEFAULT;
 use crate::wire::builder::HeaderBuf;
@@ -26,6 +27,9 @@ const RTO_MIN: Nanos = 1_000_000;
 /// responder says but once what it misses (IBTA 9.7.5.2.8).
 const RTO_FEELERS: Nanos = 500_000;
 const RTO_MAX: Nanos = 4_000_000_000;
+/// A timeout is noticed between one and four times the local ACK timeout (IBTA C9-141). A peer that is a
+/// program waits for its CPU now and then, so it is given all of that, but for the last timer's run.
+const STRETCH: Nanos = 4;
 
 impl<E: Env> Ctx<'_, E> {
     /// Sends one request packet if there is one that may go.
@@ -263,8 +267,9 @@ impl<E: Env> Ctx<'_, E> {
         if self.sh.paths.get(path).admits(qpn, len + PACKET_OVERHEAD) {
             return true;
         }
-        if !self.qp.flags.window_wait {
-            self.qp.flags.window_wait = true;
+        if self.qp.flags.window_wait != Some(path) {
+            self.leave_window();
+            self.qp.flags.window_wait = Some(path);
             if self.sh.paths.get(path).wait(qpn) {
                 self.sh.open_path(path);
             }
@@ -300,14 +305,14 @@ impl<E: Env> Ctx<'_, E> {
         let index = self.qp.req.next;
         if wqe.flags.contains(SendFlags::INLINE) {
             let seg = self.qp.sq.inline(index);
-            segs.push(Seg { addr: seg.addr + u64::from(offset), len });
+            segs.push_in_room(Seg { addr: seg.addr + u64::from(offset), len });
             return Some(());
         }
         let (mrs, pd) = (&self.sh.mrs, self.qp.pd);
         slices(self.qp.sq.sges(index), offset, len, |sge, skip, n| {
             let addr =
                 mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, false).ok()?;
-            segs.push(Seg { addr, len: n });
+            segs.push_in_room(Seg { addr, len: n });
             Some(())
         })
     }
@@ -400,9 +405,15 @@ impl<E: Env> Ctx<'_, E> {
             return self.start_timer();
         }
         self.sh.stats.timeouts.inc();
+        /* When this card itself did not run, nobody else is to blame: it neither asked nor listened. */
+        let late = self.now.saturating_sub(self.qp.req.deadline);
+        self.qp.req.progress += late;
         let silent = self.now.saturating_sub(self.qp.req.progress);
+        /* Time alone proves nothing: the peer must have been asked as often as the program said, too. */
+        let retries = self.qp.attr.retry_cnt;
         if let Some(limit) = ack_timeout(self.qp.attr.timeout)
-            && silent >= limit * (Nanos::from(self.qp.attr.retry_cnt) + 1)
+            && silent >= limit * (STRETCH * (Nanos::from(retries) + 1) - 1)
+            && self.qp.req.backoff >= retries
         {
             self.sh.stats.retry_exceeded.inc();
             return self.fail_oldest(WcStatus::RetryExcErr);

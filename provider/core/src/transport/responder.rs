@@ -3,6 +3,7 @@
 use super::recv::PlaceError;
 use super::{Answer, Ctx, Inbound, enter_error};
 use crate::env::{Env, SendQueue};
+use crate::room::Room;
 use crate::types::{Access, AsyncEvent, Cqe, Psn, QpState, WcFlags, WcOpcode, WcStatus};
 use crate::wire::headers::{NakCode, Syndrome};
 use crate::wire::opcode::Kind;
@@ -175,7 +176,7 @@ impl<E: Env> Ctx<'_, E> {
         {
             return self.violate();
         }
-        self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false });
+        self.qp.resp.out.push_in_room(Answer::Read { psn, va, key, left: len, begun: false });
         self.accept(packet, len.div_ceil(self.qp.mtu).max(1), true);
         self.ready();
     }
@@ -202,7 +203,7 @@ impl<E: Env> Ctx<'_, E> {
         if let Some(results) = &mut resp.results {
             results.push(psn, value);
         }
-        resp.out.push_back(Answer::Atomic { psn, value });
+        resp.out.push_in_room(Answer::Atomic { psn, value });
         self.accept(packet, 1, true);
         self.ready();
     }
@@ -293,7 +294,7 @@ impl<E: Env> Ctx<'_, E> {
             && self.may_answer_more(true)
             && self.check_remote(key, va, len, Access::REMOTE_READ).is_some();
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
-            self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false });
+            self.qp.resp.out.push_in_room(Answer::Read { psn, va, key, left: len, begun: false });
             self.ready();
         }
     }
@@ -304,7 +305,7 @@ impl<E: Env> Ctx<'_, E> {
         if let Some(value) = found
             && self.may_answer_more(true)
         {
-            self.qp.resp.out.push_back(Answer::Atomic { psn, value });
+            self.qp.resp.out.push_in_room(Answer::Atomic { psn, value });
             self.ready();
         }
     }

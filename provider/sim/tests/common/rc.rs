@@ -185,6 +185,7 @@ impl Conn {
     }
 
     /// Room that each receive of an SRQ at `at` must have, and how many this connection takes.
+    #[allow(dead_code)]
     pub(crate) fn recv_needs(&self, at: usize) -> (u32, usize) {
         let takers = || self.ends[1 - at].plan.iter().filter(|op| op.wqe.op.takes_recv());
         (takers().map(|op| op.data.len() as u32).max().unwrap_or(0), takers().count())

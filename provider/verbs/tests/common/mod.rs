@@ -1,12 +1,15 @@
 //! Two cards in one process, joined by 127.0.0.1: what the tests of this folder stand on.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+use std::fs::{File, read_link};
 use std::net::UdpSocket;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, AvId, Cqe, Mtu, Psn, QpState, QpType, SendFlags, SendOp, Sge};
 use starverbs_settings::Settings;
+use starverbs_verbs::stat::{self, Snapshot};
 use starverbs_verbs::{
     AhAttr, CompChannel, Context, Cq, Mr, Pd, Qp, QpAttr, QpInit, RecvWr, Result, SendWr, Srq,
 };
@@ -126,6 +129,17 @@ pub fn poll(cq: &Cq, count: usize) -> Vec<Cqe> {
     all
 }
 
+/// A counter of each of this process's cards on the wire of UDP port `port`, in the order in which they were opened.
+pub fn counters(port: u16, name: &str) -> Vec<u64> {
+    let mut files: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().flatten().collect();
+    files.sort_by_key(|file| file.file_name().to_str().and_then(|fd| fd.parse::<u32>().ok()));
+    let is_page = |path: &Path| read_link(path).is_ok_and(|to| to.to_string_lossy().contains(stat::NAME));
+    let pages = files.iter().map(|file| file.path()).filter(|path| is_page(path));
+    let pages = pages.filter_map(|path| Snapshot::read(&File::open(path).ok()?).ok());
+    let ours = pages.filter(|page| page.port == port);
+    ours.flat_map(|page| page.counters).filter(|(n, _)| n == name).map(|(_, value)| value).collect()
+}
+
 /// Waits for something that comes without this thread's polling.
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -171,10 +185,14 @@ pub fn to_init(qp: &Qp) {
 }
 
 pub fn to_rtr(qp: &Qp, ah: AhAttr, dest_qpn: u32) {
+    to_rtr_with(qp, ah, dest_qpn, Mtu::M1024);
+}
+
+pub fn to_rtr_with(qp: &Qp, ah: AhAttr, dest_qpn: u32, path_mtu: Mtu) {
     let attr = QpAttr {
         state: QpState::Rtr,
         ah,
-        path_mtu: Mtu::M1024,
+        path_mtu,
         dest_qpn,
         rq_psn: Psn::new(0xfffffe),
         max_dest_rd_atomic: 4,
@@ -193,15 +211,15 @@ pub fn to_rtr(qp: &Qp, ah: AhAttr, dest_qpn: u32) {
 
 /// RTS with 67 ms of patience a try, which a busy machine needs.
 pub fn to_rts(qp: &Qp) {
-    to_rts_with(qp, 14);
+    to_rts_with(qp, 14, 7);
 }
 
-pub fn to_rts_with(qp: &Qp, timeout: u8) {
+pub fn to_rts_with(qp: &Qp, timeout: u8, retry_cnt: u8) {
     let attr = QpAttr {
         state: QpState::Rts,
         sq_psn: Psn::new(0xfffffe),
         timeout,
-        retry_cnt: 7,
+        retry_cnt,
         rnr_retry: 7,
         max_rd_atomic: 4,
         ..QpAttr::default()
@@ -233,6 +251,30 @@ pub fn connect(a: (&Node, &Qp), b: (&Node, &Qp)) {
     }
     to_rts(a.1);
     to_rts(b.1);
+}
+
+/// Connects two UC QPs.
+pub fn connect_uc(a: (&Node, &Qp), b: (&Node, &Qp)) {
+    let psn = Psn::new(0xfffffe);
+    for (me, peer) in [(a, b), (b, a)] {
+        to_init(me.1);
+        let rtr = QpAttr {
+            state: QpState::Rtr,
+            ah: way_to(peer.0),
+            path_mtu: Mtu::M1024,
+            dest_qpn: peer.1.number(),
+            rq_psn: psn,
+            ..QpAttr::default()
+        };
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::AV
+            | QpAttrMask::PATH_MTU
+            | QpAttrMask::DEST_QPN
+            | QpAttrMask::RQ_PSN;
+        me.1.modify(&rtr, mask).unwrap();
+        let rts = QpAttr { state: QpState::Rts, sq_psn: psn, ..QpAttr::default() };
+        me.1.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN).unwrap();
+    }
 }
 
 /// Takes a UD QP to RTS.

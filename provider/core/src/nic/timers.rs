@@ -1,0 +1,186 @@
+//! Deadlines of a card's QPs: one of each, the earliest first.
+//!
+//! A binary heap that knows where each QP's entry stands, so that an earlier deadline moves the entry
+//! that is there instead of adding one. Memory for an entry is taken when a QP joins: the heap cannot
+//! grow while packets move.
+
+use alloc::vec::Vec;
+
+use crate::room::Room;
+use crate::types::{Nanos, Qpn};
+
+/// A QP's place among the timers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TimerId(u32);
+
+/// Not in the heap.
+const OFF: u32 = u32::MAX;
+
+/// Which entry comes first: the earlier, of equals the smaller QPN.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    at: Nanos,
+    qpn: Qpn,
+    id: u32,
+}
+
+/// The deadlines.
+#[derive(Default)]
+pub(crate) struct Timers {
+    heap: Vec<Entry>,
+    /// By id: where in the heap
+    places: Vec<u32>,
+    /// Ids that nobody has
+    free: Vec<u32>,
+}
+
+impl Timers {
+    /// A QP joins, without a deadline.
+    pub(crate) fn join(&mut self) -> TimerId {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.places.push(OFF);
+            self.places.len() as u32 - 1
+        });
+        self.heap.make_room(self.places.len());
+        self.free.make_room(self.places.len());
+        TimerId(id)
+    }
+
+    /// The QP leaves, and its deadline with it.
+    pub(crate) fn leave(&mut self, id: TimerId) {
+        self.take(self.places[id.0 as usize] as usize);
+        self.free.push_in_room(id.0);
+    }
+
+    /// The QP's deadline is at `at`, unless it is earlier already.
+    pub(crate) fn arm(&mut self, id: TimerId, at: Nanos, qpn: Qpn) {
+        let mut place = self.places[id.0 as usize] as usize;
+        if let Some(entry) = self.heap.get_mut(place) {
+            if entry.at <= at {
+                return;
+            }
+            entry.at = at;
+        } else {
+            place = self.heap.len();
+            self.heap.push_in_room(Entry { at, qpn, id: id.0 });
+        }
+        self.up(place);
+    }
+
+    /// The next QP whose deadline has come; it has none afterwards.
+    pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<Qpn> {
+        let first = *self.heap.first().filter(|first| first.at <= now)?;
+        self.take(0);
+        Some(first.qpn)
+    }
+
+    /// The earliest deadline.
+    pub(crate) fn next(&self) -> Option<Nanos> {
+        self.heap.first().map(|first| first.at)
+    }
+
+    /// Takes an entry out; the last one fills the gap.
+    fn take(&mut self, place: usize) {
+        if place >= self.heap.len() {
+            return;
+        }
+        let gone = self.heap.swap_remove(place);
+        self.places[gone.id as usize] = OFF;
+        if place < self.heap.len() {
+            self.down(place);
+            self.up(place);
+        }
+    }
+
+    /// Moves the entry at `place` before those that it precedes.
+    fn up(&mut self, mut place: usize) {
+        while place > 0 && self.heap[place] < self.heap[(place - 1) / 2] {
+            let parent = (place - 1) / 2;
+            self.swap(place, parent);
+            place = parent;
+        }
+        self.places[self.heap[place].id as usize] = place as u32;
+    }
+
+    /// Moves the entry at `place` behind those that precede it.
+    fn down(&mut self, mut place: usize) {
+        loop {
+            let (left, right) = (2 * place + 1, 2 * place + 2);
+            let mut least = place;
+            for child in [left, right] {
+                if child < self.heap.len() && self.heap[child] < self.heap[least] {
+                    least = child;
+                }
+            }
+            if least == place {
+                break;
+            }
+            self.swap(place, least);
+            place = least;
+        }
+        self.places[self.heap[place].id as usize] = place as u32;
+    }
+
+    fn swap(&mut self, a: usize, b: usize) {
+        self.heap.swap(a, b);
+        self.places[self.heap[a].id as usize] = a as u32;
+        self.places[self.heap[b].id as usize] = b as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn an_earlier_deadline_moves_the_entry_and_a_later_one_waits() {
+        let mut timers = Timers::default();
+        let id = timers.join();
+        for at in [500, 400, 450, 300, 900] {
+            timers.arm(id, at, 7);
+        }
+        assert_eq!((timers.heap.len(), timers.next()), (1, Some(300)));
+        assert_eq!(
+            (timers.pop_due(299), timers.pop_due(300), timers.pop_due(u64::MAX)),
+            (None, Some(7), None)
+        );
+    }
+
+    /// Against a plain map, with as many changes as there may be, in the memory that was there at first.
+    #[test]
+    fn it_is_a_queue_by_time_in_the_same_memory_for_ever() {
+        let mut timers = Timers::default();
+        let ids: Vec<TimerId> = (0..50).map(|_| timers.join()).collect();
+        let room = (timers.heap.capacity(), timers.free.capacity(), timers.places.capacity());
+        let mut plain: BTreeMap<Qpn, Nanos> = BTreeMap::new();
+        let (mut rng, mut now) = (1u64, 0);
+        for _ in 0..100_000 {
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (who, what) = ((rng >> 33) as usize % ids.len(), (rng >> 60) as u32);
+            let qpn = who as Qpn;
+            match what {
+                0 => {
+                    timers.leave(ids[who]);
+                    assert_eq!(timers.join(), ids[who], "the place that is free");
+                    plain.remove(&qpn);
+                }
+                1..6 => {
+                    now += (rng >> 40) % 50;
+                    let due = plain.iter().map(|(qpn, at)| (*at, *qpn)).min().filter(|(at, _)| *at <= now);
+                    assert_eq!(timers.pop_due(now), due.map(|(_, qpn)| qpn));
+                    due.map(|(_, qpn)| plain.remove(&qpn));
+                }
+                _ => {
+                    let at = now + (rng >> 40) % 1000;
+                    timers.arm(ids[who], at, qpn);
+                    let entry = plain.entry(qpn).or_insert(at);
+                    *entry = (*entry).min(at);
+                }
+            }
+            assert_eq!(timers.next(), plain.values().min().copied());
+        }
+        assert_eq!(room, (timers.heap.capacity(), timers.free.capacity(), timers.places.capacity()));
+    }
+}

@@ -1,0 +1,191 @@
+//! The data path, with nothing left to chance: two cards in one thread, which takes turns as requester
+//! and responder.
+//!
+//! tools/scripts/instructions.sh runs it under callgrind and strace. What happens below `measured`, in
+//! the turns of the two sides, is what counts; everything before warms up. Says what the counters of both cards
+//! did meanwhile.
+//!
+//! usage: datapath pingpong|stream|write|read MESSAGES
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use common::*;
+use starverbs_core::{Cqe, Mtu, QpType, SendFlags, SendOp, Sge, WcStatus};
+use starverbs_settings::Settings;
+use starverbs_verbs::{Mr, Qp, QpInit, RecvWr, SendWr};
+
+/// Bytes of a long message: 256 packets of 4 KiB.
+const LONG: usize = 1 << 20;
+/// Messages that a stream has under way.
+const SHORT_DEPTH: usize = 32;
+const LONG_DEPTH: usize = 2;
+/// What is told of the two cards.
+const NAMES: [&str; 6] =
+    ["tx_packets", "tx_syscalls", "rx_syscalls", "retransmitted", "timeouts", "handed_on"];
+/// Messages before those that count.
+const WARM: usize = 64;
+
+/// One end of the connection.
+struct Side {
+    node: Node,
+    qp: Qp,
+    memory: Box<[u8]>,
+    mr: Mr,
+}
+
+impl Side {
+    fn new(settings: &Settings) -> Side {
+        let node = Node::new(settings);
+        let init = QpInit { max_send_wr: 64, max_recv_wr: 64, ..node.init(QpType::Rc, None) };
+        let qp = Qp::create(&node.pd, &init).expect("a queue pair");
+        let memory = vec![1u8; LONG].into_boxed_slice();
+        let addr = memory.as_ptr() as u64;
+        let mr = Mr::reg(&node.pd, addr, LONG as u64, addr, all_access()).expect("a memory region");
+        Side { node, qp, memory, mr }
+    }
+
+    fn addr(&self) -> u64 {
+        self.memory.as_ptr() as u64
+    }
+
+    fn post(&self, op: SendOp, len: usize, peer: &Side, signaled: bool) {
+        let sges = [Sge { addr: self.addr(), len: len as u32, lkey: self.mr.lkey() }];
+        let mut wr = SendWr { op, remote_addr: peer.addr(), rkey: peer.mr.rkey(), ..send(1, &sges) };
+        if !signaled {
+            wr.flags = SendFlags::empty();
+        }
+        post(&self.qp, &wr).expect("room in the send queue");
+    }
+
+    fn post_receives(&self, count: usize) {
+        let sges = [Sge { addr: self.addr(), len: 64, lkey: self.mr.lkey() }];
+        let mut poster = self.qp.post_recv();
+        (0..count).for_each(|_| poster.push(&RecvWr { wr_id: 2, sges: &sges }).expect("room"));
+    }
+
+    /// One poll; gives how many completions it brought.
+    fn poll(&self) -> usize {
+        let mut out = [Cqe::default(); 16];
+        let got = self.node.cq.poll(&mut out).expect("a poll");
+        assert!(out[..got].iter().all(|cqe| cqe.status == WcStatus::Success));
+        got
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy)]
+struct Work {
+    op: SendOp,
+    len: usize,
+    depth: usize,
+}
+
+/// The requester's turn: posts what may be under way, polls once. Gives how many are done now.
+#[inline(never)]
+fn requester_turn(a: &Side, b: &Side, work: Work, posted: &mut usize, done: usize, count: usize) -> usize {
+    while *posted < count && *posted - done < work.depth {
+        a.post(work.op, work.len, b, true);
+        *posted += 1;
+    }
+    done + a.poll()
+}
+
+/// The responder's turn: polls once, and posts a receive for each that was used.
+#[inline(never)]
+fn responder_turn(b: &Side, receives: bool) {
+    let got = b.poll();
+    if receives {
+        b.post_receives(got);
+    }
+}
+
+/// A ping-pong's turn, alike on both sides: polls until the message is there, sends one back.
+#[inline(never)]
+fn pingpong_turn(me: &Side, peer: &Side, work: Work) {
+    receive(me, peer);
+    me.post(work.op, work.len, peer, false);
+}
+
+/// Polls until a message is there.
+fn receive(me: &Side, peer: &Side) {
+    let mut polls = 0;
+    while me.poll() == 0 {
+        polls += 1;
+        /* the frame may have come to the other card, as long as the kernel does not know whose it is */
+        if polls % 64 == 0 {
+            peer.poll();
+        }
+    }
+    me.post_receives(1);
+}
+
+/// `count` messages.
+fn go(a: &Side, b: &Side, work: Work, count: usize) {
+    let (mut posted, mut done) = (0, 0);
+    while done < count {
+        done = requester_turn(a, b, work, &mut posted, done, count);
+        responder_turn(b, work.op.takes_recv());
+    }
+}
+
+/// `count` messages there and back.
+fn volley(a: &Side, b: &Side, work: Work, count: usize) {
+    a.post(work.op, work.len, b, false);
+    for _ in 0..count {
+        pingpong_turn(b, a, work);
+        pingpong_turn(a, b, work);
+    }
+    /* the last one is under way to b */
+    receive(b, a);
+}
+
+/// Until nothing is under way any more and all that is done now and then was done: the kernel knows by
+/// then whose frames are whose.
+fn settle(a: &Side, b: &Side) {
+    for _ in 0..6000 {
+        assert_eq!(a.poll() + b.poll(), 0, "all was polled");
+    }
+}
+
+#[inline(never)]
+fn measured(work: impl FnOnce()) {
+    work();
+}
+
+fn connect(a: &Side, b: &Side) {
+    for (me, peer) in [(a, b), (b, a)] {
+        to_init(&me.qp);
+        to_rtr_with(&me.qp, way_to(&peer.node), peer.qp.number(), Mtu::M4096);
+    }
+    [a, b].iter().for_each(|side| to_rts(&side.qp));
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let (what, count) = (args.next().unwrap_or_default(), args.next().and_then(|n| n.parse().ok()));
+    let work = |op, len, depth| Work { op, len, depth };
+    let (work, count) = match (what.as_str(), count) {
+        ("pingpong", Some(count)) => (work(SendOp::Send, 8, 1), count),
+        ("stream", Some(count)) => (work(SendOp::Send, 8, SHORT_DEPTH), count),
+        ("write", Some(count)) => (work(SendOp::Write, LONG, LONG_DEPTH), count),
+        ("read", Some(count)) => (work(SendOp::Read, LONG, LONG_DEPTH), count),
+        _ => {
+            eprintln!("usage: datapath pingpong|stream|write|read MESSAGES");
+            std::process::exit(2);
+        }
+    };
+    let settings = Settings { progress_thread: false, ..settings() };
+    let (a, b) = (Side::new(&settings), Side::new(&settings));
+    connect(&a, &b);
+    [&a, &b].iter().for_each(|side| side.post_receives(SHORT_DEPTH));
+    let run = |count| if what == "pingpong" { volley(&a, &b, work, count) } else { go(&a, &b, work, count) };
+    run(WARM);
+    settle(&a, &b);
+    let before = NAMES.map(|name| counters(settings.port, name));
+    measured(|| run(count));
+    for (name, before) in NAMES.iter().zip(before) {
+        let after = counters(settings.port, name);
+        println!("{name} {} {}", after[0] - before[0], after[1] - before[1]);
+    }
+}

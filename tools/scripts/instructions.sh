@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# Counts what a message costs on the data path: instructions under callgrind, system calls under strace. Writes the
+# tables of docs/datapath.md. Fails if the data path allocates, hashes, searches a tree, or makes a system call that
+# neither sends nor receives.
+# usage: instructions.sh, after `make build`; with --top, shows the functions that take most, too
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+doc=docs/datapath.md
+work=$(mktemp -d)
+server=
+trap 'rm -rf "$work"; [[ -z $server ]] || kill "$server" 2>/dev/null || true' EXIT
+
+# Instructions in code that hashes or searches trees that one run may have in all; and calls of the allocator, of which two
+# processes need some to find each other while they poll already.
+most_lookups=1000
+most_alone=0
+most_together=64
+failed=0
+fail() { echo "FAILED: $*" >&2; failed=1; }
+
+# Instructions of the functions whose name matches $2 and all that they call, in callgrind's file $1.
+inclusive() {
+    callgrind_annotate --inclusive=yes --threshold=100 --auto=no "$1" |
+        awk -v name="$2" 'match($0, /^ *[0-9,]+/) && $0 ~ name { ir = substr($0, 1, RLENGTH); gsub(/[ ,]/, "", ir)
+            if (ir + 0 > most) most = ir + 0 } END { print most + 0 }'
+}
+
+# Says of callgrind's file $1 how often the allocator was called, and how many instructions hashed or searched trees.
+# Code that was inlined stands below the name of its source file (fi, fe), whatever function it became a part of.
+lookups() {
+    awk '
+        /^(fl|fi|fe)=/ { id = $1; sub(/^f[lie]=/, "", id); if (NF > 1) file[id] = $2; at = file[id] }
+        /^c?fn=/       { id = $1; sub(/^c?fn=/, "", id); if (NF > 1) { name[id] = $0; sub(/^[^ ]* /, "", name[id]) }
+                         if (/^cfn/) callee = name[id] }
+        /^calls=/      { split($1, n, "="); skip = 1
+                         if (callee ~ /^(malloc|calloc|realloc|free|posix_memalign|aligned_alloc|mmap|munmap|brk)(@.*)?$/) calls += n[2]
+                         next }
+        /^[-+*0-9]/    { if (!skip && at ~ /(core|std)\/src\/hash\/|hashbrown|collections\/(hash|btree)/) ir += $2; skip = 0 }
+        END            { print calls + 0, ir + 0 }' "$1"
+}
+
+# Holds callgrind's file $1 of the run that $2 names to the limits; $3 calls of the allocator are fine.
+check() {
+    read -r allocations searches < <(lookups "$1")
+    ((allocations <= $3)) || fail "$2: $allocations calls of the allocator"
+    ((searches <= most_lookups)) || fail "$2: $searches instructions that hash or search trees"
+}
+
+# What takes most in callgrind's file $1, with and without what it calls.
+top() {
+    for inclusive in yes no; do
+        echo; echo "$2, the functions that take most, $([[ $inclusive == yes ]] && echo with || echo without) what they call:"
+        callgrind_annotate --inclusive=$inclusive --auto=no "$1" | grep -E '^ *[0-9,]+ \(' |
+            grep -vE 'libc-start|libc_start|below main|rust_begin_short|datapath::m|:main |ld-linux|:0x0' | head -25
+    done
+}
+
+# System calls by name per message, from two summaries of strace with $3 messages more in the second; those of at least $4.
+calls_per_message() {
+    awk -v more="$3" -v least="$4" 'FNR == 1 { run++ } $1 ~ /^[0-9.]+$/ && $NF != "total" { n[run, $NF] = $4; seen[$NF] }
+        END { for (s in seen) { per = (n[2, s] - n[1, s]) / more; if (per >= least) printf "%s %.2f\n", s, per } }' "$1" "$2" | sort
+}
+
+### Two cards in one thread: the same instructions every time.
+
+example() {
+    local target=${CARGO_TARGET_DIR:-target}
+    cargo build --release --locked --quiet --package starverbs-verbs --example datapath
+    echo "$target/release/examples/datapath"
+}
+
+# One row: $1 kind, $2 messages, $3 what is counted, $4 of it in a message.
+row() {
+    local out=$work/$1 count=$2 per try
+    for try in 1 2 3 4 5; do
+        valgrind -q --tool=callgrind --toggle-collect='*datapath::measured*' --callgrind-out-file="$out.cg" \
+            "$datapath" "$1" "$count" >"$out.counters"
+        # On a busy machine a retransmission timer may run out meanwhile: one packet in a hundred sent again is bearable.
+        awk '/^tx_packets/ { packets = $2 + $3 } /^(retransmitted|handed_on)/ && ($2 + $3) * 100 > packets { bad = 1 }
+             END { exit bad }' "$out.counters" && break
+        ((try < 5)) || fail "$1 was disturbed each time: $(tr '\n' ' ' <"$out.counters")"
+    done
+    check "$out.cg" "$1" $most_alone
+    [[ -z $show_top ]] || top "$out.cg" "$1" >&2
+    local asks answers
+    if [[ $1 == pingpong ]]; then
+        asks=$(($(inclusive "$out.cg" datapath::pingpong_turn) / 2)) answers=$asks
+    else
+        asks=$(inclusive "$out.cg" datapath::requester_turn) answers=$(inclusive "$out.cg" datapath::responder_turn)
+    fi
+    per=$((count * $4))
+    awk -v what="$3" -v asks="$asks" -v answers="$answers" -v per="$per" '
+        $1 ~ /_syscalls$/ { a[$1] = $2 / per; b[$1] = $3 / per }
+        END { printf "| %s | %.0f | %.0f | %.3f + %.3f | %.3f + %.3f |\n", what, asks / per, answers / per,
+              a["tx_syscalls"], a["rx_syscalls"], b["tx_syscalls"], b["rx_syscalls"] }' "$out.counters"
+    for n in 500 1500; do strace -f -c -o "$out.$n" "$datapath" "$1" "$n" >/dev/null; done
+    local others
+    others=$(calls_per_message "$out.500" "$out.1500" 1000 0.05 | grep -vE '^(send|recv)m?m?(msg|to|from) ' || true)
+    [[ -z $others ]] || fail "$1: other system calls for each message: $others"
+}
+
+### perftest: the C ABI, two processes, the cards' threads.
+
+# Runs $@ as server and then its client behind $wrap_server and $wrap_client; the port is $port.
+pair() {
+    $wrap_server "$@" -p "$port" >"$work/server.out" 2>&1 &
+    server=$!
+    for _ in $(seq 200); do
+        grep -qsiE "$(printf ':%04X [0-9A-F]+:0000 0A ' "$port")" /proc/net/tcp /proc/net/tcp6 && break
+        sleep 0.05
+    done
+    timeout 120 $wrap_client "$@" -p "$port" 127.0.0.1 >"$work/client.out" 2>&1 ||
+        { fail "$* ended badly: $(tail -3 "$work/client.out")"; kill "$server" 2>/dev/null || true; }
+    wait "$server" || true
+    server=
+}
+
+# One row: $1 the name of the row, the rest a perftest program with its arguments, but for the number of messages.
+perftest_row() {
+    local name=$1 side cg calls allocated=()
+    shift
+    for side in client server; do
+        cg=$work/$side.cg
+        local grind="valgrind -q --tool=callgrind --callgrind-out-file=$cg --toggle-collect=*post::post_send
+            --toggle-collect=*post::post_recv --toggle-collect=*poll::poll_cq"
+        wrap_client='' wrap_server=''
+        declare "wrap_$side=$grind"
+        pair "$@" -n 2000
+        check "$cg" "$* ($side)" $most_together
+        allocated+=("$allocations")
+        [[ -z $show_top ]] || top "$cg" "$* ($side)" >&2
+    done
+    wrap_server=''
+    for n in 1000 11000; do
+        wrap_client="strace -f -c -o $work/strace.$n"
+        pair "$@" -n "$n"
+    done
+    calls=$(calls_per_message "$work/strace.1000" "$work/strace.11000" 10000 0.005 | awk '{ printf "%s%s %s", sep, $1, $2; sep = ", " }')
+    echo "| $name | ${allocated[0]} | ${allocated[1]} | $calls |"
+}
+
+show_top=
+[[ ${1:-} != --top ]] || show_top=yes
+datapath=$(example)
+{
+    echo "| per | instructions, requester | responder | system calls that send + receive, requester | responder |"
+    echo "|---|---:|---:|---:|---:|"
+    row pingpong 2000 "8 B SEND, ping-pong" 2
+    row stream 4000 "8 B SEND, 32 under way" 1
+    row write 100 "4 KiB packet of 1 MiB WRITEs" 256
+    row read 100 "4 KiB packet of 1 MiB READs" 256
+} >"$work/table"
+
+if command -v ib_send_lat >/dev/null && [[ -e dist/lib/libibverbs.so.1 ]]; then
+    port=$((20000 + $$ % 10000))
+    # A wire of their own: processes that come and go on it cost those that are there a few calls.
+    export LD_LIBRARY_PATH=$PWD/dist/lib STARVERBS_ADDRS=127.0.0.1 STARVERBS_PORT=$port
+    {
+        echo
+        echo "| perftest | calls of the allocator in 2000 messages, client | server | system calls per message of the client |"
+        echo "|---|---:|---:|---|"
+        perftest_row "\`ib_send_lat -s 8\`" ib_send_lat -s 8
+        perftest_row "\`ib_send_bw -s 8\`" ib_send_bw -s 8
+        perftest_row "\`ib_write_bw -s 65536\`" ib_write_bw -s 65536
+    } >>"$work/table"
+else
+    fail "perftest or dist/lib is missing: nothing was counted through the C ABI"
+fi
+
+cat "$work/table"
+awk -v table="$work/table" '/^<!-- table: written by `make instructions`/ { print; print ""; while ((getline line < table) > 0) print line
+    print ""; inside = 1 } /^<!-- end -->/ { inside = 0 } !inside && !/^<!-- table: written by `make instructions`/' "$doc" >"$work/doc"
+((failed)) || cp "$work/doc" "$doc"
+exit $failed
