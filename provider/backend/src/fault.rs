@@ -146,6 +146,12 @@ impl Fault {
         }
     }
 
+    /// Gives `send` every frame that is held back: what is on a wire arrives, though its sender is gone.
+    pub(crate) fn release_all(&mut self, send: impl FnMut(&Frame)) {
+        self.fresh.extend(self.held.take());
+        self.release(Nanos::MAX, send);
+    }
+
     /// When [`Fault::release`] has something to give.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         let late = self.late.peek().map(|first| first.due);

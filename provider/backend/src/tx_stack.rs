@@ -1,31 +1,25 @@
 //! The sending half as a card sees it: frames go out, perhaps hurt on the way.
 
 use std::ops::Deref;
-use std::thread;
-use std::time::Duration;
 
 use starverbs_core::{Av, Counters, Nanos, Seg};
 
 use crate::fault::{Fault, Frame};
 use crate::udp_tx::Tx;
 
-/// Closing waits no longer than this for the frames that a fault delays.
-const LINGER: Nanos = 1_000_000_000;
-
-/// [`Tx`], with a [`Fault`] before it when the settings ask for one. A delay stands for a long wire, and what is on a wire
-/// does not vanish with its sender: dropping this waits for the frames held back, for up to a second.
+/// [`Tx`], with a [`Fault`] before it when the settings ask for one. Dropping it sends what the fault held back.
 #[derive(Debug)]
 pub struct TxStack<C: Deref<Target = Counters>> {
+    /// The process that opened it; a forked child must not send for it
+    process: u32,
     tx: Tx<C>,
     fault: Option<Box<Fault>>,
     counters: C,
-    /// Time of the last flush of a card with a fault
-    flushed: Nanos,
 }
 
 impl<C: Deref<Target = Counters>> TxStack<C> {
     pub(crate) fn new(tx: Tx<C>, fault: Option<Box<Fault>>, counters: C) -> Self {
-        TxStack { tx, fault, counters, flushed: 0 }
+        TxStack { process: std::process::id(), tx, fault, counters }
     }
 
     /// Whether a frame of any size may be added before the next [`TxStack::flush`].
@@ -49,7 +43,6 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
     pub fn flush(&mut self, now: Nanos) {
         if let Some(fault) = &mut self.fault {
             let tx = &mut self.tx;
-            self.flushed = now;
             fault.release(now, |frame| push(tx, frame));
         }
         self.tx.flush();
@@ -67,12 +60,13 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
 }
 
 impl<C: Deref<Target = Counters>> Drop for TxStack<C> {
+    /// A QP's last ACK may be among what is delayed: without it the peer's last message would fail.
     fn drop(&mut self) {
-        let (mut now, end) = (self.flushed, self.flushed.saturating_add(LINGER));
-        while let Some(due) = self.next_deadline().filter(|due| *due <= end) {
-            thread::sleep(Duration::from_nanos(due.saturating_sub(now)));
-            now = now.max(due);
-            self.flush(now);
+        let Some(fault) = &mut self.fault else { return };
+        if self.process == std::process::id() {
+            let tx = &mut self.tx;
+            fault.release_all(|frame| push(tx, frame));
+            tx.flush();
         }
     }
 }

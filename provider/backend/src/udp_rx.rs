@@ -34,6 +34,8 @@ const BLOCKS_EVERY: u32 = 64;
 const BLOCKS_EAGER: u32 = 4096;
 /// How long joining waits for the other processes.
 const JOIN: Nanos = 20_000_000;
+/// How long leaving goes on with what keeps coming.
+const LEAVE: Nanos = 20_000_000;
 /// A guest tries again to bind after this.
 const GUEST_RETRY: Nanos = 1_000_000_000;
 /// Questions kept until they are taken.
@@ -67,8 +69,10 @@ struct Found {
     to: usize,
 }
 
-/// The receiving half of a port.
-pub struct Rx<C> {
+/// The receiving half of a port. Dropping it hands on what others' frames it still holds.
+pub struct Rx<C: Deref<Target = Counters>> {
+    /// The process that opened it; a forked child must not read for it
+    process: u32,
     counters: C,
     capture: Option<Capture>,
     settings: Settings,
@@ -103,6 +107,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     ) -> Result<Self, BackendError> {
         let token = sockopt::random();
         let mut rx = Rx {
+            process: std::process::id(),
             counters,
             capture,
             settings: settings.clone(),
@@ -464,7 +469,21 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 }
 
-impl<C> std::fmt::Debug for Rx<C> {
+impl<C: Deref<Target = Counters>> Drop for Rx<C> {
+    /// What the socket still holds would be lost with it; some of that may be others', whose place steering does not know
+    /// yet, and UC and UD do not send it again.
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        let end = sockopt::monotonic() + LEAVE;
+        while self.recv_all() > 0 && sockopt::monotonic() < end {
+            while self.next_frame().is_some() {}
+        }
+    }
+}
+
+impl<C: Deref<Target = Counters>> std::fmt::Debug for Rx<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rx").field("fds", &self.fds).field("blocks", &self.blocks).finish_non_exhaustive()
     }
