@@ -1,6 +1,7 @@
 //! A case: what is run, where, and what came of it.
 
 use std::fmt;
+use std::rc::Rc;
 
 use crate::pair::Pair;
 use crate::world::World;
@@ -54,7 +55,7 @@ pub(crate) enum Body {
     /// A server and a client of one program.
     Pair(Pair),
     /// Something of its own.
-    Special(fn(&mut World, Net) -> Verdict),
+    Special(Rc<dyn Fn(&mut World, Net) -> Verdict>),
 }
 
 /// One thing to try, in one or several nets.
@@ -82,9 +83,9 @@ impl Case {
         group: &'static str,
         name: &str,
         nets: &'static [Net],
-        body: fn(&mut World, Net) -> Verdict,
+        body: impl Fn(&mut World, Net) -> Verdict + 'static,
     ) -> Case {
-        Case { group, name: name.to_owned(), nets, quick: nets, body: Body::Special(body) }
+        Case { group, name: name.to_owned(), nets, quick: nets, body: Body::Special(Rc::new(body)) }
     }
 
     /// The same, in the quick set for `nets`.

@@ -1,13 +1,17 @@
-//! kill -9 of either side at several moments, then a clean run in the same place.
+//! kill -9 of either side at chosen and at random moments, then a clean run in the same place; nothing stays behind.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::case::{BOTH, Case, Net, Verdict};
 use crate::check::Expect;
-use crate::pair::Pair;
+use crate::pair::{Pair, Running, Server};
 use crate::world::World;
 
 pub(crate) fn cases() -> Vec<Case> {
+    let random = |name, kills, seed| {
+        Case::special("kill -9", name, BOTH, move |world, net| random_kills(world, net, kills, seed).into())
+    };
     vec![
         Case::special("kill -9", "the server, at several moments, then a clean run", BOTH, kill_server)
             .quick(&[Net::Lo]),
@@ -15,6 +19,8 @@ pub(crate) fn cases() -> Vec<Case> {
             .quick(&[Net::Veth]),
         Case::special("kill -9", "both, then nothing is left behind", BOTH, leaves_nothing)
             .quick(&[Net::Veth]),
+        random("either side at 10 random moments, others live on", 10, 1),
+        random("either side at 100 random moments, others live on", 100, 2).quick(&[]),
     ]
 }
 
@@ -63,38 +69,176 @@ fn kill_client(world: &mut World, net: Net) -> Verdict {
     kill_one(world, net, false).into()
 }
 
-/// Lines of a /proc/net table, as seen at end 0, that the card would have put there.
-fn traces(world: &World, net: Net) -> Result<String, String> {
-    let command = &["cat", "/proc/net/udp", "/proc/net/udp6", "/proc/net/unix"];
-    let output = world.command(net, 0, command).output().map_err(|e| e.to_string())?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let ours = |line: &&str| line.contains(":12B7 ") || line.contains("@starverbs");
-    Ok(text.lines().filter(ours).collect::<Vec<_>>().join("\n"))
+/// What the card would have left in the kernel's tables at both ends, and in shared memory.
+#[derive(Debug, PartialEq, Eq)]
+struct Traces {
+    sockets: Vec<String>,
+    files: BTreeSet<String>,
 }
 
-fn shared_memory() -> usize {
-    std::fs::read_dir("/dev/shm").map_or(0, Iterator::count)
+impl Traces {
+    fn now(world: &World, net: Net) -> Result<Traces, String> {
+        let mut sockets = Vec::new();
+        for end in 0..2 {
+            let command = &["cat", "/proc/net/udp", "/proc/net/udp6", "/proc/net/unix"];
+            let output = world.command(net, end, command).output().map_err(|e| e.to_string())?;
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let ours = |line: &&str| line.contains(":12B7 ") || line.contains("@starverbs");
+            sockets.extend(text.lines().filter(ours).map(str::to_owned));
+        }
+        let mut files = BTreeSet::new();
+        for folder in ["/dev/shm", "/run", "/var/run", "/run/lock"] {
+            let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+            files.extend(entries.map(|entry| entry.path().to_string_lossy().into_owned()));
+        }
+        Ok(Traces { sockets, files })
+    }
+
+    /// What is there now that was not before. Over loopback other programs of this host may come and go; a namespace is
+    /// all our own.
+    fn left_since(&self, world: &World, net: Net) -> Result<(), String> {
+        if net == Net::Lo {
+            return Ok(());
+        }
+        let now = Traces::now(world, net)?;
+        let files: Vec<_> = now.files.difference(&self.files).collect();
+        if now.sockets.is_empty() && files.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("left behind: {files:?}\n{}", now.sockets.join("\n")))
+        }
+    }
 }
 
 fn leaves_nothing(world: &mut World, net: Net) -> Verdict {
     let mut run = || {
-        let before = (traces(world, net)?, shared_memory());
+        let before = Traces::now(world, net)?;
         for pair in traffic() {
             let mut running = pair.start(world, net)?;
             std::thread::sleep(Duration::from_millis(300));
             running.server.kill();
             running.client.kill();
         }
-        let after = (traces(world, net)?, shared_memory());
-        // Over loopback other programs of this host may come and go; a namespace is all our own.
-        if net != Net::Lo && !after.0.is_empty() {
-            return Err(format!("left behind:\n{}", after.0));
-        }
-        if net != Net::Lo && after.1 > before.1 {
-            return Err(format!("{} more files in /dev/shm", after.1 - before.1));
-        }
+        before.left_since(world, net)?;
         clean_run(world, net)?;
         Ok(String::new())
     };
     run().into()
+}
+
+/// Random numbers that a seed repeats (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// Between 0.2 and about 800 ms, short ones as likely as long ones: starting up takes a few of them.
+    fn moment(&mut self) -> Duration {
+        let doublings = self.below(12) as u32;
+        Duration::from_micros(200 * (1 << doublings) + self.below(200 * (1 << doublings)))
+    }
+}
+
+/// Processes that live through many kills: a server that waits for its client, and a pair at work.
+struct Bystanders {
+    server: Server,
+    waiting: Pair,
+    working: Pair,
+    at_work: Option<Running>,
+}
+
+impl Bystanders {
+    fn start(world: &mut World, net: Net) -> Result<Bystanders, String> {
+        let waiting = Pair::new("ib_send_bw", "-e", Expect::Bandwidth(1));
+        let mut server = waiting.start_server(world, net)?;
+        server.await_listening(Instant::now() + waiting.limit)?;
+        let working = Pair::new("ibv_rc_pingpong", "-g 0 -c -e -n 10000", Expect::PingPong).limit(120);
+        Ok(Bystanders { server, waiting, working, at_work: None })
+    }
+
+    /// Sees to it that the pair works; one that has ended must have ended well.
+    fn tend(&mut self, world: &mut World, net: Net) -> Result<(), String> {
+        if let Some(mut running) = self.at_work.take() {
+            if running.client.ended().is_none() {
+                self.at_work = Some(running);
+                return Ok(());
+            }
+            running.finish().map_err(|reason| format!("a pair that nobody killed: {reason}"))?;
+        }
+        self.at_work = Some(self.working.start(world, net)?);
+        Ok(())
+    }
+
+    /// Both end well, the waiting server with a client of its own.
+    fn finish(self, world: &mut World, net: Net) -> Result<(), String> {
+        if let Some(running) = self.at_work {
+            running.finish().map_err(|reason| format!("a pair that nobody killed: {reason}"))?;
+        }
+        let client = self.waiting.start_client(world, net, self.server.port)?;
+        let running = self.waiting.running(self.server.process, client);
+        running.finish().map(drop).map_err(|reason| format!("a server that waited meanwhile: {reason}"))
+    }
+}
+
+fn random_kills(world: &mut World, net: Net, kills: u32, seed: u64) -> Result<String, String> {
+    let before = Traces::now(world, net)?;
+    let mut random = Random(seed);
+    let mut bystanders = Bystanders::start(world, net)?;
+    for kill in 1..=kills {
+        let wrong = |reason| format!("seed {seed}, kill {kill}: {reason}");
+        bystanders.tend(world, net).map_err(wrong)?;
+        kill_at_random(world, net, &mut random).map_err(wrong)?;
+    }
+    bystanders.finish(world, net)?;
+    before.left_since(world, net)?;
+    Ok(format!("{kills} kills"))
+}
+
+/// One pair, one kill, and a clean run while the other side lives on.
+fn kill_at_random(world: &mut World, net: Net, random: &mut Random) -> Result<(), String> {
+    let pair = traffic()[random.below(3) as usize].clone();
+    let (who, moment) = (random.below(3), random.moment());
+    let victim = ["the server alone", "the server", "the client"][who as usize];
+    let wrong = |reason| format!("{}: {victim} killed after {moment:?}, then: {reason}", pair.title());
+    if who == 0 {
+        let mut server = pair.start_server(world, net)?;
+        std::thread::sleep(moment);
+        server.process.kill();
+        return clean_run(world, net).map(drop).map_err(wrong);
+    }
+    let mut running = pair.start(world, net)?;
+    std::thread::sleep(moment);
+    if who == 1 { running.server.kill() } else { running.client.kill() }
+    let ran = clean_run(world, net).map(drop).map_err(wrong);
+    running.server.kill();
+    running.client.kill();
+    ran
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_repeatable_and_bounded() {
+        let moments = |seed| {
+            let mut random = Random(seed);
+            (0..1000).map(|_| random.moment()).collect::<Vec<_>>()
+        };
+        assert_eq!(moments(1), moments(1));
+        assert_ne!(moments(1), moments(2));
+        assert!(moments(1).iter().all(|m| (200..820_000).contains(&m.as_micros())));
+        assert!(moments(1).iter().any(|m| m.as_micros() < 400));
+        assert!(moments(1).iter().any(|m| m.as_micros() > 500_000));
+    }
 }

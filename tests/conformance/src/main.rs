@@ -3,8 +3,10 @@
 //! Owns the list of cases, the processes and namespaces it starts, and the verdicts. It must not know the library's
 //! inside: what it uses is dist/, the way a person would.
 
+mod address;
 mod case;
 mod check;
+mod container;
 mod crash;
 mod net;
 mod pair;
@@ -12,6 +14,7 @@ mod perftest;
 mod pingpong;
 mod process;
 mod report;
+mod settings;
 mod special;
 mod world;
 
@@ -52,7 +55,16 @@ struct Args {
 }
 
 fn cases(args: &Args) -> Vec<(Case, Net)> {
-    let all = [pingpong::cases(), perftest::cases(), special::cases(), crash::cases()].concat();
+    let all = [
+        pingpong::cases(),
+        perftest::cases(),
+        address::cases(),
+        special::cases(),
+        container::cases(),
+        settings::cases(),
+        crash::cases(),
+    ]
+    .concat();
     let wanted = |case: &Case, net: Net| {
         (args.full || case.quick.contains(&net))
             && args.filter.as_ref().is_none_or(|re| re.is_match(&case.title()))

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::case::Net;
 use crate::check::Expect;
+use crate::container::Container;
 use crate::process::{Process, tail};
 use crate::world::{Setting, World};
 
@@ -12,6 +13,8 @@ use crate::world::{Setting, World};
 pub(crate) struct Pair {
     pub program: &'static str,
     pub args: Vec<String>,
+    /// Arguments of the server and of the client alone.
+    pub own_args: [Vec<String>; 2],
     /// How server and client are started.
     pub settings: [Setting; 2],
     /// How long both may take together.
@@ -23,7 +26,8 @@ pub(crate) struct Pair {
 impl Pair {
     pub(crate) fn new(program: &'static str, args: &str, expect: Expect) -> Pair {
         let args = args.split_ascii_whitespace().map(str::to_owned).collect();
-        Pair { program, args, settings: Default::default(), limit: Duration::from_secs(30), expect }
+        let limit = Duration::from_secs(30);
+        Pair { program, args, own_args: Default::default(), settings: Default::default(), limit, expect }
     }
 
     pub(crate) fn limit(mut self, seconds: u64) -> Pair {
@@ -51,6 +55,13 @@ impl Pair {
         self
     }
 
+    /// Runs server and client in containers of their own, or not.
+    pub(crate) fn containers(mut self, server: Option<Container>, client: Option<Container>) -> Pair {
+        self.settings[0].container = server;
+        self.settings[1].container = client;
+        self
+    }
+
     /// The command as a person would type it.
     pub(crate) fn title(&self) -> String {
         let mut title = String::new();
@@ -71,7 +82,12 @@ impl Pair {
         let mut server = self.start_server(world, net)?;
         server.await_listening(deadline)?;
         let client = self.start_client(world, net, server.port)?;
-        Ok(Running { server: server.process, client, deadline, expect: self.expect })
+        Ok(Running { deadline, ..self.running(server.process, client) })
+    }
+
+    /// Both sides under way, with all the time that they may take.
+    pub(crate) fn running(&self, server: Process, client: Process) -> Running {
+        Running { server, client, deadline: Instant::now() + self.limit, expect: self.expect }
     }
 
     /// Starts the server alone.
@@ -79,14 +95,15 @@ impl Pair {
         let port = world.free_port();
         let number = port.to_string();
         let mut words = vec![self.program, "-p", &number];
-        words.extend(self.args.iter().map(String::as_str));
+        words.extend(self.args.iter().chain(&self.own_args[0]).map(String::as_str));
         Ok(Server { process: world.start(net, 0, &self.settings[0], &words)?, port })
     }
 
-    fn start_client(&self, world: &mut World, net: Net, port: u16) -> Result<Process, String> {
+    /// Starts the client alone, of a server at `port`.
+    pub(crate) fn start_client(&self, world: &mut World, net: Net, port: u16) -> Result<Process, String> {
         let number = port.to_string();
         let mut words = vec![self.program, "-p", &number];
-        words.extend(self.args.iter().map(String::as_str));
+        words.extend(self.args.iter().chain(&self.own_args[1]).map(String::as_str));
         words.push(World::server_address(net));
         world.start(net, 1, &self.settings[1], &words)
     }

@@ -1,8 +1,8 @@
-//! A child process in a group of its own, its output in a file, its life bounded.
+//! A child process in a group of its own, its outputs in files, its life bounded.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,12 +17,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `command` with both outputs in the file `output`.
+    /// Starts `command` with its output in the file `output` and its errors in another beside it.
     pub(crate) fn start(mut command: Command, output: PathBuf) -> Result<Process, String> {
         let program = command_line(&command);
-        let file = File::create(&output).map_err(|error| format!("{}: {error}", output.display()))?;
-        let copy = file.try_clone().map_err(|error| error.to_string())?;
-        command.stdin(Stdio::null()).stdout(copy).stderr(file).process_group(0);
+        let create = |path: &Path| File::create(path).map_err(|e| format!("{}: {e}", path.display()));
+        let (stdout, stderr) = (create(&output)?, create(&errors(&output))?);
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).process_group(0);
         // SAFETY: prctl is async-signal-safe and touches no memory of the parent.
         unsafe { command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)) };
         let child = command.spawn().map_err(|error| format!("{program}: {error}"))?;
@@ -62,9 +62,11 @@ impl Process {
         }
     }
 
-    /// All it wrote so far.
+    /// All it wrote so far, errors last: programs keep the rest of their output back until they end, and what went wrong
+    /// would stand before it.
     pub(crate) fn output(&self) -> String {
-        let bytes = std::fs::read(&self.output).unwrap_or_default();
+        let mut bytes = std::fs::read(&self.output).unwrap_or_default();
+        bytes.extend(std::fs::read(errors(&self.output)).unwrap_or_default());
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
@@ -88,6 +90,11 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Where the errors of a process with this output go.
+fn errors(output: &Path) -> PathBuf {
+    output.with_extension("errors")
 }
 
 /// The command as one would type it.

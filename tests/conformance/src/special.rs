@@ -1,13 +1,12 @@
-//! Cases that are more than a server and a client: the device listing, hurt wires, captures, users, crowds, settings.
+//! Cases that are more than a server and a client: the device listing, hurt wires, captures, users, crowds.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
+use crate::address::gids;
 use crate::case::{BOTH, Case, Net, Verdict};
 use crate::check::Expect;
 use crate::pair::Pair;
-use crate::process::tail;
-use crate::world::{Setting, World};
+use crate::world::World;
 
 const HURT_1: &str = "loss=1%,reorder=0.5%,dup=0.5%,seed=7";
 const HURT_5: &str = "loss=5%,reorder=2%,dup=2%,seed=7";
@@ -16,10 +15,8 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut cases = vec![
         Case::special("device", "ibv_devices", BOTH, devices),
         Case::special("device", "ibv_devinfo -v", BOTH, devinfo),
-        Case::special("GIDs", "ibv_rc_pingpong -g and ib_send_lat -x with each GID", BOTH, each_gid),
         Case::special("capture", "STARVERBS_PCAP decoded by tshark", BOTH, capture),
         Case::special("crowd", "eight pairs at once", BOTH, crowd),
-        Case::special("settings", "unknown keys and bad values are named", &[Net::Lo], settings),
     ];
     cases.extend(users());
     cases.extend(faults());
@@ -80,21 +77,9 @@ fn faults() -> Vec<Case> {
     cases
 }
 
-/// Runs one program on the card at end 0 and returns its output if it ends well.
-fn single(world: &mut World, net: Net, words: &[&str]) -> Result<String, String> {
-    let mut process = world.start(net, 0, &Setting::default(), words)?;
-    let status = process.wait_until(Instant::now() + Duration::from_secs(10));
-    let output = process.output();
-    match status {
-        Some(status) if status.success() => Ok(output),
-        Some(status) => Err(format!("{status}:\n{}", tail(&output))),
-        None => Err(format!("does not end:\n{}", tail(&output))),
-    }
-}
-
 fn devices(world: &mut World, net: Net) -> Verdict {
     let run = || {
-        let output = single(world, net, &["ibv_devices"])?;
+        let output = world.single(net, 0, &["ibv_devices"])?;
         let line =
             output.lines().find(|line| line.contains("star0")).ok_or(format!("no star0:\n{output}"))?;
         let guid = line.split_ascii_whitespace().last().unwrap_or_default();
@@ -107,7 +92,7 @@ fn devices(world: &mut World, net: Net) -> Verdict {
 
 fn devinfo(world: &mut World, net: Net) -> Verdict {
     let mut run = || {
-        let output = single(world, net, &["ibv_devinfo", "-v"])?;
+        let output = world.single(net, 0, &["ibv_devinfo", "-v"])?;
         let wanted = [
             "hca_id:\tstar0",
             "PORT_ACTIVE",
@@ -120,35 +105,6 @@ fn devinfo(world: &mut World, net: Net) -> Verdict {
             Some(text) => Err(format!("{text:?} is missing:\n{output}")),
             None => Ok(format!("{} GIDs", gids(&output).len())),
         }
-    };
-    run().into()
-}
-
-/// Index and address of each GID in ibv_devinfo's output: `GID[  0]: ::ffff:127.0.0.1, RoCE v2`.
-fn gids(output: &str) -> Vec<(u32, String)> {
-    let parse = |line: &str| {
-        let (index, rest) = line.trim().strip_prefix("GID[")?.split_once("]:")?;
-        let address = rest.trim().split(',').next()?.to_owned();
-        Some((index.trim().parse().ok()?, address))
-    };
-    output.lines().filter_map(parse).collect()
-}
-
-fn each_gid(world: &mut World, net: Net) -> Verdict {
-    let mut run = || {
-        let list = gids(&single(world, net, &["ibv_devinfo", "-v"])?);
-        // Loopback addresses lead to the other end only when both ends are one host.
-        let usable = |address: &str| net == Net::Lo || !(address == "::1" || address.contains(":127."));
-        let mut tried = Vec::new();
-        for (index, address) in list.iter().filter(|(_, address)| usable(address)) {
-            let wrong = |reason| format!("GID {index} ({address}): {reason}");
-            let checked = Pair::new("ibv_rc_pingpong", &format!("-g {index} -c"), Expect::PingPong);
-            checked.run(world, net).map_err(wrong)?;
-            let latency = Pair::new("ib_send_lat", &format!("-x {index}"), Expect::Latency(1));
-            latency.run(world, net).map_err(wrong)?;
-            tried.push(address.clone());
-        }
-        if tried.is_empty() { Err(format!("no usable GID in {list:?}")) } else { Ok(tried.join(" ")) }
     };
     run().into()
 }
@@ -190,7 +146,7 @@ fn capture(world: &mut World, net: Net) -> Verdict {
 }
 
 /// Starts all pairs, then waits for all.
-fn together(world: &mut World, net: Net, pairs: &[Pair]) -> Verdict {
+pub(crate) fn together(world: &mut World, net: Net, pairs: &[Pair]) -> Verdict {
     let mut started = Vec::new();
     for pair in pairs {
         match pair.start(world, net) {
@@ -224,46 +180,4 @@ fn mixed_crowd(world: &mut World, net: Net) -> Verdict {
     let [a, b, c, d] = crowd_of_four();
     let nobody = Some("nobody");
     together(world, net, &[a, b, c.users(nobody, nobody), d.users(nobody, nobody)])
-}
-
-fn settings(world: &mut World, _net: Net) -> Verdict {
-    let bad = [
-        ("STARVERBS_FUALT", "loss=1%"),
-        ("STARVERBS_MTU", "1500"),
-        ("STARVERBS_FAULT", "loss=lots"),
-        ("STARVERBS_CONFIG", "/nonexistent.toml"),
-    ];
-    let check = |world: &mut World, key: &'static str, value: &str, by_command: bool| -> Result<(), String> {
-        let mut process = if by_command {
-            let setting = Setting { env: vec![(key, value.to_owned())], ..Setting::default() };
-            world.start(Net::Lo, 0, &setting, &["ibv_devinfo"])?
-        } else {
-            let mut command = Command::new("ibv_devinfo");
-            command.env("LD_LIBRARY_PATH", &world.lib).env(key, value);
-            world.launch(command)?
-        };
-        let status = process.wait_until(Instant::now() + Duration::from_secs(10)).ok_or("does not end")?;
-        let output = process.output();
-        let named = output.contains(key) || output.contains(value);
-        if status.success() || !named { Err(format!("{key}={value}: {status}: {output}")) } else { Ok(()) }
-    };
-    for (key, value) in bad {
-        for by_command in [true, false] {
-            if let Err(reason) = check(world, key, value, by_command) {
-                return Verdict::Fail(reason);
-            }
-        }
-    }
-    Verdict::Pass(format!("{} settings refused", bad.len()))
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn gids_are_found_in_the_listing() {
-        let text =
-            "\tport:\t1\n\t\t\tGID[  0]:\t\t::ffff:10.0.0.1, RoCE v2\n\t\t\tGID[ 12]:\t\tfe80::1, RoCE v2\n";
-        let expected = [(0, "::ffff:10.0.0.1".to_owned()), (12, "fe80::1".to_owned())];
-        assert_eq!(super::gids(text), expected);
-    }
 }

@@ -3,13 +3,17 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::case::Net;
+use crate::container::Container;
 use crate::net::{ADDRESSES, Namespaces};
-use crate::process::Process;
+use crate::process::{Process, tail};
 
 /// The surroundings of all cases. Dropping it removes them.
 pub(crate) struct World {
+    /// The folder made by `make build`, absolute.
+    dist: PathBuf,
     /// `dist/bin/starverbs`, absolute.
     pub starverbs: PathBuf,
     /// `dist/lib`, absolute.
@@ -29,6 +33,8 @@ pub(crate) struct Setting {
     pub preload: bool,
     /// Another user to run as; needs root.
     pub user: Option<&'static str>,
+    /// A container of its own to run in.
+    pub container: Option<Container>,
 }
 
 impl World {
@@ -38,6 +44,7 @@ impl World {
             path.canonicalize().map_err(|e| format!("{}: {e} (`make build` first)", path.display()))
         };
         let (starverbs, lib) = (absolute("bin/starverbs")?, absolute("lib")?);
+        let dist = absolute("")?;
         let scratch = std::env::temp_dir().join(format!("starverbs-conformance-{}", std::process::id()));
         std::fs::create_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
         let namespaces = if needs_namespaces {
@@ -45,7 +52,7 @@ impl World {
         } else {
             Err("no case of this run needs namespaces".to_owned())
         };
-        Ok(World { starverbs, lib, scratch, namespaces, port: 18600, outputs: 0 })
+        Ok(World { dist, starverbs, lib, scratch, namespaces, port: 18600, outputs: 0 })
     }
 
     /// Makes the net ready; an error is the reason why cases there must be skipped.
@@ -105,11 +112,15 @@ impl World {
         words: &[&str],
     ) -> Result<Process, String> {
         let starverbs = self.starverbs.to_string_lossy().into_owned();
+        let dist = self.dist.to_string_lossy().into_owned();
         let mut all: Vec<&str> = Vec::new();
         if let Some(user) = setting.user {
             all.extend(["runuser", "-u", user, "--"]);
         }
-        all.extend([starverbs.as_str(), "run"]);
+        match setting.container {
+            Some(container) => all.extend(container.words(&dist)),
+            None => all.extend([starverbs.as_str(), "run"]),
+        }
         if setting.preload {
             all.push("--preload");
         }
@@ -118,6 +129,18 @@ impl World {
         let mut command = self.command(net, end, &all);
         command.envs(setting.env.iter().map(|(name, value)| (*name, value.as_str())));
         self.launch(command)
+    }
+
+    /// Runs one program on the card at one end and returns its output if it ends well.
+    pub(crate) fn single(&mut self, net: Net, end: usize, words: &[&str]) -> Result<String, String> {
+        let mut process = self.start(net, end, &Setting::default(), words)?;
+        let status = process.wait_until(Instant::now() + Duration::from_secs(10));
+        let output = process.output();
+        match status {
+            Some(status) if status.success() => Ok(output),
+            Some(status) => Err(format!("{status}:\n{}", tail(&output))),
+            None => Err(format!("does not end:\n{}", tail(&output))),
+        }
     }
 
     /// Starts any command with its output in a new scratch file.
