@@ -49,13 +49,16 @@ impl From<Result<String, String>> for Verdict {
     }
 }
 
+/// A case of its own kind: what it does, and what came of it.
+type Special = dyn Fn(&mut World, Net) -> Verdict;
+
 /// What a case does.
 #[derive(Clone)]
 pub(crate) enum Body {
     /// A server and a client of one program.
-    Pair(Pair),
+    Pair(Box<Pair>),
     /// Something of its own.
-    Special(Rc<dyn Fn(&mut World, Net) -> Verdict>),
+    Special(Rc<Special>),
 }
 
 /// One thing to try, in one or several nets.
@@ -75,7 +78,7 @@ pub(crate) struct Case {
 impl Case {
     /// A server and a client, named after their command.
     pub(crate) fn pair(group: &'static str, nets: &'static [Net], pair: Pair) -> Case {
-        Case { group, name: pair.title(), nets, quick: &[], body: Body::Pair(pair) }
+        Case { group, name: pair.title(), nets, quick: &[], body: Body::Pair(Box::new(pair)) }
     }
 
     /// Something of its own.

@@ -218,7 +218,11 @@ fn kill_at_random(world: &mut World, net: Net, random: &mut Random) -> Result<()
     }
     let mut running = pair.start(world, net)?;
     std::thread::sleep(moment);
-    if who == 1 { running.server.kill() } else { running.client.kill() }
+    if who == 1 {
+        running.server.kill()
+    } else {
+        running.client.kill()
+    }
     let ran = clean_run(world, net).map(drop).map_err(wrong);
     running.server.kill();
     running.client.kill();

@@ -88,7 +88,8 @@ fn whole_file(world: &mut World) -> Result<String, String> {
         let frames = frames(&bytes);
         let longest = frames.iter().map(|frame| frame.len()).max().unwrap_or(0);
         // Ethernet, IPv4, UDP, BTH, 512 bytes, ICRC.
-        if longest != 14 + 20 + 8 + 12 + 512 + 4 || !frames.iter().all(|frame| frame[36..38] == [0x39, 0xc7]) {
+        if longest != 14 + 20 + 8 + 12 + 512 + 4 || !frames.iter().all(|frame| frame[36..38] == [0x39, 0xc7])
+        {
             return Err(format!("{} frames of at most {longest} bytes, not all to port 14791", frames.len()));
         }
     }
