@@ -10,7 +10,7 @@ help:
 	@echo 'make test         install what is missing, build, run the whole suite'
 	@echo 'make build        dist/lib/libibverbs.so.1, dist/lib/libstarverbs.so, dist/bin/starverbs'
 	@echo 'make conformance  every case of others'"'"' programs; writes docs/conformance.md'
-	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric'
+	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
 	@echo 'make doc          documentation of the crates'
@@ -42,7 +42,7 @@ conformance:
 bench:
 	@tools/scripts/packages.sh bench
 	@$(MAKE) --no-print-directory build
-	cargo run --release --quiet --package starverbs-bench
+	cargo run --release --quiet --package starverbs-bench -- --out docs/bench
 
 instructions:
 	@tools/scripts/packages.sh instructions
