@@ -204,6 +204,36 @@ fn everything_can_be_one_region_and_holes_are_errors() {
     assert_eq!(errno(Mr::reg(&b.pd, PAGE, u64::MAX, PAGE, Access::ON_DEMAND)), libc::EINVAL);
 }
 
+/// A thread takes pages away and gives them back while a peer reaches for them: errors, but no signal.
+#[test]
+fn pages_that_vanish_under_the_cards_hands_are_errors() {
+    let (a, b, qa, qb) = connected();
+    let pages = Pages::new(2);
+    let everything = Mr::reg(&b.pd, 0, u64::MAX, 0, all_access() | Access::ON_DEMAND).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let ordering = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !done.load(ordering) {
+                pages.allow(1, libc::PROT_NONE);
+                std::thread::yield_now();
+                pages.allow(1, libc::PROT_READ | libc::PROT_WRITE);
+                std::thread::yield_now();
+            }
+        });
+        for round in 0..300 {
+            let op = [SendOp::Write, SendOp::Read, SendOp::FetchAdd, SendOp::CmpSwap][round % 4];
+            let (at, len) = if op.is_atomic() { (PAGE, 8) } else { (0, 2 * PAGE as usize) };
+            let status = remote(&a, &qa, op, len, pages.addr + at, everything.rkey()).status;
+            if status != WcStatus::Success {
+                assert_eq!(status, WcStatus::RemAccessErr);
+                again((&a, &qa), (&b, &qb));
+            }
+        }
+        done.store(true, ordering);
+    });
+}
+
 #[test]
 fn pages_come_and_go_under_an_on_demand_region() {
     let (a, b, qa, qb) = connected();
