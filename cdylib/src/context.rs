@@ -4,27 +4,38 @@
 //! ibv_close_device still finds the tables it calls through. It must not know what the objects do.
 
 use crate::edge::{self, Errno};
-use crate::handle::{Live, complain, given, zeroed};
-use crate::{cq, cq_ex, device, poll, post, qp, query, srq};
+use crate::handle::{Live, complain, errno, given, zeroed};
+use crate::{cq, cq_ex, device, memory, poll, post, qp, query, srq};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use starverbs_abi as abi;
 use starverbs_verbs::Context;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// An open device as the program sees it, and what stands behind it.
 #[repr(C)]
 pub(crate) struct ContextHandle {
     verbs: abi::verbs_context,
     obj: Context,
-    /// Handles that may get async events.
-    pub(crate) live: Live,
+    /// Handles that may get async events; imported contexts share them, as they share the events.
+    pub(crate) live: Arc<Live>,
     /// The program's reference, and one for each object made from the context.
     refs: AtomicUsize,
 }
 
 impl ContextHandle {
+    /// The handle of an open context, around which `cmd_fd` closes.
+    fn make(obj: Context, live: Arc<Live>, cmd_fd: c_int) -> *mut abi::ibv_context {
+        let verbs = tables(&obj, cmd_fd);
+        let handle = Box::new(ContextHandle { verbs, obj, live, refs: AtomicUsize::new(1) });
+        let handle = NonNull::from(Box::leak(handle)).as_ptr();
+        // SAFETY: the box was just made and is not shared yet.
+        unsafe { &raw mut (*handle).verbs.context }
+    }
+
     /// The handle around a context.
     ///
     /// # Safety
@@ -71,7 +82,7 @@ impl ContextHandle {
         let cmd_fd = handle.verbs.context.cmd_fd;
         drop(handle);
         if cmd_fd >= 0 {
-            // SAFETY: `open_device` opened it, and nothing else closes it.
+            // SAFETY: `open_device` opened it, or `import_device` took it over; nothing else closes it.
             unsafe { libc::close(cmd_fd) };
         }
     }
@@ -84,33 +95,79 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::ibv_device) -> *mu
             return Err(libc::ENODEV);
         }
         let obj = Context::open().map_err(complain)?;
-        let verbs = tables(&obj);
-        let handle = Box::new(ContextHandle { verbs, obj, live: Live::default(), refs: AtomicUsize::new(1) });
-        let handle = NonNull::from(Box::leak(handle)).as_ptr();
-        // SAFETY: the box was just made and is not shared yet.
-        Ok(unsafe { &raw mut (*handle).verbs.context })
+        let fd = command_fd();
+        let opened = Opened { obj: obj.clone(), live: Arc::default() };
+        let context = ContextHandle::make(obj, Arc::clone(&opened.live), fd);
+        if let Some(file) = file_of(fd) {
+            opened_contexts().insert(file, opened);
+        }
+        Ok(context)
     })
+}
+
+/// What an import of a context needs.
+struct Opened {
+    obj: Context,
+    live: Arc<Live>,
+}
+
+/// A file: device and inode.
+type File = (u64, u64);
+
+/// The open contexts of this process, by the file behind their `cmd_fd`.
+fn opened_contexts() -> std::sync::MutexGuard<'static, HashMap<File, Opened>> {
+    static ALL: std::sync::LazyLock<Mutex<HashMap<File, Opened>>> = std::sync::LazyLock::new(Mutex::default);
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A descriptor that stands for the context: programs hand it around without looking inside, and a duplicate of it finds
+/// the context again. An empty file in memory has an inode that no other descriptor has.
+fn command_fd() -> c_int {
+    // SAFETY: a constant name and flags.
+    unsafe { libc::memfd_create(c"starverbs".as_ptr(), libc::MFD_CLOEXEC) }
+}
+
+/// The file behind a descriptor; `None` if there is none.
+fn file_of(fd: c_int) -> Option<File> {
+    // SAFETY: a stat is numbers: zero is valid.
+    let mut stat: libc::stat = unsafe { zeroed() };
+    // SAFETY: `stat` is a place for the answer.
+    (unsafe { libc::fstat(fd, &mut stat) } == 0).then_some((stat.st_dev, stat.st_ino))
 }
 
 /// ibv_close_device(3): the card stops working for the context's objects; the program may free their memory.
 pub(crate) unsafe extern "C" fn close_device(context: *mut abi::ibv_context) -> c_int {
     edge::minus_one(|| {
         // SAFETY: the verb's terms.
-        unsafe { ContextHandle::obj(context)? }.close();
+        let obj = unsafe { ContextHandle::obj(context)? };
+        obj.close();
+        if !obj.is_open() {
+            // SAFETY: as above.
+            if let Some(file) = file_of(unsafe { (*context).cmd_fd }) {
+                opened_contexts().remove(&file);
+            }
+        }
         // SAFETY: the program gives its reference up.
         unsafe { ContextHandle::release(context) };
         Ok(())
     })
 }
 
-/// ibv_import_device(3): a card lives in its process and cannot be imported.
-pub(crate) unsafe extern "C" fn import_device(_cmd_fd: c_int) -> *mut abi::ibv_context {
-    edge::object(|| Err(libc::EOPNOTSUPP))
+/// ibv_import_device(3): a context of this process by a duplicate of its `cmd_fd`, which goes with the new handle. A card
+/// lives in its process: those of others are not offered.
+pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut abi::ibv_context {
+    edge::object(|| {
+        let file = file_of(cmd_fd).ok_or(libc::EBADF)?;
+        let opened = opened_contexts();
+        let found = opened.get(&file).ok_or(libc::EOPNOTSUPP)?;
+        let obj = found.obj.import().map_err(errno)?;
+        Ok(ContextHandle::make(obj, Arc::clone(&found.live), cmd_fd))
+    })
 }
 
 /// The public structs of a new context. Extended functions that stay NULL are those the card does not offer: the inlines
 /// of verbs.h answer EOPNOTSUPP for them.
-fn tables(obj: &Context) -> abi::verbs_context {
+fn tables(obj: &Context, cmd_fd: c_int) -> abi::verbs_context {
     // SAFETY: a verbs_context is numbers, pointers, optional functions and pthread fields: zero is valid.
     let mut verbs: abi::verbs_context = unsafe { zeroed() };
     verbs.sz = size_of::<abi::verbs_context>();
@@ -122,14 +179,17 @@ fn tables(obj: &Context) -> abi::verbs_context {
     verbs.get_srq_num = Some(srq::get_srq_num);
     verbs.create_qp_ex = Some(qp::create_qp_ex);
     verbs.close_xrcd = Some(close_xrcd);
+    verbs.advise_mr = Some(memory::advise_mr);
+    verbs.alloc_null_mr = Some(memory::alloc_null_mr);
+    verbs.alloc_dm = Some(memory::alloc_dm);
+    verbs.free_dm = Some(memory::free_dm);
+    verbs.reg_dm_mr = Some(memory::reg_dm_mr);
 
     let context = &mut verbs.context;
     context.device = device::star0();
     context.abi_compat = abi::VERBS_ABI_IS_EXTENDED.cast::<c_void>();
     context.async_fd = obj.async_fd();
-    // Programs hand this descriptor around without looking inside, so it only has to be a valid one.
-    // SAFETY: a constant path and flags.
-    context.cmd_fd = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+    context.cmd_fd = cmd_fd;
     context.num_comp_vectors = std::thread::available_parallelism().map_or(1, |n| n.get() as c_int);
     context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     context.ops.poll_cq = Some(poll::poll_cq);

@@ -9,7 +9,7 @@
 //! with any C argument list is sound under both calling conventions served here.
 
 use crate::{
-    ah, compat, context, cq, device, events, pd_mr, private, qp, query, rates, srq, strings, system,
+    ah, compat, context, cq, device, events, memory, pd_mr, private, qp, query, rates, srq, strings, system,
 };
 use core::arch::global_asm;
 
@@ -126,7 +126,7 @@ exports! { "@@", "IBVERBS_1.1";
     ibv_query_srq => srq::query_srq,
     ibv_rate_to_mbps => rates::rate_to_mbps,
     ibv_reg_mr => pd_mr::reg_mr,
-    ibv_rereg_mr => pd_mr::rereg_mr,
+    ibv_rereg_mr => memory::rereg_mr,
     ibv_resize_cq => cq::resize_cq,
     ibv_resolve_eth_l2_from_gid => ah::resolve_eth_l2_from_gid,
     ibv_wc_status_str => strings::wc_status_str,
@@ -155,12 +155,12 @@ exports! { "@@", "IBVERBS_1.9";
 
 exports! { "@@", "IBVERBS_1.10";
     ibv_import_device => context::import_device,
-    ibv_import_mr => private::no_object,
-    ibv_import_pd => private::no_object,
+    ibv_import_mr => memory::import_mr,
+    ibv_import_pd => memory::import_pd,
     ibv_query_ece => qp::query_ece,
     ibv_set_ece => qp::set_ece,
-    ibv_unimport_mr => private::nothing,
-    ibv_unimport_pd => private::nothing,
+    ibv_unimport_mr => memory::unimport_mr,
+    ibv_unimport_pd => memory::unimport_pd,
 }
 
 exports! { "@@", "IBVERBS_1.11";
@@ -169,13 +169,13 @@ exports! { "@@", "IBVERBS_1.11";
 }
 
 exports! { "@@", "IBVERBS_1.12";
-    ibv_reg_dmabuf_mr => pd_mr::reg_dmabuf_mr,
+    ibv_reg_dmabuf_mr => memory::reg_dmabuf_mr,
 }
 
 exports! { "@@", "IBVERBS_1.13";
-    ibv_import_dm => private::no_object,
+    ibv_import_dm => memory::import_dm,
     ibv_is_fork_initialized => system::is_fork_initialized,
-    ibv_unimport_dm => private::nothing,
+    ibv_unimport_dm => memory::unimport_dm,
 }
 
 exports! { "@@", "IBVERBS_1.14";

@@ -18,6 +18,28 @@ pub(crate) struct PdHandle {
 }
 
 impl PdHandle {
+    /// The handle of a new domain.
+    ///
+    /// # Safety
+    /// `context` is alive.
+    pub(crate) unsafe fn make(context: *mut abi::ibv_context, obj: Pd) -> *mut abi::ibv_pd {
+        let ibv = abi::ibv_pd { context, handle: obj.id().0 };
+        // SAFETY: the caller's terms.
+        unsafe { ContextHandle::retain(context) };
+        Box::into_raw(Box::new(PdHandle { ibv, obj })).cast()
+    }
+
+    /// Frees the handle.
+    ///
+    /// # Safety
+    /// `pd` comes from `make`, and the program gives it up.
+    pub(crate) unsafe fn free(pd: *mut abi::ibv_pd) {
+        // SAFETY: made with Box::into_raw.
+        let handle = unsafe { Box::from_raw(pd.cast::<PdHandle>()) };
+        // SAFETY: the handle held a reference.
+        unsafe { ContextHandle::release(handle.ibv.context) };
+    }
+
     /// The card's side of a protection domain, or EINVAL for NULL.
     ///
     /// # Safety
@@ -30,9 +52,60 @@ impl PdHandle {
 
 /// A memory region.
 #[repr(C)]
-struct MrHandle {
-    ibv: abi::ibv_mr,
-    obj: Mr,
+pub(crate) struct MrHandle {
+    pub(crate) ibv: abi::ibv_mr,
+    pub(crate) obj: Mr,
+}
+
+impl MrHandle {
+    /// The handle of a new region. `addr` is what the program gave, or NULL.
+    ///
+    /// # Safety
+    /// `pd` comes from `alloc_pd` and is alive.
+    pub(crate) unsafe fn make(pd: *mut abi::ibv_pd, addr: *mut c_void, obj: Mr) -> *mut abi::ibv_mr {
+        // SAFETY: an ibv_mr is numbers and pointers: zero is valid.
+        let mut ibv: abi::ibv_mr = unsafe { zeroed() };
+        // SAFETY: the caller's terms.
+        ibv.context = unsafe { (*pd).context };
+        ibv.pd = pd;
+        ibv.addr = addr;
+        ibv.length = obj.length() as usize;
+        ibv.lkey = obj.lkey();
+        ibv.rkey = obj.rkey();
+        ibv.handle = ibv.lkey;
+        // SAFETY: the protection domain keeps its context alive.
+        unsafe { ContextHandle::retain(ibv.context) };
+        Box::into_raw(Box::new(MrHandle { ibv, obj })).cast()
+    }
+
+    /// Frees the handle.
+    ///
+    /// # Safety
+    /// `mr` comes from `make`, and the program gives it up.
+    pub(crate) unsafe fn free(mr: *mut abi::ibv_mr) {
+        // SAFETY: made with Box::into_raw.
+        let handle = unsafe { Box::from_raw(mr.cast::<MrHandle>()) };
+        // SAFETY: the handle held a reference.
+        unsafe { ContextHandle::release(handle.ibv.context) };
+    }
+
+    /// The card's side of a region, or EINVAL for NULL.
+    ///
+    /// # Safety
+    /// `mr` is NULL, or comes from `make` and is alive.
+    pub(crate) unsafe fn obj<'a>(mr: *mut abi::ibv_mr) -> Result<&'a Mr, Errno> {
+        // SAFETY: the caller's terms; the struct is the first field of its handle.
+        given(mr).map(|m| unsafe { &(*m.as_ptr().cast::<MrHandle>()).obj })
+    }
+}
+
+/// The rights in a verb's flags. A device may ignore every flag of the optional range (ibv_reg_mr(3)); those this one has
+/// no name for go first.
+pub(crate) fn rights(access: c_uint) -> Result<Access, Errno> {
+    let optional = !(abi::IB_UVERBS_ACCESS_OPTIONAL_FIRST - 1)
+        & (2 * abi::IB_UVERBS_ACCESS_OPTIONAL_LAST - 1)
+        & !abi::IBV_ACCESS_RELAXED_ORDERING;
+    Access::from_bits(access & !optional).ok_or(libc::EINVAL)
 }
 
 /// ibv_alloc_pd(3).
@@ -40,10 +113,8 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut abi::ibv_context) -> *mut
     edge::object(|| {
         // SAFETY: the verb's terms.
         let obj = Pd::alloc(unsafe { ContextHandle::obj(context)? }).map_err(errno)?;
-        let ibv = abi::ibv_pd { context, handle: obj.id().0 };
         // SAFETY: `context` is alive, as above.
-        unsafe { ContextHandle::retain(context) };
-        Ok(Box::into_raw(Box::new(PdHandle { ibv, obj })).cast())
+        Ok(unsafe { PdHandle::make(context, obj) })
     })
 }
 
@@ -52,10 +123,8 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut abi::ibv_pd) -> c_int {
     edge::int(|| {
         // SAFETY: the verb's terms.
         unsafe { PdHandle::obj(pd)? }.dealloc().map_err(errno)?;
-        // SAFETY: the program gives the handle up, and it was made with Box::into_raw.
-        let handle = unsafe { Box::from_raw(pd.cast::<PdHandle>()) };
-        // SAFETY: the handle held a reference.
-        unsafe { ContextHandle::release(handle.ibv.context) };
+        // SAFETY: the program gives the handle up.
+        unsafe { PdHandle::free(pd) };
         Ok(())
     })
 }
@@ -68,27 +137,12 @@ unsafe fn register(
     iova: u64,
     access: c_uint,
 ) -> Result<*mut abi::ibv_mr, Errno> {
-    // A device may ignore every flag of the optional range (ibv_reg_mr(3)); those this one has no name for go first.
-    let optional = !(abi::IB_UVERBS_ACCESS_OPTIONAL_FIRST - 1)
-        & (2 * abi::IB_UVERBS_ACCESS_OPTIONAL_LAST - 1)
-        & !abi::IBV_ACCESS_RELAXED_ORDERING;
-    let access = Access::from_bits(access & !optional).ok_or(libc::EINVAL)?;
+    let access = rights(access)?;
     // SAFETY: the caller's terms.
     let obj = unsafe { PdHandle::obj(pd)? };
     let obj = Mr::reg(obj, addr as u64, length as u64, iova, access).map_err(errno)?;
-    // SAFETY: an ibv_mr is numbers and pointers: zero is valid.
-    let mut ibv: abi::ibv_mr = unsafe { zeroed() };
     // SAFETY: `pd` is alive, as above.
-    ibv.context = unsafe { (*pd).context };
-    ibv.pd = pd;
-    ibv.addr = addr;
-    ibv.length = length;
-    ibv.lkey = obj.lkey();
-    ibv.rkey = obj.rkey();
-    ibv.handle = ibv.lkey;
-    // SAFETY: the protection domain keeps its context alive.
-    unsafe { ContextHandle::retain(ibv.context) };
-    Ok(Box::into_raw(Box::new(MrHandle { ibv, obj })).cast())
+    Ok(unsafe { MrHandle::make(pd, addr, obj) })
 }
 
 /// ibv_reg_mr(3) as a symbol.
@@ -126,41 +180,13 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     edge::object(|| unsafe { register(pd, addr, length, iova, access) })
 }
 
-/// ibv_reg_dmabuf_mr(3): memory of other devices is not offered.
-pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
-    _pd: *mut abi::ibv_pd,
-    _offset: u64,
-    _length: usize,
-    _iova: u64,
-    _fd: c_int,
-    _access: c_int,
-) -> *mut abi::ibv_mr {
-    edge::object(|| Err(libc::EOPNOTSUPP))
-}
-
-/// ibv_rereg_mr(3): not offered; the region stays as it was.
-pub(crate) unsafe extern "C" fn rereg_mr(
-    _mr: *mut abi::ibv_mr,
-    _flags: c_int,
-    _pd: *mut abi::ibv_pd,
-    _addr: *mut c_void,
-    _length: usize,
-    _access: c_int,
-) -> c_int {
-    edge::set_errno(libc::EOPNOTSUPP);
-    abi::IBV_REREG_MR_ERR_INPUT
-}
-
 /// ibv_dereg_mr(3).
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut abi::ibv_mr) -> c_int {
     edge::int(|| {
-        let handle = given(mr)?.as_ptr().cast::<MrHandle>();
-        // SAFETY: the verb's terms; the struct is the first field of its handle.
-        unsafe { &(*handle).obj }.dereg().map_err(errno)?;
-        // SAFETY: the program gives the handle up, and it was made with Box::into_raw.
-        let handle = unsafe { Box::from_raw(handle) };
-        // SAFETY: the handle held a reference.
-        unsafe { ContextHandle::release(handle.ibv.context) };
+        // SAFETY: the verb's terms.
+        unsafe { MrHandle::obj(mr)? }.dereg().map_err(errno)?;
+        // SAFETY: the program gives the handle up.
+        unsafe { MrHandle::free(mr) };
         Ok(())
     })
 }

@@ -108,6 +108,14 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         full.hca_core_clock = from.hca_core_clock_khz;
         full.device_cap_flags_ex = from.device_cap_flags;
         full.phys_port_cnt_ex = u32::from(from.phys_port_cnt);
+        full.max_dm_size = from.max_dm_size;
+        full.odp_caps.general_caps = from.odp.general;
+        full.odp_caps.per_transport_caps = abi::ibv_odp_caps__bindgen_ty_1 {
+            rc_odp_caps: from.odp.rc,
+            uc_odp_caps: from.odp.uc,
+            ud_odp_caps: from.odp.ud,
+        };
+        full.xrc_odp_caps = from.odp.xrc;
         // SAFETY: `attr_size` is the size of the caller's struct.
         unsafe { put_prefix(&full, to, attr_size) };
         Ok(())

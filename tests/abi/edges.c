@@ -138,7 +138,7 @@ static void refusals(struct ibv_cq *cq)
 	CHECK(!ibv_create_qp_ex(ctx, &ex) && errno == EOPNOTSUPP);
 	CHECK(!ibv_open_xrcd(ctx, &xrcd) && errno == EOPNOTSUPP);
 	CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
-	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0) && errno == EOPNOTSUPP);
+	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0) && errno == EBADF);
 	CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
 	CHECK(!ibv_reg_mr(pd, &byte, 1, 1 << 12) && errno == EINVAL);
 	CHECK(ibv_dealloc_pd(pd) == EBUSY);

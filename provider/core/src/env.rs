@@ -22,7 +22,7 @@ pub trait SendQueue {
     fn inline(&self, index: u32) -> Seg;
     /// All WQEs before `index` are done; their slots may be posted anew.
     fn release(&self, index: u32);
-    /// Forget everything posted (QP to RESET).
+    /// Forget everything posted (QP to RESET); indices go on.
     fn reset(&self);
 }
 
@@ -66,12 +66,17 @@ pub trait Env {
     /// Where the counters live
     type Stats: Deref<Target = Counters>;
 
-    /// Writes `data` to host memory. The card has checked keys, bounds and rights.
-    fn dma_write(&mut self, addr: u64, data: &[u8]);
-    /// Atomically adds; gives the value before. `addr` is 8-aligned.
-    fn dma_fetch_add(&mut self, addr: u64, add: u64) -> u64;
-    /// Atomically swaps if equal; gives the value before. `addr` is 8-aligned.
-    fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> u64;
+    /// Writes `data` to host memory. The card has checked keys, bounds and rights. False: there is no
+    /// memory now (on-demand paging), and the request fails as if its key did not reach there.
+    #[must_use]
+    fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool;
+    /// Atomically adds; gives the value before. `addr` is 8-aligned. `None`: as false of `dma_write`.
+    fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64>;
+    /// Atomically swaps if equal; gives the value before. `addr` is 8-aligned. `None`: as above.
+    fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> Option<u64>;
+    /// Makes memory ready to be the next frame's payload; gives where it can be read until that frame is
+    /// queued. `None`: there is no memory now.
+    fn dma_read(&mut self, from: Seg) -> Option<Seg>;
 
     /// Queues one frame. `header` is everything from the BTH to before the payload, `payload` the
     /// host memory to gather, `pad` 0 to 3 zero bytes behind it; the port adds the ICRC and the

@@ -77,15 +77,10 @@ impl MrTable {
         MrTable { entries: Vec::new(), free: VecDeque::new(), mask: 0 }
     }
 
-    /// Adds an MR; gives its key. `Invalid`: no bytes, an address range that wraps, or remote WRITE
-    /// or atomics without LOCAL_WRITE (man ibv_reg_mr). `Exhausted`: [`MAX_MR`] exist.
+    /// Adds an MR; gives its key. `Invalid`: an address range that wraps, or remote WRITE or atomics
+    /// without LOCAL_WRITE (man ibv_reg_mr). `Exhausted`: [`MAX_MR`] exist.
     pub fn register(&mut self, attr: MrAttr, random: u64) -> Result<u32, NicError> {
-        let last = attr.length.checked_sub(1).ok_or(NicError::Invalid)?;
-        let wraps = attr.addr.checked_add(last).is_none() || attr.iova.checked_add(last).is_none();
-        let remote_write = attr.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        if wraps || (remote_write && !attr.access.contains(Access::LOCAL_WRITE)) {
-            return Err(NicError::Invalid);
-        }
+        check(&attr)?;
         let (slot, spent) = self.slot(random)?;
         let byte = spent.wrapping_add(1 + (random % 254) as u8);
         let (key, byte) = self.key(slot, byte);
@@ -129,16 +124,39 @@ impl MrTable {
         }
     }
 
+    /// Changes what a key opens; gives the protection domain that it had. Errors as in `register`, with
+    /// nothing changed.
+    pub fn reregister(&mut self, key: u32, attr: MrAttr) -> Result<PdId, NicError> {
+        check(&attr)?;
+        let (_, entry) = self.entry(key)?;
+        entry.addr = attr.addr;
+        entry.length = attr.length;
+        entry.iova = attr.iova;
+        entry.access = attr.access;
+        Ok(core::mem::replace(&mut entry.pd, attr.pd))
+    }
+
+    /// What was registered under a key.
+    pub fn query(&self, key: u32) -> Option<MrAttr> {
+        let slot = (key >> KEY_BITS) ^ self.mask;
+        let e = self.entries.get(slot as usize).filter(|e| e.key.map(NonZeroU32::get) == Some(key))?;
+        Some(MrAttr { pd: e.pd, addr: e.addr, length: e.length, iova: e.iova, access: e.access })
+    }
+
+    /// Slot and entry of a key that is in use.
+    fn entry(&mut self, key: u32) -> Result<(u32, &mut Entry), NicError> {
+        let slot = (key >> KEY_BITS) ^ self.mask;
+        let found = self.entries.get_mut(slot as usize).filter(|e| e.key.map(NonZeroU32::get) == Some(key));
+        Ok((slot, found.ok_or(NicError::NotFound)?))
+    }
+
     /// Removes an MR; gives its protection domain.
     pub fn deregister(&mut self, key: u32) -> Result<PdId, NicError> {
-        let slot = (key >> KEY_BITS) ^ self.mask;
-        let entry = self.entries.get_mut(slot as usize).ok_or(NicError::NotFound)?;
-        if entry.key.map(NonZeroU32::get) != Some(key) {
-            return Err(NicError::NotFound);
-        }
+        let (slot, entry) = self.entry(key)?;
         entry.key = None;
+        let pd = entry.pd;
         self.free.push_back(slot);
-        Ok(entry.pd)
+        Ok(pd)
     }
 
     /// MRs that exist.
@@ -202,6 +220,17 @@ impl MrTable {
         }
         Ok(entry.addr.wrapping_add(offset))
     }
+}
+
+/// Whether something may be registered so.
+fn check(attr: &MrAttr) -> Result<(), NicError> {
+    let last = attr.length.saturating_sub(1);
+    let wraps = attr.addr.checked_add(last).is_none() || attr.iova.checked_add(last).is_none();
+    let remote_write = attr.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    if wraps || (remote_write && !attr.access.contains(Access::LOCAL_WRITE)) {
+        return Err(NicError::Invalid);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

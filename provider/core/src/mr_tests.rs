@@ -50,12 +50,35 @@ fn faults_say_what_is_wrong() {
 fn bad_registrations() {
     let mut t = MrTable::new();
     let mut reg = |addr, len, iova, access| t.register(attr(addr, len, iova, access), 7).map(|_| ());
-    assert_eq!(reg(0x1000, 0, 0x1000, Access::empty()), Err(NicError::Invalid));
     assert_eq!(reg(u64::MAX, 2, 0, Access::empty()), Err(NicError::Invalid));
     assert_eq!(reg(0, 2, u64::MAX, Access::empty()), Err(NicError::Invalid));
     assert_eq!(reg(0, 1, 0, Access::REMOTE_WRITE), Err(NicError::Invalid));
     assert_eq!(reg(0, 1, 0, Access::REMOTE_ATOMIC), Err(NicError::Invalid));
     assert_eq!(reg(0, u64::MAX, 0, Access::LOCAL_WRITE | Access::REMOTE_WRITE), Ok(()));
+}
+
+#[test]
+fn no_bytes_open_nothing() {
+    let mut t = MrTable::new();
+    let key = t.register(attr(0x1000, 0, 0x1000, Access::LOCAL_WRITE), 7).unwrap();
+    assert_eq!(t.resolve_local(key, PD, 0x1000, 1, false), Err(MrFault::Bounds));
+}
+
+#[test]
+fn a_key_may_come_to_open_something_else() {
+    let (mut t, key) = one(Access::LOCAL_WRITE);
+    let new = MrAttr { pd: PdId(4), ..attr(0x5000, 0x10, 0, Access::REMOTE_READ) };
+    let bad = MrAttr { access: Access::REMOTE_WRITE, ..new };
+    assert_eq!(t.reregister(key, bad), Err(NicError::Invalid));
+    assert_eq!(t.query(key), Some(attr(0x1000, 0x100, 0x9000, Access::LOCAL_WRITE)), "as it was");
+    assert_eq!(t.reregister(key ^ 1, new), Err(NicError::NotFound));
+    assert_eq!(t.reregister(key, new), Ok(PD));
+    assert_eq!(t.query(key), Some(new));
+    assert_eq!(t.resolve_remote(key, PdId(4), 8, 8, Access::REMOTE_READ), Ok(0x5008));
+    assert_eq!(t.resolve_local(key, PD, 0x9000, 1, false), Err(MrFault::Pd));
+    assert_eq!(t.deregister(key), Ok(PdId(4)));
+    assert_eq!(t.reregister(key, new), Err(NicError::NotFound));
+    assert_eq!(t.query(key), None);
 }
 
 #[test]

@@ -169,6 +169,24 @@ impl<E: Env> Nic<E> {
         Ok(key)
     }
 
+    /// Changes what a key opens. `Invalid` or `NotFound` changes nothing.
+    pub fn rereg_mr(&mut self, key: u32, attr: MrAttr) -> Result<(), NicError> {
+        self.shared.hold_pd(attr.pd)?;
+        match self.shared.mrs.reregister(key, attr) {
+            Ok(before) => self.shared.drop_pd(before),
+            Err(error) => {
+                self.shared.drop_pd(attr.pd);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is registered under a key.
+    pub fn query_mr(&self, key: u32) -> Option<MrAttr> {
+        self.shared.mrs.query(key)
+    }
+
     /// Ends a registration. No packet touches the memory afterwards.
     pub fn dereg_mr(&mut self, key: u32) -> Result<(), NicError> {
         let pd = self.shared.mrs.deregister(key)?;

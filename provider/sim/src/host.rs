@@ -33,10 +33,16 @@ pub struct SimEnv {
     pub events: Vec<AsyncEvent>,
     /// Frames the port takes between flushes
     pub port: usize,
+    /// Where memory went away under its regions, as it may with on-demand paging
+    pub gone: core::ops::Range<u64>,
     out: Vec<Queued>,
 }
 
 impl SimEnv {
+    fn absent(&self, addr: u64) -> bool {
+        self.gone.contains(&addr)
+    }
+
     /// Takes the frames out of the port; payloads are read now, as a socket would.
     pub(crate) fn flush(&mut self) -> Vec<(Av, Vec<u8>)> {
         let memory = &self.memory;
@@ -63,20 +69,33 @@ impl Env for SimEnv {
     type Cq = SimCq;
     type Stats = Rc<Counters>;
 
-    fn dma_write(&mut self, addr: u64, data: &[u8]) {
-        self.memory.write(addr, data);
+    fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
+        let there = !self.absent(addr);
+        if there {
+            self.memory.write(addr, data);
+        }
+        there
     }
-    fn dma_fetch_add(&mut self, addr: u64, add: u64) -> u64 {
+    fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64> {
+        if self.absent(addr) {
+            return None;
+        }
         let before = self.memory.word(addr);
         self.memory.set_word(addr, before.wrapping_add(add));
-        before
+        Some(before)
     }
-    fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> u64 {
+    fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> Option<u64> {
+        if self.absent(addr) {
+            return None;
+        }
         let before = self.memory.word(addr);
         if before == compare {
             self.memory.set_word(addr, swap);
         }
-        before
+        Some(before)
+    }
+    fn dma_read(&mut self, from: Seg) -> Option<Seg> {
+        (!self.absent(from.addr)).then_some(from)
     }
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
         let len: usize = payload.iter().map(|s| s.len as usize).sum();
@@ -152,7 +171,7 @@ impl Host {
         nic.add_block(u16::from(id) + 1).expect("a fresh card takes a block");
         let pd = nic.alloc_pd().expect("a fresh card gives a PD");
         let memory = Memory::new(0x10_0000_0000 * (u64::from(id) + 1));
-        let env = SimEnv { memory, events: Vec::new(), port: 64, out: Vec::new() };
+        let env = SimEnv { memory, events: Vec::new(), port: 64, gone: 0..0, out: Vec::new() };
         Host { gid: Gid::from_ipv4([10, 0, 0, id + 1]), nic, env, pd }
     }
 

@@ -41,8 +41,6 @@ pub struct SimSq(Rc<Sq>);
 struct Sq {
     slots: u32,
     chunks: Box<[OnceCell<Chunk>]>,
-    /// Where index 0 lies since the last reset
-    base: Cell<usize>,
     posted: Cell<u32>,
     released: Cell<u32>,
 }
@@ -54,14 +52,13 @@ impl SimSq {
         SimSq(Rc::new(Sq {
             slots,
             chunks: (0..CHUNKS).map(|_| OnceCell::new()).collect(),
-            base: Cell::new(0),
             posted: Cell::new(0),
             released: Cell::new(0),
         }))
     }
 
     fn slot(&self, index: u32) -> &OnceCell<Slot> {
-        let at = self.0.base.get() + index as usize;
+        let at = index as usize;
         let chunk = self.0.chunks[at / CHUNK].get_or_init(|| (0..CHUNK).map(|_| OnceCell::new()).collect());
         &chunk[at % CHUNK]
     }
@@ -122,9 +119,7 @@ impl SendQueue for SimSq {
         self.0.released.set(index);
     }
     fn reset(&self) {
-        self.0.base.set(self.0.base.get() + self.0.posted.get() as usize);
-        self.0.posted.set(0);
-        self.0.released.set(0);
+        self.0.released.set(self.0.posted.get());
     }
 }
 

@@ -100,6 +100,36 @@ fn keys_of_others_and_of_the_past() {
     );
 }
 
+/// On-demand paging: the key reaches there, but nothing is mapped when the card comes to it.
+#[test]
+fn memory_that_went_away() {
+    for op in [SendOp::Write, SendOp::Read, SendOp::FetchAdd, SendOp::CmpSwap] {
+        let mut p = Pair::rc();
+        let mut bad = p.wqe(2, op);
+        bad.remote_addr += 1024;
+        p.net.hosts[1].env.gone = bad.remote_addr..bad.remote_addr + 8;
+        /* READ data is fetched after later requests were taken: what they did stays */
+        let sge = p.sge(0, 8);
+        p.fails_with(bad, &[sge], WcStatus::RemAccessErr);
+        assert_eq!(p.states()[1], QpState::Err);
+        assert_eq!(p.events(1), [AsyncEvent::QpAccessErr(p.qpn[1])]);
+    }
+    for op in [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd] {
+        let mut p = Pair::rc();
+        let mut sge = p.sge(0, 8);
+        sge.addr += 1024;
+        p.net.hosts[0].env.gone = sge.addr..sge.addr + 8;
+        p.fails_with(p.wqe(2, op), &[sge], WcStatus::LocProtErr);
+    }
+    let mut p = Pair::rc();
+    p.post_recv(100, 64);
+    p.net.hosts[1].env.gone = p.page[1].0..p.page[1].0 + PAGE;
+    p.post(p.wqe(2, SendOp::Send), &[p.sge(0, 8)]);
+    p.run();
+    assert_eq!(p.polled(0), [(2, WcStatus::RemOpErr)]);
+    assert_eq!(p.polled(1), [(100, WcStatus::LocProtErr)]);
+}
+
 #[test]
 fn local_errors() {
     for op in [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd] {

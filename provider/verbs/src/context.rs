@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use starverbs_settings::Settings;
 
@@ -19,7 +19,8 @@ pub struct Context(Arc<ContextInner>);
 struct ContextInner {
     card: Arc<Card>,
     events: Arc<FdQueue<Event>>,
-    closed: AtomicBool,
+    /// How often it is open: once, and once for each import
+    opened: AtomicU32,
 }
 
 impl Context {
@@ -43,12 +44,38 @@ impl Context {
     fn join(card: Arc<Card>) -> Result<Context> {
         let events = Arc::new(FdQueue::new()?);
         card.enter()?;
-        Ok(Context(Arc::new(ContextInner { card, events, closed: AtomicBool::new(false) })))
+        Ok(Context(Arc::new(ContextInner { card, events, opened: AtomicU32::new(1) })))
+    }
+
+    /// `ibv_import_device`: the same context once more. It is closed when it was closed as often as it was opened.
+    ///
+    /// # Errors
+    /// EINVAL when it is closed; EIO in a forked child.
+    pub fn import(&self) -> Result<Context> {
+        self.card()?;
+        let more = |opened: u32| (opened > 0).then_some(opened + 1);
+        match self.0.opened.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+            Ok(_) => Ok(self.clone()),
+            Err(_) => Err(VerbsError::Invalid("the context is closed")),
+        }
+    }
+
+    /// Whether it was opened more often than closed.
+    pub fn is_open(&self) -> bool {
+        self.0.opened.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the other one is this context, imported perhaps.
+    pub(crate) fn same(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// `ibv_close_device`: ends the QPs that are left; the card goes with its last context.
     pub fn close(&self) {
-        self.0.close();
+        let less = |opened: u32| opened.checked_sub(1);
+        if self.0.opened.fetch_update(Ordering::AcqRel, Ordering::Acquire, less) == Ok(1) {
+            self.0.leave();
+        }
     }
 
     /// The card, for a call on the data path or off it.
@@ -131,8 +158,8 @@ impl Context {
 }
 
 impl ContextInner {
-    fn close(&self) {
-        if !self.closed.swap(true, Ordering::AcqRel) && self.card.is_ours() {
+    fn leave(&self) {
+        if self.card.is_ours() {
             self.card.leave(&self.events);
         }
     }
@@ -140,6 +167,8 @@ impl ContextInner {
 
 impl Drop for ContextInner {
     fn drop(&mut self) {
-        self.close();
+        if *self.opened.get_mut() > 0 {
+            self.leave();
+        }
     }
 }

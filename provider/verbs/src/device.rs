@@ -7,7 +7,9 @@ use starverbs_backend::host;
 use starverbs_core::{Gid, Mtu};
 use starverbs_settings::Settings;
 
+use crate::dm::MAX_DM;
 use crate::error::{Result, VerbsError};
+use crate::memory;
 
 /// Name of the device.
 pub fn device_name() -> &'static str {
@@ -42,6 +44,8 @@ const NO_OUI: u32 = 0xff_ffff;
 
 /// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN
 const CAP_FLAGS: u64 = 1 << 7 | 1 << 11 | 1 << 12;
+/// IBV_DEVICE_XRC
+const DEVICE_XRC: u64 = 1 << 20;
 /// IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS
 const PORT_CAP_FLAGS: u32 = 1 << 16 | 1 << 26;
 
@@ -86,6 +90,20 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
     pub max_inline: u32,
     pub hca_core_clock_khz: u64,
+    /// Bytes
+    pub max_dm_size: u64,
+    pub odp: OdpCaps,
+}
+
+/// `struct ibv_odp_caps` and that of XRC. Bits as in verbs.h.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct OdpCaps {
+    pub general: u64,
+    pub rc: u32,
+    pub uc: u32,
+    pub ud: u32,
+    pub xrc: u32,
 }
 
 /// `struct ibv_port_attr`. Numbers as in verbs.h.
@@ -231,7 +249,26 @@ fn attr(guid: u64) -> DeviceAttr {
         phys_port_cnt: 1,
         max_inline: MAX_INLINE,
         hca_core_clock_khz: 0,
+        max_dm_size: MAX_DM,
+        odp: odp_caps(),
     }
+}
+
+/// Memory of its own process is there for the card when the process has it, for all that it does.
+fn odp_caps() -> OdpCaps {
+    /// IBV_ODP_SUPPORT_SEND, RECV, SRQ_RECV
+    const MESSAGES: u32 = 1 | 1 << 1 | 1 << 5;
+    /// IBV_ODP_SUPPORT_WRITE
+    const WRITE: u32 = 1 << 2;
+    /// IBV_ODP_SUPPORT_READ, ATOMIC
+    const ANSWERS: u32 = 1 << 3 | 1 << 4;
+    if !memory::safe_copies_work() {
+        return OdpCaps::default();
+    }
+    let rc = MESSAGES | WRITE | ANSWERS;
+    let xrc = if CAP_FLAGS & DEVICE_XRC != 0 { rc } else { 0 };
+    /* IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_IMPLICIT */
+    OdpCaps { general: 3, rc, uc: MESSAGES | WRITE, ud: MESSAGES, xrc }
 }
 
 fn port_attr(active_mtu: Mtu, gids: u32) -> PortAttr {

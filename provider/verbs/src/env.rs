@@ -7,19 +7,64 @@ use starverbs_core::{AsyncEvent, Av, Env, Seg};
 use starverbs_rings::{CardRq, CardSq};
 
 use crate::cq::CardCq;
+use crate::memory;
 use crate::stat::StatPage;
+
+/// Most payload bytes of a frame: the largest path MTU.
+const MAX_PAYLOAD: usize = 4096;
+
+/// What null regions read as.
+static ZEROES: [u8; MAX_PAYLOAD] = [0; MAX_PAYLOAD];
 
 /// What a card works on in a real process.
 pub(crate) struct HostEnv {
     pub(crate) tx: TxStack<StatPage>,
     /// Raised in this turn; told to the contexts at its end.
     pub(crate) events: Vec<AsyncEvent>,
+    /// Copies of memory that may be missing, for the next frame
+    bounce: Box<[u8; MAX_PAYLOAD]>,
+    /// How much of it is used
+    bounced: usize,
 }
 
 impl HostEnv {
     pub(crate) fn new(tx: TxStack<StatPage>) -> Self {
-        HostEnv { tx, events: Vec::with_capacity(16) }
+        HostEnv { tx, events: Vec::with_capacity(16), bounce: Box::new([0; MAX_PAYLOAD]), bounced: 0 }
     }
+
+    /// [`Env::dma_read`] of marked memory.
+    #[cold]
+    fn read_marked(&mut self, from: Seg) -> Option<Seg> {
+        let len = from.len as usize;
+        if from.addr & memory::DEMAND == 0 {
+            let zeroes = ZEROES.get(..len)?;
+            return Some(Seg { addr: zeroes.as_ptr() as u64, len: from.len });
+        }
+        let to = self.bounce.get_mut(self.bounced..)?.get_mut(..len)?;
+        if !memory::read(from.addr, to) {
+            return None;
+        }
+        self.bounced += len;
+        Some(Seg { addr: to.as_ptr() as u64, len: from.len })
+    }
+}
+
+/// [`Env::dma_write`] to marked memory.
+#[cold]
+fn write_marked(addr: u64, data: &[u8]) -> bool {
+    addr & memory::DEMAND == 0 || memory::write(addr, data)
+}
+
+/// An atomic operation on marked memory: atomic among those of this card, which is what IBV_ATOMIC_HCA says. Null
+/// regions are not exposed to peers.
+#[cold]
+fn change_marked(addr: u64, change: impl FnOnce(u64) -> u64) -> Option<u64> {
+    let mut old = [0; 8];
+    if addr & memory::DEMAND == 0 || !memory::read(addr, &mut old) {
+        return None;
+    }
+    let old = u64::from_ne_bytes(old);
+    memory::write(addr, &change(old).to_ne_bytes()).then_some(old)
 }
 
 impl Env for HostEnv {
@@ -29,7 +74,10 @@ impl Env for HostEnv {
     type Stats = StatPage;
 
     #[inline]
-    fn dma_write(&mut self, addr: u64, data: &[u8]) {
+    fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
+        if memory::marked(addr) {
+            return write_marked(addr, data);
+        }
         /* the last bytes last: programs spin on them, as cards write in order */
         let (body, tail) = data.split_at(data.len().saturating_sub(8));
         // SAFETY: the card has checked that [addr, addr + len) lies in a memory region, which the
@@ -43,26 +91,41 @@ impl Env for HostEnv {
                 Err(_) => to.copy_from(tail.as_ptr(), tail.len()),
             }
         }
+        true
     }
 
     #[inline]
-    fn dma_fetch_add(&mut self, addr: u64, add: u64) -> u64 {
+    fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64> {
+        if memory::marked(addr) {
+            return change_marked(addr, |old| old.wrapping_add(add));
+        }
         // SAFETY: as for writing; the card has checked the alignment.
         let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
-        cell.fetch_add(add, Ordering::SeqCst)
+        Some(cell.fetch_add(add, Ordering::SeqCst))
     }
 
     #[inline]
-    fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> u64 {
+    fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> Option<u64> {
+        if memory::marked(addr) {
+            return change_marked(addr, |old| if old == compare { swap } else { old });
+        }
         // SAFETY: as for writing; the card has checked the alignment.
         let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
         match cell.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(old) | Err(old) => old,
+            Ok(old) | Err(old) => Some(old),
         }
     }
 
     #[inline]
+    fn dma_read(&mut self, from: Seg) -> Option<Seg> {
+        if memory::marked(from.addr) { self.read_marked(from) } else { Some(from) }
+    }
+
+    #[inline]
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
+        /* the next frame uses the same room */
+        let volatile = volatile || self.bounced != 0;
+        self.bounced = 0;
         self.tx.send_frame(to, header, payload, pad, volatile);
     }
 

@@ -15,9 +15,11 @@ mod clock;
 mod context;
 mod cq;
 mod device;
+mod dm;
 mod env;
 mod error;
 mod events;
+mod memory;
 mod mr;
 mod pd;
 mod post;
@@ -32,12 +34,13 @@ pub use channel::CompChannel;
 pub use context::Context;
 pub use cq::Cq;
 pub use device::{
-    DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, PKEY, PortAttr,
-    device_attr, device_name,
+    DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, OdpCaps, PKEY,
+    PortAttr, device_attr, device_name,
 };
+pub use dm::{Dm, MAX_DM};
 pub use error::{Result, VerbsError};
 pub use events::{Event, kind};
-pub use mr::Mr;
+pub use mr::{Advice, Mr, Rereg};
 pub use pd::Pd;
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};

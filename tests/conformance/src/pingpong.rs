@@ -25,6 +25,14 @@ pub(crate) fn cases() -> Vec<Case> {
     for program in ["ibv_rc_pingpong", "ibv_uc_pingpong"] {
         cases.push(case(program, BOTH, "-r 1 -c"));
     }
+    // On-demand paging, explicit and of the whole address space, with prefetching; device memory.
+    for args in ["-o -c", "-O -c", "-j -c"] {
+        cases.push(case("ibv_rc_pingpong", BOTH, args).quick(&[Net::Lo]));
+    }
+    for args in ["-o -P -c", "-O -P -e -c -s 100000", "-o -s 1000000 -n 100 -c", "-j -e -c -s 100000"] {
+        cases.push(case("ibv_rc_pingpong", BOTH, args));
+    }
+    cases.push(case("ibv_srq_pingpong", BOTH, "-o -c"));
     for args in ["-q 1 -r 1", "-q 1", "-q 4 -e", "-q 64 -r 2000", "-q 16 -s 65536 -c"] {
         cases.push(case("ibv_srq_pingpong", BOTH, args));
     }

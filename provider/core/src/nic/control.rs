@@ -239,7 +239,8 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     qp.send_cq.purge(qp.qpn);
     qp.recv_cq.purge(qp.qpn);
     let slots = qp.req.track.len() as u32;
-    qp.req = Requester::new(slots);
+    let next = qp.sq.posted();
+    qp.req = Requester { next, una: next, fresh: next, ..Requester::new(slots) };
     qp.resp = Responder::new(qp.resp.max_sge());
     qp.flags = Flags { sig_all: qp.flags.sig_all, ..Flags::default() };
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };

@@ -86,8 +86,12 @@ impl<E: Env> Ctx<'_, E> {
         };
         let len = left.min(self.qp.mtu);
         let last = len == left;
-        let Some(host) = self.check_remote(key, va, len, Access::REMOTE_READ) else {
+        let host = self.check_remote(key, va, len, Access::REMOTE_READ);
+        let Some(seg) = host.and_then(|addr| self.env.dma_read(Seg { addr, len })) else {
             enter_error(self, QpState::Err);
+            /* The NAK belongs to this READ, not behind it: the requester waits for its data. */
+            self.qp.resp.out.clear();
+            self.qp.resp.epsn = psn;
             self.owe_nak(Syndrome::Nak(NakCode::RemoteAccess));
             return self.env.event(AsyncEvent::QpAccessErr(self.qp.qpn));
         };
@@ -102,8 +106,7 @@ impl<E: Env> Ctx<'_, E> {
         if !begun || last {
             header = header.aeth(ACK, self.qp.resp.msn);
         }
-        let seg = [Seg { addr: host, len }];
-        let payload = if len == 0 { &[][..] } else { &seg[..] };
+        let payload = if len == 0 { &[][..] } else { core::slice::from_ref(&seg) };
         self.env.send_frame(&self.qp.attr.av, &header, payload, pad, true);
         if last {
             self.qp.resp.out.pop_front();

@@ -308,11 +308,11 @@ impl<E: Env> Ctx<'_, E> {
             segs.push_in_room(Seg { addr: seg.addr + u64::from(offset), len });
             return Some(());
         }
-        let (mrs, pd) = (&self.sh.mrs, self.qp.pd);
+        let (mrs, env, pd) = (&self.sh.mrs, &mut *self.env, self.qp.pd);
         slices(self.qp.sq.sges(index), offset, len, |sge, skip, n| {
             let addr =
                 mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, false).ok()?;
-            segs.push_in_room(Seg { addr, len: n });
+            segs.push_in_room(env.dma_read(Seg { addr, len: n })?);
             Some(())
         })
     }

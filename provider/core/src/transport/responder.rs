@@ -149,7 +149,9 @@ impl<E: Env> Ctx<'_, E> {
                 return self.violate();
             };
             self.sh.stats.rx_bytes.add(u64::from(len));
-            self.env.dma_write(host, data);
+            if !self.env.dma_write(host, data) {
+                return self.violate();
+            }
         }
         self.qp.resp.cur = match last {
             true => Inbound::Idle,
@@ -199,6 +201,7 @@ impl<E: Env> Ctx<'_, E> {
             Kind::CmpSwap => self.env.dma_compare_swap(host, eth.compare(), eth.swap_add()),
             _ => self.env.dma_fetch_add(host, eth.swap_add()),
         };
+        let Some(value) = value else { return self.violate() };
         let resp = &mut self.qp.resp;
         if let Some(results) = &mut resp.results {
             results.push(psn, value);

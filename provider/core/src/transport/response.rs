@@ -206,9 +206,8 @@ impl<E: Env> Ctx<'_, E> {
             let addr =
                 mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, true).ok()?;
             let (now, later) = rest.split_at_checked(n as usize)?;
-            env.dma_write(addr, now);
             rest = later;
-            Some(())
+            env.dma_write(addr, now).then_some(())
         })
     }
 

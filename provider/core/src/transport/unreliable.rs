@@ -90,8 +90,8 @@ impl<E: Env> Ctx<'_, E> {
         }
         let host = self.check_remote(key, va, len, Access::REMOTE_WRITE)?;
         self.sh.stats.rx_bytes.add(u64::from(len));
-        if len > 0 {
-            self.env.dma_write(host, data);
+        if len > 0 && !self.env.dma_write(host, data) {
+            return None;
         }
         self.qp.resp.cur = match last {
             true => Inbound::Idle,

@@ -1,0 +1,163 @@
+//! Device memory: memory of the card, which here is memory of its process that the program cannot see.
+//!
+//! Owns the process's count of it. A forked child shares what its parent allocated, and may allocate more: no
+//! card is needed until it is registered.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use crate::context::Context;
+use crate::error::{Result, VerbsError};
+use crate::memory::Mapping;
+
+/// Most device memory of a process, bytes.
+pub const MAX_DM: u64 = 16 << 20;
+/// Offsets and lengths of copies are multiples of this, as on cards.
+const WORD: u64 = 4;
+/// Largest alignment that may be asked for, log2.
+const MAX_ALIGN: u32 = 24;
+
+/// Bytes that are allocated.
+static USED: AtomicU64 = AtomicU64::new(0);
+/// What is alive, by handle.
+static ALL: LazyLock<Mutex<HashMap<u32, Weak<DmInner>>>> = LazyLock::new(Mutex::default);
+
+/// A piece of device memory. Clones are the same piece.
+#[derive(Clone)]
+pub struct Dm(Arc<DmInner>);
+
+struct DmInner {
+    ctx: Context,
+    handle: u32,
+    start: u64,
+    length: u64,
+    /// Regions registered over it
+    regions: AtomicU32,
+    gone: AtomicBool,
+    _map: Mapping,
+}
+
+impl Dm {
+    /// `ibv_alloc_dm`: `length` bytes of zeroes at a multiple of 2^`log_align`.
+    ///
+    /// # Errors
+    /// EINVAL: no bytes, or too large an alignment; ENOMEM: more than [`MAX_DM`] in all.
+    pub fn alloc(ctx: &Context, length: u64, log_align: u32) -> Result<Dm> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        if length == 0 || log_align > MAX_ALIGN {
+            return Err(VerbsError::Invalid("length or alignment of device memory"));
+        }
+        let add = |used: u64| used.checked_add(length).filter(|sum| *sum <= MAX_DM);
+        USED.fetch_update(Ordering::AcqRel, Ordering::Acquire, add)
+            .map_err(|_| VerbsError::NoMemory("device memory"))?;
+        let (map, start) = Mapping::zeroes(length, 1 << log_align).inspect_err(|_| give_back(length))?;
+        let handle = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (regions, gone) = (AtomicU32::new(0), AtomicBool::new(false));
+        let inner = DmInner { ctx: ctx.clone(), handle, start, length, regions, gone, _map: map };
+        let dm = Dm(Arc::new(inner));
+        all().insert(handle, Arc::downgrade(&dm.0));
+        Ok(dm)
+    }
+
+    /// `ibv_import_dm`: the same piece, in a context that was imported from its own.
+    ///
+    /// # Errors
+    /// EINVAL: no such handle in this context.
+    pub fn import(ctx: &Context, handle: u32) -> Result<Dm> {
+        let found = all().get(&handle).and_then(Weak::upgrade).map(Dm);
+        let ours = found.filter(|dm| dm.0.ctx.same(ctx) && !dm.0.gone.load(Ordering::Acquire));
+        ours.ok_or(VerbsError::Invalid("handle of device memory"))
+    }
+
+    /// `ibv_free_dm`
+    ///
+    /// # Errors
+    /// EBUSY while regions are registered over it; EINVAL when it is gone already.
+    pub fn free(&self) -> Result<()> {
+        if self.0.regions.load(Ordering::Acquire) > 0 {
+            return Err(VerbsError::Busy("memory regions"));
+        }
+        if self.0.gone.swap(true, Ordering::AcqRel) {
+            return Err(VerbsError::Invalid("device memory is gone"));
+        }
+        Ok(())
+    }
+
+    /// Its name for `import`.
+    pub fn handle(&self) -> u32 {
+        self.0.handle
+    }
+
+    /// `ibv_memcpy_to_dm`
+    ///
+    /// # Errors
+    /// EINVAL: not whole words; EFAULT: not all inside.
+    ///
+    /// # Safety
+    /// `from` has `len` readable bytes.
+    pub unsafe fn copy_in(&self, offset: u64, from: *const u8, len: u64) -> Result<()> {
+        let to = self.place(offset, len)?;
+        // SAFETY: the caller's terms, and `place` checked the other side. Peers may write there meanwhile: bytes
+        // are copied, and nobody has references to them.
+        unsafe { std::ptr::copy(from, to as *mut u8, len as usize) };
+        Ok(())
+    }
+
+    /// `ibv_memcpy_from_dm`
+    ///
+    /// # Errors
+    /// As [`Dm::copy_in`].
+    ///
+    /// # Safety
+    /// `to` has `len` writable bytes.
+    pub unsafe fn copy_out(&self, to: *mut u8, offset: u64, len: u64) -> Result<()> {
+        let from = self.place(offset, len)?;
+        // SAFETY: as in `copy_in`.
+        unsafe { std::ptr::copy(from as *const u8, to, len as usize) };
+        Ok(())
+    }
+
+    fn place(&self, offset: u64, len: u64) -> Result<u64> {
+        if !offset.is_multiple_of(WORD) || !len.is_multiple_of(WORD) {
+            return Err(VerbsError::Invalid("device memory is copied in words of four bytes"));
+        }
+        self.range(offset, len).ok_or(VerbsError::Fault)
+    }
+
+    /// Address of bytes [offset, offset + len), if it has them.
+    pub(crate) fn range(&self, offset: u64, len: u64) -> Option<u64> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.0.length);
+        (inside && !self.0.gone.load(Ordering::Acquire)).then(|| self.0.start + offset)
+    }
+
+    /// A region over it; it cannot be freed until that is dropped.
+    pub(crate) fn hold(&self) -> DmHold {
+        self.0.regions.fetch_add(1, Ordering::AcqRel);
+        DmHold(self.clone())
+    }
+}
+
+/// A region's hold on device memory.
+pub(crate) struct DmHold(Dm);
+
+impl Drop for DmHold {
+    fn drop(&mut self) {
+        self.0.0.regions.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for DmInner {
+    fn drop(&mut self) {
+        all().remove(&self.handle);
+        give_back(self.length);
+    }
+}
+
+fn give_back(length: u64) {
+    USED.fetch_sub(length, Ordering::AcqRel);
+}
+
+fn all() -> std::sync::MutexGuard<'static, HashMap<u32, Weak<DmInner>>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
