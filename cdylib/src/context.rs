@@ -5,7 +5,7 @@
 
 use crate::edge::{self, Errno};
 use crate::handle::{Live, complain, given, zeroed};
-use crate::{cq, cq_ex, device, poll, post, qp, query, srq};
+use crate::{cq, cq_ex, device, mw, poll, post, qp, query, srq};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -137,28 +137,12 @@ fn tables(obj: &Context) -> abi::verbs_context {
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
     context.ops.post_srq_recv = Some(post::post_srq_recv);
-    context.ops.alloc_mw = Some(alloc_mw);
-    context.ops.bind_mw = Some(bind_mw);
-    context.ops.dealloc_mw = Some(dealloc_mw);
+    context.ops.alloc_mw = Some(mw::alloc_mw);
+    context.ops.bind_mw = Some(mw::bind_mw);
+    context.ops.dealloc_mw = Some(mw::dealloc_mw);
     verbs
 }
 
 unsafe extern "C" fn close_xrcd(_xrcd: *mut abi::ibv_xrcd) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn alloc_mw(_pd: *mut abi::ibv_pd, _kind: abi::ibv_mw_type) -> *mut abi::ibv_mw {
-    edge::object(|| Err(libc::EOPNOTSUPP))
-}
-
-unsafe extern "C" fn bind_mw(
-    _qp: *mut abi::ibv_qp,
-    _mw: *mut abi::ibv_mw,
-    _bind: *mut abi::ibv_mw_bind,
-) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn dealloc_mw(_mw: *mut abi::ibv_mw) -> c_int {
     libc::EOPNOTSUPP
 }

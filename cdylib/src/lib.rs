@@ -20,6 +20,7 @@ mod events;
 mod exports;
 mod handle;
 mod l2;
+mod mw;
 mod pd_mr;
 mod poll;
 mod post;

@@ -137,7 +137,7 @@ static void refusals(struct ibv_cq *cq)
 	CHECK(!ibv_create_qp(NULL, &init) && errno == EINVAL);
 	CHECK(!ibv_create_qp_ex(ctx, &ex) && errno == EOPNOTSUPP);
 	CHECK(!ibv_open_xrcd(ctx, &xrcd) && errno == EOPNOTSUPP);
-	CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
+	CHECK(!ibv_alloc_mw(pd, 3) && errno == EINVAL);
 	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0) && errno == EOPNOTSUPP);
 	CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
 	CHECK(!ibv_reg_mr(pd, &byte, 1, 1 << 12) && errno == EINVAL);
@@ -206,6 +206,65 @@ static void data(struct side *a, struct side *b)
 	CHECK(ibv_post_send(a->qp, wr, &bad) != 0 && bad == &wr[0]);
 	recv.num_sge = -1;
 	CHECK(ibv_post_recv(b->qp, &recv, &bad_recv) == EINVAL && bad_recv == &recv);
+}
+
+/* Memory windows: keys, errno values, what stays while a window is bound. */
+static void windows(struct side *a, struct side *b)
+{
+	unsigned char *buf = calloc(1, 4096);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buf, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mw *one_mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1), *two_mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	struct ibv_mw_bind bind = { .wr_id = 30, .send_flags = IBV_SEND_SIGNALED,
+				    .bind_info = { mr, (uintptr_t)buf, 64, IBV_ACCESS_REMOTE_WRITE } };
+	struct ibv_send_wr wr = { .wr_id = 31, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_sge from = { (uintptr_t)"through", 8, 0 };
+	struct ibv_recv_wr recv = { .wr_id = 40 }, *bad_recv;
+	struct ibv_wc wc;
+	uint32_t before;
+
+	CHECK(mr && one_mw && two_mw);
+	if (!mr || !one_mw || !two_mw)
+		return;
+	CHECK(one_mw->pd == pd && one_mw->context == ctx && one_mw->type == IBV_MW_TYPE_1 && one_mw->rkey);
+	before = one_mw->rkey;
+	CHECK(ibv_bind_mw(b->qp, two_mw, &bind) == EINVAL);
+	CHECK(!ibv_bind_mw(b->qp, one_mw, &bind) && one_mw->rkey == ibv_inc_rkey(before));
+	wc = one(b->cq);
+	CHECK(wc.wr_id == 30 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW);
+	CHECK(ibv_dereg_mr(mr) == EBUSY);
+	bind.bind_info.length = 0;
+	CHECK(!ibv_bind_mw(b->qp, one_mw, &bind) && one(b->cq).status == IBV_WC_SUCCESS);
+
+	wr.bind_mw.mw = one_mw;
+	CHECK(ibv_post_send(b->qp, &wr, &bad) == EINVAL && bad == &wr);
+	wr.bind_mw.mw = two_mw;
+	wr.bind_mw.rkey = ibv_inc_rkey(two_mw->rkey);
+	wr.bind_mw.bind_info = bind.bind_info;
+	CHECK(ibv_post_send(b->qp, &wr, &bad) == EINVAL);
+	wr.bind_mw.bind_info.length = 64;
+	CHECK(!ibv_post_send(b->qp, &wr, &bad) && one(b->cq).wr_id == 31);
+	before = wr.bind_mw.rkey;
+
+	wr = (struct ibv_send_wr){ .wr_id = 32, .opcode = IBV_WR_RDMA_WRITE, .sg_list = &from, .num_sge = 1,
+				   .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE };
+	wr.wr.rdma.remote_addr = (uintptr_t)buf;
+	wr.wr.rdma.rkey = before;
+	CHECK(!ibv_post_send(a->qp, &wr, &bad) && one(a->cq).status == IBV_WC_SUCCESS);
+	CHECK(!strcmp((char *)buf, "through"));
+	CHECK(!ibv_post_recv(b->qp, &recv, &bad_recv));
+	wr = (struct ibv_send_wr){ .wr_id = 33, .opcode = IBV_WR_SEND_WITH_INV, .invalidate_rkey = before,
+				   .send_flags = IBV_SEND_SIGNALED };
+	CHECK(!ibv_post_send(a->qp, &wr, &bad));
+	wc = one(b->cq);
+	CHECK(wc.wr_id == 40 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV);
+	CHECK(wc.wc_flags == IBV_WC_WITH_INV && wc.invalidated_rkey == before);
+	CHECK(one(a->cq).opcode == IBV_WC_SEND);
+	wr.opcode = IBV_WR_LOCAL_INV;
+	CHECK(!ibv_post_send(b->qp, &wr, &bad));
+	wc = one(b->cq);
+	CHECK(wc.wr_id == 33 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_LOCAL_INV);
+	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_mw(one_mw) && !ibv_dealloc_mw(two_mw));
+	free(buf);
 }
 
 static void query(struct side *a, struct side *b)
@@ -362,6 +421,7 @@ int main(void)
 	CHECK(!to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
 	refusals(cq);
 	data(&a, &b);
+	windows(&a, &b);
 	query(&a, &b);
 	events();
 	extended_poll();

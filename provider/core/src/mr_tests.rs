@@ -35,7 +35,7 @@ fn bounds_are_exact() {
 #[test]
 fn faults_say_what_is_wrong() {
     let (t, key) = one(Access::REMOTE_READ);
-    let read = |key, pd, need| t.resolve_remote(key, pd, 0x9000, 4, need);
+    let read = |key, pd, need| t.resolve_remote(key, (pd, 7), 0x9000, 4, need);
     assert_eq!(read(key, PD, Access::REMOTE_READ), Ok(0x1000));
     assert_eq!(read(key, PD, Access::REMOTE_WRITE), Err(MrFault::Access));
     assert_eq!(read(key, PdId(4), Access::REMOTE_READ), Err(MrFault::Pd));
@@ -116,7 +116,7 @@ proptest! {
                 Step::Resolve { pick, offset, len } if !all.is_empty() => {
                     let (key, a) = all[pick.index(all.len())];
                     let va = a.iova.wrapping_add_signed(offset);
-                    let got = table.resolve_remote(key, PD, va, len, Access::REMOTE_READ);
+                    let got = table.resolve_remote(key, (PD, 7), va, len, Access::REMOTE_READ);
                     let want = match model.get(&key) {
                         _ if len == 0 => Ok(va),
                         None => Err(MrFault::BadKey),

@@ -16,7 +16,7 @@ use slab::Slab;
 
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
-use crate::mr::{MrAttr, MrTable};
+use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
 use crate::transport::Qp;
 use crate::types::{Av, AvId, Mtu, PdId, Seg, SrqId};
@@ -165,11 +165,25 @@ impl<E: Env> Nic<E> {
         Ok(key)
     }
 
-    /// Ends a registration. No packet touches the memory afterwards.
+    /// Ends a registration. No packet touches the memory afterwards. `Busy`: memory windows are bound to it.
     pub fn dereg_mr(&mut self, key: u32) -> Result<(), NicError> {
         let pd = self.shared.mrs.deregister(key)?;
         self.shared.drop_pd(pd);
         self.shared.stats.mrs.sub(1);
+        Ok(())
+    }
+
+    /// A new memory window, not bound; gives its key.
+    pub fn alloc_mw(&mut self, pd: PdId, kind: WindowType) -> Result<u32, NicError> {
+        self.shared.hold_pd(pd)?;
+        let random = self.shared.rng.next();
+        self.shared.mrs.alloc_window(pd, kind, random).inspect_err(|_| self.shared.drop_pd(pd))
+    }
+
+    /// Ends a memory window, bound or not; `key` is any key that it ever had.
+    pub fn dealloc_mw(&mut self, key: u32) -> Result<(), NicError> {
+        let pd = self.shared.mrs.free_window(key)?;
+        self.shared.drop_pd(pd);
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 mod answer;
 mod complete;
 mod datagram;
+mod local;
 mod pacing;
 mod recv;
 mod requester;
@@ -86,6 +87,8 @@ pub(crate) struct Flags {
     pub(crate) lossy: bool,
     /// SQD: the drained event was raised
     pub(crate) drained: bool,
+    /// A memory window of type 2 was bound on it
+    pub(crate) windows: bool,
 }
 
 /// The sending half: a cursor into the send queue, and what is outstanding behind it.
@@ -133,7 +136,7 @@ pub(crate) struct Requester {
     pub(crate) rtt_since: Nanos,
 }
 
-/// PSN span of a begun WQE.
+/// PSN span of a begun WQE. No packets: the card did it by itself.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Track {
     pub(crate) first: Psn,

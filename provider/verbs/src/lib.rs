@@ -19,6 +19,7 @@ mod env;
 mod error;
 mod events;
 mod mr;
+mod mw;
 mod pd;
 mod post;
 mod progress;
@@ -38,6 +39,7 @@ pub use device::{
 pub use error::{Result, VerbsError};
 pub use events::{Event, kind};
 pub use mr::Mr;
+pub use mw::{Mw, MwBind};
 pub use pd::Pd;
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};

@@ -55,13 +55,17 @@ impl Mr {
     /// `ibv_dereg_mr`. No packet touches the memory afterwards.
     ///
     /// # Errors
-    /// EINVAL when it is gone already; EIO in a forked child.
+    /// EBUSY while memory windows are bound to it; EINVAL when it is gone already; EIO in a forked child.
     pub fn dereg(&self) -> Result<()> {
         let card = self.0.pd.context().card()?;
         if self.0.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("memory region is gone"));
         }
-        Ok(card.with(|shard, _| shard.nic.dereg_mr(self.0.key))?)
+        let ended = card.with(|shard, _| shard.nic.dereg_mr(self.0.key));
+        if ended.is_err() {
+            self.0.gone.store(false, Ordering::Release);
+        }
+        Ok(ended?)
     }
 }
 
@@ -75,8 +79,7 @@ impl Drop for MrInner {
     }
 }
 
-/// Remote writes and atomics need the local right (IBTA 10.6.3.1); on-demand paging and memory windows
-/// are not offered.
+/// Remote writes and atomics need the local right (IBTA 10.6.3.1); on-demand paging is not offered.
 fn check_access(access: Access) -> Result<()> {
     let known = Access::LOCAL_WRITE
         | Access::REMOTE_WRITE

@@ -6,7 +6,7 @@ use starverbs_rings::{RecvProducer, SendProducer};
 use crate::error::{Result, VerbsError};
 use crate::qp::QpInner;
 
-/// `struct ibv_send_wr`, one of its list.
+/// `struct ibv_send_wr`, one of its list. Binds are made with [`crate::Mw::bind_wr`].
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
     /// The program's cookie
@@ -15,13 +15,13 @@ pub struct SendWr<'a> {
     pub op: SendOp,
     /// [`SendFlags`]; with INLINE the SGEs are read now, and their keys are not looked at
     pub flags: SendFlags,
-    /// Immediate data, in network order
+    /// Immediate data, in network order. SEND with invalidate: the peer's key to invalidate
     pub imm: u32,
     /// Local memory
     pub sges: &'a [Sge],
     /// RDMA and atomics: the peer's address
     pub remote_addr: u64,
-    /// RDMA and atomics: the peer's key
+    /// RDMA and atomics: the peer's key. LOCAL_INV: our key to invalidate
     pub rkey: u32,
     /// Atomics: what to compare with, or to add
     pub compare_add: u64,
@@ -86,11 +86,12 @@ impl<'a> SendPoster<'a> {
             flags: wr.flags.difference(SendFlags::INLINE),
             num_sge: 0,
         };
-        if wr.flags.contains(SendFlags::INLINE) && !wr.op.is_read_like() {
+        if wr.flags.contains(SendFlags::INLINE) && !wr.op.is_read_like() && !wr.op.is_local() {
             // SAFETY: the program vouches for what it posts, as on any card (ibv_post_send(3)).
             Ok(unsafe { producer.push_inline(wqe, wr.sges) }?)
         } else {
-            Ok(producer.push(wqe, wr.sges)?)
+            let sges = if wr.op.is_local() { &[] } else { wr.sges };
+            Ok(producer.push(wqe, sges)?)
         }
     }
 
@@ -167,7 +168,7 @@ impl Drop for RecvPoster<'_> {
 fn offered(qp_type: QpType, op: SendOp) -> bool {
     match qp_type {
         QpType::Rc => true,
-        QpType::Uc => !op.is_read_like(),
+        QpType::Uc => !op.is_read_like() && op != SendOp::SendInv,
         QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm),
     }
 }

@@ -117,7 +117,8 @@ impl<E: Env> Nic<E> {
         Ok(())
     }
 
-    /// Ends a QP. Its completions that were not polled are gone.
+    /// Ends a QP. Its completions that were not polled are gone, windows of type 2 that were bound on it
+    /// are not bound any more.
     pub fn destroy_qp(&mut self, env: &mut E, qpn: Qpn) -> Result<(), NicError> {
         let mut cx = self.context(env, qpn, 0).ok_or(NicError::NotFound)?;
         /* The peer's last message may wait for its ACK: nobody could send it later. */
@@ -131,6 +132,9 @@ impl<E: Env> Nic<E> {
             && let Some(srq) = self.shared.srqs.get_mut(srq.0 as usize)
         {
             srq.users = srq.users.saturating_sub(1);
+        }
+        if qp.flags.windows {
+            self.shared.mrs.unbind_all(qpn);
         }
         self.shared.drop_pd(qp.pd);
         self.shared.stats.qps.sub(1);
@@ -229,6 +233,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     let slots = qp.req.track.len() as u32;
     qp.req = Requester::new(slots);
     qp.resp = Responder::new(qp.resp.max_sge());
-    qp.flags = Flags { sig_all: qp.flags.sig_all, ..Flags::default() };
+    /* windows stay bound on the QP until they are invalidated or it is destroyed */
+    qp.flags = Flags { sig_all: qp.flags.sig_all, windows: qp.flags.windows, ..Flags::default() };
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
 }

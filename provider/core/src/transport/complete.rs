@@ -11,8 +11,22 @@ impl<E: Env> Ctx<'_, E> {
         self.drained();
     }
 
-    /// The oldest WQE succeeded.
+    /// The oldest WQE succeeded, and so have those behind it that need no packet and were done.
     pub(super) fn complete_oldest(&mut self) {
+        self.complete_one();
+        self.complete_local();
+    }
+
+    /// Completes WQEs that the card did by itself, as far as they are the oldest.
+    pub(super) fn complete_local(&mut self) {
+        while self.qp.req.una != self.qp.req.fresh
+            && self.qp.req.track[self.qp.req.slot(self.qp.req.una)].packets == 0
+        {
+            self.complete_one();
+        }
+    }
+
+    fn complete_one(&mut self) {
         let wqe = *self.qp.sq.wqe(self.qp.req.una);
         /* before the completion: who polls it may post at once */
         self.release_oldest();

@@ -60,6 +60,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         match self.qp.qp_type {
             QpType::Ud => self.emit_datagram(&wqe),
+            _ if wqe.op.is_local() => self.do_local(&wqe, new),
             _ if wqe.op.is_read_like() => self.emit_read_like(&wqe),
             _ => self.emit_data(&wqe),
         }
@@ -69,7 +70,7 @@ impl<E: Env> Ctx<'_, E> {
     fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
         let allowed = match self.qp.qp_type {
             QpType::Rc => true,
-            QpType::Uc => !wqe.op.is_read_like(),
+            QpType::Uc => !wqe.op.is_read_like() && wqe.op != SendOp::SendInv,
             QpType::Ud => matches!(wqe.op, SendOp::Send | SendOp::SendImm),
         };
         let limit = if self.qp.qp_type == QpType::Ud { self.qp.mtu } else { self.sh.cfg.max_msg };
@@ -95,7 +96,11 @@ impl<E: Env> Ctx<'_, E> {
     fn begin(&mut self, wqe: &SendWqe) {
         let mtu = self.qp.mtu;
         let req = &mut self.qp.req;
-        let packets = if wqe.op.is_atomic() { 1 } else { wqe.length.div_ceil(mtu).max(1) };
+        let packets = match wqe.op {
+            SendOp::CmpSwap | SendOp::FetchAdd => 1,
+            SendOp::LocalInv | SendOp::BindMw => 0,
+            _ => wqe.length.div_ceil(mtu).max(1),
+        };
         let slot = req.slot(req.next);
         req.track[slot] = Track { first: req.psn, packets };
         req.fresh = req.fresh.wrapping_add(1);
@@ -136,6 +141,8 @@ impl<E: Env> Ctx<'_, E> {
         }
         if last && wqe.op.has_imm() {
             header = header.imm(wqe.imm);
+        } else if last && wqe.op == SendOp::SendInv {
+            header = header.ieth(wqe.imm);
         }
         /* A UC send completes before the port is flushed, so its payload must be copied now. */
         self.env.send_frame(&self.qp.attr.av, &header, &self.sh.segs, pad, unreliable);

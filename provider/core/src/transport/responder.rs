@@ -70,7 +70,7 @@ impl<E: Env> Ctx<'_, E> {
             (Inbound::Send { .. }, Kind::Send) | (Inbound::Write { .. }, Kind::Write) => !begins,
             _ => false,
         };
-        if !fits || packet.ieth().is_some() {
+        if !fits {
             return self.refuse(NakCode::InvalidRequest);
         }
         match info.kind {
@@ -104,6 +104,11 @@ impl<E: Env> Ctx<'_, E> {
             }
         }
         let total = received + data.len() as u32;
+        if let Some(key) = packet.ieth()
+            && self.sh.mrs.invalidate_remote(key, (self.qp.pd, self.qp.qpn)).is_err()
+        {
+            return self.violate();
+        }
         if last {
             self.qp.resp.cur = Inbound::Idle;
             self.accept(packet, 1, true);
@@ -161,7 +166,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     pub(super) fn check_remote(&self, key: u32, va: u64, len: u32, need: Access) -> Option<u64> {
-        self.sh.mrs.resolve_remote(key, self.qp.pd, va, len, need).ok()
+        self.sh.mrs.resolve_remote(key, (self.qp.pd, self.qp.qpn), va, len, need).ok()
     }
 
     fn execute_read(&mut self, psn: Psn, packet: &Packet<'_>) {
@@ -230,8 +235,9 @@ impl<E: Env> Ctx<'_, E> {
     /// The held receive WQE has its message.
     pub(super) fn deliver(&mut self, packet: &Packet<'_>, opcode: WcOpcode, byte_len: u32) {
         let mut flags = WcFlags::empty();
-        let imm = packet.imm().unwrap_or_default();
+        let imm = packet.imm().or(packet.ieth()).unwrap_or_default();
         flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
+        flags.set(WcFlags::WITH_INV, packet.ieth().is_some());
         let cqe = Cqe { byte_len, imm, opcode, flags, src_qp: self.qp.attr.dest_qpn, ..Cqe::default() };
         self.complete_recv(cqe, packet.bth().solicited());
     }

@@ -293,10 +293,13 @@ pub const fn request_code(qp: QpType, op: SendOp, first: bool, last: bool) -> Op
     let imm = (op.has_imm() && last) as u8;
     let low = match op {
         SendOp::Send | SendOp::SendImm => place + imm,
+        SendOp::SendInv if last => code::RC_SEND_LAST_INV + first as u8,
+        SendOp::SendInv => place,
         SendOp::Write | SendOp::WriteImm => 6 + place + imm,
         SendOp::Read => code::RC_READ_REQUEST,
         SendOp::CmpSwap => code::RC_CMP_SWAP,
         SendOp::FetchAdd => code::RC_FETCH_ADD,
+        SendOp::LocalInv | SendOp::BindMw => return None,
     };
     match qp {
         QpType::Rc => Some(low),
@@ -348,6 +351,11 @@ mod tests {
         assert_eq!(request_code(Rc, SendOp::SendImm, false, true), Some(code::RC_SEND_LAST_IMM));
         assert_eq!(request_code(Rc, SendOp::WriteImm, true, true), Some(code::RC_WRITE_ONLY_IMM));
         assert_eq!(request_code(Rc, SendOp::Write, false, false), Some(code::RC_WRITE_MIDDLE));
+        assert_eq!(request_code(Rc, SendOp::SendInv, true, true), Some(code::RC_SEND_ONLY_INV));
+        assert_eq!(request_code(Rc, SendOp::SendInv, false, true), Some(code::RC_SEND_LAST_INV));
+        assert_eq!(request_code(Rc, SendOp::SendInv, false, false), Some(code::RC_SEND_MIDDLE));
+        assert_eq!(request_code(Uc, SendOp::SendInv, true, true), None);
+        assert_eq!(request_code(Rc, SendOp::BindMw, true, true), None);
         assert_eq!(request_code(Uc, SendOp::WriteImm, false, true), Some(code::UC_WRITE_LAST_IMM));
         assert_eq!(request_code(Uc, SendOp::Read, true, true), None);
         assert_eq!(request_code(Ud, SendOp::SendImm, true, true), Some(code::UD_SEND_ONLY_IMM));
