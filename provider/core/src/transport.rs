@@ -180,8 +180,9 @@ pub(crate) enum Inbound {
 /// A READ or atomic answer that is owed.
 #[derive(Clone, Copy)]
 pub(crate) enum Answer {
-    /// Bytes from memory. `psn` is the next packet's; `begun`: it is not the first.
-    Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool },
+    /// Bytes from memory. `psn` is the next packet's; `begun`: it is not the first; `again`: the request
+    /// came before, so that its answer may have arrived.
+    Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool, again: bool },
     /// The value before
     Atomic { psn: Psn, value: u64 },
 }

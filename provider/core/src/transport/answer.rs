@@ -79,15 +79,24 @@ impl<E: Env> Ctx<'_, E> {
         HeaderBuf::bth(opcode, self.qp.attr.dest_qpn, psn, false, false, pad, PKEY_DEFAULT)
     }
 
-    /// One packet of a READ's answer. Rights are looked at anew for each: the MR may be gone.
+    /// One packet of a READ's answer. Rights are looked at anew for each: the MR or window may be gone. A
+    /// repeated answer stops then, as whoever closed it may know that the first one arrived.
     fn emit_read_data(&mut self) {
-        let Some(Answer::Read { psn, va, key, left, begun }) = self.qp.resp.out.front().copied() else {
+        let Some(Answer::Read { psn, va, key, left, begun, again }) = self.qp.resp.out.front().copied()
+        else {
             return;
         };
         let len = left.min(self.qp.mtu);
         let last = len == left;
         let Some(host) = self.check_remote(key, va, len, Access::REMOTE_READ) else {
+            if again {
+                self.qp.resp.out.pop_front();
+                return;
+            }
             enter_error(self, QpState::Err);
+            self.qp.resp.out.clear();
+            /* the NAK is for the READ, whatever came behind it */
+            self.qp.resp.epsn = psn;
             self.owe_nak(Syndrome::Nak(NakCode::RemoteAccess));
             return self.env.event(AsyncEvent::QpAccessErr(self.qp.qpn));
         };
@@ -109,7 +118,7 @@ impl<E: Env> Ctx<'_, E> {
             self.qp.resp.out.pop_front();
         } else if let Some(front) = self.qp.resp.out.front_mut() {
             let va = va.wrapping_add(u64::from(len));
-            *front = Answer::Read { psn: psn.plus(1), va, key, left: left - len, begun: true };
+            *front = Answer::Read { psn: psn.plus(1), va, key, left: left - len, begun: true, again };
         }
     }
 

@@ -22,6 +22,10 @@ impl<E: Env> Ctx<'_, E> {
         while self.qp.req.una != self.qp.req.fresh
             && self.qp.req.track[self.qp.req.slot(self.qp.req.una)].packets == 0
         {
+            /* a rewound cursor may stand here: it need not come by again */
+            if self.qp.req.next == self.qp.req.una {
+                self.qp.req.next = self.qp.req.next.wrapping_add(1);
+            }
             self.complete_one();
         }
     }

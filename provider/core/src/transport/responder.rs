@@ -180,7 +180,7 @@ impl<E: Env> Ctx<'_, E> {
         {
             return self.violate();
         }
-        self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false });
+        self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false, again: false });
         self.accept(packet, len.div_ceil(self.qp.mtu).max(1), true);
         self.ready();
     }
@@ -299,7 +299,7 @@ impl<E: Env> Ctx<'_, E> {
             && self.may_answer_more(true)
             && self.check_remote(key, va, len, Access::REMOTE_READ).is_some();
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
-            self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false });
+            self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false, again: true });
             self.ready();
         }
     }
