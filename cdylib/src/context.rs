@@ -5,7 +5,7 @@
 
 use crate::edge::{self, Errno};
 use crate::handle::{Live, complain, given, zeroed};
-use crate::{cq, cq_ex, device, mw, poll, post, qp, query, srq};
+use crate::{cq, cq_ex, device, mw, poll, post, qp, query, srq, xrcd};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -121,7 +121,9 @@ fn tables(obj: &Context) -> abi::verbs_context {
     verbs.create_srq_ex = Some(srq::create_srq_ex);
     verbs.get_srq_num = Some(srq::get_srq_num);
     verbs.create_qp_ex = Some(qp::create_qp_ex);
-    verbs.close_xrcd = Some(close_xrcd);
+    verbs.close_xrcd = Some(xrcd::close_xrcd);
+    verbs.open_xrcd = Some(xrcd::open_xrcd);
+    verbs.open_qp = Some(xrcd::open_qp);
 
     let context = &mut verbs.context;
     context.device = device::star0();
@@ -141,8 +143,4 @@ fn tables(obj: &Context) -> abi::verbs_context {
     context.ops.bind_mw = Some(mw::bind_mw);
     context.ops.dealloc_mw = Some(mw::dealloc_mw);
     verbs
-}
-
-unsafe extern "C" fn close_xrcd(_xrcd: *mut abi::ibv_xrcd) -> c_int {
-    libc::EOPNOTSUPP
 }

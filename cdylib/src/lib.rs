@@ -32,3 +32,4 @@ mod rates;
 mod srq;
 mod strings;
 mod system;
+mod xrcd;

@@ -140,11 +140,23 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
         // SAFETY: `qp` is alive, as above.
-        let datagram = unsafe { (*qp).qp_type } == abi::IBV_QPT_UD;
+        let kind = unsafe { (*qp).qp_type };
+        let (datagram, xrc) = (kind == abi::IBV_QPT_UD, kind == abi::IBV_QPT_XRC_SEND);
         let mut poster = obj.post_send();
         // SAFETY: a list and a place on the verb's terms; each request is read while the program waits.
         let posted = unsafe {
-            walk(first, bad, |wr| (*wr).next, |wr| poster.push(&send_wr(wr, datagram)?).map_err(errno))
+            walk(
+                first,
+                bad,
+                |wr| (*wr).next,
+                |wr| {
+                    let mut to = send_wr(wr, datagram)?;
+                    if xrc && !to.op.is_local() {
+                        to.remote_qpn = (*wr).qp_type.xrc.remote_srqn;
+                    }
+                    poster.push(&to).map_err(errno)
+                },
+            )
         };
         // The requests before a bad one are posted, so the doorbell rings in any case.
         poster.ring();

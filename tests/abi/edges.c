@@ -122,7 +122,7 @@ static void device_and_port(void)
 
 static void refusals(struct ibv_cq *cq)
 {
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_XRC_SEND };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RAW_PACKET };
 	struct ibv_qp_init_attr_ex ex = { .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
 					  .qp_type = IBV_QPT_RC, .pd = pd, .send_cq = cq, .recv_cq = cq };
 	struct ibv_cq_init_attr_ex cq_ex = { .cqe = 16, .wc_flags = IBV_WC_EX_WITH_CVLAN };
@@ -136,7 +136,7 @@ static void refusals(struct ibv_cq *cq)
 	CHECK(!ibv_create_qp(pd, &init) && errno == EOPNOTSUPP);
 	CHECK(!ibv_create_qp(NULL, &init) && errno == EINVAL);
 	CHECK(!ibv_create_qp_ex(ctx, &ex) && errno == EOPNOTSUPP);
-	CHECK(!ibv_open_xrcd(ctx, &xrcd) && errno == EOPNOTSUPP);
+	CHECK(!ibv_open_xrcd(ctx, &xrcd) && errno == EINVAL);
 	CHECK(!ibv_alloc_mw(pd, 3) && errno == EINVAL);
 	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0) && errno == EOPNOTSUPP);
 	CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);

@@ -171,6 +171,12 @@ impl MrTable {
         Ok(entry.pd)
     }
 
+    /// Protection domain of what has this key.
+    pub fn pd(&self, key: u32) -> Option<PdId> {
+        let entry = self.entries.get(((key >> KEY_BITS) ^ self.mask) as usize)?;
+        (entry.key.map(NonZeroU32::get) == Some(key)).then_some(entry.pd)
+    }
+
     /// MRs and windows that exist.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()

@@ -306,6 +306,9 @@ impl<E: Env> Ctx<'_, E> {
             QpType::Uc => self.receive_unreliable(packet),
             QpType::Rc if packet.op().kind.is_response() => self.receive_response(packet),
             QpType::Rc => self.receive_request(packet),
+            QpType::XrcSend if packet.op().kind.is_response() => self.receive_response(packet),
+            QpType::XrcRecv if packet.op().kind.is_request() => self.receive_request(packet),
+            QpType::XrcSend | QpType::XrcRecv => self.sh.stats.drop_opcode.inc(),
         }
     }
 

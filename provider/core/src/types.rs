@@ -120,6 +120,23 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram
     Ud = 4,
+    /// Extended reliable connection, the end that asks
+    XrcSend = 9,
+    /// Extended reliable connection, the end that answers
+    XrcRecv = 10,
+}
+
+impl QpType {
+    /// Whether packets are acknowledged and repeated.
+    #[inline]
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
+    }
+    /// Whether it is an end of an extended reliable connection (annex A14).
+    #[inline]
+    pub const fn is_xrc(self) -> bool {
+        matches!(self, QpType::XrcSend | QpType::XrcRecv)
+    }
 }
 
 /// State of a QP. Values as `enum ibv_qp_state`.
@@ -326,7 +343,7 @@ pub struct SendWqe {
     pub imm: u32,
     /// Sum of the SGEs' lengths, or of the inline bytes
     pub length: u32,
-    /// UD: destination QPN. Bind: a key of the window.
+    /// UD: destination QPN. XRC: number of the peer's SRQ. Bind: a key of the window.
     pub remote_qpn: u32,
     /// UD: Q_Key. Bind: [`Access`] bits.
     pub qkey: u32,

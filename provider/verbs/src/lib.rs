@@ -27,6 +27,7 @@ mod qp;
 mod srq;
 pub mod stat;
 mod thread;
+mod xrcd;
 
 pub use ah::{Ah, AhAttr};
 pub use channel::CompChannel;
@@ -44,3 +45,4 @@ pub use pd::Pd;
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr};
+pub use xrcd::Xrcd;

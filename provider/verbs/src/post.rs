@@ -29,7 +29,7 @@ pub struct SendWr<'a> {
     pub swap: u64,
     /// UD: where to
     pub ah: AvId,
-    /// UD: destination QPN
+    /// UD: destination QPN. XRC: number of the peer's SRQ
     pub remote_qpn: u32,
     /// UD: Q_Key
     pub qkey: u32,
@@ -138,7 +138,7 @@ impl<'a> RecvPoster<'a> {
             return Err(VerbsError::Invalid("the QP is in RESET"));
         }
         let Some(producer) = &mut self.producer else {
-            return Err(VerbsError::Invalid("the QP receives from an SRQ"));
+            return Err(VerbsError::Invalid("the QP receives from an SRQ, or never"));
         };
         Ok(producer.push(wr.wr_id, wr.sges)?)
     }
@@ -167,7 +167,8 @@ impl Drop for RecvPoster<'_> {
 #[inline]
 fn offered(qp_type: QpType, op: SendOp) -> bool {
     match qp_type {
-        QpType::Rc => true,
+        QpType::Rc | QpType::XrcSend => true,
+        QpType::XrcRecv => false,
         QpType::Uc => !op.is_read_like() && op != SendOp::SendInv,
         QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm),
     }

@@ -16,6 +16,7 @@ impl<E: Env> Nic<E> {
         let max_sge = match &init.rq {
             RecvSource::Own(rq) => rq.max_sge(),
             RecvSource::Shared(srq) => self.shared.srq_max_sge(*srq).ok_or(NicError::NotFound)?,
+            RecvSource::Xrc(_) => 1,
         };
         self.shared.hold_pd(init.pd)?;
         let qpn = self.qps.reserve().inspect_err(|_| self.shared.drop_pd(init.pd))?;

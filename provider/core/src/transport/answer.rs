@@ -76,6 +76,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn answer_bth(&self, opcode: u8, psn: Psn, pad: u8) -> HeaderBuf {
+        let opcode = if self.qp.qp_type == QpType::XrcRecv { code::XRC + opcode } else { opcode };
         HeaderBuf::bth(opcode, self.qp.attr.dest_qpn, psn, false, false, pad, PKEY_DEFAULT)
     }
 
@@ -88,7 +89,7 @@ impl<E: Env> Ctx<'_, E> {
         };
         let len = left.min(self.qp.mtu);
         let last = len == left;
-        let Some(host) = self.check_remote(key, va, len, Access::REMOTE_READ) else {
+        let Some(host) = self.check_answer(key, va, len) else {
             if again {
                 self.qp.resp.out.pop_front();
                 return;
@@ -122,6 +123,16 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
+    /// Host address of what a READ's answer brings. Whose the memory is was looked at when the request came;
+    /// an XRC QP may serve another SRQ, and so another protection domain, by now.
+    pub(super) fn check_answer(&self, key: u32, va: u64, len: u32) -> Option<u64> {
+        if self.qp.qp_type != QpType::XrcRecv || len == 0 {
+            return self.check_remote(key, va, len, Access::REMOTE_READ);
+        }
+        let pd = self.sh.mrs.pd(key)?;
+        self.sh.mrs.resolve_remote(key, (pd, self.qp.qpn), va, len, Access::REMOTE_READ).ok()
+    }
+
     /// The ACK that is owed, once no answer before it is. False: the port is full.
     pub(crate) fn flush_ack(&mut self) -> bool {
         if !self.qp.resp.ack || self.qp.resp.owes_answer() {
@@ -139,7 +150,8 @@ impl<E: Env> Ctx<'_, E> {
     pub(crate) fn last_words(&mut self) {
         self.flush_ack();
         let connected = matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if self.qp.qp_type != QpType::Rc || !connected || !self.qp.flags.lossy || self.qp.resp.owes_answer() {
+        if !self.qp.qp_type.is_reliable() || !connected || !self.qp.flags.lossy || self.qp.resp.owes_answer()
+        {
             return;
         }
         for _ in 0..2 {

@@ -2,7 +2,8 @@
 
 use super::{Ctx, Inbound};
 use crate::env::{CompletionQueue, Env, SendQueue};
-use crate::types::{AsyncEvent, Cqe, QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus};
+use crate::qp::RecvSource;
+use crate::types::{AsyncEvent, Cqe, QpState, SendFlags, WcFlags, WcOpcode, WcStatus};
 
 impl<E: Env> Ctx<'_, E> {
     /// UC, UD: the WQE just sent is done.
@@ -57,7 +58,7 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.req.una != self.qp.sq.posted() {
             self.fail_one(status);
         }
-        let state = if self.qp.qp_type == QpType::Rc { QpState::Err } else { QpState::Sqe };
+        let state = if self.qp.qp_type.is_reliable() { QpState::Err } else { QpState::Sqe };
         enter_error(self, state);
     }
 
@@ -107,7 +108,12 @@ impl<E: Env> Ctx<'_, E> {
         if cqe.status != WcStatus::Success {
             self.sh.stats.error_completions.inc();
         }
-        if self.qp.recv_cq.push(&cqe, solicited || cqe.status != WcStatus::Success).is_err() {
+        let solicited = solicited || cqe.status != WcStatus::Success;
+        let full = match self.xrc_cq() {
+            None => self.qp.recv_cq.push(&cqe, solicited).is_err(),
+            Some(cq) => cq.push(&cqe, solicited).is_err(),
+        };
+        if full {
             self.overrun();
         }
     }
@@ -142,7 +148,7 @@ pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
         cx.qp.resp.ack = false;
     }
     flush_posted(cx);
-    if state == QpState::Err && cx.qp.uses_srq() {
+    if state == QpState::Err && matches!(cx.qp.rq, RecvSource::Shared(_)) {
         cx.env.event(AsyncEvent::LastWqeReached(cx.qp.qpn));
     }
 }

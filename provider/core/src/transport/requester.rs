@@ -69,7 +69,8 @@ impl<E: Env> Ctx<'_, E> {
     /// Checks that need no packet: op-code against transport, length.
     fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
         let allowed = match self.qp.qp_type {
-            QpType::Rc => true,
+            QpType::Rc | QpType::XrcSend => true,
+            QpType::XrcRecv => false,
             QpType::Uc => !wqe.op.is_read_like() && wqe.op != SendOp::SendInv,
             QpType::Ud => matches!(wqe.op, SendOp::Send | SendOp::SendImm),
         };
@@ -136,6 +137,9 @@ impl<E: Env> Ctx<'_, E> {
         };
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
         let mut header = HeaderBuf::bth(code, peer, psn, ask, solicited, pad, PKEY_DEFAULT);
+        if self.qp.qp_type.is_xrc() {
+            header = header.xrceth(wqe.remote_qpn);
+        }
         if first && matches!(wqe.op, SendOp::Write | SendOp::WriteImm) {
             header = header.reth(wqe.remote_addr, wqe.rkey, wqe.length);
         }
@@ -172,7 +176,15 @@ impl<E: Env> Ctx<'_, E> {
             return self.fail_wqe(WcStatus::LocProtErr);
         }
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
-        let begin = |code| HeaderBuf::bth(code, peer, psn, true, false, 0, PKEY_DEFAULT);
+        let xrc = self.qp.qp_type.is_xrc();
+        let begin = |code| {
+            if xrc {
+                HeaderBuf::bth(code::XRC + code, peer, psn, true, false, 0, PKEY_DEFAULT)
+                    .xrceth(wqe.remote_qpn)
+            } else {
+                HeaderBuf::bth(code, peer, psn, true, false, 0, PKEY_DEFAULT)
+            }
+        };
         let (va, key) = (wqe.remote_addr.wrapping_add(u64::from(offset)), wqe.rkey);
         let header = match wqe.op {
             SendOp::CmpSwap => begin(code::RC_CMP_SWAP).atomic_eth(va, key, wqe.swap, wqe.compare_add),
@@ -232,7 +244,7 @@ impl<E: Env> Ctx<'_, E> {
         if fresh {
             req.max_psn = req.psn;
         }
-        if self.qp.qp_type != QpType::Rc {
+        if !self.qp.qp_type.is_reliable() {
             self.qp.req.una_psn = self.qp.req.psn;
             if self.qp.req.offset == 0 {
                 self.complete_sent();
@@ -282,7 +294,7 @@ impl<E: Env> Ctx<'_, E> {
     /// Whether this packet asks for an ACK: the last of a message, and some in long ones, so that
     /// the window moves.
     fn asks_ack(&mut self, last: bool, len: u32) -> bool {
-        if self.qp.qp_type != QpType::Rc {
+        if !self.qp.qp_type.is_reliable() {
             return false;
         }
         /* Behind the packet that fills the window nobody can ask any more. */
@@ -388,7 +400,7 @@ impl<E: Env> Ctx<'_, E> {
             self.qp.req.progress = self.now;
             self.ready();
         }
-        if self.qp.qp_type != QpType::Rc {
+        if !self.qp.qp_type.is_reliable() {
             return self.pace_timer();
         }
         match self.qp.req.deadline {

@@ -19,6 +19,9 @@ impl<E: Env> Ctx<'_, E> {
             0 => {
                 self.establish();
                 self.qp.resp.nak_sent = false;
+                if !self.name_srq(packet) {
+                    return self.refuse(NakCode::InvalidRequest);
+                }
                 self.execute(psn, packet);
             }
             1.. => self.ahead(),
@@ -105,7 +108,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let total = received + data.len() as u32;
         if let Some(key) = packet.ieth()
-            && self.sh.mrs.invalidate_remote(key, (self.qp.pd, self.qp.qpn)).is_err()
+            && self.sh.mrs.invalidate_remote(key, (self.remote_pd(), self.qp.qpn)).is_err()
         {
             return self.violate();
         }
@@ -166,7 +169,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     pub(super) fn check_remote(&self, key: u32, va: u64, len: u32, need: Access) -> Option<u64> {
-        self.sh.mrs.resolve_remote(key, (self.qp.pd, self.qp.qpn), va, len, need).ok()
+        self.sh.mrs.resolve_remote(key, (self.remote_pd(), self.qp.qpn), va, len, need).ok()
     }
 
     fn execute_read(&mut self, psn: Psn, packet: &Packet<'_>) {
@@ -297,7 +300,7 @@ impl<E: Env> Ctx<'_, E> {
         let end = psn.plus(len.div_ceil(self.qp.mtu).max(1));
         let legal = !self.qp.resp.epsn.before(end)
             && self.may_answer_more(true)
-            && self.check_remote(key, va, len, Access::REMOTE_READ).is_some();
+            && self.check_answer(key, va, len).is_some();
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
             self.qp.resp.out.push_back(Answer::Read { psn, va, key, left: len, begun: false, again: true });
             self.ready();
