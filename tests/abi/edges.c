@@ -267,6 +267,67 @@ static void windows(struct side *a, struct side *b)
 	free(buf);
 }
 
+/* XRC: a domain on a file is one for all its openers; it stays while something is in it. */
+static void xrc(struct ibv_cq *cq)
+{
+	FILE *file = tmpfile();
+	struct ibv_xrcd_init_attr on = { IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, fileno(file), 0 };
+	struct ibv_qp_init_attr_ex recv = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD };
+	struct ibv_qp_init_attr_ex send = { .qp_type = IBV_QPT_XRC_SEND, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
+					    .send_cq = cq, .cap = { .max_send_wr = 4, .max_send_sge = 1 } };
+	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = 4, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd,
+					     .cq = cq };
+	struct ibv_qp_open_attr open = { .qp_type = IBV_QPT_XRC_RECV };
+	struct ibv_xrcd *first, *second;
+	struct ibv_srq *srq;
+	struct ibv_qp *qp, *same, *sender;
+	struct ibv_recv_wr wr = { 0 }, *bad_recv;
+	struct ibv_send_wr swr = { .opcode = IBV_WR_SEND }, *bad;
+	uint32_t number = ~0;
+
+	CHECK(!ibv_open_xrcd(ctx, &on) && errno == EAGAIN);
+	on.oflags = O_CREAT;
+	first = ibv_open_xrcd(ctx, &on);
+	on.oflags = 0;
+	second = ibv_open_xrcd(ctx, &on);
+	CHECK(first && second && first->context == ctx);
+	if (!first || !second)
+		return;
+	on.oflags = O_CREAT | O_EXCL;
+	CHECK(!ibv_open_xrcd(ctx, &on) && errno == EINVAL);
+	on = (struct ibv_xrcd_init_attr){ on.comp_mask, -1, 0 };
+	CHECK(!ibv_open_xrcd(ctx, &on) && errno == EINVAL);
+
+	init.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ;
+	CHECK(!ibv_create_srq_ex(ctx, &init) && errno == EINVAL);
+	init.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
+	init.xrcd = first;
+	recv.xrcd = second;
+	srq = ibv_create_srq_ex(ctx, &init);
+	qp = ibv_create_qp_ex(ctx, &recv);
+	sender = ibv_create_qp_ex(ctx, &send);
+	CHECK(srq && qp && sender && qp->qp_type == IBV_QPT_XRC_RECV && !qp->pd && !qp->recv_cq);
+	if (!srq || !qp || !sender)
+		return;
+	CHECK(!ibv_get_srq_num(srq, &number) && number < 1 << 24);
+	CHECK(!to_init(qp) && qp->state == IBV_QPS_INIT && !to_init(sender));
+	CHECK(ibv_post_recv(sender, &wr, &bad_recv) == EINVAL && ibv_post_recv(qp, &wr, &bad_recv) == EINVAL);
+	CHECK(ibv_post_send(qp, &swr, &bad) == EINVAL);
+	open.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+	open.xrcd = first;
+	open.qp_num = sender->qp_num;
+	CHECK(!ibv_open_qp(ctx, &open) && errno == EINVAL);
+	open.qp_num = qp->qp_num;
+	same = ibv_open_qp(ctx, &open);
+	CHECK(same && same->qp_num == qp->qp_num && same->state == IBV_QPS_INIT);
+	CHECK(!ibv_close_xrcd(second) && ibv_close_xrcd(first) == EBUSY && ibv_destroy_cq(cq) == EBUSY);
+	CHECK(!ibv_destroy_qp(qp) && same && !ibv_destroy_qp(same));
+	CHECK(!ibv_open_qp(ctx, &open) && errno == EINVAL);
+	CHECK(ibv_close_xrcd(first) == EBUSY && !ibv_destroy_srq(srq) && !ibv_close_xrcd(first));
+	CHECK(!ibv_destroy_qp(sender));
+	fclose(file);
+}
+
 static void query(struct side *a, struct side *b)
 {
 	struct ibv_qp_init_attr init;
@@ -422,6 +483,7 @@ int main(void)
 	refusals(cq);
 	data(&a, &b);
 	windows(&a, &b);
+	xrc(cq);
 	query(&a, &b);
 	events();
 	extended_poll();
