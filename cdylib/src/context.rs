@@ -5,7 +5,7 @@
 
 use crate::edge::{self, Errno};
 use crate::handle::{Live, complain, errno, given, zeroed};
-use crate::{cq, cq_ex, device, memory, poll, post, qp, query, srq};
+use crate::{cq, cq_ex, device, memory, mw, poll, post, qp, query, srq, xrcd};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -178,7 +178,9 @@ fn tables(obj: &Context, cmd_fd: c_int) -> abi::verbs_context {
     verbs.create_srq_ex = Some(srq::create_srq_ex);
     verbs.get_srq_num = Some(srq::get_srq_num);
     verbs.create_qp_ex = Some(qp::create_qp_ex);
-    verbs.close_xrcd = Some(close_xrcd);
+    verbs.close_xrcd = Some(xrcd::close_xrcd);
+    verbs.open_xrcd = Some(xrcd::open_xrcd);
+    verbs.open_qp = Some(xrcd::open_qp);
     verbs.advise_mr = Some(memory::advise_mr);
     verbs.alloc_null_mr = Some(memory::alloc_null_mr);
     verbs.alloc_dm = Some(memory::alloc_dm);
@@ -197,28 +199,8 @@ fn tables(obj: &Context, cmd_fd: c_int) -> abi::verbs_context {
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
     context.ops.post_srq_recv = Some(post::post_srq_recv);
-    context.ops.alloc_mw = Some(alloc_mw);
-    context.ops.bind_mw = Some(bind_mw);
-    context.ops.dealloc_mw = Some(dealloc_mw);
+    context.ops.alloc_mw = Some(mw::alloc_mw);
+    context.ops.bind_mw = Some(mw::bind_mw);
+    context.ops.dealloc_mw = Some(mw::dealloc_mw);
     verbs
-}
-
-unsafe extern "C" fn close_xrcd(_xrcd: *mut abi::ibv_xrcd) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn alloc_mw(_pd: *mut abi::ibv_pd, _kind: abi::ibv_mw_type) -> *mut abi::ibv_mw {
-    edge::object(|| Err(libc::EOPNOTSUPP))
-}
-
-unsafe extern "C" fn bind_mw(
-    _qp: *mut abi::ibv_qp,
-    _mw: *mut abi::ibv_mw,
-    _bind: *mut abi::ibv_mw_bind,
-) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn dealloc_mw(_mw: *mut abi::ibv_mw) -> c_int {
-    libc::EOPNOTSUPP
 }

@@ -5,6 +5,7 @@
 use crate::ah::AhHandle;
 use crate::edge::{self, Errno};
 use crate::handle::errno;
+use crate::mw;
 use crate::qp::QpHandle;
 use crate::srq::SrqHandle;
 use core::ffi::c_int;
@@ -44,6 +45,9 @@ unsafe fn send_wr<'a>(wr: *const abi::ibv_send_wr, datagram: bool) -> Result<Sen
     // SAFETY: the caller vouches for the request, and so for the members that its op-code names.
     unsafe {
         let op = SendOp::from_code((*wr).opcode).ok_or(libc::EOPNOTSUPP)?;
+        if op == SendOp::BindMw {
+            return bind(wr);
+        }
         let mut to = SendWr {
             wr_id: (*wr).wr_id,
             op,
@@ -60,6 +64,11 @@ unsafe fn send_wr<'a>(wr: *const abi::ibv_send_wr, datagram: bool) -> Result<Sen
         };
         if op.has_imm() {
             to.imm = (*wr).__bindgen_anon_1.imm_data;
+        } else if op == SendOp::SendInv {
+            to.imm = (*wr).__bindgen_anon_1.invalidate_rkey;
+        } else if op == SendOp::LocalInv {
+            to.rkey = (*wr).__bindgen_anon_1.invalidate_rkey;
+            return Ok(to);
         }
         let target = &raw const (*wr).wr;
         if datagram {
@@ -71,11 +80,28 @@ unsafe fn send_wr<'a>(wr: *const abi::ibv_send_wr, datagram: bool) -> Result<Sen
             to.rkey = (*target).atomic.rkey;
             to.compare_add = (*target).atomic.compare_add;
             to.swap = (*target).atomic.swap;
-        } else if !matches!(op, SendOp::Send | SendOp::SendImm) {
+        } else if !matches!(op, SendOp::Send | SendOp::SendImm | SendOp::SendInv) {
             to.remote_addr = (*target).rdma.remote_addr;
             to.rkey = (*target).rdma.rkey;
         }
         Ok(to)
+    }
+}
+
+/// A bind of a window of type 2; one of type 1 is bound with ibv_bind_mw(3).
+///
+/// # Safety
+/// As in `send_wr`.
+#[cold]
+unsafe fn bind<'a>(wr: *const abi::ibv_send_wr) -> Result<SendWr<'a>, Errno> {
+    // SAFETY: the caller vouches for the members of a bind.
+    unsafe {
+        let bind = &raw const (*wr).__bindgen_anon_2.bind_mw;
+        let (mw, rkey, info) = ((*bind).mw, (*bind).rkey, (*bind).bind_info);
+        if mw.is_null() || (*mw).type_ != abi::IBV_MW_TYPE_2 {
+            return Err(libc::EINVAL);
+        }
+        mw::bind_wr(mw, (*wr).wr_id, (*wr).send_flags, rkey, &info)
     }
 }
 
@@ -114,11 +140,23 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
         // SAFETY: `qp` is alive, as above.
-        let datagram = unsafe { (*qp).qp_type } == abi::IBV_QPT_UD;
+        let kind = unsafe { (*qp).qp_type };
+        let (datagram, xrc) = (kind == abi::IBV_QPT_UD, kind == abi::IBV_QPT_XRC_SEND);
         let mut poster = obj.post_send();
         // SAFETY: a list and a place on the verb's terms; each request is read while the program waits.
         let posted = unsafe {
-            walk(first, bad, |wr| (*wr).next, |wr| poster.push(&send_wr(wr, datagram)?).map_err(errno))
+            walk(
+                first,
+                bad,
+                |wr| (*wr).next,
+                |wr| {
+                    let mut to = send_wr(wr, datagram)?;
+                    if xrc && !to.op.is_local() {
+                        to.remote_qpn = (*wr).qp_type.xrc.remote_srqn;
+                    }
+                    poster.push(&to).map_err(errno)
+                },
+            )
         };
         // The requests before a bad one are posted, so the doorbell rings in any case.
         poster.ring();

@@ -9,7 +9,8 @@ use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
 use crate::qp_attr::{attr_in, attr_out, cap, qp_type};
 use crate::srq::SrqHandle;
-use core::ffi::c_int;
+use crate::xrcd;
+use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
 use starverbs_verbs::{Qp, QpInit};
@@ -36,6 +37,78 @@ impl QpHandle {
     }
 }
 
+/// The public struct of a queue pair, without the objects that it uses.
+fn ibv_qp(
+    context: *mut abi::ibv_context,
+    obj: &Qp,
+    kind: abi::ibv_qp_type,
+    qp_context: *mut c_void,
+) -> abi::ibv_qp {
+    // SAFETY: an ibv_qp is numbers, pointers and pthread fields: zero is valid.
+    let mut ibv: abi::ibv_qp = unsafe { zeroed() };
+    ibv.context = context;
+    ibv.qp_context = qp_context;
+    ibv.qp_num = obj.number();
+    ibv.handle = ibv.qp_num;
+    ibv.state = abi::IBV_QPS_RESET;
+    ibv.qp_type = kind;
+    ibv.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    ibv.cond = libc::PTHREAD_COND_INITIALIZER;
+    ibv
+}
+
+/// A handle of a receiving XRC queue pair, which has no objects that it uses, in place.
+///
+/// # Safety
+/// `context` is alive.
+unsafe fn xrc_handle(
+    mut place: Box<core::mem::MaybeUninit<QpHandle>>,
+    context: *mut abi::ibv_context,
+    qp_context: *mut c_void,
+    obj: Qp,
+) -> *mut abi::ibv_qp {
+    let name = cookie(place.as_mut_ptr());
+    let mut ibv = ibv_qp(context, &obj, abi::IBV_QPT_XRC_RECV, qp_context);
+    ibv.state = obj.state() as abi::ibv_qp_state;
+    place.write(QpHandle { ibv, obj, delivered: AtomicU32::new(0), sq_sig_all: false });
+    // SAFETY: the caller's terms.
+    unsafe {
+        ContextHandle::of(context).live.add(name);
+        ContextHandle::retain(context);
+    }
+    // SAFETY: written above.
+    Box::into_raw(unsafe { place.assume_init() }).cast()
+}
+
+/// Makes a receiving XRC queue pair, on the terms of ibv_create_qp_ex(3).
+unsafe fn create_xrc_recv(
+    context: *mut abi::ibv_context,
+    init: &mut abi::ibv_qp_init_attr_ex,
+) -> Result<*mut abi::ibv_qp, Errno> {
+    if init.comp_mask & abi::IBV_QP_INIT_ATTR_XRCD == 0 {
+        return Err(libc::EINVAL);
+    }
+    let mut place = Box::<QpHandle>::new_uninit();
+    // SAFETY: the verb's terms.
+    let obj = unsafe { xrcd::obj(init.xrcd)? }.create_qp(cookie(place.as_mut_ptr())).map_err(errno)?;
+    init.cap = cap(&obj.caps());
+    // SAFETY: the verb's terms.
+    Ok(unsafe { xrc_handle(place, given(context)?.as_ptr(), init.qp_context, obj) })
+}
+
+/// Another handle of a receiving XRC queue pair, for ibv_open_qp(3).
+///
+/// # Safety
+/// `context` is alive.
+pub(crate) unsafe fn opened(
+    context: *mut abi::ibv_context,
+    qp_context: *mut c_void,
+    obj: Qp,
+) -> *mut abi::ibv_qp {
+    // SAFETY: the caller's terms.
+    unsafe { xrc_handle(Box::new_uninit(), context, qp_context, obj) }
+}
+
 /// Makes a queue pair, on the terms of ibv_create_qp(3), and says in `init.cap` what was granted.
 unsafe fn create(pd: *mut abi::ibv_pd, init: *mut abi::ibv_qp_init_attr) -> Result<*mut abi::ibv_qp, Errno> {
     let init = given(init)?.as_ptr();
@@ -43,9 +116,15 @@ unsafe fn create(pd: *mut abi::ibv_pd, init: *mut abi::ibv_qp_init_attr) -> Resu
     let (asked, card, send_cq, recv_cq, srq, context) = unsafe {
         let asked = init.read();
         let srq = if asked.srq.is_null() { None } else { Some(SrqHandle::obj(asked.srq)?) };
-        let (send_cq, recv_cq) = (CqHandle::obj(asked.send_cq)?, CqHandle::obj(asked.recv_cq)?);
+        let send_cq = CqHandle::obj(asked.send_cq)?;
+        // One that only sends needs none.
+        let sends = asked.qp_type == abi::IBV_QPT_XRC_SEND && asked.recv_cq.is_null();
+        let recv_cq = if sends { send_cq } else { CqHandle::obj(asked.recv_cq)? };
         (asked, PdHandle::obj(pd)?, send_cq, recv_cq, srq, (*pd).context)
     };
+    if asked.qp_type == abi::IBV_QPT_XRC_RECV {
+        return Err(libc::EINVAL);
+    }
     let mut place = Box::<QpHandle>::new_uninit();
     let name = cookie(place.as_mut_ptr());
     let wanted = QpInit {
@@ -63,20 +142,11 @@ unsafe fn create(pd: *mut abi::ibv_pd, init: *mut abi::ibv_qp_init_attr) -> Resu
     };
     let obj = Qp::create(card, &wanted).map_err(errno)?;
 
-    // SAFETY: an ibv_qp is numbers, pointers and pthread fields: zero is valid.
-    let mut ibv: abi::ibv_qp = unsafe { zeroed() };
-    ibv.context = context;
-    ibv.qp_context = asked.qp_context;
+    let mut ibv = ibv_qp(context, &obj, asked.qp_type, asked.qp_context);
     ibv.pd = pd;
     ibv.send_cq = asked.send_cq;
     ibv.recv_cq = asked.recv_cq;
     ibv.srq = asked.srq;
-    ibv.qp_num = obj.number();
-    ibv.handle = ibv.qp_num;
-    ibv.state = abi::IBV_QPS_RESET;
-    ibv.qp_type = asked.qp_type;
-    ibv.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
-    ibv.cond = libc::PTHREAD_COND_INITIALIZER;
     let granted = cap(&obj.caps());
     place.write(QpHandle { ibv, obj, delivered: AtomicU32::new(0), sq_sig_all: wanted.sq_sig_all });
     // SAFETY: the caller's struct, on the verb's terms; the protection domain keeps its context alive.
@@ -104,12 +174,13 @@ fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<(), Errno> {
     if mask & !(2 * abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS - 1) != 0 {
         return Err(libc::EINVAL);
     }
-    let offered = abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    // A queue pair that sends has no use for an XRC domain, and none against it.
+    let offered = abi::IBV_QP_INIT_ATTR_XRCD | abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS;
     let flags = mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0;
     if mask & !offered != 0 || flags {
         return Err(libc::EOPNOTSUPP);
     }
-    if mask & abi::IBV_QP_INIT_ATTR_PD == 0 {
+    if mask & abi::IBV_QP_INIT_ATTR_PD == 0 && init.qp_type != abi::IBV_QPT_XRC_RECV {
         return Err(libc::EINVAL);
     }
     Ok(())
@@ -117,14 +188,17 @@ fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<(), Errno> {
 
 /// ibv_create_qp_ex(3), through the context's table.
 pub(crate) unsafe extern "C" fn create_qp_ex(
-    _context: *mut abi::ibv_context,
+    context: *mut abi::ibv_context,
     init: *mut abi::ibv_qp_init_attr_ex,
 ) -> *mut abi::ibv_qp {
     edge::object(|| {
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let pd = unsafe {
-            let asked = init.as_ref().ok_or(libc::EINVAL)?;
+            let asked = init.as_mut().ok_or(libc::EINVAL)?;
             extensions(asked)?;
+            if asked.qp_type == abi::IBV_QPT_XRC_RECV {
+                return create_xrc_recv(context, asked);
+            }
             asked.pd
         };
         // SAFETY: the verb's terms; the plain struct is the beginning of the extended one.
@@ -231,7 +305,10 @@ pub(crate) unsafe extern "C" fn detach_mcast(
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
     edge::int(|| {
         // SAFETY: the verb's terms.
-        unsafe { QpHandle::obj(qp)? }.destroy().map_err(errno)?;
+        let obj = unsafe { QpHandle::obj(qp)? };
+        // SAFETY: `qp` is alive, as above.
+        let shareable = unsafe { (*qp).qp_type } == abi::IBV_QPT_XRC_RECV;
+        if shareable { obj.close() } else { obj.destroy() }.map_err(errno)?;
         let handle = qp.cast::<QpHandle>();
         // SAFETY: the handle and its context are alive until the box is dropped; once it is off the list no event is
         // counted for it any more.

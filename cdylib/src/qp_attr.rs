@@ -17,9 +17,9 @@ pub(crate) fn qp_type(code: abi::ibv_qp_type) -> Result<QpType, Errno> {
         abi::IBV_QPT_RC => Ok(QpType::Rc),
         abi::IBV_QPT_UC => Ok(QpType::Uc),
         abi::IBV_QPT_UD => Ok(QpType::Ud),
-        abi::IBV_QPT_RAW_PACKET | abi::IBV_QPT_XRC_SEND | abi::IBV_QPT_XRC_RECV | abi::IBV_QPT_DRIVER => {
-            Err(libc::EOPNOTSUPP)
-        }
+        abi::IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
+        abi::IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv),
+        abi::IBV_QPT_RAW_PACKET | abi::IBV_QPT_DRIVER => Err(libc::EOPNOTSUPP),
         _ => Err(libc::EINVAL),
     }
 }
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn transports_that_are_not_offered_are_refused() {
         assert_eq!(qp_type(abi::IBV_QPT_RC), Ok(QpType::Rc));
-        assert_eq!(qp_type(abi::IBV_QPT_XRC_SEND), Err(libc::EOPNOTSUPP));
+        assert_eq!(qp_type(abi::IBV_QPT_RAW_PACKET), Err(libc::EOPNOTSUPP));
         assert_eq!(qp_type(77), Err(libc::EINVAL));
     }
 }

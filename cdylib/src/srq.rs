@@ -3,13 +3,15 @@
 //! Owns their handle. It must not know which QPs take from them.
 
 use crate::context::ContextHandle;
+use crate::cq::CqHandle;
 use crate::edge::{self, Errno};
 use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
+use crate::xrcd;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
-use starverbs_verbs::Srq;
+use starverbs_verbs::{Cq, Srq, Xrcd};
 
 /// A shared receive queue.
 #[repr(C)]
@@ -35,6 +37,7 @@ impl SrqHandle {
 /// Makes a shared receive queue, on the terms of ibv_create_srq(3), and says in `attr` what was granted.
 unsafe fn create(
     pd: *mut abi::ibv_pd,
+    xrc: Option<(&Xrcd, &Cq)>,
     srq_context: *mut c_void,
     attr: &mut abi::ibv_srq_attr,
 ) -> Result<*mut abi::ibv_srq, Errno> {
@@ -45,7 +48,11 @@ unsafe fn create(
     let mut place = Box::<SrqHandle>::new_uninit();
     let name = cookie(place.as_mut_ptr());
     // The limit is not looked at on creation (ibv_create_srq(3)).
-    let obj = Srq::create(card, attr.max_wr, attr.max_sge, 0, name).map_err(errno)?;
+    let made = match xrc {
+        None => Srq::create(card, attr.max_wr, attr.max_sge, 0, name),
+        Some((xrcd, cq)) => Srq::create_xrc(card, xrcd, cq, attr.max_wr, attr.max_sge, name),
+    };
+    let obj = made.map_err(errno)?;
     let granted = obj.query().map_err(errno)?;
     (attr.max_wr, attr.max_sge) = (granted.max_wr, granted.max_sge);
 
@@ -76,11 +83,11 @@ pub(crate) unsafe extern "C" fn create_srq(
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
         // SAFETY: the verb's terms.
-        unsafe { create(pd, init.srq_context, &mut init.attr) }
+        unsafe { create(pd, None, init.srq_context, &mut init.attr) }
     })
 }
 
-/// ibv_create_srq_ex(3), through the context's table: basic queues only.
+/// ibv_create_srq_ex(3), through the context's table: basic queues and XRC's.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut abi::ibv_context,
     init: *mut abi::ibv_srq_init_attr_ex,
@@ -92,15 +99,27 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         if mask & !(abi::IBV_SRQ_INIT_ATTR_RESERVED - 1) != 0 {
             return Err(libc::EINVAL);
         }
+        let pd = mask & abi::IBV_SRQ_INIT_ATTR_PD != 0;
+        if mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type == abi::IBV_SRQT_XRC {
+            let needed = abi::IBV_SRQ_INIT_ATTR_XRCD | abi::IBV_SRQ_INIT_ATTR_CQ;
+            if mask & needed != needed || !pd {
+                return Err(libc::EINVAL);
+            }
+            // SAFETY: the verb's terms.
+            unsafe {
+                let xrc = (xrcd::obj(init.xrcd)?, CqHandle::obj(init.cq)?);
+                return create(init.pd, Some(xrc), init.srq_context, &mut init.attr);
+            }
+        }
         let basic = mask & abi::IBV_SRQ_INIT_ATTR_TYPE == 0 || init.srq_type == abi::IBV_SRQT_BASIC;
         if !basic || mask & !(abi::IBV_SRQ_INIT_ATTR_TYPE | abi::IBV_SRQ_INIT_ATTR_PD) != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        if mask & abi::IBV_SRQ_INIT_ATTR_PD == 0 {
+        if !pd {
             return Err(libc::EINVAL);
         }
         // SAFETY: the verb's terms.
-        unsafe { create(init.pd, init.srq_context, &mut init.attr) }
+        unsafe { create(init.pd, None, init.srq_context, &mut init.attr) }
     })
 }
 

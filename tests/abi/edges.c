@@ -122,7 +122,7 @@ static void device_and_port(void)
 
 static void refusals(struct ibv_cq *cq)
 {
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_XRC_SEND };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RAW_PACKET };
 	struct ibv_qp_init_attr_ex ex = { .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
 					  .qp_type = IBV_QPT_RC, .pd = pd, .send_cq = cq, .recv_cq = cq };
 	struct ibv_cq_init_attr_ex cq_ex = { .cqe = 16, .wc_flags = IBV_WC_EX_WITH_CVLAN };
@@ -136,8 +136,8 @@ static void refusals(struct ibv_cq *cq)
 	CHECK(!ibv_create_qp(pd, &init) && errno == EOPNOTSUPP);
 	CHECK(!ibv_create_qp(NULL, &init) && errno == EINVAL);
 	CHECK(!ibv_create_qp_ex(ctx, &ex) && errno == EOPNOTSUPP);
-	CHECK(!ibv_open_xrcd(ctx, &xrcd) && errno == EOPNOTSUPP);
-	CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
+	CHECK(!ibv_open_xrcd(ctx, &xrcd) && errno == EINVAL);
+	CHECK(!ibv_alloc_mw(pd, 3) && errno == EINVAL);
 	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0) && errno == EBADF);
 	CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
 	CHECK(!ibv_reg_mr(pd, &byte, 1, 1 << 12) && errno == EINVAL);
@@ -206,6 +206,126 @@ static void data(struct side *a, struct side *b)
 	CHECK(ibv_post_send(a->qp, wr, &bad) != 0 && bad == &wr[0]);
 	recv.num_sge = -1;
 	CHECK(ibv_post_recv(b->qp, &recv, &bad_recv) == EINVAL && bad_recv == &recv);
+}
+
+/* Memory windows: keys, errno values, what stays while a window is bound. */
+static void windows(struct side *a, struct side *b)
+{
+	unsigned char *buf = calloc(1, 4096);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buf, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mw *one_mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1), *two_mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	struct ibv_mw_bind bind = { .wr_id = 30, .send_flags = IBV_SEND_SIGNALED,
+				    .bind_info = { mr, (uintptr_t)buf, 64, IBV_ACCESS_REMOTE_WRITE } };
+	struct ibv_send_wr wr = { .wr_id = 31, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_sge from = { (uintptr_t)"through", 8, 0 };
+	struct ibv_recv_wr recv = { .wr_id = 40 }, *bad_recv;
+	struct ibv_wc wc;
+	uint32_t before;
+
+	CHECK(mr && one_mw && two_mw);
+	if (!mr || !one_mw || !two_mw)
+		return;
+	CHECK(one_mw->pd == pd && one_mw->context == ctx && one_mw->type == IBV_MW_TYPE_1 && one_mw->rkey);
+	before = one_mw->rkey;
+	CHECK(ibv_bind_mw(b->qp, two_mw, &bind) == EINVAL);
+	CHECK(!ibv_bind_mw(b->qp, one_mw, &bind) && one_mw->rkey == ibv_inc_rkey(before));
+	wc = one(b->cq);
+	CHECK(wc.wr_id == 30 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW);
+	CHECK(ibv_dereg_mr(mr) == EBUSY);
+	bind.bind_info.length = 0;
+	CHECK(!ibv_bind_mw(b->qp, one_mw, &bind) && one(b->cq).status == IBV_WC_SUCCESS);
+
+	wr.bind_mw.mw = one_mw;
+	CHECK(ibv_post_send(b->qp, &wr, &bad) == EINVAL && bad == &wr);
+	wr.bind_mw.mw = two_mw;
+	wr.bind_mw.rkey = ibv_inc_rkey(two_mw->rkey);
+	wr.bind_mw.bind_info = bind.bind_info;
+	CHECK(ibv_post_send(b->qp, &wr, &bad) == EINVAL);
+	wr.bind_mw.bind_info.length = 64;
+	CHECK(!ibv_post_send(b->qp, &wr, &bad) && one(b->cq).wr_id == 31);
+	before = wr.bind_mw.rkey;
+
+	wr = (struct ibv_send_wr){ .wr_id = 32, .opcode = IBV_WR_RDMA_WRITE, .sg_list = &from, .num_sge = 1,
+				   .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE };
+	wr.wr.rdma.remote_addr = (uintptr_t)buf;
+	wr.wr.rdma.rkey = before;
+	CHECK(!ibv_post_send(a->qp, &wr, &bad) && one(a->cq).status == IBV_WC_SUCCESS);
+	CHECK(!strcmp((char *)buf, "through"));
+	CHECK(!ibv_post_recv(b->qp, &recv, &bad_recv));
+	wr = (struct ibv_send_wr){ .wr_id = 33, .opcode = IBV_WR_SEND_WITH_INV, .invalidate_rkey = before,
+				   .send_flags = IBV_SEND_SIGNALED };
+	CHECK(!ibv_post_send(a->qp, &wr, &bad));
+	wc = one(b->cq);
+	CHECK(wc.wr_id == 40 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV);
+	CHECK(wc.wc_flags == IBV_WC_WITH_INV && wc.invalidated_rkey == before);
+	CHECK(one(a->cq).opcode == IBV_WC_SEND);
+	wr.opcode = IBV_WR_LOCAL_INV;
+	CHECK(!ibv_post_send(b->qp, &wr, &bad));
+	wc = one(b->cq);
+	CHECK(wc.wr_id == 33 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_LOCAL_INV);
+	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_mw(one_mw) && !ibv_dealloc_mw(two_mw));
+	free(buf);
+}
+
+/* XRC: a domain on a file is one for all its openers; it stays while something is in it. */
+static void xrc(struct ibv_cq *cq)
+{
+	FILE *file = tmpfile();
+	struct ibv_xrcd_init_attr on = { IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, fileno(file), 0 };
+	struct ibv_qp_init_attr_ex recv = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD };
+	struct ibv_qp_init_attr_ex send = { .qp_type = IBV_QPT_XRC_SEND, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
+					    .send_cq = cq, .cap = { .max_send_wr = 4, .max_send_sge = 1 } };
+	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = 4, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd,
+					     .cq = cq };
+	struct ibv_qp_open_attr open = { .qp_type = IBV_QPT_XRC_RECV };
+	struct ibv_xrcd *first, *second;
+	struct ibv_srq *srq;
+	struct ibv_qp *qp, *same, *sender;
+	struct ibv_recv_wr wr = { 0 }, *bad_recv;
+	struct ibv_send_wr swr = { .opcode = IBV_WR_SEND }, *bad;
+	uint32_t number = ~0;
+
+	CHECK(!ibv_open_xrcd(ctx, &on) && errno == EAGAIN);
+	on.oflags = O_CREAT;
+	first = ibv_open_xrcd(ctx, &on);
+	on.oflags = 0;
+	second = ibv_open_xrcd(ctx, &on);
+	CHECK(first && second && first->context == ctx);
+	if (!first || !second)
+		return;
+	on.oflags = O_CREAT | O_EXCL;
+	CHECK(!ibv_open_xrcd(ctx, &on) && errno == EINVAL);
+	on = (struct ibv_xrcd_init_attr){ on.comp_mask, -1, 0 };
+	CHECK(!ibv_open_xrcd(ctx, &on) && errno == EINVAL);
+
+	init.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ;
+	CHECK(!ibv_create_srq_ex(ctx, &init) && errno == EINVAL);
+	init.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
+	init.xrcd = first;
+	recv.xrcd = second;
+	srq = ibv_create_srq_ex(ctx, &init);
+	qp = ibv_create_qp_ex(ctx, &recv);
+	sender = ibv_create_qp_ex(ctx, &send);
+	CHECK(srq && qp && sender && qp->qp_type == IBV_QPT_XRC_RECV && !qp->pd && !qp->recv_cq);
+	if (!srq || !qp || !sender)
+		return;
+	CHECK(!ibv_get_srq_num(srq, &number) && number < 1 << 24);
+	CHECK(!to_init(qp) && qp->state == IBV_QPS_INIT && !to_init(sender));
+	CHECK(ibv_post_recv(sender, &wr, &bad_recv) == EINVAL && ibv_post_recv(qp, &wr, &bad_recv) == EINVAL);
+	CHECK(ibv_post_send(qp, &swr, &bad) == EINVAL);
+	open.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+	open.xrcd = first;
+	open.qp_num = sender->qp_num;
+	CHECK(!ibv_open_qp(ctx, &open) && errno == EINVAL);
+	open.qp_num = qp->qp_num;
+	same = ibv_open_qp(ctx, &open);
+	CHECK(same && same->qp_num == qp->qp_num && same->state == IBV_QPS_INIT);
+	CHECK(!ibv_close_xrcd(second) && ibv_close_xrcd(first) == EBUSY && ibv_destroy_cq(cq) == EBUSY);
+	CHECK(!ibv_destroy_qp(qp) && same && !ibv_destroy_qp(same));
+	CHECK(!ibv_open_qp(ctx, &open) && errno == EINVAL);
+	CHECK(ibv_close_xrcd(first) == EBUSY && !ibv_destroy_srq(srq) && !ibv_close_xrcd(first));
+	CHECK(!ibv_destroy_qp(sender));
+	fclose(file);
 }
 
 static void query(struct side *a, struct side *b)
@@ -362,6 +482,8 @@ int main(void)
 	CHECK(!to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
 	refusals(cq);
 	data(&a, &b);
+	windows(&a, &b);
+	xrc(cq);
 	query(&a, &b);
 	events();
 	extended_poll();

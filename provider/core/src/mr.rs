@@ -1,4 +1,4 @@
-//! Memory regions: which key opens which bytes to whom.
+//! Memory regions and windows: which key opens which bytes to whom.
 //!
 //! A key is a slot number, hidden behind a mask drawn once, and eight bits that change each time the
 //! slot is used anew, so that a stale key opens nothing. lkey and rkey are the same number (man
@@ -9,13 +9,19 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use crate::error::NicError;
-use crate::types::{Access, PdId};
+use crate::types::{Access, PdId, Qpn};
 
-/// Most MRs a card holds.
+mod window;
+
+pub use window::{Bind, WindowType};
+
+/// Most MRs and memory windows a card holds together.
 pub const MAX_MR: usize = 1 << 20;
 
 const KEY_BITS: u32 = 8;
 const SLOT_MASK: u32 = u32::MAX >> KEY_BITS;
+/// An MR's own key may stand in an SGE; a window's may not (IBTA 10.6.7.1).
+const IN_SGES: Access = Access::from_bits_retain(1 << 31);
 
 /// What a program registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -37,15 +43,17 @@ pub struct MrAttr {
 pub enum MrFault {
     /// no MR has this key
     BadKey,
-    /// the MR belongs to another protection domain
+    /// the MR belongs to another protection domain, or the window to another QP
     Pd,
     /// the MR does not give this right
     Access,
     /// not all bytes lie in the MR
     Bounds,
+    /// the window is bound already, or cannot be bound in this way
+    State,
 }
 
-/// The MRs of a card.
+/// The MRs and memory windows of a card.
 #[derive(Debug, Default)]
 pub struct MrTable {
     entries: Vec<Entry>,
@@ -55,7 +63,7 @@ pub struct MrTable {
     mask: u32,
 }
 
-/// One slot.
+/// One slot: an MR, or a window with what it is bound to.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     addr: u64,
@@ -65,11 +73,23 @@ struct Entry {
     pd: PdId,
     /// `None`: free
     key: Option<NonZeroU32>,
+    /// The one QP that may use it; 0: all of the protection domain
+    qpn: Qpn,
+    /// MR: windows bound to it. Window: slot of the MR that it is bound to, or [`window::UNBOUND`].
+    link: u32,
+    kind: Kind,
     /// Last eight key bits given out
     spent: u8,
 }
 
-const _: () = assert!(size_of::<Entry>() <= 40);
+/// What a slot is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Mr,
+    Window(WindowType),
+}
+
+const _: () = assert!(size_of::<Entry>() <= 48);
 
 impl MrTable {
     /// No MRs.
@@ -81,18 +101,27 @@ impl MrTable {
     /// without LOCAL_WRITE (man ibv_reg_mr). `Exhausted`: [`MAX_MR`] exist.
     pub fn register(&mut self, attr: MrAttr, random: u64) -> Result<u32, NicError> {
         check(&attr)?;
-        let (slot, spent) = self.slot(random)?;
-        let byte = spent.wrapping_add(1 + (random % 254) as u8);
-        let (key, byte) = self.key(slot, byte);
         let entry = Entry {
             addr: attr.addr,
             length: attr.length,
             iova: attr.iova,
-            access: attr.access,
+            access: attr.access | IN_SGES,
             pd: attr.pd,
-            key: Some(key),
-            spent: byte,
+            key: None,
+            qpn: 0,
+            link: 0,
+            kind: Kind::Mr,
+            spent: 0,
         };
+        self.insert(entry, random)
+    }
+
+    /// Puts an entry into a free slot, with a new key.
+    fn insert(&mut self, entry: Entry, random: u64) -> Result<u32, NicError> {
+        let (slot, spent) = self.slot(random)?;
+        let byte = spent.wrapping_add(1 + (random % 254) as u8);
+        let key = self.key(slot, byte);
+        let entry = Entry { key: Some(key), spent: byte, ..entry };
         match self.entries.get_mut(slot as usize) {
             Some(e) => *e = entry,
             None => self.entries.push(entry),
@@ -104,7 +133,8 @@ impl MrTable {
     fn slot(&mut self, random: u64) -> Result<(u32, u8), NicError> {
         let next = self.entries.len();
         if next == 0 {
-            self.mask = (random >> 40) as u32 & SLOT_MASK;
+            /* a bit that no slot number has keeps every key from being 0, whatever its low bits */
+            self.mask = (random >> 40) as u32 & SLOT_MASK | MAX_MR as u32;
         }
         /* Let freed slots rest while the table is small: a stale key then finds nothing at all. */
         if next < MAX_MR && self.free.len() * 2 <= next {
@@ -116,50 +146,62 @@ impl MrTable {
     }
 
     /// Key 0 is never given out: programs take it for "none".
-    fn key(&self, slot: u32, byte: u8) -> (NonZeroU32, u8) {
+    fn key(&self, slot: u32, byte: u8) -> NonZeroU32 {
         let base = (slot ^ self.mask) << KEY_BITS;
-        match NonZeroU32::new(base | u32::from(byte)) {
-            Some(key) => (key, byte),
-            None => (NonZeroU32::MIN, 1),
-        }
+        NonZeroU32::new(base | u32::from(byte)).unwrap_or(NonZeroU32::MIN)
     }
 
-    /// Changes what a key opens; gives the protection domain that it had. Errors as in `register`, with
-    /// nothing changed.
+    /// Changes what a key opens; gives the protection domain that it had. Errors as in `register`, and
+    /// `Busy`: windows are bound to it; with nothing changed.
     pub fn reregister(&mut self, key: u32, attr: MrAttr) -> Result<PdId, NicError> {
         check(&attr)?;
-        let (_, entry) = self.entry(key)?;
+        let (_, entry) = self.mr(key)?;
+        if entry.link > 0 {
+            return Err(NicError::Busy);
+        }
         entry.addr = attr.addr;
         entry.length = attr.length;
         entry.iova = attr.iova;
-        entry.access = attr.access;
+        entry.access = attr.access | IN_SGES;
         Ok(core::mem::replace(&mut entry.pd, attr.pd))
     }
 
     /// What was registered under a key.
     pub fn query(&self, key: u32) -> Option<MrAttr> {
         let slot = (key >> KEY_BITS) ^ self.mask;
-        let e = self.entries.get(slot as usize).filter(|e| e.key.map(NonZeroU32::get) == Some(key))?;
-        Some(MrAttr { pd: e.pd, addr: e.addr, length: e.length, iova: e.iova, access: e.access })
+        let e = self.entries.get(slot as usize)?;
+        let found = e.key.map(NonZeroU32::get) == Some(key) && e.kind == Kind::Mr;
+        let access = e.access.difference(IN_SGES);
+        found.then_some(MrAttr { pd: e.pd, addr: e.addr, length: e.length, iova: e.iova, access })
     }
 
-    /// Slot and entry of a key that is in use.
-    fn entry(&mut self, key: u32) -> Result<(u32, &mut Entry), NicError> {
+    /// Slot and entry of an MR's key.
+    fn mr(&mut self, key: u32) -> Result<(u32, &mut Entry), NicError> {
         let slot = (key >> KEY_BITS) ^ self.mask;
-        let found = self.entries.get_mut(slot as usize).filter(|e| e.key.map(NonZeroU32::get) == Some(key));
+        let found = self.entries.get_mut(slot as usize);
+        let found = found.filter(|e| e.key.map(NonZeroU32::get) == Some(key) && e.kind == Kind::Mr);
         Ok((slot, found.ok_or(NicError::NotFound)?))
     }
 
-    /// Removes an MR; gives its protection domain.
+    /// Removes an MR; gives its protection domain. `Busy`: windows are bound to it (man ibv_dereg_mr).
     pub fn deregister(&mut self, key: u32) -> Result<PdId, NicError> {
-        let (slot, entry) = self.entry(key)?;
+        let (slot, entry) = self.mr(key)?;
+        if entry.link > 0 {
+            return Err(NicError::Busy);
+        }
         entry.key = None;
         let pd = entry.pd;
         self.free.push_back(slot);
         Ok(pd)
     }
 
-    /// MRs that exist.
+    /// Protection domain of what has this key.
+    pub fn pd(&self, key: u32) -> Option<PdId> {
+        let entry = self.entries.get(((key >> KEY_BITS) ^ self.mask) as usize)?;
+        (entry.key.map(NonZeroU32::get) == Some(key)).then_some(entry.pd)
+    }
+
+    /// MRs and windows that exist.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
@@ -180,26 +222,34 @@ impl MrTable {
         len: u32,
         write: bool,
     ) -> Result<u64, MrFault> {
-        let need = if write { Access::LOCAL_WRITE } else { Access::empty() };
-        self.resolve(lkey, pd, addr, len, need)
+        let need = if write { Access::LOCAL_WRITE | IN_SGES } else { IN_SGES };
+        self.resolve(lkey, (pd, 0), addr, len, need)
     }
 
-    /// Host address of `len` bytes at `va` of a peer's request that needs the right `need`. No bytes
-    /// need no key (IBTA 9.4.3, 9.4.4: the R_Key of a zero-length WRITE or READ is not checked).
+    /// Host address of `len` bytes at `va` of a peer's request to a QP, `qp` with its protection domain,
+    /// that needs the right `need`. No bytes need no key (IBTA 9.4.3, 9.4.4: the R_Key of a zero-length
+    /// WRITE or READ is not checked).
     #[inline]
     pub fn resolve_remote(
         &self,
         rkey: u32,
-        pd: PdId,
+        qp: (PdId, Qpn),
         va: u64,
         len: u32,
         need: Access,
     ) -> Result<u64, MrFault> {
-        self.resolve(rkey, pd, va, len, need)
+        self.resolve(rkey, qp, va, len, need)
     }
 
     #[inline]
-    fn resolve(&self, key: u32, pd: PdId, va: u64, len: u32, need: Access) -> Result<u64, MrFault> {
+    fn resolve(
+        &self,
+        key: u32,
+        (pd, qpn): (PdId, Qpn),
+        va: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<u64, MrFault> {
         if len == 0 {
             return Ok(va);
         }
@@ -208,7 +258,7 @@ impl MrTable {
         if entry.key.map(NonZeroU32::get) != Some(key) {
             return Err(MrFault::BadKey);
         }
-        if entry.pd != pd {
+        if entry.pd != pd || (entry.qpn != 0 && entry.qpn != qpn) {
             return Err(MrFault::Pd);
         }
         if !entry.access.contains(need) {

@@ -35,7 +35,7 @@ fn bounds_are_exact() {
 #[test]
 fn faults_say_what_is_wrong() {
     let (t, key) = one(Access::REMOTE_READ);
-    let read = |key, pd, need| t.resolve_remote(key, pd, 0x9000, 4, need);
+    let read = |key, pd, need| t.resolve_remote(key, (pd, 7), 0x9000, 4, need);
     assert_eq!(read(key, PD, Access::REMOTE_READ), Ok(0x1000));
     assert_eq!(read(key, PD, Access::REMOTE_WRITE), Err(MrFault::Access));
     assert_eq!(read(key, PdId(4), Access::REMOTE_READ), Err(MrFault::Pd));
@@ -74,7 +74,7 @@ fn a_key_may_come_to_open_something_else() {
     assert_eq!(t.reregister(key ^ 1, new), Err(NicError::NotFound));
     assert_eq!(t.reregister(key, new), Ok(PD));
     assert_eq!(t.query(key), Some(new));
-    assert_eq!(t.resolve_remote(key, PdId(4), 8, 8, Access::REMOTE_READ), Ok(0x5008));
+    assert_eq!(t.resolve_remote(key, (PdId(4), 0), 8, 8, Access::REMOTE_READ), Ok(0x5008));
     assert_eq!(t.resolve_local(key, PD, 0x9000, 1, false), Err(MrFault::Pd));
     assert_eq!(t.deregister(key), Ok(PdId(4)));
     assert_eq!(t.reregister(key, new), Err(NicError::NotFound));
@@ -139,7 +139,7 @@ proptest! {
                 Step::Resolve { pick, offset, len } if !all.is_empty() => {
                     let (key, a) = all[pick.index(all.len())];
                     let va = a.iova.wrapping_add_signed(offset);
-                    let got = table.resolve_remote(key, PD, va, len, Access::REMOTE_READ);
+                    let got = table.resolve_remote(key, (PD, 7), va, len, Access::REMOTE_READ);
                     let want = match model.get(&key) {
                         _ if len == 0 => Ok(va),
                         None => Err(MrFault::BadKey),

@@ -17,7 +17,7 @@ use slab::Slab;
 
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
-use crate::mr::{MrAttr, MrTable};
+use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
 use crate::transport::Qp;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, Seg, SrqId};
@@ -59,7 +59,7 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) stats: E::Stats,
     pub(crate) mrs: MrTable,
     pub(crate) avs: Slab<AvEntry>,
-    pub(crate) srqs: Slab<Srq<E::Rq>>,
+    pub(crate) srqs: Slab<Srq<E>>,
     pub(crate) pds: Slab<Pd>,
     pub(crate) paths: Paths,
     pub(crate) sched: Sched,
@@ -82,13 +82,15 @@ pub(crate) struct AvEntry {
 }
 
 /// A shared receive queue.
-pub(crate) struct Srq<Rq> {
-    pub(crate) rq: Rq,
+pub(crate) struct Srq<E: Env> {
+    pub(crate) rq: E::Rq,
     pub(crate) pd: PdId,
     /// An event is due when fewer WQEs are left; 0 is off
     pub(crate) limit: u32,
     pub(crate) users: u32,
     pub(crate) cookie: u64,
+    /// XRC: its domain, and where its receives complete
+    pub(crate) xrc: Option<(PdId, E::Cq)>,
 }
 
 /// splitmix64: keys and start points that a stranger cannot guess, given a random seed.
@@ -187,11 +189,25 @@ impl<E: Env> Nic<E> {
         self.shared.mrs.query(key)
     }
 
-    /// Ends a registration. No packet touches the memory afterwards.
+    /// Ends a registration. No packet touches the memory afterwards. `Busy`: memory windows are bound to it.
     pub fn dereg_mr(&mut self, key: u32) -> Result<(), NicError> {
         let pd = self.shared.mrs.deregister(key)?;
         self.shared.drop_pd(pd);
         self.shared.stats.mrs.sub(1);
+        Ok(())
+    }
+
+    /// A new memory window, not bound; gives its key.
+    pub fn alloc_mw(&mut self, pd: PdId, kind: WindowType) -> Result<u32, NicError> {
+        self.shared.hold_pd(pd)?;
+        let random = self.shared.rng.next();
+        self.shared.mrs.alloc_window(pd, kind, random).inspect_err(|_| self.shared.drop_pd(pd))
+    }
+
+    /// Ends a memory window, bound or not; `key` is any key that it ever had.
+    pub fn dealloc_mw(&mut self, key: u32) -> Result<(), NicError> {
+        let pd = self.shared.mrs.free_window(key)?;
+        self.shared.drop_pd(pd);
         Ok(())
     }
 
@@ -213,7 +229,23 @@ impl<E: Env> Nic<E> {
     /// the host's name for it.
     pub fn create_srq(&mut self, pd: PdId, rq: E::Rq, limit: u32, cookie: u64) -> Result<SrqId, NicError> {
         self.shared.hold_pd(pd)?;
-        Ok(SrqId(self.shared.srqs.insert(Srq { rq, pd, limit, users: 0, cookie }) as u32))
+        Ok(SrqId(self.shared.srqs.insert(Srq { rq, pd, limit, users: 0, cookie, xrc: None }) as u32))
+    }
+
+    /// A new shared receive queue of the XRC domain that `xrcd` stands for; its receives complete in `cq`,
+    /// whichever QP they came through.
+    pub fn create_xrc_srq(
+        &mut self,
+        pd: PdId,
+        xrcd: PdId,
+        rq: E::Rq,
+        cq: E::Cq,
+        cookie: u64,
+    ) -> Result<SrqId, NicError> {
+        self.shared.hold_pd(pd)?;
+        self.shared.hold_pd(xrcd).inspect_err(|_| self.shared.drop_pd(pd))?;
+        let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: Some((xrcd, cq)) };
+        Ok(SrqId(self.shared.srqs.insert(srq) as u32))
     }
 
     /// Whose a shared receive queue is.
@@ -240,6 +272,9 @@ impl<E: Env> Nic<E> {
             Some(_) => {
                 let s = self.shared.srqs.remove(srq.0 as usize);
                 self.shared.drop_pd(s.pd);
+                if let Some((xrcd, _)) = s.xrc {
+                    self.shared.drop_pd(xrcd);
+                }
                 Ok(())
             }
         }

@@ -84,13 +84,16 @@ pub enum RecvSource<Rq> {
     Own(Rq),
     /// A shared one
     Shared(SrqId),
+    /// XRC: the one that the last request named; before the first, none that exists
+    Xrc(SrqId),
 }
 
 /// What a QP is made of.
 pub struct QpInit<Sq, Rq, Cq> {
     /// Transport
     pub qp_type: QpType,
-    /// Protection domain
+    /// Protection domain. Of an XRC_RECV QP the one that stands for its XRC domain: the SRQs that its
+    /// requests may name are those of that domain, and keys are checked against theirs.
     pub pd: PdId,
     /// Send queue
     pub sq: Sq,

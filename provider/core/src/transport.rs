@@ -8,6 +8,7 @@
 mod answer;
 mod complete;
 mod datagram;
+mod local;
 mod pacing;
 mod recv;
 mod requester;
@@ -88,6 +89,8 @@ pub(crate) struct Flags {
     pub(crate) lossy: bool,
     /// SQD: the drained event was raised
     pub(crate) drained: bool,
+    /// A memory window of type 2 was bound on it
+    pub(crate) windows: bool,
 }
 
 /// The sending half: a cursor into the send queue, and what is outstanding behind it.
@@ -135,7 +138,7 @@ pub(crate) struct Requester {
     pub(crate) rtt_since: Nanos,
 }
 
-/// PSN span of a begun WQE.
+/// PSN span of a begun WQE. No packets: the card did it by itself.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Track {
     pub(crate) first: Psn,
@@ -179,8 +182,9 @@ pub(crate) enum Inbound {
 /// A READ or atomic answer that is owed.
 #[derive(Clone, Copy)]
 pub(crate) enum Answer {
-    /// Bytes from memory. `psn` is the next packet's; `begun`: it is not the first.
-    Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool },
+    /// Bytes from memory. `psn` is the next packet's; `begun`: it is not the first; `again`: the request
+    /// came before, so that its answer may have arrived.
+    Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool, again: bool },
     /// The value before
     Atomic { psn: Psn, value: u64 },
 }
@@ -304,6 +308,9 @@ impl<E: Env> Ctx<'_, E> {
             QpType::Uc => self.receive_unreliable(packet),
             QpType::Rc if packet.op().kind.is_response() => self.receive_response(packet),
             QpType::Rc => self.receive_request(packet),
+            QpType::XrcSend if packet.op().kind.is_response() => self.receive_response(packet),
+            QpType::XrcRecv if packet.op().kind.is_request() => self.receive_request(packet),
+            QpType::XrcSend | QpType::XrcRecv => self.sh.stats.drop_opcode.inc(),
         }
     }
 

@@ -120,6 +120,23 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram
     Ud = 4,
+    /// Extended reliable connection, the end that asks
+    XrcSend = 9,
+    /// Extended reliable connection, the end that answers
+    XrcRecv = 10,
+}
+
+impl QpType {
+    /// Whether packets are acknowledged and repeated.
+    #[inline]
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
+    }
+    /// Whether it is an end of an extended reliable connection (annex A14).
+    #[inline]
+    pub const fn is_xrc(self) -> bool {
+        matches!(self, QpType::XrcSend | QpType::XrcRecv)
+    }
 }
 
 /// State of a QP. Values as `enum ibv_qp_state`.
@@ -178,6 +195,12 @@ pub enum SendOp {
     CmpSwap = 5,
     /// Fetch and add
     FetchAdd = 6,
+    /// Unbind a memory window of this card
+    LocalInv = 7,
+    /// Bind a memory window
+    BindMw = 8,
+    /// SEND that unbinds a memory window of the peer
+    SendInv = 9,
 }
 
 impl SendOp {
@@ -191,12 +214,19 @@ impl SendOp {
             4 => SendOp::Read,
             5 => SendOp::CmpSwap,
             6 => SendOp::FetchAdd,
+            7 => SendOp::LocalInv,
+            8 => SendOp::BindMw,
+            9 => SendOp::SendInv,
             _ => return None,
         })
     }
     /// Whether the answer carries data (READ, atomics).
     pub const fn is_read_like(self) -> bool {
         matches!(self, SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd)
+    }
+    /// Whether the card does it by itself, without a packet.
+    pub const fn is_local(self) -> bool {
+        matches!(self, SendOp::LocalInv | SendOp::BindMw)
     }
     /// Whether it is an atomic.
     pub const fn is_atomic(self) -> bool {
@@ -208,16 +238,18 @@ impl SendOp {
     }
     /// Whether the message consumes a receive WQE at the peer.
     pub const fn takes_recv(self) -> bool {
-        matches!(self, SendOp::Send | SendOp::SendImm | SendOp::WriteImm)
+        matches!(self, SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::WriteImm)
     }
     /// The completion's op-code.
     pub const fn wc_opcode(self) -> WcOpcode {
         match self {
             SendOp::Write | SendOp::WriteImm => WcOpcode::RdmaWrite,
-            SendOp::Send | SendOp::SendImm => WcOpcode::Send,
+            SendOp::Send | SendOp::SendImm | SendOp::SendInv => WcOpcode::Send,
             SendOp::Read => WcOpcode::RdmaRead,
             SendOp::CmpSwap => WcOpcode::CompSwap,
             SendOp::FetchAdd => WcOpcode::FetchAdd,
+            SendOp::LocalInv => WcOpcode::LocalInv,
+            SendOp::BindMw => WcOpcode::BindMw,
         }
     }
 }
@@ -266,7 +298,7 @@ bitflags! {
         const GRH = 1;
         /// `imm` holds immediate data
         const WITH_IMM = 2;
-        /// `imm` holds an invalidated rkey
+        /// `imm` holds an invalidated rkey, in host order
         const WITH_INV = 8;
     }
 }
@@ -298,21 +330,22 @@ pub struct Seg {
 pub struct SendWqe {
     /// The program's cookie
     pub wr_id: u64,
-    /// RDMA and atomics: remote virtual address
+    /// RDMA and atomics: remote virtual address. Bind: the window's first byte, as the MR counts.
     pub remote_addr: u64,
-    /// Atomics: compare value, or the number to add
+    /// Atomics: compare value, or the number to add. Bind: bytes.
     pub compare_add: u64,
     /// Atomics: swap value
     pub swap: u64,
-    /// RDMA and atomics: the peer's key
+    /// RDMA and atomics: the peer's key. Bind: the window's new key. LOCAL_INV: what to unbind.
     pub rkey: u32,
-    /// Immediate data, in the byte order in which it was given (network order)
+    /// Immediate data, in the byte order in which it was given (network order). SEND with invalidate:
+    /// the peer's window. Bind: the MR's key.
     pub imm: u32,
     /// Sum of the SGEs' lengths, or of the inline bytes
     pub length: u32,
-    /// UD: destination QPN
+    /// UD: destination QPN. XRC: number of the peer's SRQ. Bind: a key of the window.
     pub remote_qpn: u32,
-    /// UD: Q_Key
+    /// UD: Q_Key. Bind: [`Access`] bits.
     pub qkey: u32,
     /// UD: address vector
     pub av: AvId,
@@ -365,6 +398,8 @@ pub enum WcOpcode {
     RdmaRead = 2,
     CompSwap = 3,
     FetchAdd = 4,
+    BindMw = 5,
+    LocalInv = 6,
     Recv = 128,
     RecvRdmaWithImm = 129,
 }
@@ -377,7 +412,7 @@ pub struct Cqe {
     pub wr_id: u64,
     /// Bytes moved (receives, READs, atomics)
     pub byte_len: u32,
-    /// Immediate data in network order, valid with [`WcFlags::WITH_IMM`]
+    /// Immediate data in network order, valid with [`WcFlags::WITH_IMM`]; or a key: [`WcFlags::WITH_INV`]
     pub imm: u32,
     /// Local QP
     pub qpn: Qpn,

@@ -223,8 +223,8 @@ impl Host {
         self.modify(qpn, &attr, mask, now).expect("RESET to INIT");
     }
 
-    /// A connected QP from INIT to RTS towards `peer` at `dgid`.
-    pub fn to_rts(&mut self, qpn: Qpn, rc: bool, dgid: Gid, peer: Qpn, setup: &Setup, now: Nanos) {
+    /// A connected QP of type `kind` from INIT to RTS towards `peer` at `dgid`.
+    pub fn to_rts(&mut self, qpn: Qpn, kind: QpType, dgid: Gid, peer: Qpn, setup: &Setup, now: Nanos) {
         let attr = QpAttr {
             path_mtu: setup.mtu,
             rq_psn: Psn::new(setup.psn),
@@ -240,12 +240,15 @@ impl Host {
             ..QpAttr::default()
         };
         let mut mask = M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
-        if rc {
+        if matches!(kind, QpType::Rc | QpType::XrcRecv) {
             mask |= M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
         }
         self.modify(qpn, &QpAttr { state: QpState::Rtr, ..attr }, mask, now).expect("INIT to RTR");
         let mut mask = M::STATE | M::SQ_PSN;
-        if rc {
+        if kind == QpType::XrcRecv {
+            mask |= M::TIMEOUT;
+        }
+        if matches!(kind, QpType::Rc | QpType::XrcSend) {
             mask |= M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
         }
         self.modify(qpn, &QpAttr { state: QpState::Rts, ..attr }, mask, now).expect("RTR to RTS");

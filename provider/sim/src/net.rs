@@ -125,14 +125,15 @@ impl Net {
         self.now
     }
 
-    /// Connects two RESET QPs to each other, up to RTS.
+    /// Connects two RESET QPs to each other, up to RTS. With XRC_SEND, `b` is the receiving end.
     pub fn connect(&mut self, qp_type: QpType, a: (usize, Qpn), b: (usize, Qpn), setup: &Setup) {
         let now = self.now;
-        for (x, y) in [(a, b), (b, a)] {
+        let other = if qp_type == QpType::XrcSend { QpType::XrcRecv } else { qp_type };
+        for (x, y, kind) in [(a, b, qp_type), (b, a, other)] {
             let dgid = self.hosts[y.0].gid;
             let host = &mut self.hosts[x.0];
             host.to_init(x.1, false, setup, now);
-            host.to_rts(x.1, qp_type == QpType::Rc, dgid, y.1, setup, now);
+            host.to_rts(x.1, kind, dgid, y.1, setup, now);
         }
     }
 

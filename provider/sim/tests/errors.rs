@@ -130,6 +130,23 @@ fn memory_that_went_away() {
     assert_eq!(p.polled(1), [(100, WcStatus::LocProtErr)]);
 }
 
+/// The MR goes while its answer is under way: the READ fails, and nothing turns in a circle.
+#[test]
+fn an_mr_that_goes_before_its_answer() {
+    let mut p = Pair::rc();
+    let (addr, rkey) = p.net.hosts[1].region(64, Access::REMOTE_READ);
+    let sge = p.sge(0, 64);
+    let read = |wr_id| SendWqe { wr_id, op: SendOp::Read, remote_addr: addr, rkey, ..SendWqe::default() };
+    p.post(read(1), &[sge]);
+    p.post(read(2), &[sge]);
+    assert!(p.net.step(), "the requests arrive");
+    p.net.hosts[1].nic.dereg_mr(rkey).expect("it exists");
+    p.run();
+    assert_eq!(p.polled(0), [(1, WcStatus::RemAccessErr), (2, WcStatus::WrFlushErr)]);
+    assert_eq!(p.states(), [QpState::Err; 2]);
+    assert_eq!(p.events(1), [AsyncEvent::QpAccessErr(p.qpn[1])]);
+}
+
 #[test]
 fn local_errors() {
     for op in [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd] {

@@ -42,8 +42,9 @@ pub const PKEY: u16 = 0xffff;
 /// No IEEE OUI stands behind this card. Test-suites refuse 0; nobody can be assigned this one, a group address.
 const NO_OUI: u32 = 0xff_ffff;
 
-/// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN
-const CAP_FLAGS: u64 = 1 << 7 | 1 << 11 | 1 << 12;
+/// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN; IBV_DEVICE_MEM_WINDOW,
+/// IBV_DEVICE_XRC, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2B
+const CAP_FLAGS: u64 = 1 << 7 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
 /// IBV_DEVICE_XRC
 const DEVICE_XRC: u64 = 1 << 20;
 /// IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS
@@ -235,7 +236,7 @@ fn attr(guid: u64) -> DeviceAttr {
         max_qp_rd_atom: MAX_RD_ATOM,
         max_res_rd_atom: 1_048_560 * MAX_RD_ATOM,
         max_qp_init_rd_atom: MAX_RD_ATOM,
-        max_mw: 0,
+        max_mw: 1 << 20,
         max_mcast_grp: 0,
         max_mcast_qp_attach: 0,
         max_total_mcast_qp_attach: 0,

@@ -220,14 +220,17 @@ impl Mr {
     /// `ibv_dereg_mr`. No packet touches the memory afterwards.
     ///
     /// # Errors
-    /// EINVAL when it is gone already; EIO in a forked child.
+    /// EBUSY while memory windows are bound to it; EINVAL when it is gone already; EIO in a forked child.
     pub fn dereg(&self) -> Result<()> {
         let card = self.0.ctx.card()?;
         if self.0.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("memory region is gone"));
         }
         let ended = card.with(|shard, _| shard.nic.dereg_mr(self.0.key));
-        self.state().kind = Kind::User;
+        match ended {
+            Ok(()) => self.state().kind = Kind::User,
+            Err(_) => self.0.gone.store(false, Ordering::Release),
+        }
         Ok(ended?)
     }
 }

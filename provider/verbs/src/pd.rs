@@ -49,7 +49,7 @@ impl Pd {
     /// `ibv_dealloc_pd`
     ///
     /// # Errors
-    /// EBUSY while MRs, QPs, SRQs or AHs live in it.
+    /// EBUSY while MRs, memory windows, QPs, SRQs or AHs live in it.
     pub fn dealloc(&self) -> Result<()> {
         let card = self.0.ctx.card()?;
         if self.0.gone.load(Ordering::Acquire) {

@@ -6,7 +6,7 @@ use starverbs_rings::{RecvProducer, SendProducer};
 use crate::error::{Result, VerbsError};
 use crate::qp::QpInner;
 
-/// `struct ibv_send_wr`, one of its list.
+/// `struct ibv_send_wr`, one of its list. Binds are made with [`crate::Mw::bind_wr`].
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
     /// The program's cookie
@@ -15,13 +15,13 @@ pub struct SendWr<'a> {
     pub op: SendOp,
     /// [`SendFlags`]; with INLINE the SGEs are read now, and their keys are not looked at
     pub flags: SendFlags,
-    /// Immediate data, in network order
+    /// Immediate data, in network order. SEND with invalidate: the peer's key to invalidate
     pub imm: u32,
     /// Local memory
     pub sges: &'a [Sge],
     /// RDMA and atomics: the peer's address
     pub remote_addr: u64,
-    /// RDMA and atomics: the peer's key
+    /// RDMA and atomics: the peer's key. LOCAL_INV: our key to invalidate
     pub rkey: u32,
     /// Atomics: what to compare with, or to add
     pub compare_add: u64,
@@ -29,7 +29,7 @@ pub struct SendWr<'a> {
     pub swap: u64,
     /// UD: where to
     pub ah: AvId,
-    /// UD: destination QPN
+    /// UD: destination QPN. XRC: number of the peer's SRQ
     pub remote_qpn: u32,
     /// UD: Q_Key
     pub qkey: u32,
@@ -86,11 +86,12 @@ impl<'a> SendPoster<'a> {
             flags: wr.flags.difference(SendFlags::INLINE),
             num_sge: 0,
         };
-        if wr.flags.contains(SendFlags::INLINE) && !wr.op.is_read_like() {
+        if wr.flags.contains(SendFlags::INLINE) && !wr.op.is_read_like() && !wr.op.is_local() {
             // SAFETY: the program vouches for what it posts, as on any card (ibv_post_send(3)).
             Ok(unsafe { producer.push_inline(wqe, wr.sges) }?)
         } else {
-            Ok(producer.push(wqe, wr.sges)?)
+            let sges = if wr.op.is_local() { &[] } else { wr.sges };
+            Ok(producer.push(wqe, sges)?)
         }
     }
 
@@ -137,7 +138,7 @@ impl<'a> RecvPoster<'a> {
             return Err(VerbsError::Invalid("the QP is in RESET"));
         }
         let Some(producer) = &mut self.producer else {
-            return Err(VerbsError::Invalid("the QP receives from an SRQ"));
+            return Err(VerbsError::Invalid("the QP receives from an SRQ, or never"));
         };
         Ok(producer.push(wr.wr_id, wr.sges)?)
     }
@@ -166,8 +167,9 @@ impl Drop for RecvPoster<'_> {
 #[inline]
 fn offered(qp_type: QpType, op: SendOp) -> bool {
     match qp_type {
-        QpType::Rc => true,
-        QpType::Uc => !op.is_read_like(),
+        QpType::Rc | QpType::XrcSend => true,
+        QpType::XrcRecv => false,
+        QpType::Uc => !op.is_read_like() && op != SendOp::SendInv,
         QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm),
     }
 }

@@ -1,10 +1,10 @@
 //! Queue pairs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
-use starverbs_core::{Access, Mtu, Psn, QpState, QpType, Qpn};
+use starverbs_core::{Access, Mtu, Psn, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{RecvSize, SendSize, WorkRings};
 
 use crate::ah::AhAttr;
@@ -113,6 +113,7 @@ impl Qp {
         let sq = unsafe { rings.card_sq() };
         let rq = match init.srq {
             Some(srq) => RecvSource::Shared(srq.id()),
+            None if init.qp_type == QpType::XrcRecv => RecvSource::Xrc(SrqId(u32::MAX)),
             // SAFETY: the one card half of this queue, used under the card's lock.
             None => RecvSource::Own(unsafe { rings.card_rq() }),
         };
@@ -212,6 +213,23 @@ impl Qp {
     /// EINVAL when it is gone already; EIO in a forked child.
     pub fn destroy(&self) -> Result<()> {
         self.0.destroy()
+    }
+
+    /// `ibv_destroy_qp` of one that may be open more than once: the last one destroys it.
+    ///
+    /// # Errors
+    /// As [`Qp::destroy`].
+    pub fn close(&self) -> Result<()> {
+        /* others have it: whichever of them is dropped last destroys it */
+        if Arc::strong_count(&self.0) > 1 { Ok(()) } else { self.destroy() }
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<QpInner> {
+        Arc::downgrade(&self.0)
+    }
+
+    pub(crate) fn upgrade(weak: &Weak<QpInner>) -> Option<Qp> {
+        weak.upgrade().map(Qp)
     }
 
     /// Locks the send queue for posting.
@@ -342,7 +360,7 @@ fn check_caps(init: &QpInit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The rings of a QP; no receive queue for one that takes from an SRQ.
+/// The rings of a QP; no receive queue for one that takes from SRQs, or never receives.
 fn rings(init: &QpInit<'_>) -> Option<WorkRings> {
     let send = SendSize {
         max_wr: init.max_send_wr.max(1),
@@ -350,7 +368,8 @@ fn rings(init: &QpInit<'_>) -> Option<WorkRings> {
         max_inline: init.max_inline,
     };
     let recv = RecvSize { max_wr: init.max_recv_wr.max(1), max_sge: init.max_recv_sge.max(1) as u16 };
-    WorkRings::new(Some(send), init.srq.is_none().then_some(recv))
+    let own = init.srq.is_none() && !init.qp_type.is_xrc();
+    WorkRings::new(Some(send), own.then_some(recv))
 }
 
 /// Claims another block of QPNs when the card has none left.

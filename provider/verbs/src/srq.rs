@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use starverbs_core::SrqId;
 use starverbs_rings::{RecvSize, WorkRings};
 
+use crate::cq::Cq;
 use crate::device::{MAX_QP_WR, MAX_SGE};
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
 use crate::pd::Pd;
 use crate::post::RecvWr;
+use crate::xrcd::Xrcd;
 
 /// What `ibv_query_srq` gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub(crate) struct SrqInner {
     id: SrqId,
     cookie: u64,
     gone: AtomicBool,
+    /// XRC: where its receives complete
+    cq: Option<Cq>,
 }
 
 impl Srq {
@@ -41,6 +45,25 @@ impl Srq {
     /// # Errors
     /// EINVAL: beyond the device's limits; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
+        Srq::new(pd, None, max_wr, max_sge, limit, cookie)
+    }
+
+    /// `ibv_create_srq_ex` with IBV_SRQT_XRC: for the QPs of an XRC domain; receives complete in `cq`.
+    ///
+    /// # Errors
+    /// As [`Srq::create`].
+    pub fn create_xrc(pd: &Pd, xrcd: &Xrcd, cq: &Cq, max_wr: u32, max_sge: u32, cookie: u64) -> Result<Srq> {
+        Srq::new(pd, Some((xrcd, cq)), max_wr, max_sge, 0, cookie)
+    }
+
+    fn new(
+        pd: &Pd,
+        xrc: Option<(&Xrcd, &Cq)>,
+        max_wr: u32,
+        max_sge: u32,
+        limit: u32,
+        cookie: u64,
+    ) -> Result<Srq> {
         let card = pd.context().card()?;
         if max_wr == 0 || max_wr > MAX_QP_WR || max_sge > MAX_SGE || limit > max_wr {
             return Err(VerbsError::Invalid("shared receive queue attributes"));
@@ -49,8 +72,17 @@ impl Srq {
         let rings = WorkRings::new(None, Some(size)).ok_or(VerbsError::NoMemory("SRQ"))?;
         // SAFETY: the one card half, used under the card's lock.
         let half = unsafe { rings.card_rq() };
-        let id = card.with(|shard, _| shard.nic.create_srq(pd.id(), half, limit, cookie))?;
-        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), rings, id, cookie, gone: AtomicBool::new(false) })))
+        let id = card.with(|shard, _| match xrc {
+            None => shard.nic.create_srq(pd.id(), half, limit, cookie),
+            Some((xrcd, cq)) => {
+                shard.nic.create_xrc_srq(pd.id(), xrcd.pd().id(), half, cq.card_half(), cookie)
+            }
+        })?;
+        let cq = xrc.map(|(_, cq)| cq.clone());
+        if let Some(cq) = &cq {
+            cq.0.users.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), rings, id, cookie, gone: AtomicBool::new(false), cq })))
     }
 
     /// What was granted: WQEs, SGEs.
@@ -125,6 +157,9 @@ impl SrqInner {
         }
         card.with(|shard, _| shard.nic.destroy_srq(self.id))?;
         self.gone.store(true, Ordering::Release);
+        if let Some(cq) = &self.cq {
+            cq.0.users.fetch_sub(1, Ordering::AcqRel);
+        }
         ctx.purge_events(|event| matches!(event, Event::Srq { cookie, .. } if *cookie == self.cookie));
         Ok(())
     }

@@ -17,6 +17,7 @@ impl<E: Env> Nic<E> {
         let max_sge = match &init.rq {
             RecvSource::Own(rq) => rq.max_sge(),
             RecvSource::Shared(srq) => self.shared.srq_max_sge(*srq).ok_or(NicError::NotFound)?,
+            RecvSource::Xrc(_) => 1,
         };
         self.shared.hold_pd(init.pd)?;
         let qpn = self.qps.reserve().inspect_err(|_| self.shared.drop_pd(init.pd))?;
@@ -122,7 +123,8 @@ impl<E: Env> Nic<E> {
         Ok(())
     }
 
-    /// Ends a QP. Its completions that were not polled are gone.
+    /// Ends a QP. Its completions that were not polled are gone, windows of type 2 that were bound on it
+    /// are not bound any more.
     pub fn destroy_qp(&mut self, env: &mut E, qpn: Qpn) -> Result<(), NicError> {
         let mut cx = self.context(env, qpn, 0).ok_or(NicError::NotFound)?;
         /* The peer's last message may wait for its ACK: nobody could send it later. */
@@ -142,6 +144,9 @@ impl<E: Env> Nic<E> {
             && let Some(srq) = self.shared.srqs.get_mut(srq.0 as usize)
         {
             srq.users = srq.users.saturating_sub(1);
+        }
+        if qp.flags.windows {
+            self.shared.mrs.unbind_all(qpn);
         }
         self.shared.drop_pd(qp.pd);
         self.shared.stats.qps.sub(1);
@@ -242,6 +247,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     let next = qp.sq.posted();
     qp.req = Requester { next, una: next, fresh: next, ..Requester::new(slots) };
     qp.resp = Responder::new(qp.resp.max_sge());
-    qp.flags = Flags { sig_all: qp.flags.sig_all, ..Flags::default() };
+    /* windows stay bound on the QP until they are invalidated or it is destroyed */
+    qp.flags = Flags { sig_all: qp.flags.sig_all, windows: qp.flags.windows, ..Flags::default() };
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
 }

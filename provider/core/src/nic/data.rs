@@ -28,7 +28,7 @@ impl<E: Env> Nic<E> {
         let Some(qp) = self.qps.get(qpn) else { return false };
         let (req, posted) = (&qp.req, qp.sq.posted());
         let backlog = posted.wrapping_sub(req.next);
-        qp.qp_type == QpType::Rc
+        qp.qp_type.is_reliable()
             && qp.state == QpState::Rts
             && (1..BATCH_BACKLOG).contains(&backlog)
             && req.max_psn.since(req.una_psn) >= BATCH_BEHIND

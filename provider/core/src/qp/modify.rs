@@ -10,7 +10,7 @@ use crate::error::NicError;
 use crate::types::{QPN_MASK, QpState, QpType};
 
 use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
-use QpType::{Rc, Uc, Ud};
+use QpType::{Rc, Uc, Ud, XrcRecv, XrcSend};
 
 /// Mandatory and optional attributes of a transition, beside the state itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +41,8 @@ const UC_LATER: M = M::CUR_STATE.union(RIGHTS);
 const RC_LATER: M = UC_LATER.union(M::MIN_RNR_TIMER);
 const RC_RTR: M = ADDRESS.union(M::MAX_DEST_RD_ATOMIC).union(M::MIN_RNR_TIMER);
 const RC_RETRY: M = M::TIMEOUT.union(M::RETRY_CNT).union(M::RNR_RETRY).union(M::MAX_QP_RD_ATOMIC);
+const XRC_RTR: M = M::MAX_DEST_RD_ATOMIC.union(M::MIN_RNR_TIMER).union(M::ACCESS_FLAGS).union(M::PKEY_INDEX);
+const XRC_RTS: M = RC_LATER.union(RC_RETRY).difference(M::TIMEOUT);
 const RC_DRAINED: M = RC_RETRY
     .union(RIGHTS)
     .union(M::AV)
@@ -50,7 +52,9 @@ const RC_DRAINED: M = RC_RETRY
     .union(M::MIN_RNR_TIMER);
 
 /// All transitions but those to RESET and ERR. Alternate paths are not offered, so ALT_PATH is in no row.
-pub const RULES: [Rule; 26] = [
+/// XRC is as RC, but for what only one of its ends has: the other may be given it all the same, as programs
+/// do (perftest).
+pub const RULES: [Rule; 30] = [
     rule(Rc, Reset, Init, BIRTH.union(M::ACCESS_FLAGS), NONE),
     rule(Uc, Reset, Init, BIRTH.union(M::ACCESS_FLAGS), NONE),
     rule(Ud, Reset, Init, BIRTH.union(M::QKEY), NONE),
@@ -75,6 +79,10 @@ pub const RULES: [Rule; 26] = [
     rule(Rc, Sqd, Sqd, NONE, RC_DRAINED),
     rule(Uc, Sqd, Sqd, NONE, RIGHTS.union(M::AV).union(M::PKEY_INDEX)),
     rule(Ud, Sqd, Sqd, NONE, M::QKEY.union(M::PKEY_INDEX)),
+    rule(XrcSend, Init, Rtr, ADDRESS, XRC_RTR),
+    rule(XrcRecv, Init, Rtr, RC_RTR, M::ACCESS_FLAGS.union(M::PKEY_INDEX)),
+    rule(XrcSend, Rtr, Rts, RC_RETRY.union(M::SQ_PSN), UC_LATER),
+    rule(XrcRecv, Rtr, Rts, M::TIMEOUT.union(M::SQ_PSN), XRC_RTS),
     rule(Uc, Sqe, Rts, NONE, M::CUR_STATE.union(M::ACCESS_FLAGS)),
     rule(Ud, Sqe, Rts, NONE, UD_LATER),
 ];
@@ -84,7 +92,8 @@ pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
     if matches!(to, Reset | Err) {
         return Some(rule(qp_type, from, to, NONE, NONE));
     }
-    RULES.iter().find(|r| r.qp_type == qp_type && r.from == from && r.to == to).copied()
+    let row = |t: QpType| RULES.iter().find(|r| r.qp_type == t && r.from == from && r.to == to).copied();
+    row(qp_type).or_else(|| if qp_type.is_xrc() { row(Rc) } else { None })
 }
 
 /// Whether a QP of `qp_type` may go from `from` to `to` with the attributes of `mask`. `Invalid`:

@@ -76,18 +76,25 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn answer_bth(&self, opcode: u8, psn: Psn, pad: u8) -> HeaderBuf {
+        let opcode = if self.qp.qp_type == QpType::XrcRecv { code::XRC + opcode } else { opcode };
         HeaderBuf::bth(opcode, self.qp.attr.dest_qpn, psn, false, false, pad, PKEY_DEFAULT)
     }
 
-    /// One packet of a READ's answer. Rights are looked at anew for each: the MR may be gone.
+    /// One packet of a READ's answer. Rights are looked at anew for each: the MR or window may be gone. A
+    /// repeated answer stops then, as whoever closed it may know that the first one arrived.
     fn emit_read_data(&mut self) {
-        let Some(Answer::Read { psn, va, key, left, begun }) = self.qp.resp.out.front().copied() else {
+        let Some(Answer::Read { psn, va, key, left, begun, again }) = self.qp.resp.out.front().copied()
+        else {
             return;
         };
         let len = left.min(self.qp.mtu);
         let last = len == left;
-        let host = self.check_remote(key, va, len, Access::REMOTE_READ);
+        let host = self.check_answer(key, va, len);
         let Some(seg) = host.and_then(|addr| self.env.dma_read(Seg { addr, len })) else {
+            if again {
+                self.qp.resp.out.pop_front();
+                return;
+            }
             enter_error(self, QpState::Err);
             /* The NAK belongs to this READ, not behind it: the requester waits for its data. */
             self.qp.resp.out.clear();
@@ -112,8 +119,18 @@ impl<E: Env> Ctx<'_, E> {
             self.qp.resp.out.pop_front();
         } else if let Some(front) = self.qp.resp.out.front_mut() {
             let va = va.wrapping_add(u64::from(len));
-            *front = Answer::Read { psn: psn.plus(1), va, key, left: left - len, begun: true };
+            *front = Answer::Read { psn: psn.plus(1), va, key, left: left - len, begun: true, again };
         }
+    }
+
+    /// Host address of what a READ's answer brings. Whose the memory is was looked at when the request came;
+    /// an XRC QP may serve another SRQ, and so another protection domain, by now.
+    pub(super) fn check_answer(&self, key: u32, va: u64, len: u32) -> Option<u64> {
+        if self.qp.qp_type != QpType::XrcRecv || len == 0 {
+            return self.check_remote(key, va, len, Access::REMOTE_READ);
+        }
+        let pd = self.sh.mrs.pd(key)?;
+        self.sh.mrs.resolve_remote(key, (pd, self.qp.qpn), va, len, Access::REMOTE_READ).ok()
     }
 
     /// The ACK that is owed, once no answer before it is. False: the port is full.
@@ -133,7 +150,8 @@ impl<E: Env> Ctx<'_, E> {
     pub(crate) fn last_words(&mut self) {
         self.flush_ack();
         let connected = matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if self.qp.qp_type != QpType::Rc || !connected || !self.qp.flags.lossy || self.qp.resp.owes_answer() {
+        if !self.qp.qp_type.is_reliable() || !connected || !self.qp.flags.lossy || self.qp.resp.owes_answer()
+        {
             return;
         }
         for _ in 0..2 {

@@ -2,7 +2,8 @@
 
 use super::{Ctx, Inbound};
 use crate::env::{CompletionQueue, Env, SendQueue};
-use crate::types::{AsyncEvent, Cqe, QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus};
+use crate::qp::RecvSource;
+use crate::types::{AsyncEvent, Cqe, QpState, SendFlags, WcFlags, WcOpcode, WcStatus};
 
 impl<E: Env> Ctx<'_, E> {
     /// UC, UD: the WQE just sent is done.
@@ -11,8 +12,26 @@ impl<E: Env> Ctx<'_, E> {
         self.drained();
     }
 
-    /// The oldest WQE succeeded.
+    /// The oldest WQE succeeded, and so have those behind it that need no packet and were done.
     pub(super) fn complete_oldest(&mut self) {
+        self.complete_one();
+        self.complete_local();
+    }
+
+    /// Completes WQEs that the card did by itself, as far as they are the oldest.
+    pub(super) fn complete_local(&mut self) {
+        while self.qp.req.una != self.qp.req.fresh
+            && self.qp.req.track[self.qp.req.slot(self.qp.req.una)].packets == 0
+        {
+            /* a rewound cursor may stand here: it need not come by again */
+            if self.qp.req.next == self.qp.req.una {
+                self.qp.req.next = self.qp.req.next.wrapping_add(1);
+            }
+            self.complete_one();
+        }
+    }
+
+    fn complete_one(&mut self) {
         let wqe = *self.qp.sq.wqe(self.qp.req.una);
         /* before the completion: who polls it may post at once */
         self.release_oldest();
@@ -39,7 +58,7 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.req.una != self.qp.sq.posted() {
             self.fail_one(status);
         }
-        let state = if self.qp.qp_type == QpType::Rc { QpState::Err } else { QpState::Sqe };
+        let state = if self.qp.qp_type.is_reliable() { QpState::Err } else { QpState::Sqe };
         enter_error(self, state);
     }
 
@@ -89,7 +108,12 @@ impl<E: Env> Ctx<'_, E> {
         if cqe.status != WcStatus::Success {
             self.sh.stats.error_completions.inc();
         }
-        if self.qp.recv_cq.push(&cqe, solicited || cqe.status != WcStatus::Success).is_err() {
+        let solicited = solicited || cqe.status != WcStatus::Success;
+        let full = match self.xrc_cq() {
+            None => self.qp.recv_cq.push(&cqe, solicited).is_err(),
+            Some(cq) => cq.push(&cqe, solicited).is_err(),
+        };
+        if full {
             self.overrun();
         }
     }
@@ -124,7 +148,7 @@ pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
         cx.qp.resp.ack = false;
     }
     flush_posted(cx);
-    if state == QpState::Err && cx.qp.uses_srq() {
+    if state == QpState::Err && matches!(cx.qp.rq, RecvSource::Shared(_)) {
         cx.env.event(AsyncEvent::LastWqeReached(cx.qp.qpn));
     }
 }

@@ -3,10 +3,11 @@
 use alloc::boxed::Box;
 
 use super::requester::slices;
-use super::{Ctx, Qp};
+use super::{Ctx, Inbound, Qp};
 use crate::env::{Env, RecvQueue};
 use crate::qp::RecvSource;
-use crate::types::{AsyncEvent, PdId, Sge};
+use crate::types::{AsyncEvent, PdId, QpType, Sge, SrqId};
+use crate::wire::packet::Packet;
 
 /// A receive WQE that was taken from the queue but is not completed.
 pub(crate) struct HeldRecv {
@@ -70,7 +71,7 @@ pub(super) enum PlaceError {
 impl<E: Env> Qp<E> {
     /// Whether receives come from an SRQ.
     pub(crate) fn uses_srq(&self) -> bool {
-        matches!(self.rq, RecvSource::Shared(_))
+        matches!(self.rq, RecvSource::Shared(_) | RecvSource::Xrc(_))
     }
 }
 
@@ -83,7 +84,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let taken = match &self.qp.rq {
             RecvSource::Own(rq) => rq.take(recv.room()),
-            RecvSource::Shared(id) => match self.sh.srqs.get_mut(id.0 as usize) {
+            RecvSource::Shared(id) | RecvSource::Xrc(id) => match self.sh.srqs.get_mut(id.0 as usize) {
                 None => None,
                 Some(srq) => {
                     let taken = srq.rq.take(recv.room());
@@ -134,7 +135,40 @@ impl<E: Env> Ctx<'_, E> {
     fn recv_pd(&self) -> PdId {
         match &self.qp.rq {
             RecvSource::Own(_) => self.qp.pd,
-            RecvSource::Shared(id) => self.sh.srqs.get(id.0 as usize).map_or(self.qp.pd, |s| s.pd),
+            RecvSource::Shared(id) | RecvSource::Xrc(id) => {
+                self.sh.srqs.get(id.0 as usize).map_or(self.qp.pd, |s| s.pd)
+            }
         }
+    }
+
+    /// Keys in requests belong to the QP's PD, of XRC to that of the SRQ that the request names (A14.5).
+    pub(super) fn remote_pd(&self) -> PdId {
+        if self.qp.qp_type == QpType::XrcRecv { self.recv_pd() } else { self.qp.pd }
+    }
+
+    /// XRC: where the receives of the named SRQ complete.
+    pub(super) fn xrc_cq(&self) -> Option<&E::Cq> {
+        let RecvSource::Xrc(id) = &self.qp.rq else { return None };
+        self.sh.srqs.get(id.0 as usize)?.xrc.as_ref().map(|(_, cq)| cq)
+    }
+
+    /// XRC: takes from the SRQ that the request names, from now on. False: there is none such in the QP's
+    /// domain, or the message began with another.
+    pub(super) fn name_srq(&mut self, packet: &Packet<'_>) -> bool {
+        let Some(number) = packet.xrc_srq() else { return true };
+        let RecvSource::Xrc(now) = &mut self.qp.rq else { return false };
+        let Some(srq) = self.sh.srqs.get(number as usize) else { return false };
+        if srq.xrc.as_ref().map(|(domain, _)| *domain) != Some(self.qp.pd) {
+            return false;
+        }
+        if now.0 == number {
+            return true;
+        }
+        *now = SrqId(number);
+        let room = srq.rq.max_sge();
+        if room > self.qp.resp.recv.max_sge() && !self.qp.resp.recv.held {
+            self.qp.resp.recv = HeldRecv::new(room);
+        }
+        matches!(self.qp.resp.cur, Inbound::Idle)
     }
 }

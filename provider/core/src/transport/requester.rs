@@ -64,6 +64,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         match self.qp.qp_type {
             QpType::Ud => self.emit_datagram(&wqe),
+            _ if wqe.op.is_local() => self.do_local(&wqe, new),
             _ if wqe.op.is_read_like() => self.emit_read_like(&wqe),
             _ => self.emit_data(&wqe),
         }
@@ -72,8 +73,9 @@ impl<E: Env> Ctx<'_, E> {
     /// Checks that need no packet: op-code against transport, length.
     fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
         let allowed = match self.qp.qp_type {
-            QpType::Rc => true,
-            QpType::Uc => !wqe.op.is_read_like(),
+            QpType::Rc | QpType::XrcSend => true,
+            QpType::XrcRecv => false,
+            QpType::Uc => !wqe.op.is_read_like() && wqe.op != SendOp::SendInv,
             QpType::Ud => matches!(wqe.op, SendOp::Send | SendOp::SendImm),
         };
         let limit = if self.qp.qp_type == QpType::Ud { self.qp.mtu } else { self.sh.cfg.max_msg };
@@ -99,7 +101,11 @@ impl<E: Env> Ctx<'_, E> {
     fn begin(&mut self, wqe: &SendWqe) {
         let mtu = self.qp.mtu;
         let req = &mut self.qp.req;
-        let packets = if wqe.op.is_atomic() { 1 } else { wqe.length.div_ceil(mtu).max(1) };
+        let packets = match wqe.op {
+            SendOp::CmpSwap | SendOp::FetchAdd => 1,
+            SendOp::LocalInv | SendOp::BindMw => 0,
+            _ => wqe.length.div_ceil(mtu).max(1),
+        };
         let slot = req.slot(req.next);
         req.track[slot] = Track { first: req.psn, packets };
         req.fresh = req.fresh.wrapping_add(1);
@@ -135,11 +141,16 @@ impl<E: Env> Ctx<'_, E> {
         };
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
         let mut header = HeaderBuf::bth(code, peer, psn, ask, solicited, pad, PKEY_DEFAULT);
+        if self.qp.qp_type.is_xrc() {
+            header = header.xrceth(wqe.remote_qpn);
+        }
         if first && matches!(wqe.op, SendOp::Write | SendOp::WriteImm) {
             header = header.reth(wqe.remote_addr, wqe.rkey, wqe.length);
         }
         if last && wqe.op.has_imm() {
             header = header.imm(wqe.imm);
+        } else if last && wqe.op == SendOp::SendInv {
+            header = header.ieth(wqe.imm);
         }
         /* A UC send completes before the port is flushed, so its payload must be copied now. */
         self.env.send_frame(&self.qp.attr.av, &header, &self.sh.segs, pad, unreliable);
@@ -169,7 +180,15 @@ impl<E: Env> Ctx<'_, E> {
             return self.fail_wqe(WcStatus::LocProtErr);
         }
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
-        let begin = |code| HeaderBuf::bth(code, peer, psn, true, false, 0, PKEY_DEFAULT);
+        let xrc = self.qp.qp_type.is_xrc();
+        let begin = |code| {
+            if xrc {
+                HeaderBuf::bth(code::XRC + code, peer, psn, true, false, 0, PKEY_DEFAULT)
+                    .xrceth(wqe.remote_qpn)
+            } else {
+                HeaderBuf::bth(code, peer, psn, true, false, 0, PKEY_DEFAULT)
+            }
+        };
         let (va, key) = (wqe.remote_addr.wrapping_add(u64::from(offset)), wqe.rkey);
         let header = match wqe.op {
             SendOp::CmpSwap => begin(code::RC_CMP_SWAP).atomic_eth(va, key, wqe.swap, wqe.compare_add),
@@ -229,7 +248,7 @@ impl<E: Env> Ctx<'_, E> {
         if fresh {
             req.max_psn = req.psn;
         }
-        if self.qp.qp_type != QpType::Rc {
+        if !self.qp.qp_type.is_reliable() {
             self.qp.req.una_psn = self.qp.req.psn;
             if self.qp.req.offset == 0 {
                 self.complete_sent();
@@ -280,7 +299,7 @@ impl<E: Env> Ctx<'_, E> {
     /// Whether this packet asks for an ACK: the last of a message, and some in long ones, so that
     /// the window moves.
     fn asks_ack(&mut self, last: bool, len: u32) -> bool {
-        if self.qp.qp_type != QpType::Rc {
+        if !self.qp.qp_type.is_reliable() {
             return false;
         }
         /* Behind the packet that fills the window nobody can ask any more. */
@@ -386,7 +405,7 @@ impl<E: Env> Ctx<'_, E> {
             self.qp.req.progress = self.now;
             self.ready();
         }
-        if self.qp.qp_type != QpType::Rc {
+        if !self.qp.qp_type.is_reliable() {
             return self.pace_timer();
         }
         match self.qp.req.deadline {

@@ -20,6 +20,9 @@ impl<E: Env> Ctx<'_, E> {
             0 => {
                 self.establish();
                 self.qp.resp.nak_sent = false;
+                if !self.name_srq(packet) {
+                    return self.refuse(NakCode::InvalidRequest);
+                }
                 self.execute(psn, packet);
             }
             1.. => self.ahead(),
@@ -71,7 +74,7 @@ impl<E: Env> Ctx<'_, E> {
             (Inbound::Send { .. }, Kind::Send) | (Inbound::Write { .. }, Kind::Write) => !begins,
             _ => false,
         };
-        if !fits || packet.ieth().is_some() {
+        if !fits {
             return self.refuse(NakCode::InvalidRequest);
         }
         match info.kind {
@@ -105,6 +108,11 @@ impl<E: Env> Ctx<'_, E> {
             }
         }
         let total = received + data.len() as u32;
+        if let Some(key) = packet.ieth()
+            && self.sh.mrs.invalidate_remote(key, (self.remote_pd(), self.qp.qpn)).is_err()
+        {
+            return self.violate();
+        }
         if last {
             self.qp.resp.cur = Inbound::Idle;
             self.accept(packet, 1, true);
@@ -164,7 +172,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     pub(super) fn check_remote(&self, key: u32, va: u64, len: u32, need: Access) -> Option<u64> {
-        self.sh.mrs.resolve_remote(key, self.qp.pd, va, len, need).ok()
+        self.sh.mrs.resolve_remote(key, (self.remote_pd(), self.qp.qpn), va, len, need).ok()
     }
 
     fn execute_read(&mut self, psn: Psn, packet: &Packet<'_>) {
@@ -178,7 +186,7 @@ impl<E: Env> Ctx<'_, E> {
         {
             return self.violate();
         }
-        self.qp.resp.out.push_in_room(Answer::Read { psn, va, key, left: len, begun: false });
+        self.qp.resp.out.push_in_room(Answer::Read { psn, va, key, left: len, begun: false, again: false });
         self.accept(packet, len.div_ceil(self.qp.mtu).max(1), true);
         self.ready();
     }
@@ -234,8 +242,9 @@ impl<E: Env> Ctx<'_, E> {
     /// The held receive WQE has its message.
     pub(super) fn deliver(&mut self, packet: &Packet<'_>, opcode: WcOpcode, byte_len: u32) {
         let mut flags = WcFlags::empty();
-        let imm = packet.imm().unwrap_or_default();
+        let imm = packet.imm().or(packet.ieth()).unwrap_or_default();
         flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
+        flags.set(WcFlags::WITH_INV, packet.ieth().is_some());
         let cqe = Cqe { byte_len, imm, opcode, flags, src_qp: self.qp.attr.dest_qpn, ..Cqe::default() };
         self.complete_recv(cqe, packet.bth().solicited());
     }
@@ -295,9 +304,16 @@ impl<E: Env> Ctx<'_, E> {
         let end = psn.plus(len.div_ceil(self.qp.mtu).max(1));
         let legal = !self.qp.resp.epsn.before(end)
             && self.may_answer_more(true)
-            && self.check_remote(key, va, len, Access::REMOTE_READ).is_some();
+            && self.check_answer(key, va, len).is_some();
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
-            self.qp.resp.out.push_in_room(Answer::Read { psn, va, key, left: len, begun: false });
+            self.qp.resp.out.push_in_room(Answer::Read {
+                psn,
+                va,
+                key,
+                left: len,
+                begun: false,
+                again: true,
+            });
             self.ready();
         }
     }

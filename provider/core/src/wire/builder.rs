@@ -3,7 +3,7 @@
 use zerocopy::{Immutable, IntoBytes};
 
 use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth, Syndrome};
-use crate::types::{Psn, Qpn};
+use crate::types::{Psn, QPN_MASK, Qpn};
 
 /// Room for the longest headers (BTH and AtomicETH are 40 bytes).
 const ROOM: usize = 64;
@@ -22,6 +22,13 @@ impl HeaderBuf {
         let mut buf = HeaderBuf { bytes: [0; ROOM], len: 0 };
         buf.push(&Bth::new(opcode, qpn, psn, ack_req, solicited, pad, pkey));
         buf
+    }
+    /// Adds an XRCETH: the number of an SRQ, 24 bits.
+    #[inline]
+    #[must_use]
+    pub fn xrceth(mut self, srq: u32) -> Self {
+        self.push(&(srq & QPN_MASK).to_be_bytes());
+        self
     }
     /// Adds a RETH.
     #[inline]

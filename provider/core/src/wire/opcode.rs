@@ -1,6 +1,6 @@
 //! Op-codes of the BTH and what each brings with it (IBTA vol. 1, 9.2.1, table 38 "OpCode field").
 //!
-//! The top three bits are the transport (000 RC, 001 UC, 011 UD), the low five the operation, the
+//! The top three bits are the transport (000 RC, 001 UC, 011 UD, 101 XRC), the low five the operation, the
 //! same for every transport that offers it. Extension headers always follow in the same order, so
 //! that a header's place follows from the op-code alone.
 
@@ -48,6 +48,8 @@ pub mod code {
     pub const UC_WRITE_ONLY_IMM: u8 = 0x2b;
     pub const UD_SEND_ONLY: u8 = 0x64;
     pub const UD_SEND_ONLY_IMM: u8 = 0x65;
+    /// What an XRC op-code has more than RC's (annex A14)
+    pub const XRC: u8 = 0xa0;
     /// Congestion notification packet (RoCEv2 annex A17.9.3)
     pub const CNP: u8 = 0x81;
     /// Ours: "have you read this far?" (manufacturer's op-codes are 0xc0 to 0xff)
@@ -65,6 +67,8 @@ pub enum Transport {
     Uc,
     /// Unreliable datagram
     Ud,
+    /// Extended reliable connection
+    Xrc,
     /// Congestion notification; belongs to no QP's transport
     Cnp,
     /// Between starverbs cards; belongs to no QP's transport
@@ -77,7 +81,10 @@ impl Transport {
     pub const fn serves(self, qp: QpType) -> bool {
         matches!(
             (self, qp),
-            (Transport::Rc, QpType::Rc) | (Transport::Uc, QpType::Uc) | (Transport::Ud, QpType::Ud)
+            (Transport::Rc, QpType::Rc)
+                | (Transport::Uc, QpType::Uc)
+                | (Transport::Ud, QpType::Ud)
+                | (Transport::Xrc, QpType::XrcSend | QpType::XrcRecv)
         )
     }
 }
@@ -138,6 +145,8 @@ bitflags! {
         const PAYLOAD = 1 << 9;
         /// 16 reserved bytes of a CNP
         const RESERVED = 1 << 10;
+        /// XRC extended transport header
+        const XRCETH = 1 << 11;
     }
 }
 
@@ -185,7 +194,8 @@ impl OpInfo {
 }
 
 /// Extension headers and their sizes; the order is theirs on the wire.
-const EXTENSIONS: [(OpFlags, u8); 8] = [
+const EXTENSIONS: [(OpFlags, u8); 9] = [
+    (OpFlags::XRCETH, 4),
     (OpFlags::DETH, 8),
     (OpFlags::RETH, 16),
     (OpFlags::ATOMIC, 28),
@@ -269,6 +279,16 @@ const fn table() -> [Option<OpInfo>; 256] {
         t[code as usize] = op(code, transport, kind, flags);
         i += 1;
     }
+    /* XRC is RC with one more header in what goes from requester to responder (annex A14.4). */
+    let mut low = 0;
+    while low < 0x20 {
+        if let Some(rc) = t[low] {
+            let code = code::XRC + low as u8;
+            let eth = if rc.kind.is_request() { OpFlags::XRCETH } else { OpFlags::empty() };
+            t[code as usize] = op(code, Transport::Xrc, rc.kind, rc.flags.union(eth));
+        }
+        low += 1;
+    }
     t
 }
 
@@ -293,13 +313,17 @@ pub const fn request_code(qp: QpType, op: SendOp, first: bool, last: bool) -> Op
     let imm = (op.has_imm() && last) as u8;
     let low = match op {
         SendOp::Send | SendOp::SendImm => place + imm,
+        SendOp::SendInv if last => code::RC_SEND_LAST_INV + first as u8,
+        SendOp::SendInv => place,
         SendOp::Write | SendOp::WriteImm => 6 + place + imm,
         SendOp::Read => code::RC_READ_REQUEST,
         SendOp::CmpSwap => code::RC_CMP_SWAP,
         SendOp::FetchAdd => code::RC_FETCH_ADD,
+        SendOp::LocalInv | SendOp::BindMw => return None,
     };
     match qp {
         QpType::Rc => Some(low),
+        QpType::XrcSend => Some(code::XRC + low),
         QpType::Uc if low < 0x0c => Some(0x20 + low),
         QpType::Ud if low == 4 || low == 5 => Some(0x60 + low),
         _ => None,
@@ -313,7 +337,7 @@ mod tests {
     #[test]
     fn table_says_its_own_codes() {
         let known = (0..=255u8).filter_map(op_info).count();
-        assert_eq!(known, 12 + 12 + 16);
+        assert_eq!(known, 12 + 12 + 16 + 23);
         for c in 0..=255u8 {
             if let Some(info) = op_info(c) {
                 assert_eq!(info.code, c);
@@ -338,6 +362,11 @@ mod tests {
         assert_eq!(len(code::RC_SEND_ONLY_INV), 16);
         assert_eq!(len(code::UD_SEND_ONLY_IMM), 24);
         assert_eq!(len(code::CNP), 28);
+        assert_eq!(len(code::XRC + code::RC_SEND_MIDDLE), 16);
+        assert_eq!(len(code::XRC + code::RC_WRITE_ONLY_IMM), 36);
+        assert_eq!(len(code::XRC + code::RC_CMP_SWAP), 44);
+        assert_eq!(len(code::XRC + code::RC_READ_RESPONSE_LAST), 16);
+        assert_eq!(len(code::XRC + code::RC_ACK), 16);
     }
 
     #[test]
@@ -348,6 +377,11 @@ mod tests {
         assert_eq!(request_code(Rc, SendOp::SendImm, false, true), Some(code::RC_SEND_LAST_IMM));
         assert_eq!(request_code(Rc, SendOp::WriteImm, true, true), Some(code::RC_WRITE_ONLY_IMM));
         assert_eq!(request_code(Rc, SendOp::Write, false, false), Some(code::RC_WRITE_MIDDLE));
+        assert_eq!(request_code(Rc, SendOp::SendInv, true, true), Some(code::RC_SEND_ONLY_INV));
+        assert_eq!(request_code(Rc, SendOp::SendInv, false, true), Some(code::RC_SEND_LAST_INV));
+        assert_eq!(request_code(Rc, SendOp::SendInv, false, false), Some(code::RC_SEND_MIDDLE));
+        assert_eq!(request_code(Uc, SendOp::SendInv, true, true), None);
+        assert_eq!(request_code(Rc, SendOp::BindMw, true, true), None);
         assert_eq!(request_code(Uc, SendOp::WriteImm, false, true), Some(code::UC_WRITE_LAST_IMM));
         assert_eq!(request_code(Uc, SendOp::Read, true, true), None);
         assert_eq!(request_code(Ud, SendOp::SendImm, true, true), Some(code::UD_SEND_ONLY_IMM));

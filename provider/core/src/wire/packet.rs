@@ -4,6 +4,8 @@ use thiserror::Error;
 use zerocopy::FromBytes;
 
 use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth};
+use crate::types::QPN_MASK;
+
 use super::opcode::{BTH_LEN, OpFlags, OpInfo, op_info};
 
 /// A frame is not a packet that this card understands. Each is dropped without an answer.
@@ -109,7 +111,16 @@ impl<'a> Packet<'a> {
         self.last(OpFlags::IETH).map(u32::from_be_bytes)
     }
 
-    /// DETH, RETH, AETH and AtomicETH exclude each other and stand directly behind the BTH.
+    /// Number of the SRQ that an XRC request is for
+    #[inline]
+    pub fn xrc_srq(&self) -> Option<u32> {
+        if !self.op.has(OpFlags::XRCETH) {
+            return None;
+        }
+        self.ext.first_chunk::<4>().map(|b| u32::from_be_bytes(*b) & QPN_MASK)
+    }
+
+    /// DETH, RETH, AETH and AtomicETH exclude each other and stand directly behind the BTH, or the XRCETH.
     #[inline]
     fn first<H: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned>(
         &self,
@@ -118,7 +129,8 @@ impl<'a> Packet<'a> {
         if !self.op.has(flag) {
             return None;
         }
-        H::ref_from_prefix(self.ext).ok().map(|(h, _)| h)
+        let skip = if self.op.has(OpFlags::XRCETH) { 4 } else { 0 };
+        H::ref_from_prefix(self.ext.get(skip..)?).ok().map(|(h, _)| h)
     }
 
     /// ImmDt and IETH exclude each other and come last.

@@ -9,6 +9,9 @@ use crate::types::Psn;
 /// Every header that `info` names, with recognisable numbers.
 fn build(info: &OpInfo, qpn: u32, psn: u32, flags: (bool, bool), pad: u8) -> HeaderBuf {
     let mut h = HeaderBuf::bth(info.code, qpn, Psn::new(psn), flags.0, flags.1, pad, 0xffff);
+    if info.has(OpFlags::XRCETH) {
+        h = h.xrceth(0xff07_1234);
+    }
     if info.has(OpFlags::DETH) {
         h = h.deth(0x1111_1111, 0x12_3456);
     }
@@ -41,6 +44,7 @@ fn same(p: &Packet<'_>, info: &OpInfo) {
         p.deth().map(|d| (d.qkey(), d.src_qp())),
         info.has(OpFlags::DETH).then_some((0x1111_1111, 0x12_3456))
     );
+    assert_eq!(p.xrc_srq(), info.has(OpFlags::XRCETH).then_some(0x07_1234));
     let reth = p.reth().map(|r| (r.va(), r.rkey(), r.dma_len()));
     assert_eq!(reth, info.has(OpFlags::RETH).then_some((0x0102_0304_0506_0708, 0xa0b0_c0d0, 77)));
     let atomic = p.atomic_eth().map(|a| (a.va(), a.rkey(), a.swap_add(), a.compare()));

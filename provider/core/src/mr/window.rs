@@ -1,0 +1,197 @@
+//! Memory windows: keys that open a part of an MR to peers, bound and invalidated on the data path
+//! (IBTA 10.6.7).
+//!
+//! A window is a slot of the MR table. Bound, it has the host addresses of its bytes, so that an access
+//! through it costs what one through an MR does; unbound, it has no rights.
+
+use super::{Entry, KEY_BITS, Kind, MrFault, MrTable};
+use crate::error::NicError;
+use crate::types::{Access, PdId, Qpn};
+
+/// A window's `link` while it is not bound.
+pub(super) const UNBOUND: u32 = u32::MAX;
+
+/// What a window may give to peers, and how its bytes are counted.
+const RIGHTS: Access =
+    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::ZERO_BASED);
+
+/// Types of windows. Values as `enum ibv_mw_type`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum WindowType {
+    /// Bound anew as often as wanted; good for all QPs of its protection domain
+    One = 1,
+    /// Bound once, then invalidated; good for the QP that it was bound on (type 2B)
+    Two = 2,
+}
+
+impl WindowType {
+    /// From `enum ibv_mw_type`.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        match code {
+            1 => Some(WindowType::One),
+            2 => Some(WindowType::Two),
+            _ => None,
+        }
+    }
+}
+
+/// A bind: `struct ibv_mw_bind_info`, and what goes with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bind {
+    /// Any key that the window ever had
+    pub window: u32,
+    /// The key that it is to have: differs from `window` in the low eight bits at most
+    pub rkey: u32,
+    /// Key of the MR; looked at only if `length` is not 0
+    pub mr: u32,
+    /// First byte, as the MR counts
+    pub addr: u64,
+    /// Bytes; 0 unbinds a window of type 1
+    pub length: u64,
+    /// What peers may do; with ZERO_BASED they count from the window's first byte
+    pub access: Access,
+    /// QP that the bind was posted to, and its protection domain
+    pub qpn: Qpn,
+    /// Its protection domain
+    pub pd: PdId,
+}
+
+impl MrTable {
+    /// A window that is not bound; gives its key. `Exhausted`: the table is full.
+    pub fn alloc_window(&mut self, pd: PdId, kind: WindowType, random: u64) -> Result<u32, NicError> {
+        let kind = Kind::Window(kind);
+        let (access, link) = (Access::empty(), UNBOUND);
+        let entry =
+            Entry { addr: 0, length: 0, iova: 0, access, pd, key: None, qpn: 0, link, kind, spent: 0 };
+        self.insert(entry, random)
+    }
+
+    /// Ends a window, bound or not; gives its protection domain. `key` is any key that it ever had.
+    pub fn free_window(&mut self, key: u32) -> Result<PdId, NicError> {
+        let (slot, _) = self.window(key).ok_or(NicError::NotFound)?;
+        self.unbind(slot);
+        let entry = self.entries.get_mut(slot as usize).ok_or(NicError::NotFound)?;
+        entry.key = None;
+        self.free.push_back(slot);
+        Ok(entry.pd)
+    }
+
+    /// Binds a window; gives its type. A window whose bind fails stays as it was.
+    pub fn bind(&mut self, bind: &Bind) -> Result<WindowType, MrFault> {
+        let (slot, window) = self.window(bind.window).ok_or(MrFault::BadKey)?;
+        let Kind::Window(kind) = window.kind else { return Err(MrFault::BadKey) };
+        if (bind.rkey ^ bind.window) >> KEY_BITS != 0 {
+            return Err(MrFault::BadKey);
+        }
+        if window.pd != bind.pd {
+            return Err(MrFault::Pd);
+        }
+        if !RIGHTS.contains(bind.access) {
+            return Err(MrFault::Access);
+        }
+        let two = kind == WindowType::Two;
+        if two && (window.link != UNBOUND || bind.length == 0) {
+            return Err(MrFault::State);
+        }
+        let mr = if bind.length == 0 { None } else { Some(self.parent(bind)?) };
+        self.unbind(slot);
+        if let Some((link, host)) = mr {
+            self.entries[link as usize].link += 1;
+            let iova = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
+            let qpn = if two { bind.qpn } else { 0 };
+            let e = &mut self.entries[slot as usize];
+            *e = Entry { addr: host, length: bind.length, iova, access: bind.access, qpn, link, ..*e };
+        }
+        let byte = bind.rkey as u8;
+        let key = self.key(slot, byte);
+        let entry = &mut self.entries[slot as usize];
+        (entry.key, entry.spent) = (Some(key), byte);
+        Ok(kind)
+    }
+
+    /// IBV_WR_LOCAL_INV: unbinds a window of type 2, which keeps its key. It must be unbound already, or
+    /// bound on this QP.
+    pub fn invalidate(&mut self, key: u32, qp: (PdId, Qpn)) -> Result<(), MrFault> {
+        let slot = self.bound_to(key, qp)?;
+        self.unbind(slot);
+        Ok(())
+    }
+
+    /// A peer's SEND with invalidate. The window must be bound on this QP.
+    pub fn invalidate_remote(&mut self, key: u32, qp: (PdId, Qpn)) -> Result<(), MrFault> {
+        let slot = self.bound_to(key, qp)?;
+        if self.entries[slot as usize].link == UNBOUND {
+            return Err(MrFault::State);
+        }
+        self.unbind(slot);
+        Ok(())
+    }
+
+    /// Unbinds what was bound on a QP that ends. Looks at the whole table.
+    pub fn unbind_all(&mut self, qpn: Qpn) {
+        for slot in 0..self.entries.len() as u32 {
+            let e = &self.entries[slot as usize];
+            if e.qpn == qpn && e.key.is_some() && e.kind != Kind::Mr {
+                self.unbind(slot);
+            }
+        }
+    }
+
+    /// The slot of a key's window; a key of the past will do.
+    fn window(&self, key: u32) -> Option<(u32, Entry)> {
+        let slot = (key >> KEY_BITS) ^ self.mask;
+        let entry = self.entries.get(slot as usize)?;
+        (entry.key.is_some() && entry.kind != Kind::Mr).then_some((slot, *entry))
+    }
+
+    /// The slot of a window of type 2 with this key, if it is unbound or bound on this QP.
+    fn bound_to(&self, key: u32, (pd, qpn): (PdId, Qpn)) -> Result<u32, MrFault> {
+        let (slot, entry) = self.window(key).ok_or(MrFault::BadKey)?;
+        if entry.key.map(|k| k.get()) != Some(key) {
+            return Err(MrFault::BadKey);
+        }
+        if entry.kind != Kind::Window(WindowType::Two) {
+            return Err(MrFault::State);
+        }
+        if entry.pd != pd || (entry.qpn != 0 && entry.qpn != qpn) {
+            return Err(MrFault::Pd);
+        }
+        Ok(slot)
+    }
+
+    /// Slot of the MR that a bind names, and the host address of the window's first byte.
+    fn parent(&self, bind: &Bind) -> Result<(u32, u64), MrFault> {
+        let slot = (bind.mr >> KEY_BITS) ^ self.mask;
+        let mr = self.entries.get(slot as usize).ok_or(MrFault::BadKey)?;
+        if mr.key.map(|k| k.get()) != Some(bind.mr) || mr.kind != Kind::Mr {
+            return Err(MrFault::BadKey);
+        }
+        if mr.pd != bind.pd {
+            return Err(MrFault::Pd);
+        }
+        /* Peers get no right to write that the program itself has not (IBTA 10.6.7.2.2). */
+        let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        if !mr.access.contains(Access::MW_BIND) || (writes && !mr.access.contains(Access::LOCAL_WRITE)) {
+            return Err(MrFault::Access);
+        }
+        let offset = bind.addr.wrapping_sub(mr.iova);
+        if offset >= mr.length || bind.length > mr.length - offset {
+            return Err(MrFault::Bounds);
+        }
+        Ok((slot, mr.addr.wrapping_add(offset)))
+    }
+
+    fn unbind(&mut self, slot: u32) {
+        let Some(entry) = self.entries.get_mut(slot as usize) else { return };
+        let link = core::mem::replace(&mut entry.link, UNBOUND);
+        (entry.length, entry.access, entry.qpn) = (0, Access::empty(), 0);
+        if let Some(mr) = self.entries.get_mut(link as usize) {
+            mr.link -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "window_tests.rs"]
+mod tests;

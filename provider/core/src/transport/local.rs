@@ -1,0 +1,45 @@
+//! WQEs that need no packet: a memory window is bound or unbound (IBTA 10.6.7.2, 10.8.3).
+//!
+//! They are done when the cursor first comes to them, behind everything that was posted before has been
+//! sent, so that a later SEND may carry the new key; they complete in order, when all before is complete.
+
+use super::{Ctx, Step};
+use crate::env::Env;
+use crate::mr::{Bind, WindowType};
+use crate::types::{Access, SendOp, SendWqe, WcStatus};
+
+impl<E: Env> Ctx<'_, E> {
+    /// WQE `next`, which is a local one. `new`: the cursor was never here; else it was rewound over it.
+    pub(super) fn do_local(&mut self, wqe: &SendWqe, new: bool) -> Step {
+        let done = !new
+            || match wqe.op {
+                SendOp::BindMw => self.bind(wqe),
+                _ => self.sh.mrs.invalidate(wqe.rkey, (self.qp.pd, self.qp.qpn)).is_ok(),
+            };
+        if !done {
+            /* It never began: what was before it completes, it does not. */
+            self.qp.req.fresh = self.qp.req.next;
+            return self.fail_wqe(WcStatus::MwBindErr);
+        }
+        self.qp.req.next = self.qp.req.next.wrapping_add(1);
+        self.complete_local();
+        self.drained();
+        Step::Sent
+    }
+
+    fn bind(&mut self, wqe: &SendWqe) -> bool {
+        let bind = Bind {
+            window: wqe.remote_qpn,
+            rkey: wqe.rkey,
+            mr: wqe.imm,
+            addr: wqe.remote_addr,
+            length: wqe.compare_add,
+            access: Access::from_bits_retain(wqe.qkey),
+            qpn: self.qp.qpn,
+            pd: self.qp.pd,
+        };
+        let bound = self.sh.mrs.bind(&bind);
+        self.qp.flags.windows |= bound == Ok(WindowType::Two);
+        bound.is_ok()
+    }
+}

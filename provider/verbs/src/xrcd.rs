@@ -1,0 +1,151 @@
+//! XRC domains: what QPs that receive and SRQs of the extended reliable connection share (annex A14).
+//!
+//! To the card a domain is a protection domain in which nothing but those QPs and SRQs lives. A domain that
+//! was opened on a file is the same one for every opener of that file on this card; as the card lives in its
+//! process, so does the domain.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use starverbs_core::{QpType, Qpn};
+
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::error::{Result, VerbsError};
+use crate::pd::Pd;
+use crate::qp::{Qp, QpInit, QpInner};
+
+/// Domains that were opened on a file.
+static SHARED: Mutex<Vec<(File, Weak<XrcdInner>)>> = Mutex::new(Vec::new());
+
+/// A card, by its address, and an inode with its device.
+type File = (usize, u64, u64);
+
+/// An XRC domain. Clones are the same opening of it.
+#[derive(Clone)]
+pub struct Xrcd(Arc<XrcdInner>);
+
+struct XrcdInner {
+    pd: Pd,
+    /// Where the QPs of the domain would complete, if they ever did
+    cq: Cq,
+    state: Mutex<State>,
+}
+
+struct State {
+    opened: u32,
+    qps: Vec<Weak<QpInner>>,
+}
+
+impl Xrcd {
+    /// `ibv_open_xrcd`. Without a file it is a new domain; else that of the file, new if there is none.
+    ///
+    /// # Errors
+    /// EINVAL: neither a file nor `create`, or `exclusive` and there is one; EAGAIN: there is none and not
+    /// `create`; EBADF; EIO in a forked child.
+    pub fn open(ctx: &Context, file: Option<RawFd>, create: bool, exclusive: bool) -> Result<Xrcd> {
+        let card = ctx.card()?;
+        let Some(fd) = file else {
+            return if create { Xrcd::new(ctx) } else { Err(VerbsError::Invalid("no file and no O_CREAT")) };
+        };
+        let (dev, ino) = inode(fd)?;
+        let file = (Arc::as_ptr(card) as usize, dev, ino);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|(_, domain)| domain.strong_count() > 0);
+        let found = shared.iter().find(|(f, _)| *f == file).and_then(|(_, domain)| domain.upgrade());
+        if let Some(domain) = found {
+            let mut state = domain.state();
+            if state.opened > 0 {
+                if create && exclusive {
+                    return Err(VerbsError::Invalid("the file has an XRC domain already"));
+                }
+                state.opened += 1;
+                drop(state);
+                return Ok(Xrcd(domain));
+            }
+        }
+        if !create {
+            return Err(VerbsError::Again);
+        }
+        let domain = Xrcd::new(ctx)?;
+        shared.retain(|(f, _)| *f != file);
+        shared.push((file, Arc::downgrade(&domain.0)));
+        Ok(domain)
+    }
+
+    fn new(ctx: &Context) -> Result<Xrcd> {
+        let state = Mutex::new(State { opened: 1, qps: Vec::new() });
+        Ok(Xrcd(Arc::new(XrcdInner { pd: Pd::alloc(ctx)?, cq: Cq::create(ctx, 1, None, 0)?, state })))
+    }
+
+    /// `ibv_close_xrcd`: the last one ends the domain.
+    ///
+    /// # Errors
+    /// EBUSY: the last one, while QPs or SRQs are in it; EINVAL when it is gone.
+    pub fn close(&self) -> Result<()> {
+        let mut state = self.0.state();
+        match state.opened {
+            0 => return Err(VerbsError::Invalid("XRC domain is gone")),
+            1 => self.0.pd.dealloc()?,
+            _ => {}
+        }
+        state.opened -= 1;
+        Ok(())
+    }
+
+    /// A QP that receives: its requests go to the SRQs of the domain that they name. It has no queues of
+    /// its own.
+    ///
+    /// # Errors
+    /// As [`Qp::create`].
+    pub fn create_qp(&self, cookie: u64) -> Result<Qp> {
+        let cq = &self.0.cq;
+        let init = QpInit {
+            qp_type: QpType::XrcRecv,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            max_send_wr: 0,
+            max_recv_wr: 0,
+            max_send_sge: 0,
+            max_recv_sge: 0,
+            max_inline: 0,
+            sq_sig_all: false,
+            cookie,
+        };
+        let qp = Qp::create(&self.0.pd, &init)?;
+        let mut state = self.0.state();
+        state.qps.retain(|old| old.strong_count() > 0);
+        state.qps.push(qp.downgrade());
+        Ok(qp)
+    }
+
+    /// `ibv_open_qp`: the receiving QP of this number; `None` if the domain has no such QP.
+    pub fn open_qp(&self, qpn: Qpn) -> Option<Qp> {
+        let state = self.0.state();
+        let mut alive = state.qps.iter().filter_map(Qp::upgrade);
+        alive.find(|qp| qp.number() == qpn)
+    }
+
+    /// What stands for it on the card.
+    pub(crate) fn pd(&self) -> &Pd {
+        &self.0.pd
+    }
+}
+
+impl XrcdInner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Device and inode of an open file.
+fn inode(fd: RawFd) -> Result<(u64, u64)> {
+    // SAFETY: numbers only: zero is valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a place for the answer; any descriptor may be asked about.
+    if unsafe { libc::fstat(fd, &mut stat) } != 0 {
+        return Err(VerbsError::last_os());
+    }
+    Ok((stat.st_dev, stat.st_ino))
+}
