@@ -31,3 +31,4 @@ mod rates;
 mod srq;
 mod strings;
 mod system;
+mod wr;

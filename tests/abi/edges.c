@@ -312,6 +312,68 @@ static void extended_poll(void)
 	free(b.buf);
 }
 
+/* ibv_wr_post(3): what is built is posted together or not at all, and only by a QP that was made for it. */
+static void work_requests(struct side *plain)
+{
+	struct ibv_cq *cq = ibv_create_cq(ctx, 32, NULL, NULL, 0);
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 16, 16, 2, 2, 32 }, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_SEND,
+	};
+	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init), *self;
+	struct ibv_qp_ex *x = qp ? ibv_qp_to_qp_ex(qp) : NULL;
+	struct side b = make_side(cq);
+	struct ibv_data_buf pieces[2] = { { (void *)"in", 2 }, { (void *)"line", 5 } };
+	struct ibv_sge two[2] = { { (uintptr_t)b.buf + 64, 4, b.mr->lkey }, { (uintptr_t)b.buf + 96, 3, b.mr->lkey } };
+	struct ibv_wc wc;
+
+	CHECK(qp && x && &x->qp_base == qp && init.cap.max_send_wr >= 16 && !ibv_qp_to_qp_ex(plain->qp));
+	if (!x)
+		return;
+	self = &x->qp_base;
+	CHECK(!to_init(self) && !to_init(b.qp) && !to_rts(self, b.qp->qp_num) && !to_rts(b.qp, self->qp_num));
+
+	ibv_wr_start(x);
+	x->wr_id = 1;
+	x->wr_flags = 0;
+	ibv_wr_rdma_write(x, b.mr->rkey, (uintptr_t)b.buf);
+	ibv_wr_set_inline_data_list(x, 2, pieces);
+	x->wr_id = 2;
+	x->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_read(x, b.mr->rkey, (uintptr_t)b.buf);
+	ibv_wr_set_sge_list(x, 2, two);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0 && !ibv_wr_complete(x));
+	wc = one(cq);
+	CHECK(wc.wr_id == 2 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RDMA_READ);
+	CHECK(!strcmp((char *)b.buf, "inline") && !memcmp(b.buf + 64, "inli", 4) && !memcmp(b.buf + 96, "ne", 3));
+
+	ibv_wr_start(x);
+	ibv_wr_send(x);
+	ibv_wr_abort(x);
+	ibv_wr_start(x);
+	ibv_wr_rdma_write(x, b.mr->rkey, (uintptr_t)b.buf);
+	ibv_wr_send_tso(x, b.buf, 4, 4);
+	CHECK(ibv_wr_complete(x) == EOPNOTSUPP);
+	ibv_wr_start(x);
+	ibv_wr_send_imm(x, 0);
+	CHECK(ibv_wr_complete(x) == EINVAL);
+	ibv_wr_start(x);
+	ibv_wr_send(x);
+	ibv_wr_set_inline_data(x, b.buf, SIZE);
+	CHECK(ibv_wr_complete(x) == EINVAL);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
+
+	/* A batch that is left behind does not keep the queue pair; operations follow the transport. */
+	ibv_wr_start(x);
+	ibv_wr_send(x);
+	CHECK(!ibv_destroy_qp(qp));
+	init.qp_type = IBV_QPT_UD;
+	CHECK(!ibv_create_qp_ex(ctx, &init) && errno == EOPNOTSUPP);
+	CHECK(!ibv_destroy_qp(b.qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(b.mr));
+	free(b.buf);
+}
+
 static void shared_receives(void)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 16, .max_sge = 2, .srq_limit = 99 } };
@@ -365,6 +427,7 @@ int main(void)
 	query(&a, &b);
 	events();
 	extended_poll();
+	work_requests(&a);
 	shared_receives();
 	late_destroy(ctx->device);
 	CHECK(!ibv_destroy_qp(a.qp) && !ibv_destroy_qp(b.qp) && !ibv_destroy_cq(a.cq) && !ibv_destroy_cq(b.cq));

@@ -44,6 +44,8 @@ pub enum PushError {
     TooManySges,
     /// More inline bytes than a slot holds.
     InlineTooLong,
+    /// Data for a WQE that was not begun.
+    NotBegun,
 }
 
 /// A cache line of one side's own.

@@ -26,6 +26,7 @@ mod qp;
 mod srq;
 pub mod stat;
 mod thread;
+mod wr;
 
 pub use ah::{Ah, AhAttr};
 pub use channel::CompChannel;
@@ -42,3 +43,4 @@ pub use pd::Pd;
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr};
+pub use wr::{SendBatch, send_ops_offered};

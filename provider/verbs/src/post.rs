@@ -164,7 +164,7 @@ impl Drop for RecvPoster<'_> {
 
 /// IBTA 9.2.1 table 38: what each transport carries.
 #[inline]
-fn offered(qp_type: QpType, op: SendOp) -> bool {
+pub(crate) fn offered(qp_type: QpType, op: SendOp) -> bool {
     match qp_type {
         QpType::Rc => true,
         QpType::Uc => !op.is_read_like(),

@@ -16,6 +16,7 @@ use crate::events::Event;
 use crate::pd::Pd;
 use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
+use crate::wr::SendBatch;
 
 /// What a QP is to be: `struct ibv_qp_init_attr`.
 #[derive(Clone, Copy)]
@@ -218,6 +219,13 @@ impl Qp {
     #[inline]
     pub fn post_send(&self) -> SendPoster<'_> {
         SendPoster::new(&self.0)
+    }
+
+    /// Locks the send queue for work requests that are built in place: `ibv_wr_start`. `ops` are the operations
+    /// that the QP was made for, of `send_ops_offered`.
+    #[inline]
+    pub fn start(&self, ops: u64) -> SendBatch<'_> {
+        SendBatch::new(&self.0, ops)
     }
 
     /// Locks the receive queue for posting.
