@@ -8,11 +8,11 @@ use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
 use starverbs_rings::{CqRing, RecvSize, SendSize, WorkRings};
 
 fn send_ring(max_wr: u32) -> WorkRings {
-    WorkRings::new(Some(SendSize { max_wr, max_sge: 1, max_inline: 0 }), None).unwrap()
+    WorkRings::new(Some(SendSize { max_wr, max_sge: 1, max_inline: 0 }), None, None).unwrap()
 }
 
 fn recv_ring(max_wr: u32) -> WorkRings {
-    WorkRings::new(None, Some(RecvSize { max_wr, max_sge: 1 })).unwrap()
+    WorkRings::new(None, Some(RecvSize { max_wr, max_sge: 1 }), None).unwrap()
 }
 
 #[test]
@@ -91,14 +91,14 @@ fn recv_ring_never_starves_a_card_silently() {
 #[test]
 fn cq_ring_hands_over_whole_completions_while_purged() {
     loom::model(|| {
-        let ring = Arc::new(CqRing::new(2).unwrap());
+        let ring = Arc::new(CqRing::new(2, false, None).unwrap());
         let card = ring.clone();
         let maker = thread::spawn(move || {
             let mut id = 0;
             while id < 3 {
                 let cqe = Cqe { wr_id: id, qpn: (id % 2) as u32, ..Cqe::default() };
                 // SAFETY: this is the one thread that is the card.
-                match unsafe { card.push(&cqe) } {
+                match unsafe { card.push(&cqe, 0) } {
                     Ok(()) => id += 1,
                     Err(_) => thread::yield_now(),
                 }
@@ -108,7 +108,7 @@ fn cq_ring_hands_over_whole_completions_while_purged() {
         while next < 3 {
             let mut consumer = ring.consumer();
             consumer.purge(1);
-            match consumer.take().copied() {
+            match consumer.take().map(|(cqe, _)| *cqe) {
                 Some(cqe) => {
                     assert!(cqe.wr_id >= next && (cqe.qpn == 0 || cqe.wr_id == 1));
                     next = cqe.wr_id + 1;

@@ -85,7 +85,10 @@ pub struct DeviceAttr {
     pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
     pub max_inline: u32,
+    /// Of the clock that stamps completions
     pub hca_core_clock_khz: u64,
+    /// Bits of a stamp that count
+    pub timestamp_mask: u64,
 }
 
 /// `struct ibv_port_attr`. Numbers as in verbs.h.
@@ -230,7 +233,8 @@ fn attr(guid: u64) -> DeviceAttr {
         local_ca_ack_delay: 15,
         phys_port_cnt: 1,
         max_inline: MAX_INLINE,
-        hca_core_clock_khz: 0,
+        hca_core_clock_khz: 1_000_000,
+        timestamp_mask: u64::MAX,
     }
 }
 

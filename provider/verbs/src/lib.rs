@@ -30,8 +30,9 @@ mod wr;
 
 pub use ah::{Ah, AhAttr};
 pub use channel::CompChannel;
+pub use clock::{raw_clock, wallclock};
 pub use context::Context;
-pub use cq::Cq;
+pub use cq::{Cq, CqInit};
 pub use device::{
     DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, PKEY, PortAttr,
     device_attr, device_name,
@@ -39,8 +40,9 @@ pub use device::{
 pub use error::{Result, VerbsError};
 pub use events::{Event, kind};
 pub use mr::Mr;
-pub use pd::Pd;
+pub use pd::{Pd, Td};
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr};
+pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource};
 pub use wr::{SendBatch, send_ops_offered};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::{Access, Mtu, Psn, QpState, QpType, Qpn};
-use starverbs_rings::{RecvSize, SendSize, WorkRings};
+use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 
 use crate::ah::AhAttr;
 use crate::card::{Card, Shard};
@@ -109,7 +109,7 @@ impl Qp {
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
         let card = pd.context().card()?;
         check_caps(init)?;
-        let rings = rings(init).ok_or(VerbsError::NoMemory("queue pair"))?;
+        let rings = rings(init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
         // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
         let sq = unsafe { rings.card_sq() };
         let rq = match init.srq {
@@ -351,14 +351,14 @@ fn check_caps(init: &QpInit<'_>) -> Result<()> {
 }
 
 /// The rings of a QP; no receive queue for one that takes from an SRQ.
-fn rings(init: &QpInit<'_>) -> Option<WorkRings> {
+fn rings(init: &QpInit<'_>, memory: ProgramMemory) -> Option<WorkRings> {
     let send = SendSize {
         max_wr: init.max_send_wr.max(1),
         max_sge: init.max_send_sge.max(1) as u16,
         max_inline: init.max_inline,
     };
     let recv = RecvSize { max_wr: init.max_recv_wr.max(1), max_sge: init.max_recv_sge.max(1) as u16 };
-    WorkRings::new(Some(send), init.srq.is_none().then_some(recv))
+    WorkRings::new(Some(send), init.srq.is_none().then_some(recv), memory)
 }
 
 /// Claims another block of QPNs when the card has none left.
