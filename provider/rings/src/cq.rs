@@ -202,7 +202,7 @@ impl CqConsumer<'_> {
         self.publish();
         self.ring.card.seen.store(self.head, Ordering::Relaxed);
         // SAFETY: the poll lock is ours and the caller stopped the card, so nobody looks at them.
-        unsafe { core::mem::swap(&mut *self.ring.slots.get(), new) };
+        unsafe { core::ptr::swap(self.ring.slots.get(), new) };
         true
     }
 

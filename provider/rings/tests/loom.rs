@@ -50,6 +50,39 @@ fn send_ring_hands_over_whole_wqes() {
     });
 }
 
+/// WQEs that are built in place: the card sees none before the end, and none that was given up.
+#[test]
+fn send_ring_hands_over_whole_batches() {
+    loom::model(|| {
+        let ring = send_ring(2);
+        // SAFETY: the card is one thread.
+        let card = unsafe { ring.card_sq() };
+        let program = thread::spawn(move || {
+            let build = |ids: [u64; 2], end: bool| {
+                let mut batch = ring.send_producer();
+                for id in ids {
+                    batch.begin(SendWqe { wr_id: id, ..SendWqe::default() }).unwrap();
+                    batch.set_sges(&[Sge { addr: id, len: 1, lkey: 0 }]).unwrap();
+                }
+                if !end {
+                    batch.abort();
+                }
+            };
+            build([7, 8], false);
+            build([0, 1], true);
+        });
+        while card.posted() == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(card.posted(), 2);
+        for index in 0..2 {
+            assert_eq!(card.wqe(index).wr_id, u64::from(index));
+            assert_eq!(card.sges(index)[0].addr, u64::from(index));
+        }
+        program.join().unwrap();
+    });
+}
+
 #[test]
 fn recv_ring_serves_two_posters() {
     loom::model(|| {
