@@ -5,7 +5,7 @@
 
 use crate::edge::{self, Errno};
 use crate::handle::{Live, complain, errno, given, zeroed};
-use crate::{cq, cq_ex, device, memory, mw, poll, post, qp, query, srq, xrcd};
+use crate::{cq, cq_ex, device, domain, memory, mw, poll, post, qp, query, srq, xrcd};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -175,6 +175,10 @@ fn tables(obj: &Context, cmd_fd: c_int) -> abi::verbs_context {
     verbs.query_device_ex = Some(query::query_device_ex);
     verbs.create_cq_ex = Some(cq_ex::create_cq_ex);
     verbs.modify_cq = Some(cq::modify_cq);
+    verbs.query_rt_values = Some(query::query_rt_values);
+    verbs.alloc_td = Some(domain::alloc_td);
+    verbs.dealloc_td = Some(domain::dealloc_td);
+    verbs.alloc_parent_domain = Some(domain::alloc_parent_domain);
     verbs.create_srq_ex = Some(srq::create_srq_ex);
     verbs.get_srq_num = Some(srq::get_srq_num);
     verbs.create_qp_ex = Some(qp::create_qp_ex);

@@ -7,12 +7,13 @@ use crate::context::ContextHandle;
 use crate::edge::{self, Errno};
 use crate::events::ChannelHandle;
 use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
+use crate::pd_mr::PdHandle;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
-use starverbs_core::types::Cqe;
-use starverbs_verbs::Cq;
+use starverbs_core::types::{Cqe, Nanos};
+use starverbs_verbs::{Cq, CqInit};
 
 /// A completion queue.
 #[repr(C)]
@@ -23,8 +24,8 @@ pub(crate) struct CqHandle {
     pub(crate) comp_delivered: AtomicU32,
     /// Events that ibv_get_async_event returned.
     pub(crate) async_delivered: AtomicU32,
-    /// The completion that ibv_start_poll or ibv_next_poll stopped at.
-    pub(crate) current: UnsafeCell<Cqe>,
+    /// The completion that ibv_start_poll or ibv_next_poll stopped at, and its stamp.
+    pub(crate) current: UnsafeCell<(Cqe, Nanos)>,
     /// Held from ibv_start_poll to ibv_end_poll.
     pub(crate) polling: UnsafeCell<libc::pthread_mutex_t>,
     /// The program promised that one thread at a time uses the queue.
@@ -50,6 +51,9 @@ pub(crate) struct Wanted {
     pub(crate) channel: *mut abi::ibv_comp_channel,
     pub(crate) comp_vector: u32,
     pub(crate) single_threaded: bool,
+    pub(crate) ignore_overrun: bool,
+    pub(crate) stamped: bool,
+    pub(crate) parent: *mut abi::ibv_pd,
 }
 
 /// Makes a completion queue, on the terms of ibv_create_cq(3).
@@ -65,7 +69,16 @@ pub(crate) unsafe fn create(context: *mut abi::ibv_context, wanted: &Wanted) -> 
     let channel = unsafe { ChannelHandle::of(wanted.channel) };
     let mut place = Box::<CqHandle>::new_uninit();
     let name = cookie(place.as_mut_ptr());
-    let obj = Cq::create(card, wanted.cqe, channel.map(|c| &c.obj), name).map_err(errno)?;
+    let init = CqInit {
+        cqe: wanted.cqe,
+        channel: channel.map(|c| &c.obj),
+        cookie: name,
+        stamped: wanted.stamped,
+        ignore_overrun: wanted.ignore_overrun,
+        // SAFETY: NULL or a live domain, on the verb's terms.
+        parent: if wanted.parent.is_null() { None } else { Some(unsafe { PdHandle::obj(wanted.parent)? }) },
+    };
+    let obj = Cq::create_ex(card, &init).map_err(errno)?;
 
     // SAFETY: an ibv_cq_ex is numbers, pointers, optional functions and pthread fields: zero is valid.
     let mut ibv: abi::ibv_cq_ex = unsafe { zeroed() };
@@ -80,7 +93,7 @@ pub(crate) unsafe fn create(context: *mut abi::ibv_context, wanted: &Wanted) -> 
         obj,
         comp_delivered: AtomicU32::new(0),
         async_delivered: AtomicU32::new(0),
-        current: UnsafeCell::new(Cqe::default()),
+        current: UnsafeCell::new(Default::default()),
         polling: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
         single_threaded: wanted.single_threaded,
     });
@@ -109,7 +122,16 @@ pub(crate) unsafe extern "C" fn create_cq(
     edge::object(|| {
         let cqe = u32::try_from(cqe).map_err(|_| libc::EINVAL)?;
         let comp_vector = u32::try_from(comp_vector).map_err(|_| libc::EINVAL)?;
-        let wanted = Wanted { cqe, cq_context, channel, comp_vector, single_threaded: false };
+        let wanted = Wanted {
+            cqe,
+            cq_context,
+            channel,
+            comp_vector,
+            single_threaded: false,
+            ignore_overrun: false,
+            stamped: false,
+            parent: core::ptr::null_mut(),
+        };
         // SAFETY: the verb's terms.
         Ok(unsafe { create(context, &wanted)? }.cast())
     })
@@ -128,12 +150,19 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut abi::ibv_cq, cqe: c_int) -> c
     })
 }
 
-/// ibv_modify_cq(3): there is no moderation to change.
-pub(crate) unsafe extern "C" fn modify_cq(
-    _cq: *mut abi::ibv_cq,
-    _attr: *mut abi::ibv_modify_cq_attr,
-) -> c_int {
-    libc::EOPNOTSUPP
+/// ibv_modify_cq(3). Events are not moderated (the device's `cq_mod_caps` are 0): only an event for each completion, at
+/// once, may be asked for.
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut abi::ibv_cq, attr: *mut abi::ibv_modify_cq_attr) -> c_int {
+    edge::int(|| {
+        given(cq)?;
+        // SAFETY: NULL or a struct of the caller's, on the verb's terms.
+        let attr = unsafe { attr.as_ref() }.ok_or(libc::EINVAL)?;
+        if attr.attr_mask & !abi::IBV_CQ_ATTR_MODERATE != 0 {
+            return Err(libc::EINVAL);
+        }
+        let moderate = attr.attr_mask != 0 && (attr.moderate.cq_count > 1 || attr.moderate.cq_period > 0);
+        if moderate { Err(libc::EOPNOTSUPP) } else { Ok(()) }
+    })
 }
 
 /// ibv_req_notify_cq(3), through the context's table.

@@ -6,10 +6,15 @@ use crate::cq::{self, CqHandle, Wanted};
 use crate::edge::{self, Errno};
 use core::ffi::{c_int, c_uint};
 use starverbs_abi as abi;
-use starverbs_core::types::Cqe;
+use starverbs_core::types::{Cqe, Nanos};
 
-/// The fields a program may ask for. Timestamps, VLANs, flow tags and tag matching are not offered.
-const FIELDS: u64 = abi::IBV_WC_STANDARD_FLAGS as u64;
+/// Fields with the time of a completion.
+const STAMPS: u64 =
+    (abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
+/// The fields a program may ask for. VLANs, flow tags and tag matching are not offered.
+const FIELDS: u64 = abi::IBV_WC_STANDARD_FLAGS as u64 | STAMPS;
+/// The promises a program may make.
+const FLAGS: u32 = abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
 
 fn checked(attr: &abi::ibv_cq_init_attr_ex) -> Result<Wanted, Errno> {
     let mask = attr.comp_mask;
@@ -17,9 +22,12 @@ fn checked(attr: &abi::ibv_cq_init_attr_ex) -> Result<Wanted, Errno> {
         return Err(libc::EINVAL);
     }
     let flags = if mask & abi::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
-    let known = flags & !abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED == 0;
-    if !known || attr.wc_flags & !FIELDS != 0 || mask & abi::IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+    if flags & !FLAGS != 0 || attr.wc_flags & !FIELDS != 0 {
         return Err(libc::EOPNOTSUPP);
+    }
+    let parent = mask & abi::IBV_CQ_INIT_ATTR_MASK_PD != 0;
+    if parent && attr.parent_domain.is_null() {
+        return Err(libc::EINVAL);
     }
     Ok(Wanted {
         cqe: attr.cqe,
@@ -27,6 +35,9 @@ fn checked(attr: &abi::ibv_cq_init_attr_ex) -> Result<Wanted, Errno> {
         channel: attr.channel,
         comp_vector: attr.comp_vector,
         single_threaded: flags & abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
+        ignore_overrun: flags & abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
+        stamped: attr.wc_flags & STAMPS != 0,
+        parent: if parent { attr.parent_domain } else { core::ptr::null_mut() },
     })
 }
 
@@ -55,6 +66,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         ibv.read_slid = Some(read_slid);
         ibv.read_sl = Some(read_sl);
         ibv.read_dlid_path_bits = Some(read_dlid_path_bits);
+        ibv.read_completion_ts = Some(read_completion_ts);
+        ibv.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
         Ok(handle.cast())
     })
 }
@@ -66,16 +79,17 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 unsafe fn advance(cq: *mut abi::ibv_cq_ex) -> c_int {
     edge::int(|| {
         let handle = cq.cast::<CqHandle>();
-        let mut next = Cqe::default();
+        let mut next = (Cqe::default(), 0);
         // SAFETY: the caller's terms.
-        let polled = unsafe { &(*handle).obj }.poll_with(1, |cqe| next = *cqe).map_err(|e| e.errno())?;
+        let polled =
+            unsafe { &(*handle).obj }.poll_stamped(1, |cqe, at| next = (*cqe, at)).map_err(|e| e.errno())?;
         if polled == 0 {
             return Err(libc::ENOENT);
         }
         // SAFETY: the caller's terms: no other thread reads or writes the current completion.
         unsafe {
-            (*handle).ibv.wr_id = next.wr_id;
-            (*handle).ibv.status = next.status as abi::ibv_wc_status;
+            (*handle).ibv.wr_id = next.0.wr_id;
+            (*handle).ibv.status = next.0.status as abi::ibv_wc_status;
             *(*handle).current.get() = next;
         }
         Ok(())
@@ -123,7 +137,7 @@ unsafe extern "C" fn end_poll(cq: *mut abi::ibv_cq_ex) {
 ///
 /// # Safety
 /// `cq` comes from `create_cq_ex`, is alive, and this thread polls it.
-unsafe fn current(cq: *mut abi::ibv_cq_ex) -> Cqe {
+unsafe fn current(cq: *mut abi::ibv_cq_ex) -> (Cqe, Nanos) {
     // SAFETY: the caller's terms.
     unsafe { *(*cq.cast::<CqHandle>()).current.get() }
 }
@@ -132,34 +146,39 @@ macro_rules! readers {
     ($($(#[$doc:meta])* $name:ident -> $kind:ty = $read:expr;)*) => { $(
         $(#[$doc])*
         unsafe extern "C" fn $name(cq: *mut abi::ibv_cq_ex) -> $kind {
-            let read: fn(Cqe) -> $kind = $read;
+            let read: fn(Cqe, Nanos) -> $kind = $read;
             // SAFETY: the verb's terms: this thread polls the queue.
-            read(unsafe { current(cq) })
+            let (cqe, stamp) = unsafe { current(cq) };
+            read(cqe, stamp)
         }
     )* };
 }
 
 readers! {
     /// ibv_wc_read_opcode
-    read_opcode -> abi::ibv_wc_opcode = |c| c.opcode as abi::ibv_wc_opcode;
+    read_opcode -> abi::ibv_wc_opcode = |c, _| c.opcode as abi::ibv_wc_opcode;
     /// ibv_wc_read_vendor_err
-    read_vendor_err -> u32 = |c| c.vendor_err;
+    read_vendor_err -> u32 = |c, _| c.vendor_err;
     /// ibv_wc_read_byte_len
-    read_byte_len -> u32 = |c| c.byte_len;
+    read_byte_len -> u32 = |c, _| c.byte_len;
     /// ibv_wc_read_imm_data and ibv_wc_read_invalidated_rkey
-    read_imm_data -> u32 = |c| c.imm;
+    read_imm_data -> u32 = |c, _| c.imm;
     /// ibv_wc_read_qp_num
-    read_qp_num -> u32 = |c| c.qpn;
+    read_qp_num -> u32 = |c, _| c.qpn;
     /// ibv_wc_read_src_qp
-    read_src_qp -> u32 = |c| c.src_qp;
+    read_src_qp -> u32 = |c, _| c.src_qp;
     /// ibv_wc_read_wc_flags
-    read_wc_flags -> c_uint = |c| c_uint::from(c.flags.bits());
+    read_wc_flags -> c_uint = |c, _| c_uint::from(c.flags.bits());
     /// ibv_wc_read_slid
-    read_slid -> u32 = |_| 0;
+    read_slid -> u32 = |_, _| 0;
     /// ibv_wc_read_sl
-    read_sl -> u8 = |c| c.sl;
+    read_sl -> u8 = |c, _| c.sl;
     /// ibv_wc_read_dlid_path_bits
-    read_dlid_path_bits -> u8 = |_| 0;
+    read_dlid_path_bits -> u8 = |_, _| 0;
+    /// ibv_wc_read_completion_ts
+    read_completion_ts -> u64 = |_, stamp| stamp;
+    /// ibv_wc_read_completion_wallclock_ns
+    read_completion_wallclock_ns -> u64 = |_, stamp| starverbs_verbs::wallclock(stamp);
 }
 
 #[cfg(test)]
@@ -179,14 +198,18 @@ mod tests {
     fn what_is_not_offered_is_refused() {
         assert!(checked(&wanted()).is_ok_and(|w| w.cqe == 16 && !w.single_threaded));
         let mut attr = wanted();
-        attr.wc_flags |= u64::from(abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+        attr.wc_flags |= u64::from(abi::IBV_WC_EX_WITH_CVLAN);
         assert_eq!(checked(&attr).err(), Some(libc::EOPNOTSUPP));
         let mut attr = wanted();
         attr.comp_mask = abi::IBV_CQ_INIT_ATTR_MASK_FLAGS;
         attr.flags = abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
         assert!(checked(&attr).is_ok_and(|w| w.single_threaded));
         attr.flags |= abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+        assert!(checked(&attr).is_ok_and(|w| w.single_threaded && w.ignore_overrun && w.stamped));
+        attr.flags |= 1 << 2;
         assert_eq!(checked(&attr).err(), Some(libc::EOPNOTSUPP));
+        (attr.flags, attr.comp_mask) = (0, abi::IBV_CQ_INIT_ATTR_MASK_PD);
+        assert_eq!(checked(&attr).err(), Some(libc::EINVAL));
         attr.comp_mask = 1 << 7;
         assert_eq!(checked(&attr).err(), Some(libc::EINVAL));
     }

@@ -128,7 +128,8 @@ fn deliver(live: &Live, event: Event) -> Option<abi::ibv_async_event> {
     let (event_type, element) = unsafe {
         match event {
             Event::Qp { kind, cookie } => {
-                (kind, Element { qp: count(live, cookie, offset_of!(QpHandle, delivered))? })
+                let handle: *mut QpHandle = count(live, cookie, offset_of!(QpHandle, delivered))?;
+                (kind, Element { qp: &raw mut (*handle).ibv })
             }
             Event::Cq { kind, cookie } => {
                 (kind, Element { cq: count(live, cookie, offset_of!(CqHandle, async_delivered))? })

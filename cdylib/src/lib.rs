@@ -1,7 +1,7 @@
 //! The drop-in libibverbs: C ABI in, errno out.
 //!
 //! Every verbs object that a program holds is a handle of this library: the public `ibv_*` struct first, the object of
-//! `starverbs-verbs` behind it. Owns those structs, the exported symbols and their versions, and the translation between
+//! `starverbs-verbs` behind it (a queue pair's the other way round). Owns those structs, the exported symbols and their versions, and the translation between
 //! C's words and Rust's. It must not hold logic of its own, and no panic leaves it.
 //!
 //! Safety, for the whole crate: an exported verb takes pointers on the terms of its man page. A handle pointer comes from
@@ -15,6 +15,7 @@ mod context;
 mod cq;
 mod cq_ex;
 mod device;
+mod domain;
 mod edge;
 mod events;
 mod exports;
@@ -33,4 +34,5 @@ mod rates;
 mod srq;
 mod strings;
 mod system;
+mod wr;
 mod xrcd;

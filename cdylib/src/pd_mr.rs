@@ -13,8 +13,8 @@ use starverbs_verbs::{Mr, Pd};
 /// A protection domain.
 #[repr(C)]
 pub(crate) struct PdHandle {
-    ibv: abi::ibv_pd,
-    obj: Pd,
+    pub(crate) ibv: abi::ibv_pd,
+    pub(crate) obj: Pd,
 }
 
 impl PdHandle {

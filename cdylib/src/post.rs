@@ -24,7 +24,7 @@ const _: () = assert!(core::mem::offset_of!(Sge, lkey) == core::mem::offset_of!(
 /// # Safety
 /// `list` holds `count` elements, or `count` is 0.
 #[inline]
-unsafe fn sges<'a>(list: *const abi::ibv_sge, count: c_int) -> Result<&'a [Sge], Errno> {
+pub(crate) unsafe fn sges<'a>(list: *const abi::ibv_sge, count: c_int) -> Result<&'a [Sge], Errno> {
     let Ok(count) = usize::try_from(count) else { return Err(libc::EINVAL) };
     if count == 0 {
         return Ok(&[]);

@@ -9,31 +9,55 @@ use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
 use crate::qp_attr::{attr_in, attr_out, cap, qp_type};
 use crate::srq::SrqHandle;
+use crate::wr::{self, Building, QpExHandle};
 use crate::xrcd;
 use core::ffi::{c_int, c_void};
+use core::mem::{MaybeUninit, offset_of};
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
-use starverbs_verbs::{Qp, QpInit};
+use starverbs_verbs::{Qp, QpInit, send_ops_offered};
 
-/// A queue pair.
+/// A queue pair. The public struct comes last, as it is longer for a queue pair with the send operations of
+/// ibv_wr_post(3): `QpHandle<abi::ibv_qp_ex, _>`.
 #[repr(C)]
-pub(crate) struct QpHandle {
-    ibv: abi::ibv_qp,
-    obj: Qp,
+pub(crate) struct QpHandle<P = abi::ibv_qp, X = ()> {
+    pub(crate) obj: Qp,
     /// Events that ibv_get_async_event returned.
     pub(crate) delivered: AtomicU32,
     sq_sig_all: bool,
+    /// It is a [`QpExHandle`].
+    extended: bool,
+    pub(crate) ibv: P,
+    pub(crate) more: X,
 }
 
+const _: () = assert!(offset_of!(QpHandle, ibv) == offset_of!(QpExHandle, ibv));
+
 impl QpHandle {
+    /// The handle around a queue pair.
+    ///
+    /// # Safety
+    /// `qp` comes from `create`.
+    #[inline]
+    pub(crate) unsafe fn of(qp: *mut abi::ibv_qp) -> *mut QpHandle {
+        qp.wrapping_byte_sub(offset_of!(QpHandle, ibv)).cast()
+    }
+
     /// The card's side of a queue pair, or EINVAL for NULL.
     ///
     /// # Safety
     /// `qp` is NULL, or comes from `create` and is alive.
     #[inline]
     pub(crate) unsafe fn obj<'a>(qp: *mut abi::ibv_qp) -> Result<&'a Qp, Errno> {
-        // SAFETY: the caller's terms; the struct is the first field of its handle.
-        given(qp).map(|q| unsafe { &(*q.as_ptr().cast::<QpHandle>()).obj })
+        // SAFETY: the caller's terms.
+        given(qp).map(|q| unsafe { &(*Self::of(q.as_ptr())).obj })
+    }
+
+    /// Writes a new handle's public struct where it stands, and gives that place to C.
+    fn publish<P, X>(place: Box<MaybeUninit<QpHandle<P, X>>>, whole: QpHandle<P, X>) -> *mut abi::ibv_qp {
+        let handle = Box::into_raw(Box::write(place, whole));
+        // SAFETY: just written; both kinds of public struct begin with an ibv_qp.
+        unsafe { &raw mut (*handle).ibv }.cast()
     }
 }
 
@@ -62,7 +86,7 @@ fn ibv_qp(
 /// # Safety
 /// `context` is alive.
 unsafe fn xrc_handle(
-    mut place: Box<core::mem::MaybeUninit<QpHandle>>,
+    mut place: Box<MaybeUninit<QpHandle>>,
     context: *mut abi::ibv_context,
     qp_context: *mut c_void,
     obj: Qp,
@@ -70,14 +94,13 @@ unsafe fn xrc_handle(
     let name = cookie(place.as_mut_ptr());
     let mut ibv = ibv_qp(context, &obj, abi::IBV_QPT_XRC_RECV, qp_context);
     ibv.state = obj.state() as abi::ibv_qp_state;
-    place.write(QpHandle { ibv, obj, delivered: AtomicU32::new(0), sq_sig_all: false });
     // SAFETY: the caller's terms.
     unsafe {
         ContextHandle::of(context).live.add(name);
         ContextHandle::retain(context);
     }
-    // SAFETY: written above.
-    Box::into_raw(unsafe { place.assume_init() }).cast()
+    let delivered = AtomicU32::new(0);
+    QpHandle::publish(place, QpHandle { obj, delivered, sq_sig_all: false, extended: false, ibv, more: () })
 }
 
 /// Makes a receiving XRC queue pair, on the terms of ibv_create_qp_ex(3).
@@ -109,8 +132,13 @@ pub(crate) unsafe fn opened(
     unsafe { xrc_handle(Box::new_uninit(), context, qp_context, obj) }
 }
 
-/// Makes a queue pair, on the terms of ibv_create_qp(3), and says in `init.cap` what was granted.
-unsafe fn create(pd: *mut abi::ibv_pd, init: *mut abi::ibv_qp_init_attr) -> Result<*mut abi::ibv_qp, Errno> {
+/// Makes a queue pair, on the terms of ibv_create_qp(3), and says in `init.cap` what was granted. With `ops`, the
+/// `IBV_QP_EX_WITH_*` flags of ibv_create_qp_ex(3), it has the functions of ibv_wr_post(3).
+unsafe fn create(
+    pd: *mut abi::ibv_pd,
+    init: *mut abi::ibv_qp_init_attr,
+    ops: Option<u64>,
+) -> Result<*mut abi::ibv_qp, Errno> {
     let init = given(init)?.as_ptr();
     // SAFETY: the verb's terms: everything that the attributes point to is NULL or alive.
     let (asked, card, send_cq, recv_cq, srq, context) = unsafe {
@@ -125,10 +153,17 @@ unsafe fn create(pd: *mut abi::ibv_pd, init: *mut abi::ibv_qp_init_attr) -> Resu
     if asked.qp_type == abi::IBV_QPT_XRC_RECV {
         return Err(libc::EINVAL);
     }
-    let mut place = Box::<QpHandle>::new_uninit();
-    let name = cookie(place.as_mut_ptr());
+    let qp_type = qp_type(asked.qp_type)?;
+    if ops.is_some_and(|ops| ops & !send_ops_offered(qp_type) != 0) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let mut place = match ops {
+        None => Place::Plain(Box::new_uninit()),
+        Some(ops) => Place::Extended(Box::new_uninit(), ops),
+    };
+    let name = place.cookie();
     let wanted = QpInit {
-        qp_type: qp_type(asked.qp_type)?,
+        qp_type,
         send_cq,
         recv_cq,
         srq,
@@ -148,15 +183,37 @@ unsafe fn create(pd: *mut abi::ibv_pd, init: *mut abi::ibv_qp_init_attr) -> Resu
     ibv.recv_cq = asked.recv_cq;
     ibv.srq = asked.srq;
     let granted = cap(&obj.caps());
-    place.write(QpHandle { ibv, obj, delivered: AtomicU32::new(0), sq_sig_all: wanted.sq_sig_all });
     // SAFETY: the caller's struct, on the verb's terms; the protection domain keeps its context alive.
     unsafe {
         (*init).cap = granted;
         ContextHandle::of(context).live.add(name);
         ContextHandle::retain(context);
     }
-    // SAFETY: written above.
-    Ok(Box::into_raw(unsafe { place.assume_init() }).cast())
+    let (delivered, sq_sig_all) = (AtomicU32::new(0), wanted.sq_sig_all);
+    Ok(match place {
+        Place::Plain(place) => {
+            QpHandle::publish(place, QpHandle { obj, delivered, sq_sig_all, extended: false, ibv, more: () })
+        }
+        Place::Extended(place, ops) => {
+            let (ibv, more) = (wr::functions(ibv), Building::new(ops));
+            QpHandle::publish(place, QpHandle { obj, delivered, sq_sig_all, extended: true, ibv, more })
+        }
+    })
+}
+
+/// Memory for a handle: events name it before it is filled.
+enum Place {
+    Plain(Box<MaybeUninit<QpHandle>>),
+    Extended(Box<MaybeUninit<QpExHandle>>, u64),
+}
+
+impl Place {
+    fn cookie(&mut self) -> u64 {
+        match self {
+            Place::Plain(place) => cookie(place.as_mut_ptr()),
+            Place::Extended(place, _) => cookie(place.as_mut_ptr()),
+        }
+    }
 }
 
 /// ibv_create_qp(3).
@@ -165,17 +222,19 @@ pub(crate) unsafe extern "C" fn create_qp(
     init: *mut abi::ibv_qp_init_attr,
 ) -> *mut abi::ibv_qp {
     // SAFETY: the verb's terms.
-    edge::object(|| unsafe { create(pd, init) })
+    edge::object(|| unsafe { create(pd, init, None) })
 }
 
-/// Whether every extension that a program asks for is offered, for ibv_create_qp_ex(3).
-fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<(), Errno> {
+/// Whether every extension that a program asks for is offered, for ibv_create_qp_ex(3); the send operations, if any.
+fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<Option<u64>, Errno> {
     let mask = init.comp_mask;
     if mask & !(2 * abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS - 1) != 0 {
         return Err(libc::EINVAL);
     }
+    let sends = abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     // A queue pair that sends has no use for an XRC domain, and none against it.
-    let offered = abi::IBV_QP_INIT_ATTR_XRCD | abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    let offered =
+        abi::IBV_QP_INIT_ATTR_XRCD | abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS | sends;
     let flags = mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0;
     if mask & !offered != 0 || flags {
         return Err(libc::EOPNOTSUPP);
@@ -183,7 +242,7 @@ fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<(), Errno> {
     if mask & abi::IBV_QP_INIT_ATTR_PD == 0 && init.qp_type != abi::IBV_QPT_XRC_RECV {
         return Err(libc::EINVAL);
     }
-    Ok(())
+    Ok((mask & sends != 0).then_some(init.send_ops_flags))
 }
 
 /// ibv_create_qp_ex(3), through the context's table.
@@ -193,22 +252,23 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 ) -> *mut abi::ibv_qp {
     edge::object(|| {
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
-        let pd = unsafe {
+        let (pd, ops) = unsafe {
             let asked = init.as_mut().ok_or(libc::EINVAL)?;
-            extensions(asked)?;
+            let ops = extensions(asked)?;
             if asked.qp_type == abi::IBV_QPT_XRC_RECV {
-                return create_xrc_recv(context, asked);
+                return if ops.is_some() { Err(libc::EINVAL) } else { create_xrc_recv(context, asked) };
             }
-            asked.pd
+            (asked.pd, ops)
         };
         // SAFETY: the verb's terms; the plain struct is the beginning of the extended one.
-        unsafe { create(pd, init.cast()) }
+        unsafe { create(pd, init.cast(), ops) }
     })
 }
 
-/// ibv_qp_to_qp_ex(3): NULL, since no QP was made with send operations of the new interface.
-pub(crate) unsafe extern "C" fn qp_to_qp_ex(_qp: *mut abi::ibv_qp) -> *mut abi::ibv_qp_ex {
-    core::ptr::null_mut()
+/// ibv_qp_to_qp_ex(3): NULL unless the QP was made with send operations.
+pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::ibv_qp) -> *mut abi::ibv_qp_ex {
+    // SAFETY: the verb's terms.
+    if !qp.is_null() && unsafe { (*QpHandle::of(qp)).extended } { qp.cast() } else { core::ptr::null_mut() }
 }
 
 /// ibv_modify_qp(3).
@@ -255,7 +315,7 @@ pub(crate) unsafe extern "C" fn query_qp(
                     srq: (*qp).srq,
                     cap: now.cap,
                     qp_type: (*qp).qp_type,
-                    sq_sig_all: c_int::from((*qp.cast::<QpHandle>()).sq_sig_all),
+                    sq_sig_all: c_int::from((*QpHandle::of(qp)).sq_sig_all),
                 });
             }
             to.write(now);
@@ -309,7 +369,8 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
         // SAFETY: `qp` is alive, as above.
         let shareable = unsafe { (*qp).qp_type } == abi::IBV_QPT_XRC_RECV;
         if shareable { obj.close() } else { obj.destroy() }.map_err(errno)?;
-        let handle = qp.cast::<QpHandle>();
+        // SAFETY: `qp` is alive, as above.
+        let handle = unsafe { QpHandle::of(qp) };
         // SAFETY: the handle and its context are alive until the box is dropped; once it is off the list no event is
         // counted for it any more.
         unsafe {
@@ -322,7 +383,13 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
                 &raw mut (*qp).events_completed,
                 delivered,
             );
-            drop(Box::from_raw(handle));
+            if (*handle).extended {
+                let handle = handle.cast::<QpExHandle>();
+                (*handle).more.forget();
+                drop(Box::from_raw(handle));
+            } else {
+                drop(Box::from_raw(handle));
+            }
             ContextHandle::release(context);
         }
         Ok(())
@@ -339,11 +406,12 @@ mod tests {
         let mut init: abi::ibv_qp_init_attr_ex = unsafe { zeroed() };
         assert_eq!(extensions(&init), Err(libc::EINVAL));
         init.comp_mask = abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS;
-        assert_eq!(extensions(&init), Ok(()));
+        assert_eq!(extensions(&init), Ok(None));
         init.create_flags = abi::IBV_QP_CREATE_SCATTER_FCS;
         assert_eq!(extensions(&init), Err(libc::EOPNOTSUPP));
         init.comp_mask = abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-        assert_eq!(extensions(&init), Err(libc::EOPNOTSUPP));
+        init.send_ops_flags = u64::from(abi::IBV_QP_EX_WITH_SEND);
+        assert_eq!(extensions(&init), Ok(Some(u64::from(abi::IBV_QP_EX_WITH_SEND))));
         init.comp_mask = 1 << 20;
         assert_eq!(extensions(&init), Err(libc::EINVAL));
     }

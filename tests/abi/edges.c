@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static int failures;
@@ -398,7 +399,12 @@ static void events(void)
 
 static void extended_poll(void)
 {
-	struct ibv_cq_init_attr_ex attr = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_cq_init_attr_ex attr = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS |
+					    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
+					    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK };
+	struct ibv_values_ex before = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK }, after = before, wrong = { .comp_mask = 2 };
+	struct ibv_modify_cq_attr moderate = { .attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = { 1, 0 } };
+	struct ibv_device_attr_ex device;
 	struct ibv_poll_cq_attr none = { 0 };
 	struct ibv_cq_ex *cq = ibv_create_cq_ex(ctx, &attr);
 	struct side a, b;
@@ -417,18 +423,154 @@ static void extended_poll(void)
 	wr.wr.rdma.remote_addr = (uintptr_t)b.buf;
 	wr.wr.rdma.rkey = b.mr->rkey;
 	CHECK(ibv_start_poll(cq, &none) == ENOENT);
+	CHECK(!ibv_query_device_ex(ctx, NULL, &device) && device.hca_core_clock == 1000000 &&
+	      device.completion_timestamp_mask == UINT64_MAX && device.cq_mod_caps.max_cq_count == 0);
+	CHECK(!ibv_modify_cq(ibv_cq_ex_to_cq(cq), &moderate));
+	moderate.moderate.cq_count = 2;
+	CHECK(ibv_modify_cq(ibv_cq_ex_to_cq(cq), &moderate) == EOPNOTSUPP);
+	moderate.attr_mask = 1 << 4;
+	CHECK(ibv_modify_cq(ibv_cq_ex_to_cq(cq), &moderate) == EINVAL);
+	CHECK(ibv_query_rt_values_ex(ctx, &wrong) == EINVAL && !ibv_query_rt_values_ex(ctx, &before));
 	CHECK(!ibv_post_send(a.qp, &wr, &bad));
 	do
 		ret = ibv_start_poll(cq, &none);
 	while (ret == ENOENT);
 	CHECK(ret == 0 && cq->wr_id == 77 && cq->status == IBV_WC_SUCCESS);
 	CHECK(ibv_wc_read_opcode(cq) == IBV_WC_RDMA_WRITE && ibv_wc_read_qp_num(cq) == a.qp->qp_num);
+	CHECK(!ibv_query_rt_values_ex(ctx, &after) && before.raw_clock.tv_sec == 0);
+	CHECK((uint64_t)before.raw_clock.tv_nsec <= ibv_wc_read_completion_ts(cq) &&
+	      ibv_wc_read_completion_ts(cq) <= (uint64_t)after.raw_clock.tv_nsec);
+	CHECK(ibv_wc_read_completion_wallclock_ns(cq) / 1000000000 + 60 > (uint64_t)time(NULL));
 	CHECK(ibv_next_poll(cq) == ENOENT);
 	ibv_end_poll(cq);
 	CHECK(!strcmp((char *)b.buf, "inline!"));
 	CHECK(!ibv_destroy_qp(a.qp) && !ibv_destroy_qp(b.qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
 	CHECK(!ibv_dereg_mr(a.mr) && !ibv_dereg_mr(b.mr));
 	free(a.buf);
+	free(b.buf);
+}
+
+static int given, taken, context_of_domain;
+
+static void *from_program(struct ibv_pd *domain, void *context, size_t size, size_t alignment, uint64_t type)
+{
+	void *memory = NULL;
+
+	CHECK(domain && context == &context_of_domain && size > 0 && type >= 1 && type <= 3);
+	if (context_of_domain == ENOMEM)
+		return NULL;
+	if (context_of_domain)
+		return IBV_ALLOCATOR_USE_DEFAULT;
+	given++;
+	return posix_memalign(&memory, alignment < sizeof(void *) ? sizeof(void *) : alignment, size) ? NULL : memory;
+}
+
+static void to_program(struct ibv_pd *domain, void *context, void *memory, uint64_t type)
+{
+	CHECK(domain && context == &context_of_domain && type >= 1 && type <= 3);
+	taken++;
+	free(memory);
+}
+
+/* ibv_alloc_td(3), ibv_alloc_parent_domain(3): rings of its objects lie in the program's memory. */
+static void domains(void)
+{
+	struct ibv_td_init_attr td_init = { 0 };
+	struct ibv_td *td = ibv_alloc_td(ctx, &td_init);
+	struct ibv_parent_domain_init_attr init = {
+		.pd = pd, .td = td, .alloc = from_program, .free = to_program, .pd_context = &context_of_domain,
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+	};
+	struct ibv_pd *parent = ibv_alloc_parent_domain(ctx, &init);
+	struct ibv_cq_init_attr_ex cq_init = { .cqe = 16, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = parent };
+	struct ibv_cq *cq = ibv_cq_ex_to_cq(ibv_create_cq_ex(ctx, &cq_init));
+	struct ibv_qp_init_attr qp_init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp *qp;
+
+	CHECK(td && td->context == ctx && parent && parent->context == ctx && cq && given == 1);
+	qp = ibv_create_qp(parent, &qp_init);
+	CHECK(qp && qp->pd == parent && given == 2 && !ibv_resize_cq(cq, 1000) && given == 3 && taken == 1);
+	CHECK(ibv_dealloc_pd(parent) == EBUSY && ibv_dealloc_td(td) == EBUSY && ibv_dealloc_pd(pd) == EBUSY);
+	CHECK(!ibv_destroy_qp(qp) && taken == 2);
+	context_of_domain = ENOMEM;
+	CHECK(!ibv_create_qp(parent, &qp_init) && errno == ENOMEM);
+	context_of_domain = 1;
+	qp = ibv_create_qp(parent, &qp_init);
+	CHECK(qp && !ibv_destroy_qp(qp) && taken == 2);
+	context_of_domain = 0;
+	CHECK(!ibv_destroy_cq(cq) && taken == 3 && given == 3);
+
+	init.free = NULL;
+	CHECK(!ibv_alloc_parent_domain(ctx, &init) && errno == EINVAL);
+	init.comp_mask = 1 << 5;
+	CHECK(!ibv_alloc_parent_domain(ctx, &init) && errno == EINVAL);
+	init.comp_mask = 0;
+	init.pd = NULL;
+	CHECK(!ibv_alloc_parent_domain(ctx, &init) && errno == EINVAL);
+	cq_init.parent_domain = pd;
+	CHECK(!ibv_create_cq_ex(ctx, &cq_init) && errno == EINVAL);
+	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td));
+}
+
+/* ibv_wr_post(3): what is built is posted together or not at all, and only by a QP that was made for it. */
+static void work_requests(struct side *plain)
+{
+	struct ibv_cq *cq = ibv_create_cq(ctx, 32, NULL, NULL, 0);
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 16, 16, 2, 2, 32 }, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_SEND,
+	};
+	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init), *self;
+	struct ibv_qp_ex *x = qp ? ibv_qp_to_qp_ex(qp) : NULL;
+	struct side b = make_side(cq);
+	struct ibv_data_buf pieces[2] = { { (void *)"in", 2 }, { (void *)"line", 5 } };
+	struct ibv_sge two[2] = { { (uintptr_t)b.buf + 64, 4, b.mr->lkey }, { (uintptr_t)b.buf + 96, 3, b.mr->lkey } };
+	struct ibv_wc wc;
+
+	CHECK(qp && x && &x->qp_base == qp && init.cap.max_send_wr >= 16 && !ibv_qp_to_qp_ex(plain->qp));
+	if (!x)
+		return;
+	self = &x->qp_base;
+	CHECK(!to_init(self) && !to_init(b.qp) && !to_rts(self, b.qp->qp_num) && !to_rts(b.qp, self->qp_num));
+
+	ibv_wr_start(x);
+	x->wr_id = 1;
+	x->wr_flags = 0;
+	ibv_wr_rdma_write(x, b.mr->rkey, (uintptr_t)b.buf);
+	ibv_wr_set_inline_data_list(x, 2, pieces);
+	x->wr_id = 2;
+	x->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_read(x, b.mr->rkey, (uintptr_t)b.buf);
+	ibv_wr_set_sge_list(x, 2, two);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0 && !ibv_wr_complete(x));
+	wc = one(cq);
+	CHECK(wc.wr_id == 2 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RDMA_READ);
+	CHECK(!strcmp((char *)b.buf, "inline") && !memcmp(b.buf + 64, "inli", 4) && !memcmp(b.buf + 96, "ne", 3));
+
+	ibv_wr_start(x);
+	ibv_wr_send(x);
+	ibv_wr_abort(x);
+	ibv_wr_start(x);
+	ibv_wr_rdma_write(x, b.mr->rkey, (uintptr_t)b.buf);
+	ibv_wr_send_tso(x, b.buf, 4, 4);
+	CHECK(ibv_wr_complete(x) == EOPNOTSUPP);
+	ibv_wr_start(x);
+	ibv_wr_send_imm(x, 0);
+	CHECK(ibv_wr_complete(x) == EINVAL);
+	ibv_wr_start(x);
+	ibv_wr_send(x);
+	ibv_wr_set_inline_data(x, b.buf, SIZE);
+	CHECK(ibv_wr_complete(x) == EINVAL);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
+
+	/* A batch that is left behind does not keep the queue pair; operations follow the transport. */
+	ibv_wr_start(x);
+	ibv_wr_send(x);
+	CHECK(!ibv_destroy_qp(qp));
+	init.qp_type = IBV_QPT_UD;
+	CHECK(!ibv_create_qp_ex(ctx, &init) && errno == EOPNOTSUPP);
+	CHECK(!ibv_destroy_qp(b.qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(b.mr));
 	free(b.buf);
 }
 
@@ -487,6 +629,8 @@ int main(void)
 	query(&a, &b);
 	events();
 	extended_poll();
+	work_requests(&a);
+	domains();
 	shared_receives();
 	late_destroy(ctx->device);
 	CHECK(!ibv_destroy_qp(a.qp) && !ibv_destroy_qp(b.qp) && !ibv_destroy_cq(a.cq) && !ibv_destroy_cq(b.cq));

@@ -1,22 +1,29 @@
 //! The completion ring: CQEs from the card to a program.
 //!
-//! The card owns the producer index, the program the consumer index (under the ring's poll lock).
+//! The card owns the producer index, the program the consumer index (under the ring's poll lock). A slot is a CQE and,
+//! in a ring that was asked to keep them, the time at which the card made it.
 
 use core::cell::UnsafeCell;
 use core::mem::size_of;
 
 use starverbs_core::env::CqOverrun;
-use starverbs_core::{Cqe, Qpn};
+use starverbs_core::{Cqe, Nanos, Qpn};
 
+use crate::memory::ProgramMemory;
 use crate::slots::Slots;
 use crate::spin::{SpinGuard, SpinLock};
 use crate::sync::Ordering;
 use crate::{Line, Side};
 
+/// Where a slot's stamp is.
+const STAMP_AT: usize = size_of::<Cqe>();
+
 /// A completion queue's ring.
 pub struct CqRing {
     /// Replaced by [`CqConsumer::resize`] alone, with both sides stopped.
     slots: UnsafeCell<Slots>,
+    /// Slots have a stamp behind the CQE.
+    stamped: bool,
     poll: SpinLock<()>,
     /// Index: CQEs made. Written by the card with release after the slot; read by the program with
     /// acquire.
@@ -31,10 +38,13 @@ pub struct CqRing {
 unsafe impl Sync for CqRing {}
 
 impl CqRing {
-    /// A ring for at least `cqe` completions; `None` if the memory is out of reach.
-    pub fn new(cqe: u32) -> Option<CqRing> {
+    /// A ring for at least `cqe` completions, with a stamp each if `stamped`, in the program's `memory` if it has its
+    /// own; `None` if the memory is out of reach.
+    pub fn new(cqe: u32, stamped: bool, memory: ProgramMemory) -> Option<CqRing> {
+        let stride = if stamped { STAMP_AT + size_of::<Nanos>() } else { size_of::<Cqe>() };
         Some(CqRing {
-            slots: UnsafeCell::new(Slots::new(cqe, size_of::<Cqe>())?),
+            slots: UnsafeCell::new(Slots::new(cqe, stride, memory)?),
+            stamped,
             poll: SpinLock::new(()),
             card: Line(Side::new()),
             program: Line(Side::new()),
@@ -47,7 +57,13 @@ impl CqRing {
         unsafe { &*self.slots.get() }
     }
 
-    /// Adds a completion, as the card.
+    /// Whether completions carry the time at which they were made.
+    #[inline]
+    pub fn stamped(&self) -> bool {
+        self.stamped
+    }
+
+    /// Adds a completion, as the card; `stamp` is kept in a stamped ring.
     ///
     /// # Safety
     /// One thread at a time may be the card, and none while [`CqConsumer::resize`] runs.
@@ -55,7 +71,7 @@ impl CqRing {
     /// # Errors
     /// The ring is full.
     #[inline]
-    pub unsafe fn push(&self, cqe: &Cqe) -> Result<(), CqOverrun> {
+    pub unsafe fn push(&self, cqe: &Cqe, stamp: Nanos) -> Result<(), CqOverrun> {
         let slots = self.slots();
         /* relaxed: written by this side alone */
         let tail = self.card.index.load(Ordering::Relaxed);
@@ -66,8 +82,13 @@ impl CqRing {
                 return Err(CqOverrun);
             }
         }
+        let slot = slots.write(tail);
         // SAFETY: the slot is the card's until the index below is stored, and has room for a CQE.
-        unsafe { slots.write(tail).cast::<Cqe>().write(*cqe) };
+        unsafe { slot.cast::<Cqe>().write(*cqe) };
+        if self.stamped {
+            // SAFETY: as above; slots of a stamped ring have room for a stamp there, and strides are multiples of 8.
+            unsafe { slot.add(STAMP_AT).cast::<Nanos>().write(stamp) };
+        }
         self.card.index.store(tail.wrapping_add(1), Ordering::Release);
         Ok(())
     }
@@ -76,6 +97,16 @@ impl CqRing {
     #[inline]
     pub fn waiting(&self) -> u32 {
         self.card.index.load(Ordering::Relaxed).wrapping_sub(self.program.index.load(Ordering::Relaxed))
+    }
+
+    /// Room for at least `cqe` completions, to move to; `None` if the memory is out of reach. No lock is held while the
+    /// memory is had.
+    pub fn room(&self, cqe: u32) -> Option<CqRoom> {
+        let (stride, memory) = {
+            let _slots_stay = self.consumer();
+            (self.slots().stride(), self.slots().memory().clone())
+        };
+        Slots::new(cqe, stride, memory).map(CqRoom)
     }
 
     /// Takes the poll lock.
@@ -96,10 +127,13 @@ pub struct CqConsumer<'a> {
     _poll: SpinGuard<'a, ()>,
 }
 
+/// Slots that are not in use.
+pub struct CqRoom(Slots);
+
 impl CqConsumer<'_> {
-    /// The oldest completion not read yet.
+    /// The oldest completion not read yet, and its stamp, 0 in a ring without.
     #[inline]
-    pub fn take(&mut self) -> Option<&Cqe> {
+    pub fn take(&mut self) -> Option<(&Cqe, Nanos)> {
         let ring = self.ring;
         if ring.program.seen.load(Ordering::Relaxed) == self.head {
             let made = ring.card.index.load(Ordering::Acquire);
@@ -108,11 +142,15 @@ impl CqConsumer<'_> {
                 return None;
             }
         }
-        // SAFETY: head < made, so the card wrote a CQE there and will not touch it before the index
-        // is stored, when this consumer is dropped or used again.
-        let cqe = unsafe { &*ring.slots().read(self.head).cast::<Cqe>() };
+        /* head < made, so the card wrote a CQE there and will not touch it before the index is stored, when
+        this consumer is dropped or used again */
+        let slot = ring.slots().read(self.head);
+        // SAFETY: see above.
+        let cqe = unsafe { &*slot.cast::<Cqe>() };
+        // SAFETY: see above; the card wrote the stamp of a stamped ring.
+        let stamp = if ring.stamped { unsafe { slot.add(STAMP_AT).cast::<Nanos>().read() } } else { 0 };
         self.head = self.head.wrapping_add(1);
-        Some(cqe)
+        Some((cqe, stamp))
     }
 
     /// Completions the ring holds.
@@ -129,27 +167,29 @@ impl CqConsumer<'_> {
         let mut at = made;
         while at != self.head {
             at = at.wrapping_sub(1);
-            // SAFETY: head <= at < made: a CQE that the card wrote and that is ours now.
-            let cqe = unsafe { *slots.read(at).cast::<Cqe>() };
-            if cqe.qpn != qpn {
+            /* head <= at < made: a CQE that the card wrote and that is ours now */
+            let from = slots.read(at);
+            // SAFETY: see above.
+            if unsafe { (*from.cast::<Cqe>()).qpn } != qpn {
                 keep = keep.wrapping_sub(1);
-                // SAFETY: at <= keep < made, so the slot is ours too, and its CQE was copied before.
-                unsafe { slots.write(keep).cast::<Cqe>().write(cqe) };
+                // SAFETY: at <= keep < made, so the slot is ours too, and was moved before unless it is the same.
+                unsafe { slots.write(keep).copy_from(from, slots.stride()) };
             }
         }
         self.head = keep;
         self.ring.program.seen.store(made, Ordering::Relaxed);
     }
 
-    /// Moves what is in the ring to one for at least `cqe` completions; says whether it fitted and
-    /// the memory could be had. On `false` nothing has changed.
+    /// Moves what is in the ring to `room`, which takes the old slots; says whether it fitted. On `false` nothing has
+    /// changed.
     ///
     /// # Safety
-    /// The card must stand still: nobody may call [`CqRing::push`] meanwhile.
-    pub unsafe fn resize(&mut self, cqe: u32) -> bool {
+    /// The card must stand still: nobody may call [`CqRing::push`] meanwhile. `room` comes from this ring.
+    pub unsafe fn resize(&mut self, room: &mut CqRoom) -> bool {
         let made = self.ring.card.index.load(Ordering::Acquire);
         let held = made.wrapping_sub(self.head);
-        let Some(new) = Slots::new(cqe, size_of::<Cqe>()) else { return false };
+        let stride = self.ring.slots().stride();
+        let new = &mut room.0;
         if held > new.count() {
             return false;
         }
@@ -157,12 +197,12 @@ impl CqConsumer<'_> {
         for step in 0..held {
             let index = self.head.wrapping_add(step);
             // SAFETY: head <= index < made, so the old slot holds a CQE; the new ring is ours alone.
-            unsafe { new.write(index).cast::<Cqe>().write(*old.read(index).cast::<Cqe>()) };
+            unsafe { new.write(index).copy_from_nonoverlapping(old.read(index), stride) };
         }
         self.publish();
         self.ring.card.seen.store(self.head, Ordering::Relaxed);
         // SAFETY: the poll lock is ours and the caller stopped the card, so nobody looks at them.
-        unsafe { *self.ring.slots.get() = new };
+        unsafe { core::ptr::swap(self.ring.slots.get(), new) };
         true
     }
 

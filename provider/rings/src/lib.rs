@@ -18,6 +18,7 @@
 //! This crate must not know what the entries mean, who wakes whom, or the verbs C ABI.
 
 mod cq;
+mod memory;
 mod recv;
 mod send;
 mod slots;
@@ -25,7 +26,8 @@ mod spin;
 mod sync;
 mod work;
 
-pub use cq::{CqConsumer, CqRing};
+pub use cq::{CqConsumer, CqRing, CqRoom};
+pub use memory::{Answer, Memory, ProgramMemory, Resource};
 pub use recv::{CardRq, RecvProducer};
 pub use send::{CardSq, SendProducer};
 pub use spin::{SpinGuard, SpinLock};
@@ -44,6 +46,8 @@ pub enum PushError {
     TooManySges,
     /// More inline bytes than a slot holds.
     InlineTooLong,
+    /// Data for a WQE that was not begun.
+    NotBegun,
 }
 
 /// A cache line of one side's own.

@@ -67,6 +67,101 @@ impl<'a> SendProducer<'a> {
         Ok(())
     }
 
+    /// Begins a WQE without data: the methods below fill in the one begun last.
+    ///
+    /// # Errors
+    /// A full ring.
+    #[inline]
+    pub fn begin(&mut self, mut wqe: SendWqe) -> Result<(), PushError> {
+        (wqe.num_sge, wqe.length) = (0, 0);
+        let slot = self.slot()?;
+        // SAFETY: the slot is this producer's alone and aligned to 64.
+        unsafe { slot.cast::<SendWqe>().write(wqe) };
+        self.tail = self.tail.wrapping_add(1);
+        Ok(())
+    }
+
+    /// The header of the WQE pushed or begun last with this lock held.
+    #[inline]
+    pub fn last(&mut self) -> Option<&mut SendWqe> {
+        let slot = self.last_slot()?;
+        // SAFETY: a header stands in the slot, which is this producer's alone until the index is published;
+        // the borrow keeps the producer from giving it out twice.
+        Some(unsafe { &mut *slot.cast::<SendWqe>() })
+    }
+
+    /// Gives the last WQE `sges`, in place of any data it had.
+    ///
+    /// # Errors
+    /// No WQE was begun, or it has room for fewer SGEs.
+    #[inline]
+    pub fn set_sges(&mut self, sges: &[Sge]) -> Result<(), PushError> {
+        if sges.len() > usize::from(self.ring.max_send_sge()) {
+            return Err(PushError::TooManySges);
+        }
+        let slot = self.last_slot().ok_or(PushError::NotBegun)?;
+        // SAFETY: as in `push`.
+        unsafe { slot.add(HEADER).cast::<Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len()) };
+        let wqe = self.last().ok_or(PushError::NotBegun)?;
+        wqe.num_sge = sges.len() as u16;
+        wqe.length = sges.iter().fold(0u32, |sum, sge| sum.saturating_add(sge.len));
+        wqe.flags.remove(SendFlags::INLINE);
+        Ok(())
+    }
+
+    /// Gives the last WQE the bytes of `pieces` (address, length), in place of any data it had.
+    ///
+    /// # Safety
+    /// Each piece with a length other than 0 must be readable memory.
+    ///
+    /// # Errors
+    /// No WQE was begun, or it has room for fewer bytes.
+    #[inline]
+    pub unsafe fn set_inline(
+        &mut self,
+        pieces: impl Iterator<Item = (*const u8, usize)> + Clone,
+    ) -> Result<(), PushError> {
+        let length = pieces.clone().fold(0usize, |sum, (_, len)| sum.saturating_add(len));
+        if length > self.ring.max_inline() as usize {
+            return Err(PushError::InlineTooLong);
+        }
+        let slot = self.last_slot().ok_or(PushError::NotBegun)?;
+        let mut at = HEADER;
+        for (from, len) in pieces.filter(|(_, len)| *len > 0) {
+            // SAFETY: the caller vouches for the piece; the sum of the lengths was checked against
+            // the slot, which is this producer's alone.
+            unsafe { slot.add(at).copy_from_nonoverlapping(from, len) };
+            at += len;
+        }
+        let wqe = self.last().ok_or(PushError::NotBegun)?;
+        (wqe.num_sge, wqe.length) = (0, length as u32);
+        wqe.flags.insert(SendFlags::INLINE);
+        Ok(())
+    }
+
+    /// Makes what was pushed or begun visible to the card now, and says how many WQEs those are.
+    #[inline]
+    pub fn publish(&mut self) -> u32 {
+        let pushed = self.pushed();
+        if pushed != 0 {
+            /* release: the slots before the index; the post lock opens only after this */
+            self.ring.head().send_program.index.store(self.tail, Ordering::Release);
+            self.first = self.tail;
+        }
+        pushed
+    }
+
+    /// Forgets what was pushed or begun since the lock was taken or something published.
+    #[inline]
+    pub fn abort(&mut self) {
+        self.tail = self.first;
+    }
+
+    #[inline]
+    fn last_slot(&self) -> Option<*mut u8> {
+        (self.tail != self.first).then(|| self.ring.send_slot_mut(self.tail.wrapping_sub(1)))
+    }
+
     /// Adds a WQE that carries the bytes of `pieces` itself; its flags and length are filled in.
     ///
     /// # Safety
@@ -124,10 +219,7 @@ impl<'a> SendProducer<'a> {
 impl Drop for SendProducer<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.tail != self.first {
-            /* release: the slots before the index; the post lock opens only after this */
-            self.ring.head().send_program.index.store(self.tail, Ordering::Release);
-        }
+        self.publish();
     }
 }
 

@@ -1,8 +1,9 @@
 //! The slots of a completion ring: of equal size, zeroed.
 
 use core::ptr::NonNull;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::Layout;
 
+use crate::memory::{self, ProgramMemory, Resource};
 use crate::sync::Watch;
 
 /// Alignment of the first slot: a cache line.
@@ -15,6 +16,7 @@ pub(crate) struct Slots {
     stride: usize,
     mask: u32,
     watch: Watch,
+    memory: ProgramMemory,
 }
 
 // SAFETY: plain memory without thread affinity; the rings' protocols order the accesses.
@@ -23,20 +25,30 @@ unsafe impl Send for Slots {}
 unsafe impl Sync for Slots {}
 
 impl Slots {
-    /// At least `count` slots of `stride` bytes each; `None` if that is out of reach.
-    pub(crate) fn new(count: u32, stride: usize) -> Option<Self> {
+    /// At least `count` slots of `stride` bytes each, in the program's memory if it has its own; `None` if that is out
+    /// of reach.
+    pub(crate) fn new(count: u32, stride: usize, mut memory: ProgramMemory) -> Option<Self> {
         let count = count.max(1).checked_next_power_of_two()?;
         let bytes = stride.checked_mul(count as usize)?;
         let layout = Layout::from_size_align(bytes, LINE).ok()?;
-        // SAFETY: the size is not zero, as neither the count nor any ring's stride is.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Slots { base, layout, stride, mask: count - 1, watch: Watch::new(count) })
+        let base = memory::take(&mut memory, layout, Resource::Cq)?;
+        Some(Slots { base, layout, stride, mask: count - 1, watch: Watch::new(count), memory })
     }
 
     /// How many there are.
     #[inline]
     pub(crate) fn count(&self) -> u32 {
         self.mask + 1
+    }
+
+    /// Whose memory it is.
+    pub(crate) fn memory(&self) -> &ProgramMemory {
+        &self.memory
+    }
+
+    /// Bytes of each.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
     }
 
     /// First byte of the slot that index `index` falls on, to be read.
@@ -63,6 +75,6 @@ impl Slots {
 impl Drop for Slots {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, and freed here only.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        unsafe { memory::give(&self.memory, self.base, self.layout, Resource::Cq) }
     }
 }

@@ -1,9 +1,12 @@
+use core::ptr::NonNull;
+use std::alloc::Layout;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use starverbs_core::{Cqe, RecvQueue, SendFlags, SendQueue, SendWqe, Sge};
 
-use crate::{CqRing, PushError, RecvSize, SendSize, WorkRings};
+use crate::{Answer, CqRing, Memory, ProgramMemory, PushError, RecvSize, Resource, SendSize, WorkRings};
 
 fn cqe(wr_id: u64, qpn: u32) -> Cqe {
     Cqe { wr_id, qpn, ..Cqe::default() }
@@ -11,20 +14,20 @@ fn cqe(wr_id: u64, qpn: u32) -> Cqe {
 
 fn push(ring: &CqRing, wr_id: u64, qpn: u32) -> bool {
     // SAFETY: these tests have one thread.
-    unsafe { ring.push(&cqe(wr_id, qpn)) }.is_ok()
+    unsafe { ring.push(&cqe(wr_id, qpn), 0) }.is_ok()
 }
 
 fn send_ring(max_wr: u32, max_sge: u16, max_inline: u32) -> WorkRings {
-    WorkRings::new(Some(SendSize { max_wr, max_sge, max_inline }), None).unwrap()
+    WorkRings::new(Some(SendSize { max_wr, max_sge, max_inline }), None, None).unwrap()
 }
 
 fn recv_ring(max_wr: u32, max_sge: u16) -> WorkRings {
-    WorkRings::new(None, Some(RecvSize { max_wr, max_sge })).unwrap()
+    WorkRings::new(None, Some(RecvSize { max_wr, max_sge }), None).unwrap()
 }
 
 fn drain(ring: &CqRing) -> Vec<u64> {
     let mut consumer = ring.consumer();
-    std::iter::from_fn(|| consumer.take().map(|c| c.wr_id)).collect()
+    std::iter::from_fn(|| consumer.take().map(|(c, _)| c.wr_id)).collect()
 }
 
 #[test]
@@ -111,6 +114,7 @@ fn rings_of_a_qp_lie_beside_each_other() {
     let rings = WorkRings::new(
         Some(SendSize { max_wr: 4, max_sge: 1, max_inline: 0 }),
         Some(RecvSize { max_wr: 5, max_sge: 3 }),
+        None,
     )
     .unwrap();
     // SAFETY: these tests have one thread.
@@ -160,14 +164,14 @@ fn a_queue_that_is_not_there_is_full_and_empty() {
 #[test]
 fn sizes_out_of_reach_are_refused() {
     let send = SendSize { max_wr: 1, max_sge: 1, max_inline: 0 };
-    assert!(WorkRings::new(Some(SendSize { max_inline: 1 << 16, ..send }), None).is_none());
-    assert!(WorkRings::new(Some(SendSize { max_wr: u32::MAX, ..send }), None).is_none());
-    assert!(WorkRings::new(None, Some(RecvSize { max_wr: 1 << 31, max_sge: 1 })).is_none());
+    assert!(WorkRings::new(Some(SendSize { max_inline: 1 << 16, ..send }), None, None).is_none());
+    assert!(WorkRings::new(Some(SendSize { max_wr: u32::MAX, ..send }), None, None).is_none());
+    assert!(WorkRings::new(None, Some(RecvSize { max_wr: 1 << 31, max_sge: 1 }), None).is_none());
 }
 
 #[test]
 fn cq_ring_overruns_without_losing_what_it_has() {
-    let ring = CqRing::new(2).unwrap();
+    let ring = CqRing::new(2, false, None).unwrap();
     assert!(push(&ring, 1, 0) && push(&ring, 2, 0));
     assert!(!push(&ring, 3, 0));
     assert_eq!(drain(&ring), [1, 2]);
@@ -177,7 +181,7 @@ fn cq_ring_overruns_without_losing_what_it_has() {
 
 #[test]
 fn cq_ring_grows_with_its_contents() {
-    let ring = CqRing::new(4).unwrap();
+    let ring = CqRing::new(4, false, None).unwrap();
     for id in 0..7 {
         assert!(push(&ring, id, 0));
         if id < 3 {
@@ -186,8 +190,9 @@ fn cq_ring_grows_with_its_contents() {
     }
     // SAFETY: one thread, so nobody pushes meanwhile.
     unsafe {
-        assert!(!ring.consumer().resize(2), "four completions do not fit two slots");
-        assert!(ring.consumer().resize(16));
+        let (mut small, mut large) = (ring.room(2).unwrap(), ring.room(16).unwrap());
+        assert!(!ring.consumer().resize(&mut small), "four completions do not fit two slots");
+        assert!(ring.consumer().resize(&mut large));
     }
     assert_eq!(ring.consumer().capacity(), 16);
     for id in 7..19 {
@@ -195,6 +200,90 @@ fn cq_ring_grows_with_its_contents() {
     }
     assert!(!push(&ring, 19, 0));
     assert_eq!(drain(&ring), (3..19).collect::<Vec<_>>());
+}
+
+#[test]
+fn stamps_stay_with_their_completions() {
+    let ring = CqRing::new(4, true, None).unwrap();
+    // SAFETY: one thread, so there is one card, and nobody pushes during the resize.
+    unsafe {
+        for id in 0..4u32 {
+            ring.push(&cqe(u64::from(id), id % 2), 100 + u64::from(id)).unwrap();
+        }
+        ring.consumer().purge(1);
+        let mut room = ring.room(9).unwrap();
+        assert!(ring.consumer().resize(&mut room));
+        ring.push(&cqe(9, 0), 109).unwrap();
+    }
+    let mut consumer = ring.consumer();
+    let all: Vec<_> = std::iter::from_fn(|| consumer.take().map(|(cqe, at)| (cqe.wr_id, at))).collect();
+    assert_eq!(all, [(0, 100), (2, 102), (9, 109)]);
+}
+
+/// An allocator that counts what is out, or always gives the same answer.
+struct Counting {
+    out: std::sync::Mutex<Vec<(usize, Layout, Resource)>>,
+    answer: Option<fn() -> Answer>,
+}
+
+// SAFETY: memory of the process's allocator, given back by `free` alone.
+unsafe impl Memory for Counting {
+    fn alloc(&self, layout: Layout, resource: Resource) -> Answer {
+        if let Some(answer) = self.answer {
+            return answer();
+        }
+        // SAFETY: no ring's layout has size 0.
+        let at = NonNull::new(unsafe { std::alloc::alloc(layout) }).unwrap();
+        // SAFETY: just allocated. Rubbish, so that a ring that counts on zeros shows it.
+        unsafe { at.write_bytes(0xa5, layout.size()) };
+        self.out.lock().unwrap().push((at.addr().get(), layout, resource));
+        Answer::At(at)
+    }
+
+    unsafe fn free(&self, at: NonNull<u8>, resource: Resource) {
+        let mut out = self.out.lock().unwrap();
+        let index = out.iter().position(|(a, _, r)| (*a, *r) == (at.addr().get(), resource)).unwrap();
+        let (_, layout, _) = out.swap_remove(index);
+        // SAFETY: given by `alloc` with this layout.
+        unsafe { std::alloc::dealloc(at.as_ptr(), layout) };
+    }
+}
+
+#[test]
+fn a_programs_memory_comes_and_goes_back() {
+    let memory = Arc::new(Counting { out: Default::default(), answer: None });
+    let own: ProgramMemory = Some(memory.clone());
+    let size = SendSize { max_wr: 4, max_sge: 1, max_inline: 0 };
+    let qp = WorkRings::new(Some(size), None, own.clone()).unwrap();
+    let srq = WorkRings::new(None, Some(RecvSize { max_wr: 4, max_sge: 1 }), own.clone()).unwrap();
+    let cq = CqRing::new(4, false, own).unwrap();
+    let uses = || memory.out.lock().unwrap().iter().map(|(_, _, what)| *what).collect::<Vec<_>>();
+    assert_eq!(uses(), [Resource::Qp, Resource::Srq, Resource::Cq]);
+    qp.send_producer().push(SendWqe { wr_id: 5, ..SendWqe::default() }, &[Sge::default()]).unwrap();
+    // SAFETY: one card half, used by one thread.
+    let half = unsafe { qp.card_sq() };
+    drop(qp);
+    assert_eq!((half.posted(), half.wqe(0).wr_id), (1, 5), "the card's half keeps the memory");
+    assert!(push(&cq, 1, 0));
+    let mut room = cq.room(8).unwrap();
+    // SAFETY: one thread, so nobody pushes meanwhile.
+    assert!(unsafe { cq.consumer().resize(&mut room) });
+    drop(room);
+    assert_eq!((drain(&cq), uses().len()), (vec![1], 3));
+    drop((half, srq, cq));
+    assert!(uses().is_empty());
+}
+
+#[test]
+fn a_program_may_leave_it_to_the_default_or_fail() {
+    let size = Some(RecvSize { max_wr: 4, max_sge: 1 });
+    let answers = |answer: fn() -> Answer| -> ProgramMemory {
+        Some(Arc::new(Counting { out: Default::default(), answer: Some(answer) }))
+    };
+    assert!(WorkRings::new(None, size, answers(|| Answer::UseDefault)).is_some());
+    assert!(CqRing::new(4, false, answers(|| Answer::UseDefault)).is_some());
+    assert!(WorkRings::new(None, size, answers(|| Answer::Failed)).is_none());
+    assert!(CqRing::new(4, false, answers(|| Answer::Failed)).is_none());
 }
 
 #[derive(Debug, Clone)]
@@ -215,7 +304,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #[test]
     fn cq_ring_behaves_as_a_deque(steps in prop::collection::vec(step(), 1..200)) {
-        let ring = CqRing::new(8).unwrap();
+        let ring = CqRing::new(8, false, None).unwrap();
         let mut model = VecDeque::new();
         for (id, step) in steps.into_iter().enumerate() {
             match step {
@@ -228,7 +317,7 @@ proptest! {
                 Step::Poll(most) => {
                     let mut consumer = ring.consumer();
                     for _ in 0..most {
-                        prop_assert_eq!(consumer.take().map(|c| (c.wr_id, c.qpn)), model.pop_front());
+                        prop_assert_eq!(consumer.take().map(|(c, _)| (c.wr_id, c.qpn)), model.pop_front());
                     }
                 }
                 Step::Purge(qpn) => {

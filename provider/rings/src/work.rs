@@ -11,8 +11,9 @@
 
 use core::mem::size_of;
 use core::ptr::{self, NonNull};
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::Layout;
 
+use crate::memory::{self, ProgramMemory, Resource};
 use crate::recv::{self, CardRq, RecvProducer};
 use crate::send::{self, CardSq, SendProducer};
 use crate::spin::SpinLock;
@@ -69,6 +70,8 @@ pub(crate) struct Head {
     /// The card looked for a receive WQE and found none. Set by the card, taken by programs after a
     /// post: a QP in error flushes what is posted late, and hears of it by a doorbell only then.
     pub(crate) hungry: AtomicBool,
+    /// Whose memory this is.
+    memory: ProgramMemory,
     pub(crate) card: Line<CardSide>,
     send_watch: Watch,
     recv_watch: Watch,
@@ -128,6 +131,11 @@ fn layout(send: Shape, recv: Shape) -> Option<(u32, Layout)> {
     Some((u32::try_from(send_at).ok()?, Layout::from_size_align(bytes, MALLOC_ALIGN).ok()?))
 }
 
+/// Whose rings these are: only a queue pair sends.
+fn resource(send: Shape) -> Resource {
+    if send.slots() > 0 { Resource::Qp } else { Resource::Srq }
+}
+
 // SAFETY: atomics, constants and plain memory without thread affinity; the rings' protocols order the
 // accesses to the slots.
 unsafe impl Send for WorkRings {}
@@ -135,8 +143,13 @@ unsafe impl Send for WorkRings {}
 unsafe impl Sync for WorkRings {}
 
 impl WorkRings {
-    /// Rings of these sizes; `None` if a WQE would exceed 64 KiB, or the memory is out of reach.
-    pub fn new(send: Option<SendSize>, recv: Option<RecvSize>) -> Option<WorkRings> {
+    /// Rings of these sizes, in the program's `memory` if it has its own; `None` if a WQE would exceed 64 KiB, or the
+    /// memory is out of reach.
+    pub fn new(
+        send: Option<SendSize>,
+        recv: Option<RecvSize>,
+        mut memory: ProgramMemory,
+    ) -> Option<WorkRings> {
         let send = match send {
             Some(size) => Shape::new(size.max_wr, send::stride(&size), size.max_sge)?,
             None => Shape::NONE,
@@ -146,13 +159,13 @@ impl WorkRings {
             None => Shape::NONE,
         };
         let (send_at, layout) = layout(send, recv)?;
-        // SAFETY: the size is not zero: the head is in it.
-        let memory = NonNull::new(unsafe { alloc(layout) })?;
-        let lead = memory.align_offset(LINE);
+        let resource = resource(send);
+        let base = memory::take(&mut memory, layout, resource)?;
+        let lead = base.align_offset(LINE);
         // SAFETY: new memory of this size. Touching all of it now spares the data path page faults.
-        unsafe { memory.write_bytes(0, layout.size()) };
+        unsafe { base.write_bytes(0, layout.size()) };
         // SAFETY: the layout has room for aligning what is aligned to `MALLOC_ALIGN`.
-        let head = unsafe { memory.add(lead) }.cast::<Head>();
+        let head = unsafe { base.add(lead) }.cast::<Head>();
         let fresh = Head {
             users: AtomicU32::new(1),
             send_at,
@@ -164,6 +177,7 @@ impl WorkRings {
             send_post: SpinLock::new(()),
             recv_post: SpinLock::new(()),
             hungry: AtomicBool::new(false),
+            memory,
             card: Line(CardSide { released: AtomicU32::new(0), recv: Side::new() }),
             send_watch: Watch::new(send.slots()),
             recv_watch: Watch::new(recv.slots()),
@@ -298,12 +312,14 @@ impl Drop for WorkRings {
         /* what others did with the memory comes before its end */
         fence(Ordering::Acquire);
         let Some((_, layout)) = layout(head.send, head.recv) else { return };
-        let lead = usize::from(head.lead);
+        let (lead, send) = (usize::from(head.lead), head.send);
         // SAFETY: the last user; allocated in `new` with this layout, so many bytes before the head, and freed
         // here only.
         unsafe {
+            let memory = (*self.head.as_ptr()).memory.take();
+            let resource = resource(send);
             ptr::drop_in_place(self.head.as_ptr());
-            dealloc(self.head.as_ptr().cast::<u8>().sub(lead), layout);
+            memory::give(&memory, self.head.cast::<u8>().sub(lead), layout, resource);
         }
     }
 }

@@ -8,11 +8,11 @@ use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
 use starverbs_rings::{CqRing, RecvSize, SendSize, WorkRings};
 
 fn send_ring(max_wr: u32) -> WorkRings {
-    WorkRings::new(Some(SendSize { max_wr, max_sge: 1, max_inline: 0 }), None).unwrap()
+    WorkRings::new(Some(SendSize { max_wr, max_sge: 1, max_inline: 0 }), None, None).unwrap()
 }
 
 fn recv_ring(max_wr: u32) -> WorkRings {
-    WorkRings::new(None, Some(RecvSize { max_wr, max_sge: 1 })).unwrap()
+    WorkRings::new(None, Some(RecvSize { max_wr, max_sge: 1 }), None).unwrap()
 }
 
 #[test]
@@ -45,6 +45,39 @@ fn send_ring_hands_over_whole_wqes() {
                 done += 1;
                 card.release(done);
             }
+        }
+        program.join().unwrap();
+    });
+}
+
+/// WQEs that are built in place: the card sees none before the end, and none that was given up.
+#[test]
+fn send_ring_hands_over_whole_batches() {
+    loom::model(|| {
+        let ring = send_ring(2);
+        // SAFETY: the card is one thread.
+        let card = unsafe { ring.card_sq() };
+        let program = thread::spawn(move || {
+            let build = |ids: [u64; 2], end: bool| {
+                let mut batch = ring.send_producer();
+                for id in ids {
+                    batch.begin(SendWqe { wr_id: id, ..SendWqe::default() }).unwrap();
+                    batch.set_sges(&[Sge { addr: id, len: 1, lkey: 0 }]).unwrap();
+                }
+                if !end {
+                    batch.abort();
+                }
+            };
+            build([7, 8], false);
+            build([0, 1], true);
+        });
+        while card.posted() == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(card.posted(), 2);
+        for index in 0..2 {
+            assert_eq!(card.wqe(index).wr_id, u64::from(index));
+            assert_eq!(card.sges(index)[0].addr, u64::from(index));
         }
         program.join().unwrap();
     });
@@ -91,14 +124,14 @@ fn recv_ring_never_starves_a_card_silently() {
 #[test]
 fn cq_ring_hands_over_whole_completions_while_purged() {
     loom::model(|| {
-        let ring = Arc::new(CqRing::new(2).unwrap());
+        let ring = Arc::new(CqRing::new(2, false, None).unwrap());
         let card = ring.clone();
         let maker = thread::spawn(move || {
             let mut id = 0;
             while id < 3 {
                 let cqe = Cqe { wr_id: id, qpn: (id % 2) as u32, ..Cqe::default() };
                 // SAFETY: this is the one thread that is the card.
-                match unsafe { card.push(&cqe) } {
+                match unsafe { card.push(&cqe, 0) } {
                     Ok(()) => id += 1,
                     Err(_) => thread::yield_now(),
                 }
@@ -108,7 +141,7 @@ fn cq_ring_hands_over_whole_completions_while_purged() {
         while next < 3 {
             let mut consumer = ring.consumer();
             consumer.purge(1);
-            match consumer.take().copied() {
+            match consumer.take().map(|(cqe, _)| *cqe) {
                 Some(cqe) => {
                     assert!(cqe.wr_id >= next && (cqe.qpn == 0 || cqe.wr_id == 1));
                     next = cqe.wr_id + 1;

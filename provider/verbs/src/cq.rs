@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 
 use starverbs_core::env::CqOverrun;
-use starverbs_core::{CompletionQueue, Cqe, Qpn, WcStatus};
+use starverbs_core::{CompletionQueue, Cqe, Nanos, Qpn, WcStatus};
 use starverbs_rings::CqRing;
 
 use crate::channel::{ChannelShared, CompChannel};
+use crate::clock;
 use crate::context::Context;
 use crate::device::MAX_CQE;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};
+use crate::pd::Pd;
 
 /// Nobody waits for an event.
 const UNARMED: u8 = 0;
@@ -19,6 +21,23 @@ const UNARMED: u8 = 0;
 const SOLICITED: u8 = 1;
 /// An event is due at the next completion.
 const ANY: u8 = 2;
+
+/// What a completion queue is to be: `struct ibv_cq_init_attr_ex`.
+#[derive(Clone, Copy, Default)]
+pub struct CqInit<'a> {
+    /// Completions, at least
+    pub cqe: u32,
+    /// Events go here
+    pub channel: Option<&'a CompChannel>,
+    /// Names the queue in events
+    pub cookie: u64,
+    /// Completions carry the time at which they were made
+    pub stamped: bool,
+    /// A completion that finds the queue full is lost, and the queue goes on
+    pub ignore_overrun: bool,
+    /// A parent domain, whose memory it uses
+    pub parent: Option<&'a Pd>,
+}
 
 /// A completion queue. Clones are the same queue.
 #[derive(Clone)]
@@ -29,11 +48,14 @@ pub(crate) struct CqShared {
     ring: CqRing,
     armed: AtomicU8,
     overrun: AtomicBool,
+    ignore_overrun: bool,
     channel: Option<Arc<ChannelShared>>,
     cookie: u64,
     /// Queue pairs that complete here.
     pub(crate) users: AtomicU32,
     destroyed: AtomicBool,
+    /// Keeps it in use.
+    _parent: Option<Pd>,
 }
 
 impl Cq {
@@ -42,12 +64,26 @@ impl Cq {
     /// # Errors
     /// EINVAL: 0 or more than the device's max_cqe; ENOMEM; EIO in a forked child.
     pub fn create(ctx: &Context, cqe: u32, channel: Option<&CompChannel>, cookie: u64) -> Result<Cq> {
+        Cq::create_ex(ctx, &CqInit { cqe, channel, cookie, ..CqInit::default() })
+    }
+
+    /// `ibv_create_cq_ex`
+    ///
+    /// # Errors
+    /// EINVAL: 0 or more than the device's max_cqe, or a domain that is no parent domain; ENOMEM; EIO in a forked
+    /// child.
+    pub fn create_ex(ctx: &Context, init: &CqInit<'_>) -> Result<Cq> {
         ctx.card()?;
-        if cqe == 0 || cqe > MAX_CQE {
+        if init.cqe == 0 || init.cqe > MAX_CQE {
             return Err(VerbsError::Invalid("number of CQEs"));
         }
-        let ring = CqRing::new(cqe).ok_or(VerbsError::NoMemory("completion queue"))?;
-        if let Some(channel) = channel {
+        if init.parent.is_some_and(|pd| !pd.is_parent()) {
+            return Err(VerbsError::Invalid("not a parent domain"));
+        }
+        let memory = init.parent.and_then(Pd::memory);
+        let ring = CqRing::new(init.cqe, init.stamped, memory);
+        let ring = ring.ok_or(VerbsError::NoMemory("completion queue"))?;
+        if let Some(channel) = init.channel {
             let cqs = channel.0.cqs.fetch_add(1, Ordering::Relaxed) + 1;
             /* a program asks each CQ for one event at a time */
             channel.0.queue.make_room(cqs as usize);
@@ -57,10 +93,12 @@ impl Cq {
             ring,
             armed: AtomicU8::new(UNARMED),
             overrun: AtomicBool::new(false),
-            channel: channel.map(|channel| Arc::clone(&channel.0)),
-            cookie,
+            ignore_overrun: init.ignore_overrun,
+            channel: init.channel.map(|channel| Arc::clone(&channel.0)),
+            cookie: init.cookie,
             users: AtomicU32::new(0),
             destroyed: AtomicBool::new(false),
+            _parent: init.parent.cloned(),
         })))
     }
 
@@ -88,6 +126,16 @@ impl Cq {
     /// `Overrun` once the queue overran and is empty; `Forked`.
     #[inline]
     pub fn poll_with(&self, max: usize, mut f: impl FnMut(&Cqe)) -> Result<usize> {
+        self.poll_stamped(max, |cqe, _| f(cqe))
+    }
+
+    /// As [`Cq::poll_with`], with the time at which each completion was made, as [`raw_clock`](crate::raw_clock)
+    /// tells it; 0 in a queue that was not asked to keep it.
+    ///
+    /// # Errors
+    /// As [`Cq::poll_with`].
+    #[inline]
+    pub fn poll_stamped(&self, max: usize, mut f: impl FnMut(&Cqe, Nanos)) -> Result<usize> {
         let card = self.0.ctx.card()?;
         card.note_poll();
         let taken = self.0.take(max, &mut f);
@@ -127,10 +175,13 @@ impl Cq {
         if cqe == 0 || cqe > MAX_CQE {
             return Err(VerbsError::Invalid("number of CQEs"));
         }
+        /* before the locks are taken: the memory may be the program's to give, and to take back */
+        let room = self.0.ring.room(cqe);
+        let mut room = room.ok_or(VerbsError::NoMemory("completion queue"))?;
         let mut consumer = self.0.ring.consumer();
         card.with(|_, _| {
-            // SAFETY: the card's lock is held, so nobody pushes.
-            if unsafe { consumer.resize(cqe) } {
+            // SAFETY: the card's lock is held, so nobody pushes; the room is this ring's.
+            if unsafe { consumer.resize(&mut room) } {
                 Ok(())
             } else {
                 Err(VerbsError::Invalid("completion queue too small for what it holds"))
@@ -163,13 +214,13 @@ impl Cq {
 
 impl CqShared {
     #[inline]
-    fn take(&self, max: usize, f: &mut impl FnMut(&Cqe)) -> usize {
+    fn take(&self, max: usize, f: &mut impl FnMut(&Cqe, Nanos)) -> usize {
         let mut consumer = self.ring.consumer();
         let mut taken = 0;
         while taken < max
-            && let Some(cqe) = consumer.take()
+            && let Some((cqe, stamp)) = consumer.take()
         {
-            f(cqe);
+            f(cqe, stamp);
             taken += 1;
         }
         taken
@@ -232,13 +283,15 @@ pub(crate) struct CardCq(Arc<CqShared>);
 impl CompletionQueue for CardCq {
     #[inline]
     fn push(&self, cqe: &Cqe, solicited: bool) -> std::result::Result<(), CqOverrun> {
+        let stamp = if self.0.ring.stamped() { clock::now() } else { 0 };
         // SAFETY: the card runs under its lock, so one thread at a time is here, and none while
         // `resize` holds that lock.
-        match unsafe { self.0.ring.push(cqe) } {
+        match unsafe { self.0.ring.push(cqe, stamp) } {
             Ok(()) => {
                 self.0.announce(solicited || cqe.status != WcStatus::Success);
                 Ok(())
             }
+            Err(_) if self.0.ignore_overrun => Ok(()),
             Err(overrun) => {
                 self.0.fail();
                 Err(overrun)

@@ -90,7 +90,10 @@ pub struct DeviceAttr {
     pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
     pub max_inline: u32,
+    /// Of the clock that stamps completions
     pub hca_core_clock_khz: u64,
+    /// Bits of a stamp that count
+    pub timestamp_mask: u64,
     /// Bytes
     pub max_dm_size: u64,
     pub odp: OdpCaps,
@@ -249,7 +252,8 @@ fn attr(guid: u64) -> DeviceAttr {
         local_ca_ack_delay: 15,
         phys_port_cnt: 1,
         max_inline: MAX_INLINE,
-        hca_core_clock_khz: 0,
+        hca_core_clock_khz: 1_000_000,
+        timestamp_mask: u64::MAX,
         max_dm_size: MAX_DM,
         odp: odp_caps(),
     }

@@ -90,6 +90,7 @@ impl From<PushError> for VerbsError {
             PushError::Full => VerbsError::NoMemory("the queue is full"),
             PushError::TooManySges => VerbsError::Invalid("too many SGEs"),
             PushError::InlineTooLong => VerbsError::Invalid("too many inline bytes"),
+            PushError::NotBegun => VerbsError::Invalid("data for a work request that was not begun"),
         }
     }
 }

@@ -29,12 +29,14 @@ mod qp;
 mod srq;
 pub mod stat;
 mod thread;
+mod wr;
 mod xrcd;
 
 pub use ah::{Ah, AhAttr};
 pub use channel::CompChannel;
+pub use clock::{raw_clock, wallclock};
 pub use context::Context;
-pub use cq::Cq;
+pub use cq::{Cq, CqInit};
 pub use device::{
     DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, OdpCaps, PKEY,
     PortAttr, device_attr, device_name,
@@ -44,8 +46,10 @@ pub use error::{Result, VerbsError};
 pub use events::{Event, kind};
 pub use mr::{Advice, Mr, Rereg};
 pub use mw::{Mw, MwBind};
-pub use pd::Pd;
+pub use pd::{Pd, Td};
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr};
+pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource};
+pub use wr::{SendBatch, send_ops_offered};
 pub use xrcd::Xrcd;

@@ -35,6 +35,28 @@ pub struct SendWr<'a> {
     pub qkey: u32,
 }
 
+impl SendWr<'_> {
+    /// The fixed part of its WQE. INLINE follows from how the data is added.
+    #[inline]
+    pub fn wqe(&self) -> SendWqe {
+        SendWqe {
+            wr_id: self.wr_id,
+            remote_addr: self.remote_addr,
+            compare_add: self.compare_add,
+            swap: self.swap,
+            rkey: self.rkey,
+            imm: self.imm,
+            length: 0,
+            remote_qpn: self.remote_qpn,
+            qkey: self.qkey,
+            av: self.ah,
+            op: self.op,
+            flags: self.flags.difference(SendFlags::INLINE),
+            num_sge: 0,
+        }
+    }
+}
+
 /// `struct ibv_recv_wr`, one of its list.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr<'a> {
@@ -71,21 +93,7 @@ impl<'a> SendPoster<'a> {
             return Err(VerbsError::Invalid("op-code not of this transport"));
         }
         let Some(producer) = &mut self.producer else { return Err(VerbsError::Invalid("poster is used up")) };
-        let wqe = SendWqe {
-            wr_id: wr.wr_id,
-            remote_addr: wr.remote_addr,
-            compare_add: wr.compare_add,
-            swap: wr.swap,
-            rkey: wr.rkey,
-            imm: wr.imm,
-            length: 0,
-            remote_qpn: wr.remote_qpn,
-            qkey: wr.qkey,
-            av: wr.ah,
-            op: wr.op,
-            flags: wr.flags.difference(SendFlags::INLINE),
-            num_sge: 0,
-        };
+        let wqe = wr.wqe();
         if wr.flags.contains(SendFlags::INLINE) && !wr.op.is_read_like() && !wr.op.is_local() {
             // SAFETY: the program vouches for what it posts, as on any card (ibv_post_send(3)).
             Ok(unsafe { producer.push_inline(wqe, wr.sges) }?)
@@ -165,7 +173,7 @@ impl Drop for RecvPoster<'_> {
 
 /// IBTA 9.2.1 table 38: what each transport carries.
 #[inline]
-fn offered(qp_type: QpType, op: SendOp) -> bool {
+pub(crate) fn offered(qp_type: QpType, op: SendOp) -> bool {
     match qp_type {
         QpType::Rc | QpType::XrcSend => true,
         QpType::XrcRecv => false,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::{Access, Mtu, Psn, QpState, QpType, Qpn, SrqId};
-use starverbs_rings::{RecvSize, SendSize, WorkRings};
+use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 
 use crate::ah::AhAttr;
 use crate::card::{Card, Shard};
@@ -16,6 +16,7 @@ use crate::events::Event;
 use crate::pd::Pd;
 use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
+use crate::wr::SendBatch;
 
 /// What a QP is to be: `struct ibv_qp_init_attr`.
 #[derive(Clone, Copy)]
@@ -108,7 +109,7 @@ impl Qp {
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
         let card = pd.context().card()?;
         check_caps(init)?;
-        let rings = rings(init).ok_or(VerbsError::NoMemory("queue pair"))?;
+        let rings = rings(init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
         // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
         let sq = unsafe { rings.card_sq() };
         let rq = match init.srq {
@@ -238,6 +239,13 @@ impl Qp {
         SendPoster::new(&self.0)
     }
 
+    /// Locks the send queue for work requests that are built in place: `ibv_wr_start`. `ops` are the operations
+    /// that the QP was made for, of `send_ops_offered`.
+    #[inline]
+    pub fn start(&self, ops: u64) -> SendBatch<'_> {
+        SendBatch::new(&self.0, ops)
+    }
+
     /// Locks the receive queue for posting.
     #[inline]
     pub fn post_recv(&self) -> RecvPoster<'_> {
@@ -361,7 +369,7 @@ fn check_caps(init: &QpInit<'_>) -> Result<()> {
 }
 
 /// The rings of a QP; no receive queue for one that takes from SRQs, or never receives.
-fn rings(init: &QpInit<'_>) -> Option<WorkRings> {
+fn rings(init: &QpInit<'_>, memory: ProgramMemory) -> Option<WorkRings> {
     let send = SendSize {
         max_wr: init.max_send_wr.max(1),
         max_sge: init.max_send_sge.max(1) as u16,
@@ -369,7 +377,7 @@ fn rings(init: &QpInit<'_>) -> Option<WorkRings> {
     };
     let recv = RecvSize { max_wr: init.max_recv_wr.max(1), max_sge: init.max_recv_sge.max(1) as u16 };
     let own = init.srq.is_none() && !init.qp_type.is_xrc();
-    WorkRings::new(Some(send), own.then_some(recv))
+    WorkRings::new(Some(send), own.then_some(recv), memory)
 }
 
 /// Claims another block of QPNs when the card has none left.

@@ -69,7 +69,7 @@ impl Srq {
             return Err(VerbsError::Invalid("shared receive queue attributes"));
         }
         let size = RecvSize { max_wr, max_sge: max_sge.max(1) as u16 };
-        let rings = WorkRings::new(None, Some(size)).ok_or(VerbsError::NoMemory("SRQ"))?;
+        let rings = WorkRings::new(None, Some(size), pd.memory()).ok_or(VerbsError::NoMemory("SRQ"))?;
         // SAFETY: the one card half, used under the card's lock.
         let half = unsafe { rings.card_rq() };
         let id = card.with(|shard, _| match xrc {

@@ -1,0 +1,183 @@
+//! Work requests built in place: `ibv_wr_start` to `ibv_wr_complete` (ibv_wr_post(3)).
+//!
+//! A batch holds the send queue's lock and fills slots of the ring; the card sees nothing before it is complete, and
+//! then gets one doorbell. Owns the rule that a failure is told at the end, and that then nothing is posted.
+
+use starverbs_core::{AvId, QpType, SendFlags, SendOp, SendWqe, Sge};
+use starverbs_rings::SendProducer;
+
+use crate::error::{Result, VerbsError};
+use crate::post::offered;
+use crate::qp::QpInner;
+
+/// What an `IBV_QP_EX_WITH_*` flag stands for.
+const fn flag(op: SendOp) -> u64 {
+    match op {
+        SendOp::Write => 1,
+        SendOp::WriteImm => 1 << 1,
+        SendOp::Send => 1 << 2,
+        SendOp::SendImm => 1 << 3,
+        SendOp::Read => 1 << 4,
+        SendOp::CmpSwap => 1 << 5,
+        SendOp::FetchAdd => 1 << 6,
+        SendOp::LocalInv => 1 << 7,
+        SendOp::BindMw => 1 << 8,
+        SendOp::SendInv => 1 << 9,
+    }
+}
+
+/// The operations that a QP of this type may be made for, as `IBV_QP_EX_WITH_*` flags.
+pub fn send_ops_offered(qp_type: QpType) -> u64 {
+    let ops = (0..32).filter_map(SendOp::from_code);
+    ops.filter(|op| offered(qp_type, *op)).fold(0, |flags, op| flags | flag(op))
+}
+
+const UNADDRESSED: VerbsError = VerbsError::Invalid("a work request without its address or SRQ number");
+const DATALESS: VerbsError = VerbsError::Invalid("data for an operation that has none");
+
+/// Work requests in the making, with the send queue locked. Dropping it forgets them.
+pub struct SendBatch<'a> {
+    qp: &'a QpInner,
+    producer: SendProducer<'a>,
+    ops: u64,
+    /// The first thing that went wrong.
+    error: Option<VerbsError>,
+    /// The last work request needs an address, or the number of an XRC SRQ, and has none yet.
+    unaddressed: bool,
+}
+
+impl<'a> SendBatch<'a> {
+    #[inline]
+    pub(crate) fn new(qp: &'a QpInner, ops: u64) -> Self {
+        let producer = qp.rings.send_producer();
+        let error = match qp.pd.context().card() {
+            Err(error) => Some(error),
+            Ok(_) if !qp.may_send() => Some(VerbsError::Invalid("the QP is not ready to send")),
+            Ok(_) => None,
+        };
+        SendBatch { qp, producer, ops, error, unaddressed: false }
+    }
+
+    /// Begins a work request; of its flags, INLINE follows from the data.
+    #[inline]
+    pub fn begin(&mut self, wqe: SendWqe) {
+        if self.error.is_some() {
+            return;
+        }
+        if self.unaddressed {
+            return self.fail(UNADDRESSED);
+        }
+        if self.ops & flag(wqe.op) == 0 {
+            return self.fail(VerbsError::Invalid("an operation that the QP was not made for"));
+        }
+        let xrc = self.qp.qp_type == QpType::XrcSend && !wqe.op.is_local();
+        self.unaddressed = xrc || self.qp.qp_type == QpType::Ud;
+        let flags = wqe.flags.difference(SendFlags::INLINE);
+        if let Err(error) = self.producer.begin(SendWqe { flags, ..wqe }) {
+            self.fail(error.into());
+        }
+    }
+
+    /// `ibv_wr_set_sge_list`: local memory of the last work request.
+    #[inline]
+    pub fn set_sges(&mut self, sges: &[Sge]) {
+        if self.is_local() {
+            self.fail(DATALESS);
+        }
+        if self.error.is_none()
+            && let Err(error) = self.producer.set_sges(sges)
+        {
+            self.fail(error.into());
+        }
+    }
+
+    /// `ibv_wr_set_inline_data_list`: takes the data of the last work request now, from (address, length).
+    ///
+    /// # Safety
+    /// Each piece with a length other than 0 must be readable memory.
+    #[inline]
+    pub unsafe fn set_inline(&mut self, pieces: impl Iterator<Item = (*const u8, usize)> + Clone) {
+        if self.error.is_some() {
+            return;
+        }
+        if self.producer.last().is_some_and(|wqe| wqe.op.is_read_like()) {
+            return self.fail(VerbsError::Invalid("inline data for an operation that brings data"));
+        }
+        if self.is_local() {
+            return self.fail(DATALESS);
+        }
+        // SAFETY: the caller's terms.
+        if let Err(error) = unsafe { self.producer.set_inline(pieces) } {
+            self.fail(error.into());
+        }
+    }
+
+    /// `ibv_wr_set_ud_addr`: where the last work request goes.
+    #[inline]
+    pub fn set_ud_addr(&mut self, ah: AvId, remote_qpn: u32, qkey: u32) {
+        match self.producer.last() {
+            _ if self.qp.qp_type != QpType::Ud => {
+                self.fail(VerbsError::Invalid("an address on a connected QP"))
+            }
+            Some(wqe) => {
+                (wqe.av, wqe.remote_qpn, wqe.qkey) = (ah, remote_qpn, qkey);
+                self.unaddressed = false;
+            }
+            None => self.fail(VerbsError::Invalid("an address for a work request that was not begun")),
+        }
+    }
+
+    /// `ibv_wr_set_xrc_srqn`: which SRQ of the peer's XRC domain the last work request is for.
+    #[inline]
+    pub fn set_xrc_srqn(&mut self, srqn: u32) {
+        match self.producer.last() {
+            _ if self.qp.qp_type != QpType::XrcSend => {
+                self.fail(VerbsError::Invalid("an SRQ number on a QP that is not XRC"))
+            }
+            Some(wqe) => {
+                wqe.remote_qpn = srqn;
+                self.unaddressed = false;
+            }
+            None => self.fail(VerbsError::Invalid("an SRQ number for a work request that was not begun")),
+        }
+    }
+
+    fn is_local(&mut self) -> bool {
+        self.producer.last().is_some_and(|wqe| wqe.op.is_local())
+    }
+
+    /// Notes that a work request cannot be built: the whole batch fails.
+    #[cold]
+    pub fn fail(&mut self, error: VerbsError) {
+        self.error.get_or_insert(error);
+    }
+
+    /// `ibv_wr_complete`: posts the work requests, and rings the doorbell once.
+    ///
+    /// # Errors
+    /// The first failure since the start; nothing is posted then. ENOMEM: the queue is full. EINVAL: the QP cannot send
+    /// yet, was not made for an operation, too many SGEs or inline bytes, a datagram without address. EOPNOTSUPP:
+    /// an operation that the card does not have. EIO in a forked child.
+    #[inline]
+    pub fn complete(mut self) -> Result<()> {
+        if self.unaddressed {
+            self.fail(UNADDRESSED);
+        }
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        let qp = self.qp;
+        if self.producer.publish() > 0 {
+            drop(self);
+            qp.pd.context().card()?.ring(qp.qpn);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SendBatch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.producer.abort();
+    }
+}
