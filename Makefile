@@ -10,6 +10,7 @@ help:
 	@echo 'make test         install what is missing, build, run the whole suite'
 	@echo 'make build        dist/lib/libibverbs.so.1, dist/lib/libstarverbs.so, dist/bin/starverbs'
 	@echo 'make conformance  every case of others'"'"' programs; writes docs/conformance.md'
+	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
@@ -38,6 +39,11 @@ conformance:
 	@tools/scripts/packages.sh test
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-conformance -- --full --table docs/conformance.md
+
+pyverbs:
+	@tools/scripts/packages.sh test
+	@$(MAKE) --no-print-directory build
+	tests/pyverbs/run.py --table docs/pyverbs.md dist/lib
 
 bench:
 	@tools/scripts/packages.sh bench

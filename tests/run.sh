@@ -38,6 +38,12 @@ else
     skip "others' programs" "ibverbs-utils or perftest is not installed"
 fi
 
+if [[ -e /usr/lib/python3/dist-packages/pyverbs && -e /usr/share/doc/rdma-core/tests ]]; then
+    part "rdma-core's own tests" tests/pyverbs/run.py dist/lib
+else
+    skip "rdma-core's own tests" "python3-pyverbs or rdma-core is not installed, or without its documentation"
+fi
+
 if ! cargo +nightly --version >/dev/null 2>&1 || ! command -v cargo-fuzz >/dev/null; then
     skip "fuzzing" "needs a nightly toolchain and cargo-fuzz; see \`make fuzz\`"
 else

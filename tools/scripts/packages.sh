@@ -10,6 +10,8 @@ declare -A package_of=(
 )
 demo=(cc ibv_devinfo ib_send_lat)
 headers=/usr/include/infiniband/verbs.h
+pyverbs=/usr/lib/python3/dist-packages/pyverbs
+rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" ip tshark nm runuser) ;;
@@ -28,6 +30,8 @@ for command in "${commands[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
 done
 [[ $1 != test || -e $headers ]] || missing+=(libibverbs-dev)
+[[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
+[[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
 ((${#missing[@]})) || exit 0
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
 

@@ -1,0 +1,123 @@
+#!/usr/bin/python3
+"""Runs rdma-core's own tests (pyverbs), as Debian ships them, on the card, and tabulates what came of each.
+
+usage: run.py [--table FILE] [--only TEXT] LIBRARY_DIRECTORY
+
+Needs the packages python3-pyverbs and rdma-core. Tests of other makers' cards (mlx5, efa) are left out. Fails if a test
+fails, or if none passes. It must not know the library's inside, nor change the tests.
+"""
+
+import argparse
+import gzip
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SHIPPED = pathlib.Path("/usr/share/doc/rdma-core/tests")
+OTHER_CARDS = ("mlx5", "efa")
+# Longest a whole run may take, seconds.
+LIMIT = 300
+
+
+def unpack(to):
+    """Copies the tests to the folder `to`, as far as they are for any card."""
+    to.mkdir()
+    for file in sorted(SHIPPED.iterdir()):
+        name = file.name.removesuffix(".gz")
+        if name.startswith("test_") and any(card in name for card in OTHER_CARDS):
+            continue
+        data = file.read_bytes()
+        (to / name).write_bytes(gzip.decompress(data) if file.suffix == ".gz" else data)
+
+
+class Notes(unittest.TestResult):
+    """What came of each test: (name, verdict, reason)."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def note(self, test, verdict, reason=""):
+        self.rows.append((test.id().removeprefix("tests."), verdict, " ".join(reason.split())))
+        print(f"{verdict:<7} {self.rows[-1][0]}   {self.rows[-1][2]}", flush=True)
+
+    def addSuccess(self, test):
+        self.note(test, "passed")
+
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        self.note(test, "skipped", reason)
+
+    def addFailure(self, test, err):
+        super().addFailure(test, err)
+        self.note(test, "FAILED", str(err[1]))
+        print(self.failures[-1][1])
+
+    def addError(self, test, err):
+        super().addError(test, err)
+        self.note(test, "ERROR", str(err[1]))
+        print(self.errors[-1][1])
+
+
+def run_here(folder, only):
+    """Runs the tests in this process, which has the library under test; gives the notes."""
+    sys.path[:0] = [str(folder), str(folder.parent)]
+    sys.argv[1:] = []
+    from args_parser import parser
+
+    parser.parse_args()
+    import tests
+
+    def each(suite):
+        for test in suite:
+            yield from each(test) if isinstance(test, unittest.TestSuite) else [test]
+
+    notes = Notes()
+    found = unittest.defaultTestLoader.loadTestsFromModule(tests)
+    unittest.TestSuite(test for test in each(found) if only in test.id()).run(notes)
+    return notes
+
+
+def table(rows):
+    """The rows as Markdown."""
+    counts = {verdict: sum(row[1] == verdict for row in rows) for verdict in ("passed", "skipped", "FAILED", "ERROR")}
+    out = ["# rdma-core's own tests on the card", "",
+           "Written by `make pyverbs` (tests/pyverbs); do not edit. The tests are those of Debian's rdma-core and python3-pyverbs, without",
+           "those for other makers' cards.", "",
+           ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number) + f", of {len(rows)}.", "",
+           "| why skipped | tests |", "|---|--:|"]
+    reasons = [row[2] for row in rows if row[1] == "skipped"]
+    for reason in sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason)):
+        out.append(f"| {reason} | {reasons.count(reason)} |")
+    out += ["", "| test | | |", "|---|---|---|"]
+    out += [f"| {name} | {verdict} | {reason} |" for name, verdict, reason in sorted(rows)]
+    return "\n".join(out) + "\n"
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--table", type=pathlib.Path)
+    args.add_argument("--only", default="")
+    args.add_argument("library", type=pathlib.Path)
+    args = args.parse_args()
+    library = str(args.library.resolve())
+    if os.environ.get("LD_LIBRARY_PATH") != library:
+        # The loader reads it at the start of a process only.
+        environment = dict(os.environ, LD_LIBRARY_PATH=library, PYTHONDONTWRITEBYTECODE="1")
+        return subprocess.run([sys.executable, *sys.argv], env=environment, timeout=LIMIT).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        tests = pathlib.Path(folder) / "tests"
+        unpack(tests)
+        notes = run_here(tests, args.only)
+    if args.table and not args.only:
+        args.table.write_text(table(notes.rows))
+    passed = sum(row[1] == "passed" for row in notes.rows)
+    print(f"pyverbs: {passed} passed, {len(notes.skipped)} skipped, {len(notes.failures) + len(notes.errors)} failed")
+    return 0 if notes.wasSuccessful() and passed > 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
