@@ -23,6 +23,7 @@ mod handover;
 pub mod host;
 mod inbox;
 mod pcap;
+mod probe;
 mod registry;
 mod socket;
 mod sockopt;
@@ -48,7 +49,8 @@ pub use udp_tx::Tx;
 #[cfg(fuzzing)]
 pub fn read_messages(bytes: &[u8]) {
     let _ = control::decode(bytes);
-    let _ = steer::Probe::decode(bytes);
+    let _ = probe::Probe::decode(bytes);
+    let _ = probe::decode_check(bytes);
 }
 
 /// Most addresses a port may have: a GID index is a byte.

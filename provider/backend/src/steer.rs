@@ -4,7 +4,9 @@
 //! socket into the place of one that closes. So it is found by probing: a probe is a datagram to the port whose
 //! op-code no QP uses, and which the program delivers to the index it carries; the receiver answers with its blocks through
 //! the prober's unix socket. Whoever learns something new attaches the next program. Nothing depends on anyone's
-//! answering: frames that come to the wrong process are handed on.
+//! answering: frames that come to the wrong process are handed on. One that does not run (stopped in a debugger, paused with
+//! its container) hands on nothing and notices nothing, so each process that is not alone checks now and then that
+//! what is sent to its QPNs reaches it.
 //!
 //! Owns probes and the program. It must not receive: [`crate::Rx`] does, and passes on what concerns steering.
 
@@ -14,12 +16,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use starverbs_core::{Nanos, QPN_BLOCK_SHIFT, QPN_MASK};
 
 use crate::control::Answer;
+use crate::probe::{PROBE_OPCODE, Probe, encode_check};
 use crate::sockopt;
-
-/// Op-code of a probe: of those that IBTA 9.2.1 leaves to manufacturers (0xc0 to 0xff).
-pub(crate) const PROBE_OPCODE: u8 = 0xfe;
-const PROBE_MAGIC: [u8; 8] = *b"svprobe1";
-const PROBE_LEN: usize = 28;
 
 const MS: Nanos = 1_000_000;
 /// How long a round waits for answers: a process that is stopped gives none, one that waits for its CPU is late. What a
@@ -27,6 +25,8 @@ const MS: Nanos = 1_000_000;
 const PATIENCE: Nanos = 100 * MS;
 /// Least time between two rounds.
 const PAUSE: Nanos = 50 * MS;
+/// Time between two checks.
+const CHECK: Nanos = 1000 * MS;
 /// Most time between two rounds while somebody does not answer.
 const LONG_PAUSE: Nanos = 1600 * MS;
 /// Frames steered wrongly before a round begins.
@@ -35,37 +35,6 @@ const WRONG: u32 = 4;
 const FIRST_WAVE: u32 = 16;
 /// Most members that steering covers; jumps in the program allow some more.
 const MOST: u32 = 1024;
-
-/// What a probe asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Probe {
-    pub(crate) index: u32,
-    pub(crate) nonce: u32,
-    pub(crate) reply_block: u32,
-}
-
-impl Probe {
-    fn encode(self) -> [u8; PROBE_LEN] {
-        let mut out = [0; PROBE_LEN];
-        out[0] = PROBE_OPCODE;
-        out[8..12].copy_from_slice(&self.index.to_be_bytes());
-        out[12..16].copy_from_slice(&self.nonce.to_be_bytes());
-        out[16..20].copy_from_slice(&self.reply_block.to_be_bytes());
-        out[20..28].copy_from_slice(&PROBE_MAGIC);
-        out
-    }
-
-    /// Reads a probe; `None` if the datagram is none.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Probe> {
-        let bytes: &[u8; PROBE_LEN] = bytes.try_into().ok()?;
-        let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        (bytes[0] == PROBE_OPCODE && bytes[20..28] == PROBE_MAGIC).then(|| Probe {
-            index: number(8),
-            nonce: number(12),
-            reply_block: number(16),
-        })
-    }
-}
 
 /// A member of the group, as far as known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,31 +58,6 @@ impl Round {
     }
 }
 
-/// Probes that came to this process and wait for their common answer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    /// The probe with the lowest index
-    pub(crate) probe: Probe,
-    /// How many there were
-    pub(crate) count: u32,
-}
-
-impl Asked {
-    /// Adds a probe to those that wait; gives those that can wait no longer, as they are of another round.
-    pub(crate) fn add(waiting: &mut Option<Asked>, probe: Probe) -> Option<Asked> {
-        match waiting {
-            Some(asked)
-                if (asked.probe.nonce, asked.probe.reply_block) == (probe.nonce, probe.reply_block) =>
-            {
-                asked.probe.index = asked.probe.index.min(probe.index);
-                asked.count += 1;
-                None
-            }
-            _ => waiting.replace(Asked { probe, count: 1 }),
-        }
-    }
-}
-
 /// This process's part in steering.
 pub(crate) struct Steering {
     port: u16,
@@ -126,6 +70,14 @@ pub(crate) struct Steering {
     pause: Nanos,
     next: Nanos,
     members: Vec<Member>,
+    /// Other processes use the port
+    company: bool,
+    /// A check is under way
+    checking: bool,
+    /// Its number, or that of the last
+    check_nonce: u32,
+    /// When the next check begins, or the one under way has failed
+    check_at: Nanos,
 }
 
 impl Steering {
@@ -142,6 +94,10 @@ impl Steering {
             pause: PAUSE,
             next: 0,
             members: Vec::new(),
+            company: false,
+            checking: false,
+            check_nonce: sockopt::random() as u32,
+            check_at: 0,
         }
     }
 
@@ -154,7 +110,23 @@ impl Steering {
     /// From here on another clock is used.
     pub(crate) fn restart_clock(&mut self) {
         self.next = 0;
+        self.check_at = 0;
+        self.checking = false;
         self.wanted |= self.round.take().is_some();
+    }
+
+    /// Another process probed.
+    pub(crate) fn was_asked(&mut self) {
+        self.company = true;
+    }
+
+    /// A check came back, by the wire or handed on.
+    pub(crate) fn checked(&mut self, nonce: u32, by_wire: bool) {
+        if nonce == self.check_nonce && self.checking {
+            self.checking = false;
+            self.check_at += CHECK;
+            self.wanted |= !by_wire;
+        }
     }
 
     /// The first frame of a delivery belonged to another process that lives.
@@ -173,8 +145,15 @@ impl Steering {
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         match &self.round {
             Some(round) => Some(round.deadline),
-            None => self.wanted.then_some(self.next),
+            None if self.wanted => Some(self.next),
+            None => self.company.then_some(self.check_at),
         }
+    }
+
+    /// Whether [`Steering::step`] has something to do.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Nanos) -> bool {
+        self.busy() || (self.company && now >= self.check_at)
     }
 
     /// Takes an answer to a probe.
@@ -192,11 +171,12 @@ impl Steering {
         }
     }
 
-    /// Goes on: begins a round that is due, ends one that has its answers or is out of patience, and then attaches the
+    /// Goes on: begins a check or a round that is due, ends one that has its answers or is out of patience, and then attaches the
     /// program to `group`, a socket of it.
     pub(crate) fn step(&mut self, now: Nanos, group: &OwnedFd, reply_block: u32) {
         match &mut self.round {
             None if self.wanted && now >= self.next => self.begin(now, reply_block),
+            None if !self.wanted && self.company && now >= self.check_at => self.check(now, reply_block),
             None => {}
             Some(round) => {
                 let all = round.answered() >= round.sent;
@@ -223,24 +203,34 @@ impl Steering {
         self.send(0, FIRST_WAVE, self.nonce, reply_block);
     }
 
+    /// Begins a check, or finds that the one under way has failed.
+    fn check(&mut self, now: Nanos, block: u32) {
+        if self.checking {
+            self.checking = false;
+            self.wanted = true;
+            return;
+        }
+        self.checking = true;
+        self.check_at = now + PATIENCE;
+        self.check_nonce = self.check_nonce.wrapping_add(1);
+        self.send_one(&encode_check(block, self.check_nonce));
+    }
+
     fn send(&self, from: u32, to: u32, nonce: u32, reply_block: u32) {
-        let Some(socket) = &self.probes else { return };
         for index in from..to {
-            let bytes = Probe { index, nonce, reply_block }.encode();
-            let address = loopback(self.port);
-            // A probe that is lost is one that nobody answers.
-            // SAFETY: pointers and lengths describe `bytes` and `address`, alive across the call.
-            unsafe {
-                let (to, len) = (std::ptr::from_ref(&address).cast(), std::mem::size_of_val(&address) as u32);
-                libc::sendto(
-                    socket.as_raw_fd(),
-                    bytes.as_ptr().cast(),
-                    bytes.len(),
-                    libc::MSG_DONTWAIT,
-                    to,
-                    len,
-                );
-            }
+            self.send_one(&Probe { index, nonce, reply_block }.encode());
+        }
+    }
+
+    /// Sends to the port. What is lost is what nobody answers.
+    fn send_one(&self, bytes: &[u8]) {
+        let Some(socket) = &self.probes else { return };
+        let address = loopback(self.port);
+        let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
+        // SAFETY: pointers and lengths describe `bytes` and `address`, alive across the call.
+        unsafe {
+            let (to, len) = (std::ptr::from_ref(&address).cast(), std::mem::size_of_val(&address) as u32);
+            libc::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, to, len);
         }
     }
 
@@ -249,6 +239,8 @@ impl Steering {
         let silent = round.answered() < round.sent;
         self.pause = if silent { (self.pause * 2).min(LONG_PAUSE) } else { PAUSE };
         self.next = now + self.pause;
+        self.check_at = now + CHECK;
+        self.company = round.answers.iter().any(|a| a.token != self.token);
         if !round.answers.iter().any(|a| a.token == self.token) {
             // Our own socket did not get its probe: the group had no program yet. Now it has one that knows probes.
             self.wanted = true;
@@ -353,27 +345,6 @@ mod tests {
 
     fn member(index: u32, token: u64) -> Member {
         Member { token, index, blocks: vec![token as u16] }
-    }
-
-    #[test]
-    fn probes_come_back_as_they_were() {
-        let probe = Probe { index: 3, nonce: 4, reply_block: 5 };
-        assert_eq!(Probe::decode(&probe.encode()), Some(probe));
-        assert_eq!(Probe::decode(&probe.encode()[1..]), None);
-        let mut foreign = probe.encode();
-        foreign[27] ^= 1;
-        assert_eq!(Probe::decode(&foreign), None);
-    }
-
-    #[test]
-    fn probes_of_a_round_are_answered_together() {
-        let probe = |index, nonce| Probe { index, nonce, reply_block: 5 };
-        let mut waiting = None;
-        assert!(Asked::add(&mut waiting, probe(3, 1)).is_none());
-        assert!(Asked::add(&mut waiting, probe(2, 1)).is_none());
-        let full = Asked::add(&mut waiting, probe(0, 2)).expect("another round");
-        assert_eq!((full.probe, full.count), (probe(2, 1), 2));
-        assert_eq!(waiting.map(|w| w.count), Some(1));
     }
 
     #[test]

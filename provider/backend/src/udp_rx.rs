@@ -9,17 +9,18 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_difference};
-use starverbs_core::{Counters, FrameMeta, Gid, Nanos, QPN_BLOCK_SHIFT, Qpn};
+use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, Qpn};
 use starverbs_settings::Settings;
 
 use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
 use crate::handover::{Handover, Passed};
 use crate::inbox::Inbox;
 use crate::pcap::Capture;
+use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
 use crate::registry::QpnBlock;
 use crate::socket::open_wire;
 use crate::sockopt;
-use crate::steer::{Asked, PROBE_OPCODE, Probe, Steering};
+use crate::steer::Steering;
 use crate::{BackendError, registry};
 
 /// BTH and ICRC: no frame is shorter.
@@ -286,7 +287,19 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             if good {
                 return Some(found);
             }
-            self.counters.drop_icrc.inc();
+            self.bad(&cursor, from);
+        }
+    }
+
+    /// Deals with what lies at `from` of the cursor's datagram, for this process and without a good ICRC.
+    #[cold]
+    fn bad(&mut self, cursor: &Cursor, from: usize) {
+        let by_wire = cursor.origin == Origin::Wire;
+        let inbox = if by_wire { &self.wire_inbox } else { &self.block_inbox };
+        let bytes = &inbox.bytes(cursor.slot)[from..cursor.at];
+        match decode_check(bytes).filter(|_| is_own_host(&cursor.meta)) {
+            Some(nonce) => self.steering.checked(nonce, by_wire),
+            None => self.counters.drop_icrc.inc(),
         }
     }
 
@@ -411,6 +424,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         if self.is_local(reply_block) {
             self.steering.answer(answer);
         } else {
+            self.steering.was_asked();
             self.handover.pass(reply_block, &control::encode_answer(&answer), &[]);
         }
     }
@@ -437,7 +451,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             self.steering.changed();
         }
         if let (Some(wire), Some(block)) = (&self.wire, self.blocks.first())
-            && self.steering.busy()
+            && self.steering.is_due(now)
         {
             self.steering.step(now, wire, block.number());
             if self.steering.busy() {
@@ -493,10 +507,4 @@ impl<C: Deref<Target = Counters>> std::fmt::Debug for Rx<C> {
 #[inline]
 fn qpn(frame: &[u8]) -> Qpn {
     u32::from_be_bytes([0, frame[5], frame[6], frame[7]])
-}
-
-/// Whether both ends are loopback, so that nobody else can have sent it.
-fn is_own_host(meta: &FrameMeta) -> bool {
-    const LOOPBACK: Gid = Gid::from_ipv4([127, 0, 0, 1]);
-    meta.src == LOOPBACK && meta.dst == LOOPBACK
 }

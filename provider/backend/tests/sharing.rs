@@ -131,6 +131,37 @@ fn a_member_that_does_not_read_disturbs_the_others_no_longer_than_they_need_to_n
     settles(&mut [&mut a, &mut b, &mut stopped]);
 }
 
+/// Sends a frame to `qpn` of the port from a source of its own, as steering by hash goes by the source.
+fn send_from_anywhere(port: u16, qpn: u32) {
+    let sender = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let sport = sender.local_addr().expect("bound").port();
+    let mut frame = bth(qpn).to_vec();
+    frame.extend(icrc_v4([127, 0, 0, 1], [127, 0, 0, 1], sport, port, 0, &frame));
+    sender.send_to(&frame, ("127.0.0.1", port)).expect("sent");
+}
+
+#[test]
+fn a_death_is_noticed_though_whoever_gets_the_frames_now_does_not_run() {
+    const FRAMES: usize = 16;
+    let port = free_port();
+    let (mut dying, mut stopped, mut last) = (Node::new(port), Node::new(port), Node::new(port));
+    settles(&mut [&mut dying, &mut stopped, &mut last]);
+    drop(dying);
+    // The last one has the first place now; its frames go to where it was, which is to either by hash.
+    for _ in 0..200 {
+        last.got.clear();
+        (0..FRAMES).for_each(|_| send_from_anywhere(port, last.qpn(7)));
+        for _ in 0..50 {
+            last.poll();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if last.got.len() == FRAMES {
+            return;
+        }
+    }
+    panic!("frames still go to who does not run: {:?}", last.counters);
+}
+
 #[test]
 fn who_leaves_hands_on_what_it_has_not_read() {
     let port = free_port();
@@ -140,11 +171,7 @@ fn who_leaves_hands_on_what_it_has_not_read() {
     // block's socket takes ten messages unread, so few must wait.
     let mut sent = 0usize;
     while sent - heir.got.len() < 5 {
-        let sender = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-        let sport = sender.local_addr().expect("bound").port();
-        let mut frame = bth(heir.qpn(1)).to_vec();
-        frame.extend(icrc_v4([127, 0, 0, 1], [127, 0, 0, 1], sport, port, 0, &frame));
-        sender.send_to(&frame, ("127.0.0.1", port)).expect("sent");
+        send_from_anywhere(port, heir.qpn(1));
         sent += 1;
         heir.poll();
         assert!(sent < 1000, "the leaver gets nothing: this test shows nothing");

@@ -2,7 +2,7 @@
 //!
 //! It decides by itself in which of two modes it is.
 //! - Armed: it sleeps in `poll(2)` on the port's descriptors until the next timer, and runs the card when
-//!   something arrives. With nothing to do it sleeps for ever.
+//!   something arrives. With nothing to do, and alone on the port, it sleeps for ever.
 //! - Watching: the program polls, so that waking for its frames is a waste and a quarrel over CPU and
 //!   lock. It looks once a tick whether the program still does, and arms itself if not.
 //!
