@@ -27,6 +27,8 @@ const PATIENCE: Nanos = 100 * MS;
 const PAUSE: Nanos = 50 * MS;
 /// Time between two checks.
 const CHECK: Nanos = 1000 * MS;
+/// Datagrams of a check, each from a port of its own: where the program names no socket, the source decides.
+const CHECKS: u32 = 4;
 /// Most time between two rounds while somebody does not answer.
 const LONG_PAUSE: Nanos = 1600 * MS;
 /// Frames steered wrongly before a round begins.
@@ -72,8 +74,8 @@ pub(crate) struct Steering {
     members: Vec<Member>,
     /// Other processes use the port
     company: bool,
-    /// A check is under way
-    checking: bool,
+    /// Datagrams of the check under way that have not come back
+    checking: u32,
     /// Its number, or that of the last
     check_nonce: u32,
     /// When the next check begins, or the one under way has failed
@@ -95,7 +97,7 @@ impl Steering {
             next: 0,
             members: Vec::new(),
             company: false,
-            checking: false,
+            checking: 0,
             check_nonce: sockopt::random() as u32,
             check_at: 0,
         }
@@ -111,7 +113,7 @@ impl Steering {
     pub(crate) fn restart_clock(&mut self) {
         self.next = 0;
         self.check_at = 0;
-        self.checking = false;
+        self.checking = 0;
         self.wanted |= self.round.take().is_some();
     }
 
@@ -120,12 +122,15 @@ impl Steering {
         self.company = true;
     }
 
-    /// A check came back, by the wire or handed on.
+    /// A datagram of a check came back, by the wire or handed on.
     pub(crate) fn checked(&mut self, nonce: u32, by_wire: bool) {
-        if nonce == self.check_nonce && self.checking {
-            self.checking = false;
+        if nonce != self.check_nonce || self.checking == 0 {
+            return;
+        }
+        self.wanted |= !by_wire;
+        self.checking -= 1;
+        if self.checking == 0 {
             self.check_at += CHECK;
-            self.wanted |= !by_wire;
         }
     }
 
@@ -205,26 +210,27 @@ impl Steering {
 
     /// Begins a check, or finds that the one under way has failed.
     fn check(&mut self, now: Nanos, block: u32) {
-        if self.checking {
-            self.checking = false;
+        if self.checking > 0 {
+            self.checking = 0;
             self.wanted = true;
             return;
         }
-        self.checking = true;
+        self.checking = CHECKS;
         self.check_at = now + PATIENCE;
         self.check_nonce = self.check_nonce.wrapping_add(1);
-        self.send_one(&encode_check(block, self.check_nonce));
+        let bytes = encode_check(block, self.check_nonce);
+        (0..CHECKS).filter_map(|_| probe_socket()).for_each(|from| self.send_one(&from, &bytes));
     }
 
     fn send(&self, from: u32, to: u32, nonce: u32, reply_block: u32) {
+        let Some(socket) = &self.probes else { return };
         for index in from..to {
-            self.send_one(&Probe { index, nonce, reply_block }.encode());
+            self.send_one(socket, &Probe { index, nonce, reply_block }.encode());
         }
     }
 
     /// Sends to the port. What is lost is what nobody answers.
-    fn send_one(&self, bytes: &[u8]) {
-        let Some(socket) = &self.probes else { return };
+    fn send_one(&self, socket: &OwnedFd, bytes: &[u8]) {
         let address = loopback(self.port);
         let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
         // SAFETY: pointers and lengths describe `bytes` and `address`, alive across the call.

@@ -167,13 +167,13 @@ fn who_leaves_hands_on_what_it_has_not_read() {
     let port = free_port();
     let leaver = Node::new(port);
     let mut heir = Node::new(port);
-    // The leaver did not read, so that steering does not know the heir yet: its frames go to either, by their source. A
-    // block's socket takes ten messages unread, so few must wait.
+    // Steering does not know the heir before its round ends: its frames go to either, by their source. A block's socket
+    // takes ten messages unread, so few must wait.
     let mut sent = 0usize;
     while sent - heir.got.len() < 5 {
         send_from_anywhere(port, heir.qpn(1));
         sent += 1;
-        heir.poll();
+        heir.take();
         assert!(sent < 1000, "the leaver gets nothing: this test shows nothing");
     }
     drop(leaver);

@@ -49,17 +49,8 @@ impl From<Result<String, String>> for Verdict {
     }
 }
 
-/// A case of its own kind: what it does, and what came of it.
-type Special = dyn Fn(&mut World, Net) -> Verdict;
-
 /// What a case does.
-#[derive(Clone)]
-pub(crate) enum Body {
-    /// A server and a client of one program.
-    Pair(Box<Pair>),
-    /// Something of its own.
-    Special(Rc<Special>),
-}
+type Body = Rc<dyn Fn(&mut World, Net) -> Verdict>;
 
 /// One thing to try, in one or several nets.
 #[derive(Clone)]
@@ -72,13 +63,15 @@ pub(crate) struct Case {
     pub nets: &'static [Net],
     /// The nets in which it belongs to the quick set.
     pub quick: &'static [Net],
-    pub body: Body,
+    body: Body,
 }
 
 impl Case {
     /// A server and a client, named after their command.
     pub(crate) fn pair(group: &'static str, nets: &'static [Net], pair: Pair) -> Case {
-        Case { group, name: pair.title(), nets, quick: &[], body: Body::Pair(Box::new(pair)) }
+        let name = pair.title();
+        let body = Rc::new(move |world: &mut World, net| pair.run(world, net).into());
+        Case { group, name, nets, quick: &[], body }
     }
 
     /// Something of its own.
@@ -88,7 +81,7 @@ impl Case {
         nets: &'static [Net],
         body: impl Fn(&mut World, Net) -> Verdict + 'static,
     ) -> Case {
-        Case { group, name: name.to_owned(), nets, quick: nets, body: Body::Special(Rc::new(body)) }
+        Case { group, name: name.to_owned(), nets, quick: nets, body: Rc::new(body) }
     }
 
     /// The same, in the quick set for `nets`.
@@ -102,9 +95,6 @@ impl Case {
     }
 
     pub(crate) fn run(&self, world: &mut World, net: Net) -> Verdict {
-        match &self.body {
-            Body::Pair(pair) => pair.run(world, net).into(),
-            Body::Special(body) => body(world, net),
-        }
+        (self.body)(world, net)
     }
 }

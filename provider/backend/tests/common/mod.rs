@@ -70,11 +70,16 @@ impl Node {
     }
 
     /// Takes what is there.
-    pub fn poll(&mut self) {
+    pub fn take(&mut self) {
         self.rx.recv_all();
         while let Some((meta, frame)) = self.rx.next_frame() {
             self.got.push((meta, frame.to_vec()));
         }
+    }
+
+    /// Takes what is there, and does what is due.
+    pub fn poll(&mut self) {
+        self.take();
         let now = self.now();
         self.rx.maintenance(now);
     }
