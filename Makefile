@@ -62,10 +62,11 @@ doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
 
 fuzz-build:
+	@command -v cargo-fuzz >/dev/null || { echo 'cargo-fuzz is missing: cargo install cargo-fuzz --locked' >&2; exit 1; }
 	cargo +nightly fuzz build --fuzz-dir tests/fuzz
 
 fuzz: fuzz-build
-	for target in $$(cargo +nightly fuzz list --fuzz-dir tests/fuzz); do \
+	for target in $(or $(FUZZ_TARGET),$$(cargo +nightly fuzz list --fuzz-dir tests/fuzz)); do \
 		cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 clean:
