@@ -43,6 +43,7 @@ pub(crate) fn cases() -> Vec<Case> {
     {
         cases.extend(traffic().into_iter().map(|pair| case(pair, kind, nets)));
     }
+    cases.extend(strain().into_iter().map(|pair| case(pair, Kind::Global, &[Net::Veth])));
     for case in &mut cases {
         match case.name.as_str() {
             "ib_send_bw (::1)" => case.quick = &[Net::Lo],
@@ -53,7 +54,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Latency and bandwidth of each operation on each transport that has it, and what strains segmented sends most.
+/// Latency and bandwidth of each operation on each transport that has it.
 fn traffic() -> Vec<Pair> {
     let latency = |program, args: &str| Pair::new(program, args, Expect::Latency(1));
     let bandwidth = |program, args: &str| Pair::new(program, args, Expect::Bandwidth(1));
@@ -73,11 +74,19 @@ fn traffic() -> Vec<Pair> {
         bandwidth("ib_send_bw", "-b -e"),
         bandwidth("ib_write_bw", ""),
         bandwidth("ib_write_bw", "-c UC"),
-        bandwidth("ib_write_bw", "-q 16 -N").limit(180),
         bandwidth("ib_read_bw", ""),
         bandwidth("ib_atomic_bw", ""),
-        Pair::new("ib_write_bw", "-a -n 20", Expect::Bandwidth(23)).limit(120),
-        Pair::new("ib_send_lat", "-a -n 5", Expect::Latency(23)).limit(120),
+    ]
+}
+
+/// Every size, and many QPs at once.
+fn strain() -> Vec<Pair> {
+    let sizes = |program, args: &str, expect| Pair::new(program, args, expect).limit(120);
+    vec![
+        sizes("ib_write_bw", "-a -n 20", Expect::Bandwidth(23)),
+        sizes("ib_read_bw", "-a -n 20", Expect::Bandwidth(23)),
+        sizes("ib_send_lat", "-a -n 5", Expect::Latency(23)),
+        sizes("ib_write_bw", "-q 16 -N", Expect::Bandwidth(1)),
     ]
 }
 
