@@ -99,7 +99,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "LINK",
         allowed: "auto or udp",
-        about: "How frames travel between processes of one host: the shortest way there is, or UDP as between hosts.",
+        about: "How frames travel between processes of one host. UDP is the only way so far: both words mean it.",
         set: |s, v| put(&mut s.link, value::word(&LINKS, v)),
         get: |s| value::spell(&LINKS, &s.link),
     },
@@ -142,7 +142,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "LOG",
         allowed: "off, error, warn, info, debug or trace",
-        about: "What the library writes to standard error.",
+        about: "Kept for later: the library writes nothing so far but why a card cannot be had, whatever this says.",
         set: |s, v| put(&mut s.log, value::word(&LEVELS, v)),
         get: |s| value::spell(&LEVELS, &s.log),
     },
