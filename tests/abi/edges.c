@@ -14,16 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int failures;
-
-#define CHECK(what)                                                                    \
-	do {                                                                           \
-		errno = 0;                                                             \
-		if (!(what)) {                                                         \
-			failures++;                                                    \
-			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno); \
-		}                                                                      \
-	} while (0)
+#include "check.h"
 
 struct side {
 	struct ibv_cq *cq;

@@ -12,16 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int failures;
-
-#define CHECK(what)                                                                    \
-	do {                                                                           \
-		errno = 0;                                                             \
-		if (!(what)) {                                                         \
-			failures++;                                                    \
-			fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno); \
-		}                                                                      \
-	} while (0)
+#include "check.h"
 
 enum { PAGE = 4096, LOCAL = IBV_ACCESS_LOCAL_WRITE, REMOTE = LOCAL | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 

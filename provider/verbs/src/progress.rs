@@ -20,10 +20,6 @@ const GIVE_WAY: Nanos = 20_000;
 /// How long the thread leaves frames alone that a poll has received but not taken.
 const LEFT: Nanos = 1_000_000;
 
-/// Bytes received in one go after which ACKs leave before the rest is looked at: a peer that has used
-/// up its window sends on while we work.
-const ANSWER_EVERY: usize = 120 << 10;
-
 impl Card {
     /// A poll of `cq` found nothing: runs the card until `cq` holds `wanted` completions or nothing is
     /// left to do. Says whether the card ran.
@@ -98,16 +94,10 @@ impl Shard {
     /// Handles the frames of the last `recv` until `enough`; says whether all are handled.
     #[inline]
     pub(crate) fn take_frames(&mut self, now: Nanos, mut enough: impl FnMut() -> bool) -> bool {
-        let mut unanswered = 0;
         while let Some((meta, frame)) = self.rx.next_frame() {
-            unanswered += frame.len();
             self.nic.handle_frame(&mut self.env, now, &meta, frame);
             if enough() {
                 return false;
-            }
-            if unanswered >= ANSWER_EVERY {
-                unanswered = 0;
-                self.transmit(now, true);
             }
         }
         true

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 
-use super::Nic;
+use super::{MAX_SGE, Nic};
 use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::modify::{check, check_values};
@@ -17,7 +17,8 @@ impl<E: Env> Nic<E> {
         let max_sge = match &init.rq {
             RecvSource::Own(rq) => rq.max_sge(),
             RecvSource::Shared(srq) => self.shared.srq_max_sge(*srq).ok_or(NicError::NotFound)?,
-            RecvSource::Xrc(_) => 1,
+            /* each request names its SRQ: room for the WQEs of any */
+            RecvSource::Xrc(_) => MAX_SGE,
         };
         self.shared.hold_pd(init.pd)?;
         let qpn = self.qps.reserve().inspect_err(|_| self.shared.drop_pd(init.pd))?;

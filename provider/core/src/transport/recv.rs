@@ -165,10 +165,6 @@ impl<E: Env> Ctx<'_, E> {
             return true;
         }
         *now = SrqId(number);
-        let room = srq.rq.max_sge();
-        if room > self.qp.resp.recv.max_sge() && !self.qp.resp.recv.held {
-            self.qp.resp.recv = HeldRecv::new(room);
-        }
         matches!(self.qp.resp.cur, Inbound::Idle)
     }
 }
