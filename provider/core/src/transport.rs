@@ -40,6 +40,7 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) state: QpState,
     pub(crate) flags: Flags,
     pub(crate) pd: PdId,
+    /// Where a connected QP's packets go; of a UD QP the path on which it last had its turn
     pub(crate) path: PathId,
     pub(crate) timer: TimerId,
     pub(crate) mtu: u32,

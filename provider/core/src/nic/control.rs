@@ -135,9 +135,10 @@ impl<E: Env> Nic<E> {
         cx.leave_queues();
         let Some(qp) = self.qps.remove(qpn) else { return Err(NicError::NotFound) };
         self.shared.sched.leave(qp.timer);
-        self.shared.paths.disconnect(qp.path);
         if qp.qp_type == QpType::Ud {
             self.shared.paths.drop_datagram_qp();
+        } else {
+            self.shared.paths.disconnect(qp.path);
         }
         qp.send_cq.purge(qpn);
         qp.recv_cq.purge(qpn);

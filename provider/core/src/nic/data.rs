@@ -131,6 +131,11 @@ impl<E: Env> Nic<E> {
             self.shared.open_path(id);
             if let Some(qp) = self.qps.get_mut(qpn) {
                 qp.flags.window_wait = None;
+                if qp.qp_type == QpType::Ud && qp.path != id {
+                    /* One turn at a time, wherever its datagrams go. */
+                    self.shared.paths.end_turn(qp.path, qpn);
+                    qp.path = id;
+                }
                 /* Nobody is in the queue of those who are ready, so this one is not, either. */
                 qp.flags.queued = true;
                 return Some(qpn);
