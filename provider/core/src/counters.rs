@@ -135,6 +135,10 @@ counters! {
     drop_uc_sequence,
     /// dropped: answer to nothing outstanding
     drop_stale_response,
+    /// copies of multicast datagrams for queue pairs that are attached to their group
+    rx_multicast,
+    /// dropped: multicast that is no datagram to a group to which a queue pair is attached
+    drop_multicast,
     /// frames for another process of this host, handed on
     handed_on,
     /// frames handed to us by another process

@@ -6,7 +6,7 @@
 use core::ops::Deref;
 
 use crate::Counters;
-use crate::types::{AsyncEvent, Av, Cqe, Seg, SendWqe, Sge};
+use crate::types::{AsyncEvent, Av, Cqe, Gid, Seg, SendWqe, Sge};
 
 /// The card's side of a send queue. Indices count WQEs since creation and wrap at 2^32.
 pub trait SendQueue {
@@ -86,6 +86,8 @@ pub trait Env {
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool);
     /// Whether the port takes more frames before it is flushed.
     fn can_send(&self) -> bool;
+    /// Whether frames from `source` are this port's own (asked of multicast alone).
+    fn is_own(&self, source: &Gid) -> bool;
     /// Tells the program.
     fn event(&mut self, event: AsyncEvent);
 }

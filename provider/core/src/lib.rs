@@ -36,5 +36,6 @@ pub mod wire;
 pub use counters::Counters;
 pub use env::{CompletionQueue, Env, RecvQueue, SendQueue};
 pub use error::NicError;
+pub use nic::multicast::MAX_GROUP_QPS;
 pub use nic::{Nic, NicConfig};
 pub use types::*;

@@ -5,6 +5,7 @@
 
 mod control;
 mod data;
+pub(crate) mod multicast;
 pub(crate) mod pace;
 pub(crate) mod path;
 pub(crate) mod sched;
@@ -21,6 +22,7 @@ use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
 use crate::transport::Qp;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, Seg, SrqId};
+use multicast::Groups;
 use path::{PathId, Paths};
 use sched::Sched;
 use table::QpTable;
@@ -39,11 +41,13 @@ pub struct NicConfig {
     pub window: u32,
     /// Most READs and atomics a QP may have outstanding, either way
     pub max_rd_atomic: u8,
+    /// Most multicast groups that QPs may be attached to
+    pub max_groups: u32,
 }
 
 impl Default for NicConfig {
     fn default() -> Self {
-        NicConfig { mtu: Mtu::M4096, max_msg: 1 << 30, window: 1 << 20, max_rd_atomic: 128 }
+        NicConfig { mtu: Mtu::M4096, max_msg: 1 << 30, window: 1 << 20, max_rd_atomic: 128, max_groups: 16 }
     }
 }
 
@@ -51,6 +55,7 @@ impl Default for NicConfig {
 pub struct Nic<E: Env> {
     pub(crate) qps: QpTable<E>,
     pub(crate) shared: Shared<E>,
+    groups: Groups,
 }
 
 /// What the QPs of a card share.
@@ -126,6 +131,7 @@ impl<E: Env> Nic<E> {
                 rng: Rng(seed),
                 segs: Vec::with_capacity(MAX_SGE),
             },
+            groups: Groups::default(),
         }
     }
 

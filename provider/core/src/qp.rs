@@ -105,6 +105,8 @@ pub struct QpInit<Sq, Rq, Cq> {
     pub recv_cq: Cq,
     /// Whether every send makes a completion
     pub sq_sig_all: bool,
+    /// Attached to a multicast group, it gets no copy of what it sends there itself
+    pub block_own_multicast: bool,
     /// The host's name for it: see [`Owner`]
     pub cookie: u64,
 }

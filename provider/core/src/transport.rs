@@ -78,6 +78,8 @@ pub(crate) struct Attr {
 pub(crate) struct Flags {
     /// Every send makes a completion
     pub(crate) sig_all: bool,
+    /// It gets no copy of what it sends to a multicast group itself
+    pub(crate) block_own: bool,
     /// In the queue of those with something to send
     pub(crate) queued: bool,
     /// In the queue of those that owe an ACK

@@ -64,6 +64,11 @@ impl Gid {
             _ => None,
         }
     }
+    /// Whether it is a multicast group's: 224.0.0.0/4 in its mapped form, or ff00::/8.
+    #[inline]
+    pub fn is_multicast(&self) -> bool {
+        self.0[0] == 0xff || matches!(self.ipv4(), Some([224..=239, ..]))
+    }
 }
 
 /// Path MTU: payload bytes a packet may carry. Values as `enum ibv_mtu`.
@@ -507,6 +512,19 @@ mod tests {
         assert!(last.before(Psn::new(0)));
         assert_eq!(Psn::new(3).since(last), 4);
         assert_eq!(Psn::new(0).since(Psn::new(1)), -1);
+    }
+
+    #[test]
+    fn groups_have_addresses_of_their_own() {
+        let mut v6 = Gid([0; 16]);
+        assert!(!v6.is_multicast());
+        v6.0[0] = 0xff;
+        assert!(v6.is_multicast());
+        v6.0[0] = 0xfe;
+        assert!(!v6.is_multicast());
+        for (first, is) in [(223, false), (224, true), (239, true), (240, false)] {
+            assert_eq!(Gid::from_ipv4([first, 1, 2, 3]).is_multicast(), is, "{first}.1.2.3");
+        }
     }
 
     #[test]

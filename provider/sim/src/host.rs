@@ -33,6 +33,8 @@ pub struct SimEnv {
     pub events: Vec<AsyncEvent>,
     /// Frames the port takes between flushes
     pub port: usize,
+    /// The host's address
+    pub gid: Gid,
     /// Where memory went away under its regions, as it may with on-demand paging
     pub gone: core::ops::Range<u64>,
     out: Vec<Queued>,
@@ -111,6 +113,9 @@ impl Env for SimEnv {
     fn can_send(&self) -> bool {
         self.out.len() < self.port
     }
+    fn is_own(&self, source: &Gid) -> bool {
+        *source == self.gid
+    }
     fn event(&mut self, event: AsyncEvent) {
         self.events.push(event);
     }
@@ -126,6 +131,8 @@ pub struct Host {
     pub env: SimEnv,
     /// The protection domain of everything that the helpers here make
     pub pd: PdId,
+    /// Multicast groups that it has joined on the wire
+    pub groups: Vec<Gid>,
 }
 
 /// How two QPs are connected.
@@ -171,8 +178,9 @@ impl Host {
         nic.add_block(u16::from(id) + 1).expect("a fresh card takes a block");
         let pd = nic.alloc_pd().expect("a fresh card gives a PD");
         let memory = Memory::new(0x10_0000_0000 * (u64::from(id) + 1));
-        let env = SimEnv { memory, events: Vec::new(), port: 64, gone: 0..0, out: Vec::new() };
-        Host { gid: Gid::from_ipv4([10, 0, 0, id + 1]), nic, env, pd }
+        let gid = Gid::from_ipv4([10, 0, 0, id + 1]);
+        let env = SimEnv { memory, events: Vec::new(), port: 64, gid, gone: 0..0, out: Vec::new() };
+        Host { gid, nic, env, pd, groups: Vec::new() }
     }
 
     /// Allocates `len` bytes and registers them; gives address and key.
@@ -199,9 +207,25 @@ impl Host {
             send_cq: cqs[0].clone(),
             recv_cq: cqs[1].clone(),
             sq_sig_all: all,
+            block_own_multicast: false,
             cookie: 0,
         };
         self.nic.create_qp(init).expect("QPNs are left")
+    }
+
+    /// ibv_attach_mcast.
+    pub fn attach(&mut self, qpn: Qpn, group: Gid) -> Result<(), NicError> {
+        let Host { nic, groups, .. } = self;
+        nic.attach_multicast(qpn, group, || {
+            groups.push(group);
+            Ok(())
+        })
+    }
+
+    /// ibv_detach_mcast.
+    pub fn detach(&mut self, qpn: Qpn, group: Gid) -> Result<(), NicError> {
+        let Host { nic, groups, .. } = self;
+        nic.detach_multicast(qpn, &group, || groups.retain(|gid| *gid != group))
     }
 
     /// ibv_modify_qp.

@@ -214,13 +214,22 @@ impl Net {
         }
     }
 
-    /// A frame leaves `from`.
-    fn launch(&mut self, from: usize, to: &Av, mut bytes: Vec<u8>) {
+    /// A frame leaves `from`: for the host with that address or, multicast, for each that has joined the group, the
+    /// sender among them.
+    fn launch(&mut self, from: usize, to: &Av, bytes: Vec<u8>) {
         self.tally.sent += 1;
-        let Some(dest) = self.hosts.iter().position(|h| h.gid == to.dgid) else {
+        let reached = |h: &Host| h.gid == to.dgid || h.groups.contains(&to.dgid);
+        let hosts: Vec<usize> = (0..self.hosts.len()).filter(|&at| reached(&self.hosts[at])).collect();
+        if hosts.is_empty() {
             self.tally.stray += 1;
-            return;
-        };
+        }
+        for dest in hosts {
+            self.carry(from, dest, to, bytes.clone());
+        }
+    }
+
+    /// What the wire does to a frame on its way to one host.
+    fn carry(&mut self, from: usize, dest: usize, to: &Av, mut bytes: Vec<u8>) {
         if self.rng.chance(self.faults.loss) {
             self.say(from, "lost", &bytes);
             self.tally.lost += 1;

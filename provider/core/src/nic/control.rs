@@ -29,7 +29,11 @@ impl<E: Env> Nic<E> {
             qpn,
             qp_type: init.qp_type,
             state: QpState::Reset,
-            flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
+            flags: Flags {
+                sig_all: init.sq_sig_all,
+                block_own: init.block_own_multicast,
+                ..Flags::default()
+            },
             pd: init.pd,
             path: Default::default(),
             timer: self.shared.sched.join(),
@@ -125,8 +129,11 @@ impl<E: Env> Nic<E> {
     }
 
     /// Ends a QP. Its completions that were not polled are gone, windows of type 2 that were bound on it
-    /// are not bound any more.
+    /// are not bound any more. `Busy` while it is attached to a multicast group.
     pub fn destroy_qp(&mut self, env: &mut E, qpn: Qpn) -> Result<(), NicError> {
+        if self.groups.holds(qpn) {
+            return Err(NicError::Busy);
+        }
         let mut cx = self.context(env, qpn, 0).ok_or(NicError::NotFound)?;
         /* The peer's last message may wait for its ACK: nobody could send it later. */
         cx.last_words();
@@ -250,6 +257,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     qp.req = Requester { next, una: next, fresh: next, ..Requester::new(slots) };
     qp.resp = Responder::new(qp.resp.max_sge());
     /* windows stay bound on the QP until they are invalidated or it is destroyed */
-    qp.flags = Flags { sig_all: qp.flags.sig_all, windows: qp.flags.windows, ..Flags::default() };
+    let Flags { sig_all, block_own, windows, .. } = qp.flags;
+    qp.flags = Flags { sig_all, block_own, windows, ..Flags::default() };
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
 }

@@ -3,7 +3,7 @@
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
 use crate::transport::{Ctx, Qp, Step, answer_probe};
-use crate::types::{FrameMeta, Nanos, QpState, QpType, Qpn};
+use crate::types::{FrameMeta, Nanos, QPN_MULTICAST, QpState, QpType, Qpn};
 use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
 
 /// Unacknowledged packets behind which a small message may wait.
@@ -55,9 +55,17 @@ impl<E: Env> Nic<E> {
         if transport == Transport::Own {
             return self.own_frame(env, now, meta, &packet);
         }
-        let Some(qp) = self.qps.get_mut(packet.bth().dest_qpn()) else {
+        let dest = packet.bth().dest_qpn();
+        let Some(qp) = self.qps.get_mut(dest) else {
+            if dest == QPN_MULTICAST {
+                return self.receive_multicast(env, now, meta, &packet);
+            }
             return stats.drop_no_qp.inc();
         };
+        /* What goes to a group names no QP: it would reach one card of many, and that one might answer. */
+        if meta.dst.is_multicast() {
+            return stats.drop_multicast.inc();
+        }
         if !transport.serves(qp.qp_type) {
             /* A congestion notification is for a rate limiter that this card does not have. */
             return if transport == Transport::Cnp {
@@ -74,6 +82,9 @@ impl<E: Env> Nic<E> {
 
     /// Pacing probes between starverbs cards; they concern a path, not a QP.
     fn own_frame(&mut self, env: &mut E, now: Nanos, meta: &FrameMeta, packet: &Packet<'_>) {
+        if meta.dst.is_multicast() {
+            return self.shared.stats.drop_multicast.inc();
+        }
         if packet.op().kind == Kind::Probe {
             return answer_probe(env, meta, packet);
         }

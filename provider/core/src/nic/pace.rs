@@ -4,9 +4,10 @@
 //! word. Behind every stretch of UC and UD packets towards a destination goes a probe, a frame of
 //! the manufacturer's own op-code space; a starverbs card answers it once it has read it, and so all
 //! that stood before it in the socket. What is not probed yet counts as in flight against the
-//! path's window. A card that never answers (another make) is not paced at all.
+//! path's window. A card that never answers (another make) is not paced at all, nor is a multicast group, where
+//! many would answer.
 
-use crate::types::Nanos;
+use crate::types::{Gid, Nanos};
 
 /// How long an answer may take before the probe counts as lost, ns.
 pub(crate) const PROBE_TIMEOUT: Nanos = 2_000_000;
@@ -27,6 +28,11 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
+    /// Pacing towards `dgid`.
+    pub(crate) fn towards(dgid: &Gid) -> Self {
+        Pace { mute: dgid.is_multicast(), ..Pace::default() }
+    }
+
     /// Whether the destination is not paced.
     pub(crate) fn mute(&self) -> bool {
         self.mute

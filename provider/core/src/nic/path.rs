@@ -91,7 +91,7 @@ impl Paths {
                 open: false,
                 stuck: false,
                 srtt: 0,
-                pace: Pace::default(),
+                pace: Pace::towards(&dgid),
             });
             PathId(paths.len() as u32 - 1)
         })
