@@ -149,10 +149,13 @@ unsafe fn from_wc(
         // SAFETY: with that flag the verb's terms promise 40 bytes of header; they need not be aligned.
         let bytes = unsafe { given(grh)?.cast::<[u8; 40]>().read_unaligned() };
         let received = read_grh(&bytes);
-        let ours = context.gid_table().into_iter().find(|g| g.gid == received.receiver);
+        let table = context.gid_table();
+        // A datagram to a multicast group or an address that has gone is answered from the first GID of its kind.
+        let alike = |gid: &Gid| gid.ipv4().is_some() == received.sender.ipv4().is_some();
+        let ours = table.iter().find(|g| g.gid == received.receiver);
+        let ours = ours.or_else(|| table.iter().find(|g| alike(&g.gid)));
         attr.is_global = 1;
         attr.grh.dgid = abi::ibv_gid { raw: received.sender.0 };
-        // A datagram to a multicast group or an address that has gone is answered from the first GID.
         attr.grh.sgid_index = ours.and_then(|g| u8::try_from(g.index).ok()).unwrap_or(0);
         attr.grh.flow_label = received.flow_label;
         attr.grh.traffic_class = received.traffic_class;

@@ -15,6 +15,7 @@ use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, offset_of};
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
+use starverbs_core::types::Gid;
 use starverbs_verbs::{Qp, QpInit, send_ops_offered};
 
 /// A queue pair. The public struct comes last, as it is longer for a queue pair with the send operations of
@@ -132,13 +133,22 @@ pub(crate) unsafe fn opened(
     unsafe { xrc_handle(Box::new_uninit(), context, qp_context, obj) }
 }
 
-/// Makes a queue pair, on the terms of ibv_create_qp(3), and says in `init.cap` what was granted. With `ops`, the
-/// `IBV_QP_EX_WITH_*` flags of ibv_create_qp_ex(3), it has the functions of ibv_wr_post(3).
+/// What ibv_create_qp_ex(3) may ask for beyond ibv_create_qp(3).
+#[derive(Default)]
+struct Extra {
+    /// `IBV_QP_EX_WITH_*`: the queue pair has the functions of ibv_wr_post(3)
+    ops: Option<u64>,
+    /// IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
+    block_own_multicast: bool,
+}
+
+/// Makes a queue pair, on the terms of ibv_create_qp(3), and says in `init.cap` what was granted.
 unsafe fn create(
     pd: *mut abi::ibv_pd,
     init: *mut abi::ibv_qp_init_attr,
-    ops: Option<u64>,
+    extra: Extra,
 ) -> Result<*mut abi::ibv_qp, Errno> {
+    let ops = extra.ops;
     let init = given(init)?.as_ptr();
     // SAFETY: the verb's terms: everything that the attributes point to is NULL or alive.
     let (asked, card, send_cq, recv_cq, srq, context) = unsafe {
@@ -173,6 +183,7 @@ unsafe fn create(
         max_recv_sge: if srq.is_some() { 0 } else { asked.cap.max_recv_sge },
         max_inline: asked.cap.max_inline_data,
         sq_sig_all: asked.sq_sig_all != 0,
+        block_own_multicast: extra.block_own_multicast,
         cookie: name,
     };
     let obj = Qp::create(card, &wanted).map_err(errno)?;
@@ -222,7 +233,7 @@ pub(crate) unsafe extern "C" fn create_qp(
     init: *mut abi::ibv_qp_init_attr,
 ) -> *mut abi::ibv_qp {
     // SAFETY: the verb's terms.
-    edge::object(|| unsafe { create(pd, init, None) })
+    edge::object(|| unsafe { create(pd, init, Extra::default()) })
 }
 
 /// Whether every extension that a program asks for is offered, for ibv_create_qp_ex(3); the send operations, if any.
@@ -235,14 +246,18 @@ fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<Option<u64>, Errno> {
     // A queue pair that sends has no use for an XRC domain, and none against it.
     let offered =
         abi::IBV_QP_INIT_ATTR_XRCD | abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS | sends;
-    let flags = mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0;
-    if mask & !offered != 0 || flags {
+    if mask & !offered != 0 || create_flags(init) & !abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     if mask & abi::IBV_QP_INIT_ATTR_PD == 0 && init.qp_type != abi::IBV_QPT_XRC_RECV {
         return Err(libc::EINVAL);
     }
     Ok((mask & sends != 0).then_some(init.send_ops_flags))
+}
+
+/// The `IBV_QP_CREATE_*` flags, if any are given.
+fn create_flags(init: &abi::ibv_qp_init_attr_ex) -> u32 {
+    if init.comp_mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 { init.create_flags } else { 0 }
 }
 
 /// ibv_create_qp_ex(3), through the context's table.
@@ -252,16 +267,17 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 ) -> *mut abi::ibv_qp {
     edge::object(|| {
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
-        let (pd, ops) = unsafe {
+        let (pd, extra) = unsafe {
             let asked = init.as_mut().ok_or(libc::EINVAL)?;
             let ops = extensions(asked)?;
             if asked.qp_type == abi::IBV_QPT_XRC_RECV {
                 return if ops.is_some() { Err(libc::EINVAL) } else { create_xrc_recv(context, asked) };
             }
-            (asked.pd, ops)
+            let block = create_flags(asked) & abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
+            (asked.pd, Extra { ops, block_own_multicast: block })
         };
         // SAFETY: the verb's terms; the plain struct is the beginning of the extended one.
-        unsafe { create(pd, init.cast(), ops) }
+        unsafe { create(pd, init.cast(), extra) }
     })
 }
 
@@ -343,22 +359,33 @@ pub(crate) unsafe extern "C" fn set_ece(_qp: *mut abi::ibv_qp, _ece: *mut abi::i
     libc::EOPNOTSUPP
 }
 
-/// ibv_attach_mcast(3): no multicast groups yet.
+/// The address of a multicast group, or EINVAL for NULL.
+///
+/// # Safety
+/// `gid` is NULL, or points to a GID.
+unsafe fn group(gid: *const abi::ibv_gid) -> Result<Gid, Errno> {
+    // SAFETY: the caller's terms; every member of the union is 16 plain bytes.
+    unsafe { gid.as_ref() }.map(|gid| Gid(unsafe { gid.raw })).ok_or(libc::EINVAL)
+}
+
+/// ibv_attach_mcast(3). Ethernet has no LIDs: whatever `lid` is, the GID alone counts.
 pub(crate) unsafe extern "C" fn attach_mcast(
-    _qp: *mut abi::ibv_qp,
-    _gid: *const abi::ibv_gid,
+    qp: *mut abi::ibv_qp,
+    gid: *const abi::ibv_gid,
     _lid: u16,
 ) -> c_int {
-    libc::EOPNOTSUPP
+    // SAFETY: the verb's terms.
+    edge::int(|| unsafe { QpHandle::obj(qp)?.attach_mcast(group(gid)?).map_err(errno) })
 }
 
 /// ibv_detach_mcast(3).
 pub(crate) unsafe extern "C" fn detach_mcast(
-    _qp: *mut abi::ibv_qp,
-    _gid: *const abi::ibv_gid,
+    qp: *mut abi::ibv_qp,
+    gid: *const abi::ibv_gid,
     _lid: u16,
 ) -> c_int {
-    libc::EOPNOTSUPP
+    // SAFETY: the verb's terms.
+    edge::int(|| unsafe { QpHandle::obj(qp)?.detach_mcast(group(gid)?).map_err(errno) })
 }
 
 /// ibv_destroy_qp(3): waits until every event of it is acknowledged.
@@ -409,6 +436,8 @@ mod tests {
         assert_eq!(extensions(&init), Ok(None));
         init.create_flags = abi::IBV_QP_CREATE_SCATTER_FCS;
         assert_eq!(extensions(&init), Err(libc::EOPNOTSUPP));
+        init.create_flags = abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+        assert_eq!(extensions(&init), Ok(None));
         init.comp_mask = abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         init.send_ops_flags = u64::from(abi::IBV_QP_EX_WITH_SEND);
         assert_eq!(extensions(&init), Ok(Some(u64::from(abi::IBV_QP_EX_WITH_SEND))));

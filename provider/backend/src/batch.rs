@@ -25,6 +25,8 @@ const MESSAGES: usize = 64;
 const SEGMENTS: u16 = 64;
 /// Bytes of one segmented send: an IP packet's length is 16 bits, with headers.
 const SEGMENTED: usize = 65_000;
+/// TTL or hop limit that a socket gives a frame that asks for none.
+pub(crate) const HOPS: u8 = 64;
 /// Three control messages with an integer each.
 const CONTROL: usize = 96;
 
@@ -349,7 +351,7 @@ fn write_controls(out: &mut [u8; CONTROL], message: &Message) -> usize {
             if v4 { (libc::SOL_IP, libc::IP_TOS) } else { (libc::SOL_IPV6, libc::IPV6_TCLASS) };
         len = put_control(out, len, level, name, &i32::from(group.traffic_class).to_ne_bytes());
     }
-    if group.hop_limit != 64 {
+    if group.hop_limit != HOPS {
         let (level, name) =
             if v4 { (libc::SOL_IP, libc::IP_TTL) } else { (libc::SOL_IPV6, libc::IPV6_HOPLIMIT) };
         len = put_control(out, len, level, name, &i32::from(group.hop_limit).to_ne_bytes());

@@ -35,6 +35,20 @@ pub enum BackendError {
         #[source]
         source: io::Error,
     },
+    /// A multicast group cannot be joined.
+    #[error("cannot join the multicast group {group}: {source} (net.ipv4.igmp_max_memberships bounds them)")]
+    Group {
+        /// Its address
+        group: IpAddr,
+        /// The system's answer
+        #[source]
+        source: io::Error,
+    },
+    /// No interface of the card takes a multicast group.
+    #[error(
+        "no interface of the card can join the multicast group {0}: has it an address of that IP version?"
+    )]
+    NoInterface(IpAddr),
     /// Every QPN block of this host is claimed.
     #[error("all {0} QPN blocks of this host are claimed by running processes; end some of them")]
     NoBlock(u32),
@@ -48,6 +62,8 @@ impl BackendError {
             | BackendError::Socket { source: e, .. }
             | BackendError::Bind { source: e, .. } => e.raw_os_error().unwrap_or(libc::EIO),
             BackendError::NoAddress => libc::ENODEV,
+            BackendError::Group { .. } => libc::ENOMEM,
+            BackendError::NoInterface(_) => libc::EINVAL,
             BackendError::ForeignAddress(_) => libc::EADDRNOTAVAIL,
             BackendError::NoBlock(_) => libc::EAGAIN,
         }

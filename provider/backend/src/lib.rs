@@ -22,6 +22,7 @@ mod fault;
 mod handover;
 pub mod host;
 mod inbox;
+mod membership;
 mod pcap;
 mod probe;
 mod registry;
@@ -38,6 +39,7 @@ pub use control::{Request, ask};
 pub use error::BackendError;
 pub use fault::Fault;
 pub use host::HostAddr;
+pub use membership::max_groups;
 pub use registry::{QpnBlock, socket_name};
 use starverbs_core::Counters;
 use starverbs_settings::Settings;
@@ -74,6 +76,6 @@ where
 {
     let capture = pcap::Capture::open(settings);
     let tx = Tx::open(settings, addrs, counters.clone(), capture.clone())?;
-    let rx = Rx::open(settings, counters.clone(), capture)?;
+    let rx = Rx::open(settings, addrs, counters.clone(), capture)?;
     Ok((TxStack::new(tx, Fault::from_spec(&settings.fault), counters), rx))
 }

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 
 use starverbs_settings::Settings;
 
-use crate::BackendError;
 use crate::sockopt::{self, datagram};
+use crate::{BackendError, membership};
 
 const WHAT: &str = "the UDP socket to receive from";
 
@@ -36,6 +36,7 @@ pub(crate) fn open_wire(settings: &Settings) -> Result<Option<OwnedFd>, BackendE
     if settings.gro {
         on(libc::SOL_UDP, libc::UDP_GRO);
     }
+    membership::own_groups_only(&fd);
     sockopt::receive_buffer(&fd, settings.rcvbuf);
     match socket2::SockRef::from(&fd).bind(&any.into()) {
         Ok(()) => Ok(Some(fd)),

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use starverbs_core::{Av, Counters, Nanos, Seg};
+use starverbs_core::{Av, Counters, Gid, Nanos, Seg};
 
 use crate::fault::{Fault, Frame};
 use crate::udp_tx::Tx;
@@ -51,6 +51,11 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
     /// When [`TxStack::flush`] has to be called although nothing new is sent: frames wait for their time.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.fault.as_ref()?.next_deadline()
+    }
+
+    /// Whether frames are sent from the address `gid`.
+    pub fn has_address(&self, gid: &Gid) -> bool {
+        self.tx.has_address(gid)
     }
 
     /// UDP source port of frames from the address with index `sgid_index`; 0 if it cannot send.

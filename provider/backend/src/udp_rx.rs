@@ -9,19 +9,20 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_difference};
-use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, Qpn};
+use starverbs_core::{Counters, FrameMeta, Gid, Nanos, QPN_BLOCK_SHIFT, QPN_MULTICAST, Qpn};
 use starverbs_settings::Settings;
 
 use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
 use crate::handover::{Handover, Passed};
 use crate::inbox::Inbox;
+use crate::membership::Membership;
 use crate::pcap::Capture;
 use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
 use crate::registry::QpnBlock;
 use crate::socket::open_wire;
 use crate::sockopt;
 use crate::steer::Steering;
-use crate::{BackendError, registry};
+use crate::{BackendError, HostAddr, registry};
 
 /// BTH and ICRC: no frame is shorter.
 const SHORTEST: usize = 16;
@@ -81,8 +82,9 @@ pub struct Rx<C: Deref<Target = Counters>> {
     /// `None` for a guest
     wire: Option<OwnedFd>,
     blocks: Vec<QpnBlock>,
-    /// A bit for each block of this process
+    /// A bit for each block of this process, and for the multicast QPN's: what comes there is everybody's
     local: [u64; 64],
+    membership: Membership,
     fds: Vec<RawFd>,
     wire_inbox: Inbox,
     block_inbox: Inbox,
@@ -103,6 +105,7 @@ pub struct Rx<C: Deref<Target = Counters>> {
 impl<C: Deref<Target = Counters>> Rx<C> {
     pub(crate) fn open(
         settings: &Settings,
+        addrs: &[HostAddr],
         counters: C,
         capture: Option<Capture>,
     ) -> Result<Self, BackendError> {
@@ -116,6 +119,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             wire: open_wire(settings)?,
             blocks: Vec::new(),
             local: [0; 64],
+            membership: Membership::new(addrs),
             fds: Vec::new(),
             wire_inbox: Inbox::new(WIRE_SLOTS),
             block_inbox: Inbox::new(BLOCK_SLOTS),
@@ -131,6 +135,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             turn: 0,
             retry_at: 0,
         };
+        rx.make_local(QPN_MULTICAST >> QPN_BLOCK_SHIFT);
         rx.claim_block()?;
         rx.join();
         Ok(rx)
@@ -163,11 +168,28 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     pub fn claim_block(&mut self) -> Result<u32, BackendError> {
         let block = QpnBlock::claim(self.settings.port)?;
         let number = block.number();
-        self.local[(number / 64) as usize] |= 1 << (number % 64);
+        self.make_local(number);
         self.blocks.push(block);
         self.list_fds();
         self.steering.changed();
         Ok(number)
+    }
+
+    /// Joins the multicast group of address `group`: its frames are received from now on.
+    ///
+    /// # Errors
+    /// [`BackendError::NoInterface`], [`BackendError::Group`].
+    pub fn join_group(&mut self, group: Gid) -> Result<(), BackendError> {
+        self.membership.join(self.wire.as_ref(), group)
+    }
+
+    /// Leaves a multicast group.
+    pub fn leave_group(&mut self, group: Gid) {
+        self.membership.leave(self.wire.as_ref(), group);
+    }
+
+    fn make_local(&mut self, block: u32) {
+        self.local[(block / 64 % 64) as usize] |= 1 << (block % 64);
     }
 
     /// The blocks of this process, by number; the first was claimed at opening.
@@ -388,6 +410,10 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             cursor.index = cursor.index.wrapping_add(1);
             frames += 1;
         }
+        if cursor.meta.dst.is_multicast() {
+            // Every member of the group got it: a frame handed on would reach its QP once for each.
+            return self.counters.drop_multicast.add(frames);
+        }
         let run = &bytes[from..cursor.at];
         if run.first() == Some(&PROBE_OPCODE)
             && let Some(probe) = Probe::decode(run)
@@ -447,6 +473,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         if self.wire.is_none() && now >= self.retry_at {
             self.retry_at = now + GUEST_RETRY;
             self.wire = open_wire(&self.settings).ok().flatten();
+            if let Some(wire) = &self.wire {
+                self.membership.rejoin(wire);
+            }
             self.list_fds();
             self.steering.changed();
         }

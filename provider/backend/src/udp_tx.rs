@@ -12,14 +12,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
-use starverbs_core::{Av, Counters, FrameMeta, QPN_BLOCK_SHIFT, Seg};
+use starverbs_core::{Av, Counters, FrameMeta, Gid, QPN_BLOCK_SHIFT, Seg};
 use starverbs_settings::Settings;
 
-use crate::batch::{Batch, Group, MAX_FRAME};
+use crate::batch::{Batch, Group, HOPS, MAX_FRAME};
 use crate::error::os;
 use crate::pcap::Capture;
 use crate::sockopt;
-use crate::{BackendError, HostAddr};
+use crate::{BackendError, HostAddr, membership};
 
 /// Payload below this is copied: an iovec of its own costs more.
 const COPY_BELOW: usize = 512;
@@ -79,6 +79,11 @@ impl<C: Deref<Target = Counters>> Tx<C> {
         self.source(index as usize).map_or(0, |s| s.sport)
     }
 
+    /// Whether frames are sent from the address `gid`.
+    pub fn has_address(&self, gid: &Gid) -> bool {
+        self.addrs.iter().any(|addr| addr.gid == *gid)
+    }
+
     fn source(&mut self, index: usize) -> Result<&mut Source, BackendError> {
         let slot = &mut self.sources[index];
         if slot.is_none() {
@@ -122,7 +127,7 @@ impl<C: Deref<Target = Counters>> Tx<C> {
             source: source as u8,
             dgid: to.dgid,
             traffic_class: to.traffic_class,
-            hop_limit: if to.hop_limit == 0 { 64 } else { to.hop_limit },
+            hop_limit: if to.hop_limit == 0 { HOPS } else { to.hop_limit },
             block: u32::from_be_bytes([0, bth[5], bth[6], bth[7]]) >> QPN_BLOCK_SHIFT,
         };
         let ip_id = self.batch.place(&group, size, gso);
@@ -279,6 +284,7 @@ fn open_source(addr: &HostAddr, sndbuf: usize, gso: bool) -> Result<Source, Back
         sockopt::set_int(&fd, libc::SOL_IPV6, libc::IPV6_V6ONLY, 1);
         sockopt::set_int(&fd, libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO);
     }
+    membership::send_from(&fd, addr, i32::from(HOPS));
     sockopt::send_buffer(&fd, sndbuf);
     // Nobody should send here; what comes all the same must not cost memory.
     sockopt::set_int(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 0);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::{self as backend, Rx};
 use starverbs_core::qp::Owner;
-use starverbs_core::{AsyncEvent, Nanos, Nic, NicConfig, PdId, Qpn};
+use starverbs_core::{AsyncEvent, Gid, Nanos, Nic, NicConfig, PdId, Qpn};
 use starverbs_rings::SpinLock;
 use starverbs_settings::Settings;
 
@@ -117,6 +117,7 @@ impl Card {
             max_msg: MAX_MSG,
             max_rd_atomic: MAX_RD_ATOM as u8,
             window: settings.window.unwrap_or(NicConfig::default().window),
+            max_groups: info.attr.max_mcast_grp,
         };
         let mut nic = Nic::new(config, stats, seed());
         for block in rx.blocks() {
@@ -172,7 +173,10 @@ impl Card {
     /// A context leaves: its QPs end, and with the last context the thread.
     pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
         for qpn in self.with(|shard, _| shard.qps_told(events)) {
-            let _ = self.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, qpn));
+            let _ = self.with(|shard, _| {
+                shard.detach_from_all(qpn);
+                shard.nic.destroy_qp(&mut shard.env, qpn)
+            });
         }
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         *contexts -= 1;
@@ -309,6 +313,24 @@ impl Shard {
         let pd = self.nic.alloc_pd()?;
         self.domains.insert(pd, Arc::clone(events));
         Ok(pd)
+    }
+
+    /// `ibv_attach_mcast`.
+    pub(crate) fn attach(&mut self, qpn: Qpn, group: Gid) -> Result<()> {
+        let Shard { nic, rx, .. } = self;
+        nic.attach_multicast(qpn, group, || Ok(rx.join_group(group)?))
+    }
+
+    /// `ibv_detach_mcast`.
+    pub(crate) fn detach(&mut self, qpn: Qpn, group: Gid) -> Result<()> {
+        let Shard { nic, rx, .. } = self;
+        Ok(nic.detach_multicast(qpn, &group, || rx.leave_group(group))?)
+    }
+
+    /// Takes a QP that is to end, whatever it is attached to, out of its multicast groups.
+    pub(crate) fn detach_from_all(&mut self, qpn: Qpn) {
+        let Shard { nic, rx, .. } = self;
+        nic.detach_from_all(qpn, |group| rx.leave_group(group));
     }
 
     /// Whether `pd` exists and its objects report to `events`.

@@ -4,7 +4,7 @@
 
 use starverbs_backend::HostAddr;
 use starverbs_backend::host;
-use starverbs_core::{Gid, Mtu};
+use starverbs_core::{Gid, MAX_GROUP_QPS, Mtu};
 use starverbs_settings::Settings;
 
 use crate::dm::MAX_DM;
@@ -174,7 +174,8 @@ impl DeviceInfo {
         let addrs = host::addresses(settings)?;
         let guid = host::guid(&addrs);
         let port = port_attr(active_mtu(settings, &addrs), addrs.len() as u32);
-        Ok(DeviceInfo { attr: attr(guid), port, addrs, local_mtu: mtu_cap(settings) })
+        let attr = attr(guid, starverbs_backend::max_groups(&addrs));
+        Ok(DeviceInfo { attr, port, addrs, local_mtu: mtu_cap(settings) })
     }
 
     /// Largest path MTU towards `dgid`: the port's, or, to an address of this host, what its loopback
@@ -217,7 +218,7 @@ fn mtu_cap(settings: &Settings) -> Mtu {
         .unwrap_or(Mtu::M4096)
 }
 
-fn attr(guid: u64) -> DeviceAttr {
+fn attr(guid: u64, groups: u32) -> DeviceAttr {
     DeviceAttr {
         fw_ver: env!("CARGO_PKG_VERSION"),
         node_guid: guid,
@@ -240,9 +241,9 @@ fn attr(guid: u64) -> DeviceAttr {
         max_res_rd_atom: 1_048_560 * MAX_RD_ATOM,
         max_qp_init_rd_atom: MAX_RD_ATOM,
         max_mw: 1 << 20,
-        max_mcast_grp: 0,
-        max_mcast_qp_attach: 0,
-        max_total_mcast_qp_attach: 0,
+        max_mcast_grp: groups,
+        max_mcast_qp_attach: MAX_GROUP_QPS as u32,
+        max_total_mcast_qp_attach: groups * MAX_GROUP_QPS as u32,
         max_ah: 1 << 20,
         max_srq: 917_503,
         max_srq_wr: MAX_QP_WR,
@@ -329,7 +330,7 @@ mod tests {
         let info = |settings: &Settings| {
             let addrs = vec![addr(false, 1500)];
             let port = port_attr(active_mtu(settings, &addrs), 1);
-            DeviceInfo { attr: attr(1), port, addrs, local_mtu: mtu_cap(settings) }
+            DeviceInfo { attr: attr(1, 0), port, addrs, local_mtu: mtu_cap(settings) }
         };
         let (here, there) = (Gid::default(), Gid::from_ipv4([192, 0, 2, 9]));
         assert_eq!(info(&settings).path_mtu(&there), Mtu::M1024);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_backend::TxStack;
-use starverbs_core::{AsyncEvent, Av, Env, Seg};
+use starverbs_core::{AsyncEvent, Av, Env, Gid, Seg};
 use starverbs_rings::{CardRq, CardSq};
 
 use crate::cq::CardCq;
@@ -132,6 +132,10 @@ impl Env for HostEnv {
     #[inline]
     fn can_send(&self) -> bool {
         self.tx.can_send()
+    }
+
+    fn is_own(&self, source: &Gid) -> bool {
+        self.tx.has_address(source)
     }
 
     fn event(&mut self, event: AsyncEvent) {

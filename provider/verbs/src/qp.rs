@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
-use starverbs_core::{Access, Mtu, Psn, QpState, QpType, Qpn, SrqId};
+use starverbs_core::{Access, Gid, Mtu, NicError, Psn, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 
 use crate::ah::AhAttr;
@@ -41,6 +41,8 @@ pub struct QpInit<'a> {
     pub max_inline: u32,
     /// Every send makes a completion
     pub sq_sig_all: bool,
+    /// IBV_QP_CREATE_BLOCK_SELF_MCAST_LB: what it sends to a multicast group does not come back to it
+    pub block_own_multicast: bool,
     /// Names the QP in events
     pub cookie: u64,
 }
@@ -126,6 +128,7 @@ impl Qp {
             send_cq: init.send_cq.card_half(),
             recv_cq: init.recv_cq.card_half(),
             sq_sig_all: init.sq_sig_all,
+            block_own_multicast: init.block_own_multicast,
             cookie: init.cookie,
         };
         let (qpn, qps) = card.with(|shard, _| {
@@ -211,9 +214,9 @@ impl Qp {
     /// `ibv_destroy_qp`. Its completions that were not polled are gone.
     ///
     /// # Errors
-    /// EINVAL when it is gone already; EIO in a forked child.
+    /// EBUSY while it is attached to a multicast group; EINVAL when it is gone already; EIO in a forked child.
     pub fn destroy(&self) -> Result<()> {
-        self.0.destroy()
+        self.0.destroy(false)
     }
 
     /// `ibv_destroy_qp` of one that may be open more than once: the last one destroys it.
@@ -252,20 +255,23 @@ impl Qp {
         RecvPoster::new(&self.0)
     }
 
-    /// `ibv_attach_mcast`
+    /// `ibv_attach_mcast`. A second time changes nothing.
     ///
     /// # Errors
-    /// EOPNOTSUPP, always: this card offers no multicast.
-    pub fn attach_mcast(&self, _gid: &starverbs_core::Gid, _lid: u16) -> Result<()> {
-        Err(VerbsError::Unsupported("multicast"))
+    /// EINVAL: not a UD QP, not a multicast GID, or of an IP version of which the card has no address; ENOMEM: the
+    /// card has as many groups, or the group as many QPs, as it may; EIO in a forked child.
+    pub fn attach_mcast(&self, group: Gid) -> Result<()> {
+        let card = self.0.pd.context().card()?;
+        card.with(|shard, _| shard.attach(self.0.qpn, group))
     }
 
     /// `ibv_detach_mcast`
     ///
     /// # Errors
-    /// EOPNOTSUPP, always.
-    pub fn detach_mcast(&self, _gid: &starverbs_core::Gid, _lid: u16) -> Result<()> {
-        Err(VerbsError::Unsupported("multicast"))
+    /// EINVAL: it is not attached to the group; EIO in a forked child.
+    pub fn detach_mcast(&self, group: Gid) -> Result<()> {
+        let card = self.0.pd.context().card()?;
+        card.with(|shard, _| shard.detach(self.0.qpn, group))
     }
 }
 
@@ -287,13 +293,23 @@ impl QpInner {
         self.recv_cq.purge(self.qpn);
     }
 
-    fn destroy(&self) -> Result<()> {
+    /// `detach`: whether its multicast groups are in the way.
+    fn destroy(&self, detach: bool) -> Result<()> {
         let ctx = self.pd.context();
         let card = ctx.card()?;
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
-        let ended = card.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, self.qpn));
+        let ended = card.with(|shard, _| {
+            if detach {
+                shard.detach_from_all(self.qpn);
+            }
+            shard.nic.destroy_qp(&mut shard.env, self.qpn)
+        });
+        if ended == Err(NicError::Busy) {
+            self.gone.store(false, Ordering::Release);
+            return Err(VerbsError::Busy("a multicast group"));
+        }
         self.purge();
         ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
         for cq in [&self.send_cq, &self.recv_cq] {
@@ -305,7 +321,7 @@ impl QpInner {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        let _ = self.destroy();
+        let _ = self.destroy(true);
     }
 }
 

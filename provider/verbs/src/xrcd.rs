@@ -111,6 +111,7 @@ impl Xrcd {
             max_recv_sge: 0,
             max_inline: 0,
             sq_sig_all: false,
+            block_own_multicast: false,
             cookie,
         };
         let qp = Qp::create(&self.0.pd, &init)?;

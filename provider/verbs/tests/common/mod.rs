@@ -91,6 +91,7 @@ impl Node {
             max_recv_sge: 2,
             max_inline: 64,
             sq_sig_all: false,
+            block_own_multicast: false,
             cookie: 99,
         }
     }
