@@ -28,6 +28,7 @@ part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
 if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib
+    part "multicast between processes" tests/abi/multicast.sh dist/lib
 else
     skip "promises of the C edge" "libibverbs-dev is not installed"
 fi

@@ -1,12 +1,13 @@
 #!/bin/bash
-# Multicast between processes: on one address, and between two network namespaces over IPv4 and IPv6, with a capture that tshark
-# must read as RoCEv2 multicast. usage: multicast.sh LIBRARY_DIRECTORY
+# Multicast between processes: on one address, and between two network namespaces over IPv4 and IPv6 and to other users, with a
+# capture that tshark must read as RoCEv2 multicast. usage: multicast.sh LIBRARY_DIRECTORY
 set -euo pipefail
 lib=$(cd "${1:?usage: multicast.sh LIBRARY_DIRECTORY}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 tmp=$(mktemp -d)
-chmod 755 "$tmp"
+chmod 777 "$tmp"
 readonly COUNT=100
+SEND=$COUNT
 spaces=()
 
 tidy() {
@@ -16,17 +17,20 @@ tidy() {
 }
 trap tidy EXIT
 
+# Where every user can read it.
+cp "$lib/libibverbs.so.1" "$tmp"
 cc -Wall -Wextra -O1 -o "$tmp/multicast" "$here/multicast.c" -libverbs
 
 # Runs the program somewhere: run WHERE USER ARGUMENTS...; "-" is here, or whoever runs this.
 run() {
-	local words=(env "LD_LIBRARY_PATH=$lib" "STARVERBS_ADDRS=$ADDRS" "STARVERBS_PCAP=${PCAP-}" timeout 60)
+	local words=(env "LD_LIBRARY_PATH=$tmp" "STARVERBS_ADDRS=$ADDRS" "STARVERBS_PCAP=${PCAP-}" timeout 60)
 	[[ $1 == - ]] || words=(ip netns exec "$1" "${words[@]}")
 	[[ $2 == - ]] || words+=(setpriv --reuid "$2" --regid "$2" --clear-groups)
 	"${words[@]}" "$tmp/multicast" "${@:3}"
 }
 
-# Every receiver must get every datagram once: everyone GROUP SENDER RECEIVER..., each one "WHERE USER ADDRESS".
+# Every receiver must get COUNT datagrams, none twice: everyone GROUP SENDER RECEIVER..., each one "WHERE USER ADDRESS".
+# SEND are sent: more, where some may be lost on the way.
 everyone() {
 	local group=$1 sender=$2 receivers=("${@:3}") pids=() at log
 	for at in "${!receivers[@]}"; do
@@ -40,9 +44,10 @@ everyone() {
 		done
 	done
 	read -r where user ADDRS <<<"$sender"
-	PCAP=$tmp/sender.pcap run "$where" "$user" send "$group" $COUNT
+	rm -f "$tmp/sender.pcap"
+	PCAP=$tmp/sender.pcap run "$where" "$user" send "$group" "$SEND"
 	for at in "${!pids[@]}"; do wait "${pids[at]}"; done
-	echo "multicast: ${#receivers[@]} receivers of $group got all of $COUNT datagrams"
+	echo "multicast: ${#receivers[@]} receivers of $group got $COUNT of $SEND datagrams"
 }
 
 # The sender's capture must hold RoCEv2 multicast: well_formed FILTER.
@@ -78,3 +83,7 @@ everyone ::ffff:239.70.2.2 "$a - 10.70.0.1" "$b - 10.70.0.2" "$b - 10.70.0.2" "$
 well_formed 'ip.dst == 239.70.2.2'
 everyone ff15::70:1 "$a - fd70::1" "$b - fd70::2" "$b - fd70::2" "$a - fd70::1"
 well_formed 'ipv6.dst == ff15::70:1 && ipv6.hlim == 9'
+# Users who do not share the port have it all handed on, through queues that are short.
+SEND=$((10 * COUNT))
+everyone ::ffff:239.70.2.3 "$a - 10.70.0.1" "$b - 10.70.0.2" "$b 65534 10.70.0.2" "$b 65533 10.70.0.2"
+everyone ff15::70:2 "$a 65534 fd70::1" "$b 65534 fd70::2" "$b - fd70::2" "$a - fd70::1"

@@ -17,8 +17,10 @@ const MAGIC: [u8; 4] = *b"SVB1";
 const FRAMES: u8 = 1;
 const ANSWER: u8 = 2;
 const REQUEST: u8 = 3;
+const WISH: u8 = 4;
+const GRANT: u8 = 5;
 
-/// Magic, kind, traffic class, hop limit, zero.
+/// Magic, kind, traffic class, hop limit, tag.
 const COMMON: usize = 8;
 /// Length of what stands before the frames in a message of frames.
 pub(crate) const RUN_HEADER: usize = COMMON + 16 + 16 + 8;
@@ -34,6 +36,19 @@ pub(crate) struct Run {
     pub(crate) segment: u16,
     /// The first one's index in the send it came from, which is its IP ID
     pub(crate) first: u16,
+    /// Of multicast that is handed on for a guest: its [`Wish`]'s
+    pub(crate) tag: u8,
+}
+
+/// A guest's wish: to be handed what comes for these multicast groups, instead of those that it named before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wish {
+    /// Its block
+    pub(crate) block: u16,
+    /// What is to be handed on carries it
+    pub(crate) tag: u8,
+    /// The groups
+    pub(crate) groups: Vec<Gid>,
 }
 
 /// An answer to steering probes, one for all that came together: a socket takes few messages unread.
@@ -60,17 +75,19 @@ pub(crate) enum Message<'a> {
     Answer(Answer),
     /// Question from a tool
     Request(&'a [u8]),
+    /// A guest's
+    Wish(Wish),
 }
 
-fn common(kind: u8, traffic_class: u8, hop_limit: u8) -> [u8; COMMON] {
+fn common(kind: u8, traffic_class: u8, hop_limit: u8, tag: u8) -> [u8; COMMON] {
     let [a, b, c, d] = MAGIC;
-    [a, b, c, d, kind, traffic_class, hop_limit, 0]
+    [a, b, c, d, kind, traffic_class, hop_limit, tag]
 }
 
 /// The bytes before a run of frames.
 pub(crate) fn encode_run(run: &Run) -> [u8; RUN_HEADER] {
     let mut out = [0; RUN_HEADER];
-    out[..8].copy_from_slice(&common(FRAMES, run.meta.traffic_class, run.meta.hop_limit));
+    out[..8].copy_from_slice(&common(FRAMES, run.meta.traffic_class, run.meta.hop_limit, run.tag));
     out[8..24].copy_from_slice(&run.meta.src.0);
     out[24..40].copy_from_slice(&run.meta.dst.0);
     out[40..42].copy_from_slice(&run.sport.to_be_bytes());
@@ -81,13 +98,39 @@ pub(crate) fn encode_run(run: &Run) -> [u8; RUN_HEADER] {
 
 /// An answer's message.
 pub(crate) fn encode_answer(answer: &Answer) -> Vec<u8> {
-    let mut out = common(ANSWER, 0, 0).to_vec();
+    let mut out = common(ANSWER, 0, 0, 0).to_vec();
     out.extend(answer.nonce.to_be_bytes());
     out.extend(answer.index.to_be_bytes());
     out.extend(answer.count.to_be_bytes());
     out.extend(answer.token.to_be_bytes());
     out.extend(answer.blocks.iter().flat_map(|b| b.to_be_bytes()));
     out
+}
+
+/// A wish's message.
+pub(crate) fn encode_wish(wish: &Wish) -> Vec<u8> {
+    let mut out = common(WISH, 0, 0, wish.tag).to_vec();
+    out.extend(wish.block.to_be_bytes());
+    out.extend(wish.groups.iter().flat_map(|group| group.0));
+    out
+}
+
+fn decode_wish(tag: u8, rest: &[u8]) -> Option<Wish> {
+    let (block, rest) = rest.split_first_chunk()?;
+    let (groups, []) = rest.as_chunks() else { return None };
+    let groups = groups.iter().map(|group| Gid(*group)).collect();
+    Some(Wish { block: u16::from_be_bytes(*block), tag, groups })
+}
+
+/// The answer to a wish of this tag.
+pub(crate) fn encode_grant(tag: u8, granted: bool) -> [u8; COMMON] {
+    common(GRANT, u8::from(granted), 0, tag)
+}
+
+/// Reads that answer: the wish's tag, and whether it is granted.
+pub(crate) fn decode_grant(bytes: &[u8]) -> Option<(u8, bool)> {
+    let head: &[u8; COMMON] = bytes.try_into().ok()?;
+    (head[..4] == MAGIC && head[4] == GRANT).then(|| (head[7], head[5] != 0))
 }
 
 /// Reads a message; `None` if it is none of ours.
@@ -100,6 +143,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
         FRAMES => decode_run(head, rest).map(Message::Frames),
         ANSWER => decode_answer(rest).map(Message::Answer),
         REQUEST => Some(Message::Request(rest)),
+        WISH => decode_wish(head[7], rest).map(Message::Wish),
         _ => None,
     }
 }
@@ -110,7 +154,7 @@ fn decode_run(head: &[u8; COMMON], rest: &[u8]) -> Option<Run> {
     let (numbers, _) = rest.split_first_chunk::<8>()?;
     let number = |at: usize| u16::from_be_bytes([numbers[at], numbers[at + 1]]);
     let meta = FrameMeta { src: Gid(*src), dst: Gid(*dst), traffic_class: head[5], hop_limit: head[6] };
-    let run = Run { meta, sport: number(0), segment: number(2), first: number(4) };
+    let run = Run { meta, sport: number(0), segment: number(2), first: number(4), tag: head[7] };
     (run.segment > 0).then_some(run)
 }
 
@@ -156,7 +200,7 @@ pub fn ask(port: u16, block: u32, text: &[u8], limit: Duration) -> io::Result<Ve
     ))?)?;
     socket.set_read_timeout(Some(limit))?;
     socket.set_write_timeout(Some(limit))?;
-    let mut message = common(REQUEST, 0, 0).to_vec();
+    let mut message = common(REQUEST, 0, 0, 0).to_vec();
     message.extend(text);
     let (address, len) = abstract_address(&socket_name(port, block));
     // SAFETY: pointers and lengths describe `message` and `address`, alive across the call.
@@ -180,21 +224,27 @@ mod tests {
     #[test]
     fn messages_come_back_as_they_were() {
         let meta = FrameMeta { src: Gid([1; 16]), dst: Gid([2; 16]), traffic_class: 3, hop_limit: 4 };
-        let run = Run { meta, sport: 5, segment: 6, first: 7 };
+        let run = Run { meta, sport: 5, segment: 6, first: 7, tag: 8 };
         assert_eq!(decode(&encode_run(&run)), Some(Message::Frames(run)));
         let answer = Answer { nonce: 1, index: 2, count: 5, token: 3, blocks: vec![4, 4094] };
         assert_eq!(decode(&encode_answer(&answer)), Some(Message::Answer(answer)));
+        let wish = Wish { block: 9, tag: 2, groups: vec![Gid([3; 16]), Gid([4; 16])] };
+        let bytes = encode_wish(&wish);
+        assert_eq!(decode(&bytes[..bytes.len() - 1]), None, "half a group");
+        assert_eq!(decode(&bytes), Some(Message::Wish(wish)));
+        assert_eq!(decode_grant(&encode_grant(2, true)), Some((2, true)));
+        assert_eq!(decode_grant(&bytes), None);
     }
 
     #[test]
     fn foreign_and_short_messages_are_nothing() {
         let meta = FrameMeta::default();
-        let good = encode_run(&Run { meta, sport: 5, segment: 6, first: 7 });
+        let good = encode_run(&Run { meta, sport: 5, segment: 6, first: 7, tag: 0 });
         for len in 0..RUN_HEADER {
             assert_eq!(decode(&good[..len]), None, "{len} bytes");
         }
         assert_eq!(
-            decode(&encode_run(&Run { meta, sport: 5, segment: 0, first: 7 })),
+            decode(&encode_run(&Run { meta, sport: 5, segment: 0, first: 7, tag: 0 })),
             None,
             "no segment size"
         );

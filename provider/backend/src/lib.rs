@@ -19,6 +19,7 @@ mod batch;
 mod control;
 mod error;
 mod fault;
+mod guest;
 mod handover;
 pub mod host;
 mod inbox;

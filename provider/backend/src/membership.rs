@@ -1,6 +1,7 @@
 //! The multicast groups of this port: joined on the interfaces that hold its addresses.
 //!
-//! Members of a group get its datagrams from the kernel, each socket a copy, however the port's unicast is steered.
+//! Members of a group get its datagrams from the kernel, each socket a copy, however the port's unicast is steered. A guest,
+//! which has no socket on the port, joins with another, and has the datagrams handed on: `guest`.
 //! Owns the list of groups, so that a socket that is opened later joins them too. It must not count who is attached.
 
 use std::io;
@@ -24,18 +25,24 @@ pub(crate) struct Membership {
     v4: Vec<u32>,
     v6: Vec<u32>,
     groups: Vec<Gid>,
+    /// A guest's socket, which is bound to no port and receives nothing
+    proxy: Option<OwnedFd>,
 }
 
 impl Membership {
     /// In no group yet.
     pub(crate) fn new(addrs: &[HostAddr]) -> Self {
-        Membership { v4: interfaces(addrs, true), v6: interfaces(addrs, false), groups: Vec::new() }
+        let (v4, v6) = (interfaces(addrs, true), interfaces(addrs, false));
+        Membership { v4, v6, groups: Vec::new(), proxy: None }
     }
 
-    /// Joins a group on every interface that can; without a `wire` (a guest), as soon as there is one.
+    /// Joins a group on every interface that can, with the `wire` or, a guest, without.
     pub(crate) fn join(&mut self, wire: Option<&OwnedFd>, group: Gid) -> Result<(), BackendError> {
-        if let Some(wire) = wire {
-            self.join_on(wire, group)?;
+        if wire.is_none() && self.proxy.is_none() {
+            self.proxy = Some(proxy()?);
+        }
+        if let Some(socket) = wire.or(self.proxy.as_ref()) {
+            self.join_on(socket, group)?;
         }
         self.groups.push(group);
         Ok(())
@@ -44,16 +51,23 @@ impl Membership {
     /// Leaves a group.
     pub(crate) fn leave(&mut self, wire: Option<&OwnedFd>, group: Gid) {
         self.groups.retain(|joined| *joined != group);
-        if let Some(wire) = wire {
-            self.leave_on(wire, group);
+        if let Some(socket) = wire.or(self.proxy.as_ref()) {
+            self.leave_on(socket, group);
         }
     }
 
-    /// A new `wire` joins the groups that there are. What the system refuses is not received there.
-    pub(crate) fn rejoin(&self, wire: &OwnedFd) {
+    /// A guest is one no longer: its new `wire` joins the groups that there are. What the system refuses is not
+    /// received there.
+    pub(crate) fn rejoin(&mut self, wire: &OwnedFd) {
         for group in &self.groups {
             let _ = self.join_on(wire, *group);
         }
+        self.proxy = None;
+    }
+
+    /// Whether it is in `group`.
+    pub(crate) fn has(&self, group: Gid) -> bool {
+        self.groups.contains(&group)
     }
 
     /// The groups.
@@ -103,10 +117,17 @@ pub fn max_groups(addrs: &[HostAddr]) -> u32 {
     (most / interfaces(addrs, true).len().max(1) as u32).min(MOST_GROUPS)
 }
 
-/// Has a socket receive multicast of the groups alone that it joined itself, and not of all that anybody on the host did.
-pub(crate) fn own_groups_only(wire: &OwnedFd) {
-    sockopt::set_int(wire, libc::SOL_IP, libc::IP_MULTICAST_ALL, 0);
-    sockopt::set_int(wire, libc::SOL_IPV6, IPV6_MULTICAST_ALL, 0);
+/// Whether a socket receives the multicast of `all` groups that anybody on the host joined, or of those that it joined
+/// itself.
+pub(crate) fn receive_all(wire: &OwnedFd, all: bool) {
+    sockopt::set_int(wire, libc::SOL_IP, libc::IP_MULTICAST_ALL, i32::from(all));
+    sockopt::set_int(wire, libc::SOL_IPV6, IPV6_MULTICAST_ALL, i32::from(all));
+}
+
+/// A socket of either IP version to join with.
+fn proxy() -> Result<OwnedFd, BackendError> {
+    const WHAT: &str = "a socket to join multicast groups with";
+    sockopt::datagram(libc::AF_INET6, WHAT).or_else(|_| sockopt::datagram(libc::AF_INET, WHAT))
 }
 
 /// Has a socket send multicast from the interface of `addr`, to members on this host too, and as far as unicast

@@ -25,6 +25,15 @@ pub fn socket_name(port: u16, block: u32) -> String {
     if port == ROCE_PORT { format!("starverbs/qpn/{block}") } else { format!("starverbs/{port}/qpn/{block}") }
 }
 
+/// Blocks that processes of this host have, in no order (`/proc/net/unix` shows those of the network namespace).
+pub(crate) fn blocks_of_host(port: u16) -> Vec<u32> {
+    let text = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let name = socket_name(port, 0);
+    let prefix = format!("@{}", &name[..name.len() - 1]);
+    let names = text.lines().filter_map(|line| line.rsplit(' ').next()?.strip_prefix(&prefix));
+    names.filter_map(|number| number.parse().ok()).collect()
+}
+
 /// The address of an abstract name.
 pub(crate) fn abstract_address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: a sockaddr_un of zeroes is valid: a C struct of integers.
@@ -108,6 +117,14 @@ mod tests {
             QpnBlock::claim_one(65001, number).expect("a socket").is_some(),
             "the name outlived its owner"
         );
+    }
+
+    #[test]
+    fn blocks_of_the_host_are_listed_by_port() {
+        let [a, b] = [65003, 65004].map(|port| QpnBlock::claim(port).expect("a free block"));
+        assert_eq!(blocks_of_host(65003), [a.number()]);
+        assert_eq!(blocks_of_host(65004), [b.number()]);
+        assert_eq!(blocks_of_host(65005), []);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(crate) fn open_wire(settings: &Settings) -> Result<Option<OwnedFd>, BackendE
     if settings.gro {
         on(libc::SOL_UDP, libc::UDP_GRO);
     }
-    membership::own_groups_only(&fd);
+    membership::receive_all(&fd, false);
     sockopt::receive_buffer(&fd, settings.rcvbuf);
     match socket2::SockRef::from(&fd).bind(&any.into()) {
         Ok(()) => Ok(Some(fd)),

@@ -12,10 +12,11 @@ use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_diff
 use starverbs_core::{Counters, FrameMeta, Gid, Nanos, QPN_BLOCK_SHIFT, QPN_MULTICAST, Qpn};
 use starverbs_settings::Settings;
 
-use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
+use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run, Wish};
+use crate::guest::{Guests, Patron};
 use crate::handover::{Handover, Passed};
-use crate::inbox::Inbox;
-use crate::membership::Membership;
+use crate::inbox::{Inbox, Outer};
+use crate::membership::{Membership, receive_all};
 use crate::pcap::Capture;
 use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
 use crate::registry::QpnBlock;
@@ -40,6 +41,8 @@ const JOIN: Nanos = 20_000_000;
 const LEAVE: Nanos = 20_000_000;
 /// A guest tries again to bind after this.
 const GUEST_RETRY: Nanos = 1_000_000_000;
+/// Where the multicast QPN lies; no process has that block.
+const MULTICAST_BLOCK: u32 = QPN_MULTICAST >> QPN_BLOCK_SHIFT;
 /// Questions kept until they are taken.
 const REQUESTS: usize = 16;
 
@@ -82,9 +85,13 @@ pub struct Rx<C: Deref<Target = Counters>> {
     /// `None` for a guest
     wire: Option<OwnedFd>,
     blocks: Vec<QpnBlock>,
-    /// A bit for each block of this process, and for the multicast QPN's: what comes there is everybody's
+    /// A bit for each block of this process
     local: [u64; 64],
     membership: Membership,
+    /// Those of other users whose multicast is handed on
+    guests: Guests,
+    /// Who hands on the multicast of this process, if it is a guest
+    patron: Patron,
     fds: Vec<RawFd>,
     wire_inbox: Inbox,
     block_inbox: Inbox,
@@ -120,6 +127,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             blocks: Vec::new(),
             local: [0; 64],
             membership: Membership::new(addrs),
+            guests: Guests::default(),
+            patron: Patron::new(settings.port),
             fds: Vec::new(),
             wire_inbox: Inbox::new(WIRE_SLOTS),
             block_inbox: Inbox::new(BLOCK_SLOTS),
@@ -135,7 +144,6 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             turn: 0,
             retry_at: 0,
         };
-        rx.make_local(QPN_MULTICAST >> QPN_BLOCK_SHIFT);
         rx.claim_block()?;
         rx.join();
         Ok(rx)
@@ -168,28 +176,35 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     pub fn claim_block(&mut self) -> Result<u32, BackendError> {
         let block = QpnBlock::claim(self.settings.port)?;
         let number = block.number();
-        self.make_local(number);
+        self.local[(number / 64) as usize] |= 1 << (number % 64);
         self.blocks.push(block);
         self.list_fds();
         self.steering.changed();
         Ok(number)
     }
 
-    /// Joins the multicast group of address `group`: its frames are received from now on.
+    /// Joins the multicast group of address `group`: its frames are received from now on. A guest waits for the answer of
+    /// who hands them on; if there is nobody, they come as soon as there is.
     ///
     /// # Errors
     /// [`BackendError::NoInterface`], [`BackendError::Group`].
     pub fn join_group(&mut self, group: Gid) -> Result<(), BackendError> {
-        self.membership.join(self.wire.as_ref(), group)
+        self.membership.join(self.wire.as_ref(), group)?;
+        self.ask_patron();
+        Ok(())
     }
 
     /// Leaves a multicast group.
     pub fn leave_group(&mut self, group: Gid) {
         self.membership.leave(self.wire.as_ref(), group);
+        self.ask_patron();
     }
 
-    fn make_local(&mut self, block: u32) {
-        self.local[(block / 64 % 64) as usize] |= 1 << (block % 64);
+    /// A guest's groups are others now.
+    fn ask_patron(&mut self) {
+        if let (None, Some(block)) = (&self.wire, self.blocks.first()) {
+            self.patron.ask(block.number(), self.membership.groups());
+        }
     }
 
     /// The blocks of this process, by number; the first was claimed at opening.
@@ -295,7 +310,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 continue;
             }
             let block = qpn(frame) >> QPN_BLOCK_SHIFT;
-            if !self.is_local(block) {
+            if !self.is_local(block) && !(block == MULTICAST_BLOCK && self.takes_multicast(&cursor)) {
                 self.foreign(&mut cursor, block);
                 self.cursor = Some(cursor);
                 continue;
@@ -355,6 +370,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     fn next_datagram(&mut self) -> Option<Cursor> {
         if let Some(slot) = self.wire_left.next() {
             let outer = self.wire_inbox.outer(slot);
+            if self.guests.any() && outer.meta.dst.is_multicast() {
+                self.serve_guests(slot, &outer);
+            }
             let segment = if outer.segment == 0 { usize::MAX >> 1 } else { outer.segment as usize };
             let origin = Origin::Wire;
             return Some(Cursor {
@@ -369,6 +387,10 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
         let slot = self.block_left.next()?;
         match control::decode(self.block_inbox.bytes(slot))? {
+            Message::Frames(run) if run.meta.dst.is_multicast() && !self.is_patrons(&run) => {
+                self.counters.drop_multicast.inc();
+                None
+            }
             Message::Frames(run) => {
                 let frames = self.block_inbox.bytes(slot).len() - RUN_HEADER;
                 self.counters.handed_in.add(frames.div_ceil(run.segment as usize) as u64);
@@ -386,6 +408,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 self.steering.answer(answer);
                 None
             }
+            Message::Wish(wish) => {
+                let (from, from_len) = self.block_inbox.unix_sender(slot);
+                self.grant(wish, &from, from_len);
+                None
+            }
             Message::Request(text) => {
                 if self.requests.len() < REQUESTS {
                     let (from, from_len) = self.block_inbox.unix_sender(slot);
@@ -394,6 +421,53 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 None
             }
         }
+    }
+
+    /// Whether the frame at the cursor, to the multicast QPN, is for this process.
+    #[cold]
+    fn takes_multicast(&self, cursor: &Cursor) -> bool {
+        let group = cursor.meta.dst;
+        group.is_multicast() && (cursor.origin == Origin::Block || self.membership.has(group))
+    }
+
+    /// Hands a multicast datagram on to the guests that want it.
+    #[cold]
+    fn serve_guests(&mut self, slot: usize, outer: &Outer) {
+        let bytes = self.wire_inbox.bytes(slot);
+        if bytes.len() < SHORTEST || qpn(bytes) != QPN_MULTICAST {
+            return;
+        }
+        let segment = if outer.segment == 0 { bytes.len() as u16 } else { outer.segment };
+        for (block, tag) in self.guests.of(outer.meta.dst, sockopt::monotonic()) {
+            let run = Run { meta: outer.meta, sport: outer.sport, segment, first: 0, tag };
+            match self.handover.pass(u32::from(block), &control::encode_run(&run), bytes) {
+                Passed::Yes => self.counters.handed_on.add(bytes.len().div_ceil(segment.into()) as u64),
+                Passed::NoOwner | Passed::Full => self.counters.drop_handover.inc(),
+            }
+        }
+        if let Some(wire) = self.wire.as_ref().filter(|_| !self.guests.any()) {
+            receive_all(wire, false);
+        }
+    }
+
+    /// Whether multicast that was handed in comes from who is to do so.
+    fn is_patrons(&self, run: &Run) -> bool {
+        self.wire.is_none() && self.patron.is_its(run.tag)
+    }
+
+    /// Grants a guest's wish, and says so; a guest itself has nothing to hand on.
+    #[cold]
+    fn grant(&mut self, wish: Wish, from: &libc::sockaddr_un, from_len: libc::socklen_t) {
+        let tag = wish.tag;
+        let granted = match &self.wire {
+            None => false,
+            Some(wire) => {
+                let granted = self.guests.grant(wish, sockopt::monotonic());
+                receive_all(wire, self.guests.any());
+                granted
+            }
+        };
+        self.reply(from, from_len, &control::encode_grant(tag, granted));
     }
 
     /// Deals with the frames at the cursor that are for `block`, not of this process, and moves the cursor behind them.
@@ -429,7 +503,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             return self.counters.drop_no_owner.add(frames);
         }
         let segment = cursor.segment.min(run.len()) as u16;
-        let head = control::encode_run(&Run { meta: cursor.meta, sport: cursor.sport, segment, first });
+        let head =
+            control::encode_run(&Run { meta: cursor.meta, sport: cursor.sport, segment, first, tag: 0 });
         match self.handover.pass(block, &head, run) {
             Passed::Yes => {
                 self.counters.handed_on.add(frames);
@@ -478,6 +553,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             }
             self.list_fds();
             self.steering.changed();
+            if let (None, Some(block)) = (&self.wire, self.blocks.first()) {
+                self.patron.renew(block.number(), self.membership.groups());
+            }
         }
         if let (Some(wire), Some(block)) = (&self.wire, self.blocks.first())
             && self.steering.is_due(now)
@@ -496,18 +574,15 @@ impl<C: Deref<Target = Counters>> Rx<C> {
 
     /// Answers it. Who asked may be gone; nothing comes of it then.
     pub fn answer(&mut self, request: &Request, text: &[u8]) {
+        self.reply(&request.from, request.from_len, text);
+    }
+
+    fn reply(&self, to: &libc::sockaddr_un, to_len: libc::socklen_t, bytes: &[u8]) {
         let Some(block) = self.blocks.first() else { return };
-        // SAFETY: pointers and lengths describe `text` and the request's address, alive across the call.
+        // SAFETY: pointers and lengths describe `bytes` and `to`, alive across the call.
         unsafe {
-            let to = std::ptr::from_ref(&request.from).cast();
-            libc::sendto(
-                block.fd(),
-                text.as_ptr().cast(),
-                text.len(),
-                libc::MSG_DONTWAIT,
-                to,
-                request.from_len,
-            );
+            let to = std::ptr::from_ref(to).cast();
+            libc::sendto(block.fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT, to, to_len);
         }
     }
 }
