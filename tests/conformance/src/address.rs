@@ -7,7 +7,7 @@ use crate::world::World;
 
 /// A kind of IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     /// `::1`
     Loopback,
     /// Neither of the others
@@ -91,7 +91,7 @@ fn strain() -> Vec<Pair> {
 }
 
 /// `pair` between two addresses of one kind.
-fn case(pair: Pair, kind: Kind, nets: &'static [Net]) -> Case {
+pub(crate) fn case(pair: Pair, kind: Kind, nets: &'static [Net]) -> Case {
     let name = format!("{} ({})", pair.title(), kind.word());
     let run = move |world: &mut World, net| {
         let mut pair = pair.clone();
@@ -104,7 +104,7 @@ fn case(pair: Pair, kind: Kind, nets: &'static [Net]) -> Case {
                 return Verdict::Skip(format!("no {} address here", kind.word()));
             };
             let option = if pair.program.starts_with("ibv_") { "-g" } else { "-x" };
-            pair.own_args[end] = vec![option.to_owned(), index.to_string()];
+            pair.own_args[end].extend([option.to_owned(), index.to_string()]);
         }
         pair.run(world, net).into()
     };

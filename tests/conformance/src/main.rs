@@ -8,6 +8,7 @@ mod case;
 mod check;
 mod container;
 mod crash;
+mod multicast;
 mod net;
 mod pair;
 mod perftest;
@@ -59,6 +60,7 @@ fn cases(args: &Args) -> Vec<(Case, Net)> {
         pingpong::cases(),
         perftest::cases(),
         address::cases(),
+        multicast::cases(),
         special::cases(),
         container::cases(),
         settings::cases(),
