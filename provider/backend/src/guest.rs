@@ -104,7 +104,8 @@ impl Patron {
     /// Renews the patron's promise without waiting; the next renewal finds whether it was granted.
     pub(crate) fn renew(&mut self, own: u32, groups: &[Gid]) {
         self.take_grants();
-        if !groups.is_empty() && !(self.granted && self.wish(own, groups)) {
+        let renewed = groups.is_empty() || (self.granted && self.wish(own, groups));
+        if !renewed {
             self.ask(own, groups);
         }
     }

@@ -310,7 +310,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 continue;
             }
             let block = qpn(frame) >> QPN_BLOCK_SHIFT;
-            if !self.is_local(block) && !(block == MULTICAST_BLOCK && self.takes_multicast(&cursor)) {
+            let ours = self.is_local(block) || (block == MULTICAST_BLOCK && self.takes_multicast(&cursor));
+            if !ours {
                 self.foreign(&mut cursor, block);
                 self.cursor = Some(cursor);
                 continue;

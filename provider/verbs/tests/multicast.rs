@@ -103,7 +103,8 @@ fn what_comes_back_to_the_sender_is_as_it_asked() {
         let got = receives(&node, copies.len() + 1);
         let mut qpns: Vec<u32> = got.iter().filter(|c| c.wr_id != 1000).map(|c| c.qpn).collect();
         let mut copies = copies.to_vec();
-        (qpns.sort_unstable(), copies.sort_unstable());
+        qpns.sort_unstable();
+        copies.sort_unstable();
         assert_eq!(qpns, copies, "sent by {:#x}", from.number());
     }
 }
@@ -151,7 +152,7 @@ fn a_queue_pair_in_several_groups_gets_what_is_sent_to_each() {
     }
 }
 
-/// Over a real interface: Linux has no route for IPv6 multicast on loopback (tests/abi/multicast.sh makes interfaces).
+/// Over a real interface: Linux carries no IPv6 multicast on loopback (tests/abi/multicast.sh makes interfaces).
 #[test]
 fn ipv6_groups_work_as_well() {
     let all = host::addresses(&Settings::default()).unwrap();
