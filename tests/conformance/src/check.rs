@@ -2,7 +2,7 @@
 
 /// What a client's output must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Expect {
+pub enum Expect {
     /// perftest's latency table with at least so many rows.
     Latency(usize),
     /// perftest's bandwidth table with at least so many rows.
@@ -13,7 +13,7 @@ pub(crate) enum Expect {
 
 impl Expect {
     /// A remark with the (last) figure that the program printed, or what is wrong.
-    pub(crate) fn judge(self, output: &str) -> Result<String, String> {
+    pub fn judge(self, output: &str) -> Result<String, String> {
         match self {
             Expect::Latency(rows) => {
                 let last = table(output, rows)?;
