@@ -1,5 +1,11 @@
 //! Judges the output of programs: that results are there, complete and possible.
 
+/// What perftest says when its samples of the CPU's frequency do not agree, as on a busy machine. It ends without a report
+/// then, and the card has no part in that.
+pub const UNCALIBRATED: &str = "Correlation coefficient r^2";
+/// Tries at that.
+pub const CALIBRATIONS: u32 = 3;
+
 /// What a client's output must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {

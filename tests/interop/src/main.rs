@@ -45,9 +45,20 @@ struct Args {
     cache: PathBuf,
 }
 
+/// Exit status when the guest cannot be had, so that nothing was tried.
+const UNAVAILABLE: u8 = 2;
+
 fn main() -> ExitCode {
     let args = Args::parse();
-    match run(&args) {
+    let prepared = prepare(&args);
+    let (kernel, mut world) = match prepared {
+        Ok(prepared) => prepared,
+        Err(reason) => {
+            eprintln!("interop: {reason}");
+            return ExitCode::from(UNAVAILABLE);
+        }
+    };
+    match run(&args, &kernel, &mut world) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(reason) => {
@@ -57,16 +68,24 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<bool, String> {
+/// Gets the kernel and boots it.
+fn prepare(args: &Args) -> Result<(Kernel, World), String> {
     std::fs::create_dir_all(&args.cache).map_err(|e| format!("{}: {e}", args.cache.display()))?;
     let cache = args.cache.canonicalize().map_err(|e| format!("{}: {e}", args.cache.display()))?;
     let kernel = Kernel::prepare(&cache)?;
     let started = Instant::now();
-    let mut world = World::new(&kernel, &args.dist, &cache)?;
+    let world = World::new(&kernel, &args.dist, &cache)?;
     println!("interop: {} is up after {:.1} s", kernel.package, started.elapsed().as_secs_f64());
+    Ok((kernel, world))
+}
+
+fn run(args: &Args, kernel: &Kernel, world: &mut World) -> Result<bool, String> {
+    if let Some(folder) = &args.vectors {
+        std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
     let mut report = Report::new(&kernel.package);
-    exchanges(args, &mut world, &mut report);
-    programs(args, &mut world, &mut report);
+    exchanges(args, world, &mut report);
+    programs(args, world, &mut report);
     if let Some(file) = &args.table {
         std::fs::write(file, report.markdown()).map_err(|e| format!("{}: {e}", file.display()))?;
     }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::kernel::output;
+use starverbs_conformance::netns::{self, ip};
 
 /// The addresses of the namespace and of the guest. Dropping the network removes it.
 pub(crate) const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
@@ -19,7 +19,8 @@ pub(crate) struct Net {
 impl Net {
     /// Makes it; needs root. `mtu` is the IP MTU of the namespace's end.
     pub(crate) fn new(mtu: u32) -> Result<Net, String> {
-        let net = Net { name: format!("sv-interop-{}", std::process::id()) };
+        netns::remove_left_over();
+        let net = Net { name: netns::name("interop") };
         let name = &net.name;
         ip(&format!("netns add {name}"))?;
         ip(&format!("-n {name} link set lo up"))?;
@@ -42,10 +43,4 @@ impl Drop for Net {
     fn drop(&mut self) {
         let _ = ip(&format!("netns del {}", self.name));
     }
-}
-
-fn ip(arguments: &str) -> Result<(), String> {
-    output(Command::new("ip").args(arguments.split(' ')))
-        .map(drop)
-        .map_err(|e| format!("ip {arguments}: {e}"))
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use starverbs_conformance::check::Expect;
+use starverbs_conformance::check::{CALIBRATIONS, Expect, UNCALIBRATED};
 use starverbs_conformance::process::tail;
 
 use crate::world::{Card, Ip, Program, World};
@@ -35,7 +35,7 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new(program: &str, args: &str) -> Pair {
-        let limit = Duration::from_secs(60);
+        let limit = Duration::from_secs(120);
         Pair { program: program.to_owned(), args: args.to_owned(), ip: Ip::V4, env: Vec::new(), limit }
     }
 
@@ -83,8 +83,19 @@ impl Pair {
         if wrong.is_empty() { Ok([server.output(), client.output()]) } else { Err(wrong.join("\n")) }
     }
 
-    /// Runs both ends and judges what the client printed: a remark, or what went wrong.
+    /// Runs both ends and judges what the client printed: a remark, or what went wrong. Again, when perftest could not
+    /// measure the CPU's frequency.
     pub(crate) fn judged(&self, world: &mut World, cards: Cards, expect: Expect) -> Result<String, String> {
+        for _ in 1..CALIBRATIONS {
+            match self.judged_once(world, cards, expect) {
+                Err(reason) if reason.contains(UNCALIBRATED) => {}
+                result => return result,
+            }
+        }
+        self.judged_once(world, cards, expect)
+    }
+
+    fn judged_once(&self, world: &mut World, cards: Cards, expect: Expect) -> Result<String, String> {
         let [_, client] = self.run(world, cards)?;
         expect.judge(&client).map_err(|reason| format!("client: {reason}:\n{}", tail(&client)))
     }
