@@ -31,6 +31,9 @@ struct Args {
     /// Only cases whose title matches this regular expression
     #[arg(long, value_name = "RE")]
     filter: Option<Regex>,
+    /// Run each program so many times, to hunt what happens seldom
+    #[arg(long, value_name = "TIMES", default_value_t = 1)]
+    repeat: u32,
     /// Write what ran to this Markdown file
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
@@ -126,7 +129,7 @@ fn exchanges(args: &Args, world: &mut World, report: &mut Report) {
 fn programs(args: &Args, world: &mut World, report: &mut Report) {
     for (pair, expect) in cases::cases() {
         let title = pair.title();
-        if wanted(args, &title) {
+        for _ in (0..args.repeat).filter(|_| wanted(args, &title)) {
             let verdicts = [STAR_SERVES, RXE_SERVES].map(|cards| pair.judged(world, cards, expect));
             report.add(&title, verdicts.into());
         }
