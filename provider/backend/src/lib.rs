@@ -52,6 +52,7 @@ pub use udp_tx::Tx;
 #[cfg(fuzzing)]
 pub fn read_messages(bytes: &[u8]) {
     let _ = control::decode(bytes);
+    let _ = control::decode_grant(bytes);
     let _ = probe::Probe::decode(bytes);
     let _ = probe::decode_check(bytes);
 }

@@ -3,20 +3,22 @@
 //! Owns the socket on the wire's UDP port, this process's QPN blocks, and the handing on of frames that are for another
 //! process. It must not know what a frame means beyond its destination QPN.
 
+mod multicast;
+
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_difference};
-use starverbs_core::{Counters, FrameMeta, Gid, Nanos, QPN_BLOCK_SHIFT, QPN_MULTICAST, Qpn};
+use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, QPN_MULTICAST, Qpn};
 use starverbs_settings::Settings;
 
-use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run, Wish};
+use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
 use crate::guest::{Guests, Patron};
 use crate::handover::{Handover, Passed};
-use crate::inbox::{Inbox, Outer};
-use crate::membership::{Membership, receive_all};
+use crate::inbox::Inbox;
+use crate::membership::Membership;
 use crate::pcap::Capture;
 use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
 use crate::registry::QpnBlock;
@@ -181,30 +183,6 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.list_fds();
         self.steering.changed();
         Ok(number)
-    }
-
-    /// Joins the multicast group of address `group`: its frames are received from now on. A guest waits for the answer of
-    /// who hands them on; if there is nobody, they come as soon as there is.
-    ///
-    /// # Errors
-    /// [`BackendError::NoInterface`], [`BackendError::Group`].
-    pub fn join_group(&mut self, group: Gid) -> Result<(), BackendError> {
-        self.membership.join(self.wire.as_ref(), group)?;
-        self.ask_patron();
-        Ok(())
-    }
-
-    /// Leaves a multicast group.
-    pub fn leave_group(&mut self, group: Gid) {
-        self.membership.leave(self.wire.as_ref(), group);
-        self.ask_patron();
-    }
-
-    /// A guest's groups are others now.
-    fn ask_patron(&mut self) {
-        if let (None, Some(block)) = (&self.wire, self.blocks.first()) {
-            self.patron.ask(block.number(), self.membership.groups());
-        }
     }
 
     /// The blocks of this process, by number; the first was claimed at opening.
@@ -424,53 +402,6 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
     }
 
-    /// Whether the frame at the cursor, to the multicast QPN, is for this process.
-    #[cold]
-    fn takes_multicast(&self, cursor: &Cursor) -> bool {
-        let group = cursor.meta.dst;
-        group.is_multicast() && (cursor.origin == Origin::Block || self.membership.has(group))
-    }
-
-    /// Hands a multicast datagram on to the guests that want it.
-    #[cold]
-    fn serve_guests(&mut self, slot: usize, outer: &Outer) {
-        let bytes = self.wire_inbox.bytes(slot);
-        if bytes.len() < SHORTEST || qpn(bytes) != QPN_MULTICAST {
-            return;
-        }
-        let segment = if outer.segment == 0 { bytes.len() as u16 } else { outer.segment };
-        for (block, tag) in self.guests.of(outer.meta.dst, sockopt::monotonic()) {
-            let run = Run { meta: outer.meta, sport: outer.sport, segment, first: 0, tag };
-            match self.handover.pass(u32::from(block), &control::encode_run(&run), bytes) {
-                Passed::Yes => self.counters.handed_on.add(bytes.len().div_ceil(segment.into()) as u64),
-                Passed::NoOwner | Passed::Full => self.counters.drop_handover.inc(),
-            }
-        }
-        if let Some(wire) = self.wire.as_ref().filter(|_| !self.guests.any()) {
-            receive_all(wire, false);
-        }
-    }
-
-    /// Whether multicast that was handed in comes from who is to do so.
-    fn is_patrons(&self, run: &Run) -> bool {
-        self.wire.is_none() && self.patron.is_its(run.tag)
-    }
-
-    /// Grants a guest's wish, and says so; a guest itself has nothing to hand on.
-    #[cold]
-    fn grant(&mut self, wish: Wish, from: &libc::sockaddr_un, from_len: libc::socklen_t) {
-        let tag = wish.tag;
-        let granted = match &self.wire {
-            None => false,
-            Some(wire) => {
-                let granted = self.guests.grant(wish, sockopt::monotonic());
-                receive_all(wire, self.guests.any());
-                granted
-            }
-        };
-        self.reply(from, from_len, &control::encode_grant(tag, granted));
-    }
-
     /// Deals with the frames at the cursor that are for `block`, not of this process, and moves the cursor behind them.
     #[cold]
     fn foreign(&mut self, cursor: &mut Cursor, block: u32) {
@@ -549,14 +480,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         if self.wire.is_none() && now >= self.retry_at {
             self.retry_at = now + GUEST_RETRY;
             self.wire = open_wire(&self.settings).ok().flatten();
-            if let Some(wire) = &self.wire {
-                self.membership.rejoin(wire);
-            }
             self.list_fds();
             self.steering.changed();
-            if let (None, Some(block)) = (&self.wire, self.blocks.first()) {
-                self.patron.renew(block.number(), self.membership.groups());
-            }
+            self.settle_groups();
         }
         if let (Some(wire), Some(block)) = (&self.wire, self.blocks.first())
             && self.steering.is_due(now)
