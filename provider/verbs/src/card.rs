@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::{self as backend, Rx};
 use starverbs_core::qp::Owner;
-use starverbs_core::{AsyncEvent, Nanos, Nic, NicConfig, PdId, Qpn};
+use starverbs_core::{AsyncEvent, Limits, Nanos, Nic, NicConfig, PdId, Qpn};
 use starverbs_rings::SpinLock;
 use starverbs_settings::Settings;
 
@@ -20,6 +20,7 @@ use crate::device::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
 use crate::env::HostEnv;
 use crate::error::Result;
 use crate::events::{Event, FdQueue, kind};
+use crate::moderation::Moderator;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
@@ -39,6 +40,9 @@ pub(crate) struct Card {
     pub(crate) polled: Polled,
     contexts: Mutex<u32>,
     pub(crate) progress: Progress,
+    /// Completion queues that exist.
+    pub(crate) cqs: AtomicU32,
+    pub(crate) moderator: Arc<Moderator>,
 }
 
 /// What the shard lock guards.
@@ -60,6 +64,7 @@ pub(crate) struct Shard {
     /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
     /// card knows their cookies.
     domains: HashMap<PdId, Arc<FdQueue<Event>>>,
+    pub(crate) moderator: Arc<Moderator>,
 }
 
 /// What the program does in the library, for the progress thread to see.
@@ -117,6 +122,7 @@ impl Card {
             max_msg: MAX_MSG,
             max_rd_atomic: MAX_RD_ATOM as u8,
             window: settings.window.unwrap_or(NicConfig::default().window),
+            limits: Limits::default(),
         };
         let mut nic = Nic::new(config, stats, seed());
         for block in rx.blocks() {
@@ -125,6 +131,7 @@ impl Card {
         if let Some(block) = rx.blocks().next() {
             stats.set_first_block(block);
         }
+        let moderator = Arc::new(Moderator::new());
         let shard = Shard {
             nic,
             env: HostEnv::new(tx),
@@ -136,6 +143,7 @@ impl Card {
             unsent: false,
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
+            moderator: Arc::clone(&moderator),
         };
         Ok(Arc::new(Card {
             forks: FORKS.load(Ordering::Relaxed),
@@ -146,6 +154,8 @@ impl Card {
             polled: Polled::default(),
             contexts: Mutex::new(0),
             progress: Progress::new()?,
+            cqs: AtomicU32::new(0),
+            moderator,
         }))
     }
 
@@ -409,10 +419,11 @@ fn page_of_process(port: u16) -> Result<StatPage> {
     Ok(new)
 }
 
-/// Counts forks in the children, from the first card on.
+/// Counts forks in the children, from the first card on, and has them hold nothing of the card's that others see.
 fn watch_forks() {
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
+        backend::let_go();
     }
     static ONCE: Once = Once::new();
     // SAFETY: the handler is async-signal-safe, and stays as long as the library: it must not be

@@ -108,7 +108,7 @@ impl Context {
     /// `ibv_query_gid_ex`
     ///
     /// # Errors
-    /// EINVAL unless `port` is 1; ENODATA past the table.
+    /// EINVAL unless `port` is 1 and `index` lies in the table; ENODATA where the table is empty.
     pub fn query_gid(&self, port: u8, index: u32) -> Result<GidEntry> {
         self.0.card.info.port(port)?;
         self.0.card.info.gid(index)

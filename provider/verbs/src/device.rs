@@ -4,7 +4,7 @@
 
 use starverbs_backend::HostAddr;
 use starverbs_backend::host;
-use starverbs_core::{Gid, Mtu};
+use starverbs_core::{Gid, Limits, Mtu};
 use starverbs_settings::Settings;
 
 use crate::dm::MAX_DM;
@@ -33,6 +33,11 @@ const _: () = assert!(MAX_SGE as usize <= starverbs_core::nic::MAX_SGE);
 pub const MAX_INLINE: u32 = 4096;
 /// Most CQEs of a completion queue.
 pub const MAX_CQE: u32 = 1 << 22;
+/// Most completion queues.
+pub(crate) const MAX_CQ: u32 = 1 << 20;
+/// Entries of the GID table, most of them empty: an address handle's index is a byte.
+pub(crate) const GID_TBL_LEN: u32 = 256;
+const _: () = assert!(GID_TBL_LEN as usize >= starverbs_backend::MAX_ADDRS);
 /// Longest message, bytes.
 pub const MAX_MSG: u32 = 1 << 30;
 /// Most READs and atomics outstanding, either way.
@@ -42,9 +47,9 @@ pub const PKEY: u16 = 0xffff;
 /// No IEEE OUI stands behind this card. Test-suites refuse 0; nobody can be assigned this one, a group address.
 const NO_OUI: u32 = 0xff_ffff;
 
-/// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN; IBV_DEVICE_MEM_WINDOW,
-/// IBV_DEVICE_XRC, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2B
-const CAP_FLAGS: u64 = 1 << 7 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
+/// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE;
+/// IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_XRC, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2B
+const CAP_FLAGS: u64 = 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
 /// IBV_DEVICE_XRC
 const DEVICE_XRC: u64 = 1 << 20;
 /// IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS
@@ -173,7 +178,7 @@ impl DeviceInfo {
     pub(crate) fn new(settings: &Settings) -> Result<Self> {
         let addrs = host::addresses(settings)?;
         let guid = host::guid(&addrs);
-        let port = port_attr(active_mtu(settings, &addrs), addrs.len() as u32);
+        let port = port_attr(active_mtu(settings, &addrs));
         Ok(DeviceInfo { attr: attr(guid), port, addrs, local_mtu: mtu_cap(settings) })
     }
 
@@ -189,7 +194,11 @@ impl DeviceInfo {
         if port == 1 { Ok(&self.port) } else { Err(VerbsError::Invalid("port number")) }
     }
 
+    /// EINVAL past the table's end, ENODATA where it is empty.
     pub(crate) fn gid(&self, index: u32) -> Result<GidEntry> {
+        if index >= GID_TBL_LEN {
+            return Err(VerbsError::Invalid("GID index"));
+        }
         self.addrs.get(index as usize).map(|addr| entry(index, addr)).ok_or(VerbsError::NoData)
     }
 
@@ -218,6 +227,7 @@ fn mtu_cap(settings: &Settings) -> Mtu {
 }
 
 fn attr(guid: u64) -> DeviceAttr {
+    let limits = Limits::default();
     DeviceAttr {
         fw_ver: env!("CARGO_PKG_VERSION"),
         node_guid: guid,
@@ -227,24 +237,24 @@ fn attr(guid: u64) -> DeviceAttr {
         vendor_id: NO_OUI,
         vendor_part_id: 0,
         hw_ver: 0,
-        max_qp: 1_048_560,
+        max_qp: limits.qps,
         max_qp_wr: MAX_QP_WR,
         device_cap_flags: CAP_FLAGS,
         max_sge: MAX_SGE,
         max_sge_rd: MAX_SGE,
-        max_cq: 1 << 20,
+        max_cq: MAX_CQ,
         max_cqe: MAX_CQE,
-        max_mr: 1 << 20,
-        max_pd: 1 << 20,
+        max_mr: limits.mrs,
+        max_pd: limits.pds,
         max_qp_rd_atom: MAX_RD_ATOM,
-        max_res_rd_atom: 1_048_560 * MAX_RD_ATOM,
+        max_res_rd_atom: limits.qps * MAX_RD_ATOM,
         max_qp_init_rd_atom: MAX_RD_ATOM,
-        max_mw: 1 << 20,
+        max_mw: limits.windows,
         max_mcast_grp: 0,
         max_mcast_qp_attach: 0,
         max_total_mcast_qp_attach: 0,
-        max_ah: 1 << 20,
-        max_srq: 917_503,
+        max_ah: limits.avs,
+        max_srq: limits.srqs,
         max_srq_wr: MAX_QP_WR,
         max_srq_sge: MAX_SGE,
         max_pkeys: 1,
@@ -276,12 +286,12 @@ fn odp_caps() -> OdpCaps {
     OdpCaps { general: 3, rc, uc: MESSAGES | WRITE, ud: MESSAGES, xrc }
 }
 
-fn port_attr(active_mtu: Mtu, gids: u32) -> PortAttr {
+fn port_attr(active_mtu: Mtu) -> PortAttr {
     PortAttr {
         state: 4,
         max_mtu: Mtu::M4096,
         active_mtu,
-        gid_tbl_len: gids,
+        gid_tbl_len: GID_TBL_LEN,
         port_cap_flags: PORT_CAP_FLAGS,
         max_msg_sz: MAX_MSG,
         bad_pkey_cntr: 0,
@@ -328,7 +338,7 @@ mod tests {
         let mut settings = Settings::default();
         let info = |settings: &Settings| {
             let addrs = vec![addr(false, 1500)];
-            let port = port_attr(active_mtu(settings, &addrs), 1);
+            let port = port_attr(active_mtu(settings, &addrs));
             DeviceInfo { attr: attr(1), port, addrs, local_mtu: mtu_cap(settings) }
         };
         let (here, there) = (Gid::default(), Gid::from_ipv4([192, 0, 2, 9]));

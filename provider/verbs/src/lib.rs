@@ -20,6 +20,7 @@ mod env;
 mod error;
 mod events;
 mod memory;
+mod moderation;
 mod mr;
 mod mw;
 mod pd;
@@ -44,6 +45,7 @@ pub use device::{
 pub use dm::{Dm, MAX_DM};
 pub use error::{Result, VerbsError};
 pub use events::{Event, kind};
+pub use moderation::Moderation;
 pub use mr::{Advice, Mr, Rereg};
 pub use mw::{Mw, MwBind};
 pub use pd::{Pd, Td};
