@@ -136,8 +136,9 @@ impl Context {
     /// `ibv_get_async_event`: blocks, unless the program sets O_NONBLOCK on the descriptor.
     ///
     /// # Errors
-    /// `Again`, EINTR.
+    /// `Again`, EINTR; EIO in a forked child.
     pub fn get_async_event(&self) -> Result<Event> {
+        self.card()?;
         self.0.events.pop()
     }
 

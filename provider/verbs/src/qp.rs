@@ -83,7 +83,7 @@ impl Qp {
     /// `ibv_create_qp`
     ///
     /// # Errors
-    /// EINVAL: beyond the device's limits; ENOMEM; EIO in a forked child.
+    /// EINVAL: beyond the device's limits, or an SRQ for a transport other than RC and UD; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
         let card = pd.context().card()?;
         check_caps(init)?;
@@ -286,6 +286,9 @@ impl Drop for QpInner {
 }
 
 fn check_caps(init: &QpInit<'_>) -> Result<()> {
+    if init.srq.is_some() && !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
+        return Err(VerbsError::Invalid("a shared receive queue for a transport that takes none"));
+    }
     let wqes = init.max_send_wr.max(if init.srq.is_some() { 0 } else { init.max_recv_wr });
     let sges = init.max_send_sge.max(if init.srq.is_some() { 0 } else { init.max_recv_sge });
     if wqes > MAX_QP_WR || sges > MAX_SGE || init.max_inline > MAX_INLINE {
