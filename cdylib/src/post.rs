@@ -4,7 +4,7 @@
 
 use crate::ah::AhHandle;
 use crate::edge::{self, Errno};
-use crate::handle::errno;
+use crate::handle::quiet;
 use crate::mw;
 use crate::qp::QpHandle;
 use crate::srq::SrqHandle;
@@ -154,7 +154,7 @@ pub(crate) unsafe extern "C" fn post_send(
                     if xrc && !to.op.is_local() {
                         to.remote_qpn = (*wr).qp_type.xrc.remote_srqn;
                     }
-                    poster.push(&to).map_err(errno)
+                    poster.push(&to).map_err(quiet)
                 },
             )
         };
@@ -194,7 +194,7 @@ pub(crate) unsafe extern "C" fn post_recv(
         let mut poster = obj.post_recv();
         // SAFETY: as in `post_send`.
         let posted =
-            unsafe { walk(first, bad, |wr| (*wr).next, |wr| poster.push(&recv_wr(wr)?).map_err(errno)) };
+            unsafe { walk(first, bad, |wr| (*wr).next, |wr| poster.push(&recv_wr(wr)?).map_err(quiet)) };
         poster.ring();
         posted
     })
@@ -210,7 +210,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         // SAFETY: the verb's terms.
         let obj = unsafe { SrqHandle::obj(srq)? };
         // SAFETY: as in `post_send`.
-        unsafe { walk(first, bad, |wr| (*wr).next, |wr| obj.post(&recv_wr(wr)?).map_err(errno)) }
+        unsafe { walk(first, bad, |wr| (*wr).next, |wr| obj.post(&recv_wr(wr)?).map_err(quiet)) }
     })
 }
 

@@ -10,3 +10,8 @@ for program in edges memory errors states queues fork; do
 	cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -libverbs -lpthread
 	LD_LIBRARY_PATH=$lib "$tmp/$program"
 done
+
+# The library is silent by itself, and says why it refuses when it is asked to.
+said() { LD_LIBRARY_PATH=$lib STARVERBS_LOG=$1 "$tmp/errors" 2>&1 >/dev/null; }
+test -z "$(said off)" || { echo "log: not silent" >&2; exit 1; }
+said error | grep -q 'refused, errno 16: the object is in use by others' || { echo "log: no reason" >&2; exit 1; }

@@ -1,5 +1,5 @@
-/* Queues at their limits, from C: moderated events, overruns, the limit of a shared receive queue, memory windows of a
- * connection that is reset. Build: cc -Wall -o queues queues.c -libverbs; run with LD_LIBRARY_PATH naming the library. */
+/* What queues and keys do when they are used, from C: moderated events, overruns, the limit of a shared receive queue,
+ * regions that count from 0, memory windows of a connection that is reset. Build: cc -Wall -o queues queues.c -libverbs; run with LD_LIBRARY_PATH naming the library. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -171,6 +171,39 @@ static void limit(void)
 	CHECK(!ibv_destroy_srq(srq) && !ibv_destroy_cq(cq) && !ibv_destroy_cq(other));
 }
 
+/* IBV_ACCESS_ZERO_BASED: addresses are offsets, here and for peers, whatever iova says. */
+static void zero_based(void)
+{
+	int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED;
+	struct ibv_mr *regions[] = { ibv_reg_mr(pd, buf + 100, 64, rights),
+				     ibv_reg_mr_iova(pd, buf + 100, 64, (uintptr_t)buf, rights) };
+	struct ibv_cq *cq = ibv_create_cq(ctx, 64, NULL, NULL, 0);
+	struct pair p = make(cq, cq, NULL);
+	struct ibv_sge sge = { 0, 8, 0 };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		CHECK(regions[i] && regions[i]->addr == buf + 100 && regions[i]->length == 64);
+		sge.lkey = wr.wr.rdma.rkey = regions[i]->lkey;
+		wr.wr.rdma.remote_addr = 56;
+		strcpy(buf + 100, "offsets");
+		CHECK(!ibv_post_send(p.a, &wr, &bad));
+		one(cq);
+		CHECK(!strcmp(buf + 156, "offsets"));
+		memset(buf + 100, 0, 64);
+	}
+	wr.wr.rdma.remote_addr = (uintptr_t)buf + 100;
+	CHECK(!ibv_post_send(p.a, &wr, &bad));
+	while (!ibv_poll_cq(cq, 1, &wc))
+		;
+	CHECK(wc.status == IBV_WC_REM_ACCESS_ERR);
+	end(p);
+	CHECK(!ibv_dereg_mr(regions[0]) && !ibv_dereg_mr(regions[1]) && !ibv_destroy_cq(cq));
+}
+
 /* A window of type 2 belongs to the connection that it was bound on. */
 static void window(void)
 {
@@ -179,6 +212,7 @@ static void window(void)
 	struct ibv_mr *under = ibv_reg_mr(pd, buf, 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
 	struct ibv_send_wr wr = { .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED };
 	struct ibv_qp_attr attr = { 0 };
 
 	wr.bind_mw.mw = mw;
@@ -188,6 +222,14 @@ static void window(void)
 	one(cq);
 	CHECK(ibv_dereg_mr(under) == EBUSY && !modify(p.a, &attr, IBV_QPS_RESET, IBV_QP_STATE));
 	CHECK(!ibv_dereg_mr(under) && !ibv_dealloc_mw(mw));
+
+	/* ibv_dealloc_mw unbinds. */
+	under = ibv_reg_mr(pd, buf, 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	bind.bind_info = (struct ibv_mw_bind_info){ under, (uintptr_t)buf, 64, IBV_ACCESS_REMOTE_READ };
+	CHECK(!connect_rc(p.a, p.b->qp_num) && !ibv_bind_mw(p.a, mw, &bind));
+	one(cq);
+	CHECK(ibv_dereg_mr(under) == EBUSY && !ibv_dealloc_mw(mw) && !ibv_dereg_mr(under));
 	end(p);
 	CHECK(!ibv_destroy_cq(cq));
 }
@@ -206,6 +248,7 @@ int main(void)
 	moderation();
 	overrun();
 	limit();
+	zero_based();
 	window();
 	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));
 	if (!failures)

@@ -20,6 +20,7 @@ use crate::device::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
 use crate::env::HostEnv;
 use crate::error::Result;
 use crate::events::{Event, FdQueue, kind};
+use crate::log::{self, log};
 use crate::moderation::Moderator;
 use crate::stat::StatPage;
 use crate::thread::Progress;
@@ -115,6 +116,7 @@ impl Card {
     /// A card with these settings.
     pub(crate) fn open(settings: Settings, stats: StatPage) -> Result<Arc<Card>> {
         watch_forks();
+        log::set_level(settings.log);
         let info = DeviceInfo::new(&settings)?;
         let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
         let config = NicConfig {
@@ -131,6 +133,7 @@ impl Card {
         if let Some(block) = rx.blocks().next() {
             stats.set_first_block(block);
         }
+        log!(Info, "card opened on UDP port {}: {}", settings.port, info.addresses());
         let moderator = Arc::new(Moderator::new());
         let shard = Shard {
             nic,
@@ -187,6 +190,7 @@ impl Card {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         *contexts -= 1;
         if *contexts == 0 {
+            log!(Info, "card closed");
             self.progress.stop();
         }
     }
@@ -360,6 +364,9 @@ impl Shard {
                     continue;
                 }
             };
+            if !matches!(kind, kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED) {
+                log!(Warn, "queue pair {qpn:#x} failed: {event:?}");
+            }
             if let Some(Owner { pd, cookie }) = nic.qp_owner(qpn)
                 && let Some(queue) = domains.get(&pd)
             {

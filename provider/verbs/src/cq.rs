@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};
+use crate::log::log;
 use crate::moderation::Moderation;
 use crate::pd::Pd;
 
@@ -285,6 +286,7 @@ impl CqShared {
     #[cold]
     fn fail(&self) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
+            log!(Warn, "a completion queue of {} overran", self.ring.waiting());
             self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
             if let Some(channel) = &self.channel
                 && self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED

@@ -189,6 +189,12 @@ impl DeviceInfo {
         if local { self.local_mtu } else { self.port.active_mtu }
     }
 
+    /// The GID table's addresses, for people.
+    pub(crate) fn addresses(&self) -> String {
+        let all: Vec<_> = self.addrs.iter().map(|addr| host::ip_of(addr.gid).to_string()).collect();
+        all.join(" ")
+    }
+
     /// EINVAL unless `port` is 1.
     pub(crate) fn port(&self, port: u8) -> Result<&PortAttr> {
         if port == 1 { Ok(&self.port) } else { Err(VerbsError::Invalid("port number")) }

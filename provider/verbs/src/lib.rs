@@ -19,6 +19,7 @@ mod dm;
 mod env;
 mod error;
 mod events;
+pub mod log;
 mod memory;
 mod moderation;
 mod mr;

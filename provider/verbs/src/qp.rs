@@ -13,6 +13,7 @@ use crate::cq::Cq;
 use crate::device::{MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
+use crate::log::log;
 use crate::pd::Pd;
 use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
@@ -111,6 +112,7 @@ impl Qp {
             let qpn = shard.nic.create_qp(card_init)?;
             Ok::<_, VerbsError>((qpn, shard.nic.qp_count()))
         })?;
+        log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
         card.reserve_bells(qps);
         for cq in [init.send_cq, init.recv_cq] {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
@@ -167,6 +169,7 @@ impl Qp {
         }
         card.with(|shard, now| shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now))?;
         if mask.contains(QpAttrMask::STATE) {
+            log!(Debug, "queue pair {:#x}: {:?}", self.0.qpn, attr.state);
             self.0.state.store(attr.state as u8, Ordering::Release);
             if attr.state == QpState::Reset {
                 self.0.purge();
@@ -269,6 +272,7 @@ impl QpInner {
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
+        log!(Debug, "queue pair {:#x}: destroyed", self.qpn);
         let ended = card.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, self.qpn));
         self.purge();
         ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
