@@ -136,9 +136,9 @@ pub struct PortAttr {
     pub sm_sl: u8,
     pub subnet_timeout: u8,
     pub init_type_reply: u8,
-    /// 2 is 4X
+    /// Lanes: 1 is 1X, 2 is 4X, 16 is 2X
     pub active_width: u8,
-    /// 32 is EDR
+    /// Of a lane, Gb/s: 1 is 2.5, 2 is 5, 8 is 10, 32 is 25, 64 is 50, 128 is 100
     pub active_speed: u8,
     /// 5 is LinkUp
     pub phys_state: u8,
@@ -178,7 +178,7 @@ impl DeviceInfo {
     pub(crate) fn new(settings: &Settings) -> Result<Self> {
         let addrs = host::addresses(settings)?;
         let guid = host::guid(&addrs);
-        let port = port_attr(active_mtu(settings, &addrs));
+        let port = port_attr(active_mtu(settings, &addrs), link_speed(&addrs));
         Ok(DeviceInfo { attr: attr(guid), port, addrs, local_mtu: mtu_cap(settings) })
     }
 
@@ -222,6 +222,29 @@ fn active_mtu(settings: &Settings, addrs: &[HostAddr]) -> Mtu {
     let real = addrs.iter().filter(|addr| !addr.loopback).map(|addr| addr.link_mtu).min();
     let fits = real.map_or(Mtu::M4096, Mtu::fitting);
     mtu_cap(settings).min(fits)
+}
+
+/// Mb/s of the slowest real interface that has a speed.
+fn link_speed(addrs: &[HostAddr]) -> Option<u32> {
+    let real = addrs.iter().filter(|addr| !addr.loopback);
+    real.filter_map(|addr| host::link_speed(&addr.name)).min()
+}
+
+/// Lanes and their speed, in the codes of `struct ibv_port_attr`, that are no slower than so many Mb/s. Without a speed, as
+/// memory has none: 100 Gb/s.
+fn width_and_speed(mbps: Option<u32>) -> (u8, u8) {
+    const LADDER: [(u32, u8, u8); 8] = [
+        (2500, 1, 1),
+        (10_000, 1, 8),
+        (20_000, 2, 2),
+        (25_000, 1, 32),
+        (40_000, 2, 8),
+        (50_000, 16, 32),
+        (100_000, 2, 32),
+        (200_000, 2, 64),
+    ];
+    let step = LADDER.iter().find(|(most, ..)| mbps.unwrap_or(100_000) <= *most);
+    step.map_or((2, 128), |(_, width, speed)| (*width, *speed))
 }
 
 /// What the setting MTU allows.
@@ -292,7 +315,8 @@ fn odp_caps() -> OdpCaps {
     OdpCaps { general: 3, rc, uc: MESSAGES | WRITE, ud: MESSAGES, xrc }
 }
 
-fn port_attr(active_mtu: Mtu) -> PortAttr {
+fn port_attr(active_mtu: Mtu, mbps: Option<u32>) -> PortAttr {
+    let (active_width, active_speed) = width_and_speed(mbps);
     PortAttr {
         state: 4,
         max_mtu: Mtu::M4096,
@@ -310,8 +334,8 @@ fn port_attr(active_mtu: Mtu) -> PortAttr {
         sm_sl: 0,
         subnet_timeout: 0,
         init_type_reply: 0,
-        active_width: 2,
-        active_speed: 32,
+        active_width,
+        active_speed,
         phys_state: 5,
         link_layer: 2,
         flags: 1,
@@ -338,13 +362,30 @@ mod tests {
         assert_eq!(active_mtu(&settings, &[lo]), Mtu::M512);
     }
 
+    #[test]
+    fn lanes_are_as_fast_as_the_link() {
+        let gbps = |(width, speed): (u8, u8)| {
+            let lanes =
+                [(1, 1), (2, 4), (16, 2)].into_iter().find(|(code, _)| *code == width).map(|(_, n)| n);
+            let each = [(1, 2.5), (2, 5.0), (8, 10.0), (32, 25.0), (64, 50.0), (128, 100.0)];
+            each.into_iter().find(|(code, _)| *code == speed).map(|(_, g)| g * f64::from(lanes.unwrap_or(0)))
+        };
+        for (mbps, want) in [(10, 2.5), (1000, 2.5), (10_000, 10.0), (25_000, 25.0), (40_000, 40.0)] {
+            assert_eq!(gbps(width_and_speed(Some(mbps))), Some(want));
+        }
+        for (mbps, want) in [(50_000, 50.0), (100_000, 100.0), (200_000, 200.0), (400_000, 400.0)] {
+            assert_eq!(gbps(width_and_speed(Some(mbps))), Some(want));
+        }
+        assert_eq!(gbps(width_and_speed(None)), Some(100.0));
+    }
+
     /// `ibv_rc_pingpong -m 4096` between two processes of a host whose Ethernet has 1500 bytes.
     #[test]
     fn paths_within_the_host_carry_more_than_the_port() {
         let mut settings = Settings::default();
         let info = |settings: &Settings| {
             let addrs = vec![addr(false, 1500)];
-            let port = port_attr(active_mtu(settings, &addrs));
+            let port = port_attr(active_mtu(settings, &addrs), None);
             DeviceInfo { attr: attr(1), port, addrs, local_mtu: mtu_cap(settings) }
         };
         let (here, there) = (Gid::default(), Gid::from_ipv4([192, 0, 2, 9]));
