@@ -138,8 +138,10 @@ static void overrun(void)
 				mr->lkey } }, &(struct ibv_recv_wr *){ NULL }) && !post(p.a, IBV_WR_SEND, 0));
 	one(other);
 	CHECK(!ibv_query_qp(p.a, &attr, IBV_QP_STATE, &init) && attr.qp_state == IBV_QPS_RTS);
+	CHECK(ibv_resize_cq(lax, 1) == EINVAL);
 	for (i = 0; i < lax->cqe; i++)
 		one(lax);
+	CHECK(!ibv_resize_cq(lax, 1) && lax->cqe >= 1);
 	end(p);
 	CHECK(!ibv_destroy_cq(lax) && !ibv_destroy_cq(other));
 }

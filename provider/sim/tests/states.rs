@@ -147,6 +147,30 @@ fn send_queue_drain() {
     assert_eq!(p.events(0).len(), 1);
 }
 
+/// The event is for the transition that asked for it: not for a change of attributes in SQD, and not for the next
+/// transition that does not ask.
+#[test]
+fn a_drained_queue_is_told_of_when_asked() {
+    let mut p = Pair::rc();
+    let modify = |p: &mut Pair, state, min_rnr_timer, notify, mask| {
+        let attr = QpAttr { state, min_rnr_timer, en_sqd_async_notify: notify, ..QpAttr::default() };
+        let now = p.net.now();
+        p.net.hosts[0].modify(p.qpn[0], &attr, QpAttrMask::STATE | mask, now).expect("allowed");
+    };
+    let notify = QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+    let none = QpAttrMask::empty();
+    modify(&mut p, QpState::Sqd, 0, true, notify);
+    assert_eq!(p.events(0).len(), 1);
+    modify(&mut p, QpState::Sqd, 3, false, QpAttrMask::MIN_RNR_TIMER);
+    assert_eq!(p.events(0).len(), 1, "a change of attributes");
+    modify(&mut p, QpState::Rts, 0, false, none);
+    modify(&mut p, QpState::Sqd, 0, false, none);
+    assert_eq!(p.events(0).len(), 1, "not asked for");
+    modify(&mut p, QpState::Rts, 0, false, none);
+    modify(&mut p, QpState::Sqd, 0, true, notify);
+    assert_eq!(p.events(0).len(), 2);
+}
+
 /// A UD or UC send that fails here puts only the send queue into error; receives go on.
 #[test]
 fn unreliable_send_errors_stop_the_send_queue_only() {

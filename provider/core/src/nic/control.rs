@@ -227,7 +227,8 @@ fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, attr: &QpAttr,
                 enter_error(cx, QpState::Err);
             }
         }
-        QpState::Sqd => {
+        QpState::Sqd if from != QpState::Sqd => {
+            cx.qp.attr.en_sqd_async_notify &= mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY);
             cx.qp.flags.drained = false;
             cx.drained();
         }
