@@ -121,7 +121,7 @@ static void overrun(void)
 
 	for (i = 0; i < cq->cqe + 1; i++)
 		CHECK(!post(p.a, IBV_WR_RDMA_WRITE, 0));
-	CHECK(told(IBV_EVENT_CQ_ERR, cq));
+	CHECK(told(IBV_EVENT_CQ_ERR, cq) && ibv_resize_cq(cq, 1) == EINVAL && cq->cqe >= 2);
 	CHECK(!ibv_query_qp(p.a, &attr, IBV_QP_STATE, &init) && attr.qp_state == IBV_QPS_ERR);
 	for (i = 0; i < cq->cqe; i++)
 		one(cq);
@@ -138,10 +138,8 @@ static void overrun(void)
 				mr->lkey } }, &(struct ibv_recv_wr *){ NULL }) && !post(p.a, IBV_WR_SEND, 0));
 	one(other);
 	CHECK(!ibv_query_qp(p.a, &attr, IBV_QP_STATE, &init) && attr.qp_state == IBV_QPS_RTS);
-	CHECK(ibv_resize_cq(lax, 1) == EINVAL);
 	for (i = 0; i < lax->cqe; i++)
 		one(lax);
-	CHECK(!ibv_resize_cq(lax, 1) && lax->cqe >= 1);
 	end(p);
 	CHECK(!ibv_destroy_cq(lax) && !ibv_destroy_cq(other));
 }
