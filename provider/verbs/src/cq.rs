@@ -229,7 +229,11 @@ impl Cq {
         if self.0.users.load(Ordering::Acquire) > 0 {
             return Err(VerbsError::Busy("queue pairs or shared receive queues"));
         }
-        self.0.ctx.card()?;
+        let card = self.0.ctx.card()?;
+        if self.0.moderation.load(Ordering::Relaxed) != 0 {
+            /* under the card's lock: nobody tells of it any more, or holds on to it for that */
+            card.with(|_, _| card.moderator.forget(Arc::as_ptr(&self.0)));
+        }
         self.0.retire();
         Ok(())
     }
@@ -272,9 +276,6 @@ impl CqShared {
         let cookie = self.cookie;
         if let Some(card) = self.ctx.card_if_ours() {
             card.cqs.fetch_sub(1, Ordering::Relaxed);
-            if self.untold.load(Ordering::Relaxed) > 0 {
-                card.moderator.forget(self);
-            }
         }
         if let Some(channel) = &self.channel {
             channel.queue.purge(|entry| *entry == cookie);
