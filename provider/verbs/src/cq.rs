@@ -209,7 +209,7 @@ impl Cq {
     pub fn moderate(&self, moderation: Moderation) -> Result<()> {
         let card = self.0.ctx.card()?;
         if moderation.waits() {
-            card.moderator.make_room();
+            card.moderator.make_room(card.cqs.load(Ordering::Relaxed) as usize);
         }
         card.with(|_, _| {
             self.0.moderation.store(moderation.pack(), Ordering::Relaxed);

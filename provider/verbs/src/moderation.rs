@@ -53,10 +53,10 @@ impl Moderator {
         Moderator { next: AtomicU64::new(Nanos::MAX), waiting: SpinLock::new(Vec::new()) }
     }
 
-    /// Room for one queue more: waiting never allocates.
-    pub(crate) fn make_room(&self) {
+    /// Room for so many queues: waiting never allocates.
+    pub(crate) fn make_room(&self, queues: usize) {
         let mut waiting = self.waiting.lock();
-        let more = waiting.len() + 1;
+        let more = queues.saturating_sub(waiting.len());
         waiting.reserve(more);
     }
 

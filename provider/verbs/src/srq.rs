@@ -103,7 +103,7 @@ impl Srq {
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let card = self.0.pd.context().card()?;
         let (slots, max_sge) = self.caps();
-        let room = match max_wr {
+        let mut room = match max_wr {
             Some(max_wr) if max_wr == 0 || max_wr > MAX_QP_WR => {
                 return Err(VerbsError::Invalid("size of a shared receive queue"));
             }
@@ -112,15 +112,14 @@ impl Srq {
             }
             _ => None,
         };
-        /* no lock is held when the old ring goes: its memory may be the program's to take back */
         let mut posted = self.0.rings.lock();
         let old = card.with(|shard, _| {
-            let slots = room.as_ref().map_or(slots, WorkRings::recv_slots);
             let limit = limit.map_or_else(|| shard.nic.query_srq_limit(self.0.id), Ok)?;
-            if limit > slots {
-                return Err(VerbsError::Invalid("limit above the size"));
+            let slots = room.as_ref().map_or(slots, WorkRings::recv_slots);
+            if limit > slots || posted.recv_waiting() > slots {
+                return Err(VerbsError::Invalid("size below the limit, or below what is posted"));
             }
-            let old = match room {
+            let old = match &mut room {
                 Some(room) => Some(self.move_to(room, &mut posted, shard)?),
                 None => None,
             };
@@ -128,24 +127,24 @@ impl Srq {
             Ok(old)
         });
         drop(posted);
+        /* rings that are not needed go with no lock held: their memory may be the program's to take back */
+        drop(room);
         old.map(drop)
     }
 
-    /// Moves what is posted to new rings; gives the old ones.
-    fn move_to(&self, new: WorkRings, posted: &mut WorkRings, shard: &mut Shard) -> Result<Old> {
-        if posted.recv_waiting() > new.recv_slots() {
-            return Err(VerbsError::Invalid("more WQEs are posted"));
-        }
+    /// Moves what is posted to `room`, which takes the old rings; gives the card's half of those.
+    fn move_to(&self, room: &mut WorkRings, posted: &mut WorkRings, shard: &mut Shard) -> Result<CardRq> {
         // SAFETY: the one card half, used under the card's lock.
-        let half = unsafe { new.card_rq() };
+        let half = unsafe { room.card_rq() };
         let taken = shard.nic.replace_srq_ring(self.0.id, half)?;
         let mut sges = [Sge::default(); MAX_SGE as usize];
-        let mut producer = new.recv_producer();
+        let mut producer = room.recv_producer();
         while let Some((wr_id, count)) = taken.take(&mut sges) {
             producer.push(wr_id, &sges[..count])?;
         }
         drop(producer);
-        Ok(Old { _rings: std::mem::replace(posted, new), _half: taken })
+        std::mem::swap(room, posted);
+        Ok(taken)
     }
 
     /// `ibv_query_srq`
@@ -186,12 +185,6 @@ impl Srq {
     pub(crate) fn id(&self) -> SrqId {
         self.0.id
     }
-}
-
-/// Rings that were replaced, to be dropped with no lock held.
-struct Old {
-    _rings: WorkRings,
-    _half: CardRq,
 }
 
 fn new_rings(pd: &Pd, size: RecvSize) -> Result<WorkRings> {
