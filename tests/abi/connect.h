@@ -20,6 +20,12 @@ static struct ibv_qp_attr way_to(struct ibv_context *ctx, uint32_t peer)
 	a.ah_attr.is_global = 1;
 	a.ah_attr.port_num = 1;
 	a.ah_attr.grh.hop_limit = 1;
+	a.ah_attr.grh.traffic_class = 32;
+	a.ah_attr.grh.flow_label = 5;
+	a.ah_attr.sl = 1;
+	a.ah_attr.static_rate = IBV_RATE_10_GBPS;
+	a.ah_attr.src_path_bits = 3;
+	a.ah_attr.dlid = 7;
 	ibv_query_gid(ctx, 1, 0, &a.ah_attr.grh.dgid);
 	return a;
 }
