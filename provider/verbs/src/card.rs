@@ -26,6 +26,12 @@ use crate::thread::Progress;
 /// Forks of this process so far, counted in the children: a card of an earlier count is the parent's.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// Forks so far, as far as anybody needs to know.
+#[inline]
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 /// The card of this process, while a context is open.
 static CARD: Mutex<Weak<Card>> = Mutex::new(Weak::new());
 
@@ -138,7 +144,7 @@ impl Card {
             domains: HashMap::new(),
         };
         Ok(Arc::new(Card {
-            forks: FORKS.load(Ordering::Relaxed),
+            forks: forks(),
             info,
             settings,
             shard: Mutex::new(shard),
@@ -152,7 +158,7 @@ impl Card {
     /// Whether this process opened it (and is not a forked child of the one that did).
     #[inline]
     pub(crate) fn is_ours(&self) -> bool {
-        FORKS.load(Ordering::Relaxed) == self.forks
+        forks() == self.forks
     }
 
     fn in_use(&self) -> bool {
@@ -397,7 +403,7 @@ impl Bells {
 /// The page of this process: one for all cards that it opens in turn.
 fn page_of_process(port: u16) -> Result<StatPage> {
     static PAGE: Mutex<Option<(u32, StatPage)>> = Mutex::new(None);
-    let forks = FORKS.load(Ordering::Relaxed);
+    let forks = forks();
     let mut page = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((of, page)) = *page
         && of == forks
@@ -413,6 +419,7 @@ fn page_of_process(port: u16) -> Result<StatPage> {
 fn watch_forks() {
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
+        crate::share::forked();
     }
     static ONCE: Once = Once::new();
     // SAFETY: the handler is async-signal-safe, and stays as long as the library: it must not be
@@ -423,7 +430,7 @@ fn watch_forks() {
 }
 
 /// Numbers that a stranger cannot guess, for keys and QPNs.
-fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let mut seed = clock::now() ^ (u64::from(std::process::id()) << 32);
     // SAFETY: eight writable bytes. On failure the clock has to do.
     unsafe { libc::getrandom((&raw mut seed).cast(), 8, 0) };
