@@ -267,13 +267,17 @@ static void refusals(struct importer *i)
 static void card_memory(struct importer *i)
 {
 	struct ibv_dm *dm = ibv_import_dm(i->ctx, i->offer.dm);
+	struct ibv_mr *mr;
 	char text[8] = "";
 
 	CHECK(dm && !ibv_memcpy_from_dm(text, dm, 64, 8) && !strcmp(text, "in card"));
 	CHECK(!ibv_memcpy_to_dm(dm, 0, "changed", 8) && !ibv_memcpy_from_dm(text, dm, 0, 8) && !strcmp(text, "changed"));
 	CHECK(ibv_memcpy_from_dm(text, dm, 124, 8) == EFAULT && ibv_memcpy_from_dm(text, dm, 2, 4) == EINVAL);
-	CHECK(!ibv_reg_dm_mr(i->pd, dm, 0, 64, IBV_ACCESS_ZERO_BASED) && errno == EOPNOTSUPP);
-	CHECK(ibv_free_dm(dm) == EOPNOTSUPP);
+	CHECK(!ibv_reg_dm_mr(i->pd, dm, 0, 64, IBV_ACCESS_ZERO_BASED | REMOTE) && errno == EOPNOTSUPP);
+	CHECK(!ibv_reg_dm_mr(i->pd, dm, 120, 64, IBV_ACCESS_ZERO_BASED) && errno == EINVAL);
+	mr = ibv_reg_dm_mr(i->pd, dm, 64, 64, IBV_ACCESS_ZERO_BASED | IBV_ACCESS_REMOTE_READ);
+	CHECK(mr && !operate(i, IBV_WR_RDMA_READ, piece((uintptr_t)i->memory, 8, i->own->lkey), 0, mr->rkey));
+	CHECK(!strcmp(i->memory, "in card") && !ibv_dereg_mr(mr) && ibv_free_dm(dm) == EOPNOTSUPP);
 	ibv_unimport_dm(dm);
 }
 

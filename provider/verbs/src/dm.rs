@@ -1,7 +1,7 @@
 //! Device memory: memory of the card, which here is memory of its process that the program cannot see.
 //!
 //! Owns the process's count of it. A forked child shares what its parent allocated, and may allocate more: no
-//! card is needed until it is registered. Device memory of another process is copied from and to, and not registered.
+//! card is needed until it is registered. That of another process may be had by its handle.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -157,7 +157,7 @@ impl Dm {
     pub(crate) fn range(&self, offset: u64, len: u64) -> Option<u64> {
         let Place::Here { start, length, .. } = self.0.place else { return None };
         let inside = offset.checked_add(len).is_some_and(|end| end <= length);
-        (inside && !self.0.gone.load(Ordering::Acquire)).then_some(start + offset)
+        (inside && !self.0.gone.load(Ordering::Acquire)).then(|| start + offset)
     }
 
     /// Whether it is another process's.
@@ -165,19 +165,39 @@ impl Dm {
         matches!(self.0.place, Place::Foreign(_))
     }
 
-    /// A region over it; it cannot be freed until that is dropped.
-    pub(crate) fn hold(&self) -> DmHold {
+    /// Bytes [offset, offset + len) for a region on `ctx`'s card: the address by which the card knows them. It cannot be
+    /// freed until the hold is dropped.
+    pub(crate) fn hold(&self, ctx: &Context, offset: u64, len: u64) -> Result<(DmHold, u64)> {
+        const OUTSIDE: VerbsError = VerbsError::Invalid("range of device memory");
         self.0.regions.fetch_add(1, Ordering::AcqRel);
-        DmHold(self.clone())
+        let mut hold = DmHold { dm: self.clone(), listed: None };
+        let Place::Foreign(memory) = &self.0.place else {
+            let addr = self.range(offset, len).ok_or(OUTSIDE)?;
+            return Ok((hold, addr));
+        };
+        let end = offset.checked_add(len).ok_or(OUTSIDE)?;
+        memory.fits(end).map_err(|_| OUTSIDE)?;
+        let first = ctx.card()?.with(|shard, _| shard.env.foreign.add(memory.clone()))?;
+        hold.listed = Some((ctx.clone(), first));
+        Ok((hold, first + offset))
     }
 }
 
 /// A region's hold on device memory.
-pub(crate) struct DmHold(Dm);
+pub(crate) struct DmHold {
+    dm: Dm,
+    /// Another process's: where the card has it listed
+    listed: Option<(Context, u64)>,
+}
 
 impl Drop for DmHold {
     fn drop(&mut self) {
-        self.0.0.regions.fetch_sub(1, Ordering::AcqRel);
+        if let Some((ctx, first)) = &self.listed
+            && let Some(card) = ctx.card_if_ours()
+        {
+            card.with(|shard, _| shard.env.foreign.remove(*first));
+        }
+        self.dm.0.regions.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

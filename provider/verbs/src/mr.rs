@@ -113,18 +113,17 @@ impl Mr {
     ///
     /// # Errors
     /// EINVAL: rights without ZERO_BASED or that device memory does not take, bytes beyond its end; ENOMEM;
-    /// EOPNOTSUPP: another process's device memory; EIO in a forked child.
+    /// EOPNOTSUPP: atomics on another process's; EIO in a forked child.
     pub fn device(pd: &Pd, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Mr> {
         check_access(access)?;
         let wrong = Access::ON_DEMAND | Access::HUGETLB;
         if !access.contains(Access::ZERO_BASED) || access.intersects(wrong) {
             return Err(VerbsError::Invalid("access flags of device memory"));
         }
-        if dm.is_foreign() {
-            return Err(VerbsError::Unsupported("regions over another process's device memory"));
+        if dm.is_foreign() && access.contains(Access::REMOTE_ATOMIC) {
+            return Err(VerbsError::Unsupported("atomics on another process's device memory"));
         }
-        let hold = dm.hold();
-        let addr = dm.range(offset, length).ok_or(VerbsError::Invalid("range of device memory"))?;
+        let (hold, addr) = dm.hold(pd.context(), offset, length)?;
         Mr::new(pd, Kind::Device { _hold: hold }, MrAttr { pd: pd.id(), addr, length, iova: 0, access })
     }
 

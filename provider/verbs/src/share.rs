@@ -18,3 +18,6 @@ pub(crate) use export::Exports;
 pub(crate) use import::{Foreign, ForeignList, Importer, forked};
 pub(crate) use kept::Kept;
 pub(crate) use table::{Item, Kind, Tag};
+
+#[cfg(test)]
+mod tests;

@@ -95,7 +95,7 @@ impl Importer {
 
     /// Runs `copy` while `tag` stands: its exporter waits for the end of it. False: it does not stand, or the copy
     /// failed.
-    fn at_desk(&self, tag: Tag, copy: impl FnOnce() -> bool) -> bool {
+    pub(super) fn at_desk(&self, tag: Tag, copy: impl FnOnce() -> bool) -> bool {
         if self.desk.forks != card::forks() {
             return false;
         }
@@ -107,6 +107,17 @@ impl Importer {
         let done = self.table.stands(tag) && copy();
         uses.fetch_add(1, Ordering::SeqCst);
         done
+    }
+}
+
+#[cfg(test)]
+impl Importer {
+    /// As if this process was killed in the middle of a copy.
+    pub(super) fn die_at_desk(&self) {
+        self.table.desk(self.desk.number).uses.fetch_add(1, Ordering::SeqCst);
+        let free = libc::flock { l_type: libc::F_UNLCK as i16, ..byte(self.desk.number) };
+        // SAFETY: the flock lives across the call.
+        unsafe { libc::fcntl(self.desk.fd, libc::F_OFD_SETLK, &raw const free) };
     }
 }
 
@@ -161,6 +172,7 @@ impl Drop for Claim {
 }
 
 /// Memory of an exporter that this process may use as long as an object of the exporter's stands.
+#[derive(Clone)]
 pub(crate) struct Foreign {
     importer: Arc<Importer>,
     memory: Arc<File>,
