@@ -75,7 +75,8 @@ fn imports_open_what_their_own_key_says_until_they_end() {
 #[test]
 fn no_key_is_given_out_that_an_import_has() {
     let (mut t, own) = one(Access::empty());
-    let others: Vec<u32> = (0..=255).filter(|byte| *byte != own & 0xff).map(|byte| own & !0xff | byte).collect();
+    let others: Vec<u32> =
+        (0..=255).filter(|byte| *byte != own & 0xff).map(|byte| own & !0xff | byte).collect();
     /* the next slot has another number: import all keys of it but one */
     let next = own ^ 0x100;
     let spare = next & !0xff | 0x5a;

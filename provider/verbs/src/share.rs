@@ -5,7 +5,7 @@
 //! importer's own card opens the exporter's regions, and reaches their bytes through the exporter's `/proc/PID/mem`
 //! ([`Foreign`]): the exporter takes no part in it, and need not run. Before each use an importer sits down at its desk in
 //! the table, looks whether the region still stands there, and gets up when the bytes are moved; who takes a region out of
-//! the table then waits for those who sit. docs/decisions/0006-imports.md says why.
+//! the table then waits for those who sit. docs/decisions/0007-imports.md says why.
 //!
 //! Owns the table, both sides of it, and the way to other processes' memory. It must not know the verbs objects.
 

@@ -154,7 +154,8 @@ impl Claim {
         };
         let number = (0..DESKS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
         let fd = file.as_raw_fd();
-        let free = |slot: &AtomicI32| slot.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let free =
+            |slot: &AtomicI32| slot.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let slot = CLAIMS.iter().position(free).ok_or(VerbsError::NoMemory("imported contexts"))?;
         let _ = file.into_raw_fd();
         Ok(Claim { number, fd, slot, forks: card::forks() })

@@ -216,8 +216,8 @@ impl Entry {
     /// What it describes, unless that is another object, none, or changing.
     fn read(&self, index: u32, kind: Kind, handle: u32) -> Option<Found> {
         let turn = self.turn.load(Ordering::Acquire);
-        let same = self.kind.load(Ordering::Relaxed) == kind as u32
-            && self.handle.load(Ordering::Relaxed) == handle;
+        let same =
+            self.kind.load(Ordering::Relaxed) == kind as u32 && self.handle.load(Ordering::Relaxed) == handle;
         if turn & 1 == 0 || !same {
             return None;
         }
