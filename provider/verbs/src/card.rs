@@ -97,12 +97,12 @@ struct Bells {
 }
 
 impl Card {
-    /// The card of this process, opened with the process's settings if there is none.
+    /// A context joins the card of this process, which is opened with the process's settings if there is none.
     pub(crate) fn of_process() -> Result<Arc<Card>> {
         let mut slot = CARD.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(card) = slot.upgrade()
             && card.is_ours()
-            && card.in_use()
+            && card.join()
         {
             return Ok(card);
         }
@@ -113,7 +113,7 @@ impl Card {
         Ok(card)
     }
 
-    /// A card with these settings.
+    /// A card with these settings, and a first context of it.
     pub(crate) fn open(settings: Settings, stats: StatPage) -> Result<Arc<Card>> {
         watch_forks();
         let info = DeviceInfo::new(&settings)?;
@@ -143,16 +143,20 @@ impl Card {
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
         };
-        Ok(Arc::new(Card {
+        let card = Arc::new(Card {
             forks: forks(),
             info,
             settings,
             shard: Mutex::new(shard),
             bells: Bells { waiting: AtomicBool::new(false), list: SpinLock::new(Vec::new()) },
             polled: Polled::default(),
-            contexts: Mutex::new(0),
+            contexts: Mutex::new(1),
             progress: Progress::new()?,
-        }))
+        });
+        if card.settings.progress_thread {
+            card.progress.start(&card)?;
+        }
+        Ok(card)
     }
 
     /// Whether this process opened it (and is not a forked child of the one that did).
@@ -161,21 +165,14 @@ impl Card {
         forks() == self.forks
     }
 
-    fn in_use(&self) -> bool {
-        *self.contexts.lock().unwrap_or_else(PoisonError::into_inner) > 0
-    }
-
-    /// A context joins; the first one starts the progress thread.
-    pub(crate) fn enter(self: &Arc<Self>) -> Result<()> {
+    /// One more context, unless the last one has left.
+    fn join(&self) -> bool {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
-        if *contexts == 0 && self.settings.progress_thread {
-            self.progress.start(self)?;
-        }
-        *contexts += 1;
-        Ok(())
+        *contexts += u32::from(*contexts > 0);
+        *contexts > 0
     }
 
-    /// A context leaves: its QPs end, and with the last context the thread.
+    /// A context leaves: its QPs end, and with the last context the card. Handles that are left do no harm.
     pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
         for qpn in self.with(|shard, _| shard.qps_told(events)) {
             let _ = self.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, qpn));
@@ -184,6 +181,7 @@ impl Card {
         *contexts -= 1;
         if *contexts == 0 {
             self.progress.stop();
+            self.with(|shard, _| shard.rx.leave());
         }
     }
 

@@ -49,7 +49,7 @@ impl Context {
     /// # Errors
     /// Wrong settings, no address, or a port that cannot be opened.
     pub fn open() -> Result<Context> {
-        Context::join(Card::of_process()?, Context::own())
+        Context::new(Context::own(), Card::of_process)
     }
 
     /// A context on a card of its own, with the given settings: for tests and tools.
@@ -57,7 +57,7 @@ impl Context {
     /// # Errors
     /// As [`Context::open`].
     pub fn open_with(settings: Settings) -> Result<Context> {
-        Context::join(Context::card_with(settings)?, Context::own())
+        Context::new(Context::own(), || Context::card_with(settings))
     }
 
     /// `ibv_import_device` of another process's context, by its [`command_fd`](Context::command_fd): a context of this
@@ -67,7 +67,7 @@ impl Context {
     /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight; ENOMEM:
     /// too many importers; and as [`Context::open`].
     pub fn import_from(fd: RawFd) -> Result<Context> {
-        Context::join(Card::of_process()?, Context::imported_by(fd)?)
+        Context::new(Context::imported_by(fd)?, Card::of_process)
     }
 
     /// As [`Context::import_from`], on a card of its own: for tests.
@@ -75,7 +75,7 @@ impl Context {
     /// # Errors
     /// As [`Context::import_from`].
     pub fn import_with(settings: Settings, fd: RawFd) -> Result<Context> {
-        Context::join(Context::card_with(settings)?, Context::imported_by(fd)?)
+        Context::new(Context::imported_by(fd)?, || Context::card_with(settings))
     }
 
     fn card_with(settings: Settings) -> Result<Arc<Card>> {
@@ -92,9 +92,10 @@ impl Context {
         Ok(Side::Imported(Imported { from, pds: PdImports::default(), mrs: MrImports::default() }))
     }
 
-    fn join(card: Arc<Card>, side: Side) -> Result<Context> {
+    /// `card` joins one.
+    fn new(side: Side, card: impl FnOnce() -> Result<Arc<Card>>) -> Result<Context> {
         let events = Arc::new(FdQueue::new()?);
-        card.enter()?;
+        let card = card()?;
         Ok(Context(Arc::new(ContextInner { card, events, opened: AtomicU32::new(1), side })))
     }
 
