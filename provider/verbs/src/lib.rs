@@ -28,6 +28,7 @@ mod pd;
 mod post;
 mod progress;
 mod qp;
+mod share;
 mod srq;
 pub mod stat;
 mod thread;
