@@ -9,7 +9,7 @@
 //! with any C argument list is sound under both calling conventions served here.
 
 use crate::{
-    ah, compat, context, cq, device, events, memory, pd_mr, private, qp, query, rates, srq, strings, system,
+    ah, buf, compat, context, cq, device, events, memory, pd_mr, private, qp, query, rates, srq, strings, system,
 };
 use core::arch::global_asm;
 
@@ -38,9 +38,14 @@ macro_rules! versioned {
     };
 }
 
-/// One version node: "@@" makes its names the default for new programs, "@" keeps them for old ones only.
+/// One table at one version node or several: "@@" makes its names the default for new programs, "@" keeps them for those
+/// that ask for that node.
 macro_rules! exports {
-    ($at:literal, $version:literal; $($name:ident => $function:path,)*) => { $(
+    ($($at:literal, $version:literal);+; $($entry:ident => $function:path,)*) => {
+        exports! { @each ($($at, $version);+) { $($entry => $function,)* } }
+    };
+    (@each ($($at:literal, $version:literal);+) $table:tt) => { $( exports! { @node $at, $version, $table } )+ };
+    (@node $at:literal, $version:literal, { $($name:ident => $function:path,)* }) => { $(
         global_asm!(
             concat!(".pushsection .text.", stringify!($name), ".", $version, ",\"ax\",@progbits"),
             ".p2align 4",
@@ -56,20 +61,38 @@ macro_rules! exports {
     )* };
 }
 
-// A flag that drivers set when the kernel may take their device away. Nobody reads it here: there is no kernel device.
-global_asm!(
-    ".pushsection .bss.verbs_allow_disassociate_destroy,\"aw\",@nobits",
-    ".globl __sv_verbs_allow_disassociate_destroy",
-    ".type __sv_verbs_allow_disassociate_destroy,@object",
-    "__sv_verbs_allow_disassociate_destroy:",
-    ".zero 1",
-    ".size __sv_verbs_allow_disassociate_destroy, 1",
-    versioned!(
-        "__sv_verbs_allow_disassociate_destroy, ",
-        "verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34"
-    ),
-    ".popsection",
-);
+/// One byte of data with a name at each node.
+macro_rules! flag {
+    ($($at:literal, $version:literal);+; $name:ident) => {
+        global_asm!(
+            concat!(".pushsection .bss.", stringify!($name), ",\"aw\",@nobits"),
+            $(
+                concat!(".globl __sv_", stringify!($name), "_", $version),
+                concat!(".type __sv_", stringify!($name), "_", $version, ",@object"),
+                concat!("__sv_", stringify!($name), "_", $version, ":"),
+                concat!(".size __sv_", stringify!($name), "_", $version, ", 1"),
+                versioned!("__sv_", stringify!($name), "_", $version, ", ", stringify!($name), $at, $version),
+            )+
+            ".zero 1",
+            ".popsection",
+        );
+    };
+}
+
+/// The same at every private node. Each has every name that any of them ever had, so that a driver of any release finds
+/// its own.
+macro_rules! private {
+    ($what:ident; $($rest:tt)*) => {
+        $what! {
+            "@@", "IBVERBS_PRIVATE_34";
+            "@", "IBVERBS_PRIVATE_57";
+            "@", "IBVERBS_PRIVATE_59";
+            "@", "IBVERBS_PRIVATE_64";
+            "@", "IBVERBS_PRIVATE_65";
+            $($rest)*
+        }
+    };
+}
 
 exports! { "@@", "IBVERBS_1.0";
     ibv_copy_path_rec_from_kern => private::nothing,
@@ -182,21 +205,55 @@ exports! { "@@", "IBVERBS_1.14";
     ibv_query_qp_data_in_order => qp::query_qp_data_in_order,
 }
 
-exports! { "@@", "IBVERBS_PRIVATE_34";
+exports! { "@@", "IBVERBS_1.15";
+    ibv_alloc_dmah => private::no_object,
+    ibv_dealloc_dmah => private::not_offered,
+    ibv_reg_mr_ex => buf::reg_mr_ex,
+}
+
+exports! { "@@", "IBVERBS_1.16";
+    ibv_dm_export_dmabuf_fd => private::minus_one,
+    ibv_query_port_speed => query::query_port_speed,
+}
+
+exports! { "@@", "IBVERBS_1.17";
+    ibv_alloc_buf => buf::alloc_buf,
+    ibv_free_buf => buf::free_buf,
+    ibv_reg_buf_mr => buf::reg_buf_mr,
+}
+
+exports! { "@@", "IBVERBS_1.18";
+    _ibv_query_comp_cntr_caps => private::not_offered,
+    ibv_create_comp_cntr => private::no_object,
+    ibv_destroy_comp_cntr => private::not_offered,
+    ibv_export_buf_dmabuf_fd => buf::export_buf_dmabuf_fd,
+    ibv_inc_comp_cntr => private::not_offered,
+    ibv_inc_err_comp_cntr => private::not_offered,
+    ibv_qp_attach_comp_cntr => private::not_offered,
+    ibv_read_comp_cntr => private::not_offered,
+    ibv_read_err_comp_cntr => private::not_offered,
+    ibv_set_comp_cntr => private::not_offered,
+    ibv_set_err_comp_cntr => private::not_offered,
+}
+
+private! { exports;
     __ioctl_final_num_attrs => private::no_attributes,
     __verbs_log => private::nothing,
     _verbs_init_and_alloc_context => private::no_object,
     execute_ioctl => private::not_offered,
     ibv_cmd_advise_mr => private::not_offered,
     ibv_cmd_alloc_dm => private::not_offered,
+    ibv_cmd_alloc_dmah => private::not_offered,
     ibv_cmd_alloc_mw => private::not_offered,
     ibv_cmd_alloc_pd => private::not_offered,
     ibv_cmd_attach_mcast => private::not_offered,
     ibv_cmd_close_xrcd => private::not_offered,
     ibv_cmd_create_ah => private::not_offered,
+    ibv_cmd_create_comp_cntr => private::not_offered,
     ibv_cmd_create_counters => private::not_offered,
     ibv_cmd_create_cq => private::not_offered,
     ibv_cmd_create_cq_ex => private::not_offered,
+    ibv_cmd_create_cq_ex2 => private::not_offered,
     ibv_cmd_create_flow => private::not_offered,
     ibv_cmd_create_flow_action_esp => private::not_offered,
     ibv_cmd_create_qp => private::not_offered,
@@ -210,6 +267,7 @@ exports! { "@@", "IBVERBS_PRIVATE_34";
     ibv_cmd_dealloc_pd => private::not_offered,
     ibv_cmd_dereg_mr => private::not_offered,
     ibv_cmd_destroy_ah => private::not_offered,
+    ibv_cmd_destroy_comp_cntr => private::not_offered,
     ibv_cmd_destroy_counters => private::not_offered,
     ibv_cmd_destroy_cq => private::not_offered,
     ibv_cmd_destroy_flow => private::not_offered,
@@ -219,8 +277,12 @@ exports! { "@@", "IBVERBS_PRIVATE_34";
     ibv_cmd_destroy_srq => private::not_offered,
     ibv_cmd_destroy_wq => private::not_offered,
     ibv_cmd_detach_mcast => private::not_offered,
+    ibv_cmd_export_dmabuf_fd => private::minus_one,
     ibv_cmd_free_dm => private::not_offered,
+    ibv_cmd_free_dmah => private::not_offered,
     ibv_cmd_get_context => private::not_offered,
+    ibv_cmd_inc_comp_cntr => private::not_offered,
+    ibv_cmd_inc_err_comp_cntr => private::not_offered,
     ibv_cmd_modify_cq => private::not_offered,
     ibv_cmd_modify_flow_action_esp => private::not_offered,
     ibv_cmd_modify_qp => private::not_offered,
@@ -233,27 +295,48 @@ exports! { "@@", "IBVERBS_PRIVATE_34";
     ibv_cmd_post_recv => private::not_offered,
     ibv_cmd_post_send => private::not_offered,
     ibv_cmd_post_srq_recv => private::not_offered,
+    ibv_cmd_qp_attach_comp_cntr => private::not_offered,
+    ibv_cmd_query_comp_cntr_caps => private::not_offered,
     ibv_cmd_query_context => private::not_offered,
     ibv_cmd_query_device_any => private::not_offered,
     ibv_cmd_query_mr => private::not_offered,
     ibv_cmd_query_port => private::not_offered,
+    ibv_cmd_query_port_speed => private::not_offered,
     ibv_cmd_query_qp => private::not_offered,
     ibv_cmd_query_srq => private::not_offered,
+    ibv_cmd_read_comp_cntr => private::not_offered,
     ibv_cmd_read_counters => private::not_offered,
+    ibv_cmd_read_err_comp_cntr => private::not_offered,
     ibv_cmd_reg_dm_mr => private::not_offered,
     ibv_cmd_reg_dmabuf_mr => private::not_offered,
     ibv_cmd_reg_mr => private::not_offered,
+    ibv_cmd_reg_mr_ex => private::not_offered,
     ibv_cmd_req_notify_cq => private::not_offered,
     ibv_cmd_rereg_mr => private::not_offered,
     ibv_cmd_resize_cq => private::not_offered,
+    ibv_cmd_set_comp_cntr => private::not_offered,
+    ibv_cmd_set_err_comp_cntr => private::not_offered,
+    ibv_dmabuf_heap_alloc => private::no_object,
+    ibv_dmabuf_heap_cc_shared_init => private::no_object,
+    ibv_dmabuf_heap_destroy => private::nothing,
+    ibv_dmabuf_heap_free => private::nothing,
     ibv_query_gid_type => query::query_gid_type,
     ibv_read_ibdev_sysfs_file => private::minus_one,
+    ibv_wr_opcode_str => strings::wr_opcode_str,
     verbs_init_cq => private::nothing,
     verbs_open_device => private::no_object,
-    verbs_register_driver_34 => private::register_driver,
     verbs_set_ops => private::nothing,
     verbs_uninit_context => private::nothing,
 }
+
+// Drivers set it when the kernel may take their device away. Nobody reads it here: there is no kernel device.
+private! { flag; verbs_allow_disassociate_destroy }
+
+exports! { "@@", "IBVERBS_PRIVATE_34"; verbs_register_driver_34 => private::register_driver, }
+exports! { "@@", "IBVERBS_PRIVATE_57"; verbs_register_driver_57 => private::register_driver, }
+exports! { "@@", "IBVERBS_PRIVATE_59"; verbs_register_driver_59 => private::register_driver, }
+exports! { "@@", "IBVERBS_PRIVATE_64"; verbs_register_driver_64 => private::register_driver, }
+exports! { "@@", "IBVERBS_PRIVATE_65"; verbs_register_driver_65 => private::register_driver, }
 
 exports! { "@", "IBVERBS_1.0";
     ibv_ack_async_event => private::nothing,

@@ -10,6 +10,7 @@
 //! NULL is checked where it is cheap and answered with EINVAL.
 
 mod ah;
+mod buf;
 mod compat;
 mod context;
 mod cq;
