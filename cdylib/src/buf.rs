@@ -105,16 +105,16 @@ pub(crate) unsafe extern "C" fn reg_buf_mr(
 
 /// ibv_reg_mr_ex(3)
 pub(crate) unsafe extern "C" fn reg_mr_ex(pd: *mut abi::ibv_pd, attr: *mut MrInitAttr) -> *mut abi::ibv_mr {
-    // SAFETY: the verb's terms.
-    edge::object(|| match unsafe { region(pd, given(attr)?.as_ptr())? } {
-        // SAFETY: the verb's terms, for these too.
-        Region::Memory { addr, length, iova, access } => {
-            Ok(unsafe { pd_mr::reg_mr_iova2(pd, addr, length, iova, access as c_uint) })
-        }
-        // SAFETY: as above.
-        Region::File { fd, offset, length, iova, access } => {
-            Ok(unsafe { memory::reg_dmabuf_mr(pd, offset, length, iova, fd, access) })
-        }
+    // SAFETY: the verb's terms, which are those of the verbs that it calls.
+    edge::object(|| unsafe {
+        Ok(match region(pd, given(attr)?.as_ptr())? {
+            Region::Memory { addr, length, iova, access } => {
+                pd_mr::reg_mr_iova2(pd, addr, length, iova, access as c_uint)
+            }
+            Region::File { fd, offset, length, iova, access } => {
+                memory::reg_dmabuf_mr(pd, offset, length, iova, fd, access)
+            }
+        })
     })
 }
 

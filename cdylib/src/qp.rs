@@ -8,6 +8,7 @@ use crate::edge::{self, Errno};
 use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
 use crate::qp_attr::{attr_in, attr_out, cap, qp_type};
+use crate::query::put_prefix;
 use crate::srq::SrqHandle;
 use crate::wr::{self, Building, QpExHandle};
 use crate::xrcd;
@@ -271,6 +272,10 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::ibv_qp) -> *mut abi::i
     if !qp.is_null() && unsafe { (*QpHandle::of(qp)).extended } { qp.cast() } else { core::ptr::null_mut() }
 }
 
+/// Bytes of `struct ibv_qp_attr` that every program has. Its last field came later, and is read and written only where a
+/// mask names it; no mask that is offered does.
+const QP_ATTR: usize = offset_of!(abi::ibv_qp_attr, rate_limit);
+
 /// ibv_modify_qp(3).
 pub(crate) unsafe extern "C" fn modify_qp(
     qp: *mut abi::ibv_qp,
@@ -278,11 +283,14 @@ pub(crate) unsafe extern "C" fn modify_qp(
     mask: c_int,
 ) -> c_int {
     edge::int(|| {
-        // SAFETY: NULL or a struct of the caller's, on the verb's terms.
-        let from = unsafe { attr.as_ref() }.ok_or(libc::EINVAL)?;
+        // SAFETY: an ibv_qp_attr is numbers: zero is valid.
+        let mut from: abi::ibv_qp_attr = unsafe { zeroed() };
+        let asked = given(attr)?.as_ptr().cast::<u8>();
+        // SAFETY: a struct of the caller's of at least that length, on the verb's terms, and one of this frame.
+        unsafe { core::ptr::copy_nonoverlapping(asked, (&raw mut from).cast(), QP_ATTR) };
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
-        let (attr, mask) = attr_in(from, mask)?;
+        let (attr, mask) = attr_in(&from, mask)?;
         obj.modify(&attr, mask).map_err(errno)?;
         if mask.contains(starverbs_core::qp::QpAttrMask::STATE) {
             // SAFETY: `qp` is alive, as above.
@@ -300,7 +308,7 @@ pub(crate) unsafe extern "C" fn query_qp(
     init: *mut abi::ibv_qp_init_attr,
 ) -> c_int {
     edge::int(|| {
-        let to = given(attr)?;
+        let to = given(attr)?.as_ptr();
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
         let now = attr_out(&obj.query().map_err(errno)?, &obj.caps());
@@ -318,7 +326,7 @@ pub(crate) unsafe extern "C" fn query_qp(
                     sq_sig_all: c_int::from((*QpHandle::of(qp)).sq_sig_all),
                 });
             }
-            to.write(now);
+            put_prefix(&now, to, QP_ATTR);
         }
         Ok(())
     })
