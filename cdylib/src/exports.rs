@@ -9,8 +9,8 @@
 //! with any C argument list is sound under both calling conventions served here.
 
 use crate::{
-    ah, buf, compat, context, cq, device, events, memory, pd_mr, private, qp, query, rates, srq, strings,
-    system,
+    ah, buf, compat, context, cq, device, events, kernel, memory, pd_mr, private, qp, query, rates, srq,
+    strings, system,
 };
 use core::arch::global_asm;
 
@@ -96,9 +96,9 @@ macro_rules! private {
 }
 
 exports! { "@@", "IBVERBS_1.0";
-    ibv_copy_path_rec_from_kern => private::nothing,
-    ibv_copy_path_rec_to_kern => private::nothing,
-    ibv_copy_qp_attr_from_kern => private::nothing,
+    ibv_copy_path_rec_from_kern => kernel::copy_path_rec_from_kern,
+    ibv_copy_path_rec_to_kern => kernel::copy_path_rec_to_kern,
+    ibv_copy_qp_attr_from_kern => kernel::copy_qp_attr_from_kern,
     ibv_create_comp_channel => compat::create_comp_channel,
     ibv_destroy_comp_channel => compat::destroy_comp_channel,
     ibv_get_sysfs_path => system::get_sysfs_path,
@@ -113,7 +113,7 @@ exports! { "@@", "IBVERBS_1.1";
     ibv_alloc_pd => pd_mr::alloc_pd,
     ibv_attach_mcast => qp::attach_mcast,
     ibv_close_device => context::close_device,
-    ibv_copy_ah_attr_from_kern => private::nothing,
+    ibv_copy_ah_attr_from_kern => kernel::copy_ah_attr_from_kern,
     ibv_create_ah => ah::create_ah,
     ibv_create_ah_from_wc => ah::create_ah_from_wc,
     ibv_create_cq => cq::create_cq,

@@ -21,6 +21,7 @@ mod edge;
 mod events;
 mod exports;
 mod handle;
+mod kernel;
 mod l2;
 mod memory;
 mod mw;

@@ -64,7 +64,7 @@ static int declined(int answer)
 static void the_context(void)
 {
 	/* A newer header looks for its functions in front of those known here, and believes `sz` that there are none. */
-	CHECK(verbs && verbs->sz == sizeof(struct verbs_context) && ctx->abi_compat == __VERBS_ABI_IS_EXTENDED);
+	CHECK(verbs && verbs->sz && verbs->sz <= sizeof(struct verbs_context) && ctx->abi_compat == __VERBS_ABI_IS_EXTENDED);
 }
 
 static void device_attributes(void)
