@@ -18,6 +18,10 @@ use std::sync::Arc;
 /// IBV_ALLOCATOR_USE_DEFAULT
 const USE_DEFAULT: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 
+/// IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC, of later headers: buffers may lie outside a confidential guest's
+/// memory. This device reaches the guest's own, so there is nothing to do.
+const ALLOW_CC_UNPROTECTED: u32 = 1 << 2;
+
 /// A thread domain.
 #[repr(C)]
 struct TdHandle {
@@ -117,7 +121,7 @@ unsafe fn reached(attr: *const abi::ibv_parent_domain_init_attr) -> abi::ibv_par
 fn memory(attr: &abi::ibv_parent_domain_init_attr, pd: *mut abi::ibv_pd) -> Result<ProgramMemory, Errno> {
     let allocators = abi::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
     let pd_context = abi::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
-    if attr.comp_mask & !(allocators | pd_context) != 0 {
+    if attr.comp_mask & !(allocators | pd_context | ALLOW_CC_UNPROTECTED) != 0 {
         return Err(libc::EINVAL);
     }
     if attr.comp_mask & allocators == 0 {

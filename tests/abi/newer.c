@@ -15,6 +15,8 @@
 
 enum { PAGE = 4096, LOCAL = IBV_ACCESS_LOCAL_WRITE };
 enum { MASK_IOVA = 1, MASK_ADDR = 2, MASK_FD = 4, MASK_FD_OFFSET = 8, MASK_DMAH = 16, MASK_BUF = 32 };
+/* IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC */
+enum { ALLOW_CC_UNPROTECTED = 1 << 2 };
 
 struct ibv_buf;
 
@@ -85,7 +87,8 @@ static void buffers(void)
 	struct ibv_mr *(*reg_buf_mr)(struct ibv_pd *, struct ibv_buf *, void *, size_t, int) =
 		at("ibv_reg_buf_mr", "IBVERBS_1.17");
 	int (*export_fd)(struct ibv_buf *) = at("ibv_export_buf_dmabuf_fd", "IBVERBS_1.18");
-	struct ibv_pd *other = ibv_alloc_pd(ctx);
+	struct ibv_parent_domain_init_attr unprotected = { .pd = pd, .comp_mask = ALLOW_CC_UNPROTECTED };
+	struct ibv_pd *other = ibv_alloc_parent_domain(ctx, &unprotected);
 	struct ibv_buf *buf = NULL;
 	struct ibv_mr *mr;
 	char *addr;
@@ -106,6 +109,10 @@ static void buffers(void)
 	CHECK(export_fd(buf) == -1 && errno == ENODATA);
 	free_buf(buf);
 	free_buf(NULL);
+	addr = alloc_buf(other, PAGE, &buf);
+	mr = reg_buf_mr(other, buf, addr, PAGE, LOCAL);
+	CHECK(addr && mr && !ibv_dereg_mr(mr));
+	free_buf(buf);
 	CHECK(!alloc_buf(pd, 0, &buf) && errno == EINVAL);
 	CHECK(!alloc_buf(NULL, 1, &buf) && errno == EINVAL);
 	CHECK(!ibv_dealloc_pd(other));

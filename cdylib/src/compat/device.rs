@@ -4,6 +4,7 @@ use super::layout::{ContextFields, OldContext, OldDevice, Ops};
 use super::{Old, data, end, forward};
 use crate::{context, device, edge, query};
 use core::ffi::{c_char, c_int, c_void};
+use core::mem::offset_of;
 use core::ptr::null;
 use starverbs_abi as abi;
 
@@ -15,7 +16,11 @@ fn today(device: *mut OldDevice) -> *mut abi::ibv_device {
     if core::ptr::eq(device, &DEVICE) { device::star0() } else { core::ptr::null_mut() }
 }
 
-/// Whether a context is one of these. Both generations' structs begin with their device's address.
+// Both generations' contexts begin with their device's address.
+const _: () = assert!(offset_of!(abi::ibv_context, device) == 0);
+const _: () = assert!(offset_of!(ContextFields, device) == 0);
+
+/// Whether a context is one of these.
 ///
 /// # Safety
 /// `context` is NULL, or a live context of either generation.
