@@ -1,10 +1,11 @@
 #!/bin/sh
 # Every symbol that a released libibverbs.so.1 exports must be in ours, at the same version and of the same kind (T function,
-# D data), and nothing else may be. The lists are of Debian's packages libibverbs1 44.0 (Debian 12) and 65.0; symbols.sh makes
-# one. All private nodes have the names of both lists: see docs/architecture.md.
-# usage: compare.sh LIBRARY
+# D data), and nothing else may be, but for what a further list names. The lists are of Debian's packages libibverbs1 44.0
+# (Debian 12) and 65.0; symbols.sh makes one. All private nodes have the names of both: see docs/architecture.md.
+# usage: compare.sh LIBRARY [LIST]
 set -eu
-lib=${1:?usage: compare.sh LIBRARY}
+lib=${1:?usage: compare.sh LIBRARY [LIST]}
+more=${2:-/dev/null}
 here=$(cd "$(dirname "$0")" && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
@@ -14,7 +15,7 @@ private=@IBVERBS_PRIVATE_
 # Nobody links to a private symbol but by its node: which node is the default is no matter.
 "$here/symbols.sh" "$lib" | sed "s/@$private/$private/" >"$tmp/ours"
 {
-    grep -hv "$private" $lists
+    grep -hv "$private" $lists "$more" || true
     for node in 34 57 59 64 65; do
         grep -h "$private" $lists | sed "s/@${private}.*/$private$node/; s/\(register_driver_\)[0-9]*/\1$node/"
     done
@@ -30,4 +31,4 @@ if [ -s "$tmp/odd" ]; then
     cat "$tmp/odd"
     exit 1
 fi
-echo "$(wc -l <"$tmp/ours") symbols, all as in libibverbs1 44 and 65"
+echo "$(wc -l <"$tmp/ours") symbols, all as in libibverbs1 44 and 65${2:+ and $2}"
