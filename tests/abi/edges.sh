@@ -6,8 +6,8 @@ lib=$(cd "${1:?usage: edges.sh LIBRARY_DIRECTORY}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-for program in edges memory import errors states queues fork; do
-	cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -libverbs -lpthread
+for program in edges memory import old sizes newer kernel errors states queues fork; do
+	cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -libverbs -lpthread -ldl
 	LD_LIBRARY_PATH=$lib "$tmp/$program"
 done
 
