@@ -6,6 +6,7 @@
 
 use crate::edge::Errno;
 use core::ptr::NonNull;
+use starverbs_verbs::{VerbsError, log};
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,15 +16,22 @@ pub(crate) fn given<T>(pointer: *mut T) -> Result<NonNull<T>, Errno> {
     NonNull::new(pointer).ok_or(libc::EINVAL)
 }
 
-/// The errno value of a failed call into the card.
-pub(crate) fn errno(error: starverbs_verbs::VerbsError) -> Errno {
+/// The errno value of a control call that the card refused, which says why if the setting LOG asks for it.
+pub(crate) fn errno(error: VerbsError) -> Errno {
+    log::refused(&error);
+    error.errno()
+}
+
+/// The errno value of a call on the data path.
+#[inline]
+pub(crate) fn quiet(error: VerbsError) -> Errno {
     error.errno()
 }
 
 /// Says on standard error, once a process, why the card cannot be had: C's errno cannot name a setting.
-pub(crate) fn complain(error: starverbs_verbs::VerbsError) -> Errno {
+pub(crate) fn complain(error: VerbsError) -> Errno {
     static SAID: std::sync::Once = std::sync::Once::new();
-    SAID.call_once(|| eprintln!("starverbs: {error}"));
+    SAID.call_once(|| log::say(format_args!("{error}")));
     error.errno()
 }
 
@@ -34,6 +42,20 @@ pub(crate) fn complain(error: starverbs_verbs::VerbsError) -> Errno {
 pub(crate) unsafe fn zeroed<T>() -> T {
     // SAFETY: the caller vouches for `T`.
     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }
+}
+
+/// A copy of a struct that a program built with an older header ends early: its first `room` bytes, and zeroes. (A
+/// reference would promise the compiler the whole struct.)
+///
+/// # Safety
+/// `from` names that many bytes of a `T`, of which all-zero bytes are valid fields.
+pub(crate) unsafe fn beginning<T>(from: *const T, room: usize) -> T {
+    let mut to = core::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: the caller vouches for `from` and for `T`; `to` is a local of its own.
+    unsafe {
+        core::ptr::copy_nonoverlapping(from.cast::<u8>(), to.as_mut_ptr().cast(), room.min(size_of::<T>()));
+        to.assume_init()
+    }
 }
 
 /// The address under which the card reports events for a handle.

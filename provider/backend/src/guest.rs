@@ -7,12 +7,13 @@
 //!
 //! Owns both sides of that dialogue. It must not receive frames or hand them on: [`crate::Rx`] does.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use starverbs_core::{Gid, Nanos};
 
 use crate::control::{Wish, decode_grant, encode_wish};
+use crate::descriptor::Socket;
 use crate::registry::{abstract_address, blocks_of_host, socket_name};
 use crate::sockopt::{self, datagram};
 
@@ -62,7 +63,7 @@ impl Guests {
 pub(crate) struct Patron {
     port: u16,
     /// Where grants come
-    socket: Option<OwnedFd>,
+    socket: Option<Socket>,
     block: Option<u32>,
     tag: u8,
     /// It granted the last wish
@@ -160,7 +161,7 @@ impl Patron {
 }
 
 /// A unix socket with a name of the kernel's choice, so that it can be answered.
-fn dialogue() -> Option<OwnedFd> {
+fn dialogue() -> Option<Socket> {
     let socket = datagram(libc::AF_UNIX, "a unix socket").ok()?;
     // SAFETY: a sockaddr_un of zeroes is valid: a C struct of integers.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };

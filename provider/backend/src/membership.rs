@@ -5,11 +5,11 @@
 //! Owns the list of groups, so that a socket that is opened later joins them too. It must not count who is attached.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use starverbs_core::Gid;
 
 use crate::BackendError;
+use crate::descriptor::Socket;
 use crate::host::{HostAddr, ip_of};
 use crate::sockopt::{self, errno};
 
@@ -26,7 +26,7 @@ pub(crate) struct Membership {
     v6: Vec<u32>,
     groups: Vec<Gid>,
     /// A guest's socket, which is bound to no port and receives nothing
-    proxy: Option<OwnedFd>,
+    proxy: Option<Socket>,
 }
 
 impl Membership {
@@ -37,7 +37,7 @@ impl Membership {
     }
 
     /// Joins a group on every interface that can, with the `wire` or, a guest, without.
-    pub(crate) fn join(&mut self, wire: Option<&OwnedFd>, group: Gid) -> Result<(), BackendError> {
+    pub(crate) fn join(&mut self, wire: Option<&Socket>, group: Gid) -> Result<(), BackendError> {
         if wire.is_none() && self.proxy.is_none() {
             self.proxy = Some(proxy()?);
         }
@@ -49,7 +49,7 @@ impl Membership {
     }
 
     /// Leaves a group.
-    pub(crate) fn leave(&mut self, wire: Option<&OwnedFd>, group: Gid) {
+    pub(crate) fn leave(&mut self, wire: Option<&Socket>, group: Gid) {
         self.groups.retain(|joined| *joined != group);
         if let Some(socket) = wire.or(self.proxy.as_ref()) {
             self.leave_on(socket, group);
@@ -58,7 +58,7 @@ impl Membership {
 
     /// A guest is one no longer: its new `wire` joins the groups that there are. What the system refuses is not
     /// received there.
-    pub(crate) fn rejoin(&mut self, wire: &OwnedFd) {
+    pub(crate) fn rejoin(&mut self, wire: &Socket) {
         for group in &self.groups {
             let _ = self.join_on(wire, *group);
         }
@@ -79,7 +79,7 @@ impl Membership {
         if group.ipv4().is_some() { &self.v4 } else { &self.v6 }
     }
 
-    fn join_on(&self, wire: &OwnedFd, group: Gid) -> Result<(), BackendError> {
+    fn join_on(&self, wire: &Socket, group: Gid) -> Result<(), BackendError> {
         let mut joined = false;
         for interface in self.interfaces(group) {
             if change(wire, group, *interface, true) {
@@ -103,7 +103,7 @@ impl Membership {
         if joined { Ok(()) } else { Err(BackendError::NoInterface(ip_of(group))) }
     }
 
-    fn leave_on(&self, wire: &OwnedFd, group: Gid) {
+    fn leave_on(&self, wire: &Socket, group: Gid) {
         for interface in self.interfaces(group) {
             change(wire, group, *interface, false);
         }
@@ -119,20 +119,20 @@ pub fn max_groups(addrs: &[HostAddr]) -> u32 {
 
 /// Whether a socket receives the multicast of `all` groups that anybody on the host joined, or of those that it joined
 /// itself.
-pub(crate) fn receive_all(wire: &OwnedFd, all: bool) {
+pub(crate) fn receive_all(wire: &Socket, all: bool) {
     sockopt::set_int(wire, libc::SOL_IP, libc::IP_MULTICAST_ALL, i32::from(all));
     sockopt::set_int(wire, libc::SOL_IPV6, IPV6_MULTICAST_ALL, i32::from(all));
 }
 
 /// A socket of either IP version to join with.
-fn proxy() -> Result<OwnedFd, BackendError> {
+fn proxy() -> Result<Socket, BackendError> {
     const WHAT: &str = "a socket to join multicast groups with";
     sockopt::datagram(libc::AF_INET6, WHAT).or_else(|_| sockopt::datagram(libc::AF_INET, WHAT))
 }
 
 /// Has a socket send multicast from the interface of `addr`, to members on this host too, and as far as unicast
 /// unless a frame says otherwise.
-pub(crate) fn send_from(socket: &OwnedFd, addr: &HostAddr, hops: i32) {
+pub(crate) fn send_from(socket: &Socket, addr: &HostAddr, hops: i32) {
     if addr.gid.ipv4().is_some() {
         let interface = libc::ip_mreqn {
             imr_multiaddr: libc::in_addr { s_addr: 0 },
@@ -159,7 +159,7 @@ fn interfaces(addrs: &[HostAddr], v4: bool) -> Vec<u32> {
 }
 
 /// Joins or leaves on one interface; says whether the kernel did.
-fn change(wire: &OwnedFd, group: Gid, interface: u32, join: bool) -> bool {
+fn change(wire: &Socket, group: Gid, interface: u32, join: bool) -> bool {
     match group.ipv4() {
         Some(ip) => {
             let request = libc::ip_mreqn {

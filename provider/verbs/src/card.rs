@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::{self as backend, Rx};
 use starverbs_core::qp::Owner;
-use starverbs_core::{AsyncEvent, Gid, Nanos, Nic, NicConfig, PdId, Qpn};
+use starverbs_core::{AsyncEvent, Gid, Limits, Nanos, Nic, NicConfig, PdId, Qpn};
 use starverbs_rings::SpinLock;
 use starverbs_settings::Settings;
 
@@ -20,11 +20,19 @@ use crate::device::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
 use crate::env::HostEnv;
 use crate::error::Result;
 use crate::events::{Event, FdQueue, kind};
+use crate::log::{self, log};
+use crate::moderation::Moderator;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
 /// Forks of this process so far, counted in the children: a card of an earlier count is the parent's.
 static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Forks so far, as far as anybody needs to know.
+#[inline]
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
 
 /// The card of this process, while a context is open.
 static CARD: Mutex<Weak<Card>> = Mutex::new(Weak::new());
@@ -39,6 +47,9 @@ pub(crate) struct Card {
     pub(crate) polled: Polled,
     contexts: Mutex<u32>,
     pub(crate) progress: Progress,
+    /// Completion queues that exist.
+    pub(crate) cqs: AtomicU32,
+    pub(crate) moderator: Arc<Moderator>,
 }
 
 /// What the shard lock guards.
@@ -60,6 +71,7 @@ pub(crate) struct Shard {
     /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
     /// card knows their cookies.
     domains: HashMap<PdId, Arc<FdQueue<Event>>>,
+    pub(crate) moderator: Arc<Moderator>,
 }
 
 /// What the program does in the library, for the progress thread to see.
@@ -91,12 +103,12 @@ struct Bells {
 }
 
 impl Card {
-    /// The card of this process, opened with the process's settings if there is none.
+    /// A context joins the card of this process, which is opened with the process's settings if there is none.
     pub(crate) fn of_process() -> Result<Arc<Card>> {
         let mut slot = CARD.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(card) = slot.upgrade()
             && card.is_ours()
-            && card.in_use()
+            && card.join()
         {
             return Ok(card);
         }
@@ -107,9 +119,10 @@ impl Card {
         Ok(card)
     }
 
-    /// A card with these settings.
+    /// A card with these settings, and a first context of it.
     pub(crate) fn open(settings: Settings, stats: StatPage) -> Result<Arc<Card>> {
         watch_forks();
+        log::set_level(settings.log);
         let info = DeviceInfo::new(&settings)?;
         let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
         let config = NicConfig {
@@ -118,6 +131,7 @@ impl Card {
             max_rd_atomic: MAX_RD_ATOM as u8,
             window: settings.window.unwrap_or(NicConfig::default().window),
             max_groups: info.attr.max_mcast_grp,
+            limits: Limits::default(),
         };
         let mut nic = Nic::new(config, stats, seed());
         for block in rx.blocks() {
@@ -126,6 +140,8 @@ impl Card {
         if let Some(block) = rx.blocks().next() {
             stats.set_first_block(block);
         }
+        log!(Info, "card opened on UDP port {}: {}", settings.port, info.addresses());
+        let moderator = Arc::new(Moderator::new());
         let shard = Shard {
             nic,
             env: HostEnv::new(tx),
@@ -137,40 +153,40 @@ impl Card {
             unsent: false,
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
+            moderator: Arc::clone(&moderator),
         };
-        Ok(Arc::new(Card {
-            forks: FORKS.load(Ordering::Relaxed),
+        let card = Arc::new(Card {
+            forks: forks(),
             info,
             settings,
             shard: Mutex::new(shard),
             bells: Bells { waiting: AtomicBool::new(false), list: SpinLock::new(Vec::new()) },
             polled: Polled::default(),
-            contexts: Mutex::new(0),
+            contexts: Mutex::new(1),
             progress: Progress::new()?,
-        }))
+            cqs: AtomicU32::new(0),
+            moderator,
+        });
+        if card.settings.progress_thread {
+            card.progress.start(&card)?;
+        }
+        Ok(card)
     }
 
     /// Whether this process opened it (and is not a forked child of the one that did).
     #[inline]
     pub(crate) fn is_ours(&self) -> bool {
-        FORKS.load(Ordering::Relaxed) == self.forks
+        forks() == self.forks
     }
 
-    fn in_use(&self) -> bool {
-        *self.contexts.lock().unwrap_or_else(PoisonError::into_inner) > 0
-    }
-
-    /// A context joins; the first one starts the progress thread.
-    pub(crate) fn enter(self: &Arc<Self>) -> Result<()> {
+    /// One more context, unless the last one has left.
+    fn join(&self) -> bool {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
-        if *contexts == 0 && self.settings.progress_thread {
-            self.progress.start(self)?;
-        }
-        *contexts += 1;
-        Ok(())
+        *contexts += u32::from(*contexts > 0);
+        *contexts > 0
     }
 
-    /// A context leaves: its QPs end, and with the last context the thread.
+    /// A context leaves: its QPs end, and with the last context the card. Handles that are left do no harm.
     pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
         for qpn in self.with(|shard, _| shard.qps_told(events)) {
             let _ = self.with(|shard, _| {
@@ -181,7 +197,9 @@ impl Card {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         *contexts -= 1;
         if *contexts == 0 {
+            log!(Info, "card closed");
             self.progress.stop();
+            self.with(|shard, _| shard.rx.leave());
         }
     }
 
@@ -372,6 +390,9 @@ impl Shard {
                     continue;
                 }
             };
+            if !matches!(kind, kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED) {
+                log!(Warn, "queue pair {qpn:#x} failed: {event:?}");
+            }
             if let Some(Owner { pd, cookie }) = nic.qp_owner(qpn)
                 && let Some(queue) = domains.get(&pd)
             {
@@ -419,7 +440,7 @@ impl Bells {
 /// The page of this process: one for all cards that it opens in turn.
 fn page_of_process(port: u16) -> Result<StatPage> {
     static PAGE: Mutex<Option<(u32, StatPage)>> = Mutex::new(None);
-    let forks = FORKS.load(Ordering::Relaxed);
+    let forks = forks();
     let mut page = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((of, page)) = *page
         && of == forks
@@ -431,10 +452,12 @@ fn page_of_process(port: u16) -> Result<StatPage> {
     Ok(new)
 }
 
-/// Counts forks in the children, from the first card on.
+/// Counts forks in the children, from the first card on, and has them hold nothing of the card's that others see.
 fn watch_forks() {
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
+        backend::let_go();
+        crate::share::forked();
     }
     static ONCE: Once = Once::new();
     // SAFETY: the handler is async-signal-safe, and stays as long as the library: it must not be
@@ -445,7 +468,7 @@ fn watch_forks() {
 }
 
 /// Numbers that a stranger cannot guess, for keys and QPNs.
-fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let mut seed = clock::now() ^ (u64::from(std::process::id()) << 32);
     // SAFETY: eight writable bytes. On failure the clock has to do.
     unsafe { libc::getrandom((&raw mut seed).cast(), 8, 0) };

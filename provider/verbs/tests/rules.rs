@@ -46,8 +46,15 @@ fn limits_and_arguments_are_checked() {
     ] {
         assert_eq!(errno(Qp::create(&node.pd, &init)), libc::EINVAL);
     }
+    let srq = Srq::create(&node.pd, 4, 1, 0, 0).unwrap();
+    for qp_type in [QpType::Uc, QpType::XrcSend] {
+        assert_eq!(errno(Qp::create(&node.pd, &node.init(qp_type, Some(&srq)))), libc::EINVAL);
+    }
+    assert!(Qp::create(&node.pd, &node.init(QpType::Ud, Some(&srq))).is_ok());
     assert_eq!(errno(node.ctx.query_port(2)), libc::EINVAL);
-    assert_eq!(errno(node.ctx.query_gid(1, 4000)), libc::ENODATA);
+    let gids = node.ctx.query_port(1).unwrap().gid_tbl_len;
+    assert_eq!(errno(node.ctx.query_gid(1, gids - 1)), libc::ENODATA, "an empty place");
+    assert_eq!(errno(node.ctx.query_gid(1, gids)), libc::EINVAL, "past the end");
     assert_eq!(errno(node.ctx.query_pkey(1, 1)), libc::EINVAL);
     let way = way_to(&node);
     for ah in [
@@ -246,4 +253,24 @@ fn sleepers_are_woken_and_solicited_only_if_they_asked() {
     let other = CompChannel::create(&b.ctx).unwrap();
     assert_ne!(other.fd(), b.channel.fd());
     assert!(Pd::alloc(&b.ctx).is_ok());
+}
+
+#[test]
+fn closed_cards_are_in_nobodys_way() {
+    let settings = settings();
+    let closed: Vec<Node> = (0..24).map(|_| Node::new(&settings)).collect();
+    closed.iter().for_each(|node| node.ctx.close());
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect((&a, &qa), (&b, &qb));
+    for id in 0..16 {
+        /* who comes and goes changes the others' places at the port */
+        drop(Node::new(&settings));
+        b.post_recv(&qb, id, 0, 8).unwrap();
+        post(&qa, &send(id, &[a.sge(0, 8)])).unwrap();
+        assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    }
+    assert_eq!(b.completions(16).len(), 16);
+    /* what is left of a closed card is handles */
+    assert!(closed.iter().all(|node| node.mr.dereg().is_ok() && node.pd.dealloc().is_ok()));
 }
