@@ -38,6 +38,8 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     pub(crate) state: QpState,
+    /// It gets no copy of what it sends to a multicast group itself
+    pub(crate) block_own: bool,
     pub(crate) flags: Flags,
     pub(crate) pd: PdId,
     /// Where a connected QP's packets go; of a UD QP the path on which it last had its turn
@@ -78,8 +80,6 @@ pub(crate) struct Attr {
 pub(crate) struct Flags {
     /// Every send makes a completion
     pub(crate) sig_all: bool,
-    /// It gets no copy of what it sends to a multicast group itself
-    pub(crate) block_own: bool,
     /// In the queue of those with something to send
     pub(crate) queued: bool,
     /// In the queue of those that owe an ACK

@@ -31,11 +31,8 @@ impl<E: Env> Nic<E> {
             qpn,
             qp_type: init.qp_type,
             state: QpState::Reset,
-            flags: Flags {
-                sig_all: init.sq_sig_all,
-                block_own: init.block_own_multicast,
-                ..Flags::default()
-            },
+            block_own: init.block_own_multicast,
+            flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
             pd: init.pd,
             path: Default::default(),
             timer: self.shared.sched.join(),
@@ -260,8 +257,8 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     let next = qp.sq.posted();
     qp.req = Requester { next, una: next, fresh: next, ..Requester::new(slots) };
     qp.resp = Responder::new(qp.resp.max_sge());
-    let Flags { sig_all, block_own, windows, .. } = qp.flags;
-    qp.flags = Flags { sig_all, block_own, ..Flags::default() };
+    let windows = qp.flags.windows;
+    qp.flags = Flags { sig_all: qp.flags.sig_all, ..Flags::default() };
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
     /* they were for the peer of this connection: the next one shall not reach memory through them */
     if windows {

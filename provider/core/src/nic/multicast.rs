@@ -121,7 +121,7 @@ impl<E: Env> Nic<E> {
         let from = packet.deth().map(|deth| deth.src_qp());
         for qpn in &group.qps {
             let Some(qp) = qps.get_mut(*qpn) else { continue };
-            if qp.flags.block_own && from == Some(qp.qpn) && env.is_own(&meta.src) {
+            if qp.block_own && from == Some(qp.qpn) && env.is_own(&meta.src) {
                 continue;
             }
             shared.stats.rx_multicast.inc();
