@@ -36,3 +36,5 @@ mod strings;
 mod system;
 mod wr;
 mod xrcd;
+
+pub use exports::keep;

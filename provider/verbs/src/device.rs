@@ -24,6 +24,26 @@ pub fn device_attr() -> Result<DeviceAttr> {
     Ok(DeviceInfo::new(&Settings::load()?)?.attr)
 }
 
+/// All that the device says of itself, without opening it.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The device
+    pub attr: DeviceAttr,
+    /// Its one port
+    pub port: PortAttr,
+    /// The port's GID table
+    pub gids: Vec<GidEntry>,
+}
+
+/// Describes the device as a program would find it that opened it now.
+///
+/// # Errors
+/// As [`device_attr`].
+pub fn describe() -> Result<Description> {
+    let info = DeviceInfo::new(&Settings::load()?)?;
+    Ok(Description { gids: info.gid_table(), attr: info.attr, port: info.port })
+}
+
 /// Most WQEs of a queue.
 pub const MAX_QP_WR: u32 = 1 << 20;
 /// Most SGEs of a WQE.
