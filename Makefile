@@ -19,10 +19,10 @@ help:
 	@echo 'make clean        remove dist and the build folder'
 
 build:
-	cargo build --release --locked --package starverbs-cdylib --package starverbs
+	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs
 	install -D -m 755 $(TARGET)/release/libstarverbs.so dist/lib/libibverbs.so.1
 	ln -sf libibverbs.so.1 dist/lib/libibverbs.so
-	install -D -m 755 $(TARGET)/release/libstarverbs.so dist/lib/libstarverbs.so
+	install -D -m 755 $(TARGET)/release/libstarverbs_preload.so dist/lib/libstarverbs.so
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
 
 demo:

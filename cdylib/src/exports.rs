@@ -295,5 +295,5 @@ exports! { "@", "IBVERBS_1.1";
     ibv_register_driver => private::nothing,
 }
 
-/// Names this module: a library that carries the crate as an rlib refers to it, so that the linker takes the symbols too.
+/// Does nothing. A library that carries this crate as an rlib refers to it, so that the linker takes the symbols too.
 pub fn keep() {}

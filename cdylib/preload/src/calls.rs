@@ -67,9 +67,8 @@ unsafe fn redirected<R>(path: *const c_char, call: impl FnOnce(*const c_char) ->
 }
 
 /// Runs when the process starts.
-#[cfg(not(test))]
-#[used]
-#[unsafe(link_section = ".init_array")]
+#[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
+#[cfg_attr(test, allow(dead_code))]
 static START: extern "C" fn() = {
     extern "C" fn start() {
         next::find_all();

@@ -69,8 +69,8 @@ mod tests {
 
     #[test]
     fn names_are_counters_of_the_card() {
-        let known = |name: &&str| Counters::NAMES.contains(name);
-        assert!(PORT.iter().flat_map(|(_, of, _)| of.iter()).all(|name| known(name)));
+        let known = |name: &&'static str| Counters::NAMES.contains(name);
+        assert!(PORT.iter().flat_map(|(_, of, _)| of.iter()).all(known));
         assert_eq!(card().count(), Counters::NAMES.len());
     }
 

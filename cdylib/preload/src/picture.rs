@@ -86,7 +86,7 @@ impl Picture {
         self.text(&format!("{at}/numa_node"), &facts.numa_node.to_string());
         self.text(&format!("{at}/local_cpulist"), &facts.cpus);
         self.text(&format!("{at}/uevent"), "DRIVER=starverbs");
-        let mut netdevs: Vec<&str> = facts.device.gids.iter().map(|gid| interface(gid)).collect();
+        let mut netdevs: Vec<&str> = facts.device.gids.iter().map(interface).collect();
         netdevs.sort_unstable();
         netdevs.dedup();
         for netdev in netdevs {

@@ -60,7 +60,10 @@ fn resolved(path: &str, target: &str) -> String {
     let mut parts: Vec<&str> = path.split('/').collect();
     parts.pop();
     for step in target.split('/') {
-        if step == ".." { drop(parts.pop()) } else { parts.push(step) }
+        match step {
+            ".." => _ = parts.pop(),
+            name => parts.push(name),
+        }
     }
     parts.join("/")
 }

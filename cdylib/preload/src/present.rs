@@ -88,7 +88,7 @@ impl Turn {
                 Ok(_) => break,
                 Err(holder) if holder == me => std::thread::yield_now(),
                 // The parent's thread that was at it when this process was forked; it is not here.
-                Err(parent) => drop(MAKER.compare_exchange(parent, 0, Ordering::Acquire, Ordering::Relaxed)),
+                Err(parent) => _ = MAKER.compare_exchange(parent, 0, Ordering::Acquire, Ordering::Relaxed),
             }
         }
         INSIDE.set(true);

@@ -38,8 +38,8 @@ pub use clock::{raw_clock, wallclock};
 pub use context::Context;
 pub use cq::{Cq, CqInit};
 pub use device::{
-    Description, DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, OdpCaps, PKEY,
-    PortAttr, describe, device_attr, device_name,
+    Description, DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE,
+    OdpCaps, PKEY, PortAttr, describe, device_attr, device_name,
 };
 pub use dm::{Dm, MAX_DM};
 pub use error::{Result, VerbsError};
