@@ -26,10 +26,12 @@ part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
     cargo test --release --package starverbs-rings --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
 
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
+part "symbols of libstarverbs.so" tests/abi/compare.sh dist/lib/libstarverbs.so tests/preload/libc.symbols
 if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib
+    part "the device in /sys and /dev" tests/preload/run.sh dist/lib
 else
-    skip "promises of the C edge" "libibverbs-dev is not installed"
+    skip "promises of the C edge, and the device in /sys and /dev" "libibverbs-dev is not installed"
 fi
 
 if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then

@@ -5,8 +5,8 @@ set -euo pipefail
 
 declare -A package_of=(
     [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [tshark]=tshark
-    [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin
-    [valgrind]=valgrind [strace]=strace
+    [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
+    [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
 )
 demo=(cc ibv_devinfo ib_send_lat)
 headers=/usr/include/infiniband/verbs.h
@@ -14,7 +14,7 @@ pyverbs=/usr/lib/python3/dist-packages/pyverbs
 rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
-test) commands=("${demo[@]}" ip tshark nm runuser) ;;
+test) commands=("${demo[@]}" ip tshark nm runuser ibstat ucx_perftest fi_info) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
 *) echo "usage: packages.sh demo|test|bench|instructions" >&2; exit 2 ;;

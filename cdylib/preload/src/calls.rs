@@ -3,6 +3,7 @@
 //! Owns how a call is exported and how it goes on. Calls of one purpose share a module. A name with 64, and the ones that fortified
 //! programs call (`__open_2`), take and do the same on the machines served here.
 
+mod exec;
 mod folder;
 mod link;
 mod open;

@@ -7,6 +7,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::transmute;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+type Strings = *const *const c_char;
 type Filter = Option<unsafe extern "C" fn(*const libc::dirent64) -> c_int>;
 type Compare = Option<unsafe extern "C" fn(*mut *const libc::dirent64, *mut *const libc::dirent64) -> c_int>;
 type GlobError = Option<unsafe extern "C" fn(*const c_char, c_int) -> c_int>;
@@ -73,5 +74,9 @@ next! {
     scandir64: unsafe extern "C" fn(*const c_char, Entries, Filter, Compare) -> c_int;
     scandirat64: unsafe extern "C" fn(c_int, *const c_char, Entries, Filter, Compare) -> c_int;
     glob64: unsafe extern "C" fn(*const c_char, c_int, GlobError, *mut libc::glob_t) -> c_int;
+    execve: unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
+    execv: unsafe extern "C" fn(*const c_char, Strings) -> c_int;
+    execvp: unsafe extern "C" fn(*const c_char, Strings) -> c_int;
+    execvpe: unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
     inotify_add_watch: unsafe extern "C" fn(c_int, *const c_char, u32) -> c_int;
 }

@@ -11,6 +11,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::counters::Live;
+use crate::path::PATH_MAX;
 use crate::picture::{DEVICE_NUMBER, Picture};
 use crate::tree::Tree;
 use crate::{errno, facts};
@@ -138,7 +139,7 @@ pub(crate) fn show_value(live: &Live, fd: c_int, flags: c_int) {
             libc::close(file);
         }
     };
-    errno::kept(|| drop(catch_unwind(shown)));
+    errno::kept(|| _ = catch_unwind(shown));
 }
 
 /// Mode bits of the device node.
@@ -174,12 +175,29 @@ pub(crate) fn root() -> Option<&'static CStr> {
 
 /// Joins the picture at the start of a process whose working directory lies in it, as a shell's child's may.
 pub(crate) fn start() {
-    let mut room = [0u8; crate::path::PATH_MAX];
-    // SAFETY: the call writes at most that many bytes.
-    let length = unsafe { libc::syscall(libc::SYS_getcwd, room.as_mut_ptr(), room.len()) };
-    let path = room.get(..usize::try_from(length).unwrap_or(0)).unwrap_or_default();
     let mark = crate::tree::PREFIX.as_bytes();
-    if path.windows(mark.len()).any(|part| part == mark) {
+    if here(&mut [0; PATH_MAX]).windows(mark.len()).any(|part| part == mark) {
         let _ = current();
     }
+}
+
+/// Gives the picture back before another program takes this process's place; unless its working directory lies there, which the
+/// other program then looks after. Should this one stay, it finds or makes the picture anew. Does nothing in a forked child, which
+/// holds none.
+pub(crate) fn give_back() {
+    let Some(tree) = peek() else { return };
+    let given = || {
+        if tree.is_held() && !here(&mut [0; PATH_MAX]).starts_with(tree.root.to_bytes()) {
+            tree.leave();
+            tree.forget();
+        }
+    };
+    errno::kept(|| _ = catch_unwind(given));
+}
+
+/// The working directory as the kernel names it; empty if it has no name.
+fn here(room: &mut [u8; PATH_MAX]) -> &[u8] {
+    // SAFETY: the call writes at most that many bytes.
+    let length = unsafe { libc::syscall(libc::SYS_getcwd, room.as_mut_ptr(), room.len()) };
+    room.get(..usize::try_from(length).unwrap_or(0)).unwrap_or_default()
 }
