@@ -1,5 +1,5 @@
-//! Gives the library the soname and version nodes of the libibverbs that it carries; the names of libc stay without version,
-//! so that they answer for every version that a program asks for.
+//! Gives the library the soname and version nodes of the libibverbs that it carries; the names of libc stay without
+//! version, so that they answer for every version that a program asks for.
 
 fn main() {
     let root = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| ".".into());

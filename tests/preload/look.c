@@ -88,6 +88,7 @@ static void opening(void)
 	CHECK(!strcmp(line(fdopen(fd, "r")), "4: ACTIVE"));
 	CHECK(pread(fd, &byte, 1, 0) == -1 && errno == EBADF);
 	CHECK(!strcmp(line(freopen(PORT "/link_layer", "r", fopen("/dev/null", "r"))), "Ethernet"));
+	CHECK(!freopen(STAR "/node_type", "r+", fopen("/dev/null", "r")) && errno == EACCES);
 	close(dir);
 }
 

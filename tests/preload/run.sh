@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Programs look at the device in /sys and /dev through libstarverbs.so: C, tools, shells, python, infiniband-diags, UCX. Fails if one sees
-# something else than the device, or if a picture is left behind. Programs that are not installed are skipped, and named.
+# Programs look at the device in /sys and /dev through libstarverbs.so: C, tools, shells, python, infiniband-diags, UCX.
+# Fails if one sees something else than the device, or if a picture is left behind. Programs that are not installed are
+# skipped, and named.
 # usage: run.sh LIBRARY_DIRECTORY
 set -uo pipefail
 lib=$(cd "${1:?usage: run.sh LIBRARY_DIRECTORY}" && pwd)
@@ -88,7 +89,8 @@ ucx() {
         grep -qsiE "$(printf ':%04X [0-9A-F]+:0000 0A ' $port)" /proc/net/tcp /proc/net/tcp6 && break
         sleep 0.05
     done
-    got=$(seen ucx_perftest 127.0.0.1 -p $port "$@") && grep -q '^Final:' <<<"$got" || fail "ucx_perftest $*: $got $(cat "$tmp/server")"
+    got=$(seen ucx_perftest 127.0.0.1 -p $port "$@")
+    [[ $got == *Final:* ]] || fail "ucx_perftest $*: $got $(cat "$tmp/server")"
     kill "$server" 2>/dev/null
     wait "$server"
     server=

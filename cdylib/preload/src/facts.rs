@@ -28,8 +28,8 @@ fn line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// What a counter of the device says: the sum over the processes in this network namespace that use it, as far as this
-/// process may look into them.
+/// What a counter of the device says: the sum over the processes in this network namespace that use it, as far as
+/// this process may look into them.
 pub(crate) fn value(live: &Live) -> u64 {
     let own = namespace("self");
     let beside = |pid: &u32| namespace(&pid.to_string()) == own;

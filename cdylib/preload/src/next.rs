@@ -1,7 +1,7 @@
 //! The calls behind ours: libc's, or those of the next preloaded library.
 //!
-//! Found once each, at the start of the process for all, so that a signal handler need not search. Owns their addresses and
-//! types.
+//! Found once each, at the start of the process for all, so that a signal handler need not search. Owns their
+//! addresses and types.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::transmute;

@@ -7,8 +7,8 @@ use core::ffi::{CStr, c_char};
 /// Longest path of libc, with its NUL.
 pub(crate) const PATH_MAX: usize = libc::PATH_MAX as usize;
 
-/// Whether a path names something that the picture stands for: /dev/infiniband, /sys/class/infiniband*, or the folder that the links
-/// there lead to.
+/// Whether a path names something that the picture stands for: /dev/infiniband, /sys/class/infiniband*, or the
+/// folder that the links there lead to.
 ///
 /// # Safety
 /// `path` is NULL or a NUL-terminated string.

@@ -1,14 +1,13 @@
 //! The picture that this process sees: found or made when a call first asks for it.
 //!
-//! Owns the process's hold on it, across threads and forks, and the answers about single files. Readers take no lock. It must not
-//! know libc's calls.
+//! Owns the process's hold on it, across threads and forks, and the answers about single files. Readers take no
+//! lock. It must not know libc's calls.
 
 use core::ffi::{CStr, c_int};
 use std::cell::Cell;
 use std::panic::catch_unwind;
 use std::ptr::null_mut;
-use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::counters::Live;
 use crate::path::PATH_MAX;
@@ -65,11 +64,11 @@ fn refresh() -> Option<&'static Tree> {
     if let Some(old) = old {
         old.forget();
     }
-    static AT_EXIT: Once = Once::new();
-    AT_EXIT.call_once(|| {
+    static AT_EXIT: AtomicBool = AtomicBool::new(false);
+    if !AT_EXIT.swap(true, Ordering::Relaxed) {
         // SAFETY: the handler may run at any exit; this library is never unmapped.
         unsafe { libc::atexit(leave) };
-    });
+    }
     drop(turn);
     peek()
 }
@@ -108,8 +107,8 @@ impl Drop for Turn {
 pub(crate) fn kind(tree: &Tree, fd: c_int) -> Option<Kind> {
     // SAFETY: a stat of zeroes is valid: integers.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    // The call that answers is libc's own, not `calls::stat`, which would show the device node.
-    // SAFETY: fstatat fills the struct, which lives across the call.
+    // The kernel's answer, because `calls::stat` would show the device node.
+    // SAFETY: fstat fills the struct, which lives across the call.
     let done = unsafe { libc::syscall(libc::SYS_fstat, fd, &raw mut stat) };
     if done != 0 || stat.st_dev != tree.device() {
         return None;
@@ -148,11 +147,10 @@ const NODE_MODE: u32 = libc::S_IFCHR | 0o666;
 /// Makes what stat(2) said of the file behind the device node what it says of the node.
 #[inline]
 pub(crate) fn correct(stat: &mut libc::stat) {
-    if let Some(tree) = peek().filter(|tree| tree.node == stat.st_ino && tree.device() == stat.st_dev) {
+    if peek().is_some_and(|tree| tree.node == stat.st_ino && tree.device() == stat.st_dev) {
         stat.st_mode = NODE_MODE;
         stat.st_rdev = libc::makedev(DEVICE_NUMBER.0, DEVICE_NUMBER.1);
         (stat.st_uid, stat.st_gid) = (0, 0);
-        let _ = tree;
     }
 }
 
@@ -181,9 +179,9 @@ pub(crate) fn start() {
     }
 }
 
-/// Gives the picture back before another program takes this process's place; unless its working directory lies there, which the
-/// other program then looks after. Should this one stay, it finds or makes the picture anew. Does nothing in a forked child, which
-/// holds none.
+/// Gives the picture back before another program takes this process's place; unless its working directory lies
+/// there, which the other program then looks after. Should this one stay, it finds or makes the picture anew. Does
+/// nothing in a forked child, which holds none.
 pub(crate) fn give_back() {
     let Some(tree) = peek() else { return };
     let given = || {

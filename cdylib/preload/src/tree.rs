@@ -1,9 +1,10 @@
-//! A picture on disk: a private folder with the virtual files as real ones, shared by the user's processes that see the same
-//! picture, and gone with the last of them.
+//! A picture on disk: a private folder with the virtual files as real ones, shared by the user's processes that see
+//! the same picture, and gone with the last of them.
 //!
-//! The folder's name carries the picture's fingerprint. Whoever uses it holds a shared lock (flock(2)) on it, which the kernel
-//! gives back however a process ends; who can get the lock alone removes the folder. A folder appears under its name only
-//! when it is whole, and loses that name before it is taken apart. Owns that protocol; it must not know who reads the files.
+//! The folder's name carries the picture's fingerprint. Whoever uses it holds a shared lock (flock(2)) on it, which
+//! the kernel gives back however a process ends; who can get the lock alone removes the folder. A folder appears
+//! under its name only when it is whole, and loses that name before it is taken apart. Owns that protocol; it must
+//! not know who reads the files.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -120,8 +121,8 @@ impl Tree {
     /// Gives up what a parent held, which stays the parent's.
     pub(crate) fn forget(&self) {
         if self.lock_is_ours() {
-            // SAFETY: the descriptor is still the lock's. Its number may be reused from here on, but `lock_is_ours` is asked first
-            // each time.
+            // SAFETY: the descriptor is still the lock's. Its number may be reused from here on, but `lock_is_ours`
+            // is asked first each time.
             unsafe { libc::close(self.lock) };
         }
     }
@@ -206,16 +207,14 @@ fn join(root: &Path) -> io::Result<Option<OwnedFd>> {
 fn make(root: &Path, picture: &Picture) -> io::Result<OwnedFd> {
     let name = own_name(root);
     DirBuilder::new().mode(0o700).create(&name)?;
-    let made = open(&name).and_then(|folder| {
-        lock(folder.as_raw_fd(), libc::LOCK_SH);
+    let made = || {
+        // None: swept away before it was locked.
+        let folder = join(&name)?.ok_or(ErrorKind::NotFound)?;
         fill(&name, picture)?;
         fs::rename(&name, root)?;
         Ok(folder)
-    });
-    if made.is_err() {
-        let _ = fs::remove_dir_all(&name);
-    }
-    made
+    };
+    made().inspect_err(|_| drop(fs::remove_dir_all(&name)))
 }
 
 fn fill(folder: &Path, picture: &Picture) -> io::Result<()> {
@@ -241,7 +240,8 @@ fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-/// Removes a folder that is locked for this process alone. Without its name first: who dies in between leaves nothing that looks whole.
+/// Removes a folder that is locked for this process alone. Without its name first: who dies in between leaves
+/// nothing that looks whole.
 fn take_apart(root: &Path) {
     let name = own_name(root);
     if fs::rename(root, &name).is_ok() {

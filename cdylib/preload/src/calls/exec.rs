@@ -1,4 +1,5 @@
-//! Other programs in this process: what exec(3) replaces does not come to its exit handlers, so it gives the picture back here.
+//! Other programs in this process: what exec(3) replaces does not come to its exit handlers, so it gives the
+//! picture back here.
 
 use core::ffi::{c_char, c_int};
 

@@ -1,7 +1,7 @@
 //! Opening files: the families of open(2) and fopen(3).
 //!
-//! Nothing of the picture can be written: asking for that fails with EACCES, as sysfs answers. The device node opens for writing,
-//! because programs try whether they may, but takes no commands: a write fails with EBADF.
+//! Nothing of the picture can be written: asking for that fails with EACCES, as sysfs answers. The device node
+//! opens for writing, because programs try whether they may, but takes no commands: a write fails with EBADF.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -51,8 +51,8 @@ fn ours(path: *const c_char, flags: c_int, call: impl Fn(*const c_char, c_int) -
     fd
 }
 
-/// Looks what was opened, and shows a counter's value if it is one. A path that begins at a descriptor or the working directory may lead
-/// into the picture too, once this process has looked at it.
+/// Looks what was opened, and shows a counter's value if it is one. A path that begins at a descriptor or the
+/// working directory may lead into the picture too, once this process has looked at it.
 fn seen(fd: c_int, flags: c_int) -> Option<Kind> {
     let tree = present::peek().filter(|_| fd >= 0)?;
     let kind = errno::kept(|| present::kind(tree, fd));
@@ -105,7 +105,8 @@ unsafe fn opened_stream(path: *const c_char, mode: *const c_char) -> *mut libc::
 }
 
 interpose! {
-    /// open(2). C declares the mode as a variable argument, which is passed as a fixed one is on the machines served here.
+    // C declares the mode as a variable argument, which is passed as a fixed one is on the machines served here.
+    /// open(2)
     [open, open64, __open, __open64] (path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
         opened(path, flags, |path, flags| go_on!(open64(path, flags, mode) or -1))
     }
@@ -125,9 +126,15 @@ interpose! {
     [fopen, fopen64] (path: *const c_char, mode: *const c_char) -> *mut libc::FILE { opened_stream(path, mode) }
     /// freopen(3)
     [freopen, freopen64] (path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE {
+        let flags = flags_of(mode);
+        if is_ours(path) && flags & libc::O_ACCMODE != libc::O_RDONLY {
+            libc::fclose(stream);
+            errno::set(libc::EACCES);
+            return core::ptr::null_mut();
+        }
         let reopened = super::through(path, |path| go_on!(freopen64(path, mode, stream) or core::ptr::null_mut()));
         if !reopened.is_null() && present::peek().is_some() {
-            seen(libc::fileno(reopened), flags_of(mode));
+            seen(libc::fileno(reopened), flags);
         }
         reopened
     }
