@@ -28,8 +28,9 @@ part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
 if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib
+    part "threads, signals, growth and leaks" tests/soak/run.sh dist/lib soak growth leaks
 else
-    skip "promises of the C edge" "libibverbs-dev is not installed"
+    skip "promises of the C edge, threads, growth and leaks" "libibverbs-dev is not installed"
 fi
 
 if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a purpose needs and this machine lacks.
-# usage: packages.sh demo|test|bench|instructions
+# usage: packages.sh demo|test|stress|bench|instructions
 set -euo pipefail
 
 declare -A package_of=(
@@ -15,9 +15,10 @@ rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" ip tshark nm runuser) ;;
+stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
-*) echo "usage: packages.sh demo|test|bench|instructions" >&2; exit 2 ;;
+*) echo "usage: packages.sh demo|test|stress|bench|instructions" >&2; exit 2 ;;
 esac
 
 if ! command -v cargo >/dev/null; then
@@ -29,7 +30,7 @@ missing=()
 for command in "${commands[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
 done
-[[ $1 != test || -e $headers ]] || missing+=(libibverbs-dev)
+[[ $1 != @(test|stress) || -e $headers ]] || missing+=(libibverbs-dev)
 [[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
 [[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
 ((${#missing[@]})) || exit 0
