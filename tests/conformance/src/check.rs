@@ -9,6 +9,8 @@ pub(crate) enum Expect {
     Bandwidth(usize),
     /// The two result lines of the ibv_*_pingpong programs.
     PingPong,
+    /// The one word of ibv_xsrq_pingpong.
+    Success,
 }
 
 impl Expect {
@@ -31,6 +33,8 @@ impl Expect {
                 }
             }
             Expect::PingPong => ping_pong(output),
+            Expect::Success if output.lines().any(|line| line == "success") => Ok("success".to_owned()),
+            Expect::Success => Err("does not say that it succeeded".to_owned()),
         }
     }
 }
