@@ -1,11 +1,11 @@
 //! Completion queues: polled by the program, filled by the card, announced on a channel when asked.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use starverbs_core::env::CqOverrun;
 use starverbs_core::{CompletionQueue, Cqe, Nanos, Qpn, WcStatus};
-use starverbs_rings::CqRing;
+use starverbs_rings::{Armed, CqRing};
 
 use crate::channel::{ChannelShared, CompChannel};
 use crate::clock;
@@ -14,13 +14,6 @@ use crate::device::MAX_CQE;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};
 use crate::pd::Pd;
-
-/// Nobody waits for an event.
-const UNARMED: u8 = 0;
-/// An event is due at the next solicited or failed completion.
-const SOLICITED: u8 = 1;
-/// An event is due at the next completion.
-const ANY: u8 = 2;
 
 /// What a completion queue is to be: `struct ibv_cq_init_attr_ex`.
 #[derive(Clone, Copy, Default)]
@@ -46,7 +39,7 @@ pub struct Cq(pub(crate) Arc<CqShared>);
 pub(crate) struct CqShared {
     pub(crate) ctx: Context,
     ring: CqRing,
-    armed: AtomicU8,
+    armed: Armed,
     overrun: AtomicBool,
     ignore_overrun: bool,
     channel: Option<Arc<ChannelShared>>,
@@ -91,7 +84,7 @@ impl Cq {
         Ok(Cq(Arc::new(CqShared {
             ctx: ctx.clone(),
             ring,
-            armed: AtomicU8::new(UNARMED),
+            armed: Armed::new(),
             overrun: AtomicBool::new(false),
             ignore_overrun: init.ignore_overrun,
             channel: init.channel.map(|channel| Arc::clone(&channel.0)),
@@ -154,14 +147,7 @@ impl Cq {
     /// EIO in a forked child.
     pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
         let card = self.0.ctx.card()?;
-        if solicited_only {
-            /* an event for any completion that is asked for already covers this */
-            let _ = self.0.armed.compare_exchange(UNARMED, SOLICITED, Ordering::SeqCst, Ordering::SeqCst);
-        } else {
-            self.0.armed.store(ANY, Ordering::SeqCst);
-        }
-        /* the flag before the program's next look at the ring: see `push` */
-        fence(Ordering::SeqCst);
+        self.0.armed.arm(solicited_only);
         card.about_to_sleep();
         Ok(())
     }
@@ -249,7 +235,7 @@ impl CqShared {
         if !self.overrun.swap(true, Ordering::AcqRel) {
             self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
             if let Some(channel) = &self.channel
-                && self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED
+                && self.armed.disarm()
             {
                 channel.queue.push(self.cookie);
             }
@@ -260,12 +246,7 @@ impl CqShared {
     #[inline]
     fn announce(&self, solicited: bool) {
         let Some(channel) = &self.channel else { return };
-        /* the completion before the flag: either we see the flag, or the program the completion */
-        fence(Ordering::SeqCst);
-        let armed = self.armed.load(Ordering::Relaxed);
-        if (armed == ANY || (armed == SOLICITED && solicited))
-            && self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED
-        {
+        if self.armed.fires(solicited) {
             channel.queue.push(self.cookie);
         }
     }
