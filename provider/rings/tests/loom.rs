@@ -2,7 +2,7 @@
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p starverbs-rings --test loom --release`.
 #![cfg(loom)]
 
-use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
@@ -272,31 +272,59 @@ fn no_sleeper_is_forgotten() {
     });
 }
 
+/// The card's lock as the standard library's mutex is one to `try_lock`: loom's own does not try what happens inside it.
+struct TryLock(AtomicBool);
+
+struct Held<'a>(&'a TryLock);
+
+impl TryLock {
+    fn try_lock(&self) -> Option<Held<'_>> {
+        (!self.0.swap(true, Ordering::Acquire)).then_some(Held(self))
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(false, Ordering::Release);
+    }
+}
+
+/// A card, as far as doorbells go: what was posted to each of two queue pairs, and what the card has done.
+struct Card {
+    bells: Bells,
+    lock: TryLock,
+    posted: [AtomicU32; 2],
+    done: [AtomicU32; 2],
+}
+
+impl Card {
+    fn handle(&self, qpn: usize) {
+        self.done[qpn].store(self.posted[qpn].load(Ordering::Acquire), Ordering::Relaxed);
+    }
+
+    fn post(&self, qpn: usize) {
+        self.posted[qpn].fetch_add(1, Ordering::Release);
+        match self.lock.try_lock() {
+            Some(_held) => self.handle(qpn),
+            None => self.bells.leave(qpn as u32),
+        }
+        let turn = |_held: &mut Held<'_>| self.bells.take(|qpn| self.handle(qpn as usize));
+        self.bells.serve(|| self.lock.try_lock(), turn);
+    }
+}
+
 /// Two threads post and find the card busy, or not: what each posted is handled when both have gone.
 #[test]
 fn no_doorbell_is_forgotten() {
     loom::model(|| {
-        /* `try_lock` on the card, work that is posted, work that the card has done */
-        let card =
-            Arc::new((Bells::new(), Mutex::new(()), [(); 2].map(|()| [(); 2].map(|()| AtomicU32::new(0)))));
-        let ring = |card: &(Bells, Mutex<()>, [[AtomicU32; 2]; 2]), qpn: usize| {
-            let (bells, lock, [posted, done]) = card;
-            let handle = |qpn: usize| {
-                let all = posted[qpn].load(Ordering::Acquire);
-                done[qpn].store(all, Ordering::Relaxed);
-            };
-            posted[qpn].fetch_add(1, Ordering::Release);
-            match lock.try_lock() {
-                Ok(_held) => handle(qpn),
-                Err(_) => bells.leave(qpn as u32),
-            }
-            bells.serve(|| lock.try_lock().ok(), |_held| bells.take(|qpn| handle(qpn as usize)));
-        };
+        let zeros = || [(); 2].map(|()| AtomicU32::new(0));
+        let lock = TryLock(AtomicBool::new(false));
+        let card = Arc::new(Card { bells: Bells::new(), lock, posted: zeros(), done: zeros() });
         let second = card.clone();
-        let other = thread::spawn(move || ring(&second, 1));
-        ring(&card, 0);
+        let other = thread::spawn(move || second.post(1));
+        card.post(0);
         other.join().unwrap();
-        for done in &card.2[1] {
+        for done in &card.done {
             assert_eq!(done.load(Ordering::Relaxed), 1);
         }
     });
