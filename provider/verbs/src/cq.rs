@@ -164,10 +164,9 @@ impl Cq {
         /* before the locks are taken: the memory may be the program's to give, and to take back */
         let room = self.0.ring.room(cqe);
         let mut room = room.ok_or(VerbsError::NoMemory("completion queue"))?;
-        let mut consumer = self.0.ring.consumer();
         card.with(|_, _| {
             // SAFETY: the card's lock is held, so nobody pushes; the room is this ring's.
-            if unsafe { consumer.resize(&mut room) } {
+            if unsafe { self.0.ring.consumer().resize(&mut room) } {
                 Ok(())
             } else {
                 Err(VerbsError::Invalid("completion queue too small for what it holds"))
@@ -187,7 +186,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Forgets the completions of a QP that is gone or in RESET.
+    /// Forgets the completions of a QP that is gone or in RESET. Of the two locks the card's comes first.
     pub(crate) fn purge(&self, qpn: Qpn) {
         self.0.ring.consumer().purge(qpn);
     }

@@ -293,8 +293,12 @@ impl QpInner {
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
-        let ended = card.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, self.qpn));
-        self.purge();
+        let ended = card.with(|shard, _| {
+            let ended = shard.nic.destroy_qp(&mut shard.env, self.qpn);
+            /* with the lock held: the next QP may have this number, and completions of its own */
+            self.purge();
+            ended
+        });
         ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.fetch_sub(1, Ordering::AcqRel);
