@@ -19,6 +19,8 @@ struct churner {
 	atomic_ullong counted;
 	unsigned char *memory;
 	unsigned long long rounds;
+	/* Which of the kinds below is under way, for churn_tell. */
+	atomic_uint kind;
 };
 
 static struct churner churners[CHURNERS];
@@ -202,9 +204,21 @@ static void *churn(void *arg)
 							   small_things, contexts };
 	struct churner *c = arg;
 
-	for (; !atomic_load(&over); c->rounds++)
-		kinds[below(&c->rng, sizeof kinds / sizeof *kinds)](c);
+	for (; !atomic_load(&over); c->rounds++) {
+		unsigned kind = below(&c->rng, sizeof kinds / sizeof *kinds);
+
+		atomic_store(&c->kind, kind);
+		kinds[kind](c);
+	}
+	atomic_store(&c->kind, ~0u);
 	return NULL;
+}
+
+void churn_tell(void)
+{
+	for (unsigned i = 0; i < CHURNERS; i++)
+		fprintf(stderr, "churner %u: kind %d, %llu completions of generation %llu\n", i, (int)churners[i].kind,
+			churners[i].counted & 0xffff, churners[i].counted >> 16);
 }
 
 /* Asks and changes queue pairs that carry messages, and what they use. */

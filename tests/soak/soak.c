@@ -56,6 +56,8 @@ static void *watch(void *arg)
 {
 	sleep((uintptr_t)arg + PATIENCE);
 	fprintf(stderr, "soak: does not come to its end\n");
+	traffic_tell();
+	churn_tell();
 	abort();
 }
 

@@ -58,6 +58,8 @@ int poll_some(struct ibv_cq *cq, struct ibv_wc *wc);
 /* Messages with data that are checked (traffic.c). */
 void traffic_start(uint64_t seed);
 void traffic_end(void);
+/* Says on standard error what is under way: for a soak that does not end. */
+void traffic_tell(void);
 /* Queue pairs that carry messages, for others to query and modify; NULL past the last. */
 struct ibv_qp *traffic_qp(unsigned i);
 struct ibv_srq *traffic_srq(void);
@@ -66,6 +68,7 @@ struct ibv_cq *traffic_cq(void);
 /* Objects that come and go (churn.c). */
 void churn_start(uint64_t seed);
 void churn_end(void);
+void churn_tell(void);
 /* When nothing is left that has events. */
 void churn_quiet(void);
 

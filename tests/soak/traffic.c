@@ -385,6 +385,21 @@ static void close_group(struct group *g)
 	free(g->recv_memory);
 }
 
+void traffic_tell(void)
+{
+	for (unsigned i = 0; i < GROUPS; i++) {
+		for (unsigned j = 0; j < groups[i].lanes_used; j++) {
+			struct lane *l = &groups[i].lanes[j];
+
+			fprintf(stderr, "lane %u.%u: %llu sent, %llu received\n", i, j, l->sent, l->got);
+		}
+		for (unsigned j = 0; j < groups[i].posters_used; j++)
+			for (unsigned k = 0; k < DEPTH; k++)
+				fprintf(stderr, "poster %u.%u: operation %u of kind %u in state %u\n", i, j, k,
+					groups[i].posters[j].ops[k].kind, groups[i].posters[j].ops[k].state);
+	}
+}
+
 void traffic_end(void)
 {
 	unsigned long long messages = 0, additions = 0;
