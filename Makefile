@@ -4,7 +4,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 FUZZ_SECONDS ?= 60
 SECONDS ?= 300
 
-.PHONY: help build demo test bench instructions conformance pyverbs stress lint doc fuzz-build fuzz clean
+.PHONY: help build demo test bench instructions conformance pyverbs interop stress lint doc fuzz-build fuzz clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -12,6 +12,7 @@ help:
 	@echo 'make build        dist/lib/libibverbs.so.1, dist/lib/libstarverbs.so, dist/bin/starverbs'
 	@echo 'make conformance  every case of others'"'"' programs; writes docs/conformance.md'
 	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md'
+	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
@@ -51,6 +52,10 @@ stress:
 	@tools/scripts/packages.sh stress
 	@$(MAKE) --no-print-directory build
 	tests/soak/run.sh --seconds $(SECONDS) dist/lib soak growth leaks memcheck tsan
+
+# With VECTORS=1, one captured frame of each kind is kept as a test vector.
+interop: build
+	@tools/scripts/interop.sh --table docs/interop.md $(if $(VECTORS),--vectors tests/interop/vectors)
 
 bench:
 	@tools/scripts/packages.sh bench

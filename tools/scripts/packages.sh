@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Installs what a purpose needs and this machine lacks.
-# usage: packages.sh demo|test|stress|bench|instructions
+# usage: packages.sh demo|test|stress|bench|instructions|interop
 set -euo pipefail
 
 declare -A package_of=(
     [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [tshark]=tshark
     [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin
     [valgrind]=valgrind [strace]=strace
+    [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
 )
 demo=(cc ibv_devinfo ib_send_lat)
 headers=/usr/include/infiniband/verbs.h
@@ -18,7 +19,8 @@ test) commands=("${demo[@]}" ip tshark nm runuser) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
-*) echo "usage: packages.sh demo|test|stress|bench|instructions" >&2; exit 2 ;;
+interop) commands=("${demo[@]}" ip tshark qemu-system-x86_64 busybox) ;;
+*) echo "usage: packages.sh demo|test|stress|bench|instructions|interop" >&2; exit 2 ;;
 esac
 
 if ! command -v cargo >/dev/null; then
@@ -30,7 +32,7 @@ missing=()
 for command in "${commands[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
 done
-[[ $1 != @(test|stress) || -e $headers ]] || missing+=(libibverbs-dev)
+[[ $1 != @(test|stress|interop) || -e $headers ]] || missing+=(libibverbs-dev)
 [[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
 [[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
 ((${#missing[@]})) || exit 0
