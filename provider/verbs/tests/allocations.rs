@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use starverbs_core::mr::WindowType;
-use starverbs_core::qp::QpAttrMask;
-use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
-use starverbs_verbs::{Ah, Cq, Mr, Mw, MwBind, Qp, QpAttr, QpInit, RecvWr, SendWr, Srq, Xrcd};
+use starverbs_core::{Access, Cqe, QpType, SendFlags, SendOp, Sge, WcStatus};
+use starverbs_verbs::{Ah, Cq, Mr, Mw, MwBind, Qp, QpInit, RecvWr, SendWr, Srq, Xrcd};
 
 /// The system's allocator, which tells of what is taken while somebody watches.
 struct Watched;
@@ -199,14 +198,7 @@ fn xrc(a: &Node, b: &Node) {
     let domain = Xrcd::open(&b.ctx, None, true, false).unwrap();
     let srqs = [1, 16].map(|sges| Srq::create_xrc(&b.pd, &domain, &b.cq, 32, sges, 0).unwrap());
     let (qa, qb) = (Qp::create(&a.pd, &a.init(QpType::XrcSend, None)).unwrap(), domain.create_qp(0).unwrap());
-    for (me, peer, node) in [(&qa, &qb, b), (&qb, &qa, a)] {
-        to_init(me);
-        to_rtr(me, way_to(node), peer.number());
-    }
-    to_rts(&qa);
-    let rts = QpAttr { state: QpState::Rts, timeout: 14, ..QpAttr::default() };
-    qb.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT).unwrap();
-
+    connect_xrc((a, &qa), (b, &qb));
     let sges = [a.sge(0, 3000)];
     let pieces: [Sge; 16] = std::array::from_fn(|at| b.sge(at * 200, 200));
     let to = |srq: usize| {
