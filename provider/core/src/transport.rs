@@ -91,6 +91,8 @@ pub(crate) struct Flags {
     pub(crate) drained: bool,
     /// A memory window of type 2 was bound on it
     pub(crate) windows: bool,
+    /// A CQ overran: flush what is posted when the timer fires
+    pub(crate) overrun: bool,
 }
 
 /// The sending half: a cursor into the send queue, and what is outstanding behind it.

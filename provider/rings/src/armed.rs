@@ -33,15 +33,15 @@ impl Armed {
         fence(Ordering::SeqCst);
     }
 
-    /// The card has added a completion: whether to tell of it. Once for each time that the program asked.
+    /// The card has added a completion: whether the program waits for one of its kind.
     #[inline]
-    pub fn fires(&self, solicited: bool) -> bool {
+    pub fn wants(&self, solicited: bool) -> bool {
         fence(Ordering::SeqCst);
         let armed = self.0.load(Ordering::Relaxed);
-        (armed == ANY || (armed == SOLICITED && solicited)) && self.disarm()
+        armed == ANY || (armed == SOLICITED && solicited)
     }
 
-    /// Whether the program waited for anything, which it does no more.
+    /// Whether the program waited for anything, which it does no more: it is told once for each time that it asked.
     #[inline]
     pub fn disarm(&self) -> bool {
         self.0.swap(UNARMED, Ordering::SeqCst) != UNARMED

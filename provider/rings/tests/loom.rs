@@ -262,7 +262,7 @@ fn no_sleeper_is_forgotten() {
         let maker = thread::spawn(move || {
             // SAFETY: this is the one thread that is the card.
             unsafe { card.0.push(&Cqe::default(), 0) }.unwrap();
-            card.1.fires(false)
+            card.1.wants(false) && card.1.disarm()
         });
         ring.1.arm(false);
         let seen = ring.0.consumer().take().is_some();

@@ -118,12 +118,15 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// A CQ was full (IBTA 10.2.6.2: CQ error; its QPs fail).
+    /// A CQ was full (IBTA 10.2.6.2: CQ error; its QPs fail). The step that is under way ends as it would have; the
+    /// timer flushes the rest, at once.
     fn overrun(&mut self) {
         self.sh.stats.cq_overrun.inc();
         if self.qp.state != QpState::Err {
             self.qp.state = QpState::Err;
             self.env.event(AsyncEvent::QpFatal(self.qp.qpn));
+            self.qp.flags.overrun = true;
+            self.arm(self.now);
         }
     }
 

@@ -1,6 +1,6 @@
 //! WQEs into packets: RC, UC and UD (IBTA 9.7.2 to 9.7.3, 9.8.2, 9.8.3).
 
-use super::{Ctx, Step, Track};
+use super::{Ctx, Step, Track, enter_error};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
 use crate::room::Room;
@@ -400,6 +400,9 @@ impl<E: Env> Ctx<'_, E> {
     /// The retransmission timer or an RNR wait may have run out.
     pub(crate) fn timer_fired(&mut self) {
         self.qp.req.armed = 0;
+        if core::mem::take(&mut self.qp.flags.overrun) {
+            return enter_error(self, QpState::Err);
+        }
         if self.qp.req.rnr_until != 0 {
             if self.qp.req.rnr_until > self.now {
                 return self.arm(self.qp.req.rnr_until);
