@@ -273,8 +273,12 @@ impl QpInner {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
         log!(Debug, "queue pair {:#x}: destroyed", self.qpn);
-        let ended = card.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, self.qpn));
-        self.purge();
+        let ended = card.with(|shard, _| {
+            let ended = shard.nic.destroy_qp(&mut shard.env, self.qpn);
+            /* with the lock held: the next QP may have this number, and completions of its own */
+            self.purge();
+            ended
+        });
         ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.fetch_sub(1, Ordering::AcqRel);

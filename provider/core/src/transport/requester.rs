@@ -293,6 +293,9 @@ impl<E: Env> Ctx<'_, E> {
                 self.sh.open_path(path);
             }
         }
+        if self.qp.qp_type.is_reliable() {
+            self.watch_pace(path);
+        }
         false
     }
 
@@ -410,6 +413,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         if !self.qp.qp_type.is_reliable() {
             return self.pace_timer();
+        }
+        if let Some(path) = self.qp.flags.window_wait {
+            self.pace_waiter(path);
         }
         match self.qp.req.deadline {
             0 => {}

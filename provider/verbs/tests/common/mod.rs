@@ -277,6 +277,17 @@ pub fn connect_uc(a: (&Node, &Qp), b: (&Node, &Qp)) {
     }
 }
 
+/// Connects a sending XRC QP to a receiving one.
+pub fn connect_xrc(sender: (&Node, &Qp), receiver: (&Node, &Qp)) {
+    for (me, peer) in [(sender, receiver), (receiver, sender)] {
+        to_init(me.1);
+        to_rtr(me.1, way_to(peer.0), peer.1.number());
+    }
+    to_rts(sender.1);
+    let rts = QpAttr { state: QpState::Rts, timeout: 14, ..QpAttr::default() };
+    receiver.1.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT).unwrap();
+}
+
 /// Takes a UD QP to RTS.
 pub fn ud_ready(qp: &Qp) {
     let attr = |state| QpAttr { state, port_num: 1, qkey: QKEY, ..QpAttr::default() };
