@@ -88,6 +88,8 @@ mod tests {
         assert_eq!(WcStatus::RnrRetryExcErr as u32, abi::IBV_WC_RNR_RETRY_EXC_ERR);
         assert_eq!(WcStatus::RemInvRdReqErr as u32, abi::IBV_WC_REM_INV_RD_REQ_ERR);
         assert_eq!(WcOpcode::FetchAdd as u32, abi::IBV_WC_FETCH_ADD);
+        assert_eq!(WcOpcode::AtomicWrite as u32, abi::IBV_WC_ATOMIC_WRITE);
+        assert_eq!(WcOpcode::Flush as u32, abi::newer::IBV_WC_FLUSH);
         assert_eq!(WcOpcode::Recv as u32, abi::IBV_WC_RECV);
         assert_eq!(u32::from(WcFlags::WITH_INV.bits()), abi::IBV_WC_WITH_INV);
     }

@@ -48,6 +48,10 @@ unsafe fn send_wr<'a>(wr: *const abi::ibv_send_wr, datagram: bool) -> Result<Sen
         if op == SendOp::BindMw {
             return bind(wr);
         }
+        // A work request has no room for what is to be flushed and how: only ibv_wr_flush can say.
+        if op == SendOp::Flush {
+            return Err(libc::EOPNOTSUPP);
+        }
         let mut to = SendWr {
             wr_id: (*wr).wr_id,
             op,

@@ -74,6 +74,12 @@ pub trait Env {
     fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64>;
     /// Atomically swaps if equal; gives the value before. `addr` is 8-aligned. `None`: as above.
     fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> Option<u64>;
+    /// Writes eight bytes at once: nobody sees some of them without the others, nor before what was written
+    /// earlier. `addr` is 8-aligned. False: as of `dma_write`.
+    #[must_use]
+    fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool;
+    /// What was written before is visible to all who look at memory when this returns.
+    fn dma_fence(&mut self);
     /// Makes memory ready to be the next frame's payload; gives where it can be read until that frame is
     /// queued. `None`: there is no memory now.
     fn dma_read(&mut self, from: Seg) -> Option<Seg>;

@@ -1,7 +1,7 @@
 //! The protocol of a QP: what it sends, what it answers, how it completes.
 //!
 //! `requester` turns WQEs into packets, `response` takes the answers to them; `responder` takes
-//! requests, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
+//! requests, `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
 //! sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables and
 //! turns (`nic`) beyond the `Shared` state that it is handed.
 
@@ -10,6 +10,7 @@ mod complete;
 mod datagram;
 mod local;
 mod pacing;
+mod placement;
 mod recv;
 mod requester;
 mod responder;
@@ -190,6 +191,11 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
+    /// To what is done, without data: the answer to a READ of nothing.
+    fn done(psn: Psn) -> Answer {
+        Answer::Read { psn, va: 0, key: 0, left: 0, begun: false, again: false }
+    }
+
     fn psn(&self) -> Psn {
         match self {
             Answer::Read { psn, .. } | Answer::Atomic { psn, .. } => *psn,

@@ -201,6 +201,10 @@ pub enum SendOp {
     BindMw = 8,
     /// SEND that unbinds a memory window of the peer
     SendInv = 9,
+    /// Make what was written before visible, or persistent, before the answer
+    Flush = 14,
+    /// Write eight bytes at once
+    AtomicWrite = 15,
 }
 
 impl SendOp {
@@ -217,12 +221,22 @@ impl SendOp {
             7 => SendOp::LocalInv,
             8 => SendOp::BindMw,
             9 => SendOp::SendInv,
+            14 => SendOp::Flush,
+            15 => SendOp::AtomicWrite,
             _ => return None,
         })
     }
+    /// Whether only an answer of its own completes it; such are outstanding in limited numbers (IBTA 9.4.4, A19).
+    pub const fn is_answered(self) -> bool {
+        self.brings_data() || matches!(self, SendOp::Flush | SendOp::AtomicWrite)
+    }
     /// Whether the answer carries data (READ, atomics).
-    pub const fn is_read_like(self) -> bool {
+    pub const fn brings_data(self) -> bool {
         matches!(self, SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd)
+    }
+    /// Whether it has SGEs or inline bytes.
+    pub const fn has_data(self) -> bool {
+        !self.is_local() && !matches!(self, SendOp::Flush)
     }
     /// Whether the card does it by itself, without a packet.
     pub const fn is_local(self) -> bool {
@@ -250,6 +264,8 @@ impl SendOp {
             SendOp::FetchAdd => WcOpcode::FetchAdd,
             SendOp::LocalInv => WcOpcode::LocalInv,
             SendOp::BindMw => WcOpcode::BindMw,
+            SendOp::Flush => WcOpcode::Flush,
+            SendOp::AtomicWrite => WcOpcode::AtomicWrite,
         }
     }
 }
@@ -287,8 +303,21 @@ bitflags! {
         const ON_DEMAND = 1 << 6;
         /// Huge pages
         const HUGETLB = 1 << 7;
+        /// Peers may FLUSH to make what was written visible to all
+        const FLUSH_GLOBAL = 1 << 8;
+        /// Peers may FLUSH to make what was written persistent
+        const FLUSH_PERSISTENT = 1 << 9;
         /// Relaxed ordering is welcome
         const RELAXED_ORDERING = 1 << 20;
+    }
+
+    /// What a FLUSH is for. Values as `enum ibv_placement_type`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Placement: u8 {
+        /// What was written is visible to all who look
+        const GLOBAL = 1;
+        /// What was written survives the loss of power
+        const PERSISTENT = 2;
     }
 
     /// Flags of a completion. Values as `enum ibv_wc_flags`.
@@ -300,6 +329,37 @@ bitflags! {
         const WITH_IMM = 2;
         /// `imm` holds an invalidated rkey, in host order
         const WITH_INV = 8;
+    }
+}
+
+impl Placement {
+    /// The rights that a FLUSH of this kind needs.
+    pub fn needs(self) -> Access {
+        let mut need = Access::empty();
+        need.set(Access::FLUSH_GLOBAL, self.contains(Placement::GLOBAL));
+        need.set(Access::FLUSH_PERSISTENT, self.contains(Placement::PERSISTENT));
+        need
+    }
+}
+
+/// Of which memory a FLUSH speaks. Values as `enum ibv_selectivity_level`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum FlushLevel {
+    /// The range in the RETH
+    Range = 0,
+    /// All that its key opens
+    Mr = 1,
+}
+
+impl FlushLevel {
+    /// From `enum ibv_selectivity_level`.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        match code {
+            0 => Some(FlushLevel::Range),
+            1 => Some(FlushLevel::Mr),
+            _ => None,
+        }
     }
 }
 
@@ -332,14 +392,14 @@ pub struct SendWqe {
     pub wr_id: u64,
     /// RDMA and atomics: remote virtual address. Bind: the window's first byte, as the MR counts.
     pub remote_addr: u64,
-    /// Atomics: compare value, or the number to add. Bind: bytes.
+    /// Atomics: compare value, or the number to add. Bind, FLUSH: bytes.
     pub compare_add: u64,
     /// Atomics: swap value
     pub swap: u64,
     /// RDMA and atomics: the peer's key. Bind: the window's new key. LOCAL_INV: what to unbind.
     pub rkey: u32,
     /// Immediate data, in the byte order in which it was given (network order). SEND with invalidate:
-    /// the peer's window. Bind: the MR's key.
+    /// the peer's window. Bind: the MR's key. FLUSH: the word of its header (`wire::headers::Feth`).
     pub imm: u32,
     /// Sum of the SGEs' lengths, or of the inline bytes
     pub length: u32,
@@ -400,6 +460,8 @@ pub enum WcOpcode {
     FetchAdd = 4,
     BindMw = 5,
     LocalInv = 6,
+    Flush = 8,
+    AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
 }

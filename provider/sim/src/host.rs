@@ -94,6 +94,10 @@ impl Env for SimEnv {
         }
         Some(before)
     }
+    fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
+        self.dma_write(addr, &bytes)
+    }
+    fn dma_fence(&mut self) {}
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {
         (!self.absent(from.addr)).then_some(from)
     }
@@ -216,7 +220,8 @@ impl Host {
 
     /// To INIT with all remote rights.
     pub fn to_init(&mut self, qpn: Qpn, ud: bool, setup: &Setup, now: Nanos) {
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let access = Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL;
         let attr =
             QpAttr { state: QpState::Init, port_num: 1, access, qkey: setup.qkey, ..QpAttr::default() };
         let mask = M::STATE | M::PKEY_INDEX | M::PORT | if ud { M::QKEY } else { M::ACCESS_FLAGS };

@@ -117,6 +117,23 @@ impl Env for HostEnv {
     }
 
     #[inline]
+    fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
+        if memory::marked(addr) {
+            return write_marked(addr, &bytes);
+        }
+        // SAFETY: as for writing; the card has checked the alignment.
+        let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
+        /* release: behind all that was written before */
+        cell.store(u64::from_ne_bytes(bytes), Ordering::Release);
+        true
+    }
+
+    #[inline]
+    fn dma_fence(&mut self) {
+        fence(Ordering::SeqCst);
+    }
+
+    #[inline]
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {
         if memory::marked(from.addr) { self.read_marked(from) } else { Some(from) }
     }

@@ -8,7 +8,8 @@ fuzz_target!(|frame: &[u8]| {
     let Ok(packet) = Packet::parse(frame) else { return };
     let _ = (packet.bth().psn(), packet.bth().dest_qpn(), packet.op());
     let _ = (packet.reth(), packet.deth(), packet.aeth(), packet.atomic_eth(), packet.atomic_ack());
-    let _ = (packet.imm(), packet.ieth());
+    let _ = (packet.imm(), packet.ieth(), packet.xrc_srq());
+    let _ = packet.feth().map(|feth| (feth.placement(), feth.level()));
     assert!(packet.payload().len() <= frame.len());
     let header = IcrcHeader::default();
     if let Some(crc) = Icrc::of_frame(&header, frame) {

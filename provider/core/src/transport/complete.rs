@@ -36,7 +36,7 @@ impl<E: Env> Ctx<'_, E> {
         /* before the completion: who polls it may post at once */
         self.release_oldest();
         if self.qp.flags.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
-            let byte_len = if wqe.op.is_read_like() { wqe.length } else { 0 };
+            let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
             let cqe = Cqe {
                 wr_id: wqe.wr_id,
                 byte_len,

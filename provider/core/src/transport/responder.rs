@@ -82,6 +82,8 @@ impl<E: Env> Ctx<'_, E> {
             Kind::Write => self.execute_write(packet),
             Kind::ReadRequest => self.execute_read(psn, packet),
             Kind::CmpSwap | Kind::FetchAdd => self.execute_atomic(psn, packet),
+            Kind::AtomicWrite => self.execute_atomic_write(psn, packet),
+            Kind::Flush => self.execute_flush(psn, packet),
             _ => self.sh.stats.drop_opcode.inc(),
         }
     }
@@ -219,22 +221,21 @@ impl<E: Env> Ctx<'_, E> {
         self.ready();
     }
 
-    /// A requester may have `max_dest_rd_atomic` READs and atomics outstanding. Answers to repeated
+    /// A requester may have `max_dest_rd_atomic` READs and the like outstanding. Answers to repeated
     /// requests may wait beside them, and are not the requester's fault: the network repeats too.
-    fn may_answer_more(&self, again: bool) -> bool {
+    pub(super) fn may_answer_more(&self, again: bool) -> bool {
         let limit = usize::from(self.qp.attr.max_dest_rd_atomic);
         self.qp.resp.out.len() < if again { limit } else { 2 * limit }
     }
 
     /// The packet was executed: expect the next, count the message, acknowledge if asked.
-    fn accept(&mut self, packet: &Packet<'_>, packets: u32, message: bool) {
+    pub(super) fn accept(&mut self, packet: &Packet<'_>, packets: u32, message: bool) {
         let resp = &mut self.qp.resp;
         resp.epsn = resp.epsn.plus(packets);
         if message {
             resp.msn = resp.msn.wrapping_add(1) & 0x00ff_ffff;
         }
-        let answered = matches!(packet.op().kind, Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd);
-        if packet.bth().ack_req() && !answered {
+        if packet.bth().ack_req() && !packet.op().kind.is_answered() {
             self.owe_ack();
         }
     }
@@ -255,12 +256,12 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The request breaks the protocol: NAK, and this end goes to ERR.
-    fn refuse(&mut self, code: NakCode) {
+    pub(super) fn refuse(&mut self, code: NakCode) {
         self.die(code, AsyncEvent::QpReqErr(self.qp.qpn));
     }
 
     /// The request asks for what it may not have.
-    fn violate(&mut self) {
+    pub(super) fn violate(&mut self) {
         self.die(NakCode::RemoteAccess, AsyncEvent::QpAccessErr(self.qp.qpn));
     }
 
@@ -277,13 +278,14 @@ impl<E: Env> Ctx<'_, E> {
         match packet.op().kind {
             Kind::ReadRequest => self.duplicate_read(psn, packet),
             Kind::CmpSwap | Kind::FetchAdd => self.duplicate_atomic(psn),
+            Kind::AtomicWrite | Kind::Flush => self.duplicate_placement(psn),
             Kind::Send | Kind::Write => self.owe_ack(),
             _ => {}
         }
     }
 
     /// Answers from `psn` on will be asked for again: those not sent yet are not owed twice.
-    fn drop_answers_from(&mut self, psn: Psn) {
+    pub(super) fn drop_answers_from(&mut self, psn: Psn) {
         let mtu = self.qp.mtu;
         self.qp.resp.out.retain_mut(|answer| {
             if !answer.psn().before(psn) {
