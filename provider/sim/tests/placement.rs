@@ -150,3 +150,14 @@ fn what_was_executed_is_not_executed_again() {
     assert_eq!(p.net.hosts[0].nic.counters().drop_stale_response.get(), 1, "it was answered");
     assert_eq!(p.states(), [QpState::Rts; 2]);
 }
+
+/// Room for answers is there whatever the right that brings them.
+#[test]
+fn one_right_is_enough() {
+    for (op, access) in [(SendOp::AtomicWrite, Access::REMOTE_WRITE), (SendOp::Flush, Access::FLUSH_GLOBAL)] {
+        let mut p = Pair::of(QpType::Rc, &Setup { access, ..Setup::default() });
+        p.post(SendWqe { imm: GLOBAL, ..p.wqe(1, op) }, &[p.sge(0, if op == SendOp::Flush { 0 } else { 8 })]);
+        p.run();
+        assert_eq!(p.polled(0), [(1, WcStatus::Success)]);
+    }
+}

@@ -178,10 +178,13 @@ fn merge(to: &mut Attr, from: &QpAttr, mask: QpAttrMask) {
     }
 }
 
-/// Room for the answers to READs and atomics that the program accepts, so that they need none later.
+/// Room for the answers to READs and the like that the program accepts, so that they need none later.
 fn make_room<E: Env>(cx: &mut Ctx<'_, E>) {
     let Attr { access, max_dest_rd_atomic: most, .. } = cx.qp.attr;
-    if access.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
+    /* ATOMIC WRITE takes the right to write */
+    let answered = Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::REMOTE_WRITE;
+    let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+    if access.intersects(answered | flushes) {
         cx.qp.resp.out.make_exact_room(2 * usize::from(most));
     }
     if access.contains(Access::REMOTE_ATOMIC) && most > 0 {

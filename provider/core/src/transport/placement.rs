@@ -11,7 +11,7 @@ use crate::wire::headers::NakCode;
 use crate::wire::packet::Packet;
 
 impl<E: Env> Ctx<'_, E> {
-    /// Eight aligned bytes, written at once behind all that was written before (oA19-28).
+    /// Eight aligned bytes, written at once behind all that was written before.
     pub(super) fn execute_atomic_write(&mut self, psn: Psn, packet: &Packet<'_>) {
         let (Some(reth), Ok(bytes)) = (packet.reth(), <[u8; 8]>::try_from(packet.payload())) else {
             return self.refuse(NakCode::InvalidRequest);
