@@ -34,5 +34,6 @@ mod rates;
 mod srq;
 mod strings;
 mod system;
+mod tags;
 mod wr;
 mod xrcd;

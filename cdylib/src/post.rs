@@ -114,7 +114,7 @@ unsafe fn bind<'a>(wr: *const abi::ibv_send_wr) -> Result<SendWr<'a>, Errno> {
 /// # Safety
 /// The list is linked by `next` and ends with NULL; `bad` is NULL or a place.
 #[inline]
-unsafe fn walk<W>(
+pub(crate) unsafe fn walk<W>(
     first: *mut W,
     bad: *mut *mut W,
     next: impl Fn(*mut W) -> *mut W,

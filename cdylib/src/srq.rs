@@ -7,6 +7,7 @@ use crate::cq::CqHandle;
 use crate::edge::{self, Errno};
 use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
+use crate::tags;
 use crate::xrcd;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -34,10 +35,18 @@ impl SrqHandle {
     }
 }
 
+/// What a shared receive queue is for.
+enum Kind<'a> {
+    Basic,
+    Xrc(&'a Xrcd, &'a Cq),
+    /// So many tags
+    Tagged(&'a Cq, u32),
+}
+
 /// Makes a shared receive queue, on the terms of ibv_create_srq(3), and says in `attr` what was granted.
 unsafe fn create(
     pd: *mut abi::ibv_pd,
-    xrc: Option<(&Xrcd, &Cq)>,
+    kind: Kind<'_>,
     srq_context: *mut c_void,
     attr: &mut abi::ibv_srq_attr,
 ) -> Result<*mut abi::ibv_srq, Errno> {
@@ -48,9 +57,10 @@ unsafe fn create(
     let mut place = Box::<SrqHandle>::new_uninit();
     let name = cookie(place.as_mut_ptr());
     // The limit is not looked at on creation (ibv_create_srq(3)).
-    let made = match xrc {
-        None => Srq::create(card, attr.max_wr, attr.max_sge, 0, name),
-        Some((xrcd, cq)) => Srq::create_xrc(card, xrcd, cq, attr.max_wr, attr.max_sge, name),
+    let made = match kind {
+        Kind::Basic => Srq::create(card, attr.max_wr, attr.max_sge, 0, name),
+        Kind::Xrc(xrcd, cq) => Srq::create_xrc(card, xrcd, cq, attr.max_wr, attr.max_sge, name),
+        Kind::Tagged(cq, tags) => Srq::create_tagged(card, cq, tags, attr.max_wr, attr.max_sge, name),
     };
     let obj = made.map_err(errno)?;
     let granted = obj.query().map_err(errno)?;
@@ -83,11 +93,11 @@ pub(crate) unsafe extern "C" fn create_srq(
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
         // SAFETY: the verb's terms.
-        unsafe { create(pd, None, init.srq_context, &mut init.attr) }
+        unsafe { create(pd, Kind::Basic, init.srq_context, &mut init.attr) }
     })
 }
 
-/// ibv_create_srq_ex(3), through the context's table: basic queues and XRC's.
+/// ibv_create_srq_ex(3), through the context's table: basic queues, XRC's, and those that match tags.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut abi::ibv_context,
     init: *mut abi::ibv_srq_init_attr_ex,
@@ -107,8 +117,19 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             }
             // SAFETY: the verb's terms.
             unsafe {
-                let xrc = (xrcd::obj(init.xrcd)?, CqHandle::obj(init.cq)?);
-                return create(init.pd, Some(xrc), init.srq_context, &mut init.attr);
+                let xrc = Kind::Xrc(xrcd::obj(init.xrcd)?, CqHandle::obj(init.cq)?);
+                return create(init.pd, xrc, init.srq_context, &mut init.attr);
+            }
+        }
+        if mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type == abi::IBV_SRQT_TM {
+            let needed = abi::IBV_SRQ_INIT_ATTR_TM | abi::IBV_SRQ_INIT_ATTR_CQ;
+            if mask & needed != needed || !pd || init.tm_cap.max_ops > tags::MAX_OPS {
+                return Err(libc::EINVAL);
+            }
+            // SAFETY: the verb's terms.
+            unsafe {
+                let tagged = Kind::Tagged(CqHandle::obj(init.cq)?, init.tm_cap.max_num_tags);
+                return create(init.pd, tagged, init.srq_context, &mut init.attr);
             }
         }
         let basic = mask & abi::IBV_SRQ_INIT_ATTR_TYPE == 0 || init.srq_type == abi::IBV_SRQT_BASIC;
@@ -119,7 +140,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             return Err(libc::EINVAL);
         }
         // SAFETY: the verb's terms.
-        unsafe { create(init.pd, None, init.srq_context, &mut init.attr) }
+        unsafe { create(init.pd, Kind::Basic, init.srq_context, &mut init.attr) }
     })
 }
 

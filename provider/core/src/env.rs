@@ -24,6 +24,8 @@ pub trait SendQueue {
     fn release(&self, index: u32);
     /// Forget everything posted (QP to RESET); indices go on.
     fn reset(&self);
+    /// Posts a request of the card's own, to a queue that no program posts to. False: it is full.
+    fn post_own(&self, wqe: SendWqe, sges: &[Sge]) -> bool;
 }
 
 /// The card's side of a receive queue, private or shared.

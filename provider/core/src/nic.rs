@@ -9,8 +9,10 @@ pub(crate) mod pace;
 pub(crate) mod path;
 pub(crate) mod sched;
 mod table;
+mod tags;
 pub(crate) mod timers;
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use slab::Slab;
@@ -19,11 +21,14 @@ use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
 use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
+use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, Seg, SrqId};
 use path::{PathId, Paths};
 use sched::Sched;
 use table::QpTable;
+use tags::TagMatching;
+pub use tags::{TagChange, TagOp};
 
 /// Most SGEs that a WQE may have.
 pub const MAX_SGE: usize = 64;
@@ -91,6 +96,8 @@ pub(crate) struct Srq<E: Env> {
     pub(crate) cookie: u64,
     /// XRC: its domain, and where its receives complete
     pub(crate) xrc: Option<(PdId, E::Cq)>,
+    /// It matches tags
+    pub(crate) tags: Option<Box<TagMatching<E::Cq>>>,
 }
 
 /// splitmix64: keys and start points that a stranger cannot guess, given a random seed.
@@ -229,7 +236,9 @@ impl<E: Env> Nic<E> {
     /// the host's name for it.
     pub fn create_srq(&mut self, pd: PdId, rq: E::Rq, limit: u32, cookie: u64) -> Result<SrqId, NicError> {
         self.shared.hold_pd(pd)?;
-        Ok(SrqId(self.shared.srqs.insert(Srq { rq, pd, limit, users: 0, cookie, xrc: None }) as u32))
+        Ok(SrqId(
+            self.shared.srqs.insert(Srq { rq, pd, limit, users: 0, cookie, xrc: None, tags: None }) as u32
+        ))
     }
 
     /// A new shared receive queue of the XRC domain that `xrcd` stands for; its receives complete in `cq`,
@@ -244,7 +253,7 @@ impl<E: Env> Nic<E> {
     ) -> Result<SrqId, NicError> {
         self.shared.hold_pd(pd)?;
         self.shared.hold_pd(xrcd).inspect_err(|_| self.shared.drop_pd(pd))?;
-        let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: Some((xrcd, cq)) };
+        let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: Some((xrcd, cq)), tags: None };
         Ok(SrqId(self.shared.srqs.insert(srq) as u32))
     }
 
@@ -309,6 +318,7 @@ impl<E: Env> Shared<E> {
 
     /// Most SGEs that a receive WQE of `srq` may have.
     fn srq_max_sge(&self, srq: SrqId) -> Option<usize> {
-        self.srqs.get(srq.0 as usize).map(|s| s.rq.max_sge())
+        let most = |s: &Srq<E>| s.rq.max_sge().max(if s.tags.is_some() { MAX_TAG_SGE } else { 0 });
+        self.srqs.get(srq.0 as usize).map(most)
     }
 }

@@ -140,7 +140,7 @@ impl QpType {
 }
 
 /// State of a QP. Values as `enum ibv_qp_state`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 #[repr(u8)]
 pub enum QpState {
     /// Reset
@@ -329,6 +329,12 @@ bitflags! {
         const WITH_IMM = 2;
         /// `imm` holds an invalidated rkey, in host order
         const WITH_INV = 8;
+        /// Tag matching: the program should say how many unexpected messages it has seen
+        const TM_SYNC_REQ = 16;
+        /// The message matched a tag
+        const TM_MATCH = 32;
+        /// All of its data is there
+        const TM_DATA_VALID = 64;
     }
 }
 
@@ -445,6 +451,8 @@ pub enum WcStatus {
     FatalErr = 19,
     RespTimeoutErr = 20,
     GeneralErr = 21,
+    TmErr = 22,
+    TmRndvIncomplete = 23,
 }
 
 /// Op-code of a completion. Values as `enum ibv_wc_opcode`.
@@ -464,6 +472,11 @@ pub enum WcOpcode {
     AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
+    TmAdd = 130,
+    TmDel = 131,
+    TmSync = 132,
+    TmRecv = 133,
+    TmNoTag = 134,
 }
 
 /// A completion: what `struct ibv_wc` tells.
@@ -478,9 +491,9 @@ pub struct Cqe {
     pub imm: u32,
     /// Local QP
     pub qpn: Qpn,
-    /// UD receives: the sender's QPN
+    /// UD receives: the sender's QPN. Matched tags: see [`Cqe::tag`].
     pub src_qp: Qpn,
-    /// More about an error; 0 otherwise
+    /// More about an error; 0 otherwise. Matched tags: see [`Cqe::tag`].
     pub vendor_err: u32,
     /// Outcome
     pub status: WcStatus,
@@ -490,6 +503,29 @@ pub struct Cqe {
     pub flags: WcFlags,
     /// Service level
     pub sl: u8,
+}
+
+impl Cqe {
+    /// One that tells of a match: the tag stands in fields that have no other meaning then, as does `app_ctx`, unless
+    /// the message has immediate data.
+    pub fn matched(tag: u64, app_ctx: u32) -> Self {
+        let (opcode, flags) = (WcOpcode::TmRecv, WcFlags::TM_MATCH);
+        Cqe {
+            opcode,
+            flags,
+            src_qp: (tag >> 32) as u32,
+            vendor_err: tag as u32,
+            imm: app_ctx,
+            ..Cqe::default()
+        }
+    }
+
+    /// The tag of a message and the sender's word, if this tells that it matched.
+    pub fn tag(&self) -> Option<(u64, u32)> {
+        let tag = u64::from(self.src_qp) << 32 | u64::from(self.vendor_err);
+        let app_ctx = if self.flags.contains(WcFlags::WITH_IMM) { 0 } else { self.imm };
+        self.flags.contains(WcFlags::TM_MATCH).then_some((tag, app_ctx))
+    }
 }
 
 /// Handle of an address vector of this card.

@@ -25,11 +25,13 @@ impl<E: Env> Nic<E> {
         if let RecvSource::Shared(srq) = init.rq {
             self.shared.srqs[srq.0 as usize].users += 1;
         }
+        let tagged =
+            matches!(init.rq, RecvSource::Shared(srq) if self.shared.srqs[srq.0 as usize].tags.is_some());
         let qp = Qp {
             qpn,
             qp_type: init.qp_type,
             state: QpState::Reset,
-            flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
+            flags: Flags { sig_all: init.sq_sig_all, tagged, ..Flags::default() },
             pd: init.pd,
             path: Default::default(),
             timer: self.shared.sched.join(),
@@ -145,6 +147,9 @@ impl<E: Env> Nic<E> {
             && let Some(srq) = self.shared.srqs.get_mut(srq.0 as usize)
         {
             srq.users = srq.users.saturating_sub(1);
+            if let Some(tags) = &mut srq.tags {
+                tags.list.forget(qpn);
+            }
         }
         if qp.flags.windows {
             self.shared.mrs.unbind_all(qpn);
@@ -240,6 +245,7 @@ fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, attr: &QpAttr,
 fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     cx.forget_inflight();
     cx.leave_queues();
+    cx.forget_tags();
     let qp = &mut *cx.qp;
     qp.sq.reset();
     if let RecvSource::Own(rq) = &qp.rq {
@@ -252,6 +258,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     qp.req = Requester { next, una: next, fresh: next, ..Requester::new(slots) };
     qp.resp = Responder::new(qp.resp.max_sge());
     /* windows stay bound on the QP until they are invalidated or it is destroyed */
-    qp.flags = Flags { sig_all: qp.flags.sig_all, windows: qp.flags.windows, ..Flags::default() };
+    let Flags { sig_all, tagged, windows, .. } = qp.flags;
+    qp.flags = Flags { sig_all, tagged, windows, ..Flags::default() };
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
 }

@@ -64,6 +64,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         match self.qp.qp_type {
             QpType::Ud => self.emit_datagram(&wqe),
+            _ if self.qp.flags.tagged && wqe.op == SendOp::Send => self.emit_fin(&wqe),
             _ if wqe.op.is_local() => self.do_local(&wqe, new),
             _ if wqe.op.is_answered() => self.emit_answered(&wqe),
             _ => self.emit_data(&wqe),
@@ -237,7 +238,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// Moves the cursor behind what was just sent.
-    fn advance(&mut self, wqe: &SendWqe, len: u32, packets: u32) {
+    pub(super) fn advance(&mut self, wqe: &SendWqe, len: u32, packets: u32) {
         let now = self.now;
         let req = &mut self.qp.req;
         if req.psn.before(req.max_psn) {

@@ -71,7 +71,8 @@ impl<E: Env> Ctx<'_, E> {
         let begins = info.is_first();
         let fits = match (self.qp.resp.cur, info.kind) {
             (Inbound::Idle, _) => begins,
-            (Inbound::Send { .. }, Kind::Send) | (Inbound::Write { .. }, Kind::Write) => !begins,
+            (Inbound::Send { .. } | Inbound::Tagged { .. }, Kind::Send)
+            | (Inbound::Write { .. }, Kind::Write) => !begins,
             _ => false,
         };
         if !fits {
@@ -94,10 +95,13 @@ impl<E: Env> Ctx<'_, E> {
         if !self.middle_is_full(data.len(), last) {
             return self.refuse(NakCode::InvalidRequest);
         }
-        if first && !self.take_recv() {
-            return self.not_ready();
-        }
-        let received = if let Inbound::Send { received } = self.qp.resp.cur { received } else { 0 };
+        let begun = match self.qp.resp.cur {
+            Inbound::Idle if self.qp.flags.tagged => self.begin_tagged(packet),
+            Inbound::Idle => self.begin_send(WcOpcode::Recv).map(|cur| (cur, data)),
+            cur => Some((cur, data)),
+        };
+        let Some((cur, data)) = begun else { return };
+        let received = cur.received();
         match self.place(received, data) {
             Ok(()) => {}
             Err(PlaceError::TooLong) => {
@@ -118,11 +122,23 @@ impl<E: Env> Ctx<'_, E> {
         if last {
             self.qp.resp.cur = Inbound::Idle;
             self.accept(packet, 1, true);
-            self.deliver(packet, WcOpcode::Recv, total);
+            self.deliver_send(packet, cur, total);
         } else {
-            self.qp.resp.cur = Inbound::Send { received: total };
+            self.qp.resp.cur = cur.with_received(total);
             self.accept(packet, 1, false);
+            if let (true, Inbound::Tagged { tag, app_ctx, .. }) = (first, cur) {
+                self.matched(tag, app_ctx);
+            }
         }
+    }
+
+    /// A message into the next receive WQE. `None`: there is none, and the peer must come again.
+    pub(super) fn begin_send(&mut self, opcode: WcOpcode) -> Option<Inbound> {
+        if self.take_recv() {
+            return Some(Inbound::Send { received: 0, opcode });
+        }
+        self.not_ready();
+        None
     }
 
     /// All packets but the last of a message carry exactly the path MTU (IBTA 9.7.4.1.5).
@@ -237,6 +253,27 @@ impl<E: Env> Ctx<'_, E> {
         }
         if packet.bth().ack_req() && !packet.op().kind.is_answered() {
             self.owe_ack();
+        }
+    }
+
+    /// The last packet of a SEND is in memory.
+    fn deliver_send(&mut self, packet: &Packet<'_>, message: Inbound, byte_len: u32) {
+        match message {
+            Inbound::Tagged { tag, app_ctx, .. } => {
+                let mut cqe = match packet.op().is_first() {
+                    true => Cqe::matched(tag, app_ctx),
+                    false => Cqe { opcode: WcOpcode::TmRecv, ..Cqe::default() },
+                };
+                cqe.byte_len = byte_len;
+                cqe.flags |= WcFlags::TM_DATA_VALID;
+                if let Some(imm) = packet.imm() {
+                    cqe.imm = imm;
+                    cqe.flags |= WcFlags::WITH_IMM;
+                }
+                self.complete_recv(cqe, packet.bth().solicited());
+            }
+            Inbound::Send { opcode, .. } => self.deliver(packet, opcode, byte_len),
+            _ => {}
         }
     }
 

@@ -3,6 +3,7 @@
 use zerocopy::{Immutable, IntoBytes};
 
 use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, Syndrome};
+use super::tags::Rendezvous;
 use crate::types::{Psn, QPN_MASK, Qpn};
 
 /// Room for the longest headers (BTH and AtomicETH are 40 bytes).
@@ -77,6 +78,13 @@ impl HeaderBuf {
     #[must_use]
     pub fn atomic_ack(mut self, original: u64) -> Self {
         self.push(&AtomicAckEth::new(original));
+        self
+    }
+    /// Adds the headers of a rendezvous, which are payload to the transport.
+    #[inline]
+    #[must_use]
+    pub fn tags(mut self, rendezvous: &Rendezvous) -> Self {
+        self.push(rendezvous);
         self
     }
     /// Adds a DETH.
