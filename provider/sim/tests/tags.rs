@@ -339,10 +339,10 @@ fn a_connection_that_breaks_gives_its_buffers_back() {
         for _ in 0..3 {
             w.send(RENDEZVOUS, 7, 100);
         }
-        while w.posted.len() > 0 {
+        while !w.posted.is_empty() {
             assert!(w.net.step(), "they match");
             w.poll();
-            if w.fetching.len() > 0 {
+            if !w.fetching.is_empty() {
                 break;
             }
         }

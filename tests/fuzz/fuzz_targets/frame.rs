@@ -2,6 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use starverbs_core::wire::tags::Tagged;
 use starverbs_core::wire::{Icrc, IcrcHeader, Packet, bytes_after_ip_id, explained_by_ip_id};
 
 fuzz_target!(|frame: &[u8]| {
@@ -10,6 +11,7 @@ fuzz_target!(|frame: &[u8]| {
     let _ = (packet.reth(), packet.deth(), packet.aeth(), packet.atomic_eth(), packet.atomic_ack());
     let _ = (packet.imm(), packet.ieth(), packet.xrc_srq());
     let _ = packet.feth().map(|feth| (feth.placement(), feth.level()));
+    let _ = Tagged::parse(packet.payload());
     assert!(packet.payload().len() <= frame.len());
     let header = IcrcHeader::default();
     if let Some(crc) = Icrc::of_frame(&header, frame) {
