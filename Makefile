@@ -3,7 +3,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 FUZZ_SECONDS ?= 60
 
-.PHONY: help build demo test bench instructions conformance lint doc fuzz-build fuzz clean
+.PHONY: help build demo test bench instructions conformance interop lint doc fuzz-build fuzz clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -11,6 +11,7 @@ help:
 	@echo 'make build        dist/lib/libibverbs.so.1, dist/lib/libstarverbs.so, dist/bin/starverbs'
 	@echo 'make conformance  every case of others'"'"' programs; writes docs/conformance.md'
 	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md'
+	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
@@ -44,6 +45,10 @@ pyverbs:
 	@tools/scripts/packages.sh test
 	@$(MAKE) --no-print-directory build
 	tests/pyverbs/run.py --table docs/pyverbs.md dist/lib
+
+# With VECTORS=1, one captured frame of each kind is kept as a test vector.
+interop: build
+	@tools/scripts/interop.sh --table docs/interop.md $(if $(VECTORS),--vectors tests/interop/vectors)
 
 bench:
 	@tools/scripts/packages.sh bench

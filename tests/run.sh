@@ -44,6 +44,12 @@ else
     skip "rdma-core's own tests" "python3-pyverbs or rdma-core is not installed, or without its documentation"
 fi
 
+if [[ ${INTEROP:-} == require ]]; then
+    part "the kernel's rdma_rxe as peer" tools/scripts/interop.sh
+else
+    skip "the kernel's rdma_rxe as peer" "boots a guest; runs on its own: \`make interop\`, or here with INTEROP=require"
+fi
+
 if ! cargo +nightly --version >/dev/null 2>&1 || ! command -v cargo-fuzz >/dev/null; then
     skip "fuzzing" "needs a nightly toolchain and cargo-fuzz; see \`make fuzz\`"
 else

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Installs what a purpose needs and this machine lacks.
-# usage: packages.sh demo|test|bench|instructions
+# usage: packages.sh demo|test|bench|instructions|interop
 set -euo pipefail
 
 declare -A package_of=(
     [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [tshark]=tshark
     [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin
     [valgrind]=valgrind [strace]=strace
+    [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
 )
 demo=(cc ibv_devinfo ib_send_lat)
 headers=/usr/include/infiniband/verbs.h
@@ -17,7 +18,8 @@ demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" ip tshark nm runuser) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
-*) echo "usage: packages.sh demo|test|bench|instructions" >&2; exit 2 ;;
+interop) commands=("${demo[@]}" ip tshark qemu-system-x86_64 busybox) ;;
+*) echo "usage: packages.sh demo|test|bench|instructions|interop" >&2; exit 2 ;;
 esac
 
 if ! command -v cargo >/dev/null; then
@@ -29,7 +31,7 @@ missing=()
 for command in "${commands[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
 done
-[[ $1 != test || -e $headers ]] || missing+=(libibverbs-dev)
+[[ $1 != test && $1 != interop || -e $headers ]] || missing+=(libibverbs-dev)
 [[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
 [[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
 ((${#missing[@]})) || exit 0

@@ -25,6 +25,8 @@ pub(crate) fn open_wire(settings: &Settings) -> Result<Option<OwnedFd>, BackendE
         sockopt::set_int(&fd, libc::SOL_IPV6, libc::IPV6_V6ONLY, 0);
         on(libc::SOL_IPV6, libc::IPV6_RECVPKTINFO);
         on(libc::SOL_IPV6, libc::IPV6_RECVTCLASS);
+        // Linux' rdma_rxe sends without a UDP checksum, over IPv6 too; the ICRC covers more.
+        on(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX);
     } else {
         on(libc::SOL_IP, libc::IP_PKTINFO);
     }

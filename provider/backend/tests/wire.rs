@@ -3,6 +3,7 @@
 mod common;
 
 use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
 
 use common::{Node, bth, drive, free_port, gid, icrc_v4, icrc_v6, pattern, seg};
 use starverbs_core::{Av, QPN_BLOCK};
@@ -120,6 +121,27 @@ fn common_av(addrs: &[starverbs_backend::HostAddr], ip: &str) -> Av {
     let gid = gid(ip);
     let sgid_index = addrs.iter().position(|a| a.gid == gid).expect("a local address") as u8;
     Av { dgid: gid, sgid: gid, sgid_index, ..Av::default() }
+}
+
+/// Linux' rdma_rxe sends so.
+#[test]
+fn ipv6_frames_without_a_udp_checksum_are_taken() {
+    let port = free_port();
+    let mut node = Node::new(port);
+    let to = node.av("::1");
+    let sender = UdpSocket::bind("[::1]:0").expect("a socket");
+    let one: i32 = 1;
+    // SAFETY: the pointer and length describe `one`, which the kernel only reads.
+    let set = unsafe {
+        let (fd, value) = (sender.as_raw_fd(), std::ptr::from_ref(&one).cast());
+        libc::setsockopt(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, value, 4)
+    };
+    assert_eq!(set, 0);
+    let mut frame = [&bth(node.qpn(3))[..], &pattern(100, 1)].concat();
+    let sport = sender.local_addr().expect("bound").port();
+    frame.extend(icrc_v6(to.sgid.0, to.dgid.0, sport, port, &frame));
+    sender.send_to(&frame, ("::1", port)).expect("sent");
+    assert!(drive(&mut [&mut node], |n| n[0].got.len() == 1), "{:?}", node.counters);
 }
 
 #[test]

@@ -1,8 +1,14 @@
 //! Judges the output of programs: that results are there, complete and possible.
 
+/// What perftest says when its samples of the CPU's frequency do not agree, as on a busy machine. It ends without a report
+/// then, and the card has no part in that.
+pub const UNCALIBRATED: &str = "Correlation coefficient r^2";
+/// Tries at that.
+pub const CALIBRATIONS: u32 = 3;
+
 /// What a client's output must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Expect {
+pub enum Expect {
     /// perftest's latency table with at least so many rows.
     Latency(usize),
     /// perftest's bandwidth table with at least so many rows.
@@ -13,7 +19,7 @@ pub(crate) enum Expect {
 
 impl Expect {
     /// A remark with the (last) figure that the program printed, or what is wrong.
-    pub(crate) fn judge(self, output: &str) -> Result<String, String> {
+    pub fn judge(self, output: &str) -> Result<String, String> {
         match self {
             Expect::Latency(rows) => {
                 let last = table(output, rows)?;

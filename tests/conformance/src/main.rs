@@ -5,14 +5,12 @@
 
 mod address;
 mod case;
-mod check;
 mod container;
 mod crash;
 mod net;
 mod pair;
 mod perftest;
 mod pingpong;
-mod process;
 mod report;
 mod settings;
 mod special;
@@ -26,6 +24,7 @@ use regex_lite::Regex;
 
 use case::{Case, Net, Verdict};
 use report::Report;
+use starverbs_conformance::{check, process};
 use world::World;
 
 /// Runs others' RDMA programs on the card, between two processes, and tells what worked.

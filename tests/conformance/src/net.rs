@@ -1,6 +1,6 @@
 //! Two network namespaces joined by a veth pair, made and removed by this run.
 
-use std::process::Command;
+use starverbs_conformance::netns::{ip, name, remove_left_over};
 
 /// The pair of namespaces. Dropping it removes both, and with them the veth pair.
 pub(crate) struct Namespaces {
@@ -11,7 +11,6 @@ pub(crate) struct Namespaces {
 /// Addresses of the two ends.
 pub(crate) const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 const ADDRESSES_V6: [&str; 2] = ["fd77::1", "fd77::2"];
-const PREFIX: &str = "sv-";
 
 impl Namespaces {
     /// Makes both namespaces; needs root.
@@ -20,8 +19,7 @@ impl Namespaces {
             return Err("network namespaces need root".to_owned());
         }
         remove_left_over();
-        let pid = std::process::id();
-        let pair = Namespaces { names: [format!("{PREFIX}{pid}-a"), format!("{PREFIX}{pid}-b")], mtu: 1500 };
+        let pair = Namespaces { names: [name("a"), name("b")], mtu: 1500 };
         let [a, b] = &pair.names;
         let steps = || -> Result<(), String> {
             for name in [a, b] {
@@ -61,25 +59,5 @@ impl Drop for Namespaces {
         for name in &self.names {
             let _ = ip(&format!("netns del {name}"));
         }
-    }
-}
-
-/// Removes what an earlier run, killed before it could tidy up, has left.
-fn remove_left_over() {
-    let Ok(folder) = std::fs::read_dir("/run/netns") else { return };
-    for name in folder.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
-        if owner.is_some_and(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
-            let _ = ip(&format!("netns del {name}"));
-        }
-    }
-}
-
-fn ip(arguments: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
     }
 }

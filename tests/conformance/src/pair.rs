@@ -3,15 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::case::Net;
-use crate::check::Expect;
+use crate::check::{CALIBRATIONS, Expect, UNCALIBRATED};
 use crate::container::Container;
 use crate::process::{Process, tail};
 use crate::world::{Setting, World};
-
-/// What perftest says when its samples of the CPU's frequency do not agree.
-const UNCALIBRATED: &str = "Correlation coefficient r^2";
-/// Tries at that.
-const CALIBRATIONS: u32 = 3;
 
 /// One program run on both sides.
 #[derive(Clone)]
@@ -77,7 +72,7 @@ impl Pair {
     }
 
     /// Runs both sides to their end and judges the output: a remark, or what went wrong. Again, when perftest could not
-    /// measure the CPU's frequency, as on a busy machine: it ends without a report then, and the card has no part in that.
+    /// measure the CPU's frequency.
     pub(crate) fn run(&self, world: &mut World, net: Net) -> Result<String, String> {
         for _ in 1..CALIBRATIONS {
             match self.start(world, net)?.finish() {

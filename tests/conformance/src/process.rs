@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 /// A started program. Dropping it kills its group.
-pub(crate) struct Process {
+pub struct Process {
     child: Child,
     output: PathBuf,
     status: Option<ExitStatus>,
@@ -18,7 +18,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// Starts `command` with its output in the file `output` and its errors in another beside it.
-    pub(crate) fn start(mut command: Command, output: PathBuf) -> Result<Process, String> {
+    pub fn start(mut command: Command, output: PathBuf) -> Result<Process, String> {
         let program = command_line(&command);
         let create = |path: &Path| File::create(path).map_err(|e| format!("{}: {e}", path.display()));
         let (stdout, stderr) = (create(&output)?, create(&errors(&output))?);
@@ -29,12 +29,13 @@ impl Process {
         Ok(Process { child, output, status: None })
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    /// Its number, also after its end.
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// The exit status, if it has ended.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+    pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().ok().flatten();
         }
@@ -42,7 +43,7 @@ impl Process {
     }
 
     /// Waits until it ends or `deadline` comes.
-    pub(crate) fn wait_until(&mut self, deadline: Instant) -> Option<ExitStatus> {
+    pub fn wait_until(&mut self, deadline: Instant) -> Option<ExitStatus> {
         loop {
             if let Some(status) = self.ended() {
                 return Some(status);
@@ -55,7 +56,7 @@ impl Process {
     }
 
     /// Kills the group at once, as `kill -9` does, and reaps the child.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         if self.ended().is_none() {
             let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
             self.status = self.child.wait().ok();
@@ -64,14 +65,14 @@ impl Process {
 
     /// All it wrote so far, errors last: programs keep the rest of their output back until they end, and what went wrong
     /// would stand before it.
-    pub(crate) fn output(&self) -> String {
+    pub fn output(&self) -> String {
         let mut bytes = std::fs::read(&self.output).unwrap_or_default();
         bytes.extend(std::fs::read(errors(&self.output)).unwrap_or_default());
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Whether it listens on TCP port `port`, in whatever network namespace it lives.
-    pub(crate) fn listens(&self, port: u16) -> bool {
+    pub fn listens(&self, port: u16) -> bool {
         let wanted = format!(":{port:04X}");
         ["tcp", "tcp6"].iter().any(|table| {
             let text =
@@ -104,7 +105,7 @@ fn command_line(command: &Command) -> String {
 }
 
 /// The last lines of an output, for a report.
-pub(crate) fn tail(output: &str) -> String {
+pub fn tail(output: &str) -> String {
     let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(6)..].join("\n")
 }

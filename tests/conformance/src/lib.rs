@@ -1,0 +1,5 @@
+//! What runs of others' programs share: child processes that end, judgement of what they printed, namespaces.
+
+pub mod check;
+pub mod netns;
+pub mod process;

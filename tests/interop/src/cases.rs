@@ -1,0 +1,87 @@
+//! The programs that both cards must run with each other: ping-pongs and perftest.
+
+use starverbs_conformance::check::Expect;
+
+use crate::pair::Pair;
+
+/// A pair and what its client must print.
+pub(crate) type Case = (Pair, Expect);
+
+const LOSS: &str = "loss=1%,reorder=0.5%,dup=0.5%,seed=11";
+
+/// All cases; each is run in both directions.
+pub(crate) fn cases() -> Vec<Case> {
+    [ping_pong(), perftest(), hurt()].concat()
+}
+
+fn ping_pong() -> Vec<Case> {
+    let case =
+        |program: &str, args: &str| (Pair::new(program, &format!(" -g {{gid}} {args}")), Expect::PingPong);
+    let mut cases = Vec::new();
+    for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"] {
+        cases.push(case(program, "-c -n 200"));
+        let (pair, expect) = case(program, "-c -n 200");
+        cases.push((pair.v6(), expect));
+    }
+    cases.push(case("ibv_rc_pingpong", "-c -e -n 200"));
+    cases.push(case("ibv_rc_pingpong", "-N -c -n 200"));
+    cases.push(case("ibv_srq_pingpong", "-c -e -n 200"));
+    for mtu in [256, 512, 1024, 2048, 4096] {
+        cases.push(case("ibv_rc_pingpong", &format!("-c -m {mtu} -s 20000 -n 100")));
+    }
+    cases
+}
+
+fn perftest() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut add = |program: &str, args: &str, expect| {
+        cases.push((Pair::new(program, &format!(" -x {{gid}} {args}")), expect));
+    };
+    for operation in ["send", "write", "read", "atomic"] {
+        let (latency, bandwidth) = (format!("ib_{operation}_lat"), format!("ib_{operation}_bw"));
+        add(&latency, "-n 500", Expect::Latency(1));
+        add(&bandwidth, "-n 500", Expect::Bandwidth(1));
+        if operation != "atomic" {
+            add(&latency, "-s 1 -n 200", Expect::Latency(1));
+            add(&bandwidth, "-s 1048576 -n 10", Expect::Bandwidth(1));
+            // 2 B to 8 MiB.
+            add(&bandwidth, "-a -n 5", Expect::Bandwidth(23));
+            for mtu in [256, 512, 1024, 2048, 4096] {
+                add(&bandwidth, &format!("-m {mtu} -s 65536 -n 50"), Expect::Bandwidth(1));
+            }
+        }
+    }
+    for (program, transport) in [("ib_send", "UC"), ("ib_write", "UC"), ("ib_send", "UD")] {
+        add(&format!("{program}_lat"), &format!("-c {transport} -n 500"), Expect::Latency(1));
+        add(&format!("{program}_bw"), &format!("-c {transport} -s 1024 -n 500"), Expect::Bandwidth(1));
+    }
+    add("ib_send_lat", "-s 64 -I 64 -n 500", Expect::Latency(1));
+    add("ib_send_lat", "-e -n 200", Expect::Latency(1));
+    add("ib_send_bw", "-q 8 -s 4096 -n 100", Expect::Bandwidth(1));
+    add("ib_send_bw", "--use-srq -s 4096 -n 200", Expect::Bandwidth(1));
+    add("ib_send_bw", "-b -s 4096 -n 200", Expect::Bandwidth(1));
+    add("ib_write_bw", "-b -q 4 -s 65536 -n 50", Expect::Bandwidth(1));
+    for (program, expect) in [
+        ("ib_send_bw", Expect::Bandwidth(1)),
+        ("ib_read_bw", Expect::Bandwidth(1)),
+        ("ib_atomic_lat", Expect::Latency(1)),
+    ] {
+        let (pair, expect) = (Pair::new(program, " -x {gid} -n 100"), expect);
+        cases.push((pair.v6(), expect));
+    }
+    cases
+}
+
+/// Loss, reordering and duplication of what our card sends and receives.
+fn hurt() -> Vec<Case> {
+    let case =
+        |program: &str, args: &str, expect| (Pair::new(program, args).env("STARVERBS_FAULT", LOSS), expect);
+    vec![
+        case("ibv_rc_pingpong", " -g {gid} -c -n 500", Expect::PingPong),
+        case("ibv_srq_pingpong", " -g {gid} -c -n 200", Expect::PingPong),
+        case("ib_send_bw", " -x {gid} -n 200", Expect::Bandwidth(1)),
+        case("ib_write_bw", " -x {gid} -n 200", Expect::Bandwidth(1)),
+        case("ib_read_bw", " -x {gid} -n 200", Expect::Bandwidth(1)),
+        case("ib_atomic_bw", " -x {gid} -n 500", Expect::Bandwidth(1)),
+    ]
+}

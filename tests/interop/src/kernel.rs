@@ -1,0 +1,187 @@
+//! Debian's own kernel, unpacked and not installed, with an initramfs that finds the host's files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What QEMU boots.
+pub(crate) struct Kernel {
+    /// The compressed kernel.
+    pub image: PathBuf,
+    /// Modules, busybox and init.sh.
+    pub initramfs: PathBuf,
+    /// The name of the package, with its version.
+    pub package: String,
+}
+
+/// The modules that are asked for; what they depend on is read from themselves. `crc32_generic` is looked up by name when
+/// a device is added, so no module depends on it.
+const MODULES: [&str; 8] =
+    ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "crc32_generic", "ib_uverbs", "rdma_rxe"];
+const BUSYBOX: &str = "/bin/busybox";
+const INIT: &str = include_str!("../init.sh");
+
+impl Kernel {
+    /// Downloads and unpacks the current kernel into the folder `cache`, unless it is there, and makes the initramfs.
+    pub(crate) fn prepare(cache: &Path) -> Result<Kernel, String> {
+        let package = current_package()?;
+        let unpacked = cache.join(&package);
+        if !unpacked.exists() {
+            unpack(&package, &unpacked)?;
+        }
+        let image = first_file(&unpacked.join("boot"), "vmlinuz-")?;
+        let initramfs = cache.join("initramfs.cpio");
+        let modules = Modules::of(&unpacked)?;
+        write_initramfs(&modules.with_dependencies(&MODULES)?, &cache.join("initramfs"), &initramfs)?;
+        Ok(Kernel { image, initramfs, package })
+    }
+}
+
+/// The package with the kernel that linux-image-amd64 stands for today.
+fn current_package() -> Result<String, String> {
+    let text = output(Command::new("apt-cache").args(["depends", "linux-image-amd64"]))?;
+    let name = text.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+    name.map(str::to_owned)
+        .ok_or_else(|| "apt-cache knows no linux-image-amd64 (apt-get update first)".to_owned())
+}
+
+/// Downloads `package` and unpacks it into `folder`, which appears only when it is complete.
+fn unpack(package: &str, folder: &Path) -> Result<(), String> {
+    println!("interop: downloading {package}");
+    let fresh = folder.with_extension("new");
+    let _ = std::fs::remove_dir_all(&fresh);
+    std::fs::create_dir_all(&fresh).map_err(|e| format!("{}: {e}", fresh.display()))?;
+    output(Command::new("apt-get").args(["download", "-qq", package]).current_dir(&fresh))?;
+    let archive = first_file(&fresh, "linux-image")?;
+    output(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&fresh))?;
+    let _ = std::fs::remove_file(archive);
+    std::fs::rename(&fresh, folder).map_err(|e| format!("{}: {e}", folder.display()))
+}
+
+/// The modules of an unpacked kernel.
+struct Modules {
+    /// File of each module, by its name with `_` for `-`.
+    files: BTreeMap<String, PathBuf>,
+    /// Names of those that the kernel has built in.
+    builtin: BTreeSet<String>,
+}
+
+impl Modules {
+    fn of(unpacked: &Path) -> Result<Modules, String> {
+        let folder = first_file(&unpacked.join("lib/modules"), "")?;
+        let list = folder.join("modules.builtin");
+        let text = std::fs::read_to_string(&list).map_err(|e| format!("{}: {e}", list.display()))?;
+        let builtin = text.lines().map(|line| module_name(Path::new(line))).collect();
+        let mut files = BTreeMap::new();
+        collect(&folder.join("kernel"), &mut files)?;
+        Ok(Modules { files, builtin })
+    }
+
+    /// The files of `wanted` and all they depend on, in the order in which they can be loaded.
+    fn with_dependencies(&self, wanted: &[&str]) -> Result<Vec<&Path>, String> {
+        let mut order = Vec::new();
+        for name in wanted {
+            self.visit(name, &mut order)?;
+        }
+        Ok(order)
+    }
+
+    fn visit<'a>(&'a self, name: &str, order: &mut Vec<&'a Path>) -> Result<(), String> {
+        if self.builtin.contains(name) {
+            return Ok(());
+        }
+        let file = self.files.get(name).ok_or_else(|| format!("the kernel package has no module {name}"))?;
+        if order.contains(&file.as_path()) {
+            return Ok(());
+        }
+        let bytes = std::fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?;
+        for dependency in dependencies(&bytes) {
+            self.visit(&dependency.replace('-', "_"), order)?;
+        }
+        order.push(file);
+        Ok(())
+    }
+}
+
+fn collect(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), String> {
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "ko") {
+            files.insert(module_name(&path), path);
+        }
+    }
+    Ok(())
+}
+
+fn module_name(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().replace('-', "_")
+}
+
+/// What a module says of its dependencies: a string `depends=a,b` among those, each ended by a zero, that describe it.
+fn dependencies(module: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
+    let rest = &module[at + KEY.len()..];
+    let list = String::from_utf8_lossy(rest.split(|byte| *byte == 0).next().unwrap_or_default());
+    list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// Packs init.sh, busybox and `modules` with a list of their order.
+fn write_initramfs(modules: &[&Path], tree: &Path, to: &Path) -> Result<(), String> {
+    let _ = std::fs::remove_dir_all(tree);
+    for folder in ["bin", "dev", "proc", "sys", "mod", "lower", "upper", "new"] {
+        let folder = tree.join(folder);
+        std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
+    let copy = |from: &Path, into: &str| {
+        std::fs::copy(from, tree.join(into)).map(drop).map_err(|e| format!("{}: {e}", from.display()))
+    };
+    copy(Path::new(BUSYBOX), "bin/busybox")?;
+    let mut order = String::new();
+    for module in modules {
+        let name = module.file_name().unwrap_or_default().to_string_lossy();
+        copy(module, &format!("mod/{name}"))?;
+        order += &format!("{name}\n");
+    }
+    let write =
+        |name: &str, text: &str| std::fs::write(tree.join(name), text).map_err(|e| format!("{name}: {e}"));
+    write("mod/order", &order)?;
+    write("init", INIT)?;
+    let pack = format!("chmod 755 init && find . | {BUSYBOX} cpio -o -H newc >\"$1\"");
+    output(Command::new("sh").args(["-c", &pack, "sh"]).arg(to).current_dir(tree)).map(drop)
+}
+
+/// The first entry of `folder` whose name begins with `prefix`.
+fn first_file(folder: &Path, prefix: &str) -> Result<PathBuf, String> {
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let found = entries.flatten().find(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    found.map(|entry| entry.path()).ok_or_else(|| format!("nothing named {prefix}* in {}", folder.display()))
+}
+
+/// Runs a command to its end and gives what it printed.
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| format!("{name}: {e}"))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dependencies;
+
+    #[test]
+    fn dependencies_stand_in_the_module() {
+        assert_eq!(
+            dependencies(b"x\0license=GPL\0depends=ib_core,udp-tunnel\0intree=Y\0"),
+            ["ib_core", "udp-tunnel"]
+        );
+        assert!(dependencies(b"x\0depends=\0y").is_empty());
+        assert!(dependencies(b"depend").is_empty());
+    }
+}

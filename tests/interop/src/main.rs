@@ -1,0 +1,137 @@
+//! Runs programs on starverbs against the same programs on Linux' rdma_rxe, which lives in a guest of QEMU.
+//!
+//! Owns the guest, the namespace, the list of cases and their verdicts. What it uses is dist/ and Debian's packages.
+
+mod capture;
+mod cases;
+mod exchanges;
+mod guest;
+mod kernel;
+mod net;
+mod pair;
+mod report;
+mod world;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use regex_lite::Regex;
+
+use exchanges::Reference;
+use kernel::Kernel;
+use pair::{Pair, RXE_SERVES, STAR_SERVES};
+use report::Report;
+use world::World;
+
+/// Runs RDMA programs between starverbs and the kernel's rdma_rxe in both directions.
+#[derive(Parser)]
+struct Args {
+    /// Only cases whose title matches this regular expression
+    #[arg(long, value_name = "RE")]
+    filter: Option<Regex>,
+    /// Run each program so many times, to hunt what happens seldom
+    #[arg(long, value_name = "TIMES", default_value_t = 1)]
+    repeat: u32,
+    /// Write what ran to this Markdown file
+    #[arg(long, value_name = "FILE")]
+    table: Option<PathBuf>,
+    /// Write one frame of each kind that the captures hold into this folder
+    #[arg(long, value_name = "FOLDER")]
+    vectors: Option<PathBuf>,
+    /// The folder made by `make build`
+    #[arg(long, default_value = "dist")]
+    dist: PathBuf,
+    /// Where the kernel is kept between runs, and scratch files are
+    #[arg(long, default_value = "target/interop")]
+    cache: PathBuf,
+}
+
+/// Exit status when the guest cannot be had, so that nothing was tried.
+const UNAVAILABLE: u8 = 2;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let prepared = prepare(&args);
+    let (kernel, mut world) = match prepared {
+        Ok(prepared) => prepared,
+        Err(reason) => {
+            eprintln!("interop: {reason}");
+            return ExitCode::from(UNAVAILABLE);
+        }
+    };
+    match run(&args, &kernel, &mut world) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(reason) => {
+            eprintln!("interop: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Gets the kernel and boots it.
+fn prepare(args: &Args) -> Result<(Kernel, World), String> {
+    std::fs::create_dir_all(&args.cache).map_err(|e| format!("{}: {e}", args.cache.display()))?;
+    let cache = args.cache.canonicalize().map_err(|e| format!("{}: {e}", args.cache.display()))?;
+    let kernel = Kernel::prepare(&cache)?;
+    let started = Instant::now();
+    let world = World::new(&kernel, &args.dist, &cache)?;
+    println!("interop: {} is up after {:.1} s", kernel.package, started.elapsed().as_secs_f64());
+    Ok((kernel, world))
+}
+
+fn run(args: &Args, kernel: &Kernel, world: &mut World) -> Result<bool, String> {
+    if let Some(folder) = &args.vectors {
+        std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
+    let mut report = Report::new(&kernel.package);
+    exchanges(args, world, &mut report);
+    programs(args, world, &mut report);
+    if let Some(file) = &args.table {
+        std::fs::write(file, report.markdown()).map_err(|e| format!("{}: {e}", file.display()))?;
+    }
+    Ok(report.conclude())
+}
+
+fn wanted(args: &Args, title: &str) -> bool {
+    args.filter.as_ref().is_none_or(|filter| filter.is_match(title))
+}
+
+/// The row of small exchanges, over both kinds of addresses, captured and decoded.
+fn exchanges(args: &Args, world: &mut World, report: &mut Report) {
+    let rows =
+        [Pair::new(&world.peer, " -g {gid} -m 1024"), Pair::new(&world.peer, " -g {gid} -m 4096").v6()];
+    for pair in rows.into_iter().filter(|pair| wanted(args, &pair.title())) {
+        let title = pair.title();
+        let reference = match Reference::new(world, pair) {
+            Ok(reference) => reference,
+            Err(reason) => {
+                report.add(&format!("{title}, rxe alone"), [Err(reason)].into());
+                continue;
+            }
+        };
+        for cards in [STAR_SERVES, RXE_SERVES] {
+            let name = format!("{title}, {} serves {}", cards.server, cards.client);
+            let captured = capture::during(world, &name, args.vectors.as_deref(), |world| {
+                reference.compare(world, cards)
+            });
+            match captured {
+                Ok((row, frames)) => report.exchanges(&name, &row, &frames),
+                Err(reason) => report.add(&name, [Err(reason)].into()),
+            }
+        }
+    }
+}
+
+/// Others' programs, in both directions.
+fn programs(args: &Args, world: &mut World, report: &mut Report) {
+    for (pair, expect) in cases::cases() {
+        let title = pair.title();
+        for _ in (0..args.repeat).filter(|_| wanted(args, &title)) {
+            let verdicts = [STAR_SERVES, RXE_SERVES].map(|cards| pair.judged(world, cards, expect));
+            report.add(&title, verdicts.into());
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Where cases run: on the card in the namespace, or on rdma_rxe in the guest.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use starverbs_conformance::process::Process;
+
+use crate::guest::{Guest, Job};
+use crate::kernel::{Kernel, output};
+use crate::net::{ADDRESSES, ADDRESSES_V6, Net};
+
+/// A card to run a program on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Card {
+    /// starverbs, in the namespace.
+    Star,
+    /// The kernel's, in the guest.
+    Rxe,
+}
+
+impl Card {
+    /// Its index in lists of both.
+    fn index(self) -> usize {
+        match self {
+            Card::Star => 0,
+            Card::Rxe => 1,
+        }
+    }
+}
+
+impl fmt::Display for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(["starverbs", "rxe"][self.index()])
+    }
+}
+
+/// Which addresses carry the frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ip {
+    V4,
+    V6,
+}
+
+/// IP MTU of the guest's interface: 4096 bytes of payload and all headers.
+const GUEST_MTU: u32 = 4200;
+const TAP_MTU: u32 = 9000;
+
+/// The surroundings of all cases. Dropping it stops the guest and removes the namespace.
+pub(crate) struct World {
+    guest: Guest,
+    pub net: Net,
+    /// `dist/lib`, absolute.
+    lib: PathBuf,
+    pub scratch: PathBuf,
+    /// tests/interop/peer.c, built.
+    pub peer: String,
+    port: u16,
+    outputs: u32,
+}
+
+impl World {
+    /// Makes the network, builds peer.c and boots the guest.
+    pub(crate) fn new(kernel: &Kernel, dist: &Path, cache: &Path) -> Result<World, String> {
+        let lib = dist
+            .join("lib")
+            .canonicalize()
+            .map_err(|e| format!("{}: {e} (`make build` first)", dist.display()))?;
+        let scratch = cache.join(format!("run-{}", std::process::id()));
+        std::fs::create_dir_all(&scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
+        let peer = scratch.join("peer");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("peer.c");
+        output(
+            Command::new("cc")
+                .args(["-Wall", "-Wextra", "-O1", "-o"])
+                .arg(&peer)
+                .arg(source)
+                .arg("-libverbs"),
+        )?;
+        let net = Net::new(TAP_MTU)?;
+        let guest = Guest::boot(kernel, &net, &scratch, GUEST_MTU)?;
+        let peer = peer.to_string_lossy().into_owned();
+        Ok(World { guest, net, lib, scratch, peer, port: 20000, outputs: 0 })
+    }
+
+    /// A TCP port that no case used before.
+    pub(crate) fn next_port(&mut self) -> u16 {
+        self.port += 1;
+        self.port
+    }
+
+    /// The address at which a program on `card` listens.
+    pub(crate) fn address(card: Card) -> &'static str {
+        ADDRESSES[card.index()]
+    }
+
+    /// The index of `card`'s GID for the address that carries the frames.
+    pub(crate) fn gid(&self, card: Card, ip: Ip) -> usize {
+        match (card, ip) {
+            (Card::Star, Ip::V4) => 0,
+            (Card::Star, Ip::V6) => 1,
+            (Card::Rxe, ip) => {
+                let wanted = if ip == Ip::V4 { "0000:0000:0000:0000:0000:ffff:" } else { "fd78:" };
+                self.guest.gids.iter().position(|gid| gid.starts_with(wanted)).unwrap_or(usize::MAX)
+            }
+        }
+    }
+
+    /// Starts a program on `card`, with more variables for it where it is ours.
+    pub(crate) fn start(
+        &mut self,
+        card: Card,
+        env: &[(&str, &str)],
+        words: &[&str],
+        port: u16,
+    ) -> Result<Program, String> {
+        if card == Card::Rxe {
+            return Ok(Program::There(self.guest.start(words, port)?));
+        }
+        let mut command = self.net.command(words[0]);
+        command.args(&words[1..]).current_dir(&self.scratch);
+        let ours = std::env::vars_os().map(|(name, _)| name);
+        for name in ours.filter(|name| name.to_str().is_some_and(|name| name.starts_with("STARVERBS_"))) {
+            command.env_remove(name);
+        }
+        command.env("LD_LIBRARY_PATH", &self.lib);
+        command.env("STARVERBS_ADDRS", format!("{},{}", ADDRESSES[0], ADDRESSES_V6[0]));
+        command.envs(env.iter().copied());
+        self.outputs += 1;
+        let file = self.scratch.join(format!("output-{}", self.outputs));
+        Ok(Program::Here(Process::start(command, file)?, port))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.guest.stop();
+        let _ = std::fs::remove_dir_all(&self.scratch);
+    }
+}
+
+/// A started program, wherever it runs. Dropping it kills it.
+pub(crate) enum Program {
+    /// In the namespace, and the port on which it may listen.
+    Here(Process, u16),
+    /// In the guest.
+    There(Job),
+}
+
+impl Program {
+    /// Whether it has ended, and if so whether well.
+    pub(crate) fn ended(&mut self) -> Option<bool> {
+        match self {
+            Program::Here(process, _) => process.ended().map(|status| status.success()),
+            Program::There(job) => job.ended().map(|status| status == 0),
+        }
+    }
+
+    /// Waits until it ends or `deadline` comes.
+    pub(crate) fn wait_until(&mut self, deadline: Instant) -> Option<bool> {
+        self.wait_for(deadline, Program::ended)
+    }
+
+    /// Waits until it listens or ends; false if `deadline` came before.
+    pub(crate) fn await_listening(&mut self, deadline: Instant) -> bool {
+        let ready = |program: &mut Program| {
+            let listens = match program {
+                Program::Here(process, port) => process.listens(*port),
+                Program::There(job) => job.listens(),
+            };
+            (listens || program.ended().is_some()).then_some(true)
+        };
+        self.wait_for(deadline, ready).is_some()
+    }
+
+    fn wait_for(&mut self, deadline: Instant, ready: impl Fn(&mut Program) -> Option<bool>) -> Option<bool> {
+        loop {
+            let result = ready(self);
+            if result.is_some() || Instant::now() >= deadline {
+                return result;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// All it wrote so far, errors last.
+    pub(crate) fn output(&self) -> String {
+        match self {
+            Program::Here(process, _) => process.output(),
+            Program::There(job) => job.output(),
+        }
+    }
+
+    /// Ends it.
+    pub(crate) fn kill(&mut self) {
+        match self {
+            Program::Here(process, _) => process.kill(),
+            Program::There(job) => job.kill(),
+        }
+    }
+}
