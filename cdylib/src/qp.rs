@@ -7,7 +7,7 @@ use crate::cq::CqHandle;
 use crate::edge::{self, Errno};
 use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
-use crate::qp_attr::{attr_in, attr_out, cap, qp_type};
+use crate::qp_attr::{attr_in, attr_out, cap, check_create_flags, qp_type};
 use crate::srq::SrqHandle;
 use crate::wr::{self, Building, QpExHandle};
 use crate::xrcd;
@@ -254,6 +254,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let (pd, ops) = unsafe {
             let asked = init.as_mut().ok_or(libc::EINVAL)?;
+            check_create_flags(asked)?;
             let ops = extensions(asked)?;
             if asked.qp_type == abi::IBV_QPT_XRC_RECV {
                 return if ops.is_some() { Err(libc::EINVAL) } else { create_xrc_recv(context, asked) };

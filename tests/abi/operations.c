@@ -97,6 +97,27 @@ static void capabilities(void)
 	CHECK(!make_qp(IBV_QPT_UD, QP_EX_WITH_FLUSH) && errno == EOPNOTSUPP);
 }
 
+static void creation(void)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD, .cap = { 1, 1, 1, 1, 0 }, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
+	};
+	const uint32_t frames[] = { IBV_QP_CREATE_SCATTER_FCS, IBV_QP_CREATE_CVLAN_STRIPPING, IBV_QP_CREATE_SOURCE_QPN,
+				    IBV_QP_CREATE_PCI_WRITE_END_PADDING };
+	size_t i;
+
+	for (i = 0; i < sizeof(frames) / sizeof(frames[0]); i++) {
+		init.create_flags = frames[i];
+		CHECK(!ibv_create_qp_ex(ctx, &init) && errno == EOPNOTSUPP);
+	}
+	init.create_flags = 1 << 20;
+	CHECK(!ibv_create_qp_ex(ctx, &init) && errno == EINVAL);
+	init.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+	init.qp_type = IBV_QPT_RC;
+	CHECK(!ibv_create_qp_ex(ctx, &init) && errno == EINVAL);
+}
+
 static void batches(struct ibv_qp_ex *qp)
 {
 	const struct { size_t len; uint8_t type, level; } bad[] = {
@@ -164,6 +185,7 @@ int main(void)
 	CHECK(cq && !ibv_query_gid(ctx, 1, 0, &gid));
 	mr = ibv_reg_mr(pd, words, sizeof(words), 0xf | ACCESS_FLUSH_GLOBAL);
 	capabilities();
+	creation();
 	a = make_qp(IBV_QPT_RC, IBV_QP_EX_WITH_ATOMIC_WRITE | QP_EX_WITH_FLUSH);
 	b = make_qp(IBV_QPT_RC, 0);
 	if (!mr || !a || !b) {

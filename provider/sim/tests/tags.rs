@@ -327,6 +327,38 @@ fn each_message_meets_the_oldest_buffer_that_wants_it() {
     for_seeds("each_message_meets_the_oldest_buffer_that_wants_it", 1500, traffic);
 }
 
+/// Headers that no sender means: the card goes on, and only this connection may break.
+fn garbage(seed: u64) {
+    let mut w = World::new(seed, Faults::default(), 2);
+    w.feed();
+    for wr_id in 0..20 {
+        w.receive(wr_id, wr_id % 3, if wr_id % 5 == 0 { 0 } else { 3 });
+    }
+    for _ in 0..40 {
+        let len = w.rng.below(64);
+        let mut bytes = any_bytes(&mut w.rng, len as u32);
+        if let Some(op) = bytes.first_mut() {
+            *op = w.rng.below(5) as u8;
+        }
+        let (addr, lkey) = w.net.hosts[0].region(len.max(1), all_rights());
+        w.net.hosts[0].env.memory.write(addr, &bytes);
+        let wqe = SendWqe { op: SendOp::Send, ..SendWqe::default() };
+        let sges = vec![Sge { addr, len: len as u32, lkey }];
+        w.sq[0].post(Send { wqe, sges, inline: None }).expect("there is room");
+        w.net.doorbell(0, w.sends[0]);
+    }
+    assert!(w.net.run_until_idle(STEPS), "it ends");
+    let host = &w.net.hosts[1];
+    assert!(matches!(host.state(w.peers[0]), QpState::Rts | QpState::Err));
+    assert_eq!(host.state(w.peers[1]), QpState::Rts);
+    assert!(host.env.memory.gaps_intact());
+}
+
+#[test]
+fn headers_without_sense_do_no_harm() {
+    for_seeds("headers_without_sense_do_no_harm", 300, garbage);
+}
+
 /// What matched and cannot be fetched any more is told, and the list keeps nothing of it.
 #[test]
 fn a_connection_that_breaks_gives_its_buffers_back() {
