@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use starverbs_abi as abi;
 use starverbs_verbs::Context;
 use std::collections::HashMap;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// An open device as the program sees it, and what stands behind it.
@@ -24,13 +25,15 @@ pub(crate) struct ContextHandle {
     pub(crate) live: Arc<Live>,
     /// The program's reference, and one for each object made from the context.
     refs: AtomicUsize,
+    /// The descriptor that it was imported by
+    _fd: Option<OwnedFd>,
 }
 
 impl ContextHandle {
-    /// The handle of an open context, around which `cmd_fd` closes.
-    fn make(obj: Context, live: Arc<Live>, cmd_fd: c_int) -> *mut abi::ibv_context {
+    /// The handle of an open context. `cmd_fd` is the context's own, or goes with the handle as `fd`.
+    fn make(obj: Context, live: Arc<Live>, cmd_fd: c_int, fd: Option<OwnedFd>) -> *mut abi::ibv_context {
         let verbs = tables(&obj, cmd_fd);
-        let handle = Box::new(ContextHandle { verbs, obj, live, refs: AtomicUsize::new(1) });
+        let handle = Box::new(ContextHandle { verbs, obj, live, refs: AtomicUsize::new(1), _fd: fd });
         let handle = NonNull::from(Box::leak(handle)).as_ptr();
         // SAFETY: the box was just made and is not shared yet.
         unsafe { &raw mut (*handle).verbs.context }
@@ -78,13 +81,7 @@ impl ContextHandle {
         let handle =
             context.wrapping_byte_sub(offset_of!(abi::verbs_context, context)).cast::<ContextHandle>();
         // SAFETY: the last reference is gone, and the handle was made with Box::into_raw.
-        let handle = unsafe { Box::from_raw(handle) };
-        let cmd_fd = handle.verbs.context.cmd_fd;
-        drop(handle);
-        if cmd_fd >= 0 {
-            // SAFETY: `open_device` opened it, or `import_device` took it over; nothing else closes it.
-            unsafe { libc::close(cmd_fd) };
-        }
+        drop(unsafe { Box::from_raw(handle) });
     }
 }
 
@@ -95,9 +92,9 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::ibv_device) -> *mu
             return Err(libc::ENODEV);
         }
         let obj = Context::open().map_err(complain)?;
-        let fd = command_fd();
+        let fd = obj.command_fd();
         let opened = Opened { obj: obj.clone(), live: Arc::default() };
-        let context = ContextHandle::make(obj, Arc::clone(&opened.live), fd);
+        let context = ContextHandle::make(obj, Arc::clone(&opened.live), fd, None);
         if let Some(file) = file_of(fd) {
             opened_contexts().insert(file, opened);
         }
@@ -114,17 +111,10 @@ struct Opened {
 /// A file: device and inode.
 type File = (u64, u64);
 
-/// The open contexts of this process, by the file behind their `cmd_fd`.
+/// The open contexts of this process, imported ones as well, by the file behind their `cmd_fd`.
 fn opened_contexts() -> std::sync::MutexGuard<'static, HashMap<File, Opened>> {
     static ALL: std::sync::LazyLock<Mutex<HashMap<File, Opened>>> = std::sync::LazyLock::new(Mutex::default);
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A descriptor that stands for the context: programs hand it around without looking inside, and a duplicate of it finds
-/// the context again. An empty file in memory has an inode that no other descriptor has.
-fn command_fd() -> c_int {
-    // SAFETY: a constant name and flags.
-    unsafe { libc::memfd_create(c"starverbs".as_ptr(), libc::MFD_CLOEXEC) }
 }
 
 /// The file behind a descriptor; `None` if there is none.
@@ -153,15 +143,25 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut abi::ibv_context) -> 
     })
 }
 
-/// ibv_import_device(3): a context of this process by a duplicate of its `cmd_fd`, which goes with the new handle. A card
-/// lives in its process: those of others are not offered.
+/// ibv_import_device(3): a context by a duplicate of its `cmd_fd`, which goes with the new handle. One that this process
+/// has open already is that same context; else it is another process's, a parent's perhaps.
 pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut abi::ibv_context {
     edge::object(|| {
         let file = file_of(cmd_fd).ok_or(libc::EBADF)?;
-        let opened = opened_contexts();
-        let found = opened.get(&file).ok_or(libc::EOPNOTSUPP)?;
-        let obj = found.obj.import().map_err(errno)?;
-        Ok(ContextHandle::make(obj, Arc::clone(&found.live), cmd_fd))
+        let mut opened = opened_contexts();
+        let (obj, live) = match opened.get(&file).filter(|known| known.obj.is_ours()) {
+            Some(known) => (known.obj.import().map_err(errno)?, Arc::clone(&known.live)),
+            None => {
+                let obj = Context::import_from(cmd_fd).map_err(errno)?;
+                let new = Opened { obj: obj.clone(), live: Arc::default() };
+                let live = Arc::clone(&new.live);
+                opened.insert(file, new);
+                (obj, live)
+            }
+        };
+        // SAFETY: the program gives the descriptor up, as the import succeeded.
+        let fd = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
+        Ok(ContextHandle::make(obj, live, cmd_fd, Some(fd)))
     })
 }
 

@@ -124,7 +124,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         // SAFETY: NULL or alive, on the verb's terms.
         let (of, td) = unsafe { (PdHandle::obj(attr.pd)?, attr.td.cast::<TdHandle>().as_ref()) };
         let obj = Pd::parent_of(of, td.map(|td| &td.obj), memory).map_err(errno)?;
-        let ibv = abi::ibv_pd { context, handle: obj.id().0 };
+        let ibv = abi::ibv_pd { context, handle: obj.handle() };
         place.write(PdHandle { ibv, obj });
         // SAFETY: `context` is alive, on the verb's terms.
         unsafe { ContextHandle::retain(context) };

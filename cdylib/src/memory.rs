@@ -8,9 +8,8 @@ use crate::edge::{self, Errno};
 use crate::handle::{errno, given};
 use crate::pd_mr::{MrHandle, PdHandle, rights};
 use core::ffi::{c_int, c_uint, c_void};
-use core::ptr::null_mut;
 use starverbs_abi as abi;
-use starverbs_core::types::{PdId, Sge};
+use starverbs_core::types::Sge;
 use starverbs_verbs::{Advice, Dm, Mr, Pd, Rereg};
 
 /// ibv_rereg_mr(3): 0, or which of two ways it failed, with errno. The old region is valid after both, which programs may
@@ -103,7 +102,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut abi::ibv_pd) -> *mut abi:
         // SAFETY: the verb's terms.
         let obj = Mr::null(unsafe { PdHandle::obj(pd)? }).map_err(errno)?;
         // SAFETY: `pd` is alive, as above.
-        Ok(unsafe { MrHandle::make(pd, null_mut(), obj) })
+        Ok(unsafe { MrHandle::make_nowhere(pd, obj) })
     })
 }
 
@@ -122,7 +121,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
         let obj = unsafe { PdHandle::obj(pd)? };
         let obj = Mr::of_fd(obj, fd, offset, length as u64, iova, access).map_err(errno)?;
         // SAFETY: `pd` is alive, as above.
-        Ok(unsafe { MrHandle::make(pd, null_mut(), obj) })
+        Ok(unsafe { MrHandle::make_nowhere(pd, obj) })
     })
 }
 
@@ -248,7 +247,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         let (obj, dm) = unsafe { (PdHandle::obj(pd)?, DmHandle::obj(dm)?) };
         let obj = Mr::device(obj, dm, offset, length as u64, access).map_err(errno)?;
         // SAFETY: `pd` is alive, as above.
-        Ok(unsafe { MrHandle::make(pd, null_mut(), obj) })
+        Ok(unsafe { MrHandle::make_nowhere(pd, obj) })
     })
 }
 
@@ -280,62 +279,65 @@ unsafe extern "C" fn memcpy_from_dm(
     })
 }
 
-/// ibv_import_pd(3).
-pub(crate) unsafe extern "C" fn import_pd(context: *mut abi::ibv_context, handle: u32) -> *mut abi::ibv_pd {
-    edge::object(|| {
-        // SAFETY: the verb's terms.
-        let obj = Pd::import(unsafe { ContextHandle::obj(context)? }, PdId(handle)).map_err(errno)?;
-        // SAFETY: `context` is alive, as above.
-        Ok(unsafe { PdHandle::make(context, obj) })
-    })
+/// A verb that makes one more handle of something that exists.
+///
+/// # Safety
+/// `parent` is what `obj` and `make` take.
+unsafe fn import<'a, P, T: 'a, O, H>(
+    parent: *mut P,
+    obj: unsafe fn(*mut P) -> Result<&'a T, Errno>,
+    find: impl FnOnce(&T) -> starverbs_verbs::Result<O>,
+    make: unsafe fn(*mut P, O) -> *mut H,
+) -> *mut H {
+    // SAFETY: the caller's terms, for both calls.
+    edge::object(|| unsafe { Ok(make(parent, find(obj(parent)?).map_err(errno)?)) })
 }
 
-/// ibv_unimport_pd(3): the domain stays.
-pub(crate) unsafe extern "C" fn unimport_pd(pd: *mut abi::ibv_pd) {
+/// A verb that gives such a handle back: what it names stays.
+///
+/// # Safety
+/// `handle` is NULL or what `free` takes.
+unsafe fn unimport<H>(handle: *mut H, free: unsafe fn(*mut H)) {
     edge::value((), || {
-        if !pd.is_null() {
-            // SAFETY: the verb's terms.
-            unsafe { PdHandle::free(pd) };
+        if !handle.is_null() {
+            // SAFETY: the caller's terms.
+            unsafe { free(handle) };
         }
     });
+}
+
+/// ibv_import_pd(3).
+pub(crate) unsafe extern "C" fn import_pd(context: *mut abi::ibv_context, handle: u32) -> *mut abi::ibv_pd {
+    // SAFETY: the verb's terms.
+    unsafe { import(context, ContextHandle::obj, |obj| Pd::import(obj, handle), PdHandle::make) }
+}
+
+/// ibv_unimport_pd(3)
+pub(crate) unsafe extern "C" fn unimport_pd(pd: *mut abi::ibv_pd) {
+    // SAFETY: the verb's terms.
+    unsafe { unimport(pd, PdHandle::free) }
 }
 
 /// ibv_import_mr(3): its address is NULL.
 pub(crate) unsafe extern "C" fn import_mr(pd: *mut abi::ibv_pd, handle: u32) -> *mut abi::ibv_mr {
-    edge::object(|| {
-        // SAFETY: the verb's terms.
-        let obj = Mr::import(unsafe { PdHandle::obj(pd)? }, handle).map_err(errno)?;
-        // SAFETY: `pd` is alive, as above.
-        Ok(unsafe { MrHandle::make(pd, null_mut(), obj) })
-    })
+    // SAFETY: the verb's terms.
+    unsafe { import(pd, PdHandle::obj, |obj| Mr::import(obj, handle), MrHandle::make_nowhere) }
 }
 
-/// ibv_unimport_mr(3): the region stays.
+/// ibv_unimport_mr(3)
 pub(crate) unsafe extern "C" fn unimport_mr(mr: *mut abi::ibv_mr) {
-    edge::value((), || {
-        if !mr.is_null() {
-            // SAFETY: the verb's terms.
-            unsafe { MrHandle::free(mr) };
-        }
-    });
+    // SAFETY: the verb's terms.
+    unsafe { unimport(mr, MrHandle::free) }
 }
 
 /// ibv_import_dm(3).
 pub(crate) unsafe extern "C" fn import_dm(context: *mut abi::ibv_context, handle: u32) -> *mut abi::ibv_dm {
-    edge::object(|| {
-        // SAFETY: the verb's terms.
-        let obj = Dm::import(unsafe { ContextHandle::obj(context)? }, handle).map_err(errno)?;
-        // SAFETY: `context` is alive, as above.
-        Ok(unsafe { DmHandle::make(context, obj) })
-    })
+    // SAFETY: the verb's terms.
+    unsafe { import(context, ContextHandle::obj, |obj| Dm::import(obj, handle), DmHandle::make) }
 }
 
-/// ibv_unimport_dm(3): the memory stays.
+/// ibv_unimport_dm(3)
 pub(crate) unsafe extern "C" fn unimport_dm(dm: *mut abi::ibv_dm) {
-    edge::value((), || {
-        if !dm.is_null() {
-            // SAFETY: the verb's terms.
-            unsafe { DmHandle::free(dm) };
-        }
-    });
+    // SAFETY: the verb's terms.
+    unsafe { unimport(dm, DmHandle::free) }
 }

@@ -23,7 +23,7 @@ impl PdHandle {
     /// # Safety
     /// `context` is alive.
     pub(crate) unsafe fn make(context: *mut abi::ibv_context, obj: Pd) -> *mut abi::ibv_pd {
-        let ibv = abi::ibv_pd { context, handle: obj.id().0 };
+        let ibv = abi::ibv_pd { context, handle: obj.handle() };
         // SAFETY: the caller's terms.
         unsafe { ContextHandle::retain(context) };
         Box::into_raw(Box::new(PdHandle { ibv, obj })).cast()
@@ -76,6 +76,15 @@ impl MrHandle {
         // SAFETY: the protection domain keeps its context alive.
         unsafe { ContextHandle::retain(ibv.context) };
         Box::into_raw(Box::new(MrHandle { ibv, obj })).cast()
+    }
+
+    /// The handle of a new region that has no address in the program.
+    ///
+    /// # Safety
+    /// As of `make`.
+    pub(crate) unsafe fn make_nowhere(pd: *mut abi::ibv_pd, obj: Mr) -> *mut abi::ibv_mr {
+        // SAFETY: the caller's terms.
+        unsafe { MrHandle::make(pd, core::ptr::null_mut(), obj) }
     }
 
     /// Frees the handle.

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Builds edges.c, memory.c, operations.c and tags.c against the installed verbs.h and libibverbs.so.1 and runs them on the library under test.
+# Builds the programs beside it against the installed verbs.h and libibverbs.so.1 and runs them on the library under test.
 # usage: edges.sh LIBRARY_DIRECTORY
 set -eu
 lib=$(cd "${1:?usage: edges.sh LIBRARY_DIRECTORY}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-for program in edges memory operations tags; do
+for program in edges memory import operations tags; do
 	cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -libverbs -lpthread
 	LD_LIBRARY_PATH=$lib "$tmp/$program"
 done

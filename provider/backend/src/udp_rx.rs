@@ -80,6 +80,8 @@ pub struct Rx<C: Deref<Target = Counters>> {
     token: u64,
     /// `None` for a guest
     wire: Option<OwnedFd>,
+    /// It left the port for good
+    left: bool,
     blocks: Vec<QpnBlock>,
     /// A bit for each block of this process
     local: [u64; 64],
@@ -114,6 +116,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             settings: settings.clone(),
             token,
             wire: open_wire(settings)?,
+            left: false,
             blocks: Vec::new(),
             local: [0; 64],
             fds: Vec::new(),
@@ -437,6 +440,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             capture.flush();
         }
         self.step(now);
+        if self.left {
+            return Some(Nanos::MAX);
+        }
         if self.wire.is_none() {
             return Some(self.retry_at);
         }
@@ -444,7 +450,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     fn step(&mut self, now: Nanos) {
-        if self.wire.is_none() && now >= self.retry_at {
+        if self.wire.is_none() && now >= self.retry_at && !self.left {
             self.retry_at = now + GUEST_RETRY;
             self.wire = open_wire(&self.settings).ok().flatten();
             self.list_fds();
@@ -457,6 +463,28 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             if self.steering.busy() {
                 self.eager = self.eager.max(BLOCKS_EVERY);
             }
+        }
+    }
+
+    /// Gives the port and the blocks back: nothing is received any more. Who holds a place at the port and does not read
+    /// stands in the way of the others there.
+    pub fn leave(&mut self) {
+        self.hand_on();
+        self.left = true;
+        self.wire = None;
+        self.blocks.clear();
+        self.list_fds();
+    }
+
+    /// What the socket still holds would be lost with it; some of that may be others', whose place steering does not know
+    /// yet, and UC and UD do not send it again.
+    fn hand_on(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        let end = sockopt::monotonic() + LEAVE;
+        while self.recv_all() > 0 && sockopt::monotonic() < end {
+            while self.next_frame().is_some() {}
         }
     }
 
@@ -484,16 +512,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
 }
 
 impl<C: Deref<Target = Counters>> Drop for Rx<C> {
-    /// What the socket still holds would be lost with it; some of that may be others', whose place steering does not know
-    /// yet, and UC and UD do not send it again.
     fn drop(&mut self) {
-        if self.process != std::process::id() {
-            return;
-        }
-        let end = sockopt::monotonic() + LEAVE;
-        while self.recv_all() > 0 && sockopt::monotonic() < end {
-            while self.next_frame().is_some() {}
-        }
+        self.hand_on();
     }
 }
 

@@ -11,6 +11,7 @@ use core::num::NonZeroU32;
 use crate::error::NicError;
 use crate::types::{Access, PdId, Qpn};
 
+mod import;
 mod window;
 
 pub use window::{Bind, WindowType};
@@ -61,6 +62,8 @@ pub struct MrTable {
     free: VecDeque<u32>,
     /// Hides slot numbers in keys; drawn at the first registration
     mask: u32,
+    /// MRs of other cards, by key
+    imports: Vec<Entry>,
 }
 
 /// One slot: an MR, or a window with what it is bound to.
@@ -82,6 +85,24 @@ struct Entry {
     spent: u8,
 }
 
+impl Entry {
+    /// An MR, still without a key.
+    fn mr(attr: &MrAttr) -> Entry {
+        Entry {
+            addr: attr.addr,
+            length: attr.length,
+            iova: attr.iova,
+            access: attr.access | IN_SGES,
+            pd: attr.pd,
+            key: None,
+            qpn: 0,
+            link: 0,
+            kind: Kind::Mr,
+            spent: 0,
+        }
+    }
+}
+
 /// What a slot is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -94,33 +115,25 @@ const _: () = assert!(size_of::<Entry>() <= 48);
 impl MrTable {
     /// No MRs.
     pub const fn new() -> Self {
-        MrTable { entries: Vec::new(), free: VecDeque::new(), mask: 0 }
+        MrTable { entries: Vec::new(), free: VecDeque::new(), mask: 0, imports: Vec::new() }
     }
 
     /// Adds an MR; gives its key. `Invalid`: an address range that wraps, or remote WRITE or atomics
     /// without LOCAL_WRITE (man ibv_reg_mr). `Exhausted`: [`MAX_MR`] exist.
     pub fn register(&mut self, attr: MrAttr, random: u64) -> Result<u32, NicError> {
         check(&attr)?;
-        let entry = Entry {
-            addr: attr.addr,
-            length: attr.length,
-            iova: attr.iova,
-            access: attr.access | IN_SGES,
-            pd: attr.pd,
-            key: None,
-            qpn: 0,
-            link: 0,
-            kind: Kind::Mr,
-            spent: 0,
-        };
-        self.insert(entry, random)
+        self.insert(Entry::mr(&attr), random)
     }
 
     /// Puts an entry into a free slot, with a new key.
     fn insert(&mut self, entry: Entry, random: u64) -> Result<u32, NicError> {
         let (slot, spent) = self.slot(random)?;
-        let byte = spent.wrapping_add(1 + (random % 254) as u8);
-        let key = self.key(slot, byte);
+        let mut byte = spent.wrapping_add(1 + (random % 254) as u8);
+        let mut key = self.key(slot, byte);
+        while self.imported(key.get()).is_some() {
+            byte = byte.wrapping_add(1);
+            key = self.key(slot, byte);
+        }
         let entry = Entry { key: Some(key), spent: byte, ..entry };
         match self.entries.get_mut(slot as usize) {
             Some(e) => *e = entry,
@@ -263,10 +276,10 @@ impl MrTable {
     #[inline]
     fn opened(&self, key: u32, (pd, qpn): (PdId, Qpn), need: Access) -> Result<&Entry, MrFault> {
         let slot = (key >> KEY_BITS) ^ self.mask;
-        let entry = self.entries.get(slot as usize).ok_or(MrFault::BadKey)?;
-        if entry.key.map(NonZeroU32::get) != Some(key) {
-            return Err(MrFault::BadKey);
-        }
+        let entry = match self.entries.get(slot as usize) {
+            Some(entry) if entry.key.map(NonZeroU32::get) == Some(key) => entry,
+            _ => self.imported(key).ok_or(MrFault::BadKey)?,
+        };
         if entry.pd != pd || (entry.qpn != 0 && entry.qpn != qpn) {
             return Err(MrFault::Pd);
         }

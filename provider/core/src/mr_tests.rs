@@ -47,6 +47,46 @@ fn faults_say_what_is_wrong() {
 }
 
 #[test]
+fn imports_open_what_their_own_key_says_until_they_end() {
+    let (mut t, own) = one(Access::LOCAL_WRITE);
+    let foreign = [own ^ 0x1100, own ^ 0x80_0000, own ^ 1, 7];
+    for (n, key) in (1..).zip(foreign) {
+        t.import(key, attr(n << 47, 0x100, 0x9000, Access::REMOTE_READ)).unwrap();
+        assert_eq!(t.import(key, attr(0, 1, 0, Access::empty())), Err(NicError::Busy));
+    }
+    assert_eq!(t.import(own, attr(0, 1, 0, Access::empty())), Err(NicError::Busy), "an own MR's key");
+    assert_eq!(t.import(0, attr(0, 1, 0, Access::empty())), Err(NicError::Invalid));
+    let read = |t: &MrTable, key, pd| t.resolve_remote(key, (pd, 7), 0x9010, 4, Access::REMOTE_READ);
+    for (n, key) in (1..).zip(foreign) {
+        assert_eq!(read(&t, key, PD), Ok((n << 47) + 0x10));
+        assert_eq!(read(&t, key, PdId(4)), Err(MrFault::Pd));
+        assert_eq!(t.resolve_local(key, PD, 0x9000, 4, true), Err(MrFault::Access));
+        assert_eq!(t.query(key), None, "not this card's to change");
+        assert_eq!(t.deregister(key), Err(NicError::NotFound));
+    }
+    assert_eq!(t.resolve_local(own, PD, 0x9000, 4, true), Ok(0x1000));
+    for key in foreign {
+        assert_eq!(t.unimport(key), Ok(PD));
+        assert_eq!(t.unimport(key), Err(NicError::NotFound));
+        assert_eq!(read(&t, key, PD), Err(MrFault::BadKey));
+    }
+}
+
+#[test]
+fn no_key_is_given_out_that_an_import_has() {
+    let (mut t, own) = one(Access::empty());
+    let others: Vec<u32> =
+        (0..=255).filter(|byte| *byte != own & 0xff).map(|byte| own & !0xff | byte).collect();
+    /* the next slot has another number: import all keys of it but one */
+    let next = own ^ 0x100;
+    let spare = next & !0xff | 0x5a;
+    for key in others.iter().map(|key| key ^ 0x100).chain([next]).filter(|key| *key != spare) {
+        t.import(key, attr(0, 1, 0, Access::empty())).unwrap();
+    }
+    assert_eq!(t.register(attr(0, 1, 0, Access::empty()), 99).unwrap(), spare);
+}
+
+#[test]
 fn bad_registrations() {
     let mut t = MrTable::new();
     let mut reg = |addr, len, iova, access| t.register(attr(addr, len, iova, access), 7).map(|_| ());

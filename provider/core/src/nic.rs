@@ -204,6 +204,19 @@ impl<E: Env> Nic<E> {
         Ok(())
     }
 
+    /// Opens an MR of another card under the key that it has there. `Busy`: this card has that key, too.
+    pub fn import_mr(&mut self, key: u32, attr: MrAttr) -> Result<(), NicError> {
+        self.shared.hold_pd(attr.pd)?;
+        self.shared.mrs.import(key, attr).inspect_err(|_| self.shared.drop_pd(attr.pd))
+    }
+
+    /// Ends an import. No packet touches the memory afterwards.
+    pub fn unimport_mr(&mut self, key: u32) -> Result<(), NicError> {
+        let pd = self.shared.mrs.unimport(key)?;
+        self.shared.drop_pd(pd);
+        Ok(())
+    }
+
     /// A new memory window, not bound; gives its key.
     pub fn alloc_mw(&mut self, pd: PdId, kind: WindowType) -> Result<u32, NicError> {
         self.shared.hold_pd(pd)?;

@@ -26,6 +26,12 @@ use crate::thread::Progress;
 /// Forks of this process so far, counted in the children: a card of an earlier count is the parent's.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// Forks so far, as far as anybody needs to know.
+#[inline]
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 /// The card of this process, while a context is open.
 static CARD: Mutex<Weak<Card>> = Mutex::new(Weak::new());
 
@@ -91,12 +97,12 @@ struct Bells {
 }
 
 impl Card {
-    /// The card of this process, opened with the process's settings if there is none.
+    /// A context joins the card of this process, which is opened with the process's settings if there is none.
     pub(crate) fn of_process() -> Result<Arc<Card>> {
         let mut slot = CARD.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(card) = slot.upgrade()
             && card.is_ours()
-            && card.in_use()
+            && card.join()
         {
             return Ok(card);
         }
@@ -107,7 +113,7 @@ impl Card {
         Ok(card)
     }
 
-    /// A card with these settings.
+    /// A card with these settings, and a first context of it.
     pub(crate) fn open(settings: Settings, stats: StatPage) -> Result<Arc<Card>> {
         watch_forks();
         let info = DeviceInfo::new(&settings)?;
@@ -137,39 +143,36 @@ impl Card {
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
         };
-        Ok(Arc::new(Card {
-            forks: FORKS.load(Ordering::Relaxed),
+        let card = Arc::new(Card {
+            forks: forks(),
             info,
             settings,
             shard: Mutex::new(shard),
             bells: Bells { waiting: AtomicBool::new(false), list: SpinLock::new(Vec::new()) },
             polled: Polled::default(),
-            contexts: Mutex::new(0),
+            contexts: Mutex::new(1),
             progress: Progress::new()?,
-        }))
+        });
+        if card.settings.progress_thread {
+            card.progress.start(&card)?;
+        }
+        Ok(card)
     }
 
     /// Whether this process opened it (and is not a forked child of the one that did).
     #[inline]
     pub(crate) fn is_ours(&self) -> bool {
-        FORKS.load(Ordering::Relaxed) == self.forks
+        forks() == self.forks
     }
 
-    fn in_use(&self) -> bool {
-        *self.contexts.lock().unwrap_or_else(PoisonError::into_inner) > 0
-    }
-
-    /// A context joins; the first one starts the progress thread.
-    pub(crate) fn enter(self: &Arc<Self>) -> Result<()> {
+    /// One more context, unless the last one has left.
+    fn join(&self) -> bool {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
-        if *contexts == 0 && self.settings.progress_thread {
-            self.progress.start(self)?;
-        }
-        *contexts += 1;
-        Ok(())
+        *contexts += u32::from(*contexts > 0);
+        *contexts > 0
     }
 
-    /// A context leaves: its QPs end, and with the last context the thread.
+    /// A context leaves: its QPs end, and with the last context the card. Handles that are left do no harm.
     pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
         for qpn in self.with(|shard, _| shard.qps_told(events)) {
             let _ = self.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, qpn));
@@ -178,6 +181,7 @@ impl Card {
         *contexts -= 1;
         if *contexts == 0 {
             self.progress.stop();
+            self.with(|shard, _| shard.rx.leave());
         }
     }
 
@@ -397,7 +401,7 @@ impl Bells {
 /// The page of this process: one for all cards that it opens in turn.
 fn page_of_process(port: u16) -> Result<StatPage> {
     static PAGE: Mutex<Option<(u32, StatPage)>> = Mutex::new(None);
-    let forks = FORKS.load(Ordering::Relaxed);
+    let forks = forks();
     let mut page = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((of, page)) = *page
         && of == forks
@@ -413,6 +417,7 @@ fn page_of_process(port: u16) -> Result<StatPage> {
 fn watch_forks() {
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
+        crate::share::forked();
     }
     static ONCE: Once = Once::new();
     // SAFETY: the handler is async-signal-safe, and stays as long as the library: it must not be
@@ -423,7 +428,7 @@ fn watch_forks() {
 }
 
 /// Numbers that a stranger cannot guess, for keys and QPNs.
-fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let mut seed = clock::now() ^ (u64::from(std::process::id()) << 32);
     // SAFETY: eight writable bytes. On failure the clock has to do.
     unsafe { libc::getrandom((&raw mut seed).cast(), 8, 0) };

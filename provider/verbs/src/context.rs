@@ -1,4 +1,5 @@
-//! Contexts: a program's hold on the card of its process.
+//! Contexts: a program's hold on the card of its process. One that was imported from another process is a context of this
+//! process's card as well, in which objects of the other can be had.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -6,10 +7,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use starverbs_settings::Settings;
 
-use crate::card::Card;
+use crate::card::{self, Card};
 use crate::device::{DeviceAttr, GidEntry, PKEY, PortAttr};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue};
+use crate::mr::MrImports;
+use crate::pd::PdImports;
+use crate::share::{Exports, Importer};
 use crate::stat::StatPage;
 
 /// An open device. Clones are the same context.
@@ -21,6 +25,22 @@ struct ContextInner {
     events: Arc<FdQueue<Event>>,
     /// How often it is open: once, and once for each import
     opened: AtomicU32,
+    side: Side,
+}
+
+/// Whose objects a context has.
+enum Side {
+    /// This process's, for others to import; `None`: no memory file could be had
+    Own(Option<Exports>),
+    /// Another process's
+    Imported(Imported),
+}
+
+/// What a context has from another process.
+pub(crate) struct Imported {
+    pub(crate) from: Arc<Importer>,
+    pub(crate) pds: PdImports,
+    pub(crate) mrs: MrImports,
 }
 
 impl Context {
@@ -29,7 +49,7 @@ impl Context {
     /// # Errors
     /// Wrong settings, no address, or a port that cannot be opened.
     pub fn open() -> Result<Context> {
-        Context::join(Card::of_process()?)
+        Context::new(Context::own(), Card::of_process)
     }
 
     /// A context on a card of its own, with the given settings: for tests and tools.
@@ -37,17 +57,71 @@ impl Context {
     /// # Errors
     /// As [`Context::open`].
     pub fn open_with(settings: Settings) -> Result<Context> {
+        Context::new(Context::own(), || Context::card_with(settings))
+    }
+
+    /// `ibv_import_device` of another process's context, by its [`command_fd`](Context::command_fd): a context of this
+    /// process's card, in which objects of the other can be imported.
+    ///
+    /// # Errors
+    /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight; ENOMEM:
+    /// too many importers; and as [`Context::open`].
+    pub fn import_from(fd: RawFd) -> Result<Context> {
+        Context::new(Context::imported_by(fd)?, Card::of_process)
+    }
+
+    /// As [`Context::import_from`], on a card of its own: for tests.
+    ///
+    /// # Errors
+    /// As [`Context::import_from`].
+    pub fn import_with(settings: Settings, fd: RawFd) -> Result<Context> {
+        Context::new(Context::imported_by(fd)?, || Context::card_with(settings))
+    }
+
+    fn card_with(settings: Settings) -> Result<Arc<Card>> {
         let stats = StatPage::create(std::process::id(), settings.port, 0)?;
-        Context::join(Card::open(settings, stats)?)
+        Card::open(settings, stats)
     }
 
-    fn join(card: Arc<Card>) -> Result<Context> {
+    fn own() -> Side {
+        Side::Own(Exports::new(card::seed()).ok())
+    }
+
+    fn imported_by(fd: RawFd) -> Result<Side> {
+        let from = Arc::new(Importer::open(fd)?);
+        Ok(Side::Imported(Imported { from, pds: PdImports::default(), mrs: MrImports::default() }))
+    }
+
+    /// `card` joins one.
+    fn new(side: Side, card: impl FnOnce() -> Result<Arc<Card>>) -> Result<Context> {
         let events = Arc::new(FdQueue::new()?);
-        card.enter()?;
-        Ok(Context(Arc::new(ContextInner { card, events, opened: AtomicU32::new(1) })))
+        let card = card()?;
+        Ok(Context(Arc::new(ContextInner { card, events, opened: AtomicU32::new(1), side })))
     }
 
-    /// `ibv_import_device`: the same context once more. It is closed when it was closed as often as it was opened.
+    /// The descriptor by which other processes import the context; whoever has it may. -1 if there is none: a context
+    /// that was imported has the one that it came by.
+    pub fn command_fd(&self) -> RawFd {
+        self.exports().map_or(-1, Exports::fd)
+    }
+
+    /// What others may import.
+    pub(crate) fn exports(&self) -> Option<&Exports> {
+        match &self.0.side {
+            Side::Own(exports) => exports.as_ref(),
+            Side::Imported(_) => None,
+        }
+    }
+
+    /// What it has from another process.
+    pub(crate) fn imported(&self) -> Option<&Imported> {
+        match &self.0.side {
+            Side::Own(_) => None,
+            Side::Imported(imported) => Some(imported),
+        }
+    }
+
+    /// `ibv_import_device` in its own process: the same context once more. It is closed when it was closed as often as it was opened.
     ///
     /// # Errors
     /// EINVAL when it is closed; EIO in a forked child.
@@ -58,6 +132,11 @@ impl Context {
             Ok(_) => Ok(self.clone()),
             Err(_) => Err(VerbsError::Invalid("the context is closed")),
         }
+    }
+
+    /// Whether this process opened it, and is not a forked child of the one that did.
+    pub fn is_ours(&self) -> bool {
+        self.0.card.is_ours()
     }
 
     /// Whether it was opened more often than closed.
@@ -160,6 +239,9 @@ impl Context {
 impl ContextInner {
     fn leave(&self) {
         if self.card.is_ours() {
+            if let Side::Own(Some(exports)) = &self.side {
+                exports.close();
+            }
             self.card.leave(&self.events);
         }
     }

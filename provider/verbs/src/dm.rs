@@ -1,7 +1,7 @@
 //! Device memory: memory of the card, which here is memory of its process that the program cannot see.
 //!
 //! Owns the process's count of it. A forked child shares what its parent allocated, and may allocate more: no
-//! card is needed until it is registered.
+//! card is needed until it is registered. That of another process may be had by its handle.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use crate::context::Context;
 use crate::error::{Result, VerbsError};
 use crate::memory::Mapping;
+use crate::share::{Foreign, Item, Kind};
 
 /// Most device memory of a process, bytes.
 pub const MAX_DM: u64 = 16 << 20;
@@ -30,12 +31,16 @@ pub struct Dm(Arc<DmInner>);
 struct DmInner {
     ctx: Context,
     handle: u32,
-    start: u64,
-    length: u64,
+    place: Place,
     /// Regions registered over it
     regions: AtomicU32,
     gone: AtomicBool,
-    _map: Mapping,
+}
+
+/// Where it is.
+enum Place {
+    Here { start: u64, length: u64, _map: Mapping },
+    Foreign(Foreign),
 }
 
 impl Dm {
@@ -53,18 +58,30 @@ impl Dm {
             .map_err(|_| VerbsError::NoMemory("device memory"))?;
         let (map, start) = Mapping::zeroes(length, 1 << log_align).inspect_err(|_| give_back(length))?;
         let handle = NEXT.fetch_add(1, Ordering::Relaxed);
-        let (regions, gone) = (AtomicU32::new(0), AtomicBool::new(false));
-        let inner = DmInner { ctx: ctx.clone(), handle, start, length, regions, gone, _map: map };
-        let dm = Dm(Arc::new(inner));
+        let dm = Dm::new(ctx, handle, Place::Here { start, length, _map: map });
         all().insert(handle, Arc::downgrade(&dm.0));
+        if let Some(exports) = ctx.exports() {
+            exports.publish(Kind::Dm, handle, &Item { addr: start, length, ..Item::default() });
+        }
         Ok(dm)
+    }
+
+    fn new(ctx: &Context, handle: u32, place: Place) -> Dm {
+        let (regions, gone) = (AtomicU32::new(0), AtomicBool::new(false));
+        Dm(Arc::new(DmInner { ctx: ctx.clone(), handle, place, regions, gone }))
     }
 
     /// `ibv_import_dm`: the same piece, in a context that was imported from its own.
     ///
     /// # Errors
-    /// EINVAL: no such handle in this context.
+    /// EINVAL: no such handle in this context. Of another process's: ENODEV: it is gone; EPERM: the system does not let
+    /// this process reach its memory.
     pub fn import(ctx: &Context, handle: u32) -> Result<Dm> {
+        if let Some(imported) = ctx.imported() {
+            let found = imported.from.find(Kind::Dm, handle)?;
+            let memory = Foreign::new(&imported.from, &found)?;
+            return Ok(Dm::new(ctx, handle, Place::Foreign(memory)));
+        }
         let found = all().get(&handle).and_then(Weak::upgrade).map(Dm);
         let ours = found.filter(|dm| dm.0.ctx.same(ctx) && !dm.0.gone.load(Ordering::Acquire));
         ours.ok_or(VerbsError::Invalid("handle of device memory"))
@@ -73,14 +90,18 @@ impl Dm {
     /// `ibv_free_dm`
     ///
     /// # Errors
-    /// EBUSY while regions are registered over it; EINVAL when it is gone already.
+    /// EBUSY while regions are registered over it; EINVAL when it is gone already; EOPNOTSUPP: of another process.
     pub fn free(&self) -> Result<()> {
+        if matches!(self.0.place, Place::Foreign(_)) {
+            return Err(VerbsError::Unsupported("ending another process's device memory"));
+        }
         if self.0.regions.load(Ordering::Acquire) > 0 {
             return Err(VerbsError::Busy("memory regions"));
         }
         if self.0.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("device memory is gone"));
         }
+        self.0.withdraw();
         Ok(())
     }
 
@@ -92,13 +113,20 @@ impl Dm {
     /// `ibv_memcpy_to_dm`
     ///
     /// # Errors
-    /// EINVAL: not whole words; EFAULT: not all inside.
+    /// EINVAL: not whole words; EFAULT: not all inside, or another process's that is gone.
     ///
     /// # Safety
     /// `from` has `len` readable bytes.
     pub unsafe fn copy_in(&self, offset: u64, from: *const u8, len: u64) -> Result<()> {
-        let to = self.place(offset, len)?;
-        // SAFETY: the caller's terms, and `place` checked the other side. Peers may write there meanwhile: bytes
+        whole_words(offset, len)?;
+        if let Place::Foreign(memory) = &self.0.place {
+            memory.fits(len)?;
+            // SAFETY: the caller's terms.
+            let from = unsafe { std::slice::from_raw_parts(from, len as usize) };
+            return memory.write(offset, from).then_some(()).ok_or(VerbsError::Fault);
+        }
+        let to = self.range(offset, len).ok_or(VerbsError::Fault)?;
+        // SAFETY: the caller's terms, and `range` checked the other side. Peers may write there meanwhile: bytes
         // are copied, and nobody has references to them.
         unsafe { std::ptr::copy(from, to as *mut u8, len as usize) };
         Ok(())
@@ -112,46 +140,92 @@ impl Dm {
     /// # Safety
     /// `to` has `len` writable bytes.
     pub unsafe fn copy_out(&self, to: *mut u8, offset: u64, len: u64) -> Result<()> {
-        let from = self.place(offset, len)?;
+        whole_words(offset, len)?;
+        if let Place::Foreign(memory) = &self.0.place {
+            memory.fits(len)?;
+            // SAFETY: the caller's terms; only the kernel writes there, and nobody reads before it has.
+            let to = unsafe { std::slice::from_raw_parts_mut(to, len as usize) };
+            return memory.read(offset, to).then_some(()).ok_or(VerbsError::Fault);
+        }
+        let from = self.range(offset, len).ok_or(VerbsError::Fault)?;
         // SAFETY: as in `copy_in`.
         unsafe { std::ptr::copy(from as *const u8, to, len as usize) };
         Ok(())
     }
 
-    fn place(&self, offset: u64, len: u64) -> Result<u64> {
-        if !offset.is_multiple_of(WORD) || !len.is_multiple_of(WORD) {
-            return Err(VerbsError::Invalid("device memory is copied in words of four bytes"));
-        }
-        self.range(offset, len).ok_or(VerbsError::Fault)
-    }
-
-    /// Address of bytes [offset, offset + len), if it has them.
+    /// Address of bytes [offset, offset + len), if it has them here.
     pub(crate) fn range(&self, offset: u64, len: u64) -> Option<u64> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.0.length);
-        (inside && !self.0.gone.load(Ordering::Acquire)).then(|| self.0.start + offset)
+        let Place::Here { start, length, .. } = self.0.place else { return None };
+        let inside = offset.checked_add(len).is_some_and(|end| end <= length);
+        (inside && !self.0.gone.load(Ordering::Acquire)).then(|| start + offset)
     }
 
-    /// A region over it; it cannot be freed until that is dropped.
-    pub(crate) fn hold(&self) -> DmHold {
+    /// Whether it is another process's.
+    pub(crate) fn is_foreign(&self) -> bool {
+        matches!(self.0.place, Place::Foreign(_))
+    }
+
+    /// Bytes [offset, offset + len) for a region on `ctx`'s card: the address by which the card knows them. It cannot be
+    /// freed until the hold is dropped.
+    pub(crate) fn hold(&self, ctx: &Context, offset: u64, len: u64) -> Result<(DmHold, u64)> {
+        const OUTSIDE: VerbsError = VerbsError::Invalid("range of device memory");
         self.0.regions.fetch_add(1, Ordering::AcqRel);
-        DmHold(self.clone())
+        let mut hold = DmHold { dm: self.clone(), listed: None };
+        let Place::Foreign(memory) = &self.0.place else {
+            let addr = self.range(offset, len).ok_or(OUTSIDE)?;
+            return Ok((hold, addr));
+        };
+        let end = offset.checked_add(len).ok_or(OUTSIDE)?;
+        memory.fits(end).map_err(|_| OUTSIDE)?;
+        let first = ctx.card()?.with(|shard, _| shard.env.foreign.add(memory.clone()))?;
+        hold.listed = Some((ctx.clone(), first));
+        Ok((hold, first + offset))
     }
 }
 
 /// A region's hold on device memory.
-pub(crate) struct DmHold(Dm);
+pub(crate) struct DmHold {
+    dm: Dm,
+    /// Another process's: where the card has it listed
+    listed: Option<(Context, u64)>,
+}
 
 impl Drop for DmHold {
     fn drop(&mut self) {
-        self.0.0.regions.fetch_sub(1, Ordering::AcqRel);
+        if let Some((ctx, first)) = &self.listed
+            && let Some(card) = ctx.card_if_ours()
+        {
+            card.with(|shard, _| shard.env.foreign.remove(*first));
+        }
+        self.dm.0.regions.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl DmInner {
+    /// Takes it away from importers.
+    fn withdraw(&self) {
+        if let Some(exports) = self.ctx.exports() {
+            exports.revoke(Kind::Dm, self.handle);
+        }
     }
 }
 
 impl Drop for DmInner {
     fn drop(&mut self) {
-        all().remove(&self.handle);
-        give_back(self.length);
+        if let Place::Here { length, .. } = self.place {
+            self.withdraw();
+            all().remove(&self.handle);
+            give_back(length);
+        }
     }
+}
+
+/// Copies are of whole words.
+fn whole_words(offset: u64, len: u64) -> Result<()> {
+    if offset.is_multiple_of(WORD) && len.is_multiple_of(WORD) {
+        return Ok(());
+    }
+    Err(VerbsError::Invalid("device memory is copied in words of four bytes"))
 }
 
 fn give_back(length: u64) {

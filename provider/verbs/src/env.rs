@@ -7,7 +7,8 @@ use starverbs_core::{AsyncEvent, Av, Env, Seg};
 use starverbs_rings::{CardRq, CardSq};
 
 use crate::cq::CardCq;
-use crate::memory;
+use crate::memory::{self, Marked};
+use crate::share::ForeignList;
 use crate::stat::StatPage;
 
 /// Most payload bytes of a frame: the largest path MTU.
@@ -25,42 +26,56 @@ pub(crate) struct HostEnv {
     bounce: Box<[u8; MAX_PAYLOAD]>,
     /// How much of it is used
     bounced: usize,
+    /// Memory of other processes
+    pub(crate) foreign: ForeignList,
 }
 
 impl HostEnv {
     pub(crate) fn new(tx: TxStack<StatPage>) -> Self {
-        HostEnv { tx, events: Vec::with_capacity(16), bounce: Box::new([0; MAX_PAYLOAD]), bounced: 0 }
+        let (events, bounce) = (Vec::with_capacity(16), Box::new([0; MAX_PAYLOAD]));
+        HostEnv { tx, events, bounce, bounced: 0, foreign: ForeignList::default() }
     }
 
     /// [`Env::dma_read`] of marked memory.
     #[cold]
     fn read_marked(&mut self, from: Seg) -> Option<Seg> {
         let len = from.len as usize;
-        if from.addr & memory::DEMAND == 0 {
-            let zeroes = ZEROES.get(..len)?;
-            return Some(Seg { addr: zeroes.as_ptr() as u64, len: from.len });
-        }
         let to = self.bounce.get_mut(self.bounced..)?.get_mut(..len)?;
-        if !memory::read(from.addr, to) {
-            return None;
+        let there = match memory::mark(from.addr) {
+            Marked::Null => {
+                let zeroes = ZEROES.get(..len)?;
+                return Some(Seg { addr: zeroes.as_ptr() as u64, len: from.len });
+            }
+            Marked::Demand => memory::read(from.addr, to),
+            Marked::Foreign => {
+                self.foreign.at(from.addr).is_some_and(|(memory, offset)| memory.read(offset, to))
+            }
+        };
+        let seg = Seg { addr: to.as_ptr() as u64, len: from.len };
+        self.bounced += if there { len } else { 0 };
+        there.then_some(seg)
+    }
+
+    /// [`Env::dma_write`] to marked memory.
+    #[cold]
+    fn write_marked(&self, addr: u64, data: &[u8]) -> bool {
+        match memory::mark(addr) {
+            Marked::Null => true,
+            Marked::Demand => memory::write(addr, data),
+            Marked::Foreign => {
+                self.foreign.at(addr).is_some_and(|(memory, offset)| memory.write(offset, data))
+            }
         }
-        self.bounced += len;
-        Some(Seg { addr: to.as_ptr() as u64, len: from.len })
     }
 }
 
-/// [`Env::dma_write`] to marked memory.
-#[cold]
-fn write_marked(addr: u64, data: &[u8]) -> bool {
-    addr & memory::DEMAND == 0 || memory::write(addr, data)
-}
-
-/// An atomic operation on marked memory: atomic among those of this card, which is what IBV_ATOMIC_HCA says. Null
-/// regions are not exposed to peers.
+/// An atomic operation or ATOMIC WRITE on marked memory: atomic among those of this card, which is what IBV_ATOMIC_HCA says. Null
+/// regions are not exposed to peers; in memory of another process it could not be atomic among those of that
+/// process's card.
 #[cold]
 fn change_marked(addr: u64, change: impl FnOnce(u64) -> u64) -> Option<u64> {
     let mut old = [0; 8];
-    if addr & memory::DEMAND == 0 || !memory::read(addr, &mut old) {
+    if memory::mark(addr) != Marked::Demand || !memory::read(addr, &mut old) {
         return None;
     }
     let old = u64::from_ne_bytes(old);
@@ -76,7 +91,7 @@ impl Env for HostEnv {
     #[inline]
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         if memory::marked(addr) {
-            return write_marked(addr, data);
+            return self.write_marked(addr, data);
         }
         /* the last bytes last: programs spin on them, as cards write in order */
         let (body, tail) = data.split_at(data.len().saturating_sub(8));
@@ -119,7 +134,7 @@ impl Env for HostEnv {
     #[inline]
     fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
         if memory::marked(addr) {
-            return write_marked(addr, &bytes);
+            return change_marked(addr, |_| u64::from_ne_bytes(bytes)).is_some();
         }
         // SAFETY: as for writing; the card has checked the alignment.
         let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };

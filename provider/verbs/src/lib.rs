@@ -26,6 +26,7 @@ mod pd;
 mod post;
 mod progress;
 mod qp;
+mod share;
 mod srq;
 pub mod stat;
 mod thread;

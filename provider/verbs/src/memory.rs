@@ -5,7 +5,7 @@
 //! environment without looking inside; no address of a process has one of its two top bits set on this
 //! machine, so a region whose address carries a mark is another kind of memory. [`DEMAND`]: pages may come and go
 //! (on-demand paging), and the kernel copies, which finds out what is mapped without a signal. [`NULL`]: what
-//! is written is dropped, what is read is zero.
+//! is written is dropped, what is read is zero. Both: memory of another process, a number and an offset.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -18,6 +18,11 @@ pub(crate) const DEMAND: u64 = 1 << 63;
 pub(crate) const NULL: u64 = 1 << 62;
 /// Bytes that a marked region may span, from address 0: every address of a process is below.
 pub(crate) const SPAN: u64 = 1 << 62;
+/// Bytes that memory of another process may span, from address 0: nearly every address is below (larger ones must be
+/// asked for by name, mmap(2)).
+pub(crate) const FOREIGN_SPAN: u64 = 1 << FOREIGN_SHIFT;
+const FOREIGN_SHIFT: u32 = 47;
+const MARKS: u64 = DEMAND | NULL;
 
 const PAGE: u64 = 4096;
 /// Longer ranges are not touched page by page, but looked up.
@@ -32,6 +37,37 @@ pub(crate) fn marked(addr: u64) -> bool {
 /// The address without its mark.
 pub(crate) fn plain(addr: u64) -> u64 {
     addr & (SPAN - 1)
+}
+
+/// What lies behind a marked address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Marked {
+    /// [`DEMAND`]
+    Demand,
+    /// [`NULL`]
+    Null,
+    /// [`foreign`]
+    Foreign,
+}
+
+/// Which mark an address carries that carries one.
+pub(crate) fn mark(addr: u64) -> Marked {
+    match addr & MARKS {
+        MARKS => Marked::Foreign,
+        DEMAND => Marked::Demand,
+        _ => Marked::Null,
+    }
+}
+
+/// Address of the first byte of another process's memory, which has a number in this one; `None`: too large a number.
+pub(crate) fn foreign(number: usize) -> Option<u64> {
+    let number = u64::try_from(number).ok().filter(|number| *number < SPAN >> FOREIGN_SHIFT)?;
+    Some(MARKS | number << FOREIGN_SHIFT)
+}
+
+/// Number and offset in an address of another process's memory.
+pub(crate) fn foreign_place(addr: u64) -> (usize, u64) {
+    ((plain(addr) >> FOREIGN_SHIFT) as usize, addr & (FOREIGN_SPAN - 1))
 }
 
 /// Whether the kernel copies for us here: a sandbox may forbid the calls.
@@ -210,6 +246,18 @@ mod tests {
         assert!(!covers(MAPS, 0x3000, 0x5000, false));
         assert!(!covers(MAPS, 0x6000, 0x6001, false));
         assert!(!covers(MAPS, 0x8000, 0x8001, false));
+    }
+
+    #[test]
+    fn addresses_of_other_processes_are_numbers_and_offsets() {
+        for number in [0, 1, 0x7fff] {
+            let first = foreign(number).unwrap();
+            let last = first + (FOREIGN_SPAN - 1);
+            assert_eq!((mark(first), mark(last)), (Marked::Foreign, Marked::Foreign));
+            assert_eq!(foreign_place(last), (number, FOREIGN_SPAN - 1));
+        }
+        assert_eq!(foreign(0x8000), None);
+        assert_eq!((mark(DEMAND | 7), mark(NULL)), (Marked::Demand, Marked::Null));
     }
 
     #[test]

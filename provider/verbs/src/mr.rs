@@ -12,11 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use starverbs_core::mr::MrAttr;
 use starverbs_core::{Access, Sge};
 
+use crate::card::Card;
 use crate::context::Context;
 use crate::dm::{Dm, DmHold};
 use crate::error::{Result, VerbsError};
 use crate::memory::{self, Mapping};
 use crate::pd::Pd;
+use crate::share::{Foreign, Item, Kept, Kind as Shared, Tag};
 
 /// IBV_ACCESS_OPTIONAL_RANGE: hints that a device may pass over (ibv_reg_mr(3)).
 const OPTIONAL: u32 = 0x3ff0_0000;
@@ -54,7 +56,12 @@ enum Kind {
     Mapped { _map: Mapping },
     /// Another handle's
     Imported,
+    /// Another process's
+    Foreign(Tag),
 }
+
+/// Regions of another process that this card opens, as it has them.
+pub(crate) type MrImports = Kept<MrAttr>;
 
 /// Changes of a region: `None` stays as it is.
 #[derive(Clone, Copy, Default)]
@@ -105,16 +112,18 @@ impl Mr {
     /// `ibv_reg_dm_mr`: bytes of device memory, known from 0 on.
     ///
     /// # Errors
-    /// EINVAL: rights without ZERO_BASED or that device memory does not take, bytes beyond its end; ENOMEM; EIO in
-    /// a forked child.
+    /// EINVAL: rights without ZERO_BASED or that device memory does not take, bytes beyond its end; ENOMEM;
+    /// EOPNOTSUPP: atomics on another process's; EIO in a forked child.
     pub fn device(pd: &Pd, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Mr> {
         check_access(access)?;
         let wrong = Access::ON_DEMAND | Access::HUGETLB;
         if !access.contains(Access::ZERO_BASED) || access.intersects(wrong) {
             return Err(VerbsError::Invalid("access flags of device memory"));
         }
-        let hold = dm.hold();
-        let addr = dm.range(offset, length).ok_or(VerbsError::Invalid("range of device memory"))?;
+        if dm.is_foreign() && access.contains(Access::REMOTE_ATOMIC) {
+            return Err(VerbsError::Unsupported("atomics on another process's device memory"));
+        }
+        let (hold, addr) = dm.hold(pd.context(), offset, length)?;
         Mr::new(pd, Kind::Device { _hold: hold }, MrAttr { pd: pd.id(), addr, length, iova: 0, access })
     }
 
@@ -141,19 +150,45 @@ impl Mr {
     }
 
     /// `ibv_import_mr`: a region of this domain by its handle, which is its lkey. Dropping it (`ibv_unimport_mr`)
-    /// leaves the region.
+    /// leaves the region. One of another process ends with it, or when it is changed: its keys then open nothing here.
+    /// No memory window can be bound to it here, and no atomics reach it.
     ///
     /// # Errors
-    /// EINVAL: no such region in this domain; EIO in a forked child.
+    /// EINVAL: no such region in this domain; EIO in a forked child. Of another process's: ENODEV: it is gone; EPERM:
+    /// the system does not let this process reach its memory; EOPNOTSUPP: an on-demand or a null region; EBUSY: this
+    /// card has a region of that key.
     pub fn import(pd: &Pd, handle: u32) -> Result<Mr> {
-        let attr = pd.context().card()?.with(|shard, _| shard.nic.query_mr(handle));
-        let attr = attr.filter(|attr| attr.pd == pd.id());
-        let attr = attr.ok_or(VerbsError::Invalid("handle of a memory region"))?;
-        Ok(Mr::with_key(pd, handle, Kind::Imported, attr))
+        const NONE: VerbsError = VerbsError::Invalid("handle of a memory region");
+        let card = pd.context().card()?;
+        let Some(imported) = pd.context().imported() else {
+            let attr = card.with(|shard, _| shard.nic.query_mr(handle));
+            let attr = attr.filter(|attr| attr.pd == pd.id()).ok_or(NONE)?;
+            return Ok(Mr::with_key(pd, handle, Kind::Imported, attr));
+        };
+        let found = imported.from.find(Shared::Mr, handle)?;
+        if !pd.stands_for(found.item.pd) {
+            return Err(NONE);
+        }
+        let attr = imported.mrs.join(found.tag, || {
+            let memory = Foreign::new(&imported.from, &found)?;
+            let Item { length, iova, access, .. } = found.item;
+            let access = Access::from_bits(access).ok_or(NONE)?;
+            card.with(|shard, _| {
+                let addr = shard.env.foreign.add(memory)?;
+                let attr = MrAttr { pd: pd.id(), addr, length, iova, access };
+                let opened = shard.nic.import_mr(handle, attr);
+                opened.inspect_err(|_| shard.env.foreign.remove(addr))?;
+                Ok(attr)
+            })
+        })?;
+        Ok(Mr::with_key(pd, handle, Kind::Foreign(found.tag), attr))
     }
 
     fn new(pd: &Pd, kind: Kind, attr: MrAttr) -> Result<Mr> {
         let key = pd.context().card()?.with(|shard, _| shard.nic.reg_mr(attr))?;
+        if let Some(exports) = pd.context().exports() {
+            exports.publish(Shared::Mr, key, &item(&attr));
+        }
         Ok(Mr::with_key(pd, key, kind, attr))
     }
 
@@ -192,6 +227,10 @@ impl Mr {
         };
         let attr = user_attr(&pd, addr, length, iova, access)?;
         card.with(|shard, _| shard.nic.rereg_mr(self.0.key, attr))?;
+        if let Some(exports) = self.0.ctx.exports() {
+            exports.revoke(Shared::Mr, self.0.key);
+            exports.publish(Shared::Mr, self.0.key, &item(&attr));
+        }
         state.attr = attr;
         state.pd = pd;
         Ok(())
@@ -217,34 +256,72 @@ impl Mr {
         if matches!(self.state().kind, Kind::Null) { 0 } else { self.0.key }
     }
 
-    /// `ibv_dereg_mr`. No packet touches the memory afterwards.
+    /// `ibv_dereg_mr`. No packet touches the memory afterwards, and no other process: it waits for their copies that
+    /// are under way.
     ///
     /// # Errors
-    /// EBUSY while memory windows are bound to it; EINVAL when it is gone already; EIO in a forked child.
+    /// EBUSY while memory windows are bound to it; EINVAL when it is gone already; EOPNOTSUPP: a region of another
+    /// process; EIO in a forked child.
     pub fn dereg(&self) -> Result<()> {
         let card = self.0.ctx.card()?;
+        if matches!(self.state().kind, Kind::Foreign(_)) {
+            return Err(VerbsError::Unsupported("ending another process's region"));
+        }
         if self.0.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("memory region is gone"));
         }
-        let ended = card.with(|shard, _| shard.nic.dereg_mr(self.0.key));
+        let ended = self.0.end(card);
         match ended {
             Ok(()) => self.state().kind = Kind::User,
             Err(_) => self.0.gone.store(false, Ordering::Release),
         }
-        Ok(ended?)
+        ended
+    }
+}
+
+impl MrInner {
+    /// Takes the region out of the card, and away from importers.
+    fn end(&self, card: &Card) -> Result<()> {
+        card.with(|shard, _| shard.nic.dereg_mr(self.key))?;
+        if let Some(exports) = self.ctx.exports() {
+            exports.revoke(Shared::Mr, self.key);
+        }
+        Ok(())
+    }
+
+    /// Gives an import back.
+    fn give_back(&self, card: &Card, tag: Tag) {
+        let Some(imported) = self.ctx.imported() else { return };
+        imported.mrs.leave(tag, |attr| {
+            card.with(|shard, _| {
+                let _ = shard.nic.unimport_mr(self.key);
+                shard.env.foreign.remove(attr.addr);
+            });
+        });
     }
 }
 
 impl Drop for MrInner {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !*self.gone.get_mut()
-            && !matches!(state.kind, Kind::Imported)
-            && let Some(card) = self.ctx.card_if_ours()
-        {
-            let _ = card.with(|shard, _| shard.nic.dereg_mr(self.key));
+        if *self.gone.get_mut() {
+            return;
+        }
+        let Some(card) = self.ctx.card_if_ours() else { return };
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match state.kind {
+            Kind::Imported => {}
+            Kind::Foreign(tag) => self.give_back(card, tag),
+            _ => {
+                let _ = self.end(card);
+            }
         }
     }
+}
+
+/// What importers are told of a region.
+fn item(attr: &MrAttr) -> Item {
+    let access = attr.access.bits();
+    Item { pd: attr.pd.0, addr: attr.addr, length: attr.length, iova: attr.iova, access }
 }
 
 /// [`Pd::advise_mr`]

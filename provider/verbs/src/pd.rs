@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use starverbs_core::{PdId, Sge};
 use starverbs_rings::ProgramMemory;
 
+use crate::card::Card;
 use crate::context::Context;
 use crate::error::{Result, VerbsError};
 use crate::mr::{self, Advice};
+use crate::share::{Item, Kept, Kind, Tag};
 
 /// A protection domain, or a parent domain of one. Clones are the same domain.
 #[derive(Clone)]
@@ -17,13 +19,32 @@ pub struct Pd(Arc<PdInner>);
 struct PdInner {
     ctx: Context,
     id: PdId,
-    /// Made by another handle, which ends it
-    imported: bool,
     gone: AtomicBool,
     /// Parent domains of this domain.
     parents: AtomicU32,
-    parent: Option<Parent>,
+    origin: Origin,
 }
+
+/// Where a handle of a domain comes from.
+enum Origin {
+    /// Made with it
+    Own,
+    /// Made by another handle, which ends it
+    Import,
+    /// A domain of another process; this card has one that stands for it
+    Foreign(Foreign),
+    /// A parent domain
+    Parent(Parent),
+}
+
+/// A domain of another process.
+struct Foreign {
+    handle: u32,
+    tag: Tag,
+}
+
+/// This card's domains that stand for those of another process.
+pub(crate) type PdImports = Kept<PdId>;
 
 /// What makes a domain a parent domain.
 struct Parent {
@@ -38,17 +59,31 @@ impl Pd {
     /// # Errors
     /// ENOMEM: too many; EIO in a forked child.
     pub fn alloc(ctx: &Context) -> Result<Pd> {
-        let id = ctx.card()?.with(|shard, _| shard.alloc_pd(ctx.events()))?;
-        Ok(Pd::new(ctx, id, false, None))
+        let id = ctx.card()?.with(|shard, _| {
+            let id = shard.alloc_pd(ctx.events())?;
+            if let Some(exports) = ctx.exports() {
+                exports.publish(Kind::Pd, id.0, &Item::default());
+            }
+            Ok::<_, VerbsError>(id)
+        })?;
+        Ok(Pd::new(ctx, id, Origin::Own))
     }
 
-    /// `ibv_import_pd`: a domain of this context by its number. Dropping it (`ibv_unimport_pd`) leaves the domain.
+    /// `ibv_import_pd`: a domain of this context by its handle. Dropping it (`ibv_unimport_pd`) leaves the domain. In
+    /// a context of another process, what is made in it is this process's own.
     ///
     /// # Errors
-    /// EINVAL: no such domain in this context; EIO in a forked child.
-    pub fn import(ctx: &Context, id: PdId) -> Result<Pd> {
-        if ctx.card()?.with(|shard, _| shard.has_pd(id, ctx.events())) {
-            return Ok(Pd::new(ctx, id, true, None));
+    /// EINVAL: no such domain in this context; ENODEV: the other process is gone; EIO in a forked child.
+    pub fn import(ctx: &Context, handle: u32) -> Result<Pd> {
+        let card = ctx.card()?;
+        if let Some(imported) = ctx.imported() {
+            let tag = imported.from.find(Kind::Pd, handle)?.tag;
+            let make = || card.with(|shard, _| shard.alloc_pd(ctx.events()));
+            let id = imported.pds.join(tag, make)?;
+            return Ok(Pd::new(ctx, id, Origin::Foreign(Foreign { handle, tag })));
+        }
+        if card.with(|shard, _| shard.has_pd(PdId(handle), ctx.events())) {
+            return Ok(Pd::new(ctx, PdId(handle), Origin::Import));
         }
         Err(VerbsError::Invalid("handle of a protection domain"))
     }
@@ -66,31 +101,35 @@ impl Pd {
         if let Some(td) = td {
             td.0.users.fetch_add(1, Ordering::AcqRel);
         }
-        Ok(Pd::new(&of.0.ctx, of.0.id, false, Some(Parent { of: of.clone(), td: td.cloned(), memory })))
+        let parent = Parent { of: of.clone(), td: td.cloned(), memory };
+        Ok(Pd::new(&of.0.ctx, of.0.id, Origin::Parent(parent)))
     }
 
-    fn new(ctx: &Context, id: PdId, imported: bool, parent: Option<Parent>) -> Pd {
+    fn new(ctx: &Context, id: PdId, origin: Origin) -> Pd {
         let (gone, parents) = (AtomicBool::new(false), AtomicU32::new(0));
-        Pd(Arc::new(PdInner { ctx: ctx.clone(), id, imported, gone, parents, parent }))
+        Pd(Arc::new(PdInner { ctx: ctx.clone(), id, gone, parents, origin }))
     }
 
     /// `ibv_dealloc_pd`
     ///
     /// # Errors
     /// EBUSY while MRs, memory windows, QPs, SRQs, AHs or parent domains live in it; of a parent domain, while anybody
-    /// holds on to it.
+    /// holds on to it; EOPNOTSUPP: a domain of another process.
     pub fn dealloc(&self) -> Result<()> {
         let card = self.0.ctx.card()?;
         if self.0.gone.load(Ordering::Acquire) {
             return Err(VerbsError::Invalid("protection domain is gone"));
         }
-        match &self.0.parent {
-            Some(_) if Arc::strong_count(&self.0) > 1 => return Err(VerbsError::Busy("objects made in it")),
-            Some(parent) => parent.release(),
-            None if self.0.parents.load(Ordering::Acquire) > 0 => {
+        match &self.0.origin {
+            Origin::Parent(_) if Arc::strong_count(&self.0) > 1 => {
+                return Err(VerbsError::Busy("objects made in it"));
+            }
+            Origin::Parent(parent) => parent.release(),
+            Origin::Foreign(_) => return Err(VerbsError::Unsupported("ending another process's domain")),
+            _ if self.0.parents.load(Ordering::Acquire) > 0 => {
                 return Err(VerbsError::Busy("parent domains"));
             }
-            None => card.with(|shard, _| shard.dealloc_pd(self.0.id))?,
+            _ => self.0.end(card)?,
         }
         self.0.gone.store(true, Ordering::Release);
         Ok(())
@@ -106,9 +145,29 @@ impl Pd {
         mr::advise(self, advice, flush, sges)
     }
 
-    /// Its handle on the card; a parent domain has that of its protection domain.
+    /// Its number on the card; a parent domain has that of its protection domain.
     pub fn id(&self) -> PdId {
         self.0.id
+    }
+
+    /// Its handle for [`Pd::import`]: its number on the card that it was made on.
+    pub fn handle(&self) -> u32 {
+        match &self.0.origin {
+            Origin::Foreign(foreign) => foreign.handle,
+            Origin::Parent(parent) => parent.of.handle(),
+            _ => self.0.id.0,
+        }
+    }
+
+    /// Whether it is the domain of this handle in another process, and that domain still exists.
+    pub(crate) fn stands_for(&self, handle: u32) -> bool {
+        match (&self.0.origin, self.0.ctx.imported()) {
+            (Origin::Parent(parent), _) => parent.of.stands_for(handle),
+            (Origin::Foreign(foreign), Some(imported)) => {
+                foreign.handle == handle && imported.from.stands(foreign.tag)
+            }
+            _ => false,
+        }
     }
 
     /// The context it was made in.
@@ -118,12 +177,15 @@ impl Pd {
 
     /// Whether it is a parent domain.
     pub(crate) fn is_parent(&self) -> bool {
-        self.0.parent.is_some()
+        matches!(self.0.origin, Origin::Parent(_))
     }
 
     /// Where rings of objects made in it lie, if the program has its own memory for them.
     pub(crate) fn memory(&self) -> ProgramMemory {
-        self.0.parent.as_ref().and_then(|parent| parent.memory.clone())
+        match &self.0.origin {
+            Origin::Parent(parent) => parent.memory.clone(),
+            _ => None,
+        }
     }
 }
 
@@ -136,19 +198,41 @@ impl Parent {
     }
 }
 
+impl PdInner {
+    /// Ends the card's domain, and takes it away from importers.
+    fn end(&self, card: &Card) -> Result<()> {
+        /* both under the card's lock: the next domain may get the number */
+        card.with(|shard, _| {
+            shard.dealloc_pd(self.id)?;
+            if let Some(exports) = self.ctx.exports() {
+                exports.revoke(Kind::Pd, self.id.0);
+            }
+            Ok(())
+        })
+    }
+}
+
 impl Drop for PdInner {
     fn drop(&mut self) {
-        if *self.gone.get_mut() || self.imported {
+        if *self.gone.get_mut() {
             return;
         }
-        match &self.parent {
-            Some(parent) => parent.release(),
-            None => {
-                if let Some(card) = self.ctx.card_if_ours() {
-                    /* busy: what lives in it was leaked, and so is it */
-                    let _ = card.with(|shard, _| shard.dealloc_pd(self.id));
+        let card = self.ctx.card_if_ours();
+        /* busy: what lives in a domain was leaked, and so is it */
+        match (&self.origin, card) {
+            (Origin::Parent(parent), _) => parent.release(),
+            (Origin::Own, Some(card)) => {
+                let _ = self.end(card);
+            }
+            (Origin::Foreign(foreign), Some(card)) => {
+                let end = |id| {
+                    let _ = card.with(|shard, _| shard.dealloc_pd(id));
+                };
+                if let Some(imported) = self.ctx.imported() {
+                    imported.pds.leave(foreign.tag, end);
                 }
             }
+            _ => {}
         }
     }
 }

@@ -425,8 +425,8 @@ fn descriptors_can_be_regions() {
 fn handles_are_imported_and_given_back() {
     let (a, b, qa, _qb) = connected();
     let again: Context = b.ctx.import().unwrap();
-    let pd = Pd::import(&again, b.pd.id()).unwrap();
-    assert_eq!(errno(Pd::import(&again, starverbs_core::PdId(4711))), libc::EINVAL);
+    let pd = Pd::import(&again, b.pd.handle()).unwrap();
+    assert_eq!(errno(Pd::import(&again, 4711)), libc::EINVAL);
     let mr = Mr::import(&pd, b.mr.lkey()).unwrap();
     assert_eq!((mr.rkey(), mr.length()), (b.mr.rkey(), b.mr.length()));
     assert_eq!(errno(Mr::import(&pd, b.mr.lkey() ^ 1)), libc::EINVAL);

@@ -247,3 +247,23 @@ fn sleepers_are_woken_and_solicited_only_if_they_asked() {
     assert_ne!(other.fd(), b.channel.fd());
     assert!(Pd::alloc(&b.ctx).is_ok());
 }
+
+#[test]
+fn closed_cards_are_in_nobodys_way() {
+    let settings = settings();
+    let closed: Vec<Node> = (0..24).map(|_| Node::new(&settings)).collect();
+    closed.iter().for_each(|node| node.ctx.close());
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect((&a, &qa), (&b, &qb));
+    for id in 0..16 {
+        /* who comes and goes changes the others' places at the port */
+        drop(Node::new(&settings));
+        b.post_recv(&qb, id, 0, 8).unwrap();
+        post(&qa, &send(id, &[a.sge(0, 8)])).unwrap();
+        assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    }
+    assert_eq!(b.completions(16).len(), 16);
+    /* what is left of a closed card is handles */
+    assert!(closed.iter().all(|node| node.mr.dereg().is_ok() && node.pd.dealloc().is_ok()));
+}

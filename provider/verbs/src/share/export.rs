@@ -1,0 +1,136 @@
+//! The exporter's side: what stands in the table, and how it is taken out again.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::table::{Desk, ENTRIES, Item, Kind, Table};
+use crate::card;
+use crate::error::{Result, VerbsError};
+
+/// How long to sleep between two looks at a desk in use: some copies of a page.
+const NAP: Duration = Duration::from_micros(20);
+
+/// A context's table.
+pub(crate) struct Exports {
+    table: Table,
+    file: File,
+    /// Forked children must not touch their parent's
+    forks: u32,
+    /// Shows importers that they reach the memory of this process. At an address that stays.
+    _token: Box<u64>,
+    places: Mutex<Places>,
+}
+
+/// Which object stands where.
+#[derive(Default)]
+struct Places {
+    of: HashMap<(Kind, u32), u32>,
+    free: Vec<u32>,
+    used: u32,
+}
+
+impl Exports {
+    /// An empty table. `token`: a number that no other process can have by chance.
+    ///
+    /// # Errors
+    /// No memory file.
+    pub(crate) fn new(token: u64) -> Result<Exports> {
+        let token = Box::new(token);
+        let (table, file) = Table::create(*token, std::ptr::from_ref(&*token) as u64)?;
+        // SAFETY: takes numbers.
+        let named = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, libc::getpid()) };
+        if named < 0 {
+            return Err(VerbsError::last_os());
+        }
+        Ok(Exports { table, file, forks: card::forks(), _token: token, places: Mutex::default() })
+    }
+
+    /// The descriptor that stands for it. Its owner (F_GETOWN) names this process, in whatever PID namespace one asks.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Lets others have an object. A full table leaves it out.
+    pub(crate) fn publish(&self, kind: Kind, handle: u32, item: &Item) {
+        let Some(mut places) = self.places() else { return };
+        let index = match places.free.pop() {
+            Some(index) => index,
+            None if (places.used as usize) < ENTRIES => {
+                places.used += 1;
+                places.used - 1
+            }
+            None => return,
+        };
+        places.of.insert((kind, handle), index);
+        self.table.put(index, kind, handle, item);
+    }
+
+    /// Nobody uses the object when this returns, or will: waits for copies that are under way. One of a stopped process
+    /// goes on when the process does.
+    pub(crate) fn revoke(&self, kind: Kind, handle: u32) {
+        let index = self.places().and_then(|mut places| places.of.remove(&(kind, handle)));
+        let Some(index) = index else { return };
+        self.table.take(index);
+        /* a protection domain has no bytes that could be under way */
+        if kind != Kind::Pd {
+            self.wait_for_users();
+        }
+        if let Some(mut places) = self.places() {
+            places.free.push(index);
+        }
+    }
+
+    /// Nobody uses anything when this returns, or will.
+    pub(crate) fn close(&self) {
+        if self.places().is_some() {
+            self.table.close();
+            self.wait_for_users();
+        }
+    }
+
+    /// `None` in a forked child.
+    fn places(&self) -> Option<MutexGuard<'_, Places>> {
+        let ours = self.forks == card::forks();
+        ours.then(|| self.places.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until everybody who was at a desk got up, or died.
+    fn wait_for_users(&self) {
+        /* the entry's end before the looks at the desks; users sit down before they look at the entry: of a user
+        and us, one sees the other */
+        fence(Ordering::SeqCst);
+        for (number, desk) in self.table.desks().iter().enumerate() {
+            self.wait_for(number, desk);
+        }
+    }
+
+    fn wait_for(&self, number: usize, desk: &Desk) {
+        let seen = desk.uses.load(Ordering::Acquire);
+        while seen & 1 == 1 && desk.uses.load(Ordering::Acquire) == seen && self.is_taken(number) {
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// Whether a desk's importer lives: the kernel takes its lock away after its last copy.
+    fn is_taken(&self, number: usize) -> bool {
+        let mut lock = byte(number);
+        // SAFETY: `lock` is a flock for the answer.
+        let asked = unsafe { libc::fcntl(self.fd(), libc::F_OFD_GETLK, &raw mut lock) };
+        asked < 0 || i32::from(lock.l_type) != libc::F_UNLCK
+    }
+}
+
+/// The lock of desk `number`.
+pub(super) fn byte(number: usize) -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: number as libc::off_t,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
