@@ -26,6 +26,7 @@ part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
     cargo test --release --package starverbs-rings --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
 
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
+part "others' libraries on libibverbs.so.1" tests/abi/loading.sh dist/lib
 if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib
 else

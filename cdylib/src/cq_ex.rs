@@ -4,8 +4,10 @@
 
 use crate::cq::{self, CqHandle, Wanted};
 use crate::edge::{self, Errno};
+use crate::handle::{beginning, given};
 use crate::poll;
 use core::ffi::{c_int, c_uint};
+use core::mem::offset_of;
 use starverbs_abi as abi;
 use starverbs_core::types::{Cqe, Nanos};
 
@@ -42,16 +44,34 @@ fn checked(attr: &abi::ibv_cq_init_attr_ex) -> Result<Wanted, Errno> {
     })
 }
 
+/// The attributes that a program's struct reaches to: its last ones came later.
+///
+/// # Safety
+/// `attr` names a struct with every field that its mask names.
+unsafe fn reached(attr: *const abi::ibv_cq_init_attr_ex) -> abi::ibv_cq_init_attr_ex {
+    // SAFETY: the caller's terms.
+    unsafe {
+        let mask = (*attr).comp_mask;
+        let room = if mask & abi::IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+            size_of::<abi::ibv_cq_init_attr_ex>()
+        } else if mask & abi::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+            offset_of!(abi::ibv_cq_init_attr_ex, parent_domain)
+        } else {
+            offset_of!(abi::ibv_cq_init_attr_ex, flags)
+        };
+        beginning(attr, room)
+    }
+}
+
 /// ibv_create_cq_ex(3), through the context's table.
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut abi::ibv_context,
     attr: *mut abi::ibv_cq_init_attr_ex,
 ) -> *mut abi::ibv_cq_ex {
     edge::object(|| {
-        // SAFETY: NULL or a struct that is not changed meanwhile, on the verb's terms.
-        let attr = unsafe { attr.as_ref() }.ok_or(libc::EINVAL)?;
+        let attr = given(attr)?.as_ptr();
         // SAFETY: the verb's terms.
-        let handle = unsafe { cq::create(context, &checked(attr)?)? };
+        let handle = unsafe { cq::create(context, &checked(&reached(attr))?)? };
         // SAFETY: the handle was just made and is not shared yet.
         let ibv = unsafe { &mut (*handle).ibv };
         ibv.start_poll = Some(start_poll);

@@ -2,7 +2,7 @@
 //!
 //! Owns the `ibv_device`, which lives as long as the process. It must not open anything: listing devices has no effect.
 
-use crate::edge;
+use crate::edge::{self, Errno};
 use crate::handle::{complain, given, zeroed};
 use core::ffi::{c_char, c_int};
 use starverbs_abi as abi;
@@ -42,24 +42,30 @@ pub(crate) fn star0() -> *mut abi::ibv_device {
     (&raw const device.0).cast_mut()
 }
 
+/// A list of one device.
+///
+/// # Safety
+/// `num_devices` is NULL or a place.
+pub(crate) unsafe fn list_of<D>(device: *mut D, num_devices: *mut c_int) -> Result<*mut *mut D, Errno> {
+    // SAFETY: calloc may be called with any sizes; the second element stays NULL and ends the list.
+    let list: *mut *mut D = unsafe { libc::calloc(2, size_of::<usize>()) }.cast();
+    if list.is_null() {
+        return Err(libc::ENOMEM);
+    }
+    // SAFETY: the list has room for two; the rest is on the caller's terms.
+    unsafe {
+        list.write(device);
+        if !num_devices.is_null() {
+            num_devices.write(1);
+        }
+    }
+    Ok(list)
+}
+
 /// ibv_get_device_list(3).
 pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut *mut abi::ibv_device {
-    edge::object(|| {
-        let device = star0();
-        // SAFETY: calloc may be called with any sizes; the second element stays NULL and ends the list.
-        let list: *mut *mut abi::ibv_device = unsafe { libc::calloc(2, size_of::<usize>()) }.cast();
-        if list.is_null() {
-            return Err(libc::ENOMEM);
-        }
-        // SAFETY: the list has room for two; `num_devices` is NULL or a place, on the verb's terms.
-        unsafe {
-            list.write(device);
-            if !num_devices.is_null() {
-                num_devices.write(1);
-            }
-        }
-        Ok(list)
-    })
+    // SAFETY: the verb's terms.
+    edge::object(|| unsafe { list_of(star0(), num_devices) })
 }
 
 /// ibv_free_device_list(3): frees the list; the device itself stays.

@@ -5,10 +5,11 @@
 
 use crate::context::ContextHandle;
 use crate::edge::{self, Errno};
-use crate::handle::{errno, given};
+use crate::handle::{beginning, errno, given};
 use crate::pd_mr::PdHandle;
 use core::alloc::Layout;
 use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
 use core::ptr::NonNull;
 use starverbs_abi as abi;
 use starverbs_verbs::{Answer, Memory, Pd, ProgramMemory, Resource, Td};
@@ -16,6 +17,10 @@ use std::sync::Arc;
 
 /// IBV_ALLOCATOR_USE_DEFAULT
 const USE_DEFAULT: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
+
+/// IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC, of later headers: buffers may lie outside a confidential guest's
+/// memory. This device reaches the guest's own, so there is nothing to do.
+const ALLOW_CC_UNPROTECTED: u32 = 1 << 2;
 
 /// A thread domain.
 #[repr(C)]
@@ -94,11 +99,29 @@ unsafe impl Memory for Allocator {
     }
 }
 
+/// The attributes that a program's struct reaches to: its last ones came later.
+///
+/// # Safety
+/// `attr` names a struct with every field that its mask names.
+unsafe fn reached(attr: *const abi::ibv_parent_domain_init_attr) -> abi::ibv_parent_domain_init_attr {
+    // SAFETY: the caller's terms.
+    unsafe {
+        let room = if (*attr).comp_mask & abi::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0 {
+            size_of::<abi::ibv_parent_domain_init_attr>()
+        } else if (*attr).comp_mask & abi::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0 {
+            offset_of!(abi::ibv_parent_domain_init_attr, pd_context)
+        } else {
+            offset_of!(abi::ibv_parent_domain_init_attr, alloc)
+        };
+        beginning(attr, room)
+    }
+}
+
 /// What a program says of its memory; EINVAL: one function without the other, or a mask of unknown bits.
 fn memory(attr: &abi::ibv_parent_domain_init_attr, pd: *mut abi::ibv_pd) -> Result<ProgramMemory, Errno> {
     let allocators = abi::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS;
     let pd_context = abi::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
-    if attr.comp_mask & !(allocators | pd_context) != 0 {
+    if attr.comp_mask & !(allocators | pd_context | ALLOW_CC_UNPROTECTED) != 0 {
         return Err(libc::EINVAL);
     }
     if attr.comp_mask & allocators == 0 {
@@ -117,10 +140,10 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
 ) -> *mut abi::ibv_pd {
     edge::object(|| {
         given(context)?;
-        // SAFETY: NULL or a struct of the caller's, on the verb's terms.
-        let attr = unsafe { attr.as_ref() }.ok_or(libc::EINVAL)?;
+        // SAFETY: a struct of the caller's, on the verb's terms.
+        let attr = unsafe { reached(given(attr)?.as_ptr()) };
         let mut place = Box::<PdHandle>::new_uninit();
-        let memory = memory(attr, place.as_mut_ptr().cast())?;
+        let memory = memory(&attr, place.as_mut_ptr().cast())?;
         // SAFETY: NULL or alive, on the verb's terms.
         let (of, td) = unsafe { (PdHandle::obj(attr.pd)?, attr.td.cast::<TdHandle>().as_ref()) };
         let obj = Pd::parent_of(of, td.map(|td| &td.obj), memory).map_err(errno)?;

@@ -165,17 +165,20 @@ pub(crate) unsafe extern "C" fn get_async_event(
     })
 }
 
-/// ibv_ack_async_event(3).
-pub(crate) unsafe extern "C" fn ack_async_event(event: *mut abi::ibv_async_event) {
-    // SAFETY: the verb's terms: the event is as ibv_get_async_event gave it, and destroy waits for this ack, so the
-    // object that its type names is alive.
-    unsafe {
-        let Some(event) = event.as_ref() else { return };
-        match event.event_type {
-            abi::IBV_EVENT_CQ_ERR => {
-                let cq = event.element.cq;
-                ack(&raw mut (*cq).mutex, &raw mut (*cq).cond, &raw mut (*cq).async_events_completed, 1);
-            }
+/// What an async event is about.
+pub(crate) enum Subject {
+    Cq,
+    Qp,
+    Srq,
+    /// The device or a port.
+    Device,
+}
+
+impl Subject {
+    /// That of a type of event.
+    pub(crate) fn of(event_type: abi::ibv_event_type) -> Subject {
+        match event_type {
+            abi::IBV_EVENT_CQ_ERR => Subject::Cq,
             abi::IBV_EVENT_QP_FATAL
             | abi::IBV_EVENT_QP_REQ_ERR
             | abi::IBV_EVENT_QP_ACCESS_ERR
@@ -183,15 +186,33 @@ pub(crate) unsafe extern "C" fn ack_async_event(event: *mut abi::ibv_async_event
             | abi::IBV_EVENT_SQ_DRAINED
             | abi::IBV_EVENT_PATH_MIG
             | abi::IBV_EVENT_PATH_MIG_ERR
-            | abi::IBV_EVENT_QP_LAST_WQE_REACHED => {
+            | abi::IBV_EVENT_QP_LAST_WQE_REACHED => Subject::Qp,
+            abi::IBV_EVENT_SRQ_ERR | abi::IBV_EVENT_SRQ_LIMIT_REACHED => Subject::Srq,
+            _ => Subject::Device,
+        }
+    }
+}
+
+/// ibv_ack_async_event(3).
+pub(crate) unsafe extern "C" fn ack_async_event(event: *mut abi::ibv_async_event) {
+    // SAFETY: the verb's terms: the event is as ibv_get_async_event gave it, and destroy waits for this ack, so the
+    // object that its type names is alive.
+    unsafe {
+        let Some(event) = event.as_ref() else { return };
+        match Subject::of(event.event_type) {
+            Subject::Cq => {
+                let cq = event.element.cq;
+                ack(&raw mut (*cq).mutex, &raw mut (*cq).cond, &raw mut (*cq).async_events_completed, 1);
+            }
+            Subject::Qp => {
                 let qp = event.element.qp;
                 ack(&raw mut (*qp).mutex, &raw mut (*qp).cond, &raw mut (*qp).events_completed, 1);
             }
-            abi::IBV_EVENT_SRQ_ERR | abi::IBV_EVENT_SRQ_LIMIT_REACHED => {
+            Subject::Srq => {
                 let srq = event.element.srq;
                 ack(&raw mut (*srq).mutex, &raw mut (*srq).cond, &raw mut (*srq).events_completed, 1);
             }
-            _ => {}
+            Subject::Device => {}
         }
     }
 }

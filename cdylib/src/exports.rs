@@ -9,7 +9,8 @@
 //! with any C argument list is sound under both calling conventions served here.
 
 use crate::{
-    ah, compat, context, cq, device, events, memory, pd_mr, private, qp, query, rates, srq, strings, system,
+    ah, buf, compat, context, cq, device, events, kernel, memory, pd_mr, private, qp, query, rates, srq,
+    strings, system,
 };
 use core::arch::global_asm;
 
@@ -38,9 +39,14 @@ macro_rules! versioned {
     };
 }
 
-/// One version node: "@@" makes its names the default for new programs, "@" keeps them for old ones only.
+/// One table at one version node or several: "@@" makes its names the default for new programs, "@" keeps them for those
+/// that ask for that node.
 macro_rules! exports {
-    ($at:literal, $version:literal; $($name:ident => $function:path,)*) => { $(
+    ($($at:literal, $version:literal);+; $($entry:ident => $function:path,)*) => {
+        exports! { @each ($($at, $version);+) { $($entry => $function,)* } }
+    };
+    (@each ($($at:literal, $version:literal);+) $table:tt) => { $( exports! { @node $at, $version, $table } )+ };
+    (@node $at:literal, $version:literal, { $($name:ident => $function:path,)* }) => { $(
         global_asm!(
             concat!(".pushsection .text.", stringify!($name), ".", $version, ",\"ax\",@progbits"),
             ".p2align 4",
@@ -56,27 +62,45 @@ macro_rules! exports {
     )* };
 }
 
-// A flag that drivers set when the kernel may take their device away. Nobody reads it here: there is no kernel device.
-global_asm!(
-    ".pushsection .bss.verbs_allow_disassociate_destroy,\"aw\",@nobits",
-    ".globl __sv_verbs_allow_disassociate_destroy",
-    ".type __sv_verbs_allow_disassociate_destroy,@object",
-    "__sv_verbs_allow_disassociate_destroy:",
-    ".zero 1",
-    ".size __sv_verbs_allow_disassociate_destroy, 1",
-    versioned!(
-        "__sv_verbs_allow_disassociate_destroy, ",
-        "verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34"
-    ),
-    ".popsection",
-);
+/// One byte of data with a name at each node.
+macro_rules! flag {
+    ($($at:literal, $version:literal);+; $name:ident) => {
+        global_asm!(
+            concat!(".pushsection .bss.", stringify!($name), ",\"aw\",@nobits"),
+            $(
+                concat!(".globl __sv_", stringify!($name), "_", $version),
+                concat!(".type __sv_", stringify!($name), "_", $version, ",@object"),
+                concat!("__sv_", stringify!($name), "_", $version, ":"),
+                concat!(".size __sv_", stringify!($name), "_", $version, ", 1"),
+                versioned!("__sv_", stringify!($name), "_", $version, ", ", stringify!($name), $at, $version),
+            )+
+            ".zero 1",
+            ".popsection",
+        );
+    };
+}
+
+/// The same at every private node. Each has every name that any of them ever had, so that a driver of any release finds
+/// its own.
+macro_rules! private {
+    ($what:ident; $($rest:tt)*) => {
+        $what! {
+            "@@", "IBVERBS_PRIVATE_34";
+            "@", "IBVERBS_PRIVATE_57";
+            "@", "IBVERBS_PRIVATE_59";
+            "@", "IBVERBS_PRIVATE_64";
+            "@", "IBVERBS_PRIVATE_65";
+            $($rest)*
+        }
+    };
+}
 
 exports! { "@@", "IBVERBS_1.0";
-    ibv_copy_path_rec_from_kern => private::nothing,
-    ibv_copy_path_rec_to_kern => private::nothing,
-    ibv_copy_qp_attr_from_kern => private::nothing,
-    ibv_create_comp_channel => events::create_comp_channel,
-    ibv_destroy_comp_channel => events::destroy_comp_channel,
+    ibv_copy_path_rec_from_kern => kernel::copy_path_rec_from_kern,
+    ibv_copy_path_rec_to_kern => kernel::copy_path_rec_to_kern,
+    ibv_copy_qp_attr_from_kern => kernel::copy_qp_attr_from_kern,
+    ibv_create_comp_channel => compat::create_comp_channel,
+    ibv_destroy_comp_channel => compat::destroy_comp_channel,
     ibv_get_sysfs_path => system::get_sysfs_path,
     ibv_rate_to_mult => rates::rate_to_mult,
     ibv_read_sysfs_file => system::read_sysfs_file,
@@ -89,7 +113,7 @@ exports! { "@@", "IBVERBS_1.1";
     ibv_alloc_pd => pd_mr::alloc_pd,
     ibv_attach_mcast => qp::attach_mcast,
     ibv_close_device => context::close_device,
-    ibv_copy_ah_attr_from_kern => private::nothing,
+    ibv_copy_ah_attr_from_kern => kernel::copy_ah_attr_from_kern,
     ibv_create_ah => ah::create_ah,
     ibv_create_ah_from_wc => ah::create_ah_from_wc,
     ibv_create_cq => cq::create_cq,
@@ -182,21 +206,55 @@ exports! { "@@", "IBVERBS_1.14";
     ibv_query_qp_data_in_order => qp::query_qp_data_in_order,
 }
 
-exports! { "@@", "IBVERBS_PRIVATE_34";
+exports! { "@@", "IBVERBS_1.15";
+    ibv_alloc_dmah => private::no_object,
+    ibv_dealloc_dmah => private::not_offered,
+    ibv_reg_mr_ex => buf::reg_mr_ex,
+}
+
+exports! { "@@", "IBVERBS_1.16";
+    ibv_dm_export_dmabuf_fd => private::minus_one,
+    ibv_query_port_speed => query::query_port_speed,
+}
+
+exports! { "@@", "IBVERBS_1.17";
+    ibv_alloc_buf => buf::alloc_buf,
+    ibv_free_buf => buf::free_buf,
+    ibv_reg_buf_mr => buf::reg_buf_mr,
+}
+
+exports! { "@@", "IBVERBS_1.18";
+    _ibv_query_comp_cntr_caps => private::not_offered,
+    ibv_create_comp_cntr => private::no_object,
+    ibv_destroy_comp_cntr => private::not_offered,
+    ibv_export_buf_dmabuf_fd => buf::export_buf_dmabuf_fd,
+    ibv_inc_comp_cntr => private::not_offered,
+    ibv_inc_err_comp_cntr => private::not_offered,
+    ibv_qp_attach_comp_cntr => private::not_offered,
+    ibv_read_comp_cntr => private::not_offered,
+    ibv_read_err_comp_cntr => private::not_offered,
+    ibv_set_comp_cntr => private::not_offered,
+    ibv_set_err_comp_cntr => private::not_offered,
+}
+
+private! { exports;
     __ioctl_final_num_attrs => private::no_attributes,
     __verbs_log => private::nothing,
     _verbs_init_and_alloc_context => private::no_object,
     execute_ioctl => private::not_offered,
     ibv_cmd_advise_mr => private::not_offered,
     ibv_cmd_alloc_dm => private::not_offered,
+    ibv_cmd_alloc_dmah => private::not_offered,
     ibv_cmd_alloc_mw => private::not_offered,
     ibv_cmd_alloc_pd => private::not_offered,
     ibv_cmd_attach_mcast => private::not_offered,
     ibv_cmd_close_xrcd => private::not_offered,
     ibv_cmd_create_ah => private::not_offered,
+    ibv_cmd_create_comp_cntr => private::not_offered,
     ibv_cmd_create_counters => private::not_offered,
     ibv_cmd_create_cq => private::not_offered,
     ibv_cmd_create_cq_ex => private::not_offered,
+    ibv_cmd_create_cq_ex2 => private::not_offered,
     ibv_cmd_create_flow => private::not_offered,
     ibv_cmd_create_flow_action_esp => private::not_offered,
     ibv_cmd_create_qp => private::not_offered,
@@ -210,6 +268,7 @@ exports! { "@@", "IBVERBS_PRIVATE_34";
     ibv_cmd_dealloc_pd => private::not_offered,
     ibv_cmd_dereg_mr => private::not_offered,
     ibv_cmd_destroy_ah => private::not_offered,
+    ibv_cmd_destroy_comp_cntr => private::not_offered,
     ibv_cmd_destroy_counters => private::not_offered,
     ibv_cmd_destroy_cq => private::not_offered,
     ibv_cmd_destroy_flow => private::not_offered,
@@ -219,8 +278,12 @@ exports! { "@@", "IBVERBS_PRIVATE_34";
     ibv_cmd_destroy_srq => private::not_offered,
     ibv_cmd_destroy_wq => private::not_offered,
     ibv_cmd_detach_mcast => private::not_offered,
+    ibv_cmd_export_dmabuf_fd => private::minus_one,
     ibv_cmd_free_dm => private::not_offered,
+    ibv_cmd_free_dmah => private::not_offered,
     ibv_cmd_get_context => private::not_offered,
+    ibv_cmd_inc_comp_cntr => private::not_offered,
+    ibv_cmd_inc_err_comp_cntr => private::not_offered,
     ibv_cmd_modify_cq => private::not_offered,
     ibv_cmd_modify_flow_action_esp => private::not_offered,
     ibv_cmd_modify_qp => private::not_offered,
@@ -233,62 +296,83 @@ exports! { "@@", "IBVERBS_PRIVATE_34";
     ibv_cmd_post_recv => private::not_offered,
     ibv_cmd_post_send => private::not_offered,
     ibv_cmd_post_srq_recv => private::not_offered,
+    ibv_cmd_qp_attach_comp_cntr => private::not_offered,
+    ibv_cmd_query_comp_cntr_caps => private::not_offered,
     ibv_cmd_query_context => private::not_offered,
     ibv_cmd_query_device_any => private::not_offered,
     ibv_cmd_query_mr => private::not_offered,
     ibv_cmd_query_port => private::not_offered,
+    ibv_cmd_query_port_speed => private::not_offered,
     ibv_cmd_query_qp => private::not_offered,
     ibv_cmd_query_srq => private::not_offered,
+    ibv_cmd_read_comp_cntr => private::not_offered,
     ibv_cmd_read_counters => private::not_offered,
+    ibv_cmd_read_err_comp_cntr => private::not_offered,
     ibv_cmd_reg_dm_mr => private::not_offered,
     ibv_cmd_reg_dmabuf_mr => private::not_offered,
     ibv_cmd_reg_mr => private::not_offered,
+    ibv_cmd_reg_mr_ex => private::not_offered,
     ibv_cmd_req_notify_cq => private::not_offered,
     ibv_cmd_rereg_mr => private::not_offered,
     ibv_cmd_resize_cq => private::not_offered,
+    ibv_cmd_set_comp_cntr => private::not_offered,
+    ibv_cmd_set_err_comp_cntr => private::not_offered,
+    ibv_dmabuf_heap_alloc => private::no_object,
+    ibv_dmabuf_heap_cc_shared_init => private::no_object,
+    ibv_dmabuf_heap_destroy => private::nothing,
+    ibv_dmabuf_heap_free => private::nothing,
     ibv_query_gid_type => query::query_gid_type,
     ibv_read_ibdev_sysfs_file => private::minus_one,
+    ibv_wr_opcode_str => strings::wr_opcode_str,
     verbs_init_cq => private::nothing,
     verbs_open_device => private::no_object,
-    verbs_register_driver_34 => private::register_driver,
     verbs_set_ops => private::nothing,
     verbs_uninit_context => private::nothing,
 }
 
+// Drivers set it when the kernel may take their device away. Nobody reads it here: there is no kernel device.
+private! { flag; verbs_allow_disassociate_destroy }
+
+exports! { "@@", "IBVERBS_PRIVATE_34"; verbs_register_driver_34 => private::register_driver, }
+exports! { "@@", "IBVERBS_PRIVATE_57"; verbs_register_driver_57 => private::register_driver, }
+exports! { "@@", "IBVERBS_PRIVATE_59"; verbs_register_driver_59 => private::register_driver, }
+exports! { "@@", "IBVERBS_PRIVATE_64"; verbs_register_driver_64 => private::register_driver, }
+exports! { "@@", "IBVERBS_PRIVATE_65"; verbs_register_driver_65 => private::register_driver, }
+
 exports! { "@", "IBVERBS_1.0";
-    ibv_ack_async_event => private::nothing,
-    ibv_ack_cq_events => private::nothing,
-    ibv_alloc_pd => private::no_object,
-    ibv_attach_mcast => private::not_offered,
-    ibv_close_device => private::not_offered,
-    ibv_create_ah => private::no_object,
-    ibv_create_cq => private::no_object,
-    ibv_create_qp => private::no_object,
-    ibv_create_srq => private::no_object,
-    ibv_dealloc_pd => private::not_offered,
-    ibv_dereg_mr => private::not_offered,
-    ibv_destroy_ah => private::not_offered,
-    ibv_destroy_cq => private::not_offered,
-    ibv_destroy_qp => private::not_offered,
-    ibv_destroy_srq => private::not_offered,
-    ibv_detach_mcast => private::not_offered,
+    ibv_ack_async_event => compat::ack_async_event,
+    ibv_ack_cq_events => compat::ack_cq_events,
+    ibv_alloc_pd => compat::alloc_pd,
+    ibv_attach_mcast => compat::attach_mcast,
+    ibv_close_device => compat::close_device,
+    ibv_create_ah => compat::create_ah,
+    ibv_create_cq => compat::create_cq,
+    ibv_create_qp => compat::create_qp,
+    ibv_create_srq => compat::create_srq,
+    ibv_dealloc_pd => compat::dealloc_pd,
+    ibv_dereg_mr => compat::dereg_mr,
+    ibv_destroy_ah => compat::destroy_ah,
+    ibv_destroy_cq => compat::destroy_cq,
+    ibv_destroy_qp => compat::destroy_qp,
+    ibv_destroy_srq => compat::destroy_srq,
+    ibv_detach_mcast => compat::detach_mcast,
     ibv_free_device_list => compat::free_device_list,
-    ibv_get_async_event => private::minus_one,
-    ibv_get_cq_event => private::minus_one,
-    ibv_get_device_guid => compat::no_guid,
+    ibv_get_async_event => compat::get_async_event,
+    ibv_get_cq_event => compat::get_cq_event,
+    ibv_get_device_guid => compat::get_device_guid,
     ibv_get_device_list => compat::get_device_list,
-    ibv_get_device_name => private::no_object,
-    ibv_modify_qp => private::not_offered,
-    ibv_modify_srq => private::not_offered,
-    ibv_open_device => private::no_object,
-    ibv_query_device => private::not_offered,
-    ibv_query_gid => private::not_offered,
-    ibv_query_pkey => private::not_offered,
-    ibv_query_port => private::not_offered,
-    ibv_query_qp => private::not_offered,
-    ibv_query_srq => private::not_offered,
-    ibv_reg_mr => private::no_object,
-    ibv_resize_cq => private::not_offered,
+    ibv_get_device_name => compat::get_device_name,
+    ibv_modify_qp => compat::modify_qp,
+    ibv_modify_srq => compat::modify_srq,
+    ibv_open_device => compat::open_device,
+    ibv_query_device => compat::query_device,
+    ibv_query_gid => compat::query_gid,
+    ibv_query_pkey => compat::query_pkey,
+    ibv_query_port => compat::query_port,
+    ibv_query_qp => compat::query_qp,
+    ibv_query_srq => compat::query_srq,
+    ibv_reg_mr => compat::reg_mr,
+    ibv_resize_cq => compat::resize_cq,
 }
 
 exports! { "@", "IBVERBS_1.1";

@@ -36,6 +36,20 @@ pub(crate) unsafe fn zeroed<T>() -> T {
     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }
 }
 
+/// A copy of a struct that a program built with an older header ends early: its first `room` bytes, and zeroes. (A
+/// reference would promise the compiler the whole struct.)
+///
+/// # Safety
+/// `from` names that many bytes of a `T`, of which all-zero bytes are valid fields.
+pub(crate) unsafe fn beginning<T>(from: *const T, room: usize) -> T {
+    let mut to = core::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: the caller vouches for `from` and for `T`; `to` is a local of its own.
+    unsafe {
+        core::ptr::copy_nonoverlapping(from.cast::<u8>(), to.as_mut_ptr().cast(), room.min(size_of::<T>()));
+        to.assume_init()
+    }
+}
+
 /// The address under which the card reports events for a handle.
 pub(crate) fn cookie<T>(handle: *mut T) -> u64 {
     handle.expose_provenance() as u64

@@ -10,6 +10,7 @@
 //! NULL is checked where it is cheap and answered with EINVAL.
 
 mod ah;
+mod buf;
 mod compat;
 mod context;
 mod cq;
@@ -20,6 +21,7 @@ mod edge;
 mod events;
 mod exports;
 mod handle;
+mod kernel;
 mod l2;
 mod memory;
 mod mw;

@@ -134,33 +134,76 @@ pub(crate) unsafe fn walk<W>(
     Ok(())
 }
 
+/// A work request as a program lays it out: that of today's verbs.h, or of libibverbs 1.0's.
+pub(crate) trait Request: Sized {
+    /// What the card takes.
+    type Wr<'a>;
+
+    /// The next in the list, or NULL.
+    ///
+    /// # Safety
+    /// `at` is a work request on the terms of the verb that posts it.
+    unsafe fn next(at: *mut Self) -> *mut Self;
+
+    /// This one in the card's words, for a type of queue pair if it is to be sent.
+    ///
+    /// # Safety
+    /// As in `next`; what is read is used before the verb returns.
+    unsafe fn read<'a>(at: *mut Self, kind: abi::ibv_qp_type) -> Result<Self::Wr<'a>, Errno>;
+}
+
+impl Request for abi::ibv_send_wr {
+    type Wr<'a> = SendWr<'a>;
+
+    #[inline]
+    unsafe fn next(at: *mut Self) -> *mut Self {
+        // SAFETY: the caller's terms.
+        unsafe { (*at).next }
+    }
+
+    #[inline]
+    unsafe fn read<'a>(at: *mut Self, kind: abi::ibv_qp_type) -> Result<SendWr<'a>, Errno> {
+        // SAFETY: the caller's terms.
+        unsafe {
+            let mut to = send_wr(at, kind == abi::IBV_QPT_UD)?;
+            if kind == abi::IBV_QPT_XRC_SEND && !to.op.is_local() {
+                to.remote_qpn = (*at).qp_type.xrc.remote_srqn;
+            }
+            Ok(to)
+        }
+    }
+}
+
+impl Request for abi::ibv_recv_wr {
+    type Wr<'a> = RecvWr<'a>;
+
+    #[inline]
+    unsafe fn next(at: *mut Self) -> *mut Self {
+        // SAFETY: the caller's terms.
+        unsafe { (*at).next }
+    }
+
+    #[inline]
+    unsafe fn read<'a>(at: *mut Self, _kind: abi::ibv_qp_type) -> Result<RecvWr<'a>, Errno> {
+        // SAFETY: the caller's terms.
+        unsafe { Ok(RecvWr { wr_id: (*at).wr_id, sges: sges((*at).sg_list, (*at).num_sge)? }) }
+    }
+}
+
 /// ibv_post_send(3), through the context's table.
-pub(crate) unsafe extern "C" fn post_send(
-    qp: *mut abi::ibv_qp,
-    first: *mut abi::ibv_send_wr,
-    bad: *mut *mut abi::ibv_send_wr,
-) -> c_int {
+pub(crate) unsafe extern "C" fn post_send<W>(qp: *mut abi::ibv_qp, first: *mut W, bad: *mut *mut W) -> c_int
+where
+    W: for<'a> Request<Wr<'a> = SendWr<'a>>,
+{
     edge::int(|| {
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
         // SAFETY: `qp` is alive, as above.
         let kind = unsafe { (*qp).qp_type };
-        let (datagram, xrc) = (kind == abi::IBV_QPT_UD, kind == abi::IBV_QPT_XRC_SEND);
         let mut poster = obj.post_send();
         // SAFETY: a list and a place on the verb's terms; each request is read while the program waits.
         let posted = unsafe {
-            walk(
-                first,
-                bad,
-                |wr| (*wr).next,
-                |wr| {
-                    let mut to = send_wr(wr, datagram)?;
-                    if xrc && !to.op.is_local() {
-                        to.remote_qpn = (*wr).qp_type.xrc.remote_srqn;
-                    }
-                    poster.push(&to).map_err(errno)
-                },
-            )
+            walk(first, bad, |wr| W::next(wr), |wr| poster.push(&W::read(wr, kind)?).map_err(errno))
         };
         // The requests before a bad one are posted, so the doorbell rings in any case.
         poster.ring();
@@ -168,27 +211,17 @@ pub(crate) unsafe extern "C" fn post_send(
     })
 }
 
-/// A receive work request in the card's words.
-///
-/// # Safety
-/// `wr` is a work request on the terms of ibv_post_recv(3).
-#[inline]
-unsafe fn recv_wr<'a>(wr: *const abi::ibv_recv_wr) -> Result<RecvWr<'a>, Errno> {
-    // SAFETY: the caller vouches for the request.
-    unsafe { Ok(RecvWr { wr_id: (*wr).wr_id, sges: sges((*wr).sg_list, (*wr).num_sge)? }) }
-}
-
 /// ibv_post_recv(3), through the context's table.
-pub(crate) unsafe extern "C" fn post_recv(
-    qp: *mut abi::ibv_qp,
-    first: *mut abi::ibv_recv_wr,
-    bad: *mut *mut abi::ibv_recv_wr,
-) -> c_int {
+pub(crate) unsafe extern "C" fn post_recv<W>(qp: *mut abi::ibv_qp, first: *mut W, bad: *mut *mut W) -> c_int
+where
+    W: for<'a> Request<Wr<'a> = RecvWr<'a>>,
+{
     edge::int(|| {
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
         // SAFETY: `qp` is alive, as above.
-        if !unsafe { (*qp).srq }.is_null() {
+        let (kind, srq) = unsafe { ((*qp).qp_type, (*qp).srq) };
+        if !srq.is_null() {
             if !bad.is_null() {
                 // SAFETY: a place, on the verb's terms.
                 unsafe { bad.write(first) };
@@ -197,24 +230,30 @@ pub(crate) unsafe extern "C" fn post_recv(
         }
         let mut poster = obj.post_recv();
         // SAFETY: as in `post_send`.
-        let posted =
-            unsafe { walk(first, bad, |wr| (*wr).next, |wr| poster.push(&recv_wr(wr)?).map_err(errno)) };
+        let posted = unsafe {
+            walk(first, bad, |wr| W::next(wr), |wr| poster.push(&W::read(wr, kind)?).map_err(errno))
+        };
         poster.ring();
         posted
     })
 }
 
 /// ibv_post_srq_recv(3), through the context's table.
-pub(crate) unsafe extern "C" fn post_srq_recv(
+pub(crate) unsafe extern "C" fn post_srq_recv<W>(
     srq: *mut abi::ibv_srq,
-    first: *mut abi::ibv_recv_wr,
-    bad: *mut *mut abi::ibv_recv_wr,
-) -> c_int {
+    first: *mut W,
+    bad: *mut *mut W,
+) -> c_int
+where
+    W: for<'a> Request<Wr<'a> = RecvWr<'a>>,
+{
     edge::int(|| {
         // SAFETY: the verb's terms.
         let obj = unsafe { SrqHandle::obj(srq)? };
+        // The type of queue pair matters to those who send.
+        let kind = abi::IBV_QPT_RC;
         // SAFETY: as in `post_send`.
-        unsafe { walk(first, bad, |wr| (*wr).next, |wr| obj.post(&recv_wr(wr)?).map_err(errno)) }
+        unsafe { walk(first, bad, |wr| W::next(wr), |wr| obj.post(&W::read(wr, kind)?).map_err(errno)) }
     })
 }
 

@@ -5,9 +5,10 @@
 use crate::context::ContextHandle;
 use crate::cq::CqHandle;
 use crate::edge::{self, Errno};
-use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
+use crate::handle::{beginning, cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
 use crate::qp_attr::{attr_in, attr_out, cap, check_create_flags, qp_type};
+use crate::query::put_prefix;
 use crate::srq::SrqHandle;
 use crate::wr::{self, Building, QpExHandle};
 use crate::xrcd;
@@ -245,6 +246,19 @@ fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<Option<u64>, Errno> {
     Ok((mask & sends != 0).then_some(init.send_ops_flags))
 }
 
+/// The attributes that a program's struct reaches to: it may end before the first that came later.
+///
+/// # Safety
+/// `init` names a struct with every field that its mask names.
+unsafe fn reached(init: *const abi::ibv_qp_init_attr_ex) -> abi::ibv_qp_init_attr_ex {
+    // SAFETY: the caller's terms; of the later fields only those of send operations are used.
+    unsafe {
+        let later = (*init).comp_mask & abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+        let first = offset_of!(abi::ibv_qp_init_attr_ex, max_tso_header);
+        beginning(init, if later { size_of::<abi::ibv_qp_init_attr_ex>() } else { first })
+    }
+}
+
 /// ibv_create_qp_ex(3), through the context's table.
 pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut abi::ibv_context,
@@ -253,11 +267,16 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     edge::object(|| {
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let (pd, ops) = unsafe {
-            let asked = init.as_mut().ok_or(libc::EINVAL)?;
-            check_create_flags(asked)?;
-            let ops = extensions(asked)?;
+            let mut asked = reached(given(init)?.as_ptr());
+            check_create_flags(&asked)?;
+            let ops = extensions(&asked)?;
             if asked.qp_type == abi::IBV_QPT_XRC_RECV {
-                return if ops.is_some() { Err(libc::EINVAL) } else { create_xrc_recv(context, asked) };
+                if ops.is_some() {
+                    return Err(libc::EINVAL);
+                }
+                let made = create_xrc_recv(context, &mut asked)?;
+                (*init).cap = asked.cap;
+                return Ok(made);
             }
             (asked.pd, ops)
         };
@@ -272,6 +291,10 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::ibv_qp) -> *mut abi::i
     if !qp.is_null() && unsafe { (*QpHandle::of(qp)).extended } { qp.cast() } else { core::ptr::null_mut() }
 }
 
+/// Bytes of `struct ibv_qp_attr` that every program has. Its last field came later, and is read and written only where a
+/// mask names it; no mask that is offered does.
+const QP_ATTR: usize = offset_of!(abi::ibv_qp_attr, rate_limit);
+
 /// ibv_modify_qp(3).
 pub(crate) unsafe extern "C" fn modify_qp(
     qp: *mut abi::ibv_qp,
@@ -279,11 +302,11 @@ pub(crate) unsafe extern "C" fn modify_qp(
     mask: c_int,
 ) -> c_int {
     edge::int(|| {
-        // SAFETY: NULL or a struct of the caller's, on the verb's terms.
-        let from = unsafe { attr.as_ref() }.ok_or(libc::EINVAL)?;
+        // SAFETY: a struct of the caller's, on the verb's terms; an ibv_qp_attr is numbers: zero is valid.
+        let from = unsafe { beginning(given(attr)?.as_ptr(), QP_ATTR) };
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
-        let (attr, mask) = attr_in(from, mask)?;
+        let (attr, mask) = attr_in(&from, mask)?;
         obj.modify(&attr, mask).map_err(errno)?;
         if mask.contains(starverbs_core::qp::QpAttrMask::STATE) {
             // SAFETY: `qp` is alive, as above.
@@ -301,7 +324,7 @@ pub(crate) unsafe extern "C" fn query_qp(
     init: *mut abi::ibv_qp_init_attr,
 ) -> c_int {
     edge::int(|| {
-        let to = given(attr)?;
+        let to = given(attr)?.as_ptr();
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
         let now = attr_out(&obj.query().map_err(errno)?, &obj.caps());
@@ -319,7 +342,7 @@ pub(crate) unsafe extern "C" fn query_qp(
                     sq_sig_all: c_int::from((*QpHandle::of(qp)).sq_sig_all),
                 });
             }
-            to.write(now);
+            put_prefix(&now, to, QP_ATTR);
         }
         Ok(())
     })

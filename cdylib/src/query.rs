@@ -74,14 +74,17 @@ pub(crate) unsafe extern "C" fn query_device(
     })
 }
 
-/// Copies as much of `from` as a caller built with an older header has room for.
+/// Copies as much of `from` as a caller built with an older header has room for. What one built with a newer header has
+/// more is zeroed: this device has nothing to say there.
 ///
 /// # Safety
 /// `to` has room for `room` bytes.
-unsafe fn put_prefix<T>(from: &T, to: *mut T, room: usize) {
+pub(crate) unsafe fn put_prefix<T>(from: &T, to: *mut T, room: usize) {
+    let (to, known) = (to.cast::<u8>(), room.min(size_of::<T>()));
     // SAFETY: both sides hold at least that many bytes, and a fresh local does not overlap the caller's struct.
     unsafe {
-        core::ptr::copy_nonoverlapping((&raw const *from).cast::<u8>(), to.cast(), room.min(size_of::<T>()))
+        core::ptr::copy_nonoverlapping((&raw const *from).cast::<u8>(), to, known);
+        to.add(known).write_bytes(0, room - known);
     };
 }
 
@@ -199,6 +202,36 @@ pub(crate) unsafe extern "C" fn query_port_compat(
 ) -> c_int {
     // SAFETY: the verb's terms; the old struct has room for every field before that one.
     unsafe { query_port(context, port, attr, offset_of!(abi::ibv_port_attr, port_cap_flags2)) }
+}
+
+/// Lanes of `active_width` (IBTA PortInfo.LinkWidthActive), `None` for a code without meaning.
+fn lanes(width: u8) -> Option<u64> {
+    [(1, 1), (2, 4), (4, 8), (8, 12), (16, 2)].into_iter().find(|w| w.0 == width).map(|w| w.1)
+}
+
+/// Speed of a lane in 100 Mb/s by `active_speed` (PortInfo.LinkSpeedActive and its extensions), `None` as above.
+fn lane_speed(speed: u8) -> Option<u64> {
+    let codes = [(1, 25), (2, 50), (4, 100), (8, 100), (16, 140), (32, 250), (64, 500), (128, 1000)];
+    codes.into_iter().find(|s| s.0 == speed).map(|s| s.1)
+}
+
+/// ibv_query_port_speed(3): units of 100 Mb/s.
+pub(crate) unsafe extern "C" fn query_port_speed(
+    context: *mut abi::ibv_context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    edge::int(|| {
+        let to = given(speed)?;
+        let port = u8::try_from(port).map_err(|_| libc::EINVAL)?;
+        // SAFETY: the verb's terms.
+        let from = unsafe { ContextHandle::obj(context)? }.query_port(port).map_err(errno)?;
+        let lanes = lanes(from.active_width).ok_or(libc::EOPNOTSUPP)?;
+        let speed = lane_speed(from.active_speed).ok_or(libc::EOPNOTSUPP)?;
+        // SAFETY: the verb's terms.
+        unsafe { to.write(lanes * speed) };
+        Ok(())
+    })
 }
 
 /// One GID of a port. ENODATA is an empty place in the table.

@@ -5,11 +5,12 @@
 use crate::context::ContextHandle;
 use crate::cq::CqHandle;
 use crate::edge::{self, Errno};
-use crate::handle::{cookie, errno, given, wait_for_acks, zeroed};
+use crate::handle::{beginning, cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
 use crate::tags;
 use crate::xrcd;
 use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
 use starverbs_verbs::{Cq, Srq, Xrcd};
@@ -103,36 +104,42 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     init: *mut abi::ibv_srq_init_attr_ex,
 ) -> *mut abi::ibv_srq {
     edge::object(|| {
-        // SAFETY: NULL or a struct of the caller's, on the verb's terms.
-        let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
-        let mask = init.comp_mask;
+        let init = given(init)?.as_ptr();
+        // SAFETY: a struct of the caller's, on the verb's terms; its last field came later, and is there if it is named.
+        let (asked, attr) = unsafe {
+            let later = (*init).comp_mask & abi::IBV_SRQ_INIT_ATTR_TM != 0;
+            let first = offset_of!(abi::ibv_srq_init_attr_ex, tm_cap);
+            let room = if later { size_of::<abi::ibv_srq_init_attr_ex>() } else { first };
+            (beginning(init, room), &mut (*init).attr)
+        };
+        let mask = asked.comp_mask;
         if mask & !(abi::IBV_SRQ_INIT_ATTR_RESERVED - 1) != 0 {
             return Err(libc::EINVAL);
         }
         let pd = mask & abi::IBV_SRQ_INIT_ATTR_PD != 0;
-        if mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type == abi::IBV_SRQT_XRC {
+        if mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && asked.srq_type == abi::IBV_SRQT_XRC {
             let needed = abi::IBV_SRQ_INIT_ATTR_XRCD | abi::IBV_SRQ_INIT_ATTR_CQ;
             if mask & needed != needed || !pd {
                 return Err(libc::EINVAL);
             }
             // SAFETY: the verb's terms.
             unsafe {
-                let xrc = Kind::Xrc(xrcd::obj(init.xrcd)?, CqHandle::obj(init.cq)?);
-                return create(init.pd, xrc, init.srq_context, &mut init.attr);
+                let xrc = Kind::Xrc(xrcd::obj(asked.xrcd)?, CqHandle::obj(asked.cq)?);
+                return create(asked.pd, xrc, asked.srq_context, attr);
             }
         }
-        if mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type == abi::IBV_SRQT_TM {
+        if mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && asked.srq_type == abi::IBV_SRQT_TM {
             let needed = abi::IBV_SRQ_INIT_ATTR_TM | abi::IBV_SRQ_INIT_ATTR_CQ;
-            if mask & needed != needed || !pd || init.tm_cap.max_ops > tags::MAX_OPS {
+            if mask & needed != needed || !pd || asked.tm_cap.max_ops > tags::MAX_OPS {
                 return Err(libc::EINVAL);
             }
             // SAFETY: the verb's terms.
             unsafe {
-                let tagged = Kind::Tagged(CqHandle::obj(init.cq)?, init.tm_cap.max_num_tags);
-                return create(init.pd, tagged, init.srq_context, &mut init.attr);
+                let tagged = Kind::Tagged(CqHandle::obj(asked.cq)?, asked.tm_cap.max_num_tags);
+                return create(asked.pd, tagged, asked.srq_context, attr);
             }
         }
-        let basic = mask & abi::IBV_SRQ_INIT_ATTR_TYPE == 0 || init.srq_type == abi::IBV_SRQT_BASIC;
+        let basic = mask & abi::IBV_SRQ_INIT_ATTR_TYPE == 0 || asked.srq_type == abi::IBV_SRQT_BASIC;
         if !basic || mask & !(abi::IBV_SRQ_INIT_ATTR_TYPE | abi::IBV_SRQ_INIT_ATTR_PD) != 0 {
             return Err(libc::EOPNOTSUPP);
         }
@@ -140,7 +147,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             return Err(libc::EINVAL);
         }
         // SAFETY: the verb's terms.
-        unsafe { create(init.pd, Kind::Basic, init.srq_context, &mut init.attr) }
+        unsafe { create(asked.pd, Kind::Basic, asked.srq_context, attr) }
     })
 }
 

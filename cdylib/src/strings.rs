@@ -67,6 +67,7 @@ pub(crate) extern "C" fn event_type_str(event: c_int) -> *const c_char {
             c"client reregistration",
             c"GID table change",
             c"WQ fatal",
+            c"Device link speed change",
         ],
         event,
     )
@@ -94,6 +95,31 @@ pub(crate) extern "C" fn port_state_str(state: c_int) -> *const c_char {
     word(&[c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"], state)
 }
 
+/// ibv_wr_opcode_str: the name of a work request's operation.
+pub(crate) extern "C" fn wr_opcode_str(opcode: c_int) -> *const c_char {
+    word(
+        &[
+            c"rdma-write",
+            c"rdma-write-with-imm",
+            c"send",
+            c"send-with-imm",
+            c"rdma-read",
+            c"atomic-cmp-and-swp",
+            c"atomic-fetch-and-add",
+            c"local-inv",
+            c"bind-mw",
+            c"send-with-inv",
+            c"tso",
+            c"driver1",
+            UNKNOWN,
+            UNKNOWN,
+            c"flush",
+            c"atomic-write",
+        ],
+        opcode,
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,11 +135,13 @@ mod tests {
         assert_eq!(text(event_type_str(18)), "GID table change");
         assert_eq!(text(node_type_str(1)), "InfiniBand channel adapter");
         assert_eq!(text(port_state_str(4)), "active");
+        assert_eq!(text(wr_opcode_str(15)), "atomic-write");
         for odd in [-1, c_int::MIN, 24, c_int::MAX] {
             assert_eq!(text(wc_status_str(odd)), "unknown");
             assert_eq!(text(event_type_str(odd)), "unknown");
             assert_eq!(text(node_type_str(odd)), "unknown");
             assert_eq!(text(port_state_str(odd)), "unknown");
+            assert_eq!(text(wr_opcode_str(odd)), "unknown");
         }
     }
 }
