@@ -13,7 +13,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
 use starverbs_core::types::{Cqe, Nanos};
-use starverbs_verbs::{Cq, CqInit};
+use starverbs_verbs::{Cq, CqInit, Moderation};
 
 /// A completion queue.
 #[repr(C)]
@@ -150,18 +150,21 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut abi::ibv_cq, cqe: c_int) -> c
     })
 }
 
-/// ibv_modify_cq(3). Events are not moderated (the device's `cq_mod_caps` are 0): only an event for each completion, at
-/// once, may be asked for.
+/// ibv_modify_cq(3): event moderation.
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut abi::ibv_cq, attr: *mut abi::ibv_modify_cq_attr) -> c_int {
     edge::int(|| {
-        given(cq)?;
+        // SAFETY: the verb's terms.
+        let obj = unsafe { CqHandle::obj(cq)? };
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let attr = unsafe { attr.as_ref() }.ok_or(libc::EINVAL)?;
         if attr.attr_mask & !abi::IBV_CQ_ATTR_MODERATE != 0 {
             return Err(libc::EINVAL);
         }
-        let moderate = attr.attr_mask != 0 && (attr.moderate.cq_count > 1 || attr.moderate.cq_period > 0);
-        if moderate { Err(libc::EOPNOTSUPP) } else { Ok(()) }
+        if attr.attr_mask == 0 {
+            return Ok(());
+        }
+        let wanted = Moderation { count: attr.moderate.cq_count, period: attr.moderate.cq_period };
+        obj.moderate(wanted).map_err(errno)
     })
 }
 

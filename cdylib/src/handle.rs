@@ -6,6 +6,7 @@
 
 use crate::edge::Errno;
 use core::ptr::NonNull;
+use starverbs_verbs::{VerbsError, log};
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,15 +16,22 @@ pub(crate) fn given<T>(pointer: *mut T) -> Result<NonNull<T>, Errno> {
     NonNull::new(pointer).ok_or(libc::EINVAL)
 }
 
-/// The errno value of a failed call into the card.
-pub(crate) fn errno(error: starverbs_verbs::VerbsError) -> Errno {
+/// The errno value of a control call that the card refused, which says why if the setting LOG asks for it.
+pub(crate) fn errno(error: VerbsError) -> Errno {
+    log::refused(&error);
+    error.errno()
+}
+
+/// The errno value of a call on the data path.
+#[inline]
+pub(crate) fn quiet(error: VerbsError) -> Errno {
     error.errno()
 }
 
 /// Says on standard error, once a process, why the card cannot be had: C's errno cannot name a setting.
-pub(crate) fn complain(error: starverbs_verbs::VerbsError) -> Errno {
+pub(crate) fn complain(error: VerbsError) -> Errno {
     static SAID: std::sync::Once = std::sync::Once::new();
-    SAID.call_once(|| eprintln!("starverbs: {error}"));
+    SAID.call_once(|| log::say(format_args!("{error}")));
     error.errno()
 }
 

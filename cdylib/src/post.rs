@@ -4,7 +4,7 @@
 
 use crate::ah::AhHandle;
 use crate::edge::{self, Errno};
-use crate::handle::errno;
+use crate::handle::quiet;
 use crate::mw;
 use crate::qp::QpHandle;
 use crate::srq::SrqHandle;
@@ -203,7 +203,7 @@ where
         let mut poster = obj.post_send();
         // SAFETY: a list and a place on the verb's terms; each request is read while the program waits.
         let posted = unsafe {
-            walk(first, bad, |wr| W::next(wr), |wr| poster.push(&W::read(wr, kind)?).map_err(errno))
+            walk(first, bad, |wr| W::next(wr), |wr| poster.push(&W::read(wr, kind)?).map_err(quiet))
         };
         // The requests before a bad one are posted, so the doorbell rings in any case.
         poster.ring();
@@ -231,7 +231,7 @@ where
         let mut poster = obj.post_recv();
         // SAFETY: as in `post_send`.
         let posted = unsafe {
-            walk(first, bad, |wr| W::next(wr), |wr| poster.push(&W::read(wr, kind)?).map_err(errno))
+            walk(first, bad, |wr| W::next(wr), |wr| poster.push(&W::read(wr, kind)?).map_err(quiet))
         };
         poster.ring();
         posted
@@ -253,7 +253,7 @@ where
         // The type of queue pair matters to those who send.
         let kind = abi::IBV_QPT_RC;
         // SAFETY: as in `post_send`.
-        unsafe { walk(first, bad, |wr| W::next(wr), |wr| obj.post(&W::read(wr, kind)?).map_err(errno)) }
+        unsafe { walk(first, bad, |wr| W::next(wr), |wr| obj.post(&W::read(wr, kind)?).map_err(quiet)) }
     })
 }
 

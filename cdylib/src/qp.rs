@@ -358,7 +358,11 @@ pub(crate) unsafe extern "C" fn query_qp_data_in_order(
 }
 
 /// ibv_query_ece(3): there are no enhanced connection options.
-pub(crate) unsafe extern "C" fn query_ece(_qp: *mut abi::ibv_qp, _ece: *mut abi::ibv_ece) -> c_int {
+pub(crate) unsafe extern "C" fn query_ece(_qp: *mut abi::ibv_qp, ece: *mut abi::ibv_ece) -> c_int {
+    if !ece.is_null() {
+        // SAFETY: the caller's struct, on the verb's terms; libibverbs clears it before it looks for a provider.
+        unsafe { ece.write(abi::ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
+    }
     libc::EOPNOTSUPP
 }
 

@@ -7,7 +7,7 @@ use crate::edge::Errno;
 use crate::handle::zeroed;
 use core::ffi::c_int;
 use starverbs_abi as abi;
-use starverbs_core::qp::QpAttrMask;
+use starverbs_core::qp::{PathMig, QpAttrMask};
 use starverbs_core::types::{Access, Mtu, Psn, QPN_MASK, QpState, QpType};
 use starverbs_verbs::{QpAttr, QpCaps};
 
@@ -22,6 +22,15 @@ pub(crate) fn qp_type(code: abi::ibv_qp_type) -> Result<QpType, Errno> {
         abi::IBV_QPT_RAW_PACKET | abi::IBV_QPT_DRIVER => Err(libc::EOPNOTSUPP),
         _ => Err(libc::EINVAL),
     }
+}
+
+/// Copies the attributes that are the same numbers in both structs.
+macro_rules! same_numbers {
+    ($from:expr => $to:expr) => {
+        same_numbers!(@ $from => $to; qkey, pkey_index, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port_num,
+            timeout, retry_cnt, rnr_retry)
+    };
+    (@ $from:expr => $to:expr; $($field:ident),+) => { $($to.$field = $from.$field;)+ };
 }
 
 /// The attributes that `mask` names. Fields it does not name may hold anything and are left at their defaults.
@@ -45,19 +54,14 @@ pub(crate) fn attr_in(from: &abi::ibv_qp_attr, mask: c_int) -> Result<(QpAttr, Q
         to.dest_qpn = Some(from.dest_qp_num).filter(|&n| n <= QPN_MASK).ok_or(libc::EINVAL)?;
     }
     if has(QpAttrMask::AV) {
-        to.ah = ah_attr_in(&from.ah_attr);
+        to.av = ah_attr_in(&from.ah_attr);
     }
-    to.qkey = from.qkey;
+    if has(QpAttrMask::PATH_MIG_STATE) {
+        to.path_mig = PathMig::from_code(from.path_mig_state).ok_or(libc::EINVAL)?;
+    }
+    same_numbers!(from => to);
     to.rq_psn = Psn::new(from.rq_psn);
     to.sq_psn = Psn::new(from.sq_psn);
-    to.pkey_index = from.pkey_index;
-    to.max_rd_atomic = from.max_rd_atomic;
-    to.max_dest_rd_atomic = from.max_dest_rd_atomic;
-    to.min_rnr_timer = from.min_rnr_timer;
-    to.port_num = from.port_num;
-    to.timeout = from.timeout;
-    to.retry_cnt = from.retry_cnt;
-    to.rnr_retry = from.rnr_retry;
     to.en_sqd_async_notify = from.en_sqd_async_notify != 0;
     Ok((to, mask))
 }
@@ -99,24 +103,16 @@ pub(crate) fn attr_out(from: &QpAttr, caps: &QpCaps) -> abi::ibv_qp_attr {
     to.qp_state = from.state as abi::ibv_qp_state;
     to.cur_qp_state = from.cur_state as abi::ibv_qp_state;
     to.path_mtu = from.path_mtu as abi::ibv_mtu;
-    to.path_mig_state = abi::IBV_MIG_MIGRATED;
-    to.qkey = from.qkey;
+    to.path_mig_state = from.path_mig as abi::ibv_mig_state;
+    same_numbers!(from => to);
     to.rq_psn = from.rq_psn.get();
     to.sq_psn = from.sq_psn.get();
     to.dest_qp_num = from.dest_qpn;
     to.qp_access_flags = from.access.bits();
     to.cap = cap(caps);
-    to.ah_attr = ah_attr_out(&from.ah);
-    to.pkey_index = from.pkey_index;
+    to.ah_attr = ah_attr_out(&from.av);
     to.en_sqd_async_notify = u8::from(from.en_sqd_async_notify);
     to.sq_draining = u8::from(from.sq_draining);
-    to.max_rd_atomic = from.max_rd_atomic;
-    to.max_dest_rd_atomic = from.max_dest_rd_atomic;
-    to.min_rnr_timer = from.min_rnr_timer;
-    to.port_num = from.port_num;
-    to.timeout = from.timeout;
-    to.retry_cnt = from.retry_cnt;
-    to.rnr_retry = from.rnr_retry;
     to
 }
 

@@ -122,6 +122,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             ud_odp_caps: from.odp.ud,
         };
         full.xrc_odp_caps = from.odp.xrc;
+        full.cq_mod_caps = abi::ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
         // SAFETY: `attr_size` is the size of the caller's struct.
         unsafe { put_prefix(&full, to, attr_size) };
         Ok(())

@@ -5,7 +5,7 @@
 
 use crate::ah::AhHandle;
 use crate::edge;
-use crate::handle::{errno, zeroed};
+use crate::handle::{quiet, zeroed};
 use crate::mw;
 use crate::post;
 use crate::qp::QpHandle;
@@ -124,7 +124,7 @@ unsafe extern "C" fn wr_complete(qp: *mut abi::ibv_qp_ex) -> c_int {
     edge::int(|| {
         // SAFETY: the verb's terms: this thread called `wr_start`.
         let batch = unsafe { (*(*handle(qp)).more.batch.get()).take() };
-        batch.ok_or(libc::EINVAL)?.complete().map_err(errno)
+        batch.ok_or(libc::EINVAL)?.complete().map_err(quiet)
     })
 }
 

@@ -415,10 +415,10 @@ static void extended_poll(void)
 	wr.wr.rdma.rkey = b.mr->rkey;
 	CHECK(ibv_start_poll(cq, &none) == ENOENT);
 	CHECK(!ibv_query_device_ex(ctx, NULL, &device) && device.hca_core_clock == 1000000 &&
-	      device.completion_timestamp_mask == UINT64_MAX && device.cq_mod_caps.max_cq_count == 0);
+	      device.completion_timestamp_mask == UINT64_MAX && device.cq_mod_caps.max_cq_count == UINT16_MAX);
 	CHECK(!ibv_modify_cq(ibv_cq_ex_to_cq(cq), &moderate));
 	moderate.moderate.cq_count = 2;
-	CHECK(ibv_modify_cq(ibv_cq_ex_to_cq(cq), &moderate) == EOPNOTSUPP);
+	CHECK(!ibv_modify_cq(ibv_cq_ex_to_cq(cq), &moderate));
 	moderate.attr_mask = 1 << 4;
 	CHECK(ibv_modify_cq(ibv_cq_ex_to_cq(cq), &moderate) == EINVAL);
 	CHECK(ibv_query_rt_values_ex(ctx, &wrong) == EINVAL && !ibv_query_rt_values_ex(ctx, &before));

@@ -1,12 +1,17 @@
 #!/bin/sh
-# Builds the programs beside it against the installed verbs.h and libibverbs.so.1 and runs them on the library under test.
+# Builds the C programs beside it against the installed verbs.h and libibverbs.so.1 and runs them on the library under test.
 # usage: edges.sh LIBRARY_DIRECTORY
 set -eu
 lib=$(cd "${1:?usage: edges.sh LIBRARY_DIRECTORY}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-for program in edges memory import old sizes newer kernel operations tags; do
+for program in edges memory import old sizes newer kernel errors states queues fork operations tags; do
 	cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -libverbs -lpthread -ldl
 	LD_LIBRARY_PATH=$lib "$tmp/$program"
 done
+
+# The library is silent by itself, and says why it refuses when it is asked to.
+said() { LD_LIBRARY_PATH=$lib STARVERBS_LOG=$1 "$tmp/errors" 2>&1 >/dev/null; }
+test -z "$(said off)" || { echo "log: not silent" >&2; exit 1; }
+said error | grep -q 'refused, errno 16: the object is in use by others' || { echo "log: no reason" >&2; exit 1; }

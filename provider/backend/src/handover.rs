@@ -5,11 +5,12 @@
 //! that a burst waits a moment for its reader; who does not read even then is not waited for again for a while. Owns those
 //! sockets; it must not look into what it passes.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use starverbs_core::Nanos;
 
+use crate::descriptor::Socket;
 use crate::registry::{abstract_address, socket_name};
 use crate::sockopt::{self, errno};
 
@@ -34,7 +35,7 @@ pub(crate) enum Passed {
 struct Peer {
     block: u32,
     used: u64,
-    socket: OwnedFd,
+    socket: Socket,
     /// It did not read in time: not waited for before
     stalled: Nanos,
 }
@@ -102,7 +103,7 @@ impl Peer {
     }
 }
 
-fn connect(port: u16, block: u32) -> Option<OwnedFd> {
+fn connect(port: u16, block: u32) -> Option<Socket> {
     let socket = sockopt::datagram(libc::AF_UNIX, "a unix socket").ok()?;
     let (address, len) = abstract_address(&socket_name(port, block));
     // SAFETY: the pointer and length describe `address`, alive across the call.
@@ -115,7 +116,7 @@ fn connect(port: u16, block: u32) -> Option<OwnedFd> {
 }
 
 /// Gives the errno, 0 for success.
-fn send(socket: &OwnedFd, head: &[u8], body: &[u8]) -> i32 {
+fn send(socket: &Socket, head: &[u8], body: &[u8]) -> i32 {
     let part = |s: &[u8]| libc::iovec { iov_base: s.as_ptr().cast_mut().cast(), iov_len: s.len() };
     let mut parts = [part(head), part(body)];
     // SAFETY: a msghdr of zeroes is valid: null pointers with zero lengths.

@@ -126,6 +126,12 @@ fn from_entry(entry: &InterfaceAddress) -> Option<HostAddr> {
     })
 }
 
+/// The interface's speed in Mb/s; `None` where there is none, as of loopback and of many a virtual interface.
+pub fn link_speed(name: &str) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
+    text.trim().parse().ok().filter(|&speed| speed > 0)
+}
+
 /// The interface's MTU; 1500 if the kernel does not say.
 fn link_mtu(name: &str) -> u32 {
     const USUAL: u32 = 1500;

@@ -17,6 +17,7 @@
 
 mod batch;
 mod control;
+mod descriptor;
 mod error;
 mod fault;
 mod handover;
@@ -35,6 +36,7 @@ mod udp_tx;
 use std::ops::Deref;
 
 pub use control::{Request, ask};
+pub use descriptor::let_go;
 pub use error::BackendError;
 pub use fault::Fault;
 pub use host::HostAddr;

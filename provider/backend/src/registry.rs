@@ -3,11 +3,12 @@
 //! The kernel keeps the registry. A name exists as long as a process holds it, however that process ends, and as far as
 //! the UDP port does: in one network namespace. Owns the names and the claiming; it must not read messages.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use starverbs_core::{QPN_BLOCK_SHIFT, Qpn};
 
 use crate::BackendError;
+use crate::descriptor::Socket;
 use crate::error::os;
 use crate::sockopt::{self, errno};
 
@@ -42,7 +43,7 @@ pub(crate) fn abstract_address(name: &str) -> (libc::sockaddr_un, libc::socklen_
 #[derive(Debug)]
 pub struct QpnBlock {
     number: u32,
-    socket: OwnedFd,
+    socket: Socket,
 }
 
 impl QpnBlock {

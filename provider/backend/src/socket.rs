@@ -2,18 +2,18 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 
 use starverbs_settings::Settings;
 
 use crate::BackendError;
+use crate::descriptor::Socket;
 use crate::sockopt::{self, datagram};
 
 const WHAT: &str = "the UDP socket to receive from";
 
 /// Binds the wire's port for IPv4 and IPv6. `None`: the port is taken by who does not share it, another user's processes
 /// for instance.
-pub(crate) fn open_wire(settings: &Settings) -> Result<Option<OwnedFd>, BackendError> {
+pub(crate) fn open_wire(settings: &Settings) -> Result<Option<Socket>, BackendError> {
     let port = settings.port;
     // A host may be without IPv6.
     let (fd, any) = match datagram(libc::AF_INET6, WHAT) {

@@ -6,10 +6,11 @@ use std::time::Duration;
 use starverbs_core::Nanos;
 
 use crate::BackendError;
+use crate::descriptor::Socket;
 use crate::error::os;
 
 /// Opens a non-blocking datagram socket of `domain`.
-pub(crate) fn datagram(domain: i32, what: &'static str) -> Result<OwnedFd, BackendError> {
+pub(crate) fn datagram(domain: i32, what: &'static str) -> Result<Socket, BackendError> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: socket() takes no pointers.
     let fd = unsafe { libc::socket(domain, kind, 0) };
@@ -17,23 +18,23 @@ pub(crate) fn datagram(domain: i32, what: &'static str) -> Result<OwnedFd, Backe
         return Err(os(what));
     }
     // SAFETY: `fd` was just opened and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(Socket::new(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// Sets an option to anything plain; says whether the kernel took it.
-pub(crate) fn set<T: Copy>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> bool {
+pub(crate) fn set<T: Copy>(fd: &Socket, level: i32, name: i32, value: &T) -> bool {
     let len = std::mem::size_of::<T>() as libc::socklen_t;
     // SAFETY: the pointer and length describe `value`, which the kernel only reads.
     unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len) == 0 }
 }
 
 /// Sets an integer option; says whether the kernel took it.
-pub(crate) fn set_int(fd: &OwnedFd, level: i32, name: i32, value: i32) -> bool {
+pub(crate) fn set_int(fd: &Socket, level: i32, name: i32, value: i32) -> bool {
     set(fd, level, name, &value)
 }
 
 /// Asks for a receive buffer: past the system's limit where permitted, else as much as the limit allows.
-pub(crate) fn receive_buffer(fd: &OwnedFd, bytes: usize) {
+pub(crate) fn receive_buffer(fd: &Socket, bytes: usize) {
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
     if !set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes) {
         set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes);
@@ -41,7 +42,7 @@ pub(crate) fn receive_buffer(fd: &OwnedFd, bytes: usize) {
 }
 
 /// Asks for a send buffer, as [`receive_buffer`].
-pub(crate) fn send_buffer(fd: &OwnedFd, bytes: usize) {
+pub(crate) fn send_buffer(fd: &Socket, bytes: usize) {
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
     if !set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes) {
         set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes);

@@ -11,11 +11,12 @@
 //! Owns probes and the program. It must not receive: [`crate::Rx`] does, and passes on what concerns steering.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 use starverbs_core::{Nanos, QPN_BLOCK_SHIFT, QPN_MASK};
 
 use crate::control::Answer;
+use crate::descriptor::Socket;
 use crate::probe::{PROBE_OPCODE, Probe, encode_check};
 use crate::sockopt;
 
@@ -64,7 +65,7 @@ impl Round {
 pub(crate) struct Steering {
     port: u16,
     token: u64,
-    probes: Option<OwnedFd>,
+    probes: Option<Socket>,
     round: Option<Round>,
     wanted: bool,
     nonce: u32,
@@ -178,7 +179,7 @@ impl Steering {
 
     /// Goes on: begins a check or a round that is due, ends one that has its answers or is out of patience, and then attaches the
     /// program to `group`, a socket of it.
-    pub(crate) fn step(&mut self, now: Nanos, group: &OwnedFd, reply_block: u32) {
+    pub(crate) fn step(&mut self, now: Nanos, group: &Socket, reply_block: u32) {
         match &mut self.round {
             None if self.wanted && now >= self.next => self.begin(now, reply_block),
             None if !self.wanted && self.company && now >= self.check_at => self.check(now, reply_block),
@@ -230,7 +231,7 @@ impl Steering {
     }
 
     /// Sends to the port. What is lost is what nobody answers.
-    fn send_one(&self, socket: &OwnedFd, bytes: &[u8]) {
+    fn send_one(&self, socket: &Socket, bytes: &[u8]) {
         let address = loopback(self.port);
         let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
         // SAFETY: pointers and lengths describe `bytes` and `address`, alive across the call.
@@ -240,7 +241,7 @@ impl Steering {
         }
     }
 
-    fn end(&mut self, now: Nanos, group: &OwnedFd) {
+    fn end(&mut self, now: Nanos, group: &Socket) {
         let Some(round) = self.round.take() else { return };
         let silent = round.answered() < round.sent;
         self.pause = if silent { (self.pause * 2).min(LONG_PAUSE) } else { PAUSE };
@@ -310,7 +311,7 @@ fn program(members: &[Member]) -> Vec<libc::sock_filter> {
     code
 }
 
-fn attach(group: &OwnedFd, code: &[libc::sock_filter]) -> io::Result<()> {
+fn attach(group: &Socket, code: &[libc::sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_ptr().cast_mut() };
     // The kernel copies the program during the call and reads no more than `len` instructions of `code`, which lives on.
     if sockopt::set(group, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &program) {
@@ -330,7 +331,7 @@ fn loopback(port: u16) -> libc::sockaddr_in {
 }
 
 /// A socket for probes. Bound to loopback, so that a receiver knows that the probe is of this host.
-fn probe_socket() -> Option<OwnedFd> {
+fn probe_socket() -> Option<Socket> {
     let socket = sockopt::datagram(libc::AF_INET, "a socket for probes").ok()?;
     let address = loopback(0);
     // SAFETY: the pointer and length describe `address`, alive across the call.

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_difference};
@@ -13,6 +13,7 @@ use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, Qpn};
 use starverbs_settings::Settings;
 
 use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
+use crate::descriptor::Socket;
 use crate::handover::{Handover, Passed};
 use crate::inbox::Inbox;
 use crate::pcap::Capture;
@@ -79,7 +80,7 @@ pub struct Rx<C: Deref<Target = Counters>> {
     settings: Settings,
     token: u64,
     /// `None` for a guest
-    wire: Option<OwnedFd>,
+    wire: Option<Socket>,
     /// It left the port for good
     left: bool,
     blocks: Vec<QpnBlock>,

@@ -8,7 +8,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
@@ -16,6 +16,7 @@ use starverbs_core::{Av, Counters, FrameMeta, QPN_BLOCK_SHIFT, Seg};
 use starverbs_settings::Settings;
 
 use crate::batch::{Batch, Group, MAX_FRAME};
+use crate::descriptor::Socket;
 use crate::error::os;
 use crate::pcap::Capture;
 use crate::sockopt;
@@ -33,7 +34,7 @@ const PATIENCE: Duration = Duration::from_millis(2);
 
 /// A source address's socket.
 struct Source {
-    fd: OwnedFd,
+    fd: Socket,
     sport: u16,
     gso: bool,
 }
@@ -299,7 +300,7 @@ fn open_source(addr: &HostAddr, sndbuf: usize, gso: bool) -> Result<Source, Back
     Ok(Source { fd, sport, gso })
 }
 
-fn supports_gso(fd: &OwnedFd) -> bool {
+fn supports_gso(fd: &Socket) -> bool {
     let (mut value, mut len) = (0i32, std::mem::size_of::<i32>() as libc::socklen_t);
     let out = std::ptr::from_mut(&mut value).cast();
     // SAFETY: the pointers describe `value` and `len`, alive across the call.

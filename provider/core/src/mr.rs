@@ -16,8 +16,8 @@ mod window;
 
 pub use window::{Bind, WindowType};
 
-/// Most MRs and memory windows a card holds together.
-pub const MAX_MR: usize = 1 << 20;
+/// Most MRs and memory windows a card holds together: the sum of [`Limits`](crate::Limits)' two.
+pub const MAX_MR: usize = 1 << 21;
 
 const KEY_BITS: u32 = 8;
 const SLOT_MASK: u32 = u32::MAX >> KEY_BITS;
@@ -62,6 +62,8 @@ pub struct MrTable {
     free: VecDeque<u32>,
     /// Hides slot numbers in keys; drawn at the first registration
     mask: u32,
+    /// Slots that are windows
+    windows: usize,
     /// MRs of other cards, by key
     imports: Vec<Entry>,
 }
@@ -115,7 +117,7 @@ const _: () = assert!(size_of::<Entry>() <= 48);
 impl MrTable {
     /// No MRs.
     pub const fn new() -> Self {
-        MrTable { entries: Vec::new(), free: VecDeque::new(), mask: 0, imports: Vec::new() }
+        MrTable { entries: Vec::new(), free: VecDeque::new(), mask: 0, windows: 0, imports: Vec::new() }
     }
 
     /// Adds an MR; gives its key. `Invalid`: an address range that wraps, or remote WRITE or atomics
@@ -214,14 +216,14 @@ impl MrTable {
         (entry.key.map(NonZeroU32::get) == Some(key)).then_some(entry.pd)
     }
 
-    /// MRs and windows that exist.
-    pub fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
+    /// MRs that exist.
+    pub fn regions(&self) -> usize {
+        self.entries.len() - self.free.len() - self.windows
     }
 
-    /// Whether none exists.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// Windows that exist.
+    pub fn windows(&self) -> usize {
+        self.windows
     }
 
     /// Host address of `len` bytes at `addr` of an SGE. `write`: the card will write them. No bytes

@@ -193,7 +193,7 @@ proptest! {
                 }
                 _ => {}
             }
-            prop_assert_eq!(table.len(), model.len());
+            prop_assert_eq!(table.regions(), model.len());
         }
     }
 }

@@ -19,6 +19,7 @@ use slab::Slab;
 
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
+use crate::limits::{Limits, room};
 use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
 use crate::tags::MAX_TAG_SGE;
@@ -44,11 +45,14 @@ pub struct NicConfig {
     pub window: u32,
     /// Most READs and atomics a QP may have outstanding, either way
     pub max_rd_atomic: u8,
+    /// Most objects
+    pub limits: Limits,
 }
 
 impl Default for NicConfig {
     fn default() -> Self {
-        NicConfig { mtu: Mtu::M4096, max_msg: 1 << 30, window: 1 << 20, max_rd_atomic: 128 }
+        let limits = Limits::default();
+        NicConfig { mtu: Mtu::M4096, max_msg: 1 << 30, window: 1 << 20, max_rd_atomic: 128, limits }
     }
 }
 
@@ -152,8 +156,9 @@ impl<E: Env> Nic<E> {
         &self.shared.stats
     }
 
-    /// A new protection domain.
+    /// A new protection domain. `Exhausted`: there are as many as may be, as for all objects.
     pub fn alloc_pd(&mut self) -> Result<PdId, NicError> {
+        room(self.shared.pds.len(), self.shared.cfg.limits.pds)?;
         Ok(PdId(self.shared.pds.insert(Pd::default()) as u32))
     }
 
@@ -171,6 +176,7 @@ impl<E: Env> Nic<E> {
 
     /// Registers memory; gives the key, which is lkey and rkey.
     pub fn reg_mr(&mut self, attr: MrAttr) -> Result<u32, NicError> {
+        room(self.shared.mrs.regions(), self.shared.cfg.limits.mrs)?;
         self.shared.hold_pd(attr.pd)?;
         let random = self.shared.rng.next();
         let key = self.shared.mrs.register(attr, random).inspect_err(|_| self.shared.drop_pd(attr.pd))?;
@@ -219,6 +225,7 @@ impl<E: Env> Nic<E> {
 
     /// A new memory window, not bound; gives its key.
     pub fn alloc_mw(&mut self, pd: PdId, kind: WindowType) -> Result<u32, NicError> {
+        room(self.shared.mrs.windows(), self.shared.cfg.limits.windows)?;
         self.shared.hold_pd(pd)?;
         let random = self.shared.rng.next();
         self.shared.mrs.alloc_window(pd, kind, random).inspect_err(|_| self.shared.drop_pd(pd))
@@ -233,6 +240,7 @@ impl<E: Env> Nic<E> {
 
     /// A new address vector.
     pub fn create_av(&mut self, pd: PdId, av: Av) -> Result<AvId, NicError> {
+        room(self.shared.avs.len(), self.shared.cfg.limits.avs)?;
         self.shared.hold_pd(pd)?;
         let path = self.shared.path_to(av.dgid);
         Ok(AvId(self.shared.avs.insert(AvEntry { av, pd, path }) as u32))
@@ -248,10 +256,7 @@ impl<E: Env> Nic<E> {
     /// A new shared receive queue; an event is due when fewer than `limit` WQEs are left. `cookie` is
     /// the host's name for it.
     pub fn create_srq(&mut self, pd: PdId, rq: E::Rq, limit: u32, cookie: u64) -> Result<SrqId, NicError> {
-        self.shared.hold_pd(pd)?;
-        Ok(SrqId(
-            self.shared.srqs.insert(Srq { rq, pd, limit, users: 0, cookie, xrc: None, tags: None }) as u32
-        ))
+        self.insert_srq(Srq { rq, pd, limit, users: 0, cookie, xrc: None, tags: None })
     }
 
     /// A new shared receive queue of the XRC domain that `xrcd` stands for; its receives complete in `cq`,
@@ -264,10 +269,22 @@ impl<E: Env> Nic<E> {
         cq: E::Cq,
         cookie: u64,
     ) -> Result<SrqId, NicError> {
-        self.shared.hold_pd(pd)?;
-        self.shared.hold_pd(xrcd).inspect_err(|_| self.shared.drop_pd(pd))?;
+        self.shared.hold_pd(xrcd)?;
         let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: Some((xrcd, cq)), tags: None };
+        self.insert_srq(srq).inspect_err(|_| self.shared.drop_pd(xrcd))
+    }
+
+    fn insert_srq(&mut self, srq: Srq<E>) -> Result<SrqId, NicError> {
+        room(self.shared.srqs.len(), self.shared.cfg.limits.srqs)?;
+        self.shared.hold_pd(srq.pd)?;
         Ok(SrqId(self.shared.srqs.insert(srq) as u32))
+    }
+
+    /// Has a shared receive queue take from another ring from now on; gives the one before. Moving what is posted is
+    /// the caller's.
+    pub fn replace_srq_ring(&mut self, srq: SrqId, rq: E::Rq) -> Result<E::Rq, NicError> {
+        let srq = self.shared.srqs.get_mut(srq.0 as usize).ok_or(NicError::NotFound)?;
+        Ok(core::mem::replace(&mut srq.rq, rq))
     }
 
     /// Whose a shared receive queue is.
@@ -275,7 +292,7 @@ impl<E: Env> Nic<E> {
         self.shared.srqs.get(srq.0 as usize).map(|s| Owner { pd: s.pd, cookie: s.cookie })
     }
 
-    /// Sets the limit (0: no event); `Invalid` if the queue cannot hold so many.
+    /// Sets the limit (0: no event). Whether the queue can hold so many is the caller's to know.
     pub fn modify_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), NicError> {
         self.shared.srqs.get_mut(srq.0 as usize).ok_or(NicError::NotFound)?.limit = limit;
         Ok(())

@@ -35,9 +35,35 @@ bitflags! {
     }
 }
 
-/// Attributes of a QP: `struct ibv_qp_attr`.
+/// State of path migration. Values as `enum ibv_mig_state`. The card has no alternate paths, so that a QP is always as if
+/// it had migrated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QpAttr {
+#[repr(u8)]
+pub enum PathMig {
+    /// There is no other path to go to
+    #[default]
+    Migrated = 0,
+    /// An alternate path is to be loaded
+    Rearm = 1,
+    /// An alternate path is ready
+    Armed = 2,
+}
+
+impl PathMig {
+    /// From `enum ibv_mig_state`.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        Some(match code {
+            0 => PathMig::Migrated,
+            1 => PathMig::Rearm,
+            2 => PathMig::Armed,
+            _ => return None,
+        })
+    }
+}
+
+/// Attributes of a QP: `struct ibv_qp_attr`, with its address in the words of `A`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpAttr<A = Av> {
     /// State to go to, or (query) to be in
     pub state: QpState,
     /// State the program believes the QP is in
@@ -55,7 +81,7 @@ pub struct QpAttr {
     /// What the peer may do: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC
     pub access: Access,
     /// Path to the peer
-    pub av: Av,
+    pub av: A,
     /// Index into the P_Key table
     pub pkey_index: u16,
     /// READs and atomics outstanding as requester
@@ -72,10 +98,40 @@ pub struct QpAttr {
     pub retry_cnt: u8,
     /// RNR retries, 0..=7; 7 is for ever
     pub rnr_retry: u8,
+    /// Path migration
+    pub path_mig: PathMig,
     /// SQD: tell when drained
     pub en_sqd_async_notify: bool,
     /// Whether the send queue is draining (query)
     pub sq_draining: bool,
+}
+
+impl<A> QpAttr<A> {
+    /// The same attributes with an address in other words.
+    pub fn map_address<B>(self, map: impl FnOnce(A) -> B) -> QpAttr<B> {
+        QpAttr {
+            av: map(self.av),
+            state: self.state,
+            cur_state: self.cur_state,
+            path_mtu: self.path_mtu,
+            qkey: self.qkey,
+            rq_psn: self.rq_psn,
+            sq_psn: self.sq_psn,
+            dest_qpn: self.dest_qpn,
+            access: self.access,
+            pkey_index: self.pkey_index,
+            max_rd_atomic: self.max_rd_atomic,
+            max_dest_rd_atomic: self.max_dest_rd_atomic,
+            min_rnr_timer: self.min_rnr_timer,
+            port_num: self.port_num,
+            timeout: self.timeout,
+            retry_cnt: self.retry_cnt,
+            rnr_retry: self.rnr_retry,
+            path_mig: self.path_mig,
+            en_sqd_async_notify: self.en_sqd_async_notify,
+            sq_draining: self.sq_draining,
+        }
+    }
 }
 
 /// Where a QP's receives come from.

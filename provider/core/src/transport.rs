@@ -91,10 +91,10 @@ pub(crate) struct Flags {
     pub(crate) lossy: bool,
     /// SQD: the drained event was raised
     pub(crate) drained: bool,
-    /// Its SRQ matches tags: its send queue is the card's
-    pub(crate) tagged: bool,
     /// A memory window of type 2 was bound on it
     pub(crate) windows: bool,
+    /// A CQ overran: flush what is posted when the timer fires
+    pub(crate) overrun: bool,
 }
 
 /// The sending half: a cursor into the send queue, and what is outstanding behind it.
@@ -119,6 +119,8 @@ pub(crate) struct Requester {
     pub(crate) unasked: u32,
     /// Where each begun WQE lies in PSN space, by slot
     pub(crate) track: Box<[Track]>,
+    /// The queue is the card's: its SRQ matches tags
+    pub(crate) own: bool,
     /// READs and atomics outstanding
     pub(crate) reads: u8,
     /// This WQE cannot be sent: complete it so, once it is the oldest
@@ -246,6 +248,7 @@ impl Requester {
             inflight: 0,
             unasked: 0,
             track: alloc::vec![Track::default(); slots as usize].into_boxed_slice(),
+            own: false,
             reads: 0,
             fault: None,
             deadline: 0,

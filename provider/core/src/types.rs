@@ -524,6 +524,12 @@ pub struct Av {
     pub sl: u8,
     /// IPv6 flow label, 20 bits
     pub flow_label: u32,
+    /// Kept for queries alone, as it means nothing on RoCE
+    pub dlid: u16,
+    /// As `dlid`
+    pub static_rate: u8,
+    /// As `dlid`
+    pub src_path_bits: u8,
 }
 
 /// Something that a program learns through `ibv_get_async_event`.

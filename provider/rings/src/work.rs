@@ -214,6 +214,13 @@ impl WorkRings {
         self.head().recv.slots()
     }
 
+    /// Receive WQEs that the card has not taken.
+    pub fn recv_waiting(&self) -> u32 {
+        let head = self.head();
+        let taken = head.card.recv.index.load(Ordering::Acquire);
+        head.recv_program.index.load(Ordering::Acquire).wrapping_sub(taken)
+    }
+
     /// Most SGEs of a receive WQE.
     pub fn max_recv_sge(&self) -> u16 {
         self.head().recv.max_sge

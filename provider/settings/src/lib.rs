@@ -68,7 +68,7 @@ impl Default for Settings {
             gso: true,
             gro: true,
             progress_thread: true,
-            log: LogLevel::Warn,
+            log: LogLevel::Off,
             window: None,
             defer: true,
         }

@@ -141,8 +141,10 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "LOG",
-        allowed: "off, error, warn, info, debug or trace",
-        about: "Kept for later: the library writes nothing so far but why a card cannot be had, whatever this says.",
+        allowed: "off, error, warn, info or debug",
+        about: "What the library writes to standard error: why control calls are refused; with warn, also queues that fail; \
+                with info, also the card opened and closed; with debug, also the states of queue pairs. Why a card \
+                cannot be had is written in any case.",
         set: |s, v| put(&mut s.log, value::word(&LEVELS, v)),
         get: |s| value::spell(&LEVELS, &s.log),
     },

@@ -36,7 +36,7 @@ fn every_key_reads_back_what_it_shows() {
         ("GSO", "off"),
         ("GRO", "off"),
         ("PROGRESS_THREAD", "off"),
-        ("LOG", "trace"),
+        ("LOG", "debug"),
         ("WINDOW", "1000"),
         ("DEFER", "off"),
         ("CONFIG", "/tmp/x.toml"),

@@ -17,26 +17,23 @@ pub enum Link {
 pub enum LogLevel {
     /// Nothing.
     Off,
-    /// What makes a call fail for a reason that its errno cannot say.
+    /// Why calls are refused, which their errno cannot say.
     Error,
-    /// What works, but not as the person may expect.
+    /// Queues that fail, too.
     Warn,
-    /// Devices opened, addresses chosen, QPs connected.
+    /// The card opened and closed, too.
     Info,
-    /// Every control operation.
+    /// The states of queue pairs, too.
     Debug,
-    /// Every frame.
-    Trace,
 }
 
 pub(crate) const LINKS: [(&str, Link); 2] = [("auto", Link::Auto), ("udp", Link::Udp)];
-pub(crate) const LEVELS: [(&str, LogLevel); 6] = [
+pub(crate) const LEVELS: [(&str, LogLevel); 5] = [
     ("off", LogLevel::Off),
     ("error", LogLevel::Error),
     ("warn", LogLevel::Warn),
     ("info", LogLevel::Info),
     ("debug", LogLevel::Debug),
-    ("trace", LogLevel::Trace),
 ];
 const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
 

@@ -147,6 +147,30 @@ fn send_queue_drain() {
     assert_eq!(p.events(0).len(), 1);
 }
 
+/// The event is for the transition that asked for it: not for a change of attributes in SQD, and not for the next
+/// transition that does not ask.
+#[test]
+fn a_drained_queue_is_told_of_when_asked() {
+    let mut p = Pair::rc();
+    let modify = |p: &mut Pair, state, min_rnr_timer, notify, mask| {
+        let attr = QpAttr { state, min_rnr_timer, en_sqd_async_notify: notify, ..QpAttr::default() };
+        let now = p.net.now();
+        p.net.hosts[0].modify(p.qpn[0], &attr, QpAttrMask::STATE | mask, now).expect("allowed");
+    };
+    let notify = QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+    let none = QpAttrMask::empty();
+    modify(&mut p, QpState::Sqd, 0, true, notify);
+    assert_eq!(p.events(0).len(), 1);
+    modify(&mut p, QpState::Sqd, 3, false, QpAttrMask::MIN_RNR_TIMER);
+    assert_eq!(p.events(0).len(), 1, "a change of attributes");
+    modify(&mut p, QpState::Rts, 0, false, none);
+    modify(&mut p, QpState::Sqd, 0, false, none);
+    assert_eq!(p.events(0).len(), 1, "not asked for");
+    modify(&mut p, QpState::Rts, 0, false, none);
+    modify(&mut p, QpState::Sqd, 0, true, notify);
+    assert_eq!(p.events(0).len(), 2);
+}
+
 /// A UD or UC send that fails here puts only the send queue into error; receives go on.
 #[test]
 fn unreliable_send_errors_stop_the_send_queue_only() {
@@ -301,4 +325,43 @@ fn a_hostile_peer_breaks_only_its_own_connection() {
         assert!(ours.iter().all(|c| c.qpn == p.qpn[1] && c.opcode != WcOpcode::Send));
         assert!(ours.len() <= 1, "one receive, one completion");
     }
+}
+
+/// A QP whose completion queue overran is flushed, and leaves the window towards its peer to others. Nothing ever times
+/// out here.
+#[test]
+fn an_overrun_leaves_the_window_to_others() {
+    let cfg = NicConfig { window: 64 << 10, ..NicConfig::default() };
+    let mut net = Net::new(2, cfg, Faults::default(), 1);
+    let (small, large) = (SimCq::new(1), SimCq::new(1 << 12));
+    let (from, lkey) = net.hosts[0].region(1 << 16, all_rights());
+    let (to, rkey) = net.hosts[1].region(1 << 16, all_rights());
+    let qp = |net: &mut Net, cq: &SimCq| {
+        let sq = SimSq::new(64);
+        let own = || RecvSource::Own(SimRq::new(1, 1));
+        let qpn = net.hosts[0].qp(QpType::Rc, &sq, own(), [cq, cq], true);
+        let peer = net.hosts[1].qp(QpType::Rc, &SimSq::new(1), own(), [&large, &large], true);
+        net.connect(QpType::Rc, (0, qpn), (1, peer), &Setup { timeout: 0, ..Setup::default() });
+        (qpn, sq)
+    };
+    let post = |net: &mut Net, (qpn, sq): &(Qpn, SimSq)| {
+        let wqe = SendWqe { op: SendOp::Write, remote_addr: to, rkey, ..SendWqe::default() };
+        for _ in 0..32 {
+            let sges = vec![Sge { addr: from, len: 8000, lkey }];
+            sq.post(Send { wqe, sges, inline: None }).expect("there is room");
+        }
+        net.doorbell(0, *qpn);
+    };
+    let overrun: Vec<_> = (0..16).map(|_| qp(&mut net, &small)).collect();
+    for qp in &overrun {
+        post(&mut net, qp);
+    }
+    assert!(net.run_until_idle(1_000_000), "it ends");
+    for (qpn, sq) in &overrun {
+        assert_eq!((net.hosts[0].nic.qp_state(*qpn), sq.outstanding()), (Some(QpState::Err), 0));
+    }
+    let other = qp(&mut net, &large);
+    post(&mut net, &other);
+    assert!(net.run_until_idle(1_000_000), "it ends");
+    assert_eq!((large.len(), other.1.outstanding()), (32, 0));
 }

@@ -250,19 +250,27 @@ fn local_work_behind_a_failure_is_flushed() {
     assert_eq!(p.polled(0), [(1, WcStatus::RetryExcErr), (2, flushed), (3, flushed)]);
 }
 
+/// Windows of type 2 belong to the connection that they were bound on: they are not bound any more when that ends, and
+/// may be bound anew.
 #[test]
-fn a_destroyed_qp_leaves_no_window_bound() {
-    let mut p = Pair::rc();
-    let (one, two) = (bound(&mut p, 0, WindowType::One), bound(&mut p, 0, WindowType::Two));
-    post_at(&mut p, 0, one.whole(1, READ), &[]);
-    post_at(&mut p, 0, two.whole(2, READ), &[]);
-    p.run();
-    let (qpn, host) = (p.qpn[0], &mut p.net.hosts[0]);
-    assert_eq!(host.nic.dereg_mr(two.mr), Err(NicError::Busy));
-    host.nic.destroy_qp(&mut host.env, qpn).expect("it exists");
-    assert_eq!(host.nic.dereg_mr(two.mr), Ok(()));
-    assert_eq!(host.nic.dereg_mr(one.mr), Err(NicError::Busy), "type 1 belongs to no QP");
-    host.nic.dealloc_mw(one.window).expect("it exists");
-    assert_eq!(host.nic.dereg_mr(one.mr), Ok(()));
-    host.nic.dealloc_mw(two.window).expect("it exists");
+fn an_ended_connection_leaves_no_window_bound() {
+    for destroyed in [true, false] {
+        let mut p = Pair::rc();
+        let (one, two) = (bound(&mut p, 0, WindowType::One), bound(&mut p, 0, WindowType::Two));
+        post_at(&mut p, 0, one.whole(1, READ), &[]);
+        post_at(&mut p, 0, two.whole(2, READ), &[]);
+        p.run();
+        let (now, qpn, host) = (p.net.now(), p.qpn[0], &mut p.net.hosts[0]);
+        assert_eq!(host.nic.dereg_mr(two.mr), Err(NicError::Busy));
+        if destroyed {
+            host.nic.destroy_qp(&mut host.env, qpn).expect("it exists");
+        } else {
+            host.to_state(qpn, QpState::Reset, now).expect("any state to RESET");
+        }
+        assert_eq!(host.nic.dereg_mr(two.mr), Ok(()));
+        assert_eq!(host.nic.dereg_mr(one.mr), Err(NicError::Busy), "type 1 belongs to no QP");
+        host.nic.dealloc_mw(one.window).expect("it exists");
+        assert_eq!(host.nic.dereg_mr(one.mr), Ok(()));
+        host.nic.dealloc_mw(two.window).expect("it exists");
+    }
 }

@@ -51,6 +51,9 @@ impl AhAttr {
             traffic_class: self.traffic_class,
             sl: self.sl,
             flow_label: self.flow_label & 0xf_ffff,
+            dlid: self.dlid,
+            static_rate: self.static_rate,
+            src_path_bits: self.src_path_bits,
         })
     }
 
@@ -65,7 +68,9 @@ impl AhAttr {
             sl: av.sl,
             is_global: true,
             port: 1,
-            ..AhAttr::default()
+            dlid: av.dlid,
+            static_rate: av.static_rate,
+            src_path_bits: av.src_path_bits,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::{self as backend, Rx};
 use starverbs_core::qp::Owner;
-use starverbs_core::{AsyncEvent, Nanos, Nic, NicConfig, PdId, Qpn};
+use starverbs_core::{AsyncEvent, Limits, Nanos, Nic, NicConfig, PdId, Qpn};
 use starverbs_rings::SpinLock;
 use starverbs_settings::Settings;
 
@@ -20,6 +20,8 @@ use crate::device::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
 use crate::env::HostEnv;
 use crate::error::Result;
 use crate::events::{Event, FdQueue, kind};
+use crate::log::{self, log};
+use crate::moderation::Moderator;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
@@ -45,6 +47,9 @@ pub(crate) struct Card {
     pub(crate) polled: Polled,
     contexts: Mutex<u32>,
     pub(crate) progress: Progress,
+    /// Completion queues that exist.
+    pub(crate) cqs: AtomicU32,
+    pub(crate) moderator: Arc<Moderator>,
 }
 
 /// What the shard lock guards.
@@ -66,6 +71,7 @@ pub(crate) struct Shard {
     /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
     /// card knows their cookies.
     domains: HashMap<PdId, Arc<FdQueue<Event>>>,
+    pub(crate) moderator: Arc<Moderator>,
 }
 
 /// What the program does in the library, for the progress thread to see.
@@ -116,6 +122,7 @@ impl Card {
     /// A card with these settings, and a first context of it.
     pub(crate) fn open(settings: Settings, stats: StatPage) -> Result<Arc<Card>> {
         watch_forks();
+        log::set_level(settings.log);
         let info = DeviceInfo::new(&settings)?;
         let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
         let config = NicConfig {
@@ -123,6 +130,7 @@ impl Card {
             max_msg: MAX_MSG,
             max_rd_atomic: MAX_RD_ATOM as u8,
             window: settings.window.unwrap_or(NicConfig::default().window),
+            limits: Limits::default(),
         };
         let mut nic = Nic::new(config, stats, seed());
         for block in rx.blocks() {
@@ -131,6 +139,8 @@ impl Card {
         if let Some(block) = rx.blocks().next() {
             stats.set_first_block(block);
         }
+        log!(Info, "card opened on UDP port {}: {}", settings.port, info.addresses());
+        let moderator = Arc::new(Moderator::new());
         let shard = Shard {
             nic,
             env: HostEnv::new(tx),
@@ -142,6 +152,7 @@ impl Card {
             unsent: false,
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
+            moderator: Arc::clone(&moderator),
         };
         let card = Arc::new(Card {
             forks: forks(),
@@ -152,6 +163,8 @@ impl Card {
             polled: Polled::default(),
             contexts: Mutex::new(1),
             progress: Progress::new()?,
+            cqs: AtomicU32::new(0),
+            moderator,
         });
         if card.settings.progress_thread {
             card.progress.start(&card)?;
@@ -180,6 +193,7 @@ impl Card {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         *contexts -= 1;
         if *contexts == 0 {
+            log!(Info, "card closed");
             self.progress.stop();
             self.with(|shard, _| shard.rx.leave());
         }
@@ -354,6 +368,9 @@ impl Shard {
                     continue;
                 }
             };
+            if !matches!(kind, kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED) {
+                log!(Warn, "queue pair {qpn:#x} failed: {event:?}");
+            }
             if let Some(Owner { pd, cookie }) = nic.qp_owner(qpn)
                 && let Some(queue) = domains.get(&pd)
             {
@@ -413,10 +430,11 @@ fn page_of_process(port: u16) -> Result<StatPage> {
     Ok(new)
 }
 
-/// Counts forks in the children, from the first card on.
+/// Counts forks in the children, from the first card on, and has them hold nothing of the card's that others see.
 fn watch_forks() {
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
+        backend::let_go();
         crate::share::forked();
     }
     static ONCE: Once = Once::new();

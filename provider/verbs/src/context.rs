@@ -187,7 +187,7 @@ impl Context {
     /// `ibv_query_gid_ex`
     ///
     /// # Errors
-    /// EINVAL unless `port` is 1; ENODATA past the table.
+    /// EINVAL unless `port` is 1 and `index` lies in the table; ENODATA where the table is empty.
     pub fn query_gid(&self, port: u8, index: u32) -> Result<GidEntry> {
         self.0.card.info.port(port)?;
         self.0.card.info.gid(index)
@@ -215,8 +215,9 @@ impl Context {
     /// `ibv_get_async_event`: blocks, unless the program sets O_NONBLOCK on the descriptor.
     ///
     /// # Errors
-    /// `Again`, EINTR.
+    /// `Again`, EINTR; EIO in a forked child.
     pub fn get_async_event(&self) -> Result<Event> {
+        self.card()?;
         self.0.events.pop()
     }
 

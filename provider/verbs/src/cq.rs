@@ -10,9 +10,11 @@ use starverbs_rings::CqRing;
 use crate::channel::{ChannelShared, CompChannel};
 use crate::clock;
 use crate::context::Context;
-use crate::device::MAX_CQE;
+use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};
+use crate::log::log;
+use crate::moderation::Moderation;
 use crate::pd::Pd;
 
 /// Nobody waits for an event.
@@ -50,6 +52,10 @@ pub(crate) struct CqShared {
     overrun: AtomicBool,
     ignore_overrun: bool,
     channel: Option<Arc<ChannelShared>>,
+    /// [`Moderation`], packed.
+    moderation: AtomicU32,
+    /// Completions that an event waits to tell of. Changes under the card's lock.
+    untold: AtomicU32,
     cookie: u64,
     /// Queue pairs that complete here.
     pub(crate) users: AtomicU32,
@@ -70,10 +76,10 @@ impl Cq {
     /// `ibv_create_cq_ex`
     ///
     /// # Errors
-    /// EINVAL: 0 or more than the device's max_cqe, or a domain that is no parent domain; ENOMEM; EIO in a forked
-    /// child.
+    /// EINVAL: 0 or more than the device's max_cqe, or a domain that is no parent domain; ENOMEM: no memory, or max_cq
+    /// exist; EIO in a forked child.
     pub fn create_ex(ctx: &Context, init: &CqInit<'_>) -> Result<Cq> {
-        ctx.card()?;
+        let card = ctx.card()?;
         if init.cqe == 0 || init.cqe > MAX_CQE {
             return Err(VerbsError::Invalid("number of CQEs"));
         }
@@ -83,6 +89,10 @@ impl Cq {
         let memory = init.parent.and_then(Pd::memory);
         let ring = CqRing::new(init.cqe, init.stamped, memory);
         let ring = ring.ok_or(VerbsError::NoMemory("completion queue"))?;
+        if card.cqs.fetch_add(1, Ordering::Relaxed) >= MAX_CQ {
+            card.cqs.fetch_sub(1, Ordering::Relaxed);
+            return Err(VerbsError::NoMemory("completion queues"));
+        }
         if let Some(channel) = init.channel {
             let cqs = channel.0.cqs.fetch_add(1, Ordering::Relaxed) + 1;
             /* a program asks each CQ for one event at a time */
@@ -95,6 +105,8 @@ impl Cq {
             overrun: AtomicBool::new(false),
             ignore_overrun: init.ignore_overrun,
             channel: init.channel.map(|channel| Arc::clone(&channel.0)),
+            moderation: AtomicU32::new(0),
+            untold: AtomicU32::new(0),
             cookie: init.cookie,
             users: AtomicU32::new(0),
             destroyed: AtomicBool::new(false),
@@ -189,13 +201,38 @@ impl Cq {
         })
     }
 
+    /// `ibv_modify_cq`: from now on events wait so. What one waits to tell of is told at once. Polling sees
+    /// completions as ever.
+    ///
+    /// # Errors
+    /// EIO in a forked child.
+    pub fn moderate(&self, moderation: Moderation) -> Result<()> {
+        let card = self.0.ctx.card()?;
+        if moderation.waits() {
+            card.moderator.make_room(card.cqs.load(Ordering::Relaxed) as usize);
+        }
+        card.with(|_, _| {
+            self.0.moderation.store(moderation.pack(), Ordering::Relaxed);
+            if self.0.untold.load(Ordering::Relaxed) > 0 {
+                card.moderator.forget(Arc::as_ptr(&self.0));
+                self.0.tell_moderated();
+            }
+        });
+        Ok(())
+    }
+
     /// `ibv_destroy_cq`
     ///
     /// # Errors
-    /// EBUSY while queue pairs use it.
+    /// EBUSY while queue pairs or shared receive queues use it; EIO in a forked child.
     pub fn destroy(&self) -> Result<()> {
         if self.0.users.load(Ordering::Acquire) > 0 {
-            return Err(VerbsError::Busy("queue pairs"));
+            return Err(VerbsError::Busy("queue pairs or shared receive queues"));
+        }
+        let card = self.0.ctx.card()?;
+        if self.0.moderation.load(Ordering::Relaxed) != 0 {
+            /* under the card's lock: nobody tells of it any more, or holds on to it for that */
+            card.with(|_, _| card.moderator.forget(Arc::as_ptr(&self.0)));
         }
         self.0.retire();
         Ok(())
@@ -237,6 +274,9 @@ impl CqShared {
             return;
         }
         let cookie = self.cookie;
+        if let Some(card) = self.ctx.card_if_ours() {
+            card.cqs.fetch_sub(1, Ordering::Relaxed);
+        }
         if let Some(channel) = &self.channel {
             channel.queue.purge(|entry| *entry == cookie);
             channel.cqs.fetch_sub(1, Ordering::Relaxed);
@@ -247,6 +287,7 @@ impl CqShared {
     #[cold]
     fn fail(&self) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
+            log!(Warn, "a completion queue of {} overran", self.ring.waiting());
             self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
             if let Some(channel) = &self.channel
                 && self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED
@@ -258,15 +299,50 @@ impl CqShared {
 
     /// After a push: tells the program if it asked for that.
     #[inline]
-    fn announce(&self, solicited: bool) {
+    fn announce(self: &Arc<Self>, solicited: bool) {
         let Some(channel) = &self.channel else { return };
         /* the completion before the flag: either we see the flag, or the program the completion */
         fence(Ordering::SeqCst);
         let armed = self.armed.load(Ordering::Relaxed);
-        if (armed == ANY || (armed == SOLICITED && solicited))
-            && self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED
-        {
+        if armed == ANY || (armed == SOLICITED && solicited) {
+            match self.moderation.load(Ordering::Relaxed) {
+                0 => self.tell(channel),
+                packed => self.hold_back(Moderation::unpack(packed)),
+            }
+        }
+    }
+
+    /// The event that was asked for, once.
+    #[inline]
+    fn tell(&self, channel: &ChannelShared) {
+        if self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED {
             channel.queue.push(self.cookie);
+        }
+    }
+
+    /// A completion of which an event is to tell: with others, or when its time is up.
+    #[cold]
+    fn hold_back(self: &Arc<Self>, how: Moderation) {
+        let Some(card) = self.ctx.card_if_ours() else { return };
+        let untold = self.untold.load(Ordering::Relaxed) + 1;
+        self.untold.store(untold, Ordering::Relaxed);
+        if how.count > 0 && untold >= u32::from(how.count) {
+            if how.patience().is_some() {
+                card.moderator.forget(Arc::as_ptr(self));
+            }
+            self.tell_moderated();
+        } else if untold == 1
+            && let Some(patience) = how.patience()
+        {
+            card.moderator.wait(clock::now() + patience, self);
+        }
+    }
+
+    /// Tells of what was held back. The card's lock is held.
+    pub(crate) fn tell_moderated(&self) {
+        self.untold.store(0, Ordering::Relaxed);
+        if let Some(channel) = &self.channel {
+            self.tell(channel);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use starverbs_backend::HostAddr;
 use starverbs_backend::host;
-use starverbs_core::{Gid, Mtu};
+use starverbs_core::{Gid, Limits, Mtu};
 use starverbs_settings::Settings;
 
 use crate::dm::MAX_DM;
@@ -33,6 +33,11 @@ const _: () = assert!(MAX_SGE as usize <= starverbs_core::nic::MAX_SGE);
 pub const MAX_INLINE: u32 = 4096;
 /// Most CQEs of a completion queue.
 pub const MAX_CQE: u32 = 1 << 22;
+/// Most completion queues.
+pub(crate) const MAX_CQ: u32 = 1 << 20;
+/// Entries of the GID table, most of them empty: an address handle's index is a byte.
+pub(crate) const GID_TBL_LEN: u32 = 256;
+const _: () = assert!(GID_TBL_LEN as usize >= starverbs_backend::MAX_ADDRS);
 /// Longest message, bytes.
 pub const MAX_MSG: u32 = 1 << 30;
 /// Most READs and atomics outstanding, either way.
@@ -42,10 +47,11 @@ pub const PKEY: u16 = 0xffff;
 /// No IEEE OUI stands behind this card. Test-suites refuse 0; nobody can be assigned this one, a group address.
 const NO_OUI: u32 = 0xff_ffff;
 
-/// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN; IBV_DEVICE_MEM_WINDOW,
-/// IBV_DEVICE_XRC, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2B; IB_UVERBS_DEVICE_FLUSH_GLOBAL,
-/// IB_UVERBS_DEVICE_ATOMIC_WRITE
-const CAP_FLAGS: u64 = 1 << 7 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24 | 1 << 38 | 1 << 40;
+/// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE;
+/// IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_XRC, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+/// IB_UVERBS_DEVICE_FLUSH_GLOBAL, IB_UVERBS_DEVICE_ATOMIC_WRITE
+const CAP_FLAGS: u64 =
+    1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24 | 1 << 38 | 1 << 40;
 /// IBV_DEVICE_XRC
 const DEVICE_XRC: u64 = 1 << 20;
 /// IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS
@@ -132,9 +138,9 @@ pub struct PortAttr {
     pub sm_sl: u8,
     pub subnet_timeout: u8,
     pub init_type_reply: u8,
-    /// 2 is 4X
+    /// Lanes: 1 is 1X, 2 is 4X, 16 is 2X
     pub active_width: u8,
-    /// 32 is EDR
+    /// Of a lane, Gb/s: 1 is 2.5, 2 is 5, 8 is 10, 32 is 25, 64 is 50, 128 is 100
     pub active_speed: u8,
     /// 5 is LinkUp
     pub phys_state: u8,
@@ -174,7 +180,7 @@ impl DeviceInfo {
     pub(crate) fn new(settings: &Settings) -> Result<Self> {
         let addrs = host::addresses(settings)?;
         let guid = host::guid(&addrs);
-        let port = port_attr(active_mtu(settings, &addrs), addrs.len() as u32);
+        let port = port_attr(active_mtu(settings, &addrs), link_speed(&addrs));
         Ok(DeviceInfo { attr: attr(guid), port, addrs, local_mtu: mtu_cap(settings) })
     }
 
@@ -185,12 +191,22 @@ impl DeviceInfo {
         if local { self.local_mtu } else { self.port.active_mtu }
     }
 
+    /// The GID table's addresses, for people.
+    pub(crate) fn addresses(&self) -> String {
+        let all: Vec<_> = self.addrs.iter().map(|addr| host::ip_of(addr.gid).to_string()).collect();
+        all.join(" ")
+    }
+
     /// EINVAL unless `port` is 1.
     pub(crate) fn port(&self, port: u8) -> Result<&PortAttr> {
         if port == 1 { Ok(&self.port) } else { Err(VerbsError::Invalid("port number")) }
     }
 
+    /// EINVAL past the table's end, ENODATA where it is empty.
     pub(crate) fn gid(&self, index: u32) -> Result<GidEntry> {
+        if index >= GID_TBL_LEN {
+            return Err(VerbsError::Invalid("GID index"));
+        }
         self.addrs.get(index as usize).map(|addr| entry(index, addr)).ok_or(VerbsError::NoData)
     }
 
@@ -210,6 +226,29 @@ fn active_mtu(settings: &Settings, addrs: &[HostAddr]) -> Mtu {
     mtu_cap(settings).min(fits)
 }
 
+/// Mb/s of the slowest real interface that has a speed.
+fn link_speed(addrs: &[HostAddr]) -> Option<u32> {
+    let real = addrs.iter().filter(|addr| !addr.loopback);
+    real.filter_map(|addr| host::link_speed(&addr.name)).min()
+}
+
+/// Lanes and their speed, in the codes of `struct ibv_port_attr`, that are no slower than so many Mb/s. Without a speed, as
+/// memory has none: 100 Gb/s.
+fn width_and_speed(mbps: Option<u32>) -> (u8, u8) {
+    const LADDER: [(u32, u8, u8); 8] = [
+        (2500, 1, 1),
+        (10_000, 1, 8),
+        (20_000, 2, 2),
+        (25_000, 1, 32),
+        (40_000, 2, 8),
+        (50_000, 16, 32),
+        (100_000, 2, 32),
+        (200_000, 2, 64),
+    ];
+    let step = LADDER.iter().find(|(most, ..)| mbps.unwrap_or(100_000) <= *most);
+    step.map_or((2, 128), |(_, width, speed)| (*width, *speed))
+}
+
 /// What the setting MTU allows.
 fn mtu_cap(settings: &Settings) -> Mtu {
     [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048]
@@ -219,6 +258,7 @@ fn mtu_cap(settings: &Settings) -> Mtu {
 }
 
 fn attr(guid: u64) -> DeviceAttr {
+    let limits = Limits::default();
     DeviceAttr {
         fw_ver: env!("CARGO_PKG_VERSION"),
         node_guid: guid,
@@ -228,24 +268,24 @@ fn attr(guid: u64) -> DeviceAttr {
         vendor_id: NO_OUI,
         vendor_part_id: 0,
         hw_ver: 0,
-        max_qp: 1_048_560,
+        max_qp: limits.qps,
         max_qp_wr: MAX_QP_WR,
         device_cap_flags: CAP_FLAGS,
         max_sge: MAX_SGE,
         max_sge_rd: MAX_SGE,
-        max_cq: 1 << 20,
+        max_cq: MAX_CQ,
         max_cqe: MAX_CQE,
-        max_mr: 1 << 20,
-        max_pd: 1 << 20,
+        max_mr: limits.mrs,
+        max_pd: limits.pds,
         max_qp_rd_atom: MAX_RD_ATOM,
-        max_res_rd_atom: 1_048_560 * MAX_RD_ATOM,
+        max_res_rd_atom: limits.qps * MAX_RD_ATOM,
         max_qp_init_rd_atom: MAX_RD_ATOM,
-        max_mw: 1 << 20,
+        max_mw: limits.windows,
         max_mcast_grp: 0,
         max_mcast_qp_attach: 0,
         max_total_mcast_qp_attach: 0,
-        max_ah: 1 << 20,
-        max_srq: 917_503,
+        max_ah: limits.avs,
+        max_srq: limits.srqs,
         max_srq_wr: MAX_QP_WR,
         max_srq_sge: MAX_SGE,
         max_pkeys: 1,
@@ -277,12 +317,13 @@ fn odp_caps() -> OdpCaps {
     OdpCaps { general: 3, rc, uc: MESSAGES | WRITE, ud: MESSAGES, xrc }
 }
 
-fn port_attr(active_mtu: Mtu, gids: u32) -> PortAttr {
+fn port_attr(active_mtu: Mtu, mbps: Option<u32>) -> PortAttr {
+    let (active_width, active_speed) = width_and_speed(mbps);
     PortAttr {
         state: 4,
         max_mtu: Mtu::M4096,
         active_mtu,
-        gid_tbl_len: gids,
+        gid_tbl_len: GID_TBL_LEN,
         port_cap_flags: PORT_CAP_FLAGS,
         max_msg_sz: MAX_MSG,
         bad_pkey_cntr: 0,
@@ -295,8 +336,8 @@ fn port_attr(active_mtu: Mtu, gids: u32) -> PortAttr {
         sm_sl: 0,
         subnet_timeout: 0,
         init_type_reply: 0,
-        active_width: 2,
-        active_speed: 32,
+        active_width,
+        active_speed,
         phys_state: 5,
         link_layer: 2,
         flags: 1,
@@ -323,13 +364,30 @@ mod tests {
         assert_eq!(active_mtu(&settings, &[lo]), Mtu::M512);
     }
 
+    #[test]
+    fn lanes_are_as_fast_as_the_link() {
+        let gbps = |(width, speed): (u8, u8)| {
+            let lanes =
+                [(1, 1), (2, 4), (16, 2)].into_iter().find(|(code, _)| *code == width).map(|(_, n)| n);
+            let each = [(1, 2.5), (2, 5.0), (8, 10.0), (32, 25.0), (64, 50.0), (128, 100.0)];
+            each.into_iter().find(|(code, _)| *code == speed).map(|(_, g)| g * f64::from(lanes.unwrap_or(0)))
+        };
+        for (mbps, want) in [(10, 2.5), (1000, 2.5), (10_000, 10.0), (25_000, 25.0), (40_000, 40.0)] {
+            assert_eq!(gbps(width_and_speed(Some(mbps))), Some(want));
+        }
+        for (mbps, want) in [(50_000, 50.0), (100_000, 100.0), (200_000, 200.0), (400_000, 400.0)] {
+            assert_eq!(gbps(width_and_speed(Some(mbps))), Some(want));
+        }
+        assert_eq!(gbps(width_and_speed(None)), Some(100.0));
+    }
+
     /// `ibv_rc_pingpong -m 4096` between two processes of a host whose Ethernet has 1500 bytes.
     #[test]
     fn paths_within_the_host_carry_more_than_the_port() {
         let mut settings = Settings::default();
         let info = |settings: &Settings| {
             let addrs = vec![addr(false, 1500)];
-            let port = port_attr(active_mtu(settings, &addrs), 1);
+            let port = port_attr(active_mtu(settings, &addrs), None);
             DeviceInfo { attr: attr(1), port, addrs, local_mtu: mtu_cap(settings) }
         };
         let (here, there) = (Gid::default(), Gid::from_ipv4([192, 0, 2, 9]));

@@ -19,7 +19,9 @@ mod dm;
 mod env;
 mod error;
 mod events;
+pub mod log;
 mod memory;
+mod moderation;
 mod mr;
 mod mw;
 mod pd;
@@ -45,6 +47,7 @@ pub use device::{
 pub use dm::{Dm, MAX_DM};
 pub use error::{Result, VerbsError};
 pub use events::{Event, kind};
+pub use moderation::Moderation;
 pub use mr::{Advice, Mr, Rereg};
 pub use mw::{Mw, MwBind};
 pub use pd::{Pd, Td};

@@ -125,7 +125,7 @@ impl Shard {
         if due {
             self.nic.handle_timeout(&mut self.env, now);
         }
-        due
+        self.moderator.run(now) || due
     }
 
     /// Sends what the card wants to send.
@@ -148,9 +148,7 @@ impl Shard {
         if std::mem::take(&mut self.unsent) {
             return Some(now);
         }
-        match (self.nic.next_deadline(), self.env.tx.next_deadline()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let all = [self.nic.next_deadline(), self.env.tx.next_deadline(), self.moderator.next_deadline()];
+        all.into_iter().flatten().min()
     }
 }

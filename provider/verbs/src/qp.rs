@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::tags::MAX_TAG_SGE;
-use starverbs_core::{Access, Mtu, Psn, QpState, QpType, Qpn, SrqId};
+use starverbs_core::{Av, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 
 use crate::ah::AhAttr;
@@ -14,6 +14,7 @@ use crate::cq::Cq;
 use crate::device::{MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
+use crate::log::log;
 use crate::pd::Pd;
 use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
@@ -57,30 +58,8 @@ pub struct QpCaps {
     pub max_inline: u32,
 }
 
-/// `struct ibv_qp_attr`; see [`card_qp::QpAttr`] for units.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct QpAttr {
-    pub state: QpState,
-    pub cur_state: QpState,
-    pub path_mtu: Mtu,
-    pub qkey: u32,
-    pub rq_psn: Psn,
-    pub sq_psn: Psn,
-    pub dest_qpn: Qpn,
-    pub access: Access,
-    pub ah: AhAttr,
-    pub pkey_index: u16,
-    pub max_rd_atomic: u8,
-    pub max_dest_rd_atomic: u8,
-    pub min_rnr_timer: u8,
-    pub port_num: u8,
-    pub timeout: u8,
-    pub retry_cnt: u8,
-    pub rnr_retry: u8,
-    pub en_sqd_async_notify: bool,
-    pub sq_draining: bool,
-}
+/// `struct ibv_qp_attr`, with an address as programs give it.
+pub type QpAttr = card_qp::QpAttr<AhAttr>;
 
 /// A queue pair. Clones are the same QP.
 #[derive(Clone)]
@@ -106,7 +85,7 @@ impl Qp {
     /// `ibv_create_qp`
     ///
     /// # Errors
-    /// EINVAL: beyond the device's limits; ENOMEM; EIO in a forked child.
+    /// EINVAL: beyond the device's limits, or an SRQ for a transport other than RC and UD; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
         let card = pd.context().card()?;
         check_caps(init)?;
@@ -135,6 +114,7 @@ impl Qp {
             let qpn = shard.nic.create_qp(card_init)?;
             Ok::<_, VerbsError>((qpn, shard.nic.qp_count()))
         })?;
+        log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
         card.reserve_bells(qps);
         for cq in [init.send_cq, init.recv_cq] {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
@@ -184,15 +164,14 @@ impl Qp {
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let ctx = self.0.pd.context();
         let card = ctx.card()?;
-        let mut to = attr.to_card();
-        if mask.contains(QpAttrMask::AV) {
-            to.av = attr.ah.resolve(ctx)?;
-        }
+        let av = if mask.contains(QpAttrMask::AV) { attr.av.resolve(ctx)? } else { Av::default() };
+        let to = attr.map_address(|_| av);
         if mask.contains(QpAttrMask::PATH_MTU) && to.path_mtu > card.info.path_mtu(&to.av.dgid) {
             return Err(VerbsError::Invalid("path MTU: more than the links carry"));
         }
         card.with(|shard, now| shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now))?;
         if mask.contains(QpAttrMask::STATE) {
+            log!(Debug, "queue pair {:#x}: {:?}", self.0.qpn, attr.state);
             self.0.posting_as(attr.state);
             if attr.state == QpState::Reset {
                 self.0.purge();
@@ -207,7 +186,7 @@ impl Qp {
     /// EINVAL when it is gone; EIO in a forked child.
     pub fn query(&self) -> Result<QpAttr> {
         let card = self.0.pd.context().card()?;
-        Ok(QpAttr::from_card(&card.with(|shard, _| shard.nic.query_qp(self.0.qpn))?))
+        Ok(card.with(|shard, _| shard.nic.query_qp(self.0.qpn))?.map_address(|av| AhAttr::from_av(&av)))
     }
 
     /// `ibv_destroy_qp`. Its completions that were not polled are gone.
@@ -302,6 +281,7 @@ impl QpInner {
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
+        log!(Debug, "queue pair {:#x}: destroyed", self.qpn);
         let ended = card.with(|shard, _| shard.nic.destroy_qp(&mut shard.env, self.qpn));
         self.purge();
         ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
@@ -318,57 +298,10 @@ impl Drop for QpInner {
     }
 }
 
-impl QpAttr {
-    fn to_card(self) -> card_qp::QpAttr {
-        card_qp::QpAttr {
-            state: self.state,
-            cur_state: self.cur_state,
-            path_mtu: self.path_mtu,
-            qkey: self.qkey,
-            rq_psn: self.rq_psn,
-            sq_psn: self.sq_psn,
-            dest_qpn: self.dest_qpn,
-            access: self.access,
-            av: Default::default(),
-            pkey_index: self.pkey_index,
-            max_rd_atomic: self.max_rd_atomic,
-            max_dest_rd_atomic: self.max_dest_rd_atomic,
-            min_rnr_timer: self.min_rnr_timer,
-            port_num: self.port_num,
-            timeout: self.timeout,
-            retry_cnt: self.retry_cnt,
-            rnr_retry: self.rnr_retry,
-            en_sqd_async_notify: self.en_sqd_async_notify,
-            sq_draining: false,
-        }
-    }
-
-    fn from_card(from: &card_qp::QpAttr) -> Self {
-        QpAttr {
-            state: from.state,
-            cur_state: from.cur_state,
-            path_mtu: from.path_mtu,
-            qkey: from.qkey,
-            rq_psn: from.rq_psn,
-            sq_psn: from.sq_psn,
-            dest_qpn: from.dest_qpn,
-            access: from.access,
-            ah: AhAttr::from_av(&from.av),
-            pkey_index: from.pkey_index,
-            max_rd_atomic: from.max_rd_atomic,
-            max_dest_rd_atomic: from.max_dest_rd_atomic,
-            min_rnr_timer: from.min_rnr_timer,
-            port_num: from.port_num,
-            timeout: from.timeout,
-            retry_cnt: from.retry_cnt,
-            rnr_retry: from.rnr_retry,
-            en_sqd_async_notify: from.en_sqd_async_notify,
-            sq_draining: from.sq_draining,
-        }
-    }
-}
-
 fn check_caps(init: &QpInit<'_>) -> Result<()> {
+    if init.srq.is_some() && !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
+        return Err(VerbsError::Invalid("a shared receive queue for a transport that takes none"));
+    }
     let wqes = init.max_send_wr.max(if init.srq.is_some() { 0 } else { init.max_recv_wr });
     let sges = init.max_send_sge.max(if init.srq.is_some() { 0 } else { init.max_recv_sge });
     if wqes > MAX_QP_WR || sges > MAX_SGE || init.max_inline > MAX_INLINE {

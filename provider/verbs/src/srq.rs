@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use starverbs_core::SrqId;
 use starverbs_core::nic::TagOp;
 use starverbs_core::tags::MAX_TAGS;
-use starverbs_rings::{RecvSize, WorkRings};
+use starverbs_core::{RecvQueue, Sge, SrqId};
+use starverbs_rings::{CardRq, RecvSize, SpinLock, WorkRings};
 
+use crate::card::Shard;
 use crate::cq::Cq;
 use crate::device::{MAX_QP_WR, MAX_SGE};
 use crate::error::{Result, VerbsError};
@@ -41,7 +42,8 @@ pub struct Srq(pub(crate) Arc<SrqInner>);
 
 pub(crate) struct SrqInner {
     pd: Pd,
-    rings: WorkRings,
+    /// Replaced when the queue is resized, by who holds this lock and the card's.
+    rings: SpinLock<WorkRings>,
     id: SrqId,
     cookie: u64,
     gone: AtomicBool,
@@ -111,7 +113,7 @@ impl Srq {
             return Err(VerbsError::Invalid("shared receive queue attributes"));
         }
         let size = RecvSize { max_wr, max_sge: max_sge.max(1) as u16 };
-        let rings = WorkRings::new(None, Some(size), pd.memory()).ok_or(VerbsError::NoMemory("SRQ"))?;
+        let rings = new_rings(pd, size)?;
         // SAFETY: the one card half, used under the card's lock.
         let half = unsafe { rings.card_rq() };
         let (id, cq) = card.with(|shard, _| {
@@ -130,6 +132,7 @@ impl Srq {
         if let Some(cq) = &cq {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }
+        let rings = SpinLock::new(rings);
         Ok(Srq(Arc::new(SrqInner {
             pd: pd.clone(),
             rings,
@@ -143,25 +146,61 @@ impl Srq {
 
     /// What was granted: WQEs, SGEs.
     pub fn caps(&self) -> (u32, u32) {
-        (self.0.rings.recv_slots(), u32::from(self.0.rings.max_recv_sge()))
+        let rings = self.0.rings.lock();
+        (rings.recv_slots(), u32::from(rings.max_recv_sge()))
     }
 
-    /// `ibv_modify_srq`. The size stays as it was created.
+    /// `ibv_modify_srq`: room for at least `max_wr` WQEs, what is posted stays; an event when fewer than `limit` are
+    /// left (0: none), anew after each.
     ///
     /// # Errors
-    /// EOPNOTSUPP: a new size; EINVAL: a limit above the size.
+    /// EINVAL: a size of 0, beyond the device's max_srq_wr, or below what is posted or the limit; a limit above the
+    /// size. ENOMEM. Nothing has changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let card = self.0.pd.context().card()?;
-        if max_wr.is_some() {
-            return Err(VerbsError::Unsupported("resizing a shared receive queue"));
-        }
-        if let Some(limit) = limit {
-            if limit > self.0.rings.recv_slots() {
-                return Err(VerbsError::Invalid("limit above the size"));
+        let (slots, max_sge) = self.caps();
+        let mut room = match max_wr {
+            Some(max_wr) if max_wr == 0 || max_wr > MAX_QP_WR => {
+                return Err(VerbsError::Invalid("size of a shared receive queue"));
             }
-            card.with(|shard, _| shard.nic.modify_srq_limit(self.0.id, limit))?;
+            Some(max_wr) if max_wr.next_power_of_two() != slots => {
+                Some(new_rings(&self.0.pd, RecvSize { max_wr, max_sge: max_sge as u16 })?)
+            }
+            _ => None,
+        };
+        let mut posted = self.0.rings.lock();
+        let old = card.with(|shard, _| {
+            let limit = limit.map_or_else(|| shard.nic.query_srq_limit(self.0.id), Ok)?;
+            let slots = room.as_ref().map_or(slots, WorkRings::recv_slots);
+            if limit > slots || posted.recv_waiting() > slots {
+                return Err(VerbsError::Invalid("size below the limit, or below what is posted"));
+            }
+            let old = match &mut room {
+                Some(room) => Some(self.move_to(room, &mut posted, shard)?),
+                None => None,
+            };
+            shard.nic.modify_srq_limit(self.0.id, limit)?;
+            Ok(old)
+        });
+        drop(posted);
+        /* rings that are not needed go with no lock held: their memory may be the program's to take back */
+        drop(room);
+        old.map(drop)
+    }
+
+    /// Moves what is posted to `room`, which takes the old rings; gives the card's half of those.
+    fn move_to(&self, room: &mut WorkRings, posted: &mut WorkRings, shard: &mut Shard) -> Result<CardRq> {
+        // SAFETY: the one card half, used under the card's lock.
+        let half = unsafe { room.card_rq() };
+        let taken = shard.nic.replace_srq_ring(self.0.id, half)?;
+        let mut sges = [Sge::default(); MAX_SGE as usize];
+        let mut producer = room.recv_producer();
+        while let Some((wr_id, count)) = taken.take(&mut sges) {
+            producer.push(wr_id, &sges[..count])?;
         }
-        Ok(())
+        drop(producer);
+        std::mem::swap(room, posted);
+        Ok(taken)
     }
 
     /// `ibv_query_srq`
@@ -182,7 +221,7 @@ impl Srq {
     #[inline]
     pub fn post(&self, wr: &RecvWr<'_>) -> Result<()> {
         self.0.pd.context().card()?;
-        Ok(self.0.rings.recv_producer().push(wr.wr_id, wr.sges)?)
+        Ok(self.0.rings.lock().recv_producer().push(wr.wr_id, wr.sges)?)
     }
 
     /// `ibv_destroy_srq`
@@ -202,6 +241,10 @@ impl Srq {
     pub(crate) fn id(&self) -> SrqId {
         self.0.id
     }
+}
+
+fn new_rings(pd: &Pd, size: RecvSize) -> Result<WorkRings> {
+    WorkRings::new(None, Some(size), pd.memory()).ok_or(VerbsError::NoMemory("shared receive queue"))
 }
 
 impl SrqInner {

@@ -46,8 +46,15 @@ fn limits_and_arguments_are_checked() {
     ] {
         assert_eq!(errno(Qp::create(&node.pd, &init)), libc::EINVAL);
     }
+    let srq = Srq::create(&node.pd, 4, 1, 0, 0).unwrap();
+    for qp_type in [QpType::Uc, QpType::XrcSend] {
+        assert_eq!(errno(Qp::create(&node.pd, &node.init(qp_type, Some(&srq)))), libc::EINVAL);
+    }
+    assert!(Qp::create(&node.pd, &node.init(QpType::Ud, Some(&srq))).is_ok());
     assert_eq!(errno(node.ctx.query_port(2)), libc::EINVAL);
-    assert_eq!(errno(node.ctx.query_gid(1, 4000)), libc::ENODATA);
+    let gids = node.ctx.query_port(1).unwrap().gid_tbl_len;
+    assert_eq!(errno(node.ctx.query_gid(1, gids - 1)), libc::ENODATA, "an empty place");
+    assert_eq!(errno(node.ctx.query_gid(1, gids)), libc::EINVAL, "past the end");
     assert_eq!(errno(node.ctx.query_pkey(1, 1)), libc::EINVAL);
     let way = way_to(&node);
     for ah in [

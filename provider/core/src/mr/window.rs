@@ -67,7 +67,7 @@ impl MrTable {
         let (access, link) = (Access::empty(), UNBOUND);
         let entry =
             Entry { addr: 0, length: 0, iova: 0, access, pd, key: None, qpn: 0, link, kind, spent: 0 };
-        self.insert(entry, random)
+        self.insert(entry, random).inspect(|_| self.windows += 1)
     }
 
     /// Ends a window, bound or not; gives its protection domain. `key` is any key that it ever had.
@@ -76,8 +76,10 @@ impl MrTable {
         self.unbind(slot);
         let entry = self.entries.get_mut(slot as usize).ok_or(NicError::NotFound)?;
         entry.key = None;
+        let pd = entry.pd;
         self.free.push_back(slot);
-        Ok(entry.pd)
+        self.windows -= 1;
+        Ok(pd)
     }
 
     /// Binds a window; gives its type. A window whose bind fails stays as it was.

@@ -5,14 +5,15 @@ use alloc::boxed::Box;
 use super::{MAX_SGE, Nic};
 use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
+use crate::limits::room;
 use crate::qp::modify::{check, check_values};
-use crate::qp::{Owner, QpAttr, QpAttrMask, QpInit, RecvSource};
+use crate::qp::{Owner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::TwoEnds;
 use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, enter_error};
 use crate::types::{Access, Nanos, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
-    /// A new QP in RESET. `Exhausted`: no QPN is left, give the card another block.
+    /// A new QP in RESET. `Exhausted`: there are as many as may be; or no QPN is left: give the card another block.
     pub fn create_qp(&mut self, init: QpInit<E::Sq, E::Rq, E::Cq>) -> Result<Qpn, NicError> {
         let max_sge = match &init.rq {
             RecvSource::Own(rq) => rq.max_sge(),
@@ -20,23 +21,24 @@ impl<E: Env> Nic<E> {
             /* each request names its SRQ: room for the WQEs of any */
             RecvSource::Xrc(_) => MAX_SGE,
         };
+        room(self.qps.len(), self.shared.cfg.limits.qps)?;
         self.shared.hold_pd(init.pd)?;
         let qpn = self.qps.reserve().inspect_err(|_| self.shared.drop_pd(init.pd))?;
         if let RecvSource::Shared(srq) = init.rq {
             self.shared.srqs[srq.0 as usize].users += 1;
         }
-        let tagged =
+        let own =
             matches!(init.rq, RecvSource::Shared(srq) if self.shared.srqs[srq.0 as usize].tags.is_some());
         let qp = Qp {
             qpn,
             qp_type: init.qp_type,
             state: QpState::Reset,
-            flags: Flags { sig_all: init.sq_sig_all, tagged, ..Flags::default() },
+            flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
             pd: init.pd,
             path: Default::default(),
             timer: self.shared.sched.join(),
             mtu: self.shared.cfg.mtu.bytes(),
-            req: Requester::new(init.sq.slots()),
+            req: Requester { own, ..Requester::new(init.sq.slots()) },
             resp: Responder::new(max_sge),
             sq: init.sq,
             rq: init.rq,
@@ -81,6 +83,7 @@ impl<E: Env> Nic<E> {
             timeout: attr.timeout,
             retry_cnt: attr.retry_cnt,
             rnr_retry: attr.rnr_retry,
+            path_mig: PathMig::Migrated,
             en_sqd_async_notify: attr.en_sqd_async_notify,
             sq_draining: qp.state == QpState::Sqd && qp.req.una != qp.req.fresh,
         })
@@ -232,7 +235,8 @@ fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, attr: &QpAttr,
                 enter_error(cx, QpState::Err);
             }
         }
-        QpState::Sqd => {
+        QpState::Sqd if from != QpState::Sqd => {
+            cx.qp.attr.en_sqd_async_notify &= mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY);
             cx.qp.flags.drained = false;
             cx.drained();
         }
@@ -255,10 +259,13 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     qp.recv_cq.purge(qp.qpn);
     let slots = qp.req.track.len() as u32;
     let next = qp.sq.posted();
-    qp.req = Requester { next, una: next, fresh: next, ..Requester::new(slots) };
+    qp.req = Requester { own: qp.req.own, next, una: next, fresh: next, ..Requester::new(slots) };
     qp.resp = Responder::new(qp.resp.max_sge());
-    /* windows stay bound on the QP until they are invalidated or it is destroyed */
-    let Flags { sig_all, tagged, windows, .. } = qp.flags;
-    qp.flags = Flags { sig_all, tagged, windows, ..Flags::default() };
+    let Flags { sig_all, windows, .. } = qp.flags;
+    qp.flags = Flags { sig_all, ..Flags::default() };
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
+    /* they were for the peer of this connection: the next one shall not reach memory through them */
+    if windows {
+        cx.sh.mrs.unbind_all(qp.qpn);
+    }
 }

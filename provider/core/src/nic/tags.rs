@@ -49,10 +49,8 @@ impl<E: Env> Nic<E> {
         max_tags: u32,
         cookie: u64,
     ) -> Result<SrqId, NicError> {
-        self.shared.hold_pd(pd)?;
         let tags = Some(Box::new(TagMatching { cq, list: TagList::new(max_tags) }));
-        let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: None, tags };
-        Ok(SrqId(self.shared.srqs.insert(srq) as u32))
+        self.insert_srq(Srq { rq, pd, limit: 0, users: 0, cookie, xrc: None, tags })
     }
 
     /// Changes a list; gives the handle of what was added. `Exhausted`: the list is full. `NotFound`: the SRQ matches no

@@ -5,7 +5,7 @@
 //! and for SQD and SQE. Reaching RESET and ERR is allowed from everywhere, with the state alone.
 //! The module decides; it changes nothing.
 
-use super::{QpAttr, QpAttrMask as M};
+use super::{PathMig, QpAttr, QpAttrMask as M};
 use crate::error::NicError;
 use crate::types::{QPN_MASK, QpState, QpType};
 
@@ -108,7 +108,8 @@ pub fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<(),
 }
 
 /// Whether the values that `mask` names lie in their ranges. `max_rd_atomic` is the card's limit on
-/// READs and atomics outstanding, either way. The port is 1, the P_Key table has one entry.
+/// READs and atomics outstanding, either way. The port is 1, the P_Key table has one entry, and there is no
+/// alternate path to migrate to.
 pub fn check_values(attr: &QpAttr, mask: M, max_rd_atomic: u8) -> Result<(), NicError> {
     let range = |bit, ok: bool| !mask.contains(bit) || ok;
     let good = range(M::PORT, attr.port_num == 1)
@@ -119,6 +120,7 @@ pub fn check_values(attr: &QpAttr, mask: M, max_rd_atomic: u8) -> Result<(), Nic
         && range(M::RNR_RETRY, attr.rnr_retry <= 7)
         && range(M::MIN_RNR_TIMER, attr.min_rnr_timer <= 31)
         && range(M::DEST_QPN, attr.dest_qpn <= QPN_MASK)
+        && range(M::PATH_MIG_STATE, attr.path_mig == PathMig::Migrated)
         && range(M::MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= max_rd_atomic)
         && range(M::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= max_rd_atomic)
         && !mask.intersects(M::ALT_PATH | M::CAP | M::RATE_LIMIT);
@@ -128,3 +130,7 @@ pub fn check_values(attr: &QpAttr, mask: M, max_rd_atomic: u8) -> Result<(), Nic
 #[cfg(test)]
 #[path = "modify_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "modify_spec_tests.rs"]
+mod spec_tests;

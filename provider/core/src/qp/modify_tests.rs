@@ -86,7 +86,7 @@ fn values_at_their_limits() {
     let all = M::all() - (M::ALT_PATH | M::CAP | M::RATE_LIMIT);
     assert_eq!(check_values(&top, all, 128), Ok(()));
     type Spoil = (M, fn(&mut QpAttr));
-    let spoils: [Spoil; 12] = [
+    let spoils: [Spoil; 14] = [
         (M::PORT, |a| a.port_num = 2),
         (M::PORT, |a| a.port_num = 0),
         (M::PKEY_INDEX, |a| a.pkey_index = 1),
@@ -99,6 +99,8 @@ fn values_at_their_limits() {
         (M::MAX_DEST_RD_ATOMIC, |a| a.max_dest_rd_atomic = 129),
         (M::AV, |a| a.av.sl = 16),
         (M::AV, |a| a.av.flow_label = 1 << 20),
+        (M::PATH_MIG_STATE, |a| a.path_mig = PathMig::Armed),
+        (M::PATH_MIG_STATE, |a| a.path_mig = PathMig::Rearm),
     ];
     for (bit, spoil) in spoils {
         let mut bad = top;

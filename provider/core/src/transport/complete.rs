@@ -35,7 +35,7 @@ impl<E: Env> Ctx<'_, E> {
         let wqe = *self.qp.sq.wqe(self.qp.req.una);
         /* before the completion: who polls it may post at once */
         self.release_oldest();
-        if self.qp.flags.tagged {
+        if self.qp.req.own {
             return self.own_done(&wqe, WcStatus::Success);
         }
         if self.qp.flags.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
@@ -68,7 +68,7 @@ impl<E: Env> Ctx<'_, E> {
     fn fail_one(&mut self, status: WcStatus) {
         let wqe = *self.qp.sq.wqe(self.qp.req.una);
         self.release_oldest();
-        if self.qp.flags.tagged {
+        if self.qp.req.own {
             return self.own_done(&wqe, status);
         }
         let cqe =
@@ -124,12 +124,15 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// A CQ was full (IBTA 10.2.6.2: CQ error; its QPs fail).
+    /// A CQ was full (IBTA 10.2.6.2: CQ error; its QPs fail). The step that is under way ends as it would have; the
+    /// timer flushes the rest, at once.
     pub(super) fn overrun(&mut self) {
         self.sh.stats.cq_overrun.inc();
         if self.qp.state != QpState::Err {
             self.qp.state = QpState::Err;
             self.env.event(AsyncEvent::QpFatal(self.qp.qpn));
+            self.qp.flags.overrun = true;
+            self.arm(self.now);
         }
     }
 
@@ -164,7 +167,7 @@ pub(crate) fn flush_posted<E: Env>(cx: &mut Ctx<'_, E>) {
     while cx.qp.req.una != cx.qp.sq.posted() {
         cx.fail_one(WcStatus::WrFlushErr);
     }
-    if cx.qp.flags.tagged {
+    if cx.qp.req.own {
         cx.flush_waiting();
     }
     let end = cx.qp.req.una;

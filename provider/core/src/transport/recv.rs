@@ -169,7 +169,7 @@ impl<E: Env> Ctx<'_, E> {
         let srq = |id: &SrqId| self.sh.srqs.get(id.0 as usize);
         match &self.qp.rq {
             RecvSource::Xrc(id) => srq(id)?.xrc.as_ref().map(|(_, cq)| cq),
-            RecvSource::Shared(id) if self.qp.flags.tagged => srq(id)?.tags.as_ref().map(|tags| &tags.cq),
+            RecvSource::Shared(id) if self.qp.req.own => srq(id)?.tags.as_ref().map(|tags| &tags.cq),
             _ => None,
         }
     }

@@ -1,6 +1,6 @@
 //! WQEs into packets: RC, UC and UD (IBTA 9.7.2 to 9.7.3, 9.8.2, 9.8.3).
 
-use super::{Ctx, Step, Track};
+use super::{Ctx, Step, Track, enter_error};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
 use crate::room::Room;
@@ -64,7 +64,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         match self.qp.qp_type {
             QpType::Ud => self.emit_datagram(&wqe),
-            _ if self.qp.flags.tagged && wqe.op == SendOp::Send => self.emit_fin(&wqe),
+            _ if self.qp.req.own && wqe.op == SendOp::Send => self.emit_fin(&wqe),
             _ if wqe.op.is_local() => self.do_local(&wqe, new),
             _ if wqe.op.is_answered() => self.emit_answered(&wqe),
             _ => self.emit_data(&wqe),
@@ -404,6 +404,9 @@ impl<E: Env> Ctx<'_, E> {
     /// The retransmission timer or an RNR wait may have run out.
     pub(crate) fn timer_fired(&mut self) {
         self.qp.req.armed = 0;
+        if core::mem::take(&mut self.qp.flags.overrun) {
+            return enter_error(self, QpState::Err);
+        }
         if self.qp.req.rnr_until != 0 {
             if self.qp.req.rnr_until > self.now {
                 return self.arm(self.qp.req.rnr_until);

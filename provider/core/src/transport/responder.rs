@@ -96,7 +96,7 @@ impl<E: Env> Ctx<'_, E> {
             return self.refuse(NakCode::InvalidRequest);
         }
         let begun = match self.qp.resp.cur {
-            Inbound::Idle if self.qp.flags.tagged => self.begin_tagged(packet),
+            Inbound::Idle if self.qp.req.own => self.begin_tagged(packet),
             Inbound::Idle => self.begin_send(WcOpcode::Recv).map(|cur| (cur, data)),
             cur => Some((cur, data)),
         };

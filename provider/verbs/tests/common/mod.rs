@@ -192,7 +192,7 @@ pub fn to_rtr(qp: &Qp, ah: AhAttr, dest_qpn: u32) {
 pub fn to_rtr_with(qp: &Qp, ah: AhAttr, dest_qpn: u32, path_mtu: Mtu) {
     let attr = QpAttr {
         state: QpState::Rtr,
-        ah,
+        av: ah,
         path_mtu,
         dest_qpn,
         rq_psn: Psn::new(0xfffffe),
@@ -261,7 +261,7 @@ pub fn connect_uc(a: (&Node, &Qp), b: (&Node, &Qp)) {
         to_init(me.1);
         let rtr = QpAttr {
             state: QpState::Rtr,
-            ah: way_to(peer.0),
+            av: way_to(peer.0),
             path_mtu: Mtu::M1024,
             dest_qpn: peer.1.number(),
             rq_psn: psn,

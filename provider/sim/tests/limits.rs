@@ -1,0 +1,81 @@
+//! A card holds as many objects of each kind as it says, and not one more; an end makes room again.
+
+use starverbs_core::mr::{MrAttr, WindowType};
+use starverbs_core::qp::RecvSource;
+use starverbs_core::{Av, Limits, NicConfig, NicError, PdId, QpType};
+use starverbs_sim::{Faults, Net, SimCq, SimRq, SimSq};
+
+const FEW: u32 = 5;
+
+/// Makes objects until the card refuses, ends the first, and makes one more.
+fn fill<T: Copy>(
+    kind: &str,
+    net: &mut Net,
+    mut make: impl FnMut(&mut Net) -> Result<T, NicError>,
+    mut end: impl FnMut(&mut Net, T) -> Result<(), NicError>,
+) {
+    let made: Vec<T> = std::iter::from_fn(|| make(net).ok()).collect();
+    assert_eq!(made.len(), FEW as usize, "{kind}");
+    assert_eq!(make(net).err(), Some(NicError::Exhausted), "{kind}");
+    end(net, made[0]).expect(kind);
+    let again = make(net).expect(kind);
+    assert!(make(net).is_err(), "{kind}");
+    for object in made[1..].iter().copied().chain([again]) {
+        end(net, object).expect(kind);
+    }
+}
+
+#[test]
+fn as_many_as_promised_and_no_more() {
+    let limits = Limits { qps: FEW, pds: FEW + 1, avs: FEW, srqs: FEW, mrs: FEW, windows: FEW };
+    let cfg = NicConfig { limits, ..NicConfig::default() };
+    let mut net = Net::new(1, cfg, Faults::default(), 1);
+    let pd: PdId = net.hosts[0].pd;
+    fill(
+        "protection domains",
+        &mut net,
+        |n| n.hosts[0].nic.alloc_pd(),
+        |n, pd| n.hosts[0].nic.dealloc_pd(pd),
+    );
+    let attr = MrAttr { pd, addr: 4096, length: 1, ..MrAttr::default() };
+    fill("regions", &mut net, |n| n.hosts[0].nic.reg_mr(attr), |n, key| n.hosts[0].nic.dereg_mr(key));
+    fill(
+        "windows",
+        &mut net,
+        |n| n.hosts[0].nic.alloc_mw(pd, WindowType::One),
+        |n, key| n.hosts[0].nic.dealloc_mw(key),
+    );
+    fill(
+        "address vectors",
+        &mut net,
+        |n| n.hosts[0].nic.create_av(pd, Av::default()),
+        |n, av| n.hosts[0].nic.destroy_av(av),
+    );
+    fill(
+        "shared receive queues",
+        &mut net,
+        |n| n.hosts[0].nic.create_srq(pd, SimRq::new(1, 1), 0, 0),
+        |n, srq| n.hosts[0].nic.destroy_srq(srq),
+    );
+    let cq = SimCq::new(1);
+    let init = || starverbs_core::qp::QpInit {
+        qp_type: QpType::Rc,
+        pd,
+        sq: SimSq::new(1),
+        rq: RecvSource::Own(SimRq::new(1, 1)),
+        send_cq: cq.clone(),
+        recv_cq: cq.clone(),
+        sq_sig_all: false,
+        cookie: 0,
+    };
+    fill(
+        "queue pairs",
+        &mut net,
+        |n| n.hosts[0].nic.create_qp(init()),
+        |n, qpn| {
+            let h = &mut n.hosts[0];
+            h.nic.destroy_qp(&mut h.env, qpn)
+        },
+    );
+    assert_eq!(net.hosts[0].nic.dealloc_pd(pd), Ok(()), "nothing failed half way");
+}
