@@ -36,6 +36,7 @@ mod rates;
 mod srq;
 mod strings;
 mod system;
+mod tags;
 mod wr;
 mod xrcd;
 

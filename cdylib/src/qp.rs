@@ -7,7 +7,7 @@ use crate::cq::CqHandle;
 use crate::edge::{self, Errno};
 use crate::handle::{beginning, cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
-use crate::qp_attr::{attr_in, attr_out, cap, qp_type};
+use crate::qp_attr::{attr_in, attr_out, cap, check_create_flags, qp_type};
 use crate::query::put_prefix;
 use crate::srq::SrqHandle;
 use crate::wr::{self, Building, QpExHandle};
@@ -268,6 +268,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let (pd, ops) = unsafe {
             let mut asked = reached(given(init)?.as_ptr());
+            check_create_flags(&asked)?;
             let ops = extensions(&asked)?;
             if asked.qp_type == abi::IBV_QPT_XRC_RECV {
                 if ops.is_some() {

@@ -119,7 +119,7 @@ fn reliable(a: &Node, b: &Node, cell: usize) {
     let pieces = [a.0.sge(0, 1000), a.0.sge(5000, 19_000)];
     let base = SendWr { remote_addr: b.0.addr(cell), rkey: b.0.mr.rkey(), ..send(0, &small) };
     let inline = SendFlags::SIGNALED | SendFlags::INLINE;
-    let cases: [(&str, usize, SendWr<'_>); 12] = [
+    let cases: [(&str, usize, SendWr<'_>); 14] = [
         ("SEND, 8 B", 500, base),
         ("SEND, 8 B inline", 500, SendWr { flags: inline, ..base }),
         ("SEND with immediate, no bytes", 100, SendWr { op: SendOp::SendImm, sges: &[], ..base }),
@@ -131,6 +131,8 @@ fn reliable(a: &Node, b: &Node, cell: usize) {
         ("READ, 20 packets", 100, SendWr { op: SendOp::Read, sges: &pieces, ..base }),
         ("FETCH & ADD", 300, SendWr { op: SendOp::FetchAdd, compare_add: 1, ..base }),
         ("COMPARE & SWAP", 300, SendWr { op: SendOp::CmpSwap, compare_add: 1, swap: 2, ..base }),
+        ("ATOMIC WRITE", 300, SendWr { op: SendOp::AtomicWrite, ..base }),
+        ("FLUSH", 300, SendWr { op: SendOp::Flush, imm: 1, compare_add: 8, ..base }),
         (
             "READ behind a fence",
             100,

@@ -36,7 +36,8 @@ pub struct Node {
 }
 
 pub fn all_access() -> Access {
-    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+    let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL
 }
 
 impl Node {
