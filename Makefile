@@ -2,8 +2,9 @@
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 FUZZ_SECONDS ?= 60
+SECONDS ?= 300
 
-.PHONY: help build demo test bench instructions conformance interop lint doc fuzz-build fuzz clean
+.PHONY: help build demo test bench instructions conformance pyverbs interop stress lint doc fuzz-build fuzz clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -14,16 +15,17 @@ help:
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
+	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
 	@echo 'make doc          documentation of the crates'
 	@echo 'make fuzz         the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)'
 	@echo 'make clean        remove dist and the build folder'
 
 build:
-	cargo build --release --locked --package starverbs-cdylib --package starverbs
+	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs
 	install -D -m 755 $(TARGET)/release/libstarverbs.so dist/lib/libibverbs.so.1
 	ln -sf libibverbs.so.1 dist/lib/libibverbs.so
-	install -D -m 755 $(TARGET)/release/libstarverbs.so dist/lib/libstarverbs.so
+	install -D -m 755 $(TARGET)/release/libstarverbs_preload.so dist/lib/libstarverbs.so
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
 
 demo:
@@ -45,6 +47,11 @@ pyverbs:
 	@tools/scripts/packages.sh test
 	@$(MAKE) --no-print-directory build
 	tests/pyverbs/run.py --table docs/pyverbs.md dist/lib
+
+stress:
+	@tools/scripts/packages.sh stress
+	@$(MAKE) --no-print-directory build
+	tests/soak/run.sh --seconds $(SECONDS) dist/lib soak growth leaks memcheck tsan
 
 # With VECTORS=1, one captured frame of each kind is kept as a test vector.
 interop: build

@@ -26,12 +26,15 @@ part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
     cargo test --release --package starverbs-rings --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
 
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
+part "symbols of libstarverbs.so" tests/abi/compare.sh dist/lib/libstarverbs.so tests/preload/libc.symbols
 part "others' libraries on libibverbs.so.1" tests/abi/loading.sh dist/lib
 if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib
     part "multicast between processes" tests/abi/multicast.sh dist/lib
+    part "threads, signals, growth and leaks" tests/soak/run.sh dist/lib soak growth leaks
+    part "the device in /sys and /dev" tests/preload/run.sh dist/lib
 else
-    skip "promises of the C edge" "libibverbs-dev is not installed"
+    skip "promises of the C edge, multicast between processes, threads, growth and leaks, the device in /sys and /dev" "libibverbs-dev is not installed"
 fi
 
 if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then

@@ -5,7 +5,7 @@
 
 use crate::edge::{self, Errno};
 use crate::handle::{Live, complain, errno, given, zeroed};
-use crate::{cq, cq_ex, device, domain, memory, mw, poll, post, qp, query, srq, xrcd};
+use crate::{cq, cq_ex, device, domain, memory, mw, poll, post, qp, query, srq, tags, xrcd};
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -181,6 +181,7 @@ fn tables(obj: &Context, cmd_fd: c_int) -> abi::verbs_context {
     verbs.alloc_parent_domain = Some(domain::alloc_parent_domain);
     verbs.create_srq_ex = Some(srq::create_srq_ex);
     verbs.get_srq_num = Some(srq::get_srq_num);
+    verbs.post_srq_ops = Some(tags::post_srq_ops);
     verbs.create_qp_ex = Some(qp::create_qp_ex);
     verbs.close_xrcd = Some(xrcd::close_xrcd);
     verbs.open_xrcd = Some(xrcd::open_xrcd);

@@ -5,6 +5,7 @@
 use crate::cq::{self, CqHandle, Wanted};
 use crate::edge::{self, Errno};
 use crate::handle::{beginning, given};
+use crate::poll;
 use core::ffi::{c_int, c_uint};
 use core::mem::offset_of;
 use starverbs_abi as abi;
@@ -13,8 +14,8 @@ use starverbs_core::types::{Cqe, Nanos};
 /// Fields with the time of a completion.
 const STAMPS: u64 =
     (abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
-/// The fields a program may ask for. VLANs, flow tags and tag matching are not offered.
-const FIELDS: u64 = abi::IBV_WC_STANDARD_FLAGS as u64 | STAMPS;
+/// The fields a program may ask for. VLANs and flow tags are not offered.
+const FIELDS: u64 = (abi::IBV_WC_STANDARD_FLAGS | abi::IBV_WC_EX_WITH_TM_INFO) as u64 | STAMPS;
 /// The promises a program may make.
 const FLAGS: u32 = abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
 
@@ -88,6 +89,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         ibv.read_dlid_path_bits = Some(read_dlid_path_bits);
         ibv.read_completion_ts = Some(read_completion_ts);
         ibv.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+        ibv.read_tm_info = Some(read_tm_info);
         Ok(handle.cast())
     })
 }
@@ -178,7 +180,7 @@ readers! {
     /// ibv_wc_read_opcode
     read_opcode -> abi::ibv_wc_opcode = |c, _| c.opcode as abi::ibv_wc_opcode;
     /// ibv_wc_read_vendor_err
-    read_vendor_err -> u32 = |c, _| c.vendor_err;
+    read_vendor_err -> u32 = |c, _| poll::vendor_err(&c);
     /// ibv_wc_read_byte_len
     read_byte_len -> u32 = |c, _| c.byte_len;
     /// ibv_wc_read_imm_data and ibv_wc_read_invalidated_rkey
@@ -186,7 +188,7 @@ readers! {
     /// ibv_wc_read_qp_num
     read_qp_num -> u32 = |c, _| c.qpn;
     /// ibv_wc_read_src_qp
-    read_src_qp -> u32 = |c, _| c.src_qp;
+    read_src_qp -> u32 = |c, _| poll::src_qp(&c);
     /// ibv_wc_read_wc_flags
     read_wc_flags -> c_uint = |c, _| c_uint::from(c.flags.bits());
     /// ibv_wc_read_slid
@@ -199,6 +201,15 @@ readers! {
     read_completion_ts -> u64 = |_, stamp| stamp;
     /// ibv_wc_read_completion_wallclock_ns
     read_completion_wallclock_ns -> u64 = |_, stamp| starverbs_verbs::wallclock(stamp);
+}
+
+/// ibv_wc_read_tm_info: zeros unless a tag was matched.
+unsafe extern "C" fn read_tm_info(cq: *mut abi::ibv_cq_ex, info: *mut abi::ibv_wc_tm_info) {
+    // SAFETY: the verb's terms: this thread polls the queue; a place for the answer.
+    unsafe {
+        let (tag, priv_) = current(cq).0.tag().unwrap_or_default();
+        info.write(abi::ibv_wc_tm_info { tag, priv_ });
+    }
 }
 
 #[cfg(test)]

@@ -378,3 +378,6 @@ exports! { "@", "IBVERBS_1.0";
 exports! { "@", "IBVERBS_1.1";
     ibv_register_driver => private::nothing,
 }
+
+/// Does nothing. A library that carries this crate as an rlib (`cdylib/rlib`) refers to it, so that the linker takes the symbols too.
+pub fn keep() {}

@@ -36,5 +36,8 @@ mod rates;
 mod srq;
 mod strings;
 mod system;
+mod tags;
 mod wr;
 mod xrcd;
+
+pub use exports::keep;

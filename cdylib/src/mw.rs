@@ -24,6 +24,7 @@ struct MwHandle {
 const RIGHTS: u32 = abi::IBV_ACCESS_REMOTE_WRITE
     | abi::IBV_ACCESS_REMOTE_READ
     | abi::IBV_ACCESS_REMOTE_ATOMIC
+    | abi::newer::IBV_ACCESS_FLUSH_GLOBAL
     | abi::IBV_ACCESS_ZERO_BASED;
 
 /// The card's side of a window, or EINVAL for NULL.

@@ -6,7 +6,19 @@ use crate::cq::CqHandle;
 use crate::edge;
 use core::ffi::c_int;
 use starverbs_abi as abi;
-use starverbs_core::types::Cqe;
+use starverbs_core::types::{Cqe, WcFlags};
+
+/// `vendor_err`. A tag stands there where one was matched, and in `src_qp`.
+#[inline]
+pub(crate) fn vendor_err(from: &Cqe) -> u32 {
+    if from.flags.contains(WcFlags::TM_MATCH) { 0 } else { from.vendor_err }
+}
+
+/// `src_qp`
+#[inline]
+pub(crate) fn src_qp(from: &Cqe) -> u32 {
+    if from.flags.contains(WcFlags::TM_MATCH) { 0 } else { from.src_qp }
+}
 
 /// A completion in C's words.
 #[inline]
@@ -15,11 +27,11 @@ fn wc(from: &Cqe) -> abi::ibv_wc {
         wr_id: from.wr_id,
         status: from.status as abi::ibv_wc_status,
         opcode: from.opcode as abi::ibv_wc_opcode,
-        vendor_err: from.vendor_err,
+        vendor_err: vendor_err(from),
         byte_len: from.byte_len,
         __bindgen_anon_1: abi::ibv_wc__bindgen_ty_1 { imm_data: from.imm },
         qp_num: from.qpn,
-        src_qp: from.src_qp,
+        src_qp: src_qp(from),
         wc_flags: u32::from(from.flags.bits()),
         pkey_index: 0,
         slid: 0,
@@ -57,7 +69,7 @@ pub(crate) unsafe extern "C" fn poll_cq(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use starverbs_core::types::{WcFlags, WcOpcode, WcStatus};
+    use starverbs_core::types::{WcOpcode, WcStatus};
 
     #[test]
     fn every_field_of_a_completion_arrives() {
@@ -88,7 +100,12 @@ mod tests {
         assert_eq!(WcStatus::RnrRetryExcErr as u32, abi::IBV_WC_RNR_RETRY_EXC_ERR);
         assert_eq!(WcStatus::RemInvRdReqErr as u32, abi::IBV_WC_REM_INV_RD_REQ_ERR);
         assert_eq!(WcOpcode::FetchAdd as u32, abi::IBV_WC_FETCH_ADD);
+        assert_eq!(WcOpcode::AtomicWrite as u32, abi::IBV_WC_ATOMIC_WRITE);
+        assert_eq!(WcOpcode::Flush as u32, abi::newer::IBV_WC_FLUSH);
         assert_eq!(WcOpcode::Recv as u32, abi::IBV_WC_RECV);
+        assert_eq!(WcOpcode::TmNoTag as u32, abi::IBV_WC_TM_NO_TAG);
+        assert_eq!(WcStatus::TmRndvIncomplete as u32, abi::IBV_WC_TM_RNDV_INCOMPLETE);
+        assert_eq!(u32::from(WcFlags::TM_DATA_VALID.bits()), abi::IBV_WC_TM_DATA_VALID);
         assert_eq!(u32::from(WcFlags::WITH_INV.bits()), abi::IBV_WC_WITH_INV);
     }
 }

@@ -48,6 +48,10 @@ unsafe fn send_wr<'a>(wr: *const abi::ibv_send_wr, datagram: bool) -> Result<Sen
         if op == SendOp::BindMw {
             return bind(wr);
         }
+        // A work request has no room for what is to be flushed and how: only ibv_wr_flush can say.
+        if op == SendOp::Flush {
+            return Err(libc::EOPNOTSUPP);
+        }
         let mut to = SendWr {
             wr_id: (*wr).wr_id,
             op,
@@ -110,7 +114,7 @@ unsafe fn bind<'a>(wr: *const abi::ibv_send_wr) -> Result<SendWr<'a>, Errno> {
 /// # Safety
 /// The list is linked by `next` and ends with NULL; `bad` is NULL or a place.
 #[inline]
-unsafe fn walk<W>(
+pub(crate) unsafe fn walk<W>(
     first: *mut W,
     bad: *mut *mut W,
     next: impl Fn(*mut W) -> *mut W,

@@ -7,7 +7,7 @@ use crate::cq::CqHandle;
 use crate::edge::{self, Errno};
 use crate::handle::{beginning, cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
-use crate::qp_attr::{attr_in, attr_out, cap, qp_type};
+use crate::qp_attr::{attr_in, attr_out, cap, check_create_flags, create_flags, qp_type};
 use crate::query::put_prefix;
 use crate::srq::SrqHandle;
 use crate::wr::{self, Building, QpExHandle};
@@ -256,11 +256,6 @@ fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<Option<u64>, Errno> {
     Ok((mask & sends != 0).then_some(init.send_ops_flags))
 }
 
-/// The `IBV_QP_CREATE_*` flags, if any are given.
-fn create_flags(init: &abi::ibv_qp_init_attr_ex) -> u32 {
-    if init.comp_mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 { init.create_flags } else { 0 }
-}
-
 /// The attributes that a program's struct reaches to: it may end before the first that came later.
 ///
 /// # Safety
@@ -283,6 +278,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let (pd, extra) = unsafe {
             let mut asked = reached(given(init)?.as_ptr());
+            check_create_flags(&asked)?;
             let ops = extensions(&asked)?;
             if asked.qp_type == abi::IBV_QPT_XRC_RECV {
                 if ops.is_some() {

@@ -66,6 +66,29 @@ pub(crate) fn attr_in(from: &abi::ibv_qp_attr, mask: c_int) -> Result<(QpAttr, Q
     Ok((to, mask))
 }
 
+/// Whether `IBV_QP_CREATE_*` flags make sense for a QP, for ibv_create_qp_ex(3): EINVAL for flags that are none, and for
+/// multicast's on a transport without it. Which of them the card offers is said elsewhere: not those of Ethernet
+/// frames (SCATTER_FCS, CVLAN_STRIPPING), of a PCI bus (PCI_WRITE_END_PADDING), or of another QP's number, as nobody
+/// would receive under it without flow steering (SOURCE_QPN).
+pub(crate) fn check_create_flags(init: &abi::ibv_qp_init_attr_ex) -> Result<(), Errno> {
+    let known = abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
+        | abi::IBV_QP_CREATE_SCATTER_FCS
+        | abi::IBV_QP_CREATE_CVLAN_STRIPPING
+        | abi::IBV_QP_CREATE_SOURCE_QPN
+        | abi::IBV_QP_CREATE_PCI_WRITE_END_PADDING;
+    let flags = create_flags(init);
+    let multicast = flags & abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
+    if flags & !known != 0 || (multicast && init.qp_type != abi::IBV_QPT_UD) {
+        return Err(libc::EINVAL);
+    }
+    Ok(())
+}
+
+/// The `IBV_QP_CREATE_*` flags, if any are given.
+pub(crate) fn create_flags(init: &abi::ibv_qp_init_attr_ex) -> u32 {
+    if init.comp_mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 { init.create_flags } else { 0 }
+}
+
 /// A QP's capabilities in C's words.
 pub(crate) fn cap(from: &QpCaps) -> abi::ibv_qp_cap {
     abi::ibv_qp_cap {
@@ -124,6 +147,22 @@ mod tests {
             (attr.path_mtu, attr.qp_state, attr.qp_access_flags, attr.dest_qp_num) = (6, 7, 1 << 15, 1 << 24);
             assert_eq!(attr_in(&attr, bit as c_int).err(), Some(libc::EINVAL), "{field}");
         }
+    }
+
+    #[test]
+    fn creation_flags_that_make_no_sense_are_invalid() {
+        // SAFETY: numbers and pointers: zero is valid.
+        let mut init: abi::ibv_qp_init_attr_ex = unsafe { zeroed() };
+        (init.qp_type, init.create_flags) = (abi::IBV_QPT_RC, abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB);
+        assert_eq!(check_create_flags(&init), Ok(()), "not said to be valid");
+        init.comp_mask = abi::IBV_QP_INIT_ATTR_CREATE_FLAGS;
+        assert_eq!(check_create_flags(&init), Err(libc::EINVAL));
+        init.qp_type = abi::IBV_QPT_UD;
+        assert_eq!(check_create_flags(&init), Ok(()));
+        init.create_flags = abi::IBV_QP_CREATE_SOURCE_QPN;
+        assert_eq!(check_create_flags(&init), Ok(()), "a flag, if none of this card's");
+        init.create_flags = 1 << 20;
+        assert_eq!(check_create_flags(&init), Err(libc::EINVAL));
     }
 
     #[test]

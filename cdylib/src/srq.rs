@@ -7,6 +7,7 @@ use crate::cq::CqHandle;
 use crate::edge::{self, Errno};
 use crate::handle::{beginning, cookie, errno, given, wait_for_acks, zeroed};
 use crate::pd_mr::PdHandle;
+use crate::tags;
 use crate::xrcd;
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -35,10 +36,18 @@ impl SrqHandle {
     }
 }
 
+/// What a shared receive queue is for.
+enum Kind<'a> {
+    Basic,
+    Xrc(&'a Xrcd, &'a Cq),
+    /// So many tags
+    Tagged(&'a Cq, u32),
+}
+
 /// Makes a shared receive queue, on the terms of ibv_create_srq(3), and says in `attr` what was granted.
 unsafe fn create(
     pd: *mut abi::ibv_pd,
-    xrc: Option<(&Xrcd, &Cq)>,
+    kind: Kind<'_>,
     srq_context: *mut c_void,
     attr: &mut abi::ibv_srq_attr,
 ) -> Result<*mut abi::ibv_srq, Errno> {
@@ -49,9 +58,10 @@ unsafe fn create(
     let mut place = Box::<SrqHandle>::new_uninit();
     let name = cookie(place.as_mut_ptr());
     // The limit is not looked at on creation (ibv_create_srq(3)).
-    let made = match xrc {
-        None => Srq::create(card, attr.max_wr, attr.max_sge, 0, name),
-        Some((xrcd, cq)) => Srq::create_xrc(card, xrcd, cq, attr.max_wr, attr.max_sge, name),
+    let made = match kind {
+        Kind::Basic => Srq::create(card, attr.max_wr, attr.max_sge, 0, name),
+        Kind::Xrc(xrcd, cq) => Srq::create_xrc(card, xrcd, cq, attr.max_wr, attr.max_sge, name),
+        Kind::Tagged(cq, tags) => Srq::create_tagged(card, cq, tags, attr.max_wr, attr.max_sge, name),
     };
     let obj = made.map_err(errno)?;
     let granted = obj.query().map_err(errno)?;
@@ -84,20 +94,24 @@ pub(crate) unsafe extern "C" fn create_srq(
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
         // SAFETY: the verb's terms.
-        unsafe { create(pd, None, init.srq_context, &mut init.attr) }
+        unsafe { create(pd, Kind::Basic, init.srq_context, &mut init.attr) }
     })
 }
 
-/// ibv_create_srq_ex(3), through the context's table: basic queues and XRC's.
+/// ibv_create_srq_ex(3), through the context's table: basic queues, XRC's, and those that match tags.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut abi::ibv_context,
     init: *mut abi::ibv_srq_init_attr_ex,
 ) -> *mut abi::ibv_srq {
     edge::object(|| {
         let init = given(init)?.as_ptr();
-        // SAFETY: a struct of the caller's, on the verb's terms; its last field came later, and is not offered.
-        let (asked, attr) =
-            unsafe { (beginning(init, offset_of!(abi::ibv_srq_init_attr_ex, tm_cap)), &mut (*init).attr) };
+        // SAFETY: a struct of the caller's, on the verb's terms; its last field came later, and is there if it is named.
+        let (asked, attr) = unsafe {
+            let later = (*init).comp_mask & abi::IBV_SRQ_INIT_ATTR_TM != 0;
+            let first = offset_of!(abi::ibv_srq_init_attr_ex, tm_cap);
+            let room = if later { size_of::<abi::ibv_srq_init_attr_ex>() } else { first };
+            (beginning(init, room), &mut (*init).attr)
+        };
         let mask = asked.comp_mask;
         if mask & !(abi::IBV_SRQ_INIT_ATTR_RESERVED - 1) != 0 {
             return Err(libc::EINVAL);
@@ -110,8 +124,19 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             }
             // SAFETY: the verb's terms.
             unsafe {
-                let xrc = (xrcd::obj(asked.xrcd)?, CqHandle::obj(asked.cq)?);
-                return create(asked.pd, Some(xrc), asked.srq_context, attr);
+                let xrc = Kind::Xrc(xrcd::obj(asked.xrcd)?, CqHandle::obj(asked.cq)?);
+                return create(asked.pd, xrc, asked.srq_context, attr);
+            }
+        }
+        if mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && asked.srq_type == abi::IBV_SRQT_TM {
+            let needed = abi::IBV_SRQ_INIT_ATTR_TM | abi::IBV_SRQ_INIT_ATTR_CQ;
+            if mask & needed != needed || !pd || asked.tm_cap.max_ops > tags::MAX_OPS {
+                return Err(libc::EINVAL);
+            }
+            // SAFETY: the verb's terms.
+            unsafe {
+                let tagged = Kind::Tagged(CqHandle::obj(asked.cq)?, asked.tm_cap.max_num_tags);
+                return create(asked.pd, tagged, asked.srq_context, attr);
             }
         }
         let basic = mask & abi::IBV_SRQ_INIT_ATTR_TYPE == 0 || asked.srq_type == abi::IBV_SRQT_BASIC;
@@ -122,7 +147,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             return Err(libc::EINVAL);
         }
         // SAFETY: the verb's terms.
-        unsafe { create(asked.pd, None, asked.srq_context, attr) }
+        unsafe { create(asked.pd, Kind::Basic, asked.srq_context, attr) }
     })
 }
 

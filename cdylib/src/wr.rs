@@ -12,11 +12,12 @@ use crate::qp::QpHandle;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use starverbs_abi as abi;
-use starverbs_core::types::{SendFlags, SendOp, SendWqe, Sge};
+use starverbs_core::types::{FlushLevel, Placement, SendFlags, SendOp, SendWqe, Sge};
+use starverbs_core::wire::headers::Feth;
 use starverbs_verbs::{SendBatch, VerbsError};
 
 /// A queue pair with send operations.
-pub(crate) type QpExHandle = QpHandle<abi::ibv_qp_ex, Building>;
+pub(crate) type QpExHandle = QpHandle<abi::newer::ibv_qp_ex, Building>;
 
 /// What an extended queue pair keeps between calls.
 pub(crate) struct Building {
@@ -44,7 +45,7 @@ impl Building {
 
 /// The public struct of an extended queue pair around that of a plain one. All functions are there, whatever was asked
 /// for: one that may not be used makes ibv_wr_complete fail.
-pub(crate) fn functions(base: abi::ibv_qp) -> abi::ibv_qp_ex {
+pub(crate) fn functions(base: abi::ibv_qp) -> abi::newer::ibv_qp_ex {
     // SAFETY: numbers, pointers and optional functions: zero is valid.
     let mut qp: abi::ibv_qp_ex = unsafe { zeroed() };
     qp.qp_base = base;
@@ -69,7 +70,7 @@ pub(crate) fn functions(base: abi::ibv_qp) -> abi::ibv_qp_ex {
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
     qp.wr_set_ud_addr = Some(wr_set_ud_addr);
     qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
-    qp
+    abi::newer::ibv_qp_ex { older: qp, wr_flush: Some(wr_flush) }
 }
 
 /// The handle around an extended queue pair.
@@ -102,15 +103,6 @@ unsafe fn begin(qp: *mut abi::ibv_qp_ex, op: SendOp, wqe: SendWqe) {
         let (wr_id, flags) = ((*qp).wr_id, SendFlags::from_bits_truncate((*qp).wr_flags as u8));
         with(qp, |batch| batch.begin(SendWqe { wr_id, op, flags, ..wqe }));
     }
-}
-
-/// A builder of an operation that the card does not have.
-///
-/// # Safety
-/// As of `with`.
-unsafe fn refuse(qp: *mut abi::ibv_qp_ex, what: &'static str) {
-    // SAFETY: the caller's terms.
-    unsafe { with(qp, |batch| batch.fail(VerbsError::Unsupported(what))) };
 }
 
 /// ibv_wr_start: takes the send queue's lock.
@@ -168,19 +160,46 @@ builders! {
     wr_local_inv(rkey: u32) => LocalInv { rkey: rkey };
 }
 
-/// Builders of operations that the card does not have.
-macro_rules! refused {
-    ($($name:ident($($kind:ty),*) => $what:literal;)*) => { $(
-        unsafe extern "C" fn $name(qp: *mut abi::ibv_qp_ex, $(_: $kind),*) {
-            // SAFETY: the verb's terms: between start and complete of this thread.
-            unsafe { refuse(qp, $what) };
-        }
-    )* };
+/// ibv_wr_send_tso: segments of an Ethernet frame, of which the card has none.
+unsafe extern "C" fn wr_send_tso(qp: *mut abi::ibv_qp_ex, _: *mut c_void, _: u16, _: u16) {
+    // SAFETY: the verb's terms: between start and complete of this thread.
+    unsafe { with(qp, |batch| batch.fail(VerbsError::Unsupported("TSO"))) };
 }
 
-refused! {
-    wr_send_tso(*mut c_void, u16, u16) => "TSO";
-    wr_atomic_write(u32, u64, *const c_void) => "ATOMIC WRITE";
+/// ibv_wr_atomic_write: takes the eight bytes now.
+unsafe extern "C" fn wr_atomic_write(qp: *mut abi::ibv_qp_ex, rkey: u32, addr: u64, from: *const c_void) {
+    let wqe = SendWqe { rkey, remote_addr: addr, ..SendWqe::default() };
+    // SAFETY: the verb's terms: between start and complete of this thread; eight bytes.
+    unsafe {
+        begin(qp, SendOp::AtomicWrite, wqe);
+        with(qp, |batch| batch.set_inline(core::iter::once((from.cast(), 8))));
+    }
+}
+
+/// ibv_wr_flush, of later releases.
+unsafe extern "C" fn wr_flush(
+    qp: *mut abi::ibv_qp_ex,
+    rkey: u32,
+    addr: u64,
+    length: usize,
+    placement: u8,
+    level: u8,
+) {
+    let word = Placement::from_bits(placement)
+        .filter(|placement| !placement.is_empty())
+        .zip(FlushLevel::from_code(level.into()))
+        .map(|(placement, level)| Feth::word(placement, level));
+    // SAFETY: the verb's terms: between start and complete of this thread.
+    unsafe {
+        match (word, u32::try_from(length)) {
+            (Some(imm), Ok(bytes)) => {
+                let wqe =
+                    SendWqe { rkey, remote_addr: addr, compare_add: bytes.into(), imm, ..SendWqe::default() };
+                begin(qp, SendOp::Flush, wqe);
+            }
+            _ => with(qp, |batch| batch.fail(VerbsError::Invalid("type, level or length of a FLUSH"))),
+        }
+    }
 }
 
 /// ibv_wr_bind_mw.

@@ -25,7 +25,9 @@ static void capabilities(void)
 {
 	struct ibv_device_attr_ex ex;
 	uint32_t ud = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
-	uint32_t uc = ud | IBV_ODP_SUPPORT_WRITE, rc = uc | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+	/* IBV_ODP_SUPPORT_FLUSH and IBV_ODP_SUPPORT_ATOMIC_WRITE of later releases */
+	uint32_t placement = 1 << 6 | 1 << 7, uc = ud | IBV_ODP_SUPPORT_WRITE;
+	uint32_t rc = uc | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC | placement;
 
 	CHECK(!ibv_query_device_ex(ctx, NULL, &ex) && ex.max_dm_size >= 1 << 20);
 	CHECK(ex.odp_caps.general_caps == (IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT));

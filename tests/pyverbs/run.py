@@ -5,9 +5,13 @@ usage: run.py [--table FILE] [--only TEXT] LIBRARY_DIRECTORY
 
 Needs the packages python3-pyverbs and rdma-core. Tests of other makers' cards (mlx5, efa) are left out. Fails if a test
 fails, or if none passes. It must not know the library's inside, nor change the tests.
+
+Three tests want huge pages. Where there are none and this process may have some (root, nr_hugepages writable), it has the
+kernel set 16 MiB aside while the tests run, and gives them back.
 """
 
 import argparse
+import contextlib
 import gzip
 import os
 import pathlib
@@ -20,6 +24,29 @@ SHIPPED = pathlib.Path("/usr/share/doc/rdma-core/tests")
 OTHER_CARDS = ("mlx5", "efa")
 # Longest a whole run may take, seconds.
 LIMIT = 300
+# Pages of 2 MiB, as the tests count them, and how many the tests need at once, with some to spare.
+HUGE_PAGES = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
+WANTED = 8
+
+
+@contextlib.contextmanager
+def huge_pages():
+    """Has huge pages set aside meanwhile, if there are none and that is allowed."""
+    def set_aside(more):
+        before = int(HUGE_PAGES.read_text())
+        HUGE_PAGES.write_text(str(max(before + more, 0)))
+        return int(HUGE_PAGES.read_text()) - before
+
+    try:
+        added = set_aside(WANTED) if int(HUGE_PAGES.read_text()) == 0 else 0
+    except OSError as error:
+        print(f"pyverbs: no huge pages: {error}")
+        added = 0
+    try:
+        yield
+    finally:
+        if added:
+            set_aside(-added)
 
 
 def unpack(to):
@@ -107,7 +134,8 @@ def main():
     if os.environ.get("LD_LIBRARY_PATH") != library:
         # The loader reads it at the start of a process only.
         environment = dict(os.environ, LD_LIBRARY_PATH=library, PYTHONDONTWRITEBYTECODE="1")
-        return subprocess.run([sys.executable, *sys.argv], env=environment, timeout=LIMIT).returncode
+        with huge_pages():
+            return subprocess.run([sys.executable, *sys.argv], env=environment, timeout=LIMIT).returncode
     with tempfile.TemporaryDirectory() as folder:
         tests = pathlib.Path(folder) / "tests"
         unpack(tests)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Installs what a purpose needs and this machine lacks.
-# usage: packages.sh demo|test|bench|instructions|interop
+# usage: packages.sh demo|test|stress|bench|instructions|interop
 set -euo pipefail
 
 declare -A package_of=(
     [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [tshark]=tshark
-    [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin
-    [valgrind]=valgrind [strace]=strace
+    [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
+    [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
 )
 demo=(cc ibv_devinfo ib_send_lat)
@@ -15,11 +15,12 @@ pyverbs=/usr/lib/python3/dist-packages/pyverbs
 rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
-test) commands=("${demo[@]}" ip tshark nm runuser) ;;
+test) commands=("${demo[@]}" ip tshark nm runuser ibstat ucx_perftest fi_info) ;;
+stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
 interop) commands=("${demo[@]}" ip tshark qemu-system-x86_64 busybox) ;;
-*) echo "usage: packages.sh demo|test|bench|instructions|interop" >&2; exit 2 ;;
+*) echo "usage: packages.sh demo|test|stress|bench|instructions|interop" >&2; exit 2 ;;
 esac
 
 if ! command -v cargo >/dev/null; then
@@ -31,7 +32,7 @@ missing=()
 for command in "${commands[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
 done
-[[ $1 != test && $1 != interop || -e $headers ]] || missing+=(libibverbs-dev)
+[[ $1 != @(test|stress|interop) || -e $headers ]] || missing+=(libibverbs-dev)
 [[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
 [[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
 ((${#missing[@]})) || exit 0

@@ -18,6 +18,7 @@ mod bindings;
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::all)]
 mod layout_x86_64;
+pub mod newer;
 
 pub use bindings::*;
 

@@ -24,6 +24,8 @@ pub trait SendQueue {
     fn release(&self, index: u32);
     /// Forget everything posted (QP to RESET); indices go on.
     fn reset(&self);
+    /// Posts a request of the card's own, to a queue that no program posts to. False: it is full.
+    fn post_own(&self, wqe: SendWqe, sges: &[Sge]) -> bool;
 }
 
 /// The card's side of a receive queue, private or shared.
@@ -74,6 +76,12 @@ pub trait Env {
     fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64>;
     /// Atomically swaps if equal; gives the value before. `addr` is 8-aligned. `None`: as above.
     fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> Option<u64>;
+    /// Writes eight bytes at once: nobody sees some of them without the others, nor before what was written
+    /// earlier. `addr` is 8-aligned. False: as of `dma_write`.
+    #[must_use]
+    fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool;
+    /// What was written before is visible to all who look at memory when this returns.
+    fn dma_fence(&mut self);
     /// Makes memory ready to be the next frame's payload; gives where it can be read until that frame is
     /// queued. `None`: there is no memory now.
     fn dma_read(&mut self, from: Seg) -> Option<Seg>;

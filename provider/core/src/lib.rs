@@ -30,6 +30,7 @@ pub mod mr;
 pub mod nic;
 pub mod qp;
 mod room;
+pub mod tags;
 pub mod transport;
 pub mod types;
 pub mod wire;

@@ -257,17 +257,26 @@ impl MrTable {
     }
 
     #[inline]
-    fn resolve(
-        &self,
-        key: u32,
-        (pd, qpn): (PdId, Qpn),
-        va: u64,
-        len: u32,
-        need: Access,
-    ) -> Result<u64, MrFault> {
+    fn resolve(&self, key: u32, qp: (PdId, Qpn), va: u64, len: u32, need: Access) -> Result<u64, MrFault> {
         if len == 0 {
             return Ok(va);
         }
+        let entry = self.opened(key, qp, need)?;
+        let offset = va.wrapping_sub(entry.iova);
+        if offset >= entry.length || u64::from(len) > entry.length - offset {
+            return Err(MrFault::Bounds);
+        }
+        Ok(entry.addr.wrapping_add(offset))
+    }
+
+    /// Whether a peer's request to a QP may use a key as a whole, whichever bytes it opens.
+    pub fn permits(&self, rkey: u32, qp: (PdId, Qpn), need: Access) -> Result<(), MrFault> {
+        self.opened(rkey, qp, need).map(|_| ())
+    }
+
+    /// The entry of a key that gives a QP the right `need`.
+    #[inline]
+    fn opened(&self, key: u32, (pd, qpn): (PdId, Qpn), need: Access) -> Result<&Entry, MrFault> {
         let slot = (key >> KEY_BITS) ^ self.mask;
         let entry = match self.entries.get(slot as usize) {
             Some(entry) if entry.key.map(NonZeroU32::get) == Some(key) => entry,
@@ -279,11 +288,7 @@ impl MrTable {
         if !entry.access.contains(need) {
             return Err(MrFault::Access);
         }
-        let offset = va.wrapping_sub(entry.iova);
-        if offset >= entry.length || u64::from(len) > entry.length - offset {
-            return Err(MrFault::Bounds);
-        }
-        Ok(entry.addr.wrapping_add(offset))
+        Ok(entry)
     }
 }
 

@@ -10,8 +10,10 @@ pub(crate) mod pace;
 pub(crate) mod path;
 pub(crate) mod sched;
 mod table;
+mod tags;
 pub(crate) mod timers;
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use slab::Slab;
@@ -21,12 +23,15 @@ use crate::error::NicError;
 use crate::limits::{Limits, room};
 use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
+use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, Seg, SrqId};
 use multicast::Groups;
 use path::{PathId, Paths};
 use sched::Sched;
 use table::QpTable;
+use tags::TagMatching;
+pub use tags::{TagChange, TagOp};
 
 /// Most SGEs that a WQE may have.
 pub const MAX_SGE: usize = 64;
@@ -107,6 +112,8 @@ pub(crate) struct Srq<E: Env> {
     pub(crate) cookie: u64,
     /// XRC: its domain, and where its receives complete
     pub(crate) xrc: Option<(PdId, E::Cq)>,
+    /// It matches tags
+    pub(crate) tags: Option<Box<TagMatching<E::Cq>>>,
 }
 
 /// splitmix64: keys and start points that a stranger cannot guess, given a random seed.
@@ -262,7 +269,7 @@ impl<E: Env> Nic<E> {
     /// A new shared receive queue; an event is due when fewer than `limit` WQEs are left. `cookie` is
     /// the host's name for it.
     pub fn create_srq(&mut self, pd: PdId, rq: E::Rq, limit: u32, cookie: u64) -> Result<SrqId, NicError> {
-        self.insert_srq(Srq { rq, pd, limit, users: 0, cookie, xrc: None })
+        self.insert_srq(Srq { rq, pd, limit, users: 0, cookie, xrc: None, tags: None })
     }
 
     /// A new shared receive queue of the XRC domain that `xrcd` stands for; its receives complete in `cq`,
@@ -276,7 +283,7 @@ impl<E: Env> Nic<E> {
         cookie: u64,
     ) -> Result<SrqId, NicError> {
         self.shared.hold_pd(xrcd)?;
-        let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: Some((xrcd, cq)) };
+        let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: Some((xrcd, cq)), tags: None };
         self.insert_srq(srq).inspect_err(|_| self.shared.drop_pd(xrcd))
     }
 
@@ -354,6 +361,7 @@ impl<E: Env> Shared<E> {
 
     /// Most SGEs that a receive WQE of `srq` may have.
     fn srq_max_sge(&self, srq: SrqId) -> Option<usize> {
-        self.srqs.get(srq.0 as usize).map(|s| s.rq.max_sge())
+        let most = |s: &Srq<E>| s.rq.max_sge().max(if s.tags.is_some() { MAX_TAG_SGE } else { 0 });
+        self.srqs.get(srq.0 as usize).map(most)
     }
 }

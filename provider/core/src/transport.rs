@@ -1,7 +1,7 @@
 //! The protocol of a QP: what it sends, what it answers, how it completes.
 //!
 //! `requester` turns WQEs into packets, `response` takes the answers to them; `responder` takes
-//! requests, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
+//! requests, `tagged` those to SRQs that match tags, `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
 //! sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables and
 //! turns (`nic`) beyond the `Shared` state that it is handed.
 
@@ -10,10 +10,12 @@ mod complete;
 mod datagram;
 mod local;
 mod pacing;
+mod placement;
 mod recv;
 mod requester;
 mod responder;
 mod response;
+mod tagged;
 mod unreliable;
 
 pub(crate) use complete::{enter_error, flush_posted};
@@ -30,7 +32,7 @@ use crate::nic::Shared;
 use crate::nic::path::PathId;
 use crate::nic::timers::TimerId;
 use crate::qp::RecvSource;
-use crate::types::{Access, Av, AvId, FrameMeta, Mtu, Nanos, PdId, Psn, QpState, QpType, Qpn};
+use crate::types::{Access, Av, AvId, FrameMeta, Mtu, Nanos, PdId, Psn, QpState, QpType, Qpn, WcOpcode};
 use crate::wire::packet::Packet;
 
 /// One queue pair. There may be many thousands that do nothing: see `Nic::QP_BYTES`.
@@ -120,6 +122,8 @@ pub(crate) struct Requester {
     pub(crate) unasked: u32,
     /// Where each begun WQE lies in PSN space, by slot
     pub(crate) track: Box<[Track]>,
+    /// The queue is the card's: its SRQ matches tags
+    pub(crate) own: bool,
     /// READs and atomics outstanding
     pub(crate) reads: u8,
     /// This WQE cannot be sent: complete it so, once it is the oldest
@@ -178,10 +182,30 @@ pub(crate) enum Inbound {
     /// None: the next packet begins one
     #[default]
     Idle,
-    /// A SEND into the held receive WQE
-    Send { received: u32 },
+    /// A SEND into the held receive WQE; what its completion says
+    Send { received: u32, opcode: WcOpcode },
+    /// A SEND into the buffer of its tag
+    Tagged { received: u32, app_ctx: u32, tag: u64 },
     /// An RDMA WRITE
     Write { va: u64, key: u32, left: u32, total: u32 },
+}
+
+impl Inbound {
+    /// Bytes of a SEND that are in memory.
+    fn received(self) -> u32 {
+        match self {
+            Inbound::Send { received, .. } | Inbound::Tagged { received, .. } => received,
+            _ => 0,
+        }
+    }
+
+    /// The same message, further on.
+    fn with_received(mut self, total: u32) -> Self {
+        if let Inbound::Send { received, .. } | Inbound::Tagged { received, .. } = &mut self {
+            *received = total;
+        }
+        self
+    }
 }
 
 /// A READ or atomic answer that is owed.
@@ -195,6 +219,11 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
+    /// To what is done, without data: the answer to a READ of nothing.
+    fn done(psn: Psn) -> Answer {
+        Answer::Read { psn, va: 0, key: 0, left: 0, begun: false, again: false }
+    }
+
     fn psn(&self) -> Psn {
         match self {
             Answer::Read { psn, .. } | Answer::Atomic { psn, .. } => *psn,
@@ -222,6 +251,7 @@ impl Requester {
             inflight: 0,
             unasked: 0,
             track: alloc::vec![Track::default(); slots as usize].into_boxed_slice(),
+            own: false,
             reads: 0,
             fault: None,
             deadline: 0,

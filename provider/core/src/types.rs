@@ -5,6 +5,10 @@
 
 use bitflags::bitflags;
 
+mod placement;
+
+pub use placement::{FlushLevel, Placement};
+
 /// Nanoseconds since an origin that the caller chooses; never goes back.
 pub type Nanos = u64;
 
@@ -145,7 +149,7 @@ impl QpType {
 }
 
 /// State of a QP. Values as `enum ibv_qp_state`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 #[repr(u8)]
 pub enum QpState {
     /// Reset
@@ -206,6 +210,10 @@ pub enum SendOp {
     BindMw = 8,
     /// SEND that unbinds a memory window of the peer
     SendInv = 9,
+    /// Make what was written before visible, or persistent, before the answer
+    Flush = 14,
+    /// Write eight bytes at once
+    AtomicWrite = 15,
 }
 
 impl SendOp {
@@ -222,12 +230,22 @@ impl SendOp {
             7 => SendOp::LocalInv,
             8 => SendOp::BindMw,
             9 => SendOp::SendInv,
+            14 => SendOp::Flush,
+            15 => SendOp::AtomicWrite,
             _ => return None,
         })
     }
+    /// Whether only an answer of its own completes it; such are outstanding in limited numbers (IBTA 9.4.4, A19).
+    pub const fn is_answered(self) -> bool {
+        self.brings_data() || matches!(self, SendOp::Flush | SendOp::AtomicWrite)
+    }
     /// Whether the answer carries data (READ, atomics).
-    pub const fn is_read_like(self) -> bool {
+    pub const fn brings_data(self) -> bool {
         matches!(self, SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd)
+    }
+    /// Whether it has SGEs or inline bytes.
+    pub const fn has_data(self) -> bool {
+        !self.is_local() && !matches!(self, SendOp::Flush)
     }
     /// Whether the card does it by itself, without a packet.
     pub const fn is_local(self) -> bool {
@@ -255,6 +273,8 @@ impl SendOp {
             SendOp::FetchAdd => WcOpcode::FetchAdd,
             SendOp::LocalInv => WcOpcode::LocalInv,
             SendOp::BindMw => WcOpcode::BindMw,
+            SendOp::Flush => WcOpcode::Flush,
+            SendOp::AtomicWrite => WcOpcode::AtomicWrite,
         }
     }
 }
@@ -292,6 +312,10 @@ bitflags! {
         const ON_DEMAND = 1 << 6;
         /// Huge pages
         const HUGETLB = 1 << 7;
+        /// Peers may FLUSH to make what was written visible to all
+        const FLUSH_GLOBAL = 1 << 8;
+        /// Peers may FLUSH to make what was written persistent
+        const FLUSH_PERSISTENT = 1 << 9;
         /// Relaxed ordering is welcome
         const RELAXED_ORDERING = 1 << 20;
     }
@@ -305,6 +329,12 @@ bitflags! {
         const WITH_IMM = 2;
         /// `imm` holds an invalidated rkey, in host order
         const WITH_INV = 8;
+        /// Tag matching: the program should say how many unexpected messages it has seen
+        const TM_SYNC_REQ = 16;
+        /// The message matched a tag
+        const TM_MATCH = 32;
+        /// All of its data is there
+        const TM_DATA_VALID = 64;
     }
 }
 
@@ -337,14 +367,14 @@ pub struct SendWqe {
     pub wr_id: u64,
     /// RDMA and atomics: remote virtual address. Bind: the window's first byte, as the MR counts.
     pub remote_addr: u64,
-    /// Atomics: compare value, or the number to add. Bind: bytes.
+    /// Atomics: compare value, or the number to add. Bind, FLUSH: bytes.
     pub compare_add: u64,
     /// Atomics: swap value
     pub swap: u64,
     /// RDMA and atomics: the peer's key. Bind: the window's new key. LOCAL_INV: what to unbind.
     pub rkey: u32,
     /// Immediate data, in the byte order in which it was given (network order). SEND with invalidate:
-    /// the peer's window. Bind: the MR's key.
+    /// the peer's window. Bind: the MR's key. FLUSH: the word of its header (`wire::headers::Feth`).
     pub imm: u32,
     /// Sum of the SGEs' lengths, or of the inline bytes
     pub length: u32,
@@ -390,6 +420,8 @@ pub enum WcStatus {
     FatalErr = 19,
     RespTimeoutErr = 20,
     GeneralErr = 21,
+    TmErr = 22,
+    TmRndvIncomplete = 23,
 }
 
 /// Op-code of a completion. Values as `enum ibv_wc_opcode`.
@@ -405,8 +437,15 @@ pub enum WcOpcode {
     FetchAdd = 4,
     BindMw = 5,
     LocalInv = 6,
+    Flush = 8,
+    AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
+    TmAdd = 130,
+    TmDel = 131,
+    TmSync = 132,
+    TmRecv = 133,
+    TmNoTag = 134,
 }
 
 /// A completion: what `struct ibv_wc` tells.
@@ -421,9 +460,9 @@ pub struct Cqe {
     pub imm: u32,
     /// Local QP
     pub qpn: Qpn,
-    /// UD receives: the sender's QPN
+    /// UD receives: the sender's QPN. Matched tags: see [`Cqe::tag`].
     pub src_qp: Qpn,
-    /// More about an error; 0 otherwise
+    /// More about an error; 0 otherwise. Matched tags: see [`Cqe::tag`].
     pub vendor_err: u32,
     /// Outcome
     pub status: WcStatus,
@@ -433,6 +472,29 @@ pub struct Cqe {
     pub flags: WcFlags,
     /// Service level
     pub sl: u8,
+}
+
+impl Cqe {
+    /// One that tells of a match: the tag stands in fields that have no other meaning then, as does `app_ctx`, unless
+    /// the message has immediate data.
+    pub fn matched(tag: u64, app_ctx: u32) -> Self {
+        let (opcode, flags) = (WcOpcode::TmRecv, WcFlags::TM_MATCH);
+        Cqe {
+            opcode,
+            flags,
+            src_qp: (tag >> 32) as u32,
+            vendor_err: tag as u32,
+            imm: app_ctx,
+            ..Cqe::default()
+        }
+    }
+
+    /// The tag of a message and the sender's word, if this tells that it matched.
+    pub fn tag(&self) -> Option<(u64, u32)> {
+        let tag = u64::from(self.src_qp) << 32 | u64::from(self.vendor_err);
+        let app_ctx = if self.flags.contains(WcFlags::WITH_IMM) { 0 } else { self.imm };
+        self.flags.contains(WcFlags::TM_MATCH).then_some((tag, app_ctx))
+    }
 }
 
 /// Handle of an address vector of this card.

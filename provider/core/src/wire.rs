@@ -1,7 +1,7 @@
 //! RoCEv2 packets: what stands between the UDP header and the end of the ICRC.
 //!
 //! [`opcode`] is the table of op-codes that both [`Packet::parse`] and [`HeaderBuf`] work from;
-//! [`headers`] are the headers as they lie in memory; [`icrc`] is the check over all of it.
+//! [`headers`] are the headers as they lie in memory, [`tags`] those that some messages begin with; [`icrc`] is the check over all of it.
 //! Everything here is pure: bytes in, numbers out. It must not know queue pairs or protocol state.
 
 pub mod builder;
@@ -9,6 +9,7 @@ pub mod headers;
 pub mod icrc;
 pub mod opcode;
 pub mod packet;
+pub mod tags;
 
 pub use builder::HeaderBuf;
 pub use headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, NakCode, PKEY_DEFAULT, Reth, Syndrome};

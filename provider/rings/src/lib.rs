@@ -15,8 +15,13 @@
 //!
 //! Slots are zeroed when a ring is made, so that the data path takes no page faults.
 //!
-//! This crate must not know what the entries mean, who wakes whom, or the verbs C ABI.
+//! Two flags go with them, whether a completion must be told of ([`Armed`]) and which doorbells the card has missed
+//! ([`Bells`]): they hold by the same kind of argument, so that loom looks at all of it (tests/loom.rs).
+//!
+//! This crate must not know what the entries mean, how a sleeper is woken, or the verbs C ABI.
 
+mod armed;
+mod bells;
 mod cq;
 mod memory;
 mod recv;
@@ -26,6 +31,8 @@ mod spin;
 mod sync;
 mod work;
 
+pub use armed::Armed;
+pub use bells::Bells;
 pub use cq::{CqConsumer, CqRing, CqRoom};
 pub use memory::{Answer, Memory, ProgramMemory, Resource};
 pub use recv::{CardRq, RecvProducer};

@@ -266,4 +266,9 @@ impl SendQueue for CardSq {
     fn reset(&self) {
         self.release(self.posted());
     }
+
+    #[cold]
+    fn post_own(&self, wqe: SendWqe, sges: &[Sge]) -> bool {
+        SendProducer::new(&self.0).push(wqe, sges).is_ok()
+    }
 }

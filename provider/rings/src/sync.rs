@@ -4,12 +4,12 @@
 #[cfg(not(loom))]
 pub(crate) use std::{
     hint::spin_loop,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering, fence},
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence},
     thread::yield_now,
 };
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 
 /// One cell a slot, touched whenever the slot is: loom then reports two sides in one slot.
 /// Nothing at all without loom.

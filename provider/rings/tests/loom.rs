@@ -1,11 +1,12 @@
-//! Every interleaving of a program and its card on small rings.
+//! Every interleaving of a program's threads and its card on small rings, and on the flags that go with them.
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p starverbs-rings --test loom --release`.
 #![cfg(loom)]
 
-use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
-use starverbs_rings::{CqRing, RecvSize, SendSize, WorkRings};
+use starverbs_rings::{Armed, Bells, CqRing, RecvSize, SendSize, WorkRings};
 
 fn send_ring(max_wr: u32) -> WorkRings {
     WorkRings::new(Some(SendSize { max_wr, max_sge: 1, max_inline: 0 }), None, None).unwrap()
@@ -83,6 +84,40 @@ fn send_ring_hands_over_whole_batches() {
     });
 }
 
+/// Threads that share a queue pair, one posting, one building in place, while the card takes: a ring of two is full now
+/// and then, and each WQE is whole.
+#[test]
+fn send_ring_serves_two_posters() {
+    loom::model(|| {
+        let ring = Arc::new(send_ring(2));
+        // SAFETY: the card is one thread.
+        let card = unsafe { ring.card_sq() };
+        let second = ring.clone();
+        let builder = thread::spawn(move || {
+            let mut batch = second.send_producer();
+            let begun = batch.begin(SendWqe { wr_id: 2, ..SendWqe::default() });
+            begun.and_then(|()| batch.set_sges(&[Sge { addr: 2, len: 1, lkey: 0 }])).unwrap();
+        });
+        let poster = thread::spawn(move || {
+            let wqe = SendWqe { wr_id: 1, ..SendWqe::default() };
+            ring.send_producer().push(wqe, &[Sge { addr: 1, len: 1, lkey: 0 }]).unwrap();
+        });
+        let (mut done, mut seen) = (0, 0);
+        while done < 2 {
+            while done != card.posted() {
+                assert_eq!(card.wqe(done).wr_id, card.sges(done)[0].addr);
+                seen |= card.wqe(done).wr_id;
+                done += 1;
+                card.release(done);
+            }
+            thread::yield_now();
+        }
+        assert_eq!(seen, 3);
+        builder.join().unwrap();
+        poster.join().unwrap();
+    });
+}
+
 #[test]
 fn recv_ring_serves_two_posters() {
     loom::model(|| {
@@ -118,6 +153,180 @@ fn recv_ring_never_starves_a_card_silently() {
         assert!(first.is_some() || told, "the card found nothing, so the poster must ring");
         assert_eq!(first.or_else(|| card.take(&mut sges)), Some((5, 1)));
         assert_eq!(sges[0].addr, 5);
+    });
+}
+
+/// A shared receive queue of one slot, posted to by two threads while the card takes: nothing is lost, and a card that finds
+/// nothing has somebody ring.
+#[test]
+fn recv_ring_is_shared_while_the_card_takes() {
+    loom::model(|| {
+        let ring = Arc::new(recv_ring(1));
+        // SAFETY: the card is one thread.
+        let card = unsafe { ring.card_rq() };
+        let second = ring.clone();
+        let post = |ring: &WorkRings, id: u64| {
+            while ring.recv_producer().push(id, &[Sge { addr: id, len: 1, lkey: 0 }]).is_err() {
+                thread::yield_now();
+            }
+            ring.was_hungry()
+        };
+        let other = thread::spawn(move || post(&second, 2));
+        let (mut sges, mut seen, mut starved) = ([Sge::default(); 1], 0, false);
+        let one = thread::spawn(move || post(&ring, 1));
+        while seen != 3 {
+            match card.take(&mut sges) {
+                Some((id, count)) => {
+                    assert_eq!((sges[0].addr, count), (id, 1));
+                    assert_eq!(seen & id, 0);
+                    seen |= id;
+                }
+                None => {
+                    starved = seen == 0;
+                    thread::yield_now();
+                }
+            }
+        }
+        let told = [one.join().unwrap(), other.join().unwrap()];
+        assert!(!starved || told.contains(&true), "the card found nothing, so a poster must ring");
+    });
+}
+
+/// Two threads poll one queue: each completion comes to one of them, in order for each.
+#[test]
+fn cq_ring_is_polled_by_two() {
+    loom::model(|| {
+        let ring = Arc::new(CqRing::new(2, true, None).unwrap());
+        let (card, other) = (ring.clone(), ring.clone());
+        let maker = thread::spawn(move || {
+            for id in 1..=2 {
+                // SAFETY: this is the one thread that is the card.
+                unsafe { card.push(&Cqe { wr_id: id, ..Cqe::default() }, id) }.unwrap();
+            }
+        });
+        let poll = |ring: &CqRing| {
+            let mut consumer = ring.consumer();
+            consumer.take().map_or(0, |(cqe, stamp)| {
+                assert_eq!(cqe.wr_id, stamp);
+                stamp
+            })
+        };
+        let second = thread::spawn(move || poll(&other));
+        let first = poll(&ring);
+        let mut seen = first + second.join().unwrap();
+        maker.join().unwrap();
+        while seen < 3 {
+            seen += poll(&ring);
+        }
+        assert_eq!((seen, poll(&ring)), (3, 0));
+    });
+}
+
+/// The card's lock stands for the card standing still: what is in the ring moves with it.
+#[test]
+fn cq_ring_is_resized_under_way() {
+    loom::model(|| {
+        let ring = Arc::new(CqRing::new(1, false, None).unwrap());
+        let lock = Arc::new(Mutex::new(()));
+        let (card, shard) = (ring.clone(), lock.clone());
+        let maker = thread::spawn(move || {
+            let mut id = 0;
+            while id < 2 {
+                let held = shard.lock().unwrap();
+                // SAFETY: whoever holds the lock is the card.
+                id += u64::from(unsafe { card.push(&Cqe { wr_id: id, ..Cqe::default() }, 0) }.is_ok());
+                drop(held);
+                thread::yield_now();
+            }
+        });
+        let mut room = ring.room(2).unwrap();
+        let mut consumer = ring.consumer();
+        let held = lock.lock().unwrap();
+        // SAFETY: the lock is held, so nobody is the card; the room is this ring's.
+        assert!(unsafe { consumer.resize(&mut room) });
+        drop(held);
+        drop(consumer);
+        maker.join().unwrap();
+        let mut consumer = ring.consumer();
+        let ids = [(); 2].map(|()| consumer.take().map(|(cqe, _)| cqe.wr_id));
+        assert_eq!(ids, [Some(0), Some(1)]);
+    });
+}
+
+/// A program arms its queue, looks once more, and sleeps: it has seen the completion, or it is told.
+#[test]
+fn no_sleeper_is_forgotten() {
+    loom::model(|| {
+        let ring = Arc::new((CqRing::new(2, false, None).unwrap(), Armed::new()));
+        let card = ring.clone();
+        let maker = thread::spawn(move || {
+            // SAFETY: this is the one thread that is the card.
+            unsafe { card.0.push(&Cqe::default(), 0) }.unwrap();
+            card.1.wants(false) && card.1.disarm()
+        });
+        ring.1.arm(false);
+        let seen = ring.0.consumer().take().is_some();
+        let told = maker.join().unwrap();
+        assert!(seen || told);
+        assert_eq!(ring.1.disarm(), !told, "an event for each time that the program asked");
+    });
+}
+
+/// The card's lock as the standard library's mutex is one to `try_lock`: loom's own does not try what happens inside it.
+struct TryLock(AtomicBool);
+
+struct Held<'a>(&'a TryLock);
+
+impl TryLock {
+    fn try_lock(&self) -> Option<Held<'_>> {
+        (!self.0.swap(true, Ordering::Acquire)).then_some(Held(self))
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(false, Ordering::Release);
+    }
+}
+
+/// A card, as far as doorbells go: what was posted to each of two queue pairs, and what the card has done.
+struct Card {
+    bells: Bells,
+    lock: TryLock,
+    posted: [AtomicU32; 2],
+    done: [AtomicU32; 2],
+}
+
+impl Card {
+    fn handle(&self, qpn: usize) {
+        self.done[qpn].store(self.posted[qpn].load(Ordering::Acquire), Ordering::Relaxed);
+    }
+
+    fn post(&self, qpn: usize) {
+        self.posted[qpn].fetch_add(1, Ordering::Release);
+        match self.lock.try_lock() {
+            Some(_held) => self.handle(qpn),
+            None => self.bells.leave(qpn as u32),
+        }
+        let turn = |_held: &mut Held<'_>| self.bells.take(|qpn| self.handle(qpn as usize));
+        self.bells.serve(|| self.lock.try_lock(), turn);
+    }
+}
+
+/// Two threads post and find the card busy, or not: what each posted is handled when both have gone.
+#[test]
+fn no_doorbell_is_forgotten() {
+    loom::model(|| {
+        let zeros = || [(); 2].map(|()| AtomicU32::new(0));
+        let lock = TryLock(AtomicBool::new(false));
+        let card = Arc::new(Card { bells: Bells::new(), lock, posted: zeros(), done: zeros() });
+        let second = card.clone();
+        let other = thread::spawn(move || second.post(1));
+        card.post(0);
+        other.join().unwrap();
+        for done in &card.done {
+            assert_eq!(done.load(Ordering::Relaxed), 1);
+        }
     });
 }
 

@@ -96,6 +96,10 @@ impl Env for SimEnv {
         }
         Some(before)
     }
+    fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
+        self.dma_write(addr, &bytes)
+    }
+    fn dma_fence(&mut self) {}
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {
         (!self.absent(from.addr)).then_some(from)
     }
@@ -154,10 +158,13 @@ pub struct Setup {
     pub psn: u32,
     /// UD: Q_Key
     pub qkey: u32,
+    /// Rights of the QPs
+    pub access: Access,
 }
 
 impl Default for Setup {
     fn default() -> Self {
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         Setup {
             mtu: Mtu::M1024,
             timeout: 14,
@@ -167,6 +174,7 @@ impl Default for Setup {
             rd_atomic: 16,
             psn: 0,
             qkey: 0x1111_1111,
+            access: Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL,
         }
     }
 }
@@ -238,9 +246,9 @@ impl Host {
         self.modify(qpn, &QpAttr { state, ..QpAttr::default() }, M::STATE, now)
     }
 
-    /// To INIT with all remote rights.
+    /// To INIT.
     pub fn to_init(&mut self, qpn: Qpn, ud: bool, setup: &Setup, now: Nanos) {
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let access = setup.access;
         let attr =
             QpAttr { state: QpState::Init, port_num: 1, access, qkey: setup.qkey, ..QpAttr::default() };
         let mask = M::STATE | M::PKEY_INDEX | M::PORT | if ud { M::QKEY } else { M::ACCESS_FLAGS };

@@ -121,6 +121,9 @@ impl SendQueue for SimSq {
     fn reset(&self) {
         self.0.released.set(self.0.posted.get());
     }
+    fn post_own(&self, wqe: SendWqe, sges: &[Sge]) -> bool {
+        self.post(Send { wqe, sges: sges.to_vec(), inline: None }).is_ok()
+    }
 }
 
 /// A receive work request.

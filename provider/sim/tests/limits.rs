@@ -66,6 +66,7 @@ fn as_many_as_promised_and_no_more() {
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
         sq_sig_all: false,
+        block_own_multicast: false,
         cookie: 0,
     };
     fill(

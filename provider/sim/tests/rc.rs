@@ -9,7 +9,7 @@ use program::{Conn, Shape};
 use starverbs_core::{Access, Mtu, NicConfig, SendOp, Sge, SrqId};
 use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
 
-const ALL: [SendOp; 7] = [
+const ALL: [SendOp; 9] = [
     SendOp::Write,
     SendOp::WriteImm,
     SendOp::Send,
@@ -17,6 +17,8 @@ const ALL: [SendOp; 7] = [
     SendOp::Read,
     SendOp::CmpSwap,
     SendOp::FetchAdd,
+    SendOp::AtomicWrite,
+    SendOp::Flush,
 ];
 
 /// A run takes some thousand steps; one that takes so many turns in a circle.

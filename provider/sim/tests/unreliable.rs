@@ -185,6 +185,9 @@ const GRH: u32 = 40;
 fn check_grh(net: &Net, at: usize, from: usize, grh: &[u8], len: usize) {
     assert_eq!(grh[20], 0x45);
     assert_eq!(grh[29], 17, "UDP");
+    let words = grh[20..40].chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+    let sum: u32 = words.sum();
+    assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "checksum of the IPv4 header");
     assert_eq!(grh[32..36], net.hosts[from].gid.0[12..]);
     assert_eq!(grh[36..40], net.hosts[at].gid.0[12..]);
     let total = usize::from(u16::from_be_bytes([grh[22], grh[23]]));
@@ -263,6 +266,7 @@ fn ud(seed: u64) {
 
 fn check_ud(net: &Net, at: usize, ends: &mut [End], cqe: &starverbs_core::Cqe, solicited: bool, qkey: u32) {
     assert!(cqe.flags.contains(WcFlags::GRH));
+    assert_eq!(cqe.sl, 10, "UDP behind IPv4");
     let len = (cqe.byte_len - GRH) as usize;
     let all = get(&net.hosts[at], &ends[at].buffers[cqe.wr_id as usize], cqe.byte_len as usize);
     let (grh, bytes) = all.split_at(GRH as usize);

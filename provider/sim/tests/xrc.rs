@@ -4,9 +4,10 @@ mod common;
 
 use common::{all_rights, any_bytes, any_faults, any_size, for_seeds};
 use starverbs_core::qp::RecvSource;
+use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
-    AsyncEvent, Mtu, NicConfig, NicError, PdId, QpState, QpType, Qpn, SendOp, SendWqe, Sge, SrqId, WcFlags,
-    WcOpcode, WcStatus,
+    AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, PdId, Placement, QpState, QpType, Qpn, SendOp, SendWqe,
+    Sge, SrqId, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_sim::{Faults, Host, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
@@ -81,7 +82,7 @@ impl Xrc {
     }
 }
 
-/// SENDs to either SRQ over either connection, WRITEs and READs of memory of either's domain between them.
+/// SENDs to either SRQ over either connection, WRITEs, READs and FLUSHes of memory of either's domain between them.
 fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
     let faults = any_faults(&mut rng);
@@ -94,7 +95,8 @@ fn traffic(seed: u64) {
         let len = any_size(&mut rng, 1024);
         let data = any_bytes(&mut rng, len);
         let pd = x.net.hosts[0].pd;
-        let from = region(&mut x.net.hosts[0], pd, len);
+        let from = region(&mut x.net.hosts[0], pd, len.max(8));
+        let from = Sge { len, ..from };
         let wqe = SendWqe { wr_id: u64::from(n), remote_qpn: x.srqs[to].id.0, imm: n, ..SendWqe::default() };
         if rng.chance(0.5) {
             x.net.hosts[0].env.memory.write(from.addr, &data);
@@ -103,9 +105,17 @@ fn traffic(seed: u64) {
             x.post(qp, SendWqe { op, ..wqe }, &[from]);
             sent.push((qp, to, if op == SendOp::SendImm { n } else { u32::MAX }, data));
         } else {
+            let op = rng.pick(&[SendOp::Write, SendOp::Read, SendOp::AtomicWrite, SendOp::Flush]);
+            let len = match op {
+                SendOp::AtomicWrite => 8,
+                SendOp::Flush => 0,
+                _ => len,
+            };
+            let (from, data) = (Sge { len, ..from }, any_bytes(&mut rng, len));
             let there = region(&mut x.net.hosts[1], x.srqs[to].pd, len);
-            let write = rng.chance(0.5);
-            let (op, at) = if write { (SendOp::Write, 0) } else { (SendOp::Read, 1) };
+            let write = op != SendOp::Read;
+            let at = usize::from(!write);
+            let wqe = SendWqe { imm: Feth::word(Placement::GLOBAL, FlushLevel::Mr), ..wqe };
             let source = if write { from } else { there };
             x.net.hosts[at].env.memory.write(source.addr, &data);
             let wqe = SendWqe { op, remote_addr: there.addr, rkey: there.lkey, ..wqe };

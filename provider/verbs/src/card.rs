@@ -6,13 +6,13 @@
 //! lock back looks for doorbells once more.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::{self as backend, Rx};
 use starverbs_core::qp::Owner;
 use starverbs_core::{AsyncEvent, Gid, Limits, Nanos, Nic, NicConfig, PdId, Qpn};
-use starverbs_rings::SpinLock;
+use starverbs_rings::Bells;
 use starverbs_settings::Settings;
 
 use crate::clock;
@@ -96,12 +96,6 @@ impl Polled {
     }
 }
 
-/// QPs whose doorbell found the lock taken.
-struct Bells {
-    waiting: AtomicBool,
-    list: SpinLock<Vec<Qpn>>,
-}
-
 impl Card {
     /// A context joins the card of this process, which is opened with the process's settings if there is none.
     pub(crate) fn of_process() -> Result<Arc<Card>> {
@@ -160,7 +154,7 @@ impl Card {
             info,
             settings,
             shard: Mutex::new(shard),
-            bells: Bells { waiting: AtomicBool::new(false), list: SpinLock::new(Vec::new()) },
+            bells: Bells::new(),
             polled: Polled::default(),
             contexts: Mutex::new(1),
             progress: Progress::new()?,
@@ -248,18 +242,13 @@ impl Card {
     /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile.
     #[inline]
     pub(crate) fn serve_bells(&self) {
-        /* the lock's release (or the bell) before the look at the bells (or the lock): of a holder and
-        a leaver, one sees the other */
-        fence(Ordering::SeqCst);
-        while self.bells.waiting.load(Ordering::Relaxed) {
-            let Some(mut guard) = self.try_lock() else { return };
+        let turn = |guard: &mut MutexGuard<'_, Shard>| {
             let now = clock::now();
-            self.take_bells(&mut guard, now);
+            self.take_bells(guard, now);
             guard.transmit(now, true);
-            self.finish(&mut guard, now);
-            drop(guard);
-            fence(Ordering::SeqCst);
-        }
+            self.finish(guard, now);
+        };
+        self.bells.serve(|| self.try_lock(), turn);
     }
 
     /// Handles the doorbells that were left or deferred.
@@ -268,12 +257,10 @@ impl Card {
         while let Some(qpn) = shard.deferred.pop() {
             shard.nic.handle_doorbell(&mut shard.env, qpn, now);
         }
-        if self.bells.waiting.load(Ordering::Relaxed) {
-            self.bells.take(|qpn| {
-                shard.stats.doorbells_left.inc();
-                shard.nic.handle_doorbell(&mut shard.env, qpn, now);
-            });
-        }
+        self.bells.take(|qpn| {
+            shard.stats.doorbells_left.inc();
+            shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+        });
     }
 
     /// End of a turn: tells of events, and has the thread wake up in time for the next timer.
@@ -406,36 +393,6 @@ impl Shard {
 pub(crate) const DEFERRED: usize = 32;
 /// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.
 const COARSE: Nanos = 1_000_000;
-
-impl Bells {
-    /// Leaves the doorbell of `qpn`; twice is as good as once.
-    fn leave(&self, qpn: Qpn) {
-        let mut list = self.list.lock();
-        if !list.contains(&qpn) {
-            list.push(qpn);
-        }
-        self.waiting.store(true, Ordering::Relaxed);
-    }
-
-    fn take(&self, mut f: impl FnMut(Qpn)) {
-        loop {
-            let mut list = self.list.lock();
-            let Some(qpn) = list.pop() else {
-                self.waiting.store(false, Ordering::Relaxed);
-                return;
-            };
-            drop(list);
-            f(qpn);
-        }
-    }
-
-    /// Room for one doorbell of each QP: leaving one never allocates.
-    fn reserve(&self, qps: usize) {
-        let mut list = self.list.lock();
-        let more = qps.saturating_sub(list.len());
-        list.reserve(more);
-    }
-}
 
 /// The page of this process: one for all cards that it opens in turn.
 fn page_of_process(port: u16) -> Result<StatPage> {

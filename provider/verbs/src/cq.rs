@@ -1,11 +1,11 @@
 //! Completion queues: polled by the program, filled by the card, announced on a channel when asked.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use starverbs_core::env::CqOverrun;
 use starverbs_core::{CompletionQueue, Cqe, Nanos, Qpn, WcStatus};
-use starverbs_rings::CqRing;
+use starverbs_rings::{Armed, CqRing};
 
 use crate::channel::{ChannelShared, CompChannel};
 use crate::clock;
@@ -16,13 +16,6 @@ use crate::events::{Event, kind};
 use crate::log::log;
 use crate::moderation::Moderation;
 use crate::pd::Pd;
-
-/// Nobody waits for an event.
-const UNARMED: u8 = 0;
-/// An event is due at the next solicited or failed completion.
-const SOLICITED: u8 = 1;
-/// An event is due at the next completion.
-const ANY: u8 = 2;
 
 /// What a completion queue is to be: `struct ibv_cq_init_attr_ex`.
 #[derive(Clone, Copy, Default)]
@@ -48,7 +41,7 @@ pub struct Cq(pub(crate) Arc<CqShared>);
 pub(crate) struct CqShared {
     pub(crate) ctx: Context,
     ring: CqRing,
-    armed: AtomicU8,
+    armed: Armed,
     overrun: AtomicBool,
     ignore_overrun: bool,
     channel: Option<Arc<ChannelShared>>,
@@ -101,7 +94,7 @@ impl Cq {
         Ok(Cq(Arc::new(CqShared {
             ctx: ctx.clone(),
             ring,
-            armed: AtomicU8::new(UNARMED),
+            armed: Armed::new(),
             overrun: AtomicBool::new(false),
             ignore_overrun: init.ignore_overrun,
             channel: init.channel.map(|channel| Arc::clone(&channel.0)),
@@ -166,14 +159,7 @@ impl Cq {
     /// EIO in a forked child.
     pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
         let card = self.0.ctx.card()?;
-        if solicited_only {
-            /* an event for any completion that is asked for already covers this */
-            let _ = self.0.armed.compare_exchange(UNARMED, SOLICITED, Ordering::SeqCst, Ordering::SeqCst);
-        } else {
-            self.0.armed.store(ANY, Ordering::SeqCst);
-        }
-        /* the flag before the program's next look at the ring: see `push` */
-        fence(Ordering::SeqCst);
+        self.0.armed.arm(solicited_only);
         card.about_to_sleep();
         Ok(())
     }
@@ -190,10 +176,9 @@ impl Cq {
         /* before the locks are taken: the memory may be the program's to give, and to take back */
         let room = self.0.ring.room(cqe);
         let mut room = room.ok_or(VerbsError::NoMemory("completion queue"))?;
-        let mut consumer = self.0.ring.consumer();
         card.with(|_, _| {
             // SAFETY: the card's lock is held, so nobody pushes; the room is this ring's.
-            if unsafe { consumer.resize(&mut room) } {
+            if unsafe { self.0.ring.consumer().resize(&mut room) } {
                 Ok(())
             } else {
                 Err(VerbsError::Invalid("completion queue too small for what it holds"))
@@ -238,7 +223,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Forgets the completions of a QP that is gone or in RESET.
+    /// Forgets the completions of a QP that is gone or in RESET. Of the two locks the card's comes first.
     pub(crate) fn purge(&self, qpn: Qpn) {
         self.0.ring.consumer().purge(qpn);
     }
@@ -290,7 +275,7 @@ impl CqShared {
             log!(Warn, "a completion queue of {} overran", self.ring.waiting());
             self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
             if let Some(channel) = &self.channel
-                && self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED
+                && self.armed.disarm()
             {
                 channel.queue.push(self.cookie);
             }
@@ -301,10 +286,7 @@ impl CqShared {
     #[inline]
     fn announce(self: &Arc<Self>, solicited: bool) {
         let Some(channel) = &self.channel else { return };
-        /* the completion before the flag: either we see the flag, or the program the completion */
-        fence(Ordering::SeqCst);
-        let armed = self.armed.load(Ordering::Relaxed);
-        if armed == ANY || (armed == SOLICITED && solicited) {
+        if self.armed.wants(solicited) {
             match self.moderation.load(Ordering::Relaxed) {
                 0 => self.tell(channel),
                 packed => self.hold_back(Moderation::unpack(packed)),
@@ -315,7 +297,7 @@ impl CqShared {
     /// The event that was asked for, once.
     #[inline]
     fn tell(&self, channel: &ChannelShared) {
-        if self.armed.swap(UNARMED, Ordering::SeqCst) != UNARMED {
+        if self.armed.disarm() {
             channel.queue.push(self.cookie);
         }
     }

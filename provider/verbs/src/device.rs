@@ -24,6 +24,26 @@ pub fn device_attr() -> Result<DeviceAttr> {
     Ok(DeviceInfo::new(&Settings::load()?)?.attr)
 }
 
+/// All that the device says of itself, without opening it.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The device
+    pub attr: DeviceAttr,
+    /// Its one port
+    pub port: PortAttr,
+    /// The port's GID table
+    pub gids: Vec<GidEntry>,
+}
+
+/// Describes the device as a program would find it that opened it now.
+///
+/// # Errors
+/// As [`device_attr`].
+pub fn describe() -> Result<Description> {
+    let info = DeviceInfo::new(&Settings::load()?)?;
+    Ok(Description { gids: info.gid_table(), attr: info.attr, port: info.port })
+}
+
 /// Most WQEs of a queue.
 pub const MAX_QP_WR: u32 = 1 << 20;
 /// Most SGEs of a WQE.
@@ -48,8 +68,10 @@ pub const PKEY: u16 = 0xffff;
 const NO_OUI: u32 = 0xff_ffff;
 
 /// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE;
-/// IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_XRC, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2B
-const CAP_FLAGS: u64 = 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
+/// IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_XRC, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+/// IB_UVERBS_DEVICE_FLUSH_GLOBAL, IB_UVERBS_DEVICE_ATOMIC_WRITE
+const CAP_FLAGS: u64 =
+    1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24 | 1 << 38 | 1 << 40;
 /// IBV_DEVICE_XRC
 const DEVICE_XRC: u64 = 1 << 20;
 /// IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS
@@ -305,8 +327,8 @@ fn odp_caps() -> OdpCaps {
     const MESSAGES: u32 = 1 | 1 << 1 | 1 << 5;
     /// IBV_ODP_SUPPORT_WRITE
     const WRITE: u32 = 1 << 2;
-    /// IBV_ODP_SUPPORT_READ, ATOMIC
-    const ANSWERS: u32 = 1 << 3 | 1 << 4;
+    /// IBV_ODP_SUPPORT_READ, ATOMIC, FLUSH, ATOMIC_WRITE
+    const ANSWERS: u32 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7;
     if !memory::safe_copies_work() {
         return OdpCaps::default();
     }

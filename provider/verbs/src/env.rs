@@ -69,7 +69,7 @@ impl HostEnv {
     }
 }
 
-/// An atomic operation on marked memory: atomic among those of this card, which is what IBV_ATOMIC_HCA says. Null
+/// An atomic operation or ATOMIC WRITE on marked memory: atomic among those of this card, which is what IBV_ATOMIC_HCA says. Null
 /// regions are not exposed to peers; in memory of another process it could not be atomic among those of that
 /// process's card.
 #[cold]
@@ -129,6 +129,23 @@ impl Env for HostEnv {
         match cell.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(old) | Err(old) => Some(old),
         }
+    }
+
+    #[inline]
+    fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
+        if memory::marked(addr) {
+            return change_marked(addr, |_| u64::from_ne_bytes(bytes)).is_some();
+        }
+        // SAFETY: as for writing; the card has checked the alignment.
+        let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
+        /* release: behind all that was written before */
+        cell.store(u64::from_ne_bytes(bytes), Ordering::Release);
+        true
+    }
+
+    #[inline]
+    fn dma_fence(&mut self) {
+        fence(Ordering::SeqCst);
     }
 
     #[inline]

@@ -41,8 +41,8 @@ pub use clock::{raw_clock, wallclock};
 pub use context::Context;
 pub use cq::{Cq, CqInit};
 pub use device::{
-    DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, OdpCaps, PKEY,
-    PortAttr, device_attr, device_name,
+    Description, DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE,
+    OdpCaps, PKEY, PortAttr, describe, device_attr, device_name,
 };
 pub use dm::{Dm, MAX_DM};
 pub use error::{Result, VerbsError};
@@ -54,6 +54,7 @@ pub use pd::{Pd, Td};
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr};
+pub use starverbs_core::nic::{TagChange, TagOp};
 pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource};
 pub use wr::{SendBatch, send_ops_offered};
 pub use xrcd::Xrcd;

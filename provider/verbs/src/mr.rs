@@ -398,7 +398,8 @@ fn not_mappable(error: VerbsError) -> VerbsError {
     }
 }
 
-/// Remote writes and atomics need the local right (IBTA 10.6.3.1).
+/// Remote writes and atomics need the local right (IBTA 10.6.3.1). What a process has as memory is not known to survive
+/// the loss of power, so that no region promises it.
 fn check_access(access: Access) -> Result<()> {
     let known = Access::LOCAL_WRITE
         | Access::REMOTE_WRITE
@@ -408,7 +409,11 @@ fn check_access(access: Access) -> Result<()> {
         | Access::ZERO_BASED
         | Access::ON_DEMAND
         | Access::HUGETLB
+        | Access::FLUSH_GLOBAL
         | Access::from_bits_retain(OPTIONAL);
+    if access.contains(Access::FLUSH_PERSISTENT) {
+        return Err(VerbsError::Unsupported("persistent memory"));
+    }
     if !known.contains(access) {
         return Err(VerbsError::Invalid("unknown access flags"));
     }
@@ -430,6 +435,8 @@ mod tests {
         assert!(check_access(Access::ON_DEMAND | Access::HUGETLB).is_ok());
         assert_eq!(check_access(Access::REMOTE_WRITE).unwrap_err().errno(), libc::EINVAL);
         assert_eq!(check_access(Access::REMOTE_ATOMIC).unwrap_err().errno(), libc::EINVAL);
+        assert!(check_access(Access::FLUSH_GLOBAL).is_ok());
+        assert_eq!(check_access(Access::FLUSH_PERSISTENT).unwrap_err().errno(), libc::EOPNOTSUPP);
         assert_eq!(check_access(Access::from_bits_retain(1 << 15)).unwrap_err().errno(), libc::EINVAL);
     }
 }

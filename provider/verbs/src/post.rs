@@ -15,7 +15,8 @@ pub struct SendWr<'a> {
     pub op: SendOp,
     /// [`SendFlags`]; with INLINE the SGEs are read now, and their keys are not looked at
     pub flags: SendFlags,
-    /// Immediate data, in network order. SEND with invalidate: the peer's key to invalidate
+    /// Immediate data, in network order. SEND with invalidate: the peer's key to invalidate. FLUSH: the word of its
+    /// header ([`starverbs_core::wire::headers::Feth::word`])
     pub imm: u32,
     /// Local memory
     pub sges: &'a [Sge],
@@ -23,7 +24,7 @@ pub struct SendWr<'a> {
     pub remote_addr: u64,
     /// RDMA and atomics: the peer's key. LOCAL_INV: our key to invalidate
     pub rkey: u32,
-    /// Atomics: what to compare with, or to add
+    /// Atomics: what to compare with, or to add. FLUSH: bytes
     pub compare_add: u64,
     /// Atomics: what to swap in
     pub swap: u64,
@@ -94,11 +95,11 @@ impl<'a> SendPoster<'a> {
         }
         let Some(producer) = &mut self.producer else { return Err(VerbsError::Invalid("poster is used up")) };
         let wqe = wr.wqe();
-        if wr.flags.contains(SendFlags::INLINE) && !wr.op.is_read_like() && !wr.op.is_local() {
+        if wr.flags.contains(SendFlags::INLINE) && wr.op.has_data() && !wr.op.brings_data() {
             // SAFETY: the program vouches for what it posts, as on any card (ibv_post_send(3)).
             Ok(unsafe { producer.push_inline(wqe, wr.sges) }?)
         } else {
-            let sges = if wr.op.is_local() { &[] } else { wr.sges };
+            let sges = if wr.op.has_data() { wr.sges } else { &[] };
             Ok(producer.push(wqe, sges)?)
         }
     }
@@ -177,7 +178,7 @@ pub(crate) fn offered(qp_type: QpType, op: SendOp) -> bool {
     match qp_type {
         QpType::Rc | QpType::XrcSend => true,
         QpType::XrcRecv => false,
-        QpType::Uc => !op.is_read_like() && op != SendOp::SendInv,
+        QpType::Uc => !op.is_answered() && op != SendOp::SendInv,
         QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm),
     }
 }

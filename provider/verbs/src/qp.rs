@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
+use starverbs_core::tags::MAX_TAG_SGE;
 use starverbs_core::{Av, Gid, NicError, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 
@@ -90,6 +91,7 @@ impl Qp {
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
         let card = pd.context().card()?;
         check_caps(init)?;
+        check_tags(pd, init)?;
         let rings = rings(init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
         // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
         let sq = unsafe { rings.card_sq() };
@@ -173,7 +175,7 @@ impl Qp {
         card.with(|shard, now| shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now))?;
         if mask.contains(QpAttrMask::STATE) {
             log!(Debug, "queue pair {:#x}: {:?}", self.0.qpn, attr.state);
-            self.0.state.store(attr.state as u8, Ordering::Release);
+            self.0.posting_as(attr.state);
             if attr.state == QpState::Reset {
                 self.0.purge();
             }
@@ -261,6 +263,13 @@ impl QpInner {
         self.state.load(Ordering::Relaxed) >= QpState::Rts as u8
     }
 
+    /// Notes the state, as far as posting goes: the send queue is the card's where tags are matched.
+    fn posting_as(&self, state: QpState) {
+        let mine = self._srq.as_ref().is_some_and(Srq::is_tagged);
+        let state = if mine && state >= QpState::Rts { QpState::Rtr } else { state };
+        self.state.store(state as u8, Ordering::Release);
+    }
+
     /// Receives are accepted everywhere but in RESET.
     #[inline]
     pub(crate) fn may_receive(&self) -> bool {
@@ -283,14 +292,18 @@ impl QpInner {
             if detach {
                 shard.detach_from_all(self.qpn);
             }
-            shard.nic.destroy_qp(&mut shard.env, self.qpn)
+            let ended = shard.nic.destroy_qp(&mut shard.env, self.qpn);
+            if ended != Err(NicError::Busy) {
+                /* with the lock held: the next QP may have this number, and completions of its own */
+                self.purge();
+            }
+            ended
         });
         if ended == Err(NicError::Busy) {
             self.gone.store(false, Ordering::Release);
             return Err(VerbsError::Busy("a multicast group"));
         }
         log!(Debug, "queue pair {:#x}: destroyed", self.qpn);
-        self.purge();
         ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.fetch_sub(1, Ordering::AcqRel);
@@ -317,6 +330,18 @@ fn check_caps(init: &QpInit<'_>) -> Result<()> {
     Ok(())
 }
 
+/// An SRQ that matches tags serves RC, and its buffers are of the QP's protection domain.
+fn check_tags(pd: &Pd, init: &QpInit<'_>) -> Result<()> {
+    let Some(srq) = init.srq.filter(|srq| srq.is_tagged()) else { return Ok(()) };
+    if init.qp_type != QpType::Rc || srq.pd().id() != pd.id() {
+        return Err(VerbsError::Invalid("transport or protection domain of a tag matching queue"));
+    }
+    Ok(())
+}
+
+/// Requests of the card's own under way on a QP whose SRQ matches tags.
+const OWN_SENDS: SendSize = SendSize { max_wr: 32, max_sge: MAX_TAG_SGE as u16, max_inline: 0 };
+
 /// The rings of a QP; no receive queue for one that takes from SRQs, or never receives.
 fn rings(init: &QpInit<'_>, memory: ProgramMemory) -> Option<WorkRings> {
     let send = SendSize {
@@ -324,6 +349,7 @@ fn rings(init: &QpInit<'_>, memory: ProgramMemory) -> Option<WorkRings> {
         max_sge: init.max_send_sge.max(1) as u16,
         max_inline: init.max_inline,
     };
+    let send = if init.srq.is_some_and(Srq::is_tagged) { OWN_SENDS } else { send };
     let recv = RecvSize { max_wr: init.max_recv_wr.max(1), max_sge: init.max_recv_sge.max(1) as u16 };
     let own = init.srq.is_none() && !init.qp_type.is_xrc();
     WorkRings::new(Some(send), own.then_some(recv), memory)

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use starverbs_core::nic::TagOp;
+use starverbs_core::tags::MAX_TAGS;
 use starverbs_core::{RecvQueue, Sge, SrqId};
 use starverbs_rings::{CardRq, RecvSize, SpinLock, WorkRings};
 
@@ -26,6 +28,14 @@ pub struct SrqAttr {
     pub limit: u32,
 }
 
+/// What a shared receive queue is for.
+enum Kind<'a> {
+    Basic,
+    Xrc(&'a Xrcd, &'a Cq),
+    /// So many tags
+    Tagged(&'a Cq, u32),
+}
+
 /// A shared receive queue. Clones are the same queue.
 #[derive(Clone)]
 pub struct Srq(pub(crate) Arc<SrqInner>);
@@ -37,8 +47,10 @@ pub(crate) struct SrqInner {
     id: SrqId,
     cookie: u64,
     gone: AtomicBool,
-    /// XRC: where its receives complete
+    /// XRC, tag matching: where its receives complete
     cq: Option<Cq>,
+    /// It matches tags
+    tagged: bool,
 }
 
 impl Srq {
@@ -47,7 +59,7 @@ impl Srq {
     /// # Errors
     /// EINVAL: beyond the device's limits; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
-        Srq::new(pd, None, max_wr, max_sge, limit, cookie)
+        Srq::new(pd, &Kind::Basic, max_wr, max_sge, limit, cookie)
     }
 
     /// `ibv_create_srq_ex` with IBV_SRQT_XRC: for the QPs of an XRC domain; receives complete in `cq`.
@@ -55,17 +67,47 @@ impl Srq {
     /// # Errors
     /// As [`Srq::create`].
     pub fn create_xrc(pd: &Pd, xrcd: &Xrcd, cq: &Cq, max_wr: u32, max_sge: u32, cookie: u64) -> Result<Srq> {
-        Srq::new(pd, Some((xrcd, cq)), max_wr, max_sge, 0, cookie)
+        Srq::new(pd, &Kind::Xrc(xrcd, cq), max_wr, max_sge, 0, cookie)
     }
 
-    fn new(
+    /// `ibv_create_srq_ex` with IBV_SRQT_TM: matches up to `max_tags` tags; everything completes in `cq`.
+    ///
+    /// # Errors
+    /// As [`Srq::create`].
+    pub fn create_tagged(
         pd: &Pd,
-        xrc: Option<(&Xrcd, &Cq)>,
+        cq: &Cq,
+        max_tags: u32,
         max_wr: u32,
         max_sge: u32,
-        limit: u32,
         cookie: u64,
     ) -> Result<Srq> {
+        if max_tags == 0 || max_tags > MAX_TAGS {
+            return Err(VerbsError::Invalid("number of tags"));
+        }
+        Srq::new(pd, &Kind::Tagged(cq, max_tags), max_wr, max_sge, 0, cookie)
+    }
+
+    /// `ibv_post_srq_ops`, one of its list; gives the handle of what was added.
+    ///
+    /// # Errors
+    /// ENOMEM: the list is full; EINVAL: the queue matches no tags; EIO in a forked child.
+    pub fn change_tags(&self, op: &TagOp) -> Result<u32> {
+        let card = self.0.pd.context().card()?;
+        Ok(card.with(|shard, _| shard.nic.change_tags(self.0.id, op))?)
+    }
+
+    /// Whether it matches tags.
+    pub(crate) fn is_tagged(&self) -> bool {
+        self.0.tagged
+    }
+
+    /// Its protection domain.
+    pub(crate) fn pd(&self) -> &Pd {
+        &self.0.pd
+    }
+
+    fn new(pd: &Pd, kind: &Kind<'_>, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
         let card = pd.context().card()?;
         if max_wr == 0 || max_wr > MAX_QP_WR || max_sge > MAX_SGE || limit > max_wr {
             return Err(VerbsError::Invalid("shared receive queue attributes"));
@@ -74,18 +116,32 @@ impl Srq {
         let rings = new_rings(pd, size)?;
         // SAFETY: the one card half, used under the card's lock.
         let half = unsafe { rings.card_rq() };
-        let id = card.with(|shard, _| match xrc {
-            None => shard.nic.create_srq(pd.id(), half, limit, cookie),
-            Some((xrcd, cq)) => {
-                shard.nic.create_xrc_srq(pd.id(), xrcd.pd().id(), half, cq.card_half(), cookie)
-            }
+        let (id, cq) = card.with(|shard, _| {
+            Ok::<_, VerbsError>(match kind {
+                Kind::Basic => (shard.nic.create_srq(pd.id(), half, limit, cookie)?, None),
+                Kind::Xrc(xrcd, cq) => {
+                    let (xrcd, half_cq) = (xrcd.pd().id(), cq.card_half());
+                    (shard.nic.create_xrc_srq(pd.id(), xrcd, half, half_cq, cookie)?, Some(*cq))
+                }
+                Kind::Tagged(cq, tags) => {
+                    (shard.nic.create_tag_srq(pd.id(), half, cq.card_half(), *tags, cookie)?, Some(*cq))
+                }
+            })
         })?;
-        let cq = xrc.map(|(_, cq)| cq.clone());
+        let (cq, tagged) = (cq.cloned(), matches!(kind, Kind::Tagged(..)));
         if let Some(cq) = &cq {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }
         let rings = SpinLock::new(rings);
-        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), rings, id, cookie, gone: AtomicBool::new(false), cq })))
+        Ok(Srq(Arc::new(SrqInner {
+            pd: pd.clone(),
+            rings,
+            id,
+            cookie,
+            gone: AtomicBool::new(false),
+            cq,
+            tagged,
+        })))
     }
 
     /// What was granted: WQEs, SGEs.

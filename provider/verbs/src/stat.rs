@@ -3,6 +3,10 @@
 //! A memfd named [`NAME`], found through `/proc/PID/fd`. It describes itself (names stand beside the values), so that a
 //! reader of another version shows the right names. Owns the layout; it must not know what the counters mean.
 
+mod processes;
+
+pub use processes::{page_of, pids};
+
 use std::fs::File;
 use std::io;
 use std::mem::size_of;

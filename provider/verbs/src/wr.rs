@@ -23,6 +23,8 @@ const fn flag(op: SendOp) -> u64 {
         SendOp::LocalInv => 1 << 7,
         SendOp::BindMw => 1 << 8,
         SendOp::SendInv => 1 << 9,
+        SendOp::Flush => 1 << 11,
+        SendOp::AtomicWrite => 1 << 12,
     }
 }
 
@@ -81,7 +83,7 @@ impl<'a> SendBatch<'a> {
     /// `ibv_wr_set_sge_list`: local memory of the last work request.
     #[inline]
     pub fn set_sges(&mut self, sges: &[Sge]) {
-        if self.is_local() {
+        if self.is_dataless() {
             self.fail(DATALESS);
         }
         if self.error.is_none()
@@ -100,10 +102,10 @@ impl<'a> SendBatch<'a> {
         if self.error.is_some() {
             return;
         }
-        if self.producer.last().is_some_and(|wqe| wqe.op.is_read_like()) {
+        if self.producer.last().is_some_and(|wqe| wqe.op.brings_data()) {
             return self.fail(VerbsError::Invalid("inline data for an operation that brings data"));
         }
-        if self.is_local() {
+        if self.is_dataless() {
             return self.fail(DATALESS);
         }
         // SAFETY: the caller's terms.
@@ -142,8 +144,8 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    fn is_local(&mut self) -> bool {
-        self.producer.last().is_some_and(|wqe| wqe.op.is_local())
+    fn is_dataless(&mut self) -> bool {
+        self.producer.last().is_some_and(|wqe| !wqe.op.has_data())
     }
 
     /// Notes that a work request cannot be built: the whole batch fails.

@@ -12,8 +12,9 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::*;
-use starverbs_core::{Cqe, QpType, SendFlags, SendOp, Sge, WcStatus};
-use starverbs_verbs::{Ah, Cq, Qp, QpInit, RecvWr, SendWr, Srq};
+use starverbs_core::mr::WindowType;
+use starverbs_core::{Access, Cqe, QpType, SendFlags, SendOp, Sge, WcStatus};
+use starverbs_verbs::{Ah, Cq, Mr, Mw, MwBind, Qp, QpInit, RecvWr, SendWr, Srq, Xrcd};
 
 /// The system's allocator, which tells of what is taken while somebody watches.
 struct Watched;
@@ -118,7 +119,7 @@ fn reliable(a: &Node, b: &Node, cell: usize) {
     let pieces = [a.0.sge(0, 1000), a.0.sge(5000, 19_000)];
     let base = SendWr { remote_addr: b.0.addr(cell), rkey: b.0.mr.rkey(), ..send(0, &small) };
     let inline = SendFlags::SIGNALED | SendFlags::INLINE;
-    let cases: [(&str, usize, SendWr<'_>); 12] = [
+    let cases: [(&str, usize, SendWr<'_>); 14] = [
         ("SEND, 8 B", 500, base),
         ("SEND, 8 B inline", 500, SendWr { flags: inline, ..base }),
         ("SEND with immediate, no bytes", 100, SendWr { op: SendOp::SendImm, sges: &[], ..base }),
@@ -130,6 +131,8 @@ fn reliable(a: &Node, b: &Node, cell: usize) {
         ("READ, 20 packets", 100, SendWr { op: SendOp::Read, sges: &pieces, ..base }),
         ("FETCH & ADD", 300, SendWr { op: SendOp::FetchAdd, compare_add: 1, ..base }),
         ("COMPARE & SWAP", 300, SendWr { op: SendOp::CmpSwap, compare_add: 1, swap: 2, ..base }),
+        ("ATOMIC WRITE", 300, SendWr { op: SendOp::AtomicWrite, ..base }),
+        ("FLUSH", 300, SendWr { op: SendOp::Flush, imm: 1, compare_add: 8, ..base }),
         (
             "READ behind a fence",
             100,
@@ -192,6 +195,74 @@ fn unreliable(a: &Node, b: &Node) {
     rounds("UD SEND", 1000, || burst((a, &qa), (b, &qb), &base, 4));
 }
 
+/// One receiving QP, and SRQs of one and of many SGEs a receive: who names the second one first finds room for it.
+fn xrc(a: &Node, b: &Node) {
+    let domain = Xrcd::open(&b.ctx, None, true, false).unwrap();
+    let srqs = [1, 16].map(|sges| Srq::create_xrc(&b.pd, &domain, &b.cq, 32, sges, 0).unwrap());
+    let (qa, qb) = (Qp::create(&a.pd, &a.init(QpType::XrcSend, None)).unwrap(), domain.create_qp(0).unwrap());
+    connect_xrc((a, &qa), (b, &qb));
+    let sges = [a.sge(0, 3000)];
+    let pieces: [Sge; 16] = std::array::from_fn(|at| b.sge(at * 200, 200));
+    let to = |srq: usize| {
+        let room = if srq == 0 { &[b.sge(0, 3000)] } else { &pieces[..] };
+        srqs[srq].post(&RecvWr { wr_id: 0, sges: room }).unwrap();
+        post(&qa, &SendWr { remote_qpn: srqs[srq].number(), ..send(0, &sges) }).unwrap();
+        drain(&b.cq, 1);
+        drain(&a.cq, 1);
+    };
+    rounds("XRC SEND", 100, || to(0));
+    takes_no_memory("the first XRC SEND to a queue of longer receives", || to(1));
+    rounds("XRC SEND to two queues in turn", 100, || (0..2).for_each(to));
+    let write = SendWr {
+        op: SendOp::Write,
+        remote_addr: b.addr(0),
+        rkey: b.mr.rkey(),
+        remote_qpn: srqs[0].number(),
+        ..send(0, &sges)
+    };
+    rounds("XRC WRITE", 100, || burst((a, &qa), (b, &qb), &write, BURST));
+}
+
+/// Memory that the kernel copies, on both sides.
+fn on_demand(a: &Node, b: &Node) {
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect((a, &qa), (b, &qb));
+    let [near, far] = [a, b].map(|node| {
+        let access = all_access() | Access::ON_DEMAND;
+        Mr::reg(&node.pd, node.addr(0), BUF as u64, node.addr(0), access).unwrap()
+    });
+    let sges = [Sge { lkey: near.lkey(), ..a.sge(0, 9000) }];
+    for (what, op) in [("SEND", SendOp::Send), ("WRITE", SendOp::Write), ("READ", SendOp::Read)] {
+        let wr = SendWr { op, remote_addr: b.addr(0), rkey: far.rkey(), ..send(0, &sges) };
+        rounds(&format!("{what} of memory on demand"), 100, || burst((a, &qa), (b, &qb), &wr, BURST));
+    }
+}
+
+/// Windows that are bound, used, invalidated from far and from near.
+fn windows(a: &Node, b: &Node) {
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect((a, &qa), (b, &qb));
+    let mr = Mr::reg(&b.pd, b.addr(0), 4096, b.addr(0), Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let bind = MwBind { mr: mr.lkey(), addr: b.addr(0), length: 4096, access: Access::REMOTE_WRITE };
+    let sges = [a.sge(0, 3000)];
+    for kind in [WindowType::One, WindowType::Two] {
+        let mw = Mw::alloc(&b.pd, kind).unwrap();
+        let mut rkey = mw.rkey();
+        rounds(&format!("a memory window of type {kind:?}"), 100, || {
+            rkey = (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff);
+            post(&qb, &mw.bind_wr(0, SendFlags::SIGNALED, rkey, &bind)).unwrap();
+            drain(&b.cq, 1);
+            let write = SendWr { op: SendOp::Write, remote_addr: b.addr(0), rkey, ..send(0, &sges) };
+            burst((a, &qa), (b, &qb), &write, 1);
+            if kind == WindowType::Two {
+                burst((a, &qa), (b, &qb), &SendWr { op: SendOp::SendInv, imm: rkey, ..send(0, &sges) }, 1);
+                post(&qb, &SendWr { op: SendOp::LocalInv, rkey, ..send(0, &[]) }).unwrap();
+                drain(&b.cq, 1);
+            }
+        });
+    }
+}
+
 /// Threads that find the card's lock taken leave their doorbells, and poll in vain.
 fn threads(a: &Node, b: &Node) {
     const THREADS: usize = 4;
@@ -239,5 +310,8 @@ fn messages_take_no_memory() {
     reliable(&a, &b, cell);
     shared_receives(&a, &b);
     unreliable(&a, &b);
+    xrc(&a, &b);
+    on_demand(&a, &b);
+    windows(&a, &b);
     threads(&a, &b);
 }

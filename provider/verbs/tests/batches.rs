@@ -137,6 +137,11 @@ fn a_datagram_needs_its_address() {
 #[test]
 fn operations_are_offered_by_transport() {
     let (rc, uc, ud) = (QpType::Rc, QpType::Uc, QpType::Ud);
+    /* FLUSH and ATOMIC WRITE */
+    let placement = 0b11 << 11;
+    for (qp_type, offered) in [(rc, placement), (QpType::XrcSend, placement), (uc, 0), (ud, 0)] {
+        assert_eq!(send_ops_offered(qp_type) & placement, offered);
+    }
     /* SEND and SEND with immediate; both writes; READ and the atomics */
     let (sends, writes, reads) = (0b1100, 0b11, 0b111_0000);
     assert_eq!(send_ops_offered(ud) & 0x7f, sends);

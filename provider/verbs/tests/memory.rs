@@ -169,6 +169,8 @@ fn everything_can_be_one_region_and_holes_are_errors() {
     assert_eq!((a.word(0), pages.word(8)), (5, 9));
     assert_eq!(remote(&a, &qa, SendOp::FetchAdd, 8, pages.addr + 8, key).status, WcStatus::Success);
     assert_eq!((a.word(0), pages.word(8)), (9, 14));
+    assert_eq!(remote(&a, &qa, SendOp::AtomicWrite, 8, pages.addr + 24, key).status, WcStatus::Success);
+    assert_eq!(pages.word(24), 9);
     assert_eq!(remote(&a, &qa, SendOp::Read, 9000, pages.addr, key).status, WcStatus::Success);
     assert_eq!((a.word(0), a.word(8), a.word(16)), (0x0303_0303_0303_0303, 14, 0x0303_0303_0303_0303));
     pages.allow(1, libc::PROT_NONE);
@@ -182,6 +184,8 @@ fn everything_can_be_one_region_and_holes_are_errors() {
         (SendOp::Read, hole - 4),
         (SendOp::CmpSwap, hole),
         (SendOp::FetchAdd, hole + PAGE),
+        (SendOp::AtomicWrite, hole),
+        (SendOp::AtomicWrite, hole + PAGE),
         (SendOp::Write, 0),
         (SendOp::Write, 64),
         (SendOp::Read, 1 << 47),
@@ -222,8 +226,10 @@ fn pages_that_vanish_under_the_cards_hands_are_errors() {
             }
         });
         for round in 0..300 {
-            let op = [SendOp::Write, SendOp::Read, SendOp::FetchAdd, SendOp::CmpSwap][round % 4];
-            let (at, len) = if op.is_atomic() { (PAGE, 8) } else { (0, 2 * PAGE as usize) };
+            let ops = [SendOp::Write, SendOp::Read, SendOp::FetchAdd, SendOp::CmpSwap, SendOp::AtomicWrite];
+            let op = ops[round % 5];
+            let word = op.is_atomic() || op == SendOp::AtomicWrite;
+            let (at, len) = if word { (PAGE, 8) } else { (0, 2 * PAGE as usize) };
             let status = remote(&a, &qa, op, len, pages.addr + at, everything.rkey()).status;
             if status != WcStatus::Success {
                 assert_eq!(status, WcStatus::RemAccessErr);

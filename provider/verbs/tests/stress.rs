@@ -66,6 +66,41 @@ fn work(a: &Node, b: &Node, qps: &[Qp], cell: usize, thread: u64, seen: &Seen) {
     }
 }
 
+/// Threads that end queue pairs and make others, on a card that has hardly a number left: one's end takes none of the
+/// completions of the other, which has its number by then.
+#[test]
+fn a_number_used_anew_keeps_its_completions() {
+    /// Numbers of a block, less those that the threads use in turns
+    const TAKEN: usize = 4096 - CHANGERS;
+    const CHANGERS: usize = 3;
+    const TURNS: u64 = 100_000;
+    let node = Node::new(&settings());
+    let _taken: Vec<Qp> = (0..TAKEN).map(|_| node.qp(QpType::Rc)).collect();
+    let counts: [AtomicU64; CHANGERS] = Default::default();
+    let turn = |me: usize, turn: u64| {
+        let qp = node.qp(QpType::Rc);
+        to_init(&qp);
+        node.post_recv(&qp, me as u64, 0, 8).unwrap();
+        to_err(&qp);
+        let start = Instant::now();
+        while counts[me].load(Ordering::Relaxed) < turn {
+            let mut out = [Cqe::default(); 4];
+            let got = node.cq.poll(&mut out).unwrap();
+            for cqe in &out[..got] {
+                counts[cqe.wr_id as usize].fetch_add(1, Ordering::Relaxed);
+            }
+            assert!(start.elapsed() < Duration::from_secs(30), "a completion of {:#x} is gone", qp.number());
+        }
+        qp.destroy().unwrap();
+    };
+    std::thread::scope(|scope| {
+        for me in 0..CHANGERS {
+            let turn = &turn;
+            scope.spawn(move || (1..=TURNS).for_each(|at| turn(me, at)));
+        }
+    });
+}
+
 #[test]
 fn a_busy_machine_fails_nothing() {
     let (a, mut b) = Node::pair();

@@ -3,9 +3,8 @@
 mod common;
 
 use common::*;
-use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{QpState, QpType, SendFlags, WcStatus};
-use starverbs_verbs::{Cq, Qp, QpAttr, RecvWr, SendWr, Srq, Xrcd};
+use starverbs_verbs::{Cq, Qp, RecvWr, SendWr, Srq, Xrcd};
 
 #[test]
 fn a_message_goes_to_the_queue_that_it_names() {
@@ -16,13 +15,7 @@ fn a_message_goes_to_the_queue_that_it_names() {
     let recv = domain.create_qp(5).unwrap();
     let sender = Qp::create(&a.pd, &a.init(QpType::XrcSend, None)).unwrap();
     assert_eq!((recv.caps().max_recv_wr, sender.caps().max_recv_wr), (0, 0));
-    for (me, peer, node) in [(&sender, &recv, &b), (&recv, &sender, &a)] {
-        to_init(me);
-        to_rtr(me, way_to(node), peer.number());
-    }
-    to_rts(&sender);
-    let rts = QpAttr { state: QpState::Rts, timeout: 14, ..QpAttr::default() };
-    recv.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT).unwrap();
+    connect_xrc((&a, &sender), (&b, &recv));
     assert_eq!(domain.open_qp(recv.number()).map(|qp| qp.state()), Some(QpState::Rts));
 
     a.fill(0, &[9; 100]);

@@ -15,6 +15,8 @@ pub enum Expect {
     Bandwidth(usize),
     /// The two result lines of the ibv_*_pingpong programs.
     PingPong,
+    /// The one word of ibv_xsrq_pingpong.
+    Success,
 }
 
 impl Expect {
@@ -37,6 +39,8 @@ impl Expect {
                 }
             }
             Expect::PingPong => ping_pong(output),
+            Expect::Success if output.lines().any(|line| line == "success") => Ok("success".to_owned()),
+            Expect::Success => Err("does not say that it succeeded".to_owned()),
         }
     }
 }

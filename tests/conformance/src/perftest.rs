@@ -100,6 +100,7 @@ impl Program {
             );
             cases.push(with("-D 3"));
         }
+        cases.extend(self.xrc());
         if self.sized {
             cases.extend(self.all_sizes());
             for mtu in [256, 512, 1024, 2048, 4096] {
@@ -110,6 +111,23 @@ impl Program {
             cases.push(self.case("-A FETCH_AND_ADD"));
             cases.push(self.case("-A CMP_AND_SWAP").quick(&[Net::Lo]));
         }
+        cases
+    }
+
+    /// XRC, which is RC with other queue pairs: what differs is who receives, and how many share.
+    fn xrc(&self) -> Vec<Case> {
+        let mut cases = vec![self.case("-c XRC")];
+        let mut add = |applies: bool, args: &str, rows| {
+            if applies {
+                let pair = Pair::new(self.name, args, self.expect(rows)).limit(180);
+                cases.push(Case::pair("perftest", BOTH, pair));
+            }
+        };
+        add(self.events, "-c XRC -e", 1);
+        add(self.receives, "-c XRC --use-srq", 1);
+        add(self.bandwidth, "-c XRC -q 16", 1);
+        add(self.bandwidth, "-c XRC -b", 1);
+        add(self.sized, "-c XRC -a -n 100", ALL_SIZES);
         cases
     }
 
@@ -138,6 +156,7 @@ pub(crate) fn cases() -> Vec<Case> {
             "ib_send_bw -b",
             "ib_write_bw -l 16 -n 1600",
             "ib_send_bw --use-srq",
+            "ib_send_bw -c XRC",
         ];
         if quick.contains(&case.name.as_str()) || case.name == "ib_send_lat -s 64 -I 64" {
             case.quick = &[Net::Lo];

@@ -1,4 +1,4 @@
-//! libibverbs' own examples: ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong, ibv_srq_pingpong.
+//! libibverbs' own examples: ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong, ibv_srq_pingpong, ibv_xsrq_pingpong.
 
 use crate::case::{BOTH, Case, LARGE, Net};
 use crate::check::Expect;
@@ -35,6 +35,12 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(case("ibv_srq_pingpong", BOTH, "-o -c"));
     for args in ["-q 1 -r 1", "-q 1", "-q 4 -e", "-q 64 -r 2000", "-q 16 -s 65536 -c"] {
         cases.push(case("ibv_srq_pingpong", BOTH, args));
+    }
+    // Without `-e` it polls; its `-c` is the number of clients.
+    for args in ["", "-e", "-s 1 -n 100", "-s 100000 -n 100", "-n 1000 -e", "-m 1024 -n 100"] {
+        let pair = Pair::new("ibv_xsrq_pingpong", format!("-g 0 {args}").trim_end(), Expect::Success);
+        let case = Case::pair(GROUP, BOTH, pair);
+        cases.push(if args == "-e" { case.quick(&[Net::Lo]) } else { case });
     }
     // A datagram is one packet of at most the port's MTU, which an Ethernet link of the host keeps at 1024.
     cases.push(case("ibv_ud_pingpong", LARGE, "-c").quick(&[Net::Lo]));

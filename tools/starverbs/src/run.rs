@@ -21,10 +21,10 @@ const NOT_FOUND: u8 = 127;
 /// Start a program on the card.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Put the library before all others (LD_PRELOAD): for programs that look for libibverbs in a place of their own
+    /// Only put the library before all others (LD_PRELOAD), not its folder on the search path
     #[arg(long, conflicts_with = "library")]
     preload: bool,
-    /// Put the library's folder on the search path (LD_LIBRARY_PATH); this is the default
+    /// Only put the library's folder on the search path (LD_LIBRARY_PATH): /sys and /dev stay the host's
     #[arg(long)]
     library: bool,
     /// Hurt the wire: loss=1%,reorder=0.1%,dup=0.5%,corrupt=0.01%,delay=50us,jitter=10us,seed=7
@@ -72,6 +72,18 @@ impl Args {
         }
         Ok(vars)
     }
+
+    /// What comes first in which of the dynamic linker's lists. Both, unless one was asked for: the library that is loaded before
+    /// all others shows the device in /sys and /dev too; the search path is for programs that open libibverbs.so by name.
+    fn linking(&self, lib: &Path) -> Vec<(&'static str, PathBuf)> {
+        let preload = ("LD_PRELOAD", lib.join("libstarverbs.so"));
+        let path = ("LD_LIBRARY_PATH", lib.to_owned());
+        match (self.preload, self.library) {
+            (true, _) => vec![preload],
+            (_, true) => vec![path],
+            _ => vec![preload, path],
+        }
+    }
 }
 
 /// Replaces this process with the program; returns only if that fails.
@@ -79,12 +91,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut vars = args.variables()?;
     check(&vars)?;
     let lib = library_dir(args.lib.as_deref())?;
-    let (name, value) = if args.preload {
-        ("LD_PRELOAD", prepend(lib.join("libstarverbs.so").as_os_str(), std::env::var_os("LD_PRELOAD")))
-    } else {
-        ("LD_LIBRARY_PATH", prepend(lib.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")))
-    };
-    vars.insert(name.into(), value);
+    vars.extend(args.linking(&lib).into_iter().map(|(name, first)| {
+        let value = prepend(first.as_os_str(), std::env::var_os(name));
+        (name.into(), value)
+    }));
     let [program, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::new(OWN_FAILURE, "no program given"));
     };
@@ -107,7 +117,7 @@ fn check(vars: &BTreeMap<OsString, OsString>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The folder with libibverbs.so.1: `given`, or ../lib from where this command lies.
+/// The folder with the libraries: `given`, or ../lib from where this command lies.
 pub(crate) fn library_dir(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let dir = match given {
         Some(dir) => dir.canonicalize().unwrap_or_else(|_| dir.to_owned()),
@@ -116,11 +126,12 @@ pub(crate) fn library_dir(given: Option<&Path>) -> Result<PathBuf, Failure> {
             own.ancestors().nth(2).unwrap_or(Path::new("/")).join("lib")
         }
     };
-    if dir.join("libibverbs.so.1").exists() {
-        Ok(dir)
-    } else {
-        let hint = "build it with `make build`, or say where it is with --lib";
-        Err(Failure::new(OWN_FAILURE, format!("{}: no libibverbs.so.1 here; {hint}", dir.display())))
+    match ["libibverbs.so.1", "libstarverbs.so"].iter().find(|library| !dir.join(library).exists()) {
+        None => Ok(dir),
+        Some(missing) => {
+            let hint = "build it with `make build`, or say where it is with --lib";
+            Err(Failure::new(OWN_FAILURE, format!("{}: no {missing} here; {hint}", dir.display())))
+        }
     }
 }
 
@@ -165,6 +176,17 @@ mod tests {
         let failure = check(&vars).unwrap_err();
         assert_eq!(failure.code, OWN_FAILURE);
         assert!(failure.message.contains("STARVERBS_MTU"), "{}", failure.message);
+    }
+
+    #[test]
+    fn both_ways_to_the_library_unless_one_is_asked_for() {
+        let names = |preload, library| {
+            let args = Args { preload, library, ..args(&[], None) };
+            args.linking(Path::new("/l")).into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(false, false), ["LD_PRELOAD", "LD_LIBRARY_PATH"]);
+        assert_eq!(names(true, false), ["LD_PRELOAD"]);
+        assert_eq!(names(false, true), ["LD_LIBRARY_PATH"]);
     }
 
     #[test]

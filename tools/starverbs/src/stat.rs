@@ -2,13 +2,13 @@
 //!
 //! Reads each process's statistics page through /proc; asks the process itself only for its queue pairs.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use starverbs_verbs::stat::{NAME, Snapshot};
+use starverbs_verbs::stat::{self, Snapshot};
 
 use crate::Failure;
 
@@ -57,11 +57,11 @@ pub(crate) fn stat(args: &Args) -> Result<(), Failure> {
 fn users(args: &Args) -> Result<Vec<User>, Failure> {
     let pids = match args.pid {
         Some(pid) => vec![pid],
-        None => running(),
+        None => stat::pids(),
     };
     let mut found = Vec::new();
     for pid in pids {
-        match page_of(pid) {
+        match stat::page_of(pid) {
             Ok(Some(page)) => {
                 let qps = args.qp.then(|| queue_pairs(&page));
                 found.push(User { pid, command: command(pid), page, qps });
@@ -78,39 +78,6 @@ fn users(args: &Args) -> Result<Vec<User>, Failure> {
         (true, Some(pid)) => Err(Failure::new(1, format!("process {pid} does not use the card"))),
         (true, None) => Err(Failure::new(1, "no process that you may look into uses the card")),
     }
-}
-
-fn running() -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    pids.sort_unstable();
-    pids
-}
-
-/// The statistics page that `pid` made itself; a page inherited from its parent is the parent's.
-fn page_of(pid: u32) -> io::Result<Option<Snapshot>> {
-    let own = own_number(pid);
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let is_page = fs::read_link(entry.path()).is_ok_and(|target| is_page(&target));
-        if is_page
-            && let Ok(page) = File::open(entry.path()).and_then(|file| Snapshot::read(&file))
-            && page.pid == own
-        {
-            return Ok(Some(page));
-        }
-    }
-    Ok(None)
-}
-
-fn is_page(target: &Path) -> bool {
-    target.to_string_lossy().strip_prefix("/memfd:").is_some_and(|rest| rest.starts_with(NAME))
-}
-
-/// The number by which a process knows itself: another than ours for it if it lives in a container.
-fn own_number(pid: u32) -> u32 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok()).unwrap_or(pid)
 }
 
 fn command(pid: u32) -> String {
@@ -226,13 +193,6 @@ mod tests {
         assert_eq!(value["counters"], json!({ "tx_packets": 300, "rx_packets": 0 }));
         assert_eq!(value["qps"][1], json!({ "qpn": 65537, "type": "UD", "sent": 0 }));
         assert!(to_text(&user, None, 1).contains("65536    RC    12"));
-    }
-
-    #[test]
-    fn pages_are_known_by_their_name() {
-        assert!(is_page(Path::new("/memfd:starverbs-stat (deleted)")));
-        assert!(!is_page(Path::new("/tmp/starverbs-stat")));
-        assert_eq!(own_number(std::process::id()), std::process::id());
     }
 
     #[test]

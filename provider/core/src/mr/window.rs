@@ -12,8 +12,11 @@ use crate::types::{Access, PdId, Qpn};
 pub(super) const UNBOUND: u32 = u32::MAX;
 
 /// What a window may give to peers, and how its bytes are counted.
-const RIGHTS: Access =
-    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::ZERO_BASED);
+const RIGHTS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::FLUSH_GLOBAL)
+    .union(Access::ZERO_BASED);
 
 /// Types of windows. Values as `enum ibv_mw_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -27,6 +27,8 @@ impl<E: Env> Nic<E> {
         if let RecvSource::Shared(srq) = init.rq {
             self.shared.srqs[srq.0 as usize].users += 1;
         }
+        let own =
+            matches!(init.rq, RecvSource::Shared(srq) if self.shared.srqs[srq.0 as usize].tags.is_some());
         let qp = Qp {
             qpn,
             qp_type: init.qp_type,
@@ -37,7 +39,7 @@ impl<E: Env> Nic<E> {
             path: Default::default(),
             timer: self.shared.sched.join(),
             mtu: self.shared.cfg.mtu.bytes(),
-            req: Requester::new(init.sq.slots()),
+            req: Requester { own, ..Requester::new(init.sq.slots()) },
             resp: Responder::new(max_sge),
             sq: init.sq,
             rq: init.rq,
@@ -153,6 +155,9 @@ impl<E: Env> Nic<E> {
             && let Some(srq) = self.shared.srqs.get_mut(srq.0 as usize)
         {
             srq.users = srq.users.saturating_sub(1);
+            if let Some(tags) = &mut srq.tags {
+                tags.list.forget(qpn);
+            }
         }
         if qp.flags.windows {
             self.shared.mrs.unbind_all(qpn);
@@ -186,10 +191,13 @@ fn merge(to: &mut Attr, from: &QpAttr, mask: QpAttrMask) {
     }
 }
 
-/// Room for the answers to READs and atomics that the program accepts, so that they need none later.
+/// Room for the answers to READs and the like that the program accepts, so that they need none later.
 fn make_room<E: Env>(cx: &mut Ctx<'_, E>) {
     let Attr { access, max_dest_rd_atomic: most, .. } = cx.qp.attr;
-    if access.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
+    /* ATOMIC WRITE takes the right to write */
+    let answered = Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::REMOTE_WRITE;
+    let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+    if access.intersects(answered | flushes) {
         cx.qp.resp.out.make_exact_room(2 * usize::from(most));
     }
     if access.contains(Access::REMOTE_ATOMIC) && most > 0 {
@@ -246,6 +254,7 @@ fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, attr: &QpAttr,
 fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     cx.forget_inflight();
     cx.leave_queues();
+    cx.forget_tags();
     let qp = &mut *cx.qp;
     qp.sq.reset();
     if let RecvSource::Own(rq) = &qp.rq {
@@ -255,10 +264,10 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     qp.recv_cq.purge(qp.qpn);
     let slots = qp.req.track.len() as u32;
     let next = qp.sq.posted();
-    qp.req = Requester { next, una: next, fresh: next, ..Requester::new(slots) };
+    qp.req = Requester { own: qp.req.own, next, una: next, fresh: next, ..Requester::new(slots) };
     qp.resp = Responder::new(qp.resp.max_sge());
-    let windows = qp.flags.windows;
-    qp.flags = Flags { sig_all: qp.flags.sig_all, ..Flags::default() };
+    let Flags { sig_all, windows, .. } = qp.flags;
+    qp.flags = Flags { sig_all, ..Flags::default() };
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
     /* they were for the peer of this connection: the next one shall not reach memory through them */
     if windows {

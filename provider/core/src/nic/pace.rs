@@ -84,6 +84,11 @@ impl Pace {
         bytes
     }
 
+    /// When to look again, if something is counted as in flight: at the end of the probe under way, or of one to come.
+    pub(crate) fn owes(&self, now: Nanos) -> Option<Nanos> {
+        self.deadline().or_else(|| (!self.mute && self.since > 0).then_some(now + PROBE_TIMEOUT))
+    }
+
     /// When the probe under way expires.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         self.probe.map(|(_, _, at)| at + PROBE_TIMEOUT)

@@ -35,8 +35,11 @@ impl<E: Env> Ctx<'_, E> {
         let wqe = *self.qp.sq.wqe(self.qp.req.una);
         /* before the completion: who polls it may post at once */
         self.release_oldest();
+        if self.qp.req.own {
+            return self.own_done(&wqe, WcStatus::Success);
+        }
         if self.qp.flags.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
-            let byte_len = if wqe.op.is_read_like() { wqe.length } else { 0 };
+            let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
             let cqe = Cqe {
                 wr_id: wqe.wr_id,
                 byte_len,
@@ -65,6 +68,9 @@ impl<E: Env> Ctx<'_, E> {
     fn fail_one(&mut self, status: WcStatus) {
         let wqe = *self.qp.sq.wqe(self.qp.req.una);
         self.release_oldest();
+        if self.qp.req.own {
+            return self.own_done(&wqe, status);
+        }
         let cqe =
             Cqe { wr_id: wqe.wr_id, status, opcode: wqe.op.wc_opcode(), qpn: self.qp.qpn, ..Cqe::default() };
         self.sh.stats.error_completions.inc();
@@ -109,7 +115,7 @@ impl<E: Env> Ctx<'_, E> {
             self.sh.stats.error_completions.inc();
         }
         let solicited = solicited || cqe.status != WcStatus::Success;
-        let full = match self.xrc_cq() {
+        let full = match self.srq_cq() {
             None => self.qp.recv_cq.push(&cqe, solicited).is_err(),
             Some(cq) => cq.push(&cqe, solicited).is_err(),
         };
@@ -120,7 +126,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// A CQ was full (IBTA 10.2.6.2: CQ error; its QPs fail). The step that is under way ends as it would have; the
     /// timer flushes the rest, at once.
-    fn overrun(&mut self) {
+    pub(super) fn overrun(&mut self) {
         self.sh.stats.cq_overrun.inc();
         if self.qp.state != QpState::Err {
             self.qp.state = QpState::Err;
@@ -160,6 +166,9 @@ pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
 pub(crate) fn flush_posted<E: Env>(cx: &mut Ctx<'_, E>) {
     while cx.qp.req.una != cx.qp.sq.posted() {
         cx.fail_one(WcStatus::WrFlushErr);
+    }
+    if cx.qp.req.own {
+        cx.flush_waiting();
     }
     let end = cx.qp.req.una;
     cx.qp.req.next = end;

@@ -20,11 +20,7 @@ impl<E: Env> Ctx<'_, E> {
         let stretch = path.window() / STRETCH_SHARE;
         let full = !path.admits(self.qp.qpn, len + PACKET_OVERHEAD);
         if path.pace.wants_probe(if full { 1 } else { stretch }) {
-            let number = path.pace.probed(self.now);
-            let header = HeaderBuf::bth(code::PROBE, peer, Psn::new(number), false, false, 0, PKEY_DEFAULT)
-                .deth(0, self.qp.qpn);
-            self.env.send_frame(av, &header, &[], 0, false);
-            self.arm(self.now + PROBE_TIMEOUT);
+            self.probe(id, av, peer);
         }
         if !full {
             return true;
@@ -34,6 +30,39 @@ impl<E: Env> Ctx<'_, E> {
         self.qp.req.deadline = at;
         self.arm(at);
         self.window_admits(id, len)
+    }
+
+    /// Sends a probe towards `peer`, and looks after its answer.
+    fn probe(&mut self, id: PathId, av: &Av, peer: Qpn) {
+        let number = self.sh.paths.get(id).pace.probed(self.now);
+        let header = HeaderBuf::bth(code::PROBE, peer, Psn::new(number), false, false, 0, PKEY_DEFAULT)
+            .deth(0, self.qp.qpn);
+        self.env.send_frame(av, &header, &[], 0, false);
+        self.arm(self.now + PROBE_TIMEOUT);
+    }
+
+    /// A reliable QP waits for room that UC and UD packets take: who sent them may have no more to say, or be gone, so
+    /// the waiter asks about them itself.
+    pub(super) fn watch_pace(&mut self, id: PathId) {
+        let path = self.sh.paths.get(id);
+        if path.pace.wants_probe(1) && self.env.can_send() {
+            let (av, peer) = (self.qp.attr.av, self.qp.attr.dest_qpn);
+            return self.probe(id, &av, peer);
+        }
+        if let Some(at) = path.pace.owes(self.now) {
+            self.arm(at);
+        }
+    }
+
+    /// The timer of a reliable QP that waits for room.
+    pub(super) fn pace_waiter(&mut self, id: PathId) {
+        let path = self.sh.paths.get(id);
+        let bytes = path.pace.expired(self.now);
+        if bytes > 0 {
+            path.forget(bytes);
+            self.sh.open_path(id);
+        }
+        self.watch_pace(id);
     }
 
     /// A UC or UD packet went.

@@ -48,6 +48,24 @@ impl HeldRecv {
         }
     }
 
+    /// Its cookie.
+    pub(super) fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+
+    /// Holds the buffer of a tag.
+    pub(super) fn hold(&mut self, wr_id: u64, sges: &[Sge]) {
+        (self.held, self.wr_id, self.num_sge) = (true, wr_id, sges.len() as u8);
+        for (place, sge) in self.room().iter_mut().zip(sges) {
+            *place = *sge;
+        }
+    }
+
+    /// Holds nothing any more, without a completion.
+    pub(super) fn drop_held(&mut self) {
+        self.held = false;
+    }
+
     /// SGEs of the held WQE.
     #[inline]
     fn sges(&self) -> &[Sge] {
@@ -146,10 +164,14 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.qp_type == QpType::XrcRecv { self.recv_pd() } else { self.qp.pd }
     }
 
-    /// XRC: where the receives of the named SRQ complete.
-    pub(super) fn xrc_cq(&self) -> Option<&E::Cq> {
-        let RecvSource::Xrc(id) = &self.qp.rq else { return None };
-        self.sh.srqs.get(id.0 as usize)?.xrc.as_ref().map(|(_, cq)| cq)
+    /// Where receives complete whose SRQ has a CQ of its own.
+    pub(super) fn srq_cq(&self) -> Option<&E::Cq> {
+        let srq = |id: &SrqId| self.sh.srqs.get(id.0 as usize);
+        match &self.qp.rq {
+            RecvSource::Xrc(id) => srq(id)?.xrc.as_ref().map(|(_, cq)| cq),
+            RecvSource::Shared(id) if self.qp.req.own => srq(id)?.tags.as_ref().map(|tags| &tags.cq),
+            _ => None,
+        }
     }
 
     /// XRC: takes from the SRQ that the request names, from now on. False: there is none such in the QP's

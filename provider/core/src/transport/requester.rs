@@ -64,8 +64,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         match self.qp.qp_type {
             QpType::Ud => self.emit_datagram(&wqe),
+            _ if self.qp.req.own && wqe.op == SendOp::Send => self.emit_fin(&wqe),
             _ if wqe.op.is_local() => self.do_local(&wqe, new),
-            _ if wqe.op.is_read_like() => self.emit_read_like(&wqe),
+            _ if wqe.op.is_answered() => self.emit_answered(&wqe),
             _ => self.emit_data(&wqe),
         }
     }
@@ -75,27 +76,28 @@ impl<E: Env> Ctx<'_, E> {
         let allowed = match self.qp.qp_type {
             QpType::Rc | QpType::XrcSend => true,
             QpType::XrcRecv => false,
-            QpType::Uc => !wqe.op.is_read_like() && wqe.op != SendOp::SendInv,
+            QpType::Uc => !wqe.op.is_answered() && wqe.op != SendOp::SendInv,
             QpType::Ud => matches!(wqe.op, SendOp::Send | SendOp::SendImm),
         };
         let limit = if self.qp.qp_type == QpType::Ud { self.qp.mtu } else { self.sh.cfg.max_msg };
         if !allowed {
             return Err(WcStatus::LocQpOpErr);
         }
-        if wqe.length > limit || (wqe.op.is_atomic() && wqe.length != 8) {
+        let word = wqe.op.is_atomic() || wqe.op == SendOp::AtomicWrite;
+        if wqe.length > limit || (word && wqe.length != 8) {
             return Err(WcStatus::LocLenErr);
         }
-        if wqe.op.is_read_like() && self.qp.attr.max_rd_atomic == 0 {
+        if wqe.op.is_answered() && self.qp.attr.max_rd_atomic == 0 {
             return Err(WcStatus::LocQpOpErr);
         }
         Ok(())
     }
 
-    /// Fences, and READs beyond what the peer accepts.
+    /// Fences, and READs and the like beyond what the peer accepts.
     fn must_wait(&self, wqe: &SendWqe) -> bool {
         let reads = self.qp.req.reads;
         (wqe.flags.contains(SendFlags::FENCE) && reads > 0)
-            || (wqe.op.is_read_like() && reads >= self.qp.attr.max_rd_atomic)
+            || (wqe.op.is_answered() && reads >= self.qp.attr.max_rd_atomic)
     }
 
     fn begin(&mut self, wqe: &SendWqe) {
@@ -161,8 +163,8 @@ impl<E: Env> Ctx<'_, E> {
         Step::Sent
     }
 
-    /// The request packet of a READ (or of its next piece), or an atomic.
-    fn emit_read_like(&mut self, wqe: &SendWqe) -> Step {
+    /// The request packet of a READ (or of its next piece), an atomic, ATOMIC WRITE or FLUSH.
+    fn emit_answered(&mut self, wqe: &SendWqe) -> Step {
         if self.must_wait(wqe) {
             return Step::Idle;
         }
@@ -176,7 +178,9 @@ impl<E: Env> Ctx<'_, E> {
             return Step::Idle;
         }
         /* Local memory is checked before the peer is asked: a late failure would have moved data for nothing. */
-        if !self.writable(wqe) {
+        let usable =
+            if wqe.op.brings_data() { self.writable(wqe) } else { self.gather(wqe, 0, len).is_some() };
+        if !usable {
             return self.fail_wqe(WcStatus::LocProtErr);
         }
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
@@ -193,9 +197,12 @@ impl<E: Env> Ctx<'_, E> {
         let header = match wqe.op {
             SendOp::CmpSwap => begin(code::RC_CMP_SWAP).atomic_eth(va, key, wqe.swap, wqe.compare_add),
             SendOp::FetchAdd => begin(code::RC_FETCH_ADD).atomic_eth(va, key, wqe.compare_add, 0),
+            SendOp::AtomicWrite => begin(code::RC_ATOMIC_WRITE).reth(va, key, len),
+            SendOp::Flush => begin(code::RC_FLUSH).feth(wqe.imm).reth(va, key, wqe.compare_add as u32),
             _ => begin(code::RC_READ_REQUEST).reth(va, key, len),
         };
-        self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
+        let payload = if wqe.op == SendOp::AtomicWrite { &self.sh.segs[..] } else { &[] };
+        self.env.send_frame(&self.qp.attr.av, &header, payload, 0, false);
         self.qp.req.reads += 1;
         self.qp.req.unasked = 0;
         self.advance(wqe, len, packets);
@@ -231,7 +238,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// Moves the cursor behind what was just sent.
-    fn advance(&mut self, wqe: &SendWqe, len: u32, packets: u32) {
+    pub(super) fn advance(&mut self, wqe: &SendWqe, len: u32, packets: u32) {
         let now = self.now;
         let req = &mut self.qp.req;
         if req.psn.before(req.max_psn) {
@@ -292,6 +299,9 @@ impl<E: Env> Ctx<'_, E> {
             if self.sh.paths.get(path).wait(qpn) {
                 self.sh.open_path(path);
             }
+        }
+        if self.qp.qp_type.is_reliable() {
+            self.watch_pace(path);
         }
         false
     }
@@ -410,6 +420,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         if !self.qp.qp_type.is_reliable() {
             return self.pace_timer();
+        }
+        if let Some(path) = self.qp.flags.window_wait {
+            self.pace_waiter(path);
         }
         match self.qp.req.deadline {
             0 => {}

@@ -71,7 +71,8 @@ impl<E: Env> Ctx<'_, E> {
         let begins = info.is_first();
         let fits = match (self.qp.resp.cur, info.kind) {
             (Inbound::Idle, _) => begins,
-            (Inbound::Send { .. }, Kind::Send) | (Inbound::Write { .. }, Kind::Write) => !begins,
+            (Inbound::Send { .. } | Inbound::Tagged { .. }, Kind::Send)
+            | (Inbound::Write { .. }, Kind::Write) => !begins,
             _ => false,
         };
         if !fits {
@@ -82,6 +83,8 @@ impl<E: Env> Ctx<'_, E> {
             Kind::Write => self.execute_write(packet),
             Kind::ReadRequest => self.execute_read(psn, packet),
             Kind::CmpSwap | Kind::FetchAdd => self.execute_atomic(psn, packet),
+            Kind::AtomicWrite => self.execute_atomic_write(psn, packet),
+            Kind::Flush => self.execute_flush(psn, packet),
             _ => self.sh.stats.drop_opcode.inc(),
         }
     }
@@ -92,10 +95,13 @@ impl<E: Env> Ctx<'_, E> {
         if !self.middle_is_full(data.len(), last) {
             return self.refuse(NakCode::InvalidRequest);
         }
-        if first && !self.take_recv() {
-            return self.not_ready();
-        }
-        let received = if let Inbound::Send { received } = self.qp.resp.cur { received } else { 0 };
+        let begun = match self.qp.resp.cur {
+            Inbound::Idle if self.qp.req.own => self.begin_tagged(packet),
+            Inbound::Idle => self.begin_send(WcOpcode::Recv).map(|cur| (cur, data)),
+            cur => Some((cur, data)),
+        };
+        let Some((cur, data)) = begun else { return };
+        let received = cur.received();
         match self.place(received, data) {
             Ok(()) => {}
             Err(PlaceError::TooLong) => {
@@ -116,11 +122,23 @@ impl<E: Env> Ctx<'_, E> {
         if last {
             self.qp.resp.cur = Inbound::Idle;
             self.accept(packet, 1, true);
-            self.deliver(packet, WcOpcode::Recv, total);
+            self.deliver_send(packet, cur, total);
         } else {
-            self.qp.resp.cur = Inbound::Send { received: total };
+            self.qp.resp.cur = cur.with_received(total);
             self.accept(packet, 1, false);
+            if let (true, Inbound::Tagged { tag, app_ctx, .. }) = (first, cur) {
+                self.matched(tag, app_ctx);
+            }
         }
+    }
+
+    /// A message into the next receive WQE. `None`: there is none, and the peer must come again.
+    pub(super) fn begin_send(&mut self, opcode: WcOpcode) -> Option<Inbound> {
+        if self.take_recv() {
+            return Some(Inbound::Send { received: 0, opcode });
+        }
+        self.not_ready();
+        None
     }
 
     /// All packets but the last of a message carry exactly the path MTU (IBTA 9.7.4.1.5).
@@ -219,23 +237,43 @@ impl<E: Env> Ctx<'_, E> {
         self.ready();
     }
 
-    /// A requester may have `max_dest_rd_atomic` READs and atomics outstanding. Answers to repeated
+    /// A requester may have `max_dest_rd_atomic` READs and the like outstanding. Answers to repeated
     /// requests may wait beside them, and are not the requester's fault: the network repeats too.
-    fn may_answer_more(&self, again: bool) -> bool {
+    pub(super) fn may_answer_more(&self, again: bool) -> bool {
         let limit = usize::from(self.qp.attr.max_dest_rd_atomic);
         self.qp.resp.out.len() < if again { limit } else { 2 * limit }
     }
 
     /// The packet was executed: expect the next, count the message, acknowledge if asked.
-    fn accept(&mut self, packet: &Packet<'_>, packets: u32, message: bool) {
+    pub(super) fn accept(&mut self, packet: &Packet<'_>, packets: u32, message: bool) {
         let resp = &mut self.qp.resp;
         resp.epsn = resp.epsn.plus(packets);
         if message {
             resp.msn = resp.msn.wrapping_add(1) & 0x00ff_ffff;
         }
-        let answered = matches!(packet.op().kind, Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd);
-        if packet.bth().ack_req() && !answered {
+        if packet.bth().ack_req() && !packet.op().kind.is_answered() {
             self.owe_ack();
+        }
+    }
+
+    /// The last packet of a SEND is in memory.
+    fn deliver_send(&mut self, packet: &Packet<'_>, message: Inbound, byte_len: u32) {
+        match message {
+            Inbound::Tagged { tag, app_ctx, .. } => {
+                let mut cqe = match packet.op().is_first() {
+                    true => Cqe::matched(tag, app_ctx),
+                    false => Cqe { opcode: WcOpcode::TmRecv, ..Cqe::default() },
+                };
+                cqe.byte_len = byte_len;
+                cqe.flags |= WcFlags::TM_DATA_VALID;
+                if let Some(imm) = packet.imm() {
+                    cqe.imm = imm;
+                    cqe.flags |= WcFlags::WITH_IMM;
+                }
+                self.complete_recv(cqe, packet.bth().solicited());
+            }
+            Inbound::Send { opcode, .. } => self.deliver(packet, opcode, byte_len),
+            _ => {}
         }
     }
 
@@ -255,12 +293,12 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The request breaks the protocol: NAK, and this end goes to ERR.
-    fn refuse(&mut self, code: NakCode) {
+    pub(super) fn refuse(&mut self, code: NakCode) {
         self.die(code, AsyncEvent::QpReqErr(self.qp.qpn));
     }
 
     /// The request asks for what it may not have.
-    fn violate(&mut self) {
+    pub(super) fn violate(&mut self) {
         self.die(NakCode::RemoteAccess, AsyncEvent::QpAccessErr(self.qp.qpn));
     }
 
@@ -277,13 +315,14 @@ impl<E: Env> Ctx<'_, E> {
         match packet.op().kind {
             Kind::ReadRequest => self.duplicate_read(psn, packet),
             Kind::CmpSwap | Kind::FetchAdd => self.duplicate_atomic(psn),
+            Kind::AtomicWrite | Kind::Flush => self.duplicate_placement(psn),
             Kind::Send | Kind::Write => self.owe_ack(),
             _ => {}
         }
     }
 
     /// Answers from `psn` on will be asked for again: those not sent yet are not owed twice.
-    fn drop_answers_from(&mut self, psn: Psn) {
+    pub(super) fn drop_answers_from(&mut self, psn: Psn) {
         let mtu = self.qp.mtu;
         self.qp.resp.out.retain_mut(|answer| {
             if !answer.psn().before(psn) {

@@ -41,7 +41,7 @@ impl<E: Env> Ctx<'_, E> {
         self.acked_before(psn.plus(1));
     }
 
-    /// All packets before `psn` are acknowledged. A READ or atomic among them whose answer did not
+    /// All packets before `psn` are acknowledged. A READ or the like among them whose answer did not
     /// come was lost: gives false, and everything from there is sent again.
     fn acked_before(&mut self, psn: Psn) -> bool {
         let from = self.qp.req.una_psn;
@@ -52,7 +52,7 @@ impl<E: Env> Ctx<'_, E> {
             if !track.first.before(psn) {
                 break;
             }
-            if self.qp.sq.wqe(self.qp.req.una).op.is_read_like() {
+            if self.qp.sq.wqe(self.qp.req.una).op.is_answered() {
                 /* Only its own answers complete it. */
                 reached =
                     if self.qp.req.una_psn.before(track.first) { track.first } else { self.qp.req.una_psn };
@@ -142,7 +142,13 @@ impl<E: Env> Ctx<'_, E> {
         let track = req.track[req.slot(req.una)];
         let offset = psn.since(track.first) as u32 * self.qp.mtu;
         let data = packet.payload();
-        if wqe.op != SendOp::Read || data.len() as u32 != (wqe.length - offset).min(self.qp.mtu) {
+        let expected = match wqe.op {
+            SendOp::Read => Some((wqe.length - offset).min(self.qp.mtu)),
+            /* these have no answer of another form than a READ of nothing (A19) */
+            SendOp::Flush | SendOp::AtomicWrite => Some(0),
+            _ => None,
+        };
+        if expected != Some(data.len() as u32) {
             return self.fail_oldest(WcStatus::BadRespErr);
         }
         if self.scatter(offset, data).is_none() {
@@ -176,7 +182,7 @@ impl<E: Env> Ctx<'_, E> {
             return false;
         }
         let wqe = self.qp.sq.wqe(req.una);
-        if !wqe.op.is_read_like() {
+        if !wqe.op.is_answered() {
             self.fail_oldest(WcStatus::BadRespErr);
             return false;
         }

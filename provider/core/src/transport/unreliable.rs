@@ -46,7 +46,7 @@ impl<E: Env> Ctx<'_, E> {
     fn unreliable_send(&mut self, packet: &Packet<'_>) -> Option<()> {
         let (data, last) = (packet.payload(), packet.op().is_last());
         let received = match self.qp.resp.cur {
-            Inbound::Send { received } if !packet.op().is_first() => received,
+            Inbound::Send { received, .. } if !packet.op().is_first() => received,
             _ => 0,
         };
         if !self.middle_is_full(data.len(), last) || !self.take_recv() {
@@ -62,7 +62,7 @@ impl<E: Env> Ctx<'_, E> {
             }
         }
         let total = received + data.len() as u32;
-        self.qp.resp.cur = Inbound::Send { received: total };
+        self.qp.resp.cur = Inbound::Send { received: total, opcode: WcOpcode::Recv };
         if last {
             self.qp.resp.cur = Inbound::Idle;
             self.deliver(packet, WcOpcode::Recv, total);

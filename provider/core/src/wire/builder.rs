@@ -2,7 +2,8 @@
 
 use zerocopy::{Immutable, IntoBytes};
 
-use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth, Syndrome};
+use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, Syndrome};
+use super::tags::Rendezvous;
 use crate::types::{Psn, QPN_MASK, Qpn};
 
 /// Room for the longest headers (BTH and AtomicETH are 40 bytes).
@@ -35,6 +36,13 @@ impl HeaderBuf {
     #[must_use]
     pub fn reth(mut self, va: u64, rkey: u32, dma_len: u32) -> Self {
         self.push(&Reth::new(va, rkey, dma_len));
+        self
+    }
+    /// Adds a FETH, given as its word: [`Feth::word`].
+    #[inline]
+    #[must_use]
+    pub fn feth(mut self, word: u32) -> Self {
+        self.push(&Feth::new(word));
         self
     }
     /// Adds immediate data, given in network order.
@@ -70,6 +78,13 @@ impl HeaderBuf {
     #[must_use]
     pub fn atomic_ack(mut self, original: u64) -> Self {
         self.push(&AtomicAckEth::new(original));
+        self
+    }
+    /// Adds the headers of a rendezvous, which are payload to the transport.
+    #[inline]
+    #[must_use]
+    pub fn tags(mut self, rendezvous: &Rendezvous) -> Self {
+        self.push(rendezvous);
         self
     }
     /// Adds a DETH.

@@ -5,7 +5,7 @@
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::types::{Psn, QPN_MASK, Qpn};
+use crate::types::{FlushLevel, Placement, Psn, QPN_MASK, Qpn};
 
 /// The P_Key of the default partition, full member: the only one in the port's table.
 pub const PKEY_DEFAULT: u16 = 0xffff;
@@ -129,6 +129,35 @@ impl Reth {
     #[inline]
     pub fn dma_len(&self) -> u32 {
         self.dma_len.get()
+    }
+}
+
+/// FLUSH extended transport header, 4 bytes (annex A19): placement type in bits 0 to 3, selectivity level in
+/// bits 4 and 5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Feth(U32);
+
+impl Feth {
+    /// Its word, as a work request carries it.
+    #[inline]
+    pub const fn word(placement: Placement, level: FlushLevel) -> u32 {
+        placement.bits() as u32 | (level as u32) << 4
+    }
+    /// From its word.
+    #[inline]
+    pub fn new(word: u32) -> Self {
+        Feth(U32::new(word))
+    }
+    /// What is asked for; `None` for nothing, and for reserved types.
+    #[inline]
+    pub fn placement(&self) -> Option<Placement> {
+        Placement::from_bits((self.0.get() & 15) as u8).filter(|placement| !placement.is_empty())
+    }
+    /// Of which memory; `None` for reserved levels.
+    #[inline]
+    pub fn level(&self) -> Option<FlushLevel> {
+        FlushLevel::from_code(self.0.get() >> 4 & 3)
     }
 }
 
@@ -304,6 +333,21 @@ impl Deth {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flush_headers_round_trip() {
+        for level in [FlushLevel::Range, FlushLevel::Mr] {
+            for placement in [Placement::GLOBAL, Placement::PERSISTENT, Placement::all()] {
+                let feth = Feth::new(Feth::word(placement, level));
+                assert_eq!((feth.placement(), feth.level()), (Some(placement), Some(level)));
+            }
+        }
+        assert_eq!(Feth::word(Placement::PERSISTENT, FlushLevel::Mr), 0x12);
+        for reserved in [0, 4, 8, 15] {
+            assert_eq!(Feth::new(reserved).placement(), None);
+        }
+        assert_eq!((Feth::new(0x21).level(), Feth::new(0x31).level()), (None, None));
+    }
 
     #[test]
     fn syndromes_round_trip() {

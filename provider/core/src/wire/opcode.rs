@@ -1,4 +1,5 @@
-//! Op-codes of the BTH and what each brings with it (IBTA vol. 1, 9.2.1, table 38 "OpCode field").
+//! Op-codes of the BTH and what each brings with it (IBTA vol. 1, 9.2.1, table 38 "OpCode field"; FLUSH and
+//! ATOMIC WRITE: annex A19).
 //!
 //! The top three bits are the transport (000 RC, 001 UC, 011 UD, 101 XRC), the low five the operation, the
 //! same for every transport that offers it. Extension headers always follow in the same order, so
@@ -34,6 +35,8 @@ pub mod code {
     pub const RC_FETCH_ADD: u8 = 0x14;
     pub const RC_SEND_LAST_INV: u8 = 0x16;
     pub const RC_SEND_ONLY_INV: u8 = 0x17;
+    pub const RC_FLUSH: u8 = 0x1c;
+    pub const RC_ATOMIC_WRITE: u8 = 0x1d;
     pub const UC_SEND_FIRST: u8 = 0x20;
     pub const UC_SEND_MIDDLE: u8 = 0x21;
     pub const UC_SEND_LAST: u8 = 0x22;
@@ -101,6 +104,8 @@ pub enum Kind {
     AtomicAck,
     CmpSwap,
     FetchAdd,
+    Flush,
+    AtomicWrite,
     Cnp,
     Probe,
     ProbeAnswer,
@@ -110,7 +115,12 @@ impl Kind {
     /// Whether it travels from requester to responder.
     #[inline]
     pub const fn is_request(self) -> bool {
-        matches!(self, Kind::Send | Kind::Write | Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd)
+        matches!(self, Kind::Send | Kind::Write) || self.is_answered()
+    }
+    /// Whether it is a request that an answer of its own belongs to: an ACK for later ones does not do.
+    #[inline]
+    pub const fn is_answered(self) -> bool {
+        matches!(self, Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd | Kind::Flush | Kind::AtomicWrite)
     }
     /// Whether it travels from responder to requester.
     #[inline]
@@ -147,6 +157,8 @@ bitflags! {
         const RESERVED = 1 << 10;
         /// XRC extended transport header
         const XRCETH = 1 << 11;
+        /// FLUSH extended transport header
+        const FETH = 1 << 12;
     }
 }
 
@@ -194,9 +206,10 @@ impl OpInfo {
 }
 
 /// Extension headers and their sizes; the order is theirs on the wire.
-const EXTENSIONS: [(OpFlags, u8); 9] = [
+const EXTENSIONS: [(OpFlags, u8); 10] = [
     (OpFlags::XRCETH, 4),
     (OpFlags::DETH, 8),
+    (OpFlags::FETH, 4),
     (OpFlags::RETH, 16),
     (OpFlags::ATOMIC, 28),
     (OpFlags::AETH, 4),
@@ -249,7 +262,7 @@ const fn messages(table: &mut [Option<OpInfo>; 256], base: u8, t: Transport) {
 }
 
 const fn table() -> [Option<OpInfo>; 256] {
-    use Kind::{AtomicAck, CmpSwap, Cnp, FetchAdd, ReadRequest, ReadResponse, Send};
+    use Kind::{AtomicAck, AtomicWrite, CmpSwap, Cnp, FetchAdd, Flush, ReadRequest, ReadResponse, Send};
     let mut t = [None; 256];
     messages(&mut t, 0x00, Transport::Rc);
     messages(&mut t, 0x20, Transport::Uc);
@@ -267,6 +280,8 @@ const fn table() -> [Option<OpInfo>; 256] {
         (0x14, Transport::Rc, FetchAdd, ONLY.union(OpFlags::ATOMIC)),
         (0x16, Transport::Rc, Send, LAST.union(OpFlags::IETH).union(p)),
         (0x17, Transport::Rc, Send, ONLY.union(OpFlags::IETH).union(p)),
+        (0x1c, Transport::Rc, Flush, ONLY.union(OpFlags::FETH).union(OpFlags::RETH)),
+        (0x1d, Transport::Rc, AtomicWrite, ONLY.union(OpFlags::RETH).union(p)),
         (0x64, Transport::Ud, Send, ONLY.union(OpFlags::DETH).union(p)),
         (0x65, Transport::Ud, Send, ONLY.union(OpFlags::DETH).union(OpFlags::IMM).union(p)),
         (0x81, Transport::Cnp, Cnp, ONLY.union(OpFlags::RESERVED)),
@@ -319,6 +334,8 @@ pub const fn request_code(qp: QpType, op: SendOp, first: bool, last: bool) -> Op
         SendOp::Read => code::RC_READ_REQUEST,
         SendOp::CmpSwap => code::RC_CMP_SWAP,
         SendOp::FetchAdd => code::RC_FETCH_ADD,
+        SendOp::Flush => code::RC_FLUSH,
+        SendOp::AtomicWrite => code::RC_ATOMIC_WRITE,
         SendOp::LocalInv | SendOp::BindMw => return None,
     };
     match qp {
@@ -337,7 +354,7 @@ mod tests {
     #[test]
     fn table_says_its_own_codes() {
         let known = (0..=255u8).filter_map(op_info).count();
-        assert_eq!(known, 12 + 12 + 16 + 23);
+        assert_eq!(known, 12 + 12 + 18 + 25);
         for c in 0..=255u8 {
             if let Some(info) = op_info(c) {
                 assert_eq!(info.code, c);
@@ -360,11 +377,14 @@ mod tests {
         assert_eq!(len(code::RC_ATOMIC_ACK), 24);
         assert_eq!(len(code::RC_CMP_SWAP), 40);
         assert_eq!(len(code::RC_SEND_ONLY_INV), 16);
+        assert_eq!(len(code::RC_FLUSH), 32);
+        assert_eq!(len(code::RC_ATOMIC_WRITE), 28);
         assert_eq!(len(code::UD_SEND_ONLY_IMM), 24);
         assert_eq!(len(code::CNP), 28);
         assert_eq!(len(code::XRC + code::RC_SEND_MIDDLE), 16);
         assert_eq!(len(code::XRC + code::RC_WRITE_ONLY_IMM), 36);
         assert_eq!(len(code::XRC + code::RC_CMP_SWAP), 44);
+        assert_eq!(len(code::XRC + code::RC_FLUSH), 36);
         assert_eq!(len(code::XRC + code::RC_READ_RESPONSE_LAST), 16);
         assert_eq!(len(code::XRC + code::RC_ACK), 16);
     }
@@ -384,6 +404,8 @@ mod tests {
         assert_eq!(request_code(Rc, SendOp::BindMw, true, true), None);
         assert_eq!(request_code(Uc, SendOp::WriteImm, false, true), Some(code::UC_WRITE_LAST_IMM));
         assert_eq!(request_code(Uc, SendOp::Read, true, true), None);
+        assert_eq!(request_code(QpType::XrcSend, SendOp::AtomicWrite, true, true), Some(0xbd));
+        assert_eq!(request_code(Uc, SendOp::Flush, true, true), None);
         assert_eq!(request_code(Ud, SendOp::SendImm, true, true), Some(code::UD_SEND_ONLY_IMM));
         assert_eq!(request_code(Ud, SendOp::Send, true, false), None);
         assert_eq!(request_code(Ud, SendOp::Write, true, true), None);

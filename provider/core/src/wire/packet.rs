@@ -1,9 +1,9 @@
 //! One received packet, checked once.
 
 use thiserror::Error;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth};
+use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth};
 use crate::types::QPN_MASK;
 
 use super::opcode::{BTH_LEN, OpFlags, OpInfo, op_info};
@@ -24,6 +24,10 @@ pub enum WireError {
     #[error("more padding than payload, or bytes behind a packet that has no payload")]
     Payload,
 }
+
+/// Bytes of a frame that are a header as they lie.
+trait Header: FromBytes + KnownLayout + Immutable + Unaligned {}
+impl<H: FromBytes + KnownLayout + Immutable + Unaligned> Header for H {}
 
 /// A packet whose headers are all there.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +79,13 @@ impl<'a> Packet<'a> {
     /// RDMA header, if the op-code has one
     #[inline]
     pub fn reth(&self) -> Option<&'a Reth> {
-        self.first(OpFlags::RETH)
+        let skip = if self.op.has(OpFlags::FETH) { size_of::<Feth>() } else { 0 };
+        self.at(OpFlags::RETH, skip)
+    }
+    /// FLUSH header, if the op-code has one
+    #[inline]
+    pub fn feth(&self) -> Option<&'a Feth> {
+        self.first(OpFlags::FETH)
     }
     /// Datagram header, if the op-code has one
     #[inline]
@@ -120,16 +130,20 @@ impl<'a> Packet<'a> {
         self.ext.first_chunk::<4>().map(|b| u32::from_be_bytes(*b) & QPN_MASK)
     }
 
-    /// DETH, RETH, AETH and AtomicETH exclude each other and stand directly behind the BTH, or the XRCETH.
+    /// DETH, FETH, RETH without one, AETH and AtomicETH exclude each other and stand directly behind the BTH, or the
+    /// XRCETH.
     #[inline]
-    fn first<H: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned>(
-        &self,
-        flag: OpFlags,
-    ) -> Option<&'a H> {
+    fn first<H: Header>(&self, flag: OpFlags) -> Option<&'a H> {
+        self.at(flag, 0)
+    }
+
+    /// The header `skip` bytes behind the BTH or XRCETH.
+    #[inline]
+    fn at<H: Header>(&self, flag: OpFlags, skip: usize) -> Option<&'a H> {
         if !self.op.has(flag) {
             return None;
         }
-        let skip = if self.op.has(OpFlags::XRCETH) { 4 } else { 0 };
+        let skip = skip + if self.op.has(OpFlags::XRCETH) { 4 } else { 0 };
         H::ref_from_prefix(self.ext.get(skip..)?).ok().map(|(h, _)| h)
     }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::opcode::BTH_LEN;
 use super::*;
-use crate::types::Psn;
+use crate::types::{FlushLevel, Placement, Psn};
 
 /// Every header that `info` names, with recognisable numbers.
 fn build(info: &OpInfo, qpn: u32, psn: u32, flags: (bool, bool), pad: u8) -> HeaderBuf {
@@ -14,6 +14,9 @@ fn build(info: &OpInfo, qpn: u32, psn: u32, flags: (bool, bool), pad: u8) -> Hea
     }
     if info.has(OpFlags::DETH) {
         h = h.deth(0x1111_1111, 0x12_3456);
+    }
+    if info.has(OpFlags::FETH) {
+        h = h.feth(0x12);
     }
     if info.has(OpFlags::RETH) {
         h = h.reth(0x0102_0304_0506_0708, 0xa0b0_c0d0, 77);
@@ -47,6 +50,9 @@ fn same(p: &Packet<'_>, info: &OpInfo) {
     assert_eq!(p.xrc_srq(), info.has(OpFlags::XRCETH).then_some(0x07_1234));
     let reth = p.reth().map(|r| (r.va(), r.rkey(), r.dma_len()));
     assert_eq!(reth, info.has(OpFlags::RETH).then_some((0x0102_0304_0506_0708, 0xa0b0_c0d0, 77)));
+    let feth = p.feth().map(|f| (f.placement(), f.level()));
+    let persistent = (Some(Placement::PERSISTENT), Some(FlushLevel::Mr));
+    assert_eq!(feth, info.has(OpFlags::FETH).then_some(persistent));
     let atomic = p.atomic_eth().map(|a| (a.va(), a.rkey(), a.swap_add(), a.compare()));
     assert_eq!(
         atomic,
@@ -69,6 +75,19 @@ fn bytes_of_a_write_only() {
     let expect = [
         0x0b, 0xd0, 0x80, 0x01, 0, 1, 2, 3, 0x80, 0x0a, 0x0b, 0x0c, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70,
         0x80, 0, 0, 0x11, 0x22, 0, 0, 0, 3, 1, 2, 3, 4,
+    ];
+    assert_eq!(h.as_bytes(), expect);
+}
+
+/// Bytes of a FLUSH, written out by hand after annex A19: its header stands before the RETH.
+#[test]
+fn bytes_of_a_flush() {
+    let h = HeaderBuf::bth(code::RC_FLUSH, 0x01_0203, Psn::new(0x0a_0b0c), true, false, 0, 0xffff)
+        .feth(1 << 4 | 2)
+        .reth(0x1020_3040_5060_7080, 0x0000_1122, 3);
+    let expect = [
+        0x1c, 0x40, 0xff, 0xff, 0, 1, 2, 3, 0x80, 0x0a, 0x0b, 0x0c, 0, 0, 0, 0x12, 0x10, 0x20, 0x30, 0x40,
+        0x50, 0x60, 0x70, 0x80, 0, 0, 0x11, 0x22, 0, 0, 0, 3,
     ];
     assert_eq!(h.as_bytes(), expect);
 }

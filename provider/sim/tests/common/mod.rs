@@ -8,7 +8,11 @@ use starverbs_sim::{Faults, Host, Rng};
 
 /// All rights.
 pub(crate) fn all_rights() -> Access {
-    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+    Access::LOCAL_WRITE
+        | Access::REMOTE_WRITE
+        | Access::REMOTE_READ
+        | Access::REMOTE_ATOMIC
+        | Access::FLUSH_GLOBAL
 }
 
 /// Runs `test` with `runs` seeds (STARVERBS_SIM_RUNS multiplies nothing: it replaces the number), or

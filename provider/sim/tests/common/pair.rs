@@ -24,7 +24,8 @@ impl Pair {
         let mut net = Net::new(2, NicConfig::default(), Faults::default(), 1);
         let (sq, rq) = ([(); 2].map(|()| SimSq::new(16)), [(); 2].map(|()| SimRq::new(16, 2)));
         let cq = [(); 2].map(|()| SimCq::new(64));
-        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let all = Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL;
         let mut qpn = [0; 2];
         let mut page = [(0, 0); 2];
         for at in 0..2 {

@@ -2,8 +2,9 @@
 //! direction, made before the first is posted, so that what must be true at each completion is known.
 
 use starverbs_core::qp::RecvSource;
+use starverbs_core::wire::headers::Feth;
 use starverbs_core::{Access, Cqe, QpState, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge, SrqId};
-use starverbs_core::{WcFlags, WcOpcode, WcStatus};
+use starverbs_core::{FlushLevel, Placement, WcFlags, WcOpcode, WcStatus};
 use starverbs_sim::{Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 use crate::common::{all_rights, any_bytes, any_size, get, put, scattered};
@@ -44,7 +45,7 @@ pub(crate) struct End {
 pub(crate) struct Conn {
     pub(crate) ends: [End; 2],
     mtu: u32,
-    /// Word that this direction's atomics work on, and what it must be in the end
+    /// Word that this direction's atomics and ATOMIC WRITEs work on, and what it must be in the end
     words: [(u64, u64); 2],
 }
 
@@ -130,6 +131,17 @@ impl Conn {
                     };
                     before.to_ne_bytes().to_vec()
                 }
+                SendOp::AtomicWrite => {
+                    (wqe.remote_addr, wqe.rkey) = (word, word_key);
+                    value = rng.bits();
+                    value.to_ne_bytes().to_vec()
+                }
+                SendOp::Flush => {
+                    (wqe.remote_addr, wqe.rkey, wqe.compare_add) = (word, word_key, rng.below(9));
+                    let level = rng.pick(&[FlushLevel::Range, FlushLevel::Mr]);
+                    wqe.imm = Feth::word(Placement::GLOBAL, level);
+                    vec![]
+                }
                 _ => {
                     let len = any_size(rng, self.mtu);
                     any_bytes(rng, len)
@@ -144,7 +156,7 @@ impl Conn {
             let host = &mut net.hosts[from];
             let sges = scattered(host, rng, len, 4, Access::LOCAL_WRITE);
             let mut inline = None;
-            if !op.is_read_like() {
+            if !op.brings_data() {
                 put(host, &sges, &data);
                 if len <= 256 && rng.chance(0.3) {
                     let addr = host.env.memory.alloc(u64::from(len));
@@ -267,7 +279,7 @@ impl Conn {
             (op.wqe.wr_id, op.wqe.op.wc_opcode()),
             "completions come in order"
         );
-        if op.wqe.op.is_read_like() {
+        if op.wqe.op.brings_data() {
             assert_eq!(cqe.byte_len as usize, op.data.len());
         }
         end.completed += 1;
@@ -297,8 +309,7 @@ impl Conn {
 
     /// READs and atomics among the last operations before `upto` brought their results.
     fn check_answers(&self, net: &Net, at: usize, upto: usize) {
-        for op in
-            self.ends[at].plan[upto.saturating_sub(8)..upto].iter().filter(|op| op.wqe.op.is_read_like())
+        for op in self.ends[at].plan[upto.saturating_sub(8)..upto].iter().filter(|op| op.wqe.op.brings_data())
         {
             let there = get(&net.hosts[at], &op.sges, op.data.len());
             assert!(there == op.data, "{:?} {:#x} was not done at a fence", op.wqe.op, op.wqe.wr_id);

@@ -36,7 +36,8 @@ pub struct Node {
 }
 
 pub fn all_access() -> Access {
-    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+    let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL
 }
 
 impl Node {
@@ -276,6 +277,17 @@ pub fn connect_uc(a: (&Node, &Qp), b: (&Node, &Qp)) {
         let rts = QpAttr { state: QpState::Rts, sq_psn: psn, ..QpAttr::default() };
         me.1.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN).unwrap();
     }
+}
+
+/// Connects a sending XRC QP to a receiving one.
+pub fn connect_xrc(sender: (&Node, &Qp), receiver: (&Node, &Qp)) {
+    for (me, peer) in [(sender, receiver), (receiver, sender)] {
+        to_init(me.1);
+        to_rtr(me.1, way_to(peer.0), peer.1.number());
+    }
+    to_rts(sender.1);
+    let rts = QpAttr { state: QpState::Rts, timeout: 14, ..QpAttr::default() };
+    receiver.1.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT).unwrap();
 }
 
 /// Takes a UD QP to RTS.

@@ -1,0 +1,79 @@
+//! libc's calls, as programs reach them: each looks whether its path is of the picture.
+//!
+//! Owns how a call is exported and how it goes on. Calls of one purpose share a module. A name with 64, and the
+//! ones that fortified programs call (`__open_2`), take and do the same on the machines served here.
+
+mod exec;
+mod folder;
+mod link;
+mod open;
+mod stat;
+
+use core::ffi::{CStr, c_char};
+
+use crate::path::{self, PATH_MAX};
+use crate::{next, present};
+
+/// Exports libc calls: several names in brackets have one body.
+macro_rules! interpose {
+    ($(#[doc = $doc:literal] [$($name:ident),+] $args:tt -> $result:ty $body:block)+) => {
+        $($(interpose! { @one $doc $name $args -> $result $body })+)+
+    };
+    (@one $doc:literal $name:ident ($($arg:ident: $type:ty),*) -> $result:ty $body:block) => {
+        #[doc = $doc]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(test, allow(dead_code))]
+        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+            // SAFETY: libc's terms, which the caller keeps.
+            unsafe { $body }
+        }
+    };
+}
+
+/// Goes on with libc's call; where libc has none, fails with ENOSYS and the given value.
+macro_rules! go_on {
+    ($name:ident($($arg:expr),*) or $failed:expr) => {
+        match $crate::next::$name() {
+            Some(call) => call($($arg),*),
+            None => {
+                $crate::errno::set(libc::ENOSYS);
+                $failed
+            }
+        }
+    };
+}
+
+use {go_on, interpose};
+
+/// Makes the call with the path, or with the place below the picture's folder that it stands for.
+///
+/// # Safety
+/// `path` is NULL or a NUL-terminated string.
+#[inline]
+unsafe fn through<R>(path: *const c_char, call: impl FnOnce(*const c_char) -> R) -> R {
+    // SAFETY: as above.
+    if unsafe { path::is_ours(path) } { unsafe { redirected(path, call) } } else { call(path) }
+}
+
+/// # Safety
+/// `path` is a NUL-terminated string.
+#[cold]
+#[inline(never)]
+unsafe fn redirected<R>(path: *const c_char, call: impl FnOnce(*const c_char) -> R) -> R {
+    let mut room = [0; PATH_MAX];
+    // SAFETY: a string, by contract.
+    let path = unsafe { CStr::from_ptr(path) };
+    let there = present::current().and_then(|tree| path::below(&tree.root, path, &mut room));
+    call(there.unwrap_or(path).as_ptr())
+}
+
+/// Runs when the process starts.
+#[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
+#[cfg_attr(test, allow(dead_code))]
+static START: extern "C" fn() = {
+    extern "C" fn start() {
+        next::find_all();
+        present::start();
+    }
+    start
+};

@@ -1,0 +1,141 @@
+//! Opening files: the families of open(2) and fopen(3).
+//!
+//! Nothing of the picture can be written: asking for that fails with EACCES, as sysfs answers. The device node
+//! opens for writing, because programs try whether they may, but takes no commands: a write fails with EBADF.
+
+use core::ffi::{CStr, c_char, c_int};
+
+use super::{go_on, interpose, redirected};
+use crate::errno;
+use crate::path::{is_ours, is_relative};
+use crate::present::{self, Kind};
+
+/// Opens with `call`, which takes a path and flags.
+///
+/// # Safety
+/// libc's terms for `path` and the call.
+unsafe fn opened(path: *const c_char, flags: c_int, call: impl Fn(*const c_char, c_int) -> c_int) -> c_int {
+    // SAFETY: libc's terms.
+    unsafe {
+        if is_ours(path) {
+            return redirected(path, |there| {
+                if there == path { call(path, flags) } else { ours(there, flags, call) }
+            });
+        }
+        let fd = call(path, flags);
+        if is_relative(path) {
+            seen(fd, flags);
+        }
+        fd
+    }
+}
+
+/// Opens a file of the picture.
+fn ours(path: *const c_char, flags: c_int, call: impl Fn(*const c_char, c_int) -> c_int) -> c_int {
+    /// The bit that O_TMPFILE has beside O_DIRECTORY
+    const TEMPORARY: c_int = libc::O_TMPFILE & !libc::O_DIRECTORY;
+    const CHANGES: c_int =
+        libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_APPEND | TEMPORARY;
+    let fd = call(path, flags & !CHANGES);
+    if fd < 0 {
+        return fd;
+    }
+    let writes = flags & (libc::O_ACCMODE | libc::O_TRUNC | TEMPORARY) != libc::O_RDONLY;
+    let kind = seen(fd, flags);
+    if writes && flags & libc::O_PATH == 0 && !matches!(kind, Some(Kind::Device)) {
+        // SAFETY: opened above, and handed to nobody.
+        unsafe { libc::close(fd) };
+        errno::set(libc::EACCES);
+        return -1;
+    }
+    fd
+}
+
+/// Looks what was opened, and shows a counter's value if it is one. A path that begins at a descriptor or the
+/// working directory may lead into the picture too, once this process has looked at it.
+fn seen(fd: c_int, flags: c_int) -> Option<Kind> {
+    let tree = present::peek().filter(|_| fd >= 0)?;
+    let kind = errno::kept(|| present::kind(tree, fd));
+    if let Some(Kind::Live(live)) = &kind
+        && flags & libc::O_PATH == 0
+    {
+        present::show_value(live, fd, flags);
+    }
+    kind
+}
+
+/// The flags of open(2) that a mode of fopen(3) stands for.
+///
+/// # Safety
+/// `mode` is a string.
+unsafe fn flags_of(mode: *const c_char) -> c_int {
+    // SAFETY: a string, by contract.
+    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    let access = match (mode.contains(&b'+'), mode.first()) {
+        (true, _) => libc::O_RDWR,
+        (false, Some(b'w' | b'a')) => libc::O_WRONLY,
+        _ => libc::O_RDONLY,
+    };
+    access | if mode.contains(&b'e') { libc::O_CLOEXEC } else { 0 }
+}
+
+/// # Safety
+/// libc's terms.
+unsafe fn opened_stream(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    // SAFETY: libc's terms; the descriptor is the stream's, or closed.
+    unsafe {
+        if is_ours(path) {
+            let flags = flags_of(mode);
+            let fd = opened(path, flags, |path, flags| go_on!(open64(path, flags, 0o666) or -1));
+            if fd < 0 {
+                return core::ptr::null_mut();
+            }
+            let stream = libc::fdopen(fd, mode);
+            if stream.is_null() {
+                errno::kept(|| libc::close(fd));
+            }
+            return stream;
+        }
+        let stream = go_on!(fopen64(path, mode) or core::ptr::null_mut());
+        if !stream.is_null() && is_relative(path) && present::peek().is_some() {
+            seen(libc::fileno(stream), flags_of(mode));
+        }
+        stream
+    }
+}
+
+interpose! {
+    // C declares the mode as a variable argument, which is passed as a fixed one is on the machines served here.
+    /// open(2)
+    [open, open64, __open, __open64] (path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+        opened(path, flags, |path, flags| go_on!(open64(path, flags, mode) or -1))
+    }
+    /// open(2), as fortified programs call it without a mode
+    [__open_2, __open64_2] (path: *const c_char, flags: c_int) -> c_int {
+        opened(path, flags, |path, flags| go_on!(open64(path, flags, 0) or -1))
+    }
+    /// openat(2)
+    [openat, openat64] (folder: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+        opened(path, flags, |path, flags| go_on!(openat64(folder, path, flags, mode) or -1))
+    }
+    /// openat(2), as fortified programs call it without a mode
+    [__openat_2, __openat64_2] (folder: c_int, path: *const c_char, flags: c_int) -> c_int {
+        opened(path, flags, |path, flags| go_on!(openat64(folder, path, flags, 0) or -1))
+    }
+    /// fopen(3)
+    [fopen, fopen64] (path: *const c_char, mode: *const c_char) -> *mut libc::FILE { opened_stream(path, mode) }
+    /// freopen(3)
+    [freopen, freopen64] (path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE {
+        let flags = flags_of(mode);
+        if is_ours(path) && flags & libc::O_ACCMODE != libc::O_RDONLY {
+            libc::fclose(stream);
+            errno::set(libc::EACCES);
+            return core::ptr::null_mut();
+        }
+        let reopened = super::through(path, |path| go_on!(freopen64(path, mode, stream) or core::ptr::null_mut()));
+        if !reopened.is_null() && present::peek().is_some() {
+            seen(libc::fileno(reopened), flags);
+        }
+        reopened
+    }
+}

@@ -1,0 +1,136 @@
+//! Which paths belong to the picture, and where they lie below its folder.
+//!
+//! Owns the recognition of paths and the change of strings. No call here allocates or takes a lock.
+
+use core::ffi::{CStr, c_char};
+
+/// Longest path of libc, with its NUL.
+pub(crate) const PATH_MAX: usize = libc::PATH_MAX as usize;
+
+/// Whether a path names something that the picture stands for: /dev/infiniband, /sys/class/infiniband*, or the
+/// folder that the links there lead to.
+///
+/// # Safety
+/// `path` is NULL or a NUL-terminated string.
+#[inline]
+pub(crate) unsafe fn is_ours(path: *const c_char) -> bool {
+    // SAFETY: by contract a string; the second byte is read only where the first is no NUL.
+    unsafe {
+        // Nearly all paths end here.
+        !path.is_null()
+            && *path == b'/' as c_char
+            && matches!(*path.add(1) as u8, b's' | b'd' | b'/' | b'.')
+            && covers(CStr::from_ptr(path).to_bytes())
+    }
+}
+
+/// As [`is_ours`], for an absolute path.
+fn covers(path: &[u8]) -> bool {
+    let mut parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
+    match (parts.next(), parts.next()) {
+        (Some(b"dev"), Some(b"infiniband")) => true,
+        (Some(b"sys"), Some(b"class")) => parts.next().is_some_and(|class| class.starts_with(b"infiniband")),
+        (Some(b"sys"), Some(b"devices")) => {
+            parts.next() == Some(b"virtual") && parts.next() == Some(b"starverbs")
+        }
+        _ => false,
+    }
+}
+
+/// Whether a path is taken from a descriptor or the working directory.
+///
+/// # Safety
+/// `path` is NULL or a NUL-terminated string.
+#[inline]
+pub(crate) unsafe fn is_relative(path: *const c_char) -> bool {
+    // SAFETY: by contract a string.
+    !path.is_null() && unsafe { *path } != b'/' as c_char
+}
+
+/// Writes `path` below `root` into `room`; None if it does not fit.
+pub(crate) fn below<'a>(root: &CStr, path: &CStr, room: &'a mut [u8; PATH_MAX]) -> Option<&'a CStr> {
+    let (root, path) = (root.to_bytes(), path.to_bytes_with_nul());
+    let end = root.len().checked_add(path.len())?;
+    room.get_mut(..root.len())?.copy_from_slice(root);
+    room.get_mut(root.len()..end)?.copy_from_slice(path);
+    CStr::from_bytes_with_nul(room.get(..end)?).ok()
+}
+
+/// Takes `root` off the front of a path in place, if it lies below; gives the path's new length.
+pub(crate) fn strip(root: &CStr, path: &mut [u8]) -> usize {
+    let root = root.to_bytes();
+    match path.strip_prefix(root) {
+        Some(rest) if rest.first() == Some(&b'/') => {
+            path.copy_within(root.len().., 0);
+            path.len() - root.len()
+        }
+        _ => path.len(),
+    }
+}
+
+/// As [`strip`], for a C string.
+///
+/// # Safety
+/// `path` is NULL or a NUL-terminated string that may be written.
+pub(crate) unsafe fn strip_string(root: &CStr, path: *mut c_char) {
+    if path.is_null() {
+        return;
+    }
+    // SAFETY: by contract a string; it only becomes shorter, and the NUL moves with it.
+    unsafe {
+        let length = CStr::from_ptr(path).to_bytes_with_nul().len();
+        strip(root, core::slice::from_raw_parts_mut(path.cast::<u8>(), length));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ours(path: &CStr) -> bool {
+        // SAFETY: a string.
+        unsafe { is_ours(path.as_ptr()) }
+    }
+
+    #[test]
+    fn the_devices_folders_are_recognised() {
+        for path in [
+            c"/sys/class/infiniband",
+            c"/sys/class/infiniband/star0/ports",
+            c"/sys//class/./infiniband_verbs/",
+            c"//dev/infiniband/uverbs0",
+            c"/sys/class/infiniband_mad/abi_version",
+            c"/sys/devices/virtual/starverbs/card0",
+        ] {
+            assert!(ours(path), "{path:?}");
+        }
+        for path in [
+            c"",
+            c"/",
+            c"sys/class/infiniband",
+            c"/sys/class/net",
+            c"/dev/inf",
+            c"/sys/devices/virtual/net",
+            c"/srv",
+        ] {
+            assert!(!ours(path), "{path:?}");
+        }
+        // SAFETY: NULL is allowed.
+        assert!(!unsafe { is_ours(core::ptr::null()) });
+    }
+
+    #[test]
+    fn paths_go_below_the_root_and_back() {
+        let mut room = [0; PATH_MAX];
+        let path = below(c"/tmp/x", c"/dev/infiniband", &mut room);
+        assert_eq!(path, Some(c"/tmp/x/dev/infiniband"));
+        let mut text = *b"/tmp/x/dev/infiniband\0";
+        let left = strip(c"/tmp/x", &mut text);
+        assert_eq!(&text[..left], b"/dev/infiniband\0");
+        let mut other = *b"/tmp/xy/dev";
+        assert_eq!(strip(c"/tmp/x", &mut other), other.len());
+        let long = vec![b'a'; PATH_MAX];
+        let long = std::ffi::CString::new(long).unwrap_or_default();
+        assert!(below(c"/tmp/x", &long, &mut room).is_none());
+    }
+}
