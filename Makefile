@@ -10,7 +10,7 @@ help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
 	@echo 'make test         install what is missing, build, run the whole suite'
 	@echo 'make build        dist/lib/libibverbs.so.1, dist/lib/libstarverbs.so, dist/bin/starverbs'
-	@echo 'make conformance  every case of others'"'"' programs; writes docs/conformance.md'
+	@echo 'make conformance  every case of others'"'"' programs, rdma-core'"'"'s tests; writes docs/conformance.md, docs/pyverbs.md'
 	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md'
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
@@ -42,6 +42,7 @@ conformance:
 	@tools/scripts/packages.sh test
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-conformance -- --full --table docs/conformance.md
+	tests/pyverbs/run.py --table docs/pyverbs.md dist/lib
 
 pyverbs:
 	@tools/scripts/packages.sh test
