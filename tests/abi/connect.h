@@ -36,12 +36,27 @@ static int modify(struct ibv_qp *qp, struct ibv_qp_attr *attr, enum ibv_qp_state
 	return ibv_modify_qp(qp, attr, mask);
 }
 
+/* From RESET to INIT, with these rights for the peer; 0, or the errno value. */
+__attribute__((unused)) static int to_init(struct ibv_qp *qp, unsigned int access)
+{
+	struct ibv_qp_attr a = { .port_num = 1, .qp_access_flags = access };
+
+	return modify(qp, &a, IBV_QPS_INIT, TO_INIT);
+}
+
+/* From INIT to RTS; 0, or the first errno value. */
+__attribute__((unused)) static int to_rts(struct ibv_qp *qp, uint32_t peer)
+{
+	struct ibv_qp_attr a = way_to(qp->context, peer);
+	int ret = modify(qp, &a, IBV_QPS_RTR, TO_RTR);
+
+	return ret ? ret : modify(qp, &a, IBV_QPS_RTS, TO_RTS);
+}
+
 /* From RESET to RTS; 0, or the first errno value. */
 __attribute__((unused)) static int connect_rc(struct ibv_qp *qp, uint32_t peer)
 {
-	struct ibv_qp_attr a = way_to(qp->context, peer);
-	int ret = modify(qp, &a, IBV_QPS_INIT, TO_INIT);
+	int ret = to_init(qp, 0xf);
 
-	ret = ret ? ret : modify(qp, &a, IBV_QPS_RTR, TO_RTR);
-	return ret ? ret : modify(qp, &a, IBV_QPS_RTS, TO_RTS);
+	return ret ? ret : to_rts(qp, peer);
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "connect.h"
 
 struct side {
 	struct ibv_cq *cq;
@@ -28,36 +29,6 @@ enum { SIZE = 8192 };
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
 static union ibv_gid gid;
-
-static int to_init(struct ibv_qp *qp)
-{
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = 0xf };
-
-	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-}
-
-static int to_rts(struct ibv_qp *qp, uint32_t peer)
-{
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
-				 .max_dest_rd_atomic = 4, .min_rnr_timer = 12 };
-	int ret;
-
-	a.ah_attr.is_global = 1;
-	a.ah_attr.port_num = 1;
-	a.ah_attr.grh.dgid = gid;
-	a.ah_attr.grh.hop_limit = 1;
-	ret = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-				    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-	if (ret)
-		return ret;
-	a.qp_state = IBV_QPS_RTS;
-	a.timeout = 14;
-	a.retry_cnt = 7;
-	a.rnr_retry = 7;
-	a.max_rd_atomic = 4;
-	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-				     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-}
 
 static struct side make_side(struct ibv_cq *cq)
 {
@@ -302,7 +273,7 @@ static void xrc(struct ibv_cq *cq)
 	if (!srq || !qp || !sender)
 		return;
 	CHECK(!ibv_get_srq_num(srq, &number) && number < 1 << 24);
-	CHECK(!to_init(qp) && qp->state == IBV_QPS_INIT && !to_init(sender));
+	CHECK(!to_init(qp, 0xf) && qp->state == IBV_QPS_INIT && !to_init(sender, 0xf));
 	CHECK(ibv_post_recv(sender, &wr, &bad_recv) == EINVAL && ibv_post_recv(qp, &wr, &bad_recv) == EINVAL);
 	CHECK(ibv_post_send(qp, &swr, &bad) == EINVAL);
 	open.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
@@ -356,7 +327,7 @@ static void events(void)
 	CHECK(cq->channel == channel && channel->refcnt == 1 && ibv_destroy_comp_channel(channel) == EBUSY);
 	CHECK(!fcntl(channel->fd, F_SETFL, O_NONBLOCK) && ibv_get_cq_event(channel, &got, &context) == -1 &&
 	      errno == EAGAIN);
-	CHECK(!to_init(a.qp) && !to_init(b.qp) && !to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
+	CHECK(!to_init(a.qp, 0xf) && !to_init(b.qp, 0xf) && !to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
 	CHECK(!ibv_req_notify_cq(cq, 0));
 	wr.wr.rdma.remote_addr = (uintptr_t)b.buf;
 	wr.wr.rdma.rkey = b.mr->rkey;
@@ -410,7 +381,7 @@ static void extended_poll(void)
 	a = make_side(ibv_cq_ex_to_cq(cq));
 	b = make_side(ibv_cq_ex_to_cq(cq));
 	sge = (struct ibv_sge){ (uintptr_t)"inline!", 8, 0 };
-	CHECK(!to_init(a.qp) && !to_init(b.qp) && !to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
+	CHECK(!to_init(a.qp, 0xf) && !to_init(b.qp, 0xf) && !to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
 	wr.wr.rdma.remote_addr = (uintptr_t)b.buf;
 	wr.wr.rdma.rkey = b.mr->rkey;
 	CHECK(ibv_start_poll(cq, &none) == ENOENT);
@@ -523,7 +494,7 @@ static void work_requests(struct side *plain)
 	if (!x)
 		return;
 	self = &x->qp_base;
-	CHECK(!to_init(self) && !to_init(b.qp) && !to_rts(self, b.qp->qp_num) && !to_rts(b.qp, self->qp_num));
+	CHECK(!to_init(self, 0xf) && !to_init(b.qp, 0xf) && !to_rts(self, b.qp->qp_num) && !to_rts(b.qp, self->qp_num));
 
 	ibv_wr_start(x);
 	x->wr_id = 1;
@@ -611,7 +582,7 @@ int main(void)
 		return 1;
 	a = make_side(cq);
 	b = make_side(ibv_create_cq(ctx, 32, NULL, NULL, 0));
-	CHECK(a.qp->state == IBV_QPS_RESET && !to_init(a.qp) && a.qp->state == IBV_QPS_INIT && !to_init(b.qp));
+	CHECK(a.qp->state == IBV_QPS_RESET && !to_init(a.qp, 0xf) && a.qp->state == IBV_QPS_INIT && !to_init(b.qp, 0xf));
 	CHECK(!to_rts(a.qp, b.qp->qp_num) && !to_rts(b.qp, a.qp->qp_num));
 	refusals(cq);
 	data(&a, &b);

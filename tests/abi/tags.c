@@ -8,34 +8,14 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "connect.h"
 
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
 static struct ibv_cq_ex *cq;
 static struct ibv_srq *srq;
-static union ibv_gid gid;
 static struct ibv_mr *mr;
 static char buf[8192];
-
-static int connect_to(struct ibv_qp *qp, uint32_t peer)
-{
-	struct ibv_qp_attr a = {
-		.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = 0xf, .path_mtu = IBV_MTU_1024,
-		.dest_qp_num = peer, .max_dest_rd_atomic = 4, .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7,
-		.rnr_retry = 7, .max_rd_atomic = 4,
-		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } },
-	};
-	int ret;
-
-	ret = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-	a.qp_state = IBV_QPS_RTR;
-	ret |= ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-				     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-	a.qp_state = IBV_QPS_RTS;
-	ret |= ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-				     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-	return ret;
-}
 
 /* The next completion, which polling then stands at. */
 static void next(void)
@@ -134,7 +114,7 @@ int main(void)
 	ibv_free_device_list(list);
 	cq = ibv_create_cq_ex(ctx, &cq_init);
 	mr = ibv_reg_mr(pd, buf, sizeof(buf), 0xf);
-	CHECK(cq && mr && !ibv_query_gid(ctx, 1, 0, &gid));
+	CHECK(cq && mr);
 	shape(&ex);
 	init.send_cq = init.recv_cq = ibv_cq_ex_to_cq(cq);
 	a = ibv_create_qp(pd, &init);
@@ -144,7 +124,7 @@ int main(void)
 		perror("the queues");
 		return 1;
 	}
-	CHECK(!connect_to(a, b->qp_num) && !connect_to(b, a->qp_num));
+	CHECK(!connect_rc(a, b->qp_num) && !connect_rc(b, a->qp_num));
 	operations(ex.tm_caps.max_sge);
 	traffic(a);
 	CHECK(ibv_destroy_srq(srq) == EBUSY && !ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_srq(srq));
