@@ -168,6 +168,7 @@ static void the_rest(void)
 	CHECK(stat("", &st) == -1 && errno == ENOENT);
 	CHECK(!stat("/dev/null", &st) && st.st_rdev == makedev(1, 3));
 	CHECK(!access("/sys/class/net/lo/address", R_OK));
+	CHECK(!access(CLASS "/../infiniband_verbs/abi_version", R_OK) && !access(STAR "/../../vendor", R_OK));
 	CHECK(realpath("/sys/class/net/lo/..", path) && !strcmp(path, "/sys/devices/virtual/net"));
 	errno = 77;
 	(void)!access(NODE, R_OK);
