@@ -110,17 +110,17 @@ interpose! {
     [open, open64, __open, __open64] (path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
         opened(path, flags, |path, flags| go_on!(open64(path, flags, mode) or -1))
     }
-    /// open(2), as fortified programs call it without a mode
+    /// open(2), as fortified programs call it without a mode: ends the program where one is needed
     [__open_2, __open64_2] (path: *const c_char, flags: c_int) -> c_int {
-        opened(path, flags, |path, flags| go_on!(open64(path, flags, 0) or -1))
+        opened(path, flags, |path, flags| go_on!(__open64_2(path, flags) or -1))
     }
     /// openat(2)
     [openat, openat64] (folder: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
         opened(path, flags, |path, flags| go_on!(openat64(folder, path, flags, mode) or -1))
     }
-    /// openat(2), as fortified programs call it without a mode
+    /// openat(2), as above
     [__openat_2, __openat64_2] (folder: c_int, path: *const c_char, flags: c_int) -> c_int {
-        opened(path, flags, |path, flags| go_on!(openat64(folder, path, flags, 0) or -1))
+        opened(path, flags, |path, flags| go_on!(__openat64_2(folder, path, flags) or -1))
     }
     /// fopen(3)
     [fopen, fopen64] (path: *const c_char, mode: *const c_char) -> *mut libc::FILE { opened_stream(path, mode) }
