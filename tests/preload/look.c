@@ -69,6 +69,18 @@ static void what_files_are(void)
 	close(dir);
 }
 
+/* Whether a stream is of the node, and open for commands, of which none is taken. */
+static int writes_to_node(FILE *stream)
+{
+	struct stat st;
+	int taken = !stream || fstat(fileno(stream), &st) || !is_node(st.st_mode, st.st_rdev) ||
+		    fputc('x', stream) != 'x' || fflush(stream) != EOF || errno != EBADF;
+
+	if (stream)
+		fclose(stream);
+	return !taken;
+}
+
 static void opening(void)
 {
 	char byte;
@@ -84,6 +96,9 @@ static void opening(void)
 	CHECK(open(DEV "/new", O_RDWR | O_CREAT, 0600) == -1 && errno == ENOENT);
 	CHECK(!fopen(STAR "/node_type", "w") && errno == EACCES);
 	CHECK(!strcmp(line(fopen(STAR "/node_type", "re")), "1: CA"));
+	CHECK(writes_to_node(fopen(NODE, "w")) && writes_to_node(fopen(NODE, "r+e")));
+	CHECK(writes_to_node(fopen(NODE, "a")) && writes_to_node(freopen(NODE, "r+", fopen("/dev/null", "r"))));
+	CHECK(!strcmp(line(fopen(NODE, "r")), "(empty)"));
 	dir = open(PORT, O_PATH);
 	fd = openat(dir, "state", O_RDONLY);
 	CHECK(!strcmp(line(fdopen(fd, "r")), "4: ACTIVE"));
