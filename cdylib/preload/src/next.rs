@@ -85,5 +85,7 @@ next! {
     execv: unsafe extern "C" fn(*const c_char, Strings) -> c_int;
     execvp: unsafe extern "C" fn(*const c_char, Strings) -> c_int;
     execvpe: unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
+    fexecve: unsafe extern "C" fn(c_int, Strings, Strings) -> c_int;
+    execveat: unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
     inotify_add_watch: unsafe extern "C" fn(c_int, *const c_char, u32) -> c_int;
 }
