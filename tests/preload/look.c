@@ -7,6 +7,7 @@
 #include <infiniband/verbs.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -68,6 +69,18 @@ static void what_files_are(void)
 	close(dir);
 }
 
+/* Whether a stream is of the node, and open for commands, of which none is taken. */
+static int writes_to_node(FILE *stream)
+{
+	struct stat st;
+	int taken = !stream || fstat(fileno(stream), &st) || !is_node(st.st_mode, st.st_rdev) ||
+		    fputc('x', stream) != 'x' || fflush(stream) != EOF || errno != EBADF;
+
+	if (stream)
+		fclose(stream);
+	return !taken;
+}
+
 static void opening(void)
 {
 	char byte;
@@ -83,6 +96,9 @@ static void opening(void)
 	CHECK(open(DEV "/new", O_RDWR | O_CREAT, 0600) == -1 && errno == ENOENT);
 	CHECK(!fopen(STAR "/node_type", "w") && errno == EACCES);
 	CHECK(!strcmp(line(fopen(STAR "/node_type", "re")), "1: CA"));
+	CHECK(writes_to_node(fopen(NODE, "w")) && writes_to_node(fopen(NODE, "r+e")));
+	CHECK(writes_to_node(fopen(NODE, "a")) && writes_to_node(freopen(NODE, "r+", fopen("/dev/null", "r"))));
+	CHECK(!strcmp(line(fopen(NODE, "r")), "(empty)"));
 	dir = open(PORT, O_PATH);
 	fd = openat(dir, "state", O_RDONLY);
 	CHECK(!strcmp(line(fdopen(fd, "r")), "4: ACTIVE"));
@@ -133,6 +149,13 @@ static void links(void)
 	CHECK(realpath(STAR "/subsystem", path) && !strcmp(path, CLASS));
 	CHECK(realpath(STAR "/device/net/lo", path) && !strcmp(path, "/sys/devices/virtual/net/lo"));
 	CHECK(!chdir(STAR) && getcwd(path, sizeof(path)) && !strcmp(path, REAL));
+	/* Room for what is shown is enough, though what lies behind it is longer. */
+	CHECK((n = readlink("/proc/self/cwd", path, sizeof(REAL) + 1)) == strlen(REAL) && !memcmp(path, REAL, n));
+	CHECK(readlink("/proc/self/cwd", path, 12) == 12 && !memcmp(path, REAL, 12));
+	CHECK(getcwd(path, sizeof(REAL)) && !strcmp(path, REAL));
+	CHECK((canonical = getcwd(NULL, sizeof(REAL))) && !strcmp(canonical, REAL));
+	free(canonical);
+	CHECK(!getcwd(path, sizeof(REAL) - 1) && errno == ERANGE);
 	CHECK(!strcmp(line(fopen("ports/1/phys_state", "r")), "5: LinkUp"));
 	CHECK(!chdir("/"));
 }
@@ -157,6 +180,64 @@ static void counters(void)
 	ibv_free_device_list(list);
 }
 
+ssize_t __readlink_chk(const char *path, char *to, size_t size, size_t room);
+ssize_t __readlinkat_chk(int dir, const char *path, char *to, size_t size, size_t room);
+char *__realpath_chk(const char *path, char *to, size_t room);
+char *__getcwd_chk(char *to, size_t size, size_t room);
+int __open_2(const char *path, int flags);
+int __openat_2(int dir, const char *path, int flags);
+
+/* The calls that _FORTIFY_SOURCE makes, each as it may not be made. */
+static int misuse(int number)
+{
+	char to[PATH_MAX];
+
+	switch (number) {
+	case 0:
+		return __readlink_chk("/proc/self/exe", to, 9, 8) > 0;
+	case 1:
+		return __readlinkat_chk(AT_FDCWD, "/proc/self/exe", to, 9, 8) > 0;
+	case 2:
+		return !!__realpath_chk("/", to, 8);
+	case 3:
+		return !!__getcwd_chk(to, 9, 8);
+	case 4:
+		return __open_2("/dev/null", O_WRONLY | O_CREAT);
+	default:
+		return __openat_2(AT_FDCWD, "/dev/null", O_WRONLY | O_CREAT);
+	}
+}
+
+/* libc's checks still end who fails them. */
+static void fortified(void)
+{
+	int status;
+
+	for (int number = 0; number <= 5; number++) {
+		if (!fork()) {
+			close(2);
+			exit(misuse(number));
+		}
+		CHECK(wait(&status) > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+	}
+}
+
+/* A folder of the program's is called as $PWD does, where that is right. */
+static void folders_by_their_links(void)
+{
+	char here[] = "/tmp/starverbs-look-XXXXXX", *name;
+
+	CHECK(mkdtemp(here) && !rmdir(here) && !symlink("/usr", here));
+	CHECK(!chdir(here) && !setenv("PWD", here, 1));
+	CHECK((name = get_current_dir_name()) && !strcmp(name, here));
+	free(name);
+	CHECK(!setenv("PWD", "/", 1) && (name = get_current_dir_name()) && !strcmp(name, "/usr"));
+	free(name);
+	CHECK(!chdir(STAR) && (name = get_current_dir_name()) && !strcmp(name, REAL));
+	free(name);
+	CHECK(!unlink(here) && !chdir("/"));
+}
+
 /* Calls with other paths are libc's. */
 static void the_rest(void)
 {
@@ -168,6 +249,7 @@ static void the_rest(void)
 	CHECK(stat("", &st) == -1 && errno == ENOENT);
 	CHECK(!stat("/dev/null", &st) && st.st_rdev == makedev(1, 3));
 	CHECK(!access("/sys/class/net/lo/address", R_OK));
+	CHECK(!access(CLASS "/../infiniband_verbs/abi_version", R_OK) && !access(STAR "/../../vendor", R_OK));
 	CHECK(realpath("/sys/class/net/lo/..", path) && !strcmp(path, "/sys/devices/virtual/net"));
 	errno = 77;
 	(void)!access(NODE, R_OK);
@@ -208,6 +290,21 @@ static void threads_and_children(void)
 	CHECK(!look(NULL));
 }
 
+/* Who drops root's privileges after a look sees the device still, and so does who takes them back. */
+static void other_users(void)
+{
+	int status;
+
+	if (geteuid())
+		return;
+	if (!fork()) {
+		if (look(NULL) || seteuid(65534) || look(NULL) || seteuid(0) || look(NULL))
+			exit(1);
+		exit(setuid(65534) || look(NULL) || access(NODE, R_OK | W_OK));
+	}
+	CHECK(wait(&status) > 0 && !status);
+}
+
 int main(void)
 {
 	what_files_are();
@@ -215,8 +312,11 @@ int main(void)
 	listing();
 	links();
 	counters();
+	folders_by_their_links();
+	fortified();
 	the_rest();
 	threads_and_children();
+	other_users();
 	if (!failures)
 		puts("look: all as it should be");
 	return failures != 0;

@@ -116,6 +116,13 @@ place=$(folder)
 checks=$((checks + 1))
 [[ $place == */starverbs-picture-* ]] || fail "the picture lies at '$place'"
 [[ ! -e $place ]] || fail "$place is left though nobody looks"
+if [[ -x /usr/bin/python3 ]]; then
+    expect "" /usr/bin/python3 -c "
+import os
+os.listdir('/sys/class/infiniband')
+os.execve(os.open('/bin/true', os.O_RDONLY), ['true'], os.environ)"
+    [[ ! -e $place ]] || fail "$place is left by a program that became another through its descriptor"
+fi
 checks=$((checks + 1))
 { seen bash -c "[[ -e $star ]] && kill -9 \$\$"; } >/dev/null 2>&1
 [[ -e $place ]] || fail "a killed program's picture was expected at $place"

@@ -49,6 +49,8 @@ macro_rules! next {
 // The names with 64 are the same functions as those without where `long` has 64 bits, and the types are, too.
 next! {
     open64: unsafe extern "C" fn(*const c_char, c_int, ...) -> c_int;
+    __open64_2: unsafe extern "C" fn(*const c_char, c_int) -> c_int;
+    __openat64_2: unsafe extern "C" fn(c_int, *const c_char, c_int) -> c_int;
     openat64: unsafe extern "C" fn(c_int, *const c_char, c_int, ...) -> c_int;
     fopen64: unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
     freopen64: unsafe extern "C" fn(*const c_char, *const c_char, *mut libc::FILE) -> *mut libc::FILE;
@@ -66,9 +68,14 @@ next! {
     llistxattr: unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
     readlink: unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
     readlinkat: unsafe extern "C" fn(c_int, *const c_char, *mut c_char, usize) -> isize;
+    __readlink_chk: unsafe extern "C" fn(*const c_char, *mut c_char, usize, usize) -> isize;
+    __readlinkat_chk: unsafe extern "C" fn(c_int, *const c_char, *mut c_char, usize, usize) -> isize;
     realpath: unsafe extern "C" fn(*const c_char, *mut c_char) -> *mut c_char;
+    __realpath_chk: unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> *mut c_char;
     chdir: unsafe extern "C" fn(*const c_char) -> c_int;
     getcwd: unsafe extern "C" fn(*mut c_char, usize) -> *mut c_char;
+    __getcwd_chk: unsafe extern "C" fn(*mut c_char, usize, usize) -> *mut c_char;
+    get_current_dir_name: unsafe extern "C" fn() -> *mut c_char;
     opendir: unsafe extern "C" fn(*const c_char) -> *mut libc::DIR;
     readdir64: unsafe extern "C" fn(*mut libc::DIR) -> *mut libc::dirent64;
     scandir64: unsafe extern "C" fn(*const c_char, Entries, Filter, Compare) -> c_int;
@@ -78,5 +85,7 @@ next! {
     execv: unsafe extern "C" fn(*const c_char, Strings) -> c_int;
     execvp: unsafe extern "C" fn(*const c_char, Strings) -> c_int;
     execvpe: unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
+    fexecve: unsafe extern "C" fn(c_int, Strings, Strings) -> c_int;
+    execveat: unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
     inotify_add_watch: unsafe extern "C" fn(c_int, *const c_char, u32) -> c_int;
 }

@@ -24,16 +24,49 @@ pub(crate) unsafe fn is_ours(path: *const c_char) -> bool {
     }
 }
 
-/// As [`is_ours`], for an absolute path.
+/// As [`is_ours`], for an absolute path. One that goes up and out of the picture is not ours.
 fn covers(path: &[u8]) -> bool {
-    let mut parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
-    match (parts.next(), parts.next()) {
-        (Some(b"dev"), Some(b"infiniband")) => true,
-        (Some(b"sys"), Some(b"class")) => parts.next().is_some_and(|class| class.starts_with(b"infiniband")),
-        (Some(b"sys"), Some(b"devices")) => {
-            parts.next() == Some(b"virtual") && parts.next() == Some(b"starverbs")
+    let mut at = Place { first: [b""; 4], depth: 0 };
+    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").all(|part| at.go(part))
+        && at.is_inside()
+}
+
+/// Where a path has come to. Links of the picture count as folders, but for those to the device.
+struct Place<'a> {
+    /// Its first names, as far as `depth` goes
+    first: [&'a [u8]; 4],
+    /// How many names it has
+    depth: usize,
+}
+
+impl<'a> Place<'a> {
+    /// Where the links in the folders of classes lead: to devices/virtual/starverbs/CARD/CLASS/NAME.
+    const LINKED: Place<'static> = Place { first: [b"sys", b"devices", b"virtual", b"starverbs"], depth: 7 };
+
+    /// Goes to the next part of the path; false if that is not in the picture and cannot come to it.
+    fn go(&mut self, part: &'a [u8]) -> bool {
+        if part == b".." {
+            let was_inside = self.is_inside();
+            self.depth = self.depth.saturating_sub(1);
+            return was_inside;
         }
-        _ => false,
+        if let Some(name) = self.first.get_mut(self.depth) {
+            *name = part;
+        }
+        self.depth += 1;
+        let inside = self.is_inside();
+        if inside && self.depth == self.first.len() && self.first.starts_with(&[b"sys", b"class"]) {
+            *self = Place::LINKED;
+        }
+        inside || self.depth < self.first.len()
+    }
+
+    fn is_inside(&self) -> bool {
+        match self.first.get(..self.depth).unwrap_or(&self.first) {
+            [b"dev", b"infiniband", ..] => true,
+            [b"sys", b"class", class, ..] => class.starts_with(b"infiniband"),
+            first => first == Place::LINKED.first,
+        }
     }
 }
 
@@ -101,6 +134,10 @@ mod tests {
             c"//dev/infiniband/uverbs0",
             c"/sys/class/infiniband_mad/abi_version",
             c"/sys/devices/virtual/starverbs/card0",
+            c"/dev/infiniband/../infiniband/uverbs0",
+            c"/sys/class/infiniband/../infiniband_verbs/uverbs0",
+            c"/sys/class/infiniband/star0/../../vendor",
+            c"/sys/class/infiniband/star0/ports/1/gids/../../../device",
         ] {
             assert!(ours(path), "{path:?}");
         }
@@ -112,6 +149,14 @@ mod tests {
             c"/dev/inf",
             c"/sys/devices/virtual/net",
             c"/srv",
+            c"/dev/shm/../infiniband/x",
+            c"/dev/infiniband/..",
+            c"/dev/infiniband/../shm/x",
+            c"/dev/infiniband/uverbs0/../../null",
+            c"/sys/class/infiniband/../net/eth0",
+            c"/sys/class/infiniband/../../../etc",
+            c"/sys/devices/virtual/starverbs/../net/lo",
+            c"/sys/class/infiniband/star0/../../../../net/lo",
         ] {
             assert!(!ours(path), "{path:?}");
         }

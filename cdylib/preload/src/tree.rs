@@ -32,6 +32,8 @@ pub(crate) struct Tree {
     pub(crate) root: CString,
     /// The process that holds it: forked children must hold it for themselves
     pid: u32,
+    /// The user that it was made for: no other may look into it
+    user: libc::uid_t,
     lock: RawFd,
     /// Device and inode of the folder, by which the lock's descriptor is known: a program may close any
     id: (u64, u64),
@@ -95,12 +97,13 @@ impl Tree {
         let node = inode(DEVICE_NODE)?;
         let id = identity(lock.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
         let root = CString::new(root.into_os_string().as_bytes())?;
-        Ok(Tree { root, pid: std::process::id(), lock: lock.into_raw_fd(), id, node, live })
+        Ok(Tree { root, pid: std::process::id(), user: user(), lock: lock.into_raw_fd(), id, node, live })
     }
 
-    /// Whether this process still holds it: a forked child does not, nor a program that closed the descriptor.
+    /// Whether this process still holds it: a forked child does not, nor a program that closed the descriptor, nor
+    /// one that became another user, to which the folder is closed.
     pub(crate) fn is_held(&self) -> bool {
-        self.pid == std::process::id() && self.lock_is_ours()
+        self.pid == std::process::id() && self.user == user() && self.lock_is_ours()
     }
 
     fn lock_is_ours(&self) -> bool {
@@ -118,7 +121,7 @@ impl Tree {
         self.live.get(at).map(|(_, live)| *live)
     }
 
-    /// Gives up what a parent held, which stays the parent's.
+    /// Gives up what a parent held, which stays the parent's, or what is another user's, who removes it.
     pub(crate) fn forget(&self) {
         if self.lock_is_ours() {
             // SAFETY: the descriptor is still the lock's. Its number may be reused from here on, but `lock_is_ours`
@@ -145,10 +148,15 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
+/// The user as whom this process looks at files.
+fn user() -> libc::uid_t {
+    // SAFETY: geteuid has no conditions.
+    unsafe { libc::geteuid() }
+}
+
 /// What the names of this user's folders begin with.
 fn prefix() -> String {
-    // SAFETY: geteuid has no conditions.
-    format!("{PREFIX}{}-", unsafe { libc::geteuid() })
+    format!("{PREFIX}{}-", user())
 }
 
 /// A name that no other process takes.
@@ -171,8 +179,7 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let folder = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let found = folder.metadata()?;
-    // SAFETY: geteuid has no conditions.
-    if found.uid() != unsafe { libc::geteuid() } || found.mode() & 0o022 != 0 {
+    if found.uid() != user() || found.mode() & 0o022 != 0 {
         return Err(ErrorKind::PermissionDenied.into());
     }
     // SAFETY: F_DUPFD_CLOEXEC makes a new descriptor, which is nobody else's.

@@ -5,8 +5,9 @@
 use core::ffi::{CStr, c_char, c_int};
 
 use super::{go_on, interpose, through};
+use crate::errno;
 use crate::next::Entries;
-use crate::path::strip_string;
+use crate::path::{PATH_MAX, strip_string};
 use crate::picture::DEVICE_NODE;
 use crate::present;
 
@@ -76,10 +77,21 @@ interpose! {
     [chdir] (path: *const c_char) -> c_int { through(path, |path| go_on!(chdir(path) or -1)) }
     /// getcwd(3)
     [getcwd] (to: *mut c_char, size: usize) -> *mut c_char { here(to, size) }
-    /// getcwd(3), as fortified programs call it
-    [__getcwd_chk] (to: *mut c_char, size: usize, _room: usize) -> *mut c_char { here(to, size) }
-    /// get_current_dir_name(3)
-    [get_current_dir_name] () -> *mut c_char { here(core::ptr::null_mut(), 0) }
+    /// getcwd(3), as fortified programs call it: ends the program if there is less room than it says
+    [__getcwd_chk] (to: *mut c_char, size: usize, room: usize) -> *mut c_char {
+        if room < size {
+            return go_on!(__getcwd_chk(to, size, room) or core::ptr::null_mut());
+        }
+        here(to, size)
+    }
+    /// get_current_dir_name(3), which may give $PWD with its links
+    [get_current_dir_name] () -> *mut c_char {
+        let path = go_on!(get_current_dir_name() or core::ptr::null_mut());
+        if let Some(root) = present::root() {
+            strip_string(root, path);
+        }
+        path
+    }
 }
 
 /// # Safety
@@ -88,9 +100,39 @@ unsafe fn here(to: *mut c_char, size: usize) -> *mut c_char {
     // SAFETY: libc's terms.
     unsafe {
         let path = go_on!(getcwd(to, size) or core::ptr::null_mut());
-        if let Some(root) = present::root() {
-            strip_string(root, path);
+        match present::root() {
+            Some(root) if path.is_null() && errno::get() == libc::ERANGE => here_without(root, to, size),
+            Some(root) => {
+                strip_string(root, path);
+                path
+            }
+            None => path,
         }
-        path
+    }
+}
+
+/// The working directory without `root`, where there was no room for both.
+///
+/// # Safety
+/// libc's terms.
+unsafe fn here_without(root: &CStr, to: *mut c_char, size: usize) -> *mut c_char {
+    let mut room = [0; PATH_MAX];
+    // SAFETY: libc's terms, and the room is as long as it says; what is allocated is the caller's, as libc has it.
+    unsafe {
+        let path = go_on!(getcwd(room.as_mut_ptr(), room.len()) or core::ptr::null_mut());
+        if path.is_null() {
+            return path;
+        }
+        strip_string(root, path);
+        let length = CStr::from_ptr(path).to_bytes_with_nul().len();
+        if length > size {
+            errno::set(libc::ERANGE);
+            return core::ptr::null_mut();
+        }
+        let to = if to.is_null() { libc::malloc(size).cast() } else { to };
+        if !to.is_null() {
+            to.copy_from_nonoverlapping(path, length);
+        }
+        to
     }
 }

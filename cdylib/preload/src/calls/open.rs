@@ -85,10 +85,12 @@ unsafe fn opened_stream(path: *const c_char, mode: *const c_char) -> *mut libc::
     // SAFETY: libc's terms; the descriptor is the stream's, or closed.
     unsafe {
         if is_ours(path) {
-            let flags = flags_of(mode);
-            let fd = opened(path, flags, |path, flags| go_on!(open64(path, flags, 0o666) or -1));
+            let fd = opened(path, flags_of(mode), |path, flags| go_on!(open64(path, flags, 0o666) or -1));
             if fd < 0 {
                 return core::ptr::null_mut();
+            }
+            if flags_of(mode) & libc::O_ACCMODE != libc::O_RDONLY {
+                return over(fd, mode, |path| go_on!(fopen64(path, mode) or core::ptr::null_mut()));
             }
             let stream = libc::fdopen(fd, mode);
             if stream.is_null() {
@@ -104,23 +106,44 @@ unsafe fn opened_stream(path: *const c_char, mode: *const c_char) -> *mut libc::
     }
 }
 
+/// A stream for writing over a descriptor of the device node, which takes none: libc makes no such stream of a
+/// descriptor that can only be read, so `open` makes one of a file that takes everything.
+///
+/// # Safety
+/// `fd` is the caller's to give, `mode` a string, and `open` gives a stream or NULL.
+unsafe fn over(
+    fd: c_int,
+    mode: *const c_char,
+    open: impl FnOnce(*const c_char) -> *mut libc::FILE,
+) -> *mut libc::FILE {
+    let stream = open(c"/dev/null".as_ptr());
+    // SAFETY: the stream's descriptor is open, and `fd` is closed once.
+    errno::kept(|| unsafe {
+        if !stream.is_null() {
+            libc::dup3(fd, libc::fileno(stream), flags_of(mode) & libc::O_CLOEXEC);
+        }
+        libc::close(fd);
+    });
+    stream
+}
+
 interpose! {
     // C declares the mode as a variable argument, which is passed as a fixed one is on the machines served here.
     /// open(2)
     [open, open64, __open, __open64] (path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
         opened(path, flags, |path, flags| go_on!(open64(path, flags, mode) or -1))
     }
-    /// open(2), as fortified programs call it without a mode
+    /// open(2), as fortified programs call it without a mode: ends the program where one is needed
     [__open_2, __open64_2] (path: *const c_char, flags: c_int) -> c_int {
-        opened(path, flags, |path, flags| go_on!(open64(path, flags, 0) or -1))
+        opened(path, flags, |path, flags| go_on!(__open64_2(path, flags) or -1))
     }
     /// openat(2)
     [openat, openat64] (folder: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
         opened(path, flags, |path, flags| go_on!(openat64(folder, path, flags, mode) or -1))
     }
-    /// openat(2), as fortified programs call it without a mode
+    /// openat(2), as above
     [__openat_2, __openat64_2] (folder: c_int, path: *const c_char, flags: c_int) -> c_int {
-        opened(path, flags, |path, flags| go_on!(openat64(folder, path, flags, 0) or -1))
+        opened(path, flags, |path, flags| go_on!(__openat64_2(folder, path, flags) or -1))
     }
     /// fopen(3)
     [fopen, fopen64] (path: *const c_char, mode: *const c_char) -> *mut libc::FILE { opened_stream(path, mode) }
@@ -128,9 +151,12 @@ interpose! {
     [freopen, freopen64] (path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE {
         let flags = flags_of(mode);
         if is_ours(path) && flags & libc::O_ACCMODE != libc::O_RDONLY {
-            libc::fclose(stream);
-            errno::set(libc::EACCES);
-            return core::ptr::null_mut();
+            let fd = opened(path, flags, |path, flags| go_on!(open64(path, flags, 0o666) or -1));
+            if fd < 0 {
+                errno::kept(|| libc::fclose(stream));
+                return core::ptr::null_mut();
+            }
+            return over(fd, mode, |path| go_on!(freopen64(path, mode, stream) or core::ptr::null_mut()));
         }
         let reopened = super::through(path, |path| go_on!(freopen64(path, mode, stream) or core::ptr::null_mut()));
         if !reopened.is_null() && present::peek().is_some() {
