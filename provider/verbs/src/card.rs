@@ -338,11 +338,6 @@ impl Shard {
         nic.detach_from_all(qpn, |group| rx.leave_group(group));
     }
 
-    /// Whether `pd` exists and its objects report to `events`.
-    pub(crate) fn has_pd(&self, pd: PdId, events: &Arc<FdQueue<Event>>) -> bool {
-        self.domains.get(&pd).is_some_and(|queue| Arc::ptr_eq(queue, events))
-    }
-
     /// Ends a protection domain.
     pub(crate) fn dealloc_pd(&mut self, pd: PdId) -> Result<()> {
         self.nic.dealloc_pd(pd)?;
