@@ -409,7 +409,6 @@ fn watch_forks() {
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
         backend::let_go();
-        crate::share::forked();
     }
     static ONCE: Once = Once::new();
     // SAFETY: the handler is async-signal-safe, and stays as long as the library: it must not be
