@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -87,12 +87,8 @@ impl Importer {
         /* The directory stays that of one process. Which one says a field that whoever has the descriptor can set, so
         we look whether it is the exporter before anything is written there: it has the desks, and the token. */
         let process = open(&format!("/proc/{}", self.exporter), false)?;
-        let inside = |name: &str| open(&format!("/proc/self/fd/{}/{name}", process.as_raw_fd()), true);
-        let memory = inside("mem")?;
-        let desks = inside(&format!("fd/{}", about.desks_fd))?;
-        if Identity::of(&desks)? != about.desks {
-            return Err(GONE);
-        }
+        let memory = open(&inside(&process, "mem"), true)?;
+        let desks = self.desks(&process)?;
         /* Who made the table may know what others' memory holds where, and have lent them the desks: a process of more
         rights than its own must not be taken for it. The file is root's if the process may not be looked at; the
         directory has its user of now, should that have changed since the file was opened. */
@@ -107,19 +103,42 @@ impl Importer {
         }
         Reach::new(memory, &desks)
     }
+
+    /// The desks' file among a process's descriptors.
+    fn desks(&self, process: &File) -> Result<File> {
+        let about = self.table.whereabouts();
+        let path = inside(process, &format!("fd/{}", about.desks_fd));
+        /* looked at before it is opened: opening does things to devices and pipes */
+        let found = File::options().read(true).custom_flags(libc::O_PATH).open(path).map_err(told)?;
+        let seen = found.metadata()?;
+        if !seen.is_file() || Identity::from(&seen) != about.desks {
+            return Err(GONE);
+        }
+        open(&format!("/proc/self/fd/{}", found.as_raw_fd()), true)
+    }
+}
+
+/// The path of what a directory has now.
+fn inside(directory: &File, name: &str) -> String {
+    format!("/proc/self/fd/{}/{name}", directory.as_raw_fd())
 }
 
 /// Opens what is in `/proc`.
 fn open(path: &str, write: bool) -> Result<File> {
-    File::options().read(true).write(write).open(path).map_err(|e| match e.kind() {
+    File::options().read(true).write(write).open(path).map_err(told)
+}
+
+/// What an error in `/proc` says about the exporter.
+fn told(error: io::Error) -> VerbsError {
+    match error.kind() {
         io::ErrorKind::PermissionDenied => VerbsError::Os(libc::EPERM),
         io::ErrorKind::NotFound if !std::path::Path::new("/proc/self/mem").exists() => {
             VerbsError::Unsupported("memory of other processes: /proc is missing")
         }
         io::ErrorKind::NotFound => GONE,
-        _ if e.raw_os_error() == Some(libc::ESRCH) => GONE,
-        _ => VerbsError::from(e),
-    })
+        _ if error.raw_os_error() == Some(libc::ESRCH) => GONE,
+        _ => VerbsError::from(error),
+    }
 }
 
 /// An exporter's memory, and this process's desk. The desks' mapping has the file description that has the desk's lock, so

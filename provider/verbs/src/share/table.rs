@@ -5,7 +5,7 @@
 //! that is handed out, and the table says where among the exporter's they are. Every word is an atomic, as others write it
 //! at any time. Importers check what they read.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -121,8 +121,13 @@ pub(super) struct Identity(u64, u64);
 
 impl Identity {
     pub(super) fn of(file: &File) -> Result<Identity> {
-        let about = file.metadata()?;
-        Ok(Identity(about.dev(), about.ino()))
+        Ok(Identity::from(&file.metadata()?))
+    }
+}
+
+impl From<&Metadata> for Identity {
+    fn from(about: &Metadata) -> Identity {
+        Identity(about.dev(), about.ino())
     }
 }
 
