@@ -117,6 +117,14 @@ fn opened_contexts() -> std::sync::MutexGuard<'static, HashMap<File, Opened>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Takes a closed context out. In a forked child, an import of its parent's may stand there instead.
+fn forget(file: File, closed: &Context) {
+    let mut opened = opened_contexts();
+    if opened.get(&file).is_some_and(|known| known.obj.same(closed)) {
+        opened.remove(&file);
+    }
+}
+
 /// The file behind a descriptor; `None` if there is none.
 fn file_of(fd: c_int) -> Option<File> {
     // SAFETY: a stat is numbers: zero is valid.
@@ -134,7 +142,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut abi::ibv_context) -> 
         if !obj.is_open() {
             // SAFETY: as above.
             if let Some(file) = file_of(unsafe { (*context).cmd_fd }) {
-                opened_contexts().remove(&file);
+                forget(file, obj);
             }
         }
         // SAFETY: the program gives its reference up.

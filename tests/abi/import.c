@@ -259,6 +259,9 @@ static void refusals(struct importer *i)
 	CHECK(ibv_dereg_mr(i->mr) == EOPNOTSUPP && ibv_dealloc_pd(i->pd) == EOPNOTSUPP);
 	CHECK(ibv_rereg_mr(i->mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
 	ibv_unimport_pd(other);
+	/* nobody changes what the exporter says */
+	CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, i->ctx->cmd_fd, 0) == MAP_FAILED && errno == EPERM);
+	CHECK(write(i->ctx->cmd_fd, "x", 1) < 0 && errno == EPERM);
 	close(file);
 	close(ends[0]);
 	close(ends[1]);
@@ -476,10 +479,57 @@ static void other_user(int peer)
 	tell(peer);
 }
 
+/* A process that runs as somebody else than who made the table is not taken for the exporter. Here it is the exporter all
+ * the same: its process belongs to root as long as it may not be looked at. The exporters are grandchildren. */
+static void nobody_exports(int peer, pid_t child)
+{
+	int status;
+
+	(void)child;
+	for (int seen = 0; seen < 2; seen++) {
+		pid_t exporter = fork();
+
+		if (!exporter) {
+			struct exporter e;
+
+			CHECK(!setgid(NOBODY) && !setuid(NOBODY) && !prctl(PR_SET_DUMPABLE, seen));
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			alarm(60);
+			export_all(&e);
+			send_fd(peer, e.ctx->cmd_fd, &e.offer);
+			hear(peer);
+			end_export(&e);
+			_exit(failures);
+		}
+		CHECK(waitpid(exporter, &status, 0) == exporter && status == 0);
+	}
+}
+
+static void root_imports(int peer)
+{
+	for (int seen = 0; seen < 2; seen++) {
+		struct offer offer;
+		struct ibv_context *ctx = ibv_import_device(get_fd(peer, &offer));
+		struct ibv_pd *pd = ctx ? ibv_import_pd(ctx, offer.pd) : NULL;
+		struct ibv_mr *mr = NULL;
+
+		CHECK(pd);
+		CHECK(seen == !!(mr = ibv_import_mr(pd, offer.mr)) && (mr || errno == EPERM));
+		if (mr)
+			ibv_unimport_mr(mr);
+		ibv_unimport_pd(pd);
+		CHECK(!ibv_close_device(ctx));
+		tell(peer);
+	}
+}
+
 /* A child has its parent's descriptors without being sent any. */
 static void children(void)
 {
 	struct exporter e;
+	struct ibv_context *again;
+	struct ibv_pd *pd;
+	struct ibv_mr *mr;
 	int status, before = failures;
 
 	export_all(&e);
@@ -493,6 +543,17 @@ static void children(void)
 		CHECK(!operate(&i, IBV_WR_RDMA_READ, piece((uintptr_t)i.memory, 16, i.own->lkey), i.offer.addr, i.mr->rkey));
 		CHECK(!strcmp(i.memory, "parent's"));
 		CHECK(!operate(&i, IBV_WR_RDMA_READ, piece(i.offer.addr + PAGE, 9, i.mr->lkey), (uintptr_t)i.memory, i.own->rkey));
+		/* the parent's context is closed here; what was imported from it stays, and is the same once more */
+		CHECK(!ibv_close_device(e.ctx));
+		again = ibv_import_device(dup(i.ctx->cmd_fd));
+		pd = again ? ibv_import_pd(again, i.offer.pd) : NULL;
+		mr = pd ? ibv_import_mr(pd, i.offer.mr) : NULL;
+		CHECK(mr);
+		if (mr) {
+			ibv_unimport_mr(mr);
+			ibv_unimport_pd(pd);
+			CHECK(!ibv_close_device(again));
+		}
 		end_import(&i);
 		_exit(failures != before);
 	}
@@ -509,8 +570,10 @@ int main(void)
 	for (int round = 0; round < 5; round++)
 		test("importer killed", kills, streams_once);
 	test("exporter killed", dies, survives);
-	if (geteuid() == 0)
+	if (geteuid() == 0) {
 		test("another user", plain_offer, other_user);
+		test("a table of another user", nobody_exports, root_imports);
+	}
 	children();
 	if (!failures)
 		puts("import: all as promised");

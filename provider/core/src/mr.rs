@@ -21,6 +21,7 @@ pub const MAX_MR: usize = 1 << 21;
 
 const KEY_BITS: u32 = 8;
 const SLOT_MASK: u32 = u32::MAX >> KEY_BITS;
+const KEYS_OF_A_SLOT: usize = 1 << KEY_BITS;
 /// An MR's own key may stand in an SGE; a window's may not (IBTA 10.6.7.1).
 const IN_SGES: Access = Access::from_bits_retain(1 << 31);
 
@@ -50,7 +51,7 @@ pub enum MrFault {
     Access,
     /// not all bytes lie in the MR
     Bounds,
-    /// the window is bound already, or cannot be bound in this way
+    /// the window is bound already, or cannot be bound in this way or to this key
     State,
 }
 
@@ -129,30 +130,39 @@ impl MrTable {
 
     /// Puts an entry into a free slot, with a new key.
     fn insert(&mut self, entry: Entry, random: u64) -> Result<u32, NicError> {
-        let (slot, spent) = self.slot(random)?;
-        let mut byte = spent.wrapping_add(1 + (random % 254) as u8);
-        let mut key = self.key(slot, byte);
-        while self.imported(key.get()).is_some() {
-            byte = byte.wrapping_add(1);
-            key = self.key(slot, byte);
+        /* whole slots may be taken by imports, whose keys others chose: of so many slots one is not */
+        for tried in 0..=self.imports.len() / KEYS_OF_A_SLOT {
+            let (slot, spent) = self.slot(random, tried > 0)?;
+            let key = self.unused_key(slot, spent.wrapping_add(1 + (random % 254) as u8));
+            let spent = key.map_or(spent, |key| key.get() as u8);
+            let entry = Entry { key, spent, ..entry };
+            match self.entries.get_mut(slot as usize) {
+                Some(e) => *e = entry,
+                None => self.entries.push(entry),
+            }
+            match key {
+                Some(key) => return Ok(key.get()),
+                None => self.free.push_back(slot),
+            }
         }
-        let entry = Entry { key: Some(key), spent: byte, ..entry };
-        match self.entries.get_mut(slot as usize) {
-            Some(e) => *e = entry,
-            None => self.entries.push(entry),
-        }
-        Ok(key.get())
+        Err(NicError::Exhausted)
     }
 
-    /// A free slot and the key bits it used last: the longest unused, or a new one.
-    fn slot(&mut self, random: u64) -> Result<(u32, u8), NicError> {
+    /// A key of a free slot that no import has: the first from `byte` on.
+    fn unused_key(&self, slot: u32, byte: u8) -> Option<NonZeroU32> {
+        let mut keys = (0..=u8::MAX).map(|more| self.key(slot, byte.wrapping_add(more)));
+        keys.find(|key| self.imported(key.get()).is_none())
+    }
+
+    /// A free slot and the key bits it used last: the longest unused, or a new one, which it is with `new` if there can be.
+    fn slot(&mut self, random: u64, new: bool) -> Result<(u32, u8), NicError> {
         let next = self.entries.len();
         if next == 0 {
             /* a bit that no slot number has keeps every key from being 0, whatever its low bits */
             self.mask = (random >> 40) as u32 & SLOT_MASK | MAX_MR as u32;
         }
         /* Let freed slots rest while the table is small: a stale key then finds nothing at all. */
-        if next < MAX_MR && self.free.len() * 2 <= next {
+        if next < MAX_MR && (new || self.free.len() * 2 <= next) {
             return Ok((next as u32, (random >> 8) as u8));
         }
         let slot = self.free.pop_front().ok_or(NicError::Exhausted)?;

@@ -87,6 +87,24 @@ fn no_key_is_given_out_that_an_import_has() {
 }
 
 #[test]
+fn slots_whose_keys_all_are_imported_are_passed_over() {
+    let (mut t, own) = one(Access::empty());
+    let plain = attr(0, 1, 0, Access::empty());
+    /* slots 1 and 2 */
+    for base in [own & !0xff ^ 0x100, own & !0xff ^ 0x200] {
+        for byte in 0..=255 {
+            t.import(base | byte, plain).unwrap();
+        }
+    }
+    let key = t.register(plain, 99).unwrap();
+    assert_eq!((key ^ own) >> 8, 3);
+    assert_eq!(t.regions(), 2);
+    let keys: Vec<u32> = (0..20).map(|n| t.register(plain, n).unwrap()).collect();
+    assert!(keys.iter().all(|key| t.query(*key).is_some()));
+    assert_eq!(t.regions(), 22);
+}
+
+#[test]
 fn bad_registrations() {
     let mut t = MrTable::new();
     let mut reg = |addr, len, iova, access| t.register(attr(addr, len, iova, access), 7).map(|_| ());

@@ -338,11 +338,6 @@ impl Shard {
         nic.detach_from_all(qpn, |group| rx.leave_group(group));
     }
 
-    /// Whether `pd` exists and its objects report to `events`.
-    pub(crate) fn has_pd(&self, pd: PdId, events: &Arc<FdQueue<Event>>) -> bool {
-        self.domains.get(&pd).is_some_and(|queue| Arc::ptr_eq(queue, events))
-    }
-
     /// Ends a protection domain.
     pub(crate) fn dealloc_pd(&mut self, pd: PdId) -> Result<()> {
         self.nic.dealloc_pd(pd)?;
@@ -414,7 +409,6 @@ fn watch_forks() {
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
         backend::let_go();
-        crate::share::forked();
     }
     static ONCE: Once = Once::new();
     // SAFETY: the handler is async-signal-safe, and stays as long as the library: it must not be

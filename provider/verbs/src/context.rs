@@ -12,7 +12,7 @@ use crate::device::{DeviceAttr, GidEntry, PKEY, PortAttr};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue};
 use crate::mr::MrImports;
-use crate::pd::PdImports;
+use crate::pd::{Domains, PdImports};
 use crate::share::{Exports, Importer};
 use crate::stat::StatPage;
 
@@ -25,6 +25,7 @@ struct ContextInner {
     events: Arc<FdQueue<Event>>,
     /// How often it is open: once, and once for each import
     opened: AtomicU32,
+    domains: Domains,
     side: Side,
 }
 
@@ -64,8 +65,8 @@ impl Context {
     /// process's card, in which objects of the other can be imported.
     ///
     /// # Errors
-    /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight; ENOMEM:
-    /// too many importers; and as [`Context::open`].
+    /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight; and as
+    /// [`Context::open`].
     pub fn import_from(fd: RawFd) -> Result<Context> {
         Context::new(Context::imported_by(fd)?, Card::of_process)
     }
@@ -96,13 +97,19 @@ impl Context {
     fn new(side: Side, card: impl FnOnce() -> Result<Arc<Card>>) -> Result<Context> {
         let events = Arc::new(FdQueue::new()?);
         let card = card()?;
-        Ok(Context(Arc::new(ContextInner { card, events, opened: AtomicU32::new(1), side })))
+        let (opened, domains) = (AtomicU32::new(1), Domains::default());
+        Ok(Context(Arc::new(ContextInner { card, events, opened, domains, side })))
     }
 
     /// The descriptor by which other processes import the context; whoever has it may. -1 if there is none: a context
     /// that was imported has the one that it came by.
     pub fn command_fd(&self) -> RawFd {
         self.exports().map_or(-1, Exports::fd)
+    }
+
+    /// Its protection domains, for imports in this process.
+    pub(crate) fn domains(&self) -> &Domains {
+        &self.0.domains
     }
 
     /// What others may import.
@@ -145,7 +152,7 @@ impl Context {
     }
 
     /// Whether the other one is this context, imported perhaps.
-    pub(crate) fn same(&self, other: &Context) -> bool {
+    pub fn same(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 

@@ -155,7 +155,7 @@ impl Mr {
     ///
     /// # Errors
     /// EINVAL: no such region in this domain; EIO in a forked child. Of another process's: ENODEV: it is gone; EPERM:
-    /// the system does not let this process reach its memory; EOPNOTSUPP: an on-demand or a null region; EBUSY: this
+    /// the system does not let this process reach its memory; ENOMEM: too many importers; EOPNOTSUPP: an on-demand or a null region; EBUSY: this
     /// card has a region of that key.
     pub fn import(pd: &Pd, handle: u32) -> Result<Mr> {
         const NONE: VerbsError = VerbsError::Invalid("handle of a memory region");

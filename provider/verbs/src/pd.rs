@@ -1,7 +1,8 @@
 //! Protection domains, and what refines them: parent domains and thread domains.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use starverbs_core::{PdId, Sge};
 use starverbs_rings::ProgramMemory;
@@ -12,6 +13,8 @@ use crate::error::{Result, VerbsError};
 use crate::mr::{self, Advice};
 use crate::share::{Item, Kept, Kind, Tag};
 
+const GONE: VerbsError = VerbsError::Invalid("protection domain is gone");
+
 /// A protection domain, or a parent domain of one. Clones are the same domain.
 #[derive(Clone)]
 pub struct Pd(Arc<PdInner>);
@@ -19,10 +22,27 @@ pub struct Pd(Arc<PdInner>);
 struct PdInner {
     ctx: Context,
     id: PdId,
-    gone: AtomicBool,
-    /// Parent domains of this domain.
-    parents: AtomicU32,
+    life: Arc<Life>,
     origin: Origin,
+}
+
+/// What all handles of one domain share. Numbers on the card are used again: a domain's life is not.
+#[derive(Default)]
+struct Life {
+    /// Changes under the card's lock
+    gone: AtomicBool,
+    /// Parent domains of this domain; the first comes under the card's lock
+    parents: AtomicU32,
+}
+
+/// A context's domains by handle.
+#[derive(Default)]
+pub(crate) struct Domains(Mutex<HashMap<u32, Weak<Life>>>);
+
+impl Domains {
+    fn all(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Weak<Life>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Where a handle of a domain comes from.
@@ -59,14 +79,15 @@ impl Pd {
     /// # Errors
     /// ENOMEM: too many; EIO in a forked child.
     pub fn alloc(ctx: &Context) -> Result<Pd> {
-        let id = ctx.card()?.with(|shard, _| {
+        ctx.card()?.with(|shard, _| {
             let id = shard.alloc_pd(ctx.events())?;
             if let Some(exports) = ctx.exports() {
                 exports.publish(Kind::Pd, id.0, &Item::default());
             }
-            Ok::<_, VerbsError>(id)
-        })?;
-        Ok(Pd::new(ctx, id, Origin::Own))
+            let pd = Pd::new(ctx, id, Arc::default(), Origin::Own);
+            ctx.domains().all().insert(id.0, Arc::downgrade(&pd.0.life));
+            Ok(pd)
+        })
     }
 
     /// `ibv_import_pd`: a domain of this context by its handle. Dropping it (`ibv_unimport_pd`) leaves the domain. In
@@ -80,12 +101,11 @@ impl Pd {
             let tag = imported.from.find(Kind::Pd, handle)?.tag;
             let make = || card.with(|shard, _| shard.alloc_pd(ctx.events()));
             let id = imported.pds.join(tag, make)?;
-            return Ok(Pd::new(ctx, id, Origin::Foreign(Foreign { handle, tag })));
+            return Ok(Pd::new(ctx, id, Arc::default(), Origin::Foreign(Foreign { handle, tag })));
         }
-        if card.with(|shard, _| shard.has_pd(PdId(handle), ctx.events())) {
-            return Ok(Pd::new(ctx, PdId(handle), Origin::Import));
-        }
-        Err(VerbsError::Invalid("handle of a protection domain"))
+        let life = ctx.domains().all().get(&handle).and_then(Weak::upgrade);
+        let life = life.ok_or(VerbsError::Invalid("handle of a protection domain"))?;
+        Ok(Pd::new(ctx, PdId(handle), life, Origin::Import))
     }
 
     /// `ibv_alloc_parent_domain`: the same domain for the card. Rings of objects made in it lie in `memory`.
@@ -93,21 +113,19 @@ impl Pd {
     /// # Errors
     /// EINVAL: `of` is a parent domain itself, or is gone; EIO in a forked child.
     pub fn parent_of(of: &Pd, td: Option<&Td>, memory: ProgramMemory) -> Result<Pd> {
-        of.0.ctx.card()?;
-        if of.is_parent() || of.0.gone.load(Ordering::Acquire) {
+        let joined = of.0.ctx.card()?.with(|_, _| !of.is_parent() && of.0.life.join());
+        if !joined {
             return Err(VerbsError::Invalid("no protection domain that can have a parent"));
         }
-        of.0.parents.fetch_add(1, Ordering::AcqRel);
         if let Some(td) = td {
             td.0.users.fetch_add(1, Ordering::AcqRel);
         }
         let parent = Parent { of: of.clone(), td: td.cloned(), memory };
-        Ok(Pd::new(&of.0.ctx, of.0.id, Origin::Parent(parent)))
+        Ok(Pd::new(&of.0.ctx, of.0.id, Arc::default(), Origin::Parent(parent)))
     }
 
-    fn new(ctx: &Context, id: PdId, origin: Origin) -> Pd {
-        let (gone, parents) = (AtomicBool::new(false), AtomicU32::new(0));
-        Pd(Arc::new(PdInner { ctx: ctx.clone(), id, gone, parents, origin }))
+    fn new(ctx: &Context, id: PdId, life: Arc<Life>, origin: Origin) -> Pd {
+        Pd(Arc::new(PdInner { ctx: ctx.clone(), id, life, origin }))
     }
 
     /// `ibv_dealloc_pd`
@@ -117,22 +135,19 @@ impl Pd {
     /// holds on to it; EOPNOTSUPP: a domain of another process.
     pub fn dealloc(&self) -> Result<()> {
         let card = self.0.ctx.card()?;
-        if self.0.gone.load(Ordering::Acquire) {
-            return Err(VerbsError::Invalid("protection domain is gone"));
-        }
         match &self.0.origin {
+            Origin::Parent(_) if self.0.life.gone.load(Ordering::Acquire) => Err(GONE),
             Origin::Parent(_) if Arc::strong_count(&self.0) > 1 => {
-                return Err(VerbsError::Busy("objects made in it"));
+                Err(VerbsError::Busy("objects made in it"))
             }
-            Origin::Parent(parent) => parent.release(),
-            Origin::Foreign(_) => return Err(VerbsError::Unsupported("ending another process's domain")),
-            _ if self.0.parents.load(Ordering::Acquire) > 0 => {
-                return Err(VerbsError::Busy("parent domains"));
+            Origin::Parent(parent) => {
+                parent.release();
+                self.0.life.gone.store(true, Ordering::Release);
+                Ok(())
             }
-            _ => self.0.end(card)?,
+            Origin::Foreign(_) => Err(VerbsError::Unsupported("ending another process's domain")),
+            Origin::Own | Origin::Import => self.0.end(card),
         }
-        self.0.gone.store(true, Ordering::Release);
-        Ok(())
     }
 
     /// `ibv_advise_mr`: pages of on-demand regions come in now. `flush`: before this returns.
@@ -189,9 +204,29 @@ impl Pd {
     }
 }
 
+impl Life {
+    /// One more parent domain; false: it is gone.
+    fn join(&self) -> bool {
+        let there = !self.gone.load(Ordering::Acquire);
+        self.parents.fetch_add(u32::from(there), Ordering::AcqRel);
+        there
+    }
+
+    /// Whether it can end.
+    fn can_end(&self) -> Result<()> {
+        if self.gone.load(Ordering::Acquire) {
+            return Err(GONE);
+        }
+        if self.parents.load(Ordering::Acquire) > 0 {
+            return Err(VerbsError::Busy("parent domains"));
+        }
+        Ok(())
+    }
+}
+
 impl Parent {
     fn release(&self) {
-        self.of.0.parents.fetch_sub(1, Ordering::AcqRel);
+        self.of.0.life.parents.fetch_sub(1, Ordering::AcqRel);
         if let Some(td) = &self.td {
             td.0.users.fetch_sub(1, Ordering::AcqRel);
         }
@@ -199,11 +234,14 @@ impl Parent {
 }
 
 impl PdInner {
-    /// Ends the card's domain, and takes it away from importers.
+    /// Ends the card's domain, and takes it away from importers and other handles.
     fn end(&self, card: &Card) -> Result<()> {
-        /* both under the card's lock: the next domain may get the number */
+        /* all under the card's lock: the next domain may get the number */
         card.with(|shard, _| {
+            self.life.can_end()?;
             shard.dealloc_pd(self.id)?;
+            self.life.gone.store(true, Ordering::Release);
+            self.ctx.domains().all().remove(&self.id.0);
             if let Some(exports) = self.ctx.exports() {
                 exports.revoke(Kind::Pd, self.id.0);
             }
@@ -214,7 +252,7 @@ impl PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        if *self.gone.get_mut() {
+        if self.life.gone.load(Ordering::Acquire) {
             return;
         }
         let card = self.ctx.card_if_ours();

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use starverbs_core::{Cqe, QpType, SendFlags, WcStatus};
-use starverbs_verbs::{Cq, CqInit, Mr, Pd, Qp, QpInit, Srq, Td, raw_clock, wallclock};
+use starverbs_verbs::{Context, Cq, CqInit, Mr, Pd, Qp, QpInit, Srq, Td, raw_clock, wallclock};
 
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
@@ -95,4 +95,25 @@ fn a_queue_that_ignores_overruns_goes_on() {
     let last = starverbs_verbs::SendWr { flags: SendFlags::SIGNALED, ..send(99, &[]) };
     post(&qp, &last).unwrap();
     assert_eq!(poll(&cq, 1)[0].wr_id, 99);
+}
+
+#[test]
+fn handles_of_one_domain_share_its_parents_and_its_end() {
+    let ctx = Context::open_with(settings()).unwrap();
+    let own = Pd::alloc(&ctx).unwrap();
+    let import = Pd::import(&ctx, own.handle()).unwrap();
+    let parent = Pd::parent_of(&own, None, None).unwrap();
+    assert_eq!(errno(import.dealloc()), EBUSY, "the other handle has a parent domain");
+    parent.dealloc().unwrap();
+    import.dealloc().unwrap();
+    assert_eq!(errno(Pd::import(&ctx, own.handle()).map(drop)), EINVAL);
+
+    /* the number is used again, by a domain that the old handles have nothing to do with */
+    let next = Pd::alloc(&ctx).unwrap();
+    assert_eq!(next.handle(), own.handle());
+    assert_eq!((errno(own.dealloc()), errno(import.dealloc())), (EINVAL, EINVAL));
+    assert_eq!(errno(Pd::parent_of(&own, None, None).map(drop)), EINVAL);
+    drop(own);
+    Pd::import(&ctx, next.handle()).unwrap();
+    next.dealloc().unwrap();
 }

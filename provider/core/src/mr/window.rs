@@ -99,6 +99,11 @@ impl MrTable {
         if two && (window.link != UNBOUND || bind.length == 0) {
             return Err(MrFault::State);
         }
+        let byte = bind.rkey as u8;
+        let key = self.key(slot, byte);
+        if self.imported(key.get()).is_some() {
+            return Err(MrFault::State);
+        }
         let mr = if bind.length == 0 { None } else { Some(self.parent(bind)?) };
         self.unbind(slot);
         if let Some((link, host)) = mr {
@@ -108,8 +113,6 @@ impl MrTable {
             let e = &mut self.entries[slot as usize];
             *e = Entry { addr: host, length: bind.length, iova, access: bind.access, qpn, link, ..*e };
         }
-        let byte = bind.rkey as u8;
-        let key = self.key(slot, byte);
         let entry = &mut self.entries[slot as usize];
         (entry.key, entry.spent) = (Some(key), byte);
         Ok(kind)

@@ -46,6 +46,17 @@ fn a_window_opens_its_bytes_and_no_others() {
 }
 
 #[test]
+fn a_window_does_not_take_the_key_of_an_import() {
+    let (mut t, b) = bindable(WindowType::One);
+    let attr = MrAttr { pd: PD, addr: 0x5000, length: 0x100, iova: 0x9000, access: READ };
+    t.import(b.rkey, attr).unwrap();
+    assert_eq!(t.bind(&b), Err(MrFault::State));
+    assert_eq!(at(&t, b.rkey, 0x9010, 4), Ok(0x5010), "still the import");
+    t.unimport(b.rkey).unwrap();
+    assert_eq!(t.bind(&b), Ok(WindowType::One));
+}
+
+#[test]
 fn zero_based_windows_count_from_their_first_byte() {
     let (mut t, b) = bindable(WindowType::Two);
     t.bind(&Bind { access: READ | Access::ZERO_BASED, ..b }).unwrap();

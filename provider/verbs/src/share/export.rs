@@ -7,17 +7,20 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::table::{Desk, ENTRIES, Item, Kind, Table};
+use super::table::{Desk, Desks, ENTRIES, Identity, Item, Kind, Table, Whereabouts};
 use crate::card;
 use crate::error::{Result, VerbsError};
 
 /// How long to sleep between two looks at a desk in use: some copies of a page.
 const NAP: Duration = Duration::from_micros(20);
 
-/// A context's table.
+/// A context's table, and the desks of those who use what stands in it.
 pub(crate) struct Exports {
     table: Table,
     file: File,
+    desks: Desks,
+    desks_file: File,
+    desks_are: Identity,
     /// Forked children must not touch their parent's
     forks: u32,
     /// Shows importers that they reach the memory of this process. At an address that stays.
@@ -37,16 +40,24 @@ impl Exports {
     /// An empty table. `token`: a number that no other process can have by chance.
     ///
     /// # Errors
-    /// No memory file.
+    /// No memory files, or none with the seals (Linux 5.1).
     pub(crate) fn new(token: u64) -> Result<Exports> {
         let token = Box::new(token);
-        let (table, file) = Table::create(*token, std::ptr::from_ref(&*token) as u64)?;
+        let (desks, desks_file) = Desks::create()?;
+        let desks_are = Identity::of(&desks_file)?;
+        let (table, file) = Table::create(&Whereabouts {
+            token: *token,
+            token_at: std::ptr::from_ref(&*token) as u64,
+            desks: desks_are,
+            desks_fd: desks_file.as_raw_fd() as u32,
+        })?;
         // SAFETY: takes numbers.
         let named = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, libc::getpid()) };
         if named < 0 {
             return Err(VerbsError::last_os());
         }
-        Ok(Exports { table, file, forks: card::forks(), _token: token, places: Mutex::default() })
+        let (forks, places) = (card::forks(), Mutex::default());
+        Ok(Exports { table, file, desks, desks_file, desks_are, forks, _token: token, places })
     }
 
     /// The descriptor that stands for it. Its owner (F_GETOWN) names this process, in whatever PID namespace one asks.
@@ -103,7 +114,7 @@ impl Exports {
         /* the entry's end before the looks at the desks; users sit down before they look at the entry: of a user
         and us, one sees the other */
         fence(Ordering::SeqCst);
-        for (number, desk) in self.table.desks().iter().enumerate() {
+        for (number, desk) in self.desks.all().iter().enumerate() {
             self.wait_for(number, desk);
         }
     }
@@ -115,11 +126,15 @@ impl Exports {
         }
     }
 
-    /// Whether a desk's importer lives: the kernel takes its lock away after its last copy.
+    /// Whether a desk's importer lives: the kernel takes its lock away after its last copy. Yes, if nobody can tell as
+    /// the program closed what it did not open.
     fn is_taken(&self, number: usize) -> bool {
+        if Identity::of(&self.desks_file).ok() != Some(self.desks_are) {
+            return true;
+        }
         let mut lock = byte(number);
         // SAFETY: `lock` is a flock for the answer.
-        let asked = unsafe { libc::fcntl(self.fd(), libc::F_OFD_GETLK, &raw mut lock) };
+        let asked = unsafe { libc::fcntl(self.desks_file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
         asked < 0 || i32::from(lock.l_type) != libc::F_UNLCK
     }
 }

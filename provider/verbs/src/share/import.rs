@@ -1,55 +1,56 @@
-//! The importer's side: an exporter's table, a desk in it, and the exporter's memory.
+//! The importer's side: an exporter's table, the exporter's memory, and a desk to use it from.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, RawFd};
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicI32, Ordering, fence};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::export::byte;
-use super::table::{DESKS, Found, Kind, Table, Tag};
+use super::table::{DESKS, Desks, Found, Identity, Kind, Table, Tag};
 use crate::card;
 use crate::error::{Result, VerbsError};
 use crate::memory;
 
 /// The exporter is gone, or not in sight.
 const GONE: VerbsError = VerbsError::Os(libc::ENODEV);
+/// Most bytes of one use: whoever waits for a desk waits for no more.
+const PIECE: usize = 1 << 16;
 
-/// A table of an exporter, and this process's desk in it.
+/// A table of an exporter, and the way to its memory.
 pub(crate) struct Importer {
     table: Table,
-    desk: Claim,
     /// As this process's PID namespace has it
     exporter: libc::pid_t,
-    /// Its memory, once somebody needed it
-    memory: Mutex<Option<Arc<File>>>,
-    /// Held by who sits at the desk
-    seat: Mutex<()>,
+    /// User who made the table
+    owner: u32,
+    /// Once somebody needed it
+    reach: Mutex<Option<Arc<Reach>>>,
 }
 
 impl Importer {
     /// The exporter behind a `cmd_fd`.
     ///
     /// # Errors
-    /// EINVAL: the descriptor of something else; ENODEV: its process is gone, closed the context, or is in a PID
-    /// namespace that this one does not see; ENOMEM: too many importers; what opening `/proc/self/fd` says.
+    /// EBADF; EINVAL: the descriptor of something else; ENODEV: its process is gone, closed the context, or is in a PID
+    /// namespace that this one does not see.
     pub(crate) fn open(fd: RawFd) -> Result<Importer> {
-        // SAFETY: the caller's descriptor; nothing here closes it.
-        let given = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?;
-        let table = Table::open(&File::from(given))?;
+        // SAFETY: takes and gives numbers, of which any will do.
+        let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+        if own < 0 {
+            return Err(VerbsError::last_os());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(own) });
+        let table = Table::open(&file)?;
         // SAFETY: takes and gives numbers.
-        let exporter = unsafe { libc::fcntl(fd, libc::F_GETOWN) };
+        let exporter = unsafe { libc::fcntl(own, libc::F_GETOWN) };
         if exporter <= 0 || table.is_closed() {
             return Err(GONE);
         }
-        /* a file description of its own: locks belong to it */
-        let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{fd}"))?;
-        let desk = Claim::any(file)?;
-        let uses = &table.desk(desk.number).uses;
-        /* the desk of one who died in his seat */
-        uses.fetch_add(uses.load(Ordering::Relaxed) & 1, Ordering::SeqCst);
-        Ok(Importer { table, desk, exporter, memory: Mutex::default(), seat: Mutex::default() })
+        Ok(Importer { table, exporter, owner: file.metadata()?.uid(), reach: Mutex::default() })
     }
 
     /// The object of this kind and handle.
@@ -68,107 +69,153 @@ impl Importer {
         self.table.stands(tag)
     }
 
-    /// The exporter's memory.
+    /// The exporter's memory, and a desk.
     ///
     /// # Errors
-    /// EPERM: the system does not let this process reach it; ENODEV: the exporter is gone; EOPNOTSUPP: no `/proc`.
-    fn memory(&self) -> Result<Arc<File>> {
-        let mut slot = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(memory) = &*slot {
-            return Ok(Arc::clone(memory));
+    /// EPERM: the system does not let this process reach it, or another user made the table than runs the process;
+    /// ENODEV: the exporter is gone; ENOMEM: too many importers; EOPNOTSUPP: no `/proc`.
+    pub(super) fn reach(&self) -> Result<Arc<Reach>> {
+        let mut slot = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reach) = &*slot {
+            return Ok(Arc::clone(reach));
         }
-        let path = format!("/proc/{}/mem", self.exporter);
-        let file = File::options().read(true).write(true).open(path).map_err(|e| match e.kind() {
-            io::ErrorKind::PermissionDenied => VerbsError::Os(libc::EPERM),
-            io::ErrorKind::NotFound if std::path::Path::new("/proc/self/mem").exists() => GONE,
-            io::ErrorKind::NotFound => VerbsError::Unsupported("memory of other processes: /proc is missing"),
-            _ => VerbsError::from(e),
-        })?;
-        /* Whoever has the number now: the file stays with the memory that it opened, so one look is enough. */
-        let (token, at) = self.table.token();
-        let mut there = [0; 8];
-        if file.read_exact_at(&mut there, at).is_err() || u64::from_ne_bytes(there) != token {
-            return Err(GONE);
-        }
-        Ok(Arc::clone(slot.insert(Arc::new(file))))
+        Ok(Arc::clone(slot.insert(Arc::new(self.go()?))))
     }
 
-    /// Runs `copy` while `tag` stands: its exporter waits for the end of it. False: it does not stand, or the copy
-    /// failed.
-    pub(super) fn at_desk(&self, tag: Tag, copy: impl FnOnce() -> bool) -> bool {
-        if self.desk.forks != card::forks() {
+    fn go(&self) -> Result<Reach> {
+        let about = self.table.whereabouts();
+        /* The directory stays that of one process. Which one says a field that whoever has the descriptor can set, so
+        we look whether it is the exporter before anything is written there: it has the desks, and the token. */
+        let process = open(&format!("/proc/{}", self.exporter), false)?;
+        let memory = open(&inside(&process, "mem"), true)?;
+        let desks = self.desks(&process)?;
+        /* Who made the table may know what others' memory holds where, and have lent them the desks: a process of more
+        rights than its own must not be taken for it. The file is root's if the process may not be looked at; the
+        directory has its user of now, should that have changed since the file was opened. */
+        if memory.metadata()?.uid() != self.owner || process.metadata()?.uid() != self.owner {
+            return Err(VerbsError::Os(libc::EPERM));
+        }
+        let mut there = [0; 8];
+        if memory.read_exact_at(&mut there, about.token_at).is_err()
+            || u64::from_ne_bytes(there) != about.token
+        {
+            return Err(GONE);
+        }
+        Reach::new(memory, &desks)
+    }
+
+    /// The desks' file among a process's descriptors.
+    fn desks(&self, process: &File) -> Result<File> {
+        let about = self.table.whereabouts();
+        let path = inside(process, &format!("fd/{}", about.desks_fd));
+        /* looked at before it is opened: opening does things to devices and pipes */
+        let found = File::options().read(true).custom_flags(libc::O_PATH).open(path).map_err(told)?;
+        let seen = found.metadata()?;
+        if !seen.is_file() || Identity::from(&seen) != about.desks {
+            return Err(GONE);
+        }
+        open(&format!("/proc/self/fd/{}", found.as_raw_fd()), true)
+    }
+}
+
+/// The path of what a directory has now.
+fn inside(directory: &File, name: &str) -> String {
+    format!("/proc/self/fd/{}/{name}", directory.as_raw_fd())
+}
+
+/// Opens what is in `/proc`.
+fn open(path: &str, write: bool) -> Result<File> {
+    File::options().read(true).write(write).open(path).map_err(told)
+}
+
+/// What an error in `/proc` says about the exporter.
+fn told(error: io::Error) -> VerbsError {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => VerbsError::Os(libc::EPERM),
+        io::ErrorKind::NotFound if !std::path::Path::new("/proc/self/mem").exists() => {
+            VerbsError::Unsupported("memory of other processes: /proc is missing")
+        }
+        io::ErrorKind::NotFound => GONE,
+        _ if error.raw_os_error() == Some(libc::ESRCH) => GONE,
+        _ => VerbsError::from(error),
+    }
+}
+
+/// An exporter's memory, and this process's desk. The desks' mapping has the file description that has the desk's lock, so
+/// that the lock goes when the process does, whatever becomes of descriptors.
+pub(super) struct Reach {
+    memory: File,
+    desks: ManuallyDrop<Desks>,
+    number: usize,
+    /// Forked children do not have the mapping
+    forks: u32,
+    /// Held by who sits at the desk
+    seat: Mutex<()>,
+}
+
+impl Reach {
+    /// Takes any free desk. `desks` is a file description of nobody else's.
+    fn new(memory: File, desks: &File) -> Result<Reach> {
+        let forks = card::forks();
+        let map = Desks::open(desks)?;
+        map.keep_from_children()?;
+        let lock = |number: &usize| {
+            let byte = byte(*number);
+            // SAFETY: the flock lives across the call.
+            unsafe { libc::fcntl(desks.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) == 0 }
+        };
+        let number = (0..DESKS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
+        let reach = Reach { memory, desks: ManuallyDrop::new(map), number, forks, seat: Mutex::default() };
+        /* the desk of one who died in his seat */
+        let uses = reach.uses();
+        uses.fetch_add(uses.load(Ordering::Relaxed) & 1, Ordering::SeqCst);
+        Ok(reach)
+    }
+
+    /// Runs `copy` while `tag` stands in `table`: its exporter waits for the end of it. False: it does not stand, or the
+    /// copy failed.
+    pub(super) fn at_desk(&self, table: &Table, tag: Tag, copy: impl FnOnce(&File) -> bool) -> bool {
+        if self.forks != card::forks() {
             return false;
         }
         let _seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
-        let uses = &self.table.desk(self.desk.number).uses;
+        let uses = self.uses();
         uses.fetch_add(1, Ordering::SeqCst);
         /* see `Exports::wait_for_users` */
         fence(Ordering::SeqCst);
-        let done = self.table.stands(tag) && copy();
+        let done = table.stands(tag) && copy(&self.memory);
         uses.fetch_add(1, Ordering::SeqCst);
         done
+    }
+
+    fn uses(&self) -> &AtomicU32 {
+        &self.desks.all()[self.number].uses
+    }
+}
+
+impl Drop for Reach {
+    fn drop(&mut self) {
+        if self.forks == card::forks() {
+            // SAFETY: dropped once, here. A child must not unmap what may be something else there.
+            unsafe { ManuallyDrop::drop(&mut self.desks) };
+        }
     }
 }
 
 #[cfg(test)]
 impl Importer {
+    pub(super) fn table(&self) -> &Table {
+        &self.table
+    }
+
     /// As if this process was killed in the middle of a copy.
-    pub(super) fn die_at_desk(&self) {
-        self.table.desk(self.desk.number).uses.fetch_add(1, Ordering::SeqCst);
-        let free = libc::flock { l_type: libc::F_UNLCK as i16, ..byte(self.desk.number) };
-        // SAFETY: the flock lives across the call.
-        unsafe { libc::fcntl(self.desk.fd, libc::F_OFD_SETLK, &raw const free) };
+    pub(super) fn die_at_desk(self) {
+        self.reach().unwrap().uses().fetch_add(1, Ordering::SeqCst);
     }
-}
 
-/// Descriptors that hold a desk's lock. Forked children must not: the desk is free when its importer dies.
-static CLAIMS: [AtomicI32; DESKS] = [const { AtomicI32::new(-1) }; DESKS];
-
-/// In a forked child, before anything else runs: async-signal-safe.
-pub(crate) fn forked() {
-    for claim in &CLAIMS {
-        let fd = claim.swap(-1, Ordering::Relaxed);
-        if fd >= 0 {
-            // SAFETY: owned by a Claim, which closes nothing in a forked child.
-            unsafe { libc::close(fd) };
-        }
-    }
-}
-
-/// The lock of a desk.
-struct Claim {
-    number: usize,
-    fd: RawFd,
-    /// Where it stands in [`CLAIMS`]
-    slot: usize,
-    forks: u32,
-}
-
-impl Claim {
-    /// Any free desk.
-    fn any(file: File) -> Result<Claim> {
-        let lock = |number: &usize| {
-            let byte = byte(*number);
-            // SAFETY: the flock lives across the call.
-            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) == 0 }
-        };
-        let number = (0..DESKS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
-        let fd = file.as_raw_fd();
-        let free =
-            |slot: &AtomicI32| slot.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        let slot = CLAIMS.iter().position(free).ok_or(VerbsError::NoMemory("imported contexts"))?;
-        let _ = file.into_raw_fd();
-        Ok(Claim { number, fd, slot, forks: card::forks() })
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if self.forks == card::forks() {
-            CLAIMS[self.slot].store(-1, Ordering::Release);
-            // SAFETY: `any` took it over.
-            drop(unsafe { File::from_raw_fd(self.fd) });
-        }
+    /// How often the desk was used, twice.
+    pub(super) fn uses(&self) -> u32 {
+        self.reach().unwrap().uses().load(Ordering::SeqCst)
     }
 }
 
@@ -176,7 +223,7 @@ impl Drop for Claim {
 #[derive(Clone)]
 pub(crate) struct Foreign {
     importer: Arc<Importer>,
-    memory: Arc<File>,
+    reach: Arc<Reach>,
     tag: Tag,
     addr: u64,
     length: u64,
@@ -186,16 +233,15 @@ impl Foreign {
     /// The memory of what was found.
     ///
     /// # Errors
-    /// As [`Importer::open`] and: EPERM: the system does not let this process reach the exporter's memory;
-    /// EOPNOTSUPP: no memory that lies there at all times, or no `/proc`.
+    /// As [`Importer::reach`], and EOPNOTSUPP: no memory that lies there at all times.
     pub(crate) fn new(importer: &Arc<Importer>, found: &Found) -> Result<Foreign> {
         let (addr, length) = (found.item.addr, found.item.length);
         let plain = addr.checked_add(length).is_some_and(|end| end <= memory::FOREIGN_SPAN);
         if !plain {
             return Err(VerbsError::Unsupported("on-demand and null regions of another process"));
         }
-        let memory = importer.memory()?;
-        Ok(Foreign { importer: Arc::clone(importer), memory, tag: found.tag, addr, length })
+        let reach = importer.reach()?;
+        Ok(Foreign { importer: Arc::clone(importer), reach, tag: found.tag, addr, length })
     }
 
     /// EFAULT unless it has `len` bytes at all.
@@ -203,32 +249,42 @@ impl Foreign {
         if len <= self.length { Ok(()) } else { Err(VerbsError::Fault) }
     }
 
-    /// Copies bytes at `offset`; false if they are not there any more.
+    /// Copies bytes at `offset`; false if they are not there any more. What is long is copied in pieces.
     pub(crate) fn read(&self, offset: u64, to: &mut [u8]) -> bool {
         let Some(at) = self.place(offset, to.len()) else { return false };
-        self.importer.at_desk(self.tag, || self.memory.read_exact_at(to, at).is_ok())
+        let mut pieces = (at..).step_by(PIECE).zip(to.chunks_mut(PIECE));
+        pieces.all(|(at, to)| self.at_desk(|memory| memory.read_exact_at(to, at).is_ok()))
     }
 
-    /// Copies `data` to `offset`, its last eight bytes last; false if the place is not there any more.
+    /// Copies `data` to `offset`, its last eight bytes last; false if the place is not there any more. What is long is
+    /// copied in pieces.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> bool {
         let Some(at) = self.place(offset, data.len()) else { return false };
-        let (body, tail) = data.split_at(data.len().saturating_sub(8));
-        let piece = |b: &[u8]| libc::iovec { iov_base: b.as_ptr().cast_mut().cast(), iov_len: b.len() };
-        let pieces = [piece(body), piece(tail)];
-        let pieces = &pieces[usize::from(body.is_empty())..];
-        self.importer.at_desk(self.tag, || {
-            let (count, at) = (pieces.len() as libc::c_int, at as libc::off_t);
-            // SAFETY: the kernel reads `data` through `pieces`; the memory it changes is another process's, or is
-            // registered with the card as any region.
-            let wrote = unsafe { libc::pwritev(self.memory.as_raw_fd(), pieces.as_ptr(), count, at) };
-            wrote == data.len() as isize
-        })
+        let mut pieces = (at..).step_by(PIECE).zip(data.chunks(PIECE));
+        pieces.all(|(at, data)| self.at_desk(|memory| write(memory, at, data)))
+    }
+
+    fn at_desk(&self, copy: impl FnOnce(&File) -> bool) -> bool {
+        self.reach.at_desk(&self.importer.table, self.tag, copy)
     }
 
     fn place(&self, offset: u64, len: usize) -> Option<u64> {
         let end = offset.checked_add(len as u64)?;
         (end <= self.length).then(|| self.addr + offset)
     }
+}
+
+/// Writes another process's memory, the last eight bytes last.
+fn write(memory: &File, at: u64, data: &[u8]) -> bool {
+    let (body, tail) = data.split_at(data.len().saturating_sub(8));
+    let piece = |b: &[u8]| libc::iovec { iov_base: b.as_ptr().cast_mut().cast(), iov_len: b.len() };
+    let pieces = [piece(body), piece(tail)];
+    let pieces = &pieces[usize::from(body.is_empty())..];
+    let (count, at) = (pieces.len() as libc::c_int, at as libc::off_t);
+    // SAFETY: the kernel reads `data` through `pieces`; the memory it changes is another process's, or is registered with
+    // the card as any region.
+    let wrote = unsafe { libc::pwritev(memory.as_raw_fd(), pieces.as_ptr(), count, at) };
+    wrote == data.len() as isize
 }
 
 /// The foreign memory that a card has under marked addresses: a number, and an offset in it.

@@ -1,10 +1,13 @@
-//! The table behind a `cmd_fd`: its layout in shared memory.
+//! What stands behind a `cmd_fd`: the layout of its two files in shared memory.
 //!
-//! Every word is an atomic, as other processes write what they like. An exporter reads nothing but desks from it. Importers
-//! check what they read.
+//! The table itself says which objects there are. Its seals let nobody but the exporter write it, whoever has the
+//! descriptor. The desks are importers' to write. Only who may look into the exporter gets at them: they have no descriptor
+//! that is handed out, and the table says where among the exporter's they are. Every word is an atomic, as others write it
+//! at any time. Importers check what they read.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -12,13 +15,15 @@ use memmap2::{MmapOptions, MmapRaw};
 use crate::error::{Result, VerbsError};
 
 /// "SVSHARE" and the layout's version.
-const MAGIC: u64 = u64::from_le_bytes(*b"SVSHARE1");
+const MAGIC: u64 = u64::from_le_bytes(*b"SVSHARE2");
 /// Objects of a context that stand in its table at once; more cannot be imported.
 pub(super) const ENTRIES: usize = 1 << 16;
-/// Importers of a context at once.
+/// Importers of a context at once that use its memory.
 pub(super) const DESKS: usize = 64;
-/// What the memory file must promise: nobody takes pages away under those who have it mapped.
-const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+/// What both files must promise: nobody takes pages away under those who have them mapped.
+const SIZE_STAYS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+/// And the table: nobody writes it but by a mapping that was there before, the exporter's.
+const ONLY_OURS: i32 = SIZE_STAYS | libc::F_SEAL_FUTURE_WRITE;
 
 /// The whole table. Zero bytes are a valid one.
 #[repr(C)]
@@ -27,17 +32,18 @@ struct Layout {
     /// Where the exporter's memory holds the token
     token_at: AtomicU64,
     token: AtomicU64,
+    /// The desks: device, inode, and the exporter's descriptor
+    desks_dev: AtomicU64,
+    desks_ino: AtomicU64,
+    desks_fd: AtomicU32,
     /// Not 0: the context is closed
     closed: AtomicU32,
     /// Entries that were ever used
     entries: AtomicU32,
-    /// Desks that were ever used
-    desks: AtomicU32,
-    desk: [Desk; DESKS],
     entry: [Entry; ENTRIES],
 }
 
-/// An importer's place, which it has as long as it holds the lock on the byte of the file with the desk's number.
+/// An importer's place, which it has as long as it holds the lock on the byte of the desks' file with its number.
 #[repr(C, align(64))]
 pub(super) struct Desk {
     /// Odd while it uses something
@@ -99,52 +105,134 @@ pub(crate) struct Found {
     pub(crate) item: Item,
 }
 
-/// A mapped table.
+/// Where an exporter keeps what importers need to reach its memory.
+pub(super) struct Whereabouts {
+    /// A number that its memory holds, and where
+    pub(super) token: u64,
+    pub(super) token_at: u64,
+    /// The desks, and its descriptor of them
+    pub(super) desks: Identity,
+    pub(super) desks_fd: u32,
+}
+
+/// Which file: device and inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Identity(u64, u64);
+
+impl Identity {
+    pub(super) fn of(file: &File) -> Result<Identity> {
+        Ok(Identity::from(&file.metadata()?))
+    }
+}
+
+impl From<&Metadata> for Identity {
+    fn from(about: &Metadata) -> Identity {
+        Identity(about.dev(), about.ino())
+    }
+}
+
+/// A memory file of `len` bytes, to be sealed.
+fn memory_file(len: usize) -> Result<File> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: a constant name; the call makes a new descriptor.
+    let fd = unsafe { libc::memfd_create(c"starverbs".as_ptr(), flags) };
+    if fd < 0 {
+        return Err(VerbsError::last_os());
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(len as u64)?;
+    Ok(file)
+}
+
+fn seal(file: &File, seals: i32) -> Result<()> {
+    // SAFETY: takes numbers.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+        return Err(VerbsError::last_os());
+    }
+    Ok(())
+}
+
+/// EINVAL unless it is a memory file of that length with those seals.
+fn check(file: &File, len: usize, seals: i32) -> Result<()> {
+    // SAFETY: takes and gives numbers.
+    let has = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    if has < 0 || has & seals != seals || file.metadata()?.len() != len as u64 {
+        return Err(OTHER);
+    }
+    Ok(())
+}
+
+const OTHER: VerbsError = VerbsError::Invalid("the descriptor of something else");
+
+/// The desks, mapped. Whoever has them mapped by a file description keeps its locks, with or without a descriptor.
+pub(super) struct Desks(MmapRaw);
+
+impl Desks {
+    /// New ones, all free.
+    pub(super) fn create() -> Result<(Desks, File)> {
+        let file = memory_file(size_of::<[Desk; DESKS]>())?;
+        seal(&file, SIZE_STAYS)?;
+        Ok((Desks::map(&file)?, file))
+    }
+
+    /// Those of a file; EINVAL if it has none.
+    pub(super) fn open(file: &File) -> Result<Desks> {
+        check(file, size_of::<[Desk; DESKS]>(), SIZE_STAYS)?;
+        Desks::map(file)
+    }
+
+    fn map(file: &File) -> Result<Desks> {
+        Ok(Desks(MmapOptions::new().len(size_of::<[Desk; DESKS]>()).map_raw(file)?))
+    }
+
+    /// Forked children shall not have them.
+    pub(super) fn keep_from_children(&self) -> Result<()> {
+        // SAFETY: the whole mapping is ours; what changes is what a fork does.
+        let kept = unsafe { libc::madvise(self.0.as_mut_ptr().cast(), self.0.len(), libc::MADV_DONTFORK) };
+        if kept == 0 { Ok(()) } else { Err(VerbsError::last_os()) }
+    }
+
+    pub(super) fn all(&self) -> &[Desk; DESKS] {
+        // SAFETY: the mapping is page-aligned, as long as the desks, and lives as long as `self`; the file's seals keep
+        // its pages. Every byte pattern is valid for atomics, whoever writes it.
+        unsafe { &*self.0.as_ptr().cast::<[Desk; DESKS]>() }
+    }
+}
+
+/// A mapped table: the exporter's to write, importers' to read.
 pub(super) struct Table(MmapRaw);
 
 impl Table {
-    /// A new one, in a memory file of its own.
-    pub(super) fn create(token: u64, token_at: u64) -> Result<(Table, File)> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: a constant name; the call makes a new descriptor.
-        let fd = unsafe { libc::memfd_create(c"starverbs".as_ptr(), flags) };
-        if fd < 0 {
-            return Err(VerbsError::last_os());
-        }
-        // SAFETY: the descriptor is new and nobody else's.
-        let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len(size_of::<Layout>() as u64)?;
-        // SAFETY: takes numbers.
-        if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS) } < 0 {
-            return Err(VerbsError::last_os());
-        }
-        let table = Table::map(&file)?;
+    /// A new one, in a memory file that nobody but this mapping can change.
+    pub(super) fn create(about: &Whereabouts) -> Result<(Table, File)> {
+        let file = memory_file(size_of::<Layout>())?;
+        let table = Table(MmapOptions::new().len(size_of::<Layout>()).map_raw(&file)?);
+        seal(&file, ONLY_OURS)?;
         let all = table.all();
-        all.token.store(token, Ordering::Relaxed);
-        all.token_at.store(token_at, Ordering::Relaxed);
+        all.token.store(about.token, Ordering::Relaxed);
+        all.token_at.store(about.token_at, Ordering::Relaxed);
+        all.desks_dev.store(about.desks.0, Ordering::Relaxed);
+        all.desks_ino.store(about.desks.1, Ordering::Relaxed);
+        all.desks_fd.store(about.desks_fd, Ordering::Relaxed);
         all.magic.store(MAGIC, Ordering::Release);
         Ok((table, file))
     }
 
     /// The table in a file; EINVAL if it has none.
     pub(super) fn open(file: &File) -> Result<Table> {
-        const OTHER: VerbsError = VerbsError::Invalid("the descriptor of something else");
-        // SAFETY: takes and gives numbers.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-        if seals < 0 || seals & SEALS != SEALS || file.metadata()?.len() != size_of::<Layout>() as u64 {
-            return Err(OTHER);
-        }
-        let table = Table::map(file)?;
-        if table.all().magic.load(Ordering::Acquire) == MAGIC { Ok(table) } else { Err(OTHER) }
-    }
-
-    fn map(file: &File) -> Result<Table> {
-        Ok(Table(MmapOptions::new().len(size_of::<Layout>()).map_raw(file)?))
+        check(file, size_of::<Layout>(), ONLY_OURS)?;
+        let table = Table(MmapOptions::new().len(size_of::<Layout>()).map_raw_read_only(file)?);
+        let known = table.all().magic.load(Ordering::Relaxed) == MAGIC;
+        /* loads from pages that one may not write must be relaxed; fences order them, here and below */
+        fence(Ordering::Acquire);
+        if known { Ok(table) } else { Err(OTHER) }
     }
 
     fn all(&self) -> &Layout {
         // SAFETY: the mapping is page-aligned, as long as a Layout, and lives as long as `self`; the file's seals keep
-        // its pages. Every byte pattern is a valid Layout of atomics, whoever writes it.
+        // its pages. Every byte pattern is a valid Layout of atomics, whoever writes it. Importers do nothing but
+        // relaxed loads, which pages that may not be written allow.
         unsafe { &*self.0.as_ptr().cast::<Layout>() }
     }
 
@@ -177,45 +265,41 @@ impl Table {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.all().closed.load(Ordering::SeqCst) != 0
+        self.all().closed.load(Ordering::Relaxed) != 0
     }
 
     /// The object of this kind and handle.
     pub(super) fn find(&self, kind: Kind, handle: u32) -> Option<Found> {
         let all = self.all();
-        let used = (all.entries.load(Ordering::Acquire) as usize).min(ENTRIES);
+        let used = (all.entries.load(Ordering::Relaxed) as usize).min(ENTRIES);
+        fence(Ordering::Acquire);
         let mut entries = (0..).zip(&all.entry[..used]);
         entries.find_map(|(index, entry)| entry.read(index, kind, handle))
     }
 
-    /// Whether that life of an object goes on.
+    /// Whether that life of an object goes on. Who asks at a desk has a full fence before it.
     pub(super) fn stands(&self, tag: Tag) -> bool {
         let entry = self.all().entry.get(tag.entry as usize);
-        !self.is_closed() && entry.is_some_and(|entry| entry.turn.load(Ordering::SeqCst) == tag.turn)
+        !self.is_closed() && entry.is_some_and(|entry| entry.turn.load(Ordering::Relaxed) == tag.turn)
     }
 
-    /// The desks that were ever used.
-    pub(super) fn desks(&self) -> &[Desk] {
-        let used = self.all().desks.load(Ordering::SeqCst) as usize;
-        &self.all().desk[..used.min(DESKS)]
-    }
-
-    /// A desk, used from now on.
-    pub(super) fn desk(&self, number: usize) -> &Desk {
-        self.all().desks.fetch_max(number as u32 + 1, Ordering::SeqCst);
-        &self.all().desk[number]
-    }
-
-    /// A number that the exporter keeps in its memory, and where.
-    pub(super) fn token(&self) -> (u64, u64) {
-        (self.all().token.load(Ordering::Relaxed), self.all().token_at.load(Ordering::Relaxed))
+    /// What the exporter says about itself.
+    pub(super) fn whereabouts(&self) -> Whereabouts {
+        let all = self.all();
+        Whereabouts {
+            token: all.token.load(Ordering::Relaxed),
+            token_at: all.token_at.load(Ordering::Relaxed),
+            desks: Identity(all.desks_dev.load(Ordering::Relaxed), all.desks_ino.load(Ordering::Relaxed)),
+            desks_fd: all.desks_fd.load(Ordering::Relaxed),
+        }
     }
 }
 
 impl Entry {
     /// What it describes, unless that is another object, none, or changing.
     fn read(&self, index: u32, kind: Kind, handle: u32) -> Option<Found> {
-        let turn = self.turn.load(Ordering::Acquire);
+        let turn = self.turn.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
         let same =
             self.kind.load(Ordering::Relaxed) == kind as u32 && self.handle.load(Ordering::Relaxed) == handle;
         if turn & 1 == 0 || !same {

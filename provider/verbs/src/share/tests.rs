@@ -1,6 +1,7 @@
 //! Both sides of a table in one process, without cards: what importers find, and what ends a use.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -16,6 +17,10 @@ fn both() -> (Exports, Arc<Importer>) {
     let exports = Exports::new(0x1234_5678).unwrap();
     let importer = Arc::new(Importer::open(exports.fd()).unwrap());
     (exports, importer)
+}
+
+fn at_desk(importer: &Importer, tag: Tag, copy: impl FnOnce() -> bool) -> bool {
+    importer.reach().unwrap().at_desk(importer.table(), tag, |_| copy())
 }
 
 /// A region over `bytes`.
@@ -82,7 +87,7 @@ fn revoking_waits_for_a_copy_under_way() {
     std::thread::scope(|threads| {
         let (copied, importer) = (&copied, &importer);
         threads.spawn(move || {
-            importer.at_desk(tag, || {
+            at_desk(importer, tag, || {
                 started.send(()).unwrap();
                 wait.recv().unwrap();
                 copied.store(true, Ordering::SeqCst);
@@ -100,23 +105,56 @@ fn revoking_waits_for_a_copy_under_way() {
         go.send(()).unwrap();
         revoking.join().unwrap();
     });
-    assert!(!importer.at_desk(tag, || true));
+    assert!(!at_desk(&importer, tag, || true));
 }
 
 #[test]
 fn nobody_waits_for_the_dead_and_their_desk_is_free() {
-    let (exports, importer) = both();
+    let exports = Exports::new(0x1234_5678).unwrap();
     exports.publish(Kind::Mr, 1, &region(&[0; 8]));
-    importer.die_at_desk();
+    Importer::open(exports.fd()).unwrap().die_at_desk();
     exports.revoke(Kind::Mr, 1);
     let next = Importer::open(exports.fd()).unwrap();
     exports.publish(Kind::Mr, 1, &region(&[0; 8]));
-    assert!(next.at_desk(next.find(Kind::Mr, 1).unwrap().tag, || true));
+    assert!(at_desk(&next, next.find(Kind::Mr, 1).unwrap().tag, || true));
     exports.revoke(Kind::Mr, 1);
 }
 
 #[test]
+fn long_copies_leave_the_desk_in_between() {
+    let (exports, importer) = both();
+    let bytes = vec![7u8; 300_000];
+    exports.publish(Kind::Mr, 1, &region(&bytes));
+    let memory = Foreign::new(&importer, &importer.find(Kind::Mr, 1).unwrap()).unwrap();
+    let data: Vec<u8> = (0..bytes.len()).map(|n| (n / 3) as u8).collect();
+    let mut back = vec![0; bytes.len()];
+    let before = importer.uses();
+    assert!(memory.write(0, &data) && memory.read(0, &mut back) && back == data);
+    assert_eq!(importer.uses() - before, 2 * 2 * 5, "pieces of 64 KiB");
+}
+
+#[test]
+fn nobody_but_the_exporter_writes_the_table() {
+    let (exports, _importer) = both();
+    let file = std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", exports.fd())).unwrap();
+    assert_eq!(file.write_at(b"x", 0).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    let mapped = memmap2::MmapOptions::new().len(64).map_raw(exports.fd());
+    assert_eq!(mapped.unwrap_err().raw_os_error(), Some(libc::EPERM));
+}
+
+#[test]
+fn another_process_is_not_taken_for_the_exporter() {
+    let (exports, importer) = both();
+    // SAFETY: takes numbers. PID 1 is there, and does not have the desks.
+    unsafe { libc::fcntl(exports.fd(), libc::F_SETOWN, 1) };
+    let misled = Importer::open(exports.fd()).unwrap();
+    assert!([libc::ENODEV, libc::EPERM].contains(&errno(misled.reach().map(drop))));
+    assert_eq!(errno(importer.reach().map(drop)), 0);
+}
+
+#[test]
 fn other_descriptors_are_refused() {
+    assert_eq!(errno(Importer::open(-1).map(drop)), libc::EBADF);
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     assert_eq!(errno(Importer::open(file.as_raw_fd()).map(drop)), libc::EINVAL);
     let (exports, _importer) = both();
