@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "pair.h"
+#include "connect.h"
 
 enum { PAGE = 4096, BIG = 64 * PAGE, ROUNDS = 40, NOBODY = 65534,
        REMOTE = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
@@ -140,7 +140,7 @@ static void import_all(struct importer *i, int fd)
 	init.send_cq = init.recv_cq = i->cq;
 	i->a = ibv_create_qp(i->pd, &init);
 	i->b = ibv_create_qp(i->pd, &init);
-	CHECK(i->own && i->a && i->b && !modify(i->ctx, i->a, i->b->qp_num) && !modify(i->ctx, i->b, i->a->qp_num));
+	CHECK(i->own && i->a && i->b && !connect_rc(i->a, i->b->qp_num) && !connect_rc(i->b, i->a->qp_num));
 }
 
 static void end_import(struct importer *i)

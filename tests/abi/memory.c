@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "pair.h"
+#include "connect.h"
 
 enum { PAGE = 4096, LOCAL = IBV_ACCESS_LOCAL_WRITE, REMOTE = LOCAL | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
@@ -159,7 +159,7 @@ static void imports(void)
 	CHECK(!ibv_import_device(0) && errno == EINVAL);
 	a = ibv_create_qp(pd2, &init);
 	b = ibv_create_qp(pd2, &init);
-	CHECK(a && b && !modify(ctx, a, b->qp_num) && !modify(ctx, b, a->qp_num));
+	CHECK(a && b && !connect_rc(a, b->qp_num) && !connect_rc(b, a->qp_num));
 	strcpy(page, "shared");
 	sge.lkey = mr2->lkey;
 	wr.wr.rdma.remote_addr = (uintptr_t)page + 512;
