@@ -13,7 +13,6 @@ use crate::context::Context;
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};
-use crate::log::log;
 use crate::moderation::Moderation;
 use crate::pd::Pd;
 
@@ -272,7 +271,9 @@ impl CqShared {
     #[cold]
     fn fail(&self) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
-            log!(Warn, "a completion queue of {} overran", self.ring.waiting());
+            if let Some(card) = self.ctx.card_if_ours() {
+                card.notes.add(kind::CQ_ERR, self.ring.waiting());
+            }
             self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
             if let Some(channel) = &self.channel
                 && self.armed.disarm()

@@ -24,6 +24,7 @@ mod memory;
 mod moderation;
 mod mr;
 mod mw;
+mod notes;
 mod pd;
 mod post;
 mod progress;
