@@ -54,7 +54,7 @@ pub use mw::{Mw, MwBind};
 pub use pd::{Pd, Td};
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
-pub use srq::{Srq, SrqAttr};
+pub use srq::{Srq, SrqAttr, SrqPoster};
 pub use starverbs_core::nic::{TagChange, TagOp};
 pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource};
 pub use wr::{SendBatch, send_ops_offered};

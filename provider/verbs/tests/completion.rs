@@ -199,6 +199,23 @@ fn sizes_and_limits_that_cannot_be() {
     assert!(post(16).is_err());
 }
 
+/// What a list has posted before one that fails is posted.
+#[test]
+fn a_shared_receive_queue_takes_a_list_up_to_what_fails() {
+    let (a, b) = Node::pair();
+    let srq = Srq::create(&b.pd, 2, 1, 0, 1).unwrap();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp_with_srq(&srq));
+    connect((&a, &qa), (&b, &qb));
+    let sges = [b.sge(0, 8)];
+    let wr = |wr_id| RecvWr { wr_id, sges: &sges };
+    let posted = srq.post_list(|poster| (0..4).take_while(|wr_id| poster.push(&wr(*wr_id)).is_ok()).count());
+    assert_eq!(posted.unwrap(), 2);
+    for wr_id in 0..2 {
+        post(&qa, &send(wr_id, &[a.sge(0, 8)]));
+        assert_eq!(b.completions(1)[0].wr_id, wr_id);
+    }
+}
+
 /// A completion that finds no room: the queue and the QP fail, and both contexts' owners hear of it.
 #[test]
 fn an_overrun_is_told() {
