@@ -68,6 +68,30 @@ fn an_event_waits_no_longer_than_its_period() {
     }
 }
 
+/// Many that wait at once, for longer and shorter: each tells once. One that ends meanwhile makes room for another.
+#[test]
+fn many_queues_wait_each_for_its_own_time() {
+    let (a, b) = Node::pair();
+    let new = |cookie| Cq::create(&a.ctx, 16, Some(&a.channel), cookie).unwrap();
+    for round in 0..2 {
+        let cqs: Vec<Cq> = (0..20).map(new).collect();
+        let qps: Vec<_> = cqs.iter().map(|cq| writing(&a, &b, cq)).collect();
+        for (at, (cq, (qa, _))) in cqs.iter().zip(&qps).enumerate() {
+            let period = 2000 + (at as u16 * 7 + round) % 20 * 1000;
+            cq.moderate(Moderation { count: 100, period }).unwrap();
+            cq.req_notify(false).unwrap();
+            write(qa, (&a, &b), 1);
+        }
+        let mut told: Vec<u64> = Vec::new();
+        while told.len() < cqs.len() {
+            wait_for("the events", || readable(a.channel.fd()));
+            told.push(a.channel.get_event().unwrap());
+        }
+        told.sort_unstable();
+        assert!(told.into_iter().eq(0..20), "each once");
+    }
+}
+
 #[test]
 fn less_moderation_tells_at_once() {
     let (a, b) = Node::pair();
