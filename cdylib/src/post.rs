@@ -109,6 +109,18 @@ unsafe fn bind<'a>(wr: *const abi::ibv_send_wr) -> Result<SendWr<'a>, Errno> {
     }
 }
 
+/// Names `wr` in `bad`.
+///
+/// # Safety
+/// `bad` is NULL or a place.
+#[inline]
+unsafe fn name_bad<W>(bad: *mut *mut W, wr: *mut W) {
+    if !bad.is_null() {
+        // SAFETY: the caller's terms.
+        unsafe { bad.write(wr) };
+    }
+}
+
 /// Walks a list from `first`, posting each request; stops at the first that fails and names it in `bad`.
 ///
 /// # Safety
@@ -123,10 +135,8 @@ pub(crate) unsafe fn walk<W>(
     let mut wr = first;
     while !wr.is_null() {
         if let Err(errno) = post(wr) {
-            if !bad.is_null() {
-                // SAFETY: the caller's terms.
-                unsafe { bad.write(wr) };
-            }
+            // SAFETY: the caller's terms.
+            unsafe { name_bad(bad, wr) };
             return Err(errno);
         }
         wr = next(wr);
@@ -222,10 +232,8 @@ where
         // SAFETY: `qp` is alive, as above.
         let (kind, srq) = unsafe { ((*qp).qp_type, (*qp).srq) };
         if !srq.is_null() {
-            if !bad.is_null() {
-                // SAFETY: a place, on the verb's terms.
-                unsafe { bad.write(first) };
-            }
+            // SAFETY: a place, on the verb's terms.
+            unsafe { name_bad(bad, first) };
             return Err(libc::EINVAL);
         }
         let mut poster = obj.post_recv();
@@ -252,8 +260,17 @@ where
         let obj = unsafe { SrqHandle::obj(srq)? };
         // The type of queue pair matters to those who send.
         let kind = abi::IBV_QPT_RC;
-        // SAFETY: as in `post_send`.
-        unsafe { walk(first, bad, |wr| W::next(wr), |wr| obj.post(&W::read(wr, kind)?).map_err(quiet)) }
+        let posted = obj.post_list(|poster| {
+            // SAFETY: as in `post_send`.
+            unsafe {
+                walk(first, bad, |wr| W::next(wr), |wr| poster.push(&W::read(wr, kind)?).map_err(quiet))
+            }
+        });
+        posted.unwrap_or_else(|forked| {
+            // SAFETY: a place, on the verb's terms.
+            unsafe { name_bad(bad, first) };
+            Err(quiet(forked))
+        })
     })
 }
 

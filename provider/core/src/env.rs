@@ -82,8 +82,10 @@ pub trait Env {
     fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool;
     /// What was written before is visible to all who look at memory when this returns.
     fn dma_fence(&mut self);
-    /// Makes memory ready to be the next frame's payload; gives where it can be read until that frame is
-    /// queued. `None`: there is no memory now.
+    /// A frame's payload is collected from here on. One that was begun before and not queued is given up.
+    fn begin_payload(&mut self);
+    /// Makes memory ready to be part of the payload that was begun, of one path MTU in all; gives where it can be read
+    /// until that frame is queued. `None`: there is no memory now.
     fn dma_read(&mut self, from: Seg) -> Option<Seg>;
 
     /// Queues one frame. `header` is everything from the BTH to before the payload, `payload` the

@@ -32,6 +32,7 @@ use sched::Sched;
 use table::QpTable;
 use tags::TagMatching;
 pub use tags::{TagChange, TagOp};
+pub use timers::{TimerId, Timers};
 
 /// Most SGEs that a WQE may have.
 pub const MAX_SGE: usize = 64;

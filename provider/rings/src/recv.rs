@@ -27,22 +27,33 @@ pub(crate) fn stride(size: &RecvSize) -> usize {
     HEADER + usize::from(size.max_sge) * size_of::<Sge>()
 }
 
-/// The post lock of a receive queue; what was pushed becomes visible to the card when it is dropped.
+/// The right to post to a receive queue; what was pushed becomes visible to the card when it is dropped.
 pub struct RecvProducer<'a> {
     ring: &'a WorkRings,
     first: u32,
     tail: u32,
-    _post: SpinGuard<'a, ()>,
+    /// None where the rings are borrowed exclusively, which is as good.
+    _post: Option<SpinGuard<'a, ()>>,
 }
 
 impl<'a> RecvProducer<'a> {
     #[inline]
     pub(crate) fn new(ring: &'a WorkRings) -> Self {
-        let head = ring.head();
-        let guard = head.recv_post.lock();
-        /* relaxed: this index is written under the lock just taken */
-        let tail = head.recv_program.index.load(Ordering::Relaxed);
-        RecvProducer { ring, first: tail, tail, _post: guard }
+        let guard = ring.head().recv_post.lock();
+        Self::begin(ring, Some(guard))
+    }
+
+    /// Without taking the post lock: nobody else posts to rings that are borrowed exclusively.
+    #[inline]
+    pub(crate) fn alone(ring: &'a mut WorkRings) -> Self {
+        Self::begin(ring, None)
+    }
+
+    #[inline]
+    fn begin(ring: &'a WorkRings, post: Option<SpinGuard<'a, ()>>) -> Self {
+        /* relaxed: this index is written by one poster at a time, who is here */
+        let tail = ring.head().recv_program.index.load(Ordering::Relaxed);
+        RecvProducer { ring, first: tail, tail, _post: post }
     }
 
     /// Adds a WQE.

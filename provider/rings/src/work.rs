@@ -238,6 +238,12 @@ impl WorkRings {
         RecvProducer::new(self)
     }
 
+    /// The receive queue's post lock for who has the rings to itself, as behind a lock of its own.
+    #[inline]
+    pub fn recv_producer_mut(&mut self) -> RecvProducer<'_> {
+        RecvProducer::alone(self)
+    }
+
     /// After posting receives: whether the card looked in vain since the last such question.
     #[inline]
     pub fn was_hungry(&self) -> bool {

@@ -100,6 +100,7 @@ impl Env for SimEnv {
         self.dma_write(addr, &bytes)
     }
     fn dma_fence(&mut self) {}
+    fn begin_payload(&mut self) {}
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {
         (!self.absent(from.addr)).then_some(from)
     }

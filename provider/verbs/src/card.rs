@@ -22,6 +22,7 @@ use crate::error::Result;
 use crate::events::{Event, FdQueue, kind};
 use crate::log::{self, log};
 use crate::moderation::Moderator;
+use crate::notes::Notes;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
@@ -50,6 +51,8 @@ pub(crate) struct Card {
     /// Completion queues that exist.
     pub(crate) cqs: AtomicU32,
     pub(crate) moderator: Arc<Moderator>,
+    /// Said when the shard lock is given back.
+    pub(crate) notes: Notes,
 }
 
 /// What the shard lock guards.
@@ -160,6 +163,7 @@ impl Card {
             progress: Progress::new()?,
             cqs: AtomicU32::new(0),
             moderator,
+            notes: Notes::new(),
         });
         if card.settings.progress_thread {
             card.progress.start(&card)?;
@@ -239,7 +243,7 @@ impl Card {
         self.serve_bells();
     }
 
-    /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile.
+    /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile. Says what failed.
     #[inline]
     pub(crate) fn serve_bells(&self) {
         let turn = |guard: &mut MutexGuard<'_, Shard>| {
@@ -249,6 +253,7 @@ impl Card {
             self.finish(guard, now);
         };
         self.bells.serve(|| self.try_lock(), turn);
+        self.notes.say();
     }
 
     /// Handles the doorbells that were left or deferred.
@@ -267,7 +272,7 @@ impl Card {
     #[inline]
     pub(crate) fn finish(&self, shard: &mut Shard, now: Nanos) {
         if !shard.env.events.is_empty() {
-            shard.tell();
+            shard.tell(&self.notes);
         }
         if let Some(deadline) = shard.next_deadline(now) {
             self.lower_alarm(shard, deadline);
@@ -353,7 +358,7 @@ impl Shard {
 
     /// Tells the contexts what was raised. An object that is gone by now needs to know nothing.
     #[cold]
-    fn tell(&mut self) {
+    fn tell(&mut self, notes: &Notes) {
         let Shard { nic, env, domains, .. } = self;
         for event in env.events.drain(..) {
             let (kind, qpn) = match event {
@@ -373,7 +378,7 @@ impl Shard {
                 }
             };
             if !matches!(kind, kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED) {
-                log!(Warn, "queue pair {qpn:#x} failed: {event:?}");
+                notes.add(kind, qpn);
             }
             if let Some(Owner { pd, cookie }) = nic.qp_owner(qpn)
                 && let Some(queue) = domains.get(&pd)

@@ -1,9 +1,10 @@
 //! Completion queues: polled by the program, filled by the card, announced on a channel when asked.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use starverbs_core::env::CqOverrun;
+use starverbs_core::nic::TimerId;
 use starverbs_core::{CompletionQueue, Cqe, Nanos, Qpn, WcStatus};
 use starverbs_rings::{Armed, CqRing};
 
@@ -13,7 +14,6 @@ use crate::context::Context;
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};
-use crate::log::log;
 use crate::moderation::Moderation;
 use crate::pd::Pd;
 
@@ -47,6 +47,8 @@ pub(crate) struct CqShared {
     channel: Option<Arc<ChannelShared>>,
     /// [`Moderation`], packed.
     moderation: AtomicU32,
+    /// Its place among those that moderate, from the first time that it does.
+    timer: OnceLock<TimerId>,
     /// Completions that an event waits to tell of. Changes under the card's lock.
     untold: AtomicU32,
     cookie: u64,
@@ -99,6 +101,7 @@ impl Cq {
             ignore_overrun: init.ignore_overrun,
             channel: init.channel.map(|channel| Arc::clone(&channel.0)),
             moderation: AtomicU32::new(0),
+            timer: OnceLock::new(),
             untold: AtomicU32::new(0),
             cookie: init.cookie,
             users: AtomicU32::new(0),
@@ -193,13 +196,13 @@ impl Cq {
     /// EIO in a forked child.
     pub fn moderate(&self, moderation: Moderation) -> Result<()> {
         let card = self.0.ctx.card()?;
-        if moderation.waits() {
-            card.moderator.make_room(card.cqs.load(Ordering::Relaxed) as usize);
-        }
         card.with(|_, _| {
+            if moderation.waits() {
+                self.0.timer.get_or_init(|| card.moderator.join(&self.0));
+            }
             self.0.moderation.store(moderation.pack(), Ordering::Relaxed);
             if self.0.untold.load(Ordering::Relaxed) > 0 {
-                card.moderator.forget(Arc::as_ptr(&self.0));
+                self.0.forget_timer();
                 self.0.tell_moderated();
             }
         });
@@ -217,7 +220,7 @@ impl Cq {
         let card = self.0.ctx.card()?;
         if self.0.moderation.load(Ordering::Relaxed) != 0 {
             /* under the card's lock: nobody tells of it any more, or holds on to it for that */
-            card.with(|_, _| card.moderator.forget(Arc::as_ptr(&self.0)));
+            card.with(|_, _| self.0.forget_timer());
         }
         self.0.retire();
         Ok(())
@@ -272,7 +275,9 @@ impl CqShared {
     #[cold]
     fn fail(&self) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
-            log!(Warn, "a completion queue of {} overran", self.ring.waiting());
+            if let Some(card) = self.ctx.card_if_ours() {
+                card.notes.add(kind::CQ_ERR, self.ring.waiting());
+            }
             self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
             if let Some(channel) = &self.channel
                 && self.armed.disarm()
@@ -305,18 +310,25 @@ impl CqShared {
     /// A completion of which an event is to tell: with others, or when its time is up.
     #[cold]
     fn hold_back(self: &Arc<Self>, how: Moderation) {
-        let Some(card) = self.ctx.card_if_ours() else { return };
         let untold = self.untold.load(Ordering::Relaxed) + 1;
         self.untold.store(untold, Ordering::Relaxed);
         if how.count > 0 && untold >= u32::from(how.count) {
             if how.patience().is_some() {
-                card.moderator.forget(Arc::as_ptr(self));
+                self.forget_timer();
             }
             self.tell_moderated();
         } else if untold == 1
-            && let Some(patience) = how.patience()
+            && let (Some(patience), Some(timer)) = (how.patience(), self.timer.get())
+            && let Some(card) = self.ctx.card_if_ours()
         {
-            card.moderator.wait(clock::now() + patience, self);
+            card.moderator.wait(*timer, clock::now() + patience);
+        }
+    }
+
+    /// What is held back is told of now, or never.
+    fn forget_timer(&self) {
+        if let (Some(timer), Some(card)) = (self.timer.get(), self.ctx.card_if_ours()) {
+            card.moderator.forget(*timer);
         }
     }
 
@@ -332,6 +344,9 @@ impl CqShared {
 impl Drop for CqShared {
     fn drop(&mut self) {
         self.retire();
+        if let (Some(timer), Some(card)) = (self.timer.get(), self.ctx.card_if_ours()) {
+            card.moderator.leave(*timer);
+        }
     }
 }
 

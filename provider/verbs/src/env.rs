@@ -22,7 +22,7 @@ pub(crate) struct HostEnv {
     pub(crate) tx: TxStack<StatPage>,
     /// Raised in this turn; told to the contexts at its end.
     pub(crate) events: Vec<AsyncEvent>,
-    /// Copies of memory that may be missing, for the next frame
+    /// Copies of memory that may be missing, for the frame whose payload was begun
     bounce: Box<[u8; MAX_PAYLOAD]>,
     /// How much of it is used
     bounced: usize,
@@ -149,13 +149,18 @@ impl Env for HostEnv {
     }
 
     #[inline]
+    fn begin_payload(&mut self) {
+        self.bounced = 0;
+    }
+
+    #[inline]
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {
         if memory::marked(from.addr) { self.read_marked(from) } else { Some(from) }
     }
 
     #[inline]
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
-        /* the next frame uses the same room */
+        /* the next frame uses the same room, even before this one's batch is flushed */
         let volatile = volatile || self.bounced != 0;
         self.bounced = 0;
         self.tx.send_frame(to, header, payload, pad, volatile);

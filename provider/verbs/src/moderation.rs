@@ -1,12 +1,13 @@
 //! Event moderation (ibv_modify_cq(3)): completion queues that tell of several completions at once, or after a while.
 //!
-//! Owns the queues that have completions to tell of and wait: the card looks at their time as it does at its own
-//! timers. It must not know when an event is due without moderation: `cq` does.
+//! Owns the queues that have completions to tell of and wait: their deadlines stand in a heap like that of the card's
+//! own timers, and the card looks at the earliest. It must not know when an event is due without moderation: `cq` does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use starverbs_core::Nanos;
+use starverbs_core::nic::{TimerId, Timers};
 use starverbs_rings::SpinLock;
 
 use crate::cq::CqShared;
@@ -41,42 +42,61 @@ impl Moderation {
     }
 }
 
-/// The completion queues of a card whose time runs.
+/// The completion queues of a card that moderate, and when those tell that have something to tell.
 pub(crate) struct Moderator {
     /// Earliest deadline; `Nanos::MAX`: none. Changes under the lock.
     next: AtomicU64,
-    waiting: SpinLock<Vec<(Nanos, Weak<CqShared>)>>,
+    waiting: SpinLock<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    timers: Timers,
+    /// By the timer's index
+    cqs: Vec<Weak<CqShared>>,
 }
 
 impl Moderator {
     pub(crate) fn new() -> Self {
-        Moderator { next: AtomicU64::new(Nanos::MAX), waiting: SpinLock::new(Vec::new()) }
+        Moderator { next: AtomicU64::new(Nanos::MAX), waiting: SpinLock::new(Waiting::default()) }
     }
 
-    /// Room for so many queues: waiting never allocates.
-    pub(crate) fn make_room(&self, queues: usize) {
+    /// Changes who waits, and notes when the next one is to tell.
+    fn change<R>(&self, change: impl FnOnce(&mut Waiting) -> R) -> R {
         let mut waiting = self.waiting.lock();
-        let more = queues.saturating_sub(waiting.len());
-        waiting.reserve(more);
+        let result = change(&mut waiting);
+        self.next.store(waiting.timers.next().unwrap_or(Nanos::MAX), Ordering::Relaxed);
+        result
+    }
+
+    /// A queue will wait now and then: takes the memory for it, so that waiting never allocates.
+    pub(crate) fn join(&self, cq: &Arc<CqShared>) -> TimerId {
+        self.change(|waiting| {
+            let timer = waiting.timers.join();
+            let at = timer.index() as usize;
+            waiting.cqs.resize(waiting.cqs.len().max(at + 1), Weak::new());
+            waiting.cqs[at] = Arc::downgrade(cq);
+            timer
+        })
+    }
+
+    /// A queue has ended.
+    pub(crate) fn leave(&self, timer: TimerId) {
+        /* its memory goes with no lock held */
+        let _cq = self.change(|waiting| {
+            waiting.timers.leave(timer);
+            std::mem::take(&mut waiting.cqs[timer.index() as usize])
+        });
     }
 
     /// Has a queue tell at `due`.
-    pub(crate) fn wait(&self, due: Nanos, cq: &Arc<CqShared>) {
-        let mut waiting = self.waiting.lock();
-        waiting.push((due, Arc::downgrade(cq)));
-        self.next.fetch_min(due, Ordering::Relaxed);
+    pub(crate) fn wait(&self, timer: TimerId, due: Nanos) {
+        self.change(|waiting| waiting.timers.arm(timer, due, timer.index()));
     }
 
-    /// A queue has told, or ends.
-    pub(crate) fn forget(&self, cq: *const CqShared) {
-        let mut waiting = self.waiting.lock();
-        waiting.retain(|(_, other)| !std::ptr::eq(other.as_ptr(), cq));
-        self.note_next(&waiting);
-    }
-
-    fn note_next(&self, waiting: &[(Nanos, Weak<CqShared>)]) {
-        let next = waiting.iter().map(|(due, _)| *due).min();
-        self.next.store(next.unwrap_or(Nanos::MAX), Ordering::Relaxed);
+    /// A queue has told, or is about to end.
+    pub(crate) fn forget(&self, timer: TimerId) {
+        self.change(|waiting| waiting.timers.disarm(timer));
     }
 
     /// When the next queue is to tell.
@@ -102,11 +122,10 @@ impl Moderator {
 
     /// One whose time is up.
     fn take_due(&self, now: Nanos) -> Option<Weak<CqShared>> {
-        let mut waiting = self.waiting.lock();
-        let found = waiting.iter().position(|(due, _)| *due <= now);
-        let cq = found.map(|at| waiting.swap_remove(at).1);
-        self.note_next(&waiting);
-        cq
+        self.change(|waiting| {
+            let at = waiting.timers.pop_due(now)?;
+            waiting.cqs.get(at as usize).cloned()
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use starverbs_core::nic::TagOp;
 use starverbs_core::tags::MAX_TAGS;
 use starverbs_core::{RecvQueue, Sge, SrqId};
-use starverbs_rings::{CardRq, RecvSize, SpinLock, WorkRings};
+use starverbs_rings::{CardRq, RecvProducer, RecvSize, SpinLock, WorkRings};
 
 use crate::card::Shard;
 use crate::cq::Cq;
@@ -36,13 +36,28 @@ enum Kind<'a> {
     Tagged(&'a Cq, u32),
 }
 
+/// A shared receive queue, locked: see [`Srq::post_list`].
+pub struct SrqPoster<'a>(RecvProducer<'a>);
+
+impl SrqPoster<'_> {
+    /// Adds a work request.
+    ///
+    /// # Errors
+    /// ENOMEM: full; EINVAL: too many SGEs.
+    #[inline]
+    pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<()> {
+        Ok(self.0.push(wr.wr_id, wr.sges)?)
+    }
+}
+
 /// A shared receive queue. Clones are the same queue.
 #[derive(Clone)]
 pub struct Srq(pub(crate) Arc<SrqInner>);
 
 pub(crate) struct SrqInner {
     pd: Pd,
-    /// Replaced when the queue is resized, by who holds this lock and the card's.
+    /// The post lock. The rings are replaced when the queue is resized, with the card's lock held: of the two that
+    /// comes first.
     rings: SpinLock<WorkRings>,
     id: SrqId,
     cookie: u64,
@@ -168,8 +183,9 @@ impl Srq {
             }
             _ => None,
         };
-        let mut posted = self.0.rings.lock();
         let old = card.with(|shard, _| {
+            /* not for the turn that follows: posters spin */
+            let mut posted = self.0.rings.lock();
             let limit = limit.map_or_else(|| shard.nic.query_srq_limit(self.0.id), Ok)?;
             let slots = room.as_ref().map_or(slots, WorkRings::recv_slots);
             if limit > slots || posted.recv_waiting() > slots {
@@ -182,7 +198,6 @@ impl Srq {
             shard.nic.modify_srq_limit(self.0.id, limit)?;
             Ok(old)
         });
-        drop(posted);
         /* rings that are not needed go with no lock held: their memory may be the program's to take back */
         drop(room);
         old.map(drop)
@@ -194,7 +209,7 @@ impl Srq {
         let half = unsafe { room.card_rq() };
         let taken = shard.nic.replace_srq_ring(self.0.id, half)?;
         let mut sges = [Sge::default(); MAX_SGE as usize];
-        let mut producer = room.recv_producer();
+        let mut producer = room.recv_producer_mut();
         while let Some((wr_id, count)) = taken.take(&mut sges) {
             producer.push(wr_id, &sges[..count])?;
         }
@@ -220,8 +235,19 @@ impl Srq {
     /// ENOMEM: full; EINVAL: too many SGEs; EIO in a forked child.
     #[inline]
     pub fn post(&self, wr: &RecvWr<'_>) -> Result<()> {
+        self.post_list(|poster| poster.push(wr))?
+    }
+
+    /// `ibv_post_srq_recv`: what `list` pushes, under one taking of the post lock. The card sees it when `list` is done,
+    /// which must not call the library.
+    ///
+    /// # Errors
+    /// EIO in a forked child.
+    #[inline]
+    pub fn post_list<R>(&self, list: impl FnOnce(&mut SrqPoster<'_>) -> R) -> Result<R> {
         self.0.pd.context().card()?;
-        Ok(self.0.rings.lock().recv_producer().push(wr.wr_id, wr.sges)?)
+        let mut rings = self.0.rings.lock();
+        Ok(list(&mut SrqPoster(rings.recv_producer_mut())))
     }
 
     /// `ibv_destroy_srq`

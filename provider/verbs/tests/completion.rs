@@ -68,6 +68,30 @@ fn an_event_waits_no_longer_than_its_period() {
     }
 }
 
+/// Many that wait at once, for longer and shorter: each tells once. One that ends meanwhile makes room for another.
+#[test]
+fn many_queues_wait_each_for_its_own_time() {
+    let (a, b) = Node::pair();
+    let new = |cookie| Cq::create(&a.ctx, 16, Some(&a.channel), cookie).unwrap();
+    for round in 0..2 {
+        let cqs: Vec<Cq> = (0..20).map(new).collect();
+        let qps: Vec<_> = cqs.iter().map(|cq| writing(&a, &b, cq)).collect();
+        for (at, (cq, (qa, _))) in cqs.iter().zip(&qps).enumerate() {
+            let period = 2000 + (at as u16 * 7 + round) % 20 * 1000;
+            cq.moderate(Moderation { count: 100, period }).unwrap();
+            cq.req_notify(false).unwrap();
+            write(qa, (&a, &b), 1);
+        }
+        let mut told: Vec<u64> = Vec::new();
+        while told.len() < cqs.len() {
+            wait_for("the events", || readable(a.channel.fd()));
+            told.push(a.channel.get_event().unwrap());
+        }
+        told.sort_unstable();
+        assert!(told.into_iter().eq(0..20), "each once");
+    }
+}
+
 #[test]
 fn less_moderation_tells_at_once() {
     let (a, b) = Node::pair();
@@ -197,6 +221,23 @@ fn sizes_and_limits_that_cannot_be() {
         post(wr_id).unwrap();
     }
     assert!(post(16).is_err());
+}
+
+/// What a list has posted before one that fails is posted.
+#[test]
+fn a_shared_receive_queue_takes_a_list_up_to_what_fails() {
+    let (a, b) = Node::pair();
+    let srq = Srq::create(&b.pd, 2, 1, 0, 1).unwrap();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp_with_srq(&srq));
+    connect((&a, &qa), (&b, &qb));
+    let sges = [b.sge(0, 8)];
+    let wr = |wr_id| RecvWr { wr_id, sges: &sges };
+    let posted = srq.post_list(|poster| (0..4).take_while(|wr_id| poster.push(&wr(*wr_id)).is_ok()).count());
+    assert_eq!(posted.unwrap(), 2);
+    for wr_id in 0..2 {
+        post(&qa, &send(wr_id, &[a.sge(0, 8)]));
+        assert_eq!(b.completions(1)[0].wr_id, wr_id);
+    }
 }
 
 /// A completion that finds no room: the queue and the QP fail, and both contexts' owners hear of it.

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use starverbs_core::{Access, Cqe, QpType, SendOp, Sge, WcStatus};
+use starverbs_core::{Access, Cqe, Mtu, QpType, SendOp, Sge, WcStatus};
 use starverbs_verbs::{Advice, Context, Dm, MAX_DM, Mr, Pd, Qp, Rereg, Result, SendWr};
 
 const PAGE: u64 = 4096;
@@ -275,6 +275,32 @@ fn pages_come_and_go_under_an_on_demand_region() {
     post(&qb, &send(9, &[b.sge(0, 8)])).unwrap();
     assert_eq!(b.completions(1)[0].status, WcStatus::RemOpErr);
     assert_eq!(a.completions(1)[0].status, WcStatus::LocProtErr);
+}
+
+/// A list of which one part is copied and another refused makes no frame, and must not leave its copy to others.
+#[test]
+fn a_list_that_fails_half_way_harms_no_other_queue_pair() {
+    let (a, b, qa, qb) = connected();
+    let large = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect_with((&a, &large.0), (&b, &large.1), Mtu::M4096);
+    let pages = Pages::new(2);
+    let fill =
+        |node: &Node| Mr::reg(&node.pd, pages.addr, 2 * PAGE, pages.addr, all_access() | Access::ON_DEMAND);
+    let (mr_a, mr_b) = (fill(&a).unwrap(), fill(&b).unwrap());
+    pages.set(0, 1234);
+    let half = |node: &Node, qp: &Qp, mr: &Mr| {
+        let bad = Sge { addr: node.addr(0), len: 8, lkey: !node.mr.lkey() };
+        post(qp, &send(1, &[Sge { addr: pages.addr, len: 8, lkey: mr.lkey() }, bad])).unwrap();
+        assert_eq!(node.completions(1)[0].status, WcStatus::LocProtErr);
+    };
+    half(&a, &qa, &mr_a);
+    b.post_recv(&large.1, 2, 0, 4096).unwrap();
+    post(&large.0, &send(2, &[Sge { addr: pages.addr, len: 4096, lkey: mr_a.lkey() }])).unwrap();
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    assert_eq!((b.completions(1)[0].status, b.word(0)), (WcStatus::Success, 1234));
+    half(&b, &qb, &mr_b);
+    let cqe = remote(&a, &large.0, SendOp::Read, 4096, pages.addr, mr_b.rkey());
+    assert_eq!((cqe.status, a.word(0)), (WcStatus::Success, 1234));
 }
 
 #[test]

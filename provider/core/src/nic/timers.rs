@@ -1,32 +1,39 @@
-//! Deadlines of a card's QPs: one of each, the earliest first.
+//! Deadlines of a card's QPs, or of whatever joins: one of each, the earliest first.
 //!
-//! A binary heap that knows where each QP's entry stands, so that an earlier deadline moves the entry
-//! that is there instead of adding one. Memory for an entry is taken when a QP joins: the heap cannot
+//! A binary heap that knows where each one's entry stands, so that an earlier deadline moves the entry
+//! that is there instead of adding one. Memory for an entry is taken when somebody joins: the heap cannot
 //! grow while packets move.
 
 use alloc::vec::Vec;
 
 use crate::room::Room;
-use crate::types::{Nanos, Qpn};
+use crate::types::Nanos;
 
-/// A QP's place among the timers.
+/// A place among the timers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct TimerId(u32);
+pub struct TimerId(u32);
+
+impl TimerId {
+    /// A number that nobody else has who joined the same timers, and small.
+    pub fn index(self) -> u32 {
+        self.0
+    }
+}
 
 /// Not in the heap.
 const OFF: u32 = u32::MAX;
 
-/// Which entry comes first: the earlier, of equals the smaller QPN.
+/// Which entry comes first: the earlier, of equals the smaller number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
     at: Nanos,
-    qpn: Qpn,
+    who: u32,
     id: u32,
 }
 
 /// The deadlines.
 #[derive(Default)]
-pub(crate) struct Timers {
+pub struct Timers {
     heap: Vec<Entry>,
     /// By id: where in the heap
     places: Vec<u32>,
@@ -35,8 +42,8 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// A QP joins, without a deadline.
-    pub(crate) fn join(&mut self) -> TimerId {
+    /// Somebody joins, without a deadline.
+    pub fn join(&mut self) -> TimerId {
         let id = self.free.pop().unwrap_or_else(|| {
             self.places.push(OFF);
             self.places.len() as u32 - 1
@@ -46,14 +53,19 @@ impl Timers {
         TimerId(id)
     }
 
-    /// The QP leaves, and its deadline with it.
-    pub(crate) fn leave(&mut self, id: TimerId) {
-        self.take(self.places[id.0 as usize] as usize);
+    /// Who had this place leaves, and the deadline with it.
+    pub fn leave(&mut self, id: TimerId) {
+        self.disarm(id);
         self.free.push_in_room(id.0);
     }
 
-    /// The QP's deadline is at `at`, unless it is earlier already.
-    pub(crate) fn arm(&mut self, id: TimerId, at: Nanos, qpn: Qpn) {
+    /// There is no deadline, whether there was or not.
+    pub fn disarm(&mut self, id: TimerId) {
+        self.take(self.places[id.0 as usize] as usize);
+    }
+
+    /// The deadline is at `at`, unless it is earlier already; `who` is told when it comes.
+    pub fn arm(&mut self, id: TimerId, at: Nanos, who: u32) {
         let mut place = self.places[id.0 as usize] as usize;
         if let Some(entry) = self.heap.get_mut(place) {
             if entry.at <= at {
@@ -62,20 +74,20 @@ impl Timers {
             entry.at = at;
         } else {
             place = self.heap.len();
-            self.heap.push_in_room(Entry { at, qpn, id: id.0 });
+            self.heap.push_in_room(Entry { at, who, id: id.0 });
         }
         self.up(place);
     }
 
-    /// The next QP whose deadline has come; it has none afterwards.
-    pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<Qpn> {
+    /// The next one whose deadline has come, and who has none afterwards.
+    pub fn pop_due(&mut self, now: Nanos) -> Option<u32> {
         let first = *self.heap.first().filter(|first| first.at <= now)?;
         self.take(0);
-        Some(first.qpn)
+        Some(first.who)
     }
 
     /// The earliest deadline.
-    pub(crate) fn next(&self) -> Option<Nanos> {
+    pub fn next(&self) -> Option<Nanos> {
         self.heap.first().map(|first| first.at)
     }
 
@@ -154,19 +166,23 @@ mod tests {
         let mut timers = Timers::default();
         let ids: Vec<TimerId> = (0..50).map(|_| timers.join()).collect();
         let room = (timers.heap.capacity(), timers.free.capacity(), timers.places.capacity());
-        let mut plain: BTreeMap<Qpn, Nanos> = BTreeMap::new();
+        let mut plain: BTreeMap<u32, Nanos> = BTreeMap::new();
         let (mut rng, mut now) = (1u64, 0);
         for _ in 0..100_000 {
             rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (who, what) = ((rng >> 33) as usize % ids.len(), (rng >> 60) as u32);
-            let qpn = who as Qpn;
+            let qpn = who as u32;
             match what {
                 0 => {
                     timers.leave(ids[who]);
                     assert_eq!(timers.join(), ids[who], "the place that is free");
                     plain.remove(&qpn);
                 }
-                1..6 => {
+                1 => {
+                    timers.disarm(ids[who]);
+                    plain.remove(&qpn);
+                }
+                2..6 => {
                     now += (rng >> 40) % 50;
                     let due = plain.iter().map(|(qpn, at)| (*at, *qpn)).min().filter(|(at, _)| *at <= now);
                     assert_eq!(timers.pop_due(now), due.map(|(_, qpn)| qpn));

@@ -90,6 +90,7 @@ impl<E: Env> Ctx<'_, E> {
         let len = left.min(self.qp.mtu);
         let last = len == left;
         let host = self.check_answer(key, va, len);
+        self.env.begin_payload();
         let Some(seg) = host.and_then(|addr| self.env.dma_read(Seg { addr, len })) else {
             if again {
                 self.qp.resp.out.pop_front();

@@ -328,6 +328,7 @@ impl<E: Env> Ctx<'_, E> {
     fn gather(&mut self, wqe: &SendWqe, offset: u32, len: u32) -> Option<()> {
         let segs = &mut self.sh.segs;
         segs.clear();
+        self.env.begin_payload();
         if len == 0 {
             return Some(());
         }

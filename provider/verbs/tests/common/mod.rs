@@ -247,9 +247,13 @@ pub fn way_to(node: &Node) -> AhAttr {
 
 /// Connects two RC QPs.
 pub fn connect(a: (&Node, &Qp), b: (&Node, &Qp)) {
+    connect_with(a, b, Mtu::M1024);
+}
+
+pub fn connect_with(a: (&Node, &Qp), b: (&Node, &Qp), path_mtu: Mtu) {
     for (me, peer) in [(a, b), (b, a)] {
         to_init(me.1);
-        to_rtr(me.1, way_to(peer.0), peer.1.number());
+        to_rtr_with(me.1, way_to(peer.0), peer.1.number(), path_mtu);
     }
     to_rts(a.1);
     to_rts(b.1);

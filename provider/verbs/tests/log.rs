@@ -1,0 +1,80 @@
+//! What is said of failures never stops the card nor ends the program, whoever reads standard error or does not.
+
+mod common;
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use common::*;
+use starverbs_core::{QpState, QpType, SendOp};
+use starverbs_settings::{LogLevel, Settings};
+use starverbs_verbs::{Cq, Qp, QpInit, SendWr};
+
+/// A queue pair that fails because its completion queue overran.
+fn overrun(a: &Node, b: &Node) {
+    let cq = Cq::create(&a.ctx, 4, None, 5).unwrap();
+    let (qa, qb) =
+        (Qp::create(&a.pd, &QpInit { send_cq: &cq, ..a.init(QpType::Rc, None) }).unwrap(), b.qp(QpType::Rc));
+    connect((a, &qa), (b, &qb));
+    for wr_id in 0..6 {
+        let sges = [a.sge(0, 8)];
+        let wr =
+            SendWr { op: SendOp::Write, remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(wr_id, &sges) };
+        post(&qa, &wr).unwrap();
+    }
+    wait_for("the failure", || qa.state() == QpState::Err);
+}
+
+fn flags(of: &File, flags: i32) {
+    // SAFETY: a plain call on a descriptor that is open.
+    assert_eq!(unsafe { libc::fcntl(of.as_raw_fd(), libc::F_SETFL, flags) }, 0);
+}
+
+/// A pipe as standard error; gives its other end.
+fn pipe_as_stderr(full: bool) -> File {
+    let mut ends = [0; 2];
+    // SAFETY: two descriptors to write, which are this test's afterwards.
+    let (read, mut write) = unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
+    };
+    if full {
+        flags(&write, libc::O_NONBLOCK);
+        while !write.write(&[b'.'; 4096]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {}
+        flags(&write, 0);
+    }
+    // SAFETY: both are open; nothing else in this test's process writes there.
+    assert_eq!(unsafe { libc::dup2(write.as_raw_fd(), libc::STDERR_FILENO) }, libc::STDERR_FILENO);
+    read
+}
+
+#[test]
+fn failures_are_said_where_somebody_reads_and_harm_nobody_else() {
+    let settings = Settings { log: LogLevel::Warn, ..settings() };
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    // SAFETY: plain calls; the descriptor is this test's afterwards. C programs have this disposition.
+    let before = unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        OwnedFd::from_raw_fd(libc::dup(libc::STDERR_FILENO))
+    };
+    /* a reader who does not read */
+    let _full = pipe_as_stderr(true);
+    overrun(&a, &b);
+    /* one who does */
+    let mut read = pipe_as_stderr(false);
+    overrun(&a, &b);
+    flags(&read, libc::O_NONBLOCK);
+    let mut said = String::new();
+    wait_for("what is said", || {
+        let _ = read.read_to_string(&mut said);
+        said.contains(" failed: IBV_EVENT_QP_FATAL\n")
+    });
+    assert!(said.contains(": a completion queue of 4 overran\n"), "{said}");
+    assert!(said.starts_with(&format!("starverbs[{}]: ", std::process::id())), "{said}");
+    /* one who went away */
+    drop(pipe_as_stderr(false));
+    overrun(&a, &b);
+    // SAFETY: both are open.
+    unsafe { libc::dup2(before.as_raw_fd(), libc::STDERR_FILENO) };
+}
