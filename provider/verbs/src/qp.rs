@@ -319,7 +319,8 @@ impl Drop for QpInner {
 }
 
 fn check_caps(init: &QpInit<'_>) -> Result<()> {
-    if init.srq.is_some() && !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
+    /* ibv_create_qp(3) rules UC out; but cards and Linux' rdma_rxe have it, and programs use it (perftest) */
+    if init.srq.is_some() && !matches!(init.qp_type, QpType::Rc | QpType::Uc | QpType::Ud) {
         return Err(VerbsError::Invalid("a shared receive queue for a transport that takes none"));
     }
     let wqes = init.max_send_wr.max(if init.srq.is_some() { 0 } else { init.max_recv_wr });
