@@ -42,7 +42,7 @@ conformance:
 	@tools/scripts/packages.sh test
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-conformance -- --full --table docs/conformance.md
-	tests/pyverbs/run.py --table docs/pyverbs.md dist/lib
+	@$(MAKE) --no-print-directory pyverbs
 
 pyverbs:
 	@tools/scripts/packages.sh test

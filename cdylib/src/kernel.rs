@@ -169,31 +169,28 @@ pub(crate) unsafe extern "C" fn copy_qp_attr_from_kern(to: *mut abi::ibv_qp_attr
     };
 }
 
+/// A path record with these fields of its own, and those that both kinds have alike from `$from`.
+macro_rules! path_rec {
+    ($from:expr => $to:ident { $($own:ident $(: $value:expr)?),+ $(,)? }) => {
+        path_rec!(@ $from => $to { $($own $(: $value)?),+ } dlid, slid, flow_label, hop_limit, traffic_class, numb_path,
+            pkey, sl, mtu_selector, rate_selector, rate, packet_life_time_selector, packet_life_time, preference)
+    };
+    (@ $from:expr => $to:ident { $($own:ident $(: $value:expr)?),+ } $($same:ident),+) => {
+        $to { $($own $(: $value)?,)+ $($same: $from.$same),+ }
+    };
+}
+
 /// ibv_copy_path_rec_from_kern
 pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut SaPathRec, from: *const KernelPathRec) {
     // SAFETY: the caller passes both structs.
     let from = unsafe { &*from };
-    let rec = SaPathRec {
+    let rec = path_rec!(from => SaPathRec {
         dgid: abi::ibv_gid { raw: from.dgid },
         sgid: abi::ibv_gid { raw: from.sgid },
-        dlid: from.dlid,
-        slid: from.slid,
         raw_traffic: from.raw_traffic as c_int,
-        flow_label: from.flow_label,
-        hop_limit: from.hop_limit,
-        traffic_class: from.traffic_class,
         reversible: from.reversible as c_int,
-        numb_path: from.numb_path,
-        pkey: from.pkey,
-        sl: from.sl,
-        mtu_selector: from.mtu_selector,
         mtu: from.mtu as u8,
-        rate_selector: from.rate_selector,
-        rate: from.rate,
-        packet_life_time_selector: from.packet_life_time_selector,
-        packet_life_time: from.packet_life_time,
-        preference: from.preference,
-    };
+    });
     // SAFETY: as above.
     unsafe { to.write(rec) };
 }
@@ -202,27 +199,13 @@ pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut SaPathRec, from
 pub(crate) unsafe extern "C" fn copy_path_rec_to_kern(to: *mut KernelPathRec, from: *const SaPathRec) {
     // SAFETY: the caller passes both structs; every member of the unions is 16 plain bytes.
     let (from, dgid, sgid) = unsafe { (&*from, (*from).dgid.raw, (*from).sgid.raw) };
-    let rec = KernelPathRec {
+    let rec = path_rec!(from => KernelPathRec {
         dgid,
         sgid,
-        dlid: from.dlid,
-        slid: from.slid,
         raw_traffic: from.raw_traffic as u32,
-        flow_label: from.flow_label,
         reversible: from.reversible as u32,
         mtu: u32::from(from.mtu),
-        pkey: from.pkey,
-        hop_limit: from.hop_limit,
-        traffic_class: from.traffic_class,
-        numb_path: from.numb_path,
-        sl: from.sl,
-        mtu_selector: from.mtu_selector,
-        rate_selector: from.rate_selector,
-        rate: from.rate,
-        packet_life_time_selector: from.packet_life_time_selector,
-        packet_life_time: from.packet_life_time,
-        preference: from.preference,
-    };
+    });
     // SAFETY: as above.
     unsafe { to.write(rec) };
 }

@@ -33,7 +33,7 @@ macro_rules! same_numbers {
     (@ $from:expr => $to:expr; $($field:ident),+) => { $($to.$field = $from.$field;)+ };
 }
 
-/// The attributes that `mask` names. Fields it does not name may hold anything and are left at their defaults.
+/// The attributes that `mask` names. Fields it does not name may hold anything: numbers are taken along, and nobody looks at them.
 pub(crate) fn attr_in(from: &abi::ibv_qp_attr, mask: c_int) -> Result<(QpAttr, QpAttrMask), Errno> {
     let mask = QpAttrMask::from_bits(mask as u32).ok_or(libc::EINVAL)?;
     let has = |bit| mask.contains(bit);

@@ -62,11 +62,10 @@ impl Gid {
         Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]])
     }
     /// The IPv4 address if this is a mapped one.
+    #[inline]
     pub fn ipv4(&self) -> Option<[u8; 4]> {
-        match self.0 {
-            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] => Some([a, b, c, d]),
-            _ => None,
-        }
+        let whole = u128::from_be_bytes(self.0);
+        (whole >> 32 == 0xffff).then_some((whole as u32).to_be_bytes())
     }
     /// Whether it is a multicast group's: 224.0.0.0/4 in its mapped form, or ff00::/8.
     #[inline]

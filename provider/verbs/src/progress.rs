@@ -148,7 +148,11 @@ impl Shard {
         if std::mem::take(&mut self.unsent) {
             return Some(now);
         }
-        let all = [self.nic.next_deadline(), self.env.tx.next_deadline(), self.moderator.next_deadline()];
-        all.into_iter().flatten().min()
+        let sooner = |a: Option<Nanos>, b: Option<Nanos>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let of_frames = sooner(self.nic.next_deadline(), self.env.tx.next_deadline());
+        sooner(of_frames, self.moderator.next_deadline())
     }
 }

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use starverbs_core::{Access, QpType, SendOp, Sge, WcStatus};
 use starverbs_settings::Settings;
-use starverbs_verbs::{CompChannel, Context, Cq, Dm, Mr, Pd, Qp, Rereg, Result, SendWr, Td};
+use starverbs_verbs::{Context, Dm, Mr, Pd, Qp, Rereg, Result, SendWr, Td};
 
 fn errno<T>(result: Result<T>) -> i32 {
     result.err().map_or(0, |error| error.errno())
@@ -15,12 +15,7 @@ fn errno<T>(result: Result<T>) -> i32 {
 fn importer(settings: &Settings, exporter: &Node) -> Node {
     let ctx = Context::import_with(settings.clone(), exporter.ctx.command_fd()).unwrap();
     let pd = Pd::import(&ctx, exporter.pd.handle()).unwrap();
-    let channel = CompChannel::create(&ctx).unwrap();
-    let cq = Cq::create(&ctx, 256, Some(&channel), 77).unwrap();
-    let buf = vec![0u8; BUF].into_boxed_slice();
-    let addr = buf.as_ptr() as u64;
-    let mr = Mr::reg(&pd, addr, BUF as u64, addr, all_access()).unwrap();
-    Node { ctx, pd, channel, cq, buf, mr }
+    Node::of(ctx, pd)
 }
 
 /// An exporter with an importer that is connected to a peer.

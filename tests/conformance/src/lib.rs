@@ -1,5 +1,6 @@
 //! What runs of others' programs share: child processes that end, judgement of what they printed, namespaces.
 
 pub mod check;
+pub mod command;
 pub mod netns;
 pub mod process;

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use crate::command::output;
+
 const PREFIX: &str = "sv-";
 
 /// The name of this process's namespace for `what`.
@@ -22,10 +24,7 @@ pub fn remove_left_over() {
 
 /// Runs `ip` with `arguments`, separated by single spaces.
 pub fn ip(arguments: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
-    }
+    output(Command::new("ip").args(arguments.split(' ')))
+        .map(drop)
+        .map_err(|e| format!("ip {arguments}: {e}"))
 }

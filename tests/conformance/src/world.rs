@@ -9,6 +9,7 @@ use crate::case::Net;
 use crate::container::Container;
 use crate::net::{ADDRESSES, Namespaces};
 use crate::process::{Process, tail};
+use starverbs_conformance::command::forget_settings;
 
 /// The surroundings of all cases. Dropping it removes them.
 pub(crate) struct World {
@@ -94,12 +95,7 @@ impl World {
         all.extend(words);
         let mut command = Command::new(all[0]);
         command.args(&all[1..]);
-        // What the person set for their own programs must not bend the cases.
-        for (name, _) in std::env::vars_os() {
-            if name.to_str().is_some_and(|name| name.starts_with("STARVERBS_") || name.starts_with("LD_")) {
-                command.env_remove(name);
-            }
-        }
+        forget_settings(&mut command);
         command
     }
 

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use starverbs_conformance::command::output;
 use starverbs_conformance::process::{Process, tail};
 
-use crate::kernel::output;
 use crate::net::TAP;
 use crate::world::World;
 

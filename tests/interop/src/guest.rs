@@ -84,23 +84,24 @@ impl Guest {
     }
 }
 
-/// QEMU's arguments: no device but those that are needed, plain emulation.
+/// QEMU's arguments: no device but those that are needed, plain emulation. Each path is a word of its own, whatever it holds.
 fn arguments(kernel: &Kernel, share: &Path, console: &Path) -> Vec<String> {
-    let share = share.display();
-    let words = format!(
-        "-accel tcg,thread=multi -cpu max -M q35 -smp 2 -m 2048 -nodefaults -no-user-config -no-reboot \
-         -display none -monitor none -serial file:{console} -kernel {image} -initrd {initramfs} \
-         -fsdev local,id=r,path=/,security_model=none,readonly=on,multidevs=remap \
-         -device virtio-9p-pci,fsdev=r,mount_tag=hostroot \
-         -fsdev local,id=s,path={share},security_model=none -device virtio-9p-pci,fsdev=s,mount_tag=share \
-         -netdev tap,id=n,ifname={TAP},script=no,downscript=no -device virtio-net-pci,netdev=n",
-        console = console.display(),
-        image = kernel.image.display(),
-        initramfs = kernel.initramfs.display(),
-    );
-    let mut words: Vec<String> = words.split_ascii_whitespace().map(str::to_owned).collect();
+    let plain = "-accel tcg,thread=multi -cpu max -M q35 -smp 2 -m 2048 -nodefaults -no-user-config -no-reboot \
+                 -display none -monitor none -device virtio-9p-pci,fsdev=r,mount_tag=hostroot \
+                 -device virtio-9p-pci,fsdev=s,mount_tag=share -device virtio-net-pci,netdev=n";
+    let mut words: Vec<String> = plain.split_ascii_whitespace().map(str::to_owned).collect();
     let line = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0 tsc=reliable random.trust_cpu=on";
-    words.extend(["-append".to_owned(), line.to_owned()]);
+    for (option, value) in [
+        ("-serial", format!("file:{}", console.display())),
+        ("-kernel", kernel.image.display().to_string()),
+        ("-initrd", kernel.initramfs.display().to_string()),
+        ("-fsdev", "local,id=r,path=/,security_model=none,readonly=on,multidevs=remap".to_owned()),
+        ("-fsdev", format!("local,id=s,path={},security_model=none", share.display())),
+        ("-netdev", format!("tap,id=n,ifname={TAP},script=no,downscript=no")),
+        ("-append", line.to_owned()),
+    ] {
+        words.extend([option.to_owned(), value]);
+    }
     words
 }
 

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use starverbs_conformance::command::output;
+
 /// What QEMU boots.
 pub(crate) struct Kernel {
     /// The compressed kernel.
@@ -158,17 +160,6 @@ fn first_file(folder: &Path, prefix: &str) -> Result<PathBuf, String> {
     let entries = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let found = entries.flatten().find(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
     found.map(|entry| entry.path()).ok_or_else(|| format!("nothing named {prefix}* in {}", folder.display()))
-}
-
-/// Runs a command to its end and gives what it printed.
-pub(crate) fn output(command: &mut Command) -> Result<String, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|e| format!("{name}: {e}"))?;
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    } else {
-        Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
-    }
 }
 
 #[cfg(test)]

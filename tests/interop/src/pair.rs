@@ -87,9 +87,9 @@ impl Pair {
     }
 
     /// Runs both ends and judges what the client printed: a remark, or what went wrong. Again, when perftest could not
-    /// measure the CPU's frequency, and once when nothing went on: rdma_rxe of Linux 6.1 stops for ever if an acknowledge
-    /// of its last packet arrives while it sends that message again, as happens when the guest gets too little CPU
-    /// (docs/interop.md).
+    /// measure the CPU's frequency, and once when nothing went on: rdma_rxe of Linux 6.1 has been seen to stop
+    /// for ever after an acknowledge of its last packet arrived while it sent that message again, with the guest short of
+    /// CPU (docs/interop.md).
     pub(crate) fn judged(&self, world: &mut World, cards: Cards, expect: Expect) -> Result<String, String> {
         let mut stopped = false;
         for _ in 1..CALIBRATIONS {

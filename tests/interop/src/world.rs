@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use starverbs_conformance::command::{forget_settings, output};
 use starverbs_conformance::process::Process;
 
 use crate::guest::{Guest, Job};
-use crate::kernel::{Kernel, output};
+use crate::kernel::Kernel;
 use crate::net::{ADDRESSES, ADDRESSES_V6, Net};
 
 /// A card to run a program on.
@@ -120,10 +121,7 @@ impl World {
         }
         let mut command = self.net.command(words[0]);
         command.args(&words[1..]).current_dir(&self.scratch);
-        let ours = std::env::vars_os().map(|(name, _)| name);
-        for name in ours.filter(|name| name.to_str().is_some_and(|name| name.starts_with("STARVERBS_"))) {
-            command.env_remove(name);
-        }
+        forget_settings(&mut command);
         command.env("LD_LIBRARY_PATH", &self.lib);
         command.env("STARVERBS_ADDRS", format!("{},{}", ADDRESSES[0], ADDRESSES_V6[0]));
         command.envs(env.iter().copied());

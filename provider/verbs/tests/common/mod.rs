@@ -44,6 +44,11 @@ impl Node {
     pub fn new(settings: &Settings) -> Node {
         let ctx = Context::open_with(settings.clone()).unwrap();
         let pd = Pd::alloc(&ctx).unwrap();
+        Node::of(ctx, pd)
+    }
+
+    /// With a buffer, a region and a completion queue in `pd`.
+    pub fn of(ctx: Context, pd: Pd) -> Node {
         let channel = CompChannel::create(&ctx).unwrap();
         let cq = Cq::create(&ctx, 256, Some(&channel), 77).unwrap();
         let buf = vec![0u8; BUF].into_boxed_slice();
