@@ -17,7 +17,7 @@ case ${1:-} in
 demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" ip tshark nm runuser ibstat ucx_perftest fi_info) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
-bench) commands=("${demo[@]}" ucx_perftest fi_pingpong) ;;
+bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
 interop) commands=("${demo[@]}" ip tshark qemu-system-x86_64 busybox) ;;
 *) echo "usage: packages.sh demo|test|stress|bench|instructions|interop" >&2; exit 2 ;;
