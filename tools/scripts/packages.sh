@@ -4,7 +4,7 @@
 set -euo pipefail
 
 declare -A package_of=(
-    [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [tshark]=tshark
+    [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [iptables]=iptables [tshark]=tshark
     [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
     [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
