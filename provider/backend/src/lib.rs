@@ -27,6 +27,7 @@ mod inbox;
 mod membership;
 mod pcap;
 mod probe;
+mod quiet;
 mod registry;
 mod socket;
 mod sockopt;
@@ -34,6 +35,7 @@ mod steer;
 mod tx_stack;
 mod udp_rx;
 mod udp_tx;
+mod zeroed;
 
 use std::ops::Deref;
 
@@ -43,6 +45,7 @@ pub use error::BackendError;
 pub use fault::Fault;
 pub use host::HostAddr;
 pub use membership::max_groups;
+pub use quiet::write_line;
 pub use registry::{QpnBlock, socket_name};
 use starverbs_core::Counters;
 use starverbs_settings::Settings;

@@ -18,7 +18,7 @@ use starverbs_settings::Settings;
 use crate::clock;
 use crate::device::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
 use crate::env::HostEnv;
-use crate::error::Result;
+use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue, kind};
 use crate::log::{self, log};
 use crate::moderation::Moderator;
@@ -311,15 +311,16 @@ impl Card {
         if misses.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
-    /// Room for a doorbell of each of `qps` QPs: leaving one never allocates.
-    pub(crate) fn reserve_bells(&self, qps: usize) {
-        self.bells.reserve(qps);
+    /// Room for a doorbell of each of `qps` QPs: leaving one never allocates. ENOMEM.
+    pub(crate) fn reserve_bells(&self, qps: usize) -> Result<()> {
+        if self.bells.reserve(qps) { Ok(()) } else { Err(VerbsError::NoMemory("doorbells")) }
     }
 }
 
 impl Shard {
     /// A protection domain whose objects report to `events`.
     pub(crate) fn alloc_pd(&mut self, events: &Arc<FdQueue<Event>>) -> Result<PdId> {
+        self.domains.try_reserve(1).map_err(|_| VerbsError::NoMemory("protection domains"))?;
         let pd = self.nic.alloc_pd()?;
         self.domains.insert(pd, Arc::clone(events));
         Ok(pd)

@@ -53,11 +53,11 @@ impl<T> FdQueue<T> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for `entries` at once: adding so many never allocates.
-    pub(crate) fn make_room(&self, entries: usize) {
+    /// Room for `entries` at once: adding so many never allocates. False: no memory.
+    pub(crate) fn make_room(&self, entries: usize) -> bool {
         let mut queue = self.entries();
         let more = entries.saturating_sub(queue.len());
-        queue.reserve(more);
+        queue.try_reserve(more).is_ok()
     }
 
     /// Whether nothing is in it.
@@ -65,9 +65,12 @@ impl<T> FdQueue<T> {
         self.entries().is_empty()
     }
 
-    /// Adds an entry and makes the descriptor readable.
+    /// Adds an entry and makes the descriptor readable. An entry that there is no memory for is lost.
     pub(crate) fn push(&self, entry: T) {
         let mut entries = self.entries();
+        if entries.try_reserve(1).is_err() {
+            return;
+        }
         entries.push_back(entry);
         signal(&self.fd);
     }

@@ -26,6 +26,7 @@ mod mr;
 mod mw;
 mod notes;
 mod pd;
+mod posix_thread;
 mod post;
 mod progress;
 mod qp;
