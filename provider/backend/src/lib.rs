@@ -35,6 +35,7 @@ mod steer;
 mod tx_stack;
 mod udp_rx;
 mod udp_tx;
+mod watch;
 mod zeroed;
 
 use std::ops::Deref;
@@ -52,6 +53,7 @@ use starverbs_settings::Settings;
 pub use tx_stack::TxStack;
 pub use udp_rx::Rx;
 pub use udp_tx::Tx;
+pub use watch::Watch;
 
 /// Reads bytes as a block's socket and the wire's probes are read; for fuzzing.
 #[cfg(fuzzing)]

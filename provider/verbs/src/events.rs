@@ -30,8 +30,11 @@ pub mod kind {
     pub const QP_ACCESS_ERR: u32 = 3;
     pub const COMM_EST: u32 = 4;
     pub const SQ_DRAINED: u32 = 5;
+    pub const PORT_ACTIVE: u32 = 9;
+    pub const PORT_ERR: u32 = 10;
     pub const SRQ_LIMIT_REACHED: u32 = 15;
     pub const QP_LAST_WQE_REACHED: u32 = 16;
+    pub const GID_CHANGE: u32 = 18;
 }
 
 /// A queue with a descriptor that is readable while something is in it.

@@ -19,6 +19,7 @@ mod dm;
 mod env;
 mod error;
 mod events;
+mod links;
 pub mod log;
 mod memory;
 mod moderation;

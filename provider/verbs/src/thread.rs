@@ -175,8 +175,7 @@ impl Worker {
     /// Watching: one tick and what follows.
     fn watch(&mut self) {
         let calls = self.card.polled.calls.load(Ordering::Relaxed);
-        self.polled.clear();
-        self.polled.push(pollfd(self.card.progress.wake.as_raw_fd()));
+        self.list_wakers();
         let woken = self.sleep(clock::now() + TICK);
         if woken == Woken::Alarm && self.card.polled.calls.load(Ordering::Relaxed) != calls {
             self.clean += 1;
@@ -198,8 +197,7 @@ impl Worker {
     /// Before a sleep: settles the port, notes the alarm, lists what to wait for.
     fn prepare(&mut self) -> Nanos {
         let card = Arc::clone(&self.card);
-        self.polled.clear();
-        self.polled.push(pollfd(card.progress.wake.as_raw_fd()));
+        self.list_wakers();
         let mut pause = Duration::from_micros(20);
         loop {
             let Some(mut guard) = card.try_lock() else {
@@ -226,6 +224,13 @@ impl Worker {
         }
     }
 
+    /// What ends any sleep, the wake descriptor first.
+    fn list_wakers(&mut self) {
+        self.polled.clear();
+        self.polled.push(pollfd(self.card.progress.wake.as_raw_fd()));
+        self.polled.extend(self.card.links_fd().map(pollfd));
+    }
+
     fn sleep(&mut self, until: Nanos) -> Woken {
         let wait;
         let timeout = if until == Nanos::MAX {
@@ -244,6 +249,10 @@ impl Worker {
         };
         if ready <= 0 {
             return Woken::Alarm;
+        }
+        if self.card.links_fd().is_some() && self.polled.get(1).is_some_and(|fd| fd.revents != 0) {
+            self.card.look_at_links();
+            return Woken::Called;
         }
         if self.polled.first().is_some_and(|fd| fd.revents != 0) {
             drain(self.card.progress.wake.as_raw_fd());
