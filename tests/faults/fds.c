@@ -20,13 +20,22 @@ static int open_fds(void)
 	return count - 3;
 }
 
-/* From now on so many descriptors can be had. */
+/* From now on so many descriptors at most can be had; negative: as many as ever. The limit is on their numbers. */
 static void leave(int count)
 {
+	static rlim_t usual;
 	struct rlimit limit;
+	int lowest;
 
 	NEED(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-	limit.rlim_cur = count < 0 ? limit.rlim_max : (rlim_t)(open_fds() + count);
+	if (!usual)
+		usual = limit.rlim_cur;
+	limit.rlim_cur = usual;
+	NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	if (count < 0)
+		return;
+	NEED((lowest = dup(0)) >= 0 && close(lowest) == 0);
+	limit.rlim_cur = (rlim_t)(lowest + count);
 	NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 

@@ -46,7 +46,7 @@ pub use error::BackendError;
 pub use fault::Fault;
 pub use host::HostAddr;
 pub use membership::max_groups;
-pub use quiet::write_line;
+pub use quiet::{without_signals, write_line};
 pub use registry::{QpnBlock, socket_name};
 use starverbs_core::Counters;
 use starverbs_settings::Settings;

@@ -1,4 +1,4 @@
-//! Writing where the program does not look: to a capture, to standard error.
+//! Writing where the program does not look: to a capture, to a memory file, to standard error.
 //!
 //! A pipe that nobody reads any more (SIGPIPE) and a file that reaches the process's limit (SIGXFSZ, setrlimit(2)) end a process
 //! that did not expect it. The program did not write there, so no such signal reaches it: the write fails, and that is all.
@@ -22,7 +22,7 @@ pub fn write_line(line: &[u8]) {
 }
 
 /// Runs `write`, in which this thread takes neither signal.
-pub(crate) fn without_signals<R>(write: impl FnOnce() -> R) -> R {
+pub fn without_signals<R>(write: impl FnOnce() -> R) -> R {
     let mut ours = MaybeUninit::uninit();
     let (mut before, mut pending) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: the sets are writable, and filled before they are read; the mask is this thread's, and is put back.

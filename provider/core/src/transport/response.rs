@@ -94,7 +94,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let req = &mut self.qp.req;
         let deadline = if req.deadline == 0 { self.now } else { req.deadline };
-        req.progress = self.now;
+        (req.progress, req.deadline) = (self.now, 0);
         req.rewound = 0;
         req.backoff = 0;
         req.rnr_left = self.qp.attr.rnr_retry;
@@ -112,8 +112,6 @@ impl<E: Env> Ctx<'_, E> {
         }
         if outstanding {
             self.start_timer();
-        } else {
-            self.qp.req.deadline = 0;
         }
         self.wake_path();
         if self.qp.req.next != self.qp.sq.posted() {
