@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 	struct peer p[2];
 	long counts[2], most = 0;
 
-	alarm(550);
+	alarm(550 + (unsigned int)rounds / 10);
 	NEED(fd >= 0 && ftruncate(fd, 16) == 0);
 	NEED((jumps = mmap(NULL, 16, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
 	for (int i = 0; i < 2; i++)

@@ -177,6 +177,7 @@ __attribute__((unused)) static pid_t start(void (*role)(int fd), int *end)
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(ends[0]);
+		failures = 0;
 		alarm(600);
 		role(ends[1]);
 		_exit(failures != 0);

@@ -7,10 +7,10 @@ use std::os::fd::RawFd;
 
 use starverbs_core::Gid;
 
-use crate::{BackendError, HostAddr};
 use crate::host::is_link_local;
 use crate::sockopt::errno;
 use crate::zeroed::zeroed;
+use crate::{BackendError, HostAddr};
 
 /// Largest frame with its ICRC: 4096 bytes of payload and every header there is, with room to spare.
 pub(crate) const MAX_FRAME: usize = 4608;

@@ -111,7 +111,10 @@ pub fn standing(addrs: &[HostAddr]) -> Result<Vec<Standing>, BackendError> {
         for (addr, standing) in addrs.iter().zip(&mut all) {
             // All of 127.0.0.0/8 stands and falls with what is listed of it.
             let is_it = gid_of(ip) == addr.gid
-                || (addr.name == entry.interface_name && ip.is_ipv4() && ip.is_loopback() && addr.ip().is_loopback());
+                || (addr.name == entry.interface_name
+                    && ip.is_ipv4()
+                    && ip.is_loopback()
+                    && addr.ip().is_loopback());
             if is_it && ip.is_ipv4() == addr.gid.ipv4().is_some() {
                 standing.present = true;
                 standing.running |= running;

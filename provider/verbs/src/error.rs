@@ -46,7 +46,7 @@ pub enum VerbsError {
     #[error("the completion queue overran")]
     Overrun,
     /// The system refused; the errno is its own.
-    #[error("system error {0}")]
+    #[error("{}", std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
 }
 
@@ -59,7 +59,9 @@ impl VerbsError {
         match self {
             VerbsError::Card(error) => error.errno(),
             VerbsError::Backend(error) => error.errno(),
-            VerbsError::Settings(SettingsError::Unreadable { reason, .. }) => of_host(reason).unwrap_or(libc::EINVAL),
+            VerbsError::Settings(SettingsError::Unreadable { reason, .. }) => {
+                of_host(reason).unwrap_or(libc::EINVAL)
+            }
             VerbsError::Settings(_) | VerbsError::Invalid(_) => libc::EINVAL,
             VerbsError::Busy(_) => libc::EBUSY,
             VerbsError::NoMemory(_) => libc::ENOMEM,

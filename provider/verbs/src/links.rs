@@ -135,19 +135,30 @@ mod tests {
             name: "x0".to_owned(),
             loopback,
         };
-        let (up, down) = (Standing { present: true, running: true }, Standing { present: true, running: false });
+        let (up, down) =
+            (Standing { present: true, running: true }, Standing { present: true, running: false });
         let gone = Standing::default();
         assert!(is_active(&[addr(true)], &[up]) && !is_active(&[addr(true)], &[gone]));
         let both = [addr(false), addr(true)];
-        assert!(is_active(&both, &[up, up]) && !is_active(&both, &[down, up]) && !is_active(&both, &[gone, up]));
+        assert!(
+            is_active(&both, &[up, up]) && !is_active(&both, &[down, up]) && !is_active(&both, &[gone, up])
+        );
         assert!(is_active(&[addr(false), addr(false)], &[gone, up]));
     }
 
     #[test]
     fn contexts_hear_of_changes_once() {
-        let lo = HostAddr { gid: Gid::default(), ifindex: 1, link_mtu: 1, name: "lo".to_owned(), loopback: true };
-        let links = Links { watch: None, known: Mutex::new(Known {
-            standing: vec![Standing { present: true, running: true }], active: true, stale: false, told: Vec::new() }) };
+        let lo =
+            HostAddr { gid: Gid::default(), ifindex: 1, link_mtu: 1, name: "lo".to_owned(), loopback: true };
+        let links = Links {
+            watch: None,
+            known: Mutex::new(Known {
+                standing: vec![Standing { present: true, running: true }],
+                active: true,
+                stale: false,
+                told: Vec::new(),
+            }),
+        };
         let queue = Arc::new(FdQueue::new().unwrap());
         assert!(links.tell(&queue));
         let kinds = |standing| {

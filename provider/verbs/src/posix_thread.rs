@@ -45,7 +45,11 @@ impl Thread {
             // SAFETY: made above; no thread has it.
             drop(unsafe { Box::from_raw(work) });
             /* where the kernel has no memory for a stack, glibc says that one may try again */
-            return Err(if failed == libc::EAGAIN { VerbsError::NoMemory("a thread") } else { VerbsError::Os(failed) });
+            return Err(if failed == libc::EAGAIN {
+                VerbsError::NoMemory("a thread")
+            } else {
+                VerbsError::Os(failed)
+            });
         }
         // SAFETY: pthread_create filled it; the name is short and ends with a NUL.
         unsafe {

@@ -94,7 +94,11 @@ impl Progress {
         let Some(handle) = handle else { return };
         self.stop.store(true, Ordering::Release);
         signal(&self.wake);
-        if handle.is_caller() { handle.detach() } else { handle.join() }
+        if handle.is_caller() {
+            handle.detach()
+        } else {
+            handle.join()
+        }
         self.mode.store(STOPPED, Ordering::SeqCst);
     }
 

@@ -82,23 +82,22 @@ impl Paths {
         let (max, mut waiting) = (self.max, VecDeque::new());
         waiting.make_room(self.datagram_qps)?;
         self.paths.make_room(self.paths.len() + 1)?;
-        self.paths.push_in_room(
-            Path {
-                window: START_WINDOW.min(max),
-                threshold: max,
-                max,
-                inflight: 0,
-                last_cut: 0,
-                before_cut: 0,
-                waiting,
-                users: 0,
-                turn: None,
-                turn_used: false,
-                open: false,
-                stuck: false,
-                srtt: 0,
-                pace: Pace::towards(&dgid),
-            });
+        self.paths.push_in_room(Path {
+            window: START_WINDOW.min(max),
+            threshold: max,
+            max,
+            inflight: 0,
+            last_cut: 0,
+            before_cut: 0,
+            waiting,
+            users: 0,
+            turn: None,
+            turn_used: false,
+            open: false,
+            stuck: false,
+            srtt: 0,
+            pace: Pace::towards(&dgid),
+        });
         let id = PathId(self.paths.len() as u32 - 1);
         self.by_gid.insert(dgid, id);
         Ok(id)
