@@ -178,7 +178,7 @@ __attribute__((unused)) static pid_t start(void (*role)(int fd), int *end)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(ends[0]);
 		failures = 0;
-		alarm(600);
+		alarm(1800);
 		role(ends[1]);
 		_exit(failures != 0);
 	}

@@ -15,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 kills=24 stop=1 jumps=40 seed=$(($(date +%s) % 100000))
 while [[ ${1:-} == --* ]]; do
     case $1 in
-    --long) kills=600 stop=180 jumps=2000 ;;
+    --long) kills=600 stop=120 jumps=2000 ;;
     --seed) seed=$2; shift ;;
     *) echo "unknown option $1" >&2; exit 2 ;;
     esac

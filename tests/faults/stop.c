@@ -95,8 +95,10 @@ static void finish(struct pair *pair)
 {
 	for (int i = 0; i < 2; i++)
 		say(pair->fds[i], 'e');
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < 2; i++) {
 		CHECK(ended_well(pair->pids[i]));
+		close(pair->fds[i]);
+	}
 }
 
 static struct told *of(const struct pair *pair) { return &told[2 * pair->index]; }
@@ -118,7 +120,7 @@ int main(int argc, char **argv)
 	struct pair patient, impatient, bystander, late;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	alarm((unsigned int)(longest / 1000 + 110));
+	alarm((unsigned int)(2 * longest / 1000 + 300));
 	NEED((told = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
 	patient = begin(0, LONG);
 	bystander = begin(1, LONG);

@@ -196,7 +196,7 @@ impl Card {
     /// `ibv_query_port`
     pub(crate) fn query_port(&self, port: u8) -> Result<PortAttr> {
         let mut attr = *self.info.port(port)?;
-        if !self.links.active(&self.info.addrs) {
+        if self.is_ours() && !self.links.active(&self.info.addrs) {
             (attr.state, attr.phys_state) = (PORT_DOWN, PHYS_DISABLED);
         }
         Ok(attr)
@@ -205,14 +205,19 @@ impl Card {
     /// `ibv_query_gid_ex`: entries whose address the host has lost are empty.
     pub(crate) fn query_gid(&self, index: u32) -> Result<GidEntry> {
         let entry = self.info.gid(index)?;
-        if self.links.has(&self.info.addrs, index as usize) { Ok(entry) } else { Err(VerbsError::NoData) }
+        if self.has_gid(index) { Ok(entry) } else { Err(VerbsError::NoData) }
     }
 
     /// `ibv_query_gid_table`
     pub(crate) fn gid_table(&self) -> Vec<GidEntry> {
         let mut table = self.info.gid_table();
-        table.retain(|entry| self.links.has(&self.info.addrs, entry.index as usize));
+        table.retain(|entry| self.has_gid(entry.index));
         table
+    }
+
+    /// A forked child, whose parent may have had the lock, sees the table as it was at the opening.
+    fn has_gid(&self, index: u32) -> bool {
+        !self.is_ours() || self.links.has(&self.info.addrs, index as usize)
     }
 
     /// Readable when interfaces have changed: then comes [`Card::look_at_links`].
