@@ -187,7 +187,7 @@ mod tests {
             let ahead = 1 + (rng >> 40) as u32 % SackEth::SPAN;
             let psn = expected.plus(ahead);
             if rng >> 62 != 0 && !keep.has(id, psn) {
-                let data = alloc::vec![(rng >> 20) as u8; (rng >> 50) as usize % 300 & !3];
+                let data = alloc::vec![(rng >> 20) as u8; ((rng >> 50) as usize % 300) & !3];
                 assert!(keep.put(id, psn, [&data[..], &[], &[]], 0));
                 plain.insert(psn.get(), data);
             } else {
