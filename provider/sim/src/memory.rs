@@ -44,7 +44,7 @@ impl Memory {
     /// Panics unless the card may do `what` here.
     pub(crate) fn check(&self, addr: u64, len: usize, what: u8) {
         let Some(guard) = self.guard.as_ref().filter(|_| len > 0) else { return };
-        let allowed = guard[self.at(addr, len)].iter().all(|g| g & what != 0);
+        let allowed = guard[self.at(addr, len)].iter().fold(what, |all, g| all & g) != 0;
         let verb = if what == READ { "read" } else { "wrote" };
         assert!(allowed, "the card {verb} {len} bytes at {addr:#x}, which were not its own then");
     }

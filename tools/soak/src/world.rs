@@ -243,6 +243,7 @@ impl World {
                 };
                 match self.who.get(&(at, qpn)) {
                     Some(Who::Conn(c, e)) => self.event(*c, *e, event),
+                    Some(Who::Matching(_)) if matches!(event, AsyncEvent::CommEst(_)) => {}
                     who => panic!("host {at}: {event:?} of {who:?}"),
                 }
             }
