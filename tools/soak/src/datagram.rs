@@ -236,7 +236,11 @@ impl World {
                     cqe.status == WcStatus::Success && p.signaled && cqe.opcode == p.op.wc_opcode()
                 }
             };
-            assert!(expected, "station {s}: request {} has {cqe:?} (bad: {}, failed: {})", p.seq, p.bad, station.failed);
+            assert!(
+                expected,
+                "station {s}: request {} has {cqe:?} (bad: {}, failed: {})",
+                p.seq, p.bad, station.failed
+            );
             station.failed |= mine && cqe.status != WcStatus::Success;
             let host = &mut self.net.hosts[station.host];
             self.sites[station.host].pool.give(host, &p.pieces);
@@ -279,7 +283,10 @@ impl World {
         for (s, station) in self.stations.iter_mut().enumerate() {
             let state = self.net.hosts[station.host].state(station.qpn);
             assert_eq!(state, QpState::Rts, "station {s}");
-            assert!(!station.sends.iter().any(|p| p.signaled || p.bad), "station {s}: sends without completion");
+            assert!(
+                !station.sends.iter().any(|p| p.signaled || p.bad),
+                "station {s}: sends without completion"
+            );
             assert_eq!((station.left, station.sq.outstanding()), (0, 0), "station {s}: sends are left");
         }
     }

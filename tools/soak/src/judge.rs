@@ -94,7 +94,9 @@ impl World {
         let conn = &self.conns[c];
         let (me, kind) = (&conn.ends[e], conn.plan.kind);
         let allowed = wr.bad.is_some_and(|bad| {
-            (conn.reliable() || bad.is_local()) && bad.status() == cqe.status && me.doomed == Some((wr.seq, bad))
+            (conn.reliable() || bad.is_local())
+                && bad.status() == cqe.status
+                && me.doomed == Some((wr.seq, bad))
         });
         let allowed = (allowed && !me.flushing) || self.excused(c, e, wr, cqe.status);
         assert!(allowed, "conn {c}.{e}: {wr:?} ended as {cqe:?} without a reason");
@@ -127,9 +129,7 @@ impl World {
             WcStatus::WrFlushErr => true,
             _ if me.flushing || !conn.reliable() => false,
             WcStatus::RetryExcErr => {
-                !conn.patient()
-                    || peer.down()
-                    || !matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd)
+                !conn.patient() || peer.down() || !matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd)
             }
             WcStatus::RnrRetryExcErr => conn.plan.setup.rnr_retry < 7 && takes,
             WcStatus::RemOpErr => takes && self.feeds_badly(c, 1 - e),
@@ -187,12 +187,12 @@ impl World {
         let oversize = end.inbox.iter().find(|m| m.srq == srq).is_some_and(|m| m.bad == Some(Bad::Oversize));
         let allowed = match cqe.status {
             WcStatus::WrFlushErr => true,
-            WcStatus::LocProtErr => wr.bad && !end.recv_failed.is_some(),
-            WcStatus::LocLenErr => oversize && !end.recv_failed.is_some(),
+            WcStatus::LocProtErr => wr.bad && end.recv_failed.is_none(),
+            WcStatus::LocLenErr => oversize && end.recv_failed.is_none(),
             _ => false,
         };
         assert!(allowed, "conn {c}.{e}: {cqe:?} without a reason");
-        let once = matches!(end.source, Source::Own(_)) || !end.recv_failed.is_some();
+        let once = matches!(end.source, Source::Own(_)) || end.recv_failed.is_none();
         assert!(once, "conn {c}.{e}: a second receive of a shared queue failed: {cqe:?}");
         end.recv_failed = Some(srq);
         if cqe.status == WcStatus::WrFlushErr {

@@ -275,7 +275,10 @@ impl World {
     fn done_in_silence(&mut self, c: usize, e: usize) {
         while !self.conns[c].ends[e].flushing {
             let sends = &mut self.conns[c].ends[e].sends;
-            let Some(wr) = sends.pop_front_if(|wr| !wr.signaled) else { return };
+            if sends.front().is_none_or(|wr| wr.signaled) {
+                return;
+            }
+            let Some(wr) = sends.pop_front() else { return };
             self.succeeded(c, e, &wr);
         }
     }
@@ -416,6 +419,20 @@ impl World {
         }
     }
 
+    /// What was taken from a shared receive queue has completed; only UC may hold one for the next message.
+    fn finish_shared(&self, at: usize) {
+        let site = &self.sites[at];
+        let uc = |c: &Conn, e: usize| {
+            !c.over && c.plan.kind == Kind::Uc && c.plan.shared[e] && c.plan.hosts[e] == at
+        };
+        let held: usize = self.conns.iter().map(|c| usize::from(uc(c, 0)) + usize::from(uc(c, 1))).sum();
+        for (srq, most) in [(&site.srq, held), (&site.xrc[0], 0), (&site.xrc[1], 0)] {
+            let waiting = starverbs_core::RecvQueue::len(&srq.rq) as usize;
+            let taken = srq.posted.len() - waiting;
+            assert!(taken <= most, "host {at}: {taken} receives of a shared queue have no completion");
+        }
+    }
+
     fn finish_host(&mut self, at: usize) {
         let host = &mut self.net.hosts[at];
         assert!(host.env.memory.gaps_intact(), "host {at}: somebody wrote beside the buffers");
@@ -426,6 +443,8 @@ impl World {
         for (name, n) in names.filter(|(name, _)| !matches!(**name, "qps" | "mrs")) {
             self.summary.add("cards", name, n);
         }
+        self.finish_shared(at);
+        let host = &mut self.net.hosts[at];
         let qpns: Vec<Qpn> = host.nic.qpns().collect();
         for qpn in qpns {
             host.nic.detach_from_all(qpn, |_| {});

@@ -32,7 +32,14 @@ impl Pool {
     }
 
     /// `len` bytes in up to `most` pieces, some of them empty.
-    pub(crate) fn scatter(&mut self, host: &mut Host, rng: &mut Rng, len: u32, most: u64, rights: u8) -> Pieces {
+    pub(crate) fn scatter(
+        &mut self,
+        host: &mut Host,
+        rng: &mut Rng,
+        len: u32,
+        most: u64,
+        rights: u8,
+    ) -> Pieces {
         let n = rng.within(1, most);
         let mut left = len;
         let mut pieces = Vec::new();

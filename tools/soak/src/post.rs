@@ -18,6 +18,8 @@ struct Draft {
     /// The peer's window, not its region
     window: bool,
     off: usize,
+    /// Bytes of what it works on
+    room: usize,
     /// XRC: which of the peer's queues
     srq: usize,
 }
@@ -142,7 +144,8 @@ impl World {
         wqe.flags.set(SendFlags::SIGNALED, rng.chance(conn.plan.signaled));
         wqe.flags.set(SendFlags::FENCE, rng.chance(0.1));
         wqe.flags.set(SendFlags::SOLICITED, rng.chance(0.2));
-        let mut d = Draft { wqe, data: vec![], brings: None, bad: None, window: false, off: 0, srq: 0 };
+        let mut d =
+            Draft { wqe, data: vec![], brings: None, bad: None, window: false, off: 0, room: 0, srq: 0 };
         let peer = &conn.ends[1 - e];
         if conn.plan.kind == Kind::Xrc {
             let site = &self.sites[peer.host];
@@ -155,8 +158,10 @@ impl World {
                 d.window = true;
                 d.wqe.rkey = w.key;
             }
-            let arena = if d.window { &peer.window.as_ref().expect("it is bound").arena } else { &peer.arena };
+            let arena =
+                if d.window { &peer.window.as_ref().expect("it is bound").arena } else { &peer.arena };
             let room = arena.len();
+            d.room = room;
             len = match op {
                 SendOp::CmpSwap | SendOp::FetchAdd | SendOp::AtomicWrite => 8,
                 _ if rng.chance(conn.plan.long) => room as u32,
@@ -234,7 +239,10 @@ impl World {
         }
         if me.doomed.is_some() {
             /* Behind one that fails nothing happens, but for what the card does by itself. */
-            return if op.is_local() { self.note_window(c, e, seq, d) } else { () };
+            if op.is_local() {
+                self.note_window(c, e, seq, d);
+            }
+            return;
         }
         let off = d.off;
         let arena = match &mut peer.window {
@@ -251,6 +259,12 @@ impl World {
                     let after = after_atomic(&d.wqe, before);
                     arena.write(seq, off, &after.to_ne_bytes());
                 }
+            }
+            /* an unreliable WRITE is looked at packet by packet: those before the end may be there */
+            Some(Bad::Bounds) if !reliable => {
+                let off = (d.wqe.remote_addr - arena.addr) as usize;
+                let there = arena.len().saturating_sub(off).min(d.data.len());
+                arena.write(seq, off.min(arena.len()), &d.data[..there]);
             }
             Some(_) => {}
         }
@@ -300,7 +314,8 @@ impl World {
             let conn = &self.conns[c];
             let end = &conn.ends[e];
             let Source::Own(rq) = &end.source else { return any };
-            if rq.is_full() || conn.over || end.cause == Some(Cause::Gone) || !(eager || self.rng.chance(0.5)) {
+            if rq.is_full() || conn.over || end.cause == Some(Cause::Gone) || !(eager || self.rng.chance(0.5))
+            {
                 return any;
             }
             if end.down() && (eager || any) {
@@ -437,7 +452,11 @@ fn spoil_request(rng: &mut Rng, kind: Kind, room: u32, d: &mut Draft) {
         Bad::Bind => d.wqe.imm ^= 0x100,
         Bad::Size => d.data.push(0),
         Bad::Rkey => d.wqe.rkey ^= rng.pick(&[1, 0x100, 0x8000_0000]),
-        Bad::Bounds => d.wqe.remote_addr += 1 << 20,
+        Bad::Bounds if op.is_atomic() => d.wqe.remote_addr += (d.room - d.off) as u64,
+        Bad::Bounds => {
+            let last = (d.room - d.off - len as usize) as u64;
+            d.wqe.remote_addr += last + 1 + rng.below(u64::from(len));
+        }
         Bad::Rights => d.wqe.imm = Feth::word(Placement::PERSISTENT, FlushLevel::Mr),
         Bad::Unaligned => d.wqe.remote_addr += rng.within(1, 7),
         Bad::Oversize => d.data = any_bytes(rng, room + 1 + rng.clone().below(300) as u32),

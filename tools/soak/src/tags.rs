@@ -78,7 +78,7 @@ pub(crate) struct Matching {
 
 impl World {
     pub(crate) fn make_matching(&mut self) {
-        for (m, (hosts, left)) in self.plan.tags.clone().into_iter().enumerate() {
+        for (hosts, left) in self.plan.tags.clone() {
             let (cq, told, rq) = (SimCq::new(4096), SimCq::new(4096), SimRq::new(self.plan.srq_slots, 4));
             let [from, to] = hosts;
             let pd = self.net.hosts[to].pd;
@@ -94,11 +94,10 @@ impl World {
                 let recv = RecvSource::Own(back[i].clone());
                 sends[i] = self.net.hosts[from].qp(QpType::Rc, &sq[i], recv, [&told, &told], false);
                 let shared = RecvSource::Shared(srq);
-                peers[i] =
-                    self.net.hosts[to].qp(QpType::Rc, &SimSq::new(own), shared, [&cq, &cq], true);
+                peers[i] = self.net.hosts[to].qp(QpType::Rc, &SimSq::new(own), shared, [&cq, &cq], true);
                 self.net.connect(QpType::Rc, (from, sends[i]), (to, peers[i]), &setup);
-                self.who.insert((from, sends[i]), Who::Matching(m));
-                self.who.insert((to, peers[i]), Who::Matching(m));
+                self.who.insert((from, sends[i]), Who::Matching);
+                self.who.insert((to, peers[i]), Who::Matching);
             }
             self.matching.push(Matching {
                 hosts,
@@ -133,7 +132,10 @@ impl World {
             if eager || self.rng.chance(self.plan.feed) {
                 any |= matching.feed(self);
             }
-            if self.rng.chance(0.3) && matching.posted.len() + matching.fetching.len() < LIST - 2 && matching.left > 0 {
+            if self.rng.chance(0.3)
+                && matching.posted.len() + matching.fetching.len() < LIST - 2
+                && matching.left > 0
+            {
                 matching.receive(self);
             }
             if matching.left > 0 && (eager || self.rng.chance(self.plan.act / 2.0)) {
@@ -259,8 +261,13 @@ impl Matching {
         }
         let to = self.hosts[1];
         let room = EAGER + w.rng.below(EAGER);
-        let pieces =
-            w.sites[to].pool.scatter(&mut w.net.hosts[to], &mut w.rng, room as u32, MAX_TAG_SGE as u64, WRITE);
+        let pieces = w.sites[to].pool.scatter(
+            &mut w.net.hosts[to],
+            &mut w.rng,
+            room as u32,
+            MAX_TAG_SGE as u64,
+            WRITE,
+        );
         let mut sges = [Sge::default(); MAX_TAG_SGE];
         sges[..pieces.len()].copy_from_slice(&pieces);
         let (wr_id, num_sge) = (self.next, pieces.len() as u8);

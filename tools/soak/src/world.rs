@@ -48,7 +48,7 @@ pub(crate) struct Site {
 pub(crate) enum Who {
     Conn(usize, usize),
     Station(usize),
-    Matching(usize),
+    Matching,
 }
 
 /// A run.
@@ -70,8 +70,13 @@ impl World {
     /// The world of a seed.
     pub(crate) fn new(seed: u64, plan: Plan, trace: bool) -> Self {
         let limits = Limits { qps: 4096, ..Limits::default() };
-        let cfg =
-            NicConfig { mtu: plan.mtu, max_msg: MAX_MSG, window: plan.window, limits, ..NicConfig::default() };
+        let cfg = NicConfig {
+            mtu: plan.mtu,
+            max_msg: MAX_MSG,
+            window: plan.window,
+            limits,
+            ..NicConfig::default()
+        };
         let mut net = Net::new(plan.hosts as u8, cfg, Faults::default(), seed);
         net.trace = trace;
         for (from, to, faults) in &plan.links {
@@ -162,7 +167,7 @@ impl World {
         for at in 0..self.plan.hosts {
             self.net.sleep(at, 0);
         }
-        self.net.step() || self.doom_all()
+        self.net.step() || self.poll_all() || self.act(true) || self.doom_all()
     }
 
     /// Programs post. `eager`: all that they can.
@@ -243,7 +248,7 @@ impl World {
                 };
                 match self.who.get(&(at, qpn)) {
                     Some(Who::Conn(c, e)) => self.event(*c, *e, event),
-                    Some(Who::Matching(_)) if matches!(event, AsyncEvent::CommEst(_)) => {}
+                    Some(Who::Matching) if matches!(event, AsyncEvent::CommEst(_)) => {}
                     who => panic!("host {at}: {event:?} of {who:?}"),
                 }
             }
@@ -264,7 +269,8 @@ impl World {
                 any = true;
                 self.say(|| format!("host {at} polls {cqe:?}"));
                 let recv = cqe.wr_id & RECV != 0;
-                self.summary.count(if recv { "receives completed" } else { "requests completed" }, cqe.status);
+                self.summary
+                    .count(if recv { "receives completed" } else { "requests completed" }, cqe.status);
                 match self.who.get(&(at, cqe.qpn)).copied() {
                     Some(Who::Conn(c, e)) if recv => {
                         self.received(c, e, which.saturating_sub(2), &cqe, solicited);
