@@ -260,12 +260,6 @@ impl World {
                     arena.write(seq, off, &after.to_ne_bytes());
                 }
             }
-            /* an unreliable WRITE is looked at packet by packet: those before the end may be there */
-            Some(Bad::Bounds) if !reliable => {
-                let off = (d.wqe.remote_addr - arena.addr) as usize;
-                let there = arena.len().saturating_sub(off).min(d.data.len());
-                arena.write(seq, off.min(arena.len()), &d.data[..there]);
-            }
             Some(_) => {}
         }
         let arrives = d.bad.is_none() || (d.bad == Some(Bad::Oversize) && reliable);
