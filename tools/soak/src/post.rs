@@ -249,18 +249,15 @@ impl World {
             Some(w) if d.window => &mut w.arena,
             _ => &mut peer.arena,
         };
-        match d.bad {
-            None => {
-                if !op.brings_data() && on_memory(op) {
-                    arena.write(seq, off, &d.data);
-                }
-                if let Some(Brings { want, .. }) = d.brings.as_ref().filter(|_| op.is_atomic()) {
-                    let before = u64::from_ne_bytes(want[..8].try_into().expect("eight bytes"));
-                    let after = after_atomic(&d.wqe, before);
-                    arena.write(seq, off, &after.to_ne_bytes());
-                }
+        if d.bad.is_none() {
+            if !op.brings_data() && on_memory(op) {
+                arena.write(seq, off, &d.data);
             }
-            Some(_) => {}
+            if let Some(Brings { want, .. }) = d.brings.as_ref().filter(|_| op.is_atomic()) {
+                let before = u64::from_ne_bytes(want[..8].try_into().expect("eight bytes"));
+                let after = after_atomic(&d.wqe, before);
+                arena.write(seq, off, &after.to_ne_bytes());
+            }
         }
         let arrives = d.bad.is_none() || (d.bad == Some(Bad::Oversize) && reliable);
         if op.takes_recv() && arrives {
