@@ -3,8 +3,11 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 FUZZ_SECONDS ?= 60
 SECONDS ?= 300
+SEED ?= 0
+RUNS ?= 100000
+JOBS ?= 1
 
-.PHONY: help build demo test bench bench-loss instructions conformance pyverbs interop stress faults lint doc fuzz-build fuzz clean
+.PHONY: help build demo test bench bench-loss instructions conformance pyverbs interop stress soak faults lint doc fuzz-build fuzz clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -17,6 +20,7 @@ help:
 	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, TCP; writes docs/bench-loss.*'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
+	@echo 'make soak         simulated cards on a hostile network, RUNS seeds from SEED on, JOBS threads; see docs/faults.md'
 	@echo 'make faults       processes killed, stopped, without memory, descriptors, addresses; see docs/faults-of-processes.md'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
 	@echo 'make doc          documentation of the crates'
@@ -55,6 +59,10 @@ stress:
 	@tools/scripts/packages.sh stress
 	@$(MAKE) --no-print-directory build
 	tests/soak/run.sh --seconds $(SECONDS) dist/lib soak growth leaks memcheck tsan
+
+# With TRACE=1, each frame, post, completion and event is printed.
+soak:
+	cargo run --release --quiet --package starverbs-soak -- --seed $(SEED) --runs $(RUNS) --jobs $(JOBS) $(if $(TRACE),--trace)
 
 faults:
 	@tools/scripts/packages.sh stress
