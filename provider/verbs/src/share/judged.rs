@@ -39,8 +39,8 @@ fn open(key: u32, item: &Item) {
             let Ok(at) = mrs.resolve_remote(key, (PdId(1), 5), va, len, starverbs_core::Access::empty()) else {
                 continue;
             };
-            let end = at.checked_add(u64::from(len)).expect("it does not wrap");
-            assert!(at >= addr && end - addr <= length, "outside the region");
+            let inside = at.checked_sub(addr).and_then(|offset| offset.checked_add(u64::from(len)));
+            assert!(inside.is_some_and(|end| end <= length), "outside the region");
         }
     }
 }
