@@ -29,8 +29,7 @@ impl Stranger {
     fn send(&self, from: usize, frame: &[u8], wrong: u32) {
         let sport = self.sockets[from].local_addr().unwrap().port();
         let gid = |last| Gid::from_ipv4([127, 0, 0, last]);
-        let header =
-            IcrcHeader { src: gid(from as u8 + 1), dst: gid(1), sport, dport: self.port, ip_id: 0 };
+        let header = IcrcHeader { src: gid(from as u8 + 1), dst: gid(1), sport, dport: self.port, ip_id: 0 };
         let icrc = Icrc::of_frame(&header, frame).map_or(0, u32::from_le_bytes) ^ wrong;
         let bytes = [frame, &icrc.to_le_bytes()].concat();
         self.sockets[from].send_to(&bytes, ("127.0.0.1", self.port)).unwrap();
@@ -65,7 +64,8 @@ fn a_connection_lives_among_strangers() {
     /* 2^-16 of all errors look like an IP identification that the socket hides; these do not */
     stranger.counted("drop_icrc", 0, &send_only(own, FIRST), 0x0101_0101);
     stranger.counted("drop_no_qp", 0, &send_only(own ^ 1, FIRST), 0);
-    let free = (1..4094).find(|block| [&qa, &qb].iter().all(|q| q.number() >> QPN_BLOCK_SHIFT != *block)).unwrap();
+    let free =
+        (1..4094).find(|block| [&qa, &qb].iter().all(|q| q.number() >> QPN_BLOCK_SHIFT != *block)).unwrap();
     stranger.counted("drop_no_owner", 0, &send_only(free << QPN_BLOCK_SHIFT, FIRST), 0);
     let pkey = HeaderBuf::bth(code::RC_SEND_ONLY, own, Psn::new(FIRST), true, false, 0, 0x1234);
     stranger.counted("drop_pkey", 0, &pkey, 0);
@@ -74,7 +74,12 @@ fn a_connection_lives_among_strangers() {
     let padded = HeaderBuf::bth(code::RC_SEND_ONLY, own, Psn::new(FIRST), true, false, 3, PKEY_DEFAULT);
     stranger.counted("drop_malformed", 0, &padded, 0);
     stranger.counted("drop_malformed", 0, &bth(code::RC_WRITE_ONLY, own, FIRST), 0);
-    stranger.counted("drop_malformed", 0, &[&*bth(code::RC_SEND_ONLY, own, FIRST), &[0; 8192][..]].concat(), 0);
+    stranger.counted(
+        "drop_malformed",
+        0,
+        &[&*bth(code::RC_SEND_ONLY, own, FIRST), &[0; 8192][..]].concat(),
+        0,
+    );
     let ack = bth(code::RC_ACK, own, FIRST + 1).aeth(Syndrome::Ack { credits: CREDITS_NONE }, 0);
     stranger.counted("drop_stale_response", 0, &ack, 0);
     stranger.counted("duplicate_request", 0, &send_only(own, FIRST - 5), 0);

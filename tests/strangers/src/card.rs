@@ -7,6 +7,7 @@
 //! what was acknowledged. Frames here are as behind the ICRC check; the check itself is judged by `port`.
 
 mod forge;
+mod memory;
 mod watch;
 mod world;
 

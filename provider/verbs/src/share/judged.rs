@@ -36,7 +36,8 @@ fn open(key: u32, item: &Item) {
     }
     for va in [0, iova.wrapping_sub(1), iova, iova.wrapping_add(length - length.min(1)), u64::MAX] {
         for len in [1, 8, u32::MAX] {
-            let Ok(at) = mrs.resolve_remote(key, (PdId(1), 5), va, len, starverbs_core::Access::empty()) else {
+            let Ok(at) = mrs.resolve_remote(key, (PdId(1), 5), va, len, starverbs_core::Access::empty())
+            else {
                 continue;
             };
             let inside = at.checked_sub(addr).and_then(|offset| offset.checked_add(u64::from(len)));

@@ -42,8 +42,15 @@ impl Frame {
         let qpn = if how & 0x1c == 0x1c { bytes.word() } else { world.qpn(lane) };
         let payload = payload(world, how, bytes);
         let pad = if how & 0x4000 == 0 { (payload.len().wrapping_neg() & 3) as u8 } else { (how >> 5) as u8 };
-        let bth =
-            Bth::new(opcode, qpn, psn, how & 0x20 != 0, how & 0x40 != 0, pad, starverbs_core::wire::PKEY_DEFAULT);
+        let bth = Bth::new(
+            opcode,
+            qpn,
+            psn,
+            how & 0x20 != 0,
+            how & 0x40 != 0,
+            pad,
+            starverbs_core::wire::PKEY_DEFAULT,
+        );
         let mut frame = bth.as_bytes().to_vec();
         let (va, key) = world.target(bytes);
         if flags.contains(OpFlags::XRCETH) {

@@ -76,7 +76,11 @@ impl World {
             let local = matches!(sent.op, SendOp::BindMw | SendOp::LocalInv);
             assert!(sent.end <= at.acked.upto, "{:?} succeeded, and nobody acknowledged it", sent.op);
             let answered = at.acked.answers.contains(&sent.end.wrapping_sub(1));
-            assert!(local || !sent.op.is_answered() || answered, "{:?} succeeded without its answer", sent.op);
+            assert!(
+                local || !sent.op.is_answered() || answered,
+                "{:?} succeeded without its answer",
+                sent.op
+            );
         }
         if self.mode == Mode::Stranger {
             assert_eq!(cqe.status, WcStatus::Success, "a stranger made {:?} fail", sent.op);

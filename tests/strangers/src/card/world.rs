@@ -14,6 +14,7 @@ use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq};
 
 use super::Mode;
 use super::forge::{Frame, behind, dest_qpn};
+use super::memory::{all_rights, guard, limited, named_srq};
 use super::watch::{Acknowledged, Sent};
 use crate::bytes::Bytes;
 
@@ -82,18 +83,6 @@ pub(crate) struct World {
     pub(crate) next_id: u64,
     pub(crate) injected: u64,
     pub(crate) posts: u64,
-}
-
-/// The same with fewer rights.
-fn limited(setup: Setup, how: u8) -> Setup {
-    let rights = [all_rights(), Access::LOCAL_WRITE, Access::REMOTE_READ, Access::REMOTE_WRITE];
-    let (rights, rd_atomic) = (rights[usize::from(how & 3)], [3, 0, 1, 16][usize::from(how >> 2 & 3)]);
-    Setup { access: rights, rd_atomic, ..setup }
-}
-
-fn all_rights() -> Access {
-    let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL | Access::MW_BIND
 }
 
 impl World {
@@ -303,7 +292,8 @@ impl World {
         let of = dest_qpn(&frame.bytes).and_then(|qpn| self.lanes.iter().position(|l| l.qpn == qpn));
         if let (Some(of), Ok(packet)) = (of, Packet::parse(&frame.bytes))
             && packet.op().kind.is_response()
-            && let Some(at) = behind(packet.bth().psn(), Psn::new(FIRST)).filter(|at| *at < self.lanes[of].end)
+            && let Some(at) =
+                behind(packet.bth().psn(), Psn::new(FIRST)).filter(|at| *at < self.lanes[of].end)
         {
             self.lanes[of].acked.note(at, packet.op().kind);
         }
@@ -349,7 +339,8 @@ impl World {
             _ => len,
         };
         let wqe = self.request(lane, op, flags);
-        let sges = if len == 0 { vec![] } else { vec![Sge { addr: self.page[1].0, len, lkey: self.page[1].1 }] };
+        let sges =
+            if len == 0 { vec![] } else { vec![Sge { addr: self.page[1].0, len, lkey: self.page[1].1 }] };
         self.feed_peer(lane);
         let packets = match op {
             SendOp::BindMw | SendOp::LocalInv => 0,
@@ -417,8 +408,7 @@ impl World {
         if lane == TAG && bytes.byte() & 1 == 0 {
             let mut sges = [Sge::default(); MAX_TAG_SGE];
             sges[0] = sge;
-            let buffer =
-                TaggedBuffer { wr_id, tag: u64::from(bytes.byte() & 3), mask: 3, sges, num_sge: 1 };
+            let buffer = TaggedBuffer { wr_id, tag: u64::from(bytes.byte() & 3), mask: 3, sges, num_sge: 1 };
             let seen = (bytes.byte() & 1 == 0).then_some(u32::from(bytes.byte()));
             let op = TagOp { wr_id: 0, change: TagChange::Add(buffer), seen, signaled: false };
             if self.net.hosts[1].nic.change_tags(self.srqs[2], &op).is_ok() {
@@ -534,30 +524,3 @@ impl World {
         pair
     }
 }
-
-/// An SRQ of host 0 that XRC requests may name.
-fn named_srq(net: &mut Net) -> (PdId, SrqId) {
-    let host = &mut net.hosts[0];
-    let domain = host.nic.alloc_pd().expect("a PD");
-    let (rq, cq) = (SimRq::new(1, 1), SimCq::new(1));
-    (domain, host.nic.create_xrc_srq(host.pd, domain, rq, cq, 0).expect("an SRQ"))
-}
-
-/// Memory that no peer may touch, with keys for most of it; and a key that was good once.
-fn guard(net: &mut Net, page: (u64, u32)) -> (Vec<(u64, u64)>, Vec<(u64, u32)>) {
-    const LEN: u64 = 128;
-    let host = &mut net.hosts[1];
-    let secret = host.env.memory.alloc(LEN);
-    let (local, local_key) = host.region(LEN, Access::LOCAL_WRITE);
-    let (read, read_key) = host.region(LEN, Access::REMOTE_READ);
-    let other_pd = host.nic.alloc_pd().expect("a PD");
-    let other = host.env.memory.alloc(LEN);
-    let attr = MrAttr { pd: other_pd, addr: other, length: LEN, iova: other, access: all_rights() };
-    let other_key = host.nic.reg_mr(attr).expect("a good registration");
-    let (old, old_key) = host.region(LEN, all_rights());
-    host.nic.dereg_mr(old_key).expect("it exists");
-    let guarded = [secret, local, read, other, old].map(|addr| (addr, LEN));
-    let keys = [(secret, page.1), (local, local_key), (read, read_key), (other, other_key), (old, old_key)];
-    (guarded.to_vec(), keys.to_vec())
-}
-
