@@ -12,6 +12,7 @@ use core::num::NonZeroU32;
 
 use crate::error::NicError;
 use crate::rng::Rng;
+use crate::room::{Room, exact};
 use crate::types::{Access, PdId, Qpn};
 
 mod import;
@@ -170,21 +171,27 @@ impl MrTable {
             self.mask = (random >> 40) as u32 & SLOT_MASK | MAX_MR as u32;
         }
         if self.free.len() <= REST + tried {
-            self.grow(random);
+            self.grow(random)?;
         }
         let slot = self.free.pop_front().ok_or(NicError::Exhausted)?;
         Ok((slot, self.entries[slot as usize].spent))
     }
 
     /// Adds free slots, in no order, if there can be more.
-    fn grow(&mut self, random: u64) {
+    fn grow(&mut self, random: u64) -> Result<(), NicError> {
         let from = self.entries.len();
         let to = (from + STEP.max(from / 4)).min(MAX_MR);
+        let mut fresh: Vec<u32> = Vec::new();
+        exact(&mut fresh, to - from)?;
+        self.entries.make_room(to)?;
+        /* ending a registration must not need memory */
+        self.free.make_room(to)?;
         let mut rng = Rng::new([random, from as u64]);
         self.entries.extend((from..to).map(|_| Entry::free(rng.next() as u8)));
-        let mut fresh: Vec<u32> = (from as u32..to as u32).collect();
+        fresh.extend(from as u32..to as u32);
         rng.shuffle(&mut fresh);
         self.free.extend(fresh);
+        Ok(())
     }
 
     /// Key 0 is never given out: programs take it for "none".
