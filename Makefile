@@ -6,8 +6,9 @@ SECONDS ?= 300
 SEED ?= 0
 RUNS ?= 100000
 JOBS ?= 1
+FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
-.PHONY: help build demo test bench bench-loss instructions conformance pyverbs interop stress soak faults lint doc fuzz-build fuzz clean
+.PHONY: help build demo test bench bench-loss instructions conformance pyverbs interop stress soak faults lint doc fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -100,8 +101,16 @@ fuzz-build:
 	cargo +nightly fuzz build --fuzz-dir tests/fuzz
 
 fuzz: fuzz-build
-	for target in $(or $(FUZZ_TARGET),$$(cargo +nightly fuzz list --fuzz-dir tests/fuzz)); do \
-		cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+	for target in $(FUZZ_TARGETS); do mkdir -p $(TARGET)/fuzz/$$target; \
+		cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target $(TARGET)/fuzz/$$target tests/fuzz/corpus/$$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -max_len=1500 -len_control=0 || exit 1; done
+
+# The inputs that are needed to reach what `make fuzz` has reached so far.
+fuzz-corpus: fuzz-build
+	for target in $(FUZZ_TARGETS); do mkdir -p $(TARGET)/fuzz/$$target $(TARGET)/fuzz/$$target.min; \
+		cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target $(TARGET)/fuzz/$$target.min tests/fuzz/corpus/$$target \
+			$(TARGET)/fuzz/$$target -- -merge=1 || exit 1; \
+		rm -rf tests/fuzz/corpus/$$target && mv $(TARGET)/fuzz/$$target.min tests/fuzz/corpus/$$target; done
 
 clean:
 	cargo clean

@@ -159,6 +159,12 @@ impl Inbox {
     }
 }
 
+/// Reads any bytes as control messages.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn read_anything(bytes: &[u8]) {
+    read_controls(bytes, &mut Outer::default());
+}
+
 /// Reads the control messages (cmsg(3): a header of length, level and type; data; padding to 8).
 #[inline]
 fn read_controls(mut bytes: &[u8], outer: &mut Outer) {

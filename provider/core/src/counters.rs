@@ -119,7 +119,7 @@ counters! {
     error_completions,
     /// completions lost to a full CQ
     cq_overrun,
-    /// dropped: shorter than its headers say
+    /// dropped: shorter than its headers say, longer than any path MTU, or with padding that it has not
     drop_malformed,
     /// dropped: bad ICRC
     drop_icrc,
@@ -165,6 +165,8 @@ counters! {
     window_cuts,
     /// frames that carried an ECN congestion mark
     rx_ecn_marked,
+    /// congestion notifications from the connected peer, for a rate limiter that this card does not have
+    rx_cnp,
     /// times the progress thread ran the card
     thread_runs,
     /// doorbells left for the holder of the card's lock

@@ -1,15 +1,18 @@
 //! Memory regions and windows: which key opens which bytes to whom.
 //!
 //! A key is a slot number, hidden behind a mask drawn once, and eight bits that change each time the
-//! slot is used anew, so that a stale key opens nothing. lkey and rkey are the same number (man
-//! ibv_reg_mr leaves that to the card). The table gives host addresses out and touches no memory.
+//! slot is used anew, so that a stale key opens nothing. Slots are taken in no order, so that who has one key
+//! cannot tell the others from it, and rest before they are used anew. lkey and rkey are the same number (man
+//! ibv_reg_mr leaves that to the card). The table gives host addresses out and touches no memory. docs/security.md
+//! says what a guess is worth.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use crate::error::NicError;
-use crate::room::Room;
+use crate::rng::Rng;
+use crate::room::{Room, exact};
 use crate::types::{Access, PdId, Qpn};
 
 mod import;
@@ -23,6 +26,11 @@ pub const MAX_MR: usize = 1 << 21;
 const KEY_BITS: u32 = 8;
 const SLOT_MASK: u32 = u32::MAX >> KEY_BITS;
 const KEYS_OF_A_SLOT: usize = 1 << KEY_BITS;
+/// So many slots are free at least, as long as the table can grow: the next one is any of them, and one that was freed is
+/// not used before the others were.
+const REST: usize = 512;
+/// The table grows by so many slots at least, and by a quarter.
+const STEP: usize = 1024;
 /// An MR's own key may stand in an SGE; a window's may not (IBTA 10.6.7.1).
 const IN_SGES: Access = Access::from_bits_retain(1 << 31);
 
@@ -90,6 +98,11 @@ struct Entry {
 }
 
 impl Entry {
+    /// Nothing. The first key's byte is not `spent`.
+    fn free(spent: u8) -> Entry {
+        Entry { spent, ..Entry::mr(&MrAttr::default()) }
+    }
+
     /// An MR, still without a key.
     fn mr(attr: &MrAttr) -> Entry {
         Entry {
@@ -132,21 +145,13 @@ impl MrTable {
     /// Puts an entry into a free slot, with a new key.
     fn insert(&mut self, entry: Entry, random: u64) -> Result<u32, NicError> {
         /* whole slots may be taken by imports, whose keys others chose: of so many slots one is not */
-        let slots = self.entries.len() + 1;
-        self.entries.make_room(slots)?;
-        /* ending a registration must not need memory */
-        self.free.make_room(slots)?;
         for tried in 0..=self.imports.len() / KEYS_OF_A_SLOT {
-            let (slot, spent) = self.slot(random, tried > 0)?;
-            let key = self.unused_key(slot, spent.wrapping_add(1 + (random % 254) as u8));
-            let spent = key.map_or(spent, |key| key.get() as u8);
-            let entry = Entry { key, spent, ..entry };
-            match self.entries.get_mut(slot as usize) {
-                Some(e) => *e = entry,
-                None => self.entries.push(entry),
-            }
-            match key {
-                Some(key) => return Ok(key.get()),
+            let (slot, spent) = self.slot(random, tried)?;
+            match self.unused_key(slot, spent.wrapping_add(1 + (random % 255) as u8)) {
+                Some(key) => {
+                    self.entries[slot as usize] = Entry { key: Some(key), spent: key.get() as u8, ..entry };
+                    return Ok(key.get());
+                }
                 None => self.free.push_back(slot),
             }
         }
@@ -159,20 +164,34 @@ impl MrTable {
         keys.find(|key| self.imported(key.get()).is_none())
     }
 
-    /// A free slot and the key bits it used last: the longest unused, or a new one, which it is with `new` if there can be.
-    fn slot(&mut self, random: u64, new: bool) -> Result<(u32, u8), NicError> {
-        let next = self.entries.len();
-        if next == 0 {
+    /// The free slot that rested longest, and the key bits it used last. So many were `tried` in vain.
+    fn slot(&mut self, random: u64, tried: usize) -> Result<(u32, u8), NicError> {
+        if self.entries.is_empty() {
             /* a bit that no slot number has keeps every key from being 0, whatever its low bits */
             self.mask = (random >> 40) as u32 & SLOT_MASK | MAX_MR as u32;
         }
-        /* Let freed slots rest while the table is small: a stale key then finds nothing at all. */
-        if next < MAX_MR && (new || self.free.len() * 2 <= next) {
-            return Ok((next as u32, (random >> 8) as u8));
+        if self.free.len() <= REST + tried {
+            self.grow(random)?;
         }
         let slot = self.free.pop_front().ok_or(NicError::Exhausted)?;
-        let spent = self.entries.get(slot as usize).map_or(0, |e| e.spent);
-        Ok((slot, spent))
+        Ok((slot, self.entries[slot as usize].spent))
+    }
+
+    /// Adds free slots, in no order, if there can be more.
+    fn grow(&mut self, random: u64) -> Result<(), NicError> {
+        let from = self.entries.len();
+        let to = (from + STEP.max(from / 4)).min(MAX_MR);
+        let mut fresh: Vec<u32> = Vec::new();
+        exact(&mut fresh, to - from)?;
+        self.entries.make_room(to)?;
+        /* ending a registration must not need memory */
+        self.free.make_room(to)?;
+        let mut rng = Rng::new([random, from as u64]);
+        self.entries.extend((from..to).map(|_| Entry::free(rng.next() as u8)));
+        fresh.extend(from as u32..to as u32);
+        rng.shuffle(&mut fresh);
+        self.free.extend(fresh);
+        Ok(())
     }
 
     /// Key 0 is never given out: programs take it for "none".

@@ -4,6 +4,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::rng::Rng;
 
 const PD: PdId = PdId(3);
 
@@ -72,15 +73,60 @@ fn imports_open_what_their_own_key_says_until_they_end() {
     }
 }
 
+fn slot_of(t: &MrTable, key: u32) -> u32 {
+    key >> KEY_BITS ^ t.mask
+}
+
+/// The slot that is used next but `n`.
+fn waiting(t: &MrTable, n: usize) -> u32 {
+    t.free[n]
+}
+
+/// One MR at a time, for ever: an old key is not given out again soon, and not as the next of its slot.
+#[test]
+fn keys_rest_before_they_come_again() {
+    let mut rng = Rng::new([1, 2]);
+    let mut t = MrTable::new();
+    let mut last = BTreeMap::new();
+    for turn in 0..100_000usize {
+        let key = t.register(attr(0, 1, 0, Access::empty()), rng.next()).unwrap();
+        t.deregister(key).unwrap();
+        if let Some(before) = last.insert(key, turn) {
+            assert!(turn - before > 2 * REST, "key {key:x} came again after {} registrations", turn - before);
+        }
+    }
+    assert!(t.entries.len() <= STEP, "the table does not grow for it");
+}
+
+/// Who has a key knows neither the slot nor the byte of the next: all of a card's first keys, over many cards.
+#[test]
+fn keys_do_not_follow_from_each_other() {
+    const CARDS: u64 = 400;
+    let (mut masks, mut steps, mut bytes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    for card in 0..CARDS {
+        let mut rng = Rng::new([card, 0]);
+        let mut t = MrTable::new();
+        let keys = [(); 16].map(|()| t.register(attr(0, 1, 0, Access::empty()), rng.next()).unwrap());
+        *masks.entry(keys[0] >> KEY_BITS).or_insert(0) += 1;
+        for pair in keys.windows(2) {
+            *steps.entry((pair[0] ^ pair[1]) >> KEY_BITS).or_insert(0) += 1;
+            *bytes.entry(pair[0] as u8 ^ pair[1] as u8).or_insert(0) += 1;
+        }
+    }
+    let most = |counts: &BTreeMap<u32, u64>| counts.values().copied().max();
+    assert!(masks.len() as u64 > CARDS - 5, "first slots are any of 2^23: {}", masks.len());
+    /* 6000 steps of 1023 values, 5.9 each on average; 6000 bytes of 256, 23 each */
+    assert!(steps.len() > 1000 && most(&steps) < Some(25), "{} {:?}", steps.len(), most(&steps));
+    let bytes: BTreeMap<u32, u64> = bytes.into_iter().map(|(byte, n)| (u32::from(byte), n)).collect();
+    assert!(bytes.len() == 256 && most(&bytes) < Some(60), "{} {:?}", bytes.len(), most(&bytes));
+}
+
 #[test]
 fn no_key_is_given_out_that_an_import_has() {
-    let (mut t, own) = one(Access::empty());
-    let others: Vec<u32> =
-        (0..=255).filter(|byte| *byte != own & 0xff).map(|byte| own & !0xff | byte).collect();
-    /* the next slot has another number: import all keys of it but one */
-    let next = own ^ 0x100;
-    let spare = next & !0xff | 0x5a;
-    for key in others.iter().map(|key| key ^ 0x100).chain([next]).filter(|key| *key != spare) {
+    let (mut t, _) = one(Access::empty());
+    let next = t.key(waiting(&t, 0), 0).get();
+    let spare = next | 0x5a;
+    for key in (next..=next | 0xff).filter(|key| *key != spare) {
         t.import(key, attr(0, 1, 0, Access::empty())).unwrap();
     }
     assert_eq!(t.register(attr(0, 1, 0, Access::empty()), 99).unwrap(), spare);
@@ -88,16 +134,16 @@ fn no_key_is_given_out_that_an_import_has() {
 
 #[test]
 fn slots_whose_keys_all_are_imported_are_passed_over() {
-    let (mut t, own) = one(Access::empty());
+    let (mut t, _) = one(Access::empty());
     let plain = attr(0, 1, 0, Access::empty());
-    /* slots 1 and 2 */
-    for base in [own & !0xff ^ 0x100, own & !0xff ^ 0x200] {
+    for slot in [waiting(&t, 0), waiting(&t, 1)] {
         for byte in 0..=255 {
-            t.import(base | byte, plain).unwrap();
+            t.import(t.key(slot, byte).get(), plain).unwrap();
         }
     }
+    let third = waiting(&t, 2);
     let key = t.register(plain, 99).unwrap();
-    assert_eq!((key ^ own) >> 8, 3);
+    assert_eq!(slot_of(&t, key), third);
     assert_eq!(t.regions(), 2);
     let keys: Vec<u32> = (0..20).map(|n| t.register(plain, n).unwrap()).collect();
     assert!(keys.iter().all(|key| t.query(*key).is_some()));

@@ -25,6 +25,7 @@ use crate::error::NicError;
 use crate::limits::{Limits, room};
 use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
+use crate::rng::Rng;
 use crate::room::make_room_in;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
@@ -128,25 +129,12 @@ pub(crate) struct Srq<E: Env> {
     pub(crate) tags: Option<Box<TagMatching<E::Cq>>>,
 }
 
-/// splitmix64: keys and start points that a stranger cannot guess, given a random seed.
-pub(crate) struct Rng(u64);
-
-impl Rng {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
 impl<E: Env> Nic<E> {
     /// Bytes that the card keeps of each QP, beside what grows with its queues: for tests that bound it.
     pub const QP_BYTES: usize = size_of::<Qp<E>>();
 
-    /// A card without QPN blocks, and so without QPs. `seed` decides keys and QPNs.
-    pub fn new(cfg: NicConfig, stats: E::Stats, seed: u64) -> Self {
+    /// A card without QPN blocks, and so without QPs. `seed` decides keys and QPNs: who knows it knows them.
+    pub fn new(cfg: NicConfig, stats: E::Stats, seed: [u64; 2]) -> Self {
         Nic {
             qps: QpTable::new(),
             shared: Shared {
@@ -158,7 +146,7 @@ impl<E: Env> Nic<E> {
                 pds: Slab::new(),
                 paths: Paths::new(cfg.window),
                 sched: Sched::default(),
-                rng: Rng(seed),
+                rng: Rng::new(seed),
                 keep: Keep::default(),
                 repairs: Repairs::default(),
                 segs: Vec::with_capacity(MAX_SGE),

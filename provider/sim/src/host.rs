@@ -191,7 +191,7 @@ impl Default for Setup {
 impl Host {
     /// Host number `id`, 10.0.0.`id + 1`, with one block of QPNs.
     pub fn new(id: u8, cfg: NicConfig, seed: u64) -> Self {
-        let mut nic = Nic::new(cfg, Rc::new(Counters::default()), seed);
+        let mut nic = Nic::new(cfg, Rc::new(Counters::default()), [seed, 0]);
         nic.add_block(u16::from(id) + 1).expect("a fresh card takes a block");
         let pd = nic.alloc_pd().expect("a fresh card gives a PD");
         let memory = Memory::new(0x10_0000_0000 * (u64::from(id) + 1));

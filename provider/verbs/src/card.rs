@@ -6,6 +6,7 @@
 //! lock back looks for doorbells once more.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
@@ -479,9 +480,10 @@ fn watch_forks() {
 }
 
 /// Numbers that a stranger cannot guess, for keys and QPNs.
-pub(crate) fn seed() -> u64 {
-    let mut seed = clock::now() ^ (u64::from(std::process::id()) << 32);
-    // SAFETY: eight writable bytes. On failure the clock has to do.
-    unsafe { libc::getrandom((&raw mut seed).cast(), 8, 0) };
+pub(crate) fn seed() -> [u64; 2] {
+    // What the standard library has for its hash maps, should the system refuse (a filter of system calls).
+    let mut seed = [(); 2].map(|()| RandomState::new().build_hasher().finish());
+    // SAFETY: the bytes are `seed`'s, and any are valid numbers.
+    unsafe { libc::getrandom((&raw mut seed).cast(), size_of_val(&seed), 0) };
     seed
 }

@@ -355,11 +355,18 @@ fn rings(init: &QpInit<'_>, memory: ProgramMemory) -> Option<WorkRings> {
     WorkRings::new(Some(send), own.then_some(recv), memory)
 }
 
-/// Claims another block of QPNs when the card has none left.
+/// QPNs that are free at least, if the host has more: one that was given back is not given out before the others were, so
+/// that what is still under way to the old queue pair does not reach a new one.
+const RESTING: usize = 64;
+
+/// Claims another block of QPNs when few are left.
 fn make_room(card: &Card, shard: &mut Shard) -> Result<()> {
-    if shard.nic.free_qpns() == 0 {
-        let block = shard.rx.claim_block()?;
-        shard.nic.add_block(block as u16)?;
+    if shard.nic.free_qpns() < RESTING {
+        match shard.rx.claim_block() {
+            Ok(block) => shard.nic.add_block(block as u16)?,
+            Err(_) if shard.nic.free_qpns() > 0 => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
         card.progress.kick_if_armed();
     }
     Ok(())

@@ -19,5 +19,11 @@ pub(crate) use import::{Foreign, ForeignList, Importer};
 pub(crate) use kept::Kept;
 pub(crate) use table::{Item, Kind, Tag};
 
+#[cfg(feature = "fuzzing")]
+mod judged;
+
+#[cfg(feature = "fuzzing")]
+pub use judged::read_share_table;
+
 #[cfg(test)]
 mod tests;

@@ -152,14 +152,22 @@ impl Snapshot {
         let (values, _) = values.as_chunks::<8>();
         let names = String::from_utf8_lossy(&names).into_owned();
         let counters =
-            names.lines().map(str::to_owned).zip(values.iter().map(|v| u64::from_ne_bytes(*v))).collect();
+            names.lines().map(printable).zip(values.iter().map(|v| u64::from_ne_bytes(*v))).collect();
         let port = u16::try_from(number(1)).unwrap_or(0);
         Ok(Snapshot { pid: number(0), port, first_block: number(2), counters })
     }
 }
 
+/// Text of another process, for a terminal: what would move the cursor or more is replaced.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     fn own_page(pid: u32) -> File {
@@ -181,6 +189,19 @@ mod tests {
         assert_eq!((seen.port, seen.first_block, seen.counters.len()), (4791, 17, CELLS));
         let value = |name: &str| seen.counters.iter().find(|(n, _)| n == name).map(|(_, v)| *v);
         assert_eq!((value("tx_packets"), value("mrs"), value("rx_packets")), (Some(5), Some(1), Some(0)));
+    }
+
+    /// Any process may hold a file of that name, and an administrator may look at it.
+    #[test]
+    fn names_do_nothing_to_a_terminal() {
+        let page = StatPage::create(4243, 4791, 17).unwrap();
+        page.tx_packets.inc();
+        let file = own_page(4243);
+        let file =
+            OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        file.write_all_at(b"tx\x1b[2J\x07", NAMES_AT as u64).unwrap();
+        let seen = Snapshot::read(&own_page(4243)).unwrap();
+        assert_eq!(seen.counters[0].0, "tx\u{fffd}[2J\u{fffd}s");
     }
 
     #[test]

@@ -83,7 +83,7 @@ fn users(args: &Args) -> Result<Vec<User>, Failure> {
 fn command(pid: u32) -> String {
     let words = fs::read(PathBuf::from(format!("/proc/{pid}/cmdline"))).unwrap_or_default();
     let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect::<Vec<_>>().join(" ")
+    words.map(|word| stat::printable(&String::from_utf8_lossy(word))).collect::<Vec<_>>().join(" ")
 }
 
 fn queue_pairs(page: &Snapshot) -> Result<String, String> {
@@ -93,7 +93,10 @@ fn queue_pairs(page: &Snapshot) -> Result<String, String> {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "does not answer".to_owned(),
         _ => error.to_string(),
     };
-    answer.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).map_err(explain)
+    let lines = |bytes: Vec<u8>| {
+        String::from_utf8_lossy(&bytes).lines().map(|line| stat::printable(line) + "\n").collect::<String>()
+    };
+    answer.map(lines).map_err(explain)
 }
 
 fn print(args: &Args, users: &[User], before: &[User], seconds: u64) {

@@ -66,16 +66,13 @@ impl<E: Env> Nic<E> {
         if meta.dst.is_multicast() {
             return stats.drop_multicast.inc();
         }
-        if !transport.serves(qp.qp_type) {
-            /* A congestion notification is for a rate limiter that this card does not have. */
-            return if transport == Transport::Cnp {
-                stats.rx_ecn_marked.inc()
-            } else {
-                stats.drop_opcode.inc()
-            };
-        }
         if qp.qp_type != QpType::Ud && qp.attr.av.dgid != meta.src {
-            return stats.drop_source.inc();
+            /* It has no peer yet, rather than another one. */
+            let connected = !matches!(qp.state, QpState::Reset | QpState::Init);
+            return if connected { stats.drop_source.inc() } else { stats.drop_state.inc() };
+        }
+        if !transport.serves(qp.qp_type) {
+            return if transport == Transport::Cnp { stats.rx_cnp.inc() } else { stats.drop_opcode.inc() };
         }
         Ctx { qp, sh: &mut self.shared, env, now }.receive(meta, &packet);
     }
@@ -90,9 +87,14 @@ impl<E: Env> Nic<E> {
             Kind::Sack => return self.handle_sack(env, now, meta, packet),
             _ => {}
         }
-        let Some(id) = self.shared.paths.lookup(meta.src) else { return };
+        let Some(id) = self.shared.paths.lookup(meta.src) else {
+            return self.shared.stats.drop_stale_response.inc();
+        };
         let path = self.shared.paths.get(id);
         let bytes = path.pace.answered(packet.bth().psn().get());
+        if bytes == 0 {
+            return self.shared.stats.drop_stale_response.inc();
+        }
         path.acked(bytes);
         self.shared.open_path(id);
         if let Some(mut cx) = self.context(env, packet.bth().dest_qpn(), now) {

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use crate::env::Env;
 use crate::error::NicError;
+use crate::rng::Rng;
 use crate::room::{Room, exact};
 use crate::transport::Qp;
 use crate::types::{QPN_BLOCK, QPN_BLOCK_SHIFT, QPN_MASK, Qpn};
@@ -42,10 +43,15 @@ impl<E: Env> QpTable<E> {
         /* numbers come back as QPs end, which must not need memory */
         let all = (self.blocks.len() + 1) * QPN_BLOCK as usize;
         self.free.make_room(all)?;
+        let base = u32::from(block) << QPN_BLOCK_SHIFT;
+        let mut fresh: Vec<Qpn> = Vec::new();
+        exact(&mut fresh, QPN_BLOCK as usize)?;
+        fresh.extend(base..base + QPN_BLOCK);
         self.blocks.push(Block { slots });
         *entry = self.blocks.len() as u16;
-        let (base, start) = (u32::from(block) << QPN_BLOCK_SHIFT, random as u32);
-        self.free.extend((0..QPN_BLOCK).map(|i| base | (start.wrapping_add(i) & (QPN_BLOCK - 1))));
+        /* in no order: who knows one of a process's QPNs does not know the next */
+        Rng::new([random, base.into()]).shuffle(&mut fresh);
+        self.free.extend(fresh);
         Ok(())
     }
 

@@ -180,8 +180,10 @@ impl<E: Env> Ctx<'_, E> {
     fn sample_rtt_of(&mut self, psn: Psn) {
         let req = &mut self.qp.req;
         if req.rtt_since != 0 && req.rtt_psn == psn {
-            let rtt = self.now - core::mem::take(&mut req.rtt_since);
-            self.sh.paths.get(self.qp.path).sample_rtt(rtt);
+            let since = core::mem::take(&mut req.rtt_since);
+            /* as in `progress_to`: behind the deadline this card did not run, or its clock jumped */
+            let until = if req.deadline == 0 { self.now } else { self.now.min(req.deadline) };
+            self.sh.paths.get(self.qp.path).sample_rtt(until.saturating_sub(since));
         }
     }
 

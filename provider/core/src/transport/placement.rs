@@ -64,14 +64,19 @@ impl<E: Env> Ctx<'_, E> {
         self.ready();
     }
 
-    /// One that came before, and so was executed.
-    pub(super) fn duplicate_placement(&mut self, psn: Psn) {
+    /// One that came before, and so was executed, if there is the right to it.
+    pub(super) fn duplicate_placement(&mut self, psn: Psn, packet: &Packet<'_>) {
         if self.qp.flags.answers == 0 {
             self.drop_answers_from(psn);
         } else if self.will_answer(psn) {
             return;
         }
-        if self.may_answer_more(true) {
+        let need = match packet.feth() {
+            Some(feth) => feth.placement().map(|placement| placement.needs()),
+            None => Some(Access::REMOTE_WRITE),
+        };
+        let executed = need.is_some_and(|need| self.qp.attr.access.contains(need));
+        if executed && self.may_answer_more(true) {
             self.qp.resp.out.push_in_room(Answer::done(psn));
             self.ready();
         }

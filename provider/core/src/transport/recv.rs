@@ -186,7 +186,11 @@ impl<E: Env> Ctx<'_, E> {
         if now.0 == number {
             return true;
         }
-        *now = SrqId(number);
-        matches!(self.qp.resp.cur, Inbound::Idle)
+        /* what the message has taken so far completes where it began */
+        let begins = matches!(self.qp.resp.cur, Inbound::Idle);
+        if begins {
+            *now = SrqId(number);
+        }
+        begins
     }
 }

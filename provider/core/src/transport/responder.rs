@@ -328,7 +328,7 @@ impl<E: Env> Ctx<'_, E> {
         match packet.op().kind {
             Kind::ReadRequest => self.duplicate_read(psn, packet),
             Kind::CmpSwap | Kind::FetchAdd => self.duplicate_atomic(psn),
-            Kind::AtomicWrite | Kind::Flush => self.duplicate_placement(psn),
+            Kind::AtomicWrite | Kind::Flush => self.duplicate_placement(psn, packet),
             Kind::Send | Kind::Write => self.owe_ack(),
             _ => {}
         }
@@ -370,7 +370,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         let (va, key, len) = (reth.va(), reth.rkey(), reth.dma_len());
         let end = psn.plus(len.div_ceil(self.qp.mtu).max(1));
-        let legal = !self.qp.resp.epsn.before(end)
+        /* a longer one would come round in PSN space, and end where it begins */
+        let legal = len <= self.sh.cfg.max_msg
+            && !self.qp.resp.epsn.before(end)
             && self.may_answer_more(true)
             && self.check_answer(key, va, len).is_some();
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {

@@ -4,15 +4,15 @@ use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, SackEth};
-use crate::types::QPN_MASK;
+use crate::types::{Mtu, QPN_MASK};
 
 use super::opcode::{BTH_LEN, OpFlags, OpInfo, op_info};
 
 /// A frame is not a packet that this card understands. Each is dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum WireError {
-    /// shorter than its headers, or not a multiple of four bytes
-    #[error("shorter than its headers, or not a multiple of four bytes")]
+    /// shorter than its headers, not a multiple of four bytes, or longer than any path MTU
+    #[error("shorter than its headers, not a multiple of four bytes, or longer than any path MTU")]
     Length,
     /// op-code not known
     #[error("op-code not known")]
@@ -24,6 +24,9 @@ pub enum WireError {
     #[error("more padding than payload, or bytes behind a packet that has no payload")]
     Payload,
 }
+
+/// Payload of the largest packet that any path carries, bytes.
+const LONGEST: usize = Mtu::M4096.bytes() as usize;
 
 /// Bytes of a frame that are a header as they lie.
 trait Header: FromBytes + KnownLayout + Immutable + Unaligned {}
@@ -40,7 +43,7 @@ pub struct Packet<'a> {
 
 impl<'a> Packet<'a> {
     /// Checks a frame without its ICRC: known op-code, version 0, all headers there, a multiple of
-    /// four bytes, padding within the payload (IBTA 9.6.1).
+    /// four bytes, padding within the payload, no more payload than the largest path MTU (IBTA 9.6.1).
     #[inline]
     pub fn parse(frame: &'a [u8]) -> Result<Self, WireError> {
         let (bth, _) = Bth::ref_from_prefix(frame).map_err(|_| WireError::Length)?;
@@ -56,6 +59,9 @@ impl<'a> Packet<'a> {
         let len = body.len().checked_sub(usize::from(bth.pad())).ok_or(WireError::Payload)?;
         if !op.has(OpFlags::PAYLOAD) && !body.is_empty() {
             return Err(WireError::Payload);
+        }
+        if len > LONGEST {
+            return Err(WireError::Length);
         }
         let payload = body.get(..len).ok_or(WireError::Payload)?;
         Ok(Packet { bth, op, ext, payload })

@@ -116,7 +116,7 @@ pub(super) struct Whereabouts {
 }
 
 /// Which file: device and inode.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Identity(u64, u64);
 
 impl Identity {
@@ -263,6 +263,18 @@ impl Table {
     /// Takes everything out for ever.
     pub(super) fn close(&self) {
         self.all().closed.store(1, Ordering::SeqCst);
+    }
+
+    /// Writes bytes over all that stands behind the magic.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn scribble(&self, bytes: &[u8]) {
+        let room = size_of::<Layout>() - size_of::<u64>();
+        let words =
+            bytes.chunks_exact(4).take(room / 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
+        for (at, word) in words.enumerate() {
+            // SAFETY: `at` lies in the mapping, by `take`; every word of it is part of an atomic, and nobody else has it.
+            unsafe { self.0.as_mut_ptr().add(size_of::<u64>()).cast::<u32>().add(at).write_volatile(word) };
+        }
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -1,0 +1,78 @@
+//! Judges of single parsers.
+
+use std::os::fd::FromRawFd;
+use std::os::unix::fs::FileExt;
+
+use starverbs_core::wire::tags::Tagged;
+use starverbs_core::wire::{Icrc, IcrcHeader, Packet, bytes_after_ip_id, explained_by_ip_id};
+use starverbs_settings::{FaultSpec, KEYS, Settings};
+use starverbs_verbs::stat::Snapshot;
+
+use crate::bytes::Bytes;
+
+/// A UDP payload from anyone: what parses lies within the frame.
+pub fn frame(frame: &[u8]) {
+    let _ = Tagged::parse(frame);
+    let Ok(packet) = Packet::parse(frame) else { return };
+    let _ = (packet.bth().psn(), packet.bth().dest_qpn(), packet.op());
+    let _ = (packet.reth(), packet.deth(), packet.aeth(), packet.atomic_eth(), packet.atomic_ack());
+    let _ = (packet.imm(), packet.ieth(), packet.xrc_srq());
+    let _ = packet.feth().map(|feth| (feth.placement(), feth.level()));
+    let _ = Tagged::parse(packet.payload());
+    assert!(packet.payload().len() + usize::from(packet.op().header_len) <= frame.len());
+    let header = IcrcHeader::default();
+    if let Some(crc) = Icrc::of_frame(&header, frame) {
+        let error = u32::from_le_bytes(crc) ^ 0x1234_5678;
+        let _ = explained_by_ip_id(error, bytes_after_ip_id(frame.len()));
+    }
+}
+
+/// A message between processes of a host, a steering probe, a control message of the kernel's.
+pub fn control(bytes: &[u8]) {
+    starverbs_backend::fuzzing::read_messages(bytes);
+}
+
+/// A settings file and a variable: any text is settings or an error with a message, and settings read back what they show.
+/// First byte: which variable; then its value, a NUL, and the file.
+pub fn settings(bytes: &[u8]) {
+    let mut bytes = Bytes(bytes);
+    let which = usize::from(bytes.byte());
+    let text = String::from_utf8_lossy(bytes.0);
+    let (value, toml) = text.split_once('\0').unwrap_or((&text, ""));
+    if let Ok(spec) = FaultSpec::parse(value) {
+        let shown = spec.to_string();
+        assert_eq!(FaultSpec::parse(&shown).map(|again| again.to_string()), Ok(shown));
+    }
+    let name = KEYS.get(which).map_or_else(|| format!("STARVERBS_{value}"), |key| key.variable());
+    let env = std::iter::once((name, value.to_owned()));
+    match Settings::from_sources(env, Some(toml)) {
+        Err(error) => assert!(!error.to_string().is_empty()),
+        Ok(settings) => {
+            for key in KEYS.iter().filter(|key| !matches!(key.name, "PCAP" | "CONFIG")) {
+                let shown = key.show(&settings);
+                let again = Settings::from_sources(std::iter::once((key.variable(), shown.clone())), None);
+                let again = again.expect("a shown value is a good value");
+                assert_eq!(key.show(&again), shown);
+            }
+        }
+    }
+}
+
+/// The table of another process's context, whose words that process writes as it likes.
+pub fn share(bytes: &[u8]) {
+    starverbs_verbs::fuzzing::read_share_table(bytes);
+}
+
+/// A file that says it is a statistics page.
+pub fn stat(bytes: &[u8]) {
+    // SAFETY: a constant name; the call makes a new descriptor.
+    let fd = unsafe { libc::memfd_create(c"page".as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(fd >= 0, "a memfd");
+    // SAFETY: the descriptor is new and nobody else's.
+    let file = unsafe { std::fs::File::from_raw_fd(fd) };
+    file.write_all_at(bytes, 0).expect("a memfd takes bytes");
+    if let Ok(page) = Snapshot::read(&file) {
+        let printable = |name: &str| name.chars().all(|c| !c.is_control());
+        assert!(page.counters.iter().all(|(name, _)| printable(name)), "names are for terminals");
+    }
+}
