@@ -1,7 +1,7 @@
 //! ibv_copy_*_kern: addresses, queue pairs and path records as the kernel hands them to librdmacm, in verbs.h's words.
 //!
-//! Owns the kernel's structs (rdma/ib_user_verbs.h, rdma/ib_user_sa.h) and that of infiniband/sa.h, which `starverbs-abi`
-//! does not have. It must not know any object.
+//! Owns the kernel's structs (rdma/ib_user_verbs.h, rdma/ib_user_sa.h), which `starverbs-abi` does not have. It must not
+//! know any object.
 
 use crate::handle::zeroed;
 use core::ffi::c_int;
@@ -82,30 +82,6 @@ pub(crate) struct KernelPathRec {
     preference: u8,
 }
 
-/// `struct ibv_sa_path_rec`
-#[repr(C)]
-pub(crate) struct SaPathRec {
-    dgid: abi::ibv_gid,
-    sgid: abi::ibv_gid,
-    dlid: u16,
-    slid: u16,
-    raw_traffic: c_int,
-    flow_label: u32,
-    hop_limit: u8,
-    traffic_class: u8,
-    reversible: c_int,
-    numb_path: u8,
-    pkey: u16,
-    sl: u8,
-    mtu_selector: u8,
-    mtu: u8,
-    rate_selector: u8,
-    rate: u8,
-    packet_life_time_selector: u8,
-    packet_life_time: u8,
-    preference: u8,
-}
-
 fn ah_attr(from: &KernelAhAttr) -> abi::ibv_ah_attr {
     // SAFETY: an ibv_ah_attr is numbers: zero is valid.
     let mut to: abi::ibv_ah_attr = unsafe { zeroed() };
@@ -171,20 +147,20 @@ pub(crate) unsafe extern "C" fn copy_qp_attr_from_kern(to: *mut abi::ibv_qp_attr
 
 /// A path record with these fields of its own, and those that both kinds have alike from `$from`.
 macro_rules! path_rec {
-    ($from:expr => $to:ident { $($own:ident $(: $value:expr)?),+ $(,)? }) => {
+    ($from:expr => $to:path { $($own:ident $(: $value:expr)?),+ $(,)? }) => {
         path_rec!(@ $from => $to { $($own $(: $value)?),+ } dlid, slid, flow_label, hop_limit, traffic_class, numb_path,
             pkey, sl, mtu_selector, rate_selector, rate, packet_life_time_selector, packet_life_time, preference)
     };
-    (@ $from:expr => $to:ident { $($own:ident $(: $value:expr)?),+ } $($same:ident),+) => {
+    (@ $from:expr => $to:path { $($own:ident $(: $value:expr)?),+ } $($same:ident),+) => {
         $to { $($own $(: $value)?,)+ $($same: $from.$same),+ }
     };
 }
 
 /// ibv_copy_path_rec_from_kern
-pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut SaPathRec, from: *const KernelPathRec) {
+pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut abi::ibv_sa_path_rec, from: *const KernelPathRec) {
     // SAFETY: the caller passes both structs.
     let from = unsafe { &*from };
-    let rec = path_rec!(from => SaPathRec {
+    let rec = path_rec!(from => abi::ibv_sa_path_rec {
         dgid: abi::ibv_gid { raw: from.dgid },
         sgid: abi::ibv_gid { raw: from.sgid },
         raw_traffic: from.raw_traffic as c_int,
@@ -196,7 +172,7 @@ pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut SaPathRec, from
 }
 
 /// ibv_copy_path_rec_to_kern
-pub(crate) unsafe extern "C" fn copy_path_rec_to_kern(to: *mut KernelPathRec, from: *const SaPathRec) {
+pub(crate) unsafe extern "C" fn copy_path_rec_to_kern(to: *mut KernelPathRec, from: *const abi::ibv_sa_path_rec) {
     // SAFETY: the caller passes both structs; every member of the unions is 16 plain bytes.
     let (from, dgid, sgid) = unsafe { (&*from, (*from).dgid.raw, (*from).sgid.raw) };
     let rec = path_rec!(from => KernelPathRec {
