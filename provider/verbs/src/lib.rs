@@ -12,6 +12,7 @@ mod ah;
 mod card;
 mod channel;
 mod clock;
+pub mod cm;
 mod context;
 mod cq;
 mod device;
