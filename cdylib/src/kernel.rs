@@ -6,7 +6,7 @@
 use crate::handle::zeroed;
 use core::ffi::c_int;
 use core::mem::offset_of;
-use starverbs_abi as abi;
+use starverbs_abi::{self as abi, ibv_sa_path_rec};
 
 /// `struct ib_uverbs_ah_attr`, its route in front.
 #[repr(C)]
@@ -147,20 +147,20 @@ pub(crate) unsafe extern "C" fn copy_qp_attr_from_kern(to: *mut abi::ibv_qp_attr
 
 /// A path record with these fields of its own, and those that both kinds have alike from `$from`.
 macro_rules! path_rec {
-    ($from:expr => $to:path { $($own:ident $(: $value:expr)?),+ $(,)? }) => {
+    ($from:expr => $to:ident { $($own:ident $(: $value:expr)?),+ $(,)? }) => {
         path_rec!(@ $from => $to { $($own $(: $value)?),+ } dlid, slid, flow_label, hop_limit, traffic_class, numb_path,
             pkey, sl, mtu_selector, rate_selector, rate, packet_life_time_selector, packet_life_time, preference)
     };
-    (@ $from:expr => $to:path { $($own:ident $(: $value:expr)?),+ } $($same:ident),+) => {
+    (@ $from:expr => $to:ident { $($own:ident $(: $value:expr)?),+ } $($same:ident),+) => {
         $to { $($own $(: $value)?,)+ $($same: $from.$same),+ }
     };
 }
 
 /// ibv_copy_path_rec_from_kern
-pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut abi::ibv_sa_path_rec, from: *const KernelPathRec) {
+pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut ibv_sa_path_rec, from: *const KernelPathRec) {
     // SAFETY: the caller passes both structs.
     let from = unsafe { &*from };
-    let rec = path_rec!(from => abi::ibv_sa_path_rec {
+    let rec = path_rec!(from => ibv_sa_path_rec {
         dgid: abi::ibv_gid { raw: from.dgid },
         sgid: abi::ibv_gid { raw: from.sgid },
         raw_traffic: from.raw_traffic as c_int,
@@ -172,7 +172,7 @@ pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut abi::ibv_sa_pat
 }
 
 /// ibv_copy_path_rec_to_kern
-pub(crate) unsafe extern "C" fn copy_path_rec_to_kern(to: *mut KernelPathRec, from: *const abi::ibv_sa_path_rec) {
+pub(crate) unsafe extern "C" fn copy_path_rec_to_kern(to: *mut KernelPathRec, from: *const ibv_sa_path_rec) {
     // SAFETY: the caller passes both structs; every member of the unions is 16 plain bytes.
     let (from, dgid, sgid) = unsafe { (&*from, (*from).dgid.raw, (*from).sgid.raw) };
     let rec = path_rec!(from => KernelPathRec {
