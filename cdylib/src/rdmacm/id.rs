@@ -227,9 +227,6 @@ impl IdHandle {
 
 impl State {
     fn new(space: PortSpace) -> State {
-        let mut random = [0u8; 4];
-        // SAFETY: four writable bytes. Without randomness any number will do.
-        unsafe { libc::getrandom(random.as_mut_ptr().cast(), 4, libc::GRND_NONBLOCK) };
         State {
             stage: Stage::Idle,
             space,
@@ -238,7 +235,7 @@ impl State {
             hold: None,
             listener: None,
             conn: None,
-            psn: Psn::new(u32::from_ne_bytes(random)),
+            psn: Psn::new(random()),
             responder_resources: 0,
             initiator_depth: 0,
             retry: 7,
@@ -257,6 +254,14 @@ impl State {
     pub(super) fn conn(&self) -> Result<Conn, Errno> {
         self.conn.clone().ok_or(libc::EINVAL)
     }
+}
+
+/// A random number. Where there is no randomness any will do.
+pub(super) fn random() -> u32 {
+    let mut bytes = [0u8; 4];
+    // SAFETY: four writable bytes.
+    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    u32::from_ne_bytes(bytes)
 }
 
 /// A port space, EINVAL if it is none.

@@ -8,7 +8,7 @@ use super::address;
 use super::attr::PACKET_LIFE_TIME;
 use super::device::{self, Device};
 use super::event;
-use super::id::{IdHandle, Stage, State, Way};
+use super::id::{IdHandle, Stage, State, Way, random};
 use super::sink::What;
 use crate::edge::{self, Errno};
 use crate::handle::errno;
@@ -81,6 +81,13 @@ fn source_towards(device: &Device, to: SocketAddr) -> Result<IpAddr, Errno> {
     Ok(socket.local_addr().map_err(system)?.ip())
 }
 
+/// A port as the kernel would pick one.
+fn ephemeral_port() -> u16 {
+    const FIRST: u16 = 32_768;
+    const LAST: u16 = 60_999;
+    FIRST + (random() % u32::from(LAST - FIRST + 1)) as u16
+}
+
 /// Begins rdma_resolve_addr: what the event will say, or the errno value of what cannot begin.
 fn resolve(
     id: &IdHandle,
@@ -106,9 +113,10 @@ fn resolve(
     if !on_card(&device, source) {
         return Ok(Err(libc::ENODEV));
     }
-    match (&mut state.local, state.hold.is_some()) {
-        (Some(local), true) => local.set_ip(source),
-        _ => bind(id, state, SocketAddr::new(source, 0))?,
+    match &mut state.local {
+        Some(local) => local.set_ip(source),
+        // Nobody asks for it there: the port need not be held, it is a number that the peer is shown.
+        None => state.local = Some(SocketAddr::new(source, ephemeral_port())),
     }
     let mut dst = dst;
     if dst.ip().is_unspecified() {

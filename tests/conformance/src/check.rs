@@ -17,6 +17,8 @@ pub enum Expect {
     PingPong,
     /// The one word of ibv_xsrq_pingpong.
     Success,
+    /// A line with these words.
+    Line(&'static str),
 }
 
 impl Expect {
@@ -40,6 +42,8 @@ impl Expect {
             }
             Expect::PingPong => ping_pong(output),
             Expect::Success if output.lines().any(|line| line == "success") => Ok("success".to_owned()),
+            Expect::Line(words) if output.lines().any(|line| line.contains(words)) => Ok(String::new()),
+            Expect::Line(words) => Err(format!("does not say {words:?}")),
             Expect::Success => Err("does not say that it succeeded".to_owned()),
         }
     }
