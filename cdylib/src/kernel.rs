@@ -157,7 +157,10 @@ macro_rules! path_rec {
 }
 
 /// ibv_copy_path_rec_from_kern
-pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut ibv_sa_path_rec, from: *const KernelPathRec) {
+pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(
+    to: *mut ibv_sa_path_rec,
+    from: *const KernelPathRec,
+) {
     // SAFETY: the caller passes both structs.
     let from = unsafe { &*from };
     let rec = path_rec!(from => ibv_sa_path_rec {

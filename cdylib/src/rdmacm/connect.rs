@@ -86,10 +86,7 @@ impl Params {
     /// READs and atomics that this side answers, and has under way, where the peer has so many.
     pub(super) fn depths(&self, answered: u32, under_way: u32) -> (u8, u8) {
         let most = |limit: u32| limit.min(MAX_RD_ATOM) as u8;
-        (
-            self.responder_resources.unwrap_or(most(answered)),
-            self.initiator_depth.unwrap_or(most(under_way)),
-        )
+        (self.responder_resources.unwrap_or(most(answered)), self.initiator_depth.unwrap_or(most(under_way)))
     }
 
     /// The queue pair to connect: the id's, or the one that the program names.
@@ -165,10 +162,7 @@ fn ask(id: &IdHandle, params: &Params) -> Result<(), Errno> {
 }
 
 /// rdma_connect(3).
-pub(crate) unsafe extern "C" fn connect(
-    id: *mut abi::rdma_cm_id,
-    param: *mut abi::rdma_conn_param,
-) -> c_int {
+pub(crate) unsafe extern "C" fn connect(id: *mut abi::rdma_cm_id, param: *mut abi::rdma_conn_param) -> c_int {
     edge::minus_one(|| {
         // SAFETY: the call's terms.
         unsafe {

@@ -180,12 +180,7 @@ fn new_id(
     }
 }
 
-fn requested(
-    listener: &IdHandle,
-    conn: Conn,
-    request: &Request,
-    shared: Arc<IdShared>,
-) -> Option<News> {
+fn requested(listener: &IdHandle, conn: Conn, request: &Request, shared: Arc<IdShared>) -> Option<News> {
     let qp_type = match request.service {
         Service::Rc => abi::IBV_QPT_RC,
         Service::Uc => abi::IBV_QPT_UC,
@@ -214,12 +209,7 @@ fn requested(
     Some(news.with_private(request.private_data.clone()))
 }
 
-fn asked_for(
-    listener: &IdHandle,
-    conn: Conn,
-    request: &Resolving,
-    shared: Arc<IdShared>,
-) -> Option<News> {
+fn asked_for(listener: &IdHandle, conn: Conn, request: &Resolving, shared: Arc<IdShared>) -> Option<News> {
     let id = new_id(listener, shared, abi::IBV_QPT_UD, |state| {
         (state.local, state.remote) = (Some(request.local), Some(request.remote));
         state.conn = Some(conn);

@@ -176,11 +176,15 @@ impl IdHandle {
         unsafe {
             let addr = &raw mut (*self.public()).route.addr;
             if let Some(local) = state.local {
-                (&raw mut (*addr).__bindgen_anon_1).cast::<libc::sockaddr_storage>().write(address::stored(local).0);
+                (&raw mut (*addr).__bindgen_anon_1)
+                    .cast::<libc::sockaddr_storage>()
+                    .write(address::stored(local).0);
                 (*addr).addr.ibaddr.sgid.raw = address::gid(local.ip()).0;
             }
             if let Some(remote) = state.remote {
-                (&raw mut (*addr).__bindgen_anon_2).cast::<libc::sockaddr_storage>().write(address::stored(remote).0);
+                (&raw mut (*addr).__bindgen_anon_2)
+                    .cast::<libc::sockaddr_storage>()
+                    .write(address::stored(remote).0);
                 (*addr).addr.ibaddr.dgid.raw = address::gid(remote.ip()).0;
             }
             (*addr).addr.ibaddr.pkey = starverbs_verbs::PKEY.to_be();
@@ -201,7 +205,8 @@ impl IdHandle {
         let sync = channel.is_null();
         let channel = if sync { ChannelHandle::make()? } else { channel };
         // SAFETY: alive, as the caller says, or just made.
-        let queue = unsafe { ChannelHandle::of(channel) }.map(|c| Arc::clone(&c.queue)).ok_or(libc::EINVAL)?;
+        let queue =
+            unsafe { ChannelHandle::of(channel) }.map(|c| Arc::clone(&c.queue)).ok_or(libc::EINVAL)?;
         let shared = match shared {
             Some(shared) => {
                 shared.migrate(&queue);

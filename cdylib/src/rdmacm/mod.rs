@@ -35,7 +35,9 @@ pub(crate) use id::{create_id, destroy_id, migrate_id};
 pub(crate) use info::{freeaddrinfo, getaddrinfo};
 pub(crate) use multicast::{join_multicast, join_multicast_ex, leave_multicast};
 pub(crate) use option::{get_remote_ece, set_local_ece, set_option};
-pub(crate) use qp::{create_qp, create_qp_ex, create_srq, create_srq_ex, destroy_qp, destroy_srq, init_qp_attr};
+pub(crate) use qp::{
+    create_qp, create_qp_ex, create_srq, create_srq_ex, destroy_qp, destroy_srq, init_qp_attr,
+};
 pub(crate) use resolve::{bind_addr, get_dst_port, get_src_port, resolve_addr, resolve_route};
 pub(crate) use serve::{accept, listen, reject, reject_ece};
 pub(crate) use socket::not_offered;

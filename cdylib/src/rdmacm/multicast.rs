@@ -150,7 +150,10 @@ pub(crate) unsafe extern "C" fn join_multicast_ex(
 }
 
 /// rdma_leave_multicast(3): EADDRNOTAVAIL if the id is not in the group. An event that waits goes with it.
-pub(crate) unsafe extern "C" fn leave_multicast(id: *mut abi::rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
+pub(crate) unsafe extern "C" fn leave_multicast(
+    id: *mut abi::rdma_cm_id,
+    addr: *mut libc::sockaddr,
+) -> c_int {
     edge::minus_one(|| {
         // SAFETY: the call's terms.
         let (handle, addr) = unsafe { (IdHandle::of(id)?, address::read(addr)?) };

@@ -67,7 +67,8 @@ unsafe fn set_id(id: &IdHandle, name: c_int, at: *const c_void, length: usize) -
 /// # Safety
 /// As of `value`.
 unsafe fn set_path(id: &IdHandle, at: *const c_void, length: usize) -> Result<(), Errno> {
-    const WANTED: u32 = abi::IBV_PATH_FLAG_GMP | abi::IBV_PATH_FLAG_PRIMARY | abi::IBV_PATH_FLAG_BIDIRECTIONAL;
+    const WANTED: u32 =
+        abi::IBV_PATH_FLAG_GMP | abi::IBV_PATH_FLAG_PRIMARY | abi::IBV_PATH_FLAG_BIDIRECTIONAL;
     let each = size_of::<abi::ibv_path_data>();
     if at.is_null() || length == 0 || !length.is_multiple_of(each) {
         return Err(libc::EINVAL);

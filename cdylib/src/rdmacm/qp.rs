@@ -346,8 +346,7 @@ unsafe fn add_srq(id: &IdHandle, init: &mut abi::ibv_srq_init_attr_ex) -> Result
         } else if (*init.pd).context != device.context {
             return Err(libc::EINVAL);
         }
-        let xrc =
-            init.comp_mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type == abi::IBV_SRQT_XRC;
+        let xrc = init.comp_mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type == abi::IBV_SRQT_XRC;
         if xrc && (init.comp_mask & abi::IBV_SRQ_INIT_ATTR_XRCD == 0 || init.xrcd.is_null()) {
             init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_XRCD;
             init.xrcd = device::default_xrcd()?;

@@ -76,7 +76,8 @@ unsafe fn take(id: &IdHandle, params: Params) -> Result<(), Errno> {
     let (conn, accept) = {
         let mut state = id.state();
         // No more than the peer offers, unless the program says so.
-        let (answered, under_way) = params.depths(state.responder_resources.into(), state.initiator_depth.into());
+        let (answered, under_way) =
+            params.depths(state.responder_resources.into(), state.initiator_depth.into());
         (state.responder_resources, state.initiator_depth) = (answered, under_way);
         let accept = Accept {
             qp: params.qp_side(id, &state)?,
@@ -99,10 +100,7 @@ unsafe fn take(id: &IdHandle, params: Params) -> Result<(), Errno> {
 }
 
 /// rdma_accept(3).
-pub(crate) unsafe extern "C" fn accept(
-    id: *mut abi::rdma_cm_id,
-    param: *mut abi::rdma_conn_param,
-) -> c_int {
+pub(crate) unsafe extern "C" fn accept(id: *mut abi::rdma_cm_id, param: *mut abi::rdma_conn_param) -> c_int {
     edge::minus_one(|| {
         // SAFETY: the call's terms. The parameters may be those of the event that the id shows: they are read first.
         unsafe {

@@ -16,10 +16,12 @@ const UDADDY: u16 = 7174;
 const MCKEY: [u8; 4] = [239, 77, 0, 3];
 
 pub(crate) fn cases() -> Vec<Case> {
-    let mut cases: Vec<Case> = rping().into_iter().chain(others()).map(|pair| Case::pair(GROUP, BOTH, pair)).collect();
+    let mut cases: Vec<Case> =
+        rping().into_iter().chain(others()).map(|pair| Case::pair(GROUP, BOTH, pair)).collect();
     cases.push(Case::special(GROUP, "mckey", BOTH, mckey));
     cases.extend(perftest());
-    let quick = ["rping -C 10 -V", "ucmatose", "udaddy", "rdma_client", "cmtime -c 20", "mckey", "ib_send_lat -R"];
+    let quick =
+        ["rping -C 10 -V", "ucmatose", "udaddy", "rdma_client", "cmtime -c 20", "mckey", "ib_send_lat -R"];
     for case in &mut cases {
         if quick.contains(&case.name.as_str()) {
             case.quick = &[Net::Lo];
@@ -31,7 +33,9 @@ pub(crate) fn cases() -> Vec<Case> {
 fn rping() -> Vec<Pair> {
     let pair = |args: &str| {
         // What it pings stands in its output.
-        Pair::new("rping", &format!("{args} -v"), Expect::Line("ping data: rdma-ping-")).own("-s", "-c -a").found(Found::Service)
+        Pair::new("rping", &format!("{args} -v"), Expect::Line("ping data: rdma-ping-"))
+            .own("-s", "-c -a")
+            .found(Found::Service)
     };
     ["-C 10 -V", "-C 10 -q", "-C 100 -S 4000 -V"].map(pair).into()
 }
@@ -54,8 +58,14 @@ fn others() -> Vec<Pair> {
         client("rdma_client", "rdma_server", "", "rdma_client: end 0"),
         client("rdma_xclient", "rdma_xserver", "", "end 0"),
         client("rdma_xclient", "rdma_xserver", "-c x", "end 0"),
-        Pair::new("cmtime", "-c 20", Expect::Line("disconnect")).own("", "-s").found(Found::Service).limit(60),
-        Pair::new("cmtime", "-c 500", Expect::Line("disconnect")).own("", "-s").found(Found::Service).limit(120),
+        Pair::new("cmtime", "-c 20", Expect::Line("disconnect"))
+            .own("", "-s")
+            .found(Found::Service)
+            .limit(60),
+        Pair::new("cmtime", "-c 500", Expect::Line("disconnect"))
+            .own("", "-s")
+            .found(Found::Service)
+            .limit(120),
     ]
 }
 
