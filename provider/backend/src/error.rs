@@ -49,6 +49,15 @@ pub enum BackendError {
         "no interface of the card can join the multicast group {0}: has it an address of that IP version?"
     )]
     NoInterface(IpAddr),
+    /// Somebody holds the service at that address.
+    #[error("somebody has that port")]
+    ServiceTaken,
+    /// Somebody holds the service at any address, or at one of those asked for.
+    #[error("somebody has that port at another, overlapping address")]
+    ServiceOverlaps,
+    /// This process holds as many services as it may.
+    #[error("more than {0} ports for connections")]
+    ServicesFull(usize),
     /// Every QPN block of this host is claimed.
     #[error("all {0} QPN blocks of this host are claimed by running processes; end some of them")]
     NoBlock(u32),
@@ -64,7 +73,9 @@ impl BackendError {
             BackendError::NoAddress => libc::ENODEV,
             BackendError::Group { .. } => libc::ENOMEM,
             BackendError::NoInterface(_) => libc::EINVAL,
-            BackendError::ForeignAddress(_) => libc::EADDRNOTAVAIL,
+            BackendError::ForeignAddress(_) | BackendError::ServiceOverlaps => libc::EADDRNOTAVAIL,
+            BackendError::ServiceTaken => libc::EADDRINUSE,
+            BackendError::ServicesFull(_) => libc::ENOMEM,
             BackendError::NoBlock(_) => libc::EAGAIN,
         }
     }

@@ -5,6 +5,7 @@
 
 mod control;
 mod data;
+pub mod mads;
 pub(crate) mod multicast;
 pub(crate) mod pace;
 pub(crate) mod path;
@@ -26,6 +27,7 @@ use crate::qp::Owner;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, Seg, SrqId};
+use mads::Mads;
 use multicast::Groups;
 use path::{PathId, Paths};
 use sched::Sched;
@@ -73,6 +75,7 @@ pub struct Nic<E: Env> {
     pub(crate) qps: QpTable<E>,
     pub(crate) shared: Shared<E>,
     groups: Groups,
+    mads: Mads,
 }
 
 /// What the QPs of a card share.
@@ -151,6 +154,7 @@ impl<E: Env> Nic<E> {
                 segs: Vec::with_capacity(MAX_SGE),
             },
             groups: Groups::default(),
+            mads: Mads::default(),
         }
     }
 

@@ -15,53 +15,91 @@
 //! the event, wake whom it concerns, and return; it may call [`Conn::set_sink`] and drop a `Conn`. It must not hold what
 //! holds its own `Conn` (use a `Weak`), or the connection never ends.
 
-mod params;
+mod address;
+mod conn;
+mod event;
+mod host;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-pub use params::*;
+pub use conn::Conn;
+pub use event::{CmEvent, CmEventKind, TIMED_OUT};
+pub use starverbs_cm::{
+    ACCEPT_PRIVATE, ANSWER_PRIVATE, Accept, Answer, Bind, CONNECT_PRIVATE, Connect, Ece, PortSpace, QpSide,
+    REJECT_PRIVATE, RESOLVE_PRIVATE, Request, Resolve, Resolved, Resolving, Response, Service, reason, sidr,
+};
 
+use starverbs_cm::{ListenAt, ListenerId};
+
+use crate::card::Card;
 use crate::context::Context;
 use crate::error::{Result, VerbsError};
+pub(crate) use host::{CmHost, Deliveries, Delivery};
 
 /// Who is told.
-pub type Sink = std::sync::Arc<dyn Fn(CmEvent) + Send + Sync>;
+pub type Sink = Arc<dyn Fn(CmEvent) + Send + Sync>;
 
 /// The CM of a process's card. Clones are the same.
 #[derive(Clone)]
-pub struct Agent(());
+pub struct Agent {
+    card: Arc<Card>,
+}
 
 /// An address and port that is held; free again when the last clone is dropped (and the [`Listener`] on it).
 #[derive(Clone)]
-pub struct Reservation(());
+pub struct Reservation(Arc<Held>);
+
+struct Held {
+    card: Arc<Card>,
+    at: ListenAt,
+    local: SocketAddr,
+}
 
 /// Requests to an address and port come in while it lives. Connections that came through it live on without it.
-pub struct Listener(());
-
-/// A connection, on its way, there, or ending; or a question for a datagram queue pair, or one that was asked here. Clones are
-/// the same. The last one that is dropped ends it as well as can be without waiting: REJ if a request is not answered or was
-/// not yet established by this side, DREQ if it was established, silence afterwards.
-#[derive(Clone, Debug)]
-pub struct Conn(());
+pub struct Listener {
+    held: Reservation,
+    id: ListenerId,
+}
 
 impl Agent {
-    /// The CM of the context's card, which begins with the first call.
+    /// The CM of the context's card.
     ///
     /// # Errors
     /// `Forked`.
     pub fn of(context: &Context) -> Result<Agent> {
-        let _ = context;
-        Err(VerbsError::Unsupported("connection management"))
+        Ok(Agent { card: Arc::clone(context.card()?) })
+    }
+
+    fn card(&self) -> Result<&Card> {
+        ours(&self.card)
     }
 
     /// Holds an address and port, as `rdma_bind_addr`, exclusively among the processes of this network namespace.
     ///
     /// # Errors
     /// EADDRINUSE: somebody has it; EADDRNOTAVAIL: the address is not in the GID table, somebody has the port at any address, or
-    /// any is asked for and somebody has it at one, or no port is left to pick.
+    /// any is asked for and somebody has it at one, or no port is left to pick; ENOMEM: this process holds 1024.
     pub fn bind(&self, bind: Bind) -> Result<Reservation> {
-        let _ = bind;
-        Err(VerbsError::Unsupported("connection management"))
+        let (scope, local) = address::scope(&self.card()?.info.addrs, bind.local, bind.v6_only)?;
+        let claim = |port: u16| {
+            let at = ListenAt { service: bind.space.service_id(port), scope };
+            self.card.with(|shard, _| shard.rx.claim_service(at, bind.reuse))?;
+            self.card.progress.kick_if_armed();
+            let local = SocketAddr::new(local.ip(), port);
+            Ok(Reservation(Arc::new(Held { card: Arc::clone(&self.card), at, local })))
+        };
+        if local.port() != 0 {
+            return claim(local.port());
+        }
+        let taken = |error: &VerbsError| matches!(error.errno(), libc::EADDRINUSE | libc::EADDRNOTAVAIL);
+        for port in address::ephemeral_ports() {
+            match claim(port) {
+                Err(error) if taken(&error) => {}
+                other => return other,
+            }
+        }
+        Err(VerbsError::Os(libc::EADDRNOTAVAIL))
     }
 
     /// Has requests come in, `backlog` unanswered ones at a time (at least 1, at most 4096); more are rejected for want of
@@ -69,10 +107,11 @@ impl Agent {
     /// [`Conn::set_sink`].
     ///
     /// # Errors
-    /// EADDRINUSE: somebody listens there, or reuses it.
+    /// EADDRINUSE: somebody listens there, on the same reservation or one that shares the port.
     pub fn listen(&self, at: &Reservation, backlog: u32, sink: Sink) -> Result<Listener> {
-        let _ = (at, backlog, sink);
-        Err(VerbsError::Unsupported("connection management"))
+        let card = self.card()?;
+        let id = card.with(|shard, _| shard.cm.listen(at.0.at, backlog, sink))?;
+        Ok(Listener { held: at.clone(), id })
     }
 
     /// `rdma_connect` of a connection: sends the REQ. `Response`, `Rejected` or `Unreachable` (after about a minute) follows.
@@ -81,8 +120,9 @@ impl Agent {
     /// EINVAL: a number out of range, private data too long, an address of the other IP version; EADDRNOTAVAIL: the source is not
     /// in the GID table; ENOMEM: too many connections.
     pub fn connect(&self, connect: &Connect, sink: Sink) -> Result<Conn> {
-        let _ = (connect, sink);
-        Err(VerbsError::Unsupported("connection management"))
+        let card = self.card()?;
+        address::check_source(&card.info.addrs, connect.local)?;
+        Conn::begin(&self.card, sink, |cm, now| cm.connect(now, connect))
     }
 
     /// `rdma_connect` of a datagram id: sends the SIDR_REQ. `Resolved` or `Unreachable` follows.
@@ -90,85 +130,45 @@ impl Agent {
     /// # Errors
     /// As [`Agent::connect`].
     pub fn resolve(&self, resolve: &Resolve, sink: Sink) -> Result<Conn> {
-        let _ = (resolve, sink);
-        Err(VerbsError::Unsupported("connection management"))
+        let card = self.card()?;
+        address::check_source(&card.info.addrs, resolve.local)?;
+        Conn::begin(&self.card, sink, |cm, now| cm.resolve(now, resolve))
     }
 }
 
 impl Reservation {
     /// What is held: the port that was picked if 0 was asked for.
     pub fn local(&self) -> SocketAddr {
-        unreachable!()
+        self.0.local
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.card.is_ours() {
+            self.card.with(|shard, _| shard.rx.release_service(self.at));
+        }
     }
 }
 
 impl Listener {
     /// Where it listens.
     pub fn local(&self) -> SocketAddr {
-        unreachable!()
+        self.held.local()
     }
 }
 
-impl Conn {
-    /// Its number, which no other connection of this process has while it lives: the local communication ID.
-    pub fn id(&self) -> u32 {
-        unreachable!()
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let card = &self.held.0.card;
+        if card.is_ours() {
+            /* what its sink holds is dropped when the card's lock is given back */
+            let _sink = card.with(|shard, _| shard.cm.unlisten(self.id));
+        }
     }
+}
 
-    /// Where events go from now on; those not yet told go there too. May be called from a sink.
-    pub fn set_sink(&self, sink: Sink) {
-        let _ = sink;
-    }
-
-    /// `rdma_accept` of a connection's request: sends the REP; `Established` follows, or `Rejected`, `Unreachable`. The queue
-    /// pair should be in RTS (or RTR) before.
-    ///
-    /// # Errors
-    /// EINVAL: there is no request to answer, a number out of range, or private data too long.
-    pub fn accept(&self, accept: &Accept) -> Result<()> {
-        let _ = accept;
-        Err(VerbsError::Unsupported("connection management"))
-    }
-
-    /// `rdma_reject`, of a request, or of a response that this side does not want: sends the REJ with this [`reason`].
-    ///
-    /// # Errors
-    /// EINVAL: there is nothing to reject, or private data too long.
-    pub fn reject(&self, reason: u16, private_data: &[u8]) -> Result<()> {
-        let _ = (reason, private_data);
-        Err(VerbsError::Unsupported("connection management"))
-    }
-
-    /// `rdma_establish`, and the end of `rdma_connect` where the queue pair is ours: sends the RTU.
-    ///
-    /// # Errors
-    /// EINVAL: no response came.
-    pub fn establish(&self) -> Result<()> {
-        Err(VerbsError::Unsupported("connection management"))
-    }
-
-    /// `rdma_disconnect`: sends the DREQ. `Disconnected` follows, then `TimewaitExit`. After `Disconnected` it does nothing.
-    ///
-    /// # Errors
-    /// EINVAL: there never was a connection.
-    pub fn disconnect(&self) -> Result<()> {
-        Err(VerbsError::Unsupported("connection management"))
-    }
-
-    /// `rdma_notify` with IBV_EVENT_COMM_EST: data came, so that the peer is ready although its RTU is not seen yet.
-    ///
-    /// # Errors
-    /// EISCONN: it is established already; EINVAL: nothing was accepted.
-    pub fn notify_comm_est(&self) -> Result<()> {
-        Err(VerbsError::Unsupported("connection management"))
-    }
-
-    /// `rdma_accept` and `rdma_reject` of a datagram id's request: sends the SIDR_REP.
-    ///
-    /// # Errors
-    /// EINVAL: it is no such request, is answered already, or private data too long.
-    pub fn answer(&self, answer: &Answer) -> Result<()> {
-        let _ = answer;
-        Err(VerbsError::Unsupported("connection management"))
-    }
+/// EIO in a forked child.
+fn ours(card: &Card) -> Result<&Card> {
+    if card.is_ours() { Ok(card) } else { Err(VerbsError::Forked) }
 }

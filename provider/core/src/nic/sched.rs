@@ -32,6 +32,10 @@ impl Sched {
         self.acks.make_room(self.qps);
         self.timers.join()
     }
+    /// A timer of somebody who is no QP.
+    pub(crate) fn join_timer(&mut self) -> TimerId {
+        self.timers.join()
+    }
     /// The QP, which is in no queue, is gone.
     pub(crate) fn leave(&mut self, timer: TimerId) {
         self.qps -= 1;

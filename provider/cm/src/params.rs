@@ -3,14 +3,10 @@
 //!
 //! Private data is the program's own: what the CM puts before it (the IP addressing header of annex A11) is not seen here.
 
-use std::net::SocketAddr;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
 
 use starverbs_core::{Mtu, Psn, Qpn};
-
-use super::Conn;
-
-/// `RDMA_CM_EVENT_UNREACHABLE` and `RDMA_CM_EVENT_DISCONNECTED` of a peer that did not answer: `-ETIMEDOUT`.
-pub const TIMED_OUT: i32 = -libc::ETIMEDOUT;
 
 /// Bytes of private data that a program may give to `rdma_connect` for a connection.
 pub const CONNECT_PRIVATE: usize = 56;
@@ -207,7 +203,7 @@ pub struct Request {
     pub private_data: Vec<u8>,
 }
 
-/// `RDMA_CM_EVENT_CONNECT_RESPONSE`: the peer accepted, and waits for [`Conn::establish`]. Numbers are turned round, as in
+/// `RDMA_CM_EVENT_CONNECT_RESPONSE`: the peer accepted, and waits for [`Cm::establish`](crate::Cm::establish). Numbers are turned round, as in
 /// [`Request`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Response {
@@ -279,47 +275,4 @@ pub mod reason {
     pub const STALE_CONNECTION: u16 = 10;
     pub const CONSUMER: u16 = 28;
     pub const VENDOR_OPTION: u16 = 35;
-}
-
-/// What happened to a connection, or came to a listener.
-#[derive(Debug)]
-pub struct CmEvent {
-    /// [`Conn::id`] of the connection: of a request, of the one that it would become
-    pub conn: u32,
-    /// What happened
-    pub kind: CmEventKind,
-}
-
-/// Each is an event of `rdma_get_cm_event`.
-#[derive(Debug)]
-pub enum CmEventKind {
-    /// CONNECT_REQUEST of a connection, to a listener's sink. Whoever drops the `Conn` rejects it.
-    Request(Conn, Box<Request>),
-    /// CONNECT_REQUEST of a datagram id, to a listener's sink. Whoever drops the `Conn` rejects it.
-    Resolving(Conn, Box<Resolving>),
-    /// CONNECT_RESPONSE: bring the queue pair to RTS, then [`Conn::establish`], which raises no further event
-    Response(Box<Response>),
-    /// ESTABLISHED, on the side that accepted: the RTU came, or [`Conn::notify_comm_est`] was called
-    Established,
-    /// ESTABLISHED of a datagram id that asked
-    Resolved(Box<Resolved>),
-    /// REJECTED
-    Rejected {
-        /// The event's status: see [`reason`]
-        reason: u16,
-        /// All [`REJECT_PRIVATE`] bytes of the message
-        private_data: Vec<u8>,
-    },
-    /// UNREACHABLE: [`TIMED_OUT`], or the [`sidr`] status
-    Unreachable {
-        /// The event's status
-        status: i32,
-    },
-    /// DISCONNECTED, once: the peer asked for it (it is answered already), or answered [`Conn::disconnect`]
-    Disconnected {
-        /// The event's status: 0, or [`TIMED_OUT`] if the peer did not answer
-        status: i32,
-    },
-    /// TIMEWAIT_EXIT: nothing of the connection can come any more; its queue pair may serve another
-    TimewaitExit,
 }
