@@ -345,9 +345,13 @@ static void refusals(struct rdma_event_channel *active, struct rdma_event_channe
 
 	client = routed(active, RDMA_PS_TCP, where, IBV_QPT_RC);
 	CHECK(!rdma_connect(client, NULL));
-	pass(passive, RDMA_CM_EVENT_CONNECT_REQUEST); /* its id is left, as the process ends with it */
+	event = next(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	server = event->id;
+	CHECK(!rdma_ack_cm_event(event));
 	rdma_destroy_qp(client);
-	CHECK(!rdma_destroy_id(client));
+	CHECK(!rdma_destroy_id(client)); /* which takes the request back: timeout */
+	event = next(passive, RDMA_CM_EVENT_REJECTED);
+	CHECK(event->id == server && event->status == 4 && !rdma_ack_cm_event(event) && !rdma_destroy_id(server));
 
 	client = routed(active, RDMA_PS_TCP, where, IBV_QPT_RC);
 	CHECK(!rdma_connect(client, NULL));
