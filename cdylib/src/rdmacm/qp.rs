@@ -289,7 +289,7 @@ pub(crate) unsafe extern "C" fn init_qp_attr(
     })
 }
 
-/// rdma_create_srq(3).
+/// rdma_create_srq(3): an XRC queue for an id that receives by XRC.
 pub(crate) unsafe extern "C" fn create_srq(
     id: *mut abi::rdma_cm_id,
     pd: *mut abi::ibv_pd,
@@ -302,6 +302,10 @@ pub(crate) unsafe extern "C" fn create_srq(
             let mut asked: abi::ibv_srq_init_attr_ex = zeroed();
             (asked.srq_context, asked.attr) = (init.srq_context, init.attr);
             (asked.comp_mask, asked.pd) = (abi::IBV_SRQ_INIT_ATTR_PD, pd);
+            if (*handle.public()).qp_type == abi::IBV_QPT_XRC_RECV {
+                asked.comp_mask |= abi::IBV_SRQ_INIT_ATTR_TYPE;
+                asked.srq_type = abi::IBV_SRQT_XRC;
+            }
             add_srq(handle, &mut asked)?;
             init.attr = asked.attr;
         }

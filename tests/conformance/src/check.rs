@@ -3,7 +3,10 @@
 /// What perftest says when its samples of the CPU's frequency do not agree, as on a busy machine. It ends without a report
 /// then, and the card has no part in that.
 pub const UNCALIBRATED: &str = "Correlation coefficient r^2";
-/// Tries at that.
+/// What perftest says when its second connection by the connection manager came before its server listened for it: the two are
+/// not in step there. An invalid service ID is what any CM answers then.
+pub const EARLY: &str = "Event: RDMA_CM_EVENT_REJECTED; error: 8.";
+/// Tries at either.
 pub const CALIBRATIONS: u32 = 3;
 
 /// What a client's output must hold.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::case::Net;
-use crate::check::{CALIBRATIONS, Expect, UNCALIBRATED};
+use crate::check::{CALIBRATIONS, EARLY, Expect, UNCALIBRATED};
 use crate::container::Container;
 use crate::process::{Process, tail};
 use crate::world::{Setting, World};
@@ -108,11 +108,11 @@ impl Pair {
     }
 
     /// Runs both sides to their end and judges the output: a remark, or what went wrong. Again, when perftest could not
-    /// measure the CPU's frequency.
+    /// measure the CPU's frequency, or was too early.
     pub(crate) fn run(&self, world: &mut World, net: Net) -> Result<String, String> {
         for _ in 1..CALIBRATIONS {
             match self.start(world, net)?.finish() {
-                Err(reason) if reason.contains(UNCALIBRATED) => {}
+                Err(reason) if reason.contains(UNCALIBRATED) || reason.contains(EARLY) => {}
                 result => return result,
             }
         }
@@ -216,10 +216,12 @@ impl Running {
             }
             process.kill();
         }
+        let output = self.client.output();
         if !wrong.is_empty() {
+            // It may stand further up than what is told.
+            wrong.extend(output.contains(EARLY).then(|| EARLY.to_owned()));
             return Err(wrong.join("\n"));
         }
-        let output = self.client.output();
         self.expect.judge(&output).map_err(|reason| format!("client: {reason}:\n{}", tail(&output)))
     }
 }

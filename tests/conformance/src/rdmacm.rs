@@ -19,6 +19,10 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> =
         rping().into_iter().chain(others()).map(|pair| Case::pair(GROUP, BOTH, pair)).collect();
     cases.push(Case::special(GROUP, "mckey", BOTH, mckey));
+    for connections in ["20", "500"] {
+        let name = format!("cmtime -c {connections}");
+        cases.push(Case::special(GROUP, &name, BOTH, move |world, net| cmtime(world, net, connections)));
+    }
     cases.extend(perftest());
     let quick =
         ["rping -C 10 -V", "ucmatose", "udaddy", "rdma_client", "cmtime -c 20", "mckey", "ib_send_lat -R"];
@@ -58,14 +62,6 @@ fn others() -> Vec<Pair> {
         client("rdma_client", "rdma_server", "", "rdma_client: end 0"),
         client("rdma_xclient", "rdma_xserver", "", "end 0"),
         client("rdma_xclient", "rdma_xserver", "-c x", "end 0"),
-        Pair::new("cmtime", "-c 20", Expect::Line("disconnect"))
-            .own("", "-s")
-            .found(Found::Service)
-            .limit(60),
-        Pair::new("cmtime", "-c 500", Expect::Line("disconnect"))
-            .own("", "-s")
-            .found(Found::Service)
-            .limit(120),
     ]
 }
 
@@ -88,6 +84,29 @@ fn perftest() -> Vec<Case> {
     ]
     .map(|pair| Case::pair(GROUP, BOTH, pair.found(Found::Service).limit(60)))
     .into()
+}
+
+/// Connections made and ended, one step for all at a time. The server serves for ever.
+fn cmtime(world: &mut World, net: Net, connections: &str) -> Verdict {
+    let pair = Pair::new("cmtime", &format!("-c {connections}"), Expect::Line("disconnect   :"))
+        .own("", "-s")
+        .found(Found::Service)
+        .limit(60);
+    let mut run = || {
+        let deadline = Instant::now() + pair.limit;
+        let mut server = pair.start_server(world, net)?;
+        server.await_listening(deadline)?;
+        let mut client = pair.start_client(world, net, server.port)?;
+        let status = client.wait_until(deadline);
+        let output = client.output();
+        if !status.is_some_and(|status| status.success()) {
+            return Err(format!("{status:?}:\n{}", tail(&output)));
+        }
+        let connect = output.lines().find(|line| line.starts_with("connect ")).unwrap_or_default();
+        let each = connect.split_ascii_whitespace().last().unwrap_or_default().to_owned();
+        pair.expect.judge(&output).map(|_| format!("{each} us to connect"))
+    };
+    run().into()
 }
 
 /// A receiver in a group, and a sender to it.
