@@ -34,6 +34,7 @@ mod qp_attr;
 mod query;
 mod rates;
 mod rdmacm;
+mod reserve;
 mod srq;
 mod strings;
 mod system;
