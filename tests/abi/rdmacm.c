@@ -248,7 +248,7 @@ static void connections(struct rdma_event_channel *active, struct rdma_event_cha
 	struct rdma_cm_id *listen, *client, *server;
 	struct rdma_cm_event *event;
 	struct sockaddr_in where;
-	struct ibv_qp_attr now;
+	struct ibv_qp_attr now, client_has;
 	char long_data[255] = "";
 
 	listen = listener(passive, RDMA_PS_TCP, &where);
@@ -298,7 +298,9 @@ static void connections(struct rdma_event_channel *active, struct rdma_event_cha
 	CHECK(!ibv_query_qp(client->qp, &now, IBV_QP_STATE, &past) && now.dest_qp_num == server->qp->qp_num);
 	CHECK(now.max_rd_atomic == 2 && now.max_dest_rd_atomic == 3 && now.retry_cnt == 5 && now.rnr_retry == 4);
 	CHECK(now.qp_access_flags == (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC));
+	client_has = now;
 	CHECK(!ibv_query_qp(server->qp, &now, IBV_QP_STATE, &past) && now.dest_qp_num == client->qp->qp_num);
+	CHECK(now.rq_psn == client_has.sq_psn && now.sq_psn == client_has.rq_psn);
 	CHECK(now.max_rd_atomic == 3 && now.max_dest_rd_atomic == 2 && now.retry_cnt == 5 && now.rnr_retry == 6);
 	one_message(client, server);
 	one_message(server, client);

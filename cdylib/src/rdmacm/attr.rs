@@ -104,7 +104,8 @@ fn rtr(state: &State, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) ->
     attr.ah_attr = address(state);
     attr.path_mtu = way.mtu as abi::ibv_mtu;
     attr.dest_qp_num = peer.qp.qpn;
-    attr.rq_psn = peer.qp.psn.get();
+    // The PSN that a side names is where the other begins (IBTA 12.7.31).
+    attr.rq_psn = state.psn.get();
     let mask = abi::IBV_QP_AV | abi::IBV_QP_PATH_MTU | abi::IBV_QP_DEST_QPN | abi::IBV_QP_RQ_PSN;
     if !matches!(qp_type, abi::IBV_QPT_RC | abi::IBV_QPT_XRC_RECV) {
         return Ok(mask);
@@ -117,7 +118,7 @@ fn rtr(state: &State, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) ->
 
 fn rts(state: &State, qp_type: abi::ibv_qp_type, attr: &mut abi::ibv_qp_attr) -> Result<u32, Errno> {
     let peer = state.peer.ok_or(libc::EINVAL)?;
-    attr.sq_psn = state.psn.get();
+    attr.sq_psn = peer.qp.psn.get();
     let mut mask = abi::IBV_QP_SQ_PSN;
     if matches!(qp_type, abi::IBV_QPT_RC | abi::IBV_QPT_XRC_SEND) {
         attr.retry_cnt = peer.retry;

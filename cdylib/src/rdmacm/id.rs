@@ -82,7 +82,7 @@ pub(super) struct State {
     pub(super) hold: Option<Reservation>,
     pub(super) listener: Option<Listener>,
     pub(super) conn: Option<Conn>,
-    /// Of this side's first packet
+    /// Of the peer's first packet
     pub(super) psn: Psn,
     /// READs and atomics answered at a time
     pub(super) responder_resources: u8,
