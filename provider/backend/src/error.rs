@@ -58,6 +58,9 @@ pub enum BackendError {
     /// This process holds as many services as it may.
     #[error("more than {0} ports for connections")]
     ServicesFull(usize),
+    /// There is no memory for the port's buffers.
+    #[error("no memory for the port's buffers")]
+    NoMemory,
     /// Every QPN block of this host is claimed.
     #[error("all {0} QPN blocks of this host are claimed by running processes; end some of them")]
     NoBlock(u32),
@@ -71,7 +74,7 @@ impl BackendError {
             | BackendError::Socket { source: e, .. }
             | BackendError::Bind { source: e, .. } => e.raw_os_error().unwrap_or(libc::EIO),
             BackendError::NoAddress => libc::ENODEV,
-            BackendError::Group { .. } => libc::ENOMEM,
+            BackendError::Group { .. } | BackendError::NoMemory => libc::ENOMEM,
             BackendError::NoInterface(_) => libc::EINVAL,
             BackendError::ForeignAddress(_) | BackendError::ServiceOverlaps => libc::EADDRNOTAVAIL,
             BackendError::ServiceTaken => libc::EADDRINUSE,

@@ -181,7 +181,7 @@ pub fn connect(from: u8, to: u8, qpn: u32) -> Connect {
         retry_count: 7,
         rnr_retry_count: 7,
         path_mtu: Mtu::M1024,
-        ack_timeout: 14,
+        ack_timeout: 18,
         traffic_class: 0,
         hop_limit: 64,
         ece: Ece::default(),
