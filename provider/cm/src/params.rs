@@ -58,7 +58,7 @@ pub struct Ece {
 pub struct QpSide {
     /// Its number
     pub qpn: Qpn,
-    /// PSN of its first packet: this side's `sq_psn`, the other's `rq_psn`. Take a random one.
+    /// PSN with which the other side shall begin (IBTA 12.7.31): this side's `rq_psn`, the other's `sq_psn`. Take a random one.
     pub psn: Psn,
     /// Whether it has a shared receive queue
     pub srq: bool,
