@@ -379,5 +379,10 @@ exports! { "@", "IBVERBS_1.1";
     ibv_register_driver => private::nothing,
 }
 
+mod rdmacm;
+
 /// Does nothing. A library that carries this crate as an rlib (`cdylib/rlib`) refers to it, so that the linker takes the symbols too.
-pub fn keep() {}
+#[inline(never)]
+pub fn keep() {
+    rdmacm::keep();
+}

@@ -1,12 +1,12 @@
 //! ibv_copy_*_kern: addresses, queue pairs and path records as the kernel hands them to librdmacm, in verbs.h's words.
 //!
-//! Owns the kernel's structs (rdma/ib_user_verbs.h, rdma/ib_user_sa.h) and that of infiniband/sa.h, which `starverbs-abi`
-//! does not have. It must not know any object.
+//! Owns the kernel's structs (rdma/ib_user_verbs.h, rdma/ib_user_sa.h), which `starverbs-abi` does not have. It must not
+//! know any object.
 
 use crate::handle::zeroed;
 use core::ffi::c_int;
 use core::mem::offset_of;
-use starverbs_abi as abi;
+use starverbs_abi::{self as abi, ibv_sa_path_rec};
 
 /// `struct ib_uverbs_ah_attr`, its route in front.
 #[repr(C)]
@@ -75,30 +75,6 @@ pub(crate) struct KernelPathRec {
     numb_path: u8,
     sl: u8,
     mtu_selector: u8,
-    rate_selector: u8,
-    rate: u8,
-    packet_life_time_selector: u8,
-    packet_life_time: u8,
-    preference: u8,
-}
-
-/// `struct ibv_sa_path_rec`
-#[repr(C)]
-pub(crate) struct SaPathRec {
-    dgid: abi::ibv_gid,
-    sgid: abi::ibv_gid,
-    dlid: u16,
-    slid: u16,
-    raw_traffic: c_int,
-    flow_label: u32,
-    hop_limit: u8,
-    traffic_class: u8,
-    reversible: c_int,
-    numb_path: u8,
-    pkey: u16,
-    sl: u8,
-    mtu_selector: u8,
-    mtu: u8,
     rate_selector: u8,
     rate: u8,
     packet_life_time_selector: u8,
@@ -181,10 +157,13 @@ macro_rules! path_rec {
 }
 
 /// ibv_copy_path_rec_from_kern
-pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut SaPathRec, from: *const KernelPathRec) {
+pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(
+    to: *mut ibv_sa_path_rec,
+    from: *const KernelPathRec,
+) {
     // SAFETY: the caller passes both structs.
     let from = unsafe { &*from };
-    let rec = path_rec!(from => SaPathRec {
+    let rec = path_rec!(from => ibv_sa_path_rec {
         dgid: abi::ibv_gid { raw: from.dgid },
         sgid: abi::ibv_gid { raw: from.sgid },
         raw_traffic: from.raw_traffic as c_int,
@@ -196,7 +175,7 @@ pub(crate) unsafe extern "C" fn copy_path_rec_from_kern(to: *mut SaPathRec, from
 }
 
 /// ibv_copy_path_rec_to_kern
-pub(crate) unsafe extern "C" fn copy_path_rec_to_kern(to: *mut KernelPathRec, from: *const SaPathRec) {
+pub(crate) unsafe extern "C" fn copy_path_rec_to_kern(to: *mut KernelPathRec, from: *const ibv_sa_path_rec) {
     // SAFETY: the caller passes both structs; every member of the unions is 16 plain bytes.
     let (from, dgid, sgid) = unsafe { (&*from, (*from).dgid.raw, (*from).sgid.raw) };
     let rec = path_rec!(from => KernelPathRec {

@@ -1,4 +1,4 @@
-//! The drop-in libibverbs: C ABI in, errno out.
+//! The drop-in libibverbs and librdmacm, one library: C ABI in, errno out.
 //!
 //! Every verbs object that a program holds is a handle of this library: the public `ibv_*` struct first, the object of
 //! `starverbs-verbs` behind it (a queue pair's the other way round). Owns those structs, the exported symbols and their versions, and the translation between
@@ -33,6 +33,7 @@ mod qp;
 mod qp_attr;
 mod query;
 mod rates;
+mod rdmacm;
 mod reserve;
 mod srq;
 mod strings;

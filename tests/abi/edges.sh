@@ -11,6 +11,13 @@ for program in edges memory import old sizes newer kernel errors states queues f
 	LD_LIBRARY_PATH=$lib "$tmp/$program"
 done
 
+if [ -e /usr/include/rdma/rdma_cma.h ]; then
+	cc -Wall -Wextra -O1 -o "$tmp/rdmacm" "$here/rdmacm.c" -lrdmacm -libverbs
+	LD_LIBRARY_PATH=$lib "$tmp/rdmacm"
+else
+	echo "rdmacm: skipped: librdmacm-dev is not installed"
+fi
+
 # The library is silent by itself, and says why it refuses when it is asked to.
 said() { LD_LIBRARY_PATH=$lib STARVERBS_LOG=$1 "$tmp/errors" 2>&1 >/dev/null; }
 test -z "$(said off)" || { echo "log: not silent" >&2; exit 1; }

@@ -3,7 +3,8 @@
 
 usage: run.py [--table FILE] [--only TEXT] LIBRARY_DIRECTORY
 
-Needs the packages python3-pyverbs and rdma-core. Tests of other makers' cards (mlx5, efa) are left out. Fails if a test
+Needs the packages python3-pyverbs and rdma-core. The library for LD_PRELOAD is loaded too, if it lies there: tests of the
+connection manager look for the device's network interface in /sys. Tests of other makers' cards (mlx5, efa) are left out. Fails if a test
 fails, or if none passes. It must not know the library's inside, nor change the tests.
 
 Three tests want huge pages. Where there are none and this process may have some (root, nr_hugepages writable), it has the
@@ -134,6 +135,9 @@ def main():
     if os.environ.get("LD_LIBRARY_PATH") != library:
         # The loader reads it at the start of a process only.
         environment = dict(os.environ, LD_LIBRARY_PATH=library, PYTHONDONTWRITEBYTECODE="1")
+        preload = args.library.resolve() / "libstarverbs.so"
+        if preload.exists():
+            environment["LD_PRELOAD"] = str(preload)
         with huge_pages():
             return subprocess.run([sys.executable, *sys.argv], env=environment, timeout=LIMIT).returncode
     with tempfile.TemporaryDirectory() as folder:

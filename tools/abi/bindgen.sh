@@ -1,11 +1,12 @@
 #!/bin/sh
-# Regenerates provider/abi/src/bindings.rs and layout_x86_64.rs from <infiniband/verbs.h>.
-# Needs: libibverbs-dev 44 (Debian 12), libclang, bindgen (cargo install bindgen-cli).
-# BINDGEN names the program, VERBS_H the header.
+# Regenerates provider/abi/src/bindings.rs and layout_x86_64.rs from <rdma/rdma_cma.h>, which includes
+# <infiniband/verbs.h>.
+# Needs: libibverbs-dev and librdmacm-dev 44 (Debian 12), libclang, bindgen (cargo install bindgen-cli).
+# BINDGEN names the program, RDMA_CMA_H the header.
 set -eu
 here=$(cd "$(dirname "$0")/../.." && pwd)
 out=$here/provider/abi/src
-header=${VERBS_H:-/usr/include/infiniband/verbs.h}
+header=${RDMA_CMA_H:-/usr/include/rdma/rdma_cma.h}
 tmp=$(mktemp)
 trap 'rm -f "$tmp"' EXIT
 
@@ -15,8 +16,8 @@ trap 'rm -f "$tmp"' EXIT
     --rust-target 1.90 --rust-edition 2024 --ignore-functions \
     --default-enum-style consts --no-prepend-enum-name \
     --no-doc-comments --disable-header-comment --formatter rustfmt \
-    --allowlist-type '_?ibv_.*|verbs_context|ib_uverbs_(flow_action_esp.*|advise_mr.*)' \
-    --allowlist-var 'IBV_.*|IB_UVERBS_.*|ETHERNET_LL_SIZE|IB_(ROCE|GRH)_.*' \
+    --allowlist-type '_?ibv_.*|verbs_context|ib_uverbs_(flow_action_esp.*|advise_mr.*)|rdma_(cm_|conn_|ud_).*|rdma_(event_channel|addrinfo|route|port_space)' \
+    --allowlist-var 'IBV_.*|IB_UVERBS_.*|ETHERNET_LL_SIZE|IB_(ROCE|GRH)_.*|RDMA_(CM|MAX|MC|OPTION|PS|UDP)_.*|RAI_.*' \
     --blocklist-type 'pthread_.*|timespec|__time_t|__syscall_slong_t|__pthread.*|__atomic_wide_counter.*' \
     --raw-line 'use libc::{pthread_cond_t, pthread_mutex_t, timespec};' \
     >"$tmp"

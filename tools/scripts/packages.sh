@@ -6,16 +6,17 @@ set -euo pipefail
 declare -A package_of=(
     [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [iptables]=iptables [tshark]=tshark
     [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
-    [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
+    [rping]=rdmacm-utils [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
 )
 demo=(cc ibv_devinfo ib_send_lat)
 headers=/usr/include/infiniband/verbs.h
+cm_headers=/usr/include/rdma/rdma_cma.h
 pyverbs=/usr/lib/python3/dist-packages/pyverbs
 rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
-test) commands=("${demo[@]}" ip tshark nm runuser ibstat ucx_perftest fi_info) ;;
+test) commands=("${demo[@]}" rping ip tshark nm runuser ibstat ucx_perftest fi_info) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
@@ -33,6 +34,7 @@ for command in "${commands[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
 done
 [[ $1 != @(test|stress|interop) || -e $headers ]] || missing+=(libibverbs-dev)
+[[ $1 != test || -e $cm_headers ]] || missing+=(librdmacm-dev)
 [[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
 [[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
 ((${#missing[@]})) || exit 0

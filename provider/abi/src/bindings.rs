@@ -10,14 +10,79 @@ pub const ETHERNET_LL_SIZE: u32 = 6;
 pub const IB_ROCE_UDP_ENCAP_VALID_PORT_MIN: u32 = 49152;
 pub const IB_ROCE_UDP_ENCAP_VALID_PORT_MAX: u32 = 65535;
 pub const IB_GRH_FLOWLABEL_MASK: u32 = 1048575;
+pub const IBV_PATH_RECORD_REVERSIBLE: u32 = 128;
+pub const IBV_PATH_FLAG_GMP: u32 = 1;
+pub const IBV_PATH_FLAG_PRIMARY: u32 = 2;
+pub const IBV_PATH_FLAG_ALTERNATE: u32 = 4;
+pub const IBV_PATH_FLAG_OUTBOUND: u32 = 8;
+pub const IBV_PATH_FLAG_INBOUND: u32 = 16;
+pub const IBV_PATH_FLAG_INBOUND_REVERSE: u32 = 32;
+pub const IBV_PATH_FLAG_BIDIRECTIONAL: u32 = 40;
+pub const RDMA_UDP_QKEY: u32 = 19088743;
+pub const RAI_PASSIVE: u32 = 1;
+pub const RAI_NUMERICHOST: u32 = 2;
+pub const RAI_NOROUTE: u32 = 4;
+pub const RAI_FAMILY: u32 = 8;
+pub type __socklen_t = ::std::os::raw::c_uint;
+pub type socklen_t = __socklen_t;
+pub type sa_family_t = ::std::os::raw::c_ushort;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct sockaddr {
+    pub sa_family: sa_family_t,
+    pub sa_data: [::std::os::raw::c_char; 14usize],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct sockaddr_storage {
+    pub ss_family: sa_family_t,
+    pub __ss_padding: [::std::os::raw::c_char; 118usize],
+    pub __ss_align: ::std::os::raw::c_ulong,
+}
+pub type in_addr_t = u32;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct in_addr {
+    pub s_addr: in_addr_t,
+}
+pub type in_port_t = u16;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct in6_addr {
+    pub __in6_u: in6_addr__bindgen_ty_1,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union in6_addr__bindgen_ty_1 {
+    pub __u6_addr8: [u8; 16usize],
+    pub __u6_addr16: [u16; 8usize],
+    pub __u6_addr32: [u32; 4usize],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct sockaddr_in {
+    pub sin_family: sa_family_t,
+    pub sin_port: in_port_t,
+    pub sin_addr: in_addr,
+    pub sin_zero: [::std::os::raw::c_uchar; 8usize],
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct sockaddr_in6 {
+    pub sin6_family: sa_family_t,
+    pub sin6_port: in_port_t,
+    pub sin6_flowinfo: u32,
+    pub sin6_addr: in6_addr,
+    pub sin6_scope_id: u32,
+}
 pub type __u16 = ::std::os::raw::c_ushort;
 pub type __u32 = ::std::os::raw::c_uint;
 pub type __u64 = ::std::os::raw::c_ulonglong;
 pub type __be16 = __u16;
 pub type __be32 = __u32;
 pub type __be64 = __u64;
-pub const IB_UVERBS_CREATE_QP_SUP_COMP_MASK: _bindgen_ty_12 = 1;
-pub type _bindgen_ty_12 = ::std::os::raw::c_uint;
+pub const IB_UVERBS_CREATE_QP_SUP_COMP_MASK: _bindgen_ty_18 = 1;
+pub type _bindgen_ty_18 = ::std::os::raw::c_uint;
 pub const IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM: ib_uverbs_flow_action_esp_keymat = 0;
 pub type ib_uverbs_flow_action_esp_keymat = ::std::os::raw::c_uint;
 pub const IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ: ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo = 0;
@@ -363,10 +428,10 @@ pub const IBV_PORT_ARMED: ibv_port_state = 3;
 pub const IBV_PORT_ACTIVE: ibv_port_state = 4;
 pub const IBV_PORT_ACTIVE_DEFER: ibv_port_state = 5;
 pub type ibv_port_state = ::std::os::raw::c_uint;
-pub const IBV_LINK_LAYER_UNSPECIFIED: _bindgen_ty_13 = 0;
-pub const IBV_LINK_LAYER_INFINIBAND: _bindgen_ty_13 = 1;
-pub const IBV_LINK_LAYER_ETHERNET: _bindgen_ty_13 = 2;
-pub type _bindgen_ty_13 = ::std::os::raw::c_uint;
+pub const IBV_LINK_LAYER_UNSPECIFIED: _bindgen_ty_19 = 0;
+pub const IBV_LINK_LAYER_INFINIBAND: _bindgen_ty_19 = 1;
+pub const IBV_LINK_LAYER_ETHERNET: _bindgen_ty_19 = 2;
+pub type _bindgen_ty_19 = ::std::os::raw::c_uint;
 pub const IBV_PORT_SM: ibv_port_cap_flags = 2;
 pub const IBV_PORT_NOTICE_SUP: ibv_port_cap_flags = 4;
 pub const IBV_PORT_TRAP_SUP: ibv_port_cap_flags = 8;
@@ -507,8 +572,8 @@ pub const IBV_WC_DRIVER1: ibv_wc_opcode = 135;
 pub const IBV_WC_DRIVER2: ibv_wc_opcode = 136;
 pub const IBV_WC_DRIVER3: ibv_wc_opcode = 137;
 pub type ibv_wc_opcode = ::std::os::raw::c_uint;
-pub const IBV_WC_IP_CSUM_OK_SHIFT: _bindgen_ty_14 = 2;
-pub type _bindgen_ty_14 = ::std::os::raw::c_uint;
+pub const IBV_WC_IP_CSUM_OK_SHIFT: _bindgen_ty_20 = 2;
+pub type _bindgen_ty_20 = ::std::os::raw::c_uint;
 pub const IBV_WC_EX_WITH_BYTE_LEN: ibv_create_cq_wc_flags = 1;
 pub const IBV_WC_EX_WITH_IMM: ibv_create_cq_wc_flags = 2;
 pub const IBV_WC_EX_WITH_QP_NUM: ibv_create_cq_wc_flags = 4;
@@ -522,10 +587,10 @@ pub const IBV_WC_EX_WITH_FLOW_TAG: ibv_create_cq_wc_flags = 512;
 pub const IBV_WC_EX_WITH_TM_INFO: ibv_create_cq_wc_flags = 1024;
 pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: ibv_create_cq_wc_flags = 2048;
 pub type ibv_create_cq_wc_flags = ::std::os::raw::c_uint;
-pub const IBV_WC_STANDARD_FLAGS: _bindgen_ty_15 = 127;
-pub type _bindgen_ty_15 = ::std::os::raw::c_uint;
-pub const IBV_CREATE_CQ_SUP_WC_FLAGS: _bindgen_ty_16 = 4095;
-pub type _bindgen_ty_16 = ::std::os::raw::c_uint;
+pub const IBV_WC_STANDARD_FLAGS: _bindgen_ty_21 = 127;
+pub type _bindgen_ty_21 = ::std::os::raw::c_uint;
+pub const IBV_CREATE_CQ_SUP_WC_FLAGS: _bindgen_ty_22 = 4095;
+pub type _bindgen_ty_22 = ::std::os::raw::c_uint;
 pub const IBV_WC_GRH: ibv_wc_flags = 1;
 pub const IBV_WC_WITH_IMM: ibv_wc_flags = 2;
 pub const IBV_WC_IP_CSUM_OK: ibv_wc_flags = 4;
@@ -1593,9 +1658,9 @@ pub struct _ibv_device_ops {
     >,
     pub _dummy2: ::std::option::Option<unsafe extern "C" fn(context: *mut ibv_context)>,
 }
-pub const IBV_SYSFS_NAME_MAX: _bindgen_ty_17 = 64;
-pub const IBV_SYSFS_PATH_MAX: _bindgen_ty_17 = 256;
-pub type _bindgen_ty_17 = ::std::os::raw::c_uint;
+pub const IBV_SYSFS_NAME_MAX: _bindgen_ty_23 = 64;
+pub const IBV_SYSFS_PATH_MAX: _bindgen_ty_23 = 256;
+pub type _bindgen_ty_23 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_device {
@@ -1947,6 +2012,263 @@ pub const IBV_REREG_MR_ERR_DO_FORK_OLD: ibv_rereg_mr_err_code = -3;
 pub const IBV_REREG_MR_ERR_CMD: ibv_rereg_mr_err_code = -4;
 pub const IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW: ibv_rereg_mr_err_code = -5;
 pub type ibv_rereg_mr_err_code = ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_sa_path_rec {
+    pub dgid: ibv_gid,
+    pub sgid: ibv_gid,
+    pub dlid: __be16,
+    pub slid: __be16,
+    pub raw_traffic: ::std::os::raw::c_int,
+    pub flow_label: __be32,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+    pub reversible: ::std::os::raw::c_int,
+    pub numb_path: u8,
+    pub pkey: __be16,
+    pub sl: u8,
+    pub mtu_selector: u8,
+    pub mtu: u8,
+    pub rate_selector: u8,
+    pub rate: u8,
+    pub packet_life_time_selector: u8,
+    pub packet_life_time: u8,
+    pub preference: u8,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_sa_mcmember_rec {
+    pub mgid: ibv_gid,
+    pub port_gid: ibv_gid,
+    pub qkey: u32,
+    pub mlid: u16,
+    pub mtu_selector: u8,
+    pub mtu: u8,
+    pub traffic_class: u8,
+    pub pkey: u16,
+    pub rate_selector: u8,
+    pub rate: u8,
+    pub packet_life_time_selector: u8,
+    pub packet_life_time: u8,
+    pub sl: u8,
+    pub flow_label: u32,
+    pub hop_limit: u8,
+    pub scope: u8,
+    pub join_state: u8,
+    pub proxy_join: ::std::os::raw::c_int,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_sa_service_rec {
+    pub id: u64,
+    pub gid: ibv_gid,
+    pub pkey: u16,
+    pub lease: u32,
+    pub key: [u8; 16usize],
+    pub name: [u8; 64usize],
+    pub data8: [u8; 16usize],
+    pub data16: [u16; 8usize],
+    pub data32: [u32; 4usize],
+    pub data64: [u64; 2usize],
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_path_record {
+    pub service_id: __be64,
+    pub dgid: ibv_gid,
+    pub sgid: ibv_gid,
+    pub dlid: __be16,
+    pub slid: __be16,
+    pub flowlabel_hoplimit: __be32,
+    pub tclass: u8,
+    pub reversible_numpath: u8,
+    pub pkey: __be16,
+    pub qosclass_sl: __be16,
+    pub mtu: u8,
+    pub rate: u8,
+    pub packetlifetime: u8,
+    pub preference: u8,
+    pub reserved: [u8; 6usize],
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_path_data {
+    pub flags: u32,
+    pub reserved: u32,
+    pub path: ibv_path_record,
+}
+pub const RDMA_CM_EVENT_ADDR_RESOLVED: rdma_cm_event_type = 0;
+pub const RDMA_CM_EVENT_ADDR_ERROR: rdma_cm_event_type = 1;
+pub const RDMA_CM_EVENT_ROUTE_RESOLVED: rdma_cm_event_type = 2;
+pub const RDMA_CM_EVENT_ROUTE_ERROR: rdma_cm_event_type = 3;
+pub const RDMA_CM_EVENT_CONNECT_REQUEST: rdma_cm_event_type = 4;
+pub const RDMA_CM_EVENT_CONNECT_RESPONSE: rdma_cm_event_type = 5;
+pub const RDMA_CM_EVENT_CONNECT_ERROR: rdma_cm_event_type = 6;
+pub const RDMA_CM_EVENT_UNREACHABLE: rdma_cm_event_type = 7;
+pub const RDMA_CM_EVENT_REJECTED: rdma_cm_event_type = 8;
+pub const RDMA_CM_EVENT_ESTABLISHED: rdma_cm_event_type = 9;
+pub const RDMA_CM_EVENT_DISCONNECTED: rdma_cm_event_type = 10;
+pub const RDMA_CM_EVENT_DEVICE_REMOVAL: rdma_cm_event_type = 11;
+pub const RDMA_CM_EVENT_MULTICAST_JOIN: rdma_cm_event_type = 12;
+pub const RDMA_CM_EVENT_MULTICAST_ERROR: rdma_cm_event_type = 13;
+pub const RDMA_CM_EVENT_ADDR_CHANGE: rdma_cm_event_type = 14;
+pub const RDMA_CM_EVENT_TIMEWAIT_EXIT: rdma_cm_event_type = 15;
+pub type rdma_cm_event_type = ::std::os::raw::c_uint;
+pub const RDMA_PS_IPOIB: rdma_port_space = 2;
+pub const RDMA_PS_TCP: rdma_port_space = 262;
+pub const RDMA_PS_UDP: rdma_port_space = 273;
+pub const RDMA_PS_IB: rdma_port_space = 319;
+pub type rdma_port_space = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct rdma_ib_addr {
+    pub sgid: ibv_gid,
+    pub dgid: ibv_gid,
+    pub pkey: __be16,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct rdma_addr {
+    pub __bindgen_anon_1: rdma_addr__bindgen_ty_1,
+    pub __bindgen_anon_2: rdma_addr__bindgen_ty_2,
+    pub addr: rdma_addr__bindgen_ty_3,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union rdma_addr__bindgen_ty_1 {
+    pub src_addr: sockaddr,
+    pub src_sin: sockaddr_in,
+    pub src_sin6: sockaddr_in6,
+    pub src_storage: sockaddr_storage,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union rdma_addr__bindgen_ty_2 {
+    pub dst_addr: sockaddr,
+    pub dst_sin: sockaddr_in,
+    pub dst_sin6: sockaddr_in6,
+    pub dst_storage: sockaddr_storage,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union rdma_addr__bindgen_ty_3 {
+    pub ibaddr: rdma_ib_addr,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct rdma_route {
+    pub addr: rdma_addr,
+    pub path_rec: *mut ibv_sa_path_rec,
+    pub num_paths: ::std::os::raw::c_int,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct rdma_event_channel {
+    pub fd: ::std::os::raw::c_int,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct rdma_cm_id {
+    pub verbs: *mut ibv_context,
+    pub channel: *mut rdma_event_channel,
+    pub context: *mut ::std::os::raw::c_void,
+    pub qp: *mut ibv_qp,
+    pub route: rdma_route,
+    pub ps: rdma_port_space,
+    pub port_num: u8,
+    pub event: *mut rdma_cm_event,
+    pub send_cq_channel: *mut ibv_comp_channel,
+    pub send_cq: *mut ibv_cq,
+    pub recv_cq_channel: *mut ibv_comp_channel,
+    pub recv_cq: *mut ibv_cq,
+    pub srq: *mut ibv_srq,
+    pub pd: *mut ibv_pd,
+    pub qp_type: ibv_qp_type,
+}
+pub const RDMA_MAX_RESP_RES: _bindgen_ty_24 = 255;
+pub const RDMA_MAX_INIT_DEPTH: _bindgen_ty_24 = 255;
+pub type _bindgen_ty_24 = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct rdma_conn_param {
+    pub private_data: *const ::std::os::raw::c_void,
+    pub private_data_len: u8,
+    pub responder_resources: u8,
+    pub initiator_depth: u8,
+    pub flow_control: u8,
+    pub retry_count: u8,
+    pub rnr_retry_count: u8,
+    pub srq: u8,
+    pub qp_num: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct rdma_ud_param {
+    pub private_data: *const ::std::os::raw::c_void,
+    pub private_data_len: u8,
+    pub ah_attr: ibv_ah_attr,
+    pub qp_num: u32,
+    pub qkey: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct rdma_cm_event {
+    pub id: *mut rdma_cm_id,
+    pub listen_id: *mut rdma_cm_id,
+    pub event: rdma_cm_event_type,
+    pub status: ::std::os::raw::c_int,
+    pub param: rdma_cm_event__bindgen_ty_1,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union rdma_cm_event__bindgen_ty_1 {
+    pub conn: rdma_conn_param,
+    pub ud: rdma_ud_param,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct rdma_addrinfo {
+    pub ai_flags: ::std::os::raw::c_int,
+    pub ai_family: ::std::os::raw::c_int,
+    pub ai_qp_type: ::std::os::raw::c_int,
+    pub ai_port_space: ::std::os::raw::c_int,
+    pub ai_src_len: socklen_t,
+    pub ai_dst_len: socklen_t,
+    pub ai_src_addr: *mut sockaddr,
+    pub ai_dst_addr: *mut sockaddr,
+    pub ai_src_canonname: *mut ::std::os::raw::c_char,
+    pub ai_dst_canonname: *mut ::std::os::raw::c_char,
+    pub ai_route_len: usize,
+    pub ai_route: *mut ::std::os::raw::c_void,
+    pub ai_connect_len: usize,
+    pub ai_connect: *mut ::std::os::raw::c_void,
+    pub ai_next: *mut rdma_addrinfo,
+}
+pub const RDMA_CM_JOIN_MC_ATTR_ADDRESS: rdma_cm_join_mc_attr_mask = 1;
+pub const RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS: rdma_cm_join_mc_attr_mask = 2;
+pub const RDMA_CM_JOIN_MC_ATTR_RESERVED: rdma_cm_join_mc_attr_mask = 4;
+pub type rdma_cm_join_mc_attr_mask = ::std::os::raw::c_uint;
+pub const RDMA_MC_JOIN_FLAG_FULLMEMBER: rdma_cm_mc_join_flags = 0;
+pub const RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER: rdma_cm_mc_join_flags = 1;
+pub const RDMA_MC_JOIN_FLAG_RESERVED: rdma_cm_mc_join_flags = 2;
+pub type rdma_cm_mc_join_flags = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct rdma_cm_join_mc_attr_ex {
+    pub comp_mask: u32,
+    pub join_flags: u32,
+    pub addr: *mut sockaddr,
+}
+pub const RDMA_OPTION_ID: _bindgen_ty_25 = 0;
+pub const RDMA_OPTION_IB: _bindgen_ty_25 = 1;
+pub type _bindgen_ty_25 = ::std::os::raw::c_uint;
+pub const RDMA_OPTION_ID_TOS: _bindgen_ty_26 = 0;
+pub const RDMA_OPTION_ID_REUSEADDR: _bindgen_ty_26 = 1;
+pub const RDMA_OPTION_ID_AFONLY: _bindgen_ty_26 = 2;
+pub const RDMA_OPTION_ID_ACK_TIMEOUT: _bindgen_ty_26 = 3;
+pub type _bindgen_ty_26 = ::std::os::raw::c_uint;
+pub const RDMA_OPTION_IB_PATH: _bindgen_ty_27 = 1;
+pub type _bindgen_ty_27 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct verbs_ex_private {

@@ -4,6 +4,69 @@ use crate::*;
 
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
+    ["Size of sockaddr"][::std::mem::size_of::<sockaddr>() - 16usize];
+    ["Alignment of sockaddr"][::std::mem::align_of::<sockaddr>() - 2usize];
+    ["Offset of field: sockaddr::sa_family"][::std::mem::offset_of!(sockaddr, sa_family) - 0usize];
+    ["Offset of field: sockaddr::sa_data"][::std::mem::offset_of!(sockaddr, sa_data) - 2usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of sockaddr_storage"][::std::mem::size_of::<sockaddr_storage>() - 128usize];
+    ["Alignment of sockaddr_storage"][::std::mem::align_of::<sockaddr_storage>() - 8usize];
+    ["Offset of field: sockaddr_storage::ss_family"]
+        [::std::mem::offset_of!(sockaddr_storage, ss_family) - 0usize];
+    ["Offset of field: sockaddr_storage::__ss_padding"]
+        [::std::mem::offset_of!(sockaddr_storage, __ss_padding) - 2usize];
+    ["Offset of field: sockaddr_storage::__ss_align"]
+        [::std::mem::offset_of!(sockaddr_storage, __ss_align) - 120usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of in_addr"][::std::mem::size_of::<in_addr>() - 4usize];
+    ["Alignment of in_addr"][::std::mem::align_of::<in_addr>() - 4usize];
+    ["Offset of field: in_addr::s_addr"][::std::mem::offset_of!(in_addr, s_addr) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of in6_addr__bindgen_ty_1"][::std::mem::size_of::<in6_addr__bindgen_ty_1>() - 16usize];
+    ["Alignment of in6_addr__bindgen_ty_1"][::std::mem::align_of::<in6_addr__bindgen_ty_1>() - 4usize];
+    ["Offset of field: in6_addr__bindgen_ty_1::__u6_addr8"]
+        [::std::mem::offset_of!(in6_addr__bindgen_ty_1, __u6_addr8) - 0usize];
+    ["Offset of field: in6_addr__bindgen_ty_1::__u6_addr16"]
+        [::std::mem::offset_of!(in6_addr__bindgen_ty_1, __u6_addr16) - 0usize];
+    ["Offset of field: in6_addr__bindgen_ty_1::__u6_addr32"]
+        [::std::mem::offset_of!(in6_addr__bindgen_ty_1, __u6_addr32) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of in6_addr"][::std::mem::size_of::<in6_addr>() - 16usize];
+    ["Alignment of in6_addr"][::std::mem::align_of::<in6_addr>() - 4usize];
+    ["Offset of field: in6_addr::__in6_u"][::std::mem::offset_of!(in6_addr, __in6_u) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of sockaddr_in"][::std::mem::size_of::<sockaddr_in>() - 16usize];
+    ["Alignment of sockaddr_in"][::std::mem::align_of::<sockaddr_in>() - 4usize];
+    ["Offset of field: sockaddr_in::sin_family"][::std::mem::offset_of!(sockaddr_in, sin_family) - 0usize];
+    ["Offset of field: sockaddr_in::sin_port"][::std::mem::offset_of!(sockaddr_in, sin_port) - 2usize];
+    ["Offset of field: sockaddr_in::sin_addr"][::std::mem::offset_of!(sockaddr_in, sin_addr) - 4usize];
+    ["Offset of field: sockaddr_in::sin_zero"][::std::mem::offset_of!(sockaddr_in, sin_zero) - 8usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of sockaddr_in6"][::std::mem::size_of::<sockaddr_in6>() - 28usize];
+    ["Alignment of sockaddr_in6"][::std::mem::align_of::<sockaddr_in6>() - 4usize];
+    ["Offset of field: sockaddr_in6::sin6_family"]
+        [::std::mem::offset_of!(sockaddr_in6, sin6_family) - 0usize];
+    ["Offset of field: sockaddr_in6::sin6_port"][::std::mem::offset_of!(sockaddr_in6, sin6_port) - 2usize];
+    ["Offset of field: sockaddr_in6::sin6_flowinfo"]
+        [::std::mem::offset_of!(sockaddr_in6, sin6_flowinfo) - 4usize];
+    ["Offset of field: sockaddr_in6::sin6_addr"][::std::mem::offset_of!(sockaddr_in6, sin6_addr) - 8usize];
+    ["Offset of field: sockaddr_in6::sin6_scope_id"]
+        [::std::mem::offset_of!(sockaddr_in6, sin6_scope_id) - 24usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
     ["Size of ib_uverbs_flow_action_esp_keymat_aes_gcm"]
         [::std::mem::size_of::<ib_uverbs_flow_action_esp_keymat_aes_gcm>() - 56usize];
     ["Alignment of ib_uverbs_flow_action_esp_keymat_aes_gcm"]
@@ -1760,4 +1823,311 @@ const _: () = {
         [::std::mem::offset_of!(verbs_context, _ABI_placeholder3) - 304usize];
     ["Offset of field: verbs_context::sz"][::std::mem::offset_of!(verbs_context, sz) - 312usize];
     ["Offset of field: verbs_context::context"][::std::mem::offset_of!(verbs_context, context) - 320usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ibv_sa_path_rec"][::std::mem::size_of::<ibv_sa_path_rec>() - 64usize];
+    ["Alignment of ibv_sa_path_rec"][::std::mem::align_of::<ibv_sa_path_rec>() - 8usize];
+    ["Offset of field: ibv_sa_path_rec::dgid"][::std::mem::offset_of!(ibv_sa_path_rec, dgid) - 0usize];
+    ["Offset of field: ibv_sa_path_rec::sgid"][::std::mem::offset_of!(ibv_sa_path_rec, sgid) - 16usize];
+    ["Offset of field: ibv_sa_path_rec::dlid"][::std::mem::offset_of!(ibv_sa_path_rec, dlid) - 32usize];
+    ["Offset of field: ibv_sa_path_rec::slid"][::std::mem::offset_of!(ibv_sa_path_rec, slid) - 34usize];
+    ["Offset of field: ibv_sa_path_rec::raw_traffic"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, raw_traffic) - 36usize];
+    ["Offset of field: ibv_sa_path_rec::flow_label"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, flow_label) - 40usize];
+    ["Offset of field: ibv_sa_path_rec::hop_limit"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, hop_limit) - 44usize];
+    ["Offset of field: ibv_sa_path_rec::traffic_class"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, traffic_class) - 45usize];
+    ["Offset of field: ibv_sa_path_rec::reversible"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, reversible) - 48usize];
+    ["Offset of field: ibv_sa_path_rec::numb_path"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, numb_path) - 52usize];
+    ["Offset of field: ibv_sa_path_rec::pkey"][::std::mem::offset_of!(ibv_sa_path_rec, pkey) - 54usize];
+    ["Offset of field: ibv_sa_path_rec::sl"][::std::mem::offset_of!(ibv_sa_path_rec, sl) - 56usize];
+    ["Offset of field: ibv_sa_path_rec::mtu_selector"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, mtu_selector) - 57usize];
+    ["Offset of field: ibv_sa_path_rec::mtu"][::std::mem::offset_of!(ibv_sa_path_rec, mtu) - 58usize];
+    ["Offset of field: ibv_sa_path_rec::rate_selector"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, rate_selector) - 59usize];
+    ["Offset of field: ibv_sa_path_rec::rate"][::std::mem::offset_of!(ibv_sa_path_rec, rate) - 60usize];
+    ["Offset of field: ibv_sa_path_rec::packet_life_time_selector"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, packet_life_time_selector) - 61usize];
+    ["Offset of field: ibv_sa_path_rec::packet_life_time"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, packet_life_time) - 62usize];
+    ["Offset of field: ibv_sa_path_rec::preference"]
+        [::std::mem::offset_of!(ibv_sa_path_rec, preference) - 63usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ibv_sa_mcmember_rec"][::std::mem::size_of::<ibv_sa_mcmember_rec>() - 64usize];
+    ["Alignment of ibv_sa_mcmember_rec"][::std::mem::align_of::<ibv_sa_mcmember_rec>() - 8usize];
+    ["Offset of field: ibv_sa_mcmember_rec::mgid"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, mgid) - 0usize];
+    ["Offset of field: ibv_sa_mcmember_rec::port_gid"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, port_gid) - 16usize];
+    ["Offset of field: ibv_sa_mcmember_rec::qkey"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, qkey) - 32usize];
+    ["Offset of field: ibv_sa_mcmember_rec::mlid"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, mlid) - 36usize];
+    ["Offset of field: ibv_sa_mcmember_rec::mtu_selector"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, mtu_selector) - 38usize];
+    ["Offset of field: ibv_sa_mcmember_rec::mtu"][::std::mem::offset_of!(ibv_sa_mcmember_rec, mtu) - 39usize];
+    ["Offset of field: ibv_sa_mcmember_rec::traffic_class"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, traffic_class) - 40usize];
+    ["Offset of field: ibv_sa_mcmember_rec::pkey"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, pkey) - 42usize];
+    ["Offset of field: ibv_sa_mcmember_rec::rate_selector"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, rate_selector) - 44usize];
+    ["Offset of field: ibv_sa_mcmember_rec::rate"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, rate) - 45usize];
+    ["Offset of field: ibv_sa_mcmember_rec::packet_life_time_selector"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, packet_life_time_selector) - 46usize];
+    ["Offset of field: ibv_sa_mcmember_rec::packet_life_time"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, packet_life_time) - 47usize];
+    ["Offset of field: ibv_sa_mcmember_rec::sl"][::std::mem::offset_of!(ibv_sa_mcmember_rec, sl) - 48usize];
+    ["Offset of field: ibv_sa_mcmember_rec::flow_label"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, flow_label) - 52usize];
+    ["Offset of field: ibv_sa_mcmember_rec::hop_limit"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, hop_limit) - 56usize];
+    ["Offset of field: ibv_sa_mcmember_rec::scope"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, scope) - 57usize];
+    ["Offset of field: ibv_sa_mcmember_rec::join_state"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, join_state) - 58usize];
+    ["Offset of field: ibv_sa_mcmember_rec::proxy_join"]
+        [::std::mem::offset_of!(ibv_sa_mcmember_rec, proxy_join) - 60usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ibv_sa_service_rec"][::std::mem::size_of::<ibv_sa_service_rec>() - 176usize];
+    ["Alignment of ibv_sa_service_rec"][::std::mem::align_of::<ibv_sa_service_rec>() - 8usize];
+    ["Offset of field: ibv_sa_service_rec::id"][::std::mem::offset_of!(ibv_sa_service_rec, id) - 0usize];
+    ["Offset of field: ibv_sa_service_rec::gid"][::std::mem::offset_of!(ibv_sa_service_rec, gid) - 8usize];
+    ["Offset of field: ibv_sa_service_rec::pkey"][::std::mem::offset_of!(ibv_sa_service_rec, pkey) - 24usize];
+    ["Offset of field: ibv_sa_service_rec::lease"]
+        [::std::mem::offset_of!(ibv_sa_service_rec, lease) - 28usize];
+    ["Offset of field: ibv_sa_service_rec::key"][::std::mem::offset_of!(ibv_sa_service_rec, key) - 32usize];
+    ["Offset of field: ibv_sa_service_rec::name"][::std::mem::offset_of!(ibv_sa_service_rec, name) - 48usize];
+    ["Offset of field: ibv_sa_service_rec::data8"]
+        [::std::mem::offset_of!(ibv_sa_service_rec, data8) - 112usize];
+    ["Offset of field: ibv_sa_service_rec::data16"]
+        [::std::mem::offset_of!(ibv_sa_service_rec, data16) - 128usize];
+    ["Offset of field: ibv_sa_service_rec::data32"]
+        [::std::mem::offset_of!(ibv_sa_service_rec, data32) - 144usize];
+    ["Offset of field: ibv_sa_service_rec::data64"]
+        [::std::mem::offset_of!(ibv_sa_service_rec, data64) - 160usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ibv_path_record"][::std::mem::size_of::<ibv_path_record>() - 64usize];
+    ["Alignment of ibv_path_record"][::std::mem::align_of::<ibv_path_record>() - 8usize];
+    ["Offset of field: ibv_path_record::service_id"]
+        [::std::mem::offset_of!(ibv_path_record, service_id) - 0usize];
+    ["Offset of field: ibv_path_record::dgid"][::std::mem::offset_of!(ibv_path_record, dgid) - 8usize];
+    ["Offset of field: ibv_path_record::sgid"][::std::mem::offset_of!(ibv_path_record, sgid) - 24usize];
+    ["Offset of field: ibv_path_record::dlid"][::std::mem::offset_of!(ibv_path_record, dlid) - 40usize];
+    ["Offset of field: ibv_path_record::slid"][::std::mem::offset_of!(ibv_path_record, slid) - 42usize];
+    ["Offset of field: ibv_path_record::flowlabel_hoplimit"]
+        [::std::mem::offset_of!(ibv_path_record, flowlabel_hoplimit) - 44usize];
+    ["Offset of field: ibv_path_record::tclass"][::std::mem::offset_of!(ibv_path_record, tclass) - 48usize];
+    ["Offset of field: ibv_path_record::reversible_numpath"]
+        [::std::mem::offset_of!(ibv_path_record, reversible_numpath) - 49usize];
+    ["Offset of field: ibv_path_record::pkey"][::std::mem::offset_of!(ibv_path_record, pkey) - 50usize];
+    ["Offset of field: ibv_path_record::qosclass_sl"]
+        [::std::mem::offset_of!(ibv_path_record, qosclass_sl) - 52usize];
+    ["Offset of field: ibv_path_record::mtu"][::std::mem::offset_of!(ibv_path_record, mtu) - 54usize];
+    ["Offset of field: ibv_path_record::rate"][::std::mem::offset_of!(ibv_path_record, rate) - 55usize];
+    ["Offset of field: ibv_path_record::packetlifetime"]
+        [::std::mem::offset_of!(ibv_path_record, packetlifetime) - 56usize];
+    ["Offset of field: ibv_path_record::preference"]
+        [::std::mem::offset_of!(ibv_path_record, preference) - 57usize];
+    ["Offset of field: ibv_path_record::reserved"]
+        [::std::mem::offset_of!(ibv_path_record, reserved) - 58usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ibv_path_data"][::std::mem::size_of::<ibv_path_data>() - 72usize];
+    ["Alignment of ibv_path_data"][::std::mem::align_of::<ibv_path_data>() - 8usize];
+    ["Offset of field: ibv_path_data::flags"][::std::mem::offset_of!(ibv_path_data, flags) - 0usize];
+    ["Offset of field: ibv_path_data::reserved"][::std::mem::offset_of!(ibv_path_data, reserved) - 4usize];
+    ["Offset of field: ibv_path_data::path"][::std::mem::offset_of!(ibv_path_data, path) - 8usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_ib_addr"][::std::mem::size_of::<rdma_ib_addr>() - 40usize];
+    ["Alignment of rdma_ib_addr"][::std::mem::align_of::<rdma_ib_addr>() - 8usize];
+    ["Offset of field: rdma_ib_addr::sgid"][::std::mem::offset_of!(rdma_ib_addr, sgid) - 0usize];
+    ["Offset of field: rdma_ib_addr::dgid"][::std::mem::offset_of!(rdma_ib_addr, dgid) - 16usize];
+    ["Offset of field: rdma_ib_addr::pkey"][::std::mem::offset_of!(rdma_ib_addr, pkey) - 32usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_addr__bindgen_ty_1"][::std::mem::size_of::<rdma_addr__bindgen_ty_1>() - 128usize];
+    ["Alignment of rdma_addr__bindgen_ty_1"][::std::mem::align_of::<rdma_addr__bindgen_ty_1>() - 8usize];
+    ["Offset of field: rdma_addr__bindgen_ty_1::src_addr"]
+        [::std::mem::offset_of!(rdma_addr__bindgen_ty_1, src_addr) - 0usize];
+    ["Offset of field: rdma_addr__bindgen_ty_1::src_sin"]
+        [::std::mem::offset_of!(rdma_addr__bindgen_ty_1, src_sin) - 0usize];
+    ["Offset of field: rdma_addr__bindgen_ty_1::src_sin6"]
+        [::std::mem::offset_of!(rdma_addr__bindgen_ty_1, src_sin6) - 0usize];
+    ["Offset of field: rdma_addr__bindgen_ty_1::src_storage"]
+        [::std::mem::offset_of!(rdma_addr__bindgen_ty_1, src_storage) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_addr__bindgen_ty_2"][::std::mem::size_of::<rdma_addr__bindgen_ty_2>() - 128usize];
+    ["Alignment of rdma_addr__bindgen_ty_2"][::std::mem::align_of::<rdma_addr__bindgen_ty_2>() - 8usize];
+    ["Offset of field: rdma_addr__bindgen_ty_2::dst_addr"]
+        [::std::mem::offset_of!(rdma_addr__bindgen_ty_2, dst_addr) - 0usize];
+    ["Offset of field: rdma_addr__bindgen_ty_2::dst_sin"]
+        [::std::mem::offset_of!(rdma_addr__bindgen_ty_2, dst_sin) - 0usize];
+    ["Offset of field: rdma_addr__bindgen_ty_2::dst_sin6"]
+        [::std::mem::offset_of!(rdma_addr__bindgen_ty_2, dst_sin6) - 0usize];
+    ["Offset of field: rdma_addr__bindgen_ty_2::dst_storage"]
+        [::std::mem::offset_of!(rdma_addr__bindgen_ty_2, dst_storage) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_addr__bindgen_ty_3"][::std::mem::size_of::<rdma_addr__bindgen_ty_3>() - 40usize];
+    ["Alignment of rdma_addr__bindgen_ty_3"][::std::mem::align_of::<rdma_addr__bindgen_ty_3>() - 8usize];
+    ["Offset of field: rdma_addr__bindgen_ty_3::ibaddr"]
+        [::std::mem::offset_of!(rdma_addr__bindgen_ty_3, ibaddr) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_addr"][::std::mem::size_of::<rdma_addr>() - 296usize];
+    ["Alignment of rdma_addr"][::std::mem::align_of::<rdma_addr>() - 8usize];
+    ["Offset of field: rdma_addr::addr"][::std::mem::offset_of!(rdma_addr, addr) - 256usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_route"][::std::mem::size_of::<rdma_route>() - 312usize];
+    ["Alignment of rdma_route"][::std::mem::align_of::<rdma_route>() - 8usize];
+    ["Offset of field: rdma_route::addr"][::std::mem::offset_of!(rdma_route, addr) - 0usize];
+    ["Offset of field: rdma_route::path_rec"][::std::mem::offset_of!(rdma_route, path_rec) - 296usize];
+    ["Offset of field: rdma_route::num_paths"][::std::mem::offset_of!(rdma_route, num_paths) - 304usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_event_channel"][::std::mem::size_of::<rdma_event_channel>() - 4usize];
+    ["Alignment of rdma_event_channel"][::std::mem::align_of::<rdma_event_channel>() - 4usize];
+    ["Offset of field: rdma_event_channel::fd"][::std::mem::offset_of!(rdma_event_channel, fd) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_cm_id"][::std::mem::size_of::<rdma_cm_id>() - 416usize];
+    ["Alignment of rdma_cm_id"][::std::mem::align_of::<rdma_cm_id>() - 8usize];
+    ["Offset of field: rdma_cm_id::verbs"][::std::mem::offset_of!(rdma_cm_id, verbs) - 0usize];
+    ["Offset of field: rdma_cm_id::channel"][::std::mem::offset_of!(rdma_cm_id, channel) - 8usize];
+    ["Offset of field: rdma_cm_id::context"][::std::mem::offset_of!(rdma_cm_id, context) - 16usize];
+    ["Offset of field: rdma_cm_id::qp"][::std::mem::offset_of!(rdma_cm_id, qp) - 24usize];
+    ["Offset of field: rdma_cm_id::route"][::std::mem::offset_of!(rdma_cm_id, route) - 32usize];
+    ["Offset of field: rdma_cm_id::ps"][::std::mem::offset_of!(rdma_cm_id, ps) - 344usize];
+    ["Offset of field: rdma_cm_id::port_num"][::std::mem::offset_of!(rdma_cm_id, port_num) - 348usize];
+    ["Offset of field: rdma_cm_id::event"][::std::mem::offset_of!(rdma_cm_id, event) - 352usize];
+    ["Offset of field: rdma_cm_id::send_cq_channel"]
+        [::std::mem::offset_of!(rdma_cm_id, send_cq_channel) - 360usize];
+    ["Offset of field: rdma_cm_id::send_cq"][::std::mem::offset_of!(rdma_cm_id, send_cq) - 368usize];
+    ["Offset of field: rdma_cm_id::recv_cq_channel"]
+        [::std::mem::offset_of!(rdma_cm_id, recv_cq_channel) - 376usize];
+    ["Offset of field: rdma_cm_id::recv_cq"][::std::mem::offset_of!(rdma_cm_id, recv_cq) - 384usize];
+    ["Offset of field: rdma_cm_id::srq"][::std::mem::offset_of!(rdma_cm_id, srq) - 392usize];
+    ["Offset of field: rdma_cm_id::pd"][::std::mem::offset_of!(rdma_cm_id, pd) - 400usize];
+    ["Offset of field: rdma_cm_id::qp_type"][::std::mem::offset_of!(rdma_cm_id, qp_type) - 408usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_conn_param"][::std::mem::size_of::<rdma_conn_param>() - 24usize];
+    ["Alignment of rdma_conn_param"][::std::mem::align_of::<rdma_conn_param>() - 8usize];
+    ["Offset of field: rdma_conn_param::private_data"]
+        [::std::mem::offset_of!(rdma_conn_param, private_data) - 0usize];
+    ["Offset of field: rdma_conn_param::private_data_len"]
+        [::std::mem::offset_of!(rdma_conn_param, private_data_len) - 8usize];
+    ["Offset of field: rdma_conn_param::responder_resources"]
+        [::std::mem::offset_of!(rdma_conn_param, responder_resources) - 9usize];
+    ["Offset of field: rdma_conn_param::initiator_depth"]
+        [::std::mem::offset_of!(rdma_conn_param, initiator_depth) - 10usize];
+    ["Offset of field: rdma_conn_param::flow_control"]
+        [::std::mem::offset_of!(rdma_conn_param, flow_control) - 11usize];
+    ["Offset of field: rdma_conn_param::retry_count"]
+        [::std::mem::offset_of!(rdma_conn_param, retry_count) - 12usize];
+    ["Offset of field: rdma_conn_param::rnr_retry_count"]
+        [::std::mem::offset_of!(rdma_conn_param, rnr_retry_count) - 13usize];
+    ["Offset of field: rdma_conn_param::srq"][::std::mem::offset_of!(rdma_conn_param, srq) - 14usize];
+    ["Offset of field: rdma_conn_param::qp_num"][::std::mem::offset_of!(rdma_conn_param, qp_num) - 16usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_ud_param"][::std::mem::size_of::<rdma_ud_param>() - 56usize];
+    ["Alignment of rdma_ud_param"][::std::mem::align_of::<rdma_ud_param>() - 8usize];
+    ["Offset of field: rdma_ud_param::private_data"]
+        [::std::mem::offset_of!(rdma_ud_param, private_data) - 0usize];
+    ["Offset of field: rdma_ud_param::private_data_len"]
+        [::std::mem::offset_of!(rdma_ud_param, private_data_len) - 8usize];
+    ["Offset of field: rdma_ud_param::ah_attr"][::std::mem::offset_of!(rdma_ud_param, ah_attr) - 16usize];
+    ["Offset of field: rdma_ud_param::qp_num"][::std::mem::offset_of!(rdma_ud_param, qp_num) - 48usize];
+    ["Offset of field: rdma_ud_param::qkey"][::std::mem::offset_of!(rdma_ud_param, qkey) - 52usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_cm_event__bindgen_ty_1"][::std::mem::size_of::<rdma_cm_event__bindgen_ty_1>() - 56usize];
+    ["Alignment of rdma_cm_event__bindgen_ty_1"]
+        [::std::mem::align_of::<rdma_cm_event__bindgen_ty_1>() - 8usize];
+    ["Offset of field: rdma_cm_event__bindgen_ty_1::conn"]
+        [::std::mem::offset_of!(rdma_cm_event__bindgen_ty_1, conn) - 0usize];
+    ["Offset of field: rdma_cm_event__bindgen_ty_1::ud"]
+        [::std::mem::offset_of!(rdma_cm_event__bindgen_ty_1, ud) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_cm_event"][::std::mem::size_of::<rdma_cm_event>() - 80usize];
+    ["Alignment of rdma_cm_event"][::std::mem::align_of::<rdma_cm_event>() - 8usize];
+    ["Offset of field: rdma_cm_event::id"][::std::mem::offset_of!(rdma_cm_event, id) - 0usize];
+    ["Offset of field: rdma_cm_event::listen_id"][::std::mem::offset_of!(rdma_cm_event, listen_id) - 8usize];
+    ["Offset of field: rdma_cm_event::event"][::std::mem::offset_of!(rdma_cm_event, event) - 16usize];
+    ["Offset of field: rdma_cm_event::status"][::std::mem::offset_of!(rdma_cm_event, status) - 20usize];
+    ["Offset of field: rdma_cm_event::param"][::std::mem::offset_of!(rdma_cm_event, param) - 24usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_addrinfo"][::std::mem::size_of::<rdma_addrinfo>() - 96usize];
+    ["Alignment of rdma_addrinfo"][::std::mem::align_of::<rdma_addrinfo>() - 8usize];
+    ["Offset of field: rdma_addrinfo::ai_flags"][::std::mem::offset_of!(rdma_addrinfo, ai_flags) - 0usize];
+    ["Offset of field: rdma_addrinfo::ai_family"][::std::mem::offset_of!(rdma_addrinfo, ai_family) - 4usize];
+    ["Offset of field: rdma_addrinfo::ai_qp_type"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_qp_type) - 8usize];
+    ["Offset of field: rdma_addrinfo::ai_port_space"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_port_space) - 12usize];
+    ["Offset of field: rdma_addrinfo::ai_src_len"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_src_len) - 16usize];
+    ["Offset of field: rdma_addrinfo::ai_dst_len"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_dst_len) - 20usize];
+    ["Offset of field: rdma_addrinfo::ai_src_addr"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_src_addr) - 24usize];
+    ["Offset of field: rdma_addrinfo::ai_dst_addr"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_dst_addr) - 32usize];
+    ["Offset of field: rdma_addrinfo::ai_src_canonname"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_src_canonname) - 40usize];
+    ["Offset of field: rdma_addrinfo::ai_dst_canonname"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_dst_canonname) - 48usize];
+    ["Offset of field: rdma_addrinfo::ai_route_len"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_route_len) - 56usize];
+    ["Offset of field: rdma_addrinfo::ai_route"][::std::mem::offset_of!(rdma_addrinfo, ai_route) - 64usize];
+    ["Offset of field: rdma_addrinfo::ai_connect_len"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_connect_len) - 72usize];
+    ["Offset of field: rdma_addrinfo::ai_connect"]
+        [::std::mem::offset_of!(rdma_addrinfo, ai_connect) - 80usize];
+    ["Offset of field: rdma_addrinfo::ai_next"][::std::mem::offset_of!(rdma_addrinfo, ai_next) - 88usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of rdma_cm_join_mc_attr_ex"][::std::mem::size_of::<rdma_cm_join_mc_attr_ex>() - 16usize];
+    ["Alignment of rdma_cm_join_mc_attr_ex"][::std::mem::align_of::<rdma_cm_join_mc_attr_ex>() - 8usize];
+    ["Offset of field: rdma_cm_join_mc_attr_ex::comp_mask"]
+        [::std::mem::offset_of!(rdma_cm_join_mc_attr_ex, comp_mask) - 0usize];
+    ["Offset of field: rdma_cm_join_mc_attr_ex::join_flags"]
+        [::std::mem::offset_of!(rdma_cm_join_mc_attr_ex, join_flags) - 4usize];
+    ["Offset of field: rdma_cm_join_mc_attr_ex::addr"]
+        [::std::mem::offset_of!(rdma_cm_join_mc_attr_ex, addr) - 8usize];
 };

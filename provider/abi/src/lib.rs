@@ -1,5 +1,5 @@
-//! The C ABI of libibverbs: the structs, unions and constants of `<infiniband/verbs.h>` (rdma-core 44), as bindgen
-//! reads them.
+//! The C ABI of libibverbs and librdmacm: the structs, unions and constants of `<infiniband/verbs.h>` and
+//! `<rdma/rdma_cma.h>` (rdma-core 44), as bindgen reads them.
 //!
 //! Owns the layout of everything that crosses the C boundary, and asserts it at compile time. Enums are plain
 //! integers with constants, since a C program may pass any value. It must not know any behaviour, and nothing here

@@ -49,6 +49,15 @@ pub enum BackendError {
         "no interface of the card can join the multicast group {0}: has it an address of that IP version?"
     )]
     NoInterface(IpAddr),
+    /// Somebody holds the service at that address.
+    #[error("somebody has that port")]
+    ServiceTaken,
+    /// Somebody holds the service at any address, or at one of those asked for.
+    #[error("somebody has that port at another, overlapping address")]
+    ServiceOverlaps,
+    /// This process holds as many services as it may.
+    #[error("more than {0} ports for connections")]
+    ServicesFull(usize),
     /// There is no memory for the port's buffers.
     #[error("no memory for the port's buffers")]
     NoMemory,
@@ -67,7 +76,9 @@ impl BackendError {
             BackendError::NoAddress => libc::ENODEV,
             BackendError::Group { .. } | BackendError::NoMemory => libc::ENOMEM,
             BackendError::NoInterface(_) => libc::EINVAL,
-            BackendError::ForeignAddress(_) => libc::EADDRNOTAVAIL,
+            BackendError::ForeignAddress(_) | BackendError::ServiceOverlaps => libc::EADDRNOTAVAIL,
+            BackendError::ServiceTaken => libc::EADDRINUSE,
+            BackendError::ServicesFull(_) => libc::ENOMEM,
             BackendError::NoBlock(_) => libc::EAGAIN,
         }
     }

@@ -75,7 +75,7 @@ impl Handover {
         let at = match known {
             Some(at) => at,
             None => {
-                let socket = connect(self.port, block)?;
+                let socket = connect(&socket_name(self.port, block))?;
                 if self.peers.len() == PEERS {
                     let oldest = (0..PEERS).min_by_key(|&i| self.peers[i].used)?;
                     self.peers.swap_remove(oldest);
@@ -103,9 +103,19 @@ impl Peer {
     }
 }
 
-fn connect(port: u16, block: u32) -> Option<Socket> {
+/// Sends `head` and `body` as one message to whoever has the abstract name, without waiting.
+pub(crate) fn pass_to(name: &str, head: &[u8], body: &[u8]) -> Passed {
+    let Some(socket) = connect(name) else { return Passed::NoOwner };
+    match send(&socket, head, body) {
+        0 => Passed::Yes,
+        libc::ECONNREFUSED | libc::EPIPE | libc::ENOTCONN | libc::ECONNRESET => Passed::NoOwner,
+        _ => Passed::Full,
+    }
+}
+
+fn connect(name: &str) -> Option<Socket> {
     let socket = sockopt::datagram(libc::AF_UNIX, "a unix socket").ok()?;
-    let (address, len) = abstract_address(&socket_name(port, block));
+    let (address, len) = abstract_address(name);
     // SAFETY: the pointer and length describe `address`, alive across the call.
     let rc = unsafe { libc::connect(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
     if rc < 0 {

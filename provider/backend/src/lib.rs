@@ -18,6 +18,7 @@
 mod batch;
 mod control;
 mod descriptor;
+mod doors;
 mod error;
 mod fault;
 mod guest;

@@ -3,6 +3,7 @@
 //! Owns the socket on the wire's UDP port, this process's QPN blocks, and the handing on of frames that are for another
 //! process. It must not know what a frame means beyond its destination QPN.
 
+mod mads;
 mod multicast;
 
 use std::collections::VecDeque;
@@ -11,11 +12,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_difference};
-use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, QPN_MULTICAST, Qpn};
+use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, QPN_GSI, QPN_MULTICAST, Qpn};
 use starverbs_settings::Settings;
 
 use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
 use crate::descriptor::Socket;
+use crate::doors::Doors;
 use crate::guest::{Guests, Patron};
 use crate::handover::{Handover, Passed};
 use crate::inbox::Inbox;
@@ -27,6 +29,7 @@ use crate::socket::open_wire;
 use crate::sockopt;
 use crate::steer::Steering;
 use crate::{BackendError, HostAddr, registry};
+use mads::SPECIAL_BLOCK;
 
 /// BTH and ICRC: no frame is shorter.
 const SHORTEST: usize = 16;
@@ -66,6 +69,8 @@ struct Cursor {
     index: u16,
     sport: u16,
     meta: FrameMeta,
+    /// Of the frame that is next: a management datagram for nobody else
+    nobodys: bool,
 }
 
 /// Where the next frame lies.
@@ -93,6 +98,8 @@ pub struct Rx<C: Deref<Target = Counters>> {
     /// A bit for each block of this process
     local: [u64; 64],
     membership: Membership,
+    /// The services of this process
+    doors: Doors,
     /// Those of other users whose multicast is handed on
     guests: Guests,
     /// Who hands on the multicast of this process, if it is a guest
@@ -133,6 +140,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             blocks: Vec::new(),
             local: [0; 64],
             membership: Membership::new(addrs),
+            doors: Doors::new(settings.port, addrs),
             guests: Guests::default(),
             patron: Patron::new(settings.port),
             fds: Vec::new(),
@@ -208,6 +216,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.fds.clear();
         self.fds.extend(self.wire.iter().map(AsRawFd::as_raw_fd));
         self.fds.extend(self.blocks.iter().map(QpnBlock::fd));
+        self.fds.extend(self.doors.bell());
     }
 
     #[inline]
@@ -237,17 +246,19 @@ impl<C: Deref<Target = Counters>> Rx<C> {
 
     /// [`Rx::recv`] for who was woken: looks at every socket.
     pub fn recv_all(&mut self) -> usize {
-        self.eager = self.eager.max(self.blocks.len() as u32);
+        self.eager = self.eager.max(self.blocks.len() as u32 + 1);
         self.recv()
     }
 
-    /// Takes datagrams from the next block's socket in turn.
+    /// Takes datagrams from the next socket in turn, of the blocks' and the services'.
     fn recv_blocks(&mut self) -> usize {
         self.eager = self.eager.saturating_sub(1);
-        for _ in 0..self.blocks.len() {
-            self.turn = (self.turn + 1) % self.blocks.len();
+        let sockets = self.blocks.len() + usize::from(self.doors.bell().is_some());
+        for _ in 0..sockets {
+            self.turn = (self.turn + 1) % sockets;
             self.counters.rx_syscalls.inc();
-            let got = self.block_inbox.fill(self.blocks[self.turn].fd());
+            let fd = self.blocks.get(self.turn).map(QpnBlock::fd).or_else(|| self.doors.ready());
+            let got = fd.map_or(0, |fd| self.block_inbox.fill(fd));
             if got > 0 {
                 self.eager = BLOCKS_EAGER;
                 self.block_left = 0..got;
@@ -292,7 +303,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 continue;
             }
             let block = qpn(frame) >> QPN_BLOCK_SHIFT;
-            let ours = self.is_local(block) || (block == MULTICAST_BLOCK && self.takes_multicast(&cursor));
+            let ours = self.is_local(block) || self.takes_special(&cursor, block);
             if !ours {
                 self.foreign(&mut cursor, block);
                 self.cursor = Some(cursor);
@@ -303,11 +314,22 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 Found { meta: cursor.meta, origin: cursor.origin, slot: cursor.slot, from, to: to - ICRC };
             cursor.at = to;
             cursor.index = cursor.index.wrapping_add(1);
+            cursor.nobodys = false;
             self.cursor = Some(cursor);
             if good {
                 return Some(found);
             }
             self.bad(&cursor, from);
+        }
+    }
+
+    /// Whether the frame at the cursor, for a block that this process does not own, is for it all the same.
+    #[cold]
+    fn takes_special(&self, cursor: &Cursor, block: u32) -> bool {
+        match block {
+            MULTICAST_BLOCK => self.takes_multicast(cursor),
+            SPECIAL_BLOCK => self.takes_mad(cursor),
+            _ => false,
         }
     }
 
@@ -366,6 +388,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 index: 0,
                 sport: outer.sport,
                 meta: outer.meta,
+                nobodys: false,
             });
         }
         let slot = self.block_left.next()?;
@@ -385,6 +408,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                     index: run.first,
                     sport: run.sport,
                     meta: run.meta,
+                    nobodys: false,
                 })
             }
             Message::Answer(answer) => {
@@ -412,6 +436,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
         let bytes = inbox.bytes(cursor.slot);
         let (from, first) = (cursor.at, cursor.index);
+        if bytes.get(from..).is_some_and(|rest| rest.len() >= SHORTEST && qpn(rest) == QPN_GSI) {
+            return self.pass_mad(cursor);
+        }
         let mut frames = 0;
         while let Some(rest) = bytes.get(cursor.at..).filter(|rest| rest.len() >= SHORTEST)
             && qpn(rest) >> QPN_BLOCK_SHIFT == block
@@ -508,6 +535,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.left = true;
         self.wire = None;
         self.blocks.clear();
+        self.doors.clear();
         self.list_fds();
     }
 

@@ -145,6 +145,12 @@ counters! {
     rx_multicast,
     /// dropped: multicast that is no datagram to a group to which a queue pair is attached
     drop_multicast,
+    /// management datagrams received on queue pair 1
+    rx_mads,
+    /// management datagrams sent from queue pair 1
+    tx_mads,
+    /// dropped: management datagrams, as too many waited
+    drop_mads,
     /// frames for another process of this host, handed on
     handed_on,
     /// frames handed to us by another process

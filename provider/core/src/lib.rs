@@ -40,6 +40,7 @@ pub use counters::Counters;
 pub use env::{CompletionQueue, Env, RecvQueue, SendQueue};
 pub use error::NicError;
 pub use limits::Limits;
+pub use nic::mads::{MAD_LEN, QPN_GSI};
 pub use nic::multicast::MAX_GROUP_QPS;
 pub use nic::{Nic, NicConfig};
 pub use types::*;

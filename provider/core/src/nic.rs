@@ -6,6 +6,7 @@
 mod control;
 mod data;
 pub(crate) mod keep;
+pub mod mads;
 pub(crate) mod multicast;
 pub(crate) mod pace;
 pub(crate) mod path;
@@ -31,6 +32,7 @@ use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, Seg, SrqId};
 use keep::Keep;
+use mads::Mads;
 use multicast::Groups;
 use path::{PathId, Paths};
 use repair::Repairs;
@@ -82,6 +84,7 @@ pub struct Nic<E: Env> {
     pub(crate) qps: QpTable<E>,
     pub(crate) shared: Shared<E>,
     groups: Groups,
+    mads: Mads,
 }
 
 /// What the QPs of a card share.
@@ -152,6 +155,7 @@ impl<E: Env> Nic<E> {
                 segs: Vec::with_capacity(MAX_SGE),
             },
             groups: Groups::default(),
+            mads: Mads::default(),
         }
     }
 

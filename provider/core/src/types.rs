@@ -553,6 +553,8 @@ pub enum AsyncEvent {
     LastWqeReached(Qpn),
     /// IBV_EVENT_SRQ_LIMIT_REACHED
     SrqLimit(SrqId),
+    /// Not for programs: datagrams wait at queue pair 1, or its timer is due
+    Mads,
 }
 
 /// What the port knows of a frame beside its bytes.

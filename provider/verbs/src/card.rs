@@ -18,6 +18,7 @@ use starverbs_rings::Bells;
 use starverbs_settings::Settings;
 
 use crate::clock;
+use crate::cm::CmHost;
 use crate::device::{DeviceInfo, GidEntry, MAX_MSG, MAX_RD_ATOM, PortAttr};
 use crate::env::HostEnv;
 use crate::error::{Result, VerbsError};
@@ -84,6 +85,8 @@ pub(crate) struct Shard {
     /// card knows their cookies.
     domains: HashMap<PdId, Arc<FdQueue<Event>>>,
     pub(crate) moderator: Arc<Moderator>,
+    /// Boxed: it stands beside what the data path uses
+    pub(crate) cm: Box<CmHost>,
 }
 
 /// What the program does in the library, for the progress thread to see.
@@ -151,7 +154,11 @@ impl Card {
         }
         log!(Info, "card opened on UDP port {}: {}", settings.port, info.addresses());
         let moderator = Arc::new(Moderator::new());
-        let shard = Shard {
+        let card_moderator = Arc::clone(&moderator);
+        let owner = rx.blocks().next().unwrap_or_default() as u16;
+        let (guid, addrs) = (info.attr.node_guid, info.addrs.clone());
+        let shard = |card: &Weak<Card>| Shard {
+            cm: Box::new(CmHost::new(guid, owner, addrs, card.clone())),
             nic,
             env: HostEnv::new(tx),
             rx,
@@ -162,17 +169,18 @@ impl Card {
             unsent: false,
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
-            moderator: Arc::clone(&moderator),
+            moderator: Arc::clone(&card_moderator),
         };
-        let card = Arc::new(Card {
+        let progress = Progress::new()?;
+        let card = Arc::new_cyclic(|card| Card {
             forks: forks(),
             info,
             settings,
-            shard: Mutex::new(shard),
+            shard: Mutex::new(shard(card)),
             bells: Bells::new(),
             polled: Polled::default(),
             contexts: Mutex::new(1),
-            progress: Progress::new()?,
+            progress,
             cqs: AtomicU32::new(0),
             moderator,
             notes: Notes::new(),
@@ -251,6 +259,7 @@ impl Card {
         *contexts -= 1;
         if *contexts == 0 {
             log!(Info, "card closed");
+            self.with(|shard, now| shard.close_cm(&self.notes, now));
             self.progress.stop();
             self.with(|shard, _| shard.rx.leave());
         }
@@ -327,7 +336,7 @@ impl Card {
     #[inline]
     pub(crate) fn finish(&self, shard: &mut Shard, now: Nanos) {
         if !shard.env.events.is_empty() {
-            shard.tell(&self.notes);
+            shard.tell(&self.notes, now);
         }
         if let Some(deadline) = shard.next_deadline(now) {
             self.lower_alarm(shard, deadline);
@@ -414,8 +423,9 @@ impl Shard {
 
     /// Tells the contexts what was raised. An object that is gone by now needs to know nothing.
     #[cold]
-    fn tell(&mut self, notes: &Notes) {
+    fn tell(&mut self, notes: &Notes, now: Nanos) {
         let Shard { nic, env, domains, .. } = self;
+        let mut mads = false;
         for event in env.events.drain(..) {
             let (kind, qpn) = match event {
                 AsyncEvent::QpFatal(qpn) => (kind::QP_FATAL, qpn),
@@ -424,6 +434,10 @@ impl Shard {
                 AsyncEvent::CommEst(qpn) => (kind::COMM_EST, qpn),
                 AsyncEvent::SqDrained(qpn) => (kind::SQ_DRAINED, qpn),
                 AsyncEvent::LastWqeReached(qpn) => (kind::QP_LAST_WQE_REACHED, qpn),
+                AsyncEvent::Mads => {
+                    mads = true;
+                    continue;
+                }
                 AsyncEvent::SrqLimit(srq) => {
                     if let Some(Owner { pd, cookie }) = nic.srq_owner(srq)
                         && let Some(queue) = domains.get(&pd)
@@ -441,6 +455,9 @@ impl Shard {
             {
                 queue.push(Event::Qp { kind, cookie });
             }
+        }
+        if mads {
+            self.run_cm(notes, now);
         }
     }
 }

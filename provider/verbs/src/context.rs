@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use starverbs_core::{Gid, Mtu};
 use starverbs_settings::Settings;
 
 use crate::card::{self, Card};
@@ -207,6 +208,20 @@ impl Context {
     /// `ibv_query_gid_table`
     pub fn gid_table(&self) -> Vec<GidEntry> {
         self.0.card.gid_table()
+    }
+
+    /// Largest path MTU towards `dgid`: the port's, or, to an address of this host, what its loopback carries, unless the
+    /// setting MTU says less.
+    pub fn path_mtu(&self, dgid: Gid) -> Mtu {
+        self.0.card.info.path_mtu(&dgid)
+    }
+
+    /// The calling thread, which may have polled until now, is about to sleep until something happens: the card's own
+    /// thread takes over at once.
+    pub fn about_to_sleep(&self) {
+        if let Some(card) = self.card_if_ours() {
+            card.about_to_sleep();
+        }
     }
 
     /// `ibv_query_pkey`, host byte order

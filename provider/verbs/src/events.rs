@@ -38,17 +38,22 @@ pub mod kind {
 }
 
 /// A queue with a descriptor that is readable while something is in it.
-pub(crate) struct FdQueue<T> {
+pub struct FdQueue<T> {
     fd: OwnedFd,
     entries: Mutex<VecDeque<T>>,
 }
 
 impl<T> FdQueue<T> {
-    pub(crate) fn new() -> Result<Self> {
+    /// An empty queue.
+    ///
+    /// # Errors
+    /// No descriptor left.
+    pub fn new() -> Result<Self> {
         Ok(FdQueue { fd: eventfd(libc::EFD_SEMAPHORE)?, entries: Mutex::new(VecDeque::with_capacity(16)) })
     }
 
-    pub(crate) fn fd(&self) -> RawFd {
+    /// The descriptor, which lives as long as the queue.
+    pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
@@ -64,12 +69,12 @@ impl<T> FdQueue<T> {
     }
 
     /// Whether nothing is in it.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.entries().is_empty()
     }
 
     /// Adds an entry and makes the descriptor readable. An entry that there is no memory for is lost.
-    pub(crate) fn push(&self, entry: T) {
+    pub fn push(&self, entry: T) {
         let mut entries = self.entries();
         if entries.try_reserve(1).is_err() {
             return;
@@ -82,7 +87,7 @@ impl<T> FdQueue<T> {
     ///
     /// # Errors
     /// `Again`, EINTR, or what else the read gives.
-    pub(crate) fn pop(&self) -> Result<T> {
+    pub fn pop(&self) -> Result<T> {
         loop {
             let mut count = 0u64;
             // SAFETY: eight writable bytes, as an eventfd asks for.
@@ -101,13 +106,30 @@ impl<T> FdQueue<T> {
     }
 
     /// Drops the entries that `gone` picks, and their share of the descriptor's count.
-    pub(crate) fn purge(&self, mut gone: impl FnMut(&T) -> bool) {
+    pub fn purge(&self, mut gone: impl FnMut(&T) -> bool) {
         let mut entries = self.entries();
         let before = entries.len();
         entries.retain(|entry| !gone(entry));
         for _ in entries.len()..before {
             take_one(&self.fd);
         }
+    }
+
+    /// Takes the entries that `wanted` picks, in their order, and their share of the descriptor's count. What they do
+    /// when they are dropped is then done without the queue's lock.
+    pub fn take(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<T> {
+        let mut entries = self.entries();
+        let mut taken = Vec::new();
+        let mut at = 0;
+        while let Some(entry) = entries.get(at) {
+            if wanted(entry) {
+                taken.extend(entries.remove(at));
+                take_one(&self.fd);
+            } else {
+                at += 1;
+            }
+        }
+        taken
     }
 }
 
@@ -155,6 +177,8 @@ mod tests {
             queue.push(entry);
         }
         queue.purge(|entry| *entry == 2);
+        queue.push(4);
+        assert_eq!(queue.take(|entry| *entry == 4), [4]);
         assert_eq!(queue.pop().unwrap(), 1);
         assert!(readable(&queue));
         assert_eq!(queue.pop().unwrap(), 3);

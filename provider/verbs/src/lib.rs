@@ -12,6 +12,7 @@ mod ah;
 mod card;
 mod channel;
 mod clock;
+pub mod cm;
 mod context;
 mod cq;
 mod device;
@@ -49,7 +50,7 @@ pub use device::{
 };
 pub use dm::{Dm, MAX_DM};
 pub use error::{Result, VerbsError};
-pub use events::{Event, kind};
+pub use events::{Event, FdQueue, kind};
 pub use moderation::Moderation;
 pub use mr::{Advice, Mr, Rereg};
 pub use mw::{Mw, MwBind};

@@ -1,11 +1,13 @@
 //! What the card's holder finds failed, kept until the card's lock is given back, and said then.
 //!
 //! A few words of atomics: to note allocates nothing, waits for nobody, and a child forked meanwhile finds no lock that
-//! nobody gives back. Owns the notes; `log` owns whether and how they are said.
+//! nobody gives back. Owns the notes; `log` owns whether and how they are said. What happens to connections waits here too, in a
+//! queue of its own.
 
 use std::array;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use crate::cm::{Deliveries, Delivery};
 use crate::events::kind;
 use crate::log::{self, log};
 use starverbs_settings::LogLevel;
@@ -21,12 +23,19 @@ pub(crate) struct Notes {
     /// Kind of event and 1, then a number
     places: [AtomicU64; MOST],
     lost: AtomicU32,
+    /// Of connections
+    deliveries: Deliveries,
 }
 
 impl Notes {
     pub(crate) fn new() -> Self {
         let places = array::from_fn(|_| AtomicU64::new(NONE));
-        Notes { any: AtomicBool::new(false), places, lost: AtomicU32::new(0) }
+        Notes {
+            any: AtomicBool::new(false),
+            places,
+            lost: AtomicU32::new(0),
+            deliveries: Deliveries::default(),
+        }
     }
 
     /// Has an event of this `kind` be said, of a queue pair by its number, of a completion queue with how many it holds.
@@ -42,6 +51,13 @@ impl Notes {
         if self.places.iter().find(free).is_none() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Has an event of a connection be told.
+    #[cold]
+    pub(crate) fn deliver_later(&self, delivery: Delivery) {
+        self.deliveries.push(delivery);
         self.any.store(true, Ordering::Release);
     }
 
@@ -69,6 +85,7 @@ impl Notes {
         if lost > 0 {
             log!(Warn, "{lost} more failed");
         }
+        self.deliveries.tell();
     }
 }
 

@@ -12,6 +12,7 @@ mod net;
 mod pair;
 mod perftest;
 mod pingpong;
+mod rdmacm;
 mod report;
 mod settings;
 mod special;
@@ -60,6 +61,7 @@ fn cases(args: &Args) -> Vec<(Case, Net)> {
         perftest::cases(),
         address::cases(),
         multicast::cases(),
+        rdmacm::cases(),
         special::cases(),
         container::cases(),
         settings::cases(),

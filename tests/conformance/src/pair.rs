@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::case::Net;
-use crate::check::{CALIBRATIONS, Expect, UNCALIBRATED};
+use crate::check::{CALIBRATIONS, EARLY, Expect, UNCALIBRATED};
 use crate::container::Container;
 use crate::process::{Process, tail};
 use crate::world::{Setting, World};
@@ -12,6 +12,10 @@ use crate::world::{Setting, World};
 #[derive(Clone)]
 pub(crate) struct Pair {
     pub program: &'static str,
+    /// The server's, where it is another one.
+    pub server_program: Option<&'static str>,
+    /// Where the server is found: a TCP port, or a service of the connection manager.
+    pub found: Found,
     pub args: Vec<String>,
     /// Arguments of the server and of the client alone.
     pub own_args: [Vec<String>; 2],
@@ -23,11 +27,43 @@ pub(crate) struct Pair {
     pub expect: Expect,
 }
 
+/// How a client finds its server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// By a TCP port that both are told
+    Tcp,
+    /// By a port of the connection manager that both are told
+    Service,
+    /// By a port of the connection manager that both know
+    Fixed(u16),
+}
+
 impl Pair {
     pub(crate) fn new(program: &'static str, args: &str, expect: Expect) -> Pair {
         let args = args.split_ascii_whitespace().map(str::to_owned).collect();
         let limit = Duration::from_secs(30);
-        Pair { program, args, own_args: Default::default(), settings: Default::default(), limit, expect }
+        Pair {
+            program,
+            server_program: None,
+            found: Found::Tcp,
+            args,
+            own_args: Default::default(),
+            settings: Default::default(),
+            limit,
+            expect,
+        }
+    }
+
+    /// The server listens at the connection manager.
+    pub(crate) fn found(mut self, found: Found) -> Pair {
+        self.found = found;
+        self
+    }
+
+    /// Arguments of the server and of the client alone.
+    pub(crate) fn own(mut self, server: &str, client: &str) -> Pair {
+        self.own_args = [server, client].map(|a| a.split_ascii_whitespace().map(str::to_owned).collect());
+        self
     }
 
     pub(crate) fn limit(mut self, seconds: u64) -> Pair {
@@ -72,11 +108,11 @@ impl Pair {
     }
 
     /// Runs both sides to their end and judges the output: a remark, or what went wrong. Again, when perftest could not
-    /// measure the CPU's frequency.
+    /// measure the CPU's frequency, or was too early.
     pub(crate) fn run(&self, world: &mut World, net: Net) -> Result<String, String> {
         for _ in 1..CALIBRATIONS {
             match self.start(world, net)?.finish() {
-                Err(reason) if reason.contains(UNCALIBRATED) => {}
+                Err(reason) if reason.contains(UNCALIBRATED) || reason.contains(EARLY) => {}
                 result => return result,
             }
         }
@@ -99,18 +135,26 @@ impl Pair {
 
     /// Starts the server alone.
     pub(crate) fn start_server(&self, world: &mut World, net: Net) -> Result<Server, String> {
-        let port = world.free_port();
-        let number = port.to_string();
-        let mut words = vec![self.program, "-p", &number];
-        words.extend(self.args.iter().chain(&self.own_args[0]).map(String::as_str));
-        Ok(Server { process: world.start(net, 0, &self.settings[0], &words)?, port })
+        let port = if let Found::Fixed(port) = self.found { port } else { world.free_port() };
+        let words = self.words(self.server_program.unwrap_or(self.program), 0, port);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(Server { process: world.start(net, 0, &self.settings[0], &words)?, port, found: self.found })
+    }
+
+    /// The command of one side.
+    fn words(&self, program: &str, side: usize, port: u16) -> Vec<String> {
+        let mut words = vec![program.to_owned()];
+        if !matches!(self.found, Found::Fixed(_)) {
+            words.extend(["-p".to_owned(), port.to_string()]);
+        }
+        words.extend(self.args.iter().chain(&self.own_args[side]).cloned());
+        words
     }
 
     /// Starts the client alone, of a server at `port`.
     pub(crate) fn start_client(&self, world: &mut World, net: Net, port: u16) -> Result<Process, String> {
-        let number = port.to_string();
-        let mut words = vec![self.program, "-p", &number];
-        words.extend(self.args.iter().chain(&self.own_args[1]).map(String::as_str));
+        let words = self.words(self.program, 1, port);
+        let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
         words.push(World::server_address(net));
         world.start(net, 1, &self.settings[1], &words)
     }
@@ -120,12 +164,17 @@ impl Pair {
 pub(crate) struct Server {
     pub process: Process,
     pub port: u16,
+    found: Found,
 }
 
 impl Server {
     /// Waits until it listens.
     pub(crate) fn await_listening(&mut self, deadline: Instant) -> Result<(), String> {
-        while !self.process.listens(self.port) {
+        let listens = |process: &Process, port| match self.found {
+            Found::Tcp => process.listens(port),
+            Found::Service | Found::Fixed(_) => process.serves(port),
+        };
+        while !listens(&self.process, self.port) {
             if let Some(status) = self.process.ended() {
                 return Err(format!(
                     "server ended before it listened ({status}):\n{}",
@@ -167,10 +216,12 @@ impl Running {
             }
             process.kill();
         }
+        let output = self.client.output();
         if !wrong.is_empty() {
+            // It may stand further up than what is told.
+            wrong.extend(output.contains(EARLY).then(|| EARLY.to_owned()));
             return Err(wrong.join("\n"));
         }
-        let output = self.client.output();
         self.expect.judge(&output).map_err(|reason| format!("client: {reason}:\n{}", tail(&output)))
     }
 }

@@ -85,6 +85,25 @@ impl Process {
             })
         })
     }
+
+    /// Whether somebody in its network namespace serves port `port` at the connection manager: a unix socket bears the name
+    /// of the service.
+    pub fn serves(&self, port: u16) -> bool {
+        let text = std::fs::read_to_string(format!("/proc/{}/net/unix", self.pid())).unwrap_or_default();
+        text.lines().any(|line| {
+            let mut parts = line.split("@starverbs/").nth(1).unwrap_or_default().split('/').skip(1);
+            let service = (parts.next() == Some("cm")).then(|| parts.next()).flatten();
+            let service = service.and_then(|hex| u64::from_str_radix(hex, 16).ok());
+            service.is_some_and(|id| id & 0xffff == u64::from(port))
+        })
+    }
+
+    /// Whether somebody in its network namespace is in an IPv4 multicast group.
+    pub fn is_in_group(&self, group: [u8; 4]) -> bool {
+        let wanted = format!("{:08X}", u32::from_ne_bytes(group));
+        let text = std::fs::read_to_string(format!("/proc/{}/net/igmp", self.pid())).unwrap_or_default();
+        text.lines().any(|line| line.trim_start().starts_with(&wanted))
+    }
 }
 
 impl Drop for Process {

@@ -136,7 +136,8 @@ fn surroundings() -> String {
         let version = line("dpkg-query", &["-W", "-f", "${Version}", package])?;
         Some(format!("{package} {version}"))
     };
-    let packages: Vec<String> = ["ibverbs-utils", "perftest"].iter().filter_map(|p| version(p)).collect();
+    let packages: Vec<String> =
+        ["ibverbs-utils", "rdmacm-utils", "perftest"].iter().filter_map(|p| version(p)).collect();
     let cpus = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
     format!("{kernel}, {cpus} CPUs; {}.", packages.join(", "))
 }

@@ -5,6 +5,7 @@
 
 mod bytes;
 pub mod card;
+pub mod mads;
 mod parsers;
 pub mod port;
 mod preload;
@@ -20,6 +21,7 @@ pub const JUDGES: &[(&str, Judge)] = &[
     ("card", card::judge),
     ("control", control),
     ("frame", frame),
+    ("mads", mads::judge),
     ("path", path),
     ("port", port::judge),
     ("settings", settings),

@@ -244,7 +244,7 @@ impl World {
                     | AsyncEvent::CommEst(q)
                     | AsyncEvent::SqDrained(q)
                     | AsyncEvent::LastWqeReached(q) => q,
-                    AsyncEvent::SrqLimit(_) => panic!("host {at}: {event:?}, which nobody armed"),
+                    AsyncEvent::SrqLimit(_) | AsyncEvent::Mads => panic!("host {at}: {event:?}, which nobody armed"),
                 };
                 match self.who.get(&(at, qpn)) {
                     Some(Who::Conn(c, e)) => self.event(*c, *e, event),
@@ -324,5 +324,6 @@ fn kind_of(event: AsyncEvent) -> &'static str {
         AsyncEvent::SqDrained(_) => "SqDrained",
         AsyncEvent::LastWqeReached(_) => "LastWqeReached",
         AsyncEvent::SrqLimit(_) => "SrqLimit",
+        AsyncEvent::Mads => "Mads",
     }
 }

@@ -1,9 +1,10 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
+use super::mads::QPN_GSI;
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
 use crate::transport::{Ctx, Qp, Step, answer_probe};
-use crate::types::{FrameMeta, Nanos, QPN_MULTICAST, QpState, QpType, Qpn};
+use crate::types::{AsyncEvent, FrameMeta, Nanos, QPN_MULTICAST, QpState, QpType, Qpn};
 use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
 
 /// Unacknowledged packets behind which a small message may wait.
@@ -59,6 +60,9 @@ impl<E: Env> Nic<E> {
         let Some(qp) = self.qps.get_mut(dest) else {
             if dest == QPN_MULTICAST {
                 return self.receive_multicast(env, now, meta, &packet);
+            }
+            if dest == QPN_GSI {
+                return self.receive_mad(env, meta, &packet);
             }
             return stats.drop_no_qp.inc();
         };
@@ -117,8 +121,10 @@ impl<E: Env> Nic<E> {
     /// Time went on: runs the timers that are due.
     pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
         while let Some(qpn) = self.shared.sched.pop_due(now) {
-            if let Some(mut cx) = self.context(env, qpn, now) {
-                cx.timer_fired();
+            match self.context(env, qpn, now) {
+                Some(mut cx) => cx.timer_fired(),
+                None if qpn == QPN_GSI => env.event(AsyncEvent::Mads),
+                None => {}
             }
         }
     }

@@ -112,7 +112,7 @@ impl<E: Env> Nic<E> {
         meta: &FrameMeta,
         packet: &Packet<'_>,
     ) {
-        let Nic { qps, shared, groups } = self;
+        let Nic { qps, shared, groups, .. } = self;
         /* Only datagrams may go to a group (IBTA 9.6.1.4); nobody is a member of an address that is none. */
         let group = groups.find(&meta.dst).ok().filter(|_| packet.op().transport == Transport::Ud);
         let Some(group) = group.map(|at| &groups.0[at]) else {

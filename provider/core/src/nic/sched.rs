@@ -34,6 +34,10 @@ impl Sched {
         self.qps += 1;
         Ok(timer)
     }
+    /// A timer of somebody who is no QP. `Exhausted`: no memory.
+    pub(crate) fn join_timer(&mut self) -> Result<TimerId, NicError> {
+        self.timers.join()
+    }
     /// The QP, which is in no queue, is gone.
     pub(crate) fn leave(&mut self, timer: TimerId) {
         self.qps -= 1;

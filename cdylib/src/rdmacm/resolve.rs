@@ -1,0 +1,244 @@
+//! Addresses and routes: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3).
+//!
+//! The kernel's routing says which address is used towards another; the card must have it. Neighbours are the kernel's affair,
+//! so that an address is resolved at once; the program is told by an event all the same. Owns the id's stages from idle to route
+//! resolved. It must not know connections.
+
+use super::address;
+use super::attr::PACKET_LIFE_TIME;
+use super::device::{self, Device};
+use super::event;
+use super::id::{IdHandle, Stage, State, Way, random};
+use super::sink::What;
+use crate::edge::{self, Errno};
+use crate::handle::errno;
+use crate::{query, rates};
+use core::ffi::c_int;
+use starverbs_abi as abi;
+use starverbs_verbs::cm::Bind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+/// IBTA 15.2.5.16: "exactly", of what a path record says.
+const EXACTLY: u8 = 2;
+
+/// Whether the card has the address.
+fn on_card(device: &Device, ip: IpAddr) -> bool {
+    let gid = address::gid(ip);
+    device.card().is_ok_and(|card| card.gid_table().iter().any(|entry| entry.gid == gid))
+}
+
+/// Whether some interface of the host has it.
+fn on_host(addr: SocketAddr) -> bool {
+    let mut any_port = addr;
+    any_port.set_port(0);
+    UdpSocket::bind(any_port).is_ok()
+}
+
+/// Holds an address for the id and, unless it is any, binds the id to its device.
+///
+/// # Errors
+/// EADDRNOTAVAIL: not of this host; ENODEV: not of the card; EADDRINUSE.
+pub(super) fn bind(id: &IdHandle, state: &mut State, addr: SocketAddr) -> Result<(), Errno> {
+    let device = device::open()?;
+    let any = addr.ip().is_unspecified();
+    if !any && !on_card(&device, addr.ip()) {
+        return Err(if on_host(addr) { libc::ENODEV } else { libc::EADDRNOTAVAIL });
+    }
+    let options = state.options;
+    let wanted = Bind {
+        local: addr,
+        space: state.space,
+        reuse: options.reuse_addr,
+        v6_only: options.v6_only.unwrap_or(false),
+    };
+    let hold = device.agent.bind(wanted).map_err(errno)?;
+    let mut local = addr;
+    local.set_port(hold.local().port());
+    state.local = Some(local);
+    state.hold = Some(hold);
+    state.stage = Stage::Bound;
+    id.show_addresses(state);
+    if !any {
+        id.take_device(&device);
+    }
+    Ok(())
+}
+
+/// The address that is used towards `to`: its own, if it is the card's.
+///
+/// # Errors
+/// The kernel's: ENETUNREACH, EHOSTUNREACH, EACCES ...
+fn source_towards(device: &Device, to: SocketAddr) -> Result<IpAddr, Errno> {
+    if on_card(device, to.ip()) {
+        return Ok(to.ip());
+    }
+    let system = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+    let socket = UdpSocket::bind(address::any_like(to)).map_err(system)?;
+    // Connecting a datagram socket looks the route up, and sends nothing.
+    let mut target = to;
+    target.set_port(to.port().max(1));
+    socket.connect(target).map_err(system)?;
+    Ok(socket.local_addr().map_err(system)?.ip())
+}
+
+/// A port as the kernel would pick one.
+fn ephemeral_port() -> u16 {
+    const FIRST: u16 = 32_768;
+    const LAST: u16 = 60_999;
+    FIRST + (random() % u32::from(LAST - FIRST + 1)) as u16
+}
+
+/// Begins rdma_resolve_addr: what the event will say, or the errno value of what cannot begin.
+fn resolve(
+    id: &IdHandle,
+    state: &mut State,
+    src: Option<SocketAddr>,
+    dst: SocketAddr,
+) -> Result<Result<(), Errno>, Errno> {
+    let device = device::open()?;
+    if let (Stage::Idle, Some(src)) = (state.stage, src) {
+        bind(id, state, src)?;
+    }
+    if !matches!(state.stage, Stage::Idle | Stage::Bound) {
+        return Err(libc::EINVAL);
+    }
+    let bound = state.local.map(|local| local.ip()).filter(|ip| !ip.is_unspecified());
+    if state.local.is_some_and(|local| local.is_ipv4() != dst.is_ipv4()) {
+        return Err(libc::EINVAL);
+    }
+    let source = match bound {
+        Some(ip) => ip,
+        None => source_towards(&device, dst)?,
+    };
+    if !on_card(&device, source) {
+        return Ok(Err(libc::ENODEV));
+    }
+    match &mut state.local {
+        Some(local) => local.set_ip(source),
+        // Nobody asks for it there: the port need not be held, it is a number that the peer is shown.
+        None => state.local = Some(SocketAddr::new(source, ephemeral_port())),
+    }
+    let mut dst = dst;
+    if dst.ip().is_unspecified() {
+        dst.set_ip(source);
+    }
+    state.remote = Some(dst);
+    state.stage = Stage::AddrResolved;
+    id.show_addresses(state);
+    id.take_device(&device);
+    Ok(Ok(()))
+}
+
+/// What the way to the other side is like.
+fn way(device: &Device, state: &State) -> Result<Way, Errno> {
+    let remote = state.remote.ok_or(libc::EINVAL)?;
+    let mtu = device.card()?.path_mtu(address::gid(remote.ip()));
+    Ok(Way { mtu, traffic_class: state.options.tos.unwrap_or(0), hop_limit: 0 })
+}
+
+/// Shows the way in the public struct, as a path record.
+pub(super) fn show_path(id: &IdHandle, state: &State) {
+    let (Some(local), Some(remote), Some(way)) = (state.local, state.remote, state.way) else { return };
+    let mut speed = 0;
+    // SAFETY: the id is bound; numbers and unions of numbers may be zero; the record goes with the id, through free.
+    unsafe {
+        let public = id.public();
+        query::query_port_speed((*public).verbs, 1, &mut speed);
+        if (*public).route.path_rec.is_null() {
+            (*public).route.path_rec = libc::calloc(1, size_of::<abi::ibv_sa_path_rec>()).cast();
+        }
+        let Some(record) = (*public).route.path_rec.as_mut() else { return };
+        record.sgid.raw = address::gid(local.ip()).0;
+        record.dgid.raw = address::gid(remote.ip()).0;
+        record.hop_limit = way.hop_limit;
+        record.traffic_class = way.traffic_class;
+        record.reversible = 1;
+        record.numb_path = 1;
+        record.pkey = starverbs_verbs::PKEY.to_be();
+        (record.mtu_selector, record.mtu) = (EXACTLY, way.mtu as u8);
+        let rate = rates::mbps_to_rate(c_int::try_from(speed * 100).unwrap_or(c_int::MAX));
+        (record.rate_selector, record.rate) = (EXACTLY, rate as u8);
+        (record.packet_life_time_selector, record.packet_life_time) = (EXACTLY, PACKET_LIFE_TIME);
+        (*public).route.num_paths = 1;
+    }
+}
+
+/// Ends rdma_resolve_route, by this way, and tells the program.
+pub(super) fn take_way(id: &IdHandle, state: &mut State, way: Way) {
+    state.way = Some(way);
+    state.stage = Stage::RouteResolved;
+    show_path(id, state);
+    id.shared.tell(What::Plain(abi::RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
+}
+
+/// rdma_bind_addr(3).
+pub(crate) unsafe extern "C" fn bind_addr(id: *mut abi::rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
+    edge::minus_one(|| {
+        // SAFETY: the call's terms.
+        let (handle, addr) = unsafe { (IdHandle::of(id)?, address::read(addr)?) };
+        let mut state = handle.state();
+        if state.stage != Stage::Idle {
+            return Err(libc::EINVAL);
+        }
+        bind(handle, &mut state, addr)
+    })
+}
+
+/// rdma_resolve_addr(3).
+pub(crate) unsafe extern "C" fn resolve_addr(
+    id: *mut abi::rdma_cm_id,
+    src: *mut libc::sockaddr,
+    dst: *mut libc::sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    edge::minus_one(|| {
+        // SAFETY: the call's terms.
+        unsafe {
+            let handle = IdHandle::of(id)?;
+            let src = if src.is_null() { None } else { Some(address::read(src)?) };
+            let dst = address::read(dst)?;
+            let told = match resolve(handle, &mut handle.state(), src, dst)? {
+                Ok(()) => What::Plain(abi::RDMA_CM_EVENT_ADDR_RESOLVED, 0),
+                Err(error) => What::Plain(abi::RDMA_CM_EVENT_ADDR_ERROR, -error),
+            };
+            handle.shared.tell(told);
+            event::complete(handle)
+        }
+    })
+}
+
+/// rdma_resolve_route(3).
+pub(crate) unsafe extern "C" fn resolve_route(id: *mut abi::rdma_cm_id, _timeout_ms: c_int) -> c_int {
+    edge::minus_one(|| {
+        // SAFETY: the call's terms.
+        let handle = unsafe { IdHandle::of(id)? };
+        {
+            let mut state = handle.state();
+            if state.stage != Stage::AddrResolved {
+                return Err(libc::EINVAL);
+            }
+            let way = way(&handle.device()?, &state)?;
+            take_way(handle, &mut state, way);
+        }
+        // SAFETY: the call's terms.
+        unsafe { event::complete(handle) }
+    })
+}
+
+fn port(id: *mut abi::rdma_cm_id, which: impl FnOnce(&State) -> Option<SocketAddr>) -> u16 {
+    edge::value(0, || {
+        // SAFETY: the call's terms.
+        let Ok(handle) = (unsafe { IdHandle::of(id) }) else { return 0 };
+        which(&handle.state()).map_or(0, |addr| addr.port().to_be())
+    })
+}
+
+/// rdma_get_src_port(3): network byte order, 0 before the id is bound.
+pub(crate) unsafe extern "C" fn get_src_port(id: *mut abi::rdma_cm_id) -> u16 {
+    port(id, |state| state.local)
+}
+
+/// rdma_get_dst_port(3): network byte order, 0 before the address is resolved.
+pub(crate) unsafe extern "C" fn get_dst_port(id: *mut abi::rdma_cm_id) -> u16 {
+    port(id, |state| state.remote)
+}

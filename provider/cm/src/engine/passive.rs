@@ -1,0 +1,115 @@
+//! The passive side: REQ comes, REP goes, RTU comes (IBTA 12.9.6).
+
+use alloc::boxed::Box;
+
+use starverbs_core::Nanos;
+
+use super::conn::{Conn, State};
+use super::{Cm, CmError, Event, Path, RemoteKey};
+use crate::params::{ACCEPT_PRIVATE, Accept, Request};
+use crate::reason;
+use crate::wire::message::{self, Answered, BadReq, Ids};
+use crate::wire::{Mad, fields};
+
+impl Cm {
+    pub(super) fn req_came(&mut self, now: Nanos, path: Path, mad: &Mad) {
+        let ids = Ids { local: 0, remote: mad.get32(fields::LOCAL_ID), transaction: mad.transaction() };
+        let key = (path.remote, ids.remote, false);
+        if let Some(id) = self.by_request.get(&key).copied() {
+            return self.req_came_again(id, path, ids);
+        }
+        if let Err(reason) = self.admit(now, path, mad, ids, key) {
+            self.out.push_back((path, message::rej(ids, Answered::Req, reason, None, &[])));
+        }
+    }
+
+    /// A new connection for a REQ, or the reason why not.
+    fn admit(&mut self, now: Nanos, path: Path, mad: &Mad, ids: Ids, key: RemoteKey) -> Result<(), u16> {
+        let service = mad.get(fields::req::SERVICE_ID);
+        let listener = self.listener(service, path.local).ok_or(reason::INVALID_SERVICE_ID)?;
+        let (listener, room) = (listener.id, listener.waiting < listener.backlog);
+        let request = message::request(mad, path.remote, path.local).map_err(|bad| match bad {
+            BadReq::Transport => reason::INVALID_TRANSPORT,
+            BadReq::Header => reason::UNSUPPORTED,
+        })?;
+        self.refuse_stale(now, path, &request)?;
+        let id = if room { self.new_id().ok() } else { None }.ok_or(reason::NO_RESOURCES)?;
+        let path = Path { traffic_class: request.traffic_class, hop_limit: request.hop_limit, ..path };
+        let mut conn = Conn::new(State::ReqRcvd, Ids { local: id, ..ids }, path);
+        conn.remote_qpn = request.qp.qpn;
+        conn.ack_timeout = request.ack_timeout;
+        conn.response_timeout = mad.get8(fields::req::LOCAL_RESPONSE_TIMEOUT);
+        conn.max_retries = mad.get8(fields::req::MAX_CM_RETRIES);
+        (conn.service, conn.listener, conn.request) = (service, Some(listener), Some(key));
+        self.conns.insert(id, conn);
+        self.by_request.insert(key, id);
+        if let Some(listener) = self.listeners.values_mut().find(|l| l.id == listener) {
+            listener.waiting += 1;
+        }
+        self.tell(id, Event::Request { listener, request: Box::new(request) });
+        Ok(())
+    }
+
+    /// A queue pair that is connected asks anew: what is known of it is of an earlier life (IBTA 12.4.1, 12.9.8.3.1). The
+    /// request is refused, the old connection released.
+    fn refuse_stale(&mut self, now: Nanos, path: Path, request: &Request) -> Result<(), u16> {
+        let Some(old) = self.by_qpn.get(&(path.remote, request.qp.qpn)).copied() else { return Ok(()) };
+        self.part(now, old);
+        Err(reason::STALE_CONNECTION)
+    }
+
+    fn req_came_again(&mut self, id: u32, path: Path, ids: Ids) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        let same = conn.ids.transaction == ids.transaction;
+        match conn.state {
+            State::ReqRcvd if same => {
+                let mra = message::mra(conn.ids, Answered::Req);
+                self.send(id, mra);
+            }
+            State::RepSent | State::Answered if same => self.send_again(id),
+            State::Established if same => {}
+            _ => {
+                let stale = reason::STALE_CONNECTION;
+                self.out.push_back((path, message::rej(ids, Answered::Req, stale, None, &[])));
+            }
+        }
+    }
+
+    /// Accepts a request: sends the REP.
+    ///
+    /// # Errors
+    /// `State`: there is none; `Invalid`.
+    pub fn accept(&mut self, now: Nanos, id: u32, accept: &Accept) -> Result<(), CmError> {
+        let conn =
+            self.conns.get_mut(&id).filter(|conn| conn.state == State::ReqRcvd).ok_or(CmError::State)?;
+        if accept.private_data.len() > ACCEPT_PRIVATE || accept.rnr_retry_count > 7 {
+            return Err(CmError::Invalid);
+        }
+        conn.qpn = accept.qp.qpn;
+        let mad = message::rep(conn.ids, self.config.guid, accept);
+        self.send_until_answered(now, id, State::RepSent, mad);
+        Ok(())
+    }
+
+    pub(super) fn rtu_came(&mut self, id: u32) {
+        if self.conns.get(&id).is_some_and(|conn| conn.state == State::RepSent) {
+            self.enter(id, State::Established);
+            self.tell(id, Event::Established);
+        }
+    }
+
+    /// Data came, so that the peer is ready though its RTU was not seen.
+    ///
+    /// # Errors
+    /// `Established`; `State`: nothing was accepted.
+    pub fn communication_established(&mut self, id: u32) -> Result<(), CmError> {
+        match self.conns.get(&id).map(|conn| conn.state) {
+            Some(State::RepSent) => {
+                self.rtu_came(id);
+                Ok(())
+            }
+            Some(State::Established) => Err(CmError::Established),
+            _ => Err(CmError::State),
+        }
+    }
+}

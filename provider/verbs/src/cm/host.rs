@@ -1,0 +1,209 @@
+//! The connection manager on the card: its messages go through queue pair 1, its timer is the card's, and what it tells is
+//! told when the card's lock is given back.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
+
+use starverbs_backend::HostAddr;
+use starverbs_cm::{Cause, Cm, CmError, Config, Event, ListenAt, ListenerId, Path};
+use starverbs_core::{Av, Gid, Nanos};
+
+use super::Sink;
+use super::address::{index_of, with_interface};
+use super::conn::{Conn, Inner};
+use super::event::{CmEvent, CmEventKind, TIMED_OUT};
+use crate::card::{Card, Shard, seed};
+use crate::notes::Notes;
+
+/// The connection manager of a card, and who is told.
+pub(crate) struct CmHost {
+    cm: Cm,
+    /// The card that it is of
+    card: Weak<Card>,
+    addrs: Vec<HostAddr>,
+    conns: HashMap<u32, Weak<Inner>>,
+    listeners: HashMap<ListenerId, Sink>,
+}
+
+impl CmHost {
+    pub(crate) fn new(guid: u64, owner: u16, addrs: Vec<HostAddr>, card: Weak<Card>) -> CmHost {
+        let config = Config { guid, owner, seed: seed()[0] };
+        CmHost { cm: Cm::new(config), card, addrs, conns: HashMap::new(), listeners: HashMap::new() }
+    }
+
+    pub(super) fn listen(&mut self, at: ListenAt, backlog: u32, sink: Sink) -> Result<ListenerId, CmError> {
+        let id = self.cm.listen(at, backlog)?;
+        self.listeners.insert(id, sink);
+        Ok(id)
+    }
+
+    /// Gives the listener's sink, to be dropped when the card's lock is given back.
+    pub(super) fn unlisten(&mut self, id: ListenerId) -> Option<Sink> {
+        self.cm.unlisten(id);
+        self.listeners.remove(&id)
+    }
+
+    /// The program holds a connection.
+    pub(super) fn holds(&mut self, id: u32, conn: Weak<Inner>) {
+        self.conns.insert(id, conn);
+    }
+
+    fn ip(&self, gid: Gid) -> Option<u8> {
+        index_of(&self.addrs, gid)
+    }
+
+    /// Translates an event. A request that nobody listens for any more is refused, as its `Conn` is dropped: that happens in the
+    /// queue's own time, as it needs the card's lock.
+    fn event(&mut self, id: u32, event: Event) -> Option<Delivery> {
+        let kind = match event {
+            Event::Request { listener, mut request } => {
+                let local = request.local.ip();
+                request.local = with_interface(&self.addrs, local, request.local);
+                request.remote = with_interface(&self.addrs, local, request.remote);
+                let conn = self.new_conn(id, listener)?;
+                return Some(Delivery { conn: conn.weak(), kind: CmEventKind::Request(conn, request) });
+            }
+            Event::Resolving { listener, mut resolving } => {
+                let local = resolving.local.ip();
+                resolving.local = with_interface(&self.addrs, local, resolving.local);
+                resolving.remote = with_interface(&self.addrs, local, resolving.remote);
+                let conn = self.new_conn(id, listener)?;
+                return Some(Delivery { conn: conn.weak(), kind: CmEventKind::Resolving(conn, resolving) });
+            }
+            Event::Response(response) => CmEventKind::Response(response),
+            Event::Established => CmEventKind::Established,
+            Event::Resolved(resolved) => CmEventKind::Resolved(resolved),
+            Event::Rejected { reason, private_data } => CmEventKind::Rejected { reason, private_data },
+            Event::Unreachable(Cause::TimedOut) => CmEventKind::Unreachable { status: TIMED_OUT },
+            Event::Unreachable(Cause::Status(status)) => CmEventKind::Unreachable { status: status.into() },
+            Event::Disconnected { timed_out } => {
+                CmEventKind::Disconnected { status: if timed_out { TIMED_OUT } else { 0 } }
+            }
+            Event::TimewaitExit => CmEventKind::TimewaitExit,
+        };
+        Some(Delivery { conn: self.conns.get(&id)?.clone(), kind })
+    }
+
+    /// The handle of a connection that came in, told to its listener's sink.
+    fn new_conn(&mut self, id: u32, listener: ListenerId) -> Option<Conn> {
+        let sink = self.listeners.get(&listener).cloned();
+        let (card, sink) = (self.card.upgrade()?, sink.unwrap_or_else(|| Arc::new(drop)));
+        let conn = Conn::new(card, id, sink);
+        self.conns.insert(id, conn.weak());
+        Some(conn)
+    }
+}
+
+impl Shard {
+    /// A call on the connection manager, and what follows from it.
+    pub(super) fn manage<R>(
+        &mut self,
+        notes: &Notes,
+        now: Nanos,
+        call: impl FnOnce(&mut Cm, Nanos) -> R,
+    ) -> R {
+        let result = call(&mut self.cm.cm, now);
+        self.settle_cm(notes, now);
+        result
+    }
+
+    /// The program holds a connection no more.
+    pub(super) fn release_conn(&mut self, notes: &Notes, now: Nanos, id: u32) {
+        self.cm.conns.remove(&id);
+        self.manage(notes, now, |cm, now| cm.release(now, id));
+    }
+
+    /// The card is about to close: peers are told.
+    pub(crate) fn close_cm(&mut self, notes: &Notes, now: Nanos) {
+        self.manage(notes, now, Cm::release_all);
+    }
+
+    /// Datagrams came to queue pair 1, or the connection manager's time has come.
+    #[cold]
+    pub(crate) fn run_cm(&mut self, notes: &Notes, now: Nanos) {
+        while let Some((meta, mad)) = self.nic.poll_mad() {
+            /* the two low bits tell of congestion on the way here */
+            let traffic_class = meta.traffic_class & !3;
+            let path = Path { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 };
+            self.cm.cm.handle_mad(now, path, &mad);
+        }
+        self.cm.cm.handle_timeout(now);
+        self.settle_cm(notes, now);
+    }
+
+    /// Sends what the connection manager wants to send, queues what it tells, sets its timer.
+    fn settle_cm(&mut self, notes: &Notes, now: Nanos) {
+        let Shard { nic, env, cm: host, .. } = self;
+        while let Some((path, mad)) = host.cm.poll_send() {
+            let Some(sgid_index) = host.ip(path.local) else { continue };
+            if !env.tx.can_send() {
+                env.tx.flush(now);
+            }
+            let to = Av {
+                dgid: path.remote,
+                sgid: path.local,
+                sgid_index,
+                hop_limit: path.hop_limit,
+                traffic_class: path.traffic_class,
+                ..Av::default()
+            };
+            nic.send_mad(env, &to, mad.bytes());
+        }
+        env.tx.flush(now);
+        while let Some((id, event)) = host.cm.poll_event() {
+            if let Some(delivery) = host.event(id, event) {
+                notes.deliver_later(delivery);
+            }
+        }
+        if let Some(at) = host.cm.next_deadline() {
+            nic.arm_mads(at);
+        }
+    }
+}
+
+/// What is to be told, and of which connection.
+pub(crate) struct Delivery {
+    conn: Weak<Inner>,
+    kind: CmEventKind,
+}
+
+/// What is to be told when the card's lock is given back.
+#[derive(Default)]
+pub(crate) struct Deliveries {
+    queue: Mutex<VecDeque<Delivery>>,
+    /// Held by who tells: one at a time, in order
+    telling: Mutex<()>,
+}
+
+impl Deliveries {
+    pub(crate) fn push(&self, delivery: Delivery) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(delivery);
+    }
+
+    fn pop(&self) -> Option<Delivery> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Tells all, unless somebody does, who then tells what came meanwhile, too. None of the card's locks is held.
+    pub(crate) fn tell(&self) {
+        while !self.is_empty() {
+            let telling = match self.telling.try_lock() {
+                Err(TryLockError::WouldBlock) => return,
+                /* a sink panicked: the next event is another's */
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Ok(telling) => telling,
+            };
+            while let Some(Delivery { conn, kind }) = self.pop() {
+                if let Some(conn) = conn.upgrade() {
+                    let id = conn.id();
+                    conn.sink()(CmEvent { conn: id, kind });
+                }
+            }
+            drop(telling);
+        }
+    }
+}
