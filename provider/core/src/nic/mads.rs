@@ -76,9 +76,14 @@ impl<E: Env> Nic<E> {
         env.send_frame(to, &frame, &[], 0, false);
     }
 
-    /// [`AsyncEvent::Mads`] is raised at `at`, unless it is due earlier already.
+    /// [`AsyncEvent::Mads`] is raised at `at`, unless it is due earlier already. Without memory for a timer it is not: the
+    /// next datagram has it tried again.
     pub fn arm_mads(&mut self, at: Nanos) {
-        let timer = *self.mads.timer.get_or_insert_with(|| self.shared.sched.join_timer());
-        self.shared.sched.arm(timer, at, QPN_GSI);
+        if self.mads.timer.is_none() {
+            self.mads.timer = self.shared.sched.join_timer().ok();
+        }
+        if let Some(timer) = self.mads.timer {
+            self.shared.sched.arm(timer, at, QPN_GSI);
+        }
     }
 }

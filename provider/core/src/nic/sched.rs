@@ -35,7 +35,7 @@ impl Sched {
         Ok(timer)
     }
     /// A timer of somebody who is no QP.
-    pub(crate) fn join_timer(&mut self) -> TimerId {
+    pub(crate) fn join_timer(&mut self) -> Result<TimerId, NicError> {
         self.timers.join()
     }
     /// The QP, which is in no queue, is gone.
