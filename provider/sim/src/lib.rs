@@ -14,7 +14,7 @@ mod queues;
 mod rng;
 
 pub use host::{Host, Setup, SimEnv};
-pub use memory::Memory;
+pub use memory::{Memory, READ, WRITE};
 pub use net::{Faults, Net, Tally};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
 pub use rng::Rng;
