@@ -130,7 +130,7 @@ proptest! {
                 dropped = true;
                 world.on(side, |cm, now| cm.release(now, id));
             }
-            for s in 0..2 {
+            for (s, over) in over.iter_mut().enumerate() {
                 for (id, event) in world.events(s) {
                     match event {
                         Event::Request { .. } => {
@@ -141,7 +141,7 @@ proptest! {
                             let _dropped_meanwhile = world.on(0, |cm, _| cm.establish(id));
                         }
                         Event::Established => {}
-                        _ => over[s] = true,
+                        _ => *over = true,
                     }
                 }
             }
