@@ -4,7 +4,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 FUZZ_SECONDS ?= 60
 SECONDS ?= 300
 
-.PHONY: help build demo test bench instructions conformance pyverbs interop stress lint doc fuzz-build fuzz clean
+.PHONY: help build demo test bench instructions conformance pyverbs figures interop stress lint doc fuzz-build fuzz clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -14,6 +14,7 @@ help:
 	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md'
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
+	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
@@ -62,6 +63,9 @@ bench:
 	@tools/scripts/packages.sh bench
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-bench -- --out docs/bench
+
+figures:
+	cargo run --release --quiet --package starverbs -- sim all --out docs/figures
 
 instructions:
 	@tools/scripts/packages.sh instructions

@@ -15,13 +15,13 @@ mod events;
 mod fabric;
 mod host;
 mod params;
-//P mod plan;
-//P mod report;
+mod plan;
+mod report;
 mod run;
-//P mod svg;
+mod svg;
 
 pub use events::{EventQueue, Picos};
 pub use params::{DEFAULT_PARAMS, Kind, Op, ParamError, Params, Settings};
-//P pub use plan::{Finished, PLANS, Plan, PlanError};
-//P pub use report::{Report, Row};
+pub use plan::{Axis, Finished, Metric, PLANS, Plan, PlanError, Series};
+pub use report::{Report, Row};
 pub use run::{Outcome, RunError, run};

@@ -8,9 +8,7 @@ mod send;
 
 use std::collections::VecDeque;
 
-use starverbs_core::qpc::{
-    Channel, Config, ConfigError, Context, Placement, Qpc, Requester, Response, SendRing,
-};
+use starverbs_core::qpc::{Channel, ConfigError, Context, Placement, Qpc, Requester, Response, SendRing};
 
 use super::dma::Engine;
 use super::events::{EventQueue, Picos};
@@ -201,17 +199,9 @@ impl Card {
         params: &Params,
     ) -> Result<Card, ConfigError> {
         let qps = peers.len() as u32;
-        let config = Config {
-            policy: params.policy,
-            placement: params.placement,
-            entries,
-            ooo_cap: params.ooo_cap,
-            qps: qps.max(1),
-            ring_wqes: params.ring_wqes,
-        };
         Ok(Card {
             id,
-            qpc: Qpc::new(config)?,
+            qpc: Qpc::new(params.config(entries, qps))?,
             contexts: vec![QpState { ring_wqes: params.ring_wqes, ..QpState::default() }; qps as usize],
             acked: vec![0; qps as usize],
             peers,

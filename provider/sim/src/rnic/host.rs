@@ -98,13 +98,14 @@ impl Hosts {
             posted: 0,
             completions: 0,
         };
-        // a first round brings the caches to their state, and at least two are measured
+        // a first round brings the caches to their state, and two are measured
         let round: u64 = (0..params.qps).map(|qpn| u64::from(hosts.batch_of(qpn).wqes)).sum();
-        hosts.measure.warm = round.max(20_000 / if params.kind == Kind::Latency { 10 } else { 1 });
-        hosts.measure.wanted = match params.kind {
-            Kind::Rate => (2 * round).clamp(100_000, 600_000),
-            Kind::Latency => (2 * round).clamp(10_000, 110_000),
+        let least = match params.kind {
+            Kind::Rate => params.least_messages,
+            Kind::Latency => params.least_messages / 10,
         };
+        hosts.measure.warm = round.max(least / 5);
+        hosts.measure.wanted = (2 * round).max(least);
         hosts
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use starverbs_core::qpc::{Placement, Policy};
+use starverbs_core::qpc::{Config, Placement, Policy};
 use thiserror::Error;
 
 use super::events::Picos;
@@ -60,7 +60,7 @@ sections! {
         link_ns: f64, switch_ns: f64, switch_ps_per_byte: f64, card_ps_per_byte: f64, header_bytes: u32,
     }
     HostSection { processes: u16, clients: u16, post_ns: f64, poll_ns: f64, doorbell_ns: f64, }
-    WorkloadSection { kind: Kind, op: Op, bytes: u32, qps: u32, batch: u16, seed: u64, }
+    WorkloadSection { kind: Kind, op: Op, bytes: u32, qps: u32, batch: u16, least_messages: u64, seed: u64, }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -162,6 +162,7 @@ pub struct Params {
     /// Connections of the server
     pub qps: u32,
     pub(super) batch: u16,
+    pub(super) least_messages: u64,
     pub(super) seed: u64,
 }
 
@@ -227,9 +228,20 @@ impl Params {
             bytes: workload.bytes.value,
             qps: workload.qps.value,
             batch: workload.batch.value,
+            least_messages: workload.least_messages.value,
             seed: workload.seed.value,
         };
         params.check()
+    }
+
+    /// How the server's QPC module is made.
+    pub fn server_config(&self) -> Config {
+        self.config(self.entries, self.qps)
+    }
+
+    pub(super) fn config(&self, entries: u32, qps: u32) -> Config {
+        let Params { policy, placement, ooo_cap, ring_wqes, .. } = *self;
+        Config { policy, placement, entries, ooo_cap, qps: qps.max(1), ring_wqes }
     }
 
     fn check(self) -> Result<Params, ParamError> {
