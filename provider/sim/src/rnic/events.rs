@@ -138,7 +138,7 @@ impl<E> EventQueue<E> {
         let slot = (self.bucket % BUCKETS) as usize;
         self.filled[slot / 64] &= !(1 << (slot % 64));
         std::mem::swap(&mut self.current, &mut self.wheel[slot]);
-        self.current.sort_unstable_by(|a, b| b.key().cmp(&a.key()));
+        self.current.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.key()));
         Some(())
     }
 

@@ -19,7 +19,7 @@ macro_rules! plans {
 }
 
 plans! {
-    "csrna-1b" "csrna-7a" "csrna-7b" "csrna-7c" "csrna-8a" "csrna-8b" "csrna-8c"
+    "csrna-1b" "csrna-rate" "csrna-7a" "csrna-7b" "csrna-7c" "csrna-8a" "csrna-8b" "csrna-8c"
     "csrna-9a" "csrna-9b" "csrna-9c" "csrna-9d" "csrna-9e" "csrna-table1"
 }
 
