@@ -223,10 +223,9 @@ impl Plan {
         let shares = Mutex::new(vec![0.0; jobs.len()]);
         let (next, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
         let work = || {
-            while let Some((number, job)) = {
+            loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                jobs.get(number).map(|job| (number, job))
-            } {
+                let Some(job) = jobs.get(number) else { return };
                 if self.beyond_capacity(job) || ended.load(Ordering::Relaxed) {
                     continue;
                 }
@@ -254,12 +253,19 @@ impl Plan {
             work();
         });
         let results = results.into_inner().unwrap_or_else(|broken| broken.into_inner());
-        let name = |job: &Job| self.series[job.series].name.clone();
-        jobs.iter()
-            .zip(results)
-            .map(|(job, result)| {
-                result.transpose().map_err(|error| PlanError::Run { series: name(job), x: job.x, error })
-            })
-            .collect()
+        let failed = |job: &Job, error| {
+            let series = self.series[job.series].name.clone();
+            PlanError::Run { series, x: job.x, error }
+        };
+        let mut outcomes = Vec::new();
+        for (job, result) in jobs.iter().zip(results) {
+            outcomes.push(match result {
+                Some(result) => Some(result.map_err(|error| failed(job, error))?),
+                None if self.beyond_capacity(job) => None,
+                // left out, as the plan was ended before
+                None => return Err(failed(job, RunError::Ended)),
+            });
+        }
+        Ok(outcomes)
     }
 }
