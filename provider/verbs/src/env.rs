@@ -176,6 +176,9 @@ impl Env for HostEnv {
     }
 
     fn event(&mut self, event: AsyncEvent) {
-        self.events.push(event);
+        /* one that there is no memory for is lost */
+        if self.events.try_reserve(1).is_ok() {
+            self.events.push(event);
+        }
     }
 }
