@@ -3,8 +3,11 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 FUZZ_SECONDS ?= 60
 SECONDS ?= 300
+SEED ?= 0
+RUNS ?= 100000
+JOBS ?= 1
 
-.PHONY: help build demo test bench instructions conformance pyverbs figures interop stress faults lint doc fuzz-build fuzz clean
+.PHONY: help build demo test bench bench-loss instructions conformance pyverbs figures interop stress soak faults lint doc fuzz-build fuzz clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -14,9 +17,11 @@ help:
 	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md'
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
+	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, TCP; writes docs/bench-loss.*'
 	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
+	@echo 'make soak         simulated cards on a hostile network, RUNS seeds from SEED on, JOBS threads; see docs/faults.md'
 	@echo 'make faults       processes killed, stopped, without memory, descriptors, addresses; see docs/faults-of-processes.md'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
 	@echo 'make doc          documentation of the crates'
@@ -56,6 +61,10 @@ stress:
 	@$(MAKE) --no-print-directory build
 	tests/soak/run.sh --seconds $(SECONDS) dist/lib soak growth leaks memcheck tsan
 
+# With TRACE=1, each frame, post, completion and event is printed.
+soak:
+	cargo run --release --quiet --package starverbs-soak -- --seed $(SEED) --runs $(RUNS) --jobs $(JOBS) $(if $(TRACE),--trace)
+
 faults:
 	@tools/scripts/packages.sh stress
 	@$(MAKE) --no-print-directory build
@@ -69,6 +78,12 @@ bench:
 	@tools/scripts/packages.sh bench
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-bench -- --out docs/bench
+	cargo run --release --quiet --package starverbs-bench -- --loss --out docs/bench-loss
+
+bench-loss:
+	@tools/scripts/packages.sh bench
+	@$(MAKE) --no-print-directory build
+	cargo run --release --quiet --package starverbs-bench -- --loss --out docs/bench-loss
 
 figures:
 	cargo run --release --quiet --package starverbs -- sim all --out docs/figures

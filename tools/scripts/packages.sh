@@ -4,7 +4,7 @@
 set -euo pipefail
 
 declare -A package_of=(
-    [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [tshark]=tshark
+    [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [iptables]=iptables [tshark]=tshark
     [nm]=binutils [runuser]=util-linux [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
     [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
@@ -17,7 +17,7 @@ case ${1:-} in
 demo) commands=("${demo[@]}") ;;
 test) commands=("${demo[@]}" ip tshark nm runuser ibstat ucx_perftest fi_info) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
-bench) commands=("${demo[@]}" ucx_perftest fi_pingpong) ;;
+bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
 interop) commands=("${demo[@]}" ip tshark qemu-system-x86_64 busybox) ;;
 *) echo "usage: packages.sh demo|test|stress|bench|instructions|interop" >&2; exit 2 ;;

@@ -107,6 +107,12 @@ counters! {
     sent_nak_op,
     /// NAKs received: remote operational error
     rcvd_nak_op,
+    /// ACKs sent that tell what is kept behind a missing packet (selective repeat)
+    sent_sack,
+    /// ACKs received that tell what the peer keeps
+    rcvd_sack,
+    /// RC requests kept because one before them is missing
+    kept_ahead,
     /// completions made
     completions,
     /// completions made with an error status

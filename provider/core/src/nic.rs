@@ -5,9 +5,11 @@
 
 mod control;
 mod data;
+pub(crate) mod keep;
 pub(crate) mod multicast;
 pub(crate) mod pace;
 pub(crate) mod path;
+pub(crate) mod repair;
 pub(crate) mod sched;
 mod table;
 mod tags;
@@ -27,8 +29,10 @@ use crate::room::make_room_in;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, Seg, SrqId};
+use keep::Keep;
 use multicast::Groups;
 use path::{PathId, Paths};
+use repair::Repairs;
 use sched::Sched;
 use table::QpTable;
 use tags::TagMatching;
@@ -49,6 +53,8 @@ pub struct NicConfig {
     pub window: u32,
     /// Most READs and atomics a QP may have outstanding, either way
     pub max_rd_atomic: u8,
+    /// Repeat selectively with peers that do so, too
+    pub repeat: bool,
     /// Most multicast groups that QPs may be attached to
     pub max_groups: u32,
     /// Most objects
@@ -63,6 +69,7 @@ impl Default for NicConfig {
             max_msg: 1 << 30,
             window: 1 << 20,
             max_rd_atomic: 128,
+            repeat: true,
             max_groups: 16,
             limits,
         }
@@ -87,6 +94,9 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) paths: Paths,
     pub(crate) sched: Sched,
     pub(crate) rng: Rng,
+    /// Requests kept behind missing ones, and what requesters know while packets are missing: selective repeat
+    pub(crate) keep: Keep,
+    pub(crate) repairs: Repairs,
     /// Scratch of the packet being sent: its gather list.
     pub(crate) segs: Vec<Seg>,
 }
@@ -149,6 +159,8 @@ impl<E: Env> Nic<E> {
                 paths: Paths::new(cfg.window),
                 sched: Sched::default(),
                 rng: Rng(seed),
+                keep: Keep::default(),
+                repairs: Repairs::default(),
                 segs: Vec::with_capacity(MAX_SGE),
             },
             groups: Groups::default(),

@@ -1,13 +1,15 @@
 //! The protocol of a QP: what it sends, what it answers, how it completes.
 //!
-//! `requester` turns WQEs into packets, `response` takes the answers to them; `responder` takes
-//! requests, `tagged` those to SRQs that match tags, `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
+//! `requester` turns WQEs into packets, `response` takes the answers to them, `holes` sends again what is missing; `responder` takes
+//! requests, `keeping` those behind a missing one, `tagged` those to SRQs that match tags, `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
 //! sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables and
 //! turns (`nic`) beyond the `Shared` state that it is handed.
 
 mod answer;
 mod complete;
 mod datagram;
+mod holes;
+mod keeping;
 mod local;
 mod pacing;
 mod placement;
@@ -29,7 +31,9 @@ use recv::HeldRecv;
 
 use crate::env::Env;
 use crate::nic::Shared;
+use crate::nic::keep::GapId;
 use crate::nic::path::PathId;
+use crate::nic::repair::RepairId;
 use crate::nic::timers::TimerId;
 use crate::qp::RecvSource;
 use crate::types::{Access, Av, AvId, FrameMeta, Mtu, Nanos, PdId, Psn, QpState, QpType, Qpn, WcOpcode};
@@ -92,6 +96,12 @@ pub(crate) struct Flags {
     pub(crate) established: bool,
     /// The wire was seen to lose or repeat packets
     pub(crate) lossy: bool,
+    /// What requests say of us, 0 or 1: we repeat selectively, and the peer never answered without saying so
+    pub(crate) says: u8,
+    /// What answers say of us: the peer's last request did, and we do
+    pub(crate) answers: u8,
+    /// The peer's last answer said that it repeats selectively
+    pub(crate) repeats: bool,
     /// SQD: the drained event was raised
     pub(crate) drained: bool,
     /// A memory window of type 2 was bound on it
@@ -142,6 +152,10 @@ pub(crate) struct Requester {
     pub(crate) backoff: u8,
     /// RNR retries left
     pub(crate) rnr_left: u8,
+    /// A timeout took all for lost, of this many bytes each; 0: none did, or it is known to have been wrong
+    pub(crate) silent: u32,
+    /// What is known of each packet while some are missing; the cursor then goes from one lost packet to the next
+    pub(crate) repair: Option<RepairId>,
     /// A PSN whose round trip is being measured, and when it was sent; 0: none
     pub(crate) rtt_psn: Psn,
     pub(crate) rtt_since: Nanos,
@@ -166,6 +180,8 @@ pub(crate) struct Responder {
     pub(crate) ack: bool,
     /// A NAK is owed, by syndrome
     pub(crate) nak: Option<u8>,
+    /// Requests kept behind the expected one, which is missing
+    pub(crate) gap: Option<GapId>,
     /// Message being received
     pub(crate) cur: Inbound,
     /// Receive WQE taken from the queue
@@ -262,6 +278,8 @@ impl Requester {
             rewound: 0,
             backoff: 0,
             rnr_left: 0,
+            silent: 0,
+            repair: None,
             rtt_psn: Psn::default(),
             rtt_since: 0,
         }
@@ -290,6 +308,7 @@ impl Responder {
             nak_sent: false,
             ack: false,
             nak: None,
+            gap: None,
             cur: Inbound::Idle,
             recv: HeldRecv::new(max_sge),
             out: VecDeque::new(),

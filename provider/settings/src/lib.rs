@@ -51,6 +51,8 @@ pub struct Settings {
     pub window: Option<u32>,
     /// Whether work requests posted in a row may be sent together.
     pub defer: bool,
+    /// Selective repeat between cards that offer it (`STARVERBS_REPEAT`)
+    pub repeat: bool,
 }
 
 impl Default for Settings {
@@ -71,6 +73,7 @@ impl Default for Settings {
             log: LogLevel::Off,
             window: None,
             defer: true,
+            repeat: true,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::value::{self, LEVELS, LINKS};
+use crate::value::{self, LEVELS, LINKS, REPEAT};
 use crate::{FaultSpec, Settings, fault};
 
 /// One setting.
@@ -161,6 +161,14 @@ pub const KEYS: &[Key] = &[
         about: "Lets work requests posted in a row leave together (doorbell batching).",
         set: |s, v| put(&mut s.defer, value::switch(v)),
         get: |s| value::spell_switch(s.defer),
+    },
+    Key {
+        name: "REPEAT",
+        allowed: "auto or off",
+        about: "With auto, a lost packet alone is sent again where the peer is starverbs and says that it can (selective \
+                repeat); off, and with others, all behind it (go-back-N).",
+        set: |s, v| put(&mut s.repeat, value::word(&REPEAT, v)),
+        get: |s| value::spell(&REPEAT, &s.repeat),
     },
     Key {
         name: "CONFIG",

@@ -28,6 +28,7 @@ pub enum LogLevel {
 }
 
 pub(crate) const LINKS: [(&str, Link); 2] = [("auto", Link::Auto), ("udp", Link::Udp)];
+pub(crate) const REPEAT: [(&str, bool); 2] = [("auto", true), ("off", false)];
 pub(crate) const LEVELS: [(&str, LogLevel); 5] = [
     ("off", LogLevel::Off),
     ("error", LogLevel::Error),

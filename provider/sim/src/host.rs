@@ -9,7 +9,7 @@ use starverbs_core::{
     QpType, Qpn, Seg,
 };
 
-use crate::memory::Memory;
+use crate::memory::{Memory, READ, WRITE};
 use crate::queues::{SimCq, SimRq, SimSq};
 
 /// A frame that waits for the port's flush.
@@ -54,6 +54,7 @@ impl SimEnv {
                 Payload::Copied(data) => bytes.extend_from_slice(&data),
                 Payload::Gather(segs) => {
                     for s in segs {
+                        memory.check(s.addr, s.len as usize, READ);
                         bytes.extend_from_slice(memory.read(s.addr, s.len as usize));
                     }
                 }
@@ -74,6 +75,7 @@ impl Env for SimEnv {
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         let there = !self.absent(addr);
         if there {
+            self.memory.check(addr, data.len(), WRITE);
             self.memory.write(addr, data);
         }
         there
@@ -82,6 +84,7 @@ impl Env for SimEnv {
         if self.absent(addr) {
             return None;
         }
+        self.memory.check(addr, 8, WRITE);
         let before = self.memory.word(addr);
         self.memory.set_word(addr, before.wrapping_add(add));
         Some(before)
@@ -90,6 +93,7 @@ impl Env for SimEnv {
         if self.absent(addr) {
             return None;
         }
+        self.memory.check(addr, 8, WRITE);
         let before = self.memory.word(addr);
         if before == compare {
             self.memory.set_word(addr, swap);
@@ -102,7 +106,11 @@ impl Env for SimEnv {
     fn dma_fence(&mut self) {}
     fn begin_payload(&mut self) {}
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {
-        (!self.absent(from.addr)).then_some(from)
+        if self.absent(from.addr) {
+            return None;
+        }
+        self.memory.check(from.addr, from.len as usize, READ);
+        Some(from)
     }
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
         let len: usize = payload.iter().map(|s| s.len as usize).sum();

@@ -15,7 +15,7 @@ mod rng;
 pub mod rnic;
 
 pub use host::{Host, Setup, SimEnv};
-pub use memory::Memory;
+pub use memory::{Memory, READ, WRITE};
 pub use net::{Faults, Net, Tally};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
 pub use rng::Rng;

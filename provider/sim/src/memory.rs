@@ -1,15 +1,23 @@
-//! A host's memory: bytes at a base address, handed out front to back.
+//! A host's memory: bytes at a base address, handed out front to back; and, where a test wants it, who may touch which
+//! of them.
 
 /// Gap between two allocations, filled with [`CANARY`].
 const GAP: u64 = 64;
 /// What untouched memory holds.
 const CANARY: u8 = 0xa5;
 
+/// The card may read.
+pub const READ: u8 = 1;
+/// The card may write.
+pub const WRITE: u8 = 2;
+
 /// Memory that grows; never given back.
 #[derive(Debug)]
 pub struct Memory {
     base: u64,
     bytes: Vec<u8>,
+    /// What the card may do with each byte, if that is watched
+    guard: Option<Vec<u8>>,
     /// Start and end of each gap
     gaps: Vec<(u64, u64)>,
 }
@@ -17,7 +25,28 @@ pub struct Memory {
 impl Memory {
     /// Empty memory that begins at `base`.
     pub fn new(base: u64) -> Self {
-        Memory { base, bytes: Vec::new(), gaps: Vec::new() }
+        Memory { base, bytes: Vec::new(), guard: None, gaps: Vec::new() }
+    }
+
+    /// From now on the card may touch only what [`Memory::allow`] says.
+    pub fn watch(&mut self) {
+        self.guard = Some(vec![0; self.bytes.len()]);
+    }
+
+    /// The card may do with these bytes what `rights` says ([`READ`], [`WRITE`]; 0: nothing), and no more.
+    pub fn allow(&mut self, addr: u64, len: u64, rights: u8) {
+        let range = if len > 0 { self.at(addr, len as usize) } else { 0..0 };
+        if let Some(guard) = &mut self.guard {
+            guard[range].fill(rights);
+        }
+    }
+
+    /// Panics unless the card may do `what` here.
+    pub(crate) fn check(&self, addr: u64, len: usize, what: u8) {
+        let Some(guard) = self.guard.as_ref().filter(|_| len > 0) else { return };
+        let allowed = guard[self.at(addr, len)].iter().fold(what, |all, g| all & g) != 0;
+        let verb = if what == READ { "read" } else { "wrote" };
+        assert!(allowed, "the card {verb} {len} bytes at {addr:#x}, which were not its own then");
     }
 
     /// `len` bytes, 64-aligned, with gaps around them that nobody may touch.
@@ -26,6 +55,9 @@ impl Memory {
         let addr = (gap + GAP).next_multiple_of(GAP);
         self.gaps.push((gap, addr));
         self.bytes.resize((addr - self.base + len) as usize, CANARY);
+        if let Some(guard) = &mut self.guard {
+            guard.resize(self.bytes.len(), 0);
+        }
         addr
     }
 

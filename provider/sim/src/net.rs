@@ -65,11 +65,16 @@ pub struct Tally {
     pub overrun: u64,
     /// For nobody
     pub stray: u64,
+    /// Lost because the link was cut
+    pub cut: u64,
+    /// On the wire when their host went away, or thrown away by [`Net::purge`]
+    pub purged: u64,
     /// Delivered
     pub delivered: u64,
 }
 
 struct Flight {
+    from: usize,
     to: usize,
     meta: FrameMeta,
     bytes: Vec<u8>,
@@ -84,7 +89,14 @@ pub struct Net {
     /// What the wire did
     pub tally: Tally,
     /// Print each frame and its fate (STARVERBS_SIM_TRACE)
-    trace: bool,
+    pub trace: bool,
+    cfg: NicConfig,
+    /// What each host's card was seeded with
+    seeds: Vec<u64>,
+    /// Links that are not as [`Net::faults`] says, by (from, to)
+    links: Vec<Option<Faults>>,
+    /// Until when each link carries nothing
+    cuts: Vec<Nanos>,
     now: Nanos,
     rng: Rng,
     /// Arrival time and order; the frame is in `flights` by its order
@@ -105,9 +117,15 @@ impl Net {
     /// `n` hosts; `seed` decides everything that is left to chance.
     pub fn new(n: u8, cfg: NicConfig, faults: Faults, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let hosts = (0..n).map(|id| Host::new(id, cfg, rng.bits())).collect();
+        let seeds: Vec<u64> = (0..n).map(|_| rng.bits()).collect();
+        let hosts = (0..n).zip(&seeds).map(|(id, seed)| Host::new(id, cfg, *seed)).collect();
+        let links = usize::from(n) * usize::from(n);
         Net {
             hosts,
+            cfg,
+            seeds,
+            links: vec![None; links],
+            cuts: vec![0; links],
             faults,
             tally: Tally::default(),
             trace: std::env::var_os("STARVERBS_SIM_TRACE").is_some(),
@@ -116,7 +134,7 @@ impl Net {
             wire: BinaryHeap::new(),
             flights: Default::default(),
             order: 0,
-            lanes: vec![0; usize::from(n) * usize::from(n)],
+            lanes: vec![0; links],
             busy: vec![0; usize::from(n)],
             asleep: vec![0; usize::from(n)],
             ahead: vec![0; usize::from(n)],
@@ -196,6 +214,41 @@ impl Net {
         self.asleep[host] = self.now + time;
     }
 
+    /// Frames from `from` to `to` fare as `faults` says from now on.
+    pub fn set_link(&mut self, from: usize, to: usize, faults: Faults) {
+        let link = self.link(from, to);
+        self.links[link] = Some(faults);
+    }
+
+    /// The link from `from` to `to` carries nothing for `time`. What is on it arrives.
+    pub fn cut(&mut self, from: usize, to: usize, time: Nanos) {
+        let link = self.link(from, to);
+        self.cuts[link] = self.cuts[link].max(self.now + time);
+    }
+
+    /// Throws away what is on the wire between two hosts, either way.
+    pub fn purge(&mut self, a: usize, b: usize) {
+        let before = self.flights.len();
+        self.flights.retain(|_, f| (f.from, f.to) != (a, b) && (f.from, f.to) != (b, a));
+        self.tally.purged += (before - self.flights.len()) as u64;
+    }
+
+    /// `host` ends without a word and comes up with a new card and empty memory, at the same address. As the card's seed is
+    /// the old one, so are its QPNs and keys if all is made in the same order. Frames stay on the wire.
+    pub fn restart(&mut self, host: usize) {
+        self.hosts[host] = Host::new(host as u8, self.cfg, self.seeds[host]);
+        self.asleep[host] = 0;
+    }
+
+    /// Frames on the wire.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    fn link(&self, from: usize, to: usize) -> usize {
+        from * self.hosts.len() + to
+    }
+
     /// Steps until nothing happens any more, at most `limit` times; whether that was enough.
     pub fn run_until_idle(&mut self, limit: usize) -> bool {
         (0..limit).any(|_| !self.step())
@@ -255,12 +308,20 @@ impl Net {
 
     /// What the wire does to a frame on its way to one host.
     fn carry(&mut self, from: usize, dest: usize, to: &Av, mut bytes: Vec<u8>) {
-        if self.rng.chance(self.faults.loss) {
+        let link = self.link(from, dest);
+        if self.cuts[link] > self.now {
+            self.say(from, "cut", &bytes);
+            self.tally.cut += 1;
+            return;
+        }
+        let faults = self.links[link].unwrap_or(self.faults);
+        if self.rng.chance(faults.loss) {
             self.say(from, "lost", &bytes);
             self.tally.lost += 1;
             return;
         }
-        if self.rng.chance(self.faults.corrupt) && self.corrupt(to, &mut bytes) {
+        if self.rng.chance(faults.corrupt) && self.corrupt(to, &mut bytes) {
+            self.say(from, "corrupted", &bytes);
             self.tally.corrupted += 1;
             return;
         }
@@ -271,12 +332,12 @@ impl Net {
             hop_limit: to.hop_limit,
         };
         let mut copies = 1;
-        if self.rng.chance(self.faults.duplicate) {
+        if self.rng.chance(faults.duplicate) {
             self.tally.duplicated += 1;
             copies = 2;
         }
         for _ in 0..copies {
-            let Some(at) = self.queued(from, dest) else {
+            let Some(at) = self.queued(from, dest, &faults) else {
                 self.say(from, "overran", &bytes);
                 self.tally.overrun += 1;
                 continue;
@@ -284,31 +345,32 @@ impl Net {
             self.say(from, "sent", &bytes);
             self.order += 1;
             self.wire.push(Reverse((at, self.order)));
-            self.flights.insert(self.order, Flight { to: dest, meta, bytes: bytes.clone() });
+            self.flights.insert(self.order, Flight { from, to: dest, meta, bytes: bytes.clone() });
         }
     }
 
     /// When the host is through with a frame that is sent now; `None`: there is no room for it.
-    fn queued(&mut self, from: usize, dest: usize) -> Option<Nanos> {
-        let at = self.arrival(from, dest);
-        if self.faults.service == 0 {
+    fn queued(&mut self, from: usize, dest: usize, faults: &Faults) -> Option<Nanos> {
+        let at = self.arrival(from, dest, faults);
+        if faults.service == 0 {
             return Some(at);
         }
         let busy = &mut self.busy[dest];
-        if busy.saturating_sub(at) / self.faults.service >= self.faults.queue {
+        if busy.saturating_sub(at) / faults.service >= faults.queue {
             return None;
         }
-        *busy = at.max(*busy) + self.faults.service;
+        *busy = at.max(*busy) + faults.service;
         Some(*busy)
     }
 
-    fn arrival(&mut self, from: usize, dest: usize) -> Nanos {
-        let straight = self.now + self.faults.delay + self.rng.below(self.faults.jitter + 1);
-        if self.rng.chance(self.faults.reorder) {
+    fn arrival(&mut self, from: usize, dest: usize, faults: &Faults) -> Nanos {
+        let straight = self.now + faults.delay + self.rng.below(faults.jitter + 1);
+        if self.rng.chance(faults.reorder) {
             self.tally.reordered += 1;
-            return straight + self.rng.below(self.faults.late + 1);
+            return straight + self.rng.below(faults.late + 1);
         }
-        let lane = &mut self.lanes[from * self.hosts.len() + dest];
+        let link = self.link(from, dest);
+        let lane = &mut self.lanes[link];
         *lane = straight.max(*lane);
         *lane
     }

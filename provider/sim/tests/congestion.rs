@@ -34,12 +34,19 @@ struct Load {
     queue: u64,
     /// Loss beside that
     loss: f64,
+    /// Selective repeat
+    repeat: bool,
 }
 
 impl Load {
     /// Goodput that must be reached: well below what is, well above what a stall leaves.
     fn least(&self) -> f64 {
-        if self.loss == 0.0 { 0.6 } else { 0.05 }
+        match (self.loss, self.repeat) {
+            (0.0, _) => 0.6,
+            (0.05.., true) => 0.35,
+            (_, true) => 0.5,
+            (_, false) => 0.05,
+        }
     }
 }
 
@@ -56,7 +63,8 @@ struct Outcome {
 
 fn run(load: &Load) -> Outcome {
     let faults = Faults { service: load.service, queue: load.queue, loss: load.loss, ..Faults::default() };
-    let mut net = Net::new(load.hosts + 1, NicConfig::default(), faults, 1);
+    let cfg = NicConfig { repeat: load.repeat, ..NicConfig::default() };
+    let mut net = Net::new(load.hosts + 1, cfg, faults, 1);
     let setup = Setup { mtu: load.mtu, timeout: 14, retry_cnt: 7, ..Setup::default() };
     let cqs: Vec<SimCq> = (0..=load.hosts).map(|_| SimCq::new(1 << 16)).collect();
     let (target, rkey) = net.hosts[0].region(u64::from(load.len), all_rights());
@@ -116,6 +124,7 @@ fn table() -> Vec<(&'static str, Load)> {
         service: 1_000,
         queue: 50,
         loss: 0.0,
+        repeat: true,
     };
     vec![
         ("write 1 MiB", Load { ..base }),
@@ -131,6 +140,11 @@ fn table() -> Vec<(&'static str, Load)> {
         ("write 1 MiB, 1% lost", Load { queue: 400, loss: 0.01, ..base }),
         ("write 1 MiB, 5% lost", Load { queue: 400, loss: 0.05, ..base }),
         ("read 1 MiB, 1% lost", Load { op: SendOp::Read, queue: 400, loss: 0.01, ..base }),
+        ("write 1 MiB, 1% lost, go-back-N", Load { queue: 400, loss: 0.01, repeat: false, ..base }),
+        (
+            "read 1 MiB, 1% lost, go-back-N",
+            Load { op: SendOp::Read, queue: 400, loss: 0.01, repeat: false, ..base },
+        ),
         ("write 64 KiB x 16 QPs, 1% lost", Load { qps: 16, len: 64 << 10, queue: 400, loss: 0.01, ..base }),
     ]
 }

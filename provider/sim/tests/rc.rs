@@ -7,7 +7,7 @@ mod program;
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
 use starverbs_core::{Access, Mtu, NicConfig, SendOp, Sge, SrqId};
-use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
+use starverbs_sim::{Faults, Host, Net, Recv, Rng, Setup, SimCq, SimRq};
 
 const ALL: [SendOp; 9] = [
     SendOp::Write,
@@ -77,6 +77,13 @@ impl Run {
         let faults = faults.unwrap_or_else(|| any_faults(&mut rng));
         let cfg = NicConfig { window: rng.pick(&[4 << 10, 64 << 10, 512 << 10]), ..NicConfig::default() };
         let mut net = Net::new(2, cfg, faults, seed);
+        /* a card of before, or one that is told not to, repeats nothing selectively */
+        for at in 0..2 {
+            if rng.chance(0.25) {
+                net.hosts[usize::from(at)] =
+                    Host::new(at, NicConfig { repeat: false, ..cfg }, seed ^ u64::from(at));
+            }
+        }
         let cqs = [SimCq::new(4096), SimCq::new(4096)];
         let mut srqs: [Option<(SrqId, SimRq)>; 2] = [None, None];
         for (at, host) in net.hosts.iter_mut().enumerate() {

@@ -291,3 +291,23 @@ fn check_ud(net: &Net, at: usize, ends: &mut [End], cqe: &starverbs_core::Cqe, s
 fn ud_datagrams_are_whole_or_absent() {
     for_seeds("ud_datagrams_are_whole_or_absent", 1000, ud);
 }
+
+/// A WRITE that ends beyond the region is dropped as a whole, though its first packets would fit (IBTA 9.4.3: the length is that
+/// of the message).
+#[test]
+fn a_uc_write_beyond_its_region_writes_nothing() {
+    let mut net = Net::new(2, NicConfig::default(), Default::default(), 1);
+    let mut rng = Rng::new(1);
+    let mut ends = [0, 1].map(|host| End::new(&mut net, &mut rng, host, QpType::Uc));
+    let setup = Setup { mtu: Mtu::M256, ..Setup::default() };
+    net.connect(QpType::Uc, (0, ends[0].qpn), (1, ends[1].qpn), &setup);
+    let (remote_addr, rkey) = net.hosts[1].region(700, all_rights());
+    let before = net.hosts[1].env.memory.read(remote_addr, 700).to_vec();
+    let wqe = SendWqe { op: SendOp::Write, remote_addr, rkey, ..SendWqe::default() };
+    ends[0].post_send(&mut net, &mut rng, wqe, 768);
+    assert!(net.run_until_idle(1000), "it ends");
+    assert!(net.hosts[1].env.memory.read(remote_addr, 700) == before, "the region is as it was");
+    ends[0].post_send(&mut net, &mut rng, SendWqe { op: SendOp::Write, ..wqe }, 700);
+    assert!(net.run_until_idle(1000), "it ends");
+    assert!(net.hosts[1].env.memory.read(remote_addr, 700) == ends[0].sent[1].data, "the next one arrives");
+}

@@ -137,6 +137,7 @@ impl Card {
             max_msg: MAX_MSG,
             max_rd_atomic: MAX_RD_ATOM as u8,
             window: settings.window.unwrap_or(NicConfig::default().window),
+            repeat: settings.repeat,
             max_groups: info.attr.max_mcast_grp,
             limits: Limits::default(),
         };

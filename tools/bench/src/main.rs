@@ -8,6 +8,7 @@ mod child;
 mod error;
 mod fabric;
 mod floor;
+mod loss;
 mod machine;
 mod perftest;
 mod report;
@@ -48,6 +49,9 @@ struct Args {
     /// Only these parts.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
+    /// Goodput against loss alone.
+    #[arg(long)]
+    loss: bool,
     /// The folder with lib/libibverbs.so.1.
     #[arg(long, default_value = "dist")]
     dist: PathBuf,
@@ -65,6 +69,9 @@ enum Side {
     /// Creates and connects QPs.
     #[command(hide = true)]
     ScaleConnect(scale::Child),
+    /// Measures once on a wire that loses.
+    #[command(hide = true)]
+    LossChild(loss::Child),
     /// Opens the device and sleeps.
     #[command(hide = true)]
     ScaleIdle(scale::Child),
@@ -77,6 +84,11 @@ fn main() -> ExitCode {
         Some(Side::FloorStream(side)) => floor::stream(side),
         Some(Side::ScaleConnect(child)) => scale::connect_child(child),
         Some(Side::ScaleIdle(child)) => scale::idle_child(child),
+        Some(Side::LossChild(child)) => loss::child(child),
+        None if args.loss => {
+            let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-loss"));
+            loss::run(&out, &args.dist, args.rounds.unwrap_or(3).max(1))
+        }
         None => bench(&args),
     };
     match result {

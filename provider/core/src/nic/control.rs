@@ -156,6 +156,7 @@ impl<E: Env> Nic<E> {
         let mut cx = self.context(env, qpn, 0).ok_or(NicError::NotFound)?;
         /* The peer's last message may wait for its ACK: nobody could send it later. */
         cx.last_words();
+        cx.forget_gaps();
         /* Leaves the window to others; what is posted is dropped without completions. */
         cx.forget_inflight();
         cx.leave_queues();
@@ -274,6 +275,7 @@ fn enter<E: Env>(
             cx.qp.flags.drained = false;
             cx.drained();
         }
+        QpState::Rtr => cx.offer_repeat(),
         QpState::Rts => cx.doorbell(),
         _ => {}
     }
@@ -282,6 +284,7 @@ fn enter<E: Env>(
 /// RESET forgets everything, without completions (IBTA 10.3.1.1).
 fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     cx.forget_inflight();
+    cx.forget_gaps();
     cx.leave_queues();
     cx.forget_tags();
     let qp = &mut *cx.qp;

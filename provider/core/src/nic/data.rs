@@ -80,13 +80,15 @@ impl<E: Env> Nic<E> {
         Ctx { qp, sh: &mut self.shared, env, now }.receive(meta, &packet);
     }
 
-    /// Pacing probes between starverbs cards; they concern a path, not a QP.
+    /// What only starverbs cards say to each other.
     fn own_frame(&mut self, env: &mut E, now: Nanos, meta: &FrameMeta, packet: &Packet<'_>) {
         if meta.dst.is_multicast() {
             return self.shared.stats.drop_multicast.inc();
         }
-        if packet.op().kind == Kind::Probe {
-            return answer_probe(env, meta, packet);
+        match packet.op().kind {
+            Kind::Probe => return answer_probe(env, meta, packet),
+            Kind::Sack => return self.handle_sack(env, now, meta, packet),
+            _ => {}
         }
         let Some(id) = self.shared.paths.lookup(meta.src) else { return };
         let path = self.shared.paths.get(id);
@@ -95,6 +97,18 @@ impl<E: Env> Nic<E> {
         self.shared.open_path(id);
         if let Some(mut cx) = self.context(env, packet.bth().dest_qpn(), now) {
             cx.ready();
+        }
+    }
+
+    /// An acknowledge between starverbs cards; it is for a QP as any other.
+    fn handle_sack(&mut self, env: &mut E, now: Nanos, meta: &FrameMeta, packet: &Packet<'_>) {
+        let Some(mut cx) = self.context(env, packet.bth().dest_qpn(), now) else {
+            return self.shared.stats.drop_no_qp.inc();
+        };
+        match cx.qp.qp_type {
+            QpType::Rc | QpType::XrcSend if cx.qp.attr.av.dgid == meta.src => cx.receive_sack(packet),
+            QpType::Rc | QpType::XrcSend => cx.sh.stats.drop_source.inc(),
+            _ => cx.sh.stats.drop_opcode.inc(),
         }
     }
 

@@ -275,6 +275,14 @@ impl Path {
         true
     }
 
+    /// `bytes` were lost among others that came: the window shrinks by half of that, so that over a window it shrinks by
+    /// half of the share that was lost, as DCTCP's does by marks (RFC 8257). A wire that loses one packet in a hundred
+    /// whatever is sent keeps its window; a buffer that overflows gets what it can take.
+    pub(crate) fn lost(&mut self, bytes: u32) {
+        self.window = self.window.saturating_sub(bytes / 2).max(MIN_WINDOW.min(self.max));
+        self.threshold = self.window;
+    }
+
     /// The last timeout was wrong: what it took for lost has been acknowledged (RFC 4015's idea).
     pub(crate) fn undo_cut(&mut self) {
         if self.before_cut > self.window {

@@ -81,6 +81,7 @@ impl<E: Env> Ctx<'_, E> {
     fn answer_bth(&self, opcode: u8, psn: Psn, pad: u8) -> HeaderBuf {
         let opcode = if self.qp.qp_type == QpType::XrcRecv { code::XRC + opcode } else { opcode };
         HeaderBuf::bth(opcode, self.qp.attr.dest_qpn, psn, false, false, pad, PKEY_DEFAULT)
+            .repeats(self.qp.flags.answers)
     }
 
     /// One packet of a READ's answer. Rights are looked at anew for each: the MR or window may be gone. A
@@ -177,6 +178,9 @@ impl<E: Env> Ctx<'_, E> {
             _ => resp.epsn,
         };
         resp.ack = false;
+        if let (Some(gap), Syndrome::Ack { .. }) = (resp.gap, syndrome) {
+            return self.emit_sack(gap, psn);
+        }
         let header = self.answer_bth(code::RC_ACK, psn, 0).aeth(syndrome, self.qp.resp.msn);
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
     }

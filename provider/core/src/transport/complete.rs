@@ -152,6 +152,7 @@ pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
     (req.deadline, req.rnr_until, req.rtt_since, req.fault) = (0, 0, 0, None);
     req.reads = 0;
     cx.forget_inflight();
+    cx.forget_gaps();
     if state == QpState::Err {
         cx.qp.resp.cur = Inbound::Idle;
         cx.qp.resp.ack = false;

@@ -66,7 +66,11 @@ impl<E: Env> Ctx<'_, E> {
 
     /// One that came before, and so was executed.
     pub(super) fn duplicate_placement(&mut self, psn: Psn) {
-        self.drop_answers_from(psn);
+        if self.qp.flags.answers == 0 {
+            self.drop_answers_from(psn);
+        } else if self.will_answer(psn) {
+            return;
+        }
         if self.may_answer_more(true) {
             self.qp.resp.out.push_in_room(Answer::done(psn));
             self.ready();

@@ -17,7 +17,7 @@ pub(super) const READ_CHUNK: u32 = 64 << 10;
 const ASK_EVERY: u32 = 16 << 10;
 /// Packets that go first after a loss. What was in flight behind the lost packet still fills the
 /// peer's buffer; the answer to these says that it is through.
-const FEELERS: i32 = 4;
+pub(super) const FEELERS: i32 = 4;
 /// A round trip is taken to last at least this, ns.
 const RTT_MIN: Nanos = 50_000;
 /// Shortest and longest first retransmission timeout, ns. The IBTA timer only bounds how long a
@@ -34,6 +34,11 @@ const STRETCH: Nanos = 4;
 impl<E: Env> Ctx<'_, E> {
     /// Sends one request packet if there is one that may go.
     pub(super) fn emit_request(&mut self) -> Step {
+        if let Some(id) = self.qp.req.repair
+            && !self.next_lost(id)
+        {
+            return Step::Idle;
+        }
         let req = &self.qp.req;
         if !matches!(self.qp.state, QpState::Rts | QpState::Sqd)
             || req.fault.is_some_and(|(at, _)| at == req.next)
@@ -43,7 +48,7 @@ impl<E: Env> Ctx<'_, E> {
         if req.rnr_until > self.now || req.next == self.qp.sq.posted() {
             return Step::Idle;
         }
-        if req.rewound != 0 && req.psn.since(req.una_psn) >= FEELERS {
+        if req.rewound != 0 && req.repair.is_none() && req.psn.since(req.una_psn) >= FEELERS {
             return Step::Idle;
         }
         let new = req.next == req.fresh;
@@ -59,7 +64,7 @@ impl<E: Env> Ctx<'_, E> {
                 return Step::Idle;
             }
             self.begin(&wqe);
-        } else if self.qp.req.offset == 0 && self.must_wait(&wqe) {
+        } else if self.qp.req.offset == 0 && !self.repeats_packet() && self.must_wait(&wqe) {
             return Step::Idle;
         }
         match self.qp.qp_type {
@@ -142,7 +147,8 @@ impl<E: Env> Ctx<'_, E> {
             return self.fail_wqe(WcStatus::LocQpOpErr);
         };
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
-        let mut header = HeaderBuf::bth(code, peer, psn, ask, solicited, pad, PKEY_DEFAULT);
+        let mut header =
+            HeaderBuf::bth(code, peer, psn, ask, solicited, pad, PKEY_DEFAULT).repeats(self.qp.flags.says);
         if self.qp.qp_type.is_xrc() {
             header = header.xrceth(wqe.remote_qpn);
         }
@@ -165,14 +171,20 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The request packet of a READ (or of its next piece), an atomic, ATOMIC WRITE or FLUSH.
     fn emit_answered(&mut self, wqe: &SendWqe) -> Step {
-        if self.must_wait(wqe) {
+        let again = self.repeats_packet();
+        if !again && self.must_wait(wqe) {
             return Step::Idle;
         }
         let offset = self.qp.req.offset;
         let atomic = wqe.op.is_atomic();
         /* Pieces end where they ended the first time, wherever a repetition begins: the responder knows
         no READ that goes on behind the PSNs it has seen (IBTA 9.7.5.1.3). */
-        let len = if atomic { 8 } else { (wqe.length - offset).min(READ_CHUNK - offset % READ_CHUNK) };
+        let piece = (wqe.length - offset).min(READ_CHUNK - offset % READ_CHUNK);
+        let len = match again {
+            _ if atomic => 8,
+            false => piece,
+            true => self.missing_of(piece),
+        };
         let packets = len.div_ceil(self.qp.mtu).max(1);
         if !self.window_admits(self.qp.path, len + (packets - 1) * PACKET_OVERHEAD) {
             return Step::Idle;
@@ -184,13 +196,14 @@ impl<E: Env> Ctx<'_, E> {
             return self.fail_wqe(WcStatus::LocProtErr);
         }
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
-        let xrc = self.qp.qp_type.is_xrc();
+        let (xrc, says) = (self.qp.qp_type.is_xrc(), self.qp.flags.says);
         let begin = |code| {
             if xrc {
                 HeaderBuf::bth(code::XRC + code, peer, psn, true, false, 0, PKEY_DEFAULT)
+                    .repeats(says)
                     .xrceth(wqe.remote_qpn)
             } else {
-                HeaderBuf::bth(code, peer, psn, true, false, 0, PKEY_DEFAULT)
+                HeaderBuf::bth(code, peer, psn, true, false, 0, PKEY_DEFAULT).repeats(says)
             }
         };
         let (va, key) = (wqe.remote_addr.wrapping_add(u64::from(offset)), wqe.rkey);
@@ -203,7 +216,8 @@ impl<E: Env> Ctx<'_, E> {
         };
         let payload = if wqe.op == SendOp::AtomicWrite { &self.sh.segs[..] } else { &[] };
         self.env.send_frame(&self.qp.attr.av, &header, payload, 0, false);
-        self.qp.req.reads += 1;
+        /* of what is asked for again, the first asking counts */
+        self.qp.req.reads += u8::from(!again);
         self.qp.req.unasked = 0;
         self.advance(wqe, len, packets);
         Step::Sent
@@ -241,8 +255,12 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn advance(&mut self, wqe: &SendWqe, len: u32, packets: u32) {
         let now = self.now;
         let req = &mut self.qp.req;
-        if req.psn.before(req.max_psn) {
+        let again = req.psn.before(req.max_psn);
+        if again {
             self.sh.stats.retransmitted.add(u64::from(packets));
+        }
+        if let Some(id) = req.repair {
+            self.sh.repairs.get(id).sent(req.psn, packets, again);
         }
         req.psn = req.psn.plus(packets);
         req.offset += len;
@@ -261,6 +279,9 @@ impl<E: Env> Ctx<'_, E> {
                 self.complete_sent();
             }
             return;
+        }
+        if again && req.psn == req.rtt_psn {
+            req.rtt_since = 0;
         }
         if fresh && req.rtt_since == 0 {
             (req.rtt_psn, req.rtt_since) = (req.psn, now);
@@ -328,7 +349,7 @@ impl<E: Env> Ctx<'_, E> {
         let tight = !self.sh.paths.get(self.qp.path).has_room(two);
         let req = &mut self.qp.req;
         req.unasked += len + PACKET_OVERHEAD;
-        let ask = last || tight || req.rewound != 0 || req.unasked >= ASK_EVERY;
+        let ask = last || tight || req.rewound != 0 || req.repair.is_some() || req.unasked >= ASK_EVERY;
         if ask {
             req.unasked = 0;
         }
@@ -369,18 +390,13 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Goes back to the oldest unacknowledged packet (go-back-N).
     pub(super) fn rewind(&mut self) {
-        let mtu = self.qp.mtu;
+        self.end_repair();
+        self.cursor_to(self.qp.req.una_psn);
         let req = &mut self.qp.req;
-        req.next = req.una;
-        req.psn = req.una_psn;
-        req.offset = 0;
-        if req.una != req.fresh {
-            let done = req.una_psn.since(req.track[req.slot(req.una)].first);
-            req.offset = u32::try_from(done).unwrap_or(0) * mtu;
-        }
         req.reads = 0;
         req.unasked = 0;
         req.rtt_since = 0;
+        req.silent = 0;
         self.forget_inflight();
         self.ready();
     }
@@ -409,10 +425,17 @@ impl<E: Env> Ctx<'_, E> {
         }
         let again = self.qp.req.rewound != 0;
         self.qp.req.rewound = self.now;
+        if self.qp.flags.repeats && self.begin_repair().is_some() {
+            return self.all_lost(timeout, again);
+        }
         if !again && self.sh.paths.get(self.qp.path).cut(self.now, timeout) {
             self.sh.stats.window_cuts.inc();
         }
+        let (bytes, packets) = (self.qp.req.inflight, self.qp.req.psn.since(self.qp.req.una_psn));
         self.rewind();
+        if timeout && packets > 0 {
+            self.qp.req.silent = bytes / packets as u32;
+        }
         self.start_timer();
     }
 
@@ -428,6 +451,10 @@ impl<E: Env> Ctx<'_, E> {
             }
             self.qp.req.rnr_until = 0;
             self.qp.req.progress = self.now;
+            if self.qp.req.repair.is_some() {
+                /* some are under way that were not refused */
+                self.start_timer();
+            }
             self.ready();
         }
         if !self.qp.qp_type.is_reliable() {
@@ -445,7 +472,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn timed_out(&mut self) {
-        if self.qp.req.inflight == 0 {
+        if !self.awaits_packets() {
             /* Rewound, and waiting for room since: nobody is silent. */
             (self.qp.req.progress, self.qp.req.deadline) = (self.now, 0);
             self.ready();
@@ -465,6 +492,15 @@ impl<E: Env> Ctx<'_, E> {
         }
         self.qp.req.backoff = self.qp.req.backoff.saturating_add(1);
         self.on_loss(true);
+    }
+
+    /// Whether something is under way, as far as is known.
+    fn awaits_packets(&mut self) -> bool {
+        let req = &self.qp.req;
+        match req.repair {
+            Some(id) => self.sh.repairs.get(id).in_flight(req.una_psn, req.max_psn) > 0,
+            None => req.inflight > 0,
+        }
     }
 
     /// QPs that waited for room in the path's window may get their turn.

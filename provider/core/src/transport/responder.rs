@@ -16,18 +16,27 @@ impl<E: Env> Ctx<'_, E> {
             return self.sh.stats.drop_state.inc();
         }
         let psn = packet.bth().psn();
+        self.note_repeat(packet);
         match psn.since(self.qp.resp.epsn) {
             0 => {
                 self.establish();
-                self.qp.resp.nak_sent = false;
-                if !self.name_srq(packet) {
-                    return self.refuse(NakCode::InvalidRequest);
+                self.expected(psn, packet);
+                if self.qp.resp.gap.is_some() {
+                    self.fill_gap(psn);
                 }
-                self.execute(psn, packet);
             }
-            1.. => self.ahead(),
+            n @ 1.. => self.ahead(psn, n as u32, packet),
             _ => self.duplicate(psn, packet),
         }
+    }
+
+    /// The request that everything waited for.
+    pub(super) fn expected(&mut self, psn: Psn, packet: &Packet<'_>) {
+        self.qp.resp.nak_sent = false;
+        if !self.name_srq(packet) {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        self.execute(psn, packet);
     }
 
     /// First packet of a connection: the program in RTR may go on (IBV_EVENT_COMM_EST).
@@ -40,10 +49,14 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// Packets are missing: say so once (IBTA 9.7.5.2.8).
-    fn ahead(&mut self) {
+    /// `n` packets are missing before this one: keep it, if the peer can make something of that, or say once what is
+    /// missing (IBTA 9.7.5.2.8).
+    fn ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) {
         self.sh.stats.out_of_sequence.inc();
         self.qp.flags.lossy = true;
+        if self.qp.flags.answers != 0 && self.keep_ahead(psn, n, packet) {
+            return self.owe_ack();
+        }
         if !self.qp.resp.nak_sent {
             self.owe_nak(Syndrome::Nak(NakCode::SequenceError));
         }
@@ -336,9 +349,25 @@ impl<E: Env> Ctx<'_, E> {
         });
     }
 
+    /// Whether an answer with `psn` is owed already.
+    pub(super) fn will_answer(&self, psn: Psn) -> bool {
+        let mtu = self.qp.mtu;
+        self.qp.resp.out.iter().any(|answer| match answer {
+            Answer::Read { psn: at, left, .. } => {
+                (0..left.div_ceil(mtu).max(1) as i32).contains(&psn.since(*at))
+            }
+            Answer::Atomic { psn: at, .. } => *at == psn,
+        })
+    }
+
     fn duplicate_read(&mut self, psn: Psn, packet: &Packet<'_>) {
         let Some(reth) = packet.reth() else { return };
-        self.drop_answers_from(psn);
+        /* A peer that repeats selectively asks for nothing twice that it need not. */
+        if self.qp.flags.answers == 0 {
+            self.drop_answers_from(psn);
+        } else if self.will_answer(psn) {
+            return;
+        }
         let (va, key, len) = (reth.va(), reth.rkey(), reth.dma_len());
         let end = psn.plus(len.div_ceil(self.qp.mtu).max(1));
         let legal = !self.qp.resp.epsn.before(end)
@@ -358,7 +387,11 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn duplicate_atomic(&mut self, psn: Psn) {
-        self.drop_answers_from(psn);
+        if self.qp.flags.answers == 0 {
+            self.drop_answers_from(psn);
+        } else if self.will_answer(psn) {
+            return;
+        }
         let found = self.qp.resp.results.as_ref().and_then(|results| results.find(psn));
         if let Some(value) = found
             && self.may_answer_more(true)

@@ -26,6 +26,7 @@ impl<E: Env> Ctx<'_, E> {
             /* A repeat of something acknowledged already: normal after a retransmission. */
             return self.sh.stats.drop_stale_response.inc();
         }
+        self.note_answer(packet);
         match (packet.op().kind, packet.aeth().and_then(|a| a.syndrome())) {
             (Kind::ReadResponse, _) => self.read_data(psn, packet),
             (Kind::AtomicAck, _) => self.atomic_result(psn, packet),
@@ -43,7 +44,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// All packets before `psn` are acknowledged. A READ or the like among them whose answer did not
     /// come was lost: gives false, and everything from there is sent again.
-    fn acked_before(&mut self, psn: Psn) -> bool {
+    pub(super) fn acked_before(&mut self, psn: Psn) -> bool {
         let from = self.qp.req.una_psn;
         let mut reached = psn;
         while self.qp.req.una != self.qp.req.fresh {
@@ -67,7 +68,10 @@ impl<E: Env> Ctx<'_, E> {
         let lost = reached.before(psn);
         if lost {
             self.sh.stats.implied_nak.inc();
-            self.on_loss(false);
+            match self.qp.flags.repeats {
+                true => self.unanswered(psn),
+                false => self.on_loss(false),
+            }
         }
         !lost
     }
@@ -82,14 +86,18 @@ impl<E: Env> Ctx<'_, E> {
         let sent = req.psn.since(from);
         req.una_psn = to;
         /* In flight is a sum over packets of unlike size: an even share is close enough. */
-        let bytes = if packets >= sent {
-            req.inflight
-        } else {
-            (u64::from(req.inflight) * packets as u64 / sent as u64) as u32
+        let bytes = match req.repair {
+            Some(id) => self.pass(id, from, packets as u32),
+            None => {
+                let bytes = match packets >= sent {
+                    true => req.inflight,
+                    false => (u64::from(req.inflight) * packets as u64 / sent as u64) as u32,
+                };
+                req.inflight -= bytes;
+                bytes.max(packets as u32 * PACKET_OVERHEAD / 2)
+            }
         };
-        req.inflight -= bytes;
-        if req.psn.before(to) {
-            self.sh.paths.get(self.qp.path).undo_cut();
+        if self.qp.req.psn.before(to) {
             self.skip_to(to);
         }
         let req = &mut self.qp.req;
@@ -104,7 +112,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let outstanding = req.outstanding();
         let path = self.sh.paths.get(self.qp.path);
-        path.acked(bytes.max(packets as u32 * PACKET_OVERHEAD / 2));
+        path.acked(bytes);
         if let Some(since) = rtt {
             /* What lies behind the deadline is time in which this card did not run (it was stopped, or its clock
             jumped): the timer would have put an end to the measuring. */
@@ -112,6 +120,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         if outstanding {
             self.start_timer();
+        }
+        if let Some(id) = self.qp.req.repair {
+            self.after_pass(id);
         }
         self.wake_path();
         if self.qp.req.next != self.qp.sq.posted() {
@@ -121,22 +132,37 @@ impl<E: Env> Ctx<'_, E> {
         self.drained();
     }
 
-    /// The cursor was rewound, but an acknowledge shows that the peer had more: skip what it has.
+    /// The cursor was rewound, but an acknowledge shows that the peer had more: skip what it has. If a timeout rewound it,
+    /// that was wrong, and what is further ahead is still under way.
     fn skip_to(&mut self, to: Psn) {
-        let mtu = self.qp.mtu;
-        let req = &mut self.qp.req;
-        req.psn = to;
-        req.next = req.una;
-        req.offset = 0;
-        if req.una != req.fresh {
-            let done = to.since(req.track[req.slot(req.una)].first);
-            req.offset = u32::try_from(done).unwrap_or(0) * mtu;
+        self.cursor_to(to);
+        if self.qp.req.repair.is_some() {
+            return;
         }
+        let each = core::mem::take(&mut self.qp.req.silent);
+        let max = self.qp.req.max_psn;
+        if each == 0 || self.asks_answers() {
+            return self.sh.paths.get(self.qp.path).undo_cut();
+        }
+        self.recharge(each * max.since(to).max(0) as u32);
+        self.cursor_to(max);
+    }
+
+    /// Whether an answer with data is due.
+    fn asks_answers(&self) -> bool {
+        let (req, mut at) = (&self.qp.req, self.qp.req.una);
+        while at != req.fresh {
+            if self.qp.sq.wqe(at).op.is_answered() {
+                return true;
+            }
+            at = at.wrapping_add(1);
+        }
+        false
     }
 
     fn read_data(&mut self, psn: Psn, packet: &Packet<'_>) {
         if !self.acked_up_to_answer(psn) {
-            return;
+            return self.answer_ahead(psn, packet);
         }
         let req = &self.qp.req;
         let wqe = *self.qp.sq.wqe(req.una);
@@ -152,25 +178,28 @@ impl<E: Env> Ctx<'_, E> {
         if expected != Some(data.len() as u32) {
             return self.fail_oldest(WcStatus::BadRespErr);
         }
-        if self.scatter(offset, data).is_none() {
+        if self.scatter(self.qp.req.una, offset, data).is_none() {
             return self.fail_oldest(WcStatus::LocProtErr);
         }
         let whole = (offset + data.len() as u32).is_multiple_of(READ_CHUNK);
         self.answer_done(psn, track.first.plus(track.packets), whole);
+        self.settle();
     }
 
     fn atomic_result(&mut self, psn: Psn, packet: &Packet<'_>) {
         if !self.acked_up_to_answer(psn) {
-            return;
+            return self.answer_ahead(psn, packet);
         }
         if !self.qp.sq.wqe(self.qp.req.una).op.is_atomic() {
             return self.fail_oldest(WcStatus::BadRespErr);
         }
         /* Results are in host byte order for the program (man ibv_post_send). */
-        if self.scatter(0, &packet.atomic_ack().unwrap_or_default().to_ne_bytes()).is_none() {
+        if self.scatter(self.qp.req.una, 0, &packet.atomic_ack().unwrap_or_default().to_ne_bytes()).is_none()
+        {
             return self.fail_oldest(WcStatus::LocProtErr);
         }
         self.answer_done(psn, psn.plus(1), true);
+        self.settle();
     }
 
     /// An answer with data at `psn` acknowledges all before it. False: it is not the next answer.
@@ -192,7 +221,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The answer at `psn`, of a WQE that ends before `end`, is in memory. `whole`: the request was
     /// for no more than this.
-    fn answer_done(&mut self, psn: Psn, end: Psn, whole: bool) {
+    pub(super) fn answer_done(&mut self, psn: Psn, end: Psn, whole: bool) {
         let to = psn.plus(1);
         if whole || to == end {
             /* none may be left: the cursor was rewound, and this is still the answer to the first sending */
@@ -204,12 +233,12 @@ impl<E: Env> Ctx<'_, E> {
         self.progress_to(psn, to);
     }
 
-    /// Writes `data` at `offset` of the oldest WQE's buffers.
-    fn scatter(&mut self, offset: u32, data: &[u8]) -> Option<()> {
+    /// Writes `data` at `offset` of the buffers of WQE `index`.
+    pub(super) fn scatter(&mut self, index: u32, offset: u32, data: &[u8]) -> Option<()> {
         let (mrs, env, pd) = (&self.sh.mrs, &mut *self.env, self.qp.pd);
         self.sh.stats.rx_bytes.add(data.len() as u64);
         let mut rest = data;
-        slices(self.qp.sq.sges(self.qp.req.una), offset, data.len() as u32, |sge, skip, n| {
+        slices(self.qp.sq.sges(index), offset, data.len() as u32, |sge, skip, n| {
             let addr =
                 mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, true).ok()?;
             let (now, later) = rest.split_at_checked(n as usize)?;
@@ -230,7 +259,10 @@ impl<E: Env> Ctx<'_, E> {
             }
             self.qp.req.rnr_left -= 1;
         }
-        self.rewind();
+        match self.qp.req.repair {
+            Some(id) => self.oldest_refused(id),
+            None => self.rewind(),
+        }
         let wait = Nanos::from(RNR_TIMER_10US[usize::from(timer & 31)]) * 10_000;
         let until = self.now + wait;
         self.qp.req.rnr_until = until;

@@ -190,7 +190,9 @@ impl<E: Env> Ctx<'_, E> {
             return Step::Idle;
         }
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
-        let header = HeaderBuf::bth(code::RC_SEND_ONLY, peer, psn, true, false, 0, PKEY_DEFAULT).tags(&fin);
+        let header = HeaderBuf::bth(code::RC_SEND_ONLY, peer, psn, true, false, 0, PKEY_DEFAULT)
+            .repeats(self.qp.flags.says)
+            .tags(&fin);
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
         self.qp.req.unasked = 0;
         self.advance(wqe, 0, 1);

@@ -88,6 +88,10 @@ impl<E: Env> Ctx<'_, E> {
         if packet.imm().is_some() && !self.take_recv() {
             return None;
         }
+        /* all that the message is for, before any of it is written */
+        if packet.op().is_first() {
+            self.check_remote(key, va, total, Access::REMOTE_WRITE)?;
+        }
         let host = self.check_remote(key, va, len, Access::REMOTE_WRITE)?;
         self.sh.stats.rx_bytes.add(u64::from(len));
         if len > 0 && !self.env.dma_write(host, data) {

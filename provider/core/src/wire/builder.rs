@@ -2,12 +2,14 @@
 
 use zerocopy::{Immutable, IntoBytes};
 
-use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, Syndrome};
+use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, SackEth, Syndrome};
 use super::tags::Rendezvous;
 use crate::types::{Psn, QPN_MASK, Qpn};
 
 /// Room for the longest headers (BTH and AtomicETH are 40 bytes).
 const ROOM: usize = 64;
+/// Byte of the BTH whose lowest bit is [`Bth::repeats`].
+const REPEATS: usize = 8;
 
 /// BTH and extension headers, in the order in which the methods were called.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +25,20 @@ impl HeaderBuf {
         let mut buf = HeaderBuf { bytes: [0; ROOM], len: 0 };
         buf.push(&Bth::new(opcode, qpn, psn, ack_req, solicited, pad, pkey));
         buf
+    }
+    /// Says (1) or does not say (0) that the sender repeats selectively: [`Bth::repeats`].
+    #[inline]
+    #[must_use]
+    pub fn repeats(mut self, says: u8) -> Self {
+        self.bytes[REPEATS] |= says & 1;
+        self
+    }
+    /// Adds what the responder keeps.
+    #[inline]
+    #[must_use]
+    pub fn sack(mut self, kept: &SackEth) -> Self {
+        self.push(kept);
+        self
     }
     /// Adds an XRCETH: the number of an SRQ, 24 bits.
     #[inline]

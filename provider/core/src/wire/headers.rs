@@ -11,6 +11,8 @@ use crate::types::{FlushLevel, Placement, Psn, QPN_MASK, Qpn};
 pub const PKEY_DEFAULT: u16 = 0xffff;
 
 const ACK_REQ: u32 = 1 << 31;
+/// Of the seven reserved bits beside AckReq, which receivers must ignore and the ICRC covers: "I repeat selectively"
+const REPEATS: u32 = 1 << 24;
 const SOLICITED: u8 = 1 << 7;
 const MIG_REQ: u8 = 1 << 6;
 const PAD_SHIFT: u8 = 4;
@@ -92,6 +94,11 @@ impl Bth {
     #[inline]
     pub fn ack_req(&self) -> bool {
         self.ack_psn.get() & ACK_REQ != 0
+    }
+    /// Ours: whether its sender says that it repeats selectively, 0 or 1
+    #[inline]
+    pub fn repeats(&self) -> u8 {
+        (self.ack_psn.get() & REPEATS != 0) as u8
     }
     /// Packet sequence number
     #[inline]
@@ -301,6 +308,27 @@ impl AtomicAckEth {
     #[inline]
     pub fn original(&self) -> u64 {
         self.0.get()
+    }
+}
+
+/// Ours, 48 bytes: what a responder keeps behind the packet that it misses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SackEth([U64; 6]);
+
+impl SackEth {
+    /// PSNs that it tells of.
+    pub const SPAN: u32 = 384;
+
+    /// From words of 64 PSNs; the lowest bit of the first stands for the PSN behind the missing one.
+    #[inline]
+    pub fn new(words: [u64; 6]) -> Self {
+        SackEth(words.map(U64::new))
+    }
+    /// Whether the PSN `n` behind the first one that it tells of is kept; `n` is below [`SackEth::SPAN`].
+    #[inline]
+    pub fn has(&self, n: u32) -> bool {
+        self.0.get(n as usize / 64).is_some_and(|word| word.get() >> (n % 64) & 1 == 1)
     }
 }
 

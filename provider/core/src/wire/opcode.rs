@@ -59,6 +59,8 @@ pub mod code {
     pub const PROBE: u8 = 0xc0;
     /// Ours: "yes"
     pub const PROBE_ANSWER: u8 = 0xc1;
+    /// Ours: an ACK of RC or XRC that tells what is kept behind the packet that is missing
+    pub const SACK: u8 = 0xc2;
 }
 
 /// Transport that an op-code belongs to.
@@ -109,6 +111,7 @@ pub enum Kind {
     Cnp,
     Probe,
     ProbeAnswer,
+    Sack,
 }
 
 impl Kind {
@@ -159,6 +162,8 @@ bitflags! {
         const XRCETH = 1 << 11;
         /// FLUSH extended transport header
         const FETH = 1 << 12;
+        /// Ours: what a responder keeps
+        const SACKETH = 1 << 13;
     }
 }
 
@@ -206,7 +211,7 @@ impl OpInfo {
 }
 
 /// Extension headers and their sizes; the order is theirs on the wire.
-const EXTENSIONS: [(OpFlags, u8); 10] = [
+const EXTENSIONS: [(OpFlags, u8); 11] = [
     (OpFlags::XRCETH, 4),
     (OpFlags::DETH, 8),
     (OpFlags::FETH, 4),
@@ -217,6 +222,7 @@ const EXTENSIONS: [(OpFlags, u8); 10] = [
     (OpFlags::IMM, 4),
     (OpFlags::IETH, 4),
     (OpFlags::RESERVED, 16),
+    (OpFlags::SACKETH, 48),
 ];
 
 /// Bytes of a BTH.
@@ -287,6 +293,7 @@ const fn table() -> [Option<OpInfo>; 256] {
         (0x81, Transport::Cnp, Cnp, ONLY.union(OpFlags::RESERVED)),
         (0xc0, Transport::Own, Kind::Probe, ONLY.union(OpFlags::DETH)),
         (0xc1, Transport::Own, Kind::ProbeAnswer, ONLY.union(OpFlags::DETH)),
+        (0xc2, Transport::Own, Kind::Sack, ONLY.union(aeth).union(OpFlags::SACKETH)),
     ];
     let mut i = 0;
     while i < rows.len() {
@@ -354,7 +361,7 @@ mod tests {
     #[test]
     fn table_says_its_own_codes() {
         let known = (0..=255u8).filter_map(op_info).count();
-        assert_eq!(known, 12 + 12 + 18 + 25);
+        assert_eq!(known, 12 + 12 + 19 + 25);
         for c in 0..=255u8 {
             if let Some(info) = op_info(c) {
                 assert_eq!(info.code, c);
@@ -381,6 +388,7 @@ mod tests {
         assert_eq!(len(code::RC_ATOMIC_WRITE), 28);
         assert_eq!(len(code::UD_SEND_ONLY_IMM), 24);
         assert_eq!(len(code::CNP), 28);
+        assert_eq!(len(code::SACK), 64);
         assert_eq!(len(code::XRC + code::RC_SEND_MIDDLE), 16);
         assert_eq!(len(code::XRC + code::RC_WRITE_ONLY_IMM), 36);
         assert_eq!(len(code::XRC + code::RC_CMP_SWAP), 44);

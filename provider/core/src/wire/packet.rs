@@ -1,9 +1,9 @@
 //! One received packet, checked once.
 
 use thiserror::Error;
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth};
+use super::headers::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, SackEth};
 use crate::types::QPN_MASK;
 
 use super::opcode::{BTH_LEN, OpFlags, OpInfo, op_info};
@@ -75,6 +75,18 @@ impl<'a> Packet<'a> {
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
+    }
+    /// The frame in parts: BTH, extension headers, payload. `bth().pad()` bytes may be missing at its end.
+    pub fn parts(&self) -> [&'a [u8]; 3] {
+        [self.bth.as_bytes(), self.ext, self.payload]
+    }
+    /// What the responder keeps, if the op-code says it
+    #[inline]
+    pub fn sack(&self) -> Option<&'a SackEth> {
+        if !self.op.has(OpFlags::SACKETH) {
+            return None;
+        }
+        SackEth::ref_from_suffix(self.ext).ok().map(|(_, h)| h)
     }
     /// RDMA header, if the op-code has one
     #[inline]

@@ -1,0 +1,230 @@
+//! Requests that came before one that is missing, kept as they came until it is there (selective repeat).
+//!
+//! A responder executes in order, always; what it keeps here is the frame, so that a gap changes when a request is
+//! executed and nothing else. There is state for a QP only while it has a gap, from a pool that all QPs of the card
+//! share and that is made with the first of them. When the pool is empty a frame is dropped, as without selective repeat.
+
+use alloc::vec::Vec;
+
+use crate::room::Room;
+use crate::types::Psn;
+use crate::wire::headers::SackEth;
+
+/// Longest frame without its ICRC: BTH, XRCETH, RETH, immediate data and 4096 bytes.
+const FRAME: usize = 4096 + 64;
+/// Frames kept at a time.
+const FRAMES: usize = 1024;
+/// QPs with a gap at a time.
+const GAPS: usize = 64;
+/// PSNs that a gap's table holds: a power of two, more than a SACK tells of.
+const RING: usize = 512;
+
+/// A QP's gap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GapId(u16);
+
+/// What is kept behind a missing packet.
+struct Gap {
+    /// Which PSNs are kept, by PSN modulo [`RING`]
+    have: [u64; RING / 64],
+    /// Where, likewise
+    slots: [u16; RING],
+    count: u16,
+}
+
+/// The pool.
+#[derive(Default)]
+pub(crate) struct Keep {
+    gaps: Vec<Gap>,
+    free_gaps: Vec<u16>,
+    bytes: Vec<u8>,
+    lengths: Vec<u16>,
+    free: Vec<u16>,
+}
+
+/// A frame that was taken out. Its bytes stay until it is given back.
+#[derive(Clone, Copy)]
+pub(crate) struct Kept {
+    slot: u16,
+}
+
+fn place(psn: Psn) -> usize {
+    psn.get() as usize % RING
+}
+
+impl Keep {
+    /// Makes the pool, once. Its pages cost nothing before they are used.
+    pub(crate) fn make(&mut self) {
+        if !self.gaps.is_empty() {
+            return;
+        }
+        self.gaps.reserve_exact(GAPS);
+        self.gaps.resize_with(GAPS, || Gap { have: [0; RING / 64], slots: [0; RING], count: 0 });
+        self.free_gaps = (0..GAPS as u16).rev().collect();
+        self.bytes = alloc::vec![0; FRAMES * FRAME];
+        self.lengths = alloc::vec![0; FRAMES];
+        self.free = (0..FRAMES as u16).rev().collect();
+    }
+
+    /// State for a QP that has none; `None`: there is none left.
+    pub(crate) fn open(&mut self) -> Option<GapId> {
+        if self.free.is_empty() {
+            return None;
+        }
+        self.free_gaps.pop().map(GapId)
+    }
+
+    /// Ends a gap, whatever is still kept in it.
+    pub(crate) fn close(&mut self, id: GapId) {
+        let gap = &mut self.gaps[usize::from(id.0)];
+        for at in 0..RING {
+            if gap.have[at / 64] >> (at % 64) & 1 == 1 {
+                self.free.push_in_room(gap.slots[at]);
+            }
+        }
+        (gap.have, gap.count) = ([0; RING / 64], 0);
+        self.free_gaps.push_in_room(id.0);
+    }
+
+    /// Whether nothing is kept in a gap.
+    pub(crate) fn is_empty(&self, id: GapId) -> bool {
+        self.gaps[usize::from(id.0)].count == 0
+    }
+
+    /// Whether the frame at `psn` is kept.
+    pub(crate) fn has(&self, id: GapId, psn: Psn) -> bool {
+        let at = place(psn);
+        self.gaps[usize::from(id.0)].have[at / 64] >> (at % 64) & 1 == 1
+    }
+
+    /// Keeps a frame, given in parts, at `psn`, which is at most [`SackEth::SPAN`] behind the expected one. False: there is no
+    /// room.
+    pub(crate) fn put(&mut self, id: GapId, psn: Psn, parts: [&[u8]; 3], pad: u8) -> bool {
+        let len = parts.iter().map(|part| part.len()).sum::<usize>() + usize::from(pad);
+        if len > FRAME {
+            return false;
+        }
+        let Some(slot) = self.free.pop() else { return false };
+        let room = &mut self.bytes[usize::from(slot) * FRAME..][..len];
+        let mut begin = 0;
+        for part in parts {
+            room[begin..begin + part.len()].copy_from_slice(part);
+            begin += part.len();
+        }
+        room[begin..].fill(0);
+        self.lengths[usize::from(slot)] = len as u16;
+        let (gap, at) = (&mut self.gaps[usize::from(id.0)], place(psn));
+        gap.have[at / 64] |= 1 << (at % 64);
+        gap.slots[at] = slot;
+        gap.count += 1;
+        true
+    }
+
+    /// Takes the frame at `psn` out.
+    pub(crate) fn take(&mut self, id: GapId, psn: Psn) -> Option<Kept> {
+        if !self.has(id, psn) {
+            return None;
+        }
+        let (gap, at) = (&mut self.gaps[usize::from(id.0)], place(psn));
+        gap.have[at / 64] &= !(1 << (at % 64));
+        gap.count -= 1;
+        Some(Kept { slot: gap.slots[at] })
+    }
+
+    /// All kept bytes, for as long as somebody looks at one frame: [`Keep::give_back`] returns them.
+    pub(crate) fn lend(&mut self) -> Vec<u8> {
+        core::mem::take(&mut self.bytes)
+    }
+
+    /// The frame among the bytes that were lent.
+    pub(crate) fn frame<'a>(&self, bytes: &'a [u8], kept: Kept) -> &'a [u8] {
+        let slot = usize::from(kept.slot);
+        bytes.get(slot * FRAME..).and_then(|b| b.get(..usize::from(self.lengths[slot]))).unwrap_or(&[])
+    }
+
+    /// The bytes come back, and the frame that was taken out is not needed any more.
+    pub(crate) fn give_back(&mut self, bytes: Vec<u8>, kept: Kept) {
+        self.bytes = bytes;
+        self.free.push_in_room(kept.slot);
+    }
+
+    /// Forgets `packets` PSNs from `psn` on: a request took them for its answer, so that no packet has them.
+    pub(crate) fn skip(&mut self, id: GapId, psn: Psn, packets: u32) {
+        for n in 0..packets.min(RING as u32) {
+            if let Some(kept) = self.take(id, psn.plus(n)) {
+                self.free.push_in_room(kept.slot);
+            }
+        }
+    }
+
+    /// What is kept behind `expected`, as a SACK says it.
+    pub(crate) fn tell(&self, id: GapId, expected: Psn) -> SackEth {
+        let have = &self.gaps[usize::from(id.0)].have;
+        let word = |k: usize| {
+            let from = place(expected.plus(1 + 64 * k as u32));
+            let (low, shift) = (have[from / 64] >> (from % 64), from % 64);
+            if shift == 0 { low } else { low | have[(from / 64 + 1) % (RING / 64)] << (64 - shift) }
+        };
+        SackEth::new(core::array::from_fn(word))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Against a plain map, over and over in the same memory.
+    #[test]
+    fn frames_come_out_as_they_went_in() {
+        let mut keep = Keep::default();
+        keep.make();
+        let (mut rng, mut expected) = (7u64, Psn::new(0xff_ff00));
+        let mut plain: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+        let id = keep.open().expect("a fresh pool");
+        for _ in 0..50_000 {
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let ahead = 1 + (rng >> 40) as u32 % SackEth::SPAN;
+            let psn = expected.plus(ahead);
+            if rng >> 62 != 0 && !keep.has(id, psn) {
+                let data = alloc::vec![(rng >> 20) as u8; ((rng >> 50) as usize % 300) & !3];
+                assert!(keep.put(id, psn, [&data[..], &[], &[]], 0));
+                plain.insert(psn.get(), data);
+            } else {
+                expected = expected.plus(1);
+                let kept = keep.take(id, expected);
+                assert_eq!(kept.is_some(), plain.contains_key(&expected.get()));
+                if let Some(kept) = kept {
+                    let bytes = keep.lend();
+                    assert_eq!(plain.remove(&expected.get()).as_deref(), Some(keep.frame(&bytes, kept)));
+                    keep.give_back(bytes, kept);
+                }
+            }
+            let told = keep.tell(id, expected);
+            for i in 0..SackEth::SPAN {
+                assert_eq!(told.has(i), plain.contains_key(&expected.plus(1 + i).get()));
+            }
+            assert_eq!(keep.is_empty(id), plain.is_empty());
+        }
+        keep.close(id);
+        assert_eq!((keep.free.len(), keep.free_gaps.len()), (FRAMES, GAPS));
+    }
+
+    #[test]
+    fn the_pool_is_bounded() {
+        let mut keep = Keep::default();
+        assert!(keep.open().is_none(), "not made");
+        keep.make();
+        let ids: Vec<GapId> = core::iter::from_fn(|| keep.open()).collect();
+        assert_eq!(ids.len(), GAPS);
+        let put = |keep: &mut Keep, n: usize| {
+            keep.put(ids[n / 300], Psn::new((n % 300) as u32), [&[1; 8], &[], &[]], 0)
+        };
+        assert_eq!((0..2 * FRAMES).take_while(|n| put(&mut keep, *n)).count(), FRAMES);
+        keep.skip(ids[0], Psn::new(0), 1 << 20);
+        assert!(keep.is_empty(ids[0]) && put(&mut keep, 0));
+        assert!(!keep.put(ids[0], Psn::new(1), [&[0; FRAME + 4], &[], &[]], 0), "too long for any packet");
+        ids.into_iter().for_each(|id| keep.close(id));
+        assert_eq!((keep.free.len(), keep.free_gaps.len()), (FRAMES, GAPS));
+    }
+}

@@ -1,0 +1,93 @@
+//! Requests behind a missing one, at a responder whose peer repeats selectively: see `nic::keep`.
+
+use super::Ctx;
+use crate::env::Env;
+use crate::nic::keep::GapId;
+use crate::types::{Psn, QpState};
+use crate::wire::headers::{CREDITS_NONE, SackEth, Syndrome};
+use crate::wire::packet::Packet;
+use crate::wire::{HeaderBuf, PKEY_DEFAULT, code};
+
+impl<E: Env> Ctx<'_, E> {
+    /// The QP is connected: its requests say from now on that it repeats selectively, if it may.
+    pub(crate) fn offer_repeat(&mut self) {
+        if self.sh.cfg.repeat && self.qp.qp_type.is_reliable() {
+            self.sh.keep.make();
+            self.sh.repairs.make();
+            self.qp.flags.says = 1;
+        }
+    }
+
+    /// What a request says of its sender, which may be another from one to the next.
+    #[inline]
+    pub(super) fn note_repeat(&mut self, packet: &Packet<'_>) {
+        self.qp.flags.answers = packet.bth().repeats() & u8::from(self.sh.cfg.repeat);
+    }
+
+    /// Keeps a request, `n` behind the missing one. False: it is dropped, and nothing will tell the peer of the gap.
+    pub(super) fn keep_ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) -> bool {
+        if n > SackEth::SPAN {
+            return self.qp.resp.gap.is_some();
+        }
+        let keep = &mut self.sh.keep;
+        let Some(gap) = self.qp.resp.gap.or_else(|| keep.open()) else { return false };
+        self.qp.resp.gap = Some(gap);
+        if keep.has(gap, psn) {
+            self.sh.stats.duplicate_request.inc();
+            return true;
+        }
+        let kept = keep.put(gap, psn, packet.parts(), packet.bth().pad());
+        if kept {
+            self.sh.stats.kept_ahead.inc();
+        }
+        self.end_gap_if_empty(gap);
+        kept
+    }
+
+    fn end_gap_if_empty(&mut self, gap: GapId) {
+        if self.sh.keep.is_empty(gap) {
+            self.sh.keep.close(gap);
+            self.qp.resp.gap = None;
+        }
+    }
+
+    /// The request at `from`, which was missing, came: executes what is kept behind it, in order. A request that must wait
+    /// for a receive WQE is dropped like one from the wire, as its RNR NAK says.
+    pub(super) fn fill_gap(&mut self, mut from: Psn) {
+        while let Some(gap) = self.qp.resp.gap {
+            let next = self.qp.resp.epsn;
+            let packets = next.since(from);
+            if packets > 1 {
+                self.sh.keep.skip(gap, from.plus(1), packets as u32 - 1);
+            }
+            let alive = matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+            let kept = if packets > 0 && alive { self.sh.keep.take(gap, next) } else { None };
+            let Some(kept) = kept else { return self.end_gap_if_empty(gap) };
+            let bytes = self.sh.keep.lend();
+            if let Ok(packet) = Packet::parse(self.sh.keep.frame(&bytes, kept)) {
+                self.expected(next, &packet);
+            }
+            self.sh.keep.give_back(bytes, kept);
+            from = next;
+        }
+    }
+
+    /// The ACK that is owed, with what is kept.
+    pub(super) fn emit_sack(&mut self, gap: GapId, psn: Psn) {
+        self.sh.stats.sent_sack.inc();
+        let kept = self.sh.keep.tell(gap, self.qp.resp.epsn);
+        let header = HeaderBuf::bth(code::SACK, self.qp.attr.dest_qpn, psn, false, false, 0, PKEY_DEFAULT)
+            .repeats(self.qp.flags.answers)
+            .aeth(Syndrome::Ack { credits: CREDITS_NONE }, self.qp.resp.msn)
+            .sack(&kept);
+        self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
+    }
+
+    /// The QP ends, fails or begins anew: nothing is kept for it, and it repairs nothing.
+    pub(crate) fn forget_gaps(&mut self) {
+        if let Some(gap) = self.qp.resp.gap.take() {
+            self.sh.keep.close(gap);
+        }
+        self.end_repair();
+    }
+}

@@ -1,0 +1,263 @@
+//! Goodput against loss: the card with selective repeat and without, and TCP, over one wire that loses packets.
+//!
+//! Each run has a network namespace of its own, whose loopback interface has an MTU of 4200, takes no packet of several
+//! segments, and drops each arriving packet of the protocol that is measured, data and acknowledges, with one chance. Needs
+//! root, `ip` and `iptables`.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::case::{Metric, Setup};
+use crate::child;
+use crate::error::{BenchError, Result};
+use crate::machine::Machine;
+use crate::perftest;
+
+/// Losses, as shares of all packets.
+const LOSSES: [f64; 7] = [0.0, 0.0001, 0.001, 0.005, 0.01, 0.02, 0.05];
+/// The longest that one run may take: the slowest rows lose most of their time.
+const LIMIT: Duration = Duration::from_secs(60);
+const TCP_SECONDS: f64 = 1.0;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum What {
+    /// WRITEs with selective repeat
+    Repeat,
+    /// WRITEs with go-back-N
+    GoBackN,
+    /// READs with selective repeat
+    RepeatRead,
+    /// READs with go-back-N
+    GoBackNRead,
+    /// TCP
+    Tcp,
+}
+
+const ROWS: [(What, &str, &str); 5] = [
+    (What::Repeat, "WRITE, selective repeat", "#c0392b"),
+    (What::GoBackN, "WRITE, go-back-N", "#e5a39a"),
+    (What::RepeatRead, "READ, selective repeat", "#8e44ad"),
+    (What::GoBackNRead, "READ, go-back-N", "#c9a7d8"),
+    (What::Tcp, "TCP", "#2e6da4"),
+];
+
+/// What the child in a namespace is told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Child {
+    /// What to measure
+    #[arg(long, value_enum)]
+    what: What,
+    /// The folder with lib/libibverbs.so.1.
+    #[arg(long)]
+    dist: std::path::PathBuf,
+    /// Messages
+    #[arg(long)]
+    iters: u64,
+}
+
+/// Measures once, in the namespace, and prints GB/s.
+///
+/// # Errors
+/// As of the program that runs.
+pub(crate) fn child(child: &Child) -> Result<()> {
+    let setup = Setup { dist: child.dist.clone(), cpus: (None, None), limit: LIMIT };
+    let program = match child.what {
+        What::Repeat | What::GoBackN => "ib_write_bw",
+        What::RepeatRead | What::GoBackNRead => "ib_read_bw",
+        What::Tcp => {
+            println!("{}", tcp().map_err(|e| BenchError::from_io("tcp", &e))?);
+            return Ok(());
+        }
+    };
+    println!("{}", perftest::run(&setup, program, Metric::Stream64K, child.iters)?);
+    Ok(())
+}
+
+/// One TCP connection, sent to for [`TCP_SECONDS`]; GB/s that arrived.
+fn tcp() -> std::io::Result<f64> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let to = listener.local_addr()?;
+    std::thread::spawn(move || -> std::io::Result<()> {
+        let mut stream = TcpStream::connect(to)?;
+        loop {
+            stream.write_all(&[7; 64 << 10])?;
+        }
+    });
+    let (mut stream, _) = listener.accept()?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let (mut bytes, mut room, began) = (0, vec![0; 256 << 10], Instant::now());
+    while began.elapsed().as_secs_f64() < TCP_SECONDS {
+        match stream.read(&mut room) {
+            Ok(n) => bytes += n,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(bytes as f64 / began.elapsed().as_secs_f64() / 1e9)
+}
+
+/// One run in a namespace of its own.
+fn once(what: What, loss: f64, dist: &Path, iters: u64) -> Result<f64> {
+    let protocol = if what == What::Tcp { "tcp" } else { "udp" };
+    let mut script = "ip link set lo mtu 4200 gso_max_segs 1 gso_max_size 4200 up".to_owned();
+    if loss > 0.0 {
+        let _ = write!(
+            script,
+            " && iptables -A INPUT -p {protocol} -m statistic --mode random --probability {loss} -j DROP"
+        );
+    }
+    script.push_str(" && exec \"$0\" \"$@\"");
+    let own = std::env::current_exe().map_err(|e| BenchError::from_io("current_exe", &e))?;
+    let mut command = Command::new(child::require("unshare", "util-linux")?);
+    command.args(["-n", "sh", "-c", &script]).arg(own);
+    command.args(["loss-child", "--iters", &iters.to_string(), "--dist"]).arg(dist);
+    let (word, repeat) = match what {
+        What::Repeat => ("repeat", "auto"),
+        What::GoBackN => ("go-back-n", "off"),
+        What::RepeatRead => ("repeat-read", "auto"),
+        What::GoBackNRead => ("go-back-n-read", "off"),
+        What::Tcp => ("tcp", "off"),
+    };
+    command.args(["--what", word]).env("STARVERBS_REPEAT", repeat);
+    let output = child::run_one(command, LIMIT + Duration::from_secs(10))?;
+    let parse = || BenchError::Parse { what: word.to_owned(), tail: child::tail_of(&output.stderr) };
+    output.stdout.trim().parse().map_err(|_| parse())
+}
+
+/// Samples of each row at each loss.
+type Samples = Vec<Vec<Vec<f64>>>;
+
+/// Measures all, in interleaved rounds, and writes `out`.md and `out`.svg.
+///
+/// # Errors
+/// Where nothing can be measured, or the files cannot be written.
+pub(crate) fn run(out: &Path, dist: &Path, rounds: usize) -> Result<()> {
+    child::require("iptables", "iptables")?;
+    let machine = Machine::read(false, false);
+    let mut samples: Samples = vec![vec![Vec::new(); LOSSES.len()]; ROWS.len()];
+    for round in 0..rounds {
+        for (at, loss) in LOSSES.into_iter().enumerate() {
+            for (row, (what, name, _)) in ROWS.into_iter().enumerate() {
+                let before = samples[row][at].last().or_else(|| samples[row].get(at.max(1) - 1)?.last());
+                let iters =
+                    before.map_or(2_000, |gbps| Metric::Stream64K.messages_in(1.0, *gbps).clamp(500, 50_000));
+                match once(what, loss, dist, iters) {
+                    Ok(gbps) => samples[row][at].push(gbps),
+                    Err(error) => eprintln!("round {round}, {name}, {loss}: {error}"),
+                }
+            }
+        }
+    }
+    let text = markdown(&machine, &samples, rounds);
+    println!("{text}");
+    let write = |ending: &str, text: &str| {
+        fs::write(out.with_extension(ending), text).map_err(|e| BenchError::from_io("write", &e))
+    };
+    write("md", &text)?;
+    write("svg", &picture(&samples))
+}
+
+fn median(samples: &[f64]) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
+    Some((low + high) / 2.0)
+}
+
+fn percent(loss: f64) -> String {
+    format!("{}%", (loss * 1e6).round() / 1e4)
+}
+
+/// Goodput as a share of the row's own without loss.
+fn ratio(row: &[Vec<f64>], at: usize) -> Option<f64> {
+    Some(median(row.get(at)?)? / median(row.first()?)?)
+}
+
+fn markdown(machine: &Machine, samples: &Samples, rounds: usize) -> String {
+    let mut text = format!(
+        "# Goodput against loss\n\nWritten by `make bench-loss` (tools/bench, src/loss.rs); do not edit.\n\n![lines](bench-loss.svg)\n\n\
+         {}, {} processors, Linux {}; load {} at the start. Medians of {rounds} interleaved rounds.\n\n| GB/s |",
+        machine.cpu, machine.cpus, machine.kernel, machine.load
+    );
+    LOSSES.iter().for_each(|loss| _ = write!(text, " {} |", percent(*loss)));
+    text.push_str("\n|---|");
+    text.push_str(&"---:|".repeat(LOSSES.len()));
+    for ((_, name, _), row) in ROWS.iter().zip(samples) {
+        let _ = write!(text, "\n| {name} |");
+        for at in 0..LOSSES.len() {
+            let cell = median(&row[at]).zip(ratio(row, at));
+            let cell = cell.map_or("-".to_owned(), |(gbps, share)| format!("{gbps:.3} ({share:.2}x)"));
+            let _ = write!(text, " {cell} |");
+        }
+    }
+    text.push_str(
+        "\n\nIn brackets: by the same row without loss. Messages of 64 KiB between two processes, path MTU 4096, \
+         `ib_write_bw` and `ib_read_bw`; TCP is one connection for a second, with the system's congestion control. All run in a network namespace whose \
+         loopback interface has an MTU of 4200, takes no segmented sends (`gso_max_segs 1`: each packet is lost by itself) and drops each \
+         packet of the protocol, data and acknowledges, with the chance in the heading (iptables, `statistic`).\n",
+    );
+    text
+}
+
+/// Lines: loss to the right (evenly spaced steps), share of the goodput without loss upwards.
+fn picture(samples: &Samples) -> String {
+    let (left, top, width, height) = (60.0, 30.0, 620.0, 300.0);
+    let x = |at: usize| left + width * at as f64 / (LOSSES.len() - 1) as f64;
+    let y = |share: f64| top + height * (1.0 - share.clamp(0.0, 1.1) / 1.1);
+    let mut body = String::new();
+    for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
+        let _ = writeln!(
+            body,
+            "<line x1=\"{left}\" y1=\"{0:.0}\" x2=\"{1}\" y2=\"{0:.0}\" stroke=\"#dddddd\"/><text x=\"52\" y=\"{2:.0}\" text-anchor=\"end\">{share}</text>",
+            y(share),
+            left + width,
+            y(share) + 4.0
+        );
+    }
+    for (at, loss) in LOSSES.iter().enumerate() {
+        let _ = writeln!(
+            body,
+            "<text x=\"{:.0}\" y=\"350\" text-anchor=\"middle\">{}</text>",
+            x(at),
+            percent(*loss)
+        );
+    }
+    for (n, ((_, name, colour), row)) in ROWS.iter().zip(samples).enumerate() {
+        let points: String = (0..LOSSES.len())
+            .filter_map(|at| Some(format!("{:.1},{:.1} ", x(at), y(ratio(row, at)?))))
+            .collect();
+        let below = 100 + 22 * n;
+        let _ = writeln!(
+            body,
+            "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\"/>\
+             <rect x=\"700\" y=\"{}\" width=\"14\" height=\"4\" fill=\"{colour}\"/><text x=\"722\" y=\"{below}\">{name}</text>",
+            below - 6
+        );
+    }
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 930 370\" width=\"930\" height=\"370\" font-family=\"sans-serif\" \
+         font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n<text x=\"10\" y=\"18\" font-size=\"15\" \
+         font-weight=\"bold\">Goodput by packet loss, as a share of that without loss</text>\n{body}</svg>\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_of_the_row_itself() {
+        let row = [vec![4.0, 2.0, 3.0], vec![1.0, 2.0]];
+        assert_eq!((median(&row[0]), ratio(&row, 1), ratio(&row, 2)), (Some(3.0), Some(0.5), None));
+        assert_eq!(
+            (percent(0.0001), percent(0.05), percent(0.0)),
+            ("0.01%".into(), "5%".into(), "0%".into())
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! A region that one direction of one connection works on from afar, and what must be in it.
+//!
+//! The model does each operation when it is posted. What the card did lies somewhere between what has completed and what
+//! is posted, in that order: a reliable connection must show one such state, and never anything else.
+
+use std::collections::VecDeque;
+
+use starverbs_core::Access;
+use starverbs_sim::{Host, READ, Rng, WRITE};
+
+/// What an operation changes.
+struct Effect {
+    seq: u64,
+    off: usize,
+    bytes: Vec<u8>,
+}
+
+/// The region and its model.
+pub(crate) struct Arena {
+    pub(crate) addr: u64,
+    pub(crate) key: u32,
+    /// State after all that is posted
+    now: Vec<u8>,
+    /// State after all that is known to be done
+    base: Vec<u8>,
+    /// What lies between them
+    log: VecDeque<Effect>,
+    /// Unreliable: everything that was ever written, and the first state
+    ever: Vec<Effect>,
+    keeps: bool,
+}
+
+impl Arena {
+    /// `len` bytes of `host`, to be reached with `access`. `keeps`: nothing is forgotten, as anything may come late.
+    pub(crate) fn new(host: &mut Host, rng: &mut Rng, len: u32, access: Access, keeps: bool) -> Self {
+        let (addr, key) = host.region(u64::from(len), access);
+        let mut now = vec![0; len as usize];
+        rng.fill(&mut now);
+        host.env.memory.write(addr, &now);
+        host.env.memory.allow(addr, u64::from(len), READ | WRITE);
+        let mut ever = Vec::new();
+        if keeps {
+            ever.push(Effect { seq: 0, off: 0, bytes: now.clone() });
+        }
+        Arena { addr, key, base: now.clone(), now, log: VecDeque::new(), ever, keeps }
+    }
+
+    /// The host lost its memory: a region at (very likely) the same place with the same key.
+    pub(crate) fn renew(&mut self, host: &mut Host, access: Access) {
+        let (addr, key) = host.region(self.len() as u64, access);
+        (self.addr, self.key) = (addr, key);
+        host.env.memory.write(addr, &self.now);
+        host.env.memory.allow(addr, self.len() as u64, READ | WRITE);
+        self.adopt(host);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.now.len()
+    }
+
+    /// Bytes as they are when all that is posted is done.
+    pub(crate) fn bytes(&self, off: usize, len: usize) -> &[u8] {
+        &self.now[off..off + len]
+    }
+
+    pub(crate) fn word(&self, off: usize) -> u64 {
+        let mut w = [0; 8];
+        w.copy_from_slice(self.bytes(off, 8));
+        u64::from_ne_bytes(w)
+    }
+
+    /// Operation `seq` writes.
+    pub(crate) fn write(&mut self, seq: u64, off: usize, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.now[off..off + bytes.len()].copy_from_slice(bytes);
+        if self.keeps {
+            self.ever.push(Effect { seq, off, bytes: bytes.to_vec() });
+        } else {
+            self.log.push_back(Effect { seq, off, bytes: bytes.to_vec() });
+        }
+    }
+
+    /// All operations before `seq` are done.
+    pub(crate) fn settle(&mut self, seq: u64) {
+        while self.log.front().is_some_and(|e| e.seq < seq) {
+            if let Some(e) = self.log.pop_front() {
+                self.base[e.off..e.off + e.bytes.len()].copy_from_slice(&e.bytes);
+            }
+        }
+    }
+
+    /// Whether `got` may be what a READ at `off` brought that should have brought `want`: what later operations, before
+    /// `until`, wrote may be in it.
+    pub(crate) fn may_have_read(&self, want: &[u8], got: &[u8], off: usize, seq: u64, until: u64) -> bool {
+        if want == got {
+            return true;
+        }
+        let later = |at: usize, byte: u8| {
+            self.log.iter().any(|e| {
+                e.seq > seq
+                    && e.seq < until
+                    && (e.off..e.off + e.bytes.len()).contains(&at)
+                    && e.bytes[at - e.off] == byte
+            })
+        };
+        want.iter().zip(got).enumerate().all(|(i, (w, g))| w == g || later(off + i, *g))
+    }
+
+    /// Panics unless memory shows the state after all before `lo` and perhaps more, up to before `hi`, in order, the next
+    /// one perhaps in part.
+    pub(crate) fn check(&self, host: &Host, lo: u64, hi: u64, what: &str) {
+        let there = host.env.memory.read(self.addr, self.len());
+        let mut state = self.base.clone();
+        let mut log = self.log.iter().peekable();
+        let apply = |state: &mut Vec<u8>, e: &Effect| {
+            state[e.off..e.off + e.bytes.len()].copy_from_slice(&e.bytes);
+        };
+        while let Some(e) = log.next_if(|e| e.seq < lo) {
+            apply(&mut state, e);
+        }
+        loop {
+            if state == there {
+                return;
+            }
+            let Some(e) = log.next_if(|e| e.seq < hi) else { break };
+            let end = e.off + e.bytes.len();
+            let mut part = e.off;
+            while part < end && there[part] == e.bytes[part - e.off] {
+                part += 1;
+            }
+            if there[part..] == state[part..] && there[..e.off] == state[..e.off] {
+                return;
+            }
+            apply(&mut state, e);
+        }
+        let first = state.iter().zip(there).position(|(a, b)| a != b);
+        panic!("{what}: memory shows no state between operation {lo} and {hi}; first odd byte {first:?}");
+    }
+
+    /// Panics unless each byte is one that somebody wrote there.
+    pub(crate) fn check_unreliable(&self, host: &Host) {
+        let there = host.env.memory.read(self.addr, self.len());
+        for (at, byte) in there.iter().enumerate() {
+            assert!(self.wrote(at, *byte), "byte {at} of a region is {byte:#x}, which nobody wrote");
+        }
+    }
+
+    fn wrote(&self, at: usize, byte: u8) -> bool {
+        let by = |e: &Effect| (e.off..e.off + e.bytes.len()).contains(&at) && e.bytes[at - e.off] == byte;
+        self.ever.iter().rev().any(by)
+    }
+
+    /// Unreliable: `want` is at `off`, but for what others wrote.
+    pub(crate) fn shows(&self, host: &Host, off: usize, want: &[u8]) -> bool {
+        let there = host.env.memory.read(self.addr + off as u64, want.len());
+        there.iter().zip(want).enumerate().all(|(i, (t, w))| t == w || self.wrote(off + i, *t))
+    }
+
+    /// What is there is what counts from now on.
+    pub(crate) fn adopt(&mut self, host: &Host) {
+        self.log.clear();
+        self.base.copy_from_slice(host.env.memory.read(self.addr, self.now.len()));
+        self.now.copy_from_slice(&self.base);
+    }
+}

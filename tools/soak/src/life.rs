@@ -1,0 +1,461 @@
+//! How connections begin, fail and begin anew, and how hosts do.
+
+use std::collections::VecDeque;
+
+use starverbs_core::mr::WindowType;
+use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
+use starverbs_core::{Access, QpState, QpType, Qpn, SrqId};
+use starverbs_sim::{SimRq, SimSq};
+
+use crate::arena::Arena;
+use crate::conn::{Bound, Cause, Conn, End, Source, Window};
+use crate::plan::{ConnPlan, Kind};
+use crate::world::{Who, World};
+
+/// Bytes of a window.
+const WINDOW: u32 = 512;
+/// PSNs from one life to the next, where frames of the life before are still on the wire.
+const FAR: u32 = 1 << 22;
+
+fn all_rights() -> Access {
+    let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL
+}
+
+impl World {
+    pub(crate) fn make_conns(&mut self) {
+        for (c, plan) in self.plan.conns.clone().into_iter().enumerate() {
+            let ends = [0, 1].map(|e| self.make_end(c, e, &plan));
+            let (lives, psn) = (plan.lives, plan.setup.psn);
+            let conn = Conn { plan, ends, lives, life: 0, silent: 0, doom: None, over: false, psn };
+            self.conns.push(conn);
+            self.connect(c);
+        }
+    }
+
+    fn connect(&mut self, c: usize) {
+        let conn = &self.conns[c];
+        let kind = match conn.plan.kind {
+            Kind::Rc => QpType::Rc,
+            Kind::Uc => QpType::Uc,
+            Kind::Xrc => QpType::XrcSend,
+        };
+        let [a, b] = [0, 1].map(|e| (conn.ends[e].host, conn.ends[e].qpn));
+        let setup = starverbs_sim::Setup { psn: conn.psn, ..conn.plan.setup };
+        self.net.connect(kind, a, b, &setup);
+        self.summary.count("lives of connections", conn.plan.kind);
+    }
+
+    fn make_end(&mut self, c: usize, e: usize, plan: &ConnPlan) -> End {
+        let at = plan.hosts[e];
+        let cqs = [self.rng.below(2) as usize, self.rng.below(2) as usize];
+        let source = match plan.kind {
+            Kind::Xrc if e == 1 => Source::Xrc,
+            Kind::Xrc => Source::None,
+            _ if plan.shared[e] => Source::Shared,
+            _ => Source::Own(SimRq::new(plan.rq[e], 4)),
+        };
+        let sq = SimSq::new(plan.sq[e]);
+        let qpn = self.make_qp(c, e, plan, &sq, &source, cqs);
+        let (host, rng) = (&mut self.net.hosts[at], &mut self.rng);
+        let arena = Arena::new(host, rng, plan.region, all_rights(), plan.kind == Kind::Uc);
+        let window = (plan.kind == Kind::Rc).then(|| self.make_window(at));
+        End {
+            host: at,
+            qpn,
+            sq,
+            source,
+            cqs,
+            left: plan.ops[e],
+            next: 0,
+            done: 0,
+            rung: true,
+            sends: VecDeque::new(),
+            recvs: VecDeque::new(),
+            next_recv: 0,
+            inbox: VecDeque::new(),
+            mail: Vec::new(),
+            arena,
+            window,
+            cause: None,
+            unexplained: false,
+            flushing: false,
+            recv_failed: None,
+            doomed: None,
+            bad_recv: false,
+            failed_at: None,
+            last_wqe: 0,
+            draining: false,
+        }
+    }
+
+    fn make_window(&mut self, at: usize) -> Window {
+        let (host, rng) = (&mut self.net.hosts[at], &mut self.rng);
+        let arena = Arena::new(host, rng, WINDOW, Access::LOCAL_WRITE | Access::MW_BIND, false);
+        host.env.memory.allow(arena.addr, u64::from(WINDOW), 0);
+        let key = host.nic.alloc_mw(host.pd, WindowType::Two).expect("a window");
+        Window { mr: arena.key, arena, key, bound: Bound::No }
+    }
+
+    fn make_qp(
+        &mut self,
+        c: usize,
+        e: usize,
+        plan: &ConnPlan,
+        sq: &SimSq,
+        source: &Source,
+        cqs: [usize; 2],
+    ) -> Qpn {
+        let at = plan.hosts[e];
+        let (site, host) = (&self.sites[at], &mut self.net.hosts[at]);
+        let cqs = [&site.cqs[cqs[0]], &site.cqs[cqs[1]]];
+        let recv = match source {
+            Source::Own(rq) => RecvSource::Own(rq.clone()),
+            Source::Shared => RecvSource::Shared(site.srq.id),
+            Source::Xrc => RecvSource::Xrc(SrqId(u32::MAX)),
+            Source::None => RecvSource::Own(SimRq::new(1, 1)),
+        };
+        let kind = match (plan.kind, e) {
+            (Kind::Rc, _) => QpType::Rc,
+            (Kind::Uc, _) => QpType::Uc,
+            (Kind::Xrc, 0) => QpType::XrcSend,
+            (Kind::Xrc, _) => QpType::XrcRecv,
+        };
+        let usual = host.pd;
+        if kind == QpType::XrcRecv {
+            host.pd = site.xrcd;
+        }
+        let qpn = host.qp(kind, sq, recv, cqs, plan.all_signaled);
+        host.pd = usual;
+        self.who.insert((at, qpn), Who::Conn(c, e));
+        qpn
+    }
+
+    /// Takes an end to ERR, as its program wants.
+    pub(crate) fn kill(&mut self, c: usize, e: usize) {
+        let conn = &mut self.conns[c];
+        if conn.over || conn.ends[e].cause == Some(Cause::Gone) {
+            return;
+        }
+        let now = self.net.now();
+        let end = &mut conn.ends[e];
+        let host = &mut self.net.hosts[end.host];
+        if host.state(end.qpn) != QpState::Err {
+            end.cause = end.cause.or(Some(Cause::Killed));
+            host.to_state(end.qpn, QpState::Err, now).expect("from every state");
+        }
+        self.doom(c);
+    }
+
+    /// Has an end finish what it began; it goes on when it is told that this is done.
+    pub(crate) fn drain(&mut self, c: usize, e: usize) {
+        if self.conns[c].over || self.state(c, e) != QpState::Rts {
+            return;
+        }
+        let now = self.net.now();
+        let end = &mut self.conns[c].ends[e];
+        end.draining = true;
+        let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+        let mask = QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+        self.net.hosts[end.host].modify(end.qpn, &attr, mask, now).expect("RTS to SQD");
+    }
+
+    pub(crate) fn drained(&mut self, c: usize, e: usize) {
+        let now = self.net.now();
+        let end = &mut self.conns[c].ends[e];
+        end.draining = false;
+        let host = &mut self.net.hosts[end.host];
+        if host.state(end.qpn) == QpState::Sqd {
+            host.to_state(end.qpn, QpState::Rts, now).expect("SQD to RTS");
+        }
+    }
+
+    /// Something is wrong with a connection: before long its programs will do something about it.
+    pub(crate) fn doom(&mut self, c: usize) {
+        if self.conns[c].doom.is_none() {
+            let later = self.step + self.rng.below(200) as usize;
+            self.conns[c].doom = Some(later);
+        }
+    }
+
+    pub(crate) fn dooms(&mut self) {
+        for c in 0..self.conns.len() {
+            if self.conns[c].doom.is_some_and(|at| at <= self.step) {
+                self.mend(c);
+            }
+        }
+    }
+
+    pub(crate) fn doom_all(&mut self) -> bool {
+        let doomed: Vec<usize> =
+            (0..self.conns.len()).filter(|c| self.conns[*c].doom.is_some() && !self.conns[*c].over).collect();
+        doomed.iter().for_each(|c| self.mend(*c));
+        !doomed.is_empty()
+    }
+
+    /// A program does something about a connection that failed.
+    fn mend(&mut self, c: usize) {
+        if self.conns[c].over {
+            self.conns[c].doom = None;
+            return;
+        }
+        if !self.conns[c].reliable() {
+            [0, 1].iter().for_each(|e| self.leave_sqe(c, *e));
+            let gone = |end: &End| end.cause == Some(Cause::Gone);
+            let broken = |e: usize| self.state(c, e) == QpState::Err || gone(&self.conns[c].ends[e]);
+            if !broken(0) && !broken(1) {
+                self.conns[c].doom = None;
+                return;
+            }
+        }
+        self.bury(c);
+        if self.conns[c].lives == 0 {
+            let conn = &mut self.conns[c];
+            (conn.over, conn.doom) = (true, None);
+            conn.ends.iter_mut().for_each(|end| end.left = 0);
+            return;
+        }
+        self.begin_anew(c);
+    }
+
+    /// UC: a send that failed stops sends alone (IBTA 10.3.1.5).
+    fn leave_sqe(&mut self, c: usize, e: usize) {
+        if self.conns[c].ends[e].cause == Some(Cause::Gone) || self.state(c, e) != QpState::Sqe {
+            return;
+        }
+        let at = self.conns[c].ends[e].host;
+        self.poll(at);
+        let now = self.net.now();
+        let end = &mut self.conns[c].ends[e];
+        /* what was posted and not rung for is flushed, too */
+        self.net.doorbell(at, end.qpn);
+        self.poll(at);
+        let end = &mut self.conns[c].ends[e];
+        assert!(end.sends.is_empty(), "conn {c}.{e}: in SQE, {:?} has no completion", end.sends.front());
+        assert_eq!(end.cause, Some(Cause::Send), "conn {c}.{e}: in SQE without a reason");
+        (end.cause, end.doomed, end.flushing, end.failed_at) = (None, None, false, None);
+        end.done = end.next;
+        self.net.hosts[at].to_state(end.qpn, QpState::Rts, now).expect("SQE to RTS");
+        self.summary.add("events", "SQE to RTS", 1);
+    }
+
+    /// Both ends go to ERR; what was posted must be flushed, what was acknowledged must have arrived.
+    fn bury(&mut self, c: usize) {
+        [0, 1].iter().for_each(|e| self.kill(c, *e));
+        for e in 0..2 {
+            let end = &self.conns[c].ends[e];
+            if end.cause != Some(Cause::Gone) {
+                self.net.doorbell(end.host, end.qpn);
+            }
+        }
+        let [a, b] = self.conns[c].plan.hosts;
+        self.poll(a);
+        self.poll(b);
+        for e in 0..2 {
+            self.done_in_silence(c, e);
+            let conn = &self.conns[c];
+            let (me, peer) = (&conn.ends[e], &conn.ends[1 - e]);
+            if me.cause != Some(Cause::Gone) {
+                assert_eq!(self.state(c, e), QpState::Err, "conn {c}.{e}");
+                assert!(me.cause.is_some(), "conn {c}.{e}: flushed without a reason");
+                assert!(me.sends.is_empty(), "conn {c}.{e}: {:?} has no completion", me.sends.front());
+                assert!(me.recvs.is_empty(), "conn {c}.{e}: a receive has no completion");
+                let last = u32::from(matches!(me.source, Source::Shared));
+                assert_eq!(me.last_wqe, last, "conn {c}.{e}: last WQE events");
+            }
+            if conn.reliable() && peer.cause != Some(Cause::Gone) {
+                let lost = peer.inbox.iter().find(|m| m.seq < me.done);
+                assert!(lost.is_none(), "conn {c}.{e}: message {:?} was acknowledged and is lost", lost);
+                self.check_memory(c, e, me.done);
+            }
+        }
+    }
+
+    /// What was posted without a completion in view, and was not flushed, is done.
+    fn done_in_silence(&mut self, c: usize, e: usize) {
+        while !self.conns[c].ends[e].flushing {
+            let sends = &mut self.conns[c].ends[e].sends;
+            if sends.front().is_none_or(|wr| wr.signaled) {
+                return;
+            }
+            let Some(wr) = sends.pop_front() else { return };
+            self.succeeded(c, e, &wr);
+        }
+    }
+
+    /// The same queue pairs, or new ones, are connected again: with the PSNs of before and an empty wire, or with
+    /// frames of the life before still on it.
+    fn begin_anew(&mut self, c: usize) {
+        self.conns[c].lives -= 1;
+        self.conns[c].life += 1;
+        let anew = self.rng.chance(0.5);
+        let now = self.net.now();
+        for e in 0..2 {
+            let end = &self.conns[c].ends[e];
+            let (at, qpn) = (end.host, end.qpn);
+            let host = &mut self.net.hosts[at];
+            if end.cause == Some(Cause::Gone) {
+                /* it is new already */
+            } else if anew {
+                host.nic.destroy_qp(&mut host.env, qpn).expect("it exists");
+                self.who.remove(&(at, qpn));
+                let (plan, sq) = (self.conns[c].plan.clone(), SimSq::new(self.conns[c].plan.sq[e]));
+                let (source, cqs) = (self.conns[c].ends[e].source.clone(), self.conns[c].ends[e].cqs);
+                let qpn = self.make_qp(c, e, &plan, &sq, &source, cqs);
+                let end = &mut self.conns[c].ends[e];
+                (end.qpn, end.sq) = (qpn, sq);
+            } else {
+                host.to_state(qpn, QpState::Reset, now).expect("from every state");
+            }
+        }
+        let [a, b] = self.conns[c].plan.hosts;
+        if self.conns[c].life % 2 == 1 || self.rng.chance(0.3) {
+            for host in [a, a, b, b] {
+                self.net.sleep(host, 0);
+            }
+            self.net.purge(a, b);
+            self.summary.add("begun anew", "with the same PSNs", 1);
+        } else {
+            let conn = &mut self.conns[c];
+            conn.psn = (conn.psn + FAR) & 0xff_ffff;
+            self.summary.add("begun anew", "with old frames on the wire", 1);
+        }
+        for e in 0..2 {
+            self.forget_life(c, e);
+        }
+        let conn = &mut self.conns[c];
+        (conn.doom, conn.silent) = (None, 0);
+        self.connect(c);
+    }
+
+    fn forget_life(&mut self, c: usize, e: usize) {
+        let conn = &mut self.conns[c];
+        let reliable = conn.reliable();
+        let end = &mut conn.ends[e];
+        let host = &mut self.net.hosts[end.host];
+        end.inbox.clear();
+        (end.cause, end.doomed, end.failed_at) = (None, None, None);
+        (end.unexplained, end.flushing, end.recv_failed) = (false, false, None);
+        (end.bad_recv, end.draining, end.last_wqe) = (false, false, 0);
+        (end.done, end.rung) = (end.next, true);
+        if reliable {
+            end.arena.adopt(host);
+        }
+        if let Some(w) = &mut end.window {
+            w.bound = Bound::No;
+            w.arena.adopt(host);
+            host.env.memory.allow(w.arena.addr, w.arena.len() as u64, 0);
+        }
+    }
+
+    /// A host ends without a word. Its programs begin again: the same queue pairs in the same order, so that their
+    /// numbers and keys are those of before.
+    pub(crate) fn restart(&mut self, at: usize) {
+        self.net.restart(at);
+        self.who.retain(|(host, _), _| *host != at);
+        self.sites[at] = self.make_site(at);
+        for c in 0..self.conns.len() {
+            for e in 0..2 {
+                if self.conns[c].plan.hosts[e] == at && !self.conns[c].over {
+                    self.come_up(c, e);
+                    self.doom(c);
+                }
+            }
+        }
+        self.restart_stations(at);
+    }
+
+    fn come_up(&mut self, c: usize, e: usize) {
+        let plan = self.conns[c].plan.clone();
+        let sq = SimSq::new(plan.sq[e]);
+        let end = &mut self.conns[c].ends[e];
+        if let Source::Own(rq) = &mut end.source {
+            *rq = SimRq::new(plan.rq[e], 4);
+        }
+        end.sends.clear();
+        end.recvs.clear();
+        end.inbox.clear();
+        (end.cause, end.left) = (Some(Cause::Gone), end.left);
+        let (source, cqs, at) = (end.source.clone(), end.cqs, end.host);
+        let qpn = self.make_qp(c, e, &plan, &sq, &source, cqs);
+        let window = (plan.kind == Kind::Rc).then(|| self.make_window(at));
+        let end = &mut self.conns[c].ends[e];
+        (end.qpn, end.sq, end.window) = (qpn, sq, window);
+        end.arena.renew(&mut self.net.hosts[at], all_rights());
+    }
+
+    /// Nothing happens any more: all must have.
+    pub(crate) fn finish(&mut self) {
+        for c in 0..self.conns.len() {
+            for e in 0..2 {
+                if !self.conns[c].over {
+                    self.finish_end(c, e);
+                }
+            }
+        }
+        self.finish_stations();
+        self.finish_matching();
+        for at in 0..self.plan.hosts {
+            self.finish_host(at);
+        }
+        let tally = self.net.tally;
+        self.summary.wire(&tally);
+    }
+
+    fn finish_end(&mut self, c: usize, e: usize) {
+        assert_eq!(self.state(c, e), QpState::Rts, "conn {c}.{e} at the end");
+        let end = &self.conns[c].ends[e];
+        assert_eq!(end.left, 0, "conn {c}.{e}: all is posted");
+        let waiting = end.sends.iter().find(|wr| wr.signaled);
+        assert!(waiting.is_none(), "conn {c}.{e}: {waiting:?} never completed");
+        assert_eq!(end.sq.outstanding(), 0, "conn {c}.{e}: {:?} never ended", end.sends.front());
+        self.done_in_silence(c, e);
+        let (end, next) = (&self.conns[c].ends[e], self.conns[c].ends[1 - e].next);
+        if self.conns[c].reliable() {
+            assert!(end.inbox.is_empty(), "conn {c}.{e}: {:?} never came", end.inbox.front());
+            self.check_memory(c, 1 - e, next);
+        } else {
+            end.arena.check_unreliable(&self.net.hosts[end.host]);
+        }
+    }
+
+    /// What was taken from a shared receive queue has completed; only UC may hold one for the next message.
+    fn finish_shared(&self, at: usize) {
+        let site = &self.sites[at];
+        let uc = |c: &Conn, e: usize| {
+            !c.over && c.plan.kind == Kind::Uc && c.plan.shared[e] && c.plan.hosts[e] == at
+        };
+        let held: usize = self.conns.iter().map(|c| usize::from(uc(c, 0)) + usize::from(uc(c, 1))).sum();
+        for (srq, most) in [(&site.srq, held), (&site.xrc[0], 0), (&site.xrc[1], 0)] {
+            let waiting = starverbs_core::RecvQueue::len(&srq.rq) as usize;
+            let taken = srq.posted.len() - waiting;
+            assert!(taken <= most, "host {at}: {taken} receives of a shared queue have no completion");
+        }
+    }
+
+    fn finish_host(&mut self, at: usize) {
+        let host = &mut self.net.hosts[at];
+        assert!(host.env.memory.gaps_intact(), "host {at}: somebody wrote beside the buffers");
+        let counters = host.nic.counters();
+        assert_eq!(counters.cq_overrun.get(), 0, "host {at}");
+        assert_eq!(counters.drop_malformed.get(), 0, "host {at}");
+        let names = starverbs_core::Counters::NAMES.iter().zip(counters.values());
+        for (name, n) in names.filter(|(name, _)| !matches!(**name, "qps" | "mrs")) {
+            self.summary.add("cards", name, n);
+        }
+        self.finish_shared(at);
+        let host = &mut self.net.hosts[at];
+        let qpns: Vec<Qpn> = host.nic.qpns().collect();
+        for qpn in qpns {
+            host.nic.detach_from_all(qpn, |_| {});
+            host.nic.destroy_qp(&mut host.env, qpn).expect("it exists");
+        }
+        let site = &self.sites[at];
+        for srq in [&site.srq, &site.xrc[0], &site.xrc[1]] {
+            host.nic.destroy_srq(srq.id).expect("nobody uses it");
+        }
+        host.nic.dealloc_pd(site.xrcd).expect("nothing is left in it");
+        assert_eq!(host.nic.qp_count(), 0);
+        assert!(host.nic.next_deadline().is_none(), "host {at}: a timer of nobody");
+    }
+}

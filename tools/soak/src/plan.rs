@@ -1,0 +1,245 @@
+//! What a run is: drawn from its seed, and printed when the run fails.
+
+use starverbs_core::{Access, Mtu, Nanos, SendOp};
+use starverbs_sim::{Faults, Rng, Setup};
+
+/// Transport of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Rc,
+    Uc,
+    /// Only the first end asks
+    Xrc,
+}
+
+/// Something that befalls the world.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Chaos {
+    /// A link, or both ways of it, carries nothing
+    Cut { from: usize, to: usize, both: bool, time: Nanos },
+    /// A host gets no CPU
+    Nap { host: usize, time: Nanos },
+    /// A program takes a QP to ERR
+    Kill { conn: usize, end: usize },
+    /// A host ends without a word and comes up again
+    Restart { host: usize },
+    /// A program drains a send queue and goes on
+    Drain { conn: usize, end: usize },
+}
+
+/// A connection.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnPlan {
+    pub(crate) kind: Kind,
+    pub(crate) hosts: [usize; 2],
+    pub(crate) setup: Setup,
+    pub(crate) sq: [u32; 2],
+    pub(crate) rq: [usize; 2],
+    /// Receives come from the host's SRQ
+    pub(crate) shared: [bool; 2],
+    pub(crate) all_signaled: bool,
+    /// Operations that each end posts
+    pub(crate) ops: [u32; 2],
+    pub(crate) kinds: Vec<SendOp>,
+    /// Bytes of the regions
+    pub(crate) region: u32,
+    /// Share of signaled requests
+    pub(crate) signaled: f64,
+    /// Share of requests that must fail
+    pub(crate) bad: f64,
+    /// Share of receives that must fail
+    pub(crate) bad_recv: f64,
+    /// Share of requests whose length is the longest that the peer takes
+    pub(crate) long: f64,
+    /// How often it may be set up anew after it failed
+    pub(crate) lives: u32,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) hosts: usize,
+    pub(crate) window: u32,
+    pub(crate) ports: Vec<usize>,
+    pub(crate) mtu: Mtu,
+    /// Every link that is not quiet
+    pub(crate) links: Vec<(usize, usize, Faults)>,
+    pub(crate) conns: Vec<ConnPlan>,
+    /// Hosts of the UD QPs
+    pub(crate) datagrams: Vec<usize>,
+    pub(crate) datagram_ops: u32,
+    /// Hosts and number of messages of tag matching
+    pub(crate) tags: Vec<([usize; 2], u32)>,
+    /// Room of each receive
+    pub(crate) room: u32,
+    pub(crate) srq_slots: usize,
+    /// Chance that a program polls, posts receives, posts sends, at each step
+    pub(crate) poll: f64,
+    pub(crate) feed: f64,
+    pub(crate) act: f64,
+    /// What befalls, by step
+    pub(crate) chaos: Vec<(usize, Chaos)>,
+}
+
+const MS: Nanos = 1_000_000;
+const OPS: [SendOp; 12] = [
+    SendOp::Write,
+    SendOp::WriteImm,
+    SendOp::Send,
+    SendOp::SendImm,
+    SendOp::Read,
+    SendOp::CmpSwap,
+    SendOp::FetchAdd,
+    SendOp::AtomicWrite,
+    SendOp::Flush,
+    SendOp::BindMw,
+    SendOp::LocalInv,
+    SendOp::SendInv,
+];
+
+/// A link's faults: one trouble or all of them.
+fn any_link(rng: &mut Rng) -> Faults {
+    let mut f = Faults {
+        jitter: rng.pick(&[0, 500, 20_000]),
+        delay: rng.pick(&[200, 2_000, 2_000, 50_000, 5 * MS]),
+        late: rng.pick(&[3_000, 100_000, 10 * MS]),
+        ..Faults::default()
+    };
+    let some = |rng: &mut Rng| rng.pick(&[0.001, 0.01, 0.05, 0.2]);
+    match rng.below(7) {
+        0 => f.loss = some(rng),
+        1 => f.reorder = some(rng),
+        2 => f.duplicate = some(rng),
+        3 => f.corrupt = some(rng),
+        4 => {
+            f.service = rng.pick(&[500, 5_000]);
+            f.queue = rng.within(2, 40);
+        }
+        _ => {
+            f.loss = some(rng);
+            f.reorder = some(rng);
+            f.duplicate = some(rng);
+            f.corrupt = some(rng) / 2.0;
+        }
+    }
+    f
+}
+
+fn any_setup(rng: &mut Rng) -> Setup {
+    let timeout = rng.pick(&[0, 18, 18, 18, 20, 8, 12]);
+    let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    Setup {
+        mtu: rng.pick(&[Mtu::M256, Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096]),
+        timeout,
+        retry_cnt: if timeout >= 18 { 7 } else { rng.within(0, 7) as u8 },
+        rnr_retry: rng.pick(&[7, 7, 7, 7, 3, 0]),
+        min_rnr_timer: rng.within(1, 14) as u8,
+        rd_atomic: rng.pick(&[1, 2, 4, 16, 128]),
+        psn: rng.pick(&[0, 1, 0xff_ffff, 0xff_fff0, rng.clone().bits() as u32 & 0xff_ffff]),
+        qkey: 0x1111_1111,
+        access: Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL,
+    }
+}
+
+fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPlan {
+    let kind = rng.pick(&[Kind::Rc, Kind::Rc, Kind::Rc, Kind::Rc, Kind::Uc, Kind::Xrc]);
+    let a = rng.below(hosts as u64) as usize;
+    let mut b = rng.below(hosts as u64) as usize;
+    if a == b && (kind == Kind::Xrc || rng.chance(0.8)) {
+        b = (a + 1) % hosts;
+    }
+    let kinds = match rng.below(3) {
+        0 => vec![rng.pick(&OPS[..9]), rng.pick(&OPS)],
+        _ => OPS.to_vec(),
+    };
+    let mut two = |f: fn(&mut Rng) -> u64| [f(rng), f(rng)];
+    let sq = two(|r| 1 << r.below(7)).map(|n| n as u32);
+    let rq = two(|r| r.pick(&[1, 2, 3, 8, 64])).map(|n| n as usize);
+    let shared = two(|r| r.below(3)).map(|n| n == 0 && kind != Kind::Xrc);
+    let mut count = || rng.below(ops + 1) as u32;
+    let ops = [count(), if kind == Kind::Xrc { 0 } else { count() }];
+    ConnPlan {
+        kind,
+        hosts: [a, b],
+        setup: any_setup(rng),
+        sq,
+        rq,
+        shared,
+        all_signaled: rng.chance(0.2),
+        ops,
+        kinds,
+        region: rng.pick(&[64, 1024, 1024, 4096, 4096, 20_000]),
+        signaled: rng.pick(&[0.0, 0.1, 0.6, 1.0]),
+        bad: if trouble { rng.pick(&[0.0, 0.02, 0.1]) } else { 0.0 },
+        bad_recv: if trouble { rng.pick(&[0.0, 0.0, 0.03]) } else { 0.0 },
+        long: rng.pick(&[0.0, 0.05, 0.5]),
+        lives: rng.below(5) as u32,
+    }
+}
+
+fn any_chaos(rng: &mut Rng, plan: &Plan, steps: u64) -> (usize, Chaos) {
+    let host = rng.below(plan.hosts as u64) as usize;
+    let to = rng.below(plan.hosts as u64) as usize;
+    let conn = rng.below(plan.conns.len() as u64) as usize;
+    let end = rng.below(2) as usize;
+    let time = rng.pick(&[MS / 10, 5 * MS, 100 * MS, 1_000 * MS]);
+    let chaos = match rng.below(9) {
+        0..=2 => Chaos::Cut { from: host, to, both: rng.chance(0.5), time: 2 * time },
+        3 | 4 => Chaos::Nap { host, time },
+        5 => Chaos::Kill { conn, end },
+        6 if plan.tags.is_empty() => Chaos::Restart { host },
+        _ => Chaos::Drain { conn, end },
+    };
+    (rng.below(steps) as usize, chaos)
+}
+
+impl Plan {
+    /// The plan of a seed. One run in a few hundred is a long one.
+    pub(crate) fn new(rng: &mut Rng) -> Plan {
+        let long = rng.chance(0.003);
+        let big = long || rng.chance(0.1);
+        let hosts = if big { rng.within(2, 8) } else { rng.within(2, 3) } as usize;
+        let clean = rng.chance(0.15);
+        let mut links = Vec::new();
+        for from in 0..hosts {
+            for to in 0..hosts {
+                if !clean && rng.chance(0.7) {
+                    links.push((from, to, any_link(rng)));
+                }
+            }
+        }
+        let conns = if big { rng.within(3, 12) } else { rng.within(1, 3) };
+        let ops = if long { 2_000 } else { rng.pick(&[4, 12, 30, 60]) };
+        let trouble = rng.chance(0.5);
+        let datagrams = if rng.chance(0.3) { rng.within(1, 4) } else { 0 };
+        let tags = if rng.chance(0.12) { 1 } else { 0 };
+        let mut plan = Plan {
+            hosts,
+            window: rng.pick(&[4 << 10, 16 << 10, 64 << 10, 512 << 10]),
+            ports: (0..hosts).map(|_| rng.pick(&[1, 3, 64])).collect(),
+            mtu: rng.pick(&[Mtu::M256, Mtu::M1024, Mtu::M4096]),
+            links,
+            conns: (0..conns).map(|_| any_conn(rng, hosts, ops, trouble)).collect(),
+            datagrams: (0..datagrams).map(|_| rng.below(hosts as u64) as usize).collect(),
+            datagram_ops: ops as u32,
+            tags: vec![],
+            room: rng.pick(&[16, 300, 1200, 1200, 5000, 5000]),
+            srq_slots: rng.pick(&[1, 2, 8, 64]),
+            poll: rng.pick(&[0.02, 0.3, 1.0]),
+            feed: rng.pick(&[0.02, 0.3, 1.0]),
+            act: rng.pick(&[0.05, 0.3, 1.0]),
+            chaos: vec![],
+        };
+        for _ in 0..tags {
+            let from = rng.below(hosts as u64) as usize;
+            plan.tags.push(([from, (from + 1) % hosts], rng.within(1, ops.min(60)) as u32));
+        }
+        if rng.chance(0.5) {
+            for _ in 0..if long { rng.within(1, 40) } else { rng.within(1, 5) } {
+                let one = any_chaos(rng, &plan, if long { 100_000 } else { 600 });
+                plan.chaos.push(one);
+            }
+        }
+        plan
+    }
+}

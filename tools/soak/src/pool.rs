@@ -1,0 +1,87 @@
+//! Buffers of a host's programs, used again and again.
+//!
+//! The card may touch a buffer only from its posting to its completion: the pool says so to the memory, which watches.
+
+use starverbs_core::{Access, Sge};
+use starverbs_sim::{Host, Rng};
+
+/// Sizes: 64 B, 256 B, 1 KiB ... 1 MiB
+const CLASSES: usize = 8;
+
+/// Registered memory that nobody uses, by size.
+#[derive(Default)]
+pub(crate) struct Pool {
+    free: [Vec<(u64, u32)>; CLASSES],
+}
+
+/// Buffers of one work request: the pieces that it names.
+pub(crate) type Pieces = Vec<Sge>;
+
+fn class(len: u32) -> usize {
+    (0..CLASSES).find(|c| 64u64 << (2 * c) >= u64::from(len)).expect("no buffer is so long")
+}
+
+impl Pool {
+    /// `len` bytes with which the card may do what `rights` says.
+    pub(crate) fn take(&mut self, host: &mut Host, len: u32, rights: u8) -> Sge {
+        let class = class(len);
+        let (addr, lkey) =
+            self.free[class].pop().unwrap_or_else(|| host.region(64 << (2 * class), Access::LOCAL_WRITE));
+        host.env.memory.allow(addr, u64::from(len), rights);
+        Sge { addr, len, lkey }
+    }
+
+    /// `len` bytes in up to `most` pieces, some of them empty.
+    pub(crate) fn scatter(
+        &mut self,
+        host: &mut Host,
+        rng: &mut Rng,
+        len: u32,
+        most: u64,
+        rights: u8,
+    ) -> Pieces {
+        let n = rng.within(1, most);
+        let mut left = len;
+        let mut pieces = Vec::new();
+        for i in 0..n {
+            let part = if i + 1 == n { left } else { rng.below(u64::from(left) + 1) as u32 };
+            pieces.push(self.take(host, part, rights));
+            left -= part;
+        }
+        pieces
+    }
+
+    /// The program has its buffers back; it writes other things there, as programs do.
+    pub(crate) fn give(&mut self, host: &mut Host, pieces: &[Sge]) {
+        for piece in pieces {
+            host.env.memory.allow(piece.addr, u64::from(piece.len), 0);
+            let scribble = [0xdb; 64];
+            host.env.memory.write(piece.addr, &scribble[..piece.len.min(64) as usize]);
+            self.free[class(piece.len)].push((piece.addr, piece.lkey));
+        }
+    }
+}
+
+/// Writes `data` into pieces.
+pub(crate) fn put(host: &mut Host, pieces: &[Sge], data: &[u8]) {
+    let mut rest = data;
+    for s in pieces {
+        let (now, later) = rest.split_at((s.len as usize).min(rest.len()));
+        host.env.memory.write(s.addr, now);
+        rest = later;
+    }
+    assert!(rest.is_empty(), "the soak's own fault: pieces too short");
+}
+
+/// The first `len` bytes of pieces.
+pub(crate) fn get(host: &Host, pieces: &[Sge], len: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(len);
+    for s in pieces {
+        let n = (s.len as usize).min(len - out.len());
+        if n > 0 {
+            out.extend_from_slice(host.env.memory.read(s.addr, n));
+        }
+    }
+    assert_eq!(out.len(), len, "more bytes than the buffer has");
+    out
+}

@@ -1,0 +1,37 @@
+//! Some runs of the soak, and that they were as hostile as they are meant to be.
+
+use starverbs_soak::{Summary, run};
+
+/// Each is a few milliseconds; `make soak` makes more of them.
+const RUNS: u64 = 300;
+
+#[test]
+fn cards_keep_their_promises_on_a_hostile_network() {
+    let mut all = Summary::default();
+    for seed in 0..RUNS {
+        match run(seed, false) {
+            Ok(one) => all.merge(&one),
+            Err(broken) => panic!("seed {seed}: {}\n{}", broken.what, broken.plan),
+        }
+    }
+    let frames = ["lost", "duplicated", "reordered", "corrupted", "overran a queue", "into a cut link"];
+    let befell = ["Cut", "Nap", "Kill", "Restart", "Drain"];
+    let ended = ["Success", "WrFlushErr", "LocProtErr", "RemAccessErr", "RemInvReqErr", "RetryExcErr"];
+    let kinds = ["Send", "Write", "WriteImm", "Read", "CmpSwap", "FetchAdd", "Flush", "SendInv", "LocalInv"];
+    let happened = frames.map(|name| ("frames", name)).into_iter();
+    let happened = happened.chain(befell.map(|name| ("befell", name)));
+    let happened = happened.chain(ended.map(|name| ("requests completed", name)));
+    let happened = happened.chain(kinds.map(|name| ("requests", name)));
+    for (group, name) in happened {
+        assert!(all.of(group, name) > 0, "no run had {group}: {name}\n{all}");
+    }
+}
+
+/// The same seed is the same run.
+#[test]
+fn runs_repeat() {
+    for seed in 0..10 {
+        let once = || run(seed, false).map_err(|broken| broken.what);
+        assert_eq!(once(), once(), "seed {seed}");
+    }
+}
