@@ -29,6 +29,7 @@ mod limits;
 pub mod mr;
 pub mod nic;
 pub mod qp;
+pub mod qpc;
 mod rng;
 mod room;
 pub mod tags;

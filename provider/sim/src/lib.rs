@@ -12,6 +12,7 @@ mod memory;
 mod net;
 mod queues;
 mod rng;
+pub mod rnic;
 
 pub use host::{Host, Setup, SimEnv};
 pub use memory::{Memory, READ, WRITE};

@@ -5,6 +5,7 @@
 
 mod info;
 mod run;
+mod sim;
 mod stat;
 
 use std::fmt;
@@ -25,6 +26,7 @@ enum Command {
     Run(run::Args),
     Info(info::Args),
     Stat(stat::Args),
+    Sim(sim::Args),
 }
 
 /// Why the command ends without having done its work.
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Info(args) => info::info(&args),
         Command::Stat(args) => stat::stat(&args),
+        Command::Sim(args) => sim::sim(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

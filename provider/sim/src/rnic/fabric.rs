@@ -1,0 +1,99 @@
+//! The switch and its links: each output takes one packet at a time, each link delays.
+
+use std::collections::VecDeque;
+
+use super::card::{CardId, Event};
+use super::events::{EventQueue, Picos};
+use super::params::Params;
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    /// RDMA WRITE, with data
+    Write,
+    /// RDMA READ request
+    Read,
+    Ack,
+    /// RDMA READ response, with data
+    Data,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packet {
+    pub(super) from: CardId,
+    pub(super) to: CardId,
+    /// The QP there
+    pub(super) qpn: u32,
+    /// The QP that sent the request
+    pub(super) sender_qpn: u32,
+    pub(super) psn: u32,
+    /// Of the message
+    pub(super) bytes: u32,
+    /// What the sender's window would know: whether a completion is wanted
+    pub(super) signaled: bool,
+    pub(super) body: Body,
+}
+
+impl Packet {
+    /// Bytes of the message that it carries.
+    pub(super) fn payload(&self) -> u32 {
+        match self.body {
+            Body::Write | Body::Data => self.bytes,
+            Body::Read | Body::Ack => 0,
+        }
+    }
+
+    /// Its answer.
+    pub(super) fn answer(self, body: Body) -> Packet {
+        Packet { from: self.to, to: self.from, body, ..self }
+    }
+}
+
+/// The switch.
+pub(super) struct Fabric {
+    /// When each output is free
+    free_at: Vec<Picos>,
+    /// On the way to each card, in order
+    under_way: Vec<VecDeque<Packet>>,
+    pub(super) sent: u64,
+    pub(super) sent_bytes: u64,
+    pub(super) received: u64,
+    pub(super) received_bytes: u64,
+}
+
+impl Fabric {
+    pub(super) fn new(cards: usize) -> Self {
+        Fabric {
+            free_at: vec![0; cards],
+            under_way: vec![VecDeque::new(); cards],
+            sent: 0,
+            sent_bytes: 0,
+            received: 0,
+            received_bytes: 0,
+        }
+    }
+
+    pub(super) fn send(
+        &mut self,
+        packet: Packet,
+        now: Picos,
+        params: &Params,
+        events: &mut EventQueue<Event>,
+    ) {
+        self.sent += 1;
+        self.sent_bytes += u64::from(packet.payload());
+        let output = usize::from(packet.to);
+        let start = self.free_at[output].max(now + params.switch.latency);
+        self.free_at[output] = start + params.switch.busy(packet.payload());
+        self.under_way[output].push_back(packet);
+        events.push(self.free_at[output] + params.link, Event::Arrive(packet.to));
+    }
+
+    /// The packet that reaches `card` now.
+    pub(super) fn receive(&mut self, card: CardId) -> Option<Packet> {
+        let packet = self.under_way[usize::from(card)].pop_front()?;
+        self.received += 1;
+        self.received_bytes += u64::from(packet.payload());
+        Some(packet)
+    }
+}

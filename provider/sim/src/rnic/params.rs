@@ -1,0 +1,284 @@
+//! The parameters: read from TOML, each with its source; changed by plans; turned into picoseconds.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use starverbs_core::qpc::{Config, Placement, Policy};
+use thiserror::Error;
+
+use super::events::Picos;
+
+/// The parameters that ship with the simulator.
+pub const DEFAULT_PARAMS: &str = include_str!("params.toml");
+
+/// Why parameters or a plan cannot be used.
+#[derive(Debug, Error)]
+pub enum ParamError {
+    /// Not TOML, an unknown name, or a value of another kind
+    #[error("{0}")]
+    Toml(#[from] Box<toml::de::Error>),
+    /// A plan sets something that is not there
+    #[error("there is no parameter `{0}`")]
+    Unknown(String),
+    /// A value that makes no sense
+    #[error("{0}")]
+    Value(String),
+}
+
+/// A value and where it comes from.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sourced<T> {
+    value: T,
+    #[serde(rename = "source")]
+    _source: String,
+}
+
+macro_rules! sections {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct $name { $($field: Sourced<$kind>,)* }
+    )*};
+}
+
+sections! {
+    Card {
+        cycle_ps: u64, window_packets: u32, descriptor_fifo_wqes: u32, translate_cycles: u64,
+        cq_context_cycles: u64,
+    }
+    QpcSection {
+        policy: PolicyName, entries: u32, client_entries: u32, ooo_cap: u16, placement: PlacementName, bytes: u32,
+    }
+    Bus {
+        read_ns: f64, write_ns: f64, header_bytes: u32, ps_per_byte: f64, wqe_bytes: u32, cqe_bytes: u32,
+        ring_wqes: u16,
+    }
+    Board { read_ns: f64, ps_per_byte: f64, }
+    NetSection {
+        link_ns: f64, switch_ns: f64, switch_ps_per_byte: f64, card_ps_per_byte: f64, header_bytes: u32,
+    }
+    HostSection { processes: u16, clients: u16, post_ns: f64, poll_ns: f64, doorbell_ns: f64, }
+    WorkloadSection { kind: Kind, op: Op, bytes: u32, qps: u32, batch: u16, least_messages: u64, seed: u64, }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    card: Card,
+    qpc: QpcSection,
+    bus: Bus,
+    board: Board,
+    net: NetSection,
+    host: HostSection,
+    workload: WorkloadSection,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum PolicyName {
+    Fcfs,
+    NonBlocking,
+    LatencyHiding,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum PlacementName {
+    Host,
+    Board,
+}
+
+/// What the processes do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// All QPs at once, as fast as completions come
+    Rate,
+    /// One message at a time of each process
+    Latency,
+}
+
+/// Which operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Op {
+    /// RDMA WRITE
+    Write,
+    /// RDMA READ
+    Read,
+}
+
+/// Bytes on a bus or wire, and the time that they take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lane {
+    pub(super) latency: Picos,
+    header_bytes: u32,
+    ps_per_byte: f64,
+}
+
+impl Lane {
+    /// How long `bytes` keep it busy.
+    pub(super) fn busy(&self, bytes: u32) -> Picos {
+        (f64::from(bytes + self.header_bytes) * self.ps_per_byte).round() as Picos
+    }
+}
+
+/// All parameters of a run, in picoseconds and bytes.
+#[derive(Clone, Debug)]
+pub struct Params {
+    pub(super) cycle: Picos,
+    pub(super) window: u32,
+    pub(super) descriptor_fifo: u32,
+    pub(super) translate: Picos,
+    pub(super) cq_context: Picos,
+    pub(super) policy: Policy,
+    pub(super) placement: Placement,
+    pub(super) entries: u32,
+    pub(super) client_entries: u32,
+    pub(super) ooo_cap: u16,
+    pub(super) qpc_bytes: u32,
+    pub(super) bus_read: Lane,
+    pub(super) bus_write: Lane,
+    pub(super) board: Lane,
+    pub(super) wqe_bytes: u32,
+    pub(super) cqe_bytes: u32,
+    pub(super) ring_wqes: u16,
+    pub(super) card_out: Lane,
+    pub(super) switch: Lane,
+    pub(super) link: Picos,
+    pub(super) processes: u16,
+    pub(super) clients: u16,
+    pub(super) post: Picos,
+    pub(super) poll: Picos,
+    pub(super) doorbell: Picos,
+    /// What the processes do
+    pub kind: Kind,
+    /// With which operation
+    pub op: Op,
+    /// Bytes of a message
+    pub bytes: u32,
+    /// Connections of the server
+    pub qps: u32,
+    pub(super) batch: u16,
+    pub(super) least_messages: u64,
+    pub(super) seed: u64,
+}
+
+/// Values that a plan sets, by name: `qpc.entries`.
+pub type Settings = BTreeMap<String, toml::Value>;
+
+impl Params {
+    /// Reads the parameters of `text`, with `settings` in place of its values; later ones win.
+    pub fn read(text: &str, settings: &[&Settings]) -> Result<Params, ParamError> {
+        let mut tree: toml::Table = toml::from_str(text).map_err(Box::new)?;
+        for (name, value) in settings.iter().copied().flatten() {
+            let place = name
+                .split_once('.')
+                .and_then(|(section, key)| tree.get_mut(section)?.get_mut(key)?.get_mut("value"));
+            *place.ok_or_else(|| ParamError::Unknown(name.clone()))? = value.clone();
+        }
+        let file: File = tree.try_into().map_err(Box::new)?;
+        Params::convert(&file)
+    }
+
+    fn convert(file: &File) -> Result<Params, ParamError> {
+        let File { card, qpc, bus, board, net, host, workload } = file;
+        let lane = |latency: f64, header_bytes, ps_per_byte| Lane {
+            latency: ns(latency),
+            header_bytes,
+            ps_per_byte,
+        };
+        let params = Params {
+            cycle: card.cycle_ps.value,
+            window: card.window_packets.value,
+            descriptor_fifo: card.descriptor_fifo_wqes.value,
+            translate: card.translate_cycles.value * card.cycle_ps.value,
+            cq_context: card.cq_context_cycles.value * card.cycle_ps.value,
+            policy: match qpc.policy.value {
+                PolicyName::Fcfs => Policy::Fcfs,
+                PolicyName::NonBlocking => Policy::NonBlocking,
+                PolicyName::LatencyHiding => Policy::LatencyHiding,
+            },
+            placement: match qpc.placement.value {
+                PlacementName::Host => Placement::Host,
+                PlacementName::Board => Placement::Board,
+            },
+            entries: qpc.entries.value,
+            client_entries: qpc.client_entries.value,
+            ooo_cap: qpc.ooo_cap.value,
+            qpc_bytes: qpc.bytes.value,
+            bus_read: lane(bus.read_ns.value, bus.header_bytes.value, bus.ps_per_byte.value),
+            bus_write: lane(bus.write_ns.value, bus.header_bytes.value, bus.ps_per_byte.value),
+            board: lane(board.read_ns.value, 0, board.ps_per_byte.value),
+            wqe_bytes: bus.wqe_bytes.value,
+            cqe_bytes: bus.cqe_bytes.value,
+            ring_wqes: bus.ring_wqes.value,
+            card_out: lane(0.0, net.header_bytes.value, net.card_ps_per_byte.value),
+            switch: lane(net.switch_ns.value, net.header_bytes.value, net.switch_ps_per_byte.value),
+            link: ns(net.link_ns.value),
+            processes: host.processes.value,
+            clients: host.clients.value,
+            post: ns(host.post_ns.value),
+            poll: ns(host.poll_ns.value),
+            doorbell: ns(host.doorbell_ns.value),
+            kind: workload.kind.value,
+            op: workload.op.value,
+            bytes: workload.bytes.value,
+            qps: workload.qps.value,
+            batch: workload.batch.value,
+            least_messages: workload.least_messages.value,
+            seed: workload.seed.value,
+        };
+        params.check()
+    }
+
+    /// How the server's QPC module is made.
+    pub fn server_config(&self) -> Config {
+        self.config(self.entries, self.qps)
+    }
+
+    pub(super) fn config(&self, entries: u32, qps: u32) -> Config {
+        let Params { policy, placement, ooo_cap, ring_wqes, .. } = *self;
+        Config { policy, placement, entries, ooo_cap, qps: qps.max(1), ring_wqes }
+    }
+
+    fn check(self) -> Result<Params, ParamError> {
+        let wrong = |what: &str| Err(ParamError::Value(what.to_owned()));
+        let most = u32::from(self.batch).max(if self.batch == 0 { 10 } else { 1 });
+        match () {
+            _ if self.cycle == 0 => wrong("card.cycle_ps is 0"),
+            _ if self.window == 0 => wrong("card.window_packets is 0"),
+            _ if self.processes == 0 || self.clients == 0 => wrong("there must be processes and clients"),
+            _ if !(1..=1 << 24).contains(&self.qps) => wrong("workload.qps is not 1 to 2^24"),
+            _ if self.bytes > 4096 => wrong("workload.bytes: a message is one packet of at most 4096 bytes"),
+            _ if most > u32::from(self.ring_wqes) => wrong("a doorbell's WQEs do not fit bus.ring_wqes"),
+            _ if most > self.descriptor_fifo => {
+                wrong("a doorbell's WQEs do not fit card.descriptor_fifo_wqes")
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+fn ns(value: f64) -> Picos {
+    (value.max(0.0) * 1000.0).round() as Picos
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_parameters_are_sound_and_can_be_set() {
+        let set = |name: &str, value: toml::Value| Settings::from([(name.to_owned(), value)]);
+        let params = Params::read(DEFAULT_PARAMS, &[&set("qpc.entries", 7.into())]).unwrap();
+        assert_eq!((params.entries, params.cycle), (7, 1000));
+        assert_eq!(params.bus_read.busy(256), 18_000, "a QPC takes 18 ns of PCIe");
+        let read = |name, value| Params::read(DEFAULT_PARAMS, &[&set(name, value)]);
+        assert!(matches!(read("qpc.entires", 7.into()), Err(ParamError::Unknown(_))));
+        assert!(matches!(read("qpc.entries", "many".into()), Err(ParamError::Toml(_))));
+        assert!(matches!(read("workload.bytes", 5000.into()), Err(ParamError::Value(_))));
+    }
+}

@@ -1,0 +1,143 @@
+//! A figure as rows, CSV, a table beside the paper's points, and a picture.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::plan::{Finished, Metric};
+use super::run::Outcome;
+use super::svg;
+
+/// One point.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The line
+    pub series: String,
+    /// Where on the axis
+    pub x: u32,
+    /// What came out
+    pub here: f64,
+    /// What the paper shows there
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paper: Option<f64>,
+    /// `here / paper`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
+}
+
+/// A figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Its name: of the plan's file
+    pub name: String,
+    /// What it shows
+    pub title: String,
+    /// Of the axis
+    pub x: String,
+    /// Of what is drawn
+    pub y: String,
+    /// Where it differs from the paper, and why
+    pub note: String,
+    /// All points
+    pub rows: Vec<Row>,
+    #[serde(skip)]
+    details: Vec<Option<Outcome>>,
+    #[serde(skip)]
+    zero_based: bool,
+}
+
+impl Report {
+    /// The figure `name` of a plan that was carried out.
+    pub fn new(name: &str, finished: &Finished) -> Report {
+        let plan = &finished.plan;
+        let mut rows = Vec::new();
+        for (series, values) in plan.series.iter().zip(&finished.values) {
+            for (&x, &here) in plan.x.values.iter().zip(values) {
+                let paper = series.paper.iter().find(|point| point.0 == x).map(|point| point.1);
+                let ratio = paper.filter(|paper| *paper > 0.0).map(|paper| here / paper);
+                rows.push(Row { series: series.name.clone(), x, here, paper, ratio });
+            }
+        }
+        let y = match plan.metric {
+            Metric::Rate if plan.normalise => "message rate, relative to the greatest",
+            Metric::Rate => "message rate (Mop/s)",
+            Metric::Latency => "latency (us)",
+            Metric::OnChip => "on-chip memory for connections (MB)",
+        };
+        Report {
+            name: name.to_owned(),
+            title: plan.title.clone(),
+            x: plan.x.label.clone(),
+            y: y.to_owned(),
+            note: plan.note.clone(),
+            rows,
+            details: finished.outcomes.iter().flatten().cloned().collect(),
+            zero_based: plan.metric != Metric::Latency,
+        }
+    }
+
+    /// One line a point, with what the run counted.
+    pub fn csv(&self) -> String {
+        let mut text = String::from(
+            "series,x,here,paper,ratio,rate_mops,latency_us,latency_p99_us,hits,misses,waited,ring_reads,prefetched,\
+             prefetch_dropped,evicted,read_engine_busy,messages,events\n",
+        );
+        for (row, outcome) in self.rows.iter().zip(&self.details) {
+            let optional = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.4}"));
+            let Row { series, x, here, paper, ratio } = row;
+            let _ = write!(text, "\"{series}\",{x},{here:.4},{},{}", optional(*paper), optional(*ratio));
+            match outcome {
+                Some(outcome) => csv_details(&mut text, outcome),
+                None => text.push_str(&",".repeat(13)),
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Those points that the paper has, as a Markdown table.
+    pub fn table(&self) -> String {
+        let mut text = format!("| series | {} | paper | here | ratio |\n|---|---|---|---|---|\n", self.x);
+        for Row { series, x, here, paper, ratio } in &self.rows {
+            if let Some(paper) = paper {
+                let ratio = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+                let _ = writeln!(text, "| {series} | {x} | {} | {} | {ratio} |", short(*paper), short(*here));
+            }
+        }
+        text
+    }
+
+    /// The picture.
+    pub fn svg(&self) -> String {
+        svg::draw(self, self.zero_based)
+    }
+}
+
+fn csv_details(text: &mut String, outcome: &Outcome) {
+    let Outcome { rate, latency, latency_p99, server, read_busy, messages, events, .. } = outcome;
+    let _ = write!(
+        text,
+        ",{:.4},{:.4},{:.4},{},{},{},{},{},{},{},{read_busy:.4},{messages},{events}",
+        rate / 1e6,
+        latency * 1e6,
+        latency_p99 * 1e6,
+        server.hits,
+        server.misses,
+        server.waited,
+        server.ring_reads,
+        server.prefetched,
+        server.prefetch_dropped,
+        server.evicted,
+    );
+}
+
+/// Three digits, as far as they say something.
+pub(super) fn short(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_owned(),
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 0.1 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
+}

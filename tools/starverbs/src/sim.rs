@@ -1,0 +1,187 @@
+//! `starverbs sim`: carries out simulation plans and shows their figures beside the paper's.
+
+use std::fs;
+use std::io::{IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use starverbs_sim::rnic::{DEFAULT_PARAMS, PLANS, Plan, Report};
+
+use crate::Failure;
+
+/// Simulate RDMA cards, and compare with the paper's figures.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A shipped figure (`csrna-7b`), `all`, or a file with a plan (PLAN.toml); see --list
+    #[arg(value_name = "FIGURE|PLAN", required_unless_present_any = ["list", "show_params"])]
+    figures: Vec<String>,
+    /// Write NAME.csv and NAME.svg there; with `all` also README.md, which shows them
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the points as JSON
+    #[arg(long)]
+    json: bool,
+    /// Take the parameters from FILE instead of the shipped ones
+    #[arg(long, value_name = "FILE")]
+    params: Option<PathBuf>,
+    /// Runs at the same time; the result does not depend on it
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// List the shipped figures
+    #[arg(long)]
+    list: bool,
+    /// Print the shipped parameters with their sources, as a file for --params
+    #[arg(long)]
+    show_params: bool,
+}
+
+pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
+    if args.show_params {
+        print!("{DEFAULT_PARAMS}");
+        return Ok(());
+    }
+    if args.list {
+        for (name, text) in PLANS {
+            println!("{name:14} {}", read_plan(name, text)?.title);
+        }
+        return Ok(());
+    }
+    let params = match &args.params {
+        Some(file) => read_file(file)?,
+        None => DEFAULT_PARAMS.to_owned(),
+    };
+    let plans = plans(&args.figures)?;
+    let mut reports = Vec::new();
+    for (name, plan) in plans {
+        let report = carry_out(&name, plan, &params, args.threads)?;
+        if let Some(folder) = &args.out {
+            write_file(&folder.join(format!("{name}.csv")), &report.csv())?;
+            write_file(&folder.join(format!("{name}.svg")), &report.svg())?;
+        }
+        if !args.json {
+            println!("{}\n\n{}", report.title, report.table());
+        }
+        reports.push(report);
+    }
+    if let Some(folder) = args.out.as_ref().filter(|_| args.figures == ["all"]) {
+        write_file(&folder.join("README.md"), &page(&reports))?;
+    }
+    if args.json {
+        let json = serde_json::to_string_pretty(&reports).map_err(|error| Failure::new(1, error))?;
+        println!("{json}");
+    }
+    Ok(())
+}
+
+/// Names and plans of what was asked for.
+fn plans(figures: &[String]) -> Result<Vec<(String, Plan)>, Failure> {
+    let mut plans = Vec::new();
+    for figure in figures {
+        if figure == "all" {
+            for (name, text) in PLANS {
+                plans.push(((*name).to_owned(), read_plan(name, text)?));
+            }
+        } else if let Some(text) = Plan::shipped(figure) {
+            plans.push((figure.clone(), read_plan(figure, text)?));
+        } else if figure.ends_with(".toml") {
+            let path = Path::new(figure);
+            let name = path.file_stem().map_or(figure.clone(), |name| name.to_string_lossy().into_owned());
+            plans.push((name, read_plan(figure, &read_file(path)?)?));
+        } else {
+            return Err(Failure::new(
+                2,
+                format!("there is no figure `{figure}`; `starverbs sim --list` shows them"),
+            ));
+        }
+    }
+    Ok(plans)
+}
+
+fn read_plan(name: &str, text: &str) -> Result<Plan, Failure> {
+    Plan::read(text).map_err(|error| Failure::new(2, format!("{name}: {error}")))
+}
+
+fn carry_out(name: &str, plan: Plan, params: &str, threads: Option<usize>) -> Result<Report, Failure> {
+    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let shown = AtomicU64::new(u64::MAX);
+    let bar = std::io::stderr().is_terminal();
+    let progress = |share: f64| {
+        let percent = (share * 100.0) as u64;
+        if bar && shown.swap(percent, Ordering::Relaxed) != percent {
+            let done = (percent / 4).min(25) as usize;
+            eprint!("\r{name:14} [{}{}] {percent:3}%", "#".repeat(done), "-".repeat(25 - done));
+            let _ = std::io::stderr().flush();
+        }
+        ControlFlow::Continue(())
+    };
+    let finished = plan.carry_out(params, threads, progress);
+    if bar {
+        eprint!("\r\x1b[K");
+    }
+    finished
+        .map(|finished| Report::new(name, &finished))
+        .map_err(|error| Failure::new(1, format!("{name}: {error}")))
+}
+
+/// A page that shows all figures.
+fn page(reports: &[Report]) -> String {
+    let mut text = String::from(
+        "# Figures\n\nMade by `make figures` (`starverbs sim all --out docs/figures`); two runs give the same bytes. [../sim.md](../sim.md) says how the\n\
+         simulator works and what it takes from where. Rings in the pictures are the paper's points, read off its figures and text.\n",
+    );
+    for report in reports {
+        text.push_str(&format!("\n## {}\n\n![{}]({}.svg)\n\n", report.title, report.title, report.name));
+        if report.rows.iter().any(|row| row.paper.is_some()) {
+            text.push_str(&format!("{}\n", report.table()));
+        }
+        text.push_str(&format!("{}\n", report.note.trim()));
+    }
+    text
+}
+
+fn read_file(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| Failure::new(1, format!("{}: {error}", path.display())))
+}
+
+fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    let written = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, text));
+    written.map_err(|error| Failure::new(1, format!("{}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shipped_names_files_and_nothing_else_are_plans() {
+        let names = |figures: &[&str]| {
+            let figures: Vec<String> = figures.iter().map(|figure| (*figure).to_owned()).collect();
+            plans(&figures).map(|plans| plans.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&["csrna-7b"]).unwrap(), ["csrna-7b"]);
+        assert_eq!(names(&["all"]).unwrap().len(), PLANS.len());
+        assert_eq!(names(&["csrna-99"]).unwrap_err().code, 2);
+        assert_eq!(names(&["no-such-file.toml"]).unwrap_err().code, 1);
+    }
+
+    #[test]
+    fn a_figure_without_runs_is_written_whole() {
+        let folder = std::env::temp_dir().join(format!("starverbs-sim-{}", std::process::id()));
+        let args = Args {
+            figures: vec!["csrna-table1".to_owned()],
+            out: Some(folder.clone()),
+            json: true,
+            params: None,
+            threads: Some(1),
+            list: false,
+            show_params: false,
+        };
+        sim(&args).unwrap();
+        let csv = fs::read_to_string(folder.join("csrna-table1.csv")).unwrap();
+        let svg = fs::read_to_string(folder.join("csrna-table1.svg")).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(csv.lines().count(), 10);
+        assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+    }
+}
