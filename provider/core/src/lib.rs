@@ -29,6 +29,7 @@ mod limits;
 pub mod mr;
 pub mod nic;
 pub mod qp;
+pub mod relay;
 mod room;
 pub mod tags;
 pub mod transport;

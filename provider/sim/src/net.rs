@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use starverbs_core::relay::{LinkId, Relay};
 use starverbs_core::wire::{Icrc, IcrcHeader, Packet};
 use starverbs_core::{Av, FrameMeta, Nanos, NicConfig, QpType, Qpn};
 
@@ -91,6 +92,10 @@ pub struct Net {
     wire: BinaryHeap<Reverse<(Nanos, u64)>>,
     flights: std::collections::BTreeMap<u64, Flight>,
     order: u64,
+    /// Messages between cards, by arrival time and order: from, to
+    relays: std::collections::BTreeMap<(Nanos, u64), (usize, usize, Vec<u8>)>,
+    /// Hosts that were killed
+    dead: Vec<bool>,
     /// When the last frame that was not reordered arrives, by (from, to)
     lanes: Vec<Nanos>,
     /// When each host is done with the frames that it has
@@ -114,6 +119,8 @@ impl Net {
             wire: BinaryHeap::new(),
             flights: Default::default(),
             order: 0,
+            relays: Default::default(),
+            dead: vec![false; usize::from(n)],
             lanes: vec![0; usize::from(n) * usize::from(n)],
             busy: vec![0; usize::from(n)],
             asleep: vec![0; usize::from(n)],
@@ -148,10 +155,12 @@ impl Net {
     pub fn step(&mut self) -> bool {
         self.transmit();
         let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
-        let timers = self.hosts.iter().zip(&self.asleep);
-        let timer = timers.filter_map(|(h, until)| Some(h.nic.next_deadline()?.max(*until))).min();
-        let Some(next) = [arrival, timer].into_iter().flatten().min() else { return false };
+        let timers = self.hosts.iter().zip(&self.asleep).zip(&self.dead).filter(|(_, dead)| !**dead);
+        let timer = timers.filter_map(|((h, until), _)| Some(h.nic.next_deadline()?.max(*until))).min();
+        let relayed = self.relays.first_key_value().map(|((at, _), _)| *at);
+        let Some(next) = [arrival, timer, relayed].into_iter().flatten().min() else { return false };
         self.now = self.now.max(next);
+        self.deliver_relays();
         while let Some(Reverse((at, order))) = self.wire.peek().copied()
             && at <= self.now
         {
@@ -161,8 +170,8 @@ impl Net {
                 _ => self.deliver(order),
             }
         }
-        for (h, until) in self.hosts.iter_mut().zip(&self.asleep) {
-            if *until <= self.now {
+        for ((h, until), dead) in self.hosts.iter_mut().zip(&self.asleep).zip(&self.dead) {
+            if *until <= self.now && !*dead {
                 h.nic.handle_timeout(&mut h.env, self.now);
             }
         }
@@ -193,7 +202,7 @@ impl Net {
 
     fn transmit(&mut self) {
         for from in 0..self.hosts.len() {
-            if self.asleep[from] > self.now {
+            if self.asleep[from] > self.now || self.dead[from] {
                 continue;
             }
             for acks in [false, true] {
@@ -210,6 +219,78 @@ impl Net {
                         break;
                     }
                 }
+            }
+        }
+        self.take_relays();
+    }
+
+    /// Puts on their way what cards have for each other.
+    fn take_relays(&mut self) {
+        for from in 0..self.hosts.len() {
+            for (to, bytes) in std::mem::take(&mut self.hosts[from].env.relays) {
+                self.order += 1;
+                let lane = |(_, (f, t, _)): &(_, &(usize, usize, _))| (*f, *t) == (from, to as usize);
+                let last = self.relays.iter().filter(lane).map(|((at, _), _)| *at).max().unwrap_or(0);
+                let at = last.max(self.now + 1_000 + self.rng.below(self.faults.jitter + 1));
+                self.relays.insert((at, self.order), (from, to as usize, bytes));
+            }
+        }
+    }
+
+    /// What has come from other cards; those who sleep get it when they wake up.
+    fn deliver_relays(&mut self) {
+        while let Some(((at, order), _)) = self.relays.first_key_value()
+            && *at <= self.now
+        {
+            let key = (*at, *order);
+            let Some((from, to, bytes)) = self.relays.remove(&key) else { return };
+            if self.asleep[to] > self.now {
+                self.relays.insert((self.asleep[to], key.1), (from, to, bytes));
+                continue;
+            }
+            if let Some(under_way) = self.hosts[from].env.peers.get_mut(&(to as u32)) {
+                *under_way = under_way.saturating_sub(1);
+            }
+            let h = &mut self.hosts[to];
+            if self.dead[to] || !h.env.peers.contains_key(&(from as u32)) {
+                continue;
+            }
+            let (Some(message), Some(domain)) = (Relay::decode(&bytes), h.env.domain) else { continue };
+            h.nic.handle_relay(&mut h.env, self.now, LinkId(from as u32), domain, &message);
+        }
+    }
+
+    /// `hosts` share an XRC domain, which each knows by the number beside it.
+    pub fn share(&mut self, hosts: &[(usize, starverbs_core::PdId)]) {
+        for (at, domain) in hosts {
+            let others = hosts.iter().map(|(other, _)| *other as u32).filter(|other| *other != *at as u32);
+            let h = &mut self.hosts[*at];
+            h.nic.share_domain(*domain, *at as u16 + 1).expect("its own block");
+            h.env.domain = Some(*domain);
+            h.env.peers = others.map(|other| (other, 0)).collect();
+        }
+    }
+
+    /// A host ends at once. What it has sent to other cards arrives, and then that it is gone.
+    pub fn kill(&mut self, host: usize) {
+        self.transmit();
+        self.dead[host] = true;
+        for at in self
+            .relays
+            .iter()
+            .filter(|(_, (from, ..))| *from == host)
+            .map(|(key, _)| *key)
+            .collect::<Vec<_>>()
+        {
+            let Some((_, to, bytes)) = self.relays.remove(&at) else { continue };
+            let h = &mut self.hosts[to];
+            if let (Some(message), Some(domain)) = (Relay::decode(&bytes), h.env.domain) {
+                h.nic.handle_relay(&mut h.env, self.now, LinkId(host as u32), domain, &message);
+            }
+        }
+        for (at, h) in self.hosts.iter_mut().enumerate().filter(|(at, _)| *at != host) {
+            if h.env.peers.remove(&(host as u32)).is_some() && !self.dead[at] {
+                h.nic.handle_unlink(&mut h.env, self.now, LinkId(host as u32));
             }
         }
     }
@@ -301,6 +382,9 @@ impl Net {
         let Some(flight) = self.flights.remove(&order) else { return };
         self.tally.delivered += 1;
         self.say(flight.to, "came", &flight.bytes);
+        if self.dead[flight.to] {
+            return;
+        }
         let h = &mut self.hosts[flight.to];
         h.nic.handle_frame(&mut h.env, self.now, &flight.meta, &flight.bytes);
     }

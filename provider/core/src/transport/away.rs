@@ -1,0 +1,483 @@
+//! Messages to an SRQ of another card in the QP's XRC domain (annex A14): what arrives is passed on to that card, into
+//! receive WQEs that it lent.
+//!
+//! The last packet of such a message is acknowledged when the other card says that the message is in memory, so all
+//! that comes behind it waits for that with its ACK. A packet for which there is no WQE yet is dropped in silence: when one comes, the
+//! requester is told to repeat; if it repeats before, or there is none, it gets an RNR NAK.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use super::{Ctx, Inbound};
+use crate::env::Env;
+use crate::relay::{End, LinkError, LinkId, Outcome, Part, Relay, Returned};
+use crate::room::Room;
+use crate::types::{PdId, Psn, QPN_BLOCK_SHIFT, QpState, Qpn, WcFlags, WcOpcode};
+use crate::wire::headers::{NakCode, Syndrome};
+use crate::wire::opcode::Kind;
+use crate::wire::packet::Packet;
+
+/// Messages of a QP that other cards have not confirmed.
+const PENDING: usize = 64;
+/// WQEs borrowed at a time, and how few are left when more are asked for.
+const BATCH: u32 = 32;
+const FEW: usize = 16;
+/// QPs that are told when a WQE comes; more find out by repeating.
+const WAITING: usize = 64;
+/// SRQs of other cards that are remembered.
+const SRQS: usize = 1024;
+
+/// What a QP keeps whose domain is shared with other cards.
+pub(crate) struct Away {
+    /// The SRQ that the last request named is another card's: its place among [`Far`]
+    srq: Option<usize>,
+    /// The WQE of the message that is under way
+    loan: Option<Loan>,
+    waits: Waits,
+    /// Messages that are passed on and not confirmed, in PSN order
+    pending: VecDeque<Pending>,
+}
+
+/// Whether a packet found no WQE.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    No,
+    /// Nothing was said yet
+    Silent(Psn),
+    /// The requester had an RNR NAK
+    Told(Psn),
+}
+
+/// A message that waits for its card.
+struct Pending {
+    serial: u32,
+    link: LinkId,
+    /// Of its last packet, and the messages before it
+    psn: Psn,
+    msn: u32,
+    done: bool,
+}
+
+/// A borrowed WQE. Serial: of the message that it is used for.
+#[derive(Clone, Copy)]
+struct Loan {
+    id: u32,
+    room: u32,
+    link: LinkId,
+    serial: u32,
+}
+
+/// SRQs of other cards.
+#[derive(Default)]
+pub(crate) struct Abroad {
+    srqs: Vec<Far>,
+    serial: u32,
+    /// The block that stands in the numbers of this card's SRQs; 0: none
+    pub(crate) home: u32,
+}
+
+/// An SRQ of another card.
+struct Far {
+    domain: PdId,
+    number: u32,
+    link: Option<LinkId>,
+    loans: VecDeque<Loan>,
+    /// An answer is due
+    asked: bool,
+    /// Its card says that it does not exist
+    gone: bool,
+    waiting: Vec<Qpn>,
+}
+
+/// Whose SRQ a request names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Named {
+    /// This card's, or the QP needs no name
+    Here,
+    /// Another card's
+    Far,
+    /// Another card's that does not answer now
+    Busy,
+    /// None of the domain
+    Nobodys,
+}
+
+impl Away {
+    pub(crate) fn new() -> Box<Away> {
+        let pending = VecDeque::with_capacity(PENDING);
+        Box::new(Away { srq: None, loan: None, waits: Waits::No, pending })
+    }
+
+    /// Whether a message waits for its confirmation.
+    pub(super) fn holds(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// The oldest packet that may not be acknowledged, and the messages before it.
+    pub(super) fn limit(&self) -> Option<(Psn, u32)> {
+        self.pending.front().map(|p| (p.psn, p.msn))
+    }
+
+    /// Whether the packet `psn` found no WQE.
+    fn waits_at(&self, psn: Psn) -> bool {
+        matches!(self.waits, Waits::Silent(at) | Waits::Told(at) if at == psn)
+    }
+
+    /// Whether it waits for something on `link`.
+    pub(crate) fn uses(&self, link: LinkId) -> bool {
+        self.loan.is_some_and(|loan| loan.link == link) || self.pending.iter().any(|p| p.link == link)
+    }
+}
+
+impl Abroad {
+    fn find(&self, domain: PdId, number: u32) -> Option<usize> {
+        self.srqs.iter().position(|far| far.number == number && far.domain == domain)
+    }
+
+    /// A place for an SRQ, another's that is of no use any more if there are too many.
+    fn place(&mut self, domain: PdId, number: u32, link: LinkId) -> Option<usize> {
+        let (loans, waiting) = (VecDeque::with_capacity(BATCH as usize), Vec::with_capacity(WAITING));
+        let far = Far { domain, number, link: Some(link), loans, asked: false, gone: false, waiting };
+        if self.srqs.len() < SRQS {
+            self.srqs.push(far);
+            return Some(self.srqs.len() - 1);
+        }
+        let at = self.srqs.iter().position(|far| far.link.is_none() || (far.gone && far.loans.is_empty()))?;
+        self.srqs[at] = far;
+        Some(at)
+    }
+
+    fn by_number(&mut self, link: LinkId, number: u32) -> Option<&mut Far> {
+        self.srqs.iter_mut().find(|far| far.link == Some(link) && far.number == number)
+    }
+
+    /// A WQE came. False: nobody can use it.
+    pub(crate) fn lent(&mut self, link: LinkId, number: u32, id: u32, room: u32) -> bool {
+        let Some(far) = self.by_number(link, number) else { return false };
+        (far.asked, far.gone) = (false, false);
+        let wanted = far.loans.len() < far.loans.capacity();
+        if wanted {
+            far.loans.push_back(Loan { id, room, link, serial: 0 });
+        }
+        wanted
+    }
+
+    /// There is none.
+    pub(crate) fn refused(&mut self, link: LinkId, number: u32, gone: bool) {
+        if let Some(far) = self.by_number(link, number) {
+            (far.asked, far.gone) = (false, gone);
+        }
+    }
+
+    /// The next QP that waits for a WQE.
+    pub(crate) fn next_waiting(&mut self, link: LinkId, number: u32) -> Option<Qpn> {
+        self.by_number(link, number)?.waiting.pop()
+    }
+
+    /// Gives back an unused WQE that is wanted.
+    pub(crate) fn recalled(&mut self, link: LinkId, number: u32) -> Option<u32> {
+        Some(self.by_number(link, number)?.loans.pop_back()?.id)
+    }
+
+    /// The other card is gone, and its WQEs.
+    pub(crate) fn cut(&mut self, link: LinkId) {
+        for far in self.srqs.iter_mut().filter(|far| far.link == Some(link)) {
+            far.link = None;
+            far.loans.clear();
+            (far.asked, far.gone) = (false, false);
+        }
+    }
+
+    /// SRQs of a domain that ends.
+    pub(crate) fn forget(&mut self, domain: PdId) {
+        self.srqs.retain(|far| far.domain != domain);
+    }
+
+    /// A number for the next message.
+    fn next_serial(&mut self) -> u32 {
+        self.serial = self.serial.wrapping_add(1);
+        self.serial
+    }
+}
+
+impl<E: Env> Ctx<'_, E> {
+    /// Whose SRQ `number` is, and where on this card. The domain is shared.
+    pub(super) fn name_abroad(&mut self, number: u32) -> (Named, u32) {
+        let idle = matches!(self.qp.resp.cur, Inbound::Idle);
+        let domain = self.qp.pd;
+        let Some(away) = &mut self.qp.resp.away else { return (Named::Here, number) };
+        let abroad = &mut self.sh.abroad;
+        if number >> QPN_BLOCK_SHIFT == abroad.home {
+            let named = if away.srq.take().is_none() || idle { Named::Here } else { Named::Nobodys };
+            return (named, number & ((1 << QPN_BLOCK_SHIFT) - 1));
+        }
+        let same = |far: &Far| far.number == number && far.domain == domain;
+        let last = away.srq.filter(|at| abroad.srqs.get(*at).is_some_and(same));
+        if last.is_none() && !idle {
+            return (Named::Nobodys, number);
+        }
+        let at = last.or_else(|| abroad.find(domain, number));
+        let linked = at.is_some_and(|at| abroad.srqs[at].link.is_some());
+        let at = match at {
+            Some(at) if linked => at,
+            at => match self.env.link(domain, (number >> QPN_BLOCK_SHIFT) as u16) {
+                Ok(link) => {
+                    if let Some(at) = at {
+                        abroad.srqs[at].link = Some(link);
+                    }
+                    match at.or_else(|| abroad.place(domain, number, link)) {
+                        Some(at) => at,
+                        None => return (Named::Busy, number),
+                    }
+                }
+                Err(LinkError::Busy) => return (Named::Busy, number),
+                Err(LinkError::Gone) => return (Named::Nobodys, number),
+            },
+        };
+        away.srq = Some(at);
+        (Named::Far, number)
+    }
+
+    /// The expected packet, for an SRQ of another card. SENDs alone go there: the memory of another process is not
+    /// behind this card's keys.
+    pub(super) fn execute_abroad(&mut self, packet: &Packet<'_>) {
+        let (info, data) = (packet.op(), packet.payload());
+        let begins = info.is_first();
+        if info.kind != Kind::Send {
+            return self.violate();
+        }
+        if begins != matches!(self.qp.resp.cur, Inbound::Idle)
+            || !self.middle_is_full(data.len(), info.is_last())
+        {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        let Some(loan) = self.held_loan(begins) else { return };
+        let received = self.qp.resp.cur.received();
+        let total = received + data.len() as u32;
+        if total > loan.room {
+            self.give_back(loan, Returned::TooLong);
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        let end = info.is_last().then(|| self.end_of(packet));
+        let part = Part { loan: loan.id, serial: loan.serial, qpn: self.qp.qpn, offset: received, end };
+        if !self.env.relay(loan.link, &Relay::Data { part, data }) {
+            self.put_back(loan, begins);
+            return self.wait_abroad();
+        }
+        self.sh.stats.rx_bytes.add(data.len() as u64);
+        self.passed_on(packet, loan, total);
+    }
+
+    /// The packet is on its way to the other card.
+    fn passed_on(&mut self, packet: &Packet<'_>, loan: Loan, total: u32) {
+        let last = packet.op().is_last();
+        let resp = &mut self.qp.resp;
+        let Some(away) = &mut resp.away else { return };
+        away.waits = Waits::No;
+        /* one that was held back, and is of no use any more */
+        resp.nak = None;
+        if last {
+            away.loan = None;
+            let (serial, link) = (loan.serial, loan.link);
+            away.pending.push_in_room(Pending { serial, link, psn: resp.epsn, msn: resp.msn, done: false });
+            resp.cur = Inbound::Idle;
+        } else {
+            away.loan = Some(loan);
+            resp.cur = Inbound::Send { received: total, opcode: WcOpcode::Recv };
+        }
+        self.accept(packet, 1, last);
+        if packet.op().is_first() {
+            self.ask();
+        }
+    }
+
+    fn end_of(&self, packet: &Packet<'_>) -> End {
+        let mut flags = WcFlags::empty();
+        flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
+        flags.set(WcFlags::WITH_INV, packet.ieth().is_some());
+        let imm = packet.imm().or(packet.ieth()).unwrap_or_default();
+        End { src_qp: self.qp.attr.dest_qpn, imm, flags, solicited: packet.bth().solicited() }
+    }
+
+    /// The WQE of the message under way, or one for a message that begins. `None`: said, or to be said, what there is to say.
+    fn held_loan(&mut self, begins: bool) -> Option<Loan> {
+        let away = self.qp.resp.away.as_mut()?;
+        if !begins {
+            if away.loan.is_none() {
+                self.refuse(NakCode::InvalidRequest);
+            }
+            return self.qp.resp.away.as_ref()?.loan;
+        }
+        let far = self.sh.abroad.srqs.get_mut(away.srq?)?;
+        let loan = if away.pending.len() < PENDING { far.loans.pop_front() } else { None };
+        match loan {
+            Some(loan) => Some(Loan { serial: self.sh.abroad.next_serial(), ..loan }),
+            None => {
+                self.ask();
+                self.wait_abroad();
+                None
+            }
+        }
+    }
+
+    /// Asks for more WQEs of the SRQ if there are few. Behind what uses those that there are: it must not take the last room.
+    fn ask(&mut self) {
+        let at = self.qp.resp.away.as_ref().and_then(|away| away.srq);
+        let Some(far) = at.and_then(|at| self.sh.abroad.srqs.get_mut(at)) else { return };
+        if let Some(link) = far.link
+            && far.loans.len() < FEW
+            && !far.asked
+        {
+            let count = BATCH - far.loans.len() as u32;
+            far.asked = self.env.relay(link, &Relay::Ask { srq: far.number, count });
+        }
+    }
+
+    /// The loan of a packet that could not be passed on.
+    fn put_back(&mut self, loan: Loan, begins: bool) {
+        let Some(away) = &mut self.qp.resp.away else { return };
+        if !begins {
+            away.loan = Some(loan);
+            return;
+        }
+        match away.srq.and_then(|at| self.sh.abroad.srqs.get_mut(at)) {
+            Some(far) if far.link == Some(loan.link) => far.loans.push_front(loan),
+            _ => self.give_back(loan, Returned::Unused),
+        }
+    }
+
+    /// The packet cannot be taken now. The first time nothing is said: what it waits for may be there at once.
+    pub(super) fn wait_abroad(&mut self) {
+        let resp = &mut self.qp.resp;
+        let psn = resp.epsn;
+        let Some(away) = &mut resp.away else { return };
+        let again = away.waits_at(psn);
+        away.waits = if again { Waits::Told(psn) } else { Waits::Silent(psn) };
+        resp.nak_sent = true;
+        if let Some(far) = away.srq.and_then(|at| self.sh.abroad.srqs.get_mut(at))
+            && far.waiting.len() < WAITING
+            && !far.waiting.contains(&self.qp.qpn)
+        {
+            far.waiting.push(self.qp.qpn);
+        }
+        if again {
+            self.owe_nak(Syndrome::Rnr { timer: self.qp.attr.min_rnr_timer & 31 });
+        }
+    }
+
+    /// What a packet waited for is there: the requester may repeat it. `lent` false: it is not there.
+    pub(crate) fn awaited(&mut self, lent: bool) {
+        let connected = self.connected();
+        let resp = &mut self.qp.resp;
+        let psn = resp.epsn;
+        let Some(away) = &mut resp.away else { return };
+        if away.waits != Waits::Silent(psn) || !connected {
+            return;
+        }
+        away.waits = Waits::Told(psn);
+        let timer = self.qp.attr.min_rnr_timer & 31;
+        self.owe_nak(if lent { Syndrome::Nak(NakCode::SequenceError) } else { Syndrome::Rnr { timer } });
+    }
+
+    /// The SRQ that the waiting packet named does not exist.
+    pub(crate) fn nobodys(&mut self) {
+        let psn = self.qp.resp.epsn;
+        let waits = self.qp.resp.away.as_ref().is_some_and(|away| away.waits_at(psn));
+        if waits && self.connected() {
+            self.refuse(NakCode::InvalidRequest);
+        }
+    }
+
+    fn connected(&self) -> bool {
+        matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+    }
+
+    /// The other card says what became of a message.
+    pub(crate) fn confirmed(&mut self, link: LinkId, serial: u32, outcome: Outcome) {
+        let Some(away) = &mut self.qp.resp.away else { return };
+        if away.loan.is_some_and(|loan| loan.serial == serial && loan.link == link) {
+            if outcome != Outcome::Success {
+                away.loan = None;
+                self.fail_abroad(outcome);
+            }
+            return;
+        }
+        let Some(at) = away.pending.iter().position(|p| p.serial == serial && p.link == link) else { return };
+        if outcome != Outcome::Success {
+            return self.fail_pending(at, outcome);
+        }
+        let full = away.pending.len() == PENDING;
+        away.pending[at].done = true;
+        while away.pending.front().is_some_and(|p| p.done) {
+            away.pending.pop_front();
+        }
+        self.released();
+        if full {
+            self.awaited(true);
+        }
+    }
+
+    /// Messages were confirmed: ACKs and answers that waited for it go out.
+    fn released(&mut self) {
+        if self.connected() {
+            self.owe_ack();
+        }
+        if self.qp.resp.owes_answer() {
+            self.ready();
+        }
+    }
+
+    /// A message is not in memory, and so counts as not received; nor does what came behind it.
+    fn fail_pending(&mut self, at: usize, outcome: Outcome) {
+        let resp = &mut self.qp.resp;
+        let Some(away) = &mut resp.away else { return };
+        let Some(failed) = away.pending.get(at) else { return };
+        let (psn, msn) = (failed.psn, failed.msn);
+        away.pending.truncate(at);
+        (resp.epsn, resp.msn) = (psn, msn);
+        self.drop_answers_from(psn);
+        self.fail_abroad(outcome);
+    }
+
+    fn fail_abroad(&mut self, outcome: Outcome) {
+        let code = match outcome {
+            Outcome::Success => return,
+            Outcome::Invalid => NakCode::InvalidRequest,
+            Outcome::Access => NakCode::RemoteAccess,
+            Outcome::Operation => NakCode::RemoteOperation,
+        };
+        if self.connected() {
+            if code == NakCode::RemoteAccess { self.violate() } else { self.refuse(code) }
+        } else if self.qp.state == QpState::Err && self.qp.resp.nak.is_some() {
+            /* it failed for what came later, and has not said so yet */
+            self.owe_nak(Syndrome::Nak(code));
+        }
+        self.released();
+    }
+
+    /// The other card is gone: what it has not confirmed fails.
+    pub(crate) fn cut(&mut self, link: LinkId) {
+        let Some(away) = &mut self.qp.resp.away else { return };
+        let under_way = away.loan.take_if(|loan| loan.link == link).is_some();
+        match away.pending.iter().position(|p| p.link == link) {
+            Some(at) => self.fail_pending(at, Outcome::Invalid),
+            None if under_way => self.fail_abroad(Outcome::Invalid),
+            None => {}
+        }
+    }
+
+    /// The QP gives up the message under way.
+    pub(crate) fn leave_abroad(&mut self) {
+        if let Some(loan) = self.qp.resp.away.as_mut().and_then(|away| away.loan.take()) {
+            self.give_back(loan, Returned::Flushed);
+        }
+    }
+
+    fn give_back(&mut self, loan: Loan, why: Returned) {
+        if let Some(away) = &mut self.qp.resp.away {
+            away.loan = None;
+        }
+        self.env.relay(loan.link, &Relay::Return { loan: loan.id, qpn: self.qp.qpn, why });
+    }
+}
