@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
+use starverbs_backend::links::MESSAGE;
 use starverbs_backend::{self as backend, Rx};
 use starverbs_core::qp::Owner;
 use starverbs_core::{AsyncEvent, Gid, Limits, Nanos, Nic, NicConfig, PdId, Qpn};
@@ -74,6 +75,8 @@ pub(crate) struct Shard {
     /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
     /// card knows their cookies.
     domains: HashMap<PdId, Arc<FdQueue<Event>>>,
+    /// A message from another process of an XRC domain; none before there is such a domain
+    pub(crate) link_room: Option<Box<[u8; MESSAGE]>>,
     pub(crate) moderator: Arc<Moderator>,
 }
 
@@ -150,6 +153,7 @@ impl Card {
             unsent: false,
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
+            link_room: None,
             moderator: Arc::clone(&moderator),
         };
         let card = Arc::new(Card {
