@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use super::{Ctx, Inbound};
 use crate::env::Env;
 use crate::relay::{End, LinkError, LinkId, Outcome, Part, Relay, Returned};
-use crate::room::Room;
+use crate::room::{Room, TwoEnds};
 use crate::types::{PdId, Psn, QPN_BLOCK_SHIFT, QpState, Qpn, WcFlags, WcOpcode};
 use crate::wire::headers::{NakCode, Syndrome};
 use crate::wire::opcode::Kind;
@@ -105,8 +105,7 @@ pub(super) enum Named {
 
 impl Away {
     pub(crate) fn new() -> Box<Away> {
-        let pending = VecDeque::with_capacity(PENDING);
-        Box::new(Away { srq: None, loan: None, waits: Waits::No, pending })
+        Box::new(Away { srq: None, loan: None, waits: Waits::No, pending: VecDeque::new() })
     }
 
     /// Whether a message waits for its confirmation.
@@ -235,6 +234,8 @@ impl<E: Env> Ctx<'_, E> {
                 Err(LinkError::Gone) => return (Named::Nobodys, number),
             },
         };
+        /* room for the rest of its life; few QPs ever come here */
+        away.pending.make_exact_room(PENDING);
         away.srq = Some(at);
         (Named::Far, number)
     }
