@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use common::*;
-use starverbs_core::{Access, QpState, QpType, SendFlags, WcStatus};
+use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, WcOpcode, WcStatus};
 use starverbs_settings::Settings;
 use starverbs_verbs::{Cq, Mr, Qp, RecvWr, SendWr, Srq, Xrcd};
 
@@ -105,6 +105,32 @@ fn messages_of_all_sizes_reach_another_card() {
     wire.recv.destroy().unwrap();
     wire.domain.close().unwrap();
     two.end();
+}
+
+/// Keys of the owner open its memory to requests that name its SRQ.
+#[test]
+fn writes_reach_another_card() {
+    let (settings, file) = (settings(), file());
+    let (mut wire, owner) = (Wire::new(&settings, &file), Owner::new(&settings, &file));
+    for (op, len) in [(SendOp::Write, 20_000), (SendOp::WriteImm, 9000), (SendOp::WriteImm, 0)] {
+        wire.sender.fill(0, &vec![len as u8 | 1; len]);
+        owner.post(4, 0, 0);
+        let (remote_addr, rkey) = (owner.node.addr(100), owner.node.mr.rkey());
+        let sges = [wire.sender.sge(0, len)];
+        let wr = SendWr { op, remote_addr, rkey, imm: 9, remote_qpn: owner.srq.number(), ..send(1, &sges) };
+        post(&wire.send, &wr).unwrap();
+        assert_eq!(wire.sent(), WcStatus::Success);
+        assert_eq!(owner.node.bytes(100, len), vec![len as u8 | 1; len]);
+        if op == SendOp::WriteImm {
+            let got = poll(&owner.cq, 1)[0];
+            assert_eq!((got.opcode, got.byte_len as usize, got.imm), (WcOpcode::RecvRdmaWithImm, len, 9));
+        }
+    }
+    let (remote_addr, rkey, op) = (owner.node.addr(100), owner.node.mr.rkey(), SendOp::Read);
+    let sges = [wire.sender.sge(0, 8)];
+    let wr = SendWr { op, remote_addr, rkey, remote_qpn: owner.srq.number(), ..send(1, &sges) };
+    post(&wire.send, &wr).unwrap();
+    assert_eq!(wire.sent(), WcStatus::RemAccessErr, "what is answered with data does not go there");
 }
 
 /// More than the lender lends at once, without buffers now and then.

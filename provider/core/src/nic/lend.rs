@@ -9,16 +9,18 @@ use alloc::vec::Vec;
 use super::{MAX_SGE, Nic, Shared, Srq};
 use crate::env::{CompletionQueue, Env, RecvQueue};
 use crate::error::NicError;
-use crate::relay::{LinkId, Outcome, Part, Relay, Returned};
+use crate::relay::{End, LinkId, Outcome, Part, Place, Relay, Returned};
 use crate::transport::{Ctx, Qp, slices};
 use crate::types::{
-    AsyncEvent, Cqe, Nanos, PdId, QPN_BLOCK_SHIFT, Qpn, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
+    Access, AsyncEvent, Cqe, Nanos, PdId, QPN_BLOCK_SHIFT, Qpn, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
 };
 
 /// Most loans, of all cards.
 const LOANS: usize = 4096;
 /// Most loans of one card.
 const OF_ONE: usize = 256;
+/// Failed connections that are remembered.
+const FAILED: usize = 64;
 /// Of WQEs that wait, one of so many is lent at a time; one if there are few.
 const SHARE: u32 = 4;
 
@@ -30,6 +32,8 @@ pub(crate) struct Lending {
     /// Loans that came back unused, oldest first
     pub(crate) returned: VecDeque<usize>,
     lent: u64,
+    /// Connections of which a message failed: nothing that was under way behind it is taken
+    failed: VecDeque<(LinkId, Qpn, u32)>,
 }
 
 /// One of them. A place is used again, under another generation.
@@ -136,6 +140,18 @@ impl Lending {
         }
     }
 
+    /// Takes nothing more from this connection.
+    fn fail(&mut self, link: LinkId, part: &Part) {
+        if self.failed.len() == FAILED {
+            self.failed.pop_front();
+        }
+        self.failed.push_back((link, part.qpn, part.epoch));
+    }
+
+    fn has_failed(&self, link: LinkId, part: &Part) -> bool {
+        self.failed.contains(&(link, part.qpn, part.epoch))
+    }
+
     fn of_link(&self, link: LinkId) -> usize {
         self.loans.iter().filter(|loan| loan.link == Some(link)).count()
     }
@@ -211,6 +227,60 @@ impl<E: Env> Shared<E> {
         }
     }
 
+    /// A packet of a message. `None`: it goes on.
+    fn take_part(
+        &mut self,
+        env: &mut E,
+        link: LinkId,
+        part: &Part,
+        what: impl FnOnce(&mut Self, &mut E) -> Option<Outcome>,
+    ) -> Option<Outcome> {
+        if self.lending.has_failed(link, part) {
+            if let Some(at) = self.lending.find(link, part.loan).filter(|_| part.end.is_some()) {
+                self.end_loan(at, part.qpn, Returned::Unused);
+            }
+            return None;
+        }
+        let outcome = what(self, env)?;
+        if outcome != Outcome::Success {
+            self.lending.fail(link, part);
+        }
+        Some(outcome)
+    }
+
+    /// Bytes of an RDMA WRITE.
+    fn write_lent(
+        &mut self,
+        env: &mut E,
+        (link, domain): (LinkId, PdId),
+        part: &Part,
+        place: &Place,
+        data: &[u8],
+    ) -> Option<Outcome> {
+        let Some((_, srq)) = self.srq_of(domain, place.srq) else { return Some(Outcome::Invalid) };
+        let (mrs, of) = (&self.mrs, (srq.pd, part.qpn));
+        let may = |len: u32| mrs.resolve_remote(place.key, of, place.va, len, Access::REMOTE_WRITE).ok();
+        let len = data.len() as u32;
+        if part.offset == 0 && may(place.total).is_none() {
+            return Some(Outcome::Access);
+        }
+        self.stats.rx_bytes.add(u64::from(len));
+        if len > 0 && !may(len).is_some_and(|host| env.dma_write(host, data)) {
+            return Some(Outcome::Access);
+        }
+        let end = part.end?;
+        if !end.flags.contains(WcFlags::WITH_IMM) {
+            return Some(Outcome::Success);
+        }
+        let Some(at) = self.lending.find(link, part.loan) else { return Some(Outcome::Invalid) };
+        let Some(id) = self.lending.loans[at].srq else { return Some(Outcome::Invalid) };
+        self.lending.loans[at].qpn = part.qpn;
+        let opcode = WcOpcode::RecvRdmaWithImm;
+        let cqe = Cqe { byte_len: place.total, opcode, ..end.cqe() };
+        let kept = self.finish_lent(at, id, &cqe, end.solicited);
+        Some(if kept { Outcome::Success } else { Outcome::Operation })
+    }
+
     /// Bytes of a message for a WQE that was lent.
     fn place_lent(&mut self, env: &mut E, link: LinkId, part: &Part, data: &[u8]) -> Option<Outcome> {
         let Some(at) = self.lending.find(link, part.loan) else { return Some(Outcome::Invalid) };
@@ -241,8 +311,7 @@ impl<E: Env> Shared<E> {
             return Some(Outcome::Access);
         }
         let byte_len = part.offset.wrapping_add(data.len() as u32);
-        let (imm, flags, src_qp) = (end.imm, end.flags, end.src_qp);
-        let cqe = Cqe { byte_len, imm, flags, src_qp, opcode: WcOpcode::Recv, ..Cqe::default() };
+        let cqe = Cqe { byte_len, opcode: WcOpcode::Recv, ..end.cqe() };
         let kept = self.finish_lent(at, id, &cqe, end.solicited);
         Some(if kept { Outcome::Success } else { Outcome::Operation })
     }
@@ -274,6 +343,20 @@ impl<E: Env> Shared<E> {
         loan.qpn = qpn;
         let status = if why == Returned::TooLong { WcStatus::LocLenErr } else { WcStatus::WrFlushErr };
         self.finish_lent(at, id, &Cqe { status, ..Cqe::default() }, true);
+    }
+}
+
+impl End {
+    fn cqe(&self) -> Cqe {
+        let End { src_qp, imm, flags, .. } = *self;
+        Cqe { src_qp, imm, flags, ..Cqe::default() }
+    }
+}
+
+/// Says what became of a message.
+fn tell_done<E: Env>(env: &mut E, link: LinkId, part: &Part, outcome: Option<Outcome>) {
+    if let Some(outcome) = outcome {
+        env.relay(link, &Relay::Done { qpn: part.qpn, serial: part.serial, outcome });
     }
 }
 
@@ -309,9 +392,15 @@ impl<E: Env> Nic<E> {
         match *message {
             Relay::Ask { srq, count } => self.shared.lend(env, link, domain, srq, count),
             Relay::Data { part, data } => {
-                if let Some(outcome) = self.shared.place_lent(env, link, &part, data) {
-                    env.relay(link, &Relay::Done { qpn: part.qpn, serial: part.serial, outcome });
-                }
+                let place = |sh: &mut Shared<E>, env: &mut E| sh.place_lent(env, link, &part, data);
+                let outcome = self.shared.take_part(env, link, &part, place);
+                tell_done(env, link, &part, outcome);
+            }
+            Relay::Write { part, place, data } => {
+                let from = (link, domain);
+                let write = |sh: &mut Shared<E>, env: &mut E| sh.write_lent(env, from, &part, &place, data);
+                let outcome = self.shared.take_part(env, link, &part, write);
+                tell_done(env, link, &part, outcome);
             }
             Relay::Return { loan, qpn, why } => {
                 if let Some(at) = self.shared.lending.find(link, loan) {
@@ -352,6 +441,7 @@ impl<E: Env> Nic<E> {
             }
         }
         self.shared.abroad.cut(link);
+        self.shared.lending.failed.retain(|(of, ..)| *of != link);
         let waits = |qp: &&Qp<E>| qp.resp.away.as_ref().is_some_and(|away| away.uses(link));
         let concerned: Vec<Qpn> = self.qps.each().filter(waits).map(|qp| qp.qpn).collect();
         for qpn in concerned {

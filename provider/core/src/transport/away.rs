@@ -11,9 +11,9 @@ use alloc::vec::Vec;
 
 use super::{Ctx, Inbound};
 use crate::env::Env;
-use crate::relay::{End, LinkError, LinkId, Outcome, Part, Relay, Returned};
+use crate::relay::{End, LinkError, LinkId, Outcome, Part, Place, Relay, Returned};
 use crate::room::{Room, TwoEnds};
-use crate::types::{PdId, Psn, QPN_BLOCK_SHIFT, QpState, Qpn, WcFlags, WcOpcode};
+use crate::types::{Access, PdId, Psn, QPN_BLOCK_SHIFT, QpState, Qpn, WcFlags, WcOpcode};
 use crate::wire::headers::{NakCode, Syndrome};
 use crate::wire::opcode::Kind;
 use crate::wire::packet::Packet;
@@ -32,8 +32,12 @@ const SRQS: usize = 1024;
 pub(crate) struct Away {
     /// The SRQ that the last request named is another card's: its place among [`Far`]
     srq: Option<usize>,
-    /// The WQE of the message that is under way
+    /// The WQE of the SEND that is under way
     loan: Option<Loan>,
+    /// The WRITE that is under way: its serial, and whose memory it is for
+    write: Option<(u32, LinkId)>,
+    /// Names this connection of the QP; 0: not named yet
+    epoch: u32,
     waits: Waits,
     /// Messages that are passed on and not confirmed, in PSN order
     pending: VecDeque<Pending>,
@@ -105,7 +109,14 @@ pub(super) enum Named {
 
 impl Away {
     pub(crate) fn new() -> Box<Away> {
-        Box::new(Away { srq: None, loan: None, waits: Waits::No, pending: VecDeque::new() })
+        Box::new(Away {
+            srq: None,
+            loan: None,
+            write: None,
+            epoch: 0,
+            waits: Waits::No,
+            pending: VecDeque::new(),
+        })
     }
 
     /// Whether a message waits for its confirmation.
@@ -125,7 +136,9 @@ impl Away {
 
     /// Whether it waits for something on `link`.
     pub(crate) fn uses(&self, link: LinkId) -> bool {
-        self.loan.is_some_and(|loan| loan.link == link) || self.pending.iter().any(|p| p.link == link)
+        self.loan.is_some_and(|loan| loan.link == link)
+            || self.write.is_some_and(|(_, to)| to == link)
+            || self.pending.iter().any(|p| p.link == link)
     }
 }
 
@@ -236,23 +249,34 @@ impl<E: Env> Ctx<'_, E> {
         };
         /* room for the rest of its life; few QPs ever come here */
         away.pending.make_exact_room(PENDING);
+        if away.epoch == 0 {
+            away.epoch = abroad.next_serial();
+        }
         away.srq = Some(at);
         (Named::Far, number)
     }
 
-    /// The expected packet, for an SRQ of another card. SENDs alone go there: the memory of another process is not
-    /// behind this card's keys.
+    /// The expected packet, for an SRQ of another card. What takes an answer with data, or of its own, does not go there.
     pub(super) fn execute_abroad(&mut self, packet: &Packet<'_>) {
-        let (info, data) = (packet.op(), packet.payload());
-        let begins = info.is_first();
-        if info.kind != Kind::Send {
-            return self.violate();
-        }
-        if begins != matches!(self.qp.resp.cur, Inbound::Idle)
-            || !self.middle_is_full(data.len(), info.is_last())
-        {
+        let info = packet.op();
+        let fits = match (self.qp.resp.cur, info.kind) {
+            (Inbound::Idle, _) => info.is_first(),
+            (Inbound::Send { .. }, Kind::Send) | (Inbound::Write { .. }, Kind::Write) => !info.is_first(),
+            _ => false,
+        };
+        if !fits || !self.middle_is_full(packet.payload().len(), info.is_last()) {
             return self.refuse(NakCode::InvalidRequest);
         }
+        match info.kind {
+            Kind::Send => self.pass_send(packet),
+            Kind::Write => self.pass_write(packet),
+            _ => self.violate(),
+        }
+    }
+
+    fn pass_send(&mut self, packet: &Packet<'_>) {
+        let (info, data) = (packet.op(), packet.payload());
+        let begins = info.is_first();
         let Some(loan) = self.held_loan(begins) else { return };
         let received = self.qp.resp.cur.received();
         let total = received + data.len() as u32;
@@ -261,17 +285,84 @@ impl<E: Env> Ctx<'_, E> {
             return self.refuse(NakCode::InvalidRequest);
         }
         let end = info.is_last().then(|| self.end_of(packet));
-        let part = Part { loan: loan.id, serial: loan.serial, qpn: self.qp.qpn, offset: received, end };
+        let part = self.part(loan.id, loan.serial, received, end);
         if !self.env.relay(loan.link, &Relay::Data { part, data }) {
             self.put_back(loan, begins);
             return self.wait_abroad();
         }
         self.sh.stats.rx_bytes.add(data.len() as u64);
-        self.passed_on(packet, loan, total);
+        let last = info.is_last();
+        let Some(away) = &mut self.qp.resp.away else { return };
+        away.loan = (!last).then_some(loan);
+        self.qp.resp.cur = match last {
+            true => Inbound::Idle,
+            false => Inbound::Send { received: total, opcode: WcOpcode::Recv },
+        };
+        self.passed_on(packet, loan.serial, loan.link);
+    }
+
+    /// An RDMA WRITE. The other card looks at its keys: they belong to the protection domain of the SRQ (A14.5).
+    fn pass_write(&mut self, packet: &Packet<'_>) {
+        let (info, data) = (packet.op(), packet.payload());
+        let (va, key, left, total) = match (self.qp.resp.cur, packet.reth()) {
+            (Inbound::Write { va, key, left, total }, _) => (va, key, left, total),
+            (_, Some(reth)) => (reth.va(), reth.rkey(), reth.dma_len(), reth.dma_len()),
+            _ => return self.refuse(NakCode::InvalidRequest),
+        };
+        let (len, last) = (data.len() as u32, info.is_last());
+        let right_size = if last { len == left } else { len < left };
+        if !right_size || total > self.sh.cfg.max_msg {
+            return self.refuse(NakCode::InvalidRequest);
+        }
+        if !self.qp.attr.access.contains(Access::REMOTE_WRITE) {
+            return self.violate();
+        }
+        let loan = match packet.imm() {
+            Some(_) => match self.held_loan(true) {
+                Some(loan) => Some(loan),
+                None => return,
+            },
+            None => None,
+        };
+        let to = self.written_to(info.is_first(), last);
+        let sent = to.is_some_and(|(serial, link, srq)| {
+            let end = last.then(|| self.end_of(packet));
+            let part = self.part(loan.map_or(u32::MAX, |loan| loan.id), serial, total - left, end);
+            self.env.relay(link, &Relay::Write { part, place: Place { srq, va, key, total }, data })
+        });
+        let Some((serial, link, _)) = to.filter(|_| sent) else {
+            loan.into_iter().for_each(|loan| self.put_back(loan, true));
+            return self.wait_abroad();
+        };
+        self.sh.stats.rx_bytes.add(u64::from(len));
+        let Some(away) = &mut self.qp.resp.away else { return };
+        away.write = (!last).then_some((serial, link));
+        self.qp.resp.cur = match last {
+            true => Inbound::Idle,
+            false => Inbound::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total },
+        };
+        self.passed_on(packet, serial, link);
+    }
+
+    /// Serial of the WRITE, where it goes, and the SRQ that it names. `None`: not now.
+    fn written_to(&mut self, first: bool, last: bool) -> Option<(u32, LinkId, u32)> {
+        let away = self.qp.resp.away.as_ref()?;
+        let far = self.sh.abroad.srqs.get(away.srq?)?;
+        let (link, number) = (far.link?, far.number);
+        if last && away.pending.len() >= PENDING {
+            return None;
+        }
+        let serial = if first { self.sh.abroad.next_serial() } else { away.write?.0 };
+        Some((serial, link, number))
+    }
+
+    fn part(&self, loan: u32, serial: u32, offset: u32, end: Option<End>) -> Part {
+        let epoch = self.qp.resp.away.as_ref().map_or(0, |away| away.epoch);
+        Part { loan, serial, qpn: self.qp.qpn, epoch, offset, end }
     }
 
     /// The packet is on its way to the other card.
-    fn passed_on(&mut self, packet: &Packet<'_>, loan: Loan, total: u32) {
+    fn passed_on(&mut self, packet: &Packet<'_>, serial: u32, link: LinkId) {
         let last = packet.op().is_last();
         let resp = &mut self.qp.resp;
         let Some(away) = &mut resp.away else { return };
@@ -279,16 +370,10 @@ impl<E: Env> Ctx<'_, E> {
         /* one that was held back, and is of no use any more */
         resp.nak = None;
         if last {
-            away.loan = None;
-            let (serial, link) = (loan.serial, loan.link);
             away.pending.push_in_room(Pending { serial, link, psn: resp.epsn, msn: resp.msn, done: false });
-            resp.cur = Inbound::Idle;
-        } else {
-            away.loan = Some(loan);
-            resp.cur = Inbound::Send { received: total, opcode: WcOpcode::Recv };
         }
         self.accept(packet, 1, last);
-        if packet.op().is_first() {
+        if packet.op().is_first() && packet.op().kind == Kind::Send {
             self.ask();
         }
     }
@@ -404,6 +489,9 @@ impl<E: Env> Ctx<'_, E> {
             }
             return;
         }
+        if away.write == Some((serial, link)) && outcome != Outcome::Success {
+            return self.fail_abroad(outcome);
+        }
         let Some(at) = away.pending.iter().position(|p| p.serial == serial && p.link == link) else { return };
         if outcome != Outcome::Success {
             return self.fail_pending(at, outcome);
@@ -460,7 +548,8 @@ impl<E: Env> Ctx<'_, E> {
     /// The other card is gone: what it has not confirmed fails.
     pub(crate) fn cut(&mut self, link: LinkId) {
         let Some(away) = &mut self.qp.resp.away else { return };
-        let under_way = away.loan.take_if(|loan| loan.link == link).is_some();
+        let under_way = away.loan.take_if(|loan| loan.link == link).is_some()
+            | away.write.take_if(|(_, to)| *to == link).is_some();
         match away.pending.iter().position(|p| p.link == link) {
             Some(at) => self.fail_pending(at, Outcome::Invalid),
             None if under_way => self.fail_abroad(Outcome::Invalid),
@@ -470,7 +559,9 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The QP gives up the message under way.
     pub(crate) fn leave_abroad(&mut self) {
-        if let Some(loan) = self.qp.resp.away.as_mut().and_then(|away| away.loan.take()) {
+        let Some(away) = &mut self.qp.resp.away else { return };
+        away.write = None;
+        if let Some(loan) = away.loan.take() {
             self.give_back(loan, Returned::Flushed);
         }
     }
