@@ -5,28 +5,25 @@
 //! that comes behind it waits for that with its ACK. A packet for which there is no WQE yet is dropped in silence: when one comes, the
 //! requester is told to repeat; if it repeats before, or there is none, it gets an RNR NAK.
 
+mod abroad;
+
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
+
+pub(crate) use abroad::Abroad;
+use abroad::{BATCH, FEW, Far, Loan, WAITING};
 
 use super::{Ctx, Inbound};
 use crate::env::Env;
 use crate::relay::{End, LinkError, LinkId, Outcome, Part, Place, Relay, Returned};
 use crate::room::{Room, TwoEnds};
-use crate::types::{Access, PdId, Psn, QPN_BLOCK_SHIFT, QpState, Qpn, WcFlags, WcOpcode};
+use crate::types::{Access, Psn, QPN_BLOCK_SHIFT, QpState, WcFlags, WcOpcode};
 use crate::wire::headers::{NakCode, Syndrome};
 use crate::wire::opcode::Kind;
 use crate::wire::packet::Packet;
 
 /// Messages of a QP that other cards have not confirmed.
 const PENDING: usize = 64;
-/// WQEs borrowed at a time, and how few are left when more are asked for.
-const BATCH: u32 = 32;
-const FEW: usize = 16;
-/// QPs that are told when a WQE comes; more find out by repeating.
-const WAITING: usize = 64;
-/// SRQs of other cards that are remembered.
-const SRQS: usize = 1024;
 
 /// What a QP keeps whose domain is shared with other cards.
 pub(crate) struct Away {
@@ -61,37 +58,6 @@ struct Pending {
     psn: Psn,
     msn: u32,
     done: bool,
-}
-
-/// A borrowed WQE. Serial: of the message that it is used for.
-#[derive(Clone, Copy)]
-struct Loan {
-    id: u32,
-    room: u32,
-    link: LinkId,
-    serial: u32,
-}
-
-/// SRQs of other cards.
-#[derive(Default)]
-pub(crate) struct Abroad {
-    srqs: Vec<Far>,
-    serial: u32,
-    /// The block that stands in the numbers of this card's SRQs; 0: none
-    pub(crate) home: u32,
-}
-
-/// An SRQ of another card.
-struct Far {
-    domain: PdId,
-    number: u32,
-    link: Option<LinkId>,
-    loans: VecDeque<Loan>,
-    /// An answer is due
-    asked: bool,
-    /// Its card says that it does not exist
-    gone: bool,
-    waiting: Vec<Qpn>,
 }
 
 /// Whose SRQ a request names.
@@ -139,77 +105,6 @@ impl Away {
         self.loan.is_some_and(|loan| loan.link == link)
             || self.write.is_some_and(|(_, to)| to == link)
             || self.pending.iter().any(|p| p.link == link)
-    }
-}
-
-impl Abroad {
-    fn find(&self, domain: PdId, number: u32) -> Option<usize> {
-        self.srqs.iter().position(|far| far.number == number && far.domain == domain)
-    }
-
-    /// A place for an SRQ, another's that is of no use any more if there are too many.
-    fn place(&mut self, domain: PdId, number: u32, link: LinkId) -> Option<usize> {
-        let (loans, waiting) = (VecDeque::with_capacity(BATCH as usize), Vec::with_capacity(WAITING));
-        let far = Far { domain, number, link: Some(link), loans, asked: false, gone: false, waiting };
-        if self.srqs.len() < SRQS {
-            self.srqs.push(far);
-            return Some(self.srqs.len() - 1);
-        }
-        let at = self.srqs.iter().position(|far| far.link.is_none() || (far.gone && far.loans.is_empty()))?;
-        self.srqs[at] = far;
-        Some(at)
-    }
-
-    fn by_number(&mut self, link: LinkId, number: u32) -> Option<&mut Far> {
-        self.srqs.iter_mut().find(|far| far.link == Some(link) && far.number == number)
-    }
-
-    /// A WQE came. False: nobody can use it.
-    pub(crate) fn lent(&mut self, link: LinkId, number: u32, id: u32, room: u32) -> bool {
-        let Some(far) = self.by_number(link, number) else { return false };
-        (far.asked, far.gone) = (false, false);
-        let wanted = far.loans.len() < far.loans.capacity();
-        if wanted {
-            far.loans.push_back(Loan { id, room, link, serial: 0 });
-        }
-        wanted
-    }
-
-    /// There is none.
-    pub(crate) fn refused(&mut self, link: LinkId, number: u32, gone: bool) {
-        if let Some(far) = self.by_number(link, number) {
-            (far.asked, far.gone) = (false, gone);
-        }
-    }
-
-    /// The next QP that waits for a WQE.
-    pub(crate) fn next_waiting(&mut self, link: LinkId, number: u32) -> Option<Qpn> {
-        self.by_number(link, number)?.waiting.pop()
-    }
-
-    /// Gives back an unused WQE that is wanted.
-    pub(crate) fn recalled(&mut self, link: LinkId, number: u32) -> Option<u32> {
-        Some(self.by_number(link, number)?.loans.pop_back()?.id)
-    }
-
-    /// The other card is gone, and its WQEs.
-    pub(crate) fn cut(&mut self, link: LinkId) {
-        for far in self.srqs.iter_mut().filter(|far| far.link == Some(link)) {
-            far.link = None;
-            far.loans.clear();
-            (far.asked, far.gone) = (false, false);
-        }
-    }
-
-    /// SRQs of a domain that ends.
-    pub(crate) fn forget(&mut self, domain: PdId) {
-        self.srqs.retain(|far| far.domain != domain);
-    }
-
-    /// A number for the next message.
-    fn next_serial(&mut self) -> u32 {
-        self.serial = self.serial.wrapping_add(1);
-        self.serial
     }
 }
 
