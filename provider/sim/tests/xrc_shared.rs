@@ -233,7 +233,7 @@ fn deaths(seed: u64) {
     }
     x.run();
     let done = x.sent();
-    let mut arrived = vec![false; 30];
+    let mut arrived = [false; 30];
     for to in 0..3 {
         for cqe in x.got(to) {
             if cqe.status == WcStatus::WrFlushErr {
