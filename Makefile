@@ -4,7 +4,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 FUZZ_SECONDS ?= 60
 SECONDS ?= 300
 
-.PHONY: help build demo test bench instructions conformance pyverbs interop stress lint doc fuzz-build fuzz clean
+.PHONY: help build demo test bench instructions conformance pyverbs interop stress faults lint doc fuzz-build fuzz clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -16,6 +16,7 @@ help:
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
+	@echo 'make faults       processes killed, stopped, without memory, descriptors, addresses; see docs/faults-of-processes.md'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
 	@echo 'make doc          documentation of the crates'
 	@echo 'make fuzz         the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)'
@@ -53,6 +54,11 @@ stress:
 	@tools/scripts/packages.sh stress
 	@$(MAKE) --no-print-directory build
 	tests/soak/run.sh --seconds $(SECONDS) dist/lib soak growth leaks memcheck tsan
+
+faults:
+	@tools/scripts/packages.sh stress
+	@$(MAKE) --no-print-directory build
+	tests/faults/run.sh --long dist/lib
 
 # With VECTORS=1, one captured frame of each kind is kept as a test vector.
 interop: build

@@ -78,6 +78,11 @@ pub(crate) unsafe fn create(context: *mut abi::ibv_context, wanted: &Wanted) -> 
         // SAFETY: NULL or a live domain, on the verb's terms.
         parent: if wanted.parent.is_null() { None } else { Some(unsafe { PdHandle::obj(wanted.parent)? }) },
     };
+    // SAFETY: `context` is alive, as above.
+    unsafe { ContextHandle::of(context).live.make_room()? };
+    if let Some(channel) = channel {
+        channel.live.make_room()?;
+    }
     let obj = Cq::create_ex(card, &init).map_err(errno)?;
 
     // SAFETY: an ibv_cq_ex is numbers, pointers, optional functions and pthread fields: zero is valid.

@@ -3,6 +3,7 @@
 //! Owns how results become errno values and how a panic ends here: it never unwinds into C. Where nothing panics a
 //! guard costs nothing but its landing pad. It must not know any object.
 
+use crate::reserve;
 use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -40,9 +41,10 @@ pub(crate) fn minus_one(verb: impl FnOnce() -> Result<(), Errno>) -> c_int {
     }
 }
 
-/// Runs a verb that returns a new object, or sets errno and returns NULL.
+/// Runs a verb that returns a new object, or sets errno and returns NULL. Nothing new is made where memory is gone.
 #[inline]
 pub(crate) fn object<T>(verb: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
+    let verb = || if reserve::has_room() { verb() } else { Err(libc::ENOMEM) };
     let errno = match catch_unwind(AssertUnwindSafe(verb)) {
         Ok(Ok(object)) => return object,
         Ok(Err(errno)) => errno,

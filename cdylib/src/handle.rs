@@ -77,7 +77,12 @@ impl Live {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lists a handle.
+    /// Room to list a handle, and those of some calls under way in other threads. ENOMEM.
+    pub(crate) fn make_room(&self) -> Result<(), Errno> {
+        self.lock().try_reserve(16).map_err(|_| libc::ENOMEM)
+    }
+
+    /// Lists a handle, which needs no memory as there is room.
     pub(crate) fn add(&self, cookie: u64) {
         self.lock().insert(cookie);
     }

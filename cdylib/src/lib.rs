@@ -33,6 +33,7 @@ mod qp;
 mod qp_attr;
 mod query;
 mod rates;
+mod reserve;
 mod srq;
 mod strings;
 mod system;

@@ -187,6 +187,8 @@ unsafe fn create(
         block_own_multicast: extra.block_own_multicast,
         cookie: name,
     };
+    // SAFETY: the protection domain keeps its context alive.
+    unsafe { ContextHandle::of(context).live.make_room()? };
     let obj = Qp::create(card, &wanted).map_err(errno)?;
 
     let mut ibv = ibv_qp(context, &obj, asked.qp_type, asked.qp_context);

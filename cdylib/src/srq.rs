@@ -58,6 +58,8 @@ unsafe fn create(
     let mut place = Box::<SrqHandle>::new_uninit();
     let name = cookie(place.as_mut_ptr());
     // The limit is not looked at on creation (ibv_create_srq(3)).
+    // SAFETY: the protection domain keeps its context alive.
+    unsafe { ContextHandle::of(context).live.make_room()? };
     let made = match kind {
         Kind::Basic => Srq::create(card, attr.max_wr, attr.max_sge, 0, name),
         Kind::Xrc(xrcd, cq) => Srq::create_xrc(card, xrcd, cq, attr.max_wr, attr.max_sge, name),

@@ -7,9 +7,10 @@ use std::os::fd::RawFd;
 
 use starverbs_core::Gid;
 
-use crate::HostAddr;
 use crate::host::is_link_local;
 use crate::sockopt::errno;
+use crate::zeroed::zeroed;
+use crate::{BackendError, HostAddr};
 
 /// Largest frame with its ICRC: 4096 bytes of payload and every header there is, with room to spare.
 pub(crate) const MAX_FRAME: usize = 4608;
@@ -79,18 +80,19 @@ pub(crate) struct Batch {
 unsafe impl Send for Batch {}
 
 impl Batch {
-    pub(crate) fn new() -> Self {
+    /// Nothing yet. `NoMemory`
+    pub(crate) fn new() -> Result<Self, BackendError> {
         // SAFETY: headers and addresses of zeroes are valid: integers and null pointers.
         let (header, name) = unsafe { (mem::zeroed(), mem::zeroed()) };
-        Batch {
-            arena: vec![0; ARENA].into_boxed_slice(),
+        Ok(Batch {
+            arena: zeroed(ARENA)?,
             used: 0,
             iovs: Vec::with_capacity(IOVS),
             messages: Vec::with_capacity(MESSAGES),
             headers: vec![header; MESSAGES],
             names: vec![name; MESSAGES],
             controls: vec![Control([0; CONTROL]); MESSAGES],
-        }
+        })
     }
 
     #[inline]

@@ -49,6 +49,9 @@ pub enum BackendError {
         "no interface of the card can join the multicast group {0}: has it an address of that IP version?"
     )]
     NoInterface(IpAddr),
+    /// There is no memory for the port's buffers.
+    #[error("no memory for the port's buffers")]
+    NoMemory,
     /// Every QPN block of this host is claimed.
     #[error("all {0} QPN blocks of this host are claimed by running processes; end some of them")]
     NoBlock(u32),
@@ -62,7 +65,7 @@ impl BackendError {
             | BackendError::Socket { source: e, .. }
             | BackendError::Bind { source: e, .. } => e.raw_os_error().unwrap_or(libc::EIO),
             BackendError::NoAddress => libc::ENODEV,
-            BackendError::Group { .. } => libc::ENOMEM,
+            BackendError::Group { .. } | BackendError::NoMemory => libc::ENOMEM,
             BackendError::NoInterface(_) => libc::EINVAL,
             BackendError::ForeignAddress(_) => libc::EADDRNOTAVAIL,
             BackendError::NoBlock(_) => libc::EAGAIN,

@@ -89,6 +89,41 @@ fn choose(found: &[HostAddr], ip: IpAddr) -> Result<HostAddr, BackendError> {
     }
 }
 
+/// What has become of an address of the table since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The host has it
+    pub present: bool,
+    /// Its interface is up and has a carrier
+    pub running: bool,
+}
+
+/// How the addresses of a table stand now.
+///
+/// # Errors
+/// The interfaces cannot be listed.
+pub fn standing(addrs: &[HostAddr]) -> Result<Vec<Standing>, BackendError> {
+    let list = getifaddrs().map_err(|e| BackendError::Interfaces(io::Error::from(e)))?;
+    let mut all = vec![Standing::default(); addrs.len()];
+    for entry in list {
+        let Some(ip) = ip_of_entry(&entry) else { continue };
+        let running = entry.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING);
+        for (addr, standing) in addrs.iter().zip(&mut all) {
+            // All of 127.0.0.0/8 stands and falls with what is listed of it.
+            let is_it = gid_of(ip) == addr.gid
+                || (addr.name == entry.interface_name
+                    && ip.is_ipv4()
+                    && ip.is_loopback()
+                    && addr.ip().is_loopback());
+            if is_it && ip.is_ipv4() == addr.gid.ipv4().is_some() {
+                standing.present = true;
+                standing.running |= running;
+            }
+        }
+    }
+    Ok(all)
+}
+
 /// Order of the table; sorting is stable, so that the kernel's order decides among equals.
 fn rank(addr: &HostAddr) -> u8 {
     match (addr.gid.ipv4().is_some(), addr.loopback) {
@@ -109,12 +144,7 @@ fn from_entry(entry: &InterfaceAddress) -> Option<HostAddr> {
     if !entry.flags.contains(InterfaceFlags::IFF_UP) {
         return None;
     }
-    let address = entry.address.as_ref()?;
-    let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-        (Some(v4), _) => IpAddr::V4(v4.ip()),
-        (_, Some(v6)) => IpAddr::V6(v6.ip()),
-        _ => return None,
-    };
+    let ip = ip_of_entry(entry)?;
     let name = entry.interface_name.clone();
     Some(HostAddr {
         gid: gid_of(ip),
@@ -124,6 +154,15 @@ fn from_entry(entry: &InterfaceAddress) -> Option<HostAddr> {
         loopback: entry.flags.contains(InterfaceFlags::IFF_LOOPBACK),
         name,
     })
+}
+
+fn ip_of_entry(entry: &InterfaceAddress) -> Option<IpAddr> {
+    let address = entry.address.as_ref()?;
+    match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+        (Some(v4), _) => Some(IpAddr::V4(v4.ip())),
+        (_, Some(v6)) => Some(IpAddr::V6(v6.ip())),
+        _ => None,
+    }
 }
 
 /// The interface's speed in Mb/s; `None` where there is none, as of loopback and of many a virtual interface.
@@ -204,6 +243,16 @@ mod tests {
         let settings = Settings { addrs: Some(vec![IpAddr::from([203, 0, 113, 77])]), ..Settings::default() };
         let error = addresses(&settings).expect_err("TEST-NET-3 is nobody's");
         assert!(error.to_string().contains("STARVERBS_ADDRS") && error.to_string().contains("203.0.113.77"));
+    }
+
+    #[test]
+    fn loopback_stands_and_what_is_nobodys_does_not() {
+        let lo = |last| IpAddr::from([127, 0, 0, last]);
+        let settings = Settings { addrs: Some(vec![lo(1), lo(9)]), ..Settings::default() };
+        let mut table = addresses(&settings).expect("127.0.0.0/8 is local");
+        table.push(HostAddr { gid: Gid::from_ipv4([203, 0, 113, 77]), ..table[0].clone() });
+        let (up, gone) = (Standing { present: true, running: true }, Standing::default());
+        assert_eq!(standing(&table).expect("a list"), [up, up, gone]);
     }
 
     #[test]

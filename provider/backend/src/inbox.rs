@@ -7,6 +7,9 @@ use std::os::fd::RawFd;
 
 use starverbs_core::{FrameMeta, Gid};
 
+use crate::BackendError;
+use crate::zeroed::zeroed;
+
 /// Largest datagram, joined or not.
 const BUFFER: usize = 64 << 10;
 const CONTROL: usize = 192;
@@ -27,7 +30,7 @@ union Name {
 /// A batch of received datagrams.
 pub(crate) struct Inbox {
     /* pages that no datagram touched take no memory */
-    buffers: Vec<u8>,
+    buffers: Box<[u8]>,
     headers: Vec<libc::mmsghdr>,
     iovs: Vec<libc::iovec>,
     names: Vec<Name>,
@@ -53,12 +56,12 @@ pub(crate) struct Outer {
 }
 
 impl Inbox {
-    /// Room for `slots` datagrams at a time.
-    pub(crate) fn new(slots: usize) -> Self {
+    /// Room for `slots` datagrams at a time. `NoMemory`
+    pub(crate) fn new(slots: usize) -> Result<Self, BackendError> {
         // SAFETY: headers and names of zeroes are valid: integers and null pointers.
         let (header, name): (libc::mmsghdr, Name) = unsafe { (mem::zeroed(), mem::zeroed()) };
         let mut inbox = Inbox {
-            buffers: vec![0; slots * BUFFER],
+            buffers: zeroed(slots * BUFFER)?,
             headers: vec![header; slots],
             iovs: Vec::with_capacity(slots),
             names: vec![name; slots],
@@ -80,7 +83,7 @@ impl Inbox {
             header.msg_name = std::ptr::from_mut(&mut inbox.names[at]).cast();
             header.msg_control = inbox.controls[at].0.as_mut_ptr().cast();
         }
-        inbox
+        Ok(inbox)
     }
 
     /// Receives what is there, without waiting; gives the number of datagrams.

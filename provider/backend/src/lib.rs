@@ -28,6 +28,7 @@ pub mod links;
 mod membership;
 mod pcap;
 mod probe;
+mod quiet;
 mod registry;
 mod socket;
 mod sockopt;
@@ -35,6 +36,8 @@ mod steer;
 mod tx_stack;
 mod udp_rx;
 mod udp_tx;
+mod watch;
+mod zeroed;
 
 use std::ops::Deref;
 
@@ -44,12 +47,14 @@ pub use error::BackendError;
 pub use fault::Fault;
 pub use host::HostAddr;
 pub use membership::max_groups;
+pub use quiet::{without_signals, write_line};
 pub use registry::{QpnBlock, socket_name};
 use starverbs_core::Counters;
 use starverbs_settings::Settings;
 pub use tx_stack::TxStack;
 pub use udp_rx::Rx;
 pub use udp_tx::Tx;
+pub use watch::Watch;
 
 /// Reads bytes as a block's socket and the wire's probes are read; for fuzzing.
 #[cfg(fuzzing)]

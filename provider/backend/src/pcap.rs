@@ -13,6 +13,8 @@ use starverbs_core::FrameMeta;
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_settings::Settings;
 
+use crate::quiet::{self, without_signals};
+
 /// LINKTYPE_ETHERNET, see <https://www.tcpdump.org/linktypes.html>.
 const ETHERNET: u32 = 1;
 const SNAP: u32 = 65535;
@@ -26,10 +28,10 @@ impl Capture {
     /// Begins the capture that the settings ask for. A file that cannot be made is no reason for the program to fail.
     pub(crate) fn open(settings: &Settings) -> Option<Capture> {
         let path = settings.pcap_path(std::process::id())?;
-        match begin(&path) {
+        match without_signals(|| begin(&path)) {
             Ok(file) => Some(Capture(Arc::new(Mutex::new(Some(file))))),
             Err(error) => {
-                eprintln!("starverbs: STARVERBS_PCAP: {}: {error}; no capture is made", path.display());
+                say(&format!("{}: {error}; no capture is made", path.display()));
                 None
             }
         }
@@ -48,14 +50,18 @@ impl Capture {
     fn with(&self, work: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = file.as_mut() else { return };
-        if let Err(error) = work(open) {
-            eprintln!("starverbs: STARVERBS_PCAP: {error}; the capture ends here");
+        if let Err(error) = without_signals(|| work(open)) {
+            say(&format!("{error}; the capture ends here"));
             // What is still in the buffer must not be tried again at drop.
             if let Some(broken) = file.take() {
                 let _ = broken.into_parts();
             }
         }
     }
+}
+
+fn say(what: &str) {
+    quiet::write_line(format!("starverbs[{}]: STARVERBS_PCAP: {what}\n", std::process::id()).as_bytes());
 }
 
 fn begin(path: &Path) -> io::Result<BufWriter<File>> {

@@ -136,8 +136,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             guests: Guests::default(),
             patron: Patron::new(settings.port),
             fds: Vec::new(),
-            wire_inbox: Inbox::new(WIRE_SLOTS),
-            block_inbox: Inbox::new(BLOCK_SLOTS),
+            wire_inbox: Inbox::new(WIRE_SLOTS)?,
+            block_inbox: Inbox::new(BLOCK_SLOTS)?,
             wire_left: 0..0,
             block_left: 0..0,
             cursor: None,
@@ -161,7 +161,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         loop {
             let now = sockopt::monotonic();
             self.step(now);
-            if !self.steering.busy() || now - start > JOIN || self.wire.is_none() {
+            if !self.steering.busy() || now.saturating_sub(start) > JOIN || self.wire.is_none() {
                 break;
             }
             self.eager = BLOCKS_EAGER;

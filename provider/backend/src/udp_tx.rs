@@ -66,7 +66,7 @@ impl<C: Deref<Target = Counters>> Tx<C> {
             gso: settings.gso,
             addrs: addrs.to_vec(),
             sources: addrs.iter().map(|_| None).collect(),
-            batch: Batch::new(),
+            batch: Batch::new()?,
         };
         // The first address's socket now, so that a host that allows none fails at opening and not while sending.
         if !tx.addrs.is_empty() {

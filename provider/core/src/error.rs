@@ -14,8 +14,8 @@ pub enum NicError {
     /// the object is in use by others
     #[error("the object is in use by others")]
     Busy,
-    /// the card's limit for such objects is reached
-    #[error("the card's limit for such objects is reached")]
+    /// the card's limit for such objects is reached, or the host has no memory for one more
+    #[error("the card's limit for such objects is reached, or there is no memory for one more")]
     Exhausted,
     /// the card does not offer this
     #[error("the card does not offer this")]

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use crate::error::NicError;
+use crate::room::Room;
 use crate::types::{Access, PdId, Qpn};
 
 mod import;
@@ -131,6 +132,10 @@ impl MrTable {
     /// Puts an entry into a free slot, with a new key.
     fn insert(&mut self, entry: Entry, random: u64) -> Result<u32, NicError> {
         /* whole slots may be taken by imports, whose keys others chose: of so many slots one is not */
+        let slots = self.entries.len() + 1;
+        self.entries.make_room(slots)?;
+        /* ending a registration must not need memory */
+        self.free.make_room(slots)?;
         for tried in 0..=self.imports.len() / KEYS_OF_A_SLOT {
             let (slot, spent) = self.slot(random, tried > 0)?;
             let key = self.unused_key(slot, spent.wrapping_add(1 + (random % 254) as u8));

@@ -24,6 +24,7 @@ use crate::error::NicError;
 use crate::limits::{Limits, room};
 use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
+use crate::room::make_room_in;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::transport::away::Abroad;
@@ -184,6 +185,7 @@ impl<E: Env> Nic<E> {
     /// A new protection domain. `Exhausted`: there are as many as may be, as for all objects.
     pub fn alloc_pd(&mut self) -> Result<PdId, NicError> {
         room(self.shared.pds.len(), self.shared.cfg.limits.pds)?;
+        make_room_in(&mut self.shared.pds)?;
         Ok(PdId(self.shared.pds.insert(Pd::default()) as u32))
     }
 
@@ -268,8 +270,9 @@ impl<E: Env> Nic<E> {
     /// A new address vector.
     pub fn create_av(&mut self, pd: PdId, av: Av) -> Result<AvId, NicError> {
         room(self.shared.avs.len(), self.shared.cfg.limits.avs)?;
+        make_room_in(&mut self.shared.avs)?;
+        let path = self.shared.path_to(av.dgid)?;
         self.shared.hold_pd(pd)?;
-        let path = self.shared.path_to(av.dgid);
         Ok(AvId(self.shared.avs.insert(AvEntry { av, pd, path }) as u32))
     }
 
@@ -308,6 +311,7 @@ impl<E: Env> Nic<E> {
 
     fn insert_srq(&mut self, srq: Srq<E>) -> Result<SrqId, NicError> {
         room(self.shared.srqs.len(), self.shared.cfg.limits.srqs)?;
+        make_room_in(&mut self.shared.srqs)?;
         self.shared.hold_pd(srq.pd)?;
         Ok(SrqId(self.shared.srqs.insert(srq) as u32))
     }
@@ -365,11 +369,10 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// The path towards `dgid`, made if there is none.
-    fn path_to(&mut self, dgid: Gid) -> PathId {
-        let path = self.paths.find(dgid);
-        self.sched.make_room_for_paths(self.paths.len());
-        path
+    /// The path towards `dgid`, made if there is none. `Exhausted`: no memory.
+    fn path_to(&mut self, dgid: Gid) -> Result<PathId, NicError> {
+        self.sched.make_room_for_paths(self.paths.len() + 1)?;
+        self.paths.find(dgid)
     }
 
     /// The waiters of a path should be looked at.

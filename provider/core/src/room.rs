@@ -1,13 +1,19 @@
 //! Queues of the data path: their memory is taken on the control path, and never there.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+
+use slab::Slab;
+
+use crate::error::NicError;
 
 /// Adding to a queue that has room. Whoever made the queue promised it; debug builds, and so the
 /// simulator's runs, hold it to that.
 pub(crate) trait Room<T> {
-    /// Makes room for `entries` in all, and more, so that to grow by one again and again costs little.
-    fn make_room(&mut self, entries: usize);
+    /// Makes room for `entries` in all, and more, so that to grow by one again and again costs little. `Exhausted`: the
+    /// host has no memory for it.
+    fn make_room(&mut self, entries: usize) -> Result<(), NicError>;
     /// Adds at the end.
     fn push_in_room(&mut self, value: T);
 }
@@ -16,8 +22,8 @@ pub(crate) trait Room<T> {
 const FULL: &str = "no room: this would allocate on the data path";
 
 impl<T> Room<T> for VecDeque<T> {
-    fn make_room(&mut self, entries: usize) {
-        self.reserve(entries.saturating_sub(self.len()));
+    fn make_room(&mut self, entries: usize) -> Result<(), NicError> {
+        self.try_reserve(entries.saturating_sub(self.len())).map_err(|_| NicError::Exhausted)
     }
 
     #[inline]
@@ -28,8 +34,8 @@ impl<T> Room<T> for VecDeque<T> {
 }
 
 impl<T> Room<T> for Vec<T> {
-    fn make_room(&mut self, entries: usize) {
-        self.reserve(entries.saturating_sub(self.len()));
+    fn make_room(&mut self, entries: usize) -> Result<(), NicError> {
+        self.try_reserve(entries.saturating_sub(self.len())).map_err(|_| NicError::Exhausted)
     }
 
     #[inline]
@@ -41,20 +47,63 @@ impl<T> Room<T> for Vec<T> {
 
 /// What queues with two ends can do beside.
 pub(crate) trait TwoEnds<T>: Room<T> {
-    /// Makes room for `entries` in all and no more: of these there is one for each QP.
-    fn make_exact_room(&mut self, entries: usize);
+    /// Makes room for `entries` in all and no more: of these there is one for each QP. `Exhausted`: no memory.
+    fn make_exact_room(&mut self, entries: usize) -> Result<(), NicError>;
     /// Adds at the front.
     fn push_front_in_room(&mut self, value: T);
 }
 
 impl<T> TwoEnds<T> for VecDeque<T> {
-    fn make_exact_room(&mut self, entries: usize) {
-        self.reserve_exact(entries.saturating_sub(self.len()));
+    fn make_exact_room(&mut self, entries: usize) -> Result<(), NicError> {
+        self.try_reserve_exact(entries.saturating_sub(self.len())).map_err(|_| NicError::Exhausted)
     }
 
     #[inline]
     fn push_front_in_room(&mut self, value: T) {
         debug_assert!(self.len() < self.capacity(), "{FULL}");
         self.push_front(value);
+    }
+}
+
+/// Room for `entries` in all and no more. `Exhausted`: no memory.
+pub(crate) fn exact<T>(list: &mut Vec<T>, entries: usize) -> Result<(), NicError> {
+    list.try_reserve_exact(entries.saturating_sub(list.len())).map_err(|_| NicError::Exhausted)
+}
+
+/// `entries` times the default, as large as a program asks for. `Exhausted`: no memory.
+pub(crate) fn filled<T: Clone + Default>(entries: usize) -> Result<Box<[T]>, NicError> {
+    let mut all = Vec::new();
+    exact(&mut all, entries)?;
+    all.resize(entries, T::default());
+    Ok(all.into_boxed_slice())
+}
+
+/// Room for one more in a table of objects. A slab cannot be asked to grow if it can, so another vector of the size that it
+/// would grow to is asked first. `Exhausted`: no memory.
+pub(crate) fn make_room_in<T>(table: &mut Slab<T>) -> Result<(), NicError> {
+    if table.len() < table.capacity() {
+        return Ok(());
+    }
+    let more = table.capacity().max(4);
+    /* an entry of a slab is a value or the number of the next free one */
+    exact(&mut Vec::<(usize, T)>::new(), table.capacity() + more)?;
+    table.reserve_exact(more);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_is_an_error() {
+        assert!(filled::<u64>(isize::MAX as usize / 8 + 1).is_err());
+        assert!(Vec::<u64>::new().make_room(usize::MAX).is_err());
+        assert!(VecDeque::<u64>::new().make_exact_room(usize::MAX).is_err());
+        let mut table = Slab::new();
+        for entry in 0..1000 {
+            assert!(make_room_in(&mut table).is_ok() && table.capacity() > table.len());
+            table.insert(entry);
+        }
     }
 }

@@ -8,7 +8,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::room::Room;
+use crate::error::NicError;
+use crate::room::{Room, exact, filled};
 use crate::types::{Qpn, Sge};
 use crate::wire::tags::Rendezvous;
 
@@ -74,18 +75,24 @@ struct Entry {
 }
 
 impl TagList {
-    /// An empty list of up to `max` buffers.
-    pub(crate) fn new(max: u32) -> Self {
+    /// An empty list of up to `max` buffers. `Exhausted`: no memory.
+    pub(crate) fn new(max: u32) -> Result<Self, NicError> {
         let max = max.min(MAX_TAGS) as usize;
-        TagList {
-            entries: alloc::vec![Entry::default(); max].into_boxed_slice(),
-            order: Vec::with_capacity(max),
+        let list = || {
+            let mut list = Vec::new();
+            exact(&mut list, max).map(|()| list)
+        };
+        let mut free = list()?;
+        free.extend((0..max as Slot).rev());
+        Ok(TagList {
+            entries: filled(max)?,
+            order: list()?,
             live: 0,
-            free: (0..max as Slot).rev().collect(),
-            pending: Vec::with_capacity(max),
+            free,
+            pending: list()?,
             unexpected: 0,
             seen: 0,
-        }
+        })
     }
 
     /// Adds a buffer; gives its handle. `None`: the list is full.
@@ -211,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_oldest_match_is_taken() {
-        let mut list = TagList::new(4);
+        let mut list = TagList::new(4).unwrap();
         for (wr_id, tag, mask) in [(1, 5, 0xff), (2, 0, 0), (3, 5, 0xff)] {
             list.add(buffer(wr_id, tag, mask)).expect("there is room");
         }
@@ -224,7 +231,7 @@ mod tests {
 
     #[test]
     fn handles_name_one_use() {
-        let mut list = TagList::new(1);
+        let mut list = TagList::new(1).unwrap();
         let first = list.add(buffer(1, 1, u64::MAX)).expect("room");
         assert_eq!(list.add(buffer(2, 2, u64::MAX)), None, "full");
         assert_eq!(taken(&mut list, 1), Some(1));
@@ -236,7 +243,7 @@ mod tests {
     /// A message that came before a buffer was added is the program's to match with it.
     #[test]
     fn buffers_sleep_until_the_program_has_seen_all() {
-        let mut list = TagList::new(4);
+        let mut list = TagList::new(4).unwrap();
         list.add(buffer(1, 1, u64::MAX)).expect("room");
         list.note_unexpected();
         assert!(!list.in_step());
@@ -251,7 +258,7 @@ mod tests {
 
     #[test]
     fn what_an_ended_qp_matched_is_free() {
-        let mut list = TagList::new(2);
+        let mut list = TagList::new(2).unwrap();
         for _ in 0..2 {
             list.add(buffer(1, 1, 0)).expect("room");
         }

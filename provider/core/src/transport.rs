@@ -249,7 +249,8 @@ impl Responder {
 }
 
 impl Requester {
-    pub(crate) fn new(slots: u32) -> Self {
+    /// One with nothing to do, whose queue has as many slots as `track`.
+    pub(crate) fn new(track: Box<[Track]>) -> Self {
         Requester {
             next: 0,
             offset: 0,
@@ -260,7 +261,7 @@ impl Requester {
             max_psn: Psn::default(),
             inflight: 0,
             unasked: 0,
-            track: alloc::vec![Track::default(); slots as usize].into_boxed_slice(),
+            track,
             own: false,
             reads: 0,
             fault: None,

@@ -62,10 +62,10 @@ impl Bells {
         }
     }
 
-    /// Room for one doorbell of each of `qps` queue pairs: leaving one never allocates.
-    pub fn reserve(&self, qps: usize) {
+    /// Room for one doorbell of each of `qps` queue pairs: leaving one never allocates. False: no memory.
+    pub fn reserve(&self, qps: usize) -> bool {
         let mut list = self.list.lock();
         let more = qps.saturating_sub(list.len());
-        list.reserve(more);
+        list.try_reserve(more).is_ok()
     }
 }

@@ -3,7 +3,7 @@
 //! Owns the rule that memory goes back to where it came from, and that it is zeroed. It must not know what lies in it.
 
 use core::ptr::NonNull;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{GlobalAlloc as _, Layout, System};
 use std::sync::Arc;
 
 /// Which object a ring belongs to.
@@ -54,8 +54,9 @@ pub(crate) fn take(from: &mut ProgramMemory, layout: Layout, resource: Resource)
         Answer::Failed => None,
         Answer::UseDefault => {
             *from = None;
+            /* not the library's own allocator, which has a reserve: a ring is as large as the program asks for */
             // SAFETY: no ring's layout has size 0.
-            NonNull::new(unsafe { alloc_zeroed(layout) })
+            NonNull::new(unsafe { System.alloc_zeroed(layout) })
         }
         Answer::At(at) => {
             let aligned = at.addr().get().is_multiple_of(layout.align());
@@ -80,6 +81,6 @@ pub(crate) unsafe fn give(from: &ProgramMemory, at: NonNull<u8>, layout: Layout,
         // SAFETY: the caller's terms.
         Some(memory) => unsafe { memory.free(at, resource) },
         // SAFETY: the caller's terms.
-        None => unsafe { dealloc(at.as_ptr(), layout) },
+        None => unsafe { System.dealloc(at.as_ptr(), layout) },
     }
 }

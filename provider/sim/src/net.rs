@@ -102,6 +102,8 @@ pub struct Net {
     busy: Vec<Nanos>,
     /// Until when each host gets no CPU
     asleep: Vec<Nanos>,
+    /// By how much each host's clock is ahead of the time
+    ahead: Vec<i64>,
 }
 
 impl Net {
@@ -124,6 +126,7 @@ impl Net {
             lanes: vec![0; usize::from(n) * usize::from(n)],
             busy: vec![0; usize::from(n)],
             asleep: vec![0; usize::from(n)],
+            ahead: vec![0; usize::from(n)],
         }
     }
 
@@ -132,12 +135,29 @@ impl Net {
         self.now
     }
 
+    /// The clock of `host` jumps: forwards as after a suspension of the machine, backwards as it never should. It does not go
+    /// below 1.
+    pub fn jump(&mut self, host: usize, by: i64) {
+        self.ahead[host] = self.ahead[host].saturating_add(by);
+    }
+
+    /// What the clock of `host` shows.
+    fn clock(&self, host: usize) -> Nanos {
+        self.now.saturating_add_signed(self.ahead[host]).max(1)
+    }
+
+    /// When the timers of `host` are due, by the time.
+    fn timer(&self, host: usize) -> Option<Nanos> {
+        let deadline = self.hosts[host].nic.next_deadline()?;
+        Some(deadline.saturating_add_signed(self.ahead[host].saturating_neg()).max(self.asleep[host]))
+    }
+
     /// Connects two RESET QPs to each other, up to RTS. With XRC_SEND, `b` is the receiving end.
     pub fn connect(&mut self, qp_type: QpType, a: (usize, Qpn), b: (usize, Qpn), setup: &Setup) {
-        let now = self.now;
         let other = if qp_type == QpType::XrcSend { QpType::XrcRecv } else { qp_type };
         for (x, y, kind) in [(a, b, qp_type), (b, a, other)] {
             let dgid = self.hosts[y.0].gid;
+            let now = self.clock(x.0);
             let host = &mut self.hosts[x.0];
             host.to_init(x.1, false, setup, now);
             host.to_rts(x.1, kind, dgid, y.1, setup, now);
@@ -146,8 +166,9 @@ impl Net {
 
     /// The program of `host` rings the doorbell of `qpn`.
     pub fn doorbell(&mut self, host: usize, qpn: Qpn) {
+        let now = self.clock(host);
         let h = &mut self.hosts[host];
-        h.nic.handle_doorbell(&mut h.env, qpn, self.now);
+        h.nic.handle_doorbell(&mut h.env, qpn, now);
     }
 
     /// Sends all that cards want to send, then moves the time on to the next thing that happens and
@@ -155,8 +176,8 @@ impl Net {
     pub fn step(&mut self) -> bool {
         self.transmit();
         let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
-        let timers = self.hosts.iter().zip(&self.asleep).zip(&self.dead).filter(|(_, dead)| !**dead);
-        let timer = timers.filter_map(|((h, until), _)| Some(h.nic.next_deadline()?.max(*until))).min();
+        let timer =
+            (0..self.hosts.len()).filter(|host| !self.dead[*host]).filter_map(|host| self.timer(host)).min();
         let relayed = self.relays.first_key_value().map(|((at, _), _)| *at);
         let Some(next) = [arrival, timer, relayed].into_iter().flatten().min() else { return false };
         self.now = self.now.max(next);
@@ -170,9 +191,9 @@ impl Net {
                 _ => self.deliver(order),
             }
         }
-        for ((h, until), dead) in self.hosts.iter_mut().zip(&self.asleep).zip(&self.dead) {
-            if *until <= self.now && !*dead {
-                h.nic.handle_timeout(&mut h.env, self.now);
+        for host in 0..self.hosts.len() {
+            if self.asleep[host] <= self.now && !self.dead[host] {
+                self.look_at_timers(host);
             }
         }
         true
@@ -195,9 +216,13 @@ impl Net {
     pub fn suspend(&mut self, time: Nanos) {
         self.transmit();
         self.now += time;
-        for h in &mut self.hosts {
-            h.nic.handle_timeout(&mut h.env, self.now);
-        }
+        (0..self.hosts.len()).for_each(|host| self.look_at_timers(host));
+    }
+
+    fn look_at_timers(&mut self, host: usize) {
+        let now = self.clock(host);
+        let h = &mut self.hosts[host];
+        h.nic.handle_timeout(&mut h.env, now);
     }
 
     fn transmit(&mut self) {
@@ -205,10 +230,11 @@ impl Net {
             if self.asleep[from] > self.now || self.dead[from] {
                 continue;
             }
+            let now = self.clock(from);
             for acks in [false, true] {
                 loop {
                     let h = &mut self.hosts[from];
-                    let more = h.nic.poll_transmit(&mut h.env, self.now, acks);
+                    let more = h.nic.poll_transmit(&mut h.env, now, acks);
                     let frames = h.env.flush();
                     let stuck = more && frames.is_empty();
                     assert!(!stuck, "the card says that more is left, but an empty port got nothing");
@@ -251,12 +277,13 @@ impl Net {
             if let Some(under_way) = self.hosts[from].env.peers.get_mut(&(to as u32)) {
                 *under_way = under_way.saturating_sub(1);
             }
+            let now = self.clock(to);
             let h = &mut self.hosts[to];
             if self.dead[to] || !h.env.peers.contains_key(&(from as u32)) {
                 continue;
             }
             let (Some(message), Some(domain)) = (Relay::decode(&bytes), h.env.domain) else { continue };
-            h.nic.handle_relay(&mut h.env, self.now, LinkId(from as u32), domain, &message);
+            h.nic.handle_relay(&mut h.env, now, LinkId(from as u32), domain, &message);
         }
     }
 
@@ -385,8 +412,9 @@ impl Net {
         if self.dead[flight.to] {
             return;
         }
+        let now = self.clock(flight.to);
         let h = &mut self.hosts[flight.to];
-        h.nic.handle_frame(&mut h.env, self.now, &flight.meta, &flight.bytes);
+        h.nic.handle_frame(&mut h.env, now, &flight.meta, &flight.bytes);
     }
 
     fn say(&self, host: usize, what: &str, bytes: &[u8]) {

@@ -6,6 +6,7 @@
 //! lock back looks for doorbells once more.
 
 use std::collections::HashMap;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
@@ -17,10 +18,11 @@ use starverbs_rings::Bells;
 use starverbs_settings::Settings;
 
 use crate::clock;
-use crate::device::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
+use crate::device::{DeviceInfo, GidEntry, MAX_MSG, MAX_RD_ATOM, PortAttr};
 use crate::env::HostEnv;
-use crate::error::Result;
+use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue, kind};
+use crate::links::Links;
 use crate::log::{self, log};
 use crate::moderation::Moderator;
 use crate::notes::Notes;
@@ -35,6 +37,10 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 pub(crate) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
+
+/// IBV_PORT_DOWN, and the physical state "Disabled" (IBTA 14.2.5.6).
+const PORT_DOWN: u32 = 1;
+const PHYS_DISABLED: u8 = 3;
 
 /// The card of this process, while a context is open.
 static CARD: Mutex<Weak<Card>> = Mutex::new(Weak::new());
@@ -54,6 +60,8 @@ pub(crate) struct Card {
     pub(crate) moderator: Arc<Moderator>,
     /// Said when the shard lock is given back.
     pub(crate) notes: Notes,
+    /// Its interfaces.
+    links: Links,
 }
 
 /// What the shard lock guards.
@@ -124,6 +132,8 @@ impl Card {
         watch_forks();
         log::set_level(settings.log);
         let info = DeviceInfo::new(&settings)?;
+        /* before the port's sockets: nothing that changes from now on is missed */
+        let links = Links::new(&info.addrs);
         let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
         let config = NicConfig {
             mtu: info.port.active_mtu,
@@ -168,6 +178,7 @@ impl Card {
             cqs: AtomicU32::new(0),
             moderator,
             notes: Notes::new(),
+            links,
         });
         if card.settings.progress_thread {
             card.progress.start(&card)?;
@@ -179,6 +190,48 @@ impl Card {
     #[inline]
     pub(crate) fn is_ours(&self) -> bool {
         forks() == self.forks
+    }
+
+    /// A context is told of what becomes of the port from now on. ENOMEM.
+    pub(crate) fn tell_of_port(&self, events: &Arc<FdQueue<Event>>) -> Result<()> {
+        if self.links.tell(events) { Ok(()) } else { Err(VerbsError::NoMemory("contexts")) }
+    }
+
+    /// `ibv_query_port`
+    pub(crate) fn query_port(&self, port: u8) -> Result<PortAttr> {
+        let mut attr = *self.info.port(port)?;
+        if self.is_ours() && !self.links.active(&self.info.addrs) {
+            (attr.state, attr.phys_state) = (PORT_DOWN, PHYS_DISABLED);
+        }
+        Ok(attr)
+    }
+
+    /// `ibv_query_gid_ex`: entries whose address the host has lost are empty.
+    pub(crate) fn query_gid(&self, index: u32) -> Result<GidEntry> {
+        let entry = self.info.gid(index)?;
+        if self.has_gid(index) { Ok(entry) } else { Err(VerbsError::NoData) }
+    }
+
+    /// `ibv_query_gid_table`
+    pub(crate) fn gid_table(&self) -> Vec<GidEntry> {
+        let mut table = self.info.gid_table();
+        table.retain(|entry| self.has_gid(entry.index));
+        table
+    }
+
+    /// A forked child, whose parent may have had the lock, sees the table as it was at the opening.
+    fn has_gid(&self, index: u32) -> bool {
+        !self.is_ours() || self.links.has(&self.info.addrs, index as usize)
+    }
+
+    /// Readable when interfaces have changed: then comes [`Card::look_at_links`].
+    pub(crate) fn links_fd(&self) -> Option<RawFd> {
+        self.links.fd()
+    }
+
+    /// Tells the contexts what has become of the interfaces.
+    pub(crate) fn look_at_links(&self) {
+        self.links.refresh(&self.info.addrs);
     }
 
     /// One more context, unless the last one has left.
@@ -315,15 +368,16 @@ impl Card {
         if misses.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
-    /// Room for a doorbell of each of `qps` QPs: leaving one never allocates.
-    pub(crate) fn reserve_bells(&self, qps: usize) {
-        self.bells.reserve(qps);
+    /// Room for a doorbell of each of `qps` QPs: leaving one never allocates. ENOMEM.
+    pub(crate) fn reserve_bells(&self, qps: usize) -> Result<()> {
+        if self.bells.reserve(qps) { Ok(()) } else { Err(VerbsError::NoMemory("doorbells")) }
     }
 }
 
 impl Shard {
     /// A protection domain whose objects report to `events`.
     pub(crate) fn alloc_pd(&mut self, events: &Arc<FdQueue<Event>>) -> Result<PdId> {
+        self.domains.try_reserve(1).map_err(|_| VerbsError::NoMemory("protection domains"))?;
         let pd = self.nic.alloc_pd()?;
         self.domains.insert(pd, Arc::clone(events));
         Ok(pd)

@@ -97,6 +97,10 @@ impl Context {
     fn new(side: Side, card: impl FnOnce() -> Result<Arc<Card>>) -> Result<Context> {
         let events = Arc::new(FdQueue::new()?);
         let card = card()?;
+        if let Err(error) = card.tell_of_port(&events) {
+            card.leave(&events);
+            return Err(error);
+        }
         let (opened, domains) = (AtomicU32::new(1), Domains::default());
         Ok(Context(Arc::new(ContextInner { card, events, opened, domains, side })))
     }
@@ -188,7 +192,7 @@ impl Context {
     /// # Errors
     /// EINVAL unless `port` is 1.
     pub fn query_port(&self, port: u8) -> Result<PortAttr> {
-        self.0.card.info.port(port).copied()
+        self.0.card.query_port(port)
     }
 
     /// `ibv_query_gid_ex`
@@ -197,12 +201,12 @@ impl Context {
     /// EINVAL unless `port` is 1 and `index` lies in the table; ENODATA where the table is empty.
     pub fn query_gid(&self, port: u8, index: u32) -> Result<GidEntry> {
         self.0.card.info.port(port)?;
-        self.0.card.info.gid(index)
+        self.0.card.query_gid(index)
     }
 
     /// `ibv_query_gid_table`
     pub fn gid_table(&self) -> Vec<GidEntry> {
-        self.0.card.info.gid_table()
+        self.0.card.gid_table()
     }
 
     /// `ibv_query_pkey`, host byte order

@@ -91,7 +91,11 @@ impl Cq {
         if let Some(channel) = init.channel {
             let cqs = channel.0.cqs.fetch_add(1, Ordering::Relaxed) + 1;
             /* a program asks each CQ for one event at a time */
-            channel.0.queue.make_room(cqs as usize);
+            if !channel.0.queue.make_room(cqs as usize) {
+                channel.0.cqs.fetch_sub(1, Ordering::Relaxed);
+                card.cqs.fetch_sub(1, Ordering::Relaxed);
+                return Err(VerbsError::NoMemory("completion channel"));
+            }
         }
         Ok(Cq(Arc::new(CqShared {
             ctx: ctx.clone(),
@@ -193,20 +197,22 @@ impl Cq {
     /// completions as ever.
     ///
     /// # Errors
-    /// EIO in a forked child.
+    /// ENOMEM; EIO in a forked child.
     pub fn moderate(&self, moderation: Moderation) -> Result<()> {
         let card = self.0.ctx.card()?;
         card.with(|_, _| {
-            if moderation.waits() {
-                self.0.timer.get_or_init(|| card.moderator.join(&self.0));
+            if moderation.waits() && self.0.timer.get().is_none() {
+                let timer = card.moderator.join(&self.0)?;
+                /* set under the card's lock alone, so not by anybody else since the look */
+                let _ = self.0.timer.set(timer);
             }
             self.0.moderation.store(moderation.pack(), Ordering::Relaxed);
             if self.0.untold.load(Ordering::Relaxed) > 0 {
                 self.0.forget_timer();
                 self.0.tell_moderated();
             }
-        });
-        Ok(())
+            Ok(())
+        })
     }
 
     /// `ibv_destroy_cq`

@@ -180,7 +180,10 @@ impl Env for HostEnv {
     }
 
     fn event(&mut self, event: AsyncEvent) {
-        self.events.push(event);
+        /* one that there is no memory for is lost */
+        if self.events.try_reserve(1).is_ok() {
+            self.events.push(event);
+        }
     }
 
     fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {

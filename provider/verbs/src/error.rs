@@ -46,7 +46,7 @@ pub enum VerbsError {
     #[error("the completion queue overran")]
     Overrun,
     /// The system refused; the errno is its own.
-    #[error("system error {0}")]
+    #[error("{}", std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
 }
 
@@ -59,6 +59,9 @@ impl VerbsError {
         match self {
             VerbsError::Card(error) => error.errno(),
             VerbsError::Backend(error) => error.errno(),
+            VerbsError::Settings(SettingsError::Unreadable { reason, .. }) => {
+                of_host(reason).unwrap_or(libc::EINVAL)
+            }
             VerbsError::Settings(_) | VerbsError::Invalid(_) => libc::EINVAL,
             VerbsError::Busy(_) => libc::EBUSY,
             VerbsError::NoMemory(_) => libc::ENOMEM,
@@ -75,6 +78,11 @@ impl VerbsError {
     pub(crate) fn last_os() -> Self {
         VerbsError::Os(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
     }
+}
+
+/// The errno of a host that has no more of something, which is nobody's mistake.
+fn of_host(error: &std::io::Error) -> Option<i32> {
+    error.raw_os_error().filter(|errno| [libc::EMFILE, libc::ENFILE, libc::ENOMEM].contains(errno))
 }
 
 impl From<std::io::Error> for VerbsError {

@@ -30,8 +30,11 @@ pub mod kind {
     pub const QP_ACCESS_ERR: u32 = 3;
     pub const COMM_EST: u32 = 4;
     pub const SQ_DRAINED: u32 = 5;
+    pub const PORT_ACTIVE: u32 = 9;
+    pub const PORT_ERR: u32 = 10;
     pub const SRQ_LIMIT_REACHED: u32 = 15;
     pub const QP_LAST_WQE_REACHED: u32 = 16;
+    pub const GID_CHANGE: u32 = 18;
 }
 
 /// A queue with a descriptor that is readable while something is in it.
@@ -53,11 +56,11 @@ impl<T> FdQueue<T> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for `entries` at once: adding so many never allocates.
-    pub(crate) fn make_room(&self, entries: usize) {
+    /// Room for `entries` at once: adding so many never allocates. False: no memory.
+    pub(crate) fn make_room(&self, entries: usize) -> bool {
         let mut queue = self.entries();
         let more = entries.saturating_sub(queue.len());
-        queue.reserve(more);
+        queue.try_reserve(more).is_ok()
     }
 
     /// Whether nothing is in it.
@@ -65,9 +68,12 @@ impl<T> FdQueue<T> {
         self.entries().is_empty()
     }
 
-    /// Adds an entry and makes the descriptor readable.
+    /// Adds an entry and makes the descriptor readable. An entry that there is no memory for is lost.
     pub(crate) fn push(&self, entry: T) {
         let mut entries = self.entries();
+        if entries.try_reserve(1).is_err() {
+            return;
+        }
         entries.push_back(entry);
         signal(&self.fd);
     }

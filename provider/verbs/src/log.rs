@@ -6,8 +6,6 @@
 //! the look whether there is room and the line itself may still make it wait.)
 
 use std::fmt::{self, Write as _};
-use std::mem::MaybeUninit;
-use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use starverbs_settings::LogLevel;
@@ -35,7 +33,7 @@ pub fn say(line: fmt::Arguments<'_>) {
     /* what does not fit is cut, which is no error */
     let _ = write!(text, "starverbs[{}]: {line}", std::process::id());
     text.bytes[text.len] = b'\n';
-    write_now(&text.bytes[..=text.len]);
+    starverbs_backend::write_line(&text.bytes[..=text.len]);
 }
 
 /// A line being written, with room for its end.
@@ -51,41 +49,6 @@ impl fmt::Write for Line {
         self.bytes[self.len..][..fits.len()].copy_from_slice(fits);
         self.len += fits.len();
         Ok(())
-    }
-}
-
-/// Writes to standard error, unless that would wait: one write, so that lines of several processes do not mix.
-fn write_now(line: &[u8]) {
-    let mut to = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: a list of one, which lives across the call.
-    let ready = unsafe { libc::poll(&raw mut to, 1, 0) };
-    if ready != 1 || to.revents != libc::POLLOUT {
-        return;
-    }
-    without_sigpipe(|| {
-        // SAFETY: readable bytes. A line that is not written is lost, as its reader is.
-        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) }
-    });
-}
-
-/// Writes into what may be a pipe: the signal of one that nobody reads any more does not reach the program, who has not
-/// written there.
-fn without_sigpipe(write: impl FnOnce() -> libc::ssize_t) {
-    let mut pipe = MaybeUninit::uninit();
-    let (mut before, mut pending) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: the sets are writable, and filled before they are read; the mask is this thread's, and is put back.
-    unsafe {
-        libc::sigemptyset(pipe.as_mut_ptr());
-        libc::sigaddset(pipe.as_mut_ptr(), libc::SIGPIPE);
-        libc::sigpending(pending.as_mut_ptr());
-        let not_ours = libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1;
-        libc::pthread_sigmask(libc::SIG_BLOCK, pipe.as_ptr(), before.as_mut_ptr());
-        if write() < 0 && !not_ours {
-            /* takes it back if it was raised */
-            let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            libc::sigtimedwait(pipe.as_ptr(), ptr::null_mut(), &raw const at_once);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
     }
 }
 

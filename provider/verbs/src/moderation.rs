@@ -11,6 +11,7 @@ use starverbs_core::nic::{TimerId, Timers};
 use starverbs_rings::SpinLock;
 
 use crate::cq::CqShared;
+use crate::error::{Result, VerbsError};
 
 /// `struct ibv_moderate_cq`: what an event waits for, whichever comes first. Nothing: it does not wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,14 +70,16 @@ impl Moderator {
         result
     }
 
-    /// A queue will wait now and then: takes the memory for it, so that waiting never allocates.
-    pub(crate) fn join(&self, cq: &Arc<CqShared>) -> TimerId {
+    /// A queue will wait now and then: takes the memory for it, so that waiting never allocates. ENOMEM.
+    pub(crate) fn join(&self, cq: &Arc<CqShared>) -> Result<TimerId> {
         self.change(|waiting| {
-            let timer = waiting.timers.join();
+            let room = waiting.cqs.try_reserve(1);
+            room.map_err(|_| VerbsError::NoMemory("moderated completion queues"))?;
+            let timer = waiting.timers.join()?;
             let at = timer.index() as usize;
             waiting.cqs.resize(waiting.cqs.len().max(at + 1), Weak::new());
             waiting.cqs[at] = Arc::downgrade(cq);
-            timer
+            Ok(timer)
         })
     }
 

@@ -80,6 +80,8 @@ impl Pd {
     /// ENOMEM: too many; EIO in a forked child.
     pub fn alloc(ctx: &Context) -> Result<Pd> {
         ctx.card()?.with(|shard, _| {
+            let room = ctx.domains().all().try_reserve(1);
+            room.map_err(|_| VerbsError::NoMemory("protection domains"))?;
             let id = shard.alloc_pd(ctx.events())?;
             if let Some(exports) = ctx.exports() {
                 exports.publish(Kind::Pd, id.0, &Item::default());

@@ -112,13 +112,12 @@ impl Qp {
             block_own_multicast: init.block_own_multicast,
             cookie: init.cookie,
         };
-        let (qpn, qps) = card.with(|shard, _| {
+        let qpn = card.with(|shard, _| {
             make_room(card, shard)?;
-            let qpn = shard.nic.create_qp(card_init)?;
-            Ok::<_, VerbsError>((qpn, shard.nic.qp_count()))
+            card.reserve_bells(shard.nic.qp_count() + 1)?;
+            Ok::<_, VerbsError>(shard.nic.create_qp(card_init)?)
         })?;
         log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
-        card.reserve_bells(qps);
         for cq in [init.send_cq, init.recv_cq] {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }

@@ -16,6 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use starverbs_backend::without_signals;
 use starverbs_core::Counters;
 
 /// The memfd's name; `/proc/PID/fd/N` shows it as `/memfd:starverbs-stat (deleted)`.
@@ -40,11 +41,33 @@ impl StatPage {
     /// Makes the page. `pid` tells readers whose it is (a fork inherits the descriptor), `port` and `first_block` where
     /// to ask for more (see `starverbs_backend::socket_name`).
     ///
+    /// A process that may not have a file so long (RLIMIT_FSIZE) has a page that nobody else finds.
+    ///
     /// # Errors
-    /// No memfd, or no room for it.
+    /// No descriptor, or no memory.
     pub fn create(pid: u32, port: u16, first_block: u32) -> io::Result<StatPage> {
         let names = Counters::NAMES.join("\n");
         let len = NAMES_AT + names.len();
+        let file = without_signals(|| StatPage::file(pid, port, first_block, &names, len));
+        let map = match file {
+            Ok(file) => {
+                let map = Self::map(Some(&file), len)?;
+                // The descriptor stays open: /proc/PID/fd is where readers look.
+                std::mem::forget(file);
+                map
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EFBIG) => Self::map(None, len)?,
+            Err(error) => return Err(error),
+        };
+        // SAFETY: the mapping is page-aligned, at least HEADER + size_of::<Counters>() long, never unmapped, and zero
+        // bytes are valid cells; cells are atomics, so shared writing is sound. HEADER keeps them aligned.
+        let counters = unsafe { map.add(HEADER).cast::<Counters>().as_ref() };
+        // SAFETY: as above; the word lies in the header.
+        let first_block = unsafe { map.add(FIRST_BLOCK_AT).cast::<AtomicU32>().as_ref() };
+        Ok(StatPage { counters, first_block })
+    }
+
+    fn file(pid: u32, port: u16, first_block: u32, names: &str, len: usize) -> io::Result<File> {
         // SAFETY: the name is a C string; the call makes a new descriptor.
         let fd = unsafe { libc::memfd_create(c"starverbs-stat".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -59,15 +82,7 @@ impl StatPage {
         }
         file.write_all_at(&header, 0)?;
         file.write_all_at(names.as_bytes(), NAMES_AT as u64)?;
-        let map = Self::map(&file, len)?;
-        // The descriptor stays open: /proc/PID/fd is where readers look.
-        std::mem::forget(file);
-        // SAFETY: the mapping is page-aligned, at least HEADER + size_of::<Counters>() long, never unmapped, and zero
-        // bytes are valid cells; cells are atomics, so shared writing is sound. HEADER keeps them aligned.
-        let counters = unsafe { map.add(HEADER).cast::<Counters>().as_ref() };
-        // SAFETY: as above; the word lies in the header.
-        let first_block = unsafe { map.add(FIRST_BLOCK_AT).cast::<AtomicU32>().as_ref() };
-        Ok(StatPage { counters, first_block })
+        Ok(file)
     }
 
     /// Tells readers the first QPN block, once it is claimed.
@@ -75,12 +90,15 @@ impl StatPage {
         self.first_block.store(block, Ordering::Relaxed);
     }
 
-    fn map(file: &File, len: usize) -> io::Result<NonNull<u8>> {
+    fn map(file: Option<&File>, len: usize) -> io::Result<NonNull<u8>> {
         use std::os::fd::AsRawFd;
         let access = libc::PROT_READ | libc::PROT_WRITE;
+        let (fd, flags) = match file {
+            Some(file) => (file.as_raw_fd(), libc::MAP_SHARED),
+            None => (-1, libc::MAP_SHARED | libc::MAP_ANONYMOUS),
+        };
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let map =
-            unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let map = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, fd, 0) };
         if map == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

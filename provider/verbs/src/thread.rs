@@ -14,15 +14,15 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use starverbs_core::Nanos;
 
 use crate::card::{Card, Shard};
 use crate::clock;
-use crate::error::{Result, VerbsError};
+use crate::error::Result;
 use crate::events::{eventfd, signal};
+use crate::posix_thread::Thread;
 
 const STOPPED: u8 = 0;
 const ARMED: u8 = 1;
@@ -57,7 +57,7 @@ pub(crate) struct Progress {
     wake: OwnedFd,
     mode: AtomicU8,
     stop: AtomicBool,
-    handle: Mutex<Option<JoinHandle<()>>>,
+    handle: Mutex<Option<Thread>>,
 }
 
 impl Progress {
@@ -75,28 +75,15 @@ impl Progress {
         self.stop.store(false, Ordering::Release);
         self.mode.store(ARMED, Ordering::SeqCst);
         let card = Arc::clone(card);
-        let mut all = std::mem::MaybeUninit::uninit();
-        let mut before = std::mem::MaybeUninit::uninit();
-        // SAFETY: both sets are writable; a new thread inherits the mask, so that it blocks all signals
-        // from its first instruction on.
-        unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        }
-        let spawned = std::thread::Builder::new()
-            .name("starverbs".to_owned())
-            .stack_size(256 << 10)
-            .spawn(move || Worker::new(card).run());
-        // SAFETY: `before` was filled above.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
-        match spawned {
-            Ok(handle) => {
-                *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
+        let started = Thread::start(c"starverbs", Box::new(move || Worker::new(card).run()));
+        match started {
+            Ok(thread) => {
+                *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
                 Ok(())
             }
-            Err(_) => {
+            Err(error) => {
                 self.mode.store(STOPPED, Ordering::SeqCst);
-                Err(VerbsError::last_os())
+                Err(error)
             }
         }
     }
@@ -107,9 +94,10 @@ impl Progress {
         let Some(handle) = handle else { return };
         self.stop.store(true, Ordering::Release);
         signal(&self.wake);
-        if handle.thread().id() != std::thread::current().id() {
-            /* an error is its panic, which has nothing left to harm */
-            let _ = handle.join();
+        if handle.is_caller() {
+            handle.detach()
+        } else {
+            handle.join()
         }
         self.mode.store(STOPPED, Ordering::SeqCst);
     }
@@ -191,8 +179,7 @@ impl Worker {
     /// Watching: one tick and what follows.
     fn watch(&mut self) {
         let calls = self.card.polled.calls.load(Ordering::Relaxed);
-        self.polled.clear();
-        self.polled.push(pollfd(self.card.progress.wake.as_raw_fd()));
+        self.list_wakers();
         let woken = self.sleep(clock::now() + TICK);
         if woken == Woken::Alarm && self.card.polled.calls.load(Ordering::Relaxed) != calls {
             self.clean += 1;
@@ -214,8 +201,7 @@ impl Worker {
     /// Before a sleep: settles the port, notes the alarm, lists what to wait for.
     fn prepare(&mut self) -> Nanos {
         let card = Arc::clone(&self.card);
-        self.polled.clear();
-        self.polled.push(pollfd(card.progress.wake.as_raw_fd()));
+        self.list_wakers();
         let mut pause = Duration::from_micros(20);
         loop {
             let Some(mut guard) = card.try_lock() else {
@@ -243,6 +229,13 @@ impl Worker {
         }
     }
 
+    /// What ends any sleep, the wake descriptor first.
+    fn list_wakers(&mut self) {
+        self.polled.clear();
+        self.polled.push(pollfd(self.card.progress.wake.as_raw_fd()));
+        self.polled.extend(self.card.links_fd().map(pollfd));
+    }
+
     fn sleep(&mut self, until: Nanos) -> Woken {
         let wait;
         let timeout = if until == Nanos::MAX {
@@ -261,6 +254,10 @@ impl Worker {
         };
         if ready <= 0 {
             return Woken::Alarm;
+        }
+        if self.card.links_fd().is_some() && self.polled.get(1).is_some_and(|fd| fd.revents != 0) {
+            self.card.look_at_links();
+            return Woken::Called;
         }
         if self.polled.first().is_some_and(|fd| fd.revents != 0) {
             drain(self.card.progress.wake.as_raw_fd());

@@ -7,6 +7,7 @@ use core::num::NonZeroU32;
 
 use super::{Entry, MrAttr, MrTable, check};
 use crate::error::NicError;
+use crate::room::Room;
 use crate::types::PdId;
 
 impl MrTable {
@@ -19,6 +20,7 @@ impl MrTable {
             Err(at) if self.pd(key.get()).is_none() => at,
             _ => return Err(NicError::Busy),
         };
+        self.imports.make_room(self.imports.len() + 1)?;
         self.imports.insert(at, Entry { key: Some(key), ..Entry::mr(&attr) });
         Ok(())
     }

@@ -2,15 +2,17 @@
 
 use alloc::boxed::Box;
 
-use super::{MAX_SGE, Nic};
+use super::path::PathId;
+use super::timers::TimerId;
+use super::{MAX_SGE, Nic, Shared};
 use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::limits::room;
 use crate::qp::modify::{check, check_values};
 use crate::qp::{Owner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
-use crate::room::TwoEnds;
+use crate::room::{TwoEnds, filled};
 use crate::transport::away::Away;
-use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, enter_error};
+use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, Track, enter_error};
 use crate::types::{Access, Nanos, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
@@ -23,8 +25,9 @@ impl<E: Env> Nic<E> {
             RecvSource::Xrc(_) => MAX_SGE,
         };
         room(self.qps.len(), self.shared.cfg.limits.qps)?;
+        let track = filled::<Track>(init.sq.slots() as usize)?;
         self.shared.hold_pd(init.pd)?;
-        let qpn = self.qps.reserve().inspect_err(|_| self.shared.drop_pd(init.pd))?;
+        let (qpn, timer) = self.take_places(init.qp_type).inspect_err(|_| self.shared.drop_pd(init.pd))?;
         if let RecvSource::Shared(srq) = init.rq {
             self.shared.srqs[srq.0 as usize].users += 1;
         }
@@ -40,9 +43,9 @@ impl<E: Env> Nic<E> {
             flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
             pd: init.pd,
             path: Default::default(),
-            timer: self.shared.sched.join(),
+            timer,
             mtu: self.shared.cfg.mtu.bytes(),
-            req: Requester { own, ..Requester::new(init.sq.slots()) },
+            req: Requester { own, ..Requester::new(track) },
             resp: Responder { away, ..Responder::new(max_sge) },
             sq: init.sq,
             rq: init.rq,
@@ -51,12 +54,25 @@ impl<E: Env> Nic<E> {
             cookie: init.cookie,
             attr: Attr { path_mtu: self.shared.cfg.mtu, ..Attr::default() },
         };
-        if qp.qp_type == QpType::Ud {
-            self.shared.paths.add_datagram_qp();
-        }
         self.qps.insert(qpn, Box::new(qp));
         self.shared.stats.qps.inc();
         Ok(qpn)
+    }
+
+    /// A QP's places in the card's tables: its number and its timer. `Exhausted`: there is none, and nothing is taken.
+    fn take_places(&mut self, qp_type: QpType) -> Result<(Qpn, TimerId), NicError> {
+        let Shared { sched, paths, .. } = &mut self.shared;
+        if self.qps.free() == 0 {
+            return Err(NicError::Exhausted);
+        }
+        let timer = sched.join()?;
+        if qp_type == QpType::Ud
+            && let Err(error) = paths.add_datagram_qp()
+        {
+            sched.leave(timer);
+            return Err(error);
+        }
+        Ok((self.qps.reserve()?, timer))
     }
 
     /// State of a QP.
@@ -127,9 +143,10 @@ impl<E: Env> Nic<E> {
         let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
         check(cx.qp.qp_type, from, to, mask)?;
         check_values(attr, mask, limit)?;
+        let before = cx.qp.attr;
         merge(&mut cx.qp.attr, attr, mask);
-        make_room(&mut cx);
-        enter(&mut cx, from, to, attr, mask);
+        let path = make_room(&mut cx, mask).inspect_err(|_| cx.qp.attr = before)?;
+        enter(&mut cx, (from, to), attr, mask, path);
         Ok(())
     }
 
@@ -195,26 +212,38 @@ fn merge(to: &mut Attr, from: &QpAttr, mask: QpAttrMask) {
     }
 }
 
-/// Room for the answers to READs and the like that the program accepts, so that they need none later.
-fn make_room<E: Env>(cx: &mut Ctx<'_, E>) {
+/// Room for the answers to READs and the like that the program accepts, so that they need none later, and a place on the path
+/// that the QP is to take, if that is new. `Exhausted`: no memory.
+fn make_room<E: Env>(cx: &mut Ctx<'_, E>, mask: QpAttrMask) -> Result<Option<PathId>, NicError> {
     let Attr { access, max_dest_rd_atomic: most, .. } = cx.qp.attr;
     /* ATOMIC WRITE takes the right to write */
     let answered = Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::REMOTE_WRITE;
     let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
     if access.intersects(answered | flushes) {
-        cx.qp.resp.out.make_exact_room(2 * usize::from(most));
+        cx.qp.resp.out.make_exact_room(2 * usize::from(most))?;
     }
     if access.contains(Access::REMOTE_ATOMIC) && most > 0 {
-        cx.qp.resp.results.get_or_insert_default().resize(most);
+        cx.qp.resp.results.get_or_insert_default().resize(most)?;
     }
+    if !mask.contains(QpAttrMask::AV) {
+        return Ok(None);
+    }
+    let path = cx.sh.path_to(cx.qp.attr.av.dgid)?;
+    cx.sh.paths.make_room(path)?;
+    Ok(Some(path))
 }
 
 /// What reaching a state means.
-fn enter<E: Env>(cx: &mut Ctx<'_, E>, from: QpState, to: QpState, attr: &QpAttr, mask: QpAttrMask) {
-    if mask.contains(QpAttrMask::AV) {
+fn enter<E: Env>(
+    cx: &mut Ctx<'_, E>,
+    (from, to): (QpState, QpState),
+    attr: &QpAttr,
+    mask: QpAttrMask,
+    path: Option<PathId>,
+) {
+    if let Some(path) = path {
         cx.forget_inflight();
         cx.leave_window();
-        let path = cx.sh.path_to(cx.qp.attr.av.dgid);
         cx.sh.paths.connect(cx.qp.path, path);
         cx.qp.path = path;
     }
@@ -267,9 +296,9 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     }
     qp.send_cq.purge(qp.qpn);
     qp.recv_cq.purge(qp.qpn);
-    let slots = qp.req.track.len() as u32;
+    let track = core::mem::take(&mut qp.req.track);
     let next = qp.sq.posted();
-    qp.req = Requester { own: qp.req.own, next, una: next, fresh: next, ..Requester::new(slots) };
+    qp.req = Requester { own: qp.req.own, next, una: next, fresh: next, ..Requester::new(track) };
     let away = qp.resp.away.as_ref().map(|_| Away::new());
     qp.resp = Responder { away, ..Responder::new(qp.resp.max_sge()) };
     let Flags { sig_all, windows, .. } = qp.flags;

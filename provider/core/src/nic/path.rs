@@ -9,6 +9,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use super::pace::Pace;
+use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
 use crate::types::{Gid, Nanos, Qpn};
 
@@ -73,28 +74,33 @@ impl Paths {
         Paths { by_gid: BTreeMap::new(), paths: Vec::new(), max: max.max(MIN_WINDOW), datagram_qps: 0 }
     }
 
-    /// The path towards `dgid`, made if there is none.
-    pub(crate) fn find(&mut self, dgid: Gid) -> PathId {
-        let (paths, max, waiters) = (&mut self.paths, self.max, self.datagram_qps);
-        *self.by_gid.entry(dgid).or_insert_with(|| {
-            paths.push(Path {
-                window: START_WINDOW.min(max),
-                threshold: max,
-                max,
-                inflight: 0,
-                last_cut: 0,
-                before_cut: 0,
-                waiting: VecDeque::with_capacity(waiters),
-                users: 0,
-                turn: None,
-                turn_used: false,
-                open: false,
-                stuck: false,
-                srtt: 0,
-                pace: Pace::towards(&dgid),
-            });
-            PathId(paths.len() as u32 - 1)
-        })
+    /// The path towards `dgid`, made if there is none. `Exhausted`: no memory.
+    pub(crate) fn find(&mut self, dgid: Gid) -> Result<PathId, NicError> {
+        if let Some(known) = self.lookup(dgid) {
+            return Ok(known);
+        }
+        let (max, mut waiting) = (self.max, VecDeque::new());
+        waiting.make_room(self.datagram_qps)?;
+        self.paths.make_room(self.paths.len() + 1)?;
+        self.paths.push_in_room(Path {
+            window: START_WINDOW.min(max),
+            threshold: max,
+            max,
+            inflight: 0,
+            last_cut: 0,
+            before_cut: 0,
+            waiting,
+            users: 0,
+            turn: None,
+            turn_used: false,
+            open: false,
+            stuck: false,
+            srtt: 0,
+            pace: Pace::towards(&dgid),
+        });
+        let id = PathId(self.paths.len() as u32 - 1);
+        self.by_gid.insert(dgid, id);
+        Ok(id)
     }
 
     /// Whether there is such a path; a QP that was never connected has none.
@@ -112,12 +118,16 @@ impl Paths {
         self.paths.len()
     }
 
-    /// A QP is connected over path `id` from now on, and no longer over `before`.
+    /// Room for one more QP that is connected over path `id`. `Exhausted`: no memory.
+    pub(crate) fn make_room(&mut self, id: PathId) -> Result<(), NicError> {
+        let path = &mut self.paths[id.0 as usize];
+        path.waiting.make_room(path.users + 1 + self.datagram_qps)
+    }
+
+    /// A QP, for which there is room, is connected over path `id` from now on, and no longer over `before`.
     pub(crate) fn connect(&mut self, before: PathId, id: PathId) {
         self.disconnect(before);
-        let path = &mut self.paths[id.0 as usize];
-        path.users += 1;
-        path.waiting.make_room(path.users + self.datagram_qps);
+        self.paths[id.0 as usize].users += 1;
     }
 
     /// A QP that was connected over path `id`, if over any, is so no longer.
@@ -127,12 +137,13 @@ impl Paths {
         }
     }
 
-    /// A UD QP is made.
-    pub(crate) fn add_datagram_qp(&mut self) {
-        self.datagram_qps += 1;
+    /// A UD QP is made. `Exhausted`: no memory, and no QP.
+    pub(crate) fn add_datagram_qp(&mut self) -> Result<(), NicError> {
         for path in &mut self.paths {
-            path.waiting.make_room(path.users + self.datagram_qps);
+            path.waiting.make_room(path.users + self.datagram_qps + 1)?;
         }
+        self.datagram_qps += 1;
+        Ok(())
     }
 
     /// A UD QP is gone.
@@ -286,7 +297,7 @@ mod tests {
     #[test]
     fn window_halves_once_per_burst_and_recovers() {
         let mut paths = Paths::new(512 << 10);
-        let id = paths.find(Gid::default());
+        let id = paths.find(Gid::default()).unwrap();
         let p = paths.get(id);
         assert!(p.cut(1_000_000, false));
         assert_eq!(p.window(), START_WINDOW / 2);
@@ -301,7 +312,7 @@ mod tests {
     #[test]
     fn one_packet_always_flies() {
         let mut paths = Paths::new(0);
-        let id = paths.find(Gid::default());
+        let id = paths.find(Gid::default()).unwrap();
         let p = paths.get(id);
         assert!(p.admits(7, 1 << 20));
         p.add(1 << 20);
@@ -311,8 +322,11 @@ mod tests {
     #[test]
     fn waiters_take_turns() {
         let mut paths = Paths::new(0);
-        let id = paths.find(Gid::default());
-        (0..3).for_each(|_| paths.connect(PathId::default(), id));
+        let id = paths.find(Gid::default()).unwrap();
+        (0..3).for_each(|_| {
+            paths.make_room(id).unwrap();
+            paths.connect(PathId::default(), id);
+        });
         let p = paths.get(id);
         p.add(1 << 20);
         assert!(!p.admits(1, 100));
@@ -335,9 +349,10 @@ mod tests {
     #[test]
     fn a_waiter_that_goes_holds_nobody_up() {
         let mut paths = Paths::new(0);
-        let id = paths.find(Gid::default());
+        let id = paths.find(Gid::default()).unwrap();
+        paths.make_room(id).unwrap();
         paths.connect(PathId::default(), id);
-        paths.add_datagram_qp();
+        paths.add_datagram_qp().unwrap();
         let p = paths.get(id);
         p.add(1 << 10);
         p.wait(1);
@@ -352,7 +367,7 @@ mod tests {
     #[test]
     fn a_wrong_timeout_is_undone() {
         let mut paths = Paths::new(512 << 10);
-        let id = paths.find(Gid::default());
+        let id = paths.find(Gid::default()).unwrap();
         let p = paths.get(id);
         p.cut(1_000_000, true);
         assert_eq!(p.window(), MIN_WINDOW);

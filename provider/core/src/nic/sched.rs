@@ -10,6 +10,7 @@ use alloc::collections::VecDeque;
 
 use super::path::PathId;
 use super::timers::{TimerId, Timers};
+use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
 use crate::types::{Nanos, Qpn};
 
@@ -25,21 +26,22 @@ pub(crate) struct Sched {
 }
 
 impl Sched {
-    /// A QP is made: room for it in each queue.
-    pub(crate) fn join(&mut self) -> TimerId {
+    /// A QP is made: room for it in each queue. `Exhausted`: no memory, and no QP.
+    pub(crate) fn join(&mut self) -> Result<TimerId, NicError> {
+        self.ready.make_room(self.qps + 1)?;
+        self.acks.make_room(self.qps + 1)?;
+        let timer = self.timers.join()?;
         self.qps += 1;
-        self.ready.make_room(self.qps);
-        self.acks.make_room(self.qps);
-        self.timers.join()
+        Ok(timer)
     }
     /// The QP, which is in no queue, is gone.
     pub(crate) fn leave(&mut self, timer: TimerId) {
         self.qps -= 1;
         self.timers.leave(timer);
     }
-    /// There are `paths` paths.
-    pub(crate) fn make_room_for_paths(&mut self, paths: usize) {
-        self.open.make_room(paths);
+    /// There may be `paths` paths.
+    pub(crate) fn make_room_for_paths(&mut self, paths: usize) -> Result<(), NicError> {
+        self.open.make_room(paths)
     }
     pub(crate) fn push_ready(&mut self, qpn: Qpn) {
         self.ready.push_in_room(qpn);

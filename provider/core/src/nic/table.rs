@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use crate::env::Env;
 use crate::error::NicError;
+use crate::room::{Room, exact};
 use crate::transport::Qp;
 use crate::types::{QPN_BLOCK, QPN_BLOCK_SHIFT, QPN_MASK, Qpn};
 
@@ -35,7 +36,12 @@ impl<E: Env> QpTable<E> {
             return Err(NicError::Invalid);
         }
         let mut slots = Vec::new();
+        exact(&mut slots, QPN_BLOCK as usize)?;
         slots.resize_with(QPN_BLOCK as usize, || None);
+        self.blocks.make_room(self.blocks.len() + 1)?;
+        /* numbers come back as QPs end, which must not need memory */
+        let all = (self.blocks.len() + 1) * QPN_BLOCK as usize;
+        self.free.make_room(all)?;
         self.blocks.push(Block { slots });
         *entry = self.blocks.len() as u16;
         let (base, start) = (u32::from(block) << QPN_BLOCK_SHIFT, random as u32);

@@ -49,7 +49,7 @@ impl<E: Env> Nic<E> {
         max_tags: u32,
         cookie: u64,
     ) -> Result<SrqId, NicError> {
-        let tags = Some(Box::new(TagMatching { cq, list: TagList::new(max_tags) }));
+        let tags = Some(Box::new(TagMatching { cq, list: TagList::new(max_tags)? }));
         self.insert_srq(Srq { rq, pd, limit: 0, users: 0, cookie, xrc: None, tags })
     }
 

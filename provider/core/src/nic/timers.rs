@@ -6,6 +6,7 @@
 
 use alloc::vec::Vec;
 
+use crate::error::NicError;
 use crate::room::Room;
 use crate::types::Nanos;
 
@@ -42,15 +43,17 @@ pub struct Timers {
 }
 
 impl Timers {
-    /// Somebody joins, without a deadline.
-    pub fn join(&mut self) -> TimerId {
-        let id = self.free.pop().unwrap_or_else(|| {
-            self.places.push(OFF);
-            self.places.len() as u32 - 1
-        });
-        self.heap.make_room(self.places.len());
-        self.free.make_room(self.places.len());
-        TimerId(id)
+    /// Somebody joins, without a deadline. `Exhausted`: no memory.
+    pub fn join(&mut self) -> Result<TimerId, NicError> {
+        if let Some(id) = self.free.pop() {
+            return Ok(TimerId(id));
+        }
+        let places = self.places.len() + 1;
+        self.places.make_room(places)?;
+        self.heap.make_room(places)?;
+        self.free.make_room(places)?;
+        self.places.push_in_room(OFF);
+        Ok(TimerId(self.places.len() as u32 - 1))
     }
 
     /// Who had this place leaves, and the deadline with it.
@@ -149,7 +152,7 @@ mod tests {
     #[test]
     fn an_earlier_deadline_moves_the_entry_and_a_later_one_waits() {
         let mut timers = Timers::default();
-        let id = timers.join();
+        let id = timers.join().unwrap();
         for at in [500, 400, 450, 300, 900] {
             timers.arm(id, at, 7);
         }
@@ -164,7 +167,7 @@ mod tests {
     #[test]
     fn it_is_a_queue_by_time_in_the_same_memory_for_ever() {
         let mut timers = Timers::default();
-        let ids: Vec<TimerId> = (0..50).map(|_| timers.join()).collect();
+        let ids: Vec<TimerId> = (0..50).map(|_| timers.join().unwrap()).collect();
         let room = (timers.heap.capacity(), timers.free.capacity(), timers.places.capacity());
         let mut plain: BTreeMap<u32, Nanos> = BTreeMap::new();
         let (mut rng, mut now) = (1u64, 0);
@@ -175,7 +178,7 @@ mod tests {
             match what {
                 0 => {
                     timers.leave(ids[who]);
-                    assert_eq!(timers.join(), ids[who], "the place that is free");
+                    assert_eq!(timers.join(), Ok(ids[who]), "the place that is free");
                     plain.remove(&qpn);
                 }
                 1 => {

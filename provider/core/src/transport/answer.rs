@@ -4,6 +4,8 @@ use alloc::boxed::Box;
 
 use super::{Answer, Ctx, Step, enter_error};
 use crate::env::Env;
+use crate::error::NicError;
+use crate::room::filled;
 use crate::types::{Access, AsyncEvent, Psn, QpState, QpType, Seg};
 use crate::wire::PKEY_DEFAULT;
 use crate::wire::builder::HeaderBuf;
@@ -20,17 +22,18 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// Room for `n`; what was remembered stays, the newest first.
-    pub(crate) fn resize(&mut self, n: u8) {
+    /// Room for `n`; what was remembered stays, the newest first. `Exhausted`: no memory.
+    pub(crate) fn resize(&mut self, n: u8) -> Result<(), NicError> {
         if self.slots.len() == usize::from(n) {
-            return;
+            return Ok(());
         }
-        let mut new = Results { slots: alloc::vec![None; usize::from(n)].into_boxed_slice(), next: 0 };
+        let mut new = Results { slots: filled(usize::from(n))?, next: 0 };
         let (newer, older) = self.slots.split_at(usize::from(self.next));
         for (psn, value) in older.iter().chain(newer).flatten() {
             new.push(*psn, *value);
         }
         *self = new;
+        Ok(())
     }
 
     pub(super) fn push(&mut self, psn: Psn, value: u64) {
@@ -195,16 +198,16 @@ mod tests {
         let mut results = Results::default();
         results.push(Psn::new(1), 10);
         assert_eq!(results.find(Psn::new(1)), None, "no room yet");
-        results.resize(3);
+        results.resize(3).unwrap();
         for n in 1..=4 {
             results.push(Psn::new(n), u64::from(n) * 10);
         }
         results.push(Psn::new(3), 31);
         let all = |results: &Results| [1, 2, 3, 4].map(|n| results.find(Psn::new(n)));
         assert_eq!(all(&results), [None, None, Some(31), Some(40)]);
-        results.resize(2);
+        results.resize(2).unwrap();
         assert_eq!(all(&results), [None, None, Some(31), Some(40)]);
-        results.resize(128);
+        results.resize(128).unwrap();
         results.push(Psn::new(1), 11);
         assert_eq!(all(&results), [Some(11), None, Some(31), Some(40)]);
     }

@@ -143,7 +143,9 @@ impl<E: Env> Ctx<'_, E> {
             },
         };
         /* room for the rest of its life; few QPs ever come here */
-        away.pending.make_exact_room(PENDING);
+        if away.pending.make_exact_room(PENDING).is_err() {
+            return (Named::Busy, number);
+        }
         if away.epoch == 0 {
             away.epoch = abroad.next_serial();
         }

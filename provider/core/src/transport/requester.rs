@@ -277,12 +277,23 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
+    /// When this card itself did not run past the deadline (it was stopped, or its clock jumped), nobody else is to blame: it
+    /// neither asked nor listened.
+    fn forgive_lateness(&mut self) {
+        let req = &mut self.qp.req;
+        if req.deadline != 0 && req.deadline < self.now {
+            req.progress = req.progress.saturating_add(self.now - req.deadline);
+            req.deadline = self.now;
+        }
+    }
+
     /// (Re)starts the retransmission timer.
     pub(super) fn start_timer(&mut self) {
         let limit = ack_timeout(self.qp.attr.timeout).unwrap_or(RTO_MAX);
         let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
         let least = if self.qp.req.rewound == 0 { RTO_MIN } else { RTO_FEELERS };
         let first = (4 * srtt).max(least);
+        self.forgive_lateness();
         let rto = (first << self.qp.req.backoff.min(16)).min(RTO_MAX).min(limit.max(RTO_MIN));
         self.qp.req.deadline = self.now + rto;
         self.arm(self.now + rto);
@@ -436,14 +447,12 @@ impl<E: Env> Ctx<'_, E> {
     fn timed_out(&mut self) {
         if self.qp.req.inflight == 0 {
             /* Rewound, and waiting for room since: nobody is silent. */
-            self.qp.req.progress = self.now;
+            (self.qp.req.progress, self.qp.req.deadline) = (self.now, 0);
             self.ready();
             return self.start_timer();
         }
         self.sh.stats.timeouts.inc();
-        /* When this card itself did not run, nobody else is to blame: it neither asked nor listened. */
-        let late = self.now.saturating_sub(self.qp.req.deadline);
-        self.qp.req.progress += late;
+        self.forgive_lateness();
         let silent = self.now.saturating_sub(self.qp.req.progress);
         /* Time alone proves nothing: the peer must have been asked as often as the program said, too. */
         let retries = self.qp.attr.retry_cnt;

@@ -93,24 +93,25 @@ impl<E: Env> Ctx<'_, E> {
             self.skip_to(to);
         }
         let req = &mut self.qp.req;
-        req.progress = self.now;
+        let deadline = if req.deadline == 0 { self.now } else { req.deadline };
+        (req.progress, req.deadline) = (self.now, 0);
         req.rewound = 0;
         req.backoff = 0;
         req.rnr_left = self.qp.attr.rnr_retry;
-        let rtt = (req.rtt_since != 0 && !to.before(req.rtt_psn)).then(|| self.now - req.rtt_since);
+        let rtt = (req.rtt_since != 0 && !to.before(req.rtt_psn)).then_some(req.rtt_since);
         if rtt.is_some() {
             req.rtt_since = 0;
         }
         let outstanding = req.outstanding();
         let path = self.sh.paths.get(self.qp.path);
         path.acked(bytes.max(packets as u32 * PACKET_OVERHEAD / 2));
-        if let Some(rtt) = rtt {
-            path.sample_rtt(rtt);
+        if let Some(since) = rtt {
+            /* What lies behind the deadline is time in which this card did not run (it was stopped, or its clock
+            jumped): the timer would have put an end to the measuring. */
+            path.sample_rtt(self.now.min(deadline).saturating_sub(since));
         }
         if outstanding {
             self.start_timer();
-        } else {
-            self.qp.req.deadline = 0;
         }
         self.wake_path();
         if self.qp.req.next != self.qp.sq.posted() {

@@ -36,6 +36,14 @@ struct Places {
     used: u32,
 }
 
+impl Places {
+    /// Room for one more, and for its place when it is free again. False: no memory.
+    fn make_room(&mut self) -> bool {
+        let places = (self.used as usize + 1).saturating_sub(self.free.len());
+        self.of.try_reserve(1).is_ok() && self.free.try_reserve(places).is_ok()
+    }
+}
+
 impl Exports {
     /// An empty table. `token`: a number that no other process can have by chance.
     ///
@@ -65,9 +73,12 @@ impl Exports {
         self.file.as_raw_fd()
     }
 
-    /// Lets others have an object. A full table leaves it out.
+    /// Lets others have an object. A full table leaves it out, as does one that there is no memory for.
     pub(crate) fn publish(&self, kind: Kind, handle: u32, item: &Item) {
         let Some(mut places) = self.places() else { return };
+        if !places.make_room() {
+            return;
+        }
         let index = match places.free.pop() {
             Some(index) => index,
             None if (places.used as usize) < ENTRIES => {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::Tag;
-use crate::error::Result;
+use crate::error::{Result, VerbsError};
 
 /// Imports by what they import. The lock is held while one is made or ended, so that nobody meets a half of one.
 pub(crate) struct Kept<T>(Mutex<HashMap<Tag, (usize, T)>>);
@@ -23,6 +23,7 @@ impl<T: Copy> Kept<T> {
             *handles += 1;
             return Ok(*made);
         }
+        all.try_reserve(1).map_err(|_| VerbsError::NoMemory("imports"))?;
         let made = make()?;
         all.insert(tag, (1, made));
         Ok(made)

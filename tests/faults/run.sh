@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Faults of processes, made for real: builds the C programs beside it and runs them on the library in DIRECTORY, on UDP ports of
+# their own.
+# usage: run.sh [--long] [--seed N] DIRECTORY [PART...]
+# parts: kill     kill -9 at random moments of one of two processes, whatever they do together
+#        stop     SIGSTOP for less and for more than the peer's patience
+#        nomem    allocations that fail, a limit of the address space
+#        fds      no descriptors left
+#        capture  a capture on a full disk, at the file's limit, into a pipe that nobody reads
+#        address  addresses and links that go and come back (needs root)
+#        clock    clocks that jump
+#        wire     sends that the kernel refuses
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+kills=24 stop=1 jumps=40 seed=$(($(date +%s) % 100000))
+while [[ ${1:-} == --* ]]; do
+    case $1 in
+    --long) kills=600 stop=120 jumps=2000 ;;
+    --seed) seed=$2; shift ;;
+    *) echo "unknown option $1" >&2; exit 2 ;;
+    esac
+    shift
+done
+lib=$(cd "${1:?usage: run.sh [--long] [--seed N] DIRECTORY [PART...]}" && pwd)
+shift
+(($#)) || set -- kill stop nomem fds capture address clock wire
+tmp=$(mktemp -d)
+mounted=
+cleanup() {
+    [[ -z $mounted ]] || umount "$tmp/small"
+    rm -rf "$tmp"
+}
+trap cleanup EXIT
+
+# A panic of the library is an error, and its backtrace would need memory itself.
+export STARVERBS_ADDRS=127.0.0.1 STARVERBS_PORT=$((20000 + RANDOM % 20000)) RUST_BACKTRACE=0
+
+build() { cc -Wall -Wextra -g -O1 -o "$tmp/$1" "$here/$1.c" -libverbs -lpthread; }
+shim() { cc -Wall -Wextra -O1 -shared -fPIC -o "$tmp/$1.so" "$here/$1.c"; }
+run() { LD_LIBRARY_PATH=$lib "$tmp/$@"; }
+
+kill_some() {
+    build kill
+    run kill "$kills" "$seed"
+}
+
+stop() {
+    build stop
+    run stop "$stop"
+}
+
+nomem() {
+    build nomem
+    run nomem 2>"$tmp/said" || { cat "$tmp/said" >&2; return 1; }
+}
+
+fds() {
+    build fds
+    run fds
+}
+
+# Once with a standard error that can be read, which says one line, and once with one that is broken.
+capture() {
+    build capture
+    local file=$tmp/small/x.pcap how
+    mkdir "$tmp/small"
+    if mount -t tmpfs -o size=64k tmpfs "$tmp/small" 2>/dev/null; then
+        mounted=yes
+    else
+        echo 'capture, full: skipped, needs root'
+    fi
+    mkfifo "$tmp/pipe"
+    for how in ${mounted:+full} limit pipe; do
+        [[ $how == pipe ]] && file=$tmp/pipe
+        [[ $how == limit ]] && file=$tmp/limited.pcap
+        STARVERBS_PCAP=$file run capture "$how" 2>"$tmp/said"
+        [[ $(grep -c 'STARVERBS_PCAP: .*; the capture ends here' "$tmp/said") == 1 && $(wc -l <"$tmp/said") == 1 ]] || {
+            echo "capture, $how: not one line:" >&2
+            cat "$tmp/said" >&2
+            return 1
+        }
+        [[ $how == pipe ]] || rm -f "$file"
+        STARVERBS_PCAP=$file run capture "$how" 2>/dev/full
+    done
+}
+
+address() {
+    if ((EUID != 0)) || ! command -v ip >/dev/null; then
+        echo 'address: skipped, needs root and ip(8)'
+        return
+    fi
+    build address
+    run address
+}
+
+clock() {
+    build clock
+    shim jump
+    head -c 16 /dev/zero >"$tmp/jump"
+    JUMP=$tmp/jump LD_PRELOAD=$tmp/jump.so run clock "$jumps"
+}
+
+wire() {
+    build wire
+    shim refuse
+    head -c 8 /dev/zero >"$tmp/refuse"
+    REFUSE=$tmp/refuse LD_PRELOAD=$tmp/refuse.so run wire
+}
+
+for part in "$@"; do
+    case $part in
+    kill) echo "--- kill"; kill_some ;;
+    stop | nomem | fds | capture | address | clock | wire) echo "--- $part"; "$part" ;;
+    *) echo "unknown part $part" >&2; exit 2 ;;
+    esac
+done

@@ -1,0 +1,185 @@
+/* Processes that are stopped (SIGSTOP), for less and for more than their peers' patience: the peer goes on, or gets its errors in
+ * bounded time, and nobody else waits: not those who share the UDP port with the stopped one, nor those who come meanwhile, nor
+ * those whose frames its full socket holds up. usage: stop [SECONDS that the longest stop takes] */
+#include "faults.h"
+#include <stddef.h>
+#include <sys/mman.h>
+
+static const int SHORT[2] = { 12, 3 }, LONG[2] = { 16, 7 };
+
+/* What a worker tells, and is told to do. */
+static struct told {
+	volatile long done, failed, flushed, milliseconds;
+	/* SHORT or LONG */
+	const int *patience;
+} *told;
+static int self;
+
+/* Both ends of a connection: the active one writes until it is told to end or its connection fails. */
+static void work(int fd, int active)
+{
+	static struct side s;
+	struct told *mine = &told[self];
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	struct ibv_wc wc;
+	struct peer p;
+
+	open_side(&s);
+	p = swap(fd, &s);
+	for (;;) {
+		struct pollfd end = { fd, POLLIN, 0 };
+
+		NEED(connect_to(s.qp, &p, mine->patience[0], mine->patience[1]) == 0);
+		say(fd, 'c');
+		NEED(hear(fd) == 'g');
+		while (active && poll(&end, 1, 0) == 0) {
+			long begin = now_ms();
+
+			for (int i = 0; i < 8; i++)
+				NEED(post(&s, &p, i ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, 3000, i) == 0);
+			for (int i = 0; i < 8; i++) {
+				switch (next_status(&s, &wc)) {
+				case IBV_WC_SUCCESS: mine->done++; break;
+				case IBV_WC_RETRY_EXC_ERR: mine->failed++; break;
+				case IBV_WC_WR_FLUSH_ERR: NEED(mine->failed); mine->flushed++; break;
+				default: NEED(!"a status that nobody expects");
+				}
+			}
+			if (mine->failed) {
+				mine->milliseconds = now_ms() - begin;
+				break;
+			}
+		}
+		if (hear(fd) != 'r')
+			return;
+		NEED(ibv_modify_qp(s.qp, &reset, IBV_QP_STATE) == 0);
+	}
+}
+
+static void active(int fd) { work(fd, 1); }
+static void passive(int fd) { work(fd, 0); }
+
+/* A pair of processes at work. */
+struct pair {
+	pid_t pids[2];
+	int fds[2], index;
+};
+
+static void go(struct pair *pair)
+{
+	for (int i = 0; i < 2; i++)
+		NEED(hear(pair->fds[i]) == 'c');
+	for (int i = 0; i < 2; i++)
+		say(pair->fds[i], 'g');
+}
+
+static struct pair begin(int index, const int *patience)
+{
+	struct pair pair = { .index = index };
+	struct peer p[2];
+
+	for (int i = 0; i < 2; i++) {
+		self = 2 * index + i;
+		told[self].patience = patience;
+		pair.pids[i] = start(i ? passive : active, &pair.fds[i]);
+	}
+	for (int i = 0; i < 2; i++)
+		NEED(recv(pair.fds[i], &p[i], sizeof(p[i]), MSG_WAITALL) == sizeof(p[i]));
+	for (int i = 0; i < 2; i++)
+		NEED(write(pair.fds[i], &p[!i], sizeof(p[i])) == sizeof(p[i]));
+	go(&pair);
+	return pair;
+}
+
+static void finish(struct pair *pair)
+{
+	for (int i = 0; i < 2; i++)
+		say(pair->fds[i], 'e');
+	for (int i = 0; i < 2; i++) {
+		CHECK(ended_well(pair->pids[i]));
+		close(pair->fds[i]);
+	}
+}
+
+static struct told *of(const struct pair *pair) { return &told[2 * pair->index]; }
+
+/* Waits until a pair has done something more. */
+static void moves(const struct pair *pair)
+{
+	long before = of(pair)->done;
+
+	while (of(pair)->done < before + 8) {
+		NEED(!of(pair)->failed);
+		nap(1);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	long longest = argc > 1 ? atol(argv[1]) * 1000 : 3000;
+	struct pair patient, impatient, bystander, late;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	alarm((unsigned int)(2 * longest / 1000 + 300));
+	NEED((told = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
+	patient = begin(0, LONG);
+	bystander = begin(1, LONG);
+	moves(&patient);
+	moves(&bystander);
+
+	/* shorter than the peer's patience, either side, many times: whoever has the first place at the port is among them */
+	for (int i = 0; i < 8; i++) {
+		kill(patient.pids[i % 2], SIGSTOP);
+		for (long end = now_ms() + 300; now_ms() < end;)
+			moves(&bystander);
+		kill(patient.pids[i % 2], SIGCONT);
+		moves(&patient);
+	}
+	for (int i = 0; i < 8; i++) {
+		kill(bystander.pids[i % 2], SIGSTOP);
+		for (long end = now_ms() + 300; now_ms() < end;)
+			moves(&patient);
+		kill(bystander.pids[i % 2], SIGCONT);
+		moves(&bystander);
+	}
+	printf("stopped for less than the peer's patience: both sides, 16 times; %ld and %ld messages, none failed\n",
+	       of(&patient)->done, of(&bystander)->done);
+
+	/* the requester itself, for longer than its own patience: nobody was silent */
+	kill(patient.pids[0], SIGSTOP);
+	nap(longest);
+	kill(patient.pids[0], SIGCONT);
+	moves(&patient);
+	moves(&patient);
+	printf("requester stopped for %ld ms: goes on\n", longest);
+
+	/* longer than the peer's patience: errors, and then a new connection; others come and go meanwhile */
+	impatient = begin(2, SHORT);
+	moves(&impatient);
+	kill(impatient.pids[1], SIGSTOP);
+	while (of(&impatient)->failed + of(&impatient)->flushed == 0)
+		nap(1);
+	NEED(of(&impatient)->failed == 1);
+	for (long end = now_ms() + longest; now_ms() < end;) {
+		late = begin(3, LONG);
+		moves(&late);
+		moves(&bystander);
+		moves(&patient);
+		finish(&late);
+		memset((void *)of(&late), 0, 2 * sizeof(struct told));
+	}
+	kill(impatient.pids[1], SIGCONT);
+	printf("peer stopped for %ld ms: retries exceeded after %ld ms, %ld flushed, others go on and come new\n", longest,
+	       of(&impatient)->milliseconds, of(&impatient)->flushed);
+	memset((void *)of(&impatient), 0, offsetof(struct told, patience));
+	for (int i = 0; i < 2; i++)
+		say(impatient.fds[i], 'r');
+	go(&impatient);
+	moves(&impatient);
+	puts("connected anew: goes on");
+
+	finish(&impatient);
+	finish(&patient);
+	finish(&bystander);
+	return failures != 0;
+}
