@@ -151,12 +151,14 @@ fn a_stream_of_messages_arrives_in_order() {
             posted += 1;
         }
         let mut out = [starverbs_core::Cqe::default(); 16];
-        for n in 0..owner.cq.poll(&mut out).unwrap() {
-            assert_eq!((out[n].wr_id, out[n].status), (got, WcStatus::Success));
+        let count = owner.cq.poll(&mut out).unwrap();
+        for cqe in &out[..count] {
+            assert_eq!((cqe.wr_id, cqe.status), (got, WcStatus::Success));
             got += 1;
         }
-        for n in 0..wire.sender.cq.poll(&mut out).unwrap() {
-            assert_eq!((out[n].wr_id, out[n].status), (done, WcStatus::Success));
+        let count = wire.sender.cq.poll(&mut out).unwrap();
+        for cqe in &out[..count] {
+            assert_eq!((cqe.wr_id, cqe.status), (done, WcStatus::Success));
             done += 1;
         }
         let _ = wire.bridge.cq.poll(&mut out).unwrap();
