@@ -25,6 +25,7 @@ mod guest;
 mod handover;
 pub mod host;
 mod inbox;
+pub mod links;
 mod membership;
 mod pcap;
 mod probe;

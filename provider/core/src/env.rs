@@ -6,7 +6,8 @@
 use core::ops::Deref;
 
 use crate::Counters;
-use crate::types::{AsyncEvent, Av, Cqe, Gid, Seg, SendWqe, Sge};
+use crate::relay::{LinkError, LinkId, Relay};
+use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Seg, SendWqe, Sge};
 
 /// The card's side of a send queue. Indices count WQEs since creation and wrap at 2^32.
 pub trait SendQueue {
@@ -100,4 +101,16 @@ pub trait Env {
     fn is_own(&self, source: &Gid) -> bool;
     /// Tells the program.
     fn event(&mut self, event: AsyncEvent);
+
+    /// The connection to the card that has QPN block `block`, in XRC domain `domain`; made if there is none.
+    fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {
+        let _ = (domain, block);
+        Err(LinkError::Gone)
+    }
+    /// Sends to the card at the other end, in order. False: there is no room now. What is due
+    /// ([`Relay::is_due`]) is kept then, and sent later, unless the link is gone.
+    fn relay(&mut self, link: LinkId, message: &Relay<'_>) -> bool {
+        let _ = (link, message);
+        false
+    }
 }

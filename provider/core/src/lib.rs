@@ -30,6 +30,7 @@ pub mod mr;
 pub mod nic;
 pub mod qp;
 pub mod qpc;
+pub mod relay;
 mod rng;
 mod room;
 pub mod tags;

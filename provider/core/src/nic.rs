@@ -6,6 +6,7 @@
 mod control;
 mod data;
 pub(crate) mod keep;
+mod lend;
 pub mod mads;
 pub(crate) mod multicast;
 pub(crate) mod pace;
@@ -30,8 +31,10 @@ use crate::rng::Rng;
 use crate::room::make_room_in;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
-use crate::types::{Av, AvId, Gid, Mtu, PdId, Seg, SrqId};
+use crate::transport::away::Abroad;
+use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Seg, SrqId};
 use keep::Keep;
+use lend::Lending;
 use mads::Mads;
 use multicast::Groups;
 use path::{PathId, Paths};
@@ -103,12 +106,18 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) repairs: Repairs,
     /// Scratch of the packet being sent: its gather list.
     pub(crate) segs: Vec<Seg>,
+    /// SRQs of other cards in XRC domains of this one
+    pub(crate) abroad: Abroad,
+    /// WQEs of this card's SRQs that other cards have
+    pub(crate) lending: Lending,
 }
 
 /// A protection domain: how many objects live in it.
 #[derive(Default)]
 pub(crate) struct Pd {
     pub(crate) users: u32,
+    /// An XRC domain that other cards are in, too
+    pub(crate) shared: bool,
 }
 
 /// An address vector with the path that it takes.
@@ -153,6 +162,8 @@ impl<E: Env> Nic<E> {
                 keep: Keep::default(),
                 repairs: Repairs::default(),
                 segs: Vec::with_capacity(MAX_SGE),
+                abroad: Abroad::default(),
+                lending: Lending::default(),
             },
             groups: Groups::default(),
             mads: Mads::default(),
@@ -188,7 +199,9 @@ impl<E: Env> Nic<E> {
             None => Err(NicError::NotFound),
             Some(p) if p.users > 0 => Err(NicError::Busy),
             Some(_) => {
-                self.shared.pds.remove(pd.0 as usize);
+                if self.shared.pds.remove(pd.0 as usize).shared {
+                    self.shared.abroad.forget(pd);
+                }
                 Ok(())
             }
         }
@@ -292,6 +305,11 @@ impl<E: Env> Nic<E> {
     ) -> Result<SrqId, NicError> {
         self.shared.hold_pd(xrcd)?;
         let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: Some((xrcd, cq)), tags: None };
+        if self.shared.is_shared(xrcd) && self.shared.srqs.vacant_key() >= QPN_BLOCK as usize {
+            /* its number would not name it */
+            self.shared.drop_pd(xrcd);
+            return Err(NicError::Exhausted);
+        }
         self.insert_srq(srq).inspect_err(|_| self.shared.drop_pd(xrcd))
     }
 
@@ -332,6 +350,7 @@ impl<E: Env> Nic<E> {
             Some(s) if s.users > 0 => Err(NicError::Busy),
             Some(_) => {
                 let s = self.shared.srqs.remove(srq.0 as usize);
+                self.shared.lending.forget(srq);
                 self.shared.drop_pd(s.pd);
                 if let Some((xrcd, _)) = s.xrc {
                     self.shared.drop_pd(xrcd);

@@ -1,11 +1,13 @@
 //! The protocol of a QP: what it sends, what it answers, how it completes.
 //!
 //! `requester` turns WQEs into packets, `response` takes the answers to them, `holes` sends again what is missing; `responder` takes
-//! requests, `keeping` those behind a missing one, `tagged` those to SRQs that match tags, `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
+//! requests, `keeping` those behind a missing one, `tagged` those to SRQs that match tags, `away` those to SRQs of other cards,
+//! `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
 //! sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables and
 //! turns (`nic`) beyond the `Shared` state that it is handed.
 
 mod answer;
+pub(crate) mod away;
 mod complete;
 mod datagram;
 mod holes;
@@ -22,11 +24,13 @@ mod unreliable;
 
 pub(crate) use complete::{enter_error, flush_posted};
 pub(crate) use pacing::answer_probe;
+pub(crate) use requester::slices;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use answer::Results;
+use away::Away;
 use recv::HeldRecv;
 
 use crate::env::Env;
@@ -190,6 +194,8 @@ pub(crate) struct Responder {
     pub(crate) out: VecDeque<Answer>,
     /// Results of the last atomics, for their duplicates; where the program allows atomics
     pub(crate) results: Option<Box<Results>>,
+    /// XRC, where the domain is shared with other cards
+    pub(crate) away: Option<Box<Away>>,
 }
 
 /// The message that a responder is in the middle of.
@@ -250,7 +256,12 @@ impl Answer {
 impl Responder {
     /// Whether more than an ACK is owed.
     pub(crate) fn owes_answer(&self) -> bool {
-        !self.out.is_empty() || self.nak.is_some()
+        (!self.out.is_empty() || self.nak.is_some()) && !self.held()
+    }
+
+    /// Whether answers wait, as another card has not confirmed what comes before them.
+    pub(crate) fn held(&self) -> bool {
+        self.away.as_ref().is_some_and(|away| away.holds())
     }
 }
 
@@ -313,6 +324,7 @@ impl Responder {
             recv: HeldRecv::new(max_sge),
             out: VecDeque::new(),
             results: None,
+            away: None,
         }
     }
 }

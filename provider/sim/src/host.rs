@@ -1,9 +1,11 @@
 //! One host: a card and what the card needs.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{QpAttr, QpAttrMask as M, QpInit, RecvSource};
+use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::{
     Access, AsyncEvent, Av, Counters, Env, Gid, Mtu, Nanos, Nic, NicConfig, NicError, PdId, Psn, QpState,
     QpType, Qpn, Seg,
@@ -37,6 +39,13 @@ pub struct SimEnv {
     pub gid: Gid,
     /// Where memory went away under its regions, as it may with on-demand paging
     pub gone: core::ops::Range<u64>,
+    /// XRC: the domain that it shares with other hosts, which have the links of their numbers
+    pub domain: Option<PdId>,
+    /// Those hosts, and how many messages to each are under way
+    pub peers: BTreeMap<u32, usize>,
+    /// Messages to another card that may be under way, beside those that are due
+    pub link_room: usize,
+    pub(crate) relays: Vec<(u32, Vec<u8>)>,
     out: Vec<Queued>,
 }
 
@@ -132,6 +141,22 @@ impl Env for SimEnv {
     fn event(&mut self, event: AsyncEvent) {
         self.events.push(event);
     }
+    fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {
+        /* the block of host n is n + 1 */
+        let host = u32::from(block).wrapping_sub(1);
+        let there = self.domain == Some(domain) && self.peers.contains_key(&host);
+        if there { Ok(LinkId(host)) } else { Err(LinkError::Gone) }
+    }
+    fn relay(&mut self, link: LinkId, message: &Relay<'_>) -> bool {
+        let room = self.link_room;
+        let Some(under_way) = self.peers.get_mut(&link.0).filter(|n| message.is_due() || **n < room) else {
+            return false;
+        };
+        *under_way += 1;
+        let (head, data) = message.encode();
+        self.relays.push((link.0, [&head[..], data].concat()));
+        true
+    }
 }
 
 /// A host with its card.
@@ -196,7 +221,18 @@ impl Host {
         let pd = nic.alloc_pd().expect("a fresh card gives a PD");
         let memory = Memory::new(0x10_0000_0000 * (u64::from(id) + 1));
         let gid = Gid::from_ipv4([10, 0, 0, id + 1]);
-        let env = SimEnv { memory, events: Vec::new(), port: 64, gid, gone: 0..0, out: Vec::new() };
+        let env = SimEnv {
+            memory,
+            events: Vec::new(),
+            port: 64,
+            gid,
+            gone: 0..0,
+            out: Vec::new(),
+            domain: None,
+            peers: BTreeMap::new(),
+            link_room: 64,
+            relays: Vec::new(),
+        };
         Host { gid, nic, env, pd, groups: Vec::new() }
     }
 

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use starverbs_core::relay::{LinkId, Relay};
 use starverbs_core::wire::{Icrc, IcrcHeader, Packet};
 use starverbs_core::{Av, FrameMeta, Nanos, NicConfig, QpType, Qpn};
 
@@ -103,6 +104,10 @@ pub struct Net {
     wire: BinaryHeap<Reverse<(Nanos, u64)>>,
     flights: std::collections::BTreeMap<u64, Flight>,
     order: u64,
+    /// Messages between cards, by arrival time and order: from, to
+    relays: std::collections::BTreeMap<(Nanos, u64), (usize, usize, Vec<u8>)>,
+    /// Hosts that were killed
+    dead: Vec<bool>,
     /// When the last frame that was not reordered arrives, by (from, to)
     lanes: Vec<Nanos>,
     /// When each host is done with the frames that it has
@@ -135,6 +140,8 @@ impl Net {
             flights: Default::default(),
             order: 0,
             lanes: vec![0; links],
+            relays: Default::default(),
+            dead: vec![false; usize::from(n)],
             busy: vec![0; usize::from(n)],
             asleep: vec![0; usize::from(n)],
             ahead: vec![0; usize::from(n)],
@@ -187,9 +194,12 @@ impl Net {
     pub fn step(&mut self) -> bool {
         self.transmit();
         let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
-        let timer = (0..self.hosts.len()).filter_map(|host| self.timer(host)).min();
-        let Some(next) = [arrival, timer].into_iter().flatten().min() else { return false };
+        let timer =
+            (0..self.hosts.len()).filter(|host| !self.dead[*host]).filter_map(|host| self.timer(host)).min();
+        let relayed = self.relays.first_key_value().map(|((at, _), _)| *at);
+        let Some(next) = [arrival, timer, relayed].into_iter().flatten().min() else { return false };
         self.now = self.now.max(next);
+        self.deliver_relays();
         while let Some(Reverse((at, order))) = self.wire.peek().copied()
             && at <= self.now
         {
@@ -200,7 +210,7 @@ impl Net {
             }
         }
         for host in 0..self.hosts.len() {
-            if self.asleep[host] <= self.now {
+            if self.asleep[host] <= self.now && !self.dead[host] {
                 self.look_at_timers(host);
             }
         }
@@ -270,7 +280,7 @@ impl Net {
 
     fn transmit(&mut self) {
         for from in 0..self.hosts.len() {
-            if self.asleep[from] > self.now {
+            if self.asleep[from] > self.now || self.dead[from] {
                 continue;
             }
             let now = self.clock(from);
@@ -288,6 +298,79 @@ impl Net {
                         break;
                     }
                 }
+            }
+        }
+        self.take_relays();
+    }
+
+    /// Puts on their way what cards have for each other.
+    fn take_relays(&mut self) {
+        for from in 0..self.hosts.len() {
+            for (to, bytes) in std::mem::take(&mut self.hosts[from].env.relays) {
+                self.order += 1;
+                let lane = |(_, (f, t, _)): &(_, &(usize, usize, _))| (*f, *t) == (from, to as usize);
+                let last = self.relays.iter().filter(lane).map(|((at, _), _)| *at).max().unwrap_or(0);
+                let at = last.max(self.now + 1_000 + self.rng.below(self.faults.jitter + 1));
+                self.relays.insert((at, self.order), (from, to as usize, bytes));
+            }
+        }
+    }
+
+    /// What has come from other cards; those who sleep get it when they wake up.
+    fn deliver_relays(&mut self) {
+        while let Some(((at, order), _)) = self.relays.first_key_value()
+            && *at <= self.now
+        {
+            let key = (*at, *order);
+            let Some((from, to, bytes)) = self.relays.remove(&key) else { return };
+            if self.asleep[to] > self.now {
+                self.relays.insert((self.asleep[to], key.1), (from, to, bytes));
+                continue;
+            }
+            if let Some(under_way) = self.hosts[from].env.peers.get_mut(&(to as u32)) {
+                *under_way = under_way.saturating_sub(1);
+            }
+            let now = self.clock(to);
+            let h = &mut self.hosts[to];
+            if self.dead[to] || !h.env.peers.contains_key(&(from as u32)) {
+                continue;
+            }
+            let (Some(message), Some(domain)) = (Relay::decode(&bytes), h.env.domain) else { continue };
+            h.nic.handle_relay(&mut h.env, now, LinkId(from as u32), domain, &message);
+        }
+    }
+
+    /// `hosts` share an XRC domain, which each knows by the number beside it.
+    pub fn share(&mut self, hosts: &[(usize, starverbs_core::PdId)]) {
+        for (at, domain) in hosts {
+            let others = hosts.iter().map(|(other, _)| *other as u32).filter(|other| *other != *at as u32);
+            let h = &mut self.hosts[*at];
+            h.nic.share_domain(*domain, *at as u16 + 1).expect("its own block");
+            h.env.domain = Some(*domain);
+            h.env.peers = others.map(|other| (other, 0)).collect();
+        }
+    }
+
+    /// A host ends at once. What it has sent to other cards arrives, and then that it is gone.
+    pub fn kill(&mut self, host: usize) {
+        self.transmit();
+        self.dead[host] = true;
+        for at in self
+            .relays
+            .iter()
+            .filter(|(_, (from, ..))| *from == host)
+            .map(|(key, _)| *key)
+            .collect::<Vec<_>>()
+        {
+            let Some((_, to, bytes)) = self.relays.remove(&at) else { continue };
+            let h = &mut self.hosts[to];
+            if let (Some(message), Some(domain)) = (Relay::decode(&bytes), h.env.domain) {
+                h.nic.handle_relay(&mut h.env, self.now, LinkId(host as u32), domain, &message);
+            }
+        }
+        for (at, h) in self.hosts.iter_mut().enumerate().filter(|(at, _)| *at != host) {
+            if h.env.peers.remove(&(host as u32)).is_some() && !self.dead[at] {
+                h.nic.handle_unlink(&mut h.env, self.now, LinkId(host as u32));
             }
         }
     }
@@ -388,6 +471,9 @@ impl Net {
         let Some(flight) = self.flights.remove(&order) else { return };
         self.tally.delivered += 1;
         self.say(flight.to, "came", &flight.bytes);
+        if self.dead[flight.to] {
+            return;
+        }
         let now = self.clock(flight.to);
         let h = &mut self.hosts[flight.to];
         h.nic.handle_frame(&mut h.env, now, &flight.meta, &flight.bytes);

@@ -11,6 +11,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
+use starverbs_backend::links::MESSAGE;
 use starverbs_backend::{self as backend, Rx};
 use starverbs_core::qp::Owner;
 use starverbs_core::{AsyncEvent, Gid, Limits, Nanos, Nic, NicConfig, PdId, Qpn};
@@ -84,6 +85,8 @@ pub(crate) struct Shard {
     /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
     /// card knows their cookies.
     domains: HashMap<PdId, Arc<FdQueue<Event>>>,
+    /// A message from another process of an XRC domain; none before there is such a domain
+    pub(crate) link_room: Option<Box<[u8; MESSAGE]>>,
     pub(crate) moderator: Arc<Moderator>,
     /// Boxed: it stands beside what the data path uses
     pub(crate) cm: Box<CmHost>,
@@ -169,6 +172,7 @@ impl Card {
             unsent: false,
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
+            link_room: None,
             moderator: Arc::clone(&card_moderator),
         };
         let progress = Progress::new()?;

@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_backend::TxStack;
-use starverbs_core::{AsyncEvent, Av, Env, Gid, Seg};
+use starverbs_backend::links::Links;
+use starverbs_core::relay::{LinkError, LinkId, Relay};
+use starverbs_core::{AsyncEvent, Av, Env, Gid, PdId, Seg};
 use starverbs_rings::{CardRq, CardSq};
 
 use crate::cq::CardCq;
@@ -28,12 +30,14 @@ pub(crate) struct HostEnv {
     bounced: usize,
     /// Memory of other processes
     pub(crate) foreign: ForeignList,
+    /// The way to other processes of this one's XRC domains
+    pub(crate) links: Option<Box<Links>>,
 }
 
 impl HostEnv {
     pub(crate) fn new(tx: TxStack<StatPage>) -> Self {
         let (events, bounce) = (Vec::with_capacity(16), Box::new([0; MAX_PAYLOAD]));
-        HostEnv { tx, events, bounce, bounced: 0, foreign: ForeignList::default() }
+        HostEnv { tx, events, bounce, bounced: 0, foreign: ForeignList::default(), links: None }
     }
 
     /// [`Env::dma_read`] of marked memory.
@@ -180,5 +184,14 @@ impl Env for HostEnv {
         if self.events.try_reserve(1).is_ok() {
             self.events.push(event);
         }
+    }
+
+    fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {
+        self.links.as_mut().ok_or(LinkError::Gone)?.link(domain.0, u32::from(block))
+    }
+
+    fn relay(&mut self, link: LinkId, message: &Relay<'_>) -> bool {
+        let (head, data) = message.encode();
+        self.links.as_mut().is_some_and(|links| links.send(link, &head, data, message.is_due()))
     }
 }

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use starverbs_backend::host;
-use starverbs_core::{Nanos, Qpn};
+use starverbs_backend::links::Incoming;
+use starverbs_core::relay::Relay;
+use starverbs_core::{Nanos, PdId, Qpn};
 
 use crate::card::{Card, DEFERRED, Shard};
 use crate::clock;
@@ -11,6 +13,8 @@ use crate::cq::CqShared;
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
+/// Messages from other processes in one turn.
+const RELAYS: u32 = 128;
 /// Polls between two looks at what the port has to do beside frames.
 const MAINTENANCE: u32 = 256;
 /// A poll that has found nothing for so long lets others have the CPU: with more spinners than CPUs,
@@ -41,6 +45,7 @@ impl Card {
                 self.lower_alarm(shard, now + LEFT);
             }
         }
+        shard.run_links(now);
         shard.run_timers(now);
         shard.turns = shard.turns.wrapping_add(1);
         if shard.turns.is_multiple_of(MAINTENANCE) {
@@ -101,6 +106,29 @@ impl Shard {
             }
         }
         true
+    }
+
+    /// Takes messages from other processes of this one's XRC domains; says how many.
+    #[inline]
+    pub(crate) fn run_links(&mut self, now: Nanos) -> u32 {
+        if self.link_room.is_none() { 0 } else { self.take_relays(now) }
+    }
+
+    #[cold]
+    fn take_relays(&mut self, now: Nanos) -> u32 {
+        let Shard { nic, env, link_room: Some(room), .. } = self else { return 0 };
+        for came in 0..RELAYS {
+            match env.links.as_mut().and_then(|links| links.next(room)) {
+                None => return came,
+                Some(Incoming::Ended(link)) => nic.handle_unlink(env, now, link),
+                Some(Incoming::Message(link, domain, len)) => {
+                    if let Some(message) = room.get(..len).and_then(Relay::decode) {
+                        nic.handle_relay(env, now, link, PdId(domain), &message);
+                    }
+                }
+            }
+        }
+        RELAYS
     }
 
     /// Has the doorbell of `qpn` wait for the program's next call, if it may.

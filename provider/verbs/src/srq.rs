@@ -60,6 +60,8 @@ pub(crate) struct SrqInner {
     /// comes first.
     rings: SpinLock<WorkRings>,
     id: SrqId,
+    /// By which requests name it
+    number: u32,
     cookie: u64,
     gone: AtomicBool,
     /// XRC, tag matching: where its receives complete
@@ -131,8 +133,8 @@ impl Srq {
         let rings = new_rings(pd, size)?;
         // SAFETY: the one card half, used under the card's lock.
         let half = unsafe { rings.card_rq() };
-        let (id, cq) = card.with(|shard, _| {
-            Ok::<_, VerbsError>(match kind {
+        let (id, cq, number) = card.with(|shard, _| {
+            let (id, cq) = match kind {
                 Kind::Basic => (shard.nic.create_srq(pd.id(), half, limit, cookie)?, None),
                 Kind::Xrc(xrcd, cq) => {
                     let (xrcd, half_cq) = (xrcd.pd().id(), cq.card_half());
@@ -141,7 +143,8 @@ impl Srq {
                 Kind::Tagged(cq, tags) => {
                     (shard.nic.create_tag_srq(pd.id(), half, cq.card_half(), *tags, cookie)?, Some(*cq))
                 }
-            })
+            };
+            Ok::<_, VerbsError>((id, cq, shard.nic.srq_number(id)))
         })?;
         let (cq, tagged) = (cq.cloned(), matches!(kind, Kind::Tagged(..)));
         if let Some(cq) = &cq {
@@ -152,6 +155,7 @@ impl Srq {
             pd: pd.clone(),
             rings,
             id,
+            number,
             cookie,
             gone: AtomicBool::new(false),
             cq,
@@ -260,7 +264,7 @@ impl Srq {
 
     /// Its number, as `ibv_get_srq_num` gives.
     pub fn number(&self) -> u32 {
-        self.0.id.0
+        self.0.number
     }
 
     /// Its handle on the card.

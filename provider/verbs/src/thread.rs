@@ -214,6 +214,7 @@ impl Worker {
             let port = card.maintain(&mut guard, now);
             let next = guard.next_deadline(now);
             self.polled.extend(guard.rx.fds().iter().map(|fd| pollfd(*fd)));
+            self.polled.extend(guard.env.links.as_ref().map(|links| pollfd(links.fd())));
             let deadline = [port, next].into_iter().flatten().min().unwrap_or(Nanos::MAX);
             /* An alarm that is still to come stays, though nothing may be due then: one wake-up in vain
             costs less than a call to this thread each time that the only timer is set anew. */
@@ -293,6 +294,7 @@ impl Worker {
         if got > 0 {
             shard.take_frames(now, || false);
         }
+        work += shard.run_links(now);
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));
         shard.transmit(now, true);

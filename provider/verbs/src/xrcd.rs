@@ -1,13 +1,15 @@
 //! XRC domains: what QPs that receive and SRQs of the extended reliable connection share (annex A14).
 //!
 //! To the card a domain is a protection domain in which nothing but those QPs and SRQs lives. A domain that
-//! was opened on a file is the same one for every opener of that file on this card; as the card lives in its
-//! process, so does the domain.
+//! was opened on a file is the same one for every opener of that file on this card, and shared with the cards of the
+//! user's other processes that opened it: messages that come to a QP of one reach SRQs of the other. It
+//! lives until its last opener closes it.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use starverbs_core::{QpType, Qpn};
+use starverbs_backend::links::{FileId, Links, MESSAGE, Opening};
+use starverbs_core::{PdId, QpType, Qpn};
 
 use crate::context::Context;
 use crate::cq::Cq;
@@ -30,6 +32,7 @@ struct XrcdInner {
     /// Where the QPs of the domain would complete, if they ever did
     cq: Cq,
     state: Mutex<State>,
+    shared: bool,
 }
 
 struct State {
@@ -64,18 +67,47 @@ impl Xrcd {
                 return Ok(Xrcd(domain));
             }
         }
-        if !create {
-            return Err(VerbsError::Again);
+        let opening = Opening::begin(card.settings.port, (dev, ino))
+            .map_err(|error| VerbsError::Os(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+        /* a process that has it or, unless a new one is asked for, nobody */
+        match (create, opening.is_open()) {
+            (false, false) => return Err(VerbsError::Again),
+            (true, true) if exclusive => {
+                return Err(VerbsError::Invalid("the file has an XRC domain already"));
+            }
+            _ => {}
         }
-        let domain = Xrcd::new(ctx)?;
+        let domain = Xrcd::share(ctx, (dev, ino))?;
         shared.retain(|(f, _)| *f != file);
         shared.push((file, Arc::downgrade(&domain.0)));
         Ok(domain)
     }
 
     fn new(ctx: &Context) -> Result<Xrcd> {
+        Xrcd::of(Pd::alloc(ctx)?, Cq::create(ctx, 1, None, 0)?, false)
+    }
+
+    fn of(pd: Pd, cq: Cq, shared: bool) -> Result<Xrcd> {
         let state = Mutex::new(State { opened: 1, qps: Vec::new() });
-        Ok(Xrcd(Arc::new(XrcdInner { pd: Pd::alloc(ctx)?, cq: Cq::create(ctx, 1, None, 0)?, state })))
+        Ok(Xrcd(Arc::new(XrcdInner { pd, cq, state, shared })))
+    }
+
+    /// One that other processes' cards reach.
+    fn share(ctx: &Context, file: FileId) -> Result<Xrcd> {
+        let (pd, cq, card) = (Pd::alloc(ctx)?, Cq::create(ctx, 1, None, 0)?, ctx.card()?);
+        card.with(|shard, _| {
+            let block = shard.rx.blocks().next().ok_or(VerbsError::NoMemory("QPN block"))?;
+            let links = match &mut shard.env.links {
+                Some(links) => links,
+                none => none.insert(Box::new(Links::new(card.settings.port)?)),
+            };
+            links.listen(pd.id().0, file, block)?;
+            shard.link_room.get_or_insert_with(|| Box::new([0; MESSAGE]));
+            shard.nic.share_domain(pd.id(), block as u16)?;
+            Ok::<_, VerbsError>(())
+        })?;
+        card.progress.kick_if_armed();
+        Xrcd::of(pd, cq, true)
     }
 
     /// `ibv_close_xrcd`: the last one ends the domain.
@@ -83,10 +115,16 @@ impl Xrcd {
     /// # Errors
     /// EBUSY: the last one, while QPs or SRQs are in it; EINVAL when it is gone.
     pub fn close(&self) -> Result<()> {
+        /* nobody opens it meanwhile */
+        let _shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.0.state();
         match state.opened {
             0 => return Err(VerbsError::Invalid("XRC domain is gone")),
-            1 => self.0.pd.dealloc()?,
+            1 => {
+                let pd = self.0.pd.id();
+                self.0.pd.dealloc()?;
+                self.0.leave(pd);
+            }
             _ => {}
         }
         state.opened -= 1;
@@ -135,8 +173,30 @@ impl Xrcd {
 }
 
 impl XrcdInner {
+    /// Other processes do not reach it any more.
+    fn leave(&self, pd: PdId) {
+        if self.shared
+            && let Ok(card) = self.pd.context().card()
+        {
+            card.with(|shard, _| {
+                if let Some(links) = &mut shard.env.links {
+                    links.end(pd.0);
+                }
+            });
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for XrcdInner {
+    fn drop(&mut self) {
+        let open = self.state.get_mut().is_ok_and(|state| state.opened > 0);
+        if open {
+            self.leave(self.pd.id());
+        }
     }
 }
 

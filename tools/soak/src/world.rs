@@ -244,7 +244,9 @@ impl World {
                     | AsyncEvent::CommEst(q)
                     | AsyncEvent::SqDrained(q)
                     | AsyncEvent::LastWqeReached(q) => q,
-                    AsyncEvent::SrqLimit(_) | AsyncEvent::Mads => panic!("host {at}: {event:?}, which nobody armed"),
+                    AsyncEvent::SrqLimit(_) | AsyncEvent::Mads => {
+                        panic!("host {at}: {event:?}, which nobody armed")
+                    }
                 };
                 match self.who.get(&(at, qpn)) {
                     Some(Who::Conn(c, e)) => self.event(*c, *e, event),

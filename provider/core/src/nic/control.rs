@@ -11,6 +11,7 @@ use crate::limits::room;
 use crate::qp::modify::{check, check_values};
 use crate::qp::{Owner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{TwoEnds, filled};
+use crate::transport::away::Away;
 use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, Track, enter_error};
 use crate::types::{Access, Nanos, QpState, QpType, Qpn};
 
@@ -32,6 +33,8 @@ impl<E: Env> Nic<E> {
         }
         let own =
             matches!(init.rq, RecvSource::Shared(srq) if self.shared.srqs[srq.0 as usize].tags.is_some());
+        let shared = init.qp_type == QpType::XrcRecv && self.shared.is_shared(init.pd);
+        let away = shared.then(Away::new);
         let qp = Qp {
             qpn,
             qp_type: init.qp_type,
@@ -43,7 +46,7 @@ impl<E: Env> Nic<E> {
             timer,
             mtu: self.shared.cfg.mtu.bytes(),
             req: Requester { own, ..Requester::new(track) },
-            resp: Responder::new(max_sge),
+            resp: Responder { away, ..Responder::new(max_sge) },
             sq: init.sq,
             rq: init.rq,
             send_cq: init.send_cq,
@@ -160,6 +163,7 @@ impl<E: Env> Nic<E> {
         /* Leaves the window to others; what is posted is dropped without completions. */
         cx.forget_inflight();
         cx.leave_queues();
+        cx.leave_abroad();
         let Some(qp) = self.qps.remove(qpn) else { return Err(NicError::NotFound) };
         self.shared.sched.leave(qp.timer);
         if qp.qp_type == QpType::Ud {
@@ -287,6 +291,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     cx.forget_gaps();
     cx.leave_queues();
     cx.forget_tags();
+    cx.leave_abroad();
     let qp = &mut *cx.qp;
     qp.sq.reset();
     if let RecvSource::Own(rq) = &qp.rq {
@@ -297,7 +302,8 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     let track = core::mem::take(&mut qp.req.track);
     let next = qp.sq.posted();
     qp.req = Requester { own: qp.req.own, next, una: next, fresh: next, ..Requester::new(track) };
-    qp.resp = Responder::new(qp.resp.max_sge());
+    let away = qp.resp.away.as_ref().map(|_| Away::new());
+    qp.resp = Responder { away, ..Responder::new(qp.resp.max_sge()) };
     let Flags { sig_all, windows, .. } = qp.flags;
     qp.flags = Flags { sig_all, ..Flags::default() };
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };

@@ -140,7 +140,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The ACK that is owed, once no answer before it is. False: the port is full.
     pub(crate) fn flush_ack(&mut self) -> bool {
-        if !self.qp.resp.ack || self.qp.resp.owes_answer() {
+        if !self.qp.resp.ack || self.qp.resp.owes_answer() || self.behind_held() {
             /* Answers go first; the last of them brings the ACK back into the queue. */
             return true;
         }
@@ -149,6 +149,11 @@ impl<E: Env> Ctx<'_, E> {
         }
         self.emit_ack(ACK.to_byte());
         true
+    }
+
+    /// An ACK would stand for answers that wait for another card: who confirms brings it back.
+    fn behind_held(&self) -> bool {
+        !self.qp.resp.out.is_empty() && self.qp.resp.held()
     }
 
     /// The QP ends: nobody can repeat its last ACK later, so a wire that loses gets it three times.
@@ -170,18 +175,20 @@ impl<E: Env> Ctx<'_, E> {
     fn emit_ack(&mut self, syndrome: u8) {
         let Some(syndrome) = Syndrome::from_byte(syndrome) else { return };
         let resp = &mut self.qp.resp;
+        let limit = resp.away.as_ref().and_then(|away| away.limit());
+        let (next, msn) = limit.unwrap_or((resp.epsn, resp.msn));
         let psn = match syndrome {
             Syndrome::Ack { .. } => {
                 self.sh.stats.sent_ack.inc();
-                resp.epsn.plus(0x00ff_ffff)
+                next.plus(0x00ff_ffff)
             }
-            _ => resp.epsn,
+            _ => next,
         };
         resp.ack = false;
         if let (Some(gap), Syndrome::Ack { .. }) = (resp.gap, syndrome) {
             return self.emit_sack(gap, psn);
         }
-        let header = self.answer_bth(code::RC_ACK, psn, 0).aeth(syndrome, self.qp.resp.msn);
+        let header = self.answer_bth(code::RC_ACK, psn, 0).aeth(syndrome, msn);
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
     }
 }

@@ -156,6 +156,7 @@ pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
     if state == QpState::Err {
         cx.qp.resp.cur = Inbound::Idle;
         cx.qp.resp.ack = false;
+        cx.leave_abroad();
     }
     flush_posted(cx);
     if state == QpState::Err && matches!(cx.qp.rq, RecvSource::Shared(_)) {

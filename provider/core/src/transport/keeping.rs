@@ -18,10 +18,12 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// What a request says of its sender, which may be another from one to the next.
+    /// What a request says of its sender, which may be another from one to the next. A QP whose messages may go to other
+    /// cards keeps nothing: how far it has come is then not its own to say.
     #[inline]
     pub(super) fn note_repeat(&mut self, packet: &Packet<'_>) {
-        self.qp.flags.answers = packet.bth().repeats() & u8::from(self.sh.cfg.repeat);
+        let may = self.sh.cfg.repeat && self.qp.resp.away.is_none();
+        self.qp.flags.answers = packet.bth().repeats() & u8::from(may);
     }
 
     /// Keeps a request, `n` behind the missing one. False: it is dropped, and nothing will tell the peer of the gap.

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 
+use super::away::Named;
 use super::requester::slices;
 use super::{Ctx, Inbound, Qp};
 use crate::env::{Env, RecvQueue};
@@ -102,6 +103,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         let taken = match &self.qp.rq {
             RecvSource::Own(rq) => rq.take(recv.room()),
+            RecvSource::Xrc(id) if !self.sh.lending.returned.is_empty() => {
+                self.sh.take_returned(self.env, *id, recv.room())
+            }
             RecvSource::Shared(id) | RecvSource::Xrc(id) => match self.sh.srqs.get_mut(id.0 as usize) {
                 None => None,
                 Some(srq) => {
@@ -121,7 +125,12 @@ impl<E: Env> Ctx<'_, E> {
                 recv.num_sge = n as u8;
                 true
             }
-            None => false,
+            None => {
+                if let RecvSource::Xrc(id) = self.qp.rq {
+                    self.sh.recall(self.env, id, None);
+                }
+                false
+            }
         }
     }
 
@@ -174,23 +183,30 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// XRC: takes from the SRQ that the request names, from now on. False: there is none such in the QP's
+    /// XRC: takes from the SRQ that the request names, from now on. Nobody's: there is none such in the QP's
     /// domain, or the message began with another.
-    pub(super) fn name_srq(&mut self, packet: &Packet<'_>) -> bool {
-        let Some(number) = packet.xrc_srq() else { return true };
-        let RecvSource::Xrc(now) = &mut self.qp.rq else { return false };
-        let Some(srq) = self.sh.srqs.get(number as usize) else { return false };
+    pub(super) fn name_srq(&mut self, packet: &Packet<'_>) -> Named {
+        let Some(mut number) = packet.xrc_srq() else { return Named::Here };
+        if self.qp.resp.away.is_some() {
+            let (named, local) = self.name_abroad(number);
+            if named != Named::Here {
+                return named;
+            }
+            number = local;
+        }
+        let RecvSource::Xrc(now) = &mut self.qp.rq else { return Named::Nobodys };
+        let Some(srq) = self.sh.srqs.get(number as usize) else { return Named::Nobodys };
         if srq.xrc.as_ref().map(|(domain, _)| *domain) != Some(self.qp.pd) {
-            return false;
+            return Named::Nobodys;
         }
         if now.0 == number {
-            return true;
+            return Named::Here;
         }
         /* what the message has taken so far completes where it began */
         let begins = matches!(self.qp.resp.cur, Inbound::Idle);
         if begins {
             *now = SrqId(number);
         }
-        begins
+        if begins { Named::Here } else { Named::Nobodys }
     }
 }

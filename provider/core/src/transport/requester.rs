@@ -516,7 +516,7 @@ pub(super) fn ack_timeout(code: u8) -> Option<Nanos> {
 
 /// Walks bytes `offset..offset + len` of an SGE list: `f(sge, bytes to skip in it, bytes)`.
 /// `None` when the list is too short or `f` says so.
-pub(super) fn slices(
+pub(crate) fn slices(
     sges: &[Sge],
     mut offset: u32,
     mut len: u32,

@@ -1,5 +1,6 @@
 //! RC requests from the peer (IBTA 9.7.4, 9.7.5.1, table 58 for faults).
 
+use super::away::Named;
 use super::recv::PlaceError;
 use super::{Answer, Ctx, Inbound, enter_error};
 use crate::env::{Env, SendQueue};
@@ -33,10 +34,12 @@ impl<E: Env> Ctx<'_, E> {
     /// The request that everything waited for.
     pub(super) fn expected(&mut self, psn: Psn, packet: &Packet<'_>) {
         self.qp.resp.nak_sent = false;
-        if !self.name_srq(packet) {
-            return self.refuse(NakCode::InvalidRequest);
+        match self.name_srq(packet) {
+            Named::Here => self.execute(psn, packet),
+            Named::Far => self.execute_abroad(packet),
+            Named::Busy => self.wait_abroad(),
+            Named::Nobodys => self.refuse(NakCode::InvalidRequest),
         }
-        self.execute(psn, packet);
     }
 
     /// First packet of a connection: the program in RTR may go on (IBV_EVENT_COMM_EST).

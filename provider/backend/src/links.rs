@@ -1,0 +1,494 @@
+//! Connections between the cards of processes that share an XRC domain: unix sockets that keep messages apart
+//! (SOCK_SEQPACKET) and tell of the other end's death.
+//!
+//! A process that is in a domain listens under a name that says which file, by device and inode, which user, and which QPN
+//! block: the kernel forgets it with the process. The one that has messages for the other's SRQs connects. Both
+//! look whether the other is of the same user (SO_PEERCRED). Owns names, sockets, and what waits for room; it must not look into messages.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::null_mut;
+use std::time::Duration;
+
+use starverbs_core::relay::{LinkError, LinkId};
+
+use crate::BackendError;
+use crate::descriptor::Socket;
+use crate::error::os;
+use crate::registry::abstract_address;
+use crate::sockopt::{self, errno};
+
+/// Longest message: its head and a packet's payload.
+pub const MESSAGE: usize = 4096 + 64;
+/// Connections that a process keeps, and accepts.
+const LINKS: usize = 1024;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// What one direction of a connection holds, bytes.
+const BUFFER: usize = 4 << 20;
+/// Looked at in one turn.
+const EVENTS: usize = 16;
+/// Messages of one link in a row, while others wait.
+const IN_A_ROW: u32 = 32;
+/// Messages that wait for room, at most.
+const DUE: usize = 8192;
+/// How long another process may take to open the same domain.
+const OPENING: usize = 2000;
+
+/// A file by which processes know a domain: device and inode.
+pub type FileId = (u64, u64);
+
+/// The connections of a card.
+pub struct Links {
+    port: u16,
+    epoll: Socket,
+    listeners: Vec<Listener>,
+    links: Vec<Option<Link>>,
+    ready: Vec<libc::epoll_event>,
+    /// Messages of the last of them that were given in a row
+    given: u32,
+}
+
+/// A domain.
+struct Listener {
+    domain: u32,
+    file: FileId,
+    block: u32,
+    socket: Socket,
+}
+
+struct Link {
+    domain: u32,
+    /// The other end's block, if this end connected
+    to: Option<u32>,
+    socket: Socket,
+    /// What must arrive and found no room. While it waits, an accepted link is not read: its other end asks for no more.
+    due: VecDeque<Vec<u8>>,
+}
+
+/// What came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// So many bytes of a message, on a link, in a domain
+    Message(LinkId, u32, usize),
+    /// The other end is gone
+    Ended(LinkId),
+}
+
+const LISTENER: u64 = 1 << 32;
+
+impl Links {
+    /// None yet, for the wire on UDP `port`.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn new(port: u16) -> Result<Links, BackendError> {
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(os("an epoll descriptor"));
+        }
+        // SAFETY: just opened, known to nobody else.
+        let epoll = Socket::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        let ready = Vec::with_capacity(EVENTS);
+        Ok(Links { port, epoll, listeners: Vec::new(), links: Vec::new(), ready, given: 0 })
+    }
+
+    /// What to poll(2) for POLLIN.
+    pub fn fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Other processes reach the SRQs of `domain` from now on, under `block`, as the domain of `file`.
+    ///
+    /// # Errors
+    /// No socket can be had, or the name is taken.
+    pub fn listen(&mut self, domain: u32, file: FileId, block: u32) -> Result<(), BackendError> {
+        const WHAT: &str = "the unix socket of an XRC domain";
+        let socket = seqpacket().ok_or_else(|| os(WHAT))?;
+        let (address, len) = abstract_address(&format!("{}{block}", prefix(self.port, file)));
+        // SAFETY: the pointer and length describe `address`, alive across the call.
+        let bound = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
+        // SAFETY: no memory is involved.
+        if bound < 0 || unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } < 0 {
+            return Err(os(WHAT));
+        }
+        self.watch(socket.as_raw_fd(), LISTENER | u64::from(domain), libc::EPOLLIN);
+        self.listeners.push(Listener { domain, file, block, socket });
+        Ok(())
+    }
+
+    /// The domain ends, and with it its links. The other ends are told by the kernel.
+    pub fn end(&mut self, domain: u32) {
+        self.listeners.retain(|listener| listener.domain != domain);
+        for at in 0..self.links.len() {
+            if self.links[at].as_ref().is_some_and(|link| link.domain == domain) {
+                self.close(at);
+            }
+        }
+    }
+
+    /// Whether there is any domain.
+    pub fn any(&self) -> bool {
+        !self.listeners.is_empty()
+    }
+
+    /// The link to the process that has `block`, in `domain`; connects if there is none.
+    ///
+    /// # Errors
+    /// Gone: no process of this user has that block and is in the domain. Busy: it does not accept now.
+    pub fn link(&mut self, domain: u32, block: u32) -> Result<LinkId, LinkError> {
+        let known =
+            |link: &Option<Link>| link.as_ref().is_some_and(|l| l.to == Some(block) && l.domain == domain);
+        if let Some(at) = self.links.iter().position(known) {
+            return Ok(LinkId(at as u32));
+        }
+        let listener = self.listeners.iter().find(|listener| listener.domain == domain);
+        let listener = listener.filter(|listener| listener.block != block).ok_or(LinkError::Gone)?;
+        let socket = seqpacket().ok_or(LinkError::Busy)?;
+        let (address, len) = abstract_address(&format!("{}{block}", prefix(self.port, listener.file)));
+        // SAFETY: the pointer and length describe `address`, alive across the call.
+        let rc = unsafe { libc::connect(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
+        if rc < 0 {
+            return Err(if errno() == libc::EAGAIN { LinkError::Busy } else { LinkError::Gone });
+        }
+        if !same_user(&socket) {
+            return Err(LinkError::Gone);
+        }
+        self.add(socket, domain, Some(block)).ok_or(LinkError::Busy)
+    }
+
+    /// Sends `head` and `data` as one message; what is `due` is kept if there is no room. False: it is not sent.
+    pub fn send(&mut self, link: LinkId, head: &[u8], data: &[u8], due: bool) -> bool {
+        let Some(Some(found)) = self.links.get_mut(link.0 as usize) else { return false };
+        let full = !found.due.is_empty();
+        if !full {
+            match send(&found.socket, head, data) {
+                Sent::Yes => return true,
+                Sent::NoRoom => {}
+                Sent::Nobody => return false,
+            }
+        }
+        if !due {
+            return false;
+        }
+        if found.due.len() >= DUE {
+            /* it makes work and does not take the results: it will be seen as ended */
+            // SAFETY: no memory is involved.
+            unsafe { libc::shutdown(found.socket.as_raw_fd(), libc::SHUT_RDWR) };
+            return false;
+        }
+        found.due.push_back([head, data].concat());
+        if !full {
+            let (fd, accepted) = (found.socket.as_raw_fd(), found.to.is_none());
+            let also = if accepted { 0 } else { libc::EPOLLIN };
+            self.rewatch(fd, u64::from(link.0), libc::EPOLLOUT | also);
+        }
+        true
+    }
+
+    /// What came next, its bytes in `room`.
+    pub fn next(&mut self, room: &mut [u8; MESSAGE]) -> Option<Incoming> {
+        loop {
+            if self.given >= IN_A_ROW {
+                self.pop();
+            }
+            if self.ready.is_empty() && !self.look() {
+                return None;
+            }
+            let event = *self.ready.last()?;
+            let what = event.u64;
+            if what & LISTENER != 0 {
+                self.pop();
+                self.accept(what as u32);
+                continue;
+            }
+            let at = what as usize;
+            let Some(Some(link)) = self.links.get_mut(at) else {
+                self.pop();
+                continue;
+            };
+            if !link.due.is_empty() {
+                self.flush(at);
+            }
+            let Some(Some(link)) = self.links.get_mut(at) else { continue };
+            if !link.due.is_empty() && link.to.is_none() {
+                self.pop();
+                continue;
+            }
+            match receive(&link.socket, room) {
+                Some(0) => {
+                    self.pop();
+                    self.close(at);
+                    return Some(Incoming::Ended(LinkId(what as u32)));
+                }
+                Some(len) => {
+                    self.given += 1;
+                    return Some(Incoming::Message(LinkId(what as u32), link.domain, len));
+                }
+                None => {
+                    self.pop();
+                }
+            }
+        }
+    }
+
+    /// Has the next link's turn come.
+    fn pop(&mut self) {
+        self.ready.pop();
+        self.given = 0;
+    }
+
+    /// Asks the kernel what came. False: nothing.
+    fn look(&mut self) -> bool {
+        self.ready.clear();
+        // SAFETY: room for that many events, which the kernel writes before it says how many.
+        unsafe {
+            let room = self.ready.as_mut_ptr();
+            let got = libc::epoll_wait(self.epoll.as_raw_fd(), room, EVENTS as i32, 0);
+            self.ready.set_len(usize::try_from(got).unwrap_or(0));
+        }
+        !self.ready.is_empty()
+    }
+
+    fn accept(&mut self, domain: u32) {
+        let Some(listener) = self.listeners.iter().find(|listener| listener.domain == domain) else { return };
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: nobody asks for the address.
+        let fd = unsafe { libc::accept4(listener.socket.as_raw_fd(), null_mut(), null_mut(), flags) };
+        if fd < 0 {
+            return;
+        }
+        // SAFETY: just opened, known to nobody else.
+        let socket = Socket::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        if same_user(&socket) {
+            let _full = self.add(socket, domain, None);
+        }
+    }
+
+    fn add(&mut self, socket: Socket, domain: u32, to: Option<u32>) -> Option<LinkId> {
+        let at = match self.links.iter().position(Option::is_none) {
+            Some(at) => at,
+            None if self.links.len() < LINKS => {
+                self.links.push(None);
+                self.links.len() - 1
+            }
+            None => return None,
+        };
+        sockopt::send_buffer(&socket, BUFFER);
+        self.watch(socket.as_raw_fd(), at as u64, libc::EPOLLIN);
+        self.links[at] = Some(Link { domain, to, socket, due: VecDeque::new() });
+        Some(LinkId(at as u32))
+    }
+
+    /// Sends what waited; reads again once all is sent.
+    fn flush(&mut self, at: usize) {
+        let Some(Some(link)) = self.links.get_mut(at) else { return };
+        while let Some(message) = link.due.front() {
+            match send(&link.socket, message, &[]) {
+                Sent::Yes => drop(link.due.pop_front()),
+                Sent::NoRoom => return,
+                /* what it said before it ended is read all the same */
+                Sent::Nobody => link.due.clear(),
+            }
+        }
+        let fd = link.socket.as_raw_fd();
+        self.rewatch(fd, at as u64, libc::EPOLLIN);
+    }
+
+    fn close(&mut self, at: usize) {
+        self.links[at] = None;
+    }
+
+    fn watch(&self, fd: RawFd, what: u64, events: i32) {
+        self.control(libc::EPOLL_CTL_ADD, fd, what, events);
+    }
+
+    fn rewatch(&self, fd: RawFd, what: u64, events: i32) {
+        self.control(libc::EPOLL_CTL_MOD, fd, what, events);
+    }
+
+    fn control(&self, op: i32, fd: RawFd, what: u64, events: i32) {
+        let mut event = libc::epoll_event { events: events as u32, u64: what };
+        // SAFETY: the event lives across the call.
+        unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), op, fd, &mut event) };
+    }
+}
+
+/// Keeps other processes from opening the domain of a file meanwhile.
+#[derive(Debug)]
+pub struct Opening {
+    _socket: Socket,
+    port: u16,
+    file: FileId,
+}
+
+impl Opening {
+    /// Waits for others that open it.
+    ///
+    /// # Errors
+    /// `EAGAIN`: one takes too long.
+    pub fn begin(port: u16, file: FileId) -> io::Result<Opening> {
+        let socket =
+            sockopt::datagram(libc::AF_UNIX, "a unix socket").map_err(|_| io::Error::last_os_error())?;
+        let (address, len) = abstract_address(&format!("{}opening", prefix(port, file)));
+        for _ in 0..OPENING {
+            // SAFETY: the pointer and length describe `address`, alive across the call.
+            let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
+            if rc == 0 {
+                return Ok(Opening { _socket: socket, port, file });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(io::Error::from_raw_os_error(libc::EAGAIN))
+    }
+
+    /// Whether any process is in the domain.
+    pub fn is_open(&self) -> bool {
+        let text = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+        let prefix = format!("@{}", prefix(self.port, self.file));
+        let mut names = text.lines().filter_map(|line| line.rsplit(' ').next()?.strip_prefix(&prefix));
+        names.any(|block| block.parse::<u32>().is_ok())
+    }
+}
+
+/// Names of a domain's sockets begin so.
+fn prefix(port: u16, (device, inode): FileId) -> String {
+    // SAFETY: no memory is involved.
+    let user = unsafe { libc::geteuid() };
+    format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/")
+}
+
+fn seqpacket() -> Option<Socket> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    // SAFETY: just opened, known to nobody else.
+    (fd >= 0).then(|| Socket::new(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Whether the other end was of this process's user when it connected, or listened.
+fn same_user(socket: &Socket) -> bool {
+    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let (fd, to) = (socket.as_raw_fd(), (&raw mut cred).cast());
+    // SAFETY: room for a ucred, as the length says.
+    let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len) };
+    // SAFETY: no memory is involved.
+    rc == 0 && cred.uid == unsafe { libc::geteuid() }
+}
+
+/// What became of a message.
+enum Sent {
+    Yes,
+    NoRoom,
+    Nobody,
+}
+
+fn send(socket: &Socket, head: &[u8], data: &[u8]) -> Sent {
+    let part = |s: &[u8]| libc::iovec { iov_base: s.as_ptr().cast_mut().cast(), iov_len: s.len() };
+    let mut parts = [part(head), part(data)];
+    // SAFETY: a msghdr of zeroes is valid: null pointers with zero lengths.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), parts.len() as _);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: `message` points to `parts`, and those to what the kernel only reads; all live on.
+    if unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) } >= 0 {
+        return Sent::Yes;
+    }
+    match errno() {
+        libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM => Sent::NoRoom,
+        _ => Sent::Nobody,
+    }
+}
+
+/// Length of the next message, 0: the other end is gone. `None`: nothing yet. One that is too long is cut.
+fn receive(socket: &Socket, room: &mut [u8; MESSAGE]) -> Option<usize> {
+    // SAFETY: the pointer and length describe `room`.
+    let got =
+        unsafe { libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), MESSAGE, libc::MSG_DONTWAIT) };
+    match usize::try_from(got) {
+        Ok(len) => Some(len.min(MESSAGE)),
+        Err(_) if matches!(errno(), libc::EAGAIN | libc::EINTR) => None,
+        Err(_) => Some(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileId = (1, 2);
+
+    fn pair(port: u16) -> (Links, Links) {
+        let mut both = [7, 8].map(|block| {
+            let mut links = Links::new(port).expect("descriptors");
+            links.listen(block, FILE, block).expect("the name is free");
+            links
+        });
+        let [a, b] = &mut both;
+        assert_eq!(a.link(7, 9), Err(LinkError::Gone));
+        assert_eq!(a.link(7, 7), Err(LinkError::Gone), "itself");
+        assert_eq!(b.link(7, 7), Err(LinkError::Gone), "no such domain here");
+        let [a, b] = both;
+        (a, b)
+    }
+
+    #[test]
+    fn messages_arrive_in_order_and_so_does_the_end() {
+        let (mut a, mut b) = pair(65011);
+        let link = a.link(7, 8).expect("it listens");
+        assert_eq!(a.link(7, 8), Ok(link), "the same one");
+        assert!(a.send(link, b"one", b"", false) && a.send(link, b"t", b"wo", true));
+        let mut room = [0; MESSAGE];
+        let Some(Incoming::Message(back, 8, 3)) = b.next(&mut room) else { panic!("nothing came") };
+        assert!(b.send(back, b"three", b"", true));
+        assert_eq!(a.next(&mut room), Some(Incoming::Message(link, 7, 5)));
+        drop(a);
+        assert_eq!(b.next(&mut room), Some(Incoming::Message(back, 8, 3)));
+        assert_eq!(&room[..3], b"two");
+        assert_eq!(b.next(&mut room), Some(Incoming::Ended(back)));
+        assert_eq!(b.next(&mut room), None);
+        assert!(!b.send(back, b"", b"", true));
+    }
+
+    #[test]
+    fn who_does_not_read_is_not_waited_for_and_misses_nothing_that_is_due() {
+        let (mut a, mut b) = pair(65012);
+        let link = a.link(7, 8).expect("it listens");
+        let data = [5; 4096];
+        let mut sent = 0;
+        while a.send(link, b"x", &data, false) {
+            sent += 1;
+        }
+        for _ in 0..3 {
+            assert!(a.send(link, b"due", b"", true));
+        }
+        assert!(!a.send(link, b"x", &data, false), "behind what is due");
+        let mut room = [0; MESSAGE];
+        let mut got = Vec::new();
+        for _ in 0..2 {
+            while let Some(Incoming::Message(_, _, len)) = b.next(&mut room) {
+                got.push(len);
+            }
+            assert_eq!(a.next(&mut room), None);
+        }
+        assert_eq!(got, [vec![4097; sent], vec![3; 3]].concat());
+    }
+
+    #[test]
+    fn a_domain_that_ends_is_seen_by_all() {
+        let opening = Opening::begin(65013, FILE).expect("nobody opens it");
+        assert!(!opening.is_open());
+        let (mut a, mut b) = pair(65013);
+        assert!(opening.is_open());
+        let link = a.link(7, 8).expect("it listens");
+        b.end(8);
+        let mut room = [0; MESSAGE];
+        assert_eq!(a.next(&mut room), Some(Incoming::Ended(link)));
+        assert_eq!(a.link(7, 8), Err(LinkError::Gone));
+        a.end(7);
+        assert!(!opening.is_open() && !a.any());
+    }
+}

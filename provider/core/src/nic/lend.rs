@@ -1,0 +1,468 @@
+//! XRC domains that cards share: receive WQEs lent to other cards, and what comes for them.
+//!
+//! Owns the loans. A WQE that is lent is out of its queue; it is completed when its message is here, and comes back to the
+//! queue's head, in order, when it was not used. Nothing that a borrower says reaches beyond the loans that it has.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use super::{MAX_SGE, Nic, Shared, Srq};
+use crate::env::{CompletionQueue, Env, RecvQueue};
+use crate::error::NicError;
+use crate::relay::{End, LinkId, Outcome, Part, Place, Relay, Returned};
+use crate::transport::{Ctx, Qp, slices};
+use crate::types::{
+    Access, AsyncEvent, Cqe, Nanos, PdId, QPN_BLOCK_SHIFT, Qpn, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
+};
+
+/// Most loans, of all cards.
+const LOANS: usize = 4096;
+/// Most loans of one card.
+const OF_ONE: usize = 256;
+/// Failed connections that are remembered.
+const FAILED: usize = 64;
+/// Of WQEs that wait, one of so many is lent at a time; one if there are few.
+const SHARE: u32 = 4;
+
+/// WQEs that other cards have, or had.
+#[derive(Default)]
+pub(crate) struct Lending {
+    loans: Vec<Loan>,
+    free: Vec<usize>,
+    /// Loans that came back unused, oldest first
+    pub(crate) returned: VecDeque<usize>,
+    lent: u64,
+    /// Connections of which a message failed: nothing that was under way behind it is taken
+    failed: VecDeque<(LinkId, Qpn, u32)>,
+}
+
+/// One of them. A place is used again, under another generation.
+struct Loan {
+    generation: u16,
+    /// `None`: nobody's
+    srq: Option<SrqId>,
+    /// `None`: it came back
+    link: Option<LinkId>,
+    /// Bytes of a message are in it
+    begun: bool,
+    /// It was asked for again
+    recalled: bool,
+    /// When it was lent, counting loans
+    order: u64,
+    qpn: Qpn,
+    wr_id: u64,
+    sges: Vec<Sge>,
+}
+
+impl Lending {
+    /// A place for a WQE of `srq` that `link` gets.
+    fn add(&mut self, srq: SrqId, link: LinkId, wr_id: u64, sges: &[Sge]) -> usize {
+        self.lent += 1;
+        let at = self.free.pop().unwrap_or_else(|| {
+            let (srq, link, sges) = (None, None, Vec::new());
+            self.loans.push(Loan {
+                generation: 0,
+                srq,
+                link,
+                begun: false,
+                recalled: false,
+                order: 0,
+                qpn: 0,
+                wr_id: 0,
+                sges,
+            });
+            self.free.reserve(self.loans.len());
+            self.returned.reserve(self.loans.len());
+            self.loans.len() - 1
+        });
+        let loan = &mut self.loans[at];
+        (loan.srq, loan.link) = (Some(srq), Some(link));
+        (loan.begun, loan.recalled) = (false, false);
+        (loan.order, loan.wr_id) = (self.lent, wr_id);
+        loan.sges.clear();
+        loan.sges.extend_from_slice(sges);
+        at
+    }
+
+    fn id(&self, at: usize) -> u32 {
+        u32::from(self.loans[at].generation) << 16 | at as u32
+    }
+
+    /// The place of loan `id`, if `link` has it.
+    fn find(&self, link: LinkId, id: u32) -> Option<usize> {
+        let at = (id & 0xffff) as usize;
+        let loan = self.loans.get(at)?;
+        let its = loan.link == Some(link) && u32::from(loan.generation) == id >> 16;
+        (its && loan.srq.is_some()).then_some(at)
+    }
+
+    fn end(&mut self, at: usize) {
+        let loan = &mut self.loans[at];
+        loan.generation = loan.generation.wrapping_add(1);
+        (loan.srq, loan.link) = (None, None);
+        self.free.push(at);
+    }
+
+    /// An unused WQE comes back.
+    fn give_back(&mut self, at: usize) {
+        let loan = &mut self.loans[at];
+        loan.generation = loan.generation.wrapping_add(1);
+        loan.link = None;
+        let order = loan.order;
+        let place = self.returned.partition_point(|other| self.loans[*other].order < order);
+        self.returned.insert(place, at);
+    }
+
+    fn waiting(&self, srq: SrqId) -> u32 {
+        self.returned.iter().filter(|at| self.loans[**at].srq == Some(srq)).count() as u32
+    }
+
+    /// Takes the oldest WQE of `srq` that came back.
+    fn take(&mut self, srq: SrqId, sges: &mut [Sge]) -> Option<(u64, usize)> {
+        let place = self.returned.iter().position(|at| self.loans[*at].srq == Some(srq))?;
+        let at = self.returned.remove(place)?;
+        let loan = &self.loans[at];
+        let taken = (loan.wr_id, loan.sges.len().min(sges.len()));
+        for (to, from) in sges.iter_mut().zip(&loan.sges) {
+            *to = *from;
+        }
+        self.end(at);
+        Some(taken)
+    }
+
+    /// The SRQ ends.
+    pub(crate) fn forget(&mut self, srq: SrqId) {
+        for at in 0..self.loans.len() {
+            if self.loans[at].srq == Some(srq) {
+                self.returned.retain(|other| *other != at);
+                self.end(at);
+            }
+        }
+    }
+
+    /// Takes nothing more from this connection.
+    fn fail(&mut self, link: LinkId, part: &Part) {
+        if self.failed.len() == FAILED {
+            self.failed.pop_front();
+        }
+        self.failed.push_back((link, part.qpn, part.epoch));
+    }
+
+    fn has_failed(&self, link: LinkId, part: &Part) -> bool {
+        self.failed.contains(&(link, part.qpn, part.epoch))
+    }
+
+    fn of_link(&self, link: LinkId) -> usize {
+        self.loans.iter().filter(|loan| loan.link == Some(link)).count()
+    }
+}
+
+impl<E: Env> Shared<E> {
+    /// Whether other cards are in this XRC domain.
+    pub(crate) fn is_shared(&self, domain: PdId) -> bool {
+        self.pds.get(domain.0 as usize).is_some_and(|pd| pd.shared)
+    }
+
+    /// Takes a WQE of an XRC SRQ, of which some may have come back.
+    pub(crate) fn take_returned(&mut self, env: &mut E, id: SrqId, sges: &mut [Sge]) -> Option<(u64, usize)> {
+        let srq = self.srqs.get_mut(id.0 as usize)?;
+        let taken = self.lending.take(id, sges).or_else(|| srq.rq.take(sges));
+        if srq.limit > 0 && srq.rq.len() + self.lending.waiting(id) < srq.limit {
+            srq.limit = 0;
+            env.event(AsyncEvent::SrqLimit(id));
+        }
+        taken
+    }
+
+    /// The SRQ of a shared domain that has this number.
+    fn srq_of(&self, domain: PdId, number: u32) -> Option<(SrqId, &Srq<E>)> {
+        if number >> QPN_BLOCK_SHIFT != self.abroad.home {
+            return None;
+        }
+        let id = SrqId(number & ((1 << QPN_BLOCK_SHIFT) - 1));
+        let srq = self.srqs.get(id.0 as usize)?;
+        let its = srq.xrc.as_ref().is_some_and(|(of, _)| *of == domain);
+        its.then_some((id, srq))
+    }
+
+    /// Lends WQEs, or says that there are none.
+    fn lend(&mut self, env: &mut E, link: LinkId, domain: PdId, number: u32, count: u32) {
+        let Some((id, srq)) = self.srq_of(domain, number) else {
+            env.relay(link, &Relay::Refuse { srq: number, gone: true });
+            return;
+        };
+        let waiting = srq.rq.len() + self.lending.waiting(id);
+        let held = self.lending.of_link(link);
+        let live = self.lending.loans.len() - self.lending.free.len();
+        let room = OF_ONE.saturating_sub(held).min(LOANS.saturating_sub(live)) as u32;
+        let count = count.min((waiting / SHARE).max(1)).min(room);
+        let mut lent = 0;
+        let mut sges = [Sge::default(); MAX_SGE];
+        for _ in 0..count {
+            let Some((wr_id, n)) = self.take_returned(env, id, &mut sges) else { break };
+            let at = self.lending.add(id, link, wr_id, &sges[..n]);
+            let room: u64 = sges[..n].iter().map(|sge| u64::from(sge.len)).sum();
+            let room = u32::try_from(room).unwrap_or(u32::MAX).min(self.cfg.max_msg);
+            env.relay(link, &Relay::Lend { srq: number, loan: self.lending.id(at), room });
+            lent += 1;
+        }
+        if lent == 0 {
+            env.relay(link, &Relay::Refuse { srq: number, gone: false });
+            self.recall(env, id, Some(link));
+        }
+    }
+
+    /// Asks others, each once, for what they have of `srq` and do not use.
+    pub(crate) fn recall(&mut self, env: &mut E, id: SrqId, but: Option<LinkId>) {
+        let srq = self.abroad.home << QPN_BLOCK_SHIFT | id.0;
+        let loans = &mut self.lending.loans;
+        let unused = |loan: &Loan| {
+            loan.srq == Some(id) && !loan.begun && !loan.recalled && loan.link.is_some() && loan.link != but
+        };
+        while let Some(link) = loans.iter().find(|loan| unused(loan)).and_then(|loan| loan.link) {
+            env.relay(link, &Relay::Recall { srq });
+            for loan in loans.iter_mut().filter(|loan| loan.link == Some(link) && loan.srq == Some(id)) {
+                loan.recalled = true;
+            }
+        }
+    }
+
+    /// A packet of a message. `None`: it goes on.
+    fn take_part(
+        &mut self,
+        env: &mut E,
+        link: LinkId,
+        part: &Part,
+        what: impl FnOnce(&mut Self, &mut E) -> Option<Outcome>,
+    ) -> Option<Outcome> {
+        if self.lending.has_failed(link, part) {
+            if let Some(at) = self.lending.find(link, part.loan).filter(|_| part.end.is_some()) {
+                self.end_loan(at, part.qpn, Returned::Unused);
+            }
+            return None;
+        }
+        let outcome = what(self, env)?;
+        if outcome != Outcome::Success {
+            self.lending.fail(link, part);
+        }
+        Some(outcome)
+    }
+
+    /// Bytes of an RDMA WRITE.
+    fn write_lent(
+        &mut self,
+        env: &mut E,
+        (link, domain): (LinkId, PdId),
+        part: &Part,
+        place: &Place,
+        data: &[u8],
+    ) -> Option<Outcome> {
+        let Some((_, srq)) = self.srq_of(domain, place.srq) else { return Some(Outcome::Invalid) };
+        let (mrs, of) = (&self.mrs, (srq.pd, part.qpn));
+        let may = |len: u32| mrs.resolve_remote(place.key, of, place.va, len, Access::REMOTE_WRITE).ok();
+        let len = data.len() as u32;
+        if part.offset == 0 && may(place.total).is_none() {
+            return Some(Outcome::Access);
+        }
+        self.stats.rx_bytes.add(u64::from(len));
+        if len > 0 && !may(len).is_some_and(|host| env.dma_write(host, data)) {
+            return Some(Outcome::Access);
+        }
+        let end = part.end?;
+        if !end.flags.contains(WcFlags::WITH_IMM) {
+            return Some(Outcome::Success);
+        }
+        let Some(at) = self.lending.find(link, part.loan) else { return Some(Outcome::Invalid) };
+        let Some(id) = self.lending.loans[at].srq else { return Some(Outcome::Invalid) };
+        self.lending.loans[at].qpn = part.qpn;
+        let opcode = WcOpcode::RecvRdmaWithImm;
+        let cqe = Cqe { byte_len: place.total, opcode, ..end.cqe() };
+        let kept = self.finish_lent(at, id, &cqe, end.solicited);
+        Some(if kept { Outcome::Success } else { Outcome::Operation })
+    }
+
+    /// Bytes of a message for a WQE that was lent.
+    fn place_lent(&mut self, env: &mut E, link: LinkId, part: &Part, data: &[u8]) -> Option<Outcome> {
+        let Some(at) = self.lending.find(link, part.loan) else { return Some(Outcome::Invalid) };
+        let loan = &mut self.lending.loans[at];
+        (loan.begun, loan.qpn) = (true, part.qpn);
+        let Some((id, srq)) = loan.srq.and_then(|id| Some((id, self.srqs.get(id.0 as usize)?))) else {
+            return Some(Outcome::Invalid);
+        };
+        let (mrs, pd) = (&self.mrs, srq.pd);
+        let mut rest = data;
+        self.stats.rx_bytes.add(data.len() as u64);
+        let placed = slices(&loan.sges, part.offset, data.len() as u32, |sge, skip, n| {
+            let addr =
+                mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, true).ok()?;
+            let (now, later) = rest.split_at_checked(n as usize)?;
+            rest = later;
+            env.dma_write(addr, now).then_some(())
+        });
+        if placed.is_none() {
+            self.finish_lent(at, id, &Cqe { status: WcStatus::LocProtErr, ..Cqe::default() }, true);
+            return Some(Outcome::Operation);
+        }
+        let end = part.end?;
+        if end.flags.contains(WcFlags::WITH_INV)
+            && self.mrs.invalidate_remote(end.imm, (pd, part.qpn)).is_err()
+        {
+            self.finish_lent(at, id, &Cqe { status: WcStatus::WrFlushErr, ..Cqe::default() }, true);
+            return Some(Outcome::Access);
+        }
+        let byte_len = part.offset.wrapping_add(data.len() as u32);
+        let cqe = Cqe { byte_len, opcode: WcOpcode::Recv, ..end.cqe() };
+        let kept = self.finish_lent(at, id, &cqe, end.solicited);
+        Some(if kept { Outcome::Success } else { Outcome::Operation })
+    }
+
+    /// A WQE that was lent is done. False: its CQ is full.
+    fn finish_lent(&mut self, at: usize, id: SrqId, cqe: &Cqe, solicited: bool) -> bool {
+        let loan = &self.lending.loans[at];
+        let cqe = Cqe { wr_id: loan.wr_id, qpn: loan.qpn, ..*cqe };
+        self.lending.end(at);
+        self.stats.completions.inc();
+        if cqe.status != WcStatus::Success {
+            self.stats.error_completions.inc();
+        }
+        let cq = self.srqs.get(id.0 as usize).and_then(|srq| srq.xrc.as_ref());
+        let kept = cq.is_some_and(|(_, cq)| cq.push(&cqe, solicited).is_ok());
+        if !kept {
+            self.stats.cq_overrun.inc();
+        }
+        kept
+    }
+
+    /// A loan ends without a whole message.
+    fn end_loan(&mut self, at: usize, qpn: Qpn, why: Returned) {
+        let loan = &mut self.lending.loans[at];
+        let Some(id) = loan.srq else { return };
+        if why == Returned::Unused && !loan.begun {
+            return self.lending.give_back(at);
+        }
+        loan.qpn = qpn;
+        let status = if why == Returned::TooLong { WcStatus::LocLenErr } else { WcStatus::WrFlushErr };
+        self.finish_lent(at, id, &Cqe { status, ..Cqe::default() }, true);
+    }
+}
+
+impl End {
+    fn cqe(&self) -> Cqe {
+        let End { src_qp, imm, flags, .. } = *self;
+        Cqe { src_qp, imm, flags, ..Cqe::default() }
+    }
+}
+
+/// Says what became of a message.
+fn tell_done<E: Env>(env: &mut E, link: LinkId, part: &Part, outcome: Option<Outcome>) {
+    if let Some(outcome) = outcome {
+        env.relay(link, &Relay::Done { qpn: part.qpn, serial: part.serial, outcome });
+    }
+}
+
+impl<E: Env> Nic<E> {
+    /// The XRC domain that `xrcd` stands for is shared with other cards from now on; numbers of its SRQs begin with
+    /// `block`, which is one of this card's.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid`: the card gave another block before.
+    pub fn share_domain(&mut self, xrcd: PdId, block: u16) -> Result<(), NicError> {
+        let home = &mut self.shared.abroad.home;
+        if block == 0 || (*home != 0 && *home != u32::from(block)) {
+            return Err(NicError::Invalid);
+        }
+        self.shared.pds.get_mut(xrcd.0 as usize).ok_or(NicError::NotFound)?.shared = true;
+        *home = u32::from(block);
+        Ok(())
+    }
+
+    /// The number by which requests name an SRQ.
+    pub fn srq_number(&self, srq: SrqId) -> u32 {
+        let domain = self.shared.srqs.get(srq.0 as usize).and_then(|srq| srq.xrc.as_ref());
+        match domain {
+            Some((domain, _)) if self.shared.is_shared(*domain) => {
+                self.shared.abroad.home << QPN_BLOCK_SHIFT | srq.0
+            }
+            _ => srq.0,
+        }
+    }
+
+    /// A message from the card at the other end of `link`, which is in `domain`.
+    pub fn handle_relay(&mut self, env: &mut E, now: Nanos, link: LinkId, domain: PdId, message: &Relay<'_>) {
+        match *message {
+            Relay::Ask { srq, count } => self.shared.lend(env, link, domain, srq, count),
+            Relay::Data { part, data } => {
+                let place = |sh: &mut Shared<E>, env: &mut E| sh.place_lent(env, link, &part, data);
+                let outcome = self.shared.take_part(env, link, &part, place);
+                tell_done(env, link, &part, outcome);
+            }
+            Relay::Write { part, place, data } => {
+                let from = (link, domain);
+                let write = |sh: &mut Shared<E>, env: &mut E| sh.write_lent(env, from, &part, &place, data);
+                let outcome = self.shared.take_part(env, link, &part, write);
+                tell_done(env, link, &part, outcome);
+            }
+            Relay::Return { loan, qpn, why } => {
+                if let Some(at) = self.shared.lending.find(link, loan) {
+                    self.shared.end_loan(at, qpn, why);
+                }
+            }
+            Relay::Lend { srq, loan, room } => {
+                if !self.shared.abroad.lent(link, srq, loan, room) {
+                    env.relay(link, &Relay::Return { loan, qpn: 0, why: Returned::Unused });
+                    return;
+                }
+                self.tell_waiting(env, now, (link, srq), |cx| cx.awaited(true));
+            }
+            Relay::Refuse { srq, gone } => {
+                self.shared.abroad.refused(link, srq, gone);
+                let what = |cx: &mut Ctx<'_, E>| if gone { cx.nobodys() } else { cx.awaited(false) };
+                self.tell_waiting(env, now, (link, srq), what);
+            }
+            Relay::Done { qpn, serial, outcome } => {
+                if let Some(mut cx) = self.context(env, qpn, now) {
+                    cx.confirmed(link, serial, outcome);
+                }
+            }
+            Relay::Recall { srq } => {
+                while let Some(loan) = self.shared.abroad.recalled(link, srq) {
+                    env.relay(link, &Relay::Return { loan, qpn: 0, why: Returned::Unused });
+                }
+            }
+        }
+    }
+
+    /// The card at the other end of `link` is gone: what it had comes back, and what it owes will not come.
+    pub fn handle_unlink(&mut self, env: &mut E, now: Nanos, link: LinkId) {
+        for at in 0..self.shared.lending.loans.len() {
+            if self.shared.lending.loans[at].link == Some(link) {
+                let qpn = self.shared.lending.loans[at].qpn;
+                self.shared.end_loan(at, qpn, Returned::Unused);
+            }
+        }
+        self.shared.abroad.cut(link);
+        self.shared.lending.failed.retain(|(of, ..)| *of != link);
+        let waits = |qp: &&Qp<E>| qp.resp.away.as_ref().is_some_and(|away| away.uses(link));
+        let concerned: Vec<Qpn> = self.qps.each().filter(waits).map(|qp| qp.qpn).collect();
+        for qpn in concerned {
+            if let Some(mut cx) = self.context(env, qpn, now) {
+                cx.cut(link);
+            }
+        }
+    }
+
+    /// Tells the QPs that wait for a WQE of another card's SRQ.
+    fn tell_waiting(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        (link, srq): (LinkId, u32),
+        what: impl Fn(&mut Ctx<'_, E>),
+    ) {
+        while let Some(qpn) = self.shared.abroad.next_waiting(link, srq) {
+            if let Some(mut cx) = self.context(env, qpn, now) {
+                what(&mut cx);
+            }
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! What cards say to each other that share an XRC domain: whose QP received a message for the other's SRQ.
+//!
+//! The QP's card borrows receive WQEs of the SRQ, passes what arrives for them, and acknowledges once the SRQ's card says that
+//! it is in memory. Owns the words and their bytes; it must not know how they travel.
+
+use crate::types::{Qpn, WcFlags};
+
+/// A connection to another card's process. Its host gives the numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkId(pub u32);
+
+/// Why there is no link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkError {
+    /// The other process does not answer now
+    Busy,
+    /// There is no such process in the domain
+    Gone,
+}
+
+/// One message. WQEs are named by the lender (`loan`), messages by the borrower (`serial`), SRQs by their number.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Relay<'a> {
+    /// Borrower: up to `count` WQEs of `srq`, please
+    Ask { srq: u32, count: u32 },
+    /// Borrower: bytes of a message
+    Data { part: Part, data: &'a [u8] },
+    /// Borrower: bytes of an RDMA WRITE, for memory that the protection domain of `srq` has. A loan is used at the end of
+    /// one with immediate data.
+    Write { part: Part, place: Place, data: &'a [u8] },
+    /// Borrower: a loan that will not be used (further)
+    Return { loan: u32, qpn: Qpn, why: Returned },
+    /// Lender: a WQE with room for `room` bytes
+    Lend { srq: u32, loan: u32, room: u32 },
+    /// Lender: there is none; `gone`: nor such an SRQ
+    Refuse { srq: u32, gone: bool },
+    /// Lender: the message `serial` of `qpn` is in memory, or is not
+    Done { qpn: Qpn, serial: u32, outcome: Outcome },
+    /// Lender: loans of `srq` that are not used are wanted back
+    Recall { srq: u32 },
+}
+
+/// Where bytes of a message belong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The WQE
+    pub loan: u32,
+    /// The borrower's name for the message
+    pub serial: u32,
+    /// The QP that received it
+    pub qpn: Qpn,
+    /// Its connection: after a fault nothing more of the same one is taken
+    pub epoch: u32,
+    /// From here on in the WQE's buffers
+    pub offset: u32,
+    /// These are the last
+    pub end: Option<End>,
+}
+
+/// Where an RDMA WRITE goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The SRQ that the request names
+    pub srq: u32,
+    /// These bytes' address
+    pub va: u64,
+    /// Its key
+    pub key: u32,
+    /// Bytes of the whole message
+    pub total: u32,
+}
+
+/// What the completion of a message says beside its length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct End {
+    /// The sender's QP
+    pub src_qp: Qpn,
+    /// As in a completion
+    pub imm: u32,
+    /// WITH_IMM, WITH_INV
+    pub flags: WcFlags,
+    /// The sender asked for an event
+    pub solicited: bool,
+}
+
+/// Why a loan ends without a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Returned {
+    /// No byte of a message went to it
+    Unused,
+    /// The QP ended, or failed, in the middle of a message
+    Flushed,
+    /// The message was longer than the buffers
+    TooLong,
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// In memory, and completed
+    Success,
+    /// There is no such WQE or SRQ any more
+    Invalid,
+    /// It unbinds what it may not
+    Access,
+    /// The buffers cannot be written
+    Operation,
+}
+
+/// Bytes of a message before its data.
+pub const HEAD: usize = WORDS * 4;
+const WORDS: usize = 15;
+
+impl Relay<'_> {
+    /// Whether it must arrive: hosts keep it until there is room. The others may be refused.
+    pub fn is_due(&self) -> bool {
+        !matches!(self, Relay::Ask { .. } | Relay::Data { .. } | Relay::Write { .. })
+    }
+
+    /// Its bytes: these, and its data behind them.
+    pub fn encode(&self) -> ([u8; HEAD], &[u8]) {
+        let mut data = &[][..];
+        let mut w = [0; WORDS];
+        let mut put = |words: &[u32]| w.iter_mut().zip(words).for_each(|(to, word)| *to = *word);
+        match *self {
+            Relay::Ask { srq, count } => put(&[1, srq, count]),
+            Relay::Data { part, data: bytes } => {
+                data = bytes;
+                put(&part.words(2));
+            }
+            Relay::Return { loan, qpn, why } => put(&[3, loan, qpn, why as u32]),
+            Relay::Lend { srq, loan, room } => put(&[4, srq, loan, room]),
+            Relay::Refuse { srq, gone } => put(&[5, srq, u32::from(gone)]),
+            Relay::Done { qpn, serial, outcome } => put(&[6, qpn, serial, outcome as u32]),
+            Relay::Recall { srq } => put(&[7, srq]),
+            Relay::Write { part, place: Place { srq, va, key, total }, data: bytes } => {
+                data = bytes;
+                put(&part.words(8));
+                w[PART..].copy_from_slice(&[srq, va as u32, (va >> 32) as u32, key, total]);
+            }
+        }
+        let mut head = [0; HEAD];
+        for (to, word) in head.as_chunks_mut::<4>().0.iter_mut().zip(w) {
+            *to = word.to_ne_bytes();
+        }
+        (head, data)
+    }
+
+    /// The message that these bytes are.
+    pub fn decode(bytes: &[u8]) -> Option<Relay<'_>> {
+        let (head, data) = bytes.split_first_chunk::<HEAD>()?;
+        let mut w = [0; WORDS];
+        for (to, word) in w.iter_mut().zip(head.as_chunks::<4>().0) {
+            *to = u32::from_ne_bytes(*word);
+        }
+        Some(match w[0] {
+            1 => Relay::Ask { srq: w[1], count: w[2] },
+            2 => Relay::Data { part: Part::of(&w), data },
+            3 => {
+                let why = match w[3] {
+                    0 => Returned::Unused,
+                    1 => Returned::Flushed,
+                    2 => Returned::TooLong,
+                    _ => return None,
+                };
+                Relay::Return { loan: w[1], qpn: w[2], why }
+            }
+            4 => Relay::Lend { srq: w[1], loan: w[2], room: w[3] },
+            5 => Relay::Refuse { srq: w[1], gone: w[2] != 0 },
+            6 => {
+                let outcome = match w[3] {
+                    0 => Outcome::Success,
+                    1 => Outcome::Invalid,
+                    2 => Outcome::Access,
+                    3 => Outcome::Operation,
+                    _ => return None,
+                };
+                Relay::Done { qpn: w[1], serial: w[2], outcome }
+            }
+            7 => Relay::Recall { srq: w[1] },
+            8 => {
+                let [srq, low, high, key, total] = *w.last_chunk()?;
+                let place = Place { srq, va: u64::from(high) << 32 | u64::from(low), key, total };
+                Relay::Write { part: Part::of(&w), place, data }
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// Words before those of a [`Place`].
+const PART: usize = WORDS - 5;
+
+impl Part {
+    fn words(&self, kind: u32) -> [u32; PART] {
+        let Part { loan, serial, qpn, epoch, offset, end } = *self;
+        let how = |end: &End| 1 | u32::from(end.solicited) << 1;
+        let (src_qp, imm, flags) = end.map_or((0, 0, 0), |e| (e.src_qp, e.imm, u32::from(e.flags.bits())));
+        [kind, loan, serial, qpn, epoch, offset, end.as_ref().map_or(0, how), src_qp, imm, flags]
+    }
+
+    fn of(w: &[u32; WORDS]) -> Part {
+        let flags = WcFlags::from_bits_truncate(w[9] as u8) & (WcFlags::WITH_IMM | WcFlags::WITH_INV);
+        let end = End { src_qp: w[7], imm: w[8], flags, solicited: w[6] & 2 != 0 };
+        let end = (w[6] & 1 != 0).then_some(end);
+        Part { loan: w[1], serial: w[2], qpn: w[3], epoch: w[4], offset: w[5], end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let flags = WcFlags::WITH_IMM;
+        let end = End { src_qp: 5, imm: 6, flags, solicited: true };
+        let part = Part { loan: 1, serial: 2, qpn: 3, epoch: 8, offset: 4, end: None };
+        let place = Place { srq: 1, va: 0x1234_5678_9abc_def0, key: 2, total: 3 };
+        for message in [
+            Relay::Ask { srq: 1, count: 2 },
+            Relay::Data { part, data: b"abc" },
+            Relay::Data { part: Part { end: Some(end), ..part }, data: b"" },
+            Relay::Return { loan: 1, qpn: 2, why: Returned::TooLong },
+            Relay::Lend { srq: 1, loan: 2, room: 3 },
+            Relay::Refuse { srq: 1, gone: true },
+            Relay::Done { qpn: 1, serial: 2, outcome: Outcome::Operation },
+            Relay::Recall { srq: 9 },
+            Relay::Write { part, place, data: b"defg" },
+        ] {
+            let (head, data) = message.encode();
+            let bytes = [&head[..], data].concat();
+            assert_eq!(Relay::decode(&bytes), Some(message));
+            assert_eq!(Relay::decode(&bytes[..HEAD - 1]), None);
+        }
+        for kind in [0, 9, u32::MAX] {
+            let mut bytes = [0xff; HEAD];
+            bytes[..4].copy_from_slice(&kind.to_ne_bytes());
+            assert_eq!(Relay::decode(&bytes), None);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! SRQs of other cards: what is borrowed of each, and who waits for it.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use crate::relay::LinkId;
+use crate::types::{PdId, Qpn};
+
+/// WQEs borrowed at a time, and how few are left when more are asked for.
+pub(super) const BATCH: u32 = 32;
+pub(super) const FEW: usize = 16;
+/// QPs that are told when a WQE comes; more find out by repeating.
+pub(super) const WAITING: usize = 64;
+/// SRQs of other cards that are remembered.
+const SRQS: usize = 1024;
+
+/// A borrowed WQE. Serial: of the message that it is used for.
+#[derive(Clone, Copy)]
+pub(super) struct Loan {
+    pub(super) id: u32,
+    pub(super) room: u32,
+    pub(super) link: LinkId,
+    pub(super) serial: u32,
+}
+
+/// SRQs of other cards.
+#[derive(Default)]
+pub(crate) struct Abroad {
+    pub(super) srqs: Vec<Far>,
+    pub(super) serial: u32,
+    /// The block that stands in the numbers of this card's SRQs; 0: none
+    pub(crate) home: u32,
+}
+
+/// An SRQ of another card.
+pub(super) struct Far {
+    pub(super) domain: PdId,
+    pub(super) number: u32,
+    pub(super) link: Option<LinkId>,
+    pub(super) loans: VecDeque<Loan>,
+    /// An answer is due
+    pub(super) asked: bool,
+    /// Its card says that it does not exist
+    pub(super) gone: bool,
+    pub(super) waiting: Vec<Qpn>,
+}
+
+impl Abroad {
+    pub(super) fn find(&self, domain: PdId, number: u32) -> Option<usize> {
+        self.srqs.iter().position(|far| far.number == number && far.domain == domain)
+    }
+
+    /// A place for an SRQ, another's that is of no use any more if there are too many.
+    pub(super) fn place(&mut self, domain: PdId, number: u32, link: LinkId) -> Option<usize> {
+        let (loans, waiting) = (VecDeque::with_capacity(BATCH as usize), Vec::with_capacity(WAITING));
+        let far = Far { domain, number, link: Some(link), loans, asked: false, gone: false, waiting };
+        if self.srqs.len() < SRQS {
+            self.srqs.push(far);
+            return Some(self.srqs.len() - 1);
+        }
+        let at = self.srqs.iter().position(|far| far.link.is_none() || (far.gone && far.loans.is_empty()))?;
+        self.srqs[at] = far;
+        Some(at)
+    }
+
+    fn by_number(&mut self, link: LinkId, number: u32) -> Option<&mut Far> {
+        self.srqs.iter_mut().find(|far| far.link == Some(link) && far.number == number)
+    }
+
+    /// A WQE came. False: nobody can use it.
+    pub(crate) fn lent(&mut self, link: LinkId, number: u32, id: u32, room: u32) -> bool {
+        let Some(far) = self.by_number(link, number) else { return false };
+        (far.asked, far.gone) = (false, false);
+        let wanted = far.loans.len() < far.loans.capacity();
+        if wanted {
+            far.loans.push_back(Loan { id, room, link, serial: 0 });
+        }
+        wanted
+    }
+
+    /// There is none.
+    pub(crate) fn refused(&mut self, link: LinkId, number: u32, gone: bool) {
+        if let Some(far) = self.by_number(link, number) {
+            (far.asked, far.gone) = (false, gone);
+        }
+    }
+
+    /// The next QP that waits for a WQE.
+    pub(crate) fn next_waiting(&mut self, link: LinkId, number: u32) -> Option<Qpn> {
+        self.by_number(link, number)?.waiting.pop()
+    }
+
+    /// Gives back an unused WQE that is wanted.
+    pub(crate) fn recalled(&mut self, link: LinkId, number: u32) -> Option<u32> {
+        Some(self.by_number(link, number)?.loans.pop_back()?.id)
+    }
+
+    /// The other card is gone, and its WQEs.
+    pub(crate) fn cut(&mut self, link: LinkId) {
+        for far in self.srqs.iter_mut().filter(|far| far.link == Some(link)) {
+            far.link = None;
+            far.loans.clear();
+            (far.asked, far.gone) = (false, false);
+        }
+    }
+
+    /// SRQs of a domain that ends.
+    pub(crate) fn forget(&mut self, domain: PdId) {
+        self.srqs.retain(|far| far.domain != domain);
+    }
+
+    /// A number for the next message.
+    pub(super) fn next_serial(&mut self) -> u32 {
+        self.serial = self.serial.wrapping_add(1);
+        self.serial
+    }
+}

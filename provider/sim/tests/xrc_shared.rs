@@ -1,0 +1,409 @@
+//! An XRC domain that cards share, on virtual time: messages to one card's SRQs come through another card's QPs.
+
+mod common;
+
+use common::{all_rights, any_bytes, any_faults, any_size, for_seeds};
+use starverbs_core::qp::RecvSource;
+use starverbs_core::{
+    AsyncEvent, Cqe, Mtu, NicConfig, PdId, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendOp, SendWqe, Sge,
+    SrqId, WcFlags, WcOpcode, WcStatus,
+};
+use starverbs_sim::{Faults, Host, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+
+const ROOM: u32 = 200_000;
+/// The sender, the host with the QPs, and two that only have SRQs.
+const SENDER: usize = 0;
+const QPS: usize = 1;
+const HOSTS: u8 = 4;
+
+struct Queue {
+    host: usize,
+    id: SrqId,
+    number: u32,
+    rq: SimRq,
+    cq: SimCq,
+    pd: PdId,
+    buffers: Vec<Sge>,
+}
+
+struct Shared {
+    net: Net,
+    sq: [SimSq; 2],
+    cq: SimCq,
+    sends: [Qpn; 2],
+    recvs: [Qpn; 2],
+    /// Of the hosts from [`QPS`] on
+    queues: Vec<Queue>,
+}
+
+fn region(host: &mut Host, pd: PdId, len: u32) -> Sge {
+    let usual = std::mem::replace(&mut host.pd, pd);
+    let (addr, lkey) = host.region(u64::from(len.max(1)), all_rights());
+    host.pd = usual;
+    Sge { addr, len, lkey }
+}
+
+impl Shared {
+    fn new(faults: Faults, seed: u64, setup: &Setup) -> Self {
+        let mut net = Net::new(HOSTS, NicConfig::default(), faults, seed);
+        let domains: Vec<(usize, PdId)> =
+            (QPS..usize::from(HOSTS)).map(|at| (at, net.hosts[at].nic.alloc_pd().expect("a PD"))).collect();
+        net.share(&domains);
+        let (cq, nobody) = (SimCq::new(256), SimCq::new(1));
+        let sq = [(); 2].map(|()| SimSq::new(64));
+        let (mut sends, mut recvs) = ([0; 2], [0; 2]);
+        for i in 0..2 {
+            let none = RecvSource::Own(SimRq::new(1, 1));
+            sends[i] = net.hosts[SENDER].qp(QpType::XrcSend, &sq[i], none, [&cq, &cq], true);
+            let usual = std::mem::replace(&mut net.hosts[QPS].pd, domains[0].1);
+            let named = RecvSource::Xrc(SrqId(u32::MAX));
+            recvs[i] = net.hosts[QPS].qp(QpType::XrcRecv, &SimSq::new(1), named, [&nobody, &nobody], false);
+            net.hosts[QPS].pd = usual;
+            net.connect(QpType::XrcSend, (SENDER, sends[i]), (QPS, recvs[i]), setup);
+        }
+        let queue = |(host, domain): &(usize, PdId)| {
+            let nic = &mut net.hosts[*host].nic;
+            let (rq, cq) = (SimRq::new(256, 2), SimCq::new(256));
+            let pd = nic.alloc_pd().expect("a PD");
+            let id = nic.create_xrc_srq(pd, *domain, rq.clone(), cq.clone(), 0).expect("an SRQ");
+            Queue { host: *host, id, number: nic.srq_number(id), rq, cq, pd, buffers: vec![] }
+        };
+        let queues = domains.iter().map(queue).collect();
+        Shared { net, sq, cq, sends, recvs, queues }
+    }
+
+    fn send(&mut self, qp: usize, to: usize, wqe: SendWqe, data: &[u8]) {
+        let pd = self.net.hosts[SENDER].pd;
+        let from = region(&mut self.net.hosts[SENDER], pd, data.len() as u32);
+        self.net.hosts[SENDER].env.memory.write(from.addr, data);
+        let wqe = SendWqe { remote_qpn: self.queues[to].number, ..wqe };
+        self.sq[qp].post(Send { wqe, sges: vec![from], inline: None }).expect("there is room");
+        self.net.doorbell(SENDER, self.sends[qp]);
+    }
+
+    /// Posts a buffer of two pieces.
+    fn post_recv(&mut self, to: usize) {
+        let queue = &mut self.queues[to];
+        let sge = region(&mut self.net.hosts[queue.host], queue.pd, ROOM);
+        let first = Sge { len: 100, ..sge };
+        let second = Sge { addr: sge.addr + 100, len: ROOM - 100, ..sge };
+        let wr_id = queue.buffers.len() as u64;
+        queue.rq.post(Recv { wr_id, sges: vec![first, second] }).expect("there is room");
+        queue.buffers.push(sge);
+    }
+
+    /// Sends so many messages to queue 1 through a QP of its own card, and lets them arrive.
+    fn send_directly(&mut self, count: usize) {
+        let domain = self.net.hosts[2].env.domain.expect("it shares one");
+        let host = &mut self.net.hosts[2];
+        let usual = std::mem::replace(&mut host.pd, domain);
+        let (cq, nobody, sq) = (SimCq::new(64), SimCq::new(1), SimSq::new(64));
+        let named = RecvSource::Xrc(SrqId(u32::MAX));
+        let recv = host.qp(QpType::XrcRecv, &SimSq::new(1), named, [&nobody, &nobody], false);
+        host.pd = usual;
+        let none = RecvSource::Own(SimRq::new(1, 1));
+        let send = self.net.hosts[SENDER].qp(QpType::XrcSend, &sq, none, [&cq, &cq], true);
+        self.net.connect(QpType::XrcSend, (SENDER, send), (2, recv), &Setup::default());
+        for _ in 0..count {
+            let wqe = SendWqe { remote_qpn: self.queues[1].number, ..SendWqe::default() };
+            sq.post(Send { wqe, sges: vec![], inline: None }).expect("there is room");
+        }
+        self.net.doorbell(SENDER, send);
+        self.run();
+    }
+
+    fn run(&mut self) {
+        assert!(self.net.run_until_idle(400_000), "it ends");
+    }
+
+    fn sent(&self) -> Vec<Cqe> {
+        std::iter::from_fn(|| self.cq.poll()).map(|(cqe, _)| cqe).collect()
+    }
+
+    fn got(&self, to: usize) -> Vec<Cqe> {
+        std::iter::from_fn(|| self.queues[to].cq.poll()).map(|(cqe, _)| cqe).collect()
+    }
+}
+
+/// SENDs over two QPs to three cards' SRQs, with buffers before or after them; cards sleep now and then.
+fn traffic(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let faults = any_faults(&mut rng);
+    let mut x = Shared::new(faults, seed, &Setup { timeout: 18, ..Setup::default() });
+    for host in &mut x.net.hosts {
+        host.env.link_room = rng.pick(&[1, 5, 64]);
+    }
+    let mut sent = [(); 2].map(|()| Vec::new());
+    let mut written = Vec::new();
+    for n in 0..40u32 {
+        let (qp, to) = (rng.below(2) as usize, rng.below(3) as usize);
+        let len = any_size(&mut rng, 1024);
+        let data = any_bytes(&mut rng, len);
+        let op = rng.pick(&[SendOp::Send, SendOp::SendImm, SendOp::Write, SendOp::WriteImm]);
+        let takes = op != SendOp::Write;
+        let late = takes && rng.chance(0.3);
+        if takes && !late {
+            x.post_recv(to);
+        }
+        let wqe = SendWqe { wr_id: u64::from(n), imm: n, op, ..SendWqe::default() };
+        let there = region(&mut x.net.hosts[x.queues[to].host], x.queues[to].pd, len);
+        x.send(qp, to, SendWqe { remote_addr: there.addr, rkey: there.lkey, ..wqe }, &data);
+        if matches!(op, SendOp::Write | SendOp::WriteImm) {
+            written.push((to, there.addr, data.clone()));
+        }
+        if takes {
+            sent[qp].push((to, op, n, data));
+        }
+        for _ in 0..rng.below(30) {
+            x.net.step();
+        }
+        if rng.chance(0.05) {
+            let host = rng.within(1, 3) as usize;
+            x.net.sleep(host, rng.below(3_000_000));
+        }
+        if late {
+            x.post_recv(to);
+        }
+    }
+    x.run();
+    let done = x.sent();
+    assert!(done.iter().all(|cqe| cqe.status == WcStatus::Success), "{done:?}");
+    assert_eq!(done.len(), 40);
+    for to in 0..3 {
+        for cqe in x.got(to) {
+            assert_eq!(cqe.status, WcStatus::Success);
+            let qp = usize::from(cqe.qpn == x.recvs[1]);
+            assert_eq!((cqe.qpn, cqe.src_qp), (x.recvs[qp], x.sends[qp]));
+            let first = sent[qp].iter().position(|(t, ..)| *t == to).expect("it was sent");
+            let (_, op, imm, data) = sent[qp].remove(first);
+            assert_eq!(cqe.flags.contains(WcFlags::WITH_IMM), op != SendOp::Send);
+            assert!(op == SendOp::Send || cqe.imm == imm);
+            assert_eq!(cqe.byte_len as usize, data.len());
+            let write = op == SendOp::WriteImm;
+            assert_eq!(cqe.opcode, if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv });
+            if write {
+                continue;
+            }
+            let (queue, place) = (&x.queues[to], x.queues[to].buffers[cqe.wr_id as usize]);
+            assert_eq!(x.net.hosts[queue.host].env.memory.read(place.addr, data.len()), data);
+        }
+    }
+    assert!(sent.iter().all(Vec::is_empty), "all messages arrived, once and in order");
+    for (to, addr, data) in written {
+        assert_eq!(x.net.hosts[x.queues[to].host].env.memory.read(addr, data.len()), data);
+    }
+    for host in &x.net.hosts {
+        assert_eq!(host.env.events, []);
+        assert!(host.env.memory.gaps_intact());
+    }
+}
+
+#[test]
+fn messages_reach_the_queues_of_other_cards() {
+    for_seeds("messages_reach_the_queues_of_other_cards", 600, traffic);
+}
+
+/// Any card may be killed at any time: what was acknowledged has arrived, what was not fails, and nobody else is harmed.
+fn deaths(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let faults = any_faults(&mut rng);
+    let mut x = Shared::new(faults, seed, &Setup { timeout: 12, retry_cnt: 3, ..Setup::default() });
+    let victim = rng.within(1, 3) as usize;
+    let mut data = Vec::new();
+    for n in 0..30u32 {
+        let (qp, to) = (rng.below(2) as usize, rng.below(3) as usize);
+        let len = any_size(&mut rng, 1024);
+        let bytes = any_bytes(&mut rng, len);
+        x.post_recv(to);
+        if x.net.hosts[SENDER].state(x.sends[qp]) == QpState::Rts {
+            x.send(
+                qp,
+                to,
+                SendWqe { wr_id: u64::from(n), imm: n, op: SendOp::SendImm, ..SendWqe::default() },
+                &bytes,
+            );
+        }
+        data.push((to, bytes));
+        for _ in 0..rng.below(20) {
+            x.net.step();
+        }
+        if n == 15 {
+            x.net.kill(victim);
+        }
+    }
+    x.run();
+    let done = x.sent();
+    let mut arrived = [false; 30];
+    for to in 0..3 {
+        for cqe in x.got(to) {
+            if cqe.status == WcStatus::WrFlushErr {
+                continue;
+            }
+            assert_eq!(cqe.status, WcStatus::Success);
+            let (at, bytes) = &data[cqe.imm as usize];
+            let place = x.queues[to].buffers[cqe.wr_id as usize];
+            assert_eq!((*at, cqe.byte_len as usize), (to, bytes.len()));
+            assert_eq!(x.net.hosts[x.queues[to].host].env.memory.read(place.addr, bytes.len()), bytes);
+            assert!(!std::mem::replace(&mut arrived[cqe.imm as usize], true), "twice");
+        }
+    }
+    for cqe in done.iter().filter(|cqe| cqe.status == WcStatus::Success) {
+        assert!(arrived[cqe.wr_id as usize], "message {} was acknowledged and is not there", cqe.wr_id);
+    }
+    /* a WQE is completed or still posted: none is lost */
+    for queue in x.queues.iter().filter(|queue| queue.host != victim && victim == QPS) {
+        let nic = &mut x.net.hosts[queue.host].nic;
+        nic.destroy_srq(queue.id).expect("nobody uses it");
+    }
+}
+
+#[test]
+fn a_card_that_dies_harms_nobody_else() {
+    for_seeds("a_card_that_dies_harms_nobody_else", 600, deaths);
+}
+
+/// WQEs that a dead card had come back to the head of the queue, in order; one with half a message is flushed.
+#[test]
+fn what_the_dead_had_comes_back_in_order() {
+    let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
+    for _ in 0..40 {
+        x.post_recv(1);
+    }
+    x.send(0, 1, SendWqe::default(), b"first");
+    x.run();
+    assert_eq!(x.got(1)[0].wr_id, 0);
+    assert!(starverbs_core::RecvQueue::len(&x.queues[1].rq) < 39, "some are lent");
+    x.send(0, 1, SendWqe::default(), &[1; 100_000]);
+    for _ in 0..20 {
+        x.net.step();
+    }
+    x.net.kill(QPS);
+    let flushed = x.got(1);
+    assert_eq!(flushed.iter().map(|c| (c.status, c.wr_id)).collect::<Vec<_>>(), [(WcStatus::WrFlushErr, 1)]);
+    x.send_directly(38);
+    assert_eq!(x.got(1).iter().map(|c| c.wr_id).collect::<Vec<_>>(), (2..40).collect::<Vec<u64>>());
+}
+
+/// One WQE for two cards: who has it and does not use it gives it back.
+#[test]
+fn an_unused_loan_is_recalled() {
+    let mut x = Shared::new(Faults::default(), 1, &Setup::default());
+    for _ in 0..3 {
+        x.post_recv(1);
+    }
+    x.send(0, 1, SendWqe::default(), b"one");
+    x.run();
+    assert!(starverbs_core::RecvQueue::len(&x.queues[1].rq) < 2, "one is lent beside");
+    x.send_directly(2);
+    assert_eq!(
+        x.got(1).iter().map(|c| c.wr_id).collect::<Vec<_>>(),
+        [0, 2, 1],
+        "the one that was lent is last"
+    );
+}
+
+/// What goes wrong at the SRQ is an error at the requester, of the kind that IBTA has for it.
+#[test]
+fn faults_come_back_as_naks() {
+    for case in 0..5 {
+        let mut x = Shared::new(Faults::default(), 1, &Setup { rnr_retry: 2, ..Setup::default() });
+        let (mut want, mut recv) = (WcStatus::RemInvReqErr, None);
+        match case {
+            0 => x.queues[1].number += 1,
+            1 => x.queues[1].number = 7 << QPN_BLOCK_SHIFT,
+            2 => want = WcStatus::RnrRetryExcErr,
+            3 => {
+                let sge = region(&mut x.net.hosts[2], x.queues[1].pd, 10);
+                x.queues[1].rq.post(Recv { wr_id: 5, sges: vec![sge] }).expect("room");
+                recv = Some(WcStatus::LocLenErr);
+            }
+            _ => {
+                let sge = region(&mut x.net.hosts[2], x.queues[1].pd, 1000);
+                let sge = Sge { lkey: sge.lkey ^ 1, ..sge };
+                x.queues[1].rq.post(Recv { wr_id: 5, sges: vec![sge] }).expect("room");
+                (want, recv) = (WcStatus::RemOpErr, Some(WcStatus::LocProtErr));
+            }
+        }
+        x.send(0, 1, SendWqe::default(), &[3; 100]);
+        x.run();
+        assert_eq!(x.sent().iter().map(|c| c.status).collect::<Vec<_>>(), [want], "case {case}");
+        assert_eq!(x.got(1).first().map(|c| c.status), recv, "case {case}");
+        let failed = case != 2;
+        assert_eq!(x.net.hosts[QPS].state(x.recvs[0]) == QpState::Err, failed);
+        let events = if failed { vec![AsyncEvent::QpReqErr(x.recvs[0])] } else { vec![] };
+        assert_eq!(x.net.hosts[QPS].env.events, events);
+    }
+}
+
+/// What brings something back does not go to another card.
+#[test]
+fn what_is_answered_does_not_reach_another_card() {
+    for op in [SendOp::Read, SendOp::FetchAdd, SendOp::CmpSwap, SendOp::AtomicWrite, SendOp::Flush] {
+        let mut x = Shared::new(Faults::default(), 1, &Setup::default());
+        x.post_recv(1);
+        let there = x.queues[1].buffers[0];
+        let wqe = SendWqe { op, remote_addr: there.addr, rkey: there.lkey, ..SendWqe::default() };
+        x.send(0, 1, wqe, &[1; 8]);
+        x.run();
+        assert_eq!(x.sent().iter().map(|c| c.status).collect::<Vec<_>>(), [WcStatus::RemAccessErr]);
+    }
+}
+
+/// WRITEs are checked against the SRQ's protection domain, and nothing behind one that fails is executed.
+#[test]
+fn a_write_that_may_not_ends_the_connection_before_what_follows() {
+    for case in 0..4 {
+        let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
+        x.post_recv(1);
+        x.post_recv(1);
+        let right = region(&mut x.net.hosts[2], x.queues[1].pd, 2000);
+        let usual = x.net.hosts[2].pd;
+        let other = region(&mut x.net.hosts[2], usual, 2000);
+        let bad = match case {
+            0 => Sge { lkey: right.lkey ^ 1, ..right },
+            1 => Sge { addr: right.addr + 1, ..right },
+            2 => other,
+            _ => region(&mut x.net.hosts[3], x.queues[2].pd, 2000),
+        };
+        let wqe = |sge: Sge, op| SendWqe { op, remote_addr: sge.addr, rkey: sge.lkey, ..SendWqe::default() };
+        x.send(0, 1, wqe(bad, SendOp::WriteImm), &[7; 2000]);
+        x.send(0, 1, wqe(right, SendOp::Write), &[8; 2000]);
+        x.send(0, 1, SendWqe::default(), &[9; 20]);
+        x.run();
+        let want = [WcStatus::RemAccessErr, WcStatus::WrFlushErr, WcStatus::WrFlushErr];
+        assert_eq!(x.sent().iter().map(|c| c.status).collect::<Vec<_>>(), want);
+        let untouched =
+            *x.net.hosts[2].env.memory.read(right.addr, 2000).first_chunk::<2000>().expect("2000 bytes");
+        assert_eq!(untouched, [untouched[0]; 2000]);
+        assert!(![7, 8].contains(&untouched[0]));
+        assert_eq!(x.net.hosts[QPS].env.events, [AsyncEvent::QpAccessErr(x.recvs[0])]);
+        assert!(x.got(1).iter().all(|cqe| cqe.status != WcStatus::Success));
+        /* the other QP has the queue to itself */
+        x.post_recv(1);
+        x.send(1, 1, SendWqe::default(), b"goes on");
+        x.run();
+        assert_eq!(x.sent()[0].status, WcStatus::Success);
+    }
+}
+
+/// A card that stands still holds up nobody: its requester is told to come again, others go on.
+#[test]
+fn a_card_that_sleeps_costs_rnr_naks_alone() {
+    let setup = Setup { timeout: 12, retry_cnt: 2, min_rnr_timer: 12, ..Setup::default() };
+    let mut x = Shared::new(Faults::default(), 1, &setup);
+    for to in [1, 2] {
+        for _ in 0..8 {
+            x.post_recv(to);
+        }
+    }
+    x.net.sleep(2, 2_000_000_000);
+    x.send(0, 1, SendWqe::default(), b"sleeps");
+    for _ in 0..8 {
+        x.send(1, 2, SendWqe::default(), b"awake");
+    }
+    while x.net.now() < 1_000_000_000 && x.net.step() {}
+    assert_eq!((x.sent().len(), x.got(2).len()), (8, 8));
+    assert!(x.net.hosts[QPS].nic.counters().sent_rnr.get() > 10);
+    x.run();
+    assert_eq!((x.sent()[0].status, x.got(1).len()), (WcStatus::Success, 1));
+}

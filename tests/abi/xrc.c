@@ -1,0 +1,383 @@
+/* An XRC domain of several processes: one has the queue pair, others have the shared receive queues, a third sends.
+ * Each is a process of its own, which the test may kill or stop; each has a socket to the test.
+ * Build: cc -Wall -o xrc xrc.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "connect.h"
+
+enum { BIG = 1 << 20, SLOTS = 16, ROUNDS = 6 };
+
+/* A process of the test. */
+struct process {
+	pid_t pid;
+	int fd;
+};
+
+/* What it says first: the number of its queue pair or shared receive queue. */
+struct hello {
+	uint32_t number;
+};
+
+/* What the sender is asked for, and says. */
+struct order {
+	uint32_t srq, count, len;
+};
+struct result {
+	uint32_t done, failed, status;
+};
+
+static int file;
+
+static void get(int fd, void *to, size_t len)
+{
+	if (read(fd, to, len) != (ssize_t)len)
+		_exit(0);
+}
+
+static void say(int fd, const void *what, size_t len)
+{
+	if (write(fd, what, len) != (ssize_t)len)
+		_exit(0);
+}
+
+static struct ibv_context *open_card(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *ctx = list && list[0] ? ibv_open_device(list[0]) : NULL;
+
+	if (!ctx) {
+		fputs("no device\n", stderr);
+		_exit(1);
+	}
+	ibv_free_device_list(list);
+	return ctx;
+}
+
+static struct ibv_xrcd *open_domain(struct ibv_context *ctx)
+{
+	struct ibv_xrcd_init_attr init = { IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, file, O_CREAT };
+	struct ibv_xrcd *domain = ibv_open_xrcd(ctx, &init);
+
+	if (!domain) {
+		perror("ibv_open_xrcd");
+		_exit(1);
+	}
+	return domain;
+}
+
+/* Has the queue pair: tells its number, is told its peer's, and then lets the library work. */
+static void bridge(int fd)
+{
+	struct ibv_context *ctx = open_card();
+	struct ibv_xrcd *domain = open_domain(ctx);
+	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = domain };
+	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
+	struct hello hello = { qp ? qp->qp_num : 0 }, peer;
+	struct ibv_qp_attr a;
+	char byte;
+
+	say(fd, &hello, sizeof(hello));
+	get(fd, &peer, sizeof(peer));
+	CHECK(!to_init(qp, 0xf));
+	a = way_to(ctx, peer.number);
+	a.min_rnr_timer = 5;
+	CHECK(!modify(qp, &a, IBV_QPS_RTR, TO_RTR));
+	CHECK(!modify(qp, &a, IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_SQ_PSN));
+	say(fd, "!", 1);
+	get(fd, &byte, 1);
+	_exit(0);
+}
+
+/* Has a shared receive queue: keeps it full, looks at what comes, and counts it in `shared`. */
+static void owner(int fd, volatile uint32_t *shared)
+{
+	struct ibv_context *ctx = open_card();
+	struct ibv_xrcd *domain = open_domain(ctx);
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	struct ibv_cq *cq = ibv_create_cq(ctx, 256, NULL, NULL, 0);
+	struct ibv_srq_init_attr_ex init = { .attr = { .max_wr = SLOTS, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd,
+		.xrcd = domain, .cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD |
+		IBV_SRQ_INIT_ATTR_CQ };
+	struct ibv_srq *srq = ibv_create_srq_ex(ctx, &init);
+	unsigned char *memory = aligned_alloc(4096, (size_t)SLOTS * BIG);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, (size_t)SLOTS * BIG, IBV_ACCESS_LOCAL_WRITE);
+	struct hello hello;
+	struct ibv_recv_wr *bad;
+	struct ibv_wc wc;
+
+	if (!srq || !mr || ibv_get_srq_num(srq, &hello.number))
+		_exit(1);
+	for (uint64_t n = 0; n < SLOTS; n++) {
+		struct ibv_sge sge = { (uintptr_t)memory + n * BIG, BIG, mr->lkey };
+		struct ibv_recv_wr wr = { n, NULL, &sge, 1 };
+
+		CHECK(!ibv_post_srq_recv(srq, &wr, &bad));
+	}
+	say(fd, &hello, sizeof(hello));
+	for (;;) {
+		char byte;
+
+		if (ibv_poll_cq(cq, 1, &wc) == 1) {
+			unsigned char *at = memory + wc.wr_id * BIG;
+			struct ibv_sge sge = { (uintptr_t)at, BIG, mr->lkey };
+			struct ibv_recv_wr wr = { wc.wr_id, NULL, &sge, 1 };
+
+			if (wc.status == IBV_WC_SUCCESS) {
+				/* every byte of message n is n, which it also has as immediate data */
+				for (uint32_t i = 0; i < wc.byte_len; i++)
+					if (at[i] != (unsigned char)ntohl(wc.imm_data)) {
+						fprintf(stderr, "byte %u of message %u is wrong\n", i, ntohl(wc.imm_data));
+						_exit(1);
+					}
+				shared[0]++;
+			} else {
+				CHECK(wc.status == IBV_WC_WR_FLUSH_ERR);
+				shared[1]++;
+			}
+			memset(at, 0, BIG);
+			CHECK(!ibv_post_srq_recv(srq, &wr, &bad));
+		}
+		if (recv(fd, &byte, 1, MSG_DONTWAIT) == 0)
+			_exit(failures != 0);
+	}
+}
+
+/* Sends what it is told to, one message after the other is acknowledged, two at a time. */
+static void sender(int fd)
+{
+	struct ibv_context *ctx = open_card();
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	struct ibv_cq *cq = ibv_create_cq(ctx, 64, NULL, NULL, 0);
+	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .cap = { .max_send_wr = 4, .max_send_sge = 1 },
+		.qp_type = IBV_QPT_XRC_SEND, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd, .sq_sig_all = 1 };
+	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
+	struct hello hello = { qp ? qp->qp_num : 0 }, peer;
+	unsigned char *memory = malloc(2 * BIG);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, 2 * BIG, 0);
+	struct order order;
+
+	say(fd, &hello, sizeof(hello));
+	get(fd, &peer, sizeof(peer));
+	CHECK(mr && !connect_rc(qp, peer.number));
+	for (;;) {
+		struct result result = { 0 };
+		uint32_t posted = 0;
+
+		get(fd, &order, sizeof(order));
+		while (result.done + result.failed < order.count) {
+			struct ibv_wc wc;
+
+			if (posted < order.count && posted - result.done - result.failed < 2) {
+				unsigned char *at = memory + posted % 2 * BIG;
+				struct ibv_sge sge = { (uintptr_t)at, order.len, mr->lkey };
+				struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_IMM,
+					.imm_data = htonl(posted), .qp_type.xrc.remote_srqn = order.srq }, *bad;
+
+				memset(at, (int)posted, order.len);
+				CHECK(!ibv_post_send(qp, &wr, &bad));
+				posted++;
+			}
+			if (ibv_poll_cq(cq, 1, &wc) == 1) {
+				if (wc.status == IBV_WC_SUCCESS) {
+					result.done++;
+				} else {
+					if (!result.failed)
+						result.status = wc.status;
+					result.failed++;
+				}
+			}
+		}
+		say(fd, &result, sizeof(result));
+	}
+}
+
+static struct process start(void (*what)(int, volatile uint32_t *), volatile uint32_t *shared)
+{
+	struct process p;
+	int fds[2];
+
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+	p.fd = fds[0];
+	p.pid = fork();
+	if (!p.pid) {
+		alarm(120);
+		/* the test's end of all sockets: their children end with it */
+		for (int fd = 3; fd < 64; fd++)
+			if (fd != fds[1] && fd != file)
+				close(fd);
+		what(fds[1], shared);
+		_exit(1);
+	}
+	close(fds[1]);
+	return p;
+}
+
+static void run_bridge(int fd, volatile uint32_t *shared)
+{
+	(void)shared;
+	bridge(fd);
+}
+
+static void run_sender(int fd, volatile uint32_t *shared)
+{
+	(void)shared;
+	sender(fd);
+}
+
+static uint32_t number(struct process p)
+{
+	struct hello hello = { 0 };
+
+	CHECK(read(p.fd, &hello, sizeof(hello)) == sizeof(hello) && hello.number);
+	return hello.number;
+}
+
+static void stop(struct process p, int sig)
+{
+	int status = 0;
+
+	if (sig)
+		kill(p.pid, sig);
+	close(p.fd);
+	CHECK(waitpid(p.pid, &status, 0) == p.pid && (sig ? WIFSIGNALED(status) : status == 0));
+}
+
+/* A bridge and a sender, connected. */
+static void join(struct process *b, struct process *s)
+{
+	struct hello at_bridge, at_sender;
+	char byte;
+
+	*b = start(run_bridge, NULL);
+	*s = start(run_sender, NULL);
+	at_bridge.number = number(*b);
+	at_sender.number = number(*s);
+	CHECK(write(b->fd, &at_sender, sizeof(at_sender)) == sizeof(at_sender));
+	CHECK(read(b->fd, &byte, 1) == 1);
+	CHECK(write(s->fd, &at_bridge, sizeof(at_bridge)) == sizeof(at_bridge));
+}
+
+static void begin(struct process s, uint32_t srq, uint32_t count, uint32_t len)
+{
+	struct order order = { srq, count, len };
+
+	CHECK(write(s.fd, &order, sizeof(order)) == sizeof(order));
+}
+
+static struct result finish(struct process s)
+{
+	struct result result = { 0 };
+
+	CHECK(read(s.fd, &result, sizeof(result)) == sizeof(result));
+	return result;
+}
+
+static void nap(long us)
+{
+	struct timespec t = { us / 1000000, us % 1000000 * 1000 };
+
+	nanosleep(&t, NULL);
+}
+
+/* Waits until so many messages came. */
+static void await(volatile uint32_t *count, uint32_t least)
+{
+	for (int tries = 0; *count < least && tries < 60000; tries++)
+		nap(1000);
+	CHECK(*count >= least);
+}
+
+int main(void)
+{
+	volatile uint32_t *counts = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct process b, s, one, two;
+	uint32_t n1, n2;
+	struct result r;
+
+	alarm(180);
+	file = memfd_create("domain", 0);
+	one = start(owner, counts);
+	two = start(owner, counts + 2);
+	n1 = number(one);
+	n2 = number(two);
+	CHECK(n1 != n2);
+	join(&b, &s);
+
+	/* all sizes, to both */
+	for (uint32_t len = 1; len <= BIG; len *= 32) {
+		begin(s, n1, 40, len);
+		r = finish(s);
+		CHECK(r.done == 40 && !r.failed);
+		begin(s, n2, 40, len);
+		r = finish(s);
+		CHECK(r.done == 40 && !r.failed);
+	}
+	await(counts, 200);
+	await(counts + 2, 200);
+	CHECK(counts[0] == 200 && counts[2] == 200 && !counts[1] && !counts[3]);
+
+	/* an owner that is stopped: the sender is told to come again, and does, for as long as it takes */
+	kill(two.pid, SIGSTOP);
+	begin(s, n2, 200, 50000);
+	nap(700000);
+	kill(two.pid, SIGCONT);
+	r = finish(s);
+	CHECK(r.done == 200 && !r.failed);
+	await(counts + 2, 400);
+
+	/* a stopped bridge */
+	begin(s, n1, 200, 50000);
+	kill(b.pid, SIGSTOP);
+	nap(20000);
+	kill(b.pid, SIGCONT);
+	r = finish(s);
+	CHECK(r.done == 200 && !r.failed);
+	await(counts, 400);
+
+	/* the bridge is killed under way: what it borrowed comes back, so the next one finds all of the queue */
+	for (int round = 0; round < ROUNDS; round++) {
+		uint32_t before = counts[0], flushed = counts[1];
+
+		begin(s, n1, 100000, 200000);
+		await(counts, before + 5 + (uint32_t)round);
+		stop(b, SIGKILL);
+		stop(s, SIGKILL);
+		join(&b, &s);
+		before = counts[0];
+		begin(s, n1, 4 * SLOTS, 1000);
+		r = finish(s);
+		CHECK(r.done == 4 * SLOTS && !r.failed);
+		await(counts, before + 4 * SLOTS);
+		CHECK(counts[1] - flushed <= 1);
+	}
+
+	/* an owner is killed under way: the sender learns that there is no such queue; the other one has its own */
+	begin(s, n2, 100000, 200000);
+	await(counts + 2, counts[2] + 5);
+	stop(two, SIGKILL);
+	r = finish(s);
+	CHECK(r.failed && r.status == IBV_WC_REM_INV_REQ_ERR);
+	stop(b, 0);
+	stop(s, 0);
+	join(&b, &s);
+	begin(s, n1, 100, 5000);
+	r = finish(s);
+	CHECK(r.done == 100 && !r.failed);
+	stop(b, 0);
+	stop(s, 0);
+	stop(one, 0);
+	if (!failures)
+		puts("xrc: all as promised");
+	return failures != 0;
+}
