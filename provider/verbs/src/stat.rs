@@ -201,7 +201,7 @@ mod tests {
             OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
         file.write_all_at(b"tx\x1b[2J\x07", NAMES_AT as u64).unwrap();
         let seen = Snapshot::read(&own_page(4243)).unwrap();
-        assert_eq!(seen.counters[0].0, "tx\u{fffd}[2J\u{fffd}s");
+        assert_eq!(seen.counters[0].0, "tx\u{fffd}[2J\u{fffd}ets");
     }
 
     #[test]
