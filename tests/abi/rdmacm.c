@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -522,6 +523,36 @@ static void migration(struct rdma_event_channel *from, struct rdma_event_channel
 }
 
 /* rdma_getaddrinfo */
+/* a process that ends without a word: its peer is told, as where a kernel closes its files */
+static void leaving(struct rdma_event_channel *ch)
+{
+	struct ibv_qp_init_attr init = attr_of(IBV_QPT_RC);
+	struct rdma_cm_id *listen, *server;
+	struct rdma_cm_event *event;
+	struct sockaddr_in where;
+	int status = -1;
+	pid_t child;
+
+	listen = listener(ch, RDMA_PS_TCP, &where);
+	child = fork();
+	if (!child) {
+		struct rdma_event_channel *own = rdma_create_event_channel();
+		struct rdma_cm_id *client = routed(own, RDMA_PS_TCP, where, IBV_QPT_RC);
+
+		CHECK(!rdma_connect(client, NULL));
+		pass(own, RDMA_CM_EVENT_ESTABLISHED);
+		exit(failures != 0);
+	}
+	event = next(ch, RDMA_CM_EVENT_CONNECT_REQUEST);
+	server = event->id;
+	CHECK(!rdma_ack_cm_event(event) && !rdma_create_qp(server, NULL, &init) && !rdma_accept(server, NULL));
+	pass(ch, RDMA_CM_EVENT_ESTABLISHED);
+	pass(ch, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	rdma_destroy_qp(server);
+	CHECK(!rdma_destroy_id(server) && !rdma_destroy_id(listen));
+}
+
 static void names(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *res = NULL;
@@ -600,6 +631,7 @@ int main(void)
 	datagrams(a, b);
 	groups(a);
 	migration(a, b);
+	leaving(a);
 	endpoints();
 	if (failures)
 		fprintf(stderr, "rdmacm: %d failed\n", failures);

@@ -57,9 +57,23 @@ pub(super) fn open() -> Result<Device, Errno> {
         let pd = made(pd_mr::alloc_pd(context))?;
         Device { context, pd, xrcd: core::ptr::null_mut(), agent, process: std::process::id() }
     };
+    static AT_EXIT: std::sync::Once = std::sync::Once::new();
+    // SAFETY: the handler may run at any exit; should the library be unmapped, it runs before.
+    AT_EXIT.call_once(|| drop(unsafe { libc::atexit(leave) }));
     // Of a parent process nothing may be ended here.
     core::mem::forget(shared.replace(new.clone()));
     Ok(new)
+}
+
+/// The process ends: its peers are told of what it did not end itself, as they are where a kernel closes its files.
+extern "C" fn leave() {
+    let _nothing_to_be_done = std::panic::catch_unwind(|| {
+        let agent =
+            shared().as_ref().filter(|known| known.process == std::process::id()).map(|d| d.agent.clone());
+        if let Some(agent) = agent {
+            agent.leave();
+        }
+    });
 }
 
 /// The calling thread is about to wait for an event: the card's own thread takes over, if the card is open.

@@ -134,6 +134,14 @@ impl Agent {
         address::check_source(&card.info.addrs, resolve.local)?;
         Conn::begin(&self.card, sink, |cm, now| cm.resolve(now, resolve))
     }
+
+    /// Ends all connections, as when the process is about to go: requests that wait are rejected, peers are told to disconnect.
+    /// Nothing in a process that was forked since.
+    pub fn leave(&self) {
+        if let Ok(card) = self.card() {
+            card.with(|shard, now| shard.close_cm(&card.notes, now));
+        }
+    }
 }
 
 impl Reservation {

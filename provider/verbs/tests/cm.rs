@@ -222,6 +222,28 @@ fn a_dropped_connection_is_released() {
     assert!(told_b.try_recv().is_err(), "the listener's sink is told of requests alone");
 }
 
+/// What a process leaves behind is ended when it goes: the peer need not find out by itself.
+#[test]
+fn who_leaves_tells_its_peers() {
+    let [a, b] = Side::pair(&settings());
+    let (listener, at_listener) = a.listen(PortSpace::Tcp, 8);
+    let (qa, qb) = (a.node.qp(QpType::Rc), b.node.qp(QpType::Rc));
+    let (_waiting, told) = b.connect(listener.local(), &qb, b"");
+    let (_unanswered, _) = requested(&at_listener);
+    a.agent.leave();
+    assert!(matches!(next(&told), CmEventKind::Rejected { .. }));
+
+    let (asking, told) = b.connect(listener.local(), &qb, b"");
+    let (conn, request) = requested(&at_listener);
+    ready(&a.node, &qa, request.qp);
+    conn.accept(&accept(side(&qa), b"")).unwrap();
+    assert!(matches!(next(&told), CmEventKind::Response(_)));
+    asking.establish().unwrap();
+    assert!(matches!(next(&at_listener), CmEventKind::Established));
+    a.agent.leave();
+    assert!(matches!(next(&told), CmEventKind::Disconnected { status: 0 }));
+}
+
 #[test]
 fn a_datagram_queue_pair_is_asked_for() {
     let [a, b] = Side::pair(&settings());

@@ -92,7 +92,6 @@ fn connected() -> Vec<Case> {
         )
     };
     let v6 = |(pair, expect): Case| (pair.v6(), expect);
-    let mtu = |mtu, (pair, expect): Case| (pair.env("STARVERBS_MTU", mtu), expect);
     let (client, expect) = (Pair::new("rdma_client", ""), Expect::Line("rdma_client: end 0"));
     let client = client.managed(Meets::Service, "-s {server}", "-s {server}");
     vec![
@@ -100,7 +99,6 @@ fn connected() -> Vec<Case> {
         v6(rping("-C 10 -V")),
         rping("-C 10 -q"),
         rping("-C 20 -S 16000 -V"),
-        mtu("1024", rping("-C 20 -S 16000 -V")),
         (rping("-C 100 -V").0.env("STARVERBS_FAULT", LOSS), rping("").1),
         ends("ucmatose", " -c 4 -C 20 -S 5000", Meets::Service),
         v6(ends("ucmatose", " -c 4 -C 20 -S 5000", Meets::Service)),
