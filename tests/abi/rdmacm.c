@@ -522,7 +522,6 @@ static void migration(struct rdma_event_channel *from, struct rdma_event_channel
 	CHECK(!rdma_destroy_id(id) && poll(&p, 1, 0) == 0);
 }
 
-/* rdma_getaddrinfo */
 /* a process that ends without a word: its peer is told, as where a kernel closes its files */
 static void leaving(struct rdma_event_channel *ch)
 {
@@ -530,9 +529,11 @@ static void leaving(struct rdma_event_channel *ch)
 	struct rdma_cm_id *listen, *server;
 	struct rdma_cm_event *event;
 	struct sockaddr_in where;
-	int status = -1;
+	int status = -1, go[2];
 	pid_t child;
+	char end;
 
+	CHECK(!pipe(go));
 	listen = listener(ch, RDMA_PS_TCP, &where);
 	child = fork();
 	if (!child) {
@@ -541,18 +542,23 @@ static void leaving(struct rdma_event_channel *ch)
 
 		CHECK(!rdma_connect(client, NULL));
 		pass(own, RDMA_CM_EVENT_ESTABLISHED);
+		close(go[1]);
+		CHECK(!read(go[0], &end, 1));
 		exit(failures != 0);
 	}
+	close(go[0]);
 	event = next(ch, RDMA_CM_EVENT_CONNECT_REQUEST);
 	server = event->id;
 	CHECK(!rdma_ack_cm_event(event) && !rdma_create_qp(server, NULL, &init) && !rdma_accept(server, NULL));
 	pass(ch, RDMA_CM_EVENT_ESTABLISHED);
+	close(go[1]);
 	pass(ch, RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	rdma_destroy_qp(server);
 	CHECK(!rdma_destroy_id(server) && !rdma_destroy_id(listen));
 }
 
+/* rdma_getaddrinfo */
 static void names(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *res = NULL;

@@ -57,13 +57,15 @@ pub(super) fn open() -> Result<Device, Errno> {
         let pd = made(pd_mr::alloc_pd(context))?;
         Device { context, pd, xrcd: core::ptr::null_mut(), agent, process: std::process::id() }
     };
-    static AT_EXIT: std::sync::Once = std::sync::Once::new();
-    // SAFETY: the handler may run at any exit; should the library be unmapped, it runs before.
-    AT_EXIT.call_once(|| drop(unsafe { libc::atexit(leave) }));
     // Of a parent process nothing may be ended here.
     core::mem::forget(shared.replace(new.clone()));
     Ok(new)
 }
+
+/// Runs after all that the program does at its exit.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static LEAVE: extern "C" fn() = leave;
 
 /// The process ends: its peers are told of what it did not end itself, as they are where a kernel closes its files.
 extern "C" fn leave() {

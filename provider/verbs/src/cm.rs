@@ -135,11 +135,12 @@ impl Agent {
         Conn::begin(&self.card, sink, |cm, now| cm.resolve(now, resolve))
     }
 
-    /// Ends all connections, as when the process is about to go: requests that wait are rejected, peers are told to disconnect.
-    /// Nothing in a process that was forked since.
+    /// The process is about to go: requests that wait are rejected, peers are told to disconnect, and the card receives nothing
+    /// more, so that what was not read goes to its owners. Nothing in a process that was forked since.
     pub fn leave(&self) {
         if let Ok(card) = self.card() {
             card.with(|shard, now| shard.close_cm(&card.notes, now));
+            card.with(|shard, _| shard.rx.leave());
         }
     }
 }
