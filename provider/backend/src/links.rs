@@ -39,9 +39,26 @@ const OPENING: usize = 2000;
 /// A file by which processes know a domain: device and inode.
 pub type FileId = (u64, u64);
 
+/// What a domain is called between processes: by the wire, by who opened it, and by its file. Formed once, when it is opened:
+/// a process that changes its user later stays in the domain.
+#[derive(Clone, Debug)]
+pub struct DomainName {
+    prefix: String,
+    /// Effective user at that time
+    user: libc::uid_t,
+}
+
+impl DomainName {
+    /// The name that the calling process has for the domain of `file`, on the wire of UDP `port`.
+    pub fn new(port: u16, (device, inode): FileId) -> DomainName {
+        // SAFETY: no memory is involved.
+        let user = unsafe { libc::geteuid() };
+        DomainName { prefix: format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/"), user }
+    }
+}
+
 /// The connections of a card.
 pub struct Links {
-    port: u16,
     epoll: Socket,
     listeners: Vec<Listener>,
     links: Vec<Option<Link>>,
@@ -53,7 +70,7 @@ pub struct Links {
 /// A domain.
 struct Listener {
     domain: u32,
-    file: FileId,
+    name: DomainName,
     block: u32,
     socket: Socket,
 }
@@ -79,11 +96,11 @@ pub enum Incoming {
 const LISTENER: u64 = 1 << 32;
 
 impl Links {
-    /// None yet, for the wire on UDP `port`.
+    /// None yet.
     ///
     /// # Errors
     /// No descriptors are left.
-    pub fn new(port: u16) -> Result<Links, BackendError> {
+    pub fn new() -> Result<Links, BackendError> {
         // SAFETY: no memory is involved.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
@@ -92,7 +109,7 @@ impl Links {
         // SAFETY: just opened, known to nobody else.
         let epoll = Socket::new(unsafe { OwnedFd::from_raw_fd(fd) });
         let ready = Vec::with_capacity(EVENTS);
-        Ok(Links { port, epoll, listeners: Vec::new(), links: Vec::new(), ready, given: 0 })
+        Ok(Links { epoll, listeners: Vec::new(), links: Vec::new(), ready, given: 0 })
     }
 
     /// What to poll(2) for POLLIN.
@@ -100,14 +117,20 @@ impl Links {
         self.epoll.as_raw_fd()
     }
 
-    /// Other processes reach the SRQs of `domain` from now on, under `block`, as the domain of `file`.
+    /// Other processes reach the SRQs of `domain` from now on, under `block`, as the domain `name`.
     ///
     /// # Errors
-    /// No socket can be had, or the name is taken.
-    pub fn listen(&mut self, domain: u32, file: FileId, block: u32) -> Result<(), BackendError> {
+    /// No socket or no memory can be had, or the name is taken.
+    pub fn listen(&mut self, domain: u32, name: &DomainName, block: u32) -> Result<(), BackendError> {
         const WHAT: &str = "the unix socket of an XRC domain";
         let socket = seqpacket().ok_or_else(|| os(WHAT))?;
-        let (address, len) = abstract_address(&format!("{}{block}", prefix(self.port, file)));
+        if self.listeners.try_reserve(1).is_err() {
+            return Err(BackendError::Socket {
+                what: WHAT,
+                source: io::Error::from_raw_os_error(libc::ENOMEM),
+            });
+        }
+        let (address, len) = abstract_address(&format!("{}{block}", name.prefix));
         // SAFETY: the pointer and length describe `address`, alive across the call.
         let bound = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
         // SAFETY: no memory is involved.
@@ -115,7 +138,7 @@ impl Links {
             return Err(os(WHAT));
         }
         self.watch(socket.as_raw_fd(), LISTENER | u64::from(domain), libc::EPOLLIN);
-        self.listeners.push(Listener { domain, file, block, socket });
+        self.listeners.push(Listener { domain, name: name.clone(), block, socket });
         Ok(())
     }
 
@@ -147,13 +170,13 @@ impl Links {
         let listener = self.listeners.iter().find(|listener| listener.domain == domain);
         let listener = listener.filter(|listener| listener.block != block).ok_or(LinkError::Gone)?;
         let socket = seqpacket().ok_or(LinkError::Busy)?;
-        let (address, len) = abstract_address(&format!("{}{block}", prefix(self.port, listener.file)));
+        let (address, len) = abstract_address(&format!("{}{block}", listener.name.prefix));
         // SAFETY: the pointer and length describe `address`, alive across the call.
         let rc = unsafe { libc::connect(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
         if rc < 0 {
             return Err(if errno() == libc::EAGAIN { LinkError::Busy } else { LinkError::Gone });
         }
-        if !same_user(&socket) {
+        if !is_of(&socket, listener.name.user) {
             return Err(LinkError::Gone);
         }
         self.add(socket, domain, Some(block)).ok_or(LinkError::Busy)
@@ -173,13 +196,13 @@ impl Links {
         if !due {
             return false;
         }
-        if found.due.len() >= DUE {
-            /* it makes work and does not take the results: it will be seen as ended */
+        let kept = if found.due.len() < DUE { keep(&mut found.due, head, data) } else { None };
+        if kept.is_none() {
+            /* it makes work and does not take the results, or there is no memory for them: it will be seen as ended */
             // SAFETY: no memory is involved.
             unsafe { libc::shutdown(found.socket.as_raw_fd(), libc::SHUT_RDWR) };
             return false;
         }
-        found.due.push_back([head, data].concat());
         if !full {
             let (fd, accepted) = (found.socket.as_raw_fd(), found.to.is_none());
             let also = if accepted { 0 } else { libc::EPOLLIN };
@@ -262,7 +285,7 @@ impl Links {
         }
         // SAFETY: just opened, known to nobody else.
         let socket = Socket::new(unsafe { OwnedFd::from_raw_fd(fd) });
-        if same_user(&socket) {
+        if is_of(&socket, listener.name.user) {
             let _full = self.add(socket, domain, None);
         }
     }
@@ -271,6 +294,7 @@ impl Links {
         let at = match self.links.iter().position(Option::is_none) {
             Some(at) => at,
             None if self.links.len() < LINKS => {
+                self.links.try_reserve(1).ok()?;
                 self.links.push(None);
                 self.links.len() - 1
             }
@@ -320,8 +344,7 @@ impl Links {
 #[derive(Debug)]
 pub struct Opening {
     _socket: Socket,
-    port: u16,
-    file: FileId,
+    name: DomainName,
 }
 
 impl Opening {
@@ -329,35 +352,46 @@ impl Opening {
     ///
     /// # Errors
     /// `EAGAIN`: one takes too long.
-    pub fn begin(port: u16, file: FileId) -> io::Result<Opening> {
+    pub fn begin(name: DomainName) -> io::Result<Opening> {
         let socket =
             sockopt::datagram(libc::AF_UNIX, "a unix socket").map_err(|_| io::Error::last_os_error())?;
-        let (address, len) = abstract_address(&format!("{}opening", prefix(port, file)));
+        let (address, len) = abstract_address(&format!("{}opening", name.prefix));
         for _ in 0..OPENING {
             // SAFETY: the pointer and length describe `address`, alive across the call.
             let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
             if rc == 0 {
-                return Ok(Opening { _socket: socket, port, file });
+                return Ok(Opening { _socket: socket, name });
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
+    /// The domain.
+    pub fn name(&self) -> &DomainName {
+        &self.name
+    }
+
     /// Whether any process is in the domain.
     pub fn is_open(&self) -> bool {
         let text = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-        let prefix = format!("@{}", prefix(self.port, self.file));
-        let mut names = text.lines().filter_map(|line| line.rsplit(' ').next()?.strip_prefix(&prefix));
-        names.any(|block| block.parse::<u32>().is_ok())
+        let name = |line: &'_ str| -> Option<u32> {
+            let block = line.rsplit(' ').next()?.strip_prefix('@')?.strip_prefix(&*self.name.prefix)?;
+            block.parse().ok()
+        };
+        text.lines().any(|line| name(line).is_some())
     }
 }
 
-/// Names of a domain's sockets begin so.
-fn prefix(port: u16, (device, inode): FileId) -> String {
-    // SAFETY: no memory is involved.
-    let user = unsafe { libc::geteuid() };
-    format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/")
+/// Keeps a message; `None`: no memory.
+fn keep(due: &mut VecDeque<Vec<u8>>, head: &[u8], data: &[u8]) -> Option<()> {
+    let mut message = Vec::new();
+    message.try_reserve_exact(head.len() + data.len()).ok()?;
+    due.try_reserve(1).ok()?;
+    message.extend_from_slice(head);
+    message.extend_from_slice(data);
+    due.push_back(message);
+    Some(())
 }
 
 fn seqpacket() -> Option<Socket> {
@@ -368,15 +402,14 @@ fn seqpacket() -> Option<Socket> {
     (fd >= 0).then(|| Socket::new(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// Whether the other end was of this process's user when it connected, or listened.
-fn same_user(socket: &Socket) -> bool {
+/// Whether the other end was of `user` when it connected, or listened.
+fn is_of(socket: &Socket, user: libc::uid_t) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let (fd, to) = (socket.as_raw_fd(), (&raw mut cred).cast());
     // SAFETY: room for a ucred, as the length says.
     let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len) };
-    // SAFETY: no memory is involved.
-    rc == 0 && cred.uid == unsafe { libc::geteuid() }
+    rc == 0 && cred.uid == user
 }
 
 /// What became of a message.
@@ -423,8 +456,8 @@ mod tests {
 
     fn pair(port: u16) -> (Links, Links) {
         let mut both = [7, 8].map(|block| {
-            let mut links = Links::new(port).expect("descriptors");
-            links.listen(block, FILE, block).expect("the name is free");
+            let mut links = Links::new().expect("descriptors");
+            links.listen(block, &DomainName::new(port, FILE), block).expect("the name is free");
             links
         });
         let [a, b] = &mut both;
@@ -479,7 +512,7 @@ mod tests {
 
     #[test]
     fn a_domain_that_ends_is_seen_by_all() {
-        let opening = Opening::begin(65013, FILE).expect("nobody opens it");
+        let opening = Opening::begin(DomainName::new(65013, FILE)).expect("nobody opens it");
         assert!(!opening.is_open());
         let (mut a, mut b) = pair(65013);
         assert!(opening.is_open());
@@ -490,5 +523,31 @@ mod tests {
         assert_eq!(a.link(7, 8), Err(LinkError::Gone));
         a.end(7);
         assert!(!opening.is_open() && !a.any());
+    }
+
+    /// Only a privileged process can change its user; others have nothing to look at.
+    #[test]
+    fn who_changes_its_user_stays_in_the_domain() {
+        let become_user = |user: libc::uid_t| {
+            // SAFETY: no memory is involved. The kernel's call, unlike the library's, concerns the calling thread alone.
+            unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) == 0 }
+        };
+        let (mut a, mut b) = pair(65014);
+        // SAFETY: no memory is involved.
+        if unsafe { libc::geteuid() } != 0 || !become_user(65534) {
+            return;
+        }
+        let refused = b.link(8, 7).is_ok();
+        assert!(become_user(0), "the real user is as it was");
+        let link = a.link(7, 8).expect("it listens");
+        assert!(a.send(link, b"one", b"", true));
+        become_user(65534);
+        let mut room = [0; MESSAGE];
+        let came = b.next(&mut room);
+        become_user(0);
+        assert!(matches!(came, Some(Incoming::Message(_, 8, 3))), "{came:?}: it serves those whom it served");
+        assert!(refused, "the name is the one that it had, though the other end will not have it");
+        let mut room = [0; MESSAGE];
+        assert_eq!(a.next(&mut room), None, "a stranger's connection says nothing");
     }
 }
