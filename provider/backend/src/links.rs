@@ -29,6 +29,8 @@ const BACKLOG: i32 = 128;
 const BUFFER: usize = 4 << 20;
 /// Looked at in one turn.
 const EVENTS: usize = 16;
+/// Of what is ready and gives no message, so many in a row.
+const IN_VAIN: u32 = 16;
 /// Messages of one link in a row, while others wait.
 const IN_A_ROW: u32 = 32;
 /// Messages that wait for room, at most.
@@ -93,6 +95,14 @@ pub enum Incoming {
     Ended(LinkId),
 }
 
+/// What a link gave.
+enum Taken {
+    Came(Incoming),
+    Nothing,
+    /// It is not read before its other end has taken what is due
+    NoRoom,
+}
+
 const LISTENER: u64 = 1 << 32;
 
 impl Links {
@@ -144,6 +154,9 @@ impl Links {
 
     /// The domain ends, and with it its links. The other ends are told by the kernel.
     pub fn end(&mut self, domain: u32) {
+        for listener in self.listeners.iter().filter(|listener| listener.domain == domain) {
+            self.unwatch(&listener.socket);
+        }
         self.listeners.retain(|listener| listener.domain != domain);
         for at in 0..self.links.len() {
             if self.links[at].as_ref().is_some_and(|link| link.domain == domain) {
@@ -211,49 +224,54 @@ impl Links {
         true
     }
 
-    /// What came next, its bytes in `room`.
+    /// What came next, its bytes in `room`. `None`: nothing now, or nothing that could be done; who waits for [`Links::fd`]
+    /// hears of the rest.
     pub fn next(&mut self, room: &mut [u8; MESSAGE]) -> Option<Incoming> {
-        loop {
+        /* what cannot be done now is reported again at once: nobody's turn lasts because of it */
+        for _ in 0..IN_VAIN {
             if self.given >= IN_A_ROW {
                 self.pop();
             }
             if self.ready.is_empty() && !self.look() {
                 return None;
             }
-            let event = *self.ready.last()?;
-            let what = event.u64;
+            let what = self.ready.last()?.u64;
             if what & LISTENER != 0 {
                 self.pop();
-                self.accept(what as u32);
+                self.accept(what as u32)?;
                 continue;
             }
-            let at = what as usize;
-            let Some(Some(link)) = self.links.get_mut(at) else {
-                self.pop();
-                continue;
-            };
-            if !link.due.is_empty() {
-                self.flush(at);
-            }
-            let Some(Some(link)) = self.links.get_mut(at) else { continue };
-            if !link.due.is_empty() && link.to.is_none() {
-                self.pop();
-                continue;
-            }
-            match receive(&link.socket, room) {
-                Some(0) => {
+            match self.take(what as usize, room) {
+                Taken::Came(incoming) => return Some(incoming),
+                Taken::Nothing => self.pop(),
+                Taken::NoRoom => {
                     self.pop();
-                    self.close(at);
-                    return Some(Incoming::Ended(LinkId(what as u32)));
-                }
-                Some(len) => {
-                    self.given += 1;
-                    return Some(Incoming::Message(LinkId(what as u32), link.domain, len));
-                }
-                None => {
-                    self.pop();
+                    return None;
                 }
             }
+        }
+        None
+    }
+
+    /// Takes from a link that is ready.
+    fn take(&mut self, at: usize, room: &mut [u8; MESSAGE]) -> Taken {
+        self.flush(at);
+        let Some(Some(link)) = self.links.get(at) else { return Taken::Nothing };
+        if !link.due.is_empty() && link.to.is_none() {
+            return Taken::NoRoom;
+        }
+        let id = LinkId(at as u32);
+        match receive(&link.socket, room) {
+            Some(0) => {
+                self.pop();
+                self.close(at);
+                Taken::Came(Incoming::Ended(id))
+            }
+            Some(len) => {
+                self.given += 1;
+                Taken::Came(Incoming::Message(id, link.domain, len))
+            }
+            None => Taken::Nothing,
         }
     }
 
@@ -275,19 +293,23 @@ impl Links {
         !self.ready.is_empty()
     }
 
-    fn accept(&mut self, domain: u32) {
-        let Some(listener) = self.listeners.iter().find(|listener| listener.domain == domain) else { return };
+    /// Accepts a connection. `None`: it could not, and may be able to later.
+    fn accept(&mut self, domain: u32) -> Option<()> {
+        let Some(listener) = self.listeners.iter().find(|listener| listener.domain == domain) else {
+            return Some(());
+        };
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: nobody asks for the address.
         let fd = unsafe { libc::accept4(listener.socket.as_raw_fd(), null_mut(), null_mut(), flags) };
         if fd < 0 {
-            return;
+            return None;
         }
         // SAFETY: just opened, known to nobody else.
         let socket = Socket::new(unsafe { OwnedFd::from_raw_fd(fd) });
         if is_of(&socket, listener.name.user) {
             let _full = self.add(socket, domain, None);
         }
+        Some(())
     }
 
     fn add(&mut self, socket: Socket, domain: u32, to: Option<u32>) -> Option<LinkId> {
@@ -309,6 +331,9 @@ impl Links {
     /// Sends what waited; reads again once all is sent.
     fn flush(&mut self, at: usize) {
         let Some(Some(link)) = self.links.get_mut(at) else { return };
+        if link.due.is_empty() {
+            return;
+        }
         while let Some(message) = link.due.front() {
             match send(&link.socket, message, &[]) {
                 Sent::Yes => drop(link.due.pop_front()),
@@ -322,7 +347,14 @@ impl Links {
     }
 
     fn close(&mut self, at: usize) {
-        self.links[at] = None;
+        if let Some(link) = self.links[at].take() {
+            self.unwatch(&link.socket);
+        }
+    }
+
+    /// Before a socket is closed: the kernel goes on reporting one that a child of this process has, too.
+    fn unwatch(&self, socket: &Socket) {
+        self.control(libc::EPOLL_CTL_DEL, socket.as_raw_fd(), 0, 0);
     }
 
     fn watch(&self, fd: RawFd, what: u64, events: i32) {
@@ -523,6 +555,27 @@ mod tests {
         assert_eq!(a.link(7, 8), Err(LinkError::Gone));
         a.end(7);
         assert!(!opening.is_open() && !a.any());
+    }
+
+    #[test]
+    fn a_link_that_a_child_has_too_ends_here() {
+        let (mut a, b) = pair(65015);
+        a.link(7, 8).expect("it listens");
+        let in_child = |socket: &Socket| {
+            // SAFETY: no memory is involved; the copy is known to nobody else.
+            unsafe { OwnedFd::from_raw_fd(libc::dup(socket.as_raw_fd())) }
+        };
+        let link = in_child(&a.links[0].as_ref().expect("it is open").socket);
+        let listener = in_child(&a.listeners[0].socket);
+        drop(b);
+        let mut room = [0; MESSAGE];
+        assert!(matches!(a.next(&mut room), Some(Incoming::Ended(_))));
+        assert!(!a.look(), "the kernel reports no link that is closed");
+        a.end(7);
+        // SAFETY: no memory is involved.
+        unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
+        assert!(!a.look(), "and no listener");
+        drop((link, listener));
     }
 
     /// Only a privileged process can change its user; others have nothing to look at.

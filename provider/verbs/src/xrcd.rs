@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use starverbs_backend::links::{DomainName, Links, MESSAGE, Opening};
 use starverbs_core::{PdId, QpType, Qpn};
 
+use crate::card::Shard;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::{Result, VerbsError};
@@ -123,8 +124,8 @@ impl Xrcd {
             0 => return Err(VerbsError::Invalid("XRC domain is gone")),
             1 => {
                 let pd = self.0.pd.id();
-                self.0.pd.dealloc()?;
-                self.0.leave(pd);
+                /* in one: the next domain that gets the number is another one, and other processes' messages are not for it */
+                self.0.pd.dealloc_with(|shard| end_links(shard, pd))?;
             }
             _ => {}
         }
@@ -175,19 +176,6 @@ impl Xrcd {
 }
 
 impl XrcdInner {
-    /// Other processes do not reach it any more.
-    fn leave(&self, pd: PdId) {
-        if self.shared
-            && let Ok(card) = self.pd.context().card()
-        {
-            card.with(|shard, _| {
-                if let Some(links) = &mut shard.env.links {
-                    links.end(pd.0);
-                }
-            });
-        }
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -196,9 +184,20 @@ impl XrcdInner {
 impl Drop for XrcdInner {
     fn drop(&mut self) {
         let open = self.state.get_mut().is_ok_and(|state| state.opened > 0);
-        if open {
-            self.leave(self.pd.id());
+        if open
+            && self.shared
+            && let Ok(card) = self.pd.context().card()
+        {
+            let pd = self.pd.id();
+            card.with(|shard, _| end_links(shard, pd));
         }
+    }
+}
+
+/// Other processes do not reach the domain any more.
+fn end_links(shard: &mut Shard, pd: PdId) {
+    if let Some(links) = &mut shard.env.links {
+        links.end(pd.0);
     }
 }
 

@@ -187,7 +187,7 @@ impl<E: Env> Shared<E> {
 
     /// The SRQ of a shared domain that has this number.
     fn srq_of(&self, domain: PdId, number: u32) -> Option<(SrqId, &Srq<E>)> {
-        if number >> QPN_BLOCK_SHIFT != self.abroad.home {
+        if number >> QPN_BLOCK_SHIFT != self.abroad.home || !self.is_shared(domain) {
             return None;
         }
         let id = SrqId(number & ((1 << QPN_BLOCK_SHIFT) - 1));
