@@ -6,8 +6,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use common::{all_rights, any_bytes, any_faults, any_size, for_seeds};
+use starverbs_core::env::RecvQueue;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::RecvSource;
+use starverbs_core::relay::Relay;
 use starverbs_core::wire::Packet;
 use starverbs_core::{
     Access, AsyncEvent, Cqe, Mtu, NicConfig, PdId, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendFlags, SendOp,
@@ -520,4 +522,22 @@ fn an_invalidation_does_not_reach_the_windows_of_others() {
         let done: Vec<_> = std::iter::from_fn(|| cq.poll()).map(|(cqe, _)| cqe.status).collect();
         assert_eq!(done, [WcStatus::Success; 2], "bound, and still so");
     }
+}
+
+/// A number is given again: what a domain's links brought does not reach the private domain that has its number now.
+#[test]
+fn messages_reach_no_private_domain() {
+    let mut x = Shared::new(Faults::default(), 1, &Setup::default());
+    let host = &mut x.net.hosts[2];
+    let private = host.nic.alloc_pd().expect("a PD");
+    let (rq, pd) = (SimRq::new(4, 2), host.pd);
+    let id = host.nic.create_xrc_srq(pd, private, rq.clone(), SimCq::new(4), 0).expect("an SRQ");
+    let sge = region(host, pd, 100);
+    rq.post(Recv { wr_id: 1, sges: vec![sge] }).expect("there is room");
+    let shared = x.net.hosts[2].env.domain.replace(private);
+    let home = x.queues[1].number >> QPN_BLOCK_SHIFT;
+    let ask = Relay::Ask { srq: home << QPN_BLOCK_SHIFT | id.0, count: 1 };
+    assert!(x.net.relay(QPS, 2, &ask.encode().0));
+    x.net.hosts[2].env.domain = shared;
+    assert_eq!(rq.len(), 1, "it is not lent");
 }
