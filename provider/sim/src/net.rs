@@ -74,6 +74,9 @@ pub struct Tally {
     pub delivered: u64,
 }
 
+/// Sees frames: the host that sends one, and its bytes.
+pub type Tap = Box<dyn FnMut(usize, &[u8])>;
+
 struct Flight {
     from: usize,
     to: usize,
@@ -92,7 +95,7 @@ pub struct Net {
     /// Print each frame and its fate (STARVERBS_SIM_TRACE)
     pub trace: bool,
     /// Sees each frame that a host sends, and the host
-    pub tap: Option<Box<dyn FnMut(usize, &[u8])>>,
+    pub tap: Option<Tap>,
     cfg: NicConfig,
     /// What each host's card was seeded with
     seeds: Vec<u64>,

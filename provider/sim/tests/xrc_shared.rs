@@ -484,22 +484,24 @@ fn an_invalidation_does_not_reach_the_windows_of_others() {
         let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
         x.post_recv(to);
         let (at, pd) = (x.queues[to].host, x.queues[to].pd);
-        let page = region(&mut x.net.hosts[at], pd, 4096);
+        let rights = all_rights() | Access::MW_BIND;
+        let usual = std::mem::replace(&mut x.net.hosts[at].pd, pd);
+        let page = x.net.hosts[at].region(4096, rights);
         let cq = SimCq::new(16);
         let (near, far) = (SimSq::new(16), SimSq::new(16));
         let rq = || RecvSource::Own(SimRq::new(1, 1));
-        let usual = std::mem::replace(&mut x.net.hosts[at].pd, pd);
         let owner = x.net.hosts[at].qp(QpType::Rc, &near, rq(), [&cq, &cq], true);
         x.net.hosts[at].pd = usual;
         let peer = x.net.hosts[SENDER].qp(QpType::Rc, &far, rq(), [&cq, &cq], true);
         x.net.connect(QpType::Rc, (at, owner), (SENDER, peer), &Setup::default());
         let window = x.net.hosts[at].nic.alloc_mw(pd, WindowType::Two).expect("a window");
+        let key = window & !0xff | window.wrapping_add(1) & 0xff;
         let bind = SendWqe {
             op: SendOp::BindMw,
-            remote_addr: page.addr,
+            remote_addr: page.0,
             compare_add: 4096,
-            rkey: window,
-            imm: page.lkey,
+            rkey: key,
+            imm: page.1,
             remote_qpn: window,
             qkey: Access::REMOTE_WRITE.bits(),
             ..SendWqe::default()
@@ -507,7 +509,7 @@ fn an_invalidation_does_not_reach_the_windows_of_others() {
         near.post(Send { wqe: bind, sges: vec![], inline: None }).expect("there is room");
         x.net.doorbell(at, owner);
         x.run();
-        x.send(0, to, SendWqe { op: SendOp::SendInv, imm: window, ..SendWqe::default() }, &[1; 700]);
+        x.send(0, to, SendWqe { op: SendOp::SendInv, imm: key, ..SendWqe::default() }, &[1; 700]);
         x.run();
         let (sent, got) = (x.sent(), x.got(to));
         assert_eq!(sent.iter().map(|c| c.status).collect::<Vec<_>>(), [WcStatus::RemAccessErr]);
@@ -515,7 +517,7 @@ fn an_invalidation_does_not_reach_the_windows_of_others() {
         assert_eq!(x.net.hosts[QPS].env.events, [AsyncEvent::QpAccessErr(x.recvs[0])]);
         let home = x.net.hosts[SENDER].pd;
         let from = region(&mut x.net.hosts[SENDER], home, 8);
-        let write = SendWqe { op: SendOp::Write, remote_addr: page.addr, rkey: window, ..SendWqe::default() };
+        let write = SendWqe { op: SendOp::Write, remote_addr: page.0, rkey: key, ..SendWqe::default() };
         far.post(Send { wqe: write, sges: vec![from], inline: None }).expect("there is room");
         x.net.doorbell(SENDER, peer);
         x.run();
