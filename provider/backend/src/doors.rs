@@ -33,8 +33,8 @@ pub(crate) fn door_name(port: u16, at: ListenAt) -> String {
 
 struct Door {
     at: ListenAt,
-    /// The name is held as long as it lives
-    _socket: Socket,
+    /// Its name, and the narrower ones within it: each is held as long as its socket lives, and frames come to any
+    sockets: Vec<Socket>,
     /// How often it is held, by holders that all share it
     holders: u32,
     shared: bool,
@@ -66,20 +66,34 @@ impl Doors {
         if self.doors.len() >= MOST {
             return Err(BackendError::ServicesFull(MOST));
         }
-        let socket = sockopt::datagram(libc::AF_UNIX, WHAT)?;
-        let (address, len) = abstract_address(&door_name(self.port, at));
-        // SAFETY: the pointer and length describe `address`, alive across the call.
-        let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
-        if rc < 0 {
-            return Err(if errno() == libc::EADDRINUSE { BackendError::ServiceTaken } else { os(WHAT) });
+        let sockets = self.bind_all(at)?;
+        for (n, socket) in sockets.iter().enumerate() {
+            if let Err(error) = self.watch(socket) {
+                sockets[..n].iter().for_each(|socket| self.unwatch(socket));
+                return Err(error);
+            }
         }
-        /* behind the binding, so that of two that do this at once one at least sees the other */
-        if self.is_held_elsewhere(at) {
-            return Err(BackendError::ServiceOverlaps);
-        }
-        self.watch(&socket)?;
-        self.doors.push(Door { at, _socket: socket, holders: 1, shared });
+        self.doors.push(Door { at, sockets, holders: 1, shared });
         Ok(())
+    }
+
+    /// Binds the name of `at` and those of all that it takes in: whoever passes a request on tries the narrowest name first, and the
+    /// kernel gives each name once.
+    fn bind_all(&self, at: ListenAt) -> Result<Vec<Socket>, BackendError> {
+        let held = |scopes: &[Scope]| {
+            scopes.iter().any(|scope| is_held(self.port, ListenAt { scope: *scope, ..at }))
+        };
+        let first = bind(self.port, at)?.ok_or_else(|| {
+            if held(&wider(at.scope)) { BackendError::ServiceOverlaps } else { BackendError::ServiceTaken }
+        })?;
+        let mut sockets = vec![first];
+        for scope in self.within(at.scope) {
+            let narrower = bind(self.port, ListenAt { scope, ..at })?;
+            sockets.push(narrower.ok_or(BackendError::ServiceOverlaps)?);
+        }
+        /* a wider holder that does not know of this address has not bound its name. Behind the binding, so that of two that do
+        this at once one at least sees the other */
+        if held(&wider(at.scope)) { Err(BackendError::ServiceOverlaps) } else { Ok(sockets) }
     }
 
     /// Gives a service back; it is free when all holders have.
@@ -87,7 +101,8 @@ impl Doors {
         if let Some(place) = self.doors.iter().position(|door| door.at == at) {
             self.doors[place].holders -= 1;
             if self.doors[place].holders == 0 {
-                self.doors.swap_remove(place);
+                let door = self.doors.swap_remove(place);
+                door.sockets.iter().for_each(|socket| self.unwatch(socket));
             }
         }
     }
@@ -117,19 +132,25 @@ impl Doors {
         (got == 1).then_some(event.u64 as RawFd)
     }
 
-    /// Whether a service of any address is held where one of one address is to be, or the other way round.
-    fn is_held_elsewhere(&self, at: ListenAt) -> bool {
-        let held = |scope| is_held(self.port, ListenAt { scope, ..at });
-        let one = |v4: bool| {
-            let family = self.addrs.iter().filter(move |gid| gid.ipv4().is_some() == v4);
-            family.map(|gid| Scope::One(*gid)).any(held)
+    /// The narrower scopes that `scope` takes in.
+    fn within(&self, scope: Scope) -> Vec<Scope> {
+        let families: &[(Scope, bool)] = match scope {
+            Scope::One(_) => &[],
+            Scope::AnyV4 => &[(scope, true)],
+            Scope::AnyV6 => &[(scope, false)],
+            Scope::Any => &[(Scope::AnyV4, true), (Scope::AnyV6, false)],
         };
-        match at.scope {
-            Scope::One(gid) => Scope::around(gid)[1..].iter().any(|scope| held(*scope)),
-            Scope::AnyV4 => held(Scope::Any) || one(true),
-            Scope::AnyV6 => held(Scope::Any) || one(false),
-            Scope::Any => held(Scope::AnyV4) || held(Scope::AnyV6) || one(true) || one(false),
+        let mut all = Vec::new();
+        for (family, v4) in families {
+            let addresses = self.addrs.iter().filter(|gid| gid.ipv4().is_some() == *v4);
+            for narrower in addresses.map(|gid| Scope::One(*gid)).chain([*family]) {
+                /* interfaces may have an address in common */
+                if narrower != scope && !all.contains(&narrower) {
+                    all.push(narrower);
+                }
+            }
         }
+        all
     }
 
     fn watch(&mut self, socket: &Socket) -> Result<(), BackendError> {
@@ -145,9 +166,40 @@ impl Doors {
         let fd = socket.as_raw_fd();
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
         let bell = self.bell().unwrap_or(-1);
-        // SAFETY: the event lives across the call. The kernel takes the entry out when the socket is closed.
+        // SAFETY: the event lives across the call. The entry is taken out before the socket is closed.
         let rc = unsafe { libc::epoll_ctl(bell, libc::EPOLL_CTL_ADD, fd, &mut event) };
         if rc < 0 { Err(os("an epoll instance")) } else { Ok(()) }
+    }
+
+    /// Before the socket is closed: a child of this process may have it too, and then the kernel goes on reporting a number that is
+    /// no longer this socket's.
+    fn unwatch(&self, socket: &Socket) {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        let bell = self.bell().unwrap_or(-1);
+        // SAFETY: the event lives across the call.
+        unsafe { libc::epoll_ctl(bell, libc::EPOLL_CTL_DEL, socket.as_raw_fd(), &mut event) };
+    }
+}
+
+/// The scopes that take `scope` in.
+fn wider(scope: Scope) -> Vec<Scope> {
+    match scope {
+        Scope::One(gid) => Scope::around(gid)[1..].to_vec(),
+        Scope::AnyV4 | Scope::AnyV6 => vec![Scope::Any],
+        Scope::Any => vec![],
+    }
+}
+
+/// A socket with the name of `at`; `None`: some process has it.
+fn bind(port: u16, at: ListenAt) -> Result<Option<Socket>, BackendError> {
+    let socket = sockopt::datagram(libc::AF_UNIX, WHAT)?;
+    let (address, len) = abstract_address(&door_name(port, at));
+    // SAFETY: the pointer and length describe `address`, alive across the call.
+    let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
+    match rc {
+        0 => Ok(Some(socket)),
+        _ if errno() == libc::EADDRINUSE => Ok(None),
+        _ => Err(os(WHAT)),
     }
 }
 
@@ -197,5 +249,49 @@ mod tests {
         b.release(at(Scope::Any));
         a.claim(at(one), false).expect("free again");
         assert_eq!(a.ready(), None);
+    }
+
+    #[test]
+    fn nobody_gets_between_a_holder_of_all_addresses_and_its_requests() {
+        let one = Scope::One(Gid::from_ipv4([127, 0, 0, 1]));
+        for (held, within) in [(Scope::AnyV4, vec![one]), (Scope::Any, vec![one, Scope::AnyV4, Scope::AnyV6])]
+        {
+            let service = ListenAt { service: 0x0106_1c07, scope: held };
+            let mut doors = doors();
+            doors.claim(service, false).expect("free");
+            for scope in within {
+                let name = door_name(PORT, ListenAt { scope, ..service });
+                /* a program of another user, which asks nobody, and one that passes a request on */
+                assert!(!binds(&name), "{held:?} {scope:?}");
+                assert_eq!(crate::handover::pass_to(&name, b"x", b""), crate::handover::Passed::Yes);
+                let mut room = [0u8; 8];
+                let fd = doors.ready().expect("it comes to the holder");
+                // SAFETY: the pointer and length describe `room`.
+                assert_eq!(unsafe { libc::recv(fd, room.as_mut_ptr().cast(), 8, 0) }, 1);
+            }
+            doors.release(service);
+        }
+    }
+
+    #[test]
+    fn a_door_that_a_child_has_too_is_silent_when_it_is_given_back() {
+        let mut doors = doors();
+        let service = ListenAt { service: 0x0106_1c08, scope: Scope::One(Gid::from_ipv4([127, 0, 0, 1])) };
+        doors.claim(service, false).expect("free");
+        // SAFETY: no memory is involved; the copy is known to nobody else.
+        let child = unsafe { OwnedFd::from_raw_fd(libc::dup(doors.doors[0].sockets[0].as_raw_fd())) };
+        doors.release(service);
+        let name = door_name(PORT, service);
+        assert_eq!(crate::handover::pass_to(&name, b"x", b""), crate::handover::Passed::Yes);
+        assert_eq!(doors.ready(), None);
+        drop(child);
+    }
+
+    /// Whether the name can be had.
+    fn binds(name: &str) -> bool {
+        let socket = sockopt::datagram(libc::AF_UNIX, WHAT).expect("a socket");
+        let (address, len) = abstract_address(name);
+        // SAFETY: the pointer and length describe `address`, alive across the call.
+        unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) == 0 }
     }
 }

@@ -29,6 +29,8 @@ const BACKLOG: i32 = 128;
 const BUFFER: usize = 4 << 20;
 /// Looked at in one turn.
 const EVENTS: usize = 16;
+/// Of what is ready and gives no message, so many in a row.
+const IN_VAIN: u32 = 16;
 /// Messages of one link in a row, while others wait.
 const IN_A_ROW: u32 = 32;
 /// Messages that wait for room, at most.
@@ -39,9 +41,26 @@ const OPENING: usize = 2000;
 /// A file by which processes know a domain: device and inode.
 pub type FileId = (u64, u64);
 
+/// What a domain is called between processes: by the wire, by who opened it, and by its file. Formed once, when it is opened:
+/// a process that changes its user later stays in the domain.
+#[derive(Clone, Debug)]
+pub struct DomainName {
+    prefix: String,
+    /// Effective user at that time
+    user: libc::uid_t,
+}
+
+impl DomainName {
+    /// The name that the calling process has for the domain of `file`, on the wire of UDP `port`.
+    pub fn new(port: u16, (device, inode): FileId) -> DomainName {
+        // SAFETY: no memory is involved.
+        let user = unsafe { libc::geteuid() };
+        DomainName { prefix: format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/"), user }
+    }
+}
+
 /// The connections of a card.
 pub struct Links {
-    port: u16,
     epoll: Socket,
     listeners: Vec<Listener>,
     links: Vec<Option<Link>>,
@@ -53,7 +72,7 @@ pub struct Links {
 /// A domain.
 struct Listener {
     domain: u32,
-    file: FileId,
+    name: DomainName,
     block: u32,
     socket: Socket,
 }
@@ -76,14 +95,22 @@ pub enum Incoming {
     Ended(LinkId),
 }
 
+/// What a link gave.
+enum Taken {
+    Came(Incoming),
+    Nothing,
+    /// It is not read before its other end has taken what is due
+    NoRoom,
+}
+
 const LISTENER: u64 = 1 << 32;
 
 impl Links {
-    /// None yet, for the wire on UDP `port`.
+    /// None yet.
     ///
     /// # Errors
     /// No descriptors are left.
-    pub fn new(port: u16) -> Result<Links, BackendError> {
+    pub fn new() -> Result<Links, BackendError> {
         // SAFETY: no memory is involved.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
@@ -92,7 +119,7 @@ impl Links {
         // SAFETY: just opened, known to nobody else.
         let epoll = Socket::new(unsafe { OwnedFd::from_raw_fd(fd) });
         let ready = Vec::with_capacity(EVENTS);
-        Ok(Links { port, epoll, listeners: Vec::new(), links: Vec::new(), ready, given: 0 })
+        Ok(Links { epoll, listeners: Vec::new(), links: Vec::new(), ready, given: 0 })
     }
 
     /// What to poll(2) for POLLIN.
@@ -100,14 +127,20 @@ impl Links {
         self.epoll.as_raw_fd()
     }
 
-    /// Other processes reach the SRQs of `domain` from now on, under `block`, as the domain of `file`.
+    /// Other processes reach the SRQs of `domain` from now on, under `block`, as the domain `name`.
     ///
     /// # Errors
-    /// No socket can be had, or the name is taken.
-    pub fn listen(&mut self, domain: u32, file: FileId, block: u32) -> Result<(), BackendError> {
+    /// No socket or no memory can be had, or the name is taken.
+    pub fn listen(&mut self, domain: u32, name: &DomainName, block: u32) -> Result<(), BackendError> {
         const WHAT: &str = "the unix socket of an XRC domain";
         let socket = seqpacket().ok_or_else(|| os(WHAT))?;
-        let (address, len) = abstract_address(&format!("{}{block}", prefix(self.port, file)));
+        if self.listeners.try_reserve(1).is_err() {
+            return Err(BackendError::Socket {
+                what: WHAT,
+                source: io::Error::from_raw_os_error(libc::ENOMEM),
+            });
+        }
+        let (address, len) = abstract_address(&format!("{}{block}", name.prefix));
         // SAFETY: the pointer and length describe `address`, alive across the call.
         let bound = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
         // SAFETY: no memory is involved.
@@ -115,12 +148,15 @@ impl Links {
             return Err(os(WHAT));
         }
         self.watch(socket.as_raw_fd(), LISTENER | u64::from(domain), libc::EPOLLIN);
-        self.listeners.push(Listener { domain, file, block, socket });
+        self.listeners.push(Listener { domain, name: name.clone(), block, socket });
         Ok(())
     }
 
     /// The domain ends, and with it its links. The other ends are told by the kernel.
     pub fn end(&mut self, domain: u32) {
+        for listener in self.listeners.iter().filter(|listener| listener.domain == domain) {
+            self.unwatch(&listener.socket);
+        }
         self.listeners.retain(|listener| listener.domain != domain);
         for at in 0..self.links.len() {
             if self.links[at].as_ref().is_some_and(|link| link.domain == domain) {
@@ -147,13 +183,13 @@ impl Links {
         let listener = self.listeners.iter().find(|listener| listener.domain == domain);
         let listener = listener.filter(|listener| listener.block != block).ok_or(LinkError::Gone)?;
         let socket = seqpacket().ok_or(LinkError::Busy)?;
-        let (address, len) = abstract_address(&format!("{}{block}", prefix(self.port, listener.file)));
+        let (address, len) = abstract_address(&format!("{}{block}", listener.name.prefix));
         // SAFETY: the pointer and length describe `address`, alive across the call.
         let rc = unsafe { libc::connect(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
         if rc < 0 {
             return Err(if errno() == libc::EAGAIN { LinkError::Busy } else { LinkError::Gone });
         }
-        if !same_user(&socket) {
+        if !is_of(&socket, listener.name.user) {
             return Err(LinkError::Gone);
         }
         self.add(socket, domain, Some(block)).ok_or(LinkError::Busy)
@@ -173,13 +209,13 @@ impl Links {
         if !due {
             return false;
         }
-        if found.due.len() >= DUE {
-            /* it makes work and does not take the results: it will be seen as ended */
+        let kept = if found.due.len() < DUE { keep(&mut found.due, head, data) } else { None };
+        if kept.is_none() {
+            /* it makes work and does not take the results, or there is no memory for them: it will be seen as ended */
             // SAFETY: no memory is involved.
             unsafe { libc::shutdown(found.socket.as_raw_fd(), libc::SHUT_RDWR) };
             return false;
         }
-        found.due.push_back([head, data].concat());
         if !full {
             let (fd, accepted) = (found.socket.as_raw_fd(), found.to.is_none());
             let also = if accepted { 0 } else { libc::EPOLLIN };
@@ -188,49 +224,54 @@ impl Links {
         true
     }
 
-    /// What came next, its bytes in `room`.
+    /// What came next, its bytes in `room`. `None`: nothing now, or nothing that could be done; who waits for [`Links::fd`]
+    /// hears of the rest.
     pub fn next(&mut self, room: &mut [u8; MESSAGE]) -> Option<Incoming> {
-        loop {
+        /* what cannot be done now is reported again at once: nobody's turn lasts because of it */
+        for _ in 0..IN_VAIN {
             if self.given >= IN_A_ROW {
                 self.pop();
             }
             if self.ready.is_empty() && !self.look() {
                 return None;
             }
-            let event = *self.ready.last()?;
-            let what = event.u64;
+            let what = self.ready.last()?.u64;
             if what & LISTENER != 0 {
                 self.pop();
-                self.accept(what as u32);
+                self.accept(what as u32)?;
                 continue;
             }
-            let at = what as usize;
-            let Some(Some(link)) = self.links.get_mut(at) else {
-                self.pop();
-                continue;
-            };
-            if !link.due.is_empty() {
-                self.flush(at);
-            }
-            let Some(Some(link)) = self.links.get_mut(at) else { continue };
-            if !link.due.is_empty() && link.to.is_none() {
-                self.pop();
-                continue;
-            }
-            match receive(&link.socket, room) {
-                Some(0) => {
+            match self.take(what as usize, room) {
+                Taken::Came(incoming) => return Some(incoming),
+                Taken::Nothing => self.pop(),
+                Taken::NoRoom => {
                     self.pop();
-                    self.close(at);
-                    return Some(Incoming::Ended(LinkId(what as u32)));
-                }
-                Some(len) => {
-                    self.given += 1;
-                    return Some(Incoming::Message(LinkId(what as u32), link.domain, len));
-                }
-                None => {
-                    self.pop();
+                    return None;
                 }
             }
+        }
+        None
+    }
+
+    /// Takes from a link that is ready.
+    fn take(&mut self, at: usize, room: &mut [u8; MESSAGE]) -> Taken {
+        self.flush(at);
+        let Some(Some(link)) = self.links.get(at) else { return Taken::Nothing };
+        if !link.due.is_empty() && link.to.is_none() {
+            return Taken::NoRoom;
+        }
+        let id = LinkId(at as u32);
+        match receive(&link.socket, room) {
+            Some(0) => {
+                self.pop();
+                self.close(at);
+                Taken::Came(Incoming::Ended(id))
+            }
+            Some(len) => {
+                self.given += 1;
+                Taken::Came(Incoming::Message(id, link.domain, len))
+            }
+            None => Taken::Nothing,
         }
     }
 
@@ -252,25 +293,30 @@ impl Links {
         !self.ready.is_empty()
     }
 
-    fn accept(&mut self, domain: u32) {
-        let Some(listener) = self.listeners.iter().find(|listener| listener.domain == domain) else { return };
+    /// Accepts a connection. `None`: it could not, and may be able to later.
+    fn accept(&mut self, domain: u32) -> Option<()> {
+        let Some(listener) = self.listeners.iter().find(|listener| listener.domain == domain) else {
+            return Some(());
+        };
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: nobody asks for the address.
         let fd = unsafe { libc::accept4(listener.socket.as_raw_fd(), null_mut(), null_mut(), flags) };
         if fd < 0 {
-            return;
+            return None;
         }
         // SAFETY: just opened, known to nobody else.
         let socket = Socket::new(unsafe { OwnedFd::from_raw_fd(fd) });
-        if same_user(&socket) {
+        if is_of(&socket, listener.name.user) {
             let _full = self.add(socket, domain, None);
         }
+        Some(())
     }
 
     fn add(&mut self, socket: Socket, domain: u32, to: Option<u32>) -> Option<LinkId> {
         let at = match self.links.iter().position(Option::is_none) {
             Some(at) => at,
             None if self.links.len() < LINKS => {
+                self.links.try_reserve(1).ok()?;
                 self.links.push(None);
                 self.links.len() - 1
             }
@@ -285,6 +331,9 @@ impl Links {
     /// Sends what waited; reads again once all is sent.
     fn flush(&mut self, at: usize) {
         let Some(Some(link)) = self.links.get_mut(at) else { return };
+        if link.due.is_empty() {
+            return;
+        }
         while let Some(message) = link.due.front() {
             match send(&link.socket, message, &[]) {
                 Sent::Yes => drop(link.due.pop_front()),
@@ -298,7 +347,14 @@ impl Links {
     }
 
     fn close(&mut self, at: usize) {
-        self.links[at] = None;
+        if let Some(link) = self.links[at].take() {
+            self.unwatch(&link.socket);
+        }
+    }
+
+    /// Before a socket is closed: the kernel goes on reporting one that a child of this process has, too.
+    fn unwatch(&self, socket: &Socket) {
+        self.control(libc::EPOLL_CTL_DEL, socket.as_raw_fd(), 0, 0);
     }
 
     fn watch(&self, fd: RawFd, what: u64, events: i32) {
@@ -320,8 +376,7 @@ impl Links {
 #[derive(Debug)]
 pub struct Opening {
     _socket: Socket,
-    port: u16,
-    file: FileId,
+    name: DomainName,
 }
 
 impl Opening {
@@ -329,35 +384,46 @@ impl Opening {
     ///
     /// # Errors
     /// `EAGAIN`: one takes too long.
-    pub fn begin(port: u16, file: FileId) -> io::Result<Opening> {
+    pub fn begin(name: DomainName) -> io::Result<Opening> {
         let socket =
             sockopt::datagram(libc::AF_UNIX, "a unix socket").map_err(|_| io::Error::last_os_error())?;
-        let (address, len) = abstract_address(&format!("{}opening", prefix(port, file)));
+        let (address, len) = abstract_address(&format!("{}opening", name.prefix));
         for _ in 0..OPENING {
             // SAFETY: the pointer and length describe `address`, alive across the call.
             let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
             if rc == 0 {
-                return Ok(Opening { _socket: socket, port, file });
+                return Ok(Opening { _socket: socket, name });
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
+    /// The domain.
+    pub fn name(&self) -> &DomainName {
+        &self.name
+    }
+
     /// Whether any process is in the domain.
     pub fn is_open(&self) -> bool {
         let text = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-        let prefix = format!("@{}", prefix(self.port, self.file));
-        let mut names = text.lines().filter_map(|line| line.rsplit(' ').next()?.strip_prefix(&prefix));
-        names.any(|block| block.parse::<u32>().is_ok())
+        let name = |line: &'_ str| -> Option<u32> {
+            let block = line.rsplit(' ').next()?.strip_prefix('@')?.strip_prefix(&*self.name.prefix)?;
+            block.parse().ok()
+        };
+        text.lines().any(|line| name(line).is_some())
     }
 }
 
-/// Names of a domain's sockets begin so.
-fn prefix(port: u16, (device, inode): FileId) -> String {
-    // SAFETY: no memory is involved.
-    let user = unsafe { libc::geteuid() };
-    format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/")
+/// Keeps a message; `None`: no memory.
+fn keep(due: &mut VecDeque<Vec<u8>>, head: &[u8], data: &[u8]) -> Option<()> {
+    let mut message = Vec::new();
+    message.try_reserve_exact(head.len() + data.len()).ok()?;
+    due.try_reserve(1).ok()?;
+    message.extend_from_slice(head);
+    message.extend_from_slice(data);
+    due.push_back(message);
+    Some(())
 }
 
 fn seqpacket() -> Option<Socket> {
@@ -368,15 +434,14 @@ fn seqpacket() -> Option<Socket> {
     (fd >= 0).then(|| Socket::new(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// Whether the other end was of this process's user when it connected, or listened.
-fn same_user(socket: &Socket) -> bool {
+/// Whether the other end was of `user` when it connected, or listened.
+fn is_of(socket: &Socket, user: libc::uid_t) -> bool {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let (fd, to) = (socket.as_raw_fd(), (&raw mut cred).cast());
     // SAFETY: room for a ucred, as the length says.
     let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len) };
-    // SAFETY: no memory is involved.
-    rc == 0 && cred.uid == unsafe { libc::geteuid() }
+    rc == 0 && cred.uid == user
 }
 
 /// What became of a message.
@@ -423,8 +488,8 @@ mod tests {
 
     fn pair(port: u16) -> (Links, Links) {
         let mut both = [7, 8].map(|block| {
-            let mut links = Links::new(port).expect("descriptors");
-            links.listen(block, FILE, block).expect("the name is free");
+            let mut links = Links::new().expect("descriptors");
+            links.listen(block, &DomainName::new(port, FILE), block).expect("the name is free");
             links
         });
         let [a, b] = &mut both;
@@ -479,7 +544,7 @@ mod tests {
 
     #[test]
     fn a_domain_that_ends_is_seen_by_all() {
-        let opening = Opening::begin(65013, FILE).expect("nobody opens it");
+        let opening = Opening::begin(DomainName::new(65013, FILE)).expect("nobody opens it");
         assert!(!opening.is_open());
         let (mut a, mut b) = pair(65013);
         assert!(opening.is_open());
@@ -490,5 +555,52 @@ mod tests {
         assert_eq!(a.link(7, 8), Err(LinkError::Gone));
         a.end(7);
         assert!(!opening.is_open() && !a.any());
+    }
+
+    #[test]
+    fn a_link_that_a_child_has_too_ends_here() {
+        let (mut a, b) = pair(65015);
+        a.link(7, 8).expect("it listens");
+        let in_child = |socket: &Socket| {
+            // SAFETY: no memory is involved; the copy is known to nobody else.
+            unsafe { OwnedFd::from_raw_fd(libc::dup(socket.as_raw_fd())) }
+        };
+        let link = in_child(&a.links[0].as_ref().expect("it is open").socket);
+        let listener = in_child(&a.listeners[0].socket);
+        drop(b);
+        let mut room = [0; MESSAGE];
+        assert!(matches!(a.next(&mut room), Some(Incoming::Ended(_))));
+        assert!(!a.look(), "the kernel reports no link that is closed");
+        a.end(7);
+        // SAFETY: no memory is involved.
+        unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
+        assert!(!a.look(), "and no listener");
+        drop((link, listener));
+    }
+
+    /// Only a privileged process can change its user; others have nothing to look at.
+    #[test]
+    fn who_changes_its_user_stays_in_the_domain() {
+        let become_user = |user: libc::uid_t| {
+            // SAFETY: no memory is involved. The kernel's call, unlike the library's, concerns the calling thread alone.
+            unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) == 0 }
+        };
+        let (mut a, mut b) = pair(65014);
+        // SAFETY: no memory is involved.
+        if unsafe { libc::geteuid() } != 0 || !become_user(65534) {
+            return;
+        }
+        let refused = b.link(8, 7).is_ok();
+        assert!(become_user(0), "the real user is as it was");
+        let link = a.link(7, 8).expect("it listens");
+        assert!(a.send(link, b"one", b"", true));
+        become_user(65534);
+        let mut room = [0; MESSAGE];
+        let came = b.next(&mut room);
+        become_user(0);
+        assert!(matches!(came, Some(Incoming::Message(_, 8, 3))), "{came:?}: it serves those whom it served");
+        assert!(refused, "the name is the one that it had, though the other end will not have it");
+        let mut room = [0; MESSAGE];
+        assert_eq!(a.next(&mut room), None, "a stranger's connection says nothing");
     }
 }

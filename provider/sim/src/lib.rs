@@ -16,6 +16,6 @@ pub mod rnic;
 
 pub use host::{Host, Setup, SimEnv};
 pub use memory::{Memory, READ, WRITE};
-pub use net::{Faults, Net, Tally};
+pub use net::{Faults, Net, Tally, Tap};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
 pub use rng::Rng;

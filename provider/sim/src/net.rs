@@ -74,6 +74,9 @@ pub struct Tally {
     pub delivered: u64,
 }
 
+/// Sees frames: the host that sends one, and its bytes.
+pub type Tap = Box<dyn FnMut(usize, &[u8])>;
+
 struct Flight {
     from: usize,
     to: usize,
@@ -91,6 +94,8 @@ pub struct Net {
     pub tally: Tally,
     /// Print each frame and its fate (STARVERBS_SIM_TRACE)
     pub trace: bool,
+    /// Sees each frame that a host sends, and the host
+    pub tap: Option<Tap>,
     cfg: NicConfig,
     /// What each host's card was seeded with
     seeds: Vec<u64>,
@@ -134,6 +139,7 @@ impl Net {
             faults,
             tally: Tally::default(),
             trace: std::env::var_os("STARVERBS_SIM_TRACE").is_some(),
+            tap: None,
             now: 1_000,
             rng,
             wire: BinaryHeap::new(),
@@ -340,6 +346,23 @@ impl Net {
         }
     }
 
+    /// Messages between cards that are on their way, or about to be.
+    pub fn relays_under_way(&self) -> usize {
+        self.relays.len() + self.hosts.iter().map(|host| host.env.relays.len()).sum::<usize>()
+    }
+
+    /// `to` gets these bytes at once as a message from the card of `from`, whatever they are. False: they are no message.
+    pub fn relay(&mut self, from: usize, to: usize, bytes: &[u8]) -> bool {
+        let now = self.clock(to);
+        let h = &mut self.hosts[to];
+        let linked = h.env.peers.contains_key(&(from as u32));
+        let (Some(message), Some(domain), true) = (Relay::decode(bytes), h.env.domain, linked) else {
+            return false;
+        };
+        h.nic.handle_relay(&mut h.env, now, LinkId(from as u32), domain, &message);
+        true
+    }
+
     /// `hosts` share an XRC domain, which each knows by the number beside it.
     pub fn share(&mut self, hosts: &[(usize, starverbs_core::PdId)]) {
         for (at, domain) in hosts {
@@ -379,6 +402,9 @@ impl Net {
     /// sender among them.
     fn launch(&mut self, from: usize, to: &Av, bytes: Vec<u8>) {
         self.tally.sent += 1;
+        if let Some(tap) = &mut self.tap {
+            tap(from, &bytes);
+        }
         let reached = |h: &Host| h.gid == to.dgid || h.groups.contains(&to.dgid);
         let hosts: Vec<usize> = (0..self.hosts.len()).filter(|&at| reached(&self.hosts[at])).collect();
         if hosts.is_empty() {

@@ -2,11 +2,18 @@
 
 mod common;
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use common::{all_rights, any_bytes, any_faults, any_size, for_seeds};
+use starverbs_core::env::RecvQueue;
+use starverbs_core::mr::WindowType;
 use starverbs_core::qp::RecvSource;
+use starverbs_core::relay::Relay;
+use starverbs_core::wire::Packet;
 use starverbs_core::{
-    AsyncEvent, Cqe, Mtu, NicConfig, PdId, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendOp, SendWqe, Sge,
-    SrqId, WcFlags, WcOpcode, WcStatus,
+    Access, AsyncEvent, Cqe, Mtu, NicConfig, PdId, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendFlags, SendOp,
+    SendWqe, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_sim::{Faults, Host, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
@@ -406,4 +413,133 @@ fn a_card_that_sleeps_costs_rnr_naks_alone() {
     assert!(x.net.hosts[QPS].nic.counters().sent_rnr.get() > 10);
     x.run();
     assert_eq!((x.sent()[0].status, x.got(1).len()), (WcStatus::Success, 1));
+}
+
+/// How far it has come is not the QP's own to say where messages go to other cards: it keeps nothing behind a gap and never
+/// says that it does, to a requester that would.
+#[test]
+fn a_qp_of_a_shared_domain_never_answers_that_it_repeats_selectively() {
+    for_seeds("a_qp_of_a_shared_domain_never_answers_that_it_repeats_selectively", 20, |seed| {
+        let faults = Faults { loss: 0.03, ..Faults::default() };
+        let mut x = Shared::new(faults, seed, &Setup { timeout: 12, mtu: Mtu::M1024, ..Setup::default() });
+        let said = Rc::new(Cell::new([0u32; 2]));
+        let seen = said.clone();
+        x.net.tap = Some(Box::new(move |from, bytes| {
+            let repeats = Packet::parse(bytes).is_ok_and(|packet| packet.bth().repeats() != 0);
+            let mut of = seen.get();
+            if from < of.len() {
+                of[from] += u32::from(repeats);
+            }
+            seen.set(of);
+        }));
+        let data: Vec<Vec<u8>> = (0..6u8).map(|n| vec![n; 60_000]).collect();
+        for (n, data) in data.iter().enumerate() {
+            /* its own SRQ, and another's */
+            x.post_recv(n % 2);
+            x.send(0, n % 2, SendWqe::default(), data);
+        }
+        x.run();
+        assert_eq!(x.sent().iter().map(|c| c.status).collect::<Vec<_>>(), [WcStatus::Success; 6]);
+        for to in 0..2 {
+            let got = x.got(to);
+            assert_eq!(got.len(), 3);
+            for (n, cqe) in got.iter().enumerate() {
+                let (queue, place) = (&x.queues[to], x.queues[to].buffers[cqe.wr_id as usize]);
+                assert_eq!(x.net.hosts[queue.host].env.memory.read(place.addr, 60_000), data[2 * n + to]);
+            }
+        }
+        let counters = x.net.hosts[QPS].nic.counters();
+        assert_eq!((counters.kept_ahead.get(), counters.sent_sack.get()), (0, 0));
+        let [offered, answered] = said.get();
+        assert!(offered > 0, "the requester says that it would");
+        assert_eq!(answered, 0);
+        assert!(x.net.tally.lost > 0);
+    });
+}
+
+/// A solicited event is the SRQ's, on its card, and only for messages that ask for it.
+#[test]
+fn a_solicited_event_reaches_the_queue_of_another_card() {
+    let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
+    let wanted = [true, false, true, false];
+    for (n, solicited) in wanted.into_iter().enumerate() {
+        let op = [SendOp::Send, SendOp::Send, SendOp::WriteImm, SendOp::WriteImm][n];
+        x.post_recv(1);
+        let there = region(&mut x.net.hosts[2], x.queues[1].pd, 700);
+        let wqe = SendWqe { op, remote_addr: there.addr, rkey: there.lkey, ..SendWqe::default() };
+        let flags = if solicited { wqe.flags | SendFlags::SOLICITED } else { wqe.flags };
+        x.send(0, 1, SendWqe { flags, ..wqe }, &[1; 700]);
+    }
+    x.run();
+    let got: Vec<bool> =
+        std::iter::from_fn(|| x.queues[1].cq.poll()).map(|(_, solicited)| solicited).collect();
+    assert_eq!(got, wanted);
+}
+
+/// A window answers to the QP that it was bound on. QPs that receive bind nothing, so SEND with Invalidate finds none through
+/// them, on whatever card: it fails as it does at an SRQ of the QP's own card, and the window of another QP stays bound.
+#[test]
+fn an_invalidation_does_not_reach_the_windows_of_others() {
+    for to in [0, 1] {
+        let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
+        x.post_recv(to);
+        let (at, pd) = (x.queues[to].host, x.queues[to].pd);
+        let rights = all_rights() | Access::MW_BIND;
+        let usual = std::mem::replace(&mut x.net.hosts[at].pd, pd);
+        let page = x.net.hosts[at].region(4096, rights);
+        let cq = SimCq::new(16);
+        let (near, far) = (SimSq::new(16), SimSq::new(16));
+        let rq = || RecvSource::Own(SimRq::new(1, 1));
+        let owner = x.net.hosts[at].qp(QpType::Rc, &near, rq(), [&cq, &cq], true);
+        x.net.hosts[at].pd = usual;
+        let peer = x.net.hosts[SENDER].qp(QpType::Rc, &far, rq(), [&cq, &cq], true);
+        x.net.connect(QpType::Rc, (at, owner), (SENDER, peer), &Setup::default());
+        let window = x.net.hosts[at].nic.alloc_mw(pd, WindowType::Two).expect("a window");
+        let key = window & !0xff | window.wrapping_add(1) & 0xff;
+        let bind = SendWqe {
+            op: SendOp::BindMw,
+            remote_addr: page.0,
+            compare_add: 4096,
+            rkey: key,
+            imm: page.1,
+            remote_qpn: window,
+            qkey: Access::REMOTE_WRITE.bits(),
+            ..SendWqe::default()
+        };
+        near.post(Send { wqe: bind, sges: vec![], inline: None }).expect("there is room");
+        x.net.doorbell(at, owner);
+        x.run();
+        x.send(0, to, SendWqe { op: SendOp::SendInv, imm: key, ..SendWqe::default() }, &[1; 700]);
+        x.run();
+        let (sent, got) = (x.sent(), x.got(to));
+        assert_eq!(sent.iter().map(|c| c.status).collect::<Vec<_>>(), [WcStatus::RemAccessErr]);
+        assert!(got.iter().all(|c| c.status != WcStatus::Success), "{got:?}");
+        assert_eq!(x.net.hosts[QPS].env.events, [AsyncEvent::QpAccessErr(x.recvs[0])]);
+        let home = x.net.hosts[SENDER].pd;
+        let from = region(&mut x.net.hosts[SENDER], home, 8);
+        let write = SendWqe { op: SendOp::Write, remote_addr: page.0, rkey: key, ..SendWqe::default() };
+        far.post(Send { wqe: write, sges: vec![from], inline: None }).expect("there is room");
+        x.net.doorbell(SENDER, peer);
+        x.run();
+        let done: Vec<_> = std::iter::from_fn(|| cq.poll()).map(|(cqe, _)| cqe.status).collect();
+        assert_eq!(done, [WcStatus::Success; 2], "bound, and still so");
+    }
+}
+
+/// A number is given again: what a domain's links brought does not reach the private domain that has its number now.
+#[test]
+fn messages_reach_no_private_domain() {
+    let mut x = Shared::new(Faults::default(), 1, &Setup::default());
+    let host = &mut x.net.hosts[2];
+    let private = host.nic.alloc_pd().expect("a PD");
+    let (rq, pd) = (SimRq::new(4, 2), host.pd);
+    let id = host.nic.create_xrc_srq(pd, private, rq.clone(), SimCq::new(4), 0).expect("an SRQ");
+    let sge = region(host, pd, 100);
+    rq.post(Recv { wr_id: 1, sges: vec![sge] }).expect("there is room");
+    let shared = x.net.hosts[2].env.domain.replace(private);
+    let home = x.queues[1].number >> QPN_BLOCK_SHIFT;
+    let ask = Relay::Ask { srq: home << QPN_BLOCK_SHIFT | id.0, count: 1 };
+    assert!(x.net.relay(QPS, 2, &ask.encode().0));
+    x.net.hosts[2].env.domain = shared;
+    assert_eq!(rq.len(), 1, "it is not lent");
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use starverbs_core::{PdId, Sge};
 use starverbs_rings::ProgramMemory;
 
-use crate::card::Card;
+use crate::card::{Card, Shard};
 use crate::context::Context;
 use crate::error::{Result, VerbsError};
 use crate::mr::{self, Advice};
@@ -136,6 +136,11 @@ impl Pd {
     /// EBUSY while MRs, memory windows, QPs, SRQs, AHs or parent domains live in it; of a parent domain, while anybody
     /// holds on to it; EOPNOTSUPP: a domain of another process.
     pub fn dealloc(&self) -> Result<()> {
+        self.dealloc_with(|_| {})
+    }
+
+    /// The same, and `also` what stands for the domain elsewhere, before the next domain can get its number.
+    pub(crate) fn dealloc_with(&self, also: impl FnOnce(&mut Shard)) -> Result<()> {
         let card = self.0.ctx.card()?;
         match &self.0.origin {
             Origin::Parent(_) if self.0.life.gone.load(Ordering::Acquire) => Err(GONE),
@@ -148,7 +153,7 @@ impl Pd {
                 Ok(())
             }
             Origin::Foreign(_) => Err(VerbsError::Unsupported("ending another process's domain")),
-            Origin::Own | Origin::Import => self.0.end(card),
+            Origin::Own | Origin::Import => self.0.end(card, also),
         }
     }
 
@@ -237,11 +242,12 @@ impl Parent {
 
 impl PdInner {
     /// Ends the card's domain, and takes it away from importers and other handles.
-    fn end(&self, card: &Card) -> Result<()> {
+    fn end(&self, card: &Card, also: impl FnOnce(&mut Shard)) -> Result<()> {
         /* all under the card's lock: the next domain may get the number */
         card.with(|shard, _| {
             self.life.can_end()?;
             shard.dealloc_pd(self.id)?;
+            also(shard);
             self.life.gone.store(true, Ordering::Release);
             self.ctx.domains().all().remove(&self.id.0);
             if let Some(exports) = self.ctx.exports() {
@@ -262,7 +268,7 @@ impl Drop for PdInner {
         match (&self.origin, card) {
             (Origin::Parent(parent), _) => parent.release(),
             (Origin::Own, Some(card)) => {
-                let _ = self.end(card);
+                let _ = self.end(card, |_| {});
             }
             (Origin::Foreign(foreign), Some(card)) => {
                 let end = |id| {

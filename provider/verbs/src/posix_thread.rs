@@ -10,7 +10,7 @@ use std::ptr;
 
 use crate::error::{Result, VerbsError};
 
-/// Its stack: address space, of which only touched pages cost memory.
+/// Its stack, beside what the C library takes of it: address space, of which only touched pages cost memory.
 const STACK: usize = 256 << 10;
 
 /// A running thread, or one that has ended and was not waited for.
@@ -33,7 +33,7 @@ impl Thread {
         // mask, so that it blocks all signals from its first instruction on. The work is the new thread's, if there is one.
         let (failed, thread) = unsafe {
             libc::pthread_attr_init(attr.as_mut_ptr());
-            libc::pthread_attr_setstacksize(attr.as_mut_ptr(), STACK);
+            libc::pthread_attr_setstacksize(attr.as_mut_ptr(), STACK + taken(attr.as_ptr()));
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
             let failed = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), run, work.cast());
@@ -78,6 +78,18 @@ impl Thread {
     }
 }
 
+/// What the C library takes of a thread's stack for itself, bytes: glibc puts the thread-local variables of the program and its
+/// libraries there, as many as they have. 0 where there is no telling.
+fn taken(attr: *const libc::pthread_attr_t) -> usize {
+    type Minimum = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
+    // SAFETY: a name that ends with a NUL.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
+    // SAFETY: glibc's function of this name, if there is one, is of this type; a null pointer is no function.
+    let minimum = unsafe { std::mem::transmute::<*mut c_void, Option<Minimum>>(found) };
+    // SAFETY: attributes that are set up.
+    minimum.map_or(0, |minimum| unsafe { minimum(attr) })
+}
+
 extern "C" fn run(work: *mut c_void) -> *mut c_void {
     // SAFETY: `start` made it, and gave it to this thread alone.
     let work = unsafe { Box::from_raw(work.cast::<Work>()) };
@@ -89,7 +101,27 @@ extern "C" fn run(work: *mut c_void) -> *mut c_void {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::sync::mpsc;
+
+    thread_local! {
+        /// More than the stack, in every thread of this program
+        static MUCH: Cell<[u8; STACK + (64 << 10)]> = const { Cell::new([0; STACK + (64 << 10)]) };
+    }
+
+    #[test]
+    fn thread_local_variables_take_nothing_of_its_stack() {
+        let (told, hear) = mpsc::channel();
+        let address = |cell: &Cell<_>| cell.as_ptr() as usize;
+        let work = move || {
+            let mut stack = [1u8; STACK / 2];
+            std::hint::black_box(&mut stack);
+            told.send(MUCH.with(address)).unwrap();
+        };
+        let thread = Thread::start(c"test", Box::new(work)).expect("there is memory");
+        assert_ne!(hear.recv(), Ok(MUCH.with(address)));
+        thread.join();
+    }
 
     #[test]
     fn it_runs_and_may_panic() {

@@ -8,9 +8,10 @@
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use starverbs_backend::links::{FileId, Links, MESSAGE, Opening};
+use starverbs_backend::links::{DomainName, Links, MESSAGE, Opening};
 use starverbs_core::{PdId, QpType, Qpn};
 
+use crate::card::Shard;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::{Result, VerbsError};
@@ -67,7 +68,7 @@ impl Xrcd {
                 return Ok(Xrcd(domain));
             }
         }
-        let opening = Opening::begin(card.settings.port, (dev, ino))
+        let opening = Opening::begin(DomainName::new(card.settings.port, (dev, ino)))
             .map_err(|error| VerbsError::Os(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         /* a process that has it or, unless a new one is asked for, nobody */
         match (create, opening.is_open()) {
@@ -77,7 +78,8 @@ impl Xrcd {
             }
             _ => {}
         }
-        let domain = Xrcd::share(ctx, (dev, ino))?;
+        shared.try_reserve(1).map_err(|_| VerbsError::NoMemory("XRC domains"))?;
+        let domain = Xrcd::share(ctx, opening.name())?;
         shared.retain(|(f, _)| *f != file);
         shared.push((file, Arc::downgrade(&domain.0)));
         Ok(domain)
@@ -93,17 +95,17 @@ impl Xrcd {
     }
 
     /// One that other processes' cards reach.
-    fn share(ctx: &Context, file: FileId) -> Result<Xrcd> {
+    fn share(ctx: &Context, name: &DomainName) -> Result<Xrcd> {
         let (pd, cq, card) = (Pd::alloc(ctx)?, Cq::create(ctx, 1, None, 0)?, ctx.card()?);
         card.with(|shard, _| {
             let block = shard.rx.blocks().next().ok_or(VerbsError::NoMemory("QPN block"))?;
             let links = match &mut shard.env.links {
                 Some(links) => links,
-                none => none.insert(Box::new(Links::new(card.settings.port)?)),
+                none => none.insert(Box::new(Links::new()?)),
             };
-            links.listen(pd.id().0, file, block)?;
             shard.link_room.get_or_insert_with(|| Box::new([0; MESSAGE]));
             shard.nic.share_domain(pd.id(), block as u16)?;
+            links.listen(pd.id().0, name, block)?;
             Ok::<_, VerbsError>(())
         })?;
         card.progress.kick_if_armed();
@@ -122,8 +124,8 @@ impl Xrcd {
             0 => return Err(VerbsError::Invalid("XRC domain is gone")),
             1 => {
                 let pd = self.0.pd.id();
-                self.0.pd.dealloc()?;
-                self.0.leave(pd);
+                /* in one: the next domain that gets the number is another one, and other processes' messages are not for it */
+                self.0.pd.dealloc_with(|shard| end_links(shard, pd))?;
             }
             _ => {}
         }
@@ -152,9 +154,10 @@ impl Xrcd {
             block_own_multicast: false,
             cookie,
         };
-        let qp = Qp::create(&self.0.pd, &init)?;
         let mut state = self.0.state();
         state.qps.retain(|old| old.strong_count() > 0);
+        state.qps.try_reserve(1).map_err(|_| VerbsError::NoMemory("QPs of an XRC domain"))?;
+        let qp = Qp::create(&self.0.pd, &init)?;
         state.qps.push(qp.downgrade());
         Ok(qp)
     }
@@ -173,19 +176,6 @@ impl Xrcd {
 }
 
 impl XrcdInner {
-    /// Other processes do not reach it any more.
-    fn leave(&self, pd: PdId) {
-        if self.shared
-            && let Ok(card) = self.pd.context().card()
-        {
-            card.with(|shard, _| {
-                if let Some(links) = &mut shard.env.links {
-                    links.end(pd.0);
-                }
-            });
-        }
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -194,9 +184,20 @@ impl XrcdInner {
 impl Drop for XrcdInner {
     fn drop(&mut self) {
         let open = self.state.get_mut().is_ok_and(|state| state.opened > 0);
-        if open {
-            self.leave(self.pd.id());
+        if open
+            && self.shared
+            && let Ok(card) = self.pd.context().card()
+        {
+            let pd = self.pd.id();
+            card.with(|shard, _| end_links(shard, pd));
         }
+    }
+}
+
+/// Other processes do not reach the domain any more.
+fn end_links(shard: &mut Shard, pd: PdId) {
+    if let Some(links) = &mut shard.env.links {
+        links.end(pd.0);
     }
 }
 

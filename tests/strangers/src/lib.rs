@@ -9,6 +9,7 @@ pub mod mads;
 mod parsers;
 pub mod port;
 mod preload;
+pub mod relay;
 
 pub use parsers::{control, frame, settings, share, stat};
 pub use preload::path;
@@ -24,6 +25,7 @@ pub const JUDGES: &[(&str, Judge)] = &[
     ("mads", mads::judge),
     ("path", path),
     ("port", port::judge),
+    ("relay", relay::judge),
     ("settings", settings),
     ("share", share),
     ("stat", stat),

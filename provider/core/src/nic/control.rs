@@ -26,6 +26,8 @@ impl<E: Env> Nic<E> {
         };
         room(self.qps.len(), self.shared.cfg.limits.qps)?;
         let track = filled::<Track>(init.sq.slots() as usize)?;
+        let shared = init.qp_type == QpType::XrcRecv && self.shared.is_shared(init.pd);
+        let away = if shared { Some(Away::new()?) } else { None };
         self.shared.hold_pd(init.pd)?;
         let (qpn, timer) = self.take_places(init.qp_type).inspect_err(|_| self.shared.drop_pd(init.pd))?;
         if let RecvSource::Shared(srq) = init.rq {
@@ -33,8 +35,6 @@ impl<E: Env> Nic<E> {
         }
         let own =
             matches!(init.rq, RecvSource::Shared(srq) if self.shared.srqs[srq.0 as usize].tags.is_some());
-        let shared = init.qp_type == QpType::XrcRecv && self.shared.is_shared(init.pd);
-        let away = shared.then(Away::new);
         let qp = Qp {
             qpn,
             qp_type: init.qp_type,
@@ -302,7 +302,10 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     let track = core::mem::take(&mut qp.req.track);
     let next = qp.sq.posted();
     qp.req = Requester { own: qp.req.own, next, una: next, fresh: next, ..Requester::new(track) };
-    let away = qp.resp.away.as_ref().map(|_| Away::new());
+    let mut away = qp.resp.away.take();
+    if let Some(away) = &mut away {
+        away.reset();
+    }
     qp.resp = Responder { away, ..Responder::new(qp.resp.max_sge()) };
     let Flags { sig_all, windows, .. } = qp.flags;
     qp.flags = Flags { sig_all, ..Flags::default() };

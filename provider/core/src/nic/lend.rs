@@ -10,6 +10,7 @@ use super::{MAX_SGE, Nic, Shared, Srq};
 use crate::env::{CompletionQueue, Env, RecvQueue};
 use crate::error::NicError;
 use crate::relay::{End, LinkId, Outcome, Part, Place, Relay, Returned};
+use crate::room::{Room, TwoEnds, exact};
 use crate::transport::{Ctx, Qp, slices};
 use crate::types::{
     Access, AsyncEvent, Cqe, Nanos, PdId, QPN_BLOCK_SHIFT, Qpn, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
@@ -55,33 +56,43 @@ struct Loan {
 }
 
 impl Lending {
-    /// A place for a WQE of `srq` that `link` gets.
-    fn add(&mut self, srq: SrqId, link: LinkId, wr_id: u64, sges: &[Sge]) -> usize {
-        self.lent += 1;
-        let at = self.free.pop().unwrap_or_else(|| {
-            let (srq, link, sges) = (None, None, Vec::new());
-            self.loans.push(Loan {
-                generation: 0,
-                srq,
-                link,
-                begun: false,
-                recalled: false,
-                order: 0,
-                qpn: 0,
-                wr_id: 0,
-                sges,
-            });
-            self.free.reserve(self.loans.len());
-            self.returned.reserve(self.loans.len());
-            self.loans.len() - 1
+    /// Room for one more loan, of `sges` SGEs: the first time that so many are lent. `Exhausted`: no memory.
+    fn make_place(&mut self, sges: usize) -> Result<(), NicError> {
+        if let Some(at) = self.free.last() {
+            return exact(&mut self.loans[*at].sges, sges);
+        }
+        let places = self.loans.len() + 1;
+        self.loans.make_room(places)?;
+        self.free.make_room(places)?;
+        self.returned.make_room(places)?;
+        let mut room = Vec::new();
+        exact(&mut room, sges)?;
+        self.loans.push_in_room(Loan {
+            generation: 0,
+            srq: None,
+            link: None,
+            begun: false,
+            recalled: false,
+            order: 0,
+            qpn: 0,
+            wr_id: 0,
+            sges: room,
         });
+        self.free.push_in_room(places - 1);
+        Ok(())
+    }
+
+    /// Notes a WQE of `srq` that `link` gets, in the place that was made for it.
+    fn add(&mut self, srq: SrqId, link: LinkId, wr_id: u64, sges: &[Sge]) -> Option<usize> {
+        let at = self.free.pop()?;
+        self.lent += 1;
         let loan = &mut self.loans[at];
         (loan.srq, loan.link) = (Some(srq), Some(link));
         (loan.begun, loan.recalled) = (false, false);
         (loan.order, loan.wr_id) = (self.lent, wr_id);
         loan.sges.clear();
         loan.sges.extend_from_slice(sges);
-        at
+        Some(at)
     }
 
     fn id(&self, at: usize) -> u32 {
@@ -100,7 +111,7 @@ impl Lending {
         let loan = &mut self.loans[at];
         loan.generation = loan.generation.wrapping_add(1);
         (loan.srq, loan.link) = (None, None);
-        self.free.push(at);
+        self.free.push_in_room(at);
     }
 
     /// An unused WQE comes back.
@@ -145,7 +156,7 @@ impl Lending {
         if self.failed.len() == FAILED {
             self.failed.pop_front();
         }
-        self.failed.push_back((link, part.qpn, part.epoch));
+        self.failed.push_in_room((link, part.qpn, part.epoch));
     }
 
     fn has_failed(&self, link: LinkId, part: &Part) -> bool {
@@ -176,7 +187,7 @@ impl<E: Env> Shared<E> {
 
     /// The SRQ of a shared domain that has this number.
     fn srq_of(&self, domain: PdId, number: u32) -> Option<(SrqId, &Srq<E>)> {
-        if number >> QPN_BLOCK_SHIFT != self.abroad.home {
+        if number >> QPN_BLOCK_SHIFT != self.abroad.home || !self.is_shared(domain) {
             return None;
         }
         let id = SrqId(number & ((1 << QPN_BLOCK_SHIFT) - 1));
@@ -191,7 +202,7 @@ impl<E: Env> Shared<E> {
             env.relay(link, &Relay::Refuse { srq: number, gone: true });
             return;
         };
-        let waiting = srq.rq.len() + self.lending.waiting(id);
+        let (waiting, most) = (srq.rq.len() + self.lending.waiting(id), srq.rq.max_sge().min(MAX_SGE));
         let held = self.lending.of_link(link);
         let live = self.lending.loans.len() - self.lending.free.len();
         let room = OF_ONE.saturating_sub(held).min(LOANS.saturating_sub(live)) as u32;
@@ -199,8 +210,12 @@ impl<E: Env> Shared<E> {
         let mut lent = 0;
         let mut sges = [Sge::default(); MAX_SGE];
         for _ in 0..count {
+            /* a WQE that is taken must have a place */
+            if self.lending.make_place(most).is_err() {
+                break;
+            }
             let Some((wr_id, n)) = self.take_returned(env, id, &mut sges) else { break };
-            let at = self.lending.add(id, link, wr_id, &sges[..n]);
+            let Some(at) = self.lending.add(id, link, wr_id, &sges[..n]) else { break };
             let room: u64 = sges[..n].iter().map(|sge| u64::from(sge.len)).sum();
             let room = u32::try_from(room).unwrap_or(u32::MAX).min(self.cfg.max_msg);
             env.relay(link, &Relay::Lend { srq: number, loan: self.lending.id(at), room });
@@ -365,12 +380,13 @@ impl<E: Env> Nic<E> {
     /// `block`, which is one of this card's.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid`: the card gave another block before.
+    /// `NotFound`; `Invalid`: the card gave another block before; `Exhausted`: no memory.
     pub fn share_domain(&mut self, xrcd: PdId, block: u16) -> Result<(), NicError> {
         let home = &mut self.shared.abroad.home;
         if block == 0 || (*home != 0 && *home != u32::from(block)) {
             return Err(NicError::Invalid);
         }
+        self.shared.lending.failed.make_exact_room(FAILED)?;
         self.shared.pds.get_mut(xrcd.0 as usize).ok_or(NicError::NotFound)?.shared = true;
         *home = u32::from(block);
         Ok(())
@@ -443,8 +459,9 @@ impl<E: Env> Nic<E> {
         self.shared.abroad.cut(link);
         self.shared.lending.failed.retain(|(of, ..)| *of != link);
         let waits = |qp: &&Qp<E>| qp.resp.away.as_ref().is_some_and(|away| away.uses(link));
-        let concerned: Vec<Qpn> = self.qps.each().filter(waits).map(|qp| qp.qpn).collect();
-        for qpn in concerned {
+        /* one that is cut off waits for nothing of that link any more */
+        for _ in 0..self.qps.len() {
+            let Some(qpn) = self.qps.each().find(waits).map(|qp| qp.qpn) else { break };
             if let Some(mut cx) = self.context(env, qpn, now) {
                 cx.cut(link);
             }

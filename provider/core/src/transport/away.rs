@@ -15,6 +15,7 @@ use abroad::{BATCH, FEW, Far, Loan, WAITING};
 
 use super::{Ctx, Inbound};
 use crate::env::Env;
+use crate::error::NicError;
 use crate::relay::{End, LinkError, LinkId, Outcome, Part, Place, Relay, Returned};
 use crate::room::{Room, TwoEnds};
 use crate::types::{Access, Psn, QPN_BLOCK_SHIFT, QpState, WcFlags, WcOpcode};
@@ -74,15 +75,18 @@ pub(super) enum Named {
 }
 
 impl Away {
-    pub(crate) fn new() -> Box<Away> {
-        Box::new(Away {
-            srq: None,
-            loan: None,
-            write: None,
-            epoch: 0,
-            waits: Waits::No,
-            pending: VecDeque::new(),
-        })
+    /// With room for all that it may ever keep. `Exhausted`: no memory.
+    pub(crate) fn new() -> Result<Box<Away>, NicError> {
+        let mut pending = VecDeque::new();
+        pending.make_exact_room(PENDING)?;
+        Ok(Box::new(Away { srq: None, loan: None, write: None, epoch: 0, waits: Waits::No, pending }))
+    }
+
+    /// As a new one, in the same memory.
+    pub(crate) fn reset(&mut self) {
+        let mut pending = core::mem::take(&mut self.pending);
+        pending.clear();
+        *self = Away { srq: None, loan: None, write: None, epoch: 0, waits: Waits::No, pending };
     }
 
     /// Whether a message waits for its confirmation.
@@ -142,10 +146,6 @@ impl<E: Env> Ctx<'_, E> {
                 Err(LinkError::Gone) => return (Named::Nobodys, number),
             },
         };
-        /* room for the rest of its life; few QPs ever come here */
-        if away.pending.make_exact_room(PENDING).is_err() {
-            return (Named::Busy, number);
-        }
         if away.epoch == 0 {
             away.epoch = abroad.next_serial();
         }
@@ -325,7 +325,7 @@ impl<E: Env> Ctx<'_, E> {
             return;
         }
         match away.srq.and_then(|at| self.sh.abroad.srqs.get_mut(at)) {
-            Some(far) if far.link == Some(loan.link) => far.loans.push_front(loan),
+            Some(far) if far.link == Some(loan.link) => far.loans.push_front_in_room(loan),
             _ => self.give_back(loan, Returned::Unused),
         }
     }
@@ -342,7 +342,7 @@ impl<E: Env> Ctx<'_, E> {
             && far.waiting.len() < WAITING
             && !far.waiting.contains(&self.qp.qpn)
         {
-            far.waiting.push(self.qp.qpn);
+            far.waiting.push_in_room(self.qp.qpn);
         }
         if again {
             self.owe_nak(Syndrome::Rnr { timer: self.qp.attr.min_rnr_timer & 31 });

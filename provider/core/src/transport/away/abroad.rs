@@ -4,6 +4,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::relay::LinkId;
+use crate::room::{Room, TwoEnds, exact};
 use crate::types::{PdId, Qpn};
 
 /// WQEs borrowed at a time, and how few are left when more are asked for.
@@ -50,12 +51,15 @@ impl Abroad {
         self.srqs.iter().position(|far| far.number == number && far.domain == domain)
     }
 
-    /// A place for an SRQ, another's that is of no use any more if there are too many.
+    /// A place for an SRQ, another's that is of no use any more if there are too many. `None`: there is none, or no memory.
     pub(super) fn place(&mut self, domain: PdId, number: u32, link: LinkId) -> Option<usize> {
-        let (loans, waiting) = (VecDeque::with_capacity(BATCH as usize), Vec::with_capacity(WAITING));
+        let (mut loans, mut waiting) = (VecDeque::new(), Vec::new());
+        loans.make_exact_room(BATCH as usize).ok()?;
+        exact(&mut waiting, WAITING).ok()?;
         let far = Far { domain, number, link: Some(link), loans, asked: false, gone: false, waiting };
         if self.srqs.len() < SRQS {
-            self.srqs.push(far);
+            self.srqs.make_room(self.srqs.len() + 1).ok()?;
+            self.srqs.push_in_room(far);
             return Some(self.srqs.len() - 1);
         }
         let at = self.srqs.iter().position(|far| far.link.is_none() || (far.gone && far.loans.is_empty()))?;
@@ -71,9 +75,9 @@ impl Abroad {
     pub(crate) fn lent(&mut self, link: LinkId, number: u32, id: u32, room: u32) -> bool {
         let Some(far) = self.by_number(link, number) else { return false };
         (far.asked, far.gone) = (false, false);
-        let wanted = far.loans.len() < far.loans.capacity();
+        let wanted = far.loans.len() < BATCH as usize;
         if wanted {
-            far.loans.push_back(Loan { id, room, link, serial: 0 });
+            far.loans.push_in_room(Loan { id, room, link, serial: 0 });
         }
         wanted
     }

@@ -1,0 +1,209 @@
+//! Messages from other processes of an XRC domain: `Relay::decode`, and `handle_relay` of two cards that share the domain and
+//! have work in it.
+//!
+//! Host 0 sends to an SRQ of host 2 through a QP of host 1. The first byte decides who lies: a *third* process of the domain,
+//! which knows neither loans nor messages but may guess, or, to each other, the two at work. Their memory is watched; what
+//! the liar makes the cards do and keep is counted. After a third process has gone, honest messages arrive.
+
+use starverbs_core::qp::RecvSource;
+use starverbs_core::relay::{HEAD, Relay};
+use starverbs_core::{
+    Access, Mtu, NicConfig, PdId, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendOp, SendWqe, Sge, SrqId,
+    WcStatus,
+};
+use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE};
+
+use crate::bytes::Bytes;
+
+const SENDER: usize = 0;
+const BORROWER: usize = 1;
+const LENDER: usize = 2;
+const LIAR: usize = 3;
+/// Steps of one input; more is not looked at.
+const MOST: usize = 200;
+/// How far things go on of themselves after the input.
+const STEPS: usize = 200_000;
+/// Answers to one message: a loan for each WQE that one card may have, and one word more for each.
+const ANSWERS: usize = 600;
+const ROOM: u32 = 2000;
+
+struct World {
+    net: Net,
+    sq: SimSq,
+    sent: SimCq,
+    send: Qpn,
+    recv: Qpn,
+    pd: PdId,
+    rq: SimRq,
+    got: SimCq,
+    number: u32,
+    /// What a WRITE may reach
+    page: Sge,
+    posted: u64,
+}
+
+fn region(net: &mut Net, host: usize, pd: PdId, len: u32, access: Access) -> Sge {
+    let host = &mut net.hosts[host];
+    let usual = std::mem::replace(&mut host.pd, pd);
+    let (addr, lkey) = host.region(u64::from(len), access);
+    host.pd = usual;
+    Sge { addr, len, lkey }
+}
+
+impl World {
+    fn new() -> World {
+        let mut net =
+            Net::new(4, NicConfig { max_msg: 1 << 20, ..NicConfig::default() }, Faults::default(), 7);
+        let domains: Vec<(usize, PdId)> =
+            [BORROWER, LENDER, LIAR].map(|at| (at, net.hosts[at].nic.alloc_pd().expect("a PD"))).to_vec();
+        net.share(&domains);
+        /* what comes to the liar is lost: only the input speaks for it */
+        net.hosts[LIAR].env.peers.clear();
+        let (sent, got, nobody) = (SimCq::new(4096), SimCq::new(4096), SimCq::new(1));
+        let sq = SimSq::new(64);
+        let none = RecvSource::Own(SimRq::new(1, 1));
+        let send = net.hosts[SENDER].qp(QpType::XrcSend, &sq, none, [&sent, &sent], true);
+        let usual = std::mem::replace(&mut net.hosts[BORROWER].pd, domains[0].1);
+        let named = RecvSource::Xrc(SrqId(u32::MAX));
+        let recv = net.hosts[BORROWER].qp(QpType::XrcRecv, &SimSq::new(1), named, [&nobody, &nobody], false);
+        net.hosts[BORROWER].pd = usual;
+        let setup = Setup { mtu: Mtu::M256, timeout: 12, retry_cnt: 3, rnr_retry: 3, ..Setup::default() };
+        net.connect(QpType::XrcSend, (SENDER, send), (BORROWER, recv), &setup);
+        let nic = &mut net.hosts[LENDER].nic;
+        let (rq, pd) = (SimRq::new(512, 2), nic.alloc_pd().expect("a PD"));
+        let id = nic.create_xrc_srq(pd, domains[1].1, rq.clone(), got.clone(), 0).expect("an SRQ");
+        let number = nic.srq_number(id);
+        for at in [BORROWER, LENDER] {
+            net.hosts[at].env.memory.watch();
+        }
+        let page = region(&mut net, LENDER, pd, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        net.hosts[LENDER].env.memory.allow(page.addr, 4096, WRITE);
+        let secret = net.hosts[LENDER].pd;
+        region(&mut net, LENDER, secret, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        let mut world = World { net, sq, sent, send, recv, pd, rq, got, number, page, posted: 0 };
+        (0..40).for_each(|_| world.post_recv());
+        world
+    }
+
+    fn post_recv(&mut self) {
+        let sge = region(&mut self.net, LENDER, self.pd, ROOM, Access::LOCAL_WRITE);
+        let recv = Recv { wr_id: self.posted, sges: vec![sge] };
+        if self.rq.post(recv).is_ok() {
+            self.net.hosts[LENDER].env.memory.allow(sge.addr, u64::from(ROOM), WRITE);
+            self.posted += 1;
+        }
+    }
+
+    /// An honest message, if the connection is alive.
+    fn post_send(&mut self, bytes: &mut Bytes<'_>) -> bool {
+        let op = bytes.pick(&[SendOp::Send, SendOp::Write, SendOp::WriteImm, SendOp::SendImm]);
+        let len = u32::from(bytes.half()) % ROOM;
+        if self.net.hosts[SENDER].state(self.send) != QpState::Rts {
+            return false;
+        }
+        let pd = self.net.hosts[SENDER].pd;
+        let sge = region(&mut self.net, SENDER, pd, len.max(1), Access::LOCAL_WRITE);
+        let wqe = SendWqe {
+            op,
+            remote_qpn: self.number,
+            remote_addr: self.page.addr,
+            rkey: self.page.lkey,
+            ..SendWqe::default()
+        };
+        let posted = self.sq.post(Send { wqe, sges: vec![Sge { len, ..sge }], inline: None }).is_ok();
+        self.net.doorbell(SENDER, self.send);
+        posted
+    }
+
+    /// A message of the liar's.
+    fn lie(&mut self, from: usize, to: usize, bytes: &mut Bytes<'_>) {
+        let (head, data) = self.forge(bytes);
+        let before = self.net.relays_under_way();
+        self.net.relay(from, to, &[&head[..], &data[..]].concat());
+        assert!(self.net.relays_under_way() <= before + ANSWERS, "an answer is bounded");
+    }
+
+    /// Words that are near to what is right.
+    fn forge(&self, bytes: &mut Bytes<'_>) -> ([u8; HEAD], Vec<u8>) {
+        let mut head = [0; HEAD];
+        let kind = u32::from(bytes.byte());
+        let words =
+            [self.number, self.recv, self.page.lkey, self.page.addr as u32, (self.page.addr >> 32) as u32];
+        for (at, to) in head.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let word = match (at, bytes.byte()) {
+                (0, _) => kind % 10,
+                (10, 0..200) => self.number,
+                (11..14, 0..200) => [words[3], words[4], words[2]][at - 11],
+                (_, 255) => bytes.word(),
+                (_, 254) => 2 << QPN_BLOCK_SHIFT,
+                (_, 240..254) => words[usize::from(bytes.byte()) % words.len()],
+                (_, 200..240) => u32::from(bytes.byte()) << 16 | u32::from(bytes.byte()),
+                (1, 100..200) => self.number,
+                (2 | 3, 100..200) => self.recv,
+                (_, small) => u32::from(small),
+            };
+            *to = word.to_ne_bytes();
+        }
+        (head, vec![0x5a; usize::from(bytes.half()) % 4097])
+    }
+
+    /// Completions are of what was posted.
+    fn look(&mut self) {
+        while let Some((cqe, _)) = self.got.poll() {
+            assert!(cqe.wr_id < self.posted, "{cqe:?}");
+        }
+        while self.sent.poll().is_some() {}
+        assert!([BORROWER, LENDER].iter().all(|at| self.net.hosts[*at].env.memory.gaps_intact()));
+    }
+
+    /// The third process is gone, and has left nothing behind.
+    fn works(&mut self) {
+        self.net.kill(LIAR);
+        for _ in 0..4 {
+            self.post_recv();
+        }
+        assert_eq!(self.net.hosts[BORROWER].state(self.recv), QpState::Rts, "it was nobody's to end");
+        self.look();
+        let honest = self.post_send(&mut Bytes(&[0, 200, 0]));
+        assert!(self.net.run_until_idle(STEPS), "the cards come to rest");
+        if honest {
+            let last = std::iter::from_fn(|| self.sent.poll()).last().map(|(cqe, _)| cqe.status);
+            assert_eq!(last, Some(WcStatus::Success));
+        }
+    }
+}
+
+/// Judges one input.
+pub fn judge(input: &[u8]) {
+    if let Some(message) = Relay::decode(input) {
+        let (head, data) = message.encode();
+        let again = [&head[..], data].concat();
+        assert_eq!(Relay::decode(&again), Some(message), "what is said is understood");
+    }
+    let mut bytes = Bytes(input);
+    let third = bytes.byte() & 1 == 0;
+    let mut world = World::new();
+    for _ in 0..MOST {
+        let Some(op) = bytes.next() else { break };
+        match (op & 7, third) {
+            (0..=3, true) => world.lie(LIAR, if op & 8 == 0 { LENDER } else { BORROWER }, &mut bytes),
+            (0 | 1, false) => world.lie(BORROWER, LENDER, &mut bytes),
+            (2 | 3, false) => world.lie(LENDER, BORROWER, &mut bytes),
+            (4, _) => world.post_recv(),
+            (5, _) => {
+                world.post_send(&mut bytes);
+            }
+            _ => {
+                for _ in 0..bytes.byte() {
+                    world.net.step();
+                }
+            }
+        }
+        world.look();
+    }
+    assert!(world.net.run_until_idle(STEPS), "the cards come to rest");
+    world.look();
+    if third {
+        world.works();
+    }
+}
