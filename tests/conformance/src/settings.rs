@@ -37,7 +37,8 @@ fn all_keys(pcap: &Path) -> String {
          progress_thread = false\n\
          log = \"info\"\n\
          window = \"64K\"\n\
-         defer = false\n"
+         defer = false\n\
+         repeat = \"off\"\n"
     )
 }
 
