@@ -18,8 +18,18 @@ pub(crate) struct Kernel {
 
 /// The modules that are asked for; what they depend on is read from themselves. `crc32_generic` is looked up by name when
 /// a device is added, so no module depends on it.
-const MODULES: [&str; 8] =
-    ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "crc32_generic", "ib_uverbs", "rdma_rxe"];
+const MODULES: [&str; 10] = [
+    "virtio_pci",
+    "virtio_net",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "crc32_generic",
+    "ib_uverbs",
+    "rdma_rxe",
+    "veth",
+    "sch_netem",
+];
 const BUSYBOX: &str = "/bin/busybox";
 const INIT: &str = include_str!("../init.sh");
 

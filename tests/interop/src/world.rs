@@ -91,6 +91,17 @@ impl World {
         self.port
     }
 
+    /// `dist/lib`, absolute.
+    pub(crate) fn lib(&self) -> &Path {
+        &self.lib
+    }
+
+    /// Starts `words` in the guest.
+    pub(crate) fn job(&mut self, words: &[&str]) -> Result<Job, String> {
+        let port = self.next_port();
+        self.guest.start(words, port)
+    }
+
     /// The address at which a program on `card` listens.
     pub(crate) fn address(card: Card) -> &'static str {
         ADDRESSES[card.index()]
