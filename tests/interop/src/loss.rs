@@ -16,7 +16,7 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/loss.sh");
 const LOSSES: [&str; 4] = ["0", "0.1", "1", "5"];
 /// Words of the script, and what one run moves: messages of 64 KiB, or seconds.
 const ROWS: [(&str, &str); 4] = [("repeat", "300"), ("go-back-n", "300"), ("rxe", "300"), ("tcp", "3")];
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Measures all in interleaved rounds and writes lines of row, loss in percent and GB/s to `file`.
 ///
@@ -56,7 +56,9 @@ fn in_guest(world: &mut World, words: &[&str]) -> Result<String, String> {
         match job.ended() {
             Some(0) => return Ok(job.output()),
             Some(_) => return Err(tail(&job.output())),
-            None if Instant::now() > deadline => return Err("had to be killed".to_owned()),
+            None if Instant::now() > deadline => {
+                return Err(format!("had to be killed:\n{}", tail(&job.output())));
+            }
             None => std::thread::sleep(Duration::from_millis(50)),
         }
     }
