@@ -18,7 +18,7 @@ help:
 	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md'
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
-	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, TCP; writes docs/bench-loss.*'
+	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes docs/bench-loss.*'
 	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
@@ -81,12 +81,14 @@ bench:
 	@tools/scripts/packages.sh bench
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-bench -- --out docs/bench
-	cargo run --release --quiet --package starverbs-bench -- --loss --out docs/bench-loss
+	@$(MAKE) --no-print-directory bench-loss
 
 bench-loss:
 	@tools/scripts/packages.sh bench
 	@$(MAKE) --no-print-directory build
-	cargo run --release --quiet --package starverbs-bench -- --loss --out docs/bench-loss
+	rm -f $(TARGET)/bench-loss.guest
+	-@tools/scripts/interop.sh --loss $(abspath $(TARGET))/bench-loss.guest --repeat 3
+	cargo run --release --quiet --package starverbs-bench -- --loss --out docs/bench-loss --guest $(TARGET)/bench-loss.guest
 
 figures:
 	cargo run --release --quiet --package starverbs -- sim all --out docs/figures

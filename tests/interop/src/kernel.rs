@@ -18,7 +18,7 @@ pub(crate) struct Kernel {
 
 /// The modules that are asked for; what they depend on is read from themselves. `crc32_generic` is looked up by name when
 /// a device is added, so no module depends on it.
-const MODULES: [&str; 9] = [
+const MODULES: [&str; 11] = [
     "virtio_pci",
     "virtio_net",
     "9pnet_virtio",
@@ -28,6 +28,8 @@ const MODULES: [&str; 9] = [
     "ib_uverbs",
     "rdma_rxe",
     "rdma_ucm",
+    "veth",
+    "sch_netem",
 ];
 const BUSYBOX: &str = "/bin/busybox";
 const INIT: &str = include_str!("../init.sh");

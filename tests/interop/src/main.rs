@@ -7,6 +7,7 @@ mod cases;
 mod exchanges;
 mod guest;
 mod kernel;
+mod loss;
 mod net;
 mod pair;
 mod report;
@@ -40,6 +41,15 @@ struct Args {
     /// Write one frame of each kind that the captures hold into this folder
     #[arg(long, value_name = "FOLDER")]
     vectors: Option<PathBuf>,
+    /// Measure goodput against loss in the guest instead, and write it to this file
+    #[arg(long, value_name = "FILE")]
+    loss: Option<PathBuf>,
+    /// In the guest: one TCP connection to this address
+    #[arg(long, hide = true)]
+    tcp: Option<std::net::Ipv4Addr>,
+    /// For so long
+    #[arg(long, hide = true, default_value_t = 1)]
+    seconds: u64,
     /// The folder made by `make build`
     #[arg(long, default_value = "dist")]
     dist: PathBuf,
@@ -53,6 +63,9 @@ const UNAVAILABLE: u8 = 2;
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(address) = args.tcp {
+        return loss::tcp(address, args.seconds).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
     let prepared = prepare(&args);
     let (kernel, mut world) = match prepared {
         Ok(prepared) => prepared,
@@ -83,6 +96,9 @@ fn prepare(args: &Args) -> Result<(Kernel, World), String> {
 }
 
 fn run(args: &Args, kernel: &Kernel, world: &mut World) -> Result<bool, String> {
+    if let Some(file) = &args.loss {
+        return loss::run(world, file, args.repeat).map(|()| true);
+    }
     if let Some(folder) = &args.vectors {
         std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }

@@ -100,6 +100,17 @@ impl World {
         self.port
     }
 
+    /// `dist/lib`, absolute.
+    pub(crate) fn lib(&self) -> &Path {
+        &self.lib
+    }
+
+    /// Starts `words` in the guest.
+    pub(crate) fn job(&mut self, words: &[&str]) -> Result<Job, String> {
+        let port = self.next_port();
+        self.guest.start(words, Found::Tcp(port))
+    }
+
     /// The address of `card`.
     pub(crate) fn address(card: Card, ip: Ip) -> &'static str {
         let addresses = if ip == Ip::V4 { ADDRESSES } else { ADDRESSES_V6 };

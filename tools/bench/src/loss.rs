@@ -39,6 +39,14 @@ pub(crate) enum What {
     Tcp,
 }
 
+/// What `starverbs-interop --loss` measures in the guest: its words and ours.
+const GUEST_ROWS: [(&str, &str, &str); 4] = [
+    ("repeat", "guest: WRITE, selective repeat", "#d35400"),
+    ("go-back-n", "guest: WRITE, go-back-N", "#f0b27a"),
+    ("rxe", "guest: WRITE, rdma_rxe", "#27ae60"),
+    ("tcp", "guest: TCP", "#85c1e9"),
+];
+
 const ROWS: [(What, &str, &str); 5] = [
     (What::Repeat, "WRITE, selective repeat", "#c0392b"),
     (What::GoBackN, "WRITE, go-back-N", "#e5a39a"),
@@ -133,11 +141,31 @@ fn once(what: What, loss: f64, dist: &Path, iters: u64) -> Result<f64> {
 /// Samples of each row at each loss.
 type Samples = Vec<Vec<Vec<f64>>>;
 
-/// Measures all, in interleaved rounds, and writes `out`.md and `out`.svg.
+/// A row of the table: its name and colour, and samples by [`LOSSES`].
+type Row = (&'static str, &'static str, Vec<Vec<f64>>);
+
+/// Samples of the guest from lines of row, loss in percent and GB/s. Other lines are passed over.
+fn of_guest(text: &str) -> Vec<Row> {
+    let mut rows: Vec<Row> =
+        GUEST_ROWS.iter().map(|(_, name, colour)| (*name, *colour, vec![Vec::new(); LOSSES.len()])).collect();
+    for line in text.lines() {
+        let mut words = line.split('\t');
+        let row = words.next().and_then(|word| GUEST_ROWS.iter().position(|(row, ..)| *row == word));
+        let loss =
+            words.next().and_then(|word| LOSSES.iter().position(|loss| percent(*loss) == format!("{word}%")));
+        let gbps = words.next().and_then(|word| word.parse().ok());
+        if let (Some(row), Some(loss), Some(gbps)) = (row, loss, gbps) {
+            rows[row].2[loss].push(gbps);
+        }
+    }
+    rows
+}
+
+/// Measures all, in interleaved rounds, and writes `out`.md and `out`.svg. `guest`: samples of the guest.
 ///
 /// # Errors
 /// Where nothing can be measured, or the files cannot be written.
-pub(crate) fn run(out: &Path, dist: &Path, rounds: usize) -> Result<()> {
+pub(crate) fn run(out: &Path, dist: &Path, rounds: usize, guest: Option<&Path>) -> Result<()> {
     child::require("iptables", "iptables")?;
     let machine = Machine::read(false, false);
     let mut samples: Samples = vec![vec![Vec::new(); LOSSES.len()]; ROWS.len()];
@@ -154,13 +182,21 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: usize) -> Result<()> {
             }
         }
     }
-    let text = markdown(&machine, &samples, rounds);
+    let mut rows: Vec<Row> =
+        ROWS.iter().zip(samples).map(|((_, name, colour), row)| (*name, *colour, row)).collect();
+    if let Some(file) = guest {
+        match fs::read_to_string(file) {
+            Ok(text) => rows.extend(of_guest(&text)),
+            Err(error) => eprintln!("no figures of the guest: {}: {error}", file.display()),
+        }
+    }
+    let text = markdown(&machine, &rows, rounds);
     println!("{text}");
     let write = |ending: &str, text: &str| {
         fs::write(out.with_extension(ending), text).map_err(|e| BenchError::from_io("write", &e))
     };
     write("md", &text)?;
-    write("svg", &picture(&samples))
+    write("svg", &picture(&rows))
 }
 
 fn median(samples: &[f64]) -> Option<f64> {
@@ -179,16 +215,20 @@ fn ratio(row: &[Vec<f64>], at: usize) -> Option<f64> {
     Some(median(row.get(at)?)? / median(row.first()?)?)
 }
 
-fn markdown(machine: &Machine, samples: &Samples, rounds: usize) -> String {
+fn markdown(machine: &Machine, rows: &[Row], rounds: usize) -> String {
     let mut text = format!(
         "# Goodput against loss\n\nWritten by `make bench-loss` (tools/bench, src/loss.rs); do not edit.\n\n![lines](bench-loss.svg)\n\n\
-         {}, {} processors, Linux {}; load {} at the start. Medians of {rounds} interleaved rounds.\n\n| GB/s |",
-        machine.cpu, machine.cpus, machine.kernel, machine.load
+         {}, {} processors, Linux {}; load {} at the start, {} at the end. Medians of {rounds} interleaved rounds; of the guest's rows, of theirs.\n\n| GB/s |",
+        machine.cpu,
+        machine.cpus,
+        machine.kernel,
+        machine.load,
+        Machine::read(false, false).load
     );
     LOSSES.iter().for_each(|loss| _ = write!(text, " {} |", percent(*loss)));
     text.push_str("\n|---|");
     text.push_str(&"---:|".repeat(LOSSES.len()));
-    for ((_, name, _), row) in ROWS.iter().zip(samples) {
+    for (name, _, row) in rows {
         let _ = write!(text, "\n| {name} |");
         for at in 0..LOSSES.len() {
             let cell = median(&row[at]).zip(ratio(row, at));
@@ -200,13 +240,16 @@ fn markdown(machine: &Machine, samples: &Samples, rounds: usize) -> String {
         "\n\nIn brackets: by the same row without loss. Messages of 64 KiB between two processes, path MTU 4096, \
          `ib_write_bw` and `ib_read_bw`; TCP is one connection for a second, with the system's congestion control. All run in a network namespace whose \
          loopback interface has an MTU of 4200, takes no segmented sends (`gso_max_segs 1`: each packet is lost by itself) and drops each \
-         packet of the protocol, data and acknowledges, with the chance in the heading (iptables, `statistic`).\n",
+         packet of the protocol, data and acknowledges, with the chance in the heading (iptables, `statistic`).\n\n\
+         Rows of the guest: two ends in one emulated machine (QEMU, TCG, Linux of Debian 12) with a veth pair between them, MTU 4200, that \
+         loses each packet with the chance in the heading in each direction (`tc netem`, in place without loss, too). rdma_rxe goes between \
+         two devices of its own; our card and TCP run over the same wire, our card without segmented sends. It is emulated, so only the figures in brackets say something.\n",
     );
     text
 }
 
 /// Lines: loss to the right (evenly spaced steps), share of the goodput without loss upwards.
-fn picture(samples: &Samples) -> String {
+fn picture(rows: &[Row]) -> String {
     let (left, top, width, height) = (60.0, 30.0, 620.0, 300.0);
     let x = |at: usize| left + width * at as f64 / (LOSSES.len() - 1) as f64;
     let y = |share: f64| top + height * (1.0 - share.clamp(0.0, 1.1) / 1.1);
@@ -228,7 +271,7 @@ fn picture(samples: &Samples) -> String {
             percent(*loss)
         );
     }
-    for (n, ((_, name, colour), row)) in ROWS.iter().zip(samples).enumerate() {
+    for (n, (name, colour, row)) in rows.iter().enumerate() {
         let points: String = (0..LOSSES.len())
             .filter_map(|at| Some(format!("{:.1},{:.1} ", x(at), y(ratio(row, at)?))))
             .collect();
@@ -259,5 +302,13 @@ mod tests {
             (percent(0.0001), percent(0.05), percent(0.0)),
             ("0.01%".into(), "5%".into(), "0%".into())
         );
+    }
+
+    #[test]
+    fn lines_of_the_guest_find_their_cells() {
+        let rows =
+            of_guest("rxe\t0\t0.5\nrxe\t1\t0.1\nrxe\t1\t0.3\nother\t0\t1\ntcp\t7\t1\n\nrepeat\t5\tx\n");
+        assert_eq!((&rows[2].2[0], &rows[2].2[4]), (&vec![0.5], &vec![0.1, 0.3]));
+        assert_eq!(rows.iter().flat_map(|row| &row.2).flatten().count(), 3);
     }
 }

@@ -52,6 +52,9 @@ struct Args {
     /// Goodput against loss alone.
     #[arg(long)]
     loss: bool,
+    /// Of that, what `starverbs-interop --loss` measured in a guest.
+    #[arg(long, value_name = "FILE")]
+    guest: Option<PathBuf>,
     /// The folder with lib/libibverbs.so.1.
     #[arg(long, default_value = "dist")]
     dist: PathBuf,
@@ -87,7 +90,7 @@ fn main() -> ExitCode {
         Some(Side::LossChild(child)) => loss::child(child),
         None if args.loss => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-loss"));
-            loss::run(&out, &args.dist, args.rounds.unwrap_or(3).max(1))
+            loss::run(&out, &args.dist, args.rounds.unwrap_or(3).max(1), args.guest.as_deref())
         }
         None => bench(&args),
     };

@@ -4,10 +4,10 @@
 //! next, and on to what was never sent. Packets that the peer keeps, and answers that came before others, count as held.
 
 use super::Ctx;
-use super::requester::{FEELERS, READ_CHUNK};
+use super::requester::{FEELERS, READ_CHUNK, RTO_FEELERS};
 use crate::env::{Env, SendQueue};
 use crate::nic::repair::{Passed, RepairId};
-use crate::types::{Psn, QpState, SendOp};
+use crate::types::{Nanos, Psn, QpState, SendOp};
 use crate::wire::headers::SackEth;
 use crate::wire::opcode::Kind;
 use crate::wire::packet::Packet;
@@ -207,8 +207,22 @@ impl<E: Env> Ctx<'_, E> {
             self.start_timer();
         }
         self.end_repair_if_over(id);
+        self.probe_early();
         self.wake_path();
         self.ready();
+    }
+
+    /// In a repair, a repetition that is lost, or the last packet of all, is overtaken by nothing: two round trips of silence are
+    /// enough to ask for what is missing (the tail loss probe of RFC 8985, 7.2). Once: after that the timeout is the usual one, and
+    /// doubles.
+    fn probe_early(&mut self) {
+        let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
+        let req = &mut self.qp.req;
+        let at = self.now + (2 * srtt).max(RTO_FEELERS);
+        if req.repair.is_some() && req.backoff == 0 && srtt != 0 && at < req.deadline {
+            req.deadline = at;
+            self.arm(at);
+        }
     }
 
     /// `lost` packets that a timeout had declared lost came without being sent again: so did the others, or will.
@@ -375,6 +389,7 @@ impl<E: Env> Ctx<'_, E> {
             }
         }
         self.end_repair_if_over(id);
+        self.probe_early();
     }
 
     /// The peer could not take the oldest packet, for want of a receive WQE.

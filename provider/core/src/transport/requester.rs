@@ -26,7 +26,7 @@ const RTT_MIN: Nanos = 50_000;
 const RTO_MIN: Nanos = 1_000_000;
 /// Shortest timeout while only feelers fly: a needless repetition of those costs little, and the
 /// responder says but once what it misses (IBTA 9.7.5.2.8).
-const RTO_FEELERS: Nanos = 500_000;
+pub(super) const RTO_FEELERS: Nanos = 500_000;
 const RTO_MAX: Nanos = 4_000_000_000;
 /// A timeout is noticed between one and four times the local ACK timeout (IBTA C9-141). A peer that is a
 /// program waits for its CPU now and then, so it is given all of that, but for the last timer's run.
@@ -495,12 +495,13 @@ impl<E: Env> Ctx<'_, E> {
         self.on_loss(true);
     }
 
-    /// Whether something is under way, as far as is known.
+    /// Whether something is under way, as far as is known. Without a repair, with the cursor behind all, it is, whatever the
+    /// bytes say: a repair may end with answers due that a SACK took back from what was lost.
     fn awaits_packets(&mut self) -> bool {
         let req = &self.qp.req;
         match req.repair {
             Some(id) => self.sh.repairs.get(id).in_flight(req.una_psn, req.max_psn) > 0,
-            None => req.inflight > 0,
+            None => req.inflight > 0 || !req.psn.before(req.max_psn),
         }
     }
 
