@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -157,6 +158,7 @@ static void ways(struct rdma_event_channel *ch)
 	struct ibv_qp_init_attr init = attr_of(IBV_QPT_RC);
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
 	struct sockaddr_in dst = at("127.0.0.1", 7);
+	struct sockaddr_in here = at("127.0.0.1", 0);
 	struct ibv_qp_attr now;
 	struct ibv_qp_init_attr past;
 	struct rdma_cm_id *id = id_of(ch, RDMA_PS_TCP);
@@ -192,7 +194,7 @@ static void ways(struct rdma_event_channel *ch)
 	/* a queue pair for datagrams is ready at once */
 	CHECK(!rdma_destroy_id(id));
 	id = id_of(ch, RDMA_PS_UDP);
-	CHECK(id->qp_type == IBV_QPT_UD && !rdma_bind_addr(id, ADDR(dst)));
+	CHECK(id->qp_type == IBV_QPT_UD && !rdma_bind_addr(id, ADDR(here)));
 	init = attr_of(IBV_QPT_UD);
 	CHECK(!rdma_create_qp(id, NULL, &init) && id->qp->state == IBV_QPS_RTS);
 	CHECK(!ibv_query_qp(id->qp, &now, IBV_QP_QKEY, &past) && now.qkey == RDMA_UDP_QKEY);
@@ -326,6 +328,7 @@ static void refusals(struct rdma_event_channel *active, struct rdma_event_channe
 	struct sockaddr_in where;
 	struct ibv_qp_attr now;
 	struct ibv_qp_init_attr past;
+	struct rdma_conn_param param = { .qp_num = 77 };
 	char data[149] = "not today";
 
 	listen = listener(passive, RDMA_PS_TCP, &where);
@@ -352,12 +355,16 @@ static void refusals(struct rdma_event_channel *active, struct rdma_event_channe
 	CHECK(!rdma_ack_cm_event(event));
 	rdma_destroy_qp(client);
 	CHECK(!rdma_destroy_id(client)); /* which takes the request back: timeout */
-	event = next(passive, RDMA_CM_EVENT_REJECTED);
-	CHECK(event->id == server && event->status == 4 && !rdma_ack_cm_event(event) && !rdma_destroy_id(server));
 
+	/* of which nothing is told: the next event is the next request, and to accept is too late */
 	client = routed(active, RDMA_PS_TCP, where, IBV_QPT_RC);
 	CHECK(!rdma_connect(client, NULL));
-	CHECK(!rdma_destroy_id(listen));
+	event = next(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->listen_id == listen && event->id != server);
+	REFUSED(rdma_accept(server, &param), EINVAL);
+	CHECK(!rdma_destroy_id(server));
+	server = event->id;
+	CHECK(!rdma_ack_cm_event(event) && !rdma_destroy_id(listen) && !rdma_destroy_id(server));
 	event = next(active, RDMA_CM_EVENT_REJECTED);
 	CHECK(event->status == 28 || event->status == 8);
 	CHECK(!rdma_ack_cm_event(event));
@@ -543,6 +550,61 @@ static void names(void)
 	CHECK(rdma_getaddrinfo("not.a.number", "5", &hints, &res) == EAI_NONAME);
 }
 
+/* rdma_listen: the backlog is of requests that the program has not seen */
+static void backlog(struct rdma_event_channel *active, struct rdma_event_channel *passive)
+{
+	struct rdma_cm_id *listen = id_of(passive, RDMA_PS_TCP), *clients[3], *servers[3];
+	struct sockaddr_in where = at("127.0.0.1", 0);
+	struct rdma_cm_event *event;
+
+	CHECK(!rdma_bind_addr(listen, ADDR(where)) && !rdma_listen(listen, 1));
+	where.sin_port = rdma_get_src_port(listen);
+	for (int i = 0; i < 3; i++) {
+		clients[i] = routed(active, RDMA_PS_TCP, where, IBV_QPT_RC);
+		CHECK(!rdma_connect(clients[i], NULL));
+		event = next(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+		servers[i] = event->id;
+		CHECK(!rdma_ack_cm_event(event));
+	}
+	for (int i = 0; i < 3; i++) {
+		CHECK(!rdma_destroy_id(servers[i]));
+		pass(active, RDMA_CM_EVENT_REJECTED);
+		rdma_destroy_qp(clients[i]);
+		CHECK(!rdma_destroy_id(clients[i]));
+	}
+	CHECK(!rdma_destroy_id(listen));
+}
+
+/* A forked child leaves its parent's events alone, and waits for none of them. */
+static void forked(void)
+{
+	struct rdma_event_channel *ch = rdma_create_event_channel();
+	struct rdma_cm_id *id = id_of(ch, RDMA_PS_TCP), *more;
+	struct sockaddr_in dst = at("127.0.0.1", 7);
+	struct rdma_cm_event *held, *event;
+	int status = -1;
+	pid_t child;
+
+	CHECK(!rdma_resolve_addr(id, NULL, ADDR(dst), 100));
+	held = next(ch, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!rdma_resolve_route(id, 100));
+	child = fork();
+	if (!child) {
+		alarm(PATIENCE / 1000);
+		REFUSED(rdma_get_cm_event(ch, &event), EIO);
+		REFUSED(rdma_create_id(ch, &more, NULL, RDMA_PS_TCP), EIO);
+		REFUSED(rdma_migrate_id(id, NULL), EIO);
+		REFUSED(rdma_connect(id, NULL), EIO);
+		CHECK(!rdma_destroy_id(id));
+		rdma_destroy_event_channel(ch);
+		_exit(failures != 0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	pass(ch, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	CHECK(!rdma_ack_cm_event(held) && !rdma_destroy_id(id));
+	rdma_destroy_event_channel(ch);
+}
+
 /* Endpoints, which wait: the server in a child process. */
 static void endpoints(void)
 {
@@ -582,6 +644,9 @@ static void endpoints(void)
 	rdma_freeaddrinfo(res);
 	REFUSED(rdma_connect(id, NULL), ECONNREFUSED);
 	CHECK(id->event && id->event->event == RDMA_CM_EVENT_REJECTED && id->event->status == 8);
+	alarm(PATIENCE / 1000);
+	CHECK(!rdma_disconnect(id)); /* of which nothing is told any more */
+	alarm(0);
 	rdma_destroy_ep(id);
 }
 
@@ -600,6 +665,8 @@ int main(void)
 	datagrams(a, b);
 	groups(a);
 	migration(a, b);
+	backlog(a, b);
+	forked();
 	endpoints();
 	if (failures)
 		fprintf(stderr, "rdmacm: %d failed\n", failures);
