@@ -323,12 +323,11 @@ static void connections(struct rdma_event_channel *active, struct rdma_event_cha
 /* rdma_reject; nobody there; a request that nobody answers is rejected with its listener */
 static void refusals(struct rdma_event_channel *active, struct rdma_event_channel *passive)
 {
-	struct rdma_cm_id *listen, *client, *server;
+	struct rdma_cm_id *listen, *client, *server, *late;
 	struct rdma_cm_event *event;
 	struct sockaddr_in where;
 	struct ibv_qp_attr now;
 	struct ibv_qp_init_attr past;
-	struct rdma_conn_param param = { .qp_num = 77 };
 	char data[149] = "not today";
 
 	listen = listener(passive, RDMA_PS_TCP, &where);
@@ -356,15 +355,22 @@ static void refusals(struct rdma_event_channel *active, struct rdma_event_channe
 	rdma_destroy_qp(client);
 	CHECK(!rdma_destroy_id(client)); /* which takes the request back: timeout */
 
-	/* of which nothing is told: the next event is the next request, and to accept is too late */
+	/* of which nothing is told: the next event is the next request */
 	client = routed(active, RDMA_PS_TCP, where, IBV_QPT_RC);
 	CHECK(!rdma_connect(client, NULL));
 	event = next(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
 	CHECK(event->listen_id == listen && event->id != server);
-	REFUSED(rdma_accept(server, &param), EINVAL);
-	CHECK(!rdma_destroy_id(server));
+	late = server;
 	server = event->id;
-	CHECK(!rdma_ack_cm_event(event) && !rdma_destroy_id(listen) && !rdma_destroy_id(server));
+	CHECK(!rdma_ack_cm_event(event) && !rdma_reject(server, NULL, 0) && !rdma_destroy_id(server));
+	pass(active, RDMA_CM_EVENT_REJECTED);
+	CHECK(!rdma_destroy_id(late));
+	rdma_destroy_qp(client);
+	CHECK(!rdma_destroy_id(client));
+
+	client = routed(active, RDMA_PS_TCP, where, IBV_QPT_RC);
+	CHECK(!rdma_connect(client, NULL));
+	CHECK(!rdma_destroy_id(listen));
 	event = next(active, RDMA_CM_EVENT_REJECTED);
 	CHECK(event->status == 28 || event->status == 8);
 	CHECK(!rdma_ack_cm_event(event));
@@ -528,6 +534,42 @@ static void migration(struct rdma_event_channel *from, struct rdma_event_channel
 	CHECK(!rdma_destroy_id(id) && poll(&p, 1, 0) == 0);
 }
 
+/* a process that ends without a word: its peer is told, as where a kernel closes its files */
+static void leaving(struct rdma_event_channel *ch)
+{
+	struct ibv_qp_init_attr init = attr_of(IBV_QPT_RC);
+	struct rdma_cm_id *listen, *server;
+	struct rdma_cm_event *event;
+	struct sockaddr_in where;
+	int status = -1, go[2];
+	pid_t child;
+	char end;
+
+	CHECK(!pipe(go));
+	listen = listener(ch, RDMA_PS_TCP, &where);
+	child = fork();
+	if (!child) {
+		struct rdma_event_channel *own = rdma_create_event_channel();
+		struct rdma_cm_id *client = routed(own, RDMA_PS_TCP, where, IBV_QPT_RC);
+
+		CHECK(!rdma_connect(client, NULL));
+		pass(own, RDMA_CM_EVENT_ESTABLISHED);
+		close(go[1]);
+		CHECK(!read(go[0], &end, 1));
+		exit(failures != 0);
+	}
+	close(go[0]);
+	event = next(ch, RDMA_CM_EVENT_CONNECT_REQUEST);
+	server = event->id;
+	CHECK(!rdma_ack_cm_event(event) && !rdma_create_qp(server, NULL, &init) && !rdma_accept(server, NULL));
+	pass(ch, RDMA_CM_EVENT_ESTABLISHED);
+	close(go[1]);
+	pass(ch, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	rdma_destroy_qp(server);
+	CHECK(!rdma_destroy_id(server) && !rdma_destroy_id(listen));
+}
+
 /* rdma_getaddrinfo */
 static void names(void)
 {
@@ -590,6 +632,7 @@ static void forked(void)
 	CHECK(!rdma_resolve_route(id, 100));
 	child = fork();
 	if (!child) {
+		failures = 0;
 		alarm(PATIENCE / 1000);
 		REFUSED(rdma_get_cm_event(ch, &event), EIO);
 		REFUSED(rdma_create_id(ch, &more, NULL, RDMA_PS_TCP), EIO);
@@ -667,6 +710,7 @@ int main(void)
 	migration(a, b);
 	backlog(a, b);
 	forked();
+	leaving(a);
 	endpoints();
 	if (failures)
 		fprintf(stderr, "rdmacm: %d failed\n", failures);

@@ -20,7 +20,7 @@ test) commands=("${demo[@]}" rping ip tshark nm runuser ibstat ucx_perftest fi_i
 stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
-interop) commands=("${demo[@]}" ip tshark qemu-system-x86_64 busybox) ;;
+interop) commands=("${demo[@]}" rping ip tshark qemu-system-x86_64 busybox) ;;
 *) echo "usage: packages.sh demo|test|stress|bench|instructions|interop" >&2; exit 2 ;;
 esac
 

@@ -63,6 +63,22 @@ pub(super) fn open() -> Result<Device, Errno> {
     Ok(new)
 }
 
+/// Runs after all that the program does at its exit.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static LEAVE: extern "C" fn() = leave;
+
+/// The process ends: its peers are told of what it did not end itself, as they are where a kernel closes its files.
+extern "C" fn leave() {
+    let _nothing_to_be_done = std::panic::catch_unwind(|| {
+        let agent =
+            shared().as_ref().filter(|known| known.process == std::process::id()).map(|d| d.agent.clone());
+        if let Some(agent) = agent {
+            agent.leave();
+        }
+    });
+}
+
 /// The calling thread is about to wait for an event: the card's own thread takes over, if the card is open.
 pub(super) fn about_to_sleep() {
     let known = shared().as_ref().filter(|known| known.process == std::process::id()).cloned();

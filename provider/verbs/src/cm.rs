@@ -144,6 +144,15 @@ impl Agent {
         address::check_source(&card.info.addrs, resolve.local)?;
         Conn::begin(&self.card, sink, |cm, now| cm.resolve(now, resolve))
     }
+
+    /// The process is about to go: requests that wait are rejected, peers are told to disconnect, and the card receives nothing
+    /// more, so that what was not read goes to its owners. Nothing in a process that was forked since.
+    pub fn leave(&self) {
+        if let Ok(card) = self.card() {
+            card.with(|shard, now| shard.close_cm(&card.notes, now));
+            card.with(|shard, _| shard.rx.leave());
+        }
+    }
 }
 
 impl Reservation {

@@ -222,6 +222,32 @@ fn a_dropped_connection_is_released() {
     assert!(told_b.try_recv().is_err(), "the listener's sink is told of requests alone");
 }
 
+/// What a process leaves behind is ended when it goes: the peer need not find out by itself.
+#[test]
+fn who_leaves_tells_its_peers() {
+    let [a, b] = Side::pair(&settings());
+    let (listener, at_listener) = a.listen(PortSpace::Tcp, 8);
+    let (qa, qb) = (a.node.qp(QpType::Rc), b.node.qp(QpType::Rc));
+    let (_waiting, told) = b.connect(listener.local(), &qb, b"");
+    let (_unanswered, _) = requested(&at_listener);
+    let (_conn, at_b) = {
+        let (listener, told) = b.listen(PortSpace::Tcp, 8);
+        let (conn, at_a) = a.connect(listener.local(), &qa, b"");
+        let (served, request) = requested(&told);
+        let (own_sink, own_told) = sink();
+        served.set_sink(own_sink);
+        ready(&b.node, &qb, request.qp);
+        served.accept(&accept(side(&qb), b"")).unwrap();
+        assert!(matches!(next(&at_a), CmEventKind::Response(_)));
+        conn.establish().unwrap();
+        assert!(matches!(next(&own_told), CmEventKind::Established));
+        ((conn, served), own_told)
+    };
+    a.agent.leave();
+    assert!(matches!(next(&told), CmEventKind::Rejected { .. }));
+    assert!(matches!(next(&at_b), CmEventKind::Disconnected { status: 0 }));
+}
+
 #[test]
 fn a_datagram_queue_pair_is_asked_for() {
     let [a, b] = Side::pair(&settings());

@@ -1,8 +1,8 @@
-//! The programs that both cards must run with each other: ping-pongs and perftest.
+//! The programs that both cards must run with each other: ping-pongs, perftest and those of the connection manager.
 
 use starverbs_conformance::check::Expect;
 
-use crate::pair::Pair;
+use crate::pair::{Meets, Pair};
 
 /// A pair and what its client must print.
 pub(crate) type Case = (Pair, Expect);
@@ -11,7 +11,7 @@ const LOSS: &str = "loss=1%,reorder=0.5%,dup=0.5%,seed=11";
 
 /// All cases; each is run in both directions.
 pub(crate) fn cases() -> Vec<Case> {
-    [ping_pong(), perftest(), hurt()].concat()
+    [ping_pong(), perftest(), connected(), hurt()].concat()
 }
 
 fn ping_pong() -> Vec<Case> {
@@ -70,6 +70,43 @@ fn perftest() -> Vec<Case> {
         cases.push((pair.v6(), expect));
     }
     cases
+}
+
+/// Where udaddy's server is.
+const UDADDY: u16 = 7174;
+
+/// Connections made by librdmacm, to and from the kernel's rdma_cm.
+fn connected() -> Vec<Case> {
+    let rping = |args: &str| {
+        let pair = Pair::new("rping", &format!(" {args} -v"));
+        // What it pings stands in its output.
+        (
+            pair.managed(Meets::Service, "-s -a {server}", "-c -a {server}"),
+            Expect::Line("ping data: rdma-ping-"),
+        )
+    };
+    let ends = |program: &str, args: &str, meets| {
+        (
+            Pair::new(program, args).managed(meets, "-b {server}", "-s {server}"),
+            Expect::Line("return status 0"),
+        )
+    };
+    let v6 = |(pair, expect): Case| (pair.v6(), expect);
+    let (client, expect) = (Pair::new("rdma_client", ""), Expect::Line("rdma_client: end 0"));
+    let client = client.managed(Meets::Service, "-s {server}", "-s {server}");
+    vec![
+        rping("-C 10 -V"),
+        v6(rping("-C 10 -V")),
+        rping("-C 10 -q"),
+        rping("-C 20 -S 16000 -V"),
+        (rping("-C 100 -V").0.env("STARVERBS_FAULT", LOSS), rping("").1),
+        ends("ucmatose", " -c 4 -C 20 -S 5000", Meets::Service),
+        v6(ends("ucmatose", " -c 4 -C 20 -S 5000", Meets::Service)),
+        ends("udaddy", "", Meets::Fixed(UDADDY)),
+        v6(ends("udaddy", "", Meets::Fixed(UDADDY))),
+        ends("udaddy", " -c 5 -C 20 -S 1000", Meets::Fixed(UDADDY)),
+        (Pair { server_program: Some("rdma_server"), ..client }, expect),
+    ]
 }
 
 /// Loss, reordering and duplication of what our card sends and receives.

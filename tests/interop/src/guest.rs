@@ -8,6 +8,7 @@ use starverbs_conformance::process::{Process, tail};
 
 use crate::kernel::Kernel;
 use crate::net::{ADDRESSES, ADDRESSES_V6, Net, TAP};
+use crate::world::Found;
 
 const GUEST: &str = include_str!("../guest.sh");
 /// Booting takes about five seconds on an idle machine.
@@ -59,15 +60,21 @@ impl Guest {
         Ok(())
     }
 
-    /// Starts `words` in the guest; the job is told of as listening when it listens on TCP `port`.
-    pub(crate) fn start(&mut self, words: &[&str], port: u16) -> Result<Job, String> {
+    /// Starts `words` in the guest; the job is told of as listening when it is `found` there.
+    pub(crate) fn start(&mut self, words: &[&str], found: Found) -> Result<Job, String> {
         self.jobs += 1;
         let base = self.share.join("jobs").join(self.jobs.to_string());
         let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
         let (line, mark) = (quoted.join(" "), self.jobs);
+        let listens = match found {
+            Found::Tcp(port) => format!("grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6"),
+            Found::Service(port) => {
+                format!("rdma resource show cm_id | grep -Eq 'state LISTEN .*:{port}( |$)'")
+            }
+        };
         let script = format!(
             "{line} &\nprogram=$!\n\
-             until grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 || ! kill -0 $program; do sleep 0.02; done 2>/dev/null\n\
+             until {listens} || ! kill -0 $program; do sleep 0.02; done 2>/dev/null\n\
              touch {mark}.listening\nwait $program\n"
         );
         let fresh = base.with_extension("new");
@@ -120,7 +127,7 @@ impl Job {
         fs::read_to_string(self.base.with_extension("status")).ok()?.trim().parse().ok()
     }
 
-    /// Whether it listens on its port, or has ended.
+    /// Whether it is found where its client looks for it, or has ended.
     pub(crate) fn listens(&self) -> bool {
         self.base.with_extension("listening").exists()
     }

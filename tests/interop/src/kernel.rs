@@ -18,8 +18,17 @@ pub(crate) struct Kernel {
 
 /// The modules that are asked for; what they depend on is read from themselves. `crc32_generic` is looked up by name when
 /// a device is added, so no module depends on it.
-const MODULES: [&str; 8] =
-    ["virtio_pci", "virtio_net", "9pnet_virtio", "9p", "overlay", "crc32_generic", "ib_uverbs", "rdma_rxe"];
+const MODULES: [&str; 9] = [
+    "virtio_pci",
+    "virtio_net",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "crc32_generic",
+    "ib_uverbs",
+    "rdma_rxe",
+    "rdma_ucm",
+];
 const BUSYBOX: &str = "/bin/busybox";
 const INIT: &str = include_str!("../init.sh");
 

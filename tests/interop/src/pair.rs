@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use starverbs_conformance::check::{CALIBRATIONS, Expect, UNCALIBRATED};
 use starverbs_conformance::process::tail;
 
-use crate::world::{Card, Ip, Program, World};
+use crate::world::{Card, Found, Ip, Program, World};
 
 /// Who serves whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,11 +24,17 @@ pub(crate) const RXE_ALONE: Cards = Cards { server: Card::Rxe, client: Card::Rxe
 /// What is said of a client that did not end.
 const STOPPED: &str = "client had to be killed";
 
-/// One program at both ends. `{gid}` in an argument stands for the index of the end's GID.
+/// One program at both ends. `{gid}` in an argument stands for the index of the end's GID, `{server}` for the server's
+/// address.
 #[derive(Debug, Clone)]
 pub(crate) struct Pair {
     pub program: String,
+    /// The server's, where it is another one.
+    pub server_program: Option<&'static str>,
     pub args: String,
+    /// Arguments of the server and of the client alone.
+    pub own_args: [&'static str; 2],
+    pub meets: Meets,
     pub ip: Ip,
     /// Variables for the end that is ours.
     pub env: Vec<(&'static str, &'static str)>,
@@ -36,10 +42,37 @@ pub(crate) struct Pair {
     pub limit: Duration,
 }
 
+/// How a client finds its server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meets {
+    /// By a TCP port that both are told.
+    Tcp,
+    /// By a port of the connection manager that both are told.
+    Service,
+    /// By a port of the connection manager that both know.
+    Fixed(u16),
+}
+
 impl Pair {
     pub(crate) fn new(program: &str, args: &str) -> Pair {
         let limit = Duration::from_secs(60);
-        Pair { program: program.to_owned(), args: args.to_owned(), ip: Ip::V4, env: Vec::new(), limit }
+        Pair {
+            program: program.to_owned(),
+            server_program: None,
+            args: args.to_owned(),
+            own_args: ["", "{server}"],
+            meets: Meets::Tcp,
+            ip: Ip::V4,
+            env: Vec::new(),
+            limit,
+        }
+    }
+
+    /// The server listens at the connection manager; these are the arguments of server and client alone.
+    pub(crate) fn managed(mut self, meets: Meets, server: &'static str, client: &'static str) -> Pair {
+        self.meets = meets;
+        self.own_args = [server, client];
+        self
     }
 
     pub(crate) fn v6(mut self) -> Pair {
@@ -64,12 +97,16 @@ impl Pair {
     /// Runs both ends; the outputs of server and client, if both end well.
     pub(crate) fn run(&self, world: &mut World, cards: Cards) -> Result<[String; 2], String> {
         let deadline = Instant::now() + self.limit;
-        let port = world.next_port();
-        let mut server = self.start(world, cards.server, port, None)?;
+        let found = match self.meets {
+            Meets::Tcp => Found::Tcp(world.next_port()),
+            Meets::Service => Found::Service(world.next_port()),
+            Meets::Fixed(port) => Found::Service(port),
+        };
+        let mut server = self.start(world, cards, 0, found)?;
         if !server.await_listening(deadline) {
             return Err(format!("server does not listen:\n{}", tail(&server.output())));
         }
-        let mut client = self.start(world, cards.client, port, Some(World::address(cards.server)))?;
+        let mut client = self.start(world, cards, 1, found)?;
         let mut wrong = Vec::new();
         let mut judge = |side: &str, program: &mut Program, patience: Duration| {
             let ended = program.wait_until(deadline.min(Instant::now() + patience));
@@ -109,19 +146,26 @@ impl Pair {
         expect.judge(&client).map_err(|reason| format!("client: {reason}:\n{}", tail(&client)))
     }
 
-    fn start(
-        &self,
-        world: &mut World,
-        card: Card,
-        port: u16,
-        server: Option<&str>,
-    ) -> Result<Program, String> {
+    /// Starts one side: 0 is the server, 1 the client.
+    fn start(&self, world: &mut World, cards: Cards, side: usize, found: Found) -> Result<Program, String> {
+        let card = [cards.server, cards.client][side];
         let gid = world.gid(card, self.ip).to_string();
-        let args = self.args.replace("{gid}", &gid);
+        let [args, own_args] = [self.args.as_str(), self.own_args[side]].map(|text| {
+            text.replace("{gid}", &gid).replace("{server}", World::address(cards.server, self.address_ip()))
+        });
+        let (Found::Tcp(port) | Found::Service(port)) = found;
         let number = port.to_string();
-        let mut words = vec![self.program.as_str(), "-p", &number];
-        words.extend(args.split_ascii_whitespace());
-        words.extend(server);
-        world.start(card, &self.env, &words, port)
+        let server_program = self.server_program.filter(|_| side == 0);
+        let mut words = vec![server_program.unwrap_or(&self.program)];
+        if !matches!(self.meets, Meets::Fixed(_)) {
+            words.extend(["-p", &number]);
+        }
+        words.extend(args.split_ascii_whitespace().chain(own_args.split_ascii_whitespace()));
+        world.start(card, &self.env, &words, found)
+    }
+
+    /// Which address the client is told: what meets over TCP does so over IPv4, whatever carries the frames.
+    fn address_ip(&self) -> Ip {
+        if self.meets == Meets::Tcp { Ip::V4 } else { self.ip }
     }
 }

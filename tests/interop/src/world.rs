@@ -44,6 +44,15 @@ pub(crate) enum Ip {
     V6,
 }
 
+/// Where a client finds its server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// At a TCP port.
+    Tcp(u16),
+    /// At a port of the connection manager.
+    Service(u16),
+}
+
 /// IP MTU of the guest's interface: 4096 bytes of payload and all headers.
 const GUEST_MTU: u32 = 4200;
 const TAP_MTU: u32 = 9000;
@@ -85,15 +94,16 @@ impl World {
         Ok(World { guest, net, lib, scratch, peer, port: 20000, outputs: 0 })
     }
 
-    /// A TCP port that no case used before.
+    /// A port, of TCP or the connection manager, that no case used before.
     pub(crate) fn next_port(&mut self) -> u16 {
         self.port += 1;
         self.port
     }
 
-    /// The address at which a program on `card` listens.
-    pub(crate) fn address(card: Card) -> &'static str {
-        ADDRESSES[card.index()]
+    /// The address of `card`.
+    pub(crate) fn address(card: Card, ip: Ip) -> &'static str {
+        let addresses = if ip == Ip::V4 { ADDRESSES } else { ADDRESSES_V6 };
+        addresses[card.index()]
     }
 
     /// The index of `card`'s GID for the address that carries the frames.
@@ -114,10 +124,10 @@ impl World {
         card: Card,
         env: &[(&str, &str)],
         words: &[&str],
-        port: u16,
+        found: Found,
     ) -> Result<Program, String> {
         if card == Card::Rxe {
-            return Ok(Program::There(self.guest.start(words, port)?));
+            return Ok(Program::There(self.guest.start(words, found)?));
         }
         let mut command = self.net.command(words[0]);
         command.args(&words[1..]).current_dir(&self.scratch);
@@ -127,7 +137,7 @@ impl World {
         command.envs(env.iter().copied());
         self.outputs += 1;
         let file = self.scratch.join(format!("output-{}", self.outputs));
-        Ok(Program::Here(Process::start(command, file)?, port))
+        Ok(Program::Here(Process::start(command, file)?, found))
     }
 }
 
@@ -140,8 +150,8 @@ impl Drop for World {
 
 /// A started program, wherever it runs. Dropping it kills it.
 pub(crate) enum Program {
-    /// In the namespace, and the port on which it may listen.
-    Here(Process, u16),
+    /// In the namespace, and where a client finds it.
+    Here(Process, Found),
     /// In the guest.
     There(Job),
 }
@@ -164,7 +174,8 @@ impl Program {
     pub(crate) fn await_listening(&mut self, deadline: Instant) -> bool {
         let ready = |program: &mut Program| {
             let listens = match program {
-                Program::Here(process, port) => process.listens(*port),
+                Program::Here(process, Found::Tcp(port)) => process.listens(*port),
+                Program::Here(process, Found::Service(port)) => process.serves(*port),
                 Program::There(job) => job.listens(),
             };
             (listens || program.ended().is_some()).then_some(true)
