@@ -158,6 +158,7 @@ static void ways(struct rdma_event_channel *ch)
 	struct ibv_qp_init_attr init = attr_of(IBV_QPT_RC);
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
 	struct sockaddr_in dst = at("127.0.0.1", 7);
+	struct sockaddr_in here = at("127.0.0.1", 0);
 	struct ibv_qp_attr now;
 	struct ibv_qp_init_attr past;
 	struct rdma_cm_id *id = id_of(ch, RDMA_PS_TCP);
@@ -193,7 +194,7 @@ static void ways(struct rdma_event_channel *ch)
 	/* a queue pair for datagrams is ready at once */
 	CHECK(!rdma_destroy_id(id));
 	id = id_of(ch, RDMA_PS_UDP);
-	CHECK(id->qp_type == IBV_QPT_UD && !rdma_bind_addr(id, ADDR(dst)));
+	CHECK(id->qp_type == IBV_QPT_UD && !rdma_bind_addr(id, ADDR(here)));
 	init = attr_of(IBV_QPT_UD);
 	CHECK(!rdma_create_qp(id, NULL, &init) && id->qp->state == IBV_QPS_RTS);
 	CHECK(!ibv_query_qp(id->qp, &now, IBV_QP_QKEY, &past) && now.qkey == RDMA_UDP_QKEY);
@@ -322,7 +323,7 @@ static void connections(struct rdma_event_channel *active, struct rdma_event_cha
 /* rdma_reject; nobody there; a request that nobody answers is rejected with its listener */
 static void refusals(struct rdma_event_channel *active, struct rdma_event_channel *passive)
 {
-	struct rdma_cm_id *listen, *client, *server;
+	struct rdma_cm_id *listen, *client, *server, *late;
 	struct rdma_cm_event *event;
 	struct sockaddr_in where;
 	struct ibv_qp_attr now;
@@ -353,8 +354,19 @@ static void refusals(struct rdma_event_channel *active, struct rdma_event_channe
 	CHECK(!rdma_ack_cm_event(event));
 	rdma_destroy_qp(client);
 	CHECK(!rdma_destroy_id(client)); /* which takes the request back: timeout */
-	event = next(passive, RDMA_CM_EVENT_REJECTED);
-	CHECK(event->id == server && event->status == 4 && !rdma_ack_cm_event(event) && !rdma_destroy_id(server));
+
+	/* of which nothing is told: the next event is the next request */
+	client = routed(active, RDMA_PS_TCP, where, IBV_QPT_RC);
+	CHECK(!rdma_connect(client, NULL));
+	event = next(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->listen_id == listen && event->id != server);
+	late = server;
+	server = event->id;
+	CHECK(!rdma_ack_cm_event(event) && !rdma_reject(server, NULL, 0) && !rdma_destroy_id(server));
+	pass(active, RDMA_CM_EVENT_REJECTED);
+	CHECK(!rdma_destroy_id(late));
+	rdma_destroy_qp(client);
+	CHECK(!rdma_destroy_id(client));
 
 	client = routed(active, RDMA_PS_TCP, where, IBV_QPT_RC);
 	CHECK(!rdma_connect(client, NULL));
@@ -580,6 +592,62 @@ static void names(void)
 	CHECK(rdma_getaddrinfo("not.a.number", "5", &hints, &res) == EAI_NONAME);
 }
 
+/* rdma_listen: the backlog is of requests that the program has not seen */
+static void backlog(struct rdma_event_channel *active, struct rdma_event_channel *passive)
+{
+	struct rdma_cm_id *listen = id_of(passive, RDMA_PS_TCP), *clients[3], *servers[3];
+	struct sockaddr_in where = at("127.0.0.1", 0);
+	struct rdma_cm_event *event;
+
+	CHECK(!rdma_bind_addr(listen, ADDR(where)) && !rdma_listen(listen, 1));
+	where.sin_port = rdma_get_src_port(listen);
+	for (int i = 0; i < 3; i++) {
+		clients[i] = routed(active, RDMA_PS_TCP, where, IBV_QPT_RC);
+		CHECK(!rdma_connect(clients[i], NULL));
+		event = next(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+		servers[i] = event->id;
+		CHECK(!rdma_ack_cm_event(event));
+	}
+	for (int i = 0; i < 3; i++) {
+		CHECK(!rdma_destroy_id(servers[i]));
+		pass(active, RDMA_CM_EVENT_REJECTED);
+		rdma_destroy_qp(clients[i]);
+		CHECK(!rdma_destroy_id(clients[i]));
+	}
+	CHECK(!rdma_destroy_id(listen));
+}
+
+/* A forked child leaves its parent's events alone, and waits for none of them. */
+static void forked(void)
+{
+	struct rdma_event_channel *ch = rdma_create_event_channel();
+	struct rdma_cm_id *id = id_of(ch, RDMA_PS_TCP), *more;
+	struct sockaddr_in dst = at("127.0.0.1", 7);
+	struct rdma_cm_event *held, *event;
+	int status = -1;
+	pid_t child;
+
+	CHECK(!rdma_resolve_addr(id, NULL, ADDR(dst), 100));
+	held = next(ch, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!rdma_resolve_route(id, 100));
+	child = fork();
+	if (!child) {
+		failures = 0;
+		alarm(PATIENCE / 1000);
+		REFUSED(rdma_get_cm_event(ch, &event), EIO);
+		REFUSED(rdma_create_id(ch, &more, NULL, RDMA_PS_TCP), EIO);
+		REFUSED(rdma_migrate_id(id, NULL), EIO);
+		REFUSED(rdma_connect(id, NULL), EIO);
+		CHECK(!rdma_destroy_id(id));
+		rdma_destroy_event_channel(ch);
+		_exit(failures != 0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	pass(ch, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	CHECK(!rdma_ack_cm_event(held) && !rdma_destroy_id(id));
+	rdma_destroy_event_channel(ch);
+}
+
 /* Endpoints, which wait: the server in a child process. */
 static void endpoints(void)
 {
@@ -619,6 +687,9 @@ static void endpoints(void)
 	rdma_freeaddrinfo(res);
 	REFUSED(rdma_connect(id, NULL), ECONNREFUSED);
 	CHECK(id->event && id->event->event == RDMA_CM_EVENT_REJECTED && id->event->status == 8);
+	alarm(PATIENCE / 1000);
+	CHECK(!rdma_disconnect(id)); /* of which nothing is told any more */
+	alarm(0);
 	rdma_destroy_ep(id);
 }
 
@@ -637,6 +708,8 @@ int main(void)
 	datagrams(a, b);
 	groups(a);
 	migration(a, b);
+	backlog(a, b);
+	forked();
 	leaving(a);
 	endpoints();
 	if (failures)

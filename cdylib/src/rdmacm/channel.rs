@@ -16,7 +16,8 @@ pub(super) type Queue = FdQueue<Raw>;
 #[repr(C)]
 pub(super) struct ChannelHandle {
     ibv: abi::rdma_event_channel,
-    pub(super) queue: Arc<Queue>,
+    queue: Arc<Queue>,
+    process: u32,
 }
 
 impl ChannelHandle {
@@ -24,7 +25,7 @@ impl ChannelHandle {
     pub(super) fn make() -> Result<*mut abi::rdma_event_channel, Errno> {
         let queue = Arc::new(Queue::new().map_err(errno)?);
         let ibv = abi::rdma_event_channel { fd: queue.fd() };
-        Ok(Box::into_raw(Box::new(ChannelHandle { ibv, queue })).cast())
+        Ok(Box::into_raw(Box::new(ChannelHandle { ibv, queue, process: std::process::id() })).cast())
     }
 
     /// The handle of a channel, `None` for NULL.
@@ -36,6 +37,14 @@ impl ChannelHandle {
         unsafe { channel.cast::<ChannelHandle>().as_ref() }
     }
 
+    /// Where its events wait.
+    ///
+    /// # Errors
+    /// EIO in a forked child: the descriptor is the parent's, too, and counts the parent's events.
+    pub(super) fn queue(&self) -> Result<&Arc<Queue>, Errno> {
+        if self.process == std::process::id() { Ok(&self.queue) } else { Err(libc::EIO) }
+    }
+
     /// Ends a channel, and with it what still waits there: requests are rejected.
     ///
     /// # Safety
@@ -44,7 +53,9 @@ impl ChannelHandle {
         // SAFETY: made with Box::into_raw.
         let handle = unsafe { Box::from_raw(channel.cast::<ChannelHandle>()) };
         // Ids that are left hold the queue, and its entries their ids.
-        drop(handle.queue.take(|_| true));
+        if let Ok(queue) = handle.queue() {
+            drop(queue.take(|_| true));
+        }
     }
 }
 

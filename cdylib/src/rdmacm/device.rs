@@ -5,7 +5,7 @@
 
 use crate::edge::{self, Errno};
 use crate::handle::errno;
-use crate::{context, device, pd_mr, xrcd};
+use crate::{context, device, pd_mr, reserve, xrcd};
 use core::ffi::c_int;
 use starverbs_abi as abi;
 use starverbs_verbs::Context;
@@ -54,6 +54,7 @@ pub(super) fn open() -> Result<Device, Errno> {
     let new = unsafe {
         let context = made(context::open_device(device::star0())).map_err(|_| libc::ENODEV)?;
         let agent = Agent::of(context::ContextHandle::obj(context)?).map_err(errno)?;
+        agent.ask_for_room(reserve::has_room).map_err(errno)?;
         let pd = made(pd_mr::alloc_pd(context))?;
         Device { context, pd, xrcd: core::ptr::null_mut(), agent, process: std::process::id() }
     };

@@ -107,6 +107,7 @@ pub(crate) unsafe extern "C" fn get_request(
             if !listener.is_sync() {
                 return Err(libc::EINVAL);
             }
+            listener.shared.ours()?;
             event::forget(listener);
             let queue = listener.shared.queue();
             let news = event::next(&queue)?;

@@ -142,17 +142,28 @@ fn connection(id: &IdHandle, kind: CmEventKind, child: Option<Arc<IdShared>>) ->
         CmEventKind::Established => plain(abi::RDMA_CM_EVENT_ESTABLISHED, 0),
         CmEventKind::Resolved(answer) => resolved(id, &answer),
         CmEventKind::Rejected { reason, private_data } => {
-            // SAFETY: the program destroys a queue pair that it has on an id by a call of this library only.
+            over(id);
+            // SAFETY: the program destroys a queue pair that it has on an id by a call of this library only, which waits.
             unsafe { qp::to_error(id) };
             plain(abi::RDMA_CM_EVENT_REJECTED, reason.into()).with_private(private_data)
         }
-        CmEventKind::Unreachable { status } => plain(abi::RDMA_CM_EVENT_UNREACHABLE, status),
+        CmEventKind::Unreachable { status } => {
+            over(id);
+            plain(abi::RDMA_CM_EVENT_UNREACHABLE, status)
+        }
         CmEventKind::Disconnected { status } => {
-            id.state().stage = Stage::Ended;
+            over(id);
             plain(abi::RDMA_CM_EVENT_DISCONNECTED, status)
         }
         CmEventKind::TimewaitExit => plain(abi::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0),
     })
+}
+
+/// Nothing more is told of the id's connection. An id for datagrams may still join groups.
+fn over(id: &IdHandle) {
+    if !id.is_ud() {
+        id.state().stage = Stage::Ended;
+    }
 }
 
 /// A new id for a request, on the listener's channel; `None` if it cannot be had, which rejects the request.
@@ -186,6 +197,7 @@ fn requested(listener: &IdHandle, conn: Conn, request: &Request, shared: Arc<IdS
         Service::Uc => abi::IBV_QPT_UC,
         Service::Xrc => abi::IBV_QPT_XRC_RECV,
     };
+    conn.taken();
     let id = new_id(listener, shared, qp_type, |state| {
         (state.local, state.remote) = (Some(request.local), Some(request.remote));
         state.conn = Some(conn);
@@ -210,6 +222,7 @@ fn requested(listener: &IdHandle, conn: Conn, request: &Request, shared: Arc<IdS
 }
 
 fn asked_for(listener: &IdHandle, conn: Conn, request: &Resolving, shared: Arc<IdShared>) -> Option<News> {
+    conn.taken();
     let id = new_id(listener, shared, abi::IBV_QPT_UD, |state| {
         (state.local, state.remote) = (Some(request.local), Some(request.remote));
         state.conn = Some(conn);
@@ -240,11 +253,11 @@ fn responded(id: &IdHandle, response: &Response) -> News {
             .conn(answered(response))
             .with_private(response.private_data.clone())
     };
-    if id.qp().is_null() {
+    if !qp::is_there(id) {
         return told(abi::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
     }
     let established = || {
-        // SAFETY: the program destroys a queue pair that it has on an id by a call of this library only.
+        // SAFETY: the program destroys a queue pair that it has on an id by a call of this library only, which waits.
         unsafe { qp::to_rts(id)? };
         conn.as_ref().ok_or(libc::EINVAL)?.establish().map_err(errno)
     };
@@ -253,6 +266,7 @@ fn responded(id: &IdHandle, response: &Response) -> News {
         Err(error) => {
             // SAFETY: as above.
             unsafe { qp::to_error(id) };
+            over(id);
             if let Some(conn) = conn {
                 let _ = conn.reject(reason::CONSUMER, &[]);
             }
@@ -282,7 +296,7 @@ fn group_joined(id: &IdHandle, joined: Joined) -> News {
     News::new(id.public(), event, status).ud(ud)
 }
 
-/// rdma_get_cm_event(3).
+/// rdma_get_cm_event(3); EIO in a forked child.
 pub(crate) unsafe extern "C" fn get_cm_event(
     channel: *mut abi::rdma_event_channel,
     event: *mut *mut abi::rdma_cm_event,
@@ -290,7 +304,7 @@ pub(crate) unsafe extern "C" fn get_cm_event(
     edge::minus_one(|| {
         let to = given(event)?;
         // SAFETY: the call's terms.
-        let queue = Arc::clone(unsafe { &ChannelHandle::of(channel).ok_or(libc::EINVAL)?.queue });
+        let queue = Arc::clone(unsafe { ChannelHandle::of(channel) }.ok_or(libc::EINVAL)?.queue()?);
         let news = next(&queue)?;
         // SAFETY: the call's terms.
         unsafe { to.write(news) };
@@ -337,6 +351,7 @@ pub(super) unsafe fn complete(id: &IdHandle) -> Result<(), Errno> {
     // SAFETY: the caller's terms; the event is alive until it is acknowledged.
     unsafe {
         forget(id);
+        id.shared.ours()?;
         let queue = id.shared.queue();
         let event = next(&queue)?;
         (*id.public()).event = event;

@@ -11,6 +11,7 @@ use super::multicast::Group;
 use super::sink::IdShared;
 use crate::edge::{self, Errno};
 use crate::handle::{given, zeroed};
+use crate::reserve;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use starverbs_abi as abi;
@@ -110,6 +111,9 @@ pub(super) struct IdHandle {
     ibv: UnsafeCell<abi::rdma_cm_id>,
     pub(super) shared: Arc<IdShared>,
     state: Mutex<State>,
+    /// Held while its queue pair is brought to a state, appears, or goes: events do so in one thread, calls in another. Taken
+    /// before `state`
+    qp_is: Mutex<()>,
     /// Its channel is its own: calls wait for what they begin
     sync: core::sync::atomic::AtomicBool,
 }
@@ -134,6 +138,11 @@ impl IdHandle {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps its queue pair, or that it has none, as it is.
+    pub(super) fn hold_qp(&self) -> MutexGuard<'_, ()> {
+        self.qp_is.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether calls wait for what they begin.
     pub(super) fn is_sync(&self) -> bool {
         self.sync.load(core::sync::atomic::Ordering::Relaxed)
@@ -152,7 +161,11 @@ impl IdHandle {
     }
 
     /// The device, once the id is bound to it.
+    ///
+    /// # Errors
+    /// EINVAL: it is not; EIO in a forked child.
     pub(super) fn device(&self) -> Result<Device, Errno> {
+        self.shared.ours()?;
         // SAFETY: as above.
         if unsafe { (*self.public()).verbs }.is_null() { Err(libc::EINVAL) } else { device::open() }
     }
@@ -193,6 +206,9 @@ impl IdHandle {
 
     /// A new id's handle. `channel` is alive, or NULL for one that waits.
     ///
+    /// # Errors
+    /// ENOMEM; no descriptor left; EIO: the channel is of a process that this one was forked from.
+    ///
     /// # Safety
     /// As said of `channel`.
     pub(super) unsafe fn make(
@@ -202,11 +218,13 @@ impl IdHandle {
         space: PortSpace,
         qp_type: abi::ibv_qp_type,
     ) -> Result<*mut abi::rdma_cm_id, Errno> {
+        if !reserve::has_room() {
+            return Err(libc::ENOMEM);
+        }
         let sync = channel.is_null();
         let channel = if sync { ChannelHandle::make()? } else { channel };
         // SAFETY: alive, as the caller says, or just made.
-        let queue =
-            unsafe { ChannelHandle::of(channel) }.map(|c| Arc::clone(&c.queue)).ok_or(libc::EINVAL)?;
+        let queue = Arc::clone(unsafe { ChannelHandle::of(channel) }.ok_or(libc::EINVAL)?.queue()?);
         let shared = match shared {
             Some(shared) => {
                 shared.migrate(&queue);
@@ -221,6 +239,7 @@ impl IdHandle {
             ibv: UnsafeCell::new(ibv),
             shared,
             state: Mutex::new(State::new(space)),
+            qp_is: Mutex::new(()),
             sync: sync.into(),
         };
         let handle = Box::into_raw(Box::new(handle));
@@ -337,6 +356,7 @@ pub(crate) unsafe extern "C" fn migrate_id(
     edge::minus_one(|| {
         // SAFETY: the call's terms.
         let handle = unsafe { IdHandle::of(id)? };
+        handle.shared.ours()?;
         let sync = channel.is_null();
         if sync && handle.is_sync() {
             return Err(libc::EINVAL);
@@ -345,8 +365,9 @@ pub(crate) unsafe extern "C" fn migrate_id(
         // SAFETY: alive, on the call's terms, or just made; the old channel, if it is the id's own, has no other user.
         unsafe {
             let to = ChannelHandle::of(channel).ok_or(libc::EINVAL)?;
+            let queue = to.queue()?;
             event::forget(handle);
-            handle.shared.migrate(&to.queue);
+            handle.shared.migrate(queue);
             let old = core::mem::replace(&mut (*id).channel, channel);
             if handle.sync.swap(sync, core::sync::atomic::Ordering::Relaxed) {
                 ChannelHandle::free(old);

@@ -46,6 +46,7 @@ fn raw(gid: Gid) -> abi::ibv_gid {
 /// Attaches the id's queue pair to the group that was joined, as the program takes the event; the event's status, and its
 /// parameters.
 pub(super) fn joined(id: &IdHandle, joined: &Joined) -> (c_int, abi::rdma_ud_param) {
+    let _held = id.hold_qp();
     let mut state = id.state();
     let gid = address::gid(joined.ip);
     let mut ah_attr = attr::address_of(&state, gid);
@@ -157,6 +158,8 @@ pub(crate) unsafe extern "C" fn leave_multicast(
     edge::minus_one(|| {
         // SAFETY: the call's terms.
         let (handle, addr) = unsafe { (IdHandle::of(id)?, address::read(addr)?) };
+        handle.shared.ours()?;
+        let _held = handle.hold_qp();
         let mut state = handle.state();
         let at = state.groups.iter().position(|group| group.ip == addr.ip()).ok_or(libc::EADDRNOTAVAIL)?;
         let mut group = state.groups.swap_remove(at);

@@ -37,6 +37,7 @@ unsafe fn to_state(id: &IdHandle, to: abi::ibv_qp_state) -> Result<(), Errno> {
 /// # Safety
 /// As `to_error`.
 pub(super) unsafe fn to_rts(id: &IdHandle) -> Result<(), Errno> {
+    let _held = id.hold_qp();
     // SAFETY: the caller's terms.
     unsafe {
         // Once more, with the rights that the connection gives.
@@ -49,15 +50,22 @@ pub(super) unsafe fn to_rts(id: &IdHandle) -> Result<(), Errno> {
 /// Brings the id's queue pair, if it has one, to ERR.
 ///
 /// # Safety
-/// The queue pair is alive.
+/// The queue pair is alive, unless a call of this library ends it meanwhile.
 pub(super) unsafe fn to_error(id: &IdHandle) {
     // SAFETY: an ibv_qp_attr is numbers: zero is valid.
     let mut attr: abi::ibv_qp_attr = unsafe { zeroed() };
     attr.qp_state = abi::IBV_QPS_ERR;
+    let _held = id.hold_qp();
     if !id.qp().is_null() {
         // SAFETY: the caller's terms.
         unsafe { verbs::modify_qp(id.qp(), &mut attr, abi::IBV_QP_STATE as c_int) };
     }
+}
+
+/// Whether the id has a queue pair, for the threads of events.
+pub(super) fn is_there(id: &IdHandle) -> bool {
+    let _held = id.hold_qp();
+    !id.qp().is_null()
 }
 
 /// A completion queue of the id's own, and its channel.
@@ -160,7 +168,10 @@ pub(super) unsafe fn create(id: &IdHandle, init: &mut abi::ibv_qp_init_attr_ex) 
         }
         let built = add_cqs(id, init).and_then(|()| made(verbs::create_qp_ex(device.context, init)));
         let qp = built.inspect_err(|_| drop_cqs(id))?;
-        (*public).qp = qp;
+        {
+            let _held = id.hold_qp();
+            (*public).qp = qp;
+        }
         let ready = if init.qp_type == abi::IBV_QPT_UD {
             to_state(id, abi::IBV_QPS_INIT)
                 .and_then(|()| to_state(id, abi::IBV_QPS_RTR))
@@ -196,10 +207,13 @@ unsafe fn drop_cqs(id: &IdHandle) {
 /// # Safety
 /// It is alive, and the program gives it up.
 pub(super) unsafe fn destroy(id: &IdHandle) {
+    let held = id.hold_qp();
     multicast::detach_all(id);
-    // SAFETY: the caller's terms.
+    // SAFETY: the caller's terms. Destroying may wait for whoever is to acknowledge an event: nothing is held.
     unsafe {
-        verbs::destroy_qp(core::mem::replace(&mut (*id.public()).qp, null_mut()));
+        let qp = core::mem::replace(&mut (*id.public()).qp, null_mut());
+        drop(held);
+        verbs::destroy_qp(qp);
         drop_cqs(id);
     }
 }

@@ -65,6 +65,7 @@ fn give_away(id: &IdHandle, params: Params) -> Result<(), Errno> {
     };
     state.conn()?.answer(&answer).map_err(errno)?;
     state.stage = Stage::Connected;
+    id.shared.set_open(true);
     Ok(())
 }
 
@@ -94,9 +95,16 @@ unsafe fn take(id: &IdHandle, params: Params) -> Result<(), Errno> {
         // SAFETY: the caller's terms.
         unsafe { qp::to_rts(id)? };
     }
-    conn.accept(&accept).map_err(errno)?;
-    id.state().stage = Stage::Connected;
-    Ok(())
+    // What follows may be told before `accept` returns.
+    let answered = |stage| {
+        id.state().stage = stage;
+        id.shared.set_open(stage == Stage::Connected);
+    };
+    answered(Stage::Connected);
+    conn.accept(&accept).map_err(|error| {
+        answered(Stage::Asked);
+        errno(error)
+    })
 }
 
 /// rdma_accept(3).
@@ -135,6 +143,7 @@ unsafe fn refuse(id: *mut abi::rdma_cm_id, data: *const c_void, length: u8, why:
             conn.reject(why, &private_data).map_err(errno)?;
         }
         handle.state().stage = Stage::Connected;
+        handle.shared.set_open(true);
         event::forget(handle);
     }
     Ok(())

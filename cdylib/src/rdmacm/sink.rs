@@ -6,6 +6,7 @@
 use super::channel::Queue;
 use super::id::IdHandle;
 use super::multicast::Joined;
+use crate::edge::Errno;
 use core::ptr::NonNull;
 use starverbs_abi as abi;
 use starverbs_verbs::cm::{CmEvent, CmEventKind, Sink};
@@ -29,9 +30,18 @@ pub(super) enum What {
 
 /// What of an id its events hold on to.
 pub(super) struct IdShared {
-    queue: Mutex<Arc<Queue>>,
+    to: Mutex<To>,
+    /// Whose descriptors they are: a forked child's copy leaves the parent's events alone
+    process: u32,
     counts: Mutex<Counts>,
     acked: Condvar,
+}
+
+/// Where events go.
+struct To {
+    queue: Arc<Queue>,
+    /// Whether anything is told: not before a request is answered, nor when the id has ended
+    open: bool,
 }
 
 struct Counts {
@@ -52,7 +62,9 @@ impl IdShared {
     /// For an id whose events go to `queue`.
     pub(super) fn new(queue: Arc<Queue>) -> Arc<IdShared> {
         let counts = Counts { handle: None, unacked: 0 };
-        Arc::new(IdShared { queue: Mutex::new(queue), counts: Mutex::new(counts), acked: Condvar::new() })
+        let to = Mutex::new(To { queue, open: true });
+        let (process, counts, acked) = (std::process::id(), Mutex::new(counts), Condvar::new());
+        Arc::new(IdShared { to, process, counts, acked })
     }
 
     /// Says which handle the events are for.
@@ -62,13 +74,33 @@ impl IdShared {
 
     /// Where its events go.
     pub(super) fn queue(&self) -> Arc<Queue> {
-        Arc::clone(&lock(&self.queue))
+        Arc::clone(&lock(&self.to).queue)
     }
 
-    /// Queues an event.
+    /// Whether this process made it, rather than one that it was forked from.
+    pub(super) fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// EIO in a forked child.
+    pub(super) fn ours(&self) -> Result<(), Errno> {
+        if self.is_ours() { Ok(()) } else { Err(libc::EIO) }
+    }
+
+    /// Has events told, or not. As in Linux nothing is told of a request that the program has not answered; answering it fails
+    /// then.
+    pub(super) fn set_open(&self, open: bool) {
+        lock(&self.to).open = open;
+    }
+
+    /// Queues an event. One that is not to be told, and that there is no memory for, is dropped.
     pub(super) fn tell(self: &Arc<Self>, what: What) {
-        let queue = lock(&self.queue);
-        queue.push(Raw { id: Arc::clone(self), what });
+        let raw = Raw { id: Arc::clone(self), what };
+        // Dropping a connection tells of others, perhaps of this id: not under the lock.
+        let _dropped = {
+            let to = lock(&self.to);
+            if !to.open || !self.is_ours() { Some(raw) } else { to.queue.try_push(raw).err() }
+        };
     }
 
     /// Counts an event as the program's; the handle, which stays until the event is acknowledged. `None`: it is gone.
@@ -93,10 +125,18 @@ impl IdShared {
         }
     }
 
-    /// Drops what waits for the program, hands it nothing more, and waits until it acknowledged what it has.
+    /// Drops what waits for the program, takes nothing more, and waits until the program acknowledged what it has. In a forked
+    /// child, whose parent has all that, it does nothing.
     pub(super) fn end(self: &Arc<Self>) {
+        if !self.is_ours() {
+            return;
+        }
         lock(&self.counts).handle = None;
-        let waiting = self.queue().take(|raw| Arc::ptr_eq(&raw.id, self));
+        let waiting = {
+            let mut to = lock(&self.to);
+            to.open = false;
+            to.queue.take(|raw| Arc::ptr_eq(&raw.id, self))
+        };
         drop(waiting);
         self.wait_for_acks();
     }
@@ -104,19 +144,24 @@ impl IdShared {
     /// Moves the events to another queue, after those that the program has are acknowledged (rdma_migrate_id(3)).
     pub(super) fn migrate(self: &Arc<Self>, to: &Arc<Queue>) {
         self.wait_for_acks();
-        let mut queue = lock(&self.queue);
-        let waiting = queue.take(|raw| Arc::ptr_eq(&raw.id, self));
-        *queue = Arc::clone(to);
-        for raw in waiting {
+        let mut from = lock(&self.to);
+        let waiting = from.queue.take(|raw| Arc::ptr_eq(&raw.id, self));
+        from.queue = Arc::clone(to);
+        let moved = |raw: Raw| {
             let child = match &raw.what {
                 What::Cm(_, child) => child.clone(),
                 _ => None,
             };
-            to.push(raw);
+            let left = to.try_push(raw).err();
             if let Some(child) = child {
                 child.migrate(to);
             }
-        }
+            left
+        };
+        let without_room: Vec<Raw> = waiting.into_iter().filter_map(moved).collect();
+        // As in `tell`.
+        drop(from);
+        drop(without_room);
     }
 }
 
@@ -128,6 +173,7 @@ pub(super) fn sink(id: &Arc<IdShared>) -> Sink {
         let child = match &event.kind {
             CmEventKind::Request(conn, _) | CmEventKind::Resolving(conn, _) => {
                 let child = IdShared::new(id.queue());
+                child.set_open(false);
                 conn.set_sink(sink(&child));
                 Some(child)
             }
@@ -135,4 +181,39 @@ pub(super) fn sink(id: &Arc<IdShared>) -> Sink {
         };
         id.tell(What::Cm(event.kind, child));
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain() -> What {
+        What::Plain(abi::RDMA_CM_EVENT_ADDR_RESOLVED, 0)
+    }
+
+    #[test]
+    fn nothing_waits_of_an_id_that_has_ended() {
+        let queue = Arc::new(Queue::new().expect("a descriptor"));
+        let id = IdShared::new(Arc::clone(&queue));
+        id.tell(plain());
+        assert!(!queue.is_empty());
+        id.end();
+        assert!(queue.is_empty());
+        // Who was about to tell does so now.
+        id.tell(plain());
+        assert!(queue.is_empty() && Arc::strong_count(&id) == 1);
+    }
+
+    #[test]
+    fn nothing_is_told_of_a_request_before_it_is_answered() {
+        let queue = Arc::new(Queue::new().expect("a descriptor"));
+        let id = IdShared::new(Arc::clone(&queue));
+        id.set_open(false);
+        id.tell(plain());
+        assert!(queue.is_empty());
+        id.set_open(true);
+        id.tell(plain());
+        assert!(!queue.is_empty());
+        id.end();
+    }
 }

@@ -154,6 +154,8 @@ pub struct Cm {
     timers: BTreeSet<(Nanos, u32)>,
     out: VecDeque<(Path, Mad)>,
     events: VecDeque<(u32, Event)>,
+    /// Whether there is memory for another request
+    room: fn() -> bool,
     next_id: u32,
     next_listener: u32,
     transactions: u64,
@@ -171,10 +173,17 @@ impl Cm {
             timers: BTreeSet::new(),
             out: VecDeque::new(),
             events: VecDeque::new(),
+            room: || true,
             next_id: config.seed as u32,
             next_listener: 0,
             transactions: config.seed >> 16,
         }
+    }
+
+    /// What is asked before a request is taken in: false where there is no memory left, and the request is refused. Without it there
+    /// always is.
+    pub fn ask_for_room(&mut self, room: fn() -> bool) {
+        self.room = room;
     }
 
     /// Has requests come in; at most `backlog` (1 to 4096) wait for an answer at a time, more are rejected.

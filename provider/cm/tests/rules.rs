@@ -62,6 +62,34 @@ fn the_backlog_bounds_what_waits() {
     assert_eq!(world.events(1).len(), 1, "there is room again");
 }
 
+/// In Linux a request leaves the backlog when rdma_get_cm_event(3) gives it to the program.
+#[test]
+fn what_the_program_has_taken_leaves_the_backlog() {
+    let mut world = world();
+    for n in 0..5 {
+        world.connect(0, 1, 100 + n);
+        world.run_for(10 * MS);
+        let (id, event) = world.event(1);
+        assert!(matches!(event, Event::Request { .. }));
+        world.on(1, |cm, _| cm.taken(id));
+    }
+    assert!(world.events(0).is_empty(), "nobody is rejected");
+}
+
+#[test]
+fn without_memory_requests_are_refused() {
+    let mut world = world();
+    world.listen(1, PortSpace::Udp, 2);
+    world.hosts[1].cm.ask_for_room(|| false);
+    world.connect(0, 1, 100);
+    world.run_for(10 * MS);
+    assert!(matches!(world.event(0).1, Event::Rejected { reason: reason::NO_RESOURCES, .. }));
+    world.on(0, |cm, now| cm.resolve(now, &common::resolve(0, 1))).expect("a question");
+    world.run_for(10 * MS);
+    assert!(matches!(world.event(0).1, Event::Unreachable(_)));
+    assert!(world.events(1).is_empty() && world.hosts[1].cm.is_empty());
+}
+
 #[test]
 fn a_queue_pair_that_connects_anew_ends_its_old_connection() {
     let mut world = world();

@@ -75,11 +75,20 @@ impl Agent {
         ours(&self.card)
     }
 
+    /// What the card asks before it takes a request in: false where there is no memory left, and the peer is refused for want of
+    /// resources.
+    pub fn ask_for_room(&self, room: fn() -> bool) -> Result<()> {
+        let card = self.card()?;
+        card.with(|shard, now| shard.manage(&card.notes, now, |cm, _| cm.ask_for_room(room)));
+        Ok(())
+    }
+
     /// Holds an address and port, as `rdma_bind_addr`, exclusively among the processes of this network namespace.
     ///
     /// # Errors
     /// EADDRINUSE: somebody has it; EADDRNOTAVAIL: the address is not in the GID table, somebody has the port at any address, or
-    /// any is asked for and somebody has it at one, or no port is left to pick; ENOMEM: this process holds 1024.
+    /// any is asked for and somebody has it at one, or no port is left to pick; ENOMEM: this process holds 1024; EACCES: the port
+    /// is for who has CAP_NET_BIND_SERVICE (`ip_unprivileged_port_start`, ip(7)).
     pub fn bind(&self, bind: Bind) -> Result<Reservation> {
         let (scope, local) = address::scope(&self.card()?.info.addrs, bind.local, bind.v6_only)?;
         let claim = |port: u16| {
@@ -90,6 +99,7 @@ impl Agent {
             Ok(Reservation(Arc::new(Held { card: Arc::clone(&self.card), at, local })))
         };
         if local.port() != 0 {
+            address::check_port(local.port())?;
             return claim(local.port());
         }
         let taken = |error: &VerbsError| matches!(error.errno(), libc::EADDRINUSE | libc::EADDRNOTAVAIL);

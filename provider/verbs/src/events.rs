@@ -75,12 +75,21 @@ impl<T> FdQueue<T> {
 
     /// Adds an entry and makes the descriptor readable. An entry that there is no memory for is lost.
     pub fn push(&self, entry: T) {
+        drop(self.try_push(entry));
+    }
+
+    /// As `push`.
+    ///
+    /// # Errors
+    /// The entry, where there is no memory for it.
+    pub fn try_push(&self, entry: T) -> std::result::Result<(), T> {
         let mut entries = self.entries();
         if entries.try_reserve(1).is_err() {
-            return;
+            return Err(entry);
         }
         entries.push_back(entry);
         signal(&self.fd);
+        Ok(())
     }
 
     /// Takes the oldest entry, as a read of the descriptor would: blocks, or does not, as it is set.

@@ -326,3 +326,28 @@ fn wrong_parameters_are_refused() {
     assert_eq!(errno(&|c| c.local = "192.0.2.77:1".parse().unwrap()), Err(libc::EADDRNOTAVAIL));
     assert_eq!(errno(&|c| c.remote = "[::1]:1".parse().unwrap()), Err(libc::EINVAL));
 }
+
+/// The first ports are for services (ip(7)); which they are is the system's to say.
+#[test]
+fn a_privileged_port_takes_the_capability() {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap();
+    let first: u16 = text.trim().parse().unwrap();
+    if first < 2 {
+        return;
+    }
+    let side = Side::new(&settings());
+    let agent = side.agent.clone();
+    let alone = std::thread::spawn(move || {
+        give_up_capabilities();
+        agent.bind(bind(first - 1, PortSpace::Tcp)).map(drop).map_err(|error| error.errno())
+    });
+    assert_eq!(alone.join().unwrap(), Err(libc::EACCES));
+}
+
+/// Of the calling thread.
+fn give_up_capabilities() {
+    const VERSION_3: u32 = 0x2008_0522;
+    let (header, none) = ([VERSION_3, 0], [0u32; 6]);
+    // SAFETY: capset(2) reads a header of two words and two structs of three words, which both are.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) }, 0);
+}

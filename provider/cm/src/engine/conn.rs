@@ -130,15 +130,21 @@ impl Cm {
 
     /// What belongs to the state that a connection leaves.
     pub(super) fn leave_state(&mut self, id: u32) {
-        let Some(conn) = self.conns.get_mut(&id) else { return };
-        if let Some(listener) = conn.listener.take()
-            && let Some(listener) = self.listeners.values_mut().find(|l| l.id == listener)
-        {
-            listener.waiting = listener.waiting.saturating_sub(1);
-        }
+        self.leave_backlog(id);
+        let Some(conn) = self.conns.get(&id) else { return };
         let key = (conn.path.remote, conn.remote_qpn);
         if self.by_qpn.get(&key) == Some(&id) {
             self.by_qpn.remove(&key);
+        }
+    }
+
+    /// A request waits for its listener no more.
+    pub(super) fn leave_backlog(&mut self, id: u32) {
+        let listener = self.conns.get_mut(&id).and_then(|conn| conn.listener.take());
+        if let Some(listener) = listener
+            && let Some(listener) = self.listeners.values_mut().find(|l| l.id == listener)
+        {
+            listener.waiting = listener.waiting.saturating_sub(1);
         }
     }
 

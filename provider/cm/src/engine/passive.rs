@@ -33,7 +33,7 @@ impl Cm {
             BadReq::Header => reason::UNSUPPORTED,
         })?;
         self.refuse_stale(now, path, &request)?;
-        let id = if room { self.new_id().ok() } else { None }.ok_or(reason::NO_RESOURCES)?;
+        let id = if room && (self.room)() { self.new_id().ok() } else { None }.ok_or(reason::NO_RESOURCES)?;
         let path = Path { traffic_class: request.traffic_class, hop_limit: request.hop_limit, ..path };
         let mut conn = Conn::new(State::ReqRcvd, Ids { local: id, ..ids }, path);
         conn.remote_qpn = request.qp.qpn;
@@ -89,6 +89,12 @@ impl Cm {
         let mad = message::rep(conn.ids, self.config.guid, accept);
         self.send_until_answered(now, id, State::RepSent, mad);
         Ok(())
+    }
+
+    /// The program has the request, or the question: it counts no more among those that wait for it (listen's backlog). How many
+    /// it keeps unanswered is bounded by [`MAX_CONNS`](super::MAX_CONNS) alone.
+    pub fn taken(&mut self, id: u32) {
+        self.leave_backlog(id);
     }
 
     pub(super) fn rtu_came(&mut self, id: u32) {

@@ -82,7 +82,7 @@ impl Cm {
         let Some(resolving) = message::resolving(mad, path.remote, path.local) else {
             return self.out.push_back((path, refuse(sidr::UNSUPPORTED)));
         };
-        let id = if room { self.new_id().ok() } else { None };
+        let id = if room && (self.room)() { self.new_id().ok() } else { None };
         let Some(id) = id else { return self.out.push_back((path, refuse(sidr::REJECT))) };
         let ids = Ids { local: id, remote, transaction };
         let mut conn = Conn::new(State::SidrReqRcvd, ids, path);

@@ -12,6 +12,11 @@ use crate::error::{Result, VerbsError};
 /// Where a port is picked from, if the system does not say.
 const EPHEMERAL: (u16, u16) = (32768, 60999);
 
+/// The first port that everybody may use, if the system does not say.
+const UNPRIVILEGED: u32 = 1024;
+/// CAP_NET_BIND_SERVICE in a set of capabilities.
+const NET_BIND_SERVICE: u64 = 1 << 10;
+
 /// For which addresses who binds to `local` gets requests, and the address with an IPv4 one told as such.
 pub(super) fn scope(addrs: &[HostAddr], local: SocketAddr, v6_only: bool) -> Result<(Scope, SocketAddr)> {
     let local = SocketAddr::new(local.ip().to_canonical(), local.port());
@@ -30,6 +35,25 @@ pub(super) fn scope(addrs: &[HostAddr], local: SocketAddr, v6_only: bool) -> Res
 /// EADDRNOTAVAIL unless the address is in the GID table.
 pub(super) fn check_source(addrs: &[HostAddr], local: SocketAddr) -> Result<()> {
     index_of(addrs, host::gid_of(local.ip())).map(drop).ok_or(VerbsError::Os(libc::EADDRNOTAVAIL))
+}
+
+/// EACCES unless the calling thread may use the port: the first ones are for who has CAP_NET_BIND_SERVICE (ip(7)).
+pub(super) fn check_port(port: u16) -> Result<()> {
+    let first = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+    let first = first.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(UNPRIVILEGED);
+    let status = || std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    if u32::from(port) >= first || binds_services(&status()) {
+        Ok(())
+    } else {
+        Err(VerbsError::Os(libc::EACCES))
+    }
+}
+
+/// Whether CAP_NET_BIND_SERVICE is in the effective set that a status file tells (proc(5)).
+fn binds_services(status: &str) -> bool {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    set.is_some_and(|set| set & NET_BIND_SERVICE != 0)
 }
 
 /// Place of an address in the GID table.
@@ -70,6 +94,13 @@ mod tests {
         let before = ports.len();
         ports.dedup();
         assert!(before == ports.len() && before > 1 && !ports.contains(&0));
+    }
+
+    #[test]
+    fn who_may_bind_services_is_told_by_the_effective_set() {
+        assert!(binds_services("CapPrm:\t0\nCapEff:\t0000000000000400\n"));
+        assert!(!binds_services("CapPrm:\t0000000000000400\nCapEff:\t000001fffefffbff\n"));
+        assert!(!binds_services("") && !binds_services("CapEff:\tnone\n"));
     }
 
     #[test]

@@ -78,6 +78,14 @@ impl Conn {
         drop(before);
     }
 
+    /// The program has taken the request: its listener's backlog counts it no more.
+    pub fn taken(&self) {
+        let _a_parents = self.call(|cm, _, id| {
+            cm.taken(id);
+            Ok(())
+        });
+    }
+
     /// `rdma_accept` of a connection's request: sends the REP; `Established` follows, or `Rejected`, `Unreachable`. The queue
     /// pair should be in RTS (or RTR) before.
     ///
