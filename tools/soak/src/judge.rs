@@ -245,7 +245,15 @@ impl World {
         hold(cqe.flags.contains(WcFlags::WITH_IMM) == msg.op.has_imm(), "immediate ");
         hold(cqe.flags.contains(WcFlags::WITH_INV) == inv, "invalidation ");
         hold(!(msg.op.has_imm() || inv) || cqe.imm == msg.imm, "immediate's value ");
-        if !write && cqe.byte_len == msg.len {
+        if !wrong.is_empty() {
+            return wrong;
+        }
+        let mut hold = |right: bool, what: &str| {
+            if !right {
+                wrong.push_str(what);
+            }
+        };
+        if !write {
             hold(!wr.bad || msg.len == 0, "key ");
             hold(get(host, &wr.pieces, msg.len as usize) == msg.data, "bytes ");
         }
