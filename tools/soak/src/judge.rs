@@ -132,7 +132,7 @@ impl World {
                 !conn.patient() || peer.down() || !matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd)
             }
             WcStatus::RnrRetryExcErr => conn.plan.setup.rnr_retry < 7 && takes,
-            WcStatus::RemOpErr => takes && self.feeds_badly(c, 1 - e),
+            WcStatus::RemOpErr => takes && (self.feeds_badly(c, 1 - e) || self.fed_badly(c, 1 - e)),
             _ => false,
         }
     }
@@ -144,6 +144,16 @@ impl World {
             Source::Shared => self.sites[end.host].srq.bad,
             Source::Xrc => self.sites[end.host].xrc.iter().any(|s| s.bad),
             _ => end.bad_recv,
+        }
+    }
+
+    /// Whether that may have been before the host was restarted.
+    fn fed_badly(&self, c: usize, e: usize) -> bool {
+        let end = &self.conns[c].ends[e];
+        match end.source {
+            Source::Shared => self.sites[end.host].srq.was_bad,
+            Source::Xrc => self.sites[end.host].xrc.iter().any(|s| s.was_bad),
+            _ => false,
         }
     }
 
