@@ -156,8 +156,8 @@ pub(crate) struct Requester {
     pub(crate) backoff: u8,
     /// RNR retries left
     pub(crate) rnr_left: u8,
-    /// A timeout took all for lost, of this many bytes each; 0: none did, or it is known to have been wrong
-    pub(crate) silent: u32,
+    /// A timeout took all for lost, packets of this many bytes; 0: none did, or it is known to have been wrong
+    pub(crate) silent: u16,
     /// What is known of each packet while some are missing; the cursor then goes from one lost packet to the next
     pub(crate) repair: Option<RepairId>,
     /// A PSN whose round trip is being measured, and when it was sent; 0: none

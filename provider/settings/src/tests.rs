@@ -39,6 +39,7 @@ fn every_key_reads_back_what_it_shows() {
         ("LOG", "debug"),
         ("WINDOW", "1000"),
         ("DEFER", "off"),
+        ("REPEAT", "off"),
         ("CONFIG", "/tmp/x.toml"),
     ];
     assert_eq!(given.len(), KEYS.len(), "a key without a sample");

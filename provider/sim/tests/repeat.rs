@@ -170,12 +170,12 @@ fn gaps_end_with_their_queue_pairs() {
         sq[0].post(Send { wqe, sges: vec![sge], inline: None }).expect("there is room");
         net.doorbell(0, qpn[0]);
         (0..n % 7 + 2).for_each(|_| _ = net.step());
-        for at in 0..2 {
+        for (at, qpn) in qpn.into_iter().enumerate() {
             let (now, host) = (net.now(), &mut net.hosts[at]);
             if n % 2 == 0 {
-                host.to_state(qpn[at], QpState::Err, now).expect("any state allows that");
+                host.to_state(qpn, QpState::Err, now).expect("any state allows that");
             }
-            host.nic.destroy_qp(&mut host.env, qpn[at]).expect("it exists");
+            host.nic.destroy_qp(&mut host.env, qpn).expect("it exists");
         }
         net.faults.loss = 0.0;
         assert!(net.run_until_idle(10_000));

@@ -5,6 +5,7 @@
 //! share and that is made with the first of them. When the pool is empty a frame is dropped, as without selective repeat.
 
 use alloc::vec::Vec;
+use core::num::NonZeroU16;
 
 use crate::room::Room;
 use crate::types::Psn;
@@ -15,9 +16,15 @@ const FRAME: usize = 4096 + 64;
 /// PSNs that a gap's table holds: a power of two, more than a SACK tells of.
 const RING: usize = 512;
 
-/// A QP's gap.
+/// A QP's gap: one more than its place, so that a QP without one says so in two bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct GapId(u16);
+pub(crate) struct GapId(NonZeroU16);
+
+impl GapId {
+    fn place(self) -> usize {
+        usize::from(self.0.get() - 1)
+    }
+}
 
 /// What is kept behind a missing packet.
 struct Gap {
@@ -32,7 +39,7 @@ struct Gap {
 #[derive(Default)]
 pub(crate) struct Keep {
     gaps: Vec<Gap>,
-    free_gaps: Vec<u16>,
+    free_gaps: Vec<GapId>,
     bytes: Vec<u8>,
     lengths: Vec<u16>,
     free: Vec<u16>,
@@ -57,7 +64,7 @@ impl Keep {
         }
         self.gaps.reserve_exact(gaps.into());
         self.gaps.resize_with(gaps.into(), || Gap { have: [0; RING / 64], slots: [0; RING], count: 0 });
-        self.free_gaps = (0..gaps).rev().collect();
+        self.free_gaps = (1..=gaps).rev().filter_map(NonZeroU16::new).map(GapId).collect();
         self.bytes = alloc::vec![0; usize::from(frames) * FRAME];
         self.lengths = alloc::vec![0; frames.into()];
         self.free = (0..frames).rev().collect();
@@ -68,30 +75,30 @@ impl Keep {
         if self.free.is_empty() {
             return None;
         }
-        self.free_gaps.pop().map(GapId)
+        self.free_gaps.pop()
     }
 
     /// Ends a gap, whatever is still kept in it.
     pub(crate) fn close(&mut self, id: GapId) {
-        let gap = &mut self.gaps[usize::from(id.0)];
+        let gap = &mut self.gaps[id.place()];
         for at in 0..RING {
             if gap.have[at / 64] >> (at % 64) & 1 == 1 {
                 self.free.push_in_room(gap.slots[at]);
             }
         }
         (gap.have, gap.count) = ([0; RING / 64], 0);
-        self.free_gaps.push_in_room(id.0);
+        self.free_gaps.push_in_room(id);
     }
 
     /// Whether nothing is kept in a gap.
     pub(crate) fn is_empty(&self, id: GapId) -> bool {
-        self.gaps[usize::from(id.0)].count == 0
+        self.gaps[id.place()].count == 0
     }
 
     /// Whether the frame at `psn` is kept.
     pub(crate) fn has(&self, id: GapId, psn: Psn) -> bool {
         let at = place(psn);
-        self.gaps[usize::from(id.0)].have[at / 64] >> (at % 64) & 1 == 1
+        self.gaps[id.place()].have[at / 64] >> (at % 64) & 1 == 1
     }
 
     /// Keeps a frame, given in parts, at `psn`, which is at most [`SackEth::SPAN`] behind the expected one. False: there is no
@@ -110,7 +117,7 @@ impl Keep {
         }
         room[begin..].fill(0);
         self.lengths[usize::from(slot)] = len as u16;
-        let (gap, at) = (&mut self.gaps[usize::from(id.0)], place(psn));
+        let (gap, at) = (&mut self.gaps[id.place()], place(psn));
         gap.have[at / 64] |= 1 << (at % 64);
         gap.slots[at] = slot;
         gap.count += 1;
@@ -122,7 +129,7 @@ impl Keep {
         if !self.has(id, psn) {
             return None;
         }
-        let (gap, at) = (&mut self.gaps[usize::from(id.0)], place(psn));
+        let (gap, at) = (&mut self.gaps[id.place()], place(psn));
         gap.have[at / 64] &= !(1 << (at % 64));
         gap.count -= 1;
         Some(Kept { slot: gap.slots[at] })
@@ -156,7 +163,7 @@ impl Keep {
 
     /// What is kept behind `expected`, as a SACK says it.
     pub(crate) fn tell(&self, id: GapId, expected: Psn) -> SackEth {
-        let have = &self.gaps[usize::from(id.0)].have;
+        let have = &self.gaps[id.place()].have;
         let word = |k: usize| {
             let from = place(expected.plus(1 + 64 * k as u32));
             let (low, shift) = (have[from / 64] >> (from % 64), from % 64);

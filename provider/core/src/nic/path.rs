@@ -8,19 +8,31 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
+use core::num::NonZeroU32;
+
 use super::pace::Pace;
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
 use crate::types::{Gid, Nanos, Qpn};
 
-/// Handle of a path; valid as long as the card.
+/// Handle of a path, one more than its place, so that none takes no room of its own; valid as long as the card.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PathId(u32);
+pub(crate) struct PathId(NonZeroU32);
+
+impl PathId {
+    fn at(place: usize) -> Self {
+        PathId(NonZeroU32::MIN.saturating_add(place as u32))
+    }
+    #[inline]
+    fn place(self) -> usize {
+        (self.0.get() - 1) as usize
+    }
+}
 
 /// No path: of a QP that was never connected.
 impl Default for PathId {
     fn default() -> Self {
-        PathId(u32::MAX)
+        PathId(NonZeroU32::MAX)
     }
 }
 
@@ -98,14 +110,14 @@ impl Paths {
             srtt: 0,
             pace: Pace::towards(&dgid),
         });
-        let id = PathId(self.paths.len() as u32 - 1);
+        let id = PathId::at(self.paths.len() - 1);
         self.by_gid.insert(dgid, id);
         Ok(id)
     }
 
     /// Whether there is such a path; a QP that was never connected has none.
     pub(crate) fn exists(&self, id: PathId) -> bool {
-        (id.0 as usize) < self.paths.len()
+        id.place() < self.paths.len()
     }
 
     /// The path towards `dgid`, if there is one.
@@ -120,19 +132,19 @@ impl Paths {
 
     /// Room for one more QP that is connected over path `id`. `Exhausted`: no memory.
     pub(crate) fn make_room(&mut self, id: PathId) -> Result<(), NicError> {
-        let path = &mut self.paths[id.0 as usize];
+        let path = &mut self.paths[id.place()];
         path.waiting.make_room(path.users + 1 + self.datagram_qps)
     }
 
     /// A QP, for which there is room, is connected over path `id` from now on, and no longer over `before`.
     pub(crate) fn connect(&mut self, before: PathId, id: PathId) {
         self.disconnect(before);
-        self.paths[id.0 as usize].users += 1;
+        self.paths[id.place()].users += 1;
     }
 
     /// A QP that was connected over path `id`, if over any, is so no longer.
     pub(crate) fn disconnect(&mut self, id: PathId) {
-        if let Some(path) = self.paths.get_mut(id.0 as usize) {
+        if let Some(path) = self.paths.get_mut(id.place()) {
             path.users -= 1;
         }
     }
@@ -153,19 +165,19 @@ impl Paths {
 
     /// The turn of `qpn`, if it has one on this path, is over.
     pub(crate) fn end_turn(&mut self, id: PathId, qpn: Qpn) {
-        if let Some(path) = self.paths.get_mut(id.0 as usize) {
+        if let Some(path) = self.paths.get_mut(id.place()) {
             path.end_turn(qpn);
         }
     }
 
     /// All paths.
     pub(crate) fn each(&mut self) -> impl Iterator<Item = (PathId, &mut Path)> {
-        self.paths.iter_mut().enumerate().map(|(i, path)| (PathId(i as u32), path))
+        self.paths.iter_mut().enumerate().map(|(i, path)| (PathId::at(i), path))
     }
 
     #[inline]
     pub(crate) fn get(&mut self, id: PathId) -> &mut Path {
-        &mut self.paths[id.0 as usize]
+        &mut self.paths[id.place()]
     }
 }
 

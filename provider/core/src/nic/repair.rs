@@ -6,6 +6,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::num::NonZeroU16;
 
 use crate::room::Room;
 use crate::types::Psn;
@@ -17,9 +18,16 @@ const LATE: u32 = 3;
 /// Of a number in `order`: the packet was sent again.
 const AGAIN: u32 = 1 << 31;
 
-/// A QP's repair.
+/// A QP's repair: one more than its place, so that a QP without one says so in two bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct RepairId(u16);
+pub(crate) struct RepairId(NonZeroU16);
+
+impl RepairId {
+    #[inline]
+    fn place(self) -> usize {
+        usize::from(self.0.get() - 1)
+    }
+}
 
 /// Which PSNs of a ring.
 #[derive(Clone, Copy)]
@@ -250,7 +258,7 @@ impl Repair {
 #[derive(Default)]
 pub(crate) struct Repairs {
     all: Vec<Box<Repair>>,
-    free: Vec<u16>,
+    free: Vec<RepairId>,
 }
 
 impl Repairs {
@@ -258,7 +266,7 @@ impl Repairs {
     pub(crate) fn make(&mut self, repairs: u16) {
         if self.all.is_empty() {
             self.all = (0..repairs).map(|_| Box::new(Repair::empty())).collect();
-            self.free = (0..repairs).rev().collect();
+            self.free = (1..=repairs).rev().filter_map(NonZeroU16::new).map(RepairId).collect();
         }
     }
 
@@ -268,19 +276,19 @@ impl Repairs {
             return None;
         }
         let id = self.free.pop()?;
-        self.all[usize::from(id)].begin(una, psn, max);
-        Some(RepairId(id))
+        self.all[id.place()].begin(una, psn, max);
+        Some(id)
     }
 
     /// Ends it.
     pub(crate) fn close(&mut self, id: RepairId) {
-        self.free.push_in_room(id.0);
+        self.free.push_in_room(id);
     }
 
     /// A repair under way.
     #[inline]
     pub(crate) fn get(&mut self, id: RepairId) -> &mut Repair {
-        &mut self.all[usize::from(id.0)]
+        &mut self.all[id.place()]
     }
 }
 

@@ -17,6 +17,11 @@ fn share(bytes: u32, packets: u32, of: u32) -> u32 {
     if packets >= of { bytes } else { (u64::from(bytes) * u64::from(packets) / u64::from(of)) as u32 }
 }
 
+/// Bytes of each of `packets` that are `bytes` together: no packet is as large as a u16 can be.
+pub(super) fn size_of_each(bytes: u32, packets: u32) -> u16 {
+    (bytes / packets.max(1)).min(u16::MAX.into()) as u16
+}
+
 impl<E: Env> Ctx<'_, E> {
     /// What an answer says of the peer.
     #[inline]
@@ -211,7 +216,7 @@ impl<E: Env> Ctx<'_, E> {
         if lost == 0 || self.qp.req.silent == 0 {
             return;
         }
-        let bytes = self.sh.repairs.get(id).find_all() * core::mem::take(&mut self.qp.req.silent);
+        let bytes = self.sh.repairs.get(id).find_all() * u32::from(core::mem::take(&mut self.qp.req.silent));
         self.recharge(bytes);
     }
 
@@ -352,7 +357,7 @@ impl<E: Env> Ctx<'_, E> {
             self.take_back(id, passed.lost);
         } else if self.qp.req.rewound != 0 {
             /* what was sent again came, and nothing else: the timeout was right */
-            let lost = left * self.qp.req.silent;
+            let lost = left * u32::from(self.qp.req.silent);
             self.sh.paths.get(self.qp.path).lost(lost);
         }
         bytes
@@ -399,7 +404,7 @@ impl<E: Env> Ctx<'_, E> {
             path.lost(bytes);
             self.qp.req.silent = 0;
         } else if !again {
-            self.qp.req.silent = bytes / lost.max(1);
+            self.qp.req.silent = size_of_each(bytes, lost);
         } else if self.qp.req.backoff == 2 && path.cut(self.now, true) {
             self.sh.stats.window_cuts.inc();
         }

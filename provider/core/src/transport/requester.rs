@@ -1,5 +1,6 @@
 //! WQEs into packets: RC, UC and UD (IBTA 9.7.2 to 9.7.3, 9.8.2, 9.8.3).
 
+use super::holes::size_of_each;
 use super::{Ctx, Step, Track, enter_error};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
@@ -434,7 +435,7 @@ impl<E: Env> Ctx<'_, E> {
         let (bytes, packets) = (self.qp.req.inflight, self.qp.req.psn.since(self.qp.req.una_psn));
         self.rewind();
         if timeout && packets > 0 {
-            self.qp.req.silent = bytes / packets as u32;
+            self.qp.req.silent = size_of_each(bytes, packets as u32);
         }
         self.start_timer();
     }

@@ -139,7 +139,7 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.req.repair.is_some() {
             return;
         }
-        let each = core::mem::take(&mut self.qp.req.silent);
+        let each = u32::from(core::mem::take(&mut self.qp.req.silent));
         let max = self.qp.req.max_psn;
         if each == 0 || self.asks_answers() {
             return self.sh.paths.get(self.qp.path).undo_cut();
