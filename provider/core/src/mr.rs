@@ -187,7 +187,12 @@ impl MrTable {
         /* ending a registration must not need memory */
         self.free.make_room(to)?;
         let mut rng = Rng::new([random, from as u64]);
-        self.entries.extend((from..to).map(|_| Entry::free(rng.next() as u8)));
+        /* eight bytes from one number; the shuffle's numbers are others */
+        let mut word = 0;
+        self.entries.extend((from..to).map(|slot| {
+            word = if (slot - from).is_multiple_of(8) { rng.next() } else { word >> 8 };
+            Entry::free(word as u8)
+        }));
         fresh.extend(from as u32..to as u32);
         rng.shuffle(&mut fresh);
         self.free.extend(fresh);

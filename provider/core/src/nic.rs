@@ -61,6 +61,10 @@ pub struct NicConfig {
     pub max_rd_atomic: u8,
     /// Repeat selectively with peers that do so, too
     pub repeat: bool,
+    /// Of that: most requests kept at a time behind missing ones, 4160 bytes each
+    pub kept: u16,
+    /// Of that: most QPs at a time that keep requests, and that repair what their peers miss
+    pub gaps: u16,
     /// Most multicast groups that QPs may be attached to
     pub max_groups: u32,
     /// Most objects
@@ -76,6 +80,8 @@ impl Default for NicConfig {
             window: 1 << 20,
             max_rd_atomic: 128,
             repeat: true,
+            kept: 1024,
+            gaps: 64,
             max_groups: 16,
             limits,
         }

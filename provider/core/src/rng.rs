@@ -3,6 +3,8 @@
 //! SipHash-2-4 (Aumasson, Bernstein: "SipHash: a fast short-input PRF", 2012) of a counter, under a key of 128 bits that
 //! is the card's seed. Control path only.
 
+use alloc::vec::Vec;
+
 /// The generator.
 pub(crate) struct Rng {
     key: [u64; 2],
@@ -28,9 +30,28 @@ impl Rng {
 
     /// Any order of some things (Fisher and Yates).
     pub(crate) fn shuffle<T>(&mut self, things: &mut [T]) {
+        /* three short draws from one number: what the remainder favours is still below 1 in 500 */
+        const SHORT: u32 = 21;
+        let mut word = 0;
         for last in (1..things.len()).rev() {
-            things.swap(last, self.below(last as u64 + 1) as usize);
+            let at = if last < 1 << 12 {
+                /* the highest bit marks the end */
+                word = if word >> SHORT <= 1 { self.next() | 1 << 63 } else { word >> SHORT };
+                (word & ((1 << SHORT) - 1)) % (last as u64 + 1)
+            } else {
+                self.below(last as u64 + 1)
+            };
+            things.swap(last, at as usize);
         }
+    }
+
+    /// Takes any of some things out; all of them one after the other are a shuffle (Fisher and Yates).
+    pub(crate) fn draw<T>(&mut self, things: &mut Vec<T>) -> Option<T> {
+        if things.is_empty() {
+            return None;
+        }
+        let at = self.below(things.len() as u64) as usize;
+        Some(things.swap_remove(at))
     }
 }
 
@@ -79,11 +100,24 @@ mod tests {
 
     #[test]
     fn a_shuffle_keeps_everything_and_no_order() {
-        let mut things: [u32; 1000] = core::array::from_fn(|i| i as u32);
+        let mut things: Vec<u32> = (0..5000).collect();
         Rng::new([1, 2]).shuffle(&mut things);
+        let neighbours = things.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
+        assert!(neighbours < 10, "{neighbours} of 4999 are still behind each other");
+        /* where the first thousand have gone: evenly over all */
+        let low = things[..2500].iter().filter(|thing| **thing < 1000).count();
+        assert!((420..580).contains(&low), "{low} of 1000 in the first half");
+        things.sort_unstable();
+        assert!(things.iter().enumerate().all(|(i, thing)| i as u32 == *thing));
+    }
+
+    #[test]
+    fn draws_leave_nothing_out_and_keep_no_order() {
+        let (mut rng, mut left) = (Rng::new([1, 2]), (0..1000).collect::<Vec<u32>>());
+        let mut things: Vec<u32> = core::iter::from_fn(|| rng.draw(&mut left)).collect();
         let neighbours = things.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
         assert!(neighbours < 10, "{neighbours} of 999 are still behind each other");
         things.sort_unstable();
-        assert!(things.iter().enumerate().all(|(i, thing)| i as u32 == *thing));
+        assert!(things.len() == 1000 && things.iter().enumerate().all(|(i, thing)| i as u32 == *thing));
     }
 }

@@ -17,14 +17,11 @@ use crate::queues::{SimCq, SimRq, SimSq};
 /// A frame that waits for the port's flush.
 pub(crate) struct Queued {
     pub(crate) to: Av,
-    header: Vec<u8>,
-    payload: Payload,
+    /// The header and what was copied at once
+    bytes: Vec<u8>,
+    /// What is gathered when it leaves
+    payload: Vec<Seg>,
     pad: u8,
-}
-
-enum Payload {
-    Copied(Vec<u8>),
-    Gather(Vec<Seg>),
 }
 
 /// What the card of a host works on.
@@ -58,15 +55,10 @@ impl SimEnv {
     pub(crate) fn flush(&mut self) -> Vec<(Av, Vec<u8>)> {
         let memory = &self.memory;
         let frame = |q: Queued| {
-            let mut bytes = q.header;
-            match q.payload {
-                Payload::Copied(data) => bytes.extend_from_slice(&data),
-                Payload::Gather(segs) => {
-                    for s in segs {
-                        memory.check(s.addr, s.len as usize, READ);
-                        bytes.extend_from_slice(memory.read(s.addr, s.len as usize));
-                    }
-                }
+            let mut bytes = q.bytes;
+            for s in q.payload {
+                memory.check(s.addr, s.len as usize, READ);
+                bytes.extend_from_slice(memory.read(s.addr, s.len as usize));
             }
             bytes.resize(bytes.len() + usize::from(q.pad), 0);
             (q.to, bytes)
@@ -124,13 +116,17 @@ impl Env for SimEnv {
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
         let len: usize = payload.iter().map(|s| s.len as usize).sum();
         assert!((header.len() + len + usize::from(pad)).is_multiple_of(4), "a frame is whole words");
+        let mut bytes = Vec::with_capacity(header.len() + len + usize::from(pad));
+        bytes.extend_from_slice(header);
         let payload = if volatile {
-            let parts = payload.iter().map(|s| self.memory.read(s.addr, s.len as usize));
-            Payload::Copied(parts.collect::<Vec<_>>().concat())
+            for s in payload {
+                bytes.extend_from_slice(self.memory.read(s.addr, s.len as usize));
+            }
+            Vec::new()
         } else {
-            Payload::Gather(payload.to_vec())
+            payload.to_vec()
         };
-        self.out.push(Queued { to: *to, header: header.to_vec(), payload, pad });
+        self.out.push(Queued { to: *to, bytes, payload, pad });
     }
     fn can_send(&self) -> bool {
         self.out.len() < self.port

@@ -11,13 +11,24 @@ pub const READ: u8 = 1;
 /// The card may write.
 pub const WRITE: u8 = 2;
 
+/// What the card may do with the first bytes of a line. Allocations begin with a line, and nothing is allowed but from such
+/// a place on: so this says as much as rights of each byte.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    rights: u8,
+    bytes: u8,
+}
+
+/// Memory that a watched host has before it must be moved.
+const ROOM: usize = 1 << 20;
+
 /// Memory that grows; never given back.
 #[derive(Debug)]
 pub struct Memory {
     base: u64,
     bytes: Vec<u8>,
-    /// What the card may do with each byte, if that is watched
-    guard: Option<Vec<u8>>,
+    /// What the card may do with each line of [`GAP`] bytes, if that is watched
+    guard: Option<Vec<Line>>,
     /// Start and end of each gap
     gaps: Vec<(u64, u64)>,
 }
@@ -30,21 +41,43 @@ impl Memory {
 
     /// From now on the card may touch only what [`Memory::allow`] says.
     pub fn watch(&mut self) {
-        self.guard = Some(vec![0; self.bytes.len()]);
+        self.bytes.reserve(ROOM);
+        let mut guard = Vec::with_capacity(ROOM / GAP as usize);
+        guard.resize(self.lines(), Line::default());
+        self.guard = Some(guard);
     }
 
-    /// The card may do with these bytes what `rights` says ([`READ`], [`WRITE`]; 0: nothing), and no more.
+    fn lines(&self) -> usize {
+        self.bytes.len().div_ceil(GAP as usize)
+    }
+
+    /// The card may do with these bytes, which begin where an allocation may, what `rights` says ([`READ`], [`WRITE`]; 0:
+    /// nothing), and no more; and nothing with what lies behind them in their last 64.
     pub fn allow(&mut self, addr: u64, len: u64, rights: u8) {
-        let range = if len > 0 { self.at(addr, len as usize) } else { 0..0 };
+        if len == 0 {
+            return;
+        }
+        let range = self.at(addr, len as usize);
+        assert!(addr.is_multiple_of(GAP), "rights begin with a line");
+        let (first, end) = (range.start / GAP as usize, range.end / GAP as usize);
         if let Some(guard) = &mut self.guard {
-            guard[range].fill(rights);
+            guard[first..end].fill(Line { rights, bytes: GAP as u8 });
+            let bytes = (range.end % GAP as usize) as u8;
+            if bytes > 0 {
+                guard[end] = Line { rights, bytes };
+            }
         }
     }
 
     /// Panics unless the card may do `what` here.
     pub(crate) fn check(&self, addr: u64, len: usize, what: u8) {
         let Some(guard) = self.guard.as_ref().filter(|_| len > 0) else { return };
-        let allowed = guard[self.at(addr, len)].iter().fold(what, |all, g| all & g) != 0;
+        let range = self.at(addr, len);
+        let (first, last) = (range.start / GAP as usize, (range.end - 1) / GAP as usize);
+        let whole = |line: &Line| line.rights & what != 0 && line.bytes == GAP as u8;
+        let allowed = guard[first..last].iter().all(whole)
+            && guard[last].rights & what != 0
+            && (range.end - 1) % (GAP as usize) < usize::from(guard[last].bytes);
         let verb = if what == READ { "read" } else { "wrote" };
         assert!(allowed, "the card {verb} {len} bytes at {addr:#x}, which were not its own then");
     }
@@ -55,8 +88,9 @@ impl Memory {
         let addr = (gap + GAP).next_multiple_of(GAP);
         self.gaps.push((gap, addr));
         self.bytes.resize((addr - self.base + len) as usize, CANARY);
+        let lines = self.lines();
         if let Some(guard) = &mut self.guard {
-            guard.resize(self.bytes.len(), 0);
+            guard.resize(lines, Line::default());
         }
         addr
     }

@@ -406,12 +406,17 @@ impl Net {
             tap(from, &bytes);
         }
         let reached = |h: &Host| h.gid == to.dgid || h.groups.contains(&to.dgid);
-        let hosts: Vec<usize> = (0..self.hosts.len()).filter(|&at| reached(&self.hosts[at])).collect();
-        if hosts.is_empty() {
-            self.tally.stray += 1;
+        let mut before = None;
+        for dest in 0..self.hosts.len() {
+            if reached(&self.hosts[dest])
+                && let Some(dest) = before.replace(dest)
+            {
+                self.carry(from, dest, to, bytes.clone());
+            }
         }
-        for dest in hosts {
-            self.carry(from, dest, to, bytes.clone());
+        match before {
+            Some(last) => self.carry(from, last, to, bytes),
+            None => self.tally.stray += 1,
         }
     }
 
@@ -454,7 +459,8 @@ impl Net {
             self.say(from, "sent", &bytes);
             self.order += 1;
             self.wire.push(Reverse((at, self.order)));
-            self.flights.insert(self.order, Flight { from, to: dest, meta, bytes: bytes.clone() });
+            let bytes = if copies > 1 { bytes.clone() } else { std::mem::take(&mut bytes) };
+            self.flights.insert(self.order, Flight { from, to: dest, meta, bytes });
         }
     }
 

@@ -22,8 +22,9 @@ pub struct Send {
     pub inline: Option<Seg>,
 }
 
-const CHUNK: usize = 256;
-const CHUNKS: usize = 1024;
+/// Slots of the first chunk; each has twice as many as the one before.
+const CHUNK: u32 = 16;
+const CHUNKS: usize = 14;
 
 struct Slot {
     wqe: SendWqe,
@@ -34,13 +35,13 @@ struct Slot {
 type Chunk = Box<[OnceCell<Slot>]>;
 
 /// A send queue. Slots are written once and never again, so that references to them may be given
-/// out without unsafe code; it takes 256 Ki posts in its life.
+/// out without unsafe code; it takes 256 Ki posts in its life, and memory as it needs it.
 #[derive(Clone)]
 pub struct SimSq(Rc<Sq>);
 
 struct Sq {
     slots: u32,
-    chunks: Box<[OnceCell<Chunk>]>,
+    chunks: [OnceCell<Chunk>; CHUNKS],
     posted: Cell<u32>,
     released: Cell<u32>,
 }
@@ -51,16 +52,17 @@ impl SimSq {
         assert!(slots.is_power_of_two());
         SimSq(Rc::new(Sq {
             slots,
-            chunks: (0..CHUNKS).map(|_| OnceCell::new()).collect(),
+            chunks: [const { OnceCell::new() }; CHUNKS],
             posted: Cell::new(0),
             released: Cell::new(0),
         }))
     }
 
     fn slot(&self, index: u32) -> &OnceCell<Slot> {
-        let at = index as usize;
-        let chunk = self.0.chunks[at / CHUNK].get_or_init(|| (0..CHUNK).map(|_| OnceCell::new()).collect());
-        &chunk[at % CHUNK]
+        let chunk = ((index + CHUNK) / CHUNK).ilog2();
+        let slots = CHUNK << chunk;
+        let all = self.0.chunks[chunk as usize].get_or_init(|| (0..slots).map(|_| OnceCell::new()).collect());
+        &all[(index + CHUNK - slots) as usize]
     }
 
     fn filled(&self, index: u32) -> &Slot {

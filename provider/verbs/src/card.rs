@@ -147,6 +147,7 @@ impl Card {
             repeat: settings.repeat,
             max_groups: info.attr.max_mcast_grp,
             limits: Limits::default(),
+            ..NicConfig::default()
         };
         let mut nic = Nic::new(config, stats, seed());
         for block in rx.blocks() {

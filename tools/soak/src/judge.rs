@@ -132,7 +132,7 @@ impl World {
                 !conn.patient() || peer.down() || !matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd)
             }
             WcStatus::RnrRetryExcErr => conn.plan.setup.rnr_retry < 7 && takes,
-            WcStatus::RemOpErr => takes && self.feeds_badly(c, 1 - e),
+            WcStatus::RemOpErr => takes && (self.feeds_badly(c, 1 - e) || self.fed_badly(c, 1 - e)),
             _ => false,
         }
     }
@@ -144,6 +144,16 @@ impl World {
             Source::Shared => self.sites[end.host].srq.bad,
             Source::Xrc => self.sites[end.host].xrc.iter().any(|s| s.bad),
             _ => end.bad_recv,
+        }
+    }
+
+    /// Whether that may have been before the host was restarted.
+    fn fed_badly(&self, c: usize, e: usize) -> bool {
+        let end = &self.conns[c].ends[e];
+        match end.source {
+            Source::Shared => self.sites[end.host].srq.was_bad,
+            Source::Xrc => self.sites[end.host].xrc.iter().any(|s| s.was_bad),
+            _ => false,
         }
     }
 
@@ -245,7 +255,15 @@ impl World {
         hold(cqe.flags.contains(WcFlags::WITH_IMM) == msg.op.has_imm(), "immediate ");
         hold(cqe.flags.contains(WcFlags::WITH_INV) == inv, "invalidation ");
         hold(!(msg.op.has_imm() || inv) || cqe.imm == msg.imm, "immediate's value ");
-        if !write && cqe.byte_len == msg.len {
+        if !wrong.is_empty() {
+            return wrong;
+        }
+        let mut hold = |right: bool, what: &str| {
+            if !right {
+                wrong.push_str(what);
+            }
+        };
+        if !write {
             hold(!wr.bad || msg.len == 0, "key ");
             hold(get(host, &wr.pieces, msg.len as usize) == msg.data, "bytes ");
         }

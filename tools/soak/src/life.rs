@@ -109,7 +109,7 @@ impl World {
         let at = plan.hosts[e];
         let (site, host) = (&self.sites[at], &mut self.net.hosts[at]);
         let cqs = [&site.cqs[cqs[0]], &site.cqs[cqs[1]]];
-        let recv = match source {
+        let recv = || match source {
             Source::Own(rq) => RecvSource::Own(rq.clone()),
             Source::Shared => RecvSource::Shared(site.srq.id),
             Source::Xrc => RecvSource::Xrc(SrqId(u32::MAX)),
@@ -125,7 +125,15 @@ impl World {
         if kind == QpType::XrcRecv {
             host.pd = site.xrcd;
         }
-        let qpn = host.qp(kind, sq, recv, cqs, plan.all_signaled);
+        /* After a restart numbers come again; one that was another connection's has a peer, perhaps, that still sends to it,
+        and nothing in an RC frame says who. A card that is not seeded like the one before has other numbers. */
+        let qpn = loop {
+            let qpn = host.qp(kind, sq, recv(), cqs, plan.all_signaled);
+            if *self.had.entry((at, qpn)).or_insert((c, e)) == (c, e) {
+                break qpn;
+            }
+            host.nic.destroy_qp(&mut host.env, qpn).expect("it exists");
+        };
         host.pd = usual;
         self.who.insert((at, qpn), Who::Conn(c, e));
         qpn
@@ -353,7 +361,9 @@ impl World {
     pub(crate) fn restart(&mut self, at: usize) {
         self.net.restart(at);
         self.who.retain(|(host, _), _| *host != at);
-        self.sites[at] = self.make_site(at);
+        let site = self.make_site(at);
+        let before = std::mem::replace(&mut self.sites[at], site);
+        self.sites[at].remember(&before);
         for c in 0..self.conns.len() {
             for e in 0..2 {
                 if self.conns[c].plan.hosts[e] == at && !self.conns[c].over {

@@ -58,6 +58,8 @@ pub(crate) struct ConnPlan {
 /// A run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
+    /// One of the rare long ones
+    pub(crate) is_long: bool,
     pub(crate) hosts: usize,
     pub(crate) window: u32,
     pub(crate) ports: Vec<usize>,
@@ -214,6 +216,7 @@ impl Plan {
         let datagrams = if rng.chance(0.3) { rng.within(1, 4) } else { 0 };
         let tags = if rng.chance(0.12) { 1 } else { 0 };
         let mut plan = Plan {
+            is_long: long,
             hosts,
             window: rng.pick(&[4 << 10, 16 << 10, 64 << 10, 512 << 10]),
             ports: (0..hosts).map(|_| rng.pick(&[1, 3, 64])).collect(),

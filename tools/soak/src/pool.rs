@@ -5,8 +5,8 @@
 use starverbs_core::{Access, Sge};
 use starverbs_sim::{Host, Rng};
 
-/// Sizes: 64 B, 256 B, 1 KiB ... 1 MiB
-const CLASSES: usize = 8;
+/// Sizes: 64 B, 128 B, 256 B ... 1 MiB
+const CLASSES: usize = 15;
 
 /// Registered memory that nobody uses, by size.
 #[derive(Default)]
@@ -18,7 +18,7 @@ pub(crate) struct Pool {
 pub(crate) type Pieces = Vec<Sge>;
 
 fn class(len: u32) -> usize {
-    (0..CLASSES).find(|c| 64u64 << (2 * c) >= u64::from(len)).expect("no buffer is so long")
+    (0..CLASSES).find(|c| 64u64 << c >= u64::from(len)).expect("no buffer is so long")
 }
 
 impl Pool {
@@ -26,7 +26,7 @@ impl Pool {
     pub(crate) fn take(&mut self, host: &mut Host, len: u32, rights: u8) -> Sge {
         let class = class(len);
         let (addr, lkey) =
-            self.free[class].pop().unwrap_or_else(|| host.region(64 << (2 * class), Access::LOCAL_WRITE));
+            self.free[class].pop().unwrap_or_else(|| host.region(64 << class, Access::LOCAL_WRITE));
         host.env.memory.allow(addr, u64::from(len), rights);
         Sge { addr, len, lkey }
     }

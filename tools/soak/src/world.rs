@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) next: u64,
     /// A receive with a bad key was posted
     pub(crate) bad: bool,
+    /// Likewise, before the host was restarted: its answer may still be on the wire
+    pub(crate) was_bad: bool,
     /// XRC: where its receives complete
     pub(crate) cq: Option<SimCq>,
 }
@@ -41,6 +43,17 @@ pub(crate) struct Site {
     pub(crate) srq: Shared,
     pub(crate) xrcd: PdId,
     pub(crate) xrc: [Shared; 2],
+}
+
+impl Site {
+    /// What the wire may still know of the site before a restart.
+    pub(crate) fn remember(&mut self, before: &Site) {
+        let was_bad = |srq: &Shared| srq.bad || srq.was_bad;
+        self.srq.was_bad = was_bad(&before.srq);
+        for (srq, before) in self.xrc.iter_mut().zip(&before.xrc) {
+            srq.was_bad = was_bad(before);
+        }
+    }
 }
 
 /// Whose a QP is.
@@ -61,6 +74,8 @@ pub(crate) struct World {
     pub(crate) stations: Vec<Station>,
     pub(crate) matching: Vec<Matching>,
     pub(crate) who: HashMap<(usize, Qpn), Who>,
+    /// Whose each number was first, over all restarts
+    pub(crate) had: HashMap<(usize, Qpn), (usize, usize)>,
     pub(crate) summary: Summary,
     pub(crate) step: usize,
     trace: bool,
@@ -69,12 +84,16 @@ pub(crate) struct World {
 impl World {
     /// The world of a seed.
     pub(crate) fn new(seed: u64, plan: Plan, trace: bool) -> Self {
+        /* small pools come to their end, and cost less to make */
+        let pools = [(8, 2), (16, 4), (48, 16), (1024, 64)][if plan.is_long { 3 } else { seed as usize % 3 }];
         let limits = Limits { qps: 4096, ..Limits::default() };
         let cfg = NicConfig {
             mtu: plan.mtu,
             max_msg: MAX_MSG,
             window: plan.window,
             limits,
+            kept: pools.0,
+            gaps: pools.1,
             ..NicConfig::default()
         };
         let mut net = Net::new(plan.hosts as u8, cfg, Faults::default(), seed);
@@ -91,6 +110,7 @@ impl World {
             stations: vec![],
             matching: vec![],
             who: HashMap::new(),
+            had: HashMap::new(),
             summary: Summary { runs: 1, ..Summary::default() },
             step: 0,
             trace,
@@ -111,7 +131,8 @@ impl World {
         host.env.memory.watch();
         host.env.port = self.plan.ports[at];
         let (pd, slots) = (host.pd, self.plan.srq_slots);
-        let queue = |id, rq, cq| Shared { id, rq, posted: BTreeMap::new(), next: 0, bad: false, cq };
+        let queue =
+            |id, rq, cq| Shared { id, rq, posted: BTreeMap::new(), next: 0, bad: false, was_bad: false, cq };
         let rq = SimRq::new(slots, 4);
         let srq = queue(host.nic.create_srq(pd, rq.clone(), 0, 0).expect("an SRQ"), rq, None);
         let xrcd = host.nic.alloc_pd().expect("a PD");

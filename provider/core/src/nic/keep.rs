@@ -13,10 +13,6 @@ use crate::wire::headers::SackEth;
 
 /// Longest frame without its ICRC: BTH, XRCETH, RETH, immediate data and 4096 bytes.
 const FRAME: usize = 4096 + 64;
-/// Frames kept at a time.
-const FRAMES: usize = 1024;
-/// QPs with a gap at a time.
-const GAPS: usize = 64;
 /// PSNs that a gap's table holds: a power of two, more than a SACK tells of.
 const RING: usize = 512;
 
@@ -60,17 +56,18 @@ fn place(psn: Psn) -> usize {
 }
 
 impl Keep {
-    /// Makes the pool, once. Its pages cost nothing before they are used.
-    pub(crate) fn make(&mut self) {
+    /// Makes the pool, once: of so many frames, for so many QPs with a gap at a time. Its pages cost nothing before they are
+    /// used.
+    pub(crate) fn make(&mut self, frames: u16, gaps: u16) {
         if !self.gaps.is_empty() {
             return;
         }
-        self.gaps.reserve_exact(GAPS);
-        self.gaps.resize_with(GAPS, || Gap { have: [0; RING / 64], slots: [0; RING], count: 0 });
-        self.free_gaps = (1..=GAPS as u16).rev().filter_map(NonZeroU16::new).map(GapId).collect();
-        self.bytes = alloc::vec![0; FRAMES * FRAME];
-        self.lengths = alloc::vec![0; FRAMES];
-        self.free = (0..FRAMES as u16).rev().collect();
+        self.gaps.reserve_exact(gaps.into());
+        self.gaps.resize_with(gaps.into(), || Gap { have: [0; RING / 64], slots: [0; RING], count: 0 });
+        self.free_gaps = (1..=gaps).rev().filter_map(NonZeroU16::new).map(GapId).collect();
+        self.bytes = alloc::vec![0; usize::from(frames) * FRAME];
+        self.lengths = alloc::vec![0; frames.into()];
+        self.free = (0..frames).rev().collect();
     }
 
     /// State for a QP that has none; `None`: there is none left.
@@ -181,11 +178,14 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
+    const FRAMES: usize = 1024;
+    const GAPS: usize = 64;
+
     /// Against a plain map, over and over in the same memory.
     #[test]
     fn frames_come_out_as_they_went_in() {
         let mut keep = Keep::default();
-        keep.make();
+        keep.make(FRAMES as u16, GAPS as u16);
         let (mut rng, mut expected) = (7u64, Psn::new(0xff_ff00));
         let mut plain: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
         let id = keep.open().expect("a fresh pool");
@@ -221,7 +221,7 @@ mod tests {
     fn the_pool_is_bounded() {
         let mut keep = Keep::default();
         assert!(keep.open().is_none(), "not made");
-        keep.make();
+        keep.make(FRAMES as u16, GAPS as u16);
         let ids: Vec<GapId> = core::iter::from_fn(|| keep.open()).collect();
         assert_eq!(ids.len(), GAPS);
         let put = |keep: &mut Keep, n: usize| {

@@ -13,8 +13,6 @@ use crate::types::Psn;
 
 /// PSNs of which a repair knows: a power of two.
 pub(crate) const RING: usize = 1024;
-/// QPs that repair at a time.
-const REPAIRS: usize = 64;
 /// Transmissions by which a packet may be overtaken without being taken for lost.
 const LATE: u32 = 3;
 /// Of a number in `order`: the packet was sent again.
@@ -266,11 +264,11 @@ pub(crate) struct Repairs {
 }
 
 impl Repairs {
-    /// Makes the pool, once.
-    pub(crate) fn make(&mut self) {
+    /// Makes the pool, once, for so many QPs that repair at a time.
+    pub(crate) fn make(&mut self, repairs: u16) {
         if self.all.is_empty() {
-            self.all = (0..REPAIRS).map(|_| Box::new(Repair::empty())).collect();
-            self.free = (1..=REPAIRS as u16).rev().filter_map(NonZeroU16::new).map(RepairId).collect();
+            self.all = (0..repairs).map(|_| Box::new(Repair::empty())).collect();
+            self.free = (1..=repairs).rev().filter_map(NonZeroU16::new).map(RepairId).collect();
         }
     }
 
@@ -302,7 +300,7 @@ mod tests {
 
     fn begun(una: u32, packets: u32) -> (Repairs, RepairId, Psn, Psn) {
         let mut repairs = Repairs::default();
-        repairs.make();
+        repairs.make(64);
         let (una, max) = (Psn::new(una), Psn::new(una + packets));
         let id = repairs.open(una, max, max).expect("a fresh pool");
         (repairs, id, una, max)
@@ -342,7 +340,7 @@ mod tests {
         let (mut repairs, ..) = begun(0, 10);
         let psn = Psn::new(0);
         assert!(repairs.open(psn, psn, Psn::new(RING as u32 + 1)).is_none());
-        assert_eq!(core::iter::from_fn(|| repairs.open(psn, psn, psn)).count(), REPAIRS - 1);
+        assert_eq!(core::iter::from_fn(|| repairs.open(psn, psn, psn)).count(), 63);
     }
 
     /// A packet of the model: number of its last transmission, whether that was a repetition, and what it is taken for.

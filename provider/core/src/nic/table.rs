@@ -18,7 +18,11 @@ pub(crate) struct QpTable<E: Env> {
     /// Block number to index in `blocks` plus 1; 0: not ours.
     index: Box<[u16; BLOCKS]>,
     blocks: Vec<Block<E>>,
-    /// Free QPNs; given back at the end, so that a number rests as long as possible.
+    /// QPNs that were never used
+    fresh: Vec<Qpn>,
+    /// Draws from them
+    rng: Rng,
+    /// Free QPNs that were; given back at the end, so that a number rests as long as possible.
     free: VecDeque<Qpn>,
 }
 
@@ -28,7 +32,13 @@ struct Block<E: Env> {
 
 impl<E: Env> QpTable<E> {
     pub(crate) fn new() -> Self {
-        QpTable { index: Box::new([0; BLOCKS]), blocks: Vec::new(), free: VecDeque::new() }
+        QpTable {
+            index: Box::new([0; BLOCKS]),
+            blocks: Vec::new(),
+            fresh: Vec::new(),
+            rng: Rng::new([0; 2]),
+            free: VecDeque::new(),
+        }
     }
 
     pub(crate) fn add_block(&mut self, block: u16, random: u64) -> Result<(), NicError> {
@@ -44,23 +54,25 @@ impl<E: Env> QpTable<E> {
         let all = (self.blocks.len() + 1) * QPN_BLOCK as usize;
         self.free.make_room(all)?;
         let base = u32::from(block) << QPN_BLOCK_SHIFT;
-        let mut fresh: Vec<Qpn> = Vec::new();
-        exact(&mut fresh, QPN_BLOCK as usize)?;
-        fresh.extend(base..base + QPN_BLOCK);
+        let fresh = self.fresh.len() + QPN_BLOCK as usize;
+        exact(&mut self.fresh, fresh)?;
+        self.fresh.extend(base..base + QPN_BLOCK);
         self.blocks.push(Block { slots });
         *entry = self.blocks.len() as u16;
-        /* in no order: who knows one of a process's QPNs does not know the next */
-        Rng::new([random, base.into()]).shuffle(&mut fresh);
-        self.free.extend(fresh);
+        self.rng = Rng::new([random, base.into()]);
         Ok(())
     }
 
     pub(crate) fn free(&self) -> usize {
-        self.free.len()
+        self.fresh.len() + self.free.len()
     }
 
     pub(crate) fn reserve(&mut self) -> Result<Qpn, NicError> {
-        self.free.pop_front().ok_or(NicError::Exhausted)
+        /* any of them: who knows one of a process's QPNs does not know the next */
+        match self.rng.draw(&mut self.fresh) {
+            Some(qpn) => Ok(qpn),
+            None => self.free.pop_front().ok_or(NicError::Exhausted),
+        }
     }
 
     pub(crate) fn insert(&mut self, qpn: Qpn, qp: Box<Qp<E>>) {
@@ -77,7 +89,7 @@ impl<E: Env> QpTable<E> {
 
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
-        self.blocks.len() * QPN_BLOCK as usize - self.free.len()
+        self.blocks.len() * QPN_BLOCK as usize - self.free()
     }
 
     /// All of them.

@@ -12,8 +12,9 @@ impl<E: Env> Ctx<'_, E> {
     /// The QP is connected: its requests say from now on that it repeats selectively, if it may.
     pub(crate) fn offer_repeat(&mut self) {
         if self.sh.cfg.repeat && self.qp.qp_type.is_reliable() {
-            self.sh.keep.make();
-            self.sh.repairs.make();
+            let (frames, gaps) = (self.sh.cfg.kept, self.sh.cfg.gaps);
+            self.sh.keep.make(frames, gaps);
+            self.sh.repairs.make(gaps);
             self.qp.flags.says = 1;
         }
     }
