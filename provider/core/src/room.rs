@@ -70,6 +70,11 @@ pub(crate) fn exact<T>(list: &mut Vec<T>, entries: usize) -> Result<(), NicError
     list.try_reserve_exact(entries.saturating_sub(list.len())).map_err(|_| NicError::Exhausted)
 }
 
+/// Whether the host has memory for a pool of so many bytes, which is then made at once: another thread may still get it first.
+pub(crate) fn is_room_for(bytes: usize) -> bool {
+    Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
+}
+
 /// `entries` times the default, as large as a program asks for. `Exhausted`: no memory.
 pub(crate) fn filled<T: Clone + Default>(entries: usize) -> Result<Box<[T]>, NicError> {
     let mut all = Vec::new();

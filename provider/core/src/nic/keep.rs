@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 use core::num::NonZeroU16;
 
-use crate::room::Room;
+use crate::room::{Room, is_room_for};
 use crate::types::Psn;
 use crate::wire::headers::SackEth;
 
@@ -57,10 +57,14 @@ fn place(psn: Psn) -> usize {
 
 impl Keep {
     /// Makes the pool, once: of so many frames, for so many QPs with a gap at a time. Its pages cost nothing before they are
-    /// used.
-    pub(crate) fn make(&mut self, frames: u16, gaps: u16) {
+    /// used. False: there is no memory for it.
+    pub(crate) fn make(&mut self, frames: u16, gaps: u16) -> bool {
         if !self.gaps.is_empty() {
-            return;
+            return true;
+        }
+        let tables = usize::from(gaps) * (size_of::<Gap>() + 2) + usize::from(frames) * 4;
+        if !is_room_for(usize::from(frames) * FRAME) || !is_room_for(tables) {
+            return false;
         }
         self.gaps.reserve_exact(gaps.into());
         self.gaps.resize_with(gaps.into(), || Gap { have: [0; RING / 64], slots: [0; RING], count: 0 });
@@ -68,6 +72,7 @@ impl Keep {
         self.bytes = alloc::vec![0; usize::from(frames) * FRAME];
         self.lengths = alloc::vec![0; frames.into()];
         self.free = (0..frames).rev().collect();
+        true
     }
 
     /// State for a QP that has none; `None`: there is none left.

@@ -477,7 +477,9 @@ impl<E: Env> Nic<E> {
         what: impl Fn(&mut Ctx<'_, E>),
     ) {
         while let Some(qpn) = self.shared.abroad.next_waiting(link, srq) {
-            if let Some(mut cx) = self.context(env, qpn, now) {
+            if let Some(mut cx) = self.context(env, qpn, now)
+                && cx.waits_for(link, srq)
+            {
                 what(&mut cx);
             }
         }

@@ -8,7 +8,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::num::NonZeroU16;
 
-use crate::room::Room;
+use crate::room::{Room, is_room_for};
 use crate::types::Psn;
 
 /// PSNs of which a repair knows: a power of two.
@@ -17,6 +17,8 @@ pub(crate) const RING: usize = 1024;
 const LATE: u32 = 3;
 /// Of a number in `order`: the packet was sent again.
 const AGAIN: u32 = 1 << 31;
+/// Numbers end here, far below [`AGAIN`].
+const REBASE: u32 = 1 << 30;
 
 /// A QP's repair: one more than its place, so that a QP without one says so in two bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,6 +118,9 @@ impl Repair {
 
     /// `packets` from `psn` on are sent.
     pub(crate) fn sent(&mut self, psn: Psn, packets: u32, again: bool) {
+        if self.counter > REBASE {
+            self.rebase();
+        }
         for n in 0..packets.min(RING as u32) {
             let at = place(psn.plus(n));
             self.counter += 1;
@@ -124,6 +129,17 @@ impl Repair {
                 self.lost_count -= 1;
             }
         }
+    }
+
+    /// Numbers begin anew: a repair on a wire that loses all the time may never end. What lies far back stays oldest.
+    #[cold]
+    fn rebase(&mut self) {
+        let base = self.counter - 2 * RING as u32;
+        for order in &mut self.order {
+            *order = *order & AGAIN | (*order & !AGAIN).saturating_sub(base);
+        }
+        self.newest = self.newest.saturating_sub(base);
+        self.counter -= base;
     }
 
     /// The peer has the packet at `psn`. Gives what it was taken for before; `None`: that is known.
@@ -264,12 +280,16 @@ pub(crate) struct Repairs {
 }
 
 impl Repairs {
-    /// Makes the pool, once, for so many QPs that repair at a time.
-    pub(crate) fn make(&mut self, repairs: u16) {
+    /// Makes the pool, once, for so many QPs that repair at a time. False: there is no memory for it.
+    pub(crate) fn make(&mut self, repairs: u16) -> bool {
         if self.all.is_empty() {
+            if !is_room_for(usize::from(repairs) * (size_of::<Repair>() + 64)) {
+                return false;
+            }
             self.all = (0..repairs).map(|_| Box::new(Repair::empty())).collect();
             self.free = (1..=repairs).rev().filter_map(NonZeroU16::new).map(RepairId).collect();
         }
+        true
     }
 
     /// Begins a repair, see [`Repair::begin`]; `None`: there are as many as may be, or too much is under way.
@@ -333,6 +353,20 @@ mod tests {
         assert_eq!(r.infer(una.plus(4), max), 0);
         assert!(!r.is_over(una.plus(4)) && r.has_lost());
         assert!(r.refused(una.plus(9)) as u32 + r.find_all() == 6 && r.is_over(una.plus(4)));
+    }
+
+    #[test]
+    fn numbers_that_end_begin_anew() {
+        let (mut repairs, id, una, max) = begun(9, 20);
+        let r = repairs.get(id);
+        r.order.iter_mut().for_each(|order| *order += REBASE);
+        r.counter += REBASE;
+        r.sent(max, 4, false);
+        assert!(r.counter < 4 * RING as u32);
+        r.hold(max.plus(3));
+        assert_eq!(r.infer(una, max.plus(4)), 23, "all but the newest, behind which nothing is under way");
+        r.sent(una, 1, true);
+        assert!(!r.is_lost(una) && r.infer(una, max.plus(4)) == 0);
     }
 
     #[test]
@@ -420,7 +454,7 @@ mod tests {
             };
             let una = Psn::new(0xff_ff00 + below(512));
             let mut repairs = Repairs::default();
-            repairs.make();
+            repairs.make(1);
             let (sent, behind) = (1 + below(60), below(30));
             let max = una.plus(sent);
             let id = repairs.open(una, una.plus(sent.saturating_sub(behind)), max).expect("a fresh pool");

@@ -128,6 +128,10 @@ impl<E: Env> Ctx<'_, E> {
         if last.is_none() && !idle {
             return (Named::Nobodys, number);
         }
+        if idle {
+            /* until it is found, the QP waits for none that it named before */
+            away.srq = None;
+        }
         let at = last.or_else(|| abroad.find(domain, number));
         let linked = at.is_some_and(|at| abroad.srqs[at].link.is_some());
         let at = match at {
@@ -347,6 +351,12 @@ impl<E: Env> Ctx<'_, E> {
         if again {
             self.owe_nak(Syndrome::Rnr { timer: self.qp.attr.min_rnr_timer & 31 });
         }
+    }
+
+    /// Whether the last request named that SRQ: a QP may stand in the list of one for which it waits no longer.
+    pub(crate) fn waits_for(&self, link: LinkId, number: u32) -> bool {
+        let named = self.qp.resp.away.as_ref().and_then(|away| self.sh.abroad.srqs.get(away.srq?));
+        named.is_some_and(|far| far.link == Some(link) && far.number == number)
     }
 
     /// What a packet waited for is there: the requester may repeat it. `lent` false: it is not there.

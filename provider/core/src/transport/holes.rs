@@ -108,6 +108,7 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn end_repair(&mut self) {
         if let Some(id) = self.qp.req.repair.take() {
             self.sh.repairs.close(id);
+            self.qp.req.silent = 0;
         }
     }
 
@@ -143,7 +144,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         match self.begin_repair() {
             Some(id) => self.hold_kept(id, missing, kept),
-            None => self.on_loss(false),
+            /* an old one tells of nothing new */
+            None if missing == self.qp.req.una_psn => self.on_loss(false),
+            None => {}
         }
     }
 
@@ -371,7 +374,7 @@ impl<E: Env> Ctx<'_, E> {
             self.take_back(id, passed.lost);
         } else if self.qp.req.rewound != 0 {
             /* what was sent again came, and nothing else: the timeout was right */
-            let lost = left * u32::from(self.qp.req.silent);
+            let lost = left * u32::from(core::mem::take(&mut self.qp.req.silent));
             self.sh.paths.get(self.qp.path).lost(lost);
         }
         bytes

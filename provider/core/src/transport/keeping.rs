@@ -9,13 +9,12 @@ use crate::wire::packet::Packet;
 use crate::wire::{HeaderBuf, PKEY_DEFAULT, code};
 
 impl<E: Env> Ctx<'_, E> {
-    /// The QP is connected: its requests say from now on that it repeats selectively, if it may.
+    /// The QP is connected: its requests say from now on that it repeats selectively, if it may and there is memory for it.
     pub(crate) fn offer_repeat(&mut self) {
         if self.sh.cfg.repeat && self.qp.qp_type.is_reliable() {
             let (frames, gaps) = (self.sh.cfg.kept, self.sh.cfg.gaps);
-            self.sh.keep.make(frames, gaps);
-            self.sh.repairs.make(gaps);
-            self.qp.flags.says = 1;
+            let made = self.sh.keep.make(frames, gaps) && self.sh.repairs.make(gaps);
+            self.qp.flags.says = u8::from(made);
         }
     }
 

@@ -110,7 +110,13 @@ impl Abroad {
 
     /// SRQs of a domain that ends.
     pub(crate) fn forget(&mut self, domain: PdId) {
-        self.srqs.retain(|far| far.domain != domain);
+        /* where they stand is what QPs of other domains know theirs by: the places stay */
+        for far in self.srqs.iter_mut().filter(|far| far.domain == domain) {
+            far.link = None;
+            far.loans.clear();
+            far.waiting.clear();
+            (far.asked, far.gone) = (false, false);
+        }
     }
 
     /// A number for the next message.
