@@ -420,7 +420,7 @@ mod tests {
             };
             let una = Psn::new(0xff_ff00 + below(512));
             let mut repairs = Repairs::default();
-            repairs.make();
+            repairs.make(64);
             let (sent, behind) = (1 + below(60), below(30));
             let max = una.plus(sent);
             let id = repairs.open(una, una.plus(sent.saturating_sub(behind)), max).expect("a fresh pool");
