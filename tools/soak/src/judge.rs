@@ -244,31 +244,28 @@ impl World {
         let opcode = if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let inv = msg.op == SendOp::SendInv;
         let mut wrong = String::new();
-        let mut hold = |right: bool, what: &str| {
-            if !right {
-                wrong.push_str(what);
-            }
-        };
-        hold(cqe.opcode == opcode, "op-code ");
-        hold(cqe.byte_len == msg.len, "length ");
-        hold(solicited == msg.solicited, "solicited event ");
-        hold(cqe.flags.contains(WcFlags::WITH_IMM) == msg.op.has_imm(), "immediate ");
-        hold(cqe.flags.contains(WcFlags::WITH_INV) == inv, "invalidation ");
-        hold(!(msg.op.has_imm() || inv) || cqe.imm == msg.imm, "immediate's value ");
+        let told = [
+            (cqe.opcode == opcode, "op-code "),
+            (cqe.byte_len == msg.len, "length "),
+            (solicited == msg.solicited, "solicited event "),
+            (cqe.flags.contains(WcFlags::WITH_IMM) == msg.op.has_imm(), "immediate "),
+            (cqe.flags.contains(WcFlags::WITH_INV) == inv, "invalidation "),
+            (!(msg.op.has_imm() || inv) || cqe.imm == msg.imm, "immediate's value "),
+        ];
+        told.iter().filter(|(right, _)| !right).for_each(|(_, what)| wrong.push_str(what));
         if !wrong.is_empty() {
             return wrong;
         }
-        let mut hold = |right: bool, what: &str| {
-            if !right {
-                wrong.push_str(what);
-            }
+        let reliable = self.conns[c].reliable();
+        let right = match write {
+            true => reliable || end.arena.shows(host, msg.off, &msg.data),
+            false => get(host, &wr.pieces, msg.len as usize) == msg.data,
         };
-        if !write {
-            hold(!wr.bad || msg.len == 0, "key ");
-            hold(get(host, &wr.pieces, msg.len as usize) == msg.data, "bytes ");
+        if !write && wr.bad && msg.len > 0 {
+            wrong.push_str("key ");
         }
-        if write && !self.conns[c].reliable() {
-            hold(end.arena.shows(host, msg.off, &msg.data), "bytes ");
+        if !right {
+            wrong.push_str("bytes ");
         }
         wrong
     }
