@@ -89,7 +89,9 @@ impl World {
         let fits = |op: SendOp| match op {
             SendOp::BindMw => me.window.as_ref().is_some_and(|w| w.bound == Bound::No),
             SendOp::LocalInv => {
-                me.window.as_ref().is_some_and(|w| w.bound == Bound::Yes) && !peer.uses_window()
+                /* what a host that is gone asked of the window is still on the wire, perhaps */
+                let unused = !peer.uses_window() && peer.cause != Some(Cause::Gone);
+                me.window.as_ref().is_some_and(|w| w.bound == Bound::Yes) && unused
             }
             SendOp::SendInv => peer.window.as_ref().is_some_and(|w| w.bound == Bound::Yes),
             op => conn.reliable() || !op.is_answered(),
