@@ -4,13 +4,15 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 passed=() failed=() skipped=()
+said=$(mktemp -d)
+trap 'rm -rf "$said"' EXIT
 
 # Runs one part of the suite under its name.
 part() {
     local name=$1
     shift
     printf '\n=== %s\n' "$name"
-    if "$@"; then passed+=("$name"); else failed+=("$name"); fi
+    if "$@" 2>&1 | tee "$said/${name//\//-}"; then passed+=("$name"); else failed+=("$name"); fi
 }
 
 skip() { skipped+=("$1: $2"); }
@@ -61,6 +63,12 @@ if ! cargo +nightly --version >/dev/null 2>&1 || ! command -v cargo-fuzz >/dev/n
 else
     skip "fuzzing" "runs on its own: \`make fuzz\`"
 fi
+
+# A long log is often read from its end only.
+for name in "${failed[@]}"; do
+    printf '\n=== the end of what failed: %s\n' "$name"
+    tail -n 12 "$said/${name//\//-}"
+done
 
 printf '\n=== summary\n'
 ((${#passed[@]})) && printf 'passed   %s\n' "${passed[@]}"

@@ -80,7 +80,11 @@ impl Report {
 
     /// Prints the sums; true if something ran and nothing failed.
     pub(crate) fn conclude(&self) -> bool {
-        self.failed.iter().for_each(|title| println!("FAILED {title}"));
+        for title in &self.failed {
+            println!("FAILED {title}");
+            let reasons = self.programs.iter().filter(|(program, _)| program == title).flat_map(|(_, v)| v);
+            reasons.filter_map(|verdict| verdict.as_ref().err()).for_each(|reason| println!("{reason}"));
+        }
         let seconds = self.started.elapsed().as_secs();
         println!("interop: {} passed, {} failed in {seconds} s", self.passed, self.failed.len());
         self.failed.is_empty() && self.passed > 0
