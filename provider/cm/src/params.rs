@@ -165,6 +165,13 @@ pub struct Answer {
     pub private_data: Vec<u8>,
 }
 
+impl Answer {
+    /// One that gives nothing away but its status.
+    pub fn refusal(status: u8) -> Answer {
+        Answer { status, qpn: 0, qkey: 0, ece: Ece::default(), private_data: Vec::new() }
+    }
+}
+
 /// `RDMA_CM_EVENT_CONNECT_REQUEST` of a connection: what the peer's [`Connect`] says, as seen from here. Numbers are turned round, as
 /// `struct rdma_cm_event` has them: what the peer would initiate is what this side shall answer. The queue pair and the ECE are the
 /// peer's, the retries and the ACK timeout this side's to use, the private data all [`CONNECT_PRIVATE`] bytes of the message.

@@ -4,15 +4,11 @@ mod programs;
 
 use std::collections::BTreeMap;
 
-use starverbs_core::mr::{MrAttr, WindowType};
-use starverbs_core::nic::{TagChange, TagOp};
-use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
-use starverbs_core::tags::{MAX_TAG_SGE, TaggedBuffer};
+use starverbs_core::mr::WindowType;
+use starverbs_core::qp::RecvSource;
 use starverbs_core::wire::Packet;
-use starverbs_core::{
-    Access, AvId, Mtu, NicConfig, PdId, Psn, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, SrqId,
-};
-use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_core::{AvId, Mtu, NicConfig, PdId, Psn, QpType, Qpn, SrqId};
+use starverbs_sim::{Faults, Net, Setup, SimCq, SimRq, SimSq};
 
 use super::Mode;
 use super::forge::{Frame, behind, dest_qpn};

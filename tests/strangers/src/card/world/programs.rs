@@ -1,10 +1,10 @@
 //! What the programs of both hosts do: posting, and changing what the card knows.
 
-use starverbs_core::mr::{MrAttr, WindowType};
+use starverbs_core::mr::MrAttr;
 use starverbs_core::nic::{TagChange, TagOp};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::tags::{MAX_TAG_SGE, TaggedBuffer};
-use starverbs_core::{Access, AvId, QpState, QpType, SendFlags, SendOp, SendWqe, Sge};
+use starverbs_core::{Access, QpState, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_sim::{Recv, Send};
 
 use super::*;
