@@ -142,13 +142,16 @@ impl<E: Env> Nic<E> {
     /// that a program's own answer goes out first.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, acks: bool) -> bool {
         if self.shared.contexts.is_some() {
-            return self.transmit_with_few(env, now) || acks && !self.flush_acks(env, now);
-        }
-        while let Some(qpn) = self.shared.sched.pop_ready().or_else(|| self.wake_waiter()) {
-            let Some(mut cx) = self.context(env, qpn, now) else { continue };
-            let step = cx.transmit();
-            if cx.end_turn(step) {
+            if self.transmit_with_few(env, now) {
                 return true;
+            }
+        } else {
+            while let Some(qpn) = self.shared.sched.pop_ready().or_else(|| self.wake_waiter()) {
+                let Some(mut cx) = self.context(env, qpn, now) else { continue };
+                let step = cx.transmit();
+                if cx.end_turn(step) {
+                    return true;
+                }
             }
         }
         acks && !self.flush_acks(env, now)
