@@ -23,8 +23,8 @@ const LOSSES: [f64; 7] = [0.0, 0.0001, 0.001, 0.005, 0.01, 0.02, 0.05];
 /// The longest that one run may take: the slowest rows lose most of their time.
 const LIMIT: Duration = Duration::from_secs(60);
 const TCP_SECONDS: f64 = 1.0;
-/// No round begins that would end after this.
-const ALL: Duration = Duration::from_secs(5 * 60);
+/// No round begins that would end after this, and no run begins later.
+const ALL: Duration = Duration::from_secs(4 * 60);
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -193,13 +193,17 @@ fn of_guest(text: &str) -> Vec<Row> {
 }
 
 /// Measures each row at each loss once. What fails is left out and told of.
-fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path) {
+fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path, began: Instant) {
     for (at, loss) in LOSSES.into_iter().enumerate() {
         for (row, (what, name, _)) in rows.iter_mut().zip(ROWS) {
             let before = row.gbps[at].last().or_else(|| row.gbps.get(at.max(1) - 1)?.last());
             let iters =
                 before.map_or(2_000, |gbps| Metric::Stream64K.messages_in(1.0, *gbps).clamp(500, 50_000));
             let said = format!("round {} of {rounds}, {name} at {}", round + 1, percent(loss));
+            if began.elapsed() > ALL {
+                eprintln!("{said}: no time");
+                continue;
+            }
             match once(what, loss, dist, iters) {
                 Ok((gbps, lost)) => {
                     eprintln!("{said}: {gbps:.3} GB/s, {:.3}% lost", lost * 100.0);
@@ -222,7 +226,7 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: usize, guest: Option<&Path>) 
     let mut rows: Vec<Row> = ROWS.iter().map(|(_, name, colour)| Row::new(name, colour)).collect();
     let (began, mut done) = (Instant::now(), 0);
     while done < rounds && (done == 0 || began.elapsed() / done as u32 * (done as u32 + 1) < ALL) {
-        round(&mut rows, done, rounds, dist);
+        round(&mut rows, done, rounds, dist, began);
         done += 1;
     }
     if let Some(file) = guest {
