@@ -190,7 +190,8 @@ pub(crate) struct Responder {
     pub(crate) cur: Inbound,
     /// Receive WQE taken from the queue
     pub(crate) recv: HeldRecv,
-    /// READ and atomic answers owed, in PSN order, at most twice `max_dest_rd_atomic`
+    /// READ and atomic answers owed, in the order of their requests, repeated ones among them; at most twice
+    /// `max_dest_rd_atomic`
     pub(crate) out: VecDeque<Answer>,
     /// Results of the last atomics, for their duplicates; where the program allows atomics
     pub(crate) results: Option<Box<Results>>,
