@@ -5,7 +5,8 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-static const int SHORT[2] = { 12, 3 }, LONG[2] = { 16, 7 };
+/* A second, which is more than a busy machine keeps a CPU from a process that is not stopped, and nine. */
+static const int SHORT[2] = { 14, 3 }, LONG[2] = { 16, 7 };
 
 /* What a worker tells, and is told to do. */
 static struct told {
