@@ -307,3 +307,24 @@ fn what_is_kept_for_the_silent_goes_to_others() {
         }
     }
 }
+
+/// A repetition that is lost is overtaken by nothing: it is asked for after half a millisecond of silence, not after the first
+/// timeout's whole one.
+#[test]
+fn a_lost_repetition_is_asked_for_early() {
+    let mut long = Long::new([true; 2], Faults::default(), QpType::Rc);
+    let mut rng = Rng::new(6);
+    long.message(SendOp::Write, &any_bytes(&mut rng, LEN));
+    long.net.faults.loss = 0.1;
+    let (mut spent, messages) = (0, 200);
+    for _ in 0..messages {
+        let began = long.net.now();
+        long.begin(SendOp::Write, &any_bytes(&mut rng, LEN));
+        while long.cq[0].is_empty() && long.net.step() {}
+        spent += long.net.now() - began;
+        assert_eq!(long.cq[0].poll().map(|(c, _)| c.status), Some(WcStatus::Success));
+    }
+    let each = spent / messages;
+    println!("{each} ns each");
+    assert!(each < 1_000_000, "{each} ns each");
+}
