@@ -39,6 +39,14 @@ impl<E: Env> Ctx<'_, E> {
         req.repair.is_some() && req.psn.before(req.max_psn)
     }
 
+    /// Whether the cursor stands at the oldest packet, which was lost, and READs or the like are under way: then it needs no room in
+    /// the window (RFC 6675, section 5, step 4.1), which may be full of answers that the peer owes once it has this one.
+    #[inline]
+    pub(super) fn goes_in_any_case(&self) -> bool {
+        let req = &self.qp.req;
+        req.psn == req.una_psn && req.reads > 0 && self.repeats_packet()
+    }
+
     /// Moves the cursor to the next packet that may go: a lost one, or one never sent. False: it must wait.
     pub(super) fn next_lost(&mut self, id: RepairId) -> bool {
         let (una, max) = (self.qp.req.una_psn, self.qp.req.max_psn);

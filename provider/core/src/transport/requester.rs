@@ -119,7 +119,7 @@ impl<E: Env> Ctx<'_, E> {
         if unreliable && !self.pace_admits(self.qp.path, &av, self.qp.attr.dest_qpn, len) {
             return Step::Idle;
         }
-        if !unreliable && !self.window_admits(self.qp.path, len) {
+        if !unreliable && !self.goes_in_any_case() && !self.window_admits(self.qp.path, len) {
             return Step::Idle;
         }
         let Some(()) = self.gather(wqe, offset, len) else {
@@ -172,7 +172,9 @@ impl<E: Env> Ctx<'_, E> {
             true => self.missing_of(piece),
         };
         let packets = len.div_ceil(self.qp.mtu).max(1);
-        if !self.window_admits(self.qp.path, len + (packets - 1) * PACKET_OVERHEAD) {
+        if !self.goes_in_any_case()
+            && !self.window_admits(self.qp.path, len + (packets - 1) * PACKET_OVERHEAD)
+        {
             return Step::Idle;
         }
         /* Local memory is checked before the peer is asked: a late failure would have moved data for nothing. */
