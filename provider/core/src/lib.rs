@@ -45,5 +45,5 @@ pub use error::NicError;
 pub use limits::Limits;
 pub use nic::mads::{MAD_LEN, QPN_GSI};
 pub use nic::multicast::MAX_GROUP_QPS;
-pub use nic::{Nic, NicConfig};
+pub use nic::{ContextCache, Nic, NicConfig};
 pub use types::*;

@@ -3,6 +3,8 @@
 //! Owns QPs, MRs, PDs, AVs and SRQs. Protocol lives in `transport`; this module finds the QP that a
 //! doorbell, frame or timeout is for, and decides whose turn it is to send.
 
+mod cached;
+pub(crate) mod contexts;
 mod control;
 mod data;
 pub(crate) mod keep;
@@ -33,6 +35,8 @@ use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::transport::away::Abroad;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Seg, SrqId};
+pub use contexts::ContextCache;
+use contexts::Contexts;
 use keep::Keep;
 use lend::{Callable, Lending};
 use mads::Mads;
@@ -67,6 +71,8 @@ pub struct NicConfig {
     pub gaps: u16,
     /// Most multicast groups that QPs may be attached to
     pub max_groups: u32,
+    /// QP contexts are few, as on hardware; none: there is room for all
+    pub contexts: Option<ContextCache>,
     /// Most objects
     pub limits: Limits,
 }
@@ -83,6 +89,7 @@ impl Default for NicConfig {
             kept: 1024,
             gaps: 64,
             max_groups: 16,
+            contexts: None,
             limits,
         }
     }
@@ -110,6 +117,8 @@ pub(crate) struct Shared<E: Env> {
     /// Requests kept behind missing ones, and what requesters know while packets are missing: selective repeat
     pub(crate) keep: Keep,
     pub(crate) repairs: Repairs,
+    /// QP contexts, where they are few; boxed, as it stands beside what the data path uses
+    pub(crate) contexts: Option<Box<Contexts>>,
     /// Scratch of the packet being sent: its gather list.
     pub(crate) segs: Vec<Seg>,
     /// SRQs of other cards in XRC domains of this one
@@ -169,6 +178,7 @@ impl<E: Env> Nic<E> {
                 rng: Rng::new(seed),
                 keep: Keep::default(),
                 repairs: Repairs::default(),
+                contexts: cfg.contexts.and_then(Contexts::new).map(Box::new),
                 segs: Vec::with_capacity(MAX_SGE),
                 abroad: Abroad::default(),
                 lending: Lending::default(),

@@ -371,6 +371,20 @@ impl<E: Env> Ctx<'_, E> {
         Step::TurnOver
     }
 
+    /// The QP's turn ended so. True: the port is full, and the QP is next.
+    #[inline]
+    pub(crate) fn end_turn(&mut self, step: Step) -> bool {
+        match step {
+            Step::Idle | Step::Sent => self.qp.flags.queued = false,
+            Step::TurnOver => {
+                self.sh.paths.end_turn(self.qp.path, self.qp.qpn);
+                self.sh.sched.push_ready(self.qp.qpn);
+            }
+            Step::PortFull => self.sh.sched.push_ready_front(self.qp.qpn),
+        }
+        step == Step::PortFull
+    }
+
     /// A packet for this QP, already matched to its number and checked for form.
     pub(crate) fn receive(&mut self, meta: &FrameMeta, packet: &Packet<'_>) {
         match self.qp.qp_type {
@@ -418,6 +432,9 @@ impl<E: Env> Ctx<'_, E> {
         }
         if core::mem::take(&mut flags.ack_queued) {
             self.sh.sched.forget_ack(qpn);
+        }
+        if let Some(contexts) = &mut self.sh.contexts {
+            contexts.forget(self.qp.timer, qpn);
         }
         self.leave_window();
     }

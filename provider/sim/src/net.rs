@@ -297,6 +297,7 @@ impl Net {
                 continue;
             }
             let now = self.clock(from);
+            self.hosts[from].take_frames(now);
             for acks in [false, true] {
                 loop {
                     let h = &mut self.hosts[from];
@@ -414,7 +415,8 @@ impl Net {
         }
         let now = self.clock(flight.to);
         let h = &mut self.hosts[flight.to];
-        h.nic.handle_frame(&mut h.env, now, &flight.meta, &flight.bytes);
+        h.came.push_back((flight.meta, flight.bytes));
+        h.take_frames(now);
     }
 
     fn say(&self, host: usize, what: &str, bytes: &[u8]) {

@@ -25,6 +25,7 @@ use crate::device::{DeviceInfo, GidEntry, MAX_MSG, MAX_RD_ATOM, PortAttr};
 use crate::env::HostEnv;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue, kind};
+use crate::few::context_cache;
 use crate::links::Links;
 use crate::log::{self, log};
 use crate::moderation::Moderator;
@@ -82,6 +83,8 @@ pub(crate) struct Shard {
     pub(crate) vain_since: Nanos,
     /// A turn ended with more to send.
     pub(crate) unsent: bool,
+    /// Frames were left where they are, as the card waits for QP contexts.
+    pub(crate) held_back: bool,
     /// QPs whose doorbell waits for the program's next call, so that small messages share a flush.
     pub(crate) deferred: Vec<Qpn>,
     /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
@@ -150,6 +153,7 @@ impl Card {
             window: settings.window.unwrap_or(NicConfig::default().window),
             repeat: settings.repeat,
             max_groups: info.attr.max_mcast_grp,
+            contexts: settings.qpc_cache.map(context_cache),
             limits: Limits::default(),
             ..NicConfig::default()
         };
@@ -175,6 +179,7 @@ impl Card {
             turns: 0,
             vain_since: 0,
             unsent: false,
+            held_back: false,
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
             link_room: None,
@@ -371,6 +376,9 @@ impl Card {
     /// The program is about to sleep, or asked to be woken: the thread must serve.
     #[inline]
     pub(crate) fn about_to_sleep(&self) {
+        if self.settings.qpc_cache.is_some() {
+            self.bring_through();
+        }
         self.progress.arm();
     }
 

@@ -20,6 +20,7 @@ mod dm;
 mod env;
 mod error;
 mod events;
+mod few;
 mod links;
 pub mod log;
 mod memory;

@@ -101,6 +101,9 @@ impl Shard {
     /// Handles the frames of the last `recv` until `enough`; says whether all are handled.
     #[inline]
     pub(crate) fn take_frames(&mut self, now: Nanos, mut enough: impl FnMut() -> bool) -> bool {
+        if self.nic.has_few_contexts() {
+            return self.offer_frames(now, &mut enough);
+        }
         while let Some((meta, frame)) = self.rx.next_frame() {
             self.nic.handle_frame(&mut self.env, now, &meta, frame);
             if enough() {
@@ -184,7 +187,7 @@ impl Shard {
     /// When the card has to run again, frames and doorbells aside.
     #[inline]
     pub(crate) fn next_deadline(&mut self, now: Nanos) -> Option<Nanos> {
-        if std::mem::take(&mut self.unsent) {
+        if std::mem::take(&mut self.unsent) || self.held_back {
             return Some(now);
         }
         let sooner = |a: Option<Nanos>, b: Option<Nanos>| match (a, b) {

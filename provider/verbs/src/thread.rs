@@ -174,6 +174,9 @@ impl Worker {
         } else if woken == Woken::Alarm {
             self.turn();
         }
+        if self.card.settings.qpc_cache.is_some() {
+            self.card.bring_through();
+        }
     }
 
     /// Watching: one tick and what follows.
