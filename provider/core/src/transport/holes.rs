@@ -4,7 +4,8 @@
 //! next, and on to what was never sent. Packets that the peer keeps, and answers that came before others, count as held.
 
 use super::Ctx;
-use super::requester::{FEELERS, READ_CHUNK, RTO_FEELERS};
+use super::loss::{FEELERS, RTO_FEELERS};
+use super::requester::READ_CHUNK;
 use crate::env::{Env, SendQueue};
 use crate::nic::repair::{Passed, RepairId};
 use crate::types::{Nanos, Psn, QpState, SendOp};
