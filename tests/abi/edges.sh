@@ -12,8 +12,10 @@ for program in edges memory import xrc old sizes newer kernel errors states queu
 done
 
 if [ -e /usr/include/rdma/rdma_cma.h ]; then
-	cc -Wall -Wextra -O1 -o "$tmp/rdmacm" "$here/rdmacm.c" -lrdmacm -libverbs
-	LD_LIBRARY_PATH=$lib "$tmp/rdmacm"
+	for program in rdmacm_ids rdmacm; do
+		cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -lrdmacm -libverbs
+		LD_LIBRARY_PATH=$lib "$tmp/$program"
+	done
 else
 	echo "rdmacm: skipped: librdmacm-dev is not installed"
 fi

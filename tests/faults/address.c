@@ -82,8 +82,8 @@ static void gives_up(struct side *s, const struct peer *p, int fd, const char *w
 	NEED(hear(fd) == 'c');
 }
 
-/* Retries for a second or so, and for many. */
-static const int SHORT[2] = { 12, 3 }, LONG[2] = { 18, 7 };
+/* Retries for two seconds, which is more than the neighbour takes to be found again, and for half a minute. */
+static const int SHORT[2] = { 14, 7 }, LONG[2] = { 18, 7 };
 
 int main(void)
 {

@@ -199,6 +199,27 @@ __attribute__((unused)) static void say(int fd, char c)
 	NEED(send(fd, &c, 1, MSG_NOSIGNAL) == 1);
 }
 
+/* Two processes that have connected go on. */
+__attribute__((unused)) static void let_go(const int *fds)
+{
+	for (int i = 0; i < 2; i++)
+		NEED(hear(fds[i]) == 'c');
+	for (int i = 0; i < 2; i++)
+		say(fds[i], 'g');
+}
+
+/* Carries what two processes tell each other (`swap`), and lets them go. */
+__attribute__((unused)) static void introduce(const int *fds)
+{
+	struct peer p[2];
+
+	for (int i = 0; i < 2; i++)
+		NEED(recv(fds[i], &p[i], sizeof(p[i]), MSG_WAITALL) == sizeof(p[i]));
+	for (int i = 0; i < 2; i++)
+		NEED(write(fds[i], &p[!i], sizeof(p[i])) == sizeof(p[i]));
+	let_go(fds);
+}
+
 /* Whether a process ended well. */
 __attribute__((unused)) static int ended_well(pid_t pid)
 {

@@ -1,10 +1,10 @@
 /* No descriptors: with none, one, two and more left, each call that needs some fails with EMFILE or succeeds, and leaves none
  * behind; a connection that was there goes on; later all is well again. */
 #include "faults.h"
+#include "kinds.h"
 #include <dirent.h>
 #include <sys/resource.h>
 
-static struct ibv_device *dev;
 static struct side live;
 static struct peer self;
 
@@ -39,30 +39,15 @@ static void leave(int count)
 	NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 
-static void *make_context(void) { return ibv_open_device(dev); }
-static void *make_channel(void) { return ibv_create_comp_channel(live.ctx); }
 static void *make_list(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 
 	return list;
 }
-static void *make_dm(void)
-{
-	struct ibv_alloc_dm_attr i = { .length = 4096 };
-
-	return ibv_alloc_dm(live.ctx, &i);
-}
-static int end_context(void *x) { return ibv_close_device(x); }
-static int end_channel(void *x) { return ibv_destroy_comp_channel(x); }
 static int end_list(void *x) { return ibv_free_device_list(x), 0; }
-static int end_dm(void *x) { return ibv_free_dm(x); }
 
-static const struct kind {
-	const char *name;
-	void *(*make)(void);
-	int (*end)(void *);
-} kinds[] = {
+static const struct kind kinds[] = {
 	{ "device list", make_list, end_list },
 	{ "context", make_context, end_context },
 	{ "channel", make_channel, end_channel },
@@ -72,7 +57,7 @@ static const struct kind {
 /* With so many left and fewer, down to none; `whole` is whether a connection lives meanwhile. */
 static void starve(const struct kind *kind, int most, int whole)
 {
-	int refused = 0;
+	int count = 0;
 
 	for (int left = 0; left <= most; left++) {
 		int before = open_fds(), why;
@@ -85,21 +70,13 @@ static void starve(const struct kind *kind, int most, int whole)
 		if (whole)
 			CHECK(one(&live, &self) == IBV_WC_SUCCESS);
 		leave(-1);
-		if (made) {
-			CHECK(kind->end(made) == 0);
-		} else {
-			refused++;
-			if (why != EMFILE) {
-				failures++;
-				fprintf(stderr, "%s with %d left: errno %d\n", kind->name, left, why);
-			}
-		}
+		count += refused(kind, made, why, EMFILE, left);
 		if (open_fds() != before) {
 			failures++;
 			fprintf(stderr, "%s with %d left: %d descriptors behind\n", kind->name, left, open_fds() - before);
 		}
 	}
-	printf("%-14s refused with %d of %d descriptors\n", kind->name, refused, most);
+	printf("%-14s refused with %d of %d descriptors\n", kind->name, count, most);
 }
 
 int main(void)
@@ -113,6 +90,7 @@ int main(void)
 	NEED((made = make_context()) && end_context(made) == 0);
 	starve(&kinds[1], 24, 0);
 	open_side(&live);
+	ctx = live.ctx;
 	self = describe(&live, live.qp);
 	NEED(connect_to(live.qp, &self, 14, 7) == 0);
 	NEED(one(&live, &self) == IBV_WC_SUCCESS);

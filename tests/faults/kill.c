@@ -331,7 +331,7 @@ static void active(int fd) { what == IMPORTED ? import(fd) : talk(fd, 1); }
 static void passive(int fd) { what == IMPORTED ? export(fd) : talk(fd, 0); }
 
 /* Carries what the two tell each other until both are connected. */
-static void introduce(int *fds)
+static void acquaint(const int *fds)
 {
 	struct more m[2];
 
@@ -346,10 +346,7 @@ static void introduce(int *fds)
 		NEED(recv(fds[1], &m[1], sizeof(m[1]), MSG_WAITALL) == sizeof(m[1]));
 		NEED(write(fds[0], &m[1], sizeof(m[1])) == sizeof(m[1]));
 	}
-	for (int i = 0; i < 2; i++)
-		NEED(hear(fds[i]) == 'c');
-	for (int i = 0; i < 2; i++)
-		say(fds[i], 'g');
+	let_go(fds);
 }
 
 /* Works without an end. */
@@ -372,18 +369,9 @@ static void bystander(int fd)
 /* The others of a pair, held by one socket each. */
 static void bystanders(pid_t *pids, int *fds)
 {
-	struct peer p[2];
-
 	for (int i = 0; i < 2; i++)
 		pids[i] = start(bystander, &fds[i]);
-	for (int i = 0; i < 2; i++)
-		NEED(recv(fds[i], &p[i], sizeof(p[i]), MSG_WAITALL) == sizeof(p[i]));
-	for (int i = 0; i < 2; i++)
-		NEED(write(fds[i], &p[!i], sizeof(p[i])) == sizeof(p[i]));
-	for (int i = 0; i < 2; i++)
-		NEED(hear(fds[i]) == 'c');
-	for (int i = 0; i < 2; i++)
-		say(fds[i], 'g');
+	introduce(fds);
 }
 
 static void kill_one(enum what kind, int victim, long moment)
@@ -396,7 +384,7 @@ static void kill_one(enum what kind, int victim, long moment)
 	memset((void *)shared, 0, offsetof(struct shared, bystander));
 	for (int i = 0; i < 2; i++)
 		pids[i] = start(i ? active : passive, &fds[i]);
-	introduce(fds);
+	acquaint(fds);
 	while (shared->steps[0] == 0 || shared->steps[1] == 0)
 		nap(1);
 	usleep((useconds_t)moment);

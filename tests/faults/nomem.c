@@ -14,6 +14,7 @@
 
 #include "../abi/check.h"
 #include "../abi/connect.h"
+#include "kinds.h"
 
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 extern void *__libc_memalign(size_t, size_t);
@@ -57,8 +58,6 @@ int posix_memalign(void **p, size_t align, size_t size)
 	return *p ? 0 : ENOMEM;
 }
 
-static struct ibv_device *dev;
-static struct ibv_context *ctx;
 static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_srq *srq;
@@ -96,14 +95,12 @@ static struct ibv_qp *make_qp(enum ibv_qp_type type, struct ibv_srq *from, int w
 	return ibv_create_qp(pd, &init);
 }
 
-static void *make_context(void) { return ibv_open_device(dev); }
 static void *make_pd(void) { return ibv_alloc_pd(ctx); }
 static void *make_cq(void) { return ibv_create_cq(ctx, 1000, NULL, channel, 0); }
 static void *make_rc(void) { return make_qp(IBV_QPT_RC, NULL, 500, 8); }
 static void *make_ud(void) { return make_qp(IBV_QPT_UD, NULL, 100, 1); }
 static void *make_shared(void) { return make_qp(IBV_QPT_RC, srq, 100, 2); }
 static void *make_mr(void) { return ibv_reg_mr(pd, buffer, sizeof(buffer), 0xf); }
-static void *make_channel(void) { return ibv_create_comp_channel(ctx); }
 static void *make_td(void) { struct ibv_td_init_attr i = {0}; return ibv_alloc_td(ctx, &i); }
 static void *make_mw(void) { return ibv_alloc_mw(pd, IBV_MW_TYPE_2); }
 
@@ -159,32 +156,18 @@ static void *make_ah(void)
 	return ibv_create_ah(pd, &i);
 }
 
-static void *make_dm(void)
-{
-	struct ibv_alloc_dm_attr i = { .length = 8192 };
-
-	return ibv_alloc_dm(ctx, &i);
-}
-
-static int end_context(void *x) { return ibv_close_device(x); }
 static int end_pd(void *x) { return ibv_dealloc_pd(x); }
 static int end_cq(void *x) { return ibv_destroy_cq(x); }
 static int end_cq_ex(void *x) { return ibv_destroy_cq(ibv_cq_ex_to_cq(x)); }
 static int end_qp(void *x) { return ibv_destroy_qp(x); }
 static int end_mr(void *x) { return ibv_dereg_mr(x); }
-static int end_channel(void *x) { return ibv_destroy_comp_channel(x); }
 static int end_td(void *x) { return ibv_dealloc_td(x); }
 static int end_mw(void *x) { return ibv_dealloc_mw(x); }
 static int end_srq(void *x) { return ibv_destroy_srq(x); }
 static int end_xrcd(void *x) { return ibv_close_xrcd(x); }
 static int end_ah(void *x) { return ibv_destroy_ah(x); }
-static int end_dm(void *x) { return ibv_free_dm(x); }
 
-static const struct kind {
-	const char *name;
-	void *(*make)(void);
-	int (*end)(void *);
-} kinds[] = {
+static const struct kind kinds[] = {
 	{ "context", make_context, end_context }, { "protection domain", make_pd, end_pd },
 	{ "thread domain", make_td, end_td },	  { "completion queue", make_cq, end_cq },
 	{ "extended CQ", make_cq_ex, end_cq_ex }, { "RC queue pair", make_rc, end_qp },
@@ -200,7 +183,7 @@ enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 /* One kind, its n-th allocation failing, for each n, and `length` in a row. Gives how many tries failed. */
 static int starve(const struct kind *kind, long length)
 {
-	int refused = 0;
+	int count = 0;
 
 	for (long n = 0; n < 300; n++) {
 		void *made;
@@ -213,21 +196,13 @@ static int starve(const struct kind *kind, long length)
 		made = kind->make();
 		why = errno;
 		until = -1;
-		if (made) {
-			CHECK(kind->end(made) == 0);
-		} else {
-			refused++;
-			if (why != ENOMEM) {
-				failures++;
-				fprintf(stderr, "%s, allocation %ld: errno %d\n", kind->name, n, why);
-			}
-		}
+		count += refused(kind, made, why, ENOMEM, n);
 		if (!failed)
-			return refused;
+			return count;
 	}
 	failures++;
 	fprintf(stderr, "%s: never succeeds\n", kind->name);
-	return refused;
+	return count;
 }
 
 static void each_allocation(void)
@@ -272,7 +247,7 @@ static void limit(void)
 	static void *made[MANY];
 	static int of[MANY];
 	struct rlimit old, less;
-	int count = 0, refused = 0;
+	int count = 0, no = 0;
 	long pages = 0;
 	FILE *f = fopen("/proc/self/statm", "r");
 
@@ -283,7 +258,7 @@ static void limit(void)
 	less.rlim_cur = (rlim_t)pages * 4096 + (48 << 20);
 	CHECK(setrlimit(RLIMIT_AS, &less) == 0);
 	/* the contexts and channels are bounded by descriptors, not memory: few of those */
-	while (count < MANY && refused < 200) {
+	while (count < MANY && no < 200) {
 		int k = 1 + rand() % (KINDS - 1);
 		void *x;
 
@@ -295,17 +270,13 @@ static void limit(void)
 			of[count] = k;
 			made[count++] = x;
 		} else {
-			refused++;
-			if (errno != ENOMEM) {
-				failures++;
-				fprintf(stderr, "%s: errno %d\n", kinds[k].name, errno);
-			}
+			no += refused(&kinds[k], NULL, errno, ENOMEM, count);
 		}
 		if (count % 1000 == 0)
 			CHECK(lives());
 	}
-	CHECK(refused > 0 && lives());
-	printf("%d objects in 48 MiB, then %d refused\n", count, refused);
+	CHECK(no > 0 && lives());
+	printf("%d objects in 48 MiB, then %d refused\n", count, no);
 	while (count-- > 0)
 		CHECK(kinds[of[count]].end(made[count]) == 0);
 	for (int k = 1; k < KINDS; k++) {

@@ -1,29 +1,17 @@
 /* A kernel that refuses to send, preloaded: while the file that REFUSE names holds an errno, of `share` calls in 256 that send to the
  * network one fails with it. Two numbers: errno, share. */
-#define _GNU_SOURCE
+#include "shim.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 static volatile int32_t *how;
 static uint32_t calls;
 
 static __attribute__((constructor)) void begin(void)
 {
-	const char *path = getenv("REFUSE");
-	int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-	void *at = fd < 0 ? MAP_FAILED : mmap(NULL, 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-
-	if (fd >= 0)
-		close(fd);
-	if (at != MAP_FAILED)
-		how = at;
+	how = numbers("REFUSE", 8);
 }
 
 /* Unix sockets are not the network: they carry no address, or another kind. */

@@ -26,7 +26,7 @@ trap 'rm -rf "$tmp"' EXIT
 soak=("$here"/{soak,ground,traffic,churn}.c)
 growth=("$here"/{growth,ground}.c)
 # What other processes of the machine do on the default port is none of a test's business.
-export STARVERBS_ADDRS=127.0.0.1 STARVERBS_PORT=$((20000 + RANDOM % 20000))
+export STARVERBS_ADDRS=127.0.0.1 STARVERBS_PORT=$((20000 + RANDOM % 10000))
 
 # build NAME SOURCES AND OPTIONS
 build() { cc -Wall -Wextra -g -O1 -o "$tmp/$1" "${@:2}" -libverbs -lpthread; }

@@ -281,7 +281,7 @@ impl State {
 }
 
 /// A random number. Where there is no randomness any will do.
-pub(super) fn random() -> u32 {
+fn random() -> u32 {
     let mut bytes = [0u8; 4];
     // SAFETY: four writable bytes.
     unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };

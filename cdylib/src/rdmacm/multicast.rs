@@ -49,12 +49,10 @@ pub(super) fn joined(id: &IdHandle, joined: &Joined) -> (c_int, abi::rdma_ud_par
     let _held = id.hold_qp();
     let mut state = id.state();
     let gid = address::gid(joined.ip);
-    let mut ah_attr = attr::address_of(&state, gid);
-    ah_attr.grh.traffic_class = attr::traffic_class(&state);
     let ud = abi::rdma_ud_param {
         private_data: joined.context.cast_const(),
         private_data_len: 0,
-        ah_attr,
+        ah_attr: attr::address_of(&state, gid),
         qp_num: MULTICAST_QPN,
         qkey: abi::RDMA_UDP_QKEY,
     };

@@ -87,6 +87,49 @@ unsafe fn create_cq(id: &IdHandle, entries: u32) -> Result<Own, Errno> {
     }
 }
 
+/// The id's own completion queue for sends or for receives, made now if there is none.
+///
+/// # Safety
+/// The id is bound.
+unsafe fn own_cq(
+    id: &IdHandle,
+    (channel, queue): (&mut *mut abi::ibv_comp_channel, &mut *mut abi::ibv_cq),
+    entries: u32,
+) -> Result<*mut abi::ibv_cq, Errno> {
+    if queue.is_null() {
+        // SAFETY: the caller's terms.
+        (*channel, *queue) = unsafe { create_cq(id, entries)? };
+    }
+    Ok(*queue)
+}
+
+/// The protection domain to make something in: the id's own unless the program says another.
+///
+/// # Errors
+/// EINVAL: it is another device's.
+///
+/// # Safety
+/// The id is bound; `pd` is NULL or alive if it `is_said`.
+unsafe fn pd_for(id: &IdHandle, is_said: bool, pd: *mut abi::ibv_pd) -> Result<*mut abi::ibv_pd, Errno> {
+    let public = id.public();
+    // SAFETY: the caller's terms.
+    unsafe {
+        if !is_said || pd.is_null() {
+            return Ok((*public).pd);
+        }
+        if (*pd).context == (*public).verbs { Ok(pd) } else { Err(libc::EINVAL) }
+    }
+}
+
+/// Attributes of a program, whose struct may end at byte `first`, in front of the fields that came later, unless it has those.
+///
+/// # Safety
+/// As said; any bytes are a valid `T`.
+unsafe fn said<T>(init: *const T, has_later: bool, first: usize) -> T {
+    // SAFETY: the caller's terms.
+    unsafe { beginning(init, if has_later { size_of::<T>() } else { first }) }
+}
+
 /// Ends the completion queues that were made for the id's queue pair or shared receive queue.
 ///
 /// # Safety
@@ -121,18 +164,12 @@ unsafe fn add_cqs(id: &IdHandle, init: &mut abi::ibv_qp_init_attr_ex) -> Result<
             return Ok(());
         }
         if init.send_cq.is_null() {
-            if (*public).send_cq.is_null() {
-                let own = create_cq(id, init.cap.max_send_wr)?;
-                ((*public).send_cq_channel, (*public).send_cq) = own;
-            }
-            init.send_cq = (*public).send_cq;
+            let own = (&mut (*public).send_cq_channel, &mut (*public).send_cq);
+            init.send_cq = own_cq(id, own, init.cap.max_send_wr)?;
         }
         if init.recv_cq.is_null() && init.qp_type != abi::IBV_QPT_XRC_SEND {
-            if (*public).recv_cq.is_null() {
-                let own = create_cq(id, init.cap.max_recv_wr)?;
-                ((*public).recv_cq_channel, (*public).recv_cq) = own;
-            }
-            init.recv_cq = (*public).recv_cq;
+            let own = (&mut (*public).recv_cq_channel, &mut (*public).recv_cq);
+            init.recv_cq = own_cq(id, own, init.cap.max_recv_wr)?;
         }
         if init.srq.is_null() && init.qp_type != abi::IBV_QPT_XRC_SEND {
             init.srq = (*public).srq;
@@ -156,12 +193,8 @@ pub(super) unsafe fn create(id: &IdHandle, init: &mut abi::ibv_qp_init_attr_ex) 
     }
     // SAFETY: the caller's terms.
     unsafe {
-        if init.comp_mask & abi::IBV_QP_INIT_ATTR_PD == 0 || init.pd.is_null() {
-            init.comp_mask |= abi::IBV_QP_INIT_ATTR_PD;
-            init.pd = (*public).pd;
-        } else if (*init.pd).context != (*public).verbs {
-            return Err(libc::EINVAL);
-        }
+        init.pd = pd_for(id, init.comp_mask & abi::IBV_QP_INIT_ATTR_PD != 0, init.pd)?;
+        init.comp_mask |= abi::IBV_QP_INIT_ATTR_PD;
         if init.qp_type == abi::IBV_QPT_XRC_RECV && init.comp_mask & abi::IBV_QP_INIT_ATTR_XRCD == 0 {
             init.comp_mask |= abi::IBV_QP_INIT_ATTR_XRCD;
             init.xrcd = device::default_xrcd()?;
@@ -258,9 +291,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         unsafe {
             let (handle, init) = (IdHandle::of(id)?, given(init)?.as_ptr());
             let later = (*init).comp_mask & abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-            let first = offset_of!(abi::ibv_qp_init_attr_ex, max_tso_header);
-            let room = if later { size_of::<abi::ibv_qp_init_attr_ex>() } else { first };
-            let mut asked = beginning(init, room);
+            let mut asked = said(init, later, offset_of!(abi::ibv_qp_init_attr_ex, max_tso_header));
             create(handle, &mut asked)?;
             (*init).cap = asked.cap;
         }
@@ -338,9 +369,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         unsafe {
             let (handle, init) = (IdHandle::of(id)?, given(init)?.as_ptr());
             let later = (*init).comp_mask & abi::IBV_SRQ_INIT_ATTR_TM != 0;
-            let first = offset_of!(abi::ibv_srq_init_attr_ex, tm_cap);
-            let room = if later { size_of::<abi::ibv_srq_init_attr_ex>() } else { first };
-            let mut asked = beginning(init, room);
+            let mut asked = said(init, later, offset_of!(abi::ibv_srq_init_attr_ex, tm_cap));
             add_srq(handle, &mut asked)?;
             (*init).attr = asked.attr;
         }
@@ -358,23 +387,17 @@ unsafe fn add_srq(id: &IdHandle, init: &mut abi::ibv_srq_init_attr_ex) -> Result
         if !(*public).srq.is_null() {
             return Err(libc::EINVAL);
         }
-        if init.comp_mask & abi::IBV_SRQ_INIT_ATTR_PD == 0 || init.pd.is_null() {
-            init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_PD;
-            init.pd = (*public).pd;
-        } else if (*init.pd).context != device.context {
-            return Err(libc::EINVAL);
-        }
+        init.pd = pd_for(id, init.comp_mask & abi::IBV_SRQ_INIT_ATTR_PD != 0, init.pd)?;
+        init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_PD;
         let xrc = init.comp_mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type == abi::IBV_SRQT_XRC;
         if xrc && (init.comp_mask & abi::IBV_SRQ_INIT_ATTR_XRCD == 0 || init.xrcd.is_null()) {
             init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_XRCD;
             init.xrcd = device::default_xrcd()?;
         }
         if xrc && (init.comp_mask & abi::IBV_SRQ_INIT_ATTR_CQ == 0 || init.cq.is_null()) {
-            if (*public).recv_cq.is_null() {
-                ((*public).recv_cq_channel, (*public).recv_cq) = create_cq(id, init.attr.max_wr)?;
-            }
+            let own = (&mut (*public).recv_cq_channel, &mut (*public).recv_cq);
             init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_CQ;
-            init.cq = (*public).recv_cq;
+            init.cq = own_cq(id, own, init.attr.max_wr)?;
         }
         let srq = srq::create_srq_ex(device.context, init);
         if srq.is_null() {

@@ -8,14 +8,14 @@ use super::address;
 use super::attr::PACKET_LIFE_TIME;
 use super::device::{self, Device};
 use super::event;
-use super::id::{IdHandle, Stage, State, Way, random};
+use super::id::{IdHandle, Stage, State, Way};
 use super::sink::What;
 use crate::edge::{self, Errno};
 use crate::handle::errno;
 use crate::{query, rates};
 use core::ffi::c_int;
 use starverbs_abi as abi;
-use starverbs_verbs::cm::Bind;
+use starverbs_verbs::cm::{Bind, any_port};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 /// IBTA 15.2.5.16: "exactly", of what a path record says.
@@ -81,13 +81,6 @@ fn source_towards(device: &Device, to: SocketAddr) -> Result<IpAddr, Errno> {
     Ok(socket.local_addr().map_err(system)?.ip())
 }
 
-/// A port as the kernel would pick one.
-fn ephemeral_port() -> u16 {
-    const FIRST: u16 = 32_768;
-    const LAST: u16 = 60_999;
-    FIRST + (random() % u32::from(LAST - FIRST + 1)) as u16
-}
-
 /// Begins rdma_resolve_addr: what the event will say, or the errno value of what cannot begin.
 fn resolve(
     id: &IdHandle,
@@ -116,7 +109,7 @@ fn resolve(
     match &mut state.local {
         Some(local) => local.set_ip(source),
         // Nobody asks for it there: the port need not be held, it is a number that the peer is shown.
-        None => state.local = Some(SocketAddr::new(source, ephemeral_port())),
+        None => state.local = Some(SocketAddr::new(source, any_port())),
     }
     let mut dst = dst;
     if dst.ip().is_unspecified() {

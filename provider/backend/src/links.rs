@@ -5,19 +5,22 @@
 //! block: the kernel forgets it with the process. The one that has messages for the other's SRQs connects. Both
 //! look whether the other is of the same user (SO_PEERCRED). Owns names, sockets, and what waits for room; it must not look into messages.
 
+mod domain;
+mod seqpacket;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
-use std::time::Duration;
 
 use starverbs_core::relay::{LinkError, LinkId};
 
 use crate::BackendError;
 use crate::descriptor::Socket;
 use crate::error::os;
-use crate::registry::abstract_address;
 use crate::sockopt::{self, errno};
+pub use domain::{DomainName, FileId, Opening};
+use seqpacket::{Sent, is_of, receive, send, seqpacket};
 
 /// Longest message: its head and a packet's payload.
 pub const MESSAGE: usize = 4096 + 64;
@@ -35,30 +38,6 @@ const IN_VAIN: u32 = 16;
 const IN_A_ROW: u32 = 32;
 /// Messages that wait for room, at most.
 const DUE: usize = 8192;
-/// How long another process may take to open the same domain.
-const OPENING: usize = 2000;
-
-/// A file by which processes know a domain: device and inode.
-pub type FileId = (u64, u64);
-
-/// What a domain is called between processes: by the wire, by who opened it, and by its file. Formed once, when it is opened:
-/// a process that changes its user later stays in the domain.
-#[derive(Clone, Debug)]
-pub struct DomainName {
-    prefix: String,
-    /// Effective user at that time
-    user: libc::uid_t,
-}
-
-impl DomainName {
-    /// The name that the calling process has for the domain of `file`, on the wire of UDP `port`.
-    pub fn new(port: u16, (device, inode): FileId) -> DomainName {
-        // SAFETY: no memory is involved.
-        let user = unsafe { libc::geteuid() };
-        DomainName { prefix: format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/"), user }
-    }
-}
-
 /// The connections of a card.
 pub struct Links {
     epoll: Socket,
@@ -140,7 +119,7 @@ impl Links {
                 source: io::Error::from_raw_os_error(libc::ENOMEM),
             });
         }
-        let (address, len) = abstract_address(&format!("{}{block}", name.prefix));
+        let (address, len) = name.address(block);
         // SAFETY: the pointer and length describe `address`, alive across the call.
         let bound = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
         // SAFETY: no memory is involved.
@@ -183,7 +162,7 @@ impl Links {
         let listener = self.listeners.iter().find(|listener| listener.domain == domain);
         let listener = listener.filter(|listener| listener.block != block).ok_or(LinkError::Gone)?;
         let socket = seqpacket().ok_or(LinkError::Busy)?;
-        let (address, len) = abstract_address(&format!("{}{block}", listener.name.prefix));
+        let (address, len) = listener.name.address(block);
         // SAFETY: the pointer and length describe `address`, alive across the call.
         let rc = unsafe { libc::connect(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
         if rc < 0 {
@@ -372,49 +351,6 @@ impl Links {
     }
 }
 
-/// Keeps other processes from opening the domain of a file meanwhile.
-#[derive(Debug)]
-pub struct Opening {
-    _socket: Socket,
-    name: DomainName,
-}
-
-impl Opening {
-    /// Waits for others that open it.
-    ///
-    /// # Errors
-    /// `EAGAIN`: one takes too long.
-    pub fn begin(name: DomainName) -> io::Result<Opening> {
-        let socket =
-            sockopt::datagram(libc::AF_UNIX, "a unix socket").map_err(|_| io::Error::last_os_error())?;
-        let (address, len) = abstract_address(&format!("{}opening", name.prefix));
-        for _ in 0..OPENING {
-            // SAFETY: the pointer and length describe `address`, alive across the call.
-            let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
-            if rc == 0 {
-                return Ok(Opening { _socket: socket, name });
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Err(io::Error::from_raw_os_error(libc::EAGAIN))
-    }
-
-    /// The domain.
-    pub fn name(&self) -> &DomainName {
-        &self.name
-    }
-
-    /// Whether any process is in the domain.
-    pub fn is_open(&self) -> bool {
-        let text = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-        let name = |line: &'_ str| -> Option<u32> {
-            let block = line.rsplit(' ').next()?.strip_prefix('@')?.strip_prefix(&*self.name.prefix)?;
-            block.parse().ok()
-        };
-        text.lines().any(|line| name(line).is_some())
-    }
-}
-
 /// Keeps a message; `None`: no memory.
 fn keep(due: &mut VecDeque<Vec<u8>>, head: &[u8], data: &[u8]) -> Option<()> {
     let mut message = Vec::new();
@@ -424,60 +360,6 @@ fn keep(due: &mut VecDeque<Vec<u8>>, head: &[u8], data: &[u8]) -> Option<()> {
     message.extend_from_slice(data);
     due.push_back(message);
     Some(())
-}
-
-fn seqpacket() -> Option<Socket> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no memory is involved.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-    // SAFETY: just opened, known to nobody else.
-    (fd >= 0).then(|| Socket::new(unsafe { OwnedFd::from_raw_fd(fd) }))
-}
-
-/// Whether the other end was of `user` when it connected, or listened.
-fn is_of(socket: &Socket, user: libc::uid_t) -> bool {
-    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let (fd, to) = (socket.as_raw_fd(), (&raw mut cred).cast());
-    // SAFETY: room for a ucred, as the length says.
-    let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len) };
-    rc == 0 && cred.uid == user
-}
-
-/// What became of a message.
-enum Sent {
-    Yes,
-    NoRoom,
-    Nobody,
-}
-
-fn send(socket: &Socket, head: &[u8], data: &[u8]) -> Sent {
-    let part = |s: &[u8]| libc::iovec { iov_base: s.as_ptr().cast_mut().cast(), iov_len: s.len() };
-    let mut parts = [part(head), part(data)];
-    // SAFETY: a msghdr of zeroes is valid: null pointers with zero lengths.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), parts.len() as _);
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `message` points to `parts`, and those to what the kernel only reads; all live on.
-    if unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) } >= 0 {
-        return Sent::Yes;
-    }
-    match errno() {
-        libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM => Sent::NoRoom,
-        _ => Sent::Nobody,
-    }
-}
-
-/// Length of the next message, 0: the other end is gone. `None`: nothing yet. One that is too long is cut.
-fn receive(socket: &Socket, room: &mut [u8; MESSAGE]) -> Option<usize> {
-    // SAFETY: the pointer and length describe `room`.
-    let got =
-        unsafe { libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), MESSAGE, libc::MSG_DONTWAIT) };
-    match usize::try_from(got) {
-        Ok(len) => Some(len.min(MESSAGE)),
-        Err(_) if matches!(errno(), libc::EAGAIN | libc::EINTR) => None,
-        Err(_) => Some(0),
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Owns the socket on the wire's UDP port, this process's QPN blocks, and the handing on of frames that are for another
 //! process. It must not know what a frame means beyond its destination QPN.
 
+mod frames;
 mod mads;
 mod multicast;
 
@@ -11,29 +12,24 @@ use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-use starverbs_core::wire::icrc::{Icrc, IcrcHeader, bytes_after_ip_id, ip_id_difference};
-use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, QPN_GSI, QPN_MULTICAST, Qpn};
+use starverbs_core::{Counters, FrameMeta, Nanos, QPN_BLOCK_SHIFT, QPN_MULTICAST};
 use starverbs_settings::Settings;
 
-use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
+use crate::control::Request;
 use crate::descriptor::Socket;
 use crate::doors::Doors;
 use crate::guest::{Guests, Patron};
-use crate::handover::{Handover, Passed};
+use crate::handover::Handover;
 use crate::inbox::Inbox;
 use crate::membership::Membership;
 use crate::pcap::Capture;
-use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
+use crate::probe::Asked;
 use crate::registry::QpnBlock;
 use crate::socket::open_wire;
 use crate::sockopt;
 use crate::steer::Steering;
-use crate::{BackendError, HostAddr, registry};
-use mads::SPECIAL_BLOCK;
+use crate::{BackendError, HostAddr};
 
-/// BTH and ICRC: no frame is shorter.
-const SHORTEST: usize = 16;
-const ICRC: usize = 4;
 /// Datagrams taken at once from the wire, and from a block's socket.
 const WIRE_SLOTS: usize = 16;
 const BLOCK_SLOTS: usize = 4;
@@ -71,15 +67,6 @@ struct Cursor {
     meta: FrameMeta,
     /// Of the frame that is next: a management datagram for nobody else
     nobodys: bool,
-}
-
-/// Where the next frame lies.
-struct Found {
-    meta: FrameMeta,
-    origin: Origin,
-    slot: usize,
-    from: usize,
-    to: usize,
 }
 
 /// The receiving half of a port. Dropping it hands on what others' frames it still holds.
@@ -268,231 +255,6 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         0
     }
 
-    /// The next frame received for this process, from its BTH to before its ICRC, which was right. What is not for this
-    /// process, or not right, is handed on or dropped, and counted.
-    #[inline]
-    pub fn next_frame(&mut self) -> Option<(FrameMeta, &[u8])> {
-        let found = self.find()?;
-        let inbox = match found.origin {
-            Origin::Wire => &self.wire_inbox,
-            Origin::Block => &self.block_inbox,
-        };
-        Some((found.meta, &inbox.bytes(found.slot)[found.from..found.to]))
-    }
-
-    fn find(&mut self) -> Option<Found> {
-        loop {
-            let Some(mut cursor) = self.cursor.take().or_else(|| self.next_datagram()) else {
-                if self.wire_left.is_empty() && self.block_left.is_empty() {
-                    if let Some(asked) = self.asked.take() {
-                        self.answer_probes(asked);
-                    }
-                    return None;
-                }
-                continue;
-            };
-            let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
-            let bytes = inbox.bytes(cursor.slot);
-            let (from, to) = (cursor.at, (cursor.at + cursor.segment).min(bytes.len()));
-            if from >= to {
-                continue;
-            }
-            let frame = &bytes[from..to];
-            if frame.len() < SHORTEST {
-                self.counters.drop_malformed.inc();
-                continue;
-            }
-            let block = qpn(frame) >> QPN_BLOCK_SHIFT;
-            let ours = self.is_local(block) || self.takes_special(&cursor, block);
-            if !ours {
-                self.foreign(&mut cursor, block);
-                self.cursor = Some(cursor);
-                continue;
-            }
-            let good = self.check(&cursor, frame);
-            let found =
-                Found { meta: cursor.meta, origin: cursor.origin, slot: cursor.slot, from, to: to - ICRC };
-            cursor.at = to;
-            cursor.index = cursor.index.wrapping_add(1);
-            cursor.nobodys = false;
-            self.cursor = Some(cursor);
-            if good {
-                return Some(found);
-            }
-            self.bad(&cursor, from);
-        }
-    }
-
-    /// Whether the frame at the cursor, for a block that this process does not own, is for it all the same.
-    #[cold]
-    fn takes_special(&self, cursor: &Cursor, block: u32) -> bool {
-        match block {
-            MULTICAST_BLOCK => self.takes_multicast(cursor),
-            SPECIAL_BLOCK => self.takes_mad(cursor),
-            _ => false,
-        }
-    }
-
-    /// Deals with what lies at `from` of the cursor's datagram, for this process and without a good ICRC.
-    #[cold]
-    fn bad(&mut self, cursor: &Cursor, from: usize) {
-        let by_wire = cursor.origin == Origin::Wire;
-        let inbox = if by_wire { &self.wire_inbox } else { &self.block_inbox };
-        let bytes = &inbox.bytes(cursor.slot)[from..cursor.at];
-        match decode_check(bytes).filter(|_| is_own_host(&cursor.meta)) {
-            Some(nonce) => self.steering.checked(nonce, by_wire),
-            None => self.counters.drop_icrc.inc(),
-        }
-    }
-
-    /// Whether the frame's ICRC is right, for the identification that segmented sends give or, IPv4, for any.
-    #[inline]
-    fn check(&self, cursor: &Cursor, frame: &[u8]) -> bool {
-        let Some((body, icrc)) = frame.split_last_chunk::<ICRC>() else { return false };
-        let mut outer = IcrcHeader {
-            src: cursor.meta.src,
-            dst: cursor.meta.dst,
-            sport: cursor.sport,
-            dport: self.settings.port,
-            ip_id: cursor.index,
-        };
-        let Some(computed) = Icrc::of_frame(&outer, body) else { return false };
-        let error = u32::from_le_bytes(computed) ^ u32::from_le_bytes(*icrc);
-        if error != 0 {
-            let v4 = cursor.meta.dst.ipv4().is_some();
-            match ip_id_difference(error, bytes_after_ip_id(body.len())).filter(|_| v4) {
-                Some(difference) => outer.ip_id ^= difference,
-                None => return false,
-            }
-        }
-        if let Some(capture) = &self.capture {
-            capture.frame(&outer, &cursor.meta, &[frame]);
-        }
-        true
-    }
-
-    /// Begins the next datagram. `None`: it held no frames, or there is none.
-    fn next_datagram(&mut self) -> Option<Cursor> {
-        if let Some(slot) = self.wire_left.next() {
-            let outer = self.wire_inbox.outer(slot);
-            if self.guests.any() && outer.meta.dst.is_multicast() {
-                self.serve_guests(slot, &outer);
-            }
-            let segment = if outer.segment == 0 { usize::MAX >> 1 } else { outer.segment as usize };
-            let origin = Origin::Wire;
-            return Some(Cursor {
-                origin,
-                slot,
-                at: 0,
-                segment,
-                index: 0,
-                sport: outer.sport,
-                meta: outer.meta,
-                nobodys: false,
-            });
-        }
-        let slot = self.block_left.next()?;
-        match control::decode(self.block_inbox.bytes(slot))? {
-            Message::Frames(run) if run.meta.dst.is_multicast() && !self.is_patrons(&run) => {
-                self.counters.drop_multicast.inc();
-                None
-            }
-            Message::Frames(run) => {
-                let frames = self.block_inbox.bytes(slot).len() - RUN_HEADER;
-                self.counters.handed_in.add(frames.div_ceil(run.segment as usize) as u64);
-                Some(Cursor {
-                    origin: Origin::Block,
-                    slot,
-                    at: RUN_HEADER,
-                    segment: run.segment as usize,
-                    index: run.first,
-                    sport: run.sport,
-                    meta: run.meta,
-                    nobodys: false,
-                })
-            }
-            Message::Answer(answer) => {
-                self.steering.answer(answer);
-                None
-            }
-            Message::Wish(wish) => {
-                let (from, from_len) = self.block_inbox.unix_sender(slot);
-                self.grant(wish, &from, from_len);
-                None
-            }
-            Message::Request(text) => {
-                if self.requests.len() < REQUESTS {
-                    let (from, from_len) = self.block_inbox.unix_sender(slot);
-                    self.requests.push_back(Request { from, from_len, text: text.to_vec() });
-                }
-                None
-            }
-        }
-    }
-
-    /// Deals with the frames at the cursor that are for `block`, not of this process, and moves the cursor behind them.
-    #[cold]
-    fn foreign(&mut self, cursor: &mut Cursor, block: u32) {
-        let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
-        let bytes = inbox.bytes(cursor.slot);
-        let (from, first) = (cursor.at, cursor.index);
-        if bytes.get(from..).is_some_and(|rest| rest.len() >= SHORTEST && qpn(rest) == QPN_GSI) {
-            return self.pass_mad(cursor);
-        }
-        let mut frames = 0;
-        while let Some(rest) = bytes.get(cursor.at..).filter(|rest| rest.len() >= SHORTEST)
-            && qpn(rest) >> QPN_BLOCK_SHIFT == block
-        {
-            cursor.at += cursor.segment.min(rest.len());
-            cursor.index = cursor.index.wrapping_add(1);
-            frames += 1;
-        }
-        if cursor.meta.dst.is_multicast() {
-            // Every member of the group got it: a frame handed on would reach its QP once for each.
-            return self.counters.drop_multicast.add(frames);
-        }
-        let run = &bytes[from..cursor.at];
-        if run.first() == Some(&PROBE_OPCODE)
-            && let Some(probe) = Probe::decode(run)
-        {
-            let valid = is_own_host(&cursor.meta) && probe.reply_block <= registry::LAST_BLOCK;
-            if valid && let Some(before) = Asked::add(&mut self.asked, probe) {
-                self.answer_probes(before);
-            }
-            return;
-        }
-        if cursor.origin == Origin::Block {
-            // Handed to the wrong one; it must not go round.
-            return self.counters.drop_no_owner.add(frames);
-        }
-        let segment = cursor.segment.min(run.len()) as u16;
-        let head =
-            control::encode_run(&Run { meta: cursor.meta, sport: cursor.sport, segment, first, tag: 0 });
-        match self.handover.pass(block, &head, run) {
-            Passed::Yes => {
-                self.counters.handed_on.add(frames);
-                // Steering looks at a datagram's first frame; the others' place says nothing about it.
-                if from == 0 {
-                    self.steering.saw_wrong();
-                }
-            }
-            Passed::NoOwner => self.counters.drop_no_owner.add(frames),
-            Passed::Full => self.counters.drop_handover.add(frames),
-        }
-    }
-
-    fn answer_probes(&mut self, asked: Asked) {
-        let Probe { nonce, index, reply_block } = asked.probe;
-        let blocks = self.blocks().map(|b| b as u16).collect();
-        let answer = Answer { nonce, index, count: asked.count, token: self.token, blocks };
-        if self.is_local(reply_block) {
-            self.steering.answer(answer);
-        } else {
-            self.steering.was_asked();
-            self.handover.pass(reply_block, &control::encode_answer(&answer), &[]);
-        }
-    }
-
     /// Work that is due at `now`: steering, and a guest's trying to be a member. Gives when to call again at the latest
     /// (`None`: when something was received). Cheap when there is nothing to do; call it before sleeping, and now and then
     /// while polling.
@@ -581,10 +343,4 @@ impl<C: Deref<Target = Counters>> std::fmt::Debug for Rx<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rx").field("fds", &self.fds).field("blocks", &self.blocks).finish_non_exhaustive()
     }
-}
-
-/// Destination QPN of a frame (IBTA 9.2: BTH bytes 5 to 7).
-#[inline]
-fn qpn(frame: &[u8]) -> Qpn {
-    u32::from_be_bytes([0, frame[5], frame[6], frame[7]])
 }

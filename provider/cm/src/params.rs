@@ -165,43 +165,17 @@ pub struct Answer {
     pub private_data: Vec<u8>,
 }
 
-/// `RDMA_CM_EVENT_CONNECT_REQUEST` of a connection. Numbers are turned round, as `struct rdma_cm_event` has them: what the
-/// peer would initiate is what this side shall answer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Request {
-    /// Address and port that the peer asked for
-    pub local: SocketAddr,
-    /// The peer's
-    pub remote: SocketAddr,
-    /// Port space
-    pub space: PortSpace,
-    /// Transport
-    pub service: Service,
-    /// The peer's queue pair
-    pub qp: QpSide,
-    /// READs and atomics that this side is asked to answer at a time
-    pub responder_resources: u8,
-    /// READs and atomics that this side may have under way
-    pub initiator_depth: u8,
-    /// End-to-end flow control
-    pub flow_control: bool,
-    /// Transport retries to do
-    pub retry_count: u8,
-    /// RNR retries to do
-    pub rnr_retry_count: u8,
-    /// Path MTU that the peer proposes
-    pub path_mtu: Mtu,
-    /// Local ACK timeout to use, an exponent
-    pub ack_timeout: u8,
-    /// IP type of service to use
-    pub traffic_class: u8,
-    /// IP time to live to use
-    pub hop_limit: u8,
-    /// The peer's ECE
-    pub ece: Ece,
-    /// All [`CONNECT_PRIVATE`] bytes of the message
-    pub private_data: Vec<u8>,
+impl Answer {
+    /// One that gives nothing away but its status.
+    pub fn refusal(status: u8) -> Answer {
+        Answer { status, qpn: 0, qkey: 0, ece: Ece::default(), private_data: Vec::new() }
+    }
 }
+
+/// `RDMA_CM_EVENT_CONNECT_REQUEST` of a connection: what the peer's [`Connect`] says, as seen from here. Numbers are turned round, as
+/// `struct rdma_cm_event` has them: what the peer would initiate is what this side shall answer. The queue pair and the ECE are the
+/// peer's, the retries and the ACK timeout this side's to use, the private data all [`CONNECT_PRIVATE`] bytes of the message.
+pub type Request = Connect;
 
 /// `RDMA_CM_EVENT_CONNECT_RESPONSE`: the peer accepted, and waits for [`Cm::establish`](crate::Cm::establish). Numbers are turned round, as in
 /// [`Request`].

@@ -8,7 +8,7 @@ use starverbs_core::qp::{QpAttr, QpAttrMask as M, QpInit, RecvSource};
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::{
     Access, AsyncEvent, Av, Counters, Env, Gid, Mtu, Nanos, Nic, NicConfig, NicError, PdId, Psn, QpState,
-    QpType, Qpn, Seg,
+    QpType, Qpn, Seg, Sge, SrqId,
 };
 
 use crate::memory::{Memory, READ, WRITE};
@@ -234,9 +234,33 @@ impl Host {
 
     /// Allocates `len` bytes and registers them; gives address and key.
     pub fn region(&mut self, len: u64, access: Access) -> (u64, u32) {
-        let addr = self.env.memory.alloc(len);
-        let attr = MrAttr { pd: self.pd, addr, length: len, iova: addr, access };
+        self.region_of(self.pd, len, access)
+    }
+
+    fn region_of(&mut self, pd: PdId, length: u64, access: Access) -> (u64, u32) {
+        let addr = self.env.memory.alloc(length);
+        let attr = MrAttr { pd, addr, length, iova: addr, access };
         (addr, self.nic.reg_mr(attr).expect("a good registration"))
+    }
+
+    /// As [`region`](Self::region), in another protection domain: `len` bytes of at least one that are registered.
+    pub fn region_in(&mut self, pd: PdId, len: u32, access: Access) -> Sge {
+        let (addr, lkey) = self.region_of(pd, u64::from(len.max(1)), access);
+        Sge { addr, len, lkey }
+    }
+
+    /// An XRC target QP of `domain` in RESET. It gives no completions of its own: those are the named SRQ's.
+    pub fn xrc_target(&mut self, domain: PdId) -> Qpn {
+        let (usual, nobody) = (std::mem::replace(&mut self.pd, domain), SimCq::new(1));
+        let named = RecvSource::Xrc(SrqId(u32::MAX));
+        let qpn = self.qp(QpType::XrcRecv, &SimSq::new(1), named, [&nobody, &nobody], false);
+        self.pd = usual;
+        qpn
+    }
+
+    /// An XRC initiator QP in RESET, all of whose requests are signaled.
+    pub fn xrc_initiator(&mut self, sq: &SimSq, cq: &SimCq) -> Qpn {
+        self.qp(QpType::XrcSend, sq, RecvSource::Own(SimRq::new(1, 1)), [cq, cq], true)
     }
 
     /// A QP in RESET.

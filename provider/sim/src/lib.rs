@@ -13,9 +13,12 @@ mod net;
 mod queues;
 mod rng;
 pub mod rnic;
+pub mod tmh;
+mod traffic;
 
 pub use host::{Host, Setup, SimEnv};
 pub use memory::{Memory, READ, WRITE};
 pub use net::{Faults, Net, Tally, Tap};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
 pub use rng::Rng;
+pub use traffic::{RC_OPS, any_bytes, any_size, get, put};

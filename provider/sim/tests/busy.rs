@@ -2,13 +2,16 @@
 //! nobody.
 
 mod common;
+#[path = "common/drive.rs"]
+mod drive;
 #[path = "common/rc.rs"]
-mod program;
+mod rc;
 
 use common::for_seeds;
-use program::{Conn, Shape};
+use drive::drive;
+use rc::Shape;
 use starverbs_core::{Mtu, Nanos, NicConfig, SendOp};
-use starverbs_sim::{Faults, Net, Rng, Setup, SimCq};
+use starverbs_sim::{Faults, Net, Rng, Setup};
 
 const MS: Nanos = 1_000_000;
 /// Little patience: 4.2 ms, and 3 retries. The IBTA lets a card take up to four times that.
@@ -30,7 +33,6 @@ struct Naps {
 fn run(seed: u64, naps: &Naps, faults: Faults) {
     let mut rng = Rng::new(seed);
     let mut net = Net::new(2, NicConfig::default(), faults, seed);
-    let cqs = [SimCq::new(4096), SimCq::new(4096)];
     let shape = Shape {
         setup: Setup { mtu: Mtu::M1024, timeout: TIMEOUT, retry_cnt: RETRIES, ..Setup::default() },
         sq_slots: 16,
@@ -38,10 +40,8 @@ fn run(seed: u64, naps: &Naps, faults: Faults) {
         ops: 30,
         kinds: vec![SendOp::Write, SendOp::Send, SendOp::Read, SendOp::CmpSwap, SendOp::FetchAdd],
     };
-    let mut conns: Vec<Conn> =
-        (0..2).map(|_| Conn::new(&mut net, &mut rng, &cqs, [None, None], &shape)).collect();
     let mut wake = [0; 2];
-    for _ in 0..STEPS {
+    drive(&mut net, &mut rng, &shape, STEPS, |net, rng| {
         for host in 0..2 {
             if net.now() < wake[host] {
                 continue;
@@ -53,28 +53,7 @@ fn run(seed: u64, naps: &Naps, faults: Faults) {
                 wake[host] = net.now() + time + until;
             }
         }
-        let mut acted = false;
-        for conn in &mut conns {
-            acted |= conn.act(&mut net, &mut rng, false);
-        }
-        let happened = net.step();
-        let mut polled = false;
-        for (host, cq) in cqs.iter().enumerate() {
-            while let Some((cqe, solicited)) = cq.poll() {
-                polled = true;
-                assert!(conns.iter_mut().any(|c| c.complete(&net, host, &cqe, solicited, &[])));
-            }
-        }
-        if happened || polled || acted {
-            continue;
-        }
-        /* Who sleeps may have something to send yet. */
-        (0..2).for_each(|host| net.sleep(host, 0));
-        if !net.step() && !conns.iter_mut().any(|c| c.act(&mut net, &mut rng, true)) {
-            return conns.iter().for_each(|c| c.finish(&net));
-        }
-    }
-    panic!("no end after {STEPS} steps");
+    });
 }
 
 /// The peer sleeps for longer than all retries take at their shortest, and wakes up before they take their longest.

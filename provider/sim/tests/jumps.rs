@@ -3,15 +3,18 @@
 //! up in time.
 
 mod common;
+#[path = "common/drive.rs"]
+mod drive;
 #[path = "common/pair.rs"]
 mod pair;
 #[path = "common/rc.rs"]
 mod rc;
 
 use common::{any_faults, for_seeds};
-use rc::{Conn, Shape};
+use drive::drive;
+use rc::Shape;
 use starverbs_core::{NicConfig, QpState, QpType, SendOp, WcStatus};
-use starverbs_sim::{Faults, Net, Rng, Setup, SimCq};
+use starverbs_sim::{Faults, Net, Rng, Setup};
 
 const MS: i64 = 1_000_000;
 const HOUR: i64 = 3_600_000 * MS;
@@ -32,7 +35,6 @@ fn any_jump(rng: &mut Rng) -> i64 {
 fn run(seed: u64, faults: Faults) {
     let mut rng = Rng::new(seed);
     let mut net = Net::new(2, NicConfig::default(), faults, seed);
-    let cqs = [(); 2].map(|()| SimCq::new(4096));
     let shape = Shape {
         setup: Setup { timeout: 14, retry_cnt: 1, ..Setup::default() },
         sq_slots: 16,
@@ -40,35 +42,13 @@ fn run(seed: u64, faults: Faults) {
         ops: 60,
         kinds: vec![SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd],
     };
-    let mut conns: Vec<Conn> =
-        (0..2).map(|_| Conn::new(&mut net, &mut rng, &cqs, [None, None], &shape)).collect();
-    for _ in 0..STEPS {
+    drive(&mut net, &mut rng, &shape, STEPS, |net, rng| {
         for host in 0..2 {
             if rng.chance(0.02) {
-                let by = any_jump(&mut rng);
-                net.jump(host, by);
+                net.jump(host, any_jump(rng));
             }
         }
-        let mut acted = false;
-        for conn in &mut conns {
-            acted |= conn.act(&mut net, &mut rng, false);
-        }
-        let happened = net.step();
-        let mut polled = false;
-        for (host, cq) in cqs.iter().enumerate() {
-            while let Some((cqe, solicited)) = cq.poll() {
-                polled = true;
-                assert!(conns.iter_mut().any(|c| c.complete(&net, host, &cqe, solicited, &[])));
-            }
-        }
-        if happened || polled || acted {
-            continue;
-        }
-        if !net.step() && !conns.iter_mut().any(|c| c.act(&mut net, &mut rng, true)) {
-            return conns.iter().for_each(|c| c.finish(&net));
-        }
-    }
-    panic!("no end after {STEPS} steps");
+    });
 }
 
 #[test]

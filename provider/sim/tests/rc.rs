@@ -6,20 +6,8 @@ mod program;
 
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
-use starverbs_core::{Access, Mtu, NicConfig, SendOp, Sge, SrqId};
-use starverbs_sim::{Faults, Host, Net, Recv, Rng, Setup, SimCq, SimRq};
-
-const ALL: [SendOp; 9] = [
-    SendOp::Write,
-    SendOp::WriteImm,
-    SendOp::Send,
-    SendOp::SendImm,
-    SendOp::Read,
-    SendOp::CmpSwap,
-    SendOp::FetchAdd,
-    SendOp::AtomicWrite,
-    SendOp::Flush,
-];
+use starverbs_core::{Access, Mtu, NicConfig, Sge, SrqId};
+use starverbs_sim::{Faults, Host, Net, RC_OPS, Recv, Rng, Setup, SimCq, SimRq};
 
 /// A run takes some thousand steps; one that takes so many turns in a circle.
 const STEPS: usize = 300_000;
@@ -34,7 +22,7 @@ fn any_shape(rng: &mut Rng) -> Shape {
         psn: rng.pick(&[0, 0xff_ffff, 0xff_fff0, rng.clone().bits() as u32 & 0xff_ffff]),
         ..Setup::default()
     };
-    let kinds = if rng.chance(0.6) { ALL.to_vec() } else { vec![rng.pick(&ALL), rng.pick(&ALL)] };
+    let kinds = if rng.chance(0.6) { RC_OPS.to_vec() } else { vec![rng.pick(&RC_OPS), rng.pick(&RC_OPS)] };
     Shape {
         setup,
         sq_slots: 1 << rng.below(7),

@@ -13,15 +13,12 @@ use starverbs_core::{
     Cqe, Mtu, NicConfig, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, SrqId, WcFlags, WcOpcode,
     WcStatus,
 };
+use starverbs_sim::tmh::{self, FIN, NO_TAG, RENDEZVOUS};
 use starverbs_sim::{Faults, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 const STEPS: usize = 200_000;
 /// Longest eager message, and least room of a buffer.
 const EAGER: u64 = 3000;
-const NO_TAG: u8 = 0;
-const RENDEZVOUS: u8 = 1;
-const FIN: u8 = 2;
-const EAGER_OP: u8 = 3;
 
 /// A message that was sent, by its number, which is its `app_ctx`.
 struct Message {
@@ -126,18 +123,11 @@ impl World {
         let (number, qp) = (self.sent.len(), self.rng.below(2) as usize);
         let data = any_bytes(&mut self.rng, len as u32);
         let host = &mut self.net.hosts[0];
-        let mut bytes = vec![op, 0, 0, 0];
-        bytes.extend((number as u32).to_be_bytes());
-        bytes.extend(tag.to_be_bytes());
-        if op == RENDEZVOUS {
-            let (addr, rkey) = host.region(len.max(1), all_rights());
+        let place = (op == RENDEZVOUS).then(|| host.region(len.max(1), all_rights()));
+        if let Some((addr, _)) = place {
             host.env.memory.write(addr, &data);
-            bytes.extend(addr.to_be_bytes());
-            bytes.extend(rkey.to_be_bytes());
-            bytes.extend((len as u32).to_be_bytes());
-        } else {
-            bytes.extend(&data);
         }
+        let bytes = tmh::message(op, number as u32, tag, &data, place);
         let (addr, lkey) = host.region(bytes.len() as u64, all_rights());
         host.env.memory.write(addr, &bytes);
         let wqe = SendWqe { op: SendOp::Send, flags: SendFlags::empty(), ..SendWqe::default() };
@@ -220,7 +210,7 @@ impl World {
         assert_eq!(cqe.status, WcStatus::Success);
         self.fetching.insert(cqe.wr_id, (number, posted.sge));
         if cqe.flags.contains(WcFlags::TM_DATA_VALID) {
-            assert_eq!(message.op, EAGER_OP);
+            assert_eq!(message.op, tmh::EAGER);
             self.on_data(cqe);
         } else if message.op == RENDEZVOUS {
             self.fetched += 1;
@@ -272,7 +262,7 @@ impl World {
         }
         if *left > 0 && self.rng.chance(0.5) {
             *left -= 1;
-            let op = self.rng.pick(&[NO_TAG, RENDEZVOUS, RENDEZVOUS, EAGER_OP, EAGER_OP, EAGER_OP]);
+            let op = self.rng.pick(&[NO_TAG, RENDEZVOUS, RENDEZVOUS, tmh::EAGER, tmh::EAGER, tmh::EAGER]);
             let most = if op == RENDEZVOUS { 2 * EAGER } else { EAGER };
             let len = self.rng.below(most + 1);
             self.send(op, tag, len);

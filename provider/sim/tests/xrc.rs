@@ -3,7 +3,6 @@
 mod common;
 
 use common::{all_rights, any_bytes, any_faults, any_size, for_seeds};
-use starverbs_core::qp::RecvSource;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
     AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, PdId, Placement, QpState, QpType, Qpn, SendOp, SendWqe,
@@ -36,27 +35,19 @@ struct Xrc {
 
 /// A buffer of host `host` in protection domain `pd`.
 fn region(host: &mut Host, pd: PdId, len: u32) -> Sge {
-    let usual = std::mem::replace(&mut host.pd, pd);
-    let (addr, lkey) = host.region(u64::from(len.max(1)), all_rights());
-    host.pd = usual;
-    Sge { addr, len, lkey }
+    host.region_in(pd, len, all_rights())
 }
 
 impl Xrc {
     fn new(faults: Faults, seed: u64, setup: &Setup) -> Self {
         let mut net = Net::new(2, NicConfig::default(), faults, seed);
         let cq = SimCq::new(256);
-        let nobody = SimCq::new(1);
         let domain = net.hosts[1].nic.alloc_pd().expect("a PD");
         let sq = [(); 2].map(|()| SimSq::new(64));
         let (mut sends, mut recvs) = ([0; 2], [0; 2]);
         for i in 0..2 {
-            let none = RecvSource::Own(SimRq::new(1, 1));
-            sends[i] = net.hosts[0].qp(QpType::XrcSend, &sq[i], none, [&cq, &cq], true);
-            let usual = std::mem::replace(&mut net.hosts[1].pd, domain);
-            let named = RecvSource::Xrc(SrqId(u32::MAX));
-            recvs[i] = net.hosts[1].qp(QpType::XrcRecv, &SimSq::new(1), named, [&nobody, &nobody], false);
-            net.hosts[1].pd = usual;
+            sends[i] = net.hosts[0].xrc_initiator(&sq[i], &cq);
+            recvs[i] = net.hosts[1].xrc_target(domain);
             net.connect(QpType::XrcSend, (0, sends[i]), (1, recvs[i]), setup);
         }
         let host = &mut net.hosts[1];

@@ -44,10 +44,7 @@ struct Shared {
 }
 
 fn region(host: &mut Host, pd: PdId, len: u32) -> Sge {
-    let usual = std::mem::replace(&mut host.pd, pd);
-    let (addr, lkey) = host.region(u64::from(len.max(1)), all_rights());
-    host.pd = usual;
-    Sge { addr, len, lkey }
+    host.region_in(pd, len, all_rights())
 }
 
 impl Shared {
@@ -56,16 +53,12 @@ impl Shared {
         let domains: Vec<(usize, PdId)> =
             (QPS..usize::from(HOSTS)).map(|at| (at, net.hosts[at].nic.alloc_pd().expect("a PD"))).collect();
         net.share(&domains);
-        let (cq, nobody) = (SimCq::new(256), SimCq::new(1));
+        let cq = SimCq::new(256);
         let sq = [(); 2].map(|()| SimSq::new(64));
         let (mut sends, mut recvs) = ([0; 2], [0; 2]);
         for i in 0..2 {
-            let none = RecvSource::Own(SimRq::new(1, 1));
-            sends[i] = net.hosts[SENDER].qp(QpType::XrcSend, &sq[i], none, [&cq, &cq], true);
-            let usual = std::mem::replace(&mut net.hosts[QPS].pd, domains[0].1);
-            let named = RecvSource::Xrc(SrqId(u32::MAX));
-            recvs[i] = net.hosts[QPS].qp(QpType::XrcRecv, &SimSq::new(1), named, [&nobody, &nobody], false);
-            net.hosts[QPS].pd = usual;
+            sends[i] = net.hosts[SENDER].xrc_initiator(&sq[i], &cq);
+            recvs[i] = net.hosts[QPS].xrc_target(domains[0].1);
             net.connect(QpType::XrcSend, (SENDER, sends[i]), (QPS, recvs[i]), setup);
         }
         let queue = |(host, domain): &(usize, PdId)| {
@@ -102,14 +95,9 @@ impl Shared {
     /// Sends so many messages to queue 1 through a QP of its own card, and lets them arrive.
     fn send_directly(&mut self, count: usize) {
         let domain = self.net.hosts[2].env.domain.expect("it shares one");
-        let host = &mut self.net.hosts[2];
-        let usual = std::mem::replace(&mut host.pd, domain);
-        let (cq, nobody, sq) = (SimCq::new(64), SimCq::new(1), SimSq::new(64));
-        let named = RecvSource::Xrc(SrqId(u32::MAX));
-        let recv = host.qp(QpType::XrcRecv, &SimSq::new(1), named, [&nobody, &nobody], false);
-        host.pd = usual;
-        let none = RecvSource::Own(SimRq::new(1, 1));
-        let send = self.net.hosts[SENDER].qp(QpType::XrcSend, &sq, none, [&cq, &cq], true);
+        let (cq, sq) = (SimCq::new(64), SimSq::new(64));
+        let recv = self.net.hosts[2].xrc_target(domain);
+        let send = self.net.hosts[SENDER].xrc_initiator(&sq, &cq);
         self.net.connect(QpType::XrcSend, (SENDER, send), (2, recv), &Setup::default());
         for _ in 0..count {
             let wqe = SendWqe { remote_qpn: self.queues[1].number, ..SendWqe::default() };

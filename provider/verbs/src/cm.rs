@@ -187,6 +187,11 @@ impl Drop for Listener {
     }
 }
 
+/// A port as the system picks one, which nobody holds: the number that a peer is shown of an end that nobody asks for.
+pub fn any_port() -> u16 {
+    address::ephemeral_ports().next().unwrap_or(u16::MAX)
+}
+
 /// EIO in a forked child.
 fn ours(card: &Card) -> Result<&Card> {
     if card.is_ours() { Ok(card) } else { Err(VerbsError::Forked) }

@@ -222,7 +222,11 @@ impl Running {
             match status {
                 Some(status) if status.success() => {}
                 Some(status) => wrong.push(format!("{side}: {status}:\n{}", tail(&process.output()))),
-                None => wrong.push(format!("{side}: had to be killed:\n{}", tail(&process.output()))),
+                None => wrong.push(format!(
+                    "{side}: had to be killed: {}\n{}",
+                    process.threads(),
+                    tail(&process.output())
+                )),
             }
             process.kill();
         }

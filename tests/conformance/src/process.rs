@@ -98,6 +98,22 @@ impl Process {
         })
     }
 
+    /// What its threads do: name, state, where in the kernel, CPU time used in ticks. For the report on one that does not end.
+    pub fn threads(&self) -> String {
+        let folder = format!("/proc/{}/task", self.pid());
+        let threads = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|task| {
+            let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let stat = read("stat");
+            // Behind the name, which may hold anything, the state is the first field, both CPU times the 12th and 13th.
+            let fields: Vec<&str> =
+                stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_ascii_whitespace().collect();
+            let field = |at: usize| fields.get(at).copied().unwrap_or("?");
+            let (name, place) = (read("comm"), read("wchan"));
+            format!("{} {} {} {}+{}", name.trim(), field(0), place.trim(), field(11), field(12))
+        });
+        threads.collect::<Vec<_>>().join("; ")
+    }
+
     /// Whether somebody in its network namespace is in an IPv4 multicast group.
     pub fn is_in_group(&self, group: [u8; 4]) -> bool {
         let wanted = format!("{:08X}", u32::from_ne_bytes(group));

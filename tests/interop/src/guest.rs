@@ -60,6 +60,15 @@ impl Guest {
         Ok(())
     }
 
+    /// Frames that came from it and went to it so far.
+    pub(crate) fn frames(&self) -> u64 {
+        let devices = fs::read_to_string(format!("/proc/{}/net/dev", self.qemu.pid())).unwrap_or_default();
+        let counts = devices.lines().find_map(|line| line.trim().strip_prefix(TAP)?.strip_prefix(':'));
+        let count = |place| counts?.split_ascii_whitespace().nth(place)?.parse::<u64>().ok();
+        // The second of the eight figures of each way.
+        count(1).unwrap_or(0) + count(9).unwrap_or(0)
+    }
+
     /// Starts `words` in the guest; the job is told of as listening when it is `found` there.
     pub(crate) fn start(&mut self, words: &[&str], found: Found) -> Result<Job, String> {
         self.jobs += 1;

@@ -56,6 +56,10 @@ pub(crate) enum Found {
 /// IP MTU of the guest's interface: 4096 bytes of payload and all headers.
 const GUEST_MTU: u32 = 4200;
 const TAP_MTU: u32 = 9000;
+/// Two programs that say nothing for so long have stopped: starting one takes the guest seconds on a busy machine.
+const QUIET: Duration = Duration::from_secs(60);
+/// Frames of the hosts' own (neighbours, routers) that say nothing of the programs.
+const STRAY: u64 = 20;
 
 /// The surroundings of all cases. Dropping it stops the guest and removes the namespace.
 pub(crate) struct World {
@@ -92,6 +96,21 @@ impl World {
         let guest = Guest::boot(kernel, &net, &scratch, GUEST_MTU)?;
         let peer = peer.to_string_lossy().into_owned();
         Ok(World { guest, net, lib, scratch, peer, port: 20000, outputs: 0 })
+    }
+
+    /// Waits until `program` ends, `deadline` comes or nothing more comes and goes between the two hosts.
+    pub(crate) fn await_end(&self, program: &mut Program, deadline: Instant) -> Option<bool> {
+        let (mut frames, mut since) = (self.guest.frames(), Instant::now());
+        loop {
+            let ended = program.wait_until(deadline.min(Instant::now() + Duration::from_secs(1)));
+            if ended.is_some() || Instant::now() >= deadline || since.elapsed() > QUIET {
+                return ended;
+            }
+            let now = self.guest.frames();
+            if now > frames + STRAY {
+                (frames, since) = (now, Instant::now());
+            }
+        }
     }
 
     /// A port, of TCP or the connection manager, that no case used before.

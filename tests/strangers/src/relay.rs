@@ -5,11 +5,9 @@
 //! which knows neither loans nor messages but may guess, or, to each other, the two at work. Their memory is watched; what
 //! the liar makes the cards do and keep is counted. After a third process has gone, honest messages arrive.
 
-use starverbs_core::qp::RecvSource;
 use starverbs_core::relay::{HEAD, Relay};
 use starverbs_core::{
-    Access, Mtu, NicConfig, PdId, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendOp, SendWqe, Sge, SrqId,
-    WcStatus,
+    Access, Mtu, NicConfig, PdId, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendOp, SendWqe, Sge, WcStatus,
 };
 use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE};
 
@@ -42,14 +40,6 @@ struct World {
     posted: u64,
 }
 
-fn region(net: &mut Net, host: usize, pd: PdId, len: u32, access: Access) -> Sge {
-    let host = &mut net.hosts[host];
-    let usual = std::mem::replace(&mut host.pd, pd);
-    let (addr, lkey) = host.region(u64::from(len), access);
-    host.pd = usual;
-    Sge { addr, len, lkey }
-}
-
 impl World {
     fn new() -> World {
         let mut net =
@@ -59,14 +49,10 @@ impl World {
         net.share(&domains);
         /* what comes to the liar is lost: only the input speaks for it */
         net.hosts[LIAR].env.peers.clear();
-        let (sent, got, nobody) = (SimCq::new(4096), SimCq::new(4096), SimCq::new(1));
+        let (sent, got) = (SimCq::new(4096), SimCq::new(4096));
         let sq = SimSq::new(64);
-        let none = RecvSource::Own(SimRq::new(1, 1));
-        let send = net.hosts[SENDER].qp(QpType::XrcSend, &sq, none, [&sent, &sent], true);
-        let usual = std::mem::replace(&mut net.hosts[BORROWER].pd, domains[0].1);
-        let named = RecvSource::Xrc(SrqId(u32::MAX));
-        let recv = net.hosts[BORROWER].qp(QpType::XrcRecv, &SimSq::new(1), named, [&nobody, &nobody], false);
-        net.hosts[BORROWER].pd = usual;
+        let send = net.hosts[SENDER].xrc_initiator(&sq, &sent);
+        let recv = net.hosts[BORROWER].xrc_target(domains[0].1);
         let setup = Setup { mtu: Mtu::M256, timeout: 12, retry_cnt: 3, rnr_retry: 3, ..Setup::default() };
         net.connect(QpType::XrcSend, (SENDER, send), (BORROWER, recv), &setup);
         let nic = &mut net.hosts[LENDER].nic;
@@ -76,17 +62,17 @@ impl World {
         for at in [BORROWER, LENDER] {
             net.hosts[at].env.memory.watch();
         }
-        let page = region(&mut net, LENDER, pd, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        let page = net.hosts[LENDER].region_in(pd, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         net.hosts[LENDER].env.memory.allow(page.addr, 4096, WRITE);
         let secret = net.hosts[LENDER].pd;
-        region(&mut net, LENDER, secret, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        net.hosts[LENDER].region_in(secret, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         let mut world = World { net, sq, sent, send, recv, pd, rq, got, number, page, posted: 0 };
         (0..40).for_each(|_| world.post_recv());
         world
     }
 
     fn post_recv(&mut self) {
-        let sge = region(&mut self.net, LENDER, self.pd, ROOM, Access::LOCAL_WRITE);
+        let sge = self.net.hosts[LENDER].region_in(self.pd, ROOM, Access::LOCAL_WRITE);
         let recv = Recv { wr_id: self.posted, sges: vec![sge] };
         if self.rq.post(recv).is_ok() {
             self.net.hosts[LENDER].env.memory.allow(sge.addr, u64::from(ROOM), WRITE);
@@ -102,7 +88,7 @@ impl World {
             return false;
         }
         let pd = self.net.hosts[SENDER].pd;
-        let sge = region(&mut self.net, SENDER, pd, len.max(1), Access::LOCAL_WRITE);
+        let sge = self.net.hosts[SENDER].region_in(pd, len.max(1), Access::LOCAL_WRITE);
         let wqe = SendWqe {
             op,
             remote_qpn: self.number,

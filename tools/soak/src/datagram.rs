@@ -7,11 +7,11 @@ use starverbs_core::{
     Av, AvId, Cqe, Gid, QPN_MULTICAST, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode,
     WcStatus,
 };
-use starverbs_sim::{READ, Recv, Send, Setup, SimRq, SimSq, WRITE};
+use starverbs_sim::{READ, Recv, Send, Setup, SimRq, SimSq, WRITE, any_bytes, get, put};
 
 use crate::conn::{RecvWr, spoil};
-use crate::pool::{Pieces, get, put};
-use crate::post::{RECV, any_bytes};
+use crate::pool::Pieces;
+use crate::post::RECV;
 use crate::world::{Who, World};
 
 /// Room at the front of a receive for the network header.

@@ -1,10 +1,10 @@
 //! What comes back to programs with connected queue pairs, held against the model.
 
 use starverbs_core::{AsyncEvent, Cqe, QpState, SendOp, WcFlags, WcOpcode, WcStatus};
+use starverbs_sim::get;
 
 use crate::conn::{Bad, Bound, Cause, Msg, RecvWr, Source, Wr};
 use crate::plan::Kind;
-use crate::pool::get;
 use crate::world::World;
 
 impl World {

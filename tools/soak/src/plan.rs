@@ -1,7 +1,7 @@
 //! What a run is: drawn from its seed, and printed when the run fails.
 
 use starverbs_core::{Access, Mtu, Nanos, SendOp};
-use starverbs_sim::{Faults, Rng, Setup};
+use starverbs_sim::{Faults, RC_OPS, Rng, Setup};
 
 /// Transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,20 +84,8 @@ pub(crate) struct Plan {
 }
 
 const MS: Nanos = 1_000_000;
-const OPS: [SendOp; 12] = [
-    SendOp::Write,
-    SendOp::WriteImm,
-    SendOp::Send,
-    SendOp::SendImm,
-    SendOp::Read,
-    SendOp::CmpSwap,
-    SendOp::FetchAdd,
-    SendOp::AtomicWrite,
-    SendOp::Flush,
-    SendOp::BindMw,
-    SendOp::LocalInv,
-    SendOp::SendInv,
-];
+/// What a queue pair does to its peer's memory window, and its peer to its own.
+const WINDOW_OPS: [SendOp; 3] = [SendOp::BindMw, SendOp::LocalInv, SendOp::SendInv];
 
 /// A link's faults: one trouble or all of them.
 fn any_link(rng: &mut Rng) -> Faults {
@@ -150,9 +138,10 @@ fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPlan {
     if a == b && (kind == Kind::Xrc || rng.chance(0.8)) {
         b = (a + 1) % hosts;
     }
+    let all = [&RC_OPS[..], &WINDOW_OPS].concat();
     let kinds = match rng.below(3) {
-        0 => vec![rng.pick(&OPS[..9]), rng.pick(&OPS)],
-        _ => OPS.to_vec(),
+        0 => vec![rng.pick(&RC_OPS), rng.pick(&all)],
+        _ => all,
     };
     let mut two = |f: fn(&mut Rng) -> u64| [f(rng), f(rng)];
     let sq = two(|r| 1 << r.below(7)).map(|n| n as u32);

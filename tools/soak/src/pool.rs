@@ -61,27 +61,3 @@ impl Pool {
         }
     }
 }
-
-/// Writes `data` into pieces.
-pub(crate) fn put(host: &mut Host, pieces: &[Sge], data: &[u8]) {
-    let mut rest = data;
-    for s in pieces {
-        let (now, later) = rest.split_at((s.len as usize).min(rest.len()));
-        host.env.memory.write(s.addr, now);
-        rest = later;
-    }
-    assert!(rest.is_empty(), "the soak's own fault: pieces too short");
-}
-
-/// The first `len` bytes of pieces.
-pub(crate) fn get(host: &Host, pieces: &[Sge], len: usize) -> Vec<u8> {
-    let mut out = Vec::with_capacity(len);
-    for s in pieces {
-        let n = (s.len as usize).min(len - out.len());
-        if n > 0 {
-            out.extend_from_slice(host.env.memory.read(s.addr, n));
-        }
-    }
-    assert_eq!(out.len(), len, "more bytes than the buffer has");
-    out
-}

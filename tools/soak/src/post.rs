@@ -2,11 +2,10 @@
 
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{Access, FlushLevel, Placement, Seg, SendFlags, SendOp, SendWqe, Sge};
-use starverbs_sim::{READ, Recv, Rng, Send, WRITE};
+use starverbs_sim::{READ, Recv, Rng, Send, WRITE, any_bytes, any_size, get, put};
 
 use crate::conn::{Bad, Bound, Brings, Cause, Msg, RecvWr, Source, Wr, spoil};
 use crate::plan::Kind;
-use crate::pool::{get, put};
 use crate::world::{MAX_MSG, World};
 
 /// What a request is to be, before it has memory.
@@ -22,28 +21,6 @@ struct Draft {
     room: usize,
     /// XRC: which of the peer's queues
     srq: usize,
-}
-
-/// A message's size: the edges of packets more often than not.
-pub(crate) fn any_size(rng: &mut Rng, mtu: u32) -> u32 {
-    match rng.below(12) {
-        0 => 0,
-        1 => 1,
-        2 => rng.within(2, 64) as u32,
-        3 => mtu - 1,
-        4 => mtu,
-        5 => mtu + 1,
-        6 => mtu * rng.within(2, 5) as u32,
-        7 => mtu * rng.within(2, 5) as u32 + rng.below(u64::from(mtu)) as u32,
-        _ => rng.below(u64::from(mtu) * 3) as u32,
-    }
-}
-
-/// Random bytes.
-pub(crate) fn any_bytes(rng: &mut Rng, len: u32) -> Vec<u8> {
-    let mut data = vec![0; len as usize];
-    rng.fill(&mut data);
-    data
 }
 
 /// Marks the cookies of receives.

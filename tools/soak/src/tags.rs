@@ -9,20 +9,15 @@ use starverbs_core::tags::{MAX_TAG_SGE, TaggedBuffer};
 use starverbs_core::{
     Access, Cqe, Mtu, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
 };
-use starverbs_sim::{READ, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE};
+use starverbs_sim::tmh::{self, FIN, NO_TAG, RENDEZVOUS};
+use starverbs_sim::{READ, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE, any_bytes, get, put};
 
-use crate::pool::{get, put};
-use crate::post::any_bytes;
 use crate::world::{Who, World};
 
 /// Longest eager message, and least room of a buffer.
 const EAGER: u64 = 1500;
 const HEADER: u32 = 16;
 const LIST: usize = 32;
-const NO_TAG: u8 = 0;
-const RENDEZVOUS: u8 = 1;
-const FIN: u8 = 2;
-const EAGER_OP: u8 = 3;
 
 /// A message that was sent, by its number, which is its `app_ctx`.
 struct Message {
@@ -212,27 +207,20 @@ impl Matching {
         if self.sq[qp].is_full() {
             return false;
         }
-        let op = w.rng.pick(&[NO_TAG, RENDEZVOUS, RENDEZVOUS, EAGER_OP, EAGER_OP, EAGER_OP]);
+        let op = w.rng.pick(&[NO_TAG, RENDEZVOUS, RENDEZVOUS, tmh::EAGER, tmh::EAGER, tmh::EAGER]);
         let tag = w.rng.below(4);
         let most = if op == RENDEZVOUS { 2 * EAGER } else { EAGER };
         let len = w.rng.below(most + 1);
         let data = any_bytes(&mut w.rng, len as u32);
-        let mut bytes = vec![op, 0, 0, 0];
-        bytes.extend((number as u32).to_be_bytes());
-        bytes.extend(tag.to_be_bytes());
         let host = &mut w.net.hosts[self.hosts[0]];
         let mut region = None;
         if op == RENDEZVOUS {
             let (addr, rkey) = host.region(len.max(1), Access::REMOTE_READ);
             host.env.memory.write(addr, &data);
             host.env.memory.allow(addr, len, READ);
-            bytes.extend(addr.to_be_bytes());
-            bytes.extend(rkey.to_be_bytes());
-            bytes.extend((len as u32).to_be_bytes());
             region = Some((addr, rkey));
-        } else {
-            bytes.extend(&data);
         }
+        let bytes = tmh::message(op, number as u32, tag, &data, region);
         /* the buffer stays the card's for ever: nobody asks when the message is done */
         let sges = w.sites[self.hosts[0]].pool.scatter(host, &mut w.rng, bytes.len() as u32, 3, READ);
         put(host, &sges, &bytes);

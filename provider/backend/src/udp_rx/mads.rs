@@ -7,7 +7,8 @@ use starverbs_cm::wire::Destination;
 use starverbs_cm::{ListenAt, Scope};
 use starverbs_core::{Counters, MAD_LEN, QPN_GSI};
 
-use super::{Cursor, Origin, Rx, qpn};
+use super::frames::qpn;
+use super::{Cursor, Origin, Rx};
 use crate::control::{self, Run};
 use crate::doors::door_name;
 use crate::handover::{Passed, pass_to};

@@ -4,7 +4,8 @@ use std::ops::Deref;
 
 use starverbs_core::{Counters, Gid, QPN_MULTICAST};
 
-use super::{Cursor, Origin, Rx, SHORTEST, qpn};
+use super::frames::{SHORTEST, qpn};
+use super::{Cursor, Origin, Rx};
 use crate::control::{self, Run, Wish};
 use crate::handover::Passed;
 use crate::inbox::Outer;

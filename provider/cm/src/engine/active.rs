@@ -91,11 +91,7 @@ impl Cm {
     /// `State`: there is none that waits for an answer; `Invalid`: too much private data.
     pub fn reject(&mut self, now: Nanos, id: u32, reason: u16, private_data: &[u8]) -> Result<(), CmError> {
         let conn = self.conns.get(&id).ok_or(CmError::State)?;
-        let answered = match conn.state {
-            State::ReqRcvd => Answered::Req,
-            State::RepRcvd => Answered::Rep,
-            _ => return Err(CmError::State),
-        };
+        let answered = conn.state.asked().ok_or(CmError::State)?;
         if private_data.len() > REJECT_PRIVATE {
             return Err(CmError::Invalid);
         }

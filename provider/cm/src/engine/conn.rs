@@ -50,6 +50,14 @@ impl State {
     pub(super) fn is_sidr(self) -> bool {
         matches!(self, State::SidrReqSent | State::SidrReqRcvd | State::SidrAnswered)
     }
+    /// What of a connection the program has to answer.
+    pub(super) fn asked(self) -> Option<Answered> {
+        match self {
+            State::ReqRcvd => Some(Answered::Req),
+            State::RepRcvd => Some(Answered::Rep),
+            _ => None,
+        }
+    }
     /// The program has to answer, and the listener's backlog counts it.
     fn is_waiting(self) -> bool {
         matches!(self, State::ReqRcvd | State::SidrReqRcvd)
@@ -136,6 +144,19 @@ impl Cm {
         if self.by_qpn.get(&key) == Some(&id) {
             self.by_qpn.remove(&key);
         }
+    }
+
+    /// A request is taken in, and waits for its listener.
+    pub(super) fn take_in(&mut self, id: u32, conn: Conn) {
+        if let Some(listener) = conn.listener
+            && let Some(listener) = self.listeners.values_mut().find(|l| l.id == listener)
+        {
+            listener.waiting += 1;
+        }
+        if let Some(key) = conn.request {
+            self.by_request.insert(key, id);
+        }
+        self.conns.insert(id, conn);
     }
 
     /// A request waits for its listener no more.

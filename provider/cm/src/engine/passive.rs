@@ -41,11 +41,7 @@ impl Cm {
         conn.response_timeout = mad.get8(fields::req::LOCAL_RESPONSE_TIMEOUT);
         conn.max_retries = mad.get8(fields::req::MAX_CM_RETRIES);
         (conn.service, conn.listener, conn.request) = (service, Some(listener), Some(key));
-        self.conns.insert(id, conn);
-        self.by_request.insert(key, id);
-        if let Some(listener) = self.listeners.values_mut().find(|l| l.id == listener) {
-            listener.waiting += 1;
-        }
+        self.take_in(id, conn);
         self.tell(id, Event::Request { listener, request: Box::new(request) });
         Ok(())
     }

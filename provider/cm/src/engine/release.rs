@@ -4,7 +4,7 @@ use starverbs_core::Nanos;
 
 use super::conn::State;
 use super::{Cm, CmError, Event};
-use crate::params::{Answer, Ece, sidr};
+use crate::params::{Answer, sidr};
 use crate::reason;
 use crate::wire::message::{self, Answered, Ids};
 use crate::wire::{Mad, fields};
@@ -80,11 +80,8 @@ impl Cm {
             }
             State::Established => self.part(now, id),
             State::SidrReqRcvd => {
-                let none = Ece::default();
-                let (status, private_data) = (sidr::REJECT, Default::default());
-                let answer = Answer { status, qpn: 0, qkey: 0, ece: none, private_data };
                 /* it waits for an answer, so that it can be given one */
-                let _ = self.answer(now, id, &answer);
+                let _ = self.answer(now, id, &Answer::refusal(sidr::REJECT));
             }
             State::SidrReqSent => self.enter(id, State::Dead),
             State::DreqSent | State::Timewait | State::Answered | State::SidrAnswered | State::Dead => {}

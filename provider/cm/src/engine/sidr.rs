@@ -6,7 +6,7 @@ use starverbs_core::Nanos;
 
 use super::conn::{Conn, State};
 use super::{Cause, Cm, CmError, Event, Path};
-use crate::params::{ANSWER_PRIVATE, Answer, Ece, RESOLVE_PRIVATE, Resolve, sidr};
+use crate::params::{ANSWER_PRIVATE, Answer, RESOLVE_PRIVATE, Resolve, sidr};
 use crate::wire::message::{self, Ids};
 use crate::wire::{Mad, fields, ip};
 
@@ -67,15 +67,7 @@ impl Cm {
         }
         let service = mad.get(fields::sidr_req::SERVICE_ID);
         let listener = self.listener(service, path.local).map(|l| (l.id, l.waiting < l.backlog));
-        let refuse = |status| {
-            let (ece, private_data) = (Ece::default(), Default::default());
-            message::sidr_rep(
-                remote,
-                transaction,
-                service,
-                &Answer { status, qpn: 0, qkey: 0, ece, private_data },
-            )
-        };
+        let refuse = |status| message::sidr_rep(remote, transaction, service, &Answer::refusal(status));
         let Some((listener, room)) = listener else {
             return self.out.push_back((path, refuse(sidr::UNSUPPORTED)));
         };
@@ -87,11 +79,7 @@ impl Cm {
         let ids = Ids { local: id, remote, transaction };
         let mut conn = Conn::new(State::SidrReqRcvd, ids, path);
         (conn.service, conn.listener, conn.request) = (service, Some(listener), Some(key));
-        self.conns.insert(id, conn);
-        self.by_request.insert(key, id);
-        if let Some(listener) = self.listeners.values_mut().find(|l| l.id == listener) {
-            listener.waiting += 1;
-        }
+        self.take_in(id, conn);
         self.tell(id, Event::Resolving { listener, resolving: Box::new(resolving) });
     }
 

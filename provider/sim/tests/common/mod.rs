@@ -1,10 +1,11 @@
 //! What the simulated tests share: seeds, fault mixes, buffers.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use starverbs_core::{Access, Sge};
 use starverbs_sim::{Faults, Host, Rng};
+pub(crate) use starverbs_sim::{any_bytes, get, put};
 
 /// All rights.
 pub(crate) fn all_rights() -> Access {
@@ -55,27 +56,9 @@ pub(crate) fn is_clean(f: &Faults) -> bool {
     f.loss + f.reorder + f.duplicate + f.corrupt == 0.0
 }
 
-/// A message's size: the edges of packets more often than not.
+/// A message's size: now and then one of many packets.
 pub(crate) fn any_size(rng: &mut Rng, mtu: u32) -> u32 {
-    match rng.below(12) {
-        0 => 0,
-        1 => 1,
-        2 => rng.within(2, 64) as u32,
-        3 => mtu - 1,
-        4 => mtu,
-        5 => mtu + 1,
-        6 => mtu * rng.within(2, 5) as u32,
-        7 => mtu * rng.within(2, 5) as u32 + rng.below(u64::from(mtu)) as u32,
-        8 if rng.chance(0.1) => 60_000 + rng.below(90_000) as u32,
-        _ => rng.below(u64::from(mtu) * 3) as u32,
-    }
-}
-
-/// Random bytes.
-pub(crate) fn any_bytes(rng: &mut Rng, len: u32) -> Vec<u8> {
-    let mut data = vec![0; len as usize];
-    rng.fill(&mut data);
-    data
+    if rng.chance(0.01) { 60_000 + rng.below(90_000) as u32 } else { starverbs_sim::any_size(rng, mtu) }
 }
 
 /// `len` bytes of registered memory in up to `pieces` pieces, some of them empty.
@@ -93,26 +76,4 @@ pub(crate) fn scattered(host: &mut Host, rng: &mut Rng, len: u32, pieces: u64, a
         sges.clear();
     }
     sges
-}
-
-/// Writes `data` into pieces.
-pub(crate) fn put(host: &mut Host, sges: &[Sge], data: &[u8]) {
-    let mut rest = data;
-    for s in sges {
-        let (now, later) = rest.split_at((s.len as usize).min(rest.len()));
-        host.env.memory.write(s.addr, now);
-        rest = later;
-    }
-    assert!(rest.is_empty());
-}
-
-/// The first `len` bytes of pieces.
-pub(crate) fn get(host: &Host, sges: &[Sge], len: usize) -> Vec<u8> {
-    let mut out = Vec::with_capacity(len);
-    for s in sges {
-        let n = (s.len as usize).min(len - out.len());
-        out.extend_from_slice(host.env.memory.read(s.addr, n));
-    }
-    assert_eq!(out.len(), len, "the pieces are long enough");
-    out
 }

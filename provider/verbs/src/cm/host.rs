@@ -2,6 +2,7 @@
 //! told when the card's lock is given back.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::HostAddr;
@@ -57,16 +58,12 @@ impl CmHost {
     fn event(&mut self, id: u32, event: Event) -> Option<Delivery> {
         let kind = match event {
             Event::Request { listener, mut request } => {
-                let local = request.local.ip();
-                request.local = with_interface(&self.addrs, local, request.local);
-                request.remote = with_interface(&self.addrs, local, request.remote);
+                self.name_interfaces(&mut request.local, &mut request.remote);
                 let conn = self.new_conn(id, listener)?;
                 return Some(Delivery { conn: conn.weak(), kind: CmEventKind::Request(conn, request) });
             }
             Event::Resolving { listener, mut resolving } => {
-                let local = resolving.local.ip();
-                resolving.local = with_interface(&self.addrs, local, resolving.local);
-                resolving.remote = with_interface(&self.addrs, local, resolving.remote);
+                self.name_interfaces(&mut resolving.local, &mut resolving.remote);
                 let conn = self.new_conn(id, listener)?;
                 return Some(Delivery { conn: conn.weak(), kind: CmEventKind::Resolving(conn, resolving) });
             }
@@ -82,6 +79,14 @@ impl CmHost {
             Event::TimewaitExit => CmEventKind::TimewaitExit,
         };
         Some(Delivery { conn: self.conns.get(&id)?.clone(), kind })
+    }
+
+    /// Gives link-local addresses of both ends the interface on which they are such.
+    fn name_interfaces(&self, local: &mut SocketAddr, remote: &mut SocketAddr) {
+        let here = local.ip();
+        for end in [local, remote] {
+            *end = with_interface(&self.addrs, here, *end);
+        }
     }
 
     /// The handle of a connection that came in, told to its listener's sink.

@@ -1,0 +1,82 @@
+//! What a domain is called between processes, and who may open it now.
+
+use std::fmt::Display;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use crate::descriptor::Socket;
+use crate::registry::abstract_address;
+use crate::sockopt;
+
+/// How long another process may take to open the same domain.
+const OPENING: usize = 2000;
+
+/// A file by which processes know a domain: device and inode.
+pub type FileId = (u64, u64);
+
+/// What a domain is called between processes: by the wire, by who opened it, and by its file. Formed once, when it is opened:
+/// a process that changes its user later stays in the domain.
+#[derive(Clone, Debug)]
+pub struct DomainName {
+    prefix: String,
+    /// Effective user at that time
+    pub(super) user: libc::uid_t,
+}
+
+impl DomainName {
+    /// The name that the calling process has for the domain of `file`, on the wire of UDP `port`.
+    pub fn new(port: u16, (device, inode): FileId) -> DomainName {
+        // SAFETY: no memory is involved.
+        let user = unsafe { libc::geteuid() };
+        DomainName { prefix: format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/"), user }
+    }
+
+    /// The unix address in it of a QPN block's process, or of who opens it.
+    pub(super) fn address(&self, who: impl Display) -> (libc::sockaddr_un, libc::socklen_t) {
+        abstract_address(&format!("{}{who}", self.prefix))
+    }
+}
+
+/// Keeps other processes from opening the domain of a file meanwhile.
+#[derive(Debug)]
+pub struct Opening {
+    _socket: Socket,
+    name: DomainName,
+}
+
+impl Opening {
+    /// Waits for others that open it.
+    ///
+    /// # Errors
+    /// `EAGAIN`: one takes too long.
+    pub fn begin(name: DomainName) -> io::Result<Opening> {
+        let socket =
+            sockopt::datagram(libc::AF_UNIX, "a unix socket").map_err(|_| io::Error::last_os_error())?;
+        let (address, len) = name.address("opening");
+        for _ in 0..OPENING {
+            // SAFETY: the pointer and length describe `address`, alive across the call.
+            let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
+            if rc == 0 {
+                return Ok(Opening { _socket: socket, name });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(io::Error::from_raw_os_error(libc::EAGAIN))
+    }
+
+    /// The domain.
+    pub fn name(&self) -> &DomainName {
+        &self.name
+    }
+
+    /// Whether any process is in the domain.
+    pub fn is_open(&self) -> bool {
+        let text = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+        let name = |line: &'_ str| -> Option<u32> {
+            let block = line.rsplit(' ').next()?.strip_prefix('@')?.strip_prefix(&*self.name.prefix)?;
+            block.parse().ok()
+        };
+        text.lines().any(|line| name(line).is_some())
+    }
+}

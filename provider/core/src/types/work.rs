@@ -1,0 +1,168 @@
+//! Work requests: what a program asks of a send queue, and the memory that it names.
+
+use bitflags::bitflags;
+
+use super::{AvId, WcOpcode};
+
+/// What a send work request asks for. Values as `enum ibv_wr_opcode`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum SendOp {
+    /// RDMA WRITE
+    Write = 0,
+    /// RDMA WRITE with immediate
+    WriteImm = 1,
+    /// SEND
+    #[default]
+    Send = 2,
+    /// SEND with immediate
+    SendImm = 3,
+    /// RDMA READ
+    Read = 4,
+    /// Compare and swap
+    CmpSwap = 5,
+    /// Fetch and add
+    FetchAdd = 6,
+    /// Unbind a memory window of this card
+    LocalInv = 7,
+    /// Bind a memory window
+    BindMw = 8,
+    /// SEND that unbinds a memory window of the peer
+    SendInv = 9,
+    /// Make what was written before visible, or persistent, before the answer
+    Flush = 14,
+    /// Write eight bytes at once
+    AtomicWrite = 15,
+}
+
+impl SendOp {
+    /// From `enum ibv_wr_opcode`; `None` for those this card does not offer.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        Some(match code {
+            0 => SendOp::Write,
+            1 => SendOp::WriteImm,
+            2 => SendOp::Send,
+            3 => SendOp::SendImm,
+            4 => SendOp::Read,
+            5 => SendOp::CmpSwap,
+            6 => SendOp::FetchAdd,
+            7 => SendOp::LocalInv,
+            8 => SendOp::BindMw,
+            9 => SendOp::SendInv,
+            14 => SendOp::Flush,
+            15 => SendOp::AtomicWrite,
+            _ => return None,
+        })
+    }
+    /// Whether only an answer of its own completes it; such are outstanding in limited numbers (IBTA 9.4.4, A19).
+    pub const fn is_answered(self) -> bool {
+        self.brings_data() || matches!(self, SendOp::Flush | SendOp::AtomicWrite)
+    }
+    /// Whether the answer carries data (READ, atomics).
+    pub const fn brings_data(self) -> bool {
+        matches!(self, SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd)
+    }
+    /// Whether it has SGEs or inline bytes.
+    pub const fn has_data(self) -> bool {
+        !self.is_local() && !matches!(self, SendOp::Flush)
+    }
+    /// Whether the card does it by itself, without a packet.
+    pub const fn is_local(self) -> bool {
+        matches!(self, SendOp::LocalInv | SendOp::BindMw)
+    }
+    /// Whether it is an atomic.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, SendOp::CmpSwap | SendOp::FetchAdd)
+    }
+    /// Whether it carries immediate data.
+    pub const fn has_imm(self) -> bool {
+        matches!(self, SendOp::WriteImm | SendOp::SendImm)
+    }
+    /// Whether the message consumes a receive WQE at the peer.
+    pub const fn takes_recv(self) -> bool {
+        matches!(self, SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::WriteImm)
+    }
+    /// The completion's op-code.
+    pub const fn wc_opcode(self) -> WcOpcode {
+        match self {
+            SendOp::Write | SendOp::WriteImm => WcOpcode::RdmaWrite,
+            SendOp::Send | SendOp::SendImm | SendOp::SendInv => WcOpcode::Send,
+            SendOp::Read => WcOpcode::RdmaRead,
+            SendOp::CmpSwap => WcOpcode::CompSwap,
+            SendOp::FetchAdd => WcOpcode::FetchAdd,
+            SendOp::LocalInv => WcOpcode::LocalInv,
+            SendOp::BindMw => WcOpcode::BindMw,
+            SendOp::Flush => WcOpcode::Flush,
+            SendOp::AtomicWrite => WcOpcode::AtomicWrite,
+        }
+    }
+}
+
+bitflags! {
+    /// Flags of a send work request. Values as `enum ibv_send_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct SendFlags: u8 {
+        /// Wait for earlier READs and atomics of the same QP
+        const FENCE = 1;
+        /// Make a completion
+        const SIGNALED = 2;
+        /// Ask for an event at the receiver
+        const SOLICITED = 4;
+        /// Data was copied into the WQE at posting
+        const INLINE = 8;
+    }
+}
+
+/// One piece of local memory in a work request: `struct ibv_sge`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sge {
+    /// Virtual address
+    pub addr: u64,
+    /// Bytes
+    pub len: u32,
+    /// Key of the MR that covers it
+    pub lkey: u32,
+}
+
+/// One piece of host memory that the card has checked: what DMA sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seg {
+    /// Host virtual address
+    pub addr: u64,
+    /// Bytes
+    pub len: u32,
+}
+
+/// Fixed part of a send WQE; the SGEs or inline bytes stand behind it in the ring's slot.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct SendWqe {
+    /// The program's cookie
+    pub wr_id: u64,
+    /// RDMA and atomics: remote virtual address. Bind: the window's first byte, as the MR counts.
+    pub remote_addr: u64,
+    /// Atomics: compare value, or the number to add. Bind, FLUSH: bytes.
+    pub compare_add: u64,
+    /// Atomics: swap value
+    pub swap: u64,
+    /// RDMA and atomics: the peer's key. Bind: the window's new key. LOCAL_INV: what to unbind.
+    pub rkey: u32,
+    /// Immediate data, in the byte order in which it was given (network order). SEND with invalidate:
+    /// the peer's window. Bind: the MR's key. FLUSH: the word of its header (`wire::headers::Feth`).
+    pub imm: u32,
+    /// Sum of the SGEs' lengths, or of the inline bytes
+    pub length: u32,
+    /// UD: destination QPN. XRC: number of the peer's SRQ. Bind: a key of the window.
+    pub remote_qpn: u32,
+    /// UD: Q_Key. Bind: [`Access`] bits.
+    pub qkey: u32,
+    /// UD: address vector
+    pub av: AvId,
+    /// What to do
+    pub op: SendOp,
+    /// [`SendFlags`] bits
+    pub flags: SendFlags,
+    /// SGEs behind the header (0 when inline)
+    pub num_sge: u16,
+}
