@@ -177,6 +177,26 @@ counters! {
     thread_runs,
     /// doorbells left for the holder of the card's lock
     doorbells_left,
+    /// STARVERBS_QPC_CACHE: requests for a QP context that was in the cache
+    qpc_hits,
+    /// requests for a QP context that had to be fetched
+    qpc_misses,
+    /// requests for a QP context that waited behind others of their QP
+    qpc_waited,
+    /// doorbells answered from the SQ address table (latency-hiding)
+    qpc_ring_reads,
+    /// QP contexts fetched ahead (latency-hiding)
+    qpc_prefetched,
+    /// QP contexts not fetched ahead, as too many were on their way
+    qpc_prefetch_dropped,
+    /// QP contexts that left the cache for others
+    qpc_evicted,
+    /// most requests for QP contexts that were pending at once
+    qpc_pending_peak,
+    /// nanoseconds that doorbells, turns to send and requests waited for QP contexts, all together
+    qpc_wait_ns,
+    /// bytes that a chip would need for the QP contexts as they are set
+    qpc_on_chip,
     /// queue pairs that exist
     qps,
     /// memory regions that exist

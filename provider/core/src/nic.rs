@@ -3,6 +3,8 @@
 //! Owns QPs, MRs, PDs, AVs and SRQs. Protocol lives in `transport`; this module finds the QP that a
 //! doorbell, frame or timeout is for, and decides whose turn it is to send.
 
+mod cached;
+pub(crate) mod contexts;
 mod control;
 mod data;
 pub(crate) mod keep;
@@ -33,8 +35,10 @@ use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::transport::away::Abroad;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Seg, SrqId};
+pub use contexts::ContextCache;
+use contexts::Contexts;
 use keep::Keep;
-use lend::Lending;
+use lend::{Callable, Lending};
 use mads::Mads;
 use multicast::Groups;
 use path::{PathId, Paths};
@@ -67,6 +71,8 @@ pub struct NicConfig {
     pub gaps: u16,
     /// Most multicast groups that QPs may be attached to
     pub max_groups: u32,
+    /// QP contexts are few, as on hardware; none: there is room for all
+    pub contexts: Option<ContextCache>,
     /// Most objects
     pub limits: Limits,
 }
@@ -83,6 +89,7 @@ impl Default for NicConfig {
             kept: 1024,
             gaps: 64,
             max_groups: 16,
+            contexts: None,
             limits,
         }
     }
@@ -110,6 +117,8 @@ pub(crate) struct Shared<E: Env> {
     /// Requests kept behind missing ones, and what requesters know while packets are missing: selective repeat
     pub(crate) keep: Keep,
     pub(crate) repairs: Repairs,
+    /// QP contexts, where they are few; boxed, as it stands beside what the data path uses
+    pub(crate) contexts: Option<Box<Contexts>>,
     /// Scratch of the packet being sent: its gather list.
     pub(crate) segs: Vec<Seg>,
     /// SRQs of other cards in XRC domains of this one
@@ -143,6 +152,8 @@ pub(crate) struct Srq<E: Env> {
     pub(crate) cookie: u64,
     /// XRC: its domain, and where its receives complete
     pub(crate) xrc: Option<(PdId, E::Cq)>,
+    /// Who may have loans of it to be asked for
+    pub(crate) callable: Callable,
     /// It matches tags
     pub(crate) tags: Option<Box<TagMatching<E::Cq>>>,
 }
@@ -167,6 +178,7 @@ impl<E: Env> Nic<E> {
                 rng: Rng::new(seed),
                 keep: Keep::default(),
                 repairs: Repairs::default(),
+                contexts: cfg.contexts.and_then(Contexts::new).map(Box::new),
                 segs: Vec::with_capacity(MAX_SGE),
                 abroad: Abroad::default(),
                 lending: Lending::default(),
@@ -296,7 +308,16 @@ impl<E: Env> Nic<E> {
     /// A new shared receive queue; an event is due when fewer than `limit` WQEs are left. `cookie` is
     /// the host's name for it.
     pub fn create_srq(&mut self, pd: PdId, rq: E::Rq, limit: u32, cookie: u64) -> Result<SrqId, NicError> {
-        self.insert_srq(Srq { rq, pd, limit, users: 0, cookie, xrc: None, tags: None })
+        self.insert_srq(Srq {
+            rq,
+            pd,
+            limit,
+            users: 0,
+            cookie,
+            xrc: None,
+            callable: Callable::No,
+            tags: None,
+        })
     }
 
     /// A new shared receive queue of the XRC domain that `xrcd` stands for; its receives complete in `cq`,
@@ -310,7 +331,16 @@ impl<E: Env> Nic<E> {
         cookie: u64,
     ) -> Result<SrqId, NicError> {
         self.shared.hold_pd(xrcd)?;
-        let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: Some((xrcd, cq)), tags: None };
+        let srq = Srq {
+            rq,
+            pd,
+            limit: 0,
+            users: 0,
+            cookie,
+            xrc: Some((xrcd, cq)),
+            callable: Callable::No,
+            tags: None,
+        };
         if self.shared.is_shared(xrcd) && self.shared.srqs.vacant_key() >= QPN_BLOCK as usize {
             /* its number would not name it */
             self.shared.drop_pd(xrcd);

@@ -5,6 +5,7 @@
 
 mod error;
 mod fault;
+mod qpc;
 mod source;
 mod table;
 mod value;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 
 pub use error::{Origin, SettingsError};
 pub use fault::FaultSpec;
+pub use qpc::{QpcPolicy, QpcSpec};
 pub use table::{KEYS, Key, markdown};
 pub use value::{Link, LogLevel};
 
@@ -53,6 +55,8 @@ pub struct Settings {
     pub defer: bool,
     /// Selective repeat between cards that offer it (`STARVERBS_REPEAT`)
     pub repeat: bool,
+    /// QP contexts are few, and one that is not at hand costs time; none: there is room for all
+    pub qpc_cache: Option<QpcSpec>,
 }
 
 impl Default for Settings {
@@ -74,6 +78,7 @@ impl Default for Settings {
             window: None,
             defer: true,
             repeat: true,
+            qpc_cache: None,
         }
     }
 }

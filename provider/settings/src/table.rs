@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use crate::value::{self, LEVELS, LINKS, REPEAT};
-use crate::{FaultSpec, Settings, fault};
+use crate::{FaultSpec, QpcSpec, Settings, fault, qpc};
 
 /// One setting.
 pub struct Key {
@@ -169,6 +169,14 @@ pub const KEYS: &[Key] = &[
                 repeat); off, and with others, all behind it (go-back-N).",
         set: |s, v| put(&mut s.repeat, value::word(&REPEAT, v)),
         get: |s| value::spell(&REPEAT, &s.repeat),
+    },
+    Key {
+        name: "QPC_CACHE",
+        allowed: qpc::SYNTAX,
+        about: "Makes the card one that has room for so many QP contexts: a doorbell, a turn to send or a request whose QP's \
+                context is elsewhere waits, and by the policy others with it ([sim.md](sim.md)).",
+        set: |s, v| put(&mut s.qpc_cache, QpcSpec::parse(v)),
+        get: |s| or(&s.qpc_cache, "off", QpcSpec::to_string),
     },
     Key {
         name: "CONFIG",

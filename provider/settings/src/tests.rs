@@ -40,6 +40,7 @@ fn every_key_reads_back_what_it_shows() {
         ("WINDOW", "1000"),
         ("DEFER", "off"),
         ("REPEAT", "off"),
+        ("QPC_CACHE", "300,miss=500ns,fetch=0ns,policy=fcfs"),
         ("CONFIG", "/tmp/x.toml"),
     ];
     assert_eq!(given.len(), KEYS.len(), "a key without a sample");
@@ -112,6 +113,15 @@ fn bad_values_say_key_value_and_what_is_allowed() {
         ("STARVERBS_FAULT", "delay=5"),
         ("STARVERBS_FAULT", "delay=2000s"),
         ("STARVERBS_FAULT", "seed=x"),
+        ("STARVERBS_QPC_CACHE", "0"),
+        ("STARVERBS_QPC_CACHE", "many"),
+        ("STARVERBS_QPC_CACHE", "miss=500ns"),
+        ("STARVERBS_QPC_CACHE", "300,500ns"),
+        ("STARVERBS_QPC_CACHE", "300,miss=500"),
+        ("STARVERBS_QPC_CACHE", "300,miss=2ms"),
+        ("STARVERBS_QPC_CACHE", "300,policy=lifo"),
+        ("STARVERBS_QPC_CACHE", "300,entries=300"),
+        ("STARVERBS_QPC_CACHE", "300,hit=1ns"),
     ];
     for (key, value) in bad {
         let text = message(env(&[(key, value)]));
@@ -137,6 +147,20 @@ fn faults_in_any_order_and_unit() {
     assert!(!FaultSpec::parse("off").unwrap().is_active());
     assert!(!FaultSpec::parse("seed=9").unwrap().is_active());
     assert!(FaultSpec::parse("jitter=1ns").unwrap().is_active());
+}
+
+#[test]
+fn a_context_cache_needs_only_its_entries() {
+    let spec = |text: &str| QpcSpec::parse(text).unwrap().unwrap();
+    let ns = Duration::from_nanos;
+    let all = QpcSpec { entries: 300, miss: ns(500), fetch: ns(500), policy: QpcPolicy::LatencyHiding };
+    assert_eq!(spec("300"), all);
+    assert_eq!(spec("300,miss=2us"), QpcSpec { miss: ns(2000), fetch: ns(2000), ..all });
+    let other = QpcSpec { fetch: ns(0), policy: QpcPolicy::NonBlocking, ..all };
+    assert_eq!(spec("300, policy=non-blocking, fetch=0"), other);
+    assert_eq!(QpcSpec::parse("off"), Ok(None));
+    let settings = file("qpc_cache = { entries = 300, fetch = \"0ns\", policy = \"non-blocking\" }").unwrap();
+    assert_eq!(settings.qpc_cache, Some(other));
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! One host: a card and what the card needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{QpAttr, QpAttrMask as M, QpInit, RecvSource};
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::{
-    Access, AsyncEvent, Av, Counters, Env, Gid, Mtu, Nanos, Nic, NicConfig, NicError, PdId, Psn, QpState,
-    QpType, Qpn, Seg, Sge, SrqId,
+    Access, AsyncEvent, Av, Counters, Env, FrameMeta, Gid, Mtu, Nanos, Nic, NicConfig, NicError, PdId, Psn,
+    QpState, QpType, Qpn, Seg, Sge, SrqId,
 };
 
 use crate::memory::{Memory, READ, WRITE};
@@ -167,6 +167,8 @@ pub struct Host {
     pub pd: PdId,
     /// Multicast groups that it has joined on the wire
     pub groups: Vec<Gid>,
+    /// Frames that came and that the card has not taken yet
+    pub(crate) came: VecDeque<(FrameMeta, Vec<u8>)>,
 }
 
 /// How two QPs are connected.
@@ -229,7 +231,7 @@ impl Host {
             link_room: 64,
             relays: Vec::new(),
         };
-        Host { gid, nic, env, pd, groups: Vec::new() }
+        Host { gid, nic, env, pd, groups: Vec::new(), came: VecDeque::new() }
     }
 
     /// Allocates `len` bytes and registers them; gives address and key.
@@ -241,6 +243,15 @@ impl Host {
         let addr = self.env.memory.alloc(length);
         let attr = MrAttr { pd, addr, length, iova: addr, access };
         (addr, self.nic.reg_mr(attr).expect("a good registration"))
+    }
+
+    /// The card gets what came, as far as it takes it.
+    pub(crate) fn take_frames(&mut self, now: Nanos) {
+        while self.nic.takes_frames()
+            && let Some((meta, bytes)) = self.came.pop_front()
+        {
+            self.nic.offer_frame(&mut self.env, now, &meta, &bytes);
+        }
     }
 
     /// As [`region`](Self::region), in another protection domain: `len` bytes of at least one that are registered.

@@ -38,7 +38,8 @@ fn all_keys(pcap: &Path) -> String {
          log = \"info\"\n\
          window = \"64K\"\n\
          defer = false\n\
-         repeat = \"off\"\n"
+         repeat = \"off\"\n\
+         qpc_cache = {{ entries = 300, policy = \"non-blocking\" }}\n"
     )
 }
 

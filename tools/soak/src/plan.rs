@@ -1,6 +1,7 @@
 //! What a run is: drawn from its seed, and printed when the run fails.
 
-use starverbs_core::{Access, Mtu, Nanos, SendOp};
+use starverbs_core::qpc::Policy;
+use starverbs_core::{Access, ContextCache, Mtu, Nanos, SendOp};
 use starverbs_sim::{Faults, RC_OPS, Rng, Setup};
 
 /// Transport of a connection.
@@ -64,6 +65,8 @@ pub(crate) struct Plan {
     pub(crate) window: u32,
     pub(crate) ports: Vec<usize>,
     pub(crate) mtu: Mtu,
+    /// The cards have room for few QP contexts
+    pub(crate) contexts: Option<ContextCache>,
     /// Every link that is not quiet
     pub(crate) links: Vec<(usize, usize, Faults)>,
     pub(crate) conns: Vec<ConnPlan>,
@@ -184,6 +187,17 @@ fn any_chaos(rng: &mut Rng, plan: &Plan, steps: u64) -> (usize, Chaos) {
     (rng.below(steps) as usize, chaos)
 }
 
+/// One run in four has cards with room for few QP contexts.
+fn any_contexts(rng: &mut Rng) -> Option<ContextCache> {
+    let cache = ContextCache {
+        entries: rng.within(1, 4) as u32,
+        policy: rng.pick(&[Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding]),
+        miss: rng.pick(&[1, 500, 5_000]),
+        fetch: rng.pick(&[0, 500]),
+    };
+    rng.chance(0.25).then_some(cache)
+}
+
 impl Plan {
     /// The plan of a seed. One run in a few hundred is a long one.
     pub(crate) fn new(rng: &mut Rng) -> Plan {
@@ -210,6 +224,7 @@ impl Plan {
             window: rng.pick(&[4 << 10, 16 << 10, 64 << 10, 512 << 10]),
             ports: (0..hosts).map(|_| rng.pick(&[1, 3, 64])).collect(),
             mtu: rng.pick(&[Mtu::M256, Mtu::M1024, Mtu::M4096]),
+            contexts: None,
             links,
             conns: (0..conns).map(|_| any_conn(rng, hosts, ops, trouble)).collect(),
             datagrams: (0..datagrams).map(|_| rng.below(hosts as u64) as usize).collect(),
@@ -232,6 +247,8 @@ impl Plan {
                 plan.chaos.push(one);
             }
         }
+        /* drawn last, so that a seed's plan is otherwise what it was before there was this */
+        plan.contexts = any_contexts(rng);
         plan
     }
 }

@@ -91,6 +91,7 @@ impl World {
             mtu: plan.mtu,
             max_msg: MAX_MSG,
             window: plan.window,
+            contexts: plan.contexts,
             limits,
             kept: pools.0,
             gaps: pools.1,

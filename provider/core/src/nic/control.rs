@@ -61,14 +61,14 @@ impl<E: Env> Nic<E> {
 
     /// A QP's places in the card's tables: its number and its timer. `Exhausted`: there is none, and nothing is taken.
     fn take_places(&mut self, qp_type: QpType) -> Result<(Qpn, TimerId), NicError> {
-        let Shared { sched, paths, .. } = &mut self.shared;
+        let Shared { sched, paths, contexts, .. } = &mut self.shared;
         if self.qps.free() == 0 {
             return Err(NicError::Exhausted);
         }
         let timer = sched.join()?;
-        if qp_type == QpType::Ud
-            && let Err(error) = paths.add_datagram_qp()
-        {
+        let room = contexts.as_mut().map_or(Ok(()), |contexts| contexts.join(sched, timer));
+        let room = room.and_then(|()| if qp_type == QpType::Ud { paths.add_datagram_qp() } else { Ok(()) });
+        if let Err(error) = room {
             sched.leave(timer);
             return Err(error);
         }

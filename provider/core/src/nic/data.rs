@@ -3,7 +3,7 @@
 use super::mads::QPN_GSI;
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
-use crate::transport::{Ctx, Qp, Step, answer_probe};
+use crate::transport::{Ctx, Qp, answer_probe};
 use crate::types::{AsyncEvent, FrameMeta, Nanos, QPN_MULTICAST, QpState, QpType, Qpn};
 use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
 
@@ -17,6 +17,9 @@ const BATCH_BACKLOG: u32 = 48;
 impl<E: Env> Nic<E> {
     /// The program posted to the send queue of `qpn`, or to any queue of it while in ERR.
     pub fn handle_doorbell(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
+        if self.shared.contexts.is_some() {
+            return self.ring_for_few(env, qpn, now);
+        }
         if let Some(mut cx) = self.context(env, qpn, now) {
             cx.doorbell();
         }
@@ -138,26 +141,21 @@ impl<E: Env> Nic<E> {
     /// call again). Without `acks`, QPs that owe nothing but an ACK keep it for a later call, so
     /// that a program's own answer goes out first.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, acks: bool) -> bool {
+        if self.shared.contexts.is_some() {
+            return self.transmit_with_few(env, now) || acks && !self.flush_acks(env, now);
+        }
         while let Some(qpn) = self.shared.sched.pop_ready().or_else(|| self.wake_waiter()) {
             let Some(mut cx) = self.context(env, qpn, now) else { continue };
-            match cx.transmit() {
-                Step::Idle | Step::Sent => cx.qp.flags.queued = false,
-                Step::TurnOver => {
-                    let path = cx.qp.path;
-                    cx.sh.paths.end_turn(path, qpn);
-                    cx.sh.sched.push_ready(qpn);
-                }
-                Step::PortFull => {
-                    cx.sh.sched.push_ready_front(qpn);
-                    return true;
-                }
+            let step = cx.transmit();
+            if cx.end_turn(step) {
+                return true;
             }
         }
         acks && !self.flush_acks(env, now)
     }
 
     /// The next QP that waited for its path's window and may send now.
-    fn wake_waiter(&mut self) -> Option<Qpn> {
+    pub(super) fn wake_waiter(&mut self) -> Option<Qpn> {
         loop {
             let id = self.shared.sched.pop_open()?;
             let Some(qpn) = self.shared.paths.get(id).wake() else { continue };

@@ -5,6 +5,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use crate::error::NicError;
+use crate::room::Room;
 use crate::types::Qpn;
 
 const NONE: u32 = u32::MAX;
@@ -15,6 +17,15 @@ pub(super) struct Tags(Vec<u32>);
 impl Tags {
     pub(super) fn new(qps: u32) -> Tags {
         Tags(vec![NONE; qps as usize])
+    }
+    /// Room for numbers below `qps`.
+    pub(super) fn grow(&mut self, qps: u32) -> Result<(), NicError> {
+        let qps = qps as usize;
+        if qps > self.0.len() {
+            self.0.make_room(qps)?;
+            self.0.resize(qps, NONE);
+        }
+        Ok(())
     }
     #[inline]
     pub(super) fn get(&self, qpn: Qpn) -> Option<usize> {
@@ -51,14 +62,14 @@ pub(super) struct Cache<C> {
 impl<C> Cache<C> {
     pub(super) fn new(capacity: u32, qps: u32) -> Self {
         // no more lines than QPs are ever used
-        let capacity = capacity.min(qps) as usize;
-        Cache {
-            lines: Vec::with_capacity(capacity),
-            tags: Tags::new(qps),
-            capacity,
-            oldest: NONE,
-            newest: NONE,
-        }
+        let lines = Vec::with_capacity(capacity.min(qps) as usize);
+        Cache { lines, tags: Tags::new(qps), capacity: capacity as usize, oldest: NONE, newest: NONE }
+    }
+
+    /// Room for the contexts of QPs with numbers below `qps`.
+    pub(super) fn grow(&mut self, qps: u32) -> Result<(), NicError> {
+        self.lines.make_room(self.capacity.min(qps as usize))?;
+        self.tags.grow(qps)
     }
 
     pub(super) fn contains(&self, qpn: Qpn) -> bool {

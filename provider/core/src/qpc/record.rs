@@ -8,6 +8,7 @@
 use alloc::vec::Vec;
 
 use super::cache::Tags;
+use crate::error::NicError;
 use crate::types::Qpn;
 
 /// What is pending of one QP. A slot that holds one is valid (`is_vld`).
@@ -34,6 +35,11 @@ impl RecordTable {
         let mut table = RecordTable { slots: Vec::new(), tags: Tags::new(qps), returned: 0 };
         table.slots.resize_with(slots, || None);
         table
+    }
+
+    /// Room for QPs with numbers below `qps`.
+    pub(super) fn grow(&mut self, qps: u32) -> Result<(), NicError> {
+        self.tags.grow(qps)
     }
 
     pub(super) fn contains(&self, qpn: Qpn) -> bool {

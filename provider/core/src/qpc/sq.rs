@@ -3,6 +3,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use crate::error::NicError;
+use crate::room::Room;
 use crate::types::Qpn;
 
 /// Where a send queue lies and how far it was read.
@@ -24,6 +26,18 @@ pub(super) struct SendRings {
 impl SendRings {
     pub(super) fn new(qps: u32, ring_wqes: u16) -> Self {
         SendRings { addresses: vec![0; qps as usize], offsets: vec![0; qps as usize], ring_wqes }
+    }
+
+    /// Room for QPs with numbers below `qps`.
+    pub(super) fn grow(&mut self, qps: u32) -> Result<(), NicError> {
+        let qps = qps as usize;
+        if qps > self.addresses.len() {
+            self.addresses.make_room(qps)?;
+            self.offsets.make_room(qps)?;
+            self.addresses.resize(qps, 0);
+            self.offsets.resize(qps, 0);
+        }
+        Ok(())
     }
 
     pub(super) fn set(&mut self, qpn: Qpn, ring: SendRing) {

@@ -251,3 +251,21 @@ fn what_callers_do_wrong_is_an_error() {
     qpc.cycle();
     assert!(qpc.is_idle());
 }
+
+#[test]
+fn a_module_grows_with_its_qps() {
+    for policy in [Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding] {
+        let mut qpc = Qpc::<Counts>::new(config(policy, 2, 4, 1)).unwrap();
+        assert_eq!(qpc.handle_request(Channel::Tx, 0, 5, 0), Err(QpcError::UnknownQp(5)));
+        qpc.grow(6).unwrap();
+        qpc.grow(2).unwrap();
+        assert_eq!(qpc.handle_request(Channel::Tx, 0, 5, 0), Ok(()));
+        qpc.cycle();
+        assert_eq!(qpc.poll_fetch(), Some(5));
+        qpc.handle_fetched(5, Counts::default()).unwrap();
+        qpc.cycle();
+        assert_eq!(qpc.poll_response().map(|r| (r.channel, r.qpn)), Some((Channel::Tx, 5)));
+        assert!(qpc.grow(1 << 25).is_err());
+        assert_eq!(qpc.config().qps, 6);
+    }
+}

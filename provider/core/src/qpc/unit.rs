@@ -10,6 +10,7 @@ use super::record::RecordTable;
 use super::requester::Requester;
 use super::sq::{SendRing, SendRings};
 use super::{Channel, Config, ConfigError, Context, Index, Policy};
+use crate::error::NicError;
 use crate::types::Qpn;
 
 /// What was counted since the module was made.
@@ -108,12 +109,23 @@ impl<C: Context> Qpc<C> {
             ahead: Requester::new(config.ooo_cap),
             asked: VecDeque::with_capacity(slots),
             came: VecDeque::with_capacity(slots),
-            fetches: VecDeque::new(),
-            write_backs: VecDeque::new(),
-            responses: VecDeque::new(),
+            fetches: VecDeque::with_capacity(slots),
+            write_backs: VecDeque::with_capacity(slots),
+            responses: VecDeque::with_capacity(slots),
             counters: QpcCounters::default(),
             config,
         })
+    }
+
+    /// There are as many as `qps` QPs from now on, if there were fewer. `Exhausted`: no memory, or more than 2^24.
+    pub fn grow(&mut self, qps: u32) -> Result<(), NicError> {
+        let config = Config { qps: qps.max(self.config.qps), ..self.config };
+        config.check().map_err(|_| NicError::Exhausted)?;
+        self.cache.grow(config.qps)?;
+        self.records.grow(config.qps)?;
+        self.rings.grow(if config.is_split() { config.qps } else { 0 })?;
+        self.config = config;
+        Ok(())
     }
 
     /// A QP is made: its SQ lies there. Its context is in memory from now on.

@@ -1,0 +1,376 @@
+//! A card with room for few QP contexts: what waits for a context that is not there.
+//!
+//! Set (`NicConfig::contexts`), the software card uses a QP only as hardware does that keeps its contexts with [`Qpc`]: a
+//! doorbell asks where the SQ lies (Sq), a QP's turn to send asks for its context (Tx), and so does an arriving request (Rx;
+//! answers to requests find what they need in the window, as in the paper's published code). The contexts themselves
+//! are the card's QPs and never move; what is kept here is who may use one when.
+//!
+//! Owns that order and its time: a context comes `miss` after it was asked for, WQEs `fetch` after their doorbell was. It has a clock
+//! of its own, which goes from event to event and never past the card's `now`, so that a card that is run late has done
+//! by then what it would have done meanwhile. It must not know packets and what a turn does.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use super::sched::Sched;
+use super::timers::TimerId;
+use crate::counters::Counters;
+use crate::error::NicError;
+use crate::qpc::{Channel, Config, Context, Placement, Policy, Qpc, Requester, SendRing};
+use crate::room::Room;
+use crate::types::{FrameMeta, Nanos, Qpn};
+
+/// Requests in flight of each channel (section 5.3: 16 is enough).
+const OOO_CAP: u16 = 16;
+/// Longest frame that waits: BTH, XRCETH, RETH, immediate data and 4096 bytes.
+const FRAME: usize = 4096 + 64;
+/// Whose timer it is that has the card looked at: no QP's, as there is no block 0.
+const NOBODY: Qpn = 0;
+
+/// How few contexts a card has room for, and what that costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextCache {
+    /// Contexts in the cache, at least one
+    pub entries: u32,
+    /// How requests for contexts are served
+    pub policy: Policy,
+    /// Time until a context comes that is not in the cache, ns
+    pub miss: Nanos,
+    /// Time until the WQEs of a doorbell come, ns: they are in host memory, too
+    pub fetch: Nanos,
+}
+
+/// A context without contents: the QP that it stands for lies where it always lies.
+#[derive(Clone, Debug)]
+struct Token;
+
+impl Context for Token {
+    fn access(&mut self, _: Channel, _: u16) {}
+    fn send_ring(&self) -> SendRing {
+        SendRing::default()
+    }
+}
+
+/// Who asked for a context, and when. QPs are known here by the numbers of their timers, which are small.
+#[derive(Clone, Copy)]
+struct Ask {
+    qpn: Qpn,
+    place: u32,
+    /// Which of the lives of that place
+    life: u32,
+    since: Nanos,
+}
+
+/// A frame that waits for its QP's context.
+struct Held {
+    ask: Ask,
+    meta: FrameMeta,
+    bytes: Vec<u8>,
+}
+
+/// What the card does next.
+pub(super) enum Due {
+    /// The WQEs of a QP are there
+    Bell(Qpn),
+    /// A request may be handled; [`Contexts::give_back`] takes its bytes
+    Frame(FrameMeta, Vec<u8>),
+}
+
+/// What waits of a QP, each at most once.
+#[derive(Clone, Copy, Default)]
+struct Waits {
+    /// Counts the QPs that ended here or began anew: what they had in flight means nothing to the next
+    life: u32,
+    /// A doorbell, from its ringing until the SQ's address is known: more ring in vain
+    bell: bool,
+    /// Its WQEs
+    fetch: bool,
+    /// A doorbell that rang while WQEs were fetched
+    again: bool,
+    /// Its turn to send
+    turn: bool,
+}
+
+/// The module, and what waits for it.
+pub(crate) struct Contexts {
+    qpc: Qpc<Token>,
+    cache: ContextCache,
+    /// The time up to which everything has happened
+    clock: Nanos,
+    timer: Option<TimerId>,
+    waits: Vec<Waits>,
+    bells: Requester<Ask>,
+    turns: Requester<Ask>,
+    frames: Requester<Held>,
+    /// Behind those that have a number of a requester
+    more_bells: VecDeque<Ask>,
+    more_turns: VecDeque<Ask>,
+    /// Contexts on their way, and WQEs: in the order in which they come, as all take the same time
+    fetches: VecDeque<(Nanos, Qpn)>,
+    wqes: VecDeque<(Nanos, Ask)>,
+    due: VecDeque<Due>,
+    due_turns: VecDeque<Ask>,
+    /// Room for frames that nothing waits in
+    spare: Vec<Vec<u8>>,
+    waited: Nanos,
+}
+
+impl Contexts {
+    /// Without QPs. A cache has one entry at least.
+    pub(super) fn new(cache: ContextCache) -> Option<Self> {
+        let config = Config {
+            policy: cache.policy,
+            placement: Placement::Host,
+            entries: cache.entries.max(1),
+            ooo_cap: OOO_CAP,
+            qps: 1,
+            ring_wqes: u16::MAX,
+        };
+        let slots = usize::from(OOO_CAP);
+        Some(Contexts {
+            qpc: Qpc::new(config).ok()?,
+            cache,
+            clock: 0,
+            timer: None,
+            waits: Vec::new(),
+            bells: Requester::new(OOO_CAP),
+            turns: Requester::new(OOO_CAP),
+            frames: Requester::new(OOO_CAP),
+            more_bells: VecDeque::new(),
+            more_turns: VecDeque::new(),
+            fetches: VecDeque::with_capacity(Channel::COUNT * slots),
+            wqes: VecDeque::new(),
+            due: VecDeque::new(),
+            due_turns: VecDeque::new(),
+            spare: (0..slots).map(|_| Vec::with_capacity(FRAME)).collect(),
+            waited: 0,
+        })
+    }
+
+    /// A QP is made, with this timer. `Exhausted`: no memory.
+    pub(super) fn join(&mut self, sched: &mut Sched, timer: TimerId) -> Result<(), NicError> {
+        if self.timer.is_none() {
+            self.timer = Some(sched.join_timer()?);
+        }
+        let places = timer.index() as usize + 1;
+        if places <= self.waits.len() {
+            return Ok(());
+        }
+        self.qpc.grow(places as u32)?;
+        self.more_bells.make_room(places)?;
+        self.more_turns.make_room(places)?;
+        self.wqes.make_room(places)?;
+        self.due_turns.make_room(places)?;
+        /* time may go on past two doorbells of a QP before anybody looks */
+        self.due.make_room(2 * places + usize::from(OOO_CAP))?;
+        self.waits.make_room(places)?;
+        self.waits.resize(places, Waits::default());
+        Ok(())
+    }
+
+    /// The QP with this timer ends, or begins anew: nothing of it waits any more. Frames do: they are on the wire, as it were.
+    pub(crate) fn forget(&mut self, timer: TimerId, qpn: Qpn) {
+        let place = timer.index();
+        if let Some(waits) = self.waits.get_mut(place as usize) {
+            *waits = Waits { life: waits.life.wrapping_add(1), ..Waits::default() };
+        }
+        self.more_bells.retain(|ask| ask.place != place);
+        self.more_turns.retain(|ask| ask.place != place);
+        self.wqes.retain(|(_, ask)| ask.place != place);
+        self.due_turns.retain(|ask| ask.place != place);
+        self.due.retain(|due| !matches!(due, Due::Bell(of) if *of == qpn));
+    }
+
+    /// Whether one more frame may be given.
+    pub(super) fn takes_frames(&self) -> bool {
+        self.frames.has_room() && !self.spare.is_empty()
+    }
+
+    /// A request to a QP came. False: there is no room, or it is longer than any.
+    pub(super) fn frame(
+        &mut self,
+        qpn: Qpn,
+        timer: TimerId,
+        now: Nanos,
+        meta: &FrameMeta,
+        frame: &[u8],
+    ) -> bool {
+        self.advance(now);
+        let ask = Ask { qpn, place: timer.index(), life: 0, since: self.clock };
+        if frame.len() > FRAME || !self.frames.has_room() {
+            return false;
+        }
+        let Some(mut bytes) = self.spare.pop() else { return false };
+        bytes.clear();
+        bytes.extend_from_slice(frame);
+        if let Ok(index) = self.frames.begin(Held { ask, meta: *meta, bytes }) {
+            /* its number and place are good by construction */
+            let _ = self.qpc.handle_request(Channel::Rx, index, ask.place, 0);
+        }
+        self.settle();
+        true
+    }
+
+    /// The bytes of a frame that was handled.
+    pub(super) fn give_back(&mut self, bytes: Vec<u8>) {
+        self.spare.push(bytes);
+    }
+
+    /// A doorbell rings.
+    pub(super) fn bell(&mut self, qpn: Qpn, timer: TimerId, now: Nanos) {
+        self.advance(now);
+        let place = timer.index();
+        let Some(waits) = self.waits.get_mut(place as usize) else { return };
+        if waits.fetch {
+            waits.again = true;
+        } else if !core::mem::replace(&mut waits.bell, true) {
+            let life = waits.life;
+            self.more_bells.push_in_room(Ask { qpn, place, life, since: self.clock });
+            self.settle();
+        }
+    }
+
+    /// It is the QP's turn to send.
+    pub(super) fn turn(&mut self, qpn: Qpn, timer: TimerId, now: Nanos) {
+        self.advance(now);
+        let place = timer.index();
+        let Some(waits) = self.waits.get_mut(place as usize) else { return };
+        if !core::mem::replace(&mut waits.turn, true) {
+            let life = waits.life;
+            self.more_turns.push_in_room(Ask { qpn, place, life, since: self.clock });
+            self.settle();
+        }
+    }
+
+    /// What may be done now, turns aside.
+    pub(super) fn poll_due(&mut self) -> Option<Due> {
+        self.due.pop_front()
+    }
+
+    /// Whose turn it is now.
+    pub(super) fn poll_turn(&mut self) -> Option<Qpn> {
+        let ask = self.due_turns.pop_front()?;
+        self.waits[ask.place as usize].turn = false;
+        Some(ask.qpn)
+    }
+
+    /// Time goes on: what came meanwhile, each at its time.
+    pub(super) fn advance(&mut self, now: Nanos) {
+        while let Some(at) = self.next_event().filter(|at| *at <= now) {
+            self.clock = self.clock.max(at);
+            if self.fetches.front().is_some_and(|(due, _)| *due == at) {
+                let Some((_, place)) = self.fetches.pop_front() else { return };
+                /* they are handed in as they were asked for */
+                let _ = self.qpc.handle_fetched(place, Token);
+            } else if let Some((_, ask)) = self.wqes.pop_front() {
+                self.fetched(&ask);
+            }
+            self.settle();
+        }
+        self.clock = self.clock.max(now);
+    }
+
+    /// When something comes next.
+    pub(super) fn next_event(&self) -> Option<Nanos> {
+        let (context, wqes) = (self.fetches.front().map(|e| e.0), self.wqes.front().map(|e| e.0));
+        match (context, wqes) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Has the card looked at in time.
+    pub(super) fn arm(&self, sched: &mut Sched) {
+        if let (Some(timer), Some(at)) = (self.timer, self.next_event()) {
+            sched.arm(timer, at, NOBODY);
+        }
+    }
+
+    /// Counts.
+    pub(super) fn count(&self, stats: &Counters) {
+        let c = self.qpc.counters();
+        stats.qpc_hits.set(c.hits);
+        stats.qpc_misses.set(c.misses);
+        stats.qpc_waited.set(c.waited);
+        stats.qpc_ring_reads.set(c.ring_reads);
+        stats.qpc_prefetched.set(c.prefetched);
+        stats.qpc_prefetch_dropped.set(c.prefetch_dropped);
+        stats.qpc_evicted.set(c.evicted + c.bypassed);
+        stats.qpc_pending_peak.set(c.pending_peak);
+        stats.qpc_wait_ns.set(self.waited);
+        stats.qpc_on_chip.set(self.qpc.config().on_chip().total());
+    }
+
+    /// The WQEs of a doorbell came.
+    fn fetched(&mut self, ask: &Ask) {
+        let waits = &mut self.waits[ask.place as usize];
+        waits.fetch = false;
+        self.due.push_in_room(Due::Bell(ask.qpn));
+        if core::mem::take(&mut waits.again) {
+            waits.bell = true;
+            self.more_bells.push_in_room(Ask { since: self.clock, ..*ask });
+        }
+    }
+
+    /// Runs the module until it waits for memory.
+    fn settle(&mut self) {
+        loop {
+            while let Some(ask) = self.more_bells.front().copied() {
+                let Ok(index) = self.bells.begin(ask) else { break };
+                self.more_bells.pop_front();
+                let _ = self.qpc.handle_request(Channel::Sq, index, ask.place, 1);
+            }
+            while let Some(ask) = self.more_turns.front().copied() {
+                let Ok(index) = self.turns.begin(ask) else { break };
+                self.more_turns.pop_front();
+                let _ = self.qpc.handle_request(Channel::Tx, index, ask.place, 0);
+            }
+            if self.qpc.is_idle() {
+                return;
+            }
+            self.qpc.cycle();
+            self.collect();
+        }
+    }
+
+    /// Takes what a cycle of the module gave.
+    fn collect(&mut self) {
+        while let Some(place) = self.qpc.poll_fetch() {
+            self.fetches.push_in_room((self.clock + self.cache.miss, place));
+        }
+        while self.qpc.poll_write_back().is_some() {}
+        while let Some(response) = self.qpc.poll_response() {
+            match response.channel {
+                Channel::Sq => {
+                    if let Some(ask) = self.bells.finish(response.index) {
+                        self.rang(ask);
+                    }
+                }
+                Channel::Tx => {
+                    if let Some(ask) = self.turns.finish(response.index) {
+                        self.waited += self.clock - ask.since;
+                        if self.waits[ask.place as usize].life == ask.life {
+                            self.due_turns.push_in_room(ask);
+                        }
+                    }
+                }
+                Channel::Rx => {
+                    if let Some(Held { ask, meta, bytes }) = self.frames.finish(response.index) {
+                        self.waited += self.clock - ask.since;
+                        self.due.push_in_room(Due::Frame(meta, bytes));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The SQ's address is known: its WQEs are fetched.
+    fn rang(&mut self, ask: Ask) {
+        self.waited += self.clock - ask.since;
+        let waits = &mut self.waits[ask.place as usize];
+        if waits.life == ask.life {
+            (waits.bell, waits.fetch) = (false, true);
+            self.wqes.push_in_room((self.clock + self.cache.fetch, ask));
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! A card that has room for few QP contexts (`STARVERBS_QPC_CACHE`): what waits for one takes real time.
+//!
+//! Nobody sleeps for it: the card is run again by the program's next poll, by its thread, and here by who would otherwise sleep
+//! longer than a context takes to come.
+
+use std::hint;
+use std::time::Duration;
+
+use starverbs_core::qpc::Policy;
+use starverbs_core::{ContextCache, Nanos};
+use starverbs_settings::{QpcPolicy, QpcSpec};
+
+use crate::card::{Card, Shard};
+use crate::clock;
+
+/// A wait too short to sleep through.
+const SHORT: Nanos = 20_000;
+/// Longest stay of who waits such waits out, one after the other.
+const STAY: Nanos = 500_000;
+
+/// The cache that these settings ask for.
+pub(crate) fn context_cache(spec: QpcSpec) -> ContextCache {
+    let policy = match spec.policy {
+        QpcPolicy::Fcfs => Policy::Fcfs,
+        QpcPolicy::NonBlocking => Policy::NonBlocking,
+        QpcPolicy::LatencyHiding => Policy::LatencyHiding,
+    };
+    let ns = |time: Duration| time.as_nanos() as Nanos;
+    ContextCache { entries: spec.entries, policy, miss: ns(spec.miss), fetch: ns(spec.fetch) }
+}
+
+impl Card {
+    /// Runs the card while it waits for contexts that come in a moment.
+    #[cold]
+    pub(crate) fn bring_through(&self) {
+        let until = clock::now() + STAY;
+        while let Some(mut guard) = self.try_lock() {
+            let shard: &mut Shard = &mut guard;
+            let now = clock::now();
+            let soon = shard.nic.next_context().is_some_and(|at| at < now + SHORT);
+            if now > until || !(soon || shard.held_back) {
+                break;
+            }
+            shard.take_frames(now, || false);
+            shard.transmit(now, true);
+            self.finish(shard, now);
+            drop(guard);
+            self.serve_bells();
+            hint::spin_loop();
+        }
+    }
+}
+
+impl Shard {
+    /// [`Shard::take_frames`], as far as the card takes them.
+    #[cold]
+    pub(crate) fn offer_frames(&mut self, now: Nanos, enough: &mut dyn FnMut() -> bool) -> bool {
+        self.held_back = false;
+        while self.nic.takes_frames() {
+            let Some((meta, frame)) = self.rx.next_frame() else { return true };
+            self.nic.offer_frame(&mut self.env, now, &meta, frame);
+            if enough() {
+                return false;
+            }
+        }
+        self.held_back = true;
+        false
+    }
+}
