@@ -17,7 +17,7 @@ use core::mem::{MaybeUninit, offset_of};
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
 use starverbs_core::types::Gid;
-use starverbs_verbs::{Qp, QpInit, send_ops_offered};
+use starverbs_verbs::{Qp, QpInit, Xrcd, send_ops_offered};
 
 /// A queue pair. The public struct comes last, as it is longer for a queue pair with the send operations of
 /// ibv_wr_post(3): `QpHandle<abi::ibv_qp_ex, _>`.
@@ -114,24 +114,36 @@ unsafe fn create_xrc_recv(
         return Err(libc::EINVAL);
     }
     let mut place = Box::<QpHandle>::new_uninit();
+    let name = cookie(place.as_mut_ptr());
     // SAFETY: the verb's terms.
-    let obj = unsafe { xrcd::obj(init.xrcd)? }.create_qp(cookie(place.as_mut_ptr())).map_err(errno)?;
+    let (domain, card) = unsafe { (xrcd::obj(init.xrcd)?, ContextHandle::obj(context)?) };
+    // SAFETY: `context` is alive, as above.
+    unsafe { ContextHandle::of(context).live.make_room()? };
+    let obj = domain.create_qp(card, name).map_err(errno)?;
     init.cap = cap(&obj.caps());
-    // SAFETY: the verb's terms.
-    Ok(unsafe { xrc_handle(place, given(context)?.as_ptr(), init.qp_context, obj) })
+    // SAFETY: `context` is alive, as above.
+    Ok(unsafe { xrc_handle(place, context, init.qp_context, obj) })
 }
 
-/// Another handle of a receiving XRC queue pair, for ibv_open_qp(3).
+/// Another handle of a receiving XRC queue pair, which other processes of its domain may have, for ibv_open_qp(3).
 ///
 /// # Safety
-/// `context` is alive.
-pub(crate) unsafe fn opened(
+/// `context` is NULL or alive.
+pub(crate) unsafe fn open_xrc_recv(
     context: *mut abi::ibv_context,
     qp_context: *mut c_void,
-    obj: Qp,
-) -> *mut abi::ibv_qp {
+    domain: &Xrcd,
+    qpn: u32,
+) -> Result<*mut abi::ibv_qp, Errno> {
+    let mut place = Box::<QpHandle>::new_uninit();
+    let name = cookie(place.as_mut_ptr());
     // SAFETY: the caller's terms.
-    unsafe { xrc_handle(Box::new_uninit(), context, qp_context, obj) }
+    let card = unsafe { ContextHandle::obj(context)? };
+    // SAFETY: `context` is alive, as above.
+    unsafe { ContextHandle::of(context).live.make_room()? };
+    let obj = domain.open_qp(card, qpn, name).map_err(errno)?;
+    // SAFETY: `context` is alive, as above.
+    Ok(unsafe { xrc_handle(place, context, qp_context, obj) })
 }
 
 /// What ibv_create_qp_ex(3) may ask for beyond ibv_create_qp(3).
@@ -419,8 +431,10 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
         // SAFETY: the verb's terms.
         let obj = unsafe { QpHandle::obj(qp)? };
         // SAFETY: `qp` is alive, as above.
+        let name = cookie(unsafe { QpHandle::of(qp) });
+        // SAFETY: `qp` is alive, as above.
         let shareable = unsafe { (*qp).qp_type } == abi::IBV_QPT_XRC_RECV;
-        if shareable { obj.close() } else { obj.destroy() }.map_err(errno)?;
+        if shareable { obj.close(name) } else { obj.destroy() }.map_err(errno)?;
         // SAFETY: `qp` is alive, as above.
         let handle = unsafe { QpHandle::of(qp) };
         // SAFETY: the handle and its context are alive until the box is dropped; once it is off the list no event is

@@ -83,8 +83,6 @@ pub(crate) unsafe extern "C" fn open_qp(
         let own = attr.comp_mask & abi::IBV_QP_OPEN_ATTR_CONTEXT != 0;
         let qp_context = if own { attr.qp_context } else { core::ptr::null_mut() };
         // SAFETY: the verb's terms.
-        let found = unsafe { obj(attr.xrcd)? }.open_qp(attr.qp_num).ok_or(libc::EINVAL)?;
-        // SAFETY: the verb's terms.
-        Ok(unsafe { qp::opened(context, qp_context, found) })
+        unsafe { qp::open_xrc_recv(context, qp_context, obj(attr.xrcd)?, attr.qp_num) }
     })
 }

@@ -202,6 +202,74 @@ static void sender(int fd)
 	}
 }
 
+/* Makes a queue pair and leaves all else to who opens it; then gives up its own handle. */
+static void home(int fd, volatile uint32_t *shared)
+{
+	struct ibv_context *ctx = open_card();
+	struct ibv_xrcd *domain = open_domain(ctx);
+	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = domain };
+	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
+	struct hello hello = { qp ? qp->qp_num : 0 };
+	char byte;
+
+	(void)shared;
+	say(fd, &hello, sizeof(hello));
+	get(fd, &byte, 1);
+	CHECK(!ibv_destroy_qp(qp) && ibv_close_xrcd(domain) == EBUSY);
+	say(fd, "!", 1);
+	get(fd, &byte, 1);
+	/* it hears a little later that the last guest is gone */
+	while (ibv_close_xrcd(domain) == EBUSY)
+		usleep(1000);
+	say(fd, "!", 1);
+	get(fd, &byte, 1);
+}
+
+/* Opens the queue pair of another process, connects it, and waits for its end; or, asked to, closes it before. */
+static void guest(int fd, volatile uint32_t *shared)
+{
+	struct ibv_context *ctx = open_card();
+	struct ibv_qp_open_attr open = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE |
+		IBV_QP_OPEN_ATTR_CONTEXT, .xrcd = open_domain(ctx), .qp_type = IBV_QPT_XRC_RECV, .qp_context = &open };
+	struct ibv_qp_init_attr init;
+	struct ibv_async_event event;
+	struct hello made, peer;
+	struct ibv_qp_attr a;
+	struct ibv_qp *qp;
+	char byte;
+
+	(void)shared;
+	get(fd, &made, sizeof(made));
+	get(fd, &peer, sizeof(peer));
+	open.qp_num = made.number + 1;
+	CHECK(!ibv_open_qp(ctx, &open) && errno == EINVAL);
+	open.qp_num = made.number;
+	qp = ibv_open_qp(ctx, &open);
+	if (!qp)
+		_exit(1);
+	CHECK(qp->qp_num == made.number && qp->state == IBV_QPS_RESET && qp->qp_context == &open);
+	a = way_to(ctx, peer.number);
+	CHECK(modify(qp, &a, IBV_QPS_RTR, TO_RTR) == EINVAL && !to_init(qp, 0xf));
+	CHECK(!modify(qp, &a, IBV_QPS_RTR, TO_RTR));
+	CHECK(!modify(qp, &a, IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_SQ_PSN));
+	CHECK(!ibv_query_qp(qp, &a, IBV_QP_STATE, &init) && a.qp_state == IBV_QPS_RTS);
+	CHECK(a.dest_qp_num == peer.number && a.ah_attr.grh.traffic_class == 32 && init.qp_context == &open);
+	say(fd, "!", 1);
+	get(fd, &byte, 1);
+	if (byte == 'c') {
+		CHECK(!ibv_destroy_qp(qp) && !ibv_close_xrcd(open.xrcd));
+		_exit(failures != 0);
+	}
+	do
+		CHECK(!ibv_get_async_event(ctx, &event));
+	while (event.event_type == IBV_EVENT_COMM_EST && (ibv_ack_async_event(&event), 1));
+	CHECK(event.event_type == IBV_EVENT_QP_FATAL && event.element.qp == qp);
+	ibv_ack_async_event(&event);
+	CHECK(ibv_query_qp(qp, &a, IBV_QP_STATE, &init) == ENODEV && to_init(qp, 0) == ENODEV);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_open_qp(ctx, &open) && errno == EINVAL && !ibv_close_xrcd(open.xrcd));
+	_exit(failures != 0);
+}
+
 static struct process start(void (*what)(int, volatile uint32_t *), volatile uint32_t *shared)
 {
 	struct process p;
@@ -298,6 +366,49 @@ static void await(volatile uint32_t *count, uint32_t least)
 	CHECK(*count >= least);
 }
 
+static void tell(struct process p, const void *what, size_t len)
+{
+	CHECK(write(p.fd, what, len) == (ssize_t)len);
+}
+
+static void hear(struct process p)
+{
+	char byte;
+
+	CHECK(read(p.fd, &byte, 1) == 1);
+}
+
+/* A queue pair of one process that another opens and connects. Its home gives its own handle up, and is killed, or the guest closes
+ * it. Messages are for a third process. */
+static void opened(uint32_t srq, int killed)
+{
+	struct process h = start(home, NULL), g = start(guest, NULL), s = start(run_sender, NULL);
+	struct hello made = { number(h) }, peer = { number(s) };
+	struct result r;
+
+	tell(g, &made, sizeof(made));
+	tell(g, &peer, sizeof(peer));
+	hear(g);
+	tell(h, "d", 1);
+	hear(h);
+	tell(s, &made, sizeof(made));
+	begin(s, srq, 40, 5000);
+	r = finish(s);
+	CHECK(r.done == 40 && !r.failed);
+	stop(s, 0);
+	if (killed) {
+		stop(h, SIGKILL);
+		tell(g, "w", 1);
+		stop(g, 0);
+		return;
+	}
+	tell(g, "c", 1);
+	stop(g, 0);
+	tell(h, "e", 1);
+	hear(h);
+	stop(h, SIGKILL);
+}
+
 int main(void)
 {
 	volatile uint32_t *counts = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -376,6 +487,8 @@ int main(void)
 	CHECK(r.done == 100 && !r.failed);
 	stop(b, 0);
 	stop(s, 0);
+	opened(n1, 0);
+	opened(n1, 1);
 	stop(one, 0);
 	if (!failures)
 		puts("xrc: all as promised");

@@ -2,7 +2,8 @@
 # In the guest: goodput between two interfaces that are joined and lose packets, each with an rdma_rxe device of its own.
 # rdma_rxe of Linux 6.1 knows the first network namespace alone, so both ends are in it; rules make what is for one end's
 # address leave by the other.
-# usage: loss.sh setup | loss.sh run rxe|repeat|go-back-n PERCENT MESSAGES LIB | loss.sh run tcp PERCENT SECONDS PROGRAM
+# usage: loss.sh setup | loss.sh run rxe|repeat|go-back-n PERCENT SECONDS LIB | loss.sh run tcp PERCENT SECONDS PROGRAM
+# run prints GB/s and the share of packets that were lost in fact, both directions together, in percent.
 set -euo pipefail
 address=(10.79.0.1 10.79.0.2)
 
@@ -31,32 +32,44 @@ gid_index() {
     grep -l "$hex" /sys/class/infiniband/rxe_v"$1"/ports/1/gids/? | head -1 | sed 's,.*/,,'
 }
 
-# end WHAT INDEX MESSAGES LIB [SERVER]
+# end WHAT INDEX SECONDS LIB [SERVER]; a second at the beginning and one at the end are not counted
 end() {
     if [[ $1 == rxe ]]; then
-        exec ib_write_bw -F -p 18515 -s 65536 -m 4096 -n "$3" -d rxe_v"$2" -x "$(gid_index "$2")" "${@:5}"
+        exec ib_write_bw -F -p 18515 -s 65536 -m 4096 -D "$3" -f 1 -d rxe_v"$2" -x "$(gid_index "$2")" "${@:5}"
     fi
     [[ $1 == repeat ]] && export STARVERBS_REPEAT=auto || export STARVERBS_REPEAT=off
     # the kernel has 4791; netem would lose a segmented send as a whole
     export LD_LIBRARY_PATH=$4 STARVERBS_ADDRS=${address[$2]} STARVERBS_PORT=4900 STARVERBS_GSO=off STARVERBS_LINK=udp
-    exec ib_write_bw -F -p 18515 -s 65536 -m 4096 -n "$3" "${@:5}"
+    exec ib_write_bw -F -p 18515 -s 65536 -m 4096 -D "$3" -f 1 "${@:5}"
 }
 
-run() {
-    for at in 0 1; do
-        tc qdisc replace dev v$at root netem limit 100000 loss "$2%"
-    done
-    if [[ $1 == tcp ]]; then
-        exec "$4" --tcp ${address[1]} --seconds "$3"
-    fi
+measured() {
+    for at in 0 1; do tc -s qdisc show dev v$at; done |
+        awk '/Sent/ { sent += $4; lost += $7 } END { printf "%.4f\n", 100 * lost / (sent + lost + !sent) }'
+}
+
+pair() {
     end "$1" 1 "$3" "$4" >/tmp/server 2>&1 &
     server=$!
     until grep -q ':4853 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server; do sleep 0.1; done 2>/dev/null
     (end "$1" 0 "$3" "$4" 127.0.0.1) >/tmp/client 2>&1 || { cat /tmp/server /tmp/client >&2; kill $server; exit 1; }
     wait $server || true
+    cat /tmp/client >&2
     # MiB/s
     awk '$1 == 65536 { printf "%.6f\n", $4 * 1048576 / 1e9 }' /tmp/client
-    cat /tmp/client >&2
+}
+
+run() {
+    for at in 0 1; do
+        tc qdisc del dev v$at root 2>/dev/null || true
+        tc qdisc add dev v$at root netem limit 100000 loss "$2%"
+    done
+    if [[ $1 == tcp ]]; then
+        figure=$("$4" --tcp ${address[1]} --seconds "$3")
+    else
+        figure=$(pair "$@")
+    fi
+    echo "$figure $(measured)"
 }
 
 "$@"

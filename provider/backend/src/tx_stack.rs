@@ -58,6 +58,11 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
         self.tx.has_address(gid)
     }
 
+    /// Whether `gid` is the port's address with that index.
+    pub fn has_entry(&self, index: u8, gid: &Gid) -> bool {
+        self.tx.has_entry(index, gid)
+    }
+
     /// UDP source port of frames from the address with index `sgid_index`; 0 if it cannot send.
     pub fn source_port(&mut self, sgid_index: u8) -> u16 {
         self.tx.source_port(sgid_index)

@@ -85,6 +85,11 @@ impl<C: Deref<Target = Counters>> Tx<C> {
         self.addrs.iter().any(|addr| addr.gid == *gid)
     }
 
+    /// Whether `gid` is the address with that index.
+    pub fn has_entry(&self, index: u8, gid: &Gid) -> bool {
+        self.addrs.get(usize::from(index)).is_some_and(|addr| addr.gid == *gid)
+    }
+
     fn source(&mut self, index: usize) -> Result<&mut Source, BackendError> {
         let slot = &mut self.sources[index];
         if slot.is_none() {

@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use starverbs_core::{Gid, Nanos, Qpn};
+use starverbs_core::{Gid, Mtu, Nanos, Qpn};
 
 use crate::params::{Request, Resolved, Resolving, Response};
 use crate::wire::message::{self, Answered, Ids};
@@ -156,6 +156,8 @@ pub struct Cm {
     events: VecDeque<(u32, Event)>,
     /// Whether there is memory for another request
     room: fn() -> bool,
+    /// Largest path MTU towards an address
+    mtu: Box<dyn Fn(&Gid) -> Mtu + Send>,
     next_id: u32,
     next_listener: u32,
     transactions: u64,
@@ -174,6 +176,7 @@ impl Cm {
             out: VecDeque::new(),
             events: VecDeque::new(),
             room: || true,
+            mtu: Box::new(|_| Mtu::M4096),
             next_id: config.seed as u32,
             next_listener: 0,
             transactions: config.seed >> 16,
@@ -184,6 +187,12 @@ impl Cm {
     /// always is.
     pub fn ask_for_room(&mut self, room: fn() -> bool) {
         self.room = room;
+    }
+
+    /// The largest path MTU that this side has towards an address: a request for a larger one is refused, with reason 26 and what
+    /// would do (IBTA 12.6.7.2). Without it there is no limit.
+    pub fn limit_mtu(&mut self, mtu: Box<dyn Fn(&Gid) -> Mtu + Send>) {
+        self.mtu = mtu;
     }
 
     /// Has requests come in; at most `backlog` (1 to 4096) wait for an answer at a time, more are rejected.

@@ -247,6 +247,7 @@ pub mod reason {
     pub const INVALID_SERVICE_ID: u16 = 8;
     pub const INVALID_TRANSPORT: u16 = 9;
     pub const STALE_CONNECTION: u16 = 10;
+    pub const INVALID_PATH_MTU: u16 = 26;
     pub const CONSUMER: u16 = 28;
     pub const VENDOR_OPTION: u16 = 35;
 }

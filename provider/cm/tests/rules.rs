@@ -5,7 +5,7 @@ mod common;
 use common::{MS, PORT, SECOND, Wire, World, accept, connect, gid};
 use starverbs_cm::wire::{Attribute, Mad, fields};
 use starverbs_cm::{Cm, CmError, Config, Event, ListenAt, Path, PortSpace, Scope, reason};
-use starverbs_core::Gid;
+use starverbs_core::{Gid, Mtu};
 
 /// An established connection between hosts 0 and 1: its two IDs.
 fn established(world: &mut World, qpn: u32) -> (u32, u32) {
@@ -88,6 +88,22 @@ fn without_memory_requests_are_refused() {
     world.run_for(10 * MS);
     assert!(matches!(world.event(0).1, Event::Unreachable(_)));
     assert!(world.events(1).is_empty() && world.hosts[1].cm.is_empty());
+}
+
+/// IBTA 12.6.7.2, reason 26: what the passive side cannot carry is refused at once, and the program hears nothing of it.
+#[test]
+fn a_larger_path_mtu_than_there_is_is_refused() {
+    let mut world = world();
+    let limit = |mtu: Mtu| Box::new(move |_: &Gid| mtu);
+    world.hosts[1].cm.limit_mtu(limit(Mtu::M512));
+    world.connect(0, 1, 100);
+    world.run_for(10 * MS);
+    assert!(matches!(world.event(0).1, Event::Rejected { reason: reason::INVALID_PATH_MTU, .. }));
+    assert!(world.events(1).is_empty() && world.hosts[1].cm.is_empty());
+    world.hosts[1].cm.limit_mtu(limit(Mtu::M1024));
+    world.connect(0, 1, 100);
+    world.run_for(10 * MS);
+    assert!(matches!(world.event(1).1, Event::Request { .. }), "it has what was asked for");
 }
 
 #[test]

@@ -28,6 +28,7 @@ pub mod error;
 mod limits;
 pub mod mr;
 pub mod nic;
+pub mod opening;
 pub mod qp;
 pub mod qpc;
 pub mod relay;

@@ -12,7 +12,7 @@ use core::num::NonZeroU32;
 
 use crate::error::NicError;
 use crate::rng::Rng;
-use crate::room::{Room, exact};
+use crate::room::{TwoEnds, exact};
 use crate::types::{Access, PdId, Qpn};
 
 mod import;
@@ -171,7 +171,8 @@ impl MrTable {
             self.mask = (random >> 40) as u32 & SLOT_MASK | MAX_MR as u32;
         }
         if self.free.len() <= REST + tried {
-            self.grow(random)?;
+            /* without memory for more, those that are free rest less */
+            _ = self.grow(random);
         }
         let slot = self.free.pop_front().ok_or(NicError::Exhausted)?;
         Ok((slot, self.entries[slot as usize].spent))
@@ -183,9 +184,10 @@ impl MrTable {
         let to = (from + STEP.max(from / 4)).min(MAX_MR);
         let mut fresh: Vec<u32> = Vec::new();
         exact(&mut fresh, to - from)?;
-        self.entries.make_room(to)?;
+        /* by a quarter, as said: no vector's doubling, which near the limit would be for nothing */
+        exact(&mut self.entries, to)?;
         /* ending a registration must not need memory */
-        self.free.make_room(to)?;
+        self.free.make_exact_room(to)?;
         let mut rng = Rng::new([random, from as u64]);
         /* eight bytes from one number; the shuffle's numbers are others */
         let mut word = 0;

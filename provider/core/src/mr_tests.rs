@@ -261,3 +261,15 @@ proptest! {
         }
     }
 }
+
+/// The table has the slots that it means to have, and not twice as many as a vector that grows by itself.
+#[test]
+fn the_table_takes_no_more_memory_than_it_says() {
+    let mut t = MrTable::new();
+    for n in 0..20_000u64 {
+        t.register(attr(0x1000, 0x100, 0x9000, Access::REMOTE_READ), n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+            .unwrap();
+        assert_eq!(t.entries.capacity(), t.entries.len());
+    }
+    assert!(t.entries.len() < 20_000 + 20_000 / 4 + REST + STEP);
+}

@@ -38,7 +38,7 @@ use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Seg, SrqId};
 pub use contexts::ContextCache;
 use contexts::Contexts;
 use keep::Keep;
-use lend::Lending;
+use lend::{Callable, Lending};
 use mads::Mads;
 use multicast::Groups;
 use path::{PathId, Paths};
@@ -152,6 +152,8 @@ pub(crate) struct Srq<E: Env> {
     pub(crate) cookie: u64,
     /// XRC: its domain, and where its receives complete
     pub(crate) xrc: Option<(PdId, E::Cq)>,
+    /// Who may have loans of it to be asked for
+    pub(crate) callable: Callable,
     /// It matches tags
     pub(crate) tags: Option<Box<TagMatching<E::Cq>>>,
 }
@@ -306,7 +308,16 @@ impl<E: Env> Nic<E> {
     /// A new shared receive queue; an event is due when fewer than `limit` WQEs are left. `cookie` is
     /// the host's name for it.
     pub fn create_srq(&mut self, pd: PdId, rq: E::Rq, limit: u32, cookie: u64) -> Result<SrqId, NicError> {
-        self.insert_srq(Srq { rq, pd, limit, users: 0, cookie, xrc: None, tags: None })
+        self.insert_srq(Srq {
+            rq,
+            pd,
+            limit,
+            users: 0,
+            cookie,
+            xrc: None,
+            callable: Callable::No,
+            tags: None,
+        })
     }
 
     /// A new shared receive queue of the XRC domain that `xrcd` stands for; its receives complete in `cq`,
@@ -320,7 +331,16 @@ impl<E: Env> Nic<E> {
         cookie: u64,
     ) -> Result<SrqId, NicError> {
         self.shared.hold_pd(xrcd)?;
-        let srq = Srq { rq, pd, limit: 0, users: 0, cookie, xrc: Some((xrcd, cq)), tags: None };
+        let srq = Srq {
+            rq,
+            pd,
+            limit: 0,
+            users: 0,
+            cookie,
+            xrc: Some((xrcd, cq)),
+            callable: Callable::No,
+            tags: None,
+        };
         if self.shared.is_shared(xrcd) && self.shared.srqs.vacant_key() >= QPN_BLOCK as usize {
             /* its number would not name it */
             self.shared.drop_pd(xrcd);

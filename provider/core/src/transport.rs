@@ -1,6 +1,7 @@
 //! The protocol of a QP: what it sends, what it answers, how it completes.
 //!
-//! `requester` turns WQEs into packets, `response` takes the answers to them, `holes` sends again what is missing; `responder` takes
+//! `requester` turns WQEs into packets, `response` takes the answers to them, `loss` times them and goes back, `holes` sends again
+//! what is missing and nothing else; `responder` takes
 //! requests, `keeping` those behind a missing one, `tagged` those to SRQs that match tags, `away` those to SRQs of other cards,
 //! `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
 //! sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables and
@@ -13,6 +14,7 @@ mod datagram;
 mod holes;
 mod keeping;
 mod local;
+mod loss;
 mod pacing;
 mod placement;
 mod recv;
@@ -190,7 +192,8 @@ pub(crate) struct Responder {
     pub(crate) cur: Inbound,
     /// Receive WQE taken from the queue
     pub(crate) recv: HeldRecv,
-    /// READ and atomic answers owed, in PSN order, at most twice `max_dest_rd_atomic`
+    /// READ and atomic answers owed, in the order of their requests, repeated ones among them; at most twice
+    /// `max_dest_rd_atomic`
     pub(crate) out: VecDeque<Answer>,
     /// Results of the last atomics, for their duplicates; where the program allows atomics
     pub(crate) results: Option<Box<Results>>,

@@ -4,11 +4,13 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use starverbs_core::relay::{LinkId, Relay};
-use starverbs_core::wire::{Icrc, IcrcHeader, Packet};
-use starverbs_core::{Av, FrameMeta, Nanos, NicConfig, QpType, Qpn};
+use starverbs_core::wire::Packet;
+use starverbs_core::{FrameMeta, Nanos, NicConfig, QpType, Qpn};
 
 use crate::host::{Host, Setup};
 use crate::rng::Rng;
+
+mod carry;
 
 /// What the wire does to frames. Probabilities are per frame, times in nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +84,8 @@ struct Flight {
     to: usize,
     meta: FrameMeta,
     bytes: Vec<u8>,
+    /// What it still has to pass, until it has arrived: time that its host takes over it, and frames that may wait there
+    queue: Option<(Nanos, u64)>,
 }
 
 /// Hosts on a wire.
@@ -105,7 +109,7 @@ pub struct Net {
     cuts: Vec<Nanos>,
     now: Nanos,
     rng: Rng,
-    /// Arrival time and order; the frame is in `flights` by its order
+    /// When a frame arrives, or its host is through with it, and order; the frame is in `flights` by its order
     wire: BinaryHeap<Reverse<(Nanos, u64)>>,
     flights: std::collections::BTreeMap<u64, Flight>,
     order: u64,
@@ -210,6 +214,9 @@ impl Net {
             && at <= self.now
         {
             self.wire.pop();
+            if self.arrived(at, order) {
+                continue;
+            }
             match self.flights.get(&order).map(|flight| self.asleep[flight.to]) {
                 Some(until) if until > self.now => self.wire.push(Reverse((until, order))),
                 _ => self.deliver(order),
@@ -397,107 +404,6 @@ impl Net {
                 h.nic.handle_unlink(&mut h.env, self.now, LinkId(host as u32));
             }
         }
-    }
-
-    /// A frame leaves `from`: for the host with that address or, multicast, for each that has joined the group, the
-    /// sender among them.
-    fn launch(&mut self, from: usize, to: &Av, bytes: Vec<u8>) {
-        self.tally.sent += 1;
-        if let Some(tap) = &mut self.tap {
-            tap(from, &bytes);
-        }
-        let reached = |h: &Host| h.gid == to.dgid || h.groups.contains(&to.dgid);
-        let mut before = None;
-        for dest in 0..self.hosts.len() {
-            if reached(&self.hosts[dest])
-                && let Some(dest) = before.replace(dest)
-            {
-                self.carry(from, dest, to, bytes.clone());
-            }
-        }
-        match before {
-            Some(last) => self.carry(from, last, to, bytes),
-            None => self.tally.stray += 1,
-        }
-    }
-
-    /// What the wire does to a frame on its way to one host.
-    fn carry(&mut self, from: usize, dest: usize, to: &Av, mut bytes: Vec<u8>) {
-        let link = self.link(from, dest);
-        if self.cuts[link] > self.now {
-            self.say(from, "cut", &bytes);
-            self.tally.cut += 1;
-            return;
-        }
-        let faults = self.links[link].unwrap_or(self.faults);
-        if self.rng.chance(faults.loss) {
-            self.say(from, "lost", &bytes);
-            self.tally.lost += 1;
-            return;
-        }
-        if self.rng.chance(faults.corrupt) && self.corrupt(to, &mut bytes) {
-            self.say(from, "corrupted", &bytes);
-            self.tally.corrupted += 1;
-            return;
-        }
-        let meta = FrameMeta {
-            src: to.sgid,
-            dst: to.dgid,
-            traffic_class: to.traffic_class,
-            hop_limit: to.hop_limit,
-        };
-        let mut copies = 1;
-        if self.rng.chance(faults.duplicate) {
-            self.tally.duplicated += 1;
-            copies = 2;
-        }
-        for _ in 0..copies {
-            let Some(at) = self.queued(from, dest, &faults) else {
-                self.say(from, "overran", &bytes);
-                self.tally.overrun += 1;
-                continue;
-            };
-            self.say(from, "sent", &bytes);
-            self.order += 1;
-            self.wire.push(Reverse((at, self.order)));
-            let bytes = if copies > 1 { bytes.clone() } else { std::mem::take(&mut bytes) };
-            self.flights.insert(self.order, Flight { from, to: dest, meta, bytes });
-        }
-    }
-
-    /// When the host is through with a frame that is sent now; `None`: there is no room for it.
-    fn queued(&mut self, from: usize, dest: usize, faults: &Faults) -> Option<Nanos> {
-        let at = self.arrival(from, dest, faults);
-        if faults.service == 0 {
-            return Some(at);
-        }
-        let busy = &mut self.busy[dest];
-        if busy.saturating_sub(at) / faults.service >= faults.queue {
-            return None;
-        }
-        *busy = at.max(*busy) + faults.service;
-        Some(*busy)
-    }
-
-    fn arrival(&mut self, from: usize, dest: usize, faults: &Faults) -> Nanos {
-        let straight = self.now + faults.delay + self.rng.below(faults.jitter + 1);
-        if self.rng.chance(faults.reorder) {
-            self.tally.reordered += 1;
-            return straight + self.rng.below(faults.late + 1);
-        }
-        let link = self.link(from, dest);
-        let lane = &mut self.lanes[link];
-        *lane = straight.max(*lane);
-        *lane
-    }
-
-    /// Flips a bit; whether the ICRC notices.
-    fn corrupt(&mut self, to: &Av, bytes: &mut [u8]) -> bool {
-        let hdr = IcrcHeader { src: to.sgid, dst: to.dgid, sport: 0xc000, dport: 4791, ip_id: 0 };
-        let before = Icrc::of_frame(&hdr, bytes);
-        let bit = self.rng.below(bytes.len() as u64 * 8) as usize;
-        bytes[bit / 8] ^= 1 << (bit % 8);
-        Icrc::of_frame(&hdr, bytes) != before
     }
 
     fn deliver(&mut self, order: u64) {

@@ -234,3 +234,97 @@ fn what_was_kept_may_have_to_wait_for_a_receive() {
         assert_eq!((done, got), (12, (0..12).collect()));
     });
 }
+
+/// A pool of 16 frames and two gaps, which a host holds that got no CPU since. Another host finds it empty for a while, and then
+/// its own packets are kept; the first sends again what was kept for it, and loses nothing.
+#[test]
+fn what_is_kept_for_the_silent_goes_to_others() {
+    for op in [SendOp::Write, SendOp::Read] {
+        let cfg = NicConfig { kept: 16, gaps: 2, ..NicConfig::default() };
+        let mut net = Net::new(3, cfg, Faults::default(), 2);
+        let rights = common::all_rights();
+        let memory = [0, 1, 2].map(|at| net.hosts[at].region(8 * u64::from(LEN), rights));
+        let cq = [(); 3].map(|()| SimCq::new(64));
+        let mut rng = Rng::new(11);
+        let mut begun: Vec<(usize, u32, Vec<u8>)> = vec![];
+        let mut begin = |net: &mut Net, from: usize, op: SendOp| {
+            let sq = [SimSq::new(8), SimSq::new(1)];
+            let ends = [(from, 0), (1, 1)].map(|(at, end)| {
+                let own = RecvSource::Own(SimRq::new(1, 1));
+                (at, net.hosts[at].qp(QpType::Rc, &sq[end], own, [&cq[at], &cq[at]], true))
+            });
+            net.connect(
+                QpType::Rc,
+                ends[0],
+                ends[1],
+                &Setup { rd_atomic: 4, timeout: 18, ..Setup::default() },
+            );
+            let (at, data) = (begun.len() as u32 * LEN, any_bytes(&mut rng, LEN));
+            let source = if op == SendOp::Read { 1 } else { from };
+            net.hosts[source].env.memory.write(memory[source].0 + u64::from(at), &data);
+            /* in pieces, so that READs are many requests */
+            for piece in 0..8 {
+                let offset = u64::from(at + piece * (LEN / 8));
+                let wqe = SendWqe {
+                    op,
+                    remote_addr: memory[1].0 + offset,
+                    rkey: memory[1].1,
+                    ..SendWqe::default()
+                };
+                let sge = Sge { addr: memory[from].0 + offset, len: LEN / 8, lkey: memory[from].1 };
+                sq[0].post(Send { wqe, sges: vec![sge], inline: None }).expect("there is room");
+            }
+            net.doorbell(from, ends[0].1);
+            begun.push((from, at, data));
+        };
+        net.set_link(0, 1, lossy(0.5));
+        net.set_link(2, 1, lossy(0.05));
+        (0..2).for_each(|_| begin(&mut net, 0, SendOp::Write));
+        begin(&mut net, 0, op);
+        let kept = |net: &Net| net.hosts[1].nic.counters().kept_ahead.get();
+        while kept(&net) < 16 && net.step() {}
+        net.sleep(0, 10_000_000_000);
+        net.purge(0, 1);
+        let before = kept(&net);
+        begin(&mut net, 2, SendOp::Write);
+        while cq[2].len() < 8 && net.step() {}
+        assert_eq!((kept(&net), cq[2].len()), (before, 8), "the pool is empty, and all arrives");
+        net.suspend(2_000_000_000);
+        begin(&mut net, 2, SendOp::Write);
+        while cq[2].len() < 16 && net.step() {}
+        assert!(kept(&net) > before, "it is not any more");
+        assert!(net.now() < 5_000_000_000, "and the other still sleeps");
+        assert!(net.run_until_idle(400_000), "it ends");
+        for (at, count) in [(0, 24), (2, 16)] {
+            let done: Vec<_> = std::iter::from_fn(|| cq[at].poll()).map(|(c, _)| c.status).collect();
+            assert_eq!(done, vec![WcStatus::Success; count], "{op:?}");
+        }
+        for (from, at, data) in begun {
+            for end in [from, 1] {
+                let there = memory[end].0 + u64::from(at);
+                assert!(net.hosts[end].env.memory.read(there, data.len()) == data, "{op:?} of {from}");
+            }
+        }
+    }
+}
+
+/// A repetition that is lost is overtaken by nothing: it is asked for after half a millisecond of silence, not after the first
+/// timeout's whole one.
+#[test]
+fn a_lost_repetition_is_asked_for_early() {
+    let mut long = Long::new([true; 2], Faults::default(), QpType::Rc);
+    let mut rng = Rng::new(6);
+    long.message(SendOp::Write, &any_bytes(&mut rng, LEN));
+    long.net.faults.loss = 0.1;
+    let (mut spent, messages) = (0, 200);
+    for _ in 0..messages {
+        let began = long.net.now();
+        long.begin(SendOp::Write, &any_bytes(&mut rng, LEN));
+        while long.cq[0].is_empty() && long.net.step() {}
+        spent += long.net.now() - began;
+        assert_eq!(long.cq[0].poll().map(|(c, _)| c.status), Some(WcStatus::Success));
+    }
+    let each = spent / messages;
+    println!("{each} ns each");
+    assert!(each < 1_000_000, "{each} ns each");
+}

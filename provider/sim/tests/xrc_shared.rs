@@ -297,6 +297,25 @@ fn an_unused_loan_is_recalled() {
     );
 }
 
+/// Who asked for more of an empty queue was not asked for what it has itself; when the queue's own card finds it empty, it is.
+#[test]
+fn a_loan_of_who_asked_last_is_recalled() {
+    let mut x = Shared::new(Faults::default(), 1, &Setup::default());
+    for _ in 0..3 {
+        x.post_recv(1);
+    }
+    x.send(0, 1, SendWqe::default(), b"one");
+    x.run();
+    let ask = Relay::Ask { srq: x.queues[1].number, count: 4 };
+    for _ in 0..3 {
+        assert!(x.net.relay(QPS, 2, &ask.encode().0));
+    }
+    assert_eq!(x.queues[1].rq.len(), 0, "all are lent");
+    x.run();
+    x.send_directly(2);
+    assert_eq!(x.got(1).iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
+}
+
 /// What goes wrong at the SRQ is an error at the requester, of the kind that IBTA has for it.
 #[test]
 fn faults_come_back_as_naks() {

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::links::MESSAGE;
 use starverbs_backend::{self as backend, Rx};
+use starverbs_core::opening::Opening;
 use starverbs_core::qp::Owner;
 use starverbs_core::{AsyncEvent, Gid, Limits, Nanos, Nic, NicConfig, PdId, Qpn};
 use starverbs_rings::Bells;
@@ -29,6 +30,7 @@ use crate::links::Links;
 use crate::log::{self, log};
 use crate::moderation::Moderator;
 use crate::notes::Notes;
+use crate::opened::Openings;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
@@ -90,6 +92,8 @@ pub(crate) struct Shard {
     domains: HashMap<PdId, Arc<FdQueue<Event>>>,
     /// A message from another process of an XRC domain; none before there is such a domain
     pub(crate) link_room: Option<Box<[u8; MESSAGE]>>,
+    /// XRC queue pairs that are open more than once
+    pub(crate) openings: Box<Openings>,
     pub(crate) moderator: Arc<Moderator>,
     /// Boxed: it stands beside what the data path uses
     pub(crate) cm: Box<CmHost>,
@@ -179,6 +183,7 @@ impl Card {
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
             link_room: None,
+            openings: Box::default(),
             moderator: Arc::clone(&card_moderator),
         };
         let progress = Progress::new()?;
@@ -262,6 +267,7 @@ impl Card {
         for qpn in self.with(|shard, _| shard.qps_told(events)) {
             let _ = self.with(|shard, _| {
                 shard.detach_from_all(qpn);
+                shard.openings.ends(&mut shard.env, qpn);
                 shard.nic.destroy_qp(&mut shard.env, qpn)
             });
         }
@@ -271,7 +277,10 @@ impl Card {
             log!(Info, "card closed");
             self.with(|shard, now| shard.close_cm(&self.notes, now));
             self.progress.stop();
-            self.with(|shard, _| shard.rx.leave());
+            self.with(|shard, _| {
+                shard.rx.leave();
+                shard.close_links(&self.notes);
+            });
         }
     }
 
@@ -437,9 +446,10 @@ impl Shard {
     /// Tells the contexts what was raised. An object that is gone by now needs to know nothing.
     #[cold]
     fn tell(&mut self, notes: &Notes, now: Nanos) {
-        let Shard { nic, env, domains, .. } = self;
+        let Shard { nic, env, domains, openings, .. } = self;
+        let HostEnv { events, links, .. } = env;
         let mut mads = false;
-        for event in env.events.drain(..) {
+        for event in events.drain(..) {
             let (kind, qpn) = match event {
                 AsyncEvent::QpFatal(qpn) => (kind::QP_FATAL, qpn),
                 AsyncEvent::QpReqErr(qpn) => (kind::QP_REQ_ERR, qpn),
@@ -463,7 +473,11 @@ impl Shard {
             if !matches!(kind, kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED) {
                 notes.add(kind, qpn);
             }
-            if let Some(Owner { pd, cookie }) = nic.qp_owner(qpn)
+            let say = |link, message: Opening| {
+                links.as_mut().is_some_and(|links| links.send(link, &message.encode(), &[], true))
+            };
+            if !openings.tell(qpn, kind, say)
+                && let Some(Owner { pd, cookie }) = nic.qp_owner(qpn)
                 && let Some(queue) = domains.get(&pd)
             {
                 queue.push(Event::Qp { kind, cookie });

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_backend::TxStack;
 use starverbs_backend::links::Links;
+use starverbs_core::opening::Opening;
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::{AsyncEvent, Av, Env, Gid, PdId, Seg};
 use starverbs_rings::{CardRq, CardSq};
@@ -38,6 +39,11 @@ impl HostEnv {
     pub(crate) fn new(tx: TxStack<StatPage>) -> Self {
         let (events, bounce) = (Vec::with_capacity(16), Box::new([0; MAX_PAYLOAD]));
         HostEnv { tx, events, bounce, bounced: 0, foreign: ForeignList::default(), links: None }
+    }
+
+    /// Sends to another process of an XRC domain what is no card's affair; it is kept while there is no room. False: it is gone.
+    pub(crate) fn say(&mut self, link: LinkId, message: &Opening) -> bool {
+        self.links.as_mut().is_some_and(|links| links.send(link, &message.encode(), &[], true))
     }
 
     /// [`Env::dma_read`] of marked memory.

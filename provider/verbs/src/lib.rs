@@ -28,6 +28,7 @@ mod moderation;
 mod mr;
 mod mw;
 mod notes;
+mod opened;
 mod pd;
 mod posix_thread;
 mod post;

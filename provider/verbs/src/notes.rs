@@ -6,10 +6,12 @@
 
 use std::array;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::cm::{Deliveries, Delivery};
 use crate::events::kind;
 use crate::log::{self, log};
+use crate::qp::Qp;
 use starverbs_settings::LogLevel;
 
 /// Notes that wait at once. More are counted only.
@@ -25,6 +27,8 @@ pub(crate) struct Notes {
     lost: AtomicU32,
     /// Of connections
     deliveries: Deliveries,
+    /// References to QPs that other processes had
+    dropped: Mutex<Vec<Qp>>,
 }
 
 impl Notes {
@@ -35,6 +39,7 @@ impl Notes {
             places,
             lost: AtomicU32::new(0),
             deliveries: Deliveries::default(),
+            dropped: Mutex::default(),
         }
     }
 
@@ -59,6 +64,16 @@ impl Notes {
     pub(crate) fn deliver_later(&self, delivery: Delivery) {
         self.deliveries.push(delivery);
         self.any.store(true, Ordering::Release);
+    }
+
+    /// Has these be dropped; they stay where there is no memory for them.
+    #[cold]
+    pub(crate) fn drop_later(&self, qps: &mut Vec<Qp>) {
+        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        if dropped.try_reserve(qps.len()).is_ok() {
+            dropped.append(qps);
+            self.any.store(true, Ordering::Release);
+        }
     }
 
     /// Says what was noted. The card's lock is not held.
@@ -86,6 +101,8 @@ impl Notes {
             log!(Warn, "{lost} more failed");
         }
         self.deliveries.tell();
+        let dropped = std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(dropped);
     }
 }
 

@@ -4,12 +4,14 @@ use std::fmt::Write as _;
 
 use starverbs_backend::host;
 use starverbs_backend::links::Incoming;
+use starverbs_core::opening::Opening;
 use starverbs_core::relay::Relay;
 use starverbs_core::{Nanos, PdId, Qpn};
 
 use crate::card::{Card, DEFERRED, Shard};
 use crate::clock;
 use crate::cq::CqShared;
+use crate::notes::Notes;
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
@@ -45,7 +47,7 @@ impl Card {
                 self.lower_alarm(shard, now + LEFT);
             }
         }
-        shard.run_links(now);
+        shard.run_links(now, &self.notes);
         shard.run_timers(now);
         shard.turns = shard.turns.wrapping_add(1);
         if shard.turns.is_multiple_of(MAINTENANCE) {
@@ -113,25 +115,34 @@ impl Shard {
 
     /// Takes messages from other processes of this one's XRC domains; says how many.
     #[inline]
-    pub(crate) fn run_links(&mut self, now: Nanos) -> u32 {
-        if self.link_room.is_none() { 0 } else { self.take_relays(now) }
+    pub(crate) fn run_links(&mut self, now: Nanos, notes: &Notes) -> u32 {
+        if self.link_room.is_none() { 0 } else { self.take_relays(now, notes) }
     }
 
     #[cold]
-    fn take_relays(&mut self, now: Nanos) -> u32 {
-        let Shard { nic, env, link_room: Some(room), .. } = self else { return 0 };
-        for came in 0..RELAYS {
+    fn take_relays(&mut self, now: Nanos, notes: &Notes) -> u32 {
+        let Shard { nic, env, openings, link_room: Some(room), .. } = self else { return 0 };
+        let mut came = 0;
+        while came < RELAYS {
             match env.links.as_mut().and_then(|links| links.next(room)) {
-                None => return came,
-                Some(Incoming::Ended(link)) => nic.handle_unlink(env, now, link),
+                None => break,
+                Some(Incoming::Ended(link)) => {
+                    nic.handle_unlink(env, now, link);
+                    openings.unlink(link);
+                }
                 Some(Incoming::Message(link, domain, len)) => {
-                    if let Some(message) = room.get(..len).and_then(Relay::decode) {
-                        nic.handle_relay(env, now, link, PdId(domain), &message);
+                    let (bytes, domain) = (room.get(..len).unwrap_or_default(), PdId(domain));
+                    if let Some(message) = Relay::decode(bytes) {
+                        nic.handle_relay(env, now, link, domain, &message);
+                    } else if let Some(message) = Opening::decode(bytes) {
+                        openings.handle((&mut *nic, &mut *env), now, (link, domain), &message);
                     }
                 }
             }
+            came += 1;
         }
-        RELAYS
+        openings.hand_over(notes);
+        came
     }
 
     /// Has the doorbell of `qpn` wait for the program's next call, if it may.

@@ -3,18 +3,21 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
+use starverbs_core::opening::Wish;
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::tags::MAX_TAG_SGE;
-use starverbs_core::{Av, Gid, NicError, QpState, QpType, Qpn, SrqId};
+use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 
 use crate::ah::AhAttr;
 use crate::card::{Card, Shard};
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::{MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
 use crate::log::log;
+use crate::opened::Visit;
 use crate::pd::Pd;
 use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
@@ -135,6 +138,41 @@ impl Qp {
         })))
     }
 
+    /// One of another process of the XRC domain that `pd` stands for. What the card here keeps of it is this handle.
+    pub(crate) fn visiting(pd: &Pd, cq: &Cq, qpn: Qpn, visit: Visit) -> Result<Qp> {
+        let init = xrc_recv(cq);
+        let rings = rings(&init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
+        cq.0.users.fetch_add(2, Ordering::AcqRel);
+        Ok(Qp(Arc::new(QpInner {
+            qpn,
+            qp_type: init.qp_type,
+            state: AtomicU8::new(QpState::Reset as u8),
+            gone: AtomicBool::new(false),
+            pd: pd.clone(),
+            rings,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            _srq: None,
+            cookie: u64::from(visit),
+        })))
+    }
+
+    /// The protection domain that it was made in; for a receiving XRC QP what stands for its XRC domain.
+    pub(crate) fn domain(&self) -> PdId {
+        self.0.pd.id()
+    }
+
+    /// Whether it is another process's, and open here.
+    pub(crate) fn is_visited(&self) -> bool {
+        self.0.visit() != 0 && !self.0.gone.load(Ordering::Acquire)
+    }
+
+    /// Another handle of a receiving XRC QP, which is told of its events in `ctx`. ENOMEM.
+    pub(crate) fn list(&self, ctx: &Context, cookie: u64) -> Result<()> {
+        let of = (self.0.qpn, self.0.visit());
+        ctx.card()?.with(|shard, _| shard.openings.list(of, cookie, ctx.events()))
+    }
+
     /// Its number.
     #[inline]
     pub fn number(&self) -> Qpn {
@@ -156,6 +194,9 @@ impl Qp {
     /// Its state now; RESET when it is gone.
     pub fn state(&self) -> QpState {
         let Ok(card) = self.0.pd.context().card() else { return QpState::Err };
+        if self.0.visit() != 0 {
+            return self.query().map_or(QpState::Err, |attr| attr.state);
+        }
         card.with(|shard, _| shard.nic.qp_state(self.0.qpn)).unwrap_or_default()
     }
 
@@ -170,6 +211,9 @@ impl Qp {
         let to = attr.map_address(|_| av);
         if mask.contains(QpAttrMask::PATH_MTU) && to.path_mtu > card.info.path_mtu(&to.av.dgid) {
             return Err(VerbsError::Invalid("path MTU: more than the links carry"));
+        }
+        if self.0.visit() != 0 {
+            return card.ask_home(self.0.visit(), Wish::Modify(to, mask)).map(|_| ());
         }
         card.with(|shard, now| shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now))?;
         if mask.contains(QpAttrMask::STATE) {
@@ -188,7 +232,11 @@ impl Qp {
     /// EINVAL when it is gone; EIO in a forked child.
     pub fn query(&self) -> Result<QpAttr> {
         let card = self.0.pd.context().card()?;
-        Ok(card.with(|shard, _| shard.nic.query_qp(self.0.qpn))?.map_address(|av| AhAttr::from_av(&av)))
+        let now = match self.0.visit() {
+            0 => card.with(|shard, _| shard.nic.query_qp(self.0.qpn))?,
+            visit => card.ask_home(visit, Wish::Query)?,
+        };
+        Ok(now.map_address(|av| AhAttr::from_av(&av)))
     }
 
     /// `ibv_destroy_qp`. Its completions that were not polled are gone.
@@ -199,17 +247,24 @@ impl Qp {
         self.0.destroy(false)
     }
 
-    /// `ibv_destroy_qp` of one that may be open more than once: the last one destroys it.
+    /// `ibv_destroy_qp` of one that may be open more than once, by the handle that has this cookie: the last one destroys it.
     ///
     /// # Errors
     /// As [`Qp::destroy`].
-    pub fn close(&self) -> Result<()> {
+    pub fn close(&self, cookie: u64) -> Result<()> {
+        let (qpn, visit) = (self.0.qpn, self.0.visit());
+        self.0.pd.context().card()?.with(|shard, _| shard.openings.unlist(qpn, visit, Some(cookie)));
         /* others have it: whichever of them is dropped last destroys it */
         if Arc::strong_count(&self.0) > 1 { Ok(()) } else { self.destroy() }
     }
 
     pub(crate) fn downgrade(&self) -> Weak<QpInner> {
         Arc::downgrade(&self.0)
+    }
+
+    /// Whether it is that QP.
+    pub(crate) fn is(&self, weak: &Weak<QpInner>) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.0), weak.as_ptr())
     }
 
     pub(crate) fn upgrade(weak: &Weak<QpInner>) -> Option<Qp> {
@@ -275,6 +330,11 @@ impl QpInner {
         self.state.load(Ordering::Relaxed) != QpState::Reset as u8
     }
 
+    /// By which it is known if it is another process's; else 0.
+    fn visit(&self) -> Visit {
+        if self.qp_type == QpType::XrcRecv { self.cookie as Visit } else { 0 }
+    }
+
     fn purge(&self) {
         self.send_cq.purge(self.qpn);
         self.recv_cq.purge(self.qpn);
@@ -288,8 +348,15 @@ impl QpInner {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
         let ended = card.with(|shard, _| {
+            if self.visit() != 0 {
+                shard.openings.leave(&mut shard.env, self.qpn, self.visit());
+                return Ok(());
+            }
             if detach {
                 shard.detach_from_all(self.qpn);
+            }
+            if self.qp_type == QpType::XrcRecv {
+                shard.openings.ends(&mut shard.env, self.qpn);
             }
             let ended = shard.nic.destroy_qp(&mut shard.env, self.qpn);
             if ended != Err(NicError::Busy) {
@@ -303,7 +370,9 @@ impl QpInner {
             return Err(VerbsError::Busy("a multicast group"));
         }
         log!(Debug, "queue pair {:#x}: destroyed", self.qpn);
-        ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
+        if self.qp_type != QpType::XrcRecv {
+            ctx.purge_events(|event| matches!(event, Event::Qp { cookie, .. } if *cookie == self.cookie));
+        }
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.fetch_sub(1, Ordering::AcqRel);
         }
@@ -314,6 +383,25 @@ impl QpInner {
 impl Drop for QpInner {
     fn drop(&mut self) {
         let _ = self.destroy(true);
+    }
+}
+
+/// A QP that receives for an XRC domain, which has no queues of its own, and handles instead of a cookie: `cq` stands for what
+/// it has none of.
+pub(crate) fn xrc_recv(cq: &Cq) -> QpInit<'_> {
+    QpInit {
+        qp_type: QpType::XrcRecv,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        max_send_wr: 0,
+        max_recv_wr: 0,
+        max_send_sge: 0,
+        max_recv_sge: 0,
+        max_inline: 0,
+        sq_sig_all: false,
+        block_own_multicast: false,
+        cookie: 0,
     }
 }
 

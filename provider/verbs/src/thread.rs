@@ -297,7 +297,7 @@ impl Worker {
         if got > 0 {
             shard.take_frames(now, || false);
         }
-        work += shard.run_links(now);
+        work += shard.run_links(now, &self.card.notes);
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));
         shard.transmit(now, true);

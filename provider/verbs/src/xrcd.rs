@@ -9,14 +9,15 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use starverbs_backend::links::{DomainName, Links, MESSAGE, Opening};
-use starverbs_core::{PdId, QpType, Qpn};
+use starverbs_core::relay::LinkError;
+use starverbs_core::{Env, PdId, QPN_BLOCK_SHIFT, Qpn};
 
 use crate::card::Shard;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::{Result, VerbsError};
 use crate::pd::Pd;
-use crate::qp::{Qp, QpInit, QpInner};
+use crate::qp::{Qp, QpInner, xrc_recv};
 
 /// Domains that were opened on a file.
 static SHARED: Mutex<Vec<(File, Weak<XrcdInner>)>> = Mutex::new(Vec::new());
@@ -33,7 +34,8 @@ struct XrcdInner {
     /// Where the QPs of the domain would complete, if they ever did
     cq: Cq,
     state: Mutex<State>,
-    shared: bool,
+    /// What it is called between processes, if others may have it
+    name: Option<DomainName>,
 }
 
 struct State {
@@ -86,12 +88,12 @@ impl Xrcd {
     }
 
     fn new(ctx: &Context) -> Result<Xrcd> {
-        Xrcd::of(Pd::alloc(ctx)?, Cq::create(ctx, 1, None, 0)?, false)
+        Xrcd::of(Pd::alloc(ctx)?, Cq::create(ctx, 1, None, 0)?, None)
     }
 
-    fn of(pd: Pd, cq: Cq, shared: bool) -> Result<Xrcd> {
+    fn of(pd: Pd, cq: Cq, name: Option<DomainName>) -> Result<Xrcd> {
         let state = Mutex::new(State { opened: 1, qps: Vec::new() });
-        Ok(Xrcd(Arc::new(XrcdInner { pd, cq, state, shared })))
+        Ok(Xrcd(Arc::new(XrcdInner { pd, cq, state, name })))
     }
 
     /// One that other processes' cards reach.
@@ -109,13 +111,13 @@ impl Xrcd {
             Ok::<_, VerbsError>(())
         })?;
         card.progress.kick_if_armed();
-        Xrcd::of(pd, cq, true)
+        Xrcd::of(pd, cq, Some(name.clone()))
     }
 
     /// `ibv_close_xrcd`: the last one ends the domain.
     ///
     /// # Errors
-    /// EBUSY: the last one, while QPs or SRQs are in it; EINVAL when it is gone.
+    /// EBUSY: the last one, while QPs or SRQs are in it, QPs of its own that other processes have open included; EINVAL when it is gone.
     pub fn close(&self) -> Result<()> {
         /* nobody opens it meanwhile */
         let _shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,6 +125,10 @@ impl Xrcd {
         match state.opened {
             0 => return Err(VerbsError::Invalid("XRC domain is gone")),
             1 => {
+                /* the card knows those that are its own */
+                if state.qps.iter().filter_map(Qp::upgrade).any(|qp| qp.is_visited()) {
+                    return Err(VerbsError::Busy("queue pairs of other processes"));
+                }
                 let pd = self.0.pd.id();
                 /* in one: the next domain that gets the number is another one, and other processes' messages are not for it */
                 self.0.pd.dealloc_with(|shard| end_links(shard, pd))?;
@@ -134,39 +140,47 @@ impl Xrcd {
     }
 
     /// A QP that receives: its requests go to the SRQs of the domain that they name. It has no queues of
-    /// its own.
+    /// its own. `ctx` is told of its events, under `cookie`.
     ///
     /// # Errors
     /// As [`Qp::create`].
-    pub fn create_qp(&self, cookie: u64) -> Result<Qp> {
-        let cq = &self.0.cq;
-        let init = QpInit {
-            qp_type: QpType::XrcRecv,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            max_send_wr: 0,
-            max_recv_wr: 0,
-            max_send_sge: 0,
-            max_recv_sge: 0,
-            max_inline: 0,
-            sq_sig_all: false,
-            block_own_multicast: false,
-            cookie,
-        };
+    pub fn create_qp(&self, ctx: &Context, cookie: u64) -> Result<Qp> {
         let mut state = self.0.state();
-        state.qps.retain(|old| old.strong_count() > 0);
-        state.qps.try_reserve(1).map_err(|_| VerbsError::NoMemory("QPs of an XRC domain"))?;
-        let qp = Qp::create(&self.0.pd, &init)?;
+        make_room(&mut state)?;
+        let qp = Qp::create(&self.0.pd, &xrc_recv(&self.0.cq))?;
+        qp.list(ctx, cookie)?;
+        if self.0.name.is_some() {
+            let (pd, qpn) = (self.0.pd.id(), qp.number());
+            ctx.card()?.with(|shard, _| shard.openings.offer(pd, qpn, qp.downgrade()))?;
+        }
         state.qps.push(qp.downgrade());
         Ok(qp)
     }
 
-    /// `ibv_open_qp`: the receiving QP of this number; `None` if the domain has no such QP.
-    pub fn open_qp(&self, qpn: Qpn) -> Option<Qp> {
-        let state = self.0.state();
-        let mut alive = state.qps.iter().filter_map(Qp::upgrade);
-        alive.find(|qp| qp.number() == qpn)
+    /// `ibv_open_qp`: the receiving QP of this number, which any process may have made that has the domain. `ctx` is told of
+    /// its events, under `cookie`. It lives until all have closed it.
+    ///
+    /// # Errors
+    /// EINVAL: the domain has no such QP; EAGAIN: a process of the domain does not answer; ENOMEM; EIO in a forked child.
+    pub fn open_qp(&self, ctx: &Context, qpn: Qpn, cookie: u64) -> Result<Qp> {
+        ctx.card()?;
+        let mut state = self.0.state();
+        let known = state.qps.iter().filter_map(Qp::upgrade).find(|qp| qp.number() == qpn);
+        if let Some(qp) = known {
+            match qp.query() {
+                Ok(_) => {
+                    qp.list(ctx, cookie)?;
+                    return Ok(qp);
+                }
+                Err(VerbsError::Again) => return Err(VerbsError::Again),
+                Err(_) => state.qps.retain(|old| !qp.is(old)),
+            }
+        }
+        make_room(&mut state)?;
+        let qp = self.0.visit(qpn)?;
+        qp.list(ctx, cookie)?;
+        state.qps.push(qp.downgrade());
+        Ok(qp)
     }
 
     /// What stands for it on the card.
@@ -179,17 +193,48 @@ impl XrcdInner {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Opens a QP of another process, whichever has it.
+    fn visit(&self, qpn: Qpn) -> Result<Qp> {
+        let card = self.pd.context().card()?;
+        let mut blocks = self.name.as_ref().map(DomainName::members).unwrap_or_default();
+        /* a process's first QPs have numbers of the block by which it listens */
+        blocks.sort_by_key(|block| *block != qpn >> QPN_BLOCK_SHIFT);
+        let mut silent = false;
+        for block in blocks {
+            match card.with(|shard, _| shard.env.link(self.pd.id(), block as u16)) {
+                Ok(link) => match card.visit(link, self.pd.id(), qpn) {
+                    Ok(visit) => return Qp::visiting(&self.pd, &self.cq, qpn, visit),
+                    Err(VerbsError::Again) => silent = true,
+                    Err(VerbsError::Os(libc::EINVAL | libc::ENODEV)) => {}
+                    Err(error) => return Err(error),
+                },
+                Err(LinkError::Busy) => silent = true,
+                Err(LinkError::Gone) => {}
+            }
+        }
+        Err(if silent { VerbsError::Again } else { VerbsError::Invalid("no such QP in the XRC domain") })
+    }
+}
+
+/// Room for one more QP. ENOMEM.
+fn make_room(state: &mut State) -> Result<()> {
+    state.qps.retain(|old| old.strong_count() > 0);
+    state.qps.try_reserve(1).map_err(|_| VerbsError::NoMemory("QPs of an XRC domain"))
 }
 
 impl Drop for XrcdInner {
     fn drop(&mut self) {
         let open = self.state.get_mut().is_ok_and(|state| state.opened > 0);
         if open
-            && self.shared
+            && self.name.is_some()
             && let Ok(card) = self.pd.context().card()
         {
             let pd = self.pd.id();
-            card.with(|shard, _| end_links(shard, pd));
+            card.with(|shard, _| {
+                end_links(shard, pd);
+                shard.openings.hand_over(&card.notes);
+            });
         }
     }
 }
@@ -199,6 +244,7 @@ fn end_links(shard: &mut Shard, pd: PdId) {
     if let Some(links) = &mut shard.env.links {
         links.end(pd.0);
     }
+    shard.openings.end(pd);
 }
 
 /// Device and inode of an open file.

@@ -205,7 +205,8 @@ fn unreliable(a: &Node, b: &Node) {
 fn xrc(a: &Node, b: &Node) {
     let domain = Xrcd::open(&b.ctx, None, true, false).unwrap();
     let srqs = [1, 16].map(|sges| Srq::create_xrc(&b.pd, &domain, &b.cq, 32, sges, 0).unwrap());
-    let (qa, qb) = (Qp::create(&a.pd, &a.init(QpType::XrcSend, None)).unwrap(), domain.create_qp(0).unwrap());
+    let (qa, qb) =
+        (Qp::create(&a.pd, &a.init(QpType::XrcSend, None)).unwrap(), domain.create_qp(&b.ctx, 0).unwrap());
     connect_xrc((a, &qa), (b, &qb));
     let sges = [a.sge(0, 3000)];
     let pieces: [Sge; 16] = std::array::from_fn(|at| b.sge(at * 200, 200));

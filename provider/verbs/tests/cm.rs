@@ -204,6 +204,19 @@ fn requests_are_refused_by_program_by_backlog_and_where_nobody_listens() {
     assert!(matches!(next(&told_4), CmEventKind::Rejected { reason: reason::INVALID_SERVICE_ID, .. }));
 }
 
+/// The program of the passive side could not use such a queue pair, and hears nothing of it.
+#[test]
+fn a_request_for_more_than_the_path_mtu_is_refused_for_it() {
+    let settings = settings();
+    let small = Side::new(&Settings { mtu: Some(512), ..settings.clone() });
+    let other = Side::new(&settings);
+    let (listener, told) = small.listen(PortSpace::Tcp, 1);
+    let qp = other.node.qp(QpType::Rc);
+    let (_conn, told_other) = other.connect(listener.local(), &qp, &[]);
+    assert!(matches!(next(&told_other), CmEventKind::Rejected { reason: reason::INVALID_PATH_MTU, .. }));
+    assert!(told.try_recv().is_err());
+}
+
 #[test]
 fn a_dropped_connection_is_released() {
     let [a, b] = Side::pair(&settings());

@@ -12,11 +12,11 @@ fn a_message_goes_to_the_queue_that_it_names() {
     let domain = Xrcd::open(&b.ctx, None, true, false).unwrap();
     let cqs = [0, 1].map(|_| Cq::create(&b.ctx, 16, None, 0).unwrap());
     let srqs = [0, 1].map(|i| Srq::create_xrc(&b.pd, &domain, &cqs[i], 4, 1, 0).unwrap());
-    let recv = domain.create_qp(5).unwrap();
+    let recv = domain.create_qp(&b.ctx, 5).unwrap();
     let sender = Qp::create(&a.pd, &a.init(QpType::XrcSend, None)).unwrap();
     assert_eq!((recv.caps().max_recv_wr, sender.caps().max_recv_wr), (0, 0));
     connect_xrc((&a, &sender), (&b, &recv));
-    assert_eq!(domain.open_qp(recv.number()).map(|qp| qp.state()), Some(QpState::Rts));
+    assert_eq!(domain.open_qp(&b.ctx, recv.number(), 6).map(|qp| qp.state()).unwrap(), QpState::Rts);
 
     a.fill(0, &[9; 100]);
     for turn in [0, 1, 1, 0] {

@@ -10,15 +10,6 @@ use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, WcOpcode, WcSta
 use starverbs_settings::Settings;
 use starverbs_verbs::{Cq, Mr, Qp, RecvWr, SendWr, Srq, Xrcd};
 
-/// A file that no other test has.
-fn file() -> File {
-    // SAFETY: a name of static bytes; the descriptor is this function's.
-    unsafe {
-        use std::os::fd::FromRawFd;
-        File::from_raw_fd(libc::memfd_create(c"starverbs-xrc".as_ptr(), libc::MFD_CLOEXEC))
-    }
-}
-
 fn open(node: &Node, file: &File) -> Xrcd {
     Xrcd::open(&node.ctx, Some(file.as_raw_fd()), true, false).unwrap()
 }
@@ -63,7 +54,7 @@ impl Wire {
     fn new(settings: &Settings, file: &File) -> Wire {
         let (sender, bridge) = (Node::new(settings), Node::new(settings));
         let domain = open(&bridge, file);
-        let recv = domain.create_qp(5).unwrap();
+        let recv = domain.create_qp(&bridge.ctx, 5).unwrap();
         let send = Qp::create(&sender.pd, &sender.init(QpType::XrcSend, None)).unwrap();
         connect_xrc((&sender, &send), (&bridge, &recv));
         Wire { sender, send, recv, domain, bridge }
@@ -81,7 +72,7 @@ impl Wire {
 
 #[test]
 fn messages_of_all_sizes_reach_another_card() {
-    let (settings, file) = (settings(), file());
+    let (settings, file) = (settings(), domain_file());
     let (mut wire, one, two) =
         (Wire::new(&settings, &file), Owner::new(&settings, &file), Owner::new(&settings, &file));
     assert_ne!(one.srq.number(), two.srq.number());
@@ -110,7 +101,7 @@ fn messages_of_all_sizes_reach_another_card() {
 /// Keys of the owner open its memory to requests that name its SRQ.
 #[test]
 fn writes_reach_another_card() {
-    let (settings, file) = (settings(), file());
+    let (settings, file) = (settings(), domain_file());
     let (mut wire, owner) = (Wire::new(&settings, &file), Owner::new(&settings, &file));
     for (op, len) in [(SendOp::Write, 20_000), (SendOp::WriteImm, 9000), (SendOp::WriteImm, 0)] {
         wire.sender.fill(0, &vec![len as u8 | 1; len]);
@@ -136,7 +127,7 @@ fn writes_reach_another_card() {
 /// More than the lender lends at once, without buffers now and then.
 #[test]
 fn a_stream_of_messages_arrives_in_order() {
-    let (settings, file) = (settings(), file());
+    let (settings, file) = (settings(), domain_file());
     let (mut wire, owner) = (Wire::new(&settings, &file), Owner::new(&settings, &file));
     const COUNT: u64 = 2000;
     let (mut posted, mut sent, mut done, mut got) = (0, 0, 0, 0);
@@ -167,7 +158,7 @@ fn a_stream_of_messages_arrives_in_order() {
 
 #[test]
 fn who_opens_a_domain_first_and_last() {
-    let (settings, file) = (settings(), file());
+    let (settings, file) = (settings(), domain_file());
     let [a, b] = [(); 2].map(|()| Node::new(&settings));
     let open = |node: &Node, create, exclusive| {
         Xrcd::open(&node.ctx, Some(file.as_raw_fd()), create, exclusive).map_err(|error| error.errno())
@@ -186,7 +177,7 @@ fn who_opens_a_domain_first_and_last() {
 /// What is wrong with a buffer is said on both sides, and one QP's fault is not another's.
 #[test]
 fn faults_are_of_the_right_kind() {
-    let (settings, file) = (settings(), file());
+    let (settings, file) = (settings(), domain_file());
     let owner = Owner::new(&settings, &file);
     for case in 0..3 {
         let wire = Wire::new(&settings, &file);
@@ -215,7 +206,7 @@ fn faults_are_of_the_right_kind() {
 /// The card whose QP it is goes away in the middle: the WQE that a message was in is flushed, the others come back.
 #[test]
 fn a_bridge_that_goes_gives_back_what_it_borrowed() {
-    let (settings, file) = (settings(), file());
+    let (settings, file) = (settings(), domain_file());
     let owner = Owner::new(&settings, &file);
     for n in 0..8 {
         owner.post(n, 1000 * n as usize, 1000);
@@ -233,7 +224,7 @@ fn a_bridge_that_goes_gives_back_what_it_borrowed() {
 
 #[test]
 fn nothing_arrives_after_the_owner_is_gone() {
-    let (settings, file) = (settings(), file());
+    let (settings, file) = (settings(), domain_file());
     let wire = Wire::new(&settings, &file);
     let owner = Owner::new(&settings, &file);
     owner.post(1, 0, 1000);

@@ -14,44 +14,63 @@ use crate::world::World;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/loss.sh");
 /// Shares of packets, in percent.
 const LOSSES: [&str; 4] = ["0", "0.1", "1", "5"];
-/// Words of the script, and what one run moves: messages of 64 KiB, or seconds.
-const ROWS: [(&str, &str); 4] = [("repeat", "300"), ("go-back-n", "300"), ("rxe", "300"), ("tcp", "3")];
-const LIMIT: Duration = Duration::from_secs(120);
+/// Words of the script.
+const ROWS: [&str; 4] = ["repeat", "go-back-n", "rxe", "tcp"];
+/// Seconds that one run sends, of which perftest counts two.
+const SECONDS: &str = "4";
+/// How long one run may take, with all that it starts: emulation is slow.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long the guest's network may take.
+const SETUP: Duration = Duration::from_secs(120);
+/// No round begins that would end after this, and no run begins later.
+const ALL: Duration = Duration::from_secs(5 * 60);
 
-/// Measures all in interleaved rounds and writes lines of row, loss in percent and GB/s to `file`.
+/// Measures all in interleaved rounds, one at least and so many as end in time, and writes lines of row, loss in percent, GB/s and
+/// the loss that was measured to `file`.
 ///
 /// # Errors
 /// The guest's network cannot be made, or the file cannot be written. A run that fails is left out and told of.
 pub(crate) fn run(world: &mut World, file: &Path, rounds: u32) -> Result<(), String> {
-    in_guest(world, &["bash", SCRIPT, "setup"])?;
+    in_guest(world, &["bash", SCRIPT, "setup"], SETUP)?;
     let own = std::env::current_exe().map_err(|e| e.to_string())?.display().to_string();
     let lib = world.lib().display().to_string();
-    let mut lines = String::new();
-    for _ in 0..rounds {
-        for loss in LOSSES {
-            for (row, amount) in ROWS {
-                let with = if row == "tcp" { &own } else { &lib };
-                let result = in_guest(world, &["bash", SCRIPT, "run", row, loss, amount, with]);
-                let figure = result.and_then(|text| {
-                    let first = text.lines().next().unwrap_or_default();
-                    first.parse::<f64>().map_err(|_| tail(&text))
-                });
-                match figure {
-                    Ok(gbps) => _ = writeln!(lines, "{row}\t{loss}\t{gbps}"),
-                    Err(reason) => eprintln!("interop: {row} at {loss}%: {reason}"),
+    let (mut lines, began) = (String::new(), Instant::now());
+    for round in 0..rounds {
+        if began.elapsed() * (round + 1) > ALL * round.max(1) {
+            println!("interop: no time for more than {round} of {rounds} rounds");
+            break;
+        }
+        for (loss, row) in LOSSES.iter().flat_map(|loss| ROWS.map(|row| (*loss, row))) {
+            let with = if row == "tcp" { &own } else { &lib };
+            let said = format!("guest, round {} of {rounds}, {row} at {loss}%", round + 1);
+            if began.elapsed() > ALL {
+                eprintln!("{said}: no time");
+                continue;
+            }
+            let result = in_guest(world, &["bash", SCRIPT, "run", row, loss, SECONDS, with], LIMIT);
+            match result.and_then(|text| figures(&text).ok_or_else(|| tail(&text))) {
+                Ok((gbps, lost)) => {
+                    println!("{said}: {gbps:.4} GB/s, {lost}% lost, {} s", began.elapsed().as_secs());
+                    _ = writeln!(lines, "{row}\t{loss}\t{gbps}\t{lost}");
                 }
+                Err(reason) => eprintln!("{said}: {reason}"),
             }
         }
         std::fs::write(file, &lines).map_err(|e| format!("{}: {e}", file.display()))?;
     }
-    print!("{lines}");
     Ok(())
 }
 
+/// What the script prints first.
+fn figures(text: &str) -> Option<(f64, f64)> {
+    let mut words = text.lines().next()?.split_whitespace().map(str::parse);
+    Some((words.next()?.ok()?, words.next()?.ok()?))
+}
+
 /// Runs `words` in the guest; what it printed.
-fn in_guest(world: &mut World, words: &[&str]) -> Result<String, String> {
+fn in_guest(world: &mut World, words: &[&str], limit: Duration) -> Result<String, String> {
     let job = world.job(words)?;
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + limit;
     loop {
         match job.ended() {
             Some(0) => return Ok(job.output()),

@@ -23,6 +23,8 @@ const LOSSES: [f64; 7] = [0.0, 0.0001, 0.001, 0.005, 0.01, 0.02, 0.05];
 /// The longest that one run may take: the slowest rows lose most of their time.
 const LIMIT: Duration = Duration::from_secs(60);
 const TCP_SECONDS: f64 = 1.0;
+/// No round begins that would end after this, and no run begins later.
+const ALL: Duration = Duration::from_secs(4 * 60);
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -69,22 +71,37 @@ pub(crate) struct Child {
     iters: u64,
 }
 
-/// Measures once, in the namespace, and prints GB/s.
+/// Measures once, in the namespace, and prints GB/s and the share of packets that were dropped.
 ///
 /// # Errors
 /// As of the program that runs.
 pub(crate) fn child(child: &Child) -> Result<()> {
     let setup = Setup { dist: child.dist.clone(), cpus: (None, None), limit: LIMIT };
+    let gbps = measure(child, &setup)?;
+    let mut rules = Command::new(child::require("iptables", "iptables")?);
+    rules.args(["-v", "-S", "INPUT"]);
+    println!("{gbps} {}", dropped(&child::run_one(rules, LIMIT)?.stdout));
+    Ok(())
+}
+
+/// Of the packets that arrived, the share that the rules dropped: the first rule counts them all.
+fn dropped(rules: &str) -> f64 {
+    let of = |drops: bool| {
+        let mut lines = rules.lines().filter(|line| line.starts_with("-A") && line.contains("DROP") == drops);
+        lines.next()?.split_once("-c ")?.1.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    of(true).unwrap_or(0.0) / of(false).unwrap_or(0.0).max(1.0)
+}
+
+fn measure(child: &Child, setup: &Setup) -> Result<f64> {
     let program = match child.what {
         What::Repeat | What::GoBackN => "ib_write_bw",
         What::RepeatRead | What::GoBackNRead => "ib_read_bw",
         What::Tcp => {
-            println!("{}", tcp().map_err(|e| BenchError::from_io("tcp", &e))?);
-            return Ok(());
+            return tcp().map_err(|e| BenchError::from_io("tcp", &e));
         }
     };
-    println!("{}", perftest::run(&setup, program, Metric::Stream64K, child.iters)?);
-    Ok(())
+    perftest::run(setup, program, Metric::Stream64K, child.iters)
 }
 
 /// One TCP connection, sent to for [`TCP_SECONDS`]; GB/s that arrived.
@@ -110,10 +127,12 @@ fn tcp() -> std::io::Result<f64> {
     Ok(bytes as f64 / began.elapsed().as_secs_f64() / 1e9)
 }
 
-/// One run in a namespace of its own.
-fn once(what: What, loss: f64, dist: &Path, iters: u64) -> Result<f64> {
+/// One run in a namespace of its own: GB/s, and the share of packets that were lost.
+fn once(what: What, loss: f64, dist: &Path, iters: u64) -> Result<(f64, f64)> {
     let protocol = if what == What::Tcp { "tcp" } else { "udp" };
-    let mut script = "ip link set lo mtu 4200 gso_max_segs 1 gso_max_size 4200 up".to_owned();
+    let mut script = format!(
+        "ip link set lo mtu 4200 gso_max_segs 1 gso_max_size 4200 up && iptables -A INPUT -p {protocol}"
+    );
     if loss > 0.0 {
         let _ = write!(
             script,
@@ -135,19 +154,29 @@ fn once(what: What, loss: f64, dist: &Path, iters: u64) -> Result<f64> {
     command.args(["--what", word]).env("STARVERBS_REPEAT", repeat);
     let output = child::run_one(command, LIMIT + Duration::from_secs(10))?;
     let parse = || BenchError::Parse { what: word.to_owned(), tail: child::tail_of(&output.stderr) };
-    output.stdout.trim().parse().map_err(|_| parse())
+    let mut figures = output.stdout.split_whitespace().map_while(|word| word.parse().ok());
+    figures.next().zip(figures.next()).ok_or_else(parse)
 }
 
-/// Samples of each row at each loss.
-type Samples = Vec<Vec<Vec<f64>>>;
+/// A row of the table.
+struct Row {
+    name: &'static str,
+    colour: &'static str,
+    /// Samples by [`LOSSES`]: GB/s, and the share of packets lost
+    gbps: Vec<Vec<f64>>,
+    lost: Vec<Vec<f64>>,
+}
 
-/// A row of the table: its name and colour, and samples by [`LOSSES`].
-type Row = (&'static str, &'static str, Vec<Vec<f64>>);
+impl Row {
+    fn new(name: &'static str, colour: &'static str) -> Row {
+        let none = || vec![Vec::new(); LOSSES.len()];
+        Row { name, colour, gbps: none(), lost: none() }
+    }
+}
 
-/// Samples of the guest from lines of row, loss in percent and GB/s. Other lines are passed over.
+/// Samples of the guest from lines of row, loss in percent, GB/s and the loss measured. Other lines are passed over.
 fn of_guest(text: &str) -> Vec<Row> {
-    let mut rows: Vec<Row> =
-        GUEST_ROWS.iter().map(|(_, name, colour)| (*name, *colour, vec![Vec::new(); LOSSES.len()])).collect();
+    let mut rows: Vec<Row> = GUEST_ROWS.iter().map(|(_, name, colour)| Row::new(name, colour)).collect();
     for line in text.lines() {
         let mut words = line.split('\t');
         let row = words.next().and_then(|word| GUEST_ROWS.iter().position(|(row, ..)| *row == word));
@@ -155,42 +184,58 @@ fn of_guest(text: &str) -> Vec<Row> {
             words.next().and_then(|word| LOSSES.iter().position(|loss| percent(*loss) == format!("{word}%")));
         let gbps = words.next().and_then(|word| word.parse().ok());
         if let (Some(row), Some(loss), Some(gbps)) = (row, loss, gbps) {
-            rows[row].2[loss].push(gbps);
+            rows[row].gbps[loss].push(gbps);
+            rows[row].lost[loss]
+                .extend(words.next().and_then(|word| Some(word.parse::<f64>().ok()? / 100.0)));
         }
     }
     rows
 }
 
-/// Measures all, in interleaved rounds, and writes `out`.md and `out`.svg. `guest`: samples of the guest.
+/// Measures each row at each loss once. What fails is left out and told of.
+fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path, began: Instant) {
+    for (at, loss) in LOSSES.into_iter().enumerate() {
+        for (row, (what, name, _)) in rows.iter_mut().zip(ROWS) {
+            let before = row.gbps[at].last().or_else(|| row.gbps.get(at.max(1) - 1)?.last());
+            let iters =
+                before.map_or(2_000, |gbps| Metric::Stream64K.messages_in(1.0, *gbps).clamp(500, 50_000));
+            let said = format!("round {} of {rounds}, {name} at {}", round + 1, percent(loss));
+            if began.elapsed() > ALL {
+                eprintln!("{said}: no time");
+                continue;
+            }
+            match once(what, loss, dist, iters) {
+                Ok((gbps, lost)) => {
+                    eprintln!("{said}: {gbps:.3} GB/s, {:.3}% lost", lost * 100.0);
+                    row.gbps[at].push(gbps);
+                    row.lost[at].push(lost);
+                }
+                Err(error) => eprintln!("{said}: {error}"),
+            }
+        }
+    }
+}
+
+/// Measures all, in interleaved rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md and `out`.svg. `guest`: samples of the guest.
 ///
 /// # Errors
 /// Where nothing can be measured, or the files cannot be written.
 pub(crate) fn run(out: &Path, dist: &Path, rounds: usize, guest: Option<&Path>) -> Result<()> {
     child::require("iptables", "iptables")?;
     let machine = Machine::read(false, false);
-    let mut samples: Samples = vec![vec![Vec::new(); LOSSES.len()]; ROWS.len()];
-    for round in 0..rounds {
-        for (at, loss) in LOSSES.into_iter().enumerate() {
-            for (row, (what, name, _)) in ROWS.into_iter().enumerate() {
-                let before = samples[row][at].last().or_else(|| samples[row].get(at.max(1) - 1)?.last());
-                let iters =
-                    before.map_or(2_000, |gbps| Metric::Stream64K.messages_in(1.0, *gbps).clamp(500, 50_000));
-                match once(what, loss, dist, iters) {
-                    Ok(gbps) => samples[row][at].push(gbps),
-                    Err(error) => eprintln!("round {round}, {name}, {loss}: {error}"),
-                }
-            }
-        }
+    let mut rows: Vec<Row> = ROWS.iter().map(|(_, name, colour)| Row::new(name, colour)).collect();
+    let (began, mut done) = (Instant::now(), 0);
+    while done < rounds && (done == 0 || began.elapsed() / done as u32 * (done as u32 + 1) < ALL) {
+        round(&mut rows, done, rounds, dist, began);
+        done += 1;
     }
-    let mut rows: Vec<Row> =
-        ROWS.iter().zip(samples).map(|((_, name, colour), row)| (*name, *colour, row)).collect();
     if let Some(file) = guest {
         match fs::read_to_string(file) {
             Ok(text) => rows.extend(of_guest(&text)),
             Err(error) => eprintln!("no figures of the guest: {}: {error}", file.display()),
         }
     }
-    let text = markdown(&machine, &rows, rounds);
+    let text = markdown(&machine, &rows, done);
     println!("{text}");
     let write = |ending: &str, text: &str| {
         fs::write(out.with_extension(ending), text).map_err(|e| BenchError::from_io("write", &e))
@@ -225,17 +270,12 @@ fn markdown(machine: &Machine, rows: &[Row], rounds: usize) -> String {
         machine.load,
         Machine::read(false, false).load
     );
-    LOSSES.iter().for_each(|loss| _ = write!(text, " {} |", percent(*loss)));
-    text.push_str("\n|---|");
-    text.push_str(&"---:|".repeat(LOSSES.len()));
-    for (name, _, row) in rows {
-        let _ = write!(text, "\n| {name} |");
-        for at in 0..LOSSES.len() {
-            let cell = median(&row[at]).zip(ratio(row, at));
-            let cell = cell.map_or("-".to_owned(), |(gbps, share)| format!("{gbps:.3} ({share:.2}x)"));
-            let _ = write!(text, " {cell} |");
-        }
-    }
+    table(&mut text, rows, |row, at| {
+        let cell = median(&row.gbps[at]).zip(ratio(&row.gbps, at));
+        cell.map(|(gbps, share)| format!("{gbps:.3} ({share:.2}x)"))
+    });
+    text.push_str("\n\n| packets lost, measured |");
+    table(&mut text, rows, |row, at| Some(format!("{:.3}%", median(&row.lost[at])? * 100.0)));
     text.push_str(
         "\n\nIn brackets: by the same row without loss. Messages of 64 KiB between two processes, path MTU 4096, \
          `ib_write_bw` and `ib_read_bw`; TCP is one connection for a second, with the system's congestion control. All run in a network namespace whose \
@@ -243,9 +283,22 @@ fn markdown(machine: &Machine, rows: &[Row], rounds: usize) -> String {
          packet of the protocol, data and acknowledges, with the chance in the heading (iptables, `statistic`).\n\n\
          Rows of the guest: two ends in one emulated machine (QEMU, TCG, Linux of Debian 12) with a veth pair between them, MTU 4200, that \
          loses each packet with the chance in the heading in each direction (`tc netem`, in place without loss, too). rdma_rxe goes between \
-         two devices of its own; our card and TCP run over the same wire, our card without segmented sends. It is emulated, so only the figures in brackets say something.\n",
+         two devices of its own; our card and TCP run over the same wire, our card without segmented sends; each run lasts four seconds, of which `ib_write_bw` counts two. A run without a figure (none came in that time) is left out. It is emulated, so only the figures in brackets say something.\n",
     );
     text
+}
+
+/// The columns of a table whose first heading is written, and its rows.
+fn table(text: &mut String, rows: &[Row], cell: impl Fn(&Row, usize) -> Option<String>) {
+    LOSSES.iter().for_each(|loss| _ = write!(text, " {} |", percent(*loss)));
+    text.push_str("\n|---|");
+    text.push_str(&"---:|".repeat(LOSSES.len()));
+    for row in rows {
+        let _ = write!(text, "\n| {} |", row.name);
+        for at in 0..LOSSES.len() {
+            let _ = write!(text, " {} |", cell(row, at).unwrap_or("-".to_owned()));
+        }
+    }
 }
 
 /// Lines: loss to the right (evenly spaced steps), share of the goodput without loss upwards.
@@ -271,9 +324,9 @@ fn picture(rows: &[Row]) -> String {
             percent(*loss)
         );
     }
-    for (n, (name, colour, row)) in rows.iter().enumerate() {
+    for (n, Row { name, colour, gbps, .. }) in rows.iter().enumerate() {
         let points: String = (0..LOSSES.len())
-            .filter_map(|at| Some(format!("{:.1},{:.1} ", x(at), y(ratio(row, at)?))))
+            .filter_map(|at| Some(format!("{:.1},{:.1} ", x(at), y(ratio(gbps, at)?))))
             .collect();
         let below = 100 + 22 * n;
         let _ = writeln!(
@@ -307,8 +360,15 @@ mod tests {
     #[test]
     fn lines_of_the_guest_find_their_cells() {
         let rows =
-            of_guest("rxe\t0\t0.5\nrxe\t1\t0.1\nrxe\t1\t0.3\nother\t0\t1\ntcp\t7\t1\n\nrepeat\t5\tx\n");
-        assert_eq!((&rows[2].2[0], &rows[2].2[4]), (&vec![0.5], &vec![0.1, 0.3]));
-        assert_eq!(rows.iter().flat_map(|row| &row.2).flatten().count(), 3);
+            of_guest("rxe\t0\t0.5\t0\nrxe\t1\t0.1\t2\nrxe\t1\t0.3\nother\t0\t1\ntcp\t7\t1\n\nrepeat\t5\tx\n");
+        assert_eq!((&rows[2].gbps[0], &rows[2].gbps[4]), (&vec![0.5], &vec![0.1, 0.3]));
+        assert_eq!((&rows[2].lost[0], &rows[2].lost[4]), (&vec![0.0], &vec![0.02]));
+        assert_eq!(rows.iter().flat_map(|row| &row.gbps).flatten().count(), 3);
+    }
+
+    #[test]
+    fn the_rules_tell_what_they_drop() {
+        let rules = "-P INPUT ACCEPT -c 9 900\n-A INPUT -p udp -c 200 9000\n-A INPUT -p udp -m statistic --mode random -c 3 99 -j DROP\n";
+        assert_eq!((dropped(rules), dropped("-A INPUT -p udp -c 5 6")), (0.015, 0.0));
     }
 }

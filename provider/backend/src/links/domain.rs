@@ -32,6 +32,15 @@ impl DomainName {
         DomainName { prefix: format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/"), user }
     }
 
+    /// The blocks by which the processes that are in the domain listen.
+    pub fn members(&self) -> Vec<u32> {
+        let text = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+        let block = |line: &str| {
+            line.rsplit(' ').next()?.strip_prefix('@')?.strip_prefix(&*self.prefix)?.parse().ok()
+        };
+        text.lines().filter_map(block).collect()
+    }
+
     /// The unix address in it of a QPN block's process, or of who opens it.
     pub(super) fn address(&self, who: impl Display) -> (libc::sockaddr_un, libc::socklen_t) {
         abstract_address(&format!("{}{who}", self.prefix))
@@ -72,11 +81,6 @@ impl Opening {
 
     /// Whether any process is in the domain.
     pub fn is_open(&self) -> bool {
-        let text = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-        let name = |line: &'_ str| -> Option<u32> {
-            let block = line.rsplit(' ').next()?.strip_prefix('@')?.strip_prefix(&*self.name.prefix)?;
-            block.parse().ok()
-        };
-        text.lines().any(|line| name(line).is_some())
+        !self.name.members().is_empty()
     }
 }

@@ -19,7 +19,11 @@ impl Cm {
             return self.req_came_again(id, path, ids);
         }
         if let Err(reason) = self.admit(now, path, mad, ids, key) {
-            self.out.push_back((path, message::rej(ids, Answered::Req, reason, None, &[])));
+            let mut rej = message::rej(ids, Answered::Req, reason, None, &[]);
+            if reason == reason::INVALID_PATH_MTU {
+                message::propose_mtu(&mut rej, (self.mtu)(&path.remote));
+            }
+            self.out.push_back((path, rej));
         }
     }
 
@@ -32,6 +36,9 @@ impl Cm {
             BadReq::Transport => reason::INVALID_TRANSPORT,
             BadReq::Header => reason::UNSUPPORTED,
         })?;
+        if request.path_mtu > (self.mtu)(&path.remote) {
+            return Err(reason::INVALID_PATH_MTU);
+        }
         self.refuse_stale(now, path, &request)?;
         let id = if room && (self.room)() { self.new_id().ok() } else { None }.ok_or(reason::NO_RESOURCES)?;
         let path = Path { traffic_class: request.traffic_class, hop_limit: request.hop_limit, ..path };

@@ -246,6 +246,12 @@ pub fn rej(ids: Ids, answered: Answered, reason: u16, guid: Option<u64>, private
     mad
 }
 
+/// Says in a REJ for its path MTU which would do: its code, as in a REQ, in one byte of additional information.
+pub fn propose_mtu(mad: &mut Mad, mtu: Mtu) {
+    mad.set(rej::INFO_LENGTH, 1);
+    mad.set(rej::INFO, u64::from(mtu as u8) << 56);
+}
+
 /// A REJ's reason and private data.
 pub fn rejected(mad: &Mad) -> (u16, Vec<u8>) {
     (mad.get(rej::REASON) as u16, mad.tail(rej::PRIVATE_DATA).to_vec())

@@ -2,19 +2,24 @@
 //!
 //! A responder executes in order, always; what it keeps here is the frame, so that a gap changes when a request is
 //! executed and nothing else. There is state for a QP only while it has a gap, from a pool that all QPs of the card
-//! share and that is made with the first of them. When the pool is empty a frame is dropped, as without selective repeat.
+//! share and that is made with the first of them. When the pool is empty it takes what is kept for the peer that was silent
+//! longest, if that was long; if there is none, a frame is dropped, as without selective repeat.
 
 use alloc::vec::Vec;
 use core::num::NonZeroU16;
 
 use crate::room::{Room, is_room_for};
-use crate::types::Psn;
+use crate::types::{Nanos, Psn, Qpn};
 use crate::wire::headers::SackEth;
 
 /// Longest frame without its ICRC: BTH, XRCETH, RETH, immediate data and 4096 bytes.
 const FRAME: usize = 4096 + 64;
 /// PSNs that a gap's table holds: a power of two, more than a SACK tells of.
 const RING: usize = 512;
+/// After so much silence the frames behind a gap may go to others, ns: more than requesters let pass between two timeouts
+/// unless nobody answers for long. Their peer was told that they are kept, but is told no more when they are missing: it sends
+/// again what is not acknowledged in the end, as TCP does (RFC 2018, section 8).
+const SILENT: Nanos = 1_000_000_000;
 
 /// A QP's gap: one more than its place, so that a QP without one says so in two bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +38,10 @@ struct Gap {
     /// Where, likewise
     slots: [u16; RING],
     count: u16,
+    /// Whose it is; 0: nobody's
+    owner: Qpn,
+    /// When its peer was last heard of
+    heard: Nanos,
 }
 
 /// The pool.
@@ -43,6 +52,8 @@ pub(crate) struct Keep {
     bytes: Vec<u8>,
     lengths: Vec<u16>,
     free: Vec<u16>,
+    /// Before this none was silent for long, as far as was looked
+    all_heard: Nanos,
 }
 
 /// A frame that was taken out. Its bytes stay until it is given back.
@@ -67,7 +78,13 @@ impl Keep {
             return false;
         }
         self.gaps.reserve_exact(gaps.into());
-        self.gaps.resize_with(gaps.into(), || Gap { have: [0; RING / 64], slots: [0; RING], count: 0 });
+        self.gaps.resize_with(gaps.into(), || Gap {
+            have: [0; RING / 64],
+            slots: [0; RING],
+            count: 0,
+            owner: 0,
+            heard: 0,
+        });
         self.free_gaps = (1..=gaps).rev().filter_map(NonZeroU16::new).map(GapId).collect();
         self.bytes = alloc::vec![0; usize::from(frames) * FRAME];
         self.lengths = alloc::vec![0; frames.into()];
@@ -75,12 +92,44 @@ impl Keep {
         true
     }
 
-    /// State for a QP that has none; `None`: there is none left.
-    pub(crate) fn open(&mut self) -> Option<GapId> {
-        if self.free.is_empty() {
+    /// State for QP `owner`, which has none; `None`: there is none left.
+    pub(crate) fn open(&mut self, owner: Qpn, now: Nanos) -> Option<GapId> {
+        if (self.free.is_empty() || self.free_gaps.is_empty()) && !self.reclaim(None, now) {
             return None;
         }
-        self.free_gaps.pop()
+        let id = self.free_gaps.pop()?;
+        let gap = &mut self.gaps[id.place()];
+        (gap.owner, gap.heard) = (owner, now);
+        Some(id)
+    }
+
+    /// Whether a gap that QP `owner` had is still its own.
+    #[inline]
+    pub(crate) fn is_of(&self, id: GapId, owner: Qpn) -> bool {
+        self.gaps[id.place()].owner == owner
+    }
+
+    /// The peer of a gap's owner was heard of.
+    #[inline]
+    pub(crate) fn hear(&mut self, id: GapId, now: Nanos) {
+        self.gaps[id.place()].heard = now;
+    }
+
+    /// Ends the gap whose peer was silent longest, and for long. False: there is none, `but` not counted.
+    fn reclaim(&mut self, but: Option<GapId>, now: Nanos) -> bool {
+        if now < self.all_heard {
+            return false;
+        }
+        let but = but.map(GapId::place);
+        let others = self.gaps.iter().enumerate().filter(|(at, gap)| gap.owner != 0 && Some(*at) != but);
+        let oldest = others.min_by_key(|(_, gap)| gap.heard).map(|(at, gap)| (at, gap.heard));
+        let due = oldest.map_or(now, |(_, heard)| heard).saturating_add(SILENT);
+        if now < due {
+            self.all_heard = due;
+            return false;
+        }
+        let id = oldest.and_then(|(at, _)| NonZeroU16::new(at as u16 + 1)).map(GapId);
+        id.map(|id| self.close(id)).is_some()
     }
 
     /// Ends a gap, whatever is still kept in it.
@@ -91,7 +140,7 @@ impl Keep {
                 self.free.push_in_room(gap.slots[at]);
             }
         }
-        (gap.have, gap.count) = ([0; RING / 64], 0);
+        (gap.have, gap.count, gap.owner) = ([0; RING / 64], 0, 0);
         self.free_gaps.push_in_room(id);
     }
 
@@ -108,9 +157,13 @@ impl Keep {
 
     /// Keeps a frame, given in parts, at `psn`, which is at most [`SackEth::SPAN`] behind the expected one. False: there is no
     /// room.
-    pub(crate) fn put(&mut self, id: GapId, psn: Psn, parts: [&[u8]; 3], pad: u8) -> bool {
+    pub(crate) fn put(&mut self, id: GapId, now: Nanos, psn: Psn, parts: [&[u8]; 3], pad: u8) -> bool {
         let len = parts.iter().map(|part| part.len()).sum::<usize>() + usize::from(pad);
         if len > FRAME {
+            return false;
+        }
+        self.hear(id, now);
+        if self.free.is_empty() && !self.reclaim(Some(id), now) {
             return false;
         }
         let Some(slot) = self.free.pop() else { return false };
@@ -193,14 +246,14 @@ mod tests {
         keep.make(FRAMES as u16, GAPS as u16);
         let (mut rng, mut expected) = (7u64, Psn::new(0xff_ff00));
         let mut plain: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
-        let id = keep.open().expect("a fresh pool");
+        let id = keep.open(1, 0).expect("a fresh pool");
         for _ in 0..50_000 {
             rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let ahead = 1 + (rng >> 40) as u32 % SackEth::SPAN;
             let psn = expected.plus(ahead);
             if rng >> 62 != 0 && !keep.has(id, psn) {
                 let data = alloc::vec![(rng >> 20) as u8; ((rng >> 50) as usize % 300) & !3];
-                assert!(keep.put(id, psn, [&data[..], &[], &[]], 0));
+                assert!(keep.put(id, 0, psn, [&data[..], &[], &[]], 0));
                 plain.insert(psn.get(), data);
             } else {
                 expected = expected.plus(1);
@@ -225,18 +278,37 @@ mod tests {
     #[test]
     fn the_pool_is_bounded() {
         let mut keep = Keep::default();
-        assert!(keep.open().is_none(), "not made");
+        assert!(keep.open(1, 0).is_none(), "not made");
         keep.make(FRAMES as u16, GAPS as u16);
-        let ids: Vec<GapId> = core::iter::from_fn(|| keep.open()).collect();
+        let ids: Vec<GapId> = core::iter::from_fn(|| keep.open(1, 0)).collect();
         assert_eq!(ids.len(), GAPS);
         let put = |keep: &mut Keep, n: usize| {
-            keep.put(ids[n / 300], Psn::new((n % 300) as u32), [&[1; 8], &[], &[]], 0)
+            keep.put(ids[n / 300], 0, Psn::new((n % 300) as u32), [&[1; 8], &[], &[]], 0)
         };
         assert_eq!((0..2 * FRAMES).take_while(|n| put(&mut keep, *n)).count(), FRAMES);
         keep.skip(ids[0], Psn::new(0), 1 << 20);
         assert!(keep.is_empty(ids[0]) && put(&mut keep, 0));
-        assert!(!keep.put(ids[0], Psn::new(1), [&[0; FRAME + 4], &[], &[]], 0), "too long for any packet");
+        assert!(!keep.put(ids[0], 0, Psn::new(1), [&[0; FRAME + 4], &[], &[]], 0), "too long for any packet");
         ids.into_iter().for_each(|id| keep.close(id));
         assert_eq!((keep.free.len(), keep.free_gaps.len()), (FRAMES, GAPS));
+    }
+
+    /// Frames of those who say nothing go to those who ask, the most silent first; who is heard of keeps its own.
+    #[test]
+    fn the_silent_make_room() {
+        let mut keep = Keep::default();
+        keep.make(4, 3);
+        let put = |keep: &mut Keep, id, now, psn| keep.put(id, now, Psn::new(psn), [&[1; 8], &[], &[]], 0);
+        let [a, b, c] = [1, 2, 3].map(|owner| keep.open(owner, 0).expect("a fresh pool"));
+        assert!(put(&mut keep, a, 1, 5) && put(&mut keep, a, 1, 6) && put(&mut keep, b, 2, 5));
+        assert!(put(&mut keep, c, 3, 5) && !put(&mut keep, c, 4, 6), "full");
+        assert!(!put(&mut keep, c, SILENT, 6) && keep.is_of(a, 1), "not silent for long");
+        assert!(!put(&mut keep, a, SILENT + 1, 7), "its own are not for the taking");
+        assert!(put(&mut keep, c, SILENT + 2, 6) && !keep.is_of(b, 2), "b is silent, a is not");
+        assert!(keep.is_of(a, 1) && keep.has(a, Psn::new(6)) && keep.has(c, Psn::new(5)));
+        let d = keep.open(4, 2 * SILENT + 1).expect("a is silent now");
+        assert!(!keep.is_of(a, 1) && put(&mut keep, d, 2 * SILENT + 1, 9) && keep.is_of(c, 3));
+        [c, d].into_iter().for_each(|id| keep.close(id));
+        assert_eq!((keep.free.len(), keep.free_gaps.len()), (4, 3));
     }
 }

@@ -3,14 +3,16 @@
 //! Owns the loans. A WQE that is lent is out of its queue; it is completed when its message is here, and comes back to the
 //! queue's head, in order, when it was not used. Nothing that a borrower says reaches beyond the loans that it has.
 
-use alloc::collections::VecDeque;
-use alloc::vec::Vec;
+mod loans;
+
+pub(crate) use loans::{Callable, Lending, Taken};
+use loans::{FAILED, Loan};
 
 use super::{MAX_SGE, Nic, Shared, Srq};
 use crate::env::{CompletionQueue, Env, RecvQueue};
 use crate::error::NicError;
 use crate::relay::{End, LinkId, Outcome, Part, Place, Relay, Returned};
-use crate::room::{Room, TwoEnds, exact};
+use crate::room::TwoEnds;
 use crate::transport::{Ctx, Qp, slices};
 use crate::types::{
     Access, AsyncEvent, Cqe, Nanos, PdId, QPN_BLOCK_SHIFT, Qpn, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
@@ -20,153 +22,8 @@ use crate::types::{
 const LOANS: usize = 4096;
 /// Most loans of one card.
 const OF_ONE: usize = 256;
-/// Failed connections that are remembered.
-const FAILED: usize = 64;
 /// Of WQEs that wait, one of so many is lent at a time; one if there are few.
 const SHARE: u32 = 4;
-
-/// WQEs that other cards have, or had.
-#[derive(Default)]
-pub(crate) struct Lending {
-    loans: Vec<Loan>,
-    free: Vec<usize>,
-    /// Loans that came back unused, oldest first
-    pub(crate) returned: VecDeque<usize>,
-    lent: u64,
-    /// Connections of which a message failed: nothing that was under way behind it is taken
-    failed: VecDeque<(LinkId, Qpn, u32)>,
-}
-
-/// One of them. A place is used again, under another generation.
-struct Loan {
-    generation: u16,
-    /// `None`: nobody's
-    srq: Option<SrqId>,
-    /// `None`: it came back
-    link: Option<LinkId>,
-    /// Bytes of a message are in it
-    begun: bool,
-    /// It was asked for again
-    recalled: bool,
-    /// When it was lent, counting loans
-    order: u64,
-    qpn: Qpn,
-    wr_id: u64,
-    sges: Vec<Sge>,
-}
-
-impl Lending {
-    /// Room for one more loan, of `sges` SGEs: the first time that so many are lent. `Exhausted`: no memory.
-    fn make_place(&mut self, sges: usize) -> Result<(), NicError> {
-        if let Some(at) = self.free.last() {
-            return exact(&mut self.loans[*at].sges, sges);
-        }
-        let places = self.loans.len() + 1;
-        self.loans.make_room(places)?;
-        self.free.make_room(places)?;
-        self.returned.make_room(places)?;
-        let mut room = Vec::new();
-        exact(&mut room, sges)?;
-        self.loans.push_in_room(Loan {
-            generation: 0,
-            srq: None,
-            link: None,
-            begun: false,
-            recalled: false,
-            order: 0,
-            qpn: 0,
-            wr_id: 0,
-            sges: room,
-        });
-        self.free.push_in_room(places - 1);
-        Ok(())
-    }
-
-    /// Notes a WQE of `srq` that `link` gets, in the place that was made for it.
-    fn add(&mut self, srq: SrqId, link: LinkId, wr_id: u64, sges: &[Sge]) -> Option<usize> {
-        let at = self.free.pop()?;
-        self.lent += 1;
-        let loan = &mut self.loans[at];
-        (loan.srq, loan.link) = (Some(srq), Some(link));
-        (loan.begun, loan.recalled) = (false, false);
-        (loan.order, loan.wr_id) = (self.lent, wr_id);
-        loan.sges.clear();
-        loan.sges.extend_from_slice(sges);
-        Some(at)
-    }
-
-    fn id(&self, at: usize) -> u32 {
-        u32::from(self.loans[at].generation) << 16 | at as u32
-    }
-
-    /// The place of loan `id`, if `link` has it.
-    fn find(&self, link: LinkId, id: u32) -> Option<usize> {
-        let at = (id & 0xffff) as usize;
-        let loan = self.loans.get(at)?;
-        let its = loan.link == Some(link) && u32::from(loan.generation) == id >> 16;
-        (its && loan.srq.is_some()).then_some(at)
-    }
-
-    fn end(&mut self, at: usize) {
-        let loan = &mut self.loans[at];
-        loan.generation = loan.generation.wrapping_add(1);
-        (loan.srq, loan.link) = (None, None);
-        self.free.push_in_room(at);
-    }
-
-    /// An unused WQE comes back.
-    fn give_back(&mut self, at: usize) {
-        let loan = &mut self.loans[at];
-        loan.generation = loan.generation.wrapping_add(1);
-        loan.link = None;
-        let order = loan.order;
-        let place = self.returned.partition_point(|other| self.loans[*other].order < order);
-        self.returned.insert(place, at);
-    }
-
-    fn waiting(&self, srq: SrqId) -> u32 {
-        self.returned.iter().filter(|at| self.loans[**at].srq == Some(srq)).count() as u32
-    }
-
-    /// Takes the oldest WQE of `srq` that came back.
-    fn take(&mut self, srq: SrqId, sges: &mut [Sge]) -> Option<(u64, usize)> {
-        let place = self.returned.iter().position(|at| self.loans[*at].srq == Some(srq))?;
-        let at = self.returned.remove(place)?;
-        let loan = &self.loans[at];
-        let taken = (loan.wr_id, loan.sges.len().min(sges.len()));
-        for (to, from) in sges.iter_mut().zip(&loan.sges) {
-            *to = *from;
-        }
-        self.end(at);
-        Some(taken)
-    }
-
-    /// The SRQ ends.
-    pub(crate) fn forget(&mut self, srq: SrqId) {
-        for at in 0..self.loans.len() {
-            if self.loans[at].srq == Some(srq) {
-                self.returned.retain(|other| *other != at);
-                self.end(at);
-            }
-        }
-    }
-
-    /// Takes nothing more from this connection.
-    fn fail(&mut self, link: LinkId, part: &Part) {
-        if self.failed.len() == FAILED {
-            self.failed.pop_front();
-        }
-        self.failed.push_in_room((link, part.qpn, part.epoch));
-    }
-
-    fn has_failed(&self, link: LinkId, part: &Part) -> bool {
-        self.failed.contains(&(link, part.qpn, part.epoch))
-    }
-
-    fn of_link(&self, link: LinkId) -> usize {
-        self.loans.iter().filter(|loan| loan.link == Some(link)).count()
-    }
-}
 
 impl<E: Env> Shared<E> {
     /// Whether other cards are in this XRC domain.
@@ -175,9 +32,10 @@ impl<E: Env> Shared<E> {
     }
 
     /// Takes a WQE of an XRC SRQ, of which some may have come back.
-    pub(crate) fn take_returned(&mut self, env: &mut E, id: SrqId, sges: &mut [Sge]) -> Option<(u64, usize)> {
+    pub(crate) fn take_returned(&mut self, env: &mut E, id: SrqId, sges: &mut [Sge]) -> Option<Taken> {
         let srq = self.srqs.get_mut(id.0 as usize)?;
-        let taken = self.lending.take(id, sges).or_else(|| srq.rq.take(sges));
+        let fresh = |(wr_id, sges)| Taken { wr_id, sges, order: None };
+        let taken = self.lending.take(id, sges).or_else(|| srq.rq.take(sges).map(fresh));
         if srq.limit > 0 && srq.rq.len() + self.lending.waiting(id) < srq.limit {
             srq.limit = 0;
             env.event(AsyncEvent::SrqLimit(id));
@@ -214,12 +72,16 @@ impl<E: Env> Shared<E> {
             if self.lending.make_place(most).is_err() {
                 break;
             }
-            let Some((wr_id, n)) = self.take_returned(env, id, &mut sges) else { break };
-            let Some(at) = self.lending.add(id, link, wr_id, &sges[..n]) else { break };
-            let room: u64 = sges[..n].iter().map(|sge| u64::from(sge.len)).sum();
+            let Some(taken) = self.take_returned(env, id, &mut sges) else { break };
+            let sges = &sges[..taken.sges];
+            let Some(at) = self.lending.add(id, link, &taken, sges) else { break };
+            let room: u64 = sges.iter().map(|sge| u64::from(sge.len)).sum();
             let room = u32::try_from(room).unwrap_or(u32::MAX).min(self.cfg.max_msg);
             env.relay(link, &Relay::Lend { srq: number, loan: self.lending.id(at), room });
             lent += 1;
+        }
+        if let Some(srq) = self.srqs.get_mut(id.0 as usize).filter(|_| lent > 0) {
+            srq.callable = Callable::Any;
         }
         if lent == 0 {
             env.relay(link, &Relay::Refuse { srq: number, gone: false });
@@ -227,15 +89,22 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Asks others, each once, for what they have of `srq` and do not use.
+    /// Asks others, each once, for what they have of `srq` and do not use. A queue that stays empty is not looked through again
+    /// until something of it is lent.
     pub(crate) fn recall(&mut self, env: &mut E, id: SrqId, but: Option<LinkId>) {
-        let srq = self.abroad.home << QPN_BLOCK_SHIFT | id.0;
+        let number = self.abroad.home << QPN_BLOCK_SHIFT | id.0;
+        let Some(srq) = self.srqs.get_mut(id.0 as usize) else { return };
+        match srq.callable {
+            Callable::No => return,
+            Callable::Of(link) if Some(link) == but => return,
+            _ => srq.callable = but.map_or(Callable::No, Callable::Of),
+        }
         let loans = &mut self.lending.loans;
         let unused = |loan: &Loan| {
             loan.srq == Some(id) && !loan.begun && !loan.recalled && loan.link.is_some() && loan.link != but
         };
         while let Some(link) = loans.iter().find(|loan| unused(loan)).and_then(|loan| loan.link) {
-            env.relay(link, &Relay::Recall { srq });
+            env.relay(link, &Relay::Recall { srq: number });
             for loan in loans.iter_mut().filter(|loan| loan.link == Some(link) && loan.srq == Some(id)) {
                 loan.recalled = true;
             }

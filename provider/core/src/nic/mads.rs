@@ -7,6 +7,7 @@ use alloc::collections::VecDeque;
 
 use super::{Nic, TimerId};
 use crate::env::Env;
+use crate::room::Room;
 use crate::types::{AsyncEvent, Av, FrameMeta, Nanos, Psn, Qpn};
 use crate::wire::{HeaderBuf, PKEY_DEFAULT, Packet, Transport, code};
 
@@ -16,7 +17,7 @@ pub const QPN_GSI: Qpn = 1;
 pub const MAD_LEN: usize = 256;
 /// Q_Key of queue pair 1 (IBTA 10.2.5).
 pub const QKEY_GSI: u32 = 0x8001_0000;
-/// Datagrams that wait; more are dropped. Whoever sent them sends them again.
+/// Datagrams that wait; more are dropped, as are those for which the host has no memory. Whoever sent them sends them again.
 const WAITING: usize = 256;
 /// BTH and DETH
 const HEADERS: usize = 20;
@@ -46,14 +47,15 @@ impl<E: Env> Nic<E> {
             return stats.drop_qkey.inc();
         }
         let Ok(mad) = <&[u8; MAD_LEN]>::try_from(packet.payload()) else { return stats.drop_malformed.inc() };
-        if self.mads.queue.len() >= WAITING {
+        let waiting = self.mads.queue.len();
+        if waiting >= WAITING || self.mads.queue.make_room(waiting + 1).is_err() {
             return stats.drop_mads.inc();
         }
         stats.rx_mads.inc();
         if self.mads.queue.is_empty() {
             env.event(AsyncEvent::Mads);
         }
-        self.mads.queue.push_back((*meta, *mad));
+        self.mads.queue.push_in_room((*meta, *mad));
     }
 
     /// The oldest datagram that came to queue pair 1.

@@ -5,7 +5,7 @@
 //! window and halves on loss (RFC 5681's shape). Several QPs to one host share it, so that they do
 //! not flood its socket together.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use core::num::NonZeroU32;
@@ -47,7 +47,8 @@ const CUT_INTERVAL: Nanos = 200_000;
 
 /// All paths of a card.
 pub(crate) struct Paths {
-    by_gid: BTreeMap<Gid, PathId>,
+    /// In order of addresses
+    by_gid: Vec<(Gid, PathId)>,
     paths: Vec<Path>,
     max: u32,
     /// UD QPs of the card: any of them may wait on any path
@@ -83,17 +84,19 @@ pub(crate) struct Path {
 
 impl Paths {
     pub(crate) fn new(max: u32) -> Self {
-        Paths { by_gid: BTreeMap::new(), paths: Vec::new(), max: max.max(MIN_WINDOW), datagram_qps: 0 }
+        Paths { by_gid: Vec::new(), paths: Vec::new(), max: max.max(MIN_WINDOW), datagram_qps: 0 }
     }
 
     /// The path towards `dgid`, made if there is none. `Exhausted`: no memory.
     pub(crate) fn find(&mut self, dgid: Gid) -> Result<PathId, NicError> {
-        if let Some(known) = self.lookup(dgid) {
-            return Ok(known);
-        }
+        let place = match self.place_of(dgid) {
+            Ok(at) => return Ok(self.by_gid[at].1),
+            Err(place) => place,
+        };
         let (max, mut waiting) = (self.max, VecDeque::new());
         waiting.make_room(self.datagram_qps)?;
         self.paths.make_room(self.paths.len() + 1)?;
+        self.by_gid.make_room(self.paths.len() + 1)?;
         self.paths.push_in_room(Path {
             window: START_WINDOW.min(max),
             threshold: max,
@@ -111,7 +114,7 @@ impl Paths {
             pace: Pace::towards(&dgid),
         });
         let id = PathId::at(self.paths.len() - 1);
-        self.by_gid.insert(dgid, id);
+        self.by_gid.insert(place, (dgid, id));
         Ok(id)
     }
 
@@ -122,7 +125,12 @@ impl Paths {
 
     /// The path towards `dgid`, if there is one.
     pub(crate) fn lookup(&self, dgid: Gid) -> Option<PathId> {
-        self.by_gid.get(&dgid).copied()
+        self.place_of(dgid).ok().map(|at| self.by_gid[at].1)
+    }
+
+    /// Where `dgid` stands among the addresses, or would stand.
+    fn place_of(&self, dgid: Gid) -> Result<usize, usize> {
+        self.by_gid.binary_search_by_key(&dgid, |(gid, _)| *gid)
     }
 
     /// How many there are.
@@ -327,6 +335,17 @@ mod tests {
             p.acked(4096);
         }
         assert_eq!(p.window(), 512 << 10);
+    }
+
+    #[test]
+    fn each_destination_has_one_path() {
+        let mut paths = Paths::new(0);
+        let gid = |n: u32| Gid((u128::from(n.wrapping_mul(0x9e37_79b9))).to_be_bytes());
+        let ids: Vec<PathId> = (0..500).map(|n| paths.find(gid(n)).unwrap()).collect();
+        for (n, id) in ids.iter().enumerate() {
+            assert_eq!((paths.find(gid(n as u32)), paths.lookup(gid(n as u32))), (Ok(*id), Some(*id)));
+        }
+        assert_eq!((paths.len(), paths.lookup(gid(500))), (500, None));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 
+use super::lend::Callable;
 use super::{Nic, Srq};
 use crate::env::{CompletionQueue, Env};
 use crate::error::NicError;
@@ -50,7 +51,7 @@ impl<E: Env> Nic<E> {
         cookie: u64,
     ) -> Result<SrqId, NicError> {
         let tags = Some(Box::new(TagMatching { cq, list: TagList::new(max_tags)? }));
-        self.insert_srq(Srq { rq, pd, limit: 0, users: 0, cookie, xrc: None, tags })
+        self.insert_srq(Srq { rq, pd, limit: 0, users: 0, cookie, xrc: None, callable: Callable::No, tags })
     }
 
     /// Changes a list; gives the handle of what was added. `Exhausted`: the list is full. `NotFound`: the SRQ matches no

@@ -1,4 +1,6 @@
-//! What a responder owes: READ data, atomic results, ACKs and NAKs, in PSN order (IBTA 9.7.5.1).
+//! What a responder owes: READ data and atomic results, in the order in which they were asked for, then a NAK or an ACK (IBTA
+//! 9.7.5.1). That is the order of PSNs but for what a peer that repeats selectively asks for again, which stands behind what was
+//! owed then. From others a repeated request takes the place of all answers from its PSN on.
 
 use alloc::boxed::Box;
 
@@ -185,7 +187,10 @@ impl<E: Env> Ctx<'_, E> {
             _ => next,
         };
         resp.ack = false;
-        if let (Some(gap), Syndrome::Ack { .. }) = (resp.gap, syndrome) {
+        if resp.gap.is_some()
+            && matches!(syndrome, Syndrome::Ack { .. })
+            && let Some(gap) = self.gap()
+        {
             return self.emit_sack(gap, psn);
         }
         let header = self.answer_bth(code::RC_ACK, psn, 0).aeth(syndrome, msn);

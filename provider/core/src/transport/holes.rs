@@ -4,7 +4,8 @@
 //! next, and on to what was never sent. Packets that the peer keeps, and answers that came before others, count as held.
 
 use super::Ctx;
-use super::requester::{FEELERS, READ_CHUNK, RTO_FEELERS};
+use super::loss::{FEELERS, RTO_FEELERS};
+use super::requester::READ_CHUNK;
 use crate::env::{Env, SendQueue};
 use crate::nic::repair::{Passed, RepairId};
 use crate::types::{Nanos, Psn, QpState, SendOp};
@@ -36,6 +37,14 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn repeats_packet(&self) -> bool {
         let req = &self.qp.req;
         req.repair.is_some() && req.psn.before(req.max_psn)
+    }
+
+    /// Whether the cursor stands at the oldest packet, which was lost, and READs or the like are under way: then it needs no room in
+    /// the window (RFC 6675, section 5, step 4.1), which may be full of answers that the peer owes once it has this one.
+    #[inline]
+    pub(super) fn goes_in_any_case(&self) -> bool {
+        let req = &self.qp.req;
+        req.psn == req.una_psn && req.reads > 0 && self.repeats_packet()
     }
 
     /// Moves the cursor to the next packet that may go: a lost one, or one never sent. False: it must wait.

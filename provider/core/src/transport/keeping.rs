@@ -29,21 +29,29 @@ impl<E: Env> Ctx<'_, E> {
     /// Keeps a request, `n` behind the missing one. False: it is dropped, and nothing will tell the peer of the gap.
     pub(super) fn keep_ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) -> bool {
         if n > SackEth::SPAN {
-            return self.qp.resp.gap.is_some();
+            return self.gap().is_some();
         }
-        let keep = &mut self.sh.keep;
-        let Some(gap) = self.qp.resp.gap.or_else(|| keep.open()) else { return false };
+        let (own, keep) = (self.gap(), &mut self.sh.keep);
+        let Some(gap) = own.or_else(|| keep.open(self.qp.qpn, self.now)) else { return false };
         self.qp.resp.gap = Some(gap);
         if keep.has(gap, psn) {
+            keep.hear(gap, self.now);
             self.sh.stats.duplicate_request.inc();
             return true;
         }
-        let kept = keep.put(gap, psn, packet.parts(), packet.bth().pad());
+        let kept = keep.put(gap, self.now, psn, packet.parts(), packet.bth().pad());
         if kept {
             self.sh.stats.kept_ahead.inc();
         }
         self.end_gap_if_empty(gap);
         kept
+    }
+
+    /// The QP's gap, unless others needed the room while its peer was silent: then it has none, as if nothing had come.
+    pub(super) fn gap(&mut self) -> Option<GapId> {
+        let (keep, own) = (&self.sh.keep, self.qp.qpn);
+        self.qp.resp.gap = self.qp.resp.gap.filter(|gap| keep.is_of(*gap, own));
+        self.qp.resp.gap
     }
 
     fn end_gap_if_empty(&mut self, gap: GapId) {
@@ -56,7 +64,7 @@ impl<E: Env> Ctx<'_, E> {
     /// The request at `from`, which was missing, came: executes what is kept behind it, in order. A request that must wait
     /// for a receive WQE is dropped like one from the wire, as its RNR NAK says.
     pub(super) fn fill_gap(&mut self, mut from: Psn) {
-        while let Some(gap) = self.qp.resp.gap {
+        while let Some(gap) = self.gap() {
             let next = self.qp.resp.epsn;
             let packets = next.since(from);
             if packets > 1 {
@@ -87,7 +95,8 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The QP ends, fails or begins anew: nothing is kept for it, and it repairs nothing.
     pub(crate) fn forget_gaps(&mut self) {
-        if let Some(gap) = self.qp.resp.gap.take() {
+        if let Some(gap) = self.gap() {
+            self.qp.resp.gap = None;
             self.sh.keep.close(gap);
         }
         self.end_repair();

@@ -104,7 +104,8 @@ impl<E: Env> Ctx<'_, E> {
         let taken = match &self.qp.rq {
             RecvSource::Own(rq) => rq.take(recv.room()),
             RecvSource::Xrc(id) if !self.sh.lending.returned.is_empty() => {
-                self.sh.take_returned(self.env, *id, recv.room())
+                let taken = self.sh.take_returned(self.env, *id, recv.room());
+                taken.map(|taken| (taken.wr_id, taken.sges))
             }
             RecvSource::Shared(id) | RecvSource::Xrc(id) => match self.sh.srqs.get_mut(id.0 as usize) {
                 None => None,

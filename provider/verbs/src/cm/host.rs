@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::HostAddr;
 use starverbs_cm::{Cause, Cm, CmError, Config, Event, ListenAt, ListenerId, Path};
-use starverbs_core::{Av, Gid, Nanos};
+use starverbs_core::{Av, Gid, Mtu, Nanos};
 
 use super::Sink;
 use super::address::{index_of, with_interface};
@@ -29,7 +29,9 @@ pub(crate) struct CmHost {
 impl CmHost {
     pub(crate) fn new(guid: u64, owner: u16, addrs: Vec<HostAddr>, card: Weak<Card>) -> CmHost {
         let config = Config { guid, owner, seed: seed()[0] };
-        CmHost { cm: Cm::new(config), card, addrs, conns: HashMap::new(), listeners: HashMap::new() }
+        let (mut cm, of) = (Cm::new(config), card.clone());
+        cm.limit_mtu(Box::new(move |to| of.upgrade().map_or(Mtu::M4096, |card| card.info.path_mtu(to))));
+        CmHost { cm, card, addrs, conns: HashMap::new(), listeners: HashMap::new() }
     }
 
     pub(super) fn listen(&mut self, at: ListenAt, backlog: u32, sink: Sink) -> Result<ListenerId, CmError> {

@@ -288,6 +288,15 @@ pub fn connect_uc(a: (&Node, &Qp), b: (&Node, &Qp)) {
     }
 }
 
+/// A file that no other test has.
+pub fn domain_file() -> File {
+    // SAFETY: a name of static bytes; the descriptor is this function's.
+    unsafe {
+        use std::os::fd::FromRawFd;
+        File::from_raw_fd(libc::memfd_create(c"starverbs-xrc".as_ptr(), libc::MFD_CLOEXEC))
+    }
+}
+
 /// Connects a sending XRC QP to a receiving one.
 pub fn connect_xrc(sender: (&Node, &Qp), receiver: (&Node, &Qp)) {
     for (me, peer) in [(sender, receiver), (receiver, sender)] {
