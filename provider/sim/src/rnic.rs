@@ -9,11 +9,14 @@
 //! No figure has code of its own: what varies between them is in the plans. At the end of each run all that began must have
 //! ended, and every byte and doorbell be accounted for.
 
+mod calls;
 mod card;
+mod check;
 mod dma;
 mod events;
 mod fabric;
 mod host;
+mod load;
 mod params;
 mod plan;
 mod report;

@@ -43,6 +43,7 @@ impl Load {
     fn least(&self) -> f64 {
         match (self.loss, self.repeat) {
             (0.0, _) => 0.6,
+            (0.05.., true) if self.op == SendOp::Read => 0.15,
             (0.05.., true) => 0.35,
             /* with a timeout for each lost request that finds the window full, it is 0.77 */
             (_, true) if self.op == SendOp::Read => 0.9,
@@ -145,6 +146,7 @@ fn table() -> Vec<(&'static str, Load)> {
         ("write 1 MiB, 1% lost", Load { queue: 400, loss: 0.01, ..base }),
         ("write 1 MiB, 5% lost", Load { queue: 400, loss: 0.05, ..base }),
         ("read 1 MiB, 1% lost", Load { op: SendOp::Read, queue: 400, loss: 0.01, ..base }),
+        ("read 1 MiB, 5% lost", Load { op: SendOp::Read, queue: 400, loss: 0.05, ..base }),
         ("write 1 MiB, 1% lost, go-back-N", Load { queue: 400, loss: 0.01, repeat: false, ..base }),
         (
             "read 64 KiB x 16 QPs, 1% lost",

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use starverbs_sim::rnic::{
-    DEFAULT_PARAMS, Metric, Outcome, PLANS, Params, Plan, Report, RunError, Settings, run,
+    DEFAULT_PARAMS, Metric, Outcome, PLANS, Params, Plan, PlanError, Report, RunError, Settings, run,
 };
 
 fn outcome(settings: &[(&str, toml::Value)]) -> Outcome {
@@ -117,6 +117,10 @@ fn shipped_plans_are_sound() {
             for row in Report::new(name, &finished).rows {
                 assert!(row.ratio.is_none_or(|ratio| (0.95..1.05).contains(&ratio)), "{row:?}");
             }
+        } else {
+            // its models and settings are known; nothing is run
+            let ended = plan.carry_out(DEFAULT_PARAMS, 1, |_| ControlFlow::Break(()));
+            assert!(matches!(ended, Err(PlanError::Run { error: RunError::Ended, .. })), "{name}");
         }
     }
     assert!(Plan::read("title = 'x'").is_err());

@@ -283,7 +283,7 @@ fn markdown(machine: &Machine, rows: &[Row], rounds: usize) -> String {
          packet of the protocol, data and acknowledges, with the chance in the heading (iptables, `statistic`).\n\n\
          Rows of the guest: two ends in one emulated machine (QEMU, TCG, Linux of Debian 12) with a veth pair between them, MTU 4200, that \
          loses each packet with the chance in the heading in each direction (`tc netem`, in place without loss, too). rdma_rxe goes between \
-         two devices of its own; our card and TCP run over the same wire, our card without segmented sends. It is emulated, so only the figures in brackets say something.\n",
+         two devices of its own; our card and TCP run over the same wire, our card without segmented sends; each run lasts four seconds, of which `ib_write_bw` counts two. A run without a figure (none came in that time) is left out. It is emulated, so only the figures in brackets say something.\n",
     );
     text
 }

@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use starverbs_sim::rnic::{DEFAULT_PARAMS, PLANS, Plan, Report};
 
@@ -28,6 +29,9 @@ pub(crate) struct Args {
     /// Runs at the same time; the result does not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Say how many events a second were simulated, on stderr
+    #[arg(long)]
+    time: bool,
     /// List the shipped figures
     #[arg(long)]
     list: bool,
@@ -53,6 +57,7 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
     };
     let plans = plans(&args.figures)?;
     let mut reports = Vec::new();
+    let began = Instant::now();
     for (name, plan) in plans {
         let report = carry_out(&name, plan, &params, args.threads)?;
         if let Some(folder) = &args.out {
@@ -63,6 +68,11 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
             println!("{}\n\n{}", report.title, report.table());
         }
         reports.push(report);
+    }
+    if args.time {
+        let (events, seconds) =
+            (reports.iter().map(Report::events).sum::<u64>(), began.elapsed().as_secs_f64());
+        eprintln!("{events} events in {seconds:.3} s, {:.2} M/s", events as f64 / seconds / 1e6);
     }
     if let Some(folder) = args.out.as_ref().filter(|_| args.figures == ["all"]) {
         write_file(&folder.join("README.md"), &page(&reports))?;
@@ -166,6 +176,21 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_figures_is_that_of_the_shipped_plans() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures");
+        let page = fs::read_to_string(folder.join("README.md")).unwrap();
+        for (name, text) in PLANS {
+            let plan = read_plan(name, text).unwrap();
+            let whole = page.contains(&format!("\n## {}\n", plan.title)) && page.contains(plan.note.trim());
+            assert!(
+                whole,
+                "{name}: the page in docs/figures is older than the plan; `make figures` rewrites it"
+            );
+            assert!(folder.join(format!("{name}.svg")).exists(), "{name}");
+        }
+    }
+
+    #[test]
     fn a_figure_without_runs_is_written_whole() {
         let folder = std::env::temp_dir().join(format!("starverbs-sim-{}", std::process::id()));
         let args = Args {
@@ -174,6 +199,7 @@ mod tests {
             json: true,
             params: None,
             threads: Some(1),
+            time: true,
             list: false,
             show_params: false,
         };

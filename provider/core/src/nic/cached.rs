@@ -40,11 +40,16 @@ impl<E: Env> Nic<E> {
         self.serve_due(env, now);
     }
 
-    /// A doorbell, where contexts are few: its WQEs are fetched first.
+    /// A doorbell, where contexts are few: its WQEs are fetched first, but for a QP that flushes them.
     #[cold]
     pub(super) fn ring_for_few(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
-        if let (Some(contexts), Some(qp)) = (&mut self.shared.contexts, self.qps.get(qpn)) {
-            contexts.bell(qpn, qp.timer, now);
+        match (&mut self.shared.contexts, self.qps.get(qpn)) {
+            (Some(contexts), Some(qp)) if sends(qp) => contexts.bell(qpn, qp.timer, now),
+            _ => {
+                if let Some(mut cx) = self.context(env, qpn, now) {
+                    cx.doorbell();
+                }
+            }
         }
         self.serve_due(env, now);
     }
@@ -124,7 +129,11 @@ impl<E: Env> Nic<E> {
 
 /// Whether there is a WQE to send.
 fn wants_context<E: Env>(qp: &Qp<E>) -> bool {
-    matches!(qp.state, QpState::Rts | QpState::Sqd) && qp.req.next != qp.sq.posted()
+    sends(qp) && qp.req.next != qp.sq.posted()
+}
+
+fn sends<E: Env>(qp: &Qp<E>) -> bool {
+    matches!(qp.state, QpState::Rts | QpState::Sqd)
 }
 
 /// The QP of which a frame asks something.

@@ -5,6 +5,7 @@
 
 mod receive;
 mod send;
+mod star;
 
 use std::collections::VecDeque;
 
@@ -13,7 +14,8 @@ use starverbs_core::qpc::{Channel, ConfigError, Context, Placement, Qpc, Request
 use super::dma::Engine;
 use super::events::{EventQueue, Picos};
 use super::fabric::{Fabric, Packet};
-use super::host::{Batch, Hosts};
+use super::host::Batch;
+use super::load::Load;
 use super::params::Params;
 
 /// Number of a card; 0 is the server's.
@@ -34,6 +36,8 @@ pub(super) enum Event {
     Arrive(CardId),
     /// A process rings a doorbell
     Doorbell(u16),
+    /// The time slot of a group of connections ends
+    Slot,
 }
 
 /// The stages, and the engines that work in turns.
@@ -68,6 +72,21 @@ pub(super) enum Stage {
 const STAGES: usize = Stage::Board as usize + 1;
 const NEVER: Picos = Picos::MAX;
 
+/// What an access for a packet that arrived is for: a request counts up the PSN that is expected, others do not.
+const REQUEST: u16 = 0;
+const OTHER: u16 = 1;
+
+/// What a card is to a connection (StaR, section III-A).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// As RC has it: each side keeps its own state
+    Plain,
+    /// StaR's client: keeps both sides'
+    Stateful,
+    /// StaR's server: keeps none, and does what packets say
+    Stateless,
+}
+
 /// What of a context the simulator needs: its numbers, so that each message proves that order was kept and no change lost.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QpState {
@@ -82,7 +101,8 @@ impl Context for QpState {
         match channel {
             Channel::Sq => self.ring = (self.ring + wqes) % self.ring_wqes,
             Channel::Tx => self.send_psn += 1,
-            Channel::Rx => self.expected_psn += 1,
+            Channel::Rx if wqes == REQUEST => self.expected_psn += 1,
+            Channel::Rx => {}
         }
     }
     fn send_ring(&self) -> SendRing {
@@ -112,6 +132,10 @@ pub(super) enum Write {
     Payload,
     /// A completion of this QP
     Completion(u32),
+    /// A completion of a RECV of this QP
+    Received(u32),
+    /// What a packet for the stateless side brought; its answer goes when it is in memory
+    Guided(Packet),
 }
 
 /// Channels of the engines, in the order in which they take turns.
@@ -139,13 +163,23 @@ pub(super) struct CardTally {
     pub(super) asked: [u64; 3],
     /// Messages whose number was not the one expected
     pub(super) out_of_order: u64,
+    /// StaR: WQEs that left as WQEP, those of them acknowledged; CQEs that left as CQEP, those of them acknowledged
+    pub(super) packed: u64,
+    pub(super) packed_known: u64,
+    pub(super) sent_cqes: u64,
+    pub(super) sent_cqes_known: u64,
+    /// StaR: packets for the stateless side, of them those that passed the security check
+    pub(super) guiding: u64,
+    pub(super) checked: u64,
+    /// StaR: SENDs that found no RECV of the other side
+    pub(super) unmatched: u64,
 }
 
 /// What lies around a card.
 pub(super) struct World<'a> {
     pub(super) events: &'a mut EventQueue<Event>,
     pub(super) fabric: &'a mut Fabric,
-    pub(super) hosts: &'a mut Hosts,
+    pub(super) hosts: &'a mut Load,
     pub(super) params: &'a Params,
 }
 
@@ -157,6 +191,7 @@ impl World<'_> {
 
 pub(super) struct Card {
     pub(super) id: CardId,
+    role: Role,
     pub(super) qpc: Qpc<QpState>,
     /// Contexts in memory
     contexts: Vec<QpState>,
@@ -182,6 +217,10 @@ pub(super) struct Card {
     /// Requests under way
     window: u32,
     out: VecDeque<Packet>,
+    /// When the wire has taken the last packet
+    out_free_at: Picos,
+    /// StaR, stateful side: of each QP, RECVs of the other side that no SEND has used
+    remote_receives: Vec<u32>,
     arrived: VecDeque<Packet>,
     pub(super) reads: Engine<Read, 3>,
     pub(super) writes: Engine<Write, 3>,
@@ -199,8 +238,10 @@ impl Card {
         params: &Params,
     ) -> Result<Card, ConfigError> {
         let qps = peers.len() as u32;
+        let role = params.role(id);
         Ok(Card {
             id,
+            role,
             qpc: Qpc::new(params.config(entries, qps))?,
             contexts: vec![QpState { ring_wqes: params.ring_wqes, ..QpState::default() }; qps as usize],
             acked: vec![0; qps as usize],
@@ -220,6 +261,12 @@ impl Card {
             responses: VecDeque::new(),
             window: 0,
             out: VecDeque::new(),
+            out_free_at: 0,
+            remote_receives: if role == Role::Stateful {
+                vec![params.sends.into(); qps as usize]
+            } else {
+                vec![]
+            },
             arrived: VecDeque::new(),
             reads: Engine::new(),
             writes: Engine::new(),
@@ -350,9 +397,17 @@ impl Card {
     }
 
     pub(super) fn write_done(&mut self, world: &mut World<'_>) {
-        if let Some(Write::Completion(qpn)) = self.writes.done() {
-            self.tally.completions += 1;
-            world.hosts.completed(qpn, world.events, world.params);
+        match self.writes.done() {
+            Some(Write::Completion(qpn)) => {
+                self.tally.completions += 1;
+                world.hosts.completed(self.id, qpn, world.events, world.params);
+            }
+            Some(Write::Received(qpn)) => {
+                self.tally.completions += 1;
+                world.hosts.received(self.id, qpn, world.events, world.params);
+            }
+            Some(Write::Guided(packet)) => self.followed(packet, world),
+            Some(Write::Context | Write::Payload) | None => {}
         }
     }
 
@@ -362,9 +417,13 @@ impl Card {
     }
 
     fn send_out(&mut self, world: &mut World<'_>) {
-        if let Some(packet) = self.out.pop_front() {
-            let busy = world.params.card_out.busy(packet.payload());
-            world.fabric.send(packet, world.now(), world.params, world.events);
+        if world.now() < self.out_free_at {
+            self.wake_at(Stage::Out, self.out_free_at, world);
+        } else if let Some(packet) = self.out.pop_front() {
+            let busy = world.params.card_out.busy(packet.on_wire(world.params));
+            self.out_free_at = world.now() + busy;
+            let leaves = world.now() + self.check_security(&packet, world.params);
+            world.fabric.send(packet, leaves, world.params, world.events);
             if !self.out.is_empty() {
                 self.wake_at(Stage::Out, world.now() + busy.max(world.params.cycle), world);
             }

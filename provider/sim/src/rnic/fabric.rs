@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::card::{CardId, Event};
 use super::events::{EventQueue, Picos};
+use super::host::Verb;
 use super::params::Params;
 
 /// What a packet is.
@@ -13,9 +14,35 @@ pub(super) enum Body {
     Write,
     /// RDMA READ request
     Read,
+    /// SEND, with data
+    Send,
     Ack,
     /// RDMA READ response, with data
     Data,
+    /// StaR: a WQE of the stateless side
+    Wqep(Verb),
+    /// StaR: an echo of a WQEP or CQEP
+    Ea,
+    /// StaR: data for the stateless side
+    Rd,
+    Rda,
+    /// StaR: asks the stateless side for data
+    Gd,
+    /// StaR: brings it
+    Gda,
+    /// StaR: a CQE for the stateless side
+    Cqep(Verb),
+}
+
+impl Body {
+    /// Whether it is of StaR.
+    fn is_star(self) -> bool {
+        !matches!(self, Body::Write | Body::Read | Body::Send | Body::Ack | Body::Data)
+    }
+    /// Whether data leaves with it that must be read from memory first, on the side that begins.
+    pub(super) fn brings_data(self) -> bool {
+        matches!(self, Body::Write | Body::Send | Body::Rd)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,14 +65,27 @@ impl Packet {
     /// Bytes of the message that it carries.
     pub(super) fn payload(&self) -> u32 {
         match self.body {
-            Body::Write | Body::Data => self.bytes,
-            Body::Read | Body::Ack => 0,
+            Body::Write | Body::Send | Body::Data | Body::Rd | Body::Gda => self.bytes,
+            _ => 0,
         }
+    }
+
+    /// Bytes that it has on the wire beside those that all have.
+    pub(super) fn on_wire(&self, params: &Params) -> u32 {
+        let header = if self.body.is_star() { params.star_header } else { 0 };
+        let control = match self.body {
+            Body::Ack => params.ack_bytes,
+            Body::Wqep(_) => params.wqe_bytes,
+            Body::Cqep(_) => params.cqep_bytes,
+            _ => 0,
+        };
+        self.payload() + header + control
     }
 
     /// Its answer.
     pub(super) fn answer(self, body: Body) -> Packet {
-        Packet { from: self.to, to: self.from, body, ..self }
+        let Packet { from, to, qpn, sender_qpn, .. } = self;
+        Packet { from: to, to: from, qpn: sender_qpn, sender_qpn: qpn, body, ..self }
     }
 }
 
@@ -73,6 +113,7 @@ impl Fabric {
         }
     }
 
+    /// `packet` leaves its card at `now`.
     pub(super) fn send(
         &mut self,
         packet: Packet,
@@ -84,7 +125,7 @@ impl Fabric {
         self.sent_bytes += u64::from(packet.payload());
         let output = usize::from(packet.to);
         let start = self.free_at[output].max(now + params.switch.latency);
-        self.free_at[output] = start + params.switch.busy(packet.payload());
+        self.free_at[output] = start + params.switch.busy(packet.on_wire(params));
         self.under_way[output].push_back(packet);
         events.push(self.free_at[output] + params.link, Event::Arrive(packet.to));
     }

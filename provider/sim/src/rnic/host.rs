@@ -4,14 +4,24 @@ use std::collections::VecDeque;
 
 use super::card::Event;
 use super::events::{EventQueue, Picos};
+use super::load::Measure;
 use super::params::{Kind, Params};
 use crate::Rng;
+
+/// What a WQE asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    /// What `workload.op` says
+    Send,
+    Recv,
+}
 
 /// A doorbell: so many WQEs of this QP, the last of them signaled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batch {
     pub(super) qpn: u32,
     pub(super) wqes: u16,
+    pub(super) verb: Verb,
 }
 
 struct Process {
@@ -25,45 +35,6 @@ struct Process {
     began: Picos,
     /// Doorbells on their way to the card
     ringing: VecDeque<Batch>,
-}
-
-/// What a run measures: from message `warm` to message `warm + wanted`.
-pub(super) struct Measure {
-    pub(super) warm: u64,
-    pub(super) wanted: u64,
-    from: Picos,
-    until: Picos,
-    /// Latencies (ps) of those measured
-    pub(super) latencies: Vec<Picos>,
-    done: u64,
-    counted: u64,
-}
-
-impl Measure {
-    /// Whether all that was wanted is measured; nothing new is posted then.
-    pub(super) fn is_full(&self) -> bool {
-        self.done >= self.warm + self.wanted
-    }
-    /// Messages a second.
-    pub(super) fn rate(&self) -> f64 {
-        self.counted as f64 / (self.until.saturating_sub(self.from).max(1) as f64 * 1e-12)
-    }
-    /// How much of the run is done, 0 to 1.
-    pub(super) fn share(&self) -> f64 {
-        (self.done as f64 / (self.warm + self.wanted).max(1) as f64).min(1.0)
-    }
-
-    fn take(&mut self, messages: u16, now: Picos, latency: Picos) {
-        let before = self.done;
-        self.done += u64::from(messages);
-        if before < self.warm {
-            self.from = now;
-        } else if before < self.warm + self.wanted {
-            self.counted += u64::from(messages);
-            self.until = now;
-            self.latencies.push(latency);
-        }
-    }
 }
 
 pub(super) struct Hosts {
@@ -85,37 +56,27 @@ impl Hosts {
             kind: params.kind,
             batch: params.batch,
             qps: params.qps,
-            measure: Measure {
-                warm: 0,
-                wanted: 0,
-                from: 0,
-                until: 0,
-                latencies: Vec::new(),
-                done: 0,
-                counted: 0,
-            },
+            measure: Measure::default(),
             doorbells: 0,
             posted: 0,
             completions: 0,
         };
-        // a first round brings the caches to their state, and two are measured
         let round: u64 = (0..params.qps).map(|qpn| u64::from(hosts.batch_of(qpn).wqes)).sum();
         let least = match params.kind {
             Kind::Rate => params.least_messages,
-            Kind::Latency => params.least_messages / 10,
+            _ => params.least_messages / 10,
         };
-        hosts.measure.warm = round.max(least / 5);
-        hosts.measure.wanted = (2 * round).max(least);
+        hosts.measure = Measure::new(round, least);
         hosts
     }
 
     fn batch_of(&self, qpn: u32) -> Batch {
         let wqes = match (self.kind, self.batch) {
-            (Kind::Latency, _) => 1,
             (Kind::Rate, 0) => (qpn % 10) as u16 + 1,
             (Kind::Rate, batch) => batch,
+            _ => 1,
         };
-        Batch { qpn, wqes }
+        Batch { qpn, wqes, verb: Verb::Send }
     }
 
     /// All processes begin.
@@ -123,7 +84,7 @@ impl Hosts {
         for number in 0..self.processes.len() {
             let first = match self.kind {
                 Kind::Rate => self.processes[number].qpns.len(),
-                Kind::Latency => self.processes[number].qpns.len().min(1),
+                _ => self.processes[number].qpns.len().min(1),
             };
             for _ in 0..first {
                 self.post_next(number, events, params);
@@ -165,7 +126,7 @@ impl Hosts {
         if !self.measure.is_full() {
             match self.kind {
                 Kind::Rate => self.post(number, qpn, events, params),
-                Kind::Latency => self.post_next(number, events, params),
+                _ => self.post_next(number, events, params),
             }
         }
     }

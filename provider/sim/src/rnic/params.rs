@@ -6,6 +6,7 @@ use serde::Deserialize;
 use starverbs_core::qpc::{Config, Placement, Policy};
 use thiserror::Error;
 
+use super::card::{CardId, Role};
 use super::events::Picos;
 
 /// The parameters that ship with the simulator.
@@ -20,6 +21,9 @@ pub enum ParamError {
     /// A plan sets something that is not there
     #[error("there is no parameter `{0}`")]
     Unknown(String),
+    /// A plan takes a model that is not there
+    #[error("there is no model `{0}`")]
+    UnknownModel(String),
     /// A value that makes no sense
     #[error("{0}")]
     Value(String),
@@ -46,11 +50,13 @@ macro_rules! sections {
 sections! {
     Card {
         cycle_ps: u64, window_packets: u32, descriptor_fifo_wqes: u32, translate_cycles: u64,
-        cq_context_cycles: u64,
+        cq_context_cycles: u64, stack: Stack,
     }
     QpcSection {
         policy: PolicyName, entries: u32, client_entries: u32, ooo_cap: u16, placement: PlacementName, bytes: u32,
+        acks_ask: bool,
     }
+    Star { header_bytes: u32, cqep_bytes: u32, security_check: bool, check_cycles: u64, }
     Bus {
         read_ns: f64, write_ns: f64, header_bytes: u32, ps_per_byte: f64, wqe_bytes: u32, cqe_bytes: u32,
         ring_wqes: u16,
@@ -58,16 +64,25 @@ sections! {
     Board { read_ns: f64, ps_per_byte: f64, }
     NetSection {
         link_ns: f64, switch_ns: f64, switch_ps_per_byte: f64, card_ps_per_byte: f64, header_bytes: u32,
+        ack_bytes: u32,
     }
-    HostSection { processes: u16, clients: u16, post_ns: f64, poll_ns: f64, doorbell_ns: f64, }
-    WorkloadSection { kind: Kind, op: Op, bytes: u32, qps: u32, batch: u16, least_messages: u64, seed: u64, }
+    HostSection {
+        processes: u16, clients: u16, post_ns: f64, poll_ns: f64, doorbell_ns: f64, group: u32, slot_ns: f64,
+    }
+    WorkloadSection {
+        kind: Kind, op: Op, bytes: u32, qps: u32, batch: u16, sends: u16, least_messages: u64, seed: u64,
+    }
 }
+
+/// Cards and testbeds: what is set in place of the values of the sections.
+type Models = BTreeMap<String, BTreeMap<String, Sourced<toml::Value>>>;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     card: Card,
     qpc: QpcSection,
+    star: Star,
     bus: Bus,
     board: Board,
     net: NetSection,
@@ -98,6 +113,20 @@ pub enum Kind {
     Rate,
     /// One message at a time of each process
     Latency,
+    /// Each connection's client calls, the server replies at once (StaR, simple RPC)
+    Calls,
+    /// The server replies to all when it has the calls of all (StaR, distributed machine learning)
+    Rounds,
+}
+
+/// How connections are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Stack {
+    /// RC, state on both sides
+    Rdma,
+    /// StaR: the server stateless, the clients stateful
+    Star,
 }
 
 /// Which operation.
@@ -108,6 +137,8 @@ pub enum Op {
     Write,
     /// RDMA READ
     Read,
+    /// SEND; of calls only, as the others do not wait for it
+    Send,
 }
 
 /// Bytes on a bus or wire, and the time that they take.
@@ -147,6 +178,16 @@ pub struct Params {
     pub(super) ring_wqes: u16,
     pub(super) card_out: Lane,
     pub(super) switch: Lane,
+    pub(super) ack_bytes: u32,
+    pub(super) acks_ask: bool,
+    pub(super) star: bool,
+    pub(super) star_header: u32,
+    pub(super) cqep_bytes: u32,
+    pub(super) security_check: bool,
+    pub(super) check_delay: Picos,
+    pub(super) group: u32,
+    pub(super) slot: Picos,
+    pub(super) sends: u16,
     pub(super) link: Picos,
     pub(super) processes: u16,
     pub(super) clients: u16,
@@ -172,8 +213,22 @@ pub type Settings = BTreeMap<String, toml::Value>;
 impl Params {
     /// Reads the parameters of `text`, with `settings` in place of its values; later ones win.
     pub fn read(text: &str, settings: &[&Settings]) -> Result<Params, ParamError> {
+        Params::read_models(text, &[], settings)
+    }
+
+    /// As [`Params::read`], with what the models of those names set below the settings.
+    pub fn read_models(text: &str, models: &[&str], settings: &[&Settings]) -> Result<Params, ParamError> {
         let mut tree: toml::Table = toml::from_str(text).map_err(Box::new)?;
-        for (name, value) in settings.iter().copied().flatten() {
+        let known: Models = match tree.remove("models") {
+            Some(known) => known.try_into().map_err(Box::new)?,
+            None => Models::new(),
+        };
+        let mut set = Vec::new();
+        for name in models {
+            let model = known.get(*name).ok_or_else(|| ParamError::UnknownModel((*name).to_owned()))?;
+            set.extend(model.iter().map(|(name, value)| (name, &value.value)));
+        }
+        for (name, value) in set.into_iter().chain(settings.iter().copied().flatten()) {
             let place = name
                 .split_once('.')
                 .and_then(|(section, key)| tree.get_mut(section)?.get_mut(key)?.get_mut("value"));
@@ -184,7 +239,7 @@ impl Params {
     }
 
     fn convert(file: &File) -> Result<Params, ParamError> {
-        let File { card, qpc, bus, board, net, host, workload } = file;
+        let File { card, qpc, star, bus, board, net, host, workload } = file;
         let lane = |latency: f64, header_bytes, ps_per_byte| Lane {
             latency: ns(latency),
             header_bytes,
@@ -218,6 +273,16 @@ impl Params {
             card_out: lane(0.0, net.header_bytes.value, net.card_ps_per_byte.value),
             switch: lane(net.switch_ns.value, net.header_bytes.value, net.switch_ps_per_byte.value),
             link: ns(net.link_ns.value),
+            ack_bytes: net.ack_bytes.value,
+            acks_ask: qpc.acks_ask.value,
+            star: card.stack.value == Stack::Star,
+            star_header: star.header_bytes.value,
+            cqep_bytes: star.cqep_bytes.value,
+            security_check: star.security_check.value,
+            check_delay: star.check_cycles.value * card.cycle_ps.value,
+            group: host.group.value,
+            slot: ns(host.slot_ns.value),
+            sends: workload.sends.value,
             processes: host.processes.value,
             clients: host.clients.value,
             post: ns(host.post_ns.value),
@@ -239,6 +304,20 @@ impl Params {
         self.config(self.entries, self.qps)
     }
 
+    /// What card `id` is to its connections.
+    pub(super) fn role(&self, id: CardId) -> Role {
+        match (self.star, id) {
+            (false, _) => Role::Plain,
+            (true, 0) => Role::Stateless,
+            (true, _) => Role::Stateful,
+        }
+    }
+
+    /// Whether clients call and the server replies.
+    pub(super) fn is_calls(&self) -> bool {
+        matches!(self.kind, Kind::Calls | Kind::Rounds)
+    }
+
     pub(super) fn config(&self, entries: u32, qps: u32) -> Config {
         let Params { policy, placement, ooo_cap, ring_wqes, .. } = *self;
         Config { policy, placement, entries, ooo_cap, qps: qps.max(1), ring_wqes }
@@ -246,6 +325,7 @@ impl Params {
 
     fn check(self) -> Result<Params, ParamError> {
         let wrong = |what: &str| Err(ParamError::Value(what.to_owned()));
+        let calls = self.is_calls();
         let most = u32::from(self.batch).max(if self.batch == 0 { 10 } else { 1 });
         match () {
             _ if self.cycle == 0 => wrong("card.cycle_ps is 0"),
@@ -257,6 +337,14 @@ impl Params {
             _ if most > self.descriptor_fifo => {
                 wrong("a doorbell's WQEs do not fit card.descriptor_fifo_wqes")
             }
+            _ if calls != (self.op == Op::Send) || self.star && !calls => wrong(
+                "workload.op = \"send\" and workload.kind = \"calls\" or \"rounds\" go together, and StaR needs them",
+            ),
+            _ if calls && self.qps + u32::from(self.processes) > u32::from(u16::MAX) => {
+                wrong("workload.qps: calls come from at most 65,000 connections")
+            }
+            _ if !(1..=10).contains(&self.sends) => wrong("workload.sends is not 1 to 10"),
+            _ if self.group > 0 && self.slot == 0 => wrong("host.slot_ns is 0"),
             _ => Ok(self),
         }
     }

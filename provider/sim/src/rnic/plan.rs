@@ -21,6 +21,7 @@ macro_rules! plans {
 plans! {
     "csrna-1b" "csrna-rate" "csrna-7a" "csrna-7b" "csrna-7c" "csrna-8a" "csrna-8b" "csrna-8c"
     "csrna-9a" "csrna-9b" "csrna-9c" "csrna-9d" "csrna-9e" "csrna-table1"
+    "star-1" "star-10a" "star-10b" "star-11a" "star-11b" "star-12"
 }
 
 /// An experiment.
@@ -37,6 +38,12 @@ pub struct Plan {
     /// Whether each series is drawn relative to its greatest value
     #[serde(default)]
     pub normalise: bool,
+    /// The series at whose last point all are 1
+    #[serde(default)]
+    pub relative_to: Option<String>,
+    /// Models of the parameter file, for all series
+    #[serde(default)]
+    models: Vec<String>,
     /// Along the axis
     pub x: Axis,
     /// For all series
@@ -76,6 +83,9 @@ pub struct Axis {
 pub struct Series {
     /// What it says
     pub name: String,
+    /// Models of the parameter file
+    #[serde(default)]
+    models: Vec<String>,
     #[serde(default)]
     set: Settings,
     /// Connections that the card has; beyond, it carries nothing
@@ -142,7 +152,13 @@ impl Plan {
                 )));
             }
         }
-        Ok(plan)
+        let known = |name: &String| plan.series.iter().any(|series| series.name == *name);
+        match &plan.relative_to {
+            Some(name) if !known(name) => {
+                Err(PlanError::Plan(format!("relative_to: there is no series {name}")))
+            }
+            _ => Ok(plan),
+        }
     }
 
     /// The shipped plan of that name.
@@ -152,7 +168,8 @@ impl Plan {
 
     fn params(&self, series: &Series, x: u32, text: &str) -> Result<Params, PlanError> {
         let axis = Settings::from([(self.x.set.clone(), toml::Value::from(x))]);
-        Ok(Params::read(text, &[&self.set, &series.set, &axis])?)
+        let models: Vec<&str> = self.models.iter().chain(&series.models).map(String::as_str).collect();
+        Ok(Params::read_models(text, &models, &[&self.set, &series.set, &axis])?)
     }
 
     fn jobs(&self, text: &str) -> Result<Vec<Job>, PlanError> {
@@ -190,6 +207,11 @@ impl Plan {
                 let greatest = line.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
                 line.iter_mut().for_each(|value| *value /= greatest);
             }
+        }
+        if let Some(name) = &self.relative_to {
+            let whole = self.series.iter().position(|series| series.name == *name);
+            let whole = whole.and_then(|number| values[number].last().copied()).unwrap_or(1.0);
+            values.iter_mut().flatten().for_each(|value| *value /= whole);
         }
         let outcomes = outcomes.chunks(columns).map(<[Option<Outcome>]>::to_vec).collect();
         Ok(Finished { plan: self, outcomes, values })

@@ -58,6 +58,8 @@ impl Report {
                 rows.push(Row { series: series.name.clone(), x, here, paper, ratio });
             }
         }
+        let relative = plan.relative_to.as_deref().zip(plan.x.values.last());
+        let relative = relative.map(|(name, last)| format!("relative to {name} at {last} {}", plan.x.label));
         let y = match plan.metric {
             Metric::Rate if plan.normalise => "message rate, relative to the greatest",
             Metric::Rate => "message rate (Mop/s)",
@@ -68,11 +70,15 @@ impl Report {
             name: name.to_owned(),
             title: plan.title.clone(),
             x: plan.x.label.clone(),
-            y: y.to_owned(),
+            y: match relative {
+                Some(relative) if plan.metric == Metric::Latency => format!("latency, {relative}"),
+                Some(relative) => format!("throughput, {relative}"),
+                None => y.to_owned(),
+            },
             note: plan.note.clone(),
             rows,
             details: finished.outcomes.iter().flatten().cloned().collect(),
-            zero_based: plan.metric != Metric::Latency,
+            zero_based: plan.metric != Metric::Latency || plan.relative_to.is_some(),
         }
     }
 
@@ -107,6 +113,11 @@ impl Report {
         text
     }
 
+    /// Events of all runs.
+    pub fn events(&self) -> u64 {
+        self.details.iter().flatten().map(|outcome| outcome.events).sum()
+    }
+
     /// The picture.
     pub fn svg(&self) -> String {
         svg::draw(self, self.zero_based)
@@ -132,7 +143,7 @@ fn csv_details(text: &mut String, outcome: &Outcome) {
 }
 
 /// Three digits, as far as they say something.
-pub(super) fn short(value: f64) -> String {
+fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         v if v >= 100.0 => format!("{value:.0}"),

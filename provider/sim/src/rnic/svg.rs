@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::report::{Report, short};
+use super::report::Report;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 420.0;
 const LEFT: f64 = 70.0;
-const RIGHT: f64 = 20.0;
+const RIGHT: f64 = 34.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
 const LEGEND_ROW: f64 = 18.0;
@@ -64,15 +64,17 @@ fn axes(body: &mut String, report: &Report, frame: &Frame) {
          <path d=\"M{LEFT} {TOP}V{bottom}H{right}\" fill=\"none\" stroke=\"#333333\"/>",
         escape(&report.title)
     );
-    for step in 0..=5 {
-        let value = frame.y.0 + (frame.y.1 - frame.y.0) * f64::from(step) / 5.0;
+    let step = round_step((frame.y.1 - frame.y.0) / 5.0);
+    let (first, last) = ((frame.y.0 / step).ceil() as i64, (frame.y.1 / step).floor() as i64);
+    for number in first..=last {
+        let value = number as f64 * step;
         let y = frame.y(value);
         let _ = writeln!(
             body,
             "<path d=\"M{LEFT} {y:.1}H{right}\" stroke=\"#e4e4e4\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
             LEFT - 6.0,
             y + 4.0,
-            short(value)
+            tick(value, step)
         );
     }
     let mut values: Vec<u32> = report.rows.iter().map(|row| row.x).collect();
@@ -103,13 +105,32 @@ fn axes(body: &mut String, report: &Report, frame: &Frame) {
     );
 }
 
+/// 1, 2 or 5 times a power of ten, not less than `least`.
+fn round_step(least: f64) -> f64 {
+    let power = 10f64.powf(least.max(1e-9).log10().floor());
+    [1.0, 2.0, 5.0, 10.0]
+        .map(|factor| factor * power)
+        .into_iter()
+        .find(|step| *step >= least)
+        .unwrap_or(power)
+}
+
+/// A value on the axis, with as many digits as its step needs.
+fn tick(value: f64, step: f64) -> String {
+    let digits = (-step.log10().floor()).max(0.0) as usize;
+    format!("{value:.digits$}")
+}
+
 fn line(body: &mut String, report: &Report, frame: &Frame, name: &str, colour: &str, number: usize) {
     let rows = || report.rows.iter().filter(|row| row.series == name);
+    // what lies upon another line lets it show through, and rings about the same point have different sizes
+    let dash = ["", " stroke-dasharray=\"9 5\"", " stroke-dasharray=\"3 4\""][number % 3];
+    let radius = 5.0 + 2.0 * number as f64;
     let points: Vec<String> =
         rows().map(|row| format!("{:.1},{:.1}", frame.x(row.x), frame.y(row.here))).collect();
     let _ = writeln!(
         body,
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>",
         points.join(" ")
     );
     for row in rows() {
@@ -119,14 +140,14 @@ fn line(body: &mut String, report: &Report, frame: &Frame, name: &str, colour: &
             let y = frame.y(paper);
             let _ = writeln!(
                 body,
-                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"6\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"
             );
         }
     }
     let y = HEIGHT + LEGEND_ROW * number as f64;
     let _ = writeln!(
         body,
-        "<path d=\"M{LEFT} {y}h24\" stroke=\"{colour}\" stroke-width=\"2\"/><text x=\"{:.1}\" y=\"{:.1}\">{}{}</text>",
+        "<path d=\"M{LEFT} {y}h24\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/><text x=\"{:.1}\" y=\"{:.1}\">{}{}</text>",
         LEFT + 32.0,
         y + 4.0,
         escape(name),

@@ -2,7 +2,7 @@
 
 use starverbs_core::qpc::Channel;
 
-use super::{Card, Read, Stage, World, Write, channel};
+use super::{Card, OTHER, REQUEST, Read, Role, Stage, World, Write, channel};
 use crate::rnic::fabric::{Body, Packet};
 
 impl Card {
@@ -16,13 +16,12 @@ impl Card {
     pub(super) fn sort_in(&mut self, world: &mut World<'_>) {
         let Some(packet) = self.arrived.front().copied() else { return };
         match packet.body {
-            Body::Ack | Body::Data => {
-                self.responses.push_back(packet);
-                self.wake(Stage::Requester, world);
-            }
-            Body::Write | Body::Read => {
+            _ if self.role == Role::Stateless => self.follow(packet, world),
+            Body::Ack | Body::Data if !world.params.acks_ask => self.respond(packet, world),
+            body => {
                 let Ok(index) = self.rx.begin(packet) else { return };
-                self.ask_qpc(Channel::Rx, index, packet.qpn, 0, world);
+                let request = matches!(body, Body::Write | Body::Read | Body::Send);
+                self.ask_qpc(Channel::Rx, index, packet.qpn, if request { REQUEST } else { OTHER }, world);
             }
         }
         self.arrived.pop_front();
@@ -31,20 +30,23 @@ impl Card {
         }
     }
 
-    /// A request and its context are there.
+    /// A response goes to the requester.
+    pub(super) fn respond(&mut self, packet: Packet, world: &mut World<'_>) {
+        self.responses.push_back(packet);
+        self.wake(Stage::Requester, world);
+    }
+
+    /// A packet and its context are there.
     pub(super) fn responder(&mut self, world: &mut World<'_>) {
         let Some(answer) = self.rx_answers.pop_front() else { return };
         let (Some(packet), Some(context)) = (self.rx.finish(answer.index), answer.context) else { return };
-        self.tally.carried_out += 1;
-        self.tally.out_of_order += u64::from(context.expected_psn != packet.psn);
-        let ready = world.now() + world.params.translate;
-        if packet.body == Body::Write {
-            self.writes.ask(channel::DATA, ready, packet.bytes, Write::Payload);
-            self.wake_at(Stage::Write, ready, world);
-            self.hand_out(packet.answer(Body::Ack), world);
-        } else {
-            self.reads.ask(channel::DATA, ready, packet.bytes, Read::Answer(packet.answer(Body::Data)));
-            self.wake_at(Stage::Read, ready, world);
+        match packet.body {
+            Body::Write | Body::Read | Body::Send => {
+                self.tally.out_of_order += u64::from(context.expected_psn != packet.psn);
+                self.carry_out(packet, world);
+            }
+            Body::Ack | Body::Data => self.respond(packet, world),
+            _ => self.guide(packet, world),
         }
         if !self.arrived.is_empty() {
             self.wake(Stage::In, world);
@@ -52,5 +54,28 @@ impl Card {
         if !self.rx_answers.is_empty() {
             self.wake(Stage::Responder, world);
         }
+    }
+
+    fn carry_out(&mut self, packet: Packet, world: &mut World<'_>) {
+        self.tally.carried_out += 1;
+        let ready = world.now() + world.params.translate;
+        if packet.body == Body::Read {
+            self.reads.ask(channel::DATA, ready, packet.bytes, Read::Answer(packet.answer(Body::Data)));
+            self.wake_at(Stage::Read, ready, world);
+            return;
+        }
+        self.writes.ask(channel::DATA, ready, packet.bytes, Write::Payload);
+        self.wake_at(Stage::Write, ready, world);
+        if packet.body == Body::Send {
+            self.complete_receive(packet.qpn, world);
+        }
+        self.hand_out(packet.answer(Body::Ack), world);
+    }
+
+    /// The CQE of a RECV, behind its data.
+    pub(super) fn complete_receive(&mut self, qpn: u32, world: &mut World<'_>) {
+        let ready = world.now() + world.params.translate + world.params.cq_context;
+        self.writes.ask(channel::COMPLETION, ready, world.params.cqe_bytes, Write::Received(qpn));
+        self.wake_at(Stage::Write, ready, world);
     }
 }

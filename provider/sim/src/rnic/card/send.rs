@@ -2,9 +2,9 @@
 
 use starverbs_core::qpc::Channel;
 
-use super::{Card, Read, Stage, World, Wqe, Write, channel};
+use super::{Card, Read, Role, Stage, World, Wqe, Write, channel};
 use crate::rnic::fabric::{Body, Packet};
-use crate::rnic::host::Batch;
+use crate::rnic::host::{Batch, Verb};
 use crate::rnic::params::Op;
 
 impl Card {
@@ -18,6 +18,14 @@ impl Card {
 
     pub(super) fn take_doorbell(&mut self, world: &mut World<'_>) {
         let Some(batch) = self.doorbells.front().copied() else { return };
+        if self.role == Role::Stateless {
+            self.doorbells.pop_front();
+            self.read_wqes(batch, world);
+            if !self.doorbells.is_empty() {
+                self.wake(Stage::Doorbell, world);
+            }
+            return;
+        }
         let descriptors = self.descriptors + u32::from(batch.wqes);
         if descriptors > world.params.descriptor_fifo {
             return;
@@ -36,10 +44,7 @@ impl Card {
         let Some(batch) = self.sq_answers.pop_front().and_then(|answer| self.sq.finish(answer.index)) else {
             return;
         };
-        let bytes = u32::from(batch.wqes) * world.params.wqe_bytes;
-        let ready = world.now() + world.params.translate;
-        self.reads.ask(channel::DESCRIPTOR, ready, bytes, Read::Wqes(batch));
-        self.wake_at(Stage::Read, ready, world);
+        self.read_wqes(batch, world);
         if !self.doorbells.is_empty() {
             self.wake(Stage::Doorbell, world);
         }
@@ -48,7 +53,18 @@ impl Card {
         }
     }
 
+    fn read_wqes(&mut self, batch: Batch, world: &mut World<'_>) {
+        let bytes = u32::from(batch.wqes) * world.params.wqe_bytes;
+        let ready = world.now() + world.params.translate;
+        self.reads.ask(channel::DESCRIPTOR, ready, bytes, Read::Wqes(batch));
+        self.wake_at(Stage::Read, ready, world);
+    }
+
     pub(super) fn descriptors_came(&mut self, batch: Batch, world: &mut World<'_>) {
+        if self.role == Role::Stateless {
+            self.pack_wqes(batch, world);
+            return;
+        }
         let last = batch.wqes.saturating_sub(1);
         self.wqes.extend((0..batch.wqes).map(|number| Wqe { qpn: batch.qpn, signaled: number == last }));
         self.tally.wqes += u64::from(batch.wqes);
@@ -76,9 +92,12 @@ impl Card {
         let (peer, peer_qpn) = self.peers[wqe.qpn as usize];
         let bytes = world.params.bytes;
         let body = match world.params.op {
+            _ if self.role == Role::Stateful => Body::Rd,
             Op::Write => Body::Write,
             Op::Read => Body::Read,
+            Op::Send => Body::Send,
         };
+        self.take_remote_receive(wqe.qpn);
         self.prepared.push_back(Packet {
             from: self.id,
             to: peer,
@@ -89,7 +108,7 @@ impl Card {
             signaled: wqe.signaled,
             body,
         });
-        if body == Body::Write {
+        if body.brings_data() {
             let ready = world.now() + world.params.translate;
             self.reads.ask(channel::DATA, ready, bytes, Read::Payload);
             self.wake_at(Stage::Read, ready, world);
@@ -111,7 +130,7 @@ impl Card {
         } else if self.may_request(world)
             && let Some(packet) = self.prepared.pop_front()
         {
-            self.payloads -= u32::from(packet.body == Body::Write);
+            self.payloads -= u32::from(packet.body.brings_data());
             self.window += 1;
             self.tally.sent += 1;
             self.hand_out(packet, world);
@@ -123,24 +142,27 @@ impl Card {
 
     fn may_request(&self, world: &World<'_>) -> bool {
         let ready =
-            self.prepared.front().is_some_and(|packet| packet.body != Body::Write || self.payloads > 0);
+            self.prepared.front().is_some_and(|packet| !packet.body.brings_data() || self.payloads > 0);
         ready && self.window < world.params.window
     }
 
     fn take_response(&mut self, response: &Packet, world: &mut World<'_>) {
         self.window -= 1;
         self.tally.acked += 1;
-        let expected = &mut self.acked[response.sender_qpn as usize];
+        let expected = &mut self.acked[response.qpn as usize];
         self.tally.out_of_order += u64::from(*expected != response.psn);
         *expected += 1;
         let ready = world.now() + world.params.translate;
+        if response.body == Body::Rda {
+            self.complete_there(response, Verb::Recv, world);
+        }
         if response.body == Body::Data {
             self.writes.ask(channel::DATA, ready, response.bytes, Write::Payload);
             self.wake_at(Stage::Write, ready, world);
         }
         if response.signaled {
             let ready = ready + world.params.cq_context;
-            let what = Write::Completion(response.sender_qpn);
+            let what = Write::Completion(response.qpn);
             self.writes.ask(channel::COMPLETION, ready, world.params.cqe_bytes, what);
             self.wake_at(Stage::Write, ready, world);
         }

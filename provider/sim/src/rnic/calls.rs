@@ -1,0 +1,260 @@
+//! StaR's workloads (section V-A): each connection's client sends a call of three SENDs, and the server answers with one.
+//!
+//! `calls`: the server replies at once, and the client calls again. `rounds`: the server replies to all when it has all calls,
+//! as a parameter server does. With groups (ScalaRDMA) a connection begins a call only while its group has the time slot.
+
+use std::collections::VecDeque;
+
+use super::card::{CardId, Event};
+use super::events::{EventQueue, Picos};
+use super::host::{Batch, Verb};
+use super::load::Measure;
+use super::params::{Kind, Params};
+
+/// A connection, by the server's QPN.
+struct Connection {
+    client: CardId,
+    client_qpn: u32,
+    /// SENDs of the call under way that the server has
+    received: u16,
+    began: Picos,
+    begun: u64,
+    /// It would call, and its group has not the slot
+    waits: bool,
+    /// Its client is busy until then
+    free_at: Picos,
+}
+
+/// What was counted, for the checks at the end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CallsTally {
+    /// Calls begun, replies that clients have
+    pub(super) calls: u64,
+    pub(super) answered: u64,
+    /// SENDs that the server has, replies that it posted
+    pub(super) requests: u64,
+    pub(super) replies: u64,
+    /// Doorbells rung at the server and at clients; of the server's, those of RECVs
+    pub(super) server_doorbells: u64,
+    pub(super) client_doorbells: u64,
+    pub(super) receive_doorbells: u64,
+    /// Completions of SENDs that the server saw, and that clients saw
+    pub(super) server_sent: u64,
+    pub(super) client_sent: u64,
+    sends_posted: u64,
+}
+
+impl CallsTally {
+    /// SENDs of both sides.
+    pub(super) fn messages(&self) -> u64 {
+        self.sends_posted
+    }
+}
+
+pub(super) struct Calls {
+    connections: Vec<Connection>,
+    /// Of each client, the server's QPN of each of its QPs
+    server_qpns: Vec<Vec<u32>>,
+    /// When each of the server's processes is free
+    processes: Vec<Picos>,
+    /// On their way to the card: first the server's processes, then the connections' clients
+    ringing: Vec<VecDeque<Batch>>,
+    rounds: bool,
+    /// Calls of each connection (rounds)
+    calls_each: u64,
+    /// Calls complete in this round
+    complete: usize,
+    /// Connections of a group; 0: no groups
+    group: usize,
+    /// Which group has the slot
+    active: usize,
+    pub(super) measure: Measure,
+    pub(super) tally: CallsTally,
+}
+
+impl Calls {
+    /// `ends`: of each of the server's QPs the client and its QP.
+    pub(super) fn new(params: &Params, ends: &[(CardId, u32)]) -> Calls {
+        let mut server_qpns = vec![Vec::new(); usize::from(params.clients) + 1];
+        for (qpn, (client, _)) in ends.iter().enumerate() {
+            server_qpns[usize::from(*client)].push(qpn as u32);
+        }
+        let connection = |&(client, client_qpn)| Connection {
+            client,
+            client_qpn,
+            received: 0,
+            began: 0,
+            begun: 0,
+            waits: false,
+            free_at: 0,
+        };
+        let measure = Measure::new(ends.len() as u64, params.least_messages / 10);
+        Calls {
+            connections: ends.iter().map(connection).collect(),
+            server_qpns,
+            processes: vec![0; params.processes.into()],
+            ringing: vec![VecDeque::new(); usize::from(params.processes) + ends.len()],
+            rounds: params.kind == Kind::Rounds,
+            calls_each: (measure.warm + measure.wanted).div_ceil(ends.len().max(1) as u64),
+            complete: 0,
+            group: params.group as usize,
+            active: 0,
+            measure,
+            tally: CallsTally::default(),
+        }
+    }
+
+    /// All connections call.
+    pub(super) fn start(&mut self, events: &mut EventQueue<Event>, params: &Params) {
+        for qpn in 0..self.connections.len() {
+            self.call(qpn, 0, events, params);
+        }
+        if self.groups() > 1 {
+            events.push(params.slot, Event::Slot);
+        }
+    }
+
+    fn groups(&self) -> usize {
+        if self.group == 0 { 1 } else { self.connections.len().div_ceil(self.group) }
+    }
+
+    fn has_slot(&self, qpn: usize) -> bool {
+        self.group == 0 || qpn / self.group == self.active
+    }
+
+    fn is_over(&self) -> bool {
+        let each = |connection: &Connection| connection.begun >= self.calls_each;
+        if self.rounds { self.connections.iter().all(each) } else { self.measure.is_full() }
+    }
+
+    /// A time slot ends: the next group may call.
+    pub(super) fn next_slot(&mut self, events: &mut EventQueue<Event>, params: &Params) {
+        if self.is_over() {
+            return;
+        }
+        self.active = (self.active + 1) % self.groups();
+        let first = self.active * self.group;
+        for qpn in first..(first + self.group).min(self.connections.len()) {
+            if self.connections[qpn].waits {
+                self.call(qpn, events.now(), events, params);
+            }
+        }
+        events.push(events.now() + params.slot, Event::Slot);
+    }
+
+    /// The client of connection `qpn` calls, not before `at`, when it may.
+    fn call(&mut self, qpn: usize, at: Picos, events: &mut EventQueue<Event>, params: &Params) {
+        let may = self.has_slot(qpn);
+        let connection = &mut self.connections[qpn];
+        let ended = if self.rounds { connection.begun >= self.calls_each } else { self.measure.is_full() };
+        connection.waits = !may && !ended;
+        if ended || !may {
+            return;
+        }
+        connection.begun += 1;
+        connection.began = connection.free_at.max(at);
+        connection.free_at = connection.began + params.post;
+        self.tally.calls += 1;
+        self.tally.client_doorbells += 1;
+        self.tally.sends_posted += u64::from(params.sends);
+        let batch = Batch { qpn: connection.client_qpn, wqes: params.sends, verb: Verb::Send };
+        let at = connection.free_at;
+        self.ring(self.processes.len() + qpn, at, batch, events, params);
+    }
+
+    fn ring(
+        &mut self,
+        number: usize,
+        at: Picos,
+        batch: Batch,
+        events: &mut EventQueue<Event>,
+        params: &Params,
+    ) {
+        self.ringing[number].push_back(batch);
+        events.push(at + params.doorbell, Event::Doorbell(number as u16));
+    }
+
+    /// Doorbell `number` reaches its card now.
+    pub(super) fn rung(&mut self, number: u16) -> Option<(CardId, Batch)> {
+        let number = usize::from(number);
+        let batch = self.ringing.get_mut(number)?.pop_front()?;
+        let card = match number.checked_sub(self.processes.len()) {
+            Some(qpn) => self.connections.get(qpn)?.client,
+            None => 0,
+        };
+        Some((card, batch))
+    }
+
+    /// A SEND is complete: counted, nothing waits for it.
+    pub(super) fn completed(&mut self, card: CardId) {
+        *(if card == 0 { &mut self.tally.server_sent } else { &mut self.tally.client_sent }) += 1;
+    }
+
+    /// A message is in memory, with its completion.
+    pub(super) fn received(
+        &mut self,
+        card: CardId,
+        qpn: u32,
+        events: &mut EventQueue<Event>,
+        params: &Params,
+    ) {
+        if card == 0 {
+            self.request_came(qpn as usize, events, params);
+        } else {
+            let server_qpn = self.server_qpns[usize::from(card)][qpn as usize];
+            self.reply_came(server_qpn as usize, events, params);
+        }
+    }
+
+    fn request_came(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
+        self.tally.requests += 1;
+        let number = qpn % self.processes.len();
+        let free_at = &mut self.processes[number];
+        *free_at = (*free_at).max(events.now()) + params.poll;
+        let connection = &mut self.connections[qpn];
+        connection.received += 1;
+        if connection.received < params.sends {
+            return;
+        }
+        connection.received = 0;
+        if params.star {
+            // the RECVs that take the place of those used travel to the client's card
+            let batch = Batch { qpn: qpn as u32, wqes: params.sends, verb: Verb::Recv };
+            self.tally.receive_doorbells += 1;
+            self.post(number, batch, events, params);
+        }
+        if !self.rounds {
+            return self.reply(qpn, events, params);
+        }
+        self.complete += 1;
+        if self.complete == self.connections.len() {
+            self.complete = 0;
+            (0..self.connections.len()).for_each(|qpn| self.reply(qpn, events, params));
+        }
+    }
+
+    /// The server replies.
+    fn reply(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
+        self.tally.replies += 1;
+        self.tally.sends_posted += 1;
+        let batch = Batch { qpn: qpn as u32, wqes: 1, verb: Verb::Send };
+        self.post(qpn % self.processes.len(), batch, events, params);
+    }
+
+    fn post(&mut self, number: usize, batch: Batch, events: &mut EventQueue<Event>, params: &Params) {
+        let free_at = &mut self.processes[number];
+        *free_at = (*free_at).max(events.now()) + params.post;
+        let at = *free_at;
+        self.tally.server_doorbells += 1;
+        self.ring(number, at, batch, events, params);
+    }
+
+    fn reply_came(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
+        self.tally.answered += 1;
+        let connection = &mut self.connections[qpn];
+        connection.free_at = connection.free_at.max(events.now()) + params.poll;
+        let (known, latency) = (connection.free_at, connection.free_at - connection.began);
+        self.measure.take(1, known, latency);
+        self.call(qpn, known, events, params);
+    }
+}
