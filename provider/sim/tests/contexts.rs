@@ -13,7 +13,7 @@ const FETCH: Nanos = 500;
 const POLICIES: [Policy; 3] = [Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding];
 const STEPS: usize = 1_000_000;
 
-/// QPs from host 0, which has room for few contexts, to host 1, which has room for all.
+/// QPs from host 0 to host 1, of which one has room for few contexts and the other for all.
 struct Fan {
     net: Net,
     /// Number here, send queue, number there
@@ -25,8 +25,13 @@ struct Fan {
 
 impl Fan {
     fn new(qps: usize, contexts: Option<ContextCache>, window: u32) -> Self {
+        Fan::with_few_at(0, qps, contexts, window)
+    }
+
+    fn with_few_at(few: u8, qps: usize, contexts: Option<ContextCache>, window: u32) -> Self {
         let mut net = Net::new(2, NicConfig { window, ..NicConfig::default() }, Faults::default(), 1);
-        net.hosts[0] = starverbs_sim::Host::new(0, NicConfig { contexts, window, ..NicConfig::default() }, 1);
+        let config = NicConfig { contexts, window, ..NicConfig::default() };
+        net.hosts[usize::from(few)] = starverbs_sim::Host::new(few, config, 1);
         let cqs = [SimCq::new(4096), SimCq::new(16)];
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let (from, to) = (net.hosts[0].region(4096, all), net.hosts[1].region(4096, all));
@@ -181,5 +186,31 @@ fn what_waits_ends_with_its_qp() {
             assert!(fan.polled().contains(&3), "{policy:?}, after {steps} steps");
             assert_eq!(fan.qps[0].1.outstanding(), 0);
         }
+    }
+}
+
+/// A request that waits for the context of a queue pair that is reset meanwhile is nothing to the next connection of that
+/// queue pair, though that one expects the same PSN.
+#[test]
+fn a_request_ends_with_the_queue_pair_that_it_waits_for() {
+    for policy in POLICIES {
+        let cache = ContextCache { entries: ENTRIES, policy, miss: 1_000_000, fetch: 0 };
+        let mut fan = Fan::with_few_at(1, 1, Some(cache), 1 << 20);
+        fan.net.hosts[0].env.memory.write(fan.from.0, &[7; 8]);
+        fan.post(0, 1);
+        while fan.net.hosts[1].nic.counters().qpc_misses.get() == 0 {
+            assert!(fan.net.step(), "the request comes");
+        }
+        let ((qpn, _, b), now) = (fan.qps[0].clone(), fan.net.now());
+        for (host, qpn) in [(0, qpn), (1, b)] {
+            fan.net.hosts[host].to_state(qpn, QpState::Reset, now).expect("any state to RESET");
+        }
+        fan.net.connect(QpType::Rc, (0, qpn), (1, b), &Setup::default());
+        assert!(fan.net.run_until_idle(STEPS), "it ends");
+        assert_eq!(fan.net.hosts[1].env.memory.read(fan.to.0, 8), [0xa5; 8], "{policy:?}");
+        assert_eq!(fan.net.hosts[1].nic.counters().drop_state.get(), 1, "{policy:?}");
+        fan.polled();
+        fan.latency(0);
+        assert_eq!(fan.net.hosts[1].env.memory.read(fan.to.0, 8), [7; 8], "{policy:?}");
     }
 }

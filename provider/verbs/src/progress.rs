@@ -176,18 +176,18 @@ impl Shard {
         for _ in 0..ROUNDS {
             let more = self.nic.poll_transmit(&mut self.env, now, acks);
             self.env.tx.flush(now);
+            self.unsent = more;
             if !more {
                 return;
             }
         }
         /* more than one turn's worth: whoever comes next goes on, at once if need be */
-        self.unsent = true;
     }
 
     /// When the card has to run again, frames and doorbells aside.
     #[inline]
     pub(crate) fn next_deadline(&mut self, now: Nanos) -> Option<Nanos> {
-        if std::mem::take(&mut self.unsent) || self.held_back {
+        if self.unsent || self.held_back {
             return Some(now);
         }
         let sooner = |a: Option<Nanos>, b: Option<Nanos>| match (a, b) {

@@ -94,7 +94,7 @@ impl<E: Env> Nic<E> {
                         cx.doorbell();
                     }
                 }
-                Due::Frame(meta, bytes) => {
+                Due::Frame(_, meta, bytes) => {
                     self.handle_frame(env, now, &meta, &bytes);
                     if let Some(contexts) = self.few() {
                         contexts.give_back(bytes);

@@ -72,8 +72,8 @@ struct Held {
 pub(super) enum Due {
     /// The WQEs of a QP are there
     Bell(Qpn),
-    /// A request may be handled; [`Contexts::give_back`] takes its bytes
-    Frame(FrameMeta, Vec<u8>),
+    /// A request to this QP may be handled; [`Contexts::give_back`] takes its bytes
+    Frame(Qpn, FrameMeta, Vec<u8>),
 }
 
 /// What waits of a QP, each at most once.
@@ -113,6 +113,8 @@ pub(crate) struct Contexts {
     /// Room for frames that nothing waits in
     spare: Vec<Vec<u8>>,
     waited: Nanos,
+    /// Frames that waited while their QP ended or began anew, not yet counted
+    stale: u64,
 }
 
 impl Contexts {
@@ -144,6 +146,7 @@ impl Contexts {
             due_turns: VecDeque::new(),
             spare: (0..slots).map(|_| Vec::with_capacity(FRAME)).collect(),
             waited: 0,
+            stale: 0,
         })
     }
 
@@ -168,7 +171,7 @@ impl Contexts {
         Ok(())
     }
 
-    /// The QP with this timer ends, or begins anew: nothing of it waits any more. Frames do: they are on the wire, as it were.
+    /// The QP with this timer ends, or begins anew: nothing of it waits any more, and its frames that do are not handled.
     pub(crate) fn forget(&mut self, timer: TimerId, qpn: Qpn) {
         let place = timer.index();
         if let Some(waits) = self.waits.get_mut(place as usize) {
@@ -178,7 +181,17 @@ impl Contexts {
         self.more_turns.retain(|ask| ask.place != place);
         self.wqes.retain(|(_, ask)| ask.place != place);
         self.due_turns.retain(|ask| ask.place != place);
-        self.due.retain(|due| !matches!(due, Due::Bell(of) if *of == qpn));
+        let Contexts { due, spare, stale, .. } = self;
+        due.retain_mut(|due| match due {
+            Due::Bell(of) => *of != qpn,
+            Due::Frame(of, _, bytes) => {
+                if *of == qpn {
+                    *stale += 1;
+                    spare.push(core::mem::take(bytes));
+                }
+                *of != qpn
+            }
+        });
     }
 
     /// Whether one more frame may be given.
@@ -196,7 +209,9 @@ impl Contexts {
         frame: &[u8],
     ) -> bool {
         self.advance(now);
-        let ask = Ask { qpn, place: timer.index(), life: 0, since: self.clock };
+        let place = timer.index();
+        let Some(life) = self.waits.get(place as usize).map(|waits| waits.life) else { return false };
+        let ask = Ask { qpn, place, life, since: self.clock };
         if frame.len() > FRAME || !self.frames.has_room() {
             return false;
         }
@@ -287,7 +302,8 @@ impl Contexts {
     }
 
     /// Counts.
-    pub(super) fn count(&self, stats: &Counters) {
+    pub(super) fn count(&mut self, stats: &Counters) {
+        stats.drop_state.add(core::mem::take(&mut self.stale));
         let c = self.qpc.counters();
         stats.qpc_hits.set(c.hits);
         stats.qpc_misses.set(c.misses);
@@ -357,7 +373,12 @@ impl Contexts {
                 Channel::Rx => {
                     if let Some(Held { ask, meta, bytes }) = self.frames.finish(response.index) {
                         self.waited += self.clock - ask.since;
-                        self.due.push_in_room(Due::Frame(meta, bytes));
+                        if self.waits[ask.place as usize].life == ask.life {
+                            self.due.push_in_room(Due::Frame(ask.qpn, meta, bytes));
+                        } else {
+                            self.stale += 1;
+                            self.give_back(bytes);
+                        }
                     }
                 }
             }
