@@ -214,3 +214,20 @@ fn a_request_ends_with_the_queue_pair_that_it_waits_for() {
         assert_eq!(fan.net.hosts[1].env.memory.read(fan.to.0, 8), [7; 8], "{policy:?}");
     }
 }
+
+/// A request that comes before the connection that it would fit waits for no context.
+#[test]
+fn a_request_to_a_queue_pair_that_takes_none_is_dropped_at_once() {
+    for policy in POLICIES {
+        let cache = ContextCache { entries: ENTRIES, policy, miss: 1_000_000, fetch: 0 };
+        let mut fan = Fan::with_few_at(1, 1, Some(cache), 1 << 20);
+        let (_, _, b) = fan.qps[0].clone();
+        fan.net.hosts[1].to_state(b, QpState::Reset, 0).expect("any state to RESET");
+        fan.post(0, 1);
+        while fan.net.hosts[1].nic.counters().rx_packets.get() == 0 {
+            assert!(fan.net.step(), "the request comes");
+        }
+        assert_eq!(fan.net.hosts[1].nic.counters().drop_state.get(), 1, "{policy:?}");
+        assert_eq!(fan.net.hosts[1].nic.next_context(), None, "{policy:?}");
+    }
+}

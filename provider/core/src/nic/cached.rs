@@ -31,7 +31,8 @@ impl<E: Env> Nic<E> {
         let Some(contexts) = &mut self.shared.contexts else {
             return self.handle_frame(env, now, meta, frame);
         };
-        let Some(qp) = asked_of(frame).and_then(|qpn| self.qps.get(qpn)) else {
+        let asked = asked_of(frame).and_then(|qpn| self.qps.get(qpn));
+        let Some(qp) = asked.filter(|qp| takes_frames_in(qp.state)) else {
             return self.handle_frame(env, now, meta, frame);
         };
         if !contexts.frame(qp.qpn, qp.timer, now, meta, frame) {
@@ -134,6 +135,11 @@ fn wants_context<E: Env>(qp: &Qp<E>) -> bool {
 
 fn sends<E: Env>(qp: &Qp<E>) -> bool {
     matches!(qp.state, QpState::Rts | QpState::Sqd)
+}
+
+/// Whether a QP in this state takes frames: those for others wait for no context, as what is wrong now is not to be right then.
+fn takes_frames_in(state: QpState) -> bool {
+    !matches!(state, QpState::Reset | QpState::Init | QpState::Err)
 }
 
 /// The QP of which a frame asks something.
