@@ -249,11 +249,18 @@ impl Net {
         self.cuts[link] = self.cuts[link].max(self.now + time);
     }
 
-    /// Throws away what is on the wire between two hosts, either way.
+    /// Throws away what is on the wire between two hosts, either way, and what their cards did not take yet.
     pub fn purge(&mut self, a: usize, b: usize) {
         let before = self.flights.len();
         self.flights.retain(|_, f| (f.from, f.to) != (a, b) && (f.from, f.to) != (b, a));
         self.tally.purged += (before - self.flights.len()) as u64;
+        for (to, from) in [(a, b), (b, a)] {
+            let gid = self.hosts[from].gid;
+            let came = &mut self.hosts[to].came;
+            let before = came.len();
+            came.retain(|(meta, _)| meta.src != gid);
+            self.tally.purged += (before - came.len()) as u64;
+        }
     }
 
     /// `host` ends without a word and comes up with a new card and empty memory, at the same address. As the card's seed is
