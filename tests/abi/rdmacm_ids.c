@@ -241,6 +241,9 @@ static void forked(void)
 		REFUSED(rdma_create_id(ch, &more, NULL, RDMA_PS_TCP), EIO);
 		REFUSED(rdma_migrate_id(id, NULL), EIO);
 		REFUSED(rdma_connect(id, NULL), EIO);
+		REFUSED(rdma_bind_addr(id, ADDR(dst)), EIO);
+		REFUSED(rdma_resolve_addr(id, NULL, ADDR(dst), 100), EIO);
+		REFUSED(rdma_listen(id, 1), EIO);
 		CHECK(!rdma_destroy_id(id));
 		rdma_destroy_event_channel(ch);
 		_exit(failures != 0);

@@ -169,6 +169,7 @@ pub(crate) unsafe extern "C" fn bind_addr(id: *mut abi::rdma_cm_id, addr: *mut l
     edge::minus_one(|| {
         // SAFETY: the call's terms.
         let (handle, addr) = unsafe { (IdHandle::of(id)?, address::read(addr)?) };
+        handle.shared.ours()?;
         let mut state = handle.state();
         if state.stage != Stage::Idle {
             return Err(libc::EINVAL);
@@ -188,6 +189,7 @@ pub(crate) unsafe extern "C" fn resolve_addr(
         // SAFETY: the call's terms.
         unsafe {
             let handle = IdHandle::of(id)?;
+            handle.shared.ours()?;
             let src = if src.is_null() { None } else { Some(address::read(src)?) };
             let dst = address::read(dst)?;
             let told = match resolve(handle, &mut handle.state(), src, dst)? {

@@ -23,6 +23,7 @@ pub(crate) unsafe extern "C" fn listen(id: *mut abi::rdma_cm_id, backlog: c_int)
     edge::minus_one(|| {
         // SAFETY: the call's terms.
         let handle = unsafe { IdHandle::of(id)? };
+        handle.shared.ours()?;
         let device = super::device::open()?;
         let mut state = handle.state();
         if state.stage == Stage::Idle {

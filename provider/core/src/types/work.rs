@@ -155,7 +155,7 @@ pub struct SendWqe {
     pub length: u32,
     /// UD: destination QPN. XRC: number of the peer's SRQ. Bind: a key of the window.
     pub remote_qpn: u32,
-    /// UD: Q_Key. Bind: [`Access`] bits.
+    /// UD: Q_Key. Bind: [`Access`](super::Access) bits.
     pub qkey: u32,
     /// UD: address vector
     pub av: AvId,
