@@ -108,30 +108,20 @@ impl Pair {
     }
 
     /// Runs both sides to their end and judges the output: a remark, or what went wrong. Again, when perftest could not
-    /// measure the CPU's frequency, or was too early; and once, with a word about it, when it waits for ever on UC or UD: a
-    /// server that is kept from its CPU while receives run out loses messages there, on any card, and perftest counts on each.
+    /// measure the CPU's frequency, or was too early.
     pub(crate) fn run(&self, world: &mut World, net: Net) -> Result<String, String> {
-        let (mut uncalibrated, mut too_early, mut lost) = (0, 0, false);
+        let (mut uncalibrated, mut too_early) = (0, 0);
         loop {
             let result = self.start(world, net)?.finish();
-            let Err(reason) = &result else {
-                return result
-                    .map(|remark| if lost { remark + " (second try: the first waited)" } else { remark });
-            };
+            let Err(reason) = &result else { return result };
             uncalibrated += u32::from(reason.contains(UNCALIBRATED));
             too_early += u32::from(early(reason).is_some());
             let again = reason.contains(UNCALIBRATED) && uncalibrated < CALIBRATIONS
                 || early(reason).is_some() && too_early < HASTES;
-            if !again && (lost || !self.may_lose() || !reason.contains("had to be killed")) {
+            if !again {
                 return result;
             }
-            lost |= !again;
         }
-    }
-
-    /// Whether the transport is one that may lose messages.
-    fn may_lose(&self) -> bool {
-        self.args.iter().any(|arg| matches!(arg.as_str(), "UC" | "UD"))
     }
 
     /// Starts both sides; the client as soon as the server listens.
