@@ -197,6 +197,12 @@ counters! {
     qpc_wait_ns,
     /// bytes that a chip would need for the QP contexts as they are set
     qpc_on_chip,
+    /// StaR: packets for a stateless half that no rule allowed, and that did not leave
+    star_rejects,
+    /// StaR: packets sent again by the stateful half
+    star_retransmitted,
+    /// StaR: packets that the stateful half dropped, as they answered nothing or belonged to no connection
+    star_drops,
     /// queue pairs that exist
     qps,
     /// memory regions that exist

@@ -7,5 +7,7 @@
 pub mod control;
 pub mod env;
 pub mod message;
+pub mod registry;
 pub mod ring;
+pub mod stateful;
 pub mod wire;
