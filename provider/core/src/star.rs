@@ -10,6 +10,8 @@ pub mod control;
 pub mod env;
 pub mod library;
 pub mod message;
+pub mod registry;
 pub mod ring;
+pub mod stateful;
 pub mod stateless;
 pub mod wire;

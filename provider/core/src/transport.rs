@@ -27,6 +27,7 @@ mod unreliable;
 pub(crate) use complete::{enter_error, flush_posted};
 pub(crate) use pacing::answer_probe;
 pub(crate) use requester::slices;
+pub(crate) use response::RNR_TIMER_10US;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
