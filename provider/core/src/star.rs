@@ -4,10 +4,13 @@
 //! memory; its card does what a packet says and forgets it. Everything between, of both ends' queues, is SF's.
 //! docs/decisions/0010-star.md says what the paper leaves open and what was chosen here.
 
+pub mod bounds;
+pub mod channel;
 pub mod control;
 pub mod env;
 pub mod message;
 pub mod registry;
 pub mod ring;
 pub mod stateful;
+pub mod stateless;
 pub mod wire;

@@ -11,7 +11,11 @@ pub trait StarEnv: Env {
     /// checksum and adds the CRC ([`fill_checksum`](super::wire::fill_checksum), [`Crc`](super::wire::Crc)) and the outer headers.
     /// `volatile`: as of [`Env::send_frame`]. Memory of `payload` came from [`Env::dma_read`].
     fn send_star(&mut self, to: &Av, port: u16, head: &Head, data: &[u8], payload: &[Seg], volatile: bool);
-    /// Tells SL's library, through one queue for all of a card's connections.
+    /// The eight bytes at `addr`, 8-aligned, of memory that [`Env::dma_store`] writes: what was written before them is visible
+    /// to the caller then. `None`: there is no memory.
+    fn star_load(&mut self, addr: u64) -> Option<[u8; 8]>;
+    /// Tells SL's library, through one queue for all of a card's connections. One may be lost: what it told of comes again, or can
+    /// be seen in memory.
     fn star_event(&mut self, event: SlEvent);
 }
 

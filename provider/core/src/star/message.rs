@@ -320,7 +320,7 @@ pub struct Atomic {
     pub seq: u32,
     /// Address of its replay slot in SL's memory
     pub slot: u64,
-    /// Compare value, or the number to add, or the eight bytes to write
+    /// Compare value, or the number to add, or the eight bytes to write as a big-endian number
     pub compare_add: u64,
     /// Swap value
     pub swap: u64,
