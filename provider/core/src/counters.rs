@@ -197,12 +197,6 @@ counters! {
     qpc_wait_ns,
     /// bytes that a chip would need for the QP contexts as they are set
     qpc_on_chip,
-    /// StaR: packets for a stateless half that no rule allowed, and that did not leave
-    star_rejects,
-    /// StaR: packets sent again by the stateful half
-    star_retransmitted,
-    /// StaR: packets that the stateful half dropped, as they answered nothing or belonged to no connection
-    star_drops,
     /// StaR, stateless: packets whose data was written to memory (RD)
     star_rd,
     /// StaR, stateless: packets answered with data from memory (GD)
@@ -223,6 +217,12 @@ counters! {
     star_wqep,
     /// StaR, library: WQEs sent again
     star_wqep_again,
+    /// StaR: packets for a stateless half that no rule allowed, and that did not leave
+    star_rejects,
+    /// StaR: packets sent again by the stateful half
+    star_retransmitted,
+    /// StaR: packets that the stateful half dropped, as they answered nothing or belonged to no connection
+    star_drops,
     /// queue pairs that exist
     qps,
     /// memory regions that exist

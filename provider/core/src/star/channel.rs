@@ -50,6 +50,12 @@ impl Channel {
     pub fn send(&mut self, message: Control) {
         self.out.push_back(message);
     }
+    /// As it is, but with nothing to say: the peer is gone. What it still says can be answered.
+    #[must_use]
+    pub fn silenced(&self) -> Self {
+        let seq = self.seq.plus(self.out.len() as u32);
+        Channel { seq, expected: self.expected, ..Channel::default() }
+    }
     /// Messages without an answer.
     pub fn waiting(&self) -> usize {
         self.out.len()

@@ -3,14 +3,22 @@
 use crate::env::Env;
 use crate::types::{Av, Psn, Qpn, Seg};
 
-use super::wire::{Head, Queue};
+use super::wire::{Head, Queue, Side};
 
 /// Host of a card that speaks StaR.
 pub trait StarEnv: Env {
-    /// Queues one frame to UDP port `port`: `head`, `data`, then the memory of `payload` gathered. The host fills in the header's
+    /// Queues one frame from the UDP port of half `from` to that of `to`: `head`, `data`, then the memory of `payload` gathered. The host fills in the header's
     /// checksum and adds the CRC ([`fill_checksum`](super::wire::fill_checksum), [`Crc`](super::wire::Crc)) and the outer headers.
     /// `volatile`: as of [`Env::send_frame`]. Memory of `payload` came from [`Env::dma_read`].
-    fn send_star(&mut self, to: &Av, port: u16, head: &Head, data: &[u8], payload: &[Seg], volatile: bool);
+    fn send_star(
+        &mut self,
+        from: Side,
+        to: (&Av, u16),
+        head: &Head,
+        data: &[u8],
+        payload: &[Seg],
+        volatile: bool,
+    );
     /// The eight bytes at `addr`, 8-aligned, of memory that [`Env::dma_store`] writes: what was written before them is visible
     /// to the caller then. `None`: there is no memory.
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]>;

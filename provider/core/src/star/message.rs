@@ -148,7 +148,24 @@ pub fn encode_send(wqe: &SendWqe, sges: &[Sge], inline: &[u8], room: &mut [u8]) 
     }
     let length = if is_inline { u32::try_from(inline.len()).ok()? } else { sum(sges.iter().map(|s| s.len))? };
     let mut out = Writer::new(room);
-    out.bytes(&[wqe.op as u8, wqe.flags.bits(), sges.len() as u8, 0])?;
+    encode_head(wqe, sges.len() as u8, length, &mut out)?;
+    sges.iter().try_for_each(|s| out.bytes(&sge_bytes(s)))?;
+    out.bytes(inline)?;
+    Some(out.len())
+}
+
+/// As [`encode_send`], of an inline WQE without its `length` bytes, which follow in the packet.
+pub fn encode_inline(wqe: &SendWqe, length: u32, room: &mut [u8]) -> Option<usize> {
+    if length as usize > MAX_INLINE {
+        return None;
+    }
+    let mut out = Writer::new(room);
+    encode_head(wqe, 0, length, &mut out)?;
+    Some(out.len())
+}
+
+fn encode_head(wqe: &SendWqe, num_sge: u8, length: u32, out: &mut Writer<'_>) -> Option<()> {
+    out.bytes(&[wqe.op as u8, wqe.flags.bits(), num_sge, 0])?;
     out.word(length)?;
     out.long(wqe.remote_addr)?;
     out.long(wqe.compare_add)?;
@@ -156,10 +173,7 @@ pub fn encode_send(wqe: &SendWqe, sges: &[Sge], inline: &[u8], room: &mut [u8]) 
     out.word(wqe.rkey)?;
     out.bytes(&imm_bytes(wqe.op, wqe.imm))?;
     out.word(wqe.remote_qpn)?;
-    out.word(wqe.qkey)?;
-    sges.iter().try_for_each(|s| out.bytes(&sge_bytes(s)))?;
-    out.bytes(inline)?;
-    Some(out.len())
+    out.word(wqe.qkey)
 }
 
 /// Writes a receive WQE to `room`; gives its length. `None`: as of [`encode_send`].

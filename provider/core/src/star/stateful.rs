@@ -25,6 +25,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use events::{Completions, Stored};
+pub use packets::Turn;
 use remote::RemoteQueue;
 use stream::{OPS, Stream};
 use timing::Rtt;

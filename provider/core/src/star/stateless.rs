@@ -11,7 +11,7 @@ use super::control::{Control, MAX_CONTROL};
 use super::env::{News, SlEvent, StarEnv};
 use super::message::{Atomic, CqeMsg};
 use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp};
-use super::wire::{Head, Header, Opt, Packet, Prefix, Ptype};
+use super::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Side};
 
 /// What a stateless card knows beside the packet: nothing of connections.
 #[derive(Clone, Copy, Debug)]
@@ -207,7 +207,7 @@ impl<E: StarEnv> Job<'_, E> {
         let to = Av { dgid: meta.src, sgid: meta.dst, hop_limit: 64, ..Av::default() };
         /* others write only to what SF reads: a buffer that is being sent stays as it is */
         let volatile = self.header.opt == Opt::Read;
-        self.env.send_star(&to, port, &head, data, payload, volatile);
+        self.env.send_star(Side::Stateless, (&to, port), &head, data, payload, volatile);
     }
 }
 
@@ -224,8 +224,19 @@ pub struct Peer {
     pub epoch: u32,
 }
 
-/// Sends a WQE, as [`message`](super::message) encodes it, for the library: all that is needed is in the arguments.
-pub fn send_wqep<E: StarEnv>(env: &mut E, to: &Peer, opt: Opt, seq: Psn, wqe: &[u8]) {
+/// Sends a WQE, as [`message`](super::message) encodes it, for the library: all that is needed is in the arguments. `inline` are
+/// bytes of host memory that belong to it.
+pub fn send_wqep<E: StarEnv>(env: &mut E, to: &Peer, opt: Opt, seq: Psn, wqe: &[u8], inline: Option<Seg>) {
+    env.begin_payload();
+    let payload = match inline {
+        None => None,
+        Some(bytes) => match env.dma_read(bytes) {
+            /* as if it were lost on the wire */
+            None => return,
+            seg => seg,
+        },
+    };
+    let len = wqe.len() + inline.map_or(0, |bytes| bytes.len as usize);
     let header = Header {
         ptype: Ptype::Wqep,
         opt,
@@ -235,9 +246,10 @@ pub fn send_wqep<E: StarEnv>(env: &mut E, to: &Peer, opt: Opt, seq: Psn, wqe: &[
         epoch: (to.epoch & 0xff) as u8,
         psn: seq,
         addr: 0,
-        len: wqe.len() as u16,
+        len: len as u16,
     };
-    env.send_star(&to.av, to.port, &Head::to_stateful(header), wqe, &[], false);
+    let (head, payload) = (Head::to_stateful(header), payload.as_slice());
+    env.send_star(Side::Stateless, (&to.av, to.port), &head, wqe, payload, false);
 }
 
 /// Sends a control message to the peer's QP `to`, or the answer to one.
@@ -249,5 +261,5 @@ pub fn send_control<E: StarEnv>(env: &mut E, to: &Peer, from: Qpn, seq: Psn, mes
         Some(_) => Head::control(to.qpn, prefix, seq, len as u16),
         None => Head::control_ack(to.qpn, prefix, seq),
     };
-    env.send_star(&to.av, to.port, &head, room.get(..len).unwrap_or(&[]), &[], false);
+    env.send_star(Side::Stateful, (&to.av, to.port), &head, room.get(..len).unwrap_or(&[]), &[], false);
 }

@@ -48,6 +48,16 @@ pub enum Side {
     Stateful,
 }
 
+impl Side {
+    /// The UDP port that it has if it can.
+    pub const fn default_port(self) -> u16 {
+        match self {
+            Side::Stateless => PORT_STATELESS,
+            Side::Stateful => PORT_STATEFUL,
+        }
+    }
+}
+
 /// What a packet is (table I). The paper gives no numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]

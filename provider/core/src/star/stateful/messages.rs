@@ -4,7 +4,7 @@ use super::{Card, Stateful};
 use crate::star::channel::Turn;
 use crate::star::control::{Control, MAX_CONTROL};
 use crate::star::env::StarEnv;
-use crate::star::wire::{Head, Packet, Prefix, Ptype};
+use crate::star::wire::{Head, Packet, Prefix, Ptype, Side};
 use crate::types::{Gid, Nanos, Psn};
 
 impl<E: StarEnv> Stateful<E> {
@@ -101,7 +101,8 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn post(&self, card: &mut Card<'_, E>, head: &Head, data: &[u8]) {
-        card.env.send_star(&self.peer.av, self.peer.control_port, head, data, &[], false);
+        let to = (&self.peer.av, self.peer.control_port);
+        card.env.send_star(Side::Stateful, to, head, data, &[], false);
     }
 
     /// How many of SL's receive WQEs SF wants to have, if they are shared: all before this sequence. `None`: they are not, or enough

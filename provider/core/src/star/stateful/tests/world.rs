@@ -170,7 +170,15 @@ impl Env for Host {
 }
 
 impl StarEnv for Host {
-    fn send_star(&mut self, _: &Av, port: u16, head: &Head, data: &[u8], payload: &[Seg], _: bool) {
+    fn send_star(
+        &mut self,
+        _: Side,
+        (_, port): (&Av, u16),
+        head: &Head,
+        data: &[u8],
+        payload: &[Seg],
+        _: bool,
+    ) {
         let mut frame = head.bytes().to_vec();
         frame.extend_from_slice(data);
         for seg in payload {
