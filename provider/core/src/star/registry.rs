@@ -13,7 +13,7 @@ use slab::Slab;
 
 use super::control::Rule;
 use super::env::StarEnv;
-use super::wire::{Head, Header, Prefix};
+use super::wire::{Head, Header, Prefix, Side};
 use crate::counters::Counters;
 use crate::error::NicError;
 use crate::room::{exact, make_room_in};
@@ -272,7 +272,7 @@ impl Registry {
             return false;
         };
         let head = Head::to_stateless(header, seat.prefix);
-        env.send_star(&seat.av, seat.port, &head, data, payload, false);
+        env.send_star(Side::Stateful, (&seat.av, seat.port), &head, data, payload, false);
         if let Claim::Memory { rule, .. } = claim
             && let Some(slot) = self.slots.get_mut(rule.slot as usize)
         {

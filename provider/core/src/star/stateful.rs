@@ -14,6 +14,7 @@ mod clock;
 mod events;
 mod failing;
 mod finish;
+mod messages;
 mod packets;
 mod remote;
 mod stream;
@@ -24,12 +25,14 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use events::{Completions, Stored};
+pub use packets::Turn;
 use remote::RemoteQueue;
 use stream::{OPS, Stream};
 use timing::Rtt;
 pub use timing::Waits;
 use window::{Of, Window};
 
+use super::channel::Channel;
 use super::control::Setup;
 use super::env::StarEnv;
 use super::registry::{Registry, RuleRef, SeatId, Server};
@@ -113,6 +116,8 @@ pub struct Peer {
     pub av: Av,
     /// UDP port of its stateless half
     pub port: u16,
+    /// UDP port of its control messages
+    pub control_port: u16,
     /// SL's QPN
     pub qpn: Qpn,
     /// The connection's epoch
@@ -167,6 +172,13 @@ pub struct Stateful<E: StarEnv> {
     quiet_at: Nanos,
     /// SL's QP refused a request of ours, and has not been told
     refused: Option<WcStatus>,
+    channel: Channel,
+    /// A control message whose answer is to leave
+    answer_owed: Option<Psn>,
+    /// One whose answer is to leave at that time
+    answer_after: Option<(Psn, Nanos)>,
+    /// Shared receives were asked for up to here
+    wanted: Option<Psn>,
     /// A CQ overran: the rest is flushed by the timer
     overrun: bool,
     /// Memory windows of type 2 were bound on it
@@ -178,12 +190,18 @@ pub struct Stateful<E: StarEnv> {
 }
 
 impl<E: StarEnv> Stateful<E> {
-    /// A connection that begins, with both ends ready to send and nothing under way. `Exhausted`: no memory.
-    pub fn new(card: &mut Card<'_, E>, local: Local<E>, setup: Setup, peer: Peer) -> Result<Self, NicError> {
+    /// A connection that begins, with both ends ready to send and nothing under way but control messages on `channel`, on which SL's
+    /// set-up has come. `Invalid`: SL's queues are none. `Exhausted`: no memory.
+    pub fn new(
+        card: &mut Card<'_, E>,
+        local: Local<E>,
+        (setup, peer): (Setup, Peer),
+        channel: Channel,
+    ) -> Result<Self, NicError> {
         let server = Server { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
         let prefix = Prefix { qpn: peer.qpn, epoch: peer.epoch };
         let seat = card.registry.sit(server, peer.av, peer.port, prefix)?;
-        let made = Stateful::build(card, local, setup, peer, seat);
+        let made = Stateful::build(card, local, (setup, peer), channel, seat);
         if made.is_err() {
             card.registry.leave(seat);
         }
@@ -193,8 +211,8 @@ impl<E: StarEnv> Stateful<E> {
     fn build(
         card: &mut Card<'_, E>,
         local: Local<E>,
-        setup: Setup,
-        peer: Peer,
+        (setup, peer): (Setup, Peer),
+        channel: Channel,
         seat: SeatId,
     ) -> Result<Self, NicError> {
         let depths = [setup.sq_depth, setup.rq_depth];
@@ -236,6 +254,10 @@ impl<E: StarEnv> Stateful<E> {
             ended: Ended::Not,
             quiet_at: 0,
             refused: None,
+            channel,
+            answer_owed: None,
+            answer_after: None,
+            wanted: None,
             overrun: false,
             windows: false,
             turn: Of::Local,
@@ -307,19 +329,12 @@ impl<E: StarEnv> Stateful<E> {
             + self.stored.bytes()
     }
 
-    /// How many of SL's receive WQEs SF wants to have, if they are shared: all before this sequence. `None`: they are not, or enough
-    /// are here.
-    pub fn wants(&self) -> Option<Psn> {
-        if !self.setup.srq || self.state != QpState::Rts {
-            return None;
-        }
-        let next = self.streams[Of::Local as usize].next;
-        let waiting = self.local.sq.posted().wrapping_sub(next).min(OPS);
-        let takes = |n: &u32| self.local.sq.wqe(next.wrapping_add(*n)).op.takes_recv();
-        let begun = u32::from(self.streams[Of::Local as usize].begun);
-        let wanted = (begun..waiting).filter(takes).count() as u32;
-        let upto = self.next_recv.plus(wanted.min(self.setup.rq_depth));
-        (wanted > 0 && self.recvs.get(upto.plus(ONE_BEFORE)).is_none()).then_some(upto)
+    /// WQEs of ours that are posted, have not begun, and take a receive WQE of SL; of those that may begin soon.
+    fn unmatched(&self) -> u32 {
+        let stream = &self.streams[Of::Local as usize];
+        let posted = self.local.sq.posted().wrapping_sub(stream.next).min(OPS);
+        let takes = |n: &u32| self.local.sq.wqe(stream.next.wrapping_add(*n)).op.takes_recv();
+        (u32::from(stream.begun)..posted).filter(takes).count() as u32
     }
 
     /// Something that SL answers is about to leave: if nothing else was under way, its silence begins now.
@@ -340,5 +355,5 @@ impl<E: StarEnv> Stateful<E> {
     }
 }
 
-/// One before, in 24 bits.
-const ONE_BEFORE: u32 = crate::types::QPN_MASK;
+#[cfg(test)]
+mod tests;

@@ -12,20 +12,12 @@ use crate::transport::slices;
 use crate::types::{Access, Gid, Psn, QpState, SendOp, SendWqe, WcStatus};
 
 impl<E: StarEnv> Stateful<E> {
-    /// A packet for this connection that is no control message came from `source`.
+    /// A packet for this connection came from `source`.
     pub fn handle_packet(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) {
-        let header = &packet.header;
-        let mine = *source == self.peer.av.dgid
-            && header.qpn == self.local.qpn
-            && header.epoch == self.peer.epoch.to_be_bytes()[3];
-        if !mine || header.migrate {
-            return card.stats.star_drops.inc();
-        }
-        let known = match header.ptype {
-            Ptype::Wqep => self.take_wqe(card, packet),
-            Ptype::Ea => self.completions[header.opt.queue() as usize].told(header.psn),
-            Ptype::Rda | Ptype::Gda => self.answered(card, packet),
-            Ptype::Rd | Ptype::Gd | Ptype::Cqep => false,
+        let known = if packet.header.migrate {
+            self.take_control(card, source, packet)
+        } else {
+            self.take_packet(card, source, packet)
         };
         if known {
             self.heard = card.now;
@@ -34,9 +26,17 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// The time of a control message of SL.
-    pub fn is_heard(&mut self, card: &Card<'_, E>) {
-        self.heard = card.now;
+    fn take_packet(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
+        let header = &packet.header;
+        let mine = *source == self.peer.av.dgid
+            && header.qpn == self.local.qpn
+            && header.epoch == self.peer.epoch.to_be_bytes()[3];
+        mine && match header.ptype {
+            Ptype::Wqep => self.take_wqe(card, packet),
+            Ptype::Ea => self.completions[header.opt.queue() as usize].told(header.psn),
+            Ptype::Rda | Ptype::Gda => self.answered(card, packet),
+            Ptype::Rd | Ptype::Gd | Ptype::Cqep => false,
+        }
     }
 
     /// A WQEP: answered as soon as it is stored, and each time it comes again (III-C2).

@@ -14,6 +14,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.expire(card);
         self.finish(card);
+        self.answer_due(card.now);
         self.rearm(card.now);
     }
 
@@ -38,7 +39,7 @@ impl<E: StarEnv> Stateful<E> {
         let waits = &self.local.waits;
         let answer = self.window.oldest().map(|sent| sent + self.rtt.timeout(waits));
         let told = self.completions.iter().filter_map(|c| c.due(&self.rtt, waits)).min();
-        for at in [answer, told].into_iter().flatten() {
+        for at in [answer, told, self.message_due()].into_iter().flatten() {
             /* a completion that may leave now waits for nothing but its turn */
             if at > now || self.deadline == 0 {
                 self.arm(at.max(now + 1));

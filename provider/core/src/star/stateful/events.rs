@@ -274,6 +274,8 @@ impl<E: StarEnv> Stateful<E> {
 
 #[cfg(test)]
 mod tests {
+    use std::vec::Vec;
+
     use super::*;
 
     #[test]

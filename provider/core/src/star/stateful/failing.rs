@@ -90,7 +90,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// SL closes the connection. Gives when it may be told that nothing of it is under way any more.
-    pub fn handle_bye(&mut self, card: &mut Card<'_, E>) -> Nanos {
+    pub(super) fn handle_bye(&mut self, card: &mut Card<'_, E>) -> Nanos {
         if self.quiet_at == 0 {
             self.hush(card.now);
         }
@@ -115,6 +115,7 @@ impl<E: StarEnv> Stateful<E> {
         self.window.forget(|_| true);
         self.streams.iter_mut().for_each(|stream| stream.stopped = true);
         self.quiet_at = now + self.lifetime();
+        self.arm(self.quiet_at);
     }
 
     /// Our end goes to ERR: the program says so, or something failed. Flushes what is posted, in order.
@@ -183,16 +184,6 @@ impl<E: StarEnv> Stateful<E> {
             self.flush_sends(card);
             self.flush_receives(card);
         }
-    }
-
-    /// SL's QP refused a request of ours and must learn of it, once [`Stateful::quiet_at`] has passed: its status, once.
-    pub fn take_refused(&mut self) -> Option<WcStatus> {
-        self.refused.take()
-    }
-
-    /// No packet of before an error can be under way after this.
-    pub fn quiet_at(&self) -> Nanos {
-        self.quiet_at
     }
 }
 

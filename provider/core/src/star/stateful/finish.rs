@@ -2,7 +2,7 @@
 
 use super::stream::{Class, Op};
 use super::window::Of;
-use super::{Card, Stateful};
+use super::{Card, Ended, Stateful};
 use crate::env::{CompletionQueue, SendQueue};
 use crate::star::env::StarEnv;
 use crate::star::message::CqeMsg;
@@ -33,7 +33,9 @@ impl<E: StarEnv> Stateful<E> {
     fn finished(&mut self, card: &Card<'_, E>, of: Of) -> Option<(u32, Op)> {
         let stream = &self.streams[of as usize];
         let (index, op) = (stream.una, *stream.get(stream.una));
-        if self.state != QpState::Rts || index == stream.next || !op.all || op.left > 0 {
+        /* what ended SL's end stays the oldest of its WQEs */
+        let over = self.state != QpState::Rts || of == Of::Remote && self.ended != Ended::Not;
+        if over || index == stream.next || !op.all || op.left > 0 {
             return None;
         }
         if op.until > card.now {

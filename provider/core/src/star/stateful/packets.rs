@@ -47,6 +47,7 @@ impl<E: StarEnv> Stateful<E> {
                 return Turn::PortFull;
             }
             let sent = self.send_stored(card)
+                || self.send_control(card)
                 || self.send_completion(card)
                 || self.state == QpState::Rts && (self.send_lost(card) || self.send_new(card));
             if !sent {
