@@ -282,7 +282,10 @@ impl World {
             rnr_retry: 7,
             min_rnr_timer: 1,
         };
-        let (sq, rq) = (Sq(Rc::new(((0..4096).map(|_| OnceCell::new()).collect(), Cell::new(0), Cell::new(0)))), Rq::default());
+        let (sq, rq) = (
+            Sq(Rc::new(((0..4096).map(|_| OnceCell::new()).collect(), Cell::new(0), Cell::new(0)))),
+            Rq::default(),
+        );
         let (scq, rcq) = (Cq::default(), Cq::default());
         let mut local = Local {
             qpn: SF_QPN,
@@ -311,9 +314,17 @@ impl World {
         let peer = Peer { av, port: 4793, control_port: 4794, qpn: SL_QPN, epoch: EPOCH };
         let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
         let mut lent = Card { env, mrs: mrs_of, registry: &mut registry, srqs, stats: &stats, now: 1 };
-        let conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
-        let rule =
-            Rule { key: SL_KEY, pd: SL_PD, qpn: 0, addr: theirs, len: REGION as u64, iova: theirs, access: all };
+        let mut conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
+        conn.open();
+        let rule = Rule {
+            key: SL_KEY,
+            pd: SL_PD,
+            qpn: 0,
+            addr: theirs,
+            len: REGION as u64,
+            iova: theirs,
+            access: all,
+        };
         registry.add(conn.seat(), rule).unwrap();
         World {
             sf,
