@@ -108,13 +108,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Puts what a GDA brought where it belongs. How the WQE ends, otherwise.
-    fn place(
-        &mut self,
-        card: &mut Card<'_, E>,
-        entry: &Entry,
-        op: &Op,
-        data: &[u8],
-    ) -> Result<(), WcStatus> {
+    fn place(&mut self, card: &mut Card<'_, E>, entry: &Entry, op: &Op, data: &[u8]) -> Result<(), WcStatus> {
         match (entry.of, entry.kind, op.class) {
             (_, Kind::Put, _) => Ok(()),
             (Of::Local, Kind::Atomic, _) => {
@@ -122,9 +116,7 @@ impl<E: StarEnv> Stateful<E> {
                 let placed = self.scatter(card, entry.wqe, 0, &value.to_ne_bytes());
                 placed.ok_or(WcStatus::LocProtErr)
             }
-            (Of::Local, ..) => {
-                self.scatter(card, entry.wqe, entry.offset, data).ok_or(WcStatus::LocProtErr)
-            }
+            (Of::Local, ..) => self.scatter(card, entry.wqe, entry.offset, data).ok_or(WcStatus::LocProtErr),
             (Of::Remote, _, Class::Send) => {
                 self.place_recv(card, op, entry.offset, data).ok_or(WcStatus::RemOpErr)
             }

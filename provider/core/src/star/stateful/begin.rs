@@ -85,10 +85,8 @@ impl<E: StarEnv> Stateful<E> {
 
     fn writable(&self, card: &Card<'_, E>, sges: &[Sge], len: u32) -> bool {
         let (mrs, pd) = (&card.mrs, self.local.pd);
-        slices(sges, 0, len, |sge, _, n| {
-            mrs.resolve_local(sge.lkey, pd, sge.addr, n, true).ok().map(|_| ())
-        })
-        .is_some()
+        slices(sges, 0, len, |sge, _, n| mrs.resolve_local(sge.lkey, pd, sge.addr, n, true).ok().map(|_| ()))
+            .is_some()
     }
 
     /// Whether a rule lets us reach all of SL's SGEs.

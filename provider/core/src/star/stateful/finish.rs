@@ -102,13 +102,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// A receive WQE of ours that SL's WQE has taken is done.
-    pub(super) fn complete_recv(
-        &mut self,
-        card: &mut Card<'_, E>,
-        place: u32,
-        cqe: Cqe,
-        solicited: bool,
-    ) {
+    pub(super) fn complete_recv(&mut self, card: &mut Card<'_, E>, place: u32, cqe: Cqe, solicited: bool) {
         let wr_id = self.held[place as usize].wr_id;
         self.push_recv(card, &Cqe { wr_id, ..cqe }, solicited);
     }

@@ -37,9 +37,7 @@ impl<E: StarEnv> Stateful<E> {
     fn obey(&mut self, card: &mut Card<'_, E>, message: Control) -> Option<Nanos> {
         match message {
             Control::Rule(rule) => card.registry.add(self.seat, rule).ok().map(|()| card.now),
-            Control::Unrule { key } => {
-                Some(card.registry.remove(self.seat, key, card.now, self.lifetime()))
-            }
+            Control::Unrule { key } => Some(card.registry.remove(self.seat, key, card.now, self.lifetime())),
             Control::Bye { .. } => Some(self.handle_bye(card)),
             /* what belongs to the beginning is over; the rest needs an answer alone */
             _ => Some(card.now),

@@ -141,7 +141,8 @@ impl<E: StarEnv> Stateful<E> {
         if seen && last && op.left > 0 {
             return false;
         }
-        let fresh = Entry { of, kind, last, len: len as u16, wqe: index, offset, addr, rule, ..Entry::default() };
+        let fresh =
+            Entry { of, kind, last, len: len as u16, wqe: index, offset, addr, rule, ..Entry::default() };
         self.asks(card.now);
         let psn = self.window.push(fresh, card.now);
         self.stream(of).advance(len, 1, last);
@@ -164,7 +165,9 @@ impl<E: StarEnv> Stateful<E> {
         let sges = match (of, op.recv) {
             (Of::Remote, _) => self.sends.sges(Psn::new(index)),
             (Of::Local, Some(seq)) if op.class == Class::Send => self.recvs.sges(Psn::new(seq)),
-            (Of::Local, _) => return Some((op.base.wrapping_add(offset.into()), op.length - offset, op.rule)),
+            (Of::Local, _) => {
+                return Some((op.base.wrapping_add(offset.into()), op.length - offset, op.rule));
+            }
         };
         let (sge, skip) = sge_at(sges, offset)?;
         let (va, room) = (sge.addr.wrapping_add(skip.into()), sge.len - skip);

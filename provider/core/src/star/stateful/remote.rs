@@ -188,12 +188,10 @@ mod tests {
             assert_eq!(queue.store(first.plus(n), &wqe), stored, "{n}");
         }
         assert!(queue.get(first.plus(2)).is_none());
-        assert_eq!(queue.sges(first.plus(3)).iter().map(|s| (s.addr, s.lkey)).collect::<Vec<_>>(), [
-            (3, 0),
-            (3, 1),
-            (3, 2),
-            (3, 3)
-        ]);
+        assert_eq!(
+            queue.sges(first.plus(3)).iter().map(|s| (s.addr, s.lkey)).collect::<Vec<_>>(),
+            [(3, 0), (3, 1), (3, 2), (3, 3)]
+        );
         assert_eq!(queue.sges(first.plus(1)).len(), 2, "as it was before room was made for more");
         queue.release(first.plus(2));
         assert_eq!(queue.store(first, &recv(&mut room, 0, 1)), Stored::Known);

@@ -236,7 +236,9 @@ mod tests {
     fn what_overlaps_is_in_the_way() {
         let mut stream = Stream::new(u32::MAX).unwrap();
         stream.begin(Op { class: Class::Write, relaxed: true, base: 100, length: 10, ..Op::default() });
-        for (addr, len, overlaps) in [(90, 10, false), (90, 11, true), (109, 1, true), (110, 5, false), (105, 0, true)] {
+        for (addr, len, overlaps) in
+            [(90, 10, false), (90, 11, true), (109, 1, true), (110, 5, false), (105, 0, true)]
+        {
             assert_eq!(stream.writes_to(addr, len), overlaps, "{addr} {len}");
             assert_eq!(stream.is_in_the_way(addr, len), overlaps);
         }

@@ -73,7 +73,11 @@ fn each_operation_of_sl_does_what_rc_does() {
     w.sl_post(op(SendOp::Send, 0, 0), &[w.sge(far, 40)], true);
     w.sl_post(SendWqe { imm: 5, ..op(SendOp::WriteImm, mine + 16_384, key) }, &[w.sge(far, 3000)], false);
     w.sl_post(op(SendOp::Write, mine + 24_576, key), &[w.sge(far, 33)], true);
-    w.sl_post(op(SendOp::Read, mine + 16_384, key), &[w.sge(far + 8192, 1000), w.sge(far + 10_000, 2000)], false);
+    w.sl_post(
+        op(SendOp::Read, mine + 16_384, key),
+        &[w.sge(far + 8192, 1000), w.sge(far + 10_000, 2000)],
+        false,
+    );
     let add = SendWqe { compare_add: 2, ..op(SendOp::FetchAdd, mine, key) };
     w.sl_post(add, &[w.sge(far + 16_384, 3), w.sge(far + 16_387, 5)], false);
     w.run(|w| w.sl_outstanding(0) == 0);
@@ -90,7 +94,7 @@ fn each_operation_of_sl_does_what_rc_does() {
 /// Anything in any order over a wire that loses, repeats and delays, against what one machine would do.
 #[test]
 fn on_a_hostile_wire_it_is_what_one_machine_would_do() {
-    for seed in 0..300 {
+    for seed in 0..60 {
         let mut w = World::new(seed, |local, _| local.window = 16);
         /* a copy that the network makes and keeps for long is beyond StaR (hole 6) */
         let (repeat, late) = if seed % 2 == 0 { (seed % 7, 0) } else { (0, 5 * (seed % 5)) };

@@ -6,7 +6,8 @@ const MS: Nanos = 1_000_000;
 
 #[test]
 fn without_a_rule_no_packet_leaves_and_both_ends_learn_of_it() {
-    for (key, offset, len) in [(SL_KEY + 1, 0, 8), (SL_KEY, REGION as u64 - 7, 8), (SL_KEY, REGION as u64, 1)] {
+    for (key, offset, len) in [(SL_KEY + 1, 0, 8), (SL_KEY, REGION as u64 - 7, 8), (SL_KEY, REGION as u64, 1)]
+    {
         let mut w = World::new(1, |_, _| {});
         let (mine, far) = (w.ours(0), w.theirs(offset));
         w.post_recv(7, &[]);

@@ -282,7 +282,10 @@ impl World {
             rnr_retry: 7,
             min_rnr_timer: 1,
         };
-        let (sq, rq) = (Sq(Rc::new(((0..4096).map(|_| OnceCell::new()).collect(), Cell::new(0), Cell::new(0)))), Rq::default());
+        let (sq, rq) = (
+            Sq(Rc::new(((0..4096).map(|_| OnceCell::new()).collect(), Cell::new(0), Cell::new(0)))),
+            Rq::default(),
+        );
         let (scq, rcq) = (Cq::default(), Cq::default());
         let mut local = Local {
             qpn: SF_QPN,
@@ -312,8 +315,15 @@ impl World {
         let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
         let mut lent = Card { env, mrs: mrs_of, registry: &mut registry, srqs, stats: &stats, now: 1 };
         let conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
-        let rule =
-            Rule { key: SL_KEY, pd: SL_PD, qpn: 0, addr: theirs, len: REGION as u64, iova: theirs, access: all };
+        let rule = Rule {
+            key: SL_KEY,
+            pd: SL_PD,
+            qpn: 0,
+            addr: theirs,
+            len: REGION as u64,
+            iova: theirs,
+            access: all,
+        };
         registry.add(conn.seat(), rule).unwrap();
         World {
             sf,
@@ -474,11 +484,12 @@ impl World {
             for seq in queue.next..queue.wqes.len() as u32 {
                 let at = slot(base, depths[n], seq, CQE_SLOT);
                 let stamp = Stamp { epoch: EPOCH, seq }.word();
-                if self.sl.word(at) == stamp {
-                    let body: [u8; CQE_BODY] = self.sl.read(at + 8, CQE_BODY).try_into().unwrap();
-                    queue.done.push((seq, CqeMsg::from_body(at, &body).unwrap()));
-                    queue.next = seq + 1;
+                if self.sl.word(at) != stamp {
+                    break;
                 }
+                let body: [u8; CQE_BODY] = self.sl.read(at + 8, CQE_BODY).try_into().unwrap();
+                queue.done.push((seq, CqeMsg::from_body(at, &body).unwrap()));
+                queue.next = seq + 1;
             }
             let credit = queue.next + depths[n];
             let mut frames = Vec::new();
