@@ -123,8 +123,10 @@ impl Run {
             acted |= conn.post(&mut self.rng, eager, &mut |host, qpn, _| world.doorbell(host, qpn));
         }
         self.world.conns = conns;
-        for (host, pool) in self.pools.iter_mut().enumerate() {
-            let Some(pool) = pool.as_mut().filter(|_| eager || self.rng.chance(0.3)) else { continue };
+        for pool in self.pools.iter_mut().flatten() {
+            if !eager && !self.rng.chance(0.3) {
+                continue;
+            }
             let before = pool.posted;
             while pool.posted < pool.buffers.len() && !pool.rq.is_full() {
                 let sges = pool.buffers[pool.posted].clone();

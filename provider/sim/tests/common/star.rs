@@ -7,6 +7,7 @@ use std::rc::Rc;
 use starverbs_core::env::RecvQueue;
 use starverbs_core::mr::{MrAttr, MrTable};
 use starverbs_core::star::bounds::Bounds;
+use starverbs_core::star::channel::Channel;
 use starverbs_core::star::control::{Control, Rule, Setup as StarSetup};
 use starverbs_core::star::library::{Patience, SlInit, SlQp};
 use starverbs_core::star::registry::Registry;
@@ -15,7 +16,7 @@ use starverbs_core::star::stateful::{self, Local, SharedReceives, Stateful, Turn
 use starverbs_core::star::stateless::{self, Peer};
 use starverbs_core::star::wire::{Packet, Ptype, Queue, Side};
 use starverbs_core::{Access, Counters, FrameMeta, Mtu, Nanos, PdId, Psn, Qpn, Sge};
-use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, SimSq, StarFrame};
+use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, StarFrame};
 
 use crate::program::Conn;
 
@@ -347,7 +348,10 @@ impl World {
         let (env, srqs, stats, now) = (&mut host.env, &mut shared, &*stats[SF], *now);
         let mut card = stateful::Card { env, mrs, registry, srqs, stats, now };
         let local = pairs[at].local.take().expect("it begins once");
-        pairs[at].sf = Some(Stateful::new(&mut card, local, setup, peer).expect("a good set-up"));
+        let mut channel = Channel::new();
+        channel.took();
+        let sf = Stateful::new(&mut card, local, (setup, peer), channel);
+        pairs[at].sf = Some(sf.expect("a good set-up"));
     }
 
     /// The program of `host` rings the doorbell of `qpn`.
