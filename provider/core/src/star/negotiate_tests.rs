@@ -53,7 +53,7 @@ fn no_wire_makes_the_ends_differ() {
                 }
                 let Some(end) = &mut ends[me] else { continue };
                 let mut out: Vec<Option<Control>> = end.poll(now).map(Some).into_iter().collect();
-                if end.outcome() == Some(Outcome::Plain) && rng.next() % 50 == 0 {
+                if end.outcome() == Some(Outcome::Plain) && rng.next().is_multiple_of(50) {
                     /* a plain request */
                     out.push(None);
                 }
@@ -80,7 +80,7 @@ fn no_wire_makes_the_ends_differ() {
                 };
                 if let Some(answer) = answer {
                     wire.push((now + rng.next() % late, 1 - to, Some(answer)));
-                    if rng.next() % 10 == 0 {
+                    if rng.next().is_multiple_of(10) {
                         wire.push((now + rng.next() % late, 1 - to, Some(answer)));
                     }
                 }

@@ -1,3 +1,4 @@
+mod queues;
 mod world;
 
 use std::vec::Vec;
@@ -142,7 +143,7 @@ impl Mix {
 
     fn post(&mut self, w: &mut World) {
         let word = w.rng.next();
-        if self.left == 0 || word % 3 > 0 {
+        if self.left == 0 || !word.is_multiple_of(3) {
             return;
         }
         let local = word >> 8 & 1 == 0;
