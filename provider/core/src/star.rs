@@ -10,6 +10,7 @@ pub mod control;
 pub mod env;
 pub mod library;
 pub mod message;
+pub mod negotiate;
 pub mod registry;
 pub mod ring;
 pub mod stateful;

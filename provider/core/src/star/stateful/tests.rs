@@ -1,3 +1,4 @@
+mod queues;
 mod world;
 
 use std::vec::Vec;
@@ -94,7 +95,7 @@ fn each_operation_of_sl_does_what_rc_does() {
 /// Anything in any order over a wire that loses, repeats and delays, against what one machine would do.
 #[test]
 fn on_a_hostile_wire_it_is_what_one_machine_would_do() {
-    for seed in 0..300 {
+    for seed in 0..60 {
         let mut w = World::new(seed, |local, _| local.window = 16);
         /* a copy that the network makes and keeps for long is beyond StaR (hole 6) */
         let (repeat, late) = if seed % 2 == 0 { (seed % 7, 0) } else { (0, 5 * (seed % 5)) };
@@ -142,7 +143,7 @@ impl Mix {
 
     fn post(&mut self, w: &mut World) {
         let word = w.rng.next();
-        if self.left == 0 || word % 3 > 0 {
+        if self.left == 0 || !word.is_multiple_of(3) {
             return;
         }
         let local = word >> 8 & 1 == 0;

@@ -1,12 +1,12 @@
 //! Both ends of a connection on a wire that loses, repeats and delays: SF's half, SL's real card, and a plain library.
 
-use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::vec::Vec;
 
 use super::super::*;
-use crate::env::{CompletionQueue, CqOverrun, Env, RecvQueue};
+use super::queues::{Cq, Rq, Slot, Sq};
+use crate::env::Env;
 use crate::mr::MrAttr;
 use crate::rng::Rng;
 use crate::star::control::Rule;
@@ -15,7 +15,7 @@ use crate::star::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
 use crate::star::ring::{Stamp, slot};
 use crate::star::stateless;
 use crate::star::wire::{Head, Header, Opt, Packet, Ptype, Side};
-use crate::types::{AsyncEvent, Cqe, FrameMeta, Gid, SendFlags, SendWqe};
+use crate::types::{AsyncEvent, FrameMeta, Gid, SendFlags, SendWqe};
 
 pub(super) const SF: Gid = Gid::from_ipv4([10, 0, 0, 1]);
 pub(super) const SL: Gid = Gid::from_ipv4([10, 0, 0, 2]);
@@ -25,74 +25,6 @@ const EPOCH: u32 = 0x0007_0301;
 pub(super) const SL_KEY: u32 = 77;
 pub(super) const SL_PD: PdId = PdId(9);
 const MS: Nanos = 1_000_000;
-
-struct Slot {
-    wqe: SendWqe,
-    sges: Vec<Sge>,
-    inline: Seg,
-}
-
-#[derive(Clone)]
-pub(super) struct Sq(Rc<(Vec<OnceCell<Slot>>, Cell<u32>, Cell<u32>)>);
-
-impl SendQueue for Sq {
-    fn slots(&self) -> u32 {
-        self.0.0.len() as u32
-    }
-    fn posted(&self) -> u32 {
-        self.0.1.get()
-    }
-    fn wqe(&self, index: u32) -> &SendWqe {
-        assert!(index >= self.0.2.get() && index < self.posted(), "WQE {index} is not posted");
-        &self.0.0[index as usize].get().unwrap().wqe
-    }
-    fn sges(&self, index: u32) -> &[Sge] {
-        &self.0.0[index as usize].get().unwrap().sges
-    }
-    fn inline(&self, index: u32) -> Seg {
-        self.0.0[index as usize].get().unwrap().inline
-    }
-    fn release(&self, index: u32) {
-        assert!(index > self.0.2.get() && index <= self.posted());
-        self.0.2.set(index);
-    }
-    fn reset(&self) {}
-    fn post_own(&self, _: SendWqe, _: &[Sge]) -> bool {
-        false
-    }
-}
-
-#[derive(Clone, Default)]
-pub(super) struct Rq(Rc<RefCell<VecDeque<(u64, Vec<Sge>)>>>);
-
-impl RecvQueue for Rq {
-    fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
-        let (wr_id, list) = self.0.borrow_mut().pop_front()?;
-        sges[..list.len()].copy_from_slice(&list);
-        Some((wr_id, list.len()))
-    }
-    fn len(&self) -> u32 {
-        self.0.borrow().len() as u32
-    }
-    fn max_sge(&self) -> usize {
-        4
-    }
-    fn reset(&self) {}
-}
-
-#[derive(Clone, Default)]
-pub(super) struct Cq(pub(super) Rc<RefCell<VecDeque<Cqe>>>);
-
-impl CompletionQueue for Cq {
-    fn push(&self, cqe: &Cqe, _: bool) -> Result<(), CqOverrun> {
-        if self.0.borrow().len() >= 4096 {
-            return Err(CqOverrun);
-        }
-        self.0.borrow_mut().push_back(*cqe);
-        Ok(())
-    }
-    fn purge(&self, _: u32) {}
-}
 
 pub(super) struct Host {
     base: u64,
@@ -282,10 +214,7 @@ impl World {
             rnr_retry: 7,
             min_rnr_timer: 1,
         };
-        let (sq, rq) = (
-            Sq(Rc::new(((0..4096).map(|_| OnceCell::new()).collect(), Cell::new(0), Cell::new(0)))),
-            Rq::default(),
-        );
+        let (sq, rq) = (Sq::new(), Rq::default());
         let (scq, rcq) = (Cq::default(), Cq::default());
         let mut local = Local {
             qpn: SF_QPN,
@@ -371,9 +300,7 @@ impl World {
         let first = sges.first().map_or(Seg::default(), |sge| Seg { addr: sge.addr, len: sge.len });
         let index = self.sq.posted();
         wqe.wr_id = index.into();
-        let slot = Slot { wqe, sges: sges.to_vec(), inline: first };
-        assert!(self.sq.0.0[index as usize].set(slot).is_ok());
-        self.sq.0.1.set(index + 1);
+        self.sq.post(Slot { wqe, sges: sges.to_vec(), inline: first });
         self.conn.handle_doorbell(&mut card!(self));
     }
 
@@ -485,11 +412,12 @@ impl World {
             for seq in queue.next..queue.wqes.len() as u32 {
                 let at = slot(base, depths[n], seq, CQE_SLOT);
                 let stamp = Stamp { epoch: EPOCH, seq }.word();
-                if self.sl.word(at) == stamp {
-                    let body: [u8; CQE_BODY] = self.sl.read(at + 8, CQE_BODY).try_into().unwrap();
-                    queue.done.push((seq, CqeMsg::from_body(at, &body).unwrap()));
-                    queue.next = seq + 1;
+                if self.sl.word(at) != stamp {
+                    break;
                 }
+                let body: [u8; CQE_BODY] = self.sl.read(at + 8, CQE_BODY).try_into().unwrap();
+                queue.done.push((seq, CqeMsg::from_body(at, &body).unwrap()));
+                queue.next = seq + 1;
             }
             let credit = queue.next + depths[n];
             let mut frames = Vec::new();
