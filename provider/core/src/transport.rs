@@ -100,8 +100,6 @@ pub(crate) struct Flags {
     pub(crate) window_wait: Option<PathId>,
     /// IBV_EVENT_COMM_EST was raised
     pub(crate) established: bool,
-    /// The wire was seen to lose or repeat packets
-    pub(crate) lossy: bool,
     /// What requests say of us, 0 or 1: we repeat selectively, and the peer never answered without saying so
     pub(crate) says: u8,
     /// What answers say of us: the peer's last request did, and we do

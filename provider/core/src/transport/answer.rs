@@ -162,8 +162,8 @@ impl<E: Env> Ctx<'_, E> {
     pub(crate) fn last_words(&mut self) {
         self.flush_ack();
         let connected = matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if !self.qp.qp_type.is_reliable() || !connected || !self.qp.flags.lossy || self.qp.resp.owes_answer()
-        {
+        let lossy = self.sh.paths.is_lossy(self.qp.path);
+        if !self.qp.qp_type.is_reliable() || !connected || !lossy || self.qp.resp.owes_answer() {
             return;
         }
         for _ in 0..2 {
