@@ -26,6 +26,7 @@ mod unreliable;
 
 pub(crate) use complete::{enter_error, flush_posted};
 pub(crate) use pacing::answer_probe;
+pub(crate) use recv::lacks_receives;
 pub(crate) use requester::slices;
 
 use alloc::boxed::Box;

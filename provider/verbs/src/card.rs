@@ -31,6 +31,7 @@ use crate::log::{self, log};
 use crate::moderation::Moderator;
 use crate::notes::Notes;
 use crate::opened::Openings;
+use crate::receives::RunOut;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
@@ -85,6 +86,8 @@ pub(crate) struct Shard {
     pub(crate) unsent: bool,
     /// Frames were left where they are, as the card waits for QP contexts.
     pub(crate) held_back: bool,
+    /// Since when frames wait for receives to be posted
+    pub(crate) out: RunOut,
     /// QPs whose doorbell waits for the program's next call, so that small messages share a flush.
     pub(crate) deferred: Vec<Qpn>,
     /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
@@ -180,6 +183,7 @@ impl Card {
             vain_since: 0,
             unsent: false,
             held_back: false,
+            out: RunOut::default(),
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
             link_room: None,
