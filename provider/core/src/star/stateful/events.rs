@@ -78,7 +78,13 @@ impl Completions {
     pub(super) fn push(&mut self, seq: Psn, message: CqeMsg, after: Nanos) {
         let at = self.at(seq);
         let slot = slot(self.base, self.depth(), seq.get(), CQE_SLOT);
-        /* whoever used the slot before had its answer, or SL would not have posted this WQE */
+        /* Whoever used the slot before had its answer, or SL would not have posted this WQE. The same holds for those that SL posted
+        since the last one and that have no completion: their slots may still have the one of a turn before. */
+        let skipped = seq.since(self.end).clamp(0, self.depth() as i32) as u32;
+        for n in 0..skipped {
+            let skipped = self.at(self.end.plus(n));
+            self.settle(skipped);
+        }
         self.settle(at);
         let message = CqeMsg { slot, ..message };
         self.all[at] = Pending { message, state: State::Waiting, tries: 0, sent: 0, after };
