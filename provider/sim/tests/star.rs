@@ -9,9 +9,9 @@ mod world;
 
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
-use starverbs_core::{Access, Mtu, NicConfig, SendOp, Sge, SrqId};
+use starverbs_core::{Access, Mtu, NicConfig, SendOp, Sge, SrqId, WcStatus};
 use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
-use world::{Star, World};
+use world::{SF, SL, Star, World};
 
 const STEPS: usize = 500_000;
 
@@ -194,5 +194,62 @@ fn star_on_the_worst_wire() {
         let mut run = Run::new(seed, Some(faults), false);
         run.go();
         run.finish();
+    });
+}
+
+/// One end's process ends in the middle. The other end's sends fail as RC's would, the oldest for the silence and the rest flushed.
+fn lose(seed: u64, lost: usize) -> Run {
+    let mut run = Run::new(seed, None, false);
+    for _ in 0..run.rng.below(400) {
+        run.act(false);
+        run.world.step();
+        run.poll();
+    }
+    run.world.gone[lost] = true;
+    while run.cqs[lost].poll().is_some() {}
+    let left = 1 - lost;
+    let mut failed = std::collections::BTreeMap::new();
+    for _ in 0..STEPS {
+        let happened = run.world.step();
+        run.world.look();
+        while let Some((cqe, _)) = run.cqs[left].poll() {
+            match cqe.status {
+                WcStatus::Success => assert!(!failed.contains_key(&cqe.qpn), "a success behind a failure"),
+                /* the oldest send alone tells why; receives are flushed */
+                WcStatus::RetryExcErr => assert_eq!(failed.insert(cqe.qpn, ()), None),
+                status => {
+                    assert_eq!(status, WcStatus::WrFlushErr);
+                    failed.insert(cqe.qpn, ());
+                }
+            }
+        }
+        if !happened {
+            return run;
+        }
+    }
+    panic!("no end after {STEPS} steps: {:?}", run.world.timers());
+}
+
+#[test]
+fn a_stateful_end_that_is_gone_is_noticed() {
+    for_seeds("a_stateful_end_that_is_gone_is_noticed", 300, |seed| {
+        let run = lose(seed, SF);
+        for conn in &run.world.conns {
+            let end = &conn.ends[SL];
+            let signaled =
+                end.plan.iter().any(|op| op.wqe.flags.contains(starverbs_core::SendFlags::SIGNALED));
+            assert!(end.sq.outstanding() == 0 || !signaled, "a send waits for nobody");
+        }
+    });
+}
+
+/// A card of another life, in the same memory: what peers of the old one still send changes not a byte.
+#[test]
+fn a_card_that_was_started_anew_is_not_written_to() {
+    for_seeds("a_card_that_was_started_anew_is_not_written_to", 300, |seed| {
+        let run = lose(seed, SL);
+        for conn in &run.world.conns {
+            assert_eq!(conn.ends[SF].sq.outstanding(), 0, "a send waits for nobody");
+        }
     });
 }
