@@ -90,7 +90,9 @@ pub enum Control {
     Setup(Setup),
     /// SF may reach this memory of SL
     Rule(Rule),
-    /// and this no longer; answered once nothing for it is under way
+    /// All rules of before the connection have been said: SF's program may begin
+    Begin,
+    /// SF may reach this memory no longer; answered once nothing for it is under way
     Unrule {
         /// Its key
         key: u32,
@@ -198,6 +200,7 @@ impl Control {
                 out.word(upto)?;
             }
             Control::KeepAlive => out.byte(10)?,
+            Control::Begin => out.byte(12)?,
             Control::Bye { why } => out.bytes(&[11, why])?,
         }
         Some(out.len())
@@ -237,6 +240,7 @@ impl Control {
             9 => Control::Want { upto: from.word()? },
             10 => Control::KeepAlive,
             11 => Control::Bye { why: from.byte()? },
+            12 => Control::Begin,
             _ => return None,
         };
         from.end()?;

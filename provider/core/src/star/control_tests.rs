@@ -38,6 +38,7 @@ fn what_is_said_is_understood() {
         Control::Rule(RULE),
         Control::Unrule { key: 5 },
         Control::Want { upto: 6 },
+        Control::Begin,
         Control::KeepAlive,
         Control::Bye { why: 12 },
     ] {

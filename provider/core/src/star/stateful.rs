@@ -175,6 +175,8 @@ pub struct Stateful<E: StarEnv> {
     channel: Channel,
     /// A control message whose answer is to leave
     answer_owed: Option<Psn>,
+    /// SL has said all rules of before: our own requests may begin
+    open: bool,
     /// One whose answer is to leave at that time
     answer_after: Option<(Psn, Nanos)>,
     /// Shared receives were asked for up to here
@@ -256,6 +258,7 @@ impl<E: StarEnv> Stateful<E> {
             refused: None,
             channel,
             answer_owed: None,
+            open: false,
             answer_after: None,
             wanted: None,
             overrun: false,
@@ -290,6 +293,11 @@ impl<E: StarEnv> Stateful<E> {
             card.mrs.unbind_all(self.local.qpn);
         }
         self.local
+    }
+
+    /// SL has said all rules of memory that was registered before the connection: our program's requests may name it.
+    pub fn open(&mut self) {
+        self.open = true;
     }
 
     /// How long a packet of this connection may be under way.

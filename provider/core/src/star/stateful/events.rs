@@ -97,13 +97,10 @@ impl Completions {
     }
 
     fn pass(&mut self) {
-        /* what lies more than a turn back was settled by who took its slot */
-        let back = self.end.since(self.una);
-        if back > self.depth() as i32 {
-            self.una = self.end.plus(self.depth().wrapping_neg());
-        }
-        if self.fresh.before(self.una) {
-            self.fresh = self.una;
+        /* a turn back SL has all, or it would not have posted what is at the end: an EA was lost */
+        while self.end.since(self.una) > self.depth() as i32 {
+            self.settle(self.at(self.una));
+            self.una = self.una.plus(1);
         }
         while self.una != self.end && self.all[self.at(self.una)].state == State::Done {
             self.una = self.una.plus(1);
@@ -303,6 +300,20 @@ mod tests {
             }
             assert_eq!((all.flight, all.lost, all.next(3)), (0, 0, None));
             seq = seq.plus(4);
+        }
+    }
+
+    /// An EA was lost, and no completion takes the slot in the next turn, as its WQE is not signalled.
+    #[test]
+    fn what_is_a_turn_back_is_forgotten() {
+        let mut all = Completions::new(0, 4).unwrap();
+        for n in 0..2000u32 {
+            /* slots 0, 3, 2, 1, 0: each is skipped for three turns */
+            let seq = Psn::new(5 * n);
+            all.push(seq, CqeMsg::default(), 0);
+            assert_eq!(all.next(1), Some(seq));
+            all.sent(seq, 1);
+            assert!(all.flight <= 1 && all.range().count() <= 4);
         }
     }
 

@@ -38,6 +38,10 @@ impl<E: StarEnv> Stateful<E> {
         match message {
             Control::Rule(rule) => card.registry.add(self.seat, rule).ok().map(|()| card.now),
             Control::Unrule { key } => Some(card.registry.remove(self.seat, key, card.now, self.lifetime())),
+            Control::Begin => {
+                self.open();
+                Some(card.now)
+            }
             Control::Bye { .. } => Some(self.handle_bye(card)),
             /* what belongs to the beginning is over; the rest needs an answer alone */
             _ => Some(card.now),

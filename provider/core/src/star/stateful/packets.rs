@@ -106,7 +106,7 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         let begin = match of {
-            Of::Local if self.streams[0].next == self.local.sq.posted() => return false,
+            Of::Local if !self.open || self.streams[0].next == self.local.sq.posted() => return false,
             Of::Local => self.begin_local(card),
             Of::Remote => self.begin_remote(card),
         };

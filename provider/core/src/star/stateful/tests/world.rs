@@ -243,7 +243,8 @@ impl World {
         let peer = Peer { av, port: 4793, control_port: 4794, qpn: SL_QPN, epoch: EPOCH };
         let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
         let mut lent = Card { env, mrs: mrs_of, registry: &mut registry, srqs, stats: &stats, now: 1 };
-        let conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
+        let mut conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
+        conn.open();
         let rule = Rule {
             key: SL_KEY,
             pd: SL_PD,
