@@ -78,11 +78,15 @@ impl Completions {
     pub(super) fn push(&mut self, seq: Psn, message: CqeMsg, after: Nanos) {
         let at = self.at(seq);
         let slot = slot(self.base, self.depth(), seq.get(), CQE_SLOT);
-        /* whoever used the slot before had its answer, or SL would not have posted this WQE */
+        self.end = seq.plus(1);
+        /* a turn back SL has all, or it would not have posted this WQE: an EA was lost */
+        while self.end.since(self.una) > self.depth() as i32 {
+            self.settle(self.at(self.una));
+            self.una = self.una.plus(1);
+        }
         self.settle(at);
         let message = CqeMsg { slot, ..message };
         self.all[at] = Pending { message, state: State::Waiting, tries: 0, sent: 0, after };
-        self.end = seq.plus(1);
         self.pass();
     }
 
@@ -97,11 +101,6 @@ impl Completions {
     }
 
     fn pass(&mut self) {
-        /* a turn back SL has all, or it would not have posted what is at the end: an EA was lost */
-        while self.end.since(self.una) > self.depth() as i32 {
-            self.settle(self.at(self.una));
-            self.una = self.una.plus(1);
-        }
         while self.una != self.end && self.all[self.at(self.una)].state == State::Done {
             self.una = self.una.plus(1);
         }
