@@ -147,7 +147,7 @@ impl Run {
                 return;
             }
         }
-        panic!("no end after {STEPS} steps, at {} ns", self.world.now);
+        panic!("no end after {STEPS} steps, at {} ns: {:?}", self.world.now, self.world.timers());
     }
 
     fn finish(&self) {

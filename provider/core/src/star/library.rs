@@ -75,6 +75,8 @@ pub struct SlQp<E: StarEnv> {
     recv: Track,
     /// The next send cannot be sent
     stuck: bool,
+    /// Sends under way that make a completion
+    awaited: u32,
     /// Index in the send queue of sequence 0
     base: u32,
     /// Receives that were sent, by slot
@@ -119,6 +121,7 @@ impl<E: StarEnv> SlQp<E> {
             peer: Peer::default(),
             state: SlState::Idle,
             stuck: false,
+            awaited: 0,
             base: 0,
             stride,
             wanted: Psn::default(),
@@ -148,6 +151,7 @@ impl<E: StarEnv> SlQp<E> {
         (self.asked, self.heard) = (now, now);
         self.ask(now, Control::Setup(self.init.setup));
         rules.for_each(|rule| self.ask(now, rule));
+        self.ask(now, Control::Begin);
         self.poll_transmit(env, now);
     }
 
@@ -211,6 +215,7 @@ impl<E: StarEnv> SlQp<E> {
             if !self.send_send(env, self.send.next) {
                 return self.refuse(env, now);
             }
+            self.awaited += u32::from(self.is_signaled(self.send.next));
             self.send.sent(now);
             self.init.stats.star_wqep.inc();
         }
@@ -335,6 +340,7 @@ impl<E: StarEnv> SlQp<E> {
             let next = seq.wrapping_add(1);
             self.track(queue).complete(next, now);
             if queue == Queue::Send {
+                self.awaited -= u32::from(self.is_signaled(seq));
                 /* before the completion: who polls it may post at once */
                 self.init.sq.release(self.index(next));
             }
@@ -425,5 +431,5 @@ fn stamp_slot<E: StarEnv>(env: &mut E, at: u64, stamp: Stamp) {
 
 /// WQEs wait until SF has answered this: they may name what it tells of.
 fn is_gate(message: &Control) -> bool {
-    matches!(message, Control::Setup(_) | Control::Rule(_))
+    matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin)
 }

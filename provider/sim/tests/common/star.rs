@@ -15,10 +15,10 @@ use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_core::star::stateful::{self, Local, SharedReceives, Stateful, Turn, Waits};
 use starverbs_core::star::stateless::{self, Peer};
 use starverbs_core::star::wire::{Packet, Ptype, Queue, Side};
-use starverbs_core::{Access, Counters, FrameMeta, Mtu, Nanos, PdId, Psn, Qpn, Sge};
+use starverbs_core::{Access, Counters, FrameMeta, Mtu, Nanos, PdId, Psn, Qpn, SendFlags, Sge};
 use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, StarFrame};
 
-use crate::program::Conn;
+use crate::program::{Conn, End};
 
 /// The life of SL's card that epochs tell.
 const LIFE: u16 = 0x51ed;
@@ -113,10 +113,11 @@ impl World {
     }
 
     /// Makes the ends of a connection of programs, and lets SL begin.
-    pub(crate) fn connect(&mut self, conn: Conn, cqs: &[SimCq; 2], star: &Star) {
+    pub(crate) fn connect(&mut self, mut conn: Conn, cqs: &[SimCq; 2], star: &Star) {
         let qpns = [conn.ends[SL].qpn, conn.ends[SF].qpn];
         let host = &mut self.net.hosts[SL];
-        let end = &conn.ends[SL];
+        let end = &mut conn.ends[SL];
+        signal_enough(end);
         let sq_depth = starverbs_core::env::SendQueue::slots(&end.sq);
         let mut slots = |len: u64| {
             let at = host.env.memory.alloc(len);
@@ -182,6 +183,12 @@ impl World {
         pair.sl.start(&mut self.net.hosts[SL].env, self.now, peer, rules);
         self.pairs.push(pair);
         self.conns.push(conn);
+    }
+
+    /// When something is due at the ends of each connection.
+    pub(crate) fn timers(&self) -> Vec<[Option<Nanos>; 2]> {
+        let of = |pair: &Pair| [pair.sl.next_deadline(), pair.sf.as_ref().and_then(Stateful::next_deadline)];
+        self.pairs.iter().map(of).collect()
     }
 
     /// Does what is to be done now, then moves the time on to the next thing that happens. False: nothing is going to happen.
@@ -298,6 +305,10 @@ impl World {
             Err(_) if hurt => return,
             Err(e) => panic!("{e}: {frame:?}"),
         };
+        if self.net.trace {
+            let control = Control::decode(packet.data).filter(|_| packet.header.migrate);
+            eprintln!("{:>12} host {to} {side:?} {:?} {control:?}", self.now, packet.header);
+        }
         match (to, side) {
             (SL, Side::Stateless) => self.serve(frame, &packet),
             (SL, Side::Stateful) => {
@@ -364,12 +375,6 @@ impl World {
         }
     }
 
-    /// Receives were posted to a shared queue.
-    pub(crate) fn doorbells(&mut self, host: usize) {
-        let qpns: Vec<_> = self.pairs.iter().map(|pair| pair.qpns[host]).collect();
-        qpns.into_iter().for_each(|qpn| self.doorbell(host, qpn));
-    }
-
     /// SL's program polls: the library looks at its slots.
     pub(crate) fn look(&mut self) {
         for pair in &mut self.pairs {
@@ -384,4 +389,14 @@ impl World {
 fn rule(key: u32, attr: &MrAttr) -> Rule {
     let MrAttr { pd, addr, length: len, iova, access } = *attr;
     Rule { key, pd, qpn: 0, addr, len, iova, access }
+}
+
+/// SL's slots are free again when a later WQE completes: a program must see to it that one does (IBTA 10.8.6, man ibv_post_send).
+fn signal_enough(end: &mut End) {
+    let (slots, last) = (starverbs_core::env::SendQueue::slots(&end.sq) as usize, end.plan.len());
+    for (n, op) in end.plan.iter_mut().enumerate() {
+        if (n + 1) % slots == 0 || n + 1 == last {
+            op.wqe.flags |= SendFlags::SIGNALED;
+        }
+    }
 }

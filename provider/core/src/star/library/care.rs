@@ -36,10 +36,9 @@ impl<E: StarEnv> SlQp<E> {
         queues.chain([self.channel.deadline(), self.keepalive_due()]).flatten().min()
     }
 
-    /// Sends wait for SF: when it is asked whether it lives.
+    /// Completions of sends are waited for: when SF is asked whether it lives.
     fn keepalive_due(&self) -> Option<Nanos> {
-        let waits =
-            self.state == SlState::Ready && self.send.una != self.send.next && self.channel.waiting() == 0;
+        let waits = self.state == SlState::Ready && self.awaited > 0 && self.channel.waiting() == 0;
         waits.then(|| self.heard + self.init.keepalive)
     }
 
@@ -186,6 +185,7 @@ impl<E: StarEnv> SlQp<E> {
             status = WcStatus::WrFlushErr;
         }
         self.send.next = self.send.una;
+        self.awaited = 0;
         self.send.stop();
         let status = WcStatus::WrFlushErr;
         while self.recv.una != self.recv.next {
