@@ -178,14 +178,13 @@ impl Registry {
         let Some(id) = self.domain_of(seat) else { return now };
         let domain = &mut self.domains[id];
         domain.closing.retain(|(_, until)| *until > now);
-        if let Some((_, until)) = domain.closing.iter().find(|(closing, _)| *closing == key) {
-            return *until;
-        }
-        let Ok(at) = domain.keys.binary_search_by_key(&key, |(key, _)| *key) else { return now };
+        let closing = domain.closing.iter().filter(|(closing, _)| *closing == key).map(|(_, until)| *until);
+        let before = closing.max().unwrap_or(now);
+        let Ok(at) = domain.keys.binary_search_by_key(&key, |(key, _)| *key) else { return before };
         let (_, slot) = domain.keys.remove(at);
         let until = match self.slots[slot as usize].used {
-            0 => now,
-            used => now.max(used.saturating_add(lifetime)),
+            0 => before,
+            used => before.max(used.saturating_add(lifetime)),
         };
         if until > now && domain.closing.try_reserve(1).is_ok() {
             domain.closing.push((key, until));

@@ -62,6 +62,14 @@ fn what_was_found_before_is_worth_nothing_after() {
         all.remove(a, 31, 50, 1000);
     }
     all.add(a, rule(30, 1, 0)).unwrap();
+    let (used, _) = all.find(a, 30, 0x10, 1, Access::empty()).unwrap();
+    all.slots[used.slot as usize].used = 40;
+    assert_eq!(all.remove(a, 30, 50, 1000), 1040);
+    all.add(a, rule(30, 1, 0)).unwrap();
+    assert_eq!(all.remove(a, 30, 60, 1000), 1040, "what left by the rule of before may be under way");
+    assert_eq!(all.find(a, 30, 0x10, 1, Access::empty()), None, "and the rule is gone all the same");
+    assert_eq!(all.remove(a, 30, 2000, 1000), 2000);
+    all.add(a, rule(30, 1, 0)).unwrap();
     let (old, _) = all.find(a, 30, 0x10, 1, Access::empty()).unwrap();
     all.add(a, Rule { len: 8, ..rule(30, 1, 0) }).unwrap();
     assert!(!may(&all, a, old, 0x1000, 1, Access::empty()), "it was changed");

@@ -78,17 +78,15 @@ impl Completions {
     pub(super) fn push(&mut self, seq: Psn, message: CqeMsg, after: Nanos) {
         let at = self.at(seq);
         let slot = slot(self.base, self.depth(), seq.get(), CQE_SLOT);
-        /* Whoever used the slot before had its answer, or SL would not have posted this WQE. The same holds for those that SL posted
-        since the last one and that have no completion: their slots may still have the one of a turn before. */
-        let skipped = seq.since(self.end).clamp(0, self.depth() as i32) as u32;
-        for n in 0..skipped {
-            let skipped = self.at(self.end.plus(n));
-            self.settle(skipped);
+        self.end = seq.plus(1);
+        /* a turn back SL has all, or it would not have posted this WQE: an EA was lost */
+        while self.end.since(self.una) > self.depth() as i32 {
+            self.settle(self.at(self.una));
+            self.una = self.una.plus(1);
         }
         self.settle(at);
         let message = CqeMsg { slot, ..message };
         self.all[at] = Pending { message, state: State::Waiting, tries: 0, sent: 0, after };
-        self.end = seq.plus(1);
         self.pass();
     }
 
@@ -103,14 +101,6 @@ impl Completions {
     }
 
     fn pass(&mut self) {
-        /* what lies more than a turn back was settled by who took its slot */
-        let back = self.end.since(self.una);
-        if back > self.depth() as i32 {
-            self.una = self.end.plus(self.depth().wrapping_neg());
-        }
-        if self.fresh.before(self.una) {
-            self.fresh = self.una;
-        }
         while self.una != self.end && self.all[self.at(self.una)].state == State::Done {
             self.una = self.una.plus(1);
         }
@@ -309,6 +299,20 @@ mod tests {
             }
             assert_eq!((all.flight, all.lost, all.next(3)), (0, 0, None));
             seq = seq.plus(4);
+        }
+    }
+
+    /// An EA was lost, and no completion takes the slot in the next turn, as its WQE is not signalled.
+    #[test]
+    fn what_is_a_turn_back_is_forgotten() {
+        let mut all = Completions::new(0, 4).unwrap();
+        for n in 0..2000u32 {
+            /* slots 0, 3, 2, 1, 0: each is skipped for three turns */
+            let seq = Psn::new(5 * n);
+            all.push(seq, CqeMsg::default(), 0);
+            assert_eq!(all.next(1), Some(seq));
+            all.sent(seq, 1);
+            assert!(all.flight <= 1 && all.range().count() <= 4);
         }
     }
 

@@ -46,6 +46,9 @@ impl<E: StarEnv> Stateful<E> {
             return;
         }
         let wqe = *self.local.sq.wqe(index);
+        if self.streams[0].begun {
+            self.streams[0].advance(0, 0, true);
+        }
         if self.streams[0].under_way() > 0 {
             self.streams[0].retire();
         } else {

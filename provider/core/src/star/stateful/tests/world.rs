@@ -66,6 +66,10 @@ impl Env for Host {
         self.put(addr, data);
         true
     }
+    fn dma_copy(&mut self, from: u64, to: &mut [u8]) -> bool {
+        to.copy_from_slice(self.read(from, to.len()));
+        true
+    }
     fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64> {
         let before = self.word(addr);
         self.put(addr, &before.wrapping_add(add).to_ne_bytes());
