@@ -9,6 +9,7 @@ mod world;
 
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
+use starverbs_core::mr::MrAttr;
 use starverbs_core::{Access, Mtu, NicConfig, SendOp, Sge, SrqId, WcStatus};
 use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
 use world::{SF, SL, Star, World};
@@ -169,7 +170,7 @@ impl Run {
 
 #[test]
 fn star_is_exactly_once_and_in_order() {
-    for_seeds("star_is_exactly_once_and_in_order", 2000, |seed| {
+    for_seeds("star_is_exactly_once_and_in_order", 700, |seed| {
         let mut run = Run::new(seed, None, false);
         run.go();
         run.finish();
@@ -178,7 +179,7 @@ fn star_is_exactly_once_and_in_order() {
 
 #[test]
 fn star_through_shared_receive_queues() {
-    for_seeds("star_through_shared_receive_queues", 500, |seed| {
+    for_seeds("star_through_shared_receive_queues", 200, |seed| {
         let mut run = Run::new(seed, None, true);
         run.go();
         run.finish();
@@ -188,7 +189,7 @@ fn star_through_shared_receive_queues() {
 /// 20% loss, 20% repeats, 20% out of order, all at once.
 #[test]
 fn star_on_the_worst_wire() {
-    for_seeds("star_on_the_worst_wire", 300, |seed| {
+    for_seeds("star_on_the_worst_wire", 120, |seed| {
         let faults = Faults { loss: 0.2, duplicate: 0.2, reorder: 0.2, corrupt: 0.02, ..Faults::default() };
         assert!(!is_clean(&faults));
         let mut run = Run::new(seed, Some(faults), false);
@@ -207,6 +208,12 @@ fn lose(seed: u64, lost: usize) -> Run {
     }
     run.world.gone[lost] = true;
     while run.cqs[lost].poll().is_some() {}
+    let memory = |run: &Run| {
+        let host = &run.world.net.hosts[lost];
+        let read = |(_, attr): &(u32, MrAttr)| host.env.memory.read(attr.addr, attr.length as usize).to_vec();
+        host.regions.iter().map(read).collect::<Vec<_>>()
+    };
+    let before = memory(&run);
     let left = 1 - lost;
     let mut failed = std::collections::BTreeMap::new();
     for _ in 0..STEPS {
@@ -224,6 +231,7 @@ fn lose(seed: u64, lost: usize) -> Run {
             }
         }
         if !happened {
+            assert!(memory(&run) == before, "somebody wrote to a process of another life");
             return run;
         }
     }
@@ -232,7 +240,7 @@ fn lose(seed: u64, lost: usize) -> Run {
 
 #[test]
 fn a_stateful_end_that_is_gone_is_noticed() {
-    for_seeds("a_stateful_end_that_is_gone_is_noticed", 300, |seed| {
+    for_seeds("a_stateful_end_that_is_gone_is_noticed", 100, |seed| {
         let run = lose(seed, SF);
         for conn in &run.world.conns {
             let end = &conn.ends[SL];
@@ -246,10 +254,7 @@ fn a_stateful_end_that_is_gone_is_noticed() {
 /// A card of another life, in the same memory: what peers of the old one still send changes not a byte.
 #[test]
 fn a_card_that_was_started_anew_is_not_written_to() {
-    for_seeds("a_card_that_was_started_anew_is_not_written_to", 300, |seed| {
-        let run = lose(seed, SL);
-        for conn in &run.world.conns {
-            assert_eq!(conn.ends[SF].sq.outstanding(), 0, "a send waits for nobody");
-        }
+    for_seeds("a_card_that_was_started_anew_is_not_written_to", 100, |seed| {
+        lose(seed, SL);
     });
 }

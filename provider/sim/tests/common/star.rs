@@ -154,7 +154,7 @@ impl World {
             sq_sig_all: false,
             setup,
             inline_key: 0,
-            patience: Patience::of(18, 7),
+            patience: Patience::of(15, 7),
             keepalive: 50_000_000,
             stats: self.stats[SL].clone(),
         });
@@ -175,7 +175,7 @@ impl World {
             max_rd_atomic: star.rd_atomic,
             min_rnr_timer: 1,
             rnr_retry: 7,
-            waits: Waits { patience: 8 << 30, lifetime: 4 * self.faults.late, ..Waits::default() },
+            waits: Waits { patience: 1 << 30, lifetime: 4 * self.faults.late, ..Waits::default() },
             window: star.window,
         };
         let mut pair = Pair { sl: sl.expect("a good set-up"), sf: None, local: Some(local), qpns };
