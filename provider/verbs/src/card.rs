@@ -56,6 +56,8 @@ pub(crate) struct Card {
     forks: u32,
     pub(crate) info: DeviceInfo,
     pub(crate) settings: Settings,
+    /// Written by the holder of the shard's lock, read by anybody
+    pub(crate) stats: StatPage,
     shard: Mutex<Shard>,
     bells: Bells,
     pub(crate) polled: Polled,
@@ -195,6 +197,7 @@ impl Card {
             forks: forks(),
             info,
             settings,
+            stats,
             shard: Mutex::new(shard(card)),
             bells: Bells::new(),
             polled: Polled::default(),
@@ -441,8 +444,8 @@ impl Shard {
         Ok(())
     }
 
-    /// QPs whose events go to `events`.
-    fn qps_told(&self, events: &Arc<FdQueue<Event>>) -> Vec<Qpn> {
+    /// QPs whose events go to `events`: those of its context.
+    pub(crate) fn qps_told(&self, events: &Arc<FdQueue<Event>>) -> Vec<Qpn> {
         let told = |owner: Owner| self.domains.get(&owner.pd).is_some_and(|queue| Arc::ptr_eq(queue, events));
         self.nic.qpns().filter(|qpn| self.nic.qp_owner(*qpn).is_some_and(told)).collect()
     }

@@ -10,6 +10,7 @@
 
 mod ah;
 mod card;
+mod census;
 mod channel;
 mod clock;
 pub mod cm;
@@ -43,6 +44,7 @@ mod wr;
 mod xrcd;
 
 pub use ah::{Ah, AhAttr};
+pub use census::Census;
 pub use channel::CompChannel;
 pub use clock::{raw_clock, wallclock};
 pub use context::Context;

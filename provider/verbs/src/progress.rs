@@ -113,7 +113,8 @@ impl Shard {
         true
     }
 
-    /// Takes messages from other processes of this one's XRC domains; says how many.
+    /// Takes messages from other processes of this one's XRC domains, as long as the port has room for what they bring; says
+    /// how many.
     #[inline]
     pub(crate) fn run_links(&mut self, now: Nanos, notes: &Notes) -> u32 {
         if self.link_room.is_none() { 0 } else { self.take_relays(now, notes) }
@@ -123,7 +124,7 @@ impl Shard {
     fn take_relays(&mut self, now: Nanos, notes: &Notes) -> u32 {
         let Shard { nic, env, openings, link_room: Some(room), .. } = self else { return 0 };
         let mut came = 0;
-        while came < RELAYS {
+        while came < RELAYS && env.tx.can_send() {
             match env.links.as_mut().and_then(|links| links.next(room)) {
                 None => break,
                 Some(Incoming::Ended(link)) => {
