@@ -37,6 +37,7 @@ build:
 	ln -sf libibverbs.so.1 dist/lib/librdmacm.so
 	install -D -m 755 $(TARGET)/release/libstarverbs_preload.so dist/lib/libstarverbs.so
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
+	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h
 
 demo:
 	@tools/scripts/packages.sh demo

@@ -10,7 +10,7 @@
 
 use crate::{
     ah, buf, compat, context, cq, device, events, kernel, memory, pd_mr, private, qp, query, rates, srq,
-    strings, system,
+    stardv, strings, system,
 };
 use core::arch::global_asm;
 
@@ -235,6 +235,13 @@ exports! { "@@", "IBVERBS_1.18";
     ibv_read_err_comp_cntr => private::not_offered,
     ibv_set_comp_cntr => private::not_offered,
     ibv_set_err_comp_cntr => private::not_offered,
+}
+
+/* Direct verbs: include/infiniband/stardv.h. */
+exports! { "@@", "STARDV_1.0";
+    _stardv_list_counters => stardv::list_counters,
+    stardv_is_supported => stardv::is_supported,
+    stardv_query_counters => stardv::query_counters,
 }
 
 private! { exports;

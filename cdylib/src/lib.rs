@@ -36,6 +36,7 @@ mod rates;
 mod rdmacm;
 mod reserve;
 mod srq;
+mod stardv;
 mod strings;
 mod system;
 mod tags;

@@ -1,6 +1,7 @@
 //! What the card counts. One page of plain 64-bit cells, written by the card alone and readable by
 //! anyone who maps it while the program runs.
 
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// One cell. A single writer (the card's owner) and any readers.
@@ -36,6 +37,18 @@ impl Cell {
     }
 }
 
+/// A literal that ends with NUL, without the space that a doc comment begins with.
+const fn c_str(text: &'static str) -> &'static CStr {
+    let bytes = match text.as_bytes() {
+        [b' ', rest @ ..] => rest,
+        all => all,
+    };
+    match CStr::from_bytes_with_nul(bytes) {
+        Ok(text) => text,
+        Err(_) => c"",
+    }
+}
+
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// The card's counters. Layout: consecutive 64-bit cells in the order of [`Counters::NAMES`].
@@ -46,8 +59,12 @@ macro_rules! counters {
         impl Counters {
             /// Names, in layout order.
             pub const NAMES: &'static [&'static str] = &[$(stringify!($name),)+];
+            /// The same for C.
+            pub const C_NAMES: &'static [&'static CStr] = &[$(c_str(concat!(stringify!($name), "\0")),)+];
             /// One line on each, in layout order.
             pub const HELP: &'static [&'static str] = &[$(concat!($($doc),+),)+];
+            /// The same for C.
+            pub const C_HELP: &'static [&'static CStr] = &[$(c_str(concat!($($doc,)+ "\0")),)+];
             /// Values, in layout order.
             pub fn values(&self) -> [u64; Self::NAMES.len()] { [$(self.$name.get(),)+] }
         }
@@ -191,6 +208,8 @@ counters! {
     qpc_prefetch_dropped,
     /// QP contexts that left the cache for others
     qpc_evicted,
+    /// requests for QP contexts that are pending now
+    qpc_pending,
     /// most requests for QP contexts that were pending at once
     qpc_pending_peak,
     /// nanoseconds that doorbells, turns to send and requests waited for QP contexts, all together

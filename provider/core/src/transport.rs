@@ -26,6 +26,7 @@ mod unreliable;
 
 pub(crate) use complete::{enter_error, flush_posted};
 pub(crate) use pacing::answer_probe;
+pub(crate) use recv::lacks_receives;
 pub(crate) use requester::slices;
 
 use alloc::boxed::Box;
@@ -100,8 +101,6 @@ pub(crate) struct Flags {
     pub(crate) window_wait: Option<PathId>,
     /// IBV_EVENT_COMM_EST was raised
     pub(crate) established: bool,
-    /// The wire was seen to lose or repeat packets
-    pub(crate) lossy: bool,
     /// What requests say of us, 0 or 1: we repeat selectively, and the peer never answered without saying so
     pub(crate) says: u8,
     /// What answers say of us: the peer's last request did, and we do

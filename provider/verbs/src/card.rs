@@ -31,6 +31,7 @@ use crate::log::{self, log};
 use crate::moderation::Moderator;
 use crate::notes::Notes;
 use crate::opened::Openings;
+use crate::receives::RunOut;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
@@ -55,6 +56,8 @@ pub(crate) struct Card {
     forks: u32,
     pub(crate) info: DeviceInfo,
     pub(crate) settings: Settings,
+    /// Written by the holder of the shard's lock, read by anybody
+    pub(crate) stats: StatPage,
     shard: Mutex<Shard>,
     bells: Bells,
     pub(crate) polled: Polled,
@@ -85,6 +88,8 @@ pub(crate) struct Shard {
     pub(crate) unsent: bool,
     /// Frames were left where they are, as the card waits for QP contexts.
     pub(crate) held_back: bool,
+    /// Since when frames wait for receives to be posted
+    pub(crate) out: RunOut,
     /// QPs whose doorbell waits for the program's next call, so that small messages share a flush.
     pub(crate) deferred: Vec<Qpn>,
     /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
@@ -180,6 +185,7 @@ impl Card {
             vain_since: 0,
             unsent: false,
             held_back: false,
+            out: RunOut::default(),
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
             link_room: None,
@@ -191,6 +197,7 @@ impl Card {
             forks: forks(),
             info,
             settings,
+            stats,
             shard: Mutex::new(shard(card)),
             bells: Bells::new(),
             polled: Polled::default(),
@@ -437,8 +444,8 @@ impl Shard {
         Ok(())
     }
 
-    /// QPs whose events go to `events`.
-    fn qps_told(&self, events: &Arc<FdQueue<Event>>) -> Vec<Qpn> {
+    /// QPs whose events go to `events`: those of its context.
+    pub(crate) fn qps_told(&self, events: &Arc<FdQueue<Event>>) -> Vec<Qpn> {
         let told = |owner: Owner| self.domains.get(&owner.pd).is_some_and(|queue| Arc::ptr_eq(queue, events));
         self.nic.qpns().filter(|qpn| self.nic.qp_owner(*qpn).is_some_and(told)).collect()
     }

@@ -10,6 +10,7 @@
 
 mod ah;
 mod card;
+mod census;
 mod channel;
 mod clock;
 pub mod cm;
@@ -34,6 +35,7 @@ mod posix_thread;
 mod post;
 mod progress;
 mod qp;
+mod receives;
 mod share;
 mod srq;
 pub mod stat;
@@ -42,6 +44,7 @@ mod wr;
 mod xrcd;
 
 pub use ah::{Ah, AhAttr};
+pub use census::Census;
 pub use channel::CompChannel;
 pub use clock::{raw_clock, wallclock};
 pub use context::Context;

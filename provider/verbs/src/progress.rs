@@ -12,6 +12,7 @@ use crate::card::{Card, DEFERRED, Shard};
 use crate::clock;
 use crate::cq::CqShared;
 use crate::notes::Notes;
+use crate::receives::Who;
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
@@ -24,7 +25,7 @@ const MAINTENANCE: u32 = 256;
 /// never get there.
 const GIVE_WAY: Nanos = 20_000;
 /// How long the thread leaves frames alone that a poll has received but not taken.
-const LEFT: Nanos = 1_000_000;
+pub(crate) const LEFT: Nanos = 1_000_000;
 
 impl Card {
     /// A poll of `cq` found nothing: runs the card until `cq` holds `wanted` completions or nothing is
@@ -40,12 +41,11 @@ impl Card {
         let pause = now.saturating_sub(self.polled.note(now));
         self.take_bells(shard, now);
         let owed = shard.nic.owes_acks();
-        let got = shard.rx.recv();
-        if got > 0 {
-            let all = shard.take_frames(now, || cq.waiting() as usize >= wanted);
-            if !all {
-                self.lower_alarm(shard, now + LEFT);
-            }
+        let out = shard.nic.ran_out() && shard.waits_for_receives(now, Who::Program);
+        let got = if out { 0 } else { shard.rx.recv() };
+        let all = !out && (got == 0 || shard.take_frames(now, || cq.waiting() as usize >= wanted));
+        if !all {
+            self.lower_alarm(shard, now + LEFT);
         }
         shard.run_links(now, &self.notes);
         shard.run_timers(now);
@@ -106,7 +106,7 @@ impl Shard {
         }
         while let Some((meta, frame)) = self.rx.next_frame() {
             self.nic.handle_frame(&mut self.env, now, &meta, frame);
-            if enough() {
+            if enough() || self.nic.ran_out() {
                 return false;
             }
         }

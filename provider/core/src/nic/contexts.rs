@@ -313,6 +313,7 @@ impl Contexts {
         stats.qpc_prefetch_dropped.set(c.prefetch_dropped);
         stats.qpc_evicted.set(c.evicted + c.bypassed);
         stats.qpc_pending_peak.set(c.pending_peak);
+        stats.qpc_pending.set(self.qpc.pending() as u64);
         stats.qpc_wait_ns.set(self.waited);
         stats.qpc_on_chip.set(self.qpc.config().on_chip().total());
     }

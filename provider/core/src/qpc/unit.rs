@@ -205,6 +205,11 @@ impl<C: Context> Qpc<C> {
         &self.counters
     }
 
+    /// Requests that are pending now.
+    pub fn pending(&self) -> usize {
+        self.pending.len() + usize::from(self.blocked.is_some())
+    }
+
     /// Whether requests of `qpn` are pending.
     pub fn is_waited_for(&self, qpn: Qpn) -> bool {
         self.records.contains(qpn)

@@ -177,12 +177,9 @@ impl<E: Env> Ctx<'_, E> {
     pub(crate) fn last_words(&mut self) {
         self.flush_ack();
         let connected = matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if !self.qp.qp_type.is_reliable()
-            || !connected
-            || !self.qp.flags.lossy
-            || self.qp.resp.owes_answer()
-            || !self.qp.resp.out.is_empty()
-        {
+        let lossy = self.sh.paths.is_lossy(self.qp.path);
+        let owes = self.qp.resp.owes_answer() || !self.qp.resp.out.is_empty();
+        if !self.qp.qp_type.is_reliable() || !connected || !lossy || owes {
             return;
         }
         for _ in 0..2 {

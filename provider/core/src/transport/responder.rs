@@ -56,7 +56,7 @@ impl<E: Env> Ctx<'_, E> {
     /// missing (IBTA 9.7.5.2.8).
     fn ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) {
         self.sh.stats.out_of_sequence.inc();
-        self.qp.flags.lossy = true;
+        self.sh.paths.saw_loss(self.qp.path);
         if self.qp.flags.answers != 0 && self.keep_ahead(psn, n, packet) {
             return self.owe_ack();
         }
@@ -335,7 +335,7 @@ impl<E: Env> Ctx<'_, E> {
     /// A request from the past: its answer was lost, or it came twice (IBTA 9.7.5.1.3).
     fn duplicate(&mut self, psn: Psn, packet: &Packet<'_>) {
         self.sh.stats.duplicate_request.inc();
-        self.qp.flags.lossy = true;
+        self.sh.paths.saw_loss(self.qp.path);
         match packet.op().kind {
             Kind::ReadRequest => self.duplicate_read(psn, packet),
             Kind::CmpSwap | Kind::FetchAdd => self.duplicate_atomic(psn),

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Direct verbs of starverbs: what the card has and infiniband/verbs.h has no word for. See stardv(7).
+ *
+ * A program that calls them is linked with the card's own library:
+ *
+ *	cc -I dist/include prog.c -L dist/lib -libverbs
+ *	dist/bin/starverbs run -- ./a.out          (or LD_LIBRARY_PATH=dist/lib ./a.out)
+ *
+ * One that is to start on any libibverbs looks the calls up at run time: dlvsym(RTLD_DEFAULT, "stardv_query_counters",
+ * "STARDV_1.0") is NULL where there is no such card. Their version node is STARDV_1.0 in libibverbs.so.1 and libstarverbs.so.
+ *
+ * How all of them grow: a struct begins with comp_mask and gets new fields at its end only; its size goes with it (inlen what
+ * the call reads, outlen what it writes), so that a program and a library of different releases understand each other. Bits of
+ * comp_mask that a release does not know are refused where they change what a call does, and left out of the answer where they
+ * ask for something.
+ */
+#ifndef INFINIBAND_STARDV_H
+#define INFINIBAND_STARDV_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <infiniband/verbs.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether the calls of this file take the device and what is made on it. See stardv_is_supported(3). */
+bool stardv_is_supported(struct ibv_device *device);
+
+/* Groups of struct stardv_counters. */
+enum stardv_counters_mask {
+	/* The card's traffic */
+	STARDV_COUNTERS_CARD = 1 << 0,
+	/* Its queue pair contexts; only a card that has room for few of them (STARVERBS_QPC_CACHE) fills it */
+	STARDV_COUNTERS_QPC = 1 << 1,
+	/* The queue pairs of the context that is asked */
+	STARDV_COUNTERS_CONTEXT = 1 << 2,
+};
+
+struct stardv_counters {
+	/* In: groups asked for. Out: those of them that were filled; all others are 0. */
+	uint64_t comp_mask;
+
+	/* STARDV_COUNTERS_CARD: of the card of this process, which its contexts share, since it was opened first */
+	uint64_t tx_packets;
+	uint64_t tx_bytes;
+	uint64_t rx_packets;
+	uint64_t rx_bytes;
+	uint64_t retransmitted;
+	uint64_t timeouts;
+	uint64_t completions;
+	uint64_t error_completions;
+	/* How many exist now */
+	uint64_t qps;
+	uint64_t mrs;
+
+	/* STARDV_COUNTERS_QPC: requests for a context that was there; that had to be fetched; that waited behind others of its
+	 * queue pair */
+	uint64_t qpc_hits;
+	uint64_t qpc_misses;
+	uint64_t qpc_waited;
+	/* Requests pending now, and the most there were */
+	uint64_t qpc_pending;
+	uint64_t qpc_pending_peak;
+	/* Contexts fetched ahead; not fetched ahead, as too many were on their way; that left for others */
+	uint64_t qpc_prefetched;
+	uint64_t qpc_prefetch_dropped;
+	uint64_t qpc_evicted;
+	/* Doorbells answered from the SQ address table */
+	uint64_t qpc_ring_reads;
+	/* What doorbells, turns to send and requests waited, all together */
+	uint64_t qpc_wait_ns;
+	/* What a chip would need for it, bytes */
+	uint64_t qpc_on_chip;
+
+	/* STARDV_COUNTERS_CONTEXT: queue pairs of this context, those of them in RTS, those in ERR */
+	uint64_t context_qps;
+	uint64_t context_qps_rts;
+	uint64_t context_qps_err;
+};
+
+/* 0, or EINVAL, EIO (a forked child). See stardv_query_counters(3). */
+int stardv_query_counters(struct ibv_context *context, struct stardv_counters *counters, uint32_t outlen);
+
+/* A counter as `starverbs stat` shows it. */
+struct stardv_counter {
+	/* Both live as long as the process */
+	const char *name;
+	const char *help;
+	uint64_t value;
+};
+
+ssize_t _stardv_list_counters(struct ibv_context *context, struct stardv_counter *list, size_t max, uint32_t flags,
+			      size_t entry_size);
+
+/* Fills `list` with the first `max` counters of the card; gives how many there are, or -EINVAL, -EIO. `flags` is 0.
+ * See stardv_query_counters(3). */
+static inline ssize_t stardv_list_counters(struct ibv_context *context, struct stardv_counter *list, size_t max,
+					   uint32_t flags)
+{
+	return _stardv_list_counters(context, list, max, flags, sizeof(*list));
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* INFINIBAND_STARDV_H */
