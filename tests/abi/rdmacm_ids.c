@@ -255,6 +255,22 @@ static void forked(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* A domain that is named and NULL is the library's own, for queue pairs as for shared receive queues. */
+static void default_domain(struct rdma_event_channel *ch)
+{
+	struct sockaddr_in to = at("127.0.0.1", 7471);
+	struct rdma_cm_id *id = routed(ch, RDMA_PS_TCP, to, 0);
+	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD };
+	struct ibv_srq_init_attr_ex queue = { .attr = { 4, 1, 0 }, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_XRCD,
+		.srq_type = IBV_SRQT_XRC };
+
+	CHECK(!rdma_create_qp_ex(id, &init) && id->qp && id->qp->qp_type == IBV_QPT_XRC_RECV);
+	CHECK(!rdma_create_srq_ex(id, &queue) && id->srq && id->recv_cq);
+	rdma_destroy_qp(id);
+	rdma_destroy_srq(id);
+	CHECK(!id->qp && !id->srq && !rdma_destroy_id(id));
+}
+
 /* What a thread of the program does with an id while another ends its queue pair. */
 struct race {
 	pthread_barrier_t both;
@@ -334,6 +350,7 @@ int main(void)
 	groups(a);
 	migration(a, b);
 	forked();
+	default_domain(a);
 	ends_meanwhile(a);
 	if (failures)
 		fprintf(stderr, "rdmacm_ids: %d failed\n", failures);
