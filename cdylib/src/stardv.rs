@@ -236,8 +236,8 @@ mod tests {
         unsafe {
             assert_eq!(query_counters(core::ptr::null_mut(), &mut counters, 200), libc::EINVAL);
             assert_eq!(query_counters(core::ptr::null_mut(), core::ptr::null_mut(), 200), libc::EINVAL);
-            let null = core::ptr::null_mut();
-            assert_eq!(list_counters(null.cast(), null.cast(), 0, 0, 24), -(libc::EINVAL as isize));
+            let (context, list) = (core::ptr::null_mut(), core::ptr::null_mut());
+            assert_eq!(list_counters(context, list, 0, 0, 24), -(libc::EINVAL as isize));
         }
     }
 }
