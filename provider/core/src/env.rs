@@ -81,6 +81,9 @@ pub trait Env {
     /// earlier. `addr` is 8-aligned. False: as of `dma_write`.
     #[must_use]
     fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool;
+    /// Copies host memory. False: as of `dma_write`.
+    #[must_use]
+    fn dma_copy(&mut self, from: u64, to: &mut [u8]) -> bool;
     /// What was written before is visible to all who look at memory when this returns.
     fn dma_fence(&mut self);
     /// A frame's payload is collected from here on. One that was begun before and not queued is given up.

@@ -34,7 +34,7 @@ use crate::room::make_room_in;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::transport::away::Abroad;
-use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Seg, SrqId};
+use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
 pub use contexts::ContextCache;
 use contexts::Contexts;
 use keep::Keep;
@@ -119,6 +119,8 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) repairs: Repairs,
     /// QP contexts, where they are few; boxed, as it stands beside what the data path uses
     pub(crate) contexts: Option<Box<Contexts>>,
+    /// A message of this UC or UD QP took the last receive of its queue
+    pub(crate) ran_out: Option<Qpn>,
     /// Scratch of the packet being sent: its gather list.
     pub(crate) segs: Vec<Seg>,
     /// SRQs of other cards in XRC domains of this one
@@ -179,6 +181,7 @@ impl<E: Env> Nic<E> {
                 keep: Keep::default(),
                 repairs: Repairs::default(),
                 contexts: cfg.contexts.and_then(Contexts::new).map(Box::new),
+                ran_out: None,
                 segs: Vec::with_capacity(MAX_SGE),
                 abroad: Abroad::default(),
                 lending: Lending::default(),

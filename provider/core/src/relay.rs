@@ -1,9 +1,9 @@
 //! What cards say to each other that share an XRC domain: whose QP received a message for the other's SRQ.
 //!
 //! The QP's card borrows receive WQEs of the SRQ, passes what arrives for them, and acknowledges once the SRQ's card says that
-//! it is in memory. Owns the words and their bytes; it must not know how they travel.
+//! it is in memory. What it must answer with data or a result it asks the SRQ's card for. Owns the words and their bytes; it must not know how they travel.
 
-use crate::types::{Qpn, WcFlags};
+use crate::types::{FlushLevel, Mtu, Placement, Psn, Qpn, WcFlags};
 
 /// A connection to another card's process. Its host gives the numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,14 +29,20 @@ pub enum Relay<'a> {
     /// Borrower: bytes of an RDMA WRITE, for memory that the protection domain of `srq` has. A loan is used at the end of
     /// one with immediate data.
     Write { part: Part, place: Place, data: &'a [u8] },
+    /// Borrower: an atomic, ATOMIC WRITE or FLUSH, to be executed once
+    Execute { from: Origin, place: Place, what: Operation },
+    /// Borrower: the next bytes of a READ's answer, from `place` on
+    Fetch { from: Origin, place: Place, wanted: Wanted },
     /// Borrower: a loan that will not be used (further)
     Return { loan: u32, qpn: Qpn, why: Returned },
     /// Lender: a WQE with room for `room` bytes
     Lend { srq: u32, loan: u32, room: u32 },
     /// Lender: there is none; `gone`: nor such an SRQ
     Refuse { srq: u32, gone: bool },
-    /// Lender: the message `serial` of `qpn` is in memory, or is not
-    Done { qpn: Qpn, serial: u32, outcome: Outcome },
+    /// Lender: the message `serial` of `qpn` is in memory, or is not; what an atomic found there
+    Done { qpn: Qpn, serial: u32, outcome: Outcome, found: u64 },
+    /// Lender: what the packet `psn` of an answer brings, or that it may not
+    Bytes { qpn: Qpn, epoch: u32, psn: Psn, outcome: Outcome, data: &'a [u8] },
     /// Lender: loans of `srq` that are not used are wanted back
     Recall { srq: u32 },
 }
@@ -58,17 +64,60 @@ pub struct Part {
     pub end: Option<End>,
 }
 
-/// Where an RDMA WRITE goes.
+/// Which memory a request names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// The SRQ that the request names
+    /// The SRQ that it names, whose protection domain must have the memory
     pub srq: u32,
-    /// These bytes' address
+    /// Address: of these bytes
     pub va: u64,
     /// Its key
     pub key: u32,
-    /// Bytes of the whole message
+    /// Bytes: of a WRITE the whole message, of a READ what is left
     pub total: u32,
+}
+
+/// Whose request it is that is passed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// The borrower's name for it
+    pub serial: u32,
+    /// As of a [`Part`]
+    pub qpn: Qpn,
+    /// As of a [`Part`]
+    pub epoch: u32,
+}
+
+/// What is done to memory and answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// Fetch and add
+    Add(u64),
+    /// Compare and swap
+    Swap {
+        /// What must be there
+        compare: u64,
+        /// What takes its place
+        swap: u64,
+    },
+    /// ATOMIC WRITE
+    Store([u8; 8]),
+    /// FLUSH
+    Flush(Placement, FlushLevel),
+}
+
+/// How much of a READ's answer is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    /// The first packet
+    pub psn: Psn,
+    /// How many; 0 of a request that is only looked at
+    pub packets: u32,
+    /// Bytes of each but the last
+    pub mtu: Mtu,
+    /// It is the request's turn among those of its connection. Otherwise it was before: bytes are asked for again, or are the
+    /// next ones.
+    pub first: bool,
 }
 
 /// What the completion of a message says beside its length.
@@ -108,6 +157,9 @@ pub enum Outcome {
     Operation,
 }
 
+/// Packets that one request for bytes brings, at most.
+pub const AHEAD: u32 = 16;
+
 /// Bytes of a message before its data.
 pub const HEAD: usize = WORDS * 4;
 const WORDS: usize = 15;
@@ -115,7 +167,11 @@ const WORDS: usize = 15;
 impl Relay<'_> {
     /// Whether it must arrive: hosts keep it until there is room. The others may be refused.
     pub fn is_due(&self) -> bool {
-        !matches!(self, Relay::Ask { .. } | Relay::Data { .. } | Relay::Write { .. })
+        match self {
+            Relay::Ask { .. } | Relay::Data { .. } | Relay::Write { .. } | Relay::Execute { .. } => false,
+            Relay::Fetch { wanted, .. } => !wanted.first,
+            _ => true,
+        }
     }
 
     /// Its bytes: these, and its data behind them.
@@ -132,12 +188,29 @@ impl Relay<'_> {
             Relay::Return { loan, qpn, why } => put(&[3, loan, qpn, why as u32]),
             Relay::Lend { srq, loan, room } => put(&[4, srq, loan, room]),
             Relay::Refuse { srq, gone } => put(&[5, srq, u32::from(gone)]),
-            Relay::Done { qpn, serial, outcome } => put(&[6, qpn, serial, outcome as u32]),
+            Relay::Done { qpn, serial, outcome, found } => {
+                let [low, high] = halves(found);
+                put(&[6, qpn, serial, outcome as u32, low, high]);
+            }
             Relay::Recall { srq } => put(&[7, srq]),
-            Relay::Write { part, place: Place { srq, va, key, total }, data: bytes } => {
+            Relay::Write { part, place, data: bytes } => {
                 data = bytes;
                 put(&part.words(8));
-                w[PART..].copy_from_slice(&[srq, va as u32, (va >> 32) as u32, key, total]);
+                w[PART..].copy_from_slice(&place.words());
+            }
+            Relay::Execute { from: Origin { serial, qpn, epoch }, place, what } => {
+                let (kind, [a, b, c, d]) = what.words();
+                put(&[9, kind, serial, qpn, epoch, a, b, c, d]);
+                w[PART..].copy_from_slice(&place.words());
+            }
+            Relay::Fetch { from: Origin { serial, qpn, epoch }, place, wanted } => {
+                let Wanted { psn, packets, mtu, first } = wanted;
+                put(&[10, psn.get(), serial, qpn, epoch, packets, mtu as u32, u32::from(first)]);
+                w[PART..].copy_from_slice(&place.words());
+            }
+            Relay::Bytes { qpn, epoch, psn, outcome, data: bytes } => {
+                data = bytes;
+                put(&[11, psn.get(), outcome as u32, qpn, epoch]);
             }
         }
         let mut head = [0; HEAD];
@@ -169,20 +242,23 @@ impl Relay<'_> {
             4 => Relay::Lend { srq: w[1], loan: w[2], room: w[3] },
             5 => Relay::Refuse { srq: w[1], gone: w[2] != 0 },
             6 => {
-                let outcome = match w[3] {
-                    0 => Outcome::Success,
-                    1 => Outcome::Invalid,
-                    2 => Outcome::Access,
-                    3 => Outcome::Operation,
-                    _ => return None,
-                };
-                Relay::Done { qpn: w[1], serial: w[2], outcome }
+                let outcome = Outcome::of(w[3])?;
+                Relay::Done { qpn: w[1], serial: w[2], outcome, found: whole(w[4], w[5]) }
             }
             7 => Relay::Recall { srq: w[1] },
-            8 => {
-                let [srq, low, high, key, total] = *w.last_chunk()?;
-                let place = Place { srq, va: u64::from(high) << 32 | u64::from(low), key, total };
-                Relay::Write { part: Part::of(&w), place, data }
+            8 => Relay::Write { part: Part::of(&w), place: Place::of(&w), data },
+            9 => {
+                let what = Operation::of(w[1], [w[5], w[6], w[7], w[8]])?;
+                Relay::Execute { from: Origin::of(&w), place: Place::of(&w), what }
+            }
+            10 => {
+                let (psn, mtu) = (Psn::new(w[1]), Mtu::from_code(w[6])?);
+                let wanted = Wanted { psn, packets: w[5], mtu, first: w[7] != 0 };
+                Relay::Fetch { from: Origin::of(&w), place: Place::of(&w), wanted }
+            }
+            11 => {
+                let (psn, outcome) = (Psn::new(w[1]), Outcome::of(w[2])?);
+                Relay::Bytes { qpn: w[3], epoch: w[4], psn, outcome, data }
             }
             _ => return None,
         })
@@ -191,6 +267,72 @@ impl Relay<'_> {
 
 /// Words before those of a [`Place`].
 const PART: usize = WORDS - 5;
+
+fn halves(value: u64) -> [u32; 2] {
+    [value as u32, (value >> 32) as u32]
+}
+
+fn whole(low: u32, high: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+impl Place {
+    fn words(&self) -> [u32; WORDS - PART] {
+        let Place { srq, va, key, total } = *self;
+        let [low, high] = halves(va);
+        [srq, low, high, key, total]
+    }
+
+    fn of(w: &[u32; WORDS]) -> Place {
+        Place { srq: w[PART], va: whole(w[PART + 1], w[PART + 2]), key: w[PART + 3], total: w[PART + 4] }
+    }
+}
+
+impl Origin {
+    fn of(w: &[u32; WORDS]) -> Origin {
+        Origin { serial: w[2], qpn: w[3], epoch: w[4] }
+    }
+}
+
+impl Outcome {
+    fn of(word: u32) -> Option<Outcome> {
+        Some(match word {
+            0 => Outcome::Success,
+            1 => Outcome::Invalid,
+            2 => Outcome::Access,
+            3 => Outcome::Operation,
+            _ => return None,
+        })
+    }
+}
+
+impl Operation {
+    /// Its kind, and what belongs to it.
+    fn words(&self) -> (u32, [u32; 4]) {
+        let (kind, first, second) = match *self {
+            Operation::Add(value) => (0, value, 0),
+            Operation::Swap { compare, swap } => (1, compare, swap),
+            Operation::Store(bytes) => (2, u64::from_ne_bytes(bytes), 0),
+            Operation::Flush(placement, level) => (3, u64::from(placement.bits()), level as u64),
+        };
+        let ([a, b], [c, d]) = (halves(first), halves(second));
+        (kind, [a, b, c, d])
+    }
+
+    fn of(kind: u32, [a, b, c, d]: [u32; 4]) -> Option<Operation> {
+        let (first, second) = (whole(a, b), whole(c, d));
+        Some(match kind {
+            0 => Operation::Add(first),
+            1 => Operation::Swap { compare: first, swap: second },
+            2 => Operation::Store(first.to_ne_bytes()),
+            3 => {
+                let placement = Placement::from_bits(u8::try_from(first).ok()?)?;
+                Operation::Flush(Some(placement).filter(|p| !p.is_empty())?, FlushLevel::from_code(c)?)
+            }
+            _ => return None,
+        })
+    }
+}
 
 impl Part {
     fn words(&self, kind: u32) -> [u32; PART] {
@@ -218,6 +360,8 @@ mod tests {
         let end = End { src_qp: 5, imm: 6, flags, solicited: true };
         let part = Part { loan: 1, serial: 2, qpn: 3, epoch: 8, offset: 4, end: None };
         let place = Place { srq: 1, va: 0x1234_5678_9abc_def0, key: 2, total: 3 };
+        let from = Origin { serial: 2, qpn: 3, epoch: 8 };
+        let wanted = Wanted { psn: Psn::new(9), packets: 4, mtu: Mtu::M256, first: true };
         for message in [
             Relay::Ask { srq: 1, count: 2 },
             Relay::Data { part, data: b"abc" },
@@ -225,16 +369,23 @@ mod tests {
             Relay::Return { loan: 1, qpn: 2, why: Returned::TooLong },
             Relay::Lend { srq: 1, loan: 2, room: 3 },
             Relay::Refuse { srq: 1, gone: true },
-            Relay::Done { qpn: 1, serial: 2, outcome: Outcome::Operation },
+            Relay::Done { qpn: 1, serial: 2, outcome: Outcome::Operation, found: 0x1234_5678_9abc_def0 },
             Relay::Recall { srq: 9 },
             Relay::Write { part, place, data: b"defg" },
+            Relay::Execute { from, place, what: Operation::Add(1 << 40) },
+            Relay::Execute { from, place, what: Operation::Swap { compare: 1 << 41, swap: u64::MAX } },
+            Relay::Execute { from, place, what: Operation::Store(*b"8 bytes.") },
+            Relay::Execute { from, place, what: Operation::Flush(Placement::GLOBAL, FlushLevel::Mr) },
+            Relay::Fetch { from, place, wanted },
+            Relay::Fetch { from, place, wanted: Wanted { first: false, ..wanted } },
+            Relay::Bytes { qpn: 3, epoch: 8, psn: Psn::new(5), outcome: Outcome::Success, data: b"hi" },
         ] {
             let (head, data) = message.encode();
             let bytes = [&head[..], data].concat();
             assert_eq!(Relay::decode(&bytes), Some(message));
             assert_eq!(Relay::decode(&bytes[..HEAD - 1]), None);
         }
-        for kind in [0, 9, u32::MAX] {
+        for kind in [0, 9, 10, 11, 12, u32::MAX] {
             let mut bytes = [0xff; HEAD];
             bytes[..4].copy_from_slice(&kind.to_ne_bytes());
             assert_eq!(Relay::decode(&bytes), None);

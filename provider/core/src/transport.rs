@@ -26,13 +26,14 @@ mod unreliable;
 
 pub(crate) use complete::{enter_error, flush_posted};
 pub(crate) use pacing::answer_probe;
+pub(crate) use recv::lacks_receives;
 pub(crate) use requester::slices;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use answer::Results;
-use away::Away;
+use away::{Away, FarId};
 use recv::HeldRecv;
 
 use crate::env::Env;
@@ -100,8 +101,6 @@ pub(crate) struct Flags {
     pub(crate) window_wait: Option<PathId>,
     /// IBV_EVENT_COMM_EST was raised
     pub(crate) established: bool,
-    /// The wire was seen to lose or repeat packets
-    pub(crate) lossy: bool,
     /// What requests say of us, 0 or 1: we repeat selectively, and the peer never answered without saying so
     pub(crate) says: u8,
     /// What answers say of us: the peer's last request did, and we do
@@ -237,8 +236,8 @@ impl Inbound {
 #[derive(Clone, Copy)]
 pub(crate) enum Answer {
     /// Bytes from memory. `psn` is the next packet's; `begun`: it is not the first; `again`: the request
-    /// came before, so that its answer may have arrived.
-    Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool, again: bool },
+    /// came before, so that its answer may have arrived; `far`: the memory is another card's.
+    Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool, again: bool, far: Option<FarId> },
     /// The value before
     Atomic { psn: Psn, value: u64 },
 }
@@ -246,7 +245,7 @@ pub(crate) enum Answer {
 impl Answer {
     /// To what is done, without data: the answer to a READ of nothing.
     fn done(psn: Psn) -> Answer {
-        Answer::Read { psn, va: 0, key: 0, left: 0, begun: false, again: false }
+        Answer::Read { psn, va: 0, key: 0, left: 0, begun: false, again: false, far: None }
     }
 
     fn psn(&self) -> Psn {
@@ -254,17 +253,32 @@ impl Answer {
             Answer::Read { psn, .. } | Answer::Atomic { psn, .. } => *psn,
         }
     }
-}
 
-impl Responder {
-    /// Whether more than an ACK is owed.
-    pub(crate) fn owes_answer(&self) -> bool {
-        (!self.out.is_empty() || self.nak.is_some()) && !self.held()
+    /// Whose memory it brings, if that is another card's.
+    fn far(&self) -> Option<FarId> {
+        match self {
+            Answer::Read { far, .. } => *far,
+            Answer::Atomic { .. } => None,
+        }
     }
 
-    /// Whether answers wait, as another card has not confirmed what comes before them.
-    pub(crate) fn held(&self) -> bool {
-        self.away.as_ref().is_some_and(|away| away.holds())
+    /// PSN behind its last packet.
+    fn end(&self, mtu: u32) -> Psn {
+        match self {
+            Answer::Read { psn, left, .. } => psn.plus(left.div_ceil(mtu).max(1)),
+            Answer::Atomic { psn, .. } => psn.plus(1),
+        }
+    }
+}
+
+/* an idle QP has room for what it may owe */
+const _: () = assert!(size_of::<Answer>() == 24);
+
+impl Responder {
+    /// Whether more than an ACK is owed, and waits for no other card.
+    pub(crate) fn owes_answer(&self) -> bool {
+        (!self.out.is_empty() || self.nak.is_some())
+            && self.away.as_ref().is_none_or(|away| away.lets_out(self.out.front()))
     }
 }
 

@@ -104,6 +104,14 @@ impl Env for SimEnv {
     fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
         self.dma_write(addr, &bytes)
     }
+    fn dma_copy(&mut self, from: u64, to: &mut [u8]) -> bool {
+        let there = !self.absent(from);
+        if there {
+            self.memory.check(from, to.len(), READ);
+            to.copy_from_slice(self.memory.read(from, to.len()));
+        }
+        there
+    }
     fn dma_fence(&mut self) {}
     fn begin_payload(&mut self) {}
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {

@@ -365,3 +365,29 @@ fn an_overrun_leaves_the_window_to_others() {
     assert!(net.run_until_idle(1_000_000), "it ends");
     assert_eq!((large.len(), other.1.outstanding()), (32, 0));
 }
+
+/// Who repeats a request finds nobody when the QP is gone, and rdma_rxe goes on for ever. So where the way to the peer was seen to
+/// lose or repeat packets, on whatever QP, the last ACK goes out more than once.
+#[test]
+fn the_last_ack_is_said_again_where_any_qp_saw_packets_lost() {
+    for hurt in [false, true] {
+        let mut p = Pair::rc();
+        let cq = SimCq::new(4);
+        let [client, server] = [0, 1].map(|at| {
+            let rq = RecvSource::Own(SimRq::new(1, 1));
+            p.net.hosts[at].qp(QpType::Rc, &p.sq[at], rq, [&cq, &cq], true)
+        });
+        p.net.connect(QpType::Rc, (0, client), (1, server), &Setup::default());
+        let duplicate = if hurt { 1.0 } else { 0.0 };
+        p.net.set_link(0, 1, Faults { duplicate, ..Faults::default() });
+        let sge = p.sge(0, 8);
+        p.post(p.wqe(1, SendOp::Write), &[sge]);
+        p.run();
+
+        let acks = |p: &Pair| p.net.hosts[1].nic.counters().sent_ack.get();
+        let before = acks(&p);
+        let host = &mut p.net.hosts[1];
+        host.nic.destroy_qp(&mut host.env, server).expect("it exists");
+        assert_eq!(acks(&p) - before, if hurt { 2 } else { 0 });
+    }
+}

@@ -32,6 +32,7 @@ use crate::moderation::Moderator;
 use crate::notes::Notes;
 use crate::opened::Openings;
 use crate::progress::AHEAD;
+use crate::receives::RunOut;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
@@ -92,6 +93,8 @@ pub(crate) struct Shard {
     pub(crate) looked: usize,
     /// Frames were left where they are, as the card waits for QP contexts.
     pub(crate) held_back: bool,
+    /// Since when frames wait for receives to be posted
+    pub(crate) out: RunOut,
     /// QPs whose doorbell waits for the program's next call, so that small messages share a flush.
     pub(crate) deferred: Vec<Qpn>,
     /// The event queue of each protection domain's context: QPs and SRQs live in a domain, and the
@@ -190,6 +193,7 @@ impl Card {
             ahead,
             looked: 0,
             held_back: false,
+            out: RunOut::default(),
             deferred: Vec::with_capacity(DEFERRED),
             domains: HashMap::new(),
             link_room: None,

@@ -66,6 +66,19 @@ impl HostEnv {
         there.then_some(seg)
     }
 
+    /// [`Env::dma_copy`] of marked memory.
+    #[cold]
+    fn copy_marked(&self, from: u64, to: &mut [u8]) -> bool {
+        match memory::mark(from) {
+            Marked::Null => {
+                to.fill(0);
+                true
+            }
+            Marked::Demand => memory::read(from, to),
+            Marked::Foreign => self.foreign.at(from).is_some_and(|(memory, offset)| memory.read(offset, to)),
+        }
+    }
+
     /// [`Env::dma_write`] to marked memory.
     #[cold]
     fn write_marked(&self, addr: u64, data: &[u8]) -> bool {
@@ -171,6 +184,16 @@ impl Env for HostEnv {
         let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
         /* release: behind all that was written before */
         cell.store(u64::from_ne_bytes(bytes), Ordering::Release);
+        true
+    }
+
+    fn dma_copy(&mut self, from: u64, to: &mut [u8]) -> bool {
+        if memory::marked(from) {
+            return self.copy_marked(from, to);
+        }
+        // SAFETY: the card has checked that the range lies in a memory region, whose memory the program must keep until it is
+        // deregistered; `to` is the card's own. The program may write meanwhile: its own race, and only bytes are read.
+        unsafe { to.as_mut_ptr().copy_from(from as *const u8, to.len()) };
         true
     }
 

@@ -12,6 +12,7 @@ use starverbs_settings::{QpcPolicy, QpcSpec};
 
 use crate::card::{Card, Shard};
 use crate::clock;
+use crate::receives::Who;
 
 /// A wait too short to sleep through.
 const SHORT: Nanos = 20_000;
@@ -41,7 +42,9 @@ impl Card {
             if now > until || !(soon || shard.held_back) {
                 break;
             }
-            shard.take_frames(now, || false);
+            if !(shard.nic.ran_out() && shard.waits_for_receives(now, Who::Thread)) {
+                shard.take_frames(now, || false);
+            }
             shard.transmit(now, true);
             self.finish(shard, now);
             drop(guard);
@@ -59,7 +62,7 @@ impl Shard {
         while self.nic.takes_frames() {
             let Some((meta, frame)) = self.rx.next_frame() else { return true };
             self.nic.offer_frame(&mut self.env, now, &meta, frame);
-            if enough() {
+            if enough() || self.nic.ran_out() {
                 return false;
             }
         }

@@ -35,6 +35,7 @@ mod posix_thread;
 mod post;
 mod progress;
 mod qp;
+mod receives;
 mod share;
 mod srq;
 pub mod stat;

@@ -12,6 +12,7 @@ use crate::card::{Card, DEFERRED, Shard};
 use crate::clock;
 use crate::cq::CqShared;
 use crate::notes::Notes;
+use crate::receives::Who;
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
@@ -26,7 +27,7 @@ const GIVE_WAY: Nanos = 20_000;
 /// Frames whose contexts are fetched at once: about as many as a CPU has misses under way at the same time.
 pub(crate) const AHEAD: usize = 16;
 /// How long the thread leaves frames alone that a poll has received but not taken.
-const LEFT: Nanos = 1_000_000;
+pub(crate) const LEFT: Nanos = 1_000_000;
 
 impl Card {
     /// A poll of `cq` found nothing: runs the card until `cq` holds `wanted` completions or nothing is
@@ -42,12 +43,11 @@ impl Card {
         let pause = now.saturating_sub(self.polled.note(now));
         self.take_bells(shard, now);
         let owed = shard.nic.owes_acks();
-        let got = shard.rx.recv();
-        if got > 0 {
-            let all = shard.take_frames(now, || cq.waiting() as usize >= wanted);
-            if !all {
-                self.lower_alarm(shard, now + LEFT);
-            }
+        let out = shard.nic.ran_out() && shard.waits_for_receives(now, Who::Program);
+        let got = if out { 0 } else { shard.rx.recv() };
+        let all = !out && (got == 0 || shard.take_frames(now, || cq.waiting() as usize >= wanted));
+        if !all {
+            self.lower_alarm(shard, now + LEFT);
         }
         shard.run_links(now, &self.notes);
         shard.run_timers(now);
@@ -109,7 +109,7 @@ impl Shard {
         while let Some((meta, frame)) = self.rx.next_frame() {
             self.nic.handle_frame(&mut self.env, now, &meta, frame);
             self.look_ahead();
-            if enough() {
+            if enough() || self.nic.ran_out() {
                 return false;
             }
         }
@@ -129,7 +129,8 @@ impl Shard {
         }
     }
 
-    /// Takes messages from other processes of this one's XRC domains; says how many.
+    /// Takes messages from other processes of this one's XRC domains, as long as the port has room for what they bring; says
+    /// how many.
     #[inline]
     pub(crate) fn run_links(&mut self, now: Nanos, notes: &Notes) -> u32 {
         if self.link_room.is_none() { 0 } else { self.take_relays(now, notes) }
@@ -139,7 +140,7 @@ impl Shard {
     fn take_relays(&mut self, now: Nanos, notes: &Notes) -> u32 {
         let Shard { nic, env, openings, link_room: Some(room), .. } = self else { return 0 };
         let mut came = 0;
-        while came < RELAYS {
+        while came < RELAYS && env.tx.can_send() {
             match env.links.as_mut().and_then(|links| links.next(room)) {
                 None => break,
                 Some(Incoming::Ended(link)) => {

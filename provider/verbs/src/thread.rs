@@ -23,6 +23,8 @@ use crate::clock;
 use crate::error::Result;
 use crate::events::{eventfd, signal};
 use crate::posix_thread::Thread;
+use crate::progress::LEFT;
+use crate::receives::Who;
 
 const STOPPED: u8 = 0;
 const ARMED: u8 = 1;
@@ -283,20 +285,7 @@ impl Worker {
         shard.stats.thread_runs.inc();
         let now = clock::now();
         self.card.take_bells(shard, now);
-        let mut work = 0;
-        let mut got = shard.rx.recv_all();
-        for _ in 0..BATCHES {
-            if got == 0 {
-                break;
-            }
-            work += 1;
-            shard.take_frames(now, || false);
-            shard.transmit(now, true);
-            got = shard.rx.recv();
-        }
-        if got > 0 {
-            shard.take_frames(now, || false);
-        }
+        let mut work = self.take_batches(shard, now);
         work += shard.run_links(now, &self.card.notes);
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));
@@ -305,6 +294,25 @@ impl Worker {
         drop(guard);
         self.card.serve_bells();
         Some(work)
+    }
+
+    /// Handles what has come; gives how many batches.
+    fn take_batches(&self, shard: &mut Shard, now: Nanos) -> u32 {
+        let mut work = 0;
+        let mut got = shard.rx.recv_all();
+        while got > 0 && work <= BATCHES {
+            let out = shard.nic.ran_out() && shard.waits_for_receives(now, Who::Thread);
+            if out || !shard.take_frames(now, || false) {
+                self.card.lower_alarm(shard, now + LEFT);
+                return work + u32::from(!out);
+            }
+            work += 1;
+            if work <= BATCHES {
+                shard.transmit(now, true);
+                got = shard.rx.recv();
+            }
+        }
+        work
     }
 
     fn in_vain(&mut self) {

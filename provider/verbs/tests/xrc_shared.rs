@@ -65,6 +65,16 @@ impl Wire {
         post(&self.send, &SendWr { remote_qpn: to.srq.number(), ..send(wr_id, &sges) }).unwrap();
     }
 
+    /// Asks for memory of `to`: at 100, or, for atomics, at 104.
+    fn ask(&mut self, to: &Owner, op: SendOp, (at, len): (usize, usize), compare_add: u64) -> WcStatus {
+        let there = if op == SendOp::Read { 100 } else { 104 };
+        let (remote_addr, rkey) = (to.node.addr(there), to.node.mr.rkey());
+        let sges = [self.sender.sge(at, len)];
+        let wr = SendWr { op, remote_addr, rkey, compare_add, remote_qpn: to.srq.number(), ..send(1, &sges) };
+        post(&self.send, &wr).unwrap();
+        self.sent()
+    }
+
     fn sent(&self) -> WcStatus {
         self.sender.completions(1)[0].status
     }
@@ -102,7 +112,7 @@ fn messages_of_all_sizes_reach_another_card() {
 #[test]
 fn writes_reach_another_card() {
     let (settings, file) = (settings(), domain_file());
-    let (mut wire, owner) = (Wire::new(&settings, &file), Owner::new(&settings, &file));
+    let (mut wire, mut owner) = (Wire::new(&settings, &file), Owner::new(&settings, &file));
     for (op, len) in [(SendOp::Write, 20_000), (SendOp::WriteImm, 9000), (SendOp::WriteImm, 0)] {
         wire.sender.fill(0, &vec![len as u8 | 1; len]);
         owner.post(4, 0, 0);
@@ -117,11 +127,17 @@ fn writes_reach_another_card() {
             assert_eq!((got.opcode, got.byte_len as usize, got.imm), (WcOpcode::RecvRdmaWithImm, len, 9));
         }
     }
-    let (remote_addr, rkey, op) = (owner.node.addr(100), owner.node.mr.rkey(), SendOp::Read);
-    let sges = [wire.sender.sge(0, 8)];
-    let wr = SendWr { op, remote_addr, rkey, remote_qpn: owner.srq.number(), ..send(1, &sges) };
-    post(&wire.send, &wr).unwrap();
-    assert_eq!(wire.sent(), WcStatus::RemAccessErr, "what is answered with data does not go there");
+    for len in [0, 1, 8, 20_000] {
+        owner.node.fill(100, &vec![len as u8 | 2; len]);
+        assert_eq!(wire.ask(&owner, SendOp::Read, (0, len), 0), WcStatus::Success);
+        assert_eq!(wire.sender.bytes(0, len), vec![len as u8 | 2; len]);
+    }
+    for before in [7u64, 12] {
+        owner.node.fill(104, &before.to_ne_bytes());
+        assert_eq!(wire.ask(&owner, SendOp::FetchAdd, (0, 8), 5), WcStatus::Success);
+        assert_eq!(wire.sender.bytes(0, 8), before.to_ne_bytes());
+        assert_eq!(owner.node.bytes(104, 8), (before + 5).to_ne_bytes());
+    }
 }
 
 /// More than the lender lends at once, without buffers now and then.

@@ -7,10 +7,12 @@
 
 use starverbs_core::opening::Opening;
 use starverbs_core::relay::{HEAD, Relay};
+use starverbs_core::wire::headers::Feth;
 use starverbs_core::{
-    Access, Mtu, NicConfig, PdId, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendOp, SendWqe, Sge, WcStatus,
+    Access, FlushLevel, Mtu, NicConfig, PdId, Placement, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendOp,
+    SendWqe, Sge, WcStatus,
 };
-use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE};
+use starverbs_sim::{Faults, Net, READ, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE};
 
 use crate::bytes::Bytes;
 
@@ -25,6 +27,19 @@ const STEPS: usize = 200_000;
 /// Answers to one message: a loan for each WQE that one card may have, and one word more for each.
 const ANSWERS: usize = 600;
 const ROOM: u32 = 2000;
+/// What the honest do
+const OPS: [SendOp; 9] = [
+    SendOp::Send,
+    SendOp::Write,
+    SendOp::WriteImm,
+    SendOp::SendImm,
+    SendOp::Read,
+    SendOp::FetchAdd,
+    SendOp::CmpSwap,
+    SendOp::AtomicWrite,
+    SendOp::Flush,
+];
+const FLUSH: u32 = Feth::word(Placement::GLOBAL, FlushLevel::Range);
 
 struct World {
     net: Net,
@@ -63,10 +78,12 @@ impl World {
         for at in [BORROWER, LENDER] {
             net.hosts[at].env.memory.watch();
         }
-        let page = net.hosts[LENDER].region_in(pd, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
-        net.hosts[LENDER].env.memory.allow(page.addr, 4096, WRITE);
+        let rights =
+            Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
+        let page = net.hosts[LENDER].region_in(pd, 4096, Access::LOCAL_WRITE | rights);
+        net.hosts[LENDER].env.memory.allow(page.addr, 4096, READ | WRITE);
         let secret = net.hosts[LENDER].pd;
-        net.hosts[LENDER].region_in(secret, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        net.hosts[LENDER].region_in(secret, 4096, Access::LOCAL_WRITE | rights);
         let mut world = World { net, sq, sent, send, recv, pd, rq, got, number, page, posted: 0 };
         (0..40).for_each(|_| world.post_recv());
         world
@@ -83,8 +100,12 @@ impl World {
 
     /// An honest message, if the connection is alive.
     fn post_send(&mut self, bytes: &mut Bytes<'_>) -> bool {
-        let op = bytes.pick(&[SendOp::Send, SendOp::Write, SendOp::WriteImm, SendOp::SendImm]);
-        let len = u32::from(bytes.half()) % ROOM;
+        let op = bytes.pick(&OPS);
+        let len = match op {
+            SendOp::FetchAdd | SendOp::CmpSwap | SendOp::AtomicWrite => 8,
+            SendOp::Flush => 0,
+            _ => u32::from(bytes.half()) % ROOM,
+        };
         if self.net.hosts[SENDER].state(self.send) != QpState::Rts {
             return false;
         }
@@ -95,6 +116,7 @@ impl World {
             remote_qpn: self.number,
             remote_addr: self.page.addr,
             rkey: self.page.lkey,
+            imm: if op == SendOp::Flush { FLUSH } else { 0 },
             ..SendWqe::default()
         };
         let posted = self.sq.post(Send { wqe, sges: vec![Sge { len, ..sge }], inline: None }).is_ok();
@@ -118,7 +140,7 @@ impl World {
             [self.number, self.recv, self.page.lkey, self.page.addr as u32, (self.page.addr >> 32) as u32];
         for (at, to) in head.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let word = match (at, bytes.byte()) {
-                (0, _) => kind % 10,
+                (0, _) => kind % 13,
                 (10, 0..200) => self.number,
                 (11..14, 0..200) => [words[3], words[4], words[2]][at - 11],
                 (_, 255) => bytes.word(),

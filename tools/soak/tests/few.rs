@@ -35,3 +35,10 @@ fn runs_repeat() {
         assert_eq!(once(), once(), "seed {seed}");
     }
 }
+
+/// A program invalidated its window while flushed requests of its peer for it were under way.
+#[test]
+fn a_window_with_requests_under_way_is_not_invalidated() {
+    let run = run(30_347_888, false).map_err(|broken| broken.what);
+    assert!(run.is_ok(), "{run:?}");
+}

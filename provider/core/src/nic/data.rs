@@ -4,7 +4,7 @@ use super::mads::QPN_GSI;
 use super::path::PACKET_OVERHEAD;
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
-use crate::transport::{Ctx, Qp, answer_probe};
+use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
 use crate::types::{AsyncEvent, FrameMeta, Nanos, QPN_MULTICAST, QpState, QpType, Qpn};
 use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
 
@@ -97,6 +97,35 @@ impl<E: Env> Nic<E> {
             return if transport == Transport::Cnp { stats.rx_cnp.inc() } else { stats.drop_opcode.inc() };
         }
         Ctx { qp, sh: &mut self.shared, env, now }.receive(meta, &packet);
+    }
+
+    /// Whether a UC or UD message took the last receive of its queue. The next one would be lost, while its program may be
+    /// about to post: the host does well to leave frames where they are for a moment.
+    #[inline]
+    pub fn ran_out(&self) -> bool {
+        self.shared.ran_out.is_some()
+    }
+
+    /// [`Nic::ran_out`], looked at anew: not so any more when a receive was posted or the QP is gone.
+    pub fn still_out(&mut self) -> bool {
+        let qp = self.shared.ran_out.and_then(|qpn| self.qps.get(qpn));
+        let out = qp.is_some_and(|qp| lacks_receives(qp, &self.shared));
+        if !out {
+            self.shared.ran_out = None;
+        }
+        out
+    }
+
+    /// Whether there is a QP whose peers wait for acknowledges. Looks at all of them.
+    pub fn has_reliable(&self) -> bool {
+        let waits =
+            |qp: &Qp<E>| qp.qp_type.is_reliable() && !matches!(qp.state, QpState::Reset | QpState::Init);
+        self.qps.each().any(waits)
+    }
+
+    /// Waited long enough: frames come again, and are dropped if there is no receive for them.
+    pub fn go_without(&mut self) {
+        self.shared.ran_out = None;
     }
 
     /// What only starverbs cards say to each other.

@@ -4,15 +4,15 @@
 //! queue's head, in order, when it was not used. Nothing that a borrower says reaches beyond the loans that it has.
 
 mod loans;
+mod serve;
 
+use loans::Loan;
 pub(crate) use loans::{Callable, Lending, Taken};
-use loans::{FAILED, Loan};
 
 use super::{MAX_SGE, Nic, Shared, Srq};
 use crate::env::{CompletionQueue, Env, RecvQueue};
 use crate::error::NicError;
 use crate::relay::{End, LinkId, Outcome, Part, Place, Relay, Returned};
-use crate::room::TwoEnds;
 use crate::transport::{Ctx, Qp, slices};
 use crate::types::{
     Access, AsyncEvent, Cqe, Nanos, PdId, QPN_BLOCK_SHIFT, Qpn, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
@@ -119,17 +119,13 @@ impl<E: Env> Shared<E> {
         part: &Part,
         what: impl FnOnce(&mut Self, &mut E) -> Option<Outcome>,
     ) -> Option<Outcome> {
-        if self.lending.has_failed(link, part) {
+        if self.lending.has_failed(link, part.qpn, part.epoch) {
             if let Some(at) = self.lending.find(link, part.loan).filter(|_| part.end.is_some()) {
                 self.end_loan(at, part.qpn, Returned::Unused);
             }
             return None;
         }
-        let outcome = what(self, env)?;
-        if outcome != Outcome::Success {
-            self.lending.fail(link, part);
-        }
-        Some(outcome)
+        self.in_turn(env, (link, part.qpn, part.epoch), what)
     }
 
     /// Bytes of an RDMA WRITE.
@@ -240,7 +236,7 @@ impl End {
 /// Says what became of a message.
 fn tell_done<E: Env>(env: &mut E, link: LinkId, part: &Part, outcome: Option<Outcome>) {
     if let Some(outcome) = outcome {
-        env.relay(link, &Relay::Done { qpn: part.qpn, serial: part.serial, outcome });
+        env.relay(link, &Relay::Done { qpn: part.qpn, serial: part.serial, outcome, found: 0 });
     }
 }
 
@@ -251,13 +247,14 @@ impl<E: Env> Nic<E> {
     /// # Errors
     /// `NotFound`; `Invalid`: the card gave another block before; `Exhausted`: no memory.
     pub fn share_domain(&mut self, xrcd: PdId, block: u16) -> Result<(), NicError> {
-        let home = &mut self.shared.abroad.home;
-        if block == 0 || (*home != 0 && *home != u32::from(block)) {
+        let home = self.shared.abroad.home;
+        if block == 0 || (home != 0 && home != u32::from(block)) {
             return Err(NicError::Invalid);
         }
-        self.shared.lending.failed.make_exact_room(FAILED)?;
+        self.shared.lending.make_ready()?;
+        self.shared.abroad.make_ready()?;
         self.shared.pds.get_mut(xrcd.0 as usize).ok_or(NicError::NotFound)?.shared = true;
-        *home = u32::from(block);
+        self.shared.abroad.home = u32::from(block);
         Ok(())
     }
 
@@ -287,6 +284,12 @@ impl<E: Env> Nic<E> {
                 let outcome = self.shared.take_part(env, link, &part, write);
                 tell_done(env, link, &part, outcome);
             }
+            Relay::Execute { from, place, what } => {
+                self.shared.execute_lent(env, (link, domain), &from, &place, what);
+            }
+            Relay::Fetch { from, place, wanted } => {
+                self.shared.fetch_lent(env, (link, domain), &from, &place, &wanted);
+            }
             Relay::Return { loan, qpn, why } => {
                 if let Some(at) = self.shared.lending.find(link, loan) {
                     self.shared.end_loan(at, qpn, why);
@@ -304,9 +307,14 @@ impl<E: Env> Nic<E> {
                 let what = |cx: &mut Ctx<'_, E>| if gone { cx.nobodys() } else { cx.awaited(false) };
                 self.tell_waiting(env, now, (link, srq), what);
             }
-            Relay::Done { qpn, serial, outcome } => {
+            Relay::Done { qpn, serial, outcome, found } => {
                 if let Some(mut cx) = self.context(env, qpn, now) {
-                    cx.confirmed(link, serial, outcome);
+                    cx.confirmed(link, serial, outcome, found);
+                }
+            }
+            Relay::Bytes { qpn, epoch, psn, outcome, data } => {
+                if let Some(mut cx) = self.context(env, qpn, now) {
+                    cx.fetched((link, epoch), psn, outcome, data);
                 }
             }
             Relay::Recall { srq } => {
@@ -325,16 +333,17 @@ impl<E: Env> Nic<E> {
                 self.shared.end_loan(at, qpn, Returned::Unused);
             }
         }
-        self.shared.abroad.cut(link);
         self.shared.lending.failed.retain(|(of, ..)| *of != link);
-        let waits = |qp: &&Qp<E>| qp.resp.away.as_ref().is_some_and(|away| away.uses(link));
         /* one that is cut off waits for nothing of that link any more */
         for _ in 0..self.qps.len() {
+            let abroad = &self.shared.abroad;
+            let waits = |qp: &&Qp<E>| qp.resp.depends_on(abroad, qp.pd, link);
             let Some(qpn) = self.qps.each().find(waits).map(|qp| qp.qpn) else { break };
             if let Some(mut cx) = self.context(env, qpn, now) {
                 cx.cut(link);
             }
         }
+        self.shared.abroad.cut(link);
     }
 
     /// Tells the QPs that wait for a WQE of another card's SRQ.

@@ -13,6 +13,9 @@ use crate::types::{Gid, Nanos};
 pub(crate) const PROBE_TIMEOUT: Nanos = 2_000_000;
 /// Probes without any answer after which a destination is taken for another make.
 const MUTE_AFTER: u8 = 8;
+/// Times that a probe goes to one who has answered before, until its stretch counts as lost: its process may have no CPU, and
+/// what is sent meanwhile only fills its socket. RC waits for the same window, so not for long.
+const TRIES: u8 = 16;
 
 /// Pacing towards one destination.
 #[derive(Default)]
@@ -21,6 +24,8 @@ pub(crate) struct Pace {
     since: u32,
     /// The probe under way: its number, the bytes it covers, when it was sent
     probe: Option<(u32, u32, Nanos)>,
+    /// It is to be sent once more
+    again: bool,
     number: u32,
     unanswered: u8,
     speaks: bool,
@@ -43,13 +48,16 @@ impl Pace {
         self.since += bytes;
     }
 
-    /// Whether a probe should go now: enough was sent since the last, and none is under way.
+    /// Whether a probe should go now: enough was sent since the last, and none is under way, or that one once more.
     pub(crate) fn wants_probe(&self, stretch: u32) -> bool {
-        !self.mute && self.probe.is_none() && self.since >= stretch
+        !self.mute && (self.again || self.probe.is_none() && self.since >= stretch)
     }
 
     /// A probe goes; gives its number.
     pub(crate) fn probed(&mut self, now: Nanos) -> u32 {
+        if core::mem::take(&mut self.again) {
+            return self.number;
+        }
         self.number = (self.number + 1) & 0x00ff_ffff;
         self.probe = Some((self.number, core::mem::take(&mut self.since), now));
         self.number
@@ -59,7 +67,7 @@ impl Pace {
     pub(crate) fn answered(&mut self, number: u32) -> u32 {
         match self.probe {
             Some((n, bytes, _)) if n == number => {
-                self.probe = None;
+                (self.probe, self.again) = (None, false);
                 self.unanswered = 0;
                 self.speaks = true;
                 bytes
@@ -71,12 +79,17 @@ impl Pace {
     /// Whether the probe under way, or the stretch never probed, is given up at `now`: gives the
     /// bytes that are no longer in flight.
     pub(crate) fn expired(&mut self, now: Nanos) -> u32 {
-        let Some((_, bytes, at)) = self.probe else { return 0 };
-        if now.saturating_sub(at) < PROBE_TIMEOUT {
+        let Some((_, bytes, at)) = &mut self.probe else { return 0 };
+        if now.saturating_sub(*at) < PROBE_TIMEOUT {
             return 0;
         }
-        self.probe = None;
+        let bytes = *bytes;
         self.unanswered = self.unanswered.saturating_add(1);
+        if self.speaks && self.unanswered < TRIES {
+            (*at, self.again) = (now, true);
+            return 0;
+        }
+        (self.probe, self.again) = (None, false);
         if !self.speaks && self.unanswered >= MUTE_AFTER {
             self.mute = true;
             return bytes + core::mem::take(&mut self.since);
@@ -112,6 +125,35 @@ mod tests {
         assert_eq!(p.answered(n + 1), 0);
         assert_eq!(p.answered(n), 2000);
         assert_eq!(p.answered(n), 0, "a second answer covers nothing");
+    }
+
+    #[test]
+    fn who_answers_late_is_asked_again() {
+        let mut p = Pace::default();
+        p.sent(10);
+        let n = p.probed(0);
+        assert_eq!(p.answered(n), 10, "it speaks");
+        p.sent(100);
+        let n = p.probed(0);
+        p.sent(200);
+        let mut now = 0;
+        for _ in 1..TRIES {
+            assert!(!p.wants_probe(1), "one at a time");
+            now += PROBE_TIMEOUT;
+            assert_eq!(p.expired(now), 0);
+            assert!(p.wants_probe(1000), "whatever was sent since");
+            assert_eq!(p.probed(now), n, "an answer to any of them will do");
+        }
+        let mut silent = Pace { ..p };
+        assert_eq!(p.answered(n), 100);
+        assert_eq!(p.expired(now + PROBE_TIMEOUT), 0);
+        assert!(p.wants_probe(200) && !p.wants_probe(201), "what came later has its own");
+        /* gone, it holds nobody up: what is sent to it counts for one timeout, as long as it says nothing */
+        now += PROBE_TIMEOUT;
+        assert_eq!(silent.expired(now), 100);
+        assert_eq!(silent.probed(now), n + 1);
+        assert_eq!(silent.expired(now + PROBE_TIMEOUT), 200);
+        assert!(!silent.mute());
     }
 
     #[test]

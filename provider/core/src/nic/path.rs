@@ -78,6 +78,8 @@ pub(crate) struct Path {
     stuck: bool,
     /// Smoothed round trip, ns; 0: none measured
     pub(crate) srtt: u32,
+    /// It was seen to lose or repeat packets
+    lossy: bool,
     /// Pacing of UC and UD
     pub(crate) pace: Pace,
 }
@@ -117,6 +119,7 @@ impl Paths {
             open: false,
             stuck: false,
             srtt: 0,
+            lossy: false,
             pace: Pace::towards(&dgid),
         });
         let id = PathId::at(self.paths.len() - 1);
@@ -182,6 +185,18 @@ impl Paths {
         if let Some(path) = self.paths.get_mut(id.place()) {
             path.end_turn(qpn);
         }
+    }
+
+    /// Path `id`, if there is one, was seen to lose or repeat packets.
+    pub(crate) fn saw_loss(&mut self, id: PathId) {
+        if let Some(path) = self.paths.get_mut(id.place()) {
+            path.lossy = true;
+        }
+    }
+
+    /// Whether path `id` ever did so: what one QP saw may happen to all.
+    pub(crate) fn is_lossy(&self, id: PathId) -> bool {
+        self.paths.get(id.place()).is_some_and(|path| path.lossy)
     }
 
     /// All paths.
@@ -295,6 +310,7 @@ impl Path {
             return false;
         }
         self.last_cut = now;
+        self.lossy = true;
         self.before_cut = if timeout { self.window } else { 0 };
         self.threshold = (self.window / 2).max(MIN_WINDOW);
         self.window = if timeout { MIN_WINDOW } else { self.threshold };
@@ -307,6 +323,7 @@ impl Path {
     pub(crate) fn lost(&mut self, bytes: u32) {
         self.window = self.window.saturating_sub(bytes / 2).max(MIN_WINDOW.min(self.max));
         self.threshold = self.window;
+        self.lossy = true;
     }
 
     /// The last timeout was wrong: what it took for lost has been acknowledged (RFC 4015's idea).

@@ -61,23 +61,33 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn emit_answer(&mut self) -> Step {
         match self.qp.resp.out.front().copied() {
             Some(Answer::Atomic { psn, value }) => {
-                let header = self
-                    .answer_bth(code::RC_ATOMIC_ACK, psn, 0)
-                    .aeth(ACK, self.qp.resp.msn)
-                    .atomic_ack(value);
+                let msn = self.answer_msn();
+                let header = self.answer_bth(code::RC_ATOMIC_ACK, psn, 0).aeth(ACK, msn).atomic_ack(value);
                 self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
                 self.qp.resp.out.pop_front();
             }
+            Some(Answer::Read { far: Some(_), .. }) => self.ask_bytes(),
             Some(Answer::Read { .. }) => self.emit_read_data(),
             None => match self.qp.resp.nak.take() {
                 Some(syndrome) => self.emit_ack(syndrome),
                 None => return Step::Idle,
             },
         }
+        self.answered();
+        Step::Sent
+    }
+
+    /// An answer went out: behind the last of them goes the ACK.
+    pub(super) fn answered(&mut self) {
         if self.qp.resp.ack && !self.qp.resp.owes_answer() {
             self.owe_ack();
         }
-        Step::Sent
+    }
+
+    /// Messages that an answer says are received: none that another card has not confirmed.
+    fn answer_msn(&self) -> u32 {
+        let limit = self.qp.resp.away.as_ref().and_then(|away| away.limit());
+        limit.map_or(self.qp.resp.msn, |(_, msn)| msn)
     }
 
     fn answer_bth(&self, opcode: u8, psn: Psn, pad: u8) -> HeaderBuf {
@@ -89,12 +99,10 @@ impl<E: Env> Ctx<'_, E> {
     /// One packet of a READ's answer. Rights are looked at anew for each: the MR or window may be gone. A
     /// repeated answer stops then, as whoever closed it may know that the first one arrived.
     fn emit_read_data(&mut self) {
-        let Some(Answer::Read { psn, va, key, left, begun, again }) = self.qp.resp.out.front().copied()
-        else {
+        let Some(Answer::Read { psn, va, key, left, again, .. }) = self.qp.resp.out.front().copied() else {
             return;
         };
         let len = left.min(self.qp.mtu);
-        let last = len == left;
         let host = self.check_answer(key, va, len);
         self.env.begin_payload();
         let Some(seg) = host.and_then(|addr| self.env.dma_read(Seg { addr, len })) else {
@@ -109,6 +117,18 @@ impl<E: Env> Ctx<'_, E> {
             self.owe_nak(Syndrome::Nak(NakCode::RemoteAccess));
             return self.env.event(AsyncEvent::QpAccessErr(self.qp.qpn));
         };
+        let Some((header, pad)) = self.read_header(len) else { return };
+        let payload = if len == 0 { &[][..] } else { core::slice::from_ref(&seg) };
+        self.env.send_frame(&self.qp.attr.av, &header, payload, pad, true);
+        self.read_went(len);
+    }
+
+    /// Headers of the next packet of the oldest answer, a READ's, and the bytes behind its `len`.
+    pub(super) fn read_header(&self, len: u32) -> Option<(HeaderBuf, u8)> {
+        let Some(Answer::Read { psn, left, begun, .. }) = self.qp.resp.out.front().copied() else {
+            return None;
+        };
+        let last = len == left;
         let opcode = match (begun, last) {
             (false, false) => code::RC_READ_RESPONSE_FIRST,
             (true, false) => code::RC_READ_RESPONSE_MIDDLE,
@@ -116,17 +136,17 @@ impl<E: Env> Ctx<'_, E> {
             (false, true) => code::RC_READ_RESPONSE_ONLY,
         };
         let pad = (len.wrapping_neg() & 3) as u8;
-        let mut header = self.answer_bth(opcode, psn, pad);
-        if !begun || last {
-            header = header.aeth(ACK, self.qp.resp.msn);
-        }
-        let payload = if len == 0 { &[][..] } else { core::slice::from_ref(&seg) };
-        self.env.send_frame(&self.qp.attr.av, &header, payload, pad, true);
-        if last {
+        let header = self.answer_bth(opcode, psn, pad);
+        Some((if !begun || last { header.aeth(ACK, self.answer_msn()) } else { header }, pad))
+    }
+
+    /// That packet went out.
+    pub(super) fn read_went(&mut self, len: u32) {
+        let Some(Answer::Read { psn, va, left, begun, .. }) = self.qp.resp.out.front_mut() else { return };
+        (*psn, *va) = (psn.plus(1), va.wrapping_add(u64::from(len)));
+        (*left, *begun) = (*left - len, true);
+        if *left == 0 {
             self.qp.resp.out.pop_front();
-        } else if let Some(front) = self.qp.resp.out.front_mut() {
-            let va = va.wrapping_add(u64::from(len));
-            *front = Answer::Read { psn: psn.plus(1), va, key, left: left - len, begun: true, again };
         }
     }
 
@@ -142,8 +162,8 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The ACK that is owed, once no answer before it is. False: the port is full.
     pub(crate) fn flush_ack(&mut self) -> bool {
-        if !self.qp.resp.ack || self.qp.resp.owes_answer() || self.behind_held() {
-            /* Answers go first; the last of them brings the ACK back into the queue. */
+        if !self.qp.resp.ack || !self.qp.resp.out.is_empty() || self.qp.resp.owes_answer() {
+            /* Answers go first, as it would stand for them; the last of them, or another card, brings the ACK back. */
             return true;
         }
         if !self.env.can_send() {
@@ -153,17 +173,13 @@ impl<E: Env> Ctx<'_, E> {
         true
     }
 
-    /// An ACK would stand for answers that wait for another card: who confirms brings it back.
-    fn behind_held(&self) -> bool {
-        !self.qp.resp.out.is_empty() && self.qp.resp.held()
-    }
-
     /// The QP ends: nobody can repeat its last ACK later, so a wire that loses gets it three times.
     pub(crate) fn last_words(&mut self) {
         self.flush_ack();
         let connected = matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if !self.qp.qp_type.is_reliable() || !connected || !self.qp.flags.lossy || self.qp.resp.owes_answer()
-        {
+        let lossy = self.sh.paths.is_lossy(self.qp.path);
+        let owes = self.qp.resp.owes_answer() || !self.qp.resp.out.is_empty();
+        if !self.qp.qp_type.is_reliable() || !connected || !lossy || owes {
             return;
         }
         for _ in 0..2 {

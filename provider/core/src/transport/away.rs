@@ -3,20 +3,23 @@
 //!
 //! The last packet of such a message is acknowledged when the other card says that the message is in memory, so all
 //! that comes behind it waits for that with its ACK. A packet for which there is no WQE yet is dropped in silence: when one comes, the
-//! requester is told to repeat; if it repeats before, or there is none, it gets an RNR NAK.
+//! requester is told to repeat; if it repeats before, or there is none, it gets an RNR NAK. `answers` has the requests that are
+//! answered with more than an ACK, `settle` what the other card says of all.
 
 mod abroad;
+mod answers;
+mod settle;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-pub(crate) use abroad::Abroad;
+pub(crate) use abroad::{Abroad, FarId};
 use abroad::{BATCH, FEW, Far, Loan, WAITING};
 
-use super::{Ctx, Inbound};
+use super::{Answer, Ctx, Inbound};
 use crate::env::Env;
 use crate::error::NicError;
-use crate::relay::{End, LinkError, LinkId, Outcome, Part, Place, Relay, Returned};
+use crate::relay::{End, LinkError, LinkId, Part, Place, Relay, Returned};
 use crate::room::{Room, TwoEnds};
 use crate::types::{Access, Psn, QPN_BLOCK_SHIFT, QpState, WcFlags, WcOpcode};
 use crate::wire::headers::{NakCode, Syndrome};
@@ -37,6 +40,8 @@ pub(crate) struct Away {
     /// Names this connection of the QP; 0: not named yet
     epoch: u32,
     waits: Waits,
+    /// Bytes of READs' answers were asked for as far as here
+    asked: Psn,
     /// Messages that are passed on and not confirmed, in PSN order
     pending: VecDeque<Pending>,
 }
@@ -58,7 +63,19 @@ struct Pending {
     /// Of its last packet, and the messages before it
     psn: Psn,
     msn: u32,
+    what: What,
     done: bool,
+}
+
+/// What a message asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// No more than an acknowledge, or an answer that says as much
+    Message,
+    /// Bytes, the first of which say that it may have them
+    Read,
+    /// What was there before
+    Atomic,
 }
 
 /// Whose SRQ a request names.
@@ -79,19 +96,31 @@ impl Away {
     pub(crate) fn new() -> Result<Box<Away>, NicError> {
         let mut pending = VecDeque::new();
         pending.make_exact_room(PENDING)?;
-        Ok(Box::new(Away { srq: None, loan: None, write: None, epoch: 0, waits: Waits::No, pending }))
+        Ok(Box::new(Away::with(pending)))
     }
 
     /// As a new one, in the same memory.
     pub(crate) fn reset(&mut self) {
         let mut pending = core::mem::take(&mut self.pending);
         pending.clear();
-        *self = Away { srq: None, loan: None, write: None, epoch: 0, waits: Waits::No, pending };
+        *self = Away::with(pending);
     }
 
-    /// Whether a message waits for its confirmation.
-    pub(super) fn holds(&self) -> bool {
-        !self.pending.is_empty()
+    fn with(pending: VecDeque<Pending>) -> Away {
+        let (waits, asked) = (Waits::No, Psn::default());
+        Away { srq: None, loan: None, write: None, epoch: 0, waits, asked, pending }
+    }
+
+    /// Whether `answer` may be worked on, or, where there is none, the NAK behind all answers.
+    pub(super) fn lets_out(&self, answer: Option<&Answer>) -> bool {
+        let Some(answer) = answer else { return self.pending.is_empty() };
+        let comes = answer.far().is_some() && answer.psn().before(self.asked);
+        !comes && self.is_confirmed(answer.psn())
+    }
+
+    /// Whether all before `psn`, and its own request, is confirmed.
+    fn is_confirmed(&self, psn: Psn) -> bool {
+        self.limit().is_none_or(|(limit, _)| psn.before(limit))
     }
 
     /// The oldest packet that may not be acknowledged, and the messages before it.
@@ -102,13 +131,6 @@ impl Away {
     /// Whether the packet `psn` found no WQE.
     fn waits_at(&self, psn: Psn) -> bool {
         matches!(self.waits, Waits::Silent(at) | Waits::Told(at) if at == psn)
-    }
-
-    /// Whether it waits for something on `link`.
-    pub(crate) fn uses(&self, link: LinkId) -> bool {
-        self.loan.is_some_and(|loan| loan.link == link)
-            || self.write.is_some_and(|(_, to)| to == link)
-            || self.pending.iter().any(|p| p.link == link)
     }
 }
 
@@ -157,7 +179,7 @@ impl<E: Env> Ctx<'_, E> {
         (Named::Far, number)
     }
 
-    /// The expected packet, for an SRQ of another card. What takes an answer with data, or of its own, does not go there.
+    /// The expected packet, for an SRQ of another card.
     pub(super) fn execute_abroad(&mut self, packet: &Packet<'_>) {
         let info = packet.op();
         let fits = match (self.qp.resp.cur, info.kind) {
@@ -171,7 +193,8 @@ impl<E: Env> Ctx<'_, E> {
         match info.kind {
             Kind::Send => self.pass_send(packet),
             Kind::Write => self.pass_write(packet),
-            _ => self.violate(),
+            Kind::ReadRequest => self.pass_read(packet),
+            _ => self.pass_operation(packet),
         }
     }
 
@@ -199,7 +222,7 @@ impl<E: Env> Ctx<'_, E> {
             true => Inbound::Idle,
             false => Inbound::Send { received: total, opcode: WcOpcode::Recv },
         };
-        self.passed_on(packet, loan.serial, loan.link);
+        self.passed_on(packet, (loan.serial, loan.link), What::Message, 1);
     }
 
     /// An RDMA WRITE. The other card looks at its keys: they belong to the protection domain of the SRQ (A14.5).
@@ -242,10 +265,10 @@ impl<E: Env> Ctx<'_, E> {
             true => Inbound::Idle,
             false => Inbound::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total },
         };
-        self.passed_on(packet, serial, link);
+        self.passed_on(packet, (serial, link), What::Message, 1);
     }
 
-    /// Serial of the WRITE, where it goes, and the SRQ that it names. `None`: not now.
+    /// Serial of the WRITE or other request, where it goes, and the SRQ that it names. `None`: not now.
     fn written_to(&mut self, first: bool, last: bool) -> Option<(u32, LinkId, u32)> {
         let away = self.qp.resp.away.as_ref()?;
         let far = self.sh.abroad.srqs.get(away.srq?)?;
@@ -262,8 +285,8 @@ impl<E: Env> Ctx<'_, E> {
         Part { loan, serial, qpn: self.qp.qpn, epoch, offset, end }
     }
 
-    /// The packet is on its way to the other card.
-    fn passed_on(&mut self, packet: &Packet<'_>, serial: u32, link: LinkId) {
+    /// The packet is on its way to the other card; the next request stands `packets` behind it.
+    fn passed_on(&mut self, packet: &Packet<'_>, (serial, link): (u32, LinkId), what: What, packets: u32) {
         let last = packet.op().is_last();
         let resp = &mut self.qp.resp;
         let Some(away) = &mut resp.away else { return };
@@ -271,9 +294,16 @@ impl<E: Env> Ctx<'_, E> {
         /* one that was held back, and is of no use any more */
         resp.nak = None;
         if last {
-            away.pending.push_in_room(Pending { serial, link, psn: resp.epsn, msn: resp.msn, done: false });
+            away.pending.push_in_room(Pending {
+                serial,
+                link,
+                psn: resp.epsn,
+                msn: resp.msn,
+                what,
+                done: false,
+            });
         }
-        self.accept(packet, 1, last);
+        self.accept(packet, packets, last);
         if packet.op().is_first() && packet.op().kind == Kind::Send {
             self.ask();
         }
@@ -384,84 +414,6 @@ impl<E: Env> Ctx<'_, E> {
 
     fn connected(&self) -> bool {
         matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
-    }
-
-    /// The other card says what became of a message.
-    pub(crate) fn confirmed(&mut self, link: LinkId, serial: u32, outcome: Outcome) {
-        let Some(away) = &mut self.qp.resp.away else { return };
-        if away.loan.is_some_and(|loan| loan.serial == serial && loan.link == link) {
-            if outcome != Outcome::Success {
-                away.loan = None;
-                self.fail_abroad(outcome);
-            }
-            return;
-        }
-        if away.write == Some((serial, link)) && outcome != Outcome::Success {
-            return self.fail_abroad(outcome);
-        }
-        let Some(at) = away.pending.iter().position(|p| p.serial == serial && p.link == link) else { return };
-        if outcome != Outcome::Success {
-            return self.fail_pending(at, outcome);
-        }
-        let full = away.pending.len() == PENDING;
-        away.pending[at].done = true;
-        while away.pending.front().is_some_and(|p| p.done) {
-            away.pending.pop_front();
-        }
-        self.released();
-        if full {
-            self.awaited(true);
-        }
-    }
-
-    /// Messages were confirmed: ACKs and answers that waited for it go out.
-    fn released(&mut self) {
-        if self.connected() {
-            self.owe_ack();
-        }
-        if self.qp.resp.owes_answer() {
-            self.ready();
-        }
-    }
-
-    /// A message is not in memory, and so counts as not received; nor does what came behind it.
-    fn fail_pending(&mut self, at: usize, outcome: Outcome) {
-        let resp = &mut self.qp.resp;
-        let Some(away) = &mut resp.away else { return };
-        let Some(failed) = away.pending.get(at) else { return };
-        let (psn, msn) = (failed.psn, failed.msn);
-        away.pending.truncate(at);
-        (resp.epsn, resp.msn) = (psn, msn);
-        self.drop_answers_from(psn);
-        self.fail_abroad(outcome);
-    }
-
-    fn fail_abroad(&mut self, outcome: Outcome) {
-        let code = match outcome {
-            Outcome::Success => return,
-            Outcome::Invalid => NakCode::InvalidRequest,
-            Outcome::Access => NakCode::RemoteAccess,
-            Outcome::Operation => NakCode::RemoteOperation,
-        };
-        if self.connected() {
-            if code == NakCode::RemoteAccess { self.violate() } else { self.refuse(code) }
-        } else if self.qp.state == QpState::Err && self.qp.resp.nak.is_some() {
-            /* it failed for what came later, and has not said so yet */
-            self.owe_nak(Syndrome::Nak(code));
-        }
-        self.released();
-    }
-
-    /// The other card is gone: what it has not confirmed fails.
-    pub(crate) fn cut(&mut self, link: LinkId) {
-        let Some(away) = &mut self.qp.resp.away else { return };
-        let under_way = away.loan.take_if(|loan| loan.link == link).is_some()
-            | away.write.take_if(|(_, to)| *to == link).is_some();
-        match away.pending.iter().position(|p| p.link == link) {
-            Some(at) => self.fail_pending(at, Outcome::Invalid),
-            None if under_way => self.fail_abroad(Outcome::Invalid),
-            None => {}
-        }
     }
 
     /// The QP gives up the message under way.

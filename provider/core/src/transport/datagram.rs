@@ -45,6 +45,7 @@ impl<E: Env> Ctx<'_, E> {
             ..Cqe::default()
         };
         self.complete_recv(cqe, packet.bth().solicited());
+        self.look_for_receives();
     }
 }
 

@@ -6,6 +6,7 @@ use super::away::Named;
 use super::requester::slices;
 use super::{Ctx, Inbound, Qp};
 use crate::env::{Env, RecvQueue};
+use crate::nic::Shared;
 use crate::qp::RecvSource;
 use crate::types::{AsyncEvent, PdId, QpType, Sge, SrqId};
 use crate::wire::packet::Packet;
@@ -94,6 +95,15 @@ impl<E: Env> Qp<E> {
     }
 }
 
+/// Whether no receive is posted for `qp`.
+pub(crate) fn lacks_receives<E: Env>(qp: &Qp<E>, sh: &Shared<E>) -> bool {
+    match &qp.rq {
+        RecvSource::Own(rq) => rq.is_empty(),
+        RecvSource::Shared(id) => sh.srqs.get(id.0 as usize).is_some_and(|srq| srq.rq.is_empty()),
+        RecvSource::Xrc(_) => false,
+    }
+}
+
 impl<E: Env> Ctx<'_, E> {
     /// Makes sure that a receive WQE is held. False: none is posted.
     pub(super) fn take_recv(&mut self) -> bool {
@@ -132,6 +142,13 @@ impl<E: Env> Ctx<'_, E> {
                 }
                 false
             }
+        }
+    }
+
+    /// UC and UD, whose next message is lost if none is posted: notes whether this one had the last.
+    pub(super) fn look_for_receives(&mut self) {
+        if lacks_receives(self.qp, self.sh) {
+            self.sh.ran_out = Some(self.qp.qpn);
         }
     }
 

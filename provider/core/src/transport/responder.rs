@@ -56,7 +56,7 @@ impl<E: Env> Ctx<'_, E> {
     /// missing (IBTA 9.7.5.2.8).
     fn ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) {
         self.sh.stats.out_of_sequence.inc();
-        self.qp.flags.lossy = true;
+        self.sh.paths.saw_loss(self.qp.path);
         if self.qp.flags.answers != 0 && self.keep_ahead(psn, n, packet) {
             return self.owe_ack();
         }
@@ -220,7 +220,15 @@ impl<E: Env> Ctx<'_, E> {
         {
             return self.violate();
         }
-        self.qp.resp.out.push_in_room(Answer::Read { psn, va, key, left: len, begun: false, again: false });
+        self.qp.resp.out.push_in_room(Answer::Read {
+            psn,
+            va,
+            key,
+            left: len,
+            begun: false,
+            again: false,
+            far: None,
+        });
         self.accept(packet, len.div_ceil(self.qp.mtu).max(1), true);
         self.ready();
     }
@@ -327,7 +335,7 @@ impl<E: Env> Ctx<'_, E> {
     /// A request from the past: its answer was lost, or it came twice (IBTA 9.7.5.1.3).
     fn duplicate(&mut self, psn: Psn, packet: &Packet<'_>) {
         self.sh.stats.duplicate_request.inc();
-        self.qp.flags.lossy = true;
+        self.sh.paths.saw_loss(self.qp.path);
         match packet.op().kind {
             Kind::ReadRequest => self.duplicate_read(psn, packet),
             Kind::CmpSwap | Kind::FetchAdd => self.duplicate_atomic(psn),
@@ -355,16 +363,13 @@ impl<E: Env> Ctx<'_, E> {
     /// Whether an answer with `psn` is owed already.
     pub(super) fn will_answer(&self, psn: Psn) -> bool {
         let mtu = self.qp.mtu;
-        self.qp.resp.out.iter().any(|answer| match answer {
-            Answer::Read { psn: at, left, .. } => {
-                (0..left.div_ceil(mtu).max(1) as i32).contains(&psn.since(*at))
-            }
-            Answer::Atomic { psn: at, .. } => *at == psn,
-        })
+        self.qp.resp.out.iter().any(|answer| !psn.before(answer.psn()) && psn.before(answer.end(mtu)))
     }
 
     fn duplicate_read(&mut self, psn: Psn, packet: &Packet<'_>) {
         let Some(reth) = packet.reth() else { return };
+        let Ok(far) = self.far_of(packet) else { return };
+        let on_its_way = far.is_some() && self.will_answer(psn);
         /* A peer that repeats selectively asks for nothing twice that it need not. */
         if self.qp.flags.answers == 0 {
             self.drop_answers_from(psn);
@@ -377,7 +382,7 @@ impl<E: Env> Ctx<'_, E> {
         let legal = len <= self.sh.cfg.max_msg
             && !self.qp.resp.epsn.before(end)
             && self.may_answer_more(true)
-            && self.check_answer(key, va, len).is_some();
+            && (far.is_some() || self.check_answer(key, va, len).is_some());
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
             self.qp.resp.out.push_in_room(Answer::Read {
                 psn,
@@ -386,7 +391,11 @@ impl<E: Env> Ctx<'_, E> {
                 left: len,
                 begun: false,
                 again: true,
+                far,
             });
+            if far.is_some() && !on_its_way {
+                self.ask_from(psn);
+            }
             self.ready();
         }
     }
@@ -398,6 +407,8 @@ impl<E: Env> Ctx<'_, E> {
             return;
         }
         let found = self.qp.resp.results.as_ref().and_then(|results| results.find(psn));
+        /* one whose result another card has not told yet goes out with it */
+        let found = found.or_else(|| self.qp.resp.away.as_ref()?.executes(psn).then_some(0));
         if let Some(value) = found
             && self.may_answer_more(true)
         {

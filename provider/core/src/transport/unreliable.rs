@@ -66,6 +66,7 @@ impl<E: Env> Ctx<'_, E> {
         if last {
             self.qp.resp.cur = Inbound::Idle;
             self.deliver(packet, WcOpcode::Recv, total);
+            self.look_for_receives();
         }
         Some(())
     }
@@ -103,6 +104,7 @@ impl<E: Env> Ctx<'_, E> {
         };
         if packet.imm().is_some() {
             self.deliver(packet, WcOpcode::RecvRdmaWithImm, total);
+            self.look_for_receives();
         }
         Some(())
     }

@@ -4,12 +4,12 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::error::NicError;
-use crate::relay::{LinkId, Part};
-use crate::room::{Room, exact};
-use crate::types::{Qpn, Sge, SrqId};
+use crate::relay::LinkId;
+use crate::room::{Room, TwoEnds, exact};
+use crate::types::{Mtu, Qpn, Sge, SrqId};
 
 /// Failed connections that are remembered.
-pub(super) const FAILED: usize = 64;
+const FAILED: usize = 64;
 
 /// WQEs that other cards have, or had.
 #[derive(Default)]
@@ -21,6 +21,8 @@ pub(crate) struct Lending {
     lent: u64,
     /// Connections of which a message failed: nothing that was under way behind it is taken
     pub(super) failed: VecDeque<(LinkId, Qpn, u32)>,
+    /// Scratch of the bytes being sent to another card: room for a packet's
+    pub(super) chunk: Vec<u8>,
 }
 
 /// One of them. A place is used again, under another generation.
@@ -61,6 +63,15 @@ pub(crate) enum Callable {
 }
 
 impl Lending {
+    /// Memory that is needed once other cards ask. `Exhausted`: there is none.
+    pub(super) fn make_ready(&mut self) -> Result<(), NicError> {
+        self.failed.make_exact_room(FAILED)?;
+        let room = Mtu::M4096.bytes() as usize;
+        exact(&mut self.chunk, room)?;
+        self.chunk.resize(room, 0);
+        Ok(())
+    }
+
     /// Room for one more loan, of `sges` SGEs: the first time that so many are lent. `Exhausted`: no memory.
     pub(super) fn make_place(&mut self, sges: usize) -> Result<(), NicError> {
         if let Some(at) = self.free.last() {
@@ -161,15 +172,15 @@ impl Lending {
     }
 
     /// Takes nothing more from this connection.
-    pub(super) fn fail(&mut self, link: LinkId, part: &Part) {
+    pub(super) fn fail(&mut self, link: LinkId, qpn: Qpn, epoch: u32) {
         if self.failed.len() == FAILED {
             self.failed.pop_front();
         }
-        self.failed.push_in_room((link, part.qpn, part.epoch));
+        self.failed.push_in_room((link, qpn, epoch));
     }
 
-    pub(super) fn has_failed(&self, link: LinkId, part: &Part) -> bool {
-        self.failed.contains(&(link, part.qpn, part.epoch))
+    pub(super) fn has_failed(&self, link: LinkId, qpn: Qpn, epoch: u32) -> bool {
+        self.failed.contains(&(link, qpn, epoch))
     }
 
     pub(super) fn of_link(&self, link: LinkId) -> usize {

@@ -2,10 +2,13 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::num::NonZeroU16;
 
+use crate::error::NicError;
 use crate::relay::LinkId;
 use crate::room::{Room, TwoEnds, exact};
-use crate::types::{PdId, Qpn};
+use crate::types::{Mtu, PdId, Qpn};
+use crate::wire::HeaderBuf;
 
 /// WQEs borrowed at a time, and how few are left when more are asked for.
 pub(super) const BATCH: u32 = 32;
@@ -24,6 +27,16 @@ pub(super) struct Loan {
     pub(super) serial: u32,
 }
 
+/// One of [`Abroad::srqs`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FarId(NonZeroU16);
+
+impl FarId {
+    pub(super) fn of(at: usize) -> Option<FarId> {
+        NonZeroU16::new(u16::try_from(at + 1).ok()?).map(FarId)
+    }
+}
+
 /// SRQs of other cards.
 #[derive(Default)]
 pub(crate) struct Abroad {
@@ -31,6 +44,8 @@ pub(crate) struct Abroad {
     pub(super) serial: u32,
     /// The block that stands in the numbers of this card's SRQs; 0: none
     pub(crate) home: u32,
+    /// Scratch of the frame that brings another card's bytes
+    pub(super) frame: Vec<u8>,
 }
 
 /// An SRQ of another card.
@@ -47,6 +62,17 @@ pub(super) struct Far {
 }
 
 impl Abroad {
+    /// Memory that is needed once other cards answer. `Exhausted`: there is none.
+    pub(crate) fn make_ready(&mut self) -> Result<(), NicError> {
+        exact(&mut self.frame, size_of::<HeaderBuf>() + Mtu::M4096.bytes() as usize)
+    }
+
+    /// The SRQ that a QP of `domain` knows by `id`, and the way there. `None`: its card is gone.
+    pub(super) fn reach(&self, domain: PdId, id: FarId) -> Option<(u32, LinkId)> {
+        let far = self.srqs.get(usize::from(id.0.get()) - 1).filter(|far| far.domain == domain)?;
+        Some((far.number, far.link?))
+    }
+
     pub(super) fn find(&self, domain: PdId, number: u32) -> Option<usize> {
         self.srqs.iter().position(|far| far.number == number && far.domain == domain)
     }

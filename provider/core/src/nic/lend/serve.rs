@@ -1,0 +1,155 @@
+//! What QPs of other cards are asked for and memory of this one has: results of atomics and the like, and the bytes of READs.
+//!
+//! Keys, bounds and rights are looked at as for requests to this card's own QPs, in the protection domain of the SRQ that they
+//! name (A14.5). Owns nothing: who asked keeps what it may have to repeat.
+
+use super::Shared;
+use crate::env::Env;
+use crate::relay::{AHEAD, LinkId, Operation, Origin, Outcome, Place, Relay, Wanted};
+use crate::types::{Access, FlushLevel, PdId, Qpn};
+
+impl<E: Env> Shared<E> {
+    /// A request whose turn has come among those of its connection. `None`: one before it failed, or it is not at its end.
+    pub(super) fn in_turn(
+        &mut self,
+        env: &mut E,
+        (link, qpn, epoch): (LinkId, Qpn, u32),
+        what: impl FnOnce(&mut Self, &mut E) -> Option<Outcome>,
+    ) -> Option<Outcome> {
+        if self.lending.has_failed(link, qpn, epoch) {
+            return None;
+        }
+        let outcome = what(self, env)?;
+        if outcome != Outcome::Success {
+            self.lending.fail(link, qpn, epoch);
+        }
+        Some(outcome)
+    }
+
+    /// An atomic, ATOMIC WRITE or FLUSH.
+    pub(super) fn execute_lent(
+        &mut self,
+        env: &mut E,
+        (link, domain): (LinkId, PdId),
+        from: &Origin,
+        place: &Place,
+        what: Operation,
+    ) {
+        let Origin { serial, qpn, epoch } = *from;
+        let mut found = 0;
+        let outcome = self.in_turn(env, (link, qpn, epoch), |sh, env| {
+            let done = sh.operate(env, domain, qpn, place, what);
+            found = done.unwrap_or_default();
+            Some(done.err().unwrap_or(Outcome::Success))
+        });
+        if let Some(outcome) = outcome {
+            env.relay(link, &Relay::Done { qpn, serial, outcome, found });
+        }
+    }
+
+    /// What was there before an atomic; 0 for the others.
+    fn operate(
+        &mut self,
+        env: &mut E,
+        domain: PdId,
+        qpn: Qpn,
+        place: &Place,
+        what: Operation,
+    ) -> Result<u64, Outcome> {
+        let (_, srq) = self.srq_of(domain, place.srq).ok_or(Outcome::Invalid)?;
+        let of = (srq.pd, qpn);
+        let (need, len) = match what {
+            Operation::Add(_) | Operation::Swap { .. } => (Access::REMOTE_ATOMIC, 8),
+            Operation::Store(_) => (Access::REMOTE_WRITE, 8),
+            Operation::Flush(placement, FlushLevel::Range) => (placement.needs(), place.total),
+            Operation::Flush(placement, FlushLevel::Mr) => (placement.needs(), 0),
+        };
+        let host =
+            self.mrs.resolve_remote(place.key, of, place.va, len, need).map_err(|_| Outcome::Access)?;
+        let found = match what {
+            Operation::Flush(..) => {
+                /* the key must be good even where no byte is named */
+                self.mrs.permits(place.key, of, need).map_err(|_| Outcome::Access)?;
+                env.dma_fence();
+                Some(0)
+            }
+            _ if host & 7 != 0 => return Err(Outcome::Invalid),
+            Operation::Add(value) => env.dma_fetch_add(host, value),
+            Operation::Swap { compare, swap } => env.dma_compare_swap(host, compare, swap),
+            Operation::Store(bytes) => {
+                self.stats.rx_bytes.add(8);
+                env.dma_store(host, bytes).then_some(0)
+            }
+        };
+        found.ok_or(Outcome::Access)
+    }
+
+    /// Bytes of a READ's answer. The whole rest of it must be allowed, not only what is asked for now.
+    pub(super) fn fetch_lent(
+        &mut self,
+        env: &mut E,
+        (link, domain): (LinkId, PdId),
+        from: &Origin,
+        place: &Place,
+        wanted: &Wanted,
+    ) {
+        let Origin { serial, qpn, epoch } = *from;
+        let look = |sh: &Self| sh.may_fetch(domain, qpn, place);
+        let outcome = match wanted.first {
+            true => self.in_turn(env, (link, qpn, epoch), |sh, _| Some(look(sh))),
+            false => Some(look(self)),
+        };
+        match outcome {
+            None => {}
+            Some(Outcome::Success) if wanted.packets > 0 => {
+                self.send_bytes(env, (link, domain), from, place, wanted)
+            }
+            Some(outcome) if wanted.first => {
+                env.relay(link, &Relay::Done { qpn, serial, outcome, found: 0 });
+            }
+            Some(outcome) => {
+                env.relay(link, &Relay::Bytes { qpn, epoch, psn: wanted.psn, outcome, data: &[] });
+            }
+        }
+    }
+
+    fn may_fetch(&self, domain: PdId, qpn: Qpn, place: &Place) -> Outcome {
+        let Some((_, srq)) = self.srq_of(domain, place.srq) else { return Outcome::Invalid };
+        match self.mrs.resolve_remote(place.key, (srq.pd, qpn), place.va, place.total, Access::REMOTE_READ) {
+            Ok(_) => Outcome::Success,
+            Err(_) => Outcome::Access,
+        }
+    }
+
+    fn send_bytes(
+        &mut self,
+        env: &mut E,
+        (link, domain): (LinkId, PdId),
+        from: &Origin,
+        place: &Place,
+        wanted: &Wanted,
+    ) {
+        let Some(pd) = self.srq_of(domain, place.srq).map(|(_, srq)| srq.pd) else { return };
+        let mtu = wanted.mtu.bytes();
+        for packet in 0..wanted.packets.min(AHEAD) {
+            let offset = packet * mtu;
+            if packet > 0 && offset >= place.total {
+                return;
+            }
+            let (va, len) = (place.va.wrapping_add(u64::from(offset)), mtu.min(place.total - offset));
+            let host = self.mrs.resolve_remote(place.key, (pd, from.qpn), va, len, Access::REMOTE_READ);
+            let room = self.lending.chunk.get_mut(..len as usize);
+            let bytes = match (host, room) {
+                (Ok(_), Some([])) => Some(&[][..]),
+                (Ok(host), Some(room)) => env.dma_copy(host, room).then_some(&*room),
+                _ => None,
+            };
+            let outcome = if bytes.is_some() { Outcome::Success } else { Outcome::Access };
+            let Origin { qpn, epoch, .. } = *from;
+            let (psn, data) = (wanted.psn.plus(packet), bytes.unwrap_or_default());
+            if !env.relay(link, &Relay::Bytes { qpn, epoch, psn, outcome, data }) || bytes.is_none() {
+                return;
+            }
+        }
+    }
+}
