@@ -8,7 +8,7 @@ RUNS ?= 100000
 JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
-.PHONY: help build demo test bench bench-loss instructions conformance pyverbs figures interop stress soak faults lint doc fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build demo test bench bench-loss bench-qpc instructions conformance pyverbs figures interop stress soak faults lint doc fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -19,6 +19,7 @@ help:
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes docs/bench-loss.*'
+	@echo 'make bench-qpc    of that, up to 100,000 queue pairs, room for few contexts by policy, the simulator; writes docs/bench-qpc.*'
 	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
@@ -83,6 +84,12 @@ bench:
 	@$(MAKE) --no-print-directory build
 	cargo run --release --quiet --package starverbs-bench -- --out docs/bench
 	@$(MAKE) --no-print-directory bench-loss
+	@$(MAKE) --no-print-directory bench-qpc
+
+bench-qpc:
+	@tools/scripts/packages.sh bench
+	@$(MAKE) --no-print-directory build
+	cargo run --release --quiet --package starverbs-bench -- --qpc --out docs/bench-qpc
 
 bench-loss:
 	@tools/scripts/packages.sh bench

@@ -13,7 +13,7 @@ done
 
 if [ -e /usr/include/rdma/rdma_cma.h ]; then
 	for program in rdmacm_ids rdmacm; do
-		cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -lrdmacm -libverbs
+		cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -lrdmacm -libverbs -lpthread
 		LD_LIBRARY_PATH=$lib "$tmp/$program"
 	done
 else

@@ -234,6 +234,21 @@ static void window(void)
 	CHECK(!ibv_destroy_cq(cq));
 }
 
+/* No promise is made of the order in which bytes are written, whatever the state and the operation. */
+static void in_order(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(ctx, 4, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+
+	for (int live = 0; live < 2; live++) {
+		for (enum ibv_wr_opcode op = IBV_WR_RDMA_WRITE; op <= IBV_WR_ATOMIC_FETCH_AND_ADD; op++)
+			CHECK(ibv_query_qp_data_in_order(qp, op, 0) == 0);
+		CHECK(live || !connect_rc(qp, qp->qp_num));
+	}
+	CHECK(qp->state == IBV_QPS_RTS && !ibv_destroy_qp(qp) && !ibv_destroy_cq(cq));
+}
+
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -250,6 +265,7 @@ int main(void)
 	limit();
 	zero_based();
 	window();
+	in_order();
 	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));
 	if (!failures)
 		puts("queues: all as promised");

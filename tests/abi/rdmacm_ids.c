@@ -3,6 +3,7 @@
 #include "rdmacm.h"
 #include <fcntl.h>
 #include <netdb.h>
+#include <pthread.h>
 #include <sys/wait.h>
 
 /* rdma_create_event_channel, rdma_get_cm_event, rdma_event_str */
@@ -254,6 +255,89 @@ static void forked(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* A domain that is named and NULL is the library's own, for queue pairs as for shared receive queues. */
+static void default_domain(struct rdma_event_channel *ch)
+{
+	struct sockaddr_in to = at("127.0.0.1", 7471);
+	struct rdma_cm_id *id = routed(ch, RDMA_PS_TCP, to, 0);
+	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD };
+	struct ibv_srq_init_attr_ex queue = { .attr = { 4, 1, 0 }, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_XRCD,
+		.srq_type = IBV_SRQT_XRC };
+
+	CHECK(!rdma_create_qp_ex(id, &init) && id->qp && id->qp->qp_type == IBV_QPT_XRC_RECV);
+	CHECK(!rdma_create_srq_ex(id, &queue) && id->srq && id->recv_cq);
+	rdma_destroy_qp(id);
+	rdma_destroy_srq(id);
+	CHECK(!id->qp && !id->srq && !rdma_destroy_id(id));
+}
+
+/* What a thread of the program does with an id while another ends its queue pair. */
+struct race {
+	pthread_barrier_t both;
+	struct rdma_event_channel *ch;
+	struct rdma_cm_id *id;
+};
+
+/* Takes the answer to a request to connect, which brings the queue pair to RTS if there is one still. */
+static void *takes(void *arg)
+{
+	struct race *race = arg;
+	struct rdma_cm_event *event = NULL;
+
+	pthread_barrier_wait(&race->both);
+	CHECK(!rdma_get_cm_event(race->ch, &event));
+	CHECK(event->event == RDMA_CM_EVENT_ESTABLISHED || event->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
+	      event->event == RDMA_CM_EVENT_CONNECT_ERROR);
+	rdma_ack_cm_event(event);
+	return NULL;
+}
+
+/* Releases the connection, which brings the queue pair to ERR if there is one still. */
+static void *leaves(void *arg)
+{
+	struct race *race = arg;
+
+	pthread_barrier_wait(&race->both);
+	rdma_disconnect(race->id);
+	return NULL;
+}
+
+/* A queue pair that ends by rdma_destroy_qp while a call on another thread changes its state. */
+static void ends_meanwhile(struct rdma_event_channel *ch)
+{
+	enum { ROUNDS = 60 };
+	struct rdma_event_channel *mine = rdma_create_event_channel();
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+	struct sockaddr_in where;
+	struct rdma_cm_id *l = listener(ch, RDMA_PS_TCP, &where);
+
+	for (int round = 0; round < ROUNDS; round++) {
+		struct ibv_qp_init_attr init = attr_of(IBV_QPT_RC);
+		struct race race = { .ch = mine, .id = routed(mine, RDMA_PS_TCP, where, IBV_QPT_RC) };
+		struct rdma_cm_event *event;
+		struct rdma_cm_id *child;
+		pthread_t thread;
+
+		pthread_barrier_init(&race.both, NULL, 2);
+		CHECK(!rdma_connect(race.id, &param));
+		event = next(ch, RDMA_CM_EVENT_CONNECT_REQUEST);
+		child = event->id;
+		rdma_ack_cm_event(event);
+		CHECK(!rdma_create_qp(child, NULL, &init) && !rdma_accept(child, &param));
+		if (round % 2)
+			pass(mine, RDMA_CM_EVENT_ESTABLISHED);
+		CHECK(!pthread_create(&thread, NULL, round % 2 ? leaves : takes, &race));
+		pthread_barrier_wait(&race.both);
+		rdma_destroy_qp(race.id);
+		CHECK(!race.id->qp && !pthread_join(thread, NULL));
+		pthread_barrier_destroy(&race.both);
+		rdma_destroy_qp(child);
+		CHECK(!rdma_destroy_id(race.id) && !rdma_destroy_id(child));
+	}
+	CHECK(!rdma_destroy_id(l));
+	rdma_destroy_event_channel(mine);
+}
+
 int main(void)
 {
 	struct rdma_event_channel *a = rdma_create_event_channel(), *b = rdma_create_event_channel();
@@ -266,6 +350,8 @@ int main(void)
 	groups(a);
 	migration(a, b);
 	forked();
+	default_domain(a);
+	ends_meanwhile(a);
 	if (failures)
 		fprintf(stderr, "rdmacm_ids: %d failed\n", failures);
 	return failures != 0;

@@ -254,7 +254,8 @@ int main(void)
 	nap(50000);
 	stop(o, SIGKILL);
 	r = finish(a);
-	CHECK(r.failed && r.status == IBV_WC_REM_INV_REQ_ERR);
+	/* a READ that was asked for again meanwhile is left to the asker's retries: what it brings may have come before */
+	CHECK(r.failed && (r.status == IBV_WC_REM_INV_REQ_ERR || r.status == IBV_WC_RETRY_EXC_ERR));
 	stop(b, 0);
 	stop(a, 0);
 	if (!failures)

@@ -33,7 +33,7 @@ missing=()
 for command in "${commands[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
 done
-[[ $1 != @(test|stress|interop) || -e $headers ]] || missing+=(libibverbs-dev)
+[[ $1 != @(test|stress|interop|bench) || -e $headers ]] || missing+=(libibverbs-dev)
 [[ $1 != test || -e $cm_headers ]] || missing+=(librdmacm-dev)
 [[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
 [[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)

@@ -121,6 +121,11 @@ unsafe fn pd_for(id: &IdHandle, is_said: bool, pd: *mut abi::ibv_pd) -> Result<*
     }
 }
 
+/// The XRC domain to make something in: the library's own unless the program says another.
+fn xrcd_for(is_said: bool, xrcd: *mut abi::ibv_xrcd) -> Result<*mut abi::ibv_xrcd, Errno> {
+    if is_said && !xrcd.is_null() { Ok(xrcd) } else { device::default_xrcd() }
+}
+
 /// Attributes of a program, whose struct may end at byte `first`, in front of the fields that came later, unless it has those.
 ///
 /// # Safety
@@ -195,9 +200,9 @@ pub(super) unsafe fn create(id: &IdHandle, init: &mut abi::ibv_qp_init_attr_ex) 
     unsafe {
         init.pd = pd_for(id, init.comp_mask & abi::IBV_QP_INIT_ATTR_PD != 0, init.pd)?;
         init.comp_mask |= abi::IBV_QP_INIT_ATTR_PD;
-        if init.qp_type == abi::IBV_QPT_XRC_RECV && init.comp_mask & abi::IBV_QP_INIT_ATTR_XRCD == 0 {
+        if init.qp_type == abi::IBV_QPT_XRC_RECV {
+            init.xrcd = xrcd_for(init.comp_mask & abi::IBV_QP_INIT_ATTR_XRCD != 0, init.xrcd)?;
             init.comp_mask |= abi::IBV_QP_INIT_ATTR_XRCD;
-            init.xrcd = device::default_xrcd()?;
         }
         let built = add_cqs(id, init).and_then(|()| made(verbs::create_qp_ex(device.context, init)));
         let qp = built.inspect_err(|_| drop_cqs(id))?;
@@ -390,9 +395,9 @@ unsafe fn add_srq(id: &IdHandle, init: &mut abi::ibv_srq_init_attr_ex) -> Result
         init.pd = pd_for(id, init.comp_mask & abi::IBV_SRQ_INIT_ATTR_PD != 0, init.pd)?;
         init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_PD;
         let xrc = init.comp_mask & abi::IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type == abi::IBV_SRQT_XRC;
-        if xrc && (init.comp_mask & abi::IBV_SRQ_INIT_ATTR_XRCD == 0 || init.xrcd.is_null()) {
+        if xrc {
+            init.xrcd = xrcd_for(init.comp_mask & abi::IBV_SRQ_INIT_ATTR_XRCD != 0, init.xrcd)?;
             init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_XRCD;
-            init.xrcd = device::default_xrcd()?;
         }
         if xrc && (init.comp_mask & abi::IBV_SRQ_INIT_ATTR_CQ == 0 || init.cq.is_null()) {
             let own = (&mut (*public).recv_cq_channel, &mut (*public).recv_cq);

@@ -22,6 +22,8 @@ const FRAME_IOVS: usize = 12;
 /// UIO_MAXIOV: IOVs of one message.
 const MESSAGE_IOVS: usize = 1024;
 const MESSAGES: usize = 64;
+/// Blocks that are told apart when a frame looks for its message.
+const NEWEST: usize = 64;
 /// UDP_MAX_SEGMENTS of the kernels that have the fewest.
 const SEGMENTS: u16 = 64;
 /// Bytes of one segmented send: an IP packet's length is 16 bits, with headers.
@@ -56,6 +58,7 @@ struct Message {
     /// The last frame was shorter: no more may follow
     closed: bool,
     bytes: usize,
+    /// Among the batch's, once it is sealed
     first_iov: usize,
     iovs: usize,
 }
@@ -69,7 +72,17 @@ pub(crate) struct Batch {
     arena: Box<[u8]>,
     used: usize,
     iovs: Vec<libc::iovec>,
+    /// Of which message each IOV is
+    owners: Vec<u8>,
+    /// Room for the IOVs in the order of their messages
+    sorted: Vec<libc::iovec>,
     messages: Vec<Message>,
+    /// By the end of a QPN block's number: one more than the newest message of such blocks, 0 none
+    newest: [u8; NEWEST],
+    /// The message that the last frame joined
+    current: usize,
+    /// A frame joined another message than the last one
+    mixed: bool,
     headers: Vec<libc::mmsghdr>,
     names: Vec<Name>,
     controls: Vec<Control>,
@@ -88,7 +101,12 @@ impl Batch {
             arena: zeroed(ARENA)?,
             used: 0,
             iovs: Vec::with_capacity(IOVS),
+            owners: Vec::with_capacity(IOVS),
+            sorted: Vec::with_capacity(IOVS),
             messages: Vec::with_capacity(MESSAGES),
+            newest: [0; NEWEST],
+            current: 0,
+            mixed: false,
             headers: vec![header; MESSAGES],
             names: vec![name; MESSAGES],
             controls: vec![Control([0; CONTROL]); MESSAGES],
@@ -109,9 +127,15 @@ impl Batch {
     }
 
     /// Finds the message that a frame of `size` bytes joins, or begins one. Gives the frame's index in it.
+    ///
+    /// A process with many QPs has several blocks of them, and what is sent to them in turn would go one by one if a frame
+    /// joined the last message alone. It never joins an older message of its group than the newest, so that frames to a
+    /// QP stay in order.
     #[inline]
     pub(crate) fn place(&mut self, group: &Group, size: usize, join: bool) -> u16 {
-        if let Some(last) = self.messages.last_mut()
+        let newest = &mut self.newest[group.block as usize % NEWEST];
+        let (at, count) = (usize::from(*newest), self.messages.len());
+        if let Some(last) = at.checked_sub(1).and_then(|at| self.messages.get_mut(at))
             && join
             && !last.closed
             && last.group == *group
@@ -123,8 +147,12 @@ impl Batch {
             last.closed = size < last.segment as usize;
             last.frames += 1;
             last.bytes += size;
+            self.current = at - 1;
+            self.mixed |= at != count;
             return last.frames - 1;
         }
+        self.current = count;
+        *newest = count as u8 + 1;
         self.messages.push(Message {
             group: *group,
             frames: 1,
@@ -168,8 +196,9 @@ impl Batch {
 
     #[inline]
     fn append(&mut self, base: *mut u8, len: usize) {
-        let Some(message) = self.messages.last_mut() else { return };
-        if message.iovs > 0
+        let owner = self.current as u8;
+        let Some(message) = self.messages.get_mut(self.current) else { return };
+        if self.owners.last() == Some(&owner)
             && let Some(last) = self.iovs.last_mut()
             && last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base
         {
@@ -177,6 +206,7 @@ impl Batch {
             return;
         }
         self.iovs.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+        self.owners.push(owner);
         message.iovs += 1;
     }
 
@@ -192,15 +222,22 @@ impl Batch {
         self.arena[start + bit / 8] ^= 1 << (bit % 8);
     }
 
-    /// The bytes of the last message's last frame.
+    /// The bytes of the frame that was added last, `size` in all.
     #[cold]
     pub(crate) fn last_frame(&self, size: usize) -> Vec<u8> {
-        let mut frame = vec![0; MAX_FRAME];
-        let Some(last) = self.messages.len().checked_sub(1) else { return Vec::new() };
-        let index = self.messages[last].frames - 1;
-        let len = self.read_frame(last, index, &mut frame);
-        frame.truncate(len.min(size));
-        frame
+        let (mut pieces, mut left) = (Vec::new(), size);
+        for iov in self.iovs.iter().rev() {
+            // SAFETY: an IOV describes arena or host memory that is readable until the batch is cleared.
+            let bytes = unsafe { std::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) };
+            let part = &bytes[bytes.len() - left.min(bytes.len())..];
+            left -= part.len();
+            pieces.push(part);
+            if left == 0 {
+                break;
+            }
+        }
+        pieces.reverse();
+        pieces.concat()
     }
 
     /// Copies frame `index` of message `at` to `out`; gives its length.
@@ -242,8 +279,29 @@ impl Batch {
         self.messages[at].frames
     }
 
-    /// Writes the headers of the messages for the system call.
+    /// Puts the IOVs in the order of their messages.
+    #[cold]
+    fn sort(&mut self) {
+        let (mut next, mut at) = ([0; MESSAGES], 0);
+        for (message, next) in self.messages.iter_mut().zip(&mut next) {
+            (message.first_iov, *next) = (at, at);
+            at += message.iovs;
+        }
+        self.sorted.clear();
+        self.sorted.extend_from_slice(&self.iovs);
+        for (iov, owner) in self.iovs.iter().zip(&self.owners) {
+            let next = &mut next[usize::from(*owner)];
+            self.sorted[*next] = *iov;
+            *next += 1;
+        }
+        mem::swap(&mut self.iovs, &mut self.sorted);
+    }
+
+    /// Writes the headers of the messages for the system call. No frame joins them from now on.
     pub(crate) fn seal(&mut self, addrs: &[HostAddr], port: u16) {
+        if self.mixed {
+            self.sort();
+        }
         for (at, message) in self.messages.iter().enumerate() {
             let group = &message.group;
             let control = &mut self.controls[at];
@@ -303,7 +361,10 @@ impl Batch {
     pub(crate) fn clear(&mut self) {
         self.used = 0;
         self.iovs.clear();
+        self.owners.clear();
         self.messages.clear();
+        self.newest = [0; NEWEST];
+        self.mixed = false;
     }
 }
 
@@ -371,4 +432,48 @@ fn put_control(out: &mut [u8; CONTROL], at: usize, level: i32, name: i32, data: 
     out[HEAD - 4..HEAD].copy_from_slice(&name.to_ne_bytes());
     out[HEAD..HEAD + data.len()].copy_from_slice(data);
     at + HEAD + 8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames to several blocks in turn: one message a block, each frame's bytes in the order in which they were added.
+    #[test]
+    fn frames_to_several_blocks_join_the_newest_message_of_theirs() {
+        let mut batch = Batch::new().unwrap();
+        let group = |block| Group { block, ..Group::default() };
+        let mut add = |block: u32, bytes: &[u8]| {
+            let index = batch.place(&group(block), bytes.len(), true);
+            batch.begin(&bytes[..4]);
+            batch.copy(&bytes[4..]);
+            assert_eq!(batch.last_frame(bytes.len()), bytes);
+            index
+        };
+        /* blocks 3 and 67 share a place in the list of the newest; a shorter frame ends a message */
+        let placed = [
+            (3, &b"frame-a1"[..]),
+            (4, b"frame-b1"),
+            (3, b"frame-a2"),
+            (67, b"frame-c1"),
+            (3, b"frame-a3"),
+            (4, b"short"),
+            (4, b"frame-b2"),
+            (3, b"frame-a4"),
+        ]
+        .map(|(block, bytes)| add(block, bytes));
+        assert_eq!(placed, [0, 0, 1, 0, 0, 1, 0, 1]);
+        let name = "lo".to_owned();
+        let from = HostAddr { gid: Gid::default(), ifindex: 0, link_mtu: 65536, name, loopback: true };
+        batch.seal(&[from], 4791);
+        let mut read = |at: usize, index| {
+            let mut room = [0; 64];
+            let len = batch.read_frame(at, index, &mut room);
+            String::from_utf8(room[..len].to_vec()).unwrap()
+        };
+        let frames = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (4, 0)];
+        let expected =
+            ["frame-a1", "frame-a2", "frame-b1", "short", "frame-c1", "frame-a3", "frame-a4", "frame-b2"];
+        assert_eq!(frames.map(|(at, index)| read(at, index)), expected);
+    }
 }

@@ -102,6 +102,11 @@ pub trait Env {
     fn can_send(&self) -> bool;
     /// Whether frames from `source` are this port's own (asked of multicast alone).
     fn is_own(&self, source: &Gid) -> bool;
+    /// This is needed soon: a host with caches may fetch it.
+    #[inline]
+    fn prefetch<T>(&self, what: &T) {
+        let _ = what;
+    }
     /// Tells the program.
     fn event(&mut self, event: AsyncEvent);
 

@@ -55,6 +55,8 @@ pub struct Settings {
     pub defer: bool,
     /// Selective repeat between cards that offer it (`STARVERBS_REPEAT`)
     pub repeat: bool,
+    /// Whether contexts of frames to come are fetched into the CPU's caches.
+    pub qpc_prefetch: bool,
     /// QP contexts are few, and one that is not at hand costs time; none: there is room for all
     pub qpc_cache: Option<QpcSpec>,
 }
@@ -78,6 +80,7 @@ impl Default for Settings {
             window: None,
             defer: true,
             repeat: true,
+            qpc_prefetch: true,
             qpc_cache: None,
         }
     }

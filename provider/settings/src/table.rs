@@ -171,6 +171,13 @@ pub const KEYS: &[Key] = &[
         get: |s| value::spell(&REPEAT, &s.repeat),
     },
     Key {
+        name: "QPC_PREFETCH",
+        allowed: SWITCH,
+        about: "Has the CPU fetch the contexts of QPs whose frames came with others, before those are handled.",
+        set: |s, v| put(&mut s.qpc_prefetch, value::switch(v)),
+        get: |s| value::spell_switch(s.qpc_prefetch),
+    },
+    Key {
         name: "QPC_CACHE",
         allowed: qpc::SYNTAX,
         about: "Makes the card one that has room for so many QP contexts: a doorbell, a turn to send or a request whose QP's \

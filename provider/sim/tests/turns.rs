@@ -65,3 +65,47 @@ fn a_datagram_waits_for_one_turn_of_another_queue() {
     let place = arrivals.iter().position(|qpn| *qpn == brief).expect("it came");
     assert!(place <= first + TURN, "behind {} of the other's, {first} of which came first", place);
 }
+
+/// Small messages of many queue pairs share a send: one waits behind packets of others towards the same host, as behind its own.
+/// With nothing under way it never does.
+#[test]
+fn a_small_message_waits_behind_those_of_other_queue_pairs() {
+    let mut net = Net::new(2, NicConfig::default(), Faults::default(), 1);
+    let cqs = [(); 2].map(|()| SimCq::new(256));
+    let region = [0, 1].map(|at| net.hosts[at].region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE));
+    let mut qp = || {
+        let sqs = [(); 2].map(|()| SimSq::new(4));
+        let qpns = [0, 1].map(|at| {
+            let rq = RecvSource::Own(SimRq::new(1, 1));
+            net.hosts[at].qp(QpType::Rc, &sqs[at], rq, [&cqs[at], &cqs[at]], true)
+        });
+        net.connect(QpType::Rc, (0, qpns[0]), (1, qpns[1]), &Setup::default());
+        (qpns[0], sqs[0].clone())
+    };
+    let qps: Vec<(Qpn, SimSq)> = (0..32).map(|_| qp()).collect();
+    let post = |sq: &SimSq, length| {
+        let wqe = SendWqe {
+            op: SendOp::Write,
+            length,
+            remote_addr: region[1].0,
+            rkey: region[1].1,
+            ..SendWqe::default()
+        };
+        let sges = vec![Sge { addr: region[0].0, len: length, lkey: region[0].1 }];
+        sq.post(Send { wqe, sges, inline: None }).expect("there is room");
+    };
+    let (last, sq) = &qps[31];
+    post(sq, 8);
+    assert!(!net.hosts[0].nic.may_wait(*last), "nothing is under way");
+    for (qpn, sq) in &qps[..31] {
+        post(sq, 8);
+        net.doorbell(0, *qpn);
+    }
+    net.step();
+    assert!(net.hosts[0].nic.may_wait(*last), "31 packets of others are");
+    net.doorbell(0, *last);
+    assert!(net.run_until_idle(100_000));
+    assert_eq!(std::iter::from_fn(|| cqs[0].poll()).count(), 32);
+    post(sq, 8);
+    assert!(!net.hosts[0].nic.may_wait(*last), "nothing is under way any more");
+}

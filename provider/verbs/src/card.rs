@@ -31,6 +31,7 @@ use crate::log::{self, log};
 use crate::moderation::Moderator;
 use crate::notes::Notes;
 use crate::opened::Openings;
+use crate::progress::AHEAD;
 use crate::receives::RunOut;
 use crate::stat::StatPage;
 use crate::thread::Progress;
@@ -86,6 +87,10 @@ pub(crate) struct Shard {
     pub(crate) vain_since: Nanos,
     /// A turn ended with more to send.
     pub(crate) unsent: bool,
+    /// How many frames to look ahead for contexts to fetch into the CPU's caches; 0: none
+    pub(crate) ahead: usize,
+    /// Frames to come that were looked at
+    pub(crate) looked: usize,
     /// Frames were left where they are, as the card waits for QP contexts.
     pub(crate) held_back: bool,
     /// Since when frames wait for receives to be posted
@@ -174,6 +179,7 @@ impl Card {
         let card_moderator = Arc::clone(&moderator);
         let owner = rx.blocks().next().unwrap_or_default() as u16;
         let (guid, addrs) = (info.attr.node_guid, info.addrs.clone());
+        let ahead = if settings.qpc_prefetch { AHEAD } else { 0 };
         let shard = |card: &Weak<Card>| Shard {
             cm: Box::new(CmHost::new(guid, owner, addrs, card.clone())),
             nic,
@@ -184,6 +190,8 @@ impl Card {
             turns: 0,
             vain_since: 0,
             unsent: false,
+            ahead,
+            looked: 0,
             held_back: false,
             out: RunOut::default(),
             deferred: Vec::with_capacity(DEFERRED),
@@ -322,6 +330,9 @@ impl Card {
                 let shard = &mut *guard;
                 if !self.settings.defer || !shard.defer(qpn) {
                     let now = clock::now();
+                    if shard.deferred.len() >= DEFERRED {
+                        self.take_bells(shard, now);
+                    }
                     shard.nic.handle_doorbell(&mut shard.env, qpn, now);
                     shard.transmit(now, true);
                     self.finish(shard, now);
@@ -497,7 +508,7 @@ impl Shard {
 }
 
 /// Most doorbells that wait at once.
-pub(crate) const DEFERRED: usize = 32;
+pub(crate) const DEFERRED: usize = 128;
 /// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.
 const COARSE: Nanos = 1_000_000;
 

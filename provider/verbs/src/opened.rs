@@ -364,3 +364,25 @@ impl Shard {
         (self.env.links, self.link_room) = (None, None);
     }
 }
+
+/// The card of `qp` hears a message from link `link` of the QP's domain, as if such a process had sent it; `None`: that process is gone.
+/// Says whether it was a message.
+#[cfg(feature = "fuzzing")]
+pub fn hear(ctx: &crate::Context, qp: &Qp, link: u32, message: Option<&[u8]>) -> bool {
+    let Ok(card) = ctx.card() else { return false };
+    let (link, domain) = (LinkId(link), qp.domain());
+    card.with(|shard, now| {
+        let Shard { nic, env, openings, .. } = shard;
+        let known = match message {
+            None => {
+                openings.unlink(link);
+                true
+            }
+            Some(bytes) => Opening::decode(bytes)
+                .map(|message| openings.handle((nic, env), now, (link, domain), &message))
+                .is_some(),
+        };
+        openings.hand_over(&card.notes);
+        known
+    })
+}

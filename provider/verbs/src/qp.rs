@@ -121,10 +121,22 @@ impl Qp {
             Ok::<_, VerbsError>(shard.nic.create_qp(card_init)?)
         })?;
         log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
+        Ok(Qp::handle(pd, init, qpn, rings))
+    }
+
+    /// One of another process of the XRC domain that `pd` stands for. What the card here keeps of it is this handle.
+    pub(crate) fn visiting(pd: &Pd, cq: &Cq, qpn: Qpn, visit: Visit) -> Result<Qp> {
+        let init = QpInit { cookie: u64::from(visit), ..xrc_recv(cq) };
+        let rings = rings(&init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
+        Ok(Qp::handle(pd, &init, qpn, rings))
+    }
+
+    /// The handle of a QP that is in RESET, which uses its CQs and SRQ from now on.
+    fn handle(pd: &Pd, init: &QpInit<'_>, qpn: Qpn, rings: WorkRings) -> Qp {
         for cq in [init.send_cq, init.recv_cq] {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }
-        Ok(Qp(Arc::new(QpInner {
+        Qp(Arc::new(QpInner {
             qpn,
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
@@ -135,26 +147,7 @@ impl Qp {
             recv_cq: init.recv_cq.clone(),
             _srq: init.srq.cloned(),
             cookie: init.cookie,
-        })))
-    }
-
-    /// One of another process of the XRC domain that `pd` stands for. What the card here keeps of it is this handle.
-    pub(crate) fn visiting(pd: &Pd, cq: &Cq, qpn: Qpn, visit: Visit) -> Result<Qp> {
-        let init = xrc_recv(cq);
-        let rings = rings(&init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
-        cq.0.users.fetch_add(2, Ordering::AcqRel);
-        Ok(Qp(Arc::new(QpInner {
-            qpn,
-            qp_type: init.qp_type,
-            state: AtomicU8::new(QpState::Reset as u8),
-            gone: AtomicBool::new(false),
-            pd: pd.clone(),
-            rings,
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
-            _srq: None,
-            cookie: u64::from(visit),
-        })))
+        }))
     }
 
     /// The protection domain that it was made in; for a receiving XRC QP what stands for its XRC domain.

@@ -3,8 +3,8 @@
 mod common;
 
 use common::*;
-use starverbs_core::{QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
-use starverbs_verbs::{Ah, RecvWr, SendWr, Srq};
+use starverbs_core::{Gid, QPN_MULTICAST, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
+use starverbs_verbs::{Ah, AhAttr, Qp, QpInit, RecvWr, SendWr, Srq};
 
 #[test]
 fn rc_messages_arrive_in_order_with_their_bytes() {
@@ -203,4 +203,29 @@ fn many_threads_post_and_poll_on_one_card() {
         }
     });
     assert_eq!(b.word(cell), THREADS as u64 * EACH);
+}
+
+/// More than one turn sends, and nothing that comes makes the card run again: what is left goes by itself, while the program is elsewhere.
+#[test]
+fn what_one_turn_could_not_send_goes_without_a_call() {
+    const MANY: u32 = 16_000;
+    let settings = settings();
+    let a = Node::new(&settings);
+    let init = QpInit { max_send_wr: MANY, ..a.init(QpType::Ud, None) };
+    let qa = Qp::create(&a.pd, &init).unwrap();
+    ud_ready(&qa);
+    /* a group without members: nobody answers, and nothing is paced */
+    let dgid = Gid::from_ipv4([239, 71, 9, 9]);
+    let to = AhAttr { dgid, is_global: true, port: 1, ..AhAttr::default() };
+    let ah = Ah::create(&a.pd, &to).unwrap();
+    let sges = [a.sge(0, 500)];
+    let mut poster = qa.post_send();
+    for _ in 0..MANY {
+        let wr = SendWr { ah: ah.id(), remote_qpn: QPN_MULTICAST, qkey: QKEY, ..send(0, &sges) };
+        poster.push(&SendWr { flags: SendFlags::empty(), ..wr }).unwrap();
+    }
+    poster.ring();
+    let sent = || counters(settings.port, "tx_packets")[0];
+    println!("{} sent at once", sent());
+    wait_for("the rest", || sent() >= u64::from(MANY));
 }

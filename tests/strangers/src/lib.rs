@@ -6,6 +6,7 @@
 mod bytes;
 pub mod card;
 pub mod mads;
+pub mod opening;
 mod parsers;
 pub mod port;
 mod preload;
@@ -23,6 +24,7 @@ pub const JUDGES: &[(&str, Judge)] = &[
     ("control", control),
     ("frame", frame),
     ("mads", mads::judge),
+    ("opening", opening::judge),
     ("path", path),
     ("port", port::judge),
     ("relay", relay::judge),

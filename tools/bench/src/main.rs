@@ -10,6 +10,7 @@ mod fabric;
 mod floor;
 mod loss;
 mod machine;
+mod many;
 mod perftest;
 mod report;
 mod round;
@@ -52,7 +53,10 @@ struct Args {
     /// Goodput against loss alone.
     #[arg(long)]
     loss: bool,
-    /// Of that, what `starverbs-interop --loss` measured in a guest.
+    /// Many queue pairs alone.
+    #[arg(long)]
+    qpc: bool,
+    /// Of `--loss`, what `starverbs-interop --loss` measured in a guest.
     #[arg(long, value_name = "FILE")]
     guest: Option<PathBuf>,
     /// The folder with lib/libibverbs.so.1.
@@ -91,6 +95,11 @@ fn main() -> ExitCode {
         None if args.loss => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-loss"));
             loss::run(&out, &args.dist, args.rounds.unwrap_or(3).max(1), args.guest.as_deref())
+        }
+        None if args.qpc => {
+            let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-qpc"));
+            let rounds = args.rounds.map_or(5, |rounds| u32::try_from(rounds).unwrap_or(u32::MAX).max(1));
+            many::run(&out, &args.dist, rounds, args.quick)
         }
         None => bench(&args),
     };

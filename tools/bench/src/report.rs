@@ -22,8 +22,8 @@ const STREAM_AIM: f64 = 0.7;
 /// Bytes per idle QP beside its rings that the card aims at.
 const QP_BYTES_AIM: f64 = 1024.0;
 /// Load average above which other work spoils the figures.
-const BUSY: f64 = 0.5;
-const BUSY_WARNING: &str = "The machine was busy with other work: read these figures with care.\n";
+pub(crate) const BUSY: f64 = 0.5;
+pub(crate) const BUSY_WARNING: &str = "The machine was busy with other work: read these figures with care.\n";
 /// CPU milliseconds per second that count as none.
 const IDLE_AIM: f64 = 0.1;
 
@@ -38,10 +38,11 @@ pub(crate) struct Report {
 }
 
 /// A table of text whose columns are made equally wide.
-struct Table(Vec<Vec<String>>);
+pub(crate) struct Table(pub(crate) Vec<Vec<String>>);
 
 impl Table {
-    fn markdown(&self) -> String {
+    /// In Markdown.
+    pub(crate) fn markdown(&self) -> String {
         let columns = self.0.first().map_or(0, Vec::len);
         let width = |column: usize| {
             self.0

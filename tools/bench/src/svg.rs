@@ -13,19 +13,41 @@ const BAR: usize = 18;
 const GAP: usize = 6;
 const TITLE: usize = 40;
 
-/// An SVG of all figures; the fastest bar of each panel fills its width.
+/// A bar of a panel.
+pub(crate) struct Bar {
+    pub(crate) label: String,
+    pub(crate) value: f64,
+    /// Its colour
+    pub(crate) fill: &'static str,
+}
+
+/// Bars of one scale.
+pub(crate) struct Panel {
+    pub(crate) title: String,
+    pub(crate) less_is_better: bool,
+    pub(crate) bars: Vec<Bar>,
+}
+
+/// An SVG of all figures.
 pub(crate) fn picture(figures: &[Figure]) -> String {
+    let bar = |figure: &Figure| {
+        let value = figure.median()?;
+        Some(Bar { label: figure.row.to_owned(), value, fill: colour(figure.part) })
+    };
+    let panel = |metric: Metric| Panel {
+        title: metric.title().to_owned(),
+        less_is_better: metric.smaller_is_better(),
+        bars: figures.iter().filter(|figure| figure.metric == metric).filter_map(bar).collect(),
+    };
+    page(&Metric::ALL.map(panel))
+}
+
+/// An SVG of these panels, without the empty ones; the longest bar of each fills its width.
+pub(crate) fn page(panels: &[Panel]) -> String {
     let mut body = String::new();
     let mut top = 10;
-    for metric in Metric::ALL {
-        let bars: Vec<(&Figure, f64)> = figures
-            .iter()
-            .filter(|figure| figure.metric == metric)
-            .filter_map(|figure| Some((figure, figure.median()?)))
-            .collect();
-        if !bars.is_empty() {
-            top += panel(&mut body, metric, &bars, top);
-        }
+    for panel in panels.iter().filter(|panel| !panel.bars.is_empty()) {
+        top += draw(&mut body, panel, top);
     }
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {top}\" width=\"{WIDTH}\" height=\"{top}\" \
@@ -34,19 +56,19 @@ pub(crate) fn picture(figures: &[Figure]) -> String {
 }
 
 /// Draws one panel from `top` down; gives its height.
-fn panel(body: &mut String, metric: Metric, bars: &[(&Figure, f64)], top: usize) -> usize {
-    let largest = bars.iter().map(|(_, figure)| *figure).fold(f64::MIN_POSITIVE, f64::max);
-    let hint = if metric.smaller_is_better() { "less is better" } else { "more is better" };
+fn draw(body: &mut String, panel: &Panel, top: usize) -> usize {
+    let largest = panel.bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
+    let hint = if panel.less_is_better { "less is better" } else { "more is better" };
     let _ = writeln!(
         body,
         "<text x=\"10\" y=\"{y}\" font-size=\"15\" font-weight=\"bold\">{title} <tspan font-weight=\"normal\" \
          fill=\"#666666\">({hint})</tspan></text>",
         y = top + 22,
-        title = escape(metric.title()),
+        title = escape(&panel.title),
     );
-    for (index, (figure, value)) in bars.iter().enumerate() {
+    for (index, bar) in panel.bars.iter().enumerate() {
         let y = top + TITLE + index * (BAR + GAP);
-        let width = (WIDTH - LABELS - VALUES) as f64 * value / largest;
+        let width = (WIDTH - LABELS - VALUES) as f64 * bar.value / largest;
         let text = y + BAR - 5;
         let _ = writeln!(
             body,
@@ -54,13 +76,13 @@ fn panel(body: &mut String, metric: Metric, bars: &[(&Figure, f64)], top: usize)
              <rect x=\"{LABELS}\" y=\"{y}\" width=\"{width:.1}\" height=\"{BAR}\" fill=\"{fill}\"/>\
              <text x=\"{after:.1}\" y=\"{text}\">{value}</text>",
             label = LABELS - 8,
-            row = escape(figure.row),
-            fill = colour(figure.part),
+            row = escape(&bar.label),
+            fill = bar.fill,
             after = LABELS as f64 + width + 6.0,
-            value = short(*value),
+            value = short(bar.value),
         );
     }
-    TITLE + bars.len() * (BAR + GAP) + 12
+    TITLE + panel.bars.len() * (BAR + GAP) + 12
 }
 
 fn colour(part: Part) -> &'static str {

@@ -40,6 +40,31 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         Some((found.meta, &inbox.bytes(found.slot)[found.from..found.to]))
     }
 
+    /// Destination QPNs of frames that come next, as far as they lie in the datagram that is begun or begin one of the wire's:
+    /// `most` frames, each QPN once in a row. Gives how many frames they are of.
+    #[inline]
+    pub fn look_ahead(&self, most: usize, mut see: impl FnMut(Qpn)) -> usize {
+        let (mut frames, mut last) = (0, 0);
+        let mut note = |frame: &[u8]| {
+            frames += 1;
+            if frame.len() >= SHORTEST && qpn(frame) != last {
+                last = qpn(frame);
+                see(last);
+            }
+        };
+        let mut left = most;
+        if let Some(cursor) = &self.cursor {
+            let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+            let rest = inbox.bytes(cursor.slot).get(cursor.at..).unwrap_or_default();
+            for frame in rest.chunks(cursor.segment.max(1)).take(most) {
+                note(frame);
+                left -= 1;
+            }
+        }
+        self.wire_left.clone().take(left).for_each(|slot| note(self.wire_inbox.bytes(slot)));
+        frames
+    }
+
     fn find(&mut self) -> Option<Found> {
         loop {
             let Some(mut cursor) = self.cursor.take().or_else(|| self.next_datagram()) else {

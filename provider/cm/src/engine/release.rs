@@ -69,7 +69,7 @@ impl Cm {
         match conn.state {
             State::ReqSent => self.withdraw(id),
             State::ReqRcvd | State::RepRcvd => {
-                let answered = if conn.state == State::ReqRcvd { Answered::Req } else { Answered::Rep };
+                let answered = conn.state.asked().unwrap_or(Answered::Other);
                 let rej = message::rej(ids, answered, reason::CONSUMER, None, &[]);
                 self.answer_last(id, now, State::Answered, rej);
             }

@@ -1,6 +1,7 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
 use super::mads::QPN_GSI;
+use super::path::PACKET_OVERHEAD;
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
 use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
@@ -9,6 +10,8 @@ use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
 
 /// Unacknowledged packets behind which a small message may wait.
 const BATCH_BEHIND: i32 = 4;
+/// The same for those of all QPs with the same destination, as bytes: sixteen small ones.
+const BATCH_BEHIND_OTHERS: u32 = 16 * (PACKET_OVERHEAD + 8);
 /// Longest message that waits, bytes.
 const BATCH_BYTES: u32 = 512;
 /// So many waiting messages make a batch worth sending.
@@ -26,8 +29,9 @@ impl<E: Env> Nic<E> {
     }
 
     /// Whether what was just posted to `qpn` may wait for the program's next call, to go out in one
-    /// batch: small messages behind packets that are not acknowledged yet. Their ACK, or the timer,
-    /// makes somebody run the card, so nothing waits for ever (RFC 896's idea, per queue pair).
+    /// batch: small messages behind packets that are not acknowledged yet, of this QP, or more of others with
+    /// the same destination. Their ACK, or the timer, makes somebody run the card, so nothing waits for ever
+    /// (RFC 896's idea).
     pub fn may_wait(&self, qpn: Qpn) -> bool {
         let Some(qp) = self.qps.get(qpn) else { return false };
         let (req, posted) = (&qp.req, qp.sq.posted());
@@ -35,8 +39,19 @@ impl<E: Env> Nic<E> {
         qp.qp_type.is_reliable()
             && qp.state == QpState::Rts
             && (1..BATCH_BACKLOG).contains(&backlog)
-            && req.max_psn.since(req.una_psn) >= BATCH_BEHIND
+            && (req.max_psn.since(req.una_psn) >= BATCH_BEHIND
+                || self.shared.paths.inflight(qp.path) >= BATCH_BEHIND_OTHERS)
             && qp.sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
+    }
+
+    /// A frame for `qpn` lies behind others that are handled first: the first of two passes over a batch of frames
+    /// has the host fetch the contexts that the second one uses (csRNA's prefetch, 4.5, where the chip's memory
+    /// is the CPU's cache).
+    #[inline]
+    pub fn expect_frame(&self, env: &E, qpn: Qpn) {
+        if let Some(qp) = self.qps.get(qpn) {
+            env.prefetch(qp);
+        }
     }
 
     /// A frame from the wire: from the BTH up to before the ICRC, which the port has checked.

@@ -366,10 +366,18 @@ impl<E: Env> Ctx<'_, E> {
         self.qp.resp.out.iter().any(|answer| !psn.before(answer.psn()) && psn.before(answer.end(mtu)))
     }
 
+    /// Whether the answer that is owed with `psn` may have arrived.
+    fn repeats_answer(&self, psn: Psn) -> bool {
+        let after = |answer: &&Answer| !psn.before(answer.psn());
+        let owed = self.qp.resp.out.iter().rev().find(after);
+        matches!(owed, Some(Answer::Read { again: true, .. }))
+    }
+
     fn duplicate_read(&mut self, psn: Psn, packet: &Packet<'_>) {
         let Some(reth) = packet.reth() else { return };
         let Ok(far) = self.far_of(packet) else { return };
         let on_its_way = far.is_some() && self.will_answer(psn);
+        let again = !on_its_way || self.repeats_answer(psn);
         /* A peer that repeats selectively asks for nothing twice that it need not. */
         if self.qp.flags.answers == 0 {
             self.drop_answers_from(psn);
@@ -384,15 +392,7 @@ impl<E: Env> Ctx<'_, E> {
             && self.may_answer_more(true)
             && (far.is_some() || self.check_answer(key, va, len).is_some());
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
-            self.qp.resp.out.push_in_room(Answer::Read {
-                psn,
-                va,
-                key,
-                left: len,
-                begun: false,
-                again: true,
-                far,
-            });
+            self.qp.resp.out.push_in_room(Answer::Read { psn, va, key, left: len, begun: false, again, far });
             if far.is_some() && !on_its_way {
                 self.ask_from(psn);
             }

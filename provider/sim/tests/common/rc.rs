@@ -214,6 +214,7 @@ impl Conn {
     }
 
     /// Posts and rings as chance has it; all that can be done with `eager`. Whether anything was done.
+    #[allow(dead_code)]
     pub(crate) fn act(&mut self, net: &mut Net, rng: &mut Rng, eager: bool) -> bool {
         self.post(rng, eager, &mut |host, qpn, rng| {
             /* Where the card says that it will come by itself, the program may leave it at that. */

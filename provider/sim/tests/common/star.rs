@@ -22,8 +22,10 @@ use crate::program::{Conn, End};
 
 /// The life of SL's card that epochs tell.
 const LIFE: u16 = 0x51ed;
-const SL: usize = 0;
-const SF: usize = 1;
+/// The stateless host
+pub(crate) const SL: usize = 0;
+/// The stateful host
+pub(crate) const SF: usize = 1;
 
 /// What the ends of connections are made with.
 #[derive(Clone, Copy)]
@@ -71,6 +73,8 @@ pub(crate) struct World {
     lanes: [Nanos; 2],
     order: u64,
     pub(crate) now: Nanos,
+    /// Hosts whose process ended. That of SL was started anew: it has the same memory, and another life.
+    pub(crate) gone: [bool; 2],
 }
 
 impl World {
@@ -93,6 +97,7 @@ impl World {
             lanes: [0; 2],
             order: 0,
             now: 1_000,
+            gone: [false; 2],
         }
     }
 
@@ -149,7 +154,7 @@ impl World {
             sq_sig_all: false,
             setup,
             inline_key: 0,
-            patience: Patience::of(18, 7),
+            patience: Patience::of(15, 7),
             keepalive: 50_000_000,
             stats: self.stats[SL].clone(),
         });
@@ -170,7 +175,7 @@ impl World {
             max_rd_atomic: star.rd_atomic,
             min_rnr_timer: 1,
             rnr_retry: 7,
-            waits: Waits { patience: 8 << 30, lifetime: 4 * self.faults.late, ..Waits::default() },
+            waits: Waits { patience: 1 << 30, lifetime: 4 * self.faults.late, ..Waits::default() },
             window: star.window,
         };
         let mut pair = Pair { sl: sl.expect("a good set-up"), sf: None, local: Some(local), qpns };
@@ -187,17 +192,18 @@ impl World {
 
     /// When something is due at the ends of each connection.
     pub(crate) fn timers(&self) -> Vec<[Option<Nanos>; 2]> {
-        let of = |pair: &Pair| [pair.sl.next_deadline(), pair.sf.as_ref().and_then(Stateful::next_deadline)];
+        let gone = self.gone;
+        let of = |pair: &Pair| {
+            let sl = pair.sl.next_deadline().filter(|_| !gone[SL]);
+            [sl, pair.sf.as_ref().and_then(Stateful::next_deadline).filter(|_| !gone[SF])]
+        };
         self.pairs.iter().map(of).collect()
     }
 
     /// Does what is to be done now, then moves the time on to the next thing that happens. False: nothing is going to happen.
     pub(crate) fn step(&mut self) -> bool {
         self.transmit();
-        let timers = self
-            .pairs
-            .iter()
-            .flat_map(|pair| [pair.sl.next_deadline(), pair.sf.as_ref().and_then(Stateful::next_deadline)]);
+        let timers = self.timers().into_iter().flatten();
         let arrival = self.wire.first_key_value().map(|((at, _), _)| *at);
         let Some(next) = timers.chain([arrival]).flatten().min() else { return false };
         self.now = self.now.max(next);
@@ -212,8 +218,8 @@ impl World {
     }
 
     fn look_at_timers(&mut self) {
-        let World { pairs, net, now, .. } = self;
-        for pair in pairs.iter_mut() {
+        let World { pairs, net, now, gone, .. } = self;
+        for pair in pairs.iter_mut().filter(|_| !gone[SL]) {
             if pair.sl.next_deadline().is_some_and(|at| at <= *now) {
                 pair.sl.handle_timeout(&mut net.hosts[SL].env, *now);
             }
@@ -232,19 +238,19 @@ impl World {
         at: usize,
         call: impl FnOnce(&mut Stateful<SimEnv>, &mut stateful::Card<'_, SimEnv>) -> R,
     ) -> Option<R> {
-        let World { net, mrs, registry, srqs, stats, pairs, now, .. } = self;
+        let World { net, mrs, registry, srqs, stats, pairs, now, gone, .. } = self;
         let host = &mut net.hosts[SF];
         let mut shared = Shared(srqs[SF].as_ref(), host.pd);
         let (env, srqs, stats, now) = (&mut host.env, &mut shared, &*stats[SF], *now);
         let mut card = stateful::Card { env, mrs, registry, srqs, stats, now };
-        pairs[at].sf.as_mut().map(|sf| call(sf, &mut card))
+        pairs[at].sf.as_mut().filter(|_| !gone[SF]).map(|sf| call(sf, &mut card))
     }
 
     fn transmit(&mut self) {
         for at in 0..self.pairs.len() {
             loop {
                 let env = &mut self.net.hosts[SL].env;
-                let more = self.pairs[at].sl.poll_transmit(env, self.now);
+                let more = !self.gone[SL] && self.pairs[at].sl.poll_transmit(env, self.now);
                 let frames = env.flush_star();
                 assert!(!more || !frames.is_empty(), "more is left, but an empty port got nothing");
                 frames.into_iter().for_each(|frame| self.launch(SL, frame));
@@ -311,6 +317,7 @@ impl World {
         }
         match (to, side) {
             (SL, Side::Stateless) => self.serve(frame, &packet),
+            (SL, Side::Stateful) if self.gone[SL] => {}
             (SL, Side::Stateful) => {
                 let World { pairs, net, now, .. } = self;
                 let pair = pairs.iter_mut().find(|pair| pair.qpns[SL] == packet.header.qpn);
@@ -326,7 +333,8 @@ impl World {
     fn serve(&mut self, frame: &StarFrame, packet: &Packet<'_>) {
         let env = &mut self.net.hosts[SL].env;
         let meta = FrameMeta { src: frame.path.src, dst: frame.path.dst, ..FrameMeta::default() };
-        let card = stateless::Card { bounds: Some(&self.bounds), life: LIFE, stats: &self.stats[SL] };
+        let life = LIFE + u16::from(self.gone[SL]);
+        let card = stateless::Card { bounds: Some(&self.bounds), life, stats: &self.stats[SL] };
         stateless::handle(&card, env, (&meta, frame.path.sport), packet);
         for event in std::mem::take(&mut env.star.events) {
             /* an event may be lost: what it told comes again, or is seen by who polls */
@@ -340,7 +348,7 @@ impl World {
 
     fn meet(&mut self, frame: &StarFrame, packet: &Packet<'_>) {
         let at = self.pairs.iter().position(|pair| pair.qpns[SF] == packet.header.qpn).expect("a QP of SF");
-        if self.pairs[at].sf.is_none() {
+        if self.pairs[at].sf.is_none() && !self.gone[SF] {
             let first = packet.header.ptype == Ptype::Wqep && packet.header.psn == Psn::new(0);
             let Some(Control::Setup(setup)) = Control::decode(packet.data).filter(|_| first) else { return };
             self.begin(at, frame, packet, setup);
@@ -368,6 +376,9 @@ impl World {
     /// The program of `host` rings the doorbell of `qpn`.
     pub(crate) fn doorbell(&mut self, host: usize, qpn: Qpn) {
         let at = self.pairs.iter().position(|pair| pair.qpns[host] == qpn).expect("a QP");
+        if self.gone[host] {
+            return;
+        }
         if host == SL {
             self.pairs[at].sl.handle_doorbell(&mut self.net.hosts[SL].env, self.now);
         } else {
@@ -377,7 +388,7 @@ impl World {
 
     /// SL's program polls: the library looks at its slots.
     pub(crate) fn look(&mut self) {
-        for pair in &mut self.pairs {
+        for pair in self.pairs.iter_mut().filter(|_| !self.gone[SL]) {
             for queue in [Queue::Send, Queue::Recv] {
                 pair.sl.complete(&mut self.net.hosts[SL].env, self.now, queue);
             }

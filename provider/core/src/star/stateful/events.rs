@@ -317,6 +317,19 @@ mod tests {
     }
 
     #[test]
+    fn a_wqe_without_a_completion_leaves_none_behind() {
+        let mut all = Completions::new(0, 4).unwrap();
+        all.push(Psn::new(0), CqeMsg::default(), 0);
+        all.sent(Psn::new(0), 1);
+        all.expire(1);
+        /* its EA was lost: SL has it, and went on; 4, in the same slot, is not signalled */
+        all.push(Psn::new(5), CqeMsg::default(), 0);
+        assert_eq!(all.next(2), Some(Psn::new(5)));
+        all.sent(Psn::new(5), 2);
+        assert_eq!((all.next(3), all.lost), (None, 0));
+    }
+
+    #[test]
     fn an_error_waits_for_its_time() {
         let (mut all, waits) = (Completions::new(0, 4).unwrap(), Waits::default());
         all.push(Psn::new(2), CqeMsg::default(), 100);

@@ -53,6 +53,7 @@ impl<E: StarEnv> Stateful<E> {
             self.streams[0].retire();
         } else {
             self.streams[0].una = index.wrapping_add(1);
+            self.streams[0].next = self.streams[0].una;
         }
         self.local.sq.release(index.wrapping_add(1));
         let (wr_id, opcode, qpn) = (wqe.wr_id, wqe.op.wc_opcode(), self.local.qpn);

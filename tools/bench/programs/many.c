@@ -1,0 +1,312 @@
+/* WRITEs of 8 B over many queue pairs, one after the other in an order that is shuffled once: what perftest cannot do for
+ * latency, and sets up too slowly for a hundred thousand. Two processes, of which the other is passive but for polling an empty
+ * completion queue, so that its card is run by itself and not by the library's thread.
+ * Build: cc -O2 -o many many.c -libverbs
+ * With -l, one process and one thread are both sides, so that its CPU time is what a message costs at both ends, whatever else
+ * the machine does; STARVERBS_PROGRESS_THREAD=off keeps it to one thread.
+ * usage: many [-l] [-q QPS] [-w UNDER_WAY] [-t SECONDS]; prints millions of messages a second, the CPU time of a message in this
+ * process (us), the median, the 1st and the 99th percentile of its time from post to completion with -w 1 (us), and the seconds
+ * to create and connect. */
+#include <infiniband/verbs.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BYTES = 8, SAMPLES = 1 << 22 };
+
+struct side {
+	union ibv_gid gid;
+	uint64_t addr;
+	uint32_t rkey;
+};
+
+static struct ibv_context *ctx;
+static struct ibv_pd *pd;
+static struct ibv_cq *cq;
+static struct ibv_mr *mr;
+static struct ibv_qp **qps;
+static uint32_t count = 1, under_way = 1;
+static int loop;
+static char buffer[4096] __attribute__((aligned(4096)));
+
+static void die(const char *what)
+{
+	fprintf(stderr, "many: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static double at(clockid_t clock)
+{
+	struct timespec t;
+
+	clock_gettime(clock, &t);
+	return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static double now(void)
+{
+	return at(CLOCK_MONOTONIC);
+}
+
+static void put(int fd, const void *from, size_t len)
+{
+	for (ssize_t done; len; from = (const char *)from + done, len -= done)
+		if ((done = write(fd, from, len)) <= 0)
+			die("write");
+}
+
+static void get(int fd, void *to, size_t len)
+{
+	for (ssize_t done; len; to = (char *)to + done, len -= done)
+		if ((done = read(fd, to, len)) <= 0)
+			die("the other side");
+}
+
+/* The one side writes first, the other reads first. */
+static void exchange(int fd, int first, const void *mine, void *theirs, size_t len)
+{
+	if (first)
+		put(fd, mine, len);
+	get(fd, theirs, len);
+	if (!first)
+		put(fd, mine, len);
+}
+
+static void open_card(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+
+	if (!list || !list[0] || !(ctx = ibv_open_device(list[0])) || !(pd = ibv_alloc_pd(ctx)))
+		die("no device");
+	mr = ibv_reg_mr(pd, buffer, sizeof(buffer), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	cq = ibv_create_cq(ctx, under_way + 16, NULL, NULL, 0);
+	qps = calloc(2 * (size_t)count, sizeof(*qps));
+	if (!mr || !cq || !qps)
+		die("no memory region, or no completion queue");
+}
+
+static void create(uint32_t depth)
+{
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+					 .cap = { depth, 1, 1, 1, 0 }, .sq_sig_all = 1 };
+
+	for (uint32_t i = 0; i < (loop ? 2 * count : count); i++) {
+		init.cap.max_send_wr = i < count ? depth : 1;
+		if (!(qps[i] = ibv_create_qp(pd, &init)))
+			die("ibv_create_qp");
+	}
+}
+
+static void connect_to(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gid)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
+				 .path_mtu = IBV_MTU_1024, .dest_qp_num = peer, .max_dest_rd_atomic = 1,
+				 .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
+
+	a.ah_attr.is_global = 1;
+	a.ah_attr.port_num = 1;
+	a.ah_attr.grh.hop_limit = 1;
+	a.ah_attr.grh.dgid = *gid;
+	errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	a.qp_state = IBV_QPS_RTR;
+	if (!errno)
+		errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+						      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	a.qp_state = IBV_QPS_RTS;
+	if (!errno)
+		errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+						      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+	if (errno)
+		die("ibv_modify_qp");
+}
+
+/* All queue pairs, each connected to the other side's. */
+static struct side set_up(int fd, int first, uint32_t depth)
+{
+	uint32_t *mine = calloc(count, sizeof(*mine)), *theirs = calloc(count, sizeof(*theirs));
+	struct side me, other;
+
+	open_card();
+	create(depth);
+	if (!mine || !theirs || ibv_query_gid(ctx, 1, 0, &me.gid))
+		die("no GID");
+	me.addr = (uintptr_t)buffer;
+	me.rkey = mr->rkey;
+	for (uint32_t i = 0; loop && i < count; i++) {
+		connect_to(qps[i], qps[count + i]->qp_num, &me.gid);
+		connect_to(qps[count + i], qps[i]->qp_num, &me.gid);
+	}
+	if (loop)
+		return me;
+	for (uint32_t i = 0; i < count; i++)
+		mine[i] = qps[i]->qp_num;
+	exchange(fd, first, &me, &other, sizeof(me));
+	exchange(fd, first, mine, theirs, count * sizeof(*mine));
+	for (uint32_t i = 0; i < count; i++)
+		connect_to(qps[i], theirs[i], &other.gid);
+	exchange(fd, first, &me, &me, 1);
+	free(mine);
+	free(theirs);
+	return other;
+}
+
+/* Until the client is done. */
+static int serve(int fd)
+{
+	struct ibv_wc wc;
+	char done;
+
+	set_up(fd, 0, 1);
+	for (uint32_t polls = 1;; polls++) {
+		if (ibv_poll_cq(cq, 1, &wc))
+			die("a completion of nothing");
+		if (polls % 4096 == 0 && recv(fd, &done, 1, MSG_DONTWAIT) >= 0)
+			return 0;
+	}
+}
+
+/* An order in which no neighbour follows its neighbour (xorshift; always the same). */
+static void shuffle(void)
+{
+	uint64_t x = 88172645463325252u;
+
+	for (uint32_t i = count; i-- > 1;) {
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+		uint32_t at = x % (i + 1);
+		struct ibv_qp *qp = qps[i];
+		qps[i] = qps[at];
+		qps[at] = qp;
+	}
+}
+
+static float *took;
+static uint32_t samples;
+
+/* Posts to one after the other, `under_way` in all at once, for so many messages or seconds; gives how many. */
+static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
+{
+	struct ibv_send_wr *bad;
+	struct ibv_wc wc[16];
+	uint64_t posted = 0, done = 0;
+	double start = now(), sent = 0, end = start + seconds;
+
+	while (done < messages) {
+		while (posted < messages && posted - done < under_way) {
+			if (took && under_way == 1)
+				sent = now();
+			errno = ibv_post_send(qps[posted % count], wr, &bad);
+			if (errno == ENOMEM)
+				break;
+			if (errno)
+				die("ibv_post_send");
+			posted++;
+		}
+		int got = ibv_poll_cq(cq, 16, wc);
+		for (int i = 0; i < got; i++)
+			if (wc[i].status != IBV_WC_SUCCESS) {
+				fprintf(stderr, "many: %s\n", ibv_wc_status_str(wc[i].status));
+				exit(1);
+			}
+		if (got > 0) {
+			uint64_t before = done;
+			done += got;
+			if (took && under_way == 1 && samples < SAMPLES)
+				took[samples++] = (now() - sent) * 1e6;
+			if (before / 256 != done / 256 && now() > end)
+				messages = posted;
+		}
+	}
+	return done;
+}
+
+static int ascending(const void *a, const void *b)
+{
+	float x = *(const float *)a, y = *(const float *)b;
+
+	return (x > y) - (x < y);
+}
+
+static int work(int fd, double seconds)
+{
+	struct ibv_sge sge = { (uintptr_t)buffer, BYTES, 0 };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE };
+	double start = now(), connected, cpu;
+	struct side other = set_up(fd, 1, under_way / count + 2);
+	uint64_t done;
+
+	connected = now() - start;
+	shuffle();
+	sge.lkey = mr->lkey;
+	wr.wr.rdma.remote_addr = other.addr;
+	wr.wr.rdma.rkey = other.rkey;
+	/* every queue pair once, and all that warms up with time */
+	drive(&wr, count, 60);
+	drive(&wr, UINT64_MAX, seconds / 4);
+	took = under_way == 1 ? calloc(SAMPLES, sizeof(*took)) : NULL;
+	start = now();
+	cpu = at(CLOCK_PROCESS_CPUTIME_ID);
+	done = drive(&wr, UINT64_MAX, seconds);
+	printf("%.6f %.4f", done / (now() - start) / 1e6, (at(CLOCK_PROCESS_CPUTIME_ID) - cpu) * 1e6 / done);
+	if (samples) {
+		qsort(took, samples, sizeof(*took), ascending);
+		printf(" %.3f %.3f %.3f", took[samples / 2], took[samples / 100], took[samples - 1 - samples / 100]);
+	} else {
+		printf(" 0 0 0");
+	}
+	printf(" %.3f\n", connected);
+	if (!loop)
+		put(fd, "", 1);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	int ends[2], option, status;
+	double seconds = 1;
+	pid_t server;
+
+	while ((option = getopt(argc, argv, "lq:w:t:")) != -1) {
+		if (option == 'l')
+			loop = 1;
+		else if (option == 'q')
+			count = strtoul(optarg, NULL, 0);
+		else if (option == 'w')
+			under_way = strtoul(optarg, NULL, 0);
+		else if (option == 't')
+			seconds = strtod(optarg, NULL);
+		else
+			return 2;
+	}
+	if (!count || !under_way || socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
+		return 2;
+	if (loop) {
+		work(-1, seconds);
+		fflush(stdout);
+		_exit(0);
+	}
+	server = fork();
+	if (!server) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		close(ends[0]);
+		_exit(serve(ends[1]));
+	}
+	close(ends[1]);
+	if (server < 0)
+		die("fork");
+	work(ends[0], seconds);
+	fflush(stdout);
+	if (waitpid(server, &status, 0) != server || status)
+		die("the other side failed");
+	/* nobody needs the queue pairs to end one by one */
+	_exit(0);
+}
