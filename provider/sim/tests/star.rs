@@ -215,6 +215,9 @@ fn lose(seed: u64, lost: usize) -> Run {
     };
     let before = memory(&run);
     let left = 1 - lost;
+    /* what was posted is rung: else nobody knows of it */
+    let qpns: Vec<_> = run.world.conns.iter().map(|conn| conn.ends[left].qpn).collect();
+    qpns.into_iter().for_each(|qpn| run.world.doorbell(left, qpn));
     let mut failed = std::collections::BTreeMap::new();
     for _ in 0..STEPS {
         let happened = run.world.step();
@@ -255,6 +258,10 @@ fn a_stateful_end_that_is_gone_is_noticed() {
 #[test]
 fn a_card_that_was_started_anew_is_not_written_to() {
     for_seeds("a_card_that_was_started_anew_is_not_written_to", 100, |seed| {
-        lose(seed, SL);
+        let run = lose(seed, SL);
+        for (at, conn) in run.world.conns.iter().enumerate() {
+            let begun = run.world.has_begun(at);
+            assert!(!begun || conn.ends[SF].sq.outstanding() == 0, "a send waits for nobody");
+        }
     });
 }

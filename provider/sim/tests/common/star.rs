@@ -175,7 +175,12 @@ impl World {
             max_rd_atomic: star.rd_atomic,
             min_rnr_timer: 1,
             rnr_retry: 7,
-            waits: Waits { patience: 1 << 30, lifetime: 4 * self.faults.late, ..Waits::default() },
+            waits: Waits {
+                patience: 1 << 30,
+                keepalive: 50_000_000,
+                lifetime: 4 * self.faults.late,
+                ..Waits::default()
+            },
             window: star.window,
         };
         let mut pair = Pair { sl: sl.expect("a good set-up"), sf: None, local: Some(local), qpns };
@@ -371,6 +376,11 @@ impl World {
         channel.took();
         let sf = Stateful::new(&mut card, local, (setup, peer), channel);
         pairs[at].sf = Some(sf.expect("a good set-up"));
+    }
+
+    /// Whether the stateful end of a connection knows of the other.
+    pub(crate) fn has_begun(&self, at: usize) -> bool {
+        self.pairs[at].sf.is_some()
     }
 
     /// The program of `host` rings the doorbell of `qpn`.
