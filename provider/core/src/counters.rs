@@ -216,6 +216,32 @@ counters! {
     qpc_wait_ns,
     /// bytes that a chip would need for the QP contexts as they are set
     qpc_on_chip,
+    /// StaR, stateless: packets whose data was written to memory (RD)
+    star_rd,
+    /// StaR, stateless: packets answered with data from memory (GD)
+    star_gd,
+    /// StaR, stateless: atomics executed
+    star_atomics,
+    /// StaR, stateless: atomics that came again and were answered from their slot
+    star_atomics_again,
+    /// StaR, stateless: completions written to memory (CQEP)
+    star_cqep,
+    /// StaR, stateless: completions and atomics that came again after their slot was written
+    star_stale,
+    /// StaR, stateless: dropped, for memory that is not registered for it
+    star_refused,
+    /// StaR, stateless: dropped, not understood or of an earlier life of the card
+    star_bad,
+    /// StaR, library: WQEs sent to the stateful end (WQEP)
+    star_wqep,
+    /// StaR, library: WQEs sent again
+    star_wqep_again,
+    /// StaR: packets for a stateless half that no rule allowed, and that did not leave
+    star_rejects,
+    /// StaR: packets sent again by the stateful half
+    star_retransmitted,
+    /// StaR: packets that the stateful half dropped, as they answered nothing or belonged to no connection
+    star_drops,
     /// queue pairs that exist
     qps,
     /// memory regions that exist

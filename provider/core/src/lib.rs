@@ -34,6 +34,7 @@ pub mod qpc;
 pub mod relay;
 mod rng;
 mod room;
+pub mod star;
 pub mod tags;
 pub mod transport;
 pub mod types;

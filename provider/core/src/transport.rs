@@ -28,6 +28,7 @@ pub(crate) use complete::{enter_error, flush_posted};
 pub(crate) use pacing::answer_probe;
 pub(crate) use recv::lacks_receives;
 pub(crate) use requester::slices;
+pub(crate) use response::RNR_TIMER_10US;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

@@ -13,6 +13,7 @@ use starverbs_core::{
 
 use crate::memory::{Memory, READ, WRITE};
 use crate::queues::{SimCq, SimRq, SimSq};
+use crate::star::StarPort;
 
 /// A frame that waits for the port's flush.
 pub(crate) struct Queued {
@@ -44,10 +45,12 @@ pub struct SimEnv {
     pub link_room: usize,
     pub(crate) relays: Vec<(u32, Vec<u8>)>,
     out: Vec<Queued>,
+    /// What it has of StaR
+    pub star: StarPort,
 }
 
 impl SimEnv {
-    fn absent(&self, addr: u64) -> bool {
+    pub(crate) fn absent(&self, addr: u64) -> bool {
         self.gone.contains(&addr)
     }
 
@@ -137,7 +140,7 @@ impl Env for SimEnv {
         self.out.push(Queued { to: *to, bytes, payload, pad });
     }
     fn can_send(&self) -> bool {
-        self.out.len() < self.port
+        self.out.len() + self.star.waiting() < self.port
     }
     fn is_own(&self, source: &Gid) -> bool {
         *source == self.gid
@@ -173,6 +176,8 @@ pub struct Host {
     pub env: SimEnv,
     /// The protection domain of everything that the helpers here make
     pub pd: PdId,
+    /// What the helpers here registered, and its keys
+    pub regions: Vec<(u32, MrAttr)>,
     /// Multicast groups that it has joined on the wire
     pub groups: Vec<Gid>,
     /// Frames that came and that the card has not taken yet
@@ -238,8 +243,9 @@ impl Host {
             peers: BTreeMap::new(),
             link_room: 64,
             relays: Vec::new(),
+            star: StarPort::default(),
         };
-        Host { gid, nic, env, pd, groups: Vec::new(), came: VecDeque::new() }
+        Host { gid, nic, env, pd, regions: Vec::new(), groups: Vec::new(), came: VecDeque::new() }
     }
 
     /// Allocates `len` bytes and registers them; gives address and key.
@@ -250,7 +256,9 @@ impl Host {
     fn region_of(&mut self, pd: PdId, length: u64, access: Access) -> (u64, u32) {
         let addr = self.env.memory.alloc(length);
         let attr = MrAttr { pd, addr, length, iova: addr, access };
-        (addr, self.nic.reg_mr(attr).expect("a good registration"))
+        let key = self.nic.reg_mr(attr).expect("a good registration");
+        self.regions.push((key, attr));
+        (addr, key)
     }
 
     /// The card gets what came, as far as it takes it.

@@ -13,6 +13,7 @@ mod net;
 mod queues;
 mod rng;
 pub mod rnic;
+mod star;
 pub mod tmh;
 mod traffic;
 
@@ -21,4 +22,5 @@ pub use memory::{Memory, READ, WRITE};
 pub use net::{Faults, Net, Tally, Tap};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
 pub use rng::Rng;
+pub use star::{StarFrame, StarPort};
 pub use traffic::{RC_OPS, any_bytes, any_size, get, put};

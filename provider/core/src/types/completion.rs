@@ -55,6 +55,40 @@ pub enum WcStatus {
     TmRndvIncomplete = 23,
 }
 
+impl WcStatus {
+    /// From `enum ibv_wc_status`.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        use WcStatus as S;
+        Some(match code {
+            0 => S::Success,
+            1 => S::LocLenErr,
+            2 => S::LocQpOpErr,
+            3 => S::LocEecOpErr,
+            4 => S::LocProtErr,
+            5 => S::WrFlushErr,
+            6 => S::MwBindErr,
+            7 => S::BadRespErr,
+            8 => S::LocAccessErr,
+            9 => S::RemInvReqErr,
+            10 => S::RemAccessErr,
+            11 => S::RemOpErr,
+            12 => S::RetryExcErr,
+            13 => S::RnrRetryExcErr,
+            14 => S::LocRddViolErr,
+            15 => S::RemInvRdReqErr,
+            16 => S::RemAbortErr,
+            17 => S::InvEecnErr,
+            18 => S::InvEecStateErr,
+            19 => S::FatalErr,
+            20 => S::RespTimeoutErr,
+            21 => S::GeneralErr,
+            22 => S::TmErr,
+            23 => S::TmRndvIncomplete,
+            _ => return None,
+        })
+    }
+}
+
 /// Op-code of a completion. Values as `enum ibv_wc_opcode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
@@ -77,6 +111,32 @@ pub enum WcOpcode {
     TmSync = 132,
     TmRecv = 133,
     TmNoTag = 134,
+}
+
+impl WcOpcode {
+    /// From `enum ibv_wc_opcode`.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        use WcOpcode as O;
+        Some(match code {
+            0 => O::Send,
+            1 => O::RdmaWrite,
+            2 => O::RdmaRead,
+            3 => O::CompSwap,
+            4 => O::FetchAdd,
+            5 => O::BindMw,
+            6 => O::LocalInv,
+            8 => O::Flush,
+            9 => O::AtomicWrite,
+            128 => O::Recv,
+            129 => O::RecvRdmaWithImm,
+            130 => O::TmAdd,
+            131 => O::TmDel,
+            132 => O::TmSync,
+            133 => O::TmRecv,
+            134 => O::TmNoTag,
+            _ => return None,
+        })
+    }
 }
 
 /// A completion: what `struct ibv_wc` tells.
@@ -125,5 +185,18 @@ impl Cqe {
         let tag = u64::from(self.src_qp) << 32 | u64::from(self.vendor_err);
         let app_ctx = if self.flags.contains(WcFlags::WITH_IMM) { 0 } else { self.imm };
         self.flags.contains(WcFlags::TM_MATCH).then_some((tag, app_ctx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_their_numbers() {
+        let statuses = (0..=u8::MAX).filter_map(|code| Some((code, WcStatus::from_code(code)?)));
+        assert_eq!(statuses.map(|(code, status)| assert_eq!(status as u8, code)).count(), 24);
+        let opcodes = (0..=u8::MAX).filter_map(|code| Some((code, WcOpcode::from_code(code)?)));
+        assert_eq!(opcodes.map(|(code, opcode)| assert_eq!(opcode as u8, code)).count(), 16);
     }
 }

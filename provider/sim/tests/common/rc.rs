@@ -214,7 +214,23 @@ impl Conn {
     }
 
     /// Posts and rings as chance has it; all that can be done with `eager`. Whether anything was done.
+    #[allow(dead_code)]
     pub(crate) fn act(&mut self, net: &mut Net, rng: &mut Rng, eager: bool) -> bool {
+        self.post(rng, eager, &mut |host, qpn, rng| {
+            /* Where the card says that it will come by itself, the program may leave it at that. */
+            if !net.hosts[host].nic.may_wait(qpn) || rng.chance(0.5) {
+                net.doorbell(host, qpn);
+            }
+        })
+    }
+
+    /// As `act`, with another doorbell: it gets host and QPN.
+    pub(crate) fn post(
+        &mut self,
+        rng: &mut Rng,
+        eager: bool,
+        ring: &mut dyn FnMut(usize, Qpn, &mut Rng),
+    ) -> bool {
         let mut acted = false;
         for end in &mut self.ends {
             while !end.shared
@@ -237,10 +253,7 @@ impl Conn {
             }
             if end.rung < end.posted && (eager || rng.chance(0.6)) {
                 end.rung = end.posted;
-                /* Where the card says that it will come by itself, the program may leave it at that. */
-                if !net.hosts[end.host].nic.may_wait(end.qpn) || rng.chance(0.5) {
-                    net.doorbell(end.host, end.qpn);
-                }
+                ring(end.host, end.qpn, rng);
                 acted = true;
             }
         }

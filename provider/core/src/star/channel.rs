@@ -1,0 +1,135 @@
+//! Control messages of one connection, one way and the other: each once, in order, one under way at a time.
+
+use alloc::collections::VecDeque;
+
+use crate::types::{Nanos, Psn};
+
+use super::control::Control;
+
+/// First time after which something is sent again.
+pub const FIRST_TIMEOUT: Nanos = 1_000_000;
+/// Longest time between two tries.
+const LONGEST_TIMEOUT: Nanos = 64 * FIRST_TIMEOUT;
+
+/// After so many tries, the time until the next.
+pub(super) fn timeout(tries: u32) -> Nanos {
+    LONGEST_TIMEOUT.min(FIRST_TIMEOUT << tries.min(6))
+}
+
+/// What to do with a message that came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Do what it says and answer
+    Now,
+    /// It has been done: answer
+    Again,
+    /// One before it is missing: nothing
+    Early,
+}
+
+/// One end's messages.
+#[derive(Clone, Debug, Default)]
+pub struct Channel {
+    out: VecDeque<Control>,
+    /// Sequence of the oldest of `out`
+    seq: Psn,
+    /// When it is sent again. `None`: it was not sent yet
+    due: Option<Nanos>,
+    /// Times that it was sent
+    tries: u32,
+    /// Sequence of the peer's next message
+    expected: Psn,
+}
+
+impl Channel {
+    /// Nothing said yet.
+    pub fn new() -> Self {
+        Channel::default()
+    }
+    /// Adds a message.
+    pub fn send(&mut self, message: Control) {
+        self.out.push_back(message);
+    }
+    /// As it is, but with nothing to say: the peer is gone. What it still says can be answered.
+    #[must_use]
+    pub fn silenced(&self) -> Self {
+        let seq = self.seq.plus(self.out.len() as u32);
+        Channel { seq, expected: self.expected, ..Channel::default() }
+    }
+    /// Messages without an answer.
+    pub fn waiting(&self) -> usize {
+        self.out.len()
+    }
+    /// Times that the oldest of them was sent.
+    pub fn tries(&self) -> u32 {
+        self.tries
+    }
+
+    /// The message to send now.
+    pub fn poll(&mut self, now: Nanos) -> Option<(Psn, Control)> {
+        let message = *self.out.front()?;
+        if self.due.is_some_and(|due| now < due) {
+            return None;
+        }
+        self.due = Some(now + timeout(self.tries));
+        self.tries = self.tries.saturating_add(1);
+        Some((self.seq, message))
+    }
+
+    /// When there is something to send.
+    pub fn deadline(&self) -> Option<Nanos> {
+        self.out.front().map(|_| self.due.unwrap_or(0))
+    }
+
+    /// An answer came; gives the message, if it is the first answer to it.
+    pub fn answered(&mut self, seq: Psn) -> Option<Control> {
+        if seq != self.seq || self.tries == 0 {
+            return None;
+        }
+        (self.due, self.tries) = (None, 0);
+        self.seq = self.seq.plus(1);
+        self.out.pop_front()
+    }
+
+    /// Whether a message of the peer is the next. It is not taken yet: see [`took`](Channel::took).
+    pub fn turn(&self, seq: Psn) -> Turn {
+        match seq.since(self.expected) {
+            0 => Turn::Now,
+            1.. => Turn::Early,
+            _ => Turn::Again,
+        }
+    }
+    /// The next message of the peer has been done.
+    pub fn took(&mut self) {
+        self.expected = self.expected.plus(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_message_once_and_in_order() {
+        let (mut a, mut b) = (Channel::new(), Channel::new());
+        assert_eq!((a.poll(0), a.deadline()), (None, None));
+        a.send(Control::KeepAlive);
+        a.send(Control::Want { upto: 1 });
+        assert_eq!(a.answered(Psn::new(0)), None, "nothing was sent yet");
+        let first = a.poll(5).expect("the first");
+        assert_eq!((a.poll(5), a.deadline()), (None, Some(5 + FIRST_TIMEOUT)));
+        assert_eq!(a.poll(5 + FIRST_TIMEOUT), Some(first), "again");
+        assert_eq!(a.tries(), 2);
+        assert_eq!((b.turn(first.0), b.turn(first.0.plus(1))), (Turn::Now, Turn::Early));
+        b.took();
+        assert_eq!(b.turn(first.0), Turn::Again);
+        assert_eq!(a.answered(first.0), Some(Control::KeepAlive));
+        assert_eq!(a.answered(first.0), None);
+        assert_eq!(a.poll(9), Some((first.0.plus(1), Control::Want { upto: 1 })));
+    }
+
+    #[test]
+    fn waits_double() {
+        assert_eq!([0, 1, 6, 7, u32::MAX].map(|n| timeout(n) / FIRST_TIMEOUT), [1, 2, 64, 64, 64]);
+    }
+}

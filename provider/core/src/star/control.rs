@@ -1,0 +1,319 @@
+//! Control messages: what the two ends settle beside the data. Each is repeated until its answer comes, and each may be understood
+//! twice without harm.
+
+use crate::types::{Access, Mtu, PdId};
+
+use super::message::{Reader, Writer};
+
+/// Bytes of the largest message.
+pub const MAX_CONTROL: usize = 96;
+
+/// What a program wants its end to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Wish {
+    /// Plain RoCEv2
+    Off = 0,
+    /// What suits both
+    #[default]
+    Auto = 1,
+    /// Stateless
+    Stateless = 2,
+    /// Stateful
+    Stateful = 3,
+}
+
+/// What an end has become.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Role {
+    /// Its card keeps nothing of the connection
+    Stateless = 2,
+    /// Its card keeps all
+    Stateful = 3,
+}
+
+impl Role {
+    /// What the peer is then.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Role::Stateless => Role::Stateful,
+            Role::Stateful => Role::Stateless,
+        }
+    }
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            2 => Role::Stateless,
+            3 => Role::Stateful,
+            _ => return None,
+        })
+    }
+}
+
+/// One message. Its sender's QPN and epoch stand before it (a [`Prefix`](super::wire::Prefix)). Those by which the roles are settled
+/// travel in RoCEv2 frames, as the ports are not known yet; the others in StaR packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Control {
+    /// What one end would be, with what the choice depends on
+    Offer {
+        /// The program's wish
+        wish: Wish,
+        /// Connections that this card keeps the state of
+        stateful: u32,
+        /// From how many on this card wants to keep no more
+        threshold: u32,
+        /// UDP ports of the sender's stateless and stateful half
+        ports: [u16; 2],
+        /// Which life of the sender's card
+        boot: u64,
+    },
+    /// The answer to an offer
+    Accept {
+        /// What its sender becomes
+        role: Role,
+        /// UDP ports of the sender's stateless and stateful half
+        ports: [u16; 2],
+        /// Which life of the sender's card
+        boot: u64,
+    },
+    /// The answer to that: both know
+    Confirm {
+        /// What its sender becomes
+        role: Role,
+    },
+    /// The answer to an offer: plain RoCEv2
+    Plain,
+    /// The answer to an offer: the card is there, the QP is not ready
+    NotYet,
+    /// SL's state at first
+    Setup(Setup),
+    /// SF may reach this memory of SL
+    Rule(Rule),
+    /// All rules of before the connection have been said: SF's program may begin
+    Begin,
+    /// SF may reach this memory no longer; answered once nothing for it is under way
+    Unrule {
+        /// Its key
+        key: u32,
+    },
+    /// SF: of a shared receive queue, WQEs before this sequence are wanted
+    Want {
+        /// Sequence of the receive queue
+        upto: u32,
+    },
+    /// Are you there?
+    KeepAlive,
+    /// The connection ends
+    Bye {
+        /// 0: closed; else a [`WcStatus`](crate::WcStatus)
+        why: u8,
+    },
+}
+
+/// What SF must know of SL's end. Queues' depths are powers of two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setup {
+    /// Which life of SL's card
+    pub boot: u64,
+    /// Protection domain of the QP
+    pub pd: PdId,
+    /// Path MTU
+    pub mtu: Mtu,
+    /// WQEs of the send queue
+    pub sq_depth: u32,
+    /// WQEs of the receive queue
+    pub rq_depth: u32,
+    /// Whether receives come from a shared receive queue, and only when they are wanted
+    pub srq: bool,
+    /// Address of the send queue's completion slots
+    pub send_ring: u64,
+    /// Address of the receive queue's completion slots
+    pub recv_ring: u64,
+    /// Address of the replay slots
+    pub replay: u64,
+    /// How many there are: atomics of SF outstanding at most
+    pub replay_slots: u32,
+    /// Rights of the QP
+    pub access: Access,
+    /// READs and atomics of SL outstanding at most
+    pub max_rd_atomic: u8,
+    /// Times that a SEND of SL is tried without a receive; 7: for ever
+    pub rnr_retry: u8,
+    /// RNR NAK timer code of SL's receive queue
+    pub min_rnr_timer: u8,
+}
+
+/// A memory region, window or ring of SL.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// lkey and rkey
+    pub key: u32,
+    /// Protection domain
+    pub pd: PdId,
+    /// The one QP that may use it; 0: all of the protection domain
+    pub qpn: u32,
+    /// First byte in SL's memory
+    pub addr: u64,
+    /// Bytes
+    pub len: u64,
+    /// Address by which the first byte is known in SGEs and work requests
+    pub iova: u64,
+    /// Rights
+    pub access: Access,
+}
+
+impl Control {
+    /// Writes it to `room`; gives its length. `None`: `room` is too small, which [`MAX_CONTROL`] never is.
+    pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
+        let mut out = Writer::new(room);
+        match *self {
+            Control::Offer { wish, stateful, threshold, ports, boot } => {
+                out.bytes(&[1, wish as u8])?;
+                out.word(stateful)?;
+                out.word(threshold)?;
+                ports.iter().try_for_each(|port| out.half(*port))?;
+                out.long(boot)?;
+            }
+            Control::Accept { role, ports, boot } => {
+                out.bytes(&[2, role as u8])?;
+                ports.iter().try_for_each(|port| out.half(*port))?;
+                out.long(boot)?;
+            }
+            Control::Confirm { role } => out.bytes(&[3, role as u8])?,
+            Control::Plain => out.byte(4)?,
+            Control::NotYet => out.byte(5)?,
+            Control::Setup(ref setup) => {
+                out.byte(6)?;
+                setup.encode(&mut out)?;
+            }
+            Control::Rule(ref rule) => {
+                out.byte(7)?;
+                rule.encode(&mut out)?;
+            }
+            Control::Unrule { key } => {
+                out.byte(8)?;
+                out.word(key)?;
+            }
+            Control::Want { upto } => {
+                out.byte(9)?;
+                out.word(upto)?;
+            }
+            Control::KeepAlive => out.byte(10)?,
+            Control::Begin => out.byte(12)?,
+            Control::Bye { why } => out.bytes(&[11, why])?,
+        }
+        Some(out.len())
+    }
+
+    /// The message that these bytes are. `None`: they are none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        let message = match from.byte()? {
+            1 => {
+                let wish = match from.byte()? {
+                    0 => Wish::Off,
+                    1 => Wish::Auto,
+                    2 => Wish::Stateless,
+                    3 => Wish::Stateful,
+                    _ => return None,
+                };
+                let (stateful, threshold) = (from.word()?, from.word()?);
+                Control::Offer {
+                    wish,
+                    stateful,
+                    threshold,
+                    ports: [from.half()?, from.half()?],
+                    boot: from.long()?,
+                }
+            }
+            2 => {
+                let role = Role::from_code(from.byte()?)?;
+                Control::Accept { role, ports: [from.half()?, from.half()?], boot: from.long()? }
+            }
+            3 => Control::Confirm { role: Role::from_code(from.byte()?)? },
+            4 => Control::Plain,
+            5 => Control::NotYet,
+            6 => Control::Setup(Setup::decode(&mut from)?),
+            7 => Control::Rule(Rule::decode(&mut from)?),
+            8 => Control::Unrule { key: from.word()? },
+            9 => Control::Want { upto: from.word()? },
+            10 => Control::KeepAlive,
+            11 => Control::Bye { why: from.byte()? },
+            12 => Control::Begin,
+            _ => return None,
+        };
+        from.end()?;
+        Some(message)
+    }
+}
+
+impl Setup {
+    fn encode(&self, out: &mut Writer<'_>) -> Option<()> {
+        out.long(self.boot)?;
+        out.word(self.pd.0)?;
+        out.bytes(&[self.mtu as u8, u8::from(self.srq), self.max_rd_atomic, self.rnr_retry])?;
+        out.byte(self.min_rnr_timer)?;
+        out.word(self.sq_depth)?;
+        out.word(self.rq_depth)?;
+        out.long(self.send_ring)?;
+        out.long(self.recv_ring)?;
+        out.long(self.replay)?;
+        out.word(self.replay_slots)?;
+        out.word(self.access.bits())
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Option<Self> {
+        let (boot, pd) = (from.long()?, PdId(from.word()?));
+        let [mtu, srq, max_rd_atomic, rnr_retry, min_rnr_timer] = from.bytes()?;
+        let setup = Setup {
+            boot,
+            pd,
+            mtu: Mtu::from_code(mtu.into())?,
+            srq: srq != 0,
+            max_rd_atomic,
+            rnr_retry,
+            min_rnr_timer,
+            sq_depth: from.word()?,
+            rq_depth: from.word()?,
+            send_ring: from.long()?,
+            recv_ring: from.long()?,
+            replay: from.long()?,
+            replay_slots: from.word()?,
+            access: Access::from_bits_truncate(from.word()?),
+        };
+        /* sequences have 24 bits, of which the upper half is the past */
+        let depths = [setup.sq_depth, setup.rq_depth].iter().all(|d| d.is_power_of_two() && *d <= 1 << 20);
+        (depths && srq <= 1 && rnr_retry <= 7 && min_rnr_timer <= 31).then_some(setup)
+    }
+}
+
+impl Rule {
+    fn encode(&self, out: &mut Writer<'_>) -> Option<()> {
+        out.word(self.key)?;
+        out.word(self.pd.0)?;
+        out.word(self.qpn)?;
+        out.long(self.addr)?;
+        out.long(self.len)?;
+        out.long(self.iova)?;
+        out.word(self.access.bits())
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Option<Self> {
+        let rule = Rule {
+            key: from.word()?,
+            pd: PdId(from.word()?),
+            qpn: from.word()?,
+            addr: from.long()?,
+            len: from.long()?,
+            iova: from.long()?,
+            access: Access::from_bits_truncate(from.word()?),
+        };
+        let last = rule.len.saturating_sub(1);
+        (rule.addr.checked_add(last).is_some() && rule.iova.checked_add(last).is_some()).then_some(rule)
+    }
+}
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

@@ -1,0 +1,69 @@
+use super::*;
+
+const SETUP: Setup = Setup {
+    boot: 0x0102_0304_0506_0708,
+    pd: PdId(9),
+    mtu: Mtu::M2048,
+    sq_depth: 64,
+    rq_depth: 1,
+    srq: true,
+    send_ring: 1 << 40,
+    recv_ring: 2 << 40,
+    replay: 3 << 40,
+    replay_slots: 16,
+    access: Access::REMOTE_WRITE,
+    max_rd_atomic: 8,
+    rnr_retry: 7,
+    min_rnr_timer: 12,
+};
+const RULE: Rule = Rule {
+    key: 1,
+    pd: PdId(2),
+    qpn: 3,
+    addr: 0xffff_ffff_ffff_f000,
+    len: 0x1000,
+    iova: 0,
+    access: Access::REMOTE_READ,
+};
+
+#[test]
+fn what_is_said_is_understood() {
+    for message in [
+        Control::Offer { wish: Wish::Stateless, stateful: 1, threshold: 120, ports: [4793, 50_000], boot: 3 },
+        Control::Accept { role: Role::Stateful, ports: [1, 2], boot: 4 },
+        Control::Confirm { role: Role::Stateless },
+        Control::Plain,
+        Control::NotYet,
+        Control::Setup(SETUP),
+        Control::Rule(RULE),
+        Control::Unrule { key: 5 },
+        Control::Want { upto: 6 },
+        Control::KeepAlive,
+        Control::Begin,
+        Control::Bye { why: 12 },
+    ] {
+        let mut room = [0xff; MAX_CONTROL];
+        let len = message.encode(&mut room).expect("it fits");
+        assert_eq!(Control::decode(&room[..len]), Some(message));
+        assert_eq!(Control::decode(&room[..len - 1]), None);
+        assert_eq!(Control::decode(&room[..=len]), None);
+        assert_eq!(message.encode(&mut room[..len - 1]), None);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_none() {
+    let understood = |message: Control| {
+        let mut room = [0; MAX_CONTROL];
+        let len = message.encode(&mut room).expect("it fits");
+        Control::decode(&room[..len]).is_some()
+    };
+    assert!(!understood(Control::Setup(Setup { sq_depth: 3, ..SETUP })));
+    assert!(!understood(Control::Setup(Setup { rq_depth: 1 << 21, ..SETUP })));
+    assert!(!understood(Control::Setup(Setup { rnr_retry: 8, ..SETUP })));
+    assert!(!understood(Control::Rule(Rule { len: 0x1001, ..RULE })), "past the end of memory");
+    assert!(understood(Control::Rule(Rule { len: 0, iova: u64::MAX, ..RULE })));
+    for bytes in [&[][..], &[0], &[13], &[2, 1], &[1, 4, 0, 0, 0, 0, 0, 0, 0, 0]] {
+        assert_eq!(Control::decode(bytes), None);
+    }
+}

@@ -1,0 +1,435 @@
+//! SL's host library: what a connection costs there, in host memory, as the card keeps nothing.
+//!
+//! An [`SlQp`] sends the WQEs of a QP to SF as WQEPs, again until SF says that they are stored, and makes completions of what SF lets
+//! the card write into the slots of the QP. The send queue itself is the copy of what was sent; receives are kept here. It begins
+//! with [`SlQp::start`], which tells SF of the QP and of the memory it may reach. It must not know how roles were chosen.
+
+use alloc::boxed::Box;
+
+use crate::env::{CompletionQueue, RecvQueue, SendQueue};
+use crate::error::NicError;
+use crate::room::filled;
+use crate::types::{AsyncEvent, Cqe, Nanos, Psn, Qpn, SendFlags, Sge, WcFlags, WcStatus};
+
+use super::channel::Channel;
+use super::control::{Control, Setup};
+use super::env::{News, SlEvent, StarEnv};
+use super::message::{
+    CQE_BODY, CqeMsg, MAX_INLINE, MAX_SGE, MAX_WQE, encode_inline, encode_recv, encode_send,
+};
+use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp, slot};
+use super::stateless::{Peer, send_wqep};
+use super::wire::{Opt, Queue};
+
+mod care;
+mod track;
+
+pub use track::Patience;
+use track::Track;
+
+/// What a QP is made of on SL.
+pub struct SlInit<E: StarEnv> {
+    /// Its number
+    pub qpn: Qpn,
+    /// Send queue
+    pub sq: E::Sq,
+    /// Receive queue, private or shared
+    pub rq: E::Rq,
+    /// Completion queue of sends
+    pub send_cq: E::Cq,
+    /// Completion queue of receives
+    pub recv_cq: E::Cq,
+    /// Whether all sends make completions
+    pub sq_sig_all: bool,
+    /// What SF is told. `sq_depth` is that of the send queue; the slots are memory of the host, aligned to their size.
+    pub setup: Setup,
+    /// Key of the send queue's memory, from where SF gets inline bytes that fit no WQEP
+    pub inline_key: u32,
+    /// How long SF may be silent
+    pub patience: Patience,
+    /// Silence after which SF is asked whether it lives, while sends wait for it
+    pub keepalive: Nanos,
+    /// Where it counts
+    pub stats: E::Stats,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SlState {
+    /// Not begun
+    Idle,
+    /// SF is being told
+    Starting,
+    /// WQEs flow
+    Ready,
+    /// Everything is flushed
+    Error,
+}
+
+/// A QP on SL.
+pub struct SlQp<E: StarEnv> {
+    init: SlInit<E>,
+    peer: Peer,
+    state: SlState,
+    send: Track,
+    recv: Track,
+    /// The next send cannot be sent
+    stuck: bool,
+    /// Sends under way that make a completion
+    awaited: u32,
+    /// Index in the send queue of sequence 0
+    base: u32,
+    /// Receives that were sent, by slot
+    recvs: Box<[Recv]>,
+    /// Their SGEs, `stride` each
+    sges: Box<[Sge]>,
+    stride: usize,
+    /// Shared receive queue: sequence up to which SF wants receives
+    wanted: Psn,
+    channel: Channel,
+    /// Messages without an answer that WQEs must not overtake: the set-up, and rules
+    gate: u32,
+    /// Since when the oldest control message waits
+    asked: Nanos,
+    /// When SF was last heard of
+    heard: Nanos,
+}
+
+/// A receive that SF has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recv {
+    wr_id: u64,
+    sges: u16,
+}
+
+impl<E: StarEnv> SlQp<E> {
+    /// A QP without a peer. `Invalid`: depths are not powers of two, or slots not aligned; `Exhausted`: no memory.
+    pub fn new(init: SlInit<E>) -> Result<Self, NicError> {
+        let Setup { sq_depth, rq_depth, send_ring, recv_ring, replay, replay_slots, .. } = init.setup;
+        let powers = [sq_depth, rq_depth, replay_slots].iter().all(|depth| depth.is_power_of_two());
+        let rings = send_ring | recv_ring;
+        if !powers || !rings.is_multiple_of(CQE_SLOT) || !replay.is_multiple_of(REPLAY_SLOT) {
+            return Err(NicError::Invalid);
+        }
+        let stride = init.rq.max_sge().min(MAX_SGE);
+        Ok(SlQp {
+            send: Track::new(sq_depth)?,
+            recv: Track::new(rq_depth)?,
+            recvs: filled(rq_depth as usize)?,
+            sges: filled(rq_depth as usize * stride)?,
+            init,
+            peer: Peer::default(),
+            state: SlState::Idle,
+            stuck: false,
+            awaited: 0,
+            base: 0,
+            stride,
+            wanted: Psn::default(),
+            channel: Channel::new(),
+            gate: 0,
+            asked: 0,
+            heard: 0,
+        })
+    }
+
+    /// Connects it: stamps the slots, and tells SF. `rules` is the memory that SF may reach. Receives that were posted are sent
+    /// once SF has answered.
+    pub fn start(&mut self, env: &mut E, now: Nanos, peer: Peer, rules: impl Iterator<Item = Control>) {
+        (self.peer, self.state) = (peer, SlState::Starting);
+        self.base = self.init.sq.posted();
+        let Setup { sq_depth, rq_depth, send_ring, recv_ring, replay, replay_slots, .. } = self.init.setup;
+        for (ring, depth) in [(send_ring, sq_depth), (recv_ring, rq_depth)] {
+            for index in 0..depth {
+                let stamp = Stamp::before_psn(peer.epoch, index, depth);
+                stamp_slot(env, slot(ring, depth, index, CQE_SLOT), stamp);
+            }
+        }
+        for index in 0..replay_slots {
+            let stamp = Stamp::before(peer.epoch, index, replay_slots);
+            stamp_slot(env, slot(replay, replay_slots, index, REPLAY_SLOT), stamp);
+        }
+        (self.asked, self.heard) = (now, now);
+        self.ask(now, Control::Setup(self.init.setup));
+        rules.for_each(|rule| self.ask(now, rule));
+        self.ask(now, Control::Begin);
+        self.poll_transmit(env, now);
+    }
+
+    fn ask(&mut self, now: Nanos, message: Control) {
+        if self.channel.waiting() == 0 {
+            self.asked = now;
+        }
+        self.gate += u32::from(is_gate(&message));
+        self.channel.send(message);
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> SlState {
+        self.state
+    }
+    /// Its peer.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+    /// Control messages that SF has not answered: rules that it may not know yet.
+    pub fn unanswered(&self) -> usize {
+        self.channel.waiting()
+    }
+    /// What it costs the host beside the program's own queues, bytes: the slots in memory and what is kept here.
+    pub fn bytes(&self) -> usize {
+        let Setup { sq_depth, rq_depth, replay_slots, .. } = self.init.setup;
+        let slots = (sq_depth as usize + rq_depth as usize) * CQE_SLOT as usize
+            + replay_slots as usize * REPLAY_SLOT as usize;
+        let recvs = size_of_val(&*self.recvs) + size_of_val(&*self.sges);
+        size_of::<Self>() + slots + recvs + self.send.bytes() + self.recv.bytes()
+    }
+
+    /// SF may reach this memory, or no longer: a [`Control::Rule`] or [`Control::Unrule`]. WQEs posted from now on are sent once it
+    /// has answered.
+    pub fn tell(&mut self, env: &mut E, now: Nanos, rule: Control) {
+        if matches!(self.state, SlState::Starting | SlState::Ready) {
+            self.ask(now, rule);
+            self.poll_transmit(env, now);
+        }
+    }
+
+    /// The program posted to a queue.
+    pub fn handle_doorbell(&mut self, env: &mut E, now: Nanos) {
+        if self.state == SlState::Error {
+            return self.flush(WcStatus::WrFlushErr);
+        }
+        self.supply(env, now);
+    }
+
+    /// Sends what is posted and not sent, as far as the port takes it and SF has answered what it was told.
+    fn supply(&mut self, env: &mut E, now: Nanos) {
+        if self.state != SlState::Ready || self.gate > 0 {
+            return;
+        }
+        while env.can_send() && self.take_recv() {
+            self.send_recv(env, self.recv.next);
+            self.recv.sent(now);
+            self.init.stats.star_wqep.inc();
+        }
+        while env.can_send() && self.send.next != self.posted() && self.send.has_room() {
+            if !self.send_send(env, self.send.next) {
+                return self.refuse(env, now);
+            }
+            self.awaited += u32::from(self.is_signaled(self.send.next));
+            self.send.sent(now);
+            self.init.stats.star_wqep.inc();
+        }
+    }
+
+    /// The next WQE is none that StaR carries: it fails once it is the oldest.
+    fn refuse(&mut self, env: &mut E, now: Nanos) {
+        self.stuck = true;
+        if self.send.una == self.send.next {
+            self.enter_error(env, now, WcStatus::LocQpOpErr);
+        }
+    }
+
+    /// Whether WQEs wait for room in the port.
+    fn has_more(&self) -> bool {
+        let recvs = self.recv.has_room() && self.may_take() && !self.init.rq.is_empty();
+        let sends = !self.stuck && self.send.next != self.posted() && self.send.has_room();
+        self.state == SlState::Ready && self.gate == 0 && (recvs || sends)
+    }
+
+    /// Sequence of the next WQE that the program will post.
+    fn posted(&self) -> u32 {
+        self.init.sq.posted().wrapping_sub(self.base)
+    }
+    fn index(&self, seq: u32) -> u32 {
+        seq.wrapping_add(self.base)
+    }
+
+    fn may_take(&self) -> bool {
+        !self.init.setup.srq || self.wanted.since(Psn::new(self.recv.next)) > 0
+    }
+
+    /// Takes a receive from the queue into the slot of the next sequence.
+    fn take_recv(&mut self) -> bool {
+        if !self.recv.has_room() || !self.may_take() {
+            return false;
+        }
+        let at = (self.recv.next & (self.init.setup.rq_depth - 1)) as usize;
+        let first = at * self.stride;
+        let (Some(sges), Some(recv)) =
+            (self.sges.get_mut(first..first + self.stride), self.recvs.get_mut(at))
+        else {
+            return false;
+        };
+        let Some((wr_id, n)) = self.init.rq.take(sges) else { return false };
+        *recv = Recv { wr_id, sges: n as u16 };
+        true
+    }
+
+    fn send_recv(&mut self, env: &mut E, seq: u32) {
+        let at = (seq & (self.init.setup.rq_depth - 1)) as usize;
+        let first = at * self.stride;
+        let sges = self.recvs.get(at).and_then(|r| self.sges.get(first..first + usize::from(r.sges)));
+        let mut room = [0; MAX_WQE];
+        if let Some(len) = sges.and_then(|sges| encode_recv(sges, &mut room)) {
+            send_wqep(env, &self.peer, Opt::Recv, Psn::new(seq), room.get(..len).unwrap_or(&[]), None);
+        }
+    }
+
+    /// False: the WQE is none that StaR carries.
+    fn send_send(&mut self, env: &mut E, seq: u32) -> bool {
+        let index = self.index(seq);
+        let mut wqe = *self.init.sq.wqe(index);
+        if self.init.sq_sig_all {
+            wqe.flags |= SendFlags::SIGNALED;
+        }
+        let opt = Opt::of(wqe.op);
+        let mut room = [0; MAX_WQE];
+        let inline = wqe.flags.contains(SendFlags::INLINE).then(|| self.init.sq.inline(index));
+        let psn = Psn::new(seq);
+        match inline {
+            Some(bytes) if bytes.len as usize <= MAX_INLINE => {
+                let Some(len) = encode_inline(&wqe, bytes.len, &mut room) else { return false };
+                let payload = if bytes.len == 0 { None } else { Some(bytes) };
+                send_wqep(env, &self.peer, opt, psn, room.get(..len).unwrap_or(&[]), payload);
+            }
+            Some(bytes) => {
+                wqe.flags.remove(SendFlags::INLINE);
+                let whole = Sge { addr: bytes.addr, len: bytes.len, lkey: self.init.inline_key };
+                let Some(len) = encode_send(&wqe, &[whole], &[], &mut room) else { return false };
+                send_wqep(env, &self.peer, opt, psn, room.get(..len).unwrap_or(&[]), None);
+            }
+            None => {
+                let sges = self.init.sq.sges(index);
+                let Some(len) = encode_send(&wqe, sges, &[], &mut room) else { return false };
+                send_wqep(env, &self.peer, opt, psn, room.get(..len).unwrap_or(&[]), None);
+            }
+        }
+        true
+    }
+
+    /// The card tells of something new.
+    pub fn handle_event(&mut self, env: &mut E, now: Nanos, event: &SlEvent) {
+        if event.epoch != self.peer.epoch || self.state != SlState::Ready {
+            return;
+        }
+        self.heard = now;
+        match (event.what, event.queue) {
+            (News::Stored(seq), queue) => {
+                if self.track(queue).store(seq, now) {
+                    let low = self.track(queue).low();
+                    self.send_again(env, queue, low, 1);
+                }
+            }
+            (News::Completed, queue) => self.complete(env, now, queue),
+        }
+        self.supply(env, now);
+    }
+
+    fn track(&mut self, queue: Queue) -> &mut Track {
+        match queue {
+            Queue::Send => &mut self.send,
+            Queue::Recv => &mut self.recv,
+        }
+    }
+
+    /// Looks at the slots of a queue and completes what is there, in order. For who polls, too: an event may be lost.
+    pub fn complete(&mut self, env: &mut E, now: Nanos, queue: Queue) {
+        while self.state == SlState::Ready {
+            let Some((seq, msg)) = self.next_completion(env, queue) else { return };
+            let cqe = self.cqe(queue, seq, &msg);
+            let next = seq.wrapping_add(1);
+            self.track(queue).complete(next, now);
+            if queue == Queue::Send {
+                self.awaited -= u32::from(self.is_signaled(seq));
+                /* before the completion: who polls it may post at once */
+                self.init.sq.release(self.index(next));
+            }
+            let full = !self.push(queue, &cqe, msg.solicited);
+            if full {
+                self.init.stats.cq_overrun.inc();
+                env.event(AsyncEvent::QpFatal(self.init.qpn));
+            }
+            if full || cqe.status != WcStatus::Success {
+                self.enter_error(env, now, WcStatus::WrFlushErr);
+            }
+        }
+    }
+
+    /// The oldest completion that is in its slot, if nothing before it must come first.
+    fn next_completion(&mut self, env: &mut E, queue: Queue) -> Option<(u32, CqeMsg)> {
+        let Setup { sq_depth, rq_depth, send_ring, recv_ring, .. } = self.init.setup;
+        let (ring, depth) = match queue {
+            Queue::Send => (send_ring, sq_depth),
+            Queue::Recv => (recv_ring, rq_depth),
+        };
+        let (mut seq, next) = (self.track(queue).una, self.track(queue).next);
+        while seq != next {
+            let at = slot(ring, depth, seq, CQE_SLOT);
+            let here = Stamp { epoch: self.peer.epoch, seq: Psn::new(seq).get() };
+            let stamp = Stamp::of(u64::from_ne_bytes(env.star_load(at)?));
+            if stamp.age_of(here) == Age::Same {
+                let mut body = [0; CQE_BODY];
+                let (first, second) = body.split_at_mut(8);
+                first.copy_from_slice(&env.star_load(at + 8)?);
+                second.copy_from_slice(&env.star_load(at + 16)?);
+                return Some((seq, CqeMsg::from_body(at, &body)?));
+            }
+            /* of one without a completion none comes, unless it failed, and then nothing comes behind it */
+            if queue == Queue::Recv || self.is_signaled(seq) {
+                return None;
+            }
+            seq = seq.wrapping_add(1);
+        }
+        None
+    }
+
+    fn is_signaled(&self, seq: u32) -> bool {
+        let wqe = self.init.sq.wqe(self.index(seq));
+        self.init.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED)
+    }
+
+    /// What the program is told of `seq`.
+    fn cqe(&self, queue: Queue, seq: u32, msg: &CqeMsg) -> Cqe {
+        let (wr_id, opcode, src_qp) = match queue {
+            Queue::Send => {
+                let wqe = self.init.sq.wqe(self.index(seq));
+                (wqe.wr_id, wqe.op.wc_opcode(), 0)
+            }
+            Queue::Recv => (self.recv_id(seq), msg.opcode, self.peer.qpn),
+        };
+        let CqeMsg { status, flags, byte_len, imm, vendor_err, .. } = *msg;
+        let flags = flags & (WcFlags::WITH_IMM | WcFlags::WITH_INV);
+        let qpn = self.init.qpn;
+        Cqe { wr_id, byte_len, imm, qpn, src_qp, vendor_err, status, opcode, flags, sl: 0 }
+    }
+
+    fn recv_id(&self, seq: u32) -> u64 {
+        let at = (seq & (self.init.setup.rq_depth - 1)) as usize;
+        self.recvs.get(at).map_or(0, |recv| recv.wr_id)
+    }
+
+    /// False: the completion queue was full.
+    fn push(&self, queue: Queue, cqe: &Cqe, solicited: bool) -> bool {
+        let failed = cqe.status != WcStatus::Success;
+        self.init.stats.completions.inc();
+        if failed {
+            self.init.stats.error_completions.inc();
+        }
+        let cq = match queue {
+            Queue::Send => &self.init.send_cq,
+            Queue::Recv => &self.init.recv_cq,
+        };
+        cq.push(cqe, solicited || failed).is_ok()
+    }
+}
+
+/// Stamps a slot as one that nothing came for.
+fn stamp_slot<E: StarEnv>(env: &mut E, at: u64, stamp: Stamp) {
+    /* memory that is gone gives no completions either: the peer's silence tells */
+    _ = env.dma_store(at, stamp.word().to_ne_bytes());
+}
+
+/// WQEs wait until SF has answered this: they may name what it tells of.
+fn is_gate(message: &Control) -> bool {
+    matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin)
+}

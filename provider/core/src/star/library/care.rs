@@ -1,0 +1,211 @@
+//! An [`SlQp`]'s timers, its talk with SF, and its way into error.
+
+use crate::env::{RecvQueue, SendQueue};
+use crate::star::channel::Turn;
+use crate::star::control::Control;
+use crate::star::env::StarEnv;
+use crate::star::stateless::send_control;
+use crate::star::wire::{Packet, Ptype, Queue};
+use crate::types::{AsyncEvent, Cqe, Nanos, Psn, WcStatus};
+
+use super::track::Due;
+use super::{SlQp, SlState, is_gate};
+
+/// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
+const BURST: u32 = 16;
+
+impl<E: StarEnv> SlQp<E> {
+    /// Sends what is due. True: more waits for room in the port.
+    pub fn poll_transmit(&mut self, env: &mut E, now: Nanos) -> bool {
+        if self.channel.deadline().is_some_and(|due| due <= now) {
+            if !env.can_send() {
+                return true;
+            }
+            if let Some((seq, message)) = self.channel.poll(now) {
+                send_control(env, &self.peer, self.init.qpn, seq, Some(&message));
+            }
+        }
+        self.supply(env, now);
+        self.has_more()
+    }
+
+    /// When [`handle_timeout`](SlQp::handle_timeout) is due.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let queues = [self.send.deadline(), self.recv.deadline()];
+        let queues = queues.into_iter().filter(|_| self.state == SlState::Ready);
+        queues.chain([self.channel.deadline(), self.keepalive_due()]).flatten().min()
+    }
+
+    /// Completions of sends are waited for: when SF is asked whether it lives.
+    fn keepalive_due(&self) -> Option<Nanos> {
+        let waits = self.state == SlState::Ready && self.awaited > 0 && self.channel.waiting() == 0;
+        waits.then(|| self.heard + self.init.keepalive)
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
+        let patience = self.init.patience;
+        let asking = self.channel.deadline().is_some_and(|due| due <= now);
+        if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
+            self.channel = self.channel.silenced();
+            return self.fail(env, now);
+        }
+        if self.keepalive_due().is_some_and(|due| due <= now) {
+            self.ask(now, Control::KeepAlive);
+        }
+        for queue in [Queue::Send, Queue::Recv] {
+            if self.state != SlState::Ready {
+                break;
+            }
+            match self.track(queue).look(now, &patience) {
+                Some(Due::Again(low)) => self.send_again(env, queue, low, BURST),
+                Some(Due::GiveUp) => self.fail(env, now),
+                None => (),
+            }
+        }
+        self.poll_transmit(env, now);
+    }
+
+    /// Sends up to `most` WQEs from `low` on again that SF has not stored.
+    pub(super) fn send_again(&mut self, env: &mut E, queue: Queue, low: u32, most: u32) {
+        let next = self.track(queue).next;
+        let waiting = next.wrapping_sub(low).min(most);
+        for seq in (0..waiting).map(|n| low.wrapping_add(n)) {
+            if self.track(queue).is_stored(seq) || !env.can_send() {
+                continue;
+            }
+            match queue {
+                Queue::Send => _ = self.send_send(env, seq),
+                Queue::Recv => self.send_recv(env, seq),
+            }
+            self.init.stats.star_wqep_again.inc();
+        }
+    }
+
+    /// A packet with M set for this QP. See [`Packet::open`].
+    pub fn handle_control(&mut self, env: &mut E, now: Nanos, packet: &Packet<'_>) {
+        let known = packet.prefix.is_some_and(|p| p.epoch == self.peer.epoch && p.qpn == self.peer.qpn);
+        if !known || self.state == SlState::Idle {
+            return;
+        }
+        self.heard = now;
+        let seq = packet.header.psn;
+        if packet.header.ptype == Ptype::Ea {
+            self.answered(now, seq);
+        } else if let Some(message) = Control::decode(packet.data) {
+            let turn = self.channel.turn(seq);
+            if turn == Turn::Now {
+                self.channel.took();
+                self.hear(env, now, &message);
+            }
+            if turn != Turn::Early {
+                send_control(env, &self.peer, self.init.qpn, seq, None);
+            }
+        }
+        self.poll_transmit(env, now);
+    }
+
+    fn answered(&mut self, now: Nanos, seq: Psn) {
+        let Some(message) = self.channel.answered(seq) else { return };
+        self.asked = now;
+        self.gate -= u32::from(is_gate(&message));
+        if self.state == SlState::Starting {
+            self.state = SlState::Ready;
+        }
+    }
+
+    /// What SF says.
+    fn hear(&mut self, env: &mut E, now: Nanos, message: &Control) {
+        match *message {
+            Control::Want { upto } if Psn::new(upto).since(self.wanted) > 0 => self.wanted = Psn::new(upto),
+            Control::Bye { why } => self.part(env, now, why),
+            _ => (),
+        }
+    }
+
+    /// SF ends the connection. Completions that it sent before are in memory.
+    fn part(&mut self, env: &mut E, now: Nanos, why: u8) {
+        for queue in [Queue::Send, Queue::Recv] {
+            self.complete(env, now, queue);
+        }
+        let event = match WcStatus::from_code(why) {
+            /* as if nobody answered any more, which RC sees when it sends */
+            Some(WcStatus::Success) => return self.depart(env, now),
+            Some(WcStatus::RemAccessErr) => AsyncEvent::QpAccessErr(self.init.qpn),
+            Some(WcStatus::RemInvReqErr) => AsyncEvent::QpReqErr(self.init.qpn),
+            _ => AsyncEvent::QpFatal(self.init.qpn),
+        };
+        if self.state != SlState::Error {
+            env.event(event);
+            self.enter_error(env, now, WcStatus::WrFlushErr);
+        }
+    }
+
+    /// SF is gone. Sends that wait for it fail; receives stay posted until something is sent.
+    fn depart(&mut self, env: &mut E, now: Nanos) {
+        if self.state == SlState::Ready && self.send.una != self.posted() {
+            self.fail(env, now);
+        }
+    }
+
+    /// SF is silent for too long: the oldest send says so, the rest is flushed.
+    pub(super) fn fail(&mut self, env: &mut E, now: Nanos) {
+        self.init.stats.retry_exceeded.inc();
+        self.enter_error(env, now, WcStatus::RetryExcErr);
+    }
+
+    /// The QP goes to ERR, by itself or because the program says so. The oldest send gets `status`.
+    pub fn enter_error(&mut self, env: &mut E, now: Nanos, status: WcStatus) {
+        let told = matches!(self.state, SlState::Starting | SlState::Ready);
+        if self.state != SlState::Error {
+            self.state = SlState::Error;
+            self.flush(status);
+            if self.init.setup.srq {
+                env.event(AsyncEvent::LastWqeReached(self.init.qpn));
+            }
+        }
+        if told && status != WcStatus::RetryExcErr {
+            self.ask(now, Control::Bye { why: 0 });
+            self.poll_transmit(env, now);
+        }
+    }
+
+    /// Completes everything that was posted, with an error: the oldest send with `first`.
+    pub(super) fn flush(&mut self, first: WcStatus) {
+        let mut status = first;
+        while self.send.una != self.posted() {
+            let index = self.index(self.send.una);
+            let wqe = *self.init.sq.wqe(index);
+            self.send.una = self.send.una.wrapping_add(1);
+            self.init.sq.release(index.wrapping_add(1));
+            self.give(
+                Queue::Send,
+                Cqe { wr_id: wqe.wr_id, opcode: wqe.op.wc_opcode(), status, ..Cqe::default() },
+            );
+            status = WcStatus::WrFlushErr;
+        }
+        self.send.next = self.send.una;
+        self.awaited = 0;
+        self.send.stop();
+        let status = WcStatus::WrFlushErr;
+        while self.recv.una != self.recv.next {
+            let wr_id = self.recv_id(self.recv.una);
+            self.recv.una = self.recv.una.wrapping_add(1);
+            self.give(Queue::Recv, Cqe { wr_id, status, ..Cqe::default() });
+        }
+        self.recv.stop();
+        if self.init.setup.srq {
+            return;
+        }
+        let mut sges = [Default::default(); crate::nic::MAX_SGE];
+        while let Some((wr_id, _)) = self.init.rq.take(&mut sges) {
+            self.give(Queue::Recv, Cqe { wr_id, status, ..Cqe::default() });
+        }
+    }
+
+    fn give(&self, queue: Queue, cqe: Cqe) {
+        if !self.push(queue, &Cqe { qpn: self.init.qpn, ..cqe }, false) {
+            self.init.stats.cq_overrun.inc();
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Which WQEs of a queue SF has stored, and when one is to be sent again.
+
+use alloc::boxed::Box;
+
+use crate::error::NicError;
+use crate::room::filled;
+use crate::star::channel::timeout;
+use crate::types::{Nanos, Psn};
+
+/// Later WQEs that SF has stored before the oldest one is taken for lost, without waiting for its time.
+const AHEAD: u8 = 3;
+
+/// How long a peer may be silent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience {
+    /// Tries at least
+    pub tries: u32,
+    /// Time at least. `None`: for ever
+    pub time: Option<Nanos>,
+}
+
+impl Patience {
+    /// As a QP's `timeout` and `retry_cnt` say for RC (IBTA 9.7.6.1.3), and seven tries (docs/decisions/0010-star.md).
+    pub fn of(timeout: u8, retry_cnt: u8) -> Self {
+        let once = (timeout > 0).then(|| 4096u64 << (timeout & 31));
+        Patience { tries: 7, time: once.map(|once| once * (u64::from(retry_cnt) + 1)) }
+    }
+    /// Whether it has come to an end.
+    pub(super) fn is_over(&self, tries: u32, waited: Nanos) -> bool {
+        tries >= self.tries && self.time.is_some_and(|time| waited >= time)
+    }
+}
+
+/// Sequences of one queue. They count on past 24 bits here; `una <= low <= next`, and `next - una <= depth`.
+#[derive(Debug)]
+pub(super) struct Track {
+    /// Oldest that is not complete
+    pub(super) una: u32,
+    /// Next to be sent for the first time
+    pub(super) next: u32,
+    /// Oldest that SF has not said to have stored
+    low: u32,
+    /// One bit a slot: stored
+    stored: Box<[u64]>,
+    depth: u32,
+    /// When `low` is sent again
+    due: Option<Nanos>,
+    /// Times that `low` was sent again, and since when it waits
+    tries: u32,
+    since: Nanos,
+    /// Later ones stored since `low` was last sent
+    ahead: u8,
+}
+
+/// What a deadline that is due means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Due {
+    /// Send what waits from this sequence on again
+    Again(u32),
+    /// The peer is gone
+    GiveUp,
+}
+
+impl Track {
+    /// A queue of `depth`, a power of two. `Exhausted`: no memory.
+    pub(super) fn new(depth: u32) -> Result<Self, NicError> {
+        let stored = filled(depth.div_ceil(64) as usize)?;
+        Ok(Track { una: 0, next: 0, low: 0, stored, depth, due: None, tries: 0, since: 0, ahead: 0 })
+    }
+
+    /// Bytes beside the struct.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.stored)
+    }
+
+    /// Whether one more may be sent.
+    pub(super) fn has_room(&self) -> bool {
+        self.next.wrapping_sub(self.una) < self.depth
+    }
+
+    fn bit(&self, seq: u32) -> (usize, u64) {
+        let slot = seq & (self.depth - 1);
+        (slot as usize / 64, 1 << (slot % 64))
+    }
+    pub(super) fn is_stored(&self, seq: u32) -> bool {
+        let (word, bit) = self.bit(seq);
+        self.stored.get(word).is_some_and(|bits| bits & bit != 0)
+    }
+
+    /// `next` was sent.
+    pub(super) fn sent(&mut self, now: Nanos) {
+        let (word, bit) = self.bit(self.next);
+        if let Some(bits) = self.stored.get_mut(word) {
+            *bits &= !bit;
+        }
+        if self.low == self.next {
+            self.begin(now);
+        }
+        self.next = self.next.wrapping_add(1);
+    }
+
+    fn begin(&mut self, now: Nanos) {
+        (self.tries, self.since, self.ahead) = (0, now, 0);
+        self.due = Some(now + timeout(0));
+    }
+
+    /// SF has stored `seq`. True: the oldest seems to be lost, send it again.
+    pub(super) fn store(&mut self, seq: Psn, now: Nanos) -> bool {
+        let from_low = seq.since(Psn::new(self.low));
+        if from_low < 0 || from_low as u32 >= self.next.wrapping_sub(self.low) {
+            return false;
+        }
+        let seq = self.low.wrapping_add(from_low as u32);
+        let (word, bit) = self.bit(seq);
+        if let Some(bits) = self.stored.get_mut(word) {
+            *bits |= bit;
+        }
+        if from_low > 0 {
+            self.ahead = self.ahead.saturating_add(1);
+            return self.ahead == AHEAD;
+        }
+        self.advance(now);
+        false
+    }
+
+    /// All before `seq` are complete, and so have been stored.
+    pub(super) fn complete(&mut self, seq: u32, now: Nanos) {
+        self.una = seq;
+        if (seq.wrapping_sub(self.low) as i32) > 0 {
+            self.low = seq;
+            self.advance(now);
+        }
+    }
+
+    /// `low` goes to the oldest that is not stored.
+    fn advance(&mut self, now: Nanos) {
+        while self.low != self.next && self.is_stored(self.low) {
+            self.low = self.low.wrapping_add(1);
+        }
+        if self.low == self.next { self.due = None } else { self.begin(now) }
+    }
+
+    /// Forgets what was sent.
+    pub(super) fn stop(&mut self) {
+        (self.una, self.low, self.due) = (self.next, self.next, None);
+    }
+
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        self.due
+    }
+
+    /// What to do now, if the deadline has passed.
+    pub(super) fn look(&mut self, now: Nanos, patience: &Patience) -> Option<Due> {
+        self.due.filter(|due| *due <= now)?;
+        if patience.is_over(self.tries, now.saturating_sub(self.since)) {
+            self.due = None;
+            return Some(Due::GiveUp);
+        }
+        self.tries = self.tries.saturating_add(1);
+        self.ahead = 0;
+        self.due = Some(now + timeout(self.tries));
+        Some(Due::Again(self.low))
+    }
+
+    /// The oldest that SF has not stored.
+    pub(super) fn low(&self) -> u32 {
+        self.low
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_is_sent_again() {
+        let mut track = Track::new(8).unwrap();
+        let patience = Patience::of(1, 0);
+        (0..6).for_each(|_| track.sent(100));
+        assert!(!track.store(Psn::new(2), 200) && !track.store(Psn::new(4), 200));
+        assert!(track.store(Psn::new(5), 200), "three behind it are there");
+        assert!(!track.store(Psn::new(9), 200), "never sent");
+        assert_eq!((track.low(), track.look(200, &patience)), (0, None));
+        assert_eq!(track.look(1_000_100, &patience), Some(Due::Again(0)));
+        track.store(Psn::new(0), 1_000_200);
+        assert_eq!((track.low(), track.deadline()), (1, Some(2_000_200)));
+        track.store(Psn::new(1), 1_000_200);
+        assert_eq!(track.low(), 3);
+        track.complete(6, 2_000_000);
+        assert_eq!((track.low(), track.una, track.deadline()), (6, 6, None));
+        (0..8).for_each(|_| track.sent(3_000_000));
+        assert!(!track.has_room() && !track.is_stored(6) && !track.is_stored(13));
+        let mut now = 3_000_000;
+        for _ in 0..7 {
+            now = track.deadline().unwrap();
+            assert_eq!(track.look(now, &patience), Some(Due::Again(6)));
+        }
+        assert_eq!(track.look(now + timeout(7), &patience), Some(Due::GiveUp));
+        assert_eq!(track.look(u64::MAX, &patience), None);
+    }
+
+    #[test]
+    fn patience_is_rc_s() {
+        assert!(!Patience::of(0, 7).is_over(1_000, u64::MAX), "no timeout: for ever");
+        let patience = Patience::of(14, 1);
+        assert!(!patience.is_over(7, (4096 << 15) - 1) && !patience.is_over(6, 4096 << 15));
+        assert!(patience.is_over(7, 4096 << 15));
+    }
+}

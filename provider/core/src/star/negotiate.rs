@@ -1,0 +1,228 @@
+//! Which end keeps the state (III-C1), so that both always agree.
+//!
+//! Each end whose QP is ready says what it would be and what the choice depends on (Offer). The choice is a function of both offers,
+//! whose contents do not change while they are repeated, and gives both ends the same answer. Who has an offer answers with the
+//! choice (Accept, or Plain); who has that answer knows, and says so (Confirm, or Accept to whoever still asks).
+//!
+//! Silence alone makes the connection plain RoCEv2 only where nothing was ever heard of the peer: then it cannot have heard that we
+//! accept. So no end becomes plain that the other may think is not; and a plain request settles whatever was not settled.
+//!
+//! Messages in, messages out; it must not know how they travel.
+
+use alloc::vec::Vec;
+
+use super::channel::timeout;
+use super::control::{Control, Role, Wish};
+use crate::types::{Gid, Nanos, Qpn};
+
+/// Offers without any answer before the peer is taken for a card without StaR.
+pub const TRIES: u32 = 4;
+/// From how many stateful connections on a card wants no more of them, as the paper's board (V-A).
+pub const THRESHOLD: u32 = 120;
+/// Peers that are remembered as plain.
+const PLAIN_PEERS: usize = 256;
+
+/// What an end's offer says, and who it is. It does not change while it is repeated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    /// What the program wants
+    pub wish: Wish,
+    /// Connections whose state the card keeps
+    pub stateful: u32,
+    /// Beyond how many it wants another end to keep them
+    pub threshold: u32,
+    /// Address
+    pub gid: Gid,
+    /// QPN
+    pub qpn: Qpn,
+}
+
+/// What `mine` becomes against `theirs`. `None`: plain RoCEv2, as one end has no StaR, both insist on the same role, or there is no need.
+pub fn choose(mine: &Terms, theirs: &Terms) -> Option<Role> {
+    match (mine.wish, theirs.wish) {
+        (Wish::Off, _) | (_, Wish::Off) => None,
+        (Wish::Auto, Wish::Auto) => by_count(mine, theirs),
+        (Wish::Stateless, Wish::Stateless) | (Wish::Stateful, Wish::Stateful) => None,
+        (Wish::Stateless, _) | (_, Wish::Stateful) => Some(Role::Stateless),
+        (Wish::Stateful, _) | (_, Wish::Stateless) => Some(Role::Stateful),
+    }
+}
+
+/// If either has too many connections, who has fewer keeps the state; of equals the lower address.
+fn by_count(mine: &Terms, theirs: &Terms) -> Option<Role> {
+    let crowded = |terms: &Terms| terms.stateful > terms.threshold;
+    if !crowded(mine) && !crowded(theirs) {
+        return None;
+    }
+    let rank = |terms: &Terms| (terms.stateful, terms.gid, terms.qpn);
+    Some(if rank(mine) < rank(theirs) { Role::Stateful } else { Role::Stateless })
+}
+
+/// How a negotiation ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Plain RoCEv2
+    Plain,
+    /// StaR
+    Star {
+        /// What we are
+        role: Role,
+        /// Which life of the peer's card
+        boot: u64,
+        /// UDP ports of its stateless half and of its stateful one
+        ports: [u16; 2],
+    },
+}
+
+/// One connection's negotiation.
+#[derive(Clone, Debug)]
+pub struct Negotiation {
+    mine: Terms,
+    boot: u64,
+    ports: [u16; 2],
+    /// What we said that we become, and to whom
+    accepted: Option<Outcome>,
+    settled: Option<Outcome>,
+    /// The peer's card has spoken
+    heard: bool,
+    tries: u32,
+    due: Nanos,
+}
+
+impl Negotiation {
+    /// Begins at `now`, when the QP can receive. An end that wants plain RoCEv2 has it at once.
+    pub fn new(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos) -> Self {
+        let settled = (mine.wish == Wish::Off).then_some(Outcome::Plain);
+        Negotiation { mine, boot, ports, accepted: None, settled, heard: false, tries: 0, due: now }
+    }
+
+    /// How it ended; `None`: it has not.
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.settled
+    }
+
+    /// Whether the peer has spoken StaR: if not, it may be remembered as plain.
+    pub fn heard(&self) -> bool {
+        self.heard
+    }
+
+    /// When [`Negotiation::poll`] has something to do.
+    pub fn deadline(&self) -> Option<Nanos> {
+        self.settled.is_none().then_some(self.due)
+    }
+
+    /// The offer, if it is time for it; or silence has lasted for long enough.
+    pub fn poll(&mut self, now: Nanos) -> Option<Control> {
+        if self.settled.is_some() || now < self.due {
+            return None;
+        }
+        if !self.heard && self.tries >= TRIES {
+            self.settled = Some(Outcome::Plain);
+            return None;
+        }
+        self.due = now + timeout(self.tries);
+        self.tries = self.tries.saturating_add(1);
+        let Terms { wish, stateful, threshold, .. } = self.mine;
+        Some(Control::Offer { wish, stateful, threshold, boot: self.boot, ports: self.ports })
+    }
+
+    /// A message of the connection's peer, whose address and QPN are `peer`; gives the answer.
+    pub fn handle(&mut self, peer: (Gid, Qpn), message: &Control) -> Option<Control> {
+        match *message {
+            Control::Offer { wish, stateful, threshold, boot, ports } => {
+                self.heard = true;
+                let theirs = Terms { wish, stateful, threshold, gid: peer.0, qpn: peer.1 };
+                Some(self.offered(&theirs, boot, ports))
+            }
+            Control::Accept { role, boot, ports } => {
+                self.heard = true;
+                let mine = role.other();
+                let agreed = Outcome::Star { role: mine, boot, ports };
+                match self.settled {
+                    None => self.settled = Some(agreed),
+                    /* they were told, and the word was lost */
+                    Some(Outcome::Plain) => return Some(Control::Plain),
+                    Some(Outcome::Star { .. }) => {}
+                }
+                Some(Control::Confirm { role: mine })
+            }
+            Control::Confirm { role } => {
+                self.heard = true;
+                if let (None, Some(Outcome::Star { role: mine, .. })) = (self.settled, self.accepted)
+                    && mine == role.other()
+                {
+                    self.settled = self.accepted;
+                }
+                None
+            }
+            Control::Plain => {
+                self.heard = true;
+                self.plain();
+                None
+            }
+            Control::NotYet => {
+                self.heard = true;
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn offered(&mut self, theirs: &Terms, boot: u64, ports: [u16; 2]) -> Control {
+        let role = match (self.settled, choose(&self.mine, theirs)) {
+            (Some(Outcome::Star { role, .. }), _) => Some(role),
+            (Some(Outcome::Plain), _) => None,
+            (None, role) => role,
+        };
+        match role {
+            Some(role) => {
+                self.accepted = Some(Outcome::Star { role, boot, ports });
+                Control::Accept { role, boot: self.boot, ports: self.ports }
+            }
+            None => {
+                self.plain();
+                Control::Plain
+            }
+        }
+    }
+
+    /// A plain RoCEv2 request came for the QP: the peer has settled. So has this end, unless it has already.
+    pub fn plain(&mut self) {
+        if self.settled.is_none() {
+            self.settled = Some(Outcome::Plain);
+        }
+    }
+}
+
+/// Addresses of which nothing was ever heard: nobody waits for them again, for a while.
+#[derive(Debug, Default)]
+pub struct PlainPeers {
+    known: Vec<(Gid, Nanos)>,
+}
+
+impl PlainPeers {
+    /// A peer is plain until then. What was known longest is forgotten when there are too many.
+    pub fn note(&mut self, gid: Gid, until: Nanos) {
+        self.forget(&gid);
+        if self.known.len() >= PLAIN_PEERS {
+            self.known.remove(0);
+        }
+        if self.known.try_reserve(1).is_ok() {
+            self.known.push((gid, until));
+        }
+    }
+
+    /// It has spoken StaR after all.
+    pub fn forget(&mut self, gid: &Gid) {
+        self.known.retain(|(known, _)| known != gid);
+    }
+
+    /// Whether it is known to be plain.
+    pub fn is_plain(&self, gid: &Gid, now: Nanos) -> bool {
+        self.known.iter().any(|(known, until)| known == gid && now < *until)
+    }
+}
+
+#[cfg(test)]
+#[path = "negotiate_tests.rs"]
+mod tests;

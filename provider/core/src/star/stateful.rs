@@ -1,0 +1,367 @@
+//! The stateful half: all that a connection's two cards know, kept by one (III-C).
+//!
+//! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's. `remote` keeps SL's
+//! queues, `stream` says what may go on at once, `begin` begins WQEs, `packets` makes their packets, `window` knows which are under
+//! way, `answers` takes what SL's card answers, `finish` completes in order, `events` tells SL of completions, `failing` takes either
+//! end into error, `clock` does what is due. It knows no sockets and no negotiation: it begins when both ends know what they are.
+//!
+//! Order of calls: after anything that is called `handle_*`, [`Stateful::transmit`] until it says that nothing is left, then sleep
+//! until [`Stateful::next_deadline`] or the next event.
+
+mod answers;
+mod begin;
+mod clock;
+mod events;
+mod failing;
+mod finish;
+mod messages;
+mod packets;
+mod remote;
+mod stream;
+mod timing;
+mod window;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use events::{Completions, Stored};
+pub use packets::Turn;
+use remote::RemoteQueue;
+use stream::{OPS, Stream};
+use timing::Rtt;
+pub use timing::Waits;
+use window::{Of, Window};
+
+use super::channel::Channel;
+use super::control::Setup;
+use super::env::StarEnv;
+use super::registry::{Registry, RuleRef, SeatId, Server};
+use super::ring::{CQE_SLOT, REPLAY_SLOT};
+use super::wire::{Prefix, Queue};
+use crate::counters::Counters;
+use crate::env::SendQueue;
+use crate::error::NicError;
+use crate::mr::MrTable;
+use crate::nic::MAX_SGE;
+use crate::room::{exact, filled};
+use crate::types::{Access, Av, Mtu, Nanos, PdId, Psn, QpState, Qpn, Seg, Sge, WcStatus};
+
+/// Packets of a connection that may be under way, if nothing else is said.
+pub const WINDOW: u32 = 256;
+
+/// Where a connection's receives come from when they are shared.
+pub trait SharedReceives {
+    /// Takes the oldest receive WQE of the SRQ of a connection: copies its SGEs, gives wr_id, their number, and the protection domain.
+    fn take(&mut self, qpn: Qpn, sges: &mut [Sge]) -> Option<(u64, usize, PdId)>;
+}
+
+/// What the card lends a connection for a call.
+pub struct Card<'a, E: StarEnv> {
+    /// The host
+    pub env: &'a mut E,
+    /// Memory of this end
+    pub mrs: &'a mut MrTable,
+    /// What may be done with memory of others
+    pub registry: &'a mut Registry,
+    /// Shared receive queues
+    pub srqs: &'a mut dyn SharedReceives,
+    /// What is counted
+    pub stats: &'a Counters,
+    /// The time
+    pub now: Nanos,
+}
+
+/// Our own end of a connection, as the program made and set it.
+pub struct Local<E: StarEnv> {
+    /// Our QPN
+    pub qpn: Qpn,
+    /// Protection domain
+    pub pd: PdId,
+    /// Send queue
+    pub sq: E::Sq,
+    /// Index of its oldest WQE that is not done
+    pub first_send: u32,
+    /// Receive queue; `None`: a shared one
+    pub rq: Option<E::Rq>,
+    /// Most SGEs of a receive WQE
+    pub max_recv_sge: usize,
+    /// Completions of sends
+    pub send_cq: E::Cq,
+    /// Completions of receives
+    pub recv_cq: E::Cq,
+    /// Whether every send makes a completion
+    pub sig_all: bool,
+    /// What SL may do
+    pub access: Access,
+    /// Path MTU
+    pub mtu: Mtu,
+    /// Longest message, bytes
+    pub max_msg: u32,
+    /// READs and atomics of ours outstanding at most
+    pub max_rd_atomic: u8,
+    /// RNR NAK timer code of our receive queue
+    pub min_rnr_timer: u8,
+    /// Times that our SENDs are tried without a receive of SL; 7: for ever
+    pub rnr_retry: u8,
+    /// How we wait
+    pub waits: Waits,
+    /// Packets under way at most: a power of two
+    pub window: u32,
+}
+
+/// SL, as was settled with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// Where its packets go
+    pub av: Av,
+    /// UDP port of its stateless half
+    pub port: u16,
+    /// UDP port of its control messages
+    pub control_port: u16,
+    /// SL's QPN
+    pub qpn: Qpn,
+    /// The connection's epoch
+    pub epoch: u32,
+}
+
+/// A receive WQE of ours that a WQE of SL has taken.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    wr_id: u64,
+    num_sge: u8,
+    pd: PdId,
+}
+
+/// What is to become of SL's end, or has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    /// Nothing
+    Not,
+    /// Its oldest send WQE, now or when it comes, ends so
+    Owed(WcStatus),
+    /// It knows
+    Told,
+}
+
+/// One connection.
+pub struct Stateful<E: StarEnv> {
+    local: Local<E>,
+    setup: Setup,
+    peer: Peer,
+    seat: SeatId,
+    state: QpState,
+    mtu: u32,
+    /// Our send queue, and SL's
+    streams: [Stream; 2],
+    sends: RemoteQueue,
+    recvs: RemoteQueue,
+    /// Oldest WQE of SL's receive queue that nobody took
+    next_recv: Psn,
+    held: Box<[Held]>,
+    held_sges: Box<[Sge]>,
+    window: Window,
+    rtt: Rtt,
+    /// When SL was last heard, or first asked
+    heard: Nanos,
+    completions: [Completions; 2],
+    stored: Stored,
+    atomics: u32,
+    replay: RuleRef,
+    ended: Ended,
+    /// No packet that we sent before the end can be under way after this
+    quiet_at: Nanos,
+    /// SL's QP refused a request of ours, and has not been told
+    refused: Option<WcStatus>,
+    channel: Channel,
+    /// A control message whose answer is to leave
+    answer_owed: Option<Psn>,
+    /// SL has said all rules of before: our own requests may begin
+    open: bool,
+    /// One whose answer is to leave at that time
+    answer_after: Option<(Psn, Nanos)>,
+    /// Shared receives were asked for up to here
+    wanted: Option<Psn>,
+    /// A CQ overran: the rest is flushed by the timer
+    overrun: bool,
+    /// Memory windows of type 2 were bound on it
+    windows: bool,
+    /// The next of our two send queues to have its turn
+    turn: Of,
+    deadline: Nanos,
+    segs: Vec<Seg>,
+}
+
+impl<E: StarEnv> Stateful<E> {
+    /// A connection that begins, with both ends ready to send and nothing under way but control messages on `channel`, on which SL's
+    /// set-up has come. `Invalid`: SL's queues are none. `Exhausted`: no memory.
+    pub fn new(
+        card: &mut Card<'_, E>,
+        local: Local<E>,
+        (setup, peer): (Setup, Peer),
+        channel: Channel,
+    ) -> Result<Self, NicError> {
+        let server = Server { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
+        let prefix = Prefix { qpn: peer.qpn, epoch: peer.epoch };
+        let seat = card.registry.sit(server, peer.av, peer.port, prefix)?;
+        let made = Stateful::build(card, local, (setup, peer), channel, seat);
+        if made.is_err() {
+            card.registry.leave(seat);
+        }
+        made
+    }
+
+    fn build(
+        card: &mut Card<'_, E>,
+        local: Local<E>,
+        (setup, peer): (Setup, Peer),
+        channel: Channel,
+        seat: SeatId,
+    ) -> Result<Self, NicError> {
+        let depths = [setup.sq_depth, setup.rq_depth];
+        if depths.iter().any(|depth| !depth.is_power_of_two()) || setup.replay_slots == 0 {
+            return Err(NicError::Invalid);
+        }
+        let (sends, recvs) = (RemoteQueue::new(setup.sq_depth)?, RemoteQueue::new(setup.rq_depth)?);
+        let room = local.max_recv_sge.clamp(1, MAX_SGE);
+        let (held, held_sges) = (filled(OPS as usize)?, filled(OPS as usize * room)?);
+        let window = Window::new(local.window, Psn::default())?;
+        let streams = [Stream::new(local.first_send)?, Stream::new(0)?];
+        let completions = [
+            Completions::new(setup.send_ring, setup.sq_depth)?,
+            Completions::new(setup.recv_ring, setup.rq_depth)?,
+        ];
+        let stored = Stored::new(setup.sq_depth.saturating_add(setup.rq_depth))?;
+        let mut segs = Vec::new();
+        exact(&mut segs, MAX_SGE)?;
+        let mut made = Stateful {
+            mtu: local.mtu.min(setup.mtu).bytes(),
+            local,
+            setup,
+            peer,
+            seat,
+            state: QpState::Rts,
+            streams,
+            sends,
+            recvs,
+            next_recv: Psn::default(),
+            held,
+            held_sges,
+            window,
+            rtt: Rtt::default(),
+            heard: card.now,
+            completions,
+            stored,
+            atomics: 0,
+            replay: RuleRef::default(),
+            ended: Ended::Not,
+            quiet_at: 0,
+            refused: None,
+            channel,
+            answer_owed: None,
+            open: false,
+            answer_after: None,
+            wanted: None,
+            overrun: false,
+            windows: false,
+            turn: Of::Local,
+            deadline: 0,
+            segs,
+        };
+        made.add_rings(card)?;
+        Ok(made)
+    }
+
+    fn add_rings(&mut self, card: &mut Card<'_, E>) -> Result<(), NicError> {
+        let (setup, seat) = (&self.setup, self.seat);
+        let replay = u64::from(setup.replay_slots) * REPLAY_SLOT;
+        self.replay = card.registry.add_ring(seat, setup.replay, replay)?;
+        for queue in [Queue::Send, Queue::Recv] {
+            let completions = &mut self.completions[queue as usize];
+            let len = u64::from(completions.depth()) * CQE_SLOT;
+            completions.rule = card.registry.add_ring(seat, completions.base(), len)?;
+        }
+        Ok(())
+    }
+
+    /// The connection ends without a word. Its packets may still be under way for [`Stateful::lifetime`].
+    pub fn close(self, card: &mut Card<'_, E>) -> Local<E> {
+        for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {
+            card.registry.end_ring(ring);
+        }
+        card.registry.leave(self.seat);
+        if self.windows {
+            card.mrs.unbind_all(self.local.qpn);
+        }
+        self.local
+    }
+
+    /// SL has said all rules of memory that was registered before the connection: our program's requests may name it.
+    pub fn open(&mut self) {
+        self.open = true;
+    }
+
+    /// How long a packet of this connection may be under way.
+    pub fn lifetime(&self) -> Nanos {
+        self.rtt.lifetime(&self.local.waits)
+    }
+
+    /// RTS, or ERR.
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// Its place in the registry: rules of SL that come on this connection belong there.
+    pub fn seat(&self) -> SeatId {
+        self.seat
+    }
+
+    /// SL.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// When [`Stateful::handle_timeout`] is to be called.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        (self.deadline != 0).then_some(self.deadline)
+    }
+
+    /// Bytes of memory that the connection takes beside those of its queues.
+    pub fn bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.sends.bytes()
+            + self.recvs.bytes()
+            + self.window.bytes()
+            + size_of_val(&*self.held)
+            + size_of_val(&*self.held_sges)
+            + self.completions.iter().map(Completions::bytes).sum::<usize>()
+            + self.stored.bytes()
+    }
+
+    /// WQEs of ours that are posted, have not begun, and take a receive WQE of SL; of those that may begin soon.
+    fn unmatched(&self) -> u32 {
+        let stream = &self.streams[Of::Local as usize];
+        let posted = self.local.sq.posted().wrapping_sub(stream.next).min(OPS);
+        let takes = |n: &u32| self.local.sq.wqe(stream.next.wrapping_add(*n)).op.takes_recv();
+        (u32::from(stream.begun)..posted).filter(takes).count() as u32
+    }
+
+    /// Something that SL answers is about to leave: if nothing else was under way, its silence begins now.
+    fn asks(&mut self, now: Nanos) {
+        if self.window.is_empty() && self.completions.iter().all(Completions::is_idle) {
+            self.heard = now;
+        }
+    }
+
+    fn stream(&mut self, of: Of) -> &mut Stream {
+        &mut self.streams[of as usize]
+    }
+
+    fn arm(&mut self, at: Nanos) {
+        if self.deadline == 0 || at < self.deadline {
+            self.deadline = at.max(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! What SL's card and library answer: RDA, GDA, EA; and the WQEs that the library sends.
+
+use super::remote::Stored;
+use super::stream::{Class, Op};
+use super::window::{Entry, Kind, Of};
+use super::{Card, Stateful};
+use crate::env::SendQueue;
+use crate::star::env::StarEnv;
+use crate::star::message::Wqe;
+use crate::star::wire::{Packet, Ptype, Queue};
+use crate::transport::slices;
+use crate::types::{Access, Gid, Psn, QpState, SendOp, SendWqe, WcStatus};
+
+impl<E: StarEnv> Stateful<E> {
+    /// A packet for this connection came from `source`.
+    pub fn handle_packet(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) {
+        let known = if packet.header.migrate {
+            self.take_control(card, source, packet)
+        } else {
+            self.take_packet(card, source, packet)
+        };
+        if known {
+            self.heard = card.now;
+        } else {
+            card.stats.star_drops.inc();
+        }
+    }
+
+    fn take_packet(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
+        let header = &packet.header;
+        let mine = *source == self.peer.av.dgid
+            && header.qpn == self.local.qpn
+            && header.epoch == self.peer.epoch.to_be_bytes()[3];
+        mine && match header.ptype {
+            Ptype::Wqep => self.take_wqe(card, packet),
+            Ptype::Ea => self.completions[header.opt.queue() as usize].told(header.psn),
+            Ptype::Rda | Ptype::Gda => self.answered(card, packet),
+            Ptype::Rd | Ptype::Gd | Ptype::Cqep => false,
+        }
+    }
+
+    /// A WQEP: answered as soon as it is stored, and each time it comes again (III-C2).
+    fn take_wqe(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
+        let header = &packet.header;
+        let Some(wqe) = Wqe::decode(packet.data) else { return false };
+        let queue = header.opt.queue();
+        if wqe.recv != (queue == Queue::Recv) {
+            return false;
+        }
+        let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
+        let stored = into.store(header.psn, &wqe);
+        if stored != Stored::Refused {
+            self.stored.push(header.opt, header.psn);
+        }
+        if stored == Stored::New && !wqe.recv {
+            self.tell_ended(card.now);
+        }
+        stored != Stored::Refused
+    }
+
+    /// RDA or GDA. False: it answers nothing that is under way.
+    fn answered(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
+        let (header, data) = (&packet.header, packet.data);
+        let Some(entry) = self.window.get(header.psn).copied() else { return false };
+        let asked = match entry.kind {
+            Kind::Put => header.ptype == Ptype::Rda && header.len == entry.len,
+            Kind::Get => header.ptype == Ptype::Gda && data.len() == usize::from(entry.len),
+            Kind::Atomic => header.ptype == Ptype::Gda && data.len() == 8,
+        };
+        if !asked || header.addr != entry.addr || self.state != QpState::Rts {
+            return false;
+        }
+        let op = *self.streams[entry.of as usize].get(entry.wqe);
+        if self.too_early(&entry, &op) {
+            self.window.refuse(header.psn);
+            return true;
+        }
+        if let Err(status) = self.place(card, &entry, &op, data) {
+            self.abandon(card, entry.of, entry.wqe, status);
+            return true;
+        }
+        self.count_answer(card, header.psn);
+        true
+    }
+
+    /// SL's WRITEs are seen in our memory as they land: one lands when all before it is there, and its last packet behind its others.
+    fn too_early(&mut self, entry: &Entry, op: &Op) -> bool {
+        let seen = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == Class::Write;
+        seen && (self.streams[1].settled() != entry.wqe || entry.last && op.left > 1)
+    }
+
+    fn count_answer(&mut self, card: &mut Card<'_, E>, psn: Psn) {
+        let Some(entry) = self.window.done(psn) else { return };
+        if entry.repeated() {
+            self.rtt.alive();
+        } else {
+            self.rtt.seen(card.now.saturating_sub(entry.sent));
+        }
+        self.window.infer();
+        let lifetime = self.lifetime();
+        let op = self.stream(entry.of).op(entry.wqe);
+        op.left -= 1;
+        if op.all && op.left == 0 {
+            /* SL cannot tell a late copy from news, and the program may use the memory anew (hole 6) */
+            op.until = if op.repeated { card.now + lifetime } else { 0 };
+            self.finish(card);
+        }
+    }
+
+    /// Puts what a GDA brought where it belongs. How the WQE ends, otherwise.
+    fn place(&mut self, card: &mut Card<'_, E>, entry: &Entry, op: &Op, data: &[u8]) -> Result<(), WcStatus> {
+        match (entry.of, entry.kind, op.class) {
+            (_, Kind::Put, _) => Ok(()),
+            (Of::Local, Kind::Atomic, _) => {
+                let value = <[u8; 8]>::try_from(data).map_or(0, u64::from_be_bytes);
+                let placed = self.scatter(card, entry.wqe, 0, &value.to_ne_bytes());
+                placed.ok_or(WcStatus::LocProtErr)
+            }
+            (Of::Local, ..) => self.scatter(card, entry.wqe, entry.offset, data).ok_or(WcStatus::LocProtErr),
+            (Of::Remote, _, Class::Send) => {
+                self.place_recv(card, op, entry.offset, data).ok_or(WcStatus::RemOpErr)
+            }
+            (Of::Remote, ..) => {
+                let Some(wqe) = self.sends.get(Psn::new(entry.wqe)) else { return Err(WcStatus::RemOpErr) };
+                self.place_write(card, wqe, entry.offset, data).ok_or(WcStatus::RemAccessErr)
+            }
+        }
+    }
+
+    /// Into the buffers of our own WQE.
+    fn scatter(&self, card: &mut Card<'_, E>, index: u32, offset: u32, data: &[u8]) -> Option<()> {
+        let (mrs, env, pd) = (&card.mrs, &mut *card.env, self.local.pd);
+        let mut rest = data;
+        card.stats.rx_bytes.add(data.len() as u64);
+        slices(self.local.sq.sges(index), offset, data.len() as u32, |sge, skip, n| {
+            let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, true).ok()?;
+            let (now, later) = rest.split_at_checked(n as usize)?;
+            rest = later;
+            env.dma_write(addr, now).then_some(())
+        })
+    }
+
+    /// Into a receive WQE of ours.
+    pub(super) fn place_recv(&self, card: &mut Card<'_, E>, op: &Op, offset: u32, data: &[u8]) -> Option<()> {
+        let place = op.recv?;
+        let pd = self.held.get(place as usize)?.pd;
+        let (mrs, env) = (&card.mrs, &mut *card.env);
+        let mut rest = data;
+        card.stats.rx_bytes.add(data.len() as u64);
+        slices(self.held_sges(place), offset, data.len() as u32, |sge, skip, n| {
+            let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, true).ok()?;
+            let (now, later) = rest.split_at_checked(n as usize)?;
+            rest = later;
+            env.dma_write(addr, now).then_some(())
+        })
+    }
+
+    /// Where a WRITE of SL goes in our memory.
+    pub(super) fn place_write(
+        &self,
+        card: &mut Card<'_, E>,
+        wqe: &SendWqe,
+        offset: u32,
+        data: &[u8],
+    ) -> Option<()> {
+        debug_assert!(matches!(wqe.op, SendOp::Write | SendOp::WriteImm));
+        let (va, owner) = (wqe.remote_addr.wrapping_add(offset.into()), (self.local.pd, self.local.qpn));
+        let len = data.len() as u32;
+        card.stats.rx_bytes.add(data.len() as u64);
+        let host = card.mrs.resolve_remote(wqe.rkey, owner, va, len, Access::REMOTE_WRITE).ok()?;
+        (len == 0 || card.env.dma_write(host, data)).then_some(())
+    }
+}

@@ -1,0 +1,70 @@
+//! What is due: packets that were not answered, completions that waited, receives that did not come.
+
+use super::window::Of;
+use super::{Card, Stateful};
+use crate::star::env::StarEnv;
+use crate::types::{Nanos, QpState};
+
+impl<E: StarEnv> Stateful<E> {
+    /// Does what is due now.
+    pub fn handle_timeout(&mut self, card: &mut Card<'_, E>) {
+        self.deadline = 0;
+        if self.overrun {
+            self.enter_error(card);
+        }
+        self.expire(card);
+        self.finish(card);
+        self.answer_due(card.now);
+        self.rearm(card.now);
+    }
+
+    fn expire(&mut self, card: &mut Card<'_, E>) {
+        let waits = self.local.waits;
+        let Some(then) = card.now.checked_sub(self.rtt.timeout(&waits)) else { return };
+        let lost = self.window.expire(then);
+        let tries = self.completions.iter_mut().map(|completions| completions.expire(then)).max();
+        let tries = tries.unwrap_or(0).max(self.window.most_tries());
+        if lost > 0 || tries > 0 && self.window.is_empty() {
+            card.stats.timeouts.inc();
+            self.rtt.timed_out();
+        }
+        let silent = card.now.saturating_sub(self.heard);
+        if tries > waits.tries && waits.patience != 0 && silent > waits.patience {
+            self.peer_silent(card);
+        }
+    }
+
+    /// Sets the deadline to the earliest of all that is waited for.
+    fn rearm(&mut self, now: Nanos) {
+        let waits = &self.local.waits;
+        let answer = self.window.oldest().map(|sent| sent + self.rtt.timeout(waits));
+        let told = self.completions.iter().filter_map(|c| c.due(&self.rtt, waits)).min();
+        for at in [answer, told, self.message_due()].into_iter().flatten() {
+            /* a completion that may leave now waits for nothing but its turn */
+            if at > now || self.deadline == 0 {
+                self.arm(at.max(now + 1));
+            }
+        }
+        for of in [Of::Local, Of::Remote] {
+            let stream = &self.streams[of as usize];
+            let (una, lacks) = (*stream.get(stream.una), stream.rnr_since != 0);
+            if self.state == QpState::Rts && stream.under_way() > 0 && una.until > now {
+                self.arm(una.until);
+            }
+            if self.state == QpState::Rts && lacks {
+                self.arm_for_recv(of, now);
+            }
+        }
+    }
+
+    /// A WQE waits for a receive WQE: when it is to be looked for again, or given up.
+    fn arm_for_recv(&mut self, of: Of, now: Nanos) {
+        let (code, retries) = match of {
+            Of::Local => (self.setup.min_rnr_timer, self.local.rnr_retry),
+            Of::Remote => (self.local.min_rnr_timer, self.setup.rnr_retry),
+        };
+        if of == Of::Remote || retries != 7 {
+            self.arm(now + super::begin::rnr_time(code));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn path() -> IcrcHeader {
+    let [src, dst] = [1, 2].map(|n| Gid::from_ipv4([10, 0, 0, n]));
+    IcrcHeader { src, dst, sport: 0xc123, dport: PORT_STATELESS, ip_id: 0 }
+}
+
+/// A frame as a port sends it.
+fn frame(path: &IcrcHeader, head: &Head, data: &[u8]) -> Vec<u8> {
+    let mut bytes = [head.bytes(), data].concat();
+    fill_checksum(path, &mut bytes);
+    let mut crc = Crc::new();
+    crc.update(&bytes);
+    bytes.extend(crc.finish());
+    bytes
+}
+
+fn any_header() -> impl Strategy<Value = (Header, Prefix)> {
+    let kinds = (1u8..=7, 0u8..=3, any::<bool>(), any::<bool>());
+    let numbers = (0..=QPN_MASK, any::<u32>(), any::<u64>(), 0u16..=4096, 0..=QPN_MASK, any::<u32>());
+    (kinds, numbers).prop_map(|((ptype, opt, migrate, ack), (qpn, psn, addr, len, sl, epoch))| {
+        let header = Header {
+            ptype: Ptype::from_code(ptype).expect("a kind"),
+            opt: Opt::from_code(opt),
+            migrate,
+            ack,
+            qpn,
+            epoch: epoch as u8,
+            psn: Psn::new(psn),
+            addr,
+            len,
+        };
+        (header, Prefix { qpn: sl, epoch })
+    })
+}
+
+proptest! {
+    #[test]
+    fn headers_survive((header, prefix) in any_header()) {
+        prop_assert_eq!(Header::decode(&header.encode()), Some(header));
+        prop_assert_eq!(Prefix::decode(prefix.encode()), Some(prefix));
+    }
+
+    #[test]
+    fn packets_survive((header, prefix) in any_header(), bytes in prop::collection::vec(any::<u8>(), 4096)) {
+        for side in [Side::Stateless, Side::Stateful] {
+            let Some(shape) = Shape::of(side, &header) else { continue };
+            let data = if shape.data { &bytes[..usize::from(header.len)] } else { &[] };
+            let head = match (header.migrate, side) {
+                (true, _) => Head::with_prefix(header, prefix),
+                (false, Side::Stateless) => Head::to_stateless(header, prefix),
+                _ => Head::to_stateful(header),
+            };
+            let path = path();
+            let whole = frame(&path, &head, data);
+            let packet = Packet::open(side, &path, &whole);
+            prop_assert_eq!(packet, Ok(Packet { header, prefix: shape.prefix.then_some(prefix), data }));
+            for cut in [1, CRC_LEN, whole.len() - 1] {
+                prop_assert!(Packet::open(side, &path, &whole[..whole.len() - cut]).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_seen((header, prefix) in any_header(), at in any::<prop::sample::Index>()) {
+        let path = path();
+        let header = Header { ptype: Ptype::Rd, opt: Opt::Write, len: 9, ..header };
+        let mut bytes = frame(&path, &Head::to_stateless(header, prefix), b"nine byte");
+        let bit = at.index(bytes.len() * 8);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        prop_assert_eq!(Packet::open(Side::Stateless, &path, &bytes), Err(StarError::Checksum));
+    }
+
+    #[test]
+    fn any_bytes_are_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..80), first in any::<u8>()) {
+        let mut bytes = bytes;
+        if let Some(byte) = bytes.first_mut() {
+            *byte = first;
+        }
+        for side in [Side::Stateless, Side::Stateful] {
+            _ = Packet::open(side, &path(), &bytes);
+            if let Ok(packet) = Packet::parse(side, &bytes) {
+                prop_assert!(packet.data.len() <= bytes.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_header_belongs_to_its_path() {
+    let header = Header {
+        ptype: Ptype::Ea,
+        opt: Opt::Send,
+        migrate: false,
+        ack: false,
+        qpn: 5,
+        epoch: 1,
+        psn: Psn::new(2),
+        addr: 3,
+        len: 0,
+    };
+    let path = path();
+    let bytes = frame(&path, &Head::to_stateful(header), &[]);
+    assert!(Packet::open(Side::Stateful, &path, &bytes).is_ok());
+    let IcrcHeader { src, dst, sport, .. } = path;
+    let others = [
+        IcrcHeader { src: dst, ..path },
+        IcrcHeader { dst: src, ..path },
+        IcrcHeader { sport: sport ^ 1, ..path },
+        IcrcHeader { dport: PORT_STATEFUL, ..path },
+    ];
+    for other in others {
+        assert_eq!(Packet::open(Side::Stateful, &other, &bytes), Err(StarError::Checksum));
+    }
+}
+
+#[test]
+fn checksum_is_the_known_one() {
+    assert_eq!(crc16(0xffff, b"123456789"), 0x29b1, "CRC-16/CCITT-FALSE's check value");
+}
+
+#[test]
+fn only_known_packets_come_in() {
+    let header = |ptype, opt| Header {
+        ptype,
+        opt,
+        migrate: false,
+        ack: true,
+        qpn: 5,
+        epoch: 0,
+        psn: Psn::new(0),
+        addr: 0,
+        len: 0,
+    };
+    use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Wqep};
+    let allowed = |side, migrate| {
+        let kinds = [Wqep, Ea, Rd, Rda, Gd, Gda, Cqep].into_iter();
+        let known = |p: &Ptype| Shape::of(side, &Header { migrate, ..header(*p, Opt::Send) }).is_some();
+        kinds.filter(known).collect::<Vec<_>>()
+    };
+    assert_eq!(allowed(Side::Stateless, false), [Ea, Rd, Gd, Cqep]);
+    assert_eq!(allowed(Side::Stateful, false), [Wqep, Ea, Rda, Gda]);
+    assert_eq!(allowed(Side::Stateless, true), []);
+    assert_eq!(allowed(Side::Stateful, true), [Wqep, Ea]);
+    assert!(Shape::of(Side::Stateless, &header(Rd, Opt::Recv)).is_none(), "no data is written as an atomic");
+    assert!(Shape::of(Side::Stateful, &Header { len: 1, ..header(Ea, Opt::Send) }).is_none());
+}

@@ -1,0 +1,413 @@
+//! Connections whose first end is stateless: host 0 is SL, with its card and library; host 1 is SF. They meet on a wire of their own,
+//! and their programs are those of RC (`common/rc.rs`), so that what is asked of RC is asked of StaR.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use starverbs_core::env::RecvQueue;
+use starverbs_core::mr::{MrAttr, MrTable};
+use starverbs_core::star::bounds::Bounds;
+use starverbs_core::star::channel::Channel;
+use starverbs_core::star::control::{Control, Rule, Setup as StarSetup};
+use starverbs_core::star::library::{Patience, SlInit, SlQp};
+use starverbs_core::star::registry::Registry;
+use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_core::star::stateful::{self, Local, SharedReceives, Stateful, Turn, Waits};
+use starverbs_core::star::stateless::{self, Peer};
+use starverbs_core::star::wire::{Packet, Ptype, Queue, Side};
+use starverbs_core::{Access, Counters, FrameMeta, Mtu, Nanos, PdId, Psn, Qpn, SendFlags, Sge};
+use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, StarFrame};
+
+use crate::program::{Conn, End};
+
+/// The life of SL's card that epochs tell.
+const LIFE: u16 = 0x51ed;
+/// The stateless host
+pub(crate) const SL: usize = 0;
+/// The stateful host
+pub(crate) const SF: usize = 1;
+
+/// What the ends of connections are made with.
+#[derive(Clone, Copy)]
+pub(crate) struct Star {
+    pub(crate) mtu: Mtu,
+    pub(crate) rq_depth: u32,
+    pub(crate) replay_slots: u32,
+    pub(crate) rd_atomic: u8,
+    pub(crate) window: u32,
+}
+
+/// One connection.
+struct Pair {
+    sl: SlQp<SimEnv>,
+    sf: Option<Stateful<SimEnv>>,
+    local: Option<Local<SimEnv>>,
+    qpns: [Qpn; 2],
+}
+
+/// The SRQ of SF, if there is one.
+struct Shared<'a>(Option<&'a SimRq>, PdId);
+
+impl SharedReceives for Shared<'_> {
+    fn take(&mut self, _: Qpn, sges: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+        self.0?.take(sges).map(|(wr_id, n)| (wr_id, n, self.1))
+    }
+}
+
+/// Two hosts, their cards, and the wire between them.
+pub(crate) struct World {
+    /// Hosts and what programs do; its own wire stays empty
+    pub(crate) net: Net,
+    pub(crate) rng: Rng,
+    pub(crate) faults: Faults,
+    pub(crate) conns: Vec<Conn>,
+    pairs: Vec<Pair>,
+    bounds: Bounds,
+    registry: Registry,
+    mrs: MrTable,
+    srqs: [Option<SimRq>; 2],
+    pub(crate) stats: [Rc<Counters>; 2],
+    /// Regions of each host that the cards know of
+    known: [usize; 2],
+    wire: BTreeMap<(Nanos, u64), (StarFrame, bool)>,
+    lanes: [Nanos; 2],
+    order: u64,
+    pub(crate) now: Nanos,
+    /// Hosts whose process ended. That of SL was started anew: it has the same memory, and another life.
+    pub(crate) gone: [bool; 2],
+}
+
+impl World {
+    /// Hosts as `net` has them.
+    pub(crate) fn new(mut net: Net, faults: Faults, rng: Rng, srqs: [Option<SimRq>; 2]) -> Self {
+        net.hosts[SF].env.star.ports = [6_000, 6_001];
+        World {
+            net,
+            rng,
+            faults,
+            conns: Vec::new(),
+            pairs: Vec::new(),
+            bounds: Bounds::new(),
+            registry: Registry::default(),
+            mrs: MrTable::new(),
+            srqs,
+            stats: Default::default(),
+            known: [0; 2],
+            wire: BTreeMap::new(),
+            lanes: [0; 2],
+            order: 0,
+            now: 1_000,
+            gone: [false; 2],
+        }
+    }
+
+    /// Regions that were registered since go to the cards: SF's to its table, SL's to the bounds and to all SFs.
+    pub(crate) fn learn(&mut self) {
+        for (key, attr) in &self.net.hosts[SF].regions[self.known[SF]..] {
+            self.mrs.import(*key, *attr).expect("a key of its own");
+        }
+        self.known[SF] = self.net.hosts[SF].regions.len();
+        let fresh = self.net.hosts[SL].regions[self.known[SL]..].to_vec();
+        self.known[SL] += fresh.len();
+        for (key, attr) in fresh {
+            self.bounds.add(attr.addr, attr.length, attr.access);
+            for pair in &mut self.pairs {
+                pair.sl.tell(&mut self.net.hosts[SL].env, self.now, Control::Rule(rule(key, &attr)));
+            }
+        }
+    }
+
+    /// Makes the ends of a connection of programs, and lets SL begin.
+    pub(crate) fn connect(&mut self, mut conn: Conn, cqs: &[SimCq; 2], star: &Star) {
+        let qpns = [conn.ends[SL].qpn, conn.ends[SF].qpn];
+        let host = &mut self.net.hosts[SL];
+        let end = &mut conn.ends[SL];
+        signal_enough(end);
+        let sq_depth = starverbs_core::env::SendQueue::slots(&end.sq);
+        let mut slots = |len: u64| {
+            let at = host.env.memory.alloc(len);
+            self.bounds.add_slots(at, len);
+            at
+        };
+        let setup = StarSetup {
+            boot: 77,
+            pd: host.pd,
+            mtu: star.mtu,
+            sq_depth,
+            rq_depth: star.rq_depth,
+            srq: self.srqs[SL].is_some(),
+            send_ring: slots(u64::from(sq_depth) * CQE_SLOT),
+            recv_ring: slots(u64::from(star.rq_depth) * CQE_SLOT),
+            replay: slots(u64::from(star.replay_slots) * REPLAY_SLOT),
+            replay_slots: star.replay_slots,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            max_rd_atomic: star.rd_atomic,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+        };
+        let sl = SlQp::new(SlInit {
+            qpn: qpns[SL],
+            sq: end.sq.clone(),
+            rq: end.rq.clone(),
+            send_cq: cqs[SL].clone(),
+            recv_cq: cqs[SL].clone(),
+            sq_sig_all: false,
+            setup,
+            inline_key: 0,
+            patience: Patience::of(15, 7),
+            keepalive: 50_000_000,
+            stats: self.stats[SL].clone(),
+        });
+        let end = &conn.ends[SF];
+        let local = Local {
+            qpn: qpns[SF],
+            pd: self.net.hosts[SF].pd,
+            sq: end.sq.clone(),
+            first_send: 0,
+            rq: self.srqs[SF].is_none().then(|| end.rq.clone()),
+            max_recv_sge: 4,
+            send_cq: cqs[SF].clone(),
+            recv_cq: cqs[SF].clone(),
+            sig_all: false,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            mtu: star.mtu,
+            max_msg: 1 << 30,
+            max_rd_atomic: star.rd_atomic,
+            min_rnr_timer: 1,
+            rnr_retry: 7,
+            waits: Waits { patience: 1 << 30, lifetime: 4 * self.faults.late, ..Waits::default() },
+            window: star.window,
+        };
+        let mut pair = Pair { sl: sl.expect("a good set-up"), sf: None, local: Some(local), qpns };
+        let (host, dgid) = (&self.net.hosts[SL], self.net.hosts[SF].gid);
+        let [_, port] = self.net.hosts[SF].env.star.ports;
+        let epoch = u32::from(LIFE) << 16 | self.pairs.len() as u32;
+        let peer = Peer { av: host.av(dgid), port, qpn: qpns[SF], epoch };
+        let regions: Vec<_> = host.regions[..self.known[SL]].to_vec();
+        let rules = regions.iter().map(|(key, attr)| Control::Rule(rule(*key, attr)));
+        pair.sl.start(&mut self.net.hosts[SL].env, self.now, peer, rules);
+        self.pairs.push(pair);
+        self.conns.push(conn);
+    }
+
+    /// When something is due at the ends of each connection.
+    pub(crate) fn timers(&self) -> Vec<[Option<Nanos>; 2]> {
+        let gone = self.gone;
+        let of = |pair: &Pair| {
+            let sl = pair.sl.next_deadline().filter(|_| !gone[SL]);
+            [sl, pair.sf.as_ref().and_then(Stateful::next_deadline).filter(|_| !gone[SF])]
+        };
+        self.pairs.iter().map(of).collect()
+    }
+
+    /// Does what is to be done now, then moves the time on to the next thing that happens. False: nothing is going to happen.
+    pub(crate) fn step(&mut self) -> bool {
+        self.transmit();
+        let timers = self.timers().into_iter().flatten();
+        let arrival = self.wire.first_key_value().map(|((at, _), _)| *at);
+        let Some(next) = timers.chain([arrival]).flatten().min() else { return false };
+        self.now = self.now.max(next);
+        while let Some(((at, _), _)) = self.wire.first_key_value()
+            && *at <= self.now
+            && let Some((_, (frame, hurt))) = self.wire.pop_first()
+        {
+            self.deliver(&frame, hurt);
+        }
+        self.look_at_timers();
+        true
+    }
+
+    fn look_at_timers(&mut self) {
+        let World { pairs, net, now, gone, .. } = self;
+        for pair in pairs.iter_mut().filter(|_| !gone[SL]) {
+            if pair.sl.next_deadline().is_some_and(|at| at <= *now) {
+                pair.sl.handle_timeout(&mut net.hosts[SL].env, *now);
+            }
+        }
+        for at in 0..self.pairs.len() {
+            let due = self.pairs[at].sf.as_ref().and_then(Stateful::next_deadline);
+            if due.is_some_and(|due| due <= self.now) {
+                self.on_sf(at, |sf, card| sf.handle_timeout(card));
+            }
+        }
+    }
+
+    /// Calls the stateful end of a connection, if it has begun.
+    fn on_sf<R>(
+        &mut self,
+        at: usize,
+        call: impl FnOnce(&mut Stateful<SimEnv>, &mut stateful::Card<'_, SimEnv>) -> R,
+    ) -> Option<R> {
+        let World { net, mrs, registry, srqs, stats, pairs, now, gone, .. } = self;
+        let host = &mut net.hosts[SF];
+        let mut shared = Shared(srqs[SF].as_ref(), host.pd);
+        let (env, srqs, stats, now) = (&mut host.env, &mut shared, &*stats[SF], *now);
+        let mut card = stateful::Card { env, mrs, registry, srqs, stats, now };
+        pairs[at].sf.as_mut().filter(|_| !gone[SF]).map(|sf| call(sf, &mut card))
+    }
+
+    fn transmit(&mut self) {
+        for at in 0..self.pairs.len() {
+            loop {
+                let env = &mut self.net.hosts[SL].env;
+                let more = !self.gone[SL] && self.pairs[at].sl.poll_transmit(env, self.now);
+                let frames = env.flush_star();
+                assert!(!more || !frames.is_empty(), "more is left, but an empty port got nothing");
+                frames.into_iter().for_each(|frame| self.launch(SL, frame));
+                if !more {
+                    break;
+                }
+            }
+            loop {
+                let turn = self.on_sf(at, |sf, card| sf.transmit(card)).unwrap_or(Turn::Idle);
+                let frames = self.net.hosts[SF].env.flush_star();
+                assert!(
+                    turn == Turn::Idle || !frames.is_empty(),
+                    "more is left, but an empty port got nothing"
+                );
+                frames.into_iter().for_each(|frame| self.launch(SF, frame));
+                if turn == Turn::Idle {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// A frame leaves; the wire does to it what it does.
+    fn launch(&mut self, from: usize, frame: StarFrame) {
+        let f = self.faults;
+        if self.rng.chance(f.loss) {
+            return;
+        }
+        let copies = 1 + u32::from(self.rng.chance(f.duplicate));
+        for _ in 0..copies {
+            let mut frame = frame.clone();
+            let hurt = self.rng.chance(f.corrupt);
+            if hurt {
+                let bit = self.rng.below(frame.bytes.len() as u64 * 8) as usize;
+                frame.bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+            let arrives = self.now + f.delay + self.rng.below(f.jitter + 1);
+            let at = if self.rng.chance(f.reorder) {
+                arrives + self.rng.below(f.late)
+            } else {
+                self.lanes[from] = self.lanes[from].max(arrives);
+                self.lanes[from]
+            };
+            self.order += 1;
+            self.wire.insert((at, self.order), (frame, hurt));
+        }
+    }
+
+    fn deliver(&mut self, frame: &StarFrame, hurt: bool) {
+        let path = &frame.path;
+        let to = usize::from(path.dst == self.net.hosts[SF].gid);
+        let [stateless, stateful] = self.net.hosts[to].env.star.ports;
+        assert!([stateless, stateful].contains(&path.dport), "frames go to ports that are there");
+        let side = if path.dport == stateless { Side::Stateless } else { Side::Stateful };
+        let packet = match Packet::open(side, path, &frame.bytes) {
+            Ok(packet) if !hurt => packet,
+            Ok(_) => panic!("a changed frame was taken"),
+            Err(_) if hurt => return,
+            Err(e) => panic!("{e}: {frame:?}"),
+        };
+        if self.net.trace {
+            let control = Control::decode(packet.data).filter(|_| packet.header.migrate);
+            eprintln!("{:>12} host {to} {side:?} {:?} {control:?}", self.now, packet.header);
+        }
+        match (to, side) {
+            (SL, Side::Stateless) => self.serve(frame, &packet),
+            (SL, Side::Stateful) if self.gone[SL] => {}
+            (SL, Side::Stateful) => {
+                let World { pairs, net, now, .. } = self;
+                let pair = pairs.iter_mut().find(|pair| pair.qpns[SL] == packet.header.qpn);
+                let pair = pair.expect("a QP of SL");
+                pair.sl.handle_control(&mut net.hosts[SL].env, *now, &packet);
+            }
+            (_, Side::Stateful) => self.meet(frame, &packet),
+            (_, Side::Stateless) => panic!("SF has no stateless connections"),
+        }
+    }
+
+    /// SL's card, which has nothing of before.
+    fn serve(&mut self, frame: &StarFrame, packet: &Packet<'_>) {
+        let env = &mut self.net.hosts[SL].env;
+        let meta = FrameMeta { src: frame.path.src, dst: frame.path.dst, ..FrameMeta::default() };
+        let life = LIFE + u16::from(self.gone[SL]);
+        let card = stateless::Card { bounds: Some(&self.bounds), life, stats: &self.stats[SL] };
+        stateless::handle(&card, env, (&meta, frame.path.sport), packet);
+        for event in std::mem::take(&mut env.star.events) {
+            /* an event may be lost: what it told comes again, or is seen by who polls */
+            if self.rng.chance(0.02) {
+                continue;
+            }
+            let pair = self.pairs.iter_mut().find(|pair| pair.qpns[SL] == event.qpn);
+            pair.expect("a QP of SL").sl.handle_event(env, self.now, &event);
+        }
+    }
+
+    fn meet(&mut self, frame: &StarFrame, packet: &Packet<'_>) {
+        let at = self.pairs.iter().position(|pair| pair.qpns[SF] == packet.header.qpn).expect("a QP of SF");
+        if self.pairs[at].sf.is_none() && !self.gone[SF] {
+            let first = packet.header.ptype == Ptype::Wqep && packet.header.psn == Psn::new(0);
+            let Some(Control::Setup(setup)) = Control::decode(packet.data).filter(|_| first) else { return };
+            self.begin(at, frame, packet, setup);
+        }
+        self.on_sf(at, |sf, card| sf.handle_packet(card, &frame.path.src, packet));
+    }
+
+    fn begin(&mut self, at: usize, frame: &StarFrame, packet: &Packet<'_>, setup: StarSetup) {
+        let World { net, mrs, registry, srqs, stats, pairs, now, .. } = self;
+        let [port, control_port] = net.hosts[SL].env.star.ports;
+        let host = &mut net.hosts[SF];
+        let prefix = packet.prefix.expect("control messages have one");
+        let av = host.av(frame.path.src);
+        let peer = stateful::Peer { av, port, control_port, qpn: prefix.qpn, epoch: prefix.epoch };
+        let mut shared = Shared(srqs[SF].as_ref(), host.pd);
+        let (env, srqs, stats, now) = (&mut host.env, &mut shared, &*stats[SF], *now);
+        let mut card = stateful::Card { env, mrs, registry, srqs, stats, now };
+        let local = pairs[at].local.take().expect("it begins once");
+        let mut channel = Channel::new();
+        channel.took();
+        let sf = Stateful::new(&mut card, local, (setup, peer), channel);
+        pairs[at].sf = Some(sf.expect("a good set-up"));
+    }
+
+    /// The program of `host` rings the doorbell of `qpn`.
+    pub(crate) fn doorbell(&mut self, host: usize, qpn: Qpn) {
+        let at = self.pairs.iter().position(|pair| pair.qpns[host] == qpn).expect("a QP");
+        if self.gone[host] {
+            return;
+        }
+        if host == SL {
+            self.pairs[at].sl.handle_doorbell(&mut self.net.hosts[SL].env, self.now);
+        } else {
+            self.on_sf(at, |sf, card| sf.handle_doorbell(card));
+        }
+    }
+
+    /// SL's program polls: the library looks at its slots.
+    pub(crate) fn look(&mut self) {
+        for pair in self.pairs.iter_mut().filter(|_| !self.gone[SL]) {
+            for queue in [Queue::Send, Queue::Recv] {
+                pair.sl.complete(&mut self.net.hosts[SL].env, self.now, queue);
+            }
+        }
+    }
+}
+
+/// What SF is told of a region.
+fn rule(key: u32, attr: &MrAttr) -> Rule {
+    let MrAttr { pd, addr, length: len, iova, access } = *attr;
+    Rule { key, pd, qpn: 0, addr, len, iova, access }
+}
+
+/// SL's slots are free again when a later WQE completes: a program must see to it that one does (IBTA 10.8.6, man ibv_post_send).
+fn signal_enough(end: &mut End) {
+    let (slots, last) = (starverbs_core::env::SendQueue::slots(&end.sq) as usize, end.plan.len());
+    for (n, op) in end.plan.iter_mut().enumerate() {
+        if (n + 1) % slots == 0 || n + 1 == last {
+            op.wqe.flags |= SendFlags::SIGNALED;
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! StaR on a hostile wire, with the programs of RC: every message once, in order, with the right bytes and completions, while one end's
+//! card keeps nothing between two packets.
+
+mod common;
+#[path = "common/rc.rs"]
+mod program;
+#[path = "common/star.rs"]
+mod world;
+
+use common::{any_faults, for_seeds, is_clean, scattered};
+use program::{Conn, Shape};
+use starverbs_core::mr::MrAttr;
+use starverbs_core::{Access, Mtu, NicConfig, SendOp, Sge, SrqId, WcStatus};
+use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
+use world::{SF, SL, Star, World};
+
+const STEPS: usize = 500_000;
+
+/// What StaR connections carry.
+const OPS: [SendOp; 7] = [
+    SendOp::Write,
+    SendOp::WriteImm,
+    SendOp::Send,
+    SendOp::SendImm,
+    SendOp::Read,
+    SendOp::CmpSwap,
+    SendOp::FetchAdd,
+];
+
+fn any_shape(rng: &mut Rng) -> (Shape, Star) {
+    let mtu = rng.pick(&[Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096]);
+    let rd_atomic = rng.pick(&[1, 2, 16]);
+    let kinds = if rng.chance(0.6) { OPS.to_vec() } else { vec![rng.pick(&OPS), rng.pick(&OPS)] };
+    let shape = Shape {
+        setup: Setup { mtu, ..Setup::default() },
+        sq_slots: 1 << rng.below(7),
+        rq_slots: rng.pick(&[1, 2, 3, 8, 64]),
+        ops: rng.pick(&[3, 12, 40]),
+        kinds,
+    };
+    let star = Star {
+        mtu,
+        rq_depth: 1 << rng.below(6),
+        replay_slots: 1 << rng.below(5),
+        rd_atomic,
+        window: 1 << rng.within(2, 8),
+    };
+    (shape, star)
+}
+
+/// Receives of an SRQ, posted as there is room.
+struct Pool {
+    rq: SimRq,
+    buffers: Vec<Vec<Sge>>,
+    posted: usize,
+}
+
+struct Run {
+    world: World,
+    rng: Rng,
+    cqs: [SimCq; 2],
+    pools: [Option<Pool>; 2],
+}
+
+impl Run {
+    fn new(seed: u64, faults: Option<Faults>, srq: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let faults = faults.unwrap_or_else(|| any_faults(&mut rng));
+        let mut net = Net::new(2, NicConfig::default(), Faults::default(), seed);
+        let cqs = [SimCq::new(4096), SimCq::new(4096)];
+        let mut srqs: [Option<(SrqId, SimRq)>; 2] = [None, None];
+        for (at, host) in net.hosts.iter_mut().enumerate() {
+            host.env.port = rng.pick(&[1, 3, 64]);
+            if srq {
+                let rq = SimRq::new(rng.pick(&[1, 2, 16]), 4);
+                let id = host.nic.create_srq(host.pd, rq.clone(), 0, 0).expect("an SRQ");
+                srqs[at] = Some((id, rq));
+            }
+        }
+        let (shape, star) = any_shape(&mut rng);
+        let n = if srq { rng.within(2, 4) } else { rng.within(1, 3) };
+        let conns: Vec<Conn> =
+            (0..n).map(|_| Conn::new(&mut net, &mut rng, &cqs, srqs.clone(), &shape)).collect();
+        let mut pools = [None, None];
+        for (at, srq) in srqs.iter().enumerate() {
+            let needs = || conns.iter().map(|c| c.recv_needs(at));
+            let room = needs().map(|(room, _)| room).max().unwrap_or(0);
+            let count = needs().map(|(_, n)| n).sum();
+            let mut buffer = || scattered(&mut net.hosts[at], &mut rng, room, 4, Access::LOCAL_WRITE);
+            pools[at] = srq.as_ref().map(|(_, rq)| Pool {
+                rq: rq.clone(),
+                buffers: (0..count).map(|_| buffer()).collect(),
+                posted: 0,
+            });
+        }
+        let mut world = World::new(net, faults, Rng::new(!seed), srqs.map(|srq| srq.map(|(_, rq)| rq)));
+        world.learn();
+        for conn in conns {
+            world.connect(conn, &cqs, &star);
+        }
+        Run { world, rng, cqs, pools }
+    }
+
+    fn poll(&mut self) -> bool {
+        self.world.look();
+        let mut any = false;
+        for host in 0..2 {
+            while let Some((cqe, solicited)) = self.cqs[host].poll() {
+                any = true;
+                let wr = self.pools[host].as_ref().map_or(&[][..], |p| &p.buffers);
+                let World { net, conns, .. } = &mut self.world;
+                let known = conns.iter_mut().any(|c| c.complete(net, host, &cqe, solicited, wr));
+                assert!(known, "a completion of no QP: {cqe:?}");
+            }
+        }
+        any
+    }
+
+    fn act(&mut self, eager: bool) -> bool {
+        let mut acted = false;
+        let mut conns = std::mem::take(&mut self.world.conns);
+        for conn in &mut conns {
+            let world = &mut self.world;
+            acted |= conn.post(&mut self.rng, eager, &mut |host, qpn, _| world.doorbell(host, qpn));
+        }
+        self.world.conns = conns;
+        for pool in self.pools.iter_mut().flatten() {
+            if !eager && !self.rng.chance(0.3) {
+                continue;
+            }
+            let before = pool.posted;
+            while pool.posted < pool.buffers.len() && !pool.rq.is_full() {
+                let sges = pool.buffers[pool.posted].clone();
+                pool.rq.post(Recv { wr_id: pool.posted as u64, sges }).expect("there is room");
+                pool.posted += 1;
+            }
+            acted |= pool.posted != before;
+        }
+        acted
+    }
+
+    fn go(&mut self) {
+        for _ in 0..STEPS {
+            self.act(false);
+            let happened = self.world.step();
+            let polled = (!happened || self.rng.chance(0.5)) && self.poll();
+            if !happened && !polled && !self.act(true) {
+                return;
+            }
+        }
+        panic!("no end after {STEPS} steps, at {} ns: {:?}", self.world.now, self.world.timers());
+    }
+
+    fn finish(&self) {
+        for conn in &self.world.conns {
+            conn.finish(&self.world.net);
+        }
+        for (host, c) in self.world.net.hosts.iter().zip(&self.world.stats) {
+            assert_eq!(host.env.events, vec![], "nothing to complain about");
+            assert!(host.env.memory.gaps_intact(), "nobody wrote beside the buffers");
+            assert_eq!((c.error_completions.get(), c.cq_overrun.get(), c.retry_exceeded.get()), (0, 0, 0));
+            assert_eq!(
+                (c.star_refused.get(), c.star_bad.get()),
+                (0, 0),
+                "SF asks for nothing that is not its"
+            );
+        }
+    }
+}
+
+#[test]
+fn star_is_exactly_once_and_in_order() {
+    for_seeds("star_is_exactly_once_and_in_order", 700, |seed| {
+        let mut run = Run::new(seed, None, false);
+        run.go();
+        run.finish();
+    });
+}
+
+#[test]
+fn star_through_shared_receive_queues() {
+    for_seeds("star_through_shared_receive_queues", 200, |seed| {
+        let mut run = Run::new(seed, None, true);
+        run.go();
+        run.finish();
+    });
+}
+
+/// 20% loss, 20% repeats, 20% out of order, all at once.
+#[test]
+fn star_on_the_worst_wire() {
+    for_seeds("star_on_the_worst_wire", 120, |seed| {
+        let faults = Faults { loss: 0.2, duplicate: 0.2, reorder: 0.2, corrupt: 0.02, ..Faults::default() };
+        assert!(!is_clean(&faults));
+        let mut run = Run::new(seed, Some(faults), false);
+        run.go();
+        run.finish();
+    });
+}
+
+/// One end's process ends in the middle. The other end's sends fail as RC's would, the oldest for the silence and the rest flushed.
+fn lose(seed: u64, lost: usize) -> Run {
+    let mut run = Run::new(seed, None, false);
+    for _ in 0..run.rng.below(400) {
+        run.act(false);
+        run.world.step();
+        run.poll();
+    }
+    run.world.gone[lost] = true;
+    while run.cqs[lost].poll().is_some() {}
+    let memory = |run: &Run| {
+        let host = &run.world.net.hosts[lost];
+        let read = |(_, attr): &(u32, MrAttr)| host.env.memory.read(attr.addr, attr.length as usize).to_vec();
+        host.regions.iter().map(read).collect::<Vec<_>>()
+    };
+    let before = memory(&run);
+    let left = 1 - lost;
+    let mut failed = std::collections::BTreeMap::new();
+    for _ in 0..STEPS {
+        let happened = run.world.step();
+        run.world.look();
+        while let Some((cqe, _)) = run.cqs[left].poll() {
+            match cqe.status {
+                WcStatus::Success => assert!(!failed.contains_key(&cqe.qpn), "a success behind a failure"),
+                /* the oldest send alone tells why; receives are flushed */
+                WcStatus::RetryExcErr => assert_eq!(failed.insert(cqe.qpn, ()), None),
+                status => {
+                    assert_eq!(status, WcStatus::WrFlushErr);
+                    failed.insert(cqe.qpn, ());
+                }
+            }
+        }
+        if !happened {
+            assert!(memory(&run) == before, "somebody wrote to a process of another life");
+            return run;
+        }
+    }
+    panic!("no end after {STEPS} steps: {:?}", run.world.timers());
+}
+
+#[test]
+fn a_stateful_end_that_is_gone_is_noticed() {
+    for_seeds("a_stateful_end_that_is_gone_is_noticed", 100, |seed| {
+        let run = lose(seed, SF);
+        for conn in &run.world.conns {
+            let end = &conn.ends[SL];
+            let signaled =
+                end.plan.iter().any(|op| op.wqe.flags.contains(starverbs_core::SendFlags::SIGNALED));
+            assert!(end.sq.outstanding() == 0 || !signaled, "a send waits for nobody");
+        }
+    });
+}
+
+/// A card of another life, in the same memory: what peers of the old one still send changes not a byte.
+#[test]
+fn a_card_that_was_started_anew_is_not_written_to() {
+    for_seeds("a_card_that_was_started_anew_is_not_written_to", 100, |seed| {
+        lose(seed, SL);
+    });
+}
