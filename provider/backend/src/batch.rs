@@ -4,11 +4,12 @@
 
 use std::mem;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
-use starverbs_core::Gid;
+use starverbs_core::{Counters, Gid};
 
 use crate::host::is_link_local;
-use crate::sockopt::errno;
+use crate::sockopt::{self, errno};
 use crate::zeroed::zeroed;
 use crate::{BackendError, HostAddr};
 
@@ -28,14 +29,20 @@ const SEGMENTS: u16 = 64;
 const SEGMENTED: usize = 65_000;
 /// TTL or hop limit that a socket gives a frame that asks for none.
 pub(crate) const HOPS: u8 = 64;
-/// Three control messages with an integer each.
-const CONTROL: usize = 96;
+/// Three control messages with an integer each, and one with an address.
+const CONTROL: usize = 136;
 
 /// What frames of one message have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Group {
     /// Index of the source address
     pub(crate) source: u8,
+    /// Index of the socket among the sender's
+    pub(crate) socket: u8,
+    /// The socket has no address of its own: the source's is said with each message
+    pub(crate) anywhere: bool,
+    /// Destination's UDP port
+    pub(crate) port: u16,
     /// TOS or traffic class
     pub(crate) traffic_class: u8,
     /// TTL or hop limit
@@ -237,19 +244,26 @@ impl Batch {
         &self.messages[at].group
     }
 
+    /// Where the run of messages of one socket ends that begins with message `at`.
+    pub(crate) fn run_end(&self, at: usize) -> usize {
+        let socket = self.messages[at].group.socket;
+        self.messages[at..].iter().take_while(|m| m.group.socket == socket).count() + at
+    }
+
     /// Frames of message `at`.
     pub(crate) fn frames(&self, at: usize) -> u16 {
         self.messages[at].frames
     }
 
     /// Writes the headers of the messages for the system call.
-    pub(crate) fn seal(&mut self, addrs: &[HostAddr], port: u16) {
+    pub(crate) fn seal(&mut self, addrs: &[HostAddr]) {
         for (at, message) in self.messages.iter().enumerate() {
             let group = &message.group;
+            let from = &addrs[group.source as usize];
             let control = &mut self.controls[at];
-            let control_len = write_controls(&mut control.0, message);
+            let control_len = write_controls(&mut control.0, message, from);
             let name = &mut self.names[at];
-            let name_len = write_name(name, group.dgid, &addrs[group.source as usize], port);
+            let name_len = write_name(name, group.dgid, from, group.port);
             let header = &mut self.headers[at].msg_hdr;
             header.msg_name = std::ptr::from_mut(name).cast();
             header.msg_namelen = name_len as libc::socklen_t;
@@ -285,11 +299,17 @@ impl Batch {
         }
     }
 
-    /// Sends one datagram to where message `at` goes, with its traffic class and hop limit, not segmented.
+    /// Sends one datagram of `from` to where message `at` goes, with its traffic class and hop limit, not segmented.
     #[cold]
-    pub(crate) fn send_one(&mut self, fd: RawFd, at: usize, bytes: &[u8]) -> Result<(), i32> {
+    pub(crate) fn send_one(
+        &mut self,
+        fd: RawFd,
+        at: usize,
+        from: &HostAddr,
+        bytes: &[u8],
+    ) -> Result<(), i32> {
         let single = Message { frames: 1, ..self.messages[at] };
-        let control_len = write_controls(&mut self.controls[at].0, &single);
+        let control_len = write_controls(&mut self.controls[at].0, &single, from);
         let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let mut header = self.headers[at].msg_hdr;
         (header.msg_iov, header.msg_iovlen, header.msg_controllen) = (&mut iov, 1, control_len as _);
@@ -304,6 +324,45 @@ impl Batch {
         self.used = 0;
         self.iovs.clear();
         self.messages.clear();
+    }
+}
+
+/// What a full send buffer may cost before its frames are dropped.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// Sends the messages `at..end` of a sealed batch, which are all of the socket `fd`. What the kernel refuses is lost and counted. One that it
+/// will not segment is given to `singly`.
+pub(crate) fn send_run(
+    batch: &mut Batch,
+    fd: RawFd,
+    mut at: usize,
+    end: usize,
+    counters: &Counters,
+    mut singly: impl FnMut(&mut Batch, usize),
+) {
+    let mut waited = false;
+    while at < end {
+        counters.tx_syscalls.inc();
+        match batch.send(fd, at, end) {
+            Ok(sent) => {
+                at += sent;
+                waited = false;
+            }
+            Err(libc::EINTR) => {}
+            Err(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) if !waited => {
+                waited = true;
+                sockopt::wait(&[fd], libc::POLLOUT, PATIENCE);
+            }
+            Err(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if batch.frames(at) > 1 => {
+                singly(batch, at);
+                at += 1;
+            }
+            Err(_) => {
+                counters.tx_errors.add(batch.frames(at) as u64);
+                at += 1;
+                waited = false;
+            }
+        }
     }
 }
 
@@ -341,7 +400,7 @@ fn write_name(out: &mut Name, dgid: Gid, from: &HostAddr, port: u16) -> usize {
 }
 
 /// Writes what the message needs beyond the defaults; gives the length, 0 for most.
-fn write_controls(out: &mut [u8; CONTROL], message: &Message) -> usize {
+fn write_controls(out: &mut [u8; CONTROL], message: &Message, from: &HostAddr) -> usize {
     let group = &message.group;
     let v4 = group.dgid.ipv4().is_some();
     let mut len = 0;
@@ -358,17 +417,38 @@ fn write_controls(out: &mut [u8; CONTROL], message: &Message) -> usize {
             if v4 { (libc::SOL_IP, libc::IP_TTL) } else { (libc::SOL_IPV6, libc::IPV6_HOPLIMIT) };
         len = put_control(out, len, level, name, &i32::from(group.hop_limit).to_ne_bytes());
     }
+    if group.anywhere {
+        len = put_source(out, len, from);
+    }
     len
+}
+
+/// Says which address of this host a message is from (ip(7), ipv6(7): struct in_pktinfo, struct in6_pktinfo).
+fn put_source(out: &mut [u8; CONTROL], at: usize, from: &HostAddr) -> usize {
+    let mut info = [0; 20];
+    match from.gid.ipv4() {
+        Some(ip) => {
+            info[4..8].copy_from_slice(&ip);
+            put_control(out, at, libc::SOL_IP, libc::IP_PKTINFO, &info[..12])
+        }
+        None => {
+            let interface = if from.is_link_local() { from.ifindex } else { 0 };
+            info[..16].copy_from_slice(&from.gid.0);
+            info[16..].copy_from_slice(&interface.to_ne_bytes());
+            put_control(out, at, libc::SOL_IPV6, libc::IPV6_PKTINFO, &info)
+        }
+    }
 }
 
 /// Writes one `struct cmsghdr` and its data at `at`; gives where the next begins (both are 8-aligned).
 fn put_control(out: &mut [u8; CONTROL], at: usize, level: i32, name: i32, data: &[u8]) -> usize {
     const HEAD: usize = mem::size_of::<libc::cmsghdr>();
-    let out = &mut out[at..at + HEAD + 8];
+    let end = at + HEAD + data.len().next_multiple_of(8);
+    let out = &mut out[at..end];
     out.fill(0);
     out[..mem::size_of::<usize>()].copy_from_slice(&(HEAD + data.len()).to_ne_bytes());
     out[HEAD - 8..HEAD - 4].copy_from_slice(&level.to_ne_bytes());
     out[HEAD - 4..HEAD].copy_from_slice(&name.to_ne_bytes());
     out[HEAD..HEAD + data.len()].copy_from_slice(data);
-    at + HEAD + 8
+    end
 }
