@@ -61,7 +61,7 @@ fn there_and_back(ip: IpAddr) {
     for qpn in 0..3 {
         stateful.send(&to, stateless.port(Side::Stateless), &read(qpn, 4096), &[], &[], false);
     }
-    stateful.flush();
+    stateful.flush(0);
     let data: Vec<u8> = (0..4096u32).map(|n| n as u8).collect();
     for qpn in 0..3 {
         let (side, from, port, header, _) = next(&mut requests);
@@ -72,7 +72,7 @@ fn there_and_back(ip: IpAddr) {
         let seg = Seg { addr: rest.as_ptr() as u64, len: rest.len() as u32 };
         stateless.send(&to, port, &head, first, &[seg], false);
     }
-    stateless.flush();
+    stateless.flush(0);
     for qpn in 0..3 {
         let (side, _, port, header, got) = next(&mut answers);
         assert_eq!((side, port), (Side::Stateful, stateless.port(Side::Stateless)));
@@ -118,7 +118,7 @@ fn what_is_no_packet_is_dropped_and_counted() {
     // A packet for one half does not belong on the other's port.
     tx.send(&to, tx.port(Side::Stateful), &read(1, 8), &[], &[], false);
     tx.send(&to, tx.port(Side::Stateless), &read(2, 8), &[], &[], false);
-    tx.flush();
+    tx.flush(0);
     assert_eq!(next(&mut rx).3.qpn, 2);
     while rx.recv() > 0 {
         assert!(rx.next_packet().is_none());
@@ -128,4 +128,32 @@ fn what_is_no_packet_is_dropped_and_counted() {
     let foreign = Av { sgid: Gid([7; 16]), ..to };
     tx.send(&foreign, 1, &read(1, 8), &[], &[], false);
     assert_eq!(counters.tx_errors.get(), 1);
+}
+
+#[test]
+fn the_fault_of_the_settings_hurts_these_packets_too() {
+    let fault = starverbs_settings::FaultSpec::parse("loss=20%,dup=20%,corrupt=20%,reorder=20%,seed=3");
+    let settings = Settings { fault: fault.expect("a good one"), ..settings(IpAddr::from([127, 0, 0, 1])) };
+    let counters = Counters::default();
+    let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
+    let gid = addrs[0].gid;
+    let to = Av { sgid: gid, dgid: gid, ..Av::default() };
+    let (mut got, port) = (Vec::new(), tx.port(Side::Stateless));
+    for qpn in 0..200 {
+        tx.send(&to, port, &read(qpn, 8), &[], &[], false);
+        tx.flush(qpn.into());
+        while rx.recv() > 0 {
+            got.extend(rx.next_packet().map(|got| got.packet.header.qpn));
+        }
+    }
+    drop(tx);
+    while rx.recv() > 0 {
+        got.extend(rx.next_packet().map(|got| got.packet.header.qpn));
+    }
+    let [lost, doubled, corrupted] =
+        [&counters.fault_lost, &counters.fault_duplicated, &counters.fault_corrupted].map(|c| c.get());
+    assert!(lost > 20 && doubled > 10 && corrupted > 10, "{lost} {doubled} {corrupted}");
+    assert_eq!(counters.star_bad.get() + got.len() as u64, 200 - lost + doubled);
+    assert!(counters.star_bad.get() >= corrupted);
+    assert!(got.windows(2).any(|two| two[1] < two[0]), "some were late");
 }
