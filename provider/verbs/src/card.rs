@@ -279,7 +279,7 @@ impl Card {
 
     /// A context leaves: its QPs end, and with the last context the card. Handles that are left do no harm.
     pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
-        for qpn in self.with(|shard, _| shard.qps_told(events)) {
+        for qpn in self.with(|shard, _| shard.qps_told(events).collect::<Vec<_>>()) {
             let _ = self.with(|shard, _| {
                 shard.detach_from_all(qpn);
                 shard.openings.ends(&mut shard.env, qpn);
@@ -453,9 +453,9 @@ impl Shard {
     }
 
     /// QPs whose events go to `events`: those of its context.
-    pub(crate) fn qps_told(&self, events: &Arc<FdQueue<Event>>) -> Vec<Qpn> {
+    pub(crate) fn qps_told(&self, events: &Arc<FdQueue<Event>>) -> impl Iterator<Item = Qpn> {
         let told = |owner: Owner| self.domains.get(&owner.pd).is_some_and(|queue| Arc::ptr_eq(queue, events));
-        self.nic.qpns().filter(|qpn| self.nic.qp_owner(*qpn).is_some_and(told)).collect()
+        self.nic.qpns().filter(move |qpn| self.nic.qp_owner(*qpn).is_some_and(told))
     }
 
     /// Tells the contexts what was raised. An object that is gone by now needs to know nothing.
