@@ -64,6 +64,11 @@ struct Run {
 
 impl Run {
     fn new(seed: u64, faults: Option<Faults>, srq: bool) -> Self {
+        Run::with(seed, faults, srq, false)
+    }
+
+    /// `nic`: SF's ends are QPs of its card.
+    fn with(seed: u64, faults: Option<Faults>, srq: bool, nic: bool) -> Self {
         let mut rng = Rng::new(seed);
         let faults = faults.unwrap_or_else(|| any_faults(&mut rng));
         let mut net = Net::new(2, NicConfig::default(), Faults::default(), seed);
@@ -94,6 +99,7 @@ impl Run {
             });
         }
         let mut world = World::new(net, faults, Rng::new(!seed), srqs.map(|srq| srq.map(|(_, rq)| rq)));
+        world.nic = nic;
         world.learn();
         for conn in conns {
             world.connect(conn, &cqs, &star);
@@ -193,6 +199,16 @@ fn star_on_the_worst_wire() {
         let faults = Faults { loss: 0.2, duplicate: 0.2, reorder: 0.2, corrupt: 0.02, ..Faults::default() };
         assert!(!is_clean(&faults));
         let mut run = Run::new(seed, Some(faults), false);
+        run.go();
+        run.finish();
+    });
+}
+
+/// The stateful ends are queue pairs of a card, with its doorbells, turns and timers.
+#[test]
+fn queue_pairs_of_a_card_are_stateful_ends() {
+    for_seeds("queue_pairs_of_a_card_are_stateful_ends", 200, |seed| {
+        let mut run = Run::with(seed, None, seed % 3 == 0, true);
         run.go();
         run.finish();
     });
