@@ -204,11 +204,13 @@ pub struct StarInit<E: Env> {
 
 impl<E: Env> Nic<E> {
     /// The program's requests wait until it is settled whether the QP is an end of a StaR connection: [`Nic::settle_plain`], or a
-    /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something.
+    /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something, or the card has room
+    /// for few contexts.
     pub fn hold_for_star(&mut self, qpn: Qpn) -> Result<(), NicError> {
+        let few = self.shared.contexts.is_some();
         let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
         let unused = qp.req.next == qp.req.una && !qp.req.outstanding();
-        if qp.qp_type != QpType::Rc || !unused {
+        if qp.qp_type != QpType::Rc || !unused || few {
             return Err(NicError::Invalid);
         }
         qp.flags.star = true;

@@ -198,6 +198,11 @@ impl World {
         self.conns.push(conn);
     }
 
+    /// Whether all of SF's ends have begun.
+    pub(crate) fn begun(&self) -> bool {
+        self.pairs.iter().all(|pair| pair.local.is_none())
+    }
+
     /// When something is due at the ends of each connection.
     pub(crate) fn timers(&self) -> Vec<[Option<Nanos>; 2]> {
         let gone = self.gone;
