@@ -466,7 +466,7 @@ mod tests {
         let name = "lo".to_owned();
         let from = HostAddr { gid: Gid::default(), ifindex: 0, link_mtu: 65536, name, loopback: true };
         batch.seal(&[from], 4791);
-        let mut read = |at: usize, index| {
+        let read = |at: usize, index| {
             let mut room = [0; 64];
             let len = batch.read_frame(at, index, &mut room);
             String::from_utf8(room[..len].to_vec()).unwrap()

@@ -330,9 +330,6 @@ impl Card {
                 let shard = &mut *guard;
                 if !self.settings.defer || !shard.defer(qpn) {
                     let now = clock::now();
-                    if shard.deferred.len() >= DEFERRED {
-                        self.take_bells(shard, now);
-                    }
                     shard.nic.handle_doorbell(&mut shard.env, qpn, now);
                     shard.transmit(now, true);
                     self.finish(shard, now);
@@ -508,7 +505,7 @@ impl Shard {
 }
 
 /// Most doorbells that wait at once.
-pub(crate) const DEFERRED: usize = 128;
+pub(crate) const DEFERRED: usize = 32;
 /// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.
 const COARSE: Nanos = 1_000_000;
 

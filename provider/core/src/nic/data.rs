@@ -1,7 +1,6 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
 use super::mads::QPN_GSI;
-use super::path::PACKET_OVERHEAD;
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
 use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
@@ -10,8 +9,6 @@ use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
 
 /// Unacknowledged packets behind which a small message may wait.
 const BATCH_BEHIND: i32 = 4;
-/// The same for those of all QPs with the same destination, as bytes: sixteen small ones.
-const BATCH_BEHIND_OTHERS: u32 = 16 * (PACKET_OVERHEAD + 8);
 /// Longest message that waits, bytes.
 const BATCH_BYTES: u32 = 512;
 /// So many waiting messages make a batch worth sending.
@@ -29,9 +26,8 @@ impl<E: Env> Nic<E> {
     }
 
     /// Whether what was just posted to `qpn` may wait for the program's next call, to go out in one
-    /// batch: small messages behind packets that are not acknowledged yet, of this QP, or more of others with
-    /// the same destination. Their ACK, or the timer, makes somebody run the card, so nothing waits for ever
-    /// (RFC 896's idea).
+    /// batch: small messages behind packets that are not acknowledged yet. Their ACK, or the timer,
+    /// makes somebody run the card, so nothing waits for ever (RFC 896's idea, per queue pair).
     pub fn may_wait(&self, qpn: Qpn) -> bool {
         let Some(qp) = self.qps.get(qpn) else { return false };
         let (req, posted) = (&qp.req, qp.sq.posted());
@@ -40,8 +36,7 @@ impl<E: Env> Nic<E> {
             && !qp.flags.star
             && qp.state == QpState::Rts
             && (1..BATCH_BACKLOG).contains(&backlog)
-            && (req.max_psn.since(req.una_psn) >= BATCH_BEHIND
-                || self.shared.paths.inflight(qp.path) >= BATCH_BEHIND_OTHERS)
+            && req.max_psn.since(req.una_psn) >= BATCH_BEHIND
             && qp.sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
     }
 

@@ -89,12 +89,6 @@ impl Paths {
         Paths { by_gid: Vec::new(), paths: Vec::new(), max: max.max(MIN_WINDOW), datagram_qps: 0 }
     }
 
-    /// Bytes in flight on a path, as its window counts them; 0: there is no such path.
-    #[inline]
-    pub(crate) fn inflight(&self, id: PathId) -> u32 {
-        self.paths.get(id.place()).map_or(0, |path| path.inflight)
-    }
-
     /// The path towards `dgid`, made if there is none. `Exhausted`: no memory.
     pub(crate) fn find(&mut self, dgid: Gid) -> Result<PathId, NicError> {
         let place = match self.place_of(dgid) {
