@@ -2,15 +2,18 @@
 //!
 //! Owns the memory that the kernel reads from. It must not compute anything of a frame: [`crate::Tx`] does.
 
+mod outer;
+
 use std::mem;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
-use starverbs_core::Gid;
+use starverbs_core::{Counters, Gid};
 
-use crate::host::is_link_local;
-use crate::sockopt::errno;
+use crate::sockopt::{self, errno};
 use crate::zeroed::zeroed;
 use crate::{BackendError, HostAddr};
+use outer::{CONTROL, Name, write_controls, write_name};
 
 /// Largest frame with its ICRC: 4096 bytes of payload and every header there is, with room to spare.
 pub(crate) const MAX_FRAME: usize = 4608;
@@ -30,14 +33,18 @@ const SEGMENTS: u16 = 64;
 const SEGMENTED: usize = 65_000;
 /// TTL or hop limit that a socket gives a frame that asks for none.
 pub(crate) const HOPS: u8 = 64;
-/// Three control messages with an integer each.
-const CONTROL: usize = 96;
 
 /// What frames of one message have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Group {
     /// Index of the source address
     pub(crate) source: u8,
+    /// Index of the socket among the sender's
+    pub(crate) socket: u8,
+    /// The socket has no address of its own: the source's is said with each message
+    pub(crate) anywhere: bool,
+    /// Destination's UDP port
+    pub(crate) port: u16,
     /// TOS or traffic class
     pub(crate) traffic_class: u8,
     /// TTL or hop limit
@@ -274,6 +281,12 @@ impl Batch {
         &self.messages[at].group
     }
 
+    /// Where the run of messages of one socket ends that begins with message `at`.
+    pub(crate) fn run_end(&self, at: usize) -> usize {
+        let socket = self.messages[at].group.socket;
+        self.messages[at..].iter().take_while(|m| m.group.socket == socket).count() + at
+    }
+
     /// Frames of message `at`.
     pub(crate) fn frames(&self, at: usize) -> u16 {
         self.messages[at].frames
@@ -298,16 +311,17 @@ impl Batch {
     }
 
     /// Writes the headers of the messages for the system call. No frame joins them from now on.
-    pub(crate) fn seal(&mut self, addrs: &[HostAddr], port: u16) {
+    pub(crate) fn seal(&mut self, addrs: &[HostAddr]) {
         if self.mixed {
             self.sort();
         }
         for (at, message) in self.messages.iter().enumerate() {
             let group = &message.group;
+            let from = &addrs[group.source as usize];
             let control = &mut self.controls[at];
-            let control_len = write_controls(&mut control.0, message);
+            let control_len = write_controls(&mut control.0, message, from);
             let name = &mut self.names[at];
-            let name_len = write_name(name, group.dgid, &addrs[group.source as usize], port);
+            let name_len = write_name(name, group.dgid, from, group.port);
             let header = &mut self.headers[at].msg_hdr;
             header.msg_name = std::ptr::from_mut(name).cast();
             header.msg_namelen = name_len as libc::socklen_t;
@@ -343,11 +357,17 @@ impl Batch {
         }
     }
 
-    /// Sends one datagram to where message `at` goes, with its traffic class and hop limit, not segmented.
+    /// Sends one datagram of `from` to where message `at` goes, with its traffic class and hop limit, not segmented.
     #[cold]
-    pub(crate) fn send_one(&mut self, fd: RawFd, at: usize, bytes: &[u8]) -> Result<(), i32> {
+    pub(crate) fn send_one(
+        &mut self,
+        fd: RawFd,
+        at: usize,
+        from: &HostAddr,
+        bytes: &[u8],
+    ) -> Result<(), i32> {
         let single = Message { frames: 1, ..self.messages[at] };
-        let control_len = write_controls(&mut self.controls[at].0, &single);
+        let control_len = write_controls(&mut self.controls[at].0, &single, from);
         let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let mut header = self.headers[at].msg_hdr;
         (header.msg_iov, header.msg_iovlen, header.msg_controllen) = (&mut iov, 1, control_len as _);
@@ -368,70 +388,43 @@ impl Batch {
     }
 }
 
-/// Room for a destination of either family.
-#[derive(Clone, Copy)]
-union Name {
-    v4: libc::sockaddr_in,
-    v6: libc::sockaddr_in6,
-}
+/// What a full send buffer may cost before its frames are dropped.
+const PATIENCE: Duration = Duration::from_millis(2);
 
-/// Writes the address to send to: `dgid`, on the interface of `from` where that matters. Gives its length.
-fn write_name(out: &mut Name, dgid: Gid, from: &HostAddr, port: u16) -> usize {
-    match dgid.ipv4() {
-        Some(ip) => {
-            out.v4 = libc::sockaddr_in {
-                sin_family: libc::AF_INET as libc::sa_family_t,
-                sin_port: port.to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip) },
-                sin_zero: [0; 8],
-            };
-            mem::size_of::<libc::sockaddr_in>()
+/// Sends the messages `at..end` of a sealed batch, which are all of the socket `fd`. What the kernel refuses is lost and counted. One that it
+/// will not segment is given to `singly`.
+pub(crate) fn send_run(
+    batch: &mut Batch,
+    fd: RawFd,
+    mut at: usize,
+    end: usize,
+    counters: &Counters,
+    mut singly: impl FnMut(&mut Batch, usize),
+) {
+    let mut waited = false;
+    while at < end {
+        counters.tx_syscalls.inc();
+        match batch.send(fd, at, end) {
+            Ok(sent) => {
+                at += sent;
+                waited = false;
+            }
+            Err(libc::EINTR) => {}
+            Err(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) if !waited => {
+                waited = true;
+                sockopt::wait(&[fd], libc::POLLOUT, PATIENCE);
+            }
+            Err(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if batch.frames(at) > 1 => {
+                singly(batch, at);
+                at += 1;
+            }
+            Err(_) => {
+                counters.tx_errors.add(batch.frames(at) as u64);
+                at += 1;
+                waited = false;
+            }
         }
-        None => {
-            let local = is_link_local(dgid) || dgid.0[0] == 0xff;
-            out.v6 = libc::sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                sin6_port: port.to_be(),
-                sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: dgid.0 },
-                sin6_scope_id: if local { from.ifindex } else { 0 },
-            };
-            mem::size_of::<libc::sockaddr_in6>()
-        }
     }
-}
-
-/// Writes what the message needs beyond the defaults; gives the length, 0 for most.
-fn write_controls(out: &mut [u8; CONTROL], message: &Message) -> usize {
-    let group = &message.group;
-    let v4 = group.dgid.ipv4().is_some();
-    let mut len = 0;
-    if message.frames > 1 {
-        len = put_control(out, len, libc::SOL_UDP, libc::UDP_SEGMENT, &message.segment.to_ne_bytes());
-    }
-    if group.traffic_class != 0 {
-        let (level, name) =
-            if v4 { (libc::SOL_IP, libc::IP_TOS) } else { (libc::SOL_IPV6, libc::IPV6_TCLASS) };
-        len = put_control(out, len, level, name, &i32::from(group.traffic_class).to_ne_bytes());
-    }
-    if group.hop_limit != HOPS {
-        let (level, name) =
-            if v4 { (libc::SOL_IP, libc::IP_TTL) } else { (libc::SOL_IPV6, libc::IPV6_HOPLIMIT) };
-        len = put_control(out, len, level, name, &i32::from(group.hop_limit).to_ne_bytes());
-    }
-    len
-}
-
-/// Writes one `struct cmsghdr` and its data at `at`; gives where the next begins (both are 8-aligned).
-fn put_control(out: &mut [u8; CONTROL], at: usize, level: i32, name: i32, data: &[u8]) -> usize {
-    const HEAD: usize = mem::size_of::<libc::cmsghdr>();
-    let out = &mut out[at..at + HEAD + 8];
-    out.fill(0);
-    out[..mem::size_of::<usize>()].copy_from_slice(&(HEAD + data.len()).to_ne_bytes());
-    out[HEAD - 8..HEAD - 4].copy_from_slice(&level.to_ne_bytes());
-    out[HEAD - 4..HEAD].copy_from_slice(&name.to_ne_bytes());
-    out[HEAD..HEAD + data.len()].copy_from_slice(data);
-    at + HEAD + 8
 }
 
 #[cfg(test)]
@@ -465,7 +458,7 @@ mod tests {
         assert_eq!(placed, [0, 0, 1, 0, 0, 1, 0, 1]);
         let name = "lo".to_owned();
         let from = HostAddr { gid: Gid::default(), ifindex: 0, link_mtu: 65536, name, loopback: true };
-        batch.seal(&[from], 4791);
+        batch.seal(&[from]);
         let read = |at: usize, index| {
             let mut room = [0; 64];
             let len = batch.read_frame(at, index, &mut room);

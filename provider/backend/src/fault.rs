@@ -8,6 +8,7 @@ use std::collections::BinaryHeap;
 use std::mem;
 use std::time::Duration;
 
+use starverbs_core::star::wire::Side;
 use starverbs_core::{Av, Counters, Nanos, Seg};
 use starverbs_settings::FaultSpec;
 
@@ -21,6 +22,8 @@ pub(crate) struct Frame {
     pub(crate) header: Vec<u8>,
     pub(crate) payload: Vec<u8>,
     pub(crate) pad: u8,
+    /// Of a StaR packet: the half that it leaves from, and the UDP port that it goes to
+    pub(crate) star: Option<(Side, u16)>,
     /// Random number that chooses a bit to turn over
     pub(crate) corrupt: Option<u64>,
 }
@@ -86,6 +89,30 @@ impl Fault {
 
     /// Takes a frame; what becomes of it shows in [`Fault::release`].
     pub(crate) fn take(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, counters: &Counters) {
+        self.take_as(None, to, header, payload, pad, counters);
+    }
+
+    /// [`Fault::take`] of a StaR packet: `head` is all that stands before `payload`.
+    pub(crate) fn take_star(
+        &mut self,
+        star: (Side, u16),
+        to: &Av,
+        head: &[u8],
+        payload: &[Seg],
+        counters: &Counters,
+    ) {
+        self.take_as(Some(star), to, head, payload, 0, counters);
+    }
+
+    fn take_as(
+        &mut self,
+        star: Option<(Side, u16)>,
+        to: &Av,
+        header: &[u8],
+        payload: &[Seg],
+        pad: u8,
+        counters: &Counters,
+    ) {
         // All draws for every frame, so that one frame's fate does not move another's.
         let [lost, reordered, doubled, corrupted] =
             [self.spec.loss, self.spec.reorder, self.spec.duplicate, self.spec.corrupt]
@@ -99,6 +126,7 @@ impl Fault {
             header: header.to_vec(),
             payload: read(payload),
             pad,
+            star,
             corrupt: corrupted.then_some(bit),
         };
         if corrupted {

@@ -33,6 +33,7 @@ mod quiet;
 mod registry;
 mod socket;
 mod sockopt;
+pub mod star;
 mod steer;
 mod tx_stack;
 mod udp_rx;

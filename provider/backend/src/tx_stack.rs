@@ -3,8 +3,11 @@
 use std::ops::Deref;
 
 use starverbs_core::{Av, Counters, Gid, Nanos, Seg};
+use starverbs_settings::Settings;
 
+use crate::BackendError;
 use crate::fault::{Fault, Frame};
+use crate::star::{self, StarRx, StarTx};
 use crate::udp_tx::Tx;
 
 /// [`Tx`], with a [`Fault`] before it when the settings ask for one. Dropping it sends what the fault held back.
@@ -61,6 +64,17 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
     /// Whether `gid` is the port's address with that index.
     pub fn has_entry(&self, index: u8, gid: &Gid) -> bool {
         self.tx.has_entry(index, gid)
+    }
+
+    /// Opens the two UDP ports of StaR, and gives the halves that send and receive.
+    ///
+    /// # Errors
+    /// See [`BackendError`]; sockets that were opened are closed again.
+    pub fn open_star(&self, settings: &Settings) -> Result<(StarTx<C>, StarRx<C>), BackendError>
+    where
+        C: Clone,
+    {
+        star::open(settings, self.tx.addresses(), self.counters.clone(), self.tx.capture().cloned())
     }
 
     /// UDP source port of frames from the address with index `sgid_index`; 0 if it cannot send.

@@ -9,13 +9,12 @@ use std::io;
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::time::Duration;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
 use starverbs_core::{Av, Counters, FrameMeta, Gid, QPN_BLOCK_SHIFT, Seg};
 use starverbs_settings::Settings;
 
-use crate::batch::{Batch, Group, HOPS, MAX_FRAME};
+use crate::batch::{Batch, Group, HOPS, MAX_FRAME, send_run};
 use crate::descriptor::Socket;
 use crate::error::os;
 use crate::pcap::Capture;
@@ -23,14 +22,12 @@ use crate::sockopt;
 use crate::{BackendError, HostAddr, membership};
 
 /// Payload below this is copied: an iovec of its own costs more.
-const COPY_BELOW: usize = 512;
+pub(crate) const COPY_BELOW: usize = 512;
 /// Payload in more pieces than this is copied.
 const MOST_PIECES: usize = 8;
 /// Length of a BTH (IBTA 9.2).
 const BTH: usize = 12;
 const ICRC: usize = 4;
-/// What a full send buffer may cost before its frames are dropped.
-const PATIENCE: Duration = Duration::from_millis(2);
 
 /// A source address's socket.
 struct Source {
@@ -78,6 +75,14 @@ impl<C: Deref<Target = Counters>> Tx<C> {
     /// UDP port that frames from address `index` carry; 0 if it cannot be had.
     pub fn source_port(&mut self, index: u8) -> u16 {
         self.source(index as usize).map_or(0, |s| s.sport)
+    }
+
+    pub(crate) fn addresses(&self) -> &[HostAddr] {
+        &self.addrs
+    }
+
+    pub(crate) fn capture(&self) -> Option<&Capture> {
+        self.capture.as_ref()
     }
 
     /// Whether frames are sent from the address `gid`.
@@ -131,6 +136,9 @@ impl<C: Deref<Target = Counters>> Tx<C> {
         let Some((source, sport, gso)) = self.ready(to) else { return self.counters.tx_errors.inc() };
         let group = Group {
             source: source as u8,
+            socket: source as u8,
+            anywhere: false,
+            port: self.port,
             dgid: to.dgid,
             traffic_class: to.traffic_class,
             hop_limit: if to.hop_limit == 0 { HOPS } else { to.hop_limit },
@@ -201,76 +209,51 @@ impl<C: Deref<Target = Counters>> Tx<C> {
     }
 
     fn send_all(&mut self) {
-        self.batch.seal(&self.addrs, self.port);
+        self.batch.seal(&self.addrs);
         let count = self.batch.groups();
         let mut at = 0;
         while at < count {
+            let end = self.batch.run_end(at);
             let source = self.batch.group(at).source as usize;
-            let same = (at + 1..count).take_while(|&i| self.batch.group(i).source as usize == source).count();
-            self.send_run(source, at, at + 1 + same);
-            at += 1 + same;
+            if let Some(socket) = self.sources[source].as_mut() {
+                let (fd, addr) = (socket.fd.as_raw_fd(), &self.addrs[source]);
+                send_run(&mut self.batch, fd, at, end, &self.counters, |batch, at| {
+                    send_singly(batch, at, socket, addr, &self.counters);
+                });
+            }
+            at = end;
         }
         self.batch.clear();
         if let Some(capture) = &self.capture {
             capture.flush();
         }
     }
+}
 
-    /// Sends the messages `at..end`, which are all of one source.
-    fn send_run(&mut self, source: usize, mut at: usize, end: usize) {
-        let Some(fd) = self.sources[source].as_ref().map(|s| s.fd.as_raw_fd()) else { return };
-        let mut waited = false;
-        while at < end {
-            self.counters.tx_syscalls.inc();
-            match self.batch.send(fd, at, end) {
-                Ok(sent) => {
-                    at += sent;
-                    waited = false;
-                }
-                Err(libc::EINTR) => {}
-                Err(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) if !waited => {
-                    waited = true;
-                    sockopt::wait(&[fd], libc::POLLOUT, PATIENCE);
-                }
-                Err(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if self.batch.frames(at) > 1 => {
-                    self.send_singly(source, at);
-                    at += 1;
-                }
-                Err(_) => {
-                    self.counters.tx_errors.add(self.batch.frames(at) as u64);
-                    at += 1;
-                    waited = false;
-                }
-            }
+/// Sends a segmented message's frames one by one: the way to this peer does not segment. Their identifications are all 0
+/// then, so that their ICRCs change.
+#[cold]
+fn send_singly(batch: &mut Batch, at: usize, socket: &mut Source, from: &HostAddr, counters: &Counters) {
+    let group = *batch.group(at);
+    let outer =
+        IcrcHeader { src: from.gid, dst: group.dgid, sport: socket.sport, dport: group.port, ip_id: 0 };
+    let mut all_sent = true;
+    let mut frame = [0; MAX_FRAME];
+    for index in 0..batch.frames(at) {
+        let len = batch.read_frame(at, index, &mut frame);
+        let Some(body) = len.checked_sub(ICRC) else { continue };
+        if let Some(icrc) = Icrc::of_frame(&outer, &frame[..body]) {
+            frame[body..len].copy_from_slice(&icrc);
+        }
+        counters.tx_syscalls.inc();
+        if batch.send_one(socket.fd.as_raw_fd(), at, from, &frame[..len]).is_err() {
+            counters.tx_errors.inc();
+            all_sent = false;
         }
     }
-
-    /// Sends a segmented message's frames one by one: the way to this peer does not segment. Their identifications are all 0
-    /// then, so that their ICRCs change.
-    #[cold]
-    fn send_singly(&mut self, source: usize, at: usize) {
-        let Some(socket) = self.sources[source].as_mut() else { return };
-        let group = *self.batch.group(at);
-        let src = self.addrs[source].gid;
-        let outer = IcrcHeader { src, dst: group.dgid, sport: socket.sport, dport: self.port, ip_id: 0 };
-        let mut all_sent = true;
-        let mut frame = [0; MAX_FRAME];
-        for index in 0..self.batch.frames(at) {
-            let len = self.batch.read_frame(at, index, &mut frame);
-            let Some(body) = len.checked_sub(ICRC) else { continue };
-            if let Some(icrc) = Icrc::of_frame(&outer, &frame[..body]) {
-                frame[body..len].copy_from_slice(&icrc);
-            }
-            self.counters.tx_syscalls.inc();
-            if self.batch.send_one(socket.fd.as_raw_fd(), at, &frame[..len]).is_err() {
-                self.counters.tx_errors.inc();
-                all_sent = false;
-            }
-        }
-        // Only if segmentation was at fault, and not the destination.
-        if all_sent {
-            socket.gso = false;
-        }
+    // Only if segmentation was at fault, and not the destination.
+    if all_sent {
+        socket.gso = false;
     }
 }
 
@@ -341,8 +324,9 @@ mod tests {
             tx.send_frame(&to, &[7; BTH], &[seg], 0, false);
         }
         assert_eq!((tx.batch.groups(), tx.batch.frames(0)), (1, 4));
-        tx.batch.seal(&tx.addrs, port);
-        tx.send_singly(0, 0);
+        tx.batch.seal(&tx.addrs);
+        let socket = tx.sources[0].as_mut().expect("open");
+        send_singly(&mut tx.batch, 0, socket, &tx.addrs[0], &counters);
         assert_eq!(counters.tx_errors.get(), 0);
         assert!(tx.sources[0].as_ref().is_some_and(|s| !s.gso), "the way is remembered");
         let outer = IcrcHeader { src: gid, dst: gid, sport: tx.source_port(0), dport: port, ip_id: 0 };

@@ -1,0 +1,209 @@
+-- Wireshark dissector for StaR packets (docs/wire.md, "StaR"; the paper's Fig. 7 and 8).
+--
+--   tshark -X lua_script:docs/star.lua -r file -Y star -V
+--   Wireshark: put it into the folder of personal Lua plugins (Help > About Wireshark > Folders)
+--
+-- Packets are known by UDP ports 4793 and 4794, and on other ports, which ends may tell each other, by their header's checksum.
+
+local star = Proto("star", "StaR (stateless RDMA)")
+
+local PTYPES = { [1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", [6] = "GDA", [7] = "CQEP" }
+local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
+local CONTROLS = {
+	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
+	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye",
+}
+local OPCODES = {
+	[0] = "RDMA_WRITE", [1] = "RDMA_WRITE_WITH_IMM", [2] = "SEND", [3] = "SEND_WITH_IMM", [4] = "RDMA_READ",
+	[5] = "ATOMIC_CMP_AND_SWP", [6] = "ATOMIC_FETCH_AND_ADD", [7] = "LOCAL_INV", [8] = "BIND_MW", [9] = "SEND_WITH_INV",
+	[14] = "FLUSH", [15] = "ATOMIC_WRITE", [255] = "receive",
+}
+local STATUSES = { [0] = "success", [1] = "local length", [4] = "local protection", [5] = "flushed", [9] = "remote invalid request",
+	[10] = "remote access", [11] = "remote operation", [12] = "retries exceeded", [13] = "RNR retries exceeded" }
+local HEADER, PREFIX, CRC = 20, 8, 4
+
+local f = {
+	ptype = ProtoField.uint8("star.ptype", "Packet type", base.DEC, PTYPES, 0xf0),
+	opt = ProtoField.uint8("star.opt", "Operation", base.DEC, OPTS, 0x0c),
+	m = ProtoField.bool("star.m", "Control message", 8, nil, 0x02),
+	a = ProtoField.bool("star.a", "Answer wanted", 8, nil, 0x01),
+	qpn = ProtoField.uint24("star.qpn", "QPN", base.HEX),
+	epoch_low = ProtoField.uint8("star.epoch_low", "Epoch, low byte", base.DEC),
+	psn = ProtoField.uint24("star.psn", "PSN", base.DEC),
+	addr = ProtoField.uint64("star.addr", "Address", base.HEX),
+	len = ProtoField.uint16("star.len", "Length", base.DEC),
+	checksum = ProtoField.uint16("star.checksum", "Checksum", base.HEX),
+	prefix_qpn = ProtoField.uint32("star.sl_qpn", "QPN of SL (of the sender, in control messages)", base.HEX),
+	epoch = ProtoField.uint32("star.epoch", "Epoch", base.HEX),
+	opcode = ProtoField.uint8("star.wqe.opcode", "Op-code", base.DEC, OPCODES),
+	wqe_flags = ProtoField.uint8("star.wqe.flags", "Flags", base.HEX),
+	num_sge = ProtoField.uint8("star.wqe.num_sge", "SGEs", base.DEC),
+	wqe_len = ProtoField.uint32("star.wqe.length", "Length", base.DEC),
+	remote_addr = ProtoField.uint64("star.wqe.remote_addr", "Remote address", base.HEX),
+	rkey = ProtoField.uint32("star.wqe.rkey", "rkey", base.HEX),
+	imm = ProtoField.uint32("star.imm", "Immediate data or key", base.HEX),
+	sge_addr = ProtoField.uint64("star.sge.addr", "SGE address", base.HEX),
+	sge_len = ProtoField.uint32("star.sge.length", "SGE length", base.DEC),
+	sge_lkey = ProtoField.uint32("star.sge.lkey", "SGE lkey", base.HEX),
+	slot = ProtoField.uint64("star.slot", "Slot", base.HEX),
+	status = ProtoField.uint8("star.cqe.status", "Status", base.DEC, STATUSES),
+	wc_opcode = ProtoField.uint8("star.cqe.opcode", "Op-code", base.DEC),
+	wc_flags = ProtoField.uint8("star.cqe.flags", "Flags", base.HEX),
+	solicited = ProtoField.bool("star.cqe.solicited", "Solicited"),
+	byte_len = ProtoField.uint32("star.cqe.byte_len", "Bytes", base.DEC),
+	vendor_err = ProtoField.uint32("star.cqe.vendor_err", "Vendor error", base.HEX),
+	atomic_seq = ProtoField.uint32("star.atomic.seq", "Sequence of atomics", base.DEC),
+	operand = ProtoField.uint64("star.atomic.operand", "Operand", base.HEX),
+	control = ProtoField.uint8("star.control", "Control message", base.DEC, CONTROLS),
+	data = ProtoField.bytes("star.data", "Data"),
+	crc = ProtoField.uint32("star.crc", "CRC-32", base.HEX),
+}
+star.fields = f
+
+local bad_checksum = ProtoExpert.new("star.checksum.bad", "Wrong checksum", expert.group.CHECKSUM, expert.severity.ERROR)
+star.experts = { bad_checksum }
+
+-- CRC-16/CCITT of a string, from `crc` on.
+local function crc16(crc, bytes)
+	for i = 1, #bytes do
+		crc = bit.bxor(crc, bit.lshift(bytes:byte(i), 8))
+		for _ = 1, 8 do
+			local top = bit.band(crc, 0x8000) ~= 0
+			crc = bit.band(bit.lshift(crc, 1), 0xffff)
+			if top then crc = bit.bxor(crc, 0x1021) end
+		end
+	end
+	return crc
+end
+
+local function raw(tvb, from, len) return tvb:range(from, len):raw() end
+
+-- An address as 16 bytes.
+local function address(field)
+	local bytes = field.range:bytes():raw()
+	if #bytes == 4 then return ("\0"):rep(10) .. "\255\255" .. bytes end
+	return bytes
+end
+
+local ip_src, ip_dst = Field.new("ip.src"), Field.new("ip.dst")
+local ip6_src, ip6_dst = Field.new("ipv6.src"), Field.new("ipv6.dst")
+
+local function checksum(tvb, pinfo)
+	local src, dst = ip_src() or ip6_src(), ip_dst() or ip6_dst()
+	if not (src and dst) then return nil end
+	local ports = string.char(
+		bit.rshift(pinfo.src_port, 8), bit.band(pinfo.src_port, 255),
+		bit.rshift(pinfo.dst_port, 8), bit.band(pinfo.dst_port, 255))
+	local all = address(src) .. address(dst) .. ports .. raw(tvb, 0, 18) .. "\0\0"
+	return crc16(0xffff, all)
+end
+
+local function wqe(data, tree)
+	if data:len() < 48 then return "" end
+	tree:add(f.opcode, data(0, 1))
+	tree:add(f.wqe_flags, data(1, 1))
+	tree:add(f.num_sge, data(2, 1))
+	tree:add(f.wqe_len, data(4, 4))
+	local code = data(0, 1):uint()
+	if code ~= 255 then
+		tree:add(f.remote_addr, data(8, 8))
+		tree:add(f.operand, data(16, 8))
+		tree:add(f.operand, data(24, 8))
+		tree:add(f.rkey, data(32, 4))
+		tree:add(f.imm, data(36, 4))
+	end
+	local count, at = data(2, 1):uint(), 48
+	while count > 0 and at + 16 <= data:len() do
+		tree:add(f.sge_addr, data(at, 8))
+		tree:add(f.sge_len, data(at + 8, 4))
+		tree:add(f.sge_lkey, data(at + 12, 4))
+		count, at = count - 1, at + 16
+	end
+	if at < data:len() then tree:add(f.data, data(at)) end
+	return " " .. (OPCODES[code] or "op-code " .. code) .. " " .. data(4, 4):uint() .. " bytes"
+end
+
+local function completion(data, tree)
+	if data:len() < 32 then return "" end
+	tree:add(f.slot, data(0, 8))
+	tree:add(f.status, data(8, 1))
+	tree:add(f.wc_opcode, data(9, 1))
+	tree:add(f.wc_flags, data(10, 1))
+	tree:add(f.solicited, data(11, 1))
+	tree:add(f.byte_len, data(12, 4))
+	tree:add(f.imm, data(16, 4))
+	tree:add(f.vendor_err, data(20, 4))
+	local status = data(8, 1):uint()
+	return " " .. (STATUSES[status] or "status " .. status)
+end
+
+local function atomic(data, tree)
+	if data:len() < 32 then return "" end
+	tree:add(f.opcode, data(0, 1))
+	tree:add(f.atomic_seq, data(4, 4))
+	tree:add(f.slot, data(8, 8))
+	tree:add(f.operand, data(16, 8))
+	tree:add(f.operand, data(24, 8))
+	return " atomic " .. data(4, 4):uint()
+end
+
+local function control(data, tree)
+	tree:add(f.control, data(0, 1))
+	local code = data(0, 1):uint()
+	return " " .. (CONTROLS[code] or "message " .. code)
+end
+
+local function body(kind, opt, m, data, tree)
+	if m then return control(data, tree) end
+	if kind == 1 then return wqe(data, tree) end
+	if kind == 7 then return completion(data, tree) end
+	if kind == 5 and opt == 1 then return atomic(data, tree) end
+	tree:add(f.data, data())
+	return ""
+end
+
+function star.dissector(tvb, pinfo, root)
+	if tvb:len() < HEADER + CRC then return 0 end
+	local first = tvb(0, 1):uint()
+	local kind, opt = bit.rshift(first, 4), bit.band(bit.rshift(first, 2), 3)
+	local m = bit.band(first, 2) ~= 0
+	if not PTYPES[kind] then return 0 end
+	pinfo.cols.protocol = "StaR"
+	local tree = root:add(star, tvb())
+	for _, field in ipairs({ f.ptype, f.opt, f.m, f.a }) do tree:add(field, tvb(0, 1)) end
+	tree:add(f.qpn, tvb(1, 3))
+	tree:add(f.epoch_low, tvb(4, 1))
+	tree:add(f.psn, tvb(5, 3))
+	tree:add(f.addr, tvb(8, 8))
+	tree:add(f.len, tvb(16, 2))
+	local item = tree:add(f.checksum, tvb(18, 2))
+	local right = checksum(tvb, pinfo)
+	if right and right ~= tvb(18, 2):uint() then item:add_proto_expert_info(bad_checksum) end
+
+	local text = PTYPES[kind] .. " " .. OPTS[opt] .. (m and " control" or "")
+	local at, stop = HEADER, tvb:len() - CRC
+	-- An EA has no data, so that its length says to which half it goes.
+	local to_stateless = kind == 3 or kind == 5 or kind == 7 or (kind == 2 and stop > HEADER)
+	if (m or to_stateless) and at + PREFIX <= stop then
+		tree:add(f.prefix_qpn, tvb(at, 4))
+		tree:add(f.epoch, tvb(at + 4, 4))
+		at = at + PREFIX
+	end
+	text = text .. string.format(" QPN 0x%06x PSN %d", tvb(1, 3):uint(), tvb(5, 3):uint())
+	if at < stop then text = text .. body(kind, opt, m, tvb(at, stop - at):tvb(), tree) end
+	tree:add_le(f.crc, tvb(stop, CRC))
+	pinfo.cols.info = text
+	return tvb:len()
+end
+
+local function heuristic(tvb, pinfo, root)
+	if tvb:len() < HEADER + CRC or not PTYPES[bit.rshift(tvb(0, 1):uint(), 4)] then return false end
+	if checksum(tvb, pinfo) ~= tvb(18, 2):uint() then return false end
+	star.dissector(tvb, pinfo, root)
+	return true
+end
+
+local by_port = DissectorTable.get("udp.port")
+by_port:add(4793, star)
+by_port:add(4794, star)
+star:register_heuristic("udp", heuristic)

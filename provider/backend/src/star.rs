@@ -1,0 +1,155 @@
+//! The two UDP ports of StaR: one for the half of a card that keeps no connection, one for the half that keeps them.
+//!
+//! Each process has ports of its own: 4793 and 4794 where they are free, others where another process has them, which peers are told when
+//! they connect. So nothing has to find out whose a packet is; a stateless half could not. Answers go to the port that a packet came
+//! from, so what is asked of a stateless half leaves from the port of the stateful one.
+//!
+//! Owns the sockets, checksums and CRCs. It must not know what a packet means beyond the half that it is for.
+
+mod rx;
+mod tx;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use starverbs_core::Counters;
+use starverbs_core::star::wire::{PORT_STATEFUL, PORT_STATELESS, Side};
+use starverbs_settings::Settings;
+
+use crate::descriptor::Socket;
+use crate::pcap::Capture;
+use crate::sockopt::{self, datagram, set_int};
+use crate::{BackendError, HostAddr};
+pub use rx::{Received, StarRx};
+pub use tx::StarTx;
+
+const WHAT: &str = "the UDP sockets of StaR";
+/// Ports of the kernel's choice that are tried: one that is free for IPv4 may be taken for IPv6.
+const TRIES: u32 = 8;
+
+/// Both halves' sockets, of both IP versions.
+#[derive(Debug)]
+struct Sockets {
+    stateless: Half,
+    stateful: Half,
+}
+
+/// A half's sockets.
+#[derive(Debug)]
+struct Half {
+    port: u16,
+    v4: Socket,
+    /// A host may be without IPv6
+    v6: Option<Socket>,
+}
+
+impl Sockets {
+    fn open(settings: &Settings) -> Result<Self, BackendError> {
+        Ok(Sockets {
+            stateless: Half::open(PORT_STATELESS, settings)?,
+            stateful: Half::open(PORT_STATEFUL, settings)?,
+        })
+    }
+
+    fn half(&self, side: Side) -> &Half {
+        match side {
+            Side::Stateless => &self.stateless,
+            Side::Stateful => &self.stateful,
+        }
+    }
+
+    /// All of them, with the half that each is for.
+    fn each(&self) -> impl Iterator<Item = (Side, RawFd)> {
+        [Side::Stateless, Side::Stateful].into_iter().flat_map(|side| {
+            let half = self.half(side);
+            [Some(&half.v4), half.v6.as_ref()].into_iter().flatten().map(move |s| (side, s.as_raw_fd()))
+        })
+    }
+}
+
+impl Half {
+    /// On the port `wanted`, or on one that is free for both IP versions.
+    fn open(wanted: u16, settings: &Settings) -> Result<Self, BackendError> {
+        if let Some(half) = Half::on(wanted, settings)? {
+            return Ok(half);
+        }
+        for _ in 0..TRIES {
+            if let Some(half) = Half::on(0, settings)? {
+                return Ok(half);
+            }
+        }
+        Err(BackendError::Socket { what: WHAT, source: io::ErrorKind::AddrInUse.into() })
+    }
+
+    /// `None`: the port is taken.
+    fn on(port: u16, settings: &Settings) -> Result<Option<Self>, BackendError> {
+        let v4 = open_socket(libc::AF_INET, settings)?;
+        let Some(port) = bind(&v4, Ipv4Addr::UNSPECIFIED.into(), port)? else { return Ok(None) };
+        let v6 = match open_socket(libc::AF_INET6, settings) {
+            Ok(v6) => match bind(&v6, Ipv6Addr::UNSPECIFIED.into(), port) {
+                Ok(Some(_)) => Some(v6),
+                Ok(None) => return Ok(None),
+                /* the protocol is there, its addresses are not */
+                Err(_) => None,
+            },
+            Err(_) => None,
+        };
+        Ok(Some(Half { port, v4, v6 }))
+    }
+
+    fn socket(&self, v4: bool) -> Option<RawFd> {
+        if v4 { Some(self.v4.as_raw_fd()) } else { self.v6.as_ref().map(AsRawFd::as_raw_fd) }
+    }
+}
+
+fn open_socket(domain: i32, settings: &Settings) -> Result<Socket, BackendError> {
+    let fd = datagram(domain, WHAT)?;
+    if domain == libc::AF_INET6 {
+        set_int(&fd, libc::SOL_IPV6, libc::IPV6_V6ONLY, 1);
+        set_int(&fd, libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1);
+        set_int(&fd, libc::SOL_IPV6, libc::IPV6_RECVTCLASS, 1);
+        set_int(&fd, libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO);
+    } else {
+        set_int(&fd, libc::SOL_IP, libc::IP_PKTINFO, 1);
+        set_int(&fd, libc::SOL_IP, libc::IP_RECVTOS, 1);
+        set_int(&fd, libc::SOL_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO);
+    }
+    if settings.gro {
+        set_int(&fd, libc::SOL_UDP, libc::UDP_GRO, 1);
+    }
+    sockopt::receive_buffer(&fd, settings.rcvbuf);
+    sockopt::send_buffer(&fd, settings.sndbuf);
+    Ok(fd)
+}
+
+/// Gives the port; `None` where it is taken.
+fn bind(socket: &Socket, ip: IpAddr, port: u16) -> Result<Option<u16>, BackendError> {
+    let socket = socket2::SockRef::from(socket);
+    let bound = socket.bind(&SocketAddr::from((ip, port)).into()).and_then(|()| socket.local_addr());
+    match bound {
+        Ok(local) => Ok(local.as_socket().map(|local| local.port())),
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => Ok(None),
+        Err(source) => Err(BackendError::Bind { port, source }),
+    }
+}
+
+/// Opens both ports, and gives the sending and the receiving half of each; see [`crate::TxStack::open_star`].
+pub(crate) fn open<C>(
+    settings: &Settings,
+    addrs: &[HostAddr],
+    counters: C,
+    capture: Option<Capture>,
+) -> Result<(StarTx<C>, StarRx<C>), BackendError>
+where
+    C: Deref<Target = Counters> + Clone,
+{
+    let sockets = Arc::new(Sockets::open(settings)?);
+    let tx = StarTx::new(settings, addrs, Arc::clone(&sockets), counters.clone(), capture.clone())?;
+    Ok((tx, StarRx::new(sockets, counters, capture)?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Two processes' ports, as far as one process can have both.
+
+use std::net::IpAddr;
+
+use starverbs_core::star::wire::{Head, Header, Opt, Prefix, Ptype};
+use starverbs_core::{Av, Gid, Psn, Seg};
+
+use super::*;
+use crate::host;
+
+type Ends<'a> = (StarTx<&'a Counters>, StarRx<&'a Counters>);
+
+fn open_one<'a>(settings: &Settings, counters: &'a Counters) -> (Ends<'a>, Vec<HostAddr>) {
+    let addrs = host::addresses(settings).expect("loopback");
+    (open(settings, &addrs, counters, None).expect("two ports"), addrs)
+}
+
+fn settings(ip: IpAddr) -> Settings {
+    Settings { addrs: Some(vec![ip]), ..Settings::default() }
+}
+
+fn read(qpn: u32, len: u16) -> Head {
+    let header = Header {
+        ptype: Ptype::Gd,
+        opt: Opt::Read,
+        migrate: false,
+        ack: true,
+        qpn,
+        epoch: 0,
+        psn: Psn::new(5),
+        addr: 0x1000,
+        len,
+    };
+    Head::to_stateless(header, Prefix { qpn: 9, epoch: 0x0001_0002 })
+}
+
+/// Waits for the next packet; gives its side, where it came from, its type and its data.
+fn next(rx: &mut StarRx<&Counters>) -> (Side, Gid, u16, Header, Vec<u8>) {
+    for _ in 0..1000 {
+        rx.recv();
+        if let Some(got) = rx.next_packet() {
+            return (got.side, got.meta.src, got.port, got.packet.header, got.packet.data.to_vec());
+        }
+        let fds: Vec<RawFd> = rx.fds().collect();
+        sockopt::wait(&fds, libc::POLLIN, std::time::Duration::from_millis(10));
+    }
+    panic!("nothing came");
+}
+
+fn there_and_back(ip: IpAddr) {
+    let settings = settings(ip);
+    let counters = [Counters::default(), Counters::default()];
+    let ((mut stateful, mut answers), addrs) = open_one(&settings, &counters[0]);
+    let ((mut stateless, mut requests), _) = open_one(&settings, &counters[1]);
+    let ports = |tx: &StarTx<_>| [tx.port(Side::Stateless), tx.port(Side::Stateful)];
+    let [a, b] = [ports(&stateful), ports(&stateless)];
+    assert!(a.iter().all(|port| !b.contains(port)), "each process has its own: {a:?} {b:?}");
+
+    let gid = addrs[0].gid;
+    let to = Av { sgid: gid, dgid: gid, ..Av::default() };
+    for qpn in 0..3 {
+        stateful.send(&to, stateless.port(Side::Stateless), &read(qpn, 4096), &[], &[], false);
+    }
+    stateful.flush(0);
+    let data: Vec<u8> = (0..4096u32).map(|n| n as u8).collect();
+    for qpn in 0..3 {
+        let (side, from, port, header, _) = next(&mut requests);
+        assert_eq!((side, from, port), (Side::Stateless, gid, stateful.port(Side::Stateful)));
+        assert_eq!((header.ptype, header.qpn), (Ptype::Gd, qpn));
+        let head = Head::to_stateful(Header { ptype: Ptype::Gda, ack: false, ..header });
+        let (first, rest) = data.split_at(96);
+        let seg = Seg { addr: rest.as_ptr() as u64, len: rest.len() as u32 };
+        stateless.send(&to, port, &head, first, &[seg], false);
+    }
+    stateless.flush(0);
+    for qpn in 0..3 {
+        let (side, _, port, header, got) = next(&mut answers);
+        assert_eq!((side, port), (Side::Stateful, stateless.port(Side::Stateless)));
+        assert_eq!((header.ptype, header.qpn, header.len), (Ptype::Gda, qpn, 4096));
+        assert_eq!(got, data);
+    }
+    assert!(counters.iter().all(|c| c.tx_errors.get() == 0 && c.star_bad.get() == 0));
+}
+
+#[test]
+fn packets_go_there_and_back_over_ipv4() {
+    there_and_back(IpAddr::from([127, 0, 0, 1]));
+}
+
+/// A source address of the host's that its socket is not bound to is said with each packet.
+#[test]
+fn packets_come_from_the_address_that_the_card_chose() {
+    there_and_back(IpAddr::from([127, 0, 0, 3]));
+}
+
+#[test]
+fn packets_go_there_and_back_over_ipv6() {
+    let ip = IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
+    if std::net::UdpSocket::bind((ip, 0)).is_err() {
+        return eprintln!("skipped: this host has no IPv6 on loopback");
+    }
+    there_and_back(ip);
+}
+
+#[test]
+fn what_is_no_packet_is_dropped_and_counted() {
+    let settings = settings(IpAddr::from([127, 0, 0, 1]));
+    let counters = Counters::default();
+    let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
+    let stranger = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    for bytes in [&[][..], &[0x51], &[0xff; 24], &[0; 4200]] {
+        for side in [Side::Stateless, Side::Stateful] {
+            stranger.send_to(bytes, ("127.0.0.1", tx.port(side))).expect("sent");
+        }
+    }
+    let gid = addrs[0].gid;
+    let to = Av { sgid: gid, dgid: gid, ..Av::default() };
+    // A packet for one half does not belong on the other's port.
+    tx.send(&to, tx.port(Side::Stateful), &read(1, 8), &[], &[], false);
+    tx.send(&to, tx.port(Side::Stateless), &read(2, 8), &[], &[], false);
+    tx.flush(0);
+    assert_eq!(next(&mut rx).3.qpn, 2);
+    while rx.recv() > 0 {
+        assert!(rx.next_packet().is_none());
+    }
+    // An empty datagram holds nothing that could be bad.
+    assert_eq!(counters.star_bad.get(), 7);
+    let foreign = Av { sgid: Gid([7; 16]), ..to };
+    tx.send(&foreign, 1, &read(1, 8), &[], &[], false);
+    assert_eq!(counters.tx_errors.get(), 1);
+}
+
+#[test]
+fn the_fault_of_the_settings_hurts_these_packets_too() {
+    let fault = starverbs_settings::FaultSpec::parse("loss=20%,dup=20%,corrupt=20%,reorder=20%,seed=3");
+    let settings = Settings { fault: fault.expect("a good one"), ..settings(IpAddr::from([127, 0, 0, 1])) };
+    let counters = Counters::default();
+    let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
+    let gid = addrs[0].gid;
+    let to = Av { sgid: gid, dgid: gid, ..Av::default() };
+    let (mut got, port) = (Vec::new(), tx.port(Side::Stateless));
+    for qpn in 0..200 {
+        tx.send(&to, port, &read(qpn, 8), &[], &[], false);
+        tx.flush(qpn.into());
+        while rx.recv() > 0 {
+            got.extend(rx.next_packet().map(|got| got.packet.header.qpn));
+        }
+    }
+    drop(tx);
+    while rx.recv() > 0 {
+        got.extend(rx.next_packet().map(|got| got.packet.header.qpn));
+    }
+    let [lost, doubled, corrupted] =
+        [&counters.fault_lost, &counters.fault_duplicated, &counters.fault_corrupted].map(|c| c.get());
+    assert!(lost > 20 && doubled > 10 && corrupted > 10, "{lost} {doubled} {corrupted}");
+    assert_eq!(counters.star_bad.get() + got.len() as u64, 200 - lost + doubled);
+    assert!(counters.star_bad.get() >= corrupted);
+    assert!(got.windows(2).any(|two| two[1] < two[0]), "some were late");
+}
