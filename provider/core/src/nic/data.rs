@@ -33,6 +33,7 @@ impl<E: Env> Nic<E> {
         let (req, posted) = (&qp.req, qp.sq.posted());
         let backlog = posted.wrapping_sub(req.next);
         qp.qp_type.is_reliable()
+            && !qp.flags.star
             && qp.state == QpState::Rts
             && (1..BATCH_BACKLOG).contains(&backlog)
             && req.max_psn.since(req.una_psn) >= BATCH_BEHIND
@@ -91,7 +92,14 @@ impl<E: Env> Nic<E> {
         if !transport.serves(qp.qp_type) {
             return if transport == Transport::Cnp { stats.rx_cnp.inc() } else { stats.drop_opcode.inc() };
         }
-        Ctx { qp, sh: &mut self.shared, env, now }.receive(meta, &packet);
+        if qp.flags.star && qp.star.is_some() {
+            return stats.drop_state.inc();
+        }
+        let mut cx = Ctx { qp, sh: &mut self.shared, env, now };
+        if cx.qp.flags.star {
+            cx.settle_plain();
+        }
+        cx.receive(meta, &packet);
     }
 
     /// Whether a UC or UD message took the last receive of its queue. The next one would be lost, while its program may be
