@@ -361,3 +361,18 @@ fn bytes_of_strangers_are_not_taken() {
     assert_eq!(x.statuses(), [WcStatus::Success]);
     assert_eq!(x.bytes(1, there), x.brought(here));
 }
+
+/// Memory of a region may go away, as under on-demand paging: a READ of it fails at another card's SRQ as at this one's, wherever
+/// it begins to be absent.
+#[test]
+fn a_read_of_absent_memory_fails_at_any_card() {
+    for (to, present) in [0, 1].into_iter().flat_map(|to| [0, 512, 256 * 40].map(|present| (to, present))) {
+        let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
+        let (there, here) = (x.memory(to, 20_000), x.here(20_000));
+        let host = x.queues[to].host;
+        x.net.hosts[host].env.gone = there.addr + present..there.addr + 20_000;
+        x.post(0, to, wqe(SendOp::Read, there), here);
+        x.run();
+        assert_eq!(x.statuses(), [WcStatus::RemAccessErr], "queue {to}, {present} bytes are there");
+    }
+}

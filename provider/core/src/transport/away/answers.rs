@@ -168,8 +168,10 @@ impl<E: Env> Ctx<'_, E> {
             return;
         };
         let its = |p: &super::Pending| p.psn == psn && p.link == link && p.what == What::Read && !p.done;
-        if let Some(at) = away.pending.iter().position(its).filter(|_| outcome == Outcome::Success) {
-            self.done(at);
+        match away.pending.iter().position(its) {
+            Some(_) if outcome != Outcome::Success => return self.fail_from(psn, outcome),
+            Some(at) => self.done(at),
+            None => {}
         }
         let mtu = self.qp.mtu;
         let covers = |answer: &&Answer| !psn.before(answer.psn()) && psn.before(answer.end(mtu));
