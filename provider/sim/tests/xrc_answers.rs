@@ -361,3 +361,53 @@ fn bytes_of_strangers_are_not_taken() {
     assert_eq!(x.statuses(), [WcStatus::Success]);
     assert_eq!(x.bytes(1, there), x.brought(here));
 }
+
+/// Memory of a region may go away, as under on-demand paging: a READ of it fails at another card's SRQ as at this one's, wherever
+/// it begins to be absent.
+#[test]
+fn a_read_of_absent_memory_fails_at_any_card() {
+    for (to, present) in [0, 1].into_iter().flat_map(|to| [0, 512, 256 * 40].map(|present| (to, present))) {
+        let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
+        let (there, here) = (x.memory(to, 20_000), x.here(20_000));
+        let host = x.queues[to].host;
+        x.net.hosts[host].env.gone = there.addr + present..there.addr + 20_000;
+        x.post(0, to, wqe(SendOp::Read, there), here);
+        x.run();
+        assert_eq!(x.statuses(), [WcStatus::RemAccessErr], "queue {to}, {present} bytes are there");
+    }
+}
+
+/// Cards confirm in any order, and a wire loses answers: results are remembered in the order of the requests, as many as may be
+/// repeated and no more.
+fn late_results(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let setup = Setup { timeout: 14, rd_atomic: 2, retry_cnt: 7, ..Setup::default() };
+    let mut x = Shared::new(Faults { loss: 0.1, ..Faults::default() }, seed, &setup);
+    let words = [0, 1, 2].map(|to| x.memory(to, 8));
+    let mut found = [0, 1, 2].map(|to| x.word(to, words[to]));
+    let mut wants = Vec::new();
+    for _ in 0..30 {
+        let (to, here) = (rng.below(3) as usize, x.here(8));
+        x.post(0, to, SendWqe { compare_add: 1, ..wqe(SendOp::FetchAdd, words[to]) }, here);
+        wants.push((here, found[to]));
+        found[to] = found[to].wrapping_add(1);
+        for _ in 0..rng.below(4) {
+            x.net.step();
+        }
+        if rng.chance(0.3) {
+            let host = rng.within(1, 3) as usize;
+            x.net.sleep(host, rng.below(300_000));
+        }
+    }
+    x.run();
+    assert_eq!(x.statuses(), [WcStatus::Success; 30]);
+    for (n, (here, word)) in wants.iter().enumerate() {
+        assert_eq!(x.brought(*here), word.to_ne_bytes(), "atomic {n}");
+    }
+    assert_eq!([0, 1, 2].map(|to| x.word(to, words[to])), found);
+}
+
+#[test]
+fn results_of_several_cards_can_be_repeated() {
+    for_seeds("results_of_several_cards_can_be_repeated", 60, late_results);
+}

@@ -46,6 +46,15 @@ impl Results {
         }
     }
 
+    /// The result of the atomic at `psn` is known now: where its place was kept, if it still is.
+    pub(super) fn set(&mut self, psn: Psn, found: u64) {
+        let (newer, older) = self.slots.split_at_mut(usize::from(self.next));
+        let mut newest_first = newer.iter_mut().rev().chain(older.iter_mut().rev()).flatten();
+        if let Some((_, value)) = newest_first.find(|(at, _)| *at == psn) {
+            *value = found;
+        }
+    }
+
     /// Result of the atomic at `psn`, the last one if PSNs have come round.
     pub(super) fn find(&self, psn: Psn) -> Option<u64> {
         let (newer, older) = self.slots.split_at(usize::from(self.next));
@@ -235,5 +244,20 @@ mod tests {
         results.resize(128).unwrap();
         results.push(Psn::new(1), 11);
         assert_eq!(all(&results), [Some(11), None, Some(31), Some(40)]);
+    }
+
+    #[test]
+    fn a_result_that_comes_late_takes_its_own_place() {
+        let mut results = Results::default();
+        results.resize(2).unwrap();
+        let psns = [1, 2, 3].map(Psn::new);
+        psns.map(|psn| results.push(psn, 0));
+        results.set(psns[2], 30);
+        results.set(psns[0], 10);
+        results.set(psns[1], 20);
+        assert_eq!(psns.map(|psn| results.find(psn)), [None, Some(20), Some(30)]);
+        results.push(psns[1], 21);
+        results.set(psns[1], 22);
+        assert_eq!(psns.map(|psn| results.find(psn)), [None, Some(22), Some(30)]);
     }
 }

@@ -408,8 +408,6 @@ impl<E: Env> Ctx<'_, E> {
             return;
         }
         let found = self.qp.resp.results.as_ref().and_then(|results| results.find(psn));
-        /* one whose result another card has not told yet goes out with it */
-        let found = found.or_else(|| self.qp.resp.away.as_ref()?.executes(psn).then_some(0));
         if let Some(value) = found
             && self.may_answer_more(true)
         {

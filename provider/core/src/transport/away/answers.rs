@@ -5,7 +5,7 @@
 //! turn; its bytes come a few packets at a time, and go out as they come. None are kept: those that cannot go out, as the
 //! port is full or something before them is not confirmed, are asked for again.
 
-use super::{Away, FarId, What};
+use super::{FarId, What};
 use crate::env::Env;
 use crate::relay::{AHEAD, LinkId, Operation, Origin, Outcome, Place, Relay, Wanted};
 use crate::room::Room;
@@ -14,13 +14,6 @@ use crate::types::{Access, Psn, QPN_BLOCK_SHIFT};
 use crate::wire::headers::NakCode;
 use crate::wire::opcode::Kind;
 use crate::wire::packet::Packet;
-
-impl Away {
-    /// Whether the request that has `psn` is an atomic whose result another card has not told.
-    pub(in crate::transport) fn executes(&self, psn: Psn) -> bool {
-        self.pending.iter().any(|p| p.psn == psn && p.what == What::Atomic && !p.done)
-    }
-}
 
 impl<E: Env> Ctx<'_, E> {
     /// An RDMA READ. The other card looks at its keys, as they belong to the protection domain of the SRQ (A14.5).
@@ -97,7 +90,11 @@ impl<E: Env> Ctx<'_, E> {
             return self.wait_abroad();
         };
         let atomic = matches!(what, Operation::Add(_) | Operation::Swap { .. });
-        /* it is held until it is confirmed, and has its result then */
+        if let Some(results) = self.qp.resp.results.as_mut().filter(|_| atomic) {
+            /* cards confirm in any order: its place among the results is that of its turn */
+            results.push(psn, 0);
+        }
+        /* it is held until it is confirmed, as those to repetitions are, and has its result then */
         let answer = if atomic { Answer::Atomic { psn, value: 0 } } else { Answer::done(psn) };
         self.qp.resp.out.push_in_room(answer);
         self.passed_on(packet, to, if atomic { What::Atomic } else { What::Message }, 1);
@@ -168,8 +165,10 @@ impl<E: Env> Ctx<'_, E> {
             return;
         };
         let its = |p: &super::Pending| p.psn == psn && p.link == link && p.what == What::Read && !p.done;
-        if let Some(at) = away.pending.iter().position(its).filter(|_| outcome == Outcome::Success) {
-            self.done(at);
+        match away.pending.iter().position(its) {
+            Some(_) if outcome != Outcome::Success => return self.fail_from(psn, outcome),
+            Some(at) => self.done(at),
+            None => {}
         }
         let mtu = self.qp.mtu;
         let covers = |answer: &&Answer| !psn.before(answer.psn()) && psn.before(answer.end(mtu));
@@ -226,7 +225,7 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn keep_result(&mut self, psn: Psn, found: u64) {
         let resp = &mut self.qp.resp;
         if let Some(results) = &mut resp.results {
-            results.push(psn, found);
+            results.set(psn, found);
         }
         for answer in &mut resp.out {
             if let Answer::Atomic { psn: at, value } = answer
