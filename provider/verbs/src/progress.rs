@@ -16,6 +16,8 @@ use crate::receives::Who;
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
+/// Bytes of frames with short payloads that one turn sends at most. For tests that need more than that.
+pub const BYTES_OF_A_TURN: usize = ROUNDS as usize * starverbs_backend::ARENA;
 /// Messages from other processes in one turn.
 const RELAYS: u32 = 128;
 /// Polls between two looks at what the port has to do beside frames.
