@@ -103,16 +103,19 @@ impl<E: Env> Nic<E> {
     }
 
     /// Whether a UC or UD message took the last receive of its queue. The next one would be lost, while its program may be
-    /// about to post: the host does well to leave frames where they are for a moment.
+    /// about to post: the host does well to leave frames where they are for a moment. Of several queues this is the one that ran out
+    /// last: when it has a receive again, frames go on, whatever the others have.
     #[inline]
     pub fn ran_out(&self) -> bool {
         self.shared.ran_out.is_some()
     }
 
-    /// [`Nic::ran_out`], looked at anew: not so any more when a receive was posted or the QP is gone.
+    /// [`Nic::ran_out`], looked at anew: not so any more when a receive was posted or the QP is gone, or in a
+    /// state in which it drops what comes.
     pub fn still_out(&mut self) -> bool {
         let qp = self.shared.ran_out.and_then(|qpn| self.qps.get(qpn));
-        let out = qp.is_some_and(|qp| lacks_receives(qp, &self.shared));
+        let takes = |state| matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+        let out = qp.is_some_and(|qp| takes(qp.state) && lacks_receives(qp, &self.shared));
         if !out {
             self.shared.ran_out = None;
         }
