@@ -125,7 +125,7 @@ impl Shard {
     fn look_ahead(&mut self) {
         if self.looked > 0 {
             self.looked -= 1;
-        } else if self.ahead > 0 {
+        } else if self.ahead > 0 && self.rx.has_more() {
             let Shard { nic, env, rx, .. } = self;
             self.looked = rx.look_ahead(self.ahead, |qpn| nic.expect_frame(env, qpn));
         }

@@ -45,6 +45,7 @@ pub(super) fn write_name(out: &mut Name, dgid: Gid, from: &HostAddr, port: u16) 
 }
 
 /// Writes what the message needs beyond the defaults; gives the length, 0 for most.
+#[inline]
 pub(super) fn write_controls(out: &mut [u8; CONTROL], message: &Message, from: &HostAddr) -> usize {
     let group = &message.group;
     let v4 = group.dgid.ipv4().is_some();
@@ -86,6 +87,7 @@ fn put_source(out: &mut [u8; CONTROL], at: usize, from: &HostAddr) -> usize {
 }
 
 /// Writes one `struct cmsghdr` and its data at `at`; gives where the next begins (both are 8-aligned).
+#[inline]
 fn put_control(out: &mut [u8; CONTROL], at: usize, level: i32, name: i32, data: &[u8]) -> usize {
     const HEAD: usize = mem::size_of::<libc::cmsghdr>();
     let end = at + HEAD + data.len().next_multiple_of(8);

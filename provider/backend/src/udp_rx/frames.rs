@@ -17,6 +17,8 @@ use crate::registry;
 /// BTH and ICRC: no frame is shorter.
 pub(super) const SHORTEST: usize = 16;
 const ICRC: usize = 4;
+/// Size of the frames in a datagram that is one frame.
+const WHOLE: usize = usize::MAX >> 1;
 
 /// Where the next frame lies.
 struct Found {
@@ -38,6 +40,12 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             Origin::Block => &self.block_inbox,
         };
         Some((found.meta, &inbox.bytes(found.slot)[found.from..found.to]))
+    }
+
+    /// Whether there may be frames behind the last one: in its datagram, or in others that came with it.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        !self.wire_left.is_empty() || self.cursor.as_ref().is_some_and(|cursor| cursor.segment < WHOLE)
     }
 
     /// Destination QPNs of frames that come next, as far as they lie in the datagram that is begun or begin one of the wire's:
@@ -163,7 +171,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             if self.guests.any() && outer.meta.dst.is_multicast() {
                 self.serve_guests(slot, &outer);
             }
-            let segment = if outer.segment == 0 { usize::MAX >> 1 } else { outer.segment as usize };
+            let segment = if outer.segment == 0 { WHOLE } else { outer.segment as usize };
             let origin = Origin::Wire;
             return Some(Cursor {
                 origin,
