@@ -251,7 +251,9 @@ mod tests {
         let mut results = Results::default();
         results.resize(2).unwrap();
         let psns = [1, 2, 3].map(Psn::new);
-        psns.map(|psn| results.push(psn, 0));
+        for psn in psns {
+            results.push(psn, 0);
+        }
         results.set(psns[2], 30);
         results.set(psns[0], 10);
         results.set(psns[1], 20);
