@@ -172,6 +172,7 @@ int main(void)
 	struct ibv_device **devs = ibv_get_device_list(NULL);
 	struct ibv_context *other;
 
+	alarm(60);
 	ctx = devs && devs[0] ? ibv_open_device(devs[0]) : NULL;
 	other = ctx ? ibv_open_device(devs[0]) : NULL;
 	pd = ctx ? ibv_alloc_pd(ctx) : NULL;

@@ -17,8 +17,8 @@ use outer::{CONTROL, Name, write_controls, write_name};
 
 /// Largest frame with its ICRC: 4096 bytes of payload and every header there is, with room to spare.
 pub(crate) const MAX_FRAME: usize = 4608;
-/// Staging for headers, trailers and copied payload.
-const ARENA: usize = 192 << 10;
+/// Staging for headers, trailers and copied payload, bytes: what frames that are copied take of one flush.
+pub const ARENA: usize = 192 << 10;
 const IOVS: usize = 2048;
 /// IOVs that one frame may need: header, pieces of payload, trailer.
 const FRAME_IOVS: usize = 12;

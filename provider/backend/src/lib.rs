@@ -43,6 +43,7 @@ mod zeroed;
 
 use std::ops::Deref;
 
+pub use batch::ARENA;
 pub use control::{Request, ask};
 pub use descriptor::let_go;
 pub use error::BackendError;

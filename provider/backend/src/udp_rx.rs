@@ -194,6 +194,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.wire.is_none()
     }
 
+    /// Whether processes of other users wait for multicast that this one hands on.
+    pub fn has_guests(&self) -> bool {
+        self.guests.any()
+    }
+
     /// What to `poll(2)` for POLLIN. Changes with [`Rx::claim_block`] and, for a guest, with [`Rx::maintenance`].
     pub fn fds(&self) -> &[RawFd] {
         &self.fds

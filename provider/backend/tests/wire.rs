@@ -74,6 +74,41 @@ fn equal_frames_leave_as_one_segmented_send_and_arrive_joined() {
     assert_eq!(node.got[60].1.len(), 112);
 }
 
+/// What lies behind a frame can be seen before it is taken: the rest of a joined datagram, then those that came with it.
+#[test]
+fn frames_that_wait_are_seen_ahead() {
+    let mut node = Node::new(free_port());
+    let to = node.av("127.0.0.1");
+    node.poll();
+    let [a, b, c] = [1, 2, 3].map(|n| node.qpn(n));
+    for (qpn, len) in [(a, 8), (a, 8), (b, 8), (c, 700), (a, 700)] {
+        node.send(&to, qpn, &pattern(len, 3));
+    }
+    node.flush();
+    let (mut order, mut ahead) = (Vec::new(), Vec::new());
+    for _ in 0..100_000 {
+        node.rx.recv();
+        while let Some((_, frame)) = node.rx.next_frame() {
+            order.push(u32::from_be_bytes([0, frame[5], frame[6], frame[7]]));
+            let mut seen = Vec::new();
+            let frames = node.rx.look_ahead(3, |qpn| seen.push(qpn));
+            ahead.push((frames, seen));
+        }
+        if order.len() == 5 {
+            break;
+        }
+    }
+    assert_eq!(order, [a, a, b, c, a]);
+    for (at, (frames, seen)) in ahead.into_iter().enumerate() {
+        let mut rest = order[at + 1..].to_vec();
+        assert!(frames <= rest.len().min(3), "not more than there are, nor than asked for");
+        rest.truncate(frames);
+        rest.dedup();
+        assert_eq!(seen, rest, "each QPN once in a row, in order");
+        assert!(at > 0 || frames > 0, "the first three came as one datagram");
+    }
+}
+
 #[test]
 fn a_full_batch_flushes_itself_and_loses_nothing() {
     let mut node = Node::new(free_port());

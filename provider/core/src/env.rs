@@ -6,6 +6,7 @@
 use core::ops::Deref;
 
 use crate::Counters;
+use crate::nic::star::Engine;
 use crate::relay::{LinkError, LinkId, Relay};
 use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Seg, SendWqe, Sge};
 
@@ -59,7 +60,7 @@ pub trait CompletionQueue {
 pub struct CqOverrun;
 
 /// Host of a card: its queue types, and what the card does to the outside while it works.
-pub trait Env {
+pub trait Env: Sized {
     /// Send queues
     type Sq: SendQueue;
     /// Receive queues
@@ -68,6 +69,9 @@ pub trait Env {
     type Cq: CompletionQueue;
     /// Where the counters live
     type Stats: Deref<Target = Counters>;
+    /// What serves QPs that are stateful ends of StaR connections: [`Stateful`](crate::star::stateful::Stateful), or `Infallible`
+    /// where there are none
+    type Star: Engine<Self>;
 
     /// Writes `data` to host memory. The card has checked keys, bounds and rights. False: there is no
     /// memory now (on-demand paging), and the request fails as if its key did not reach there.

@@ -15,6 +15,7 @@ pub(crate) mod pace;
 pub(crate) mod path;
 pub(crate) mod repair;
 pub(crate) mod sched;
+pub mod star;
 mod table;
 mod tags;
 pub(crate) mod timers;
@@ -31,6 +32,7 @@ use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
 use crate::rng::Rng;
 use crate::room::make_room_in;
+use crate::star::registry::Registry;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::transport::away::Abroad;
@@ -127,6 +129,8 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) abroad: Abroad,
     /// WQEs of this card's SRQs that other cards have
     pub(crate) lending: Lending,
+    /// What stateless peers let this card's stateful QPs do
+    pub(crate) registry: Registry,
 }
 
 /// A protection domain: how many objects live in it.
@@ -185,6 +189,7 @@ impl<E: Env> Nic<E> {
                 segs: Vec::with_capacity(MAX_SGE),
                 abroad: Abroad::default(),
                 lending: Lending::default(),
+                registry: Registry::default(),
             },
             groups: Groups::default(),
             mads: Mads::default(),

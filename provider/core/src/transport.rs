@@ -68,6 +68,8 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) recv_cq: E::Cq,
     /// The host's name for it
     pub(crate) cookie: u64,
+    /// What does its work where it is the stateful end of a StaR connection
+    pub(crate) star: Option<Box<E::Star>>,
     /// What the program set. `attr.av` is where packets go.
     pub(crate) attr: Attr,
 }
@@ -112,6 +114,8 @@ pub(crate) struct Flags {
     pub(crate) drained: bool,
     /// A memory window of type 2 was bound on it
     pub(crate) windows: bool,
+    /// Its own transport rests: it is settled whether this is an end of a StaR connection, or it is one
+    pub(crate) star: bool,
     /// A CQ overran: flush what is posted when the timer fires
     pub(crate) overrun: bool,
 }
@@ -374,6 +378,9 @@ const TURN: u32 = 64;
 impl<E: Env> Ctx<'_, E> {
     /// Sends what the QP owes and has: answers first (IBTA 9.7.5.1: they unblock the peer), then requests.
     pub(crate) fn transmit(&mut self) -> Step {
+        if self.qp.flags.star {
+            return self.star_turn();
+        }
         for _ in 0..TURN {
             if !self.env.can_send() {
                 return Step::PortFull;

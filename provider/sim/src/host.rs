@@ -71,6 +71,7 @@ impl SimEnv {
 }
 
 impl Env for SimEnv {
+    type Star = starverbs_core::star::stateful::Stateful<SimEnv>;
     type Sq = SimSq;
     type Rq = SimRq;
     type Cq = SimCq;

@@ -97,7 +97,11 @@ impl StarEnv for SimEnv {
     }
 
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]> {
-        (!self.absent(addr)).then(|| self.memory.word(addr).to_ne_bytes())
+        if self.absent(addr) {
+            return None;
+        }
+        self.memory.check(addr, 8, READ);
+        Some(self.memory.word(addr).to_ne_bytes())
     }
 
     fn star_event(&mut self, event: SlEvent) {

@@ -184,6 +184,40 @@ fn rc_through_shared_receive_queues() {
     });
 }
 
+/// A QP that waits for StaR's roles sends nothing. A request of plain RoCEv2 from its peer, or the host's word, makes it one like any other.
+#[test]
+fn queue_pairs_that_waited_for_star_are_plain() {
+    for_seeds("queue_pairs_that_waited_for_star_are_plain", 500, |seed| {
+        let mut run = Run::new(seed, None, false);
+        let ends: Vec<_> = run.conns.iter().map(|c| [0, 1].map(|at| c.ends[at].qpn)).collect();
+        let held = if seed % 2 == 0 { 0..2 } else { 0..1 };
+        for (host, qpn) in held.flat_map(|host| ends.iter().map(move |qpns| (host, qpns[host]))) {
+            run.net.hosts[host].nic.hold_for_star(qpn).expect("a fresh QP");
+        }
+        let settled = run.rng.below(300) as usize;
+        for step in 0..STEPS {
+            let ring = |run: &mut Run, eager| {
+                let Run { conns, net, rng, .. } = run;
+                conns.iter_mut().any(|c| c.post(rng, eager, &mut |host, qpn, _| net.doorbell(host, qpn)))
+            };
+            ring(&mut run, false);
+            if step == settled {
+                let now = run.net.now();
+                for (host, qpn) in ends.iter().flat_map(|qpns| [(0, qpns[0]), (1, qpns[1])]) {
+                    let Host { nic, env, .. } = &mut run.net.hosts[host];
+                    nic.settle_plain(env, qpn, now);
+                    assert!(!nic.waits_for_star(qpn));
+                }
+            }
+            let happened = run.net.step();
+            if !happened && !run.poll() && step > settled && !ring(&mut run, true) {
+                break;
+            }
+        }
+        run.finish();
+    });
+}
+
 /// A card with room for few QP contexts is slower, and no other: the same results in the same order, by each policy.
 #[test]
 fn rc_with_few_contexts() {

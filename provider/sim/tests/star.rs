@@ -10,7 +10,7 @@ mod world;
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
 use starverbs_core::mr::MrAttr;
-use starverbs_core::{Access, Mtu, NicConfig, SendOp, Sge, SrqId, WcStatus};
+use starverbs_core::{Access, Mtu, NicConfig, QpState, SendOp, Sge, SrqId, WcStatus};
 use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
 use world::{SF, SL, Star, World};
 
@@ -64,6 +64,11 @@ struct Run {
 
 impl Run {
     fn new(seed: u64, faults: Option<Faults>, srq: bool) -> Self {
+        Run::with(seed, faults, srq, false)
+    }
+
+    /// `nic`: SF's ends are QPs of its card.
+    fn with(seed: u64, faults: Option<Faults>, srq: bool, nic: bool) -> Self {
         let mut rng = Rng::new(seed);
         let faults = faults.unwrap_or_else(|| any_faults(&mut rng));
         let mut net = Net::new(2, NicConfig::default(), Faults::default(), seed);
@@ -94,6 +99,7 @@ impl Run {
             });
         }
         let mut world = World::new(net, faults, Rng::new(!seed), srqs.map(|srq| srq.map(|(_, rq)| rq)));
+        world.nic = nic;
         world.learn();
         for conn in conns {
             world.connect(conn, &cqs, &star);
@@ -198,6 +204,66 @@ fn star_on_the_worst_wire() {
     });
 }
 
+/// The stateful ends are queue pairs of a card, with its doorbells, turns and timers.
+#[test]
+fn queue_pairs_of_a_card_are_stateful_ends() {
+    for_seeds("queue_pairs_of_a_card_are_stateful_ends", 200, |seed| {
+        let mut run = Run::with(seed, None, seed % 3 == 0, true);
+        run.go();
+        run.finish();
+    });
+}
+
+/// The program takes SF's queue pairs to ERR in the middle: what is posted is flushed in order, and SL's sends end as if nobody were there.
+#[test]
+fn a_stateful_queue_pair_goes_to_error_and_ends() {
+    for_seeds("a_stateful_queue_pair_goes_to_error_and_ends", 150, |seed| {
+        let mut run = Run::with(seed, None, seed % 3 == 0, true);
+        let mut steps = run.rng.below(400);
+        while steps > 0 || !run.world.begun() {
+            steps = steps.saturating_sub(1);
+            run.act(false);
+            run.world.step();
+            run.poll();
+        }
+        let now = run.world.now;
+        let qpns: Vec<_> = run.world.conns.iter().map(|conn| conn.ends[SF].qpn).collect();
+        for qpn in &qpns {
+            run.world.net.hosts[SF].to_state(*qpn, QpState::Err, now).expect("from any state");
+        }
+        let mut failed = std::collections::BTreeSet::new();
+        for step in 0..=STEPS {
+            assert!(step < STEPS, "no end: {:?}", run.world.timers());
+            let happened = run.world.step();
+            run.world.look();
+            for host in 0..2 {
+                while let Some((cqe, _)) = run.cqs[host].poll() {
+                    let key = (host, cqe.qpn);
+                    match cqe.status {
+                        WcStatus::Success => assert!(!failed.contains(&key), "a success behind a failure"),
+                        WcStatus::RetryExcErr => assert!(host == SL && failed.insert(key)),
+                        status => {
+                            assert_eq!(status, WcStatus::WrFlushErr);
+                            failed.insert(key);
+                        }
+                    }
+                }
+            }
+            if !happened {
+                break;
+            }
+        }
+        for conn in &run.world.conns {
+            assert_eq!(conn.ends[SF].sq.outstanding(), 0, "all is flushed");
+        }
+        let host = &mut run.world.net.hosts[SF];
+        for qpn in qpns {
+            host.nic.destroy_qp(&mut host.env, qpn).expect("it ends");
+        }
+        assert!(host.env.memory.gaps_intact() && host.nic.counters().star_rejects.get() == 0);
+    });
+}
+
 /// One end's process ends in the middle. The other end's sends fail as RC's would, the oldest for the silence and the rest flushed.
 fn lose(seed: u64, lost: usize) -> Run {
     let mut run = Run::new(seed, None, false);
@@ -215,6 +281,9 @@ fn lose(seed: u64, lost: usize) -> Run {
     };
     let before = memory(&run);
     let left = 1 - lost;
+    /* what was posted is rung: else nobody knows of it */
+    let qpns: Vec<_> = run.world.conns.iter().map(|conn| conn.ends[left].qpn).collect();
+    qpns.into_iter().for_each(|qpn| run.world.doorbell(left, qpn));
     let mut failed = std::collections::BTreeMap::new();
     for _ in 0..STEPS {
         let happened = run.world.step();
@@ -255,6 +324,10 @@ fn a_stateful_end_that_is_gone_is_noticed() {
 #[test]
 fn a_card_that_was_started_anew_is_not_written_to() {
     for_seeds("a_card_that_was_started_anew_is_not_written_to", 100, |seed| {
-        lose(seed, SL);
+        let run = lose(seed, SL);
+        for (at, conn) in run.world.conns.iter().enumerate() {
+            let begun = run.world.has_begun(at);
+            assert!(!begun || conn.ends[SF].sq.outstanding() == 0, "a send waits for nobody");
+        }
     });
 }

@@ -5,6 +5,8 @@
 //! finds the lock taken never waits on the data path: it leaves its doorbell, and whoever gives the
 //! lock back looks for doorbells once more.
 
+mod shard;
+
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::RawFd;
@@ -13,9 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::links::MESSAGE;
 use starverbs_backend::{self as backend, Rx};
-use starverbs_core::opening::Opening;
-use starverbs_core::qp::Owner;
-use starverbs_core::{AsyncEvent, Gid, Limits, Nanos, Nic, NicConfig, PdId, Qpn};
+use starverbs_core::{Limits, Nanos, Nic, NicConfig, PdId, Qpn};
 use starverbs_rings::Bells;
 use starverbs_settings::Settings;
 
@@ -24,7 +24,7 @@ use crate::cm::CmHost;
 use crate::device::{DeviceInfo, GidEntry, MAX_MSG, MAX_RD_ATOM, PortAttr};
 use crate::env::HostEnv;
 use crate::error::{Result, VerbsError};
-use crate::events::{Event, FdQueue, kind};
+use crate::events::{Event, FdQueue};
 use crate::few::context_cache;
 use crate::links::Links;
 use crate::log::{self, log};
@@ -279,7 +279,7 @@ impl Card {
 
     /// A context leaves: its QPs end, and with the last context the card. Handles that are left do no harm.
     pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
-        for qpn in self.with(|shard, _| shard.qps_told(events)) {
+        for qpn in self.with(|shard, _| shard.qps_told(events).collect::<Vec<_>>()) {
             let _ = self.with(|shard, _| {
                 shard.detach_from_all(qpn);
                 shard.openings.ends(&mut shard.env, qpn);
@@ -415,92 +415,6 @@ impl Card {
     /// Room for a doorbell of each of `qps` QPs: leaving one never allocates. ENOMEM.
     pub(crate) fn reserve_bells(&self, qps: usize) -> Result<()> {
         if self.bells.reserve(qps) { Ok(()) } else { Err(VerbsError::NoMemory("doorbells")) }
-    }
-}
-
-impl Shard {
-    /// A protection domain whose objects report to `events`.
-    pub(crate) fn alloc_pd(&mut self, events: &Arc<FdQueue<Event>>) -> Result<PdId> {
-        self.domains.try_reserve(1).map_err(|_| VerbsError::NoMemory("protection domains"))?;
-        let pd = self.nic.alloc_pd()?;
-        self.domains.insert(pd, Arc::clone(events));
-        Ok(pd)
-    }
-
-    /// `ibv_attach_mcast`.
-    pub(crate) fn attach(&mut self, qpn: Qpn, group: Gid) -> Result<()> {
-        let Shard { nic, rx, .. } = self;
-        nic.attach_multicast(qpn, group, || Ok(rx.join_group(group)?))
-    }
-
-    /// `ibv_detach_mcast`.
-    pub(crate) fn detach(&mut self, qpn: Qpn, group: Gid) -> Result<()> {
-        let Shard { nic, rx, .. } = self;
-        Ok(nic.detach_multicast(qpn, &group, || rx.leave_group(group))?)
-    }
-
-    /// Takes a QP that is to end, whatever it is attached to, out of its multicast groups.
-    pub(crate) fn detach_from_all(&mut self, qpn: Qpn) {
-        let Shard { nic, rx, .. } = self;
-        nic.detach_from_all(qpn, |group| rx.leave_group(group));
-    }
-
-    /// Ends a protection domain.
-    pub(crate) fn dealloc_pd(&mut self, pd: PdId) -> Result<()> {
-        self.nic.dealloc_pd(pd)?;
-        self.domains.remove(&pd);
-        Ok(())
-    }
-
-    /// QPs whose events go to `events`: those of its context.
-    pub(crate) fn qps_told(&self, events: &Arc<FdQueue<Event>>) -> Vec<Qpn> {
-        let told = |owner: Owner| self.domains.get(&owner.pd).is_some_and(|queue| Arc::ptr_eq(queue, events));
-        self.nic.qpns().filter(|qpn| self.nic.qp_owner(*qpn).is_some_and(told)).collect()
-    }
-
-    /// Tells the contexts what was raised. An object that is gone by now needs to know nothing.
-    #[cold]
-    fn tell(&mut self, notes: &Notes, now: Nanos) {
-        let Shard { nic, env, domains, openings, .. } = self;
-        let HostEnv { events, links, .. } = env;
-        let mut mads = false;
-        for event in events.drain(..) {
-            let (kind, qpn) = match event {
-                AsyncEvent::QpFatal(qpn) => (kind::QP_FATAL, qpn),
-                AsyncEvent::QpReqErr(qpn) => (kind::QP_REQ_ERR, qpn),
-                AsyncEvent::QpAccessErr(qpn) => (kind::QP_ACCESS_ERR, qpn),
-                AsyncEvent::CommEst(qpn) => (kind::COMM_EST, qpn),
-                AsyncEvent::SqDrained(qpn) => (kind::SQ_DRAINED, qpn),
-                AsyncEvent::LastWqeReached(qpn) => (kind::QP_LAST_WQE_REACHED, qpn),
-                AsyncEvent::Mads => {
-                    mads = true;
-                    continue;
-                }
-                AsyncEvent::SrqLimit(srq) => {
-                    if let Some(Owner { pd, cookie }) = nic.srq_owner(srq)
-                        && let Some(queue) = domains.get(&pd)
-                    {
-                        queue.push(Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie });
-                    }
-                    continue;
-                }
-            };
-            if !matches!(kind, kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED) {
-                notes.add(kind, qpn);
-            }
-            let say = |link, message: Opening| {
-                links.as_mut().is_some_and(|links| links.send(link, &message.encode(), &[], true))
-            };
-            if !openings.tell(qpn, kind, say)
-                && let Some(Owner { pd, cookie }) = nic.qp_owner(qpn)
-                && let Some(queue) = domains.get(&pd)
-            {
-                queue.push(Event::Qp { kind, cookie });
-            }
-        }
-        if mads {
-            self.run_cm(notes, now);
-        }
     }
 }
 

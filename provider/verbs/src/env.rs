@@ -106,6 +106,7 @@ fn change_marked(addr: u64, change: impl FnOnce(u64) -> u64) -> Option<u64> {
 }
 
 impl Env for HostEnv {
+    type Star = core::convert::Infallible;
     type Sq = CardSq;
     type Rq = CardRq;
     type Cq = CardCq;

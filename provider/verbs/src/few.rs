@@ -39,10 +39,11 @@ impl Card {
             let shard: &mut Shard = &mut guard;
             let now = clock::now();
             let soon = shard.nic.next_context().is_some_and(|at| at < now + SHORT);
-            if now > until || !(soon || shard.held_back) {
+            let out = shard.nic.ran_out() && shard.waits_for_receives(now, Who::Thread);
+            if now > until || !(soon || shard.held_back && !out) {
                 break;
             }
-            if !(shard.nic.ran_out() && shard.waits_for_receives(now, Who::Thread)) {
+            if !out {
                 shard.take_frames(now, || false);
             }
             shard.transmit(now, true);

@@ -61,6 +61,8 @@ pub use mr::{Advice, Mr, Rereg};
 pub use mw::{Mw, MwBind};
 pub use pd::{Pd, Td};
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
+#[doc(hidden)]
+pub use progress::BYTES_OF_A_TURN;
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr, SrqPoster};
 pub use starverbs_core::nic::{TagChange, TagOp};

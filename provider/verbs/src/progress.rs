@@ -16,6 +16,8 @@ use crate::receives::Who;
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
+/// Bytes of frames with short payloads that one turn sends at most. For tests that need more than that.
+pub const BYTES_OF_A_TURN: usize = ROUNDS as usize * starverbs_backend::ARENA;
 /// Messages from other processes in one turn.
 const RELAYS: u32 = 128;
 /// Polls between two looks at what the port has to do beside frames.
@@ -180,7 +182,9 @@ impl Shard {
     /// Runs the timers that are due; says whether any was.
     #[inline]
     pub(crate) fn run_timers(&mut self, now: Nanos) -> bool {
-        let due = self.nic.next_deadline().is_some_and(|deadline| deadline <= now);
+        /* what a reliable QP's timer waits for may stand in the socket, where frames wait for receives */
+        let due =
+            self.nic.next_deadline().is_some_and(|deadline| deadline <= now) && self.out.left(now).is_none();
         if due {
             self.nic.handle_timeout(&mut self.env, now);
         }
@@ -204,14 +208,17 @@ impl Shard {
     /// When the card has to run again, frames and doorbells aside.
     #[inline]
     pub(crate) fn next_deadline(&mut self, now: Nanos) -> Option<Nanos> {
-        if self.unsent || self.held_back {
+        /* frames that wait for receives come no sooner for being held back by the card, too */
+        let held_back = self.held_back.then(|| if self.nic.ran_out() { now + LEFT } else { now });
+        if self.unsent || held_back == Some(now) {
             return Some(now);
         }
         let sooner = |a: Option<Nanos>, b: Option<Nanos>| match (a, b) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
-        let of_frames = sooner(self.nic.next_deadline(), self.env.tx.next_deadline());
+        let of_timers = self.nic.next_deadline().map(|at| at.max(now + self.out.left(now).unwrap_or(0)));
+        let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
         sooner(of_frames, self.moderator.next_deadline())
     }
 }

@@ -10,6 +10,7 @@
 //! watching made somebody wait: programs that spin on memory without calling the library end up
 //! served by an armed thread.
 
+use std::cell::Cell;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -147,11 +148,13 @@ struct Worker {
     limit: u32,
     /// Ticks of watching since somebody had to wait
     clean: u32,
+    /// Of the last turn: until when frames wait for receives, and others for them
+    held: Cell<Option<Nanos>>,
 }
 
 impl Worker {
     fn new(card: Arc<Card>) -> Self {
-        Worker { card, polled: Vec::with_capacity(16), vain: 0, limit: FEW, clean: 0 }
+        Worker { card, polled: Vec::with_capacity(16), vain: 0, limit: FEW, clean: 0, held: Cell::new(None) }
     }
 
     fn run(mut self) {
@@ -170,6 +173,7 @@ impl Worker {
                 return self.in_vain();
             }
             match self.turn() {
+                _ if self.held.get().is_some() => self.sit_out(),
                 Some(0) | None => self.in_vain(),
                 Some(_) => self.vain = 0,
             }
@@ -284,6 +288,7 @@ impl Worker {
         let shard: &mut Shard = &mut guard;
         shard.stats.thread_runs.inc();
         let now = clock::now();
+        self.held.set(None);
         self.card.take_bells(shard, now);
         let mut work = self.take_batches(shard, now);
         work += shard.run_links(now, &self.card.notes);
@@ -303,6 +308,7 @@ impl Worker {
         while got > 0 && work <= BATCHES {
             let out = shard.nic.ran_out() && shard.waits_for_receives(now, Who::Thread);
             if out || !shard.take_frames(now, || false) {
+                self.held.set(shard.out.left(now).map(|left| now + left));
                 self.card.lower_alarm(shard, now + LEFT);
                 return work + u32::from(!out);
             }
@@ -313,6 +319,15 @@ impl Worker {
             }
         }
         work
+    }
+
+    /// Sleeps until frames are taken again, which are in the socket already.
+    fn sit_out(&mut self) {
+        let Some(until) = self.held.take() else { return };
+        self.list_wakers();
+        if self.sleep(until) == Woken::Alarm {
+            self.turn();
+        }
     }
 
     fn in_vain(&mut self) {

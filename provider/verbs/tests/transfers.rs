@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use starverbs_core::{Gid, QPN_MULTICAST, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
-use starverbs_verbs::{Ah, AhAttr, Qp, QpInit, RecvWr, SendWr, Srq};
+use starverbs_verbs::{Ah, AhAttr, BYTES_OF_A_TURN, Qp, QpInit, RecvWr, SendWr, Srq};
 
 #[test]
 fn rc_messages_arrive_in_order_with_their_bytes() {
@@ -208,7 +208,9 @@ fn many_threads_post_and_poll_on_one_card() {
 /// More than one turn sends, and nothing that comes makes the card run again: what is left goes by itself, while the program is elsewhere.
 #[test]
 fn what_one_turn_could_not_send_goes_without_a_call() {
-    const MANY: u32 = 16_000;
+    /* few enough bytes for each to be copied to the batch, and so many that a turn cannot send the half of them */
+    const EACH: usize = 500;
+    const MANY: u32 = 2 * (BYTES_OF_A_TURN / EACH) as u32;
     let settings = settings();
     let a = Node::new(&settings);
     let init = QpInit { max_send_wr: MANY, ..a.init(QpType::Ud, None) };
@@ -218,7 +220,7 @@ fn what_one_turn_could_not_send_goes_without_a_call() {
     let dgid = Gid::from_ipv4([239, 71, 9, 9]);
     let to = AhAttr { dgid, is_global: true, port: 1, ..AhAttr::default() };
     let ah = Ah::create(&a.pd, &to).unwrap();
-    let sges = [a.sge(0, 500)];
+    let sges = [a.sge(0, EACH)];
     let mut poster = qa.post_send();
     for _ in 0..MANY {
         let wr = SendWr { ah: ah.id(), remote_qpn: QPN_MULTICAST, qkey: QKEY, ..send(0, &sges) };

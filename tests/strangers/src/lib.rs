@@ -11,6 +11,7 @@ mod parsers;
 pub mod port;
 mod preload;
 pub mod relay;
+pub mod star;
 
 pub use parsers::{control, frame, settings, share, stat};
 pub use preload::path;
@@ -30,5 +31,6 @@ pub const JUDGES: &[(&str, Judge)] = &[
     ("relay", relay::judge),
     ("settings", settings),
     ("share", share),
+    ("star", star::judge),
     ("stat", stat),
 ];

@@ -52,6 +52,7 @@ impl<E: Env> Nic<E> {
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
             cookie: init.cookie,
+            star: None,
             attr: Attr { path_mtu: self.shared.cfg.mtu, ..Attr::default() },
         };
         self.qps.insert(qpn, Box::new(qp));
@@ -141,6 +142,9 @@ impl<E: Env> Nic<E> {
             return Err(NicError::Invalid);
         }
         let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
+        if to == QpState::Sqd && cx.qp.flags.star {
+            return Err(NicError::Invalid);
+        }
         check(cx.qp.qp_type, from, to, mask)?;
         check_values(attr, mask, limit)?;
         let before = cx.qp.attr;
@@ -157,6 +161,7 @@ impl<E: Env> Nic<E> {
             return Err(NicError::Busy);
         }
         let mut cx = self.context(env, qpn, 0).ok_or(NicError::NotFound)?;
+        cx.end_star();
         /* The peer's last message may wait for its ACK: nobody could send it later. */
         cx.last_words();
         cx.forget_gaps();
@@ -287,6 +292,7 @@ fn enter<E: Env>(
 
 /// RESET forgets everything, without completions (IBTA 10.3.1.1).
 fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
+    cx.end_star();
     cx.forget_inflight();
     cx.forget_gaps();
     cx.leave_queues();

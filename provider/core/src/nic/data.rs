@@ -33,6 +33,7 @@ impl<E: Env> Nic<E> {
         let (req, posted) = (&qp.req, qp.sq.posted());
         let backlog = posted.wrapping_sub(req.next);
         qp.qp_type.is_reliable()
+            && !qp.flags.star
             && qp.state == QpState::Rts
             && (1..BATCH_BACKLOG).contains(&backlog)
             && req.max_psn.since(req.una_psn) >= BATCH_BEHIND
@@ -91,20 +92,30 @@ impl<E: Env> Nic<E> {
         if !transport.serves(qp.qp_type) {
             return if transport == Transport::Cnp { stats.rx_cnp.inc() } else { stats.drop_opcode.inc() };
         }
-        Ctx { qp, sh: &mut self.shared, env, now }.receive(meta, &packet);
+        if qp.flags.star && qp.star.is_some() {
+            return stats.drop_state.inc();
+        }
+        let mut cx = Ctx { qp, sh: &mut self.shared, env, now };
+        if cx.qp.flags.star {
+            cx.settle_plain();
+        }
+        cx.receive(meta, &packet);
     }
 
     /// Whether a UC or UD message took the last receive of its queue. The next one would be lost, while its program may be
-    /// about to post: the host does well to leave frames where they are for a moment.
+    /// about to post: the host does well to leave frames where they are for a moment. Of several queues this is the one that ran out
+    /// last: when it has a receive again, frames go on, whatever the others have.
     #[inline]
     pub fn ran_out(&self) -> bool {
         self.shared.ran_out.is_some()
     }
 
-    /// [`Nic::ran_out`], looked at anew: not so any more when a receive was posted or the QP is gone.
+    /// [`Nic::ran_out`], looked at anew: not so any more when a receive was posted or the QP is gone, or in a
+    /// state in which it drops what comes.
     pub fn still_out(&mut self) -> bool {
         let qp = self.shared.ran_out.and_then(|qpn| self.qps.get(qpn));
-        let out = qp.is_some_and(|qp| lacks_receives(qp, &self.shared));
+        let takes = |state| matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+        let out = qp.is_some_and(|qp| takes(qp.state) && lacks_receives(qp, &self.shared));
         if !out {
             self.shared.ran_out = None;
         }

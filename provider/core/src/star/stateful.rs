@@ -233,6 +233,7 @@ impl<E: StarEnv> Stateful<E> {
         let stored = Stored::new(setup.sq_depth.saturating_add(setup.rq_depth))?;
         let mut segs = Vec::new();
         exact(&mut segs, MAX_SGE)?;
+        let asks = card.now + local.waits.keepalive;
         let mut made = Stateful {
             mtu: local.mtu.min(setup.mtu).bytes(),
             local,
@@ -264,7 +265,8 @@ impl<E: StarEnv> Stateful<E> {
             overrun: false,
             windows: false,
             turn: Of::Local,
-            deadline: 0,
+            /* what was posted before waits for SL's rules, and asks whether SL lives */
+            deadline: asks,
             segs,
         };
         made.add_rings(card)?;

@@ -162,7 +162,7 @@ pub struct Header {
     pub psn: Psn,
     /// RD and GD, and echoed: where in SL's memory
     pub addr: u64,
-    /// Bytes of data; GD: bytes wanted
+    /// Bytes of data; GD that is no atomic: bytes wanted
     pub len: u16,
 }
 
@@ -340,7 +340,7 @@ impl Shape {
         let (prefix, data) = match (side, header.migrate, header.ptype) {
             (Side::Stateless, false, Rd) => (true, header.opt != Opt::Recv),
             (Side::Stateless, false, Cqep) => (true, true),
-            /* an atomic brings its operands, and says no length: eight bytes are wanted */
+            /* an atomic brings its operands, which LEN counts; eight bytes are wanted */
             (Side::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
             (Side::Stateless, false, Ea) => (true, false),
             (Side::Stateful, false, Wqep | Gda) => (false, true),

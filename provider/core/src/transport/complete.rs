@@ -2,6 +2,7 @@
 
 use super::{Ctx, Inbound};
 use crate::env::{CompletionQueue, Env, SendQueue};
+use crate::nic::star::Call;
 use crate::qp::RecvSource;
 use crate::types::{AsyncEvent, Cqe, QpState, SendFlags, WcFlags, WcOpcode, WcStatus};
 
@@ -148,6 +149,9 @@ impl<E: Env> Ctx<'_, E> {
 /// Takes a QP to ERR (or a UC/UD one to SQE) and flushes what is posted, in order.
 pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
     cx.qp.state = state;
+    if cx.star(Call::Fail).is_some() {
+        return;
+    }
     let req = &mut cx.qp.req;
     (req.deadline, req.rnr_until, req.rtt_since, req.fault) = (0, 0, 0, None);
     req.reads = 0;

@@ -3,6 +3,7 @@
 use super::holes::size_of_each;
 use super::{Ctx, enter_error};
 use crate::env::Env;
+use crate::nic::star::Call;
 use crate::types::{Nanos, QpState, WcStatus};
 
 /// Packets that go first after a loss. What was in flight behind the lost packet still fills the
@@ -98,6 +99,9 @@ impl<E: Env> Ctx<'_, E> {
     /// The retransmission timer or an RNR wait may have run out.
     pub(crate) fn timer_fired(&mut self) {
         self.qp.req.armed = 0;
+        if self.qp.flags.star && self.star(Call::Timeout).is_some() {
+            return;
+        }
         if core::mem::take(&mut self.qp.flags.overrun) {
             return enter_error(self, QpState::Err);
         }

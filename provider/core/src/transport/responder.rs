@@ -4,6 +4,7 @@ use super::away::Named;
 use super::recv::PlaceError;
 use super::{Answer, Ctx, Inbound, enter_error};
 use crate::env::{Env, SendQueue};
+use crate::nic::star::Call;
 use crate::room::Room;
 use crate::types::{Access, AsyncEvent, Cqe, Psn, QpState, WcFlags, WcOpcode, WcStatus};
 use crate::wire::headers::{NakCode, Syndrome};
@@ -417,6 +418,9 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Something was posted to the send queue.
     pub(crate) fn doorbell(&mut self) {
+        if self.qp.flags.star && (self.star(Call::Doorbell).is_some() || self.qp.state == QpState::Rts) {
+            return;
+        }
         match self.qp.state {
             QpState::Err | QpState::Sqe => super::flush_posted(self),
             QpState::Rts | QpState::Sqd if self.qp.req.next != self.qp.sq.posted() => self.ready(),

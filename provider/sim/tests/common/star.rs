@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use starverbs_core::env::RecvQueue;
 use starverbs_core::mr::{MrAttr, MrTable};
+use starverbs_core::nic::star::StarInit;
 use starverbs_core::star::bounds::Bounds;
 use starverbs_core::star::channel::Channel;
 use starverbs_core::star::control::{Control, Rule, Setup as StarSetup};
@@ -75,6 +76,8 @@ pub(crate) struct World {
     pub(crate) now: Nanos,
     /// Hosts whose process ended. That of SL was started anew: it has the same memory, and another life.
     pub(crate) gone: [bool; 2],
+    /// SF's ends are QPs of its card, rather than engines alone
+    pub(crate) nic: bool,
 }
 
 impl World {
@@ -98,12 +101,14 @@ impl World {
             order: 0,
             now: 1_000,
             gone: [false; 2],
+            nic: false,
         }
     }
 
     /// Regions that were registered since go to the cards: SF's to its table, SL's to the bounds and to all SFs.
     pub(crate) fn learn(&mut self) {
-        for (key, attr) in &self.net.hosts[SF].regions[self.known[SF]..] {
+        let regions = if self.nic { &[][..] } else { &self.net.hosts[SF].regions[self.known[SF]..] };
+        for (key, attr) in regions {
             self.mrs.import(*key, *attr).expect("a key of its own");
         }
         self.known[SF] = self.net.hosts[SF].regions.len();
@@ -159,6 +164,9 @@ impl World {
             stats: self.stats[SL].clone(),
         });
         let end = &conn.ends[SF];
+        if self.nic {
+            self.net.hosts[SF].nic.hold_for_star(end.qpn).expect("a fresh QP");
+        }
         let local = Local {
             qpn: qpns[SF],
             pd: self.net.hosts[SF].pd,
@@ -175,7 +183,12 @@ impl World {
             max_rd_atomic: star.rd_atomic,
             min_rnr_timer: 1,
             rnr_retry: 7,
-            waits: Waits { patience: 1 << 30, lifetime: 4 * self.faults.late, ..Waits::default() },
+            waits: Waits {
+                patience: 1 << 30,
+                keepalive: 50_000_000,
+                lifetime: 4 * self.faults.late,
+                ..Waits::default()
+            },
             window: star.window,
         };
         let mut pair = Pair { sl: sl.expect("a good set-up"), sf: None, local: Some(local), qpns };
@@ -190,6 +203,11 @@ impl World {
         self.conns.push(conn);
     }
 
+    /// Whether all of SF's ends have begun.
+    pub(crate) fn begun(&self) -> bool {
+        self.pairs.iter().all(|pair| pair.local.is_none())
+    }
+
     /// When something is due at the ends of each connection.
     pub(crate) fn timers(&self) -> Vec<[Option<Nanos>; 2]> {
         let gone = self.gone;
@@ -197,7 +215,8 @@ impl World {
             let sl = pair.sl.next_deadline().filter(|_| !gone[SL]);
             [sl, pair.sf.as_ref().and_then(Stateful::next_deadline).filter(|_| !gone[SF])]
         };
-        self.pairs.iter().map(of).collect()
+        let card = self.net.hosts[SF].nic.next_deadline().filter(|_| self.nic && !gone[SF]);
+        self.pairs.iter().map(of).chain([[None, card]]).collect()
     }
 
     /// Does what is to be done now, then moves the time on to the next thing that happens. False: nothing is going to happen.
@@ -224,6 +243,10 @@ impl World {
                 pair.sl.handle_timeout(&mut net.hosts[SL].env, *now);
             }
         }
+        if self.nic {
+            let host = &mut self.net.hosts[SF];
+            host.nic.handle_timeout(&mut host.env, self.now);
+        }
         for at in 0..self.pairs.len() {
             let due = self.pairs[at].sf.as_ref().and_then(Stateful::next_deadline);
             if due.is_some_and(|due| due <= self.now) {
@@ -246,7 +269,24 @@ impl World {
         pairs[at].sf.as_mut().filter(|_| !gone[SF]).map(|sf| call(sf, &mut card))
     }
 
+    /// SF's card sends.
+    fn transmit_card(&mut self) {
+        loop {
+            let host = &mut self.net.hosts[SF];
+            let more = host.nic.poll_transmit(&mut host.env, self.now, true);
+            let frames = host.env.flush_star();
+            assert!(!more || !frames.is_empty(), "more is left, but an empty port got nothing");
+            frames.into_iter().for_each(|frame| self.launch(SF, frame));
+            if !more {
+                return;
+            }
+        }
+    }
+
     fn transmit(&mut self) {
+        if self.nic {
+            self.transmit_card();
+        }
         for at in 0..self.pairs.len() {
             loop {
                 let env = &mut self.net.hosts[SL].env;
@@ -348,29 +388,45 @@ impl World {
 
     fn meet(&mut self, frame: &StarFrame, packet: &Packet<'_>) {
         let at = self.pairs.iter().position(|pair| pair.qpns[SF] == packet.header.qpn).expect("a QP of SF");
-        if self.pairs[at].sf.is_none() && !self.gone[SF] {
+        if self.pairs[at].local.is_some() && !self.gone[SF] {
             let first = packet.header.ptype == Ptype::Wqep && packet.header.psn == Psn::new(0);
             let Some(Control::Setup(setup)) = Control::decode(packet.data).filter(|_| first) else { return };
             self.begin(at, frame, packet, setup);
+        }
+        if self.nic {
+            let host = &mut self.net.hosts[SF];
+            return host.nic.handle_star(&mut host.env, self.now, &frame.path.src, packet);
         }
         self.on_sf(at, |sf, card| sf.handle_packet(card, &frame.path.src, packet));
     }
 
     fn begin(&mut self, at: usize, frame: &StarFrame, packet: &Packet<'_>, setup: StarSetup) {
-        let World { net, mrs, registry, srqs, stats, pairs, now, .. } = self;
+        let World { net, mrs, registry, srqs, stats, pairs, now, nic, .. } = self;
         let [port, control_port] = net.hosts[SL].env.star.ports;
         let host = &mut net.hosts[SF];
         let prefix = packet.prefix.expect("control messages have one");
         let av = host.av(frame.path.src);
         let peer = stateful::Peer { av, port, control_port, qpn: prefix.qpn, epoch: prefix.epoch };
-        let mut shared = Shared(srqs[SF].as_ref(), host.pd);
-        let (env, srqs, stats, now) = (&mut host.env, &mut shared, &*stats[SF], *now);
-        let mut card = stateful::Card { env, mrs, registry, srqs, stats, now };
         let local = pairs[at].local.take().expect("it begins once");
         let mut channel = Channel::new();
         channel.took();
+        if *nic {
+            let Local { sq, rq, send_cq, recv_cq, window, waits, .. } = local;
+            let cqs = (send_cq, recv_cq);
+            let init = StarInit { sq, rq, cqs, setup, peer, channel, window, lifetime: waits.lifetime };
+            let begun = host.nic.begin_star(&mut host.env, local.qpn, init, *now);
+            return begun.expect("a QP that is ready");
+        }
+        let mut shared = Shared(srqs[SF].as_ref(), host.pd);
+        let (env, srqs, stats, now) = (&mut host.env, &mut shared, &*stats[SF], *now);
+        let mut card = stateful::Card { env, mrs, registry, srqs, stats, now };
         let sf = Stateful::new(&mut card, local, (setup, peer), channel);
         pairs[at].sf = Some(sf.expect("a good set-up"));
+    }
+
+    /// Whether the stateful end of a connection knows of the other.
+    pub(crate) fn has_begun(&self, at: usize) -> bool {
+        self.pairs[at].sf.is_some()
     }
 
     /// The program of `host` rings the doorbell of `qpn`.
@@ -383,6 +439,10 @@ impl World {
             self.pairs[at].sl.handle_doorbell(&mut self.net.hosts[SL].env, self.now);
         } else {
             self.on_sf(at, |sf, card| sf.handle_doorbell(card));
+        }
+        if self.nic && host == SF {
+            let host = &mut self.net.hosts[SF];
+            host.nic.handle_doorbell(&mut host.env, qpn, self.now);
         }
     }
 

@@ -117,8 +117,9 @@ impl<E: StarEnv> Stateful<E> {
         let stream = &mut self.streams[of as usize];
         if stream.rnr_since == 0 {
             stream.rnr_since = now;
+            self.arm(now + self.local.waits.keepalive);
         }
-        let until = stream.rnr_since + patience;
+        let until = self.streams[of as usize].rnr_since + patience;
         if retries == 7 {
             return false;
         }

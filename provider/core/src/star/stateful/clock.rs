@@ -28,6 +28,7 @@ impl<E: StarEnv> Stateful<E> {
             card.stats.timeouts.inc();
             self.rtt.timed_out();
         }
+        let tries = tries.max(self.channel.tries().min(u8::MAX.into()) as u8);
         let silent = card.now.saturating_sub(self.heard);
         if tries > waits.tries && waits.patience != 0 && silent > waits.patience {
             self.peer_silent(card);

@@ -106,6 +106,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// SL has not answered for longer than it may.
     pub(super) fn peer_silent(&mut self, card: &mut Card<'_, E>) {
+        self.channel = self.channel.silenced();
         self.completions.iter_mut().for_each(|completions| completions.forget());
         if self.ended == Ended::Not {
             self.hush(card.now);
@@ -117,7 +118,10 @@ impl<E: StarEnv> Stateful<E> {
     /// Nothing that touches memory of SL leaves any more.
     fn hush(&mut self, now: Nanos) {
         self.window.forget(|_| true);
-        self.streams.iter_mut().for_each(|stream| stream.stopped = true);
+        for stream in &mut self.streams {
+            /* nothing of it waits for a receive any more: no timer for that */
+            (stream.stopped, stream.rnr_since) = (true, 0);
+        }
         self.quiet_at = now + self.lifetime();
         self.arm(self.quiet_at);
     }
@@ -187,6 +191,9 @@ impl<E: StarEnv> Stateful<E> {
         if self.state == QpState::Err {
             self.flush_sends(card);
             self.flush_receives(card);
+        }
+        if !self.open {
+            self.arm(card.now + self.local.waits.keepalive);
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Control messages, while the connection lasts: rules of SL come and go, receives of a shared queue are asked for, ends are told.
 
-use super::{Card, Stateful};
+use super::window::Of;
+use super::{Card, Ended, Stateful};
+use crate::env::SendQueue;
 use crate::star::channel::Turn;
 use crate::star::control::{Control, MAX_CONTROL};
 use crate::star::env::StarEnv;
 use crate::star::wire::{Head, Packet, Prefix, Ptype, Side};
-use crate::types::{Gid, Nanos, Psn};
+use crate::types::{Gid, Nanos, Psn, QpState};
 
 impl<E: StarEnv> Stateful<E> {
     /// A control message, or the answer to one, came from `source`.
@@ -85,6 +87,10 @@ impl<E: StarEnv> Stateful<E> {
             self.wanted = Some(upto);
             self.channel.send(Control::Want { upto: upto.get() });
         }
+        if self.keepalive_due().is_some_and(|due| due <= now) {
+            self.asks(now);
+            self.channel.send(Control::KeepAlive);
+        }
         if self.refused.is_some() && self.quiet_at <= now {
             let why = self.refused.take().map_or(0, |status| status as u8);
             self.channel.send(Control::Bye { why });
@@ -95,7 +101,17 @@ impl<E: StarEnv> Stateful<E> {
     pub(super) fn message_due(&self) -> Option<Nanos> {
         let told = self.refused.map(|_| self.quiet_at);
         let answer = self.answer_after.map(|(_, at)| at);
-        [told, answer, self.channel.deadline()].into_iter().flatten().min()
+        [told, answer, self.channel.deadline(), self.keepalive_due()].into_iter().flatten().min()
+    }
+
+    /// When SL is asked whether it lives: a WQE waits for a receive, or for SL's rules, which a dead SL never sends. Packets under way
+    /// ask as well, and are given up as this is.
+    fn keepalive_due(&self) -> Option<Nanos> {
+        let since = self.streams.iter().map(|stream| stream.rnr_since).max().unwrap_or(0);
+        let begins = !self.open && self.streams[Of::Local as usize].una != self.local.sq.posted();
+        let lives = self.state == QpState::Rts && self.ended == Ended::Not;
+        let waits = lives && (since != 0 || begins) && self.channel.waiting() == 0;
+        waits.then(|| self.heard.max(since) + self.local.waits.keepalive)
     }
 
     fn prefix(&self) -> Prefix {
@@ -110,7 +126,7 @@ impl<E: StarEnv> Stateful<E> {
     /// How many of SL's receive WQEs SF wants to have, if they are shared: all before this sequence. `None`: they are not, or enough
     /// are here.
     fn wants(&self) -> Option<Psn> {
-        if !self.setup.srq || self.state != crate::types::QpState::Rts {
+        if !self.setup.srq || self.state != QpState::Rts {
             return None;
         }
         let wanted = self.unmatched().min(self.setup.rq_depth);

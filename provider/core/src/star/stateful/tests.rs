@@ -112,6 +112,46 @@ fn on_a_hostile_wire_it_is_what_one_machine_would_do() {
     }
 }
 
+/// Programs look at the end of what is written to know that all of it is there.
+#[test]
+fn the_end_of_a_write_is_seen_last() {
+    for seed in 0..100 {
+        let mut w = World::new(seed, |_, _| {});
+        w.faults = Faults { loss: 25, ..Faults::default() };
+        let data = pattern(8000, 2);
+        let (mine, far, key) = (w.ours(0), w.theirs(0), w.sf_key);
+        w.sf.put(mine, &data);
+        w.sl.put(far, &data);
+        w.post(op(SendOp::Write, far + 16_384, SL_KEY), &[w.sge(mine, 8000)], false);
+        w.sl_post(op(SendOp::Write, mine + 16_384, key), &[w.sge(far, 8000)], false);
+        w.run(|w| {
+            for (host, at) in [(&w.sl, far + 16_384), (&w.sf, mine + 16_384)] {
+                let landed = host.read(at, 8000);
+                assert!(landed[7999] != data[7999] || landed == data, "seed {seed}");
+            }
+            w.scq.0.borrow().len() == 1 && w.lib[0].done.len() == 1
+        });
+    }
+}
+
+/// What a later request put there stays, whatever is lost and repeated.
+#[test]
+fn a_send_into_what_a_write_fills_comes_behind_it() {
+    for seed in 0..100 {
+        let mut w = World::new(seed, |_, _| {});
+        w.faults = Faults { loss: 25, ..Faults::default() };
+        let (mine, far) = (w.ours(0), w.theirs(0));
+        w.sf.put(mine, &[1; 3000]);
+        w.sf.put(mine + 4096, &[2; 3000]);
+        w.sl_post_recv(&[w.sge(far + 9000, 1), w.sge(far + 1000, 2999)]);
+        w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(mine, 3000)], false);
+        w.post(op(SendOp::Send, 0, 0), &[w.sge(mine + 4096, 3000)], false);
+        w.run(|w| w.lib[1].done.len() == 1);
+        w.pass(10_000_000);
+        assert!(w.sl.read(far, 1000) == [1; 1000] && w.sl.read(far + 1000, 2999) == [2; 2999], "seed {seed}");
+    }
+}
+
 /// Requests in both directions on words of both memories, each of which only one end's requests change.
 struct Mix {
     left: u32,
@@ -174,6 +214,9 @@ impl Mix {
                 self.put(w, local, from, &data);
                 self.model[far][offset as usize..(offset + len) as usize].copy_from_slice(&data);
                 self.go(w, local, op(SendOp::Write, base + offset, key), from, len);
+                if word >> 60 & 1 == 0 {
+                    return;
+                }
                 /* and a flag behind it: they count by turns in two words */
                 self.flags[far] += 1;
                 let flag = self.flags[far];
@@ -183,6 +226,8 @@ impl Mix {
                 self.go(w, local, op(SendOp::Write, base + word, key), from, 8);
             }
             3 => {
+                /* the word that atomics change, too */
+                let offset = if word >> 61 & 1 == 0 { 16 } else { offset };
                 let into = self.buffer(w, local, len);
                 let expected = self.model[far][offset as usize..(offset + len) as usize].to_vec();
                 self.results.push((local, into, expected));

@@ -15,6 +15,8 @@ pub struct Waits {
     pub tries: u8,
     /// What the program allowed with timeout and retry_cnt; 0: for ever
     pub patience: Nanos,
+    /// Silence after which SL is asked whether it lives, when nothing is under way and something waits for it
+    pub keepalive: Nanos,
     /// A copy of a packet that is late may be under way for so long at least
     pub lifetime: Nanos,
 }
@@ -27,6 +29,7 @@ impl Default for Waits {
             most: 100_000_000,
             tries: 7,
             patience: 500_000_000,
+            keepalive: 1_000_000_000,
             lifetime: 100_000,
         }
     }

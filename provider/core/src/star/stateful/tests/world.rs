@@ -57,6 +57,7 @@ impl Host {
 }
 
 impl Env for Host {
+    type Star = core::convert::Infallible;
     type Sq = Sq;
     type Rq = Rq;
     type Cq = Cq;

@@ -1,0 +1,301 @@
+//! Queue pairs whose transport is StaR's stateful half.
+//!
+//! Such a QP has an engine in the place of requester and responder. The card finds it, gives it its turns and its time, and takes it to
+//! ERR, RESET and its end with the QP. The engine has handles of its own of the QP's queues.
+
+use core::convert::Infallible;
+
+use slab::Slab;
+
+use super::{Nic, Shared, Srq};
+use crate::env::{Env, RecvQueue};
+use crate::error::NicError;
+use crate::qp::RecvSource;
+use crate::star::channel::Channel;
+use crate::star::control::Setup;
+use crate::star::env::StarEnv;
+use crate::star::stateful::{Card, Local, Peer, SharedReceives, Stateful, Turn, Waits};
+use crate::star::wire::Packet;
+use crate::transport::{Ctx, Step};
+use crate::types::{AsyncEvent, Gid, Nanos, PdId, QpState, QpType, Qpn, Sge, SrqId};
+
+/// What a card lends an engine.
+pub struct Lent<'a, E: Env> {
+    env: &'a mut E,
+    sh: &'a mut Shared<E>,
+    srq: Option<SrqId>,
+    now: Nanos,
+}
+
+/// What an engine is to do.
+#[derive(Clone, Copy)]
+pub enum Call<'a> {
+    /// Something was posted
+    Doorbell,
+    /// It is time
+    Timeout,
+    /// Its turn to send
+    Transmit,
+    /// A packet came from that address
+    Packet(&'a Gid, &'a Packet<'a>),
+    /// The QP goes to ERR
+    Fail,
+}
+
+/// A transport in the place of a QP's own.
+pub trait Engine<E: Env>: Sized {
+    /// Does it; gives how a turn to send ended.
+    fn run(&mut self, lent: Lent<'_, E>, what: Call<'_>) -> Turn;
+    /// RTS or ERR.
+    fn state(&self) -> QpState;
+    /// When it wants [`Call::Timeout`].
+    fn next_deadline(&self) -> Option<Nanos>;
+    /// The QP is at its end.
+    fn close(self, lent: Lent<'_, E>);
+}
+
+/// Of hosts without StaR: there is none.
+impl<E: Env> Engine<E> for Infallible {
+    fn run(&mut self, _: Lent<'_, E>, _: Call<'_>) -> Turn {
+        match *self {}
+    }
+    fn state(&self) -> QpState {
+        match *self {}
+    }
+    fn next_deadline(&self) -> Option<Nanos> {
+        match *self {}
+    }
+    fn close(self, _: Lent<'_, E>) {
+        match self {}
+    }
+}
+
+/// The SRQ of a QP.
+struct Pool<'a, E: Env> {
+    all: &'a mut Slab<Srq<E>>,
+    id: Option<SrqId>,
+    /// Fewer receives are left than the program wants
+    low: bool,
+}
+
+impl<E: Env> SharedReceives for Pool<'_, E> {
+    fn take(&mut self, _: Qpn, sges: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+        let srq = self.all.get_mut(self.id?.0 as usize)?;
+        let (wr_id, n) = srq.rq.take(sges)?;
+        if srq.limit > 0 && srq.rq.len() < srq.limit {
+            srq.limit = 0;
+            self.low = true;
+        }
+        Some((wr_id, n, srq.pd))
+    }
+}
+
+/// Calls with what the card lends.
+fn with_card<E: StarEnv, R>(lent: Lent<'_, E>, call: impl FnOnce(&mut Card<'_, E>) -> R) -> R {
+    let Lent { env, sh, srq: id, now } = lent;
+    let mut pool = Pool { all: &mut sh.srqs, id, low: false };
+    let (mrs, registry, stats) = (&mut sh.mrs, &mut sh.registry, &*sh.stats);
+    let done = call(&mut Card { env: &mut *env, mrs, registry, srqs: &mut pool, stats, now });
+    if let (true, Some(id)) = (pool.low, id) {
+        env.event(AsyncEvent::SrqLimit(id));
+    }
+    done
+}
+
+impl<E: StarEnv> Engine<E> for Stateful<E> {
+    fn run(&mut self, lent: Lent<'_, E>, what: Call<'_>) -> Turn {
+        with_card(lent, |card| {
+            match what {
+                Call::Doorbell => self.handle_doorbell(card),
+                Call::Timeout if self.next_deadline().is_some_and(|at| at <= card.now) => {
+                    self.handle_timeout(card);
+                }
+                Call::Timeout => {}
+                Call::Transmit => return self.transmit(card),
+                Call::Packet(source, packet) => self.handle_packet(card, source, packet),
+                Call::Fail => self.enter_error(card),
+            }
+            Turn::More
+        })
+    }
+    fn state(&self) -> QpState {
+        Stateful::state(self)
+    }
+    fn next_deadline(&self) -> Option<Nanos> {
+        Stateful::next_deadline(self)
+    }
+    fn close(self, lent: Lent<'_, E>) {
+        with_card(lent, |card| {
+            Stateful::close(self, card);
+        });
+    }
+}
+
+impl<E: Env> Ctx<'_, E> {
+    /// Has the QP's engine do something, if it has one; gives how that ended.
+    pub(crate) fn star(&mut self, what: Call<'_>) -> Option<Turn> {
+        let mut engine = self.qp.star.take()?;
+        let turn = engine.run(self.lend(), what);
+        if engine.state() == QpState::Err {
+            self.qp.state = QpState::Err;
+        }
+        if let Some(at) = engine.next_deadline() {
+            self.arm(at);
+        }
+        self.qp.star = Some(engine);
+        if !matches!(what, Call::Transmit) {
+            self.ready();
+        }
+        Some(turn)
+    }
+
+    /// The engine's turn to send.
+    pub(crate) fn star_turn(&mut self) -> Step {
+        match self.star(Call::Transmit) {
+            Some(Turn::More) => Step::TurnOver,
+            Some(Turn::PortFull) => Step::PortFull,
+            Some(Turn::Idle) | None => Step::Idle,
+        }
+    }
+
+    /// It is no end of a StaR connection: what waited begins.
+    pub(crate) fn settle_plain(&mut self) {
+        if self.qp.star.is_none() {
+            self.qp.flags.star = false;
+            self.doorbell();
+        }
+    }
+
+    /// The QP goes to RESET, or ends.
+    pub(crate) fn end_star(&mut self) {
+        if let Some(engine) = self.qp.star.take() {
+            engine.close(self.lend());
+        }
+    }
+
+    fn lend(&mut self) -> Lent<'_, E> {
+        let srq = match self.qp.rq {
+            RecvSource::Shared(id) => Some(id),
+            RecvSource::Own(_) | RecvSource::Xrc(_) => None,
+        };
+        Lent { env: &mut *self.env, sh: &mut *self.sh, srq, now: self.now }
+    }
+}
+
+/// What begins the stateful half of a QP, beside what the program made it with.
+pub struct StarInit<E: Env> {
+    /// Another handle of its send queue
+    pub sq: E::Sq,
+    /// Another handle of its receive queue; `None`: it takes from an SRQ
+    pub rq: Option<E::Rq>,
+    /// Other handles of its completion queues, of sends and of receives
+    pub cqs: (E::Cq, E::Cq),
+    /// SL's end
+    pub setup: Setup,
+    /// Where SL is
+    pub peer: Peer,
+    /// Control messages, on which SL's set-up has come
+    pub channel: Channel,
+    /// Packets under way at most: a power of two
+    pub window: u32,
+    /// A copy of a packet that is late may be under way for so long at least, nanoseconds
+    pub lifetime: Nanos,
+}
+
+impl<E: Env> Nic<E> {
+    /// The program's requests wait until it is settled whether the QP is an end of a StaR connection: [`Nic::settle_plain`], or a
+    /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something, or the card has room
+    /// for few contexts.
+    pub fn hold_for_star(&mut self, qpn: Qpn) -> Result<(), NicError> {
+        let few = self.shared.contexts.is_some();
+        let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
+        let unused = qp.req.next == qp.req.una && !qp.req.outstanding();
+        if qp.qp_type != QpType::Rc || !unused || few {
+            return Err(NicError::Invalid);
+        }
+        qp.flags.star = true;
+        Ok(())
+    }
+
+    /// Whether it is not settled what the QP is.
+    pub fn waits_for_star(&self, qpn: Qpn) -> bool {
+        self.qps.get(qpn).is_some_and(|qp| qp.flags.star && qp.star.is_none())
+    }
+
+    /// The QP, which waited, is one of plain RoCEv2.
+    pub fn settle_plain(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
+        if self.waits_for_star(qpn)
+            && let Some(mut cx) = self.context(env, qpn, now)
+        {
+            cx.settle_plain();
+        }
+    }
+}
+
+impl<E> Nic<E>
+where
+    E: StarEnv<Star = Stateful<E>>,
+{
+    /// From now on the QP, which is in RTS and waits ([`Nic::hold_for_star`]), is the stateful end of a StaR connection. `Invalid`: it is not
+    /// so, or its peer is another; `Exhausted`: no memory.
+    pub fn begin_star(
+        &mut self,
+        env: &mut E,
+        qpn: Qpn,
+        init: StarInit<E>,
+        now: Nanos,
+    ) -> Result<(), NicError> {
+        let max_msg = self.shared.cfg.max_msg;
+        let max_recv_sge = self.qps.get(qpn).map_or(1, |qp| qp.resp.max_sge());
+        let mut cx = self.context(env, qpn, now).ok_or(NicError::NotFound)?;
+        let (qp, attr) = (&*cx.qp, cx.qp.attr);
+        let mine = attr.dest_qpn == init.peer.qpn && attr.av.dgid == init.peer.av.dgid;
+        if !qp.flags.star || qp.star.is_some() || qp.state != QpState::Rts || !mine {
+            return Err(NicError::Invalid);
+        }
+        let local = Local {
+            qpn,
+            pd: qp.pd,
+            sq: init.sq,
+            first_send: qp.req.una,
+            rq: init.rq,
+            max_recv_sge,
+            send_cq: init.cqs.0,
+            recv_cq: init.cqs.1,
+            sig_all: qp.flags.sig_all,
+            access: attr.access,
+            mtu: attr.path_mtu,
+            max_msg,
+            max_rd_atomic: attr.max_rd_atomic,
+            min_rnr_timer: attr.min_rnr_timer,
+            rnr_retry: attr.rnr_retry,
+            waits: Waits {
+                patience: patience(attr.timeout, attr.retry_cnt),
+                lifetime: init.lifetime,
+                ..Waits::default()
+            },
+            window: init.window,
+        };
+        let made =
+            with_card(cx.lend(), |card| Stateful::new(card, local, (init.setup, init.peer), init.channel))?;
+        cx.leave_queues();
+        cx.qp.star = Some(alloc::boxed::Box::new(made));
+        cx.star(Call::Doorbell);
+        Ok(())
+    }
+
+    /// A StaR packet came to the stateful half from `source`. Packets for QPs that are no stateful ends are dropped.
+    pub fn handle_star(&mut self, env: &mut E, now: Nanos, source: &Gid, packet: &Packet<'_>) {
+        let done = self
+            .context(env, packet.header.qpn, now)
+            .and_then(|mut cx| cx.star(Call::Packet(source, packet)));
+        if done.is_none() {
+            self.shared.stats.star_drops.inc();
+        }
+    }
+}
+
+/// How long a peer may be silent: local ACK timeout, and retries (IBTA 9.9.2.1.3, 11.2.5.2). 0: for ever.
+fn patience(timeout: u8, retries: u8) -> Nanos {
+    if timeout == 0 { 0 } else { (4096 << timeout.min(31)) * (Nanos::from(retries) + 1) }
+}

@@ -1,0 +1,150 @@
+//! SL's card, packet by packet: what it does is in the packet and in memory, and nowhere else.
+
+use starverbs_core::star::bounds::Bounds;
+use starverbs_core::star::env::{News, SlEvent};
+use starverbs_core::star::message::{Atomic, CqeMsg};
+use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
+use starverbs_core::star::stateless::{Card, handle};
+use starverbs_core::star::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Queue, Side};
+use starverbs_core::{Access, Counters, FrameMeta, Gid, NicConfig, Psn, SendOp, WcStatus};
+use starverbs_sim::{Faults, Net, StarFrame};
+
+const LIFE: u16 = 3;
+const EPOCH: u32 = 0x0003_0105;
+const PREFIX: Prefix = Prefix { qpn: 0x10, epoch: EPOCH };
+const SF_PORT: u16 = 4_999;
+
+struct Sl {
+    net: Net,
+    bounds: Bounds,
+    stats: Counters,
+    /// A region, a completion slot and a replay slot
+    data: u64,
+    slot: u64,
+    replay: u64,
+}
+
+impl Sl {
+    fn new() -> Sl {
+        let mut net = Net::new(1, NicConfig::default(), Faults::default(), 1);
+        let memory = &mut net.hosts[0].env.memory;
+        let [data, slot, replay] = [256, CQE_SLOT, REPLAY_SLOT].map(|len| memory.alloc(len));
+        memory.set_word(slot, Stamp::before_psn(EPOCH, 0, 1).word());
+        memory.set_word(replay, Stamp::before(EPOCH, 0, 1).word());
+        let mut bounds = Bounds::new();
+        bounds.add(data, 256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
+        bounds.add_slots(slot, CQE_SLOT);
+        bounds.add_slots(replay, REPLAY_SLOT);
+        Sl { net, bounds, stats: Counters::default(), data, slot, replay }
+    }
+
+    /// What the card does with a packet: what it sends and says.
+    fn get(&mut self, header: Header, prefix: Prefix, data: &[u8]) -> (Vec<StarFrame>, Vec<SlEvent>) {
+        let bytes = [Head::to_stateless(header, prefix).bytes(), data].concat();
+        let packet = Packet::parse(Side::Stateless, &bytes).expect("a packet");
+        let card = Card { bounds: Some(&self.bounds), life: LIFE, stats: &self.stats };
+        let src = Gid::from_ipv4([10, 0, 0, 9]);
+        let env = &mut self.net.hosts[0].env;
+        let meta = FrameMeta { src, dst: env.gid, ..FrameMeta::default() };
+        handle(&card, env, (&meta, SF_PORT), &packet);
+        let frames = env.flush_star();
+        assert!(
+            frames.iter().all(|f| f.path.dst == src && f.path.dport == SF_PORT),
+            "back to where it came from"
+        );
+        (frames, std::mem::take(&mut env.star.events))
+    }
+
+    fn cqep(&mut self, seq: u32, epoch: u32, byte_len: u32) -> (usize, usize) {
+        let cqe = CqeMsg { slot: self.slot, byte_len, ..CqeMsg::default() };
+        let header = Header { psn: Psn::new(seq), ..header(Ptype::Cqep, Opt::Recv, 0, 32) };
+        let (frames, events) = self.get(header, Prefix { epoch, ..PREFIX }, &cqe.encode());
+        let what = News::Completed;
+        let told = SlEvent { qpn: PREFIX.qpn, epoch, queue: Queue::Recv, what };
+        assert!(events.iter().all(|event| *event == told));
+        (frames.len(), events.len())
+    }
+
+    fn completion(&self) -> (Stamp, CqeMsg) {
+        let memory = &self.net.hosts[0].env.memory;
+        let body = memory.read(self.slot + 8, 16).try_into().expect("16 bytes");
+        (Stamp::of(memory.word(self.slot)), CqeMsg::from_body(self.slot, &body).expect("a completion"))
+    }
+}
+
+fn header(ptype: Ptype, opt: Opt, addr: u64, len: u16) -> Header {
+    let (qpn, psn) = (0x20, Psn::new(1));
+    Header { ptype, opt, migrate: false, ack: true, qpn, epoch: 0, psn, addr, len }
+}
+
+/// The answer, as SF sees it.
+fn answer(frames: &[StarFrame]) -> Packet<'_> {
+    let [frame] = frames else { panic!("one answer: {frames:?}") };
+    Packet::open(Side::Stateful, &frame.path, &frame.bytes).expect("a good packet")
+}
+
+#[test]
+fn a_late_copy_of_a_completion_changes_nothing() {
+    let mut sl = Sl::new();
+    assert_eq!(sl.cqep(0, EPOCH, 10), (1, 1));
+    assert_eq!(sl.cqep(0, EPOCH, 11), (1, 0), "its answer was lost: again, and nothing more");
+    assert_eq!(sl.cqep(1, EPOCH, 20), (1, 1), "the next turn");
+    assert_eq!(sl.cqep(0, EPOCH, 30), (1, 0), "a copy of before");
+    assert_eq!(sl.cqep(2, EPOCH + 1, 40), (0, 0), "another connection's");
+    let (stamp, cqe) = sl.completion();
+    assert_eq!((stamp, cqe.byte_len, cqe.status), (Stamp { epoch: EPOCH, seq: 1 }, 20, WcStatus::Success));
+    assert_eq!((sl.stats.star_cqep.get(), sl.stats.star_stale.get()), (2, 3));
+}
+
+#[test]
+fn atomics_are_done_once() {
+    let mut sl = Sl::new();
+    sl.net.hosts[0].env.memory.set_word(sl.data, 5);
+    let add = |seq| Atomic { op: SendOp::FetchAdd, seq, slot: sl.replay, compare_add: 3, swap: 0 }.encode();
+    let (first, second) = (add(0), add(1));
+    let head = header(Ptype::Gd, Opt::Recv, sl.data, 32);
+    let mut before = |atomic: &[u8]| {
+        let (frames, _) = sl.get(head, PREFIX, atomic);
+        (!frames.is_empty()).then(|| answer(&frames).data.to_vec())
+    };
+    let value = |n: u64| Some(n.to_be_bytes().to_vec());
+    assert_eq!([before(&first), before(&first), before(&second)], [value(5), value(5), value(8)]);
+    assert_eq!(before(&first), None, "its slot has a later one");
+    assert_eq!(sl.net.hosts[0].env.memory.word(sl.data), 11);
+}
+
+#[test]
+fn data_goes_where_it_may() {
+    let mut sl = Sl::new();
+    let (frames, _) = sl.get(header(Ptype::Rd, Opt::Send, sl.data + 4, 4), PREFIX, b"data");
+    let rda = answer(&frames);
+    assert_eq!((rda.header.ptype, rda.header.qpn, rda.header.addr), (Ptype::Rda, 0x20, sl.data + 4));
+    let (frames, _) = sl.get(header(Ptype::Gd, Opt::Send, sl.data + 4, 4), PREFIX, &[]);
+    assert_eq!(answer(&frames).data, b"data");
+    let quiet = Header { ack: false, ..header(Ptype::Rd, Opt::Read, sl.data, 4) };
+    assert!(sl.get(quiet, PREFIX, b"more").0.is_empty(), "no answer was wanted");
+    assert_eq!(sl.net.hosts[0].env.memory.read(sl.data, 8), b"moredata");
+    let old = Prefix { epoch: EPOCH ^ 1 << 16, ..PREFIX };
+    let refused = [
+        (header(Ptype::Rd, Opt::Write, sl.data, 4), PREFIX),
+        (header(Ptype::Rd, Opt::Send, sl.data + 253, 4), PREFIX),
+        (header(Ptype::Rd, Opt::Send, sl.slot, 4), PREFIX),
+        (header(Ptype::Rd, Opt::Send, u64::MAX - 1, 4), PREFIX),
+        (header(Ptype::Rd, Opt::Send, sl.data, 4), old),
+    ];
+    for (header, prefix) in refused {
+        assert!(sl.get(header, prefix, b"evil").0.is_empty(), "{header:?}");
+    }
+    assert!(sl.get(header(Ptype::Gd, Opt::Read, sl.data, 4), PREFIX, &[]).0.is_empty(), "no remote READ");
+    assert_eq!((sl.stats.star_refused.get(), sl.stats.star_bad.get()), (5, 1));
+    assert_eq!(sl.net.hosts[0].env.memory.read(sl.data, 8), b"moredata");
+}
+
+#[test]
+fn the_library_hears_what_is_stored() {
+    let mut sl = Sl::new();
+    let (frames, events) = sl.get(header(Ptype::Ea, Opt::Write, 0, 0), PREFIX, &[]);
+    let what = News::Stored(Psn::new(1));
+    assert_eq!(events, [SlEvent { qpn: PREFIX.qpn, epoch: EPOCH, queue: Queue::Send, what }]);
+    assert!(frames.is_empty());
+}

@@ -1,0 +1,325 @@
+//! StaR packets: what a stateless card, its library, and a stateful end do with any at all, whose checksums are right.
+//!
+//! Host 0 is stateless, host 1 stateful, and a connection between them has work. The input says which packets come between the honest ones. Both
+//! hosts' memory is watched: what is not registered is neither read nor written, whatever a packet says. A packet to the stateless
+//! card is answered by one at most, so nobody is flooded by what others send in his name.
+
+use std::rc::Rc;
+
+use starverbs_core::mr::{MrAttr, MrTable};
+use starverbs_core::star::bounds::Bounds;
+use starverbs_core::star::channel::Channel;
+use starverbs_core::star::control::{Control, Rule, Setup};
+use starverbs_core::star::library::{Patience, SlInit, SlQp};
+use starverbs_core::star::registry::Registry;
+use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_core::star::stateful::{self, Local, SharedReceives, Stateful, Turn, Waits};
+use starverbs_core::star::stateless::{self, Peer};
+use starverbs_core::star::wire::{HEADER_LEN, PREFIX_LEN, Packet, Side};
+use starverbs_core::{
+    Access, Counters, FrameMeta, Mtu, NicConfig, PdId, Qpn, SendFlags, SendOp, SendWqe, Sge,
+};
+use starverbs_sim::{Faults, Host, Net, READ, Recv, Send, SimCq, SimEnv, SimRq, SimSq, StarFrame, WRITE};
+
+use crate::bytes::Bytes;
+
+const SL: usize = 0;
+const SF: usize = 1;
+const QPNS: [Qpn; 2] = [0x1001, 0x2001];
+const EPOCH: u32 = 0x1234_0001;
+const LEN: u32 = 2048;
+/// Packets of one input; more is not looked at.
+const MOST: usize = 300;
+const ALL: Access = Access::from_bits_truncate(15);
+
+struct World {
+    net: Net,
+    sl: SlQp<SimEnv>,
+    sf: Stateful<SimEnv>,
+    bounds: Bounds,
+    registry: Registry,
+    mrs: MrTable,
+    stats: [Rc<Counters>; 2],
+    sqs: [SimSq; 2],
+    rqs: [SimRq; 2],
+    cqs: [SimCq; 2],
+    /// What is registered, of each host
+    open: [Sge; 2],
+    now: u64,
+}
+
+struct NoSrq;
+
+impl SharedReceives for NoSrq {
+    fn take(&mut self, _: Qpn, _: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+        None
+    }
+}
+
+fn lend<'a>(
+    host: &'a mut Host,
+    (mrs, registry): (&'a mut MrTable, &'a mut Registry),
+    srqs: &'a mut NoSrq,
+    stats: &'a Counters,
+    now: u64,
+) -> stateful::Card<'a, SimEnv> {
+    stateful::Card { env: &mut host.env, mrs, registry, srqs, stats, now }
+}
+
+/// `len` bytes that the card may touch.
+fn own(host: &mut Host, len: u64) -> u64 {
+    let at = host.env.memory.alloc(len);
+    host.env.memory.allow(at, len, READ | WRITE);
+    at
+}
+
+impl World {
+    fn new() -> World {
+        let mut net = Net::new(2, NicConfig::default(), Faults::default(), 7);
+        let (sqs, rqs) = ([0; 2].map(|_| SimSq::new(4)), [0; 2].map(|_| SimRq::new(4, 2)));
+        let cqs = [0; 2].map(|_| SimCq::new(4096));
+        let stats: [Rc<Counters>; 2] = Default::default();
+        let (mut bounds, mut mrs, mut registry) = (Bounds::new(), MrTable::new(), Registry::default());
+        let mut open = [Sge::default(); 2];
+        for (at, host) in net.hosts.iter_mut().enumerate() {
+            host.env.memory.watch();
+            let addr = own(host, LEN.into());
+            open[at] = Sge { addr, len: LEN, lkey: 7 + at as u32 };
+            /* nobody's: a wild address may hit it, and must not */
+            host.env.memory.alloc(LEN.into());
+        }
+        let pd = net.hosts[SF].pd;
+        let attr = |at: usize| MrAttr {
+            pd,
+            addr: open[at].addr,
+            length: LEN.into(),
+            iova: open[at].addr,
+            access: ALL,
+        };
+        bounds.add(open[SL].addr, LEN.into(), ALL);
+        mrs.import(open[SF].lkey, attr(SF)).expect("a key of its own");
+        let host = &mut net.hosts[SL];
+        let mut slots = |len: u64| {
+            let at = own(host, len);
+            bounds.add_slots(at, len);
+            at
+        };
+        let setup = Setup {
+            boot: 1,
+            pd: host_pd(),
+            mtu: Mtu::M256,
+            sq_depth: 4,
+            rq_depth: 4,
+            srq: false,
+            send_ring: slots(4 * CQE_SLOT),
+            recv_ring: slots(4 * CQE_SLOT),
+            replay: slots(2 * REPLAY_SLOT),
+            replay_slots: 2,
+            access: ALL,
+            max_rd_atomic: 2,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+        };
+        let mut sl = SlQp::new(SlInit {
+            qpn: QPNS[SL],
+            sq: sqs[SL].clone(),
+            rq: rqs[SL].clone(),
+            send_cq: cqs[SL].clone(),
+            recv_cq: cqs[SL].clone(),
+            sq_sig_all: false,
+            setup,
+            inline_key: 0,
+            patience: Patience::of(12, 7),
+            keepalive: 100_000_000,
+            stats: stats[SL].clone(),
+        })
+        .expect("a good set-up");
+        let waits = Waits { patience: 100_000_000, ..Waits::default() };
+        let local = Local {
+            qpn: QPNS[SF],
+            pd,
+            sq: sqs[SF].clone(),
+            first_send: 0,
+            rq: Some(rqs[SF].clone()),
+            max_recv_sge: 2,
+            send_cq: cqs[SF].clone(),
+            recv_cq: cqs[SF].clone(),
+            sig_all: false,
+            access: ALL,
+            mtu: Mtu::M256,
+            max_msg: 1 << 20,
+            max_rd_atomic: 2,
+            min_rnr_timer: 1,
+            rnr_retry: 7,
+            waits,
+            window: 16,
+        };
+        let avs = [net.hosts[SL].av(net.hosts[SF].gid), net.hosts[SF].av(net.hosts[SL].gid)];
+        let [port, control_port] = net.hosts[SL].env.star.ports;
+        let peer = stateful::Peer { av: avs[SF], port, control_port, qpn: QPNS[SL], epoch: EPOCH };
+        let mut channel = Channel::new();
+        channel.took();
+        let mut none = NoSrq;
+        let mut card = lend(&mut net.hosts[SF], (&mut mrs, &mut registry), &mut none, &stats[SF], 1);
+        let sf = Stateful::new(&mut card, local, (setup, peer), channel).expect("a good set-up");
+        let MrAttr { addr, length: len, iova, access, .. } = attr(SL);
+        let rule = Rule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
+        let peer = Peer { av: avs[SL], port: control_port, qpn: QPNS[SF], epoch: EPOCH };
+        sl.start(&mut net.hosts[SL].env, 1, peer, [Control::Rule(rule)].into_iter());
+        let mut world = World { net, sl, sf, bounds, registry, mrs, stats, sqs, rqs, cqs, open, now: 1 };
+        world.settle();
+        world
+    }
+
+    fn on_sf<R>(
+        &mut self,
+        call: impl FnOnce(&mut Stateful<SimEnv>, &mut stateful::Card<'_, SimEnv>) -> R,
+    ) -> R {
+        let World { net, mrs, registry, stats, sf, now, .. } = self;
+        let mut none = NoSrq;
+        let mut card = lend(&mut net.hosts[SF], (mrs, registry), &mut none, &stats[SF], *now);
+        call(sf, &mut card)
+    }
+
+    /// What the ends have to say reaches the other at once, until they have no more; for some time at most.
+    fn settle(&mut self) {
+        for _ in 0..40 {
+            let mut frames = self.speak();
+            if frames.is_empty() {
+                return;
+            }
+            for StarFrame { path, mut bytes } in frames.drain(..) {
+                let to = usize::from(path.dst == self.net.hosts[SF].gid);
+                let side = usize::from(path.dport != self.net.hosts[to].env.star.ports[0]);
+                bytes.truncate(bytes.len() - 4);
+                self.hear(to, [Side::Stateless, Side::Stateful][side], &bytes);
+            }
+        }
+    }
+
+    fn speak(&mut self) -> Vec<StarFrame> {
+        self.sl.poll_transmit(&mut self.net.hosts[SL].env, self.now);
+        while self.on_sf(|sf, card| sf.transmit(card)) == Turn::More {}
+        self.net.hosts.iter_mut().flat_map(|host| host.env.flush_star()).collect()
+    }
+
+    /// A packet without its CRC arrives.
+    fn hear(&mut self, to: usize, side: Side, bytes: &[u8]) {
+        let Ok(packet) = Packet::parse(side, bytes) else { return };
+        let (src, dst) = (self.net.hosts[1 - to].gid, self.net.hosts[to].gid);
+        match (to, side) {
+            (SL, Side::Stateless) => {
+                let (meta, stats) = (FrameMeta { src, dst, ..FrameMeta::default() }, &self.stats[SL]);
+                let life = stateless::life_of(EPOCH);
+                let card = stateless::Card { bounds: Some(&self.bounds), life, stats };
+                let env = &mut self.net.hosts[SL].env;
+                stateless::handle(&card, env, (&meta, 4794), &packet);
+                assert!(env.star.events.len() <= 1, "one packet is one event");
+                for event in std::mem::take(&mut env.star.events) {
+                    if event.qpn == QPNS[SL] {
+                        self.sl.handle_event(env, self.now, &event);
+                    }
+                }
+            }
+            (SL, Side::Stateful) => self.sl.handle_control(&mut self.net.hosts[SL].env, self.now, &packet),
+            (_, Side::Stateful) => self.on_sf(|sf, card| sf.handle_packet(card, &src, &packet)),
+            _ => {}
+        }
+    }
+
+    /// Bytes of the input as a packet: its numbers are honest unless it says otherwise.
+    fn forge(&self, input: &mut Bytes<'_>) -> (usize, Side, Vec<u8>) {
+        let how = input.byte();
+        let (to, side) = match how & 3 {
+            0 | 1 => (SL, Side::Stateless),
+            2 => (SF, Side::Stateful),
+            _ => (SL, Side::Stateful),
+        };
+        let mut bytes = vec![0; HEADER_LEN];
+        bytes[0] = input.byte();
+        bytes[7] = input.byte() & 15;
+        let addr = match how >> 2 & 3 {
+            0 => self.open[SL].addr + u64::from(input.half() % 2100),
+            1 => self.open[SL].addr.wrapping_add(u64::from(input.word())),
+            2 => u64::from(input.word()) << 32 | u64::from(input.word()),
+            _ => self.open[SL].addr - 64,
+        };
+        bytes[8..16].copy_from_slice(&addr.to_be_bytes());
+        let migrate = bytes[0] & 2 != 0;
+        let to_sl = if to == SL { QPNS[SL] } else { QPNS[SF] };
+        let qpn = if migrate { to_sl } else { QPNS[SF] };
+        bytes[1..4].copy_from_slice(&qpn.to_be_bytes()[1..]);
+        if how & 0x40 == 0 {
+            bytes[4] = EPOCH as u8;
+        }
+        if side == Side::Stateless || migrate {
+            let from = if side == Side::Stateless { QPNS[SL] } else { QPNS[1 - to] };
+            bytes.extend_from_slice(&(u64::from(from) << 32 | u64::from(EPOCH)).to_be_bytes());
+        }
+        let data = input.half() as usize % 600;
+        let data = input.take(data);
+        let len = if how & 0x80 == 0 { data.len() as u16 } else { input.half() };
+        bytes[16..18].copy_from_slice(&len.to_be_bytes());
+        bytes.extend_from_slice(data);
+        (to, side, bytes)
+    }
+
+    /// The programs post something.
+    fn work(&mut self, how: u8) {
+        let (at, op) = (usize::from(how & 1), [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd]);
+        let op = op[usize::from(how >> 1 & 3)];
+        let (here, there) = (self.open[at], self.open[1 - at]);
+        let len = if op == SendOp::FetchAdd { 8 } else { u32::from(how) * 5 };
+        let wqe = SendWqe {
+            op,
+            flags: SendFlags::SIGNALED,
+            remote_addr: there.addr,
+            rkey: there.lkey,
+            ..SendWqe::default()
+        };
+        _ = self.rqs[1 - at].post(Recv { wr_id: 0, sges: vec![there] });
+        _ = self.sqs[at].post(Send { wqe, sges: vec![Sge { len, ..here }], inline: None });
+        self.sl.handle_doorbell(&mut self.net.hosts[SL].env, self.now);
+        self.on_sf(|sf, card| sf.handle_doorbell(card));
+        self.cqs.iter().for_each(|cq| while cq.poll().is_some() {});
+    }
+}
+
+/// The protection domain of SL's QP.
+const fn host_pd() -> PdId {
+    PdId(3)
+}
+
+/// See above.
+pub fn judge(input: &[u8]) {
+    let mut world = World::new();
+    let mut input = Bytes(input);
+    for _ in 0..MOST {
+        let Some(what) = input.next() else { break };
+        match what % 8 {
+            0 => world.work(what >> 3),
+            1 => {
+                world.now += u64::from(input.half()) << 10;
+                world.sl.handle_timeout(&mut world.net.hosts[SL].env, world.now);
+                world.on_sf(|sf, card| sf.handle_timeout(card));
+            }
+            2 => world.settle(),
+            3 => _ = world.speak(),
+            _ => {
+                let (to, side, bytes) = world.forge(&mut input);
+                world.hear(to, side, &bytes);
+                if side == Side::Stateless {
+                    let answers = world.net.hosts[SL].env.flush_star();
+                    let direct = answers
+                        .iter()
+                        .filter(|frame| frame.bytes.len() <= 4096 + HEADER_LEN + PREFIX_LEN + 4);
+                    assert!(direct.count() == answers.len(), "no answer is longer than a packet");
+                }
+            }
+        }
+    }
+    world.settle();
+    for host in &world.net.hosts {
+        assert!(host.env.memory.gaps_intact(), "nobody wrote beside what is registered");
+    }
+}
