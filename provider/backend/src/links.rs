@@ -6,9 +6,9 @@
 //! look whether the other is of the same user (SO_PEERCRED). Owns names, sockets, and what waits for room; it must not look into messages.
 
 mod domain;
+mod due;
 mod seqpacket;
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
@@ -20,6 +20,7 @@ use crate::descriptor::Socket;
 use crate::error::os;
 use crate::sockopt::{self, errno};
 pub use domain::{DomainName, FileId, Opening};
+use due::Due;
 use seqpacket::{Sent, is_of, receive, send, seqpacket};
 
 /// Longest message: its head and a packet's payload.
@@ -36,8 +37,6 @@ const EVENTS: usize = 16;
 const IN_VAIN: u32 = 16;
 /// Messages of one link in a row, while others wait.
 const IN_A_ROW: u32 = 32;
-/// Messages that wait for room, at most.
-const DUE: usize = 8192;
 /// The connections of a card.
 pub struct Links {
     epoll: Socket,
@@ -62,7 +61,7 @@ struct Link {
     to: Option<u32>,
     socket: Socket,
     /// What must arrive and found no room. While it waits, an accepted link is not read: its other end asks for no more.
-    due: VecDeque<Vec<u8>>,
+    due: Due,
 }
 
 /// What came.
@@ -188,8 +187,7 @@ impl Links {
         if !due {
             return false;
         }
-        let kept = if found.due.len() < DUE { keep(&mut found.due, head, data) } else { None };
-        if kept.is_none() {
+        if found.due.keep(head, data).is_none() {
             /* it makes work and does not take the results, or there is no memory for them: it will be seen as ended */
             // SAFETY: no memory is involved.
             unsafe { libc::shutdown(found.socket.as_raw_fd(), libc::SHUT_RDWR) };
@@ -303,7 +301,7 @@ impl Links {
         };
         sockopt::send_buffer(&socket, BUFFER);
         self.watch(socket.as_raw_fd(), at as u64, libc::EPOLLIN);
-        self.links[at] = Some(Link { domain, to, socket, due: VecDeque::new() });
+        self.links[at] = Some(Link { domain, to, socket, due: Due::default() });
         Some(LinkId(at as u32))
     }
 
@@ -315,7 +313,7 @@ impl Links {
         }
         while let Some(message) = link.due.front() {
             match send(&link.socket, message, &[]) {
-                Sent::Yes => drop(link.due.pop_front()),
+                Sent::Yes => link.due.pop_front(),
                 Sent::NoRoom => return,
                 /* what it said before it ended is read all the same */
                 Sent::Nobody => link.due.clear(),
@@ -349,17 +347,6 @@ impl Links {
         // SAFETY: the event lives across the call.
         unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), op, fd, &mut event) };
     }
-}
-
-/// Keeps a message; `None`: no memory.
-fn keep(due: &mut VecDeque<Vec<u8>>, head: &[u8], data: &[u8]) -> Option<()> {
-    let mut message = Vec::new();
-    message.try_reserve_exact(head.len() + data.len()).ok()?;
-    due.try_reserve(1).ok()?;
-    message.extend_from_slice(head);
-    message.extend_from_slice(data);
-    due.push_back(message);
-    Some(())
 }
 
 #[cfg(test)]

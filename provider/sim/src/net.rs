@@ -298,7 +298,8 @@ impl Net {
         h.nic.handle_timeout(&mut h.env, now);
     }
 
-    fn transmit(&mut self) {
+    /// Sends all that cards want to send; the time stands still.
+    pub fn transmit(&mut self) {
         for from in 0..self.hosts.len() {
             if self.asleep[from] > self.now || self.dead[from] {
                 continue;

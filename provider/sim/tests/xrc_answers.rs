@@ -8,9 +8,10 @@ use common::{any_bytes, any_faults, any_size, for_seeds};
 use shared::{QPS, SENDER, Shared, region};
 use starverbs_core::relay::{Outcome, Relay};
 use starverbs_core::wire::headers::Feth;
+use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{
-    Access, AsyncEvent, FlushLevel, Mtu, Placement, Psn, QPN_BLOCK_SHIFT, QpState, SendOp, SendWqe, Sge,
-    WcStatus,
+    Access, AsyncEvent, FlushLevel, FrameMeta, Mtu, Placement, Psn, QPN_BLOCK_SHIFT, QpState, SendOp,
+    SendWqe, Sge, WcStatus,
 };
 use starverbs_sim::{Faults, Rng, Setup};
 
@@ -151,10 +152,7 @@ fn traffic(seed: u64) {
     for (words, found) in words.iter().zip(found) {
         assert_eq!([0, 1, 2].map(|to| x.word(to, words[to])), found);
     }
-    for host in &x.net.hosts {
-        assert_eq!(host.env.events, []);
-        assert!(host.env.memory.gaps_intact());
-    }
+    x.assert_unharmed();
 }
 
 #[test]
@@ -165,10 +163,7 @@ fn every_verb_reaches_other_cards_once_and_in_order() {
 /// Any card may be killed at any time: an atomic that was answered was executed, none was executed twice, and a READ that
 /// succeeded brought what was there.
 fn deaths(seed: u64) {
-    let mut rng = Rng::new(seed);
-    let faults = any_faults(&mut rng);
-    let mut x = Shared::new(faults, seed, &Setup { timeout: 12, retry_cnt: 3, ..Setup::default() });
-    let victim = rng.within(1, 3) as usize;
+    let (mut rng, mut x, victim) = Shared::of_mortals(seed);
     let words = [0, 1, 2].map(|to| x.memory(to, 8));
     let begun = [0, 1, 2].map(|to| x.word(to, words[to]));
     let mut asked = Vec::new();
@@ -410,4 +405,33 @@ fn late_results(seed: u64) {
 #[test]
 fn results_of_several_cards_can_be_repeated() {
     for_seeds("results_of_several_cards_can_be_repeated", 60, late_results);
+}
+
+/// Bytes for repeated READs are asked for one after the other: nothing gathers before a card that is stopped, however far back and
+/// however often a requester goes. All that it wants is there at the end.
+#[test]
+fn a_stopped_card_is_asked_once() {
+    let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
+    let (there, here) = (x.memory(1, 1000), x.here(1000));
+    for _ in 0..20 {
+        x.post(0, 1, wqe(SendOp::Read, there), here);
+    }
+    x.run();
+    assert_eq!(x.statuses(), [WcStatus::Success; 20]);
+    x.net.sleep(2, 10_000_000);
+    let now = x.net.now();
+    let meta = FrameMeta { src: x.net.hosts[SENDER].gid, dst: x.net.hosts[QPS].gid, ..FrameMeta::default() };
+    for psn in (0..20).rev().map(|n| Psn::new(n * 4)) {
+        let bth =
+            HeaderBuf::bth(code::XRC | code::RC_READ_REQUEST, x.recvs[0], psn, true, false, 0, PKEY_DEFAULT);
+        let frame = bth.xrceth(x.queues[1].number).reth(there.addr, there.lkey, 1000);
+        let host = &mut x.net.hosts[QPS];
+        host.nic.handle_frame(&mut host.env, now, &meta, &frame);
+        x.net.transmit();
+        assert!(x.net.relays_under_way() <= 1, "{} messages", x.net.relays_under_way());
+    }
+    assert_eq!(x.net.hosts[QPS].nic.counters().duplicate_request.get(), 20);
+    x.post(0, 1, wqe(SendOp::Read, there), here);
+    x.run();
+    assert_eq!(x.statuses(), [WcStatus::Success]);
 }

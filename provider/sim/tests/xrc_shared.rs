@@ -87,10 +87,7 @@ fn traffic(seed: u64) {
     for (to, addr, data) in written {
         assert_eq!(x.net.hosts[x.queues[to].host].env.memory.read(addr, data.len()), data);
     }
-    for host in &x.net.hosts {
-        assert_eq!(host.env.events, []);
-        assert!(host.env.memory.gaps_intact());
-    }
+    x.assert_unharmed();
 }
 
 #[test]
@@ -100,10 +97,7 @@ fn messages_reach_the_queues_of_other_cards() {
 
 /// Any card may be killed at any time: what was acknowledged has arrived, what was not fails, and nobody else is harmed.
 fn deaths(seed: u64) {
-    let mut rng = Rng::new(seed);
-    let faults = any_faults(&mut rng);
-    let mut x = Shared::new(faults, seed, &Setup { timeout: 12, retry_cnt: 3, ..Setup::default() });
-    let victim = rng.within(1, 3) as usize;
+    let (mut rng, mut x, victim) = Shared::of_mortals(seed);
     let mut data = Vec::new();
     for n in 0..30u32 {
         let (qp, to) = (rng.below(2) as usize, rng.below(3) as usize);

@@ -60,6 +60,25 @@ fn who_does_not_read_is_not_waited_for_and_misses_nothing_that_is_due() {
     assert_eq!(got, [vec![4097; sent], vec![3; 3]].concat());
 }
 
+/// What is kept for an end that takes nothing is bounded, whatever the size of the messages; then its link is closed.
+#[test]
+fn what_is_due_costs_no_more_than_its_bytes() {
+    for (port, len, least) in [(65016, 4096, 200), (65017, 0, 10_000)] {
+        let (mut a, mut b) = pair(port);
+        let link = a.link(7, 8).expect("it listens");
+        let head = [5; 60];
+        while a.send(link, &head, &[5; 4096], false) {}
+        let mut kept = 0;
+        while a.send(link, &head, &[5; 4096][..len], true) {
+            kept += 1;
+        }
+        assert!(kept >= least && kept * (head.len() + len) <= 1 << 20, "{kept} messages of {len} bytes");
+        let mut room = [0; MESSAGE];
+        while let Some(Incoming::Message(..)) = b.next(&mut room) {}
+        assert!(!b.any() || matches!(a.next(&mut room), Some(Incoming::Ended(_))));
+    }
+}
+
 #[test]
 fn a_domain_that_ends_is_seen_by_all() {
     let opening = Opening::begin(DomainName::new(65013, FILE)).expect("nobody opens it");

@@ -42,6 +42,9 @@ pub(crate) struct Away {
     waits: Waits,
     /// Bytes of READs' answers were asked for as far as here
     asked: Psn,
+    /// Beside those that came with requests: from here on, and nothing came yet. Nothing more is asked for until then, as links keep
+    /// what is asked of a card that does not read
+    asking: Option<(Psn, LinkId)>,
     /// Messages that are passed on and not confirmed, in PSN order
     pending: VecDeque<Pending>,
 }
@@ -108,13 +111,13 @@ impl Away {
 
     fn with(pending: VecDeque<Pending>) -> Away {
         let (waits, asked) = (Waits::No, Psn::default());
-        Away { srq: None, loan: None, write: None, epoch: 0, waits, asked, pending }
+        Away { srq: None, loan: None, write: None, epoch: 0, waits, asked, asking: None, pending }
     }
 
     /// Whether `answer` may be worked on, or, where there is none, the NAK behind all answers.
     pub(super) fn lets_out(&self, answer: Option<&Answer>) -> bool {
         let Some(answer) = answer else { return self.pending.is_empty() };
-        let comes = answer.far().is_some() && answer.psn().before(self.asked);
+        let comes = answer.far().is_some() && (answer.psn().before(self.asked) || self.asking.is_some());
         !comes && self.is_confirmed(answer.psn())
     }
 

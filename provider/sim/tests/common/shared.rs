@@ -2,9 +2,9 @@
 #![allow(dead_code)]
 
 use starverbs_core::{Cqe, NicConfig, PdId, QpType, Qpn, SendWqe, Sge, SrqId};
-use starverbs_sim::{Faults, Host, Net, Recv, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Host, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
-use crate::common::all_rights;
+use crate::common::{all_rights, any_faults};
 
 /// Bytes of a receive buffer.
 pub(crate) const ROOM: u32 = 200_000;
@@ -60,6 +60,23 @@ impl Shared {
         };
         let queues = domains.iter().map(queue).collect();
         Shared { net, sq, cq, sends, recvs, queues }
+    }
+
+    /// On any wire, with timers that give up soon; which host is to die.
+    pub(crate) fn of_mortals(seed: u64) -> (Rng, Self, usize) {
+        let mut rng = Rng::new(seed);
+        let faults = any_faults(&mut rng);
+        let shared = Shared::new(faults, seed, &Setup { timeout: 12, retry_cnt: 3, ..Setup::default() });
+        let victim = rng.within(1, 3) as usize;
+        (rng, shared, victim)
+    }
+
+    /// No program was told of a fault, and nothing was written beside a region.
+    pub(crate) fn assert_unharmed(&self) {
+        for host in &self.net.hosts {
+            assert_eq!(host.env.events, []);
+            assert!(host.env.memory.gaps_intact());
+        }
     }
 
     pub(crate) fn send(&mut self, qp: usize, to: usize, wqe: SendWqe, data: &[u8]) {

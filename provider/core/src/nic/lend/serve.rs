@@ -94,28 +94,28 @@ impl<E: Env> Shared<E> {
         wanted: &Wanted,
     ) {
         let Origin { serial, qpn, epoch } = *from;
-        let look = |sh: &Self| sh.may_fetch(domain, qpn, place);
+        let pd = self.srq_of(domain, place.srq).map(|(_, srq)| srq.pd);
+        let look = |sh: &Self| pd.map_or(Outcome::Invalid, |pd| sh.may_fetch((pd, qpn), place));
         let outcome = match wanted.first {
             true => self.in_turn(env, (link, qpn, epoch), |sh, _| Some(look(sh))),
             false => Some(look(self)),
         };
-        match outcome {
-            None => {}
-            Some(Outcome::Success) if wanted.packets > 0 => {
-                self.send_bytes(env, (link, domain), from, place, wanted)
+        match (outcome, pd) {
+            (None, _) => {}
+            (Some(Outcome::Success), Some(pd)) if wanted.packets > 0 => {
+                self.send_bytes(env, (link, pd), from, place, wanted);
             }
-            Some(outcome) if wanted.first => {
+            (Some(outcome), _) if wanted.first => {
                 env.relay(link, &Relay::Done { qpn, serial, outcome, found: 0 });
             }
-            Some(outcome) => {
+            (Some(outcome), _) => {
                 env.relay(link, &Relay::Bytes { qpn, epoch, psn: wanted.psn, outcome, data: &[] });
             }
         }
     }
 
-    fn may_fetch(&self, domain: PdId, qpn: Qpn, place: &Place) -> Outcome {
-        let Some((_, srq)) = self.srq_of(domain, place.srq) else { return Outcome::Invalid };
-        match self.mrs.resolve_remote(place.key, (srq.pd, qpn), place.va, place.total, Access::REMOTE_READ) {
+    fn may_fetch(&self, of: (PdId, Qpn), place: &Place) -> Outcome {
+        match self.mrs.resolve_remote(place.key, of, place.va, place.total, Access::REMOTE_READ) {
             Ok(_) => Outcome::Success,
             Err(_) => Outcome::Access,
         }
@@ -124,12 +124,11 @@ impl<E: Env> Shared<E> {
     fn send_bytes(
         &mut self,
         env: &mut E,
-        (link, domain): (LinkId, PdId),
+        (link, pd): (LinkId, PdId),
         from: &Origin,
         place: &Place,
         wanted: &Wanted,
     ) {
-        let Some(pd) = self.srq_of(domain, place.srq).map(|(_, srq)| srq.pd) else { return };
         let mtu = wanted.mtu.bytes();
         for packet in 0..wanted.packets.min(AHEAD) {
             let offset = packet * mtu;

@@ -27,15 +27,14 @@ pub(super) struct Loan {
     pub(super) serial: u32,
 }
 
-/// One of [`Abroad::srqs`].
+/// One of [`Abroad::srqs`]: its place, and in the upper bits which of those that stood there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FarId(NonZeroU16);
 
-impl FarId {
-    pub(super) fn of(at: usize) -> Option<FarId> {
-        NonZeroU16::new(u16::try_from(at + 1).ok()?).map(FarId)
-    }
-}
+/// Bits of a place.
+const PLACE: u32 = SRQS.ilog2();
+/// How many that stood in one place are told apart: an answer does not outlive as many.
+const TURNS: u16 = u16::MAX >> PLACE;
 
 /// SRQs of other cards.
 #[derive(Default)]
@@ -59,6 +58,8 @@ pub(super) struct Far {
     /// Its card says that it does not exist
     pub(super) gone: bool,
     pub(super) waiting: Vec<Qpn>,
+    /// Which it is of those that stood in its place, from 1 to [`TURNS`] and round
+    turn: u16,
 }
 
 impl Abroad {
@@ -69,8 +70,15 @@ impl Abroad {
 
     /// The SRQ that a QP of `domain` knows by `id`, and the way there. `None`: its card is gone.
     pub(super) fn reach(&self, domain: PdId, id: FarId) -> Option<(u32, LinkId)> {
-        let far = self.srqs.get(usize::from(id.0.get()) - 1).filter(|far| far.domain == domain)?;
+        let (at, turn) = (usize::from(id.0.get()) % SRQS, id.0.get() >> PLACE);
+        let far = self.srqs.get(at).filter(|far| far.domain == domain && far.turn == turn)?;
         Some((far.number, far.link?))
+    }
+
+    /// What an answer knows the SRQ at that place by.
+    pub(super) fn id(&self, at: usize) -> Option<FarId> {
+        let turn = self.srqs.get(at)?.turn;
+        NonZeroU16::new(u16::try_from(at).ok()? | turn << PLACE).map(FarId)
     }
 
     pub(super) fn find(&self, domain: PdId, number: u32) -> Option<usize> {
@@ -82,14 +90,18 @@ impl Abroad {
         let (mut loans, mut waiting) = (VecDeque::new(), Vec::new());
         loans.make_exact_room(BATCH as usize).ok()?;
         exact(&mut waiting, WAITING).ok()?;
-        let far = Far { domain, number, link: Some(link), loans, asked: false, gone: false, waiting };
+        let link = Some(link);
+        let far = Far { domain, number, link, loans, asked: false, gone: false, waiting, turn: 1 };
         if self.srqs.len() < SRQS {
             self.srqs.make_room(self.srqs.len() + 1).ok()?;
             self.srqs.push_in_room(far);
             return Some(self.srqs.len() - 1);
         }
-        let at = self.srqs.iter().position(|far| far.link.is_none() || (far.gone && far.loans.is_empty()))?;
-        self.srqs[at] = far;
+        /* an answer may still name who stood there */
+        let unused = |far: &Far| far.link.is_none() || (far.gone && far.loans.is_empty());
+        let of_no_use = self.srqs.iter().enumerate().filter(|(_, far)| unused(far));
+        let (at, turn) = of_no_use.map(|(at, far)| (at, far.turn)).min_by_key(|(_, turn)| *turn)?;
+        self.srqs[at] = Far { turn: turn % TURNS + 1, ..far };
         Some(at)
     }
 
@@ -149,5 +161,31 @@ impl Abroad {
     pub(super) fn next_serial(&mut self) -> u32 {
         self.serial = self.serial.wrapping_add(1);
         self.serial
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_does_not_name_who_comes_to_the_place() {
+        let (mut abroad, domain, link) = (Abroad::default(), PdId(1), LinkId(3));
+        for number in 0..SRQS as u32 {
+            assert_eq!(abroad.place(domain, number, link), Some(number as usize));
+        }
+        assert_eq!(abroad.place(domain, 7000, link), None, "all are of use");
+        let mut named = abroad.id(5).unwrap();
+        assert_eq!(abroad.reach(domain, named), Some((5, link)));
+        assert_eq!(abroad.reach(PdId(2), named), None, "not of the domain");
+        for number in 7000..7200 {
+            abroad.srqs[5].gone = true;
+            assert_eq!(abroad.place(domain, number, link), Some(5));
+            assert_eq!(abroad.reach(domain, named), None);
+            named = abroad.id(5).unwrap();
+            assert_eq!(abroad.reach(domain, named), Some((number, link)));
+        }
+        let last = abroad.id(SRQS - 1).unwrap();
+        assert_eq!(abroad.reach(domain, last), Some((SRQS as u32 - 1, link)));
     }
 }

@@ -106,7 +106,7 @@ impl<E: Env> Ctx<'_, E> {
         message: impl FnOnce(Origin, u32) -> Relay<'static>,
     ) -> Option<((u32, LinkId), FarId)> {
         let away = self.qp.resp.away.as_ref()?;
-        let (far, epoch) = (FarId::of(away.srq?)?, away.epoch);
+        let (far, epoch) = (self.sh.abroad.id(away.srq?)?, away.epoch);
         let (serial, link, srq) = self.written_to(true, true)?;
         let from = Origin { serial, qpn: self.qp.qpn, epoch };
         self.env.relay(link, &message(from, srq)).then_some(((serial, link), far))
@@ -139,7 +139,10 @@ impl<E: Env> Ctx<'_, E> {
         let number = packet.xrc_srq().filter(|_| self.qp.resp.away.is_some());
         match number.filter(|number| number >> QPN_BLOCK_SHIFT != abroad.home) {
             None => Ok(None),
-            Some(number) => abroad.find(self.qp.pd, number).and_then(FarId::of).map(Some).ok_or(()),
+            Some(number) => {
+                let at = abroad.find(self.qp.pd, number);
+                at.and_then(|at| abroad.id(at)).map(Some).ok_or(())
+            }
         }
     }
 
@@ -156,14 +159,23 @@ impl<E: Env> Ctx<'_, E> {
         let from = Origin { serial: 0, qpn: self.qp.qpn, epoch: away.epoch };
         away.asked = psn.plus(packets);
         /* refused is only what goes to a card that is gone, of which is told soon */
-        self.env.relay(link, &Relay::Fetch { from, place: Place { srq, va, key, total }, wanted });
+        let sent = self.env.relay(link, &Relay::Fetch { from, place: Place { srq, va, key, total }, wanted });
+        away.asking = sent.then_some((psn, link));
     }
 
     /// What another card says of the packet `psn` of an answer.
     pub(crate) fn fetched(&mut self, (link, epoch): (LinkId, u32), psn: Psn, outcome: Outcome, data: &[u8]) {
-        let Some(away) = self.qp.resp.away.as_ref().filter(|away| away.epoch == epoch && epoch != 0) else {
-            return;
-        };
+        let away = self.qp.resp.away.as_mut().filter(|away| away.epoch == epoch && epoch != 0);
+        let Some(away) = away else { return };
+        let first = away.asking.take_if(|asking| *asking == (psn, link)).is_some();
+        self.take_bytes(link, psn, outcome, data);
+        if first && self.qp.resp.owes_answer() {
+            self.ready();
+        }
+    }
+
+    fn take_bytes(&mut self, link: LinkId, psn: Psn, outcome: Outcome, data: &[u8]) {
+        let Some(away) = &self.qp.resp.away else { return };
         let its = |p: &super::Pending| p.psn == psn && p.link == link && p.what == What::Read && !p.done;
         match away.pending.iter().position(its) {
             Some(_) if outcome != Outcome::Success => return self.fail_from(psn, outcome),

@@ -12,6 +12,7 @@ impl Away {
     fn uses(&self, link: LinkId) -> bool {
         self.loan.is_some_and(|loan| loan.link == link)
             || self.write.is_some_and(|(_, to)| to == link)
+            || self.asking.is_some_and(|(_, to)| to == link)
             || self.pending.iter().any(|p| p.link == link)
     }
 }
@@ -112,6 +113,7 @@ impl<E: Env> Ctx<'_, E> {
         let (domain, abroad) = (self.qp.pd, &self.sh.abroad);
         let resp = &mut self.qp.resp;
         let Some(away) = &mut resp.away else { return };
+        away.asking.take_if(|(_, to)| *to == link);
         let under_way = away.loan.take_if(|loan| loan.link == link).is_some()
             | away.write.take_if(|(_, to)| *to == link).is_some();
         /* of a repeated answer the first may have arrived: nothing more is said */
