@@ -69,8 +69,8 @@ pub trait Env: Sized {
     type Cq: CompletionQueue;
     /// Where the counters live
     type Stats: Deref<Target = Counters>;
-    /// What serves QPs that are stateful ends of StaR connections: [`Stateful`](crate::star::stateful::Stateful), or `Infallible`
-    /// where there are none
+    /// What serves QPs that are stateful ends of StaR connections: a box of [`Stateful`](crate::star::stateful::Stateful), or
+    /// `Infallible` where there are none, which takes no room
     type Star: Engine<Self>;
 
     /// Writes `data` to host memory. The card has checked keys, bounds and rights. False: there is no

@@ -69,7 +69,7 @@ pub(crate) struct Qp<E: Env> {
     /// The host's name for it
     pub(crate) cookie: u64,
     /// What does its work where it is the stateful end of a StaR connection
-    pub(crate) star: Option<Box<E::Star>>,
+    pub(crate) star: Option<E::Star>,
     /// What the program set. `attr.av` is where packets go.
     pub(crate) attr: Attr,
 }

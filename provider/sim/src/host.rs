@@ -71,7 +71,7 @@ impl SimEnv {
 }
 
 impl Env for SimEnv {
-    type Star = starverbs_core::star::stateful::Stateful<SimEnv>;
+    type Star = Box<starverbs_core::star::stateful::Stateful<SimEnv>>;
     type Sq = SimSq;
     type Rq = SimRq;
     type Cq = SimCq;

@@ -3,6 +3,7 @@
 //! Such a QP has an engine in the place of requester and responder. The card finds it, gives it its turns and its time, and takes it to
 //! ERR, RESET and its end with the QP. The engine has handles of its own of the QP's queues.
 
+use alloc::boxed::Box;
 use core::convert::Infallible;
 
 use slab::Slab;
@@ -67,6 +68,22 @@ impl<E: Env> Engine<E> for Infallible {
     }
     fn close(self, _: Lent<'_, E>) {
         match self {}
+    }
+}
+
+/// Each QP has room for an engine: a host that has large ones keeps them elsewhere.
+impl<E: Env, T: Engine<E>> Engine<E> for Box<T> {
+    fn run(&mut self, lent: Lent<'_, E>, what: Call<'_>) -> Turn {
+        (**self).run(lent, what)
+    }
+    fn state(&self) -> QpState {
+        (**self).state()
+    }
+    fn next_deadline(&self) -> Option<Nanos> {
+        (**self).next_deadline()
+    }
+    fn close(self, lent: Lent<'_, E>) {
+        (*self).close(lent);
     }
 }
 
@@ -234,7 +251,7 @@ impl<E: Env> Nic<E> {
 
 impl<E> Nic<E>
 where
-    E: StarEnv<Star = Stateful<E>>,
+    E: StarEnv<Star = Box<Stateful<E>>>,
 {
     /// From now on the QP, which is in RTS and waits ([`Nic::hold_for_star`]), is the stateful end of a StaR connection. `Invalid`: it is not
     /// so, or its peer is another; `Exhausted`: no memory.
@@ -279,7 +296,7 @@ where
         let made =
             with_card(cx.lend(), |card| Stateful::new(card, local, (init.setup, init.peer), init.channel))?;
         cx.leave_queues();
-        cx.qp.star = Some(alloc::boxed::Box::new(made));
+        cx.qp.star = Some(Box::new(made));
         cx.star(Call::Doorbell);
         Ok(())
     }
