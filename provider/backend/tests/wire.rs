@@ -91,7 +91,10 @@ fn frames_that_wait_are_seen_ahead() {
         while let Some((_, frame)) = node.rx.next_frame() {
             order.push(u32::from_be_bytes([0, frame[5], frame[6], frame[7]]));
             let mut seen = Vec::new();
+            let worth_it = node.rx.has_more();
             let frames = node.rx.look_ahead(3, |qpn| seen.push(qpn));
+            assert!(!worth_it || frames > 1, "one that waits alone is not looked at");
+            assert!(worth_it || frames < 3);
             ahead.push((frames, seen));
         }
         if order.len() == 5 {

@@ -42,10 +42,14 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         Some((found.meta, &inbox.bytes(found.slot)[found.from..found.to]))
     }
 
-    /// Whether there may be frames behind the last one: in its datagram, or in others that came with it.
+    /// Whether frames may wait that are worth a look ahead: more than one, as what comes next is fetched when it is handled.
     #[inline]
     pub fn has_more(&self) -> bool {
-        !self.wire_left.is_empty() || self.cursor.as_ref().is_some_and(|cursor| cursor.segment < WHOLE)
+        let in_datagram = |cursor: &Cursor| {
+            let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
+            cursor.segment < WHOLE && cursor.at + cursor.segment < inbox.bytes(cursor.slot).len()
+        };
+        self.wire_left.len() > 1 || self.cursor.as_ref().is_some_and(in_datagram)
     }
 
     /// Destination QPNs of frames that come next, as far as they lie in the datagram that is begun or begin one of the wire's:
