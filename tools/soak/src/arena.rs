@@ -45,12 +45,13 @@ impl Arena {
         Arena { addr, key, base: now.clone(), now, log: VecDeque::new(), ever, keeps }
     }
 
-    /// The host lost its memory: a region at (very likely) the same place with the same key.
+    /// The host lost its memory: a region at the same place with the same key. What is still on the wire for it, and is of a
+    /// kind that UC takes, is written where it would have been before.
     pub(crate) fn renew(&mut self, host: &mut Host, access: Access) {
-        let (addr, key) = host.region(self.len() as u64, access);
-        (self.addr, self.key) = (addr, key);
-        host.env.memory.write(addr, &self.now);
-        host.env.memory.allow(addr, self.len() as u64, READ | WRITE);
+        let again = host.region(self.len() as u64, access);
+        assert_eq!(again, (self.addr, self.key), "regions come again in another order");
+        host.env.memory.write(self.addr, &self.now);
+        host.env.memory.allow(self.addr, self.len() as u64, READ | WRITE);
         self.adopt(host);
     }
 

@@ -364,12 +364,16 @@ impl World {
         let site = self.make_site(at);
         let before = std::mem::replace(&mut self.sites[at], site);
         self.sites[at].remember(&before);
+        /* also those that nobody needs any more: what lies behind them has its key and its place of before */
         for c in 0..self.conns.len() {
             for e in 0..2 {
-                if self.conns[c].plan.hosts[e] == at && !self.conns[c].over {
+                if self.conns[c].plan.hosts[e] == at {
                     self.come_up(c, e);
-                    self.doom(c);
                 }
+            }
+            let ends = self.conns[c].plan.hosts;
+            if ends.contains(&at) && !self.conns[c].over {
+                self.doom(c);
             }
         }
         self.restart_stations(at);
@@ -388,10 +392,11 @@ impl World {
         (end.cause, end.left) = (Some(Cause::Gone), end.left);
         let (source, cqs, at) = (end.source.clone(), end.cqs, end.host);
         let qpn = self.make_qp(c, e, &plan, &sq, &source, cqs);
-        let window = (plan.kind == Kind::Rc).then(|| self.make_window(at));
         let end = &mut self.conns[c].ends[e];
-        (end.qpn, end.sq, end.window) = (qpn, sq, window);
+        (end.qpn, end.sq) = (qpn, sq);
         end.arena.renew(&mut self.net.hosts[at], all_rights());
+        let window = (plan.kind == Kind::Rc).then(|| self.make_window(at));
+        self.conns[c].ends[e].window = window;
     }
 
     /// Nothing happens any more: all must have.
