@@ -71,6 +71,9 @@ pub struct NicConfig {
     pub kept: u16,
     /// Of that: most QPs at a time that keep requests, and that repair what their peers miss
     pub gaps: u16,
+    /// Say in ACKs how many receives are posted, so that peers send no more than find one (IBTA 9.7.7.2). What peers say is heeded
+    /// in any case
+    pub credits: bool,
     /// Most multicast groups that QPs may be attached to
     pub max_groups: u32,
     /// QP contexts are few, as on hardware; none: there is room for all
@@ -88,6 +91,7 @@ impl Default for NicConfig {
             window: 1 << 20,
             max_rd_atomic: 128,
             repeat: true,
+            credits: false,
             kept: 1024,
             gaps: 64,
             max_groups: 16,

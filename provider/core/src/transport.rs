@@ -10,6 +10,7 @@
 mod answer;
 pub(crate) mod away;
 mod complete;
+mod credits;
 mod datagram;
 mod holes;
 mod keeping;
@@ -35,6 +36,7 @@ use alloc::collections::VecDeque;
 
 use answer::Results;
 use away::{Away, FarId};
+use credits::Credits;
 use recv::HeldRecv;
 
 use crate::env::Env;
@@ -166,6 +168,8 @@ pub(crate) struct Requester {
     pub(crate) silent: u16,
     /// What is known of each packet while some are missing; the cursor then goes from one lost packet to the next
     pub(crate) repair: Option<RepairId>,
+    /// What is known of the peer's receives
+    pub(crate) credits: Credits,
     /// A PSN whose round trip is being measured, and when it was sent; 0: none
     pub(crate) rtt_psn: Psn,
     pub(crate) rtt_since: Nanos,
@@ -313,6 +317,7 @@ impl Requester {
             rnr_left: 0,
             silent: 0,
             repair: None,
+            credits: Credits::default(),
             rtt_psn: Psn::default(),
             rtt_since: 0,
         }

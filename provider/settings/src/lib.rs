@@ -55,6 +55,8 @@ pub struct Settings {
     pub defer: bool,
     /// Selective repeat between cards that offer it (`STARVERBS_REPEAT`)
     pub repeat: bool,
+    /// ACKs say how many receives are posted (`STARVERBS_CREDITS`)
+    pub credits: bool,
     /// Whether contexts of frames to come are fetched into the CPU's caches.
     pub qpc_prefetch: bool,
     /// QP contexts are few, and one that is not at hand costs time; none: there is room for all
@@ -80,6 +82,7 @@ impl Default for Settings {
             window: None,
             defer: true,
             repeat: true,
+            credits: false,
             qpc_prefetch: true,
             qpc_cache: None,
         }

@@ -171,6 +171,14 @@ pub const KEYS: &[Key] = &[
         get: |s| value::spell(&REPEAT, &s.repeat),
     },
     Key {
+        name: "CREDITS",
+        allowed: SWITCH,
+        about: "Has ACKs say how many receives are posted, so that peers that heed it wait where they would be told RNR (end-to-end \
+                credits). What peers say is heeded in any case.",
+        set: |s, v| put(&mut s.credits, value::switch(v)),
+        get: |s| value::spell_switch(s.credits),
+    },
+    Key {
         name: "QPC_PREFETCH",
         allowed: SWITCH,
         about: "Has the CPU fetch the contexts of QPs whose frames came with others, before those are handled.",

@@ -40,6 +40,7 @@ fn every_key_reads_back_what_it_shows() {
         ("WINDOW", "1000"),
         ("DEFER", "off"),
         ("REPEAT", "off"),
+        ("CREDITS", "on"),
         ("QPC_PREFETCH", "off"),
         ("QPC_CACHE", "300,miss=500ns,fetch=0ns,policy=fcfs"),
         ("CONFIG", "/tmp/x.toml"),

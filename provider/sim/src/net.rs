@@ -100,7 +100,8 @@ pub struct Net {
     pub trace: bool,
     /// Sees each frame that a host sends, and the host
     pub tap: Option<Tap>,
-    cfg: NicConfig,
+    /// What each host's card is
+    cfgs: Vec<NicConfig>,
     /// What each host's card was seeded with
     seeds: Vec<u64>,
     /// Links that are not as [`Net::faults`] says, by (from, to)
@@ -136,7 +137,7 @@ impl Net {
         let links = usize::from(n) * usize::from(n);
         Net {
             hosts,
-            cfg,
+            cfgs: vec![cfg; usize::from(n)],
             seeds,
             links: vec![None; links],
             cuts: vec![0; links],
@@ -266,8 +267,14 @@ impl Net {
     /// `host` ends without a word and comes up with a new card and empty memory, at the same address. As the card's seed is
     /// the old one, so are its QPNs and keys if all is made in the same order. Frames stay on the wire.
     pub fn restart(&mut self, host: usize) {
-        self.hosts[host] = Host::new(host as u8, self.cfg, self.seeds[host]);
+        self.hosts[host] = Host::new(host as u8, self.cfgs[host], self.seeds[host]);
         self.asleep[host] = 0;
+    }
+
+    /// The host begins anew, as [`restart`](Self::restart) has it, with another card.
+    pub fn replace_card(&mut self, host: usize, cfg: NicConfig) {
+        self.cfgs[host] = cfg;
+        self.restart(host);
     }
 
     /// Frames on the wire.

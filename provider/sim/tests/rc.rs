@@ -70,11 +70,11 @@ impl Run {
         let faults = faults.unwrap_or_else(|| any_faults(&mut rng));
         let cfg = NicConfig { window: rng.pick(&[4 << 10, 64 << 10, 512 << 10]), ..cfg };
         let mut net = Net::new(2, cfg, faults, seed);
-        /* a card of before, or one that is told not to, repeats nothing selectively */
+        /* a card of before, or one that is told not to, repeats nothing selectively; some say how many receives they have */
         for at in 0..2 {
-            if rng.chance(0.25) {
-                net.hosts[usize::from(at)] =
-                    Host::new(at, NicConfig { repeat: false, ..cfg }, seed ^ u64::from(at));
+            let (repeat, credits) = (!rng.chance(0.25), rng.chance(0.4));
+            if !repeat || credits {
+                net.replace_card(at, NicConfig { repeat, credits, ..cfg });
             }
         }
         let cqs = [SimCq::new(4096), SimCq::new(4096)];

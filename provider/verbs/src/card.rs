@@ -162,6 +162,7 @@ impl Card {
             max_rd_atomic: MAX_RD_ATOM as u8,
             window: settings.window.unwrap_or(NicConfig::default().window),
             repeat: settings.repeat,
+            credits: settings.credits,
             max_groups: info.attr.max_mcast_grp,
             contexts: settings.qpc_cache.map(context_cache),
             limits: Limits::default(),

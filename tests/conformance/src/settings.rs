@@ -39,6 +39,7 @@ fn all_keys(pcap: &Path) -> String {
          window = \"64K\"\n\
          defer = false\n\
          repeat = \"off\"\n\
+         credits = true\n\
          qpc_prefetch = false\n\
          qpc_cache = {{ entries = 300, policy = \"non-blocking\" }}\n"
     )

@@ -67,6 +67,8 @@ pub(crate) struct Plan {
     pub(crate) mtu: Mtu,
     /// The cards have room for few QP contexts
     pub(crate) contexts: Option<ContextCache>,
+    /// Hosts whose cards say how many receives are posted
+    pub(crate) credits: Vec<bool>,
     /// Every link that is not quiet
     pub(crate) links: Vec<(usize, usize, Faults)>,
     pub(crate) conns: Vec<ConnPlan>,
@@ -225,6 +227,7 @@ impl Plan {
             ports: (0..hosts).map(|_| rng.pick(&[1, 3, 64])).collect(),
             mtu: rng.pick(&[Mtu::M256, Mtu::M1024, Mtu::M4096]),
             contexts: None,
+            credits: vec![],
             links,
             conns: (0..conns).map(|_| any_conn(rng, hosts, ops, trouble)).collect(),
             datagrams: (0..datagrams).map(|_| rng.below(hosts as u64) as usize).collect(),
@@ -249,6 +252,7 @@ impl Plan {
         }
         /* drawn last, so that a seed's plan is otherwise what it was before there was this */
         plan.contexts = any_contexts(rng);
+        plan.credits = (0..hosts).map(|_| rng.chance(0.4)).collect();
         plan
     }
 }

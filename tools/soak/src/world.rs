@@ -98,6 +98,9 @@ impl World {
             ..NicConfig::default()
         };
         let mut net = Net::new(plan.hosts as u8, cfg, Faults::default(), seed);
+        for (at, _) in plan.credits.iter().enumerate().filter(|(_, credits)| **credits) {
+            net.replace_card(at, NicConfig { credits: true, ..cfg });
+        }
         net.trace = trace;
         for (from, to, faults) in &plan.links {
             net.set_link(*from, *to, *faults);

@@ -11,7 +11,7 @@ use crate::room::filled;
 use crate::types::{Access, AsyncEvent, Psn, QpState, QpType, Seg};
 use crate::wire::PKEY_DEFAULT;
 use crate::wire::builder::HeaderBuf;
-use crate::wire::headers::{CREDITS_NONE, NakCode, Syndrome};
+use crate::wire::headers::{NakCode, Syndrome};
 use crate::wire::opcode::code;
 
 /// The last results of atomics, the oldest overwritten first. Sized when the program says how many it
@@ -63,22 +63,23 @@ impl Results {
     }
 }
 
-const ACK: Syndrome = Syndrome::Ack { credits: CREDITS_NONE };
-
 impl<E: Env> Ctx<'_, E> {
     /// Sends the next answer, or the NAK behind the last one.
     pub(super) fn emit_answer(&mut self) -> Step {
         match self.qp.resp.out.front().copied() {
             Some(Answer::Atomic { psn, value }) => {
                 let msn = self.answer_msn();
-                let header = self.answer_bth(code::RC_ATOMIC_ACK, psn, 0).aeth(ACK, msn).atomic_ack(value);
+                let header = self
+                    .answer_bth(code::RC_ATOMIC_ACK, psn, 0)
+                    .aeth(self.ack_syndrome(), msn)
+                    .atomic_ack(value);
                 self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
                 self.qp.resp.out.pop_front();
             }
             Some(Answer::Read { far: Some(_), .. }) => self.ask_bytes(),
             Some(Answer::Read { .. }) => self.emit_read_data(),
             None => match self.qp.resp.nak.take() {
-                Some(syndrome) => self.emit_ack(syndrome),
+                Some(nak) => self.emit_ack(Some(nak)),
                 None => return Step::Idle,
             },
         }
@@ -146,7 +147,7 @@ impl<E: Env> Ctx<'_, E> {
         };
         let pad = (len.wrapping_neg() & 3) as u8;
         let header = self.answer_bth(opcode, psn, pad);
-        Some((if !begun || last { header.aeth(ACK, self.answer_msn()) } else { header }, pad))
+        Some((if !begun || last { header.aeth(self.ack_syndrome(), self.answer_msn()) } else { header }, pad))
     }
 
     /// That packet went out.
@@ -178,7 +179,7 @@ impl<E: Env> Ctx<'_, E> {
         if !self.env.can_send() {
             return false;
         }
-        self.emit_ack(ACK.to_byte());
+        self.emit_ack(None);
         true
     }
 
@@ -193,14 +194,14 @@ impl<E: Env> Ctx<'_, E> {
         }
         for _ in 0..2 {
             if self.env.can_send() {
-                self.emit_ack(ACK.to_byte());
+                self.emit_ack(None);
             }
         }
     }
 
-    /// An ACK is for all before the expected PSN, a NAK is at it.
-    fn emit_ack(&mut self, syndrome: u8) {
-        let Some(syndrome) = Syndrome::from_byte(syndrome) else { return };
+    /// An ACK is for all before the expected PSN, a NAK, by its syndrome, is at it.
+    fn emit_ack(&mut self, nak: Option<u8>) {
+        let syndrome = nak.and_then(Syndrome::from_byte).unwrap_or_else(|| self.ack_syndrome());
         let resp = &mut self.qp.resp;
         let limit = resp.away.as_ref().and_then(|away| away.limit());
         let (next, msn) = limit.unwrap_or((resp.epsn, resp.msn));

@@ -4,7 +4,7 @@ use super::Ctx;
 use crate::env::Env;
 use crate::nic::keep::GapId;
 use crate::types::{Psn, QpState};
-use crate::wire::headers::{CREDITS_NONE, SackEth, Syndrome};
+use crate::wire::headers::SackEth;
 use crate::wire::packet::Packet;
 use crate::wire::{HeaderBuf, PKEY_DEFAULT, code};
 
@@ -88,7 +88,7 @@ impl<E: Env> Ctx<'_, E> {
         let kept = self.sh.keep.tell(gap, self.qp.resp.epsn);
         let header = HeaderBuf::bth(code::SACK, self.qp.attr.dest_qpn, psn, false, false, 0, PKEY_DEFAULT)
             .repeats(self.qp.flags.answers)
-            .aeth(Syndrome::Ack { credits: CREDITS_NONE }, self.qp.resp.msn)
+            .aeth(self.ack_syndrome(), self.qp.resp.msn)
             .sack(&kept);
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
     }

@@ -46,11 +46,13 @@ impl<E: Env> Ctx<'_, E> {
             if let Err(status) = self.admit(&wqe) {
                 return self.fail_wqe(status);
             }
-            if self.must_wait(&wqe) {
+            if self.must_wait(&wqe) || (self.qp.req.credits.said && self.lacks_credit(&wqe)) {
                 return Step::Idle;
             }
             self.begin(&wqe);
-        } else if self.qp.req.offset == 0 && !self.repeats_packet() && self.must_wait(&wqe) {
+        } else if (self.qp.req.credits.alone && self.waits_for_first())
+            || (self.qp.req.offset == 0 && !self.repeats_packet() && self.must_wait(&wqe))
+        {
             return Step::Idle;
         }
         match self.qp.qp_type {
@@ -315,7 +317,12 @@ impl<E: Env> Ctx<'_, E> {
         let tight = !self.sh.paths.get(self.qp.path).has_room(two);
         let req = &mut self.qp.req;
         req.unasked += len + PACKET_OVERHEAD;
-        let ask = last || tight || req.rewound != 0 || req.repair.is_some() || req.unasked >= ASK_EVERY;
+        let ask = last
+            || tight
+            || req.credits.alone
+            || req.rewound != 0
+            || req.repair.is_some()
+            || req.unasked >= ASK_EVERY;
         if ask {
             req.unasked = 0;
         }

@@ -5,7 +5,7 @@ use super::requester::{READ_CHUNK, in_flight, slices};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::PACKET_OVERHEAD;
 use crate::types::{Nanos, Psn, QpState, SendOp, WcStatus};
-use crate::wire::headers::{NakCode, Syndrome};
+use crate::wire::headers::{CREDITS_NONE, NakCode, Syndrome};
 use crate::wire::opcode::Kind;
 use crate::wire::packet::Packet;
 
@@ -27,13 +27,19 @@ impl<E: Env> Ctx<'_, E> {
             return self.sh.stats.drop_stale_response.inc();
         }
         self.note_answer(packet);
-        match (packet.op().kind, packet.aeth().and_then(|a| a.syndrome())) {
+        let syndrome = packet.aeth().and_then(|a| a.syndrome());
+        match (packet.op().kind, syndrome) {
             (Kind::ReadResponse, _) => self.read_data(psn, packet),
             (Kind::AtomicAck, _) => self.atomic_result(psn, packet),
             (_, Some(Syndrome::Ack { .. })) => self.acked(psn),
             (_, Some(Syndrome::Rnr { timer })) => self.rnr(psn, timer),
             (_, Some(Syndrome::Nak(code))) => self.nak(psn, code),
             (_, None) => self.sh.stats.drop_malformed.inc(),
+        }
+        if let Some(Syndrome::Ack { credits }) = syndrome
+            && (credits != CREDITS_NONE || self.qp.req.credits.said)
+        {
+            self.note_credits(credits);
         }
     }
 

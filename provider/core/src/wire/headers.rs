@@ -194,6 +194,24 @@ impl Aeth {
 /// Credit count that means "no end-to-end credits" (IBTA 9.7.7.2.1).
 pub const CREDITS_NONE: u8 = 31;
 
+/// Credits by their code, 0 to 30 (IBTA table 46): 0 to 3, then each power of two and one and a half of it.
+pub const fn credits_of(code: u8) -> u32 {
+    let code = code as u32;
+    match code {
+        0..4 => code,
+        _ => (2 + (code & 1)) << (code / 2 - 1),
+    }
+}
+
+/// The code of as many credits as can be said that are not more than `count`.
+pub const fn credit_code(count: u32) -> u8 {
+    let mut code = 0;
+    while code + 1 < CREDITS_NONE && credits_of(code + 1) <= count {
+        code += 1;
+    }
+    code
+}
+
 /// First byte of an AETH (IBTA table 43).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
@@ -375,6 +393,19 @@ mod tests {
             assert_eq!(Feth::new(reserved).placement(), None);
         }
         assert_eq!((Feth::new(0x21).level(), Feth::new(0x31).level()), (None, None));
+    }
+
+    #[test]
+    fn credits_are_said_as_far_as_they_can_be() {
+        assert_eq!(
+            (0..12).map(credits_of).collect::<alloc::vec::Vec<_>>(),
+            [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
+        );
+        assert_eq!((credits_of(29), credits_of(30)), (24_576, 32_768));
+        for count in 0..70_000 {
+            let code = credit_code(count);
+            assert!(credits_of(code) <= count && (code == 30 || count < credits_of(code + 1)));
+        }
     }
 
     #[test]

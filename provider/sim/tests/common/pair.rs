@@ -21,7 +21,13 @@ pub(crate) const PAGE: u64 = 8192;
 
 impl Pair {
     pub(crate) fn of(qp_type: QpType, setup: &Setup) -> Self {
+        Pair::against(qp_type, setup, NicConfig::default())
+    }
+
+    /// Host 1's card is another.
+    pub(crate) fn against(qp_type: QpType, setup: &Setup, cfg: NicConfig) -> Self {
         let mut net = Net::new(2, NicConfig::default(), Faults::default(), 1);
+        net.replace_card(1, cfg);
         let (sq, rq) = ([(); 2].map(|()| SimSq::new(16)), [(); 2].map(|()| SimRq::new(16, 2)));
         let cq = [(); 2].map(|()| SimCq::new(64));
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
