@@ -305,6 +305,8 @@ impl Card {
         let now = clock::now();
         let result = call(&mut guard, now);
         guard.transmit(now, true);
+        let spoke = guard.cm.has_spoken();
+        self.hand_on(&mut guard, now, spoke);
         self.finish(&mut guard, now);
         drop(guard);
         self.serve_bells();
@@ -332,6 +334,7 @@ impl Card {
                     let now = clock::now();
                     shard.nic.handle_doorbell(&mut shard.env, qpn, now);
                     shard.transmit(now, true);
+                    self.hand_on(shard, now, false);
                     self.finish(shard, now);
                 }
                 drop(guard);
@@ -348,6 +351,7 @@ impl Card {
             let now = clock::now();
             self.take_bells(guard, now);
             guard.transmit(now, true);
+            self.hand_on(guard, now, false);
             self.finish(guard, now);
         };
         self.bells.serve(|| self.try_lock(), turn);
