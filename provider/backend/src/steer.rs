@@ -142,6 +142,13 @@ impl Steering {
     pub(crate) fn saw_wrong(&mut self) {
         self.wrong = self.wrong.saturating_add(1);
         self.wanted |= self.wrong >= WRONG;
+        self.company = true;
+    }
+
+    /// Whether frames come to their owners, as far as this process knows.
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.busy() && self.wrong == 0
     }
 
     /// Whether a round is under way or due.
@@ -211,9 +218,9 @@ impl Steering {
         self.send(0, FIRST_WAVE, self.nonce, reply_block);
     }
 
-    /// Begins a check, or finds that the one under way has failed.
+    /// Begins a check, or finds that none is needed: the one under way has failed, or a frame came wrong since the last round.
     fn check(&mut self, now: Nanos, block: u32) {
-        if self.checking > 0 {
+        if self.checking > 0 || self.wrong > 0 {
             self.checking = 0;
             self.wanted = true;
             return;
@@ -459,9 +466,13 @@ mod tests {
         steering.answer(answer);
         steering.step(again + PATIENCE, &group, 1);
         assert_eq!(steering.deadline(), None, "nothing wanted");
-        for _ in 0..WRONG {
+        assert!(steering.is_settled());
+        for _ in 1..WRONG {
             steering.saw_wrong();
         }
+        assert!(!steering.is_settled() && !steering.busy());
+        assert_eq!(steering.deadline(), Some(again + PATIENCE + CHECK), "the next check is a round");
+        steering.saw_wrong();
         assert_eq!(steering.deadline(), Some(again + PATIENCE + 4 * PAUSE));
     }
 }

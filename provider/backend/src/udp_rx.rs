@@ -260,11 +260,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         0
     }
 
-    /// Whether steering knows everybody, as far as this process knows. Else what it sends to another one of the host may come to its own
+    /// Whether frames come to their owners, as far as this process knows. Else what it sends to another one of the host may come to its own
     /// socket.
     #[inline]
     pub fn is_settled(&self) -> bool {
-        !self.steering.busy()
+        self.steering.is_settled()
     }
 
     /// Work that is due at `now`: steering, and a guest's trying to be a member. Gives when to call again at the latest
