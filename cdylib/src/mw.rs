@@ -6,11 +6,12 @@ use crate::context::ContextHandle;
 use crate::edge::{self, Errno};
 use crate::handle::{errno, given};
 use crate::pd_mr::PdHandle;
+use crate::post;
 use crate::qp::QpHandle;
 use core::ffi::c_int;
 use starverbs_abi as abi;
 use starverbs_core::mr::WindowType;
-use starverbs_core::types::{Access, SendFlags};
+use starverbs_core::types::Access;
 use starverbs_verbs::{Mw, MwBind, SendWr};
 
 /// A memory window.
@@ -65,7 +66,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut abi::ibv_mw) -> c_int {
     })
 }
 
-/// A bind in the card's words. EINVAL: unknown rights, or bytes of no region.
+/// A bind in the card's words. EINVAL: unknown rights or flags, or bytes of no region.
 ///
 /// # Safety
 /// `mw` as in `obj`; the bind's region is NULL or alive.
@@ -90,7 +91,7 @@ pub(crate) unsafe fn bind_wr(
     // SAFETY: not NULL where it is read, so alive, on the caller's terms.
     let mr = if unbinds { 0 } else { unsafe { (*bind.mr).lkey } };
     let to = MwBind { mr, addr: bind.addr, length: bind.length, access };
-    Ok(obj.bind_wr(wr_id, SendFlags::from_bits_truncate(flags as u8), rkey, &to))
+    Ok(obj.bind_wr(wr_id, post::send_flags(flags)?, rkey, &to))
 }
 
 /// The next key of a window, as ibv_inc_rkey(3) makes it.

@@ -36,6 +36,13 @@ pub(crate) unsafe fn sges<'a>(list: *const abi::ibv_sge, count: c_int) -> Result
     Ok(unsafe { core::slice::from_raw_parts(list.cast(), count) })
 }
 
+/// The flags of a send work request. EINVAL: one that the card does not offer, which may not be given then (IBV_SEND_IP_CSUM:
+/// ibv_post_send(3)).
+#[inline]
+pub(crate) fn send_flags(flags: u32) -> Result<SendFlags, Errno> {
+    u8::try_from(flags).ok().and_then(SendFlags::from_bits).ok_or(libc::EINVAL)
+}
+
 /// A send work request in the card's words. Only those members of its unions are read that its op-code gives a meaning.
 ///
 /// # Safety
@@ -55,7 +62,7 @@ unsafe fn send_wr<'a>(wr: *const abi::ibv_send_wr, datagram: bool) -> Result<Sen
         let mut to = SendWr {
             wr_id: (*wr).wr_id,
             op,
-            flags: SendFlags::from_bits_truncate((*wr).send_flags as u8),
+            flags: send_flags((*wr).send_flags)?,
             imm: 0,
             sges: sges((*wr).sg_list, (*wr).num_sge)?,
             remote_addr: 0,

@@ -12,7 +12,7 @@ use crate::qp::QpHandle;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use starverbs_abi as abi;
-use starverbs_core::types::{FlushLevel, Placement, SendFlags, SendOp, SendWqe, Sge};
+use starverbs_core::types::{FlushLevel, Placement, SendOp, SendWqe, Sge};
 use starverbs_core::wire::headers::Feth;
 use starverbs_verbs::{SendBatch, VerbsError};
 
@@ -100,8 +100,11 @@ unsafe fn with(qp: *mut abi::ibv_qp_ex, step: impl FnOnce(&mut SendBatch<'static
 unsafe fn begin(qp: *mut abi::ibv_qp_ex, op: SendOp, wqe: SendWqe) {
     // SAFETY: the caller's terms; the program writes the two fields before it calls.
     unsafe {
-        let (wr_id, flags) = ((*qp).wr_id, SendFlags::from_bits_truncate((*qp).wr_flags as u8));
-        with(qp, |batch| batch.begin(SendWqe { wr_id, op, flags, ..wqe }));
+        let (wr_id, flags) = ((*qp).wr_id, post::send_flags((*qp).wr_flags));
+        with(qp, |batch| match flags {
+            Ok(flags) => batch.begin(SendWqe { wr_id, op, flags, ..wqe }),
+            Err(_) => batch.fail(VerbsError::Invalid("flags of a work request")),
+        });
     }
 }
 

@@ -115,9 +115,13 @@ static int held(uint32_t qpn)
 {
 	char line[512], name[64];
 	FILE *names = fopen("/proc/net/unix", "r");
+	const char *port = getenv("STARVERBS_PORT");
 	int found = 0;
 
-	snprintf(name, sizeof(name), "@starverbs/qpn/%u\n", qpn >> 12);
+	if (port && strcmp(port, "4791"))
+		snprintf(name, sizeof(name), "@starverbs/%s/qpn/%u\n", port, qpn >> 12);
+	else
+		snprintf(name, sizeof(name), "@starverbs/qpn/%u\n", qpn >> 12);
 	while (fgets(line, sizeof(line), names))
 		found |= strstr(line, name) != NULL;
 	fclose(names);

@@ -150,6 +150,39 @@ static void lists(struct ibv_qp *qp)
 	CHECK(!ibv_post_send(qp, &wr, &bad) && one().status == IBV_WC_REM_INV_REQ_ERR);
 }
 
+/* Flags that this card does not offer, are none, or do not go with the operation: EINVAL, and nothing is posted. */
+static void flags(struct ibv_qp_ex *x)
+{
+	const unsigned int bad_flags[] = { IBV_SEND_IP_CSUM, IBV_SEND_IP_CSUM | IBV_SEND_SIGNALED, 1 << 5, 1 << 8, 1u << 31 };
+	const enum ibv_wr_opcode answered[] = { IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP };
+	struct ibv_sge sge = { (uintptr_t)&words[8], 8, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE }, *bad;
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	struct ibv_mw_bind bind = { .bind_info = { mr, (uintptr_t)words, 8, IBV_ACCESS_REMOTE_READ } };
+	uint64_t word = 1;
+	struct ibv_wc wc;
+	size_t i;
+
+	for (i = 0; i < sizeof(bad_flags) / sizeof(bad_flags[0]); i++) {
+		wr.send_flags = bad_flags[i];
+		bad = NULL;
+		CHECK(ibv_post_send(&x->qp_base, &wr, &bad) == EINVAL && bad == &wr);
+		ibv_wr_start(x);
+		x->wr_flags = bad_flags[i];
+		ibv_wr_atomic_write(x, mr->rkey, (uintptr_t)&words[1], &word);
+		CHECK(ibv_wr_complete(x) == EINVAL);
+		bind.send_flags = bad_flags[i];
+		CHECK(mw && ibv_bind_mw(&x->qp_base, mw, &bind) == EINVAL);
+	}
+	wr.send_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
+	for (i = 0; i < sizeof(answered) / sizeof(answered[0]); i++) {
+		wr.opcode = answered[i];
+		bad = NULL;
+		CHECK(ibv_post_send(&x->qp_base, &wr, &bad) == EINVAL && bad == &wr);
+	}
+	CHECK(!ibv_dealloc_mw(mw) && ibv_poll_cq(cq, 1, &wc) == 0);
+}
+
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -174,6 +207,7 @@ int main(void)
 	}
 	CHECK(!to_init(&a->qp_base, 0xf | ACCESS_FLUSH_GLOBAL) && !to_init(&b->qp_base, 0xf | ACCESS_FLUSH_GLOBAL));
 	CHECK(!to_rts(&a->qp_base, b->qp_base.qp_num) && !to_rts(&b->qp_base, a->qp_base.qp_num));
+	flags(a);
 	batches(a);
 	lists(&a->qp_base);
 	CHECK(!ibv_destroy_qp(&a->qp_base) && !ibv_destroy_qp(&b->qp_base) && !ibv_destroy_cq(cq));

@@ -201,6 +201,45 @@ static void send_error(void)
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_ah(ah));
 }
 
+/* A datagram with another Q_Key is for nobody, and the port counts it. */
+static void violation(void)
+{
+	struct ibv_qp *qp = make(IBV_QPT_UD);
+	struct ibv_qp_attr attr = { .port_num = 1, .qkey = 5 };
+	struct ibv_ah_attr to = way_to(ctx, 0).ah_attr;
+	struct ibv_ah *ah = ibv_create_ah(pd, &to);
+	struct ibv_mr *mr = ibv_reg_mr(pd, buf, sizeof(buf), IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_sge sge = { (uintptr_t)buf, 64, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED },
+			   *bad;
+	struct ibv_recv_wr recv = { .num_sge = 0 }, *bad_recv;
+	struct ibv_port_attr before, after;
+	struct ibv_device_attr dev;
+	struct ibv_wc wc;
+	int tries, n;
+
+	CHECK(!ibv_query_device(ctx, &dev) && dev.device_cap_flags & IBV_DEVICE_BAD_QKEY_CNTR &&
+	      dev.device_cap_flags & IBV_DEVICE_BAD_PKEY_CNTR && dev.device_cap_flags & IBV_DEVICE_PORT_ACTIVE_EVENT);
+	CHECK(!modify(qp, &attr, IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	CHECK(!modify(qp, &attr, IBV_QPS_RTR, IBV_QP_STATE) && !modify(qp, &attr, IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	wr.wr.ud.ah = ah;
+	wr.wr.ud.remote_qpn = qp->qp_num;
+	wr.wr.ud.remote_qkey = 6;
+	CHECK(!ibv_query_port(ctx, 1, &before) && !ibv_post_recv(qp, &recv, &bad_recv) && !ibv_post_send(qp, &wr, &bad));
+	while (!ibv_poll_cq(cq, 1, &wc))
+		;
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_SEND);
+	for (tries = 0; tries < 20000; tries++) {
+		n = ibv_poll_cq(cq, 1, &wc);
+		CHECK(n == 0 && !ibv_query_port(ctx, 1, &after));
+		if (after.qkey_viol_cntr > before.qkey_viol_cntr)
+			break;
+		usleep(1000);
+	}
+	CHECK(after.qkey_viol_cntr == before.qkey_viol_cntr + 1 && after.bad_pkey_cntr == before.bad_pkey_cntr);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_ah(ah) && !ibv_dereg_mr(mr));
+}
+
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -216,6 +255,7 @@ int main(void)
 	ranges();
 	draining();
 	send_error();
+	violation();
 	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));
 	if (!failures)
 		puts("states: all as promised");

@@ -66,6 +66,8 @@ static void what_files_are(void)
 	CHECK(!access(NODE, R_OK | W_OK) && !eaccess(NODE, R_OK | W_OK));
 	CHECK(!faccessat(AT_FDCWD, PORT, R_OK | X_OK, AT_EACCESS) && !faccessat(dir, "uverbs0", R_OK, 0));
 	CHECK(access(STAR "/nothing", F_OK) == -1 && errno == ENOENT);
+	CHECK(!lstat(DEV "/..", &st) && S_ISDIR(st.st_mode) && !stat(CLASS "/..", &st) && S_ISDIR(st.st_mode));
+	CHECK(!stat(DEV "/../null", &st) && S_ISCHR(st.st_mode) && !access(DEV "/uverbs0/../../null", R_OK));
 	close(dir);
 }
 
@@ -99,6 +101,7 @@ static void opening(void)
 	CHECK(writes_to_node(fopen(NODE, "w")) && writes_to_node(fopen(NODE, "r+e")));
 	CHECK(writes_to_node(fopen(NODE, "a")) && writes_to_node(freopen(NODE, "r+", fopen("/dev/null", "r"))));
 	CHECK(!strcmp(line(fopen(NODE, "r")), "(empty)"));
+	CHECK(!strcmp(line(fopen(DEV "/../null", "r")), "(empty)") && !close(open(DEV "/../null", O_RDWR)));
 	dir = open(PORT, O_PATH);
 	fd = openat(dir, "state", O_RDONLY);
 	CHECK(!strcmp(line(fdopen(fd, "r")), "4: ACTIVE"));

@@ -11,7 +11,7 @@ mod stat;
 
 use core::ffi::{CStr, c_char};
 
-use crate::path::{self, PATH_MAX};
+use crate::path::{self, Leads, PATH_MAX};
 use crate::{next, present};
 
 /// Exports libc calls: several names in brackets have one body.
@@ -52,7 +52,24 @@ use {go_on, interpose};
 #[inline]
 unsafe fn through<R>(path: *const c_char, call: impl FnOnce(*const c_char) -> R) -> R {
     // SAFETY: as above.
-    if unsafe { path::is_ours(path) } { unsafe { redirected(path, call) } } else { call(path) }
+    match unsafe { path::leads(path) } {
+        Leads::Elsewhere => call(path),
+        // SAFETY: as above.
+        Leads::Inside => unsafe { redirected(path, call) },
+        // SAFETY: as above.
+        Leads::Through => unsafe { led_around(path, call) },
+    }
+}
+
+/// # Safety
+/// `path` is a NUL-terminated string.
+#[cold]
+#[inline(never)]
+unsafe fn led_around<R>(path: *const c_char, call: impl FnOnce(*const c_char) -> R) -> R {
+    let mut room = [0; PATH_MAX];
+    // SAFETY: a string, by contract.
+    let path = unsafe { CStr::from_ptr(path) };
+    call(path::around(path, &mut room).unwrap_or(path).as_ptr())
 }
 
 /// # Safety

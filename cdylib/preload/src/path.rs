@@ -7,31 +7,90 @@ use core::ffi::{CStr, c_char};
 /// Longest path of libc, with its NUL.
 pub(crate) const PATH_MAX: usize = libc::PATH_MAX as usize;
 
-/// Whether a path names something that the picture stands for: /dev/infiniband, /sys/class/infiniband*, or the
-/// folder that the links there lead to.
+/// Where a path leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Leads {
+    /// To something that the picture stands for: /dev/infiniband, /sys/class/infiniband*, or the folder that the links there
+    /// lead to
+    Inside,
+    /// Into the picture and out of it again: the kernel, which has no such folders, cannot go there
+    Through,
+    Elsewhere,
+}
+
+/// Where an absolute path leads; one that is not is elsewhere.
 ///
 /// # Safety
 /// `path` is NULL or a NUL-terminated string.
 #[inline]
-pub(crate) unsafe fn is_ours(path: *const c_char) -> bool {
+pub(crate) unsafe fn leads(path: *const c_char) -> Leads {
     // SAFETY: by contract a string; the second byte is read only where the first is no NUL.
     unsafe {
         // Nearly all paths end here.
-        !path.is_null()
-            && *path == b'/' as c_char
-            && matches!(*path.add(1) as u8, b's' | b'd' | b'/' | b'.')
-            && covers(CStr::from_ptr(path).to_bytes())
+        if path.is_null()
+            || *path != b'/' as c_char
+            || !matches!(*path.add(1) as u8, b's' | b'd' | b'/' | b'.')
+        {
+            return Leads::Elsewhere;
+        }
+        walk(CStr::from_ptr(path).to_bytes()).0
     }
 }
 
-/// As [`is_ours`], for an absolute path. One that goes up and out of the picture is not ours.
-fn covers(path: &[u8]) -> bool {
+/// Whether a path names something that the picture stands for.
+///
+/// # Safety
+/// As of [`leads`].
+#[inline]
+pub(crate) unsafe fn is_ours(path: *const c_char) -> bool {
+    // SAFETY: the caller's terms.
+    unsafe { leads(path) == Leads::Inside }
+}
+
+/// Where an absolute path leads, and if through the picture, where it leaves it and how long it is until then.
+fn walk(path: &[u8]) -> (Leads, Option<(Place<'_>, usize)>) {
     let mut at = Place { first: [b""; 4], depth: 0 };
-    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").all(|part| at.go(part))
-        && at.is_inside()
+    let (mut left, mut length) = (None, 0);
+    for part in path.split(|byte| *byte == b'/') {
+        length += part.len() + 1;
+        if part.is_empty() || part == b"." {
+            continue;
+        }
+        let was_inside = at.is_inside();
+        let goes_on = at.go(part);
+        if was_inside && !at.is_inside() {
+            left = Some((at, length - 1));
+        }
+        if !goes_on {
+            break;
+        }
+    }
+    match left {
+        _ if at.is_inside() => (Leads::Inside, None),
+        None => (Leads::Elsewhere, None),
+        Some(_) => (Leads::Through, left),
+    }
+}
+
+/// Writes where a path that leads through the picture comes to without it into `room`; None if it is no such path, or does not
+/// fit.
+pub(crate) fn around<'a>(path: &CStr, room: &'a mut [u8; PATH_MAX]) -> Option<&'a CStr> {
+    let path = path.to_bytes();
+    let (place, length) = walk(path).1?;
+    let mut end = 0;
+    for part in place.first.get(..place.depth)?.iter().copied().chain([path.get(length..)?]) {
+        let slash = usize::from(part.first() != Some(&b'/'));
+        room.get_mut(end..end + slash)?.fill(b'/');
+        end += slash;
+        room.get_mut(end..end + part.len())?.copy_from_slice(part);
+        end += part.len();
+    }
+    *room.get_mut(end)? = 0;
+    CStr::from_bytes_with_nul(room.get(..=end)?).ok()
 }
 
 /// Where a path has come to. Links of the picture count as folders, but for those to the device.
+#[derive(Clone, Copy)]
 struct Place<'a> {
     /// Its first names, as far as `depth` goes
     first: [&'a [u8]; 4],
@@ -162,6 +221,29 @@ mod tests {
         }
         // SAFETY: NULL is allowed.
         assert!(!unsafe { is_ours(core::ptr::null()) });
+    }
+
+    #[test]
+    fn paths_through_the_picture_come_out_where_it_stands() {
+        let out = |path: &CStr| {
+            let mut room = [0; PATH_MAX];
+            around(path, &mut room).map(|path| path.to_owned())
+        };
+        for (path, to) in [
+            (c"/dev/infiniband/..", c"/dev/"),
+            (c"/dev/infiniband/../shm/x", c"/dev/shm/x"),
+            (c"/dev/infiniband/uverbs0/../../null", c"/dev/null"),
+            (c"/sys/class/infiniband/../net/eth0", c"/sys/class/net/eth0"),
+            (c"//sys/./class/infiniband/star0/../../../../net/lo", c"/sys/devices/virtual/net/lo"),
+            (c"/sys/class/infiniband/../../../etc", c"/sys/class/../../etc"),
+        ] {
+            assert_eq!(out(path).as_deref(), Some(to), "{path:?}");
+            // SAFETY: a string.
+            assert_eq!(unsafe { leads(path.as_ptr()) }, Leads::Through, "{path:?}");
+        }
+        for path in [c"/dev", c"/dev/infiniband", c"/dev/infiniband/../infiniband/uverbs0", c"/srv/.."] {
+            assert_eq!(out(path), None, "{path:?}");
+        }
     }
 
     #[test]

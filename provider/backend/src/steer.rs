@@ -13,12 +13,14 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use starverbs_core::{Nanos, QPN_BLOCK_SHIFT, QPN_MASK};
+use starverbs_cm::wire::{ATTRIBUTE_AT, Attribute, REMOTE_ID_AT, REQUEST_ID_AT};
+use starverbs_core::{Nanos, QPN_BLOCK_SHIFT, QPN_GSI, QPN_MASK};
 
 use crate::control::Answer;
 use crate::descriptor::Socket;
 use crate::probe::{PROBE_OPCODE, Probe, encode_check};
 use crate::sockopt;
+use crate::udp_rx::mads::{HEADERS, ID_SHIFT};
 
 const MS: Nanos = 1_000_000;
 /// How long a round waits for answers: a process that is stopped gives none, one that waits for its CPU is late. What a
@@ -140,6 +142,13 @@ impl Steering {
     pub(crate) fn saw_wrong(&mut self) {
         self.wrong = self.wrong.saturating_add(1);
         self.wanted |= self.wrong >= WRONG;
+        self.company = true;
+    }
+
+    /// Whether frames come to their owners, as far as this process knows.
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.busy() && self.wrong == 0
     }
 
     /// Whether a round is under way or due.
@@ -209,9 +218,9 @@ impl Steering {
         self.send(0, FIRST_WAVE, self.nonce, reply_block);
     }
 
-    /// Begins a check, or finds that the one under way has failed.
+    /// Begins a check, or finds that none is needed: the one under way has failed, or a frame came wrong since the last round.
     fn check(&mut self, now: Nanos, block: u32) {
-        if self.checking > 0 {
+        if self.checking > 0 || self.wrong > 0 {
             self.checking = 0;
             self.wanted = true;
             return;
@@ -287,20 +296,34 @@ fn filter(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt, jf, k }
 }
 
-/// The program; it sees a datagram from the BTH on. For a frame that no known member owns it gives an index that no group
-/// has, at which the kernel chooses by hash.
+/// The program; it sees a datagram from the BTH on. A frame's owner is told by its QPN, or, to queue pair 1, by the ID of a
+/// communication that it names. For a frame that no known member owns it gives an index that no group has, at which the kernel
+/// chooses by hash.
 fn program(members: &[Member]) -> Vec<libc::sock_filter> {
     use libc::{
-        BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_RSH, BPF_W,
+        BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET,
+        BPF_RSH, BPF_W,
     };
+    let jump_unless = |value: u32, over: u8| filter(BPF_JMP | BPF_JEQ | BPF_K, 0, over, value);
+    let jump = |over: u32| filter(BPF_JMP | BPF_JA, 0, 0, over);
+    let word_of_mad = |at: usize| filter(BPF_LD | BPF_W | BPF_ABS, 0, 0, (HEADERS + at) as u32);
+    let shift = |bits: u32| filter(BPF_ALU | BPF_RSH | BPF_K, 0, 0, bits);
     let mut code = vec![
         filter(BPF_LD | BPF_B | BPF_ABS, 0, 0, 0),
-        filter(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, u32::from(PROBE_OPCODE)),
+        jump_unless(u32::from(PROBE_OPCODE), 2),
         filter(BPF_LD | BPF_W | BPF_ABS, 0, 0, 8),
         filter(BPF_RET | BPF_A, 0, 0, 0),
         filter(BPF_LD | BPF_W | BPF_ABS, 0, 0, 4),
         filter(BPF_ALU | BPF_AND | BPF_K, 0, 0, QPN_MASK),
-        filter(BPF_ALU | BPF_RSH | BPF_K, 0, 0, QPN_BLOCK_SHIFT),
+        jump_unless(QPN_GSI, 7),
+        filter(BPF_LD | BPF_H | BPF_ABS, 0, 0, (HEADERS + ATTRIBUTE_AT) as u32),
+        jump_unless(Attribute::SidrRep as u32, 2),
+        word_of_mad(REQUEST_ID_AT),
+        jump(1),
+        word_of_mad(REMOTE_ID_AT),
+        shift(ID_SHIFT),
+        jump(1),
+        shift(QPN_BLOCK_SHIFT),
     ];
     let blocks = members.iter().flat_map(|m| m.blocks.iter().map(|&block| (u32::from(block), m.index)));
     for (block, index) in blocks.take(MOST as usize) {
@@ -372,6 +395,63 @@ mod tests {
         assert!(members.contains(&member(1, 70)));
     }
 
+    /// What the kernel makes of the program and a datagram.
+    fn run(code: &[libc::sock_filter], bytes: &[u8]) -> u32 {
+        let load = |at: u32, len: usize| {
+            let field = bytes.get(at as usize..).and_then(|rest| rest.get(..len)).unwrap_or(&[]);
+            field.iter().fold(0, |value, byte| value << 8 | u32::from(*byte))
+        };
+        let (mut a, mut at) = (0, 0);
+        loop {
+            let step = &code[at];
+            at += 1;
+            match u32::from(step.code) {
+                c if c == libc::BPF_LD | libc::BPF_B | libc::BPF_ABS => a = load(step.k, 1),
+                c if c == libc::BPF_LD | libc::BPF_H | libc::BPF_ABS => a = load(step.k, 2),
+                c if c == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS => a = load(step.k, 4),
+                c if c == libc::BPF_ALU | libc::BPF_AND | libc::BPF_K => a &= step.k,
+                c if c == libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K => a >>= step.k,
+                c if c == libc::BPF_JMP | libc::BPF_JA => at += step.k as usize,
+                c if c == libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K => {
+                    at += usize::from(if a == step.k { step.jt } else { step.jf });
+                }
+                c if c == libc::BPF_RET | libc::BPF_A => return a,
+                c if c == libc::BPF_RET | libc::BPF_K => return step.k,
+                other => panic!("an instruction of another kind: {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn frames_go_to_the_owner_of_their_qpn_or_of_the_communication_they_name() {
+        let code = program(&[member(0, 60), member(3, 70)]);
+        let frame = |op: u8, qpn: u32| {
+            let mut frame = vec![op, 0, 0, 0];
+            frame.extend((0xff00_0000 | qpn).to_be_bytes());
+            frame.resize(HEADERS, 0);
+            frame
+        };
+        let mad = |attribute: Attribute, request: u32, remote: u32| {
+            let mut frame = frame(0x64, QPN_GSI);
+            let mut mad = vec![0; starverbs_core::MAD_LEN];
+            mad[ATTRIBUTE_AT..][..2].copy_from_slice(&(attribute as u16).to_be_bytes());
+            mad[REQUEST_ID_AT..][..4].copy_from_slice(&request.to_be_bytes());
+            mad[REMOTE_ID_AT..][..4].copy_from_slice(&remote.to_be_bytes());
+            frame.extend(mad);
+            frame
+        };
+        let id = |block: u32| block << ID_SHIFT | 5;
+        assert_eq!(run(&code, &frame(4, 70 << QPN_BLOCK_SHIFT | 9)), 3);
+        assert_eq!(run(&code, &frame(4, 60 << QPN_BLOCK_SHIFT)), 0);
+        assert_eq!(run(&code, &frame(4, 61 << QPN_BLOCK_SHIFT)), u32::MAX);
+        assert_eq!(run(&code, &Probe { index: 12, nonce: 1, reply_block: 60 }.encode()), 12);
+        for attribute in [Attribute::Rep, Attribute::Rej, Attribute::Dreq, Attribute::Drep] {
+            assert_eq!(run(&code, &mad(attribute, id(60), id(70))), 3, "{attribute:?}");
+        }
+        assert_eq!(run(&code, &mad(Attribute::SidrRep, id(70), id(60))), 3);
+        assert_eq!(run(&code, &mad(Attribute::Req, id(70), 0)), u32::MAX, "for a service");
+    }
+
     #[test]
     fn a_round_is_bounded_and_backs_off_when_somebody_is_silent() {
         let group = sockopt::datagram(libc::AF_INET, "test").expect("a socket");
@@ -386,9 +466,13 @@ mod tests {
         steering.answer(answer);
         steering.step(again + PATIENCE, &group, 1);
         assert_eq!(steering.deadline(), None, "nothing wanted");
-        for _ in 0..WRONG {
+        assert!(steering.is_settled());
+        for _ in 1..WRONG {
             steering.saw_wrong();
         }
+        assert!(!steering.is_settled() && !steering.busy());
+        assert_eq!(steering.deadline(), Some(again + PATIENCE + CHECK), "the next check is a round");
+        steering.saw_wrong();
         assert_eq!(steering.deadline(), Some(again + PATIENCE + 4 * PAUSE));
     }
 }

@@ -4,7 +4,7 @@
 //! process. It must not know what a frame means beyond its destination QPN.
 
 mod frames;
-mod mads;
+pub(crate) mod mads;
 mod multicast;
 
 use std::collections::VecDeque;
@@ -258,6 +258,13 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             }
         }
         0
+    }
+
+    /// Whether frames come to their owners, as far as this process knows. Else what it sends to another one of the host may come to its own
+    /// socket.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        self.steering.is_settled()
     }
 
     /// Work that is due at `now`: steering, and a guest's trying to be a member. Gives when to call again at the latest

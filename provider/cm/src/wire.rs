@@ -9,4 +9,4 @@ mod mad;
 pub mod message;
 
 pub use fields::Attribute;
-pub use mad::{Destination, Field, MAD_LEN, Mad, QKEY};
+pub use mad::{ATTRIBUTE_AT, Destination, Field, MAD_LEN, Mad, QKEY, REMOTE_ID_AT, REQUEST_ID_AT};

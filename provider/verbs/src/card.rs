@@ -49,6 +49,11 @@ pub(crate) fn forks() -> u32 {
 const PORT_DOWN: u32 = 1;
 const PHYS_DISABLED: u8 = 3;
 
+/// A count as a port has it: 16 bits, which stay at the last number (IBTA 14.2.5.6, P_KeyViolations).
+fn violations(count: u64) -> u32 {
+    count.min(u16::MAX.into()) as u32
+}
+
 /// The card of this process, while a context is open.
 static CARD: Mutex<Weak<Card>> = Mutex::new(Weak::new());
 
@@ -237,6 +242,8 @@ impl Card {
     /// `ibv_query_port`
     pub(crate) fn query_port(&self, port: u8) -> Result<PortAttr> {
         let mut attr = *self.info.port(port)?;
+        attr.bad_pkey_cntr = violations(self.stats.drop_pkey.get());
+        attr.qkey_viol_cntr = violations(self.stats.drop_qkey.get());
         if self.is_ours() && !self.links.active(&self.info.addrs) {
             (attr.state, attr.phys_state) = (PORT_DOWN, PHYS_DISABLED);
         }
@@ -306,6 +313,8 @@ impl Card {
         let now = clock::now();
         let result = call(&mut guard, now);
         guard.transmit(now, true);
+        let spoke = guard.cm.has_spoken();
+        self.hand_on(&mut guard, now, spoke);
         self.finish(&mut guard, now);
         drop(guard);
         self.serve_bells();
@@ -333,6 +342,7 @@ impl Card {
                     let now = clock::now();
                     shard.nic.handle_doorbell(&mut shard.env, qpn, now);
                     shard.transmit(now, true);
+                    self.hand_on(shard, now, false);
                     self.finish(shard, now);
                 }
                 drop(guard);
@@ -349,6 +359,7 @@ impl Card {
             let now = clock::now();
             self.take_bells(guard, now);
             guard.transmit(now, true);
+            self.hand_on(guard, now, false);
             self.finish(guard, now);
         };
         self.bells.serve(|| self.try_lock(), turn);

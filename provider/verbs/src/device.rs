@@ -67,11 +67,25 @@ pub const PKEY: u16 = 0xffff;
 /// No IEEE OUI stands behind this card. Test-suites refuse 0; nobody can be assigned this one, a group address.
 const NO_OUI: u32 = 0xff_ffff;
 
-/// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE;
+/// IBV_DEVICE_BAD_PKEY_CNTR, IBV_DEVICE_BAD_QKEY_CNTR, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_CURR_QP_STATE_MOD,
+/// IBV_DEVICE_PORT_ACTIVE_EVENT;
+/// IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE;
 /// IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_XRC, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2B;
 /// IB_UVERBS_DEVICE_FLUSH_GLOBAL, IB_UVERBS_DEVICE_ATOMIC_WRITE
-const CAP_FLAGS: u64 =
-    1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24 | 1 << 38 | 1 << 40;
+const CAP_FLAGS: u64 = 1 << 1
+    | 1 << 2
+    | 1 << 6
+    | 1 << 7
+    | 1 << 10
+    | 1 << 11
+    | 1 << 12
+    | 1 << 13
+    | 1 << 17
+    | 1 << 20
+    | 1 << 21
+    | 1 << 24
+    | 1 << 38
+    | 1 << 40;
 /// IBV_DEVICE_XRC
 const DEVICE_XRC: u64 = 1 << 20;
 /// IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS

@@ -67,6 +67,10 @@ pub struct RecvWr<'a> {
     pub sges: &'a [Sge],
 }
 
+/// What READs and atomics bring goes to memory that the program names.
+pub(crate) const INLINE_ANSWER: VerbsError =
+    VerbsError::Invalid("inline data for an operation that brings data");
+
 /// A QP's send queue, locked. Dropping it rings the doorbell for all that was pushed.
 pub struct SendPoster<'a> {
     qp: &'a QpInner,
@@ -83,7 +87,7 @@ impl<'a> SendPoster<'a> {
     ///
     /// # Errors
     /// ENOMEM: the queue is full. EINVAL: the QP cannot send yet, the op-code is not of its transport,
-    /// too many SGEs or inline bytes. EIO in a forked child.
+    /// too many SGEs or inline bytes, or inline data for an answer. EIO in a forked child.
     #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<()> {
         self.qp.pd.context().card()?;
@@ -95,7 +99,10 @@ impl<'a> SendPoster<'a> {
         }
         let Some(producer) = &mut self.producer else { return Err(VerbsError::Invalid("poster is used up")) };
         let wqe = wr.wqe();
-        if wr.flags.contains(SendFlags::INLINE) && wr.op.has_data() && !wr.op.brings_data() {
+        if wr.flags.contains(SendFlags::INLINE) && wr.op.has_data() {
+            if wr.op.brings_data() {
+                return Err(INLINE_ANSWER);
+            }
             // SAFETY: the program vouches for what it posts, as on any card (ibv_post_send(3)).
             Ok(unsafe { producer.push_inline(wqe, wr.sges) }?)
         } else {

@@ -75,6 +75,30 @@ impl Card {
         true
     }
 
+    /// What a call of the program sent to another process of this host may have come to this process's own socket, while steering does
+    /// not know everybody. It is handed on before the program goes on, which may be to its end (_exit(2)): of a datagram, and of a
+    /// connection manager's last word (`spoke`), nobody would send another.
+    #[inline]
+    pub(crate) fn hand_on(&self, shard: &mut Shard, now: Nanos, spoke: bool) {
+        if spoke || !shard.rx.is_settled() {
+            self.take_what_came(shard, now);
+        }
+    }
+
+    #[cold]
+    fn take_what_came(&self, shard: &mut Shard, now: Nanos) {
+        for _ in 0..ROUNDS {
+            /* what was received before, and left, comes first */
+            if shard.nic.ran_out() || shard.rx.recv() == 0 {
+                return;
+            }
+            if !shard.take_frames(now, || false) {
+                return self.lower_alarm(shard, now + LEFT);
+            }
+            shard.transmit(now, true);
+        }
+    }
+
     /// Work beside frames: steering, questions from tools. Gives when there is more.
     pub(crate) fn maintain(&self, shard: &mut Shard, now: Nanos) -> Option<Nanos> {
         while let Some(request) = shard.rx.take_request() {

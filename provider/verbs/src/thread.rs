@@ -295,6 +295,7 @@ impl Worker {
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));
         shard.transmit(now, true);
+        self.card.hand_on(shard, now, false);
         self.card.finish(shard, now);
         drop(guard);
         self.card.serve_bells();

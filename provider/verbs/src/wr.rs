@@ -7,7 +7,7 @@ use starverbs_core::{AvId, QpType, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_rings::SendProducer;
 
 use crate::error::{Result, VerbsError};
-use crate::post::offered;
+use crate::post::{INLINE_ANSWER, offered};
 use crate::qp::QpInner;
 
 /// What an `IBV_QP_EX_WITH_*` flag stands for.
@@ -103,7 +103,7 @@ impl<'a> SendBatch<'a> {
             return;
         }
         if self.producer.last().is_some_and(|wqe| wqe.op.brings_data()) {
-            return self.fail(VerbsError::Invalid("inline data for an operation that brings data"));
+            return self.fail(INLINE_ANSWER);
         }
         if self.is_dataless() {
             return self.fail(DATALESS);

@@ -5,7 +5,7 @@
 
 use core::ffi::{CStr, c_char, c_int};
 
-use super::{go_on, interpose, redirected};
+use super::{go_on, interpose, redirected, through};
 use crate::errno;
 use crate::path::{is_ours, is_relative};
 use crate::present::{self, Kind};
@@ -22,7 +22,7 @@ unsafe fn opened(path: *const c_char, flags: c_int, call: impl Fn(*const c_char,
                 if there == path { call(path, flags) } else { ours(there, flags, call) }
             });
         }
-        let fd = call(path, flags);
+        let fd = through(path, |path| call(path, flags));
         if is_relative(path) {
             seen(fd, flags);
         }
@@ -98,7 +98,7 @@ unsafe fn opened_stream(path: *const c_char, mode: *const c_char) -> *mut libc::
             }
             return stream;
         }
-        let stream = go_on!(fopen64(path, mode) or core::ptr::null_mut());
+        let stream = through(path, |path| go_on!(fopen64(path, mode) or core::ptr::null_mut()));
         if !stream.is_null() && is_relative(path) && present::peek().is_some() {
             seen(libc::fileno(stream), flags_of(mode));
         }

@@ -17,9 +17,9 @@ use crate::{BackendError, registry};
 /// The block of queue pair 1, which is nobody's.
 pub(super) const SPECIAL_BLOCK: u32 = 0;
 /// BTH and DETH, behind which the datagram begins.
-const HEADERS: usize = 20;
+pub(crate) const HEADERS: usize = 20;
 /// Of a connection manager's ID, the bits below its owner's block.
-const ID_SHIFT: u32 = 20;
+pub(crate) const ID_SHIFT: u32 = 20;
 
 impl<C: Deref<Target = Counters>> Rx<C> {
     /// Holds a service ID: requests for it that come to any process of the host come here. `shared`: others of this process may

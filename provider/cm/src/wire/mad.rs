@@ -8,6 +8,12 @@ pub const MAD_LEN: usize = 256;
 pub const QKEY: u32 = 0x8001_0000;
 /// Bytes of the common header.
 const HEADER: usize = 24;
+/// Where a datagram says what it is: [`Attribute`], two bytes.
+pub const ATTRIBUTE_AT: usize = 16;
+/// Where a datagram has the ID that [`Destination::Id`] is, four bytes; 0 in what is for a service.
+pub const REMOTE_ID_AT: usize = HEADER + 4;
+/// The same, of a SIDR_REP.
+pub const REQUEST_ID_AT: usize = HEADER;
 /// Base version, class (communication management), class version, method (Send): IBTA 13.4.2, 12.6.1.
 const HEAD: [u8; 4] = [1, 7, 2, 3];
 
@@ -42,7 +48,7 @@ impl Mad {
         let mut mad = Mad([0; MAD_LEN]);
         mad.0[..4].copy_from_slice(&HEAD);
         mad.0[8..16].copy_from_slice(&transaction.to_be_bytes());
-        mad.0[16..18].copy_from_slice(&(attribute as u16).to_be_bytes());
+        mad.0[ATTRIBUTE_AT..ATTRIBUTE_AT + 2].copy_from_slice(&(attribute as u16).to_be_bytes());
         mad
     }
 
@@ -59,7 +65,7 @@ impl Mad {
 
     /// What it is; `None`: of no kind that is known.
     pub fn attribute(&self) -> Option<Attribute> {
-        Attribute::from_code(u16::from_be_bytes([self.0[16], self.0[17]]))
+        Attribute::from_code(u16::from_be_bytes([self.0[ATTRIBUTE_AT], self.0[ATTRIBUTE_AT + 1]]))
     }
 
     /// Transaction ID.

@@ -24,6 +24,8 @@ pub(crate) struct CmHost {
     addrs: Vec<HostAddr>,
     conns: HashMap<u32, Weak<Inner>>,
     listeners: HashMap<ListenerId, Sink>,
+    /// A message was sent since somebody asked
+    spoke: bool,
 }
 
 impl CmHost {
@@ -31,7 +33,12 @@ impl CmHost {
         let config = Config { guid, owner, seed: seed()[0] };
         let (mut cm, of) = (Cm::new(config), card.clone());
         cm.limit_mtu(Box::new(move |to| of.upgrade().map_or(Mtu::M4096, |card| card.info.path_mtu(to))));
-        CmHost { cm, card, addrs, conns: HashMap::new(), listeners: HashMap::new() }
+        CmHost { cm, card, addrs, conns: HashMap::new(), listeners: HashMap::new(), spoke: false }
+    }
+
+    /// Whether a message was sent since the last call.
+    pub(crate) fn has_spoken(&mut self) -> bool {
+        std::mem::take(&mut self.spoke)
     }
 
     pub(super) fn listen(&mut self, at: ListenAt, backlog: u32, sink: Sink) -> Result<ListenerId, CmError> {
@@ -155,6 +162,7 @@ impl Shard {
                 ..Av::default()
             };
             nic.send_mad(env, &to, mad.bytes());
+            host.spoke = true;
         }
         env.tx.flush(now);
         while let Some((id, event)) = host.cm.poll_event() {
