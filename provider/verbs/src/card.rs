@@ -6,6 +6,7 @@
 //! lock back looks for doorbells once more.
 
 mod shard;
+pub(crate) mod star;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};

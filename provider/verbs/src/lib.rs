@@ -44,6 +44,7 @@ mod wr;
 mod xrcd;
 
 pub use ah::{Ah, AhAttr};
+pub use card::star::{Settled, StarInfo};
 pub use census::Census;
 pub use channel::CompChannel;
 pub use clock::{raw_clock, wallclock};
@@ -66,6 +67,7 @@ pub use progress::BYTES_OF_A_TURN;
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr, SrqPoster};
 pub use starverbs_core::nic::{TagChange, TagOp};
+pub use starverbs_core::star::control::Wish;
 pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource};
 pub use wr::{SendBatch, send_ops_offered};
 pub use xrcd::Xrcd;
