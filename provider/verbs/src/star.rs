@@ -20,12 +20,13 @@ use crate::card::{Card, Shard, seed};
 use crate::env::HostEnv;
 use crate::error::Result;
 use crate::qp::QpInner;
+use crate::receives::Who;
 use crate::stat::StatPage;
 use library::Library;
 use port::StarPort;
 use roles::{Identity, Roles};
 
-/// Rounds of receiving in one turn.
+/// Rounds of receiving in one turn of the thread.
 const BATCHES: u32 = 4;
 
 /// The card and its host, for a turn.
@@ -66,12 +67,14 @@ impl StarHost {
         self.roles.outcome(qpn)
     }
 
-    /// Handles packets that have come, and what follows; gives how many rounds there were.
-    fn run(&mut self, turn: &mut Turn<'_>) -> u32 {
-        let mut rounds = 0;
-        while rounds < BATCHES && self.rx.recv() > 0 {
+    /// Handles packets that have come, and what follows; gives how many rounds there were. `woken`: by whom all sockets are looked at.
+    fn run(&mut self, turn: &mut Turn<'_>, woken: bool) -> u32 {
+        let (mut rounds, most) = (0, if woken { BATCHES } else { 1 });
+        let mut got = if woken { self.rx.recv_all() } else { self.rx.recv() };
+        while got > 0 {
             rounds += 1;
             self.take_packets(turn);
+            got = if rounds < most { self.rx.recv() } else { 0 };
         }
         self.settle(turn);
         self.library.run_timers(turn.env, turn.now);
@@ -124,13 +127,13 @@ impl Card {
 impl Shard {
     /// StaR's part of a turn; says how much came.
     #[inline]
-    pub(crate) fn run_star(&mut self, now: Nanos) -> u32 {
-        if self.star.is_none() { 0 } else { self.run_star_host(now) }
+    pub(crate) fn run_star(&mut self, now: Nanos, who: Who) -> u32 {
+        if self.star.is_none() { 0 } else { self.run_star_host(now, who) }
     }
 
     #[cold]
-    fn run_star_host(&mut self, now: Nanos) -> u32 {
-        self.with_star(now, StarHost::run).unwrap_or(0)
+    fn run_star_host(&mut self, now: Nanos, who: Who) -> u32 {
+        self.with_star(now, |star, turn| star.run(turn, who == Who::Thread)).unwrap_or(0)
     }
 
     /// The program has moved a QP, which has a wish, to a state. ENOMEM.
