@@ -13,6 +13,7 @@ pub mod mads;
 pub(crate) mod multicast;
 pub(crate) mod pace;
 pub(crate) mod path;
+pub mod released;
 pub(crate) mod repair;
 pub(crate) mod sched;
 pub mod star;

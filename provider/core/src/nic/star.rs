@@ -221,13 +221,20 @@ pub struct StarInit<E: Env> {
 
 impl<E: Env> Nic<E> {
     /// The program's requests wait until it is settled whether the QP is an end of a StaR connection: [`Nic::settle_plain`], or a
-    /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something, or the card has room
-    /// for few contexts.
+    /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something, or its SRQ matches tags
+    /// or is of another protection domain.
     pub fn hold_for_star(&mut self, qpn: Qpn) -> Result<(), NicError> {
-        let few = self.shared.contexts.is_some();
         let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
         let unused = qp.req.next == qp.req.una && !qp.req.outstanding();
-        if qp.qp_type != QpType::Rc || !unused || few {
+        let suits = match qp.rq {
+            RecvSource::Own(_) => true,
+            RecvSource::Shared(id) => {
+                let srq = self.shared.srqs.get(id.0 as usize);
+                srq.is_some_and(|srq| srq.pd == qp.pd && srq.tags.is_none())
+            }
+            RecvSource::Xrc(_) => false,
+        };
+        if qp.qp_type != QpType::Rc || !unused || !suits {
             return Err(NicError::Invalid);
         }
         qp.flags.star = true;
@@ -254,7 +261,7 @@ where
     E: StarEnv<Star = Box<Stateful<E>>>,
 {
     /// From now on the QP, which is in RTS and waits ([`Nic::hold_for_star`]), is the stateful end of a StaR connection. `Invalid`: it is not
-    /// so, or its peer is another; `Exhausted`: no memory.
+    /// so, or its peer is another, or the card has room for few contexts; `Exhausted`: no memory.
     pub fn begin_star(
         &mut self,
         env: &mut E,
@@ -262,6 +269,9 @@ where
         init: StarInit<E>,
         now: Nanos,
     ) -> Result<(), NicError> {
+        if self.has_few_contexts() {
+            return Err(NicError::Invalid);
+        }
         let max_msg = self.shared.cfg.max_msg;
         let max_recv_sge = self.qps.get(qpn).map_or(1, |qp| qp.resp.max_sge());
         let mut cx = self.context(env, qpn, now).ok_or(NicError::NotFound)?;

@@ -22,10 +22,16 @@ use super::stateless::{Peer, send_wqep};
 use super::wire::{Opt, Queue};
 
 mod care;
+mod own;
+mod part;
 mod track;
 
+pub use part::Parting;
 pub use track::Patience;
 use track::Track;
+
+/// So often in a turn of the send queue SF tells of a send for whose completion the program did not ask.
+const REPORTS: u32 = 4;
 
 /// What a QP is made of on SL.
 pub struct SlInit<E: StarEnv> {
@@ -33,6 +39,8 @@ pub struct SlInit<E: StarEnv> {
     pub qpn: Qpn,
     /// Send queue
     pub sq: E::Sq,
+    /// Index there of the first WQE that it sends
+    pub first_send: u32,
     /// Receive queue, private or shared
     pub rq: E::Rq,
     /// Completion queue of sends
@@ -75,8 +83,10 @@ pub struct SlQp<E: StarEnv> {
     recv: Track,
     /// The next send cannot be sent
     stuck: bool,
-    /// Sends under way that make a completion
+    /// Sends under way of which SF tells when they are done
     awaited: u32,
+    /// The oldest send is one that SL does by itself, and is to be done now
+    own: bool,
     /// Index in the send queue of sequence 0
     base: u32,
     /// Receives that were sent, by slot
@@ -122,6 +132,7 @@ impl<E: StarEnv> SlQp<E> {
             state: SlState::Idle,
             stuck: false,
             awaited: 0,
+            own: false,
             base: 0,
             stride,
             wanted: Psn::default(),
@@ -136,7 +147,7 @@ impl<E: StarEnv> SlQp<E> {
     /// once SF has answered.
     pub fn start(&mut self, env: &mut E, now: Nanos, peer: Peer, rules: impl Iterator<Item = Control>) {
         (self.peer, self.state) = (peer, SlState::Starting);
-        self.base = self.init.sq.posted();
+        self.base = self.init.first_send;
         let Setup { sq_depth, rq_depth, send_ring, recv_ring, replay, replay_slots, .. } = self.init.setup;
         for (ring, depth) in [(send_ring, sq_depth), (recv_ring, rq_depth)] {
             for index in 0..depth {
@@ -211,11 +222,11 @@ impl<E: StarEnv> SlQp<E> {
             self.recv.sent(now);
             self.init.stats.star_wqep.inc();
         }
-        while env.can_send() && self.send.next != self.posted() && self.send.has_room() {
+        while env.can_send() && !self.behind_own() && self.send.next != self.posted() && self.send.has_room() {
             if !self.send_send(env, self.send.next) {
                 return self.refuse(env, now);
             }
-            self.awaited += u32::from(self.is_signaled(self.send.next));
+            self.awaited += u32::from(self.is_reported(self.send.next));
             self.send.sent(now);
             self.init.stats.star_wqep.inc();
         }
@@ -232,7 +243,7 @@ impl<E: StarEnv> SlQp<E> {
     /// Whether WQEs wait for room in the port.
     fn has_more(&self) -> bool {
         let recvs = self.recv.has_room() && self.may_take() && !self.init.rq.is_empty();
-        let sends = !self.stuck && self.send.next != self.posted() && self.send.has_room();
+        let sends = !self.stuck && !self.behind_own() && self.send.next != self.posted() && self.send.has_room();
         self.state == SlState::Ready && self.gate == 0 && (recvs || sends)
     }
 
@@ -279,7 +290,7 @@ impl<E: StarEnv> SlQp<E> {
     fn send_send(&mut self, env: &mut E, seq: u32) -> bool {
         let index = self.index(seq);
         let mut wqe = *self.init.sq.wqe(index);
-        if self.init.sq_sig_all {
+        if self.is_reported(seq) {
             wqe.flags |= SendFlags::SIGNALED;
         }
         let opt = Opt::of(wqe.op);
@@ -336,22 +347,33 @@ impl<E: StarEnv> SlQp<E> {
     pub fn complete(&mut self, env: &mut E, now: Nanos, queue: Queue) {
         while self.state == SlState::Ready {
             let Some((seq, msg)) = self.next_completion(env, queue) else { return };
+            if queue == Queue::Send && msg.status == WcStatus::Success && self.waits_for_own(seq, now) {
+                return;
+            }
             let cqe = self.cqe(queue, seq, &msg);
-            let next = seq.wrapping_add(1);
-            self.track(queue).complete(next, now);
-            if queue == Queue::Send {
-                self.awaited -= u32::from(self.is_signaled(seq));
-                /* before the completion: who polls it may post at once */
-                self.init.sq.release(self.index(next));
-            }
-            let full = !self.push(queue, &cqe, msg.solicited);
-            if full {
-                self.init.stats.cq_overrun.inc();
-                env.event(AsyncEvent::QpFatal(self.init.qpn));
-            }
-            if full || cqe.status != WcStatus::Success {
-                self.enter_error(env, now, WcStatus::WrFlushErr);
-            }
+            self.finish(env, now, (queue, seq), &cqe, msg.solicited);
+        }
+    }
+
+    /// WQE `seq` of a queue has ended so.
+    fn finish(&mut self, env: &mut E, now: Nanos, of: (Queue, u32), cqe: &Cqe, solicited: bool) {
+        let (queue, seq) = of;
+        let failed = cqe.status != WcStatus::Success;
+        let told = queue == Queue::Recv || failed || self.is_signaled(seq);
+        let next = seq.wrapping_add(1);
+        self.track(queue).complete(next, now);
+        if queue == Queue::Send {
+            self.awaited -= u32::from(self.is_reported(seq));
+            /* before the completion: who polls it may post at once */
+            self.init.sq.release(self.index(next));
+        }
+        let full = told && !self.push(queue, cqe, solicited);
+        if full {
+            self.init.stats.cq_overrun.inc();
+            env.event(AsyncEvent::QpFatal(self.init.qpn));
+        }
+        if full || failed {
+            self.enter_error(env, now, WcStatus::WrFlushErr);
         }
     }
 
@@ -375,7 +397,7 @@ impl<E: StarEnv> SlQp<E> {
                 return Some((seq, CqeMsg::from_body(at, &body)?));
             }
             /* of one without a completion none comes, unless it failed, and then nothing comes behind it */
-            if queue == Queue::Recv || self.is_signaled(seq) {
+            if queue == Queue::Recv || self.is_reported(seq) {
                 return None;
             }
             seq = seq.wrapping_add(1);
@@ -383,9 +405,18 @@ impl<E: StarEnv> SlQp<E> {
         None
     }
 
+    /// Whether the program wants to know that a send has succeeded.
     fn is_signaled(&self, seq: u32) -> bool {
         let wqe = self.init.sq.wqe(self.index(seq));
         self.init.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED)
+    }
+
+    /// Whether SF is asked to tell: for the program, or as the library has to do something then; and now and then, so that slots of
+    /// sends without completions come free.
+    fn is_reported(&self, seq: u32) -> bool {
+        let every = (self.init.setup.sq_depth / REPORTS).max(1);
+        let last = seq & (every - 1) == every - 1;
+        last || self.is_signaled(seq) || self.init.sq.wqe(self.index(seq)).op.is_local()
     }
 
     /// What the program is told of `seq`.

@@ -153,6 +153,7 @@ impl World {
         let sl = SlQp::new(SlInit {
             qpn: qpns[SL],
             sq: end.sq.clone(),
+            first_send: 0,
             rq: end.rq.clone(),
             send_cq: cqs[SL].clone(),
             recv_cq: cqs[SL].clone(),

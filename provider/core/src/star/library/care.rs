@@ -46,6 +46,10 @@ impl<E: StarEnv> SlQp<E> {
     pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
         let patience = self.init.patience;
         let asking = self.channel.deadline().is_some_and(|due| due <= now);
+        if self.state == SlState::Starting && self.send.una == self.posted() {
+            /* SF's program may not be ready for long: who sends nothing waits as in RC */
+            self.asked = now;
+        }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
             self.channel = self.channel.silenced();
             return self.fail(env, now);
