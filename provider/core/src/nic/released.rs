@@ -8,10 +8,11 @@ use alloc::boxed::Box;
 use super::{Nic, TimerId};
 use crate::env::{Env, RecvQueue, SendQueue};
 use crate::error::NicError;
+use crate::mr::{Bind, MrFault, MrTable};
 use crate::qp::{Owner, QpAttr, QpInit, RecvSource};
 use crate::room::filled;
 use crate::transport::{Requester, Responder, Track};
-use crate::types::{AsyncEvent, QpState, Qpn, SrqId};
+use crate::types::{AsyncEvent, PdId, QpState, Qpn, SendOp, SendWqe, SrqId};
 
 /// A QP that has left the card.
 pub struct Released<E: Env> {
@@ -103,6 +104,29 @@ impl<E: Env> Nic<E> {
     pub fn end_released(&mut self, released: &Released<E>) {
         let Released { qpn, init, windows, .. } = released;
         self.give_up(*qpn, init.pd, &init.rq, *windows);
+    }
+
+    /// The ring of an SRQ, of which the host may have another handle.
+    pub fn srq_ring(&self, srq: SrqId) -> Option<&E::Rq> {
+        self.shared.srqs.get(srq.0 as usize).map(|srq| &srq.rq)
+    }
+
+    /// Memory that keys open: for who tells stateful peers.
+    pub fn memory(&mut self) -> &mut MrTable {
+        &mut self.shared.mrs
+    }
+
+    /// A bind or an invalidation was posted to a QP that has left, and all before it is done.
+    pub fn do_for_released(&mut self, wqe: &SendWqe, owner: (PdId, Qpn)) -> Result<(), MrFault> {
+        match wqe.op {
+            SendOp::BindMw => self.shared.mrs.bind(&Bind::of(wqe, owner)).map(|_| ()),
+            _ => self.shared.mrs.invalidate(wqe.rkey, owner),
+        }
+    }
+
+    /// A peer's SEND with invalidate came to a QP that has left.
+    pub fn invalidate_for_released(&mut self, key: u32, owner: (PdId, Qpn)) -> Result<(), MrFault> {
+        self.shared.mrs.invalidate_remote(key, owner)
     }
 
     /// Receives of an SRQ were taken by a QP that has left: the event that the program asked for is due if few are left.

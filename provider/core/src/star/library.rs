@@ -5,6 +5,8 @@
 //! with [`SlQp::start`], which tells SF of the QP and of the memory it may reach. It must not know how roles were chosen.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::env::{CompletionQueue, RecvQueue, SendQueue};
 use crate::error::NicError;
@@ -24,6 +26,7 @@ use super::wire::{Opt, Queue};
 mod care;
 mod own;
 mod part;
+mod start;
 mod track;
 
 pub use part::Parting;
@@ -57,6 +60,8 @@ pub struct SlInit<E: StarEnv> {
     pub patience: Patience,
     /// Silence after which SF is asked whether it lives, while sends wait for it
     pub keepalive: Nanos,
+    /// Rules that SF is told through other connections and has not answered: WQEs wait, as they may name them
+    pub rules: Arc<AtomicU32>,
     /// Where it counts
     pub stats: E::Stats,
 }
@@ -99,6 +104,10 @@ pub struct SlQp<E: StarEnv> {
     channel: Channel,
     /// Messages without an answer that WQEs must not overtake: the set-up, and rules
     gate: u32,
+    /// Rules, and rules taken away, among the messages without an answer
+    changes: u32,
+    /// SF's card does not know the rules
+    ignorant: bool,
     /// Since when the oldest control message waits
     asked: Nanos,
     /// When SF was last heard of
@@ -138,32 +147,11 @@ impl<E: StarEnv> SlQp<E> {
             wanted: Psn::default(),
             channel: Channel::new(),
             gate: 0,
+            changes: 0,
+            ignorant: false,
             asked: 0,
             heard: 0,
         })
-    }
-
-    /// Connects it: stamps the slots, and tells SF. `rules` is the memory that SF may reach. Receives that were posted are sent
-    /// once SF has answered.
-    pub fn start(&mut self, env: &mut E, now: Nanos, peer: Peer, rules: impl Iterator<Item = Control>) {
-        (self.peer, self.state) = (peer, SlState::Starting);
-        self.base = self.init.first_send;
-        let Setup { sq_depth, rq_depth, send_ring, recv_ring, replay, replay_slots, .. } = self.init.setup;
-        for (ring, depth) in [(send_ring, sq_depth), (recv_ring, rq_depth)] {
-            for index in 0..depth {
-                let stamp = Stamp::before_psn(peer.epoch, index, depth);
-                stamp_slot(env, slot(ring, depth, index, CQE_SLOT), stamp);
-            }
-        }
-        for index in 0..replay_slots {
-            let stamp = Stamp::before(peer.epoch, index, replay_slots);
-            stamp_slot(env, slot(replay, replay_slots, index, REPLAY_SLOT), stamp);
-        }
-        (self.asked, self.heard) = (now, now);
-        self.ask(now, Control::Setup(self.init.setup));
-        rules.for_each(|rule| self.ask(now, rule));
-        self.ask(now, Control::Begin);
-        self.poll_transmit(env, now);
     }
 
     fn ask(&mut self, now: Nanos, message: Control) {
@@ -171,6 +159,7 @@ impl<E: StarEnv> SlQp<E> {
             self.asked = now;
         }
         self.gate += u32::from(is_gate(&message));
+        self.changes += u32::from(is_change(&message));
         self.channel.send(message);
     }
 
@@ -181,10 +170,6 @@ impl<E: StarEnv> SlQp<E> {
     /// Its peer.
     pub fn peer(&self) -> &Peer {
         &self.peer
-    }
-    /// Control messages that SF has not answered: rules that it may not know yet.
-    pub fn unanswered(&self) -> usize {
-        self.channel.waiting()
     }
     /// What it costs the host beside the program's own queues, bytes: the slots in memory and what is kept here.
     pub fn bytes(&self) -> usize {
@@ -214,7 +199,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Sends what is posted and not sent, as far as the port takes it and SF has answered what it was told.
     fn supply(&mut self, env: &mut E, now: Nanos) {
-        if self.state != SlState::Ready || self.gate > 0 {
+        if self.state != SlState::Ready || self.is_closed() {
             return;
         }
         while env.can_send() && self.take_recv() {
@@ -232,6 +217,11 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
+    /// SF may not know what WQEs name.
+    fn is_closed(&self) -> bool {
+        self.gate > 0 || self.init.rules.load(Ordering::Relaxed) > 0
+    }
+
     /// The next WQE is none that StaR carries: it fails once it is the oldest.
     fn refuse(&mut self, env: &mut E, now: Nanos) {
         self.stuck = true;
@@ -244,7 +234,7 @@ impl<E: StarEnv> SlQp<E> {
     fn has_more(&self) -> bool {
         let recvs = self.recv.has_room() && self.may_take() && !self.init.rq.is_empty();
         let sends = !self.stuck && !self.behind_own() && self.send.next != self.posted() && self.send.has_room();
-        self.state == SlState::Ready && self.gate == 0 && (recvs || sends)
+        self.state == SlState::Ready && !self.is_closed() && (recvs || sends)
     }
 
     /// Sequence of the next WQE that the program will post.
@@ -454,13 +444,11 @@ impl<E: StarEnv> SlQp<E> {
     }
 }
 
-/// Stamps a slot as one that nothing came for.
-fn stamp_slot<E: StarEnv>(env: &mut E, at: u64, stamp: Stamp) {
-    /* memory that is gone gives no completions either: the peer's silence tells */
-    _ = env.dma_store(at, stamp.word().to_ne_bytes());
-}
-
 /// WQEs wait until SF has answered this: they may name what it tells of.
 fn is_gate(message: &Control) -> bool {
-    matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin)
+    matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin { .. })
+}
+
+fn is_change(message: &Control) -> bool {
+    matches!(message, Control::Rule(_) | Control::Unrule { .. })
 }

@@ -229,16 +229,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         let (pd, qpn) = (self.local.pd, self.local.qpn);
         let done = if wqe.op == SendOp::BindMw {
-            let bound = card.mrs.bind(&Bind {
-                window: wqe.remote_qpn,
-                rkey: wqe.rkey,
-                mr: wqe.imm,
-                addr: wqe.remote_addr,
-                length: wqe.compare_add,
-                access: Access::from_bits_retain(wqe.qkey),
-                qpn,
-                pd,
-            });
+            let bound = card.mrs.bind(&Bind::of(wqe, (pd, qpn)));
             self.windows |= bound == Ok(WindowType::Two);
             bound.is_ok()
         } else {
