@@ -91,8 +91,9 @@ impl Roles {
         self.ends.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         let timer = self.timers.join()?;
         if let Err(refused) = turn.nic.hold_for_star(qpn) {
+            log!(Info, "queue pair {qpn:#x}: plain RoCEv2, as StaR is not for it ({refused})");
             self.timers.leave(timer);
-            return Err(refused);
+            return Ok(());
         }
         let mine = Terms { wish, stateful, threshold, gid: attr.av.sgid, qpn };
         let end = End {

@@ -40,8 +40,12 @@ impl<E: StarEnv> Stateful<E> {
         match message {
             Control::Rule(rule) => card.registry.add(self.seat, rule).ok().map(|()| card.now),
             Control::Unrule { key } => Some(card.registry.remove(self.seat, key, card.now, self.lifetime())),
-            Control::Begin => {
-                self.open();
+            Control::Begin { known } => {
+                if known.is_none() || known == card.registry.sum(self.seat) {
+                    self.open();
+                } else {
+                    self.channel.send(Control::Tell);
+                }
                 Some(card.now)
             }
             Control::Setup(again) => {
