@@ -40,7 +40,11 @@ fn all_keys(pcap: &Path) -> String {
          defer = false\n\
          repeat = \"off\"\n\
          qpc_prefetch = false\n\
-         qpc_cache = {{ entries = 300, policy = \"non-blocking\" }}\n"
+         qpc_cache = {{ entries = 300, policy = \"non-blocking\" }}\n\
+         star = \"auto\"\n\
+         star_threshold = 7\n\
+         star_key = \"{}\"\n",
+        "5a".repeat(32)
     )
 }
 

@@ -9,7 +9,7 @@ use crate::star::wire::{Packet, Ptype, Queue};
 use crate::types::{AsyncEvent, Cqe, Nanos, Psn, WcStatus};
 
 use super::track::Due;
-use super::{SlQp, SlState, is_change, is_gate};
+use super::{Changes, SlQp, SlState, is_gate};
 
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
 const BURST: u32 = 16;
@@ -18,7 +18,7 @@ impl<E: StarEnv> SlQp<E> {
     /// Sends what is due. True: more waits for room in the port.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos) -> bool {
         if self.channel.deadline().is_some_and(|due| due <= now) {
-            if !env.can_send() {
+            if !env.can_send_star() {
                 return true;
             }
             if let Some((seq, message)) = self.channel.poll(now) {
@@ -52,7 +52,7 @@ impl<E: StarEnv> SlQp<E> {
         }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
             self.channel = self.channel.silenced();
-            (self.gate, self.changes) = (0, 0);
+            (self.gate, self.changes) = (0, Changes::default());
             return self.fail(env, now);
         }
         if self.keepalive_due().is_some_and(|due| due <= now) {
@@ -76,7 +76,7 @@ impl<E: StarEnv> SlQp<E> {
         let next = self.track(queue).next;
         let waiting = next.wrapping_sub(low).min(most);
         for seq in (0..waiting).map(|n| low.wrapping_add(n)) {
-            if self.track(queue).is_stored(seq) || !env.can_send() {
+            if self.track(queue).is_stored(seq) || !env.can_send_star() {
                 continue;
             }
             match queue {
@@ -114,7 +114,7 @@ impl<E: StarEnv> SlQp<E> {
         let Some(message) = self.channel.answered(seq) else { return };
         self.asked = now;
         self.gate -= u32::from(is_gate(&message));
-        self.changes -= u32::from(is_change(&message));
+        self.changes.count(&message, u32::wrapping_sub);
         if self.state == SlState::Starting {
             self.state = SlState::Ready;
         }

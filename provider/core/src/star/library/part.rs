@@ -51,7 +51,7 @@ impl Parting {
         if self.channel.waiting() == 0 || now >= self.until {
             return true;
         }
-        if env.can_send()
+        if env.can_send_star()
             && let Some((seq, message)) = self.channel.poll(now)
         {
             send_control(env, &self.peer, self.qpn, seq, Some(&message));
