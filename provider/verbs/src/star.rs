@@ -7,10 +7,12 @@
 pub(crate) mod library;
 pub(crate) mod port;
 pub(crate) mod roles;
+mod sealing;
 
 use std::os::fd::RawFd;
 
 use starverbs_backend::star::StarRx;
+use starverbs_core::star::control::MAX_CONTROL;
 use starverbs_core::star::negotiate::Outcome;
 use starverbs_core::star::wire::Side;
 use starverbs_core::{Nanos, Nic, QpState, Qpn};
@@ -25,6 +27,7 @@ use crate::stat::StatPage;
 use library::Library;
 use port::StarPort;
 use roles::{Identity, Roles};
+use sealing::Sealing;
 
 /// Rounds of receiving in one turn of the thread.
 const BATCHES: u32 = 4;
@@ -47,13 +50,14 @@ pub(crate) struct StarHost {
 impl StarHost {
     /// With ports of its own, whose sending half becomes `env`'s.
     fn open(settings: &Settings, (nic, env): (&Nic<HostEnv>, &mut HostEnv), stats: StatPage) -> Result<Self> {
+        let sealing = Sealing::new(settings)?;
         let (tx, rx) = env.tx.open_star(settings)?;
         let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();
         let identity = Identity { boot, ports, threshold: settings.star_threshold };
         let mut library = Library::new(identity.life(), boot);
         library.learn(nic);
-        env.star = Some(Box::new(StarPort::new(tx)));
+        env.star = Some(Box::new(StarPort::new(tx, sealing)));
         Ok(StarHost { rx, roles: Roles::new(identity), library, stats })
     }
 
@@ -85,9 +89,14 @@ impl StarHost {
         let StarHost { rx, roles, library, stats } = self;
         while let Some(got) = rx.next_packet() {
             let (meta, packet) = (&got.meta, &got.packet);
+            let mut room = [0; MAX_CONTROL];
             match got.side {
                 Side::Stateless => library.serve(turn.env, turn.now, (meta, got.port), packet, stats),
                 Side::Stateful if packet.header.migrate => {
+                    let port = turn.env.star.as_mut();
+                    let opened =
+                        port.and_then(|port| port.sealing.open_packet(meta, packet, &mut room, stats));
+                    let Some(packet) = &opened else { continue };
                     if !library.handle_control(turn.env, turn.now, packet) {
                         roles.begin_stateful(turn, &meta.src, packet);
                         turn.nic.handle_star(turn.env, turn.now, &meta.src, packet);

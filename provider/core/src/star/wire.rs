@@ -257,12 +257,17 @@ impl Head {
     pub(super) fn of(header: Header, prefix: Prefix) -> Self {
         Head::with_prefix(header, prefix)
     }
+    /// Whether it is a control message's, or that of the answer to one.
+    #[inline]
+    pub fn is_control(&self) -> bool {
+        let [first, ..] = self.bytes;
+        first & MIGRATE != 0
+    }
     /// As it is before sealed data of so many bytes; `None`: it is of no control message, nor of the answer to one.
     pub(super) fn sealed(&self, len: u16) -> Option<Self> {
-        let [first, ..] = self.bytes;
         let mut head = *self;
         head.bytes[LEN_AT..CHECKSUM_AT].copy_from_slice(&len.to_be_bytes());
-        (first & MIGRATE != 0).then_some(head)
+        self.is_control().then_some(head)
     }
 
     fn with_prefix(header: Header, prefix: Prefix) -> Self {
