@@ -8,6 +8,7 @@ use starverbs_rings::CardRq;
 use crate::card::{Card, Shard};
 use crate::clock;
 use crate::error::Result;
+use crate::receives::Who;
 
 /// Longest wait for stateful cards to forget a key. One that does not answer for so long is gone; this card lets nothing through anyway.
 const PATIENCE: Nanos = 1_000_000_000;
@@ -151,7 +152,7 @@ impl Card {
         let until = clock::now().saturating_add(PATIENCE);
         loop {
             let (revoked, mut fds) = self.with(|shard, now| {
-                shard.run_star(now);
+                shard.run_star(now, Who::Thread);
                 shard.run_timers(now);
                 let Some(star) = &shard.star else { return (true, Vec::new()) };
                 let pollfd = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
