@@ -22,8 +22,6 @@ pub struct Released<E: Env> {
     pub init: QpInit<E::Sq, E::Rq, E::Cq>,
     /// Its attributes, and its state
     pub attr: QpAttr,
-    /// Index in the send queue of the first request that was not sent
-    pub first_send: u32,
     /// Windows may be bound on it
     pub windows: bool,
 }
@@ -43,7 +41,33 @@ impl<E: Env> Released<E> {
     }
 }
 
+/// A QP that may leave, as far as its host must know it before.
+pub struct Leaving<'a, E: Env> {
+    /// Whose it is
+    pub owner: Owner,
+    /// Its attributes, and its state
+    pub attr: QpAttr,
+    /// The SRQ from which it receives, and its ring
+    pub srq: Option<(SrqId, &'a E::Rq)>,
+    /// Every send makes a completion
+    pub sq_sig_all: bool,
+    /// Index in the send queue of the first request that was not sent
+    pub first_send: u32,
+}
+
 impl<E: Env> Nic<E> {
+    /// What [`Nic::release_for_star`] will give of a QP. `NotFound`: there is none.
+    pub fn leaving(&self, qpn: Qpn) -> Result<Leaving<'_, E>, NicError> {
+        let attr = self.query_qp(qpn)?;
+        let qp = self.qps.get(qpn).ok_or(NicError::NotFound)?;
+        let srq = match qp.rq {
+            RecvSource::Shared(id) => self.srq_ring(id).map(|ring| (id, ring)),
+            RecvSource::Own(_) | RecvSource::Xrc(_) => None,
+        };
+        let owner = Owner { pd: qp.pd, cookie: qp.cookie };
+        Ok(Leaving { owner, attr, srq, sq_sig_all: qp.flags.sig_all, first_send: qp.req.una })
+    }
+
     /// Takes a QP out of the card that waits ([`Nic::hold_for_star`]) and is in RTR or RTS. `Invalid`: it is not so.
     pub fn release_for_star(&mut self, env: &mut E, qpn: Qpn) -> Result<Released<E>, NicError> {
         let state = self.qp_state(qpn).ok_or(NicError::NotFound)?;
@@ -63,7 +87,7 @@ impl<E: Env> Nic<E> {
             block_own_multicast: qp.block_own,
             cookie: qp.cookie,
         };
-        Ok(Released { qpn, init, attr, first_send: qp.req.una, windows: qp.flags.windows })
+        Ok(Released { qpn, init, attr, windows: qp.flags.windows })
     }
 
     /// A QP comes back, in RESET: what is posted to it is forgotten. `Exhausted`: no memory, and it is given back.

@@ -66,6 +66,25 @@ pub struct SlInit<E: StarEnv> {
     pub stats: E::Stats,
 }
 
+/// Messages of SL's memory that SF has not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Changes {
+    /// Rules
+    pub given: u32,
+    /// Rules taken away
+    pub taken: u32,
+}
+
+impl Changes {
+    fn count(&mut self, message: &Control, change: fn(u32, u32) -> u32) {
+        match message {
+            Control::Rule(_) => self.given = change(self.given, 1),
+            Control::Unrule { .. } => self.taken = change(self.taken, 1),
+            _ => {}
+        }
+    }
+}
+
 /// Where a connection stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlState {
@@ -104,8 +123,8 @@ pub struct SlQp<E: StarEnv> {
     channel: Channel,
     /// Messages without an answer that WQEs must not overtake: the set-up, and rules
     gate: u32,
-    /// Rules, and rules taken away, among the messages without an answer
-    changes: u32,
+    /// What was said of SL's memory, and has no answer
+    changes: Changes,
     /// SF's card does not know the rules
     ignorant: bool,
     /// Since when the oldest control message waits
@@ -147,7 +166,7 @@ impl<E: StarEnv> SlQp<E> {
             wanted: Psn::default(),
             channel: Channel::new(),
             gate: 0,
-            changes: 0,
+            changes: Changes::default(),
             ignorant: false,
             asked: 0,
             heard: 0,
@@ -159,7 +178,7 @@ impl<E: StarEnv> SlQp<E> {
             self.asked = now;
         }
         self.gate += u32::from(is_gate(&message));
-        self.changes += u32::from(is_change(&message));
+        self.changes.count(&message, u32::wrapping_add);
         self.channel.send(message);
     }
 
@@ -207,11 +226,8 @@ impl<E: StarEnv> SlQp<E> {
             self.recv.sent(now);
             self.init.stats.star_wqep.inc();
         }
-        while env.can_send_star()
-            && !self.behind_own()
-            && self.send.next != self.posted()
-            && self.send.has_room()
-        {
+        let room = |qp: &Self| !qp.behind_own() && qp.send.has_room();
+        while env.can_send_star() && self.send.next != self.posted() && room(self) {
             if !self.send_send(env, self.send.next) {
                 return self.refuse(env, now);
             }
@@ -452,8 +468,4 @@ impl<E: StarEnv> SlQp<E> {
 /// WQEs wait until SF has answered this: they may name what it tells of.
 fn is_gate(message: &Control) -> bool {
     matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin { .. })
-}
-
-fn is_change(message: &Control) -> bool {
-    matches!(message, Control::Rule(_) | Control::Unrule { .. })
 }

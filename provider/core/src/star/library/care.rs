@@ -9,7 +9,7 @@ use crate::star::wire::{Packet, Ptype, Queue};
 use crate::types::{AsyncEvent, Cqe, Nanos, Psn, WcStatus};
 
 use super::track::Due;
-use super::{SlQp, SlState, is_change, is_gate};
+use super::{Changes, SlQp, SlState, is_gate};
 
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
 const BURST: u32 = 16;
@@ -52,7 +52,7 @@ impl<E: StarEnv> SlQp<E> {
         }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
             self.channel = self.channel.silenced();
-            (self.gate, self.changes) = (0, 0);
+            (self.gate, self.changes) = (0, Changes::default());
             return self.fail(env, now);
         }
         if self.keepalive_due().is_some_and(|due| due <= now) {
@@ -96,7 +96,9 @@ impl<E: StarEnv> SlQp<E> {
         self.heard = now;
         let seq = packet.header.psn;
         if packet.header.ptype == Ptype::Ea {
-            self.answered(now, seq);
+            if packet.data.is_empty() {
+                self.answered(now, seq);
+            }
         } else if let Some(message) = Control::decode(packet.data) {
             let turn = self.channel.turn(seq);
             if turn == Turn::Now {
@@ -114,7 +116,7 @@ impl<E: StarEnv> SlQp<E> {
         let Some(message) = self.channel.answered(seq) else { return };
         self.asked = now;
         self.gate -= u32::from(is_gate(&message));
-        self.changes -= u32::from(is_change(&message));
+        self.changes.count(&message, u32::wrapping_sub);
         if self.state == SlState::Starting {
             self.state = SlState::Ready;
         }

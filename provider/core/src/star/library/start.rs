@@ -6,7 +6,7 @@ use crate::star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp, slot};
 use crate::star::stateless::Peer;
 use crate::types::Nanos;
 
-use super::{Patience, SlQp, SlState};
+use super::{Changes, Patience, SlQp, SlState};
 
 impl<E: StarEnv> SlQp<E> {
     /// Connects it: stamps the slots, and tells SF. `known` is what SF's card has been told through other connections of the memory that
@@ -54,8 +54,8 @@ impl<E: StarEnv> SlQp<E> {
         self.ignorant
     }
 
-    /// Rules said through this connection, or taken away, that SF has not answered.
-    pub fn changes(&self) -> u32 {
+    /// What was said through this connection of SL's memory, and SF has not answered.
+    pub fn changes(&self) -> Changes {
         self.changes
     }
 

@@ -4,7 +4,7 @@ use super::window::Of;
 use super::{Card, Ended, Stateful};
 use crate::env::SendQueue;
 use crate::star::channel::Turn;
-use crate::star::control::{Control, MAX_CONTROL};
+use crate::star::control::{Control, MAX_CONTROL, Setup};
 use crate::star::env::StarEnv;
 use crate::star::wire::{Head, Packet, Prefix, Ptype, Side};
 use crate::types::{Gid, Nanos, Psn, QpState};
@@ -18,7 +18,7 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         if header.ptype == Ptype::Ea {
-            return self.channel.answered(header.psn).is_some();
+            return packet.data.is_empty() && self.channel.answered(header.psn).is_some();
         }
         match self.channel.turn(header.psn) {
             Turn::Early => {}
@@ -49,8 +49,9 @@ impl<E: StarEnv> Stateful<E> {
                 Some(card.now)
             }
             Control::Setup(again) => {
-                /* SL began in RTR, and is in RTS now */
-                (self.setup.max_rd_atomic, self.setup.rnr_retry) = (again.max_rd_atomic, again.rnr_retry);
+                /* SL began in RTR, and is in RTS now; or its program has changed what may change there */
+                let Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, .. } = again;
+                self.setup = Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, ..self.setup };
                 Some(card.now)
             }
             Control::Bye { .. } => Some(self.handle_bye(card)),
