@@ -11,6 +11,7 @@ pub(crate) mod keep;
 mod lend;
 pub mod mads;
 pub(crate) mod multicast;
+pub mod negotiation;
 pub(crate) mod pace;
 pub(crate) mod path;
 pub(crate) mod repair;

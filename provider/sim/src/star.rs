@@ -3,7 +3,7 @@
 use starverbs_core::star::env::{SlEvent, StarEnv};
 use starverbs_core::star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Side, fill_checksum};
 use starverbs_core::wire::IcrcHeader;
-use starverbs_core::{Av, Gid, Seg};
+use starverbs_core::{Av, Env, Gid, Seg};
 
 use crate::host::SimEnv;
 use crate::memory::READ;
@@ -94,6 +94,10 @@ impl StarEnv for SimEnv {
         }
         let (to, port) = (*to.0, to.1);
         self.star.out.push(Queued { from, to, port, bytes, payload });
+    }
+
+    fn can_send_star(&self) -> bool {
+        self.can_send()
     }
 
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]> {

@@ -34,6 +34,7 @@ use crate::notes::Notes;
 use crate::opened::Openings;
 use crate::progress::AHEAD;
 use crate::receives::RunOut;
+use crate::star::StarHost;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
@@ -108,6 +109,8 @@ pub(crate) struct Shard {
     pub(crate) moderator: Arc<Moderator>,
     /// Boxed: it stands beside what the data path uses
     pub(crate) cm: Box<CmHost>,
+    /// From the first QP on that may be an end of a StaR connection
+    pub(crate) star: Option<Box<StarHost>>,
 }
 
 /// What the program does in the library, for the progress thread to see.
@@ -200,6 +203,7 @@ impl Card {
             link_room: None,
             openings: Box::default(),
             moderator: Arc::clone(&card_moderator),
+            star: None,
         };
         let progress = Progress::new()?;
         let card = Arc::new_cyclic(|card| Card {

@@ -38,6 +38,7 @@ mod qp;
 mod receives;
 mod share;
 mod srq;
+mod star;
 pub mod stat;
 mod thread;
 mod wr;

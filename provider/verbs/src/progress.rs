@@ -51,6 +51,7 @@ impl Card {
         if !all {
             self.lower_alarm(shard, now + LEFT);
         }
+        let got = got + shard.run_star(now) as usize;
         shard.run_links(now, &self.notes);
         shard.run_timers(now);
         shard.turns = shard.turns.wrapping_add(1);
@@ -195,7 +196,10 @@ impl Shard {
     #[inline]
     pub(crate) fn transmit(&mut self, now: Nanos, acks: bool) {
         for _ in 0..ROUNDS {
-            let more = self.nic.poll_transmit(&mut self.env, now, acks);
+            let mut more = self.nic.poll_transmit(&mut self.env, now, acks);
+            if self.star.is_some() {
+                more |= self.transmit_star(now);
+            }
             self.env.tx.flush(now);
             self.unsent = more;
             if !more {
@@ -219,6 +223,6 @@ impl Shard {
         };
         let of_timers = self.nic.next_deadline().map(|at| at.max(now + self.out.left(now).unwrap_or(0)));
         let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
-        sooner(of_frames, self.moderator.next_deadline())
+        sooner(sooner(of_frames, self.moderator.next_deadline()), self.next_star())
     }
 }

@@ -23,6 +23,7 @@ use crate::opened::Visit;
 use crate::pd::Pd;
 use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
+use crate::star::roles::Queues;
 use crate::wr::SendBatch;
 
 /// What a QP is to be: `struct ibv_qp_init_attr`.
@@ -125,6 +126,9 @@ impl Qp {
         };
         let qpn = card.with(|shard, _| {
             make_room(card, shard)?;
+            if wish != Wish::Off {
+                card.open_star(shard)?;
+            }
             card.reserve_bells(shard.nic.qp_count() + 1)?;
             Ok::<_, VerbsError>(shard.nic.create_qp(card_init)?)
         })?;
@@ -231,7 +235,13 @@ impl Qp {
         if self.0.visit() != 0 {
             return card.ask_home(self.0.visit(), opening::Wish::Modify(to, mask)).map(|_| ());
         }
-        card.with(|shard, now| shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now))?;
+        card.with(|shard, now| {
+            shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now)?;
+            if mask.contains(QpAttrMask::STATE) && self.0.wish != Wish::Off {
+                shard.move_star(&self.0, attr.state, now)?;
+            }
+            Ok::<_, VerbsError>(())
+        })?;
         if mask.contains(QpAttrMask::STATE) {
             log!(Debug, "queue pair {:#x}: {:?}", self.0.qpn, attr.state);
             self.0.posting_as(attr.state);
@@ -351,6 +361,15 @@ impl QpInner {
         if self.qp_type == QpType::XrcRecv { self.cookie as Visit } else { 0 }
     }
 
+    /// More handles of its queues, for an end of a StaR connection.
+    pub(crate) fn queues(&self) -> Queues {
+        // SAFETY: used as the card's own half is: under the card's lock, and between released and posted.
+        let sq = unsafe { self.rings.card_sq() };
+        // SAFETY: as above.
+        let rq = (self.rings.recv_slots() > 0).then(|| unsafe { self.rings.card_rq() });
+        Queues { sq, rq, send_cq: self.send_cq.card_half(), recv_cq: self.recv_cq.card_half() }
+    }
+
     fn purge(&self) {
         self.send_cq.purge(self.qpn);
         self.recv_cq.purge(self.qpn);
@@ -373,6 +392,9 @@ impl QpInner {
             }
             if self.qp_type == QpType::XrcRecv {
                 shard.openings.ends(&mut shard.env, self.qpn);
+            }
+            if self.wish != Wish::Off {
+                shard.forget_star(self.qpn);
             }
             let ended = shard.nic.destroy_qp(&mut shard.env, self.qpn);
             if ended != Err(NicError::Busy) {

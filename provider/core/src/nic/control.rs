@@ -285,7 +285,10 @@ fn enter<E: Env>(
             cx.drained();
         }
         QpState::Rtr => cx.offer_repeat(),
-        QpState::Rts => cx.doorbell(),
+        QpState::Rts => {
+            cx.set_star();
+            cx.doorbell();
+        }
         _ => {}
     }
 }

@@ -142,6 +142,7 @@ impl<E: Env> Nic<E> {
         match packet.op().kind {
             Kind::Probe => return answer_probe(env, meta, packet),
             Kind::Sack => return self.handle_sack(env, now, meta, packet),
+            Kind::Star => return self.handle_negotiation(env, meta, packet),
             _ => {}
         }
         let Some(id) = self.shared.paths.lookup(meta.src) else {

@@ -206,12 +206,12 @@ impl<E: StarEnv> SlQp<E> {
         if self.state != SlState::Ready || self.gate > 0 {
             return;
         }
-        while env.can_send() && self.take_recv() {
+        while env.can_send_star() && self.take_recv() {
             self.send_recv(env, self.recv.next);
             self.recv.sent(now);
             self.init.stats.star_wqep.inc();
         }
-        while env.can_send() && self.send.next != self.posted() && self.send.has_room() {
+        while env.can_send_star() && self.send.next != self.posted() && self.send.has_room() {
             if !self.send_send(env, self.send.next) {
                 return self.refuse(env, now);
             }

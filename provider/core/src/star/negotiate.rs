@@ -5,7 +5,8 @@
 //! choice (Accept, or Plain); who has that answer knows, and says so (Confirm, or Accept to whoever still asks).
 //!
 //! Silence alone makes the connection plain RoCEv2 only where nothing was ever heard of the peer: then it cannot have heard that we
-//! accept. So no end becomes plain that the other may think is not; and a plain request settles whatever was not settled.
+//! accept. So no end becomes plain that the other may think is not, unless that is gone; and a plain request settles whatever was not
+//! settled.
 //!
 //! Messages in, messages out; it must not know how they travel.
 
@@ -17,6 +18,9 @@ use crate::types::{Gid, Nanos, Qpn};
 
 /// Offers without any answer before the peer is taken for a card without StaR.
 pub const TRIES: u32 = 4;
+/// Offers without an answer of a peer that has spoken before, until it is taken for one that is gone: as plain RoCEv2 would, requests find
+/// that out. About two seconds.
+const LAST_TRIES: u32 = 32;
 /// From how many stateful connections on a card wants no more of them, as the paper's board (V-A).
 pub const THRESHOLD: u32 = 120;
 /// Peers that are remembered as plain.
@@ -86,6 +90,8 @@ pub struct Negotiation {
     /// The peer's card has spoken
     heard: bool,
     tries: u32,
+    /// Offers since the peer's card last spoke
+    silent: u32,
     due: Nanos,
 }
 
@@ -93,7 +99,17 @@ impl Negotiation {
     /// Begins at `now`, when the QP can receive. An end that wants plain RoCEv2 has it at once.
     pub fn new(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos) -> Self {
         let settled = (mine.wish == Wish::Off).then_some(Outcome::Plain);
-        Negotiation { mine, boot, ports, accepted: None, settled, heard: false, tries: 0, due: now }
+        Negotiation {
+            mine,
+            boot,
+            ports,
+            accepted: None,
+            settled,
+            heard: false,
+            tries: 0,
+            silent: 0,
+            due: now,
+        }
     }
 
     /// How it ended; `None`: it has not.
@@ -116,26 +132,26 @@ impl Negotiation {
         if self.settled.is_some() || now < self.due {
             return None;
         }
-        if !self.heard && self.tries >= TRIES {
+        if self.silent >= if self.heard { LAST_TRIES } else { TRIES } {
             self.settled = Some(Outcome::Plain);
             return None;
         }
         self.due = now + timeout(self.tries);
         self.tries = self.tries.saturating_add(1);
+        self.silent += 1;
         let Terms { wish, stateful, threshold, .. } = self.mine;
         Some(Control::Offer { wish, stateful, threshold, boot: self.boot, ports: self.ports })
     }
 
     /// A message of the connection's peer, whose address and QPN are `peer`; gives the answer.
     pub fn handle(&mut self, peer: (Gid, Qpn), message: &Control) -> Option<Control> {
+        (self.heard, self.silent) = (true, 0);
         match *message {
             Control::Offer { wish, stateful, threshold, boot, ports } => {
-                self.heard = true;
                 let theirs = Terms { wish, stateful, threshold, gid: peer.0, qpn: peer.1 };
                 Some(self.offered(&theirs, boot, ports))
             }
             Control::Accept { role, boot, ports } => {
-                self.heard = true;
                 let mine = role.other();
                 let agreed = Outcome::Star { role: mine, boot, ports };
                 match self.settled {
@@ -147,7 +163,6 @@ impl Negotiation {
                 Some(Control::Confirm { role: mine })
             }
             Control::Confirm { role } => {
-                self.heard = true;
                 if let (None, Some(Outcome::Star { role: mine, .. })) = (self.settled, self.accepted)
                     && mine == role.other()
                 {
@@ -156,12 +171,7 @@ impl Negotiation {
                 None
             }
             Control::Plain => {
-                self.heard = true;
                 self.plain();
-                None
-            }
-            Control::NotYet => {
-                self.heard = true;
                 None
             }
             _ => None,

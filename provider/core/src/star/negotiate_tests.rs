@@ -116,7 +116,13 @@ fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_nev
     for _ in 0..100 {
         let at = end.deadline().unwrap();
         assert!(end.poll(at).is_some() && end.heard());
+        end.handle((Gid::default(), 2), &Control::NotYet);
     }
+    let mut offers = 0;
+    while let Some(at) = end.deadline() {
+        offers += u32::from(end.poll(at).is_some());
+    }
+    assert_eq!((offers, end.outcome()), (LAST_TRIES, Some(Outcome::Plain)), "it was there, and is gone");
     assert_eq!(begin(terms(1, Wish::Off, 0), 0).outcome(), Some(Outcome::Plain));
 }
 

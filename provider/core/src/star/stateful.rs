@@ -43,6 +43,7 @@ use crate::env::SendQueue;
 use crate::error::NicError;
 use crate::mr::MrTable;
 use crate::nic::MAX_SGE;
+use crate::nic::star::Terms;
 use crate::room::{exact, filled};
 use crate::types::{Access, Av, Mtu, Nanos, PdId, Psn, QpState, Qpn, Seg, Sge, WcStatus};
 
@@ -295,6 +296,14 @@ impl<E: StarEnv> Stateful<E> {
             card.mrs.unbind_all(self.local.qpn);
         }
         self.local
+    }
+
+    /// Our program has set its end anew.
+    pub fn set(&mut self, to: &Terms) {
+        let Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience } = *to;
+        let local = &mut self.local;
+        (local.access, local.max_rd_atomic) = (access, max_rd_atomic);
+        (local.min_rnr_timer, local.rnr_retry, local.waits.patience) = (min_rnr_timer, rnr_retry, patience);
     }
 
     /// SL has said all rules of memory that was registered before the connection: our program's requests may name it.

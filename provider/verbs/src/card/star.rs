@@ -1,7 +1,8 @@
 //! What a program may ask of its connections' StaR: what they were to be, what they are, what that costs.
 
-use starverbs_core::star::control::Wish;
-use starverbs_core::{Nic, Qpn};
+use starverbs_core::star::control::{Role, Wish};
+use starverbs_core::star::negotiate::Outcome;
+use starverbs_core::{Nic, QpState, Qpn};
 use starverbs_settings::StarWish;
 
 use super::Shard;
@@ -37,10 +38,24 @@ pub struct StarInfo {
 
 impl Shard {
     /// StaR of the queue pair, whose program wants `wish`.
-    pub(crate) fn star_of(&self, _qpn: Qpn, wish: Wish) -> StarInfo {
-        let role = if wish == Wish::Off { Settled::Plain } else { Settled::Waiting };
-        let card_bytes = Nic::<HostEnv>::QP_BYTES as u64;
+    pub(crate) fn star_of(&self, qpn: Qpn, wish: Wish) -> StarInfo {
+        let role = if wish == Wish::Off { Settled::Plain } else { self.role_of(qpn) };
+        let card_bytes = (Nic::<HostEnv>::QP_BYTES + self.nic.star_bytes(qpn)) as u64;
         StarInfo { wish, role, card_bytes, library_bytes: 0 }
+    }
+
+    fn role_of(&self, qpn: Qpn) -> Settled {
+        match self.star.as_ref().and_then(|star| star.outcome(qpn)) {
+            Some(Outcome::Plain) => Settled::Plain,
+            Some(Outcome::Star { role: Role::Stateless, .. }) => Settled::Stateless,
+            Some(Outcome::Star { role: Role::Stateful, .. }) => Settled::Stateful,
+            /* the peer is not asked, or the QP is not connected */
+            None if self.nic.waits_for_star(qpn) => Settled::Waiting,
+            None => match self.nic.qp_state(qpn) {
+                Some(QpState::Reset | QpState::Init) | None => Settled::Waiting,
+                Some(_) => Settled::Plain,
+            },
+        }
     }
 }
 

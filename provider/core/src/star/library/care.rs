@@ -18,7 +18,7 @@ impl<E: StarEnv> SlQp<E> {
     /// Sends what is due. True: more waits for room in the port.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos) -> bool {
         if self.channel.deadline().is_some_and(|due| due <= now) {
-            if !env.can_send() {
+            if !env.can_send_star() {
                 return true;
             }
             if let Some((seq, message)) = self.channel.poll(now) {
@@ -71,7 +71,7 @@ impl<E: StarEnv> SlQp<E> {
         let next = self.track(queue).next;
         let waiting = next.wrapping_sub(low).min(most);
         for seq in (0..waiting).map(|n| low.wrapping_add(n)) {
-            if self.track(queue).is_stored(seq) || !env.can_send() {
+            if self.track(queue).is_stored(seq) || !env.can_send_star() {
                 continue;
             }
             match queue {

@@ -44,6 +44,11 @@ impl<E: StarEnv> Stateful<E> {
                 self.open();
                 Some(card.now)
             }
+            Control::Setup(again) => {
+                /* SL began in RTR, and is in RTS now */
+                (self.setup.max_rd_atomic, self.setup.rnr_retry) = (again.max_rd_atomic, again.rnr_retry);
+                Some(card.now)
+            }
             Control::Bye { .. } => Some(self.handle_bye(card)),
             /* what belongs to the beginning is over; the rest needs an answer alone */
             _ => Some(card.now),

@@ -43,7 +43,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Sends what there is to send: what SL waits for, then what was lost, then what is new.
     pub fn transmit(&mut self, card: &mut Card<'_, E>) -> Turn {
         for _ in 0..TURN {
-            if !card.env.can_send() {
+            if !card.env.can_send_star() {
                 return Turn::PortFull;
             }
             let sent = self.send_stored(card)
