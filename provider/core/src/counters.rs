@@ -242,6 +242,10 @@ counters! {
     star_retransmitted,
     /// StaR: packets that the stateful half dropped, as they answered nothing or belonged to no connection
     star_drops,
+    /// StaR: offers and control messages dropped, as they were not sealed under this card's key for this card
+    star_foreign,
+    /// StaR: sealed offers and control messages dropped, as they came before
+    star_replayed,
     /// queue pairs that exist
     qps,
     /// memory regions that exist

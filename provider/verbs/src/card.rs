@@ -288,6 +288,7 @@ impl Card {
             let _ = self.with(|shard, _| {
                 shard.detach_from_all(qpn);
                 shard.openings.ends(&mut shard.env, qpn);
+                shard.forget_star(qpn);
                 shard.nic.destroy_qp(&mut shard.env, qpn)
             });
         }

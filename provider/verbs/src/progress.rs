@@ -51,7 +51,7 @@ impl Card {
         if !all {
             self.lower_alarm(shard, now + LEFT);
         }
-        let got = got + shard.run_star(now) as usize;
+        let got = got + shard.run_star(now, Who::Program) as usize;
         shard.run_links(now, &self.notes);
         shard.run_timers(now);
         shard.turns = shard.turns.wrapping_add(1);

@@ -7,10 +7,12 @@
 pub(crate) mod library;
 pub(crate) mod port;
 pub(crate) mod roles;
+mod sealing;
 
 use std::os::fd::RawFd;
 
 use starverbs_backend::star::StarRx;
+use starverbs_core::star::control::MAX_CONTROL;
 use starverbs_core::star::negotiate::Outcome;
 use starverbs_core::star::wire::Side;
 use starverbs_core::{Nanos, Nic, QpState, Qpn};
@@ -20,12 +22,14 @@ use crate::card::{Card, Shard, seed};
 use crate::env::HostEnv;
 use crate::error::Result;
 use crate::qp::QpInner;
+use crate::receives::Who;
 use crate::stat::StatPage;
 use library::Library;
 use port::StarPort;
 use roles::{Identity, Roles};
+use sealing::Sealing;
 
-/// Rounds of receiving in one turn.
+/// Rounds of receiving in one turn of the thread.
 const BATCHES: u32 = 4;
 
 /// The card and its host, for a turn.
@@ -46,13 +50,14 @@ pub(crate) struct StarHost {
 impl StarHost {
     /// With ports of its own, whose sending half becomes `env`'s.
     fn open(settings: &Settings, (nic, env): (&Nic<HostEnv>, &mut HostEnv), stats: StatPage) -> Result<Self> {
+        let sealing = Sealing::new(settings)?;
         let (tx, rx) = env.tx.open_star(settings)?;
         let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();
         let identity = Identity { boot, ports, threshold: settings.star_threshold };
         let mut library = Library::new(identity.life(), boot);
         library.learn(nic);
-        env.star = Some(Box::new(StarPort::new(tx)));
+        env.star = Some(Box::new(StarPort::new(tx, sealing)));
         Ok(StarHost { rx, roles: Roles::new(identity), library, stats })
     }
 
@@ -66,12 +71,14 @@ impl StarHost {
         self.roles.outcome(qpn)
     }
 
-    /// Handles packets that have come, and what follows; gives how many rounds there were.
-    fn run(&mut self, turn: &mut Turn<'_>) -> u32 {
-        let mut rounds = 0;
-        while rounds < BATCHES && self.rx.recv() > 0 {
+    /// Handles packets that have come, and what follows; gives how many rounds there were. `woken`: by whom all sockets are looked at.
+    fn run(&mut self, turn: &mut Turn<'_>, woken: bool) -> u32 {
+        let (mut rounds, most) = (0, if woken { BATCHES } else { 1 });
+        let mut got = if woken { self.rx.recv_all() } else { self.rx.recv() };
+        while got > 0 {
             rounds += 1;
             self.take_packets(turn);
+            got = if rounds < most { self.rx.recv() } else { 0 };
         }
         self.settle(turn);
         self.library.run_timers(turn.env, turn.now);
@@ -82,9 +89,14 @@ impl StarHost {
         let StarHost { rx, roles, library, stats } = self;
         while let Some(got) = rx.next_packet() {
             let (meta, packet) = (&got.meta, &got.packet);
+            let mut room = [0; MAX_CONTROL];
             match got.side {
                 Side::Stateless => library.serve(turn.env, turn.now, (meta, got.port), packet, stats),
                 Side::Stateful if packet.header.migrate => {
+                    let port = turn.env.star.as_mut();
+                    let opened =
+                        port.and_then(|port| port.sealing.open_packet(meta, packet, &mut room, stats));
+                    let Some(packet) = &opened else { continue };
                     if !library.handle_control(turn.env, turn.now, packet) {
                         roles.begin_stateful(turn, &meta.src, packet);
                         turn.nic.handle_star(turn.env, turn.now, &meta.src, packet);
@@ -124,13 +136,13 @@ impl Card {
 impl Shard {
     /// StaR's part of a turn; says how much came.
     #[inline]
-    pub(crate) fn run_star(&mut self, now: Nanos) -> u32 {
-        if self.star.is_none() { 0 } else { self.run_star_host(now) }
+    pub(crate) fn run_star(&mut self, now: Nanos, who: Who) -> u32 {
+        if self.star.is_none() { 0 } else { self.run_star_host(now, who) }
     }
 
     #[cold]
-    fn run_star_host(&mut self, now: Nanos) -> u32 {
-        self.with_star(now, StarHost::run).unwrap_or(0)
+    fn run_star_host(&mut self, now: Nanos, who: Who) -> u32 {
+        self.with_star(now, |star, turn| star.run(turn, who == Who::Thread)).unwrap_or(0)
     }
 
     /// The program has moved a QP, which has a wish, to a state. ENOMEM.

@@ -292,7 +292,7 @@ impl Worker {
         self.held.set(None);
         self.card.take_bells(shard, now);
         let mut work = self.take_batches(shard, now);
-        work += shard.run_star(now);
+        work += shard.run_star(now, Who::Thread);
         work += shard.run_links(now, &self.card.notes);
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));

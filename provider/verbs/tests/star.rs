@@ -4,8 +4,8 @@ mod common;
 
 use common::*;
 use starverbs_core::{QpType, WcStatus};
-use starverbs_settings::{Settings, StarWish};
-use starverbs_verbs::{Qp, Settled};
+use starverbs_settings::{Settings, StarKey, StarWish};
+use starverbs_verbs::{Qp, QpInit, Settled, Wish};
 
 /// Two cards on one wire whose settings ask for these roles.
 fn pair(wishes: [StarWish; 2]) -> [Node; 2] {
@@ -56,4 +56,51 @@ fn without_a_need_or_a_willing_peer_it_is_plain_rocev2() {
             talk(&nodes, &qps);
         }
     }
+}
+
+/// Two cards on one wire that want different roles, and have these keys.
+fn keyed(keys: [Option<u8>; 2], wishes: [StarWish; 2]) -> [Node; 2] {
+    let wire = settings();
+    std::array::from_fn(|at| {
+        let star_key = keys[at].map(|byte| StarKey::Given([byte; 32].into()));
+        Node::new(&Settings { star: wishes[at], star_key, ..wire.clone() })
+    })
+}
+
+#[test]
+fn without_the_same_key_it_is_plain_rocev2() {
+    for keys in [[Some(1), Some(2)], [Some(1), None], [None, Some(1)]] {
+        let nodes = keyed(keys, [StarWish::Stateless, StarWish::Stateful]);
+        let qps = connected(&nodes);
+        assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2], "{keys:?}");
+        talk(&nodes, &qps);
+        for (node, key) in nodes.iter().zip(keys) {
+            let counters = node.ctx.counters().unwrap();
+            assert_eq!(counters.star_foreign.get() > 0, key.is_some(), "{keys:?}");
+        }
+    }
+}
+
+/// Under one key a refusal is heard, and believed: nobody waits for silence.
+#[test]
+fn under_one_key_a_refusal_is_believed() {
+    let nodes = keyed([Some(1); 2], [StarWish::Stateful; 2]);
+    let qps = connected(&nodes);
+    assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2]);
+    talk(&nodes, &qps);
+    for node in &nodes {
+        let counters = node.ctx.counters().unwrap();
+        assert_eq!((counters.star_foreign.get(), counters.star_replayed.get()), (0, 0));
+    }
+}
+
+/// A key that cannot be read is a setting that is wrong.
+#[test]
+fn without_its_key_no_card_has_a_role() {
+    let star_key = Some(StarKey::File("/nonexistent/key".into()));
+    let node = Node::new(&Settings { star_key, ..settings() });
+    let with = |star| Qp::create(&node.pd, &QpInit { star, ..node.init(QpType::Rc, None) });
+    assert!(with(None).is_ok());
+    let refused = with(Some(Wish::Stateless)).err().map(|error| error.errno());
+    assert_eq!(refused, Some(libc::EINVAL));
 }

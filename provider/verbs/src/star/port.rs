@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use starverbs_backend::star::StarTx;
 use starverbs_core::nic::negotiation::MAX_NEGOTIATION;
 use starverbs_core::star::env::{SlEvent, StarEnv};
+use starverbs_core::star::seal::MAX_SEALED;
 use starverbs_core::star::wire::{Head, Side};
 use starverbs_core::{Av, FrameMeta, Gid, Qpn, Seg};
 
+use super::sealing::Sealing;
 use crate::env::HostEnv;
 use crate::memory::{self, Marked};
 use crate::stat::StatPage;
@@ -18,6 +20,7 @@ const HEARD: usize = 1024;
 /// Beside the host's own parts, where StaR is in use.
 pub(crate) struct StarPort {
     pub(crate) tx: StarTx<StatPage>,
+    pub(crate) sealing: Sealing,
     /// What the stateless half tells the library
     pub(crate) events: Vec<SlEvent>,
     /// By which peers settle roles
@@ -42,8 +45,19 @@ impl Heard {
 }
 
 impl StarPort {
-    pub(crate) fn new(tx: StarTx<StatPage>) -> Self {
-        StarPort { tx, events: Vec::new(), heard: Vec::new() }
+    pub(crate) fn new(tx: StarTx<StatPage>, sealing: Sealing) -> Self {
+        StarPort { tx, sealing, events: Vec::new(), heard: Vec::new() }
+    }
+
+    /// A control message, or the answer to one, leaves.
+    fn send_control(&mut self, (to, port): (&Av, u16), head: &Head, data: &[u8]) {
+        let mut room = [0; MAX_SEALED];
+        match self.sealing.seal_packet((&to.sgid, &to.dgid), head, data, &mut room) {
+            Some((head, len)) => {
+                self.tx.send(to, port, &head, room.get(..len).unwrap_or_default(), &[], false);
+            }
+            None => self.tx.send(to, port, head, data, &[], false),
+        }
     }
 
     /// A message came. One that is too long, or for which there is no room, is lost.
@@ -72,6 +86,9 @@ impl StarEnv for HostEnv {
     ) {
         let volatile = self.is_volatile(volatile);
         if let Some(star) = &mut self.star {
+            if head.is_control() {
+                return star.send_control((to, port), head, data);
+            }
             star.tx.send(to, port, head, data, payload, volatile);
         }
     }

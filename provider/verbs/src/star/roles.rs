@@ -8,6 +8,7 @@ use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::star::channel::Channel;
 use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Setup, Wish};
 use starverbs_core::star::negotiate::{Negotiation, Outcome, PlainPeers, Terms};
+use starverbs_core::star::seal::MAX_SEALED;
 use starverbs_core::star::stateful::{Peer, WINDOW, Waits};
 use starverbs_core::star::wire::{Packet, Prefix, Ptype};
 use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Nanos, Nic, NicError, Psn, QpState, Qpn};
@@ -121,7 +122,7 @@ impl Roles {
 
     /// A peer says something.
     pub(crate) fn handle(&mut self, turn: &mut Turn<'_>, library: &mut Library, heard: &Heard) {
-        let Some(said) = Control::decode(heard.message()) else { return };
+        let Some(said) = understand(turn, heard) else { return };
         let ours = self.ends.get(&heard.to);
         if ours.is_some_and(|end| end.av.dgid == heard.source && end.peer == heard.from) {
             self.plain.forget(&heard.source);
@@ -257,10 +258,22 @@ fn first_word(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
 
 /// Sends a message by which roles are settled.
 fn say(turn: &mut Turn<'_>, ends: (Qpn, Qpn), av: &Av, message: &Control) {
-    let mut room = [0; MAX_CONTROL];
-    if let Some(len) = message.encode(&mut room) {
-        Nic::send_negotiation(turn.env, ends, av, room.get(..len).unwrap_or_default());
+    let (mut plain, mut sealed) = ([0; MAX_CONTROL], [0; MAX_SEALED]);
+    let Some(len) = message.encode(&mut plain) else { return };
+    let (message, gids) = (plain.get(..len).unwrap_or_default(), (&av.sgid, &av.dgid));
+    let Some(port) = turn.env.star.as_mut() else { return };
+    if let Some(message) = port.sealing.seal_offer(gids, ends, message, &mut sealed) {
+        Nic::send_negotiation(turn.env, ends, av, message);
     }
+}
+
+/// What a peer says. `None`: nothing that can be understood, or believed.
+fn understand(turn: &mut Turn<'_>, heard: &Heard) -> Option<Control> {
+    let mut room = [0; MAX_CONTROL];
+    let port = turn.env.star.as_mut()?;
+    let (gids, qpns) = ((&heard.source, &heard.at), (heard.from, heard.to));
+    let said = port.sealing.open_offer(gids, qpns, heard.message(), &mut room, turn.nic.counters())?;
+    Control::decode(said)
 }
 
 /// The half that a QP was to become could not begin, and the peer counts on it.

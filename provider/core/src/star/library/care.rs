@@ -91,7 +91,9 @@ impl<E: StarEnv> SlQp<E> {
         self.heard = now;
         let seq = packet.header.psn;
         if packet.header.ptype == Ptype::Ea {
-            self.answered(now, seq);
+            if packet.data.is_empty() {
+                self.answered(now, seq);
+            }
         } else if let Some(message) = Control::decode(packet.data) {
             let turn = self.channel.turn(seq);
             if turn == Turn::Now {

@@ -18,7 +18,7 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         if header.ptype == Ptype::Ea {
-            return self.channel.answered(header.psn).is_some();
+            return packet.data.is_empty() && self.channel.answered(header.psn).is_some();
         }
         match self.channel.turn(header.psn) {
             Turn::Early => {}
