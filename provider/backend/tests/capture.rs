@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{Node, drive, free_port, pattern};
-use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Rule, Setup, Wish};
+use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Rule, Setup, Sum, Wish};
 use starverbs_core::star::message::{self, Atomic, CqeMsg};
 use starverbs_core::star::wire::{Head, Header, Opt, Prefix, Ptype};
 use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
@@ -234,7 +234,9 @@ fn controls() -> Vec<(Vec<u8>, &'static str)> {
         (encoded(Control::NotYet), "Not yet"),
         (encoded(Control::Setup(setup)), "Setup"),
         (encoded(Control::Rule(rule)), "Rule"),
-        (encoded(Control::Begin), "Begin"),
+        (encoded(Control::Begin { known: None }), "Begin"),
+        (encoded(Control::Begin { known: Some(Sum::default()) }), "Begin with rules that are known"),
+        (encoded(Control::Tell), "Tell all rules"),
         (encoded(Control::Unrule { key: 9 }), "Unrule"),
         (encoded(Control::Want { upto: 77 }), "Want"),
         (encoded(Control::KeepAlive), "Keep alive"),

@@ -32,17 +32,7 @@ const RC: &str = "RC";
 const STAR: &str = "StaR";
 const TRANSPORTS: [(&str, &str); 2] = [(RC, "#2e6da4"), (STAR, "#c0392b")];
 /// Columns of the page and of the CSV, each a line of the program's output.
-const FIGURES: [&str; 9] = [
-    CALLS,
-    MEDIAN,
-    P99,
-    SERVER_CPU,
-    CLIENT_CPU,
-    SETUP,
-    MEMORY,
-    CARD,
-    LIBRARY,
-];
+const FIGURES: [&str; 9] = [CALLS, MEDIAN, P99, SERVER_CPU, CLIENT_CPU, SETUP, MEMORY, CARD, LIBRARY];
 const CALLS: &str = "calls_per_second";
 const MEDIAN: &str = "median_us";
 const P99: &str = "p99_us";
@@ -120,7 +110,8 @@ impl Tools {
         if stateless == Some(f64::from(wanted)) {
             Ok(lines)
         } else {
-            let tail = format!("{wanted} connections should be stateless: {}", child::tail_of(&output.stdout));
+            let tail =
+                format!("{wanted} connections should be stateless: {}", child::tail_of(&output.stdout));
             Err(BenchError::Parse { what: "star".into(), tail })
         }
     }
