@@ -189,7 +189,8 @@ impl Library {
             self.ready.push_back(at);
         }
         if let Some(due) = end.qp.next_deadline() {
-            self.timers.arm(end.timer, due, at);
+            /* what a full port held up is still due; in this turn there is no more to do for it */
+            self.timers.arm(end.timer, due.max(turn.now + 1), at);
         }
         if let Some(srq) = end.released.srq() {
             turn.nic.took_from_srq(turn.env, srq);
