@@ -285,11 +285,11 @@ impl Card {
     /// A context leaves: its QPs end, and with the last context the card. Handles that are left do no harm.
     pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
         for qpn in self.with(|shard, _| shard.qps_told(events).collect::<Vec<_>>()) {
-            let _ = self.with(|shard, _| {
+            let _ = self.with(|shard, now| {
                 shard.detach_from_all(qpn);
                 shard.openings.ends(&mut shard.env, qpn);
                 shard.forget_star(qpn);
-                shard.nic.destroy_qp(&mut shard.env, qpn)
+                shard.destroy_qp(qpn, now)
             });
         }
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,7 +336,7 @@ impl Card {
                 let shard = &mut *guard;
                 if !self.settings.defer || !shard.defer(qpn) {
                     let now = clock::now();
-                    shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+                    shard.ring(qpn, now);
                     shard.transmit(now, true);
                     self.finish(shard, now);
                 }
@@ -364,11 +364,11 @@ impl Card {
     #[inline]
     pub(crate) fn take_bells(&self, shard: &mut Shard, now: Nanos) {
         while let Some(qpn) = shard.deferred.pop() {
-            shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+            shard.ring(qpn, now);
         }
         self.bells.take(|qpn| {
             shard.stats.doorbells_left.inc();
-            shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+            shard.ring(qpn, now);
         });
     }
 

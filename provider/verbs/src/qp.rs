@@ -217,7 +217,7 @@ impl Qp {
         if self.0.visit() != 0 {
             return self.query().map_or(QpState::Err, |attr| attr.state);
         }
-        card.with(|shard, _| shard.nic.qp_state(self.0.qpn)).unwrap_or_default()
+        card.with(|shard, _| shard.qp_state(self.0.qpn)).unwrap_or_default()
     }
 
     /// `ibv_modify_qp`
@@ -236,7 +236,7 @@ impl Qp {
             return card.ask_home(self.0.visit(), opening::Wish::Modify(to, mask)).map(|_| ());
         }
         card.with(|shard, now| {
-            shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now)?;
+            shard.modify_qp(self.0.qpn, &to, mask, now)?;
             if mask.contains(QpAttrMask::STATE) && self.0.wish != Wish::Off {
                 shard.move_star(&self.0, attr.state, now)?;
             }
@@ -259,7 +259,7 @@ impl Qp {
     pub fn query(&self) -> Result<QpAttr> {
         let card = self.0.pd.context().card()?;
         let now = match self.0.visit() {
-            0 => card.with(|shard, _| shard.nic.query_qp(self.0.qpn))?,
+            0 => card.with(|shard, _| shard.query_qp(self.0.qpn))?,
             visit => card.ask_home(visit, opening::Wish::Query)?,
         };
         Ok(now.map_address(|av| AhAttr::from_av(&av)))
@@ -382,7 +382,7 @@ impl QpInner {
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
-        let ended = card.with(|shard, _| {
+        let ended = card.with(|shard, now| {
             if self.visit() != 0 {
                 shard.openings.leave(&mut shard.env, self.qpn, self.visit());
                 return Ok(());
@@ -396,7 +396,7 @@ impl QpInner {
             if self.wish != Wish::Off {
                 shard.forget_star(self.qpn);
             }
-            let ended = shard.nic.destroy_qp(&mut shard.env, self.qpn);
+            let ended = shard.destroy_qp(self.qpn, now);
             if ended != Err(NicError::Busy) {
                 /* with the lock held: the next QP may have this number, and completions of its own */
                 self.purge();

@@ -4,12 +4,14 @@
 //! the stateless half are done and forgotten, those for the stateful half go to the card, control messages to the library of the stateless
 //! half if the queue pair is one of its. It must not know what a queue pair is to a program.
 
+mod hooks;
 pub(crate) mod library;
 pub(crate) mod port;
 pub(crate) mod roles;
 mod sealing;
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use starverbs_backend::star::StarRx;
 use starverbs_core::star::control::MAX_CONTROL;
@@ -32,6 +34,19 @@ use sealing::Sealing;
 /// Rounds of receiving in one turn of the thread.
 const BATCHES: u32 = 4;
 
+/// A stateless end of this process takes from an SRQ.
+static TAKES_FROM_SRQS: AtomicBool = AtomicBool::new(false);
+
+/// Whether somebody waits for receives of an SRQ who must be told of them.
+#[inline]
+pub(crate) fn takes_from_srqs() -> bool {
+    TAKES_FROM_SRQS.load(Ordering::Relaxed)
+}
+
+fn note_srq() {
+    TAKES_FROM_SRQS.store(true, Ordering::Relaxed);
+}
+
 /// The card and its host, for a turn.
 pub(crate) struct Turn<'a> {
     pub(crate) nic: &'a mut Nic<HostEnv>,
@@ -49,13 +64,17 @@ pub(crate) struct StarHost {
 
 impl StarHost {
     /// With ports of its own, whose sending half becomes `env`'s.
-    fn open(settings: &Settings, (nic, env): (&Nic<HostEnv>, &mut HostEnv), stats: StatPage) -> Result<Self> {
+    fn open(
+        settings: &Settings,
+        (nic, env): (&mut Nic<HostEnv>, &mut HostEnv),
+        stats: StatPage,
+    ) -> Result<Self> {
         let sealing = Sealing::new(settings)?;
         let (tx, rx) = env.tx.open_star(settings)?;
         let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();
         let identity = Identity { boot, ports, threshold: settings.star_threshold };
-        let mut library = Library::new(identity.life(), boot);
+        let mut library = Library::new(identity.life(), boot, stats);
         library.learn(nic);
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
         Ok(StarHost { rx, roles: Roles::new(identity), library, stats })
@@ -81,7 +100,7 @@ impl StarHost {
             got = if rounds < most { self.rx.recv() } else { 0 };
         }
         self.settle(turn);
-        self.library.run_timers(turn.env, turn.now);
+        self.library.run_timers(turn);
         rounds
     }
 
@@ -91,13 +110,13 @@ impl StarHost {
             let (meta, packet) = (&got.meta, &got.packet);
             let mut room = [0; MAX_CONTROL];
             match got.side {
-                Side::Stateless => library.serve(turn.env, turn.now, (meta, got.port), packet, stats),
+                Side::Stateless => library.serve(turn, (meta, got.port), packet),
                 Side::Stateful if packet.header.migrate => {
                     let port = turn.env.star.as_mut();
                     let opened =
                         port.and_then(|port| port.sealing.open_packet(meta, packet, &mut room, stats));
                     let Some(packet) = &opened else { continue };
-                    if !library.handle_control(turn.env, turn.now, packet) {
+                    if !library.handle_control(turn, packet) {
                         roles.begin_stateful(turn, &meta.src, packet);
                         turn.nic.handle_star(turn.env, turn.now, &meta.src, packet);
                     }
@@ -125,7 +144,7 @@ impl Card {
     /// Opens the ports of StaR, unless they are open.
     pub(crate) fn open_star(&self, shard: &mut Shard) -> Result<()> {
         if shard.star.is_none() {
-            let host = StarHost::open(&self.settings, (&shard.nic, &mut shard.env), self.stats)?;
+            let host = StarHost::open(&self.settings, (&mut shard.nic, &mut shard.env), self.stats)?;
             shard.star = Some(Box::new(host));
             self.progress.kick_if_armed();
         }
@@ -185,7 +204,7 @@ impl Shard {
 
     /// The library's part of a round of sending, and the flush; gives whether more is left.
     pub(crate) fn transmit_star(&mut self, now: Nanos) -> bool {
-        let more = self.with_star(now, |star, turn| star.library.transmit(turn.env, turn.now));
+        let more = self.with_star(now, |star, turn| star.library.transmit(turn));
         if let Some(port) = &mut self.env.star {
             port.tx.flush(now);
         }

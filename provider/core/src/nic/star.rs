@@ -261,11 +261,20 @@ pub struct StarInit<E: Env> {
 
 impl<E: Env> Nic<E> {
     /// The program's requests wait until it is settled whether the QP is an end of a StaR connection: [`Nic::settle_plain`], or a
-    /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something.
+    /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something, or its SRQ matches tags
+    /// or is of another protection domain.
     pub fn hold_for_star(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
         let unused = qp.req.next == qp.req.una && !qp.req.outstanding();
-        if qp.qp_type != QpType::Rc || !unused {
+        let suits = match qp.rq {
+            RecvSource::Own(_) => true,
+            RecvSource::Shared(id) => {
+                let srq = self.shared.srqs.get(id.0 as usize);
+                srq.is_some_and(|srq| srq.pd == qp.pd && srq.tags.is_none())
+            }
+            RecvSource::Xrc(_) => false,
+        };
+        if qp.qp_type != QpType::Rc || !unused || !suits {
             return Err(NicError::Invalid);
         }
         qp.flags.star = true;

@@ -174,6 +174,7 @@ impl World {
         let sl = SlQp::new(SlInit {
             qpn: qpns[SL],
             sq: end.sq.clone(),
+            first_send: 0,
             rq: end.rq.clone(),
             send_cq: cqs[SL].clone(),
             recv_cq: cqs[SL].clone(),
@@ -182,6 +183,7 @@ impl World {
             inline_key: 0,
             patience: Patience::of(15, 7),
             keepalive: 50_000_000,
+            rules: Default::default(),
             stats: self.stats[SL].clone(),
         });
         let end = &conn.ends[SF];
@@ -218,8 +220,8 @@ impl World {
         let epoch = u32::from(LIFE) << 16 | self.pairs.len() as u32;
         let peer = Peer { av: host.av(dgid), port, qpn: qpns[SF], epoch };
         let regions: Vec<_> = host.regions[..self.known[SL]].to_vec();
-        let rules = regions.iter().map(|(key, attr)| Control::Rule(rule(*key, attr)));
-        pair.sl.start(&mut self.net.hosts[SL].env, self.now, peer, rules);
+        let rules = regions.iter().map(|(key, attr)| rule(*key, attr));
+        pair.sl.start(&mut self.net.hosts[SL].env, self.now, peer, None, rules);
         self.pairs.push(pair);
         self.conns.push(conn);
     }

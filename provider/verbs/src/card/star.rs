@@ -40,8 +40,10 @@ impl Shard {
     /// StaR of the queue pair, whose program wants `wish`.
     pub(crate) fn star_of(&self, qpn: Qpn, wish: Wish) -> StarInfo {
         let role = if wish == Wish::Off { Settled::Plain } else { self.role_of(qpn) };
-        let card_bytes = (Nic::<HostEnv>::QP_BYTES + self.nic.star_bytes(qpn)) as u64;
-        StarInfo { wish, role, card_bytes, library_bytes: 0 }
+        let library_bytes = self.star.as_ref().map_or(0, |star| star.library.bytes(qpn)) as u64;
+        let on_card = || (Nic::<HostEnv>::QP_BYTES + self.nic.star_bytes(qpn)) as u64;
+        let card_bytes = if library_bytes > 0 { 0 } else { on_card() };
+        StarInfo { wish, role, card_bytes, library_bytes }
     }
 
     fn role_of(&self, qpn: Qpn) -> Settled {

@@ -1,64 +1,211 @@
-//! The library of the stateless half.
+//! The library of the stateless half: a process's queue pairs of which its card keeps nothing.
+//!
+//! Each is an [`SlQp`] in host memory, found by its QPN; the card's part of it is `stateless::handle`, which knows of none. This module has their
+//! turns and their time; `end` makes and ends them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory,
+//! `places` finds one by its number. It must not know how roles were settled.
 
+mod calls;
+mod end;
+mod places;
+mod rules;
+
+use std::collections::VecDeque;
+
+use slab::Slab;
+use starverbs_core::nic::Timers;
+use starverbs_core::qp::Owner;
 use starverbs_core::star::bounds::Bounds;
+use starverbs_core::star::env::SlEvent;
+use starverbs_core::star::library::{Parting, SlState};
 use starverbs_core::star::stateless;
 use starverbs_core::star::wire::Packet;
-use starverbs_core::{Counters, FrameMeta, Nanos, Nic, Qpn};
+use starverbs_core::{FrameMeta, Nanos, Nic, Qpn, WcStatus};
 
+use super::Turn;
 use crate::env::HostEnv;
-use crate::error::{Result, VerbsError};
+use crate::stat::StatPage;
+use end::End;
+use places::Places;
+use rules::Rules;
+
+/// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
+const PARTING: u32 = 1 << 31;
 
 /// What a process keeps of its queue pairs that are stateless ends.
 pub(crate) struct Library {
     life: u16,
+    boot: u64,
+    /// Connections so far: the lower half of their epochs
+    begun: u16,
+    stats: StatPage,
+    /// What the card lets packets reach
     bounds: Bounds,
+    ends: Slab<Box<End>>,
+    places: Places,
+    timers: Timers,
+    /// Those with something to send
+    ready: VecDeque<u32>,
+    rules: Rules,
+    /// Of queue pairs that are gone
+    partings: Slab<(Parting, starverbs_core::nic::TimerId)>,
 }
 
 impl Library {
-    pub(crate) fn new(life: u16, _boot: u64) -> Self {
-        Library { life, bounds: Bounds::new() }
+    pub(crate) fn new(life: u16, boot: u64, stats: StatPage) -> Self {
+        Library {
+            life,
+            boot,
+            begun: 0,
+            stats,
+            bounds: Bounds::new(),
+            ends: Slab::new(),
+            places: Places::default(),
+            timers: Timers::default(),
+            ready: VecDeque::new(),
+            rules: Rules::default(),
+            partings: Slab::new(),
+        }
     }
 
-    /// All regions that there are.
-    pub(crate) fn learn(&mut self, _nic: &Nic<HostEnv>) {}
-
-    /// A QP becomes a stateless end.
-    pub(crate) fn begin(
-        &mut self,
-        _card: (&mut Nic<HostEnv>, &mut HostEnv),
-        _qpn: Qpn,
-        _peer: (u64, [u16; 2]),
-        _now: Nanos,
-    ) -> Result<()> {
-        Err(VerbsError::Unsupported("stateless ends"))
+    /// All memory that there is; from now on it is told what changes.
+    pub(crate) fn learn(&mut self, nic: &mut Nic<HostEnv>) {
+        let memory = nic.memory();
+        memory.watch_windows();
+        for rule in memory.rules() {
+            self.bounds.add(rule.addr, rule.len, rule.access);
+            self.rules.note(&rule);
+        }
     }
 
-    /// A packet for the stateless half.
-    pub(crate) fn serve(
-        &mut self,
-        env: &mut HostEnv,
-        _now: Nanos,
-        from: (&FrameMeta, u16),
-        packet: &Packet<'_>,
-        stats: &Counters,
-    ) {
-        let card = stateless::Card { bounds: Some(&self.bounds), life: self.life, stats };
-        stateless::handle(&card, env, from, packet);
+    /// A packet for the card's stateless half. What it tells the library is done at once.
+    pub(crate) fn serve(&mut self, turn: &mut Turn<'_>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
+        let card = stateless::Card { bounds: Some(&self.bounds), life: self.life, stats: &self.stats };
+        stateless::handle(&card, turn.env, from, packet);
+        while let Some(event) = turn.env.star.as_mut().and_then(|star| star.events.pop()) {
+            self.hear(turn, &event);
+        }
+    }
+
+    fn hear(&mut self, turn: &mut Turn<'_>, event: &SlEvent) {
+        if let Some(at) = self.places.get(event.qpn)
+            && let Some(end) = self.ends.get_mut(at as usize)
+        {
+            end.qp.handle_event(turn.env, turn.now, event);
+            self.settle(turn, at);
+        }
     }
 
     /// A control message; false: for none of its QPs.
-    pub(crate) fn handle_control(&mut self, _env: &mut HostEnv, _now: Nanos, _packet: &Packet<'_>) -> bool {
-        false
+    pub(crate) fn handle_control(&mut self, turn: &mut Turn<'_>, packet: &Packet<'_>) -> bool {
+        let qpn = packet.header.qpn;
+        if let Some(at) = self.places.get(qpn)
+            && let Some(end) = self.ends.get_mut(at as usize)
+        {
+            end.qp.handle_control(turn.env, turn.now, packet);
+            self.settle(turn, at);
+            return true;
+        }
+        let of = packet.prefix.map(|prefix| (qpn, prefix.epoch));
+        let parting = self.partings.iter().find(|(_, (parting, _))| Some(parting.of()) == of);
+        let Some(at) = parting.map(|(at, _)| at) else { return false };
+        let (parting, _) = &mut self.partings[at];
+        if parting.handle_control(turn.env, turn.now, packet) {
+            self.forget_parting(at);
+        }
+        true
     }
 
-    pub(crate) fn run_timers(&mut self, _env: &mut HostEnv, _now: Nanos) {}
+    /// The program posted to a QP, if it is one of these.
+    #[inline]
+    pub(crate) fn ring(&mut self, turn: &mut Turn<'_>, qpn: Qpn) -> bool {
+        let Some(at) = self.places.get(qpn) else { return false };
+        if let Some(end) = self.ends.get_mut(at as usize) {
+            end.qp.handle_doorbell(turn.env, turn.now);
+            self.settle(turn, at);
+        }
+        true
+    }
+
+    /// Runs the timers that are due, and sees what became of memory windows.
+    pub(crate) fn run_timers(&mut self, turn: &mut Turn<'_>) {
+        self.follow_windows(turn);
+        while let Some(who) = self.timers.pop_due(turn.now) {
+            if who & PARTING != 0 {
+                self.go_on_parting(turn, (who & !PARTING) as usize);
+            } else if let Some(end) = self.ends.get_mut(who as usize) {
+                /* timers are lazy: it may be due later */
+                if end.qp.next_deadline().is_some_and(|at| at <= turn.now) {
+                    end.qp.handle_timeout(turn.env, turn.now);
+                }
+                self.settle(turn, who);
+            }
+        }
+    }
 
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        None
+        self.timers.next()
     }
 
-    /// Whether more waits for room in the port.
-    pub(crate) fn transmit(&mut self, _env: &mut HostEnv, _now: Nanos) -> bool {
-        false
+    /// Sends what waits; whether more waits for room in the port.
+    pub(crate) fn transmit(&mut self, turn: &mut Turn<'_>) -> bool {
+        for _ in 0..self.ready.len() {
+            let Some(at) = self.ready.pop_front() else { return false };
+            if let Some(end) = self.ends.get_mut(at as usize) {
+                end.queued = false;
+                self.settle(turn, at);
+            }
+        }
+        !self.ready.is_empty()
+    }
+
+    /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it had to tell.
+    fn settle(&mut self, turn: &mut Turn<'_>, at: u32) {
+        let Some(end) = self.ends.get_mut(at as usize) else { return };
+        while let Some(wqe) = end.qp.own() {
+            let done = turn.nic.do_for_released(&wqe, (end.released.init.pd, end.released.qpn));
+            let status = if done.is_ok() { WcStatus::Success } else { WcStatus::MwBindErr };
+            end.released.windows = true;
+            self.follow_windows(turn);
+            let Some(end) = self.ends.get_mut(at as usize) else { return };
+            end.qp.own_done(turn.env, turn.now, status);
+            return self.settle(turn, at);
+        }
+        if end.qp.must_tell() {
+            let pd = end.released.init.pd;
+            let rules = turn.nic.memory().rules().filter(|rule| rule.pd == pd);
+            end.qp.tell_all(turn.env, turn.now, rules);
+        }
+        let more = end.qp.poll_transmit(turn.env, turn.now);
+        if more && !end.queued {
+            end.queued = true;
+            self.ready.push_back(at);
+        }
+        if let Some(due) = end.qp.next_deadline() {
+            self.timers.arm(end.timer, due, at);
+        }
+        if let Some(srq) = end.released.srq() {
+            turn.nic.took_from_srq(turn.env, srq);
+        }
+        self.follow_teller(turn, at);
+    }
+
+    /// Whose a QP is, if it is one of these.
+    pub(crate) fn owner(&self, qpn: Qpn) -> Option<Owner> {
+        self.end(qpn).map(|end| end.released.owner())
+    }
+
+    /// Numbers of those there are.
+    pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
+        self.ends.iter().map(|(_, end)| end.released.qpn)
+    }
+
+    fn end(&self, qpn: Qpn) -> Option<&End> {
+        self.ends.get(self.places.get(qpn)? as usize).map(|end| &**end)
+    }
+
+    /// Whether SF can be told anything by this connection.
+    fn speaks(&self, at: u32) -> bool {
+        let end = self.ends.get(at as usize);
+        end.is_some_and(|end| matches!(end.qp.state(), SlState::Starting | SlState::Ready))
     }
 }

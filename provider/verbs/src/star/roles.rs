@@ -91,9 +91,10 @@ impl Roles {
         }
         self.ends.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         let timer = self.timers.join()?;
-        if let Err(refused) = turn.nic.hold_for_star(qpn) {
+        if turn.nic.hold_for_star(qpn).is_err() {
+            /* not of those that StaR serves */
             self.timers.leave(timer);
-            return Err(refused);
+            return Ok(());
         }
         let mine = Terms { wish, stateful, threshold, gid: attr.av.sgid, qpn };
         let end = End {
@@ -186,8 +187,8 @@ impl Roles {
             }
             Outcome::Star { role: Role::Stateless, boot, ports } => {
                 log!(Debug, "queue pair {qpn:#x}: stateless end");
-                end.queues = None;
-                if let Err(error) = library.begin((turn.nic, turn.env), qpn, (boot, ports), turn.now) {
+                let Some(queues) = end.queues.take() else { return };
+                if let Err(error) = library.begin(turn, qpn, (boot, ports), queues) {
                     fail(turn, qpn, &error);
                 }
             }

@@ -9,7 +9,7 @@ use crate::star::wire::{Packet, Ptype, Queue};
 use crate::types::{AsyncEvent, Cqe, Nanos, Psn, WcStatus};
 
 use super::track::Due;
-use super::{SlQp, SlState, is_gate};
+use super::{Changes, SlQp, SlState, is_gate};
 
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
 const BURST: u32 = 16;
@@ -46,8 +46,13 @@ impl<E: StarEnv> SlQp<E> {
     pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
         let patience = self.init.patience;
         let asking = self.channel.deadline().is_some_and(|due| due <= now);
+        if self.state == SlState::Starting && self.send.una == self.posted() {
+            /* SF's program may not be ready for long: who sends nothing waits as in RC */
+            self.asked = now;
+        }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
             self.channel = self.channel.silenced();
+            (self.gate, self.changes) = (0, Changes::default());
             return self.fail(env, now);
         }
         if self.keepalive_due().is_some_and(|due| due <= now) {
@@ -111,6 +116,7 @@ impl<E: StarEnv> SlQp<E> {
         let Some(message) = self.channel.answered(seq) else { return };
         self.asked = now;
         self.gate -= u32::from(is_gate(&message));
+        self.changes.count(&message, u32::wrapping_sub);
         if self.state == SlState::Starting {
             self.state = SlState::Ready;
         }
@@ -120,6 +126,7 @@ impl<E: StarEnv> SlQp<E> {
     fn hear(&mut self, env: &mut E, now: Nanos, message: &Control) {
         match *message {
             Control::Want { upto } if Psn::new(upto).since(self.wanted) > 0 => self.wanted = Psn::new(upto),
+            Control::Tell => self.ignorant = true,
             Control::Bye { why } => self.part(env, now, why),
             _ => (),
         }

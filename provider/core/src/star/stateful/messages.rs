@@ -4,7 +4,7 @@ use super::window::Of;
 use super::{Card, Ended, Stateful};
 use crate::env::SendQueue;
 use crate::star::channel::Turn;
-use crate::star::control::{Control, MAX_CONTROL};
+use crate::star::control::{Control, MAX_CONTROL, Setup};
 use crate::star::env::StarEnv;
 use crate::star::wire::{Head, Packet, Prefix, Ptype, Side};
 use crate::types::{Gid, Nanos, Psn, QpState};
@@ -40,13 +40,18 @@ impl<E: StarEnv> Stateful<E> {
         match message {
             Control::Rule(rule) => card.registry.add(self.seat, rule).ok().map(|()| card.now),
             Control::Unrule { key } => Some(card.registry.remove(self.seat, key, card.now, self.lifetime())),
-            Control::Begin => {
-                self.open();
+            Control::Begin { known } => {
+                if known.is_none() || known == card.registry.sum(self.seat) {
+                    self.open();
+                } else {
+                    self.channel.send(Control::Tell);
+                }
                 Some(card.now)
             }
             Control::Setup(again) => {
-                /* SL began in RTR, and is in RTS now */
-                (self.setup.max_rd_atomic, self.setup.rnr_retry) = (again.max_rd_atomic, again.rnr_retry);
+                /* SL began in RTR, and is in RTS now; or its program has changed what may change there */
+                let Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, .. } = again;
+                self.setup = Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, ..self.setup };
                 Some(card.now)
             }
             Control::Bye { .. } => Some(self.handle_bye(card)),

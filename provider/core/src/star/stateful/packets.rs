@@ -106,7 +106,9 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         let begin = match of {
-            Of::Local if !self.open || self.streams[0].next == self.local.sq.posted() => return false,
+            /* SL's may name memory of which SL has not told */
+            _ if !self.open => return false,
+            Of::Local if self.streams[0].next == self.local.sq.posted() => return false,
             Of::Local => self.begin_local(card),
             Of::Remote => self.begin_remote(card),
         };
