@@ -29,6 +29,7 @@ mod part;
 mod start;
 mod track;
 
+use own::Chore;
 pub use part::Parting;
 pub use track::Patience;
 use track::Track;
@@ -109,8 +110,10 @@ pub struct SlQp<E: StarEnv> {
     stuck: bool,
     /// Sends under way of which SF tells when they are done
     awaited: u32,
-    /// The oldest send is one that SL does by itself, and is to be done now
-    own: bool,
+    /// Whether the oldest send is one that SL does by itself, and is to be done now
+    own: Chore,
+    /// Whether the oldest receive has a message that takes a key away, which is to be done before the program sees it
+    invalid: Chore,
     /// Index in the send queue of sequence 0
     base: u32,
     /// Receives that were sent, by slot
@@ -160,7 +163,8 @@ impl<E: StarEnv> SlQp<E> {
             state: SlState::Idle,
             stuck: false,
             awaited: 0,
-            own: false,
+            own: Chore::None,
+            invalid: Chore::None,
             base: 0,
             stride,
             wanted: Psn::default(),
@@ -358,7 +362,7 @@ impl<E: StarEnv> SlQp<E> {
     pub fn complete(&mut self, env: &mut E, now: Nanos, queue: Queue) {
         while self.state == SlState::Ready {
             let Some((seq, msg)) = self.next_completion(env, queue) else { return };
-            if queue == Queue::Send && msg.status == WcStatus::Success && self.waits_for_own(seq, now) {
+            if msg.status == WcStatus::Success && self.waits_for_host(queue, seq, &msg, now) {
                 return;
             }
             let cqe = self.cqe(queue, seq, &msg);

@@ -161,13 +161,21 @@ impl Library {
     /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it had to tell.
     fn settle(&mut self, turn: &mut Turn<'_>, at: u32) {
         let Some(end) = self.ends.get_mut(at as usize) else { return };
-        while let Some(wqe) = end.qp.own() {
-            let done = turn.nic.do_for_released(&wqe, (end.released.init.pd, end.released.qpn));
+        let owner = (end.released.init.pd, end.released.qpn);
+        if let Some(wqe) = end.qp.take_own() {
+            let done = turn.nic.do_for_released(&wqe, owner);
             let status = if done.is_ok() { WcStatus::Success } else { WcStatus::MwBindErr };
             end.released.windows = true;
             self.follow_windows(turn);
             let Some(end) = self.ends.get_mut(at as usize) else { return };
             end.qp.own_done(turn.env, turn.now, status);
+            return self.settle(turn, at);
+        }
+        if let Some(key) = end.qp.take_invalid(turn.env) {
+            let done = turn.nic.invalidate_for_released(key, owner).is_ok();
+            self.follow_windows(turn);
+            let Some(end) = self.ends.get_mut(at as usize) else { return };
+            end.qp.invalidated(turn.env, turn.now, done);
             return self.settle(turn, at);
         }
         if end.qp.must_tell() {
