@@ -94,8 +94,8 @@ impl Roles {
         }
         self.ends.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         let timer = self.timers.join()?;
-        if turn.nic.hold_for_star(qpn).is_err() {
-            /* not of those that StaR serves */
+        if let Err(refused) = turn.nic.hold_for_star(qpn) {
+            log!(Info, "queue pair {qpn:#x}: plain RoCEv2, as StaR is not for it ({refused})");
             self.timers.leave(timer);
             return Ok(());
         }
