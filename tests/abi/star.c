@@ -2,6 +2,7 @@
  * ends settle which of them keeps the connection, and that data moves as in any RC connection.
  * Build: cc -Wall -I include -o star star.c -L dist/lib -libverbs. With an argument, that is the wish which the setting STARVERBS_STAR
  * stands for. */
+#include <arpa/inet.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -216,7 +217,10 @@ static void settle(struct ibv_qp *a, struct ibv_qp *b, uint32_t role_a, uint32_t
 	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
 	struct stardv_qp_attr attrs[2];
 
-	CHECK(a && b && !connect_rc(a, b->qp_num) && !connect_rc(b, a->qp_num));
+	CHECK(a && b);
+	if (!a || !b)
+		return;
+	CHECK(!connect_rc(a, b->qp_num) && !connect_rc(b, a->qp_num));
 	talk(qps, 0);
 	talk(qps, 1);
 	for (int at = 0; at < 2; at++)
@@ -225,7 +229,7 @@ static void settle(struct ibv_qp *a, struct ibv_qp *b, uint32_t role_a, uint32_t
 	for (int at = 0; at < 2; at++) {
 		int stateless = attrs[at].star_role == STARDV_STAR_ROLE_STATELESS;
 
-		CHECK(!attrs[at].star_card_bytes == stateless && !attrs[at].star_library_bytes == !stateless);
+		CHECK((attrs[at].star_card_bytes == 0) == stateless && (attrs[at].star_library_bytes != 0) == stateless);
 	}
 	CHECK(!ibv_modify_qp(a, &reset, IBV_QP_STATE) && !ibv_modify_qp(b, &reset, IBV_QP_STATE));
 	for (int at = 0; at < 2; at++) {

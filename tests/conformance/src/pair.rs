@@ -26,7 +26,7 @@ pub(crate) struct Pair {
     /// What the output must hold.
     pub expect: Expect,
     /// What the server's log must say, one of these lines.
-    server_says: &'static str,
+    pub server_says: &'static str,
 }
 
 /// How a client finds its server.
