@@ -19,6 +19,7 @@ use super::library::Library;
 use super::port::Heard;
 use crate::cq::CardCq;
 use crate::log::log;
+use crate::stat::StatPage;
 
 /// For how long an address of which nothing was heard is taken for one without StaR.
 const REMEMBERED: Nanos = 10_000_000_000;
@@ -66,11 +67,13 @@ pub(crate) struct Roles {
     ends: HashMap<Qpn, End>,
     timers: Timers,
     plain: PlainPeers,
+    stats: StatPage,
 }
 
 impl Roles {
-    pub(crate) fn new(identity: Identity) -> Self {
-        Roles { identity, ends: HashMap::new(), timers: Timers::default(), plain: PlainPeers::default() }
+    pub(crate) fn new(identity: Identity, stats: StatPage) -> Self {
+        let (timers, plain) = (Timers::default(), PlainPeers::default());
+        Roles { identity, ends: HashMap::new(), timers, plain, stats }
     }
 
     /// A QP of this wish is in RTR now: asks its peer. `queues` are other handles of its queues. `Exhausted`: no memory.
@@ -113,6 +116,9 @@ impl Roles {
     pub(crate) fn end(&mut self, qpn: Qpn) {
         if let Some(end) = self.ends.remove(&qpn) {
             self.timers.leave(end.timer);
+            if end.negotiation.outcome() == Some(Outcome::Plain) {
+                self.stats.star_plain_qps.sub(1);
+            }
         }
     }
 
@@ -179,6 +185,7 @@ impl Roles {
         match outcome {
             Outcome::Plain => {
                 log!(Debug, "queue pair {qpn:#x}: plain RoCEv2");
+                self.stats.star_plain_qps.inc();
                 if !end.negotiation.heard() {
                     self.plain.note(end.av.dgid, turn.now + REMEMBERED);
                 }
