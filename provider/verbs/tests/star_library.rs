@@ -5,13 +5,9 @@ mod common;
 use common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
-use starverbs_core::{
-    Access, Cqe, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
-};
+use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
 use starverbs_settings::{Settings, StarWish};
-use starverbs_verbs::{
-    Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq,
-};
+use starverbs_verbs::{Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq};
 
 /// Two cards, the first stateless.
 fn pair() -> [Node; 2] {
