@@ -343,5 +343,13 @@ fn many_connections_cost_the_stateless_card_nothing() {
     assert!(info.iter().all(|info| info.card_bytes == 0));
     let bytes = info[0].library_bytes;
     assert!((1_000..4_000).contains(&bytes), "{bytes} bytes");
+    let counted = || {
+        let c = a.ctx.counters().unwrap();
+        let kept = [&c.star_stateless_qps, &c.star_library_bytes, &c.star_stateless_connection_bytes];
+        kept.map(|gauge| gauge.get())
+    };
+    assert_eq!(counted(), [CONNECTIONS as u64, bytes * CONNECTIONS as u64, 0]);
     late.dereg().unwrap();
+    drop(qps);
+    assert_eq!(counted(), [0; 3]);
 }

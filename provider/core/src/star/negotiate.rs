@@ -23,7 +23,7 @@ pub const TRIES: u32 = 4;
 const LAST_TRIES: u32 = 32;
 /// From how many stateful connections on a card wants no more of them, as the paper's board (V-A).
 pub const THRESHOLD: u32 = 120;
-/// Peers that are remembered as plain.
+/// Peers that are remembered as plain, and as many that are not.
 const PLAIN_PEERS: usize = 256;
 
 /// What an end's offer says, and who it is. It does not change while it is repeated.
@@ -87,8 +87,10 @@ pub struct Negotiation {
     /// What we said that we become, and to whom
     accepted: Option<Outcome>,
     settled: Option<Outcome>,
-    /// The peer's card has spoken
+    /// The peer has spoken
     heard: bool,
+    /// The peer's card is known to speak StaR
+    known: bool,
     tries: u32,
     /// Offers since the peer's card last spoke
     silent: u32,
@@ -106,6 +108,7 @@ impl Negotiation {
             accepted: None,
             settled,
             heard: false,
+            known: false,
             tries: 0,
             silent: 0,
             due: now,
@@ -122,6 +125,16 @@ impl Negotiation {
         self.heard
     }
 
+    /// The peer's card has spoken of other connections: silence is loss, and asked into for longer.
+    pub fn trust(&mut self) {
+        self.known = true;
+    }
+
+    /// Whether no offer more is worth it.
+    pub fn gave_up(&self) -> bool {
+        self.silent >= if self.heard || self.known { LAST_TRIES } else { TRIES }
+    }
+
     /// When [`Negotiation::poll`] has something to do.
     pub fn deadline(&self) -> Option<Nanos> {
         self.settled.is_none().then_some(self.due)
@@ -132,7 +145,7 @@ impl Negotiation {
         if self.settled.is_some() || now < self.due {
             return None;
         }
-        if self.silent >= if self.heard { LAST_TRIES } else { TRIES } {
+        if self.gave_up() {
             self.settled = Some(Outcome::Plain);
             return None;
         }
@@ -204,32 +217,54 @@ impl Negotiation {
     }
 }
 
-/// Addresses of which nothing was ever heard: nobody waits for them again, for a while.
+/// What is known of addresses: that nothing was ever heard of them, so that nobody waits for them again for a while; or that they speak
+/// StaR, so that of many connections at once none is plain because some messages were lost.
 #[derive(Debug, Default)]
 pub struct PlainPeers {
-    known: Vec<(Gid, Nanos)>,
+    plain: Vec<(Gid, Nanos)>,
+    speaking: Vec<Gid>,
 }
 
 impl PlainPeers {
-    /// A peer is plain until then. What was known longest is forgotten when there are too many.
-    pub fn note(&mut self, gid: Gid, until: Nanos) {
-        self.forget(&gid);
-        if self.known.len() >= PLAIN_PEERS {
-            self.known.remove(0);
+    /// A peer was silent, or plain, of which no negotiation ever heard: it is plain until then. One that speaks StaR is not, but when it let an
+    /// end give up it is asked anew.
+    pub fn note(&mut self, gid: Gid, gave_up: bool, until: Nanos) {
+        if self.speaks(&gid) {
+            if gave_up {
+                self.speaking.retain(|known| *known != gid);
+            }
+            return;
         }
-        if self.known.try_reserve(1).is_ok() {
-            self.known.push((gid, until));
-        }
+        self.plain.retain(|(known, _)| *known != gid);
+        remember(&mut self.plain, (gid, until));
     }
 
-    /// It has spoken StaR after all.
-    pub fn forget(&mut self, gid: &Gid) {
-        self.known.retain(|(known, _)| known != gid);
+    /// It speaks StaR.
+    pub fn heard(&mut self, gid: &Gid) {
+        self.plain.retain(|(known, _)| known != gid);
+        if !self.speaks(gid) {
+            remember(&mut self.speaking, *gid);
+        }
     }
 
     /// Whether it is known to be plain.
     pub fn is_plain(&self, gid: &Gid, now: Nanos) -> bool {
-        self.known.iter().any(|(known, until)| known == gid && now < *until)
+        self.plain.iter().any(|(known, until)| known == gid && now < *until)
+    }
+
+    /// Whether it is known to speak StaR.
+    pub fn speaks(&self, gid: &Gid) -> bool {
+        self.speaking.contains(gid)
+    }
+}
+
+/// What was known longest is forgotten when there is too much; without memory nothing new is known.
+fn remember<T>(known: &mut Vec<T>, new: T) {
+    if known.len() >= PLAIN_PEERS {
+        known.remove(0);
+    }
+    if known.try_reserve(1).is_ok() {
+        known.push(new);
     }
 }
 

@@ -132,11 +132,12 @@ impl Roles {
         let Some(said) = understand(turn, heard) else { return };
         let ours = self.ends.get(&heard.to);
         if ours.is_some_and(|end| end.av.dgid == heard.source && end.peer == heard.from) {
-            self.plain.forget(&heard.source);
+            self.plain.heard(&heard.source);
             return self.go_on(turn, library, heard.to, Some(&said));
         }
         let meta = FrameMeta { src: heard.source, ..FrameMeta::default() };
         if let Some(answer) = turn.nic.answer(&meta, (heard.from, heard.to), &said) {
+            self.plain.heard(&heard.source);
             let av = Av { dgid: heard.source, sgid: heard.at, hop_limit: 64, ..Av::default() };
             say(turn, (heard.to, heard.from), &av, &answer);
         }
@@ -161,6 +162,9 @@ impl Roles {
         if before.is_none() && !turn.nic.waits_for_star(qpn) {
             /* a request of plain RoCEv2 came */
             end.negotiation.plain();
+        }
+        if self.plain.speaks(&end.av.dgid) {
+            end.negotiation.trust();
         }
         let answer = match said {
             Some(said) => end.negotiation.handle((end.av.dgid, end.peer), said),
@@ -187,7 +191,7 @@ impl Roles {
                 log!(Debug, "queue pair {qpn:#x}: plain RoCEv2");
                 self.stats.star_plain_qps.inc();
                 if !end.negotiation.heard() {
-                    self.plain.note(end.av.dgid, turn.now + REMEMBERED);
+                    self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
                 }
                 end.queues = None;
                 turn.nic.settle_plain(turn.env, qpn, turn.now);
