@@ -5,9 +5,13 @@ mod common;
 use common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
-use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
+use starverbs_core::{
+    Access, Cqe, QpState, QpType, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
+};
 use starverbs_settings::{Settings, StarWish};
-use starverbs_verbs::{Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq};
+use starverbs_verbs::{
+    Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq,
+};
 
 /// Two cards, the first stateless.
 fn pair() -> [Node; 2] {
@@ -293,4 +297,42 @@ fn loss_changes_nothing() {
             assert_eq!(nodes[from].completions(1)[0].status, WcStatus::Success);
         }
     }
+}
+
+/// What many connections cost: nothing on the card of the stateless end, so much in its host; and memory that is registered then is told of once.
+#[test]
+fn many_connections_cost_the_stateless_card_nothing() {
+    const CONNECTIONS: usize = 2_000;
+    let nodes = pair();
+    let [a, b] = &nodes;
+    let of = |node: &Node| {
+        let caps = QpInit { max_send_wr: 16, max_recv_wr: 16, ..node.init(QpType::Rc, None) };
+        Qp::create(&node.pd, &caps).unwrap()
+    };
+    let qps: Vec<[Qp; 2]> = (0..CONNECTIONS).map(|_| [of(a), of(b)]).collect();
+    for [qp, peer] in &qps {
+        connect((a, qp), (b, peer));
+    }
+    let role = |qp: &Qp| qp.star().unwrap().role;
+    wait_for("roles", || qps.iter().all(|[qp, _]| role(qp) == Settled::Stateless));
+    let asked = a.ctx.counters().unwrap().tx_packets.get();
+    let late = Mr::reg(&a.pd, a.addr(4096), 4096, a.addr(4096), all_access()).unwrap();
+    for (n, [qp, peer]) in qps.iter().enumerate() {
+        b.post_recv(peer, n as u64, 0, 64).unwrap();
+        let sges = [Sge { addr: a.addr(4096), len: 32, lkey: late.lkey() }];
+        post(qp, &send(n as u64, &sges)).unwrap();
+        if n % 100 == 99 || n + 1 == CONNECTIONS {
+            let count = n % 100 + 1;
+            assert!(b.completions(count).iter().all(|cqe| cqe.status == WcStatus::Success));
+            assert!(a.completions(count).iter().all(|cqe| cqe.status == WcStatus::Success));
+        }
+    }
+    let sent = a.ctx.counters().unwrap().tx_packets.get() - asked;
+    /* a WQE, its data and the answer to its completion; and not a rule for each connection beside them */
+    assert!(sent < 4 * CONNECTIONS as u64, "{sent}");
+    let info: Vec<_> = qps.iter().map(|[qp, _]| qp.star().unwrap()).collect();
+    assert!(info.iter().all(|info| info.card_bytes == 0));
+    let bytes = info[0].library_bytes;
+    assert!((1_000..4_000).contains(&bytes), "{bytes} bytes");
+    late.dereg().unwrap();
 }
