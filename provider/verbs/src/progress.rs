@@ -87,15 +87,16 @@ impl Card {
 
     /// One line a QP, for `starverbs stat`.
     fn describe_qps(&self, shard: &Shard) -> String {
-        let mut text = String::from("qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn\n");
+        let mut text = String::from("qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn star\n");
         let mut qpns: Vec<Qpn> = shard.qpns().collect();
         qpns.sort_unstable();
         for qpn in qpns {
             if let Ok(attr) = shard.query_qp(qpn) {
                 let (remote, gid) = (attr.dest_qpn, host::ip_of(attr.av.dgid));
                 let (mtu, sq, rq) = (attr.path_mtu.bytes(), attr.sq_psn.get(), attr.rq_psn.get());
+                let star = shard.star_word(qpn);
                 /* writing to a String cannot fail */
-                let _ = writeln!(text, "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq}", attr.state);
+                let _ = writeln!(text, "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq} {star}", attr.state);
             }
         }
         text

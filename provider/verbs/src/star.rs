@@ -77,7 +77,7 @@ impl StarHost {
         let mut library = Library::new(identity.life(), boot, stats);
         library.learn(nic);
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
-        Ok(StarHost { rx, roles: Roles::new(identity), library, stats })
+        Ok(StarHost { rx, roles: Roles::new(identity, stats), library, stats })
     }
 
     /// What the thread waits for.

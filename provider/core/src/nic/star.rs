@@ -309,7 +309,7 @@ where
         init: StarInit<E>,
         now: Nanos,
     ) -> Result<(), NicError> {
-        if self.shared.contexts.is_some() {
+        if self.has_few_contexts() {
             return Err(NicError::Invalid);
         }
         let max_msg = self.shared.cfg.max_msg;

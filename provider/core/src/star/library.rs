@@ -130,10 +130,12 @@ pub struct SlQp<E: StarEnv> {
     changes: Changes,
     /// SF's card does not know the rules
     ignorant: bool,
+    /// SF has said that it is gone
+    parted: bool,
     /// Since when the oldest control message waits
     asked: Nanos,
-    /// When SF was last heard of
-    heard: Nanos,
+    /// Since when SF is silent while something of it is awaited
+    quiet_since: Nanos,
 }
 
 /// A receive that SF has.
@@ -172,8 +174,9 @@ impl<E: StarEnv> SlQp<E> {
             gate: 0,
             changes: Changes::default(),
             ignorant: false,
+            parted: false,
             asked: 0,
-            heard: 0,
+            quiet_since: 0,
         })
     }
 
@@ -189,6 +192,10 @@ impl<E: StarEnv> SlQp<E> {
     /// Where it stands.
     pub fn state(&self) -> SlState {
         self.state
+    }
+    /// Whether SF hears what it is told.
+    pub fn speaks(&self) -> bool {
+        matches!(self.state, SlState::Starting | SlState::Ready) && !self.parted
     }
     /// Its peer.
     pub fn peer(&self) -> &Peer {
@@ -206,7 +213,7 @@ impl<E: StarEnv> SlQp<E> {
     /// SF may reach this memory, or no longer: a [`Control::Rule`] or [`Control::Unrule`]. WQEs posted from now on are sent once it
     /// has answered.
     pub fn tell(&mut self, env: &mut E, now: Nanos, rule: Control) {
-        if matches!(self.state, SlState::Starting | SlState::Ready) {
+        if self.speaks() {
             self.ask(now, rule);
             self.poll_transmit(env, now);
         }
@@ -234,6 +241,9 @@ impl<E: StarEnv> SlQp<E> {
         while env.can_send_star() && self.send.next != self.posted() && room(self) {
             if !self.send_send(env, self.send.next) {
                 return self.refuse(env, now);
+            }
+            if self.awaited == 0 {
+                self.quiet_since = now;
             }
             self.awaited += u32::from(self.is_reported(self.send.next));
             self.send.sent(now);
@@ -338,7 +348,7 @@ impl<E: StarEnv> SlQp<E> {
         if event.epoch != self.peer.epoch || self.state != SlState::Ready {
             return;
         }
-        self.heard = now;
+        self.quiet_since = now;
         match (event.what, event.queue) {
             (News::Stored(seq), queue) => {
                 if self.track(queue).store(seq, now) {

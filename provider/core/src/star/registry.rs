@@ -134,6 +134,12 @@ impl Registry {
         }
     }
 
+    /// Tells how many connections and rules there are.
+    pub fn count(&self, stats: &Counters) {
+        stats.star_stateful_qps.set(self.seats.len() as u64);
+        stats.star_rules.set((self.slots.len() - self.free.len()) as u64);
+    }
+
     fn domain_of(&self, seat: SeatId) -> Option<usize> {
         self.seats.get(seat.0 as usize).map(|seat| seat.domain)
     }

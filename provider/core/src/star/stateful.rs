@@ -208,6 +208,7 @@ impl<E: StarEnv> Stateful<E> {
         if made.is_err() {
             card.registry.leave(seat);
         }
+        card.registry.count(card.stats);
         made
     }
 
@@ -292,6 +293,7 @@ impl<E: StarEnv> Stateful<E> {
             card.registry.end_ring(ring);
         }
         card.registry.leave(self.seat);
+        card.registry.count(card.stats);
         if self.windows {
             card.mrs.unbind_all(self.local.qpn);
         }

@@ -46,6 +46,18 @@ impl Shard {
         StarInfo { wish, role, card_bytes, library_bytes }
     }
 
+    /// What a queue pair is, for people: `-` of those that never asked.
+    pub(crate) fn star_word(&self, qpn: Qpn) -> &'static str {
+        let Some(star) = &self.star else { return "-" };
+        match star.outcome(qpn) {
+            None if self.nic.waits_for_star(qpn) => "waiting",
+            None => "-",
+            Some(Outcome::Plain) => "plain",
+            Some(Outcome::Star { role: Role::Stateless, .. }) => "stateless",
+            Some(Outcome::Star { role: Role::Stateful, .. }) => "stateful",
+        }
+    }
+
     fn role_of(&self, qpn: Qpn) -> Settled {
         match self.star.as_ref().and_then(|star| star.outcome(qpn)) {
             Some(Outcome::Plain) => Settled::Plain,

@@ -16,7 +16,7 @@ use starverbs_core::nic::Timers;
 use starverbs_core::qp::Owner;
 use starverbs_core::star::bounds::Bounds;
 use starverbs_core::star::env::SlEvent;
-use starverbs_core::star::library::{Parting, SlState};
+use starverbs_core::star::library::Parting;
 use starverbs_core::star::stateless;
 use starverbs_core::star::wire::Packet;
 use starverbs_core::{FrameMeta, Nanos, Nic, Qpn, WcStatus};
@@ -46,6 +46,8 @@ pub(crate) struct Library {
     /// Those with something to send
     ready: VecDeque<u32>,
     rules: Rules,
+    /// What all of them cost, bytes
+    bytes: usize,
     /// Of queue pairs that are gone
     partings: Slab<(Parting, starverbs_core::nic::TimerId)>,
 }
@@ -63,6 +65,7 @@ impl Library {
             timers: Timers::default(),
             ready: VecDeque::new(),
             rules: Rules::default(),
+            bytes: 0,
             partings: Slab::new(),
         }
     }
@@ -208,13 +211,22 @@ impl Library {
         self.ends.iter().map(|(_, end)| end.released.qpn)
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// What the library keeps of them because the card does not, bytes.
+    pub(crate) fn total_bytes(&self) -> usize {
+        self.bytes
+    }
+
     fn end(&self, qpn: Qpn) -> Option<&End> {
         self.ends.get(self.places.get(qpn)? as usize).map(|end| &**end)
     }
 
     /// Whether SF can be told anything by this connection.
     fn speaks(&self, at: u32) -> bool {
-        let end = self.ends.get(at as usize);
-        end.is_some_and(|end| matches!(end.qp.state(), SlState::Starting | SlState::Ready))
+        self.ends.get(at as usize).is_some_and(|end| end.qp.speaks())
     }
 }

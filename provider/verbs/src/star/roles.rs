@@ -19,6 +19,7 @@ use super::library::Library;
 use super::port::Heard;
 use crate::cq::CardCq;
 use crate::log::log;
+use crate::stat::StatPage;
 
 /// For how long an address of which nothing was heard is taken for one without StaR.
 const REMEMBERED: Nanos = 10_000_000_000;
@@ -66,11 +67,13 @@ pub(crate) struct Roles {
     ends: HashMap<Qpn, End>,
     timers: Timers,
     plain: PlainPeers,
+    stats: StatPage,
 }
 
 impl Roles {
-    pub(crate) fn new(identity: Identity) -> Self {
-        Roles { identity, ends: HashMap::new(), timers: Timers::default(), plain: PlainPeers::default() }
+    pub(crate) fn new(identity: Identity, stats: StatPage) -> Self {
+        let (timers, plain) = (Timers::default(), PlainPeers::default());
+        Roles { identity, ends: HashMap::new(), timers, plain, stats }
     }
 
     /// A QP of this wish is in RTR now: asks its peer. `queues` are other handles of its queues. `Exhausted`: no memory.
@@ -91,8 +94,8 @@ impl Roles {
         }
         self.ends.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         let timer = self.timers.join()?;
-        if turn.nic.hold_for_star(qpn).is_err() {
-            /* not of those that StaR serves */
+        if let Err(refused) = turn.nic.hold_for_star(qpn) {
+            log!(Info, "queue pair {qpn:#x}: plain RoCEv2, as StaR is not for it ({refused})");
             self.timers.leave(timer);
             return Ok(());
         }
@@ -113,6 +116,9 @@ impl Roles {
     pub(crate) fn end(&mut self, qpn: Qpn) {
         if let Some(end) = self.ends.remove(&qpn) {
             self.timers.leave(end.timer);
+            if end.negotiation.outcome() == Some(Outcome::Plain) {
+                self.stats.star_plain_qps.sub(1);
+            }
         }
     }
 
@@ -183,6 +189,7 @@ impl Roles {
         match outcome {
             Outcome::Plain => {
                 log!(Debug, "queue pair {qpn:#x}: plain RoCEv2");
+                self.stats.star_plain_qps.inc();
                 if !end.negotiation.heard() {
                     self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
                 }

@@ -39,7 +39,7 @@ impl<E: StarEnv> SlQp<E> {
     /// Completions of sends are waited for: when SF is asked whether it lives.
     fn keepalive_due(&self) -> Option<Nanos> {
         let waits = self.state == SlState::Ready && self.awaited > 0 && self.channel.waiting() == 0;
-        waits.then(|| self.heard + self.init.keepalive)
+        waits.then(|| self.quiet_since + self.init.keepalive)
     }
 
     /// Time has passed.
@@ -51,8 +51,7 @@ impl<E: StarEnv> SlQp<E> {
             self.asked = now;
         }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
-            self.channel = self.channel.silenced();
-            (self.gate, self.changes) = (0, Changes::default());
+            self.silence();
             return self.fail(env, now);
         }
         if self.keepalive_due().is_some_and(|due| due <= now) {
@@ -93,7 +92,7 @@ impl<E: StarEnv> SlQp<E> {
         if !known || self.state == SlState::Idle {
             return;
         }
-        self.heard = now;
+        self.quiet_since = now;
         let seq = packet.header.psn;
         if packet.header.ptype == Ptype::Ea {
             if packet.data.is_empty() {
@@ -150,8 +149,20 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
+    /// SF is told nothing more.
+    fn silence(&mut self) {
+        self.channel = self.channel.silenced();
+        (self.gate, self.changes) = (0, Changes::default());
+    }
+
     /// SF is gone. Sends that wait for it fail; receives stay posted until something is sent.
     fn depart(&mut self, env: &mut E, now: Nanos) {
+        self.parted = true;
+        self.silence();
+        if self.state == SlState::Starting {
+            /* what is sent from now on fails by silence, as RC's would */
+            self.state = SlState::Ready;
+        }
         if self.state == SlState::Ready && self.send.una != self.posted() {
             self.fail(env, now);
         }

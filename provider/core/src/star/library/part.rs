@@ -7,7 +7,7 @@ use crate::star::stateless::{Peer, send_control};
 use crate::star::wire::{Packet, Ptype};
 use crate::types::{Nanos, Qpn};
 
-use super::{SlInit, SlQp, SlState};
+use super::{SlInit, SlQp};
 
 /// SF hears for so long at most that its peer is gone; else its own time tells it.
 const LONGEST: Nanos = 2_000_000_000;
@@ -24,7 +24,7 @@ pub struct Parting {
 impl<E: StarEnv> SlQp<E> {
     /// The QP ends, or begins anew. Gives what it was made of, and what SF is still to be told.
     pub fn close(mut self, now: Nanos) -> (SlInit<E>, Option<Parting>) {
-        if matches!(self.state, SlState::Starting | SlState::Ready) {
+        if self.speaks() {
             self.channel.send(Control::Bye { why: 0 });
         }
         let patience = self.init.patience.time.map_or(LONGEST, |time| time.min(LONGEST));

@@ -32,7 +32,7 @@ impl<E: StarEnv> SlQp<E> {
             let stamp = Stamp::before(peer.epoch, index, replay_slots);
             stamp_slot(env, slot(replay, replay_slots, index, REPLAY_SLOT), stamp);
         }
-        (self.asked, self.heard) = (now, now);
+        (self.asked, self.quiet_since) = (now, now);
         self.ask(now, Control::Setup(self.init.setup));
         match known {
             Some(_) => self.ask(now, Control::Begin { known }),
@@ -62,7 +62,7 @@ impl<E: StarEnv> SlQp<E> {
     /// What the program has changed: SF is told, and WQEs posted from now on are sent once it has answered. Queues and slots stay.
     pub fn set(&mut self, env: &mut E, now: Nanos, setup: Setup, patience: Patience) {
         self.init.patience = patience;
-        if setup != self.init.setup && matches!(self.state, SlState::Starting | SlState::Ready) {
+        if setup != self.init.setup && self.speaks() {
             self.ask(now, Control::Setup(setup));
             self.poll_transmit(env, now);
         }

@@ -38,8 +38,16 @@ impl<E: StarEnv> Stateful<E> {
     /// Does what SL says. Gives when it may be answered. `None`: it cannot be done now, and SL comes again.
     fn obey(&mut self, card: &mut Card<'_, E>, message: Control) -> Option<Nanos> {
         match message {
-            Control::Rule(rule) => card.registry.add(self.seat, rule).ok().map(|()| card.now),
-            Control::Unrule { key } => Some(card.registry.remove(self.seat, key, card.now, self.lifetime())),
+            Control::Rule(rule) => {
+                card.registry.add(self.seat, rule).ok()?;
+                card.registry.count(card.stats);
+                Some(card.now)
+            }
+            Control::Unrule { key } => {
+                let at = card.registry.remove(self.seat, key, card.now, self.lifetime());
+                card.registry.count(card.stats);
+                Some(at)
+            }
             Control::Begin { known } => {
                 if known.is_none() || known == card.registry.sum(self.seat) {
                     self.open();

@@ -181,6 +181,7 @@ impl Library {
         let released = turn.nic.release_for_star(turn.env, qpn)?;
         self.bounds.add_slots(base, bytes);
         let end = End { qp, released, group, timer, queued: false, slots, inline };
+        self.bytes += end.bytes();
         let at = self.ends.insert(Box::new(end)) as u32;
         self.places.set(qpn, Some(at));
         self.rules.add_member(group, at);
@@ -223,6 +224,7 @@ impl Library {
     /// Takes an end out: its peer is told, and its slots are no more. Gives what the card has left of it, to come back or to end.
     fn take_out(&mut self, turn: &mut Turn<'_>, at: u32) -> Option<Released<HostEnv>> {
         let end = *self.ends.try_remove(at as usize)?;
+        self.bytes -= end.bytes();
         let End { qp, released, group, timer, queued, slots, inline } = end;
         self.places.set(released.qpn, None);
         self.timers.leave(timer);
