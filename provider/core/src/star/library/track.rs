@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use crate::error::NicError;
 use crate::room::filled;
 use crate::star::channel::timeout;
+use crate::transport::patience;
 use crate::types::{Nanos, Psn};
 
 /// Later WQEs that SF has stored before the oldest one is taken for lost, without waiting for its time.
@@ -25,8 +26,7 @@ pub struct Patience {
 impl Patience {
     /// As a QP's `timeout` and `retry_cnt` say for RC (IBTA 9.7.6.1.3), and seven tries (docs/decisions/0010-star.md).
     pub fn of(timeout: u8, retry_cnt: u8) -> Self {
-        let once = (timeout > 0).then(|| 4096u64 << (timeout & 31));
-        Patience { tries: 7, time: once.map(|once| once * (u64::from(retry_cnt) + 1)) }
+        Patience { tries: 7, time: patience(timeout, retry_cnt) }
     }
     /// Whether it has come to an end.
     pub(super) fn is_over(&self, tries: u32, waited: Nanos) -> bool {
@@ -224,7 +224,8 @@ mod tests {
     fn patience_is_rc_s() {
         assert!(!Patience::of(0, 7).is_over(1_000, u64::MAX), "no timeout: for ever");
         let patience = Patience::of(14, 1);
-        assert!(!patience.is_over(7, (4096 << 15) - 1) && !patience.is_over(6, 4096 << 15));
-        assert!(patience.is_over(7, 4096 << 15));
+        let time = 7 * (4096 << 14);
+        assert!(!patience.is_over(7, time - 1) && !patience.is_over(6, time));
+        assert!(patience.is_over(7, time));
     }
 }
