@@ -174,12 +174,7 @@ fn an_end_that_only_receives_stays_in_rtr() {
             assert_eq!((b.completions(1)[0].wr_id, a.completions(1)[0].wr_id), (id, id));
         }
         let into = [a.sge(0, 5000)];
-        let read = SendWr {
-            op: SendOp::Read,
-            remote_addr: b.addr(0),
-            rkey: b.mr.rkey(),
-            ..send(9, &into)
-        };
+        let read = SendWr { op: SendOp::Read, remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(9, &into) };
         post(&qa, &read).unwrap();
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);
         /* and goes on when it has something to say */

@@ -189,8 +189,11 @@ impl<E: Env> Nic<E> {
     pub(super) fn take_out(&mut self, env: &mut E, qpn: Qpn) -> Option<Box<Qp<E>>> {
         let mut cx = self.context(env, qpn, 0)?;
         cx.end_star();
-        /* The peer's last message may wait for its ACK: nobody could send it later. */
-        cx.last_words();
+        if !cx.qp.flags.star {
+            /* The peer's last message may wait for its ACK: nobody could send it later. An end of a StaR connection, or one that may become
+            one, owes none, and by a plain packet its peer would take it for plain. */
+            cx.last_words();
+        }
         cx.forget_gaps();
         /* Leaves the window to others; what is posted is dropped without completions. */
         cx.forget_inflight();

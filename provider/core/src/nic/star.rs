@@ -17,7 +17,7 @@ use crate::star::control::Setup;
 use crate::star::env::StarEnv;
 use crate::star::stateful::{Card, Local, Peer, SharedReceives, Stateful, Turn, Waits};
 use crate::star::wire::Packet;
-use crate::transport::{Attr, Ctx, Step, patience};
+use crate::transport::{Attr, Ctx, Qp, Step, patience};
 use crate::types::{Access, AsyncEvent, Gid, Nanos, PdId, QpState, QpType, Qpn, Sge, SrqId};
 
 /// What a card lends an engine.
@@ -348,9 +348,10 @@ where
         Ok(())
     }
 
-    /// Bytes that the card keeps of a QP for being the stateful end of a StaR connection.
-    pub fn star_bytes(&self, qpn: Qpn) -> usize {
-        self.qps.get(qpn).and_then(|qp| qp.star.as_ref()).map_or(0, |engine| engine.bytes())
+    /// Bytes that the card keeps of a QP, beside what grows with its queues; more of a stateful end, and of one that it does not have 0.
+    pub fn bytes_of(&self, qpn: Qpn) -> usize {
+        let engine = |qp: &Qp<E>| qp.star.as_ref().map_or(0, |engine| engine.bytes());
+        self.qps.get(qpn).map_or(0, |qp| Self::QP_BYTES + engine(qp))
     }
 
     /// A StaR packet came to the stateful half from `source`. Packets for QPs that are no stateful ends are dropped.

@@ -9,7 +9,7 @@ use starverbs_core::mr::{MrAttr, MrTable};
 use starverbs_core::nic::star::StarInit;
 use starverbs_core::star::bounds::Bounds;
 use starverbs_core::star::channel::Channel;
-use starverbs_core::star::control::{Control, MAX_CONTROL, Rule, Setup as StarSetup};
+use starverbs_core::star::control::{Control, MAX_CONTROL, Rule, Setup as StarSetup, Sum};
 use starverbs_core::star::library::{Patience, SlInit, SlQp};
 use starverbs_core::star::registry::Registry;
 use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
@@ -221,7 +221,13 @@ impl World {
         let peer = Peer { av: host.av(dgid), port, qpn: qpns[SF], epoch };
         let regions: Vec<_> = host.regions[..self.known[SL]].to_vec();
         let rules = regions.iter().map(|(key, attr)| rule(*key, attr));
-        pair.sl.start(&mut self.net.hosts[SL].env, self.now, peer, None, rules);
+        /* others have told, or are about to: SF asks for all if it does not know them yet */
+        let known = (!self.pairs.is_empty() && self.rng.chance(0.5)).then(|| {
+            let mut sum = Sum::default();
+            rules.clone().for_each(|rule| sum.add(&rule));
+            sum
+        });
+        pair.sl.start(&mut self.net.hosts[SL].env, self.now, peer, known, rules);
         self.pairs.push(pair);
         self.conns.push(conn);
     }
@@ -397,10 +403,15 @@ impl World {
             (SL, Side::Stateless) => self.serve(frame, &packet),
             (SL, Side::Stateful) if self.gone[SL] => {}
             (SL, Side::Stateful) => {
-                let World { pairs, net, now, .. } = self;
+                let World { pairs, net, now, known, .. } = self;
                 let pair = pairs.iter_mut().find(|pair| pair.qpns[SL] == packet.header.qpn);
                 let pair = pair.expect("a QP of SL");
-                pair.sl.handle_control(&mut net.hosts[SL].env, *now, &packet);
+                let host = &mut net.hosts[SL];
+                pair.sl.handle_control(&mut host.env, *now, &packet);
+                if pair.sl.must_tell() {
+                    let rules = host.regions[..known[SL]].iter().map(|(key, attr)| rule(*key, attr));
+                    pair.sl.tell_all(&mut host.env, *now, rules);
+                }
             }
             (_, Side::Stateful) => self.meet(frame, &packet),
             (_, Side::Stateless) => panic!("SF has no stateless connections"),

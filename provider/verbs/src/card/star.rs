@@ -2,11 +2,10 @@
 
 use starverbs_core::star::control::{Role, Wish};
 use starverbs_core::star::negotiate::Outcome;
-use starverbs_core::{Nic, QpState, Qpn};
+use starverbs_core::{QpState, Qpn};
 use starverbs_settings::StarWish;
 
 use super::Shard;
-use crate::env::HostEnv;
 
 /// What a queue pair has become.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,8 +40,7 @@ impl Shard {
     pub(crate) fn star_of(&self, qpn: Qpn, wish: Wish) -> StarInfo {
         let role = if wish == Wish::Off { Settled::Plain } else { self.role_of(qpn) };
         let library_bytes = self.star.as_ref().map_or(0, |star| star.library.bytes(qpn)) as u64;
-        let on_card = || (Nic::<HostEnv>::QP_BYTES + self.nic.star_bytes(qpn)) as u64;
-        let card_bytes = if library_bytes > 0 { 0 } else { on_card() };
+        let card_bytes = self.nic.bytes_of(qpn) as u64;
         StarInfo { wish, role, card_bytes, library_bytes }
     }
 

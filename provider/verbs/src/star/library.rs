@@ -46,8 +46,6 @@ pub(crate) struct Library {
     /// Those with something to send
     ready: VecDeque<u32>,
     rules: Rules,
-    /// What all of them cost, bytes
-    bytes: usize,
     /// Of queue pairs that are gone
     partings: Slab<(Parting, starverbs_core::nic::TimerId)>,
 }
@@ -65,7 +63,6 @@ impl Library {
             timers: Timers::default(),
             ready: VecDeque::new(),
             rules: Rules::default(),
-            bytes: 0,
             partings: Slab::new(),
         }
     }
@@ -209,16 +206,6 @@ impl Library {
     /// Numbers of those there are.
     pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.ends.iter().map(|(_, end)| end.released.qpn)
-    }
-
-    /// How many there are.
-    pub(crate) fn count(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// What the library keeps of them because the card does not, bytes.
-    pub(crate) fn total_bytes(&self) -> usize {
-        self.bytes
     }
 
     fn end(&self, qpn: Qpn) -> Option<&End> {

@@ -11,7 +11,7 @@ use starverbs_core::star::library::{Parting, Patience, SlInit, SlQp};
 use starverbs_core::star::message::MAX_INLINE;
 use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_core::star::stateless::Peer;
-use starverbs_core::{Access, Mtu, Nanos, NicError, PdId, QpState, Qpn, SendQueue};
+use starverbs_core::{Access, Counters, Mtu, Nanos, NicError, PdId, QpState, Qpn, SendQueue};
 use starverbs_rings::CardSq;
 
 use super::super::roles::Queues;
@@ -181,8 +181,8 @@ impl Library {
         let released = turn.nic.release_for_star(turn.env, qpn)?;
         self.bounds.add_slots(base, bytes);
         let end = End { qp, released, group, timer, queued: false, slots, inline };
-        self.bytes += end.bytes();
         let at = self.ends.insert(Box::new(end)) as u32;
+        self.count(turn, at, u64::wrapping_add);
         self.places.set(qpn, Some(at));
         self.rules.add_member(group, at);
         if shared.is_some() {
@@ -221,10 +221,21 @@ impl Library {
         }
     }
 
+    /// Counts an end, what it costs the host, and what it costs the card.
+    fn count(&self, turn: &Turn<'_>, at: u32, change: fn(u64, u64) -> u64) {
+        let Some(end) = self.ends.get(at as usize) else { return };
+        let Counters { star_stateless_qps, star_library_bytes, star_stateless_connection_bytes, .. } =
+            &*self.stats;
+        let on_card = turn.nic.bytes_of(end.released.qpn) as u64;
+        star_stateless_connection_bytes.set(change(star_stateless_connection_bytes.get(), on_card));
+        star_stateless_qps.set(change(star_stateless_qps.get(), 1));
+        star_library_bytes.set(change(star_library_bytes.get(), end.bytes() as u64));
+    }
+
     /// Takes an end out: its peer is told, and its slots are no more. Gives what the card has left of it, to come back or to end.
     fn take_out(&mut self, turn: &mut Turn<'_>, at: u32) -> Option<Released<HostEnv>> {
+        self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
-        self.bytes -= end.bytes();
         let End { qp, released, group, timer, queued, slots, inline } = end;
         self.places.set(released.qpn, None);
         self.timers.leave(timer);
