@@ -59,9 +59,12 @@ fn without_a_need_or_a_willing_peer_it_is_plain_rocev2() {
     }
 }
 
-/// Two cards on one wire that want different roles, and have these keys.
+/// Two cards on one wire with these keys.
 fn keyed(keys: [Option<u8>; 2], wishes: [StarWish; 2]) -> [Node; 2] {
-    let wire = settings();
+    keyed_on(&settings(), keys, wishes)
+}
+
+fn keyed_on(wire: &Settings, keys: [Option<u8>; 2], wishes: [StarWish; 2]) -> [Node; 2] {
     std::array::from_fn(|at| {
         let star_key = keys[at].map(|byte| StarKey::Given([byte; 32].into()));
         Node::new(&Settings { star: wishes[at], star_key, ..wire.clone() })
@@ -93,6 +96,24 @@ fn under_one_key_a_refusal_is_believed() {
         let counters = node.ctx.counters().unwrap();
         assert_eq!((counters.star_foreign.get(), counters.star_replayed.get()), (0, 0));
     }
+}
+
+/// Under one key it is StaR. What the wire doubles is told from what was sent again, and nothing is taken for a stranger's.
+#[test]
+fn under_one_key_ends_settle_and_talk() {
+    let fault = FaultSpec { duplicate: 0.3, loss: 0.05, reorder: 0.1, ..FaultSpec::default() };
+    let wire = Settings { fault, ..settings() };
+    let nodes = keyed_on(&wire, [Some(1); 2], [StarWish::Stateless, StarWish::Stateful]);
+    let mut stars = 0;
+    for _ in 0..10 {
+        let qps = connected(&nodes);
+        stars += u32::from(role(&qps[0]) == Settled::Stateless);
+        talk(&nodes, &qps);
+    }
+    assert!(stars >= 5, "{stars}");
+    let counters = nodes.each_ref().map(|node| node.ctx.counters().unwrap());
+    assert_eq!(counters.map(|c| c.star_foreign.get()), [0, 0]);
+    assert!(counters.iter().any(|c| c.star_replayed.get() > 0));
 }
 
 /// A key that cannot be read is a setting that is wrong.

@@ -21,19 +21,41 @@ const ROLES: [(&str, [&str; 2], &str); 2] = [
 /// What the wire loses, of what each side sends.
 const LOSSES: [(&str, &str); 2] = [("1% loss", "loss=1%,seed=7"), ("5% loss", "loss=5%,seed=7")];
 
-/// perftest, by what it does; each with the options that RC's cases have, and iterations that a bad wire needs no minutes for.
+/// perftest, by what it does, with the options that RC's cases have; in fewer iterations, as the wire and the copies are what takes time.
 const PERFTEST: [(&str, &[&str]); 8] = [
     ("ib_send_lat", &["", "-e", "-s 64 -I 64", "--use-srq", "-s 65536 -n 100"]),
     (
         "ib_send_bw",
-        &["", "-e", "-b", "-q 16", "-q 4 -b", "-l 16 -n 1600", "--use-srq -q 16", "-s 1048576 -n 100"],
+        &[
+            "-n 1000",
+            "-e -n 1000",
+            "-b -n 1000",
+            "-q 16 -n 200",
+            "-q 4 -b -n 200",
+            "-l 16 -n 1600",
+            "--use-srq -q 16 -n 200",
+        ],
     ),
     ("ib_write_lat", &["", "-s 64 -I 64", "-s 65536 -n 100"]),
-    ("ib_write_bw", &["", "-b", "-q 16", "-q 4 -b", "-l 16 -n 1600", "-s 8", "-s 1048576 -n 100"]),
+    (
+        "ib_write_bw",
+        &[
+            "-n 1000",
+            "-b -n 1000",
+            "-q 16 -n 200",
+            "-q 4 -b -n 200",
+            "-l 16 -n 1600",
+            "-s 8",
+            "-s 1048576 -n 50",
+        ],
+    ),
     ("ib_read_lat", &["", "-e", "-s 65536 -n 100"]),
-    ("ib_read_bw", &["", "-b", "-e", "-q 16", "-q 4 -b", "-s 1048576 -n 100"]),
+    (
+        "ib_read_bw",
+        &["-n 1000", "-b -n 1000", "-e -n 1000", "-q 16 -n 200", "-q 4 -b -n 200", "-s 1048576 -n 50"],
+    ),
     ("ib_atomic_lat", &["", "-A CMP_AND_SWAP"]),
-    ("ib_atomic_bw", &["", "-b", "-q 16"]),
+    ("ib_atomic_bw", &["-n 1000", "-b -n 1000", "-q 16 -n 200"]),
 ];
 
 const PINGPONG: [(&str, &[&str]); 2] = [
@@ -43,10 +65,10 @@ const PINGPONG: [(&str, &[&str]); 2] = [
 
 /// A quick look at each operation and each kind of end.
 const QUICK: [&str; 6] = [
-    "server stateless: ib_send_bw -q 16",
+    "server stateless: ib_send_bw -q 16 -n 200",
     "client stateless: ib_read_lat",
-    "server stateless: ib_atomic_bw",
-    "client stateless, 1% loss: ib_write_bw -n 1000",
+    "server stateless: ib_atomic_bw -n 1000",
+    "client stateless, 1% loss: ib_write_bw -n 300",
     "server stateless: ibv_srq_pingpong -g 0 -e -c",
     "client stateless: ibv_rc_pingpong -g 0 -c",
 ];
@@ -90,9 +112,9 @@ fn on_a_bad_wire() -> Vec<Case> {
         let what = format!("{what}, {how}");
         let mut add = |pair: Pair| cases.push(case(&what, wishes, says, pair.env("STARVERBS_FAULT", fault)));
         for (program, _) in PERFTEST {
-            add(perftest(program, "-n 1000"));
+            add(perftest(program, "-n 300"));
         }
-        add(perftest("ib_send_bw", "-q 4 -b -n 500"));
+        add(perftest("ib_send_bw", "-q 4 -b -n 100"));
         for (program, _) in PINGPONG {
             add(pingpong(program, "-c"));
         }
@@ -102,7 +124,7 @@ fn on_a_bad_wire() -> Vec<Case> {
 
 /// What the ends settle that want something else, or nothing.
 fn settled() -> Vec<Case> {
-    let send = || perftest("ib_send_bw", "-q 4");
+    let send = || perftest("ib_send_bw", "-q 4 -n 300");
     let key = |byte: &str| byte.repeat(32);
     let sealed = |keys: [&str; 2]| {
         let keys = keys.map(key);

@@ -16,8 +16,9 @@ use super::channel::timeout;
 use super::control::{Control, Role, Wish};
 use crate::types::{Gid, Nanos, Qpn};
 
-/// Offers without any answer before the peer is taken for a card without StaR.
-pub const TRIES: u32 = 4;
+/// Offers without any answer before the peer is taken for a card without StaR: silence of an eighth of a second, as a process of a busy host
+/// may not have the CPU for long.
+pub const TRIES: u32 = 7;
 /// Offers without an answer of a peer that has spoken before, until it is taken for one that is gone: as plain RoCEv2 would, requests find
 /// that out. About two seconds.
 const LAST_TRIES: u32 = 32;

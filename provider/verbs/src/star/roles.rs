@@ -204,7 +204,7 @@ impl Roles {
                 }
             }
             /* it begins when the other end says what it is */
-            Outcome::Star { role: Role::Stateful, .. } => log!(Debug, "queue pair {qpn:#x}: stateful end"),
+            Outcome::Star { role: Role::Stateful, .. } => {}
         }
     }
 
@@ -241,8 +241,9 @@ impl Roles {
             window: WINDOW,
             lifetime: Waits::default().lifetime,
         };
-        if let Err(error) = turn.nic.begin_star(turn.env, qpn, init, turn.now) {
-            fail(turn, qpn, &error);
+        match turn.nic.begin_star(turn.env, qpn, init, turn.now) {
+            Ok(()) => log!(Debug, "queue pair {qpn:#x}: stateful end"),
+            Err(error) => fail(turn, qpn, &error),
         }
     }
 }
