@@ -225,7 +225,8 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
     let mut run = Run::new(7, None, true);
     let qpn = run.conns[0].ends[0].qpn;
     let Host { nic, env, pd, .. } = &mut run.net.hosts[0];
-    let (free, count, srq) = (nic.free_qpns(), nic.qp_count(), nic.leaving(qpn).expect("a QP").srq.map(|s| s.0));
+    let (free, count, srq) =
+        (nic.free_qpns(), nic.qp_count(), nic.leaving(qpn).expect("a QP").srq.map(|s| s.0));
     let srq = srq.expect("it takes from an SRQ");
     assert_eq!(nic.release_for_star(env, qpn).err(), Some(NicError::Invalid), "it does not wait");
     nic.hold_for_star(qpn).expect("a fresh QP");
