@@ -17,7 +17,7 @@ use crate::star::control::Setup;
 use crate::star::env::StarEnv;
 use crate::star::stateful::{Card, Local, Peer, SharedReceives, Stateful, Turn, Waits};
 use crate::star::wire::Packet;
-use crate::transport::{Attr, Ctx, Qp, Step};
+use crate::transport::{Attr, Ctx, Qp, Step, patience};
 use crate::types::{Access, AsyncEvent, Gid, Nanos, PdId, QpState, QpType, Qpn, Sge, SrqId};
 
 /// What a card lends an engine.
@@ -61,7 +61,13 @@ pub struct Terms {
 impl Terms {
     fn of(attr: &Attr) -> Self {
         let Attr { access, max_rd_atomic, min_rnr_timer, rnr_retry, timeout, retry_cnt, .. } = *attr;
-        Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience: patience(timeout, retry_cnt) }
+        Terms {
+            access,
+            max_rd_atomic,
+            min_rnr_timer,
+            rnr_retry,
+            patience: patience(timeout, retry_cnt).unwrap_or(0),
+        }
     }
 }
 
@@ -363,9 +369,4 @@ where
             self.shared.stats.star_drops.inc();
         }
     }
-}
-
-/// How long a peer may be silent: local ACK timeout, and retries (IBTA 9.9.2.1.3, 11.2.5.2). 0: for ever.
-fn patience(timeout: u8, retries: u8) -> Nanos {
-    if timeout == 0 { 0 } else { (4096 << timeout.min(31)) * (Nanos::from(retries) + 1) }
 }
