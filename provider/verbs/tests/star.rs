@@ -215,6 +215,7 @@ fn a_stateful_end_in_error_flushes_and_begins_anew() {
     /* nobody has a receive for it */
     post(&qps[1], &send(10, &[b.sge(0, 64)])).unwrap();
     to(&qps[1], QpState::Err);
+    assert_eq!(role(&qps[1]), Settled::Stateful);
     let mut ids: Vec<_> = b.completions(5).iter().map(|cqe| (cqe.status, cqe.wr_id)).collect();
     ids.sort_by_key(|(_, id)| *id);
     assert_eq!(ids, [0, 1, 2, 3, 10].map(|id| (WcStatus::WrFlushErr, id)));
