@@ -2,13 +2,14 @@
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
-use starverbs_core::{Nanos, NicError, QpState, Qpn, SrqId};
+use starverbs_core::{Nanos, NicError, PdId, QpState, Qpn, SrqId};
 use starverbs_rings::CardRq;
 
 use crate::card::{Card, Shard};
 use crate::clock;
 use crate::error::Result;
 use crate::receives::Who;
+use crate::star::library::Library;
 
 /// Longest wait for stateful cards to forget a key. One that does not answer for so long is gone; this card lets nothing through anyway.
 const PATIENCE: Nanos = 1_000_000_000;
@@ -90,6 +91,11 @@ impl Shard {
         Ok(())
     }
 
+    /// Whether all stateful cards know the memory of a protection domain.
+    pub(crate) fn is_told(&self, pd: PdId) -> bool {
+        self.star.as_ref().is_none_or(|star| star.library.is_told(pd))
+    }
+
     /// Stateful cards hear of a key.
     pub(crate) fn tell_of(&mut self, key: u32, now: Nanos) {
         self.with_star(now, |star, turn| {
@@ -146,19 +152,31 @@ impl Shard {
 }
 
 impl Card {
-    /// Waits until no stateful card reaches for what a key opened: runs this card meanwhile.
+    /// Waits until no stateful card reaches for what a key opened.
     #[cold]
     pub(crate) fn await_revocation(&self, key: u32) {
+        self.await_answers(|library| library.is_revoked(key));
+    }
+
+    /// Waits until all stateful cards know the memory of a protection domain: peers may use its keys when its program has them.
+    #[cold]
+    pub(crate) fn await_rules(&self, pd: PdId) {
+        self.await_answers(|library| library.is_told(pd));
+    }
+
+    /// Waits for what stateful cards answer, and runs this card meanwhile.
+    #[cold]
+    fn await_answers(&self, done: impl Fn(&Library) -> bool) {
         let until = clock::now().saturating_add(PATIENCE);
         loop {
-            let (revoked, mut fds) = self.with(|shard, now| {
+            let (answered, mut fds) = self.with(|shard, now| {
                 shard.run_star(now, Who::Thread);
                 shard.run_timers(now);
                 let Some(star) = &shard.star else { return (true, Vec::new()) };
                 let pollfd = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                (star.library.is_revoked(key), star.fds().map(pollfd).collect())
+                (done(&star.library), star.fds().map(pollfd).collect())
             });
-            if revoked || clock::now() >= until {
+            if answered || clock::now() >= until {
                 return;
             }
             // SAFETY: as many pollfds as are said, alive across the call.

@@ -24,7 +24,7 @@ use starverbs_core::{FrameMeta, Nanos, Nic, Qpn, WcStatus};
 use super::Turn;
 use crate::env::HostEnv;
 use crate::stat::StatPage;
-use end::End;
+use end::{Chore, End};
 use places::Places;
 use rules::Rules;
 
@@ -46,6 +46,8 @@ pub(crate) struct Library {
     /// Those with something to send
     ready: VecDeque<u32>,
     rules: Rules,
+    /// Those whose change of a window is to be known to all before it is complete
+    patient: Vec<u32>,
     /// Of queue pairs that are gone
     partings: Slab<(Parting, starverbs_core::nic::TimerId)>,
 }
@@ -63,6 +65,7 @@ impl Library {
             timers: Timers::default(),
             ready: VecDeque::new(),
             rules: Rules::default(),
+            patient: Vec::new(),
             partings: Slab::new(),
         }
     }
@@ -163,21 +166,15 @@ impl Library {
         let Some(end) = self.ends.get_mut(at as usize) else { return };
         let owner = (end.released.init.pd, end.released.qpn);
         if let Some(wqe) = end.qp.take_own() {
-            let done = turn.nic.do_for_released(&wqe, owner);
-            let status = if done.is_ok() { WcStatus::Success } else { WcStatus::MwBindErr };
             end.released.windows = true;
+            end.chore = Some(Chore::Own(turn.nic.do_for_released(&wqe, owner).is_ok()));
             self.follow_windows(turn);
-            let Some(end) = self.ends.get_mut(at as usize) else { return };
-            end.qp.own_done(turn.env, turn.now, status);
-            return self.settle(turn, at);
-        }
-        if let Some(key) = end.qp.take_invalid(turn.env) {
-            let done = turn.nic.invalidate_for_released(key, owner).is_ok();
+        } else if let Some(key) = end.qp.take_invalid(turn.env) {
+            end.chore = Some(Chore::Invalidated(turn.nic.invalidate_for_released(key, owner).is_ok()));
             self.follow_windows(turn);
-            let Some(end) = self.ends.get_mut(at as usize) else { return };
-            end.qp.invalidated(turn.env, turn.now, done);
-            return self.settle(turn, at);
         }
+        self.finish_chore(turn, at);
+        let Some(end) = self.ends.get_mut(at as usize) else { return };
         if end.qp.must_tell() {
             let pd = end.released.init.pd;
             let rules = turn.nic.memory().rules().filter(|rule| rule.pd == pd);
@@ -196,6 +193,27 @@ impl Library {
             turn.nic.took_from_srq(turn.env, srq);
         }
         self.follow_teller(turn, at);
+    }
+
+    /// A window was changed: that is complete once all who knew of it, or are to know, have answered.
+    fn finish_chore(&mut self, turn: &mut Turn<'_>, at: u32) {
+        let Some(end) = self.ends.get(at as usize) else { return };
+        let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return };
+        if !self.is_told(pd) {
+            if !self.patient.contains(&at) {
+                self.patient.push(at);
+            }
+            return;
+        }
+        let Some(end) = self.ends.get_mut(at as usize) else { return };
+        end.chore = None;
+        match chore {
+            Chore::Own(true) => end.qp.own_done(turn.env, turn.now, WcStatus::Success),
+            Chore::Own(false) => end.qp.own_done(turn.env, turn.now, WcStatus::MwBindErr),
+            Chore::Invalidated(done) => end.qp.invalidated(turn.env, turn.now, done),
+        }
+        /* the next may be one, too */
+        self.settle(turn, at);
     }
 
     /// Whose a QP is, if it is one of these.

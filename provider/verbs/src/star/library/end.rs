@@ -45,6 +45,15 @@ const UNTOLD: Setup = Setup {
     min_rnr_timer: 0,
 };
 
+/// What was done with a window, and is not complete.
+#[derive(Clone, Copy)]
+pub(super) enum Chore {
+    /// What its program posted, and whether it could be done
+    Own(bool),
+    /// What a message of its peer says, and whether that could be done
+    Invalidated(bool),
+}
+
 /// A queue pair of the library.
 pub(super) struct End {
     pub(super) qp: SlQp<HostEnv>,
@@ -54,6 +63,8 @@ pub(super) struct End {
     pub(super) timer: TimerId,
     /// It is among those with something to send
     pub(super) queued: bool,
+    /// A window that was changed for it
+    pub(super) chore: Option<Chore>,
     slots: Slots,
     /// The send queue's memory, if inline bytes may have to be fetched from there
     inline: Option<u32>,
@@ -180,7 +191,7 @@ impl Library {
         })?;
         let released = turn.nic.release_for_star(turn.env, qpn)?;
         self.bounds.add_slots(base, bytes);
-        let end = End { qp, released, group, timer, queued: false, slots, inline };
+        let end = End { qp, released, group, timer, queued: false, chore: None, slots, inline };
         let at = self.ends.insert(Box::new(end)) as u32;
         self.count(turn, at, u64::wrapping_add);
         self.places.set(qpn, Some(at));
@@ -236,7 +247,7 @@ impl Library {
     fn take_out(&mut self, turn: &mut Turn<'_>, at: u32) -> Option<Released<HostEnv>> {
         self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
-        let End { qp, released, group, timer, queued, slots, inline } = end;
+        let End { qp, released, group, timer, queued, slots, inline, .. } = end;
         self.places.set(released.qpn, None);
         self.timers.leave(timer);
         if queued {

@@ -118,6 +118,14 @@ impl Library {
         !self.rules.groups.iter().any(|(_, group)| group.revoked.contains(&key))
     }
 
+    /// Whether all stateful cards have answered what they were told of memory of a protection domain.
+    pub(crate) fn is_told(&self, pd: PdId) -> bool {
+        let of_domain = self.rules.groups.iter().filter(|(_, group)| group.key.pd == pd);
+        of_domain
+            .into_iter()
+            .all(|(_, group)| group.untold.load(Ordering::Relaxed) == 0 && group.revoked.is_empty())
+    }
+
     /// Windows were bound, or are bound no longer; gives the key of the last of the latter.
     pub(super) fn follow_windows(&mut self, turn: &mut Turn<'_>) -> Option<u32> {
         let mut ended = None;
@@ -139,6 +147,11 @@ impl Library {
             && let Some(end) = self.ends.get_mut(teller as usize)
         {
             end.qp.tell(turn.env, turn.now, what);
+            let given = end.qp.changes().given;
+            if let Some(group) = self.rules.groups.get(group) {
+                /* nobody takes it for answered before the teller's turn is over */
+                group.untold.fetch_max(given, Ordering::Relaxed);
+            }
             self.settle(turn, teller);
         }
     }
@@ -155,12 +168,17 @@ impl Library {
             return self.find_teller(turn, group_at);
         }
         let group = &mut self.rules.groups[group_at];
-        if changes.taken == 0 {
+        let mut answered = changes.taken == 0 && !group.revoked.is_empty();
+        if answered {
             group.revoked.clear();
         }
         let before = group.untold.swap(changes.given, Ordering::Relaxed);
         if before > 0 && changes.given == 0 {
+            answered = true;
             self.wake_group(group_at);
+        }
+        if answered {
+            self.wake_patient();
         }
     }
 
@@ -170,6 +188,16 @@ impl Library {
             if let Some(end) = self.ends.get_mut(*at as usize).filter(|end| !end.queued) {
                 end.queued = true;
                 self.ready.push_back(*at);
+            }
+        }
+    }
+
+    /// Those go on whose change of a window was to be known first.
+    fn wake_patient(&mut self) {
+        for at in std::mem::take(&mut self.patient) {
+            if let Some(end) = self.ends.get_mut(at as usize).filter(|end| !end.queued) {
+                end.queued = true;
+                self.ready.push_back(at);
             }
         }
     }
@@ -195,6 +223,7 @@ impl Library {
         let untold = group.untold.swap(0, Ordering::Relaxed);
         let Some(end) = next.and_then(|next| self.ends.get_mut(next as usize)) else {
             group.revoked.clear();
+            self.wake_patient();
             return self.wake_group(group_at);
         };
         for key in &group.revoked {
