@@ -185,14 +185,7 @@ impl Mr {
     }
 
     fn new(pd: &Pd, kind: Kind, attr: MrAttr) -> Result<Mr> {
-        let card = pd.context().card()?;
-        let (key, told) = card.with(|shard, now| {
-            let key = shard.reg_mr(attr, now)?;
-            Ok::<_, VerbsError>((key, shard.is_told(pd.id())))
-        })?;
-        if !told {
-            card.await_rules(pd.id());
-        }
+        let key = pd.context().card()?.reg_mr(attr)?;
         if let Some(exports) = pd.context().exports() {
             exports.publish(Shared::Mr, key, &item(&attr));
         }
@@ -236,7 +229,7 @@ impl Mr {
         let key = self.0.key;
         card.end_key(key, |shard| shard.nic.rereg_mr(key, attr))?;
         card.with(|shard, now| shard.tell_of(key, now));
-        card.await_rules(pd.id());
+        card.await_told(attr.pd);
         if let Some(exports) = self.0.ctx.exports() {
             exports.revoke(Shared::Mr, self.0.key);
             exports.publish(Shared::Mr, self.0.key, &item(&attr));

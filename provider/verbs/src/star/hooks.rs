@@ -11,7 +11,8 @@ use crate::error::Result;
 use crate::receives::Who;
 use crate::star::library::Library;
 
-/// Longest wait for stateful cards to forget a key. One that does not answer for so long is gone; this card lets nothing through anyway.
+/// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone; this card lets nothing of a
+/// forgotten one through anyway.
 const PATIENCE: Nanos = 1_000_000_000;
 /// Longest sleep between two looks, milliseconds.
 const LOOK: i32 = 1;
@@ -91,11 +92,6 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether all stateful cards know the memory of a protection domain.
-    pub(crate) fn is_told(&self, pd: PdId) -> bool {
-        self.star.as_ref().is_none_or(|star| star.library.is_told(pd))
-    }
-
     /// Stateful cards hear of a key.
     pub(crate) fn tell_of(&mut self, key: u32, now: Nanos) {
         self.with_star(now, |star, turn| {
@@ -103,6 +99,11 @@ impl Shard {
                 star.library.add_rule(turn, &rule);
             }
         });
+    }
+
+    /// Whether all stateful cards know the memory of a protection domain.
+    fn is_told(&self, pd: PdId) -> bool {
+        self.star.as_ref().is_none_or(|star| star.library.is_told(pd))
     }
 
     /// Ends what a key opens by `end`; true: stateful cards may know it, and [`Card::await_revocation`] comes next.
@@ -158,25 +159,37 @@ impl Card {
         self.await_answers(|library| library.is_revoked(key));
     }
 
-    /// Waits until all stateful cards know the memory of a protection domain: peers may use its keys when its program has them.
+    /// Registers memory. When this returns, stateful cards know of it: the program may tell theirs its key by another way than ours.
+    pub(crate) fn reg_mr(&self, attr: MrAttr) -> Result<u32> {
+        let (key, told) = self.with(|shard, now| {
+            let key = shard.reg_mr(attr, now)?;
+            Ok::<_, NicError>((key, shard.is_told(attr.pd)))
+        })?;
+        if !told {
+            self.await_told(attr.pd);
+        }
+        Ok(key)
+    }
+
+    /// Waits until all stateful cards know the memory of a protection domain.
     #[cold]
-    pub(crate) fn await_rules(&self, pd: PdId) {
+    pub(crate) fn await_told(&self, pd: PdId) {
         self.await_answers(|library| library.is_told(pd));
     }
 
-    /// Waits for what stateful cards answer, and runs this card meanwhile.
+    /// Runs this card until stateful cards have answered, or are silent for too long.
     #[cold]
-    fn await_answers(&self, done: impl Fn(&Library) -> bool) {
+    fn await_answers(&self, answered: impl Fn(&Library) -> bool) {
         let until = clock::now().saturating_add(PATIENCE);
         loop {
-            let (answered, mut fds) = self.with(|shard, now| {
+            let (done, mut fds) = self.with(|shard, now| {
                 shard.run_star(now, Who::Thread);
                 shard.run_timers(now);
                 let Some(star) = &shard.star else { return (true, Vec::new()) };
                 let pollfd = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                (done(&star.library), star.fds().map(pollfd).collect())
+                (answered(&star.library), star.fds().map(pollfd).collect())
             });
-            if answered || clock::now() >= until {
+            if done || clock::now() >= until {
                 return;
             }
             // SAFETY: as many pollfds as are said, alive across the call.

@@ -199,7 +199,7 @@ impl Library {
     fn finish_chore(&mut self, turn: &mut Turn<'_>, at: u32) {
         let Some(end) = self.ends.get(at as usize) else { return };
         let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return };
-        if !self.is_told(pd) {
+        if !self.is_settled(pd) {
             if !self.patient.contains(&at) {
                 self.patient.push(at);
             }

@@ -118,12 +118,18 @@ impl Library {
         !self.rules.groups.iter().any(|(_, group)| group.revoked.contains(&key))
     }
 
-    /// Whether all stateful cards have answered what they were told of memory of a protection domain.
+    /// Whether all stateful cards have answered that they know the memory of a protection domain.
     pub(crate) fn is_told(&self, pd: PdId) -> bool {
-        let of_domain = self.rules.groups.iter().filter(|(_, group)| group.key.pd == pd);
-        of_domain
-            .into_iter()
-            .all(|(_, group)| group.untold.load(Ordering::Relaxed) == 0 && group.revoked.is_empty())
+        self.of_this(pd).all(|group| group.untold.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Whether they have also answered that they know no longer what was taken away.
+    pub(super) fn is_settled(&self, pd: PdId) -> bool {
+        self.is_told(pd) && self.of_this(pd).all(|group| group.revoked.is_empty())
+    }
+
+    fn of_this(&self, pd: PdId) -> impl Iterator<Item = &Group> {
+        self.rules.groups.iter().map(|(_, group)| group).filter(move |group| group.key.pd == pd)
     }
 
     /// Windows were bound, or are bound no longer; gives the key of the last of the latter.
