@@ -67,11 +67,17 @@ pair() {
         { echo "$program, server $server, client $client:" >&2; cat "$tmp/server" "$tmp/client" >&2; return 1; }
 }
 
-for roles in "stateless stateful" "stateful stateless" "auto auto" "off off" "stateless stateless"; do
-    read -r server client <<<"$roles"
+# Which side is then stateless: with few connections auto is plain RoCEv2, as are two ends of the same wish.
+for roles in "stateless stateful server" "stateful stateless client" "auto stateful server" "auto auto -" "off stateful -" "stateless stateless -"; do
+    read -r server client stateless <<<"$roles"
     for program in ib_send_lat ib_write_bw ib_read_bw ib_atomic_lat; do
         pair "$program" "--star=$server --star_counters -n 1000" "--star=$client --star_counters -n 1000"
-        grep -q "tx_packets  *[1-9]" "$tmp/client" || { echo "no counters:" >&2; cat "$tmp/client" >&2; exit 1; }
+        for side in server client; do
+            grep -q "tx_packets  *[1-9]" "$tmp/$side" || { echo "no counters:" >&2; cat "$tmp/$side" >&2; exit 1; }
+            found=$(grep -c "star_stateless_qps  *1" "$tmp/$side" || true)
+            [[ $found == "$([[ $side == "$stateless" ]] && echo 1 || echo 0)" ]] ||
+                { echo "$program, server $server, client $client: not the role of the $side" >&2; cat "$tmp/$side" >&2; exit 1; }
+        done
     done
     echo "runs: server $server, client $client"
 done
