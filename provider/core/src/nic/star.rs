@@ -61,7 +61,13 @@ pub struct Terms {
 impl Terms {
     fn of(attr: &Attr) -> Self {
         let Attr { access, max_rd_atomic, min_rnr_timer, rnr_retry, timeout, retry_cnt, .. } = *attr;
-        Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience: patience(timeout, retry_cnt).unwrap_or(0) }
+        Terms {
+            access,
+            max_rd_atomic,
+            min_rnr_timer,
+            rnr_retry,
+            patience: patience(timeout, retry_cnt).unwrap_or(0),
+        }
     }
 }
 

@@ -70,7 +70,18 @@ impl Track {
     /// A queue of `depth`, a power of two. `Exhausted`: no memory.
     pub(super) fn new(depth: u32) -> Result<Self, NicError> {
         let stored = filled(depth.div_ceil(64) as usize)?;
-        Ok(Track { una: 0, next: 0, low: 0, stored, depth, due: None, tries: 0, since: 0, ahead: 0, takes: 0 })
+        Ok(Track {
+            una: 0,
+            next: 0,
+            low: 0,
+            stored,
+            depth,
+            due: None,
+            tries: 0,
+            since: 0,
+            ahead: 0,
+            takes: 0,
+        })
     }
 
     /// Bytes beside the struct.
@@ -203,7 +214,11 @@ mod tests {
         assert_eq!((track.low(), track.look(200, &patience)), (0, None));
         assert_eq!(track.look(1_000_100, &patience), Some(Due::Again(0)));
         track.store(Psn::new(0), 1_000_200);
-        assert_eq!((track.low(), track.deadline()), (1, Some(1_000_200 + 2 * 1_000_100)), "SF took that long");
+        assert_eq!(
+            (track.low(), track.deadline()),
+            (1, Some(1_000_200 + 2 * 1_000_100)),
+            "SF took that long"
+        );
         track.store(Psn::new(1), 1_000_200);
         assert_eq!(track.low(), 3);
         track.complete(6, 2_000_000);
