@@ -38,10 +38,10 @@ pub(crate) fn cell(figure: Option<f64>) -> String {
     figure.map_or("-".to_owned(), short)
 }
 
-/// A figure, and how it stands to another.
+/// A figure, and how it stands to another that is not 0.
 pub(crate) fn beside(figure: Option<f64>, base: Option<f64>) -> String {
     match (figure, base) {
-        (Some(figure), Some(base)) => format!("{} ({:.2}x)", short(figure), figure / base),
+        (Some(figure), Some(base)) if base != 0.0 => format!("{} ({:.2}x)", short(figure), figure / base),
         (figure, _) => cell(figure),
     }
 }

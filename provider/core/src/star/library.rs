@@ -132,6 +132,8 @@ pub struct SlQp<E: StarEnv> {
     ignorant: bool,
     /// SF has said that it is gone
     parted: bool,
+    /// Since when sends wait that were under way when it said so
+    left_at: Option<Nanos>,
     /// Since when the oldest control message waits
     asked: Nanos,
     /// Since when SF is silent while something of it is awaited
@@ -175,6 +177,7 @@ impl<E: StarEnv> SlQp<E> {
             changes: Changes::default(),
             ignorant: false,
             parted: false,
+            left_at: None,
             asked: 0,
             quiet_since: 0,
         })

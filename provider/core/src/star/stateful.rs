@@ -171,6 +171,8 @@ pub struct Stateful<E: StarEnv> {
     ended: Ended,
     /// No packet that we sent before the end can be under way after this
     quiet_at: Nanos,
+    /// When our own sends fail that SL left behind; 0: there are none
+    left_until: Nanos,
     /// SL's QP refused a request of ours, and has not been told
     refused: Option<WcStatus>,
     channel: Channel,
@@ -258,6 +260,7 @@ impl<E: StarEnv> Stateful<E> {
             replay: RuleRef::default(),
             ended: Ended::Not,
             quiet_at: 0,
+            left_until: 0,
             refused: None,
             channel,
             answer_owed: None,

@@ -33,7 +33,7 @@ impl<E: StarEnv> SlQp<E> {
     pub fn next_deadline(&self) -> Option<Nanos> {
         let queues = [self.send.deadline(), self.recv.deadline()];
         let queues = queues.into_iter().filter(|_| self.state == SlState::Ready);
-        queues.chain([self.channel.deadline(), self.keepalive_due()]).flatten().min()
+        queues.chain([self.channel.deadline(), self.keepalive_due(), self.left_due()]).flatten().min()
     }
 
     /// Completions of sends are waited for: when SF is asked whether it lives.
@@ -52,6 +52,9 @@ impl<E: StarEnv> SlQp<E> {
         }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
             self.silence();
+            return self.fail(env, now);
+        }
+        if self.left_due().is_some_and(|due| due <= now) {
             return self.fail(env, now);
         }
         if self.keepalive_due().is_some_and(|due| due <= now) {
@@ -138,7 +141,7 @@ impl<E: StarEnv> SlQp<E> {
         }
         let event = match WcStatus::from_code(why) {
             /* as if nobody answered any more, which RC sees when it sends */
-            Some(WcStatus::Success) => return self.depart(env, now),
+            Some(WcStatus::Success) => return self.depart(now),
             Some(WcStatus::RemAccessErr) => AsyncEvent::QpAccessErr(self.init.qpn),
             Some(WcStatus::RemInvReqErr) => AsyncEvent::QpReqErr(self.init.qpn),
             _ => AsyncEvent::QpFatal(self.init.qpn),
@@ -155,8 +158,9 @@ impl<E: StarEnv> SlQp<E> {
         (self.gate, self.changes) = (0, Changes::default());
     }
 
-    /// SF is gone. Sends that wait for it fail; receives stay posted until something is sent.
-    fn depart(&mut self, env: &mut E, now: Nanos) {
+    /// SF is gone. Sends that wait for it fail, but not before RC's would, as its program may have all that it needs by then; receives
+    /// stay posted until something is sent.
+    fn depart(&mut self, now: Nanos) {
         self.parted = true;
         self.silence();
         if self.state == SlState::Starting {
@@ -164,8 +168,15 @@ impl<E: StarEnv> SlQp<E> {
             self.state = SlState::Ready;
         }
         if self.state == SlState::Ready && self.send.una != self.posted() {
-            self.fail(env, now);
+            self.left_at.get_or_insert(now);
         }
+    }
+
+    /// When sends fail that SF left behind.
+    fn left_due(&self) -> Option<Nanos> {
+        let waits = self.state == SlState::Ready && self.send.una != self.posted();
+        let left = self.left_at.filter(|_| waits)?;
+        self.init.patience.time.map(|time| left + time)
     }
 
     /// SF is silent for too long: the oldest send says so, the rest is flushed.
