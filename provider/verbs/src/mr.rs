@@ -185,7 +185,7 @@ impl Mr {
     }
 
     fn new(pd: &Pd, kind: Kind, attr: MrAttr) -> Result<Mr> {
-        let key = pd.context().card()?.with(|shard, now| shard.reg_mr(attr, now))?;
+        let key = pd.context().card()?.reg_mr(attr)?;
         if let Some(exports) = pd.context().exports() {
             exports.publish(Shared::Mr, key, &item(&attr));
         }
@@ -229,6 +229,7 @@ impl Mr {
         let key = self.0.key;
         card.end_key(key, |shard| shard.nic.rereg_mr(key, attr))?;
         card.with(|shard, now| shard.tell_of(key, now));
+        card.await_told(attr.pd);
         if let Some(exports) = self.0.ctx.exports() {
             exports.revoke(Shared::Mr, self.0.key);
             exports.publish(Shared::Mr, self.0.key, &item(&attr));

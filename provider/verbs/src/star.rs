@@ -168,8 +168,12 @@ impl Shard {
     pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) -> Result<()> {
         let moved = self.with_star(now, |star, turn| match state {
             QpState::Rtr => star.roles.begin(turn, &mut star.library, (qp.qpn, qp.wish), qp.queues()),
-            QpState::Init | QpState::Reset | QpState::Err => {
+            QpState::Init | QpState::Reset => {
                 star.roles.end(qp.qpn);
+                Ok(())
+            }
+            QpState::Err => {
+                star.roles.stop(qp.qpn);
                 Ok(())
             }
             QpState::Rts | QpState::Sqd | QpState::Sqe => Ok(()),

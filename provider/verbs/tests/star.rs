@@ -215,6 +215,7 @@ fn a_stateful_end_in_error_flushes_and_begins_anew() {
     /* nobody has a receive for it */
     post(&qps[1], &send(10, &[b.sge(0, 64)])).unwrap();
     to(&qps[1], QpState::Err);
+    assert_eq!(role(&qps[1]), Settled::Stateful);
     let mut ids: Vec<_> = b.completions(5).iter().map(|cqe| (cqe.status, cqe.wr_id)).collect();
     ids.sort_by_key(|(_, id)| *id);
     assert_eq!(ids, [0, 1, 2, 3, 10].map(|id| (WcStatus::WrFlushErr, id)));
@@ -294,4 +295,19 @@ fn a_stateful_end_takes_from_a_shared_receive_queue() {
     assert_eq!(b.completions(1)[0].qpn, peer.number());
     let event = b.ctx.get_async_event().unwrap();
     assert!(matches!(event, Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie: 99 }), "{event:?}");
+}
+
+/// A card that has no wish says so: nobody takes its address for one without StaR.
+#[test]
+fn a_card_without_a_wish_answers() {
+    let nodes = pair([StarWish::Stateless, StarWish::Off]);
+    let [a, b] = &nodes;
+    let plain = connected(&nodes);
+    assert_eq!([role(&plain[0]), role(&plain[1])], [Settled::Plain; 2]);
+    let init = QpInit { star: Some(Wish::Stateful), ..b.init(QpType::Rc, None) };
+    let qps = [a.qp(QpType::Rc), Qp::create(&b.pd, &init).unwrap()];
+    connect((a, &qps[0]), (b, &qps[1]));
+    talk(&nodes, &qps);
+    assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Stateless, Settled::Stateful]);
+    talk(&nodes, &plain);
 }

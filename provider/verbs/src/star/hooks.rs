@@ -2,15 +2,17 @@
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
-use starverbs_core::{Nanos, NicError, QpState, Qpn, SrqId};
+use starverbs_core::{Nanos, NicError, PdId, QpState, Qpn, SrqId};
 use starverbs_rings::CardRq;
 
 use crate::card::{Card, Shard};
 use crate::clock;
 use crate::error::Result;
 use crate::receives::Who;
+use crate::star::library::Library;
 
-/// Longest wait for stateful cards to forget a key. One that does not answer for so long is gone; this card lets nothing through anyway.
+/// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone; this card lets nothing of a
+/// forgotten one through anyway.
 const PATIENCE: Nanos = 1_000_000_000;
 /// Longest sleep between two looks, milliseconds.
 const LOOK: i32 = 1;
@@ -99,6 +101,11 @@ impl Shard {
         });
     }
 
+    /// Whether all stateful cards know the memory of a protection domain.
+    fn is_told(&self, pd: PdId) -> bool {
+        self.star.as_ref().is_none_or(|star| star.library.is_told(pd))
+    }
+
     /// Ends what a key opens by `end`; true: stateful cards may know it, and [`Card::await_revocation`] comes next.
     pub(crate) fn end_key<T>(
         &mut self,
@@ -146,19 +153,43 @@ impl Shard {
 }
 
 impl Card {
-    /// Waits until no stateful card reaches for what a key opened: runs this card meanwhile.
+    /// Waits until no stateful card reaches for what a key opened.
     #[cold]
     pub(crate) fn await_revocation(&self, key: u32) {
+        self.await_answers(|library| library.is_revoked(key));
+    }
+
+    /// Registers memory. When this returns, stateful cards know of it: the program may tell theirs its key by another way than ours.
+    pub(crate) fn reg_mr(&self, attr: MrAttr) -> Result<u32> {
+        let (key, told) = self.with(|shard, now| {
+            let key = shard.reg_mr(attr, now)?;
+            Ok::<_, NicError>((key, shard.is_told(attr.pd)))
+        })?;
+        if !told {
+            self.await_told(attr.pd);
+        }
+        Ok(key)
+    }
+
+    /// Waits until all stateful cards know the memory of a protection domain.
+    #[cold]
+    pub(crate) fn await_told(&self, pd: PdId) {
+        self.await_answers(|library| library.is_told(pd));
+    }
+
+    /// Runs this card until stateful cards have answered, or are silent for too long.
+    #[cold]
+    fn await_answers(&self, answered: impl Fn(&Library) -> bool) {
         let until = clock::now().saturating_add(PATIENCE);
         loop {
-            let (revoked, mut fds) = self.with(|shard, now| {
+            let (done, mut fds) = self.with(|shard, now| {
                 shard.run_star(now, Who::Thread);
                 shard.run_timers(now);
                 let Some(star) = &shard.star else { return (true, Vec::new()) };
                 let pollfd = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                (star.library.is_revoked(key), star.fds().map(pollfd).collect())
+                (answered(&star.library), star.fds().map(pollfd).collect())
             });
-            if revoked || clock::now() >= until {
+            if done || clock::now() >= until {
                 return;
             }
             // SAFETY: as many pollfds as are said, alive across the call.

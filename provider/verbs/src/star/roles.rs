@@ -122,6 +122,14 @@ impl Roles {
         }
     }
 
+    /// The QP is in ERR: what was settled stands, and nothing begins any more.
+    pub(crate) fn stop(&mut self, qpn: Qpn) {
+        match self.ends.get_mut(&qpn) {
+            Some(end) if end.negotiation.outcome().is_some() => end.queues = None,
+            _ => self.end(qpn),
+        }
+    }
+
     /// What was settled for a QP. `None`: nothing yet, or it has no wish.
     pub(crate) fn outcome(&self, qpn: Qpn) -> Option<Outcome> {
         self.ends.get(&qpn)?.negotiation.outcome()
@@ -213,7 +221,7 @@ impl Roles {
         let qpn = packet.header.qpn;
         let Some(end) = self.ends.get_mut(&qpn).filter(|end| end.queues.is_some()) else { return };
         let Some((setup, prefix)) = first_word(packet) else { return };
-        if *source != end.av.dgid || prefix.qpn != end.peer {
+        if *source != end.av.dgid || prefix.qpn != end.peer || !turn.nic.waits_for_star(qpn) {
             return;
         }
         /* it says so, and more */

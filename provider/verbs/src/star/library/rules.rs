@@ -118,6 +118,15 @@ impl Library {
         !self.rules.groups.iter().any(|(_, group)| group.revoked.contains(&key))
     }
 
+    /// Whether all stateful cards have answered that they know the memory of a protection domain.
+    pub(crate) fn is_told(&self, pd: PdId) -> bool {
+        !self
+            .rules
+            .groups
+            .iter()
+            .any(|(_, group)| group.key.pd == pd && group.untold.load(Ordering::Relaxed) > 0)
+    }
+
     /// Windows were bound, or are bound no longer; gives the key of the last of the latter.
     pub(super) fn follow_windows(&mut self, turn: &mut Turn<'_>) -> Option<u32> {
         let mut ended = None;
