@@ -8,7 +8,7 @@ RUNS ?= 100000
 JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
-.PHONY: help build demo test bench bench-loss bench-qpc instructions conformance pyverbs figures interop stress soak faults lint doc fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build demo test bench bench-loss bench-qpc bench-star instructions conformance pyverbs figures interop stress soak faults lint doc fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -20,6 +20,7 @@ help:
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes docs/bench-loss.*'
 	@echo 'make bench-qpc    of that, up to 100,000 queue pairs, room for few contexts by policy, the simulator; writes docs/bench-qpc.*'
+	@echo 'make bench-star   of that, the StaR paper'"'"'s workloads, 1 to 10,000 connections, StaR against RC; writes docs/bench-star.*'
 	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
@@ -85,6 +86,12 @@ bench:
 	cargo run --release --quiet --package starverbs-bench -- --out docs/bench
 	@$(MAKE) --no-print-directory bench-loss
 	@$(MAKE) --no-print-directory bench-qpc
+	@$(MAKE) --no-print-directory bench-star
+
+bench-star:
+	@tools/scripts/packages.sh bench
+	@$(MAKE) --no-print-directory build
+	cargo run --release --quiet --package starverbs-bench -- --star --out docs/bench-star
 
 bench-qpc:
 	@tools/scripts/packages.sh bench

@@ -3,7 +3,8 @@
 --   tshark -X lua_script:docs/star.lua -r file -Y star -V
 --   Wireshark: put it into the folder of personal Lua plugins (Help > About Wireshark > Folders)
 --
--- Packets are known by UDP ports 4793 and 4794, and on other ports, which ends may tell each other, by their header's checksum.
+-- Packets are known by UDP ports 4793 and 4794, and on other ports, which ends may tell each other, by their header's checksum. The
+-- messages by which ends settle their roles travel in RoCEv2 frames of op-code 0xc3; they are shown beside what Wireshark says of those.
 
 local star = Proto("star", "StaR (stateless RDMA)")
 
@@ -11,8 +12,10 @@ local PTYPES = { [1] = "WQEP", [2] = "EA", [3] = "RD", [4] = "RDA", [5] = "GD", 
 local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
-	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye",
+	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin", [13] = "Begin with rules that are known",
+	[14] = "Tell all rules", [0xe1] = "Sealed",
 }
+local WISHES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
 local OPCODES = {
 	[0] = "RDMA_WRITE", [1] = "RDMA_WRITE_WITH_IMM", [2] = "SEND", [3] = "SEND_WITH_IMM", [4] = "RDMA_READ",
 	[5] = "ATOMIC_CMP_AND_SWP", [6] = "ATOMIC_FETCH_AND_ADD", [7] = "LOCAL_INV", [8] = "BIND_MW", [9] = "SEND_WITH_INV",
@@ -55,6 +58,34 @@ local f = {
 	atomic_seq = ProtoField.uint32("star.atomic.seq", "Sequence of atomics", base.DEC),
 	operand = ProtoField.uint64("star.atomic.operand", "Operand", base.HEX),
 	control = ProtoField.uint8("star.control", "Control message", base.DEC, CONTROLS),
+	wish = ProtoField.uint8("star.wish", "Wish", base.DEC, WISHES),
+	role = ProtoField.uint8("star.role", "Role", base.DEC, WISHES),
+	stateful = ProtoField.uint32("star.stateful", "Connections that the card keeps", base.DEC),
+	threshold = ProtoField.uint32("star.threshold", "Threshold", base.DEC),
+	port_stateless = ProtoField.uint16("star.port.stateless", "UDP port of the stateless half", base.DEC),
+	port_stateful = ProtoField.uint16("star.port.stateful", "UDP port of the stateful half", base.DEC),
+	boot = ProtoField.uint64("star.boot", "Life of the card", base.HEX),
+	pd = ProtoField.uint32("star.pd", "Protection domain", base.HEX),
+	mtu = ProtoField.uint8("star.mtu", "Path MTU (enum ibv_mtu)", base.DEC),
+	srq = ProtoField.bool("star.srq", "Shared receive queue"),
+	rd_atomic = ProtoField.uint8("star.max_rd_atomic", "READs and atomics outstanding", base.DEC),
+	rnr_retry = ProtoField.uint8("star.rnr_retry", "RNR retries", base.DEC),
+	rnr_timer = ProtoField.uint8("star.min_rnr_timer", "RNR timer", base.DEC),
+	sq_depth = ProtoField.uint32("star.sq_depth", "WQEs of the send queue", base.DEC),
+	rq_depth = ProtoField.uint32("star.rq_depth", "WQEs of the receive queue", base.DEC),
+	send_ring = ProtoField.uint64("star.send_ring", "Slots of the send queue", base.HEX),
+	recv_ring = ProtoField.uint64("star.recv_ring", "Slots of the receive queue", base.HEX),
+	replay = ProtoField.uint64("star.replay", "Slots of atomics", base.HEX),
+	replay_slots = ProtoField.uint32("star.replay_slots", "Number of slots of atomics", base.DEC),
+	access = ProtoField.uint32("star.access", "Rights", base.HEX),
+	key = ProtoField.uint32("star.key", "Key", base.HEX),
+	rule_qpn = ProtoField.uint32("star.rule.qpn", "QPN that may use it (0: all)", base.HEX),
+	rule_addr = ProtoField.uint64("star.rule.addr", "Address", base.HEX),
+	rule_len = ProtoField.uint64("star.rule.length", "Length", base.DEC),
+	rule_iova = ProtoField.uint64("star.rule.iova", "Address in requests", base.HEX),
+	rules = ProtoField.uint32("star.rules", "Rules that are known", base.DEC),
+	rules_sum = ProtoField.uint64("star.rules_sum", "Their sum", base.HEX),
+	upto = ProtoField.uint32("star.upto", "WQEs wanted before", base.DEC),
 	data = ProtoField.bytes("star.data", "Data"),
 	crc = ProtoField.uint32("star.crc", "CRC-32", base.HEX),
 }
@@ -147,10 +178,36 @@ local function atomic(data, tree)
 	return " atomic " .. data(4, 4):uint()
 end
 
+-- What stands behind a control message's number: fields and their lengths, in order.
+local LAYOUTS = {
+	[1] = { f.wish, 1, f.stateful, 4, f.threshold, 4, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8 },
+	[2] = { f.role, 1, f.port_stateless, 2, f.port_stateful, 2, f.boot, 8 },
+	[3] = { f.role, 1 },
+	[6] = {
+		f.boot, 8, f.pd, 4, f.mtu, 1, f.srq, 1, f.rd_atomic, 1, f.rnr_retry, 1, f.rnr_timer, 1, f.sq_depth, 4, f.rq_depth, 4,
+		f.send_ring, 8, f.recv_ring, 8, f.replay, 8, f.replay_slots, 4, f.access, 4,
+	},
+	[7] = { f.key, 4, f.pd, 4, f.rule_qpn, 4, f.rule_addr, 8, f.rule_len, 8, f.rule_iova, 8, f.access, 4 },
+	[8] = { f.key, 4 },
+	[9] = { f.upto, 4 },
+	[11] = { f.status, 1 },
+	[13] = { f.rules, 4, f.rules_sum, 8 },
+}
+
 local function control(data, tree)
 	tree:add(f.control, data(0, 1))
 	local code = data(0, 1):uint()
-	return " " .. (CONTROLS[code] or "message " .. code)
+	local text, at = " " .. (CONTROLS[code] or "message " .. code), 1
+	local layout = LAYOUTS[code] or {}
+	for i = 1, #layout, 2 do
+		local field, len = layout[i], layout[i + 1]
+		if at + len > data:len() then return text .. " (short)" end
+		tree:add(field, data(at, len))
+		if field == f.wish or field == f.role then text = text .. " " .. (WISHES[data(at, 1):uint()] or "?") end
+		at = at + len
+	end
+	if at < data:len() then tree:add(f.data, data(at)) end
+	return text
 end
 
 local function body(kind, opt, m, data, tree)
@@ -207,3 +264,25 @@ local by_port = DissectorTable.get("udp.port")
 by_port:add(4793, star)
 by_port:add(4794, star)
 star:register_heuristic("udp", heuristic)
+
+-- BTH, with the number of bytes that pad, DETH with the sender's QPN, message, padding, ICRC.
+local BTH, DETH, ROLES = 12, 8, 0xc3
+local roles = Proto("star_roles", "StaR (settling of roles)")
+local opcode, udp_length = Field.new("infiniband.bth.opcode"), Field.new("udp.length")
+
+function roles.dissector(tvb, pinfo, root)
+	local field, length = opcode(), udp_length()
+	if not field or not length or field.value ~= ROLES then return end
+	local at = field.offset
+	local pad = bit.band(bit.rshift(tvb(at + 1, 1):uint(), 4), 3)
+	local stop = at + length.value - 8 - CRC - pad
+	if stop <= at + BTH + DETH or stop > tvb:len() then return end
+	local tree = root:add(roles, tvb(at + BTH, stop - at - BTH))
+	tree:add(f.qpn, tvb(at + 5, 3))
+	tree:add(f.prefix_qpn, tvb(at + BTH + 5, 3))
+	local from = at + BTH + DETH
+	pinfo.cols.protocol = "StaR"
+	pinfo.cols.info = string.format("Roles QPN 0x%06x", tvb(at + 5, 3):uint()) .. control(tvb(from, stop - from):tvb(), tree)
+end
+
+register_postdissector(roles)

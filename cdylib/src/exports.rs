@@ -240,8 +240,10 @@ exports! { "@@", "IBVERBS_1.18";
 /* Direct verbs: include/infiniband/stardv.h. */
 exports! { "@@", "STARDV_1.0";
     _stardv_list_counters => stardv::list_counters,
+    stardv_create_qp => stardv::qp::create_qp,
     stardv_is_supported => stardv::is_supported,
     stardv_query_counters => stardv::query_counters,
+    stardv_query_qp => stardv::qp::query_qp,
 }
 
 private! { exports;

@@ -10,6 +10,7 @@ use crate::pd_mr::PdHandle;
 use crate::qp_attr::{attr_in, attr_out, cap, check_create_flags, create_flags, qp_type};
 use crate::query::put_prefix;
 use crate::srq::SrqHandle;
+use crate::stardv::qp::{CREATE_FLAGS, flagged};
 use crate::wr::{self, Building, QpExHandle};
 use crate::xrcd;
 use core::ffi::{c_int, c_void};
@@ -17,7 +18,7 @@ use core::mem::{MaybeUninit, offset_of};
 use core::sync::atomic::{AtomicU32, Ordering};
 use starverbs_abi as abi;
 use starverbs_core::types::Gid;
-use starverbs_verbs::{Qp, QpInit, Xrcd, send_ops_offered};
+use starverbs_verbs::{Qp, QpInit, Wish, Xrcd, send_ops_offered};
 
 /// A queue pair. The public struct comes last, as it is longer for a queue pair with the send operations of
 /// ibv_wr_post(3): `QpHandle<abi::ibv_qp_ex, _>`.
@@ -153,6 +154,8 @@ struct Extra {
     ops: Option<u64>,
     /// IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
     block_own_multicast: bool,
+    /// Which end is to keep the connection
+    star: Option<Wish>,
 }
 
 /// Makes a queue pair, on the terms of ibv_create_qp(3), and says in `init.cap` what was granted.
@@ -197,6 +200,7 @@ unsafe fn create(
         max_inline: asked.cap.max_inline_data,
         sq_sig_all: asked.sq_sig_all != 0,
         block_own_multicast: extra.block_own_multicast,
+        star: extra.star,
         cookie: name,
     };
     // SAFETY: the protection domain keeps its context alive.
@@ -261,7 +265,8 @@ fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<Option<u64>, Errno> {
     // A queue pair that sends has no use for an XRC domain, and none against it.
     let offered =
         abi::IBV_QP_INIT_ATTR_XRCD | abi::IBV_QP_INIT_ATTR_PD | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS | sends;
-    if mask & !offered != 0 || create_flags(init) & !abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0 {
+    let flags = abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB | CREATE_FLAGS;
+    if mask & !offered != 0 || create_flags(init) & !flags != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     if mask & abi::IBV_QP_INIT_ATTR_PD == 0 && init.qp_type != abi::IBV_QPT_XRC_RECV {
@@ -288,26 +293,46 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut abi::ibv_context,
     init: *mut abi::ibv_qp_init_attr_ex,
 ) -> *mut abi::ibv_qp {
-    edge::object(|| {
-        // SAFETY: NULL or a struct of the caller's, on the verb's terms.
-        let (pd, extra) = unsafe {
-            let mut asked = reached(given(init)?.as_ptr());
-            check_create_flags(&asked)?;
-            let ops = extensions(&asked)?;
-            if asked.qp_type == abi::IBV_QPT_XRC_RECV {
-                if ops.is_some() {
-                    return Err(libc::EINVAL);
-                }
-                let made = create_xrc_recv(context, &mut asked)?;
-                (*init).cap = asked.cap;
-                return Ok(made);
-            }
-            let block = create_flags(&asked) & abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
-            (asked.pd, Extra { ops, block_own_multicast: block })
-        };
-        // SAFETY: the verb's terms; the plain struct is the beginning of the extended one.
-        unsafe { create(pd, init.cast(), extra) }
-    })
+    // SAFETY: the verb's terms.
+    edge::object(|| unsafe { create_ex(context, init, None) })
+}
+
+/// Makes a queue pair with extensions. `star` is what is asked for beside the attributes, whose flags may ask for the same.
+///
+/// # Safety
+/// As ibv_create_qp_ex(3) has it.
+pub(crate) unsafe fn create_ex(
+    context: *mut abi::ibv_context,
+    init: *mut abi::ibv_qp_init_attr_ex,
+    star: Option<Wish>,
+) -> Result<*mut abi::ibv_qp, Errno> {
+    // SAFETY: NULL or a struct of the caller's, on the caller's terms.
+    let mut asked = unsafe { reached(given(init)?.as_ptr()) };
+    check_create_flags(&asked)?;
+    let ops = extensions(&asked)?;
+    let flagged = flagged(&asked)?;
+    if flagged.is_some() && star.is_some() && flagged != star {
+        return Err(libc::EINVAL);
+    }
+    let star = star.or(flagged);
+    if asked.qp_type == abi::IBV_QPT_XRC_RECV {
+        if ops.is_some() {
+            return Err(libc::EINVAL);
+        }
+        if !matches!(star, None | Some(Wish::Off)) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        // SAFETY: as above.
+        unsafe {
+            let made = create_xrc_recv(context, &mut asked)?;
+            (*init).cap = asked.cap;
+            return Ok(made);
+        }
+    }
+    let block_own_multicast = create_flags(&asked) & abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
+    let extra = Extra { ops, block_own_multicast, star };
+    // SAFETY: the verb's terms; the plain struct is the beginning of the extended one.
+    unsafe { create(asked.pd, init.cast(), extra) }
 }
 
 /// ibv_qp_to_qp_ex(3): NULL unless the QP was made with send operations.

@@ -5,6 +5,7 @@
 use crate::ah::{ah_attr_in, ah_attr_out};
 use crate::edge::Errno;
 use crate::handle::zeroed;
+use crate::stardv::qp::CREATE_FLAGS;
 use core::ffi::c_int;
 use starverbs_abi as abi;
 use starverbs_core::qp::{PathMig, QpAttrMask};
@@ -75,7 +76,8 @@ pub(crate) fn check_create_flags(init: &abi::ibv_qp_init_attr_ex) -> Result<(), 
         | abi::IBV_QP_CREATE_SCATTER_FCS
         | abi::IBV_QP_CREATE_CVLAN_STRIPPING
         | abi::IBV_QP_CREATE_SOURCE_QPN
-        | abi::IBV_QP_CREATE_PCI_WRITE_END_PADDING;
+        | abi::IBV_QP_CREATE_PCI_WRITE_END_PADDING
+        | CREATE_FLAGS;
     let flags = create_flags(init);
     let multicast = flags & abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
     if flags & !known != 0 || (multicast && init.qp_type != abi::IBV_QPT_UD) {

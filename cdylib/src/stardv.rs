@@ -11,6 +11,8 @@ use core::mem::offset_of;
 use starverbs_abi as abi;
 use starverbs_core::Counters;
 
+pub(crate) mod qp;
+
 /// `enum stardv_counters_mask`.
 const CARD: u64 = 1 << 0;
 const QPC: u64 = 1 << 1;
@@ -132,14 +134,23 @@ pub(crate) unsafe extern "C" fn query_counters(
         let wanted = unsafe { (&raw const (*counters).comp_mask).read() };
         // SAFETY: as above.
         let answer = unsafe { answer(context, wanted, room)? };
-        // SAFETY: as above: the program has `room` bytes; what this release does not know of them is zero.
-        unsafe {
-            counters.cast::<u8>().write_bytes(0, room);
-            let known = room.min(size_of::<StardvCounters>());
-            core::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), counters.cast(), known);
-        }
+        // SAFETY: as above: the program has `room` bytes.
+        unsafe { give(&answer, counters, room) };
         Ok(())
     })
+}
+
+/// Writes the answer to a struct of `room` bytes, which another release may have made: what this one does not know of them is zero.
+///
+/// # Safety
+/// `to` names `room` bytes. A `T` has no padding.
+unsafe fn give<T>(answer: &T, to: *mut T, room: usize) {
+    let known = room.min(size_of::<T>());
+    // SAFETY: the caller's terms.
+    unsafe {
+        to.cast::<u8>().write_bytes(0, room);
+        core::ptr::copy_nonoverlapping((&raw const *answer).cast::<u8>(), to.cast(), known);
+    }
 }
 
 /// The groups of `wanted` that there are, and that a struct of `room` bytes has whole.

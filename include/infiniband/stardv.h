@@ -106,6 +106,71 @@ static inline ssize_t stardv_list_counters(struct ibv_context *context, struct s
 	return _stardv_list_counters(context, list, max, flags, sizeof(*list));
 }
 
+/* What an end of an RC connection is to be (StaR): which of the two cards keeps the connection. */
+enum stardv_star {
+	/* What STARVERBS_STAR says */
+	STARDV_STAR_DEFAULT = 0,
+	/* Plain RoCEv2 */
+	STARDV_STAR_OFF = 1,
+	/* What suits both ends */
+	STARDV_STAR_AUTO = 2,
+	/* This card keeps nothing of it */
+	STARDV_STAR_STATELESS = 3,
+	/* This card keeps all of it */
+	STARDV_STAR_STATEFUL = 4,
+};
+
+/* The same as create_flags of struct ibv_qp_init_attr_ex, with IBV_QP_INIT_ATTR_CREATE_FLAGS. The bits are of those that the kernel
+ * leaves to each driver (IB_QP_CREATE_RESERVED_START). */
+enum stardv_qp_create_flags {
+	STARDV_QP_CREATE_STATELESS = 1 << 26,
+	STARDV_QP_CREATE_STATEFUL = 1 << 27,
+	STARDV_QP_CREATE_AUTO = STARDV_QP_CREATE_STATELESS | STARDV_QP_CREATE_STATEFUL,
+	STARDV_QP_CREATE_STAR_OFF = 1 << 28,
+};
+
+struct stardv_qp_init_attr {
+	/* 0 */
+	uint64_t comp_mask;
+	/* enum stardv_star */
+	uint32_t star;
+	uint8_t reserved[4];
+};
+
+/* As ibv_create_qp_ex(3): a queue pair, or NULL with errno. See stardv_create_qp(3). */
+struct ibv_qp *stardv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr_ex,
+				const struct stardv_qp_init_attr *stardv_attr, uint32_t inlen);
+
+/* What an end has become. */
+enum stardv_star_role {
+	/* Nothing yet */
+	STARDV_STAR_ROLE_WAITING = 0,
+	/* Plain RoCEv2 */
+	STARDV_STAR_ROLE_PLAIN = 1,
+	STARDV_STAR_ROLE_STATELESS = 2,
+	STARDV_STAR_ROLE_STATEFUL = 3,
+};
+
+/* Groups of struct stardv_qp_attr. */
+enum stardv_qp_attr_mask {
+	STARDV_QP_STAR = 1 << 0,
+};
+
+struct stardv_qp_attr {
+	/* In: groups asked for. Out: those of them that were filled; all others are 0. */
+	uint64_t comp_mask;
+
+	/* STARDV_QP_STAR: what it was to be (enum stardv_star, never the default), what it is (enum stardv_star_role) */
+	uint32_t star_wish;
+	uint32_t star_role;
+	/* What the card keeps of it, and what the library does because the card does not, beside the queues themselves */
+	uint64_t star_card_bytes;
+	uint64_t star_library_bytes;
+};
+
+/* 0, or EINVAL, EIO (a forked child). See stardv_query_qp(3). */
+int stardv_query_qp(struct ibv_qp *qp, struct stardv_qp_attr *attr, uint32_t outlen);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The direct verbs, as C and as C++, on a card with room for all contexts and on one with room for few.
+# The direct verbs, as C and as C++, on a card with room for all contexts and on one with room for few; StaR's with settings, under a key and on
+# a wire that loses.
 # usage: stardv.sh LIBRARY_DIRECTORY
 set -eu
 lib=$(cd "${1:?usage: stardv.sh LIBRARY_DIRECTORY}" && pwd)
@@ -11,6 +12,19 @@ cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/sta
 LD_LIBRARY_PATH=$lib "$tmp/stardv"
 LD_LIBRARY_PATH=$lib STARVERBS_QPC_CACHE=2 "$tmp/stardv"
 
+cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/star" "$here/star.c" -L"$lib" -libverbs
+LD_LIBRARY_PATH=$lib "$tmp/star"
+# The argument is the setting's enum stardv_star.
+LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto "$tmp/star" 2
+(umask 077 && head -c 32 /dev/urandom >"$tmp/key")
+LD_LIBRARY_PATH=$lib STARVERBS_STAR=stateless STARVERBS_STAR_KEY=$tmp/key STARVERBS_FAULT=loss=5%,seed=3 "$tmp/star" 3
+# A key that others may read is none.
+chmod 644 "$tmp/key"
+if LD_LIBRARY_PATH=$lib STARVERBS_STAR_KEY=$tmp/key "$tmp/star" >"$tmp/out" 2>&1; then
+	echo "star: took a key that others may read" >&2
+	exit 1
+fi
+
 command -v c++ >/dev/null || { echo "stardv.h in C++: skipped: there is no c++"; exit 0; }
 
 # In C++ the header must compile, and its calls link, on both libraries of the card.
@@ -19,6 +33,13 @@ cat >"$tmp/cpp.cpp" <<'CPP'
 int main()
 {
 	stardv_counters counters = {};
+	stardv_qp_init_attr star = {};
+	stardv_qp_attr attr = {};
+	ibv_qp_init_attr_ex init = {};
+	star.star = STARDV_STAR_STATELESS;
+	init.create_flags = STARDV_QP_CREATE_AUTO;
+	if (stardv_create_qp(nullptr, &init, &star, sizeof(star)) || !stardv_query_qp(nullptr, &attr, sizeof(attr)))
+		return 1;
 	return stardv_is_supported(nullptr) || stardv_query_counters(nullptr, &counters, sizeof(counters)) == 0 ||
 	       stardv_list_counters(nullptr, nullptr, 0, 0) >= 0;
 }

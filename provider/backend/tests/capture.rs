@@ -2,13 +2,15 @@
 
 mod common;
 
+use std::path::Path;
 use std::process::Command;
 
 use common::{Node, drive, free_port, pattern};
-use starverbs_core::star::control::Control;
+use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Rule, Setup, Sum, Wish};
 use starverbs_core::star::message::{self, Atomic, CqeMsg};
 use starverbs_core::star::wire::{Head, Header, Opt, Prefix, Ptype};
-use starverbs_core::{Av, Counters, Psn, SendOp, SendWqe, Sge};
+use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
+use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendOp, SendWqe, Sge};
 use starverbs_settings::Settings;
 
 #[test]
@@ -67,29 +69,66 @@ fn tshark_reads_star_packets_with_the_dissector() {
     let path = std::env::temp_dir().join(format!("starverbs-star-{}.pcap", std::process::id()));
     let settings = Settings { port: free_port(), pcap: Some(path.clone()), ..Settings::default() };
     let sent = say_everything(&settings);
-    let script = concat!("lua_script:", env!("CARGO_MANIFEST_DIR"), "/../../docs/star.lua");
-    let fields = [
-        "_ws.col.Protocol",
-        "_ws.col.Info",
-        "star.psn",
-        "star.checksum.bad",
-        "_ws.malformed",
-        "_ws.lua.error",
-    ];
-    let mut tshark = Command::new("tshark");
-    tshark.args(["-X", script, "-r"]).arg(&path).args(["-T", "fields"]);
-    let out = tshark.args(fields.iter().flat_map(|f| ["-e", f])).output().expect("tshark runs");
-    let _ = std::fs::remove_file(&path);
-    let text = String::from_utf8_lossy(&out.stdout);
-    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('\t').collect()).collect();
-    assert_eq!(lines.len(), sent.len(), "{text}\n{}", String::from_utf8_lossy(&out.stderr));
+    let fields = ["_ws.col.Protocol", "_ws.col.Info", "star.psn", "star.checksum.bad"];
+    let lines = dissected(&path, &[], &fields);
+    assert_eq!(lines.len(), sent.len(), "{lines:#?}");
     for (psn, (line, info)) in lines.iter().zip(&sent).enumerate() {
-        assert_eq!(line[..], ["StaR", info, &psn.to_string(), "", "", ""], "{text}");
+        assert_eq!(line[..4], ["StaR", info, &psn.to_string(), ""], "{lines:#?}");
+        assert!(!info.contains("control") || line[4].is_empty(), "bytes of no field: {lines:#?}");
     }
 }
 
+/// As are the frames by which the ends settle what they are.
+#[test]
+fn tshark_reads_the_settling_of_roles_with_the_dissector() {
+    if Command::new("tshark").arg("-v").output().is_err() {
+        eprintln!("skipped: tshark is not installed");
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("starverbs-roles-{}.pcap", std::process::id()));
+    let settings = Settings { port: free_port(), pcap: Some(path.clone()), ..Settings::default() };
+    let mut node = Node::with(&settings);
+    let said = controls().into_iter().take(5);
+    for ip in ["127.0.0.1", "::1"] {
+        let to = node.av(ip);
+        for (message, _) in said.clone() {
+            let pad = message.len().wrapping_neg() as u8 & 3;
+            let bth = HeaderBuf::bth(code::STAR, 0x123, Psn::new(0), false, false, pad, PKEY_DEFAULT);
+            let frame = [&bth.deth(0, 0x456)[..], &message[..]].concat();
+            node.tx.send_frame(&to, &frame, &[], pad, false);
+        }
+    }
+    node.flush();
+    drop(node);
+    let port = format!("udp.port=={},infiniband", settings.port);
+    let lines = dissected(&path, &["-d", &port], &["_ws.col.Protocol", "_ws.col.Info", "star.sl_qpn"]);
+    let wanted: Vec<String> = said.map(|(_, info)| format!("Roles QPN 0x000123 {info}")).collect();
+    let read: Vec<&str> =
+        lines.iter().filter(|line| line[0] == "StaR").map(|line| line[1].as_str()).collect();
+    assert_eq!(read, [&wanted[..], &wanted[..]].concat(), "{lines:#?}");
+    assert!(lines.iter().all(|line| line[2].is_empty() || line[2..4] == ["0x00000456", ""]), "{lines:#?}");
+}
+
+/// What tshark says of the packets in `path`: these fields, then what belongs to no field, and complaints.
+fn dissected(path: &Path, options: &[&str], fields: &[&str]) -> Vec<Vec<String>> {
+    let script = concat!("lua_script:", env!("CARGO_MANIFEST_DIR"), "/../../docs/star.lua");
+    let mut tshark = Command::new("tshark");
+    tshark.args(["-X", script, "-r"]).arg(path).args(options).args(["-T", "fields"]);
+    let complaints = ["star.data", "_ws.malformed", "_ws.lua.error"];
+    let out = tshark.args(fields.iter().chain(&complaints).flat_map(|f| ["-e", f])).output();
+    let out = out.expect("tshark runs");
+    let _ = std::fs::remove_file(path);
+    let text = String::from_utf8_lossy(&out.stdout);
+    let lines: Vec<Vec<String>> =
+        text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect();
+    for line in &lines {
+        assert_eq!(line[fields.len() + 1..], ["", ""], "{text}\n{}", String::from_utf8_lossy(&out.stderr));
+    }
+    lines
+}
+
 /// Sends a packet of each kind; gives what Wireshark shall say of them.
-fn say_everything(settings: &Settings) -> Vec<&'static str> {
+fn say_everything(settings: &Settings) -> Vec<String> {
     let addrs = starverbs_backend::host::addresses(settings).expect("addresses");
     let counters = Counters::default();
     let (stack, _rx) = starverbs_backend::open(settings, &addrs, &counters).expect("a port");
@@ -131,10 +170,13 @@ fn say_everything(settings: &Settings) -> Vec<&'static str> {
     let atomic = Atomic { op: SendOp::FetchAdd, seq: 6, slot: 32, compare_add: 1, swap: 0 };
     say(Ptype::Gd, Opt::Recv, &atomic.encode());
     say(Ptype::Cqep, Opt::Send, &CqeMsg { slot: 64, ..CqeMsg::default() }.encode());
-    let len = Control::KeepAlive.encode(&mut room).expect("room");
-    tx.send(&to, 40_100, &Head::control(0x123, prefix, Psn::new(psn), len as u16), &room[..len], &[], false);
+    for (control, _) in controls() {
+        let head = Head::control(0x123, prefix, Psn::new(psn), control.len() as u16);
+        tx.send(&to, 40_100, &head, &control, &[], false);
+        psn += 1;
+    }
     tx.flush(0);
-    vec![
+    let mut said: Vec<String> = [
         "WQEP SEND QPN 0x000123 PSN 0 SEND 154 bytes",
         "WQEP RECV QPN 0x000123 PSN 1 receive 77 bytes",
         "EA RECV QPN 0x000123 PSN 2",
@@ -144,6 +186,60 @@ fn say_everything(settings: &Settings) -> Vec<&'static str> {
         "GDA READ QPN 0x000123 PSN 6",
         "GD RECV QPN 0x000123 PSN 7 atomic 6",
         "CQEP SEND QPN 0x000123 PSN 8 success",
-        "WQEP SEND control QPN 0x000123 PSN 9 Keep alive",
+    ]
+    .map(str::to_owned)
+    .into();
+    let first = said.len();
+    let text = |(n, (_, info)): (usize, (_, &str))| {
+        format!("WQEP SEND control QPN 0x000123 PSN {} {info}", first + n)
+    };
+    said.extend(controls().into_iter().enumerate().map(text));
+    said
+}
+
+/// Each control message, and what Wireshark shall say of it.
+fn controls() -> Vec<(Vec<u8>, &'static str)> {
+    let encoded = |control: Control| {
+        let mut room = [0; MAX_CONTROL];
+        let len = control.encode(&mut room).expect("room");
+        room[..len].to_vec()
+    };
+    let (ports, boot) = ([4793, 4794], 7);
+    let setup = Setup {
+        boot,
+        pd: PdId(3),
+        mtu: Mtu::M4096,
+        sq_depth: 64,
+        rq_depth: 32,
+        srq: true,
+        send_ring: 0x1000,
+        recv_ring: 0x2000,
+        replay: 0x3000,
+        replay_slots: 16,
+        access: Access::REMOTE_WRITE,
+        max_rd_atomic: 4,
+        rnr_retry: 6,
+        min_rnr_timer: 12,
+    };
+    let access = Access::REMOTE_READ;
+    let rule = Rule { key: 9, pd: PdId(3), qpn: 0, addr: 0x4000, len: 4096, iova: 0x5000, access };
+    vec![
+        (
+            encoded(Control::Offer { wish: Wish::Stateless, stateful: 5, threshold: 120, ports, boot }),
+            "Offer stateless",
+        ),
+        (encoded(Control::Accept { role: Role::Stateful, ports, boot }), "Accept stateful"),
+        (encoded(Control::Confirm { role: Role::Stateless }), "Confirm stateless"),
+        (encoded(Control::Plain), "Plain"),
+        (encoded(Control::NotYet), "Not yet"),
+        (encoded(Control::Setup(setup)), "Setup"),
+        (encoded(Control::Rule(rule)), "Rule"),
+        (encoded(Control::Begin { known: None }), "Begin"),
+        (encoded(Control::Begin { known: Some(Sum::default()) }), "Begin with rules that are known"),
+        (encoded(Control::Tell), "Tell all rules"),
+        (encoded(Control::Unrule { key: 9 }), "Unrule"),
+        (encoded(Control::Want { upto: 77 }), "Want"),
+        (encoded(Control::KeepAlive), "Keep alive"),
+        (encoded(Control::Bye { why: 12 }), "Bye"),
     ]
 }

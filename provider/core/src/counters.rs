@@ -242,6 +242,22 @@ counters! {
     star_retransmitted,
     /// StaR: packets that the stateful half dropped, as they answered nothing or belonged to no connection
     star_drops,
+    /// StaR: offers and control messages dropped, as they were not sealed under this card's key for this card
+    star_foreign,
+    /// StaR: sealed offers and control messages dropped, as they came before
+    star_replayed,
+    /// StaR: queue pairs that are stateless ends now
+    star_stateless_qps,
+    /// StaR: queue pairs that are stateful ends now
+    star_stateful_qps,
+    /// StaR: queue pairs that asked their peers, and are of plain RoCEv2
+    star_plain_qps,
+    /// StaR, stateful: rules by which memory of stateless ends may be reached
+    star_rules,
+    /// StaR, library: bytes of host memory that stateless ends take, beside their queues
+    star_library_bytes,
+    /// StaR, stateless: bytes that the card keeps of connections
+    star_stateless_connection_bytes,
     /// queue pairs that exist
     qps,
     /// memory regions that exist

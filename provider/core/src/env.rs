@@ -8,7 +8,7 @@ use core::ops::Deref;
 use crate::Counters;
 use crate::nic::star::Engine;
 use crate::relay::{LinkError, LinkId, Relay};
-use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Seg, SendWqe, Sge};
+use crate::types::{AsyncEvent, Av, Cqe, FrameMeta, Gid, PdId, Qpn, Seg, SendWqe, Sge};
 
 /// The card's side of a send queue. Indices count WQEs since creation and wrap at 2^32.
 pub trait SendQueue {
@@ -114,6 +114,12 @@ pub trait Env: Sized {
     /// Tells the program.
     fn event(&mut self, event: AsyncEvent);
 
+    /// The first of `ends`, at `meta.src`, says to the second, a QP of this card, what it would be of StaR, or answers such a word. False: this
+    /// host has no StaR, so that the card answers.
+    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
+        let _ = (meta, ends, message);
+        false
+    }
     /// The connection to the card that has QPN block `block`, in XRC domain `domain`; made if there is none.
     fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {
         let _ = (domain, block);

@@ -16,8 +16,10 @@ use crate::room::{TwoEnds, exact};
 use crate::types::{Access, PdId, Qpn};
 
 mod import;
+mod rules;
 mod window;
 
+pub use rules::Change;
 pub use window::{Bind, WindowType};
 
 /// Most MRs and memory windows a card holds together: the sum of [`Limits`](crate::Limits)' two.
@@ -76,6 +78,8 @@ pub struct MrTable {
     windows: usize,
     /// MRs of other cards, by key
     imports: Vec<Entry>,
+    /// Windows that were bound, or no longer are, for who tells stateful peers. `None`: nobody does
+    changes: Option<Vec<rules::Change>>,
 }
 
 /// One slot: an MR, or a window with what it is bound to.
@@ -132,7 +136,14 @@ const _: () = assert!(size_of::<Entry>() <= 48);
 impl MrTable {
     /// No MRs.
     pub const fn new() -> Self {
-        MrTable { entries: Vec::new(), free: VecDeque::new(), mask: 0, windows: 0, imports: Vec::new() }
+        MrTable {
+            entries: Vec::new(),
+            free: VecDeque::new(),
+            mask: 0,
+            windows: 0,
+            imports: Vec::new(),
+            changes: None,
+        }
     }
 
     /// Adds an MR; gives its key. `Invalid`: an address range that wraps, or remote WRITE or atomics

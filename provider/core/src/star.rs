@@ -13,6 +13,7 @@ pub mod message;
 pub mod negotiate;
 pub mod registry;
 pub mod ring;
+pub mod seal;
 pub mod stateful;
 pub mod stateless;
 pub mod wire;

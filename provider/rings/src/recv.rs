@@ -100,6 +100,21 @@ impl Drop for RecvProducer<'_> {
 /// The card's half of a receive queue.
 pub struct CardRq(pub(crate) WorkRings);
 
+impl CardRq {
+    /// WQEs that it has room for: a power of two.
+    pub fn slots(&self) -> u32 {
+        self.0.recv_slots()
+    }
+
+    /// Another handle of the same half.
+    ///
+    /// # Safety
+    /// As of [`WorkRings::card_rq`].
+    pub unsafe fn another(&self) -> CardRq {
+        CardRq(self.0.share())
+    }
+}
+
 impl RecvQueue for CardRq {
     #[inline]
     fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {

@@ -226,6 +226,19 @@ impl Drop for SendProducer<'_> {
 /// The card's half of a send queue.
 pub struct CardSq(pub(crate) WorkRings);
 
+impl CardSq {
+    /// Where its slots lie: first byte and bytes. Inline bytes are in there.
+    pub fn memory(&self) -> (u64, u64) {
+        let (first, bytes) = self.0.send_slots_at();
+        (first as u64, bytes as u64)
+    }
+
+    /// Inline bytes that a slot has room for.
+    pub fn max_inline(&self) -> u32 {
+        self.0.max_inline()
+    }
+}
+
 impl SendQueue for CardSq {
     #[inline]
     fn slots(&self) -> u32 {

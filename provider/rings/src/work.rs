@@ -270,10 +270,16 @@ impl WorkRings {
         CardRq(self.share())
     }
 
-    fn share(&self) -> WorkRings {
+    pub(crate) fn share(&self) -> WorkRings {
         /* relaxed: who shares has a reference, so the memory stays */
         self.head().users.fetch_add(1, Ordering::Relaxed);
         WorkRings { head: self.head }
+    }
+
+    /// First byte of the send slots, and their bytes.
+    pub(crate) fn send_slots_at(&self) -> (*const u8, usize) {
+        let head = self.head();
+        (self.at(head.send_at as usize), head.send.bytes())
     }
 
     /// First byte of the send slot that `index` falls on, to be read.

@@ -7,6 +7,7 @@ mod error;
 mod fault;
 mod qpc;
 mod source;
+mod star;
 mod table;
 mod value;
 
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 pub use error::{Origin, SettingsError};
 pub use fault::FaultSpec;
 pub use qpc::{QpcPolicy, QpcSpec};
+pub use star::{StarKey, StarWish};
 pub use table::{KEYS, Key, markdown};
 pub use value::{Link, LogLevel};
 
@@ -61,6 +63,12 @@ pub struct Settings {
     pub qpc_prefetch: bool,
     /// QP contexts are few, and one that is not at hand costs time; none: there is room for all
     pub qpc_cache: Option<QpcSpec>,
+    /// What ends of RC connections are to be that say nothing themselves (StaR)
+    pub star: StarWish,
+    /// Connections whose state this card keeps, before it wants peers to keep more of them (StaR, `auto`)
+    pub star_threshold: u32,
+    /// Under which StaR's control messages are sealed; none: they are plain
+    pub star_key: Option<StarKey>,
 }
 
 impl Default for Settings {
@@ -85,6 +93,9 @@ impl Default for Settings {
             credits: false,
             qpc_prefetch: true,
             qpc_cache: None,
+            star: StarWish::Off,
+            star_threshold: 120,
+            star_key: None,
         }
     }
 }

@@ -120,7 +120,7 @@ fn find(name: &str, origin: &Origin, is: impl Fn(&Key) -> bool) -> Result<&'stat
 fn apply(settings: &mut Settings, key: &Key, origin: &Origin, given: &str) -> Result<(), SettingsError> {
     (key.set)(settings, given.trim()).map_err(|reason| SettingsError::Value {
         key: origin.spell(key.name),
-        given: given.to_owned(),
+        given: if key.is_secret() { "...".to_owned() } else { given.to_owned() },
         reason,
         allowed: key.allowed,
     })

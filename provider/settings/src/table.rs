@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use crate::star::WISHES;
 use crate::value::{self, LEVELS, LINKS, REPEAT};
-use crate::{FaultSpec, QpcSpec, Settings, fault, qpc};
+use crate::{FaultSpec, QpcSpec, Settings, StarKey, fault, qpc};
 
 /// One setting.
 pub struct Key {
@@ -31,9 +32,14 @@ impl Key {
         self.name.to_ascii_lowercase()
     }
 
-    /// The value in `settings`, in the syntax of the variable.
+    /// The value in `settings`, in the syntax of the variable; of a secret only that there is one.
     pub fn show(&self, settings: &Settings) -> String {
         (self.get)(settings)
+    }
+
+    /// Whether its value may be shown.
+    pub(crate) fn is_secret(&self) -> bool {
+        self.name == SECRET
     }
 
     /// The value when nothing is set.
@@ -42,6 +48,8 @@ impl Key {
     }
 }
 
+/// The setting whose value is shown to nobody.
+const SECRET: &str = "STAR_KEY";
 const SWITCH: &str = "on or off";
 const SIZE: &str = "a number of bytes, with K, M or G for powers of 1024";
 
@@ -192,6 +200,31 @@ pub const KEYS: &[Key] = &[
                 context is elsewhere waits, and by the policy others with it ([sim.md](sim.md)).",
         set: |s, v| put(&mut s.qpc_cache, QpcSpec::parse(v)),
         get: |s| or(&s.qpc_cache, "off", QpcSpec::to_string),
+    },
+    Key {
+        name: "STAR",
+        allowed: "off, auto, stateless or stateful",
+        about: "Which end of an RC connection keeps its state (StaR), for queue pairs that do not say it themselves: this card \
+                (stateful), the peer's (stateless), or what suits both (auto). Off, and with peers that have no StaR, both: plain \
+                RoCEv2.",
+        set: |s, v| put(&mut s.star, value::word(&WISHES, v)),
+        get: |s| value::spell(&WISHES, &s.star),
+    },
+    Key {
+        name: "STAR_THRESHOLD",
+        allowed: "a number of connections",
+        about: "With auto, how many connections this card keeps the state of before it wants the peers to keep more of them.",
+        set: |s, v| put(&mut s.star_threshold, v.parse().map_err(|_| "not a number".to_owned())),
+        get: |s| s.star_threshold.to_string(),
+    },
+    Key {
+        name: SECRET,
+        allowed: "64 hexadecimal digits; or a path with a slash, of a file that only its owner may read, with them or with 32 bytes; or \
+                  none",
+        about: "Under which StaR's offers and control messages are encrypted and authenticated. Both sides need the same; with \
+                peers of another key there is plain RoCEv2 ([security.md](security.md)).",
+        set: |s, v| put(&mut s.star_key, StarKey::parse(v)),
+        get: |s| or(&s.star_key, "none", StarKey::to_string),
     },
     Key {
         name: "CONFIG",

@@ -43,6 +43,9 @@ fn every_key_reads_back_what_it_shows() {
         ("CREDITS", "on"),
         ("QPC_PREFETCH", "off"),
         ("QPC_CACHE", "300,miss=500ns,fetch=0ns,policy=fcfs"),
+        ("STAR", "stateless"),
+        ("STAR_THRESHOLD", "7"),
+        ("STAR_KEY", "/tmp/star.key"),
         ("CONFIG", "/tmp/x.toml"),
     ];
     assert_eq!(given.len(), KEYS.len(), "a key without a sample");
@@ -124,11 +127,22 @@ fn bad_values_say_key_value_and_what_is_allowed() {
         ("STARVERBS_QPC_CACHE", "300,policy=lifo"),
         ("STARVERBS_QPC_CACHE", "300,entries=300"),
         ("STARVERBS_QPC_CACHE", "300,hit=1ns"),
+        ("STARVERBS_STAR", "on"),
+        ("STARVERBS_STAR_THRESHOLD", "-1"),
     ];
     for (key, value) in bad {
         let text = message(env(&[(key, value)]));
         assert!(text.starts_with(&format!("{key}: {value:?}: ")) && text.contains("allowed: "), "{text}");
     }
+}
+
+#[test]
+fn a_key_is_told_to_nobody() {
+    let text = message(env(&[("STARVERBS_STAR_KEY", "0123456789abcdef")]));
+    assert!(text.starts_with("STARVERBS_STAR_KEY: \"...\": neither 64 hexadecimal digits"), "{text}");
+    let settings = env(&[("STARVERBS_STAR_KEY", &"5a".repeat(32))]).unwrap();
+    let shown: Vec<String> = KEYS.iter().map(|key| key.show(&settings)).collect();
+    assert!(shown.contains(&"hidden".to_owned()) && !format!("{settings:?}{shown:?}").contains("5a5a"));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! A host's StaR ports: two UDP ports, and the queue through which SL's card tells its library.
 
 use starverbs_core::star::env::{SlEvent, StarEnv};
+use starverbs_core::star::seal::{Ends, MAX_SEALED, Seal};
 use starverbs_core::star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Side, fill_checksum};
 use starverbs_core::wire::IcrcHeader;
-use starverbs_core::{Av, Gid, Seg};
+use starverbs_core::{Av, Env, Gid, Seg};
 
 use crate::host::SimEnv;
 use crate::memory::READ;
@@ -33,12 +34,14 @@ pub struct StarPort {
     pub ports: [u16; 2],
     /// What the card tells the library
     pub events: Vec<SlEvent>,
+    /// Under which control messages leave and come, if under one
+    pub seal: Option<Seal>,
     out: Vec<Queued>,
 }
 
 impl Default for StarPort {
     fn default() -> Self {
-        StarPort { ports: [PORT_STATELESS, PORT_STATEFUL], events: Vec::new(), out: Vec::new() }
+        StarPort { ports: [PORT_STATELESS, PORT_STATEFUL], events: Vec::new(), seal: None, out: Vec::new() }
     }
 }
 
@@ -85,7 +88,14 @@ impl StarEnv for SimEnv {
         payload: &[Seg],
         volatile: bool,
     ) {
-        let mut bytes = [head.bytes(), data].concat();
+        let (src, dst) = (&self.gid, &to.0.dgid);
+        let mut room = [0; MAX_SEALED];
+        let sealed = self.star.seal.as_mut();
+        let sealed = sealed.and_then(|seal| seal.seal_packet(Ends { src, dst }, head, data, &mut room));
+        let mut bytes = match sealed {
+            Some((head, len)) => [head.bytes(), &room[..len]].concat(),
+            None => [head.bytes(), data].concat(),
+        };
         let mut payload = payload.to_vec();
         if volatile {
             for s in payload.drain(..) {
@@ -94,6 +104,10 @@ impl StarEnv for SimEnv {
         }
         let (to, port) = (*to.0, to.1);
         self.star.out.push(Queued { from, to, port, bytes, payload });
+    }
+
+    fn can_send_star(&self) -> bool {
+        self.can_send()
     }
 
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]> {

@@ -7,7 +7,7 @@ mod program;
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
 use starverbs_core::qpc::Policy;
-use starverbs_core::{Access, ContextCache, Mtu, NicConfig, Sge, SrqId};
+use starverbs_core::{Access, ContextCache, Mtu, NicConfig, NicError, QpState, Sge, SrqId};
 use starverbs_sim::{Faults, Host, Net, RC_OPS, Recv, Rng, Setup, SimCq, SimRq};
 
 /// A run takes some thousand steps; one that takes so many turns in a circle.
@@ -216,6 +216,44 @@ fn queue_pairs_that_waited_for_star_are_plain() {
         }
         run.finish();
     });
+}
+
+/// A QP that leaves the card as the stateless end of a StaR connection is unknown there, and still in nobody else's way: its number, domain and SRQ
+/// stay in use until it comes back or ends.
+#[test]
+fn a_queue_pair_leaves_the_card_and_comes_back() {
+    let mut run = Run::new(7, None, true);
+    let qpn = run.conns[0].ends[0].qpn;
+    let Host { nic, env, pd, .. } = &mut run.net.hosts[0];
+    let (free, count, srq) =
+        (nic.free_qpns(), nic.qp_count(), nic.leaving(qpn).expect("a QP").srq.map(|s| s.0));
+    let srq = srq.expect("it takes from an SRQ");
+    assert_eq!(nic.release_for_star(env, qpn).err(), Some(NicError::Invalid), "it does not wait");
+    nic.hold_for_star(qpn).expect("a fresh QP");
+    let before = nic.query_qp(qpn).expect("a QP");
+    let released = nic.release_for_star(env, qpn).expect("it waits, in RTS");
+    assert_eq!((released.attr, released.qpn, released.srq()), (before, qpn, Some(srq)));
+    assert_eq!((nic.qp_state(qpn), nic.bytes_of(qpn)), (None, 0));
+    assert_eq!((nic.free_qpns(), nic.qp_count()), (free, count), "the number is not free");
+    assert!(!nic.qpns().any(|other| other == qpn));
+    nic.handle_doorbell(env, qpn, 0);
+    assert_eq!(nic.destroy_qp(env, qpn), Err(NicError::NotFound));
+    assert!(nic.readmit(released).is_ok());
+    assert_eq!(nic.qp_state(qpn), Some(QpState::Reset));
+    assert!(nic.bytes_of(qpn) > 0);
+    nic.destroy_qp(env, qpn).expect("it ends");
+    assert_eq!((nic.free_qpns(), nic.qp_count()), (free + 1, count - 1));
+
+    let others: Vec<_> = nic.qpns().collect();
+    for other in others {
+        assert_eq!(nic.destroy_srq(srq), Err(NicError::Busy));
+        nic.hold_for_star(other).expect("a fresh QP");
+        let released = nic.release_for_star(env, other).expect("it waits, in RTS");
+        nic.end_released(&released);
+    }
+    assert_eq!(nic.qp_count(), 0);
+    nic.destroy_srq(srq).expect("nobody uses it");
+    assert_eq!(nic.dealloc_pd(*pd), Err(NicError::Busy), "regions are left");
 }
 
 /// A card with room for few QP contexts is slower, and no other: the same results in the same order, by each policy.

@@ -10,9 +10,9 @@ mod world;
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
 use starverbs_core::mr::MrAttr;
-use starverbs_core::{Access, Mtu, NicConfig, QpState, SendOp, Sge, SrqId, WcStatus};
+use starverbs_core::{Access, Counters, Mtu, NicConfig, QpState, SendOp, Sge, SrqId, WcStatus};
 use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
-use world::{SF, SL, Star, World};
+use world::{Forger, SF, SL, Star, World};
 
 const STEPS: usize = 500_000;
 
@@ -67,8 +67,23 @@ impl Run {
         Run::with(seed, faults, srq, false)
     }
 
+    /// Somebody on the wire forges control messages; `sealed`: the hosts have a key.
+    fn forged(seed: u64, sealed: bool) -> Self {
+        Run::prepared(seed, None, false, |world| {
+            world.nic = seed.is_multiple_of(3);
+            world.forger = Some(Forger::default());
+            if sealed {
+                world.seal();
+            }
+        })
+    }
+
     /// `nic`: SF's ends are QPs of its card.
     fn with(seed: u64, faults: Option<Faults>, srq: bool, nic: bool) -> Self {
+        Run::prepared(seed, faults, srq, |world| world.nic = nic)
+    }
+
+    fn prepared(seed: u64, faults: Option<Faults>, srq: bool, prepare: impl FnOnce(&mut World)) -> Self {
         let mut rng = Rng::new(seed);
         let faults = faults.unwrap_or_else(|| any_faults(&mut rng));
         let mut net = Net::new(2, NicConfig::default(), Faults::default(), seed);
@@ -99,7 +114,7 @@ impl Run {
             });
         }
         let mut world = World::new(net, faults, Rng::new(!seed), srqs.map(|srq| srq.map(|(_, rq)| rq)));
-        world.nic = nic;
+        prepare(&mut world);
         world.learn();
         for conn in conns {
             world.connect(conn, &cqs, &star);
@@ -202,6 +217,36 @@ fn star_on_the_worst_wire() {
         run.go();
         run.finish();
     });
+}
+
+/// Under a key, somebody who reads the wire and sends what he likes changes nothing.
+#[test]
+fn under_a_key_nobody_else_is_believed() {
+    for_seeds("under_a_key_nobody_else_is_believed", 300, |seed| {
+        let mut run = Run::forged(seed, true);
+        run.go();
+        run.finish();
+        let made = run.world.forger.as_ref().map_or(0, |forger| forger.made);
+        let [foreign, replayed] = [|c: &Counters| c.star_foreign.get(), |c: &Counters| c.star_replayed.get()]
+            .map(|of| run.world.stats.iter().map(|stats| of(stats)).sum::<u64>());
+        /* some are no packets, and some bring what the wire had lost */
+        assert!(made < 20 || (foreign > made / 4 && replayed > 0), "{foreign} and {replayed} of {made}");
+    });
+}
+
+/// Without one, he ends connections: the attack is one.
+#[test]
+fn without_a_key_whoever_reads_the_wire_ends_connections() {
+    let mut ended = 0;
+    for seed in 0..20 {
+        let mut run = Run::forged(seed, false);
+        for _ in 0..400 {
+            run.act(false);
+            run.world.step();
+        }
+        ended += usize::from(run.world.net.hosts.iter().any(|host| !host.env.events.is_empty()));
+    }
+    assert!(ended >= 5, "{ended} of 20");
 }
 
 /// The stateful ends are queue pairs of a card, with its doorbells, turns and timers.

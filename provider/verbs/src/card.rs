@@ -6,6 +6,7 @@
 //! lock back looks for doorbells once more.
 
 mod shard;
+pub(crate) mod star;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -33,6 +34,7 @@ use crate::notes::Notes;
 use crate::opened::Openings;
 use crate::progress::AHEAD;
 use crate::receives::RunOut;
+use crate::star::StarHost;
 use crate::stat::StatPage;
 use crate::thread::Progress;
 
@@ -112,6 +114,8 @@ pub(crate) struct Shard {
     pub(crate) moderator: Arc<Moderator>,
     /// Boxed: it stands beside what the data path uses
     pub(crate) cm: Box<CmHost>,
+    /// From the first QP on that may be an end of a StaR connection
+    pub(crate) star: Option<Box<StarHost>>,
 }
 
 /// What the program does in the library, for the progress thread to see.
@@ -205,6 +209,7 @@ impl Card {
             link_room: None,
             openings: Box::default(),
             moderator: Arc::clone(&card_moderator),
+            star: None,
         };
         let progress = Progress::new()?;
         let card = Arc::new_cyclic(|card| Card {
@@ -288,10 +293,11 @@ impl Card {
     /// A context leaves: its QPs end, and with the last context the card. Handles that are left do no harm.
     pub(crate) fn leave(&self, events: &Arc<FdQueue<Event>>) {
         for qpn in self.with(|shard, _| shard.qps_told(events).collect::<Vec<_>>()) {
-            let _ = self.with(|shard, _| {
+            let _ = self.with(|shard, now| {
                 shard.detach_from_all(qpn);
                 shard.openings.ends(&mut shard.env, qpn);
-                shard.nic.destroy_qp(&mut shard.env, qpn)
+                shard.forget_star(qpn);
+                shard.destroy_qp(qpn, now)
             });
         }
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -340,7 +346,7 @@ impl Card {
                 let shard = &mut *guard;
                 if !self.settings.defer || !shard.defer(qpn) {
                     let now = clock::now();
-                    shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+                    shard.ring(qpn, now);
                     shard.transmit(now, true);
                     self.hand_on(shard, now, false);
                     self.finish(shard, now);
@@ -370,11 +376,11 @@ impl Card {
     #[inline]
     pub(crate) fn take_bells(&self, shard: &mut Shard, now: Nanos) {
         while let Some(qpn) = shard.deferred.pop() {
-            shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+            shard.ring(qpn, now);
         }
         self.bells.take(|qpn| {
             shard.stats.doorbells_left.inc();
-            shard.nic.handle_doorbell(&mut shard.env, qpn, now);
+            shard.ring(qpn, now);
         });
     }
 

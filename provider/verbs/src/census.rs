@@ -43,7 +43,7 @@ impl Context {
         Ok(self.card()?.with(|shard, _| {
             let mut census = Census::default();
             for qpn in shard.qps_told(self.events()) {
-                let state = shard.nic.query_qp(qpn).map(|attr| attr.state);
+                let state = shard.query_qp(qpn).map(|attr| attr.state);
                 census.qps += 1;
                 census.rts += u64::from(state == Ok(QpState::Rts));
                 census.err += u64::from(state == Ok(QpState::Err));

@@ -6,12 +6,14 @@ use starverbs_backend::TxStack;
 use starverbs_backend::links::Links;
 use starverbs_core::opening::Opening;
 use starverbs_core::relay::{LinkError, LinkId, Relay};
-use starverbs_core::{AsyncEvent, Av, Env, Gid, PdId, Seg};
+use starverbs_core::star::stateful::Stateful;
+use starverbs_core::{AsyncEvent, Av, Env, FrameMeta, Gid, PdId, Qpn, Seg};
 use starverbs_rings::{CardRq, CardSq};
 
 use crate::cq::CardCq;
 use crate::memory::{self, Marked};
 use crate::share::ForeignList;
+use crate::star::port::StarPort;
 use crate::stat::StatPage;
 
 /// Most payload bytes of a frame: the largest path MTU.
@@ -33,12 +35,22 @@ pub(crate) struct HostEnv {
     pub(crate) foreign: ForeignList,
     /// The way to other processes of this one's XRC domains
     pub(crate) links: Option<Box<Links>>,
+    /// StaR, where it is in use
+    pub(crate) star: Option<Box<StarPort>>,
 }
 
 impl HostEnv {
     pub(crate) fn new(tx: TxStack<StatPage>) -> Self {
         let (events, bounce) = (Vec::with_capacity(16), Box::new([0; MAX_PAYLOAD]));
-        HostEnv { tx, events, bounce, bounced: 0, foreign: ForeignList::default(), links: None }
+        let foreign = ForeignList::default();
+        HostEnv { tx, events, bounce, bounced: 0, foreign, links: None, star: None }
+    }
+
+    /// Whether a frame's payload must be copied at once. It is in the port then: the next one's copies may use the same room.
+    #[inline]
+    pub(crate) fn is_volatile(&mut self, volatile: bool) -> bool {
+        let bounced = std::mem::take(&mut self.bounced);
+        volatile || bounced != 0
     }
 
     /// Sends to another process of an XRC domain what is no card's affair; it is kept while there is no room. False: it is gone.
@@ -106,7 +118,7 @@ fn change_marked(addr: u64, change: impl FnOnce(u64) -> u64) -> Option<u64> {
 }
 
 impl Env for HostEnv {
-    type Star = core::convert::Infallible;
+    type Star = Box<Stateful<HostEnv>>;
     type Sq = CardSq;
     type Rq = CardRq;
     type Cq = CardCq;
@@ -215,9 +227,7 @@ impl Env for HostEnv {
 
     #[inline]
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
-        /* the next frame uses the same room, even before this one's batch is flushed */
-        let volatile = volatile || self.bounced != 0;
-        self.bounced = 0;
+        let volatile = self.is_volatile(volatile);
         self.tx.send_frame(to, header, payload, pad, volatile);
     }
 
@@ -239,6 +249,12 @@ impl Env for HostEnv {
 
     fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {
         self.links.as_mut().ok_or(LinkError::Gone)?.link(domain.0, u32::from(block))
+    }
+
+    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
+        let Some(star) = &mut self.star else { return false };
+        star.hear(meta, ends, message);
+        true
     }
 
     fn relay(&mut self, link: LinkId, message: &Relay<'_>) -> bool {

@@ -173,10 +173,10 @@ impl Mr {
             let memory = Foreign::new(&imported.from, &found)?;
             let Item { length, iova, access, .. } = found.item;
             let access = Access::from_bits(access).ok_or(NONE)?;
-            card.with(|shard, _| {
+            card.with(|shard, now| {
                 let addr = shard.env.foreign.add(memory)?;
                 let attr = MrAttr { pd: pd.id(), addr, length, iova, access };
-                let opened = shard.nic.import_mr(handle, attr);
+                let opened = shard.import_mr(handle, attr, now);
                 opened.inspect_err(|_| shard.env.foreign.remove(addr))?;
                 Ok(attr)
             })
@@ -185,7 +185,7 @@ impl Mr {
     }
 
     fn new(pd: &Pd, kind: Kind, attr: MrAttr) -> Result<Mr> {
-        let key = pd.context().card()?.with(|shard, _| shard.nic.reg_mr(attr))?;
+        let key = pd.context().card()?.reg_mr(attr)?;
         if let Some(exports) = pd.context().exports() {
             exports.publish(Shared::Mr, key, &item(&attr));
         }
@@ -226,7 +226,10 @@ impl Mr {
             None => (memory::plain(state.attr.addr), state.attr.length, state.attr.iova),
         };
         let attr = user_attr(&pd, addr, length, iova, access)?;
-        card.with(|shard, _| shard.nic.rereg_mr(self.0.key, attr))?;
+        let key = self.0.key;
+        card.end_key(key, |shard| shard.nic.rereg_mr(key, attr))?;
+        card.with(|shard, now| shard.tell_of(key, now));
+        card.await_told(attr.pd);
         if let Some(exports) = self.0.ctx.exports() {
             exports.revoke(Shared::Mr, self.0.key);
             exports.publish(Shared::Mr, self.0.key, &item(&attr));
@@ -282,7 +285,7 @@ impl Mr {
 impl MrInner {
     /// Takes the region out of the card, and away from importers.
     fn end(&self, card: &Card) -> Result<()> {
-        card.with(|shard, _| shard.nic.dereg_mr(self.key))?;
+        card.end_key(self.key, |shard| shard.nic.dereg_mr(self.key))?;
         if let Some(exports) = self.ctx.exports() {
             exports.revoke(Shared::Mr, self.key);
         }
@@ -293,9 +296,10 @@ impl MrInner {
     fn give_back(&self, card: &Card, tag: Tag) {
         let Some(imported) = self.ctx.imported() else { return };
         imported.mrs.leave(tag, |attr| {
-            card.with(|shard, _| {
-                let _ = shard.nic.unimport_mr(self.key);
+            let _ = card.end_key(self.key, |shard| {
+                let ended = shard.nic.unimport_mr(self.key);
                 shard.env.foreign.remove(attr.addr);
+                ended
             });
         });
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use starverbs_core::mr::WindowType;
 use starverbs_core::{Access, AvId, SendFlags, SendOp};
 
+use crate::card::Card;
 use crate::error::{Result, VerbsError};
 use crate::pd::Pd;
 use crate::post::SendWr;
@@ -83,7 +84,17 @@ impl Mw {
         if self.0.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("memory window is gone"));
         }
-        Ok(card.with(|shard, _| shard.nic.dealloc_mw(self.0.key))?)
+        self.0.end(card)
+    }
+}
+
+impl MwInner {
+    /// Ends it, whatever key it has now.
+    fn end(&self, card: &Card) -> Result<()> {
+        if let Some(told) = card.with(|shard, now| shard.dealloc_mw(self.key, now))? {
+            card.await_revocation(told);
+        }
+        Ok(())
     }
 }
 
@@ -92,7 +103,7 @@ impl Drop for MwInner {
         if !*self.gone.get_mut()
             && let Some(card) = self.pd.context().card_if_ours()
         {
-            let _ = card.with(|shard, _| shard.nic.dealloc_mw(self.key));
+            let _ = self.end(card);
         }
     }
 }

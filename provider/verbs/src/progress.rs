@@ -51,6 +51,7 @@ impl Card {
         if !all {
             self.lower_alarm(shard, now + LEFT);
         }
+        let got = got + shard.run_star(now, Who::Program) as usize;
         shard.run_links(now, &self.notes);
         shard.run_timers(now);
         shard.turns = shard.turns.wrapping_add(1);
@@ -110,15 +111,16 @@ impl Card {
 
     /// One line a QP, for `starverbs stat`.
     fn describe_qps(&self, shard: &Shard) -> String {
-        let mut text = String::from("qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn\n");
-        let mut qpns: Vec<Qpn> = shard.nic.qpns().collect();
+        let mut text = String::from("qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn star\n");
+        let mut qpns: Vec<Qpn> = shard.qpns().collect();
         qpns.sort_unstable();
         for qpn in qpns {
-            if let Ok(attr) = shard.nic.query_qp(qpn) {
+            if let Ok(attr) = shard.query_qp(qpn) {
                 let (remote, gid) = (attr.dest_qpn, host::ip_of(attr.av.dgid));
                 let (mtu, sq, rq) = (attr.path_mtu.bytes(), attr.sq_psn.get(), attr.rq_psn.get());
+                let star = shard.star_word(qpn);
                 /* writing to a String cannot fail */
-                let _ = writeln!(text, "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq}", attr.state);
+                let _ = writeln!(text, "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq} {star}", attr.state);
             }
         }
         text
@@ -219,7 +221,10 @@ impl Shard {
     #[inline]
     pub(crate) fn transmit(&mut self, now: Nanos, acks: bool) {
         for _ in 0..ROUNDS {
-            let more = self.nic.poll_transmit(&mut self.env, now, acks);
+            let mut more = self.nic.poll_transmit(&mut self.env, now, acks);
+            if self.star.is_some() {
+                more |= self.transmit_star(now);
+            }
             self.env.tx.flush(now);
             self.unsent = more;
             if !more {
@@ -243,6 +248,6 @@ impl Shard {
         };
         let of_timers = self.nic.next_deadline().map(|at| at.max(now + self.out.left(now).unwrap_or(0)));
         let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
-        sooner(of_frames, self.moderator.next_deadline())
+        sooner(sooner(of_frames, self.moderator.next_deadline()), self.next_star())
     }
 }

@@ -3,13 +3,15 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
-use starverbs_core::opening::Wish;
+use starverbs_core::opening;
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
+use starverbs_core::star::control::Wish;
 use starverbs_core::tags::MAX_TAG_SGE;
 use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 
 use crate::ah::AhAttr;
+use crate::card::star::{StarInfo, wish_of};
 use crate::card::{Card, Shard};
 use crate::context::Context;
 use crate::cq::Cq;
@@ -21,6 +23,7 @@ use crate::opened::Visit;
 use crate::pd::Pd;
 use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
+use crate::star::roles::Queues;
 use crate::wr::SendBatch;
 
 /// What a QP is to be: `struct ibv_qp_init_attr`.
@@ -48,6 +51,8 @@ pub struct QpInit<'a> {
     pub sq_sig_all: bool,
     /// IBV_QP_CREATE_BLOCK_SELF_MCAST_LB: what it sends to a multicast group does not come back to it
     pub block_own_multicast: bool,
+    /// Which end keeps the connection (StaR); `None`: what the setting says
+    pub star: Option<Wish>,
     /// Names the QP in events
     pub cookie: u64,
 }
@@ -77,6 +82,8 @@ pub(crate) struct QpInner {
     /// allowed as in RTS.
     state: AtomicU8,
     gone: AtomicBool,
+    /// Which end is to keep the connection
+    pub(crate) wish: Wish,
     pub(crate) pd: Pd,
     pub(crate) rings: WorkRings,
     send_cq: Cq,
@@ -90,11 +97,13 @@ impl Qp {
     /// `ibv_create_qp`
     ///
     /// # Errors
-    /// EINVAL: beyond the device's limits, or an SRQ for a transport other than RC and UD; ENOMEM; EIO in a forked child.
+    /// EINVAL: beyond the device's limits, or an SRQ for a transport other than RC and UD; EOPNOTSUPP: a role of StaR for one that can
+    /// have none; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
         let card = pd.context().card()?;
         check_caps(init)?;
         check_tags(pd, init)?;
+        let wish = wish(init, wish_of(card.settings.star))?;
         let rings = rings(init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
         // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
         let sq = unsafe { rings.card_sq() };
@@ -117,22 +126,25 @@ impl Qp {
         };
         let qpn = card.with(|shard, _| {
             make_room(card, shard)?;
+            if wish != Wish::Off {
+                card.open_star(shard)?;
+            }
             card.reserve_bells(shard.nic.qp_count() + 1)?;
             Ok::<_, VerbsError>(shard.nic.create_qp(card_init)?)
         })?;
         log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
-        Ok(Qp::handle(pd, init, qpn, rings))
+        Ok(Qp::handle(pd, init, (qpn, wish), rings))
     }
 
     /// One of another process of the XRC domain that `pd` stands for. What the card here keeps of it is this handle.
     pub(crate) fn visiting(pd: &Pd, cq: &Cq, qpn: Qpn, visit: Visit) -> Result<Qp> {
         let init = QpInit { cookie: u64::from(visit), ..xrc_recv(cq) };
         let rings = rings(&init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
-        Ok(Qp::handle(pd, &init, qpn, rings))
+        Ok(Qp::handle(pd, &init, (qpn, Wish::Off), rings))
     }
 
     /// The handle of a QP that is in RESET, which uses its CQs and SRQ from now on.
-    fn handle(pd: &Pd, init: &QpInit<'_>, qpn: Qpn, rings: WorkRings) -> Qp {
+    fn handle(pd: &Pd, init: &QpInit<'_>, (qpn, wish): (Qpn, Wish), rings: WorkRings) -> Qp {
         for cq in [init.send_cq, init.recv_cq] {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }
@@ -141,6 +153,7 @@ impl Qp {
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
             gone: AtomicBool::new(false),
+            wish,
             pd: pd.clone(),
             rings,
             send_cq: init.send_cq.clone(),
@@ -184,13 +197,27 @@ impl Qp {
         }
     }
 
+    /// Which end its program wants to keep the connection (StaR).
+    pub fn wish(&self) -> Wish {
+        self.0.wish
+    }
+
+    /// What has become of that, and what it costs.
+    ///
+    /// # Errors
+    /// EIO in a forked child.
+    pub fn star(&self) -> Result<StarInfo> {
+        let card = self.0.pd.context().card()?;
+        Ok(card.with(|shard, _| shard.star_of(self.0.qpn, self.0.wish)))
+    }
+
     /// Its state now; RESET when it is gone.
     pub fn state(&self) -> QpState {
         let Ok(card) = self.0.pd.context().card() else { return QpState::Err };
         if self.0.visit() != 0 {
             return self.query().map_or(QpState::Err, |attr| attr.state);
         }
-        card.with(|shard, _| shard.nic.qp_state(self.0.qpn)).unwrap_or_default()
+        card.with(|shard, _| shard.qp_state(self.0.qpn)).unwrap_or_default()
     }
 
     /// `ibv_modify_qp`
@@ -206,9 +233,15 @@ impl Qp {
             return Err(VerbsError::Invalid("path MTU: more than the links carry"));
         }
         if self.0.visit() != 0 {
-            return card.ask_home(self.0.visit(), Wish::Modify(to, mask)).map(|_| ());
+            return card.ask_home(self.0.visit(), opening::Wish::Modify(to, mask)).map(|_| ());
         }
-        card.with(|shard, now| shard.nic.modify_qp(&mut shard.env, self.0.qpn, &to, mask, now))?;
+        card.with(|shard, now| {
+            shard.modify_qp(self.0.qpn, &to, mask, now)?;
+            if mask.contains(QpAttrMask::STATE) && self.0.wish != Wish::Off {
+                shard.move_star(&self.0, attr.state, now)?;
+            }
+            Ok::<_, VerbsError>(())
+        })?;
         if mask.contains(QpAttrMask::STATE) {
             log!(Debug, "queue pair {:#x}: {:?}", self.0.qpn, attr.state);
             self.0.posting_as(attr.state);
@@ -226,8 +259,8 @@ impl Qp {
     pub fn query(&self) -> Result<QpAttr> {
         let card = self.0.pd.context().card()?;
         let now = match self.0.visit() {
-            0 => card.with(|shard, _| shard.nic.query_qp(self.0.qpn))?,
-            visit => card.ask_home(visit, Wish::Query)?,
+            0 => card.with(|shard, _| shard.query_qp(self.0.qpn))?,
+            visit => card.ask_home(visit, opening::Wish::Query)?,
         };
         Ok(now.map_address(|av| AhAttr::from_av(&av)))
     }
@@ -328,6 +361,15 @@ impl QpInner {
         if self.qp_type == QpType::XrcRecv { self.cookie as Visit } else { 0 }
     }
 
+    /// More handles of its queues, for an end of a StaR connection.
+    pub(crate) fn queues(&self) -> Queues {
+        // SAFETY: used as the card's own half is: under the card's lock, and between released and posted.
+        let sq = unsafe { self.rings.card_sq() };
+        // SAFETY: as above.
+        let rq = (self.rings.recv_slots() > 0).then(|| unsafe { self.rings.card_rq() });
+        Queues { sq, rq, send_cq: self.send_cq.card_half(), recv_cq: self.recv_cq.card_half() }
+    }
+
     fn purge(&self) {
         self.send_cq.purge(self.qpn);
         self.recv_cq.purge(self.qpn);
@@ -340,7 +382,7 @@ impl QpInner {
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
-        let ended = card.with(|shard, _| {
+        let ended = card.with(|shard, now| {
             if self.visit() != 0 {
                 shard.openings.leave(&mut shard.env, self.qpn, self.visit());
                 return Ok(());
@@ -351,7 +393,10 @@ impl QpInner {
             if self.qp_type == QpType::XrcRecv {
                 shard.openings.ends(&mut shard.env, self.qpn);
             }
-            let ended = shard.nic.destroy_qp(&mut shard.env, self.qpn);
+            if self.wish != Wish::Off {
+                shard.forget_star(self.qpn);
+            }
+            let ended = shard.destroy_qp(self.qpn, now);
             if ended != Err(NicError::Busy) {
                 /* with the lock held: the next QP may have this number, and completions of its own */
                 self.purge();
@@ -394,6 +439,7 @@ pub(crate) fn xrc_recv(cq: &Cq) -> QpInit<'_> {
         max_inline: 0,
         sq_sig_all: false,
         block_own_multicast: false,
+        star: None,
         cookie: 0,
     }
 }
@@ -418,6 +464,18 @@ fn check_tags(pd: &Pd, init: &QpInit<'_>) -> Result<()> {
         return Err(VerbsError::Invalid("transport or protection domain of a tag matching queue"));
     }
     Ok(())
+}
+
+/// Which end is to keep the connection. StaR is for RC; and of a QP whose send queue is the card's, which matches tags, the
+/// library cannot have the other half.
+fn wish(init: &QpInit<'_>, setting: Wish) -> Result<Wish> {
+    let can = init.qp_type == QpType::Rc && !init.srq.is_some_and(Srq::is_tagged);
+    match init.star {
+        Some(Wish::Off) => Ok(Wish::Off),
+        Some(_) if !can => Err(VerbsError::Unsupported("StaR for other than RC, and where tags are matched")),
+        asked if can => Ok(asked.unwrap_or(setting)),
+        _ => Ok(Wish::Off),
+    }
 }
 
 /// Requests of the card's own under way on a QP whose SRQ matches tags.
@@ -465,6 +523,6 @@ mod tests {
         let counts = 2 * size_of::<usize>();
         assert!(counts + size_of::<QpInner>() <= 72, "{}", size_of::<QpInner>());
         let card = starverbs_core::Nic::<HostEnv>::QP_BYTES;
-        assert!(card <= 400, "{card}");
+        assert!(card <= 408, "{card}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use starverbs_core::nic::TagOp;
 use starverbs_core::tags::MAX_TAGS;
-use starverbs_core::{RecvQueue, Sge, SrqId};
+use starverbs_core::{Nanos, RecvQueue, Sge, SrqId};
 use starverbs_rings::{CardRq, RecvProducer, RecvSize, SpinLock, WorkRings};
 
 use crate::card::Shard;
@@ -15,6 +15,7 @@ use crate::error::{Result, VerbsError};
 use crate::events::Event;
 use crate::pd::Pd;
 use crate::post::RecvWr;
+use crate::star;
 use crate::xrcd::Xrcd;
 
 /// What `ibv_query_srq` gives.
@@ -187,7 +188,7 @@ impl Srq {
             }
             _ => None,
         };
-        let old = card.with(|shard, _| {
+        let old = card.with(|shard, now| {
             /* not for the turn that follows: posters spin */
             let mut posted = self.0.rings.lock();
             let limit = limit.map_or_else(|| shard.nic.query_srq_limit(self.0.id), Ok)?;
@@ -196,7 +197,7 @@ impl Srq {
                 return Err(VerbsError::Invalid("size below the limit, or below what is posted"));
             }
             let old = match &mut room {
-                Some(room) => Some(self.move_to(room, &mut posted, shard)?),
+                Some(room) => Some(self.move_to(room, &mut posted, (shard, now))?),
                 None => None,
             };
             shard.nic.modify_srq_limit(self.0.id, limit)?;
@@ -208,10 +209,15 @@ impl Srq {
     }
 
     /// Moves what is posted to `room`, which takes the old rings; gives the card's half of those.
-    fn move_to(&self, room: &mut WorkRings, posted: &mut WorkRings, shard: &mut Shard) -> Result<CardRq> {
+    fn move_to(
+        &self,
+        room: &mut WorkRings,
+        posted: &mut WorkRings,
+        (shard, now): (&mut Shard, Nanos),
+    ) -> Result<CardRq> {
         // SAFETY: the one card half, used under the card's lock.
         let half = unsafe { room.card_rq() };
-        let taken = shard.nic.replace_srq_ring(self.0.id, half)?;
+        let taken = shard.replace_srq_ring(self.0.id, half, now)?;
         let mut sges = [Sge::default(); MAX_SGE as usize];
         let mut producer = room.recv_producer_mut();
         while let Some((wr_id, count)) = taken.take(&mut sges) {
@@ -249,9 +255,16 @@ impl Srq {
     /// EIO in a forked child.
     #[inline]
     pub fn post_list<R>(&self, list: impl FnOnce(&mut SrqPoster<'_>) -> R) -> Result<R> {
-        self.0.pd.context().card()?;
+        let card = self.0.pd.context().card()?;
         let mut rings = self.0.rings.lock();
-        Ok(list(&mut SrqPoster(rings.recv_producer_mut())))
+        let result = list(&mut SrqPoster(rings.recv_producer_mut()));
+        /* nobody looks into a shared queue by itself but the library of stateless ends */
+        let awaited = star::takes_from_srqs() && rings.was_hungry();
+        drop(rings);
+        if awaited {
+            card.with(|shard, now| shard.ring_srq(self.0.id, now));
+        }
+        Ok(result)
     }
 
     /// `ibv_destroy_srq`

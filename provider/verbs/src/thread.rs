@@ -223,6 +223,7 @@ impl Worker {
             let port = card.maintain(&mut guard, now);
             let next = guard.next_deadline(now);
             self.polled.extend(guard.rx.fds().iter().map(|fd| pollfd(*fd)));
+            self.polled.extend(guard.star.iter().flat_map(|star| star.fds()).map(pollfd));
             self.polled.extend(guard.env.links.as_ref().map(|links| pollfd(links.fd())));
             let deadline = [port, next].into_iter().flatten().min().unwrap_or(Nanos::MAX);
             /* An alarm that is still to come stays, though nothing may be due then: one wake-up in vain
@@ -291,6 +292,7 @@ impl Worker {
         self.held.set(None);
         self.card.take_bells(shard, now);
         let mut work = self.take_batches(shard, now);
+        work += shard.run_star(now, Who::Thread);
         work += shard.run_links(now, &self.card.notes);
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));

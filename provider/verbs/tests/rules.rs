@@ -4,7 +4,10 @@ mod common;
 
 use common::*;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
-use starverbs_verbs::{Ah, AhAttr, CompChannel, Cq, Event, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Srq, kind};
+use starverbs_settings::{Settings, StarWish};
+use starverbs_verbs::{
+    Ah, AhAttr, CompChannel, Cq, Event, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Settled, Srq, Wish, kind,
+};
 
 fn errno<T>(result: starverbs_verbs::Result<T>) -> i32 {
     result.err().map_or(0, |error| error.errno())
@@ -273,4 +276,28 @@ fn closed_cards_are_in_nobodys_way() {
     assert_eq!(b.completions(16).len(), 16);
     /* what is left of a closed card is handles */
     assert!(closed.iter().all(|node| node.mr.dereg().is_ok() && node.pd.dealloc().is_ok()));
+}
+
+#[test]
+fn a_role_is_for_rc_alone() {
+    let card = Settings { star: StarWish::Auto, ..settings() };
+    let node = Node::new(&card);
+    let made = |init: &QpInit<'_>| Qp::create(&node.pd, init);
+    let rc = node.init(QpType::Rc, None);
+    assert_eq!(made(&rc).unwrap().wish(), Wish::Auto, "what the setting says");
+    for wish in [Wish::Off, Wish::Auto, Wish::Stateless, Wish::Stateful] {
+        let qp = made(&QpInit { star: Some(wish), ..rc }).unwrap();
+        let star = qp.star().unwrap();
+        let role = if wish == Wish::Off { Settled::Plain } else { Settled::Waiting };
+        assert_eq!((qp.wish(), star.wish, star.role), (wish, wish, role));
+        for qp_type in [QpType::Uc, QpType::Ud] {
+            let other = QpInit { star: Some(wish), ..node.init(qp_type, None) };
+            match wish {
+                Wish::Off => assert_eq!(made(&other).unwrap().wish(), Wish::Off),
+                _ => assert_eq!(errno(made(&other)), libc::EOPNOTSUPP, "{qp_type:?}, {wish:?}"),
+            }
+        }
+    }
+    let ud = made(&node.init(QpType::Ud, None)).unwrap();
+    assert_eq!((ud.wish(), ud.star().unwrap().role), (Wish::Off, Settled::Plain), "the setting is for RC");
 }

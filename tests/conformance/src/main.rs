@@ -16,6 +16,7 @@ mod rdmacm;
 mod report;
 mod settings;
 mod special;
+mod star;
 mod world;
 
 use std::path::PathBuf;
@@ -66,6 +67,7 @@ fn cases(args: &Args) -> Vec<(Case, Net)> {
         container::cases(),
         settings::cases(),
         crash::cases(),
+        star::cases(),
     ]
     .concat();
     let wanted = |case: &Case, net: Net| {

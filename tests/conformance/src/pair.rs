@@ -25,6 +25,8 @@ pub(crate) struct Pair {
     pub limit: Duration,
     /// What the output must hold.
     pub expect: Expect,
+    /// What the server's log must say, one of these lines.
+    pub server_says: &'static str,
 }
 
 /// How a client finds its server.
@@ -51,6 +53,7 @@ impl Pair {
             settings: Default::default(),
             limit,
             expect,
+            server_says: "",
         }
     }
 
@@ -79,6 +82,26 @@ impl Pair {
         self
     }
 
+    /// Sets a variable for each side.
+    pub(crate) fn own_env(mut self, name: &'static str, values: [&str; 2]) -> Pair {
+        for (setting, value) in self.settings.iter_mut().zip(values) {
+            setting.env.push((name, value.to_owned()));
+        }
+        self
+    }
+
+    /// Sets a variable for the server.
+    pub(crate) fn server_env(mut self, name: &'static str, value: &str) -> Pair {
+        self.settings[0].env.push((name, value.to_owned()));
+        self
+    }
+
+    /// The server's log must say one of these lines.
+    pub(crate) fn server_says(self, lines: &'static str) -> Pair {
+        let pair = Pair { server_says: lines, ..self };
+        if lines.is_empty() { pair } else { pair.server_env("STARVERBS_LOG", "debug") }
+    }
+
     pub(crate) fn preload(mut self) -> Pair {
         self.settings.iter_mut().for_each(|setting| setting.preload = true);
         self
@@ -104,7 +127,12 @@ impl Pair {
         for (name, value) in &self.settings[0].env {
             title += &format!("{name}={value} ");
         }
-        title + &[&[self.program.to_owned()], self.args.as_slice()].concat().join(" ")
+        title + &self.command()
+    }
+
+    /// The program and its arguments.
+    pub(crate) fn command(&self) -> String {
+        [&[self.program.to_owned()], self.args.as_slice()].concat().join(" ")
     }
 
     /// Runs both sides to their end and judges the output: a remark, or what went wrong. Again, when perftest could not
@@ -135,7 +163,8 @@ impl Pair {
 
     /// Both sides under way, with all the time that they may take.
     pub(crate) fn running(&self, server: Process, client: Process) -> Running {
-        Running { server, client, deadline: Instant::now() + self.limit, expect: self.expect }
+        let Pair { limit, expect, server_says, .. } = *self;
+        Running { server, client, deadline: Instant::now() + limit, expect, server_says }
     }
 
     /// Starts the server alone.
@@ -206,6 +235,7 @@ pub(crate) struct Running {
     pub client: Process,
     deadline: Instant,
     expect: Expect,
+    server_says: &'static str,
 }
 
 impl Running {
@@ -235,6 +265,10 @@ impl Running {
             // It may stand further up than what is told.
             wrong.extend(early(&output).map(str::to_owned));
             return Err(wrong.join("\n"));
+        }
+        let log = self.server.output();
+        if !self.server_says.is_empty() && !self.server_says.lines().any(|line| log.contains(line)) {
+            return Err(format!("server does not say {:?}:\n{}", self.server_says, tail(&log)));
         }
         self.expect.judge(&output).map_err(|reason| format!("client: {reason}:\n{}", tail(&output)))
     }

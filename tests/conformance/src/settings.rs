@@ -41,7 +41,11 @@ fn all_keys(pcap: &Path) -> String {
          repeat = \"off\"\n\
          credits = true\n\
          qpc_prefetch = false\n\
-         qpc_cache = {{ entries = 300, policy = \"non-blocking\" }}\n"
+         qpc_cache = {{ entries = 300, policy = \"non-blocking\" }}\n\
+         star = \"auto\"\n\
+         star_threshold = 7\n\
+         star_key = \"{}\"\n",
+        "5a".repeat(32)
     )
 }
 

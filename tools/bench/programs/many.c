@@ -7,20 +7,13 @@
  * usage: many [-l] [-q QPS] [-w UNDER_WAY] [-t SECONDS]; prints millions of messages a second, the CPU time of a message in this
  * process (us), the median, the 1st and the 99th percentile of its time from post to completion with -w 1 (us), and the seconds
  * to create and connect. */
-#include <infiniband/verbs.h>
-#include <errno.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#define _GNU_SOURCE
+#include "side.h"
 #include <sys/prctl.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-enum { BYTES = 8, SAMPLES = 1 << 22 };
+enum { BYTES = 8 };
 
 struct side {
 	union ibv_gid gid;
@@ -36,49 +29,6 @@ static struct ibv_qp **qps;
 static uint32_t count = 1, under_way = 1;
 static int loop;
 static char buffer[4096] __attribute__((aligned(4096)));
-
-static void die(const char *what)
-{
-	fprintf(stderr, "many: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
-
-static double at(clockid_t clock)
-{
-	struct timespec t;
-
-	clock_gettime(clock, &t);
-	return t.tv_sec + t.tv_nsec * 1e-9;
-}
-
-static double now(void)
-{
-	return at(CLOCK_MONOTONIC);
-}
-
-static void put(int fd, const void *from, size_t len)
-{
-	for (ssize_t done; len; from = (const char *)from + done, len -= done)
-		if ((done = write(fd, from, len)) <= 0)
-			die("write");
-}
-
-static void get(int fd, void *to, size_t len)
-{
-	for (ssize_t done; len; to = (char *)to + done, len -= done)
-		if ((done = read(fd, to, len)) <= 0)
-			die("the other side");
-}
-
-/* The one side writes first, the other reads first. */
-static void exchange(int fd, int first, const void *mine, void *theirs, size_t len)
-{
-	if (first)
-		put(fd, mine, len);
-	get(fd, theirs, len);
-	if (!first)
-		put(fd, mine, len);
-}
 
 static void open_card(void)
 {
@@ -103,29 +53,6 @@ static void create(uint32_t depth)
 		if (!(qps[i] = ibv_create_qp(pd, &init)))
 			die("ibv_create_qp");
 	}
-}
-
-static void connect_to(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gid)
-{
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
-				 .path_mtu = IBV_MTU_1024, .dest_qp_num = peer, .max_dest_rd_atomic = 1,
-				 .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
-
-	a.ah_attr.is_global = 1;
-	a.ah_attr.port_num = 1;
-	a.ah_attr.grh.hop_limit = 1;
-	a.ah_attr.grh.dgid = *gid;
-	errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-	a.qp_state = IBV_QPS_RTR;
-	if (!errno)
-		errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-						      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-	a.qp_state = IBV_QPS_RTS;
-	if (!errno)
-		errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-						      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-	if (errno)
-		die("ibv_modify_qp");
 }
 
 /* All queue pairs, each connected to the other side's. */
@@ -173,25 +100,6 @@ static int serve(int fd)
 	}
 }
 
-/* An order in which no neighbour follows its neighbour (xorshift; always the same). */
-static void shuffle(void)
-{
-	uint64_t x = 88172645463325252u;
-
-	for (uint32_t i = count; i-- > 1;) {
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		uint32_t at = x % (i + 1);
-		struct ibv_qp *qp = qps[i];
-		qps[i] = qps[at];
-		qps[at] = qp;
-	}
-}
-
-static float *took;
-static uint32_t samples;
-
 /* Posts to one after the other, `under_way` in all at once, for so many messages or seconds; gives how many. */
 static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
 {
@@ -202,7 +110,7 @@ static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
 
 	while (done < messages) {
 		while (posted < messages && posted - done < under_way) {
-			if (took && under_way == 1)
+			if (took)
 				sent = now();
 			errno = ibv_post_send(qps[posted % count], wr, &bad);
 			if (errno == ENOMEM)
@@ -220,20 +128,13 @@ static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
 		if (got > 0) {
 			uint64_t before = done;
 			done += got;
-			if (took && under_way == 1 && samples < SAMPLES)
-				took[samples++] = (now() - sent) * 1e6;
+			if (took)
+				keep(now() - sent);
 			if (before / 256 != done / 256 && now() > end)
 				messages = posted;
 		}
 	}
 	return done;
-}
-
-static int ascending(const void *a, const void *b)
-{
-	float x = *(const float *)a, y = *(const float *)b;
-
-	return (x > y) - (x < y);
 }
 
 static int work(int fd, double seconds)
@@ -245,7 +146,7 @@ static int work(int fd, double seconds)
 	uint64_t done;
 
 	connected = now() - start;
-	shuffle();
+	shuffle(qps, count);
 	sge.lkey = mr->lkey;
 	wr.wr.rdma.remote_addr = other.addr;
 	wr.wr.rdma.rkey = other.rkey;
@@ -257,12 +158,7 @@ static int work(int fd, double seconds)
 	cpu = at(CLOCK_PROCESS_CPUTIME_ID);
 	done = drive(&wr, UINT64_MAX, seconds);
 	printf("%.6f %.4f", done / (now() - start) / 1e6, (at(CLOCK_PROCESS_CPUTIME_ID) - cpu) * 1e6 / done);
-	if (samples) {
-		qsort(took, samples, sizeof(*took), ascending);
-		printf(" %.3f %.3f %.3f", took[samples / 2], took[samples / 100], took[samples - 1 - samples / 100]);
-	} else {
-		printf(" 0 0 0");
-	}
+	printf(" %.3f %.3f %.3f", percentile(0.5), percentile(0.01), percentile(0.99));
 	printf(" %.3f\n", connected);
 	if (!loop)
 		put(fd, "", 1);

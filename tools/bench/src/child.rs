@@ -8,7 +8,7 @@ use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -19,6 +19,9 @@ use crate::error::{BenchError, Result};
 const READY_LIMIT: Duration = Duration::from_secs(5);
 /// How long a server may take to end once its client has ended.
 const LINGER_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a program may take to compile.
+const COMPILE_LIMIT: Duration = Duration::from_secs(60);
 
 /// What tells that a server can be talked to.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +51,19 @@ pub(crate) fn require(tool: &str, package: &'static str) -> Result<PathBuf> {
         .map(|dir| dir.join(tool))
         .find(|file| file.is_file())
         .ok_or_else(|| BenchError::Missing { tool: tool.to_owned(), package })
+}
+
+/// Compiles programs/`name`.c as any other program that uses verbs; gives the file, which the caller removes.
+///
+/// # Errors
+/// No compiler, or one that fails.
+pub(crate) fn compiled(name: &str, lib: &Path) -> Result<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("programs/{name}.c"));
+    let program = std::env::temp_dir().join(format!("starverbs-{name}-{}", std::process::id()));
+    let mut cc = Command::new(require("cc", "gcc")?);
+    cc.args(["-O2", "-o"]).arg(&program).arg(source).arg("-L").arg(lib).arg("-libverbs");
+    run_one(cc, COMPILE_LIMIT)?;
+    Ok(program)
 }
 
 /// A TCP port of the loopback address that was free a moment ago.

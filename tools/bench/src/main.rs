@@ -14,8 +14,10 @@ mod many;
 mod perftest;
 mod report;
 mod round;
+mod samples;
 mod scale;
 mod socket;
+mod star;
 mod svg;
 mod ucx;
 mod verbs;
@@ -56,6 +58,9 @@ struct Args {
     /// Many queue pairs alone.
     #[arg(long)]
     qpc: bool,
+    /// The StaR paper's workloads alone.
+    #[arg(long)]
+    star: bool,
     /// Of `--loss`, what `starverbs-interop --loss` measured in a guest.
     #[arg(long, value_name = "FILE")]
     guest: Option<PathBuf>,
@@ -98,8 +103,11 @@ fn main() -> ExitCode {
         }
         None if args.qpc => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-qpc"));
-            let rounds = args.rounds.map_or(5, |rounds| u32::try_from(rounds).unwrap_or(u32::MAX).max(1));
-            many::run(&out, &args.dist, rounds, args.quick)
+            many::run(&out, &args.dist, rounds_of(&args, 5), args.quick)
+        }
+        None if args.star => {
+            let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-star"));
+            star::run(&out, &args.dist, rounds_of(&args, 3), args.quick)
         }
         None => bench(&args),
     };
@@ -110,6 +118,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn rounds_of(args: &Args, default: u32) -> u32 {
+    args.rounds.map_or(default, |rounds| u32::try_from(rounds).unwrap_or(u32::MAX).max(1))
 }
 
 fn bench(args: &Args) -> error::Result<()> {

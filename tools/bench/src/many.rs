@@ -3,7 +3,6 @@
 //!
 //! Owns these measurements and their page. programs/many.c and perftest do the work.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +13,9 @@ use crate::child::{self, Ready};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::perftest::{library_dir, on_card};
-use crate::report::{Table, short};
-use crate::round::{clear_line, median, progress};
+use crate::report::Table;
+use crate::round::progress;
+use crate::samples::{Samples, beside, cell, told};
 use crate::svg::{self, Bar, Panel};
 
 /// Queue pairs of a process, or pairs of them where one process has both ends.
@@ -41,25 +41,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// No further round begins that would end after this.
 const ALL: Duration = Duration::from_secs(5 * 60);
 
-/// A figure's place: table, row, column.
-type Place = (&'static str, String, &'static str);
-
-/// What the rounds gave.
-#[derive(Default)]
-struct Samples(BTreeMap<Place, Vec<f64>>);
-
-impl Samples {
-    fn add(&mut self, table: &'static str, row: &str, figures: &[(&'static str, f64)]) {
-        for (column, figure) in figures {
-            self.0.entry((table, row.to_owned(), column)).or_default().push(*figure);
-        }
-    }
-
-    fn median(&self, table: &'static str, row: &str, column: &'static str) -> Option<f64> {
-        median(self.0.get(&(table, row.to_owned(), column))?)
-    }
-}
-
 /// Where the programs are.
 struct Tools {
     lib: PathBuf,
@@ -71,11 +52,7 @@ impl Tools {
     /// Compiles the program as any other that uses verbs.
     fn ready(dist: &Path) -> Result<Tools> {
         let lib = library_dir(dist)?;
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/many.c");
-        let many = std::env::temp_dir().join(format!("starverbs-many-{}", std::process::id()));
-        let mut cc = Command::new(child::require("cc", "gcc")?);
-        cc.args(["-O2", "-o"]).arg(&many).arg(source).arg("-L").arg(&lib).arg("-libverbs");
-        child::run_one(cc, LIMIT)?;
+        let many = child::compiled("many", &lib)?;
         Ok(Tools { lib, many, starverbs: dist.join("bin/starverbs") })
     }
 
@@ -174,11 +151,6 @@ fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
     }
 }
 
-fn told<T>(what: &str, result: Result<T>) -> Option<T> {
-    clear_line();
-    result.inspect_err(|error| eprintln!("{what}: {error}")).ok()
-}
-
 /// Measures in rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md and `out`.svg.
 ///
 /// # Errors
@@ -201,18 +173,6 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     };
     write("md", &text)?;
     write("svg", &svg::page(&panels(&samples)))
-}
-
-fn cell(figure: Option<f64>) -> String {
-    figure.map_or("-".to_owned(), short)
-}
-
-/// A figure, and how it stands to another.
-fn beside(figure: Option<f64>, base: Option<f64>) -> String {
-    match (figure, base) {
-        (Some(figure), Some(base)) => format!("{} ({:.2}x)", short(figure), figure / base),
-        (figure, _) => cell(figure),
-    }
 }
 
 fn scale_table(samples: &Samples) -> String {

@@ -15,6 +15,10 @@ use crate::pcap::Capture;
 
 /// Datagrams taken at once.
 const SLOTS: usize = 16;
+/// Looks in vain after which a socket is looked at less often,
+const QUIET: u32 = 64;
+/// namely in one round of so many.
+const QUIET_EVERY: u32 = 32;
 
 /// A packet, and where it came from.
 #[derive(Debug)]
@@ -38,15 +42,26 @@ struct Cursor {
     outer: Outer,
 }
 
+/// A half's socket.
+#[derive(Clone, Copy)]
+struct Source {
+    side: Side,
+    fd: RawFd,
+    /// Looks in vain since something came
+    vain: u32,
+}
+
 /// The receiving half of both ports.
 pub struct StarRx<C> {
     counters: C,
     capture: Option<Capture>,
     sockets: Arc<Sockets>,
     inbox: Inbox,
-    fds: Vec<(Side, RawFd)>,
-    /// Which of the sockets was read last
+    sources: Vec<Source>,
+    /// Which of them was read last
     turn: usize,
+    /// Times that somebody looked
+    rounds: u32,
     left: Range<usize>,
     cursor: Option<Cursor>,
 }
@@ -57,36 +72,62 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         counters: C,
         capture: Option<Capture>,
     ) -> Result<Self, BackendError> {
-        let (inbox, fds) = (Inbox::new(SLOTS)?, sockets.each().collect());
-        Ok(StarRx { counters, capture, sockets, inbox, fds, turn: 0, left: 0..0, cursor: None })
+        let inbox = Inbox::new(SLOTS)?;
+        let sources = sockets.each().map(|(side, fd)| Source { side, fd, vain: 0 }).collect();
+        Ok(StarRx {
+            counters,
+            capture,
+            sockets,
+            inbox,
+            sources,
+            turn: 0,
+            rounds: 0,
+            left: 0..0,
+            cursor: None,
+        })
     }
 
     /// What to `poll(2)` for POLLIN.
     pub fn fds(&self) -> impl Iterator<Item = RawFd> {
-        self.fds.iter().map(|(_, fd)| *fd)
+        self.sources.iter().map(|source| source.fd)
     }
 
-    /// Takes datagrams from the next socket that has some, without waiting; gives how many. Packets of the round before that were not taken
+    /// Takes datagrams from the next socket that has some, without waiting; gives how many. A socket for which nothing comes is looked at
+    /// now and then. Packets of the round before that were not taken
     /// with [`StarRx::next_packet`] stay, and nothing is received.
     pub fn recv(&mut self) -> usize {
         if self.cursor.is_some() || !self.left.is_empty() {
             return 1;
         }
-        for _ in 0..self.fds.len() {
-            self.turn = (self.turn + 1) % self.fds.len();
+        self.rounds = self.rounds.wrapping_add(1);
+        let all = self.rounds.is_multiple_of(QUIET_EVERY);
+        for _ in 0..self.sources.len() {
+            self.turn = (self.turn + 1) % self.sources.len();
+            let source = &mut self.sources[self.turn];
+            if source.vain >= QUIET && !all {
+                continue;
+            }
             self.counters.rx_syscalls.inc();
-            let got = self.inbox.fill(self.fds[self.turn].1);
+            let got = self.inbox.fill(source.fd);
             if got > 0 {
+                source.vain = 0;
                 self.left = 0..got;
                 return got;
             }
+            source.vain = source.vain.saturating_add(1);
         }
         0
     }
 
+    /// [`StarRx::recv`] for who was woken: looks at every socket.
+    pub fn recv_all(&mut self) -> usize {
+        self.sources.iter_mut().for_each(|source| source.vain = 0);
+        self.recv()
+    }
+
     /// The next packet, which was right. What is not is dropped and counted.
     pub fn next_packet(&mut self) -> Option<Received<'_>> {
-        let side = self.fds[self.turn].0;
+        let side = self.sources[self.turn].side;
         let (cursor, to) = loop {
             let cursor = self.cursor.take().or_else(|| self.next_datagram())?;
             let bytes = self.inbox.bytes(cursor.slot);

@@ -4,9 +4,9 @@
 //! A window is a slot of the MR table. Bound, it has the host addresses of its bytes, so that an access
 //! through it costs what one through an MR does; unbound, it has no rights.
 
-use super::{Entry, KEY_BITS, Kind, MrFault, MrTable};
+use super::{Change, Entry, KEY_BITS, Kind, MrFault, MrTable};
 use crate::error::NicError;
-use crate::types::{Access, PdId, Qpn};
+use crate::types::{Access, PdId, Qpn, SendWqe};
 
 /// A window's `link` while it is not bound.
 pub(super) const UNBOUND: u32 = u32::MAX;
@@ -58,6 +58,22 @@ pub struct Bind {
     pub qpn: Qpn,
     /// Its protection domain
     pub pd: PdId,
+}
+
+impl Bind {
+    /// What a work request says that was posted to a QP, which is given with its protection domain.
+    pub fn of(wqe: &SendWqe, (pd, qpn): (PdId, Qpn)) -> Self {
+        Bind {
+            window: wqe.remote_qpn,
+            rkey: wqe.rkey,
+            mr: wqe.imm,
+            addr: wqe.remote_addr,
+            length: wqe.compare_add,
+            access: Access::from_bits_retain(wqe.qkey),
+            qpn,
+            pd,
+        }
+    }
 }
 
 impl MrTable {
@@ -115,6 +131,7 @@ impl MrTable {
         }
         let entry = &mut self.entries[slot as usize];
         (entry.key, entry.spent) = (Some(key), byte);
+        self.note(Change::Bound, slot);
         Ok(kind)
     }
 
@@ -191,6 +208,7 @@ impl MrTable {
     }
 
     fn unbind(&mut self, slot: u32) {
+        self.note(Change::Unbound, slot);
         let Some(entry) = self.entries.get_mut(slot as usize) else { return };
         let link = core::mem::replace(&mut entry.link, UNBOUND);
         (entry.length, entry.access, entry.qpn) = (0, Access::empty(), 0);

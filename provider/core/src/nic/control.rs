@@ -13,7 +13,7 @@ use crate::qp::{Owner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{TwoEnds, filled};
 use crate::transport::away::Away;
 use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, Track, enter_error};
-use crate::types::{Access, Nanos, QpState, QpType, Qpn};
+use crate::types::{Access, Nanos, PdId, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
     /// A new QP in RESET. `Exhausted`: there are as many as may be; or no QPN is left: give the card another block.
@@ -33,6 +33,20 @@ impl<E: Env> Nic<E> {
         if let RecvSource::Shared(srq) = init.rq {
             self.shared.srqs[srq.0 as usize].users += 1;
         }
+        let req = Requester::new(track);
+        self.insert_qp(init, (qpn, timer), req, Responder { away, ..Responder::new(max_sge) });
+        self.shared.stats.qps.inc();
+        Ok(qpn)
+    }
+
+    /// Puts a QP in RESET into its places.
+    pub(super) fn insert_qp(
+        &mut self,
+        init: QpInit<E::Sq, E::Rq, E::Cq>,
+        (qpn, timer): (Qpn, TimerId),
+        req: Requester,
+        resp: Responder,
+    ) {
         let own =
             matches!(init.rq, RecvSource::Shared(srq) if self.shared.srqs[srq.0 as usize].tags.is_some());
         let qp = Qp {
@@ -45,8 +59,8 @@ impl<E: Env> Nic<E> {
             path: Default::default(),
             timer,
             mtu: self.shared.cfg.mtu.bytes(),
-            req: Requester { own, ..Requester::new(track) },
-            resp: Responder { away, ..Responder::new(max_sge) },
+            req: Requester { own, ..req },
+            resp,
             sq: init.sq,
             rq: init.rq,
             send_cq: init.send_cq,
@@ -56,16 +70,20 @@ impl<E: Env> Nic<E> {
             attr: Attr { path_mtu: self.shared.cfg.mtu, ..Attr::default() },
         };
         self.qps.insert(qpn, Box::new(qp));
-        self.shared.stats.qps.inc();
-        Ok(qpn)
     }
 
     /// A QP's places in the card's tables: its number and its timer. `Exhausted`: there is none, and nothing is taken.
     fn take_places(&mut self, qp_type: QpType) -> Result<(Qpn, TimerId), NicError> {
-        let Shared { sched, paths, contexts, .. } = &mut self.shared;
         if self.qps.free() == 0 {
             return Err(NicError::Exhausted);
         }
+        let timer = self.take_timer(qp_type)?;
+        Ok((self.qps.reserve()?, timer))
+    }
+
+    /// The place among the timers alone, and where contexts are few among them.
+    pub(super) fn take_timer(&mut self, qp_type: QpType) -> Result<TimerId, NicError> {
+        let Shared { sched, paths, contexts, .. } = &mut self.shared;
         let timer = sched.join()?;
         let room = contexts.as_mut().map_or(Ok(()), |contexts| contexts.join(sched, timer));
         let room = room.and_then(|()| if qp_type == QpType::Ud { paths.add_datagram_qp() } else { Ok(()) });
@@ -73,7 +91,7 @@ impl<E: Env> Nic<E> {
             sched.leave(timer);
             return Err(error);
         }
-        Ok((self.qps.reserve()?, timer))
+        Ok(timer)
     }
 
     /// State of a QP.
@@ -160,25 +178,40 @@ impl<E: Env> Nic<E> {
         if self.groups.holds(qpn) {
             return Err(NicError::Busy);
         }
-        let mut cx = self.context(env, qpn, 0).ok_or(NicError::NotFound)?;
+        let qp = self.take_out(env, qpn).ok_or(NicError::NotFound)?;
+        qp.send_cq.purge(qpn);
+        qp.recv_cq.purge(qpn);
+        self.give_up(qpn, qp.pd, &qp.rq, qp.flags.windows);
+        Ok(())
+    }
+
+    /// Takes a QP out of all that the card does. Its number, and its use of its domain and its SRQ, are still taken.
+    pub(super) fn take_out(&mut self, env: &mut E, qpn: Qpn) -> Option<Box<Qp<E>>> {
+        let mut cx = self.context(env, qpn, 0)?;
         cx.end_star();
-        /* The peer's last message may wait for its ACK: nobody could send it later. */
-        cx.last_words();
+        if !cx.qp.flags.star {
+            /* The peer's last message may wait for its ACK: nobody could send it later. An end of a StaR connection, or one that may become
+            one, owes none, and by a plain packet its peer would take it for plain. */
+            cx.last_words();
+        }
         cx.forget_gaps();
         /* Leaves the window to others; what is posted is dropped without completions. */
         cx.forget_inflight();
         cx.leave_queues();
         cx.leave_abroad();
-        let Some(qp) = self.qps.remove(qpn) else { return Err(NicError::NotFound) };
+        let qp = self.qps.take(qpn)?;
         self.shared.sched.leave(qp.timer);
         if qp.qp_type == QpType::Ud {
             self.shared.paths.drop_datagram_qp();
         } else {
             self.shared.paths.disconnect(qp.path);
         }
-        qp.send_cq.purge(qpn);
-        qp.recv_cq.purge(qpn);
-        if let RecvSource::Shared(srq) = qp.rq
+        Some(qp)
+    }
+
+    /// Gives back what a QP that is gone still has. `windows`: some may be bound on it.
+    pub(super) fn give_up(&mut self, qpn: Qpn, pd: PdId, rq: &RecvSource<E::Rq>, windows: bool) {
+        if let RecvSource::Shared(srq) = rq
             && let Some(srq) = self.shared.srqs.get_mut(srq.0 as usize)
         {
             srq.users = srq.users.saturating_sub(1);
@@ -186,12 +219,12 @@ impl<E: Env> Nic<E> {
                 tags.list.forget(qpn);
             }
         }
-        if qp.flags.windows {
+        if windows {
             self.shared.mrs.unbind_all(qpn);
         }
-        self.shared.drop_pd(qp.pd);
+        self.qps.give_back(qpn);
+        self.shared.drop_pd(pd);
         self.shared.stats.qps.sub(1);
-        Ok(())
     }
 }
 
@@ -285,7 +318,10 @@ fn enter<E: Env>(
             cx.drained();
         }
         QpState::Rtr => cx.offer_repeat(),
-        QpState::Rts => cx.doorbell(),
+        QpState::Rts => {
+            cx.set_star();
+            cx.doorbell();
+        }
         _ => {}
     }
 }

@@ -97,6 +97,10 @@ impl<E: Env> Nic<E> {
         }
         let mut cx = Ctx { qp, sh: &mut self.shared, env, now };
         if cx.qp.flags.star {
+            /* a request comes of a peer that has settled; anything else is of before */
+            if !packet.op().kind.is_request() {
+                return cx.sh.stats.drop_state.inc();
+            }
             cx.settle_plain();
         }
         cx.receive(meta, &packet);
@@ -142,6 +146,7 @@ impl<E: Env> Nic<E> {
         match packet.op().kind {
             Kind::Probe => return answer_probe(env, meta, packet),
             Kind::Sack => return self.handle_sack(env, now, meta, packet),
+            Kind::Star => return self.handle_negotiation(env, meta, packet),
             _ => {}
         }
         let Some(id) = self.shared.paths.lookup(meta.src) else {

@@ -17,8 +17,8 @@ use crate::star::control::Setup;
 use crate::star::env::StarEnv;
 use crate::star::stateful::{Card, Local, Peer, SharedReceives, Stateful, Turn, Waits};
 use crate::star::wire::Packet;
-use crate::transport::{Ctx, Step};
-use crate::types::{AsyncEvent, Gid, Nanos, PdId, QpState, QpType, Qpn, Sge, SrqId};
+use crate::transport::{Attr, Ctx, Qp, Step, patience};
+use crate::types::{Access, AsyncEvent, Gid, Nanos, PdId, QpState, QpType, Qpn, Sge, SrqId};
 
 /// What a card lends an engine.
 pub struct Lent<'a, E: Env> {
@@ -43,12 +43,42 @@ pub enum Call<'a> {
     Fail,
 }
 
+/// What a program sets of a QP that has an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// What SL may do
+    pub access: Access,
+    /// READs and atomics of ours outstanding at most
+    pub max_rd_atomic: u8,
+    /// RNR NAK timer code of our receive queue
+    pub min_rnr_timer: u8,
+    /// Times that our SENDs are tried without a receive of SL; 7: for ever
+    pub rnr_retry: u8,
+    /// How long SL may be silent, nanoseconds; 0: for ever
+    pub patience: Nanos,
+}
+
+impl Terms {
+    fn of(attr: &Attr) -> Self {
+        let Attr { access, max_rd_atomic, min_rnr_timer, rnr_retry, timeout, retry_cnt, .. } = *attr;
+        Terms {
+            access,
+            max_rd_atomic,
+            min_rnr_timer,
+            rnr_retry,
+            patience: patience(timeout, retry_cnt).unwrap_or(0),
+        }
+    }
+}
+
 /// A transport in the place of a QP's own.
 pub trait Engine<E: Env>: Sized {
     /// Does it; gives how a turn to send ended.
     fn run(&mut self, lent: Lent<'_, E>, what: Call<'_>) -> Turn;
     /// RTS or ERR.
     fn state(&self) -> QpState;
+    /// The program has set the QP anew.
+    fn set(&mut self, to: &Terms);
     /// When it wants [`Call::Timeout`].
     fn next_deadline(&self) -> Option<Nanos>;
     /// The QP is at its end.
@@ -61,6 +91,9 @@ impl<E: Env> Engine<E> for Infallible {
         match *self {}
     }
     fn state(&self) -> QpState {
+        match *self {}
+    }
+    fn set(&mut self, _: &Terms) {
         match *self {}
     }
     fn next_deadline(&self) -> Option<Nanos> {
@@ -78,6 +111,9 @@ impl<E: Env, T: Engine<E>> Engine<E> for Box<T> {
     }
     fn state(&self) -> QpState {
         (**self).state()
+    }
+    fn set(&mut self, to: &Terms) {
+        (**self).set(to);
     }
     fn next_deadline(&self) -> Option<Nanos> {
         (**self).next_deadline()
@@ -138,6 +174,9 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
     fn state(&self) -> QpState {
         Stateful::state(self)
     }
+    fn set(&mut self, to: &Terms) {
+        Stateful::set(self, to);
+    }
     fn next_deadline(&self) -> Option<Nanos> {
         Stateful::next_deadline(self)
     }
@@ -164,6 +203,13 @@ impl<E: Env> Ctx<'_, E> {
             self.ready();
         }
         Some(turn)
+    }
+
+    /// The program has set the QP anew.
+    pub(crate) fn set_star(&mut self) {
+        if let Some(engine) = &mut self.qp.star {
+            engine.set(&Terms::of(&self.qp.attr));
+        }
     }
 
     /// The engine's turn to send.
@@ -221,13 +267,20 @@ pub struct StarInit<E: Env> {
 
 impl<E: Env> Nic<E> {
     /// The program's requests wait until it is settled whether the QP is an end of a StaR connection: [`Nic::settle_plain`], or a
-    /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something, or the card has room
-    /// for few contexts.
+    /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something, or its SRQ matches tags
+    /// or is of another protection domain.
     pub fn hold_for_star(&mut self, qpn: Qpn) -> Result<(), NicError> {
-        let few = self.shared.contexts.is_some();
         let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
         let unused = qp.req.next == qp.req.una && !qp.req.outstanding();
-        if qp.qp_type != QpType::Rc || !unused || few {
+        let suits = match qp.rq {
+            RecvSource::Own(_) => true,
+            RecvSource::Shared(id) => {
+                let srq = self.shared.srqs.get(id.0 as usize);
+                srq.is_some_and(|srq| srq.pd == qp.pd && srq.tags.is_none())
+            }
+            RecvSource::Xrc(_) => false,
+        };
+        if qp.qp_type != QpType::Rc || !unused || !suits {
             return Err(NicError::Invalid);
         }
         qp.flags.star = true;
@@ -253,8 +306,8 @@ impl<E> Nic<E>
 where
     E: StarEnv<Star = Box<Stateful<E>>>,
 {
-    /// From now on the QP, which is in RTS and waits ([`Nic::hold_for_star`]), is the stateful end of a StaR connection. `Invalid`: it is not
-    /// so, or its peer is another; `Exhausted`: no memory.
+    /// From now on the QP, which is in RTR or RTS and waits ([`Nic::hold_for_star`]), is the stateful end of a StaR connection. `Invalid`: it is
+    /// not so, or its peer is another, or the card has room for few contexts; `Exhausted`: no memory.
     pub fn begin_star(
         &mut self,
         env: &mut E,
@@ -262,14 +315,18 @@ where
         init: StarInit<E>,
         now: Nanos,
     ) -> Result<(), NicError> {
+        if self.has_few_contexts() {
+            return Err(NicError::Invalid);
+        }
         let max_msg = self.shared.cfg.max_msg;
         let max_recv_sge = self.qps.get(qpn).map_or(1, |qp| qp.resp.max_sge());
         let mut cx = self.context(env, qpn, now).ok_or(NicError::NotFound)?;
         let (qp, attr) = (&*cx.qp, cx.qp.attr);
         let mine = attr.dest_qpn == init.peer.qpn && attr.av.dgid == init.peer.av.dgid;
-        if !qp.flags.star || qp.star.is_some() || qp.state != QpState::Rts || !mine {
+        if !qp.flags.star || qp.star.is_some() || !matches!(qp.state, QpState::Rtr | QpState::Rts) || !mine {
             return Err(NicError::Invalid);
         }
+        let terms = Terms::of(&attr);
         let local = Local {
             qpn,
             pd: qp.pd,
@@ -280,17 +337,13 @@ where
             send_cq: init.cqs.0,
             recv_cq: init.cqs.1,
             sig_all: qp.flags.sig_all,
-            access: attr.access,
+            access: terms.access,
             mtu: attr.path_mtu,
             max_msg,
-            max_rd_atomic: attr.max_rd_atomic,
-            min_rnr_timer: attr.min_rnr_timer,
-            rnr_retry: attr.rnr_retry,
-            waits: Waits {
-                patience: patience(attr.timeout, attr.retry_cnt),
-                lifetime: init.lifetime,
-                ..Waits::default()
-            },
+            max_rd_atomic: terms.max_rd_atomic,
+            min_rnr_timer: terms.min_rnr_timer,
+            rnr_retry: terms.rnr_retry,
+            waits: Waits { patience: terms.patience, lifetime: init.lifetime, ..Waits::default() },
             window: init.window,
         };
         let made =
@@ -299,6 +352,12 @@ where
         cx.qp.star = Some(Box::new(made));
         cx.star(Call::Doorbell);
         Ok(())
+    }
+
+    /// Bytes that the card keeps of a QP, beside what grows with its queues; more of a stateful end, and of one that it does not have 0.
+    pub fn bytes_of(&self, qpn: Qpn) -> usize {
+        let engine = |qp: &Qp<E>| qp.star.as_ref().map_or(0, |engine| engine.bytes());
+        self.qps.get(qpn).map_or(0, |qp| Self::QP_BYTES + engine(qp))
     }
 
     /// A StaR packet came to the stateful half from `source`. Packets for QPs that are no stateful ends are dropped.
@@ -310,9 +369,4 @@ where
             self.shared.stats.star_drops.inc();
         }
     }
-}
-
-/// How long a peer may be silent: local ACK timeout, and retries (IBTA 9.9.2.1.3, 11.2.5.2). 0: for ever.
-fn patience(timeout: u8, retries: u8) -> Nanos {
-    if timeout == 0 { 0 } else { (4096 << timeout.min(31)) * (Nanos::from(retries) + 1) }
 }

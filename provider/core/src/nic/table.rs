@@ -81,13 +81,16 @@ impl<E: Env> QpTable<E> {
         }
     }
 
-    pub(crate) fn remove(&mut self, qpn: Qpn) -> Option<Box<Qp<E>>> {
-        let qp = self.slot(qpn)?.take()?;
-        self.free.push_back(qpn);
-        Some(qp)
+    /// Takes one out, whose number stays taken until it is given back.
+    pub(crate) fn take(&mut self, qpn: Qpn) -> Option<Box<Qp<E>>> {
+        self.slot(qpn)?.take()
     }
 
-    /// How many there are.
+    pub(crate) fn give_back(&mut self, qpn: Qpn) {
+        self.free.push_back(qpn);
+    }
+
+    /// How many numbers are taken.
     pub(crate) fn len(&self) -> usize {
         self.blocks.len() * QPN_BLOCK as usize - self.free()
     }

@@ -90,8 +90,13 @@ pub enum Control {
     Setup(Setup),
     /// SF may reach this memory of SL
     Rule(Rule),
-    /// All rules of before the connection have been said: SF's program may begin
-    Begin,
+    /// What SF knows of before the connection is right: WQEs may begin
+    Begin {
+        /// The rules that SL's library has told SF's card through other connections. `None`: it has told all through this one
+        known: Option<Sum>,
+    },
+    /// SF: its card has other rules than these, SL shall tell them all
+    Tell,
     /// SF may reach this memory no longer; answered once nothing for it is under way
     Unrule {
         /// Its key
@@ -163,6 +168,26 @@ pub struct Rule {
     pub access: Access,
 }
 
+/// All rules of a protection domain in two numbers: whoever has the same has the same rules, but for a chance of one in 2^64.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sum {
+    /// How many
+    pub rules: u32,
+    /// Sum of what each of them comes to
+    pub sum: u64,
+}
+
+impl Sum {
+    /// With this rule, too.
+    pub fn add(&mut self, rule: &Rule) {
+        (self.rules, self.sum) = (self.rules.wrapping_add(1), self.sum.wrapping_add(rule.mixed()));
+    }
+    /// Without it again.
+    pub fn remove(&mut self, rule: &Rule) {
+        (self.rules, self.sum) = (self.rules.wrapping_sub(1), self.sum.wrapping_sub(rule.mixed()));
+    }
+}
+
 impl Control {
     /// Writes it to `room`; gives its length. `None`: `room` is too small, which [`MAX_CONTROL`] never is.
     pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
@@ -200,7 +225,13 @@ impl Control {
                 out.word(upto)?;
             }
             Control::KeepAlive => out.byte(10)?,
-            Control::Begin => out.byte(12)?,
+            Control::Begin { known: None } => out.byte(12)?,
+            Control::Begin { known: Some(Sum { rules, sum }) } => {
+                out.byte(13)?;
+                out.word(rules)?;
+                out.long(sum)?;
+            }
+            Control::Tell => out.byte(14)?,
             Control::Bye { why } => out.bytes(&[11, why])?,
         }
         Some(out.len())
@@ -240,7 +271,9 @@ impl Control {
             9 => Control::Want { upto: from.word()? },
             10 => Control::KeepAlive,
             11 => Control::Bye { why: from.byte()? },
-            12 => Control::Begin,
+            12 => Control::Begin { known: None },
+            13 => Control::Begin { known: Some(Sum { rules: from.word()?, sum: from.long()? }) },
+            14 => Control::Tell,
             _ => return None,
         };
         from.end()?;
@@ -289,6 +322,18 @@ impl Setup {
 }
 
 impl Rule {
+    /// A number that differs where rules do.
+    fn mixed(&self) -> u64 {
+        let words = [
+            u64::from(self.key) << 32 | u64::from(self.pd.0),
+            u64::from(self.qpn) << 32 | u64::from(self.access.bits()),
+            self.addr,
+            self.len,
+            self.iova,
+        ];
+        words.iter().fold(0, |sum, word| mix(sum ^ word))
+    }
+
     fn encode(&self, out: &mut Writer<'_>) -> Option<()> {
         out.word(self.key)?;
         out.word(self.pd.0)?;
@@ -312,6 +357,14 @@ impl Rule {
         let last = rule.len.saturating_sub(1);
         (rule.addr.checked_add(last).is_some() && rule.iova.checked_add(last).is_some()).then_some(rule)
     }
+}
+
+/// Spreads a number's bits over all of its bits, so that no two come to the same (the finish of Steele's splitmix64).
+fn mix(mut word: u64) -> u64 {
+    word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
 }
 
 #[cfg(test)]

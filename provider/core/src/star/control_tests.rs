@@ -39,7 +39,9 @@ fn what_is_said_is_understood() {
         Control::Unrule { key: 5 },
         Control::Want { upto: 6 },
         Control::KeepAlive,
-        Control::Begin,
+        Control::Begin { known: None },
+        Control::Begin { known: Some(Sum { rules: 7, sum: 0x0123_4567_89ab_cdef }) },
+        Control::Tell,
         Control::Bye { why: 12 },
     ] {
         let mut room = [0xff; MAX_CONTROL];

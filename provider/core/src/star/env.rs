@@ -19,6 +19,8 @@ pub trait StarEnv: Env {
         payload: &[Seg],
         volatile: bool,
     );
+    /// Whether the StaR ports take more frames before they are flushed.
+    fn can_send_star(&self) -> bool;
     /// The eight bytes at `addr`, 8-aligned, of memory that [`Env::dma_store`] writes: what was written before them is visible
     /// to the caller then. `None`: there is no memory.
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]>;

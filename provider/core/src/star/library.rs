@@ -5,6 +5,8 @@
 //! with [`SlQp::start`], which tells SF of the QP and of the memory it may reach. It must not know how roles were chosen.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::env::{CompletionQueue, RecvQueue, SendQueue};
 use crate::error::NicError;
@@ -22,10 +24,18 @@ use super::stateless::{Peer, send_wqep};
 use super::wire::{Opt, Queue};
 
 mod care;
+mod own;
+mod part;
+mod start;
 mod track;
 
+use own::Chore;
+pub use part::Parting;
 pub use track::Patience;
 use track::Track;
+
+/// So often in a turn of the send queue SF tells of a send for whose completion the program did not ask.
+const REPORTS: u32 = 4;
 
 /// What a QP is made of on SL.
 pub struct SlInit<E: StarEnv> {
@@ -33,6 +43,8 @@ pub struct SlInit<E: StarEnv> {
     pub qpn: Qpn,
     /// Send queue
     pub sq: E::Sq,
+    /// Index there of the first WQE that it sends
+    pub first_send: u32,
     /// Receive queue, private or shared
     pub rq: E::Rq,
     /// Completion queue of sends
@@ -49,8 +61,29 @@ pub struct SlInit<E: StarEnv> {
     pub patience: Patience,
     /// Silence after which SF is asked whether it lives, while sends wait for it
     pub keepalive: Nanos,
+    /// Rules that SF is told through other connections and has not answered: WQEs wait, as they may name them
+    pub rules: Arc<AtomicU32>,
     /// Where it counts
     pub stats: E::Stats,
+}
+
+/// Messages of SL's memory that SF has not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Changes {
+    /// Rules
+    pub given: u32,
+    /// Rules taken away
+    pub taken: u32,
+}
+
+impl Changes {
+    fn count(&mut self, message: &Control, change: fn(u32, u32) -> u32) {
+        match message {
+            Control::Rule(_) => self.given = change(self.given, 1),
+            Control::Unrule { .. } => self.taken = change(self.taken, 1),
+            _ => {}
+        }
+    }
 }
 
 /// Where a connection stands.
@@ -75,8 +108,12 @@ pub struct SlQp<E: StarEnv> {
     recv: Track,
     /// The next send cannot be sent
     stuck: bool,
-    /// Sends under way that make a completion
+    /// Sends under way of which SF tells when they are done
     awaited: u32,
+    /// Whether the oldest send is one that SL does by itself, and is to be done now
+    own: Chore,
+    /// Whether the oldest receive has a message that takes a key away, which is to be done before the program sees it
+    invalid: Chore,
     /// Index in the send queue of sequence 0
     base: u32,
     /// Receives that were sent, by slot
@@ -89,10 +126,18 @@ pub struct SlQp<E: StarEnv> {
     channel: Channel,
     /// Messages without an answer that WQEs must not overtake: the set-up, and rules
     gate: u32,
+    /// What was said of SL's memory, and has no answer
+    changes: Changes,
+    /// SF's card does not know the rules
+    ignorant: bool,
+    /// SF has said that it is gone
+    parted: bool,
+    /// Since when sends wait that were under way when it said so
+    left_at: Option<Nanos>,
     /// Since when the oldest control message waits
     asked: Nanos,
-    /// When SF was last heard of
-    heard: Nanos,
+    /// Since when SF is silent while something of it is awaited
+    quiet_since: Nanos,
 }
 
 /// A receive that SF has.
@@ -122,37 +167,20 @@ impl<E: StarEnv> SlQp<E> {
             state: SlState::Idle,
             stuck: false,
             awaited: 0,
+            own: Chore::None,
+            invalid: Chore::None,
             base: 0,
             stride,
             wanted: Psn::default(),
             channel: Channel::new(),
             gate: 0,
+            changes: Changes::default(),
+            ignorant: false,
+            parted: false,
+            left_at: None,
             asked: 0,
-            heard: 0,
+            quiet_since: 0,
         })
-    }
-
-    /// Connects it: stamps the slots, and tells SF. `rules` is the memory that SF may reach. Receives that were posted are sent
-    /// once SF has answered.
-    pub fn start(&mut self, env: &mut E, now: Nanos, peer: Peer, rules: impl Iterator<Item = Control>) {
-        (self.peer, self.state) = (peer, SlState::Starting);
-        self.base = self.init.sq.posted();
-        let Setup { sq_depth, rq_depth, send_ring, recv_ring, replay, replay_slots, .. } = self.init.setup;
-        for (ring, depth) in [(send_ring, sq_depth), (recv_ring, rq_depth)] {
-            for index in 0..depth {
-                let stamp = Stamp::before_psn(peer.epoch, index, depth);
-                stamp_slot(env, slot(ring, depth, index, CQE_SLOT), stamp);
-            }
-        }
-        for index in 0..replay_slots {
-            let stamp = Stamp::before(peer.epoch, index, replay_slots);
-            stamp_slot(env, slot(replay, replay_slots, index, REPLAY_SLOT), stamp);
-        }
-        (self.asked, self.heard) = (now, now);
-        self.ask(now, Control::Setup(self.init.setup));
-        rules.for_each(|rule| self.ask(now, rule));
-        self.ask(now, Control::Begin);
-        self.poll_transmit(env, now);
     }
 
     fn ask(&mut self, now: Nanos, message: Control) {
@@ -160,6 +188,7 @@ impl<E: StarEnv> SlQp<E> {
             self.asked = now;
         }
         self.gate += u32::from(is_gate(&message));
+        self.changes.count(&message, u32::wrapping_add);
         self.channel.send(message);
     }
 
@@ -167,13 +196,13 @@ impl<E: StarEnv> SlQp<E> {
     pub fn state(&self) -> SlState {
         self.state
     }
+    /// Whether SF hears what it is told.
+    pub fn speaks(&self) -> bool {
+        matches!(self.state, SlState::Starting | SlState::Ready) && !self.parted
+    }
     /// Its peer.
     pub fn peer(&self) -> &Peer {
         &self.peer
-    }
-    /// Control messages that SF has not answered: rules that it may not know yet.
-    pub fn unanswered(&self) -> usize {
-        self.channel.waiting()
     }
     /// What it costs the host beside the program's own queues, bytes: the slots in memory and what is kept here.
     pub fn bytes(&self) -> usize {
@@ -187,7 +216,7 @@ impl<E: StarEnv> SlQp<E> {
     /// SF may reach this memory, or no longer: a [`Control::Rule`] or [`Control::Unrule`]. WQEs posted from now on are sent once it
     /// has answered.
     pub fn tell(&mut self, env: &mut E, now: Nanos, rule: Control) {
-        if matches!(self.state, SlState::Starting | SlState::Ready) {
+        if self.speaks() {
             self.ask(now, rule);
             self.poll_transmit(env, now);
         }
@@ -203,22 +232,31 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Sends what is posted and not sent, as far as the port takes it and SF has answered what it was told.
     fn supply(&mut self, env: &mut E, now: Nanos) {
-        if self.state != SlState::Ready || self.gate > 0 {
+        if self.state != SlState::Ready || self.is_closed() {
             return;
         }
-        while env.can_send() && self.take_recv() {
+        while env.can_send_star() && self.take_recv() {
             self.send_recv(env, self.recv.next);
             self.recv.sent(now);
             self.init.stats.star_wqep.inc();
         }
-        while env.can_send() && self.send.next != self.posted() && self.send.has_room() {
+        let room = |qp: &Self| !qp.behind_own() && qp.send.has_room();
+        while env.can_send_star() && self.send.next != self.posted() && room(self) {
             if !self.send_send(env, self.send.next) {
                 return self.refuse(env, now);
             }
-            self.awaited += u32::from(self.is_signaled(self.send.next));
+            if self.awaited == 0 {
+                self.quiet_since = now;
+            }
+            self.awaited += u32::from(self.is_reported(self.send.next));
             self.send.sent(now);
             self.init.stats.star_wqep.inc();
         }
+    }
+
+    /// SF may not know what WQEs name.
+    fn is_closed(&self) -> bool {
+        self.gate > 0 || self.init.rules.load(Ordering::Relaxed) > 0
     }
 
     /// The next WQE is none that StaR carries: it fails once it is the oldest.
@@ -232,8 +270,9 @@ impl<E: StarEnv> SlQp<E> {
     /// Whether WQEs wait for room in the port.
     fn has_more(&self) -> bool {
         let recvs = self.recv.has_room() && self.may_take() && !self.init.rq.is_empty();
-        let sends = !self.stuck && self.send.next != self.posted() && self.send.has_room();
-        self.state == SlState::Ready && self.gate == 0 && (recvs || sends)
+        let sends =
+            !self.stuck && !self.behind_own() && self.send.next != self.posted() && self.send.has_room();
+        self.state == SlState::Ready && !self.is_closed() && (recvs || sends)
     }
 
     /// Sequence of the next WQE that the program will post.
@@ -279,7 +318,7 @@ impl<E: StarEnv> SlQp<E> {
     fn send_send(&mut self, env: &mut E, seq: u32) -> bool {
         let index = self.index(seq);
         let mut wqe = *self.init.sq.wqe(index);
-        if self.init.sq_sig_all {
+        if self.is_reported(seq) {
             wqe.flags |= SendFlags::SIGNALED;
         }
         let opt = Opt::of(wqe.op);
@@ -312,7 +351,7 @@ impl<E: StarEnv> SlQp<E> {
         if event.epoch != self.peer.epoch || self.state != SlState::Ready {
             return;
         }
-        self.heard = now;
+        self.quiet_since = now;
         match (event.what, event.queue) {
             (News::Stored(seq), queue) => {
                 if self.track(queue).store(seq, now) {
@@ -336,22 +375,33 @@ impl<E: StarEnv> SlQp<E> {
     pub fn complete(&mut self, env: &mut E, now: Nanos, queue: Queue) {
         while self.state == SlState::Ready {
             let Some((seq, msg)) = self.next_completion(env, queue) else { return };
+            if msg.status == WcStatus::Success && self.waits_for_host(queue, seq, &msg, now) {
+                return;
+            }
             let cqe = self.cqe(queue, seq, &msg);
-            let next = seq.wrapping_add(1);
-            self.track(queue).complete(next, now);
-            if queue == Queue::Send {
-                self.awaited -= u32::from(self.is_signaled(seq));
-                /* before the completion: who polls it may post at once */
-                self.init.sq.release(self.index(next));
-            }
-            let full = !self.push(queue, &cqe, msg.solicited);
-            if full {
-                self.init.stats.cq_overrun.inc();
-                env.event(AsyncEvent::QpFatal(self.init.qpn));
-            }
-            if full || cqe.status != WcStatus::Success {
-                self.enter_error(env, now, WcStatus::WrFlushErr);
-            }
+            self.finish(env, now, (queue, seq), &cqe, msg.solicited);
+        }
+    }
+
+    /// WQE `seq` of a queue has ended so.
+    fn finish(&mut self, env: &mut E, now: Nanos, of: (Queue, u32), cqe: &Cqe, solicited: bool) {
+        let (queue, seq) = of;
+        let failed = cqe.status != WcStatus::Success;
+        let told = queue == Queue::Recv || failed || self.is_signaled(seq);
+        let next = seq.wrapping_add(1);
+        self.track(queue).complete(next, now);
+        if queue == Queue::Send {
+            self.awaited -= u32::from(self.is_reported(seq));
+            /* before the completion: who polls it may post at once */
+            self.init.sq.release(self.index(next));
+        }
+        let full = told && !self.push(queue, cqe, solicited);
+        if full {
+            self.init.stats.cq_overrun.inc();
+            env.event(AsyncEvent::QpFatal(self.init.qpn));
+        }
+        if full || failed {
+            self.enter_error(env, now, WcStatus::WrFlushErr);
         }
     }
 
@@ -375,7 +425,7 @@ impl<E: StarEnv> SlQp<E> {
                 return Some((seq, CqeMsg::from_body(at, &body)?));
             }
             /* of one without a completion none comes, unless it failed, and then nothing comes behind it */
-            if queue == Queue::Recv || self.is_signaled(seq) {
+            if queue == Queue::Recv || self.is_reported(seq) {
                 return None;
             }
             seq = seq.wrapping_add(1);
@@ -383,9 +433,18 @@ impl<E: StarEnv> SlQp<E> {
         None
     }
 
+    /// Whether the program wants to know that a send has succeeded.
     fn is_signaled(&self, seq: u32) -> bool {
         let wqe = self.init.sq.wqe(self.index(seq));
         self.init.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED)
+    }
+
+    /// Whether SF is asked to tell: for the program, or as the library has to do something then; and now and then, so that slots of
+    /// sends without completions come free.
+    fn is_reported(&self, seq: u32) -> bool {
+        let every = (self.init.setup.sq_depth / REPORTS).max(1);
+        let last = seq & (every - 1) == every - 1;
+        last || self.is_signaled(seq) || self.init.sq.wqe(self.index(seq)).op.is_local()
     }
 
     /// What the program is told of `seq`.
@@ -423,13 +482,7 @@ impl<E: StarEnv> SlQp<E> {
     }
 }
 
-/// Stamps a slot as one that nothing came for.
-fn stamp_slot<E: StarEnv>(env: &mut E, at: u64, stamp: Stamp) {
-    /* memory that is gone gives no completions either: the peer's silence tells */
-    _ = env.dma_store(at, stamp.word().to_ne_bytes());
-}
-
 /// WQEs wait until SF has answered this: they may name what it tells of.
 fn is_gate(message: &Control) -> bool {
-    matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin)
+    matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin { .. })
 }

@@ -5,7 +5,8 @@
 //! choice (Accept, or Plain); who has that answer knows, and says so (Confirm, or Accept to whoever still asks).
 //!
 //! Silence alone makes the connection plain RoCEv2 only where nothing was ever heard of the peer: then it cannot have heard that we
-//! accept. So no end becomes plain that the other may think is not; and a plain request settles whatever was not settled.
+//! accept. So no end becomes plain that the other may think is not, unless that is gone; and a plain request settles whatever was not
+//! settled.
 //!
 //! Messages in, messages out; it must not know how they travel.
 
@@ -15,11 +16,15 @@ use super::channel::timeout;
 use super::control::{Control, Role, Wish};
 use crate::types::{Gid, Nanos, Qpn};
 
-/// Offers without any answer before the peer is taken for a card without StaR.
-pub const TRIES: u32 = 4;
+/// Offers without any answer before the peer is taken for a card without StaR: silence of an eighth of a second, as a process of a busy host
+/// may not have the CPU for long.
+pub const TRIES: u32 = 7;
+/// Offers without an answer of a peer that has spoken before, until it is taken for one that is gone: as plain RoCEv2 would, requests find
+/// that out. About two seconds.
+const LAST_TRIES: u32 = 32;
 /// From how many stateful connections on a card wants no more of them, as the paper's board (V-A).
 pub const THRESHOLD: u32 = 120;
-/// Peers that are remembered as plain.
+/// Peers that are remembered as plain, and as many that are not.
 const PLAIN_PEERS: usize = 256;
 
 /// What an end's offer says, and who it is. It does not change while it is repeated.
@@ -83,9 +88,13 @@ pub struct Negotiation {
     /// What we said that we become, and to whom
     accepted: Option<Outcome>,
     settled: Option<Outcome>,
-    /// The peer's card has spoken
+    /// The peer has spoken
     heard: bool,
+    /// The peer's card is known to speak StaR
+    known: bool,
     tries: u32,
+    /// Offers since the peer's card last spoke
+    silent: u32,
     due: Nanos,
 }
 
@@ -93,7 +102,18 @@ impl Negotiation {
     /// Begins at `now`, when the QP can receive. An end that wants plain RoCEv2 has it at once.
     pub fn new(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos) -> Self {
         let settled = (mine.wish == Wish::Off).then_some(Outcome::Plain);
-        Negotiation { mine, boot, ports, accepted: None, settled, heard: false, tries: 0, due: now }
+        Negotiation {
+            mine,
+            boot,
+            ports,
+            accepted: None,
+            settled,
+            heard: false,
+            known: false,
+            tries: 0,
+            silent: 0,
+            due: now,
+        }
     }
 
     /// How it ended; `None`: it has not.
@@ -106,6 +126,16 @@ impl Negotiation {
         self.heard
     }
 
+    /// The peer's card has spoken of other connections: silence is loss, and asked into for longer.
+    pub fn trust(&mut self) {
+        self.known = true;
+    }
+
+    /// Whether no offer more is worth it.
+    pub fn gave_up(&self) -> bool {
+        self.silent >= if self.heard || self.known { LAST_TRIES } else { TRIES }
+    }
+
     /// When [`Negotiation::poll`] has something to do.
     pub fn deadline(&self) -> Option<Nanos> {
         self.settled.is_none().then_some(self.due)
@@ -116,26 +146,26 @@ impl Negotiation {
         if self.settled.is_some() || now < self.due {
             return None;
         }
-        if !self.heard && self.tries >= TRIES {
+        if self.gave_up() {
             self.settled = Some(Outcome::Plain);
             return None;
         }
         self.due = now + timeout(self.tries);
         self.tries = self.tries.saturating_add(1);
+        self.silent += 1;
         let Terms { wish, stateful, threshold, .. } = self.mine;
         Some(Control::Offer { wish, stateful, threshold, boot: self.boot, ports: self.ports })
     }
 
     /// A message of the connection's peer, whose address and QPN are `peer`; gives the answer.
     pub fn handle(&mut self, peer: (Gid, Qpn), message: &Control) -> Option<Control> {
+        (self.heard, self.silent) = (true, 0);
         match *message {
             Control::Offer { wish, stateful, threshold, boot, ports } => {
-                self.heard = true;
                 let theirs = Terms { wish, stateful, threshold, gid: peer.0, qpn: peer.1 };
                 Some(self.offered(&theirs, boot, ports))
             }
             Control::Accept { role, boot, ports } => {
-                self.heard = true;
                 let mine = role.other();
                 let agreed = Outcome::Star { role: mine, boot, ports };
                 match self.settled {
@@ -147,7 +177,6 @@ impl Negotiation {
                 Some(Control::Confirm { role: mine })
             }
             Control::Confirm { role } => {
-                self.heard = true;
                 if let (None, Some(Outcome::Star { role: mine, .. })) = (self.settled, self.accepted)
                     && mine == role.other()
                 {
@@ -156,12 +185,7 @@ impl Negotiation {
                 None
             }
             Control::Plain => {
-                self.heard = true;
                 self.plain();
-                None
-            }
-            Control::NotYet => {
-                self.heard = true;
                 None
             }
             _ => None,
@@ -194,32 +218,54 @@ impl Negotiation {
     }
 }
 
-/// Addresses of which nothing was ever heard: nobody waits for them again, for a while.
+/// What is known of addresses: that nothing was ever heard of them, so that nobody waits for them again for a while; or that they speak
+/// StaR, so that of many connections at once none is plain because some messages were lost.
 #[derive(Debug, Default)]
 pub struct PlainPeers {
-    known: Vec<(Gid, Nanos)>,
+    plain: Vec<(Gid, Nanos)>,
+    speaking: Vec<Gid>,
 }
 
 impl PlainPeers {
-    /// A peer is plain until then. What was known longest is forgotten when there are too many.
-    pub fn note(&mut self, gid: Gid, until: Nanos) {
-        self.forget(&gid);
-        if self.known.len() >= PLAIN_PEERS {
-            self.known.remove(0);
+    /// A peer was silent, or plain, of which no negotiation ever heard: it is plain until then. One that speaks StaR is not, but when it let an
+    /// end give up it is asked anew.
+    pub fn note(&mut self, gid: Gid, gave_up: bool, until: Nanos) {
+        if self.speaks(&gid) {
+            if gave_up {
+                self.speaking.retain(|known| *known != gid);
+            }
+            return;
         }
-        if self.known.try_reserve(1).is_ok() {
-            self.known.push((gid, until));
-        }
+        self.plain.retain(|(known, _)| *known != gid);
+        remember(&mut self.plain, (gid, until));
     }
 
-    /// It has spoken StaR after all.
-    pub fn forget(&mut self, gid: &Gid) {
-        self.known.retain(|(known, _)| known != gid);
+    /// It speaks StaR.
+    pub fn heard(&mut self, gid: &Gid) {
+        self.plain.retain(|(known, _)| known != gid);
+        if !self.speaks(gid) {
+            remember(&mut self.speaking, *gid);
+        }
     }
 
     /// Whether it is known to be plain.
     pub fn is_plain(&self, gid: &Gid, now: Nanos) -> bool {
-        self.known.iter().any(|(known, until)| known == gid && now < *until)
+        self.plain.iter().any(|(known, until)| known == gid && now < *until)
+    }
+
+    /// Whether it is known to speak StaR.
+    pub fn speaks(&self, gid: &Gid) -> bool {
+        self.speaking.contains(gid)
+    }
+}
+
+/// What was known longest is forgotten when there is too much; without memory nothing new is known.
+fn remember<T>(known: &mut Vec<T>, new: T) {
+    if known.len() >= PLAIN_PEERS {
+        known.remove(0);
+    }
+    if known.try_reserve(1).is_ok() {
+        known.push(new);
     }
 }
 

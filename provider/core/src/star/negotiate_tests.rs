@@ -116,7 +116,13 @@ fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_nev
     for _ in 0..100 {
         let at = end.deadline().unwrap();
         assert!(end.poll(at).is_some() && end.heard());
+        end.handle((Gid::default(), 2), &Control::NotYet);
     }
+    let mut offers = 0;
+    while let Some(at) = end.deadline() {
+        offers += u32::from(end.poll(at).is_some());
+    }
+    assert_eq!((offers, end.outcome()), (LAST_TRIES, Some(Outcome::Plain)), "it was there, and is gone");
     assert_eq!(begin(terms(1, Wish::Off, 0), 0).outcome(), Some(Outcome::Plain));
 }
 
@@ -124,9 +130,35 @@ fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_nev
 fn plain_peers_are_remembered_for_a_while() {
     let mut peers = PlainPeers::default();
     let gid = |n: u32| Gid::from_ipv4(n.to_be_bytes());
-    (0..300).for_each(|n| peers.note(gid(n), 100));
+    (0..300).for_each(|n| peers.note(gid(n), true, 100));
     assert!(peers.is_plain(&gid(299), 99) && !peers.is_plain(&gid(299), 100) && !peers.is_plain(&gid(0), 1));
     assert!(peers.is_plain(&gid(298), 1));
-    peers.forget(&gid(298));
-    assert!(!peers.is_plain(&gid(298), 1) && peers.known.len() < PLAIN_PEERS);
+    peers.heard(&gid(298));
+    assert!(!peers.is_plain(&gid(298), 1) && peers.plain.len() < PLAIN_PEERS);
+}
+
+/// Of many connections at once, the messages of one may be lost for long.
+#[test]
+fn silence_of_a_card_that_speaks_is_loss() {
+    let (mut peers, gid) = (PlainPeers::default(), Gid::from_ipv4([10, 0, 0, 1]));
+    peers.heard(&gid);
+    peers.note(gid, false, 100);
+    assert!(peers.speaks(&gid) && !peers.is_plain(&gid, 1), "a plain request says nothing of others");
+    let offers = [false, true].map(|known| {
+        let mut end = begin(terms(1, Wish::Auto, 0), 0);
+        if known {
+            end.trust();
+        }
+        let mut offers = 0;
+        while let Some(due) = end.deadline() {
+            offers += u32::from(end.poll(due).is_some());
+        }
+        assert!(end.gave_up() && end.outcome() == Some(Outcome::Plain) && !end.heard());
+        offers
+    });
+    assert_eq!(offers, [TRIES, LAST_TRIES]);
+    peers.note(gid, true, 100);
+    assert!(!peers.speaks(&gid) && !peers.is_plain(&gid, 1), "it is asked anew");
+    peers.note(gid, true, 100);
+    assert!(peers.is_plain(&gid, 1));
 }

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 
-use super::control::Rule;
+use super::control::{Rule, Sum};
 use super::env::StarEnv;
 use super::wire::{Head, Header, Prefix, Side};
 use crate::counters::Counters;
@@ -86,6 +86,8 @@ struct Domain {
     seats: u32,
     /// Keys and slots, by key
     keys: Vec<(u32, u32)>,
+    /// Their rules
+    sum: Sum,
     /// Keys taken away, and until when packets for them may be under way
     closing: Vec<(u32, Nanos)>,
 }
@@ -108,7 +110,13 @@ impl Registry {
             Some(id) => id,
             None => {
                 make_room_in(&mut self.domains)?;
-                self.domains.insert(Domain { server, seats: 0, keys: Vec::new(), closing: Vec::new() })
+                self.domains.insert(Domain {
+                    server,
+                    seats: 0,
+                    keys: Vec::new(),
+                    sum: Sum::default(),
+                    closing: Vec::new(),
+                })
             }
         };
         self.domains[domain].seats += 1;
@@ -124,6 +132,12 @@ impl Registry {
             let domain = self.domains.remove(gone.domain);
             domain.keys.iter().for_each(|(_, slot)| self.end(*slot));
         }
+    }
+
+    /// Tells how many connections and rules there are.
+    pub fn count(&self, stats: &Counters) {
+        stats.star_stateful_qps.set(self.seats.len() as u64);
+        stats.star_rules.set((self.slots.len() - self.free.len()) as u64);
     }
 
     fn domain_of(&self, seat: SeatId) -> Option<usize> {
@@ -158,19 +172,30 @@ impl Registry {
             Ok(at) if self.slots[domain.keys[at].1 as usize].rule == rule => Ok(()),
             Ok(at) => {
                 let (_, old) = domain.keys[at];
+                domain.sum.remove(&self.slots[old as usize].rule);
                 self.end(old);
+                /* there is room: a slot came free */
                 let slot = self.take(id, rule)?;
-                self.domains[id].keys[at].1 = slot;
+                let domain = &mut self.domains[id];
+                domain.keys[at].1 = slot;
+                domain.sum.add(&rule);
                 Ok(())
             }
             Err(_) if domain.keys.len() >= MAX_RULES => Err(NicError::Exhausted),
             Err(at) => {
                 domain.keys.try_reserve(1).map_err(|_| NicError::Exhausted)?;
                 let slot = self.take(id, rule)?;
-                self.domains[id].keys.insert(at, (rule.key, slot));
+                let domain = &mut self.domains[id];
+                domain.keys.insert(at, (rule.key, slot));
+                domain.sum.add(&rule);
                 Ok(())
             }
         }
+    }
+
+    /// The rules of the domain of a connection.
+    pub fn sum(&self, seat: SeatId) -> Option<Sum> {
+        self.domain_of(seat).and_then(|id| self.domains.get(id)).map(|domain| domain.sum)
     }
 
     /// A rule is taken away. Gives when no packet that left by it can be under way any more, if one lives for `lifetime`.
@@ -182,6 +207,7 @@ impl Registry {
         let before = closing.max().unwrap_or(now);
         let Ok(at) = domain.keys.binary_search_by_key(&key, |(key, _)| *key) else { return before };
         let (_, slot) = domain.keys.remove(at);
+        domain.sum.remove(&self.slots[slot as usize].rule);
         let until = match self.slots[slot as usize].used {
             0 => before,
             used => before.max(used.saturating_add(lifetime)),

@@ -43,6 +43,7 @@ use crate::env::SendQueue;
 use crate::error::NicError;
 use crate::mr::MrTable;
 use crate::nic::MAX_SGE;
+use crate::nic::star::Terms;
 use crate::room::{exact, filled};
 use crate::types::{Access, Av, Mtu, Nanos, PdId, Psn, QpState, Qpn, Seg, Sge, WcStatus};
 
@@ -170,6 +171,8 @@ pub struct Stateful<E: StarEnv> {
     ended: Ended,
     /// No packet that we sent before the end can be under way after this
     quiet_at: Nanos,
+    /// When our own sends fail that SL left behind; 0: there are none
+    left_until: Nanos,
     /// SL's QP refused a request of ours, and has not been told
     refused: Option<WcStatus>,
     channel: Channel,
@@ -207,6 +210,7 @@ impl<E: StarEnv> Stateful<E> {
         if made.is_err() {
             card.registry.leave(seat);
         }
+        card.registry.count(card.stats);
         made
     }
 
@@ -256,6 +260,7 @@ impl<E: StarEnv> Stateful<E> {
             replay: RuleRef::default(),
             ended: Ended::Not,
             quiet_at: 0,
+            left_until: 0,
             refused: None,
             channel,
             answer_owed: None,
@@ -291,10 +296,19 @@ impl<E: StarEnv> Stateful<E> {
             card.registry.end_ring(ring);
         }
         card.registry.leave(self.seat);
+        card.registry.count(card.stats);
         if self.windows {
             card.mrs.unbind_all(self.local.qpn);
         }
         self.local
+    }
+
+    /// Our program has set its end anew.
+    pub fn set(&mut self, to: &Terms) {
+        let Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience } = *to;
+        let local = &mut self.local;
+        (local.access, local.max_rd_atomic) = (access, max_rd_atomic);
+        (local.min_rnr_timer, local.rnr_retry, local.waits.patience) = (min_rnr_timer, rnr_retry, patience);
     }
 
     /// SL has said all rules of memory that was registered before the connection: our program's requests may name it.

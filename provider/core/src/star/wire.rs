@@ -36,6 +36,7 @@ pub const MAX_DATA: usize = Mtu::M4096.bytes() as usize;
 
 const MIGRATE: u8 = 2;
 const ACK: u8 = 1;
+const LEN_AT: usize = 16;
 const CHECKSUM_AT: usize = 18;
 const EPOCH_MASK: u32 = 0xff;
 
@@ -252,6 +253,23 @@ impl Head {
         Head::with_prefix(header, from)
     }
 
+    /// The head of a packet that came, which has a prefix.
+    pub(super) fn of(header: Header, prefix: Prefix) -> Self {
+        Head::with_prefix(header, prefix)
+    }
+    /// Whether it is a control message's, or that of the answer to one.
+    #[inline]
+    pub fn is_control(&self) -> bool {
+        let [first, ..] = self.bytes;
+        first & MIGRATE != 0
+    }
+    /// As it is before sealed data of so many bytes; `None`: it is of no control message, nor of the answer to one.
+    pub(super) fn sealed(&self, len: u16) -> Option<Self> {
+        let mut head = *self;
+        head.bytes[LEN_AT..CHECKSUM_AT].copy_from_slice(&len.to_be_bytes());
+        self.is_control().then_some(head)
+    }
+
     fn with_prefix(header: Header, prefix: Prefix) -> Self {
         let mut bytes = [0; HEADER_LEN + PREFIX_LEN];
         let (front, back) = bytes.split_at_mut(HEADER_LEN);
@@ -346,12 +364,13 @@ impl Shape {
             (Side::Stateful, false, Wqep | Gda) => (false, true),
             (Side::Stateful, false, Ea | Rda) => (false, false),
             (Side::Stateful, true, Wqep) => (true, true),
-            (Side::Stateful, true, Ea) => (true, false),
+            /* a sealed one has data */
+            (Side::Stateful, true, Ea) => (true, true),
             _ => return None,
         };
-        let empty = header.ptype == Ea && header.len != 0;
+        let filled = header.ptype == Ea && !header.migrate && header.len != 0;
         let atomic = header.opt == Opt::Recv && matches!(header.ptype, Rd | Rda);
-        (!empty && !atomic).then_some(Shape { prefix, data })
+        (!filled && !atomic).then_some(Shape { prefix, data })
     }
 }
 

@@ -6,7 +6,7 @@
 use super::{Ctx, Step};
 use crate::env::Env;
 use crate::mr::{Bind, WindowType};
-use crate::types::{Access, SendOp, SendWqe, WcStatus};
+use crate::types::{SendOp, SendWqe, WcStatus};
 
 impl<E: Env> Ctx<'_, E> {
     /// WQE `next`, which is a local one. `new`: the cursor was never here; else it was rewound over it.
@@ -28,17 +28,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn bind(&mut self, wqe: &SendWqe) -> bool {
-        let bind = Bind {
-            window: wqe.remote_qpn,
-            rkey: wqe.rkey,
-            mr: wqe.imm,
-            addr: wqe.remote_addr,
-            length: wqe.compare_add,
-            access: Access::from_bits_retain(wqe.qkey),
-            qpn: self.qp.qpn,
-            pd: self.qp.pd,
-        };
-        let bound = self.sh.mrs.bind(&bind);
+        let bound = self.sh.mrs.bind(&Bind::of(wqe, (self.qp.pd, self.qp.qpn)));
         self.qp.flags.windows |= bound == Ok(WindowType::Two);
         bound.is_ok()
     }

@@ -143,8 +143,8 @@ impl<E: Env> Ctx<'_, E> {
         let silent = self.now.saturating_sub(self.qp.req.progress);
         /* Time alone proves nothing: the peer must have been asked as often as the program said, too. */
         let retries = self.qp.attr.retry_cnt;
-        if let Some(limit) = ack_timeout(self.qp.attr.timeout)
-            && silent >= limit * (STRETCH * (Nanos::from(retries) + 1) - 1)
+        if let Some(limit) = patience(self.qp.attr.timeout, retries)
+            && silent >= limit
             && self.qp.req.backoff >= retries
         {
             self.sh.stats.retry_exceeded.inc();
@@ -163,6 +163,11 @@ impl<E: Env> Ctx<'_, E> {
             None => req.inflight > 0 || !req.psn.before(req.max_psn),
         }
     }
+}
+
+/// How long a silent peer is believed in all: each try for as long as the IBTA allows. `None`: for ever.
+pub(crate) fn patience(timeout: u8, retries: u8) -> Option<Nanos> {
+    ack_timeout(timeout).map(|limit| limit * (STRETCH * (Nanos::from(retries) + 1) - 1))
 }
 
 /// Local ACK timeout: 4.096 us x 2^code (IBTA 9.7.6.1.3); `None`: wait for ever.

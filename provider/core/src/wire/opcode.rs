@@ -61,6 +61,8 @@ pub mod code {
     pub const PROBE_ANSWER: u8 = 0xc1;
     /// Ours: an ACK of RC or XRC that tells what is kept behind the packet that is missing
     pub const SACK: u8 = 0xc2;
+    /// Ours: by which the ends of a connection settle whether it is one of StaR
+    pub const STAR: u8 = 0xc3;
 }
 
 /// Transport that an op-code belongs to.
@@ -112,6 +114,7 @@ pub enum Kind {
     Probe,
     ProbeAnswer,
     Sack,
+    Star,
 }
 
 impl Kind {
@@ -294,6 +297,7 @@ const fn table() -> [Option<OpInfo>; 256] {
         (0xc0, Transport::Own, Kind::Probe, ONLY.union(OpFlags::DETH)),
         (0xc1, Transport::Own, Kind::ProbeAnswer, ONLY.union(OpFlags::DETH)),
         (0xc2, Transport::Own, Kind::Sack, ONLY.union(aeth).union(OpFlags::SACKETH)),
+        (0xc3, Transport::Own, Kind::Star, ONLY.union(OpFlags::DETH).union(p)),
     ];
     let mut i = 0;
     while i < rows.len() {
@@ -361,7 +365,7 @@ mod tests {
     #[test]
     fn table_says_its_own_codes() {
         let known = (0..=255u8).filter_map(op_info).count();
-        assert_eq!(known, 12 + 12 + 19 + 25);
+        assert_eq!(known, 12 + 12 + 19 + 26);
         for c in 0..=255u8 {
             if let Some(info) = op_info(c) {
                 assert_eq!(info.code, c);

@@ -9,13 +9,15 @@ use starverbs_core::mr::{MrAttr, MrTable};
 use starverbs_core::nic::star::StarInit;
 use starverbs_core::star::bounds::Bounds;
 use starverbs_core::star::channel::Channel;
-use starverbs_core::star::control::{Control, Rule, Setup as StarSetup};
+use starverbs_core::star::control::{Control, MAX_CONTROL, Rule, Setup as StarSetup, Sum};
 use starverbs_core::star::library::{Patience, SlInit, SlQp};
 use starverbs_core::star::registry::Registry;
 use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_core::star::seal::{Ends, Seal, SealError};
 use starverbs_core::star::stateful::{self, Local, SharedReceives, Stateful, Turn, Waits};
 use starverbs_core::star::stateless::{self, Peer};
-use starverbs_core::star::wire::{Packet, Ptype, Queue, Side};
+use starverbs_core::star::wire::{CRC_LEN, Crc, Packet, Ptype, Queue, Side, fill_checksum};
+use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Access, Counters, FrameMeta, Mtu, Nanos, PdId, Psn, Qpn, SendFlags, Sge};
 use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, StarFrame};
 
@@ -55,6 +57,15 @@ impl SharedReceives for Shared<'_> {
     }
 }
 
+/// What became of a frame on the wire.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Whole,
+    Hurt,
+    /// Nobody of the ends sent it
+    Forged,
+}
+
 /// Two hosts, their cards, and the wire between them.
 pub(crate) struct World {
     /// Hosts and what programs do; its own wire stays empty
@@ -70,7 +81,7 @@ pub(crate) struct World {
     pub(crate) stats: [Rc<Counters>; 2],
     /// Regions of each host that the cards know of
     known: [usize; 2],
-    wire: BTreeMap<(Nanos, u64), (StarFrame, bool)>,
+    wire: BTreeMap<(Nanos, u64), (StarFrame, Fate)>,
     lanes: [Nanos; 2],
     order: u64,
     pub(crate) now: Nanos,
@@ -78,6 +89,8 @@ pub(crate) struct World {
     pub(crate) gone: [bool; 2],
     /// SF's ends are QPs of its card, rather than engines alone
     pub(crate) nic: bool,
+    /// Somebody on the wire who says what the ends did not
+    pub(crate) forger: Option<Forger>,
 }
 
 impl World {
@@ -102,6 +115,14 @@ impl World {
             now: 1_000,
             gone: [false; 2],
             nic: false,
+            forger: None,
+        }
+    }
+
+    /// Both hosts have a key.
+    pub(crate) fn seal(&mut self) {
+        for (host, salt) in self.net.hosts.iter_mut().zip(1..) {
+            host.env.star.seal = Some(Seal::new(&[0x5a; 32], [salt; 16]));
         }
     }
 
@@ -153,6 +174,7 @@ impl World {
         let sl = SlQp::new(SlInit {
             qpn: qpns[SL],
             sq: end.sq.clone(),
+            first_send: 0,
             rq: end.rq.clone(),
             send_cq: cqs[SL].clone(),
             recv_cq: cqs[SL].clone(),
@@ -161,6 +183,7 @@ impl World {
             inline_key: 0,
             patience: Patience::of(15, 7),
             keepalive: 50_000_000,
+            rules: Default::default(),
             stats: self.stats[SL].clone(),
         });
         let end = &conn.ends[SF];
@@ -197,8 +220,14 @@ impl World {
         let epoch = u32::from(LIFE) << 16 | self.pairs.len() as u32;
         let peer = Peer { av: host.av(dgid), port, qpn: qpns[SF], epoch };
         let regions: Vec<_> = host.regions[..self.known[SL]].to_vec();
-        let rules = regions.iter().map(|(key, attr)| Control::Rule(rule(*key, attr)));
-        pair.sl.start(&mut self.net.hosts[SL].env, self.now, peer, rules);
+        let rules = regions.iter().map(|(key, attr)| rule(*key, attr));
+        /* others have told, or are about to: SF asks for all if it does not know them yet */
+        let known = (!self.pairs.is_empty() && self.rng.chance(0.5)).then(|| {
+            let mut sum = Sum::default();
+            rules.clone().for_each(|rule| sum.add(&rule));
+            sum
+        });
+        pair.sl.start(&mut self.net.hosts[SL].env, self.now, peer, known, rules);
         self.pairs.push(pair);
         self.conns.push(conn);
     }
@@ -228,9 +257,9 @@ impl World {
         self.now = self.now.max(next);
         while let Some(((at, _), _)) = self.wire.first_key_value()
             && *at <= self.now
-            && let Some((_, (frame, hurt))) = self.wire.pop_first()
+            && let Some((_, (frame, fate))) = self.wire.pop_first()
         {
-            self.deliver(&frame, hurt);
+            self.deliver(&frame, fate);
         }
         self.look_at_timers();
         true
@@ -316,6 +345,7 @@ impl World {
     /// A frame leaves; the wire does to it what it does.
     fn launch(&mut self, from: usize, frame: StarFrame) {
         let f = self.faults;
+        self.forge(&frame);
         if self.rng.chance(f.loss) {
             return;
         }
@@ -334,23 +364,37 @@ impl World {
                 self.lanes[from] = self.lanes[from].max(arrives);
                 self.lanes[from]
             };
-            self.order += 1;
-            self.wire.insert((at, self.order), (frame, hurt));
+            self.put(at, frame, if hurt { Fate::Hurt } else { Fate::Whole });
         }
     }
 
-    fn deliver(&mut self, frame: &StarFrame, hurt: bool) {
+    fn put(&mut self, at: Nanos, frame: StarFrame, fate: Fate) {
+        self.order += 1;
+        self.wire.insert((at, self.order), (frame, fate));
+    }
+
+    /// Somebody who reads the wire, and knows all but the key, adds to it when a control message passes.
+    fn forge(&mut self, frame: &StarFrame) {
+        let Some(forger) = &mut self.forger else { return };
+        let Some(made) = forger.make(&mut self.rng, frame) else { return };
+        let at = self.now + self.rng.below(2 * self.faults.delay + 1);
+        self.put(at, made, Fate::Forged);
+    }
+
+    fn deliver(&mut self, frame: &StarFrame, fate: Fate) {
         let path = &frame.path;
         let to = usize::from(path.dst == self.net.hosts[SF].gid);
         let [stateless, stateful] = self.net.hosts[to].env.star.ports;
         assert!([stateless, stateful].contains(&path.dport), "frames go to ports that are there");
         let side = if path.dport == stateless { Side::Stateless } else { Side::Stateful };
         let packet = match Packet::open(side, path, &frame.bytes) {
-            Ok(packet) if !hurt => packet,
+            Ok(packet) if fate != Fate::Hurt => packet,
             Ok(_) => panic!("a changed frame was taken"),
-            Err(_) if hurt => return,
+            Err(_) if fate != Fate::Whole => return,
             Err(e) => panic!("{e}: {frame:?}"),
         };
+        let mut room = [0; MAX_CONTROL];
+        let Some(packet) = self.unseal(to, path, packet, &mut room) else { return };
         if self.net.trace {
             let control = Control::decode(packet.data).filter(|_| packet.header.migrate);
             eprintln!("{:>12} host {to} {side:?} {:?} {control:?}", self.now, packet.header);
@@ -359,14 +403,38 @@ impl World {
             (SL, Side::Stateless) => self.serve(frame, &packet),
             (SL, Side::Stateful) if self.gone[SL] => {}
             (SL, Side::Stateful) => {
-                let World { pairs, net, now, .. } = self;
+                let World { pairs, net, now, known, .. } = self;
                 let pair = pairs.iter_mut().find(|pair| pair.qpns[SL] == packet.header.qpn);
                 let pair = pair.expect("a QP of SL");
-                pair.sl.handle_control(&mut net.hosts[SL].env, *now, &packet);
+                let host = &mut net.hosts[SL];
+                pair.sl.handle_control(&mut host.env, *now, &packet);
+                if pair.sl.must_tell() {
+                    let rules = host.regions[..known[SL]].iter().map(|(key, attr)| rule(*key, attr));
+                    pair.sl.tell_all(&mut host.env, *now, rules);
+                }
             }
             (_, Side::Stateful) => self.meet(frame, &packet),
             (_, Side::Stateless) => panic!("SF has no stateless connections"),
         }
+    }
+
+    /// A packet as it was before it was sealed, if hosts seal. `None`: it is no message for this host.
+    fn unseal<'a>(
+        &mut self,
+        to: usize,
+        path: &IcrcHeader,
+        packet: Packet<'a>,
+        room: &'a mut [u8; MAX_CONTROL],
+    ) -> Option<Packet<'a>> {
+        let seal = self.net.hosts[to].env.star.seal.as_mut().filter(|_| packet.header.migrate);
+        let Some(seal) = seal else { return Some(packet) };
+        let opened = seal.open_packet(Ends { src: &path.src, dst: &path.dst }, &packet, room);
+        match opened {
+            Err(SealError::Foreign) => self.stats[to].star_foreign.inc(),
+            Err(SealError::Replayed) => self.stats[to].star_replayed.inc(),
+            Ok(_) => {}
+        }
+        opened.ok()
     }
 
     /// SL's card, which has nothing of before.
@@ -453,6 +521,62 @@ impl World {
                 pair.sl.complete(&mut self.net.hosts[SL].env, self.now, queue);
             }
         }
+    }
+}
+
+/// Somebody on the wire, who has no key.
+#[derive(Default)]
+pub(crate) struct Forger {
+    /// Frames with control messages that it has seen
+    kept: Vec<StarFrame>,
+    /// Frames that it sent
+    pub(crate) made: u64,
+}
+
+impl Forger {
+    /// A frame of its own, now that this one passes. Its checksums are right.
+    fn make(&mut self, rng: &mut Rng, seen: &StarFrame) -> Option<StarFrame> {
+        let control = seen.bytes[0] & 2 != 0;
+        if control {
+            self.kept.push(seen.clone());
+        }
+        if self.kept.is_empty() || !rng.chance(if control { 0.7 } else { 0.05 }) {
+            return None;
+        }
+        self.made += 1;
+        let old = rng.below(self.kept.len() as u64) as usize;
+        let mut frame = self.kept[old].clone();
+        let body = frame.bytes.len() - CRC_LEN;
+        match rng.below(4) {
+            /* as it was */
+            0 => return Some(frame),
+            /* changed */
+            1 => frame.bytes[20 + rng.below(body as u64 - 20) as usize] ^= 1 << rng.below(8),
+            /* as if it were the next, or an answer */
+            2 => frame.bytes[7] = frame.bytes[7].wrapping_add(1),
+            /* one that is not sealed */
+            _ => {
+                let says = rng.pick(&[
+                    Control::Bye { why: 10 },
+                    Control::Unrule { key: 1 },
+                    Control::Want { upto: 9 },
+                ]);
+                let mut room = [0; MAX_CONTROL];
+                let len = says.encode(&mut room).expect("it fits");
+                frame.bytes.truncate(28);
+                frame.bytes[0] = 0x13;
+                frame.bytes[16..18].copy_from_slice(&(len as u16).to_be_bytes());
+                frame.bytes[7] = rng.below(4) as u8;
+                frame.bytes.extend_from_slice(&room[..len]);
+                frame.bytes.extend([0; CRC_LEN]);
+            }
+        }
+        let body = frame.bytes.len() - CRC_LEN;
+        fill_checksum(&frame.path, &mut frame.bytes);
+        let mut crc = Crc::new();
+        crc.update(&frame.bytes[..body]);
+        frame.bytes[body..].copy_from_slice(&crc.finish());
+        Some(frame)
     }
 }
 

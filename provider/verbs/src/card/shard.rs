@@ -49,15 +49,17 @@ impl Shard {
     /// QPs whose events go to `events`: those of its context.
     pub(crate) fn qps_told(&self, events: &Arc<FdQueue<Event>>) -> impl Iterator<Item = Qpn> {
         let told = |owner: Owner| self.domains.get(&owner.pd).is_some_and(|queue| Arc::ptr_eq(queue, events));
-        self.nic.qpns().filter(move |qpn| self.nic.qp_owner(*qpn).is_some_and(told))
+        self.qpns().filter(move |qpn| self.qp_owner(*qpn).is_some_and(told))
     }
 
     /// Tells the contexts what was raised. An object that is gone by now needs to know nothing.
     #[cold]
     pub(super) fn tell(&mut self, notes: &Notes, now: Nanos) {
-        let Shard { nic, env, domains, openings, .. } = self;
+        let Shard { nic, env, domains, openings, star, .. } = self;
         let HostEnv { events, links, .. } = env;
         let mut mads = false;
+        let stateless = |qpn| star.as_ref().and_then(|star| star.library.owner(qpn));
+        let owner = |qpn| nic.qp_owner(qpn).or_else(|| stateless(qpn));
         for event in events.drain(..) {
             let (kind, qpn) = match event {
                 AsyncEvent::QpFatal(qpn) => (kind::QP_FATAL, qpn),
@@ -86,7 +88,7 @@ impl Shard {
                 links.as_mut().is_some_and(|links| links.send(link, &message.encode(), &[], true))
             };
             if !openings.tell(qpn, kind, say)
-                && let Some(Owner { pd, cookie }) = nic.qp_owner(qpn)
+                && let Some(Owner { pd, cookie }) = owner(qpn)
                 && let Some(queue) = domains.get(&pd)
             {
                 queue.push(Event::Qp { kind, cookie });

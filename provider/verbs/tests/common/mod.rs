@@ -98,6 +98,7 @@ impl Node {
             max_inline: 64,
             sq_sig_all: false,
             block_own_multicast: false,
+            star: None,
             cookie: 99,
         }
     }

@@ -9,7 +9,7 @@ use crate::star::wire::{Packet, Ptype, Queue};
 use crate::types::{AsyncEvent, Cqe, Nanos, Psn, WcStatus};
 
 use super::track::Due;
-use super::{SlQp, SlState, is_gate};
+use super::{Changes, SlQp, SlState, is_gate};
 
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
 const BURST: u32 = 16;
@@ -18,7 +18,7 @@ impl<E: StarEnv> SlQp<E> {
     /// Sends what is due. True: more waits for room in the port.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos) -> bool {
         if self.channel.deadline().is_some_and(|due| due <= now) {
-            if !env.can_send() {
+            if !env.can_send_star() {
                 return true;
             }
             if let Some((seq, message)) = self.channel.poll(now) {
@@ -33,21 +33,28 @@ impl<E: StarEnv> SlQp<E> {
     pub fn next_deadline(&self) -> Option<Nanos> {
         let queues = [self.send.deadline(), self.recv.deadline()];
         let queues = queues.into_iter().filter(|_| self.state == SlState::Ready);
-        queues.chain([self.channel.deadline(), self.keepalive_due()]).flatten().min()
+        queues.chain([self.channel.deadline(), self.keepalive_due(), self.left_due()]).flatten().min()
     }
 
     /// Completions of sends are waited for: when SF is asked whether it lives.
     fn keepalive_due(&self) -> Option<Nanos> {
         let waits = self.state == SlState::Ready && self.awaited > 0 && self.channel.waiting() == 0;
-        waits.then(|| self.heard + self.init.keepalive)
+        waits.then(|| self.quiet_since + self.init.keepalive)
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
         let patience = self.init.patience;
         let asking = self.channel.deadline().is_some_and(|due| due <= now);
+        if self.state == SlState::Starting && self.send.una == self.posted() {
+            /* SF's program may not be ready for long: who sends nothing waits as in RC */
+            self.asked = now;
+        }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
-            self.channel = self.channel.silenced();
+            self.silence();
+            return self.fail(env, now);
+        }
+        if self.left_due().is_some_and(|due| due <= now) {
             return self.fail(env, now);
         }
         if self.keepalive_due().is_some_and(|due| due <= now) {
@@ -71,7 +78,7 @@ impl<E: StarEnv> SlQp<E> {
         let next = self.track(queue).next;
         let waiting = next.wrapping_sub(low).min(most);
         for seq in (0..waiting).map(|n| low.wrapping_add(n)) {
-            if self.track(queue).is_stored(seq) || !env.can_send() {
+            if self.track(queue).is_stored(seq) || !env.can_send_star() {
                 continue;
             }
             match queue {
@@ -88,10 +95,12 @@ impl<E: StarEnv> SlQp<E> {
         if !known || self.state == SlState::Idle {
             return;
         }
-        self.heard = now;
+        self.quiet_since = now;
         let seq = packet.header.psn;
         if packet.header.ptype == Ptype::Ea {
-            self.answered(now, seq);
+            if packet.data.is_empty() {
+                self.answered(now, seq);
+            }
         } else if let Some(message) = Control::decode(packet.data) {
             let turn = self.channel.turn(seq);
             if turn == Turn::Now {
@@ -109,6 +118,7 @@ impl<E: StarEnv> SlQp<E> {
         let Some(message) = self.channel.answered(seq) else { return };
         self.asked = now;
         self.gate -= u32::from(is_gate(&message));
+        self.changes.count(&message, u32::wrapping_sub);
         if self.state == SlState::Starting {
             self.state = SlState::Ready;
         }
@@ -118,6 +128,7 @@ impl<E: StarEnv> SlQp<E> {
     fn hear(&mut self, env: &mut E, now: Nanos, message: &Control) {
         match *message {
             Control::Want { upto } if Psn::new(upto).since(self.wanted) > 0 => self.wanted = Psn::new(upto),
+            Control::Tell => self.ignorant = true,
             Control::Bye { why } => self.part(env, now, why),
             _ => (),
         }
@@ -130,7 +141,7 @@ impl<E: StarEnv> SlQp<E> {
         }
         let event = match WcStatus::from_code(why) {
             /* as if nobody answered any more, which RC sees when it sends */
-            Some(WcStatus::Success) => return self.depart(env, now),
+            Some(WcStatus::Success) => return self.depart(now),
             Some(WcStatus::RemAccessErr) => AsyncEvent::QpAccessErr(self.init.qpn),
             Some(WcStatus::RemInvReqErr) => AsyncEvent::QpReqErr(self.init.qpn),
             _ => AsyncEvent::QpFatal(self.init.qpn),
@@ -141,11 +152,31 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
-    /// SF is gone. Sends that wait for it fail; receives stay posted until something is sent.
-    fn depart(&mut self, env: &mut E, now: Nanos) {
-        if self.state == SlState::Ready && self.send.una != self.posted() {
-            self.fail(env, now);
+    /// SF is told nothing more.
+    fn silence(&mut self) {
+        self.channel = self.channel.silenced();
+        (self.gate, self.changes) = (0, Changes::default());
+    }
+
+    /// SF is gone. Sends that wait for it fail, but not before RC's would, as its program may have all that it needs by then; receives
+    /// stay posted until something is sent.
+    fn depart(&mut self, now: Nanos) {
+        self.parted = true;
+        self.silence();
+        if self.state == SlState::Starting {
+            /* what is sent from now on fails by silence, as RC's would */
+            self.state = SlState::Ready;
         }
+        if self.state == SlState::Ready && self.send.una != self.posted() {
+            self.left_at.get_or_insert(now);
+        }
+    }
+
+    /// When sends fail that SF left behind.
+    fn left_due(&self) -> Option<Nanos> {
+        let waits = self.state == SlState::Ready && self.send.una != self.posted();
+        let left = self.left_at.filter(|_| waits)?;
+        self.init.patience.time.map(|time| left + time)
     }
 
     /// SF is silent for too long: the oldest send says so, the rest is flushed.

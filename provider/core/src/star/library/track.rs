@@ -5,10 +5,14 @@ use alloc::boxed::Box;
 use crate::error::NicError;
 use crate::room::filled;
 use crate::star::channel::timeout;
+use crate::transport::patience;
 use crate::types::{Nanos, Psn};
 
 /// Later WQEs that SF has stored before the oldest one is taken for lost, without waiting for its time.
 const AHEAD: u8 = 3;
+
+/// The longest time until the first repetition.
+const LONGEST_FIRST: Nanos = 16_000_000;
 
 /// How long a peer may be silent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,8 +26,7 @@ pub struct Patience {
 impl Patience {
     /// As a QP's `timeout` and `retry_cnt` say for RC (IBTA 9.7.6.1.3), and seven tries (docs/decisions/0010-star.md).
     pub fn of(timeout: u8, retry_cnt: u8) -> Self {
-        let once = (timeout > 0).then(|| 4096u64 << (timeout & 31));
-        Patience { tries: 7, time: once.map(|once| once * (u64::from(retry_cnt) + 1)) }
+        Patience { tries: 7, time: patience(timeout, retry_cnt) }
     }
     /// Whether it has come to an end.
     pub(super) fn is_over(&self, tries: u32, waited: Nanos) -> bool {
@@ -50,6 +53,8 @@ pub(super) struct Track {
     since: Nanos,
     /// Later ones stored since `low` was last sent
     ahead: u8,
+    /// How long SF takes to say that it has stored one, ns: the longest, which is forgotten by and by
+    takes: u32,
 }
 
 /// What a deadline that is due means.
@@ -65,7 +70,18 @@ impl Track {
     /// A queue of `depth`, a power of two. `Exhausted`: no memory.
     pub(super) fn new(depth: u32) -> Result<Self, NicError> {
         let stored = filled(depth.div_ceil(64) as usize)?;
-        Ok(Track { una: 0, next: 0, low: 0, stored, depth, due: None, tries: 0, since: 0, ahead: 0 })
+        Ok(Track {
+            una: 0,
+            next: 0,
+            low: 0,
+            stored,
+            depth,
+            due: None,
+            tries: 0,
+            since: 0,
+            ahead: 0,
+            takes: 0,
+        })
     }
 
     /// Bytes beside the struct.
@@ -101,7 +117,18 @@ impl Track {
 
     fn begin(&mut self, now: Nanos) {
         (self.tries, self.since, self.ahead) = (0, now, 0);
-        self.due = Some(now + timeout(0));
+        self.due = Some(now + self.wait());
+    }
+
+    /// Until the next try: twice what it takes SF, as what is repeated too early keeps a busy SF busy.
+    fn wait(&self) -> Nanos {
+        timeout(self.tries).max((2 * u64::from(self.takes)).min(LONGEST_FIRST) << self.tries.min(2))
+    }
+
+    /// The oldest was stored, or is said to be with this.
+    fn measure(&mut self, now: Nanos) {
+        let took = u32::try_from(now.saturating_sub(self.since)).unwrap_or(u32::MAX);
+        self.takes = took.max(self.takes - self.takes / 8);
     }
 
     /// SF has stored `seq`. True: the oldest seems to be lost, send it again.
@@ -128,12 +155,16 @@ impl Track {
         self.una = seq;
         if (seq.wrapping_sub(self.low) as i32) > 0 {
             self.low = seq;
+            self.measure(now);
             self.advance(now);
         }
     }
 
     /// `low` goes to the oldest that is not stored.
     fn advance(&mut self, now: Nanos) {
+        if self.low != self.next && self.is_stored(self.low) {
+            self.measure(now);
+        }
         while self.low != self.next && self.is_stored(self.low) {
             self.low = self.low.wrapping_add(1);
         }
@@ -158,7 +189,7 @@ impl Track {
         }
         self.tries = self.tries.saturating_add(1);
         self.ahead = 0;
-        self.due = Some(now + timeout(self.tries));
+        self.due = Some(now + self.wait());
         Some(Due::Again(self.low))
     }
 
@@ -183,13 +214,18 @@ mod tests {
         assert_eq!((track.low(), track.look(200, &patience)), (0, None));
         assert_eq!(track.look(1_000_100, &patience), Some(Due::Again(0)));
         track.store(Psn::new(0), 1_000_200);
-        assert_eq!((track.low(), track.deadline()), (1, Some(2_000_200)));
+        assert_eq!(
+            (track.low(), track.deadline()),
+            (1, Some(1_000_200 + 2 * 1_000_100)),
+            "SF took that long"
+        );
         track.store(Psn::new(1), 1_000_200);
         assert_eq!(track.low(), 3);
         track.complete(6, 2_000_000);
         assert_eq!((track.low(), track.una, track.deadline()), (6, 6, None));
         (0..8).for_each(|_| track.sent(3_000_000));
         assert!(!track.has_room() && !track.is_stored(6) && !track.is_stored(13));
+        assert_eq!(track.deadline(), Some(3_000_000 + 2 * 999_800));
         let mut now = 3_000_000;
         for _ in 0..7 {
             now = track.deadline().unwrap();
@@ -203,7 +239,8 @@ mod tests {
     fn patience_is_rc_s() {
         assert!(!Patience::of(0, 7).is_over(1_000, u64::MAX), "no timeout: for ever");
         let patience = Patience::of(14, 1);
-        assert!(!patience.is_over(7, (4096 << 15) - 1) && !patience.is_over(6, 4096 << 15));
-        assert!(patience.is_over(7, 4096 << 15));
+        let time = 7 * (4096 << 14);
+        assert!(!patience.is_over(7, time - 1) && !patience.is_over(6, time));
+        assert!(patience.is_over(7, time));
     }
 }

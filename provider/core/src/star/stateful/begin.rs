@@ -229,16 +229,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         let (pd, qpn) = (self.local.pd, self.local.qpn);
         let done = if wqe.op == SendOp::BindMw {
-            let bound = card.mrs.bind(&Bind {
-                window: wqe.remote_qpn,
-                rkey: wqe.rkey,
-                mr: wqe.imm,
-                addr: wqe.remote_addr,
-                length: wqe.compare_add,
-                access: Access::from_bits_retain(wqe.qkey),
-                qpn,
-                pd,
-            });
+            let bound = card.mrs.bind(&Bind::of(wqe, (pd, qpn)));
             self.windows |= bound == Ok(WindowType::Two);
             bound.is_ok()
         } else {
@@ -258,7 +249,7 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::Wait;
         }
         let into = if wqe.op.brings_data() { Access::LOCAL_WRITE } else { Access::empty() };
-        if matches!(wqe.op, SendOp::AtomicWrite) || class == Class::Own {
+        if matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
             return Op::failed(class, WcStatus::LocQpOpErr);
         }
         if wqe.length > self.local.max_msg || class == Class::Atomic && wqe.length != 8 {
@@ -270,6 +261,9 @@ impl<E: StarEnv> Stateful<E> {
         match class {
             Class::Send => self.begin_remote_send(card, index, &wqe),
             Class::Write => self.begin_remote_write(card, index, &wqe),
+            /* SL does it, once it knows that all before it is done */
+            Class::Own if self.streams[1].under_way() > 0 => Begin::Wait,
+            Class::Own => Begin::Go(Op { class, all: true, ..Op::default() }),
             _ => self.begin_remote_read(card, &wqe),
         }
     }

@@ -13,6 +13,7 @@ impl<E: StarEnv> Stateful<E> {
             self.enter_error(card);
         }
         self.expire(card);
+        self.fail_left(card);
         self.finish(card);
         self.answer_due(card.now);
         self.rearm(card.now);
@@ -40,7 +41,8 @@ impl<E: StarEnv> Stateful<E> {
         let waits = &self.local.waits;
         let answer = self.window.oldest().map(|sent| sent + self.rtt.timeout(waits));
         let told = self.completions.iter().filter_map(|c| c.due(&self.rtt, waits)).min();
-        for at in [answer, told, self.message_due()].into_iter().flatten() {
+        let left = (self.left_until != 0).then_some(self.left_until);
+        for at in [answer, told, left, self.message_due()].into_iter().flatten() {
             /* a completion that may leave now waits for nothing but its turn */
             if at > now || self.deadline == 0 {
                 self.arm(at.max(now + 1));

@@ -100,8 +100,30 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.ended = Ended::Told;
         self.completions.iter_mut().for_each(|completions| completions.forget());
-        self.peer_ended(card);
+        self.peer_left(card.now);
         self.quiet_at
+    }
+
+    /// SL says that it ends. Sends that wait for it fail, but not before RC's would, as its program may have all that it needs by then.
+    fn peer_left(&mut self, now: Nanos) {
+        let patience = self.local.waits.patience;
+        if self.state != QpState::Rts || self.streams[0].una == self.local.sq.posted() {
+            self.streams[0].stopped = false;
+        } else if self.left_until == 0 && patience != 0 {
+            self.left_until = now + patience;
+            self.arm(self.left_until);
+        }
+    }
+
+    /// Fails what SL left behind, if it is time.
+    pub(super) fn fail_left(&mut self, card: &mut Card<'_, E>) {
+        if self.left_until == 0 || card.now < self.left_until {
+            return;
+        }
+        self.left_until = 0;
+        if self.state == QpState::Rts && self.streams[0].una != self.local.sq.posted() {
+            self.fail_local(card, WcStatus::RetryExcErr, None);
+        }
     }
 
     /// SL has not answered for longer than it may.

@@ -4,7 +4,7 @@ use super::window::Of;
 use super::{Card, Ended, Stateful};
 use crate::env::SendQueue;
 use crate::star::channel::Turn;
-use crate::star::control::{Control, MAX_CONTROL};
+use crate::star::control::{Control, MAX_CONTROL, Setup};
 use crate::star::env::StarEnv;
 use crate::star::wire::{Head, Packet, Prefix, Ptype, Side};
 use crate::types::{Gid, Nanos, Psn, QpState};
@@ -18,7 +18,7 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         if header.ptype == Ptype::Ea {
-            return self.channel.answered(header.psn).is_some();
+            return packet.data.is_empty() && self.channel.answered(header.psn).is_some();
         }
         match self.channel.turn(header.psn) {
             Turn::Early => {}
@@ -38,10 +38,28 @@ impl<E: StarEnv> Stateful<E> {
     /// Does what SL says. Gives when it may be answered. `None`: it cannot be done now, and SL comes again.
     fn obey(&mut self, card: &mut Card<'_, E>, message: Control) -> Option<Nanos> {
         match message {
-            Control::Rule(rule) => card.registry.add(self.seat, rule).ok().map(|()| card.now),
-            Control::Unrule { key } => Some(card.registry.remove(self.seat, key, card.now, self.lifetime())),
-            Control::Begin => {
-                self.open();
+            Control::Rule(rule) => {
+                card.registry.add(self.seat, rule).ok()?;
+                card.registry.count(card.stats);
+                Some(card.now)
+            }
+            Control::Unrule { key } => {
+                let at = card.registry.remove(self.seat, key, card.now, self.lifetime());
+                card.registry.count(card.stats);
+                Some(at)
+            }
+            Control::Begin { known } => {
+                if known.is_none() || known == card.registry.sum(self.seat) {
+                    self.open();
+                } else {
+                    self.channel.send(Control::Tell);
+                }
+                Some(card.now)
+            }
+            Control::Setup(again) => {
+                /* SL began in RTR, and is in RTS now; or its program has changed what may change there */
+                let Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, .. } = again;
+                self.setup = Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, ..self.setup };
                 Some(card.now)
             }
             Control::Bye { .. } => Some(self.handle_bye(card)),

@@ -43,7 +43,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Sends what there is to send: what SL waits for, then what was lost, then what is new.
     pub fn transmit(&mut self, card: &mut Card<'_, E>) -> Turn {
         for _ in 0..TURN {
-            if !card.env.can_send() {
+            if !card.env.can_send_star() {
                 return Turn::PortFull;
             }
             let sent = self.send_stored(card)
@@ -106,7 +106,9 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         let begin = match of {
-            Of::Local if !self.open || self.streams[0].next == self.local.sq.posted() => return false,
+            /* SL's may name memory of which SL has not told */
+            _ if !self.open => return false,
+            Of::Local if self.streams[0].next == self.local.sq.posted() => return false,
             Of::Local => self.begin_local(card),
             Of::Remote => self.begin_remote(card),
         };

@@ -107,6 +107,9 @@ impl Env for Host {
 }
 
 impl StarEnv for Host {
+    fn can_send_star(&self) -> bool {
+        self.can_send()
+    }
     fn send_star(
         &mut self,
         _: Side,

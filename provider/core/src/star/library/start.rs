@@ -1,0 +1,87 @@
+//! How an [`SlQp`] begins, and what SF is told of it and of SL's memory.
+
+use crate::star::control::{Control, Rule, Setup, Sum};
+use crate::star::env::StarEnv;
+use crate::star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp, slot};
+use crate::star::stateless::Peer;
+use crate::types::Nanos;
+
+use super::{Changes, Patience, SlQp, SlState};
+
+impl<E: StarEnv> SlQp<E> {
+    /// Connects it: stamps the slots, and tells SF. `known` is what SF's card has been told through other connections of the memory that
+    /// it may reach; else it is told `rules`. Receives that were posted are sent once SF has answered.
+    pub fn start(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        peer: Peer,
+        known: Option<Sum>,
+        rules: impl Iterator<Item = Rule>,
+    ) {
+        (self.peer, self.state) = (peer, SlState::Starting);
+        self.base = self.init.first_send;
+        let Setup { sq_depth, rq_depth, send_ring, recv_ring, replay, replay_slots, .. } = self.init.setup;
+        for (ring, depth) in [(send_ring, sq_depth), (recv_ring, rq_depth)] {
+            for index in 0..depth {
+                let stamp = Stamp::before_psn(peer.epoch, index, depth);
+                stamp_slot(env, slot(ring, depth, index, CQE_SLOT), stamp);
+            }
+        }
+        for index in 0..replay_slots {
+            let stamp = Stamp::before(peer.epoch, index, replay_slots);
+            stamp_slot(env, slot(replay, replay_slots, index, REPLAY_SLOT), stamp);
+        }
+        (self.asked, self.quiet_since) = (now, now);
+        self.ask(now, Control::Setup(self.init.setup));
+        match known {
+            Some(_) => self.ask(now, Control::Begin { known }),
+            None => self.tell_all(env, now, rules),
+        }
+        self.poll_transmit(env, now);
+    }
+
+    /// All memory that SF may reach, at first or because it [must be told](SlQp::must_tell).
+    pub fn tell_all(&mut self, env: &mut E, now: Nanos, rules: impl Iterator<Item = Rule>) {
+        self.ignorant = false;
+        rules.for_each(|rule| self.ask(now, Control::Rule(rule)));
+        self.ask(now, Control::Begin { known: None });
+        self.poll_transmit(env, now);
+    }
+
+    /// Whether SF has asked for all rules.
+    pub fn must_tell(&self) -> bool {
+        self.ignorant
+    }
+
+    /// What was said through this connection of SL's memory, and SF has not answered.
+    pub fn changes(&self) -> Changes {
+        self.changes
+    }
+
+    /// What the program has changed: SF is told, and WQEs posted from now on are sent once it has answered. Queues and slots stay.
+    pub fn set(&mut self, env: &mut E, now: Nanos, setup: Setup, patience: Patience) {
+        self.init.patience = patience;
+        if setup != self.init.setup && self.speaks() {
+            self.ask(now, Control::Setup(setup));
+            self.poll_transmit(env, now);
+        }
+        self.init.setup = setup;
+    }
+
+    /// What SF was told of the QP.
+    pub fn setup(&self) -> &Setup {
+        &self.init.setup
+    }
+
+    /// Its shared receive queue has another ring.
+    pub fn replace_rq(&mut self, rq: E::Rq) {
+        self.init.rq = rq;
+    }
+}
+
+/// Stamps a slot as one that nothing came for.
+fn stamp_slot<E: StarEnv>(env: &mut E, at: u64, stamp: Stamp) {
+    /* memory that is gone gives no completions either: the peer's silence tells */
+    _ = env.dma_store(at, stamp.word().to_ne_bytes());
+}

@@ -1,0 +1,237 @@
+//! The library of the stateless half: a process's queue pairs of which its card keeps nothing.
+//!
+//! Each is an [`SlQp`] in host memory, found by its QPN; the card's part of it is `stateless::handle`, which knows of none. This module has their
+//! turns and their time; `end` makes and ends them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory,
+//! `places` finds one by its number. It must not know how roles were settled.
+
+mod calls;
+mod end;
+mod places;
+mod rules;
+
+use std::collections::VecDeque;
+
+use slab::Slab;
+use starverbs_core::nic::Timers;
+use starverbs_core::qp::Owner;
+use starverbs_core::star::bounds::Bounds;
+use starverbs_core::star::env::SlEvent;
+use starverbs_core::star::library::Parting;
+use starverbs_core::star::stateless;
+use starverbs_core::star::wire::Packet;
+use starverbs_core::{FrameMeta, Nanos, Nic, Qpn, WcStatus};
+
+use super::Turn;
+use crate::env::HostEnv;
+use crate::stat::StatPage;
+use end::{Chore, End};
+use places::Places;
+use rules::Rules;
+
+/// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
+const PARTING: u32 = 1 << 31;
+
+/// What a process keeps of its queue pairs that are stateless ends.
+pub(crate) struct Library {
+    life: u16,
+    boot: u64,
+    /// Connections so far: the lower half of their epochs
+    begun: u16,
+    stats: StatPage,
+    /// What the card lets packets reach
+    bounds: Bounds,
+    ends: Slab<Box<End>>,
+    places: Places,
+    timers: Timers,
+    /// Those with something to send
+    ready: VecDeque<u32>,
+    rules: Rules,
+    /// Those whose change of a window is to be known to all before it is complete
+    patient: Vec<u32>,
+    /// Of queue pairs that are gone
+    partings: Slab<(Parting, starverbs_core::nic::TimerId)>,
+}
+
+impl Library {
+    pub(crate) fn new(life: u16, boot: u64, stats: StatPage) -> Self {
+        Library {
+            life,
+            boot,
+            begun: 0,
+            stats,
+            bounds: Bounds::new(),
+            ends: Slab::new(),
+            places: Places::default(),
+            timers: Timers::default(),
+            ready: VecDeque::new(),
+            rules: Rules::default(),
+            patient: Vec::new(),
+            partings: Slab::new(),
+        }
+    }
+
+    /// All memory that there is; from now on it is told what changes.
+    pub(crate) fn learn(&mut self, nic: &mut Nic<HostEnv>) {
+        let memory = nic.memory();
+        memory.watch_windows();
+        for rule in memory.rules() {
+            self.bounds.add(rule.addr, rule.len, rule.access);
+            self.rules.note(&rule);
+        }
+    }
+
+    /// A packet for the card's stateless half. What it tells the library is done at once.
+    pub(crate) fn serve(&mut self, turn: &mut Turn<'_>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
+        let card = stateless::Card { bounds: Some(&self.bounds), life: self.life, stats: &self.stats };
+        stateless::handle(&card, turn.env, from, packet);
+        while let Some(event) = turn.env.star.as_mut().and_then(|star| star.events.pop()) {
+            self.hear(turn, &event);
+        }
+    }
+
+    fn hear(&mut self, turn: &mut Turn<'_>, event: &SlEvent) {
+        if let Some(at) = self.places.get(event.qpn)
+            && let Some(end) = self.ends.get_mut(at as usize)
+        {
+            end.qp.handle_event(turn.env, turn.now, event);
+            self.settle(turn, at);
+        }
+    }
+
+    /// A control message; false: for none of its QPs.
+    pub(crate) fn handle_control(&mut self, turn: &mut Turn<'_>, packet: &Packet<'_>) -> bool {
+        let qpn = packet.header.qpn;
+        if let Some(at) = self.places.get(qpn)
+            && let Some(end) = self.ends.get_mut(at as usize)
+        {
+            end.qp.handle_control(turn.env, turn.now, packet);
+            self.settle(turn, at);
+            return true;
+        }
+        let of = packet.prefix.map(|prefix| (qpn, prefix.epoch));
+        let parting = self.partings.iter().find(|(_, (parting, _))| Some(parting.of()) == of);
+        let Some(at) = parting.map(|(at, _)| at) else { return false };
+        let (parting, _) = &mut self.partings[at];
+        if parting.handle_control(turn.env, turn.now, packet) {
+            self.forget_parting(at);
+        }
+        true
+    }
+
+    /// The program posted to a QP, if it is one of these.
+    #[inline]
+    pub(crate) fn ring(&mut self, turn: &mut Turn<'_>, qpn: Qpn) -> bool {
+        let Some(at) = self.places.get(qpn) else { return false };
+        if let Some(end) = self.ends.get_mut(at as usize) {
+            end.qp.handle_doorbell(turn.env, turn.now);
+            self.settle(turn, at);
+        }
+        true
+    }
+
+    /// Runs the timers that are due, and sees what became of memory windows.
+    pub(crate) fn run_timers(&mut self, turn: &mut Turn<'_>) {
+        self.follow_windows(turn);
+        while let Some(who) = self.timers.pop_due(turn.now) {
+            if who & PARTING != 0 {
+                self.go_on_parting(turn, (who & !PARTING) as usize);
+            } else if let Some(end) = self.ends.get_mut(who as usize) {
+                /* timers are lazy: it may be due later */
+                if end.qp.next_deadline().is_some_and(|at| at <= turn.now) {
+                    end.qp.handle_timeout(turn.env, turn.now);
+                }
+                self.settle(turn, who);
+            }
+        }
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        self.timers.next()
+    }
+
+    /// Sends what waits; whether more waits for room in the port.
+    pub(crate) fn transmit(&mut self, turn: &mut Turn<'_>) -> bool {
+        for _ in 0..self.ready.len() {
+            let Some(at) = self.ready.pop_front() else { return false };
+            if let Some(end) = self.ends.get_mut(at as usize) {
+                end.queued = false;
+                self.settle(turn, at);
+            }
+        }
+        !self.ready.is_empty()
+    }
+
+    /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it had to tell.
+    fn settle(&mut self, turn: &mut Turn<'_>, at: u32) {
+        let Some(end) = self.ends.get_mut(at as usize) else { return };
+        let owner = (end.released.init.pd, end.released.qpn);
+        if let Some(wqe) = end.qp.take_own() {
+            end.released.windows = true;
+            end.chore = Some(Chore::Own(turn.nic.do_for_released(&wqe, owner).is_ok()));
+            self.follow_windows(turn);
+        } else if let Some(key) = end.qp.take_invalid(turn.env) {
+            end.chore = Some(Chore::Invalidated(turn.nic.invalidate_for_released(key, owner).is_ok()));
+            self.follow_windows(turn);
+        }
+        self.finish_chore(turn, at);
+        let Some(end) = self.ends.get_mut(at as usize) else { return };
+        if end.qp.must_tell() {
+            let pd = end.released.init.pd;
+            let rules = turn.nic.memory().rules().filter(|rule| rule.pd == pd);
+            end.qp.tell_all(turn.env, turn.now, rules);
+        }
+        let more = end.qp.poll_transmit(turn.env, turn.now);
+        if more && !end.queued {
+            end.queued = true;
+            self.ready.push_back(at);
+        }
+        if let Some(due) = end.qp.next_deadline() {
+            /* what a full port held up is still due; in this turn there is no more to do for it */
+            self.timers.arm(end.timer, due.max(turn.now + 1), at);
+        }
+        if let Some(srq) = end.released.srq() {
+            turn.nic.took_from_srq(turn.env, srq);
+        }
+        self.follow_teller(turn, at);
+    }
+
+    /// A window was changed: that is complete once all who knew of it, or are to know, have answered.
+    fn finish_chore(&mut self, turn: &mut Turn<'_>, at: u32) {
+        let Some(end) = self.ends.get(at as usize) else { return };
+        let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return };
+        if !self.is_settled(pd) {
+            if !self.patient.contains(&at) {
+                self.patient.push(at);
+            }
+            return;
+        }
+        let Some(end) = self.ends.get_mut(at as usize) else { return };
+        end.chore = None;
+        match chore {
+            Chore::Own(true) => end.qp.own_done(turn.env, turn.now, WcStatus::Success),
+            Chore::Own(false) => end.qp.own_done(turn.env, turn.now, WcStatus::MwBindErr),
+            Chore::Invalidated(done) => end.qp.invalidated(turn.env, turn.now, done),
+        }
+        /* the next may be one, too */
+        self.settle(turn, at);
+    }
+
+    /// Whose a QP is, if it is one of these.
+    pub(crate) fn owner(&self, qpn: Qpn) -> Option<Owner> {
+        self.end(qpn).map(|end| end.released.owner())
+    }
+
+    /// Numbers of those there are.
+    pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
+        self.ends.iter().map(|(_, end)| end.released.qpn)
+    }
+
+    fn end(&self, qpn: Qpn) -> Option<&End> {
+        self.ends.get(self.places.get(qpn)? as usize).map(|end| &**end)
+    }
+
+    /// Whether SF can be told anything by this connection.
+    fn speaks(&self, at: u32) -> bool {
+        self.ends.get(at as usize).is_some_and(|end| end.qp.speaks())
+    }
+}

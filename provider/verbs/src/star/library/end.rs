@@ -1,0 +1,311 @@
+//! One stateless end: how it begins, and how it ends.
+
+use std::sync::atomic::AtomicU64;
+
+use starverbs_core::mr::MrAttr;
+use starverbs_core::nic::TimerId;
+use starverbs_core::nic::released::{Leaving, Released};
+use starverbs_core::qp::QpAttr;
+use starverbs_core::star::control::Setup;
+use starverbs_core::star::library::{Parting, Patience, SlInit, SlQp};
+use starverbs_core::star::message::MAX_INLINE;
+use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_core::star::stateless::Peer;
+use starverbs_core::{Access, Counters, Mtu, Nanos, NicError, PdId, QpState, Qpn, SendQueue};
+use starverbs_rings::CardSq;
+
+use super::super::roles::Queues;
+use super::super::{Turn, note_srq};
+use super::rules::GroupKey;
+use super::{Library, PARTING};
+use crate::env::HostEnv;
+use crate::error::{Result, VerbsError};
+
+/// Receives of an SRQ that one connection holds at most.
+const SHARED_RECVS: u32 = 64;
+/// Silence after which SF is asked whether it lives, while sends wait for it.
+const KEEPALIVE: Nanos = 50_000_000;
+const NO_MEMORY: VerbsError = VerbsError::NoMemory("stateless queue pairs");
+
+/// What a [`Setup`] has before anything is known.
+const UNTOLD: Setup = Setup {
+    boot: 0,
+    pd: PdId(0),
+    mtu: Mtu::M256,
+    sq_depth: 1,
+    rq_depth: 1,
+    srq: false,
+    send_ring: 0,
+    recv_ring: 0,
+    replay: 0,
+    replay_slots: 1,
+    access: Access::empty(),
+    max_rd_atomic: 1,
+    rnr_retry: 7,
+    min_rnr_timer: 0,
+};
+
+/// What was done with a window, and is not complete.
+#[derive(Clone, Copy)]
+pub(super) enum Chore {
+    /// What its program posted, and whether it could be done
+    Own(bool),
+    /// What a message of its peer says, and whether that could be done
+    Invalidated(bool),
+}
+
+/// A queue pair of the library.
+pub(super) struct End {
+    pub(super) qp: SlQp<HostEnv>,
+    /// What the card has left of it; its attributes are as the program has set them
+    pub(super) released: Released<HostEnv>,
+    pub(super) group: usize,
+    pub(super) timer: TimerId,
+    /// It is among those with something to send
+    pub(super) queued: bool,
+    /// A window that was changed for it
+    pub(super) chore: Option<Chore>,
+    slots: Slots,
+    /// The send queue's memory, if inline bytes may have to be fetched from there
+    inline: Option<u32>,
+}
+
+impl End {
+    /// What it costs the host beside the program's own queues, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() - size_of::<SlQp<HostEnv>>() + self.qp.bytes()
+    }
+}
+
+/// Memory that the card fills for the library: completions of sends and of receives, then results of atomics.
+struct Slots(Box<[Slot]>);
+
+#[repr(align(32))]
+struct Slot {
+    _words: [AtomicU64; CQE_SLOT as usize / size_of::<u64>()],
+}
+
+impl Slots {
+    /// Slots of these numbers. ENOMEM.
+    fn new(completions: u32, results: u32) -> Result<Self> {
+        const { assert!(size_of::<Slot>() as u64 == CQE_SLOT && CQE_SLOT == 2 * REPLAY_SLOT) };
+        let count = completions as usize + results.div_ceil(2) as usize;
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(count).map_err(|_| NO_MEMORY)?;
+        slots.resize_with(count, || Slot { _words: Default::default() });
+        Ok(Slots(slots.into_boxed_slice()))
+    }
+
+    /// First byte, and bytes.
+    fn range(&self) -> (u64, u64) {
+        (self.0.as_ptr() as u64, size_of_val(&*self.0) as u64)
+    }
+}
+
+/// What SF is told of a QP; the rings' addresses are filled in later.
+pub(super) fn setup_of(attr: &QpAttr, base: Setup) -> Setup {
+    let ready = attr.state == QpState::Rts;
+    Setup {
+        mtu: attr.path_mtu,
+        access: attr.access,
+        min_rnr_timer: attr.min_rnr_timer,
+        /* not said before RTS */
+        max_rd_atomic: if ready { attr.max_rd_atomic } else { 1 },
+        rnr_retry: if ready { attr.rnr_retry } else { 7 },
+        ..base
+    }
+}
+
+pub(super) fn patience_of(attr: &QpAttr) -> Patience {
+    Patience::of(attr.timeout, attr.retry_cnt)
+}
+
+impl Library {
+    /// A QP becomes a stateless end, with these other handles of its queues. Its peer's card has that life, and those ports. ENOMEM: it
+    /// stays where it is.
+    pub(crate) fn begin(
+        &mut self,
+        turn: &mut Turn<'_>,
+        qpn: Qpn,
+        peer: (u64, [u16; 2]),
+        queues: Queues,
+    ) -> Result<()> {
+        let timer = self.timers.join()?;
+        let inline = self.open_inline(turn, qpn, &queues.sq);
+        let begun = inline.and_then(|inline| {
+            let begun = self.begin_with(turn, qpn, peer, queues, (timer, inline));
+            begun.inspect_err(|_| self.close_inline(turn, inline))
+        });
+        begun.inspect_err(|_| self.timers.leave(timer))
+    }
+
+    fn begin_with(
+        &mut self,
+        turn: &mut Turn<'_>,
+        qpn: Qpn,
+        (peer_boot, [_, port]): (u64, [u16; 2]),
+        queues: Queues,
+        (timer, inline): (TimerId, Option<u32>),
+    ) -> Result<()> {
+        let Leaving { owner, attr, srq, sq_sig_all, first_send } = turn.nic.leaving(qpn)?;
+        let Queues { sq, rq, send_cq, recv_cq } = queues;
+        let shared = srq.map(|(id, _)| id);
+        // SAFETY: used under the card's lock, as the card's own handle is.
+        let ring = || srq.map(|(_, ring)| unsafe { ring.another() });
+        let rq = rq.or_else(ring).ok_or(NicError::Invalid)?;
+        let rq_depth = if shared.is_some() { SHARED_RECVS } else { rq.slots() };
+        let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();
+        let slots = Slots::new(sq.slots() + rq_depth, replay_slots)?;
+        let (base, bytes) = slots.range();
+        let recv_ring = base + u64::from(sq.slots()) * CQE_SLOT;
+        let setup = Setup {
+            boot: self.boot,
+            pd: owner.pd,
+            sq_depth: sq.slots(),
+            rq_depth,
+            srq: shared.is_some(),
+            send_ring: base,
+            recv_ring,
+            replay: recv_ring + u64::from(rq_depth) * CQE_SLOT,
+            replay_slots,
+            ..UNTOLD
+        };
+        let key = GroupKey { ends: [attr.av.sgid, attr.av.dgid], boot: peer_boot, pd: owner.pd };
+        self.places.make_room(qpn)?;
+        self.ready.try_reserve(self.ends.len() + 1).map_err(|_| NO_MEMORY)?;
+        let (group, known, rules) = self.rules.join(key)?;
+        let qp = SlQp::new(SlInit {
+            qpn,
+            sq,
+            first_send,
+            rq,
+            send_cq,
+            recv_cq,
+            sq_sig_all,
+            setup: setup_of(&attr, setup),
+            inline_key: inline.unwrap_or_default(),
+            patience: patience_of(&attr),
+            keepalive: KEEPALIVE,
+            rules,
+            stats: self.stats,
+        })?;
+        let released = turn.nic.release_for_star(turn.env, qpn)?;
+        self.bounds.add_slots(base, bytes);
+        let end = End { qp, released, group, timer, queued: false, chore: None, slots, inline };
+        let at = self.ends.insert(Box::new(end)) as u32;
+        self.count(turn, at, u64::wrapping_add);
+        self.places.set(qpn, Some(at));
+        self.rules.add_member(group, at);
+        if shared.is_some() {
+            note_srq();
+        }
+        let epoch = u32::from(self.life) << 16 | u32::from(self.begun);
+        self.begun = self.begun.wrapping_add(1);
+        let peer = Peer { av: attr.av, port, qpn: attr.dest_qpn, epoch };
+        let of_domain = turn.nic.memory().rules().filter(|rule| rule.pd == owner.pd);
+        self.ends[at as usize].qp.start(turn.env, turn.now, peer, known, of_domain);
+        self.settle(turn, at);
+        Ok(())
+    }
+
+    /// Inline bytes that are too many for a packet are fetched from the send queue.
+    fn open_inline(&mut self, turn: &mut Turn<'_>, qpn: Qpn, sq: &CardSq) -> Result<Option<u32>> {
+        if sq.max_inline() as usize <= MAX_INLINE {
+            return Ok(None);
+        }
+        let pd = turn.nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
+        let (addr, length) = sq.memory();
+        let key = turn.nic.reg_mr(MrAttr { pd, addr, length, iova: addr, access: Access::empty() })?;
+        if let Some(rule) = turn.nic.memory().rule(key) {
+            self.add_rule(turn, &rule);
+        }
+        Ok(Some(key))
+    }
+
+    fn close_inline(&mut self, turn: &mut Turn<'_>, inline: Option<u32>) {
+        let Some(key) = inline else { return };
+        let rule = turn.nic.memory().rule(key);
+        if turn.nic.dereg_mr(key).is_ok()
+            && let Some(rule) = rule
+        {
+            self.remove_rule(turn, &rule);
+        }
+    }
+
+    /// Counts an end, what it costs the host, and what it costs the card.
+    fn count(&self, turn: &Turn<'_>, at: u32, change: fn(u64, u64) -> u64) {
+        let Some(end) = self.ends.get(at as usize) else { return };
+        let Counters { star_stateless_qps, star_library_bytes, star_stateless_connection_bytes, .. } =
+            &*self.stats;
+        let on_card = turn.nic.bytes_of(end.released.qpn) as u64;
+        star_stateless_connection_bytes.set(change(star_stateless_connection_bytes.get(), on_card));
+        star_stateless_qps.set(change(star_stateless_qps.get(), 1));
+        star_library_bytes.set(change(star_library_bytes.get(), end.bytes() as u64));
+    }
+
+    /// Takes an end out: its peer is told, and its slots are no more. Gives what the card has left of it, to come back or to end.
+    fn take_out(&mut self, turn: &mut Turn<'_>, at: u32) -> Option<Released<HostEnv>> {
+        self.count(turn, at, u64::wrapping_sub);
+        let end = *self.ends.try_remove(at as usize)?;
+        let End { qp, released, group, timer, queued, slots, inline, .. } = end;
+        self.places.set(released.qpn, None);
+        self.timers.leave(timer);
+        if queued {
+            self.ready.retain(|ready| *ready != at);
+        }
+        /* what still comes for them is refused from now on */
+        let (base, bytes) = slots.range();
+        self.bounds.remove_slots(base, bytes);
+        let (_, parting) = qp.close(turn.now);
+        self.leave_group(turn, group, at);
+        self.close_inline(turn, inline);
+        if let Some(parting) = parting {
+            self.part(turn, parting);
+        }
+        Some(released)
+    }
+
+    /// `ibv_destroy_qp`, if it is one of these.
+    pub(crate) fn destroy(&mut self, turn: &mut Turn<'_>, qpn: Qpn) -> bool {
+        let Some(released) = self.places.get(qpn).and_then(|at| self.take_out(turn, at)) else {
+            return false;
+        };
+        turn.nic.end_released(&released);
+        self.follow_windows(turn);
+        true
+    }
+
+    /// The QP goes to RESET: it is the card's again. ENOMEM: it ends in ERR, and nothing but its number is left.
+    pub(super) fn reset(&mut self, turn: &mut Turn<'_>, at: u32) -> std::result::Result<(), NicError> {
+        let released = self.take_out(turn, at).ok_or(NicError::NotFound)?;
+        let back = turn.nic.readmit(released);
+        self.follow_windows(turn);
+        back.map_err(|(error, released)| {
+            turn.nic.end_released(&released);
+            error
+        })
+    }
+
+    /// Says the last words of a connection that is gone; without memory for them the peer finds out by silence.
+    fn part(&mut self, turn: &mut Turn<'_>, parting: Parting) {
+        let Ok(timer) = self.timers.join() else { return };
+        let at = self.partings.insert((parting, timer));
+        self.go_on_parting(turn, at);
+    }
+
+    pub(super) fn go_on_parting(&mut self, turn: &mut Turn<'_>, at: usize) {
+        let Some((parting, timer)) = self.partings.get_mut(at) else { return };
+        if parting.poll(turn.env, turn.now) {
+            return self.forget_parting(at);
+        }
+        /* a full port has room in a moment */
+        let due = parting.next_deadline().max(turn.now + 1);
+        self.timers.arm(*timer, due, PARTING | at as u32);
+    }
+
+    pub(super) fn forget_parting(&mut self, at: usize) {
+        if let Some((_, timer)) = self.partings.try_remove(at) {
+            self.timers.leave(timer);
+        }
+    }
+}

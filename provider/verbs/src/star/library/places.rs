@@ -1,0 +1,64 @@
+//! Which of the library's queue pairs has a QPN, in two array steps behind a short search.
+
+use starverbs_core::Qpn;
+use starverbs_core::types::{QPN_BLOCK, QPN_BLOCK_SHIFT};
+
+use crate::error::{Result, VerbsError};
+
+/// Nobody.
+const NONE: u32 = u32::MAX;
+
+/// A number for each QPN of the blocks that had one. A process has few blocks.
+#[derive(Default)]
+pub(super) struct Places {
+    blocks: Vec<(u32, Box<[u32]>)>,
+}
+
+impl Places {
+    #[inline]
+    pub(super) fn get(&self, qpn: Qpn) -> Option<u32> {
+        let (_, places) = self.blocks.iter().find(|(block, _)| *block == qpn >> QPN_BLOCK_SHIFT)?;
+        places.get((qpn & (QPN_BLOCK - 1)) as usize).copied().filter(|place| *place != NONE)
+    }
+
+    /// Room for a QPN, so that [`set`](Places::set) needs none. ENOMEM.
+    pub(super) fn make_room(&mut self, qpn: Qpn) -> Result<()> {
+        const NO_MEMORY: VerbsError = VerbsError::NoMemory("stateless queue pairs");
+        let block = qpn >> QPN_BLOCK_SHIFT;
+        if self.blocks.iter().any(|(known, _)| *known == block) {
+            return Ok(());
+        }
+        let mut places = Vec::new();
+        places.try_reserve_exact(QPN_BLOCK as usize).map_err(|_| NO_MEMORY)?;
+        places.resize(QPN_BLOCK as usize, NONE);
+        self.blocks.try_reserve(1).map_err(|_| NO_MEMORY)?;
+        self.blocks.push((block, places.into_boxed_slice()));
+        Ok(())
+    }
+
+    pub(super) fn set(&mut self, qpn: Qpn, place: Option<u32>) {
+        let block = self.blocks.iter_mut().find(|(block, _)| *block == qpn >> QPN_BLOCK_SHIFT);
+        if let Some(slot) = block.and_then(|(_, all)| all.get_mut((qpn & (QPN_BLOCK - 1)) as usize)) {
+            *slot = place.unwrap_or(NONE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_finds_its_own_and_no_other() {
+        let mut places = Places::default();
+        assert_eq!(places.get(0x1005), None);
+        for qpn in [0x1005, 0x2005, 0x1006] {
+            places.make_room(qpn).unwrap();
+            places.set(qpn, Some(qpn >> 4));
+        }
+        assert_eq!([0x1005, 0x2005, 0x1006].map(|qpn| places.get(qpn)), [0x100, 0x200, 0x100].map(Some));
+        places.set(0x1005, None);
+        assert_eq!((places.get(0x1005), places.get(0x1006), places.get(0x3005)), (None, Some(0x100), None));
+        assert_eq!(places.blocks.len(), 2);
+    }
+}

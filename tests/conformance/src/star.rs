@@ -1,0 +1,157 @@
+//! StaR: the same programs with one end's card keeping nothing of the connections, which they are not told; and what the ends settle when one
+//! of them cannot or need not.
+
+use crate::case::{BOTH, Case, Net};
+use crate::check::Expect;
+use crate::pair::Pair;
+
+const GROUP: &str = "StaR";
+
+/// What the server's log says that a queue pair has become.
+const STATELESS: &str = "stateless end";
+const STATEFUL: &str = "stateful end";
+const PLAIN: &str = "plain RoCEv2";
+
+/// Who of server and client is stateless.
+const ROLES: [(&str, [&str; 2], &str); 2] = [
+    ("server stateless", ["stateless", "auto"], STATELESS),
+    ("client stateless", ["auto", "stateless"], STATEFUL),
+];
+
+/// What the wire loses, of what each side sends.
+const LOSSES: [(&str, &str); 2] = [("1% loss", "loss=1%,seed=7"), ("5% loss", "loss=5%,seed=7")];
+
+/// perftest, by what it does, with the options that RC's cases have; in fewer iterations, as the wire and the copies are what takes time.
+const PERFTEST: [(&str, &[&str]); 8] = [
+    ("ib_send_lat", &["", "-e", "-s 64 -I 64", "--use-srq", "-s 65536 -n 100"]),
+    (
+        "ib_send_bw",
+        &[
+            "-n 1000",
+            "-e -n 1000",
+            "-b -n 1000",
+            "-q 16 -n 200",
+            "-q 4 -b -n 200",
+            "-l 16 -n 1600",
+            "--use-srq -q 16 -n 200",
+        ],
+    ),
+    ("ib_write_lat", &["", "-s 64 -I 64", "-s 65536 -n 100"]),
+    (
+        "ib_write_bw",
+        &[
+            "-n 1000",
+            "-b -n 1000",
+            "-q 16 -n 200",
+            "-q 4 -b -n 200",
+            "-l 16 -n 1600",
+            "-s 8",
+            "-s 1048576 -n 50",
+        ],
+    ),
+    ("ib_read_lat", &["", "-e", "-s 65536 -n 100"]),
+    (
+        "ib_read_bw",
+        &["-n 1000", "-b -n 1000", "-e -n 1000", "-q 16 -n 200", "-q 4 -b -n 200", "-s 1048576 -n 50"],
+    ),
+    ("ib_atomic_lat", &["", "-A CMP_AND_SWAP"]),
+    ("ib_atomic_bw", &["-n 1000", "-b -n 1000", "-q 16 -n 200"]),
+];
+
+const PINGPONG: [(&str, &[&str]); 2] = [
+    ("ibv_rc_pingpong", &["-c", "-e -c", "-s 100000 -c", "-n 10000 -r 16"]),
+    ("ibv_srq_pingpong", &["-c", "-e -c", "-q 16 -s 65536 -c"]),
+];
+
+/// A quick look at each operation and each kind of end.
+const QUICK: [&str; 6] = [
+    "server stateless: ib_send_bw -q 16 -n 200",
+    "client stateless: ib_read_lat",
+    "server stateless: ib_atomic_bw -n 1000",
+    "client stateless, 1% loss: ib_write_bw -n 300",
+    "server stateless: ibv_srq_pingpong -g 0 -e -c",
+    "client stateless: ibv_rc_pingpong -g 0 -c",
+];
+
+fn perftest(program: &'static str, args: &str) -> Pair {
+    let expect = if program.ends_with("_bw") { Expect::Bandwidth(1) } else { Expect::Latency(1) };
+    Pair::new(program, args, expect).limit(180)
+}
+
+fn pingpong(program: &'static str, args: &str) -> Pair {
+    Pair::new(program, &format!("-g 0 {args}"), Expect::PingPong).limit(60)
+}
+
+/// Server and client with these settings; the server must say what it has become.
+fn case(what: &str, wishes: [&str; 2], says: &'static str, pair: Pair) -> Case {
+    let pair = pair.own_env("STARVERBS_STAR", wishes).server_says(says);
+    let mut case = Case::pair(GROUP, BOTH, pair.clone());
+    case.name = format!("{what}: {}", pair.command());
+    if QUICK.contains(&case.name.as_str()) { case.quick(&[Net::Lo]) } else { case }
+}
+
+fn on_a_good_wire() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (what, wishes, says) in ROLES {
+        let mut add = |pair| cases.push(case(what, wishes, says, pair));
+        for (program, options) in PERFTEST {
+            options.iter().for_each(|args| add(perftest(program, args)));
+        }
+        for (program, options) in PINGPONG {
+            options.iter().for_each(|args| add(pingpong(program, args)));
+        }
+    }
+    cases
+}
+
+fn on_a_bad_wire() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ((what, wishes, says), (how, fault)) in
+        ROLES.into_iter().flat_map(|role| LOSSES.map(|loss| (role, loss)))
+    {
+        let what = format!("{what}, {how}");
+        let mut add = |pair: Pair| cases.push(case(&what, wishes, says, pair.env("STARVERBS_FAULT", fault)));
+        for (program, _) in PERFTEST {
+            add(perftest(program, "-n 300"));
+        }
+        add(perftest("ib_send_bw", "-q 4 -b -n 100"));
+        for (program, _) in PINGPONG {
+            add(pingpong(program, "-c"));
+        }
+    }
+    cases
+}
+
+/// What the ends settle that want something else, or nothing.
+fn settled() -> Vec<Case> {
+    let send = || perftest("ib_send_bw", "-q 4 -n 300");
+    let key = |byte: &str| byte.repeat(32);
+    let sealed = |keys: [&str; 2]| {
+        let keys = keys.map(key);
+        send().own_env("STARVERBS_STAR_KEY", keys.each_ref().map(String::as_str))
+    };
+    let crowded = |pair: Pair| pair.env("STARVERBS_STAR_THRESHOLD", "0");
+    let roles = ["stateless", "stateful"];
+    vec![
+        case("nobody has too many", ["auto", "auto"], PLAIN, send()).quick(&[Net::Lo]),
+        case("both have too many", ["auto", "auto"], "stateless end\nstateful end", crowded(send()))
+            .quick(&[Net::Lo]),
+        case("the client is plain", ["stateless", "off"], PLAIN, send()).quick(&[Net::Lo]),
+        case("the server is plain", ["off", "stateless"], "", send()),
+        case("both are stateless", ["stateless", "stateless"], PLAIN, send()),
+        case("both are stateful", ["stateful", "stateful"], PLAIN, pingpong("ibv_rc_pingpong", "-c")),
+        case("under one key", roles, STATELESS, sealed(["5a", "5a"])).quick(&[Net::Lo]),
+        case("under two keys", roles, PLAIN, sealed(["5a", "a5"])),
+        case(
+            "under a key, which the client has not",
+            roles,
+            PLAIN,
+            send().server_env("STARVERBS_STAR_KEY", &key("5a")),
+        ),
+        case("a datagram has no role", roles, "", perftest("ib_send_lat", "-c UD")),
+    ]
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    [on_a_good_wire(), on_a_bad_wire(), settled()].concat()
+}

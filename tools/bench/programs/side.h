@@ -1,0 +1,126 @@
+/* What the programs of this folder share: clocks, the pipe between two processes, one RC queue pair connected to another. */
+#ifndef SIDE_H
+#define SIDE_H
+#include <infiniband/verbs.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+static void die(const char *what)
+{
+	fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what, strerror(errno));
+	exit(1);
+}
+
+/* Seconds. */
+static double at(clockid_t clock)
+{
+	struct timespec t;
+
+	clock_gettime(clock, &t);
+	return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static double now(void)
+{
+	return at(CLOCK_MONOTONIC);
+}
+
+static void put(int fd, const void *from, size_t len)
+{
+	for (ssize_t done; len; from = (const char *)from + done, len -= done)
+		if ((done = write(fd, from, len)) <= 0)
+			die("write");
+}
+
+static void get(int fd, void *to, size_t len)
+{
+	for (ssize_t done; len; to = (char *)to + done, len -= done)
+		if ((done = read(fd, to, len)) <= 0)
+			die("the other side");
+}
+
+/* The one side writes first, the other reads first. */
+static void exchange(int fd, int first, const void *mine, void *theirs, size_t len)
+{
+	if (first)
+		put(fd, mine, len);
+	get(fd, theirs, len);
+	if (!first)
+		put(fd, mine, len);
+}
+
+/* From RESET to RTS. */
+static void connect_to(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gid)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
+				 .path_mtu = IBV_MTU_1024, .dest_qp_num = peer, .max_dest_rd_atomic = 1,
+				 .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
+
+	a.ah_attr.is_global = 1;
+	a.ah_attr.port_num = 1;
+	a.ah_attr.grh.hop_limit = 1;
+	a.ah_attr.grh.dgid = *gid;
+	errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	a.qp_state = IBV_QPS_RTR;
+	if (!errno)
+		errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+						      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	a.qp_state = IBV_QPS_RTS;
+	if (!errno)
+		errno = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+						      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+	if (errno)
+		die("ibv_modify_qp");
+}
+
+/* Puts pointers into an order in which no neighbour follows its neighbour (xorshift; always the same). */
+static void shuffle(void *list, uint32_t count)
+{
+	void **items = list;
+	uint64_t x = 88172645463325252u;
+
+	for (uint32_t i = count; i-- > 1;) {
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+		uint32_t at = x % (i + 1);
+		void *item = items[i];
+		items[i] = items[at];
+		items[at] = item;
+	}
+}
+
+enum { SAMPLES = 1 << 22 };
+
+static float *took;
+static uint32_t samples;
+
+/* Keeps how long one message took, microseconds. */
+static void keep(double seconds)
+{
+	if (took && samples < SAMPLES)
+		took[samples++] = seconds * 1e6;
+}
+
+static int ascending(const void *a, const void *b)
+{
+	float x = *(const float *)a, y = *(const float *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Of what was kept, the share-th (0.5: the median); 0 if nothing was. */
+static float percentile(double share)
+{
+	if (!samples)
+		return 0;
+	qsort(took, samples, sizeof(*took), ascending);
+	return took[(uint32_t)((samples - 1) * share)];
+}
+#endif

@@ -1,0 +1,47 @@
+//! Figures of several rounds, kept by table, row and column, and how a page shows one and two of them.
+
+use std::collections::BTreeMap;
+
+use crate::error::Result;
+use crate::report::short;
+use crate::round::{clear_line, median};
+
+/// A figure's place: table, row, column.
+type Place = (&'static str, String, &'static str);
+
+/// What the rounds gave.
+#[derive(Debug, Default)]
+pub(crate) struct Samples(BTreeMap<Place, Vec<f64>>);
+
+impl Samples {
+    /// Keeps what one round gave for a row.
+    pub(crate) fn add(&mut self, table: &'static str, row: &str, figures: &[(&'static str, f64)]) {
+        for (column, figure) in figures {
+            self.0.entry((table, row.to_owned(), column)).or_default().push(*figure);
+        }
+    }
+
+    /// The median of the rounds; none where none gave a figure.
+    pub(crate) fn median(&self, table: &'static str, row: &str, column: &'static str) -> Option<f64> {
+        median(self.0.get(&(table, row.to_owned(), column))?)
+    }
+}
+
+/// What came out; a failure is told of and left out.
+pub(crate) fn told<T>(what: &str, result: Result<T>) -> Option<T> {
+    clear_line();
+    result.inspect_err(|error| eprintln!("{what}: {error}")).ok()
+}
+
+/// A figure; a dash where there is none.
+pub(crate) fn cell(figure: Option<f64>) -> String {
+    figure.map_or("-".to_owned(), short)
+}
+
+/// A figure, and how it stands to another that is not 0.
+pub(crate) fn beside(figure: Option<f64>, base: Option<f64>) -> String {
+    match (figure, base) {
+        (Some(figure), Some(base)) if base != 0.0 => format!("{} ({:.2}x)", short(figure), figure / base),
+        (figure, _) => cell(figure),
+    }
+}
