@@ -37,7 +37,6 @@ use alloc::collections::VecDeque;
 
 use answer::Results;
 use away::{Away, FarId};
-use credits::Credits;
 use recv::HeldRecv;
 
 use crate::env::Env;
@@ -169,8 +168,12 @@ pub(crate) struct Requester {
     pub(crate) silent: u16,
     /// What is known of each packet while some are missing; the cursor then goes from one lost packet to the next
     pub(crate) repair: Option<RepairId>,
-    /// What is known of the peer's receives
-    pub(crate) credits: Credits,
+    /// Index behind the last WQE for which the peer has a receive, if it says how many there are
+    pub(crate) credit_limit: u32,
+    /// The peer says how many receives it has
+    pub(crate) counted: bool,
+    /// The newest message began without knowing of one
+    pub(crate) alone: bool,
     /// A PSN whose round trip is being measured, and when it was sent; 0: none
     pub(crate) rtt_psn: Psn,
     pub(crate) rtt_since: Nanos,
@@ -318,7 +321,9 @@ impl Requester {
             rnr_left: 0,
             silent: 0,
             repair: None,
-            credits: Credits::default(),
+            credit_limit: 0,
+            counted: false,
+            alone: false,
             rtt_psn: Psn::default(),
             rtt_since: 0,
         }

@@ -123,6 +123,7 @@ impl World {
         let mut sl = SlQp::new(SlInit {
             qpn: QPNS[SL],
             sq: sqs[SL].clone(),
+            first_send: 0,
             rq: rqs[SL].clone(),
             send_cq: cqs[SL].clone(),
             recv_cq: cqs[SL].clone(),
@@ -132,6 +133,7 @@ impl World {
             patience: Patience::of(12, 7),
             keepalive: 100_000_000,
             stats: stats[SL].clone(),
+            rules: Default::default(),
         })
         .expect("a good set-up");
         let waits = Waits { patience: 100_000_000, ..Waits::default() };
@@ -165,7 +167,7 @@ impl World {
         let MrAttr { addr, length: len, iova, access, .. } = attr(SL);
         let rule = Rule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
         let peer = Peer { av: avs[SL], port: control_port, qpn: QPNS[SF], epoch: EPOCH };
-        sl.start(&mut net.hosts[SL].env, 1, peer, [Control::Rule(rule)].into_iter());
+        sl.start(&mut net.hosts[SL].env, 1, peer, None, [rule].into_iter());
         let mut world = World { net, sl, sf, bounds, registry, mrs, stats, sqs, rqs, cqs, open, now: 1 };
         world.settle();
         world

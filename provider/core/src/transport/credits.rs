@@ -14,17 +14,6 @@ use crate::wire::headers::{CREDITS_NONE, Syndrome, credit_code, credits_of};
 /// An ACK without credits.
 const ACK: Syndrome = Syndrome::Ack { credits: CREDITS_NONE };
 
-/// What a requester knows of its peer's receives.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Credits {
-    /// Index behind the last WQE that may begin
-    limit: u32,
-    /// The peer says how many there are
-    pub(super) said: bool,
-    /// The newest message began without one
-    pub(super) alone: bool,
-}
-
 impl<E: Env> Ctx<'_, E> {
     /// What this end's ACKs say.
     #[inline]
@@ -47,12 +36,12 @@ impl<E: Env> Ctx<'_, E> {
     #[cold]
     pub(super) fn note_credits(&mut self, code: u8) {
         let req = &mut self.qp.req;
-        let first = !req.credits.said;
-        req.credits.said = code != CREDITS_NONE;
-        req.credits.alone &= req.credits.said;
+        let first = !req.counted;
+        req.counted = code != CREDITS_NONE;
+        req.alone &= req.counted;
         let limit = req.una.wrapping_add(credits_of(code));
-        if first || limit.wrapping_sub(req.credits.limit) as i32 > 0 {
-            req.credits.limit = limit;
+        if first || limit.wrapping_sub(req.credit_limit) as i32 > 0 {
+            req.credit_limit = limit;
         }
         self.ready();
     }
@@ -62,9 +51,9 @@ impl<E: Env> Ctx<'_, E> {
     #[cold]
     pub(super) fn lacks_credit(&mut self, wqe: &SendWqe) -> bool {
         let req = &mut self.qp.req;
-        let beyond = req.next.wrapping_sub(req.credits.limit) as i32 >= 0;
-        req.credits.alone = wqe.op.takes_recv() && beyond;
-        req.credits.alone && req.una != req.next
+        let beyond = req.next.wrapping_sub(req.credit_limit) as i32 >= 0;
+        req.alone = wqe.op.takes_recv() && beyond;
+        req.alone && req.una != req.next
     }
 
     /// Whether what is behind the first packet of WQE `next` must wait for that to be acknowledged.

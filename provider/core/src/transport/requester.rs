@@ -46,11 +46,11 @@ impl<E: Env> Ctx<'_, E> {
             if let Err(status) = self.admit(&wqe) {
                 return self.fail_wqe(status);
             }
-            if self.must_wait(&wqe) || (self.qp.req.credits.said && self.lacks_credit(&wqe)) {
+            if self.must_wait(&wqe) || (self.qp.req.counted && self.lacks_credit(&wqe)) {
                 return Step::Idle;
             }
             self.begin(&wqe);
-        } else if (self.qp.req.credits.alone && self.waits_for_first())
+        } else if (self.qp.req.alone && self.waits_for_first())
             || (self.qp.req.offset == 0 && !self.repeats_packet() && self.must_wait(&wqe))
         {
             return Step::Idle;
@@ -319,7 +319,7 @@ impl<E: Env> Ctx<'_, E> {
         req.unasked += len + PACKET_OVERHEAD;
         let ask = last
             || tight
-            || req.credits.alone
+            || req.alone
             || req.rewound != 0
             || req.repair.is_some()
             || req.unasked >= ASK_EVERY;

@@ -37,7 +37,7 @@ impl<E: Env> Ctx<'_, E> {
             (_, None) => self.sh.stats.drop_malformed.inc(),
         }
         if let Some(Syndrome::Ack { credits }) = syndrome
-            && (credits != CREDITS_NONE || self.qp.req.credits.said)
+            && (credits != CREDITS_NONE || self.qp.req.counted)
         {
             self.note_credits(credits);
         }

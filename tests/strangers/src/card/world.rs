@@ -308,7 +308,10 @@ impl World {
     pub(crate) fn drops(&self) -> u64 {
         let counters = self.net.hosts[1].nic.counters();
         let named = starverbs_core::Counters::NAMES.iter().zip(counters.values());
-        named.filter(|(name, _)| name.starts_with("drop_")).map(|(_, value)| value).sum()
+        named
+            .filter(|(name, _)| name.starts_with("drop_") || **name == "star_drops")
+            .map(|(_, value)| value)
+            .sum()
     }
 
     /// Two fresh queue pairs, for the question whether the cards still work.
