@@ -9,7 +9,7 @@ use std::rc::Rc;
 use starverbs_core::mr::{MrAttr, MrTable};
 use starverbs_core::star::bounds::Bounds;
 use starverbs_core::star::channel::Channel;
-use starverbs_core::star::control::{Control, Rule, Setup};
+use starverbs_core::star::control::{Rule, Setup};
 use starverbs_core::star::library::{Patience, SlInit, SlQp};
 use starverbs_core::star::registry::Registry;
 use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
