@@ -1,6 +1,6 @@
 //! Two network namespaces joined by a veth pair, made and removed by this run.
 
-use starverbs_conformance::netns::{ip, name, remove_left_over};
+use starverbs_conformance::netns::{ip, name, remove_left_over, wait_for_carrier};
 
 /// The pair of namespaces. Dropping it removes both, and with them the veth pair.
 pub(crate) struct Namespaces {
@@ -32,7 +32,7 @@ impl Namespaces {
                 ip(&format!("-n {name} addr add {}/64 dev veth0 nodad", ADDRESSES_V6[end]))?;
                 ip(&format!("-n {name} link set veth0 up"))?;
             }
-            Ok(())
+            [a, b].into_iter().try_for_each(|name| wait_for_carrier(name, "veth0"))
         };
         steps().map(|()| pair).map_err(|error| format!("no network namespaces here: {error}"))
     }
