@@ -1,6 +1,6 @@
 //! The library of the stateless half: a process's queue pairs of which its card keeps nothing.
 //!
-//! Each is an [`SlQp`] in host memory, found by its QPN; the card's part of it is `stateless::handle`, which knows of none. This module has their
+//! Each is an [`SlQp`](starverbs_core::star::library::SlQp) in host memory, found by its QPN; the card's part of it is `stateless::handle`, which knows of none. This module has their
 //! turns and their time; `end` makes and ends them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory,
 //! `places` finds one by its number. It must not know how roles were settled.
 
