@@ -16,7 +16,7 @@ use starverbs_core::nic::Timers;
 use starverbs_core::qp::Owner;
 use starverbs_core::star::bounds::Bounds;
 use starverbs_core::star::env::SlEvent;
-use starverbs_core::star::library::Parting;
+use starverbs_core::star::library::{Parting, SlState};
 use starverbs_core::star::stateless;
 use starverbs_core::star::wire::Packet;
 use starverbs_core::{FrameMeta, Nanos, Nic, Qpn, WcStatus};
@@ -231,7 +231,13 @@ impl Library {
     }
 
     /// Whether SF can be told anything by this connection.
-    fn speaks(&self, at: u32) -> bool {
-        self.ends.get(at as usize).is_some_and(|end| end.qp.speaks())
+    fn is_heard(&self, at: u32) -> bool {
+        self.ends.get(at as usize).is_some_and(|end| end.qp.is_heard())
+    }
+
+    /// Whether SF has answered it, and still does.
+    fn is_ready(&self, at: u32) -> bool {
+        let ready = |end: &Box<End>| end.qp.is_heard() && end.qp.state() == SlState::Ready;
+        self.ends.get(at as usize).is_some_and(ready)
     }
 }
