@@ -128,6 +128,8 @@ impl<E: StarEnv> SlQp<E> {
     fn hear(&mut self, env: &mut E, now: Nanos, message: &Control) {
         match *message {
             Control::Want { upto } if Psn::new(upto).since(self.wanted) > 0 => self.wanted = Psn::new(upto),
+            /* all of it is being told: who asks again and again would have it kept as often */
+            Control::Tell if self.channel.holds(&Control::Begin { known: None }) => (),
             Control::Tell => self.ignorant = true,
             Control::Bye { why } => self.part(env, now, why),
             _ => (),
