@@ -250,7 +250,7 @@ impl Library {
 
     /// Whether SF has answered it, and still does.
     fn is_ready(&self, at: u32) -> bool {
-        let ready = |end: &Box<End>| end.qp.is_heard() && end.qp.state() == SlState::Ready;
-        self.ends.get(at as usize).is_some_and(ready)
+        let end = self.ends.get(at as usize);
+        end.is_some_and(|end| end.qp.is_heard() && end.qp.state() == SlState::Ready)
     }
 }
