@@ -399,6 +399,10 @@ impl<E: StarEnv> SlQp<E> {
             self.awaited -= u32::from(self.is_reported(seq));
             /* before the completion: who polls it may post at once */
             self.init.sq.release(self.index(next));
+            if self.left_at.is_some() && next == self.posted() {
+                /* those that SF left are done; what comes now waits for itself */
+                self.left_at = None;
+            }
         }
         let full = told && !self.push(queue, cqe, solicited);
         if full {
