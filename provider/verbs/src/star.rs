@@ -116,7 +116,7 @@ impl StarHost {
                     let opened =
                         port.and_then(|port| port.sealing.open_packet(meta, packet, &mut room, stats));
                     let Some(packet) = &opened else { continue };
-                    if !library.handle_control(turn, packet) {
+                    if !library.handle_control(turn, &meta.src, packet) {
                         roles.begin_stateful(turn, &meta.src, packet);
                         turn.nic.handle_star(turn.env, turn.now, &meta.src, packet);
                     }

@@ -154,6 +154,31 @@ fn memory_is_given_back_though_nobody_answers() {
     assert_eq!(a.mr.dereg().unwrap_err().errno(), libc::EINVAL);
 }
 
+/// The other end of a connection is reset before it has heard a word of it: the connections beside it go on.
+#[test]
+fn one_that_nobody_answers_holds_no_other_up() {
+    let wire = settings();
+    let a = Node::new(&Settings { star: StarWish::Stateless, ..wire.clone() });
+    let b = Node::new(&Settings { star: StarWish::Stateful, progress_thread: false, ..wire });
+    let [dead, live] = [(), ()].map(|()| [a.qp(QpType::Rc), b.qp(QpType::Rc)]);
+    let turn = || b.cq.poll(&mut [Cqe::default()]).unwrap();
+    connect((&a, &dead[0]), (&b, &dead[1]));
+    wait_for("an agreement", || {
+        /* b is not run again once that is known */
+        dead[0].star().unwrap().role == Settled::Stateless || turn() > 0
+    });
+    dead[1].modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    connect((&a, &live[0]), (&b, &live[1]));
+    b.post_recv(&live[1], 1, 0, 64).unwrap();
+    post(&live[0], &send(2, &[a.sge(0, 64)])).unwrap();
+    assert_eq!(b.completions(1)[0].status, WcStatus::Success);
+    wait_for("the end of the send", || {
+        turn();
+        a.cq.poll(&mut [Cqe::default()]).unwrap() == 1
+    });
+    assert_eq!(live[0].star().unwrap().role, Settled::Stateless);
+}
+
 #[test]
 fn a_window_of_a_stateless_end_is_bound_used_and_invalidated() {
     let mut nodes = pair();

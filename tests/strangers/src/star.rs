@@ -223,7 +223,9 @@ impl World {
                     }
                 }
             }
-            (SL, Side::Stateful) => self.sl.handle_control(&mut self.net.hosts[SL].env, self.now, &packet),
+            (SL, Side::Stateful) => {
+                self.sl.handle_control(&mut self.net.hosts[SL].env, self.now, &src, &packet)
+            }
             (_, Side::Stateful) => self.on_sf(|sf, card| sf.handle_packet(card, &src, &packet)),
             _ => {}
         }

@@ -56,6 +56,14 @@ impl Channel {
         let seq = self.seq.plus(self.out.len() as u32);
         Channel { seq, expected: self.expected, ..Channel::default() }
     }
+    /// Whether this message has no answer yet.
+    pub fn holds(&self, message: &Control) -> bool {
+        self.out.contains(message)
+    }
+    /// Forgets all that was not said yet: the oldest message, which may have been, stays.
+    pub fn keep_first(&mut self) {
+        self.out.truncate(1);
+    }
     /// Messages without an answer.
     pub fn waiting(&self) -> usize {
         self.out.len()
@@ -126,6 +134,12 @@ mod tests {
         assert_eq!(a.answered(first.0), Some(Control::KeepAlive));
         assert_eq!(a.answered(first.0), None);
         assert_eq!(a.poll(9), Some((first.0.plus(1), Control::Want { upto: 1 })));
+        a.send(Control::Tell);
+        assert!(a.holds(&Control::Tell) && !a.holds(&Control::KeepAlive));
+        a.keep_first();
+        assert!(!a.holds(&Control::Tell));
+        assert_eq!(a.answered(first.0.plus(1)), Some(Control::Want { upto: 1 }));
+        assert_eq!((a.waiting(), a.poll(9)), (0, None));
     }
 
     #[test]

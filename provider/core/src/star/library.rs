@@ -200,6 +200,11 @@ impl<E: StarEnv> SlQp<E> {
     pub fn speaks(&self) -> bool {
         matches!(self.state, SlState::Starting | SlState::Ready) && !self.parted
     }
+    /// Whether SF is there to hear it. One that does not answer the first word may never begin: it is no one through whom others tell.
+    pub fn is_heard(&self) -> bool {
+        let tried = self.state == SlState::Starting && self.channel.tries() >= self.init.patience.tries;
+        self.speaks() && !tried
+    }
     /// Its peer.
     pub fn peer(&self) -> &Peer {
         &self.peer
@@ -256,7 +261,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// SF may not know what WQEs name.
     fn is_closed(&self) -> bool {
-        self.gate > 0 || self.init.rules.load(Ordering::Relaxed) > 0
+        self.gate > 0 || self.ignorant || self.init.rules.load(Ordering::Relaxed) > 0
     }
 
     /// The next WQE is none that StaR carries: it fails once it is the oldest.
@@ -394,6 +399,10 @@ impl<E: StarEnv> SlQp<E> {
             self.awaited -= u32::from(self.is_reported(seq));
             /* before the completion: who polls it may post at once */
             self.init.sq.release(self.index(next));
+            if self.left_at.is_some() && next == self.posted() {
+                /* those that SF left are done; what comes now waits for itself */
+                self.left_at = None;
+            }
         }
         let full = told && !self.push(queue, cqe, solicited);
         if full {

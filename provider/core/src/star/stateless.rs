@@ -4,7 +4,7 @@
 //! happen once (a completion, an atomic) is told from its repeats by a slot in host memory, whose address is in the packet.
 
 use crate::counters::Counters;
-use crate::types::{Av, FrameMeta, Psn, Qpn, Seg, SendOp};
+use crate::types::{Av, FrameMeta, Gid, Psn, Qpn, Seg, SendOp};
 
 use super::bounds::{Bounds, Use};
 use super::control::{Control, MAX_CONTROL};
@@ -91,13 +91,13 @@ impl<E: StarEnv> Job<'_, E> {
     /// GD: the answer is what memory holds.
     fn gather(&mut self) -> Result<(), Drop> {
         let Header { addr, len, opt, .. } = *self.header;
+        /* SF asks for no bytes without naming some */
+        if len == 0 {
+            return Err(Drop::Bad);
+        }
         let what = if opt == Opt::Read { Use::Read } else { Use::Gather };
         self.check(addr, len.into(), what)?;
         self.card.stats.star_gd.inc();
-        if len == 0 {
-            self.answer(Ptype::Gda, 0, &[], &[]);
-            return Ok(());
-        }
         self.env.begin_payload();
         let seg = self.env.dma_read(Seg { addr, len: len.into() }).ok_or(Drop::Refused)?;
         self.answer(Ptype::Gda, len, &[], &[seg]);
@@ -224,6 +224,14 @@ pub struct Peer {
     pub epoch: u32,
 }
 
+impl Peer {
+    /// Whether a packet that came from `source` is of this end of this connection.
+    pub(super) fn has_sent(&self, source: &Gid, packet: &Packet<'_>) -> bool {
+        let sender = Prefix { qpn: self.qpn, epoch: self.epoch };
+        *source == self.av.dgid && packet.prefix == Some(sender)
+    }
+}
+
 /// Sends a WQE, as [`message`](super::message) encodes it, for the library: all that is needed is in the arguments. `inline` are
 /// bytes of host memory that belong to it.
 pub fn send_wqep<E: StarEnv>(env: &mut E, to: &Peer, opt: Opt, seq: Psn, wqe: &[u8], inline: Option<Seg>) {
@@ -262,4 +270,33 @@ pub fn send_control<E: StarEnv>(env: &mut E, to: &Peer, from: Qpn, seq: Psn, mes
         None => Head::control_ack(to.qpn, prefix, seq),
     };
     env.send_star(Side::Stateful, (&to.av, to.port), &head, room.get(..len).unwrap_or(&[]), &[], false);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_else_speaks_for_a_peer() {
+        let at = |last| Gid::from_ipv4([10, 0, 0, last]);
+        let av = Av { dgid: at(1), ..Av::default() };
+        let peer = Peer { av, port: 1, qpn: 7, epoch: 0x1_0002 };
+        let header = Header {
+            ptype: Ptype::Ea,
+            opt: Opt::Send,
+            migrate: true,
+            ack: false,
+            qpn: 9,
+            epoch: 2,
+            psn: Psn::new(0),
+            addr: 0,
+            len: 0,
+        };
+        let from = |qpn, epoch| Packet { header, prefix: Some(Prefix { qpn, epoch }), data: &[] };
+        assert!(peer.has_sent(&at(1), &from(7, 0x1_0002)));
+        assert!(!peer.has_sent(&at(2), &from(7, 0x1_0002)), "from another address");
+        assert!(!peer.has_sent(&at(1), &from(8, 0x1_0002)), "of another of its QPs");
+        assert!(!peer.has_sent(&at(1), &from(7, 0x1_0003)), "of another connection");
+        assert!(!peer.has_sent(&at(1), &Packet { prefix: None, ..from(7, 0x1_0002) }));
+    }
 }

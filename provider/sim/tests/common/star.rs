@@ -407,7 +407,7 @@ impl World {
                 let pair = pairs.iter_mut().find(|pair| pair.qpns[SL] == packet.header.qpn);
                 let pair = pair.expect("a QP of SL");
                 let host = &mut net.hosts[SL];
-                pair.sl.handle_control(&mut host.env, *now, &packet);
+                pair.sl.handle_control(&mut host.env, *now, &path.src, &packet);
                 if pair.sl.must_tell() {
                     let rules = host.regions[..known[SL]].iter().map(|(key, attr)| rule(*key, attr));
                     pair.sl.tell_all(&mut host.env, *now, rules);

@@ -16,10 +16,10 @@ use starverbs_core::nic::Timers;
 use starverbs_core::qp::Owner;
 use starverbs_core::star::bounds::Bounds;
 use starverbs_core::star::env::SlEvent;
-use starverbs_core::star::library::Parting;
+use starverbs_core::star::library::{Parting, SlState};
 use starverbs_core::star::stateless;
 use starverbs_core::star::wire::Packet;
-use starverbs_core::{FrameMeta, Nanos, Nic, Qpn, WcStatus};
+use starverbs_core::{FrameMeta, Gid, Nanos, Nic, Qpn, WcStatus};
 
 use super::Turn;
 use crate::env::HostEnv;
@@ -80,13 +80,26 @@ impl Library {
         }
     }
 
-    /// A packet for the card's stateless half. What it tells the library is done at once.
+    /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps nothing of connections and would believe
+    /// whoever names its life; the library, which has them all in host memory, lets packets pass for one of them from its peer alone.
     pub(crate) fn serve(&mut self, turn: &mut Turn<'_>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
+        if !self.is_of_peer(&from.0.src, packet) {
+            return self.stats.star_drops.inc();
+        }
         let card = stateless::Card { bounds: Some(&self.bounds), life: self.life, stats: &self.stats };
         stateless::handle(&card, turn.env, from, packet);
         while let Some(event) = turn.env.star.as_mut().and_then(|star| star.events.pop()) {
             self.hear(turn, &event);
         }
+    }
+
+    /// Whether a packet names a connection that there is, and comes from where its peer is.
+    fn is_of_peer(&self, source: &Gid, packet: &Packet<'_>) -> bool {
+        let Some(prefix) = packet.prefix else { return false };
+        self.end(prefix.qpn).is_some_and(|end| {
+            let peer = end.qp.peer();
+            peer.epoch == prefix.epoch && peer.av.dgid == *source
+        })
     }
 
     fn hear(&mut self, turn: &mut Turn<'_>, event: &SlEvent) {
@@ -99,12 +112,12 @@ impl Library {
     }
 
     /// A control message; false: for none of its QPs.
-    pub(crate) fn handle_control(&mut self, turn: &mut Turn<'_>, packet: &Packet<'_>) -> bool {
+    pub(crate) fn handle_control(&mut self, turn: &mut Turn<'_>, source: &Gid, packet: &Packet<'_>) -> bool {
         let qpn = packet.header.qpn;
         if let Some(at) = self.places.get(qpn)
             && let Some(end) = self.ends.get_mut(at as usize)
         {
-            end.qp.handle_control(turn.env, turn.now, packet);
+            end.qp.handle_control(turn.env, turn.now, source, packet);
             self.settle(turn, at);
             return true;
         }
@@ -112,7 +125,7 @@ impl Library {
         let parting = self.partings.iter().find(|(_, (parting, _))| Some(parting.of()) == of);
         let Some(at) = parting.map(|(at, _)| at) else { return false };
         let (parting, _) = &mut self.partings[at];
-        if parting.handle_control(turn.env, turn.now, packet) {
+        if parting.handle_control(turn.env, turn.now, source, packet) {
             self.forget_parting(at);
         }
         true
@@ -231,7 +244,13 @@ impl Library {
     }
 
     /// Whether SF can be told anything by this connection.
-    fn speaks(&self, at: u32) -> bool {
-        self.ends.get(at as usize).is_some_and(|end| end.qp.speaks())
+    fn is_heard(&self, at: u32) -> bool {
+        self.ends.get(at as usize).is_some_and(|end| end.qp.is_heard())
+    }
+
+    /// Whether SF has answered it, and still does.
+    fn is_ready(&self, at: u32) -> bool {
+        let end = self.ends.get(at as usize);
+        end.is_some_and(|end| end.qp.is_heard() && end.qp.state() == SlState::Ready)
     }
 }

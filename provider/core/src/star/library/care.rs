@@ -6,7 +6,7 @@ use crate::star::control::Control;
 use crate::star::env::StarEnv;
 use crate::star::stateless::send_control;
 use crate::star::wire::{Packet, Ptype, Queue};
-use crate::types::{AsyncEvent, Cqe, Nanos, Psn, WcStatus};
+use crate::types::{AsyncEvent, Cqe, Gid, Nanos, Psn, WcStatus};
 
 use super::track::Due;
 use super::{Changes, SlQp, SlState, is_gate};
@@ -89,9 +89,9 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
-    /// A packet with M set for this QP. See [`Packet::open`].
-    pub fn handle_control(&mut self, env: &mut E, now: Nanos, packet: &Packet<'_>) {
-        let known = packet.prefix.is_some_and(|p| p.epoch == self.peer.epoch && p.qpn == self.peer.qpn);
+    /// A packet with M set for this QP came from `source`. See [`Packet::open`].
+    pub fn handle_control(&mut self, env: &mut E, now: Nanos, source: &Gid, packet: &Packet<'_>) {
+        let known = self.peer.has_sent(source, packet);
         if !known || self.state == SlState::Idle {
             return;
         }
@@ -128,6 +128,8 @@ impl<E: StarEnv> SlQp<E> {
     fn hear(&mut self, env: &mut E, now: Nanos, message: &Control) {
         match *message {
             Control::Want { upto } if Psn::new(upto).since(self.wanted) > 0 => self.wanted = Psn::new(upto),
+            /* all of it is being told: who asks again and again would have it kept as often */
+            Control::Tell if self.channel.holds(&Control::Begin { known: None }) => (),
             Control::Tell => self.ignorant = true,
             Control::Bye { why } => self.part(env, now, why),
             _ => (),

@@ -5,7 +5,7 @@ use crate::star::control::Control;
 use crate::star::env::StarEnv;
 use crate::star::stateless::{Peer, send_control};
 use crate::star::wire::{Packet, Ptype};
-use crate::types::{Nanos, Qpn};
+use crate::types::{Gid, Nanos, Qpn};
 
 use super::{SlInit, SlQp};
 
@@ -59,9 +59,15 @@ impl Parting {
         false
     }
 
-    /// A packet with M set for what was the QP. True: all is said.
-    pub fn handle_control<E: StarEnv>(&mut self, env: &mut E, now: Nanos, packet: &Packet<'_>) -> bool {
-        let known = packet.prefix.is_some_and(|p| p.epoch == self.peer.epoch && p.qpn == self.peer.qpn);
+    /// A packet with M set for what was the QP came from `source`. True: all is said.
+    pub fn handle_control<E: StarEnv>(
+        &mut self,
+        env: &mut E,
+        now: Nanos,
+        source: &Gid,
+        packet: &Packet<'_>,
+    ) -> bool {
+        let known = self.peer.has_sent(source, packet);
         if !known {
             return false;
         }

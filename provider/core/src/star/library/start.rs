@@ -49,9 +49,19 @@ impl<E: StarEnv> SlQp<E> {
         self.poll_transmit(env, now);
     }
 
-    /// Whether SF has asked for all rules.
+    /// Whether SF is to be told all rules: it has asked for them, or they were not told when it did not answer.
     pub fn must_tell(&self) -> bool {
-        self.ignorant
+        self.ignorant && self.state == SlState::Ready
+    }
+
+    /// Nobody [hears](SlQp::is_heard) it: but for the first word nothing waits for an answer any more. Should one come, SF is told all rules
+    /// anew, as they are then.
+    pub fn untell(&mut self) {
+        if self.state == SlState::Starting {
+            self.channel.keep_first();
+            (self.gate, self.changes) = (1, Changes::default());
+            self.ignorant = true;
+        }
     }
 
     /// What was said through this connection of SL's memory, and SF has not answered.

@@ -51,7 +51,7 @@ impl<E: StarEnv> Stateful<E> {
             Control::Begin { known } => {
                 if known.is_none() || known == card.registry.sum(self.seat) {
                     self.open();
-                } else {
+                } else if !self.channel.holds(&Control::Tell) {
                     self.channel.send(Control::Tell);
                 }
                 Some(card.now)

@@ -167,13 +167,17 @@ impl Library {
         let Some(end) = self.ends.get(at as usize) else { return };
         let group_at = end.group;
         let changes = end.qp.changes();
-        if self.rules.groups.get(group_at).is_none_or(|group| group.teller != Some(at)) {
-            return;
+        let heard = end.qp.is_heard();
+        let Some(group) = self.rules.groups.get_mut(group_at) else { return };
+        match group.teller {
+            /* there was nobody to tell anything, and SF's first answer has come */
+            None if heard => group.teller = Some(at),
+            Some(teller) if teller == at => {}
+            _ => return,
         }
-        if !self.speaks(at) {
+        if !heard {
             return self.find_teller(turn, group_at);
         }
-        let group = &mut self.rules.groups[group_at];
         let mut answered = changes.taken == 0 && !group.revoked.is_empty();
         if answered {
             group.revoked.clear();
@@ -220,10 +224,15 @@ impl Library {
         }
     }
 
-    /// The teller is gone: another says what may have had no answer.
+    /// The teller is gone, or nobody hears it: another says what may have had no answer, one of those that SF answers if there is one.
     fn find_teller(&mut self, turn: &mut Turn<'_>, group_at: usize) {
         let Some(group) = self.rules.groups.get(group_at) else { return };
-        let next = group.members.iter().copied().find(|member| self.speaks(*member));
+        let members = || group.members.iter().copied();
+        let next = members().find(|member| self.is_ready(*member));
+        let next = next.or_else(|| members().find(|member| self.is_heard(*member)));
+        if let Some(end) = group.teller.and_then(|before| self.ends.get_mut(before as usize)) {
+            end.qp.untell();
+        }
         let group = &mut self.rules.groups[group_at];
         group.teller = next;
         let untold = group.untold.swap(0, Ordering::Relaxed);
