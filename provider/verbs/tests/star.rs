@@ -152,11 +152,17 @@ fn ends_agree_on_a_bad_wire() {
 fn who_has_fewer_connections_keeps_more() {
     let wire = Settings { star: StarWish::Auto, star_threshold: 4, ..settings() };
     let nodes = [Node::new(&wire), Node::new(&wire)];
-    let others: Vec<Qp> = (0..6).map(|_| nodes[1].qp(QpType::Rc)).collect();
+    let plain = |node: &Node| {
+        Qp::create(&node.pd, &QpInit { star: Some(Wish::Off), ..node.init(QpType::Rc, None) }).unwrap()
+    };
+    /* what has no peer is no connection */
+    let idle: Vec<Qp> = (0..9).map(|_| plain(&nodes[0])).collect();
+    let others: Vec<[Qp; 2]> = (0..3).map(|_| [plain(&nodes[1]), plain(&nodes[1])]).collect();
+    others.iter().for_each(|[a, b]| connect((&nodes[1], a), (&nodes[1], b)));
     let first = connected(&nodes);
     assert_eq!([role(&first[0]), role(&first[1])], [Settled::Stateful, Settled::Stateless]);
     talk(&nodes, &first);
-    for qp in &others {
+    for qp in others.iter().flatten().chain(&idle) {
         qp.destroy().unwrap();
     }
     let second = connected(&nodes);

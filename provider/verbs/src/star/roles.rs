@@ -86,7 +86,7 @@ impl Roles {
     ) -> Result<(), NicError> {
         self.end(qpn);
         let attr = turn.nic.query_qp(qpn)?;
-        let stateful = turn.nic.qp_count() as u32;
+        let stateful = turn.nic.connection_count();
         let Identity { boot, ports, threshold } = self.identity;
         let wish = possible(wish, turn.nic.has_few_contexts(), stateful > threshold);
         if wish == Wish::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
