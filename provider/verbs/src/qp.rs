@@ -238,7 +238,7 @@ impl Qp {
         card.with(|shard, now| {
             shard.modify_qp(self.0.qpn, &to, mask, now)?;
             if mask.contains(QpAttrMask::STATE) && self.0.wish != Wish::Off {
-                shard.move_star(&self.0, attr.state, now)?;
+                shard.move_star(&self.0, attr.state, now);
             }
             Ok::<_, VerbsError>(())
         })?;

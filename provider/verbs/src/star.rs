@@ -164,21 +164,14 @@ impl Shard {
         self.with_star(now, |star, turn| star.run(turn, who == Who::Thread)).unwrap_or(0)
     }
 
-    /// The program has moved a QP, which has a wish, to a state. ENOMEM.
-    pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) -> Result<()> {
-        let moved = self.with_star(now, |star, turn| match state {
+    /// The program has moved a QP, which has a wish, to a state.
+    pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) {
+        self.with_star(now, |star, turn| match state {
             QpState::Rtr => star.roles.begin(turn, &mut star.library, (qp.qpn, qp.wish), qp.queues()),
-            QpState::Init | QpState::Reset => {
-                star.roles.end(qp.qpn);
-                Ok(())
-            }
-            QpState::Err => {
-                star.roles.stop(qp.qpn);
-                Ok(())
-            }
-            QpState::Rts | QpState::Sqd | QpState::Sqe => Ok(()),
+            QpState::Init | QpState::Reset => star.roles.end(qp.qpn),
+            QpState::Err => star.roles.stop(qp.qpn),
+            QpState::Rts | QpState::Sqd | QpState::Sqe => {}
         });
-        Ok(moved.unwrap_or(Ok(()))?)
     }
 
     /// A QP is gone.
