@@ -129,7 +129,7 @@ impl StarHost {
     /// Goes on with the roles that are not settled.
     fn settle(&mut self, turn: &mut Turn<'_>) {
         let StarHost { roles, library, .. } = self;
-        while let Some(heard) = turn.env.star.as_mut().and_then(|star| star.heard.pop()) {
+        while let Some(heard) = turn.env.star.as_mut().and_then(|star| star.heard.pop_front()) {
             roles.handle(turn, library, &heard);
         }
         roles.handle_timeout(turn, library);
