@@ -181,6 +181,16 @@ fn to(qp: &Qp, state: QpState) {
     qp.modify(&QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
 }
 
+/// In ERR before it had a peer, it has become nothing.
+#[test]
+fn what_fails_before_it_has_a_peer_waits() {
+    let [a, _] = pair([StarWish::Stateless; 2]);
+    let qp = a.qp(QpType::Rc);
+    to_init(&qp);
+    to(&qp, QpState::Err);
+    assert_eq!(role(&qp), Settled::Waiting);
+}
+
 /// A program that only receives may stay in RTR, whichever end it is.
 #[test]
 fn an_end_that_only_receives_stays_in_rtr() {
