@@ -6,8 +6,8 @@ mod program;
 
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
-use starverbs_core::qpc::Policy;
 use starverbs_core::qp::{QpAttr, QpAttrMask};
+use starverbs_core::qpc::Policy;
 use starverbs_core::{Access, ContextCache, Mtu, NicConfig, NicError, QpState, Sge, SrqId};
 use starverbs_sim::{Faults, Host, Net, RC_OPS, Recv, Rng, Setup, SimCq, SimRq};
 
