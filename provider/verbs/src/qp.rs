@@ -124,10 +124,11 @@ impl Qp {
             block_own_multicast: init.block_own_multicast,
             cookie: init.cookie,
         };
+        let sealing = if wish == Wish::Off { None } else { card.prepare_star()? };
         let qpn = card.with(|shard, _| {
             make_room(card, shard)?;
-            if wish != Wish::Off {
-                card.open_star(shard)?;
+            if let Some(sealing) = sealing {
+                card.open_star(shard, sealing)?;
             }
             card.reserve_bells(shard.nic.qp_count() + 1)?;
             Ok::<_, VerbsError>(shard.nic.create_qp(card_init)?)

@@ -66,10 +66,10 @@ impl StarHost {
     /// With ports of its own, whose sending half becomes `env`'s.
     fn open(
         settings: &Settings,
+        sealing: Sealing,
         (nic, env): (&mut Nic<HostEnv>, &mut HostEnv),
         stats: StatPage,
     ) -> Result<Self> {
-        let sealing = Sealing::new(settings)?;
         let (tx, rx) = env.tx.open_star(settings)?;
         let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();
@@ -141,10 +141,19 @@ impl StarHost {
 }
 
 impl Card {
+    /// What [`Card::open_star`] needs. Whoever has the card's lock does not wait for a file. `None`: the ports are open.
+    pub(crate) fn prepare_star(&self) -> Result<Option<Sealing>> {
+        if self.with(|shard, _| shard.star.is_some()) {
+            Ok(None)
+        } else {
+            Sealing::new(&self.settings).map(Some)
+        }
+    }
+
     /// Opens the ports of StaR, unless they are open.
-    pub(crate) fn open_star(&self, shard: &mut Shard) -> Result<()> {
+    pub(crate) fn open_star(&self, shard: &mut Shard, sealing: Sealing) -> Result<()> {
         if shard.star.is_none() {
-            let host = StarHost::open(&self.settings, (&mut shard.nic, &mut shard.env), self.stats)?;
+            let host = StarHost::open(&self.settings, sealing, (&mut shard.nic, &mut shard.env), self.stats)?;
             shard.star = Some(Box::new(host));
             self.progress.kick_if_armed();
         }
