@@ -181,6 +181,30 @@ fn to(qp: &Qp, state: QpState) {
     qp.modify(&QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
 }
 
+/// Who asks for a queue pair that has no peer yet hears only of one that is in INIT, and only of a card with StaR.
+#[test]
+fn strangers_hear_little_of_what_has_no_peer() {
+    for (theirs, init, there) in
+        [(StarWish::Off, true, false), (StarWish::Stateful, false, false), (StarWish::Stateful, true, true)]
+    {
+        let [a, b] = pair([StarWish::Stateless, theirs]);
+        let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+        if init {
+            to_init(&qb);
+        }
+        to_init(&qa);
+        to_rtr(&qa, way_to(&b), qb.number());
+        if there {
+            let asked = &b.ctx.counters().unwrap().rx_packets;
+            let before = asked.get();
+            wait_for("more offers than silence has", || asked.get() > before + 12);
+            assert_eq!(role(&qa), Settled::Waiting);
+        } else {
+            wait_for("silence", || role(&qa) == Settled::Plain);
+        }
+    }
+}
+
 /// In ERR before it had a peer, it has become nothing.
 #[test]
 fn what_fails_before_it_has_a_peer_waits() {
