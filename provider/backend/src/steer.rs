@@ -34,6 +34,9 @@ const CHECK: Nanos = 1000 * MS;
 const CHECKS: u32 = 4;
 /// Most time between two rounds while somebody does not answer.
 const LONG_PAUSE: Nanos = 1600 * MS;
+/// Rounds without an answer of our own after which there is nothing to be expected of another: the first may have found a group
+/// without a program, a second says that probes do not come back here (loopback is down, or filtered).
+const MISSED: u32 = 2;
 /// Frames steered wrongly before a round begins.
 const WRONG: u32 = 4;
 /// Probes of a round's first wave.
@@ -72,6 +75,8 @@ pub(crate) struct Steering {
     wanted: bool,
     nonce: u32,
     wrong: u32,
+    /// Rounds one after another in which our own socket did not get its probe
+    missed: u32,
     pause: Nanos,
     next: Nanos,
     members: Vec<Member>,
@@ -96,6 +101,7 @@ impl Steering {
             wanted: true,
             nonce: sockopt::random() as u32,
             wrong: 0,
+            missed: 0,
             pause: PAUSE,
             next: 0,
             members: Vec::new(),
@@ -109,6 +115,7 @@ impl Steering {
     /// The group changed (this process joined it, or has one block more).
     pub(crate) fn changed(&mut self) {
         self.wanted = true;
+        self.missed = 0;
         self.next = 0;
     }
 
@@ -145,10 +152,11 @@ impl Steering {
         self.company = true;
     }
 
-    /// Whether frames come to their owners, as far as this process knows.
+    /// Whether frames come to their owners, as far as this process knows. Where its own probes do not come back, no more will be known
+    /// than is: it would look into its socket at each doorbell for ever.
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
-        !self.busy() && self.wrong == 0
+        self.wrong == 0 && self.round.is_none() && (!self.wanted || self.missed >= MISSED)
     }
 
     /// Whether a round is under way or due.
@@ -257,9 +265,12 @@ impl Steering {
         self.next = now + self.pause;
         self.check_at = now + CHECK;
         self.company = round.answers.iter().any(|a| a.token != self.token);
-        if !round.answers.iter().any(|a| a.token == self.token) {
+        if round.answers.iter().any(|a| a.token == self.token) {
+            self.missed = 0;
+        } else {
             // Our own socket did not get its probe: the group had no program yet. Now it has one that knows probes.
             self.wanted = true;
+            self.missed = self.missed.saturating_add(1);
         }
         merge(&mut self.members, &round.answers);
         // Without a program frames are spread by hash and handed on: slower, not wrong.
@@ -450,6 +461,26 @@ mod tests {
         }
         assert_eq!(run(&code, &mad(Attribute::SidrRep, id(70), id(60))), 3);
         assert_eq!(run(&code, &mad(Attribute::Req, id(70), 0)), u32::MAX, "for a service");
+    }
+
+    #[test]
+    fn whose_own_probes_never_come_back_is_settled_between_rounds() {
+        let group = sockopt::datagram(libc::AF_INET, "test").expect("a socket");
+        let (mut steering, mut now) = (Steering::new(9, 1), 100);
+        for round in 1..5 {
+            assert_eq!(steering.is_settled(), round > MISSED, "before round {round}");
+            steering.step(now, &group, 1);
+            assert!(!steering.is_settled(), "round {round} is under way");
+            steering.step(now + PATIENCE, &group, 1);
+            now = steering.deadline().expect("one more round");
+        }
+        steering.saw_wrong();
+        assert!(!steering.is_settled(), "a frame came wrong");
+        steering.step(now, &group, 1);
+        steering.step(now + PATIENCE, &group, 1);
+        assert!(steering.is_settled());
+        steering.changed();
+        assert!(!steering.is_settled(), "a new block");
     }
 
     #[test]

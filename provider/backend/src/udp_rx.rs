@@ -261,10 +261,10 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     /// Whether frames come to their owners, as far as this process knows. Else what it sends to another one of the host may come to its own
-    /// socket.
+    /// socket; a guest has none to which it could.
     #[inline]
     pub fn is_settled(&self) -> bool {
-        self.steering.is_settled()
+        self.wire.is_none() || self.steering.is_settled()
     }
 
     /// Work that is due at `now`: steering, and a guest's trying to be a member. Gives when to call again at the latest

@@ -203,6 +203,7 @@ fn a_guest_becomes_a_member_when_the_port_is_free() {
     let holder = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).expect("a free port");
     let mut node = Node::new(port);
     assert!(node.rx.is_guest());
+    assert!(node.rx.is_settled(), "nothing comes to a socket that it has not");
     assert!(node.rx.maintenance(1).is_some(), "a guest has something to do later");
     drop(holder);
     node.rx.maintenance(LATER);

@@ -131,6 +131,8 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) ran_out: Option<Qpn>,
     /// Scratch of the packet being sent: its gather list.
     pub(crate) segs: Vec<Seg>,
+    /// Connections of RC whose state this card keeps
+    pub(crate) connections: u32,
     /// SRQs of other cards in XRC domains of this one
     pub(crate) abroad: Abroad,
     /// WQEs of this card's SRQs that other cards have
@@ -193,6 +195,7 @@ impl<E: Env> Nic<E> {
                 contexts: cfg.contexts.and_then(Contexts::new).map(Box::new),
                 ran_out: None,
                 segs: Vec::with_capacity(MAX_SGE),
+                connections: 0,
                 abroad: Abroad::default(),
                 lending: Lending::default(),
                 registry: Registry::default(),

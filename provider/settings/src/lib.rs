@@ -126,7 +126,10 @@ impl Settings {
         env: impl Iterator<Item = (String, String)>,
         toml: Option<&str>,
     ) -> Result<Settings, SettingsError> {
-        source::merge(env, toml.map(|text| (PathBuf::from("TOML"), text.to_owned())))
+        source::merge(
+            env,
+            toml.map(|text| (PathBuf::from("TOML"), source::Text { toml: text.to_owned(), open: false })),
+        )
     }
 
     /// The capture file with `%p` replaced by `pid`.

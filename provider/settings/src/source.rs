@@ -1,20 +1,37 @@
 //! Where values come from, and which wins: the environment, then one TOML file, then the defaults.
 
 use std::ffi::OsString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Origin, SettingsError};
-use crate::{KEYS, Key, Settings, value};
+use crate::star::is_open;
+use crate::{KEYS, Key, Settings, StarKey, value};
 
 const PREFIX: &str = "STARVERBS_";
 const SYSTEM_FILE: &str = "/etc/starverbs.toml";
 
+/// What a file says.
+#[derive(Clone)]
+pub(crate) struct Text {
+    pub(crate) toml: String,
+    /// Others than its owner may read or change it
+    pub(crate) open: bool,
+}
+
 /// Reads a file; `None` when it does not exist.
-pub(crate) fn read_file(path: &Path) -> io::Result<Option<String>> {
-    match std::fs::read_to_string(path) {
+pub(crate) fn read_file(path: &Path) -> io::Result<Option<Text>> {
+    let read = || {
+        let mut file = File::open(path)?;
+        let (open, mut toml) = (is_open(file.metadata()?.mode()), String::new());
+        file.read_to_string(&mut toml)?;
+        Ok(Text { toml, open })
+    };
+    match read() {
         Ok(text) => Ok(Some(text)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) if io::Error::kind(&e) == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
 }
@@ -22,7 +39,7 @@ pub(crate) fn read_file(path: &Path) -> io::Result<Option<String>> {
 /// The settings of a process with this environment; `read` stands for the file system.
 pub(crate) fn load(
     env: impl Iterator<Item = (OsString, OsString)>,
-    read: impl Fn(&Path) -> io::Result<Option<String>>,
+    read: impl Fn(&Path) -> io::Result<Option<Text>>,
 ) -> Result<Settings, SettingsError> {
     let mut ours = Vec::new();
     let mut home = None;
@@ -46,8 +63,8 @@ pub(crate) fn load(
 
 fn named_file(
     path: &Path,
-    read: &impl Fn(&Path) -> io::Result<Option<String>>,
-) -> Result<(PathBuf, String), SettingsError> {
+    read: &impl Fn(&Path) -> io::Result<Option<Text>>,
+) -> Result<(PathBuf, Text), SettingsError> {
     let unreadable = |reason| SettingsError::Unreadable { file: path.to_owned(), reason };
     match read(path).map_err(unreadable)? {
         Some(text) => Ok((path.to_owned(), text)),
@@ -57,8 +74,8 @@ fn named_file(
 
 fn default_file(
     home: Option<PathBuf>,
-    read: &impl Fn(&Path) -> io::Result<Option<String>>,
-) -> Result<Option<(PathBuf, String)>, SettingsError> {
+    read: &impl Fn(&Path) -> io::Result<Option<Text>>,
+) -> Result<Option<(PathBuf, Text)>, SettingsError> {
     let personal = home.map(|home| home.join(".config/starverbs/starverbs.toml"));
     for path in personal.into_iter().chain([PathBuf::from(SYSTEM_FILE)]) {
         match read(&path) {
@@ -75,14 +92,14 @@ fn default_file(
 /// Lays `env` over the text of `file` over the defaults.
 pub(crate) fn merge(
     env: impl Iterator<Item = (String, String)>,
-    file: Option<(PathBuf, String)>,
+    file: Option<(PathBuf, Text)>,
 ) -> Result<Settings, SettingsError> {
     let mut settings = Settings::default();
     if let Some((path, text)) = file {
-        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| SettingsError::Syntax {
-            file: path.clone(),
-            reason: e.to_string().trim_end().to_owned(),
-        })?;
+        let table: toml::Table = text
+            .toml
+            .parse()
+            .map_err(|e| SettingsError::Syntax { file: path.clone(), reason: told(&text.toml, &e) })?;
         let origin = Origin::File(path.clone());
         for (name, value) in &table {
             let key = find(name.as_str(), &origin, |key| key.toml_name() == *name)?;
@@ -90,6 +107,11 @@ pub(crate) fn merge(
                 return Err(SettingsError::EnvironmentOnly { key: origin.spell(key.name) });
             }
             apply(&mut settings, key, &origin, &value::from_toml(value))?;
+        }
+        if text.open && matches!(settings.star_key, Some(StarKey::Given(_))) {
+            let reason = "it holds star_key, and others than its owner may read or change it (chmod 600)";
+            let reason = io::Error::new(io::ErrorKind::PermissionDenied, reason);
+            return Err(SettingsError::Unreadable { file: path, reason });
         }
         settings.config = Some(path);
     }
@@ -102,6 +124,18 @@ pub(crate) fn merge(
         }
     }
     Ok(settings)
+}
+
+/// What the parser says of a text. It shows the line, which may hold a key: beside one the line is only numbered.
+fn told(text: &str, error: &toml::de::Error) -> String {
+    if !text.to_ascii_lowercase().contains("key") {
+        return error.to_string().trim_end().to_owned();
+    }
+    let before = error.span().and_then(|span| text.get(..span.start));
+    match before {
+        Some(before) => format!("line {}: {}", before.matches('\n').count() + 1, error.message()),
+        None => error.message().to_owned(),
+    }
 }
 
 fn find(name: &str, origin: &Origin, is: impl Fn(&Key) -> bool) -> Result<&'static Key, SettingsError> {

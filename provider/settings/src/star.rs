@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::io::{Error, ErrorKind, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
 use zeroize::Zeroizing;
 
 use crate::SettingsError;
@@ -65,7 +66,8 @@ impl StarKey {
     /// The key.
     ///
     /// # Errors
-    /// [`SettingsError::Unreadable`]: the file cannot be read, others than its owner may read or change it, or it holds no key.
+    /// [`SettingsError::Unreadable`]: the file cannot be read or is none, others than its owner may read or change it, that owner is neither
+    /// this process's user nor root, or it holds no key.
     pub fn load(&self) -> Result<Zeroizing<[u8; KEY]>, SettingsError> {
         match self {
             StarKey::Given(key) => Ok(key.clone()),
@@ -93,10 +95,20 @@ impl fmt::Display for StarKey {
 }
 
 fn read(path: &Path) -> Result<Zeroizing<[u8; KEY]>, Error> {
-    let file = std::fs::File::open(path)?;
+    /* a pipe that nobody writes to would be waited for; std opens with O_CLOEXEC */
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     let about = file.metadata()?;
-    if about.mode() & 0o077 != 0 {
-        let reason = "others than its owner may read or change it (chmod 600)";
+    if !about.is_file() {
+        return Err(Error::new(ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let refused = if is_open(about.mode()) {
+        Some("others than its owner may read or change it (chmod 600)")
+    } else if ![0, nix::unistd::geteuid().as_raw()].contains(&about.uid()) {
+        Some("it belongs to somebody else (chown)")
+    } else {
+        None
+    };
+    if let Some(reason) = refused {
         return Err(Error::new(ErrorKind::PermissionDenied, reason));
     }
     let mut bytes = Zeroizing::new(Vec::with_capacity(LONGEST as usize));
@@ -106,6 +118,11 @@ fn read(path: &Path) -> Result<Zeroizing<[u8; KEY]>, Error> {
         Err(_) => digits(bytes.trim_ascii_end()),
     };
     key.ok_or_else(|| Error::new(ErrorKind::InvalidData, "neither 64 hexadecimal digits nor 32 bytes"))
+}
+
+/// Whether a file of this mode is open to others than its owner.
+pub(crate) fn is_open(mode: u32) -> bool {
+    mode & 0o077 != 0
 }
 
 /// 64 hexadecimal digits.
@@ -167,5 +184,19 @@ mod tests {
         }
         assert!(with(&counted()[1..], 0o600).unwrap_err().contains("32 bytes"));
         assert!(matches!(key.load(), Err(SettingsError::Unreadable { .. })), "there is none");
+        let no_file = StarKey::File(std::env::temp_dir()).load().unwrap_err().to_string();
+        assert!(no_file.contains("not a regular file"), "{no_file}");
+        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+        let pipe = key.load().unwrap_err().to_string();
+        std::fs::remove_file(&file).unwrap();
+        assert!(pipe.contains("not a regular file"), "{pipe}");
+        if nix::unistd::geteuid().is_root() {
+            std::fs::write(&file, counted()).unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+            std::os::unix::fs::chown(&file, Some(12345), None).unwrap();
+            let others = key.load().unwrap_err().to_string();
+            std::fs::remove_file(&file).unwrap();
+            assert!(others.contains("somebody else"), "{others}");
+        }
     }
 }

@@ -190,7 +190,7 @@ fn load(vars: &[(&str, &str)], files: &[(&str, &str)]) -> Result<Settings, Setti
     let files: HashMap<_, _> =
         files.iter().map(|(path, text)| (Path::new(*path), (*text).to_owned())).collect();
     let vars = vars.iter().map(|(k, v)| (OsString::from(k), OsString::from(v)));
-    source::load(vars, |path| Ok(files.get(path).cloned()))
+    source::load(vars, |path| Ok(files.get(path).map(|toml| source::Text { toml: toml.clone(), open: true })))
 }
 
 #[test]
@@ -213,6 +213,23 @@ fn broken_files_say_where() {
     assert!(message(file("config = \"x\"")).contains("only be set in the environment"));
     let text = message(load(&[], &[("/etc/starverbs.toml", "mtu = 9")]));
     assert!(text.starts_with("mtu (in /etc/starverbs.toml): \"9\": "), "{text}");
+}
+
+/// Neither a mistake in its line nor the file's mode gives the key away.
+#[test]
+fn a_key_in_a_file_is_kept_from_others() {
+    let key = "5a".repeat(32);
+    for text in
+        [format!("mtu = 1024\nstar_key = {key}"), format!("star_key = \"{key}"), format!("star_key {key}")]
+    {
+        let text = message(file(&text));
+        assert!(text.contains("not TOML: line ") && !text.contains("5a5a"), "{text}");
+    }
+    let good = format!("star_key = \"{key}\"");
+    assert!(file(&good).is_ok());
+    let refused = message(load(&[], &[("/etc/starverbs.toml", &good)]));
+    assert!(refused.contains("/etc/starverbs.toml") && refused.contains("chmod 600"), "{refused}");
+    assert!(load(&[], &[("/etc/starverbs.toml", "star_key = \"/etc/star.key\"")]).is_ok());
 }
 
 #[cfg(unix)]

@@ -6,6 +6,7 @@ mod program;
 
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
+use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::qpc::Policy;
 use starverbs_core::{Access, ContextCache, Mtu, NicConfig, NicError, QpState, Sge, SrqId};
 use starverbs_sim::{Faults, Host, Net, RC_OPS, Recv, Rng, Setup, SimCq, SimRq};
@@ -231,18 +232,30 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
     assert_eq!(nic.release_for_star(env, qpn).err(), Some(NicError::Invalid), "it does not wait");
     nic.hold_for_star(qpn).expect("a fresh QP");
     let before = nic.query_qp(qpn).expect("a QP");
+    let connections = nic.connection_count();
+    assert_eq!(connections as usize, nic.qpns().count(), "all are RC, and in RTS");
     let released = nic.release_for_star(env, qpn).expect("it waits, in RTS");
     assert_eq!((released.attr, released.qpn, released.srq()), (before, qpn, Some(srq)));
     assert_eq!((nic.qp_state(qpn), nic.bytes_of(qpn)), (None, 0));
     assert_eq!((nic.free_qpns(), nic.qp_count()), (free, count), "the number is not free");
+    assert_eq!(nic.connection_count(), connections - 1, "its peer keeps the connection");
     assert!(!nic.qpns().any(|other| other == qpn));
     nic.handle_doorbell(env, qpn, 0);
     assert_eq!(nic.destroy_qp(env, qpn), Err(NicError::NotFound));
     assert!(nic.readmit(released).is_ok());
     assert_eq!(nic.qp_state(qpn), Some(QpState::Reset));
     assert!(nic.bytes_of(qpn) > 0);
+    let to = |state| QpAttr { state, ..QpAttr::default() };
+    nic.modify_qp(env, qpn, &to(QpState::Err), QpAttrMask::STATE, 0).expect("any state");
+    assert_eq!(nic.connection_count(), connections - 1, "it is in ERR, and has no peer");
+    let (other, now) = (nic.qpns().find(|other| *other != qpn).expect("more than one"), 0);
+    nic.modify_qp(env, other, &to(QpState::Err), QpAttrMask::STATE, now).expect("any state");
+    assert_eq!(nic.connection_count(), connections - 1, "one in ERR is kept");
     nic.destroy_qp(env, qpn).expect("it ends");
     assert_eq!((nic.free_qpns(), nic.qp_count()), (free + 1, count - 1));
+
+    nic.destroy_qp(env, other).expect("it ends");
+    assert_eq!(nic.connection_count(), connections - 2);
 
     let others: Vec<_> = nic.qpns().collect();
     for other in others {
@@ -251,7 +264,7 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
         let released = nic.release_for_star(env, other).expect("it waits, in RTS");
         nic.end_released(&released);
     }
-    assert_eq!(nic.qp_count(), 0);
+    assert_eq!((nic.qp_count(), nic.connection_count()), (0, 0));
     nic.destroy_srq(srq).expect("nobody uses it");
     assert_eq!(nic.dealloc_pd(*pd), Err(NicError::Busy), "regions are left");
 }

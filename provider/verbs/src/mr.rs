@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use starverbs_core::mr::MrAttr;
-use starverbs_core::{Access, Sge};
+use starverbs_core::{Access, NicError, Sge};
 
 use crate::card::Card;
 use crate::context::Context;
@@ -181,6 +181,7 @@ impl Mr {
                 Ok(attr)
             })
         })?;
+        card.await_told(attr.pd);
         Ok(Mr::with_key(pd, handle, Kind::Foreign(found.tag), attr))
     }
 
@@ -227,8 +228,18 @@ impl Mr {
         };
         let attr = user_attr(&pd, addr, length, iova, access)?;
         let key = self.0.key;
-        card.end_key(key, |shard| shard.nic.rereg_mr(key, attr))?;
-        card.with(|shard, now| shard.tell_of(key, now));
+        let told = card.with(|shard, now| {
+            let ((), told) = shard.end_key(key, now, |shard| shard.nic.rereg_mr(key, attr))?;
+            /* in one turn: StaR that opens after it knows the region as it is now, and would count it twice */
+            if !told {
+                shard.tell_of(key, now);
+            }
+            Ok::<_, NicError>(told)
+        })?;
+        if told {
+            card.await_revocation(key);
+            card.with(|shard, now| shard.tell_of(key, now));
+        }
         card.await_told(attr.pd);
         if let Some(exports) = self.0.ctx.exports() {
             exports.revoke(Shared::Mr, self.0.key);
@@ -295,13 +306,21 @@ impl MrInner {
     /// Gives an import back.
     fn give_back(&self, card: &Card, tag: Tag) {
         let Some(imported) = self.ctx.imported() else { return };
+        let mut told = false;
         imported.mrs.leave(tag, |attr| {
-            let _ = card.end_key(self.key, |shard| {
-                let ended = shard.nic.unimport_mr(self.key);
-                shard.env.foreign.remove(attr.addr);
-                ended
+            let ended = card.with(|shard, now| {
+                shard.end_key(self.key, now, |shard| {
+                    let ended = shard.nic.unimport_mr(self.key);
+                    shard.env.foreign.remove(attr.addr);
+                    ended
+                })
             });
+            told = ended.is_ok_and(|((), told)| told);
         });
+        /* other imports do not wait for that */
+        if told {
+            card.await_revocation(self.key);
+        }
     }
 }
 

@@ -124,10 +124,11 @@ impl Qp {
             block_own_multicast: init.block_own_multicast,
             cookie: init.cookie,
         };
+        let sealing = if wish == Wish::Off { None } else { card.prepare_star()? };
         let qpn = card.with(|shard, _| {
             make_room(card, shard)?;
-            if wish != Wish::Off {
-                card.open_star(shard)?;
+            if let Some(sealing) = sealing {
+                card.open_star(shard, sealing)?;
             }
             card.reserve_bells(shard.nic.qp_count() + 1)?;
             Ok::<_, VerbsError>(shard.nic.create_qp(card_init)?)
@@ -238,7 +239,7 @@ impl Qp {
         card.with(|shard, now| {
             shard.modify_qp(self.0.qpn, &to, mask, now)?;
             if mask.contains(QpAttrMask::STATE) && self.0.wish != Wish::Off {
-                shard.move_star(&self.0, attr.state, now)?;
+                shard.move_star(&self.0, attr.state, now);
             }
             Ok::<_, VerbsError>(())
         })?;

@@ -66,10 +66,10 @@ impl StarHost {
     /// With ports of its own, whose sending half becomes `env`'s.
     fn open(
         settings: &Settings,
+        sealing: Sealing,
         (nic, env): (&mut Nic<HostEnv>, &mut HostEnv),
         stats: StatPage,
     ) -> Result<Self> {
-        let sealing = Sealing::new(settings)?;
         let (tx, rx) = env.tx.open_star(settings)?;
         let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();
@@ -129,7 +129,7 @@ impl StarHost {
     /// Goes on with the roles that are not settled.
     fn settle(&mut self, turn: &mut Turn<'_>) {
         let StarHost { roles, library, .. } = self;
-        while let Some(heard) = turn.env.star.as_mut().and_then(|star| star.heard.pop()) {
+        while let Some(heard) = turn.env.star.as_mut().and_then(|star| star.heard.pop_front()) {
             roles.handle(turn, library, &heard);
         }
         roles.handle_timeout(turn, library);
@@ -141,10 +141,19 @@ impl StarHost {
 }
 
 impl Card {
+    /// What [`Card::open_star`] needs. Whoever has the card's lock does not wait for a file. `None`: the ports are open.
+    pub(crate) fn prepare_star(&self) -> Result<Option<Sealing>> {
+        if self.with(|shard, _| shard.star.is_some()) {
+            Ok(None)
+        } else {
+            Sealing::new(&self.settings).map(Some)
+        }
+    }
+
     /// Opens the ports of StaR, unless they are open.
-    pub(crate) fn open_star(&self, shard: &mut Shard) -> Result<()> {
+    pub(crate) fn open_star(&self, shard: &mut Shard, sealing: Sealing) -> Result<()> {
         if shard.star.is_none() {
-            let host = StarHost::open(&self.settings, (&mut shard.nic, &mut shard.env), self.stats)?;
+            let host = StarHost::open(&self.settings, sealing, (&mut shard.nic, &mut shard.env), self.stats)?;
             shard.star = Some(Box::new(host));
             self.progress.kick_if_armed();
         }
@@ -164,21 +173,14 @@ impl Shard {
         self.with_star(now, |star, turn| star.run(turn, who == Who::Thread)).unwrap_or(0)
     }
 
-    /// The program has moved a QP, which has a wish, to a state. ENOMEM.
-    pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) -> Result<()> {
-        let moved = self.with_star(now, |star, turn| match state {
+    /// The program has moved a QP, which has a wish, to a state.
+    pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) {
+        self.with_star(now, |star, turn| match state {
             QpState::Rtr => star.roles.begin(turn, &mut star.library, (qp.qpn, qp.wish), qp.queues()),
-            QpState::Init | QpState::Reset => {
-                star.roles.end(qp.qpn);
-                Ok(())
-            }
-            QpState::Err => {
-                star.roles.stop(qp.qpn);
-                Ok(())
-            }
-            QpState::Rts | QpState::Sqd | QpState::Sqe => Ok(()),
+            QpState::Init | QpState::Reset => star.roles.end(qp.qpn),
+            QpState::Err => star.roles.stop(qp.qpn),
+            QpState::Rts | QpState::Sqd | QpState::Sqe => {}
         });
-        Ok(moved.unwrap_or(Ok(()))?)
     }
 
     /// A QP is gone.

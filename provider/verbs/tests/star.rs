@@ -152,11 +152,17 @@ fn ends_agree_on_a_bad_wire() {
 fn who_has_fewer_connections_keeps_more() {
     let wire = Settings { star: StarWish::Auto, star_threshold: 4, ..settings() };
     let nodes = [Node::new(&wire), Node::new(&wire)];
-    let others: Vec<Qp> = (0..6).map(|_| nodes[1].qp(QpType::Rc)).collect();
+    let plain = |node: &Node| {
+        Qp::create(&node.pd, &QpInit { star: Some(Wish::Off), ..node.init(QpType::Rc, None) }).unwrap()
+    };
+    /* what has no peer is no connection */
+    let idle: Vec<Qp> = (0..9).map(|_| plain(&nodes[0])).collect();
+    let others: Vec<[Qp; 2]> = (0..3).map(|_| [plain(&nodes[1]), plain(&nodes[1])]).collect();
+    others.iter().for_each(|[a, b]| connect((&nodes[1], a), (&nodes[1], b)));
     let first = connected(&nodes);
     assert_eq!([role(&first[0]), role(&first[1])], [Settled::Stateful, Settled::Stateless]);
     talk(&nodes, &first);
-    for qp in &others {
+    for qp in others.iter().flatten().chain(&idle) {
         qp.destroy().unwrap();
     }
     let second = connected(&nodes);
@@ -173,6 +179,40 @@ fn stateful() -> ([Node; 2], [Qp; 2]) {
 
 fn to(qp: &Qp, state: QpState) {
     qp.modify(&QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+}
+
+/// Who asks for a queue pair that has no peer yet hears only of one that is in INIT, and only of a card with StaR.
+#[test]
+fn strangers_hear_little_of_what_has_no_peer() {
+    for (theirs, init, there) in
+        [(StarWish::Off, true, false), (StarWish::Stateful, false, false), (StarWish::Stateful, true, true)]
+    {
+        let [a, b] = pair([StarWish::Stateless, theirs]);
+        let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+        if init {
+            to_init(&qb);
+        }
+        to_init(&qa);
+        to_rtr(&qa, way_to(&b), qb.number());
+        if there {
+            let asked = &b.ctx.counters().unwrap().rx_packets;
+            let before = asked.get();
+            wait_for("more offers than silence has", || asked.get() > before + 12);
+            assert_eq!(role(&qa), Settled::Waiting);
+        } else {
+            wait_for("silence", || role(&qa) == Settled::Plain);
+        }
+    }
+}
+
+/// In ERR before it had a peer, it has become nothing.
+#[test]
+fn what_fails_before_it_has_a_peer_waits() {
+    let [a, _] = pair([StarWish::Stateless; 2]);
+    let qp = a.qp(QpType::Rc);
+    to_init(&qp);
+    to(&qp, QpState::Err);
+    assert_eq!(role(&qp), Settled::Waiting);
 }
 
 /// A program that only receives may stay in RTR, whichever end it is.

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::child::{self, Ready};
 use crate::error::{BenchError, Result};
@@ -158,12 +158,8 @@ fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
 pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<()> {
     let machine = Machine::read(false, quick);
     let tools = Tools::ready(dist)?;
-    let (mut samples, began, mut done) = (Samples::default(), Instant::now(), 0);
-    while done < rounds && (done == 0 || began.elapsed() / done * (done + 1) < ALL) {
-        round(&mut samples, &tools, if quick { 0.2 } else { 0.6 });
-        done += 1;
-        eprintln!("round {done} of {rounds}");
-    }
+    let seconds = if quick { 0.2 } else { 0.6 };
+    let (samples, done) = Samples::gather(rounds, ALL, |samples| round(samples, &tools, seconds));
     /* the program is ours alone; that it stays behind harms nobody */
     let _ = fs::remove_file(&tools.many);
     let text = page(&machine, &samples, done);

@@ -1,6 +1,7 @@
 //! Figures of several rounds, kept by table, row and column, and how a page shows one and two of them.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::report::short;
@@ -14,6 +15,17 @@ type Place = (&'static str, String, &'static str);
 pub(crate) struct Samples(BTreeMap<Place, Vec<f64>>);
 
 impl Samples {
+    /// What rounds give, one at least and no more than `rounds` or than end in `time`; and how many there were.
+    pub(crate) fn gather(rounds: u32, time: Duration, round: impl Fn(&mut Samples)) -> (Samples, u32) {
+        let (mut samples, began, mut done) = (Samples::default(), Instant::now(), 0);
+        while done < rounds && (done == 0 || began.elapsed() / done * (done + 1) < time) {
+            round(&mut samples);
+            done += 1;
+            eprintln!("round {done} of {rounds}");
+        }
+        (samples, done)
+    }
+
     /// Keeps what one round gave for a row.
     pub(crate) fn add(&mut self, table: &'static str, row: &str, figures: &[(&'static str, f64)]) {
         for (column, figure) in figures {

@@ -3,6 +3,7 @@
 //! Owns the command line and its wording. It must not know how the card works: it reads settings, the device's
 //! attributes and the statistics page through the crates that own them.
 
+mod bench;
 mod info;
 mod run;
 mod sim;
@@ -27,6 +28,7 @@ enum Command {
     Info(info::Args),
     Stat(stat::Args),
     Sim(sim::Args),
+    Bench(bench::Args),
 }
 
 /// Why the command ends without having done its work.
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::info(&args),
         Command::Stat(args) => stat::stat(&args),
         Command::Sim(args) => sim::sim(&args),
+        Command::Bench(args) => bench::bench(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -133,9 +133,15 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).map(|qp| Owner { pd: qp.pd, cookie: qp.cookie })
     }
 
-    /// How many QPs there are.
+    /// How many QPNs are taken: by QPs of any transport and in any state, and by those that have left ([`Nic::release_for_star`]).
     pub fn qp_count(&self) -> usize {
         self.qps.len()
+    }
+
+    /// Connections whose state this card keeps: RC QPs that have a peer, in RTR or beyond, ERR too. Ends that have left are kept by their
+    /// peers.
+    pub fn connection_count(&self) -> u32 {
+        self.shared.connections
     }
 
     /// Numbers of the QPs there are, in no order.
@@ -165,10 +171,11 @@ impl<E: Env> Nic<E> {
         }
         check(cx.qp.qp_type, from, to, mask)?;
         check_values(attr, mask, limit)?;
-        let before = cx.qp.attr;
+        let (before, was) = (cx.qp.attr, cx.qp.is_connection());
         merge(&mut cx.qp.attr, attr, mask);
         let path = make_room(&mut cx, mask).inspect_err(|_| cx.qp.attr = before)?;
         enter(&mut cx, (from, to), attr, mask, path);
+        cx.count_connection(was);
         Ok(())
     }
 
@@ -200,6 +207,7 @@ impl<E: Env> Nic<E> {
         cx.leave_queues();
         cx.leave_abroad();
         let qp = self.qps.take(qpn)?;
+        self.shared.connections -= u32::from(qp.is_connection());
         self.shared.sched.leave(qp.timer);
         if qp.qp_type == QpType::Ud {
             self.shared.paths.drop_datagram_qp();
@@ -225,6 +233,23 @@ impl<E: Env> Nic<E> {
         self.qps.give_back(qpn);
         self.shared.drop_pd(pd);
         self.shared.stats.qps.sub(1);
+    }
+}
+
+impl<E: Env> Qp<E> {
+    /// Whether it is an end of an RC connection that has begun. Only what programs ask for changes that: what happens to a connection
+    /// leaves it one, in ERR.
+    fn is_connection(&self) -> bool {
+        let begun = !matches!(self.state, QpState::Reset | QpState::Init);
+        self.qp_type == QpType::Rc && begun && self.attr.dest_qpn != 0
+    }
+}
+
+impl<E: Env> Ctx<'_, E> {
+    /// Counts the QP, which was a connection or was none, as what it is now.
+    fn count_connection(&mut self, was: bool) {
+        let (connections, is) = (&mut self.sh.connections, self.qp.is_connection());
+        *connections = *connections - u32::from(was) + u32::from(is);
     }
 }
 

@@ -35,8 +35,9 @@ impl<E: Env> Nic<E> {
         if env.negotiate(meta, (from, to), message) {
             return;
         }
-        let Some(answer) = Control::decode(message).and_then(|said| self.answer(meta, (from, to), &said))
-        else {
+        let answer = Control::decode(message).and_then(|said| self.answer(meta, (from, to), &said));
+        /* no QP here has a wish, so nobody needs to wait for one: strangers hear nothing of QPs that have no peer */
+        let Some(answer) = answer.filter(|answer| matches!(answer, Control::Plain)) else {
             return self.shared.stats.star_drops.inc();
         };
         let av = Av { dgid: meta.src, sgid: meta.dst, hop_limit: 64, ..Av::default() };
@@ -47,14 +48,16 @@ impl<E: Env> Nic<E> {
     }
 
     /// What a QP says to its peer that is, or will be, one of plain RoCEv2. `None`: nothing, as the QP is not there, not its peer's, or asked
-    /// nothing.
+    /// nothing. In INIT it has no peer yet, and whoever asks hears that it is there ([`Control::NotYet`]): for a card with StaR alone, as the
+    /// peer of an end with a wish must not take it for plain. One in RESET is as one that is not there.
     pub fn answer(&self, meta: &FrameMeta, (from, to): (Qpn, Qpn), said: &Control) -> Option<Control> {
         if !matches!(said, Control::Offer { .. } | Control::Accept { .. }) {
             return None;
         }
         let qp = self.qps.get(to).filter(|qp| qp.qp_type == QpType::Rc)?;
         match qp.state {
-            QpState::Reset | QpState::Init => Some(Control::NotYet),
+            QpState::Reset => None,
+            QpState::Init => Some(Control::NotYet),
             _ => (qp.attr.av.dgid == meta.src && qp.attr.dest_qpn == from).then_some(Control::Plain),
         }
     }

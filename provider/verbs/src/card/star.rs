@@ -1,5 +1,6 @@
 //! What a program may ask of its connections' StaR: what they were to be, what they are, what that costs.
 
+use starverbs_core::qp::QpAttr;
 use starverbs_core::star::control::{Role, Wish};
 use starverbs_core::star::negotiate::Outcome;
 use starverbs_core::{QpState, Qpn};
@@ -63,12 +64,17 @@ impl Shard {
             Some(Outcome::Star { role: Role::Stateful, .. }) => Settled::Stateful,
             /* the peer is not asked, or the QP is not connected */
             None if self.nic.waits_for_star(qpn) => Settled::Waiting,
-            None => match self.nic.qp_state(qpn) {
-                Some(QpState::Reset | QpState::Init) | None => Settled::Waiting,
-                Some(_) => Settled::Plain,
+            None => match self.nic.query_qp(qpn) {
+                Ok(attr) if is_connected(&attr) => Settled::Plain,
+                _ => Settled::Waiting,
             },
         }
     }
+}
+
+/// Whether it is an end of a connection, in ERR perhaps: from INIT it may come there without a peer.
+fn is_connected(attr: &QpAttr) -> bool {
+    !matches!(attr.state, QpState::Reset | QpState::Init) && attr.dest_qpn != 0
 }
 
 /// The setting in the card's words.

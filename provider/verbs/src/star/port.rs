@@ -1,5 +1,6 @@
 //! What the card's host has of StaR: its two UDP ports, and what came for the library and for who settles the roles.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use starverbs_backend::star::StarTx;
@@ -23,8 +24,8 @@ pub(crate) struct StarPort {
     pub(crate) sealing: Sealing,
     /// What the stateless half tells the library
     pub(crate) events: Vec<SlEvent>,
-    /// By which peers settle roles
-    pub(crate) heard: Vec<Heard>,
+    /// By which peers settle roles, the oldest first
+    pub(crate) heard: VecDeque<Heard>,
 }
 
 /// What a peer says of the roles.
@@ -46,7 +47,7 @@ impl Heard {
 
 impl StarPort {
     pub(crate) fn new(tx: StarTx<StatPage>, sealing: Sealing) -> Self {
-        StarPort { tx, sealing, events: Vec::new(), heard: Vec::new() }
+        StarPort { tx, sealing, events: Vec::new(), heard: VecDeque::new() }
     }
 
     /// A control message, or the answer to one, leaves.
@@ -68,7 +69,14 @@ impl StarPort {
             && self.heard.try_reserve(1).is_ok()
         {
             room.copy_from_slice(message);
-            self.heard.push(Heard { source: meta.src, at: meta.dst, from, to, bytes, len: message.len() });
+            self.heard.push_back(Heard {
+                source: meta.src,
+                at: meta.dst,
+                from,
+                to,
+                bytes,
+                len: message.len(),
+            });
         }
     }
 }

@@ -76,29 +76,42 @@ impl Roles {
         Roles { identity, ends: HashMap::new(), timers, plain, stats }
     }
 
-    /// A QP of this wish is in RTR now: asks its peer. `queues` are other handles of its queues. `Exhausted`: no memory.
+    /// A QP of this wish is in RTR now: asks its peer. `queues` are other handles of its queues. The QP is in its state already, so what
+    /// stands in the way leaves it plain RoCEv2.
     pub(crate) fn begin(
         &mut self,
         turn: &mut Turn<'_>,
         library: &mut Library,
         (qpn, wish): (Qpn, Wish),
         queues: Queues,
-    ) -> Result<(), NicError> {
+    ) {
         self.end(qpn);
+        match self.hold(turn, (qpn, wish), queues) {
+            Ok(true) => self.go_on(turn, library, qpn, None),
+            Ok(false) => {}
+            Err(refused) => {
+                log!(Info, "queue pair {qpn:#x}: plain RoCEv2, as StaR is not for it ({refused})");
+            }
+        }
+    }
+
+    /// Has the QP wait for its peer, if there is something to ask it; says whether.
+    fn hold(
+        &mut self,
+        turn: &mut Turn<'_>,
+        (qpn, wish): (Qpn, Wish),
+        queues: Queues,
+    ) -> Result<bool, NicError> {
         let attr = turn.nic.query_qp(qpn)?;
-        let stateful = turn.nic.qp_count() as u32;
+        let stateful = turn.nic.connection_count();
         let Identity { boot, ports, threshold } = self.identity;
         let wish = possible(wish, turn.nic.has_few_contexts(), stateful > threshold);
         if wish == Wish::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
-            return Ok(());
+            return Ok(false);
         }
         self.ends.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         let timer = self.timers.join()?;
-        if let Err(refused) = turn.nic.hold_for_star(qpn) {
-            log!(Info, "queue pair {qpn:#x}: plain RoCEv2, as StaR is not for it ({refused})");
-            self.timers.leave(timer);
-            return Ok(());
-        }
+        turn.nic.hold_for_star(qpn).inspect_err(|_| self.timers.leave(timer))?;
         let mine = Terms { wish, stateful, threshold, gid: attr.av.sgid, qpn };
         let end = End {
             av: attr.av,
@@ -108,8 +121,7 @@ impl Roles {
             queues: Some(queues),
         };
         self.ends.insert(qpn, end);
-        self.go_on(turn, library, qpn, None);
-        Ok(())
+        Ok(true)
     }
 
     /// The QP leaves RTR or RTS, or is gone.
