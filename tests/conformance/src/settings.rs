@@ -1,5 +1,7 @@
 //! Settings by a real program: from a file with every key, and the errors that name what is wrong.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -49,10 +51,14 @@ fn all_keys(pcap: &Path) -> String {
     )
 }
 
+/// A settings file that nobody else can read: with StaR's key in it another one is refused.
 fn write(world: &World, name: &str, text: &str) -> Result<PathBuf, String> {
     let file = world.scratch(name);
     let folder = file.parent().unwrap_or(&file);
-    std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&file, text)).map_err(|e| e.to_string())?;
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&file, text))
+        .and_then(|()| std::fs::set_permissions(&file, Permissions::from_mode(0o600)))
+        .map_err(|e| e.to_string())?;
     Ok(file)
 }
 
@@ -201,5 +207,9 @@ fn bad_files(world: &mut World) -> Result<String, String> {
         refused(world, "STARVERBS_CONFIG", &path, &[words, &[path.as_str()]].concat())
             .map_err(|reason| format!("{text}: {reason}"))?;
     }
-    Ok(format!("{} files refused", bad.len()))
+    let file = write(world, "open.toml", &format!("star_key = \"{}\"", "5a".repeat(32)))?;
+    std::fs::set_permissions(&file, Permissions::from_mode(0o640)).map_err(|e| e.to_string())?;
+    let path = file.to_string_lossy().into_owned();
+    refused(world, "STARVERBS_CONFIG", &path, &[path.as_str(), "star_key", "chmod 600"])?;
+    Ok(format!("{} files refused", bad.len() + 1))
 }
