@@ -17,6 +17,7 @@ use crate::child;
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::perftest;
+use crate::report::write_file;
 
 /// Losses, as shares of all packets.
 const LOSSES: [f64; 7] = [0.0, 0.0001, 0.001, 0.005, 0.01, 0.02, 0.05];
@@ -237,11 +238,8 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: usize, guest: Option<&Path>) 
     }
     let text = markdown(&machine, &rows, done);
     println!("{text}");
-    let write = |ending: &str, text: &str| {
-        fs::write(out.with_extension(ending), text).map_err(|e| BenchError::from_io("write", &e))
-    };
-    write("md", &text)?;
-    write("svg", &picture(&rows))
+    write_file(out, "md", &text)?;
+    write_file(out, "svg", &picture(&rows))
 }
 
 fn median(samples: &[f64]) -> Option<f64> {

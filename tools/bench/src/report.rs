@@ -15,6 +15,14 @@ use crate::round::Figure;
 use crate::scale::Scale;
 use crate::svg;
 
+/// Writes one of the files that a page is made of, `out` with another ending.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn write_file(out: &Path, ending: &str, text: &str) -> Result<()> {
+    fs::write(out.with_extension(ending), text).map_err(|e| BenchError::from_io("write", &e))
+}
+
 /// Latency above the floor that the card aims at.
 const LATENCY_AIM: f64 = 1.3;
 /// Share of the bare stream that the card aims at.
@@ -103,7 +111,7 @@ impl Report {
             .map_err(|e| BenchError::Os { what: "JSON", message: e.to_string() })?;
         let files = [("md", markdown), ("json", json + "\n"), ("svg", svg::picture(&self.figures))];
         for (ending, text) in files {
-            fs::write(out.with_extension(ending), text).map_err(|e| BenchError::from_io("write", &e))?;
+            write_file(out, ending, &text)?;
         }
         Ok(())
     }

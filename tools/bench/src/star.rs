@@ -14,7 +14,7 @@ use crate::child;
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::perftest::{library_dir, on_card};
-use crate::report::Table;
+use crate::report::{Table, write_file};
 use crate::round::progress;
 use crate::samples::{Samples, beside, cell, told};
 use crate::svg::{self, Bar, Panel};
@@ -140,12 +140,9 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     let _ = fs::remove_file(&tools.star);
     let text = page(&machine, &samples, done);
     println!("{text}");
-    let write = |ending: &str, text: &str| {
-        fs::write(out.with_extension(ending), text).map_err(|e| BenchError::from_io("write", &e))
-    };
-    write("md", &text)?;
-    write("csv", &csv(&samples))?;
-    write("svg", &svg::page(&panels(&samples)))
+    write_file(out, "md", &text)?;
+    write_file(out, "csv", &csv(&samples))?;
+    write_file(out, "svg", &svg::page(&panels(&samples)))
 }
 
 /// Measures everything once. What fails is told of and left out.
