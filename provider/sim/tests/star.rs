@@ -10,11 +10,15 @@ mod world;
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
 use starverbs_core::mr::MrAttr;
-use starverbs_core::{Access, Counters, Mtu, NicConfig, QpState, SendOp, Sge, SrqId, WcStatus};
+use starverbs_core::{
+    Access, Counters, Mtu, Nanos, NicConfig, QpState, SendFlags, SendOp, Sge, SrqId, WcStatus,
+};
 use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
 use world::{Forger, SF, SL, Star, World};
 
 const STEPS: usize = 500_000;
+/// Longer than anybody waits for who is gone, ns.
+const EVER: Nanos = 100_000_000_000;
 
 /// What StaR connections carry.
 const OPS: [SendOp; 7] = [
@@ -330,8 +334,9 @@ fn lose(seed: u64, lost: usize) -> Run {
     let qpns: Vec<_> = run.world.conns.iter().map(|conn| conn.ends[left].qpn).collect();
     qpns.into_iter().for_each(|qpn| run.world.doorbell(left, qpn));
     let mut failed = std::collections::BTreeMap::new();
+    let until = run.world.now + EVER;
     for _ in 0..STEPS {
-        let happened = run.world.step();
+        let happened = run.world.step() && run.world.now < until;
         run.world.look();
         while let Some((cqe, _)) = run.cqs[left].poll() {
             match cqe.status {
@@ -352,14 +357,56 @@ fn lose(seed: u64, lost: usize) -> Run {
     panic!("no end after {STEPS} steps: {:?}", run.world.timers());
 }
 
+/// SF's process ends while its peers wait for messages alone: they wait on, as RC's do, and more and more seldom ask for it. Who sends then is
+/// told.
+#[test]
+fn receives_alone_wait_for_ever() {
+    for_seeds("receives_alone_wait_for_ever", 60, |seed| {
+        let mut run = Run::new(seed, None, false);
+        let mut later = Vec::new();
+        for conn in &mut run.world.conns {
+            later.push(std::mem::take(&mut conn.ends[SL].plan));
+        }
+        for _ in 0..run.rng.below(100) {
+            run.act(false);
+            run.world.step();
+        }
+        run.world.gone[SF] = true;
+        run.act(true);
+        run.world.net.hosts[SL].region(64, Access::REMOTE_READ);
+        run.world.learn();
+        let (until, conns) = (run.world.now + EVER, run.world.conns.len());
+        let mut steps = 0;
+        while run.world.now < until && run.world.step() {
+            run.world.look();
+            steps += 1;
+        }
+        assert!(steps < 800 * conns, "{steps} tries of {conns} in vain");
+        let statuses: Vec<_> = std::iter::from_fn(|| run.cqs[SL].poll()).map(|(cqe, _)| cqe.status).collect();
+        assert!(statuses.iter().all(|status| *status == WcStatus::Success), "{statuses:?}");
+        for (conn, plan) in run.world.conns.iter_mut().zip(later) {
+            conn.ends[SL].plan = plan;
+        }
+        run.act(true);
+        let until = run.world.now + EVER;
+        while run.world.now < until && run.world.step() {
+            run.world.look();
+        }
+        let first = |status| status == WcStatus::RetryExcErr;
+        let failed = std::iter::from_fn(|| run.cqs[SL].poll()).filter(|(cqe, _)| first(cqe.status)).count();
+        let signaled = |op: &program::Op| op.wqe.flags.contains(SendFlags::SIGNALED);
+        let sent = run.world.conns.iter().filter(|conn| conn.ends[SL].plan.iter().any(signaled)).count();
+        assert_eq!(failed, sent);
+    });
+}
+
 #[test]
 fn a_stateful_end_that_is_gone_is_noticed() {
     for_seeds("a_stateful_end_that_is_gone_is_noticed", 100, |seed| {
         let run = lose(seed, SF);
         for conn in &run.world.conns {
             let end = &conn.ends[SL];
-            let signaled =
-                end.plan.iter().any(|op| op.wqe.flags.contains(starverbs_core::SendFlags::SIGNALED));
+            let signaled = end.plan.iter().any(|op| op.wqe.flags.contains(SendFlags::SIGNALED));
             assert!(end.sq.outstanding() == 0 || !signaled, "a send waits for nobody");
         }
     });

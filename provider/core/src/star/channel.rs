@@ -8,12 +8,13 @@ use super::control::Control;
 
 /// First time after which something is sent again.
 pub const FIRST_TIMEOUT: Nanos = 1_000_000;
-/// Longest time between two tries.
+/// Longest time between two of the first tries.
 const LONGEST_TIMEOUT: Nanos = 64 * FIRST_TIMEOUT;
 
-/// After so many tries, the time until the next.
+/// After so many tries, the time until the next: doubled up to 64 ms. After every 32 of those twice that, up to a second, as one who says nothing
+/// may be silent for ever.
 pub(super) fn timeout(tries: u32) -> Nanos {
-    LONGEST_TIMEOUT.min(FIRST_TIMEOUT << tries.min(6))
+    LONGEST_TIMEOUT.min(FIRST_TIMEOUT << tries.min(6)) << (tries / 32).min(4)
 }
 
 /// What to do with a message that came.
@@ -60,9 +61,17 @@ impl Channel {
     pub fn holds(&self, message: &Control) -> bool {
         self.out.contains(message)
     }
-    /// Forgets all that was not said yet: the oldest message, which may have been, stays.
-    pub fn keep_first(&mut self) {
-        self.out.truncate(1);
+    /// Forgets what there is to say of memory, as somebody else says it. The peer may have had the oldest message: its number stays in use, for a
+    /// question.
+    pub fn recall(&mut self) {
+        if let Some(first) = self.out.front_mut().filter(|first| first.is_of_memory()) {
+            *first = Control::KeepAlive;
+        }
+        self.out.retain(|message| !message.is_of_memory());
+    }
+    /// Messages of some kind that have no answer.
+    pub fn count(&self, is: fn(&Control) -> bool) -> u32 {
+        self.out.iter().filter(|message| is(message)).count() as u32
     }
     /// Messages without an answer.
     pub fn waiting(&self) -> usize {
@@ -136,14 +145,29 @@ mod tests {
         assert_eq!(a.poll(9), Some((first.0.plus(1), Control::Want { upto: 1 })));
         a.send(Control::Tell);
         assert!(a.holds(&Control::Tell) && !a.holds(&Control::KeepAlive));
-        a.keep_first();
-        assert!(!a.holds(&Control::Tell));
         assert_eq!(a.answered(first.0.plus(1)), Some(Control::Want { upto: 1 }));
-        assert_eq!((a.waiting(), a.poll(9)), (0, None));
+        assert_eq!((a.waiting(), a.poll(9)), (1, Some((first.0.plus(2), Control::Tell))));
+    }
+
+    /// Of a rule that was sent the number stays in use, and nothing else of memory is said.
+    #[test]
+    fn what_others_say_of_memory_is_not_said_late() {
+        let mut channel = Channel::new();
+        for message in [Control::Unrule { key: 1 }, Control::Begin { known: None }, Control::Bye { why: 0 }] {
+            channel.send(message);
+        }
+        assert_eq!(channel.poll(0), Some((Psn::new(0), Control::Unrule { key: 1 })));
+        channel.recall();
+        assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(0), Control::KeepAlive)), "under its number");
+        assert_eq!(channel.answered(Psn::new(0)), Some(Control::KeepAlive));
+        channel.recall();
+        assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(1), Control::Bye { why: 0 })));
+        assert_eq!(channel.count(|_| true), 1);
     }
 
     #[test]
     fn waits_double() {
-        assert_eq!([0, 1, 6, 7, u32::MAX].map(|n| timeout(n) / FIRST_TIMEOUT), [1, 2, 64, 64, 64]);
+        let tries = [0, 1, 6, 7, 31, 32, 64, 128, u32::MAX];
+        assert_eq!(tries.map(|n| timeout(n) / FIRST_TIMEOUT), [1, 2, 64, 64, 64, 128, 256, 1024, 1024]);
     }
 }

@@ -189,6 +189,11 @@ impl Sum {
 }
 
 impl Control {
+    /// Whether it says what memory SF may reach. That is said for a whole protection domain, by any of its connections.
+    pub fn is_of_memory(&self) -> bool {
+        matches!(self, Control::Rule(_) | Control::Unrule { .. } | Control::Begin { .. })
+    }
+
     /// Writes it to `room`; gives its length. `None`: `room` is too small, which [`MAX_CONTROL`] never is.
     pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
         let mut out = Writer::new(room);

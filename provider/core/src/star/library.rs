@@ -37,6 +37,9 @@ use track::Track;
 /// So often in a turn of the send queue SF tells of a send for whose completion the program did not ask.
 const REPORTS: u32 = 4;
 
+/// After so many tries of a message, which take two seconds, others tell SF.
+const SILENT: u32 = 32;
+
 /// What a QP is made of on SL.
 pub struct SlInit<E: StarEnv> {
     /// Its number
@@ -200,10 +203,11 @@ impl<E: StarEnv> SlQp<E> {
     pub fn speaks(&self) -> bool {
         matches!(self.state, SlState::Starting | SlState::Ready) && !self.parted
     }
-    /// Whether SF is there to hear it. One that does not answer the first word may never begin: it is no one through whom others tell.
+    /// Whether SF is there to hear it. One that does not answer the first word may never begin, and one that is silent for two seconds may be
+    /// gone: it is no one through whom others tell.
     pub fn is_heard(&self) -> bool {
-        let tried = self.state == SlState::Starting && self.channel.tries() >= self.init.patience.tries;
-        self.speaks() && !tried
+        let most = if self.state == SlState::Starting { self.init.patience.tries } else { SILENT };
+        self.speaks() && self.channel.tries() < most
     }
     /// Its peer.
     pub fn peer(&self) -> &Peer {

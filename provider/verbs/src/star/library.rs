@@ -248,6 +248,12 @@ impl Library {
         self.ends.get(at as usize).is_some_and(|end| end.qp.is_heard())
     }
 
+    /// Whether SF has answered it, does no longer, and may again.
+    fn is_silent(&self, at: u32) -> bool {
+        let end = self.ends.get(at as usize);
+        end.is_some_and(|end| end.qp.speaks() && !end.qp.is_heard() && end.qp.state() == SlState::Ready)
+    }
+
     /// Whether SF has answered it, and still does.
     fn is_ready(&self, at: u32) -> bool {
         let end = self.ends.get(at as usize);

@@ -9,7 +9,7 @@ use crate::star::wire::{Packet, Ptype, Queue};
 use crate::types::{AsyncEvent, Cqe, Gid, Nanos, Psn, WcStatus};
 
 use super::track::Due;
-use super::{Changes, SlQp, SlState, is_gate};
+use super::{Changes, Patience, SlQp, SlState, is_gate};
 
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
 const BURST: u32 = 16;
@@ -46,12 +46,11 @@ impl<E: StarEnv> SlQp<E> {
     pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
         let patience = self.init.patience;
         let asking = self.channel.deadline().is_some_and(|due| due <= now);
-        if self.state == SlState::Starting && self.send.una == self.posted() {
-            /* SF's program may not be ready for long: who sends nothing waits as in RC */
+        if self.state != SlState::Error && !self.sends_wait() {
+            /* SF's program may not be ready for long, or SF's host out of reach: who sends nothing waits as in RC */
             self.asked = now;
         }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
-            self.silence();
             return self.fail(env, now);
         }
         if self.left_due().is_some_and(|due| due <= now) {
@@ -64,7 +63,9 @@ impl<E: StarEnv> SlQp<E> {
             if self.state != SlState::Ready {
                 break;
             }
-            match self.track(queue).look(now, &patience) {
+            /* receives wait for ever, as in RC */
+            let time = patience.time.filter(|_| queue == Queue::Send);
+            match self.track(queue).look(now, &Patience { time, ..patience }) {
                 Some(Due::Again(low)) => self.send_again(env, queue, low, BURST),
                 Some(Due::GiveUp) => self.fail(env, now),
                 None => (),
@@ -154,10 +155,15 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
+    /// Whether SF is to do something of which the program hears: a send that it has not stored, or whose completion is awaited.
+    fn sends_wait(&self) -> bool {
+        self.awaited > 0 || self.send.low() != self.posted()
+    }
+
     /// SF is told nothing more.
     fn silence(&mut self) {
         self.channel = self.channel.silenced();
-        (self.gate, self.changes) = (0, Changes::default());
+        (self.gate, self.changes, self.ignorant) = (0, Changes::default(), false);
     }
 
     /// SF is gone. Sends that wait for it fail, but not before RC's would, as its program may have all that it needs by then; receives
@@ -182,9 +188,12 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// SF is silent for too long: the oldest send says so, the rest is flushed.
-    pub(super) fn fail(&mut self, env: &mut E, now: Nanos) {
-        self.init.stats.retry_exceeded.inc();
-        self.enter_error(env, now, WcStatus::RetryExcErr);
+    fn fail(&mut self, env: &mut E, now: Nanos) {
+        self.silence();
+        if self.state != SlState::Error {
+            self.init.stats.retry_exceeded.inc();
+            self.enter_error(env, now, WcStatus::RetryExcErr);
+        }
     }
 
     /// The QP goes to ERR, by itself or because the program says so. The oldest send gets `status`.

@@ -6,7 +6,7 @@ use crate::star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp, slot};
 use crate::star::stateless::Peer;
 use crate::types::Nanos;
 
-use super::{Changes, Patience, SlQp, SlState};
+use super::{Changes, Patience, SlQp, SlState, is_gate};
 
 impl<E: StarEnv> SlQp<E> {
     /// Connects it: stamps the slots, and tells SF. `known` is what SF's card has been told through other connections of the memory that
@@ -51,17 +51,15 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Whether SF is to be told all rules: it has asked for them, or they were not told when it did not answer.
     pub fn must_tell(&self) -> bool {
-        self.ignorant && self.state == SlState::Ready
+        self.ignorant && self.state == SlState::Ready && self.is_heard()
     }
 
-    /// Nobody [hears](SlQp::is_heard) it: but for the first word nothing waits for an answer any more. Should one come, SF is told all rules
-    /// anew, as they are then.
+    /// Somebody else says what SF is to know of memory, as nobody [hears](SlQp::is_heard) this one: what it had to say of it is forgotten,
+    /// lest a rule comes late that others have taken away. Should an answer come, SF is told all rules anew, as they are then.
     pub fn untell(&mut self) {
-        if self.state == SlState::Starting {
-            self.channel.keep_first();
-            (self.gate, self.changes) = (1, Changes::default());
-            self.ignorant = true;
-        }
+        self.channel.recall();
+        (self.gate, self.changes) = (self.channel.count(is_gate), Changes::default());
+        self.ignorant = true;
     }
 
     /// What was said through this connection of SL's memory, and SF has not answered.

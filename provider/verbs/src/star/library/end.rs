@@ -256,8 +256,8 @@ impl Library {
         /* what still comes for them is refused from now on */
         let (base, bytes) = slots.range();
         self.bounds.remove_slots(base, bytes);
-        let (_, parting) = qp.close(turn.now);
-        self.leave_group(turn, group, at);
+        let others_tell = self.leave_group(turn, group, at);
+        let (_, parting) = qp.close(turn.now, others_tell);
         self.close_inline(turn, inline);
         if let Some(parting) = parting {
             self.part(turn, parting);

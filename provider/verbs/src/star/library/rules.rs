@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use slab::Slab;
 use starverbs_core::mr::Change;
 use starverbs_core::star::control::{Control, Rule, Sum};
+use starverbs_core::star::library::Changes;
 use starverbs_core::{Gid, PdId};
 
 use super::super::Turn;
@@ -33,6 +34,8 @@ struct Group {
     members: Vec<u32>,
     /// Who says it
     teller: Option<u32>,
+    /// Whether the other end answers: if it does not, nobody waits for what it is told
+    heard: bool,
     /// Rules that have no answer: the members' WQEs wait
     untold: Arc<AtomicU32>,
     /// Keys taken away, until the other end has answered
@@ -68,7 +71,7 @@ impl Rules {
         let known = self.groups.iter().find(|(_, group)| group.key == key).map(|(at, _)| at);
         let at = known.unwrap_or_else(|| {
             let (members, untold, revoked) = (Vec::new(), Arc::default(), Vec::new());
-            self.groups.insert(Group { key, members, teller: None, untold, revoked })
+            self.groups.insert(Group { key, members, teller: None, heard: false, untold, revoked })
         });
         let group = &mut self.groups[at];
         group.members.try_reserve(1).map_err(|_| NO_MEMORY)?;
@@ -80,7 +83,9 @@ impl Rules {
     pub(super) fn add_member(&mut self, group: usize, member: u32) {
         if let Some(group) = self.groups.get_mut(group) {
             group.members.push(member);
-            group.teller.get_or_insert(member);
+            if group.teller.is_none() {
+                (group.teller, group.heard) = (Some(member), true);
+            }
         }
     }
 
@@ -110,12 +115,24 @@ impl Library {
                 group.revoked.push(rule.key);
             }
             self.tell(turn, at, Control::Unrule { key: rule.key });
+            self.take_back(turn, at, rule.key);
+        }
+    }
+
+    /// Others than the teller may be saying all rules anew, at their peer's wish: none of them comes after its end.
+    fn take_back(&mut self, turn: &mut Turn<'_>, group: usize, key: u32) {
+        let Some(group) = self.rules.groups.get(group) else { return };
+        for at in group.members.iter().filter(|at| group.teller != Some(**at)) {
+            if let Some(end) = self.ends.get_mut(*at as usize).filter(|end| end.qp.changes().given > 0) {
+                end.qp.tell(turn.env, turn.now, Control::Unrule { key });
+                self.timers.arm(end.timer, turn.now + 1, *at);
+            }
         }
     }
 
     /// Whether all stateful cards have answered that they know the key no longer.
     pub(crate) fn is_revoked(&self, key: u32) -> bool {
-        !self.rules.groups.iter().any(|(_, group)| group.revoked.contains(&key))
+        !self.rules.groups.iter().any(|(_, group)| group.heard && group.revoked.contains(&key))
     }
 
     /// Whether all stateful cards have answered that they know the memory of a protection domain.
@@ -125,7 +142,7 @@ impl Library {
 
     /// Whether they have also answered that they know no longer what was taken away.
     pub(super) fn is_settled(&self, pd: PdId) -> bool {
-        self.is_told(pd) && self.of_this(pd).all(|group| group.revoked.is_empty())
+        self.is_told(pd) && self.of_this(pd).all(|group| !group.heard || group.revoked.is_empty())
     }
 
     fn of_this(&self, pd: PdId) -> impl Iterator<Item = &Group> {
@@ -164,19 +181,26 @@ impl Library {
 
     /// After a call of a QP: what it has said for its group, and whether it still can.
     pub(super) fn follow_teller(&mut self, turn: &mut Turn<'_>, at: u32) {
-        let Some(end) = self.ends.get(at as usize) else { return };
+        let Some(end) = self.ends.get_mut(at as usize) else { return };
         let group_at = end.group;
         let changes = end.qp.changes();
         let heard = end.qp.is_heard();
         let Some(group) = self.rules.groups.get_mut(group_at) else { return };
         match group.teller {
             /* there was nobody to tell anything, and SF's first answer has come */
-            None if heard => group.teller = Some(at),
-            Some(teller) if teller == at => {}
-            _ => return,
+            None if heard => (group.teller, group.heard) = (Some(at), true),
+            Some(teller) if teller == at => group.heard |= heard,
+            _ => {
+                /* all is being told by the teller; what this one had to say of it may come late */
+                if !heard && changes != Changes::default() {
+                    end.qp.untell();
+                }
+                return;
+            }
         }
         if !heard {
-            return self.find_teller(turn, group_at);
+            self.find_teller(turn, group_at);
+            return;
         }
         let mut answered = changes.taken == 0 && !group.revoked.is_empty();
         if answered {
@@ -212,46 +236,56 @@ impl Library {
         }
     }
 
-    /// A member of a group ends.
-    pub(super) fn leave_group(&mut self, turn: &mut Turn<'_>, group_at: usize, at: u32) {
-        let Some(group) = self.rules.groups.get_mut(group_at) else { return };
+    /// A member of a group ends. True: what it has said for the others, they say.
+    pub(super) fn leave_group(&mut self, turn: &mut Turn<'_>, group_at: usize, at: u32) -> bool {
+        let Some(group) = self.rules.groups.get_mut(group_at) else { return false };
         group.members.retain(|member| *member != at);
-        if group.teller == Some(at) {
-            self.find_teller(turn, group_at);
-        }
-        if self.rules.groups.get(group_at).is_some_and(|group| group.members.is_empty()) {
+        if group.members.is_empty() {
             self.rules.groups.remove(group_at);
+            return false;
         }
+        group.teller != Some(at) || self.find_teller(turn, group_at)
     }
 
-    /// The teller is gone, or nobody hears it: another says what may have had no answer, one of those that SF answers if there is one.
-    fn find_teller(&mut self, turn: &mut Turn<'_>, group_at: usize) {
-        let Some(group) = self.rules.groups.get(group_at) else { return };
+    /// The teller is gone, or nobody hears it: another says what may have had no answer, one of those that SF answers if there is one. Else
+    /// one that is only silent goes on, lest anything is lost should its peer come back, and nobody waits for that. Gives whether SF hears it.
+    fn find_teller(&mut self, turn: &mut Turn<'_>, group_at: usize) -> bool {
+        let Some(group) = self.rules.groups.get(group_at) else { return false };
+        let before = group.teller;
         let members = || group.members.iter().copied();
-        let next = members().find(|member| self.is_ready(*member));
-        let next = next.or_else(|| members().find(|member| self.is_heard(*member)));
-        if let Some(end) = group.teller.and_then(|before| self.ends.get_mut(before as usize)) {
+        let heard = members().find(|member| self.is_ready(*member));
+        let heard = heard.or_else(|| members().find(|member| self.is_heard(*member)));
+        let silent = || before.into_iter().chain(members()).find(|member| self.is_silent(*member));
+        let next = heard.or_else(silent);
+        if let Some(end) = before.filter(|_| before != next).and_then(|at| self.ends.get_mut(at as usize)) {
             end.qp.untell();
         }
         let group = &mut self.rules.groups[group_at];
-        group.teller = next;
-        let untold = group.untold.swap(0, Ordering::Relaxed);
-        let Some(end) = next.and_then(|next| self.ends.get_mut(next as usize)) else {
-            group.revoked.clear();
-            self.wake_patient();
-            return self.wake_group(group_at);
-        };
-        for key in &group.revoked {
-            end.qp.tell(turn.env, turn.now, Control::Unrule { key: *key });
+        let untold = group.untold.swap(0, Ordering::Relaxed) > 0;
+        let behind = untold || !group.heard;
+        (group.teller, group.heard) = (next, heard.is_some());
+        if let Some(end) = next.filter(|_| before != next).and_then(|at| self.ends.get_mut(at as usize)) {
+            for key in &group.revoked {
+                end.qp.tell(turn.env, turn.now, Control::Unrule { key: *key });
+            }
+            if behind {
+                let pd = group.key.pd;
+                let rules = turn.nic.memory().rules().filter(|rule| rule.pd == pd);
+                end.qp.tell_all(turn.env, turn.now, rules);
+            }
         }
-        if untold > 0 {
-            let pd = group.key.pd;
-            let rules = turn.nic.memory().rules().filter(|rule| rule.pd == pd);
-            end.qp.tell_all(turn.env, turn.now, rules);
+        match heard {
+            Some(next) => self.settle(turn, next),
+            None => {
+                if next.is_none() {
+                    group.revoked.clear();
+                }
+                self.wake_patient();
+            }
         }
-        if let Some(next) = next {
-            self.settle(turn, next);
+        if heard.is_some() || untold {
+            self.wake_group(group_at);
         }
-        self.wake_group(group_at);
+        heard.is_some()
     }
 }
