@@ -13,7 +13,7 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
 	@echo 'make test         install what is missing, build, run the whole suite'
-	@echo 'make build        dist/lib/libibverbs.so.1, librdmacm.so.1, libstarverbs.so, dist/bin/starverbs'
+	@echo 'make build        dist/lib/libibverbs.so.1, librdmacm.so.1, libstarverbs.so, dist/bin/starverbs and starverbs-bench'
 	@echo 'make conformance  every case of others'"'"' programs, rdma-core'"'"'s tests; writes docs/conformance.md, docs/pyverbs.md'
 	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md'
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
@@ -32,13 +32,14 @@ help:
 	@echo 'make clean        remove dist and the build folder'
 
 build:
-	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs
+	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs --package starverbs-bench
 	install -D -m 755 $(TARGET)/release/libstarverbs.so dist/lib/libibverbs.so.1
 	ln -sf libibverbs.so.1 dist/lib/libibverbs.so
 	ln -sf libibverbs.so.1 dist/lib/librdmacm.so.1
 	ln -sf libibverbs.so.1 dist/lib/librdmacm.so
 	install -D -m 755 $(TARGET)/release/libstarverbs_preload.so dist/lib/libstarverbs.so
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
+	install -D -m 755 $(TARGET)/release/starverbs-bench dist/bin/starverbs-bench
 	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h
 
 demo:

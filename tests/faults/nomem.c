@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "../../include/infiniband/stardv.h"
 #include "../abi/check.h"
 #include "../abi/connect.h"
 #include "kinds.h"
@@ -67,8 +68,8 @@ static struct ibv_qp *a, *b;
 static struct ibv_mr *mr;
 static char buffer[1 << 16];
 
-/* What lives on: a WRITE from a to b, seen to its end. */
-static int lives(void)
+/* A WRITE to the program's own buffer, seen to its end. */
+static int writes(struct ibv_qp *from)
 {
 	static char seq;
 	struct ibv_sge sge = { (uintptr_t)buffer, 4096, mr->lkey };
@@ -80,12 +81,15 @@ static int lives(void)
 	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 32768;
 	wr.wr.rdma.rkey = mr->rkey;
 	memset(buffer, ++seq, 4096);
-	if (ibv_post_send(a, &wr, &bad))
+	if (ibv_post_send(from, &wr, &bad))
 		return 0;
 	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0)
 		;
 	return n == 1 && wc.status == IBV_WC_SUCCESS && !memcmp(buffer, buffer + 32768, 4096);
 }
+
+/* What lives on. */
+static int lives(void) { return writes(a); }
 
 static struct ibv_qp *make_qp(enum ibv_qp_type type, struct ibv_srq *from, int wr, int sge)
 {
@@ -144,6 +148,18 @@ static void *make_xrc_recv(void)
 	return ibv_create_qp_ex(ctx, &i);
 }
 
+/* One that asks its peer for StaR, with so many WQEs. */
+static struct ibv_qp *make_end(uint32_t role, uint32_t wr, uint32_t inline_bytes)
+{
+	struct ibv_qp_init_attr_ex i = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
+					 .comp_mask = IBV_QP_INIT_ATTR_PD, .cap = { wr, 16, 2, 2, inline_bytes } };
+	struct stardv_qp_init_attr star = { .star = role };
+
+	return stardv_create_qp(ctx, &i, &star, sizeof(star));
+}
+
+static void *make_stateless(void) { return make_end(STARDV_STAR_STATELESS, 16, 600); }
+
 static void *make_ah(void)
 {
 	struct ibv_ah_attr i = { .is_global = 1, .port_num = 1 };
@@ -176,7 +192,7 @@ static const struct kind kinds[] = {
 	{ "SRQ", make_srq, end_srq },		  { "SRQ with tags", make_tags, end_srq },
 	{ "XRC domain", make_xrcd, end_xrcd },	  { "XRC receiver", make_xrc_recv, end_qp },
 	{ "address handle", make_ah, end_ah },	  { "channel", make_channel, end_channel },
-	{ "device memory", make_dm, end_dm },
+	{ "device memory", make_dm, end_dm },	  { "end of StaR", make_stateless, end_qp },
 };
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
@@ -238,6 +254,75 @@ static void transitions(void)
 	printf("%d of %d queue pairs connected without memory\n", connected, made);
 	for (int i = 0; i < made; i++)
 		CHECK(ibv_destroy_qp(q[i]) == 0);
+}
+
+/* What a queue pair is, once that is settled; 0: it is in ERR, as there was no memory for it. */
+static uint32_t role_of(struct ibv_qp *qp)
+{
+	struct stardv_qp_attr star = { .star_role = STARDV_STAR_ROLE_WAITING };
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	for (int i = 0; i < 10000 && star.star_role == STARDV_STAR_ROLE_WAITING; i++) {
+		CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0);
+		if (attr.qp_state == IBV_QPS_ERR)
+			return 0;
+		star.comp_mask = STARDV_QP_STAR;
+		CHECK(stardv_query_qp(qp, &star, sizeof(star)) == 0);
+		usleep(1000);
+	}
+	return star.star_role;
+}
+
+/* Both ends of a connection of StaR, connected; whether they could be. */
+static int pair(struct ibv_qp *ends[2])
+{
+	int first = connect_rc(ends[0], ends[1]->qp_num), second = connect_rc(ends[1], ends[0]->qp_num);
+
+	CHECK((first == 0 || first == ENOMEM) && (second == 0 || second == ENOMEM));
+	return first == 0 && second == 0;
+}
+
+/* Ends of StaR begin without memory for anybody, and go back to RESET while each of their allocations fails: those that cannot stay
+ * what they are. */
+static void star(void)
+{
+	enum { PAIRS = 16 };
+	struct ibv_qp *ends[PAIRS + 1][2];
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	int connected[PAIRS], begun = 0, refusals = 0, ret = ENOMEM;
+
+	for (int i = 0; i <= PAIRS; i++) {
+		/* what the last one needs to come back is more than the library keeps for bad times */
+		CHECK((ends[i][0] = make_end(STARDV_STAR_STATELESS, i < PAIRS ? 16 : 1 << 16, i < PAIRS ? 600 : 0)) != NULL);
+		CHECK((ends[i][1] = make_end(STARDV_STAR_STATEFUL, 16, 600)) != NULL);
+	}
+	CHECK(pair(ends[PAIRS]));
+	CHECK(role_of(ends[PAIRS][0]) == STARDV_STAR_ROLE_STATELESS && writes(ends[PAIRS][0]));
+	dry = 1;
+	for (int i = 0; i < PAIRS; i++)
+		connected[i] = pair(ends[i]);
+	for (int i = 0; i < 1000; i++)
+		CHECK(lives() && writes(ends[PAIRS][1]));
+	dry = 0;
+	for (int i = 0; i < PAIRS; i++)
+		begun += connected[i] && role_of(ends[i][0]) == STARDV_STAR_ROLE_STATELESS && role_of(ends[i][1]);
+	for (int k = 0; k < KINDS; k++)
+		if (kinds[k].make == make_mr || kinds[k].make == make_stateless)
+			CHECK(starve(&kinds[k], 1L << 40) > 0);
+	for (long n = 0; ret == ENOMEM && n < 100; n++) {
+		run = 1L << 40;
+		until = n;
+		ret = ibv_modify_qp(ends[PAIRS][0], &attr, IBV_QP_STATE);
+		until = -1;
+		refusals += ret == ENOMEM;
+		CHECK(ret == 0 || (ret == ENOMEM && writes(ends[PAIRS][0]) && writes(ends[PAIRS][1])));
+	}
+	CHECK(ret == 0 && refusals > 0);
+	printf("%d of %d connections of StaR begun without memory, %d times not reset\n", begun, PAIRS, refusals);
+	for (int i = 0; i <= PAIRS; i++)
+		CHECK(ibv_destroy_qp(ends[i][0]) == 0 && ibv_destroy_qp(ends[i][1]) == 0);
+	CHECK(lives());
 }
 
 /* As many of each kind as the limit of the address space lets be, all at once. */
@@ -317,6 +402,7 @@ int main(void)
 	CHECK(lives());
 	each_allocation();
 	transitions();
+	star();
 	limit();
 	CHECK(ibv_destroy_qp(a) == 0 && ibv_destroy_qp(b) == 0 && ibv_dereg_mr(mr) == 0);
 	CHECK(ibv_close_xrcd(xrcd) == 0 && ibv_destroy_srq(srq) == 0);

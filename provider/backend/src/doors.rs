@@ -4,12 +4,13 @@
 //! socket whose name says the port, the service ID and the address. Owns those sockets, and which names exclude each other; it
 //! must not read what comes: [`crate::Rx`] does.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use starverbs_cm::{ListenAt, Scope};
 use starverbs_core::Gid;
 
 use crate::descriptor::Socket;
+use crate::epoll::{Epoll, Event};
 use crate::error::os;
 use crate::host::ip_of;
 use crate::registry::abstract_address;
@@ -46,12 +47,15 @@ pub(crate) struct Doors {
     addrs: Vec<Gid>,
     doors: Vec<Door>,
     /// An epoll instance on their sockets: what comes is rare, and one call sees it
-    bell: Option<Socket>,
+    bell: Option<Epoll>,
+    /// Room for one that has something
+    ready: Vec<Event>,
 }
 
 impl Doors {
     pub(crate) fn new(port: u16, addrs: &[HostAddr]) -> Self {
-        Doors { port, addrs: addrs.iter().map(|addr| addr.gid).collect(), doors: Vec::new(), bell: None }
+        let addrs = addrs.iter().map(|addr| addr.gid).collect();
+        Doors { port, addrs, doors: Vec::new(), bell: None, ready: Vec::with_capacity(1) }
     }
 
     /// Holds a service; `shared`: others of this process may hold it, if they say so too.
@@ -121,15 +125,13 @@ impl Doors {
 
     /// What to poll(2): readable when something came.
     pub(crate) fn bell(&self) -> Option<RawFd> {
-        self.bell.as_ref().map(AsRawFd::as_raw_fd)
+        self.bell.as_ref().map(Epoll::fd)
     }
 
     /// A socket to which something came.
-    pub(crate) fn ready(&self) -> Option<RawFd> {
-        let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: room for one event, alive across the call.
-        let got = unsafe { libc::epoll_wait(self.bell()?, &mut event, 1, 0) };
-        (got == 1).then_some(event.u64 as RawFd)
+    pub(crate) fn ready(&mut self) -> Option<RawFd> {
+        self.bell.as_ref()?.look(&mut self.ready);
+        self.ready.first().map(|event| event.u64 as RawFd)
     }
 
     /// The narrower scopes that `scope` takes in.
@@ -154,30 +156,18 @@ impl Doors {
     }
 
     fn watch(&mut self, socket: &Socket) -> Result<(), BackendError> {
-        if self.bell.is_none() {
-            // SAFETY: epoll_create1() takes no pointers.
-            let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-            if fd < 0 {
-                return Err(os("an epoll instance"));
-            }
-            // SAFETY: `fd` was just opened and nobody else knows it.
-            self.bell = Some(Socket::new(unsafe { OwnedFd::from_raw_fd(fd) }));
-        }
+        let bell = match &mut self.bell {
+            Some(bell) => bell,
+            none => none.insert(Epoll::new()?),
+        };
         let fd = socket.as_raw_fd();
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
-        let bell = self.bell().unwrap_or(-1);
-        // SAFETY: the event lives across the call. The entry is taken out before the socket is closed.
-        let rc = unsafe { libc::epoll_ctl(bell, libc::EPOLL_CTL_ADD, fd, &mut event) };
-        if rc < 0 { Err(os("an epoll instance")) } else { Ok(()) }
+        bell.add(fd, fd as u64, libc::EPOLLIN)
     }
 
-    /// Before the socket is closed: a child of this process may have it too, and then the kernel goes on reporting a number that is
-    /// no longer this socket's.
     fn unwatch(&self, socket: &Socket) {
-        let mut event = libc::epoll_event { events: 0, u64: 0 };
-        let bell = self.bell().unwrap_or(-1);
-        // SAFETY: the event lives across the call.
-        unsafe { libc::epoll_ctl(bell, libc::EPOLL_CTL_DEL, socket.as_raw_fd(), &mut event) };
+        if let Some(bell) = &self.bell {
+            bell.remove(socket.as_raw_fd());
+        }
     }
 }
 
@@ -213,6 +203,8 @@ fn is_held(port: u16, at: ListenAt) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{FromRawFd, OwnedFd};
+
     use super::*;
 
     const PORT: u16 = 65006;

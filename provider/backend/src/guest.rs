@@ -19,7 +19,8 @@ use crate::sockopt::{self, datagram};
 
 /// How long a patron hands on without being asked again.
 const LEASE: Nanos = 4_000_000_000;
-/// How long a guest waits for one patron's answer, and how many it asks in a row.
+/// How long a guest waits for one patron's answer, and how often it asks in a row: where there are few, the same ones again, as on a busy host each
+/// may take its time.
 const PATIENCE: Duration = Duration::from_millis(50);
 const TRIES: usize = 8;
 /// Guests that a patron serves, and groups of each.
@@ -89,9 +90,10 @@ impl Patron {
             return;
         }
         let known = self.block;
-        let others =
-            blocks_of_host(self.port).into_iter().filter(|block| *block != own && Some(*block) != known);
-        for block in known.into_iter().chain(others).take(TRIES) {
+        let mut blocks: Vec<u32> = known.into_iter().collect();
+        let others = blocks_of_host(self.port).into_iter();
+        blocks.extend(others.filter(|block| *block != own && Some(*block) != known));
+        for block in blocks.into_iter().cycle().take(TRIES) {
             if self.block != Some(block) {
                 (self.block, self.tag) = (Some(block), self.tag.wrapping_add(1));
             }

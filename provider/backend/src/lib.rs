@@ -19,6 +19,7 @@ mod batch;
 mod control;
 mod descriptor;
 mod doors;
+mod epoll;
 mod error;
 mod fault;
 mod guest;

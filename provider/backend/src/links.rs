@@ -17,6 +17,7 @@ use starverbs_core::relay::{LinkError, LinkId};
 
 use crate::BackendError;
 use crate::descriptor::Socket;
+use crate::epoll::{Epoll, Event};
 use crate::error::os;
 use crate::sockopt::{self, errno};
 pub use domain::{DomainName, FileId, Opening};
@@ -39,10 +40,10 @@ const IN_VAIN: u32 = 16;
 const IN_A_ROW: u32 = 32;
 /// The connections of a card.
 pub struct Links {
-    epoll: Socket,
+    epoll: Epoll,
     listeners: Vec<Listener>,
     links: Vec<Option<Link>>,
-    ready: Vec<libc::epoll_event>,
+    ready: Vec<Event>,
     /// Messages of the last of them that were given in a row
     given: u32,
 }
@@ -89,20 +90,14 @@ impl Links {
     /// # Errors
     /// No descriptors are left.
     pub fn new() -> Result<Links, BackendError> {
-        // SAFETY: no memory is involved.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(os("an epoll descriptor"));
-        }
-        // SAFETY: just opened, known to nobody else.
-        let epoll = Socket::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        let epoll = Epoll::new()?;
         let ready = Vec::with_capacity(EVENTS);
         Ok(Links { epoll, listeners: Vec::new(), links: Vec::new(), ready, given: 0 })
     }
 
     /// What to poll(2) for POLLIN.
     pub fn fd(&self) -> RawFd {
-        self.epoll.as_raw_fd()
+        self.epoll.fd()
     }
 
     /// Other processes reach the SRQs of `domain` from now on, under `block`, as the domain `name`.
@@ -125,7 +120,7 @@ impl Links {
         if bound < 0 || unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } < 0 {
             return Err(os(WHAT));
         }
-        self.watch(socket.as_raw_fd(), LISTENER | u64::from(domain), libc::EPOLLIN);
+        self.epoll.add(socket.as_raw_fd(), LISTENER | u64::from(domain), libc::EPOLLIN)?;
         self.listeners.push(Listener { domain, name: name.clone(), block, socket });
         Ok(())
     }
@@ -133,7 +128,7 @@ impl Links {
     /// The domain ends, and with it its links. The other ends are told by the kernel.
     pub fn end(&mut self, domain: u32) {
         for listener in self.listeners.iter().filter(|listener| listener.domain == domain) {
-            self.unwatch(&listener.socket);
+            self.epoll.remove(listener.socket.as_raw_fd());
         }
         self.listeners.retain(|listener| listener.domain != domain);
         for at in 0..self.links.len() {
@@ -196,7 +191,7 @@ impl Links {
         if !full {
             let (fd, accepted) = (found.socket.as_raw_fd(), found.to.is_none());
             let also = if accepted { 0 } else { libc::EPOLLIN };
-            self.rewatch(fd, u64::from(link.0), libc::EPOLLOUT | also);
+            self.epoll.change(fd, u64::from(link.0), libc::EPOLLOUT | also);
         }
         true
     }
@@ -260,13 +255,7 @@ impl Links {
 
     /// Asks the kernel what came. False: nothing.
     fn look(&mut self) -> bool {
-        self.ready.clear();
-        // SAFETY: room for that many events, which the kernel writes before it says how many.
-        unsafe {
-            let room = self.ready.as_mut_ptr();
-            let got = libc::epoll_wait(self.epoll.as_raw_fd(), room, EVENTS as i32, 0);
-            self.ready.set_len(usize::try_from(got).unwrap_or(0));
-        }
+        self.epoll.look(&mut self.ready);
         !self.ready.is_empty()
     }
 
@@ -300,7 +289,7 @@ impl Links {
             None => return None,
         };
         sockopt::send_buffer(&socket, BUFFER);
-        self.watch(socket.as_raw_fd(), at as u64, libc::EPOLLIN);
+        self.epoll.add(socket.as_raw_fd(), at as u64, libc::EPOLLIN).ok()?;
         self.links[at] = Some(Link { domain, to, socket, due: Due::default() });
         Some(LinkId(at as u32))
     }
@@ -320,32 +309,13 @@ impl Links {
             }
         }
         let fd = link.socket.as_raw_fd();
-        self.rewatch(fd, at as u64, libc::EPOLLIN);
+        self.epoll.change(fd, at as u64, libc::EPOLLIN);
     }
 
     fn close(&mut self, at: usize) {
         if let Some(link) = self.links[at].take() {
-            self.unwatch(&link.socket);
+            self.epoll.remove(link.socket.as_raw_fd());
         }
-    }
-
-    /// Before a socket is closed: the kernel goes on reporting one that a child of this process has, too.
-    fn unwatch(&self, socket: &Socket) {
-        self.control(libc::EPOLL_CTL_DEL, socket.as_raw_fd(), 0, 0);
-    }
-
-    fn watch(&self, fd: RawFd, what: u64, events: i32) {
-        self.control(libc::EPOLL_CTL_ADD, fd, what, events);
-    }
-
-    fn rewatch(&self, fd: RawFd, what: u64, events: i32) {
-        self.control(libc::EPOLL_CTL_MOD, fd, what, events);
-    }
-
-    fn control(&self, op: i32, fd: RawFd, what: u64, events: i32) {
-        let mut event = libc::epoll_event { events: events as u32, u64: what };
-        // SAFETY: the event lives across the call.
-        unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), op, fd, &mut event) };
     }
 }
 

@@ -36,12 +36,17 @@ fn while_served(nodes: &mut [Node], work: impl FnOnce()) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
+            /* once more when it is done: what it said last is heard before anything that is sent next */
+            loop {
+                let last = done.load(Ordering::Acquire);
                 nodes.iter_mut().for_each(Node::poll);
+                if last {
+                    break;
+                }
             }
         });
         work();
-        done.store(true, Ordering::Relaxed);
+        done.store(true, Ordering::Release);
     });
 }
 

@@ -33,7 +33,7 @@ pub mod qp;
 pub mod qpc;
 pub mod relay;
 mod rng;
-mod room;
+pub mod room;
 pub mod star;
 pub mod tags;
 pub mod transport;

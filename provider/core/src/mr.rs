@@ -35,6 +35,8 @@ const REST: usize = 512;
 const STEP: usize = 1024;
 /// An MR's own key may stand in an SGE; a window's may not (IBTA 10.6.7.1).
 const IN_SGES: Access = Access::from_bits_retain(1 << 31);
+/// Nobody is told of it who tells stateful peers.
+const HIDDEN: Access = Access::from_bits_retain(1 << 30);
 
 /// What a program registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -79,7 +81,7 @@ pub struct MrTable {
     /// MRs of other cards, by key
     imports: Vec<Entry>,
     /// Windows that were bound, or no longer are, for who tells stateful peers. `None`: nobody does
-    changes: Option<Vec<rules::Change>>,
+    changes: Option<rules::Changes>,
 }
 
 /// One slot: an MR, or a window with what it is bound to.
@@ -238,7 +240,7 @@ impl MrTable {
         let slot = (key >> KEY_BITS) ^ self.mask;
         let e = self.entries.get(slot as usize)?;
         let found = e.key.map(NonZeroU32::get) == Some(key) && e.kind == Kind::Mr;
-        let access = e.access.difference(IN_SGES);
+        let access = e.access.difference(IN_SGES | HIDDEN);
         found.then_some(MrAttr { pd: e.pd, addr: e.addr, length: e.length, iova: e.iova, access })
     }
 

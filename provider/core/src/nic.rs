@@ -14,6 +14,7 @@ pub(crate) mod multicast;
 pub mod negotiation;
 pub(crate) mod pace;
 pub(crate) mod path;
+mod psn_set;
 pub mod released;
 pub(crate) mod repair;
 pub(crate) mod sched;

@@ -70,8 +70,8 @@ pub(crate) fn exact<T>(list: &mut Vec<T>, entries: usize) -> Result<(), NicError
     list.try_reserve_exact(entries.saturating_sub(list.len())).map_err(|_| NicError::Exhausted)
 }
 
-/// Whether the host has memory for a pool of so many bytes, which is then made at once: another thread may still get it first.
-pub(crate) fn is_room_for(bytes: usize) -> bool {
+/// Whether the host has memory for something of so many bytes, which is then made at once: another thread may still get it first.
+pub fn is_room_for(bytes: usize) -> bool {
     Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn filled<T: Clone + Default>(entries: usize) -> Result<Box<[T]>, Nic
 
 /// Room for one more in a table of objects. A slab cannot be asked to grow if it can, so another vector of the size that it
 /// would grow to is asked first. `Exhausted`: no memory.
-pub(crate) fn make_room_in<T>(table: &mut Slab<T>) -> Result<(), NicError> {
+pub fn make_room_in<T>(table: &mut Slab<T>) -> Result<(), NicError> {
     if table.len() < table.capacity() {
         return Ok(());
     }

@@ -176,6 +176,13 @@ impl Run {
         panic!("no end after {STEPS} steps, at {} ns: {:?}", self.world.now, self.world.timers());
     }
 
+    /// All of it, and whether it was right.
+    fn complete(mut self) -> Self {
+        self.go();
+        self.finish();
+        self
+    }
+
     fn finish(&self) {
         for conn in &self.world.conns {
             conn.finish(&self.world.net);
@@ -195,20 +202,12 @@ impl Run {
 
 #[test]
 fn star_is_exactly_once_and_in_order() {
-    for_seeds("star_is_exactly_once_and_in_order", 700, |seed| {
-        let mut run = Run::new(seed, None, false);
-        run.go();
-        run.finish();
-    });
+    for_seeds("star_is_exactly_once_and_in_order", 700, |seed| _ = Run::new(seed, None, false).complete());
 }
 
 #[test]
 fn star_through_shared_receive_queues() {
-    for_seeds("star_through_shared_receive_queues", 200, |seed| {
-        let mut run = Run::new(seed, None, true);
-        run.go();
-        run.finish();
-    });
+    for_seeds("star_through_shared_receive_queues", 200, |seed| _ = Run::new(seed, None, true).complete());
 }
 
 /// 20% loss, 20% repeats, 20% out of order, all at once.
@@ -217,9 +216,7 @@ fn star_on_the_worst_wire() {
     for_seeds("star_on_the_worst_wire", 120, |seed| {
         let faults = Faults { loss: 0.2, duplicate: 0.2, reorder: 0.2, corrupt: 0.02, ..Faults::default() };
         assert!(!is_clean(&faults));
-        let mut run = Run::new(seed, Some(faults), false);
-        run.go();
-        run.finish();
+        _ = Run::new(seed, Some(faults), false).complete();
     });
 }
 
@@ -227,9 +224,7 @@ fn star_on_the_worst_wire() {
 #[test]
 fn under_a_key_nobody_else_is_believed() {
     for_seeds("under_a_key_nobody_else_is_believed", 300, |seed| {
-        let mut run = Run::forged(seed, true);
-        run.go();
-        run.finish();
+        let run = Run::forged(seed, true).complete();
         let made = run.world.forger.as_ref().map_or(0, |forger| forger.made);
         let [foreign, replayed] = [|c: &Counters| c.star_foreign.get(), |c: &Counters| c.star_replayed.get()]
             .map(|of| run.world.stats.iter().map(|stats| of(stats)).sum::<u64>());
@@ -257,9 +252,7 @@ fn without_a_key_whoever_reads_the_wire_ends_connections() {
 #[test]
 fn queue_pairs_of_a_card_are_stateful_ends() {
     for_seeds("queue_pairs_of_a_card_are_stateful_ends", 200, |seed| {
-        let mut run = Run::with(seed, None, seed % 3 == 0, true);
-        run.go();
-        run.finish();
+        _ = Run::with(seed, None, seed % 3 == 0, true).complete();
     });
 }
 

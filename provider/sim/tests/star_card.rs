@@ -32,9 +32,9 @@ impl Sl {
         memory.set_word(slot, Stamp::before_psn(EPOCH, 0, 1).word());
         memory.set_word(replay, Stamp::before(EPOCH, 0, 1).word());
         let mut bounds = Bounds::new();
-        bounds.add(data, 256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
-        bounds.add_slots(slot, CQE_SLOT);
-        bounds.add_slots(replay, REPLAY_SLOT);
+        bounds.add(data, 256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).expect("memory");
+        bounds.add_slots(slot, CQE_SLOT).expect("memory");
+        bounds.add_slots(replay, REPLAY_SLOT).expect("memory");
         Sl { net, bounds, stats: Counters::default(), data, slot, replay }
     }
 
@@ -138,6 +138,17 @@ fn data_goes_where_it_may() {
     assert!(sl.get(header(Ptype::Gd, Opt::Read, sl.data, 4), PREFIX, &[]).0.is_empty(), "no remote READ");
     assert_eq!((sl.stats.star_refused.get(), sl.stats.star_bad.get()), (5, 1));
     assert_eq!(sl.net.hosts[0].env.memory.read(sl.data, 8), b"moredata");
+}
+
+/// SF asks for no bytes without naming some, and is not answered.
+#[test]
+fn an_empty_gather_is_none() {
+    let mut sl = Sl::new();
+    for opt in [Opt::Send, Opt::Read, Opt::Recv] {
+        let (frames, events) = sl.get(header(Ptype::Gd, opt, sl.data, 0), PREFIX, &[]);
+        assert!(frames.is_empty() && events.is_empty(), "{opt:?}");
+    }
+    assert_eq!((sl.stats.star_bad.get(), sl.stats.star_gd.get()), (3, 0));
 }
 
 #[test]

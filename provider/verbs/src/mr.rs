@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use starverbs_core::mr::MrAttr;
-use starverbs_core::{Access, NicError, Sge};
+use starverbs_core::{Access, Nanos, NicError, Sge};
 
-use crate::card::Card;
+use crate::card::{Card, Shard};
 use crate::context::Context;
 use crate::dm::{Dm, DmHold};
 use crate::error::{Result, VerbsError};
+use crate::log::log;
 use crate::memory::{self, Mapping};
 use crate::pd::Pd;
 use crate::share::{Foreign, Item, Kept, Kind as Shared, Tag};
@@ -232,13 +233,13 @@ impl Mr {
             let ((), told) = shard.end_key(key, now, |shard| shard.nic.rereg_mr(key, attr))?;
             /* in one turn: StaR that opens after it knows the region as it is now, and would count it twice */
             if !told {
-                shard.tell_of(key, now);
+                tell_again(shard, key, now);
             }
             Ok::<_, NicError>(told)
         })?;
         if told {
             card.await_revocation(key);
-            card.with(|shard, now| shard.tell_of(key, now));
+            card.with(|shard, now| tell_again(shard, key, now));
         }
         card.await_told(attr.pd);
         if let Some(exports) = self.0.ctx.exports() {
@@ -321,6 +322,13 @@ impl MrInner {
         if told {
             card.await_revocation(self.key);
         }
+    }
+}
+
+/// Stateful cards hear of a region as it is now. It is changed already: without memory to say so it is none to them.
+fn tell_again(shard: &mut Shard, key: u32, now: Nanos) {
+    if shard.tell_of(key, now).is_err() {
+        log!(Warn, "no memory for the region of key {key:#x}: it is none to stateful ends");
     }
 }
 

@@ -75,7 +75,7 @@ impl StarHost {
         let [boot, _] = seed();
         let identity = Identity { boot, ports, threshold: settings.star_threshold };
         let mut library = Library::new(identity.life(), boot, stats);
-        library.learn(nic);
+        library.learn(nic)?;
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
         Ok(StarHost { rx, roles: Roles::new(identity, stats), library, stats })
     }

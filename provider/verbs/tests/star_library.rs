@@ -2,10 +2,16 @@
 
 mod common;
 
+use std::net::UdpSocket;
+
 use common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
-use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus};
+use starverbs_core::star::wire::{Crc, Head, Header, Opt, Prefix, Ptype, fill_checksum};
+use starverbs_core::wire::IcrcHeader;
+use starverbs_core::{
+    Access, Cqe, Gid, Psn, QpState, QpType, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
+};
 use starverbs_settings::{Settings, StarWish};
 use starverbs_verbs::{Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq};
 
@@ -377,4 +383,77 @@ fn many_connections_cost_the_stateless_card_nothing() {
     late.dereg().unwrap();
     drop(qps);
     assert_eq!(counted(), [0; 3]);
+}
+
+/// UDP ports of this process's sockets.
+fn udp_ports() -> Vec<u16> {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    let sockets: Vec<String> = links
+        .filter_map(|to| Some(to.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    let table = std::fs::read_to_string("/proc/self/net/udp").unwrap();
+    let port_of = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let ours = sockets.iter().any(|socket| fields.get(9) == Some(&socket.as_str()));
+        ours.then(|| u16::from_str_radix(fields[1].rsplit(':').next()?, 16).ok()).flatten()
+    };
+    table.lines().filter_map(port_of).collect()
+}
+
+/// A packet that writes to a program's memory, to the stateless half at `port` from a socket.
+fn write_to(socket: &UdpSocket, port: u16, prefix: Prefix, addr: u64) -> std::io::Result<usize> {
+    let data = [0xee; 64];
+    let header = Header {
+        ptype: Ptype::Rd,
+        opt: Opt::Write,
+        migrate: false,
+        ack: true,
+        qpn: 0x77,
+        epoch: 0,
+        psn: Psn::new(0),
+        addr,
+        len: data.len() as u16,
+    };
+    let of = |at: std::net::SocketAddr| match at.ip() {
+        std::net::IpAddr::V4(ip) => Gid::from_ipv4(ip.octets()),
+        std::net::IpAddr::V6(_) => panic!("no IPv6 here"),
+    };
+    let own = socket.local_addr()?;
+    let dst = Gid::from_ipv4([127, 0, 0, 1]);
+    let path = IcrcHeader { src: of(own), dst, sport: own.port(), dport: port, ip_id: 0 };
+    let mut frame = [Head::to_stateless(header, prefix).bytes(), &data].concat();
+    fill_checksum(&path, &mut frame);
+    let mut crc = Crc::new();
+    crc.update(&frame);
+    frame.extend(crc.finish());
+    socket.send_to(&frame, ("127.0.0.1", port))
+}
+
+/// Whoever is not the peer of a connection that there is neither writes to the stateless card's memory nor hears from it.
+#[test]
+fn strangers_reach_nothing_through_a_stateless_card() {
+    let others = udp_ports();
+    let nodes = pair();
+    let qps = connected(&nodes);
+    let [a, b] = &nodes;
+    let ports: Vec<u16> = udp_ports().into_iter().filter(|port| !others.contains(port)).collect();
+    let strangers = ["127.0.0.1:0", "127.0.0.2:0"].map(|at| UdpSocket::bind(at).unwrap());
+    strangers.iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
+    let drops = || a.ctx.counters().unwrap().star_drops.get();
+    let before = a.bytes(0, 64);
+    for (from, qpn) in [(0, qps[0].number()), (1, qps[0].number()), (0, qps[0].number() ^ 1)] {
+        let known = drops();
+        for port in &ports {
+            let prefix = Prefix { qpn, epoch: 0x1234_5678 };
+            write_to(&strangers[from], *port, prefix, a.addr(0)).unwrap();
+        }
+        wait_for("a stranger's packet", || drops() > known);
+    }
+    b.post_recv(&qps[1], 1, 0, 64).unwrap();
+    post(&qps[0], &send(2, &[a.sge(0, 64)])).unwrap();
+    assert_eq!([a, b].map(|node| node.completions(1)[0].status), [WcStatus::Success; 2]);
+    assert_eq!(a.bytes(0, 64), before);
+    let heard = strangers.map(|socket| socket.recv(&mut [0; 2048]).map_err(|error| error.kind()));
+    assert_eq!(heard, [Err(std::io::ErrorKind::WouldBlock); 2]);
 }

@@ -13,7 +13,7 @@ const PROGRAM: &str = "starverbs-bench";
 /// Status when there is nothing to start, as the shell's.
 const NOT_FOUND: u8 = 127;
 
-/// Measure the card (runs starverbs-bench, which `cargo build --release -p starverbs-bench` makes).
+/// Measure the card (runs starverbs-bench, which `make build` puts beside this command).
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// What to measure alone; all, when not given

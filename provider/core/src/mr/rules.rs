@@ -1,10 +1,12 @@
 //! What keys open, in the words in which stateless ends of StaR connections tell their peers.
 
-use alloc::vec::Vec;
+use alloc::collections::VecDeque;
 use core::num::NonZeroU32;
 
 use super::window::UNBOUND;
-use super::{Entry, IN_SGES, KEY_BITS, Kind, MrTable};
+use super::{Entry, HIDDEN, IN_SGES, KEY_BITS, Kind, MrTable};
+use crate::error::NicError;
+use crate::room::Room;
 use crate::star::control::Rule;
 
 /// A window was bound, or is bound no longer.
@@ -16,12 +18,20 @@ pub enum Change {
     Unbound(Rule),
 }
 
+/// What became of windows, and room for what will become of those that are bound.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    list: VecDeque<Change>,
+    /// Windows that are bound and not hidden: the end of each has room in `list`
+    bound: usize,
+}
+
 impl Entry {
     /// What its key opens; `None`: nothing.
     pub(super) fn rule(&self) -> Option<Rule> {
         let Entry { addr, length: len, iova, access, pd, qpn, link, kind, .. } = *self;
         let key = self.key.map(NonZeroU32::get)?;
-        let open = kind == Kind::Mr || link != UNBOUND;
+        let open = (kind == Kind::Mr || link != UNBOUND) && !access.contains(HIDDEN);
         open.then_some(Rule { key, pd, qpn, addr, len, iova, access: access.difference(IN_SGES) })
     }
 }
@@ -39,23 +49,58 @@ impl MrTable {
         entry.or_else(|| self.imported(key))?.rule()
     }
 
-    /// From now on it is kept which windows are bound, and which no longer are.
-    pub fn watch_windows(&mut self) {
-        self.changes.get_or_insert_default();
+    /// What a key opens is none to stateful peers: those who tell them have no memory for it.
+    pub fn hide(&mut self, key: u32) {
+        let slot = (key >> KEY_BITS) ^ self.mask;
+        let entry = self.entries.get_mut(slot as usize);
+        if let Some(entry) = entry.filter(|entry| entry.key.map(NonZeroU32::get) == Some(key)) {
+            if entry.kind != Kind::Mr
+                && entry.rule().is_some()
+                && let Some(changes) = &mut self.changes
+            {
+                changes.bound -= 1;
+            }
+            entry.access |= HIDDEN;
+        }
     }
 
-    /// What became of windows since this was asked last.
-    pub fn take_changes(&mut self) -> Vec<Change> {
-        self.changes.as_mut().map(core::mem::take).unwrap_or_default()
+    /// From now on it is kept which windows are bound, and which no longer are. `Exhausted`: no memory.
+    pub fn watch_windows(&mut self) -> Result<(), NicError> {
+        let windows = self.entries.iter().filter(|entry| entry.kind != Kind::Mr && entry.rule().is_some());
+        let mut changes = Changes { bound: windows.count(), ..Changes::default() };
+        changes.list.make_room(changes.bound)?;
+        self.changes.get_or_insert(changes);
+        Ok(())
     }
 
-    /// A change, if somebody wants to know. One that there is no memory for is lost, and its window is none to stateful peers.
-    pub(super) fn note(&mut self, change: impl FnOnce(Rule) -> Change, slot: u32) {
+    /// The next thing that became of a window.
+    pub fn next_change(&mut self) -> Option<Change> {
+        self.changes.as_mut()?.list.pop_front()
+    }
+
+    /// A window was bound: whoever wants to know is told, and will be told of its end. Without memory for that it is hidden.
+    pub(super) fn note_bound(&mut self, slot: u32) {
+        let Some(entry) = self.entries.get_mut(slot as usize) else { return };
+        if let (Some(changes), Some(rule)) = (&mut self.changes, entry.rule()) {
+            if changes.list.make_room(changes.list.len() + changes.bound + 2).is_ok() {
+                changes.bound += 1;
+                changes.list.push_in_room(Change::Bound(rule));
+            } else {
+                entry.access |= HIDDEN;
+            }
+        }
+    }
+
+    /// A window is bound no longer. There is room to say so, since it was bound.
+    pub(super) fn note_unbound(&mut self, slot: u32) {
         let rule = self.entries.get(slot as usize).and_then(Entry::rule);
-        if let (Some(changes), Some(rule)) = (&mut self.changes, rule)
-            && changes.try_reserve(1).is_ok()
-        {
-            changes.push(change(rule));
+        if let (Some(changes), Some(rule)) = (&mut self.changes, rule) {
+            changes.bound -= 1;
+            changes.list.push_in_room(Change::Unbound(rule));
         }
     }
 }
+
+#[cfg(test)]
+#[path = "rules_tests.rs"]
+mod tests;

@@ -4,7 +4,7 @@
 //! A window is a slot of the MR table. Bound, it has the host addresses of its bytes, so that an access
 //! through it costs what one through an MR does; unbound, it has no rights.
 
-use super::{Change, Entry, KEY_BITS, Kind, MrFault, MrTable};
+use super::{Entry, KEY_BITS, Kind, MrFault, MrTable};
 use crate::error::NicError;
 use crate::types::{Access, PdId, Qpn, SendWqe};
 
@@ -131,7 +131,7 @@ impl MrTable {
         }
         let entry = &mut self.entries[slot as usize];
         (entry.key, entry.spent) = (Some(key), byte);
-        self.note(Change::Bound, slot);
+        self.note_bound(slot);
         Ok(kind)
     }
 
@@ -208,7 +208,7 @@ impl MrTable {
     }
 
     fn unbind(&mut self, slot: u32) {
-        self.note(Change::Unbound, slot);
+        self.note_unbound(slot);
         let Some(entry) = self.entries.get_mut(slot as usize) else { return };
         let link = core::mem::replace(&mut entry.link, UNBOUND);
         (entry.length, entry.access, entry.qpn) = (0, Access::empty(), 0);

@@ -16,6 +16,8 @@ use crate::wire::headers::SackEth;
 const FRAME: usize = 4096 + 64;
 /// PSNs that a gap's table holds: a power of two, more than a SACK tells of.
 const RING: usize = 512;
+/// Which PSNs of the ring.
+type Set = super::psn_set::Set<{ RING / 64 }>;
 /// After so much silence the frames behind a gap may go to others, ns: more than requesters let pass between two timeouts
 /// unless nobody answers for long. Their peer was told that they are kept, but is told no more when they are missing: it sends
 /// again what is not acknowledged in the end, as TCP does (RFC 2018, section 8).
@@ -34,7 +36,7 @@ impl GapId {
 /// What is kept behind a missing packet.
 struct Gap {
     /// Which PSNs are kept, by PSN modulo [`RING`]
-    have: [u64; RING / 64],
+    have: Set,
     /// Where, likewise
     slots: [u16; RING],
     count: u16,
@@ -79,7 +81,7 @@ impl Keep {
         }
         self.gaps.reserve_exact(gaps.into());
         self.gaps.resize_with(gaps.into(), || Gap {
-            have: [0; RING / 64],
+            have: Set::EMPTY,
             slots: [0; RING],
             count: 0,
             owner: 0,
@@ -136,11 +138,11 @@ impl Keep {
     pub(crate) fn close(&mut self, id: GapId) {
         let gap = &mut self.gaps[id.place()];
         for at in 0..RING {
-            if gap.have[at / 64] >> (at % 64) & 1 == 1 {
+            if gap.have.has(at) {
                 self.free.push_in_room(gap.slots[at]);
             }
         }
-        (gap.have, gap.count, gap.owner) = ([0; RING / 64], 0, 0);
+        (gap.have, gap.count, gap.owner) = (Set::EMPTY, 0, 0);
         self.free_gaps.push_in_room(id);
     }
 
@@ -151,8 +153,7 @@ impl Keep {
 
     /// Whether the frame at `psn` is kept.
     pub(crate) fn has(&self, id: GapId, psn: Psn) -> bool {
-        let at = place(psn);
-        self.gaps[id.place()].have[at / 64] >> (at % 64) & 1 == 1
+        self.gaps[id.place()].have.has(place(psn))
     }
 
     /// Keeps a frame, given in parts, at `psn`, which is at most [`SackEth::SPAN`] behind the expected one. False: there is no
@@ -176,7 +177,7 @@ impl Keep {
         room[begin..].fill(0);
         self.lengths[usize::from(slot)] = len as u16;
         let (gap, at) = (&mut self.gaps[id.place()], place(psn));
-        gap.have[at / 64] |= 1 << (at % 64);
+        gap.have.put(at);
         gap.slots[at] = slot;
         gap.count += 1;
         true
@@ -188,7 +189,7 @@ impl Keep {
             return None;
         }
         let (gap, at) = (&mut self.gaps[id.place()], place(psn));
-        gap.have[at / 64] &= !(1 << (at % 64));
+        gap.have.drop(at);
         gap.count -= 1;
         Some(Kept { slot: gap.slots[at] })
     }
@@ -222,12 +223,7 @@ impl Keep {
     /// What is kept behind `expected`, as a SACK says it.
     pub(crate) fn tell(&self, id: GapId, expected: Psn) -> SackEth {
         let have = &self.gaps[id.place()].have;
-        let word = |k: usize| {
-            let from = place(expected.plus(1 + 64 * k as u32));
-            let (low, shift) = (have[from / 64] >> (from % 64), from % 64);
-            if shift == 0 { low } else { low | have[(from / 64 + 1) % (RING / 64)] << (64 - shift) }
-        };
-        SackEth::new(core::array::from_fn(word))
+        SackEth::new(core::array::from_fn(|k| have.from(place(expected.plus(1 + 64 * k as u32)))))
     }
 }
 

@@ -10,8 +10,8 @@ use crate::env::{Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::mr::{Bind, MrFault, MrTable};
 use crate::qp::{Owner, QpAttr, QpInit, RecvSource};
-use crate::room::filled;
-use crate::transport::{Requester, Responder, Track};
+use crate::room::{filled, is_room_for};
+use crate::transport::{Qp, Requester, Responder, Track};
 use crate::types::{AsyncEvent, PdId, QpState, Qpn, SendOp, SendWqe, SrqId};
 
 /// A QP that has left the card.
@@ -55,6 +55,15 @@ pub struct Leaving<'a, E: Env> {
     pub first_send: u32,
 }
 
+/// What a QP needs on the card beside its number.
+pub struct Places {
+    /// SGEs of its receives
+    max_sge: usize,
+    /// Room for what it sends
+    track: Box<[Track]>,
+    timer: TimerId,
+}
+
 impl<E: Env> Nic<E> {
     /// What [`Nic::release_for_star`] will give of a QP. `NotFound`: there is none.
     pub fn leaving(&self, qpn: Qpn) -> Result<Leaving<'_, E>, NicError> {
@@ -90,12 +99,24 @@ impl<E: Env> Nic<E> {
         Ok(Released { qpn, init, attr, windows: qp.flags.windows })
     }
 
-    /// A QP comes back, in RESET: what is posted to it is forgotten. `Exhausted`: no memory, and it is given back.
-    pub fn readmit(&mut self, released: Released<E>) -> Result<(), (NicError, Box<Released<E>>)> {
-        let (max_sge, track, timer) = match self.places_of(&released.init) {
-            Ok(places) => places,
-            Err(error) => return Err((error, Box::new(released))),
+    /// What a QP needs to come back, for [`Nic::readmit`]. `Exhausted`: no memory, and nothing is taken.
+    pub fn prepare_return(&mut self, released: &Released<E>) -> Result<Places, NicError> {
+        if !is_room_for(size_of::<Qp<E>>()) {
+            return Err(NicError::Exhausted);
+        }
+        let init = &released.init;
+        let max_sge = match &init.rq {
+            RecvSource::Own(rq) => rq.max_sge(),
+            RecvSource::Shared(srq) => self.shared.srq_max_sge(*srq).ok_or(NicError::NotFound)?,
+            RecvSource::Xrc(_) => return Err(NicError::Invalid),
         };
+        let track = filled(init.sq.slots() as usize)?;
+        Ok(Places { max_sge, track, timer: self.take_timer(init.qp_type)? })
+    }
+
+    /// A QP comes back, in RESET, to what was prepared for it: what is posted to it is forgotten.
+    pub fn readmit(&mut self, released: Released<E>, places: Places) {
+        let Places { max_sge, track, timer } = places;
         let Released { qpn, init, windows, .. } = released;
         init.sq.reset();
         if let RecvSource::Own(rq) = &init.rq {
@@ -107,21 +128,6 @@ impl<E: Env> Nic<E> {
         let next = init.sq.posted();
         let req = Requester { next, una: next, fresh: next, ..Requester::new(track) };
         self.insert_qp(init, (qpn, timer), req, Responder::new(max_sge));
-        Ok(())
-    }
-
-    /// What a QP needs beside its number: SGEs of its receives, room for what it sends, its timer.
-    fn places_of(
-        &mut self,
-        init: &QpInit<E::Sq, E::Rq, E::Cq>,
-    ) -> Result<(usize, Box<[Track]>, TimerId), NicError> {
-        let max_sge = match &init.rq {
-            RecvSource::Own(rq) => rq.max_sge(),
-            RecvSource::Shared(srq) => self.shared.srq_max_sge(*srq).ok_or(NicError::NotFound)?,
-            RecvSource::Xrc(_) => return Err(NicError::Invalid),
-        };
-        let track = filled(init.sq.slots() as usize)?;
-        Ok((max_sge, track, self.take_timer(init.qp_type)?))
     }
 
     /// A QP that has left ends: its number is free, and nothing is in use by it.

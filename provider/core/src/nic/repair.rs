@@ -31,28 +31,8 @@ impl RepairId {
     }
 }
 
-/// Which PSNs of a ring.
-#[derive(Clone, Copy)]
-struct Set([u64; RING / 64]);
-
-impl Set {
-    const EMPTY: Set = Set([0; RING / 64]);
-    #[inline]
-    fn has(&self, at: usize) -> bool {
-        self.0[at / 64] >> (at % 64) & 1 == 1
-    }
-    #[inline]
-    fn put(&mut self, at: usize) {
-        self.0[at / 64] |= 1 << (at % 64);
-    }
-    /// Gives whether it was in.
-    #[inline]
-    fn drop(&mut self, at: usize) -> bool {
-        let was = self.has(at);
-        self.0[at / 64] &= !(1 << (at % 64));
-        was
-    }
-}
+/// Which PSNs of the ring.
+type Set = super::psn_set::Set<{ RING / 64 }>;
 
 /// The packets of one QP.
 pub(crate) struct Repair {

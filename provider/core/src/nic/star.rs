@@ -12,6 +12,7 @@ use super::{Nic, Shared, Srq};
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
 use crate::qp::RecvSource;
+use crate::room::is_room_for;
 use crate::star::channel::Channel;
 use crate::star::control::Setup;
 use crate::star::env::StarEnv;
@@ -317,6 +318,9 @@ where
     ) -> Result<(), NicError> {
         if self.has_few_contexts() {
             return Err(NicError::Invalid);
+        }
+        if !is_room_for(size_of::<Stateful<E>>()) {
+            return Err(NicError::Exhausted);
         }
         let max_msg = self.shared.cfg.max_msg;
         let max_recv_sge = self.qps.get(qpn).map_or(1, |qp| qp.resp.max_sge());

@@ -5,6 +5,8 @@
 
 use alloc::collections::BTreeMap;
 
+use crate::error::NicError;
+use crate::room::is_room_for;
 use crate::types::Access;
 
 /// What a packet does with memory.
@@ -48,6 +50,9 @@ fn uses(access: Access) -> Counts {
     ]
 }
 
+/// Nodes of the map that two more segments may take, bytes: a few of each half a KiB.
+const TWO_SEGMENTS: usize = 4096;
+
 const SLOTS: Counts = [0, 0, 0, 0, 0, 1];
 
 impl Bounds {
@@ -56,17 +61,21 @@ impl Bounds {
         Bounds { segments: BTreeMap::new() }
     }
 
-    /// A region of the host's memory is registered with these rights.
-    pub fn add(&mut self, addr: u64, len: u64, access: Access) {
+    /// A region of the host's memory is registered with these rights. `Exhausted`: no memory to keep that.
+    pub fn add(&mut self, addr: u64, len: u64, access: Access) -> Result<(), NicError> {
+        self.make_room()?;
         self.change(addr, len, uses(access), u32::saturating_add);
+        Ok(())
     }
     /// It no longer is: the arguments are those of [`add`](Bounds::add).
     pub fn remove(&mut self, addr: u64, len: u64, access: Access) {
         self.change(addr, len, uses(access), u32::saturating_sub);
     }
-    /// Slots of the library lie there, and nothing else.
-    pub fn add_slots(&mut self, addr: u64, len: u64) {
+    /// Slots of the library lie there, and nothing else. `Exhausted`: no memory to keep that.
+    pub fn add_slots(&mut self, addr: u64, len: u64) -> Result<(), NicError> {
+        self.make_room()?;
         self.change(addr, len, SLOTS, u32::saturating_add);
+        Ok(())
     }
     /// They no longer do.
     pub fn remove_slots(&mut self, addr: u64, len: u64) {
@@ -83,6 +92,11 @@ impl Bounds {
         let first = self.segments.range(..=addr).next_back();
         first.is_some_and(|(_, counts)| may(counts))
             && (addr == last || self.segments.range(addr + 1..=last).all(|(_, counts)| may(counts)))
+    }
+
+    /// Whether there is memory for two more segments. A map cannot be asked, so that the host is.
+    fn make_room(&self) -> Result<(), NicError> {
+        if is_room_for(TWO_SEGMENTS) { Ok(()) } else { Err(NicError::Exhausted) }
     }
 
     fn change(&mut self, addr: u64, len: u64, by: Counts, apply: fn(u32, u32) -> u32) {
@@ -127,9 +141,9 @@ mod tests {
     #[test]
     fn each_right_is_its_own() {
         let mut bounds = Bounds::new();
-        bounds.add(100, 50, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
-        bounds.add(150, 50, Access::LOCAL_WRITE);
-        bounds.add_slots(300, 32);
+        bounds.add(100, 50, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        bounds.add(150, 50, Access::LOCAL_WRITE).unwrap();
+        bounds.add_slots(300, 32).unwrap();
         assert!(bounds.permits(100, 100, Use::Place) && bounds.permits(100, 50, Use::Write));
         assert!(!bounds.permits(100, 51, Use::Write) && !bounds.permits(99, 2, Use::Place));
         assert!(!bounds.permits(100, 1, Use::Read) && !bounds.permits(100, 1, Use::Slot));
@@ -148,7 +162,7 @@ mod tests {
             let mut bounds = Bounds::new();
             let access = |read| if read { Access::REMOTE_READ } else { Access::LOCAL_WRITE };
             for (addr, len, read) in &regions {
-                bounds.add(base + addr, *len, access(*read));
+                bounds.add(base + addr, *len, access(*read)).unwrap();
             }
             let left: Vec<_> = regions.iter().enumerate().filter(|(n, _)| gone >> n & 1 == 0).map(|(_, r)| *r).collect();
             for (n, (addr, len, read)) in regions.iter().enumerate() {

@@ -2,12 +2,16 @@
 
 use alloc::collections::VecDeque;
 
+use crate::error::NicError;
 use crate::types::{Nanos, Psn};
 
 use super::control::Control;
+use super::registry::MAX_RULES;
 
 /// First time after which something is sent again.
 pub const FIRST_TIMEOUT: Nanos = 1_000_000;
+/// Messages that wait at most: all rules of a domain, told and taken away, and what is said beside.
+const MOST: usize = 2 * MAX_RULES + 64;
 /// Longest time between two of the first tries.
 const LONGEST_TIMEOUT: Nanos = 64 * FIRST_TIMEOUT;
 
@@ -47,9 +51,13 @@ impl Channel {
     pub fn new() -> Self {
         Channel::default()
     }
-    /// Adds a message.
-    pub fn send(&mut self, message: Control) {
+    /// Adds a message. `Exhausted`: there is no memory, or too many wait.
+    pub fn send(&mut self, message: Control) -> Result<(), NicError> {
+        if self.out.len() >= MOST || self.out.try_reserve(1).is_err() {
+            return Err(NicError::Exhausted);
+        }
         self.out.push_back(message);
+        Ok(())
     }
     /// As it is, but with nothing to say: the peer is gone. What it still says can be answered.
     #[must_use]
@@ -130,8 +138,8 @@ mod tests {
     fn each_message_once_and_in_order() {
         let (mut a, mut b) = (Channel::new(), Channel::new());
         assert_eq!((a.poll(0), a.deadline()), (None, None));
-        a.send(Control::KeepAlive);
-        a.send(Control::Want { upto: 1 });
+        a.send(Control::KeepAlive).unwrap();
+        a.send(Control::Want { upto: 1 }).unwrap();
         assert_eq!(a.answered(Psn::new(0)), None, "nothing was sent yet");
         let first = a.poll(5).expect("the first");
         assert_eq!((a.poll(5), a.deadline()), (None, Some(5 + FIRST_TIMEOUT)));
@@ -143,7 +151,7 @@ mod tests {
         assert_eq!(a.answered(first.0), Some(Control::KeepAlive));
         assert_eq!(a.answered(first.0), None);
         assert_eq!(a.poll(9), Some((first.0.plus(1), Control::Want { upto: 1 })));
-        a.send(Control::Tell);
+        a.send(Control::Tell).unwrap();
         assert!(a.holds(&Control::Tell) && !a.holds(&Control::KeepAlive));
         assert_eq!(a.answered(first.0.plus(1)), Some(Control::Want { upto: 1 }));
         assert_eq!((a.waiting(), a.poll(9)), (1, Some((first.0.plus(2), Control::Tell))));
@@ -154,7 +162,7 @@ mod tests {
     fn what_others_say_of_memory_is_not_said_late() {
         let mut channel = Channel::new();
         for message in [Control::Unrule { key: 1 }, Control::Begin { known: None }, Control::Bye { why: 0 }] {
-            channel.send(message);
+            channel.send(message).unwrap();
         }
         assert_eq!(channel.poll(0), Some((Psn::new(0), Control::Unrule { key: 1 })));
         channel.recall();
@@ -163,6 +171,13 @@ mod tests {
         channel.recall();
         assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(1), Control::Bye { why: 0 })));
         assert_eq!(channel.count(|_| true), 1);
+    }
+
+    #[test]
+    fn no_more_wait_than_a_peer_may_have_to_be_told() {
+        let mut channel = Channel::new();
+        let sent = (0..).find(|key| channel.send(Control::Unrule { key: *key }).is_err());
+        assert_eq!((sent, channel.waiting()), (Some(MOST as u32), MOST));
     }
 
     #[test]

@@ -186,13 +186,19 @@ impl<E: StarEnv> SlQp<E> {
         })
     }
 
+    /// What there is no memory to say ends the talk: SF is told nothing more, and is as one that is gone.
     fn ask(&mut self, now: Nanos, message: Control) {
+        if self.parted {
+            return;
+        }
         if self.channel.waiting() == 0 {
             self.asked = now;
         }
+        if self.channel.send(message).is_err() {
+            return self.depart(now);
+        }
         self.gate += u32::from(is_gate(&message));
         self.changes.count(&message, u32::wrapping_add);
-        self.channel.send(message);
     }
 
     /// Where it stands.

@@ -136,7 +136,7 @@ impl World {
         let fresh = self.net.hosts[SL].regions[self.known[SL]..].to_vec();
         self.known[SL] += fresh.len();
         for (key, attr) in fresh {
-            self.bounds.add(attr.addr, attr.length, attr.access);
+            self.bounds.add(attr.addr, attr.length, attr.access).expect("memory");
             for pair in &mut self.pairs {
                 pair.sl.tell(&mut self.net.hosts[SL].env, self.now, Control::Rule(rule(key, &attr)));
             }
@@ -152,7 +152,7 @@ impl World {
         let sq_depth = starverbs_core::env::SendQueue::slots(&end.sq);
         let mut slots = |len: u64| {
             let at = host.env.memory.alloc(len);
-            self.bounds.add_slots(at, len);
+            self.bounds.add_slots(at, len).expect("memory");
             at
         };
         let setup = StarSetup {

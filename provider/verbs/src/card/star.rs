@@ -7,6 +7,7 @@ use starverbs_core::{QpState, Qpn};
 use starverbs_settings::StarWish;
 
 use super::Shard;
+use crate::star::StarHost;
 
 /// What a queue pair has become.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,13 +48,15 @@ impl Shard {
 
     /// What a queue pair is, for people: `-` of those that never asked.
     pub(crate) fn star_word(&self, qpn: Qpn) -> &'static str {
-        let Some(star) = &self.star else { return "-" };
-        match star.outcome(qpn) {
-            None if self.nic.waits_for_star(qpn) => "waiting",
-            None => "-",
-            Some(Outcome::Plain) => "plain",
-            Some(Outcome::Star { role: Role::Stateless, .. }) => "stateless",
-            Some(Outcome::Star { role: Role::Stateful, .. }) => "stateful",
+        let asked = |star: &StarHost| star.outcome(qpn).is_some() || self.nic.waits_for_star(qpn);
+        if !self.star.as_deref().is_some_and(asked) {
+            return "-";
+        }
+        match self.role_of(qpn) {
+            Settled::Waiting => "waiting",
+            Settled::Plain => "plain",
+            Settled::Stateless => "stateless",
+            Settled::Stateful => "stateful",
         }
     }
 

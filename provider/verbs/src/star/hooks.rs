@@ -76,7 +76,10 @@ impl Shard {
     /// Registers memory; gives its key.
     pub(crate) fn reg_mr(&mut self, attr: MrAttr, now: Nanos) -> std::result::Result<u32, NicError> {
         let key = self.nic.reg_mr(attr)?;
-        self.tell_of(key, now);
+        if let Err(error) = self.tell_of(key, now) {
+            self.nic.dereg_mr(key)?;
+            return Err(error);
+        }
         Ok(key)
     }
 
@@ -88,17 +91,20 @@ impl Shard {
         now: Nanos,
     ) -> std::result::Result<(), NicError> {
         self.nic.import_mr(key, attr)?;
-        self.tell_of(key, now);
+        if let Err(error) = self.tell_of(key, now) {
+            self.nic.unimport_mr(key)?;
+            return Err(error);
+        }
         Ok(())
     }
 
-    /// Stateful cards hear of a key.
-    pub(crate) fn tell_of(&mut self, key: u32, now: Nanos) {
-        self.with_star(now, |star, turn| {
-            if let Some(rule) = turn.nic.memory().rule(key) {
-                star.library.add_rule(turn, &rule);
-            }
+    /// Stateful cards hear of a key. `Exhausted`: there is no memory for that, and it is none to them.
+    pub(crate) fn tell_of(&mut self, key: u32, now: Nanos) -> std::result::Result<(), NicError> {
+        let told = self.with_star(now, |star, turn| {
+            let rule = turn.nic.memory().rule(key);
+            rule.map_or(Ok(()), |rule| star.library.add_rule(turn, &rule))
         });
+        told.unwrap_or(Ok(()))
     }
 
     /// Whether all stateful cards know the memory of a protection domain.

@@ -9,7 +9,7 @@ mod end;
 mod places;
 mod rules;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use slab::Slab;
 use starverbs_core::nic::Timers;
@@ -19,7 +19,7 @@ use starverbs_core::star::env::SlEvent;
 use starverbs_core::star::library::{Parting, SlState};
 use starverbs_core::star::stateless;
 use starverbs_core::star::wire::Packet;
-use starverbs_core::{FrameMeta, Gid, Nanos, Nic, Qpn, WcStatus};
+use starverbs_core::{FrameMeta, Gid, Nanos, Nic, NicError, Qpn, WcStatus};
 
 use super::Turn;
 use crate::env::HostEnv;
@@ -50,6 +50,8 @@ pub(crate) struct Library {
     patient: Vec<u32>,
     /// Of queue pairs that are gone
     partings: Slab<(Parting, starverbs_core::nic::TimerId)>,
+    /// Which of them had a number in a connection
+    parting_of: HashMap<(Qpn, u32), usize>,
 }
 
 impl Library {
@@ -67,17 +69,15 @@ impl Library {
             rules: Rules::default(),
             patient: Vec::new(),
             partings: Slab::new(),
+            parting_of: HashMap::new(),
         }
     }
 
-    /// All memory that there is; from now on it is told what changes.
-    pub(crate) fn learn(&mut self, nic: &mut Nic<HostEnv>) {
+    /// All memory that there is; from now on it is told what changes. `Exhausted`: no memory.
+    pub(crate) fn learn(&mut self, nic: &mut Nic<HostEnv>) -> Result<(), NicError> {
         let memory = nic.memory();
-        memory.watch_windows();
-        for rule in memory.rules() {
-            self.bounds.add(rule.addr, rule.len, rule.access);
-            self.rules.note(&rule);
-        }
+        memory.rules().try_for_each(|rule| self.keep_rule(&rule))?;
+        memory.watch_windows()
     }
 
     /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps nothing of connections and would believe
@@ -121,10 +121,9 @@ impl Library {
             self.settle(turn, at);
             return true;
         }
-        let of = packet.prefix.map(|prefix| (qpn, prefix.epoch));
-        let parting = self.partings.iter().find(|(_, (parting, _))| Some(parting.of()) == of);
-        let Some(at) = parting.map(|(at, _)| at) else { return false };
-        let (parting, _) = &mut self.partings[at];
+        let parting = packet.prefix.and_then(|prefix| self.parting_of.get(&(qpn, prefix.epoch)).copied());
+        let Some(at) = parting else { return false };
+        let Some((parting, _)) = self.partings.get_mut(at) else { return false };
         if parting.handle_control(turn.env, turn.now, source, packet) {
             self.forget_parting(at);
         }
@@ -176,17 +175,12 @@ impl Library {
 
     /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it had to tell.
     fn settle(&mut self, turn: &mut Turn<'_>, at: u32) {
-        let Some(end) = self.ends.get_mut(at as usize) else { return };
-        let owner = (end.released.init.pd, end.released.qpn);
-        if let Some(wqe) = end.qp.take_own() {
-            end.released.windows = true;
-            end.chore = Some(Chore::Own(turn.nic.do_for_released(&wqe, owner).is_ok()));
-            self.follow_windows(turn);
-        } else if let Some(key) = end.qp.take_invalid(turn.env) {
-            end.chore = Some(Chore::Invalidated(turn.nic.invalidate_for_released(key, owner).is_ok()));
-            self.follow_windows(turn);
+        loop {
+            self.begin_chore(turn, at);
+            if !self.finish_chore(turn, at) {
+                break;
+            }
         }
-        self.finish_chore(turn, at);
         let Some(end) = self.ends.get_mut(at as usize) else { return };
         if end.qp.must_tell() {
             let pd = end.released.init.pd;
@@ -208,25 +202,39 @@ impl Library {
         self.follow_teller(turn, at);
     }
 
-    /// A window was changed: that is complete once all who knew of it, or are to know, have answered.
-    fn finish_chore(&mut self, turn: &mut Turn<'_>, at: u32) {
-        let Some(end) = self.ends.get(at as usize) else { return };
-        let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return };
+    /// The next of a QP's WQEs may change a window.
+    fn begin_chore(&mut self, turn: &mut Turn<'_>, at: u32) {
+        let Some(end) = self.ends.get_mut(at as usize) else { return };
+        let owner = (end.released.init.pd, end.released.qpn);
+        if let Some(wqe) = end.qp.take_own() {
+            end.released.windows = true;
+            end.chore = Some(Chore::Own(turn.nic.do_for_released(&wqe, owner).is_ok()));
+            self.follow_windows(turn);
+        } else if let Some(key) = end.qp.take_invalid(turn.env) {
+            end.chore = Some(Chore::Invalidated(turn.nic.invalidate_for_released(key, owner).is_ok()));
+            self.follow_windows(turn);
+        }
+    }
+
+    /// A window was changed: that is complete once all who knew of it, or are to know, have answered. True: the next WQE may be one that
+    /// changes a window, too.
+    fn finish_chore(&mut self, turn: &mut Turn<'_>, at: u32) -> bool {
+        let Some(end) = self.ends.get(at as usize) else { return false };
+        let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return false };
         if !self.is_settled(pd) {
             if !self.patient.contains(&at) {
                 self.patient.push(at);
             }
-            return;
+            return false;
         }
-        let Some(end) = self.ends.get_mut(at as usize) else { return };
+        let Some(end) = self.ends.get_mut(at as usize) else { return false };
         end.chore = None;
         match chore {
             Chore::Own(true) => end.qp.own_done(turn.env, turn.now, WcStatus::Success),
             Chore::Own(false) => end.qp.own_done(turn.env, turn.now, WcStatus::MwBindErr),
             Chore::Invalidated(done) => end.qp.invalidated(turn.env, turn.now, done),
         }
-        /* the next may be one, too */
-        self.settle(turn, at);
+        true
     }
 
     /// Whose a QP is, if it is one of these.

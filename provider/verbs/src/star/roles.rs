@@ -10,6 +10,7 @@ use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Setup, Wish};
 use starverbs_core::star::negotiate::{Negotiation, Outcome, PlainPeers, Terms};
 use starverbs_core::star::seal::MAX_SEALED;
 use starverbs_core::star::stateful::{Peer, WINDOW, Waits};
+use starverbs_core::star::stateless::{self, send_control};
 use starverbs_core::star::wire::{Packet, Prefix, Ptype};
 use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Nanos, Nic, NicError, Psn, QpState, Qpn};
 use starverbs_rings::{CardRq, CardSq};
@@ -228,10 +229,10 @@ impl Roles {
         }
     }
 
-    /// The first control message of a stateless end: its peer begins.
+    /// The first control message of a stateless end: its peer begins, or says that it cannot.
     pub(crate) fn begin_stateful(&mut self, turn: &mut Turn<'_>, source: &Gid, packet: &Packet<'_>) {
         let qpn = packet.header.qpn;
-        let Some(end) = self.ends.get_mut(&qpn).filter(|end| end.queues.is_some()) else { return };
+        let Some(end) = self.ends.get_mut(&qpn) else { return };
         let Some((setup, prefix)) = first_word(packet) else { return };
         if *source != end.av.dgid || prefix.qpn != end.peer || !turn.nic.waits_for_star(qpn) {
             return;
@@ -247,8 +248,12 @@ impl Roles {
         if setup.boot != boot {
             return;
         }
-        let Some(Queues { sq, rq, send_cq, recv_cq }) = end.queues.take() else { return };
-        let peer = Peer { av: end.av, port, control_port, qpn: end.peer, epoch: prefix.epoch };
+        let (av, epoch) = (end.av, prefix.epoch);
+        let stateless = stateless::Peer { av, port: control_port, qpn: end.peer, epoch };
+        let Some(Queues { sq, rq, send_cq, recv_cq }) = end.queues.take() else {
+            return refuse(turn, qpn, &stateless);
+        };
+        let peer = Peer { av, port, control_port, qpn: end.peer, epoch };
         let mut channel = Channel::new();
         channel.took();
         let init = StarInit {
@@ -263,9 +268,17 @@ impl Roles {
         };
         match turn.nic.begin_star(turn.env, qpn, init, turn.now) {
             Ok(()) => log!(Debug, "queue pair {qpn:#x}: stateful end"),
-            Err(error) => fail(turn, qpn, &error),
+            Err(error) => {
+                fail(turn, qpn, &error);
+                refuse(turn, qpn, &stateless);
+            }
         }
     }
+}
+
+/// Says to a stateless end, each time that it says its first word, that nobody is there: the QP is in ERR.
+fn refuse(turn: &mut Turn<'_>, qpn: Qpn, to: &stateless::Peer) {
+    send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
 }
 
 /// What an end can be at all: a card with room for few contexts keeps no StaR connections, and has others keep them when it has too many.

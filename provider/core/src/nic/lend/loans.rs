@@ -163,9 +163,10 @@ impl Lending {
 
     /// The SRQ ends.
     pub(crate) fn forget(&mut self, srq: SrqId) {
+        let Lending { loans, returned, .. } = self;
+        returned.retain(|at| loans[*at].srq != Some(srq));
         for at in 0..self.loans.len() {
             if self.loans[at].srq == Some(srq) {
-                self.returned.retain(|other| *other != at);
                 self.end(at);
             }
         }

@@ -39,7 +39,7 @@ impl<E: StarEnv> SlQp<E> {
     /// Completions of sends are waited for: when SF is asked whether it lives.
     fn keepalive_due(&self) -> Option<Nanos> {
         let waits = self.state == SlState::Ready && self.awaited > 0 && self.channel.waiting() == 0;
-        waits.then(|| self.quiet_since + self.init.keepalive)
+        (waits && self.left_at.is_none()).then(|| self.quiet_since + self.init.keepalive)
     }
 
     /// Time has passed.
@@ -57,7 +57,12 @@ impl<E: StarEnv> SlQp<E> {
             return self.fail(env, now);
         }
         if self.keepalive_due().is_some_and(|due| due <= now) {
-            self.ask(now, Control::KeepAlive);
+            if self.parted {
+                /* it has stored them, and left */
+                self.left_at = Some(now);
+            } else {
+                self.ask(now, Control::KeepAlive);
+            }
         }
         for queue in [Queue::Send, Queue::Recv] {
             if self.state != SlState::Ready {
@@ -168,7 +173,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// SF is gone. Sends that wait for it fail, but not before RC's would, as its program may have all that it needs by then; receives
     /// stay posted until something is sent.
-    fn depart(&mut self, now: Nanos) {
+    pub(super) fn depart(&mut self, now: Nanos) {
         self.parted = true;
         self.silence();
         if self.state == SlState::Starting {

@@ -29,7 +29,8 @@ impl<E: StarEnv> SlQp<E> {
             self.channel.recall();
         }
         if self.speaks() {
-            self.channel.send(Control::Bye { why: 0 });
+            /* without memory the peer finds out by silence */
+            _ = self.channel.send(Control::Bye { why: 0 });
         }
         let patience = self.init.patience.time.map_or(LONGEST, |time| time.min(LONGEST));
         let (qpn, until) = (self.init.qpn, now + patience);

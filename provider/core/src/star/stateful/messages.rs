@@ -52,7 +52,7 @@ impl<E: StarEnv> Stateful<E> {
                 if known.is_none() || known == card.registry.sum(self.seat) {
                     self.open();
                 } else if !self.channel.holds(&Control::Tell) {
-                    self.channel.send(Control::Tell);
+                    self.channel.send(Control::Tell).ok()?;
                 }
                 Some(card.now)
             }
@@ -99,19 +99,22 @@ impl<E: StarEnv> Stateful<E> {
 
     /// What there is to say that was not said.
     fn say(&mut self, now: Nanos) {
+        /* what there is no memory for is said later; one wish waits at a time, as the next is the larger one */
         if let Some(upto) = self.wants()
             && self.wanted != Some(upto)
+            && self.channel.count(|message| matches!(message, Control::Want { .. })) == 0
+            && self.channel.send(Control::Want { upto: upto.get() }).is_ok()
         {
             self.wanted = Some(upto);
-            self.channel.send(Control::Want { upto: upto.get() });
         }
         if self.keepalive_due().is_some_and(|due| due <= now) {
             self.asks(now);
-            self.channel.send(Control::KeepAlive);
+            _ = self.channel.send(Control::KeepAlive);
         }
-        if self.refused.is_some() && self.quiet_at <= now {
-            let why = self.refused.take().map_or(0, |status| status as u8);
-            self.channel.send(Control::Bye { why });
+        if let Some(status) = self.refused.filter(|_| self.quiet_at <= now)
+            && self.channel.send(Control::Bye { why: status as u8 }).is_ok()
+        {
+            self.refused = None;
         }
     }
 

@@ -77,12 +77,11 @@ impl Library {
 
     /// Receives were posted to an SRQ in which somebody had looked in vain.
     pub(crate) fn ring_srq(&mut self, turn: &mut Turn<'_>, srq: SrqId) {
-        let takers = self.ends.iter().filter(|(_, end)| end.released.srq() == Some(srq));
-        let takers: Vec<u32> = takers.map(|(at, _)| at as u32).collect();
-        for at in takers {
-            if let Some(end) = self.ends.get_mut(at as usize) {
+        for at in 0..self.ends.capacity() {
+            let end = self.ends.get_mut(at);
+            if let Some(end) = end.filter(|end| end.released.srq() == Some(srq)) {
                 end.qp.handle_doorbell(turn.env, turn.now);
-                self.settle(turn, at);
+                self.settle(turn, at as u32);
             }
         }
     }

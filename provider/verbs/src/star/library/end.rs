@@ -6,6 +6,7 @@ use starverbs_core::mr::MrAttr;
 use starverbs_core::nic::TimerId;
 use starverbs_core::nic::released::{Leaving, Released};
 use starverbs_core::qp::QpAttr;
+use starverbs_core::room::{is_room_for, make_room_in};
 use starverbs_core::star::control::Setup;
 use starverbs_core::star::library::{Parting, Patience, SlInit, SlQp};
 use starverbs_core::star::message::MAX_INLINE;
@@ -171,10 +172,9 @@ impl Library {
             ..UNTOLD
         };
         let key = GroupKey { ends: [attr.av.sgid, attr.av.dgid], boot: peer_boot, pd: owner.pd };
-        self.places.make_room(qpn)?;
-        self.ready.try_reserve(self.ends.len() + 1).map_err(|_| NO_MEMORY)?;
+        self.make_room(qpn)?;
         let (group, known, rules) = self.rules.join(key)?;
-        let qp = SlQp::new(SlInit {
+        let made = SlQp::new(SlInit {
             qpn,
             sq,
             first_send,
@@ -188,9 +188,9 @@ impl Library {
             keepalive: KEEPALIVE,
             rules,
             stats: self.stats,
-        })?;
-        let released = turn.nic.release_for_star(turn.env, qpn)?;
-        self.bounds.add_slots(base, bytes);
+        });
+        let made = made.and_then(|qp| self.release(turn, qpn, (base, bytes)).map(|released| (qp, released)));
+        let (qp, released) = made.inspect_err(|_| self.rules.forget_empty(group))?;
         let end = End { qp, released, group, timer, queued: false, chore: None, slots, inline };
         let at = self.ends.insert(Box::new(end)) as u32;
         self.count(turn, at, u64::wrapping_add);
@@ -208,6 +208,28 @@ impl Library {
         Ok(())
     }
 
+    /// Room for one more end, so that from here on none is needed but for what the end is made of. ENOMEM.
+    fn make_room(&mut self, qpn: Qpn) -> Result<()> {
+        self.places.make_room(qpn)?;
+        make_room_in(&mut self.ends)?;
+        let ends = self.ends.len() + 1;
+        self.ready.try_reserve(ends).map_err(|_| NO_MEMORY)?;
+        self.patient.try_reserve(ends).map_err(|_| NO_MEMORY)?;
+        if is_room_for(size_of::<End>()) { Ok(()) } else { Err(NO_MEMORY) }
+    }
+
+    /// Takes a QP out of the card, which lets packets reach its slots from now on.
+    fn release(
+        &mut self,
+        turn: &mut Turn<'_>,
+        qpn: Qpn,
+        (base, bytes): (u64, u64),
+    ) -> std::result::Result<Released<HostEnv>, NicError> {
+        self.bounds.add_slots(base, bytes)?;
+        let released = turn.nic.release_for_star(turn.env, qpn);
+        released.inspect_err(|_| self.bounds.remove_slots(base, bytes))
+    }
+
     /// Inline bytes that are too many for a packet are fetched from the send queue.
     fn open_inline(&mut self, turn: &mut Turn<'_>, qpn: Qpn, sq: &CardSq) -> Result<Option<u32>> {
         if sq.max_inline() as usize <= MAX_INLINE {
@@ -216,8 +238,11 @@ impl Library {
         let pd = turn.nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
         let (addr, length) = sq.memory();
         let key = turn.nic.reg_mr(MrAttr { pd, addr, length, iova: addr, access: Access::empty() })?;
-        if let Some(rule) = turn.nic.memory().rule(key) {
-            self.add_rule(turn, &rule);
+        if let Some(rule) = turn.nic.memory().rule(key)
+            && let Err(error) = self.add_rule(turn, &rule)
+        {
+            turn.nic.dereg_mr(key)?;
+            return Err(error.into());
         }
         Ok(Some(key))
     }
@@ -275,21 +300,25 @@ impl Library {
         true
     }
 
-    /// The QP goes to RESET: it is the card's again. ENOMEM: it ends in ERR, and nothing but its number is left.
+    /// The QP goes to RESET: it is the card's again. ENOMEM: it stays as it is.
     pub(super) fn reset(&mut self, turn: &mut Turn<'_>, at: u32) -> std::result::Result<(), NicError> {
+        let end = self.ends.get(at as usize).ok_or(NicError::NotFound)?;
+        let places = turn.nic.prepare_return(&end.released)?;
         let released = self.take_out(turn, at).ok_or(NicError::NotFound)?;
-        let back = turn.nic.readmit(released);
+        turn.nic.readmit(released, places);
         self.follow_windows(turn);
-        back.map_err(|(error, released)| {
-            turn.nic.end_released(&released);
-            error
-        })
+        Ok(())
     }
 
     /// Says the last words of a connection that is gone; without memory for them the peer finds out by silence.
     fn part(&mut self, turn: &mut Turn<'_>, parting: Parting) {
+        if make_room_in(&mut self.partings).is_err() || self.parting_of.try_reserve(1).is_err() {
+            return;
+        }
         let Ok(timer) = self.timers.join() else { return };
+        let of = parting.of();
         let at = self.partings.insert((parting, timer));
+        self.parting_of.insert(of, at);
         self.go_on_parting(turn, at);
     }
 
@@ -304,8 +333,9 @@ impl Library {
     }
 
     pub(super) fn forget_parting(&mut self, at: usize) {
-        if let Some((_, timer)) = self.partings.try_remove(at) {
+        if let Some((parting, timer)) = self.partings.try_remove(at) {
             self.timers.leave(timer);
+            self.parting_of.remove(&parting.of());
         }
     }
 }

@@ -10,13 +10,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use slab::Slab;
 use starverbs_core::mr::Change;
+use starverbs_core::room::make_room_in;
 use starverbs_core::star::control::{Control, Rule, Sum};
 use starverbs_core::star::library::Changes;
-use starverbs_core::{Gid, PdId};
+use starverbs_core::{Gid, NicError, PdId};
 
 use super::super::Turn;
 use super::Library;
 use crate::error::{Result, VerbsError};
+use crate::log::log;
 
 /// Which connections share what they say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,8 +53,11 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    pub(super) fn note(&mut self, rule: &Rule) {
+    /// A rule that all are to know. `Exhausted`: no memory.
+    pub(super) fn note(&mut self, rule: &Rule) -> std::result::Result<(), NicError> {
+        self.sums.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         self.sums.entry(rule.pd).or_default().add(rule);
+        Ok(())
     }
 
     fn forget(&mut self, rule: &Rule) {
@@ -69,10 +74,16 @@ impl Rules {
     pub(super) fn join(&mut self, key: GroupKey) -> Result<(usize, Option<Sum>, Arc<AtomicU32>)> {
         const NO_MEMORY: VerbsError = VerbsError::NoMemory("stateless queue pairs");
         let known = self.groups.iter().find(|(_, group)| group.key == key).map(|(at, _)| at);
-        let at = known.unwrap_or_else(|| {
-            let (members, untold, revoked) = (Vec::new(), Arc::default(), Vec::new());
-            self.groups.insert(Group { key, members, teller: None, heard: false, untold, revoked })
-        });
+        let at = match known {
+            Some(at) => at,
+            None => {
+                make_room_in(&mut self.groups)?;
+                let mut members = Vec::new();
+                members.try_reserve(1).map_err(|_| NO_MEMORY)?;
+                let (untold, revoked) = (Arc::default(), Vec::new());
+                self.groups.insert(Group { key, members, teller: None, heard: false, untold, revoked })
+            }
+        };
         let group = &mut self.groups[at];
         group.members.try_reserve(1).map_err(|_| NO_MEMORY)?;
         let sum = group.teller.map(|_| self.sums.get(&key.pd).copied().unwrap_or_default());
@@ -89,26 +100,44 @@ impl Rules {
         }
     }
 
-    fn of_domain(&self, pd: PdId) -> Vec<usize> {
-        self.groups.iter().filter(|(_, group)| group.key.pd == pd).map(|(at, _)| at).collect()
+    /// Nobody has begun who joined it: if there are no others, it is no more.
+    pub(super) fn forget_empty(&mut self, group: usize) {
+        if self.groups.get(group).is_some_and(|group| group.members.is_empty()) {
+            self.groups.remove(group);
+        }
+    }
+
+    /// Numbers of the groups of a domain, of which some may end meanwhile.
+    fn of_domain(&self, pd: PdId, from: usize) -> Option<usize> {
+        (from..self.groups.capacity()).find(|at| self.groups.get(*at).is_some_and(|group| group.key.pd == pd))
     }
 }
 
 impl Library {
-    /// Memory is registered, or a window bound.
-    pub(crate) fn add_rule(&mut self, turn: &mut Turn<'_>, rule: &Rule) {
-        self.bounds.add(rule.addr, rule.len, rule.access);
-        self.rules.note(rule);
-        for at in self.rules.of_domain(rule.pd) {
+    /// Memory is registered, or a window bound. `Exhausted`: without memory to keep that, it is none to stateful peers.
+    pub(crate) fn add_rule(&mut self, turn: &mut Turn<'_>, rule: &Rule) -> std::result::Result<(), NicError> {
+        self.keep_rule(rule).inspect_err(|_| turn.nic.memory().hide(rule.key))?;
+        let mut from = 0;
+        while let Some(at) = self.rules.of_domain(rule.pd, from) {
             self.tell(turn, at, Control::Rule(*rule));
+            from = at + 1;
         }
+        Ok(())
+    }
+
+    /// The card lets packets reach it, and those who begin are told of it.
+    pub(super) fn keep_rule(&mut self, rule: &Rule) -> std::result::Result<(), NicError> {
+        self.bounds.add(rule.addr, rule.len, rule.access)?;
+        self.rules.note(rule).inspect_err(|_| self.bounds.remove(rule.addr, rule.len, rule.access))
     }
 
     /// It no longer is. The card lets no packet reach it from now on; [`is_revoked`](Library::is_revoked) says when no card tries any more.
     pub(crate) fn remove_rule(&mut self, turn: &mut Turn<'_>, rule: &Rule) {
         self.bounds.remove(rule.addr, rule.len, rule.access);
         self.rules.forget(rule);
-        for at in self.rules.of_domain(rule.pd) {
+        let mut from = 0;
+        while let Some(at) = self.rules.of_domain(rule.pd, from) {
+            from = at + 1;
             let group = &mut self.rules.groups[at];
             /* one that there is no memory for is not waited for */
             if group.teller.is_some() && group.revoked.try_reserve(1).is_ok() {
@@ -152,9 +181,17 @@ impl Library {
     /// Windows were bound, or are bound no longer; gives the key of the last of the latter.
     pub(super) fn follow_windows(&mut self, turn: &mut Turn<'_>) -> Option<u32> {
         let mut ended = None;
-        for change in turn.nic.memory().take_changes() {
+        while let Some(change) = turn.nic.memory().next_change() {
             match change {
-                Change::Bound(rule) => self.add_rule(turn, &rule),
+                Change::Bound(rule) => {
+                    if self.add_rule(turn, &rule).is_err() {
+                        log!(
+                            Warn,
+                            "no memory for the window of key {:#x}: it is none to stateful ends",
+                            rule.key
+                        );
+                    }
+                }
                 Change::Unbound(rule) => {
                     self.remove_rule(turn, &rule);
                     ended = Some(rule.key);
@@ -228,7 +265,7 @@ impl Library {
 
     /// Those go on whose change of a window was to be known first.
     fn wake_patient(&mut self) {
-        for at in std::mem::take(&mut self.patient) {
+        while let Some(at) = self.patient.pop() {
             if let Some(end) = self.ends.get_mut(at as usize).filter(|end| !end.queued) {
                 end.queued = true;
                 self.ready.push_back(at);
@@ -241,7 +278,7 @@ impl Library {
         let Some(group) = self.rules.groups.get_mut(group_at) else { return false };
         group.members.retain(|member| *member != at);
         if group.members.is_empty() {
-            self.rules.groups.remove(group_at);
+            self.rules.forget_empty(group_at);
             return false;
         }
         group.teller != Some(at) || self.find_teller(turn, group_at)
