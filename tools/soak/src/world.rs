@@ -119,6 +119,7 @@ impl World {
             step: 0,
             trace,
         };
+        world.open_star(seed);
         for at in 0..world.plan.hosts {
             let site = world.make_site(at);
             world.sites.push(site);
@@ -145,7 +146,9 @@ impl World {
             let id = host.nic.create_xrc_srq(pd, xrcd, rq.clone(), cq.clone(), 0).expect("an SRQ");
             queue(id, rq, Some(cq))
         });
-        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool: Pool::default(), srq, xrcd, xrc }
+        let mut pool = Pool::default();
+        pool.together = self.plan.star.as_ref().map_or(1, |star| star.together);
+        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool, srq, xrcd, xrc }
     }
 
     /// One line of the trace.

@@ -14,6 +14,10 @@ use super::{Changes, SlQp, SlState, is_gate};
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
 const BURST: u32 = 16;
 
+/// An end in ERR says so for so long at most to a peer that does not answer, however long its program lets peers be silent: the peer's own
+/// time tells it.
+const LAST_WORDS: Nanos = 2_000_000_000;
+
 impl<E: StarEnv> SlQp<E> {
     /// Sends what is due. True: more waits for room in the port.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos) -> bool {
@@ -44,7 +48,11 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
-        let patience = self.init.patience;
+        let mut patience = self.init.patience;
+        if self.state == SlState::Error {
+            /* there are only last words left */
+            patience.time = Some(patience.time.map_or(LAST_WORDS, |time| time.min(LAST_WORDS)));
+        }
         let asking = self.channel.deadline().is_some_and(|due| due <= now);
         if self.state == SlState::Starting && self.send.una == self.posted() {
             /* SF's program may not be ready for long: who sends nothing waits as in RC */
