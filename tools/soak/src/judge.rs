@@ -200,7 +200,7 @@ impl World {
     fn recv_failed(&mut self, c: usize, e: usize, srq: usize, wr: &RecvWr, cqe: &Cqe) {
         let state = self.state(c, e);
         assert_eq!(state, QpState::Err, "conn {c}.{e}: {cqe:?}");
-        let ahead = self.is_stateless(c, e) && cqe.status == WcStatus::WrFlushErr;
+        let ahead = self.is_star(c) && cqe.status == WcStatus::WrFlushErr;
         let end = &mut self.conns[c].ends[e];
         let oversize = end.inbox.iter().find(|m| m.srq == srq).is_some_and(|m| m.bad == Some(Bad::Oversize));
         let allowed = match cqe.status {

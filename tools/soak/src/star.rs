@@ -2,12 +2,14 @@
 
 use starverbs_core::star::control::{Role, Wish};
 use starverbs_core::star::negotiate::Outcome;
-use starverbs_core::{Qpn, SendOp};
+use starverbs_core::{Nanos, Qpn, SendOp};
 use starverbs_sim::{Rng, StarCard};
 
 use crate::plan::{Kind, Plan};
 use crate::world::World;
 
+/// How late frames come that others overtake, ns: after so long a stateful end takes what it repeats for gone.
+const LATE: Nanos = 100_000;
 /// Receives of a shared queue that a connection holds at most.
 const AHEAD: usize = 64;
 
@@ -48,6 +50,9 @@ impl Plan {
         ];
         if !rng.chance(0.3) {
             return;
+        }
+        for (_, _, faults) in &mut self.links {
+            faults.late = faults.late.min(LATE);
         }
         for conn in self.conns.iter_mut().filter(|conn| conn.kind == Kind::Rc) {
             if rng.chance(share) {

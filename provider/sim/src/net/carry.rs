@@ -69,8 +69,12 @@ impl Net {
             copies = 2;
         }
         let queue = (faults.service > 0).then_some((faults.service, faults.queue));
+        let mut first = None;
         for _ in 0..copies {
-            let at = self.arrival(from, dest, &faults);
+            /* a copy that StaR's ends did not make must not be late: docs/decisions/0010-star.md */
+            let together = first.filter(|_| star.is_some());
+            let at = together.unwrap_or_else(|| self.arrival(from, dest, &faults));
+            first = Some(at);
             self.say_of(from, "sent", &bytes, star.as_ref());
             self.order += 1;
             self.wire.push(Reverse((at, self.order)));

@@ -40,9 +40,10 @@ impl<E: StarEnv> SlQp<E> {
         queues.chain([self.channel.deadline(), self.keepalive_due(), self.left_due()]).flatten().min()
     }
 
-    /// Completions of sends are waited for: when SF is asked whether it lives.
+    /// Completions of sends are waited for, or they wait for what another connection tells SF: when SF is asked whether it lives.
     fn keepalive_due(&self) -> Option<Nanos> {
-        let waits = self.state == SlState::Ready && self.awaited > 0 && self.channel.waiting() == 0;
+        let held = self.is_closed() && self.send.next != self.posted();
+        let waits = self.state == SlState::Ready && (self.awaited > 0 || held) && self.channel.waiting() == 0;
         waits.then(|| self.quiet_since + self.init.keepalive)
     }
 
@@ -54,8 +55,8 @@ impl<E: StarEnv> SlQp<E> {
             patience.time = Some(patience.time.map_or(LAST_WORDS, |time| time.min(LAST_WORDS)));
         }
         let asking = self.channel.deadline().is_some_and(|due| due <= now);
-        if self.state == SlState::Starting && self.send.una == self.posted() {
-            /* SF's program may not be ready for long: who sends nothing waits as in RC */
+        if self.speaks() && self.send.una == self.posted() {
+            /* SF's program may not be ready for long, or the way to it may be cut: who sends nothing waits as in RC */
             self.asked = now;
         }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
