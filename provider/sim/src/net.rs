@@ -209,6 +209,7 @@ impl Net {
         if h.with_star(now, |star, turn| star.library.ring(turn, qpn)) != Some(true) {
             h.nic.handle_doorbell(&mut h.env, qpn, now);
         }
+        self.launch_star(host);
     }
 
     /// Sends all that cards want to send, then moves the time on to the next thing that happens and
@@ -320,6 +321,7 @@ impl Net {
         let h = &mut self.hosts[host];
         h.nic.handle_timeout(&mut h.env, now);
         h.with_star(now, |star, turn| star.go_on(turn));
+        self.launch_star(host);
     }
 
     /// Sends all that cards want to send; the time stands still.
@@ -451,7 +453,10 @@ impl Net {
         let now = self.clock(flight.to);
         let h = &mut self.hosts[flight.to];
         if let Some(path) = flight.star {
-            return h.take_star(now, &StarFrame { path, bytes: flight.bytes });
+            h.take_star(now, &StarFrame { path, bytes: flight.bytes });
+            /* who runs a card flushes before any program has its turn */
+            self.launch_star(flight.to);
+            return;
         }
         h.came.push_back((flight.meta, flight.bytes));
         h.take_frames(now);
