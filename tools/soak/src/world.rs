@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use starverbs_core::{AsyncEvent, Limits, NicConfig, PdId, QpState, Qpn, SrqId};
-use starverbs_sim::{Faults, Net, Rng, SimCq, SimRq};
+use starverbs_sim::{Faults, Net, READ, Rng, SimCq, SimRq};
 
 use crate::conn::{Conn, RecvWr};
 use crate::datagram::Station;
@@ -147,7 +147,9 @@ impl World {
             queue(id, rq, Some(cq))
         });
         let mut pool = Pool::default();
-        pool.together = self.plan.star.as_ref().map_or(1, |star| star.together);
+        if let Some(star) = &self.plan.star {
+            (pool.together, pool.always) = (star.together, READ);
+        }
         Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool, srq, xrcd, xrc }
     }
 
