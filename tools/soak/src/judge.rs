@@ -83,9 +83,10 @@ impl World {
             return;
         }
         let hi = me.failed_at.map_or(me.next, |(_, hi)| hi);
-        peer.arena.check(host, lo, hi, &format!("conn {c}.{e}, region"));
+        let loose = self.is_star(c);
+        peer.arena.check(host, (lo, hi), loose, &format!("conn {c}.{e}, region"));
         if let Some(w) = &peer.window {
-            w.arena.check(host, lo, hi, &format!("conn {c}.{e}, window"));
+            w.arena.check(host, (lo, hi), loose, &format!("conn {c}.{e}, window"));
         }
     }
 
@@ -129,7 +130,13 @@ impl World {
             WcStatus::WrFlushErr => true,
             _ if me.flushing || !conn.reliable() => false,
             WcStatus::RetryExcErr => {
-                !conn.patient() || peer.down() || !matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd)
+                /* a stateful end sees what its peer did wrong before that hears of it */
+                let fails = peer.doomed.is_some() || conn.plan.setup.rnr_retry < 7;
+                let foreseen = fails && self.is_stateless(c, 1 - e);
+                foreseen
+                    || !conn.patient()
+                    || peer.down()
+                    || !matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd)
             }
             WcStatus::RnrRetryExcErr => conn.plan.setup.rnr_retry < 7 && takes,
             WcStatus::RemOpErr => takes && (self.feeds_badly(c, 1 - e) || self.fed_badly(c, 1 - e)),
@@ -193,6 +200,7 @@ impl World {
     fn recv_failed(&mut self, c: usize, e: usize, srq: usize, wr: &RecvWr, cqe: &Cqe) {
         let state = self.state(c, e);
         assert_eq!(state, QpState::Err, "conn {c}.{e}: {cqe:?}");
+        let ahead = self.is_star(c) && cqe.status == WcStatus::WrFlushErr;
         let end = &mut self.conns[c].ends[e];
         let oversize = end.inbox.iter().find(|m| m.srq == srq).is_some_and(|m| m.bad == Some(Bad::Oversize));
         let allowed = match cqe.status {
@@ -202,7 +210,7 @@ impl World {
             _ => false,
         };
         assert!(allowed, "conn {c}.{e}: {cqe:?} without a reason");
-        let once = matches!(end.source, Source::Own(_)) || end.recv_failed.is_none();
+        let once = matches!(end.source, Source::Own(_)) || end.recv_failed.is_none() || ahead;
         assert!(once, "conn {c}.{e}: a second receive of a shared queue failed: {cqe:?}");
         end.recv_failed = Some(srq);
         if cqe.status == WcStatus::WrFlushErr {

@@ -8,10 +8,17 @@ use starverbs_sim::{Host, Rng};
 /// Sizes: 64 B, 128 B, 256 B ... 1 MiB
 const CLASSES: usize = 15;
 
+/// Sizes whose buffers may share a region
+const SMALL: usize = 7;
+
 /// Registered memory that nobody uses, by size.
 #[derive(Default)]
 pub(crate) struct Pool {
     free: [Vec<(u64, u32)>; CLASSES],
+    /// Small buffers that share a region; 0 is as 1
+    pub(crate) together: u64,
+    /// What the card may do with them at any time: where it has StaR, read, as a stateful end that asked twice hears only the first answer
+    pub(crate) always: u8,
 }
 
 /// Buffers of one work request: the pieces that it names.
@@ -25,10 +32,19 @@ impl Pool {
     /// `len` bytes with which the card may do what `rights` says.
     pub(crate) fn take(&mut self, host: &mut Host, len: u32, rights: u8) -> Sge {
         let class = class(len);
-        let (addr, lkey) =
-            self.free[class].pop().unwrap_or_else(|| host.region(64 << class, Access::LOCAL_WRITE));
-        host.env.memory.allow(addr, u64::from(len), rights);
+        if self.free[class].is_empty() {
+            self.grow(host, class);
+        }
+        let (addr, lkey) = self.free[class].pop().expect("it was made");
+        host.env.memory.allow(addr, u64::from(len), rights | self.always);
         Sge { addr, len, lkey }
+    }
+
+    /// More buffers of a size.
+    fn grow(&mut self, host: &mut Host, class: usize) {
+        let count = if class < SMALL { self.together.max(1) } else { 1 };
+        let (addr, lkey) = host.region(count << (class + 6), Access::LOCAL_WRITE);
+        self.free[class].extend((0..count).map(|n| (addr + (n << (class + 6)), lkey)));
     }
 
     /// `len` bytes in up to `most` pieces, some of them empty.
@@ -54,7 +70,7 @@ impl Pool {
     /// The program has its buffers back; it writes other things there, as programs do.
     pub(crate) fn give(&mut self, host: &mut Host, pieces: &[Sge]) {
         for piece in pieces {
-            host.env.memory.allow(piece.addr, u64::from(piece.len), 0);
+            host.env.memory.allow(piece.addr, u64::from(piece.len), self.always);
             let scribble = [0xdb; 64];
             host.env.memory.write(piece.addr, &scribble[..piece.len.min(64) as usize]);
             self.free[class(piece.len)].push((piece.addr, piece.lkey));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use starverbs_core::{AsyncEvent, Limits, NicConfig, PdId, QpState, Qpn, SrqId};
-use starverbs_sim::{Faults, Net, Rng, SimCq, SimRq};
+use starverbs_sim::{Faults, Net, READ, Rng, SimCq, SimRq};
 
 use crate::conn::{Conn, RecvWr};
 use crate::datagram::Station;
@@ -119,6 +119,7 @@ impl World {
             step: 0,
             trace,
         };
+        world.open_star(seed);
         for at in 0..world.plan.hosts {
             let site = world.make_site(at);
             world.sites.push(site);
@@ -145,7 +146,11 @@ impl World {
             let id = host.nic.create_xrc_srq(pd, xrcd, rq.clone(), cq.clone(), 0).expect("an SRQ");
             queue(id, rq, Some(cq))
         });
-        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool: Pool::default(), srq, xrcd, xrc }
+        let mut pool = Pool::default();
+        if let Some(star) = &self.plan.star {
+            (pool.together, pool.always) = (star.together, READ);
+        }
+        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool, srq, xrcd, xrc }
     }
 
     /// One line of the trace.

@@ -4,21 +4,24 @@
 //! Connections between the same two addresses and of the same domain are a group. One of them is its teller; when that one is gone another
 //! says again what had no answer. WQEs of the whole group wait while a rule has none, as they may name it.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::error::NicError;
+use crate::mr::Change;
+use crate::room::{is_room_for, make_room_in};
+use crate::star::control::{Control, Rule, Sum};
+use crate::star::library::Changes;
+use crate::types::{Gid, PdId};
 use slab::Slab;
-use starverbs_core::mr::Change;
-use starverbs_core::room::make_room_in;
-use starverbs_core::star::control::{Control, Rule, Sum};
-use starverbs_core::star::library::Changes;
-use starverbs_core::{Gid, NicError, PdId};
 
-use super::super::Turn;
+use super::super::{Host, Turn};
 use super::Library;
-use crate::error::{Result, VerbsError};
-use crate::log::log;
+
+/// What one more protection domain may take in a map of them, bytes: a map cannot be asked, so that the host is.
+const NODE: usize = 1024;
 
 /// Which connections share what they say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,13 +52,15 @@ struct Group {
 pub(super) struct Rules {
     groups: Slab<Group>,
     /// Of each protection domain
-    sums: HashMap<PdId, Sum>,
+    sums: BTreeMap<PdId, Sum>,
 }
 
 impl Rules {
     /// A rule that all are to know. `Exhausted`: no memory.
-    pub(super) fn note(&mut self, rule: &Rule) -> std::result::Result<(), NicError> {
-        self.sums.try_reserve(1).map_err(|_| NicError::Exhausted)?;
+    pub(super) fn note(&mut self, rule: &Rule) -> Result<(), NicError> {
+        if !is_room_for(NODE) {
+            return Err(NicError::Exhausted);
+        }
         self.sums.entry(rule.pd).or_default().add(rule);
         Ok(())
     }
@@ -70,22 +75,21 @@ impl Rules {
     }
 
     /// A connection that is about to begin joins its group, without being in it yet: gives the group, and what the other end's card has been
-    /// told, if there is somebody who told it. ENOMEM.
-    pub(super) fn join(&mut self, key: GroupKey) -> Result<(usize, Option<Sum>, Arc<AtomicU32>)> {
-        const NO_MEMORY: VerbsError = VerbsError::NoMemory("stateless queue pairs");
+    /// told, if there is somebody who told it. `Exhausted`: no memory.
+    pub(super) fn join(&mut self, key: GroupKey) -> Result<(usize, Option<Sum>, Arc<AtomicU32>), NicError> {
         let known = self.groups.iter().find(|(_, group)| group.key == key).map(|(at, _)| at);
         let at = match known {
             Some(at) => at,
             None => {
                 make_room_in(&mut self.groups)?;
                 let mut members = Vec::new();
-                members.try_reserve(1).map_err(|_| NO_MEMORY)?;
+                members.try_reserve(1).map_err(|_| NicError::Exhausted)?;
                 let (untold, revoked) = (Arc::default(), Vec::new());
                 self.groups.insert(Group { key, members, teller: None, heard: false, untold, revoked })
             }
         };
         let group = &mut self.groups[at];
-        group.members.try_reserve(1).map_err(|_| NO_MEMORY)?;
+        group.members.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         let sum = group.teller.map(|_| self.sums.get(&key.pd).copied().unwrap_or_default());
         Ok((at, sum, Arc::clone(&group.untold)))
     }
@@ -113,9 +117,9 @@ impl Rules {
     }
 }
 
-impl Library {
+impl<E: Host> Library<E> {
     /// Memory is registered, or a window bound. `Exhausted`: without memory to keep that, it is none to stateful peers.
-    pub(crate) fn add_rule(&mut self, turn: &mut Turn<'_>, rule: &Rule) -> std::result::Result<(), NicError> {
+    pub fn add_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) -> Result<(), NicError> {
         self.keep_rule(rule).inspect_err(|_| turn.nic.memory().hide(rule.key))?;
         let mut from = 0;
         while let Some(at) = self.rules.of_domain(rule.pd, from) {
@@ -126,13 +130,13 @@ impl Library {
     }
 
     /// The card lets packets reach it, and those who begin are told of it.
-    pub(super) fn keep_rule(&mut self, rule: &Rule) -> std::result::Result<(), NicError> {
+    pub(super) fn keep_rule(&mut self, rule: &Rule) -> Result<(), NicError> {
         self.bounds.add(rule.addr, rule.len, rule.access)?;
         self.rules.note(rule).inspect_err(|_| self.bounds.remove(rule.addr, rule.len, rule.access))
     }
 
     /// It no longer is. The card lets no packet reach it from now on; [`is_revoked`](Library::is_revoked) says when no card tries any more.
-    pub(crate) fn remove_rule(&mut self, turn: &mut Turn<'_>, rule: &Rule) {
+    pub fn remove_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
         self.bounds.remove(rule.addr, rule.len, rule.access);
         self.rules.forget(rule);
         let mut from = 0;
@@ -149,7 +153,7 @@ impl Library {
     }
 
     /// Others than the teller may be saying all rules anew, at their peer's wish: none of them comes after its end.
-    fn take_back(&mut self, turn: &mut Turn<'_>, group: usize, key: u32) {
+    fn take_back(&mut self, turn: &mut Turn<'_, E>, group: usize, key: u32) {
         let Some(group) = self.rules.groups.get(group) else { return };
         for at in group.members.iter().filter(|at| group.teller != Some(**at)) {
             if let Some(end) = self.ends.get_mut(*at as usize).filter(|end| end.qp.changes().given > 0) {
@@ -160,12 +164,12 @@ impl Library {
     }
 
     /// Whether all stateful cards have answered that they know the key no longer.
-    pub(crate) fn is_revoked(&self, key: u32) -> bool {
+    pub fn is_revoked(&self, key: u32) -> bool {
         !self.rules.groups.iter().any(|(_, group)| group.heard && group.revoked.contains(&key))
     }
 
     /// Whether all stateful cards have answered that they know the memory of a protection domain.
-    pub(crate) fn is_told(&self, pd: PdId) -> bool {
+    pub fn is_told(&self, pd: PdId) -> bool {
         self.of_this(pd).all(|group| group.untold.load(Ordering::Relaxed) == 0)
     }
 
@@ -179,19 +183,12 @@ impl Library {
     }
 
     /// Windows were bound, or are bound no longer; gives the key of the last of the latter.
-    pub(super) fn follow_windows(&mut self, turn: &mut Turn<'_>) -> Option<u32> {
+    pub(super) fn follow_windows(&mut self, turn: &mut Turn<'_, E>) -> Option<u32> {
         let mut ended = None;
         while let Some(change) = turn.nic.memory().next_change() {
             match change {
-                Change::Bound(rule) => {
-                    if self.add_rule(turn, &rule).is_err() {
-                        log!(
-                            Warn,
-                            "no memory for the window of key {:#x}: it is none to stateful ends",
-                            rule.key
-                        );
-                    }
-                }
+                /* without memory it is none to stateful peers */
+                Change::Bound(rule) => _ = self.add_rule(turn, &rule),
                 Change::Unbound(rule) => {
                     self.remove_rule(turn, &rule);
                     ended = Some(rule.key);
@@ -201,7 +198,7 @@ impl Library {
         ended
     }
 
-    fn tell(&mut self, turn: &mut Turn<'_>, group: usize, what: Control) {
+    fn tell(&mut self, turn: &mut Turn<'_, E>, group: usize, what: Control) {
         let teller = self.rules.groups.get(group).and_then(|group| group.teller);
         if let Some(teller) = teller
             && let Some(end) = self.ends.get_mut(teller as usize)
@@ -217,7 +214,7 @@ impl Library {
     }
 
     /// After a call of a QP: what it has said for its group, and whether it still can.
-    pub(super) fn follow_teller(&mut self, turn: &mut Turn<'_>, at: u32) {
+    pub(super) fn follow_teller(&mut self, turn: &mut Turn<'_, E>, at: u32) {
         let Some(end) = self.ends.get_mut(at as usize) else { return };
         let group_at = end.group;
         let changes = end.qp.changes();
@@ -274,7 +271,7 @@ impl Library {
     }
 
     /// A member of a group ends. True: what it has said for the others, they say.
-    pub(super) fn leave_group(&mut self, turn: &mut Turn<'_>, group_at: usize, at: u32) -> bool {
+    pub(super) fn leave_group(&mut self, turn: &mut Turn<'_, E>, group_at: usize, at: u32) -> bool {
         let Some(group) = self.rules.groups.get_mut(group_at) else { return false };
         group.members.retain(|member| *member != at);
         if group.members.is_empty() {
@@ -286,7 +283,7 @@ impl Library {
 
     /// The teller is gone, or nobody hears it: another says what may have had no answer, one of those that SF answers if there is one. Else
     /// one that is only silent goes on, lest anything is lost should its peer come back, and nobody waits for that. Gives whether SF hears it.
-    fn find_teller(&mut self, turn: &mut Turn<'_>, group_at: usize) -> bool {
+    fn find_teller(&mut self, turn: &mut Turn<'_, E>, group_at: usize) -> bool {
         let Some(group) = self.rules.groups.get(group_at) else { return false };
         let before = group.teller;
         let members = || group.members.iter().copied();

@@ -1,46 +1,46 @@
 //! The library of the stateless half: a process's queue pairs of which its card keeps nothing.
 //!
-//! Each is an [`SlQp`](starverbs_core::star::library::SlQp) in host memory, found by its QPN; the card's part of it is `stateless::handle`, which knows of none. This module has their
-//! turns and their time; `end` makes and ends them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory,
-//! `places` finds one by its number. It must not know how roles were settled.
+//! Each is an [`SlQp`](crate::star::library::SlQp) in host memory, found by its QPN; the card's part of it is `stateless::handle`, which knows of none. This module has their
+//! turns and their time; `end` makes and ends them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory.
+//! It must not know how roles were settled.
 
 mod calls;
 mod end;
-mod places;
 mod rules;
 
-use std::collections::{HashMap, VecDeque};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
+use crate::error::NicError;
+use crate::nic::{Nic, Timers};
+use crate::qp::Owner;
+use crate::star::bounds::Bounds;
+use crate::star::env::SlEvent;
+use crate::star::library::{Parting, SlState};
+use crate::star::stateless;
+use crate::star::wire::Packet;
+use crate::types::{FrameMeta, Gid, Nanos, Qpn, WcStatus};
 use slab::Slab;
-use starverbs_core::nic::Timers;
-use starverbs_core::qp::Owner;
-use starverbs_core::star::bounds::Bounds;
-use starverbs_core::star::env::SlEvent;
-use starverbs_core::star::library::{Parting, SlState};
-use starverbs_core::star::stateless;
-use starverbs_core::star::wire::Packet;
-use starverbs_core::{FrameMeta, Gid, Nanos, Nic, NicError, Qpn, WcStatus};
 
-use super::Turn;
-use crate::env::HostEnv;
-use crate::stat::StatPage;
+use super::places::Places;
+use super::{Host, Turn};
 use end::{Chore, End};
-use places::Places;
 use rules::Rules;
 
 /// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
 const PARTING: u32 = 1 << 31;
 
 /// What a process keeps of its queue pairs that are stateless ends.
-pub(crate) struct Library {
+pub struct Library<E: Host> {
     life: u16,
     boot: u64,
     /// Connections so far: the lower half of their epochs
     begun: u16,
-    stats: StatPage,
+    stats: E::Stats,
     /// What the card lets packets reach
     bounds: Bounds,
-    ends: Slab<Box<End>>,
+    ends: Slab<Box<End<E>>>,
     places: Places,
     timers: Timers,
     /// Those with something to send
@@ -49,13 +49,14 @@ pub(crate) struct Library {
     /// Those whose change of a window is to be known to all before it is complete
     patient: Vec<u32>,
     /// Of queue pairs that are gone
-    partings: Slab<(Parting, starverbs_core::nic::TimerId)>,
-    /// Which of them had a number in a connection
-    parting_of: HashMap<(Qpn, u32), usize>,
+    partings: Slab<(Parting, crate::nic::TimerId)>,
+    /// Which of them had a number in an epoch, in their order
+    parting_of: Vec<((Qpn, u32), u32)>,
 }
 
-impl Library {
-    pub(crate) fn new(life: u16, boot: u64, stats: StatPage) -> Self {
+impl<E: Host> Library<E> {
+    /// Without queue pairs, on a card of this life: the lower half of its number is what epochs tell of it.
+    pub fn new(life: u16, boot: u64, stats: E::Stats) -> Self {
         Library {
             life,
             boot,
@@ -69,12 +70,12 @@ impl Library {
             rules: Rules::default(),
             patient: Vec::new(),
             partings: Slab::new(),
-            parting_of: HashMap::new(),
+            parting_of: Vec::new(),
         }
     }
 
     /// All memory that there is; from now on it is told what changes. `Exhausted`: no memory.
-    pub(crate) fn learn(&mut self, nic: &mut Nic<HostEnv>) -> Result<(), NicError> {
+    pub fn learn(&mut self, nic: &mut Nic<E>) -> Result<(), NicError> {
         let memory = nic.memory();
         memory.rules().try_for_each(|rule| self.keep_rule(&rule))?;
         memory.watch_windows()
@@ -82,27 +83,29 @@ impl Library {
 
     /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps nothing of connections and would believe
     /// whoever names its life; the library, which has them all in host memory, lets packets pass for one of them from its peer alone.
-    pub(crate) fn serve(&mut self, turn: &mut Turn<'_>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
+    pub fn serve(&mut self, turn: &mut Turn<'_, E>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
         if !self.is_of_peer(&from.0.src, packet) {
             return self.stats.star_drops.inc();
         }
         let card = stateless::Card { bounds: Some(&self.bounds), life: self.life, stats: &self.stats };
         stateless::handle(&card, turn.env, from, packet);
-        while let Some(event) = turn.env.star.as_mut().and_then(|star| star.events.pop()) {
+        while let Some(event) = turn.env.next_event() {
             self.hear(turn, &event);
         }
     }
 
-    /// Whether a packet names a connection that there is, and comes from where its peer is.
+    /// Whether a packet names a connection that there is, and comes from where its peer is. One in ERR takes nothing and answers nothing: its
+    /// program has its buffers back, and what was flushed has not arrived.
     fn is_of_peer(&self, source: &Gid, packet: &Packet<'_>) -> bool {
         let Some(prefix) = packet.prefix else { return false };
         self.end(prefix.qpn).is_some_and(|end| {
             let peer = end.qp.peer();
-            peer.epoch == prefix.epoch && peer.av.dgid == *source
+            let alive = matches!(end.qp.state(), SlState::Starting | SlState::Ready);
+            alive && peer.epoch == prefix.epoch && peer.av.dgid == *source
         })
     }
 
-    fn hear(&mut self, turn: &mut Turn<'_>, event: &SlEvent) {
+    fn hear(&mut self, turn: &mut Turn<'_, E>, event: &SlEvent) {
         if let Some(at) = self.places.get(event.qpn)
             && let Some(end) = self.ends.get_mut(at as usize)
         {
@@ -112,7 +115,7 @@ impl Library {
     }
 
     /// A control message; false: for none of its QPs.
-    pub(crate) fn handle_control(&mut self, turn: &mut Turn<'_>, source: &Gid, packet: &Packet<'_>) -> bool {
+    pub fn handle_control(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
         let qpn = packet.header.qpn;
         if let Some(at) = self.places.get(qpn)
             && let Some(end) = self.ends.get_mut(at as usize)
@@ -121,8 +124,8 @@ impl Library {
             self.settle(turn, at);
             return true;
         }
-        let parting = packet.prefix.and_then(|prefix| self.parting_of.get(&(qpn, prefix.epoch)).copied());
-        let Some(at) = parting else { return false };
+        let parting = packet.prefix.and_then(|prefix| self.find_parting((qpn, prefix.epoch)).ok());
+        let Some(at) = parting.map(|place| self.parting_of[place].1 as usize) else { return false };
         let Some((parting, _)) = self.partings.get_mut(at) else { return false };
         if parting.handle_control(turn.env, turn.now, source, packet) {
             self.forget_parting(at);
@@ -132,7 +135,7 @@ impl Library {
 
     /// The program posted to a QP, if it is one of these.
     #[inline]
-    pub(crate) fn ring(&mut self, turn: &mut Turn<'_>, qpn: Qpn) -> bool {
+    pub fn ring(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
         let Some(at) = self.places.get(qpn) else { return false };
         if let Some(end) = self.ends.get_mut(at as usize) {
             end.qp.handle_doorbell(turn.env, turn.now);
@@ -142,7 +145,7 @@ impl Library {
     }
 
     /// Runs the timers that are due, and sees what became of memory windows.
-    pub(crate) fn run_timers(&mut self, turn: &mut Turn<'_>) {
+    pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
         self.follow_windows(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {
             if who & PARTING != 0 {
@@ -157,12 +160,13 @@ impl Library {
         }
     }
 
-    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+    /// When [`run_timers`](Library::run_timers) has something to do.
+    pub fn next_deadline(&self) -> Option<Nanos> {
         self.timers.next()
     }
 
     /// Sends what waits; whether more waits for room in the port.
-    pub(crate) fn transmit(&mut self, turn: &mut Turn<'_>) -> bool {
+    pub fn transmit(&mut self, turn: &mut Turn<'_, E>) -> bool {
         for _ in 0..self.ready.len() {
             let Some(at) = self.ready.pop_front() else { return false };
             if let Some(end) = self.ends.get_mut(at as usize) {
@@ -174,7 +178,7 @@ impl Library {
     }
 
     /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it had to tell.
-    fn settle(&mut self, turn: &mut Turn<'_>, at: u32) {
+    fn settle(&mut self, turn: &mut Turn<'_, E>, at: u32) {
         loop {
             self.begin_chore(turn, at);
             if !self.finish_chore(turn, at) {
@@ -203,7 +207,7 @@ impl Library {
     }
 
     /// The next of a QP's WQEs may change a window.
-    fn begin_chore(&mut self, turn: &mut Turn<'_>, at: u32) {
+    fn begin_chore(&mut self, turn: &mut Turn<'_, E>, at: u32) {
         let Some(end) = self.ends.get_mut(at as usize) else { return };
         let owner = (end.released.init.pd, end.released.qpn);
         if let Some(wqe) = end.qp.take_own() {
@@ -218,7 +222,7 @@ impl Library {
 
     /// A window was changed: that is complete once all who knew of it, or are to know, have answered. True: the next WQE may be one that
     /// changes a window, too.
-    fn finish_chore(&mut self, turn: &mut Turn<'_>, at: u32) -> bool {
+    fn finish_chore(&mut self, turn: &mut Turn<'_, E>, at: u32) -> bool {
         let Some(end) = self.ends.get(at as usize) else { return false };
         let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return false };
         if !self.is_settled(pd) {
@@ -238,16 +242,16 @@ impl Library {
     }
 
     /// Whose a QP is, if it is one of these.
-    pub(crate) fn owner(&self, qpn: Qpn) -> Option<Owner> {
+    pub fn owner(&self, qpn: Qpn) -> Option<Owner> {
         self.end(qpn).map(|end| end.released.owner())
     }
 
     /// Numbers of those there are.
-    pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
+    pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.ends.iter().map(|(_, end)| end.released.qpn)
     }
 
-    fn end(&self, qpn: Qpn) -> Option<&End> {
+    fn end(&self, qpn: Qpn) -> Option<&End<E>> {
         self.ends.get(self.places.get(qpn)? as usize).map(|end| &**end)
     }
 
