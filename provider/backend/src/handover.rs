@@ -16,10 +16,10 @@ use crate::sockopt::{self, errno};
 
 /// Destinations remembered; more take turns.
 const PEERS: usize = 32;
-/// How long a message waits for a reader that is behind.
-const PATIENCE: Duration = Duration::from_millis(2);
-/// How long a reader is not waited for after it did not read in time.
-const STALLED: Nanos = 100_000_000;
+/// How long a message waits for a reader that is behind: on a busy host one that lives has its turn meanwhile.
+const PATIENCE: Duration = Duration::from_millis(10);
+/// How long a reader is not waited for after it did not read in time; each time in a row twice as long, up to the second.
+const STALLED: [Nanos; 2] = [100_000_000, 1_600_000_000];
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,8 @@ struct Peer {
     socket: Socket,
     /// It did not read in time: not waited for before
     stalled: Nanos,
+    /// For how long it is not waited for the next time
+    pause: Nanos,
 }
 
 /// The way to the other processes.
@@ -80,7 +82,7 @@ impl Handover {
                     let oldest = (0..PEERS).min_by_key(|&i| self.peers[i].used)?;
                     self.peers.swap_remove(oldest);
                 }
-                self.peers.push(Peer { block, used: 0, socket, stalled: 0 });
+                self.peers.push(Peer { block, used: 0, socket, stalled: 0, pause: STALLED[0] });
                 self.peers.len() - 1
             }
         };
@@ -96,8 +98,11 @@ impl Peer {
             return false;
         }
         let room = sockopt::wait(&[self.socket.as_raw_fd()], libc::POLLOUT, PATIENCE);
-        if !room {
-            self.stalled = sockopt::monotonic() + STALLED;
+        if room {
+            self.pause = STALLED[0];
+        } else {
+            self.stalled = sockopt::monotonic() + self.pause;
+            self.pause = (2 * self.pause).min(STALLED[1]);
         }
         room
     }
@@ -157,6 +162,11 @@ mod tests {
         assert_eq!((len, &got[..4]), (4, &b"abcd"[..]));
         while handover.pass(number, b"ab", b"cd") == Passed::Yes {}
         assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Full, "an owner that does not read");
+        for pause in [4, 8, 16, 16] {
+            handover.peers[0].stalled = 0;
+            assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Full);
+            assert_eq!(handover.peers[0].pause, pause * STALLED[0], "it is waited for ever less");
+        }
         drop(block);
         assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::NoOwner);
         let _heir = QpnBlock::claim_one(PORT, number).expect("a socket").expect("the block is free");

@@ -71,6 +71,36 @@ fn rights_of_mr_and_qp() {
 }
 
 /// An MR of another protection domain, and one that is gone.
+/// A card whose own port is full has nothing under way after its first timeout: it blames nobody for that, however long it lasts. With room in the
+/// port the peer's silence is one.
+#[test]
+fn a_full_port_is_no_silence_of_the_peer() {
+    for full in [true, false] {
+        let mut p = Pair::of(QpType::Rc, &Setup { timeout: 10, retry_cnt: 3, ..Setup::default() });
+        p.net.faults.loss = 1.0;
+        let sges = [p.sge(0, 8)];
+        p.post(p.wqe(1, SendOp::Write), &sges);
+        p.net.step();
+        if !full {
+            p.run();
+            assert_eq!(p.polled(0), [(1, WcStatus::RetryExcErr)]);
+            continue;
+        }
+        let host = &mut p.net.hosts[0];
+        host.env.port = 0;
+        let mut looks = 0;
+        while let Some(at) = host.nic.next_deadline().filter(|at| *at < 60_000_000_000) {
+            host.nic.handle_timeout(&mut host.env, at);
+            host.nic.poll_transmit(&mut host.env, at, true);
+            looks += 1;
+            assert!(looks < 100_000, "it sleeps between two looks");
+        }
+        let counters = host.nic.counters();
+        assert_eq!((counters.timeouts.get(), counters.retry_exceeded.get()), (1, 0));
+        assert!(looks > 1 && p.polled(0).is_empty() && p.states()[0] == QpState::Rts);
+    }
+}
+
 #[test]
 fn keys_of_others_and_of_the_past() {
     let mut p = Pair::rc();

@@ -10,6 +10,8 @@ use super::registry::MAX_RULES;
 
 /// First time after which something is sent again.
 pub const FIRST_TIMEOUT: Nanos = 1_000_000;
+/// Due when it is woken.
+const ASLEEP: Nanos = Nanos::MAX;
 /// Messages that wait at most: all rules of a domain, told and taken away, and what is said beside.
 const MOST: usize = 2 * MAX_RULES + 64;
 /// Longest time between two of the first tries.
@@ -103,7 +105,20 @@ impl Channel {
 
     /// When there is something to send.
     pub fn deadline(&self) -> Option<Nanos> {
-        self.out.front().map(|_| self.due.unwrap_or(0))
+        self.out.front().map(|_| self.due.unwrap_or(0)).filter(|due| *due != ASLEEP)
+    }
+
+    /// Sends nothing, until it is woken: nobody waits for an answer.
+    pub fn sleep(&mut self) {
+        self.due = Some(ASLEEP);
+    }
+    /// The peer has said something, or somebody waits for it. Whether it slept.
+    pub fn wake(&mut self, now: Nanos) -> bool {
+        let slept = self.due == Some(ASLEEP);
+        if slept {
+            self.due = Some(now);
+        }
+        slept
     }
 
     /// An answer came; gives the message, if it is the first answer to it.

@@ -242,6 +242,9 @@ impl<E: StarEnv> SlQp<E> {
         if self.state == SlState::Error {
             return self.flush(WcStatus::WrFlushErr);
         }
+        if self.sends_wait() && self.channel.wake(now) {
+            self.asked = now;
+        }
         self.supply(env, now);
     }
 
@@ -367,6 +370,7 @@ impl<E: StarEnv> SlQp<E> {
             return;
         }
         self.quiet_since = now;
+        self.recv.wake(now);
         match (event.what, event.queue) {
             (News::Stored(seq), queue) => {
                 if self.track(queue).store(seq, now) {

@@ -14,6 +14,10 @@ use super::{Changes, Patience, SlQp, SlState, is_gate};
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
 const BURST: u32 = 16;
 
+/// After so many tries, which take half a minute, nothing is said for which no send waits, until SF says something: as it does where it
+/// lacks a receive or a rule.
+const IN_VAIN: u32 = 128;
+
 /// An end in ERR says so for so long at most to a peer that does not answer, however long its program lets peers be silent: the peer's own
 /// time tells it.
 const LAST_WORDS: Nanos = 2_000_000_000;
@@ -58,6 +62,12 @@ impl<E: StarEnv> SlQp<E> {
         if self.state != SlState::Error && !self.sends_wait() {
             /* SF's program may not be ready for long, or the way to it may be cut: who sends nothing waits as in RC */
             self.asked = now;
+            if self.state == SlState::Ready && self.channel.tries() >= IN_VAIN {
+                self.channel.sleep();
+            }
+        }
+        if self.recv.tries() >= IN_VAIN {
+            self.recv.sleep();
         }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
             return self.fail(env, now);
@@ -111,6 +121,8 @@ impl<E: StarEnv> SlQp<E> {
             return;
         }
         self.quiet_since = now;
+        self.channel.wake(now);
+        self.recv.wake(now);
         let seq = packet.header.psn;
         if packet.header.ptype == Ptype::Ea {
             if packet.data.is_empty() {
@@ -170,7 +182,7 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// Whether SF is to do something of which the program hears: a send that it has not stored, or whose completion is awaited.
-    fn sends_wait(&self) -> bool {
+    pub(super) fn sends_wait(&self) -> bool {
         self.awaited > 0 || self.send.low() != self.posted()
     }
 

@@ -180,6 +180,21 @@ impl Track {
         self.due
     }
 
+    /// Times that the oldest was sent again.
+    pub(super) fn tries(&self) -> u32 {
+        self.tries
+    }
+    /// Nothing is sent again until it is woken.
+    pub(super) fn sleep(&mut self) {
+        self.due = None;
+    }
+    /// The peer has said something: what waits is sent again.
+    pub(super) fn wake(&mut self, now: Nanos) {
+        if self.due.is_none() && self.low != self.next {
+            self.begin(now);
+        }
+    }
+
     /// What to do now, if the deadline has passed.
     pub(super) fn look(&mut self, now: Nanos, patience: &Patience) -> Option<Due> {
         self.due.filter(|due| *due <= now)?;
