@@ -73,6 +73,10 @@ impl<E: StarEnv> SlQp<E> {
             if self.state != SlState::Ready {
                 break;
             }
+            if self.send.una == self.posted() {
+                /* receives alone wait for ever */
+                patience.time = None;
+            }
             match self.track(queue).look(now, &patience) {
                 Some(Due::Again(low)) => self.send_again(env, queue, low, BURST),
                 Some(Due::GiveUp) => self.fail(env, now),
