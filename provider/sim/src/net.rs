@@ -250,7 +250,8 @@ impl Net {
     /// wakes up, the frames first.
     pub fn sleep(&mut self, host: usize, time: Nanos) {
         self.transmit();
-        self.asleep[host] = self.now + time;
+        let before = std::mem::replace(&mut self.asleep[host], self.now + time);
+        self.wake_frames(host, before);
     }
 
     /// Frames from `from` to `to` fare as `faults` says from now on.
@@ -283,7 +284,8 @@ impl Net {
     /// the old one, so are its QPNs and keys if all is made in the same order. Frames stay on the wire.
     pub fn restart(&mut self, host: usize) {
         self.hosts[host] = Host::new(host as u8, self.cfgs[host], self.seeds[host]);
-        self.asleep[host] = 0;
+        let before = std::mem::replace(&mut self.asleep[host], 0);
+        self.wake_frames(host, before);
         self.hosts[host].now = self.clock(host);
         self.renew_star(host);
     }

@@ -1,5 +1,7 @@
 //! StaR frames on the wire, and hosts' turns for StaR.
 
+use std::cmp::Reverse;
+
 use starverbs_core::star::control::Control;
 use starverbs_core::star::wire::{Packet, Side};
 use starverbs_core::wire::IcrcHeader;
@@ -62,6 +64,22 @@ impl Net {
             }
         }
         any
+    }
+
+    /// A host that was to sleep until `before` wakes earlier: StaR's frames that wait for it come now. They must not be as late as that, as
+    /// who sent them takes them for gone by and by.
+    pub(super) fn wake_frames(&mut self, host: usize, before: Nanos) {
+        let early = self.asleep[host].max(self.now);
+        if early >= before {
+            return;
+        }
+        let waits = |at, order| {
+            at == before && self.flights.get(&order).is_some_and(|f| f.to == host && f.star.is_some())
+        };
+        let wire = std::mem::take(&mut self.wire).into_iter();
+        self.wire = wire
+            .map(|Reverse((at, order))| Reverse((if waits(at, order) { early } else { at }, order)))
+            .collect();
     }
 
     /// Flips a bit; whether the checksums notice.
