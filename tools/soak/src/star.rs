@@ -75,7 +75,8 @@ impl World {
         for (host, card) in cards.iter().enumerate() {
             let Some(key) = card else { continue };
             let key = (*key > 0).then_some([*key; 32]);
-            let boot = (seed << 24) ^ ((host as u64) << 16);
+            /* random, as a card's is: what tells lives of a card apart is its lower half */
+            let boot = Rng::new(seed ^ ((host as u64 + 1) << 56)).bits();
             self.net.open_star(host, StarCard { threshold: *threshold, key, boot });
         }
     }
