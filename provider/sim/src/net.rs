@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use starverbs_core::relay::{LinkId, Relay};
+use starverbs_core::star::wire::Header;
 use starverbs_core::wire::{IcrcHeader, Packet};
 use starverbs_core::{FrameMeta, Nanos, NicConfig, QpType, Qpn};
 
@@ -104,6 +105,9 @@ pub struct Net {
     pub trace: bool,
     /// Sees each frame that a host sends, and the host
     pub tap: Option<Tap>,
+    /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the sender, and what they say; kept
+    /// where somebody takes them out
+    pub star_sent: Option<Vec<(usize, Header)>>,
     /// What each host's card is
     cfgs: Vec<NicConfig>,
     /// What each host's card was seeded with
@@ -151,6 +155,7 @@ impl Net {
             tally: Tally::default(),
             trace: std::env::var_os("STARVERBS_SIM_TRACE").is_some(),
             tap: None,
+            star_sent: None,
             now: 1_000,
             rng,
             wire: BinaryHeap::new(),
