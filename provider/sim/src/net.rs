@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use starverbs_core::relay::{LinkId, Relay};
+use starverbs_core::star::wire::Header;
 use starverbs_core::wire::{IcrcHeader, Packet};
 use starverbs_core::{FrameMeta, Nanos, NicConfig, QpType, Qpn};
 
@@ -104,6 +105,9 @@ pub struct Net {
     pub trace: bool,
     /// Sees each frame that a host sends, and the host
     pub tap: Option<Tap>,
+    /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the sender, and what they say; kept
+    /// where somebody takes them out
+    pub star_sent: Option<Vec<(usize, Header)>>,
     /// What each host's card is
     cfgs: Vec<NicConfig>,
     /// What each host's card was seeded with
@@ -151,6 +155,7 @@ impl Net {
             tally: Tally::default(),
             trace: std::env::var_os("STARVERBS_SIM_TRACE").is_some(),
             tap: None,
+            star_sent: None,
             now: 1_000,
             rng,
             wire: BinaryHeap::new(),
@@ -250,7 +255,8 @@ impl Net {
     /// wakes up, the frames first.
     pub fn sleep(&mut self, host: usize, time: Nanos) {
         self.transmit();
-        self.asleep[host] = self.now + time;
+        let before = std::mem::replace(&mut self.asleep[host], self.now + time);
+        self.wake_frames(host, before);
     }
 
     /// Frames from `from` to `to` fare as `faults` says from now on.
@@ -283,7 +289,8 @@ impl Net {
     /// the old one, so are its QPNs and keys if all is made in the same order. Frames stay on the wire.
     pub fn restart(&mut self, host: usize) {
         self.hosts[host] = Host::new(host as u8, self.cfgs[host], self.seeds[host]);
-        self.asleep[host] = 0;
+        let before = std::mem::replace(&mut self.asleep[host], 0);
+        self.wake_frames(host, before);
         self.hosts[host].now = self.clock(host);
         self.renew_star(host);
     }

@@ -37,6 +37,12 @@ pub(crate) enum Bad {
     Oversize,
     /// An invalidation of what is not bound
     Invalidate,
+    /// A key of a domain that is not the connection's
+    Foreign,
+    /// A key that was taken away
+    Revoked,
+    /// A window that is bound for another connection
+    Others,
 }
 
 impl Bad {
@@ -48,6 +54,7 @@ impl Bad {
             Bad::OpCode => WcStatus::LocQpOpErr,
             Bad::Bind => WcStatus::MwBindErr,
             Bad::Rkey | Bad::Bounds | Bad::Rights | Bad::Invalidate => WcStatus::RemAccessErr,
+            Bad::Foreign | Bad::Revoked | Bad::Others => WcStatus::RemAccessErr,
             Bad::Unaligned | Bad::Oversize => WcStatus::RemInvReqErr,
         }
     }
@@ -80,6 +87,8 @@ pub(crate) struct Wr {
     pub(crate) brings: Option<Brings>,
     /// It works on the peer's window
     pub(crate) window: bool,
+    /// Where it works on the peer's memory, if it does
+    pub(crate) remote: u64,
 }
 
 /// A message that a receive must show.

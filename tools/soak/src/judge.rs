@@ -290,6 +290,8 @@ impl World {
     /// Something that a program learns beside its completions.
     pub(crate) fn event(&mut self, c: usize, e: usize, event: AsyncEvent) {
         let badly = self.feeds_badly(c, e);
+        let (star, hasty) = (self.is_star(c), !self.conns[c].patient());
+        let peer_down = self.conns[c].ends[1 - e].down() || self.state(c, 1 - e) != QpState::Rts;
         let conn = &mut self.conns[c];
         let asked = conn.ends[1 - e].doomed.map(|(_, bad)| bad).filter(|bad| !bad.is_local());
         let end = &mut conn.ends[e];
@@ -304,10 +306,12 @@ impl World {
             }
             AsyncEvent::SqDrained(_) => end.draining,
             AsyncEvent::CommEst(_) => true,
+            /* StaR's ends say so that cannot say it by a request */
+            AsyncEvent::QpFatal(_) => star && (hasty || peer_down),
             _ => false,
         };
         assert!(allowed, "conn {c}.{e}: {event:?} without a reason (last WQE events: {})", end.last_wqe);
-        if matches!(event, AsyncEvent::QpReqErr(_) | AsyncEvent::QpAccessErr(_)) {
+        if let AsyncEvent::QpReqErr(_) | AsyncEvent::QpAccessErr(_) | AsyncEvent::QpFatal(_) = event {
             end.cause = end.cause.or(Some(Cause::Event));
             assert_eq!(self.state(c, e), QpState::Err, "conn {c}.{e}: {event:?}");
             self.doom(c);

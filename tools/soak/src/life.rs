@@ -17,7 +17,7 @@ const WINDOW: u32 = 512;
 /// PSNs from one life to the next, where frames of the life before are still on the wire.
 const FAR: u32 = 1 << 22;
 
-fn all_rights() -> Access {
+pub(crate) fn all_rights() -> Access {
     let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL
 }
@@ -212,6 +212,7 @@ impl World {
 
     /// A program does something about a connection that failed.
     fn mend(&mut self, c: usize) {
+        self.look_at_packets();
         if self.conns[c].over {
             self.conns[c].doom = None;
             return;
@@ -484,6 +485,7 @@ impl World {
             host.nic.destroy_srq(srq.id).expect("nobody uses it");
         }
         host.nic.dealloc_pd(site.xrcd).expect("nothing is left in it");
+        assert!(host.env.star.events.is_empty(), "host {at}: the library was not told all");
         assert_eq!(host.nic.qp_count(), 0);
         assert!(host.nic.next_deadline().is_none(), "host {at}: a timer of nobody");
         let left = host.qpns();

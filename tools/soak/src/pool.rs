@@ -17,8 +17,6 @@ pub(crate) struct Pool {
     free: [Vec<(u64, u32)>; CLASSES],
     /// Small buffers that share a region; 0 is as 1
     pub(crate) together: u64,
-    /// What the card may do with them at any time: where it has StaR, read, as a stateful end that asked twice hears only the first answer
-    pub(crate) always: u8,
 }
 
 /// Buffers of one work request: the pieces that it names.
@@ -36,7 +34,7 @@ impl Pool {
             self.grow(host, class);
         }
         let (addr, lkey) = self.free[class].pop().expect("it was made");
-        host.env.memory.allow(addr, u64::from(len), rights | self.always);
+        host.env.memory.allow(addr, u64::from(len), rights);
         Sge { addr, len, lkey }
     }
 
@@ -70,7 +68,7 @@ impl Pool {
     /// The program has its buffers back; it writes other things there, as programs do.
     pub(crate) fn give(&mut self, host: &mut Host, pieces: &[Sge]) {
         for piece in pieces {
-            host.env.memory.allow(piece.addr, u64::from(piece.len), self.always);
+            host.env.memory.allow(piece.addr, u64::from(piece.len), 0);
             let scribble = [0xdb; 64];
             host.env.memory.write(piece.addr, &scribble[..piece.len.min(64) as usize]);
             self.free[class(piece.len)].push((piece.addr, piece.lkey));

@@ -103,6 +103,7 @@ impl World {
             pieces,
             brings: draft.brings,
             window: draft.window || op == SendOp::SendInv,
+            remote: wqe.remote_addr,
         });
         end.next += 1;
         end.left -= 1;
@@ -118,6 +119,7 @@ impl World {
 
     /// What the request asks for.
     fn draft(&mut self, c: usize, e: usize, op: SendOp) -> Draft {
+        let forbidden = self.forbidden(c, e);
         let (rng, conn) = (&mut self.rng, &mut self.conns[c]);
         let seq = conn.ends[e].next;
         let mut wqe = SendWqe { wr_id: seq, op, imm: rng.bits() as u32, ..SendWqe::default() };
@@ -170,7 +172,7 @@ impl World {
         }
         if conn.plan.bad > 0.0 && rng.chance(conn.plan.bad) {
             let room = self.plan.room;
-            spoil_request(rng, conn.plan.kind, room, &mut d);
+            spoil_request(rng, conn.plan.kind, room, &mut d, &forbidden);
         }
         d
     }
@@ -387,7 +389,7 @@ fn draft_local(w: &crate::conn::Window, d: &mut Draft) {
 }
 
 /// Makes a request one that must fail, if it can be one.
-fn spoil_request(rng: &mut Rng, kind: Kind, room: u32, d: &mut Draft) {
+fn spoil_request(rng: &mut Rng, kind: Kind, room: u32, d: &mut Draft, forbidden: &[(Bad, u64, u32)]) {
     let op = d.wqe.op;
     let len = d.data.len() as u32;
     let mut can = Vec::new();
@@ -411,6 +413,9 @@ fn spoil_request(rng: &mut Rng, kind: Kind, room: u32, d: &mut Draft) {
     if kind == Kind::Uc && matches!(op, SendOp::Write | SendOp::Send) {
         can.push(Bad::OpCode);
     }
+    if matches!(op, SendOp::Write | SendOp::WriteImm | SendOp::Read) && len > 0 || op.is_atomic() {
+        can.extend(forbidden.iter().map(|(bad, ..)| *bad));
+    }
     if can.is_empty() {
         return;
     }
@@ -432,6 +437,11 @@ fn spoil_request(rng: &mut Rng, kind: Kind, room: u32, d: &mut Draft) {
         Bad::Unaligned => d.wqe.remote_addr += rng.within(1, 7),
         Bad::Oversize => d.data = any_bytes(rng, room + 1 + rng.clone().below(300) as u32),
         Bad::Invalidate => d.wqe.imm ^= 0x1,
+        Bad::Foreign | Bad::Revoked | Bad::Others => {
+            let named = forbidden.iter().find(|(what, ..)| *what == bad);
+            let (_, addr, key) = named.expect("it was picked");
+            (d.wqe.remote_addr, d.wqe.rkey) = (*addr, *key);
+        }
         Bad::Lkey | Bad::TooLong => {}
     }
     d.bad = Some(bad);

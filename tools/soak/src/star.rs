@@ -2,11 +2,14 @@
 
 use starverbs_core::star::control::{Role, Wish};
 use starverbs_core::star::negotiate::Outcome;
-use starverbs_core::{Nanos, Qpn, SendOp};
+use starverbs_core::star::wire::{Header, Opt, Ptype};
+use starverbs_core::{Nanos, Qpn, SendOp, Sge};
 use starverbs_sim::{Rng, StarCard};
 
+use crate::conn::{Bad, Bound, End, Source, Wr};
+use crate::life::all_rights;
 use crate::plan::{Kind, Plan};
-use crate::world::World;
+use crate::world::{Who, World};
 
 /// How late frames come that others overtake, ns: after so long a stateful end takes what it repeats for gone.
 const LATE: Nanos = 100_000;
@@ -68,14 +71,127 @@ impl Plan {
     }
 }
 
+/// Memory of a host that no peer may reach, though peers try.
+#[derive(Default)]
+pub(crate) struct Forbidden {
+    /// In a domain that no connection is of: first byte and key
+    foreign: Option<(u64, u32)>,
+    /// Registered for all to reach, for a while
+    passing: Option<(u64, u32)>,
+    /// It is no longer, which stateful cards are to know
+    leaving: Option<(u64, u32)>,
+    /// They know
+    revoked: Option<(u64, u32)>,
+}
+
+/// Bytes of such memory.
+const FORBIDDEN: u32 = 20_480;
+
 impl World {
+    pub(crate) fn make_forbidden(&mut self, at: usize) -> Forbidden {
+        if self.plan.star.is_none() {
+            return Forbidden::default();
+        }
+        let host = &mut self.net.hosts[at];
+        let pd = host.nic.alloc_pd().expect("a PD");
+        let region = host.region_in(pd, FORBIDDEN, all_rights());
+        Forbidden { foreign: Some((region.addr, region.lkey)), ..Forbidden::default() }
+    }
+
+    /// Regions come and go while connections are at work.
+    pub(crate) fn turn_over(&mut self) {
+        if self.plan.star.is_none() {
+            return;
+        }
+        for (host, site) in self.net.hosts.iter_mut().zip(&mut self.sites) {
+            let f = &mut site.forbidden;
+            if f.leaving.is_some_and(|(_, key)| host.is_revoked(key)) {
+                f.revoked = f.leaving.take();
+            } else if f.leaving.is_none() && self.rng.chance(0.01) {
+                match f.passing.take() {
+                    Some((addr, key)) => {
+                        host.dereg_mr(key).expect("it was registered");
+                        f.leaving = Some((addr, key));
+                    }
+                    None => {
+                        let region = host.region_in(host.pd, FORBIDDEN, all_rights());
+                        f.passing = Some((region.addr, region.lkey));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the peer of an end has that the end may not reach.
+    pub(crate) fn forbidden(&self, c: usize, e: usize) -> Vec<(Bad, u64, u32)> {
+        if self.plan.star.is_none() || self.conns[c].plan.bad == 0.0 {
+            return Vec::new();
+        }
+        let at = self.conns[c].ends[1 - e].host;
+        let Forbidden { foreign, revoked, .. } = self.sites[at].forbidden;
+        let named = |bad: Bad, what: Option<(u64, u32)>| what.map(|(addr, key)| (bad, addr, key));
+        let others = self.conns.iter().enumerate().filter(|(other, _)| *other != c);
+        let others = others.flat_map(|(_, conn)| &conn.ends).filter(|end| end.host == at);
+        let window = others.filter_map(|end| end.window.as_ref()).find(|w| w.bound == Bound::Yes);
+        let window = window.map(|w| (w.arena.addr, w.key));
+        let all = [named(Bad::Foreign, foreign), named(Bad::Revoked, revoked), named(Bad::Others, window)];
+        all.into_iter().flatten().collect()
+    }
+
+    /// Each packet that asks for a stateless end's memory, or writes there, is of a request that may do so: what is refused, is refused before
+    /// anything of it leaves.
+    pub(crate) fn look_at_packets(&mut self) {
+        let Some(sent) = &mut self.net.star_sent else { return };
+        for (from, header) in std::mem::take(sent) {
+            let who = self.who.get(&(from, header.qpn));
+            let Some(Who::Conn(c, e)) = who else { panic!("host {from}: {header:?} of {who:?}") };
+            let (c, e) = (*c, *e);
+            let [me, peer] = [e, 1 - e].map(|e| &self.conns[c].ends[e]);
+            if me.down() || peer.down() {
+                continue;
+            }
+            assert!(self.is_permitted(me, peer, &header), "conn {c}.{e}: {header:?} is of no request");
+            self.summary.count("packets looked at", header.ptype);
+        }
+    }
+
+    fn is_permitted(&self, me: &End, peer: &End, header: &Header) -> bool {
+        let (from, to) = (header.addr, header.addr + u64::from(header.len));
+        let within = |addr: u64, len: u32| addr <= from && to <= addr + u64::from(len);
+        let named = |pieces: &[Sge]| pieces.iter().any(|piece| within(piece.addr, piece.len));
+        let mine = |fits: fn(SendOp) -> bool| {
+            me.sends.iter().any(|wr| wr.bad.is_none() && fits(wr.op) && within(wr.remote, wr.len))
+        };
+        match (header.ptype, header.opt) {
+            (Ptype::Rd, Opt::Write) => mine(|op| matches!(op, SendOp::Write | SendOp::WriteImm)),
+            (Ptype::Gd, Opt::Read) => mine(|op| op == SendOp::Read),
+            (Ptype::Gd, Opt::Recv) => {
+                me.sends.iter().any(|wr| wr.bad.is_none() && wr.op.is_atomic() && wr.remote == from)
+            }
+            (Ptype::Rd, _) => {
+                let shared = self.sites[peer.host].srq.posted.values();
+                let shared = shared.filter(|_| matches!(peer.source, Source::Shared));
+                let mut recvs = peer.recvs.iter().chain(shared);
+                let brings = |wr: &&Wr| wr.bad.is_none() && wr.op.brings_data();
+                recvs.any(|wr| !wr.bad && named(&wr.pieces))
+                    || peer.sends.iter().filter(brings).any(|wr| named(&wr.pieces))
+            }
+            _ => {
+                let gives = |wr: &&Wr| !wr.bad.is_some_and(Bad::is_local) && !wr.op.brings_data();
+                peer.sends.iter().filter(gives).any(|wr| named(&wr.pieces))
+            }
+        }
+    }
+
     /// The cards get their StaR.
     pub(crate) fn open_star(&mut self, seed: u64) {
         let Some(StarPlan { threshold, cards, .. }) = &self.plan.star else { return };
+        self.net.star_sent = Some(Vec::new());
         for (host, card) in cards.iter().enumerate() {
             let Some(key) = card else { continue };
             let key = (*key > 0).then_some([*key; 32]);
-            let boot = (seed << 24) ^ ((host as u64) << 16);
+            /* random, as a card's is: what tells lives of a card apart is its lower half */
+            let boot = Rng::new(seed ^ ((host as u64 + 1) << 56)).bits();
             self.net.open_star(host, StarCard { threshold: *threshold, key, boot });
         }
     }

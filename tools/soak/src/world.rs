@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 
 use starverbs_core::{AsyncEvent, Limits, NicConfig, PdId, QpState, Qpn, SrqId};
-use starverbs_sim::{Faults, Net, READ, Rng, SimCq, SimRq};
+use starverbs_sim::{Faults, Net, Rng, SimCq, SimRq};
 
 use crate::conn::{Conn, RecvWr};
 use crate::datagram::Station;
 use crate::plan::{Chaos, Plan};
 use crate::pool::Pool;
 use crate::post::RECV;
+use crate::star::Forbidden;
 use crate::summary::Summary;
 use crate::tags::Matching;
 
@@ -43,6 +44,8 @@ pub(crate) struct Site {
     pub(crate) srq: Shared,
     pub(crate) xrcd: PdId,
     pub(crate) xrc: [Shared; 2],
+    /// Where there is StaR: memory that no peer may reach
+    pub(crate) forbidden: Forbidden,
 }
 
 impl Site {
@@ -148,9 +151,12 @@ impl World {
         });
         let mut pool = Pool::default();
         if let Some(star) = &self.plan.star {
-            (pool.together, pool.always) = (star.together, READ);
+            pool.together = star.together;
+            /* a stateful end that asked twice hears only the first answer */
+            self.net.hosts[at].env.memory.read_at_will();
         }
-        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool, srq, xrcd, xrc }
+        let forbidden = self.make_forbidden(at);
+        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool, srq, xrcd, xrc, forbidden }
     }
 
     /// One line of the trace.
@@ -176,6 +182,7 @@ impl World {
             chaos.iter().filter(|(step, _)| *step == now).for_each(|(_, one)| self.befall(*one));
             self.act(false);
             let happened = self.net.step();
+            self.look_at_packets();
             assert!(self.net.in_flight() < MOST_IN_FLIGHT, "the wire fills");
             self.events();
             self.dooms();
@@ -218,6 +225,7 @@ impl World {
                 acted |= self.feed_shared(at, eager);
             }
         }
+        self.turn_over();
         acted |= self.act_stations(eager);
         acted | self.act_matching(eager)
     }
@@ -323,6 +331,7 @@ impl World {
 
     /// What befalls.
     fn befall(&mut self, chaos: Chaos) {
+        self.look_at_packets();
         self.say(|| format!("{chaos:?}"));
         let name = format!("{chaos:?}");
         self.summary.add("befell", name.split(' ').next().unwrap_or(""), 1);

@@ -17,10 +17,14 @@ const MOST: usize = 2 * MAX_RULES + 64;
 /// Longest time between two of the first tries.
 const LONGEST_TIMEOUT: Nanos = 64 * FIRST_TIMEOUT;
 
-/// After so many tries, the time until the next: doubled up to 64 ms. After every 32 of those twice that, up to a second, as one who says nothing
-/// may be silent for ever.
+/// After so many tries, the time until the next: doubled up to 64 ms.
 pub(super) fn timeout(tries: u32) -> Nanos {
-    LONGEST_TIMEOUT.min(FIRST_TIMEOUT << tries.min(6)) << (tries / 32).min(4)
+    LONGEST_TIMEOUT.min(FIRST_TIMEOUT << tries.min(6))
+}
+
+/// The same between ends of a connection, but after every 32 tries twice that, up to a second: who only receives asks one that is silent for long.
+pub(super) fn seldom(tries: u32) -> Nanos {
+    timeout(tries) << (tries / 32).min(4)
 }
 
 /// What to do with a message that came.
@@ -98,7 +102,7 @@ impl Channel {
         if self.due.is_some_and(|due| now < due) {
             return None;
         }
-        self.due = Some(now + timeout(self.tries));
+        self.due = Some(now + seldom(self.tries));
         self.tries = self.tries.saturating_add(1);
         Some((self.seq, message))
     }
@@ -197,7 +201,8 @@ mod tests {
 
     #[test]
     fn waits_double() {
+        assert_eq!([0, 1, 6, 7, u32::MAX].map(|n| timeout(n) / FIRST_TIMEOUT), [1, 2, 64, 64, 64]);
         let tries = [0, 1, 6, 7, 31, 32, 64, 128, u32::MAX];
-        assert_eq!(tries.map(|n| timeout(n) / FIRST_TIMEOUT), [1, 2, 64, 64, 64, 128, 256, 1024, 1024]);
+        assert_eq!(tries.map(|n| seldom(n) / FIRST_TIMEOUT), [1, 2, 64, 64, 64, 128, 256, 1024, 1024]);
     }
 }

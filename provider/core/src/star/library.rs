@@ -370,6 +370,7 @@ impl<E: StarEnv> SlQp<E> {
             return;
         }
         self.quiet_since = now;
+        self.channel.wake(now);
         self.recv.wake(now);
         match (event.what, event.queue) {
             (News::Stored(seq), queue) => {

@@ -1,12 +1,14 @@
 //! StaR frames on the wire, and hosts' turns for StaR.
 
+use std::cmp::Reverse;
+
 use starverbs_core::star::control::Control;
-use starverbs_core::star::wire::{Packet, Side};
+use starverbs_core::star::wire::{Packet, Ptype, Side};
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Av, Nanos};
 
 use super::Net;
-use crate::star::StarCard;
+use crate::star::{StarCard, StarFrame};
 
 /// Which half a frame is for: the ports of hosts on a [`Net`] are all the same.
 fn side_of(path: &IcrcHeader) -> Side {
@@ -54,6 +56,7 @@ impl Net {
         let any = !frames.is_empty();
         for frame in frames {
             self.tally.sent += 1;
+            self.note_sent(from, &frame);
             let (sgid, dgid) = (frame.path.src, frame.path.dst);
             let to = Av { dgid, sgid, hop_limit: 64, ..Av::default() };
             match self.hosts.iter().position(|h| h.gid == dgid) {
@@ -62,6 +65,30 @@ impl Net {
             }
         }
         any
+    }
+
+    fn note_sent(&mut self, from: usize, frame: &StarFrame) {
+        let Some(sent) = &mut self.star_sent else { return };
+        let packet = Packet::open(side_of(&frame.path), &frame.path, &frame.bytes).expect("as it left");
+        if matches!(packet.header.ptype, Ptype::Rd | Ptype::Gd) {
+            sent.push((from, packet.header));
+        }
+    }
+
+    /// A host that was to sleep until `before` wakes earlier: StaR's frames that wait for it come now. They must not be as late as that, as
+    /// who sent them takes them for gone by and by.
+    pub(super) fn wake_frames(&mut self, host: usize, before: Nanos) {
+        let early = self.asleep[host].max(self.now);
+        if early >= before {
+            return;
+        }
+        let waits = |at, order| {
+            at == before && self.flights.get(&order).is_some_and(|f| f.to == host && f.star.is_some())
+        };
+        let wire = std::mem::take(&mut self.wire).into_iter();
+        self.wire = wire
+            .map(|Reverse((at, order))| Reverse((if waits(at, order) { early } else { at }, order)))
+            .collect();
     }
 
     /// Flips a bit; whether the checksums notice.

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 
 use crate::error::NicError;
 use crate::room::filled;
-use crate::star::channel::timeout;
+use crate::star::channel::seldom;
 use crate::transport::patience;
 use crate::types::{Nanos, Psn};
 
@@ -122,7 +122,7 @@ impl Track {
 
     /// Until the next try: twice what it takes SF, as what is repeated too early keeps a busy SF busy.
     fn wait(&self) -> Nanos {
-        timeout(self.tries).max((2 * u64::from(self.takes)).min(LONGEST_FIRST) << self.tries.min(2))
+        seldom(self.tries).max((2 * u64::from(self.takes)).min(LONGEST_FIRST) << self.tries.min(2))
     }
 
     /// The oldest was stored, or is said to be with this.
@@ -246,7 +246,7 @@ mod tests {
             now = track.deadline().unwrap();
             assert_eq!(track.look(now, &patience), Some(Due::Again(6)));
         }
-        assert_eq!(track.look(now + timeout(7), &patience), Some(Due::GiveUp));
+        assert_eq!(track.look(now + seldom(7), &patience), Some(Due::GiveUp));
         assert_eq!(track.look(u64::MAX, &patience), None);
     }
 

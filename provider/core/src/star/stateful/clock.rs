@@ -5,6 +5,9 @@ use super::{Card, Stateful};
 use crate::star::env::StarEnv;
 use crate::types::{Nanos, QpState};
 
+/// An end in ERR says so for so long at most to a peer that does not answer: the peer's own time tells it.
+const LAST_WORDS: Nanos = 2_000_000_000;
+
 impl<E: StarEnv> Stateful<E> {
     /// Does what is due now.
     pub fn handle_timeout(&mut self, card: &mut Card<'_, E>) {
@@ -31,7 +34,13 @@ impl<E: StarEnv> Stateful<E> {
         }
         let tries = tries.max(self.channel.tries().min(u8::MAX.into()) as u8);
         let silent = card.now.saturating_sub(self.heard);
-        if tries > waits.tries && waits.patience != 0 && silent > waits.patience {
+        let patience = match (self.state, waits.patience) {
+            /* there are only last words left */
+            (QpState::Err, 0) => LAST_WORDS,
+            (QpState::Err, patience) => patience.min(LAST_WORDS),
+            (_, patience) => patience,
+        };
+        if tries > waits.tries && patience != 0 && silent > patience {
             self.peer_silent(card);
         }
     }
