@@ -2,7 +2,7 @@
 
 use super::remote::Stored;
 use super::stream::{Class, Op};
-use super::window::{Entry, Kind, Of};
+use super::window::{Answered, Entry, Kind, Of};
 use super::{Card, Stateful};
 use crate::env::SendQueue;
 use crate::star::env::StarEnv;
@@ -19,6 +19,7 @@ impl<E: StarEnv> Stateful<E> {
         } else {
             self.take_packet(card, source, packet)
         };
+        self.charge(card);
         if known {
             self.heard = card.now;
         } else {
@@ -61,7 +62,7 @@ impl<E: StarEnv> Stateful<E> {
     /// RDA or GDA. False: it answers nothing that is under way.
     fn answered(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
         let (header, data) = (&packet.header, packet.data);
-        let Some(entry) = self.window.get(header.psn).copied() else { return false };
+        let Some(entry) = self.window.get(header.psn).copied() else { return self.answered_again(card, header.psn) };
         let asked = match entry.kind {
             Kind::Put => header.ptype == Ptype::Rda && header.len == entry.len,
             Kind::Get => header.ptype == Ptype::Gda && data.len() == usize::from(entry.len),
@@ -90,21 +91,47 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn count_answer(&mut self, card: &mut Card<'_, E>, psn: Psn) {
-        let Some(entry) = self.window.done(psn) else { return };
-        if entry.repeated() {
-            self.rtt.alive();
-        } else {
-            self.rtt.seen(card.now.saturating_sub(entry.sent));
+        let before = self.window.in_flight();
+        let Some(Answered { entry, sent }) = self.window.done(psn) else { return };
+        let freed = before - self.window.in_flight();
+        card.path.acked(freed);
+        (self.charged, self.backoff) = (self.charged - freed, 0);
+        match sent {
+            Some(sent) => card.path.rtt.seen(card.now, card.now.saturating_sub(sent)),
+            /* it came the first time, only late */
+            None => card.path.undo_cut(),
         }
-        self.window.infer();
-        let lifetime = self.lifetime();
+        let lost = self.window.infer(card.path.rtt.disorder());
+        if lost > 0 {
+            card.path.lost(lost);
+        }
+        let lifetime = self.lifetime(card.path);
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;
+        if entry.kind == Kind::Put {
+            op.copies += entry.copies();
+        }
         if op.all && op.left == 0 {
             /* SL cannot tell a late copy from news, and the program may use the memory anew (hole 6) */
-            op.until = if op.repeated { card.now + lifetime } else { 0 };
+            op.until = if op.copies > 0 { card.now + lifetime } else { 0 };
             self.finish(card);
         }
+    }
+
+    /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not wait for it.
+    fn answered_again(&mut self, card: &mut Card<'_, E>, psn: Psn) -> bool {
+        let Some(entry) = self.window.done_again(psn) else { return false };
+        card.path.undo_cut();
+        let stream = self.stream(entry.of);
+        if entry.kind == Kind::Put && stream.holds(entry.wqe) {
+            let op = stream.op(entry.wqe);
+            op.copies = op.copies.saturating_sub(1);
+            if op.copies == 0 && op.until > 0 {
+                op.until = 0;
+                self.finish(card);
+            }
+        }
+        true
     }
 
     /// Puts what a GDA brought where it belongs. How the WQE ends, otherwise.

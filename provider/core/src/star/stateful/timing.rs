@@ -25,7 +25,7 @@ impl Default for Waits {
     fn default() -> Self {
         Waits {
             first: 1_000_000,
-            least: 200_000,
+            least: 1_000_000,
             most: 100_000_000,
             tries: 7,
             patience: 500_000_000,
@@ -35,20 +35,23 @@ impl Default for Waits {
     }
 }
 
-/// What was seen of the way to SL and back.
+/// For how long a long round trip is remembered at least; twice that at most.
+const MEMORY: Nanos = 250_000_000;
+
+/// What was seen of the way to a card and back. All connections that go there share it: one with little to say knows what others have seen.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rtt {
+pub struct Rtt {
     /// Smoothed; 0: none was seen
     smooth: Nanos,
     deviation: Nanos,
-    longest: Nanos,
-    /// Timeouts in a row
-    backoff: u8,
+    /// The longest of this time and of the one before, and since when this one is
+    longest: [Nanos; 2],
+    since: Nanos,
 }
 
 impl Rtt {
-    /// An answer to a packet that was sent once came after so long.
-    pub(super) fn seen(&mut self, rtt: Nanos) {
+    /// An answer to one transmission came after so long.
+    pub(super) fn seen(&mut self, now: Nanos, rtt: Nanos) {
         let rtt = rtt.max(1);
         if self.smooth == 0 {
             (self.smooth, self.deviation) = (rtt, rtt / 2);
@@ -56,18 +59,12 @@ impl Rtt {
             self.deviation = (3 * self.deviation + self.smooth.abs_diff(rtt)) / 4;
             self.smooth = (7 * self.smooth + rtt) / 8;
         }
-        self.longest = self.longest.max(rtt);
-        self.backoff = 0;
-    }
-
-    /// Nothing came in time.
-    pub(super) fn timed_out(&mut self) {
-        self.backoff = self.backoff.saturating_add(1).min(20);
-    }
-
-    /// Something came, of which nobody knows to which transmission it was the answer.
-    pub(super) fn alive(&mut self) {
-        self.backoff = 0;
+        if now.saturating_sub(self.since) >= MEMORY {
+            let [this, _] = self.longest;
+            (self.longest, self.since) = ([0, this], now);
+        }
+        let [this, _] = &mut self.longest;
+        *this = (*this).max(rtt);
     }
 
     fn base(&self, waits: &Waits) -> Nanos {
@@ -77,17 +74,28 @@ impl Rtt {
         (self.smooth + 4 * self.deviation).max(waits.least)
     }
 
-    /// How long to wait for the answer to a packet that leaves now.
-    pub(super) fn timeout(&self, waits: &Waits) -> Nanos {
-        (self.base(waits) << self.backoff).min(waits.most)
+    /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row.
+    pub(super) fn timeout(&self, waits: &Waits, backoff: u8) -> Nanos {
+        (self.base(waits) << backoff.min(MOST_DOUBLINGS)).min(waits.most)
     }
 
-    /// How long a copy of a packet may be under way: twice the longest way there and back (hole 6), and what is waited for an
+    /// How much later than others that left with it a packet may be answered: more, and it is lost.
+    pub(super) fn disorder(&self) -> Nanos {
+        (self.smooth / 2).max(LEAST_DISORDER)
+    }
+
+    /// How long a copy of a packet may be under way: twice the longest way there and back of late (hole 6), and what is waited for an
     /// answer where that is more.
     pub(super) fn lifetime(&self, waits: &Waits) -> Nanos {
-        (2 * self.longest).max(self.base(waits)).max(waits.lifetime)
+        let [this, before] = self.longest;
+        (2 * this.max(before)).max(self.base(waits)).max(waits.lifetime)
     }
 }
+
+/// Waits double so often at most.
+const MOST_DOUBLINGS: u8 = 20;
+/// Packets are taken to change places within this time, ns.
+const LEAST_DISORDER: Nanos = 50_000;
 
 #[cfg(test)]
 mod tests {
@@ -96,30 +104,31 @@ mod tests {
     #[test]
     fn it_follows_what_is_seen_and_doubles_in_silence() {
         let (waits, mut rtt) = (Waits::default(), Rtt::default());
-        assert_eq!(rtt.timeout(&waits), waits.first);
+        assert_eq!(rtt.timeout(&waits, 0), waits.first);
         for _ in 0..100 {
-            rtt.seen(1_000_000);
+            rtt.seen(1, 3_000_000);
         }
-        let base = rtt.timeout(&waits);
-        assert!((1_000_000..1_100_000).contains(&base), "{base}");
-        rtt.timed_out();
-        rtt.timed_out();
-        assert_eq!(rtt.timeout(&waits), 4 * base);
-        for _ in 0..300 {
-            rtt.timed_out();
+        let base = rtt.timeout(&waits, 0);
+        assert!((3_000_000..3_100_000).contains(&base), "{base}");
+        assert_eq!(rtt.timeout(&waits, 2), 4 * base);
+        assert_eq!(rtt.timeout(&waits, u8::MAX), waits.most);
+        for _ in 0..100 {
+            rtt.seen(1, 10);
         }
-        assert_eq!(rtt.timeout(&waits), waits.most);
-        rtt.seen(10);
-        assert!(rtt.timeout(&waits) <= 2 * base);
+        assert_eq!(rtt.timeout(&waits, 0), waits.least);
     }
 
     #[test]
-    fn a_copy_may_be_as_late_as_the_longest_way() {
+    fn a_copy_may_be_as_late_as_the_longest_way_of_late() {
         let (waits, mut rtt) = (Waits::default(), Rtt::default());
-        rtt.seen(5_000_000);
-        for _ in 0..1000 {
-            rtt.seen(10_000);
+        rtt.seen(1, 5_000_000);
+        for n in 0..1000 {
+            rtt.seen(n * MEMORY / 1000, 10_000);
         }
         assert_eq!(rtt.lifetime(&waits), 10_000_000);
+        rtt.seen(MEMORY + 1, 10_000);
+        assert_eq!(rtt.lifetime(&waits), 10_000_000, "a moment ago");
+        rtt.seen(2 * MEMORY + 1, 10_000);
+        assert_eq!(rtt.lifetime(&waits), rtt.base(&waits), "long ago");
     }
 }
