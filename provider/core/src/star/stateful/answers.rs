@@ -9,7 +9,7 @@ use crate::star::env::StarEnv;
 use crate::star::message::Wqe;
 use crate::star::wire::{Packet, Ptype, Queue};
 use crate::transport::slices;
-use crate::types::{Access, Gid, Psn, QpState, SendOp, SendWqe, WcStatus};
+use crate::types::{Access, Gid, Nanos, Psn, QpState, SendOp, SendWqe, WcStatus};
 
 impl<E: StarEnv> Stateful<E> {
     /// A packet for this connection came from `source`.
@@ -92,7 +92,8 @@ impl<E: StarEnv> Stateful<E> {
 
     fn count_answer(&mut self, card: &mut Card<'_, E>, psn: Psn) {
         let before = self.window.in_flight();
-        let Some(Answered { entry, sent }) = self.window.done(psn) else { return };
+        let Some(answered) = self.window.done(psn) else { return };
+        let Answered { entry, sent, overtaken } = answered;
         let freed = before - self.window.in_flight();
         card.path.acked(freed);
         (self.charged, self.backoff) = (self.charged - freed, 0);
@@ -101,21 +102,32 @@ impl<E: StarEnv> Stateful<E> {
             /* it came the first time, only late */
             None => card.path.undo_cut(),
         }
+        if overtaken > 0 {
+            card.path.rtt.was_overtaken(overtaken);
+        }
         let lost = self.window.infer(card.path.rtt.disorder());
         if lost > 0 {
             card.path.lost(lost);
         }
-        let lifetime = self.lifetime(card.path);
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;
-        if entry.kind == Kind::Put {
+        if entry.kind == Kind::Put && entry.copies() > 0 {
             op.copies += entry.copies();
+            op.copied = op.copied.max(answered.copied());
         }
         if op.all && op.left == 0 {
-            /* SL cannot tell a late copy from news, and the program may use the memory anew (hole 6) */
-            op.until = if op.copies > 0 { card.now + lifetime } else { 0 };
+            let op = *op;
+            self.stream(entry.of).op(entry.wqe).until = self.copies_until(card, &op);
             self.finish(card);
         }
+    }
+
+    /// Until when copies of a WQE's packets may come to SL, which cannot tell them from news, while the program may use the memory anew
+    /// (hole 6). 0: none is under way.
+    fn copies_until(&self, card: &Card<'_, E>, op: &Op) -> Nanos {
+        let order = card.path.rtt.order(&self.local.waits);
+        let passed = order.is_some_and(|order| op.copied + order <= self.window.newest());
+        if op.copies == 0 || passed { 0 } else { card.now + self.lifetime(card.path) }
     }
 
     /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not wait for it.

@@ -49,6 +49,8 @@ pub(super) struct Op {
     pub(super) all: bool,
     /// Transmissions without an answer of packets that write to SL's memory and have one
     pub(super) copies: u32,
+    /// None of these left later
+    pub(super) copied: Nanos,
     /// It takes a receive WQE: its place in SL's queue, or in ours
     pub(super) recv: Option<u32>,
     /// Not so: how it ends

@@ -47,6 +47,10 @@ pub struct Rtt {
     /// The longest of this time and of the one before, and since when this one is
     longest: [Nanos; 2],
     since: Nanos,
+    /// By how much packets were overtaken, likewise
+    overtaken: [Nanos; 2],
+    /// Answers, up to as many as are needed to know how packets change places
+    answers: u8,
 }
 
 impl Rtt {
@@ -60,11 +64,25 @@ impl Rtt {
             self.smooth = (7 * self.smooth + rtt) / 8;
         }
         if now.saturating_sub(self.since) >= MEMORY {
-            let [this, _] = self.longest;
-            (self.longest, self.since) = ([0, this], now);
+            let ([this, _], [by, _]) = (self.longest, self.overtaken);
+            (self.longest, self.overtaken, self.since) = ([0, this], [0, by], now);
         }
+        self.answers = self.answers.saturating_add(1).min(ENOUGH);
         let [this, _] = &mut self.longest;
         *this = (*this).max(rtt);
+    }
+
+    /// An answer came behind the answer to what had left so much later.
+    pub(super) fn was_overtaken(&mut self, by: Nanos) {
+        let [this, _] = &mut self.overtaken;
+        *this = (*this).max(by);
+    }
+
+    /// How much later something must have left whose answer shows that what left before is under way no more: packets of one
+    /// connection take one way, and SL's card handles them as they come. `None`: too little was seen to say so.
+    pub(super) fn order(&self, waits: &Waits) -> Option<Nanos> {
+        let [this, before] = self.overtaken;
+        (self.answers == ENOUGH).then(|| (2 * this.max(before)).max(waits.lifetime))
     }
 
     fn base(&self, waits: &Waits) -> Nanos {
@@ -92,6 +110,8 @@ impl Rtt {
     }
 }
 
+/// Answers after which it is known how packets change places.
+const ENOUGH: u8 = 32;
 /// Waits double so often at most.
 const MOST_DOUBLINGS: u8 = 20;
 /// Packets are taken to change places within this time, ns.
@@ -130,5 +150,21 @@ mod tests {
         assert_eq!(rtt.lifetime(&waits), 10_000_000, "a moment ago");
         rtt.seen(2 * MEMORY + 1, 10_000);
         assert_eq!(rtt.lifetime(&waits), rtt.base(&waits), "long ago");
+    }
+
+    #[test]
+    fn order_is_what_was_seen() {
+        let (waits, mut rtt) = (Waits::default(), Rtt::default());
+        (1..ENOUGH).for_each(|_| rtt.seen(1, 10));
+        assert_eq!(rtt.order(&waits), None);
+        rtt.seen(1, 10);
+        assert_eq!(rtt.order(&waits), Some(waits.lifetime));
+        rtt.was_overtaken(3_000_000);
+        rtt.was_overtaken(2_000_000);
+        rtt.seen(MEMORY, 10);
+        assert_eq!(rtt.order(&waits), Some(6_000_000));
+        rtt.seen(3 * MEMORY, 10);
+        rtt.seen(4 * MEMORY, 10);
+        assert_eq!(rtt.order(&waits), Some(waits.lifetime));
     }
 }

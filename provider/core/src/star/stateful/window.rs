@@ -76,6 +76,8 @@ pub(super) struct Entry {
     pub(super) rule: RuleRef,
     pub(super) order: u32,
     pub(super) sent: Nanos,
+    /// When it was sent the time before
+    pub(super) before: Nanos,
     /// One bit each: transmissions without an answer
     pub(super) waiting: u8,
     /// One of them was forgotten, as its number came round
@@ -129,6 +131,15 @@ pub(super) struct Answered {
     pub(super) entry: Entry,
     /// When that transmission was made, if it was the last
     pub(super) sent: Option<Nanos>,
+    /// What had left so much later was answered before it
+    pub(super) overtaken: Nanos,
+}
+
+impl Answered {
+    /// No copy that may still be under way left later than this.
+    pub(super) fn copied(&self) -> Nanos {
+        if self.sent.is_some() { self.entry.before } else { self.entry.sent }
+    }
 }
 
 /// All packets under way of a connection.
@@ -213,7 +224,7 @@ impl Window {
         }
         self.order += 1;
         let entry = &mut self.ring[at];
-        (entry.order, entry.sent) = (self.order, now);
+        (entry.order, entry.before, entry.sent) = (self.order, entry.sent, now);
         /* beyond the most that can be counted the number of the transmission still goes round */
         let next = entry.tries.checked_add(1);
         entry.tries = next.unwrap_or(u8::MAX - (COPIES as u8 - 1));
@@ -250,11 +261,23 @@ impl Window {
         let last = heard && entry.copy() == copy;
         let entry = *entry;
         self.settle(at);
+        let (_, newest) = self.newest;
+        let made = match entry.tries {
+            _ if last => entry.sent,
+            2 if heard => entry.before,
+            _ => newest,
+        };
         if last {
             self.newest = self.newest.max((entry.order, entry.sent));
         }
         self.pass();
-        Some(Answered { entry, sent: last.then_some(entry.sent) })
+        let overtaken = newest.saturating_sub(made);
+        Some(Answered { entry, sent: last.then_some(entry.sent), overtaken })
+    }
+
+    /// When the last of the transmissions was made that have an answer.
+    pub(super) fn newest(&self) -> Nanos {
+        self.newest.1
     }
 
     /// The answer to another transmission of a packet that is done came; gives the packet. `None`: it answers nothing that is known.
