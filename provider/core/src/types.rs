@@ -223,7 +223,7 @@ bitflags! {
 pub struct AvId(pub u32);
 
 /// Handle of a protection domain.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
 #[repr(transparent)]
 pub struct PdId(pub u32);
 

@@ -23,8 +23,8 @@ use crate::opened::Visit;
 use crate::pd::Pd;
 use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
-use crate::star::roles::Queues;
 use crate::wr::SendBatch;
+use starverbs_core::star::host::roles::Queues;
 
 /// What a QP is to be: `struct ibv_qp_init_attr`.
 #[derive(Clone, Copy)]
@@ -363,7 +363,7 @@ impl QpInner {
     }
 
     /// More handles of its queues, for an end of a StaR connection.
-    pub(crate) fn queues(&self) -> Queues {
+    pub(crate) fn queues(&self) -> Queues<crate::env::HostEnv> {
         // SAFETY: used as the card's own half is: under the card's lock, and between released and posted.
         let sq = unsafe { self.rings.card_sq() };
         // SAFETY: as above.

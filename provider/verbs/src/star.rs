@@ -1,20 +1,20 @@
-//! StaR in a process: its UDP ports, who settles the roles of queue pairs, and the halves that a card has.
+//! StaR in a process: its UDP ports, and the ends of StaR connections behind them.
 //!
-//! A [`StarHost`] exists from the first queue pair on that may be the end of a StaR connection; without one nothing here runs. Packets for
-//! the stateless half are done and forgotten, those for the stateful half go to the card, control messages to the library of the stateless
-//! half if the queue pair is one of its. It must not know what a queue pair is to a program.
+//! A [`StarHost`] exists from the first queue pair on that may be the end of a StaR connection; without one nothing here runs. What
+//! packets are for, and what queue pairs become, is the [core's](starverbs_core::star::host); here are its sockets, its memory and its turns.
+//! It must not know what a queue pair is to a program.
 
 mod hooks;
-pub(crate) mod library;
 pub(crate) mod port;
-pub(crate) mod roles;
 mod sealing;
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use starverbs_backend::star::StarRx;
-use starverbs_core::star::control::MAX_CONTROL;
+use starverbs_core::star::host::library::Library;
+use starverbs_core::star::host::roles::Identity;
+use starverbs_core::star::host::{Came, Ends, Turn};
 use starverbs_core::star::negotiate::Outcome;
 use starverbs_core::star::wire::Side;
 use starverbs_core::{Nanos, Nic, QpState, Qpn};
@@ -26,9 +26,7 @@ use crate::error::Result;
 use crate::qp::QpInner;
 use crate::receives::Who;
 use crate::stat::StatPage;
-use library::Library;
 use port::StarPort;
-use roles::{Identity, Roles};
 use sealing::Sealing;
 
 /// Rounds of receiving in one turn of the thread.
@@ -47,19 +45,10 @@ fn note_srq() {
     TAKES_FROM_SRQS.store(true, Ordering::Relaxed);
 }
 
-/// The card and its host, for a turn.
-pub(crate) struct Turn<'a> {
-    pub(crate) nic: &'a mut Nic<HostEnv>,
-    pub(crate) env: &'a mut HostEnv,
-    pub(crate) now: Nanos,
-}
-
 /// What a process has of StaR beside its card.
 pub(crate) struct StarHost {
     rx: StarRx<StatPage>,
-    roles: Roles,
-    pub(crate) library: Library,
-    stats: StatPage,
+    ends: Ends<HostEnv>,
 }
 
 impl StarHost {
@@ -74,10 +63,8 @@ impl StarHost {
         let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();
         let identity = Identity { boot, ports, threshold: settings.star_threshold };
-        let mut library = Library::new(identity.life(), boot, stats);
-        library.learn(nic);
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
-        Ok(StarHost { rx, roles: Roles::new(identity, stats), library, stats })
+        Ok(StarHost { rx, ends: Ends::new(identity, nic, &stats) })
     }
 
     /// What the thread waits for.
@@ -85,58 +72,31 @@ impl StarHost {
         self.rx.fds()
     }
 
+    /// The stateless ends.
+    pub(crate) fn library(&self) -> &Library<HostEnv> {
+        &self.ends.library
+    }
+
     /// What was settled for a QP. `None`: nothing yet, or nobody was asked.
     pub(crate) fn outcome(&self, qpn: Qpn) -> Option<Outcome> {
-        self.roles.outcome(qpn)
+        self.ends.roles.outcome(qpn)
     }
 
     /// Handles packets that have come, and what follows; gives how many rounds there were. `woken`: by whom all sockets are looked at.
-    fn run(&mut self, turn: &mut Turn<'_>, woken: bool) -> u32 {
+    fn run(&mut self, turn: &mut Turn<'_, HostEnv>, woken: bool) -> u32 {
         let (mut rounds, most) = (0, if woken { BATCHES } else { 1 });
         let mut got = if woken { self.rx.recv_all() } else { self.rx.recv() };
         while got > 0 {
             rounds += 1;
-            self.take_packets(turn);
+            let StarHost { rx, ends } = self;
+            while let Some(got) = rx.next_packet() {
+                let came = Came { side: got.side, meta: &got.meta, port: got.port, packet: &got.packet };
+                ends.handle_packet(turn, &came);
+            }
             got = if rounds < most { self.rx.recv() } else { 0 };
         }
-        self.settle(turn);
-        self.library.run_timers(turn);
+        self.ends.go_on(turn);
         rounds
-    }
-
-    fn take_packets(&mut self, turn: &mut Turn<'_>) {
-        let StarHost { rx, roles, library, stats } = self;
-        while let Some(got) = rx.next_packet() {
-            let (meta, packet) = (&got.meta, &got.packet);
-            let mut room = [0; MAX_CONTROL];
-            match got.side {
-                Side::Stateless => library.serve(turn, (meta, got.port), packet),
-                Side::Stateful if packet.header.migrate => {
-                    let port = turn.env.star.as_mut();
-                    let opened =
-                        port.and_then(|port| port.sealing.open_packet(meta, packet, &mut room, stats));
-                    let Some(packet) = &opened else { continue };
-                    if !library.handle_control(turn, &meta.src, packet) {
-                        roles.begin_stateful(turn, &meta.src, packet);
-                        turn.nic.handle_star(turn.env, turn.now, &meta.src, packet);
-                    }
-                }
-                Side::Stateful => turn.nic.handle_star(turn.env, turn.now, &meta.src, packet),
-            }
-        }
-    }
-
-    /// Goes on with the roles that are not settled.
-    fn settle(&mut self, turn: &mut Turn<'_>) {
-        let StarHost { roles, library, .. } = self;
-        while let Some(heard) = turn.env.star.as_mut().and_then(|star| star.heard.pop_front()) {
-            roles.handle(turn, library, &heard);
-        }
-        roles.handle_timeout(turn, library);
-    }
-
-    fn next_deadline(&self) -> Option<Nanos> {
-        [self.roles.next_deadline(), self.library.next_deadline()].into_iter().flatten().min()
     }
 }
 
@@ -175,18 +135,15 @@ impl Shard {
 
     /// The program has moved a QP, which has a wish, to a state.
     pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) {
-        self.with_star(now, |star, turn| match state {
-            QpState::Rtr => star.roles.begin(turn, &mut star.library, (qp.qpn, qp.wish), qp.queues()),
-            QpState::Init | QpState::Reset => star.roles.end(qp.qpn),
-            QpState::Err => star.roles.stop(qp.qpn),
-            QpState::Rts | QpState::Sqd | QpState::Sqe => {}
+        self.with_star(now, |star, turn| {
+            star.ends.moved(turn, (qp.qpn, qp.wish), state, || qp.queues());
         });
     }
 
     /// A QP is gone.
     pub(crate) fn forget_star(&mut self, qpn: Qpn) {
         if let Some(star) = &mut self.star {
-            star.roles.end(qpn);
+            star.ends.roles.end(qpn);
         }
     }
 
@@ -194,7 +151,7 @@ impl Shard {
     pub(crate) fn with_star<R>(
         &mut self,
         now: Nanos,
-        call: impl FnOnce(&mut StarHost, &mut Turn<'_>) -> R,
+        call: impl FnOnce(&mut StarHost, &mut Turn<'_, HostEnv>) -> R,
     ) -> Option<R> {
         let Shard { nic, env, star, .. } = self;
         star.as_mut().map(|star| call(star, &mut Turn { nic, env, now }))
@@ -205,12 +162,12 @@ impl Shard {
     pub(crate) fn next_star(&self) -> Option<Nanos> {
         let star = self.star.as_ref()?;
         let wire = self.env.star.as_ref().and_then(|port| port.tx.next_deadline());
-        [star.next_deadline(), wire].into_iter().flatten().min()
+        [star.ends.next_deadline(), wire].into_iter().flatten().min()
     }
 
     /// The library's part of a round of sending, and the flush; gives whether more is left.
     pub(crate) fn transmit_star(&mut self, now: Nanos) -> bool {
-        let more = self.with_star(now, |star, turn| star.library.transmit(turn));
+        let more = self.with_star(now, |star, turn| star.ends.library.transmit(turn));
         if let Some(port) = &mut self.env.star {
             port.tx.flush(now);
         }

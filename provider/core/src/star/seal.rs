@@ -13,6 +13,7 @@ use chacha20poly1305::aead::AeadInOut;
 use chacha20poly1305::{KeyInit, Tag, XChaCha20Poly1305, XNonce};
 use thiserror::Error;
 
+use crate::counters::Counters;
 use crate::types::{Gid, Qpn};
 
 use super::control::MAX_CONTROL;
@@ -45,6 +46,16 @@ pub enum SealError {
     /// It was opened before, or is too old for anybody to know
     #[error("opened before")]
     Replayed,
+}
+
+impl SealError {
+    /// Counts the message as what it is.
+    pub fn count(self, stats: &Counters) {
+        match self {
+            SealError::Foreign => stats.star_foreign.inc(),
+            SealError::Replayed => stats.star_replayed.inc(),
+        }
+    }
 }
 
 /// Addresses that a message travels between.

@@ -58,7 +58,7 @@ impl Shard {
         let Shard { nic, env, domains, openings, star, .. } = self;
         let HostEnv { events, links, .. } = env;
         let mut mads = false;
-        let stateless = |qpn| star.as_ref().and_then(|star| star.library.owner(qpn));
+        let stateless = |qpn| star.as_ref().and_then(|star| star.library().owner(qpn));
         let owner = |qpn| nic.qp_owner(qpn).or_else(|| stateless(qpn));
         for event in events.drain(..) {
             let (kind, qpn) = match event {

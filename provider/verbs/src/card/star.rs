@@ -40,7 +40,7 @@ impl Shard {
     /// StaR of the queue pair, whose program wants `wish`.
     pub(crate) fn star_of(&self, qpn: Qpn, wish: Wish) -> StarInfo {
         let role = if wish == Wish::Off { Settled::Plain } else { self.role_of(qpn) };
-        let library_bytes = self.star.as_ref().map_or(0, |star| star.library.bytes(qpn)) as u64;
+        let library_bytes = self.star.as_ref().map_or(0, |star| star.library().bytes(qpn)) as u64;
         let card_bytes = self.nic.bytes_of(qpn) as u64;
         StarInfo { wish, role, card_bytes, library_bytes }
     }

@@ -2,14 +2,15 @@
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
-use starverbs_core::{Nanos, NicError, PdId, QpState, Qpn, SrqId};
+use starverbs_core::{Nanos, Nic, NicError, PdId, QpState, Qpn, SrqId};
 use starverbs_rings::CardRq;
 
 use crate::card::{Card, Shard};
 use crate::clock;
+use crate::env::HostEnv;
 use crate::error::Result;
 use crate::receives::Who;
-use crate::star::library::Library;
+use crate::star::StarHost;
 
 /// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone; this card lets nothing of a
 /// forgotten one through anyway.
@@ -28,7 +29,7 @@ impl Shard {
 
     #[inline]
     fn ring_stateless(&mut self, qpn: Qpn, now: Nanos) -> bool {
-        self.with_star(now, |star, turn| star.library.ring(turn, qpn)).unwrap_or(false)
+        self.with_star(now, |star, turn| star.ends.library.ring(turn, qpn)).unwrap_or(false)
     }
 
     /// `ibv_modify_qp`
@@ -39,13 +40,13 @@ impl Shard {
         mask: QpAttrMask,
         now: Nanos,
     ) -> std::result::Result<(), NicError> {
-        let done = self.with_star(now, |star, turn| star.library.modify(turn, qpn, attr, mask));
+        let done = self.with_star(now, |star, turn| star.ends.library.modify(turn, qpn, attr, mask));
         done.flatten().unwrap_or_else(|| self.nic.modify_qp(&mut self.env, qpn, attr, mask, now))
     }
 
     /// `ibv_query_qp`
     pub(crate) fn query_qp(&self, qpn: Qpn) -> std::result::Result<QpAttr, NicError> {
-        let stateless = self.star.as_ref().and_then(|star| star.library.query(qpn));
+        let stateless = self.star.as_ref().and_then(|star| star.ends.library.query(qpn));
         stateless.map_or_else(|| self.nic.query_qp(qpn), Ok)
     }
 
@@ -56,7 +57,7 @@ impl Shard {
 
     /// `ibv_destroy_qp`
     pub(crate) fn destroy_qp(&mut self, qpn: Qpn, now: Nanos) -> std::result::Result<(), NicError> {
-        if self.with_star(now, |star, turn| star.library.destroy(turn, qpn)) == Some(true) {
+        if self.with_star(now, |star, turn| star.ends.library.destroy(turn, qpn)) == Some(true) {
             return Ok(());
         }
         self.nic.destroy_qp(&mut self.env, qpn)
@@ -64,13 +65,13 @@ impl Shard {
 
     /// Whose a QP is.
     pub(crate) fn qp_owner(&self, qpn: Qpn) -> Option<Owner> {
-        let stateless = || self.star.as_ref().and_then(|star| star.library.owner(qpn));
+        let stateless = || self.star.as_ref().and_then(|star| star.ends.library.owner(qpn));
         self.nic.qp_owner(qpn).or_else(stateless)
     }
 
     /// Numbers of all QPs, in no order.
     pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
-        self.nic.qpns().chain(self.star.iter().flat_map(|star| star.library.qpns()))
+        self.nic.qpns().chain(self.star.iter().flat_map(|star| star.ends.library.qpns()))
     }
 
     /// Registers memory; gives its key.
@@ -96,14 +97,14 @@ impl Shard {
     pub(crate) fn tell_of(&mut self, key: u32, now: Nanos) {
         self.with_star(now, |star, turn| {
             if let Some(rule) = turn.nic.memory().rule(key) {
-                star.library.add_rule(turn, &rule);
+                star.ends.library.add_rule(turn, &rule);
             }
         });
     }
 
     /// Whether all stateful cards know the memory of a protection domain.
     fn is_told(&self, pd: PdId) -> bool {
-        self.star.as_ref().is_none_or(|star| star.library.is_told(pd))
+        self.star.as_ref().is_none_or(|star| star.ends.library.is_told(pd))
     }
 
     /// Ends what a key opens by `end`; true: stateful cards may know it, and [`Card::await_revocation`] comes next.
@@ -120,8 +121,8 @@ impl Shard {
         let ended = end(self)?;
         let told = rule.and_then(|rule| {
             self.with_star(now, |star, turn| {
-                star.library.remove_rule(turn, &rule);
-                !star.library.is_revoked(key)
+                star.ends.library.remove_rule(turn, &rule);
+                !star.ends.library.is_revoked(key)
             })
         });
         Ok((ended, told == Some(true)))
@@ -130,7 +131,7 @@ impl Shard {
     /// `ibv_dealloc_mw`. A key: stateful cards may know it, and [`Card::await_revocation`] comes next.
     pub(crate) fn dealloc_mw(&mut self, key: u32, now: Nanos) -> std::result::Result<Option<u32>, NicError> {
         self.nic.dealloc_mw(key)?;
-        Ok(self.with_star(now, |star, turn| star.library.end_window(turn)).flatten())
+        Ok(self.with_star(now, |star, turn| star.ends.library.end_window(turn)).flatten())
     }
 
     /// Has a shared receive queue take from another ring; gives the one before.
@@ -141,14 +142,14 @@ impl Shard {
         now: Nanos,
     ) -> std::result::Result<CardRq, NicError> {
         let before = self.nic.replace_srq_ring(srq, ring)?;
-        self.with_star(now, |star, turn| star.library.replace_srq_ring(turn, srq));
+        self.with_star(now, |star, turn| star.ends.library.replace_srq_ring(turn, srq));
         Ok(before)
     }
 
     /// Receives were posted to a shared queue in which somebody had looked in vain.
     #[cold]
     pub(crate) fn ring_srq(&mut self, srq: SrqId, now: Nanos) {
-        self.with_star(now, |star, turn| star.library.ring_srq(turn, srq));
+        self.with_star(now, |star, turn| star.ends.library.ring_srq(turn, srq));
     }
 }
 
@@ -156,7 +157,7 @@ impl Card {
     /// Waits until no stateful card reaches for what a key opened.
     #[cold]
     pub(crate) fn await_revocation(&self, key: u32) {
-        self.await_answers(|star, _, _| star.library.is_revoked(key));
+        self.await_answers(|star, _, _| star.ends.library.is_revoked(key));
     }
 
     /// Registers memory. When this returns, stateful cards know of it: the program may tell theirs its key by another way than ours.
@@ -174,7 +175,7 @@ impl Card {
     /// Waits until all stateful cards know the memory of a protection domain.
     #[cold]
     pub(crate) fn await_told(&self, pd: PdId) {
-        self.await_answers(|star, _, _| star.library.is_told(pd));
+        self.await_answers(|star, _, _| star.ends.library.is_told(pd));
     }
 
     /// A QP is to be destroyed: waits until its stateless peer has all completions that this card has for it.

@@ -4,14 +4,19 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use starverbs_backend::star::StarTx;
-use starverbs_core::nic::negotiation::MAX_NEGOTIATION;
+use starverbs_core::star::control::Role;
 use starverbs_core::star::env::{SlEvent, StarEnv};
-use starverbs_core::star::seal::MAX_SEALED;
+use starverbs_core::star::host::{Heard, Host, Note};
+use starverbs_core::star::message::MAX_INLINE;
+use starverbs_core::star::ring::CQE_SLOT;
+use starverbs_core::star::seal::{MAX_SEALED, Seal};
 use starverbs_core::star::wire::{Head, Side};
-use starverbs_core::{Av, FrameMeta, Gid, Qpn, Seg};
+use starverbs_core::{Av, FrameMeta, Qpn, Seg};
+use starverbs_rings::{CardRq, CardSq};
 
 use super::sealing::Sealing;
 use crate::env::HostEnv;
+use crate::log::log;
 use crate::memory::{self, Marked};
 use crate::stat::StatPage;
 
@@ -26,23 +31,6 @@ pub(crate) struct StarPort {
     pub(crate) events: Vec<SlEvent>,
     /// By which peers settle roles, the oldest first
     pub(crate) heard: VecDeque<Heard>,
-}
-
-/// What a peer says of the roles.
-pub(crate) struct Heard {
-    /// Addresses of the peer, and of this card
-    pub(crate) source: Gid,
-    pub(crate) at: Gid,
-    pub(crate) from: Qpn,
-    pub(crate) to: Qpn,
-    bytes: [u8; MAX_NEGOTIATION],
-    len: usize,
-}
-
-impl Heard {
-    pub(crate) fn message(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or_default()
-    }
 }
 
 impl StarPort {
@@ -63,20 +51,11 @@ impl StarPort {
 
     /// A message came. One that is too long, or for which there is no room, is lost.
     pub(crate) fn hear(&mut self, meta: &FrameMeta, (from, to): (Qpn, Qpn), message: &[u8]) {
-        let mut bytes = [0; MAX_NEGOTIATION];
-        if let Some(room) = bytes.get_mut(..message.len())
+        if let Some(heard) = Heard::new(meta, (from, to), message)
             && self.heard.len() < HEARD
             && self.heard.try_reserve(1).is_ok()
         {
-            room.copy_from_slice(message);
-            self.heard.push_back(Heard {
-                source: meta.src,
-                at: meta.dst,
-                from,
-                to,
-                bytes,
-                len: message.len(),
-            });
+            self.heard.push_back(heard);
         }
     }
 }
@@ -126,6 +105,68 @@ impl StarEnv for HostEnv {
             && star.events.try_reserve(1).is_ok()
         {
             star.events.push(event);
+        }
+    }
+}
+
+/// A slot of a stateless end, as a card fills it.
+#[repr(align(32))]
+pub(crate) struct Slot {
+    _words: [AtomicU64; CQE_SLOT as usize / size_of::<u64>()],
+}
+
+impl Host for HostEnv {
+    type Slots = Box<[Slot]>;
+
+    fn make_slots(&mut self, bytes: u64) -> Option<(Box<[Slot]>, u64)> {
+        const { assert!(size_of::<Slot>() as u64 == CQE_SLOT) };
+        let count = bytes.div_ceil(CQE_SLOT) as usize;
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(count).ok()?;
+        slots.resize_with(count, || Slot { _words: Default::default() });
+        let slots = slots.into_boxed_slice();
+        let first = slots.as_ptr() as u64;
+        Some((slots, first))
+    }
+
+    fn another(queue: &CardRq) -> CardRq {
+        // SAFETY: the core uses it as the card's own handle: under the card's lock.
+        unsafe { queue.another() }
+    }
+
+    fn slots_of(queue: &CardRq) -> u32 {
+        queue.slots()
+    }
+
+    fn inline_memory(queue: &CardSq) -> Option<(u64, u64)> {
+        (queue.max_inline() as usize > MAX_INLINE).then(|| queue.memory())
+    }
+
+    fn seal(&mut self) -> Option<&mut Seal> {
+        self.star.as_mut()?.sealing.seal()
+    }
+
+    fn next_event(&mut self) -> Option<SlEvent> {
+        self.star.as_mut()?.events.pop()
+    }
+
+    fn next_heard(&mut self) -> Option<Heard> {
+        self.star.as_mut()?.heard.pop_front()
+    }
+
+    fn takes_from_srqs(&mut self) {
+        super::note_srq();
+    }
+
+    fn note(&mut self, qpn: Qpn, what: &Note) {
+        match what {
+            Note::Unsuited(refused) => {
+                log!(Info, "queue pair {qpn:#x}: plain RoCEv2, as StaR is not for it ({refused})");
+            }
+            Note::Plain => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2"),
+            Note::Begun(Role::Stateless) => log!(Debug, "queue pair {qpn:#x}: stateless end"),
+            Note::Begun(Role::Stateful) => log!(Debug, "queue pair {qpn:#x}: stateful end"),
+            Note::Failed(error) => log!(Warn, "queue pair {qpn:#x}: {error}"),
         }
     }
 }

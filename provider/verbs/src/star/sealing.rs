@@ -1,9 +1,8 @@
 //! What a card with a key does to StaR's offers and control messages on their way out and in. Without a key they pass as they are.
 
-use starverbs_core::star::control::MAX_CONTROL;
-use starverbs_core::star::seal::{Ends, MAX_SEALED, SALT_LEN, Seal, SealError};
-use starverbs_core::star::wire::{Head, Packet};
-use starverbs_core::{Counters, FrameMeta, Gid, Qpn};
+use starverbs_core::Gid;
+use starverbs_core::star::seal::{Ends, MAX_SEALED, SALT_LEN, Seal};
+use starverbs_core::star::wire::Head;
 use starverbs_settings::Settings;
 
 use crate::card::seed;
@@ -38,49 +37,8 @@ impl Sealing {
         self.0.as_mut()?.seal_packet(Ends { src, dst }, head, data, room)
     }
 
-    /// A control message that came. `None`: it is none for this card.
-    pub(crate) fn open_packet<'r>(
-        &mut self,
-        meta: &FrameMeta,
-        packet: &Packet<'r>,
-        room: &'r mut [u8; MAX_CONTROL],
-        stats: &Counters,
-    ) -> Option<Packet<'r>> {
-        let Some(seal) = &mut self.0 else { return Some(*packet) };
-        let ends = Ends { src: &meta.src, dst: &meta.dst };
-        seal.open_packet(ends, packet, room).map_err(|error| count(stats, error)).ok()
-    }
-
-    /// A message by which roles are settled, as it leaves.
-    pub(crate) fn seal_offer<'r>(
-        &mut self,
-        (src, dst): (&Gid, &Gid),
-        qpns: (Qpn, Qpn),
-        message: &'r [u8],
-        room: &'r mut [u8; MAX_SEALED],
-    ) -> Option<&'r [u8]> {
-        let Some(seal) = &mut self.0 else { return Some(message) };
-        let len = seal.seal_offer(Ends { src, dst }, qpns, message, room)?;
-        room.get(..len)
-    }
-
-    /// A message by which roles are settled, that came. `None`: it is none for this card.
-    pub(crate) fn open_offer<'r>(
-        &mut self,
-        (src, dst): (&Gid, &Gid),
-        qpns: (Qpn, Qpn),
-        message: &'r [u8],
-        room: &'r mut [u8; MAX_CONTROL],
-        stats: &Counters,
-    ) -> Option<&'r [u8]> {
-        let Some(seal) = &mut self.0 else { return Some(message) };
-        seal.open_offer(Ends { src, dst }, qpns, message, room).map_err(|error| count(stats, error)).ok()
-    }
-}
-
-fn count(stats: &Counters, error: SealError) {
-    match error {
-        SealError::Foreign => stats.star_foreign.inc(),
-        SealError::Replayed => stats.star_replayed.inc(),
+    /// What seals, for who settles roles and for messages that came.
+    pub(crate) fn seal(&mut self) -> Option<&mut Seal> {
+        self.0.as_deref_mut()
     }
 }

@@ -4,18 +4,19 @@
 //! Connections between the same two addresses and of the same domain are a group. One of them is its teller; when that one is gone another
 //! says again what had no answer. WQEs of the whole group wait while a rule has none, as they may name it.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::error::NicError;
+use crate::mr::Change;
+use crate::star::control::{Control, Rule, Sum};
+use crate::types::{Gid, PdId};
 use slab::Slab;
-use starverbs_core::mr::Change;
-use starverbs_core::star::control::{Control, Rule, Sum};
-use starverbs_core::{Gid, PdId};
 
-use super::super::Turn;
+use super::super::{Host, Turn};
 use super::Library;
-use crate::error::{Result, VerbsError};
 
 /// Which connections share what they say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +45,7 @@ struct Group {
 pub(super) struct Rules {
     groups: Slab<Group>,
     /// Of each protection domain
-    sums: HashMap<PdId, Sum>,
+    sums: BTreeMap<PdId, Sum>,
 }
 
 impl Rules {
@@ -62,16 +63,15 @@ impl Rules {
     }
 
     /// A connection that is about to begin joins its group, without being in it yet: gives the group, and what the other end's card has been
-    /// told, if there is somebody who told it. ENOMEM.
-    pub(super) fn join(&mut self, key: GroupKey) -> Result<(usize, Option<Sum>, Arc<AtomicU32>)> {
-        const NO_MEMORY: VerbsError = VerbsError::NoMemory("stateless queue pairs");
+    /// told, if there is somebody who told it. `Exhausted`: no memory.
+    pub(super) fn join(&mut self, key: GroupKey) -> Result<(usize, Option<Sum>, Arc<AtomicU32>), NicError> {
         let known = self.groups.iter().find(|(_, group)| group.key == key).map(|(at, _)| at);
         let at = known.unwrap_or_else(|| {
             let (members, untold, revoked) = (Vec::new(), Arc::default(), Vec::new());
             self.groups.insert(Group { key, members, teller: None, untold, revoked })
         });
         let group = &mut self.groups[at];
-        group.members.try_reserve(1).map_err(|_| NO_MEMORY)?;
+        group.members.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         let sum = group.teller.map(|_| self.sums.get(&key.pd).copied().unwrap_or_default());
         Ok((at, sum, Arc::clone(&group.untold)))
     }
@@ -89,9 +89,9 @@ impl Rules {
     }
 }
 
-impl Library {
+impl<E: Host> Library<E> {
     /// Memory is registered, or a window bound.
-    pub(crate) fn add_rule(&mut self, turn: &mut Turn<'_>, rule: &Rule) {
+    pub fn add_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
         self.bounds.add(rule.addr, rule.len, rule.access);
         self.rules.note(rule);
         for at in self.rules.of_domain(rule.pd) {
@@ -100,7 +100,7 @@ impl Library {
     }
 
     /// It no longer is. The card lets no packet reach it from now on; [`is_revoked`](Library::is_revoked) says when no card tries any more.
-    pub(crate) fn remove_rule(&mut self, turn: &mut Turn<'_>, rule: &Rule) {
+    pub fn remove_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
         self.bounds.remove(rule.addr, rule.len, rule.access);
         self.rules.forget(rule);
         for at in self.rules.of_domain(rule.pd) {
@@ -114,12 +114,12 @@ impl Library {
     }
 
     /// Whether all stateful cards have answered that they know the key no longer.
-    pub(crate) fn is_revoked(&self, key: u32) -> bool {
+    pub fn is_revoked(&self, key: u32) -> bool {
         !self.rules.groups.iter().any(|(_, group)| group.revoked.contains(&key))
     }
 
     /// Whether all stateful cards have answered that they know the memory of a protection domain.
-    pub(crate) fn is_told(&self, pd: PdId) -> bool {
+    pub fn is_told(&self, pd: PdId) -> bool {
         self.of_this(pd).all(|group| group.untold.load(Ordering::Relaxed) == 0)
     }
 
@@ -133,7 +133,7 @@ impl Library {
     }
 
     /// Windows were bound, or are bound no longer; gives the key of the last of the latter.
-    pub(super) fn follow_windows(&mut self, turn: &mut Turn<'_>) -> Option<u32> {
+    pub(super) fn follow_windows(&mut self, turn: &mut Turn<'_, E>) -> Option<u32> {
         let mut ended = None;
         for change in turn.nic.memory().take_changes() {
             match change {
@@ -147,7 +147,7 @@ impl Library {
         ended
     }
 
-    fn tell(&mut self, turn: &mut Turn<'_>, group: usize, what: Control) {
+    fn tell(&mut self, turn: &mut Turn<'_, E>, group: usize, what: Control) {
         let teller = self.rules.groups.get(group).and_then(|group| group.teller);
         if let Some(teller) = teller
             && let Some(end) = self.ends.get_mut(teller as usize)
@@ -163,7 +163,7 @@ impl Library {
     }
 
     /// After a call of a QP: what it has said for its group, and whether it still can.
-    pub(super) fn follow_teller(&mut self, turn: &mut Turn<'_>, at: u32) {
+    pub(super) fn follow_teller(&mut self, turn: &mut Turn<'_, E>, at: u32) {
         let Some(end) = self.ends.get(at as usize) else { return };
         let group_at = end.group;
         let changes = end.qp.changes();
@@ -204,7 +204,7 @@ impl Library {
 
     /// Those go on whose change of a window was to be known first.
     fn wake_patient(&mut self) {
-        for at in std::mem::take(&mut self.patient) {
+        for at in core::mem::take(&mut self.patient) {
             if let Some(end) = self.ends.get_mut(at as usize).filter(|end| !end.queued) {
                 end.queued = true;
                 self.ready.push_back(at);
@@ -213,7 +213,7 @@ impl Library {
     }
 
     /// A member of a group ends.
-    pub(super) fn leave_group(&mut self, turn: &mut Turn<'_>, group_at: usize, at: u32) {
+    pub(super) fn leave_group(&mut self, turn: &mut Turn<'_, E>, group_at: usize, at: u32) {
         let Some(group) = self.rules.groups.get_mut(group_at) else { return };
         group.members.retain(|member| *member != at);
         if group.teller == Some(at) {
@@ -225,7 +225,7 @@ impl Library {
     }
 
     /// The teller is gone, or nobody hears it: another says what may have had no answer, one of those that SF answers if there is one.
-    fn find_teller(&mut self, turn: &mut Turn<'_>, group_at: usize) {
+    fn find_teller(&mut self, turn: &mut Turn<'_, E>, group_at: usize) {
         let Some(group) = self.rules.groups.get(group_at) else { return };
         let members = || group.members.iter().copied();
         let next = members().find(|member| self.is_ready(*member));

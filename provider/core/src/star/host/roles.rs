@@ -1,96 +1,95 @@
 //! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their peers, and when that begins.
 
-use std::collections::HashMap;
+use crate::error::NicError;
+use crate::nic::star::StarInit;
+use crate::nic::{Nic, TimerId, Timers};
+use crate::qp::{QpAttr, QpAttrMask};
+use crate::star::channel::Channel;
+use crate::star::control::{Control, MAX_CONTROL, Role, Setup, Wish};
+use crate::star::negotiate::{Negotiation, Outcome, PlainPeers, Terms};
+use crate::star::seal::{Ends, MAX_SEALED};
+use crate::star::stateful::{Peer, WINDOW, Waits};
+use crate::star::wire::{Packet, Prefix, Ptype};
+use crate::types::{AsyncEvent, Av, FrameMeta, Gid, Nanos, Psn, QpState, Qpn};
 
-use starverbs_core::nic::star::StarInit;
-use starverbs_core::nic::{TimerId, Timers};
-use starverbs_core::qp::{QpAttr, QpAttrMask};
-use starverbs_core::star::channel::Channel;
-use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Setup, Wish};
-use starverbs_core::star::negotiate::{Negotiation, Outcome, PlainPeers, Terms};
-use starverbs_core::star::seal::MAX_SEALED;
-use starverbs_core::star::stateful::{Peer, WINDOW, Waits};
-use starverbs_core::star::wire::{Packet, Prefix, Ptype};
-use starverbs_core::{AsyncEvent, Av, FrameMeta, Gid, Nanos, Nic, NicError, Psn, QpState, Qpn};
-use starverbs_rings::{CardRq, CardSq};
-
-use super::Turn;
 use super::library::Library;
-use super::port::Heard;
-use crate::cq::CardCq;
-use crate::log::log;
-use crate::stat::StatPage;
+use super::places::ByQpn;
+use super::{Heard, Host, Note, Turn};
 
 /// For how long an address of which nothing was heard is taken for one without StaR.
 const REMEMBERED: Nanos = 10_000_000_000;
 
 /// Who this card is to peers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Identity {
+pub struct Identity {
     /// Which life of the card this is
-    pub(crate) boot: u64,
+    pub boot: u64,
     /// UDP ports of its stateless half and of its stateful one
-    pub(crate) ports: [u16; 2],
+    pub ports: [u16; 2],
     /// From how many connections on it wants to keep the state of no more
-    pub(crate) threshold: u32,
+    pub threshold: u32,
 }
 
 impl Identity {
     /// What epochs tell of the life.
-    pub(crate) fn life(&self) -> u16 {
+    pub fn life(&self) -> u16 {
         self.boot as u16
     }
 }
 
 /// More handles of a QP's queues, for the half that it becomes.
-pub(crate) struct Queues {
-    pub(crate) sq: CardSq,
-    /// `None`: it takes from an SRQ
-    pub(crate) rq: Option<CardRq>,
-    pub(crate) send_cq: CardCq,
-    pub(crate) recv_cq: CardCq,
+pub struct Queues<E: Host> {
+    /// Send queue
+    pub sq: E::Sq,
+    /// Receive queue; `None`: it takes from an SRQ
+    pub rq: Option<E::Rq>,
+    /// Completions of sends
+    pub send_cq: E::Cq,
+    /// Completions of receives
+    pub recv_cq: E::Cq,
 }
 
 /// A QP that may be an end of a StaR connection, from RTR on.
-struct End {
+struct End<E: Host> {
     av: Av,
     peer: Qpn,
     negotiation: Negotiation,
     timer: TimerId,
     /// Until it begins, or is one of plain RoCEv2
-    queues: Option<Queues>,
+    queues: Option<Queues<E>>,
 }
 
 /// All of them.
-pub(crate) struct Roles {
+pub struct Roles<E: Host> {
     identity: Identity,
-    ends: HashMap<Qpn, End>,
+    ends: ByQpn<End<E>>,
     timers: Timers,
     plain: PlainPeers,
-    stats: StatPage,
+    stats: E::Stats,
 }
 
-impl Roles {
-    pub(crate) fn new(identity: Identity, stats: StatPage) -> Self {
+impl<E: Host> Roles<E> {
+    /// Nobody has asked yet.
+    pub fn new(identity: Identity, stats: E::Stats) -> Self {
         let (timers, plain) = (Timers::default(), PlainPeers::default());
-        Roles { identity, ends: HashMap::new(), timers, plain, stats }
+        Roles { identity, ends: ByQpn::default(), timers, plain, stats }
     }
 
     /// A QP of this wish is in RTR now: asks its peer. `queues` are other handles of its queues. The QP is in its state already, so what
     /// stands in the way leaves it plain RoCEv2.
-    pub(crate) fn begin(
+    pub fn begin(
         &mut self,
-        turn: &mut Turn<'_>,
-        library: &mut Library,
+        turn: &mut Turn<'_, E>,
+        library: &mut Library<E>,
         (qpn, wish): (Qpn, Wish),
-        queues: Queues,
+        queues: Queues<E>,
     ) {
         self.end(qpn);
         match self.hold(turn, (qpn, wish), queues) {
             Ok(true) => self.go_on(turn, library, qpn, None),
             Ok(false) => {}
             Err(refused) => {
-                log!(Info, "queue pair {qpn:#x}: plain RoCEv2, as StaR is not for it ({refused})");
+                turn.env.note(qpn, &Note::Unsuited(refused));
             }
         }
     }
@@ -98,9 +97,9 @@ impl Roles {
     /// Has the QP wait for its peer, if there is something to ask it; says whether.
     fn hold(
         &mut self,
-        turn: &mut Turn<'_>,
+        turn: &mut Turn<'_, E>,
         (qpn, wish): (Qpn, Wish),
-        queues: Queues,
+        queues: Queues<E>,
     ) -> Result<bool, NicError> {
         let attr = turn.nic.query_qp(qpn)?;
         let stateful = turn.nic.connection_count();
@@ -109,7 +108,7 @@ impl Roles {
         if wish == Wish::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
             return Ok(false);
         }
-        self.ends.try_reserve(1).map_err(|_| NicError::Exhausted)?;
+        self.ends.make_room(qpn)?;
         let timer = self.timers.join()?;
         turn.nic.hold_for_star(qpn).inspect_err(|_| self.timers.leave(timer))?;
         let mine = Terms { wish, stateful, threshold, gid: attr.av.sgid, qpn };
@@ -125,8 +124,8 @@ impl Roles {
     }
 
     /// The QP leaves RTR or RTS, or is gone.
-    pub(crate) fn end(&mut self, qpn: Qpn) {
-        if let Some(end) = self.ends.remove(&qpn) {
+    pub fn end(&mut self, qpn: Qpn) {
+        if let Some(end) = self.ends.remove(qpn) {
             self.timers.leave(end.timer);
             if end.negotiation.outcome() == Some(Outcome::Plain) {
                 self.stats.star_plain_qps.sub(1);
@@ -135,22 +134,22 @@ impl Roles {
     }
 
     /// The QP is in ERR: what was settled stands, and nothing begins any more.
-    pub(crate) fn stop(&mut self, qpn: Qpn) {
-        match self.ends.get_mut(&qpn) {
+    pub fn stop(&mut self, qpn: Qpn) {
+        match self.ends.get_mut(qpn) {
             Some(end) if end.negotiation.outcome().is_some() => end.queues = None,
             _ => self.end(qpn),
         }
     }
 
     /// What was settled for a QP. `None`: nothing yet, or it has no wish.
-    pub(crate) fn outcome(&self, qpn: Qpn) -> Option<Outcome> {
-        self.ends.get(&qpn)?.negotiation.outcome()
+    pub fn outcome(&self, qpn: Qpn) -> Option<Outcome> {
+        self.ends.get(qpn)?.negotiation.outcome()
     }
 
     /// A peer says something.
-    pub(crate) fn handle(&mut self, turn: &mut Turn<'_>, library: &mut Library, heard: &Heard) {
+    pub fn handle(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, heard: &Heard) {
         let Some(said) = understand(turn, heard) else { return };
-        let ours = self.ends.get(&heard.to);
+        let ours = self.ends.get(heard.to);
         if ours.is_some_and(|end| end.av.dgid == heard.source && end.peer == heard.from) {
             self.plain.heard(&heard.source);
             return self.go_on(turn, library, heard.to, Some(&said));
@@ -164,20 +163,20 @@ impl Roles {
     }
 
     /// Asks again where it is time.
-    pub(crate) fn handle_timeout(&mut self, turn: &mut Turn<'_>, library: &mut Library) {
+    pub fn handle_timeout(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>) {
         while let Some(qpn) = self.timers.pop_due(turn.now) {
             self.go_on(turn, library, qpn, None);
         }
     }
 
     /// When there is something to do.
-    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+    pub fn next_deadline(&self) -> Option<Nanos> {
         self.timers.next()
     }
 
     /// Goes on with what is not settled for a QP: hears what its peer says, or asks.
-    fn go_on(&mut self, turn: &mut Turn<'_>, library: &mut Library, qpn: Qpn, said: Option<&Control>) {
-        let Some(end) = self.ends.get_mut(&qpn) else { return };
+    fn go_on(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn, said: Option<&Control>) {
+        let Some(end) = self.ends.get_mut(qpn) else { return };
         let before = end.negotiation.outcome();
         if before.is_none() && !turn.nic.waits_for_star(qpn) {
             /* a request of plain RoCEv2 came */
@@ -203,12 +202,12 @@ impl Roles {
     }
 
     /// It is settled what a QP is.
-    fn settled(&mut self, turn: &mut Turn<'_>, library: &mut Library, qpn: Qpn) {
-        let Some(end) = self.ends.get_mut(&qpn) else { return };
+    fn settled(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn) {
+        let Some(end) = self.ends.get_mut(qpn) else { return };
         let Some(outcome) = end.negotiation.outcome() else { return };
         match outcome {
             Outcome::Plain => {
-                log!(Debug, "queue pair {qpn:#x}: plain RoCEv2");
+                turn.env.note(qpn, &Note::Plain);
                 self.stats.star_plain_qps.inc();
                 if !end.negotiation.heard() {
                     self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
@@ -217,10 +216,10 @@ impl Roles {
                 turn.nic.settle_plain(turn.env, qpn, turn.now);
             }
             Outcome::Star { role: Role::Stateless, boot, ports } => {
-                log!(Debug, "queue pair {qpn:#x}: stateless end");
+                turn.env.note(qpn, &Note::Begun(Role::Stateless));
                 let Some(queues) = end.queues.take() else { return };
                 if let Err(error) = library.begin(turn, qpn, (boot, ports), queues) {
-                    fail(turn, qpn, &error);
+                    fail(turn, qpn, error);
                 }
             }
             /* it begins when the other end says what it is */
@@ -229,9 +228,9 @@ impl Roles {
     }
 
     /// The first control message of a stateless end: its peer begins.
-    pub(crate) fn begin_stateful(&mut self, turn: &mut Turn<'_>, source: &Gid, packet: &Packet<'_>) {
+    pub fn begin_stateful(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &Packet<'_>) {
         let qpn = packet.header.qpn;
-        let Some(end) = self.ends.get_mut(&qpn).filter(|end| end.queues.is_some()) else { return };
+        let Some(end) = self.ends.get_mut(qpn).filter(|end| end.queues.is_some()) else { return };
         let Some((setup, prefix)) = first_word(packet) else { return };
         if *source != end.av.dgid || prefix.qpn != end.peer || !turn.nic.waits_for_star(qpn) {
             return;
@@ -262,8 +261,8 @@ impl Roles {
             lifetime: Waits::default().lifetime,
         };
         match turn.nic.begin_star(turn.env, qpn, init, turn.now) {
-            Ok(()) => log!(Debug, "queue pair {qpn:#x}: stateful end"),
-            Err(error) => fail(turn, qpn, &error),
+            Ok(()) => turn.env.note(qpn, &Note::Begun(Role::Stateful)),
+            Err(error) => fail(turn, qpn, error),
         }
     }
 }
@@ -290,30 +289,39 @@ fn first_word(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
 }
 
 /// Sends a message by which roles are settled.
-fn say(turn: &mut Turn<'_>, ends: (Qpn, Qpn), av: &Av, message: &Control) {
+fn say<E: Host>(turn: &mut Turn<'_, E>, ends: (Qpn, Qpn), av: &Av, message: &Control) {
     let (mut plain, mut sealed) = ([0; MAX_CONTROL], [0; MAX_SEALED]);
     let Some(len) = message.encode(&mut plain) else { return };
     let (message, gids) = (plain.get(..len).unwrap_or_default(), (&av.sgid, &av.dgid));
-    let Some(port) = turn.env.star.as_mut() else { return };
-    if let Some(message) = port.sealing.seal_offer(gids, ends, message, &mut sealed) {
+    let (src, dst) = gids;
+    let message = match turn.env.seal() {
+        Some(seal) => {
+            seal.seal_offer(Ends { src, dst }, ends, message, &mut sealed).and_then(|len| sealed.get(..len))
+        }
+        None => Some(message),
+    };
+    if let Some(message) = message {
         Nic::send_negotiation(turn.env, ends, av, message);
     }
 }
 
 /// What a peer says. `None`: nothing that can be understood, or believed.
-fn understand(turn: &mut Turn<'_>, heard: &Heard) -> Option<Control> {
+fn understand<E: Host>(turn: &mut Turn<'_, E>, heard: &Heard) -> Option<Control> {
     let mut room = [0; MAX_CONTROL];
-    let port = turn.env.star.as_mut()?;
-    let (gids, qpns) = ((&heard.source, &heard.at), (heard.from, heard.to));
-    let said = port.sealing.open_offer(gids, qpns, heard.message(), &mut room, turn.nic.counters())?;
+    let (ends, qpns) = (Ends { src: &heard.source, dst: &heard.at }, (heard.from, heard.to));
+    let said = match turn.env.seal() {
+        Some(seal) => seal.open_offer(ends, qpns, heard.message(), &mut room),
+        None => Ok(heard.message()),
+    };
+    let said = said.map_err(|error| error.count(turn.nic.counters())).ok()?;
     Control::decode(said)
 }
 
 /// The half that a QP was to become could not begin, and the peer counts on it.
-fn fail(turn: &mut Turn<'_>, qpn: Qpn, error: &dyn std::fmt::Display) {
-    log!(Warn, "queue pair {qpn:#x}: {error}");
+fn fail<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, error: NicError) {
+    turn.env.note(qpn, &Note::Failed(error));
     let to = QpAttr { state: QpState::Err, ..QpAttr::default() };
     if turn.nic.modify_qp(turn.env, qpn, &to, QpAttrMask::STATE, turn.now).is_ok() {
-        turn.env.events.push(AsyncEvent::QpFatal(qpn));
+        turn.env.event(AsyncEvent::QpFatal(qpn));
     }
 }

@@ -1,9 +1,13 @@
-//! Which of the library's queue pairs has a QPN, in two array steps behind a short search.
+//! Which of a host's queue pairs has a QPN, in two array steps behind a short search.
 
-use starverbs_core::Qpn;
-use starverbs_core::types::{QPN_BLOCK, QPN_BLOCK_SHIFT};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 
-use crate::error::{Result, VerbsError};
+use slab::Slab;
+
+use crate::error::NicError;
+use crate::room::make_room_in;
+use crate::types::{QPN_BLOCK, QPN_BLOCK_SHIFT, Qpn};
 
 /// Nobody.
 const NONE: u32 = u32::MAX;
@@ -21,17 +25,16 @@ impl Places {
         places.get((qpn & (QPN_BLOCK - 1)) as usize).copied().filter(|place| *place != NONE)
     }
 
-    /// Room for a QPN, so that [`set`](Places::set) needs none. ENOMEM.
-    pub(super) fn make_room(&mut self, qpn: Qpn) -> Result<()> {
-        const NO_MEMORY: VerbsError = VerbsError::NoMemory("stateless queue pairs");
+    /// Room for a QPN, so that [`set`](Places::set) needs none. `Exhausted`: no memory.
+    pub(super) fn make_room(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let block = qpn >> QPN_BLOCK_SHIFT;
         if self.blocks.iter().any(|(known, _)| *known == block) {
             return Ok(());
         }
         let mut places = Vec::new();
-        places.try_reserve_exact(QPN_BLOCK as usize).map_err(|_| NO_MEMORY)?;
+        places.try_reserve_exact(QPN_BLOCK as usize).map_err(|_| NicError::Exhausted)?;
         places.resize(QPN_BLOCK as usize, NONE);
-        self.blocks.try_reserve(1).map_err(|_| NO_MEMORY)?;
+        self.blocks.try_reserve(1).map_err(|_| NicError::Exhausted)?;
         self.blocks.push((block, places.into_boxed_slice()));
         Ok(())
     }
@@ -41,6 +44,46 @@ impl Places {
         if let Some(slot) = block.and_then(|(_, all)| all.get_mut((qpn & (QPN_BLOCK - 1)) as usize)) {
             *slot = place.unwrap_or(NONE);
         }
+    }
+}
+
+/// Something of some queue pairs.
+pub(super) struct ByQpn<T> {
+    places: Places,
+    all: Slab<T>,
+}
+
+impl<T> Default for ByQpn<T> {
+    fn default() -> Self {
+        ByQpn { places: Places::default(), all: Slab::new() }
+    }
+}
+
+impl<T> ByQpn<T> {
+    pub(super) fn get(&self, qpn: Qpn) -> Option<&T> {
+        self.all.get(self.places.get(qpn)? as usize)
+    }
+
+    pub(super) fn get_mut(&mut self, qpn: Qpn) -> Option<&mut T> {
+        self.all.get_mut(self.places.get(qpn)? as usize)
+    }
+
+    /// Room for one more, which [`insert`](ByQpn::insert) needs. `Exhausted`: no memory.
+    pub(super) fn make_room(&mut self, qpn: Qpn) -> Result<(), NicError> {
+        self.places.make_room(qpn)?;
+        make_room_in(&mut self.all)
+    }
+
+    /// What a QPN has from now on, which had nothing.
+    pub(super) fn insert(&mut self, qpn: Qpn, what: T) {
+        let at = self.all.insert(what);
+        self.places.set(qpn, Some(at as u32));
+    }
+
+    pub(super) fn remove(&mut self, qpn: Qpn) -> Option<T> {
+        let at = self.places.get(qpn)?;
+        self.places.set(qpn, None);
+        self.all.try_remove(at as usize)
     }
 }
 

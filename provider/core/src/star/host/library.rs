@@ -1,46 +1,45 @@
 //! The library of the stateless half: a process's queue pairs of which its card keeps nothing.
 //!
-//! Each is an [`SlQp`](starverbs_core::star::library::SlQp) in host memory, found by its QPN; the card's part of it is `stateless::handle`, which knows of none. This module has their
-//! turns and their time; `end` makes and ends them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory,
-//! `places` finds one by its number. It must not know how roles were settled.
+//! Each is an [`SlQp`](crate::star::library::SlQp) in host memory, found by its QPN; the card's part of it is `stateless::handle`, which knows of none. This module has their
+//! turns and their time; `end` makes and ends them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory.
+//! It must not know how roles were settled.
 
 mod calls;
 mod end;
-mod places;
 mod rules;
 
-use std::collections::VecDeque;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
+use crate::nic::{Nic, Timers};
+use crate::qp::Owner;
+use crate::star::bounds::Bounds;
+use crate::star::env::SlEvent;
+use crate::star::library::{Parting, SlState};
+use crate::star::stateless;
+use crate::star::wire::Packet;
+use crate::types::{FrameMeta, Gid, Nanos, Qpn, WcStatus};
 use slab::Slab;
-use starverbs_core::nic::Timers;
-use starverbs_core::qp::Owner;
-use starverbs_core::star::bounds::Bounds;
-use starverbs_core::star::env::SlEvent;
-use starverbs_core::star::library::{Parting, SlState};
-use starverbs_core::star::stateless;
-use starverbs_core::star::wire::Packet;
-use starverbs_core::{FrameMeta, Gid, Nanos, Nic, Qpn, WcStatus};
 
-use super::Turn;
-use crate::env::HostEnv;
-use crate::stat::StatPage;
+use super::places::Places;
+use super::{Host, Turn};
 use end::{Chore, End};
-use places::Places;
 use rules::Rules;
 
 /// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
 const PARTING: u32 = 1 << 31;
 
 /// What a process keeps of its queue pairs that are stateless ends.
-pub(crate) struct Library {
+pub struct Library<E: Host> {
     life: u16,
     boot: u64,
     /// Connections so far: the lower half of their epochs
     begun: u16,
-    stats: StatPage,
+    stats: E::Stats,
     /// What the card lets packets reach
     bounds: Bounds,
-    ends: Slab<Box<End>>,
+    ends: Slab<Box<End<E>>>,
     places: Places,
     timers: Timers,
     /// Those with something to send
@@ -49,11 +48,12 @@ pub(crate) struct Library {
     /// Those whose change of a window is to be known to all before it is complete
     patient: Vec<u32>,
     /// Of queue pairs that are gone
-    partings: Slab<(Parting, starverbs_core::nic::TimerId)>,
+    partings: Slab<(Parting, crate::nic::TimerId)>,
 }
 
-impl Library {
-    pub(crate) fn new(life: u16, boot: u64, stats: StatPage) -> Self {
+impl<E: Host> Library<E> {
+    /// Without queue pairs, on a card of this life: the lower half of its number is what epochs tell of it.
+    pub fn new(life: u16, boot: u64, stats: E::Stats) -> Self {
         Library {
             life,
             boot,
@@ -71,7 +71,7 @@ impl Library {
     }
 
     /// All memory that there is; from now on it is told what changes.
-    pub(crate) fn learn(&mut self, nic: &mut Nic<HostEnv>) {
+    pub fn learn(&mut self, nic: &mut Nic<E>) {
         let memory = nic.memory();
         memory.watch_windows();
         for rule in memory.rules() {
@@ -82,13 +82,13 @@ impl Library {
 
     /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps nothing of connections and would believe
     /// whoever names its life; the library, which has them all in host memory, lets packets pass for one of them from its peer alone.
-    pub(crate) fn serve(&mut self, turn: &mut Turn<'_>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
+    pub fn serve(&mut self, turn: &mut Turn<'_, E>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
         if !self.is_of_peer(&from.0.src, packet) {
             return self.stats.star_drops.inc();
         }
         let card = stateless::Card { bounds: Some(&self.bounds), life: self.life, stats: &self.stats };
         stateless::handle(&card, turn.env, from, packet);
-        while let Some(event) = turn.env.star.as_mut().and_then(|star| star.events.pop()) {
+        while let Some(event) = turn.env.next_event() {
             self.hear(turn, &event);
         }
     }
@@ -102,7 +102,7 @@ impl Library {
         })
     }
 
-    fn hear(&mut self, turn: &mut Turn<'_>, event: &SlEvent) {
+    fn hear(&mut self, turn: &mut Turn<'_, E>, event: &SlEvent) {
         if let Some(at) = self.places.get(event.qpn)
             && let Some(end) = self.ends.get_mut(at as usize)
         {
@@ -112,7 +112,7 @@ impl Library {
     }
 
     /// A control message; false: for none of its QPs.
-    pub(crate) fn handle_control(&mut self, turn: &mut Turn<'_>, source: &Gid, packet: &Packet<'_>) -> bool {
+    pub fn handle_control(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
         let qpn = packet.header.qpn;
         if let Some(at) = self.places.get(qpn)
             && let Some(end) = self.ends.get_mut(at as usize)
@@ -133,7 +133,7 @@ impl Library {
 
     /// The program posted to a QP, if it is one of these.
     #[inline]
-    pub(crate) fn ring(&mut self, turn: &mut Turn<'_>, qpn: Qpn) -> bool {
+    pub fn ring(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
         let Some(at) = self.places.get(qpn) else { return false };
         if let Some(end) = self.ends.get_mut(at as usize) {
             end.qp.handle_doorbell(turn.env, turn.now);
@@ -143,7 +143,7 @@ impl Library {
     }
 
     /// Runs the timers that are due, and sees what became of memory windows.
-    pub(crate) fn run_timers(&mut self, turn: &mut Turn<'_>) {
+    pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
         self.follow_windows(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {
             if who & PARTING != 0 {
@@ -158,12 +158,13 @@ impl Library {
         }
     }
 
-    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+    /// When [`run_timers`](Library::run_timers) has something to do.
+    pub fn next_deadline(&self) -> Option<Nanos> {
         self.timers.next()
     }
 
     /// Sends what waits; whether more waits for room in the port.
-    pub(crate) fn transmit(&mut self, turn: &mut Turn<'_>) -> bool {
+    pub fn transmit(&mut self, turn: &mut Turn<'_, E>) -> bool {
         for _ in 0..self.ready.len() {
             let Some(at) = self.ready.pop_front() else { return false };
             if let Some(end) = self.ends.get_mut(at as usize) {
@@ -175,7 +176,7 @@ impl Library {
     }
 
     /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it had to tell.
-    fn settle(&mut self, turn: &mut Turn<'_>, at: u32) {
+    fn settle(&mut self, turn: &mut Turn<'_, E>, at: u32) {
         let Some(end) = self.ends.get_mut(at as usize) else { return };
         let owner = (end.released.init.pd, end.released.qpn);
         if let Some(wqe) = end.qp.take_own() {
@@ -209,7 +210,7 @@ impl Library {
     }
 
     /// A window was changed: that is complete once all who knew of it, or are to know, have answered.
-    fn finish_chore(&mut self, turn: &mut Turn<'_>, at: u32) {
+    fn finish_chore(&mut self, turn: &mut Turn<'_, E>, at: u32) {
         let Some(end) = self.ends.get(at as usize) else { return };
         let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return };
         if !self.is_settled(pd) {
@@ -230,16 +231,16 @@ impl Library {
     }
 
     /// Whose a QP is, if it is one of these.
-    pub(crate) fn owner(&self, qpn: Qpn) -> Option<Owner> {
+    pub fn owner(&self, qpn: Qpn) -> Option<Owner> {
         self.end(qpn).map(|end| end.released.owner())
     }
 
     /// Numbers of those there are.
-    pub(crate) fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
+    pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.ends.iter().map(|(_, end)| end.released.qpn)
     }
 
-    fn end(&self, qpn: Qpn) -> Option<&End> {
+    fn end(&self, qpn: Qpn) -> Option<&End<E>> {
         self.ends.get(self.places.get(qpn)? as usize).map(|end| &**end)
     }
 

@@ -1,25 +1,27 @@
 //! What programs ask of a queue pair that is a stateless end.
 
-use starverbs_core::qp::modify::{check, check_values};
-use starverbs_core::qp::{QpAttr, QpAttrMask};
-use starverbs_core::star::library::SlState;
-use starverbs_core::{NicError, QpState, QpType, Qpn, SrqId, WcStatus};
+use crate::qp::modify::{check, check_values};
+use crate::qp::{QpAttr, QpAttrMask};
+use crate::star::library::SlState;
+use alloc::vec::Vec;
 
-use super::super::Turn;
+use crate::error::NicError;
+use crate::types::{QpState, QpType, Qpn, SrqId, WcStatus};
+
+use super::super::{Host, Turn};
 use super::end::{patience_of, setup_of};
 use super::{End, Library};
-use crate::device::MAX_RD_ATOM;
 
-impl Library {
+impl<E: Host> Library<E> {
     /// `ibv_query_qp`; `None`: it is none of these.
-    pub(crate) fn query(&self, qpn: Qpn) -> Option<QpAttr> {
+    pub fn query(&self, qpn: Qpn) -> Option<QpAttr> {
         self.end(qpn).map(now)
     }
 
     /// `ibv_modify_qp`; `None`: it is none of these. SQD is refused, as of all ends of StaR connections.
-    pub(crate) fn modify(
+    pub fn modify(
         &mut self,
-        turn: &mut Turn<'_>,
+        turn: &mut Turn<'_, E>,
         qpn: Qpn,
         attr: &QpAttr,
         mask: QpAttrMask,
@@ -30,7 +32,7 @@ impl Library {
 
     fn modify_at(
         &mut self,
-        turn: &mut Turn<'_>,
+        turn: &mut Turn<'_, E>,
         at: u32,
         attr: &QpAttr,
         mask: QpAttrMask,
@@ -45,7 +47,7 @@ impl Library {
             return Err(NicError::Invalid);
         }
         check(QpType::Rc, from, to, mask)?;
-        check_values(attr, mask, MAX_RD_ATOM as u8)?;
+        check_values(attr, mask, turn.nic.shared.cfg.max_rd_atomic)?;
         match to {
             QpState::Reset => return self.reset(turn, at),
             QpState::Err => {
@@ -66,17 +68,16 @@ impl Library {
     }
 
     /// An SRQ has another ring.
-    pub(crate) fn replace_srq_ring(&mut self, turn: &mut Turn<'_>, srq: SrqId) {
+    pub fn replace_srq_ring(&mut self, turn: &mut Turn<'_, E>, srq: SrqId) {
         for (_, end) in self.ends.iter_mut().filter(|(_, end)| end.released.srq() == Some(srq)) {
-            // SAFETY: used under the card's lock, as the card's own handle is.
-            if let Some(ring) = turn.nic.srq_ring(srq).map(|ring| unsafe { ring.another() }) {
+            if let Some(ring) = turn.nic.srq_ring(srq).map(E::another) {
                 end.qp.replace_rq(ring);
             }
         }
     }
 
     /// Receives were posted to an SRQ in which somebody had looked in vain.
-    pub(crate) fn ring_srq(&mut self, turn: &mut Turn<'_>, srq: SrqId) {
+    pub fn ring_srq(&mut self, turn: &mut Turn<'_, E>, srq: SrqId) {
         let takers = self.ends.iter().filter(|(_, end)| end.released.srq() == Some(srq));
         let takers: Vec<u32> = takers.map(|(at, _)| at as u32).collect();
         for at in takers {
@@ -88,19 +89,19 @@ impl Library {
     }
 
     /// A window has ended: gives its key while stateful cards may know it.
-    pub(crate) fn end_window(&mut self, turn: &mut Turn<'_>) -> Option<u32> {
+    pub fn end_window(&mut self, turn: &mut Turn<'_, E>) -> Option<u32> {
         let ended = self.follow_windows(turn);
         ended.filter(|key| !self.is_revoked(*key))
     }
 
     /// What the library keeps of a queue pair because the card does not, bytes.
-    pub(crate) fn bytes(&self, qpn: Qpn) -> usize {
+    pub fn bytes(&self, qpn: Qpn) -> usize {
         self.end(qpn).map_or(0, End::bytes)
     }
 }
 
 /// Its attributes, and the state that it has come to.
-fn now(end: &End) -> QpAttr {
+fn now<E: Host>(end: &End<E>) -> QpAttr {
     let mut attr = end.released.attr;
     if end.qp.state() == SlState::Error {
         attr.state = QpState::Err;

@@ -1,31 +1,29 @@
 //! One stateless end: how it begins, and how it ends.
 
-use std::sync::atomic::AtomicU64;
+use alloc::boxed::Box;
 
-use starverbs_core::mr::MrAttr;
-use starverbs_core::nic::TimerId;
-use starverbs_core::nic::released::{Leaving, Released};
-use starverbs_core::qp::QpAttr;
-use starverbs_core::star::control::Setup;
-use starverbs_core::star::library::{Parting, Patience, SlInit, SlQp};
-use starverbs_core::star::message::MAX_INLINE;
-use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
-use starverbs_core::star::stateless::Peer;
-use starverbs_core::{Access, Counters, Mtu, Nanos, NicError, PdId, QpState, Qpn, SendQueue};
-use starverbs_rings::CardSq;
+use crate::counters::Counters;
+use crate::env::SendQueue;
+use crate::error::NicError;
+use crate::mr::MrAttr;
+use crate::nic::TimerId;
+use crate::nic::released::{Leaving, Released};
+use crate::qp::QpAttr;
+use crate::star::control::Setup;
+use crate::star::library::{Parting, Patience, SlInit, SlQp};
+use crate::star::ring::{CQE_SLOT, REPLAY_SLOT};
+use crate::star::stateless::Peer;
+use crate::types::{Access, Mtu, Nanos, PdId, QpState, Qpn};
 
 use super::super::roles::Queues;
-use super::super::{Turn, note_srq};
+use super::super::{Host, Turn};
 use super::rules::GroupKey;
 use super::{Library, PARTING};
-use crate::env::HostEnv;
-use crate::error::{Result, VerbsError};
 
 /// Receives of an SRQ that one connection holds at most.
 const SHARED_RECVS: u32 = 64;
 /// Silence after which SF is asked whether it lives, while sends wait for it.
 const KEEPALIVE: Nanos = 50_000_000;
-const NO_MEMORY: VerbsError = VerbsError::NoMemory("stateless queue pairs");
 
 /// What a [`Setup`] has before anything is known.
 const UNTOLD: Setup = Setup {
@@ -55,50 +53,43 @@ pub(super) enum Chore {
 }
 
 /// A queue pair of the library.
-pub(super) struct End {
-    pub(super) qp: SlQp<HostEnv>,
+pub(super) struct End<E: Host> {
+    pub(super) qp: SlQp<E>,
     /// What the card has left of it; its attributes are as the program has set them
-    pub(super) released: Released<HostEnv>,
+    pub(super) released: Released<E>,
     pub(super) group: usize,
     pub(super) timer: TimerId,
     /// It is among those with something to send
     pub(super) queued: bool,
     /// A window that was changed for it
     pub(super) chore: Option<Chore>,
-    slots: Slots,
+    /// Memory that the card fills for the library: completions of sends and of receives, then results of atomics
+    slots: Slots<E>,
     /// The send queue's memory, if inline bytes may have to be fetched from there
     inline: Option<u32>,
 }
 
-impl End {
+impl<E: Host> End<E> {
     /// What it costs the host beside the program's own queues, bytes.
     pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>() - size_of::<SlQp<HostEnv>>() + self.qp.bytes()
+        size_of::<Self>() - size_of::<SlQp<E>>() + self.qp.bytes()
     }
 }
 
-/// Memory that the card fills for the library: completions of sends and of receives, then results of atomics.
-struct Slots(Box<[Slot]>);
-
-#[repr(align(32))]
-struct Slot {
-    _words: [AtomicU64; CQE_SLOT as usize / size_of::<u64>()],
+/// Slots of a connection.
+struct Slots<E: Host> {
+    /// First byte, and bytes
+    range: (u64, u64),
+    _memory: E::Slots,
 }
 
-impl Slots {
-    /// Slots of these numbers. ENOMEM.
-    fn new(completions: u32, results: u32) -> Result<Self> {
-        const { assert!(size_of::<Slot>() as u64 == CQE_SLOT && CQE_SLOT == 2 * REPLAY_SLOT) };
-        let count = completions as usize + results.div_ceil(2) as usize;
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(count).map_err(|_| NO_MEMORY)?;
-        slots.resize_with(count, || Slot { _words: Default::default() });
-        Ok(Slots(slots.into_boxed_slice()))
-    }
-
-    /// First byte, and bytes.
-    fn range(&self) -> (u64, u64) {
-        (self.0.as_ptr() as u64, size_of_val(&*self.0) as u64)
+impl<E: Host> Slots<E> {
+    /// Slots of these numbers. `Exhausted`: no memory.
+    fn new(env: &mut E, completions: u32, results: u32) -> Result<Self, NicError> {
+        const { assert!(CQE_SLOT == 2 * REPLAY_SLOT) };
+        let bytes = u64::from(completions + results.div_ceil(2)) * CQE_SLOT;
+        let (memory, addr) = env.make_slots(bytes).ok_or(NicError::Exhausted)?;
+        Ok(Slots { range: (addr, bytes), _memory: memory })
     }
 }
 
@@ -120,16 +111,16 @@ pub(super) fn patience_of(attr: &QpAttr) -> Patience {
     Patience::of(attr.timeout, attr.retry_cnt)
 }
 
-impl Library {
-    /// A QP becomes a stateless end, with these other handles of its queues. Its peer's card has that life, and those ports. ENOMEM: it
+impl<E: Host> Library<E> {
+    /// A QP becomes a stateless end, with these other handles of its queues. Its peer's card has that life, and those ports. `Exhausted`: it
     /// stays where it is.
-    pub(crate) fn begin(
+    pub fn begin(
         &mut self,
-        turn: &mut Turn<'_>,
+        turn: &mut Turn<'_, E>,
         qpn: Qpn,
         peer: (u64, [u16; 2]),
-        queues: Queues,
-    ) -> Result<()> {
+        queues: Queues<E>,
+    ) -> Result<(), NicError> {
         let timer = self.timers.join()?;
         let inline = self.open_inline(turn, qpn, &queues.sq);
         let begun = inline.and_then(|inline| {
@@ -141,22 +132,21 @@ impl Library {
 
     fn begin_with(
         &mut self,
-        turn: &mut Turn<'_>,
+        turn: &mut Turn<'_, E>,
         qpn: Qpn,
         (peer_boot, [_, port]): (u64, [u16; 2]),
-        queues: Queues,
+        queues: Queues<E>,
         (timer, inline): (TimerId, Option<u32>),
-    ) -> Result<()> {
+    ) -> Result<(), NicError> {
         let Leaving { owner, attr, srq, sq_sig_all, first_send } = turn.nic.leaving(qpn)?;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
         let shared = srq.map(|(id, _)| id);
-        // SAFETY: used under the card's lock, as the card's own handle is.
-        let ring = || srq.map(|(_, ring)| unsafe { ring.another() });
+        let ring = || srq.map(|(_, ring)| E::another(ring));
         let rq = rq.or_else(ring).ok_or(NicError::Invalid)?;
-        let rq_depth = if shared.is_some() { SHARED_RECVS } else { rq.slots() };
+        let rq_depth = if shared.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
         let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();
-        let slots = Slots::new(sq.slots() + rq_depth, replay_slots)?;
-        let (base, bytes) = slots.range();
+        let slots = Slots::new(turn.env, sq.slots() + rq_depth, replay_slots)?;
+        let (base, bytes) = slots.range;
         let recv_ring = base + u64::from(sq.slots()) * CQE_SLOT;
         let setup = Setup {
             boot: self.boot,
@@ -172,7 +162,7 @@ impl Library {
         };
         let key = GroupKey { ends: [attr.av.sgid, attr.av.dgid], boot: peer_boot, pd: owner.pd };
         self.places.make_room(qpn)?;
-        self.ready.try_reserve(self.ends.len() + 1).map_err(|_| NO_MEMORY)?;
+        self.ready.try_reserve(self.ends.len() + 1).map_err(|_| NicError::Exhausted)?;
         let (group, known, rules) = self.rules.join(key)?;
         let qp = SlQp::new(SlInit {
             qpn,
@@ -187,7 +177,7 @@ impl Library {
             patience: patience_of(&attr),
             keepalive: KEEPALIVE,
             rules,
-            stats: self.stats,
+            stats: self.stats.clone(),
         })?;
         let released = turn.nic.release_for_star(turn.env, qpn)?;
         self.bounds.add_slots(base, bytes);
@@ -197,7 +187,7 @@ impl Library {
         self.places.set(qpn, Some(at));
         self.rules.add_member(group, at);
         if shared.is_some() {
-            note_srq();
+            turn.env.takes_from_srqs();
         }
         let epoch = u32::from(self.life) << 16 | u32::from(self.begun);
         self.begun = self.begun.wrapping_add(1);
@@ -209,12 +199,9 @@ impl Library {
     }
 
     /// Inline bytes that are too many for a packet are fetched from the send queue.
-    fn open_inline(&mut self, turn: &mut Turn<'_>, qpn: Qpn, sq: &CardSq) -> Result<Option<u32>> {
-        if sq.max_inline() as usize <= MAX_INLINE {
-            return Ok(None);
-        }
+    fn open_inline(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, sq: &E::Sq) -> Result<Option<u32>, NicError> {
+        let Some((addr, length)) = E::inline_memory(sq) else { return Ok(None) };
         let pd = turn.nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
-        let (addr, length) = sq.memory();
         let key = turn.nic.reg_mr(MrAttr { pd, addr, length, iova: addr, access: Access::empty() })?;
         if let Some(rule) = turn.nic.memory().rule(key) {
             self.add_rule(turn, &rule);
@@ -222,7 +209,7 @@ impl Library {
         Ok(Some(key))
     }
 
-    fn close_inline(&mut self, turn: &mut Turn<'_>, inline: Option<u32>) {
+    fn close_inline(&mut self, turn: &mut Turn<'_, E>, inline: Option<u32>) {
         let Some(key) = inline else { return };
         let rule = turn.nic.memory().rule(key);
         if turn.nic.dereg_mr(key).is_ok()
@@ -233,7 +220,7 @@ impl Library {
     }
 
     /// Counts an end, what it costs the host, and what it costs the card.
-    fn count(&self, turn: &Turn<'_>, at: u32, change: fn(u64, u64) -> u64) {
+    fn count(&self, turn: &Turn<'_, E>, at: u32, change: fn(u64, u64) -> u64) {
         let Some(end) = self.ends.get(at as usize) else { return };
         let Counters { star_stateless_qps, star_library_bytes, star_stateless_connection_bytes, .. } =
             &*self.stats;
@@ -244,7 +231,7 @@ impl Library {
     }
 
     /// Takes an end out: its peer is told, and its slots are no more. Gives what the card has left of it, to come back or to end.
-    fn take_out(&mut self, turn: &mut Turn<'_>, at: u32) -> Option<Released<HostEnv>> {
+    fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
         self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
         let End { qp, released, group, timer, queued, slots, inline, .. } = end;
@@ -254,7 +241,7 @@ impl Library {
             self.ready.retain(|ready| *ready != at);
         }
         /* what still comes for them is refused from now on */
-        let (base, bytes) = slots.range();
+        let (base, bytes) = slots.range;
         self.bounds.remove_slots(base, bytes);
         let (_, parting) = qp.close(turn.now);
         self.leave_group(turn, group, at);
@@ -266,7 +253,7 @@ impl Library {
     }
 
     /// `ibv_destroy_qp`, if it is one of these.
-    pub(crate) fn destroy(&mut self, turn: &mut Turn<'_>, qpn: Qpn) -> bool {
+    pub fn destroy(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
         let Some(released) = self.places.get(qpn).and_then(|at| self.take_out(turn, at)) else {
             return false;
         };
@@ -275,8 +262,8 @@ impl Library {
         true
     }
 
-    /// The QP goes to RESET: it is the card's again. ENOMEM: it ends in ERR, and nothing but its number is left.
-    pub(super) fn reset(&mut self, turn: &mut Turn<'_>, at: u32) -> std::result::Result<(), NicError> {
+    /// The QP goes to RESET: it is the card's again. `Exhausted`: it ends in ERR, and nothing but its number is left.
+    pub(super) fn reset(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Result<(), NicError> {
         let released = self.take_out(turn, at).ok_or(NicError::NotFound)?;
         let back = turn.nic.readmit(released);
         self.follow_windows(turn);
@@ -287,13 +274,13 @@ impl Library {
     }
 
     /// Says the last words of a connection that is gone; without memory for them the peer finds out by silence.
-    fn part(&mut self, turn: &mut Turn<'_>, parting: Parting) {
+    fn part(&mut self, turn: &mut Turn<'_, E>, parting: Parting) {
         let Ok(timer) = self.timers.join() else { return };
         let at = self.partings.insert((parting, timer));
         self.go_on_parting(turn, at);
     }
 
-    pub(super) fn go_on_parting(&mut self, turn: &mut Turn<'_>, at: usize) {
+    pub(super) fn go_on_parting(&mut self, turn: &mut Turn<'_, E>, at: usize) {
         let Some((parting, timer)) = self.partings.get_mut(at) else { return };
         if parting.poll(turn.env, turn.now) {
             return self.forget_parting(at);
