@@ -7,7 +7,7 @@ use super::{Card, Stateful};
 use crate::env::SendQueue;
 use crate::star::env::StarEnv;
 use crate::star::message::Wqe;
-use crate::star::wire::{Packet, Ptype, Queue};
+use crate::star::wire::{Header, Packet, Ptype, Queue};
 use crate::transport::slices;
 use crate::types::{Access, Gid, Nanos, Psn, QpState, SendOp, SendWqe, WcStatus};
 
@@ -34,7 +34,7 @@ impl<E: StarEnv> Stateful<E> {
             && header.epoch == self.peer.epoch.to_be_bytes()[3];
         mine && match header.ptype {
             Ptype::Wqep => self.take_wqe(card, packet),
-            Ptype::Ea => self.completions[header.opt.queue() as usize].told(header.psn),
+            Ptype::Ea => self.told(card, header),
             Ptype::Rda | Ptype::Gda => self.answered(card, packet),
             Ptype::Rd | Ptype::Gd | Ptype::Cqep => false,
         }
@@ -57,6 +57,16 @@ impl<E: StarEnv> Stateful<E> {
             self.tell_ended(card.now);
         }
         stored != Stored::Refused
+    }
+
+    /// An EA. False: it answers nothing.
+    fn told(&mut self, card: &mut Card<'_, E>, header: &Header) -> bool {
+        let Some(sent) = self.completions[header.opt.queue() as usize].told(header.psn) else { return false };
+        if let Some(sent) = sent {
+            card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+        }
+        self.backoff = 0;
+        true
     }
 
     /// RDA or GDA. False: it answers nothing that is under way.
@@ -102,9 +112,7 @@ impl<E: StarEnv> Stateful<E> {
             /* it came the first time, only late */
             None => card.path.undo_cut(),
         }
-        if overtaken > 0 {
-            card.path.rtt.was_overtaken(overtaken);
-        }
+        card.path.rtt.was_overtaken(overtaken);
         let lost = self.window.infer(card.path.rtt.disorder());
         if lost > 0 {
             card.path.lost(lost);

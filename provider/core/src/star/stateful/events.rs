@@ -121,16 +121,17 @@ impl Completions {
         self.una == self.end
     }
 
-    /// An EA came. False: it answers nothing.
-    pub(super) fn told(&mut self, seq: Psn) -> bool {
+    /// An EA came: gives when its CQEP was sent, if that was once. `None`: it answers nothing.
+    pub(super) fn told(&mut self, seq: Psn) -> Option<Option<Nanos>> {
         let at = self.at(seq);
-        let known = !seq.before(self.una) && seq.before(self.end) && self.all[at].tries > 0;
-        if !known || self.all[at].state == State::Done {
-            return false;
+        let Pending { state, tries, sent, .. } = self.all[at];
+        let known = !seq.before(self.una) && seq.before(self.end) && tries > 0;
+        if !known || state == State::Done {
+            return None;
         }
         self.settle(at);
         self.pass();
-        true
+        Some((tries == 1).then_some(sent))
     }
 
     fn range(&self) -> impl Iterator<Item = Psn> + use<> {
@@ -303,10 +304,11 @@ mod tests {
                 assert_eq!(message.slot, 0x1000 + u64::from(expected.get() % 4) * 32);
             }
             assert_eq!((all.next(1), all.flight), (None, told.len() as u32));
-            assert!(all.told(told[1]) && !all.told(told[1]));
+            assert_eq!((all.told(told[1]), all.told(told[1])), (Some(Some(1)), None));
             assert_eq!(all.expire(1), 1);
             assert_eq!(all.next(2), Some(told[0]));
             all.sent(told[0], 2);
+            assert_eq!(all.told(told[0]), Some(None), "which of the two came is not known");
             for seq in &told {
                 all.told(*seq);
             }

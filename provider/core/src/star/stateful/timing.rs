@@ -67,13 +67,13 @@ impl Rtt {
             let ([this, _], [by, _]) = (self.longest, self.overtaken);
             (self.longest, self.overtaken, self.since) = ([0, this], [0, by], now);
         }
-        self.answers = self.answers.saturating_add(1).min(ENOUGH);
         let [this, _] = &mut self.longest;
         *this = (*this).max(rtt);
     }
 
-    /// An answer came behind the answer to what had left so much later.
+    /// An answer came behind the answer to what had left so much later; 0: behind none.
     pub(super) fn was_overtaken(&mut self, by: Nanos) {
+        self.answers = self.answers.saturating_add(1).min(ENOUGH);
         let [this, _] = &mut self.overtaken;
         *this = (*this).max(by);
     }
@@ -155,9 +155,10 @@ mod tests {
     #[test]
     fn order_is_what_was_seen() {
         let (waits, mut rtt) = (Waits::default(), Rtt::default());
-        (1..ENOUGH).for_each(|_| rtt.seen(1, 10));
-        assert_eq!(rtt.order(&waits), None);
         rtt.seen(1, 10);
+        (1..ENOUGH).for_each(|_| rtt.was_overtaken(0));
+        assert_eq!(rtt.order(&waits), None);
+        rtt.was_overtaken(0);
         assert_eq!(rtt.order(&waits), Some(waits.lifetime));
         rtt.was_overtaken(3_000_000);
         rtt.was_overtaken(2_000_000);
