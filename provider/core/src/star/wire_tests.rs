@@ -124,7 +124,9 @@ fn checksum_is_the_known_one() {
     let bytes: [u8; 60] = core::array::from_fn(|n| (n * 37 + n / 7) as u8);
     for len in 0..=bytes.len() {
         let bit_by_bit = bytes[..len].iter().fold(0xffff, |crc, byte| {
-            (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| crc << 1 ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 })
+            (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
+                crc << 1 ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 }
+            })
         });
         assert_eq!(crc16(0xffff, &bytes[..len]), bit_by_bit, "{len} bytes");
     }

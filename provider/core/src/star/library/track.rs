@@ -255,11 +255,19 @@ mod tests {
         track.sent(100);
         let due = track.deadline().unwrap();
         let late = due + 5_000_000_000;
-        assert_eq!((track.look(late, &patience), track.deadline()), (None, Some(late + LATE)), "it looks first");
+        assert_eq!(
+            (track.look(late, &patience), track.deadline()),
+            (None, Some(late + LATE)),
+            "it looks first"
+        );
         assert_eq!(track.look(late + LATE, &patience), Some(Due::Again(0)), "nothing had come");
         let due = track.deadline().unwrap();
         assert_eq!(track.look(due + 2_000_000_000, &patience), None);
-        assert_eq!(track.look(due + 2_000_000_000 + LATE, &patience), Some(Due::Again(0)), "that was no silence");
+        assert_eq!(
+            track.look(due + 2_000_000_000 + LATE, &patience),
+            Some(Due::Again(0)),
+            "that was no silence"
+        );
     }
 
     #[test]

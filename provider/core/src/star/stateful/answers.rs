@@ -72,7 +72,9 @@ impl<E: StarEnv> Stateful<E> {
     /// RDA or GDA. False: it answers nothing that is under way.
     fn answered(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
         let (header, data) = (&packet.header, packet.data);
-        let Some(entry) = self.window.get(header.psn).copied() else { return self.answered_again(card, header.psn) };
+        let Some(entry) = self.window.get(header.psn).copied() else {
+            return self.answered_again(card, header.psn);
+        };
         let asked = match entry.kind {
             Kind::Put => header.ptype == Ptype::Rda && header.len == entry.len,
             Kind::Get => header.ptype == Ptype::Gda && data.len() == usize::from(entry.len),

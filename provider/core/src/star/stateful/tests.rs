@@ -152,6 +152,21 @@ fn a_send_into_what_a_write_fills_comes_behind_it() {
     }
 }
 
+/// SL's WRITEs land one after the other, and what they wait for may be lost as well.
+#[test]
+fn many_writes_of_sl_end_whatever_is_lost() {
+    for seed in 0..40 {
+        let mut w = World::new(seed, |local, _| local.window = 256);
+        w.faults = Faults { loss: 10, ..Faults::default() };
+        let (far, mine, key) = (w.theirs(0), w.ours(0), w.sf_key);
+        w.sl.put(far, &pattern(20_000, 4));
+        (0..12).for_each(|_| _ = w.sl_post(op(SendOp::Write, mine, key), &[w.sge(far, 20_000)], false));
+        w.run(|w| w.sl_outstanding(0) == 0);
+        assert!(w.lib[0].done.iter().all(|(_, cqe)| cqe.status == WcStatus::Success), "seed {seed}");
+        assert!(w.sf.read(mine, 20_000) == pattern(20_000, 4));
+    }
+}
+
 /// SF's program may end as soon as its own completion is there: SL has its own all the same, if it lives.
 #[test]
 fn who_ends_is_told_to_wait_until_sl_has_its_completions() {

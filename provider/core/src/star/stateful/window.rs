@@ -358,7 +358,8 @@ impl Window {
         if self.oldest().is_none_or(|oldest| oldest > then) {
             return 0;
         }
-        self.felt = now;
+        /* those of before may wait for what is lost now */
+        (self.felt, self.feelers) = (now, 0);
         for psn in self.each() {
             let at = self.place(psn);
             if self.feelers < FEELERS && self.ring[at].sent <= then && self.lose(at) {

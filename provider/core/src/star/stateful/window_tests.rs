@@ -95,6 +95,23 @@ fn after_silence_two_feel_the_way() {
     assert_eq!((window.flight, window.lost), (1, 6));
 }
 
+/// Packets whose answers would be refused may not go yet; those that they wait for are lost, too.
+#[test]
+fn who_may_not_go_holds_up_nobody() {
+    let mut window = filled_window(8);
+    let first = window.una;
+    for n in 4..8 {
+        window.refuse(nth(first, n));
+    }
+    assert_eq!(window.expire(0, 1000), 1);
+    window.sent_again(first, 1000);
+    assert_eq!(window.expire(1000, 2000), 2, "the next two of the four");
+    let (psn, _) = window.next_lost(|entry| entry.wqe > 3).unwrap();
+    window.sent_again(psn, 2000);
+    assert_eq!(window.expire(2000, 3000), 2, "and the others");
+    assert!((0..4).all(|n| window.get(nth(first, n)).unwrap().state == State::Lost));
+}
+
 #[test]
 fn the_number_of_a_transmission_comes_round() {
     let mut window = Window::new(8).unwrap();
@@ -139,7 +156,8 @@ fn it_is_what_plain_sets_are() {
                 let then = now.saturating_sub(60);
                 let felt = window.felt;
                 window.expire(then, now);
-                let late: Vec<u32> = flight.iter().copied().filter(|n| at(&window, *n).state == State::Lost).collect();
+                let late: Vec<u32> =
+                    flight.iter().copied().filter(|n| at(&window, *n).state == State::Lost).collect();
                 assert!(late.len() <= FEELERS as usize && (late.is_empty() || felt <= then));
                 late.into_iter().for_each(|n| _ = flight.remove(&n) && lost.insert(n));
             }

@@ -256,7 +256,8 @@ impl World {
         let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
         let mut path = Path::new(&SL, 1 << 20);
         let registry_of = &mut registry;
-        let mut lent = Card { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
+        let mut lent =
+            Card { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
         let mut conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
         conn.open();
         let rule = Rule {
