@@ -109,10 +109,8 @@ impl<E: StarEnv> Stateful<E> {
         let freed = before - self.window.in_flight();
         card.path.acked(freed);
         (self.charged, self.backoff) = (self.charged - freed, 0);
-        match sent {
-            Some(sent) => card.path.rtt.seen(card.now, card.now.saturating_sub(sent)),
-            /* it came the first time, only late */
-            None => card.path.undo_cut(),
+        if let Some(sent) = sent {
+            card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
         }
         card.path.rtt.was_overtaken(overtaken);
         let lost = self.window.infer(card.path.rtt.disorder());
@@ -143,7 +141,6 @@ impl<E: StarEnv> Stateful<E> {
     /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not wait for it.
     fn answered_again(&mut self, card: &mut Card<'_, E>, psn: Psn) -> bool {
         let Some(entry) = self.window.done_again(psn) else { return false };
-        card.path.undo_cut();
         let stream = self.stream(entry.of);
         if entry.kind == Kind::Put && stream.holds(entry.wqe) {
             let op = stream.op(entry.wqe);

@@ -46,9 +46,6 @@ impl<E: StarEnv> Stateful<E> {
             card.stats.timeouts.inc();
             self.backoff = self.backoff.saturating_add(1);
         }
-        if lost > 0 {
-            card.path.cut(card.now, true);
-        }
         let tries = tries.max(self.window.most_tries());
         let tries = tries.max(self.channel.tries().min(u8::MAX.into()) as u8);
         let silent = card.now.saturating_sub(self.heard);
