@@ -18,7 +18,7 @@ use starverbs_core::star::stateful::{self, Local, Path, SharedReceives, Stateful
 use starverbs_core::star::stateless::{self, Peer};
 use starverbs_core::star::wire::{CRC_LEN, Crc, Packet, Ptype, Queue, Side, fill_checksum};
 use starverbs_core::wire::IcrcHeader;
-use starverbs_core::{Access, Counters, FrameMeta, Mtu, Nanos, PdId, Psn, Qpn, SendFlags, Sge};
+use starverbs_core::{Access, Counters, FrameMeta, Gid, Mtu, Nanos, PdId, Psn, Qpn, SendFlags, Sge};
 use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, StarFrame};
 
 use crate::program::{Conn, End};
