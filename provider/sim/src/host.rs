@@ -13,7 +13,7 @@ use starverbs_core::{
 
 use crate::memory::{Memory, READ, WRITE};
 use crate::queues::{SimCq, SimRq, SimSq};
-use crate::star::StarPort;
+use crate::star::{StarPort, Wisher};
 
 /// A frame that waits for the port's flush.
 pub(crate) struct Queued {
@@ -143,6 +143,9 @@ impl Env for SimEnv {
     fn can_send(&self) -> bool {
         self.out.len() + self.star.waiting() < self.port
     }
+    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
+        self.star.hear(meta, ends, message)
+    }
     fn is_own(&self, source: &Gid) -> bool {
         *source == self.gid
     }
@@ -181,6 +184,11 @@ pub struct Host {
     pub regions: Vec<(u32, MrAttr)>,
     /// Multicast groups that it has joined on the wire
     pub groups: Vec<Gid>,
+    /// Who serves the ends of StaR connections, where the card has StaR
+    pub star: Option<Box<starverbs_core::star::host::Ends<SimEnv>>>,
+    /// What its clock showed last
+    pub(crate) now: Nanos,
+    pub(crate) wishers: BTreeMap<Qpn, Wisher>,
     /// Frames that came and that the card has not taken yet
     pub(crate) came: VecDeque<(FrameMeta, Vec<u8>)>,
 }
@@ -246,7 +254,18 @@ impl Host {
             relays: Vec::new(),
             star: StarPort::default(),
         };
-        Host { gid, nic, env, pd, regions: Vec::new(), groups: Vec::new(), came: VecDeque::new() }
+        Host {
+            gid,
+            nic,
+            env,
+            pd,
+            regions: Vec::new(),
+            groups: Vec::new(),
+            star: None,
+            now: 1,
+            wishers: BTreeMap::new(),
+            came: VecDeque::new(),
+        }
     }
 
     /// Allocates `len` bytes and registers them; gives address and key.
@@ -258,6 +277,7 @@ impl Host {
         let addr = self.env.memory.alloc(length);
         let attr = MrAttr { pd, addr, length, iova: addr, access };
         let key = self.nic.reg_mr(attr).expect("a good registration");
+        self.tell_of(key);
         self.regions.push((key, attr));
         (addr, key)
     }
@@ -331,7 +351,12 @@ impl Host {
 
     /// ibv_modify_qp.
     pub fn modify(&mut self, qpn: Qpn, attr: &QpAttr, mask: M, now: Nanos) -> Result<(), NicError> {
-        self.nic.modify_qp(&mut self.env, qpn, attr, mask, now)
+        let done = self.with_star(now, |star, turn| star.library.modify(turn, qpn, attr, mask));
+        done.flatten().unwrap_or_else(|| self.nic.modify_qp(&mut self.env, qpn, attr, mask, now))?;
+        if mask.contains(M::STATE) {
+            self.moved(qpn, attr.state, now);
+        }
+        Ok(())
     }
 
     /// To a state with nothing else said.
@@ -394,6 +419,7 @@ impl Host {
 
     /// State of a QP that exists.
     pub fn state(&self, qpn: Qpn) -> QpState {
-        self.nic.qp_state(qpn).expect("the QP exists")
+        let stateless = self.star.as_ref().and_then(|star| star.library.query(qpn));
+        stateless.map(|attr| attr.state).or_else(|| self.nic.qp_state(qpn)).expect("the QP exists")
     }
 }

@@ -22,5 +22,5 @@ pub use memory::{Memory, READ, WRITE};
 pub use net::{Faults, Net, Tally, Tap};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
 pub use rng::Rng;
-pub use star::{StarFrame, StarPort};
+pub use star::{StarCard, StarFrame, StarPort};
 pub use traffic::{RC_OPS, any_bytes, any_size, get, put};

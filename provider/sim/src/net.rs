@@ -4,13 +4,15 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use starverbs_core::relay::{LinkId, Relay};
-use starverbs_core::wire::Packet;
+use starverbs_core::wire::{IcrcHeader, Packet};
 use starverbs_core::{FrameMeta, Nanos, NicConfig, QpType, Qpn};
 
 use crate::host::{Host, Setup};
 use crate::rng::Rng;
+use crate::star::{StarCard, StarFrame};
 
 mod carry;
+mod star;
 
 /// What the wire does to frames. Probabilities are per frame, times in nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +86,8 @@ struct Flight {
     to: usize,
     meta: FrameMeta,
     bytes: Vec<u8>,
+    /// Between which ports, if it is StaR's
+    star: Option<IcrcHeader>,
     /// What it still has to pass, until it has arrived: time that its host takes over it, and frames that may wait there
     queue: Option<(Nanos, u64)>,
 }
@@ -124,6 +128,8 @@ pub struct Net {
     busy: Vec<Nanos>,
     /// Until when each host gets no CPU
     asleep: Vec<Nanos>,
+    /// What the card of each host has of StaR
+    stars: Vec<Option<StarCard>>,
     /// By how much each host's clock is ahead of the time
     ahead: Vec<i64>,
 }
@@ -155,6 +161,7 @@ impl Net {
             dead: vec![false; usize::from(n)],
             busy: vec![0; usize::from(n)],
             asleep: vec![0; usize::from(n)],
+            stars: vec![None; usize::from(n)],
             ahead: vec![0; usize::from(n)],
         }
     }
@@ -177,7 +184,9 @@ impl Net {
 
     /// When the timers of `host` are due, by the time.
     fn timer(&self, host: usize) -> Option<Nanos> {
-        let deadline = self.hosts[host].nic.next_deadline()?;
+        let h = &self.hosts[host];
+        let star = h.star.as_ref().and_then(|star| star.next_deadline());
+        let deadline = [h.nic.next_deadline(), star].into_iter().flatten().min()?;
         Some(deadline.saturating_add_signed(self.ahead[host].saturating_neg()).max(self.asleep[host]))
     }
 
@@ -197,7 +206,10 @@ impl Net {
     pub fn doorbell(&mut self, host: usize, qpn: Qpn) {
         let now = self.clock(host);
         let h = &mut self.hosts[host];
-        h.nic.handle_doorbell(&mut h.env, qpn, now);
+        if h.with_star(now, |star, turn| star.library.ring(turn, qpn)) != Some(true) {
+            h.nic.handle_doorbell(&mut h.env, qpn, now);
+        }
+        self.launch_star(host);
     }
 
     /// Sends all that cards want to send, then moves the time on to the next thing that happens and
@@ -210,6 +222,9 @@ impl Net {
         let relayed = self.relays.first_key_value().map(|((at, _), _)| *at);
         let Some(next) = [arrival, timer, relayed].into_iter().flatten().min() else { return false };
         self.now = self.now.max(next);
+        for host in 0..self.hosts.len() {
+            self.hosts[host].now = self.clock(host);
+        }
         self.deliver_relays();
         while let Some(Reverse((at, order))) = self.wire.peek().copied()
             && at <= self.now
@@ -235,7 +250,8 @@ impl Net {
     /// wakes up, the frames first.
     pub fn sleep(&mut self, host: usize, time: Nanos) {
         self.transmit();
-        self.asleep[host] = self.now + time;
+        let before = std::mem::replace(&mut self.asleep[host], self.now + time);
+        self.wake_frames(host, before);
     }
 
     /// Frames from `from` to `to` fare as `faults` says from now on.
@@ -268,7 +284,10 @@ impl Net {
     /// the old one, so are its QPNs and keys if all is made in the same order. Frames stay on the wire.
     pub fn restart(&mut self, host: usize) {
         self.hosts[host] = Host::new(host as u8, self.cfgs[host], self.seeds[host]);
-        self.asleep[host] = 0;
+        let before = std::mem::replace(&mut self.asleep[host], 0);
+        self.wake_frames(host, before);
+        self.hosts[host].now = self.clock(host);
+        self.renew_star(host);
     }
 
     /// The host begins anew, as [`restart`](Self::restart) has it, with another card.
@@ -303,6 +322,8 @@ impl Net {
         let now = self.clock(host);
         let h = &mut self.hosts[host];
         h.nic.handle_timeout(&mut h.env, now);
+        h.with_star(now, |star, turn| star.go_on(turn));
+        self.launch_star(host);
     }
 
     /// Sends all that cards want to send; the time stands still.
@@ -319,15 +340,18 @@ impl Net {
                     let more = h.nic.poll_transmit(&mut h.env, now, acks);
                     let frames = h.env.flush();
                     let stuck = more && frames.is_empty();
-                    assert!(!stuck, "the card says that more is left, but an empty port got nothing");
                     for (to, bytes) in frames {
                         self.launch(from, &to, bytes);
                     }
+                    let came = self.launch_star(from);
+                    let stuck = stuck && !came;
+                    assert!(!stuck, "the card says that more is left, but an empty port got nothing");
                     if !more {
                         break;
                     }
                 }
             }
+            self.transmit_star(from, now);
         }
         self.take_relays();
     }
@@ -424,12 +448,18 @@ impl Net {
     fn deliver(&mut self, order: u64) {
         let Some(flight) = self.flights.remove(&order) else { return };
         self.tally.delivered += 1;
-        self.say(flight.to, "came", &flight.bytes);
+        self.say_of(flight.to, "came", &flight.bytes, flight.star.as_ref());
         if self.dead[flight.to] {
             return;
         }
         let now = self.clock(flight.to);
         let h = &mut self.hosts[flight.to];
+        if let Some(path) = flight.star {
+            h.take_star(now, &StarFrame { path, bytes: flight.bytes });
+            /* who runs a card flushes before any program has its turn */
+            self.launch_star(flight.to);
+            return;
+        }
         h.came.push_back((flight.meta, flight.bytes));
         h.take_frames(now);
     }

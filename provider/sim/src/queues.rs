@@ -153,6 +153,11 @@ impl SimRq {
         SimRq(Rc::new(Rq { slots, max_sge, queue: RefCell::default() }))
     }
 
+    /// WQEs that it has room for.
+    pub(crate) fn slots(&self) -> usize {
+        self.0.slots
+    }
+
     /// Whether a post would fail.
     pub fn is_full(&self) -> bool {
         self.0.queue.borrow().len() == self.0.slots

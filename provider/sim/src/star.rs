@@ -1,13 +1,22 @@
-//! A host's StaR ports: two UDP ports, and the queue through which SL's card tells its library.
+//! A host's StaR: two UDP ports, the queue through which SL's card tells its library, and who serves the ends of connections, where a run has
+//! such.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use starverbs_core::star::control::Wish;
 use starverbs_core::star::env::{SlEvent, StarEnv};
-use starverbs_core::star::seal::{Ends, MAX_SEALED, Seal};
-use starverbs_core::star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Side, fill_checksum};
+use starverbs_core::star::host::roles::{Identity, Queues};
+use starverbs_core::star::host::{Came, Ends as StarEnds, Heard, Host as StarHost, Turn};
+use starverbs_core::star::seal::{Ends, KEY_LEN, MAX_SEALED, SALT_LEN, Seal};
+use starverbs_core::star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Packet, Side, fill_checksum};
 use starverbs_core::wire::IcrcHeader;
-use starverbs_core::{Av, Env, Gid, Seg};
+use starverbs_core::{Av, Env, FrameMeta, Gid, Nanos, NicError, QpState, Qpn, Seg};
 
-use crate::host::SimEnv;
-use crate::memory::READ;
+use crate::host::{Host, SimEnv};
+use crate::memory::{READ, WRITE};
+use crate::queues::{SimCq, SimRq, SimSq};
 
 /// A frame that waits for the port's flush.
 struct Queued {
@@ -36,16 +45,200 @@ pub struct StarPort {
     pub events: Vec<SlEvent>,
     /// Under which control messages leave and come, if under one
     pub seal: Option<Seal>,
+    /// By which peers settle roles, the oldest first. `None`: the card answers that it has no StaR
+    heard: Option<VecDeque<Heard>>,
+    /// Slots that are given back
+    freed: Rc<RefCell<Vec<(u64, u64)>>>,
     out: Vec<Queued>,
+}
+
+/// What a card's StaR is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct StarCard {
+    /// From how many stateful connections on it wants no more
+    pub threshold: u32,
+    /// What it seals with
+    pub key: Option<[u8; KEY_LEN]>,
+    /// Which life of the card it is
+    pub boot: u64,
+}
+
+/// A QP of a card with StaR, as its program made it.
+pub(crate) struct Wisher {
+    wish: Wish,
+    sq: SimSq,
+    rq: Option<SimRq>,
+    cqs: [SimCq; 2],
+}
+
+/// Memory that a card fills for the library.
+pub struct Slots {
+    at: (u64, u64),
+    freed: Rc<RefCell<Vec<(u64, u64)>>>,
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        self.freed.borrow_mut().push(self.at);
+    }
+}
+
+impl StarHost for SimEnv {
+    type Slots = Slots;
+
+    fn make_slots(&mut self, bytes: u64) -> Option<(Slots, u64)> {
+        self.take_slots_back();
+        let addr = self.memory.alloc(bytes);
+        self.memory.allow(addr, bytes, READ | WRITE);
+        Some((Slots { at: (addr, bytes), freed: Rc::clone(&self.star.freed) }, addr))
+    }
+    fn another(queue: &SimRq) -> SimRq {
+        queue.clone()
+    }
+    fn slots_of(queue: &SimRq) -> u32 {
+        (queue.slots() as u32).next_power_of_two()
+    }
+    fn inline_memory(_: &SimSq) -> Option<(u64, u64)> {
+        None
+    }
+    fn seal(&mut self) -> Option<&mut Seal> {
+        self.star.seal.as_mut()
+    }
+    fn next_event(&mut self) -> Option<SlEvent> {
+        self.star.events.pop()
+    }
+    fn next_heard(&mut self) -> Option<Heard> {
+        self.star.heard.as_mut()?.pop_front()
+    }
+    fn takes_from_srqs(&mut self) {}
+}
+
+impl Host {
+    /// The card has StaR from now on.
+    pub fn open_star(&mut self, card: &StarCard) {
+        let StarCard { threshold, key, boot } = *card;
+        let port = &mut self.env.star;
+        port.heard = Some(VecDeque::new());
+        port.seal = key.map(|key| {
+            let mut salt = [0; SALT_LEN];
+            salt[..8].copy_from_slice(&boot.to_be_bytes());
+            salt[8..].copy_from_slice(&self.gid.0[8..]);
+            Seal::new(&key, salt)
+        });
+        let identity = Identity { boot, ports: port.ports, threshold };
+        self.star = Some(Box::new(StarEnds::new(identity, &mut self.nic)));
+    }
+
+    /// The program of a QP of these queues, in RESET, wants it to be that.
+    pub fn wish(&mut self, qpn: Qpn, wish: Wish, (sq, rq, cqs): (&SimSq, Option<&SimRq>, [&SimCq; 2])) {
+        if wish != Wish::Off && self.star.is_some() {
+            let wisher = Wisher { wish, sq: sq.clone(), rq: rq.cloned(), cqs: cqs.map(SimCq::clone) };
+            self.wishers.insert(qpn, wisher);
+        }
+    }
+
+    /// Calls who serves the ends of connections, if the card has StaR.
+    pub(crate) fn with_star<R>(
+        &mut self,
+        now: Nanos,
+        call: impl FnOnce(&mut StarEnds<SimEnv>, &mut Turn<'_, SimEnv>) -> R,
+    ) -> Option<R> {
+        let Host { nic, env, star, .. } = self;
+        star.as_mut().map(|ends| call(ends, &mut Turn { nic, env, now }))
+    }
+
+    /// A QP of a wish has been moved to a state.
+    pub(crate) fn moved(&mut self, qpn: Qpn, state: QpState, now: Nanos) {
+        let Host { nic, env, star, wishers, .. } = self;
+        let (Some(ends), Some(wisher)) = (star, wishers.get(&qpn)) else { return };
+        let Wisher { wish, sq, rq, cqs: [send_cq, recv_cq] } = wisher;
+        let queues =
+            || Queues { sq: sq.clone(), rq: rq.clone(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone() };
+        ends.moved(&mut Turn { nic, env, now }, (qpn, *wish), state, queues);
+    }
+
+    /// ibv_destroy_qp.
+    pub fn destroy_qp(&mut self, qpn: Qpn, now: Nanos) -> Result<(), NicError> {
+        if self.with_star(now, |star, turn| star.library.destroy(turn, qpn)) != Some(true) {
+            self.nic.destroy_qp(&mut self.env, qpn)?;
+        }
+        if let Some(star) = &mut self.star {
+            star.roles.end(qpn);
+        }
+        self.wishers.remove(&qpn);
+        Ok(())
+    }
+
+    /// Stateful cards hear of a key.
+    pub(crate) fn tell_of(&mut self, key: u32) {
+        self.with_star(self.now, |star, turn| {
+            if let Some(rule) = turn.nic.memory().rule(key) {
+                star.library.add_rule(turn, &rule);
+            }
+        });
+    }
+
+    /// ibv_dereg_mr. The program waits with what it does to the memory until [`is_revoked`](Host::is_revoked).
+    pub fn dereg_mr(&mut self, key: u32) -> Result<(), NicError> {
+        let rule = self.nic.memory().rule(key);
+        self.nic.dereg_mr(key)?;
+        self.with_star(self.now, |star, turn| {
+            if let Some(rule) = rule {
+                star.library.remove_rule(turn, &rule);
+            }
+        });
+        Ok(())
+    }
+
+    /// Whether no stateful card reaches any more for what a key opened.
+    pub fn is_revoked(&self, key: u32) -> bool {
+        self.star.as_ref().is_none_or(|star| star.library.is_revoked(key))
+    }
+
+    /// Numbers of all QPs.
+    pub fn qpns(&self) -> Vec<Qpn> {
+        let stateless = self.star.iter().flat_map(|star| star.library.qpns());
+        self.nic.qpns().chain(stateless).collect()
+    }
+
+    /// A StaR frame came for one of the two ports.
+    pub(crate) fn take_star(&mut self, now: Nanos, frame: &StarFrame) {
+        let StarFrame { path, bytes } = frame;
+        let side = match self.env.star.ports.iter().position(|port| *port == path.dport) {
+            Some(0) => Side::Stateless,
+            Some(_) => Side::Stateful,
+            None => panic!("a StaR frame for a port that nobody has"),
+        };
+        let packet = Packet::open(side, path, bytes).expect("the wire drops what is changed");
+        let meta = FrameMeta { src: path.src, dst: path.dst, ..FrameMeta::default() };
+        let came = Came { side, meta: &meta, port: path.sport, packet: &packet };
+        self.with_star(now, |star, turn| star.handle_packet(turn, &came));
+        self.env.take_slots_back();
+    }
 }
 
 impl Default for StarPort {
     fn default() -> Self {
-        StarPort { ports: [PORT_STATELESS, PORT_STATEFUL], events: Vec::new(), seal: None, out: Vec::new() }
+        StarPort {
+            ports: [PORT_STATELESS, PORT_STATEFUL],
+            events: Vec::new(),
+            seal: None,
+            heard: None,
+            freed: Rc::default(),
+            out: Vec::new(),
+        }
     }
 }
 
 impl StarPort {
+    /// A peer says what it would be. False: there is no StaR here.
+    pub(crate) fn hear(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
+        if let (Some(heard), Some(new)) = (&mut self.heard, Heard::new(meta, ends, message)) {
+            heard.push_back(new);
+        }
+        self.heard.is_some()
+    }
+
     /// Frames that wait.
     pub(crate) fn waiting(&self) -> usize {
         self.out.len()
@@ -53,6 +246,13 @@ impl StarPort {
 }
 
 impl SimEnv {
+    /// No card may touch slots any more that were given back.
+    fn take_slots_back(&mut self) {
+        for (addr, bytes) in self.star.freed.borrow_mut().drain(..) {
+            self.memory.allow(addr, bytes, 0);
+        }
+    }
+
     /// Takes the StaR frames out of the port; payloads are read now, as a socket would.
     pub fn flush_star(&mut self) -> Vec<StarFrame> {
         let SimEnv { memory, star, gid, .. } = self;

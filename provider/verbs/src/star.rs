@@ -57,14 +57,13 @@ impl StarHost {
         settings: &Settings,
         sealing: Sealing,
         (nic, env): (&mut Nic<HostEnv>, &mut HostEnv),
-        stats: StatPage,
     ) -> Result<Self> {
         let (tx, rx) = env.tx.open_star(settings)?;
         let ports = [Side::Stateless, Side::Stateful].map(|side| tx.port(side));
         let [boot, _] = seed();
         let identity = Identity { boot, ports, threshold: settings.star_threshold };
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
-        Ok(StarHost { rx, ends: Ends::new(identity, nic, &stats) })
+        Ok(StarHost { rx, ends: Ends::new(identity, nic) })
     }
 
     /// What the thread waits for.
@@ -113,7 +112,7 @@ impl Card {
     /// Opens the ports of StaR, unless they are open.
     pub(crate) fn open_star(&self, shard: &mut Shard, sealing: Sealing) -> Result<()> {
         if shard.star.is_none() {
-            let host = StarHost::open(&self.settings, sealing, (&mut shard.nic, &mut shard.env), self.stats)?;
+            let host = StarHost::open(&self.settings, sealing, (&mut shard.nic, &mut shard.env))?;
             shard.star = Some(Box::new(host));
             self.progress.kick_if_armed();
         }

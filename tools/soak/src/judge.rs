@@ -83,9 +83,10 @@ impl World {
             return;
         }
         let hi = me.failed_at.map_or(me.next, |(_, hi)| hi);
-        peer.arena.check(host, lo, hi, &format!("conn {c}.{e}, region"));
+        let loose = self.is_star(c);
+        peer.arena.check(host, (lo, hi), loose, &format!("conn {c}.{e}, region"));
         if let Some(w) = &peer.window {
-            w.arena.check(host, lo, hi, &format!("conn {c}.{e}, window"));
+            w.arena.check(host, (lo, hi), loose, &format!("conn {c}.{e}, window"));
         }
     }
 
@@ -129,7 +130,13 @@ impl World {
             WcStatus::WrFlushErr => true,
             _ if me.flushing || !conn.reliable() => false,
             WcStatus::RetryExcErr => {
-                !conn.patient() || peer.down() || !matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd)
+                /* a stateful end sees what its peer did wrong before that hears of it */
+                let fails = peer.doomed.is_some() || conn.plan.setup.rnr_retry < 7;
+                let foreseen = fails && self.is_stateless(c, 1 - e);
+                foreseen
+                    || !conn.patient()
+                    || peer.down()
+                    || !matches!(self.state(c, 1 - e), QpState::Rts | QpState::Sqd)
             }
             WcStatus::RnrRetryExcErr => conn.plan.setup.rnr_retry < 7 && takes,
             WcStatus::RemOpErr => takes && (self.feeds_badly(c, 1 - e) || self.fed_badly(c, 1 - e)),
@@ -193,6 +200,7 @@ impl World {
     fn recv_failed(&mut self, c: usize, e: usize, srq: usize, wr: &RecvWr, cqe: &Cqe) {
         let state = self.state(c, e);
         assert_eq!(state, QpState::Err, "conn {c}.{e}: {cqe:?}");
+        let ahead = self.is_star(c) && cqe.status == WcStatus::WrFlushErr;
         let end = &mut self.conns[c].ends[e];
         let oversize = end.inbox.iter().find(|m| m.srq == srq).is_some_and(|m| m.bad == Some(Bad::Oversize));
         let allowed = match cqe.status {
@@ -202,7 +210,7 @@ impl World {
             _ => false,
         };
         assert!(allowed, "conn {c}.{e}: {cqe:?} without a reason");
-        let once = matches!(end.source, Source::Own(_)) || end.recv_failed.is_none();
+        let once = matches!(end.source, Source::Own(_)) || end.recv_failed.is_none() || ahead;
         assert!(once, "conn {c}.{e}: a second receive of a shared queue failed: {cqe:?}");
         end.recv_failed = Some(srq);
         if cqe.status == WcStatus::WrFlushErr {
@@ -282,6 +290,8 @@ impl World {
     /// Something that a program learns beside its completions.
     pub(crate) fn event(&mut self, c: usize, e: usize, event: AsyncEvent) {
         let badly = self.feeds_badly(c, e);
+        let (star, hasty) = (self.is_star(c), !self.conns[c].patient());
+        let peer_down = self.conns[c].ends[1 - e].down() || self.state(c, 1 - e) != QpState::Rts;
         let conn = &mut self.conns[c];
         let asked = conn.ends[1 - e].doomed.map(|(_, bad)| bad).filter(|bad| !bad.is_local());
         let end = &mut conn.ends[e];
@@ -296,10 +306,12 @@ impl World {
             }
             AsyncEvent::SqDrained(_) => end.draining,
             AsyncEvent::CommEst(_) => true,
+            /* StaR's ends say so that cannot say it by a request */
+            AsyncEvent::QpFatal(_) => star && (hasty || peer_down),
             _ => false,
         };
         assert!(allowed, "conn {c}.{e}: {event:?} without a reason (last WQE events: {})", end.last_wqe);
-        if matches!(event, AsyncEvent::QpReqErr(_) | AsyncEvent::QpAccessErr(_)) {
+        if let AsyncEvent::QpReqErr(_) | AsyncEvent::QpAccessErr(_) | AsyncEvent::QpFatal(_) = event {
             end.cause = end.cause.or(Some(Cause::Event));
             assert_eq!(self.state(c, e), QpState::Err, "conn {c}.{e}: {event:?}");
             self.doom(c);

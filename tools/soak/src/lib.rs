@@ -13,6 +13,7 @@ mod life;
 mod plan;
 mod pool;
 mod post;
+mod star;
 mod summary;
 mod tags;
 mod world;

@@ -1,8 +1,11 @@
 //! What a run is: drawn from its seed, and printed when the run fails.
 
 use starverbs_core::qpc::Policy;
+use starverbs_core::star::control::Wish;
 use starverbs_core::{Access, ContextCache, Mtu, Nanos, SendOp};
 use starverbs_sim::{Faults, RC_OPS, Rng, Setup};
+
+use crate::star::StarPlan;
 
 /// Transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +57,8 @@ pub(crate) struct ConnPlan {
     pub(crate) long: f64,
     /// How often it may be set up anew after it failed
     pub(crate) lives: u32,
+    /// What its ends would be of StaR
+    pub(crate) wishes: [Wish; 2],
 }
 
 /// A run.
@@ -86,6 +91,8 @@ pub(crate) struct Plan {
     pub(crate) act: f64,
     /// What befalls, by step
     pub(crate) chaos: Vec<(usize, Chaos)>,
+    /// What the cards have of StaR, if some have it
+    pub(crate) star: Option<StarPlan>,
 }
 
 const MS: Nanos = 1_000_000;
@@ -170,6 +177,7 @@ fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPlan {
         bad_recv: if trouble { rng.pick(&[0.0, 0.0, 0.03]) } else { 0.0 },
         long: rng.pick(&[0.0, 0.05, 0.5]),
         lives: rng.below(5) as u32,
+        wishes: [Wish::Off; 2],
     }
 }
 
@@ -239,6 +247,7 @@ impl Plan {
             feed: rng.pick(&[0.02, 0.3, 1.0]),
             act: rng.pick(&[0.05, 0.3, 1.0]),
             chaos: vec![],
+            star: None,
         };
         for _ in 0..tags {
             let from = rng.below(hosts as u64) as usize;
@@ -253,6 +262,7 @@ impl Plan {
         /* drawn last, so that a seed's plan is otherwise what it was before there was this */
         plan.contexts = any_contexts(rng);
         plan.credits = (0..hosts).map(|_| rng.chance(0.4)).collect();
+        plan.mix_star(rng);
         plan
     }
 }

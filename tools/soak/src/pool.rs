@@ -8,10 +8,15 @@ use starverbs_sim::{Host, Rng};
 /// Sizes: 64 B, 128 B, 256 B ... 1 MiB
 const CLASSES: usize = 15;
 
+/// Sizes whose buffers may share a region
+const SMALL: usize = 7;
+
 /// Registered memory that nobody uses, by size.
 #[derive(Default)]
 pub(crate) struct Pool {
     free: [Vec<(u64, u32)>; CLASSES],
+    /// Small buffers that share a region; 0 is as 1
+    pub(crate) together: u64,
 }
 
 /// Buffers of one work request: the pieces that it names.
@@ -25,10 +30,19 @@ impl Pool {
     /// `len` bytes with which the card may do what `rights` says.
     pub(crate) fn take(&mut self, host: &mut Host, len: u32, rights: u8) -> Sge {
         let class = class(len);
-        let (addr, lkey) =
-            self.free[class].pop().unwrap_or_else(|| host.region(64 << class, Access::LOCAL_WRITE));
+        if self.free[class].is_empty() {
+            self.grow(host, class);
+        }
+        let (addr, lkey) = self.free[class].pop().expect("it was made");
         host.env.memory.allow(addr, u64::from(len), rights);
         Sge { addr, len, lkey }
+    }
+
+    /// More buffers of a size.
+    fn grow(&mut self, host: &mut Host, class: usize) {
+        let count = if class < SMALL { self.together.max(1) } else { 1 };
+        let (addr, lkey) = host.region(count << (class + 6), Access::LOCAL_WRITE);
+        self.free[class].extend((0..count).map(|n| (addr + (n << (class + 6)), lkey)));
     }
 
     /// `len` bytes in up to `most` pieces, some of them empty.

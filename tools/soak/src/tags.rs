@@ -368,7 +368,7 @@ impl Matching {
         let message = &self.sent[number];
         if let Some((addr, rkey)) = message.region {
             let host = &mut w.net.hosts[self.hosts[0]];
-            host.nic.dereg_mr(rkey).expect("it exists");
+            host.dereg_mr(rkey).expect("it exists");
             host.env.memory.allow(addr, message.data.len() as u64, 0);
         }
         /* its match may not have been polled yet */

@@ -119,6 +119,7 @@ impl World {
             step: 0,
             trace,
         };
+        world.open_star(seed);
         for at in 0..world.plan.hosts {
             let site = world.make_site(at);
             world.sites.push(site);
@@ -145,7 +146,13 @@ impl World {
             let id = host.nic.create_xrc_srq(pd, xrcd, rq.clone(), cq.clone(), 0).expect("an SRQ");
             queue(id, rq, Some(cq))
         });
-        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool: Pool::default(), srq, xrcd, xrc }
+        let mut pool = Pool::default();
+        if let Some(star) = &self.plan.star {
+            pool.together = star.together;
+            /* a stateful end that asked twice hears only the first answer */
+            self.net.hosts[at].env.memory.read_at_will();
+        }
+        Site { cqs: [(); 2].map(|()| SimCq::new(CQ_DEPTH)), pool, srq, xrcd, xrc }
     }
 
     /// One line of the trace.

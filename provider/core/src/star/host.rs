@@ -123,10 +123,11 @@ pub struct Ends<E: Host> {
 
 impl<E: Host> Ends<E> {
     /// None yet, on a card with this memory.
-    pub fn new(identity: Identity, nic: &mut Nic<E>, stats: &E::Stats) -> Self {
+    pub fn new(identity: Identity, nic: &mut Nic<E>) -> Self {
+        let stats = nic.shared.stats.clone();
         let mut library = Library::new(identity.life(), identity.boot, stats.clone());
         library.learn(nic);
-        Ends { roles: Roles::new(identity, stats.clone()), library, stats: stats.clone() }
+        Ends { roles: Roles::new(identity, stats.clone()), library, stats }
     }
 
     /// A packet came.

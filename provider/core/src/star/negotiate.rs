@@ -5,8 +5,8 @@
 //! choice (Accept, or Plain); who has that answer knows, and says so (Confirm, or Accept to whoever still asks).
 //!
 //! Silence alone makes the connection plain RoCEv2 only where nothing was ever heard of the peer: then it cannot have heard that we
-//! accept. So no end becomes plain that the other may think is not, unless that is gone; and a plain request settles whatever was not
-//! settled.
+//! accept. So no end becomes plain that the other may think is not, unless that is silent for longer than the program bears it; and a plain
+//! request settles whatever was not settled.
 //!
 //! Messages in, messages out; it must not know how they travel.
 
@@ -95,6 +95,8 @@ pub struct Negotiation {
     tries: u32,
     /// Offers since the peer's card last spoke
     silent: u32,
+    /// Of those, so many at least before an end gives up that has accepted
+    borne: u32,
     due: Nanos,
 }
 
@@ -112,6 +114,7 @@ impl Negotiation {
             known: false,
             tries: 0,
             silent: 0,
+            borne: LAST_TRIES,
             due: now,
         }
     }
@@ -131,9 +134,22 @@ impl Negotiation {
         self.known = true;
     }
 
+    /// For how long the program bears silence of its peer; `None`: for ever. An end that has said what it becomes asks for so long, as the
+    /// peer may go by it: then neither can send as the other believes.
+    pub fn bear(&mut self, silence: Option<Nanos>) {
+        let offers = silence.map(|silence| silence / timeout(u32::MAX));
+        self.borne =
+            offers.map_or(u32::MAX, |offers| u32::try_from(offers).unwrap_or(u32::MAX).max(LAST_TRIES));
+    }
+
     /// Whether no offer more is worth it.
     pub fn gave_up(&self) -> bool {
-        self.silent >= if self.heard || self.known { LAST_TRIES } else { TRIES }
+        let most = match self.accepted {
+            Some(_) => self.borne,
+            None if self.heard || self.known => LAST_TRIES,
+            None => TRIES,
+        };
+        self.silent >= most
     }
 
     /// When [`Negotiation::poll`] has something to do.
@@ -152,7 +168,7 @@ impl Negotiation {
         }
         self.due = now + timeout(self.tries);
         self.tries = self.tries.saturating_add(1);
-        self.silent += 1;
+        self.silent = self.silent.saturating_add(1);
         let Terms { wish, stateful, threshold, .. } = self.mine;
         Some(Control::Offer { wish, stateful, threshold, boot: self.boot, ports: self.ports })
     }

@@ -126,6 +126,30 @@ fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_nev
     assert_eq!(begin(terms(1, Wish::Off, 0), 0).outcome(), Some(Outcome::Plain));
 }
 
+/// Its peer may have heard that, and be what was agreed while nothing comes from it: who gave up after the two seconds that a cut of the way
+/// back may last was plain, and neither end could send.
+#[test]
+fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
+    const SECONDS: Nanos = 1_000_000_000;
+    for (silence, least) in
+        [(Some(30 * SECONDS), 30 * SECONDS), (Some(1), 1_900_000_000), (None, 100 * SECONDS)]
+    {
+        let mut end = begin(terms(1, Wish::Stateless, 0), 0);
+        let offer =
+            Control::Offer { wish: Wish::Stateful, stateful: 0, threshold: 0, boot: 7, ports: [4793, 4794] };
+        let answer = end.handle((Gid::default(), 2), &offer);
+        assert!(matches!(answer, Some(Control::Accept { role: Role::Stateless, .. })), "{answer:?}");
+        end.bear(silence);
+        let mut last = 0;
+        while let Some(at) = end.deadline().filter(|at| *at < 101 * SECONDS) {
+            end.poll(at);
+            last = at;
+        }
+        assert!(last >= least && (silence.is_none() || last < least + 2 * SECONDS), "{silence:?}: {last}");
+        assert_eq!(end.outcome(), silence.map(|_| Outcome::Plain));
+    }
+}
+
 #[test]
 fn plain_peers_are_remembered_for_a_while() {
     let mut peers = PlainPeers::default();

@@ -22,31 +22,38 @@ impl Net {
             if reached(&self.hosts[dest])
                 && let Some(dest) = before.replace(dest)
             {
-                self.carry(from, dest, to, bytes.clone());
+                self.carry(from, dest, to, bytes.clone(), None);
             }
         }
         match before {
-            Some(last) => self.carry(from, last, to, bytes),
+            Some(last) => self.carry(from, last, to, bytes, None),
             None => self.tally.stray += 1,
         }
     }
 
     /// What the wire does to a frame on its way to one host.
-    fn carry(&mut self, from: usize, dest: usize, to: &Av, mut bytes: Vec<u8>) {
+    pub(super) fn carry(
+        &mut self,
+        from: usize,
+        dest: usize,
+        to: &Av,
+        mut bytes: Vec<u8>,
+        star: Option<IcrcHeader>,
+    ) {
         let link = self.link(from, dest);
         if self.cuts[link] > self.now {
-            self.say(from, "cut", &bytes);
+            self.say_of(from, "cut", &bytes, star.as_ref());
             self.tally.cut += 1;
             return;
         }
         let faults = self.links[link].unwrap_or(self.faults);
         if self.rng.chance(faults.loss) {
-            self.say(from, "lost", &bytes);
+            self.say_of(from, "lost", &bytes, star.as_ref());
             self.tally.lost += 1;
             return;
         }
-        if self.rng.chance(faults.corrupt) && self.corrupt(to, &mut bytes) {
-            self.say(from, "corrupted", &bytes);
+        if self.rng.chance(faults.corrupt) && self.corrupt(to, &mut bytes, star.as_ref()) {
+            self.say_of(from, "corrupted", &bytes, star.as_ref());
             self.tally.corrupted += 1;
             return;
         }
@@ -62,13 +69,17 @@ impl Net {
             copies = 2;
         }
         let queue = (faults.service > 0).then_some((faults.service, faults.queue));
+        let mut first = None;
         for _ in 0..copies {
-            let at = self.arrival(from, dest, &faults);
-            self.say(from, "sent", &bytes);
+            /* a copy that StaR's ends did not make must not be late: docs/decisions/0010-star.md */
+            let together = first.filter(|_| star.is_some());
+            let at = together.unwrap_or_else(|| self.arrival(from, dest, &faults));
+            first = Some(at);
+            self.say_of(from, "sent", &bytes, star.as_ref());
             self.order += 1;
             self.wire.push(Reverse((at, self.order)));
             let bytes = if copies > 1 { bytes.clone() } else { std::mem::take(&mut bytes) };
-            self.flights.insert(self.order, Flight { from, to: dest, meta, bytes, queue });
+            self.flights.insert(self.order, Flight { from, to: dest, meta, bytes, star, queue });
         }
     }
 
@@ -82,7 +93,7 @@ impl Net {
             *busy = at.max(*busy) + service;
             self.wire.push(Reverse((*busy, order)));
         } else if let Some(flight) = self.flights.remove(&order) {
-            self.say(flight.to, "overran", &flight.bytes);
+            self.say_of(flight.to, "overran", &flight.bytes, flight.star.as_ref());
             self.tally.overrun += 1;
         }
         true
@@ -101,7 +112,10 @@ impl Net {
     }
 
     /// Flips a bit; whether the ICRC notices.
-    fn corrupt(&mut self, to: &Av, bytes: &mut [u8]) -> bool {
+    fn corrupt(&mut self, to: &Av, bytes: &mut [u8], star: Option<&IcrcHeader>) -> bool {
+        if let Some(path) = star {
+            return self.corrupt_star(path, bytes);
+        }
         let hdr = IcrcHeader { src: to.sgid, dst: to.dgid, sport: 0xc000, dport: 4791, ip_id: 0 };
         let before = Icrc::of_frame(&hdr, bytes);
         let bit = self.rng.below(bytes.len() as u64 * 8) as usize;
@@ -129,9 +143,9 @@ mod tests {
         };
         let (far, near) = (to(&net, 0), to(&net, 1));
         for _ in 0..4 {
-            net.carry(0, 2, &far, vec![0; 64]);
+            net.carry(0, 2, &far, vec![0; 64], None);
         }
-        net.carry(1, 2, &near, vec![0; 64]);
+        net.carry(1, 2, &near, vec![0; 64], None);
         while net.in_flight() > 4 && net.step() {}
         assert_eq!((net.tally.delivered, net.tally.overrun), (1, 0), "nothing waits there yet");
         assert_eq!(net.now(), 1_000 + 50_000 + 10_000);

@@ -93,12 +93,14 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// Whether a packet names a connection that there is, and comes from where its peer is.
+    /// Whether a packet names a connection that there is, and comes from where its peer is. One in ERR takes nothing and answers nothing: its
+    /// program has its buffers back, and what was flushed has not arrived.
     fn is_of_peer(&self, source: &Gid, packet: &Packet<'_>) -> bool {
         let Some(prefix) = packet.prefix else { return false };
         self.end(prefix.qpn).is_some_and(|end| {
             let peer = end.qp.peer();
-            peer.epoch == prefix.epoch && peer.av.dgid == *source
+            let alive = matches!(end.qp.state(), SlState::Starting | SlState::Ready);
+            alive && peer.epoch == prefix.epoch && peer.av.dgid == *source
         })
     }
 

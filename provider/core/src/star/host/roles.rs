@@ -6,6 +6,7 @@ use crate::nic::{Nic, TimerId, Timers};
 use crate::qp::{QpAttr, QpAttrMask};
 use crate::star::channel::Channel;
 use crate::star::control::{Control, MAX_CONTROL, Role, Setup, Wish};
+use crate::star::library::Patience;
 use crate::star::negotiate::{Negotiation, Outcome, PlainPeers, Terms};
 use crate::star::seal::{Ends, MAX_SEALED};
 use crate::star::stateful::{Peer, WINDOW, Waits};
@@ -184,6 +185,11 @@ impl<E: Host> Roles<E> {
         }
         if self.plain.speaks(&end.av.dgid) {
             end.negotiation.trust();
+        }
+        if let Ok(attr) = turn.nic.query_qp(qpn)
+            && attr.state == QpState::Rts
+        {
+            end.negotiation.bear(Patience::of(attr.timeout, attr.retry_cnt).time);
         }
         let answer = match said {
             Some(said) => end.negotiation.handle((end.av.dgid, end.peer), said),

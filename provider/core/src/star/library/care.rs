@@ -14,6 +14,10 @@ use super::{Changes, SlQp, SlState, is_gate};
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
 const BURST: u32 = 16;
 
+/// An end in ERR says so for so long at most to a peer that does not answer, however long its program lets peers be silent: the peer's own
+/// time tells it.
+const LAST_WORDS: Nanos = 2_000_000_000;
+
 impl<E: StarEnv> SlQp<E> {
     /// Sends what is due. True: more waits for room in the port.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos) -> bool {
@@ -36,18 +40,23 @@ impl<E: StarEnv> SlQp<E> {
         queues.chain([self.channel.deadline(), self.keepalive_due(), self.left_due()]).flatten().min()
     }
 
-    /// Completions of sends are waited for: when SF is asked whether it lives.
+    /// Completions of sends are waited for, or they wait for what another connection tells SF: when SF is asked whether it lives.
     fn keepalive_due(&self) -> Option<Nanos> {
-        let waits = self.state == SlState::Ready && self.awaited > 0 && self.channel.waiting() == 0;
+        let held = self.is_closed() && self.send.next != self.posted();
+        let waits = self.state == SlState::Ready && (self.awaited > 0 || held) && self.channel.waiting() == 0;
         waits.then(|| self.quiet_since + self.init.keepalive)
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
-        let patience = self.init.patience;
+        let mut patience = self.init.patience;
+        if self.state == SlState::Error {
+            /* there are only last words left */
+            patience.time = Some(patience.time.map_or(LAST_WORDS, |time| time.min(LAST_WORDS)));
+        }
         let asking = self.channel.deadline().is_some_and(|due| due <= now);
-        if self.state == SlState::Starting && self.send.una == self.posted() {
-            /* SF's program may not be ready for long: who sends nothing waits as in RC */
+        if self.speaks() && self.send.una == self.posted() {
+            /* SF's program may not be ready for long, or the way to it may be cut: who sends nothing waits as in RC */
             self.asked = now;
         }
         if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
@@ -63,6 +72,10 @@ impl<E: StarEnv> SlQp<E> {
         for queue in [Queue::Send, Queue::Recv] {
             if self.state != SlState::Ready {
                 break;
+            }
+            if self.send.una == self.posted() {
+                /* receives alone wait for ever */
+                patience.time = None;
             }
             match self.track(queue).look(now, &patience) {
                 Some(Due::Again(low)) => self.send_again(env, queue, low, BURST),

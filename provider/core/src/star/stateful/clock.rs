@@ -7,6 +7,8 @@ use crate::types::{Nanos, QpState};
 
 /// A timer that is later than this, ns, was late because of this card.
 const LATE: Nanos = 500_000;
+/// An end in ERR says so for so long at most to a peer that does not answer: the peer's own time tells it.
+const LAST_WORDS: Nanos = 2_000_000_000;
 
 impl<E: StarEnv> Stateful<E> {
     /// Does what is due now.
@@ -49,7 +51,13 @@ impl<E: StarEnv> Stateful<E> {
         let tries = tries.max(self.window.most_tries());
         let tries = tries.max(self.channel.tries().min(u8::MAX.into()) as u8);
         let silent = card.now.saturating_sub(self.heard);
-        if tries > waits.tries && waits.patience != 0 && silent > waits.patience {
+        let patience = match (self.state, waits.patience) {
+            /* there are only last words left */
+            (QpState::Err, 0) => LAST_WORDS,
+            (QpState::Err, patience) => patience.min(LAST_WORDS),
+            (_, patience) => patience,
+        };
+        if tries > waits.tries && patience != 0 && silent > patience {
             self.peer_silent(card);
         }
     }
@@ -58,7 +66,8 @@ impl<E: StarEnv> Stateful<E> {
     fn rearm(&mut self, card: &Card<'_, E>) {
         let (now, timeout) = (card.now, self.timeout(card));
         let answer = self.window.oldest().map(|sent| (sent + timeout).max(self.excused));
-        let told = self.completions.iter().filter_map(|c| c.due(timeout)).min();
+        let told =
+            self.completions.iter().filter_map(|c| c.due(timeout).map(|due| due.max(self.excused))).min();
         let left = (self.left_until != 0).then_some(self.left_until);
         for at in [answer, told, left, self.message_due()].into_iter().flatten() {
             /* a completion that may leave now waits for nothing but its turn */

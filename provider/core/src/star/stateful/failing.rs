@@ -126,14 +126,20 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// SL has not answered for longer than it may.
+    /// SL has not answered for longer than it may. What it was to be told of its receives has ended well here: so that nothing is lost without
+    /// an error, our end fails, as RC's would have that has no acknowledge.
     pub(super) fn peer_silent(&mut self, card: &mut Card<'_, E>) {
+        let owed = self.ended == Ended::Not && !self.completions[Queue::Recv as usize].is_idle();
         self.channel = self.channel.silenced();
         self.completions.iter_mut().for_each(|completions| completions.forget());
         if self.ended == Ended::Not {
             self.hush(card);
             self.ended = Ended::Owed(WcStatus::RetryExcErr);
             self.peer_ended(card);
+        }
+        if owed && self.state == QpState::Rts {
+            self.enter_error(card);
+            card.env.event(AsyncEvent::QpFatal(self.local.qpn));
         }
     }
 

@@ -1,0 +1,110 @@
+//! StaR frames on the wire, and hosts' turns for StaR.
+
+use std::cmp::Reverse;
+
+use starverbs_core::star::control::Control;
+use starverbs_core::star::wire::{Packet, Side};
+use starverbs_core::wire::IcrcHeader;
+use starverbs_core::{Av, Nanos};
+
+use super::Net;
+use crate::star::StarCard;
+
+/// Which half a frame is for: the ports of hosts on a [`Net`] are all the same.
+fn side_of(path: &IcrcHeader) -> Side {
+    if path.dport == Side::Stateless.default_port() { Side::Stateless } else { Side::Stateful }
+}
+
+impl Net {
+    /// The card of `host` has StaR from now on. After each restart it is in another life, and has it again.
+    pub fn open_star(&mut self, host: usize, card: StarCard) {
+        self.hosts[host].open_star(&card);
+        self.stars[host] = Some(card);
+    }
+
+    pub(super) fn renew_star(&mut self, host: usize) {
+        if let Some(card) = &mut self.stars[host] {
+            card.boot += 1;
+            self.hosts[host].open_star(card);
+        }
+    }
+
+    /// StaR's part of sending: what follows from what came, and what the library has to send.
+    pub(super) fn transmit_star(&mut self, from: usize, now: Nanos) {
+        while let Some(more) = self.hosts[from].with_star(now, |star, turn| {
+            star.go_on(turn);
+            star.library.transmit(turn)
+        }) {
+            let h = &mut self.hosts[from];
+            let more = h.nic.poll_transmit(&mut h.env, now, true) || more;
+            let frames = h.env.flush();
+            let mut came = !frames.is_empty();
+            for (to, bytes) in frames {
+                self.launch(from, &to, bytes);
+            }
+            came |= self.launch_star(from);
+            assert!(!more || came, "host {from} says that more is left, but an empty port got nothing");
+            if !came {
+                return;
+            }
+        }
+    }
+
+    /// StaR frames leave; whether there were any.
+    pub(super) fn launch_star(&mut self, from: usize) -> bool {
+        let frames = self.hosts[from].env.flush_star();
+        let any = !frames.is_empty();
+        for frame in frames {
+            self.tally.sent += 1;
+            let (sgid, dgid) = (frame.path.src, frame.path.dst);
+            let to = Av { dgid, sgid, hop_limit: 64, ..Av::default() };
+            match self.hosts.iter().position(|h| h.gid == dgid) {
+                Some(dest) => self.carry(from, dest, &to, frame.bytes, Some(frame.path)),
+                None => self.tally.stray += 1,
+            }
+        }
+        any
+    }
+
+    /// A host that was to sleep until `before` wakes earlier: StaR's frames that wait for it come now. They must not be as late as that, as
+    /// who sent them takes them for gone by and by.
+    pub(super) fn wake_frames(&mut self, host: usize, before: Nanos) {
+        let early = self.asleep[host].max(self.now);
+        if early >= before {
+            return;
+        }
+        let waits = |at, order| {
+            at == before && self.flights.get(&order).is_some_and(|f| f.to == host && f.star.is_some())
+        };
+        let wire = std::mem::take(&mut self.wire).into_iter();
+        self.wire = wire
+            .map(|Reverse((at, order))| Reverse((if waits(at, order) { early } else { at }, order)))
+            .collect();
+    }
+
+    /// Flips a bit; whether the checksums notice.
+    pub(super) fn corrupt_star(&mut self, path: &IcrcHeader, bytes: &mut [u8]) -> bool {
+        let bit = self.rng.below(bytes.len() as u64 * 8) as usize;
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        Packet::open(side_of(path), path, bytes).is_err()
+    }
+
+    /// One line of the trace.
+    pub(super) fn say_of(&self, host: usize, what: &str, bytes: &[u8], star: Option<&IcrcHeader>) {
+        let Some(path) = star else { return self.say(host, what, bytes) };
+        if !self.trace {
+            return;
+        }
+        let side = side_of(path);
+        match Packet::open(side, path, bytes) {
+            Ok(packet) => {
+                let control = Control::decode(packet.data).filter(|_| packet.header.migrate);
+                eprintln!(
+                    "{:>12} host {host} {what} StaR {:?} {:?} {control:?}",
+                    self.now, packet.header, packet.prefix
+                );
+            }
+            Err(e) => eprintln!("{:>12} host {host} {what} StaR {e}", self.now),
+        }
+    }
+}
