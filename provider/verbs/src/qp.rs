@@ -383,6 +383,9 @@ impl QpInner {
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
+        if self.wish != Wish::Off {
+            card.await_taken(self.qpn);
+        }
         let ended = card.with(|shard, now| {
             if self.visit() != 0 {
                 shard.openings.leave(&mut shard.env, self.qpn, self.visit());

@@ -13,6 +13,7 @@ use core::num::NonZeroU32;
 use super::pace::Pace;
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
+use crate::star::stateful::Rtt;
 use crate::types::{Gid, Nanos, Qpn};
 
 /// Handle of a path, one more than its place, so that none takes no room of its own; valid as long as the card.
@@ -56,7 +57,7 @@ pub(crate) struct Paths {
 }
 
 /// One destination.
-pub(crate) struct Path {
+pub struct Path {
     window: u32,
     /// Window above which growth is slow
     threshold: u32,
@@ -78,6 +79,8 @@ pub(crate) struct Path {
     stuck: bool,
     /// Smoothed round trip, ns; 0: none measured
     pub(crate) srtt: u32,
+    /// As SF's cards see it
+    pub(crate) rtt: Rtt,
     /// It was seen to lose or repeat packets
     lossy: bool,
     /// Pacing of UC and UD
@@ -99,23 +102,7 @@ impl Paths {
         waiting.make_room(self.datagram_qps)?;
         self.paths.make_room(self.paths.len() + 1)?;
         self.by_gid.make_room(self.paths.len() + 1)?;
-        self.paths.push_in_room(Path {
-            window: START_WINDOW.min(max),
-            threshold: max,
-            max,
-            inflight: 0,
-            last_cut: 0,
-            before_cut: 0,
-            waiting,
-            users: 0,
-            turn: None,
-            turn_used: false,
-            open: false,
-            stuck: false,
-            srtt: 0,
-            lossy: false,
-            pace: Pace::towards(&dgid),
-        });
+        self.paths.push_in_room(Path { waiting, ..Path::new(&dgid, max) });
         let id = PathId::at(self.paths.len() - 1);
         self.by_gid.insert(place, (dgid, id));
         Ok(id)
@@ -205,6 +192,28 @@ impl Paths {
 }
 
 impl Path {
+    /// The way to `dgid`, on which at most `max` bytes are in flight at once. Nobody may wait on it yet.
+    pub fn new(dgid: &Gid, max: u32) -> Self {
+        Path {
+            window: START_WINDOW.min(max),
+            threshold: max,
+            max,
+            inflight: 0,
+            last_cut: 0,
+            before_cut: 0,
+            waiting: VecDeque::new(),
+            users: 0,
+            turn: None,
+            turn_used: false,
+            open: false,
+            stuck: false,
+            srtt: 0,
+            rtt: Rtt::default(),
+            lossy: false,
+            pace: Pace::towards(dgid),
+        }
+    }
+
     /// Whether `bytes` more may fly. One packet always may.
     #[inline]
     pub(crate) fn has_room(&self, bytes: u32) -> bool {

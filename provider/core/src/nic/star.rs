@@ -8,6 +8,7 @@ use core::convert::Infallible;
 
 use slab::Slab;
 
+use super::path::PathId;
 use super::{Nic, Shared, Srq};
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
@@ -26,6 +27,7 @@ pub struct Lent<'a, E: Env> {
     env: &'a mut E,
     sh: &'a mut Shared<E>,
     srq: Option<SrqId>,
+    path: PathId,
     now: Nanos,
 }
 
@@ -82,6 +84,10 @@ pub trait Engine<E: Env>: Sized {
     fn set(&mut self, to: &Terms);
     /// When it wants [`Call::Timeout`].
     fn next_deadline(&self) -> Option<Nanos>;
+    /// Whether it has more to send than its path takes now.
+    fn is_crowded(&self) -> bool;
+    /// Whether its peer is to be told of what is complete here.
+    fn owes(&self, now: Nanos) -> bool;
     /// The QP is at its end.
     fn close(self, lent: Lent<'_, E>);
 }
@@ -98,6 +104,12 @@ impl<E: Env> Engine<E> for Infallible {
         match *self {}
     }
     fn next_deadline(&self) -> Option<Nanos> {
+        match *self {}
+    }
+    fn is_crowded(&self) -> bool {
+        match *self {}
+    }
+    fn owes(&self, _: Nanos) -> bool {
         match *self {}
     }
     fn close(self, _: Lent<'_, E>) {
@@ -118,6 +130,12 @@ impl<E: Env, T: Engine<E>> Engine<E> for Box<T> {
     }
     fn next_deadline(&self) -> Option<Nanos> {
         (**self).next_deadline()
+    }
+    fn is_crowded(&self) -> bool {
+        (**self).is_crowded()
+    }
+    fn owes(&self, now: Nanos) -> bool {
+        (**self).owes(now)
     }
     fn close(self, lent: Lent<'_, E>) {
         (*self).close(lent);
@@ -146,10 +164,11 @@ impl<E: Env> SharedReceives for Pool<'_, E> {
 
 /// Calls with what the card lends.
 fn with_card<E: StarEnv, R>(lent: Lent<'_, E>, call: impl FnOnce(&mut Card<'_, E>) -> R) -> R {
-    let Lent { env, sh, srq: id, now } = lent;
+    let Lent { env, sh, srq: id, path, now } = lent;
     let mut pool = Pool { all: &mut sh.srqs, id, low: false };
     let (mrs, registry, stats) = (&mut sh.mrs, &mut sh.registry, &*sh.stats);
-    let done = call(&mut Card { env: &mut *env, mrs, registry, srqs: &mut pool, stats, now });
+    let path = sh.paths.get(path);
+    let done = call(&mut Card { env: &mut *env, mrs, registry, srqs: &mut pool, path, stats, now });
     if let (true, Some(id)) = (pool.low, id) {
         env.event(AsyncEvent::SrqLimit(id));
     }
@@ -181,6 +200,12 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
     fn next_deadline(&self) -> Option<Nanos> {
         Stateful::next_deadline(self)
     }
+    fn is_crowded(&self) -> bool {
+        Stateful::is_crowded(self)
+    }
+    fn owes(&self, now: Nanos) -> bool {
+        Stateful::owes(self, now)
+    }
     fn close(self, lent: Lent<'_, E>) {
         with_card(lent, |card| {
             Stateful::close(self, card);
@@ -203,6 +228,7 @@ impl<E: Env> Ctx<'_, E> {
         if !matches!(what, Call::Transmit) {
             self.ready();
         }
+        self.sh.open_path(self.qp.path);
         Some(turn)
     }
 
@@ -218,7 +244,13 @@ impl<E: Env> Ctx<'_, E> {
         match self.star(Call::Transmit) {
             Some(Turn::More) => Step::TurnOver,
             Some(Turn::PortFull) => Step::PortFull,
-            Some(Turn::Idle) | None => Step::Idle,
+            Some(Turn::Idle) => {
+                if self.qp.star.as_ref().is_some_and(|engine| engine.is_crowded()) {
+                    self.await_window(self.qp.path);
+                }
+                Step::Idle
+            }
+            None => Step::Idle,
         }
     }
 
@@ -242,7 +274,7 @@ impl<E: Env> Ctx<'_, E> {
             RecvSource::Shared(id) => Some(id),
             RecvSource::Own(_) | RecvSource::Xrc(_) => None,
         };
-        Lent { env: &mut *self.env, sh: &mut *self.sh, srq, now: self.now }
+        Lent { env: &mut *self.env, sh: &mut *self.sh, srq, path: self.qp.path, now: self.now }
     }
 }
 
@@ -286,6 +318,12 @@ impl<E: Env> Nic<E> {
         }
         qp.flags.star = true;
         Ok(())
+    }
+
+    /// Whether the QP is a stateful end whose peer lacks completions that it is being told of. Who destroys it waits until that is over, as
+    /// nobody else would tell.
+    pub fn owes_for_star(&self, qpn: Qpn, now: Nanos) -> bool {
+        self.qps.get(qpn).and_then(|qp| qp.star.as_ref()).is_some_and(|engine| engine.owes(now))
     }
 
     /// Whether it is not settled what the QP is.

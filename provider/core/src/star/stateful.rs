@@ -28,8 +28,7 @@ use events::{Completions, Stored};
 pub use packets::Turn;
 use remote::RemoteQueue;
 use stream::{OPS, Stream};
-use timing::Rtt;
-pub use timing::Waits;
+pub use timing::{Rtt, Waits};
 use window::{Of, Window};
 
 use super::channel::Channel;
@@ -43,6 +42,7 @@ use crate::env::SendQueue;
 use crate::error::NicError;
 use crate::mr::MrTable;
 use crate::nic::MAX_SGE;
+pub use crate::nic::path::Path;
 use crate::nic::star::Terms;
 use crate::room::{exact, filled};
 use crate::types::{Access, Av, Mtu, Nanos, PdId, Psn, QpState, Qpn, Seg, Sge, WcStatus};
@@ -66,6 +66,8 @@ pub struct Card<'a, E: StarEnv> {
     pub registry: &'a mut Registry,
     /// Shared receive queues
     pub srqs: &'a mut dyn SharedReceives,
+    /// The way to SL's card
+    pub path: &'a mut Path,
     /// What is counted
     pub stats: &'a Counters,
     /// The time
@@ -161,7 +163,14 @@ pub struct Stateful<E: StarEnv> {
     held: Box<[Held]>,
     held_sges: Box<[Sge]>,
     window: Window,
-    rtt: Rtt,
+    /// What the path counts as this connection's in flight
+    charged: u32,
+    /// Packets wait for room on the path
+    crowded: bool,
+    /// Timeouts in a row
+    backoff: u8,
+    /// Nothing counts as late before: this card itself was
+    excused: Nanos,
     /// When SL was last heard, or first asked
     heard: Nanos,
     completions: [Completions; 2],
@@ -228,7 +237,7 @@ impl<E: StarEnv> Stateful<E> {
         let (sends, recvs) = (RemoteQueue::new(setup.sq_depth)?, RemoteQueue::new(setup.rq_depth)?);
         let room = local.max_recv_sge.clamp(1, MAX_SGE);
         let (held, held_sges) = (filled(OPS as usize)?, filled(OPS as usize * room)?);
-        let window = Window::new(local.window, Psn::default())?;
+        let window = Window::new(local.window)?;
         let streams = [Stream::new(local.first_send)?, Stream::new(0)?];
         let completions = [
             Completions::new(setup.send_ring, setup.sq_depth)?,
@@ -252,7 +261,10 @@ impl<E: StarEnv> Stateful<E> {
             held,
             held_sges,
             window,
-            rtt: Rtt::default(),
+            charged: 0,
+            crowded: false,
+            backoff: 0,
+            excused: 0,
             heard: card.now,
             completions,
             stored,
@@ -292,6 +304,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The connection ends without a word. Its packets may still be under way for [`Stateful::lifetime`].
     pub fn close(self, card: &mut Card<'_, E>) -> Local<E> {
+        card.path.forget(self.charged);
         for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {
             card.registry.end_ring(ring);
         }
@@ -317,8 +330,29 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// How long a packet of this connection may be under way.
-    pub fn lifetime(&self) -> Nanos {
-        self.rtt.lifetime(&self.local.waits)
+    pub fn lifetime(&self, path: &Path) -> Nanos {
+        path.rtt.lifetime(&self.local.waits)
+    }
+
+    /// How long the answer to a packet that leaves now is waited for.
+    fn timeout(&self, card: &Card<'_, E>) -> Nanos {
+        card.path.rtt.timeout(&self.local.waits, self.backoff)
+    }
+
+    /// The path learns what is in flight.
+    fn charge(&mut self, card: &mut Card<'_, E>) {
+        let now = self.window.in_flight();
+        if now > self.charged {
+            card.path.add(now - self.charged);
+        } else if now < self.charged {
+            card.path.forget(self.charged - now);
+        }
+        self.charged = now;
+    }
+
+    /// Whether packets wait for room on the path to SL's card.
+    pub fn is_crowded(&self) -> bool {
+        self.crowded
     }
 
     /// RTS, or ERR.

@@ -121,6 +121,15 @@ fn the_header_belongs_to_its_path() {
 #[test]
 fn checksum_is_the_known_one() {
     assert_eq!(crc16(0xffff, b"123456789"), 0x29b1, "CRC-16/CCITT-FALSE's check value");
+    let bytes: [u8; 60] = core::array::from_fn(|n| (n * 37 + n / 7) as u8);
+    for len in 0..=bytes.len() {
+        let bit_by_bit = bytes[..len].iter().fold(0xffff, |crc, byte| {
+            (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
+                crc << 1 ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 }
+            })
+        });
+        assert_eq!(crc16(0xffff, &bytes[..len]), bit_by_bit, "{len} bytes");
+    }
 }
 
 #[test]

@@ -100,6 +100,9 @@ impl<E: Env> Ctx<'_, E> {
     pub(crate) fn timer_fired(&mut self) {
         self.qp.req.armed = 0;
         if self.qp.flags.star && self.star(Call::Timeout).is_some() {
+            if let Some(path) = self.qp.flags.window_wait {
+                self.pace_waiter(path);
+            }
             return;
         }
         if core::mem::take(&mut self.qp.flags.overrun) {

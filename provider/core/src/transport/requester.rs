@@ -293,6 +293,13 @@ impl<E: Env> Ctx<'_, E> {
         if self.sh.paths.get(path).admits(qpn, len + PACKET_OVERHEAD) {
             return true;
         }
+        self.await_window(path);
+        false
+    }
+
+    /// Waits for room in the window of `path`.
+    pub(crate) fn await_window(&mut self, path: PathId) {
+        let qpn = self.qp.qpn;
         if self.qp.flags.window_wait != Some(path) {
             self.leave_window();
             self.qp.flags.window_wait = Some(path);
@@ -303,7 +310,6 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.qp_type.is_reliable() {
             self.watch_pace(path);
         }
-        false
     }
 
     /// Whether this packet asks for an ACK: the last of a message, and some in long ones, so that

@@ -14,11 +14,11 @@ use starverbs_core::star::library::{Patience, SlInit, SlQp};
 use starverbs_core::star::registry::Registry;
 use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_core::star::seal::{Ends, Seal, SealError};
-use starverbs_core::star::stateful::{self, Local, SharedReceives, Stateful, Turn, Waits};
+use starverbs_core::star::stateful::{self, Local, Path, SharedReceives, Stateful, Turn, Waits};
 use starverbs_core::star::stateless::{self, Peer};
 use starverbs_core::star::wire::{CRC_LEN, Crc, Packet, Ptype, Queue, Side, fill_checksum};
 use starverbs_core::wire::IcrcHeader;
-use starverbs_core::{Access, Counters, FrameMeta, Mtu, Nanos, PdId, Psn, Qpn, SendFlags, Sge};
+use starverbs_core::{Access, Counters, FrameMeta, Gid, Mtu, Nanos, PdId, Psn, Qpn, SendFlags, Sge};
 use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, StarFrame};
 
 use crate::program::{Conn, End};
@@ -76,6 +76,7 @@ pub(crate) struct World {
     pairs: Vec<Pair>,
     bounds: Bounds,
     registry: Registry,
+    path: Path,
     mrs: MrTable,
     srqs: [Option<SimRq>; 2],
     pub(crate) stats: [Rc<Counters>; 2],
@@ -105,6 +106,7 @@ impl World {
             pairs: Vec::new(),
             bounds: Bounds::new(),
             registry: Registry::default(),
+            path: Path::new(&Gid::default(), 1 << 20),
             mrs: MrTable::new(),
             srqs,
             stats: Default::default(),
@@ -290,11 +292,11 @@ impl World {
         at: usize,
         call: impl FnOnce(&mut Stateful<SimEnv>, &mut stateful::Card<'_, SimEnv>) -> R,
     ) -> Option<R> {
-        let World { net, mrs, registry, srqs, stats, pairs, now, gone, .. } = self;
+        let World { net, mrs, registry, path, srqs, stats, pairs, now, gone, .. } = self;
         let host = &mut net.hosts[SF];
         let mut shared = Shared(srqs[SF].as_ref(), host.pd);
         let (env, srqs, stats, now) = (&mut host.env, &mut shared, &*stats[SF], *now);
-        let mut card = stateful::Card { env, mrs, registry, srqs, stats, now };
+        let mut card = stateful::Card { env, mrs, registry, srqs, path, stats, now };
         pairs[at].sf.as_mut().filter(|_| !gone[SF]).map(|sf| call(sf, &mut card))
     }
 
@@ -469,7 +471,7 @@ impl World {
     }
 
     fn begin(&mut self, at: usize, frame: &StarFrame, packet: &Packet<'_>, setup: StarSetup) {
-        let World { net, mrs, registry, srqs, stats, pairs, now, nic, .. } = self;
+        let World { net, mrs, registry, path, srqs, stats, pairs, now, nic, .. } = self;
         let [port, control_port] = net.hosts[SL].env.star.ports;
         let host = &mut net.hosts[SF];
         let prefix = packet.prefix.expect("control messages have one");
@@ -487,7 +489,7 @@ impl World {
         }
         let mut shared = Shared(srqs[SF].as_ref(), host.pd);
         let (env, srqs, stats, now) = (&mut host.env, &mut shared, &*stats[SF], *now);
-        let mut card = stateful::Card { env, mrs, registry, srqs, stats, now };
+        let mut card = stateful::Card { env, mrs, registry, srqs, path, stats, now };
         let sf = Stateful::new(&mut card, local, (setup, peer), channel);
         pairs[at].sf = Some(sf.expect("a good set-up"));
     }

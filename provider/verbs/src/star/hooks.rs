@@ -2,8 +2,7 @@
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
-use starverbs_core::star::host::library::Library;
-use starverbs_core::{Nanos, NicError, PdId, QpState, Qpn, SrqId};
+use starverbs_core::{Nanos, Nic, NicError, PdId, QpState, Qpn, SrqId};
 use starverbs_rings::CardRq;
 
 use crate::card::{Card, Shard};
@@ -11,6 +10,7 @@ use crate::clock;
 use crate::env::HostEnv;
 use crate::error::Result;
 use crate::receives::Who;
+use crate::star::StarHost;
 
 /// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone; this card lets nothing of a
 /// forgotten one through anyway.
@@ -163,7 +163,7 @@ impl Card {
     /// Waits until no stateful card reaches for what a key opened.
     #[cold]
     pub(crate) fn await_revocation(&self, key: u32) {
-        self.await_answers(|library| library.is_revoked(key));
+        self.await_answers(|star, _, _| star.ends.library.is_revoked(key));
     }
 
     /// Registers memory. When this returns, stateful cards know of it: the program may tell theirs its key by another way than ours.
@@ -181,12 +181,18 @@ impl Card {
     /// Waits until all stateful cards know the memory of a protection domain.
     #[cold]
     pub(crate) fn await_told(&self, pd: PdId) {
-        self.await_answers(|library| library.is_told(pd));
+        self.await_answers(|star, _, _| star.ends.library.is_told(pd));
     }
 
-    /// Runs this card until stateful cards have answered, or are silent for too long.
+    /// A QP is to be destroyed: waits until its stateless peer has all completions that this card has for it.
     #[cold]
-    fn await_answers(&self, answered: impl Fn(&Library<HostEnv>) -> bool) {
+    pub(crate) fn await_taken(&self, qpn: Qpn) {
+        self.await_answers(|_, nic, now| !nic.owes_for_star(qpn, now));
+    }
+
+    /// Runs this card until its peers have answered, or are silent for too long.
+    #[cold]
+    fn await_answers(&self, answered: impl Fn(&StarHost, &Nic<HostEnv>, Nanos) -> bool) {
         let until = clock::now().saturating_add(PATIENCE);
         loop {
             let (done, mut fds) = self.with(|shard, now| {
@@ -194,7 +200,7 @@ impl Card {
                 shard.run_timers(now);
                 let Some(star) = &shard.star else { return (true, Vec::new()) };
                 let pollfd = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                (answered(&star.ends.library), star.fds().map(pollfd).collect())
+                (answered(star, &shard.nic, now), star.fds().map(pollfd).collect())
             });
             if done || clock::now() >= until {
                 return;

@@ -11,6 +11,9 @@ use crate::types::{Nanos, Psn};
 /// Later WQEs that SF has stored before the oldest one is taken for lost, without waiting for its time.
 const AHEAD: u8 = 3;
 
+/// A deadline that is noticed later than this, ns, was missed by this end itself: what came meanwhile has not been read.
+const LATE: Nanos = 500_000;
+
 /// The longest time until the first repetition.
 const LONGEST_FIRST: Nanos = 16_000_000;
 
@@ -48,6 +51,8 @@ pub(super) struct Track {
     depth: u32,
     /// When `low` is sent again
     due: Option<Nanos>,
+    /// It was put off as this end itself was late
+    excused: bool,
     /// Times that `low` was sent again, and since when it waits
     tries: u32,
     since: Nanos,
@@ -77,6 +82,7 @@ impl Track {
             stored,
             depth,
             due: None,
+            excused: false,
             tries: 0,
             since: 0,
             ahead: 0,
@@ -197,7 +203,14 @@ impl Track {
 
     /// What to do now, if the deadline has passed.
     pub(super) fn look(&mut self, now: Nanos, patience: &Patience) -> Option<Due> {
-        self.due.filter(|due| *due <= now)?;
+        let due = self.due.filter(|due| *due <= now)?;
+        let late = now - due;
+        self.excused = late > LATE && !self.excused;
+        if self.excused {
+            self.since = self.since.saturating_add(late);
+            self.due = Some(now + LATE);
+            return None;
+        }
         if patience.is_over(self.tries, now.saturating_sub(self.since)) {
             self.due = None;
             return Some(Due::GiveUp);
@@ -248,6 +261,28 @@ mod tests {
         }
         assert_eq!(track.look(now + seldom(7), &patience), Some(Due::GiveUp));
         assert_eq!(track.look(u64::MAX, &patience), None);
+    }
+
+    #[test]
+    fn its_own_lateness_is_not_the_peer_s() {
+        let mut track = Track::new(8).unwrap();
+        let patience = Patience { tries: 0, time: Some(2_000_000_000) };
+        track.sent(100);
+        let due = track.deadline().unwrap();
+        let late = due + 5_000_000_000;
+        assert_eq!(
+            (track.look(late, &patience), track.deadline()),
+            (None, Some(late + LATE)),
+            "it looks first"
+        );
+        assert_eq!(track.look(late + LATE, &patience), Some(Due::Again(0)), "nothing had come");
+        let due = track.deadline().unwrap();
+        assert_eq!(track.look(due + 2_000_000_000, &patience), None);
+        assert_eq!(
+            track.look(due + 2_000_000_000 + LATE, &patience),
+            Some(Due::Again(0)),
+            "that was no silence"
+        );
     }
 
     #[test]

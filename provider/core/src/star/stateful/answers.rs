@@ -2,14 +2,14 @@
 
 use super::remote::Stored;
 use super::stream::{Class, Op};
-use super::window::{Entry, Kind, Of};
+use super::window::{Answered, Entry, Kind, Of};
 use super::{Card, Stateful};
 use crate::env::SendQueue;
 use crate::star::env::StarEnv;
 use crate::star::message::Wqe;
-use crate::star::wire::{Packet, Ptype, Queue};
+use crate::star::wire::{Header, Packet, Ptype, Queue};
 use crate::transport::slices;
-use crate::types::{Access, Gid, Psn, QpState, SendOp, SendWqe, WcStatus};
+use crate::types::{Access, Gid, Nanos, Psn, QpState, SendOp, SendWqe, WcStatus};
 
 impl<E: StarEnv> Stateful<E> {
     /// A packet for this connection came from `source`.
@@ -19,6 +19,7 @@ impl<E: StarEnv> Stateful<E> {
         } else {
             self.take_packet(card, source, packet)
         };
+        self.charge(card);
         if known {
             self.heard = card.now;
         } else {
@@ -33,7 +34,7 @@ impl<E: StarEnv> Stateful<E> {
             && header.epoch == self.peer.epoch.to_be_bytes()[3];
         mine && match header.ptype {
             Ptype::Wqep => self.take_wqe(card, packet),
-            Ptype::Ea => self.completions[header.opt.queue() as usize].told(header.psn),
+            Ptype::Ea => self.told(card, header),
             Ptype::Rda | Ptype::Gda => self.answered(card, packet),
             Ptype::Rd | Ptype::Gd | Ptype::Cqep => false,
         }
@@ -58,10 +59,22 @@ impl<E: StarEnv> Stateful<E> {
         stored != Stored::Refused
     }
 
+    /// An EA. False: it answers nothing.
+    fn told(&mut self, card: &mut Card<'_, E>, header: &Header) -> bool {
+        let Some(sent) = self.completions[header.opt.queue() as usize].told(header.psn) else { return false };
+        if let Some(sent) = sent {
+            card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+        }
+        self.backoff = 0;
+        true
+    }
+
     /// RDA or GDA. False: it answers nothing that is under way.
     fn answered(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
         let (header, data) = (&packet.header, packet.data);
-        let Some(entry) = self.window.get(header.psn).copied() else { return false };
+        let Some(entry) = self.window.get(header.psn).copied() else {
+            return self.answered_again(card, header.psn);
+        };
         let asked = match entry.kind {
             Kind::Put => header.ptype == Ptype::Rda && header.len == entry.len,
             Kind::Get => header.ptype == Ptype::Gda && data.len() == usize::from(entry.len),
@@ -90,21 +103,54 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn count_answer(&mut self, card: &mut Card<'_, E>, psn: Psn) {
-        let Some(entry) = self.window.done(psn) else { return };
-        if entry.repeated() {
-            self.rtt.alive();
-        } else {
-            self.rtt.seen(card.now.saturating_sub(entry.sent));
+        let before = self.window.in_flight();
+        let Some(answered) = self.window.done(psn) else { return };
+        let Answered { entry, sent, overtaken } = answered;
+        let freed = before - self.window.in_flight();
+        card.path.acked(freed);
+        (self.charged, self.backoff) = (self.charged - freed, 0);
+        if let Some(sent) = sent {
+            card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
         }
-        self.window.infer();
-        let lifetime = self.lifetime();
+        card.path.rtt.was_overtaken(overtaken);
+        let lost = self.window.infer(card.path.rtt.disorder());
+        if lost > 0 {
+            card.path.lost(lost);
+        }
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;
+        if entry.kind == Kind::Put && entry.copies() > 0 {
+            op.copies += entry.copies();
+            op.copied = op.copied.max(answered.copied());
+        }
         if op.all && op.left == 0 {
-            /* SL cannot tell a late copy from news, and the program may use the memory anew (hole 6) */
-            op.until = if op.repeated { card.now + lifetime } else { 0 };
+            let op = *op;
+            self.stream(entry.of).op(entry.wqe).until = self.copies_until(card, &op);
             self.finish(card);
         }
+    }
+
+    /// Until when copies of a WQE's packets may come to SL, which cannot tell them from news, while the program may use the memory anew
+    /// (hole 6). 0: none is under way.
+    fn copies_until(&self, card: &Card<'_, E>, op: &Op) -> Nanos {
+        let order = card.path.rtt.order(&self.local.waits);
+        let passed = order.is_some_and(|order| op.copied + order <= self.window.newest());
+        if op.copies == 0 || passed { 0 } else { card.now + self.lifetime(card.path) }
+    }
+
+    /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not wait for it.
+    fn answered_again(&mut self, card: &mut Card<'_, E>, psn: Psn) -> bool {
+        let Some(entry) = self.window.done_again(psn) else { return false };
+        let stream = self.stream(entry.of);
+        if entry.kind == Kind::Put && stream.holds(entry.wqe) {
+            let op = stream.op(entry.wqe);
+            op.copies = op.copies.saturating_sub(1);
+            if op.copies == 0 && op.until > 0 {
+                op.until = 0;
+                self.finish(card);
+            }
+        }
+        true
     }
 
     /// Puts what a GDA brought where it belongs. How the WQE ends, otherwise.

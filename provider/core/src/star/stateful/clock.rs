@@ -5,12 +5,15 @@ use super::{Card, Stateful};
 use crate::star::env::StarEnv;
 use crate::types::{Nanos, QpState};
 
+/// A timer that is later than this, ns, was late because of this card.
+const LATE: Nanos = 500_000;
 /// An end in ERR says so for so long at most to a peer that does not answer: the peer's own time tells it.
 const LAST_WORDS: Nanos = 2_000_000_000;
 
 impl<E: StarEnv> Stateful<E> {
     /// Does what is due now.
     pub fn handle_timeout(&mut self, card: &mut Card<'_, E>) {
+        self.forgive_lateness(card.now);
         self.deadline = 0;
         if self.overrun {
             self.enter_error(card);
@@ -19,19 +22,33 @@ impl<E: StarEnv> Stateful<E> {
         self.fail_left(card);
         self.finish(card);
         self.answer_due(card.now);
-        self.rearm(card.now);
+        self.charge(card);
+        self.rearm(card);
+    }
+
+    /// When this card itself was late (it was stopped, or had no CPU), SL is not to blame: what it answered meanwhile has not been read.
+    fn forgive_lateness(&mut self, now: Nanos) {
+        let late = now.saturating_sub(self.deadline);
+        if self.deadline != 0 && late > LATE && now > self.excused {
+            self.excused = now + LATE;
+            self.heard = self.heard.saturating_add(late);
+        }
     }
 
     fn expire(&mut self, card: &mut Card<'_, E>) {
+        if card.now < self.excused {
+            return;
+        }
         let waits = self.local.waits;
-        let Some(then) = card.now.checked_sub(self.rtt.timeout(&waits)) else { return };
-        let lost = self.window.expire(then);
+        let Some(then) = card.now.checked_sub(self.timeout(card)) else { return };
+        let lost = self.window.expire(then, card.now);
         let tries = self.completions.iter_mut().map(|completions| completions.expire(then)).max();
-        let tries = tries.unwrap_or(0).max(self.window.most_tries());
+        let tries = tries.unwrap_or(0);
         if lost > 0 || tries > 0 && self.window.is_empty() {
             card.stats.timeouts.inc();
-            self.rtt.timed_out();
+            self.backoff = self.backoff.saturating_add(1);
         }
+        let tries = tries.max(self.window.most_tries());
         let tries = tries.max(self.channel.tries().min(u8::MAX.into()) as u8);
         let silent = card.now.saturating_sub(self.heard);
         let patience = match (self.state, waits.patience) {
@@ -46,10 +63,11 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Sets the deadline to the earliest of all that is waited for.
-    fn rearm(&mut self, now: Nanos) {
-        let waits = &self.local.waits;
-        let answer = self.window.oldest().map(|sent| sent + self.rtt.timeout(waits));
-        let told = self.completions.iter().filter_map(|c| c.due(&self.rtt, waits)).min();
+    fn rearm(&mut self, card: &Card<'_, E>) {
+        let (now, timeout) = (card.now, self.timeout(card));
+        let answer = self.window.oldest().map(|sent| (sent + timeout).max(self.excused));
+        let told =
+            self.completions.iter().filter_map(|c| c.due(timeout).map(|due| due.max(self.excused))).min();
         let left = (self.left_until != 0).then_some(self.left_until);
         for at in [answer, told, left, self.message_due()].into_iter().flatten() {
             /* a completion that may leave now waits for nothing but its turn */

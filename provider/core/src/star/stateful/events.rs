@@ -3,7 +3,6 @@
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-use super::timing::{Rtt, Waits};
 use super::{Card, Stateful};
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds, filled};
@@ -13,6 +12,9 @@ use crate::star::registry::{Claim, RuleRef};
 use crate::star::ring::{CQE_SLOT, slot};
 use crate::star::wire::{Header, Opt, Ptype, Queue};
 use crate::types::{Access, Nanos, Psn, WcOpcode};
+
+/// For so long without a word from SL an end that is to be destroyed waits for it to take its completions, ns.
+const LINGER: Nanos = 250_000_000;
 
 /// CQEPs of a queue that may be under way.
 const UNDER_WAY: u32 = 128;
@@ -114,16 +116,22 @@ impl Completions {
         self.flight == 0 && self.lost == 0
     }
 
-    /// An EA came. False: it answers nothing.
-    pub(super) fn told(&mut self, seq: Psn) -> bool {
+    /// Whether SL has been told of all.
+    fn is_told(&self) -> bool {
+        self.una == self.end
+    }
+
+    /// An EA came: gives when its CQEP was sent, if that was once. `None`: it answers nothing.
+    pub(super) fn told(&mut self, seq: Psn) -> Option<Option<Nanos>> {
         let at = self.at(seq);
-        let known = !seq.before(self.una) && seq.before(self.end) && self.all[at].tries > 0;
-        if !known || self.all[at].state == State::Done {
-            return false;
+        let Pending { state, tries, sent, .. } = self.all[at];
+        let known = !seq.before(self.una) && seq.before(self.end) && tries > 0;
+        if !known || state == State::Done {
+            return None;
         }
         self.settle(at);
         self.pass();
-        true
+        Some((tries == 1).then_some(sent))
     }
 
     fn range(&self) -> impl Iterator<Item = Psn> + use<> {
@@ -183,9 +191,8 @@ impl Completions {
         tries
     }
 
-    /// When something is due: an answer to what was sent, or a completion to be sent.
-    pub(super) fn due(&self, rtt: &Rtt, waits: &Waits) -> Option<Nanos> {
-        let timeout = rtt.timeout(waits);
+    /// When something is due: an answer to what was sent, after `timeout`, or a completion to be sent.
+    pub(super) fn due(&self, timeout: Nanos) -> Option<Nanos> {
         let due = self.range().filter_map(|seq| {
             let pending = &self.all[self.at(seq)];
             match pending.state {
@@ -234,6 +241,13 @@ impl<E: StarEnv> Stateful<E> {
         Header { ptype, opt, migrate: false, ack, qpn, epoch: 0, psn: seq, addr: 0, len }
     }
 
+    /// Whether SL lacks completions of what has succeeded here, and is there to take them. Our program may know that by now, and end: nobody
+    /// else would tell SL.
+    pub fn owes(&self, now: Nanos) -> bool {
+        let told = self.completions.iter().all(Completions::is_told);
+        !told && now.saturating_sub(self.heard) < LINGER
+    }
+
     /// Sends an EA if one is owed.
     pub(super) fn send_stored(&mut self, card: &mut Card<'_, E>) -> bool {
         let Some((opt, seq)) = self.stored.owed.pop_front() else { return false };
@@ -261,7 +275,7 @@ impl<E: StarEnv> Stateful<E> {
                 Claim::Memory { rule, addr: message.slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE };
             let host = (&mut *card.env, card.stats, card.now);
             card.registry.send(host, self.seat, &claim, header, (&bytes, &[]));
-            self.arm(card.now + self.rtt.timeout(&self.local.waits));
+            self.arm(card.now + self.timeout(card));
             return true;
         }
         false
@@ -290,10 +304,11 @@ mod tests {
                 assert_eq!(message.slot, 0x1000 + u64::from(expected.get() % 4) * 32);
             }
             assert_eq!((all.next(1), all.flight), (None, told.len() as u32));
-            assert!(all.told(told[1]) && !all.told(told[1]));
+            assert_eq!((all.told(told[1]), all.told(told[1])), (Some(Some(1)), None));
             assert_eq!(all.expire(1), 1);
             assert_eq!(all.next(2), Some(told[0]));
             all.sent(told[0], 2);
+            assert_eq!(all.told(told[0]), Some(None), "which of the two came is not known");
             for seq in &told {
                 all.told(*seq);
             }
@@ -331,11 +346,11 @@ mod tests {
 
     #[test]
     fn an_error_waits_for_its_time() {
-        let (mut all, waits) = (Completions::new(0, 4).unwrap(), Waits::default());
+        let mut all = Completions::new(0, 4).unwrap();
         all.push(Psn::new(2), CqeMsg::default(), 100);
-        assert_eq!((all.next(99), all.due(&Rtt::default(), &waits)), (None, Some(100)));
+        assert_eq!((all.next(99), all.due(7)), (None, Some(100)));
         assert_eq!(all.next(100), Some(Psn::new(2)));
         all.forget();
-        assert_eq!((all.next(100), all.due(&Rtt::default(), &waits)), (None, None));
+        assert_eq!((all.next(100), all.due(7)), (None, None));
     }
 }

@@ -17,7 +17,7 @@ impl<E: StarEnv> Stateful<E> {
         if status == WcStatus::RetryExcErr {
             card.stats.retry_exceeded.inc();
         }
-        self.hush(card.now);
+        self.hush(card);
         self.fail_oldest(card, status);
         let theirs = match status {
             WcStatus::RemInvReqErr => WcStatus::LocLenErr,
@@ -62,7 +62,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The oldest WQE of SL failed. `recv`: the receive WQE of ours that it took.
     pub(super) fn fail_remote(&mut self, card: &mut Card<'_, E>, status: WcStatus, recv: Option<u32>) {
-        self.hush(card.now);
+        self.hush(card);
         self.ended = Ended::Owed(status);
         let qpn = self.local.qpn;
         let (ours, event) = match status {
@@ -96,7 +96,7 @@ impl<E: StarEnv> Stateful<E> {
     /// SL closes the connection. Gives when it may be told that nothing of it is under way any more.
     pub(super) fn handle_bye(&mut self, card: &mut Card<'_, E>) -> Nanos {
         if self.quiet_at == 0 {
-            self.hush(card.now);
+            self.hush(card);
         }
         self.ended = Ended::Told;
         self.completions.iter_mut().for_each(|completions| completions.forget());
@@ -133,7 +133,7 @@ impl<E: StarEnv> Stateful<E> {
         self.channel = self.channel.silenced();
         self.completions.iter_mut().for_each(|completions| completions.forget());
         if self.ended == Ended::Not {
-            self.hush(card.now);
+            self.hush(card);
             self.ended = Ended::Owed(WcStatus::RetryExcErr);
             self.peer_ended(card);
         }
@@ -144,13 +144,14 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Nothing that touches memory of SL leaves any more.
-    fn hush(&mut self, now: Nanos) {
+    fn hush(&mut self, card: &mut Card<'_, E>) {
         self.window.forget(|_| true);
+        self.charge(card);
         for stream in &mut self.streams {
             /* nothing of it waits for a receive any more: no timer for that */
             (stream.stopped, stream.rnr_since) = (true, 0);
         }
-        self.quiet_at = now + self.lifetime();
+        self.quiet_at = card.now + self.lifetime(card.path);
         self.arm(self.quiet_at);
     }
 
@@ -160,7 +161,7 @@ impl<E: StarEnv> Stateful<E> {
             return;
         }
         self.state = QpState::Err;
-        self.hush(card.now);
+        self.hush(card);
         if self.ended == Ended::Not {
             /* as if it had tried in vain */
             self.ended = Ended::Owed(WcStatus::RetryExcErr);

@@ -44,7 +44,7 @@ impl<E: StarEnv> Stateful<E> {
                 Some(card.now)
             }
             Control::Unrule { key } => {
-                let at = card.registry.remove(self.seat, key, card.now, self.lifetime());
+                let at = card.registry.remove(self.seat, key, card.now, self.lifetime(card.path));
                 card.registry.count(card.stats);
                 Some(at)
             }

@@ -42,6 +42,7 @@ fn sge_at(sges: &[Sge], mut offset: u32) -> Option<(&Sge, u32)> {
 impl<E: StarEnv> Stateful<E> {
     /// Sends what there is to send: what SL waits for, then what was lost, then what is new.
     pub fn transmit(&mut self, card: &mut Card<'_, E>) -> Turn {
+        self.crowded = false;
         for _ in 0..TURN {
             if !card.env.can_send_star() {
                 return Turn::PortFull;
@@ -68,18 +69,24 @@ impl<E: StarEnv> Stateful<E> {
             !placed || (settled == entry.wqe && (!entry.last || op.left == 1))
         };
         let Some((psn, entry)) = self.window.next_lost(may) else { return false };
-        card.stats.star_retransmitted.inc();
-        if entry.kind == Kind::Put {
-            self.stream(entry.of).op(entry.wqe).repeated = true;
+        if !self.window.feels() && !self.is_admitted(card, entry.cost()) {
+            return false;
         }
+        card.stats.star_retransmitted.inc();
+        let psn = self.window.sent_again(psn, card.now);
         match self.send_entry(card, psn, &entry) {
-            Ok(()) => {
-                self.window.sent_again(psn, card.now);
-                self.arm(card.now + self.rtt.timeout(&self.local.waits));
-            }
+            Ok(()) => self.arm(card.now + self.timeout(card)),
             Err(status) => self.abandon(card, entry.of, entry.wqe, status),
         }
+        self.charge(card);
         true
+    }
+
+    /// Whether the path takes so much more of this connection now; it waits for that otherwise.
+    fn is_admitted(&mut self, card: &Card<'_, E>, cost: u32) -> bool {
+        let admitted = card.path.admits(self.local.qpn, cost);
+        self.crowded |= !admitted;
+        admitted
     }
 
     /// Begins a WQE or sends the next packet of one: of our queue and of SL's by turns. False: there is none that may.
@@ -145,13 +152,17 @@ impl<E: StarEnv> Stateful<E> {
         }
         let fresh =
             Entry { of, kind, last, len: len as u16, wqe: index, offset, addr, rule, ..Entry::default() };
+        if !self.is_admitted(card, fresh.cost()) {
+            return false;
+        }
         self.asks(card.now);
         let psn = self.window.push(fresh, card.now);
         self.stream(of).advance(len, 1, last);
         match self.send_entry(card, psn, &fresh) {
-            Ok(()) => self.arm(card.now + self.rtt.timeout(&self.local.waits)),
+            Ok(()) => self.arm(card.now + self.timeout(card)),
             Err(status) => self.abandon(card, of, index, status),
         }
+        self.charge(card);
         true
     }
 

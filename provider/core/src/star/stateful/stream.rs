@@ -47,8 +47,10 @@ pub(super) struct Op {
     pub(super) relaxed: bool,
     /// All its packets have left once
     pub(super) all: bool,
-    /// A packet that writes to SL's memory was repeated
-    pub(super) repeated: bool,
+    /// Transmissions without an answer of packets that write to SL's memory and have one
+    pub(super) copies: u32,
+    /// None of these left later
+    pub(super) copied: Nanos,
     /// It takes a receive WQE: its place in SL's queue, or in ours
     pub(super) recv: Option<u32>,
     /// Not so: how it ends
@@ -128,6 +130,11 @@ impl Stream {
     /// As `op`, to read.
     pub(super) fn get(&self, index: u32) -> &Op {
         &self.ops[(index & (OPS - 1)) as usize]
+    }
+
+    /// Whether this WQE is under way.
+    pub(super) fn holds(&self, index: u32) -> bool {
+        index.wrapping_sub(self.una) < self.under_way()
     }
 
     /// WQEs under way, the one that is leaving among them.

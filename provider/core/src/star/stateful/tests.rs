@@ -152,6 +152,75 @@ fn a_send_into_what_a_write_fills_comes_behind_it() {
     }
 }
 
+/// SL's WRITEs land one after the other, and what they wait for may be lost as well.
+#[test]
+fn many_writes_of_sl_end_whatever_is_lost() {
+    for seed in 0..40 {
+        let mut w = World::new(seed, |local, _| local.window = 256);
+        w.faults = Faults { loss: 10, ..Faults::default() };
+        let (far, mine, key) = (w.theirs(0), w.ours(0), w.sf_key);
+        w.sl.put(far, &pattern(20_000, 4));
+        (0..12).for_each(|_| _ = w.sl_post(op(SendOp::Write, mine, key), &[w.sge(far, 20_000)], false));
+        w.run(|w| w.sl_outstanding(0) == 0);
+        assert!(w.lib[0].done.iter().all(|(_, cqe)| cqe.status == WcStatus::Success), "seed {seed}");
+        assert!(w.sf.read(mine, 20_000) == pattern(20_000, 4));
+    }
+}
+
+/// SF's program may end as soon as its own completion is there: SL has its own all the same, if it lives.
+#[test]
+fn who_ends_is_told_to_wait_until_sl_has_its_completions() {
+    let mut w = World::new(4, |_, _| {});
+    assert!(!w.conn.owes(w.now));
+    w.sl_post_recv(&[w.sge(w.theirs(0), 64)]);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 64)], false);
+    w.run(|w| w.scq.0.borrow().len() == 1);
+    w.cut = true;
+    assert!(w.conn.owes(w.now) && w.lib[1].done.is_empty());
+    w.pass(200_000_000);
+    assert!(w.conn.owes(w.now));
+    w.cut = false;
+    w.run(|w| !w.conn.owes(w.now));
+    assert_eq!(w.lib[1].done.len(), 1);
+    /* one that is gone is not waited for */
+    w.sl_post_recv(&[w.sge(w.theirs(0), 64)]);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 64)], false);
+    w.run(|w| w.scq.0.borrow().len() == 2);
+    w.cut = true;
+    w.pass(260_000_000);
+    assert!(!w.conn.owes(w.now));
+}
+
+/// SL's card had no CPU for a while: what it has is not sent again, but for what feels the way, and nothing is given up.
+#[test]
+fn an_answer_that_is_late_costs_little() {
+    let mut w = World::new(6, |_, _| {});
+    let data = pattern(30_000, 5);
+    w.sf.put(w.ours(0), &data);
+    let far = w.theirs(0);
+    w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 1)], false);
+    w.run(|w| w.scq.0.borrow().len() == 1);
+    w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 30_000)], false);
+    w.held = w.now + 20_000_000;
+    w.run(|w| w.scq.0.borrow().len() == 2);
+    let again = w.stats.star_retransmitted.get();
+    assert!((1..=8).contains(&again), "{again} of 30 went again");
+    assert!(w.sl.read(far, 30_000) == data);
+}
+
+/// SF's card itself had none: what came meanwhile is read before anything is taken for lost.
+#[test]
+fn its_own_lateness_is_nobody_else_s() {
+    let mut w = World::new(6, |_, _| {});
+    w.sf.put(w.ours(0), &pattern(3000, 5));
+    w.post(op(SendOp::Write, w.theirs(0), SL_KEY), &[w.sge(w.ours(0), 3000)], false);
+    w.step();
+    let late = w.conn.next_deadline().unwrap() + 900_000_000;
+    w.oversleep(late);
+    w.run(|w| w.scq.0.borrow().len() == 1);
+    assert_eq!((w.stats.star_retransmitted.get(), w.stats.timeouts.get()), (0, 0));
+}
+
 /// Requests in both directions on words of both memories, each of which only one end's requests change.
 struct Mix {
     left: u32,

@@ -25,7 +25,7 @@ impl Default for Waits {
     fn default() -> Self {
         Waits {
             first: 1_000_000,
-            least: 200_000,
+            least: 1_000_000,
             most: 100_000_000,
             tries: 7,
             patience: 500_000_000,
@@ -35,20 +35,27 @@ impl Default for Waits {
     }
 }
 
-/// What was seen of the way to SL and back.
+/// For how long a long round trip is remembered at least; twice that at most.
+const MEMORY: Nanos = 250_000_000;
+
+/// What was seen of the way to a card and back. All connections that go there share it: one with little to say knows what others have seen.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rtt {
+pub struct Rtt {
     /// Smoothed; 0: none was seen
     smooth: Nanos,
     deviation: Nanos,
-    longest: Nanos,
-    /// Timeouts in a row
-    backoff: u8,
+    /// The longest of this time and of the one before, and since when this one is
+    longest: [Nanos; 2],
+    since: Nanos,
+    /// By how much packets were overtaken, likewise
+    overtaken: [Nanos; 2],
+    /// Answers, up to as many as are needed to know how packets change places
+    answers: u8,
 }
 
 impl Rtt {
-    /// An answer to a packet that was sent once came after so long.
-    pub(super) fn seen(&mut self, rtt: Nanos) {
+    /// An answer to one transmission came after so long.
+    pub(super) fn seen(&mut self, now: Nanos, rtt: Nanos) {
         let rtt = rtt.max(1);
         if self.smooth == 0 {
             (self.smooth, self.deviation) = (rtt, rtt / 2);
@@ -56,18 +63,26 @@ impl Rtt {
             self.deviation = (3 * self.deviation + self.smooth.abs_diff(rtt)) / 4;
             self.smooth = (7 * self.smooth + rtt) / 8;
         }
-        self.longest = self.longest.max(rtt);
-        self.backoff = 0;
+        if now.saturating_sub(self.since) >= MEMORY {
+            let ([this, _], [by, _]) = (self.longest, self.overtaken);
+            (self.longest, self.overtaken, self.since) = ([0, this], [0, by], now);
+        }
+        let [this, _] = &mut self.longest;
+        *this = (*this).max(rtt);
     }
 
-    /// Nothing came in time.
-    pub(super) fn timed_out(&mut self) {
-        self.backoff = self.backoff.saturating_add(1).min(20);
+    /// An answer came behind the answer to what had left so much later; 0: behind none.
+    pub(super) fn was_overtaken(&mut self, by: Nanos) {
+        self.answers = self.answers.saturating_add(1).min(ENOUGH);
+        let [this, _] = &mut self.overtaken;
+        *this = (*this).max(by);
     }
 
-    /// Something came, of which nobody knows to which transmission it was the answer.
-    pub(super) fn alive(&mut self) {
-        self.backoff = 0;
+    /// How much later something must have left whose answer shows that what left before is under way no more: packets of one
+    /// connection take one way, and SL's card handles them as they come. `None`: too little was seen to say so.
+    pub(super) fn order(&self, waits: &Waits) -> Option<Nanos> {
+        let [this, before] = self.overtaken;
+        (self.answers == ENOUGH).then(|| (2 * this.max(before)).max(waits.lifetime))
     }
 
     fn base(&self, waits: &Waits) -> Nanos {
@@ -77,17 +92,30 @@ impl Rtt {
         (self.smooth + 4 * self.deviation).max(waits.least)
     }
 
-    /// How long to wait for the answer to a packet that leaves now.
-    pub(super) fn timeout(&self, waits: &Waits) -> Nanos {
-        (self.base(waits) << self.backoff).min(waits.most)
+    /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row.
+    pub(super) fn timeout(&self, waits: &Waits, backoff: u8) -> Nanos {
+        (self.base(waits) << backoff.min(MOST_DOUBLINGS)).min(waits.most)
     }
 
-    /// How long a copy of a packet may be under way: twice the longest way there and back (hole 6), and what is waited for an
+    /// How much later than others that left with it a packet may be answered: more, and it is lost.
+    pub(super) fn disorder(&self) -> Nanos {
+        (self.smooth / 2).max(LEAST_DISORDER)
+    }
+
+    /// How long a copy of a packet may be under way: twice the longest way there and back of late (hole 6), and what is waited for an
     /// answer where that is more.
     pub(super) fn lifetime(&self, waits: &Waits) -> Nanos {
-        (2 * self.longest).max(self.base(waits)).max(waits.lifetime)
+        let [this, before] = self.longest;
+        (2 * this.max(before)).max(self.base(waits)).max(waits.lifetime)
     }
 }
+
+/// Answers after which it is known how packets change places.
+const ENOUGH: u8 = 32;
+/// Waits double so often at most.
+const MOST_DOUBLINGS: u8 = 20;
+/// Packets are taken to change places within this time, ns.
+const LEAST_DISORDER: Nanos = 50_000;
 
 #[cfg(test)]
 mod tests {
@@ -96,30 +124,48 @@ mod tests {
     #[test]
     fn it_follows_what_is_seen_and_doubles_in_silence() {
         let (waits, mut rtt) = (Waits::default(), Rtt::default());
-        assert_eq!(rtt.timeout(&waits), waits.first);
+        assert_eq!(rtt.timeout(&waits, 0), waits.first);
         for _ in 0..100 {
-            rtt.seen(1_000_000);
+            rtt.seen(1, 3_000_000);
         }
-        let base = rtt.timeout(&waits);
-        assert!((1_000_000..1_100_000).contains(&base), "{base}");
-        rtt.timed_out();
-        rtt.timed_out();
-        assert_eq!(rtt.timeout(&waits), 4 * base);
-        for _ in 0..300 {
-            rtt.timed_out();
+        let base = rtt.timeout(&waits, 0);
+        assert!((3_000_000..3_100_000).contains(&base), "{base}");
+        assert_eq!(rtt.timeout(&waits, 2), 4 * base);
+        assert_eq!(rtt.timeout(&waits, u8::MAX), waits.most);
+        for _ in 0..100 {
+            rtt.seen(1, 10);
         }
-        assert_eq!(rtt.timeout(&waits), waits.most);
-        rtt.seen(10);
-        assert!(rtt.timeout(&waits) <= 2 * base);
+        assert_eq!(rtt.timeout(&waits, 0), waits.least);
     }
 
     #[test]
-    fn a_copy_may_be_as_late_as_the_longest_way() {
+    fn a_copy_may_be_as_late_as_the_longest_way_of_late() {
         let (waits, mut rtt) = (Waits::default(), Rtt::default());
-        rtt.seen(5_000_000);
-        for _ in 0..1000 {
-            rtt.seen(10_000);
+        rtt.seen(1, 5_000_000);
+        for n in 0..1000 {
+            rtt.seen(n * MEMORY / 1000, 10_000);
         }
         assert_eq!(rtt.lifetime(&waits), 10_000_000);
+        rtt.seen(MEMORY + 1, 10_000);
+        assert_eq!(rtt.lifetime(&waits), 10_000_000, "a moment ago");
+        rtt.seen(2 * MEMORY + 1, 10_000);
+        assert_eq!(rtt.lifetime(&waits), rtt.base(&waits), "long ago");
+    }
+
+    #[test]
+    fn order_is_what_was_seen() {
+        let (waits, mut rtt) = (Waits::default(), Rtt::default());
+        rtt.seen(1, 10);
+        (1..ENOUGH).for_each(|_| rtt.was_overtaken(0));
+        assert_eq!(rtt.order(&waits), None);
+        rtt.was_overtaken(0);
+        assert_eq!(rtt.order(&waits), Some(waits.lifetime));
+        rtt.was_overtaken(3_000_000);
+        rtt.was_overtaken(2_000_000);
+        rtt.seen(MEMORY, 10);
+        assert_eq!(rtt.order(&waits), Some(6_000_000));
+        rtt.seen(3 * MEMORY, 10);
+        rtt.seen(4 * MEMORY, 10);
+        assert_eq!(rtt.order(&waits), Some(waits.lifetime));
     }
 }

@@ -1,21 +1,28 @@
 //! The packets under way to SL: which of them SL has, which are to be sent again (hole 9).
 //!
-//! A PSN is a place in a ring. A packet is in flight, lost, or done; of RD and GD alike it is done when its answer has come.
-//! Each transmission has a number; when the answer to one comes that was made but once, those made [`LATE`] before it and still
-//! unanswered are taken for lost, as RFC 8985 does by time.
+//! A PSN is a place in a ring, and in its lowest bits which transmission of its packet it is: SL sends it back as it is, so that an answer
+//! says what it answers. A packet is in flight, lost, or done; of RD and GD alike it is done when its answer has come.
+//! When the answer to a transmission comes, those made [`LATE`] before it, or well before it in time, and still
+//! unanswered are taken for lost, as RFC 8985 does. Silence alone proves nothing of many packets: after it a few go again, and the
+//! answers to these, or to what they would repeat, tell.
 
 use alloc::boxed::Box;
 
 use crate::error::NicError;
+use crate::nic::path::PACKET_OVERHEAD;
 use crate::room::filled;
 use crate::star::registry::RuleRef;
 use crate::types::{Nanos, Psn};
 
+/// The lowest bits of a PSN, which number the transmissions of a packet: this many, then from 0 on again.
+const COPIES: u32 = 4;
+/// Packets that go again when nothing was answered in time.
+const FEELERS: u32 = 2;
 /// Transmissions by which a packet may be overtaken without being taken for lost.
 const LATE: u32 = 3;
 /// Transmission numbers begin anew here.
 const REBASE: u32 = 1 << 30;
-/// Fewest packets that losses let be under way.
+/// Fewest packets that may be under way.
 const LEAST: u32 = 4;
 
 /// Whose WQE a packet is of.
@@ -69,12 +76,69 @@ pub(super) struct Entry {
     pub(super) rule: RuleRef,
     pub(super) order: u32,
     pub(super) sent: Nanos,
+    /// When it was sent the time before
+    pub(super) before: Nanos,
+    /// One bit each: transmissions without an answer
+    pub(super) waiting: u8,
+    /// One of them was forgotten, as its number came round
+    pub(super) lapped: bool,
+}
+
+/// Of a packet's PSNs the one of its first transmission.
+fn base(psn: Psn) -> Psn {
+    Psn::new(psn.get() & !(COPIES - 1))
+}
+
+/// Which transmission a PSN is of.
+fn copy(psn: Psn) -> u32 {
+    psn.get() & (COPIES - 1)
 }
 
 impl Entry {
-    /// Whether it was sent more than once.
-    pub(super) fn repeated(&self) -> bool {
-        self.tries > 1
+    /// Transmissions that may still be under way, as far as answers tell.
+    pub(super) fn copies(&self) -> u32 {
+        self.waiting.count_ones() + u32::from(self.lapped)
+    }
+
+    /// The number of the last transmission.
+    fn copy(&self) -> u32 {
+        u32::from(self.tries.wrapping_sub(1)) & (COPIES - 1)
+    }
+
+    /// What it takes of the way to SL: its bytes, there or back, and what goes with each packet.
+    pub(super) fn cost(&self) -> u32 {
+        u32::from(self.len) + PACKET_OVERHEAD
+    }
+
+    /// Whether it is in flight, although what left well behind it, of this order and at that time, has its answer.
+    fn is_overtaken(&self, order: u32, sent: Nanos, disorder: Nanos) -> bool {
+        let late = self.order + LATE <= order || self.sent + disorder < sent;
+        self.state == State::Flight && late
+    }
+
+    /// The transmission of this number has its answer. False: it had one.
+    fn hear(&mut self, copy: u32) -> bool {
+        let bit = 1 << copy;
+        let heard = self.waiting & bit != 0;
+        self.waiting &= !bit;
+        heard
+    }
+}
+
+/// What an answer was to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answered {
+    pub(super) entry: Entry,
+    /// When that transmission was made, if it was the last
+    pub(super) sent: Option<Nanos>,
+    /// What had left so much later was answered before it
+    pub(super) overtaken: Nanos,
+}
+
+impl Answered {
+    /// No copy that may still be under way left later than this.
+    pub(super) fn copied(&self) -> Nanos {
+        if self.sent.is_some() { self.entry.before } else { self.entry.sent }
     }
 }
 
@@ -84,37 +148,38 @@ pub(super) struct Window {
     una: Psn,
     next: Psn,
     order: u32,
-    newest: u32,
+    /// The last of the transmissions that have an answer, and when it was made
+    newest: (u32, Nanos),
     flight: u32,
+    /// What the packets in flight cost
+    bytes: u32,
     lost: u32,
-    /// Packets that may be in flight; cut by losses
-    limit: u32,
-    /// Answers since `limit` last grew
-    grown: u32,
-    /// Losses of packets before this one have cut `limit` already
-    cut: Psn,
+    /// Of those, sent again to feel whether anybody is there
+    feelers: u32,
+    /// When feelers were last chosen
+    felt: Nanos,
 }
 
 impl Window {
     /// Room for so many packets, a power of two. `Exhausted`: no memory.
-    pub(super) fn new(packets: u32, first: Psn) -> Result<Self, NicError> {
+    pub(super) fn new(packets: u32) -> Result<Self, NicError> {
         let packets = packets.clamp(LEAST, 1 << 16).next_power_of_two();
         Ok(Window {
             ring: filled(packets as usize)?,
-            una: first,
-            next: first,
+            una: Psn::default(),
+            next: Psn::default(),
             order: 0,
-            newest: 0,
+            newest: (0, 0),
             flight: 0,
+            bytes: 0,
             lost: 0,
-            limit: packets,
-            grown: 0,
-            cut: first,
+            feelers: 0,
+            felt: 0,
         })
     }
 
     fn place(&self, psn: Psn) -> usize {
-        psn.get() as usize & (self.ring.len() - 1)
+        (psn.get() / COPIES) as usize & (self.ring.len() - 1)
     }
 
     /// Bytes of memory that it takes.
@@ -122,14 +187,19 @@ impl Window {
         size_of_val(&*self.ring)
     }
 
+    /// What the packets in flight cost.
+    pub(super) fn in_flight(&self) -> u32 {
+        self.bytes
+    }
+
     /// Packets from the oldest unanswered one to the newest.
     fn span(&self) -> u32 {
-        self.next.since(self.una) as u32
+        self.next.since(self.una) as u32 / COPIES
     }
 
     /// Whether one more packet may go.
     pub(super) fn has_room(&self) -> bool {
-        self.span() < self.ring.len() as u32 && self.flight < self.limit
+        self.span() < self.ring.len() as u32
     }
 
     /// Whether nothing is under way.
@@ -142,9 +212,8 @@ impl Window {
         debug_assert!(self.span() < self.ring.len() as u32, "the caller looks for room first");
         let psn = self.next;
         let at = self.place(psn);
-        self.ring[at] = Entry { state: State::Flight, tries: 0, ..entry };
-        self.next = psn.plus(1);
-        self.flight += 1;
+        self.ring[at] = Entry { state: State::Flight, tries: 0, waiting: 0, lapped: false, ..entry };
+        self.next = psn.plus(COPIES);
         self.note_sent(at, now);
         psn
     }
@@ -155,9 +224,15 @@ impl Window {
         }
         self.order += 1;
         let entry = &mut self.ring[at];
-        entry.order = self.order;
-        entry.sent = now;
-        entry.tries = entry.tries.saturating_add(1);
+        (entry.order, entry.before, entry.sent) = (self.order, entry.sent, now);
+        /* beyond the most that can be counted the number of the transmission still goes round */
+        let next = entry.tries.checked_add(1);
+        entry.tries = next.unwrap_or(u8::MAX - (COPIES as u8 - 1));
+        let bit = 1 << entry.copy();
+        entry.lapped |= entry.waiting & bit != 0;
+        entry.waiting |= bit;
+        self.flight += 1;
+        self.bytes += entry.cost();
     }
 
     #[cold]
@@ -166,37 +241,66 @@ impl Window {
         for entry in &mut self.ring {
             entry.order = entry.order.saturating_sub(base);
         }
-        self.newest = self.newest.saturating_sub(base);
+        self.newest.0 = self.newest.0.saturating_sub(base);
         self.order -= base;
     }
 
-    /// The unanswered packet that has this PSN.
+    /// The unanswered packet one of whose transmissions has this PSN.
     pub(super) fn get(&self, psn: Psn) -> Option<&Entry> {
-        let known = !psn.before(self.una) && psn.before(self.next);
+        let known = !base(psn).before(self.una) && psn.before(self.next);
         let entry = &self.ring[self.place(psn)];
         (known && entry.state != State::Done).then_some(entry)
     }
 
     /// The answer to a packet came; gives what it was. `None`: it answers nothing under way.
-    pub(super) fn done(&mut self, psn: Psn) -> Option<Entry> {
-        let entry = *self.get(psn)?;
-        self.settle(psn);
-        if entry.tries == 1 {
-            self.newest = self.newest.max(entry.order);
+    pub(super) fn done(&mut self, psn: Psn) -> Option<Answered> {
+        self.get(psn)?;
+        let at = self.place(psn);
+        let (copy, entry) = (copy(psn), &mut self.ring[at]);
+        let heard = entry.hear(copy);
+        let last = heard && entry.copy() == copy;
+        let entry = *entry;
+        self.settle(at);
+        let (_, newest) = self.newest;
+        let made = match entry.tries {
+            _ if last => entry.sent,
+            2 if heard => entry.before,
+            _ => newest,
+        };
+        if last {
+            self.newest = self.newest.max((entry.order, entry.sent));
         }
-        self.grow();
         self.pass();
-        Some(entry)
+        let overtaken = newest.saturating_sub(made);
+        Some(Answered { entry, sent: last.then_some(entry.sent), overtaken })
     }
 
-    fn settle(&mut self, psn: Psn) {
+    /// When the last of the transmissions was made that have an answer.
+    pub(super) fn newest(&self) -> Nanos {
+        self.newest.1
+    }
+
+    /// The answer to another transmission of a packet that is done came; gives the packet. `None`: it answers nothing that is known.
+    pub(super) fn done_again(&mut self, psn: Psn) -> Option<Entry> {
+        let behind = self.next.since(base(psn));
         let at = self.place(psn);
-        match self.ring[at].state {
-            State::Flight => self.flight -= 1,
+        let known = behind > 0 && behind as u32 / COPIES <= self.ring.len() as u32;
+        let entry = &mut self.ring[at];
+        (known && entry.state == State::Done && entry.hear(copy(psn))).then_some(*entry)
+    }
+
+    fn settle(&mut self, at: usize) {
+        let entry = &mut self.ring[at];
+        match entry.state {
+            State::Flight => {
+                self.flight -= 1;
+                self.bytes -= entry.cost();
+            }
             State::Lost => self.lost -= 1,
             State::Done => {}
         }
-        self.ring[at].state = State::Done;
+        entry.state = State::Done;
+        self.feelers = self.feelers.min(self.lost);
     }
 
     fn pass(&mut self) {
@@ -205,25 +309,20 @@ impl Window {
         }
     }
 
-    fn grow(&mut self) {
-        self.grown += 1;
-        if self.grown >= self.limit {
-            self.grown = 0;
-            self.limit = (self.limit + 1).min(self.ring.len() as u32);
-        }
-    }
-
     /// A packet's answer came too early to be of use: it is to be asked for again.
     pub(super) fn refuse(&mut self, psn: Psn) {
-        self.lose(psn);
+        let at = self.place(psn);
+        self.ring[at].hear(copy(psn));
+        self.lose(at);
     }
 
-    fn lose(&mut self, psn: Psn) -> bool {
-        let at = self.place(psn);
-        let was = self.ring[at].state == State::Flight;
+    fn lose(&mut self, at: usize) -> bool {
+        let entry = &mut self.ring[at];
+        let was = entry.state == State::Flight;
         if was {
-            self.ring[at].state = State::Lost;
+            entry.state = State::Lost;
             self.flight -= 1;
+            self.bytes -= entry.cost();
             self.lost += 1;
         }
         was
@@ -231,50 +330,52 @@ impl Window {
 
     fn each(&self) -> impl Iterator<Item = Psn> + use<> {
         let una = self.una;
-        (0..self.span()).map(move |n| una.plus(n))
+        (0..self.span()).map(move |n| una.plus(n * COPIES))
     }
 
-    /// Declares lost what was overtaken. Gives how many.
-    pub(super) fn infer(&mut self) -> u32 {
+    /// Declares lost what was overtaken, by others or by so much time. Gives what the lost packets cost.
+    pub(super) fn infer(&mut self, disorder: Nanos) -> u32 {
         let oldest = &self.ring[self.place(self.una)];
-        if self.is_empty() || oldest.state != State::Flight && self.lost == 0 {
+        let (order, sent) = self.newest;
+        /* one that left once left before all behind it */
+        let first = oldest.state == State::Flight && oldest.tries == 1;
+        if self.is_empty() || first && !oldest.is_overtaken(order, sent, disorder) {
             return 0;
         }
-        self.lose_all(|entry, newest| entry.order + LATE <= newest)
-    }
-
-    /// Declares lost what was sent at or before `then`. Gives how many.
-    pub(super) fn expire(&mut self, then: Nanos) -> u32 {
-        self.lose_all(|entry, _| entry.sent <= then)
-    }
-
-    fn lose_all(&mut self, is_lost: impl Fn(&Entry, u32) -> bool) -> u32 {
-        let mut lost = 0;
+        let before = self.bytes;
         for psn in self.each() {
-            if is_lost(&self.ring[self.place(psn)], self.newest) && self.lose(psn) {
-                lost += 1;
-                self.cut_for(psn);
+            let at = self.place(psn);
+            if self.ring[at].is_overtaken(order, sent, disorder) {
+                self.lose(at);
             }
         }
-        lost
+        before - self.bytes
     }
 
-    /// Halves what may be in flight, once for all that was under way.
-    fn cut_for(&mut self, psn: Psn) {
-        if !psn.before(self.cut) {
-            self.cut = self.next;
-            self.limit = (self.limit / 2).max(LEAST);
-            self.grown = 0;
+    /// Nothing was answered that was sent at or before `then`: a few of those are to be sent again, to feel whether anybody is there.
+    /// Gives how many.
+    pub(super) fn expire(&mut self, then: Nanos, now: Nanos) -> u32 {
+        if self.oldest().is_none_or(|oldest| oldest > then) {
+            return 0;
         }
+        /* those of before may wait for what is lost now */
+        (self.felt, self.feelers) = (now, 0);
+        for psn in self.each() {
+            let at = self.place(psn);
+            if self.feelers < FEELERS && self.ring[at].sent <= then && self.lose(at) {
+                self.feelers += 1;
+            }
+        }
+        self.feelers
     }
 
-    /// When the oldest transmission still in flight was made.
+    /// Since when nothing was answered of what is in flight, and nothing was done about it.
     pub(super) fn oldest(&self) -> Option<Nanos> {
         let sent = self.each().filter_map(|psn| {
             let entry = &self.ring[self.place(psn)];
             (entry.state == State::Flight).then_some(entry.sent)
         });
-        sent.min()
+        sent.min().map(|sent| sent.max(self.felt))
     }
 
     /// How often the packet that was sent most often was sent.
@@ -285,7 +386,7 @@ impl Window {
 
     /// The first packet to be sent again of those that `may` go now.
     pub(super) fn next_lost(&self, may: impl Fn(&Entry) -> bool) -> Option<(Psn, Entry)> {
-        if self.lost == 0 || self.flight >= self.limit {
+        if self.lost == 0 {
             return None;
         }
         self.each().find_map(|psn| {
@@ -294,22 +395,29 @@ impl Window {
         })
     }
 
-    /// A lost packet leaves again.
-    pub(super) fn sent_again(&mut self, psn: Psn, now: Nanos) {
+    /// Whether the next that is sent again is to feel the way: it may leave whatever else is in flight.
+    pub(super) fn feels(&self) -> bool {
+        self.feelers > 0
+    }
+
+    /// A lost packet leaves again, under the PSN that this gives.
+    pub(super) fn sent_again(&mut self, psn: Psn, now: Nanos) -> Psn {
         let at = self.place(psn);
         if self.ring[at].state == State::Lost {
             self.ring[at].state = State::Flight;
             self.lost -= 1;
-            self.flight += 1;
+            self.feelers = self.feelers.saturating_sub(1);
             self.note_sent(at, now);
         }
+        base(psn).plus(self.ring[at].copy())
     }
 
     /// Answers to these packets are waited for no more.
     pub(super) fn forget(&mut self, which: impl Fn(&Entry) -> bool) {
         for psn in self.each() {
-            if which(&self.ring[self.place(psn)]) {
-                self.settle(psn);
+            let at = self.place(psn);
+            if which(&self.ring[at]) {
+                self.settle(at);
             }
         }
         self.pass();

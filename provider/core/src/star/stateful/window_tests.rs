@@ -3,14 +3,27 @@ use std::vec::Vec;
 
 use super::*;
 
+/// Longer than anything here takes: only order tells.
+const NEVER: Nanos = Nanos::MAX / 2;
+
 fn filled_window(packets: u32) -> Window {
-    let mut window = Window::new(packets, Psn::new(crate::types::QPN_MASK - 2)).unwrap();
+    let mut window = Window::new(packets).unwrap();
+    /* just before the end of numbers */
+    (window.una, window.next) = (Psn::new(2 * NO_PSN), Psn::new(2 * NO_PSN));
     for n in 0..packets {
         assert!(window.has_room());
-        window.push(Entry { wqe: n, ..Entry::default() }, u64::from(n));
+        window.push(Entry { wqe: n, len: 100, ..Entry::default() }, u64::from(n));
     }
     assert!(!window.has_room());
     window
+}
+
+/// One packet before 0.
+const NO_PSN: u32 = crate::types::QPN_MASK + 1 - COPIES;
+
+/// The `n`th packet behind `first`.
+fn nth(first: Psn, n: u32) -> Psn {
+    first.plus(n.wrapping_mul(COPIES))
 }
 
 #[test]
@@ -18,89 +31,154 @@ fn answers_in_any_order_move_the_window_when_the_oldest_comes() {
     let mut window = filled_window(8);
     let first = window.una;
     for n in 1..8 {
-        assert_eq!(window.done(first.plus(n)).unwrap().wqe, n);
-        assert!(window.done(first.plus(n)).is_none(), "once");
+        let answered = window.done(nth(first, n)).unwrap();
+        assert_eq!((answered.entry.wqe, answered.sent), (n, Some(u64::from(n))));
+        assert!(window.done(nth(first, n)).is_none(), "once");
         assert_eq!(window.una, first);
     }
     assert!(window.done(first).is_some() && window.is_empty());
-    assert!(window.done(first).is_none() && window.done(first.plus(8)).is_none());
-    assert_eq!((window.flight, window.lost), (0, 0));
+    assert!(window.done(first).is_none() && window.done(nth(first, 8)).is_none());
+    assert_eq!((window.flight, window.lost, window.in_flight()), (0, 0, 0));
 }
 
 #[test]
 fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
     let mut window = filled_window(8);
     let first = window.una;
-    window.done(first.plus(1));
-    window.done(first.plus(2));
-    assert_eq!(window.infer(), 0);
-    window.done(first.plus(3));
-    assert_eq!((window.infer(), window.infer()), (1, 0));
-    assert!(window.next_lost(|_| true).is_none(), "as much as may be is in flight");
-    window.done(first.plus(4));
+    let each = window.in_flight() / 8;
+    window.done(nth(first, 1));
+    window.done(nth(first, 2));
+    assert_eq!(window.infer(NEVER), 0);
+    window.done(nth(first, 3));
+    assert_eq!((window.infer(NEVER), window.infer(NEVER)), (each, 0));
     let (psn, entry) = window.next_lost(|_| true).unwrap();
-    assert_eq!((psn, entry.wqe, window.limit), (first, 0, 4));
+    assert_eq!((psn, entry.wqe, window.feels()), (first, 0, false));
     assert!(window.next_lost(|_| false).is_none());
-    window.sent_again(psn, 100);
+    let again = window.sent_again(psn, 100);
+    assert_eq!((again, window.in_flight()), (first.plus(1), 5 * each));
     assert!(window.next_lost(|_| true).is_none());
-    assert!(window.get(first).unwrap().repeated());
-    /* what came may be the first of two: it proves nothing of those sent between them */
-    window.done(first);
-    assert_eq!(window.infer(), 0);
-    assert_eq!(window.oldest(), Some(5));
-    assert_eq!(window.expire(6), 2);
-    assert_eq!((window.flight, window.lost), (1, 2));
+    /* which of the two came is known: the first proves nothing of what left before the second */
+    let mut early = Window { ring: window.ring.clone(), ..window };
+    let late = early.done(first).unwrap();
+    assert_eq!((late.sent, late.entry.copies(), early.infer(NEVER)), (None, 1, 0));
+    let answered = early.done_again(again).unwrap();
+    assert_eq!((answered.wqe, answered.copies()), (0, 0));
+    assert!(early.done_again(again).is_none() && early.done_again(first).is_none(), "once each");
+    let on_time = window.done(again).unwrap();
+    assert_eq!((on_time.sent, on_time.entry.copies()), (Some(100), 1));
+    assert_eq!(window.infer(NEVER), 2 * each, "all but the two that left last before it");
     window.forget(|entry| entry.wqe == 5);
-    assert_eq!((window.flight, window.lost, window.una), (1, 1, first.plus(6)));
+    assert_eq!((window.flight, window.lost, window.una), (2, 1, nth(first, 4)));
+}
+
+/// However many are under way, the silence may be that of a CPU that SL's card had not: a few are asked for, and what comes tells.
+#[test]
+fn after_silence_two_feel_the_way() {
+    let mut window = filled_window(8);
+    let (first, each) = (window.una, window.in_flight() / 8);
+    assert_eq!((window.expire(6, 1000), window.oldest()), (2, Some(1000)));
+    assert_eq!(window.expire(999, 1999), 0, "they have their time");
+    for n in 0..2 {
+        assert!(window.feels());
+        let (psn, _) = window.next_lost(|_| true).unwrap();
+        assert_eq!((psn, window.sent_again(psn, 1000)), (nth(first, n), nth(first, n).plus(1)));
+    }
+    assert!(!window.feels() && window.next_lost(|_| true).is_none());
+    let mut slow = Window { ring: window.ring.clone(), ..window };
+    for n in 0..8 {
+        slow.done(nth(first, n)).unwrap();
+        assert_eq!(slow.infer(500), 0);
+    }
+    assert!(slow.is_empty(), "nothing was lost");
+    window.done(first.plus(1));
+    assert_eq!(window.infer(500), 6 * each, "all that left long before what was answered");
+    assert_eq!((window.flight, window.lost), (1, 6));
+}
+
+/// Packets whose answers would be refused may not go yet; those that they wait for are lost, too.
+#[test]
+fn who_may_not_go_holds_up_nobody() {
+    let mut window = filled_window(8);
+    let first = window.una;
+    for n in 4..8 {
+        window.refuse(nth(first, n));
+    }
+    assert_eq!(window.expire(0, 1000), 1);
+    window.sent_again(first, 1000);
+    assert_eq!(window.expire(1000, 2000), 2, "the next two of the four");
+    let (psn, _) = window.next_lost(|entry| entry.wqe > 3).unwrap();
+    window.sent_again(psn, 2000);
+    assert_eq!(window.expire(2000, 3000), 2, "and the others");
+    assert!((0..4).all(|n| window.get(nth(first, n)).unwrap().state == State::Lost));
+}
+
+#[test]
+fn the_number_of_a_transmission_comes_round() {
+    let mut window = Window::new(8).unwrap();
+    let first = window.push(Entry::default(), 0);
+    for n in 1..600 {
+        window.expire(Nanos::MAX, 0);
+        assert_eq!(window.sent_again(first, n).get(), n as u32 % COPIES);
+        assert_eq!((window.most_tries() > 200, window.flight, window.lost), (n >= 200, 1, 0));
+    }
+    let answered = window.done(first.plus(599 % COPIES)).unwrap();
+    assert_eq!((answered.sent, answered.entry.copies()), (Some(599), COPIES));
+    (0..3).for_each(|n| _ = window.done_again(first.plus(n)));
+    window.push(Entry::default(), 0);
+    assert!(window.done_again(first.plus(3)).is_none(), "it was heard");
 }
 
 /// Against sets, with anything that can happen in any order.
 #[test]
 fn it_is_what_plain_sets_are() {
     let mut rng = crate::rng::Rng::new([7, 7]);
-    let mut window = Window::new(32, Psn::new(0)).unwrap();
+    let mut window = Window::new(32).unwrap();
     window.order = REBASE - 1000;
     let (mut flight, mut lost) = (BTreeSet::new(), BTreeSet::new());
     let mut pushed = 0u32;
     for now in 0..200_000 {
         let word = rng.next();
-        let pick = Psn::new(pushed.wrapping_sub((word >> 32) as u32 % 40));
+        let number = pushed.wrapping_sub((word >> 32) as u32 % 40);
+        let pick = nth(Psn::default(), number);
         match word % 8 {
             0..3 if window.has_room() => {
                 let psn = window.push(Entry { wqe: pushed, ..Entry::default() }, now);
-                assert_eq!(psn, Psn::new(pushed));
+                assert_eq!(psn, nth(Psn::default(), pushed));
                 flight.insert(pushed);
                 pushed += 1;
             }
             3..6 => {
-                let known = flight.remove(&pick.get()) | lost.remove(&pick.get());
-                assert_eq!(window.done(pick).map(|e| e.wqe), known.then_some(pick.get()));
+                let known = flight.remove(&number) | lost.remove(&number);
+                let copy = (word >> 48) as u32 % COPIES;
+                assert_eq!(window.done(pick.plus(copy)).map(|e| e.entry.wqe), known.then_some(number));
             }
             6 => {
                 let then = now.saturating_sub(60);
-                let late: Vec<u32> = flight.iter().copied().collect();
-                for psn in late {
-                    if window.get(Psn::new(psn)).unwrap().sent <= then {
-                        flight.remove(&psn);
-                        lost.insert(psn);
-                    }
-                }
-                window.expire(then);
+                let felt = window.felt;
+                window.expire(then, now);
+                let late: Vec<u32> =
+                    flight.iter().copied().filter(|n| at(&window, *n).state == State::Lost).collect();
+                assert!(late.len() <= FEELERS as usize && (late.is_empty() || felt <= then));
+                late.into_iter().for_each(|n| _ = flight.remove(&n) && lost.insert(n));
             }
             7 => {
-                let found = window.next_lost(|_| true).map(|(psn, _)| psn.get());
-                let room = (flight.len() as u32) < window.limit;
-                assert_eq!(found, lost.first().copied().filter(|_| room));
-                if let Some(psn) = found {
-                    window.sent_again(Psn::new(psn), now);
-                    lost.remove(&psn);
-                    flight.insert(psn);
+                let found = window.next_lost(|_| true).map(|(psn, entry)| (psn, entry.wqe));
+                assert_eq!(found.map(|(_, n)| n), lost.first().copied());
+                if let Some((psn, n)) = found {
+                    window.sent_again(psn, now);
+                    lost.remove(&n);
+                    flight.insert(n);
                 }
             }
             _ => {}
         }
         assert_eq!((window.flight, window.lost), (flight.len() as u32, lost.len() as u32));
-        assert!(window.span() <= 32 && (LEAST..=32).contains(&window.limit));
+        assert_eq!(window.in_flight(), flight.len() as u32 * PACKET_OVERHEAD);
+        assert!(window.span() <= 32 && window.feelers <= window.lost.min(FEELERS));
     }
     assert!(pushed > 10_000);
+}
+
+fn at(window: &Window, number: u32) -> Entry {
+    window.ring[window.place(nth(Psn::default(), number))]
 }

@@ -29,15 +29,19 @@ fn a_rule_that_was_taken_away_stops_what_would_be_sent_again() {
     w.pass(MS / 2);
     let left = w.seen.len();
     assert_eq!(left, 1);
-    let until = w.registry.remove(w.conn.seat(), SL_KEY, w.now, w.conn.lifetime());
+    let until = w.registry.remove(w.conn.seat(), SL_KEY, w.now, w.conn.lifetime(&w.path));
     assert!(until > w.now, "what left by it may still be under way");
-    assert_eq!(w.registry.remove(w.conn.seat(), SL_KEY, w.now, w.conn.lifetime()), until, "asked again");
+    assert_eq!(
+        w.registry.remove(w.conn.seat(), SL_KEY, w.now, w.conn.lifetime(&w.path)),
+        until,
+        "asked again"
+    );
     w.pass(20 * MS);
     assert_eq!(w.seen.len(), left);
     assert!(w.stats.star_rejects.get() > 0);
     assert_eq!(w.sends(), [(0, WcStatus::RemAccessErr)]);
     let later = w.now;
-    assert_eq!(w.registry.remove(w.conn.seat(), SL_KEY, later, w.conn.lifetime()), later);
+    assert_eq!(w.registry.remove(w.conn.seat(), SL_KEY, later, w.conn.lifetime(&w.path)), later);
 }
 
 #[test]

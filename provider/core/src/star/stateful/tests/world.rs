@@ -164,11 +164,14 @@ pub(super) struct World {
     pub(super) conn: Stateful<Host>,
     pub(super) mrs: MrTable,
     pub(super) registry: Registry,
+    pub(super) path: Path,
     pub(super) stats: Rc<Counters>,
     pub(super) now: Nanos,
     pub(super) faults: Faults,
     pub(super) rng: Rng,
     pub(super) cut: bool,
+    /// Before this SL's card does nothing with what comes
+    pub(super) held: Nanos,
     /// Packets that left for SL's stateless half: kind, address
     pub(super) seen: Vec<(Ptype, u64)>,
     wire: BTreeMap<(Nanos, u64), (Gid, u16, Vec<u8>)>,
@@ -191,6 +194,7 @@ macro_rules! card {
             mrs: &mut $w.mrs,
             registry: &mut $w.registry,
             srqs: &mut NoSrq,
+            path: &mut $w.path,
             stats: &$w.stats,
             now: $w.now,
         }
@@ -250,7 +254,10 @@ impl World {
         let av = Av { dgid: SL, sgid: SF, ..Av::default() };
         let peer = Peer { av, port: 4793, control_port: 4794, qpn: SL_QPN, epoch: EPOCH };
         let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
-        let mut lent = Card { env, mrs: mrs_of, registry: &mut registry, srqs, stats: &stats, now: 1 };
+        let mut path = Path::new(&SL, 1 << 20);
+        let registry_of = &mut registry;
+        let mut lent =
+            Card { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
         let mut conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
         conn.open();
         let rule = Rule {
@@ -269,11 +276,13 @@ impl World {
             conn,
             mrs,
             registry,
+            path,
             stats,
             now: 1,
             faults: Faults::default(),
             rng: Rng::new([seed, 3]),
             cut: false,
+            held: 0,
             seen: Vec::new(),
             wire: BTreeMap::new(),
             count: 0,
@@ -354,8 +363,17 @@ impl World {
             let late = self.rng.next() % 100 < self.faults.late;
             let delay = 5_000 + if late { self.rng.next() % 150_000 } else { 0 };
             self.count += 1;
-            self.wire.insert((self.now + delay, self.count), (to, port, frame.clone()));
+            let held = if to == SL { self.held } else { 0 };
+            let at = held.max(self.now + delay);
+            self.wire.insert((at, self.count), (to, port, frame.clone()));
         }
+    }
+
+    /// Time passes in which SF's card does nothing; then its timers come first.
+    pub(super) fn oversleep(&mut self, until: Nanos) {
+        self.now = until;
+        self.conn.handle_timeout(&mut card!(self));
+        self.drain();
     }
 
     fn drain(&mut self) {
