@@ -42,19 +42,43 @@ pub(crate) fn during<T>(
     keep: Option<&Path>,
     body: impl FnOnce(&mut World) -> Result<T, String>,
 ) -> Result<(T, Frames), String> {
-    let file = world.scratch.join("frames.pcap");
-    let mut dumpcap = start(world, &file)?;
-    let result = body(world)?;
-    // Frames may still be in the kernel's buffer.
-    std::thread::sleep(Duration::from_millis(500));
-    output(Command::new("kill").args(["-INT", &dumpcap.pid().to_string()]))?;
-    dumpcap.wait_until(Instant::now() + LIMIT).ok_or("dumpcap does not end")?;
+    let (file, result) = recorded(world, body)?;
+    let result = result?;
     let lines = output(&mut decode(&file))?;
     let (frames, first_of_each) = sort(&lines);
     if let Some(folder) = keep {
         write_vectors(&file, &folder.join(file_name(name)), &first_of_each)?;
     }
     Ok((result, frames))
+}
+
+/// Does `body` while the tap device is captured; keeps the file in the folder `keep`, named after `name`, if it fails.
+pub(crate) fn of_failure<T>(
+    world: &mut World,
+    name: &str,
+    keep: &Path,
+    body: impl FnOnce(&mut World) -> Result<T, String>,
+) -> Result<T, String> {
+    let (file, result) = recorded(world, body)?;
+    result.map_err(|reason| {
+        let kept = keep.join(file_name(name));
+        match std::fs::copy(&file, &kept) {
+            Ok(_) => format!("{reason}\nits frames: {}", kept.display()),
+            Err(e) => format!("{reason}\n{}: {e}", kept.display()),
+        }
+    })
+}
+
+/// Does `body` while the tap device is captured into the file that is returned.
+fn recorded<T>(world: &mut World, body: impl FnOnce(&mut World) -> T) -> Result<(PathBuf, T), String> {
+    let file = world.scratch.join("frames.pcap");
+    let mut dumpcap = start(world, &file)?;
+    let result = body(world);
+    // Frames may still be in the kernel's buffer.
+    std::thread::sleep(Duration::from_millis(500));
+    output(Command::new("kill").args(["-INT", &dumpcap.pid().to_string()]))?;
+    dumpcap.wait_until(Instant::now() + LIMIT).ok_or("dumpcap does not end")?;
+    Ok((file, result))
 }
 
 fn start(world: &World, file: &Path) -> Result<Process, String> {

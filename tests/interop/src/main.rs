@@ -22,7 +22,7 @@ use regex_lite::Regex;
 
 use exchanges::Reference;
 use kernel::Kernel;
-use pair::{Pair, RXE_SERVES, STAR_SERVES};
+use pair::{Cards, Pair, RXE_SERVES, STAR_SERVES};
 use report::Report;
 use world::World;
 
@@ -41,6 +41,9 @@ struct Args {
     /// Write one frame of each kind that the captures hold into this folder
     #[arg(long, value_name = "FOLDER")]
     vectors: Option<PathBuf>,
+    /// Capture the programs' frames too, and keep those of a pair that fails in this folder
+    #[arg(long, value_name = "FOLDER")]
+    captures: Option<PathBuf>,
     /// Measure goodput against loss in the guest instead, and write it to this file
     #[arg(long, value_name = "FILE")]
     loss: Option<PathBuf>,
@@ -99,7 +102,7 @@ fn run(args: &Args, kernel: &Kernel, world: &mut World) -> Result<bool, String> 
     if let Some(file) = &args.loss {
         return loss::run(world, file, args.repeat).map(|()| true);
     }
-    if let Some(folder) = &args.vectors {
+    for folder in [&args.vectors, &args.captures].into_iter().flatten() {
         std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
     let mut report = Report::new(&kernel.package);
@@ -145,9 +148,15 @@ fn exchanges(args: &Args, world: &mut World, report: &mut Report) {
 fn programs(args: &Args, world: &mut World, report: &mut Report) {
     for (pair, expect) in cases::cases() {
         let title = pair.title();
+        let mut judged = |cards: Cards| match &args.captures {
+            Some(folder) => {
+                let name = format!("{title}, {} serves {}", cards.server, cards.client);
+                capture::of_failure(world, &name, folder, |world| pair.judged(world, cards, expect))
+            }
+            None => pair.judged(world, cards, expect),
+        };
         for _ in (0..args.repeat).filter(|_| wanted(args, &title)) {
-            let verdicts = [STAR_SERVES, RXE_SERVES].map(|cards| pair.judged(world, cards, expect));
-            report.add(&title, verdicts.into());
+            report.add(&title, [STAR_SERVES, RXE_SERVES].map(&mut judged).into());
         }
     }
 }
