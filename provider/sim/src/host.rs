@@ -183,6 +183,8 @@ pub struct Host {
     pub groups: Vec<Gid>,
     /// Frames that came and that the card has not taken yet
     pub(crate) came: VecDeque<(FrameMeta, Vec<u8>)>,
+    /// Doorbells that wait until the card runs
+    pub(crate) bells: Vec<Qpn>,
 }
 
 /// How two QPs are connected.
@@ -246,7 +248,8 @@ impl Host {
             relays: Vec::new(),
             star: StarPort::default(),
         };
-        Host { gid, nic, env, pd, regions: Vec::new(), groups: Vec::new(), came: VecDeque::new() }
+        let (came, bells) = (VecDeque::new(), Vec::new());
+        Host { gid, nic, env, pd, regions: Vec::new(), groups: Vec::new(), came, bells }
     }
 
     /// Allocates `len` bytes and registers them; gives address and key.

@@ -200,6 +200,19 @@ impl Net {
         h.nic.handle_doorbell(&mut h.env, qpn, now);
     }
 
+    /// The program of `host` leaves the doorbell of `qpn` until its card runs next ([`Nic::may_wait_in_company`]).
+    ///
+    /// [`Nic::may_wait_in_company`]: starverbs_core::Nic::may_wait_in_company
+    pub fn doorbell_later(&mut self, host: usize, qpn: Qpn) {
+        self.hosts[host].bells.push(qpn);
+    }
+
+    fn ring_those_left(&mut self, host: usize) {
+        for qpn in std::mem::take(&mut self.hosts[host].bells) {
+            self.doorbell(host, qpn);
+        }
+    }
+
     /// Sends all that cards want to send, then moves the time on to the next thing that happens and
     /// lets it happen. False: nothing is going to happen.
     pub fn step(&mut self) -> bool {
@@ -301,6 +314,9 @@ impl Net {
 
     fn look_at_timers(&mut self, host: usize) {
         let now = self.clock(host);
+        if self.hosts[host].nic.next_deadline().is_some_and(|deadline| deadline <= now) {
+            self.ring_those_left(host);
+        }
         let h = &mut self.hosts[host];
         h.nic.handle_timeout(&mut h.env, now);
     }
@@ -428,6 +444,7 @@ impl Net {
         if self.dead[flight.to] {
             return;
         }
+        self.ring_those_left(flight.to);
         let now = self.clock(flight.to);
         let h = &mut self.hosts[flight.to];
         h.came.push_back((flight.meta, flight.bytes));

@@ -1,6 +1,7 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
 use super::mads::QPN_GSI;
+use super::path::PACKET_OVERHEAD;
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
 use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
@@ -9,6 +10,9 @@ use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
 
 /// Unacknowledged packets behind which a small message may wait.
 const BATCH_BEHIND: i32 = 4;
+/// Bytes under way to a host, their overhead included, behind which a small message of another queue pair may wait: of packets of
+/// 8 bytes, 16.
+const COMPANY: u32 = 16 * PACKET_OVERHEAD;
 /// Longest message that waits, bytes.
 const BATCH_BYTES: u32 = 512;
 /// So many waiting messages make a batch worth sending.
@@ -29,14 +33,28 @@ impl<E: Env> Nic<E> {
     /// batch: small messages behind packets that are not acknowledged yet. Their ACK, or the timer,
     /// makes somebody run the card, so nothing waits for ever (RFC 896's idea, per queue pair).
     pub fn may_wait(&self, qpn: Qpn) -> bool {
-        let Some(qp) = self.qps.get(qpn) else { return false };
-        let (req, posted) = (&qp.req, qp.sq.posted());
-        let backlog = posted.wrapping_sub(req.next);
+        self.qps.get(qpn).is_some_and(|qp| {
+            qp.req.max_psn.since(qp.req.una_psn) >= BATCH_BEHIND && Self::is_small_change(qp)
+        })
+    }
+
+    /// Whether what was just posted to `qpn` may wait for the card's next turn, to go out in one batch with what others post to the
+    /// same host meanwhile: much is under way to there, so ACKs or timers of those packets make somebody run the card. They say nothing
+    /// of this queue pair: the caller keeps the doorbell, and rings it before anything else that it has the card do.
+    pub fn may_wait_in_company(&self, qpn: Qpn) -> bool {
+        self.qps
+            .get(qpn)
+            .is_some_and(|qp| self.shared.paths.in_flight(qp.path) >= COMPANY && Self::is_small_change(qp))
+    }
+
+    /// Whether all that a reliable queue pair has to send is a few messages, the last of them small.
+    fn is_small_change(qp: &Qp<E>) -> bool {
+        let posted = qp.sq.posted();
+        let backlog = posted.wrapping_sub(qp.req.next);
         qp.qp_type.is_reliable()
             && !qp.flags.star
             && qp.state == QpState::Rts
             && (1..BATCH_BACKLOG).contains(&backlog)
-            && req.max_psn.since(req.una_psn) >= BATCH_BEHIND
             && qp.sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
     }
 

@@ -218,8 +218,13 @@ impl Conn {
     pub(crate) fn act(&mut self, net: &mut Net, rng: &mut Rng, eager: bool) -> bool {
         self.post(rng, eager, &mut |host, qpn, rng| {
             /* Where the card says that it will come by itself, the program may leave it at that. */
-            if !net.hosts[host].nic.may_wait(qpn) || rng.chance(0.5) {
-                net.doorbell(host, qpn);
+            let nic = &net.hosts[host].nic;
+            if nic.may_wait(qpn) && rng.chance(0.5) {
+                return;
+            }
+            match nic.may_wait_in_company(qpn) && rng.chance(0.5) {
+                true => net.doorbell_later(host, qpn),
+                false => net.doorbell(host, qpn),
             }
         })
     }
