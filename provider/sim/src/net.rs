@@ -200,9 +200,9 @@ impl Net {
         h.nic.handle_doorbell(&mut h.env, qpn, now);
     }
 
-    /// The program of `host` leaves the doorbell of `qpn` until its card runs next ([`Nic::may_wait_in_company`]).
+    /// The program of `host` leaves the doorbell of `qpn` until its card runs next ([`Nic::may_wait_if_kept`]).
     ///
-    /// [`Nic::may_wait_in_company`]: starverbs_core::Nic::may_wait_in_company
+    /// [`Nic::may_wait_if_kept`]: starverbs_core::Nic::may_wait_if_kept
     pub fn doorbell_later(&mut self, host: usize, qpn: Qpn) {
         self.hosts[host].bells.push(qpn);
     }

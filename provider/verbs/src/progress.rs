@@ -193,7 +193,7 @@ impl Shard {
     /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room.
     #[inline]
     pub(crate) fn defer(&mut self, qpn: Qpn) -> bool {
-        if !self.nic.may_wait(qpn) && !self.nic.may_wait_in_company(qpn) {
+        if !self.nic.may_wait_if_kept(qpn) {
             return false;
         }
         if !self.deferred.contains(&qpn) {

@@ -33,18 +33,23 @@ impl<E: Env> Nic<E> {
     /// batch: small messages behind packets that are not acknowledged yet. Their ACK, or the timer,
     /// makes somebody run the card, so nothing waits for ever (RFC 896's idea, per queue pair).
     pub fn may_wait(&self, qpn: Qpn) -> bool {
-        self.qps.get(qpn).is_some_and(|qp| {
-            qp.req.max_psn.since(qp.req.una_psn) >= BATCH_BEHIND && Self::is_small_change(qp)
-        })
+        self.qps.get(qpn).is_some_and(|qp| Self::goes_on_by_itself(qp) && Self::is_small_change(qp))
     }
 
-    /// Whether what was just posted to `qpn` may wait for the card's next turn, to go out in one batch with what others post to the
-    /// same host meanwhile: much is under way to there, so ACKs or timers of those packets make somebody run the card. They say nothing
-    /// of this queue pair: the caller keeps the doorbell, and rings it before anything else that it has the card do.
-    pub fn may_wait_in_company(&self, qpn: Qpn) -> bool {
+    /// As [`may_wait`](Self::may_wait), or because much is under way to the same host: it may go out in one batch with what is posted to
+    /// other queue pairs meanwhile. ACKs or timers make somebody run the card, but may say nothing of this queue pair: the
+    /// caller keeps the doorbell, and rings it before anything else that it has the card do.
+    #[inline]
+    pub fn may_wait_if_kept(&self, qpn: Qpn) -> bool {
+        let in_company = |qp: &Qp<E>| self.shared.paths.in_flight(qp.path) >= COMPANY;
         self.qps
             .get(qpn)
-            .is_some_and(|qp| self.shared.paths.in_flight(qp.path) >= COMPANY && Self::is_small_change(qp))
+            .is_some_and(|qp| (Self::goes_on_by_itself(qp) || in_company(qp)) && Self::is_small_change(qp))
+    }
+
+    /// Whether so much is not acknowledged that an answer will have it send more.
+    fn goes_on_by_itself(qp: &Qp<E>) -> bool {
+        qp.req.max_psn.since(qp.req.una_psn) >= BATCH_BEHIND
     }
 
     /// Whether all that a reliable queue pair has to send is a few messages, the last of them small.

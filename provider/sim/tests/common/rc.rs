@@ -222,7 +222,7 @@ impl Conn {
             if nic.may_wait(qpn) && rng.chance(0.5) {
                 return;
             }
-            match nic.may_wait_in_company(qpn) && rng.chance(0.5) {
+            match nic.may_wait_if_kept(qpn) && rng.chance(0.5) {
                 true => net.doorbell_later(host, qpn),
                 false => net.doorbell(host, qpn),
             }
