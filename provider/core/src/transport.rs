@@ -118,6 +118,10 @@ pub(crate) struct Flags {
     pub(crate) windows: bool,
     /// Its own transport rests: it is settled whether this is an end of a StaR connection, or it is one
     pub(crate) star: bool,
+    /// No request begins, as the roles of the connection may change
+    pub(crate) rests: bool,
+    /// Its connection has carried what StaR does not
+    pub(crate) plain_only: bool,
     /// A CQ overran: flush what is posted when the timer fires
     pub(crate) overrun: bool,
 }

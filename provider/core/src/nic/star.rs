@@ -224,7 +224,7 @@ impl<E: Env> Ctx<'_, E> {
     /// It is no end of a StaR connection: what waited begins.
     pub(crate) fn settle_plain(&mut self) {
         if self.qp.star.is_none() {
-            self.qp.flags.star = false;
+            (self.qp.flags.star, self.qp.flags.rests) = (false, false);
             self.doorbell();
         }
     }
@@ -270,9 +270,18 @@ impl<E: Env> Nic<E> {
     /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something, or its SRQ matches tags
     /// or is of another protection domain.
     pub fn hold_for_star(&mut self, qpn: Qpn) -> Result<(), NicError> {
+        let suits = self.suits_star(qpn);
         let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
-        let unused = qp.req.next == qp.req.una && !qp.req.outstanding();
-        let suits = match qp.rq {
+        if !qp.has_nothing_under_way() || !suits {
+            return Err(NicError::Invalid);
+        }
+        qp.flags.star = true;
+        Ok(())
+    }
+
+    /// Whether a QP may be an end of a StaR connection at all.
+    pub(super) fn suits_star(&self, qpn: Qpn) -> bool {
+        let suits = |qp: &Qp<E>| match qp.rq {
             RecvSource::Own(_) => true,
             RecvSource::Shared(id) => {
                 let srq = self.shared.srqs.get(id.0 as usize);
@@ -280,11 +289,7 @@ impl<E: Env> Nic<E> {
             }
             RecvSource::Xrc(_) => false,
         };
-        if qp.qp_type != QpType::Rc || !unused || !suits {
-            return Err(NicError::Invalid);
-        }
-        qp.flags.star = true;
-        Ok(())
+        self.qps.get(qpn).is_some_and(|qp| qp.qp_type == QpType::Rc && suits(qp))
     }
 
     /// Whether it is not settled what the QP is.

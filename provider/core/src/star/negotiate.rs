@@ -95,6 +95,8 @@ pub struct Negotiation {
     tries: u32,
     /// Offers since the peer's card last spoke
     silent: u32,
+    /// So many of them are in vain until a peer that has spoken is gone
+    patience: u32,
     due: Nanos,
 }
 
@@ -112,8 +114,22 @@ impl Negotiation {
             known: false,
             tries: 0,
             silent: 0,
+            patience: LAST_TRIES,
             due: now,
         }
+    }
+
+    /// As [`new`](Negotiation::new), of ends that both speak StaR and are connected already. Silence of less than `time` does not end the
+    /// connection, as it would not end it otherwise; `None`: no silence does.
+    pub fn of_speakers(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos, time: Option<Nanos>) -> Self {
+        let tries = |time: Nanos| u32::try_from(time / timeout(u32::MAX)).unwrap_or(u32::MAX);
+        let patience = time.map_or(u32::MAX, |time| LAST_TRIES.saturating_add(tries(time)));
+        Negotiation { known: true, patience, ..Negotiation::new(mine, boot, ports, now) }
+    }
+
+    /// One that has ended so.
+    pub fn settled(mine: Terms, boot: u64, ports: [u16; 2], outcome: Outcome) -> Self {
+        Negotiation { heard: true, settled: Some(outcome), ..Negotiation::new(mine, boot, ports, 0) }
     }
 
     /// How it ended; `None`: it has not.
@@ -133,7 +149,7 @@ impl Negotiation {
 
     /// Whether no offer more is worth it.
     pub fn gave_up(&self) -> bool {
-        self.silent >= if self.heard || self.known { LAST_TRIES } else { TRIES }
+        self.silent >= if self.heard || self.known { self.patience } else { TRIES }
     }
 
     /// When [`Negotiation::poll`] has something to do.

@@ -38,7 +38,7 @@ impl<E: Env> Ctx<'_, E> {
             return Step::Idle;
         }
         let new = req.next == req.fresh;
-        if new && self.qp.state == QpState::Sqd {
+        if new && (self.qp.state == QpState::Sqd || self.qp.flags.rests) {
             return Step::Idle;
         }
         let wqe = *self.qp.sq.wqe(req.next);
@@ -205,6 +205,7 @@ impl<E: Env> Ctx<'_, E> {
             _ => begin(code::RC_READ_REQUEST).reth(va, key, len),
         };
         let payload = if wqe.op == SendOp::AtomicWrite { &self.sh.segs[..] } else { &[] };
+        self.qp.flags.plain_only |= matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush);
         self.env.send_frame(&self.qp.attr.av, &header, payload, 0, false);
         /* of what is asked for again, the first asking counts */
         self.qp.req.reads += u8::from(!again);

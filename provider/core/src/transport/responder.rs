@@ -95,6 +95,7 @@ impl<E: Env> Ctx<'_, E> {
         if !fits {
             return self.refuse(NakCode::InvalidRequest);
         }
+        self.qp.flags.plain_only |= matches!(info.kind, Kind::AtomicWrite | Kind::Flush);
         match info.kind {
             Kind::Send => self.execute_send(packet),
             Kind::Write => self.execute_write(packet),
