@@ -113,7 +113,13 @@ impl Program<'_> {
             if stops && self.done == self.sent && self.received == theirs - theirs / 4 {
                 return;
             }
-            assert!(start.elapsed() < Duration::from_secs(60), "{} {} {}", self.sent, self.done, self.received);
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "{} {} {}",
+                self.sent,
+                self.done,
+                self.received
+            );
         }
     }
 }
@@ -124,8 +130,7 @@ fn talking(nodes: &[Node; 2], qps: &[Qp; 2], srqs: [Option<&Srq>; 2], call: impl
     std::thread::scope(|scope| {
         for me in 0..2 {
             let (node, peer) = (&nodes[me], &nodes[1 - me]);
-            let program =
-                Program { node, qp: &qps[me], peer, srq: srqs[me], sent: 0, done: 0, received: 0 };
+            let program = Program { node, qp: &qps[me], peer, srq: srqs[me], sent: 0, done: 0, received: 0 };
             (0..DEPTH).for_each(|n| program.receive(n));
             let (stop, sent) = (&stop, &sent);
             scope.spawn(move || program.run(stop, sent, me));
@@ -253,12 +258,8 @@ fn a_connection_that_flushes_stays_plain() {
     let nodes = auto(&settings());
     let [a, b] = &nodes;
     let qps = connected(&nodes, [None; 2]);
-    let flush = |id| SendWr {
-        op: SendOp::AtomicWrite,
-        remote_addr: b.addr(0),
-        rkey: b.mr.rkey(),
-        ..send(id, &[])
-    };
+    let flush =
+        |id| SendWr { op: SendOp::AtomicWrite, remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(id, &[]) };
     let word = [a.sge(0, 8)];
     post(&qps[0], &SendWr { sges: &word, ..flush(1) }).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::Success);

@@ -21,10 +21,10 @@ use starverbs_rings::{CardRq, CardSq};
 use super::Turn;
 use super::library::Library;
 use super::port::Heard;
-use renewing::{Balance, Renewing};
 use crate::cq::CardCq;
 use crate::log::log;
 use crate::stat::StatPage;
+use renewing::{Balance, Renewing};
 
 /// For how long an address of which nothing was heard is taken for one without StaR.
 const REMEMBERED: Nanos = 10_000_000_000;
