@@ -217,7 +217,13 @@ fn lose(seed: u64, fails: bool) {
     }
     for (at, conn) in run.live.conns.iter().enumerate() {
         let waits = conn.ends[left].sq.outstanding();
-        assert!(waits == 0 || !conn.ends[left].wants_completions(), "a send waits for nobody");
+        let side = &run.live.sides[at][left];
+        assert!(
+            waits == 0 || !conn.ends[left].wants_completions(),
+            "a send waits for nobody: {waits} of {:?}, {:?}",
+            side.qpn,
+            side.role()
+        );
         assert!(waits == 0 || run.live.has_failed(at, left) || !run.live.sides[at][left].lasts());
         if fails {
             assert!(run.live.has_failed(at, lost));

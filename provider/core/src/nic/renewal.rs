@@ -3,7 +3,7 @@
 use super::Nic;
 use crate::env::{Env, SendQueue};
 use crate::star::renew::Requests;
-use crate::transport::Qp;
+use crate::transport::{Qp, Roles};
 use crate::types::{Nanos, QpState, Qpn, SendOp};
 
 /// The requests of one QP of a card.
@@ -39,9 +39,11 @@ impl<E: Env> Requests for Resting<'_, E> {
             return false;
         }
         let Some(qp) = self.nic.qps.get_mut(self.qpn) else { return false };
-        let runs = matches!(qp.state, QpState::Rtr | QpState::Rts) && !qp.flags.star && !qp.flags.plain_only;
-        qp.flags.rests |= runs;
-        runs
+        let runs = matches!(qp.state, QpState::Rtr | QpState::Rts) && !qp.flags.star;
+        if runs && qp.roles == Roles::Free {
+            qp.roles = Roles::Rest;
+        }
+        runs && qp.roles == Roles::Rest
     }
 
     fn are_done(&self) -> bool {
@@ -51,7 +53,7 @@ impl<E: Env> Requests for Resting<'_, E> {
     fn hold(&mut self) -> bool {
         let ready = |qp: &Qp<E>| {
             let runs = matches!(qp.state, QpState::Rtr | QpState::Rts) && !qp.flags.star;
-            qp.flags.rests && runs && !qp.flags.plain_only && qp.has_carried_posts()
+            qp.roles == Roles::Rest && runs && qp.has_carried_posts()
         };
         self.nic.qps.get(self.qpn).is_some_and(ready) && self.nic.hold_for_star(self.qpn).is_ok()
     }

@@ -9,7 +9,7 @@ use core::convert::Infallible;
 use slab::Slab;
 
 use super::{Nic, Shared, Srq};
-use crate::env::{Env, RecvQueue};
+use crate::env::{Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::RecvSource;
 use crate::star::channel::Channel;
@@ -17,7 +17,7 @@ use crate::star::control::Setup;
 use crate::star::env::StarEnv;
 use crate::star::stateful::{Card, Local, Peer, SharedReceives, Stateful, Turn, Waits};
 use crate::star::wire::Packet;
-use crate::transport::{Attr, Ctx, Qp, Step, patience};
+use crate::transport::{Attr, Ctx, Qp, Roles, Step, patience};
 use crate::types::{Access, AsyncEvent, Gid, Nanos, PdId, QpState, QpType, Qpn, Sge, SrqId};
 
 /// What a card lends an engine.
@@ -224,7 +224,10 @@ impl<E: Env> Ctx<'_, E> {
     /// It is no end of a StaR connection: what waited begins.
     pub(crate) fn settle_plain(&mut self) {
         if self.qp.star.is_none() {
-            (self.qp.flags.star, self.qp.flags.rests) = (false, false);
+            self.qp.flags.star = false;
+            if self.qp.roles == Roles::Rest {
+                self.qp.roles = Roles::Free;
+            }
             self.doorbell();
         }
     }
@@ -295,6 +298,11 @@ impl<E: Env> Nic<E> {
     /// Whether it is not settled what the QP is.
     pub fn waits_for_star(&self, qpn: Qpn) -> bool {
         self.qps.get(qpn).is_some_and(|qp| qp.flags.star && qp.star.is_none())
+    }
+
+    /// Whether something is posted to the QP that did not begin.
+    pub fn has_posts(&self, qpn: Qpn) -> bool {
+        self.qps.get(qpn).is_some_and(|qp| qp.req.next != qp.sq.posted())
     }
 
     /// The QP, which waited, is one of plain RoCEv2.

@@ -226,11 +226,36 @@ impl Negotiation {
         }
     }
 
+    /// What was settled is not to be, as the peer is gone: plain RoCEv2 finds that out.
+    pub fn abandon(&mut self) {
+        self.settled = Some(Outcome::Plain);
+    }
+
     /// A plain RoCEv2 request came for the QP: the peer has settled. So has this end, unless it has already.
     pub fn plain(&mut self) {
         if self.settled.is_none() {
             self.settled = Some(Outcome::Plain);
         }
+    }
+}
+
+/// The wait of a stateful end for its peer, which is to begin. The peer may be gone before it does, and then requests must find that out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Beginning {
+    since: Option<Nanos>,
+}
+
+impl Beginning {
+    /// Time between two looks.
+    pub const LOOK: Nanos = 250_000_000;
+    /// Requests wait for so long at least until the peer is gone.
+    const LEAST: Nanos = 2_000_000_000;
+
+    /// Whether requests have waited for too long, if some wait now; `None`: no time is.
+    pub fn is_overdue(&mut self, now: Nanos, waits: bool, patience: Option<Nanos>) -> bool {
+        self.since = self.since.filter(|_| waits).or(waits.then_some(now));
+        let waited = self.since.map_or(0, |since| now.saturating_sub(since));
+        patience.is_some_and(|patience| waited >= patience.max(Self::LEAST))
     }
 }
 

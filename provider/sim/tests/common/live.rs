@@ -12,7 +12,7 @@ use starverbs_core::star::bounds::Bounds;
 use starverbs_core::star::channel::Channel;
 use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Rule, Setup as StarSetup, Wish};
 use starverbs_core::star::library::{Patience, SlInit, SlQp, SlState};
-use starverbs_core::star::negotiate::{Negotiation, Outcome, THRESHOLD, Terms};
+use starverbs_core::star::negotiate::{Beginning, Negotiation, Outcome, THRESHOLD, Terms};
 use starverbs_core::star::renew::{Card, Renewal, Renewed, answer, is_new, suits};
 use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_core::star::stateful;
@@ -38,6 +38,9 @@ pub(crate) struct Edge {
     settled: Option<Negotiation>,
     sl: Option<(SlQp<SimEnv>, Released<SimEnv>)>,
     began: bool,
+    beginning: Beginning,
+    /// When it is looked whether the peer of a stateful end begins
+    looks: Nanos,
     pub(crate) gone: bool,
 }
 
@@ -47,6 +50,10 @@ impl Edge {
             Some(Outcome::Star { role, .. }) => Some(role),
             _ => None,
         }
+    }
+    /// Waits for its peer to begin.
+    fn waits(&self) -> bool {
+        self.role() == Some(Role::Stateful) && !self.began && !self.gone
     }
     pub(crate) fn lasts(&self) -> bool {
         self.round.is_some()
@@ -132,7 +139,8 @@ impl Live {
         self.transmit();
         let due = |side: &Edge| {
             let sl = side.sl.as_ref().and_then(|(sl, _)| sl.next_deadline());
-            [side.round.as_ref().and_then(Renewal::deadline), sl].into_iter().flatten().min()
+            let looks = side.waits().then_some(side.looks);
+            [side.round.as_ref().and_then(Renewal::deadline), sl, looks].into_iter().flatten().min()
         };
         let timers = self.sides.iter().flatten().filter_map(due).min();
         let arrival = self.wire.first_key_value().map(|((at, _), _)| *at);
@@ -164,6 +172,23 @@ impl Live {
             {
                 sl.handle_timeout(&mut self.net.hosts[host].env, now);
             }
+            self.look_for_peer(at, host);
+        }
+    }
+
+    fn look_for_peer(&mut self, at: usize, host: usize) {
+        let (now, h) = (self.net.now(), &mut self.net.hosts[host]);
+        let side = &mut self.sides[at][host];
+        if !side.waits() || side.looks > now {
+            return;
+        }
+        side.looks = now + Beginning::LOOK;
+        let waits = h.nic.has_posts(side.qpn);
+        if side.beginning.is_overdue(now, waits, Patience::of(14, 7).time)
+            && let Some(negotiation) = &mut side.settled
+        {
+            negotiation.abandon();
+            h.nic.settle_plain(&mut h.env, side.qpn, now);
         }
     }
 

@@ -58,10 +58,10 @@ impl End {
 }
 
 impl End {
-    /// Whether any of its operations makes a completion.
+    /// Whether any of what was posted, and had no completion that [`Conn::complete`] saw, makes one.
     #[allow(dead_code)]
     pub(crate) fn wants_completions(&self) -> bool {
-        self.plan.iter().any(Op::signaled)
+        self.plan[self.completed..self.posted].iter().any(Op::signaled)
     }
 }
 

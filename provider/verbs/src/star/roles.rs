@@ -10,7 +10,8 @@ use starverbs_core::nic::{TimerId, Timers};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::star::channel::Channel;
 use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Setup, Wish};
-use starverbs_core::star::negotiate::{Negotiation, Outcome, PlainPeers, Terms};
+use starverbs_core::star::library::Patience;
+use starverbs_core::star::negotiate::{Beginning, Negotiation, Outcome, PlainPeers, Terms};
 use starverbs_core::star::renew::Renewed;
 use starverbs_core::star::seal::MAX_SEALED;
 use starverbs_core::star::stateful::{Peer, WINDOW, Waits};
@@ -65,6 +66,7 @@ struct End {
     timer: TimerId,
     /// Until it begins
     queues: Option<Queues>,
+    beginning: Beginning,
     renewing: Renewing,
 }
 
@@ -126,6 +128,7 @@ impl Roles {
             negotiation: Negotiation::new(mine, boot, ports, turn.now),
             timer,
             queues: Some(queues),
+            beginning: Beginning::default(),
             renewing: Renewing::default(),
         };
         self.ends.insert(qpn, end);
@@ -190,10 +193,10 @@ impl Roles {
     /// Asks again where it is time.
     pub(crate) fn handle_timeout(&mut self, turn: &mut Turn<'_>, library: &mut Library) {
         while let Some(qpn) = self.timers.pop_due(turn.now) {
-            if self.ends.get(&qpn).is_some_and(|end| end.renewing.lasts()) {
-                self.renew(turn, library, qpn, None);
-            } else {
-                self.go_on(turn, library, qpn, None);
+            match self.ends.get(&qpn) {
+                Some(end) if end.renewing.lasts() => self.renew(turn, library, qpn, None),
+                Some(end) if end.is_star() => self.look_for_peer(turn, qpn),
+                _ => self.go_on(turn, library, qpn, None),
             }
         }
     }
@@ -227,8 +230,8 @@ impl Roles {
         if let Some(due) = end.negotiation.deadline() {
             return self.timers.arm(end.timer, due, qpn);
         }
-        self.timers.disarm(end.timer);
         if before.is_none() {
+            self.timers.disarm(end.timer);
             self.settled(turn, library, qpn);
         }
     }
@@ -254,8 +257,22 @@ impl Roles {
                 }
             }
             /* it begins when the other end says what it is */
-            Outcome::Star { role: Role::Stateful, .. } => {}
+            Outcome::Star { role: Role::Stateful, .. } => self.look_for_peer(turn, qpn),
         }
+    }
+
+    /// The peer of a stateful end is to begin: if it does not, and requests wait, it is gone.
+    fn look_for_peer(&mut self, turn: &mut Turn<'_>, qpn: Qpn) {
+        let Some(end) = self.ends.get_mut(&qpn).filter(|end| end.queues.is_some()) else { return };
+        let Ok(attr) = turn.nic.query_qp(qpn) else { return };
+        let patience = Patience::of(attr.timeout, attr.retry_cnt).time;
+        if !end.beginning.is_overdue(turn.now, turn.nic.has_posts(qpn), patience) {
+            return self.timers.arm(end.timer, turn.now + Beginning::LOOK, qpn);
+        }
+        log!(Debug, "queue pair {qpn:#x}: plain RoCEv2, as its peer does not begin");
+        end.negotiation.abandon();
+        self.stats.star_plain_qps.inc();
+        turn.nic.settle_plain(turn.env, qpn, turn.now);
     }
 
     /// The first control message of a stateless end: its peer begins.

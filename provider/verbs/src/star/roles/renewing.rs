@@ -217,7 +217,7 @@ impl Roles {
 }
 
 impl End {
-    fn is_star(&self) -> bool {
+    pub(super) fn is_star(&self) -> bool {
         matches!(self.negotiation.outcome(), Some(Outcome::Star { .. }))
     }
 
