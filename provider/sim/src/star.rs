@@ -34,8 +34,8 @@ pub struct StarPort {
     pub ports: [u16; 2],
     /// What the card tells the library
     pub events: Vec<SlEvent>,
-    /// By which peers settle roles: who said it, from which QP to which; `None`: nobody here listens
-    pub heard: Option<Vec<(Gid, (Qpn, Qpn), Vec<u8>)>>,
+    /// Messages by which peers settle roles, and the QP that each is for; `None`: nobody here listens
+    pub heard: Option<Vec<(Qpn, Vec<u8>)>>,
     /// Under which control messages leave and come, if under one
     pub seal: Option<Seal>,
     out: Vec<Queued>,

@@ -200,7 +200,7 @@ impl Live {
     fn talk(&mut self) {
         for host in 0..2 {
             let heard = self.net.hosts[host].env.star.heard.as_mut().map(std::mem::take);
-            for (_, (_, to), bytes) in heard.unwrap_or_default() {
+            for (to, bytes) in heard.unwrap_or_default() {
                 let at = self.find(host, to);
                 let said = Renewed::decode(&bytes).expect("all messages are of rounds");
                 if !self.sides[at][host].gone {
