@@ -119,7 +119,7 @@ impl Renewal {
         Renewal { round, mine, card, stage: Stage::Asking, due: now, tries: 0 }
     }
 
-    /// The peer has asked, and it [suits](suits) this end: its requests rest. `None`: they cannot.
+    /// The peer has asked, and it [`suits`] this end: its requests rest. `None`: they cannot.
     pub fn asked(
         round: u16,
         mine: Terms,

@@ -25,8 +25,8 @@ use crate::program::Conn;
 
 /// What epochs tell of a host's card.
 const LIVES: [u16; 2] = [0x51ed, 0x1234];
-const REPLAY_SLOTS: u32 = 16;
-const RQ_DEPTH: u32 = 16;
+/// Slots of each kind.
+const SLOTS: u32 = 16;
 
 /// One end of a connection, as its host's library has it.
 #[derive(Default)]
@@ -239,10 +239,10 @@ impl Live {
 
     fn renew(&mut self, at: usize, host: usize, said: Option<&Control>) {
         let now = self.net.now();
-        let (h, peer) = (host, self.net.hosts[1 - host].gid);
+        let peer = self.net.hosts[1 - host].gid;
         let side = &mut self.sides[at][host];
         let Some(round) = &mut side.round else { return };
-        let h = &mut self.net.hosts[h];
+        let h = &mut self.net.hosts[host];
         let mut requests = Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now };
         let said = match said {
             Some(said) => round.handle(now, (peer, side.peer), said, &mut requests),
@@ -293,12 +293,12 @@ impl Live {
             pd: owner.pd,
             mtu: attr.path_mtu,
             sq_depth,
-            rq_depth: RQ_DEPTH,
+            rq_depth: SLOTS,
             srq: false,
             send_ring: slots(u64::from(sq_depth) * CQE_SLOT),
-            recv_ring: slots(u64::from(RQ_DEPTH) * CQE_SLOT),
-            replay: slots(u64::from(REPLAY_SLOTS) * REPLAY_SLOT),
-            replay_slots: REPLAY_SLOTS,
+            recv_ring: slots(u64::from(SLOTS) * CQE_SLOT),
+            replay: slots(u64::from(SLOTS) * REPLAY_SLOT),
+            replay_slots: SLOTS,
             access: attr.access,
             max_rd_atomic: attr.max_rd_atomic,
             rnr_retry: attr.rnr_retry,
