@@ -15,6 +15,7 @@ pub mod negotiation;
 pub(crate) mod pace;
 pub(crate) mod path;
 pub mod released;
+pub mod renewal;
 pub(crate) mod repair;
 pub(crate) mod sched;
 pub mod star;

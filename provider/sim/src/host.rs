@@ -149,6 +149,10 @@ impl Env for SimEnv {
     fn event(&mut self, event: AsyncEvent) {
         self.events.push(event);
     }
+    fn negotiate(&mut self, _: &FrameMeta, (_, to): (Qpn, Qpn), message: &[u8]) -> bool {
+        let heard = self.star.heard.as_mut();
+        heard.map(|heard| heard.push((to, message.to_vec()))).is_some()
+    }
     fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {
         /* the block of host n is n + 1 */
         let host = u32::from(block).wrapping_sub(1);

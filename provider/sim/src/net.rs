@@ -9,6 +9,7 @@ use starverbs_core::{FrameMeta, Nanos, NicConfig, QpType, Qpn};
 
 use crate::host::{Host, Setup};
 use crate::rng::Rng;
+use crate::star::StarFrame;
 
 mod carry;
 
@@ -100,6 +101,8 @@ pub struct Net {
     pub trace: bool,
     /// Sees each frame that a host sends, and the host
     pub tap: Option<Tap>,
+    /// StaR frames that left: who looks for them carries them
+    pub of_star: Vec<StarFrame>,
     /// What each host's card is
     cfgs: Vec<NicConfig>,
     /// What each host's card was seeded with
@@ -145,6 +148,7 @@ impl Net {
             tally: Tally::default(),
             trace: std::env::var_os("STARVERBS_SIM_TRACE").is_some(),
             tap: None,
+            of_star: Vec::new(),
             now: 1_000,
             rng,
             wire: BinaryHeap::new(),
@@ -217,11 +221,7 @@ impl Net {
     /// lets it happen. False: nothing is going to happen.
     pub fn step(&mut self) -> bool {
         self.transmit();
-        let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
-        let timer =
-            (0..self.hosts.len()).filter(|host| !self.dead[*host]).filter_map(|host| self.timer(host)).min();
-        let relayed = self.relays.first_key_value().map(|((at, _), _)| *at);
-        let Some(next) = [arrival, timer, relayed].into_iter().flatten().min() else { return false };
+        let Some(next) = self.next() else { return false };
         self.now = self.now.max(next);
         self.deliver_relays();
         while let Some(Reverse((at, order))) = self.wire.peek().copied()
@@ -242,6 +242,20 @@ impl Net {
             }
         }
         true
+    }
+
+    /// When the next thing happens, if nobody does anything before.
+    pub fn next(&self) -> Option<Nanos> {
+        let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
+        let timer =
+            (0..self.hosts.len()).filter(|host| !self.dead[*host]).filter_map(|host| self.timer(host)).min();
+        let relayed = self.relays.first_key_value().map(|((at, _), _)| *at);
+        [arrival, timer, relayed].into_iter().flatten().min()
+    }
+
+    /// The time goes on to `until`, before which nothing happens.
+    pub fn wait(&mut self, until: Nanos) {
+        self.now = self.now.max(until);
     }
 
     /// `host` gets no CPU for `time`: it sends nothing, takes no frames and looks at no timer. It finds all of that when it
@@ -334,7 +348,9 @@ impl Net {
                     let h = &mut self.hosts[from];
                     let more = h.nic.poll_transmit(&mut h.env, now, acks);
                     let frames = h.env.flush();
-                    let stuck = more && frames.is_empty();
+                    let of_star = h.env.flush_star();
+                    let stuck = more && frames.is_empty() && of_star.is_empty();
+                    self.of_star.extend(of_star);
                     assert!(!stuck, "the card says that more is left, but an empty port got nothing");
                     for (to, bytes) in frames {
                         self.launch(from, &to, bytes);

@@ -4,7 +4,7 @@ use starverbs_core::star::env::{SlEvent, StarEnv};
 use starverbs_core::star::seal::{Ends, MAX_SEALED, Seal};
 use starverbs_core::star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Side, fill_checksum};
 use starverbs_core::wire::IcrcHeader;
-use starverbs_core::{Av, Env, Gid, Seg};
+use starverbs_core::{Av, Env, Gid, Qpn, Seg};
 
 use crate::host::SimEnv;
 use crate::memory::READ;
@@ -34,6 +34,8 @@ pub struct StarPort {
     pub ports: [u16; 2],
     /// What the card tells the library
     pub events: Vec<SlEvent>,
+    /// Messages by which peers settle roles, and the QP that each is for; `None`: nobody here listens
+    pub heard: Option<Vec<(Qpn, Vec<u8>)>>,
     /// Under which control messages leave and come, if under one
     pub seal: Option<Seal>,
     out: Vec<Queued>,
@@ -41,7 +43,13 @@ pub struct StarPort {
 
 impl Default for StarPort {
     fn default() -> Self {
-        StarPort { ports: [PORT_STATELESS, PORT_STATEFUL], events: Vec::new(), seal: None, out: Vec::new() }
+        StarPort {
+            ports: [PORT_STATELESS, PORT_STATEFUL],
+            events: Vec::new(),
+            heard: None,
+            seal: None,
+            out: Vec::new(),
+        }
     }
 }
 

@@ -101,6 +101,7 @@ impl StarHost {
         }
         self.settle(turn);
         self.library.run_timers(turn);
+        self.roles.balance(turn, &mut self.library);
         rounds
     }
 
@@ -205,7 +206,8 @@ impl Shard {
     pub(crate) fn next_star(&self) -> Option<Nanos> {
         let star = self.star.as_ref()?;
         let wire = self.env.star.as_ref().and_then(|port| port.tx.next_deadline());
-        [star.next_deadline(), wire].into_iter().flatten().min()
+        let balance = star.roles.balance_due(self.nic.connection_count());
+        [star.next_deadline(), wire, balance].into_iter().flatten().min()
     }
 
     /// The library's part of a round of sending, and the flush; gives whether more is left.

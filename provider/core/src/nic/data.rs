@@ -120,8 +120,9 @@ impl<E: Env> Nic<E> {
         }
         let mut cx = Ctx { qp, sh: &mut self.shared, env, now };
         if cx.qp.flags.star {
-            /* a request comes of a peer that has settled; anything else is of before */
-            if !packet.op().kind.is_request() {
+            /* a new request comes of a peer that has settled; anything else is of before */
+            let old = packet.bth().psn().since(cx.qp.resp.epsn) < 0;
+            if old || !packet.op().kind.is_request() {
                 return cx.sh.stats.drop_state.inc();
             }
             cx.settle_plain();
