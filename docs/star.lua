@@ -13,7 +13,7 @@ local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
 	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin", [13] = "Begin with rules that are known",
-	[14] = "Tell all rules", [0xe1] = "Sealed",
+	[14] = "Tell all rules", [15] = "Renew", [16] = "Resting", [17] = "Round", [0xe1] = "Sealed",
 }
 local WISHES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
 local OPCODES = {
@@ -59,6 +59,8 @@ local f = {
 	operand = ProtoField.uint64("star.atomic.operand", "Operand", base.HEX),
 	control = ProtoField.uint8("star.control", "Control message", base.DEC, CONTROLS),
 	wish = ProtoField.uint8("star.wish", "Wish", base.DEC, WISHES),
+	drained = ProtoField.bool("star.drained", "Nothing is under way"),
+	round = ProtoField.uint16("star.round", "Round", base.DEC),
 	role = ProtoField.uint8("star.role", "Role", base.DEC, WISHES),
 	stateful = ProtoField.uint32("star.stateful", "Connections that the card keeps", base.DEC),
 	threshold = ProtoField.uint32("star.threshold", "Threshold", base.DEC),
@@ -192,9 +194,13 @@ local LAYOUTS = {
 	[9] = { f.upto, 4 },
 	[11] = { f.status, 1 },
 	[13] = { f.rules, 4, f.rules_sum, 8 },
+	[15] = { f.wish, 1, f.stateful, 4, f.threshold, 4 },
+	[16] = { f.drained, 1 },
+	[17] = { f.round, 2 },
 }
 
-local function control(data, tree)
+local control
+function control(data, tree)
 	tree:add(f.control, data(0, 1))
 	local code = data(0, 1):uint()
 	local text, at = " " .. (CONTROLS[code] or "message " .. code), 1
@@ -206,6 +212,8 @@ local function control(data, tree)
 		if field == f.wish or field == f.role then text = text .. " " .. (WISHES[data(at, 1):uint()] or "?") end
 		at = at + len
 	end
+	-- A round's number stands before a message as any.
+	if code == 17 and at < data:len() then return text .. control(data(at):tvb(), tree) end
 	if at < data:len() then tree:add(f.data, data(at)) end
 	return text
 end

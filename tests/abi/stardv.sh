@@ -1,6 +1,6 @@
 #!/bin/sh
-# The direct verbs, as C and as C++, on a card with room for all contexts and on one with room for few; StaR's with settings, under a key and on
-# a wire that loses.
+# The direct verbs, as C and as C++, on a card with room for all contexts and on one with room for few; StaR's with settings, under a key, on
+# a wire that loses, and while connections run.
 # usage: stardv.sh LIBRARY_DIRECTORY
 set -eu
 lib=$(cd "${1:?usage: stardv.sh LIBRARY_DIRECTORY}" && pwd)
@@ -18,6 +18,10 @@ LD_LIBRARY_PATH=$lib "$tmp/star"
 LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto "$tmp/star" 2
 (umask 077 && head -c 32 /dev/urandom >"$tmp/key")
 LD_LIBRARY_PATH=$lib STARVERBS_STAR=stateless STARVERBS_STAR_KEY=$tmp/key STARVERBS_FAULT=loss=5%,seed=3 "$tmp/star" 3
+# A connection that changes while two processes talk.
+cc -Wall -Wextra -Wpedantic -std=c11 -D_GNU_SOURCE -O1 -I"$include" -o "$tmp/star_switch" "$here/star_switch.c" -L"$lib" -libverbs
+LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto STARVERBS_STAR_THRESHOLD=8 "$tmp/star_switch" 8
+LD_LIBRARY_PATH=$lib STARVERBS_STAR=auto STARVERBS_STAR_THRESHOLD=8 STARVERBS_STAR_KEY=$tmp/key STARVERBS_FAULT=loss=0.5%,seed=5 "$tmp/star_switch" 8
 # A key that others may read is none.
 chmod 644 "$tmp/key"
 if LD_LIBRARY_PATH=$lib STARVERBS_STAR_KEY=$tmp/key "$tmp/star" >"$tmp/out" 2>&1; then

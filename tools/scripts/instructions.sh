@@ -153,6 +153,7 @@ datapath=$(example)
     echo "|---|---:|---:|---:|---:|"
     row pingpong 2000 "8 B SEND, ping-pong" 2
     row stream 4000 "8 B SEND, 32 under way" 1
+    row spread 8192 "8 B WRITE, 256 queue pairs in turn, 64 under way" 1
     row write 100 "4 KiB packet of 1 MiB WRITEs" 256
     row read 100 "4 KiB packet of 1 MiB READs" 256
 } >"$work/table"

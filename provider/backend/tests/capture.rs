@@ -8,6 +8,7 @@ use std::process::Command;
 use common::{Node, drive, free_port, pattern};
 use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Rule, Setup, Sum, Wish};
 use starverbs_core::star::message::{self, Atomic, CqeMsg};
+use starverbs_core::star::renew::Renewed;
 use starverbs_core::star::wire::{Head, Header, Opt, Prefix, Ptype};
 use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendOp, SendWqe, Sge};
@@ -88,7 +89,7 @@ fn tshark_reads_the_settling_of_roles_with_the_dissector() {
     let path = std::env::temp_dir().join(format!("starverbs-roles-{}.pcap", std::process::id()));
     let settings = Settings { port: free_port(), pcap: Some(path.clone()), ..Settings::default() };
     let mut node = Node::with(&settings);
-    let said = controls().into_iter().take(5);
+    let said = controls().into_iter().take(5).chain(rounds());
     for ip in ["127.0.0.1", "::1"] {
         let to = node.av(ip);
         for (message, _) in said.clone() {
@@ -195,6 +196,20 @@ fn say_everything(settings: &Settings) -> Vec<String> {
     };
     said.extend(controls().into_iter().enumerate().map(text));
     said
+}
+
+/// The same of messages by which roles are settled anew.
+fn rounds() -> Vec<(Vec<u8>, &'static str)> {
+    let encoded = |message| {
+        let mut room = [0; MAX_CONTROL];
+        let len = Renewed { round: 258, message }.encode(&mut room).expect("room");
+        room[..len].to_vec()
+    };
+    vec![
+        (encoded(Control::Renew { wish: Wish::Auto, stateful: 121, threshold: 120 }), "Round Renew auto"),
+        (encoded(Control::Resting { drained: true }), "Round Resting"),
+        (encoded(Control::Plain), "Round Plain"),
+    ]
 }
 
 /// Each control message, and what Wireshark shall say of it.

@@ -252,6 +252,8 @@ counters! {
     star_stateful_qps,
     /// StaR: queue pairs that asked their peers, and are of plain RoCEv2
     star_plain_qps,
+    /// StaR: queue pairs that left plain RoCEv2 while they ran
+    star_switches,
     /// StaR, stateful: rules by which memory of stateless ends may be reached
     star_rules,
     /// StaR, library: bytes of host memory that stateless ends take, beside their queues

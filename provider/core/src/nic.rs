@@ -16,6 +16,7 @@ pub(crate) mod pace;
 pub(crate) mod path;
 mod psn_set;
 pub mod released;
+pub mod renewal;
 pub(crate) mod repair;
 pub(crate) mod sched;
 pub mod star;

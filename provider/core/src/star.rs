@@ -13,6 +13,7 @@ pub mod library;
 pub mod message;
 pub mod negotiate;
 pub mod registry;
+pub mod renew;
 pub mod ring;
 pub mod seal;
 pub mod stateful;

@@ -56,6 +56,8 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) state: QpState,
     /// It gets no copy of what it sends to a multicast group itself
     pub(crate) block_own: bool,
+    /// Whether the roles of the connection may change
+    pub(crate) roles: Roles,
     pub(crate) flags: Flags,
     pub(crate) pd: PdId,
     /// Where a connected QP's packets go; of a UD QP the path on which it last had its turn
@@ -91,6 +93,18 @@ pub(crate) struct Attr {
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
     pub(crate) en_sqd_async_notify: bool,
+}
+
+/// Whether what the ends of a connection are may change while it runs.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Roles {
+    /// It may
+    #[default]
+    Free,
+    /// It may be about to: no request begins
+    Rest,
+    /// The connection has carried what StaR does not
+    Plain,
 }
 
 /// Small facts of a QP.

@@ -213,7 +213,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "STAR_THRESHOLD",
         allowed: "a number of connections",
-        about: "With auto, how many connections this card keeps the state of before it wants the peers to keep more of them.",
+        about: "With auto, how many connections this card keeps the state of before it wants the peers to keep more of them; those \
+                that run, too.",
         set: |s, v| put(&mut s.star_threshold, v.parse().map_err(|_| "not a number".to_owned())),
         get: |s| s.star_threshold.to_string(),
     },

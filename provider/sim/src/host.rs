@@ -191,6 +191,8 @@ pub struct Host {
     pub(crate) wishers: BTreeMap<Qpn, Wisher>,
     /// Frames that came and that the card has not taken yet
     pub(crate) came: VecDeque<(FrameMeta, Vec<u8>)>,
+    /// Doorbells that wait until the card runs
+    pub(crate) bells: Vec<Qpn>,
 }
 
 /// How two QPs are connected.
@@ -265,6 +267,7 @@ impl Host {
             now: 1,
             wishers: BTreeMap::new(),
             came: VecDeque::new(),
+            bells: Vec::new(),
         }
     }
 

@@ -108,6 +108,8 @@ pub struct Net {
     /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the sender, and what they say; kept
     /// where somebody takes them out
     pub star_sent: Option<Vec<(usize, Header)>>,
+    /// StaR frames that left, where somebody else carries them; `None`: this wire does
+    pub of_star: Option<Vec<StarFrame>>,
     /// What each host's card is
     cfgs: Vec<NicConfig>,
     /// What each host's card was seeded with
@@ -156,6 +158,7 @@ impl Net {
             trace: std::env::var_os("STARVERBS_SIM_TRACE").is_some(),
             tap: None,
             star_sent: None,
+            of_star: None,
             now: 1_000,
             rng,
             wire: BinaryHeap::new(),
@@ -190,7 +193,7 @@ impl Net {
     /// When the timers of `host` are due, by the time.
     fn timer(&self, host: usize) -> Option<Nanos> {
         let h = &self.hosts[host];
-        let star = h.star.as_ref().and_then(|star| star.next_deadline());
+        let star = h.star.as_ref().and_then(|star| star.next_deadline(h.nic.connection_count()));
         let deadline = [h.nic.next_deadline(), star].into_iter().flatten().min()?;
         Some(deadline.saturating_add_signed(self.ahead[host].saturating_neg()).max(self.asleep[host]))
     }
@@ -217,15 +220,24 @@ impl Net {
         self.launch_star(host);
     }
 
+    /// The program of `host` leaves the doorbell of `qpn` until its card runs next ([`Nic::may_wait_if_kept`]).
+    ///
+    /// [`Nic::may_wait_if_kept`]: starverbs_core::Nic::may_wait_if_kept
+    pub fn doorbell_later(&mut self, host: usize, qpn: Qpn) {
+        self.hosts[host].bells.push(qpn);
+    }
+
+    fn ring_those_left(&mut self, host: usize) {
+        for qpn in std::mem::take(&mut self.hosts[host].bells) {
+            self.doorbell(host, qpn);
+        }
+    }
+
     /// Sends all that cards want to send, then moves the time on to the next thing that happens and
     /// lets it happen. False: nothing is going to happen.
     pub fn step(&mut self) -> bool {
         self.transmit();
-        let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
-        let timer =
-            (0..self.hosts.len()).filter(|host| !self.dead[*host]).filter_map(|host| self.timer(host)).min();
-        let relayed = self.relays.first_key_value().map(|((at, _), _)| *at);
-        let Some(next) = [arrival, timer, relayed].into_iter().flatten().min() else { return false };
+        let Some(next) = self.next() else { return false };
         self.now = self.now.max(next);
         for host in 0..self.hosts.len() {
             self.hosts[host].now = self.clock(host);
@@ -249,6 +261,20 @@ impl Net {
             }
         }
         true
+    }
+
+    /// When the next thing happens, if nobody does anything before.
+    pub fn next(&self) -> Option<Nanos> {
+        let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
+        let timer =
+            (0..self.hosts.len()).filter(|host| !self.dead[*host]).filter_map(|host| self.timer(host)).min();
+        let relayed = self.relays.first_key_value().map(|((at, _), _)| *at);
+        [arrival, timer, relayed].into_iter().flatten().min()
+    }
+
+    /// The time goes on to `until`, before which nothing happens.
+    pub fn wait(&mut self, until: Nanos) {
+        self.now = self.now.max(until);
     }
 
     /// `host` gets no CPU for `time`: it sends nothing, takes no frames and looks at no timer. It finds all of that when it
@@ -325,6 +351,9 @@ impl Net {
 
     fn look_at_timers(&mut self, host: usize) {
         let now = self.clock(host);
+        if self.hosts[host].nic.next_deadline().is_some_and(|deadline| deadline <= now) {
+            self.ring_those_left(host);
+        }
         let h = &mut self.hosts[host];
         h.nic.handle_timeout(&mut h.env, now);
         h.with_star(now, |star, turn| star.go_on(turn));
@@ -457,6 +486,7 @@ impl Net {
         if self.dead[flight.to] {
             return;
         }
+        self.ring_those_left(flight.to);
         let now = self.clock(flight.to);
         let h = &mut self.hosts[flight.to];
         if let Some(path) = flight.star {

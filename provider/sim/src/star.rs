@@ -43,6 +43,8 @@ pub struct StarPort {
     pub ports: [u16; 2],
     /// What the card tells the library
     pub events: Vec<SlEvent>,
+    /// Messages by which peers settle roles, and the QP that each is for, where a test listens in the library's place
+    pub listened: Option<Vec<(Qpn, Vec<u8>)>>,
     /// Under which control messages leave and come, if under one
     pub seal: Option<Seal>,
     /// By which peers settle roles, the oldest first. `None`: the card answers that it has no StaR
@@ -222,6 +224,7 @@ impl Default for StarPort {
         StarPort {
             ports: [PORT_STATELESS, PORT_STATEFUL],
             events: Vec::new(),
+            listened: None,
             seal: None,
             heard: None,
             freed: Rc::default(),
@@ -233,6 +236,10 @@ impl Default for StarPort {
 impl StarPort {
     /// A peer says what it would be. False: there is no StaR here.
     pub(crate) fn hear(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
+        if let Some(listened) = &mut self.listened {
+            listened.push((ends.1, message.to_vec()));
+            return true;
+        }
         if let (Some(heard), Some(new)) = (&mut self.heard, Heard::new(meta, ends, message)) {
             heard.push_back(new);
         }

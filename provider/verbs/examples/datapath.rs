@@ -5,10 +5,12 @@
 //! the turns of the two sides, is what counts; everything before warms up. Says what the counters of both cards
 //! did meanwhile.
 //!
-//! usage: datapath pingpong|stream|write|read MESSAGES
+//! usage: datapath pingpong|stream|spread|write|read MESSAGES
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+
+use std::cell::Cell;
 
 use common::*;
 use starverbs_core::{Cqe, Mtu, QpType, SendFlags, SendOp, Sge, WcStatus};
@@ -19,6 +21,9 @@ use starverbs_verbs::{Mr, Qp, QpInit, RecvWr, SendWr};
 const LONG: usize = 1 << 20;
 /// Messages that a stream has under way.
 const SHORT_DEPTH: usize = 32;
+/// Queue pairs that take turns with one message each, and how many of these are under way.
+const SPREAD: usize = 256;
+const SPREAD_DEPTH: usize = 64;
 const LONG_DEPTH: usize = 2;
 /// What is told of the two cards.
 const NAMES: [&str; 6] =
@@ -26,23 +31,25 @@ const NAMES: [&str; 6] =
 /// Messages before those that count.
 const WARM: usize = 64;
 
-/// One end of the connection.
+/// One end of the connections.
 struct Side {
     node: Node,
-    qp: Qp,
+    qps: Vec<Qp>,
+    /// Whose turn it is
+    next: Cell<usize>,
     memory: Box<[u8]>,
     mr: Mr,
 }
 
 impl Side {
-    fn new(settings: &Settings) -> Side {
+    fn new(settings: &Settings, qps: usize) -> Side {
         let node = Node::new(settings);
         let init = QpInit { max_send_wr: 64, max_recv_wr: 64, ..node.init(QpType::Rc, None) };
-        let qp = Qp::create(&node.pd, &init).expect("a queue pair");
+        let qps = (0..qps).map(|_| Qp::create(&node.pd, &init).expect("a queue pair")).collect();
         let memory = vec![1u8; LONG].into_boxed_slice();
         let addr = memory.as_ptr() as u64;
         let mr = Mr::reg(&node.pd, addr, LONG as u64, addr, all_access()).expect("a memory region");
-        Side { node, qp, memory, mr }
+        Side { node, qps, next: Cell::new(0), memory, mr }
     }
 
     fn addr(&self) -> u64 {
@@ -55,12 +62,14 @@ impl Side {
         if !signaled {
             wr.flags = SendFlags::empty();
         }
-        post(&self.qp, &wr).expect("room in the send queue");
+        let turn = self.next.get();
+        self.next.set(if turn + 1 < self.qps.len() { turn + 1 } else { 0 });
+        post(&self.qps[turn], &wr).expect("room in the send queue");
     }
 
     fn post_receives(&self, count: usize) {
         let sges = [Sge { addr: self.addr(), len: 64, lkey: self.mr.lkey() }];
-        let mut poster = self.qp.post_recv();
+        let mut poster = self.qps[0].post_recv();
         (0..count).for_each(|_| poster.push(&RecvWr { wr_id: 2, sges: &sges }).expect("room"));
     }
 
@@ -154,33 +163,33 @@ fn measured(work: impl FnOnce()) {
 }
 
 fn connect(a: &Side, b: &Side) {
-    for (me, peer) in [(a, b), (b, a)] {
-        to_init(&me.qp);
-        to_rtr_with(&me.qp, way_to(&peer.node), peer.qp.number(), Mtu::M4096);
+    for (qa, qb) in a.qps.iter().zip(&b.qps) {
+        connect_with((&a.node, qa), (&b.node, qb), Mtu::M4096);
     }
-    [a, b].iter().for_each(|side| to_rts(&side.qp));
 }
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let (what, count) = (args.next().unwrap_or_default(), args.next().and_then(|n| n.parse().ok()));
+    let qps = if what == "spread" { SPREAD } else { 1 };
     let work = |op, len, depth| Work { op, len, depth };
     let (work, count) = match (what.as_str(), count) {
         ("pingpong", Some(count)) => (work(SendOp::Send, 8, 1), count),
         ("stream", Some(count)) => (work(SendOp::Send, 8, SHORT_DEPTH), count),
+        ("spread", Some(count)) => (work(SendOp::Write, 8, SPREAD_DEPTH), count),
         ("write", Some(count)) => (work(SendOp::Write, LONG, LONG_DEPTH), count),
         ("read", Some(count)) => (work(SendOp::Read, LONG, LONG_DEPTH), count),
         _ => {
-            eprintln!("usage: datapath pingpong|stream|write|read MESSAGES");
+            eprintln!("usage: datapath pingpong|stream|spread|write|read MESSAGES");
             std::process::exit(2);
         }
     };
     let settings = Settings { progress_thread: false, ..settings() };
-    let (a, b) = (Side::new(&settings), Side::new(&settings));
+    let (a, b) = (Side::new(&settings, qps), Side::new(&settings, qps));
     connect(&a, &b);
     [&a, &b].iter().for_each(|side| side.post_receives(SHORT_DEPTH));
     let run = |count| if what == "pingpong" { volley(&a, &b, work, count) } else { go(&a, &b, work, count) };
-    run(WARM);
+    run(WARM.max(qps));
     settle(&a, &b);
     let before = NAMES.map(|name| counters(settings.port, name));
     measured(|| run(count));

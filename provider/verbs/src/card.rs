@@ -317,6 +317,8 @@ impl Card {
     pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Shard, Nanos) -> R) -> R {
         let mut guard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
         let now = clock::now();
+        /* the call may end what a deferred doorbell waits behind */
+        guard.ring_deferred(now);
         let result = call(&mut guard, now);
         guard.transmit(now, true);
         let spoke = guard.cm.has_spoken();
@@ -346,6 +348,9 @@ impl Card {
                 let shard = &mut *guard;
                 if !self.settings.defer || !shard.defer(qpn) {
                     let now = clock::now();
+                    if shard.deferred.len() == DEFERRED {
+                        shard.ring_deferred(now);
+                    }
                     shard.ring(qpn, now);
                     shard.transmit(now, true);
                     self.hand_on(shard, now, false);
@@ -375,9 +380,7 @@ impl Card {
     /// Handles the doorbells that were left or deferred.
     #[inline]
     pub(crate) fn take_bells(&self, shard: &mut Shard, now: Nanos) {
-        while let Some(qpn) = shard.deferred.pop() {
-            shard.ring(qpn, now);
-        }
+        shard.ring_deferred(now);
         self.bells.take(|qpn| {
             shard.stats.doorbells_left.inc();
             shard.ring(qpn, now);

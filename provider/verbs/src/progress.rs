@@ -190,10 +190,10 @@ impl Shard {
         came
     }
 
-    /// Has the doorbell of `qpn` wait for the program's next call, if it may.
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room.
     #[inline]
     pub(crate) fn defer(&mut self, qpn: Qpn) -> bool {
-        if !self.nic.may_wait(qpn) {
+        if !self.nic.may_wait_if_kept(qpn) {
             return false;
         }
         if !self.deferred.contains(&qpn) {
@@ -203,6 +203,15 @@ impl Shard {
             self.deferred.push(qpn);
         }
         true
+    }
+
+    /// Handles the doorbells that were deferred, in their order.
+    #[inline]
+    pub(crate) fn ring_deferred(&mut self, now: Nanos) {
+        for at in 0..self.deferred.len() {
+            self.ring(self.deferred[at], now);
+        }
+        self.deferred.clear();
     }
 
     /// Runs the timers that are due; says whether any was.

@@ -162,7 +162,7 @@ impl Shard {
     pub(crate) fn next_star(&self) -> Option<Nanos> {
         let star = self.star.as_ref()?;
         let wire = self.env.star.as_ref().and_then(|port| port.tx.next_deadline());
-        [star.ends.next_deadline(), wire].into_iter().flatten().min()
+        [star.ends.next_deadline(self.nic.connection_count()), wire].into_iter().flatten().min()
     }
 
     /// The library's part of a round of sending, and the flush; gives whether more is left.

@@ -3,7 +3,8 @@
 mod common;
 
 use common::*;
-use starverbs_core::{Gid, QPN_MULTICAST, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
+use starverbs_core::{Cqe, Gid, QPN_MULTICAST, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
+use starverbs_settings::Settings;
 use starverbs_verbs::{Ah, AhAttr, BYTES_OF_A_TURN, Qp, QpInit, RecvWr, SendWr, Srq};
 
 #[test]
@@ -158,6 +159,69 @@ fn packets_of_long_messages_share_system_calls() {
     let [packets, calls] = std::array::from_fn(|i| sums()[i] - before[i]);
     assert!(packets >= 200 * (LEN as u64 / 1024), "{packets} packets");
     assert!(calls * 8 <= packets, "{calls} system calls sent {packets} packets, ACKs and all");
+}
+
+/// Queue pairs between two cards that are run by their polls alone.
+fn crowd(count: usize) -> (Settings, Node, Node, Vec<(Qp, Qp)>) {
+    let settings = Settings { progress_thread: false, ..settings() };
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    let pair = |_| {
+        let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+        connect((&a, &qa), (&b, &qb));
+        (qa, qb)
+    };
+    let qps = (0..count).map(pair).collect();
+    (settings, a, b, qps)
+}
+
+/// Polls both cards until `count` WRITEs of the first are done.
+fn await_writes(a: &Node, b: &Node, count: usize) {
+    let mut done = 0;
+    wait_for("the writes", || {
+        let mut out = [Cqe::default(); 32];
+        b.cq.poll(&mut out).unwrap();
+        let got = a.cq.poll(&mut out).unwrap();
+        assert!(out[..got].iter().all(|cqe| cqe.status == WcStatus::Success), "{out:?}");
+        done += got;
+        done == count
+    });
+}
+
+/// An 8-byte WRITE from `a` to `b`.
+fn write_word(a: &Node, qp: &Qp, b: &Node) {
+    let sges = [a.sge(0, 8)];
+    post(qp, &SendWr { op: SendOp::Write, remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(1, &sges) })
+        .unwrap();
+}
+
+#[test]
+fn small_messages_of_many_queue_pairs_share_system_calls() {
+    const QPS: usize = 60;
+    let (settings, a, b, qps) = crowd(QPS);
+    let round = || {
+        qps.iter().for_each(|(qa, _)| write_word(&a, qa, &b));
+        await_writes(&a, &b, QPS);
+    };
+    /* the kernel learns whose frames are whose */
+    (0..20).for_each(|_| round());
+    let sums = || ["tx_packets", "tx_syscalls"].map(|name| counters(settings.port, name)[0]);
+    let before = sums();
+    (0..20).for_each(|_| round());
+    let [packets, calls] = std::array::from_fn(|i| sums()[i] - before[i]);
+    assert!(packets >= 20 * QPS as u64, "{packets} packets");
+    /* sixteen of a round go by themselves: nothing is under way yet */
+    assert!(calls * 2 <= packets, "{calls} system calls sent {packets} packets");
+}
+
+#[test]
+fn who_waits_in_company_goes_when_the_company_is_gone() {
+    let (_, a, b, mut qps) = crowd(33);
+    let (last, _held) = qps.pop().unwrap();
+    qps.iter().for_each(|(qa, _)| write_word(&a, qa, &b));
+    write_word(&a, &last, &b);
+    /* no ACK and no timer of theirs has the card run any more */
+    drop(qps);
+    await_writes(&a, &b, 1);
 }
 
 #[test]

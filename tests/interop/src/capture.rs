@@ -1,6 +1,6 @@
 //! What crosses the wire during a case, as tshark reads it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use starverbs_conformance::command::output;
 use starverbs_conformance::process::{Process, tail};
 
 use crate::net::TAP;
-use crate::world::World;
+use crate::world::{Card, Ip, World};
 
 /// The frames of one case.
 pub(crate) struct Frames {
@@ -24,6 +24,10 @@ pub(crate) struct Frames {
 /// Op-code and UDP length of an RC SEND Only without a byte of payload, which tshark 4.0 calls malformed, rxe's own too: it
 /// looks for a payload after the BTH.
 const EMPTY_SEND: [&str; 2] = ["4", "24"];
+/// The last op-code of RC's SENDs and WRITEs (IBTA table 38); none of them is an answer.
+const RC_WRITE_ONLY_IMM: u8 = 11;
+/// Arguments of dumpcap: no more of a frame than its headers.
+const HEADERS: [&str; 2] = ["-s", "128"];
 const LIMIT: Duration = Duration::from_secs(10);
 const FIELDS: [&str; 7] = [
     "frame.number",
@@ -34,6 +38,14 @@ const FIELDS: [&str; 7] = [
     "udp.length",
     "_ws.malformed",
 ];
+const REQUEST_FIELDS: [&str; 6] = [
+    "frame.number",
+    "ip.src",
+    "ipv6.src",
+    "infiniband.bth.destqp",
+    "infiniband.bth.psn",
+    "infiniband.bth.opcode",
+];
 
 /// Does `body` while the tap device is captured. Keeps one frame of each kind in the folder `keep`, named after `name`.
 pub(crate) fn during<T>(
@@ -42,14 +54,10 @@ pub(crate) fn during<T>(
     keep: Option<&Path>,
     body: impl FnOnce(&mut World) -> Result<T, String>,
 ) -> Result<(T, Frames), String> {
-    let file = world.scratch.join("frames.pcap");
-    let mut dumpcap = start(world, &file)?;
+    let (file, dumpcap) = start(world, &[])?;
     let result = body(world)?;
-    // Frames may still be in the kernel's buffer.
-    std::thread::sleep(Duration::from_millis(500));
-    output(Command::new("kill").args(["-INT", &dumpcap.pid().to_string()]))?;
-    dumpcap.wait_until(Instant::now() + LIMIT).ok_or("dumpcap does not end")?;
-    let lines = output(&mut decode(&file))?;
+    stop(dumpcap)?;
+    let lines = output(&mut decode(&file, &FIELDS))?;
     let (frames, first_of_each) = sort(&lines);
     if let Some(folder) = keep {
         write_vectors(&file, &folder.join(file_name(name)), &first_of_each)?;
@@ -57,26 +65,88 @@ pub(crate) fn during<T>(
     Ok((result, frames))
 }
 
-fn start(world: &World, file: &Path) -> Result<Process, String> {
-    let _ = std::fs::remove_file(file);
+/// A failure of a pair, and what the frames of its end that is rxe say of it.
+pub(crate) struct Failure {
+    pub reason: String,
+    /// A packet that rxe sent again as another one.
+    pub changed: Option<String>,
+}
+
+/// Does `body` while the headers on the tap device are captured, to look at them if it fails. Keeps them in the folder `keep`, named after
+/// `name`.
+pub(crate) fn of_failure<T>(
+    world: &mut World,
+    name: &str,
+    keep: Option<&Path>,
+    body: impl FnOnce(&mut World) -> Result<T, String>,
+) -> Result<T, Failure> {
+    let unclear = |reason| Failure { reason, changed: None };
+    let (file, dumpcap) = start(world, &HEADERS).map_err(unclear)?;
+    let mut reason = match body(world) {
+        Ok(value) => return Ok(value),
+        Err(reason) => reason,
+    };
+    stop(dumpcap).map_err(unclear)?;
+    if let Some(folder) = keep {
+        let kept = folder.join(file_name(name));
+        reason += &match std::fs::copy(&file, &kept) {
+            Ok(_) => format!("\nits frames: {}", kept.display()),
+            Err(e) => format!("\n{}: {e}", kept.display()),
+        };
+    }
+    let lines = output(&mut decode(&file, &REQUEST_FIELDS)).map_err(unclear)?;
+    let rxe = [Ip::V4, Ip::V6].map(|ip| World::address(Card::Rxe, ip));
+    Err(Failure { reason, changed: changed_packet(&lines, &rxe) })
+}
+
+/// A packet of a SEND or WRITE from one of `sources` whose PSN was sent before with another op-code: no repeat may differ from what it
+/// repeats in that.
+fn changed_packet(lines: &str, sources: &[&str]) -> Option<String> {
+    let mut sent: BTreeMap<(&str, &str), &str> = BTreeMap::new();
+    lines.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [_, v4, v6, qpn, psn, code] = fields[..] else { return None };
+        let ours = !sources.contains(&v4) && !sources.contains(&v6);
+        if ours || code.parse::<u8>().ok().is_none_or(|code| code > RC_WRITE_ONLY_IMM) {
+            return None;
+        }
+        let before = *sent.entry((qpn, psn)).or_insert(code);
+        (before != code).then(|| {
+            format!("rdma_rxe sent PSN {psn} to queue pair {qpn} with op-code {before}, then {code}")
+        })
+    })
+}
+
+/// Starts to capture what crosses the tap device, and gives the file. `more`: arguments of dumpcap.
+fn start(world: &World, more: &[&str]) -> Result<(PathBuf, Process), String> {
+    let file = world.scratch.join("frames.pcap");
+    let _ = std::fs::remove_file(&file);
     let mut command = world.net.command("dumpcap");
-    command.args(["-q", "-P", "-i", TAP, "-f", "udp port 4791", "-w"]).arg(file);
+    command.args(["-q", "-P", "-i", TAP, "-f", "udp port 4791"]).args(more).arg("-w").arg(&file);
     let mut dumpcap = Process::start(command, world.scratch.join("dumpcap"))?;
     let deadline = Instant::now() + LIMIT;
     // It makes the file when it is ready to capture.
-    while std::fs::metadata(file).map_or(0, |data| data.len()) == 0 {
+    while std::fs::metadata(&file).map_or(0, |data| data.len()) == 0 {
         if dumpcap.ended().is_some() || Instant::now() > deadline {
             return Err(format!("dumpcap does not start:\n{}", tail(&dumpcap.output())));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(dumpcap)
+    Ok((file, dumpcap))
 }
 
-fn decode(file: &Path) -> Command {
+/// Ends a capture; all that crossed the device before is in its file then.
+fn stop(mut dumpcap: Process) -> Result<(), String> {
+    // Frames may still be in the kernel's buffer.
+    std::thread::sleep(Duration::from_millis(500));
+    output(Command::new("kill").args(["-INT", &dumpcap.pid().to_string()]))?;
+    dumpcap.wait_until(Instant::now() + LIMIT).map(drop).ok_or("dumpcap does not end".to_owned())
+}
+
+fn decode(file: &Path, fields: &[&str]) -> Command {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(file).args(["-T", "fields"]);
-    for field in FIELDS {
+    for field in fields {
         command.args(["-e", field]);
     }
     command
@@ -125,6 +195,18 @@ mod tests {
         let (frames, first) = sort(text);
         assert_eq!((frames.count, frames.kinds, first), (6, 2, vec![1, 3]));
         assert_eq!(frames.malformed, [4, 5]);
+    }
+
+    #[test]
+    fn a_repeat_with_another_op_code_is_found() {
+        let (first, middle) = ("1\trxe\t\t0x11\t7\t6\n", "2\trxe\t\t0x11\t8\t7\n");
+        let again =
+            "3\trxe\t\t0x11\t7\t6\n4\trxe\t\t0x12\t7\t7\n5\trxe\t\t0x11\t8\t17\n6\tours\t\t0x11\t7\t8\n";
+        let text = format!("{first}{middle}{again}");
+        assert_eq!(changed_packet(&text, &["rxe", "rxe6"]), None);
+        let text = text + "7\t\trxe6\t0x11\t8\t6\n";
+        let said = changed_packet(&text, &["rxe", "rxe6"]).unwrap();
+        assert_eq!(said, "rdma_rxe sent PSN 8 to queue pair 0x11 with op-code 7, then 6");
     }
 
     #[test]

@@ -17,12 +17,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use capture::Failure;
 use clap::Parser;
 use regex_lite::Regex;
+use starverbs_conformance::check::Expect;
 
 use exchanges::Reference;
 use kernel::Kernel;
-use pair::{Pair, RXE_SERVES, STAR_SERVES};
+use pair::{Cards, Pair, RXE_SERVES, STAR_SERVES};
 use report::Report;
 use world::World;
 
@@ -41,6 +43,9 @@ struct Args {
     /// Write one frame of each kind that the captures hold into this folder
     #[arg(long, value_name = "FOLDER")]
     vectors: Option<PathBuf>,
+    /// Keep the headers of a pair that fails in this folder
+    #[arg(long, value_name = "FOLDER")]
+    captures: Option<PathBuf>,
     /// Measure goodput against loss in the guest instead, and write it to this file
     #[arg(long, value_name = "FILE")]
     loss: Option<PathBuf>,
@@ -58,6 +63,8 @@ struct Args {
     cache: PathBuf,
 }
 
+/// How often a pair is run whose packets rxe changes.
+const TRIES: u32 = 3;
 /// Exit status when the guest cannot be had, so that nothing was tried.
 const UNAVAILABLE: u8 = 2;
 
@@ -99,7 +106,7 @@ fn run(args: &Args, kernel: &Kernel, world: &mut World) -> Result<bool, String> 
     if let Some(file) = &args.loss {
         return loss::run(world, file, args.repeat).map(|()| true);
     }
-    if let Some(folder) = &args.vectors {
+    for folder in [&args.vectors, &args.captures].into_iter().flatten() {
         std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
     let mut report = Report::new(&kernel.package);
@@ -145,9 +152,33 @@ fn exchanges(args: &Args, world: &mut World, report: &mut Report) {
 fn programs(args: &Args, world: &mut World, report: &mut Report) {
     for (pair, expect) in cases::cases() {
         let title = pair.title();
+        let mut judged = |cards| watched(args, world, &pair, cards, expect);
         for _ in (0..args.repeat).filter(|_| wanted(args, &title)) {
-            let verdicts = [STAR_SERVES, RXE_SERVES].map(|cards| pair.judged(world, cards, expect));
-            report.add(&title, verdicts.into());
+            report.add(&title, [STAR_SERVES, RXE_SERVES].map(&mut judged).into());
         }
     }
+}
+
+/// Runs a pair while its frames are captured. Again, where they show that rxe sent a packet again as another one, which our end must refuse
+/// (docs/interop.md).
+fn watched(
+    args: &Args,
+    world: &mut World,
+    pair: &Pair,
+    cards: Cards,
+    expect: Expect,
+) -> Result<String, String> {
+    let name = format!("{}, {} serves {}", pair.title(), cards.server, cards.client);
+    let (mut why, mut last) = (None, String::new());
+    for _ in 0..TRIES {
+        let captures = args.captures.as_deref();
+        match capture::of_failure(world, &name, captures, |world| pair.judged(world, cards, expect)) {
+            Ok(remark) => {
+                return Ok(why.map_or(remark.clone(), |why| format!("{remark} (tried again: {why})")));
+            }
+            Err(Failure { reason, changed: None }) => return Err(reason),
+            Err(Failure { reason, changed }) => (why, last) = (changed, reason),
+        }
+    }
+    Err(format!("{last}\n{}", why.unwrap_or_default()))
 }

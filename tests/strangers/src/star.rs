@@ -13,11 +13,11 @@ use starverbs_core::star::control::{Rule, Setup};
 use starverbs_core::star::library::{Patience, SlInit, SlQp};
 use starverbs_core::star::registry::Registry;
 use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
-use starverbs_core::star::stateful::{self, Local, SharedReceives, Stateful, Turn, Waits};
+use starverbs_core::star::stateful::{self, Local, Path, SharedReceives, Stateful, Turn, Waits};
 use starverbs_core::star::stateless::{self, Peer};
 use starverbs_core::star::wire::{HEADER_LEN, PREFIX_LEN, Packet, Side};
 use starverbs_core::{
-    Access, Counters, FrameMeta, Mtu, NicConfig, PdId, Qpn, SendFlags, SendOp, SendWqe, Sge,
+    Access, Counters, FrameMeta, Gid, Mtu, NicConfig, PdId, Qpn, SendFlags, SendOp, SendWqe, Sge,
 };
 use starverbs_sim::{Faults, Host, Net, READ, Recv, Send, SimCq, SimEnv, SimRq, SimSq, StarFrame, WRITE};
 
@@ -38,6 +38,7 @@ struct World {
     sf: Stateful<SimEnv>,
     bounds: Bounds,
     registry: Registry,
+    path: Path,
     mrs: MrTable,
     stats: [Rc<Counters>; 2],
     sqs: [SimSq; 2],
@@ -58,12 +59,12 @@ impl SharedReceives for NoSrq {
 
 fn lend<'a>(
     host: &'a mut Host,
-    (mrs, registry): (&'a mut MrTable, &'a mut Registry),
+    (mrs, registry, path): (&'a mut MrTable, &'a mut Registry, &'a mut Path),
     srqs: &'a mut NoSrq,
     stats: &'a Counters,
     now: u64,
 ) -> stateful::Card<'a, SimEnv> {
-    stateful::Card { env: &mut host.env, mrs, registry, srqs, stats, now }
+    stateful::Card { env: &mut host.env, mrs, registry, srqs, path, stats, now }
 }
 
 /// `len` bytes that the card may touch.
@@ -96,12 +97,12 @@ impl World {
             iova: open[at].addr,
             access: ALL,
         };
-        bounds.add(open[SL].addr, LEN.into(), ALL);
+        bounds.add(open[SL].addr, LEN.into(), ALL).expect("memory");
         mrs.import(open[SF].lkey, attr(SF)).expect("a key of its own");
         let host = &mut net.hosts[SL];
         let mut slots = |len: u64| {
             let at = own(host, len);
-            bounds.add_slots(at, len);
+            bounds.add_slots(at, len).expect("memory");
             at
         };
         let setup = Setup {
@@ -162,13 +163,16 @@ impl World {
         let mut channel = Channel::new();
         channel.took();
         let mut none = NoSrq;
-        let mut card = lend(&mut net.hosts[SF], (&mut mrs, &mut registry), &mut none, &stats[SF], 1);
+        let mut path = Path::new(&Gid::default(), 1 << 20);
+        let mut card =
+            lend(&mut net.hosts[SF], (&mut mrs, &mut registry, &mut path), &mut none, &stats[SF], 1);
         let sf = Stateful::new(&mut card, local, (setup, peer), channel).expect("a good set-up");
         let MrAttr { addr, length: len, iova, access, .. } = attr(SL);
         let rule = Rule { key: open[SL].lkey, pd: host_pd(), qpn: 0, addr, len, iova, access };
         let peer = Peer { av: avs[SL], port: control_port, qpn: QPNS[SF], epoch: EPOCH };
         sl.start(&mut net.hosts[SL].env, 1, peer, None, [rule].into_iter());
-        let mut world = World { net, sl, sf, bounds, registry, mrs, stats, sqs, rqs, cqs, open, now: 1 };
+        let mut world =
+            World { net, sl, sf, bounds, registry, path, mrs, stats, sqs, rqs, cqs, open, now: 1 };
         world.settle();
         world
     }
@@ -177,9 +181,9 @@ impl World {
         &mut self,
         call: impl FnOnce(&mut Stateful<SimEnv>, &mut stateful::Card<'_, SimEnv>) -> R,
     ) -> R {
-        let World { net, mrs, registry, stats, sf, now, .. } = self;
+        let World { net, mrs, registry, path, stats, sf, now, .. } = self;
         let mut none = NoSrq;
-        let mut card = lend(&mut net.hosts[SF], (mrs, registry), &mut none, &stats[SF], *now);
+        let mut card = lend(&mut net.hosts[SF], (mrs, registry, path), &mut none, &stats[SF], *now);
         call(sf, &mut card)
     }
 

@@ -12,7 +12,7 @@ use crate::qp::modify::{check, check_values};
 use crate::qp::{Owner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{TwoEnds, filled};
 use crate::transport::away::Away;
-use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, Track, enter_error};
+use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, Roles, Track, enter_error};
 use crate::types::{Access, Nanos, PdId, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
@@ -54,6 +54,7 @@ impl<E: Env> Nic<E> {
             qp_type: init.qp_type,
             state: QpState::Reset,
             block_own: init.block_own_multicast,
+            roles: Roles::Free,
             flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
             pd: init.pd,
             path: Default::default(),
@@ -376,6 +377,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     qp.resp = Responder { away, ..Responder::new(qp.resp.max_sge()) };
     let Flags { sig_all, windows, .. } = qp.flags;
     qp.flags = Flags { sig_all, ..Flags::default() };
+    qp.roles = Roles::Free;
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
     /* they were for the peer of this connection: the next one shall not reach memory through them */
     if windows {

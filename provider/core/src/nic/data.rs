@@ -1,6 +1,7 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
 use super::mads::QPN_GSI;
+use super::path::PACKET_OVERHEAD;
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
 use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
@@ -9,6 +10,9 @@ use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
 
 /// Unacknowledged packets behind which a small message may wait.
 const BATCH_BEHIND: i32 = 4;
+/// Bytes under way to a host, their overhead included, behind which a small message of another queue pair may wait: of packets of
+/// 8 bytes, 16.
+const COMPANY: u32 = 16 * PACKET_OVERHEAD;
 /// Longest message that waits, bytes.
 const BATCH_BYTES: u32 = 512;
 /// So many waiting messages make a batch worth sending.
@@ -29,14 +33,33 @@ impl<E: Env> Nic<E> {
     /// batch: small messages behind packets that are not acknowledged yet. Their ACK, or the timer,
     /// makes somebody run the card, so nothing waits for ever (RFC 896's idea, per queue pair).
     pub fn may_wait(&self, qpn: Qpn) -> bool {
-        let Some(qp) = self.qps.get(qpn) else { return false };
-        let (req, posted) = (&qp.req, qp.sq.posted());
-        let backlog = posted.wrapping_sub(req.next);
+        self.qps.get(qpn).is_some_and(|qp| Self::goes_on_by_itself(qp) && Self::is_small_change(qp))
+    }
+
+    /// As [`may_wait`](Self::may_wait), or because much is under way to the same host: it may go out in one batch with what is posted to
+    /// other queue pairs meanwhile. ACKs or timers make somebody run the card, but may say nothing of this queue pair: the
+    /// caller keeps the doorbell, and rings it before anything else that it has the card do.
+    #[inline]
+    pub fn may_wait_if_kept(&self, qpn: Qpn) -> bool {
+        let in_company = |qp: &Qp<E>| self.shared.paths.in_flight(qp.path) >= COMPANY;
+        self.qps
+            .get(qpn)
+            .is_some_and(|qp| (Self::goes_on_by_itself(qp) || in_company(qp)) && Self::is_small_change(qp))
+    }
+
+    /// Whether so much is not acknowledged that an answer will have it send more.
+    fn goes_on_by_itself(qp: &Qp<E>) -> bool {
+        qp.req.max_psn.since(qp.req.una_psn) >= BATCH_BEHIND
+    }
+
+    /// Whether all that a reliable queue pair has to send is a few messages, the last of them small.
+    fn is_small_change(qp: &Qp<E>) -> bool {
+        let posted = qp.sq.posted();
+        let backlog = posted.wrapping_sub(qp.req.next);
         qp.qp_type.is_reliable()
             && !qp.flags.star
             && qp.state == QpState::Rts
             && (1..BATCH_BACKLOG).contains(&backlog)
-            && req.max_psn.since(req.una_psn) >= BATCH_BEHIND
             && qp.sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
     }
 
@@ -97,8 +120,9 @@ impl<E: Env> Nic<E> {
         }
         let mut cx = Ctx { qp, sh: &mut self.shared, env, now };
         if cx.qp.flags.star {
-            /* a request comes of a peer that has settled; anything else is of before */
-            if !packet.op().kind.is_request() {
+            /* a new request comes of a peer that has settled; anything else is of before */
+            let old = packet.bth().psn().since(cx.qp.resp.epsn) < 0;
+            if old || !packet.op().kind.is_request() {
                 return cx.sh.stats.drop_state.inc();
             }
             cx.settle_plain();

@@ -180,6 +180,11 @@ impl Paths {
         self.paths.get(id.place()).is_some_and(|path| path.lossy)
     }
 
+    /// Bytes under way on path `id`, overhead included; 0 of a queue pair that was never connected.
+    pub(crate) fn in_flight(&self, id: PathId) -> u32 {
+        self.paths.get(id.place()).map_or(0, |path| path.inflight)
+    }
+
     /// All paths.
     pub(crate) fn each(&mut self) -> impl Iterator<Item = (PathId, &mut Path)> {
         self.paths.iter_mut().enumerate().map(|(i, path)| (PathId::at(i), path))

@@ -10,7 +10,7 @@ use slab::Slab;
 
 use super::path::PathId;
 use super::{Nic, Shared, Srq};
-use crate::env::{Env, RecvQueue};
+use crate::env::{Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::RecvSource;
 use crate::room::is_room_for;
@@ -19,7 +19,7 @@ use crate::star::control::Setup;
 use crate::star::env::StarEnv;
 use crate::star::stateful::{Card, Local, Peer, SharedReceives, Stateful, Turn, Waits};
 use crate::star::wire::Packet;
-use crate::transport::{Attr, Ctx, Qp, Step, patience};
+use crate::transport::{Attr, Ctx, Qp, Roles, Step, patience};
 use crate::types::{Access, AsyncEvent, Gid, Nanos, PdId, QpState, QpType, Qpn, Sge, SrqId};
 
 /// What a card lends an engine.
@@ -258,6 +258,9 @@ impl<E: Env> Ctx<'_, E> {
     pub(crate) fn settle_plain(&mut self) {
         if self.qp.star.is_none() {
             self.qp.flags.star = false;
+            if self.qp.roles == Roles::Rest {
+                self.qp.roles = Roles::Free;
+            }
             self.doorbell();
         }
     }
@@ -303,9 +306,18 @@ impl<E: Env> Nic<E> {
     /// request of plain RoCEv2 from its peer, says that it is none. `Invalid`: it is no RC QP, or has sent something, or its SRQ matches tags
     /// or is of another protection domain.
     pub fn hold_for_star(&mut self, qpn: Qpn) -> Result<(), NicError> {
+        let suits = self.suits_star(qpn);
         let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
-        let unused = qp.req.next == qp.req.una && !qp.req.outstanding();
-        let suits = match qp.rq {
+        if !qp.has_nothing_under_way() || !suits {
+            return Err(NicError::Invalid);
+        }
+        qp.flags.star = true;
+        Ok(())
+    }
+
+    /// Whether a QP may be an end of a StaR connection at all.
+    pub(super) fn suits_star(&self, qpn: Qpn) -> bool {
+        let suits = |qp: &Qp<E>| match qp.rq {
             RecvSource::Own(_) => true,
             RecvSource::Shared(id) => {
                 let srq = self.shared.srqs.get(id.0 as usize);
@@ -313,11 +325,7 @@ impl<E: Env> Nic<E> {
             }
             RecvSource::Xrc(_) => false,
         };
-        if qp.qp_type != QpType::Rc || !unused || !suits {
-            return Err(NicError::Invalid);
-        }
-        qp.flags.star = true;
-        Ok(())
+        self.qps.get(qpn).is_some_and(|qp| qp.qp_type == QpType::Rc && suits(qp))
     }
 
     /// Whether the QP is a stateful end whose peer lacks completions that it is being told of. Who destroys it waits until that is over, as
@@ -329,6 +337,11 @@ impl<E: Env> Nic<E> {
     /// Whether it is not settled what the QP is.
     pub fn waits_for_star(&self, qpn: Qpn) -> bool {
         self.qps.get(qpn).is_some_and(|qp| qp.flags.star && qp.star.is_none())
+    }
+
+    /// Whether something is posted to the QP that did not begin.
+    pub fn has_posts(&self, qpn: Qpn) -> bool {
+        self.qps.get(qpn).is_some_and(|qp| qp.req.next != qp.sq.posted())
     }
 
     /// The QP, which waited, is one of plain RoCEv2.

@@ -23,6 +23,18 @@ pub enum Wish {
     Stateful = 3,
 }
 
+impl Wish {
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            0 => Wish::Off,
+            1 => Wish::Auto,
+            2 => Wish::Stateless,
+            3 => Wish::Stateful,
+            _ => return None,
+        })
+    }
+}
+
 /// What an end has become.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -86,6 +98,20 @@ pub enum Control {
     Plain,
     /// The answer to an offer: the card is there, the QP is not ready
     NotYet,
+    /// Of a connection that runs: its roles shall be settled anew, as the choice now depends on this
+    Renew {
+        /// The program's wish
+        wish: Wish,
+        /// Connections whose state the sender's card keeps
+        stateful: u32,
+        /// Beyond how many it wants another end to keep them
+        threshold: u32,
+    },
+    /// The answer to that: the sender begins no request
+    Resting {
+        /// Nothing of it is under way
+        drained: bool,
+    },
     /// SL's state at first
     Setup(Setup),
     /// SF may reach this memory of SL
@@ -213,6 +239,12 @@ impl Control {
             Control::Confirm { role } => out.bytes(&[3, role as u8])?,
             Control::Plain => out.byte(4)?,
             Control::NotYet => out.byte(5)?,
+            Control::Renew { wish, stateful, threshold } => {
+                out.bytes(&[15, wish as u8])?;
+                out.word(stateful)?;
+                out.word(threshold)?;
+            }
+            Control::Resting { drained } => out.bytes(&[16, u8::from(drained)])?,
             Control::Setup(ref setup) => {
                 out.byte(6)?;
                 setup.encode(&mut out)?;
@@ -247,13 +279,7 @@ impl Control {
         let mut from = Reader(bytes);
         let message = match from.byte()? {
             1 => {
-                let wish = match from.byte()? {
-                    0 => Wish::Off,
-                    1 => Wish::Auto,
-                    2 => Wish::Stateless,
-                    3 => Wish::Stateful,
-                    _ => return None,
-                };
+                let wish = Wish::from_code(from.byte()?)?;
                 let (stateful, threshold) = (from.word()?, from.word()?);
                 Control::Offer {
                     wish,
@@ -279,6 +305,15 @@ impl Control {
             12 => Control::Begin { known: None },
             13 => Control::Begin { known: Some(Sum { rules: from.word()?, sum: from.long()? }) },
             14 => Control::Tell,
+            15 => Control::Renew {
+                wish: Wish::from_code(from.byte()?)?,
+                stateful: from.word()?,
+                threshold: from.word()?,
+            },
+            16 => match from.byte()? {
+                drained @ 0..=1 => Control::Resting { drained: drained == 1 },
+                _ => return None,
+            },
             _ => return None,
         };
         from.end()?;

@@ -43,6 +43,8 @@ fn what_is_said_is_understood() {
         Control::Begin { known: Some(Sum { rules: 7, sum: 0x0123_4567_89ab_cdef }) },
         Control::Tell,
         Control::Bye { why: 12 },
+        Control::Renew { wish: Wish::Auto, stateful: 121, threshold: 120 },
+        Control::Resting { drained: true },
     ] {
         let mut room = [0xff; MAX_CONTROL];
         let len = message.encode(&mut room).expect("it fits");
@@ -65,7 +67,7 @@ fn what_cannot_be_is_none() {
     assert!(!understood(Control::Setup(Setup { rnr_retry: 8, ..SETUP })));
     assert!(!understood(Control::Rule(Rule { len: 0x1001, ..RULE })), "past the end of memory");
     assert!(understood(Control::Rule(Rule { len: 0, iova: u64::MAX, ..RULE })));
-    for bytes in [&[][..], &[0], &[13], &[2, 1], &[1, 4, 0, 0, 0, 0, 0, 0, 0, 0]] {
+    for bytes in [&[][..], &[0], &[13], &[2, 1], &[1, 4, 0, 0, 0, 0, 0, 0, 0, 0], &[16, 2]] {
         assert_eq!(Control::decode(bytes), None);
     }
 }

@@ -61,6 +61,12 @@ pub enum Note {
     Unsuited(NicError),
     /// Plain RoCEv2, as its peer is, or as both chose
     Plain,
+    /// Plain RoCEv2, as its peer does not begin
+    Alone,
+    /// Plain RoCEv2 still, after a round
+    Stays,
+    /// Plain RoCEv2 no longer, while it runs
+    Leaves,
     /// An end of a StaR connection
     Begun(Role),
     /// That could not be; it is in ERR
@@ -160,11 +166,16 @@ impl<E: Host> Ends<E> {
         }
         roles.handle_timeout(turn, library);
         library.run_timers(turn);
+        roles.balance(turn, library);
     }
 
-    /// When [`go_on`](Ends::go_on) has something to do.
-    pub fn next_deadline(&self) -> Option<Nanos> {
-        [self.roles.next_deadline(), self.library.next_deadline()].into_iter().flatten().min()
+    /// When [`go_on`](Ends::go_on) has something to do, with so many connections on the card.
+    pub fn next_deadline(&self, connections: u32) -> Option<Nanos> {
+        let Ends { roles, library, .. } = self;
+        [roles.next_deadline(), library.next_deadline(), roles.balance_due(connections)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// A program has moved a QP of this wish to a state; `queues`: other handles of its queues.

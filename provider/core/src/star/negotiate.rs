@@ -95,6 +95,8 @@ pub struct Negotiation {
     tries: u32,
     /// Offers since the peer's card last spoke
     silent: u32,
+    /// So many of them are in vain until a peer that has spoken is gone
+    patience: u32,
     /// Of those, so many at least before an end gives up that has accepted
     borne: u32,
     due: Nanos,
@@ -114,9 +116,23 @@ impl Negotiation {
             known: false,
             tries: 0,
             silent: 0,
+            patience: LAST_TRIES,
             borne: LAST_TRIES,
             due: now,
         }
+    }
+
+    /// As [`new`](Negotiation::new), of ends that both speak StaR and are connected already. Silence of less than `time` does not end the
+    /// connection, as it would not end it otherwise; `None`: no silence does.
+    pub fn of_speakers(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos, time: Option<Nanos>) -> Self {
+        let tries = |time: Nanos| u32::try_from(time / timeout(u32::MAX)).unwrap_or(u32::MAX);
+        let patience = time.map_or(u32::MAX, |time| LAST_TRIES.saturating_add(tries(time)));
+        Negotiation { known: true, patience, borne: patience, ..Negotiation::new(mine, boot, ports, now) }
+    }
+
+    /// One that has ended so.
+    pub fn settled(mine: Terms, boot: u64, ports: [u16; 2], outcome: Outcome) -> Self {
+        Negotiation { heard: true, settled: Some(outcome), ..Negotiation::new(mine, boot, ports, 0) }
     }
 
     /// How it ended; `None`: it has not.
@@ -147,7 +163,7 @@ impl Negotiation {
     pub fn gave_up(&self) -> bool {
         let most = match self.accepted {
             Some(_) => self.borne,
-            None if self.heard || self.known => LAST_TRIES,
+            None if self.heard || self.known => self.patience,
             None => TRIES,
         };
         self.silent >= most
@@ -227,11 +243,36 @@ impl Negotiation {
         }
     }
 
+    /// What was settled is not to be, as the peer is gone: plain RoCEv2 finds that out.
+    pub fn abandon(&mut self) {
+        self.settled = Some(Outcome::Plain);
+    }
+
     /// A plain RoCEv2 request came for the QP: the peer has settled. So has this end, unless it has already.
     pub fn plain(&mut self) {
         if self.settled.is_none() {
             self.settled = Some(Outcome::Plain);
         }
+    }
+}
+
+/// The wait of a stateful end for its peer, which is to begin. The peer may be gone before it does, and then requests must find that out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Beginning {
+    since: Option<Nanos>,
+}
+
+impl Beginning {
+    /// Time between two looks.
+    pub const LOOK: Nanos = 250_000_000;
+    /// Requests wait for so long at least until the peer is gone.
+    const LEAST: Nanos = 2_000_000_000;
+
+    /// Whether requests have waited for too long, if some wait now; `None`: no time is.
+    pub fn is_overdue(&mut self, now: Nanos, waits: bool, patience: Option<Nanos>) -> bool {
+        self.since = self.since.filter(|_| waits).or(waits.then_some(now));
+        let waited = self.since.map_or(0, |since| now.saturating_sub(since));
+        patience.is_some_and(|patience| waited >= patience.max(Self::LEAST))
     }
 }
 

@@ -186,3 +186,19 @@ fn silence_of_a_card_that_speaks_is_loss() {
     peers.note(gid, true, 100);
     assert!(peers.is_plain(&gid, 1));
 }
+
+#[test]
+fn a_peer_that_does_not_begin_is_gone_once_requests_have_waited() {
+    const SECOND: Nanos = 1_000_000_000;
+    let mut end = Beginning::default();
+    assert!(
+        !end.is_overdue(0, false, Some(1)) && !end.is_overdue(100 * SECOND, false, Some(1)),
+        "nobody waits"
+    );
+    assert!(!end.is_overdue(100 * SECOND, true, Some(3 * SECOND)));
+    assert!(!end.is_overdue(103 * SECOND - 1, true, Some(3 * SECOND)));
+    assert!(end.is_overdue(103 * SECOND, true, Some(3 * SECOND)));
+    assert!(!end.is_overdue(103 * SECOND, true, None), "for ever");
+    assert!(end.is_overdue(103 * SECOND, true, Some(1)), "two seconds at least");
+    assert!(!end.is_overdue(104 * SECOND, false, Some(1)) && !end.is_overdue(105 * SECOND, true, Some(1)));
+}

@@ -1,7 +1,7 @@
 //! WQEs into packets: RC, UC and UD (IBTA 9.7.2 to 9.7.3, 9.8.2, 9.8.3).
 
 use super::loss::FEELERS;
-use super::{Ctx, Step, Track};
+use super::{Ctx, Roles, Step, Track};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
 use crate::room::Room;
@@ -38,7 +38,7 @@ impl<E: Env> Ctx<'_, E> {
             return Step::Idle;
         }
         let new = req.next == req.fresh;
-        if new && self.qp.state == QpState::Sqd {
+        if new && (self.qp.state == QpState::Sqd || self.qp.roles == Roles::Rest) {
             return Step::Idle;
         }
         let wqe = *self.qp.sq.wqe(req.next);
@@ -205,6 +205,9 @@ impl<E: Env> Ctx<'_, E> {
             _ => begin(code::RC_READ_REQUEST).reth(va, key, len),
         };
         let payload = if wqe.op == SendOp::AtomicWrite { &self.sh.segs[..] } else { &[] };
+        if matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
+            self.qp.roles = Roles::Plain;
+        }
         self.env.send_frame(&self.qp.attr.av, &header, payload, 0, false);
         /* of what is asked for again, the first asking counts */
         self.qp.req.reads += u8::from(!again);

@@ -2,7 +2,7 @@
 
 use super::away::Named;
 use super::recv::PlaceError;
-use super::{Answer, Ctx, Inbound, enter_error};
+use super::{Answer, Ctx, Inbound, Roles, enter_error};
 use crate::env::{Env, SendQueue};
 use crate::nic::star::Call;
 use crate::room::Room;
@@ -94,6 +94,9 @@ impl<E: Env> Ctx<'_, E> {
         };
         if !fits {
             return self.refuse(NakCode::InvalidRequest);
+        }
+        if matches!(info.kind, Kind::AtomicWrite | Kind::Flush) {
+            self.qp.roles = Roles::Plain;
         }
         match info.kind {
             Kind::Send => self.execute_send(packet),

@@ -54,6 +54,10 @@ impl Net {
     pub(super) fn launch_star(&mut self, from: usize) -> bool {
         let frames = self.hosts[from].env.flush_star();
         let any = !frames.is_empty();
+        if let Some(of_star) = &mut self.of_star {
+            of_star.extend(frames);
+            return any;
+        }
         for frame in frames {
             self.tally.sent += 1;
             self.note_sent(from, &frame);

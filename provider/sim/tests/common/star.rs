@@ -18,10 +18,10 @@ use starverbs_core::star::stateful::{self, Local, Path, SharedReceives, Stateful
 use starverbs_core::star::stateless::{self, Peer};
 use starverbs_core::star::wire::{CRC_LEN, Crc, Packet, Ptype, Queue, Side, fill_checksum};
 use starverbs_core::wire::IcrcHeader;
-use starverbs_core::{Access, Counters, FrameMeta, Gid, Mtu, Nanos, PdId, Psn, Qpn, SendFlags, Sge};
+use starverbs_core::{Access, Counters, FrameMeta, Gid, Mtu, Nanos, PdId, Psn, Qpn, Sge};
 use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, StarFrame};
 
-use crate::program::{Conn, End};
+use crate::program::Conn;
 
 /// The life of SL's card that epochs tell.
 const LIFE: u16 = 0x51ed;
@@ -150,7 +150,7 @@ impl World {
         let qpns = [conn.ends[SL].qpn, conn.ends[SF].qpn];
         let host = &mut self.net.hosts[SL];
         let end = &mut conn.ends[SL];
-        signal_enough(end);
+        end.signal_enough();
         let sq_depth = starverbs_core::env::SendQueue::slots(&end.sq);
         let mut slots = |len: u64| {
             let at = host.env.memory.alloc(len);
@@ -586,14 +586,4 @@ impl Forger {
 fn rule(key: u32, attr: &MrAttr) -> Rule {
     let MrAttr { pd, addr, length: len, iova, access } = *attr;
     Rule { key, pd, qpn: 0, addr, len, iova, access }
-}
-
-/// SL's slots are free again when a later WQE completes: a program must see to it that one does (IBTA 10.8.6, man ibv_post_send).
-fn signal_enough(end: &mut End) {
-    let (slots, last) = (starverbs_core::env::SendQueue::slots(&end.sq) as usize, end.plan.len());
-    for (n, op) in end.plan.iter_mut().enumerate() {
-        if (n + 1) % slots == 0 || n + 1 == last {
-            op.wqe.flags |= SendFlags::SIGNALED;
-        }
-    }
 }

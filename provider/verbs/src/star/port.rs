@@ -164,6 +164,9 @@ impl Host for HostEnv {
                 log!(Info, "queue pair {qpn:#x}: plain RoCEv2, as StaR is not for it ({refused})");
             }
             Note::Plain => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2"),
+            Note::Alone => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2, as its peer does not begin"),
+            Note::Stays => log!(Debug, "queue pair {qpn:#x}: stays plain RoCEv2"),
+            Note::Leaves => log!(Debug, "queue pair {qpn:#x}: leaves plain RoCEv2 while it runs"),
             Note::Begun(Role::Stateless) => log!(Debug, "queue pair {qpn:#x}: stateless end"),
             Note::Begun(Role::Stateful) => log!(Debug, "queue pair {qpn:#x}: stateful end"),
             Note::Failed(error) => log!(Warn, "queue pair {qpn:#x}: {error}"),

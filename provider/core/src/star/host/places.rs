@@ -68,6 +68,15 @@ impl<T> ByQpn<T> {
         self.all.get_mut(self.places.get(qpn)? as usize)
     }
 
+    /// What there is, in no order.
+    pub(super) fn all(&self) -> impl Iterator<Item = &T> {
+        self.all.iter().map(|(_, what)| what)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// Room for one more, which [`insert`](ByQpn::insert) needs. `Exhausted`: no memory.
     pub(super) fn make_room(&mut self, qpn: Qpn) -> Result<(), NicError> {
         self.places.make_room(qpn)?;

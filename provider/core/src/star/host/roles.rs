@@ -1,4 +1,7 @@
 //! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their peers, and when that begins.
+//! `renewing` settles it anew while a connection runs.
+
+mod renewing;
 
 use crate::error::NicError;
 use crate::nic::star::StarInit;
@@ -7,7 +10,8 @@ use crate::qp::{QpAttr, QpAttrMask};
 use crate::star::channel::Channel;
 use crate::star::control::{Control, MAX_CONTROL, Role, Setup, Wish};
 use crate::star::library::Patience;
-use crate::star::negotiate::{Negotiation, Outcome, PlainPeers, Terms};
+use crate::star::negotiate::{Beginning, Negotiation, Outcome, PlainPeers, Terms};
+use crate::star::renew::Renewed;
 use crate::star::seal::{Ends, MAX_SEALED};
 use crate::star::stateful::{Peer, WINDOW, Waits};
 use crate::star::stateless::{self, send_control};
@@ -17,6 +21,7 @@ use crate::types::{AsyncEvent, Av, FrameMeta, Gid, Nanos, Psn, QpState, Qpn};
 use super::library::Library;
 use super::places::ByQpn;
 use super::{Heard, Host, Note, Turn};
+use renewing::{Balance, Renewing};
 
 /// For how long an address of which nothing was heard is taken for one without StaR.
 const REMEMBERED: Nanos = 10_000_000_000;
@@ -53,12 +58,16 @@ pub struct Queues<E: Host> {
 
 /// A QP that may be an end of a StaR connection, from RTR on.
 struct End<E: Host> {
+    qpn: Qpn,
     av: Av,
     peer: Qpn,
+    wish: Wish,
     negotiation: Negotiation,
     timer: TimerId,
-    /// Until it begins, or is one of plain RoCEv2
+    /// Until it begins
     queues: Option<Queues<E>>,
+    beginning: Beginning,
+    renewing: Renewing,
 }
 
 /// All of them.
@@ -67,6 +76,7 @@ pub struct Roles<E: Host> {
     ends: ByQpn<End<E>>,
     timers: Timers,
     plain: PlainPeers,
+    balance: Balance,
     stats: E::Stats,
 }
 
@@ -74,7 +84,7 @@ impl<E: Host> Roles<E> {
     /// Nobody has asked yet.
     pub fn new(identity: Identity, stats: E::Stats) -> Self {
         let (timers, plain) = (Timers::default(), PlainPeers::default());
-        Roles { identity, ends: ByQpn::default(), timers, plain, stats }
+        Roles { identity, ends: ByQpn::default(), timers, plain, balance: Balance::default(), stats }
     }
 
     /// A QP of this wish is in RTR now: asks its peer. `queues` are other handles of its queues. The QP is in its state already, so what
@@ -104,31 +114,41 @@ impl<E: Host> Roles<E> {
         queues: Queues<E>,
     ) -> Result<bool, NicError> {
         let attr = turn.nic.query_qp(qpn)?;
-        let stateful = turn.nic.connection_count();
-        let Identity { boot, ports, threshold } = self.identity;
-        let wish = possible(wish, turn.nic.has_few_contexts(), stateful > threshold);
-        if wish == Wish::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
+        let mine = self.terms(turn, (qpn, wish), &attr.av);
+        let Identity { boot, ports, .. } = self.identity;
+        if mine.wish == Wish::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
             return Ok(false);
         }
         self.ends.make_room(qpn)?;
         let timer = self.timers.join()?;
         turn.nic.hold_for_star(qpn).inspect_err(|_| self.timers.leave(timer))?;
-        let mine = Terms { wish, stateful, threshold, gid: attr.av.sgid, qpn };
         let end = End {
+            qpn,
             av: attr.av,
             peer: attr.dest_qpn,
+            wish,
             negotiation: Negotiation::new(mine, boot, ports, turn.now),
             timer,
             queues: Some(queues),
+            beginning: Beginning::default(),
+            renewing: Renewing::default(),
         };
         self.ends.insert(qpn, end);
         Ok(true)
     }
 
+    /// What the choice depends on, now.
+    fn terms(&self, turn: &Turn<'_, E>, (qpn, wish): (Qpn, Wish), av: &Av) -> Terms {
+        let (stateful, threshold) = (turn.nic.connection_count(), self.identity.threshold);
+        let wish = possible(wish, turn.nic.has_few_contexts(), stateful > threshold);
+        Terms { wish, stateful, threshold, gid: av.sgid, qpn }
+    }
+
     /// The QP leaves RTR or RTS, or is gone.
     pub fn end(&mut self, qpn: Qpn) {
-        if let Some(end) = self.ends.remove(qpn) {
+        if let Some(mut end) = self.ends.remove(qpn) {
             self.timers.leave(end.timer);
+            self.balance.stop(&mut end.renewing);
             if end.negotiation.outcome() == Some(Outcome::Plain) {
                 self.stats.star_plain_qps.sub(1);
             }
@@ -138,7 +158,11 @@ impl<E: Host> Roles<E> {
     /// The QP is in ERR: what was settled stands, and nothing begins any more.
     pub fn stop(&mut self, qpn: Qpn) {
         match self.ends.get_mut(qpn) {
-            Some(end) if end.negotiation.outcome().is_some() => end.queues = None,
+            Some(end) if end.negotiation.outcome().is_some() => {
+                end.queues = None;
+                self.balance.stop(&mut end.renewing);
+                self.timers.disarm(end.timer);
+            }
             _ => self.end(qpn),
         }
     }
@@ -154,20 +178,28 @@ impl<E: Host> Roles<E> {
         let ours = self.ends.get(heard.to);
         if ours.is_some_and(|end| end.av.dgid == heard.source && end.peer == heard.from) {
             self.plain.heard(&heard.source);
-            return self.go_on(turn, library, heard.to, Some(&said));
+            return match said {
+                Said::First(said) => self.go_on(turn, library, heard.to, Some(&said)),
+                Said::Again(said) => self.hear_again(turn, library, heard.to, &said),
+            };
         }
+        let Said::First(said) = said else { return };
         let meta = FrameMeta { src: heard.source, ..FrameMeta::default() };
         if let Some(answer) = turn.nic.answer(&meta, (heard.from, heard.to), &said) {
             self.plain.heard(&heard.source);
             let av = Av { dgid: heard.source, sgid: heard.at, hop_limit: 64, ..Av::default() };
-            say(turn, (heard.to, heard.from), &av, &answer);
+            say(turn, (heard.to, heard.from), &av, |room| answer.encode(room));
         }
     }
 
     /// Asks again where it is time.
     pub fn handle_timeout(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>) {
         while let Some(qpn) = self.timers.pop_due(turn.now) {
-            self.go_on(turn, library, qpn, None);
+            match self.ends.get(qpn) {
+                Some(end) if end.renewing.lasts() => self.renew(turn, library, qpn, None),
+                Some(end) if end.is_star() => self.look_for_peer(turn, qpn),
+                _ => self.go_on(turn, library, qpn, None),
+            }
         }
     }
 
@@ -197,13 +229,16 @@ impl<E: Host> Roles<E> {
             None => end.negotiation.poll(turn.now),
         };
         if let Some(answer) = answer {
-            say(turn, (qpn, end.peer), &end.av, &answer);
+            say(turn, (qpn, end.peer), &end.av, |room| answer.encode(room));
+        }
+        if end.renewing.lasts() {
+            return;
         }
         if let Some(due) = end.negotiation.deadline() {
             return self.timers.arm(end.timer, due, qpn);
         }
-        self.timers.disarm(end.timer);
         if before.is_none() {
+            self.timers.disarm(end.timer);
             self.settled(turn, library, qpn);
         }
     }
@@ -219,7 +254,6 @@ impl<E: Host> Roles<E> {
                 if !end.negotiation.heard() {
                     self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
                 }
-                end.queues = None;
                 turn.nic.settle_plain(turn.env, qpn, turn.now);
             }
             Outcome::Star { role: Role::Stateless, boot, ports } => {
@@ -230,8 +264,22 @@ impl<E: Host> Roles<E> {
                 }
             }
             /* it begins when the other end says what it is */
-            Outcome::Star { role: Role::Stateful, .. } => {}
+            Outcome::Star { role: Role::Stateful, .. } => self.look_for_peer(turn, qpn),
         }
+    }
+
+    /// The peer of a stateful end is to begin: if it does not, and requests wait, it is gone.
+    fn look_for_peer(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
+        let Some(end) = self.ends.get_mut(qpn).filter(|end| end.queues.is_some()) else { return };
+        let Ok(attr) = turn.nic.query_qp(qpn) else { return };
+        let patience = Patience::of(attr.timeout, attr.retry_cnt).time;
+        if !end.beginning.is_overdue(turn.now, turn.nic.has_posts(qpn), patience) {
+            return self.timers.arm(end.timer, turn.now + Beginning::LOOK, qpn);
+        }
+        turn.env.note(qpn, &Note::Alone);
+        end.negotiation.abandon();
+        self.stats.star_plain_qps.inc();
+        turn.nic.settle_plain(turn.env, qpn, turn.now);
     }
 
     /// The first control message of a stateless end: its peer begins, or says that it cannot.
@@ -242,6 +290,10 @@ impl<E: Host> Roles<E> {
         if *source != end.av.dgid || prefix.qpn != end.peer || !turn.nic.waits_for_star(qpn) {
             return;
         }
+        if end.renewing.lasts() {
+            self.peer_began(turn, qpn);
+        }
+        let Some(end) = self.ends.get_mut(qpn) else { return };
         /* it says so, and more */
         end.negotiation.handle((*source, prefix.qpn), &Control::Confirm { role: Role::Stateless });
         let Some(Outcome::Star { role: Role::Stateful, boot, ports: [port, control_port] }) =
@@ -281,6 +333,14 @@ impl<E: Host> Roles<E> {
     }
 }
 
+/// What a peer says of the roles.
+enum Said {
+    /// As the connection begins
+    First(Control),
+    /// While it runs
+    Again(Renewed),
+}
+
 /// Says to a stateless end, each time that it says its first word, that nobody is there: the QP is in ERR.
 fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &stateless::Peer) {
     send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
@@ -308,9 +368,14 @@ fn first_word(packet: &Packet<'_>) -> Option<(Setup, Prefix)> {
 }
 
 /// Sends a message by which roles are settled.
-fn say<E: Host>(turn: &mut Turn<'_, E>, ends: (Qpn, Qpn), av: &Av, message: &Control) {
+fn say<E: Host>(
+    turn: &mut Turn<'_, E>,
+    ends: (Qpn, Qpn),
+    av: &Av,
+    encode: impl FnOnce(&mut [u8; MAX_CONTROL]) -> Option<usize>,
+) {
     let (mut plain, mut sealed) = ([0; MAX_CONTROL], [0; MAX_SEALED]);
-    let Some(len) = message.encode(&mut plain) else { return };
+    let Some(len) = encode(&mut plain) else { return };
     let (message, gids) = (plain.get(..len).unwrap_or_default(), (&av.sgid, &av.dgid));
     let (src, dst) = gids;
     let message = match turn.env.seal() {
@@ -325,7 +390,7 @@ fn say<E: Host>(turn: &mut Turn<'_, E>, ends: (Qpn, Qpn), av: &Av, message: &Con
 }
 
 /// What a peer says. `None`: nothing that can be understood, or believed.
-fn understand<E: Host>(turn: &mut Turn<'_, E>, heard: &Heard) -> Option<Control> {
+fn understand<E: Host>(turn: &mut Turn<'_, E>, heard: &Heard) -> Option<Said> {
     let mut room = [0; MAX_CONTROL];
     let (ends, qpns) = (Ends { src: &heard.source, dst: &heard.at }, (heard.from, heard.to));
     let said = match turn.env.seal() {
@@ -333,7 +398,7 @@ fn understand<E: Host>(turn: &mut Turn<'_, E>, heard: &Heard) -> Option<Control>
         None => Ok(heard.message()),
     };
     let said = said.map_err(|error| error.count(turn.nic.counters())).ok()?;
-    Control::decode(said)
+    Renewed::decode(said).map(Said::Again).or_else(|| Control::decode(said).map(Said::First))
 }
 
 /// The half that a QP was to become could not begin, and the peer counts on it.

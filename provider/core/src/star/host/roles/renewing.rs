@@ -1,0 +1,240 @@
+//! Roles settled anew: connections of plain RoCEv2 whose card has come to have too many become StaR's, while their programs run.
+//!
+//! Whose card has more connections than its threshold asks, some peers at a time, until it has not. Nobody is asked on behalf of a program that has
+//! said what its ends are to be. What came of it is settled as at the beginning.
+
+use alloc::boxed::Box;
+
+use crate::nic::renewal::Resting;
+use crate::room::is_room_for;
+use crate::star::control::{Control, Wish};
+use crate::star::library::Patience;
+use crate::star::negotiate::{Outcome, Terms};
+use crate::star::renew::{Card, Renewal, Renewed, answer, is_new, suits};
+use crate::types::{Av, Nanos, Qpn};
+
+use super::super::library::Library;
+use super::super::{Host, Note, Turn};
+use super::{End, Identity, Roles, say};
+
+/// Time between two looks at the balance.
+const EVERY: Nanos = 50_000_000;
+/// Until a connection that stayed plain is looked at again, at first; doubled each time.
+const AGAIN: Nanos = 1_000_000_000;
+/// Doubled so often at most.
+const LONGEST: u32 = 6;
+/// Connections that this card has asked for at a time.
+const AT_ONCE: u32 = 16;
+
+/// A connection's rounds.
+#[derive(Default)]
+pub(super) struct Renewing {
+    /// The one under way
+    now: Option<Box<Renewal>>,
+    /// This end has asked
+    asked: bool,
+    /// Number of the last one
+    last: u16,
+    /// How many in a row left it plain
+    vain: u32,
+    /// There is none before
+    rests_until: Nanos,
+}
+
+impl Renewing {
+    /// Whether a round is under way.
+    pub(super) fn lasts(&self) -> bool {
+        self.now.is_some()
+    }
+
+    /// It stayed plain: nobody makes its requests rest again and again.
+    fn failed(&mut self, now: Nanos) {
+        self.rests_until = now + (AGAIN << self.vain.min(LONGEST));
+        self.vain += 1;
+    }
+}
+
+/// How many connections this card has, beside those that it means to be rid of.
+#[derive(Default)]
+pub(super) struct Balance {
+    /// When it is looked at next
+    due: Nanos,
+    /// Rounds that this card has asked for
+    asking: u32,
+}
+
+impl Balance {
+    /// A connection's round is over, if there was one.
+    pub(super) fn stop(&mut self, renewing: &mut Renewing) -> Option<Box<Renewal>> {
+        let round = renewing.now.take();
+        if round.is_some() && renewing.asked {
+            self.asking = self.asking.saturating_sub(1);
+        }
+        round
+    }
+}
+
+impl<E: Host> Roles<E> {
+    /// When the balance is to be looked at, with so many connections on the card.
+    pub(in crate::star::host) fn balance_due(&self, connections: u32) -> Option<Nanos> {
+        (connections > self.identity.threshold && !self.ends.is_empty()).then_some(self.balance.due)
+    }
+
+    /// Asks for some of the connections of which there are too many.
+    pub(in crate::star::host) fn balance(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>) {
+        let connections = turn.nic.connection_count();
+        if self.balance_due(connections).is_none_or(|due| due > turn.now) {
+            return;
+        }
+        self.balance.due = turn.now + EVERY;
+        let surplus = connections - self.identity.threshold;
+        let most = surplus.min(AT_ONCE).saturating_sub(self.balance.asking);
+        let free = self.ends.all().filter(|end| {
+            let may = end.wish == Wish::Auto && end.may_renew(turn.now);
+            may && self.plain.speaks(&end.av.dgid)
+        });
+        let mut some = [None; AT_ONCE as usize];
+        some.iter_mut().zip(free.take(most as usize)).for_each(|(one, end)| *one = Some(end.qpn));
+        for qpn in some.into_iter().flatten() {
+            self.ask(turn, library, qpn);
+        }
+    }
+
+    fn ask(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn) {
+        let Some((mine, card)) = self.what_for(turn, qpn) else { return };
+        let Some(end) = self.ends.get_mut(qpn) else { return };
+        if !is_room_for(size_of::<Renewal>()) {
+            return;
+        }
+        let renewing = &mut end.renewing;
+        renewing.last = renewing.last.wrapping_add(1);
+        renewing.now = Some(Box::new(Renewal::ask(renewing.last, mine, card, turn.now)));
+        renewing.asked = true;
+        self.balance.asking += 1;
+        self.renew(turn, library, qpn, None);
+    }
+
+    /// What this end brings to a round. `None`: the card does not have it.
+    fn what_for(&self, turn: &Turn<'_, E>, qpn: Qpn) -> Option<(Terms, Card)> {
+        let end = self.ends.get(qpn)?;
+        let attr = turn.nic.query_qp(qpn).ok()?;
+        let Identity { boot, ports, .. } = self.identity;
+        let patience = Patience::of(attr.timeout, attr.retry_cnt).time;
+        Some((self.terms(turn, (qpn, end.wish), &end.av), Card { boot, ports, patience }))
+    }
+
+    /// The peer of a connection says something in a round.
+    pub(super) fn hear_again(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        library: &mut Library<E>,
+        qpn: Qpn,
+        said: &Renewed,
+    ) {
+        if let Control::Renew { wish, stateful, threshold } = said.message {
+            self.peer_asks(turn, qpn, said.round, (wish, stateful, threshold));
+        }
+        let Some(end) = self.ends.get_mut(qpn) else { return };
+        if end.renewing.now.as_ref().is_some_and(|round| round.round() == said.round) {
+            return self.renew(turn, library, qpn, Some(&said.message));
+        }
+        let last = said.round == end.renewing.last && end.is_star();
+        let negotiation = last.then_some(&mut end.negotiation);
+        if let Some(answer) = answer(said, (end.av.dgid, end.peer), negotiation) {
+            say_again(turn, (qpn, end.peer), &end.av, &answer);
+        }
+    }
+
+    /// The peer would have this end keep the state: if it suits this end, too, a round begins.
+    fn peer_asks(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        qpn: Qpn,
+        round: u16,
+        (wish, stateful, threshold): (Wish, u32, u32),
+    ) {
+        let Some((mine, card)) = self.what_for(turn, qpn) else { return };
+        let Some(end) = self.ends.get_mut(qpn) else { return };
+        let theirs = Terms { wish, stateful, threshold, gid: end.av.dgid, qpn: end.peer };
+        let free = end.may_renew(turn.now) && is_new(round, end.renewing.last);
+        if !free || !suits(&mine, &theirs) || !is_room_for(size_of::<Renewal>()) {
+            return;
+        }
+        let mut requests = Resting { nic: turn.nic, env: turn.env, qpn, now: turn.now };
+        let renewal = Renewal::asked(round, mine, card, turn.now, &mut requests);
+        end.renewing.last = round;
+        end.renewing.asked = false;
+        end.renewing.now = renewal.map(Box::new);
+    }
+
+    /// Goes on with a round: hears what the peer says, or says what is due.
+    pub(super) fn renew(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        library: &mut Library<E>,
+        qpn: Qpn,
+        said: Option<&Control>,
+    ) {
+        let Some(end) = self.ends.get_mut(qpn) else { return };
+        let Some(round) = &mut end.renewing.now else { return };
+        let mut requests = Resting { nic: turn.nic, env: turn.env, qpn, now: turn.now };
+        let answer = match said {
+            Some(said) => round.handle(turn.now, (end.av.dgid, end.peer), said, &mut requests),
+            None => round.poll(turn.now, &mut requests),
+        };
+        if let Some(answer) = answer {
+            say_again(turn, (qpn, end.peer), &end.av, &answer);
+        }
+        if let Some(due) = round.deadline() {
+            return self.timers.arm(end.timer, due.max(turn.now + 1), qpn);
+        }
+        if self.end_round(turn, qpn) {
+            self.settled(turn, library, qpn);
+        }
+    }
+
+    /// The peer has begun as a stateless end, whatever of the round was heard here.
+    pub(super) fn peer_began(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
+        let Some(end) = self.ends.get_mut(qpn) else { return };
+        let Some(round) = &mut end.renewing.now else { return };
+        let mut requests = Resting { nic: turn.nic, env: turn.env, qpn, now: turn.now };
+        round.peer_began((end.av.dgid, end.peer), &mut requests);
+        if round.outcome().is_some() {
+            self.end_round(turn, qpn);
+        }
+    }
+
+    /// A round is over. Whether the connection is one of StaR now.
+    fn end_round(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
+        let Some(end) = self.ends.get_mut(qpn) else { return false };
+        self.timers.disarm(end.timer);
+        let Some(round) = self.balance.stop(&mut end.renewing) else { return false };
+        if !matches!(round.outcome(), Some(Outcome::Star { .. })) {
+            turn.env.note(qpn, &Note::Stays);
+            end.renewing.failed(turn.now);
+            return false;
+        }
+        turn.env.note(qpn, &Note::Leaves);
+        end.negotiation = round.into_negotiation();
+        self.stats.star_plain_qps.sub(1);
+        self.stats.star_switches.inc();
+        true
+    }
+}
+
+impl<E: Host> End<E> {
+    pub(super) fn is_star(&self) -> bool {
+        matches!(self.negotiation.outcome(), Some(Outcome::Star { .. }))
+    }
+
+    /// Whether its roles may be settled anew.
+    fn may_renew(&self, now: Nanos) -> bool {
+        let plain = self.negotiation.outcome() == Some(Outcome::Plain) && self.queues.is_some();
+        plain && !self.renewing.lasts() && now >= self.renewing.rests_until
+    }
+}
+
+/// Sends a message of a round.
+fn say_again<E: Host>(turn: &mut Turn<'_, E>, ends: (Qpn, Qpn), av: &Av, message: &Renewed) {
+    say(turn, ends, av, |room| message.encode(room));
+}

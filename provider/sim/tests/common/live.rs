@@ -1,0 +1,512 @@
+//! Two hosts whose RC connections run, on the wire of RoCEv2 and on that of StaR, and whose ends settle anew what they are.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use starverbs_core::nic::Nic;
+use starverbs_core::nic::released::{Leaving, Released};
+use starverbs_core::nic::renewal::Resting;
+use starverbs_core::nic::star::StarInit;
+use starverbs_core::qp::{QpAttr, QpAttrMask};
+use starverbs_core::star::bounds::Bounds;
+use starverbs_core::star::channel::Channel;
+use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Rule, Setup as StarSetup, Wish};
+use starverbs_core::star::library::{Patience, SlInit, SlQp, SlState};
+use starverbs_core::star::negotiate::{Beginning, Negotiation, Outcome, THRESHOLD, Terms};
+use starverbs_core::star::renew::{Card, Renewal, Renewed, answer, is_new, suits};
+use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_core::star::stateful;
+use starverbs_core::star::stateless::{self, Peer};
+use starverbs_core::star::wire::{Packet, Prefix, Queue, Side};
+use starverbs_core::{Counters, FrameMeta, Nanos, QpState, Qpn, SendQueue, WcStatus};
+use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, StarFrame};
+
+use crate::program::Conn;
+
+/// What epochs tell of a host's card.
+const LIVES: [u16; 2] = [0x51ed, 0x1234];
+/// Slots of each kind.
+const SLOTS: u32 = 16;
+
+/// One end of a connection, as its host's library has it.
+#[derive(Default)]
+pub(crate) struct Edge {
+    pub(crate) qpn: Qpn,
+    peer: Qpn,
+    round: Option<Renewal>,
+    last: u16,
+    settled: Option<Negotiation>,
+    sl: Option<(SlQp<SimEnv>, Released<SimEnv>)>,
+    began: bool,
+    beginning: Beginning,
+    /// When it is looked whether the peer of a stateful end begins
+    looks: Nanos,
+    pub(crate) gone: bool,
+}
+
+impl Edge {
+    pub(crate) fn role(&self) -> Option<Role> {
+        match self.settled.as_ref().and_then(Negotiation::outcome) {
+            Some(Outcome::Star { role, .. }) => Some(role),
+            _ => None,
+        }
+    }
+    /// Waits for its peer to begin.
+    fn waits(&self) -> bool {
+        self.role() == Some(Role::Stateful) && !self.began && !self.gone
+    }
+    pub(crate) fn lasts(&self) -> bool {
+        self.round.is_some()
+    }
+}
+
+/// The hosts.
+pub(crate) struct Live {
+    pub(crate) net: Net,
+    pub(crate) rng: Rng,
+    pub(crate) conns: Vec<Conn>,
+    /// By connection and host
+    pub(crate) sides: Vec<[Edge; 2]>,
+    cqs: [SimCq; 2],
+    /// Connections that each host's card says to have
+    counts: [u32; 2],
+    bounds: [Bounds; 2],
+    pub(crate) stats: [Rc<Counters>; 2],
+    wire: BTreeMap<(Nanos, u64), StarFrame>,
+    lanes: [Nanos; 2],
+    order: u64,
+    epochs: u32,
+}
+
+impl Live {
+    /// `conns` of `net` run; their memory is all there.
+    pub(crate) fn new(mut net: Net, rng: Rng, conns: Vec<Conn>, cqs: [SimCq; 2], counts: [u32; 2]) -> Self {
+        let mut bounds = [Bounds::new(), Bounds::new()];
+        net.of_star = Some(Vec::new());
+        for (host, bounds) in net.hosts.iter_mut().zip(&mut bounds) {
+            host.env.star.listened = Some(Vec::new());
+            for (_, attr) in &host.regions {
+                bounds.add(attr.addr, attr.length, attr.access).expect("memory");
+            }
+        }
+        let side = |conn: &Conn, at: usize| Edge {
+            qpn: conn.ends[at].qpn,
+            peer: conn.ends[1 - at].qpn,
+            ..Edge::default()
+        };
+        let sides = conns.iter().map(|conn| [side(conn, 0), side(conn, 1)]).collect();
+        let stats = Default::default();
+        let (wire, lanes, order, epochs) = (BTreeMap::new(), [0; 2], 0, 0);
+        Live { net, rng, conns, sides, cqs, counts, bounds, stats, wire, lanes, order, epochs }
+    }
+
+    fn terms(&self, at: usize, host: usize) -> Terms {
+        let gid = self.net.hosts[host].gid;
+        let (stateful, qpn) = (self.counts[host], self.sides[at][host].qpn);
+        Terms { wish: Wish::Auto, stateful, threshold: THRESHOLD, gid, qpn }
+    }
+
+    fn card(&self, host: usize) -> Card {
+        let ports = self.net.hosts[host].env.star.ports;
+        Card { boot: host as u64 + 70, ports, patience: Patience::of(14, 7).time }
+    }
+
+    /// The card of `host` would be rid of a connection.
+    pub(crate) fn ask(&mut self, at: usize, host: usize) {
+        let (mine, card, now) = (self.terms(at, host), self.card(host), self.net.now());
+        let side = &mut self.sides[at][host];
+        if side.round.is_none() && side.role().is_none() && !side.gone {
+            side.last += 1;
+            side.round = Some(Renewal::ask(side.last, mine, card, now));
+        }
+    }
+
+    /// The program of `host` rings the doorbell of `qpn`.
+    pub(crate) fn doorbell(&mut self, host: usize, qpn: Qpn) {
+        let (at, now) = (self.find(host, qpn), self.net.now());
+        match &mut self.sides[at][host].sl {
+            Some((sl, _)) => sl.handle_doorbell(&mut self.net.hosts[host].env, now),
+            None => self.net.doorbell(host, qpn),
+        }
+    }
+
+    fn find(&self, host: usize, qpn: Qpn) -> usize {
+        self.sides.iter().position(|sides| sides[host].qpn == qpn).expect("a QP of this host")
+    }
+
+    /// Does what is to be done now, then moves the time on to the next thing that happens. False: nothing is going to happen.
+    pub(crate) fn step(&mut self) -> bool {
+        self.talk();
+        self.transmit();
+        let due = |side: &Edge| {
+            let sl = side.sl.as_ref().and_then(|(sl, _)| sl.next_deadline());
+            let looks = side.waits().then_some(side.looks);
+            [side.round.as_ref().and_then(Renewal::deadline), sl, looks].into_iter().flatten().min()
+        };
+        let timers = self.sides.iter().flatten().filter_map(due).min();
+        let arrival = self.wire.first_key_value().map(|((at, _), _)| *at);
+        let own = [timers, arrival].into_iter().flatten().min();
+        match (self.net.next(), own) {
+            (None, None) => return false,
+            (Some(next), own) if own.is_none_or(|own| next <= own) => _ = self.net.step(),
+            (_, Some(own)) => {
+                self.net.wait(own);
+                self.look();
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// What is due here, now.
+    fn look(&mut self) {
+        let now = self.net.now();
+        while let Some(((at, _), _)) = self.wire.first_key_value()
+            && *at <= now
+            && let Some((_, frame)) = self.wire.pop_first()
+        {
+            self.deliver(&frame);
+        }
+        for (at, host) in self.all() {
+            if let Some((sl, _)) = &mut self.sides[at][host].sl
+                && sl.next_deadline().is_some_and(|due| due <= now)
+            {
+                sl.handle_timeout(&mut self.net.hosts[host].env, now);
+            }
+            self.look_for_peer(at, host);
+        }
+    }
+
+    fn look_for_peer(&mut self, at: usize, host: usize) {
+        let (now, h) = (self.net.now(), &mut self.net.hosts[host]);
+        let side = &mut self.sides[at][host];
+        if !side.waits() || side.looks > now {
+            return;
+        }
+        side.looks = now + Beginning::LOOK;
+        let waits = h.nic.has_posts(side.qpn);
+        if side.beginning.is_overdue(now, waits, Patience::of(14, 7).time)
+            && let Some(negotiation) = &mut side.settled
+        {
+            negotiation.abandon();
+            h.nic.settle_plain(&mut h.env, side.qpn, now);
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        (0..self.sides.len()).flat_map(|at| [(at, 0), (at, 1)])
+    }
+
+    /// Rounds go on: what has come, and what is due.
+    fn talk(&mut self) {
+        for host in 0..2 {
+            let heard = self.net.hosts[host].env.star.listened.as_mut().map(std::mem::take);
+            for (to, bytes) in heard.unwrap_or_default() {
+                let at = self.find(host, to);
+                let said = Renewed::decode(&bytes).expect("all messages are of rounds");
+                if !self.sides[at][host].gone {
+                    self.hear(at, host, &said);
+                }
+            }
+        }
+        for (at, host) in self.all() {
+            self.renew(at, host, None);
+        }
+    }
+
+    fn hear(&mut self, at: usize, host: usize, said: &Renewed) {
+        let (mine, card, now) = (self.terms(at, host), self.card(host), self.net.now());
+        let peer = (self.net.hosts[1 - host].gid, self.sides[at][host].peer);
+        let side = &mut self.sides[at][host];
+        if let Control::Renew { wish, stateful, threshold } = said.message
+            && side.round.is_none()
+            && side.role().is_none()
+            && is_new(said.round, side.last)
+            && suits(&mine, &Terms { wish, stateful, threshold, gid: peer.0, qpn: peer.1 })
+        {
+            side.last = said.round;
+            let h = &mut self.net.hosts[host];
+            let mut requests = Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now };
+            side.round = Renewal::asked(said.round, mine, card, now, &mut requests);
+        }
+        if side.round.as_ref().is_some_and(|round| round.round() == said.round) {
+            return self.renew(at, host, Some(&said.message));
+        }
+        let of_last = side.settled.as_mut().filter(|_| said.round == side.last);
+        if let Some(answer) = answer(said, peer, of_last) {
+            self.say(at, host, &answer);
+        }
+    }
+
+    fn renew(&mut self, at: usize, host: usize, said: Option<&Control>) {
+        let now = self.net.now();
+        let peer = self.net.hosts[1 - host].gid;
+        let side = &mut self.sides[at][host];
+        let Some(round) = &mut side.round else { return };
+        let h = &mut self.net.hosts[host];
+        let mut requests = Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now };
+        let said = match said {
+            Some(said) => round.handle(now, (peer, side.peer), said, &mut requests),
+            None => round.poll(now, &mut requests),
+        };
+        self.end_round(at, host);
+        if let Some(said) = said {
+            self.say(at, host, &said);
+        }
+        if self.sides[at][host].role() == Some(Role::Stateless) && !self.sides[at][host].began {
+            self.begin_stateless(at, host);
+        }
+    }
+
+    fn end_round(&mut self, at: usize, host: usize) {
+        let side = &mut self.sides[at][host];
+        if let Some(round) = side.round.take_if(|round| round.outcome().is_some())
+            && round.outcome() != Some(Outcome::Plain)
+        {
+            side.settled = Some(round.into_negotiation());
+        }
+    }
+
+    fn say(&mut self, at: usize, host: usize, said: &Renewed) {
+        let mut room = [0; MAX_CONTROL];
+        let len = said.encode(&mut room).expect("it fits");
+        let side = &self.sides[at][host];
+        let av = self.net.hosts[host].av(self.net.hosts[1 - host].gid);
+        Nic::send_negotiation(&mut self.net.hosts[host].env, (side.qpn, side.peer), &av, &room[..len]);
+    }
+
+    fn begin_stateless(&mut self, at: usize, host: usize) {
+        let (qpn, peer) = (self.sides[at][host].qpn, self.sides[at][host].peer);
+        let now = self.net.now();
+        let end = &mut self.conns[at].ends[host];
+        let (sq, rq) = (end.sq.clone(), end.rq.clone());
+        let h = &mut self.net.hosts[host];
+        let Leaving { attr, owner, first_send, .. } = h.nic.leaving(qpn).expect("a QP of this card");
+        let bounds = &mut self.bounds[host];
+        let mut slots = |len: u64| {
+            let at = h.env.memory.alloc(len);
+            bounds.add_slots(at, len).expect("memory");
+            at
+        };
+        let sq_depth = sq.slots();
+        let setup = StarSetup {
+            boot: host as u64 + 70,
+            pd: owner.pd,
+            mtu: attr.path_mtu,
+            sq_depth,
+            rq_depth: SLOTS,
+            srq: false,
+            send_ring: slots(u64::from(sq_depth) * CQE_SLOT),
+            recv_ring: slots(u64::from(SLOTS) * CQE_SLOT),
+            replay: slots(u64::from(SLOTS) * REPLAY_SLOT),
+            replay_slots: SLOTS,
+            access: attr.access,
+            max_rd_atomic: attr.max_rd_atomic,
+            rnr_retry: attr.rnr_retry,
+            min_rnr_timer: attr.min_rnr_timer,
+        };
+        let mut sl = SlQp::new(SlInit {
+            qpn,
+            sq,
+            first_send,
+            rq,
+            send_cq: self.cqs[host].clone(),
+            recv_cq: self.cqs[host].clone(),
+            sq_sig_all: false,
+            setup,
+            inline_key: 0,
+            patience: Patience::of(attr.timeout, attr.retry_cnt),
+            keepalive: 50_000_000,
+            rules: Default::default(),
+            stats: self.stats[host].clone(),
+        })
+        .expect("a good set-up");
+        let released = h.nic.release_for_star(&mut h.env, qpn).expect("it rests");
+        end.left = true;
+        self.epochs += 1;
+        let epoch = u32::from(LIVES[host]) << 16 | self.epochs;
+        let [_, port] = h.env.star.ports;
+        let rules = h.regions.iter().map(|(key, attr)| Rule {
+            key: *key,
+            pd: attr.pd,
+            qpn: 0,
+            addr: attr.addr,
+            len: attr.length,
+            iova: attr.iova,
+            access: attr.access,
+        });
+        sl.start(&mut h.env, now, Peer { av: attr.av, port, qpn: peer, epoch }, None, rules);
+        let side = &mut self.sides[at][host];
+        (side.sl, side.began) = (Some((sl, released)), true);
+    }
+
+    fn transmit(&mut self) {
+        loop {
+            let now = self.net.now();
+            for (at, host) in self.all() {
+                if let Some((sl, _)) = &mut self.sides[at][host].sl {
+                    sl.poll_transmit(&mut self.net.hosts[host].env, now);
+                }
+            }
+            self.net.transmit();
+            let frames = self.net.of_star.as_mut().map(std::mem::take).unwrap_or_default();
+            if frames.is_empty() {
+                return;
+            }
+            frames.into_iter().for_each(|frame| self.launch(frame));
+        }
+    }
+
+    /// A frame of StaR leaves; the wire does to it what it does.
+    fn launch(&mut self, frame: StarFrame) {
+        let Faults { loss, duplicate, reorder, delay, jitter, late, .. } = self.net.faults;
+        let from = usize::from(frame.path.src == self.net.hosts[1].gid);
+        if self.rng.chance(loss) {
+            return;
+        }
+        for _ in 0..1 + u32::from(self.rng.chance(duplicate)) {
+            let arrives = self.net.now() + delay + self.rng.below(jitter + 1);
+            let at = if self.rng.chance(reorder) {
+                arrives + self.rng.below(late)
+            } else {
+                self.lanes[from] = self.lanes[from].max(arrives);
+                self.lanes[from]
+            };
+            self.order += 1;
+            self.wire.insert((at, self.order), frame.clone());
+        }
+    }
+
+    fn deliver(&mut self, frame: &StarFrame) {
+        let (path, now) = (&frame.path, self.net.now());
+        let host = usize::from(path.dst == self.net.hosts[1].gid);
+        let [stateless, _] = self.net.hosts[host].env.star.ports;
+        let side = if path.dport == stateless { Side::Stateless } else { Side::Stateful };
+        let packet = Packet::open(side, path, &frame.bytes).expect("a good packet");
+        if side == Side::Stateless {
+            return self.serve(host, frame, &packet);
+        }
+        let at = self.find(host, packet.header.qpn);
+        if self.sides[at][host].gone {
+            return;
+        }
+        if packet.header.migrate {
+            let h = &mut self.net.hosts[host];
+            if let Some((sl, _)) = &mut self.sides[at][host].sl {
+                return sl.handle_control(&mut h.env, now, &path.src, &packet);
+            }
+            self.begin_stateful(at, host, &packet);
+        }
+        let h = &mut self.net.hosts[host];
+        h.nic.handle_star(&mut h.env, now, &path.src, &packet);
+    }
+
+    fn serve(&mut self, host: usize, frame: &StarFrame, packet: &Packet<'_>) {
+        let Some(Prefix { qpn, epoch }) = packet.prefix else { return };
+        let at = self.find(host, qpn);
+        let here = self.sides[at][host].sl.as_ref().is_some_and(|(sl, _)| sl.peer().epoch == epoch);
+        if !here {
+            return;
+        }
+        let env = &mut self.net.hosts[host].env;
+        let meta = FrameMeta { src: frame.path.src, dst: frame.path.dst, ..FrameMeta::default() };
+        let (bounds, stats) = (Some(&self.bounds[host]), &*self.stats[host]);
+        let card = stateless::Card { bounds, life: LIVES[host], stats };
+        stateless::handle(&card, env, (&meta, frame.path.sport), packet);
+        let now = self.net.now();
+        for event in std::mem::take(&mut self.net.hosts[host].env.star.events) {
+            let at = self.find(host, event.qpn);
+            if let Some((sl, _)) = &mut self.sides[at][host].sl {
+                sl.handle_event(&mut self.net.hosts[host].env, now, &event);
+            }
+        }
+    }
+
+    fn begin_stateful(&mut self, at: usize, host: usize, packet: &Packet<'_>) {
+        let now = self.net.now();
+        let first = packet.header.psn.get() == 0;
+        let Some(Control::Setup(setup)) = Control::decode(packet.data).filter(|_| first) else { return };
+        let (peer, from) = (self.net.hosts[1 - host].gid, packet.prefix.expect("control messages have one"));
+        let side = &mut self.sides[at][host];
+        let h = &mut self.net.hosts[host];
+        if side.began || !h.nic.waits_for_star(side.qpn) {
+            return;
+        }
+        if let Some(round) = &mut side.round {
+            let mut requests = Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now };
+            round.peer_began((peer, side.peer), &mut requests);
+            self.end_round(at, host);
+        }
+        let side = &mut self.sides[at][host];
+        let Some(Outcome::Star { role: Role::Stateful, ports: [port, control_port], .. }) =
+            side.settled.as_ref().and_then(Negotiation::outcome)
+        else {
+            return;
+        };
+        let h = &mut self.net.hosts[host];
+        let peer = stateful::Peer { av: h.av(peer), port, control_port, qpn: from.qpn, epoch: from.epoch };
+        let mut channel = Channel::new();
+        channel.took();
+        let end = &self.conns[at].ends[host];
+        let (sq, rq) = (end.sq.clone(), Some(end.rq.clone()));
+        let cqs = (self.cqs[host].clone(), self.cqs[host].clone());
+        let lifetime = 4 * self.net.faults.late;
+        let init = StarInit { sq, rq, cqs, setup, peer, channel, window: 64, lifetime };
+        h.nic.begin_star(&mut h.env, side.qpn, init, now).expect("a QP that rests");
+        side.began = true;
+    }
+
+    /// Programs poll: libraries look at their slots.
+    pub(crate) fn poll_slots(&mut self) {
+        let now = self.net.now();
+        for (at, host) in self.all() {
+            if let Some((sl, _)) = &mut self.sides[at][host].sl {
+                for queue in [Queue::Send, Queue::Recv] {
+                    sl.complete(&mut self.net.hosts[host].env, now, queue);
+                }
+            }
+        }
+    }
+
+    /// The program of `host` destroys its end.
+    pub(crate) fn destroy(&mut self, at: usize, host: usize) {
+        let now = self.net.now();
+        let h = &mut self.net.hosts[host];
+        let side = &mut self.sides[at][host];
+        (side.round, side.gone) = (None, true);
+        match side.sl.take() {
+            /* the last word is lost: silence tells */
+            Some((sl, released)) => {
+                _ = sl.close(now, false);
+                h.nic.end_released(&released);
+            }
+            None => h.nic.destroy_qp(&mut h.env, side.qpn).expect("it ends"),
+        }
+    }
+
+    /// The program of `host` takes its end to ERR.
+    pub(crate) fn fail(&mut self, at: usize, host: usize) {
+        let now = self.net.now();
+        let h = &mut self.net.hosts[host];
+        let side = &mut self.sides[at][host];
+        side.round = None;
+        match &mut side.sl {
+            Some((sl, _)) => sl.enter_error(&mut h.env, now, WcStatus::WrFlushErr),
+            None => {
+                let to = QpAttr { state: QpState::Err, ..QpAttr::default() };
+                h.nic.modify_qp(&mut h.env, side.qpn, &to, QpAttrMask::STATE, now).expect("from any state");
+                /* nothing begins any more */
+                side.began = true;
+            }
+        }
+    }
+
+    /// Whether an end is in ERR.
+    pub(crate) fn has_failed(&self, at: usize, host: usize) -> bool {
+        let side = &self.sides[at][host];
+        match &side.sl {
+            Some((sl, _)) => sl.state() == SlState::Error,
+            None => self.net.hosts[host].nic.qp_state(side.qpn) == Some(QpState::Err),
+        }
+    }
+}

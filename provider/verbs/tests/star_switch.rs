@@ -1,0 +1,271 @@
+//! Connections that leave plain RoCEv2 while their programs post and poll, as their card has come to have too many.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use starverbs_core::{Cqe, QpType, SendOp, WcOpcode, WcStatus};
+use starverbs_settings::{FaultSpec, Settings, StarKey, StarWish};
+use starverbs_verbs::{Qp, QpInit, SendWr, Settled, Srq, Wish};
+
+/// Beyond so many connections a card has too many.
+const THRESHOLD: u32 = 6;
+/// Messages under way each way.
+const DEPTH: u64 = 8;
+/// Bytes of a message.
+const SIZE: usize = 1500;
+
+fn role(qp: &Qp) -> Settled {
+    qp.star().unwrap().role
+}
+
+fn auto(wire: &Settings) -> [Node; 2] {
+    let wire = Settings { star: StarWish::Auto, star_threshold: THRESHOLD, ..wire.clone() };
+    [Node::new(&wire), Node::new(&wire)]
+}
+
+/// `n` pairs of connections, all of this node, that stay plain.
+fn crowd(node: &Node, n: usize) -> Vec<[Qp; 2]> {
+    let init = QpInit { star: Some(Wish::Off), ..node.init(QpType::Rc, None) };
+    let plain = || Qp::create(&node.pd, &init).unwrap();
+    let pairs: Vec<_> = (0..n).map(|_| [plain(), plain()]).collect();
+    pairs.iter().for_each(|[a, b]| connect((node, a), (node, b)));
+    pairs
+}
+
+/// A program at one end that sends and receives numbered messages, reads and writes, each in its place.
+struct Program<'a> {
+    node: &'a Node,
+    qp: &'a Qp,
+    peer: &'a Node,
+    srq: Option<&'a Srq>,
+    sent: u64,
+    done: u64,
+    received: u64,
+}
+
+/// Where message `n` lies at its sender, and at its receiver.
+fn place(n: u64, receives: bool) -> usize {
+    (n % DEPTH) as usize * 2048 + if receives { 0x8000 } else { 0 }
+}
+
+impl Program<'_> {
+    fn receive(&self, n: u64) {
+        match self.srq {
+            Some(srq) => {
+                let sges = [self.node.sge(place(n, true), SIZE)];
+                srq.post(&starverbs_verbs::RecvWr { wr_id: n, sges: &sges }).unwrap();
+            }
+            None => self.node.post_recv(self.qp, n, place(n, true), SIZE).unwrap(),
+        }
+    }
+
+    fn send(&mut self) {
+        let n = self.sent;
+        /* SAFETY of the test's own: nobody else writes there until this message is done */
+        let word = self.node.addr(place(n, false)) as *mut u64;
+        // SAFETY: inside the buffer, aligned, and the send that used it before is done.
+        unsafe { word.write_volatile(n) };
+        let sges = [self.node.sge(place(n, false), SIZE)];
+        let wr = match n % 4 {
+            3 => SendWr {
+                op: SendOp::Read,
+                remote_addr: self.peer.addr(0x7000),
+                rkey: self.peer.mr.rkey(),
+                ..send(n, &sges)
+            },
+            _ => send(n, &sges),
+        };
+        post(self.qp, &wr).unwrap();
+        self.sent += 1;
+    }
+
+    fn took(&mut self, cqe: &Cqe) {
+        assert_eq!((cqe.status, cqe.qpn), (WcStatus::Success, self.qp.number()));
+        if cqe.opcode != WcOpcode::Recv {
+            assert_eq!(cqe.wr_id, self.done, "completions come in order, each once");
+            self.done += 1;
+            return;
+        }
+        let n = self.received;
+        assert_eq!((cqe.wr_id, cqe.byte_len as usize), (n, SIZE));
+        /* every fourth request is a READ */
+        assert_eq!(self.node.word(place(n, true)), n / 3 * 4 + n % 3);
+        self.received += 1;
+        self.receive(n + DEPTH);
+    }
+
+    /// Sends until it is told to stop, or something is wrong; gives how many.
+    fn run(mut self, stop: &AtomicBool, sent: &[std::sync::atomic::AtomicU64; 2], me: usize) {
+        let mut out = [Cqe::default(); 16];
+        let start = Instant::now();
+        loop {
+            let stops = stop.load(Ordering::Acquire);
+            while !stops && self.sent - self.done < DEPTH {
+                self.send();
+                sent[me].store(self.sent, Ordering::Release);
+            }
+            let got = self.node.cq.poll(&mut out).unwrap();
+            out[..got].iter().for_each(|cqe| self.took(cqe));
+            let theirs = sent[1 - me].load(Ordering::Acquire);
+            if stops && self.done == self.sent && self.received == theirs - theirs / 4 {
+                return;
+            }
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "{} {} {}",
+                self.sent,
+                self.done,
+                self.received
+            );
+        }
+    }
+}
+
+/// Both ends' programs run while `call` does; then they stop, and all that was sent has come.
+fn talking(nodes: &[Node; 2], qps: &[Qp; 2], srqs: [Option<&Srq>; 2], call: impl FnOnce()) {
+    let (stop, sent) = (AtomicBool::new(false), Default::default());
+    std::thread::scope(|scope| {
+        for me in 0..2 {
+            let (node, peer) = (&nodes[me], &nodes[1 - me]);
+            let program = Program { node, qp: &qps[me], peer, srq: srqs[me], sent: 0, done: 0, received: 0 };
+            (0..DEPTH).for_each(|n| program.receive(n));
+            let (stop, sent) = (&stop, &sent);
+            scope.spawn(move || program.run(stop, sent, me));
+        }
+        call();
+        stop.store(true, Ordering::Release);
+    });
+}
+
+fn switches(nodes: &[Node; 2]) -> [u64; 2] {
+    nodes.each_ref().map(|node| node.ctx.counters().unwrap().star_switches.get())
+}
+
+fn is_star(qps: &[Qp; 2]) -> bool {
+    [role(&qps[0]), role(&qps[1])] == [Settled::Stateless, Settled::Stateful]
+}
+
+fn connected(nodes: &[Node; 2], srqs: [Option<&Srq>; 2]) -> [Qp; 2] {
+    let [a, b] = [0, 1].map(|at| match srqs[at] {
+        Some(srq) => nodes[at].qp_with_srq(srq),
+        None => nodes[at].qp(QpType::Rc),
+    });
+    connect((&nodes[0], &a), (&nodes[1], &b));
+    let qps = [a, b];
+    wait_for("an agreement", || qps.iter().all(|qp| role(qp) != Settled::Waiting));
+    assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2]);
+    qps
+}
+
+/// As programs post and poll, the card of one end comes to have too many connections: that end becomes stateless.
+fn leaves_plain(wire: &Settings) {
+    let nodes = auto(wire);
+    let qps = connected(&nodes, [None; 2]);
+    let mut others = Vec::new();
+    talking(&nodes, &qps, [None; 2], || {
+        std::thread::sleep(Duration::from_millis(20));
+        others = crowd(&nodes[0], 3);
+        wait_for("a switch", || is_star(&qps));
+        std::thread::sleep(Duration::from_millis(20));
+    });
+    assert_eq!(switches(&nodes), [1, 1]);
+    let counters = nodes[0].ctx.counters().unwrap();
+    assert_eq!((counters.star_stateless_qps.get(), counters.star_plain_qps.get()), (1, 0));
+    assert_eq!(counters.star_stateless_connection_bytes.get(), 0);
+    /* and there it stays */
+    others.iter().flatten().for_each(|qp| qp.destroy().unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(is_star(&qps));
+}
+
+#[test]
+fn a_connection_that_runs_leaves_plain_rocev2() {
+    leaves_plain(&settings());
+}
+
+#[test]
+fn a_connection_that_runs_leaves_plain_rocev2_under_a_key() {
+    leaves_plain(&Settings { star_key: Some(StarKey::Given([7; 32].into())), ..settings() });
+}
+
+#[test]
+fn a_connection_that_runs_leaves_plain_rocev2_on_a_bad_wire() {
+    let fault = FaultSpec { loss: 0.03, duplicate: 0.05, reorder: 0.05, ..FaultSpec::default() };
+    leaves_plain(&Settings { fault, ..settings() });
+}
+
+#[test]
+fn shared_receive_queues_stay_with_their_connections() {
+    for at in 0..2 {
+        let nodes = auto(&settings());
+        let srq = Srq::create(&nodes[at].pd, 64, 1, 0, 99).unwrap();
+        let srqs = std::array::from_fn(|end| (end == at).then_some(&srq));
+        let qps = connected(&nodes, srqs);
+        talking(&nodes, &qps, srqs, || {
+            std::thread::sleep(Duration::from_millis(10));
+            let others = crowd(&nodes[0], 3);
+            wait_for("a switch", || is_star(&qps));
+            others.iter().flatten().for_each(|qp| qp.destroy().unwrap());
+        });
+    }
+}
+
+/// Nobody's programs talk: it becomes StaR all the same, and what is posted before is found.
+#[test]
+fn an_idle_connection_leaves_too() {
+    let nodes = auto(&settings());
+    let qps = connected(&nodes, [None; 2]);
+    for node in 0..2 {
+        (0..16).for_each(|id| nodes[node].post_recv(&qps[node], id, place(id, true), SIZE).unwrap());
+    }
+    let _others = crowd(&nodes[0], 3);
+    wait_for("a switch", || is_star(&qps));
+    for (from, to) in [(0, 1), (1, 0)] {
+        for id in 0..16 {
+            post(&qps[from], &send(100 + id, &[nodes[from].sge(place(id, false), SIZE)])).unwrap();
+        }
+        let got: Vec<_> = nodes[to].completions(16).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+        assert_eq!(got, (0..16).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
+        assert!(nodes[from].completions(16).iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+}
+
+/// A request for which the peer's program has no receive keeps nobody from going on.
+#[test]
+fn a_request_that_waits_for_a_receive_does_not_keep_others_waiting() {
+    let nodes = auto(&settings());
+    let [a, b] = &nodes;
+    let qps = connected(&nodes, [None; 2]);
+    post(&qps[0], &send(1, &[a.sge(0, 64)])).unwrap();
+    let _others = crowd(a, 3);
+    std::thread::sleep(Duration::from_millis(100));
+    /* b's program posts a receive once it has been heard */
+    a.post_recv(&qps[0], 2, 0, 64).unwrap();
+    post(&qps[1], &send(3, &[b.sge(0, 64)])).unwrap();
+    let ends: Vec<_> = [a, b].iter().map(|node| node.completions(1)[0].wr_id).collect();
+    assert_eq!(ends, [2, 3]);
+    b.post_recv(&qps[1], 4, 0, 64).unwrap();
+    assert_eq!([a.completions(1)[0].wr_id, b.completions(1)[0].wr_id], [1, 4]);
+    wait_for("a switch, now", || is_star(&qps));
+}
+
+/// What StaR does not carry keeps a connection plain.
+#[test]
+fn a_connection_that_flushes_stays_plain() {
+    let nodes = auto(&settings());
+    let [a, b] = &nodes;
+    let qps = connected(&nodes, [None; 2]);
+    let flush =
+        |id| SendWr { op: SendOp::AtomicWrite, remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(id, &[]) };
+    let word = [a.sge(0, 8)];
+    post(&qps[0], &SendWr { sges: &word, ..flush(1) }).unwrap();
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    let _others = crowd(a, 3);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2]);
+    post(&qps[0], &SendWr { sges: &word, ..flush(2) }).unwrap();
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+}
