@@ -137,7 +137,8 @@ impl Negotiation {
     /// For how long the program bears silence of its peer; `None`: for ever. An end that has said what it becomes asks for so long, as the
     /// peer may go by it: then neither can send as the other believes.
     pub fn bear(&mut self, silence: Option<Nanos>) {
-        let offers = silence.map(|silence| silence / timeout(u32::MAX));
+        /* the first follow each other faster */
+        let offers = silence.map(|silence| silence / timeout(u32::MAX) + Nanos::from(TRIES));
         self.borne =
             offers.map_or(u32::MAX, |offers| u32::try_from(offers).unwrap_or(u32::MAX).max(LAST_TRIES));
     }

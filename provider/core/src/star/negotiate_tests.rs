@@ -132,7 +132,7 @@ fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_nev
 fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
     const SECONDS: Nanos = 1_000_000_000;
     for (silence, least) in
-        [(Some(30 * SECONDS), 30 * SECONDS), (Some(1), 1_900_000_000), (None, 100 * SECONDS)]
+        [(Some(30 * SECONDS), 30 * SECONDS), (Some(1), 1_700_000_000), (None, 100 * SECONDS)]
     {
         let mut end = begin(terms(1, Wish::Stateless, 0), 0);
         let offer =
