@@ -201,6 +201,10 @@ impl<E: StarEnv> Stateful<E> {
         if stream.changes() || atomic && stream.under_way() > 0 {
             return Begin::Wait;
         }
+        if atomic && wqe.remote_addr & 7 != 0 {
+            /* before its key is looked at, as RC's responder does */
+            return Op::failed(class, WcStatus::RemInvReqErr);
+        }
         let mut op = Op { class, length: wqe.length, all: wqe.length == 0, ..Op::default() };
         let allowed = self.setup.access.contains(need);
         if wqe.length > 0 {
@@ -349,6 +353,9 @@ impl<E: StarEnv> Stateful<E> {
         let stream = &self.streams[1];
         if stream.changes() || atomic && stream.under_way() > 0 {
             return Begin::Wait;
+        }
+        if atomic && wqe.remote_addr & 7 != 0 {
+            return Op::failed(class, WcStatus::RemInvReqErr);
         }
         let need = if atomic { Access::REMOTE_ATOMIC } else { Access::REMOTE_READ };
         let owner = (self.local.pd, self.local.qpn);
