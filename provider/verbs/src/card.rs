@@ -346,11 +346,9 @@ impl Card {
         match self.try_lock() {
             Some(mut guard) => {
                 let shard = &mut *guard;
-                if !self.settings.defer || !shard.defer(qpn) {
+                if !self.settings.defer || !shard.defer(qpn, !self.progress.is_armed()) {
                     let now = clock::now();
-                    if shard.deferred.len() == DEFERRED {
-                        shard.ring_deferred(now);
-                    }
+                    shard.ring_deferred(now);
                     shard.ring(qpn, now);
                     shard.transmit(now, true);
                     self.hand_on(shard, now, false);

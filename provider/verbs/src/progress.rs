@@ -190,10 +190,13 @@ impl Shard {
         came
     }
 
-    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room.
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room. `polled`: the card's next turn is the program's, or
+    /// that of a thread that looks within a tick, so that it may wait in company: otherwise nobody might run the card until a timer of those it
+    /// waits behind, whose peer may be gone.
     #[inline]
-    pub(crate) fn defer(&mut self, qpn: Qpn) -> bool {
-        if !self.nic.may_wait_if_kept(qpn) {
+    pub(crate) fn defer(&mut self, qpn: Qpn, polled: bool) -> bool {
+        let may = if polled { self.nic.may_wait_if_kept(qpn) } else { self.nic.may_wait(qpn) };
+        if !may {
             return false;
         }
         if !self.deferred.contains(&qpn) {

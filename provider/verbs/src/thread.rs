@@ -111,6 +111,12 @@ impl Progress {
         self.mode.load(Ordering::Relaxed) == WATCHING
     }
 
+    /// Whether it sleeps until something comes or is due.
+    #[inline]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.mode.load(Ordering::Relaxed) == ARMED
+    }
+
     /// Has it serve from now on.
     #[inline]
     pub(crate) fn arm(&self) {

@@ -3,7 +3,7 @@
 use starverbs_soak::{Summary, run};
 
 /// Each is a few milliseconds; `make soak` makes more of them.
-const RUNS: u64 = 300;
+const RUNS: u64 = 900;
 
 #[test]
 fn cards_keep_their_promises_on_a_hostile_network() {
