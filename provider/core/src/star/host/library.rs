@@ -165,13 +165,15 @@ impl<E: Host> Library<E> {
         self.timers.next()
     }
 
-    /// Sends what waits; whether more waits for room in the port.
+    /// Sends what waits, and what ends have to send because others could go on; whether more waits for room in the port.
     pub fn transmit(&mut self, turn: &mut Turn<'_, E>) -> bool {
-        for _ in 0..self.ready.len() {
+        for _ in 0..self.ready.len() + self.ends.len() {
             let Some(at) = self.ready.pop_front() else { return false };
-            if let Some(end) = self.ends.get_mut(at as usize) {
-                end.queued = false;
-                self.settle(turn, at);
+            let Some(end) = self.ends.get_mut(at as usize) else { continue };
+            end.queued = false;
+            self.settle(turn, at);
+            if self.ends.get(at as usize).is_some_and(|end| end.queued) {
+                return true;
             }
         }
         !self.ready.is_empty()
