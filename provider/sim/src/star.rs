@@ -45,6 +45,8 @@ pub struct StarPort {
     pub events: Vec<SlEvent>,
     /// Messages by which peers settle roles, and the QP that each is for, where a test listens in the library's place
     pub listened: Option<Vec<(Qpn, Vec<u8>)>>,
+    /// There is no memory for slots
+    pub no_slots: bool,
     /// Under which control messages leave and come, if under one
     pub seal: Option<Seal>,
     /// By which peers settle roles, the oldest first. `None`: the card answers that it has no StaR
@@ -90,6 +92,9 @@ impl StarHost for SimEnv {
 
     fn make_slots(&mut self, bytes: u64) -> Option<(Slots, u64)> {
         self.take_slots_back();
+        if self.star.no_slots {
+            return None;
+        }
         let addr = self.memory.alloc(bytes);
         self.memory.allow(addr, bytes, READ | WRITE);
         Some((Slots { at: (addr, bytes), freed: Rc::clone(&self.star.freed) }, addr))
@@ -225,6 +230,7 @@ impl Default for StarPort {
             ports: [PORT_STATELESS, PORT_STATEFUL],
             events: Vec::new(),
             listened: None,
+            no_slots: false,
             seal: None,
             heard: None,
             freed: Rc::default(),

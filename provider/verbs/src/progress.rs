@@ -260,6 +260,6 @@ impl Shard {
         };
         let of_timers = self.nic.next_deadline().map(|at| at.max(now + self.out.left(now).unwrap_or(0)));
         let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
-        sooner(sooner(of_frames, self.moderator.next_deadline()), self.next_star())
+        sooner(sooner(of_frames, self.moderator.next_deadline()), self.next_star(now))
     }
 }

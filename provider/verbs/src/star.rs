@@ -159,9 +159,14 @@ impl Shard {
 
     /// When StaR's part of a turn has something to do.
     #[inline]
-    pub(crate) fn next_star(&self) -> Option<Nanos> {
+    pub(crate) fn next_star(&self, now: Nanos) -> Option<Nanos> {
         let star = self.star.as_ref()?;
-        let wire = self.env.star.as_ref().and_then(|port| port.tx.next_deadline());
+        let port = self.env.star.as_ref();
+        /* a call of the program may have taken messages from the socket of which nobody else will wake anybody */
+        if port.is_some_and(|port| !port.heard.is_empty()) {
+            return Some(now);
+        }
+        let wire = port.and_then(|port| port.tx.next_deadline());
         [star.ends.next_deadline(self.nic.connection_count()), wire].into_iter().flatten().min()
     }
 

@@ -243,6 +243,12 @@ impl Negotiation {
         }
     }
 
+    /// What the peer was told that this end becomes; `None`: plain RoCEv2, or nothing yet.
+    pub fn again(&self) -> Option<Control> {
+        let Some(Outcome::Star { role, .. }) = self.settled else { return None };
+        Some(Control::Accept { role, boot: self.boot, ports: self.ports })
+    }
+
     /// What was settled is not to be, as the peer is gone: plain RoCEv2 finds that out.
     pub fn abandon(&mut self) {
         self.settled = Some(Outcome::Plain);

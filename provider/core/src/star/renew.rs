@@ -108,9 +108,14 @@ pub fn is_new(round: u16, last: u16) -> bool {
     (round.wrapping_sub(last) as i16) > 0
 }
 
-/// Whether it suits this end to keep the state of a connection whose other end asks for that. Nobody asks to keep more.
+/// Whether a peer's asking suits this end. An end keeps the state whenever the rule says so; it leaves its card only if that has too many
+/// connections, too, whatever the peer says of its own.
 pub fn suits(mine: &Terms, theirs: &Terms) -> bool {
-    choose(mine, theirs) == Some(Role::Stateful)
+    match choose(mine, theirs) {
+        Some(Role::Stateful) => true,
+        Some(Role::Stateless) => mine.stateful > mine.threshold,
+        None => false,
+    }
 }
 
 impl Renewal {

@@ -251,6 +251,7 @@ impl<E: Host> Roles<E> {
             Outcome::Plain => {
                 turn.env.note(qpn, &Note::Plain);
                 self.stats.star_plain_qps.inc();
+                self.balance.look_at(turn.now);
                 if !end.negotiation.heard() {
                     self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
                 }
@@ -259,7 +260,9 @@ impl<E: Host> Roles<E> {
             Outcome::Star { role: Role::Stateless, boot, ports } => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateless));
                 let Some(queues) = end.queues.take() else { return };
-                if let Err(error) = library.begin(turn, qpn, (boot, ports), queues) {
+                if let Err(error) = library.begin(turn, qpn, (boot, ports), queues)
+                    && !self.take_back(turn, qpn)
+                {
                     fail(turn, qpn, error);
                 }
             }
@@ -273,11 +276,29 @@ impl<E: Host> Roles<E> {
         let Some(end) = self.ends.get_mut(qpn).filter(|end| end.queues.is_some()) else { return };
         let Ok(attr) = turn.nic.query_qp(qpn) else { return };
         let patience = Patience::of(attr.timeout, attr.retry_cnt).time;
-        if !end.beginning.is_overdue(turn.now, turn.nic.has_posts(qpn), patience) {
-            return self.timers.arm(end.timer, turn.now + Beginning::LOOK, qpn);
+        let overdue = end.beginning.is_overdue(turn.now, turn.nic.has_posts(qpn), patience);
+        if overdue || !turn.nic.waits_for_star(qpn) {
+            return self.withdraw(turn, qpn);
         }
+        self.tell_again(turn, qpn);
+        self.look_later(turn.now, qpn);
+    }
+
+    fn look_later(&mut self, now: Nanos, qpn: Qpn) {
+        if let Some(end) = self.ends.get(qpn) {
+            self.timers.arm(end.timer, now + Beginning::LOOK, qpn);
+        }
+    }
+
+    /// The other end of what was settled is not there, or does not begin: this one is of plain RoCEv2.
+    fn withdraw(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
+        let Some(end) = self.ends.get_mut(qpn) else { return };
         turn.env.note(qpn, &Note::Alone);
+        self.timers.disarm(end.timer);
         end.negotiation.abandon();
+        end.beginning = Beginning::default();
+        end.renewing.failed(turn.now);
+        self.balance.look_at(end.renewing.rests_until);
         self.stats.star_plain_qps.inc();
         turn.nic.settle_plain(turn.env, qpn, turn.now);
     }
@@ -301,10 +322,10 @@ impl<E: Host> Roles<E> {
         else {
             return;
         };
-        self.timers.disarm(end.timer);
         if setup.boot != boot {
             return;
         }
+        self.timers.disarm(end.timer);
         let (av, epoch) = (end.av, prefix.epoch);
         let stateless = stateless::Peer { av, port: control_port, qpn: end.peer, epoch };
         let Some(Queues { sq, rq, send_cq, recv_cq }) = end.queues.take() else {

@@ -9,7 +9,7 @@ use crate::nic::renewal::Resting;
 use crate::room::is_room_for;
 use crate::star::control::{Control, Wish};
 use crate::star::library::Patience;
-use crate::star::negotiate::{Outcome, Terms};
+use crate::star::negotiate::{Beginning, Outcome, Terms};
 use crate::star::renew::{Card, Renewal, Renewed, answer, is_new, suits};
 use crate::types::{Av, Nanos, Qpn};
 
@@ -23,6 +23,10 @@ const EVERY: Nanos = 50_000_000;
 const AGAIN: Nanos = 1_000_000_000;
 /// Doubled so often at most.
 const LONGEST: u32 = 6;
+/// Longest time between two looks at the balance that find nobody to ask.
+const SELDOM: Nanos = 60_000_000_000;
+/// The first of them is doubled so often at most.
+const LONGEST_PAUSE: u32 = 11;
 /// Connections that this card has asked for at a time.
 const AT_ONCE: u32 = 16;
 
@@ -35,10 +39,14 @@ pub(super) struct Renewing {
     asked: bool,
     /// Number of the last one
     last: u16,
+    /// That was settled in it what the connection is
+    switched: bool,
     /// How many in a row left it plain
     vain: u32,
-    /// There is none before
-    rests_until: Nanos,
+    /// This end does not ask before
+    pub(super) rests_until: Nanos,
+    /// Nor answers to its peer's asking, as that came to nothing
+    deaf_until: Nanos,
 }
 
 impl Renewing {
@@ -48,8 +56,12 @@ impl Renewing {
     }
 
     /// It stayed plain: nobody makes its requests rest again and again.
-    fn failed(&mut self, now: Nanos) {
+    pub(super) fn failed(&mut self, now: Nanos) {
+        self.switched = false;
         self.rests_until = now + (AGAIN << self.vain.min(LONGEST));
+        if !self.asked {
+            self.deaf_until = self.rests_until;
+        }
         self.vain += 1;
     }
 }
@@ -59,11 +71,24 @@ impl Renewing {
 pub(super) struct Balance {
     /// When it is looked at next
     due: Nanos,
+    /// How many looks found nobody to ask since there was somebody new
+    vain: u32,
     /// Rounds that this card has asked for
     asking: u32,
 }
 
 impl Balance {
+    /// A look found nobody to ask before `later`; `None`: at any time. Nobody looks at all of a card's connections in vain again and again.
+    fn none_free(&mut self, now: Nanos, later: Option<Nanos>) {
+        self.due = later.unwrap_or(now + (EVERY << self.vain).min(SELDOM));
+        self.vain = (self.vain + 1).min(LONGEST_PAUSE);
+    }
+
+    /// There is one more connection that may be asked for, from then on.
+    pub(super) fn look_at(&mut self, then: Nanos) {
+        (self.due, self.vain) = (self.due.min(then + EVERY), 0);
+    }
+
     /// A connection's round is over, if there was one.
     pub(super) fn stop(&mut self, renewing: &mut Renewing) -> Option<Box<Renewal>> {
         let round = renewing.now.take();
@@ -88,16 +113,34 @@ impl<E: Host> Roles<E> {
         }
         self.balance.due = turn.now + EVERY;
         let surplus = connections - self.identity.threshold;
-        let most = surplus.min(AT_ONCE).saturating_sub(self.balance.asking);
-        let free = self.ends.all().filter(|end| {
-            let may = end.wish == Wish::Auto && end.may_renew(turn.now);
-            may && self.plain.speaks(&end.av.dgid)
-        });
-        let mut some = [None; AT_ONCE as usize];
-        some.iter_mut().zip(free.take(most as usize)).for_each(|(one, end)| *one = Some(end.qpn));
-        for qpn in some.into_iter().flatten() {
-            self.ask(turn, library, qpn);
+        let most = surplus.min(AT_ONCE).saturating_sub(self.balance.asking) as usize;
+        if most == 0 {
+            return;
         }
+        let mut some = [Qpn::default(); AT_ONCE as usize];
+        let mut found = 0;
+        let mut later: Option<Nanos> = None;
+        for end in self.ends.all().filter(|end| self.may_be_asked(end)) {
+            let until = end.renewing.rests_until;
+            if until > turn.now {
+                later = Some(later.map_or(until, |later| later.min(until)));
+            } else if found < most {
+                some[found] = end.qpn;
+                found += 1;
+            }
+        }
+        if found == 0 {
+            self.balance.none_free(turn.now, later);
+        }
+        for qpn in &some[..found] {
+            self.ask(turn, library, *qpn);
+        }
+    }
+
+    /// Whether the peer of a connection is one to ask, at some time.
+    fn may_be_asked(&self, end: &End<E>) -> bool {
+        let speaks = || end.negotiation.heard() || self.plain.speaks(&end.av.dgid);
+        end.wish == Wish::Auto && end.is_plain() && speaks()
     }
 
     fn ask(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn) {
@@ -139,13 +182,18 @@ impl<E: Host> Roles<E> {
             return self.renew(turn, library, qpn, Some(&said.message));
         }
         let last = said.round == end.renewing.last && end.is_star();
+        /* whose peer is plain waits for nobody: somebody else may have spoken for it before */
+        if last && end.renewing.switched && said.message == Control::Plain && end.queues.is_some() {
+            return self.withdraw(turn, qpn);
+        }
         let negotiation = last.then_some(&mut end.negotiation);
         if let Some(answer) = answer(said, (end.av.dgid, end.peer), negotiation) {
             say_again(turn, (qpn, end.peer), &end.av, &answer);
         }
     }
 
-    /// The peer would have this end keep the state: if it suits this end, too, a round begins.
+    /// The peer's card has too many connections: if it suits this end, too, a round begins. The peer's numbers count on in any case, so
+    /// that what either says is new to the other.
     fn peer_asks(
         &mut self,
         turn: &mut Turn<'_, E>,
@@ -156,13 +204,16 @@ impl<E: Host> Roles<E> {
         let Some((mine, card)) = self.what_for(turn, qpn) else { return };
         let Some(end) = self.ends.get_mut(qpn) else { return };
         let theirs = Terms { wish, stateful, threshold, gid: end.av.dgid, qpn: end.peer };
-        let free = end.may_renew(turn.now) && is_new(round, end.renewing.last);
+        if end.is_star() || !is_new(round, end.renewing.last) {
+            return;
+        }
+        end.renewing.last = round;
+        let free = end.is_plain() && turn.now >= end.renewing.deaf_until;
         if !free || !suits(&mine, &theirs) || !is_room_for(size_of::<Renewal>()) {
             return;
         }
         let mut requests = Resting { nic: turn.nic, env: turn.env, qpn, now: turn.now };
         let renewal = Renewal::asked(round, mine, card, turn.now, &mut requests);
-        end.renewing.last = round;
         end.renewing.asked = false;
         end.renewing.now = renewal.map(Box::new);
     }
@@ -199,8 +250,27 @@ impl<E: Host> Roles<E> {
         let Some(round) = &mut end.renewing.now else { return };
         let mut requests = Resting { nic: turn.nic, env: turn.env, qpn, now: turn.now };
         round.peer_began((end.av.dgid, end.peer), &mut requests);
-        if round.outcome().is_some() {
-            self.end_round(turn, qpn);
+        if round.outcome().is_some() && self.end_round(turn, qpn) {
+            self.look_later(turn.now, qpn);
+        }
+    }
+
+    /// A stateless end could not begin, and is on the card still. What ran before runs on as it was, and stays so; its peer, who waits for it,
+    /// hears that. False: no round has settled it.
+    pub(super) fn take_back(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
+        let Some(end) = self.ends.get(qpn).filter(|end| end.renewing.switched) else { return false };
+        let plain = Renewed { round: end.renewing.last, message: Control::Plain };
+        say_again(turn, (qpn, end.peer), &end.av, &plain);
+        self.withdraw(turn, qpn);
+        true
+    }
+
+    /// What a round has settled that has not begun yet: the peer may not have heard it, or have gone back.
+    pub(super) fn tell_again(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
+        let Some(end) = self.ends.get(qpn).filter(|end| end.renewing.switched) else { return };
+        if let Some(message) = end.negotiation.again() {
+            let round = end.renewing.last;
+            say_again(turn, (qpn, end.peer), &end.av, &Renewed { round, message });
         }
     }
 
@@ -208,13 +278,16 @@ impl<E: Host> Roles<E> {
     fn end_round(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
         let Some(end) = self.ends.get_mut(qpn) else { return false };
         self.timers.disarm(end.timer);
+        end.beginning = Beginning::default();
         let Some(round) = self.balance.stop(&mut end.renewing) else { return false };
         if !matches!(round.outcome(), Some(Outcome::Star { .. })) {
             turn.env.note(qpn, &Note::Stays);
             end.renewing.failed(turn.now);
+            self.balance.look_at(end.renewing.rests_until);
             return false;
         }
         turn.env.note(qpn, &Note::Leaves);
+        (end.renewing.last, end.renewing.switched) = (round.round(), true);
         end.negotiation = round.into_negotiation();
         self.stats.star_plain_qps.sub(1);
         self.stats.star_switches.inc();
@@ -228,9 +301,9 @@ impl<E: Host> End<E> {
     }
 
     /// Whether its roles may be settled anew.
-    fn may_renew(&self, now: Nanos) -> bool {
+    fn is_plain(&self) -> bool {
         let plain = self.negotiation.outcome() == Some(Outcome::Plain) && self.queues.is_some();
-        plain && !self.renewing.lasts() && now >= self.renewing.rests_until
+        plain && !self.renewing.lasts()
     }
 }
 

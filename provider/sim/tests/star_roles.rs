@@ -1,0 +1,213 @@
+//! Cards that settle anew what the ends of their connections are: whom they ask and how often, whom they believe, and what they do when
+//! nothing comes of it.
+
+use starverbs_core::qp::RecvSource;
+use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Wish};
+use starverbs_core::star::negotiate::Outcome;
+use starverbs_core::star::renew::Renewed;
+use starverbs_core::{Env, FrameMeta, NicConfig, QpType, Qpn, SendOp, SendWqe, WcStatus};
+use starverbs_sim::{Faults, Net, Send, Setup, SimCq, SimRq, SimSq, StarCard};
+
+const SECOND: u64 = 1_000_000_000;
+/// Beyond so many connections a card has too many, where nothing else is said.
+const THRESHOLD: u32 = 4;
+
+/// A connection of two hosts, whose programs want what the cards want.
+struct Conn {
+    qpns: [Qpn; 2],
+    sqs: [SimSq; 2],
+    cq: SimCq,
+}
+
+struct World {
+    net: Net,
+}
+
+impl World {
+    /// Hosts whose cards have too many connections beyond these numbers. `None`: a card without StaR.
+    fn new(thresholds: [Option<u32>; 2]) -> World {
+        let mut net = Net::new(2, NicConfig::default(), Faults::default(), 7);
+        for (host, threshold) in thresholds.into_iter().enumerate() {
+            if let Some(threshold) = threshold {
+                net.open_star(host, StarCard { threshold, key: None, boot: 70 + host as u64 });
+            }
+        }
+        World { net }
+    }
+
+    fn connect(&mut self) -> Conn {
+        let cq = SimCq::new(64);
+        let sqs = [SimSq::new(16), SimSq::new(16)];
+        let qpns = [0, 1].map(|at| {
+            let (host, rq) = (&mut self.net.hosts[at], SimRq::new(16, 1));
+            let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rq.clone()), [&cq, &cq], true);
+            host.wish(qpn, Wish::Auto, (&sqs[at], Some(&rq), [&cq, &cq]));
+            qpn
+        });
+        self.net.connect(QpType::Rc, (0, qpns[0]), (1, qpns[1]), &Setup::default());
+        self.go(SECOND / 2);
+        Conn { qpns, sqs, cq }
+    }
+
+    /// A connection of a host with itself, which stays plain: two more that its card keeps.
+    fn crowd(&mut self, at: usize) {
+        let (cq, sq) = (SimCq::new(8), SimSq::new(8));
+        let [a, b] = [(); 2].map(|()| {
+            let rq = RecvSource::Own(SimRq::new(8, 1));
+            self.net.hosts[at].qp(QpType::Rc, &sq, rq, [&cq, &cq], true)
+        });
+        self.net.connect(QpType::Rc, (at, a), (at, b), &Setup::default());
+    }
+
+    /// For so long.
+    fn go(&mut self, time: u64) {
+        let end = self.net.now() + time;
+        self.net.transmit();
+        while self.net.next().is_some_and(|next| next <= end) {
+            self.net.step();
+            self.net.transmit();
+        }
+        self.net.wait(end);
+    }
+
+    fn outcome(&self, conn: &Conn, at: usize) -> Option<Outcome> {
+        self.net.hosts[at].star.as_ref()?.roles.outcome(conn.qpns[at])
+    }
+
+    fn role(&self, conn: &Conn, at: usize) -> Option<Role> {
+        match self.outcome(conn, at)? {
+            Outcome::Star { role, .. } => Some(role),
+            Outcome::Plain => None,
+        }
+    }
+
+    /// Somebody says this to host 0 as if he were host 1.
+    fn forge(&mut self, conn: &Conn, round: u16, said: &[Control]) {
+        let [to, from] = conn.qpns;
+        let (src, dst) = (self.net.hosts[1].gid, self.net.hosts[0].gid);
+        let meta = FrameMeta { src, dst, ..FrameMeta::default() };
+        for message in said {
+            let mut room = [0; MAX_CONTROL];
+            let len = Renewed { round, message: *message }.encode(&mut room).unwrap();
+            assert!(self.net.hosts[0].env.negotiate(&meta, (from, to), &room[..len]));
+        }
+    }
+
+    /// The program of `at` writes nothing to its peer, which takes a request and an answer; its completion.
+    fn write(&mut self, conn: &Conn, at: usize) -> Option<WcStatus> {
+        let wqe = SendWqe { op: SendOp::Write, ..SendWqe::default() };
+        conn.sqs[at].post(Send { wqe, sges: vec![], inline: None }).unwrap();
+        self.net.doorbell(at, conn.qpns[at]);
+        self.go(SECOND);
+        conn.cq.poll().map(|(cqe, _)| cqe.status)
+    }
+}
+
+/// All that settles that host 0 keeps the state, said in one breath.
+const BURST: [Control; 4] = [
+    Control::Renew { wish: Wish::Auto, stateful: 200, threshold: THRESHOLD },
+    Control::Resting { drained: true },
+    Control::Offer { wish: Wish::Auto, stateful: 200, threshold: THRESHOLD, boot: 9, ports: [4793, 4794] },
+    Control::Confirm { role: Role::Stateless },
+];
+
+#[test]
+fn who_was_refused_does_not_keep_his_peer_from_asking() {
+    let mut w = World::new([Some(12), Some(THRESHOLD)]);
+    let conn = w.connect();
+    (0..4).for_each(|_| w.crowd(0));
+    (0..2).for_each(|_| w.crowd(1));
+    /* host 1 asks, in vain: it has fewer connections, and host 0 not too many */
+    w.go(20 * SECOND);
+    assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
+    (0..3).for_each(|_| w.crowd(0));
+    w.go(SECOND / 2);
+    assert_eq!([0, 1].map(|at| w.role(&conn, at)), [Some(Role::Stateless), Some(Role::Stateful)]);
+    assert_eq!(w.write(&conn, 0), Some(WcStatus::Success));
+}
+
+#[test]
+fn two_cards_that_are_both_crowded_agree() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    /* at once, and who has more may be told first or asked first */
+    (0..4).for_each(|_| w.crowd(0));
+    (0..2).for_each(|_| w.crowd(1));
+    w.go(SECOND / 2);
+    assert_eq!([0, 1].map(|at| w.role(&conn, at)), [Some(Role::Stateless), Some(Role::Stateful)]);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+#[test]
+fn what_somebody_else_has_settled_the_peer_takes_back() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    w.forge(&conn, 1, &BURST);
+    w.go(SECOND / 20);
+    assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
+    assert!(!w.net.hosts[0].nic.waits_for_star(conn.qpns[0]));
+    /* nor again at once */
+    w.forge(&conn, 2, &BURST[..1]);
+    w.net.transmit();
+    w.forge(&conn, 2, &BURST[1..]);
+    w.net.transmit();
+    assert!(!w.net.hosts[0].nic.waits_for_star(conn.qpns[0]));
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+#[test]
+fn an_end_whose_peer_is_plain_finds_out() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    /* what it says to its peer is lost, and what its program posts waits */
+    w.net.cut(0, 1, SECOND / 10);
+    w.forge(&conn, 1, &BURST);
+    w.go(SECOND / 10);
+    assert_eq!(w.role(&conn, 0), Some(Role::Stateful));
+    assert_eq!(w.write(&conn, 0), Some(WcStatus::Success));
+    assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
+    let counters = w.net.hosts[0].nic.counters();
+    assert_eq!((counters.star_plain_qps.get(), counters.star_switches.get()), (1, 1));
+}
+
+#[test]
+fn a_plain_request_settles_it_for_all() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    w.net.cut(0, 1, SECOND / 10);
+    w.forge(&conn, 1, &BURST);
+    w.go(SECOND / 100);
+    assert_eq!(w.role(&conn, 0), Some(Role::Stateful));
+    assert_eq!(w.write(&conn, 1), Some(WcStatus::Success));
+    assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
+}
+
+#[test]
+fn a_stateless_end_without_memory_stays_what_it_was() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    w.net.hosts[0].env.star.no_slots = true;
+    (0..2).for_each(|_| w.crowd(0));
+    w.go(SECOND / 2);
+    assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    assert_eq!(w.net.hosts[0].env.events, vec![]);
+}
+
+#[test]
+fn where_nobody_can_be_asked_nobody_looks_again_and_again() {
+    let mut w = World::new([Some(THRESHOLD), None]);
+    /* nothing was ever heard of the peer */
+    w.net.cut(1, 0, SECOND);
+    let conn = w.connect();
+    assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
+    (0..2).for_each(|_| w.crowd(0));
+    w.go(100 * SECOND);
+    let host = &w.net.hosts[0];
+    let due = host.star.as_ref().unwrap().next_deadline(host.nic.connection_count()).unwrap();
+    assert!(due > w.net.now() && w.net.now() + 60 * SECOND >= due);
+    w.go(due - w.net.now());
+    let host = &w.net.hosts[0];
+    let next = host.star.as_ref().unwrap().next_deadline(host.nic.connection_count()).unwrap();
+    assert_eq!(next - due, 60 * SECOND);
+}
