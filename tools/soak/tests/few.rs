@@ -49,7 +49,10 @@ fn a_window_with_requests_under_way_is_not_invalidated() {
 /// What StaR was found to do wrong: docs/faults.md says what each run showed.
 #[test]
 fn what_broke_star_holds() {
-    for seed in [825, 976, 2_214, 60_000_196, 60_011_909, 61_026_670, 62_001_010, 63_006_128, 70_000_007] {
+    for seed in [
+        825, 976, 2_214, 60_000_196, 60_011_909, 61_026_670, 62_001_010, 63_006_128, 64_023_615, 64_051_137,
+        70_000_007,
+    ] {
         let run = run(seed, false).map_err(|broken| broken.what);
         assert!(run.is_ok(), "seed {seed}: {run:?}");
     }
