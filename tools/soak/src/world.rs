@@ -181,7 +181,7 @@ impl World {
             let now = self.step;
             chaos.iter().filter(|(step, _)| *step == now).for_each(|(_, one)| self.befall(*one));
             self.act(false);
-            let happened = self.net.step();
+            let happened = self.go_on();
             self.look_at_packets();
             assert!(self.net.in_flight() < MOST_IN_FLIGHT, "the wire fills");
             self.events();
@@ -204,7 +204,13 @@ impl World {
         for at in 0..self.plan.hosts {
             self.net.sleep(at, 0);
         }
-        self.net.step() || self.poll_all() || self.act(true) || self.doom_all()
+        self.go_on() || self.poll_all() || self.act(true) || self.doom_all()
+    }
+
+    /// What comes next happens, if a connection waits for anything: a card with too many looks at them for ever.
+    fn go_on(&mut self) -> bool {
+        self.net.transmit();
+        self.net.is_busy() && self.net.step()
     }
 
     /// Programs post. `eager`: all that they can.

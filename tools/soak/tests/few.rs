@@ -2,13 +2,13 @@
 
 use starverbs_soak::{Summary, run};
 
-/// Each is a few milliseconds; `make soak` makes more of them.
-const RUNS: u64 = 900;
+/// Each is a few milliseconds; `make soak` makes more of them. What is rarest, a request for another connection's window, is in one of 200.
+const RUNS: std::ops::Range<u64> = 1_800..2_400;
 
 #[test]
 fn cards_keep_their_promises_on_a_hostile_network() {
     let mut all = Summary::default();
-    for seed in 0..RUNS {
+    for seed in RUNS {
         match run(seed, false) {
             Ok(one) => all.merge(&one),
             Err(broken) => panic!("seed {seed}: {}\n{}", broken.what, broken.plan),
@@ -49,7 +49,10 @@ fn a_window_with_requests_under_way_is_not_invalidated() {
 /// What StaR was found to do wrong: docs/faults.md says what each run showed.
 #[test]
 fn what_broke_star_holds() {
-    for seed in [825, 976, 2_214, 60_000_196, 60_011_909, 61_026_670, 62_001_010, 63_006_128, 80_010_290] {
+    for seed in [
+        825, 976, 2_214, 60_000_196, 60_011_909, 61_026_670, 62_001_010, 63_006_128, 64_023_615, 64_051_137,
+        70_000_007, 70_089_613, 70_117_080, 80_010_290,
+    ] {
         let run = run(seed, false).map_err(|broken| broken.what);
         assert!(run.is_ok(), "seed {seed}: {run:?}");
     }

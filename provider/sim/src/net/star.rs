@@ -22,6 +22,17 @@ impl Net {
         self.stars[host] = Some(card);
     }
 
+    /// Whether there is anything to come but looks of cards that have too many connections at those that they would be rid of. After
+    /// [`transmit`](Net::transmit).
+    pub fn is_busy(&self) -> bool {
+        let waits = |host: usize| {
+            let h = &self.hosts[host];
+            let star = h.star.as_ref().and_then(|star| star.next_deadline(0));
+            !self.dead[host] && h.nic.next_deadline().or(star).is_some()
+        };
+        !self.wire.is_empty() || !self.relays.is_empty() || (0..self.hosts.len()).any(waits)
+    }
+
     pub(super) fn renew_star(&mut self, host: usize) {
         if let Some(card) = &mut self.stars[host] {
             card.boot += 1;

@@ -295,7 +295,8 @@ impl<E: Host> Library<E> {
             end.qp.untell();
         }
         let group = &mut self.rules.groups[group_at];
-        let untold = group.untold.swap(0, Ordering::Relaxed) > 0;
+        /* it stays so until the next teller has its rules to say: no WQE is to leave between */
+        let untold = group.untold.load(Ordering::Relaxed) > 0;
         let behind = untold || !group.heard;
         (group.teller, group.heard) = (next, heard.is_some());
         if let Some(end) = next.filter(|_| before != next).and_then(|at| self.ends.get_mut(at as usize)) {
@@ -311,6 +312,7 @@ impl<E: Host> Library<E> {
         match heard {
             Some(next) => self.settle(turn, next),
             None => {
+                group.untold.store(0, Ordering::Relaxed);
                 if next.is_none() {
                     group.revoked.clear();
                 }
