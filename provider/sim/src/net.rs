@@ -193,8 +193,7 @@ impl Net {
     /// When the timers of `host` are due, by the time.
     fn timer(&self, host: usize) -> Option<Nanos> {
         let h = &self.hosts[host];
-        /* the balance is looked at whenever a host runs, and keeps no run from its end */
-        let star = h.star.as_ref().and_then(|star| star.next_deadline(0));
+        let star = h.star.as_ref().and_then(|star| star.next_deadline(h.nic.connection_count()));
         let deadline = [h.nic.next_deadline(), star].into_iter().flatten().min()?;
         Some(deadline.saturating_add_signed(self.ahead[host].saturating_neg()).max(self.asleep[host]))
     }
