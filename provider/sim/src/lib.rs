@@ -23,4 +23,4 @@ pub use net::{Faults, Net, Tally, Tap};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
 pub use rng::Rng;
 pub use star::{StarCard, StarFrame, StarPort};
-pub use traffic::{RC_OPS, any_bytes, any_size, get, put};
+pub use traffic::{RC_OPS, STAR_OPS, any_bytes, any_size, get, put};

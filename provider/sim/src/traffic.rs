@@ -17,6 +17,9 @@ pub const RC_OPS: [SendOp; 9] = [
     SendOp::Flush,
 ];
 
+/// Those of them that StaR connections carry: all but ATOMIC WRITE and FLUSH.
+pub const STAR_OPS: &[SendOp] = RC_OPS.split_at(7).0;
+
 /// A message's size in bytes: the edges of packets of `mtu` bytes more often than not.
 pub fn any_size(rng: &mut Rng, mtu: u32) -> u32 {
     match rng.below(12) {

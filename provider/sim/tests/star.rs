@@ -10,31 +10,19 @@ mod world;
 use common::{any_faults, for_seeds, is_clean, scattered};
 use program::{Conn, Shape};
 use starverbs_core::mr::MrAttr;
-use starverbs_core::{
-    Access, Counters, Mtu, Nanos, NicConfig, QpState, SendFlags, SendOp, Sge, SrqId, WcStatus,
-};
-use starverbs_sim::{Faults, Net, Recv, Rng, Setup, SimCq, SimRq};
+use starverbs_core::{Access, Counters, Mtu, Nanos, NicConfig, QpState, SendFlags, Sge, SrqId, WcStatus};
+use starverbs_sim::{Faults, Net, Recv, Rng, STAR_OPS, Setup, SimCq, SimRq};
 use world::{Forger, SF, SL, Star, World};
 
 const STEPS: usize = 500_000;
 /// Longer than anybody waits for who is gone, ns.
 const EVER: Nanos = 100_000_000_000;
 
-/// What StaR connections carry.
-const OPS: [SendOp; 7] = [
-    SendOp::Write,
-    SendOp::WriteImm,
-    SendOp::Send,
-    SendOp::SendImm,
-    SendOp::Read,
-    SendOp::CmpSwap,
-    SendOp::FetchAdd,
-];
-
 fn any_shape(rng: &mut Rng) -> (Shape, Star) {
     let mtu = rng.pick(&[Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096]);
     let rd_atomic = rng.pick(&[1, 2, 16]);
-    let kinds = if rng.chance(0.6) { OPS.to_vec() } else { vec![rng.pick(&OPS), rng.pick(&OPS)] };
+    let kinds =
+        if rng.chance(0.6) { STAR_OPS.to_vec() } else { vec![rng.pick(STAR_OPS), rng.pick(STAR_OPS)] };
     let shape = Shape {
         setup: Setup { mtu, ..Setup::default() },
         sq_slots: 1 << rng.below(7),

@@ -14,23 +14,12 @@ use live::Live;
 use program::{Conn, Shape};
 use starverbs_core::star::control::Role;
 use starverbs_core::star::negotiate::THRESHOLD;
-use starverbs_core::{Mtu, NicConfig, SendOp, WcStatus};
-use starverbs_sim::{Faults, Net, Rng, Setup, SimCq};
+use starverbs_core::{Mtu, NicConfig, WcStatus};
+use starverbs_sim::{Faults, Net, Rng, STAR_OPS, Setup, SimCq};
 
 const STEPS: usize = 500_000;
 /// Longer than anybody is waited for of whom something is wanted, ns.
 const LONG: u64 = 600_000_000_000;
-
-/// What both carry.
-const OPS: [SendOp; 7] = [
-    SendOp::Write,
-    SendOp::WriteImm,
-    SendOp::Send,
-    SendOp::SendImm,
-    SendOp::Read,
-    SendOp::CmpSwap,
-    SendOp::FetchAdd,
-];
 
 struct Run {
     live: Live,
@@ -56,7 +45,11 @@ impl Run {
             sq_slots: 1 << rng.below(7),
             rq_slots: rng.pick(&[1, 2, 3, 8, 64]),
             ops: rng.pick(&[12, 40, 100]),
-            kinds: if rng.chance(0.6) { OPS.to_vec() } else { vec![rng.pick(&OPS), rng.pick(&OPS)] },
+            kinds: if rng.chance(0.6) {
+                STAR_OPS.to_vec()
+            } else {
+                vec![rng.pick(STAR_OPS), rng.pick(STAR_OPS)]
+            },
         };
         let n = rng.within(1, 3);
         let mut conns: Vec<Conn> =
