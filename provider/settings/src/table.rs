@@ -189,7 +189,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "QPC_PREFETCH",
         allowed: SWITCH,
-        about: "Has the CPU fetch the contexts of QPs whose frames or timers come with others, before those are handled.",
+        about: "Has the CPU fetch the contexts of QPs whose frames came with others, before those are handled.",
         set: |s, v| put(&mut s.qpc_prefetch, value::switch(v)),
         get: |s| value::spell_switch(s.qpc_prefetch),
     },

@@ -200,18 +200,18 @@ impl Card {
         let card_moderator = Arc::clone(&moderator);
         let owner = rx.blocks().next().unwrap_or_default() as u16;
         let (guid, addrs) = (info.attr.node_guid, info.addrs.clone());
-        let fetches_ahead = settings.qpc_prefetch;
+        let ahead = if settings.qpc_prefetch { AHEAD } else { 0 };
         let shard = |card: &Weak<Card>| Shard {
             cm: Box::new(CmHost::new(guid, owner, addrs, card.clone())),
             nic,
-            env: HostEnv::new(tx, fetches_ahead),
+            env: HostEnv::new(tx),
             rx,
             stats,
             alarm: Nanos::MAX,
             turns: 0,
             vain_since: 0,
             unsent: false,
-            ahead: if fetches_ahead { AHEAD } else { 0 },
+            ahead,
             looked: 0,
             held_back: false,
             out: RunOut::default(),

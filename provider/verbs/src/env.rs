@@ -25,8 +25,6 @@ static ZEROES: [u8; MAX_PAYLOAD] = [0; MAX_PAYLOAD];
 /// What a card works on in a real process.
 pub(crate) struct HostEnv {
     pub(crate) tx: TxStack<StatPage>,
-    /// Contexts are fetched into the CPU's caches before they are used
-    fetches_ahead: bool,
     /// Raised in this turn; told to the contexts at its end.
     pub(crate) events: Vec<AsyncEvent>,
     /// Copies of memory that may be missing, for the frame whose payload was begun
@@ -42,10 +40,10 @@ pub(crate) struct HostEnv {
 }
 
 impl HostEnv {
-    pub(crate) fn new(tx: TxStack<StatPage>, fetches_ahead: bool) -> Self {
+    pub(crate) fn new(tx: TxStack<StatPage>) -> Self {
         let (events, bounce) = (Vec::with_capacity(16), Box::new([0; MAX_PAYLOAD]));
         let foreign = ForeignList::default();
-        HostEnv { tx, fetches_ahead, events, bounce, bounced: 0, foreign, links: None, star: None }
+        HostEnv { tx, events, bounce, bounced: 0, foreign, links: None, star: None }
     }
 
     /// Whether a frame's payload must be copied at once. It is in the port then: the next one's copies may use the same room.
@@ -129,9 +127,6 @@ impl Env for HostEnv {
     #[inline]
     fn prefetch<T>(&self, what: &T) {
         const LINE: usize = 64;
-        if !self.fetches_ahead {
-            return;
-        }
         let at = std::ptr::from_ref(what).cast::<i8>();
         for line in (0..size_of::<T>()).step_by(LINE) {
             let at = at.wrapping_add(line);

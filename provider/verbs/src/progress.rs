@@ -159,7 +159,7 @@ impl Shard {
             self.looked -= 1;
         } else if self.ahead > 0 && self.rx.has_more() {
             let Shard { nic, env, rx, .. } = self;
-            self.looked = rx.look_ahead(self.ahead, |qpn| nic.expect(env, qpn));
+            self.looked = rx.look_ahead(self.ahead, |qpn| nic.expect_frame(env, qpn));
         }
     }
 

@@ -13,8 +13,6 @@ const BATCH_BEHIND: i32 = 4;
 /// Bytes under way to a host, their overhead included, behind which a small message of another queue pair may wait: of packets of
 /// 8 bytes, 16.
 const COMPANY: u32 = 16 * PACKET_OVERHEAD;
-/// Timers handled at once: as many contexts as a CPU may have under way at the same time.
-const DUE: usize = 16;
 /// Longest message that waits, bytes.
 const BATCH_BYTES: u32 = 512;
 /// So many waiting messages make a batch worth sending.
@@ -65,11 +63,11 @@ impl<E: Env> Nic<E> {
             && qp.sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
     }
 
-    /// Something for `qpn`, a frame or a timer, lies behind others that are handled first: the first of two passes over a batch
+    /// A frame for `qpn` lies behind others that are handled first: the first of two passes over a batch of frames
     /// has the host fetch the contexts that the second one uses (csRNA's prefetch, 4.5, where the chip's memory
     /// is the CPU's cache).
     #[inline]
-    pub fn expect(&self, env: &E, qpn: Qpn) {
+    pub fn expect_frame(&self, env: &E, qpn: Qpn) {
         if let Some(qp) = self.qps.get(qpn) {
             env.prefetch(qp);
         }
@@ -204,26 +202,11 @@ impl<E: Env> Nic<E> {
 
     /// Time went on: runs the timers that are due.
     pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
-        loop {
-            let (mut due, mut count) = ([0; DUE], 0);
-            while let Some(place) = due.get_mut(count)
-                && let Some(qpn) = self.shared.sched.pop_due(now)
-            {
-                *place = qpn;
-                if count > 0 {
-                    self.expect(env, qpn);
-                }
-                count += 1;
-            }
-            for &qpn in &due[..count] {
-                match self.context(env, qpn, now) {
-                    Some(mut cx) => cx.timer_fired(),
-                    None if qpn == QPN_GSI => env.event(AsyncEvent::Mads),
-                    None => {}
-                }
-            }
-            if count < DUE {
-                return;
+        while let Some(qpn) = self.shared.sched.pop_due(now) {
+            match self.context(env, qpn, now) {
+                Some(mut cx) => cx.timer_fired(),
+                None if qpn == QPN_GSI => env.event(AsyncEvent::Mads),
+                None => {}
             }
         }
     }
