@@ -42,6 +42,7 @@ use crate::transport::Qp;
 use crate::transport::away::Abroad;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
 pub use contexts::ContextCache;
+pub(crate) use data::is_small_change;
 use contexts::Contexts;
 use keep::Keep;
 use lend::{Callable, Lending};

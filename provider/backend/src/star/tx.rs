@@ -3,9 +3,9 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use starverbs_core::star::wire::{CRC_LEN, Crc, HEADER_LEN, Head, Side, fill_checksum};
+use starverbs_core::star::wire::{CRC_LEN, Crc, HEADER_LEN, Head, LANE_BITS, Side, fill_checksum, lane};
 use starverbs_core::wire::icrc::IcrcHeader;
-use starverbs_core::{Av, Counters, FrameMeta, Nanos, Seg};
+use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos, Seg};
 use starverbs_settings::Settings;
 
 use super::Sockets;
@@ -106,7 +106,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             dgid: to.dgid,
             traffic_class: to.traffic_class,
             hop_limit: if to.hop_limit == 0 { HOPS } else { to.hop_limit },
-            block: 0,
+            block: block(pieces[0], to, port),
         };
         self.batch.place(&group, size, self.gso);
         let path = IcrcHeader { src: to.sgid, dst: to.dgid, sport: self.port(side), dport: port, ip_id: 0 };
@@ -223,6 +223,12 @@ fn send_singly(batch: &mut Batch, at: usize, fd: i32, from: &HostAddr) -> u64 {
 /// Which half's port a packet leaves from: its answer comes back there. What SL's card sends has no prefix.
 fn leaves_from(head: &Head) -> Side {
     if head.bytes().len() > HEADER_LEN { Side::Stateful } else { Side::Stateless }
+}
+
+/// Packets that have the same leave in order, and are segments of one send; those of other lanes and peers in between do not end it.
+fn block(head: &[u8], to: &Av, port: u16) -> u32 {
+    let Gid([.., last]) = to.dgid;
+    u32::from(lane(head)) | (u32::from(last) ^ u32::from(port)) << LANE_BITS
 }
 
 impl<C: Deref<Target = Counters>> Drop for StarTx<C> {

@@ -88,6 +88,8 @@ pub trait Engine<E: Env>: Sized {
     fn is_crowded(&self) -> bool;
     /// Whether its peer is to be told of what is complete here.
     fn owes(&self, now: Nanos) -> bool;
+    /// The first WQE of the send queue that has not begun.
+    fn next_send(&self) -> u32;
     /// The QP is at its end.
     fn close(self, lent: Lent<'_, E>);
 }
@@ -110,6 +112,9 @@ impl<E: Env> Engine<E> for Infallible {
         match *self {}
     }
     fn owes(&self, _: Nanos) -> bool {
+        match *self {}
+    }
+    fn next_send(&self) -> u32 {
         match *self {}
     }
     fn close(self, _: Lent<'_, E>) {
@@ -136,6 +141,9 @@ impl<E: Env, T: Engine<E>> Engine<E> for Box<T> {
     }
     fn owes(&self, now: Nanos) -> bool {
         (**self).owes(now)
+    }
+    fn next_send(&self) -> u32 {
+        (**self).next_send()
     }
     fn close(self, lent: Lent<'_, E>) {
         (*self).close(lent);
@@ -205,6 +213,9 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
     }
     fn owes(&self, now: Nanos) -> bool {
         Stateful::owes(self, now)
+    }
+    fn next_send(&self) -> u32 {
+        Stateful::next_send(self)
     }
     fn close(self, lent: Lent<'_, E>) {
         with_card(lent, |card| {

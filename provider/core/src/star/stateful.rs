@@ -360,6 +360,12 @@ impl<E: StarEnv> Stateful<E> {
         self.state
     }
 
+    /// The first WQE of our send queue that has not begun.
+    pub fn next_send(&self) -> u32 {
+        let stream = &self.streams[Of::Local as usize];
+        stream.next.wrapping_add(stream.begun.into())
+    }
+
     /// Its place in the registry: rules of SL that come on this connection belong there.
     pub fn seat(&self) -> SeatId {
         self.seat

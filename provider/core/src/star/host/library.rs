@@ -31,6 +31,9 @@ use rules::Rules;
 /// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
 const PARTING: u32 = 1 << 31;
 
+/// WQEPs without an answer behind which a small message, or receives, of another queue pair may wait.
+const COMPANY: u32 = 16;
+
 /// What a process keeps of its queue pairs that are stateless ends.
 pub struct Library<E: Host> {
     life: u16,
@@ -45,6 +48,8 @@ pub struct Library<E: Host> {
     timers: Timers,
     /// Those with something to send
     ready: VecDeque<u32>,
+    /// WQEPs of all of them without an answer
+    unanswered: u32,
     rules: Rules,
     /// Those whose change of a window is to be known to all before it is complete
     patient: Vec<u32>,
@@ -67,6 +72,7 @@ impl<E: Host> Library<E> {
             places: Places::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
+            unanswered: 0,
             rules: Rules::default(),
             patient: Vec::new(),
             partings: Slab::new(),
@@ -144,6 +150,13 @@ impl<E: Host> Library<E> {
         true
     }
 
+    /// Whether what was just posted to `qpn`, if it is one of these, may go out in one batch with what is posted to others meanwhile: so much is
+    /// without an answer that somebody runs the card soon. The caller keeps the doorbell, and rings it before anything else.
+    #[inline]
+    pub fn may_wait_if_kept(&self, qpn: Qpn) -> bool {
+        self.unanswered >= COMPANY && self.end(qpn).is_some_and(|end| end.qp.has_small_change())
+    }
+
     /// Runs the timers that are due, and sees what became of memory windows.
     pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
         self.follow_windows(turn);
@@ -194,6 +207,9 @@ impl<E: Host> Library<E> {
             end.qp.tell_all(turn.env, turn.now, rules);
         }
         let more = end.qp.poll_transmit(turn.env, turn.now);
+        let unanswered = end.qp.unanswered();
+        self.unanswered = self.unanswered - end.unanswered + unanswered;
+        end.unanswered = unanswered;
         if more && !end.queued {
             end.queued = true;
             self.ready.push_back(at);

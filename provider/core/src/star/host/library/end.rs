@@ -62,6 +62,8 @@ pub(super) struct End<E: Host> {
     pub(super) timer: TimerId,
     /// It is among those with something to send
     pub(super) queued: bool,
+    /// Its WQEPs without an answer, as they were counted last
+    pub(super) unanswered: u32,
     /// A window that was changed for it
     pub(super) chore: Option<Chore>,
     /// Memory that the card fills for the library: completions of sends and of receives, then results of atomics
@@ -181,7 +183,7 @@ impl<E: Host> Library<E> {
         });
         let made = made.and_then(|qp| self.release(turn, qpn, (base, bytes)).map(|released| (qp, released)));
         let (qp, released) = made.inspect_err(|_| self.rules.forget_empty(group))?;
-        let end = End { qp, released, group, timer, queued: false, chore: None, slots, inline };
+        let end = End { qp, released, group, timer, queued: false, unanswered: 0, chore: None, slots, inline };
         let at = self.ends.insert(Box::new(end)) as u32;
         self.count(turn, at, u64::wrapping_add);
         self.places.set(qpn, Some(at));
@@ -259,7 +261,8 @@ impl<E: Host> Library<E> {
     fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
         self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
-        let End { qp, released, group, timer, queued, slots, inline, .. } = end;
+        let End { qp, released, group, timer, queued, unanswered, slots, inline, .. } = end;
+        self.unanswered -= unanswered;
         self.places.set(released.qpn, None);
         self.timers.leave(timer);
         if queued {
