@@ -42,7 +42,7 @@ impl Sl {
     fn get(&mut self, header: Header, prefix: Prefix, data: &[u8]) -> (Vec<StarFrame>, Vec<SlEvent>) {
         let bytes = [Head::to_stateless(header, prefix).bytes(), data].concat();
         let packet = Packet::parse(Side::Stateless, &bytes).expect("a packet");
-        let card = Card { bounds: Some(&self.bounds), life: LIFE, stats: &self.stats };
+        let card = Card { bounds: Some(&self.bounds), slots: None, life: LIFE, stats: &self.stats };
         let src = Gid::from_ipv4([10, 0, 0, 9]);
         let env = &mut self.net.hosts[0].env;
         let meta = FrameMeta { src, dst: env.gid, ..FrameMeta::default() };

@@ -36,7 +36,7 @@ pub struct Lent<'a, E: Env> {
 pub enum Call<'a> {
     /// Something was posted
     Doorbell,
-    /// It is time
+    /// It is time: its deadline has come
     Timeout,
     /// Its turn to send
     Transmit,
@@ -188,10 +188,7 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
         with_card(lent, |card| {
             match what {
                 Call::Doorbell => self.handle_doorbell(card),
-                Call::Timeout if self.next_deadline().is_some_and(|at| at <= card.now) => {
-                    self.handle_timeout(card);
-                }
-                Call::Timeout => {}
+                Call::Timeout => self.handle_timeout(card),
                 Call::Transmit => return self.transmit(card),
                 Call::Packet(source, packet) => self.handle_packet(card, source, packet),
                 Call::Fail => self.enter_error(card),
@@ -227,6 +224,12 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
 impl<E: Env> Ctx<'_, E> {
     /// Has the QP's engine do something, if it has one; gives how that ended.
     pub(crate) fn star(&mut self, what: Call<'_>) -> Option<Turn> {
+        let due = self.qp.star.as_ref()?.next_deadline();
+        if matches!(what, Call::Timeout) && due.is_none_or(|at| at > self.now) {
+            /* timers are lazy */
+            due.into_iter().for_each(|at| self.arm(at));
+            return Some(Turn::Idle);
+        }
         let mut engine = self.qp.star.take()?;
         let turn = engine.run(self.lend(), what);
         if engine.state() == QpState::Err {

@@ -15,6 +15,7 @@ use alloc::vec::Vec;
 use crate::error::NicError;
 use crate::nic::{Nic, Timers};
 use crate::qp::Owner;
+use crate::room::Room;
 use crate::star::bounds::Bounds;
 use crate::star::env::SlEvent;
 use crate::star::library::{Parting, SlState};
@@ -48,6 +49,8 @@ pub struct Library<E: Host> {
     timers: Timers,
     /// Those with something to send
     ready: VecDeque<u32>,
+    /// Those of which something came that is done at once, and what follows from it in company
+    touched: Vec<u32>,
     /// WQEPs of all of them without an answer
     unanswered: u32,
     rules: Rules,
@@ -72,6 +75,7 @@ impl<E: Host> Library<E> {
             places: Places::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
+            touched: Vec::new(),
             unanswered: 0,
             rules: Rules::default(),
             patient: Vec::new(),
@@ -90,25 +94,28 @@ impl<E: Host> Library<E> {
     /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps nothing of connections and would believe
     /// whoever names its life; the library, which has them all in host memory, lets packets pass for one of them from its peer alone.
     pub fn serve(&mut self, turn: &mut Turn<'_, E>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
-        if !self.is_of_peer(&from.0.src, packet) {
-            return self.stats.star_drops.inc();
-        }
-        let card = stateless::Card { bounds: Some(&self.bounds), life: self.life, stats: &self.stats };
+        let Some(slots) = self.slots_for(&from.0.src, packet) else { return self.stats.star_drops.inc() };
+        let card = stateless::Card {
+            bounds: Some(&self.bounds),
+            slots: Some(slots),
+            life: self.life,
+            stats: &self.stats,
+        };
         stateless::handle(&card, turn.env, from, packet);
         while let Some(event) = turn.env.next_event() {
             self.hear(turn, &event);
         }
     }
 
-    /// Whether a packet names a connection that there is, and comes from where its peer is. One in ERR takes nothing and answers nothing: its
-    /// program has its buffers back, and what was flushed has not arrived.
-    fn is_of_peer(&self, source: &Gid, packet: &Packet<'_>) -> bool {
-        let Some(prefix) = packet.prefix else { return false };
-        self.end(prefix.qpn).is_some_and(|end| {
-            let peer = end.qp.peer();
-            let alive = matches!(end.qp.state(), SlState::Starting | SlState::Ready);
-            alive && peer.epoch == prefix.epoch && peer.av.dgid == *source
-        })
+    /// If a packet names a connection that there is, and comes from where its peer is: the slots that it may fill. One in ERR takes nothing and
+    /// answers nothing: its program has its buffers back, and what was flushed has not arrived.
+    #[inline]
+    fn slots_for(&self, source: &Gid, packet: &Packet<'_>) -> Option<(u64, u64)> {
+        let prefix = packet.prefix?;
+        let end = self.end(prefix.qpn)?;
+        let peer = end.qp.peer();
+        let alive = matches!(end.qp.state(), SlState::Starting | SlState::Ready);
+        (alive && peer.epoch == prefix.epoch && peer.av.dgid == *source).then_some(end.slots.range)
     }
 
     fn hear(&mut self, turn: &mut Turn<'_, E>, event: &SlEvent) {
@@ -116,8 +123,24 @@ impl<E: Host> Library<E> {
             && let Some(end) = self.ends.get_mut(at as usize)
         {
             end.qp.handle_event(turn.env, turn.now, event);
-            self.settle(turn, at);
+            if !end.touched {
+                end.touched = true;
+                self.touched.push_in_room(at);
+            }
         }
+    }
+
+    /// What follows from what came, once for each queue pair.
+    fn settle_touched(&mut self, turn: &mut Turn<'_, E>) {
+        let mut n = 0;
+        while let Some(at) = self.touched.get(n).copied() {
+            n += 1;
+            if let Some(end) = self.ends.get_mut(at as usize) {
+                end.touched = false;
+                self.settle(turn, at);
+            }
+        }
+        self.touched.clear();
     }
 
     /// A control message; false: for none of its QPs.
@@ -157,18 +180,23 @@ impl<E: Host> Library<E> {
         self.unanswered >= COMPANY && self.end(qpn).is_some_and(|end| end.qp.has_small_change())
     }
 
-    /// Runs the timers that are due, and sees what became of memory windows.
+    /// Goes on with what came, runs the timers that are due, and sees what became of memory windows.
     pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
+        self.settle_touched(turn);
         self.follow_windows(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {
             if who & PARTING != 0 {
                 self.go_on_parting(turn, (who & !PARTING) as usize);
             } else if let Some(end) = self.ends.get_mut(who as usize) {
-                /* timers are lazy: it may be due later */
-                if end.qp.next_deadline().is_some_and(|at| at <= turn.now) {
-                    end.qp.handle_timeout(turn.env, turn.now);
+                match end.qp.next_deadline() {
+                    Some(due) if due <= turn.now => {
+                        end.qp.handle_timeout(turn.env, turn.now);
+                        self.settle(turn, who);
+                    }
+                    /* timers are lazy */
+                    Some(due) => self.timers.arm(end.timer, due, who),
+                    None => {}
                 }
-                self.settle(turn, who);
             }
         }
     }

@@ -22,6 +22,7 @@ impl<E: StarEnv> Stateful<E> {
         self.charge(card);
         if known {
             self.heard = card.now;
+            self.rest();
         } else {
             card.stats.star_drops.inc();
         }

@@ -92,9 +92,12 @@ impl Rtt {
         (self.smooth + 4 * self.deviation).max(waits.least)
     }
 
-    /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row.
+    /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row. As long as the longest way of late at least:
+    /// with many connections answers come in turns of their cards, which the smoothed time knows nothing of.
     pub(super) fn timeout(&self, waits: &Waits, backoff: u8) -> Nanos {
-        (self.base(waits) << backoff.min(MOST_DOUBLINGS)).min(waits.most)
+        let [this, before] = self.longest;
+        let base = self.base(waits).max(this.max(before));
+        (base << backoff.min(MOST_DOUBLINGS)).min(waits.most)
     }
 
     /// How much later than others that left with it a packet may be answered: more, and it is lost.
@@ -135,6 +138,9 @@ mod tests {
         for _ in 0..100 {
             rtt.seen(1, 10);
         }
+        assert_eq!(rtt.timeout(&waits, 0), 3_000_000, "one took so long a moment ago");
+        rtt.seen(MEMORY, 10);
+        rtt.seen(2 * MEMORY, 10);
         assert_eq!(rtt.timeout(&waits, 0), waits.least);
     }
 
