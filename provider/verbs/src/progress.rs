@@ -195,8 +195,7 @@ impl Shard {
     /// waits behind, whose peer may be gone.
     #[inline]
     pub(crate) fn defer(&mut self, qpn: Qpn, polled: bool) -> bool {
-        let stateless =
-            || self.star.as_ref().is_some_and(|star| star.library().may_wait_if_kept(qpn));
+        let stateless = || self.star.as_ref().is_some_and(|star| star.library().may_wait_if_kept(qpn));
         let may = if polled { self.nic.may_wait_if_kept(qpn) || stateless() } else { self.nic.may_wait(qpn) };
         if !may {
             return false;

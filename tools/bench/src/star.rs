@@ -25,8 +25,7 @@ const ROOM: u32 = 120;
 /// What a context costs that is not there: PCIe's time, on a card that hides it behind other work, and on one where all that comes behind waits,
 /// as the paper's board does; and one that is as long beside this card's own time for a message, half a microsecond to two, as PCIe's is
 /// beside the board's: 80 ns at 10 Gb/s.
-const MISSES: [Option<&str>; 4] =
-    [None, Some("1us"), Some("1us,policy=fcfs"), Some("10us,policy=fcfs")];
+const MISSES: [Option<&str>; 4] = [None, Some("1us"), Some("1us,policy=fcfs"), Some("10us,policy=fcfs")];
 /// Name of a workload, title, arguments of the program.
 const WORKLOADS: [(&str, &str, &[&str]); 2] =
     [("rpc", "RPC", &[]), ("ml", "Training, with a barrier", &["-b"])];
@@ -34,7 +33,8 @@ const RC: &str = "RC";
 const STAR: &str = "StaR";
 const TRANSPORTS: [(&str, &str); 2] = [(RC, "#2e6da4"), (STAR, "#c0392b")];
 /// Columns of the page and of the CSV, each a line of the program's output.
-const FIGURES: [&str; 10] = [CALLS, MEDIAN, P99, SERVER_CPU, CLIENT_CPU, SETUP, MEMORY, CARD, LIBRARY, MISSED];
+const FIGURES: [&str; 10] =
+    [CALLS, MEDIAN, P99, SERVER_CPU, CLIENT_CPU, SETUP, MEMORY, CARD, LIBRARY, MISSED];
 const CALLS: &str = "calls_per_second";
 const MEDIAN: &str = "median_us";
 const P99: &str = "p99_us";

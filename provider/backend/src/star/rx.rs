@@ -4,9 +4,9 @@ use std::ops::{Deref, Range};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use starverbs_core::star::wire::{CRC_LEN, Header, Packet, Prefix, Side, Ways};
+use starverbs_core::star::wire::{CRC_LEN, Header, Packet, Prefix, Side, Ways, qpn_in};
 use starverbs_core::wire::icrc::IcrcHeader;
-use starverbs_core::{Counters, FrameMeta};
+use starverbs_core::{Counters, FrameMeta, Qpn};
 
 use super::Sockets;
 use crate::BackendError;
@@ -152,6 +152,32 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             let packet = Packet { header, prefix, data };
             return Some(Received { side, meta: outer.meta, port: outer.sport, packet });
         }
+    }
+
+    /// Whose the packets are that come next, as far as their first bytes tell: of `most` of them, each once in a row. Gives how many packets they
+    /// are.
+    #[inline]
+    pub fn look_ahead(&self, most: usize, mut see: impl FnMut(Side, Qpn)) -> usize {
+        let side = self.sources[self.turn].side;
+        let (mut packets, mut last) = (0, None);
+        let mut note = |frame: &[u8]| {
+            packets += 1;
+            let qpn = qpn_in(side, frame);
+            if let Some(of) = qpn.filter(|_| qpn != last) {
+                see(side, of);
+            }
+            last = qpn;
+        };
+        let mut left = most;
+        if let Some(cursor) = &self.cursor {
+            let rest = self.inbox.bytes(cursor.slot).get(cursor.at..).unwrap_or(&[]);
+            for frame in rest.chunks(cursor.segment).take(most) {
+                note(frame);
+                left -= 1;
+            }
+        }
+        self.left.clone().take(left).for_each(|slot| note(self.inbox.bytes(slot)));
+        packets
     }
 
     /// Checks a frame; gives its header, its prefix, and how many bytes of data it has.

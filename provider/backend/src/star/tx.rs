@@ -10,9 +10,9 @@ use starverbs_settings::Settings;
 
 use super::Sockets;
 use crate::batch::{Batch, Group, HOPS, MAX_FRAME, send_run};
-use crate::udp_tx::COPY_BELOW;
 use crate::fault::{Fault, Frame};
 use crate::pcap::Capture;
+use crate::udp_tx::COPY_BELOW;
 use crate::{BackendError, HostAddr};
 
 /// From which half of this card to which UDP port.
@@ -180,7 +180,11 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         }
         for seg in payload.iter().filter(|s| s.len > 0) {
             let bytes = bytes_of(seg);
-            crc.update(if bytes.len() < COPY_BELOW { self.batch.copy(bytes) } else { self.batch.gather(bytes) });
+            crc.update(if bytes.len() < COPY_BELOW {
+                self.batch.copy(bytes)
+            } else {
+                self.batch.gather(bytes)
+            });
         }
         self.batch.copy(&crc.finish());
         start

@@ -1,8 +1,8 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
-use super::star::Engine;
 use super::mads::QPN_GSI;
 use super::path::PACKET_OVERHEAD;
+use super::star::Engine;
 use super::{Nic, Shared};
 use crate::env::{Env, SendQueue};
 use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
@@ -77,6 +77,17 @@ impl<E: Env> Nic<E> {
     pub fn expect_frame(&self, env: &E, qpn: Qpn) {
         if let Some(qp) = self.qps.get(qpn) {
             env.prefetch(qp);
+        }
+    }
+
+    /// As [`expect_frame`](Self::expect_frame), of a packet for a stateful end.
+    #[inline]
+    pub fn expect_star(&self, env: &E, qpn: Qpn) {
+        if let Some(qp) = self.qps.get(qpn)
+            && let Some(engine) = &qp.star
+        {
+            env.prefetch(qp);
+            engine.expect(env);
         }
     }
 

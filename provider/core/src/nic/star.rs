@@ -90,6 +90,8 @@ pub trait Engine<E: Env>: Sized {
     fn owes(&self, now: Nanos) -> bool;
     /// The first WQE of the send queue that has not begun.
     fn next_send(&self) -> u32;
+    /// It will be called soon: what it uses is fetched.
+    fn expect(&self, env: &E);
     /// The QP is at its end.
     fn close(self, lent: Lent<'_, E>);
 }
@@ -115,6 +117,9 @@ impl<E: Env> Engine<E> for Infallible {
         match *self {}
     }
     fn next_send(&self) -> u32 {
+        match *self {}
+    }
+    fn expect(&self, _: &E) {
         match *self {}
     }
     fn close(self, _: Lent<'_, E>) {
@@ -144,6 +149,9 @@ impl<E: Env, T: Engine<E>> Engine<E> for Box<T> {
     }
     fn next_send(&self) -> u32 {
         (**self).next_send()
+    }
+    fn expect(&self, env: &E) {
+        (**self).expect(env);
     }
     fn close(self, lent: Lent<'_, E>) {
         (*self).close(lent);
@@ -213,6 +221,10 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
     }
     fn next_send(&self) -> u32 {
         Stateful::next_send(self)
+    }
+    #[inline]
+    fn expect(&self, env: &E) {
+        env.prefetch(self);
     }
     fn close(self, lent: Lent<'_, E>) {
         with_card(lent, |card| {

@@ -306,6 +306,17 @@ pub fn lane(head: &[u8]) -> u8 {
     }
 }
 
+/// Whose a packet for a half will be, without looking whether it is one: SF's or SL's QPN. `None`: it is too short.
+#[inline]
+pub fn qpn_in(side: Side, frame: &[u8]) -> Option<Qpn> {
+    let at = match side {
+        Side::Stateless => HEADER_LEN,
+        Side::Stateful => 0,
+    };
+    let word = frame.get(at..)?.first_chunk()?;
+    Some(u32::from_be_bytes(*word) & QPN_MASK)
+}
+
 /// A frame is no StaR packet. Each is dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum StarError {

@@ -118,6 +118,14 @@ impl<E: Host> Library<E> {
         (alive && peer.epoch == prefix.epoch && peer.av.dgid == *source).then_some(end.slots.range)
     }
 
+    /// A packet for `qpn` will come soon.
+    #[inline]
+    pub fn expect(&self, env: &E, qpn: Qpn) {
+        if let Some(end) = self.end(qpn) {
+            env.prefetch(end);
+        }
+    }
+
     fn hear(&mut self, turn: &mut Turn<'_, E>, event: &SlEvent) {
         if let Some(at) = self.places.get(event.qpn)
             && let Some(end) = self.ends.get_mut(at as usize)

@@ -186,7 +186,18 @@ impl<E: Host> Library<E> {
         let released = |qp| turn.nic.release_for_star(turn.env, qpn).map(|released| (qp, released));
         let made = made.and_then(released);
         let (qp, released) = made.inspect_err(|_| self.rules.forget_empty(group))?;
-        let end = End { qp, released, group, timer, queued: false, touched: false, unanswered: 0, chore: None, slots, inline };
+        let end = End {
+            qp,
+            released,
+            group,
+            timer,
+            queued: false,
+            touched: false,
+            unanswered: 0,
+            chore: None,
+            slots,
+            inline,
+        };
         let at = self.ends.insert(Box::new(end)) as u32;
         self.count(turn, at, u64::wrapping_add);
         self.places.set(qpn, Some(at));
