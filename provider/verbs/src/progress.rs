@@ -200,9 +200,10 @@ impl Shard {
     /// of others; says which.
     #[inline]
     pub(crate) fn defer(&mut self, qpn: Qpn, company: bool) -> Option<Behind> {
+        let stateless = || self.star.as_ref().is_some_and(|star| star.library().may_wait_if_kept(qpn));
         let behind = if self.nic.may_wait(qpn) {
             Behind::Own
-        } else if company && self.nic.may_wait_if_kept(qpn) {
+        } else if company && (self.nic.may_wait_if_kept(qpn) || stateless()) {
             Behind::Others
         } else {
             return None;
