@@ -184,7 +184,7 @@ impl Window {
     }
 
     fn place(&self, psn: Psn) -> usize {
-        (psn.get() / COPIES & (self.used - 1)) as usize
+        ((psn.get() / COPIES) & (self.used - 1)) as usize
     }
 
     /// Bytes of memory that it takes.
