@@ -1,6 +1,7 @@
 //! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their peers, and when that begins.
 //! `renewing` settles it anew while a connection runs.
 
+mod lives;
 mod renewing;
 
 use crate::error::NicError;
@@ -21,6 +22,7 @@ use crate::types::{AsyncEvent, Av, FrameMeta, Gid, Nanos, Psn, QpState, Qpn};
 use super::library::Library;
 use super::places::ByQpn;
 use super::{Heard, Host, Note, Turn};
+use lives::Lives;
 use renewing::{Balance, Renewing};
 
 /// For how long an address of which nothing was heard is taken for one without StaR.
@@ -70,10 +72,19 @@ struct End<E: Host> {
     renewing: Renewing,
 }
 
+impl<E: Host> End<E> {
+    /// Whether it is to be a stateful end once its peer begins.
+    fn waits_for_peer(&self) -> bool {
+        self.is_star() && self.queues.is_some()
+    }
+}
+
 /// All of them.
 pub struct Roles<E: Host> {
     identity: Identity,
     ends: ByQpn<End<E>>,
+    /// Of those that are stateful ends, or were: what comes late of a life that is over begins nothing
+    lives: Lives,
     timers: Timers,
     plain: PlainPeers,
     balance: Balance,
@@ -84,7 +95,14 @@ impl<E: Host> Roles<E> {
     /// Nobody has asked yet.
     pub fn new(identity: Identity, stats: E::Stats) -> Self {
         let (timers, plain) = (Timers::default(), PlainPeers::default());
-        Roles { identity, ends: ByQpn::default(), timers, plain, balance: Balance::default(), stats }
+        let (ends, lives, balance) = (ByQpn::default(), Lives::default(), Balance::default());
+        Roles { identity, ends, lives, timers, plain, balance, stats }
+    }
+
+    /// From now on the card has too many connections beyond another number, as where it is to keep fewer of them.
+    pub fn set_threshold(&mut self, threshold: u32, now: Nanos) {
+        self.identity.threshold = threshold;
+        self.balance.look_now(now);
     }
 
     /// A QP of this wish is in RTR now: asks its peer. `queues` are other handles of its queues. The QP is in its state already, so what
@@ -134,6 +152,7 @@ impl<E: Host> Roles<E> {
             renewing: Renewing::default(),
         };
         self.ends.insert(qpn, end);
+        self.lives.end(qpn, turn.now);
         Ok(true)
     }
 
@@ -144,7 +163,13 @@ impl<E: Host> Roles<E> {
         Terms { wish, stateful, threshold, gid: av.sgid, qpn }
     }
 
-    /// The QP leaves RTR or RTS, or is gone.
+    /// The QP is gone.
+    pub fn forget(&mut self, qpn: Qpn) {
+        self.end(qpn);
+        self.lives.forget(qpn);
+    }
+
+    /// The QP leaves RTR or RTS.
     pub fn end(&mut self, qpn: Qpn) {
         if let Some(mut end) = self.ends.remove(qpn) {
             self.timers.leave(end.timer);
@@ -203,6 +228,14 @@ impl<E: Host> Roles<E> {
         }
     }
 
+    /// Whether there is something to do but to look, again and again, for peers for which no request waits.
+    pub fn is_busy(&self, nic: &Nic<E>) -> bool {
+        self.ends.all().any(|end| {
+            let waits = end.waits_for_peer() && nic.has_posts(end.qpn);
+            waits || end.negotiation.outcome().is_none() || end.renewing.lasts()
+        })
+    }
+
     /// When there is something to do.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.timers.next()
@@ -211,6 +244,9 @@ impl<E: Host> Roles<E> {
     /// Goes on with what is not settled for a QP: hears what its peer says, or asks.
     fn go_on(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn, said: Option<&Control>) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
+        if said == Some(&Control::Plain) && end.waits_for_peer() && end.beginning.has_asked() {
+            return self.withdraw(turn, qpn);
+        }
         let before = end.negotiation.outcome();
         if before.is_none() && !turn.nic.waits_for_star(qpn) {
             /* a request of plain RoCEv2 came */
@@ -280,8 +316,18 @@ impl<E: Host> Roles<E> {
         if overdue || !turn.nic.waits_for_star(qpn) {
             return self.withdraw(turn, qpn);
         }
-        self.tell_again(turn, qpn);
+        self.ask_again(turn, qpn);
         self.look_later(turn.now, qpn);
+    }
+
+    /// Asks a peer that does not begin what it is, while requests wait for it: it may have given up, and be plain.
+    fn ask_again(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
+        let Some(end) = self.ends.get(qpn) else { return };
+        if end.renewing.switched {
+            self.tell_again(turn, qpn);
+        } else if end.beginning.has_asked() {
+            say(turn, (qpn, end.peer), &end.av, |room| end.negotiation.offer().encode(room));
+        }
     }
 
     fn look_later(&mut self, now: Nanos, qpn: Qpn) {
@@ -306,14 +352,13 @@ impl<E: Host> Roles<E> {
     /// The first control message of a stateless end: its peer begins, or says that it cannot.
     pub fn begin_stateful(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &Packet<'_>) {
         let qpn = packet.header.qpn;
-        let Some(end) = self.ends.get_mut(qpn) else { return };
         let Some((setup, prefix)) = first_word(packet) else { return };
-        if *source != end.av.dgid || prefix.qpn != end.peer || !turn.nic.waits_for_star(qpn) {
+        let ours = self.ends.get(qpn).is_some_and(|end| *source == end.av.dgid && prefix.qpn == end.peer);
+        let over = self.lives.is_over(turn.now, qpn, (*source, prefix.qpn), prefix.epoch);
+        if !ours || over || !self.may_begin(turn, qpn, &setup, &prefix) {
             return;
         }
-        if end.renewing.lasts() {
-            self.peer_began(turn, qpn);
-        }
+        self.peer_began(turn, qpn);
         let Some(end) = self.ends.get_mut(qpn) else { return };
         /* it says so, and more */
         end.negotiation.handle((*source, prefix.qpn), &Control::Confirm { role: Role::Stateless });
@@ -345,7 +390,10 @@ impl<E: Host> Roles<E> {
             lifetime: Waits::default().lifetime,
         };
         match turn.nic.begin_star(turn.env, qpn, init, turn.now) {
-            Ok(()) => turn.env.note(qpn, &Note::Begun(Role::Stateful)),
+            Ok(()) => {
+                turn.env.note(qpn, &Note::Begun(Role::Stateful));
+                self.lives.note(qpn, (*source, prefix.qpn), epoch);
+            }
             Err(error) => {
                 fail(turn, qpn, error);
                 refuse(turn, qpn, &stateless);

@@ -40,7 +40,7 @@ pub(super) struct Renewing {
     /// Number of the last one
     last: u16,
     /// That was settled in it what the connection is
-    switched: bool,
+    pub(super) switched: bool,
     /// How many in a row left it plain
     vain: u32,
     /// This end does not ask before
@@ -87,6 +87,11 @@ impl Balance {
     /// There is one more connection that may be asked for, from then on.
     pub(super) fn look_at(&mut self, then: Nanos) {
         (self.due, self.vain) = (self.due.min(then + EVERY), 0);
+    }
+
+    /// What it depends on has changed.
+    pub(super) fn look_now(&mut self, now: Nanos) {
+        (self.due, self.vain) = (now, 0);
     }
 
     /// A connection's round is over, if there was one.
