@@ -27,6 +27,8 @@ struct Run {
     cqs: [SimCq; 2],
     /// How often the cards still ask for something
     asks: u32,
+    /// Connections of StaR may become plain again
+    goes_back: bool,
 }
 
 impl Run {
@@ -61,16 +63,29 @@ impl Run {
             counts.reverse();
         }
         let live = Live::new(net, Rng::new(!seed), conns, cqs.clone(), counts);
-        Run { live, rng, cqs, asks: 6 }
+        Run { live, rng, cqs, asks: 6, goes_back: false }
+    }
+
+    /// One end's card asks that a connection become another.
+    fn ask(&mut self, at: usize, host: usize) {
+        if self.goes_back && self.live.sides[at][host].role().is_some() {
+            self.live.counts = [0; 2];
+            return self.live.ask_back(at, host);
+        }
+        if self.goes_back {
+            self.live.counts[host] = THRESHOLD + 1 + self.rng.below(50) as u32;
+            self.live.counts[1 - host] = self.rng.below(2 * u64::from(THRESHOLD)) as u32;
+        }
+        self.live.ask(at, host);
     }
 
     /// Programs post as chance has it, and cards ask.
     fn act(&mut self, eager: bool) -> bool {
         let mut acted = false;
-        if self.asks > 0 && self.rng.chance(0.02) {
+        if self.asks > 0 && self.rng.chance(if self.goes_back { 0.1 } else { 0.02 }) {
             self.asks -= 1;
             let (at, host) = (self.rng.below(self.live.conns.len() as u64) as usize, self.rng.below(2));
-            self.live.ask(at, host as usize);
+            self.ask(at, host as usize);
             acted = true;
         }
         let mut conns = std::mem::take(&mut self.live.conns);
@@ -155,10 +170,33 @@ fn connections_change_while_they_run() {
     assert!(runs < 100 || stars > runs / 3 && both > runs / 4, "{stars} and {both} of {runs}");
 }
 
+/// There and back again, as often as it comes, with either end in either role.
+#[test]
+fn connections_go_to_and_fro_while_they_run() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    static RETURNS: AtomicUsize = AtomicUsize::new(0);
+    for_seeds("connections_go_to_and_fro_while_they_run", 600, |seed| {
+        let mut run = Run::new(seed);
+        (run.goes_back, run.asks) = (true, 60);
+        run.go();
+        run.finish();
+        RUNS.fetch_add(1, Ordering::Relaxed);
+        let sides = run.live.sides.iter().flatten();
+        RETURNS.fetch_add(sides.map(|side| side.returns as usize).sum(), Ordering::Relaxed);
+        for [a, b] in &run.live.sides {
+            assert_eq!(a.returns, b.returns, "both know");
+        }
+    });
+    let [runs, returns] = [&RUNS, &RETURNS].map(|count| count.load(Ordering::Relaxed));
+    assert!(runs < 100 || returns > runs, "{returns} of {runs}");
+}
+
 /// One end is destroyed, or goes to ERR, anywhere in it.
-fn lose(seed: u64, fails: bool) {
+fn lose(seed: u64, fails: bool, goes_back: bool) {
     let mut run = Run::new(seed);
-    for _ in 0..run.rng.below(300) {
+    (run.goes_back, run.asks) = (goes_back, if goes_back { 30 } else { run.asks });
+    for _ in 0..run.rng.below(if goes_back { 1500 } else { 300 }) {
         run.act(false);
         run.live.step();
         run.poll();
@@ -167,7 +205,8 @@ fn lose(seed: u64, fails: bool) {
     let left = 1 - lost;
     for at in 0..run.live.conns.len() {
         if run.rng.chance(0.7) {
-            run.live.ask(at, run.rng.below(2) as usize);
+            let host = run.rng.below(2) as usize;
+            run.ask(at, host);
         }
     }
     for _ in 0..run.rng.below(60) {
@@ -228,12 +267,22 @@ fn lose(seed: u64, fails: bool) {
 
 #[test]
 fn an_end_that_is_destroyed_meanwhile_is_noticed() {
-    for_seeds("an_end_that_is_destroyed_meanwhile_is_noticed", 300, |seed| lose(seed, false));
+    for_seeds("an_end_that_is_destroyed_meanwhile_is_noticed", 300, |seed| lose(seed, false, false));
 }
 
 #[test]
 fn an_end_that_fails_meanwhile_is_flushed() {
-    for_seeds("an_end_that_fails_meanwhile_is_flushed", 300, |seed| lose(seed, true));
+    for_seeds("an_end_that_fails_meanwhile_is_flushed", 300, |seed| lose(seed, true, false));
+}
+
+#[test]
+fn an_end_that_is_destroyed_on_the_way_back_is_noticed() {
+    for_seeds("an_end_that_is_destroyed_on_the_way_back_is_noticed", 300, |seed| lose(seed, false, true));
+}
+
+#[test]
+fn an_end_that_fails_on_the_way_back_is_flushed() {
+    for_seeds("an_end_that_fails_on_the_way_back_is_flushed", 300, |seed| lose(seed, true, true));
 }
 
 /// Many rounds, each given up or not, on the worst wire.
@@ -243,7 +292,7 @@ fn the_worst_wire_changes_nothing() {
         let mut run = Run::new(seed);
         run.live.net.faults =
             Faults { loss: 0.2, duplicate: 0.2, reorder: 0.3, late: 2_000_000, ..run.live.net.faults };
-        run.asks = 30;
+        (run.asks, run.goes_back) = (30, seed % 2 == 1);
         run.go();
         run.finish();
     });

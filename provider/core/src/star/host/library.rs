@@ -6,6 +6,7 @@
 
 mod calls;
 mod end;
+mod home;
 mod rules;
 
 use alloc::boxed::Box;
@@ -26,6 +27,7 @@ use slab::Slab;
 use super::places::Places;
 use super::{Host, Turn};
 use end::{Chore, End};
+pub(super) use home::Stateless;
 use rules::Rules;
 
 /// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
@@ -241,6 +243,11 @@ impl<E: Host> Library<E> {
             Chore::Invalidated(done) => end.qp.invalidated(turn.env, turn.now, done),
         }
         true
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
     }
 
     /// Whose a QP is, if it is one of these.

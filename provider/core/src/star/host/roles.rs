@@ -1,7 +1,8 @@
 //! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their peers, and when that begins.
-//! `renewing` settles it anew while a connection runs.
+//! `renewing` settles it anew while a connection of plain RoCEv2 runs, `returning` makes one of StaR plain.
 
 mod renewing;
+mod returning;
 
 use crate::error::NicError;
 use crate::nic::star::StarInit;
@@ -62,10 +63,14 @@ struct End<E: Host> {
     av: Av,
     peer: Qpn,
     wish: Wish,
+    /// It is not what the program has said since it began
+    pursued: bool,
     negotiation: Negotiation,
     timer: TimerId,
     /// Until it begins
     queues: Option<Queues<E>>,
+    /// The epoch that it last had as a stateful end
+    served: Option<u32>,
     beginning: Beginning,
     renewing: Renewing,
 }
@@ -127,9 +132,11 @@ impl<E: Host> Roles<E> {
             av: attr.av,
             peer: attr.dest_qpn,
             wish,
+            pursued: false,
             negotiation: Negotiation::new(mine, boot, ports, turn.now),
             timer,
             queues: Some(queues),
+            served: None,
             beginning: Beginning::default(),
             renewing: Renewing::default(),
         };
@@ -197,7 +204,11 @@ impl<E: Host> Roles<E> {
         while let Some(qpn) = self.timers.pop_due(turn.now) {
             match self.ends.get(qpn) {
                 Some(end) if end.renewing.lasts() => self.renew(turn, library, qpn, None),
-                Some(end) if end.is_star() => self.look_for_peer(turn, qpn),
+                Some(end) if end.renewing.homing.is_some() => self.go_home(turn, library, qpn, None),
+                Some(end) if end.is_star() && end.queues.is_some() => self.look_for_peer(turn, qpn),
+                Some(end) if end.pursued && end.negotiation.outcome().is_some() => {
+                    self.pursue(turn, library, qpn);
+                }
                 _ => self.go_on(turn, library, qpn, None),
             }
         }
@@ -256,14 +267,18 @@ impl<E: Host> Roles<E> {
                     self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
                 }
                 turn.nic.settle_plain(turn.env, qpn, turn.now);
+                self.pursue_later(qpn);
             }
             Outcome::Star { role: Role::Stateless, boot, ports } => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateless));
                 let Some(queues) = end.queues.take() else { return };
-                if let Err(error) = library.begin(turn, qpn, (boot, ports), queues)
-                    && !self.take_back(turn, qpn)
-                {
-                    fail(turn, qpn, error);
+                match library.begin(turn, qpn, (boot, ports), queues) {
+                    Ok(()) => self.pursue_later(qpn),
+                    Err(error) => {
+                        if !self.take_back(turn, qpn) {
+                            fail(turn, qpn, error);
+                        }
+                    }
                 }
             }
             /* it begins when the other end says what it is */
@@ -311,6 +326,10 @@ impl<E: Host> Roles<E> {
         if *source != end.av.dgid || prefix.qpn != end.peer || !turn.nic.waits_for_star(qpn) {
             return;
         }
+        if end.served.is_some_and(|served| !is_later(prefix.epoch, served)) {
+            /* of the last time that it was one */
+            return;
+        }
         if end.renewing.lasts() {
             self.peer_began(turn, qpn);
         }
@@ -345,7 +364,14 @@ impl<E: Host> Roles<E> {
             lifetime: Waits::default().lifetime,
         };
         match turn.nic.begin_star(turn.env, qpn, init, turn.now) {
-            Ok(()) => turn.env.note(qpn, &Note::Begun(Role::Stateful)),
+            Ok(()) => {
+                if let Some(end) = self.ends.get_mut(qpn) {
+                    end.served = Some(epoch);
+                }
+                turn.env.note(qpn, &Note::Begun(Role::Stateful));
+                self.balance.look_at(turn.now);
+                self.pursue_later(qpn);
+            }
             Err(error) => {
                 fail(turn, qpn, error);
                 refuse(turn, qpn, &stateless);
@@ -375,6 +401,11 @@ fn possible(wish: Wish, few: bool, crowded: bool) -> Wish {
         Wish::Auto if few => Wish::Off,
         wish => wish,
     }
+}
+
+/// Whether an epoch of a peer comes after another: of one life they count up.
+fn is_later(epoch: u32, before: u32) -> bool {
+    epoch >> 16 != before >> 16 || (epoch as u16).wrapping_sub(before as u16) as i16 > 0
 }
 
 /// What a stateless end says first, and who it is.
@@ -423,7 +454,7 @@ fn understand<E: Host>(turn: &mut Turn<'_, E>, heard: &Heard) -> Option<Said> {
 }
 
 /// The half that a QP was to become could not begin, and the peer counts on it.
-fn fail<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, error: NicError) {
+pub(super) fn fail<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, error: NicError) {
     turn.env.note(qpn, &Note::Failed(error));
     let to = QpAttr { state: QpState::Err, ..QpAttr::default() };
     if turn.nic.modify_qp(turn.env, qpn, &to, QpAttrMask::STATE, turn.now).is_ok() {

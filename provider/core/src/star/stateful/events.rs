@@ -117,7 +117,7 @@ impl Completions {
     }
 
     /// Whether SL has been told of all.
-    fn is_told(&self) -> bool {
+    pub(super) fn is_told(&self) -> bool {
         self.una == self.end
     }
 
