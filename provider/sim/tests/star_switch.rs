@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 
 use common::{any_faults, for_seeds};
 use live::Live;
-use program::{Conn, Shape};
+use program::{Conn, Pool, Shape};
 use starverbs_core::star::control::Role;
 use starverbs_core::star::negotiate::THRESHOLD;
-use starverbs_core::{Mtu, NicConfig, WcStatus};
-use starverbs_sim::{Faults, Net, Rng, STAR_OPS, Setup, SimCq};
+use starverbs_core::{Mtu, NicConfig, SrqId, WcStatus};
+use starverbs_sim::{Faults, Net, Rng, STAR_OPS, Setup, SimCq, SimRq};
 
 const STEPS: usize = 500_000;
 /// Longer than anybody is waited for of whom something is wanted, ns.
@@ -25,6 +25,7 @@ struct Run {
     live: Live,
     rng: Rng,
     cqs: [SimCq; 2],
+    pools: [Option<Pool>; 2],
     /// How often the cards still ask for something
     asks: u32,
     /// Connections of StaR may become plain again
@@ -33,6 +34,11 @@ struct Run {
 
 impl Run {
     fn new(seed: u64) -> Self {
+        Run::with(seed, false)
+    }
+
+    /// `shared`: receives may come from shared queues.
+    fn with(seed: u64, shared: bool) -> Self {
         let mut rng = Rng::new(seed);
         let faults = any_faults(&mut rng);
         let mut net = Net::new(2, NicConfig::default(), faults, seed);
@@ -53,9 +59,17 @@ impl Run {
                 vec![rng.pick(STAR_OPS), rng.pick(STAR_OPS)]
             },
         };
+        let mut srqs: [Option<(SrqId, SimRq)>; 2] = [None, None];
+        for (host, srq) in net.hosts.iter_mut().zip(&mut srqs) {
+            if shared && rng.chance(0.7) {
+                let rq = SimRq::new(rng.pick(&[1, 2, 16]), 4);
+                *srq = Some((host.nic.create_srq(host.pd, rq.clone(), 0, 0).expect("an SRQ"), rq));
+            }
+        }
         let n = rng.within(1, 3);
         let mut conns: Vec<Conn> =
-            (0..n).map(|_| Conn::new(&mut net, &mut rng, &cqs, [None, None], &shape)).collect();
+            (0..n).map(|_| Conn::new(&mut net, &mut rng, &cqs, srqs.clone(), &shape)).collect();
+        let pools = Pool::of(&mut net, &mut rng, &conns, &srqs);
         conns.iter_mut().flat_map(|conn| &mut conn.ends).for_each(|end| end.signal_enough());
         let few = rng.below(2 * u64::from(THRESHOLD)) as u32;
         let mut counts = [THRESHOLD + 1 + rng.below(50) as u32, few];
@@ -63,7 +77,7 @@ impl Run {
             counts.reverse();
         }
         let live = Live::new(net, Rng::new(!seed), conns, cqs.clone(), counts);
-        Run { live, rng, cqs, asks: 6, goes_back: false }
+        Run { live, rng, cqs, pools, asks: 6, goes_back: false }
     }
 
     /// One end's card asks that a connection become another.
@@ -97,6 +111,15 @@ impl Run {
             acted |= conn.post(&mut self.rng, eager, &mut |host, qpn, _| live.doorbell(host, qpn));
         }
         self.live.conns = conns;
+        for host in 0..2 {
+            if let Some(pool) = &mut self.pools[host]
+                && (eager || self.rng.chance(0.3))
+                && pool.fill()
+            {
+                acted = true;
+                self.live.ring_srq(host);
+            }
+        }
         acted
     }
 
@@ -107,7 +130,8 @@ impl Run {
             while let Some((cqe, solicited)) = self.cqs[host].poll() {
                 any = true;
                 let Live { net, conns, .. } = &mut self.live;
-                let known = conns.iter_mut().any(|c| c.complete(net, host, &cqe, solicited, &[]));
+                let wr = self.pools[host].as_ref().map_or(&[][..], |pool| &pool.buffers);
+                let known = conns.iter_mut().any(|c| c.complete(net, host, &cqe, solicited, wr));
                 assert!(known, "a completion of no QP: {cqe:?}");
             }
         }
@@ -190,6 +214,16 @@ fn connections_go_to_and_fro_while_they_run() {
     });
     let [runs, returns] = [&RUNS, &RETURNS].map(|count| count.load(Ordering::Relaxed));
     assert!(runs < 100 || returns > runs, "{returns} of {runs}");
+}
+
+#[test]
+fn shared_receives_go_to_and_fro_with_their_connections() {
+    for_seeds("shared_receives_go_to_and_fro_with_their_connections", 400, |seed| {
+        let mut run = Run::with(seed, true);
+        (run.goes_back, run.asks) = (true, 60);
+        run.go();
+        run.finish();
+    });
 }
 
 /// One end is destroyed, or goes to ERR, anywhere in it.

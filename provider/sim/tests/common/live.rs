@@ -196,6 +196,16 @@ impl Live {
         }
     }
 
+    /// Something was posted to the shared receive queue of `host`, or came back there.
+    pub(crate) fn ring_srq(&mut self, host: usize) {
+        let now = self.net.now();
+        for side in self.sides.iter_mut().map(|sides| &mut sides[host]) {
+            if let Some((sl, _)) = &mut side.sl {
+                sl.handle_doorbell(&mut self.net.hosts[host].env, now);
+            }
+        }
+    }
+
     /// Calls with the way back that an end is on, and what it is; then sees whether that is over.
     fn with_homing<R>(
         &mut self,
@@ -218,6 +228,7 @@ impl Live {
             if outcome == homing::Outcome::Home {
                 side.returns += 1;
                 (side.settled, side.began, side.beginning) = (None, false, Beginning::default());
+                self.ring_srq(host);
             }
         }
         Some(done)
@@ -438,7 +449,7 @@ impl Live {
         let (qpn, peer) = (self.sides[at][host].qpn, self.sides[at][host].peer);
         let now = self.net.now();
         let end = &mut self.conns[at].ends[host];
-        let (sq, rq) = (end.sq.clone(), end.rq.clone());
+        let (sq, rq, srq) = (end.sq.clone(), end.rq.clone(), end.shared);
         let h = &mut self.net.hosts[host];
         let Leaving { attr, owner, first_send, .. } = h.nic.leaving(qpn).expect("a QP of this card");
         let bounds = &mut self.bounds[host];
@@ -454,7 +465,7 @@ impl Live {
             mtu: attr.path_mtu,
             sq_depth,
             rq_depth: SLOTS,
-            srq: false,
+            srq,
             send_ring: slots(u64::from(sq_depth) * CQE_SLOT),
             recv_ring: slots(u64::from(SLOTS) * CQE_SLOT),
             replay: slots(u64::from(SLOTS) * REPLAY_SLOT),
@@ -607,7 +618,7 @@ impl Live {
         let mut channel = Channel::new();
         channel.took();
         let end = &self.conns[at].ends[host];
-        let (sq, rq) = (end.sq.clone(), Some(end.rq.clone()));
+        let (sq, rq) = (end.sq.clone(), (!end.shared).then(|| end.rq.clone()));
         let cqs = (self.cqs[host].clone(), self.cqs[host].clone());
         let lifetime = 4 * self.net.faults.late;
         let init = StarInit { sq, rq, cqs, setup, peer, channel, window: 64, lifetime };
