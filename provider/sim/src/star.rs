@@ -182,7 +182,7 @@ impl Host {
             self.nic.destroy_qp(&mut self.env, qpn)?;
         }
         if let Some(star) = &mut self.star {
-            star.roles.end(qpn);
+            star.roles.forget(qpn);
         }
         self.wishers.remove(&qpn);
         Ok(())

@@ -4,12 +4,12 @@ mod common;
 #[path = "common/rc.rs"]
 mod program;
 
-use common::{any_faults, for_seeds, is_clean, scattered};
+use common::{any_faults, for_seeds, is_clean};
 use program::{Conn, Pool, Shape};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::qpc::Policy;
-use starverbs_core::{Access, ContextCache, Mtu, NicConfig, NicError, QpState, Sge, SrqId};
-use starverbs_sim::{Faults, Host, Net, RC_OPS, Recv, Rng, Setup, SimCq, SimRq};
+use starverbs_core::{ContextCache, Mtu, NicConfig, NicError, QpState, SrqId};
+use starverbs_sim::{Faults, Host, Net, RC_OPS, Rng, Setup, SimCq, SimRq};
 
 /// A run takes some thousand steps; one that takes so many turns in a circle.
 const STEPS: usize = 300_000;

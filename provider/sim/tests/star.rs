@@ -7,11 +7,11 @@ mod program;
 #[path = "common/star.rs"]
 mod world;
 
-use common::{any_faults, for_seeds, is_clean, scattered};
+use common::{any_faults, for_seeds, is_clean};
 use program::{Conn, Pool, Shape};
 use starverbs_core::mr::MrAttr;
-use starverbs_core::{Access, Counters, Mtu, Nanos, NicConfig, QpState, SendFlags, Sge, SrqId, WcStatus};
-use starverbs_sim::{Faults, Net, Recv, Rng, STAR_OPS, Setup, SimCq, SimRq};
+use starverbs_core::{Access, Counters, Mtu, Nanos, NicConfig, QpState, SendFlags, SrqId, WcStatus};
+use starverbs_sim::{Faults, Net, Rng, STAR_OPS, Setup, SimCq, SimRq};
 use world::{Forger, SF, SL, Star, World};
 
 const STEPS: usize = 500_000;

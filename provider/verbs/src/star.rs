@@ -149,7 +149,7 @@ impl Shard {
     /// A QP is gone.
     pub(crate) fn forget_star(&mut self, qpn: Qpn) {
         if let Some(star) = &mut self.star {
-            star.ends.roles.end(qpn);
+            star.ends.roles.forget(qpn);
         }
     }
 

@@ -1,6 +1,5 @@
 //! What comes back to programs with connected queue pairs, held against the model.
 
-use starverbs_core::star::control::Role;
 use starverbs_core::{AsyncEvent, Cqe, QpState, SendOp, WcFlags, WcOpcode, WcStatus};
 use starverbs_sim::get;
 
@@ -37,9 +36,7 @@ impl World {
     pub(crate) fn succeeded(&mut self, c: usize, e: usize, wr: &Wr) {
         let reliable = self.conns[c].reliable();
         let silent = !reliable && wr.bad.is_some_and(|bad| !bad.is_local());
-        /* a stateful end has done its part when the data is there: what the key is, its peer's library sees later, and ends the connection */
-        let late = wr.bad == Some(Bad::Invalidate) && self.role(c, e) == Some(Role::Stateful);
-        assert!(wr.bad.is_none() || silent || late, "conn {c}.{e}: {wr:?} went well");
+        assert!(wr.bad.is_none() || silent, "conn {c}.{e}: {wr:?} went well");
         /* what a host that is gone held, nobody can say */
         if self.conns[c].ends[1 - e].cause != Some(Cause::Gone) {
             self.check_brought(c, e, wr);

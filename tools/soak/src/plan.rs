@@ -29,6 +29,8 @@ pub(crate) enum Chaos {
     Restart { host: usize },
     /// A program drains a send queue and goes on
     Drain { conn: usize, end: usize },
+    /// A card with StaR is to keep so many connections from now on
+    Crowd { host: usize, threshold: u32 },
 }
 
 /// A connection.

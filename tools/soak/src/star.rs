@@ -8,11 +8,13 @@ use starverbs_sim::{Rng, StarCard};
 
 use crate::conn::{Bad, Bound, End, Source, Wr};
 use crate::life::all_rights;
-use crate::plan::{Kind, Plan};
+use crate::plan::{Chaos, Kind, Plan};
 use crate::world::{Who, World};
 
 /// How late frames come that others overtake, ns: after so long a stateful end takes what it repeats for gone.
 const LATE: Nanos = 100_000;
+/// A threshold beyond the connections of any run.
+const ROOMY: u32 = 120;
 /// Receives of a shared queue that a connection holds at most.
 const AHEAD: usize = 64;
 
@@ -38,7 +40,7 @@ impl Plan {
             6 => &[Some(1), Some(1), Some(2)],
             _ => &[Some(0), Some(1)],
         };
-        let threshold = rng.pick(&[0, 0, 1, 120]);
+        let threshold = rng.pick(&[0, 0, 1, ROOMY]);
         let cards = (0..self.hosts).map(|_| rng.pick(keys)).collect();
         let plan = StarPlan { threshold, cards, together: rng.pick(&[1, 16, 16]) };
         let wishes = [
@@ -67,7 +69,27 @@ impl Plan {
                 }
             }
         }
+        let roomy = plan.threshold == ROOMY;
         self.star = Some(plan);
+        /* last, so that other seeds' plans are what they were before there was this */
+        if roomy && self.contexts.is_none() {
+            self.mix_switches(rng);
+        }
+    }
+
+    /// Cards with room for all connections come to have too many, while these run, and to have room again: connections that leave it to the
+    /// cards what they are change.
+    fn mix_switches(&mut self, rng: &mut Rng) {
+        let (hosts, steps) = (self.hosts as u64, if self.is_long { 100_000 } else { 600 });
+        for conn in self.conns.iter_mut().filter(|conn| conn.wishes != [Wish::Off; 2]) {
+            if rng.chance(0.8) {
+                conn.wishes = [Wish::Auto; 2];
+            }
+        }
+        for _ in 0..rng.within(1, if self.is_long { 40 } else { 6 }) {
+            let (host, threshold) = (rng.below(hosts) as usize, rng.pick(&[0, 0, 0, 1, ROOMY]));
+            self.chaos.push((rng.below(steps) as usize, Chaos::Crowd { host, threshold }));
+        }
     }
 }
 

@@ -357,6 +357,7 @@ impl World {
             Chaos::Kill { conn, end } => self.kill(conn, end),
             Chaos::Restart { host } => self.restart(host),
             Chaos::Drain { conn, end } => self.drain(conn, end),
+            Chaos::Crowd { host, threshold } => self.net.crowd(host, threshold),
         }
     }
 }

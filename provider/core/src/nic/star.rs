@@ -45,6 +45,8 @@ pub enum Call<'a> {
     Packet(&'a Gid, &'a Packet<'a>),
     /// The QP goes to ERR
     Fail,
+    /// The QP is about to go: its peer is told how far its requests are
+    Report,
 }
 
 /// What a program sets of a QP that has an engine.
@@ -245,6 +247,7 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
                 Call::Transmit => return self.transmit(card),
                 Call::Packet(source, packet) => self.handle_packet(card, source, packet),
                 Call::Fail => self.enter_error(card),
+                Call::Report => self.report(),
             }
             Turn::More
         })
@@ -425,6 +428,13 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).is_some_and(|qp| qp.star.is_some())
     }
 
+    /// The QP is about to go. If it is a stateful end, its peer hears how far its requests are: not all of them make completions.
+    pub fn report_for_star(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
+        if let Some(mut cx) = self.context(env, qpn, now) {
+            cx.star(Call::Report);
+        }
+    }
+
     /// Whether it is not settled what the QP is.
     pub fn waits_for_star(&self, qpn: Qpn) -> bool {
         self.qps.get(qpn).is_some_and(|qp| qp.flags.star && qp.star.is_none())
@@ -498,6 +508,20 @@ where
         cx.qp.star = Some(Box::new(made));
         cx.star(Call::Doorbell);
         Ok(())
+    }
+
+    /// A stateful end that began with a life of its peer that was over, and so has had nothing to do with it, waits again: the peer has begun
+    /// a later one, of this epoch. Gives what the end was made of. `None`: there is none, or it is another.
+    pub fn rewind_star(&mut self, env: &mut E, qpn: Qpn, epoch: u32, now: Nanos) -> Option<Local<E>> {
+        let mut cx = self.context(env, qpn, now)?;
+        if !cx.qp.star.as_ref().is_some_and(|engine| engine.is_before(epoch)) {
+            return None;
+        }
+        let engine = cx.qp.star.take()?;
+        let local = with_card(cx.lend(), |card| engine.rewind(card));
+        let (req, first) = (&mut cx.qp.req, local.first_send);
+        (req.una, req.next, req.fresh) = (first, first, first);
+        Some(local)
     }
 
     /// Bytes that the card keeps of a QP, beside what grows with its queues; more of a stateful end, and of one that it does not have 0.

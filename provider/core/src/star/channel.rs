@@ -83,6 +83,17 @@ impl Channel {
         }
         self.out.retain(|message| !message.is_of_memory());
     }
+    /// Forgets what would have the peer begin: this end is over. Of a message that it may have had the number stays in use, as in
+    /// [`recall`](Channel::recall).
+    pub fn end(&mut self) {
+        let begins = |message: &Control| {
+            matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin { .. })
+        };
+        if let Some(first) = self.out.front_mut().filter(|first| begins(first)) {
+            *first = Control::KeepAlive;
+        }
+        self.out.retain(|message| !begins(message));
+    }
     /// Messages of some kind that have no answer.
     pub fn count(&self, is: fn(&Control) -> bool) -> u32 {
         self.out.iter().filter(|message| is(message)).count() as u32
@@ -190,6 +201,20 @@ mod tests {
         channel.recall();
         assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(1), Control::Bye { why: 0 })));
         assert_eq!(channel.count(|_| true), 1);
+    }
+
+    /// A connection that ends before its peer has heard of it does not begin there.
+    #[test]
+    fn who_ends_says_nothing_that_begins() {
+        let mut channel = Channel::new();
+        for message in [Control::Begin { known: None }, Control::Tell, Control::Unrule { key: 1 }] {
+            channel.send(message).unwrap();
+        }
+        channel.end();
+        assert_eq!(channel.poll(0), Some((Psn::new(0), Control::KeepAlive)), "under its number");
+        channel.answered(Psn::new(0));
+        assert_eq!(channel.poll(0), Some((Psn::new(1), Control::Tell)));
+        assert_eq!(channel.waiting(), 2, "what it knows of memory is taken away");
     }
 
     #[test]

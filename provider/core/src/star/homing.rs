@@ -128,6 +128,11 @@ impl Homing {
         self.round
     }
 
+    /// Whether there is more to come than questions, again and again, to a peer that says nothing.
+    pub fn is_pressing(&self) -> bool {
+        !matches!(self.stage, Stage::Halted(_)) || self.tries < 2 * SELDOM
+    }
+
     /// How it ended; `None`: it has not.
     pub fn outcome(&self) -> Option<Outcome> {
         match self.stage {

@@ -112,8 +112,6 @@ pub struct SlQp<E: StarEnv> {
     recv: Track,
     /// The next send cannot be sent
     stuck: bool,
-    /// Sends under way of which SF tells when they are done
-    awaited: u32,
     /// Whether the oldest send is one that SL does by itself, and is to be done now
     own: Chore,
     /// Whether the oldest receive has a message that takes a key away, which is to be done before the program sees it
@@ -172,7 +170,6 @@ impl<E: StarEnv> SlQp<E> {
             peer: Peer::default(),
             state: SlState::Idle,
             stuck: false,
-            awaited: 0,
             own: Chore::None,
             invalid: Chore::None,
             base: 0,
@@ -267,10 +264,9 @@ impl<E: StarEnv> SlQp<E> {
             if !self.send_send(env, self.send.next) {
                 return self.refuse(env, now);
             }
-            if self.awaited == 0 {
+            if self.send.una == self.send.next {
                 self.quiet_since = now;
             }
-            self.awaited += u32::from(self.is_reported(self.send.next));
             self.send.sent(now);
             self.init.stats.star_wqep.inc();
         }
@@ -413,7 +409,6 @@ impl<E: StarEnv> SlQp<E> {
         let next = seq.wrapping_add(1);
         self.track(queue).complete(next, now);
         if queue == Queue::Send {
-            self.awaited -= u32::from(self.is_reported(seq));
             /* before the completion: who polls it may post at once */
             self.init.sq.release(self.index(next));
             if self.left_at.is_some() && next == self.posted() {

@@ -186,8 +186,13 @@ impl Negotiation {
         self.due = now + timeout(self.tries);
         self.tries = self.tries.saturating_add(1);
         self.silent = self.silent.saturating_add(1);
+        Some(self.offer())
+    }
+
+    /// What this end would be, for a peer that may have settled otherwise: it says then that it is plain.
+    pub fn offer(&self) -> Control {
         let Terms { wish, stateful, threshold, .. } = self.mine;
-        Some(Control::Offer { wish, stateful, threshold, boot: self.boot, ports: self.ports })
+        Control::Offer { wish, stateful, threshold, boot: self.boot, ports: self.ports }
     }
 
     /// A message of the connection's peer, whose address and QPN are `peer`; gives the answer.
@@ -266,6 +271,8 @@ impl Negotiation {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beginning {
     since: Option<Nanos>,
+    /// The peer was asked what it is
+    asked: bool,
 }
 
 impl Beginning {
@@ -278,7 +285,15 @@ impl Beginning {
     pub fn is_overdue(&mut self, now: Nanos, waits: bool, patience: Option<Nanos>) -> bool {
         self.since = self.since.filter(|_| waits).or(waits.then_some(now));
         let waited = self.since.map_or(0, |since| now.saturating_sub(since));
+        self.asked |= waited > 0;
         patience.is_some_and(|patience| waited >= patience.max(Self::LEAST))
+    }
+}
+
+impl Beginning {
+    /// Whether a peer that says that it is plain answers what it was asked: what it said of a life before is long past.
+    pub fn has_asked(&self) -> bool {
+        self.asked
     }
 }
 

@@ -264,6 +264,18 @@ impl Registry {
         (mine && inside && rule.access.contains(need)).then_some((found, rule.addr.wrapping_add(offset)))
     }
 
+    /// Whether a message of this connection may take a key away: it is that of a window bound for SL's QP.
+    pub fn is_window(&self, seat: SeatId, key: u32) -> bool {
+        let found = || {
+            let seat = self.seats.get(seat.0 as usize)?;
+            let domain = self.domains.get(seat.domain)?;
+            let at = domain.keys.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+            let (_, number) = domain.keys[at];
+            Some(self.slots.get(number as usize)?.rule.qpn == seat.prefix.qpn)
+        };
+        found().unwrap_or(false)
+    }
+
     /// Rights of a rule; none if it is no more.
     pub fn rights(&self, rule: RuleRef) -> Access {
         self.live(rule).map_or(Access::empty(), |slot| slot.rule.access)

@@ -37,6 +37,7 @@ use super::control::Setup;
 use super::env::StarEnv;
 use super::registry::{Registry, RuleRef, SeatId, Server};
 use super::ring::{CQE_SLOT, REPLAY_SLOT};
+use super::stateless::is_later;
 use super::wire::{Prefix, Queue};
 use crate::counters::Counters;
 use crate::env::SendQueue;
@@ -202,6 +203,12 @@ pub struct Stateful<E: StarEnv> {
     resting: bool,
     /// Nothing that began is under way, and SL may know
     halted: bool,
+    /// SL did not answer for longer than our program bears: it is told nothing until it says something
+    silent: bool,
+    /// SL is told of its send before this one, though it makes no completion
+    report_at: Psn,
+    /// SL has sent a WQE, or has answered a packet: it is alive in this life
+    met: bool,
     /// The next of our two send queues to have its turn
     turn: Of,
     deadline: Nanos,
@@ -288,6 +295,9 @@ impl<E: StarEnv> Stateful<E> {
             windows: false,
             resting: false,
             halted: false,
+            silent: false,
+            report_at: Psn::default(),
+            met: false,
             turn: Of::Local,
             /* what was posted before waits for SL's rules, and asks whether SL lives */
             deadline: asks,
@@ -307,6 +317,17 @@ impl<E: StarEnv> Stateful<E> {
             completions.rule = card.registry.add_ring(seat, completions.base(), len)?;
         }
         Ok(())
+    }
+
+    /// Whether SL has begun a later life than this one, of which nothing was heard but its first words.
+    pub fn is_before(&self, epoch: u32) -> bool {
+        !self.met && self.state == QpState::Rts && is_later(epoch, self.peer.epoch)
+    }
+
+    /// Ends as if it had not begun: what our program posted waits, as far as it is not done. Windows stay bound.
+    pub fn rewind(mut self, card: &mut Card<'_, E>) -> Local<E> {
+        (self.local.first_send, self.windows) = (self.streams[Of::Local as usize].una, false);
+        self.close(card)
     }
 
     /// The connection ends without a word. Its packets may still be under way for [`Stateful::lifetime`].

@@ -29,6 +29,11 @@ pub const fn life_of(epoch: u32) -> u16 {
     (epoch >> 16) as u16
 }
 
+/// Whether an epoch of a connection is not the one of before, nor an earlier one of the same life of the card.
+pub const fn is_later(epoch: u32, before: u32) -> bool {
+    life_of(epoch) != life_of(before) || (epoch as u16).wrapping_sub(before as u16) as i16 > 0
+}
+
 /// Why a packet does nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Drop {
@@ -275,6 +280,13 @@ pub fn send_control<E: StarEnv>(env: &mut E, to: &Peer, from: Qpn, seq: Psn, mes
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn epochs_of_a_life_follow_each_other() {
+        assert!(is_later(0x7_0003, 0x7_0002) && is_later(0x7_0000, 0x7_ffff), "its numbers come round");
+        assert!(!is_later(0x7_0002, 0x7_0002) && !is_later(0x7_ffff, 0x7_0000));
+        assert!(is_later(0x6_0001, 0x7_0002), "another life has numbers of its own");
+    }
 
     #[test]
     fn nobody_else_speaks_for_a_peer() {

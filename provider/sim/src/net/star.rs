@@ -3,11 +3,13 @@
 use std::cmp::Reverse;
 
 use starverbs_core::star::control::Control;
+use starverbs_core::star::host::Ends;
 use starverbs_core::star::wire::{Packet, Ptype, Side};
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Av, Nanos};
 
 use super::Net;
+use crate::host::SimEnv;
 use crate::star::{StarCard, StarFrame};
 
 /// Which half a frame is for: the ports of hosts on a [`Net`] are all the same.
@@ -22,13 +24,22 @@ impl Net {
         self.stars[host] = Some(card);
     }
 
-    /// Whether there is anything to come but looks of cards that have too many connections at those that they would be rid of. After
-    /// [`transmit`](Net::transmit).
+    /// The card of `host`, if it has StaR, has too many connections beyond this number from now on, until it is restarted.
+    pub fn crowd(&mut self, host: usize, threshold: u32) {
+        let now = self.clock(host);
+        if let Some(star) = &mut self.hosts[host].star {
+            star.roles.set_threshold(threshold, now);
+        }
+    }
+
+    /// Whether there is anything to come but looks of cards that have too many connections at those that they would be rid of, and of ends at
+    /// peers for which nothing waits. After [`transmit`](Net::transmit).
     pub fn is_busy(&self) -> bool {
         let waits = |host: usize| {
             let h = &self.hosts[host];
-            let star = h.star.as_ref().and_then(|star| star.next_deadline(0));
-            !self.dead[host] && h.nic.next_deadline().or(star).is_some()
+            let star =
+                |star: &Ends<SimEnv>| star.library.next_deadline().is_some() || star.roles.is_busy(&h.nic);
+            !self.dead[host] && (h.nic.next_deadline().is_some() || h.star.as_deref().is_some_and(star))
         };
         !self.wire.is_empty() || !self.relays.is_empty() || (0..self.hosts.len()).any(waits)
     }

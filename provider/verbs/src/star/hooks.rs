@@ -184,9 +184,10 @@ impl Card {
         self.await_answers(|star, _, _| star.ends.library.is_told(pd));
     }
 
-    /// A QP is to be destroyed: waits until its stateless peer has all completions that this card has for it.
+    /// A QP is to be destroyed: waits until its stateless peer has all completions that this card has for it, and knows what else is done.
     #[cold]
     pub(crate) fn await_taken(&self, qpn: Qpn) {
+        self.with(|shard, now| shard.nic.report_for_star(&mut shard.env, qpn, now));
         self.await_answers(|_, nic, now| !nic.owes_for_star(qpn, now));
     }
 

@@ -14,8 +14,8 @@ use crate::star::library::Patience;
 use crate::star::negotiate::{Beginning, Negotiation, Outcome, PlainPeers, Terms};
 use crate::star::renew::Renewed;
 use crate::star::seal::{Ends, MAX_SEALED};
-use crate::star::stateful::{Peer, WINDOW, Waits};
-use crate::star::stateless::{self, send_control};
+use crate::star::stateful::{Local, Peer, WINDOW, Waits};
+use crate::star::stateless::{self, is_later, send_control};
 use crate::star::wire::{Packet, Prefix, Ptype};
 use crate::types::{AsyncEvent, Av, FrameMeta, Gid, Nanos, Psn, QpState, Qpn};
 
@@ -24,6 +24,8 @@ use super::places::ByQpn;
 use super::{Heard, Host, Note, Turn};
 use renewing::{Balance, Renewing};
 
+/// For how long something may come late of a life of a connection that is over.
+const LATE: Nanos = 10_000_000_000;
 /// For how long an address of which nothing was heard is taken for one without StaR.
 const REMEMBERED: Nanos = 10_000_000_000;
 
@@ -69,16 +71,31 @@ struct End<E: Host> {
     timer: TimerId,
     /// Until it begins
     queues: Option<Queues<E>>,
-    /// The epoch that it last had as a stateful end
-    served: Option<u32>,
     beginning: Beginning,
     renewing: Renewing,
+}
+
+impl<E: Host> End<E> {
+    /// Whether it is to be a stateful end once its peer begins.
+    fn waits_for_peer(&self) -> bool {
+        self.is_star() && self.queues.is_some()
+    }
+}
+
+/// The last life of a stateless end with which a QP of ours was connected.
+struct Life {
+    peer: (Gid, Qpn),
+    epoch: u32,
+    /// Nothing of it comes after this: epochs come round
+    until: Nanos,
 }
 
 /// All of them.
 pub struct Roles<E: Host> {
     identity: Identity,
     ends: ByQpn<End<E>>,
+    /// Of those that are stateful ends, or were: what comes late of a life that is over begins nothing
+    lives: ByQpn<Life>,
     timers: Timers,
     plain: PlainPeers,
     balance: Balance,
@@ -89,7 +106,14 @@ impl<E: Host> Roles<E> {
     /// Nobody has asked yet.
     pub fn new(identity: Identity, stats: E::Stats) -> Self {
         let (timers, plain) = (Timers::default(), PlainPeers::default());
-        Roles { identity, ends: ByQpn::default(), timers, plain, balance: Balance::default(), stats }
+        let (ends, lives, balance) = (ByQpn::default(), ByQpn::default(), Balance::default());
+        Roles { identity, ends, lives, timers, plain, balance, stats }
+    }
+
+    /// From now on the card has too many connections beyond another number, as where it is to keep fewer of them.
+    pub fn set_threshold(&mut self, threshold: u32, now: Nanos) {
+        self.identity.threshold = threshold;
+        self.balance.look_now(now);
     }
 
     /// A QP of this wish is in RTR now: asks its peer. `queues` are other handles of its queues. The QP is in its state already, so what
@@ -136,12 +160,19 @@ impl<E: Host> Roles<E> {
             negotiation: Negotiation::new(mine, boot, ports, turn.now),
             timer,
             queues: Some(queues),
-            served: None,
             beginning: Beginning::default(),
             renewing: Renewing::default(),
         };
         self.ends.insert(qpn, end);
+        self.end_life(turn.now, qpn);
         Ok(true)
+    }
+
+    /// The QP is no stateful end any more: of what it was something may come late.
+    fn end_life(&mut self, now: Nanos, qpn: Qpn) {
+        if let Some(life) = self.lives.get_mut(qpn) {
+            life.until = life.until.min(now + LATE);
+        }
     }
 
     /// What the choice depends on, now.
@@ -151,7 +182,13 @@ impl<E: Host> Roles<E> {
         Terms { wish, stateful, threshold, gid: av.sgid, qpn }
     }
 
-    /// The QP leaves RTR or RTS, or is gone.
+    /// The QP is gone.
+    pub fn forget(&mut self, qpn: Qpn) {
+        self.end(qpn);
+        self.lives.remove(qpn);
+    }
+
+    /// The QP leaves RTR or RTS.
     pub fn end(&mut self, qpn: Qpn) {
         if let Some(mut end) = self.ends.remove(qpn) {
             self.timers.leave(end.timer);
@@ -214,6 +251,14 @@ impl<E: Host> Roles<E> {
         }
     }
 
+    /// Whether there is something to do but to look, again and again, for peers for which no request waits.
+    pub fn is_busy(&self, nic: &Nic<E>) -> bool {
+        self.ends.all().any(|end| {
+            let waits = end.waits_for_peer() && nic.has_posts(end.qpn);
+            waits || end.negotiation.outcome().is_none() || end.renewing.is_busy()
+        })
+    }
+
     /// When there is something to do.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.timers.next()
@@ -222,6 +267,9 @@ impl<E: Host> Roles<E> {
     /// Goes on with what is not settled for a QP: hears what its peer says, or asks.
     fn go_on(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn, said: Option<&Control>) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
+        if said == Some(&Control::Plain) && end.waits_for_peer() && end.beginning.has_asked() {
+            return self.withdraw(turn, qpn);
+        }
         let before = end.negotiation.outcome();
         if before.is_none() && !turn.nic.waits_for_star(qpn) {
             /* a request of plain RoCEv2 came */
@@ -295,8 +343,18 @@ impl<E: Host> Roles<E> {
         if overdue || !turn.nic.waits_for_star(qpn) {
             return self.withdraw(turn, qpn);
         }
-        self.tell_again(turn, qpn);
+        self.ask_again(turn, qpn);
         self.look_later(turn.now, qpn);
+    }
+
+    /// Asks a peer that does not begin what it is, while requests wait for it: it may have given up, and be plain.
+    fn ask_again(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
+        let Some(end) = self.ends.get(qpn) else { return };
+        if end.renewing.switched {
+            self.tell_again(turn, qpn);
+        } else if end.beginning.has_asked() {
+            say(turn, (qpn, end.peer), &end.av, |room| end.negotiation.offer().encode(room));
+        }
     }
 
     fn look_later(&mut self, now: Nanos, qpn: Qpn) {
@@ -321,18 +379,15 @@ impl<E: Host> Roles<E> {
     /// The first control message of a stateless end: its peer begins, or says that it cannot.
     pub fn begin_stateful(&mut self, turn: &mut Turn<'_, E>, source: &Gid, packet: &Packet<'_>) {
         let qpn = packet.header.qpn;
-        let Some(end) = self.ends.get_mut(qpn) else { return };
         let Some((setup, prefix)) = first_word(packet) else { return };
-        if *source != end.av.dgid || prefix.qpn != end.peer || !turn.nic.waits_for_star(qpn) {
+        let ours = self.ends.get(qpn).is_some_and(|end| *source == end.av.dgid && prefix.qpn == end.peer);
+        if !ours
+            || self.is_over(turn.now, (source, qpn), &prefix)
+            || !self.may_begin(turn, qpn, &setup, &prefix)
+        {
             return;
         }
-        if end.served.is_some_and(|served| !is_later(prefix.epoch, served)) {
-            /* of the last time that it was one */
-            return;
-        }
-        if end.renewing.lasts() {
-            self.peer_began(turn, qpn);
-        }
+        self.peer_began(turn, qpn);
         let Some(end) = self.ends.get_mut(qpn) else { return };
         /* it says so, and more */
         end.negotiation.handle((*source, prefix.qpn), &Control::Confirm { role: Role::Stateless });
@@ -365,10 +420,8 @@ impl<E: Host> Roles<E> {
         };
         match turn.nic.begin_star(turn.env, qpn, init, turn.now) {
             Ok(()) => {
-                if let Some(end) = self.ends.get_mut(qpn) {
-                    end.served = Some(epoch);
-                }
                 turn.env.note(qpn, &Note::Begun(Role::Stateful));
+                self.note_life(qpn, Life { peer: (*source, prefix.qpn), epoch, until: Nanos::MAX });
                 self.balance.look_at(turn.now);
                 self.pursue_later(qpn);
             }
@@ -377,6 +430,37 @@ impl<E: Host> Roles<E> {
                 refuse(turn, qpn, &stateless);
             }
         }
+    }
+
+    /// Whether a stateless end speaks of a life that a later one of it has followed, or of the one that has begun here.
+    fn is_over(&self, now: Nanos, (source, qpn): (&Gid, Qpn), prefix: &Prefix) -> bool {
+        let known = self.lives.get(qpn).filter(|life| life.peer == (*source, prefix.qpn) && now < life.until);
+        known.is_some_and(|life| !is_later(prefix.epoch, life.epoch))
+    }
+
+    /// Without memory for it nothing is known of it.
+    fn note_life(&mut self, qpn: Qpn, life: Life) {
+        self.lives.remove(qpn);
+        if self.lives.make_room(qpn).is_ok() {
+            self.lives.insert(qpn, life);
+        }
+    }
+
+    /// Whether the QP waits for its peer. One that began with a life of the peer that was over waits again: else neither could go on.
+    fn may_begin(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, setup: &Setup, prefix: &Prefix) -> bool {
+        if turn.nic.waits_for_star(qpn) {
+            return true;
+        }
+        let Some(end) = self.ends.get_mut(qpn) else { return false };
+        match end.negotiation.outcome() {
+            Some(Outcome::Star { role: Role::Stateful, boot, .. }) if boot == setup.boot => (),
+            _ => return false,
+        }
+        let rewound = turn.nic.rewind_star(turn.env, qpn, prefix.epoch, turn.now);
+        let Some(Local { sq, rq, send_cq, recv_cq, .. }) = rewound else { return false };
+        end.queues = Some(Queues { sq, rq, send_cq, recv_cq });
+        self.balance.stop(&mut end.renewing);
+        true
     }
 }
 
@@ -401,11 +485,6 @@ fn possible(wish: Wish, few: bool, crowded: bool) -> Wish {
         Wish::Auto if few => Wish::Off,
         wish => wish,
     }
-}
-
-/// Whether an epoch of a peer comes after another: of one life they count up.
-fn is_later(epoch: u32, before: u32) -> bool {
-    epoch >> 16 != before >> 16 || (epoch as u16).wrapping_sub(before as u16) as i16 > 0
 }
 
 /// What a stateless end says first, and who it is.

@@ -44,10 +44,12 @@ impl<E: StarEnv> SlQp<E> {
         queues.chain([self.channel.deadline(), self.keepalive_due(), self.left_due()]).flatten().min()
     }
 
-    /// Completions of sends are waited for, or they wait for what another connection tells SF: when SF is asked whether it lives.
+    /// Sends are not known to be done, whether the program asked for completions or not, or wait for what another connection tells SF: when SF
+    /// is asked whether it lives, and how far it is.
     fn keepalive_due(&self) -> Option<Nanos> {
         let held = self.is_closed() && self.send.next != self.posted();
-        let waits = self.state == SlState::Ready && (self.awaited > 0 || held) && self.channel.waiting() == 0;
+        let under_way = self.send.una != self.send.next;
+        let waits = self.state == SlState::Ready && (under_way || held) && self.channel.waiting() == 0;
         (waits && self.left_at.is_none()).then(|| self.quiet_since + self.init.keepalive)
     }
 
@@ -181,9 +183,9 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
-    /// Whether SF is to do something of which the program hears: a send that it has not stored, or whose completion is awaited.
+    /// Whether SF is to do something: as in RC, what is lost ends with an error also where no completion was asked for.
     pub(super) fn sends_wait(&self) -> bool {
-        self.awaited > 0 || self.send.low() != self.posted()
+        self.send.una != self.posted()
     }
 
     /// SF is told nothing more.
@@ -233,6 +235,9 @@ impl<E: StarEnv> SlQp<E> {
             }
         }
         if told && status != WcStatus::RetryExcErr {
+            /* whoever has its peer's number by the time that this comes must not begin with it */
+            self.channel.end();
+            (self.gate, self.changes.given, self.ignorant) = (0, 0, false);
             self.ask(now, Control::Bye { why: 0 });
             self.poll_transmit(env, now);
         }
@@ -253,7 +258,6 @@ impl<E: StarEnv> SlQp<E> {
             status = WcStatus::WrFlushErr;
         }
         self.send.next = self.send.una;
-        self.awaited = 0;
         self.send.stop();
         let status = WcStatus::WrFlushErr;
         while self.recv.una != self.recv.next {

@@ -28,6 +28,7 @@ impl<E: StarEnv> SlQp<E> {
         if others_tell {
             self.channel.recall();
         }
+        self.channel.end();
         if self.speaks() {
             /* without memory the peer finds out by silence */
             _ = self.channel.send(Control::Bye { why: 0 });

@@ -21,7 +21,7 @@ impl<E: StarEnv> Stateful<E> {
         };
         self.charge(card);
         if known {
-            self.heard = card.now;
+            (self.heard, self.silent) = (card.now, false);
         } else {
             card.stats.star_drops.inc();
         }
@@ -51,6 +51,7 @@ impl<E: StarEnv> Stateful<E> {
         let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
         let stored = into.store(header.psn, &wqe);
         if stored != Stored::Refused {
+            self.met = true;
             self.stored.push(header.opt, header.psn);
         }
         if stored == Stored::New && !wqe.recv {
@@ -105,6 +106,7 @@ impl<E: StarEnv> Stateful<E> {
     fn count_answer(&mut self, card: &mut Card<'_, E>, psn: Psn) {
         let before = self.window.in_flight();
         let Some(answered) = self.window.done(psn) else { return };
+        self.met = true;
         let Answered { entry, sent, overtaken } = answered;
         let freed = before - self.window.in_flight();
         card.path.acked(freed);

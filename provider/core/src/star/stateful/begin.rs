@@ -140,6 +140,9 @@ impl<E: StarEnv> Stateful<E> {
             WcStatus::RemInvReqErr
         } else if wqe.length > 0 && !self.reaches(card, sges, Access::LOCAL_WRITE) {
             WcStatus::RemOpErr
+        } else if wqe.op == SendOp::SendInv && !card.registry.is_window(self.seat, wqe.imm) {
+            /* what SL's library would find too late: the message would be complete, and what comes behind it executed */
+            WcStatus::RemAccessErr
         } else {
             WcStatus::Success
         };

@@ -42,8 +42,8 @@ impl<E: StarEnv> Stateful<E> {
         let waits = self.local.waits;
         let Some(then) = card.now.checked_sub(self.timeout(card)) else { return };
         let lost = self.window.expire(then, card.now);
-        let tries = self.completions.iter_mut().map(|completions| completions.expire(then)).max();
-        let tries = tries.unwrap_or(0);
+        let told = self.completions.iter_mut().filter(|_| !self.silent);
+        let tries = told.map(|completions| completions.expire(then)).max().unwrap_or(0);
         if lost > 0 || tries > 0 && self.window.is_empty() {
             card.stats.timeouts.inc();
             self.backoff = self.backoff.saturating_add(1);
@@ -57,7 +57,8 @@ impl<E: StarEnv> Stateful<E> {
             (QpState::Err, patience) => patience.min(LAST_WORDS),
             (_, patience) => patience,
         };
-        if tries > waits.tries && patience != 0 && silent > patience {
+        /* one that was told that all is over may have left, and be plain: who asks it that says what comes of silence */
+        if tries > waits.tries && patience != 0 && silent > patience && !self.halted {
             self.peer_silent(card);
         }
     }
@@ -66,8 +67,8 @@ impl<E: StarEnv> Stateful<E> {
     fn rearm(&mut self, card: &Card<'_, E>) {
         let (now, timeout) = (card.now, self.timeout(card));
         let answer = self.window.oldest().map(|sent| (sent + timeout).max(self.excused));
-        let told =
-            self.completions.iter().filter_map(|c| c.due(timeout).map(|due| due.max(self.excused))).min();
+        let told = self.completions.iter().filter(|_| !self.silent);
+        let told = told.filter_map(|c| c.due(timeout).map(|due| due.max(self.excused))).min();
         let left = (self.left_until != 0).then_some(self.left_until);
         for at in [answer, told, left, self.message_due()].into_iter().flatten() {
             /* a completion that may leave now waits for nothing but its turn */

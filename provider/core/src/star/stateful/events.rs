@@ -3,7 +3,9 @@
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-use super::{Card, Stateful};
+use super::messages::ONE_BEFORE;
+use super::window::Of;
+use super::{Card, Ended, Stateful};
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds, filled};
 use crate::star::env::StarEnv;
@@ -114,6 +116,11 @@ impl Completions {
     /// Whether none was sent that SL has not answered.
     pub(super) fn is_idle(&self) -> bool {
         self.flight == 0 && self.lost == 0
+    }
+
+    /// Whether SL was told nothing of the WQE before this one, nor of a later one.
+    fn lacks(&self, next: Psn) -> bool {
+        self.end.before(next)
     }
 
     /// Whether SL has been told of all.
@@ -241,6 +248,21 @@ impl<E: StarEnv> Stateful<E> {
         Header { ptype, opt, migrate: false, ack, qpn, epoch: 0, psn: seq, addr: 0, len }
     }
 
+    /// SL asks how far its sends are, as not all of them make completions, or our end is about to go: it is told of the last that is done, and
+    /// of the last that is here once that is.
+    pub fn report(&mut self) {
+        if self.ended != Ended::Not {
+            return;
+        }
+        let una = Psn::new(self.streams[Of::Remote as usize].una);
+        let completions = &mut self.completions[Queue::Send as usize];
+        if completions.lacks(una) {
+            completions.push(una.plus(ONE_BEFORE), CqeMsg::default(), 0);
+        }
+        let here = (0..self.sends.depth()).take_while(|n| self.sends.get(una.plus(*n)).is_some());
+        self.report_at = una.plus(here.count() as u32);
+    }
+
     /// Whether SL lacks completions of what has succeeded here, and is there to take them. Our program may know that by now, and end: nobody
     /// else would tell SL.
     pub fn owes(&self, now: Nanos) -> bool {
@@ -258,6 +280,9 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Sends a CQEP if one is to be sent.
     pub(super) fn send_completion(&mut self, card: &mut Card<'_, E>) -> bool {
+        if self.silent {
+            return false;
+        }
         for queue in [Queue::Recv, Queue::Send] {
             let Some(seq) = self.completions[queue as usize].next(card.now) else { continue };
             self.asks(card.now);

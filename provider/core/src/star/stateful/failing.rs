@@ -127,11 +127,15 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// SL has not answered for longer than it may. What it was to be told of its receives has ended well here: so that nothing is lost without
-    /// an error, our end fails, as RC's would have that has no acknowledge.
+    /// an error, our end fails, as RC's would have that has no acknowledge. SL may only not hear us, and have sends that were not done: when it
+    /// is heard again it is told all.
     pub(super) fn peer_silent(&mut self, card: &mut Card<'_, E>) {
         let owed = self.ended == Ended::Not && !self.completions[Queue::Recv as usize].is_idle();
         self.channel = self.channel.silenced();
-        self.completions.iter_mut().for_each(|completions| completions.forget());
+        self.silent = true;
+        for completions in &mut self.completions {
+            completions.expire(card.now);
+        }
         if self.ended == Ended::Not {
             self.hush(card);
             self.ended = Ended::Owed(WcStatus::RetryExcErr);
@@ -162,6 +166,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.state = QpState::Err;
         self.hush(card);
+        self.report();
         if self.ended == Ended::Not {
             /* as if it had tried in vain */
             self.ended = Ended::Owed(WcStatus::RetryExcErr);

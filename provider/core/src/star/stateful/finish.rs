@@ -94,7 +94,7 @@ impl<E: StarEnv> Stateful<E> {
             let cqe = Cqe { byte_len: wqe.length, imm, opcode, flags, src_qp, ..Cqe::default() };
             self.complete_recv(card, place, cqe, wqe.flags.contains(SendFlags::SOLICITED));
         }
-        if wqe.flags.contains(SendFlags::SIGNALED) {
+        if wqe.flags.contains(SendFlags::SIGNALED) || seq.plus(1) == self.report_at {
             let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
             let message = CqeMsg { opcode: wqe.op.wc_opcode(), byte_len, ..CqeMsg::default() };
             self.completions[Queue::Send as usize].push(seq, message, 0);

@@ -62,6 +62,10 @@ impl<E: StarEnv> Stateful<E> {
                 self.setup = Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, ..self.setup };
                 Some(card.now)
             }
+            Control::KeepAlive => {
+                self.report();
+                Some(card.now)
+            }
             Control::Bye { .. } => Some(self.handle_bye(card)),
             /* what belongs to the beginning is over; the rest needs an answer alone */
             _ => Some(card.now),
@@ -157,4 +161,4 @@ impl<E: StarEnv> Stateful<E> {
 }
 
 /// One before, in 24 bits.
-const ONE_BEFORE: u32 = crate::types::QPN_MASK;
+pub(super) const ONE_BEFORE: u32 = crate::types::QPN_MASK;

@@ -26,9 +26,10 @@ impl<E: StarEnv> Stateful<E> {
     /// How many of SL's WQEs are done, if it rests, and all that began is over: so it stays until [`resume`](Stateful::resume), and nothing
     /// is asked of SL any more.
     pub fn halt(&mut self) -> Option<Done> {
-        if !self.resting || !self.may_rest() || !self.is_over() {
+        if !self.resting || !self.may_rest() || !self.halted && !self.is_over() {
             return None;
         }
+        /* what SL asks for from now on does not change that */
         self.halted = true;
         /* of receives for which WQEs wait, SL is not asked again */
         self.streams.iter_mut().for_each(|stream| stream.rnr_since = 0);

@@ -44,7 +44,7 @@ pub(super) struct Renewing {
     /// Number of the last one
     pub(super) last: u16,
     /// That was settled in it what the connection is
-    switched: bool,
+    pub(super) switched: bool,
     /// How many in a row left it plain
     vain: u32,
     /// This end does not ask before
@@ -62,6 +62,11 @@ impl Renewing {
     /// Whether no round is under way.
     pub(super) fn is_idle(&self) -> bool {
         self.now.is_none() && self.homing.is_none()
+    }
+
+    /// Whether something is to come of one soon.
+    pub(super) fn is_busy(&self) -> bool {
+        self.lasts() || self.homing.as_ref().is_some_and(|homing| homing.is_pressing())
     }
 
     /// The number of one that this end begins.
@@ -121,6 +126,11 @@ impl Balance {
     /// There is one more connection that may be asked for, from then on.
     pub(super) fn look_at(&mut self, then: Nanos) {
         (self.due, self.vain) = (self.due.min(then + EVERY), 0);
+    }
+
+    /// What it depends on has changed.
+    pub(super) fn look_now(&mut self, now: Nanos) {
+        (self.due, self.vain) = (now, 0);
     }
 
     /// A connection's round is over, if there was one.

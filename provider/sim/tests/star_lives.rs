@@ -1,0 +1,247 @@
+//! Connections of StaR that end and begin anew: what is late of a life that is over, what a peer never hears of, and what a program did not ask to be
+//! told.
+
+use starverbs_core::qp::RecvSource;
+use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Wish};
+use starverbs_core::star::negotiate::Outcome;
+use starverbs_core::{
+    Access, AsyncEvent, Env, FrameMeta, Nanos, NicConfig, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe,
+    Sge, WcStatus,
+};
+use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
+
+const MS: Nanos = 1_000_000;
+const SECOND: Nanos = 1_000 * MS;
+/// The host that keeps nothing, and the other.
+const SL: usize = 0;
+const SF: usize = 1;
+/// Of each memory, bytes: more than the way takes at once
+const LEN: u32 = 16_384;
+
+/// One connection of two hosts.
+struct World {
+    net: Net,
+    qpns: [Qpn; 2],
+    sqs: [SimSq; 2],
+    rqs: [SimRq; 2],
+    cqs: [SimCq; 2],
+    /// Memory of each that its peer may reach
+    regions: [Sge; 2],
+    setup: Setup,
+}
+
+impl World {
+    fn new(wishes: [Wish; 2], setup: Setup) -> World {
+        let mut net = Net::new(2, NicConfig { window: 4096, ..NicConfig::default() }, Faults::default(), 7);
+        (0..2).for_each(|at| net.open_star(at, StarCard { threshold: 9, key: None, boot: 70 + at as u64 }));
+        let (sqs, rqs) = ([(); 2].map(|()| SimSq::new(16)), [(); 2].map(|()| SimRq::new(16, 1)));
+        let cqs = [(); 2].map(|()| SimCq::new(64));
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let regions = [SL, SF].map(|at| {
+            let pd = net.hosts[at].pd;
+            net.hosts[at].region_in(pd, LEN, rights)
+        });
+        let qpns = [SL, SF].map(|at| {
+            let (host, own) = (&mut net.hosts[at], [&cqs[at], &cqs[at]]);
+            let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rqs[at].clone()), own, false);
+            host.wish(qpn, wishes[at], (&sqs[at], Some(&rqs[at]), own));
+            qpn
+        });
+        World { net, qpns, sqs, rqs, cqs, regions, setup }
+    }
+
+    fn connect(&mut self) {
+        self.connect_with([self.setup; 2]);
+    }
+
+    fn connect_with(&mut self, setups: [Setup; 2]) {
+        for at in [SL, SF] {
+            let (now, dgid) = (self.net.now(), self.net.hosts[1 - at].gid);
+            let (host, own, theirs, setup) =
+                (&mut self.net.hosts[at], self.qpns[at], self.qpns[1 - at], &setups[at]);
+            host.to_init(own, false, setup, now);
+            host.to_rts(own, QpType::Rc, dgid, theirs, setup, now);
+        }
+    }
+
+    fn reset(&mut self) {
+        let now = self.net.now();
+        for at in [SL, SF] {
+            self.net.hosts[at].to_state(self.qpns[at], QpState::Reset, now).expect("from every state");
+        }
+    }
+
+    fn go(&mut self, time: Nanos) {
+        let end = self.net.now() + time;
+        self.net.transmit();
+        while self.net.next().is_some_and(|next| next <= end) {
+            self.net.step();
+            self.net.transmit();
+        }
+        self.net.wait(end);
+    }
+
+    fn delay(&mut self, delay: Nanos) {
+        self.net.set_link(SL, SF, Faults { delay, ..Faults::default() });
+    }
+
+    fn role(&self, at: usize) -> Option<Role> {
+        match self.net.hosts[at].star.as_ref()?.roles.outcome(self.qpns[at])? {
+            Outcome::Star { role, .. } => Some(role),
+            Outcome::Plain => None,
+        }
+    }
+
+    /// The program of `at` fills its peer's memory with a byte.
+    fn write(&mut self, at: usize, byte: u8, flags: SendFlags) {
+        let (mine, theirs) = (self.regions[at], self.regions[1 - at]);
+        self.net.hosts[at].env.memory.write(mine.addr, &[byte; LEN as usize]);
+        let (remote_addr, rkey) = (theirs.addr, theirs.lkey);
+        let wqe =
+            SendWqe { wr_id: byte.into(), op: SendOp::Write, remote_addr, rkey, flags, ..SendWqe::default() };
+        self.post(at, wqe);
+    }
+
+    fn post(&mut self, at: usize, wqe: SendWqe) {
+        self.sqs[at].post(Send { wqe, sges: vec![self.regions[at]], inline: None }).expect("room");
+        self.net.doorbell(at, self.qpns[at]);
+    }
+
+    /// What `at` holds, if it is one byte all over.
+    fn holds(&self, at: usize) -> Option<u8> {
+        let bytes = self.net.hosts[at].env.memory.read(self.regions[at].addr, LEN as usize);
+        bytes.iter().all(|byte| *byte == bytes[0]).then_some(bytes[0])
+    }
+
+    fn ends(&self, at: usize) -> Vec<(u64, WcStatus)> {
+        std::iter::from_fn(|| self.cqs[at].poll()).map(|(cqe, _)| (cqe.wr_id, cqe.status)).collect()
+    }
+
+    /// Both programs reach each other.
+    fn works(&mut self) {
+        assert_eq!([SL, SF].map(|at| self.role(at)), [Some(Role::Stateless), Some(Role::Stateful)]);
+        for (at, byte) in [(SL, 11), (SF, 12)] {
+            self.write(at, byte, SendFlags::SIGNALED);
+            self.go(SECOND);
+            assert_eq!(self.ends(at), [(byte.into(), WcStatus::Success)]);
+            assert_eq!(self.holds(1 - at), Some(byte));
+        }
+    }
+}
+
+const STAR: [Wish; 2] = [Wish::Stateless, Wish::Stateful];
+
+/// The peer of a stateless end that was reset never answered its first word. That is not said any more: the peer would begin with it.
+#[test]
+fn a_life_that_is_over_does_not_begin_at_its_peer() {
+    let mut w = World::new(STAR, Setup::default());
+    w.connect();
+    while w.role(SL).is_none() {
+        assert!(w.net.step());
+    }
+    w.net.cut(SF, SL, 20 * MS);
+    w.go(5 * MS);
+    w.reset();
+    w.connect();
+    w.go(SECOND);
+    w.works();
+}
+
+/// A first word of the life before comes when its peer waits for that of the new one, and once more when that has begun.
+#[test]
+fn a_first_word_that_is_late_ends_no_later_life() {
+    for again in [false, true] {
+        let mut w = World::new(STAR, Setup::default());
+        w.delay(30 * MS);
+        w.connect();
+        w.go(30 * MS + MS / 10);
+        assert_eq!(w.role(SL), Some(Role::Stateless), "its first word is under way for 30 ms");
+        w.delay(MS / 10);
+        w.reset();
+        w.connect();
+        if !again {
+            while w.role(SL).is_none() {
+                assert!(w.net.step());
+            }
+            w.net.cut(SL, SF, 40 * MS);
+        }
+        w.go(SECOND);
+        w.works();
+    }
+}
+
+/// SF has taken over a WRITE for whose completion nobody asked when it no longer reaches SL: SL's program hears that it was lost. One that is done
+/// makes no completion.
+#[test]
+fn what_is_lost_fails_although_no_completion_was_asked_for() {
+    let mut w = World::new(STAR, Setup { timeout: 8, retry_cnt: 0, ..Setup::default() });
+    w.connect();
+    w.go(SECOND);
+    w.write(SL, 5, SendFlags::empty());
+    w.go(SECOND);
+    assert_eq!((w.holds(SF), w.ends(SL), w.sqs[SL].outstanding()), (Some(5), vec![], 0), "SL knows");
+    w.write(SL, 6, SendFlags::empty());
+    w.net.step();
+    w.net.transmit();
+    w.net.cut(SF, SL, 5 * SECOND);
+    w.go(60 * SECOND);
+    assert_eq!((w.holds(SF), w.ends(SL)), (None, vec![(6, WcStatus::RetryExcErr)]), "a part of it came");
+}
+
+/// SF gave SL up while it did not hear it. When it does, it says so.
+#[test]
+fn who_was_given_up_hears_it_when_it_asks() {
+    let hasty = Setup { timeout: 8, retry_cnt: 0, ..Setup::default() };
+    let mut w = World::new(STAR, hasty);
+    w.connect_with([Setup { timeout: 0, ..hasty }, hasty]);
+    w.go(SECOND);
+    w.write(SL, 6, SendFlags::empty());
+    w.net.step();
+    w.net.transmit();
+    w.net.cut(SF, SL, 5 * SECOND);
+    w.go(4 * SECOND);
+    assert_eq!(w.ends(SL), [], "nobody has told it");
+    w.go(60 * SECOND);
+    assert_eq!(w.ends(SL), [(6, WcStatus::RetryExcErr)]);
+}
+
+/// A SEND that is to take away a key that its peer does not have fails, as RC's does; what comes behind it is not done.
+#[test]
+fn a_send_that_takes_away_no_window_fails_at_both_ends() {
+    let mut w = World::new(STAR, Setup::default());
+    w.connect();
+    w.rqs[SL].post(Recv { wr_id: 1, sges: vec![w.regions[SL]] }).expect("room");
+    w.go(SECOND);
+    let region = w.regions[SL].lkey;
+    for (wr_id, imm) in [(2, region), (3, region ^ 1)] {
+        w.post(
+            SF,
+            SendWqe { wr_id, op: SendOp::SendInv, imm, flags: SendFlags::SIGNALED, ..SendWqe::default() },
+        );
+    }
+    w.write(SF, 9, SendFlags::SIGNALED);
+    w.go(SECOND);
+    let flushed = |id| (id, WcStatus::WrFlushErr);
+    assert_eq!(w.ends(SF), [(2, WcStatus::RemAccessErr), flushed(3), flushed(9)]);
+    assert_eq!(w.ends(SL), [flushed(1)]);
+    assert_ne!(w.holds(SL), Some(9));
+    assert_eq!(w.net.hosts[SL].env.events, [AsyncEvent::QpAccessErr(w.qpns[SL])]);
+}
+
+/// The peer of a stateful end is plain and says nothing by itself, and no silence is too long for the program: what waits asks, and goes on.
+#[test]
+fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
+    let mut w = World::new([Wish::Off, Wish::Stateful], Setup { timeout: 0, ..Setup::default() });
+    w.connect();
+    let (src, dst) = (w.net.hosts[SL].gid, w.net.hosts[SF].gid);
+    let (meta, mut room) = (FrameMeta { src, dst, ..FrameMeta::default() }, [0; MAX_CONTROL]);
+    /* of a life before, when it was not */
+    let accept = Control::Accept { role: Role::Stateless, ports: [4793, 4794], boot: 70 };
+    let len = accept.encode(&mut room).expect("it fits");
+    assert!(w.net.hosts[SF].env.negotiate(&meta, (w.qpns[SL], w.qpns[SF]), &room[..len]));
+    w.go(SECOND);
+    assert_eq!(w.role(SF), Some(Role::Stateful));
+    w.write(SF, 9, SendFlags::SIGNALED);
+    w.go(2 * SECOND);
+    assert_eq!((w.ends(SF), w.holds(SL), w.role(SF)), (vec![(9, WcStatus::Success)], Some(9), None));
+}
