@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
+use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
-use starverbs_core::{Cqe, QpState, QpType, SendOp, WcOpcode, WcStatus};
-use starverbs_settings::{FaultSpec, Settings, StarKey, StarWish};
-use starverbs_verbs::{Qp, QpAttr, QpInit, SendWr, Settled, Srq, Wish};
+use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, WcOpcode, WcStatus};
+use starverbs_settings::{FaultSpec, QpcPolicy, QpcSpec, Settings, StarKey, StarWish};
+use starverbs_verbs::{Mr, Mw, MwBind, Qp, QpAttr, QpInit, SendWr, Settled, Srq, Wish};
 
 /// Beyond so many connections a card has too many.
 const THRESHOLD: u32 = 6;
@@ -409,4 +410,66 @@ fn an_idle_connection_comes_back_too() {
     assert_eq!(flushed, (16..22).map(|id| (id, WcStatus::WrFlushErr)).collect::<Vec<_>>());
     to(&qps[0], QpState::Reset);
     assert_eq!(qps[0].query().unwrap().state, QpState::Reset);
+}
+
+/// Windows that either end has bound stay bound on the way, and are taken away as ever.
+#[test]
+fn windows_come_along() {
+    let nodes = auto(&settings());
+    let qps = connected(&nodes, [None; 2]);
+    qps[0].change_wish(Some(Wish::Stateless)).unwrap();
+    wait_for("a switch", || is_star(&qps));
+    let bound: [(Mr, Mw, u32); 2] = std::array::from_fn(|at| {
+        let node = &nodes[at];
+        let rights = Access::LOCAL_WRITE | Access::MW_BIND;
+        let mr = Mr::reg(&node.pd, node.addr(0), 4096, node.addr(0), rights).unwrap();
+        let mw = Mw::alloc(&node.pd, WindowType::Two).unwrap();
+        let bind = MwBind { mr: mr.lkey(), addr: node.addr(64), length: 64, access: Access::REMOTE_WRITE };
+        let rkey = mw.rkey() ^ 1;
+        post(&qps[at], &mw.bind_wr(1, SendFlags::SIGNALED, rkey, &bind)).unwrap();
+        assert_eq!(node.completions(1)[0].status, WcStatus::Success);
+        (mr, mw, rkey)
+    });
+    let write = |from: usize, id| {
+        let (to, sges) = (1 - from, [nodes[from].sge(1024, 64)]);
+        let op = SendOp::Write;
+        let wr = SendWr { op, remote_addr: nodes[to].addr(64), rkey: bound[to].2, ..send(id, &sges) };
+        post(&qps[from], &wr).unwrap();
+        nodes[from].completions(1)[0].status
+    };
+    assert_eq!([write(0, 2), write(1, 2)], [WcStatus::Success; 2]);
+    qps[0].change_wish(Some(Wish::Off)).unwrap();
+    wait_for("the way back", || are(&qps, PLAIN));
+    assert_eq!([write(0, 3), write(1, 3)], [WcStatus::Success; 2]);
+    for at in 0..2 {
+        let inv = SendWr { op: SendOp::LocalInv, rkey: bound[at].2, sges: &[], ..send(4, &[]) };
+        post(&qps[at], &inv).unwrap();
+        assert_eq!(nodes[at].completions(1)[0].status, WcStatus::Success);
+    }
+    assert_eq!(write(0, 5), WcStatus::RemAccessErr);
+    for (mr, mw, _) in &bound {
+        mr.dereg().unwrap();
+        mw.dealloc().unwrap();
+    }
+}
+
+fn few_contexts() -> QpcSpec {
+    QpcSpec { entries: 4, miss: Duration::ZERO, fetch: Duration::ZERO, policy: QpcPolicy::Fcfs }
+}
+
+/// A card with room for few contexts takes its connections back, too.
+#[test]
+fn a_card_with_few_contexts_takes_its_connections_back() {
+    let few = Settings { qpc_cache: Some(few_contexts()), ..settings() };
+    let wish = |settings: Settings| Settings { star: StarWish::Auto, star_threshold: THRESHOLD, ..settings };
+    let nodes = [Node::new(&wish(few)), Node::new(&wish(settings()))];
+    let others = crowd(&nodes[0], 4);
+    let qps = [0, 1].map(|at| nodes[at].qp(QpType::Rc));
+    connect((&nodes[0], &qps[0]), (&nodes[1], &qps[1]));
+    wait_for("roles", || is_star(&qps));
+    talking(&nodes, &qps, [None; 2], || {
+        others.iter().flatten().for_each(|qp| qp.destroy().unwrap());
+        wait_for("the way back", || are(&qps, PLAIN));
+        std::thread::sleep(Duration::from_millis(20));
+    });
 }

@@ -17,7 +17,7 @@ use starverbs_core::star::negotiate::{Beginning, Negotiation, Outcome, THRESHOLD
 use starverbs_core::star::renew::{Card, Renewal, Renewed, answer, is_new, suits};
 use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_core::star::stateful;
-use starverbs_core::star::stateless::{self, Peer};
+use starverbs_core::star::stateless::{self, Peer, is_later};
 use starverbs_core::star::wire::{Packet, Prefix, Queue, Side};
 use starverbs_core::{Counters, FrameMeta, Nanos, QpState, Qpn, SendQueue, WcStatus};
 use starverbs_sim::{Faults, Host, Net, Rng, SimCq, SimEnv, StarFrame};
@@ -43,6 +43,8 @@ pub(crate) struct Edge {
     settled: Option<Negotiation>,
     sl: Option<(SlQp<SimEnv>, Released<SimEnv>)>,
     began: bool,
+    /// The last epoch that it was a stateful end in
+    served: Option<u32>,
     beginning: Beginning,
     /// When it is looked whether the peer of a stateful end begins
     looks: Nanos,
@@ -63,9 +65,10 @@ impl Edge {
     pub(crate) fn lasts(&self) -> bool {
         self.round.is_some() || self.homing.is_some()
     }
-    /// Whether it is an end of StaR that has begun.
+    /// Whether it is an end of StaR that has begun, and its peer, too.
     fn is_star(&self) -> bool {
-        self.role().is_some() && self.began && !self.gone
+        let heard = self.sl.as_ref().is_none_or(|(sl, _)| sl.state() == SlState::Ready);
+        self.role().is_some() && self.began && heard && !self.gone
     }
 }
 
@@ -602,6 +605,9 @@ impl Live {
         if side.began || !h.nic.waits_for_star(side.qpn) {
             return;
         }
+        if side.served.is_some_and(|served| !is_later(from.epoch, served)) {
+            return;
+        }
         if let Some(round) = &mut side.round {
             let mut requests = Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now };
             round.peer_began((peer, side.peer), &mut requests);
@@ -623,7 +629,7 @@ impl Live {
         let lifetime = 4 * self.net.faults.late;
         let init = StarInit { sq, rq, cqs, setup, peer, channel, window: 64, lifetime };
         h.nic.begin_star(&mut h.env, side.qpn, init, now).expect("a QP that rests");
-        side.began = true;
+        (side.began, side.served) = (true, Some(from.epoch));
     }
 
     /// Programs poll: libraries look at their slots.

@@ -260,6 +260,11 @@ impl<E: Host> Library<E> {
         self.ends.iter().map(|(_, end)| end.released.qpn)
     }
 
+    /// Whether it is one of these, and its peer has begun.
+    pub(super) fn has_begun(&self, qpn: Qpn) -> bool {
+        self.end(qpn).is_some_and(|end| end.qp.state() == SlState::Ready)
+    }
+
     fn end(&self, qpn: Qpn) -> Option<&End<E>> {
         self.ends.get(self.places.get(qpn)? as usize).map(|end| &**end)
     }

@@ -217,11 +217,11 @@ impl<E: Host> End<E> {
     }
 }
 
-/// What an end of StaR is that has begun.
+/// What an end of StaR is that has begun, and whose peer has, so that it waits for no word of the round that settled it.
 pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End<E>) -> Option<Role> {
     let role = end.role()?;
     let there = match role {
-        Role::Stateless => library.owner(end.qpn).is_some(),
+        Role::Stateless => library.has_begun(end.qpn),
         Role::Stateful => turn.nic.is_stateful(end.qpn),
     };
     there.then_some(role)
