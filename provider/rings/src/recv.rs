@@ -220,11 +220,12 @@ impl RecvQueue for CardRq {
     }
 
     fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError> {
-        let returned = self.returned();
         let mut back = Back { recvs: Vec::new(), sges: Vec::new(), next: 0 };
         for (wr_id, sges) in recvs {
             back.add(wr_id, sges).ok_or(NicError::Exhausted)?;
         }
+        /* not before: where they come from is not known here */
+        let returned = self.returned();
         if let Some(behind) = returned {
             let next = behind.next;
             while let Some((wr_id, sges)) = behind.first() {

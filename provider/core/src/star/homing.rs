@@ -128,9 +128,14 @@ impl Homing {
         self.round
     }
 
+    /// Whether SF has come to rest: it waits for its peer's word alone.
+    pub fn is_halted(&self) -> bool {
+        matches!(self.stage, Stage::Halted(_))
+    }
+
     /// Whether there is more to come than questions, again and again, to a peer that says nothing.
     pub fn is_pressing(&self) -> bool {
-        !matches!(self.stage, Stage::Halted(_)) || self.tries < 2 * SELDOM
+        !self.is_halted() || self.tries < 2 * SELDOM
     }
 
     /// How it ended; `None`: it has not.
@@ -254,7 +259,9 @@ impl Homing {
         if !matches!(self.stage, Stage::Halted(_)) {
             (self.stage, self.tries) = (Stage::Halted(done), 0);
         }
-        let wait = if self.tries < SELDOM { timeout(self.tries) } else { Beginning::LOOK };
+        /* SL may be gone, and nothing wait for it: ever more seldom, to four seconds */
+        let seldom = || Beginning::LOOK << (self.tries / SELDOM - 1).min(4);
+        let wait = if self.tries < SELDOM { timeout(self.tries) } else { seldom() };
         self.due = now + wait;
         self.tries = self.tries.saturating_add(1);
         Control::Halted(done)
@@ -277,7 +284,7 @@ pub fn answer(renewed: &Renewed, star: bool) -> Option<Renewed> {
     let message = match renewed.message {
         Control::Halted(_) if star => Control::Stay,
         Control::Halted(_) => Control::Home,
-        Control::Return { .. } | Control::Resting { .. } if star => Control::Stay,
+        Control::Return { .. } if star => Control::Stay,
         _ => return None,
     };
     Some(Renewed { message, ..*renewed })

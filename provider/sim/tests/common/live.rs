@@ -100,7 +100,7 @@ impl Half for Stateless<'_> {
             Some(true) => {}
         }
         let places = self.host.nic.prepare_return(released).expect("memory");
-        let first = sl.go_home().expect("memory");
+        let (_, first) = sl.go_home().expect("memory");
         let StarSetup { send_ring, recv_ring, replay, sq_depth, .. } = *sl.setup();
         self.bounds.remove_slots(send_ring, u64::from(sq_depth) * CQE_SLOT);
         self.bounds.remove_slots(recv_ring, u64::from(SLOTS) * CQE_SLOT);

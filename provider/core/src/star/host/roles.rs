@@ -374,6 +374,7 @@ impl<E: Host> Roles<E> {
         self.balance.look_at(end.renewing.rests_until);
         self.stats.star_plain_qps.inc();
         turn.nic.settle_plain(turn.env, qpn, turn.now);
+        self.pursue_later(qpn);
     }
 
     /// The first control message of a stateless end: its peer begins, or says that it cannot.

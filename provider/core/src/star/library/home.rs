@@ -59,15 +59,17 @@ impl<E: StarEnv> SlQp<E> {
         Some(true)
     }
 
-    /// Receives that SF has, and did not use, go back to their queue, in front, and nothing more is said to SF: the QP leaves. Gives the index in the send
-    /// queue of the first request that is not done. `Exhausted`: no memory, and nothing changes.
-    pub fn go_home(&mut self) -> Result<u32, NicError> {
+    /// Receives that SF has, and did not use, go back to their queue, in front, and nothing more is said to SF: the QP leaves. Gives how many, and the index
+    /// in the send queue of the first request that is not done. `Exhausted`: no memory, and nothing changes.
+    pub fn go_home(&mut self) -> Result<(u32, u32), NicError> {
         let (una, held) = (self.recv.una, self.recv.next.wrapping_sub(self.recv.una));
         let mut recvs = (0..held).map(|n| self.taken(una.wrapping_add(n)));
-        self.init.rq.put_back(&mut recvs)?;
+        if held > 0 {
+            self.init.rq.put_back(&mut recvs)?;
+        }
         self.recv.stop();
         self.parted = true;
-        Ok(self.index(self.send.una))
+        Ok((held, self.index(self.send.una)))
     }
 
     /// A receive that SF has.

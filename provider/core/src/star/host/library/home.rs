@@ -64,7 +64,7 @@ impl<E: Host> Library<E> {
             }
         }
         let Ok(places) = turn.nic.prepare_return(&end.released) else { return Came::Never };
-        let Ok(first_send) = end.qp.go_home() else {
+        let Ok((came_back, first_send)) = end.qp.go_home() else {
             turn.nic.forget_places(places);
             return Came::Never;
         };
@@ -74,7 +74,7 @@ impl<E: Host> Library<E> {
             super::super::roles::fail(turn, qpn, error);
         }
         self.follow_windows(turn);
-        if let Some(srq) = srq {
+        if let Some(srq) = srq.filter(|_| came_back > 0) {
             /* what came back there may be for others */
             self.ring_srq(turn, srq);
         }

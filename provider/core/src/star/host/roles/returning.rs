@@ -121,9 +121,19 @@ impl<E: Host> Roles<E> {
             say_again(turn, (qpn, end.peer), &end.av, &answer);
         }
         if let Some(due) = end.renewing.homing.as_ref().and_then(|homing| homing.deadline()) {
-            return self.timers.arm(end.timer, due.max(now + 1), qpn);
+            self.timers.arm(end.timer, due.max(now + 1), qpn);
+            return self.give_back_place(qpn);
         }
         self.end_homing(turn, qpn);
+    }
+
+    /// An end that waits for its peer's word, perhaps for long, keeps the card from asking for no other.
+    fn give_back_place(&mut self, qpn: Qpn) {
+        let Some(end) = self.ends.get_mut(qpn) else { return };
+        let halted = end.renewing.homing.as_ref().is_some_and(|homing| homing.is_halted());
+        if halted && core::mem::take(&mut end.renewing.asked) {
+            self.balance.asking = self.balance.asking.saturating_sub(1);
+        }
     }
 
     fn with_homing<R>(
@@ -168,9 +178,13 @@ impl<E: Host> Roles<E> {
         self.pursue_later(qpn);
     }
 
-    /// The program wants an end to be this from now on. `Err`: it is none that has a peer, or StaR is not for it.
+    /// The program wants an end to be this from now on. False: its peer's card has no StaR, or the end had no wish when it got its peer.
     pub fn wish(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn, wish: Wish) -> bool {
         let Some(end) = self.ends.get_mut(qpn) else { return false };
+        let settled = end.negotiation.outcome().is_some();
+        if settled && !end.negotiation.heard() && !self.plain.speaks(&end.av.dgid) {
+            return false;
+        }
         (end.wish, end.pursued) = (wish, wish != Wish::Auto);
         (end.renewing.rests_until, end.renewing.deaf_until) = (turn.now, turn.now);
         if end.negotiation.outcome().is_some() && end.renewing.is_idle() {
@@ -192,11 +206,13 @@ impl<E: Host> Roles<E> {
             | (Wish::Stateful, Some(Role::Stateful)) => end.pursued = false,
             (_, None) if end.is_plain() => self.ask(turn, library, qpn),
             (_, Some(_)) if begun(turn, library, end).is_some() => self.ask_back(turn, library, qpn),
-            _ => {
-                end.renewing.rests_until = turn.now + Beginning::LOOK;
-                self.pursue_later(qpn);
-            }
+            _ => {}
         }
+        /* it could not ask now */
+        if let Some(end) = self.ends.get_mut(qpn).filter(|end| end.pursued && end.renewing.is_idle()) {
+            end.renewing.rests_until = end.renewing.rests_until.max(turn.now + Beginning::LOOK);
+        }
+        self.pursue_later(qpn);
     }
 
     /// If the program of an end, in which no round lasts, wants something else, it asks again.
