@@ -80,15 +80,19 @@ impl Plan {
     /// Cards with room for all connections come to have too many, while these run, and to have room again: connections that leave it to the
     /// cards what they are change.
     fn mix_switches(&mut self, rng: &mut Rng) {
-        let (hosts, steps) = (self.hosts as u64, if self.is_long { 100_000 } else { 600 });
+        let (hosts, steps) = (self.hosts as u64, if self.is_long { 50_000 } else { 300 });
         for conn in self.conns.iter_mut().filter(|conn| conn.wishes != [Wish::Off; 2]) {
             if rng.chance(0.8) {
                 conn.wishes = [Wish::Auto; 2];
             }
         }
         for _ in 0..rng.within(1, if self.is_long { 40 } else { 6 }) {
-            let (host, threshold) = (rng.below(hosts) as usize, rng.pick(&[0, 0, 0, 1, ROOMY]));
-            self.chaos.push((rng.below(steps) as usize, Chaos::Crowd { host, threshold }));
+            let (host, at) = (rng.below(hosts) as usize, rng.below(steps) as usize);
+            self.chaos.push((at, Chaos::Crowd { host, threshold: rng.pick(&[0, 0, 1]) }));
+            if rng.chance(0.7) {
+                let later = at + rng.within(10, steps / 2) as usize;
+                self.chaos.push((later, Chaos::Crowd { host, threshold: ROOMY }));
+            }
         }
     }
 }

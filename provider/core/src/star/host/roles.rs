@@ -1,6 +1,7 @@
 //! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their peers, and when that begins.
 //! `renewing` settles it anew while a connection of plain RoCEv2 runs, `returning` makes one of StaR plain.
 
+mod lives;
 mod renewing;
 mod returning;
 
@@ -14,18 +15,17 @@ use crate::star::library::Patience;
 use crate::star::negotiate::{Beginning, Negotiation, Outcome, PlainPeers, Terms};
 use crate::star::renew::Renewed;
 use crate::star::seal::{Ends, MAX_SEALED};
-use crate::star::stateful::{Local, Peer, WINDOW, Waits};
-use crate::star::stateless::{self, is_later, send_control};
+use crate::star::stateful::{Peer, WINDOW, Waits};
+use crate::star::stateless::{self, send_control};
 use crate::star::wire::{Packet, Prefix, Ptype};
 use crate::types::{AsyncEvent, Av, FrameMeta, Gid, Nanos, Psn, QpState, Qpn};
 
 use super::library::Library;
 use super::places::ByQpn;
 use super::{Heard, Host, Note, Turn};
+use lives::Lives;
 use renewing::{Balance, Renewing};
 
-/// For how long something may come late of a life of a connection that is over.
-const LATE: Nanos = 10_000_000_000;
 /// For how long an address of which nothing was heard is taken for one without StaR.
 const REMEMBERED: Nanos = 10_000_000_000;
 
@@ -82,20 +82,12 @@ impl<E: Host> End<E> {
     }
 }
 
-/// The last life of a stateless end with which a QP of ours was connected.
-struct Life {
-    peer: (Gid, Qpn),
-    epoch: u32,
-    /// Nothing of it comes after this: epochs come round
-    until: Nanos,
-}
-
 /// All of them.
 pub struct Roles<E: Host> {
     identity: Identity,
     ends: ByQpn<End<E>>,
     /// Of those that are stateful ends, or were: what comes late of a life that is over begins nothing
-    lives: ByQpn<Life>,
+    lives: Lives,
     timers: Timers,
     plain: PlainPeers,
     balance: Balance,
@@ -106,7 +98,7 @@ impl<E: Host> Roles<E> {
     /// Nobody has asked yet.
     pub fn new(identity: Identity, stats: E::Stats) -> Self {
         let (timers, plain) = (Timers::default(), PlainPeers::default());
-        let (ends, lives, balance) = (ByQpn::default(), ByQpn::default(), Balance::default());
+        let (ends, lives, balance) = (ByQpn::default(), Lives::default(), Balance::default());
         Roles { identity, ends, lives, timers, plain, balance, stats }
     }
 
@@ -164,15 +156,8 @@ impl<E: Host> Roles<E> {
             renewing: Renewing::default(),
         };
         self.ends.insert(qpn, end);
-        self.end_life(turn.now, qpn);
+        self.lives.end(qpn, turn.now);
         Ok(true)
-    }
-
-    /// The QP is no stateful end any more: of what it was something may come late.
-    fn end_life(&mut self, now: Nanos, qpn: Qpn) {
-        if let Some(life) = self.lives.get_mut(qpn) {
-            life.until = life.until.min(now + LATE);
-        }
     }
 
     /// What the choice depends on, now.
@@ -185,7 +170,7 @@ impl<E: Host> Roles<E> {
     /// The QP is gone.
     pub fn forget(&mut self, qpn: Qpn) {
         self.end(qpn);
-        self.lives.remove(qpn);
+        self.lives.forget(qpn);
     }
 
     /// The QP leaves RTR or RTS.
@@ -382,10 +367,8 @@ impl<E: Host> Roles<E> {
         let qpn = packet.header.qpn;
         let Some((setup, prefix)) = first_word(packet) else { return };
         let ours = self.ends.get(qpn).is_some_and(|end| *source == end.av.dgid && prefix.qpn == end.peer);
-        if !ours
-            || self.is_over(turn.now, (source, qpn), &prefix)
-            || !self.may_begin(turn, qpn, &setup, &prefix)
-        {
+        let over = self.lives.is_over(turn.now, qpn, (*source, prefix.qpn), prefix.epoch);
+        if !ours || over || !self.may_begin(turn, qpn, &setup, &prefix) {
             return;
         }
         self.peer_began(turn, qpn);
@@ -422,7 +405,7 @@ impl<E: Host> Roles<E> {
         match turn.nic.begin_star(turn.env, qpn, init, turn.now) {
             Ok(()) => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateful));
-                self.note_life(qpn, Life { peer: (*source, prefix.qpn), epoch, until: Nanos::MAX });
+                self.lives.note(qpn, (*source, prefix.qpn), epoch);
                 self.balance.look_at(turn.now);
                 self.pursue_later(qpn);
             }
@@ -431,37 +414,6 @@ impl<E: Host> Roles<E> {
                 refuse(turn, qpn, &stateless);
             }
         }
-    }
-
-    /// Whether a stateless end speaks of a life that a later one of it has followed, or of the one that has begun here.
-    fn is_over(&self, now: Nanos, (source, qpn): (&Gid, Qpn), prefix: &Prefix) -> bool {
-        let known = self.lives.get(qpn).filter(|life| life.peer == (*source, prefix.qpn) && now < life.until);
-        known.is_some_and(|life| !is_later(prefix.epoch, life.epoch))
-    }
-
-    /// Without memory for it nothing is known of it.
-    fn note_life(&mut self, qpn: Qpn, life: Life) {
-        self.lives.remove(qpn);
-        if self.lives.make_room(qpn).is_ok() {
-            self.lives.insert(qpn, life);
-        }
-    }
-
-    /// Whether the QP waits for its peer. One that began with a life of the peer that was over waits again: else neither could go on.
-    fn may_begin(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, setup: &Setup, prefix: &Prefix) -> bool {
-        if turn.nic.waits_for_star(qpn) {
-            return true;
-        }
-        let Some(end) = self.ends.get_mut(qpn) else { return false };
-        match end.negotiation.outcome() {
-            Some(Outcome::Star { role: Role::Stateful, boot, .. }) if boot == setup.boot => (),
-            _ => return false,
-        }
-        let rewound = turn.nic.rewind_star(turn.env, qpn, prefix.epoch, turn.now);
-        let Some(Local { sq, rq, send_cq, recv_cq, .. }) = rewound else { return false };
-        end.queues = Some(Queues { sq, rq, send_cq, recv_cq });
-        self.balance.stop(&mut end.renewing);
-        true
     }
 }
 

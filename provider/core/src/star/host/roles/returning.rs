@@ -174,7 +174,7 @@ impl<E: Host> Roles<E> {
         self.balance.look_at(until);
         self.stats.star_plain_qps.inc();
         self.stats.star_returns.inc();
-        self.end_life(turn.now, qpn);
+        self.lives.end(qpn, turn.now);
         self.pursue_later(qpn);
     }
 
