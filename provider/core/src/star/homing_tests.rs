@@ -180,8 +180,11 @@ fn no_wire_makes_the_ends_differ() {
         last[asks] = 1;
         let (loss, late) = (rng.next() % 60, 1 + rng.next() % 60_000_000);
         let mut wire: Vec<(Nanos, usize, Renewed)> = Vec::new();
-        for tick in 0..40_000u64 {
-            let now = tick * 50_000;
+        for tick in 0..42_000u64 {
+            /* in the end the wire is a good one, and all is heard */
+            let over = tick.saturating_sub(40_000);
+            let now = tick.min(40_000) * 50_000 + over * 5_000_000;
+            let loss = if over > 0 { 0 } else { loss };
             let mut out = Vec::new();
             /* what SF executes, of both ends */
             let sf = &mut ends[1];
