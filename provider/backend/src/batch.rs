@@ -180,6 +180,16 @@ impl Batch {
         start
     }
 
+    /// Room for a whole frame of `len` bytes, which the caller fills; and its place in the arena.
+    #[inline]
+    pub(crate) fn room(&mut self, len: usize) -> (usize, &mut [u8]) {
+        let (from, to) = (self.used, self.used + len);
+        self.used = to;
+        let base = self.arena[from..to].as_mut_ptr();
+        self.append(base, len);
+        (from, &mut self.arena[from..to])
+    }
+
     /// Copies bytes behind what the frame has so far; gives the copy.
     #[inline]
     pub(crate) fn copy(&mut self, bytes: &[u8]) -> &[u8] {

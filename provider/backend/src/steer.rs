@@ -18,6 +18,7 @@ use starverbs_core::{Nanos, QPN_BLOCK_SHIFT, QPN_GSI, QPN_MASK};
 
 use crate::control::Answer;
 use crate::descriptor::Socket;
+use crate::owners::Owners;
 use crate::probe::{PROBE_OPCODE, Probe, encode_check};
 use crate::sockopt;
 use crate::udp_rx::mads::{HEADERS, ID_SHIFT};
@@ -80,6 +81,8 @@ pub(crate) struct Steering {
     pause: Nanos,
     next: Nanos,
     members: Vec<Member>,
+    /// Whose each block is, until somebody takes it
+    owners: Option<Owners>,
     /// Other processes use the port
     company: bool,
     /// Datagrams of the check under way that have not come back
@@ -105,6 +108,7 @@ impl Steering {
             pause: PAUSE,
             next: 0,
             members: Vec::new(),
+            owners: None,
             company: false,
             checking: 0,
             check_nonce: sockopt::random() as u32,
@@ -177,6 +181,12 @@ impl Steering {
     #[inline]
     pub(crate) fn is_due(&self, now: Nanos) -> bool {
         self.busy() || (self.company && now >= self.check_at)
+    }
+
+    /// Whose each block is, if a round has ended since this was last asked.
+    #[inline]
+    pub(crate) fn take_owners(&mut self) -> Option<Owners> {
+        self.owners.take()
     }
 
     /// Takes an answer to a probe.
@@ -273,6 +283,7 @@ impl Steering {
             self.missed = self.missed.saturating_add(1);
         }
         merge(&mut self.members, &round.answers);
+        self.owners = Some(Owners::new(self.members.iter().map(|member| &member.blocks[..])));
         // Without a program frames are spread by hash and handed on: slower, not wrong.
         let _ = attach(group, &program(&self.members));
     }

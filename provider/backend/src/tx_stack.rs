@@ -5,10 +5,10 @@ use std::ops::Deref;
 use starverbs_core::{Av, Counters, Gid, Nanos, Seg};
 use starverbs_settings::Settings;
 
-use crate::BackendError;
 use crate::fault::{Fault, Frame};
 use crate::star::{self, StarRx, StarTx};
 use crate::udp_tx::Tx;
+use crate::{BackendError, Owners};
 
 /// [`Tx`], with a [`Fault`] before it when the settings ask for one. Dropping it sends what the fault held back.
 #[derive(Debug)]
@@ -49,6 +49,11 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
             fault.release(now, |frame| push(tx, frame));
         }
         self.tx.flush();
+    }
+
+    /// Frames to this host's processes share segmented sends from now on as these say. Sends what was added before.
+    pub fn set_owners(&mut self, owners: Owners) {
+        self.tx.set_owners(owners);
     }
 
     /// When [`TxStack::flush`] has to be called although nothing new is sent: frames wait for their time.

@@ -22,6 +22,7 @@ use crate::guest::{Guests, Patron};
 use crate::handover::Handover;
 use crate::inbox::Inbox;
 use crate::membership::Membership;
+use crate::owners::Owners;
 use crate::pcap::Capture;
 use crate::probe::Asked;
 use crate::registry::QpnBlock;
@@ -282,6 +283,12 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             return Some(self.retry_at);
         }
         self.steering.deadline()
+    }
+
+    /// Whose each block of QPNs is, if [`Rx::maintenance`] has learnt of that since this was last asked: for
+    /// [`TxStack::set_owners`](crate::TxStack::set_owners).
+    pub fn take_owners(&mut self) -> Option<Owners> {
+        self.steering.take_owners()
     }
 
     fn step(&mut self, now: Nanos) {

@@ -11,12 +11,13 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
-use starverbs_core::{Av, Counters, FrameMeta, Gid, QPN_BLOCK_SHIFT, Seg};
+use starverbs_core::{Av, Counters, FrameMeta, Gid, QPN_BLOCK_SHIFT, Qpn, Seg};
 use starverbs_settings::Settings;
 
 use crate::batch::{Batch, Group, HOPS, MAX_FRAME, send_run};
 use crate::descriptor::Socket;
 use crate::error::os;
+use crate::owners::Owners;
 use crate::pcap::Capture;
 use crate::sockopt;
 use crate::{BackendError, HostAddr, membership};
@@ -46,6 +47,7 @@ pub struct Tx<C> {
     addrs: Vec<HostAddr>,
     sources: Vec<Option<Source>>,
     batch: Batch,
+    owners: Owners,
 }
 
 impl<C: Deref<Target = Counters>> Tx<C> {
@@ -64,6 +66,7 @@ impl<C: Deref<Target = Counters>> Tx<C> {
             addrs: addrs.to_vec(),
             sources: addrs.iter().map(|_| None).collect(),
             batch: Batch::new()?,
+            owners: Owners::default(),
         };
         // The first address's socket now, so that a host that allows none fails at opening and not while sending.
         if !tx.addrs.is_empty() {
@@ -101,6 +104,20 @@ impl<C: Deref<Target = Counters>> Tx<C> {
             *slot = Some(open_source(&self.addrs[index], self.sndbuf, self.gso)?);
         }
         slot.as_mut().ok_or_else(|| os("a socket to send from"))
+    }
+
+    /// Frames to blocks of this host's processes share segmented sends from now on as these say.
+    pub(crate) fn set_owners(&mut self, owners: Owners) {
+        // A QP's frames are in order in the messages of one block.
+        self.flush();
+        self.owners = owners;
+    }
+
+    /// The block that tells who gets a frame for `qpn` at `dgid`.
+    #[inline]
+    fn block_for(&self, dgid: &Gid, qpn: Qpn) -> u32 {
+        let block = qpn >> QPN_BLOCK_SHIFT;
+        if self.owners.is_empty() || !self.has_address(dgid) { block } else { self.owners.of(block) }
     }
 
     /// Whether a frame of any size has room in the batch.
@@ -142,7 +159,7 @@ impl<C: Deref<Target = Counters>> Tx<C> {
             dgid: to.dgid,
             traffic_class: to.traffic_class,
             hop_limit: if to.hop_limit == 0 { HOPS } else { to.hop_limit },
-            block: u32::from_be_bytes([0, bth[5], bth[6], bth[7]]) >> QPN_BLOCK_SHIFT,
+            block: self.block_for(&to.dgid, u32::from_be_bytes([0, bth[5], bth[6], bth[7]])),
         };
         let ip_id = self.batch.place(&group, size, gso);
         let outer = IcrcHeader { src: to.sgid, dst: to.dgid, sport, dport: self.port, ip_id };
@@ -306,6 +323,31 @@ mod tests {
     use std::net::UdpSocket;
 
     use super::*;
+
+    /// Another host's blocks may have the same numbers.
+    #[test]
+    fn blocks_of_a_process_of_this_host_share_a_send() {
+        let settings = Settings { addrs: Some(vec![IpAddr::from([127, 0, 0, 1])]), ..Settings::default() };
+        let addrs = crate::host::addresses(&settings).expect("loopback");
+        let counters = Counters::default();
+        let mut tx = Tx::open(&settings, &addrs, &counters, None).expect("a socket");
+        let here = Av { sgid: addrs[0].gid, dgid: addrs[0].gid, ..Av::default() };
+        let there = Av { dgid: crate::host::gid_of(IpAddr::from([192, 0, 2, 77])), ..here };
+        let mut sends = |to: &Av, owners: Owners| {
+            tx.set_owners(owners);
+            tx.batch.clear();
+            for block in [5u8, 6, 7, 5, 6, 7] {
+                tx.send_frame(to, &[4, 0, 0, 0, 0, 0, block << 4, 1, 0, 0, 0, 0], &[], 0, false);
+            }
+            tx.batch.groups()
+        };
+        let owners = || Owners::new([&[6u16, 5][..], &[7]].into_iter());
+        assert_eq!(
+            [sends(&here, Owners::default()), sends(&here, owners()), sends(&there, owners())],
+            [3, 2, 3]
+        );
+        tx.batch.clear();
+    }
 
     #[test]
     fn frames_sent_singly_have_the_icrc_of_identification_0() {

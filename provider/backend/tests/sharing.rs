@@ -95,6 +95,36 @@ fn a_further_block_is_steered_too() {
     panic!("frames are still handed on: {:?} {:?}", a.counters, b.counters);
 }
 
+/// Frames to a process of two blocks are one segmented send, as soon as it is known to have them, and all come to it.
+#[test]
+fn blocks_of_one_process_share_a_send() {
+    let port = free_port();
+    let (mut a, mut b) = (Node::new(port), Node::new(port));
+    let second = b.rx.claim_block().expect("a free block") * QPN_BLOCK;
+    settles(&mut [&mut a, &mut b]);
+    let (to, first) = (a.av("127.0.0.1"), b.qpn(1));
+    for _ in 0..200 {
+        let before = sum(&[&mut a, &mut b], |c| c.handed_on.get());
+        b.got.clear();
+        for _ in 0..10 {
+            a.send(&to, first, b"to the first block");
+            a.send(&to, second + 3, b"to the other block");
+        }
+        a.flush();
+        let all = drive(&mut [&mut a, &mut b], |n| n[1].got.len() == 20);
+        assert!(all, "{:?} {:?}", a.counters, b.counters);
+        // Of two sends the first one's frames come first.
+        let blocks =
+            b.got.iter().map(|(_, frame)| u32::from_be_bytes([0, frame[5], frame[6], frame[7]]) / QPN_BLOCK);
+        let in_turn = blocks.collect::<Vec<_>>().windows(2).all(|two| two[0] != two[1]);
+        if in_turn && sum(&[&mut a, &mut b], |c| c.handed_on.get()) == before {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("each block has a send of its own: {:?} {:?}", a.counters, b.counters);
+}
+
 #[test]
 fn joined_frames_of_a_mixed_burst_all_find_their_owner() {
     let port = free_port();

@@ -43,6 +43,7 @@ use crate::transport::away::Abroad;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
 pub use contexts::ContextCache;
 use contexts::Contexts;
+pub(crate) use data::is_small_change;
 use keep::Keep;
 use lend::{Callable, Lending};
 use mads::Mads;

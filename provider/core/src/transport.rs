@@ -471,6 +471,15 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
+    /// All is acknowledged: the timer has nothing to do, unless it was set for something else.
+    pub(crate) fn rest_timer(&mut self) {
+        let qp = &mut self.qp;
+        let idle = qp.req.rnr_until == 0 && qp.flags.window_wait.is_none() && !qp.flags.overrun;
+        if idle && qp.req.armed != 0 && self.sh.sched.rest(qp.timer) {
+            qp.req.armed = 0;
+        }
+    }
+
     /// Leaves all queues of turns: the QP ends, or begins anew.
     pub(crate) fn leave_queues(&mut self) {
         let (flags, qpn) = (&mut self.qp.flags, self.qp.qpn);

@@ -22,15 +22,16 @@ impl Armed {
         Armed(AtomicU8::new(UNARMED))
     }
 
-    /// The program asks to be told of the next completion; it looks at the ring afterwards.
-    pub fn arm(&self, solicited_only: bool) {
-        if solicited_only {
+    /// The program asks to be told of the next completion; it looks at the ring afterwards. Says whether it waited for none until now.
+    pub fn arm(&self, solicited_only: bool) -> bool {
+        let news = if solicited_only {
             /* waiting for any completion covers this already */
-            let _ = self.0.compare_exchange(UNARMED, SOLICITED, Ordering::SeqCst, Ordering::SeqCst);
+            self.0.compare_exchange(UNARMED, SOLICITED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         } else {
-            self.0.store(ANY, Ordering::SeqCst);
-        }
+            self.0.swap(ANY, Ordering::SeqCst) == UNARMED
+        };
         fence(Ordering::SeqCst);
+        news
     }
 
     /// The card has added a completion: whether the program waits for one of its kind.

@@ -81,6 +81,19 @@ fn the_window_bounds() {
     }
 }
 
+/// Nor does it need a full window: of two requests the second goes so many cycles later.
+#[test]
+fn the_requesters_cycles_bound() {
+    for cycles in [15, 40] {
+        let settings = [
+            ("card.request_cycles", cycles.into()),
+            ("card.window_packets", 300.into()),
+            ("workload.qps", 200.into()),
+        ];
+        within(0.01, "request", outcome(&settings).rate, 1e9 / cycles as f64);
+    }
+}
+
 #[test]
 fn pcie_bounds() {
     let rate = |placement: &str, bytes: i64, qps: i64| {

@@ -22,6 +22,8 @@ struct Sl {
     data: u64,
     slot: u64,
     replay: u64,
+    /// Slots of the connection, where the library says them
+    slots: Option<(u64, u64)>,
 }
 
 impl Sl {
@@ -35,14 +37,14 @@ impl Sl {
         bounds.add(data, 256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).expect("memory");
         bounds.add_slots(slot, CQE_SLOT).expect("memory");
         bounds.add_slots(replay, REPLAY_SLOT).expect("memory");
-        Sl { net, bounds, stats: Counters::default(), data, slot, replay }
+        Sl { net, bounds, stats: Counters::default(), data, slot, replay, slots: None }
     }
 
     /// What the card does with a packet: what it sends and says.
     fn get(&mut self, header: Header, prefix: Prefix, data: &[u8]) -> (Vec<StarFrame>, Vec<SlEvent>) {
         let bytes = [Head::to_stateless(header, prefix).bytes(), data].concat();
         let packet = Packet::parse(Side::Stateless, &bytes).expect("a packet");
-        let card = Card { bounds: Some(&self.bounds), life: LIFE, stats: &self.stats };
+        let card = Card { bounds: Some(&self.bounds), slots: self.slots, life: LIFE, stats: &self.stats };
         let src = Gid::from_ipv4([10, 0, 0, 9]);
         let env = &mut self.net.hosts[0].env;
         let meta = FrameMeta { src, dst: env.gid, ..FrameMeta::default() };
@@ -158,4 +160,18 @@ fn the_library_hears_what_is_stored() {
     let what = News::Stored(Psn::new(1));
     assert_eq!(events, [SlEvent { qpn: PREFIX.qpn, epoch: EPOCH, queue: Queue::Send, what }]);
     assert!(frames.is_empty());
+}
+
+/// Where the library says which slots are a connection's, its packets fill no others.
+#[test]
+fn a_connection_fills_its_own_slots_alone() {
+    let mut sl = Sl::new();
+    sl.slots = Some((sl.slot + CQE_SLOT, 4 * CQE_SLOT));
+    assert_eq!(sl.cqep(0, EPOCH, 5), (0, 0), "another's");
+    sl.slots = Some((sl.slot, CQE_SLOT / 2));
+    assert_eq!(sl.cqep(0, EPOCH, 5), (0, 0), "half of one");
+    assert_eq!(sl.stats.star_refused.get(), 2);
+    sl.slots = Some((sl.slot, CQE_SLOT));
+    assert_eq!(sl.cqep(0, EPOCH, 5), (1, 1));
+    assert_eq!(sl.completion().1.byte_len, 5);
 }

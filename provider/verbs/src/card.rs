@@ -32,7 +32,7 @@ use crate::log::{self, log};
 use crate::moderation::Moderator;
 use crate::notes::Notes;
 use crate::opened::Openings;
-use crate::progress::AHEAD;
+use crate::progress::{AHEAD, LEFT};
 use crate::receives::RunOut;
 use crate::star::StarHost;
 use crate::stat::StatPage;
@@ -73,6 +73,8 @@ pub(crate) struct Card {
     pub(crate) progress: Progress,
     /// Completion queues that exist.
     pub(crate) cqs: AtomicU32,
+    /// Of those, how many the program waits for an event of.
+    pub(crate) awaited: AtomicU32,
     pub(crate) moderator: Arc<Moderator>,
     /// Said when the shard lock is given back.
     pub(crate) notes: Notes,
@@ -116,6 +118,15 @@ pub(crate) struct Shard {
     pub(crate) cm: Box<CmHost>,
     /// From the first QP on that may be an end of a StaR connection
     pub(crate) star: Option<Box<StarHost>>,
+}
+
+/// What a doorbell waits behind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Behind {
+    /// Packets of its own queue pair, whose ACK or timer has the card run for it
+    Own,
+    /// Those of others
+    Others,
 }
 
 /// What the program does in the library, for the progress thread to see.
@@ -223,6 +234,7 @@ impl Card {
             contexts: Mutex::new(1),
             progress,
             cqs: AtomicU32::new(0),
+            awaited: AtomicU32::new(0),
             moderator,
             notes: Notes::new(),
             links,
@@ -346,7 +358,7 @@ impl Card {
         match self.try_lock() {
             Some(mut guard) => {
                 let shard = &mut *guard;
-                if !self.settings.defer || !shard.defer(qpn, !self.progress.is_armed()) {
+                if !self.settings.defer || !self.defer(shard, qpn) {
                     let now = clock::now();
                     shard.ring_deferred(now);
                     shard.ring(qpn, now);
@@ -359,6 +371,20 @@ impl Card {
             None => self.bells.leave(qpn),
         }
         self.serve_bells();
+    }
+
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may; in company it may where that turn is soon, as what it waits
+    /// behind may be of a peer that is gone. A program that polls takes a turn soon, and so does a thread that looks within a tick; an armed
+    /// one is told to. But who asked for an event may sleep from now on, and what is posted then goes at once.
+    #[inline]
+    fn defer(&self, shard: &mut Shard, qpn: Qpn) -> bool {
+        let armed = self.progress.is_armed();
+        let company = !armed || self.awaited.load(Ordering::Relaxed) == 0;
+        let behind = shard.defer(qpn, company);
+        if armed && behind == Some(Behind::Others) {
+            self.lower_alarm(shard, clock::now() + LEFT);
+        }
+        behind.is_some()
     }
 
     /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile. Says what failed.
@@ -413,7 +439,23 @@ impl Card {
         if self.settings.qpc_cache.is_some() {
             self.bring_through();
         }
+        if self.settings.defer {
+            self.ring_what_waits();
+        }
         self.progress.arm();
+    }
+
+    /// Has doorbells that were deferred go, for a program that polls no more. Where another thread has the lock, its turn or the next one
+    /// takes them.
+    fn ring_what_waits(&self) {
+        let Some(guard) = self.try_lock() else { return };
+        let waits = !guard.deferred.is_empty();
+        drop(guard);
+        if waits {
+            self.with(|_, _| ());
+        } else {
+            self.serve_bells();
+        }
     }
 
     /// Notes a call of the program.

@@ -166,7 +166,9 @@ impl Cq {
     /// EIO in a forked child.
     pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
         let card = self.0.ctx.card()?;
-        self.0.armed.arm(solicited_only);
+        if self.0.armed.arm(solicited_only) {
+            card.awaited.fetch_add(1, Ordering::Relaxed);
+        }
         card.about_to_sleep();
         Ok(())
     }
@@ -271,6 +273,7 @@ impl CqShared {
         if let Some(card) = self.ctx.card_if_ours() {
             card.cqs.fetch_sub(1, Ordering::Relaxed);
         }
+        self.disarm();
         if let Some(channel) = &self.channel {
             channel.queue.purge(|entry| *entry == cookie);
             channel.cqs.fetch_sub(1, Ordering::Relaxed);
@@ -285,10 +288,8 @@ impl CqShared {
                 card.notes.add(kind::CQ_ERR, self.ring.waiting());
             }
             self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
-            if let Some(channel) = &self.channel
-                && self.armed.disarm()
-            {
-                channel.queue.push(self.cookie);
+            if let Some(channel) = &self.channel {
+                self.tell(channel);
             }
         }
     }
@@ -308,9 +309,18 @@ impl CqShared {
     /// The event that was asked for, once.
     #[inline]
     fn tell(&self, channel: &ChannelShared) {
-        if self.armed.disarm() {
+        if self.disarm() {
             channel.queue.push(self.cookie);
         }
+    }
+
+    /// Whether an event was asked for, which it is no more.
+    fn disarm(&self) -> bool {
+        let was_armed = self.armed.disarm();
+        if was_armed && let Some(card) = self.ctx.card_if_ours() {
+            card.awaited.fetch_sub(1, Ordering::Relaxed);
+        }
+        was_armed
     }
 
     /// A completion of which an event is to tell: with others, or when its time is up.

@@ -8,7 +8,7 @@ use starverbs_core::opening::Opening;
 use starverbs_core::relay::Relay;
 use starverbs_core::{Nanos, PdId, Qpn};
 
-use crate::card::{Card, DEFERRED, Shard};
+use crate::card::{Behind, Card, DEFERRED, Shard};
 use crate::clock;
 use crate::cq::CqShared;
 use crate::notes::Notes;
@@ -28,7 +28,7 @@ const MAINTENANCE: u32 = 256;
 const GIVE_WAY: Nanos = 20_000;
 /// Frames whose contexts are fetched at once: about as many as a CPU has misses under way at the same time.
 pub(crate) const AHEAD: usize = 16;
-/// How long the thread leaves frames alone that a poll has received but not taken.
+/// How long the thread leaves frames alone that a poll has received but not taken, and doorbells that wait.
 pub(crate) const LEFT: Nanos = 1_000_000;
 
 impl Card {
@@ -88,6 +88,8 @@ impl Card {
 
     #[cold]
     fn take_what_came(&self, shard: &mut Shard, now: Nanos) {
+        /* A program may find by polls all that comes in here, and so never run the card by them. */
+        self.maintain(shard, now);
         for _ in 0..ROUNDS {
             /* what was received before, and left, comes first */
             if shard.nic.ran_out() || shard.rx.recv() == 0 {
@@ -106,7 +108,11 @@ impl Card {
             let text = self.describe_qps(shard);
             shard.rx.answer(&request, text.as_bytes());
         }
-        shard.rx.maintenance(now)
+        let next = shard.rx.maintenance(now);
+        if let Some(owners) = shard.rx.take_owners() {
+            shard.env.tx.set_owners(owners);
+        }
+        next
     }
 
     /// One line a QP, for `starverbs stat`.
@@ -190,22 +196,25 @@ impl Shard {
         came
     }
 
-    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room. `polled`: the card's next turn is the program's, or
-    /// that of a thread that looks within a tick, so that it may wait in company: otherwise nobody might run the card until a timer of those it
-    /// waits behind, whose peer may be gone.
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room, behind packets of its own queue pair or, if `company`,
+    /// of others; says which.
     #[inline]
-    pub(crate) fn defer(&mut self, qpn: Qpn, polled: bool) -> bool {
-        let may = if polled { self.nic.may_wait_if_kept(qpn) } else { self.nic.may_wait(qpn) };
-        if !may {
-            return false;
-        }
+    pub(crate) fn defer(&mut self, qpn: Qpn, company: bool) -> Option<Behind> {
+        let stateless = || self.star.as_ref().is_some_and(|star| star.library().may_wait_if_kept(qpn));
+        let behind = if self.nic.may_wait(qpn) {
+            Behind::Own
+        } else if company && (self.nic.may_wait_if_kept(qpn) || stateless()) {
+            Behind::Others
+        } else {
+            return None;
+        };
         if !self.deferred.contains(&qpn) {
             if self.deferred.len() >= DEFERRED {
-                return false;
+                return None;
             }
             self.deferred.push(qpn);
         }
-        true
+        Some(behind)
     }
 
     /// Handles the doorbells that were deferred, in their order.
@@ -260,6 +269,9 @@ impl Shard {
         };
         let of_timers = self.nic.next_deadline().map(|at| at.max(now + self.out.left(now).unwrap_or(0)));
         let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
-        sooner(sooner(of_frames, self.moderator.next_deadline()), self.next_star(now))
+        /* of a program that may have gone */
+        let of_bells = (!self.deferred.is_empty()).then_some(now + LEFT);
+        let of_host = sooner(of_bells, self.moderator.next_deadline());
+        sooner(sooner(of_frames, of_host), self.next_star(now))
     }
 }

@@ -24,6 +24,7 @@ use starverbs_settings::Settings;
 use crate::card::{Card, Shard, seed};
 use crate::env::HostEnv;
 use crate::error::Result;
+use crate::progress::AHEAD;
 use crate::qp::QpInner;
 use crate::receives::Who;
 use crate::stat::StatPage;
@@ -50,6 +51,8 @@ fn note_srq() {
 pub(crate) struct StarHost {
     rx: StarRx<StatPage>,
     ends: Ends<HostEnv>,
+    /// How many packets to look ahead
+    ahead: usize,
 }
 
 impl StarHost {
@@ -65,7 +68,8 @@ impl StarHost {
         let identity = Identity { boot, ports, threshold: settings.star_threshold };
         let ends = Ends::new(identity, nic)?;
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
-        Ok(StarHost { rx, ends })
+        let ahead = if settings.qpc_prefetch { AHEAD } else { 0 };
+        Ok(StarHost { rx, ends, ahead })
     }
 
     /// What the thread waits for.
@@ -89,10 +93,16 @@ impl StarHost {
         let mut got = if woken { self.rx.recv_all() } else { self.rx.recv() };
         while got > 0 {
             rounds += 1;
-            let StarHost { rx, ends } = self;
+            let StarHost { rx, ends, ahead } = self;
+            let mut looked = 0;
             while let Some(got) = rx.next_packet() {
                 let came = Came { side: got.side, meta: &got.meta, port: got.port, packet: &got.packet };
                 ends.handle_packet(turn, &came);
+                looked = if looked > 0 {
+                    looked - 1
+                } else {
+                    rx.look_ahead(*ahead, |side, qpn| ends.expect(turn, side, qpn))
+                };
             }
             got = if rounds < most { self.rx.recv() } else { 0 };
         }

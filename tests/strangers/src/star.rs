@@ -217,7 +217,7 @@ impl World {
             (SL, Side::Stateless) => {
                 let (meta, stats) = (FrameMeta { src, dst, ..FrameMeta::default() }, &self.stats[SL]);
                 let life = stateless::life_of(EPOCH);
-                let card = stateless::Card { bounds: Some(&self.bounds), life, stats };
+                let card = stateless::Card { bounds: Some(&self.bounds), slots: None, life, stats };
                 let env = &mut self.net.hosts[SL].env;
                 stateless::handle(&card, env, (&meta, 4794), &packet);
                 assert!(env.star.events.len() <= 1, "one packet is one event");

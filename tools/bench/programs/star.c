@@ -8,8 +8,8 @@
  * -s and -c set the environment of the server or the client alone. Prints lines of a name and a number: calls a second; the median
  * and the 99th percentile of a call's time from its first post to its answer (us); the CPU time of a message, of which a call has
  * four, at the server and at the client (us); the seconds to create and connect; what the server's process grew by for a connection
- * with all its queues (bytes); what its card keeps of a connection, and what the library keeps because the card does not; and how
- * many of its connections are stateless. */
+ * with all its queues (bytes); what its card keeps of a connection, and what the library keeps because the card does not; how
+ * many of its connections are stateless; and how often a context was not there, by calls. */
 #define _GNU_SOURCE
 #include "side.h"
 #include <dlfcn.h>
@@ -34,6 +34,12 @@ struct star_attr {
 	uint64_t card_bytes, library_bytes;
 };
 enum { GROUP_STAR = 1, ROLE_STATELESS = 2 };
+
+/* struct stardv_counters of infiniband/stardv.h up to its group STARDV_COUNTERS_QPC, which is filled as a whole. */
+struct counters {
+	uint64_t comp_mask, card[10], hits, misses, more[9];
+};
+enum { GROUP_QPC = 2 };
 
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
@@ -147,6 +153,18 @@ static int polled(struct ibv_wc *wc)
 	return got;
 }
 
+/* Requests for a context that was not there, since the card was opened. */
+static uint64_t misses(void)
+{
+	int (*query)(struct ibv_context *, struct counters *, uint32_t) =
+		dlvsym(RTLD_DEFAULT, "stardv_query_counters", "STARDV_1.0");
+	struct counters counters = { .comp_mask = GROUP_QPC };
+
+	if (!query || (errno = query(ctx, &counters, sizeof(counters))))
+		die("stardv_query_counters");
+	return counters.misses;
+}
+
 /* What the server's connections are. */
 static void print_roles(void)
 {
@@ -174,6 +192,7 @@ static int serve(int fd)
 {
 	struct ibv_wc wc[BATCH];
 	uint32_t ready = 0, sending = 0, answered = 0;
+	uint64_t calls = 0, missed;
 	double before;
 	char done;
 
@@ -181,6 +200,7 @@ static int serve(int fd)
 	before = resident();
 	set_up(fd, 0, 1, UP);
 	before = (resident() - before) / count;
+	missed = misses();
 	for (uint32_t polls = 1;; polls++) {
 		int got = polled(wc);
 
@@ -191,6 +211,7 @@ static int serve(int fd)
 				sending--;
 			} else if (++c->came == UP) {
 				c->came = 0;
+				calls++;
 				receive(c, UP);
 				idle[ready++] = c;
 			}
@@ -204,7 +225,7 @@ static int serve(int fd)
 		if (polls % 4096 == 0 && recv(fd, &done, 1, MSG_DONTWAIT) >= 0)
 			break;
 	}
-	printf("server_bytes %.0f\n", before);
+	printf("server_bytes %.0f\nmisses %.3f\n", before, (double)(misses() - missed) / (calls ? calls : 1));
 	print_roles();
 	return 0;
 }

@@ -4,9 +4,9 @@ use std::ops::{Deref, Range};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use starverbs_core::star::wire::{CRC_LEN, Packet, Side};
+use starverbs_core::star::wire::{CRC_LEN, Header, Packet, Prefix, Side, Ways, qpn_in};
 use starverbs_core::wire::icrc::IcrcHeader;
-use starverbs_core::{Counters, FrameMeta};
+use starverbs_core::{Counters, FrameMeta, Qpn};
 
 use super::Sockets;
 use crate::BackendError;
@@ -64,6 +64,7 @@ pub struct StarRx<C> {
     rounds: u32,
     left: Range<usize>,
     cursor: Option<Cursor>,
+    ways: Ways,
 }
 
 impl<C: Deref<Target = Counters>> StarRx<C> {
@@ -84,6 +85,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             rounds: 0,
             left: 0..0,
             cursor: None,
+            ways: Ways::default(),
         })
     }
 
@@ -128,33 +130,74 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
     /// The next packet, which was right. What is not is dropped and counted.
     pub fn next_packet(&mut self) -> Option<Received<'_>> {
         let side = self.sources[self.turn].side;
-        let (cursor, to) = loop {
-            let cursor = self.cursor.take().or_else(|| self.next_datagram())?;
-            let bytes = self.inbox.bytes(cursor.slot);
-            let to = (cursor.at + cursor.segment).min(bytes.len());
-            if cursor.at >= to {
+        loop {
+            if self.cursor.is_none() {
+                self.cursor = Some(self.next_datagram()?);
+            }
+            let StarRx { cursor: Some(cursor), inbox, .. } = &mut *self else { return None };
+            let bytes = inbox.bytes(cursor.slot);
+            let from = cursor.at;
+            if from >= bytes.len() {
+                self.cursor = None;
                 continue;
             }
-            self.cursor = Some(Cursor { at: to, ..cursor });
-            if self.is_good(side, &cursor.outer, &bytes[cursor.at..to]) {
-                break (cursor, to);
-            }
-            self.counters.star_bad.inc();
-        };
-        let body = &self.inbox.bytes(cursor.slot)[cursor.at..to - CRC_LEN];
-        let packet = Packet::parse(side, body).ok()?;
-        Some(Received { side, meta: cursor.outer.meta, port: cursor.outer.sport, packet })
+            cursor.at = (from + cursor.segment).min(bytes.len());
+            let (slot, to, outer) = (cursor.slot, cursor.at, cursor.outer);
+            let Some((header, prefix, len)) = self.open(side, &outer, slot, from..to) else {
+                self.counters.star_bad.inc();
+                continue;
+            };
+            let to = to - CRC_LEN;
+            let data = self.inbox.bytes(slot).get(to - len..to).unwrap_or(&[]);
+            let packet = Packet { header, prefix, data };
+            return Some(Received { side, meta: outer.meta, port: outer.sport, packet });
+        }
     }
 
-    fn is_good(&self, side: Side, outer: &Outer, frame: &[u8]) -> bool {
+    /// Whose the packets are that come next, as far as their first bytes tell: of `most` of them, each once in a row. Gives how many packets they
+    /// are.
+    #[inline]
+    pub fn look_ahead(&self, most: usize, mut see: impl FnMut(Side, Qpn)) -> usize {
+        let side = self.sources[self.turn].side;
+        let (mut packets, mut last) = (0, None);
+        let mut note = |frame: &[u8]| {
+            packets += 1;
+            let qpn = qpn_in(side, frame);
+            if let Some(of) = qpn.filter(|_| qpn != last) {
+                see(side, of);
+            }
+            last = qpn;
+        };
+        let mut left = most;
+        if let Some(cursor) = &self.cursor {
+            let rest = self.inbox.bytes(cursor.slot).get(cursor.at..).unwrap_or(&[]);
+            for frame in rest.chunks(cursor.segment).take(most) {
+                note(frame);
+                left -= 1;
+            }
+        }
+        self.left.clone().take(left).for_each(|slot| note(self.inbox.bytes(slot)));
+        packets
+    }
+
+    /// Checks a frame; gives its header, its prefix, and how many bytes of data it has.
+    #[inline]
+    fn open(
+        &mut self,
+        side: Side,
+        outer: &Outer,
+        slot: usize,
+        at: Range<usize>,
+    ) -> Option<(Header, Option<Prefix>, usize)> {
         let Outer { meta, sport, .. } = *outer;
         let path =
             IcrcHeader { src: meta.src, dst: meta.dst, sport, dport: self.sockets.half(side).port, ip_id: 0 };
-        let good = Packet::open(side, &path, frame).is_ok();
-        if good && let Some(capture) = &self.capture {
+        let frame = self.inbox.bytes(slot).get(at)?;
+        let Packet { header, prefix, data } = Packet::open_on(side, self.ways.get(&path), frame).ok()?;
+        if let Some(capture) = &self.capture {
             capture.frame(&path, &meta, &[frame]);
         }
-        good
+        Some((header, prefix, data.len()))
     }
 
     fn next_datagram(&mut self) -> Option<Cursor> {

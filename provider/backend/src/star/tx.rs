@@ -3,15 +3,16 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use starverbs_core::star::wire::{CRC_LEN, Crc, HEADER_LEN, Head, Side, fill_checksum};
+use starverbs_core::star::wire::{CRC_LEN, Crc, HEADER_LEN, Head, LANE_BITS, Side, Ways, lane};
 use starverbs_core::wire::icrc::IcrcHeader;
-use starverbs_core::{Av, Counters, FrameMeta, Nanos, Seg};
+use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos, Seg};
 use starverbs_settings::Settings;
 
 use super::Sockets;
 use crate::batch::{Batch, Group, HOPS, MAX_FRAME, send_run};
 use crate::fault::{Fault, Frame};
 use crate::pcap::Capture;
+use crate::udp_tx::COPY_BELOW;
 use crate::{BackendError, HostAddr};
 
 /// From which half of this card to which UDP port.
@@ -31,6 +32,9 @@ pub struct StarTx<C: Deref<Target = Counters>> {
     capture: Option<Capture>,
     sockets: Arc<Sockets>,
     addrs: Vec<HostAddr>,
+    /// Which of them the last packet left from
+    source: usize,
+    ways: Ways,
     gso: bool,
     batch: Batch,
 }
@@ -50,6 +54,8 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             capture,
             sockets,
             addrs: addrs.to_vec(),
+            source: 0,
+            ways: Ways::default(),
             gso: settings.gso,
             batch: Batch::new()?,
         })
@@ -68,6 +74,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
 
     /// Adds a packet to UDP port `port` of `to`; see [`starverbs_core::star::env::StarEnv::send_star`]. One that cannot go (too
     /// long, address foreign) is counted in `tx_errors` and lost.
+    #[inline]
     pub fn send(&mut self, to: &Av, port: u16, head: &Head, data: &[u8], payload: &[Seg], volatile: bool) {
         let side = leaves_from(head);
         let Some(fault) = &mut self.fault else {
@@ -90,9 +97,8 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         let length: usize = payload.iter().map(|s| s.len as usize).sum();
         let size = pieces[0].len() + pieces[1].len() + length + CRC_LEN;
         let v4 = to.dgid.ipv4().is_some();
-        let known = self.addrs.iter().position(|addr| addr.gid == to.sgid);
         let reachable = to.sgid.ipv4().is_some() == v4 && self.sockets.half(side).socket(v4).is_some();
-        let Some(source) = known.filter(|_| reachable && size <= MAX_FRAME) else {
+        let Some(source) = self.source_of(&to.sgid).filter(|_| reachable && size <= MAX_FRAME) else {
             return self.counters.tx_errors.inc();
         };
         if !self.batch.has_room() {
@@ -106,11 +112,15 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             dgid: to.dgid,
             traffic_class: to.traffic_class,
             hop_limit: if to.hop_limit == 0 { HOPS } else { to.hop_limit },
-            block: 0,
+            block: block(pieces[0], to, port),
         };
         self.batch.place(&group, size, self.gso);
         let path = IcrcHeader { src: to.sgid, dst: to.dgid, sport: self.port(side), dport: port, ip_id: 0 };
-        let start = self.write(&path, pieces, payload, volatile);
+        let start = if volatile || length < COPY_BELOW {
+            self.write(&path, pieces, payload, size)
+        } else {
+            self.gather(&path, pieces, payload)
+        };
         if let Some(draw) = corrupt {
             self.batch.flip(start, size, draw);
         }
@@ -127,14 +137,41 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         }
     }
 
-    /// Writes a packet; gives where it begins.
-    fn write(&mut self, path: &IcrcHeader, pieces: [&[u8]; 2], payload: &[Seg], volatile: bool) -> usize {
+    /// Which address of this host's it is.
+    #[inline]
+    fn source_of(&mut self, gid: &Gid) -> Option<usize> {
+        let is = |addr: &HostAddr| addr.gid == *gid;
+        if !self.addrs.get(self.source).is_some_and(is) {
+            self.source = self.addrs.iter().position(is)?;
+        }
+        Some(self.source)
+    }
+
+    /// Writes a packet of `size` bytes; gives where it begins.
+    #[inline]
+    fn write(&mut self, path: &IcrcHeader, pieces: [&[u8]; 2], payload: &[Seg], size: usize) -> usize {
+        let (start, room) = self.batch.room(size);
+        let (body, crc) = room.split_at_mut(size - CRC_LEN);
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            body[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        pieces.into_iter().for_each(&mut put);
+        payload.iter().filter(|s| s.len > 0).for_each(|seg| put(bytes_of(seg)));
+        self.ways.get(path).fill_checksum(body);
+        crc.copy_from_slice(&Crc::of(body));
+        start
+    }
+
+    /// Writes a packet whose payload stays where it is; gives where it begins.
+    fn gather(&mut self, path: &IcrcHeader, pieces: [&[u8]; 2], payload: &[Seg]) -> usize {
         let [head, data] = pieces;
         let (header, rest) = head.split_at(HEADER_LEN.min(head.len()));
         let mut room = [0; HEADER_LEN];
         let header_room = &mut room[..header.len()];
         header_room.copy_from_slice(header);
-        fill_checksum(path, header_room);
+        self.ways.get(path).fill_checksum(header_room);
         let mut crc = Crc::new();
         crc.update(header_room);
         let start = self.batch.begin(header_room);
@@ -142,12 +179,12 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             crc.update(self.batch.copy(bytes));
         }
         for seg in payload.iter().filter(|s| s.len > 0) {
-            // SAFETY: as in `Tx::push`: the card, or with StaR its peer's registry and this card's bounds, checked the segment against a
-            // region, whose memory the program must keep until it is deregistered. It may write meanwhile (a program's own race): only
-            // bytes are read, and what is copied twice differently fails the CRC at the peer.
-            let bytes = unsafe { std::slice::from_raw_parts(seg.addr as *const u8, seg.len as usize) };
-            let copied = volatile || bytes.len() < crate::udp_tx::COPY_BELOW;
-            crc.update(if copied { self.batch.copy(bytes) } else { self.batch.gather(bytes) });
+            let bytes = bytes_of(seg);
+            crc.update(if bytes.len() < COPY_BELOW {
+                self.batch.copy(bytes)
+            } else {
+                self.batch.gather(bytes)
+            });
         }
         self.batch.copy(&crc.finish());
         start
@@ -223,6 +260,20 @@ fn send_singly(batch: &mut Batch, at: usize, fd: i32, from: &HostAddr) -> u64 {
 /// Which half's port a packet leaves from: its answer comes back there. What SL's card sends has no prefix.
 fn leaves_from(head: &Head) -> Side {
     if head.bytes().len() > HEADER_LEN { Side::Stateful } else { Side::Stateless }
+}
+
+/// Host memory that a packet carries.
+fn bytes_of(seg: &Seg) -> &[u8] {
+    // SAFETY: as in `Tx::push`: the card, or with StaR its peer's registry and this card's bounds, checked the segment against a
+    // region, whose memory the program must keep until it is deregistered. It may write meanwhile (a program's own race): only
+    // bytes are read, and what is copied twice differently fails the CRC at the peer.
+    unsafe { std::slice::from_raw_parts(seg.addr as *const u8, seg.len as usize) }
+}
+
+/// Packets that have the same leave in order, and are segments of one send; those of other lanes and peers in between do not end it.
+fn block(head: &[u8], to: &Av, port: u16) -> u32 {
+    let Gid([.., last]) = to.dgid;
+    u32::from(lane(head)) | (u32::from(last) ^ u32::from(port)) << LANE_BITS
 }
 
 impl<C: Deref<Target = Counters>> Drop for StarTx<C> {

@@ -99,6 +99,9 @@ impl Node {
         self.take();
         let now = self.now();
         self.rx.maintenance(now);
+        if let Some(owners) = self.rx.take_owners() {
+            self.tx.set_owners(owners);
+        }
     }
 }
 

@@ -19,6 +19,13 @@ const BATCH_BYTES: u32 = 512;
 /// So many waiting messages make a batch worth sending.
 const BATCH_BACKLOG: u32 = 48;
 
+/// Whether what is posted from `next` on is a few messages, the last of them small.
+pub(crate) fn is_small_change(sq: &impl SendQueue, next: u32) -> bool {
+    let posted = sq.posted();
+    (1..BATCH_BACKLOG).contains(&posted.wrapping_sub(next))
+        && sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
+}
+
 impl<E: Env> Nic<E> {
     /// The program posted to the send queue of `qpn`, or to any queue of it while in ERR.
     pub fn handle_doorbell(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
@@ -55,13 +62,12 @@ impl<E: Env> Nic<E> {
 
     /// Whether all that a reliable queue pair has to send is a few messages, the last of them small.
     fn is_small_change(qp: &Qp<E>) -> bool {
-        let posted = qp.sq.posted();
-        let backlog = posted.wrapping_sub(qp.req.next);
-        qp.qp_type.is_reliable()
-            && !qp.flags.star
-            && qp.state == QpState::Rts
-            && (1..BATCH_BACKLOG).contains(&backlog)
-            && qp.sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
+        let next = match &qp.star {
+            Some(engine) => engine.next_send(),
+            None if qp.flags.star => return false,
+            None => qp.req.next,
+        };
+        qp.qp_type.is_reliable() && qp.state == QpState::Rts && is_small_change(&qp.sq, next)
     }
 
     /// A frame for `qpn` lies behind others that are handled first: the first of two passes over a batch of frames
@@ -71,6 +77,17 @@ impl<E: Env> Nic<E> {
     pub fn expect_frame(&self, env: &E, qpn: Qpn) {
         if let Some(qp) = self.qps.get(qpn) {
             env.prefetch(qp);
+        }
+    }
+
+    /// As [`expect_frame`](Self::expect_frame), of a packet for a stateful end.
+    #[inline]
+    pub fn expect_star(&self, env: &E, qpn: Qpn) {
+        if let Some(qp) = self.qps.get(qpn)
+            && let Some(engine) = &qp.star
+        {
+            env.prefetch(qp);
+            engine.expect(env);
         }
     }
 

@@ -4,7 +4,7 @@
 //! noted at most once. So the queues never outgrow the room that is made when a QP or a path is made.
 //!
 //! Timers are lazy: moving a deadline back costs nothing. A popped timer whose QP has a later deadline
-//! goes in again.
+//! goes in again. Among many of them, one that is not needed any more goes at once.
 
 use alloc::collections::VecDeque;
 
@@ -84,6 +84,16 @@ impl Sched {
     }
     pub(crate) fn arm(&mut self, timer: TimerId, at: Nanos, qpn: Qpn) {
         self.timers.arm(timer, at, qpn);
+    }
+    /// There is no deadline any more, if one that stays would cost more: it is moved for nothing when it is needed again, but
+    /// comes at last, among many when its QP lies no longer in the CPU's caches. Says whether it is gone.
+    #[inline]
+    pub(crate) fn rest(&mut self, timer: TimerId) -> bool {
+        let crowded = self.timers.is_crowded();
+        if crowded {
+            self.timers.disarm(timer);
+        }
+        crowded
     }
     /// The next QP whose timer is due.
     pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<Qpn> {

@@ -37,7 +37,7 @@ pub struct Lent<'a, E: Env> {
 pub enum Call<'a> {
     /// Something was posted
     Doorbell,
-    /// It is time
+    /// It is time: its deadline has come
     Timeout,
     /// Its turn to send
     Transmit,
@@ -100,6 +100,10 @@ pub trait Engine<E: Env>: Sized {
     fn is_crowded(&self) -> bool;
     /// Whether its peer is to be told of what is complete here.
     fn owes(&self, now: Nanos) -> bool;
+    /// The first WQE of the send queue that has not begun.
+    fn next_send(&self) -> u32;
+    /// It will be called soon: what it uses is fetched.
+    fn expect(&self, env: &E);
     /// The QP is at its end.
     fn close(self, lent: Lent<'_, E>);
     /// No request of either end begins from now on. False: it is ending, or has not begun.
@@ -108,8 +112,6 @@ pub trait Engine<E: Env>: Sized {
     fn halt(&mut self) -> Option<Done>;
     /// Whether it has come to rest, as its peer may have heard.
     fn is_halted(&self) -> bool;
-    /// Index in the send queue of the first request that has not begun.
-    fn next_send(&self) -> u32;
     /// Requests begin again.
     fn resume(&mut self);
     /// The QP, which has come to rest, goes on with the card's own transport.
@@ -136,6 +138,12 @@ impl<E: Env> Engine<E> for Infallible {
     fn owes(&self, _: Nanos) -> bool {
         match *self {}
     }
+    fn next_send(&self) -> u32 {
+        match *self {}
+    }
+    fn expect(&self, _: &E) {
+        match *self {}
+    }
     fn close(self, _: Lent<'_, E>) {
         match self {}
     }
@@ -146,9 +154,6 @@ impl<E: Env> Engine<E> for Infallible {
         match *self {}
     }
     fn is_halted(&self) -> bool {
-        match *self {}
-    }
-    fn next_send(&self) -> u32 {
         match *self {}
     }
     fn resume(&mut self) {
@@ -179,6 +184,12 @@ impl<E: Env, T: Engine<E>> Engine<E> for Box<T> {
     fn owes(&self, now: Nanos) -> bool {
         (**self).owes(now)
     }
+    fn next_send(&self) -> u32 {
+        (**self).next_send()
+    }
+    fn expect(&self, env: &E) {
+        (**self).expect(env);
+    }
     fn close(self, lent: Lent<'_, E>) {
         (*self).close(lent);
     }
@@ -190,9 +201,6 @@ impl<E: Env, T: Engine<E>> Engine<E> for Box<T> {
     }
     fn is_halted(&self) -> bool {
         (**self).is_halted()
-    }
-    fn next_send(&self) -> u32 {
-        (**self).next_send()
     }
     fn resume(&mut self) {
         (**self).resume();
@@ -240,10 +248,7 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
         with_card(lent, |card| {
             match what {
                 Call::Doorbell => self.handle_doorbell(card),
-                Call::Timeout if self.next_deadline().is_some_and(|at| at <= card.now) => {
-                    self.handle_timeout(card);
-                }
-                Call::Timeout => {}
+                Call::Timeout => self.handle_timeout(card),
                 Call::Transmit => return self.transmit(card),
                 Call::Packet(source, packet) => self.handle_packet(card, source, packet),
                 Call::Fail => self.enter_error(card),
@@ -267,22 +272,26 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
     fn owes(&self, now: Nanos) -> bool {
         Stateful::owes(self, now)
     }
+    fn next_send(&self) -> u32 {
+        Stateful::next_send(self)
+    }
+    #[inline]
+    fn expect(&self, env: &E) {
+        env.prefetch(self);
+    }
     fn close(self, lent: Lent<'_, E>) {
         with_card(lent, |card| {
             Stateful::close(self, card);
         });
     }
     fn rest(&mut self) -> bool {
-        Stateful::rest(self)
+        Stateful::come_to_rest(self)
     }
     fn halt(&mut self) -> Option<Done> {
         Stateful::halt(self)
     }
     fn is_halted(&self) -> bool {
         Stateful::is_halted(self)
-    }
-    fn next_send(&self) -> u32 {
-        Stateful::next_send(self)
     }
     fn resume(&mut self) {
         Stateful::resume(self);
@@ -295,6 +304,12 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
 impl<E: Env> Ctx<'_, E> {
     /// Has the QP's engine do something, if it has one; gives how that ended.
     pub(crate) fn star(&mut self, what: Call<'_>) -> Option<Turn> {
+        let due = self.qp.star.as_ref()?.next_deadline();
+        if matches!(what, Call::Timeout) && due.is_none_or(|at| at > self.now) {
+            /* timers are lazy */
+            due.into_iter().for_each(|at| self.arm(at));
+            return Some(Turn::Idle);
+        }
         let mut engine = self.qp.star.take()?;
         let turn = engine.run(self.lend(), what);
         if engine.state() == QpState::Err {

@@ -21,6 +21,8 @@ impl TimerId {
     }
 }
 
+/// Deadlines that are no crowd: as long as those who have them all lie in the CPU's caches.
+const CROWD: usize = 64;
 /// Not in the heap.
 const OFF: u32 = u32::MAX;
 
@@ -87,6 +89,12 @@ impl Timers {
         let first = *self.heap.first().filter(|first| first.at <= now)?;
         self.take(0);
         Some(first.who)
+    }
+
+    /// Whether there are so many deadlines that one which means nothing any more is better taken out at once.
+    #[inline]
+    pub fn is_crowded(&self) -> bool {
+        self.heap.len() > CROWD
     }
 
     /// The earliest deadline.

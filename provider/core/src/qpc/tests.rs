@@ -176,6 +176,38 @@ proptest! {
     }
 }
 
+proptest! {
+    /// One request at a time, so that nothing is waited for: hits, misses and evictions are those of a plain list, the newest used last.
+    #[test]
+    fn the_cache_is_a_list_by_use(
+        policy in prop_oneof![Just(Policy::Fcfs), Just(Policy::NonBlocking)],
+        entries in 1u32..10,
+        requests in prop::collection::vec((0usize..3, 0u32..14), 1..300),
+    ) {
+        let mut bench = Bench::new(config(policy, entries, 4, 14), 3);
+        let (mut list, mut hits, mut evicted) = (Vec::new(), 0, 0);
+        for (ticket, (channel, qpn)) in requests.iter().copied().enumerate() {
+            bench.todo[channel].push_back((qpn, ticket as u64));
+            bench.drain();
+            match list.iter().position(|of| *of == qpn) {
+                Some(at) => {
+                    list.remove(at);
+                    hits += 1;
+                }
+                None if list.len() == entries as usize => {
+                    list.remove(0);
+                    evicted += 1;
+                }
+                None => {}
+            }
+            list.push(qpn);
+            let counters = *bench.qpc.counters();
+            let misses = ticket as u64 + 1 - hits;
+            prop_assert_eq!((counters.hits, counters.misses, counters.evicted), (hits, misses, evicted));
+        }
+    }
+}
+
 /// The paper's algorithm 2 lets the third request of a QP pass the second, when the second was put back before the context
 /// came, in the same pass.
 #[test]

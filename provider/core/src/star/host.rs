@@ -143,10 +143,10 @@ impl<E: Host> Ends<E> {
     /// A packet came.
     pub fn handle_packet(&mut self, turn: &mut Turn<'_, E>, came: &Came<'_>) {
         let Came { side, meta, port, packet } = *came;
-        let mut room = [0; MAX_CONTROL];
         match side {
             Side::Stateless => self.library.serve(turn, (meta, port), packet),
             Side::Stateful if packet.header.migrate => {
+                let mut room = [0; MAX_CONTROL];
                 let ends = seal::Ends { src: &meta.src, dst: &meta.dst };
                 let opened = match turn.env.seal() {
                     Some(seal) => seal.open_packet(ends, packet, &mut room),
@@ -159,6 +159,16 @@ impl<E: Host> Ends<E> {
                 }
             }
             Side::Stateful => turn.nic.handle_star(turn.env, turn.now, &meta.src, packet),
+        }
+    }
+
+    /// Packets for this QPN come behind others that are handled first: what they use may be fetched meanwhile (csRNA's prefetch, as
+    /// [`Nic::expect_frame`]).
+    #[inline]
+    pub fn expect(&self, turn: &Turn<'_, E>, side: Side, qpn: Qpn) {
+        match side {
+            Side::Stateless => self.library.expect(turn.env, qpn),
+            Side::Stateful => turn.nic.expect_star(turn.env, qpn),
         }
     }
 

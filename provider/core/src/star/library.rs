@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::env::{CompletionQueue, RecvQueue, SendQueue};
 use crate::error::NicError;
+use crate::nic::is_small_change;
 use crate::room::filled;
 use crate::types::{AsyncEvent, Cqe, Nanos, Psn, Qpn, SendFlags, Sge, WcFlags, WcStatus};
 
@@ -236,6 +237,17 @@ impl<E: StarEnv> SlQp<E> {
             self.ask(now, rule);
             self.poll_transmit(env, now);
         }
+    }
+
+    /// WQEs that SF has, or that are on their way there, without an answer.
+    pub fn unanswered(&self) -> u32 {
+        self.send.unanswered() + self.recv.unanswered()
+    }
+
+    /// Whether all that it has to send is receives, or a few messages, the last of them small: they may wait for others.
+    pub fn has_small_change(&self) -> bool {
+        let idle = self.send.next == self.posted();
+        self.state == SlState::Ready && (idle || is_small_change(&self.init.sq, self.index(self.send.next)))
     }
 
     /// The program posted to a queue.

@@ -248,9 +248,10 @@ impl<E: StarEnv> Stateful<E> {
         }
         let (sends, recvs) = (RemoteQueue::new(setup.sq_depth)?, RemoteQueue::new(setup.rq_depth)?);
         let room = local.max_recv_sge.clamp(1, MAX_SGE);
-        let (held, held_sges) = (filled(OPS as usize)?, filled(OPS as usize * room)?);
         let window = Window::new(local.window)?;
-        let streams = [Stream::new(local.first_send)?, Stream::new(0)?];
+        let streams = [Stream::new(local.first_send, local.sq.slots())?, Stream::new(0, setup.sq_depth)?];
+        let held_wqes = streams[Of::Remote as usize].depth() as usize;
+        let (held, held_sges) = (filled(held_wqes)?, filled(held_wqes * room)?);
         let completions = [
             Completions::new(setup.send_ring, setup.sq_depth)?,
             Completions::new(setup.recv_ring, setup.rq_depth)?,
@@ -392,6 +393,12 @@ impl<E: StarEnv> Stateful<E> {
         self.state
     }
 
+    /// The first WQE of our send queue that has not begun.
+    pub fn next_send(&self) -> u32 {
+        let stream = &self.streams[Of::Local as usize];
+        stream.next.wrapping_add(stream.begun.into())
+    }
+
     /// Its place in the registry: rules of SL that come on this connection belong there.
     pub fn seat(&self) -> SeatId {
         self.seat
@@ -413,6 +420,7 @@ impl<E: StarEnv> Stateful<E> {
             + self.sends.bytes()
             + self.recvs.bytes()
             + self.window.bytes()
+            + self.streams.iter().map(Stream::bytes).sum::<usize>()
             + size_of_val(&*self.held)
             + size_of_val(&*self.held_sges)
             + self.completions.iter().map(Completions::bytes).sum::<usize>()

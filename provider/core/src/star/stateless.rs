@@ -18,6 +18,8 @@ use super::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Side};
 pub struct Card<'a> {
     /// What memory packets may reach. `None`: all that SF's registry lets through, as in the paper
     pub bounds: Option<&'a Bounds>,
+    /// Where the library has the slots that this packet may fill, first byte and bytes. `None`: the bounds know
+    pub slots: Option<(u64, u64)>,
     /// Which life of the card this is: packets of earlier ones are dropped. See [`life_of`]
     pub life: u16,
     /// Where it counts
@@ -187,8 +189,15 @@ impl<E: StarEnv> Job<'_, E> {
         self.env.star_event(SlEvent { qpn, epoch, queue: self.header.opt.queue(), what });
     }
 
+    #[inline]
     fn check(&self, addr: u64, len: u64, what: Use) -> Result<(), Drop> {
-        let permitted = self.card.bounds.is_none_or(|bounds| bounds.permits(addr, len, what));
+        let permitted = match (what, self.card.slots) {
+            (Use::Slot, Some((first, bytes))) => {
+                let offset = addr.wrapping_sub(first);
+                offset < bytes && len <= bytes - offset
+            }
+            _ => self.card.bounds.is_none_or(|bounds| bounds.permits(addr, len, what)),
+        };
         if permitted { Ok(()) } else { Err(Drop::Refused) }
     }
 

@@ -284,6 +284,39 @@ impl Head {
     }
 }
 
+/// Bits of a [`lane`].
+pub const LANE_BITS: u32 = 3;
+
+/// Which packets a packet must not leave before, by its header. Both ends take it for a sign of loss that one overtakes others, but only among
+/// those that one counts: the packets of SF's window, their answers, the WQEs of a queue of SL. Packets of other lanes may pass each other, so that
+/// those of one size leave together.
+pub fn lane(head: &[u8]) -> u8 {
+    let [first, ..] = *head else { return 0 };
+    if first & MIGRATE != 0 {
+        return 0;
+    }
+    match (Ptype::from_code(first >> 4), Opt::from_code(first >> 2)) {
+        (Some(Ptype::Wqep), Opt::Recv) => 1,
+        (Some(Ptype::Wqep), _) => 2,
+        (Some(Ptype::Ea), _) => 3,
+        (Some(Ptype::Rd | Ptype::Gd), _) => 4,
+        (Some(Ptype::Rda | Ptype::Gda), _) => 5,
+        (Some(Ptype::Cqep), _) => 6,
+        (None, _) => 7,
+    }
+}
+
+/// Whose a packet for a half will be, without looking whether it is one: SF's or SL's QPN. `None`: it is too short.
+#[inline]
+pub fn qpn_in(side: Side, frame: &[u8]) -> Option<Qpn> {
+    let at = match side {
+        Side::Stateless => HEADER_LEN,
+        Side::Stateful => 0,
+    };
+    let word = frame.get(at..)?.first_chunk()?;
+    Some(u32::from_be_bytes(*word) & QPN_MASK)
+}
+
 /// A frame is no StaR packet. Each is dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum StarError {
@@ -312,10 +345,15 @@ pub struct Packet<'a> {
 impl<'a> Packet<'a> {
     /// Checks a frame, which ends with its CRC: checksums, a kind that the half knows to which it came, and lengths.
     pub fn open(side: Side, path: &IcrcHeader, frame: &'a [u8]) -> Result<Self, StarError> {
+        Packet::open_on(side, &Way::new(path), frame)
+    }
+
+    /// As [`open`](Packet::open), of one that came this way.
+    pub fn open_on(side: Side, way: &Way, frame: &'a [u8]) -> Result<Self, StarError> {
         let (body, crc) = frame.split_last_chunk::<CRC_LEN>().ok_or(StarError::Length)?;
         let (bytes, _) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
         let given = [bytes[CHECKSUM_AT], bytes[CHECKSUM_AT + 1]];
-        if given != checksum(path, bytes) || *crc != crc32fast::hash(body).to_le_bytes() {
+        if given != way.checksum(bytes) || *crc != crc32fast::hash(body).to_le_bytes() {
             return Err(StarError::Checksum);
         }
         Packet::parse(side, body)
@@ -374,24 +412,66 @@ impl Shape {
     }
 }
 
-/// CRC-16/CCITT (polynomial 0x1021, all ones at first) of the header, its checksum taken as 0, behind the addresses and ports
-/// that it travels between: a header that reaches another address or port is none.
-pub fn checksum(path: &IcrcHeader, header: &[u8; HEADER_LEN]) -> [u8; 2] {
-    let Gid(src) = path.src;
-    let Gid(dst) = path.dst;
-    let (covered, _) = header.split_at(CHECKSUM_AT);
-    let mut rest = [0; REST];
-    let (ports, head) = rest.split_at_mut(4);
-    let (sport, dport) = ports.split_at_mut(2);
-    sport.copy_from_slice(&path.sport.to_be_bytes());
-    dport.copy_from_slice(&path.dport.to_be_bytes());
-    head[..CHECKSUM_AT].copy_from_slice(covered);
-    let crc = [&src[..], &dst, &rest].into_iter().fold(0xffff, crc16);
-    crc.to_be_bytes()
+/// Two ports that packets travel between, and what these come to in the checksums of headers: the same for all of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    path: IcrcHeader,
+    crc: u16,
 }
 
-/// What a checksum covers behind the addresses: two ports, and the header.
-const REST: usize = 4 + HEADER_LEN;
+impl Way {
+    /// From one port to the other.
+    pub fn new(path: &IcrcHeader) -> Self {
+        let (Gid(src), Gid(dst)) = (path.src, path.dst);
+        let ports = u32::from(path.sport) << 16 | u32::from(path.dport);
+        let crc = [&src[..], &dst, &ports.to_be_bytes()].into_iter().fold(0xffff, crc16);
+        Way { path: *path, crc }
+    }
+
+    /// CRC-16/CCITT (polynomial 0x1021, all ones at first) of the header, its checksum taken as 0, behind the addresses and ports
+    /// that it travels between: a header that reaches another address or port is none.
+    fn checksum(&self, header: &[u8; HEADER_LEN]) -> [u8; 2] {
+        let mut covered = *header;
+        covered[CHECKSUM_AT..].fill(0);
+        crc16(self.crc, &covered).to_be_bytes()
+    }
+
+    /// Puts the checksum into a header that leaves. `head` begins with the header; a shorter one stays as it is.
+    #[inline]
+    pub fn fill_checksum(&self, head: &mut [u8]) {
+        if let Some(header) = head.first_chunk_mut::<HEADER_LEN>() {
+            let [high, low] = self.checksum(header);
+            header[CHECKSUM_AT] = high;
+            header[CHECKSUM_AT + 1] = low;
+        }
+    }
+}
+
+/// Ways that were used last. Whose packets come in turn with many others' is computed anew each time.
+#[derive(Debug)]
+pub struct Ways([Way; WAYS]);
+
+const WAYS: usize = 16;
+
+impl Default for Ways {
+    fn default() -> Self {
+        Ways([Way::new(&IcrcHeader::default()); WAYS])
+    }
+}
+
+impl Ways {
+    /// The way between two ports.
+    #[inline]
+    pub fn get(&mut self, path: &IcrcHeader) -> &Way {
+        let (Gid([.., src]), Gid([.., dst])) = (path.src, path.dst);
+        let at = usize::from(src ^ dst) ^ usize::from(path.sport ^ path.dport);
+        let way = &mut self.0[at % WAYS];
+        if way.path != *path {
+            *way = Way::new(path);
+        }
+        way
+    }
+}
 
 /// Eight bytes at a time, as their steps do not wait for each other: a fifth of the time that single bytes take. After Kounavis and Berry,
 /// *A Systematic Approach to Building High Performance Software-based CRC Generators*.
@@ -426,13 +506,9 @@ static CRC16: [[u16; 256]; 8] = {
     tables
 };
 
-/// Puts the checksum into a header that leaves on `path`. `head` begins with the header; a shorter one stays as it is.
+/// Puts the checksum into a header that leaves on `path`, as [`Way::fill_checksum`].
 pub fn fill_checksum(path: &IcrcHeader, head: &mut [u8]) {
-    if let Some(header) = head.first_chunk_mut::<HEADER_LEN>() {
-        let [high, low] = checksum(path, header);
-        header[CHECKSUM_AT] = high;
-        header[CHECKSUM_AT + 1] = low;
-    }
+    Way::new(path).fill_checksum(head);
 }
 
 /// The CRC-32 at a packet's end, over all before it; for ports that gather.
@@ -447,6 +523,11 @@ impl Crc {
     /// Over more bytes; the header with its checksum filled in.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
+    }
+    /// Of all at once: the four bytes on the wire.
+    #[inline]
+    pub fn of(bytes: &[u8]) -> [u8; CRC_LEN] {
+        crc32fast::hash(bytes).to_le_bytes()
     }
     /// The four bytes on the wire.
     pub fn finish(self) -> [u8; CRC_LEN] {

@@ -158,3 +158,68 @@ fn only_known_packets_come_in() {
     assert!(Shape::of(Side::Stateless, &header(Rd, Opt::Recv)).is_none(), "no data is written as an atomic");
     assert!(Shape::of(Side::Stateful, &Header { len: 1, ..header(Ea, Opt::Send) }).is_none());
 }
+
+/// Of more ways than are remembered each has its own checksums, whichever was used before.
+#[test]
+fn ways_are_not_mixed_up() {
+    let header = Head::to_stateful(Header {
+        ptype: Ptype::Ea,
+        opt: Opt::Recv,
+        migrate: false,
+        ack: false,
+        qpn: 7,
+        epoch: 1,
+        psn: Psn::new(2),
+        addr: 3,
+        len: 0,
+    });
+    let mut ways = Ways::default();
+    for _ in 0..2 {
+        for n in 0..3 * WAYS as u16 {
+            let path = IcrcHeader { sport: n, dport: 4794 + n / 5, ..path() };
+            let mut kept = header.bytes().to_vec();
+            ways.get(&path).fill_checksum(&mut kept);
+            let whole = [&kept[..], &Crc::of(&kept)].concat();
+            assert!(Packet::open(Side::Stateful, &path, &whole).is_ok());
+            assert!(Packet::open_on(Side::Stateful, ways.get(&path), &whole).is_ok());
+            let other = IcrcHeader { sport: n ^ 1, ..path };
+            assert_eq!(Packet::open_on(Side::Stateful, ways.get(&other), &whole), Err(StarError::Checksum));
+        }
+    }
+}
+
+/// What counts together has one lane, what may pass each other has several; and whose a packet is, its first bytes say.
+#[test]
+fn the_first_bytes_say_where_a_packet_belongs() {
+    let of = |ptype, opt| Header {
+        ptype,
+        opt,
+        migrate: false,
+        ack: true,
+        qpn: 0x12_3456,
+        epoch: 0,
+        psn: Psn::new(0),
+        addr: 0,
+        len: 0,
+    };
+    let prefix = Prefix { qpn: 0x65_4321, epoch: 9 };
+    let to_sl = |ptype, opt| Head::to_stateless(of(ptype, opt), prefix);
+    let lane_of = |head: Head| lane(head.bytes());
+    assert_eq!(lane_of(to_sl(Ptype::Rd, Opt::Send)), lane_of(to_sl(Ptype::Gd, Opt::Recv)));
+    let lanes = [
+        lane_of(Head::control(1, prefix, Psn::new(0), 0)),
+        lane_of(to_sl(Ptype::Rd, Opt::Send)),
+        lane_of(to_sl(Ptype::Cqep, Opt::Recv)),
+        lane_of(to_sl(Ptype::Ea, Opt::Recv)),
+        lane_of(Head::to_stateful(of(Ptype::Rda, Opt::Send))),
+        lane_of(Head::to_stateful(of(Ptype::Wqep, Opt::Send))),
+        lane_of(Head::to_stateful(of(Ptype::Wqep, Opt::Recv))),
+    ];
+    for (n, one) in lanes.iter().enumerate() {
+        assert!(*one < 1 << LANE_BITS && !lanes[..n].contains(one), "{lanes:?}");
+    }
+    let frame = to_sl(Ptype::Rd, Opt::Send);
+    assert_eq!(qpn_in(Side::Stateless, frame.bytes()), Some(prefix.qpn));
+    assert_eq!(qpn_in(Side::Stateful, Head::to_stateful(of(Ptype::Ea, Opt::Send)).bytes()), Some(0x12_3456));
+    assert_eq!(qpn_in(Side::Stateless, &frame.bytes()[..HEADER_LEN + 3]), None);
+}

@@ -126,6 +126,8 @@ impl<E: Env> Ctx<'_, E> {
         }
         if outstanding {
             self.start_timer();
+        } else {
+            self.rest_timer();
         }
         if let Some(id) = self.qp.req.repair {
             self.after_pass(id);

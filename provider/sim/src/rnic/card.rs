@@ -216,6 +216,8 @@ pub(super) struct Card {
     responses: VecDeque<Packet>,
     /// Requests under way
     window: u32,
+    /// The next request goes no earlier
+    next_request: Picos,
     out: VecDeque<Packet>,
     /// When the wire has taken the last packet
     out_free_at: Picos,
@@ -260,6 +262,7 @@ impl Card {
             payloads: 0,
             responses: VecDeque::new(),
             window: 0,
+            next_request: 0,
             out: VecDeque::new(),
             out_free_at: 0,
             remote_receives: if role == Role::Stateful {

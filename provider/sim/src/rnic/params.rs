@@ -49,7 +49,7 @@ macro_rules! sections {
 
 sections! {
     Card {
-        cycle_ps: u64, window_packets: u32, descriptor_fifo_wqes: u32, translate_cycles: u64,
+        cycle_ps: u64, window_packets: u32, request_cycles: u64, descriptor_fifo_wqes: u32, translate_cycles: u64,
         cq_context_cycles: u64, stack: Stack,
     }
     QpcSection {
@@ -161,6 +161,7 @@ impl Lane {
 pub struct Params {
     pub(super) cycle: Picos,
     pub(super) window: u32,
+    pub(super) request: Picos,
     pub(super) descriptor_fifo: u32,
     pub(super) translate: Picos,
     pub(super) cq_context: Picos,
@@ -248,6 +249,7 @@ impl Params {
         let params = Params {
             cycle: card.cycle_ps.value,
             window: card.window_packets.value,
+            request: card.request_cycles.value * card.cycle_ps.value,
             descriptor_fifo: card.descriptor_fifo_wqes.value,
             translate: card.translate_cycles.value * card.cycle_ps.value,
             cq_context: card.cq_context_cycles.value * card.cycle_ps.value,
@@ -330,6 +332,7 @@ impl Params {
         match () {
             _ if self.cycle == 0 => wrong("card.cycle_ps is 0"),
             _ if self.window == 0 => wrong("card.window_packets is 0"),
+            _ if self.request == 0 => wrong("card.request_cycles is 0"),
             _ if self.processes == 0 || self.clients == 0 => wrong("there must be processes and clients"),
             _ if !(1..=1 << 24).contains(&self.qps) => wrong("workload.qps is not 1 to 2^24"),
             _ if self.bytes > 4096 => wrong("workload.bytes: a message is one packet of at most 4096 bytes"),

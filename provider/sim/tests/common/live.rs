@@ -584,7 +584,7 @@ impl Live {
         let env = &mut self.net.hosts[host].env;
         let meta = FrameMeta { src: frame.path.src, dst: frame.path.dst, ..FrameMeta::default() };
         let (bounds, stats) = (Some(&self.bounds[host]), &*self.stats[host]);
-        let card = stateless::Card { bounds, life: LIVES[host], stats };
+        let card = stateless::Card { bounds, slots: None, life: LIVES[host], stats };
         stateless::handle(&card, env, (&meta, frame.path.sport), packet);
         let now = self.net.now();
         for event in std::mem::take(&mut self.net.hosts[host].env.star.events) {

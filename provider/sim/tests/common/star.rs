@@ -444,7 +444,7 @@ impl World {
         let env = &mut self.net.hosts[SL].env;
         let meta = FrameMeta { src: frame.path.src, dst: frame.path.dst, ..FrameMeta::default() };
         let life = LIFE + u16::from(self.gone[SL]);
-        let card = stateless::Card { bounds: Some(&self.bounds), life, stats: &self.stats[SL] };
+        let card = stateless::Card { bounds: Some(&self.bounds), slots: None, life, stats: &self.stats[SL] };
         stateless::handle(&card, env, (&meta, frame.path.sport), packet);
         for event in std::mem::take(&mut env.star.events) {
             /* an event may be lost: what it told comes again, or is seen by who polls */

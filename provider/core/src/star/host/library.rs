@@ -16,6 +16,7 @@ use alloc::vec::Vec;
 use crate::error::NicError;
 use crate::nic::{Nic, Timers};
 use crate::qp::Owner;
+use crate::room::Room;
 use crate::star::bounds::Bounds;
 use crate::star::env::SlEvent;
 use crate::star::library::{Parting, SlState};
@@ -33,6 +34,9 @@ use rules::Rules;
 /// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
 const PARTING: u32 = 1 << 31;
 
+/// WQEPs without an answer behind which a small message, or receives, of another queue pair may wait.
+const COMPANY: u32 = 16;
+
 /// What a process keeps of its queue pairs that are stateless ends.
 pub struct Library<E: Host> {
     life: u16,
@@ -47,6 +51,10 @@ pub struct Library<E: Host> {
     timers: Timers,
     /// Those with something to send
     ready: VecDeque<u32>,
+    /// Those of which something came that is done at once, and what follows from it in company
+    touched: Vec<u32>,
+    /// WQEPs of all of them without an answer
+    unanswered: u32,
     rules: Rules,
     /// Those whose change of a window is to be known to all before it is complete
     patient: Vec<u32>,
@@ -69,6 +77,8 @@ impl<E: Host> Library<E> {
             places: Places::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
+            touched: Vec::new(),
+            unanswered: 0,
             rules: Rules::default(),
             patient: Vec::new(),
             partings: Slab::new(),
@@ -86,25 +96,36 @@ impl<E: Host> Library<E> {
     /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps nothing of connections and would believe
     /// whoever names its life; the library, which has them all in host memory, lets packets pass for one of them from its peer alone.
     pub fn serve(&mut self, turn: &mut Turn<'_, E>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
-        if !self.is_of_peer(&from.0.src, packet) {
-            return self.stats.star_drops.inc();
-        }
-        let card = stateless::Card { bounds: Some(&self.bounds), life: self.life, stats: &self.stats };
+        let Some(slots) = self.slots_for(&from.0.src, packet) else { return self.stats.star_drops.inc() };
+        let card = stateless::Card {
+            bounds: Some(&self.bounds),
+            slots: Some(slots),
+            life: self.life,
+            stats: &self.stats,
+        };
         stateless::handle(&card, turn.env, from, packet);
         while let Some(event) = turn.env.next_event() {
             self.hear(turn, &event);
         }
     }
 
-    /// Whether a packet names a connection that there is, and comes from where its peer is. One in ERR takes nothing and answers nothing: its
-    /// program has its buffers back, and what was flushed has not arrived.
-    fn is_of_peer(&self, source: &Gid, packet: &Packet<'_>) -> bool {
-        let Some(prefix) = packet.prefix else { return false };
-        self.end(prefix.qpn).is_some_and(|end| {
-            let peer = end.qp.peer();
-            let alive = matches!(end.qp.state(), SlState::Starting | SlState::Ready);
-            alive && peer.epoch == prefix.epoch && peer.av.dgid == *source
-        })
+    /// If a packet names a connection that there is, and comes from where its peer is: the slots that it may fill. One in ERR takes nothing and
+    /// answers nothing: its program has its buffers back, and what was flushed has not arrived.
+    #[inline]
+    fn slots_for(&self, source: &Gid, packet: &Packet<'_>) -> Option<(u64, u64)> {
+        let prefix = packet.prefix?;
+        let end = self.end(prefix.qpn)?;
+        let peer = end.qp.peer();
+        let alive = matches!(end.qp.state(), SlState::Starting | SlState::Ready);
+        (alive && peer.epoch == prefix.epoch && peer.av.dgid == *source).then_some(end.slots.range)
+    }
+
+    /// A packet for `qpn` will come soon.
+    #[inline]
+    pub fn expect(&self, env: &E, qpn: Qpn) {
+        if let Some(end) = self.end(qpn) {
+            env.prefetch(end);
+        }
     }
 
     fn hear(&mut self, turn: &mut Turn<'_, E>, event: &SlEvent) {
@@ -112,8 +133,24 @@ impl<E: Host> Library<E> {
             && let Some(end) = self.ends.get_mut(at as usize)
         {
             end.qp.handle_event(turn.env, turn.now, event);
-            self.settle(turn, at);
+            if !end.touched {
+                end.touched = true;
+                self.touched.push_in_room(at);
+            }
         }
+    }
+
+    /// What follows from what came, once for each queue pair.
+    fn settle_touched(&mut self, turn: &mut Turn<'_, E>) {
+        let mut n = 0;
+        while let Some(at) = self.touched.get(n).copied() {
+            n += 1;
+            if let Some(end) = self.ends.get_mut(at as usize) {
+                end.touched = false;
+                self.settle(turn, at);
+            }
+        }
+        self.touched.clear();
     }
 
     /// A control message; false: for none of its QPs.
@@ -146,18 +183,30 @@ impl<E: Host> Library<E> {
         true
     }
 
-    /// Runs the timers that are due, and sees what became of memory windows.
+    /// Whether what was just posted to `qpn`, if it is one of these, may go out in one batch with what is posted to others meanwhile: so much is
+    /// without an answer that somebody runs the card soon. The caller keeps the doorbell, and rings it before anything else.
+    #[inline]
+    pub fn may_wait_if_kept(&self, qpn: Qpn) -> bool {
+        self.unanswered >= COMPANY && self.end(qpn).is_some_and(|end| end.qp.has_small_change())
+    }
+
+    /// Goes on with what came, runs the timers that are due, and sees what became of memory windows.
     pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
+        self.settle_touched(turn);
         self.follow_windows(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {
             if who & PARTING != 0 {
                 self.go_on_parting(turn, (who & !PARTING) as usize);
             } else if let Some(end) = self.ends.get_mut(who as usize) {
-                /* timers are lazy: it may be due later */
-                if end.qp.next_deadline().is_some_and(|at| at <= turn.now) {
-                    end.qp.handle_timeout(turn.env, turn.now);
+                match end.qp.next_deadline() {
+                    Some(due) if due <= turn.now => {
+                        end.qp.handle_timeout(turn.env, turn.now);
+                        self.settle(turn, who);
+                    }
+                    /* timers are lazy */
+                    Some(due) => self.timers.arm(end.timer, due, who),
+                    None => {}
                 }
-                self.settle(turn, who);
             }
         }
     }
@@ -196,6 +245,9 @@ impl<E: Host> Library<E> {
             end.qp.tell_all(turn.env, turn.now, rules);
         }
         let more = end.qp.poll_transmit(turn.env, turn.now);
+        let unanswered = end.qp.unanswered();
+        self.unanswered = self.unanswered - end.unanswered + unanswered;
+        end.unanswered = unanswered;
         if more && !end.queued {
             end.queued = true;
             self.ready.push_back(at);

@@ -221,6 +221,11 @@ impl Track {
         Some(Due::Again(self.low))
     }
 
+    /// From the oldest that SF has not stored on.
+    pub(super) fn unanswered(&self) -> u32 {
+        self.next.wrapping_sub(self.low)
+    }
+
     /// The oldest that SF has not stored.
     pub(super) fn low(&self) -> u32 {
         self.low

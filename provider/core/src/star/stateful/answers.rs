@@ -22,6 +22,7 @@ impl<E: StarEnv> Stateful<E> {
         self.charge(card);
         if known {
             (self.heard, self.silent) = (card.now, false);
+            self.rest();
         } else {
             card.stats.star_drops.inc();
         }
@@ -118,6 +119,7 @@ impl<E: StarEnv> Stateful<E> {
         let lost = self.window.infer(card.path.rtt.disorder());
         if lost > 0 {
             card.path.lost(lost);
+            card.path.rtt.was_lost();
         }
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;

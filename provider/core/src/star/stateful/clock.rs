@@ -1,5 +1,7 @@
 //! What is due: packets that were not answered, completions that waited, receives that did not come.
 
+use super::events::Completions;
+use super::stream::Stream;
 use super::window::Of;
 use super::{Card, Stateful};
 use crate::star::env::StarEnv;
@@ -60,6 +62,26 @@ impl<E: StarEnv> Stateful<E> {
         /* one that was told that all is over may have left, and be plain: who asks it that says what comes of silence */
         if tries > waits.tries && patience != 0 && silent > patience && !self.halted {
             self.peer_silent(card);
+        }
+    }
+
+    /// Something was answered: if nothing is waited for any more, there is no deadline, and what the timer finds when it comes is one number.
+    #[inline]
+    pub(super) fn rest(&mut self) {
+        let [local, remote] = &self.streams;
+        let idle = |stream: &Stream| stream.under_way() == 0 && stream.rnr_since == 0;
+        let told = |completions: &Completions| completions.is_told();
+        if self.window.is_empty()
+            && idle(local)
+            && idle(remote)
+            && self.completions.iter().all(told)
+            && self.open
+            && self.state == QpState::Rts
+            && !self.overrun
+            && self.left_until == 0
+            && self.message_due().is_none()
+        {
+            self.deadline = 0;
         }
     }
 

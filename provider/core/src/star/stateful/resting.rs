@@ -13,7 +13,7 @@ use crate::types::{Psn, QpState};
 
 impl<E: StarEnv> Stateful<E> {
     /// No WQE begins from now on, of either end. False: the connection is ending, or has not begun.
-    pub fn rest(&mut self) -> bool {
+    pub fn come_to_rest(&mut self) -> bool {
         self.resting = self.may_rest();
         self.resting
     }
@@ -39,11 +39,6 @@ impl<E: StarEnv> Stateful<E> {
     /// Whether it has come to rest, as SL may have heard.
     pub fn is_halted(&self) -> bool {
         self.halted
-    }
-
-    /// Index in our send queue of the first WQE that has not begun.
-    pub fn next_send(&self) -> u32 {
-        self.streams[Of::Local as usize].next
     }
 
     fn may_rest(&self) -> bool {

@@ -12,7 +12,7 @@ use crate::room::filled;
 use crate::star::registry::RuleRef;
 use crate::types::{Nanos, SendOp, WcStatus};
 
-/// WQEs of a stream that may be under way.
+/// WQEs of a stream that may be under way, at most.
 pub(super) const OPS: u32 = 64;
 
 /// Of what kind a WQE is where order is concerned.
@@ -107,10 +107,10 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// One that begins with WQE `first`. `Exhausted`: no memory.
-    pub(super) fn new(first: u32) -> Result<Self, NicError> {
+    /// One of a queue of `depth` WQEs, a power of two, that begins with WQE `first`. `Exhausted`: no memory.
+    pub(super) fn new(first: u32, depth: u32) -> Result<Self, NicError> {
         Ok(Stream {
-            ops: filled(OPS as usize)?,
+            ops: filled(depth.min(OPS) as usize)?,
             una: first,
             next: first,
             settled: first,
@@ -122,14 +122,29 @@ impl Stream {
         })
     }
 
+    /// Bytes of memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.ops)
+    }
+
+    /// WQEs that may be under way.
+    pub(super) fn depth(&self) -> u32 {
+        self.ops.len() as u32
+    }
+
+    fn at(&self, index: u32) -> usize {
+        index as usize & (self.ops.len() - 1)
+    }
+
     /// WQE `index`, which is under way.
     pub(super) fn op(&mut self, index: u32) -> &mut Op {
-        &mut self.ops[(index & (OPS - 1)) as usize]
+        let at = self.at(index);
+        &mut self.ops[at]
     }
 
     /// As `op`, to read.
     pub(super) fn get(&self, index: u32) -> &Op {
-        &self.ops[(index & (OPS - 1)) as usize]
+        &self.ops[self.at(index)]
     }
 
     /// Whether this WQE is under way.
@@ -144,7 +159,7 @@ impl Stream {
 
     /// Whether another may begin.
     pub(super) fn has_room(&self) -> bool {
-        !self.stopped && self.under_way() < OPS
+        !self.stopped && self.under_way() < self.depth()
     }
 
     fn count(&mut self, class: Class) -> Option<&mut u32> {
@@ -241,7 +256,7 @@ mod tests {
 
     #[test]
     fn what_overlaps_is_in_the_way() {
-        let mut stream = Stream::new(u32::MAX).unwrap();
+        let mut stream = Stream::new(u32::MAX, 4).unwrap();
         stream.begin(Op { class: Class::Write, relaxed: true, base: 100, length: 10, ..Op::default() });
         for (addr, len, overlaps) in
             [(90, 10, false), (90, 11, true), (109, 1, true), (110, 5, false), (105, 0, true)]

@@ -371,7 +371,7 @@ fn a_connection_at_rest_stays_so() {
     w.sl_post_recv(&[w.sge(w.theirs(100), 8)]);
     w.post(op(SendOp::Write, w.theirs(4096), SL_KEY), &message(&w), false);
     assert_eq!(w.conn.halt(), None, "it does not rest");
-    assert!(w.conn.rest());
+    assert!(w.conn.come_to_rest());
     w.pass(10_000_000);
     assert_eq!(w.sends(), [], "nothing begins");
     let done = w.conn.halt().expect("all is over");
@@ -385,7 +385,7 @@ fn a_connection_at_rest_stays_so() {
     w.conn.resume();
     w.run(|w| w.scq.0.borrow().len() == 2);
     assert!(w.sends().iter().all(|(_, status)| *status == WcStatus::Success));
-    assert!(w.conn.rest());
+    assert!(w.conn.come_to_rest());
     w.run(|w| w.conn.halt().is_some_and(|now| now.recvs == done.recvs.plus(1)));
     w.fail();
     assert_eq!((w.conn.halt(), w.conn.is_halted()), (None, false), "it has failed");

@@ -49,6 +49,8 @@ pub struct Rtt {
     since: Nanos,
     /// By how much packets were overtaken, likewise
     overtaken: [Nanos; 2],
+    /// Whether any was lost, likewise
+    lossy: [bool; 2],
     /// Answers, up to as many as are needed to know how packets change places
     answers: u8,
 }
@@ -64,8 +66,9 @@ impl Rtt {
             self.smooth = (7 * self.smooth + rtt) / 8;
         }
         if now.saturating_sub(self.since) >= MEMORY {
-            let ([this, _], [by, _]) = (self.longest, self.overtaken);
+            let ([this, _], [by, _], [lossy, _]) = (self.longest, self.overtaken, self.lossy);
             (self.longest, self.overtaken, self.since) = ([0, this], [0, by], now);
+            self.lossy = [false, lossy];
         }
         let [this, _] = &mut self.longest;
         *this = (*this).max(rtt);
@@ -76,6 +79,12 @@ impl Rtt {
         self.answers = self.answers.saturating_add(1).min(ENOUGH);
         let [this, _] = &mut self.overtaken;
         *this = (*this).max(by);
+    }
+
+    /// Answers show that packets were lost.
+    pub(super) fn was_lost(&mut self) {
+        let [this, _] = &mut self.lossy;
+        *this = true;
     }
 
     /// How much later something must have left whose answer shows that what left before is under way no more: packets of one
@@ -92,9 +101,12 @@ impl Rtt {
         (self.smooth + 4 * self.deviation).max(waits.least)
     }
 
-    /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row.
+    /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row. Where nothing was lost of late, as long as the
+    /// longest way at least: with many connections answers come in turns of their cards, which the smoothed time knows nothing of.
     pub(super) fn timeout(&self, waits: &Waits, backoff: u8) -> Nanos {
-        (self.base(waits) << backoff.min(MOST_DOUBLINGS)).min(waits.most)
+        let ([this, before], base) = (self.longest, self.base(waits));
+        let base = if self.lossy.contains(&true) { base } else { base.max(this.max(before)) };
+        (base << backoff.min(MOST_DOUBLINGS)).min(waits.most)
     }
 
     /// How much later than others that left with it a packet may be answered: more, and it is lost.
@@ -135,6 +147,12 @@ mod tests {
         for _ in 0..100 {
             rtt.seen(1, 10);
         }
+        assert_eq!(rtt.timeout(&waits, 0), 3_000_000, "one took so long a moment ago");
+        let mut lossy = rtt;
+        lossy.was_lost();
+        assert_eq!(lossy.timeout(&waits, 0), waits.least, "it may be lost, and that is sooner known");
+        rtt.seen(MEMORY, 10);
+        rtt.seen(2 * MEMORY, 10);
         assert_eq!(rtt.timeout(&waits, 0), waits.least);
     }
 

@@ -24,6 +24,8 @@ const LATE: u32 = 3;
 const REBASE: u32 = 1 << 30;
 /// Fewest packets that may be under way.
 const LEAST: u32 = 4;
+/// Places that are used at first. A connection that never has more under way touches no more memory.
+const FEW: u32 = 16;
 
 /// Whose WQE a packet is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -145,6 +147,8 @@ impl Answered {
 /// All packets under way of a connection.
 pub(super) struct Window {
     ring: Box<[Entry]>,
+    /// Places that are used, the first ones: a power of two. All others are as at first
+    used: u32,
     una: Psn,
     next: Psn,
     order: u32,
@@ -166,6 +170,7 @@ impl Window {
         let packets = packets.clamp(LEAST, 1 << 16).next_power_of_two();
         Ok(Window {
             ring: filled(packets as usize)?,
+            used: packets.min(FEW),
             una: Psn::default(),
             next: Psn::default(),
             order: 0,
@@ -179,7 +184,7 @@ impl Window {
     }
 
     fn place(&self, psn: Psn) -> usize {
-        (psn.get() / COPIES) as usize & (self.ring.len() - 1)
+        ((psn.get() / COPIES) & (self.used - 1)) as usize
     }
 
     /// Bytes of memory that it takes.
@@ -209,13 +214,29 @@ impl Window {
 
     /// Adds a packet that leaves now; gives its PSN. There must be room.
     pub(super) fn push(&mut self, entry: Entry, now: Nanos) -> Psn {
-        debug_assert!(self.span() < self.ring.len() as u32, "the caller looks for room first");
+        debug_assert!(self.has_room(), "the caller looks for room first");
+        if self.span() == self.used {
+            self.widen();
+        }
         let psn = self.next;
         let at = self.place(psn);
         self.ring[at] = Entry { state: State::Flight, tries: 0, waiting: 0, lapped: false, ..entry };
         self.next = psn.plus(COPIES);
         self.note_sent(at, now);
         psn
+    }
+
+    /// All places are taken: twice as many are used from now on. There must be more.
+    #[cold]
+    fn widen(&mut self) {
+        let before = self.used as usize;
+        self.used *= 2;
+        for psn in self.each() {
+            let at = self.place(psn);
+            if at >= before {
+                self.ring[at] = core::mem::take(&mut self.ring[at - before]);
+            }
+        }
     }
 
     fn note_sent(&mut self, at: usize, now: Nanos) {
@@ -284,7 +305,7 @@ impl Window {
     pub(super) fn done_again(&mut self, psn: Psn) -> Option<Entry> {
         let behind = self.next.since(base(psn));
         let at = self.place(psn);
-        let known = behind > 0 && behind as u32 / COPIES <= self.ring.len() as u32;
+        let known = behind > 0 && behind as u32 / COPIES <= self.used;
         let entry = &mut self.ring[at];
         (known && entry.state == State::Done && entry.hear(copy(psn))).then_some(*entry)
     }

@@ -133,14 +133,22 @@ impl Card {
             self.payloads -= u32::from(packet.body.brings_data());
             self.window += 1;
             self.tally.sent += 1;
+            self.next_request = world.now() + world.params.request;
             self.hand_out(packet, world);
         }
         if !self.responses.is_empty() || self.may_request(world) {
             self.wake(Stage::Requester, world);
+        } else if self.has_request(world) {
+            self.wake_at(Stage::Requester, self.next_request, world);
         }
     }
 
+    /// Whether a request may go with the next cycle.
     fn may_request(&self, world: &World<'_>) -> bool {
+        self.has_request(world) && self.next_request <= world.now()
+    }
+
+    fn has_request(&self, world: &World<'_>) -> bool {
         let ready =
             self.prepared.front().is_some_and(|packet| !packet.body.brings_data() || self.payloads > 0);
         ready && self.window < world.params.window

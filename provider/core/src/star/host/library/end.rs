@@ -62,10 +62,14 @@ pub(super) struct End<E: Host> {
     pub(super) timer: TimerId,
     /// It is among those with something to send
     pub(super) queued: bool,
+    /// It is among those of which something came
+    pub(super) touched: bool,
+    /// Its WQEPs without an answer, as they were counted last
+    pub(super) unanswered: u32,
     /// A window that was changed for it
     pub(super) chore: Option<Chore>,
     /// Memory that the card fills for the library: completions of sends and of receives, then results of atomics
-    slots: Slots<E>,
+    pub(super) slots: Slots<E>,
     /// The send queue's memory, if inline bytes may have to be fetched from there
     inline: Option<u32>,
 }
@@ -78,9 +82,9 @@ impl<E: Host> End<E> {
 }
 
 /// Slots of a connection.
-struct Slots<E: Host> {
+pub(super) struct Slots<E: Host> {
     /// First byte, and bytes
-    range: (u64, u64),
+    pub(super) range: (u64, u64),
     _memory: E::Slots,
 }
 
@@ -147,7 +151,7 @@ impl<E: Host> Library<E> {
         let rq_depth = if shared.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
         let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();
         let slots = Slots::new(turn.env, sq.slots() + rq_depth, replay_slots)?;
-        let (base, bytes) = slots.range;
+        let (base, _) = slots.range;
         let recv_ring = base + u64::from(sq.slots()) * CQE_SLOT;
         let setup = Setup {
             boot: self.boot,
@@ -179,9 +183,21 @@ impl<E: Host> Library<E> {
             rules,
             stats: self.stats.clone(),
         });
-        let made = made.and_then(|qp| self.release(turn, qpn, (base, bytes)).map(|released| (qp, released)));
+        let released = |qp| turn.nic.release_for_star(turn.env, qpn).map(|released| (qp, released));
+        let made = made.and_then(released);
         let (qp, released) = made.inspect_err(|_| self.rules.forget_empty(group))?;
-        let end = End { qp, released, group, timer, queued: false, chore: None, slots, inline };
+        let end = End {
+            qp,
+            released,
+            group,
+            timer,
+            queued: false,
+            touched: false,
+            unanswered: 0,
+            chore: None,
+            slots,
+            inline,
+        };
         let at = self.ends.insert(Box::new(end)) as u32;
         self.count(turn, at, u64::wrapping_add);
         self.places.set(qpn, Some(at));
@@ -204,20 +220,9 @@ impl<E: Host> Library<E> {
         make_room_in(&mut self.ends)?;
         let ends = self.ends.len() + 1;
         self.ready.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
+        self.touched.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
         self.patient.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
         if is_room_for(size_of::<End<E>>()) { Ok(()) } else { Err(NicError::Exhausted) }
-    }
-
-    /// Takes a QP out of the card, which lets packets reach its slots from now on.
-    fn release(
-        &mut self,
-        turn: &mut Turn<'_, E>,
-        qpn: Qpn,
-        (base, bytes): (u64, u64),
-    ) -> Result<Released<E>, NicError> {
-        self.bounds.add_slots(base, bytes)?;
-        let released = turn.nic.release_for_star(turn.env, qpn);
-        released.inspect_err(|_| self.bounds.remove_slots(base, bytes))
     }
 
     /// Inline bytes that are too many for a packet are fetched from the send queue.
@@ -259,15 +264,16 @@ impl<E: Host> Library<E> {
     pub(super) fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
         self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
-        let End { qp, released, group, timer, queued, slots, inline, .. } = end;
+        let End { qp, released, group, timer, queued, touched, unanswered, inline, .. } = end;
+        self.unanswered -= unanswered;
         self.places.set(released.qpn, None);
         self.timers.leave(timer);
         if queued {
             self.ready.retain(|ready| *ready != at);
         }
-        /* what still comes for them is refused from now on */
-        let (base, bytes) = slots.range;
-        self.bounds.remove_slots(base, bytes);
+        if touched {
+            self.touched.retain(|touched| *touched != at);
+        }
         let others_tell = self.leave_group(turn, group, at);
         let (_, parting) = qp.close(turn.now, others_tell);
         self.close_inline(turn, inline);

@@ -405,7 +405,7 @@ impl World {
                 let packet = Packet::parse(Side::Stateless, &frame).unwrap();
                 let meta = FrameMeta { src: SF, dst: SL, ..FrameMeta::default() };
                 let life = stateless::life_of(EPOCH);
-                let card = stateless::Card { bounds: None, life, stats: &self.stats };
+                let card = stateless::Card { bounds: None, slots: None, life, stats: &self.stats };
                 stateless::handle(&card, &mut self.sl, (&meta, 4794), &packet);
             }
             self.drain();

@@ -1,0 +1,229 @@
+//! The StaR paper's call over many connections, with nothing left to chance: two cards in one thread, which takes turns as client and server.
+//!
+//! A call is three SENDs of 32 B up and one down; connections take turns. Says what a call costs each side: CPU time in its turns (of the user
+//! and of the kernel), system calls, packets. Under callgrind, what happens below `measured` counts.
+//!
+//! usage: rpc rc|star CONNECTIONS UNDER_WAY CALLS [CONTEXTS]; with CONTEXTS, the server's card has room for so many
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::collections::VecDeque;
+
+use common::*;
+use starverbs_core::{Cqe, Mtu, QpType, SendFlags, Sge, WcOpcode, WcStatus};
+use starverbs_settings::{QpcSpec, Settings, StarWish};
+use starverbs_verbs::{Cq, Mr, Qp, QpInit, RecvWr, SendWr, Settled};
+
+/// SENDs of a call towards the server.
+const UP: usize = 3;
+/// Bytes of each.
+const BYTES: usize = 32;
+/// Receives at each end of a connection.
+const SLOTS: usize = UP;
+/// What is told of the two cards, by call.
+const NAMES: [&str; 12] = [
+    "tx_packets",
+    "rx_packets",
+    "tx_syscalls",
+    "rx_syscalls",
+    "retransmitted",
+    "timeouts",
+    "star_retransmitted",
+    "star_wqep",
+    "star_wqep_again",
+    "star_cqep",
+    "star_stale",
+    "handed_on",
+];
+
+/// One side.
+struct Side {
+    node: Node,
+    cq: Cq,
+    qps: Vec<Qp>,
+    memory: Box<[u8]>,
+    mr: Mr,
+    /// SENDs that came of each connection's call
+    came: Vec<usize>,
+}
+
+impl Side {
+    fn new(settings: &Settings, connections: usize) -> Side {
+        let node = Node::new(settings);
+        let cq = Cq::create(&node.ctx, (connections * 8 + 64) as u32, None, 0).expect("a completion queue");
+        let memory = vec![1u8; connections * SLOTS * BYTES].into_boxed_slice();
+        let addr = memory.as_ptr() as u64;
+        let mr = Mr::reg(&node.pd, addr, memory.len() as u64, addr, all_access()).expect("a memory region");
+        Side { node, cq, qps: Vec::new(), memory, mr, came: vec![0; connections] }
+    }
+
+    fn make_qps(&mut self) {
+        let plain = self.node.init(QpType::Rc, None);
+        for cookie in 0..self.came.len() {
+            let init = QpInit {
+                send_cq: &self.cq,
+                recv_cq: &self.cq,
+                max_send_wr: 2 * UP as u32,
+                max_recv_wr: 2 * UP as u32,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: BYTES as u32,
+                cookie: cookie as u64,
+                ..plain
+            };
+            self.qps.push(Qp::create(&self.node.pd, &init).expect("a queue pair"));
+        }
+    }
+
+    fn receive(&self, at: usize, count: usize) {
+        let mut poster = self.qps[at].post_recv();
+        for slot in 0..count {
+            let addr = self.memory.as_ptr() as u64 + ((at * SLOTS + slot) * BYTES) as u64;
+            let sges = [Sge { addr, len: BYTES as u32, lkey: self.mr.lkey() }];
+            poster.push(&RecvWr { wr_id: at as u64, sges: &sges }).expect("room for a receive");
+        }
+        poster.ring();
+    }
+
+    fn send(&self, at: usize, count: usize) {
+        let sges = [Sge { addr: self.memory.as_ptr() as u64, len: BYTES as u32, lkey: 0 }];
+        let mut poster = self.qps[at].post_send();
+        for n in 0..count {
+            let flags = if n + 1 == count { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let wr = SendWr { flags: flags | SendFlags::INLINE, ..send(at as u64, &sges) };
+            poster.push(&wr).expect("room for a send");
+        }
+        poster.ring();
+    }
+
+    fn poll(&self, out: &mut [Cqe; 32]) -> usize {
+        let got = self.cq.poll(out).expect("a poll");
+        assert!(out[..got].iter().all(|cqe| cqe.status == WcStatus::Success), "{:?}", &out[..got]);
+        got
+    }
+}
+
+/// What is under way, and what is idle.
+struct Calls {
+    idle: VecDeque<usize>,
+    begun: usize,
+    done: usize,
+    most: usize,
+}
+
+/// Begins what may be under way, polls once.
+#[inline(never)]
+fn client_turn(side: &mut Side, calls: &mut Calls, count: usize) {
+    while calls.begun < count && calls.begun - calls.done < calls.most {
+        let Some(at) = calls.idle.pop_front() else { break };
+        side.send(at, UP);
+        calls.begun += 1;
+    }
+    let mut out = [Cqe::default(); 32];
+    let got = side.poll(&mut out);
+    for cqe in out[..got].iter().filter(|cqe| cqe.opcode == WcOpcode::Recv) {
+        let at = cqe.wr_id as usize;
+        side.receive(at, 1);
+        calls.idle.push_back(at);
+        calls.done += 1;
+    }
+}
+
+/// Polls once; answers each third SEND.
+#[inline(never)]
+fn server_turn(side: &mut Side) {
+    let mut out = [Cqe::default(); 32];
+    let got = side.poll(&mut out);
+    for cqe in out[..got].iter().filter(|cqe| cqe.opcode == WcOpcode::Recv) {
+        let at = cqe.wr_id as usize;
+        side.came[at] += 1;
+        if side.came[at] == UP {
+            side.came[at] = 0;
+            side.receive(at, UP);
+            side.send(at, 1);
+        }
+    }
+}
+
+/// CPU time of this thread, of the user and of the kernel, seconds.
+fn cpu() -> [f64; 2] {
+    // SAFETY: all zeroes are a valid rusage: integers; the call fills it.
+    let usage = unsafe {
+        let mut usage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+        usage
+    };
+    [usage.ru_utime, usage.ru_stime].map(|time| time.tv_sec as f64 + time.tv_usec as f64 / 1e6)
+}
+
+#[inline(never)]
+fn measured(client: &mut Side, server: &mut Side, calls: &mut Calls, count: usize) {
+    while calls.done < count {
+        client_turn(client, calls, count);
+        server_turn(server);
+    }
+}
+
+/// Polls both until nothing has come for long.
+fn settle(client: &mut Side, server: &mut Side, calls: &mut Calls) {
+    for _ in 0..2000 {
+        client_turn(client, calls, 0);
+        server_turn(server);
+    }
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let what = args.next().unwrap_or_default();
+    let numbers: Vec<usize> = args.filter_map(|n| n.parse().ok()).collect();
+    let (star, &[connections, most, count, ref room @ ..]) = (what == "star", &numbers[..]) else {
+        eprintln!("usage: rpc rc|star CONNECTIONS UNDER_WAY CALLS [CONTEXTS]");
+        std::process::exit(2);
+    };
+    let wire = Settings { progress_thread: false, ..settings() };
+    let wish = |wish| if star { wish } else { StarWish::Off };
+    let cache =
+        room.first().and_then(|room| QpcSpec::parse(&format!("{room},miss=1us,policy=fcfs")).ok().flatten());
+    let theirs = Settings { star: wish(StarWish::Stateless), qpc_cache: cache, ..wire.clone() };
+    let ours = Settings { star: wish(StarWish::Stateful), ..wire.clone() };
+    let (mut server, mut client) = (Side::new(&theirs, connections), Side::new(&ours, connections));
+    server.make_qps();
+    client.make_qps();
+    for at in 0..connections {
+        connect_with((&server.node, &server.qps[at]), (&client.node, &client.qps[at]), Mtu::M1024);
+        server.receive(at, UP);
+        client.receive(at, 1);
+        /* ends that are not heard for long take each other for gone */
+        if at % 16 == 0 {
+            server.poll(&mut [Cqe::default(); 32]);
+            client.poll(&mut [Cqe::default(); 32]);
+        }
+    }
+    let mut calls = Calls { idle: (0..connections).collect(), begun: 0, done: 0, most };
+    let is = |qp: &Qp, role| qp.star().expect("a queue pair").role == role;
+    while star && server.qps.iter().any(|qp| is(qp, Settled::Waiting)) {
+        settle(&mut client, &mut server, &mut calls);
+    }
+    let wanted = if star { Settled::Stateless } else { Settled::Plain };
+    assert!(server.qps.iter().all(|qp| is(qp, wanted)), "the machine was too busy to settle all roles");
+    measured(&mut client, &mut server, &mut calls, 2 * connections.max(most));
+    settle(&mut client, &mut server, &mut calls);
+    calls = Calls { begun: 0, done: 0, ..calls };
+    let counted = NAMES.map(|name| counters(wire.port, name));
+    let before = cpu();
+    measured(&mut client, &mut server, &mut calls, count);
+    let after = cpu();
+    let per = |n: f64| n / count as f64;
+    println!(
+        "user_us {:.3}\nkernel_us {:.3}",
+        per(after[0] - before[0]) * 1e6,
+        per(after[1] - before[1]) * 1e6
+    );
+    println!("# server client");
+    for (name, before) in NAMES.iter().zip(counted) {
+        let after = counters(wire.port, name);
+        let [server, client] = [0, 1].map(|side| per((after[side] - before[side]) as f64));
+        println!("{name} {server:.3} {client:.3}");
+    }
+}
