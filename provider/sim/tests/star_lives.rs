@@ -41,13 +41,26 @@ impl World {
             let pd = net.hosts[at].pd;
             net.hosts[at].region_in(pd, LEN, rights)
         });
-        let qpns = [SL, SF].map(|at| {
+        let mut world = World { net, qpns: [0; 2], sqs, rqs, cqs, regions, setup };
+        world.make_qps(wishes);
+        world
+    }
+
+    fn make_qps(&mut self, wishes: [Wish; 2]) {
+        let World { net, sqs, rqs, cqs, .. } = self;
+        self.qpns = [SL, SF].map(|at| {
             let (host, own) = (&mut net.hosts[at], [&cqs[at], &cqs[at]]);
             let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rqs[at].clone()), own, false);
             host.wish(qpn, wishes[at], (&sqs[at], Some(&rqs[at]), own));
             qpn
         });
-        World { net, qpns, sqs, rqs, cqs, regions, setup }
+    }
+
+    /// Another connection, of queues of its own; the one of before goes on.
+    fn connect_another(&mut self) {
+        (self.sqs, self.rqs) = ([(); 2].map(|()| SimSq::new(16)), [(); 2].map(|()| SimRq::new(16, 1)));
+        self.make_qps(STAR);
+        self.connect();
     }
 
     fn connect(&mut self) {
@@ -244,4 +257,28 @@ fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
     w.write(SF, 9, SendFlags::SIGNALED);
     w.go(2 * SECOND);
     assert_eq!((w.ends(SF), w.holds(SL), w.role(SF)), (vec![(9, WcStatus::Success)], Some(9), None));
+}
+
+/// While nobody is heard the first connection tells of new memory; the second, whose request names that, is heard first, or not.
+#[test]
+fn what_nobody_was_told_of_is_told_before_it_is_named() {
+    for phase in 0..16 {
+        let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
+        w.connect();
+        w.go(SECOND);
+        w.connect_another();
+        w.go(SECOND);
+        let time = 5 * SECOND + phase * 4 * MS;
+        w.net.cut(SL, SF, time);
+        w.net.cut(SF, SL, time);
+        w.write(SL, 1, SendFlags::SIGNALED);
+        w.go(100 * MS + phase * MS);
+        let (pd, rights) = (w.net.hosts[SL].pd, Access::LOCAL_WRITE);
+        w.regions[SL] = w.net.hosts[SL].region_in(pd, LEN, rights);
+        w.go(4 * SECOND);
+        w.write(SL, 2, SendFlags::SIGNALED);
+        w.go(10 * SECOND);
+        assert_eq!(w.ends(SL), [(1, WcStatus::Success), (2, WcStatus::Success)], "phase {phase}");
+        assert_eq!(w.holds(SF), Some(2));
+    }
 }

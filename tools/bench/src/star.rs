@@ -274,7 +274,7 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
 fn csv(samples: &Samples) -> String {
     let mut text = format!("workload,miss,connections,transport,{}\n", FIGURES.join(","));
     for point in Point::all() {
-        let (workload, miss) = (WORKLOADS[point.workload].0, point.miss.unwrap_or("none"));
+        let (workload, miss) = (WORKLOADS[point.workload].0, point.miss.unwrap_or("none").replace(',', " "));
         let _ = write!(text, "{workload},{miss},{},{}", point.connections, point.transport);
         for figure in FIGURES {
             let value = point.of(samples, figure).map_or(String::new(), |value| format!("{value:.3}"));

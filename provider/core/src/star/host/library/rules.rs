@@ -13,7 +13,7 @@ use crate::error::NicError;
 use crate::mr::Change;
 use crate::room::{is_room_for, make_room_in};
 use crate::star::control::{Control, Rule, Sum};
-use crate::star::library::Changes;
+use crate::star::library::{Changes, SlState};
 use crate::types::{Gid, PdId};
 use slab::Slab;
 
@@ -168,9 +168,9 @@ impl<E: Host> Library<E> {
         !self.rules.groups.iter().any(|(_, group)| group.heard && group.revoked.contains(&key))
     }
 
-    /// Whether all stateful cards have answered that they know the memory of a protection domain.
+    /// Whether all stateful cards that are there have answered that they know the memory of a protection domain.
     pub fn is_told(&self, pd: PdId) -> bool {
-        self.of_this(pd).all(|group| group.untold.load(Ordering::Relaxed) == 0)
+        self.of_this(pd).all(|group| !group.heard || group.untold.load(Ordering::Relaxed) == 0)
     }
 
     /// Whether they have also answered that they know no longer what was taken away.
@@ -228,6 +228,11 @@ impl<E: Host> Library<E> {
                 /* all is being told by the teller; what this one had to say of it may come late */
                 if !heard && changes != Changes::default() {
                     end.qp.untell();
+                }
+                let back = heard && !group.heard && end.qp.state() == SlState::Ready;
+                if back {
+                    /* the first that is heard again, before its teller: what its WQEs name is told by itself */
+                    self.find_teller(turn, group_at);
                 }
                 return;
             }
@@ -312,14 +317,15 @@ impl<E: Host> Library<E> {
         match heard {
             Some(next) => self.settle(turn, next),
             None => {
-                group.untold.store(0, Ordering::Relaxed);
+                /* programs do not wait for what nobody hears; WQEs that may name it do, as long as somebody may be heard again who says it */
                 if next.is_none() {
+                    group.untold.store(0, Ordering::Relaxed);
                     group.revoked.clear();
                 }
                 self.wake_patient();
             }
         }
-        if heard.is_some() || untold {
+        if heard.is_some() || untold && next.is_none() {
             self.wake_group(group_at);
         }
         heard.is_some()
