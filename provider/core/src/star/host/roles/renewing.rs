@@ -128,9 +128,9 @@ impl Balance {
         (self.due, self.vain) = (self.due.min(then + EVERY), 0);
     }
 
-    /// What it depends on has changed.
+    /// What it depends on has been changed: that is no matter of a moment.
     pub(super) fn look_now(&mut self, now: Nanos) {
-        (self.due, self.vain) = (now, 0);
+        (self.due, self.vain, self.few_since) = (now, 0, Some(now));
     }
 
     /// A connection's round is over, if there was one.
