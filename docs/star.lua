@@ -13,7 +13,8 @@ local OPTS = { [0] = "SEND", [1] = "RECV", [2] = "WRITE", [3] = "READ" }
 local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
 	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin", [13] = "Begin with rules that are known",
-	[14] = "Tell all rules", [15] = "Renew", [16] = "Resting", [17] = "Round", [0xe1] = "Sealed",
+	[14] = "Tell all rules", [15] = "Renew", [16] = "Resting", [17] = "Round",
+	[18] = "Return", [19] = "Halted", [20] = "Home", [21] = "Stay", [0xe1] = "Sealed",
 }
 local WISHES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
 local OPCODES = {
@@ -64,6 +65,8 @@ local f = {
 	role = ProtoField.uint8("star.role", "Role", base.DEC, WISHES),
 	stateful = ProtoField.uint32("star.stateful", "Connections that the card keeps", base.DEC),
 	threshold = ProtoField.uint32("star.threshold", "Threshold", base.DEC),
+	done_sends = ProtoField.uint32("star.done.sends", "Sends done before", base.DEC),
+	done_recvs = ProtoField.uint32("star.done.recvs", "Receives done before", base.DEC),
 	port_stateless = ProtoField.uint16("star.port.stateless", "UDP port of the stateless half", base.DEC),
 	port_stateful = ProtoField.uint16("star.port.stateful", "UDP port of the stateful half", base.DEC),
 	boot = ProtoField.uint64("star.boot", "Life of the card", base.HEX),
@@ -197,6 +200,8 @@ local LAYOUTS = {
 	[15] = { f.wish, 1, f.stateful, 4, f.threshold, 4 },
 	[16] = { f.drained, 1 },
 	[17] = { f.round, 2 },
+	[18] = { f.wish, 1, f.stateful, 4, f.threshold, 4 },
+	[19] = { f.done_sends, 4, f.done_recvs, 4 },
 }
 
 local control

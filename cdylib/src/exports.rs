@@ -243,6 +243,7 @@ exports! { "@@", "STARDV_1.0";
     stardv_create_qp => stardv::qp::create_qp,
     stardv_is_supported => stardv::is_supported,
     stardv_query_counters => stardv::query_counters,
+    stardv_modify_qp => stardv::qp::modify_qp,
     stardv_query_qp => stardv::qp::query_qp,
 }
 

@@ -171,6 +171,10 @@ struct stardv_qp_attr {
 /* 0, or EINVAL, EIO (a forked child). See stardv_query_qp(3). */
 int stardv_query_qp(struct ibv_qp *qp, struct stardv_qp_attr *attr, uint32_t outlen);
 
+/* What the end is to be from now on, also while the connection runs: comp_mask STARDV_QP_STAR, and star_wish; other fields are not looked at.
+ * 0, or EINVAL, EOPNOTSUPP, EIO (a forked child). See stardv_modify_qp(3). */
+int stardv_modify_qp(struct ibv_qp *qp, const struct stardv_qp_attr *attr, uint32_t inlen);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,7 @@
-/* Two processes whose connection leaves plain RoCEv2 while they talk, as one's card comes to have too many connections: the programs see nothing
- * of it. Run with STARVERBS_STAR=auto and a small STARVERBS_STAR_THRESHOLD, which is the argument.
+/* Two processes whose connection leaves plain RoCEv2 while they talk, as one's card comes to have too many connections, comes back when it has
+ * room again, and then has the roles that the programs ask for: but for what they ask they see nothing of it. Run with STARVERBS_STAR=auto and a small STARVERBS_STAR_THRESHOLD, which is the argument.
  * Build: cc -Wall -I include -o star_switch star_switch.c -L dist/lib -libverbs. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -126,13 +127,53 @@ static uint32_t role(void)
 	return attr.star_role;
 }
 
+/* Both go on together until this end has become that and the other what it waits for. */
+static uint64_t until(int other, uint32_t wanted, uint64_t upto)
+{
+	uint32_t now, theirs;
+
+	for (int at = 0; at < 1000; at++) {
+		talk(upto += MORE);
+		now = role() == wanted;
+		exchange(other, &now, &theirs, sizeof(now));
+		if (now && theirs)
+			break;
+	}
+	CHECK(role() == wanted);
+	talk(upto += MORE);
+	CHECK(role() == wanted);
+	return upto;
+}
+
+static int want(uint32_t wish)
+{
+	struct stardv_qp_attr attr = { .comp_mask = STARDV_QP_STAR, .star_wish = wish };
+
+	return stardv_modify_qp(qp, &attr, sizeof(attr));
+}
+
+/* What is no wish, and who has none. */
+static void refusals(struct ibv_qp *off)
+{
+	struct stardv_qp_attr attr = { .comp_mask = STARDV_QP_STAR, .star_wish = STARDV_STAR_AUTO };
+
+	CHECK(want(STARDV_STAR_STATEFUL + 1) == EINVAL);
+	CHECK(stardv_modify_qp(NULL, &attr, sizeof(attr)) == EINVAL);
+	CHECK(stardv_modify_qp(qp, NULL, sizeof(attr)) == EINVAL);
+	CHECK(stardv_modify_qp(qp, &attr, 8) == EINVAL);
+	CHECK(stardv_modify_qp(off, &attr, sizeof(attr)) == EOPNOTSUPP);
+	attr.comp_mask = 0;
+	CHECK(stardv_modify_qp(qp, &attr, sizeof(attr)) == EINVAL);
+	attr.comp_mask = STARDV_QP_STAR | 1ull << 40;
+	CHECK(stardv_modify_qp(qp, &attr, sizeof(attr)) == EOPNOTSUPP);
+}
+
 /* `crowded`: this process's card comes to have too many connections. */
 static void run(int other, int crowded, int threshold)
 {
 	struct word mine;
 	struct ibv_qp *crowd[2 * 32];
 	uint64_t upto = 0;
-	uint32_t theirs;
 
 	ctx = ibv_open_device(ibv_get_device_list(NULL)[0]);
 	pd = ctx ? ibv_alloc_pd(ctx) : NULL;
@@ -159,22 +200,22 @@ static void run(int other, int crowded, int threshold)
 		crowd[at] = make(STARDV_QP_CREATE_STAR_OFF);
 	for (int at = 0; crowded && at < 2 * threshold; at++)
 		CHECK(crowd[at] && !connect_rc(crowd[at], crowd[at ^ 1]->qp_num));
-	/* they go on together until both have changed */
-	do {
-		uint32_t now;
-
-		talk(upto += MORE);
-		now = role();
-		exchange(other, &now, &theirs, sizeof(now));
-		if (now != STARDV_STAR_ROLE_PLAIN && theirs != STARDV_STAR_ROLE_PLAIN)
-			break;
-	} while (upto < 1000 * (uint64_t)MORE);
-	CHECK(role() == (crowded ? STARDV_STAR_ROLE_STATELESS : STARDV_STAR_ROLE_STATEFUL));
-	talk(upto += MORE);
-	CHECK(role() == (crowded ? STARDV_STAR_ROLE_STATELESS : STARDV_STAR_ROLE_STATEFUL));
-
+	upto = until(other, crowded ? STARDV_STAR_ROLE_STATELESS : STARDV_STAR_ROLE_STATEFUL, upto);
+	if (crowded)
+		refusals(crowd[0]);
 	for (int at = 0; crowded && at < 2 * threshold; at++)
 		CHECK(!ibv_destroy_qp(crowd[at]));
+	upto = until(other, STARDV_STAR_ROLE_PLAIN, upto);
+	if (!crowded)
+		CHECK(!want(STARDV_STAR_STATELESS));
+	upto = until(other, crowded ? STARDV_STAR_ROLE_STATEFUL : STARDV_STAR_ROLE_STATELESS, upto);
+	if (!crowded)
+		CHECK(!want(STARDV_STAR_STATEFUL));
+	upto = until(other, crowded ? STARDV_STAR_ROLE_STATELESS : STARDV_STAR_ROLE_STATEFUL, upto);
+	if (!crowded)
+		CHECK(!want(STARDV_STAR_OFF));
+	upto = until(other, STARDV_STAR_ROLE_PLAIN, upto);
+
 	exchange(other, &mine, &peer, sizeof(mine));
 	CHECK(!ibv_destroy_qp(qp) && !ibv_dereg_mr(mr) && !ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd));
 	CHECK(!ibv_close_device(ctx));

@@ -42,7 +42,8 @@ int main()
 	ibv_qp_init_attr_ex init = {};
 	star.star = STARDV_STAR_STATELESS;
 	init.create_flags = STARDV_QP_CREATE_AUTO;
-	if (stardv_create_qp(nullptr, &init, &star, sizeof(star)) || !stardv_query_qp(nullptr, &attr, sizeof(attr)))
+	if (stardv_create_qp(nullptr, &init, &star, sizeof(star)) || !stardv_query_qp(nullptr, &attr, sizeof(attr)) ||
+	    !stardv_modify_qp(nullptr, &attr, sizeof(attr)))
 		return 1;
 	return stardv_is_supported(nullptr) || stardv_query_counters(nullptr, &counters, sizeof(counters)) == 0 ||
 	       stardv_list_counters(nullptr, nullptr, 0, 0) >= 0;

@@ -123,6 +123,37 @@ pub(crate) unsafe extern "C" fn create_qp(
     })
 }
 
+/// What a program wants of a queue pair from now on. EOPNOTSUPP: something that a later release has.
+///
+/// # Safety
+/// `attr` is NULL, or names `inlen` bytes.
+unsafe fn wanted(attr: *const StardvQpAttr, inlen: u32) -> Result<Option<Wish>, Errno> {
+    const NEEDED: usize = offset_of!(StardvQpAttr, star) + offset_of!(OfStar, role);
+    if attr.is_null() || (inlen as usize) < NEEDED {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's terms.
+    let attr = unsafe { beginning(attr, inlen as usize) };
+    match attr.comp_mask {
+        0 => Err(libc::EINVAL),
+        STAR => wish_in(attr.star.wish),
+        _ => Err(libc::EOPNOTSUPP),
+    }
+}
+
+/// stardv_modify_qp(3).
+pub(crate) unsafe extern "C" fn modify_qp(
+    qp: *mut abi::ibv_qp,
+    attr: *const StardvQpAttr,
+    inlen: u32,
+) -> c_int {
+    edge::int(|| {
+        // SAFETY: the verb's terms.
+        let (qp, wish) = unsafe { (QpHandle::obj(qp)?, wanted(attr, inlen)?) };
+        qp.change_wish(wish).map_err(errno)
+    })
+}
+
 /// stardv_query_qp(3).
 pub(crate) unsafe extern "C" fn query_qp(
     qp: *mut abi::ibv_qp,
@@ -199,6 +230,23 @@ mod tests {
         assert_eq!(ask(StardvQpInitAttr { comp_mask: 1, ..auto }, 0, 16), Err(libc::EOPNOTSUPP));
         assert_eq!(ask(StardvQpInitAttr { reserved: 1, ..auto }, 0, 16), Err(libc::EOPNOTSUPP));
         assert_eq!(ask(StardvQpInitAttr { star: 5, ..auto }, 0, 16), Err(libc::EINVAL));
+        let want = |attr: StardvQpAttr, len| {
+            // SAFETY: a local, of which `len` bytes are looked at.
+            unsafe { wanted(&raw const attr, len) }
+        };
+        let star = OfStar { wish: 3, role: 9, ..OfStar::default() };
+        let stateless = StardvQpAttr { comp_mask: STAR, star };
+        assert_eq!(
+            (want(stateless, 32), want(stateless, 12)),
+            (Ok(Some(Wish::Stateless)), Ok(Some(Wish::Stateless)))
+        );
+        assert_eq!(want(stateless, 11), Err(libc::EINVAL));
+        assert_eq!(want(StardvQpAttr { comp_mask: 0, star }, 32), Err(libc::EINVAL));
+        assert_eq!(want(StardvQpAttr { comp_mask: STAR | 2, star }, 32), Err(libc::EOPNOTSUPP));
+        assert_eq!(
+            want(StardvQpAttr { star: OfStar { wish: 5, ..star }, ..stateless }, 32),
+            Err(libc::EINVAL)
+        );
         for wish in [Wish::Off, Wish::Auto, Wish::Stateless, Wish::Stateful] {
             assert_eq!(wish_in(wish_out(wish)), Ok(Some(wish)));
         }

@@ -254,6 +254,8 @@ counters! {
     star_plain_qps,
     /// StaR: queue pairs that left plain RoCEv2 while they ran
     star_switches,
+    /// StaR: queue pairs that came back to plain RoCEv2 while they ran
+    star_returns,
     /// StaR, stateful: rules by which memory of stateless ends may be reached
     star_rules,
     /// StaR, library: bytes of host memory that stateless ends take, beside their queues

@@ -6,6 +6,7 @@
 use core::ops::Deref;
 
 use crate::Counters;
+use crate::error::NicError;
 use crate::nic::star::Engine;
 use crate::relay::{LinkError, LinkId, Relay};
 use crate::types::{AsyncEvent, Av, Cqe, FrameMeta, Gid, PdId, Qpn, Seg, SendWqe, Sge};
@@ -42,7 +43,9 @@ pub trait RecvQueue {
     }
     /// Most SGEs a WQE may have.
     fn max_sge(&self) -> usize;
-    /// Forget everything posted (QP to RESET).
+    /// Receive WQEs that were taken come back, oldest first, in front of all that wait. `Exhausted`: no memory, and nothing changes.
+    fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError>;
+    /// Forget everything posted (QP to RESET), and what came back.
     fn reset(&self);
 }
 

@@ -8,6 +8,7 @@ pub mod bounds;
 pub mod channel;
 pub mod control;
 pub mod env;
+pub mod homing;
 pub mod host;
 pub mod library;
 pub mod message;

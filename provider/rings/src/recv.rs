@@ -5,7 +5,7 @@
 
 use core::mem::size_of;
 
-use starverbs_core::{RecvQueue, Sge};
+use starverbs_core::{NicError, RecvQueue, Sge};
 
 use crate::PushError;
 use crate::spin::SpinGuard;
@@ -115,10 +115,68 @@ impl CardRq {
     }
 }
 
+/// Receive WQEs that came back to their queue: an end of a connection that had them all leaves them to another that takes one by one.
+pub(crate) struct Back {
+    /// Cookie, first SGE and how many, oldest first
+    recvs: Vec<(u64, u32, u32)>,
+    sges: Vec<Sge>,
+    next: usize,
+}
+
+/// None nearly always.
+pub(crate) type Returned = Option<Box<Back>>;
+
+impl Back {
+    /// The oldest, without taking it.
+    fn first(&self) -> Option<(u64, &[Sge])> {
+        let (wr_id, first, count) = *self.recvs.get(self.next)?;
+        Some((wr_id, self.sges.get(first as usize..)?.get(..count as usize)?))
+    }
+
+    /// `None`: no memory.
+    fn add(&mut self, wr_id: u64, sges: &[Sge]) -> Option<()> {
+        self.recvs.try_reserve(1).ok()?;
+        self.sges.try_reserve(sges.len()).ok()?;
+        self.recvs.push((wr_id, self.sges.len() as u32, sges.len() as u32));
+        self.sges.extend_from_slice(sges);
+        Some(())
+    }
+}
+
+impl CardRq {
+    /// What came back.
+    #[allow(clippy::mut_from_ref)]
+    fn returned(&self) -> &mut Returned {
+        // SAFETY: the card's halves of a queue are used by one thread at a time (promised at `card_rq`), nobody else reads it, and
+        // no caller here keeps the reference.
+        unsafe { &mut *self.0.head().card.returned.get() }
+    }
+
+    /// Takes the oldest of those that came back.
+    #[cold]
+    fn take_returned(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
+        let returned = self.returned();
+        let back = returned.as_mut()?;
+        let (wr_id, list) = back.first()?;
+        let count = list.len().min(sges.len());
+        sges.iter_mut().zip(list).for_each(|(to, from)| *to = *from);
+        back.next += 1;
+        let left = back.recvs.len() - back.next;
+        if left == 0 {
+            *returned = None;
+        }
+        self.0.head().card.back.store(left as u32, Ordering::Relaxed);
+        Some((wr_id, count))
+    }
+}
+
 impl RecvQueue for CardRq {
     #[inline]
     fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
         let ring = self.0.head();
+        if ring.card.back.load(Ordering::Relaxed) != 0 {
+            return self.take_returned(sges);
+        }
         let mine = &ring.card.recv;
         /* relaxed: written by this side alone */
         let head = mine.index.load(Ordering::Relaxed);
@@ -152,7 +210,8 @@ impl RecvQueue for CardRq {
     fn len(&self) -> u32 {
         let ring = self.0.head();
         let posted = ring.recv_program.index.load(Ordering::Acquire);
-        posted.wrapping_sub(ring.card.recv.index.load(Ordering::Relaxed))
+        let waiting = posted.wrapping_sub(ring.card.recv.index.load(Ordering::Relaxed));
+        waiting.wrapping_add(ring.card.back.load(Ordering::Relaxed))
     }
 
     #[inline]
@@ -160,8 +219,33 @@ impl RecvQueue for CardRq {
         usize::from(self.0.max_recv_sge())
     }
 
+    fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError> {
+        let mut back = Back { recvs: Vec::new(), sges: Vec::new(), next: 0 };
+        for (wr_id, sges) in recvs {
+            back.add(wr_id, sges).ok_or(NicError::Exhausted)?;
+        }
+        /* not before: where they come from is not known here */
+        let returned = self.returned();
+        if let Some(behind) = returned {
+            let next = behind.next;
+            while let Some((wr_id, sges)) = behind.first() {
+                if back.add(wr_id, sges).is_none() {
+                    behind.next = next;
+                    return Err(NicError::Exhausted);
+                }
+                behind.next += 1;
+            }
+        }
+        let count = back.recvs.len() as u32;
+        *returned = (count > 0).then(|| Box::new(back));
+        self.0.head().card.back.store(count, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn reset(&self) {
         let ring = self.0.head();
+        *self.returned() = None;
+        ring.card.back.store(0, Ordering::Relaxed);
         let posted = ring.recv_program.index.load(Ordering::Acquire);
         ring.card.recv.seen.store(posted, Ordering::Relaxed);
         ring.card.recv.index.store(posted, Ordering::Release);

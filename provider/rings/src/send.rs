@@ -237,6 +237,14 @@ impl CardSq {
     pub fn max_inline(&self) -> u32 {
         self.0.max_inline()
     }
+
+    /// Another handle of the same half.
+    ///
+    /// # Safety
+    /// As of [`WorkRings::card_sq`].
+    pub unsafe fn another(&self) -> CardSq {
+        CardSq(self.0.share())
+    }
 }
 
 impl SendQueue for CardSq {

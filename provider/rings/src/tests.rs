@@ -110,6 +110,32 @@ fn recv_ring_is_full_and_empty_where_it_should_be() {
 }
 
 #[test]
+fn receives_that_come_back_are_the_next_to_be_taken() {
+    let rings = recv_ring(4, 2);
+    // SAFETY: these tests have one thread.
+    let (rq, other) = unsafe { (rings.card_rq(), rings.card_rq()) };
+    let sge = |addr| Sge { addr, len: 1, lkey: 2 };
+    let post = |id| rings.recv_producer().push(id, &[sge(id), sge(id + 1)]);
+    let mut sges = [Sge::default(); 2];
+    (0..4).for_each(|id| post(id).unwrap());
+    let taken: Vec<_> = (0..3).map(|_| (rq.take(&mut sges).unwrap().0, sges)).collect();
+    (4..7).for_each(|id| post(id).unwrap());
+    /* the first is used, the others come back; then the first of these is taken once more, and comes back */
+    rq.put_back(&mut taken[1..].iter().map(|(id, sges)| (*id, &sges[..]))).unwrap();
+    assert_eq!((rq.len(), rings.recv_waiting(), post(9)), (6, 6, Err(PushError::Full)));
+    assert_eq!(other.take(&mut sges), Some((1, 2)));
+    rq.put_back(&mut [(1, &sges[..])].into_iter()).unwrap();
+    for id in 1..7 {
+        assert_eq!((rq.len(), other.take(&mut sges)), (7 - id as u32, Some((id, 2))));
+        assert_eq!(sges, [sge(id), sge(id + 1)]);
+    }
+    assert_eq!((rq.len(), rq.take(&mut sges)), (0, None));
+    rq.put_back(&mut [(8, &sges[..])].into_iter()).unwrap();
+    rq.reset();
+    assert_eq!((rq.len(), rq.take(&mut sges)), (0, None));
+}
+
+#[test]
 fn rings_of_a_qp_lie_beside_each_other() {
     let rings = WorkRings::new(
         Some(SendSize { max_wr: 4, max_sge: 1, max_inline: 0 }),

@@ -9,12 +9,13 @@
 //! Two queues share their lines, because one program posts to both and one card serves both: an idle QP
 //! has two lines beside its slots. Owns the memory and its layout; `send` and `recv` have the protocols.
 
+use core::cell::UnsafeCell;
 use core::mem::size_of;
 use core::ptr::{self, NonNull};
 use std::alloc::Layout;
 
 use crate::memory::{self, ProgramMemory, Resource};
-use crate::recv::{self, CardRq, RecvProducer};
+use crate::recv::{self, CardRq, RecvProducer, Returned};
 use crate::send::{self, CardSq, SendProducer};
 use crate::spin::SpinLock;
 use crate::sync::{AtomicBool, AtomicU32, Ordering, Watch, fence};
@@ -84,6 +85,9 @@ pub(crate) struct CardSide {
     pub(crate) released: AtomicU32,
     /// Receive WQEs taken.
     pub(crate) recv: Side,
+    /// Those that came back, and wait in front of the ring's. Only the card looks at what they are.
+    pub(crate) back: AtomicU32,
+    pub(crate) returned: UnsafeCell<Returned>,
 }
 
 #[cfg(not(loom))]
@@ -137,7 +141,7 @@ fn resource(send: Shape) -> Resource {
 }
 
 // SAFETY: atomics, constants and plain memory without thread affinity; the rings' protocols order the
-// accesses to the slots.
+// accesses to the slots, and what came back is touched by the card's half alone (promised at `card_rq`).
 unsafe impl Send for WorkRings {}
 // SAFETY: as above.
 unsafe impl Sync for WorkRings {}
@@ -178,7 +182,12 @@ impl WorkRings {
             recv_post: SpinLock::new(()),
             hungry: AtomicBool::new(false),
             memory,
-            card: Line(CardSide { released: AtomicU32::new(0), recv: Side::new() }),
+            card: Line(CardSide {
+                released: AtomicU32::new(0),
+                recv: Side::new(),
+                back: AtomicU32::new(0),
+                returned: UnsafeCell::new(None),
+            }),
             send_watch: Watch::new(send.slots()),
             recv_watch: Watch::new(recv.slots()),
         };
@@ -218,7 +227,8 @@ impl WorkRings {
     pub fn recv_waiting(&self) -> u32 {
         let head = self.head();
         let taken = head.card.recv.index.load(Ordering::Acquire);
-        head.recv_program.index.load(Ordering::Acquire).wrapping_sub(taken)
+        let posted = head.recv_program.index.load(Ordering::Acquire).wrapping_sub(taken);
+        posted.wrapping_add(head.card.back.load(Ordering::Relaxed))
     }
 
     /// Most SGEs of a receive WQE.

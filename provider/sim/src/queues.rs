@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use starverbs_core::env::{CompletionQueue, CqOverrun, RecvQueue, SendQueue};
-use starverbs_core::{Cqe, Seg, SendWqe, Sge};
+use starverbs_core::{Cqe, NicError, Seg, SendWqe, Sge};
 
 /// The queue has no room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -145,12 +145,14 @@ struct Rq {
     slots: usize,
     max_sge: usize,
     queue: RefCell<VecDeque<Recv>>,
+    /// How many of these came back: they take no slot
+    back: Cell<usize>,
 }
 
 impl SimRq {
     /// A queue of `slots` WQEs of up to `max_sge` SGEs.
     pub fn new(slots: usize, max_sge: usize) -> Self {
-        SimRq(Rc::new(Rq { slots, max_sge, queue: RefCell::default() }))
+        SimRq(Rc::new(Rq { slots, max_sge, queue: RefCell::default(), back: Cell::new(0) }))
     }
 
     /// WQEs that it has room for.
@@ -160,7 +162,7 @@ impl SimRq {
 
     /// Whether a post would fail.
     pub fn is_full(&self) -> bool {
-        self.0.queue.borrow().len() == self.0.slots
+        self.0.queue.borrow().len() - self.0.back.get() == self.0.slots
     }
 
     /// Posts.
@@ -176,6 +178,7 @@ impl SimRq {
 impl RecvQueue for SimRq {
     fn take(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
         let recv = self.0.queue.borrow_mut().pop_front()?;
+        self.0.back.set(self.0.back.get().saturating_sub(1));
         let n = recv.sges.len();
         sges[..n].copy_from_slice(&recv.sges);
         Some((recv.wr_id, n))
@@ -186,8 +189,16 @@ impl RecvQueue for SimRq {
     fn max_sge(&self) -> usize {
         self.0.max_sge
     }
+    fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError> {
+        let mut queue = self.0.queue.borrow_mut();
+        let back: Vec<Recv> = recvs.map(|(wr_id, sges)| Recv { wr_id, sges: sges.to_vec() }).collect();
+        self.0.back.set(self.0.back.get() + back.len());
+        back.into_iter().rev().for_each(|recv| queue.push_front(recv));
+        Ok(())
+    }
     fn reset(&self) {
         self.0.queue.borrow_mut().clear();
+        self.0.back.set(0);
     }
 }
 

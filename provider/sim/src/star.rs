@@ -102,6 +102,9 @@ impl StarHost for SimEnv {
     fn another(queue: &SimRq) -> SimRq {
         queue.clone()
     }
+    fn another_sq(queue: &SimSq) -> SimSq {
+        queue.clone()
+    }
     fn slots_of(queue: &SimRq) -> u32 {
         (queue.slots() as u32).next_power_of_two()
     }
@@ -142,6 +145,15 @@ impl Host {
             let wisher = Wisher { wish, sq: sq.clone(), rq: rq.cloned(), cqs: cqs.map(SimCq::clone) };
             self.wishers.insert(qpn, wisher);
         }
+    }
+
+    /// The program of a QP wants it to be that from now on. False: it is none that may be so while it runs.
+    pub fn change_wish(&mut self, qpn: Qpn, wish: Wish, now: Nanos) -> bool {
+        if let Some(wisher) = self.wishers.get_mut(&qpn) {
+            wisher.wish = wish;
+        }
+        let Host { nic, env, star, .. } = self;
+        star.as_mut().is_some_and(|ends| ends.wish(&mut Turn { nic, env, now }, qpn, wish))
     }
 
     /// Calls who serves the ends of connections, if the card has StaR.

@@ -4,12 +4,12 @@ mod common;
 #[path = "common/rc.rs"]
 mod program;
 
-use common::{any_faults, for_seeds, is_clean, scattered};
-use program::{Conn, Shape};
+use common::{any_faults, for_seeds, is_clean};
+use program::{Conn, Pool, Shape};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::qpc::Policy;
-use starverbs_core::{Access, ContextCache, Mtu, NicConfig, NicError, QpState, Sge, SrqId};
-use starverbs_sim::{Faults, Host, Net, RC_OPS, Recv, Rng, Setup, SimCq, SimRq};
+use starverbs_core::{ContextCache, Mtu, NicConfig, NicError, QpState, SrqId};
+use starverbs_sim::{Faults, Host, Net, RC_OPS, Rng, Setup, SimCq, SimRq};
 
 /// A run takes some thousand steps; one that takes so many turns in a circle.
 const STEPS: usize = 300_000;
@@ -31,25 +31,6 @@ fn any_shape(rng: &mut Rng) -> Shape {
         rq_slots: rng.pick(&[1, 2, 3, 8, 64]),
         ops: rng.pick(&[3, 12, 40]),
         kinds,
-    }
-}
-
-/// Receives of an SRQ, posted as there is room.
-struct Pool {
-    rq: SimRq,
-    buffers: Vec<Vec<Sge>>,
-    posted: usize,
-}
-
-impl Pool {
-    fn fill(&mut self) -> bool {
-        let before = self.posted;
-        while self.posted < self.buffers.len() && !self.rq.is_full() {
-            let sges = self.buffers[self.posted].clone();
-            self.rq.post(Recv { wr_id: self.posted as u64, sges }).expect("there is room");
-            self.posted += 1;
-        }
-        self.posted != before
     }
 }
 
@@ -92,15 +73,7 @@ impl Run {
         let n = if srq { rng.within(2, 4) } else { rng.within(1, 3) };
         let conns: Vec<Conn> =
             (0..n).map(|_| Conn::new(&mut net, &mut rng, &cqs, srqs.clone(), &shape)).collect();
-        let mut pools = [None, None];
-        for (at, srq) in srqs.into_iter().enumerate() {
-            let needs = || conns.iter().map(|c| c.recv_needs(at));
-            let room = needs().map(|(room, _)| room).max().unwrap_or(0);
-            let count = needs().map(|(_, n)| n).sum();
-            let mut buffer = || scattered(&mut net.hosts[at], &mut rng, room, 4, Access::LOCAL_WRITE);
-            pools[at] =
-                srq.map(|(_, rq)| Pool { rq, buffers: (0..count).map(|_| buffer()).collect(), posted: 0 });
-        }
+        let pools = Pool::of(&mut net, &mut rng, &conns, &srqs);
         Run { net, rng, conns, cqs, pools }
     }
 

@@ -7,11 +7,11 @@ mod program;
 #[path = "common/star.rs"]
 mod world;
 
-use common::{any_faults, for_seeds, is_clean, scattered};
-use program::{Conn, Shape};
+use common::{any_faults, for_seeds, is_clean};
+use program::{Conn, Pool, Shape};
 use starverbs_core::mr::MrAttr;
-use starverbs_core::{Access, Counters, Mtu, Nanos, NicConfig, QpState, SendFlags, Sge, SrqId, WcStatus};
-use starverbs_sim::{Faults, Net, Recv, Rng, STAR_OPS, Setup, SimCq, SimRq};
+use starverbs_core::{Access, Counters, Mtu, Nanos, NicConfig, QpState, SendFlags, SrqId, WcStatus};
+use starverbs_sim::{Faults, Net, Rng, STAR_OPS, Setup, SimCq, SimRq};
 use world::{Forger, SF, SL, Star, World};
 
 const STEPS: usize = 500_000;
@@ -38,13 +38,6 @@ fn any_shape(rng: &mut Rng) -> (Shape, Star) {
         window: 1 << rng.within(2, 8),
     };
     (shape, star)
-}
-
-/// Receives of an SRQ, posted as there is room.
-struct Pool {
-    rq: SimRq,
-    buffers: Vec<Vec<Sge>>,
-    posted: usize,
 }
 
 struct Run {
@@ -93,18 +86,7 @@ impl Run {
         let n = if srq { rng.within(2, 4) } else { rng.within(1, 3) };
         let conns: Vec<Conn> =
             (0..n).map(|_| Conn::new(&mut net, &mut rng, &cqs, srqs.clone(), &shape)).collect();
-        let mut pools = [None, None];
-        for (at, srq) in srqs.iter().enumerate() {
-            let needs = || conns.iter().map(|c| c.recv_needs(at));
-            let room = needs().map(|(room, _)| room).max().unwrap_or(0);
-            let count = needs().map(|(_, n)| n).sum();
-            let mut buffer = || scattered(&mut net.hosts[at], &mut rng, room, 4, Access::LOCAL_WRITE);
-            pools[at] = srq.as_ref().map(|(_, rq)| Pool {
-                rq: rq.clone(),
-                buffers: (0..count).map(|_| buffer()).collect(),
-                posted: 0,
-            });
-        }
+        let pools = Pool::of(&mut net, &mut rng, &conns, &srqs);
         let mut world = World::new(net, faults, Rng::new(!seed), srqs.map(|srq| srq.map(|(_, rq)| rq)));
         prepare(&mut world);
         world.learn();
@@ -138,16 +120,9 @@ impl Run {
         }
         self.world.conns = conns;
         for pool in self.pools.iter_mut().flatten() {
-            if !eager && !self.rng.chance(0.3) {
-                continue;
+            if eager || self.rng.chance(0.3) {
+                acted |= pool.fill();
             }
-            let before = pool.posted;
-            while pool.posted < pool.buffers.len() && !pool.rq.is_full() {
-                let sges = pool.buffers[pool.posted].clone();
-                pool.rq.post(Recv { wr_id: pool.posted as u64, sges }).expect("there is room");
-                pool.posted += 1;
-            }
-            acted |= pool.posted != before;
         }
         acted
     }

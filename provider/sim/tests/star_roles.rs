@@ -21,6 +21,8 @@ struct Conn {
 
 struct World {
     net: Net,
+    /// QPs of the connections that hosts have with themselves
+    crowds: [Vec<Qpn>; 2],
 }
 
 impl World {
@@ -32,7 +34,7 @@ impl World {
                 net.open_star(host, StarCard { threshold, key: None, boot: 70 + host as u64 });
             }
         }
-        World { net }
+        World { net, crowds: Default::default() }
     }
 
     fn connect(&mut self) -> Conn {
@@ -57,6 +59,29 @@ impl World {
             self.net.hosts[at].qp(QpType::Rc, &sq, rq, [&cq, &cq], true)
         });
         self.net.connect(QpType::Rc, (at, a), (at, b), &Setup::default());
+        self.crowds[at].extend([a, b]);
+    }
+
+    /// One of those ends.
+    fn thin(&mut self, at: usize) {
+        for _ in 0..2 {
+            let qpn = self.crowds[at].pop().expect("there is one");
+            let host = &mut self.net.hosts[at];
+            host.nic.destroy_qp(&mut host.env, qpn).expect("it is there");
+        }
+    }
+
+    fn roles(&self, conn: &Conn) -> [Option<Role>; 2] {
+        [0, 1].map(|at| self.role(conn, at))
+    }
+
+    fn want(&mut self, conn: &Conn, at: usize, wish: Wish) {
+        let now = self.net.now();
+        assert!(self.net.hosts[at].change_wish(conn.qpns[at], wish, now));
+    }
+
+    fn returns(&self) -> [u64; 2] {
+        [0, 1].map(|at| self.net.hosts[at].nic.counters().star_returns.get())
     }
 
     /// For so long.
@@ -210,4 +235,83 @@ fn where_nobody_can_be_asked_nobody_looks_again_and_again() {
     let host = &w.net.hosts[0];
     let next = host.star.as_ref().unwrap().next_deadline(host.nic.connection_count()).unwrap();
     assert_eq!(next - due, 60 * SECOND);
+}
+
+const STAR: [Option<Role>; 2] = [Some(Role::Stateless), Some(Role::Stateful)];
+
+#[test]
+fn a_card_that_has_room_again_takes_its_connections_back() {
+    let mut w = World::new([Some(8), Some(8)]);
+    let conn = w.connect();
+    (0..4).for_each(|_| w.crowd(0));
+    w.go(SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    /* a few less are not enough: it would be gone again with the next */
+    w.thin(0);
+    w.go(100 * SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    w.thin(0);
+    w.go(SECOND / 2);
+    assert_eq!(w.roles(&conn), STAR, "it may be crowded in a moment");
+    w.go(SECOND);
+    assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    let counters = [0, 1].map(|at| w.net.hosts[at].nic.counters());
+    assert!(counters.iter().all(|c| c.star_plain_qps.get() == 1 && c.star_stateless_qps.get() == 0));
+    assert_eq!(counters.map(|c| c.star_library_bytes.get()), [0; 2]);
+    /* and nothing goes to and fro */
+    w.crowd(0);
+    w.go(20 * SECOND);
+    assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
+    (0..2).for_each(|_| w.crowd(0));
+    w.go(2 * SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+#[test]
+fn roles_change_places_when_the_other_card_is_crowded() {
+    let mut w = World::new([Some(8), Some(8)]);
+    let conn = w.connect();
+    (0..4).for_each(|_| w.crowd(0));
+    w.go(SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    /* the card that keeps it is crowded, and the other still has no room */
+    (0..4).for_each(|_| w.crowd(1));
+    w.go(3 * SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    (0..3).for_each(|_| w.thin(0));
+    w.go(70 * SECOND);
+    assert_eq!(w.roles(&conn), [Some(Role::Stateful), Some(Role::Stateless)]);
+    assert_eq!(w.returns(), [1, 1]);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    w.go(70 * SECOND);
+    assert_eq!(w.returns(), [1, 1], "there it stays");
+}
+
+#[test]
+fn a_program_s_word_counts_for_more_than_the_balance() {
+    let mut w = World::new([Some(8), Some(8)]);
+    let conn = w.connect();
+    let ways = [
+        (0, Wish::Stateless, STAR),
+        (0, Wish::Stateful, [Some(Role::Stateful), Some(Role::Stateless)]),
+        (0, Wish::Off, [None; 2]),
+        (0, Wish::Auto, [None; 2]),
+        (1, Wish::Stateless, [Some(Role::Stateful), Some(Role::Stateless)]),
+        (1, Wish::Stateful, STAR),
+        (1, Wish::Auto, [None; 2]),
+    ];
+    for (at, wish, roles) in ways {
+        w.want(&conn, at, wish);
+        w.go(3 * SECOND);
+        assert_eq!(w.roles(&conn), roles, "{at} {wish:?}");
+        assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    }
+    /* both programs want the same: it stays what it is */
+    for at in 0..2 {
+        w.want(&conn, at, Wish::Stateless);
+    }
+    w.go(100 * SECOND);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }

@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 
 use common::{any_faults, for_seeds};
 use live::Live;
-use program::{Conn, Shape};
+use program::{Conn, Pool, Shape};
 use starverbs_core::star::control::Role;
 use starverbs_core::star::negotiate::THRESHOLD;
-use starverbs_core::{Mtu, NicConfig, WcStatus};
-use starverbs_sim::{Faults, Net, Rng, STAR_OPS, Setup, SimCq};
+use starverbs_core::{Mtu, NicConfig, SrqId, WcStatus};
+use starverbs_sim::{Faults, Net, Rng, STAR_OPS, Setup, SimCq, SimRq};
 
 const STEPS: usize = 500_000;
 /// Longer than anybody is waited for of whom something is wanted, ns.
@@ -25,12 +25,20 @@ struct Run {
     live: Live,
     rng: Rng,
     cqs: [SimCq; 2],
+    pools: [Option<Pool>; 2],
     /// How often the cards still ask for something
     asks: u32,
+    /// Connections of StaR may become plain again
+    goes_back: bool,
 }
 
 impl Run {
     fn new(seed: u64) -> Self {
+        Run::with(seed, false)
+    }
+
+    /// `shared`: receives may come from shared queues.
+    fn with(seed: u64, shared: bool) -> Self {
         let mut rng = Rng::new(seed);
         let faults = any_faults(&mut rng);
         let mut net = Net::new(2, NicConfig::default(), faults, seed);
@@ -51,9 +59,17 @@ impl Run {
                 vec![rng.pick(STAR_OPS), rng.pick(STAR_OPS)]
             },
         };
+        let mut srqs: [Option<(SrqId, SimRq)>; 2] = [None, None];
+        for (host, srq) in net.hosts.iter_mut().zip(&mut srqs) {
+            if shared && rng.chance(0.7) {
+                let rq = SimRq::new(rng.pick(&[1, 2, 16]), 4);
+                *srq = Some((host.nic.create_srq(host.pd, rq.clone(), 0, 0).expect("an SRQ"), rq));
+            }
+        }
         let n = rng.within(1, 3);
         let mut conns: Vec<Conn> =
-            (0..n).map(|_| Conn::new(&mut net, &mut rng, &cqs, [None, None], &shape)).collect();
+            (0..n).map(|_| Conn::new(&mut net, &mut rng, &cqs, srqs.clone(), &shape)).collect();
+        let pools = Pool::of(&mut net, &mut rng, &conns, &srqs);
         conns.iter_mut().flat_map(|conn| &mut conn.ends).for_each(|end| end.signal_enough());
         let few = rng.below(2 * u64::from(THRESHOLD)) as u32;
         let mut counts = [THRESHOLD + 1 + rng.below(50) as u32, few];
@@ -61,16 +77,29 @@ impl Run {
             counts.reverse();
         }
         let live = Live::new(net, Rng::new(!seed), conns, cqs.clone(), counts);
-        Run { live, rng, cqs, asks: 6 }
+        Run { live, rng, cqs, pools, asks: 6, goes_back: false }
+    }
+
+    /// One end's card asks that a connection become another.
+    fn ask(&mut self, at: usize, host: usize) {
+        if self.goes_back && self.live.sides[at][host].role().is_some() {
+            self.live.counts = [0; 2];
+            return self.live.ask_back(at, host);
+        }
+        if self.goes_back {
+            self.live.counts[host] = THRESHOLD + 1 + self.rng.below(50) as u32;
+            self.live.counts[1 - host] = self.rng.below(2 * u64::from(THRESHOLD)) as u32;
+        }
+        self.live.ask(at, host);
     }
 
     /// Programs post as chance has it, and cards ask.
     fn act(&mut self, eager: bool) -> bool {
         let mut acted = false;
-        if self.asks > 0 && self.rng.chance(0.02) {
+        if self.asks > 0 && self.rng.chance(if self.goes_back { 0.1 } else { 0.02 }) {
             self.asks -= 1;
             let (at, host) = (self.rng.below(self.live.conns.len() as u64) as usize, self.rng.below(2));
-            self.live.ask(at, host as usize);
+            self.ask(at, host as usize);
             acted = true;
         }
         let mut conns = std::mem::take(&mut self.live.conns);
@@ -82,6 +111,15 @@ impl Run {
             acted |= conn.post(&mut self.rng, eager, &mut |host, qpn, _| live.doorbell(host, qpn));
         }
         self.live.conns = conns;
+        for host in 0..2 {
+            if let Some(pool) = &mut self.pools[host]
+                && (eager || self.rng.chance(0.3))
+                && pool.fill()
+            {
+                acted = true;
+                self.live.ring_srq(host);
+            }
+        }
         acted
     }
 
@@ -92,7 +130,8 @@ impl Run {
             while let Some((cqe, solicited)) = self.cqs[host].poll() {
                 any = true;
                 let Live { net, conns, .. } = &mut self.live;
-                let known = conns.iter_mut().any(|c| c.complete(net, host, &cqe, solicited, &[]));
+                let wr = self.pools[host].as_ref().map_or(&[][..], |pool| &pool.buffers);
+                let known = conns.iter_mut().any(|c| c.complete(net, host, &cqe, solicited, wr));
                 assert!(known, "a completion of no QP: {cqe:?}");
             }
         }
@@ -155,10 +194,43 @@ fn connections_change_while_they_run() {
     assert!(runs < 100 || stars > runs / 3 && both > runs / 4, "{stars} and {both} of {runs}");
 }
 
+/// There and back again, as often as it comes, with either end in either role.
+#[test]
+fn connections_go_to_and_fro_while_they_run() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    static RETURNS: AtomicUsize = AtomicUsize::new(0);
+    for_seeds("connections_go_to_and_fro_while_they_run", 600, |seed| {
+        let mut run = Run::new(seed);
+        (run.goes_back, run.asks) = (true, 60);
+        run.go();
+        run.finish();
+        RUNS.fetch_add(1, Ordering::Relaxed);
+        let sides = run.live.sides.iter().flatten();
+        RETURNS.fetch_add(sides.map(|side| side.returns as usize).sum(), Ordering::Relaxed);
+        for [a, b] in &run.live.sides {
+            assert_eq!(a.returns, b.returns, "both know");
+        }
+    });
+    let [runs, returns] = [&RUNS, &RETURNS].map(|count| count.load(Ordering::Relaxed));
+    assert!(runs < 100 || returns > runs, "{returns} of {runs}");
+}
+
+#[test]
+fn shared_receives_go_to_and_fro_with_their_connections() {
+    for_seeds("shared_receives_go_to_and_fro_with_their_connections", 400, |seed| {
+        let mut run = Run::with(seed, true);
+        (run.goes_back, run.asks) = (true, 60);
+        run.go();
+        run.finish();
+    });
+}
+
 /// One end is destroyed, or goes to ERR, anywhere in it.
-fn lose(seed: u64, fails: bool) {
+fn lose(seed: u64, fails: bool, goes_back: bool) {
     let mut run = Run::new(seed);
-    for _ in 0..run.rng.below(300) {
+    (run.goes_back, run.asks) = (goes_back, if goes_back { 30 } else { run.asks });
+    for _ in 0..run.rng.below(if goes_back { 1500 } else { 300 }) {
         run.act(false);
         run.live.step();
         run.poll();
@@ -167,7 +239,8 @@ fn lose(seed: u64, fails: bool) {
     let left = 1 - lost;
     for at in 0..run.live.conns.len() {
         if run.rng.chance(0.7) {
-            run.live.ask(at, run.rng.below(2) as usize);
+            let host = run.rng.below(2) as usize;
+            run.ask(at, host);
         }
     }
     for _ in 0..run.rng.below(60) {
@@ -228,12 +301,22 @@ fn lose(seed: u64, fails: bool) {
 
 #[test]
 fn an_end_that_is_destroyed_meanwhile_is_noticed() {
-    for_seeds("an_end_that_is_destroyed_meanwhile_is_noticed", 300, |seed| lose(seed, false));
+    for_seeds("an_end_that_is_destroyed_meanwhile_is_noticed", 300, |seed| lose(seed, false, false));
 }
 
 #[test]
 fn an_end_that_fails_meanwhile_is_flushed() {
-    for_seeds("an_end_that_fails_meanwhile_is_flushed", 300, |seed| lose(seed, true));
+    for_seeds("an_end_that_fails_meanwhile_is_flushed", 300, |seed| lose(seed, true, false));
+}
+
+#[test]
+fn an_end_that_is_destroyed_on_the_way_back_is_noticed() {
+    for_seeds("an_end_that_is_destroyed_on_the_way_back_is_noticed", 300, |seed| lose(seed, false, true));
+}
+
+#[test]
+fn an_end_that_fails_on_the_way_back_is_flushed() {
+    for_seeds("an_end_that_fails_on_the_way_back_is_flushed", 300, |seed| lose(seed, true, true));
 }
 
 /// Many rounds, each given up or not, on the worst wire.
@@ -243,7 +326,7 @@ fn the_worst_wire_changes_nothing() {
         let mut run = Run::new(seed);
         run.live.net.faults =
             Faults { loss: 0.2, duplicate: 0.2, reorder: 0.3, late: 2_000_000, ..run.live.net.faults };
-        run.asks = 30;
+        (run.asks, run.goes_back) = (30, seed % 2 == 1);
         run.go();
         run.finish();
     });

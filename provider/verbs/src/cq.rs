@@ -367,6 +367,7 @@ impl Drop for CqShared {
 }
 
 /// The card's half of a [`Cq`].
+#[derive(Clone)]
 pub(crate) struct CardCq(Arc<CqShared>);
 
 impl CompletionQueue for CardCq {

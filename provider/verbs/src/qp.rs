@@ -82,8 +82,10 @@ pub(crate) struct QpInner {
     /// allowed as in RTS.
     state: AtomicU8,
     gone: AtomicBool,
-    /// Which end is to keep the connection
-    pub(crate) wish: Wish,
+    /// Which end is to keep the connection: a [`Wish`]. One that was made with none that StaR can have has none later
+    wish: AtomicU8,
+    /// It was made with one
+    has_wish: bool,
     pub(crate) pd: Pd,
     pub(crate) rings: WorkRings,
     send_cq: Cq,
@@ -154,7 +156,8 @@ impl Qp {
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
             gone: AtomicBool::new(false),
-            wish,
+            wish: AtomicU8::new(wish as u8),
+            has_wish: wish != Wish::Off,
             pd: pd.clone(),
             rings,
             send_cq: init.send_cq.clone(),
@@ -200,7 +203,32 @@ impl Qp {
 
     /// Which end its program wants to keep the connection (StaR).
     pub fn wish(&self) -> Wish {
-        self.0.wish
+        self.0.wish()
+    }
+
+    /// What its program wants from now on, also while the connection runs: then both ends change when nothing is under way. `None`: what the
+    /// settings say.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP: it was made without StaR, or has none with this peer; EINVAL: it is gone, or in ERR or SQD; EIO in a forked child.
+    pub fn change_wish(&self, wish: Option<Wish>) -> Result<()> {
+        let card = self.0.pd.context().card()?;
+        let wish = wish.unwrap_or(wish_of(card.settings.star));
+        if !self.0.has_wish {
+            return Err(VerbsError::Unsupported("StaR for a queue pair that was made without"));
+        }
+        card.with(|shard, now| {
+            let asked = match shard.qp_state(self.0.qpn) {
+                Some(QpState::Reset | QpState::Init) => true,
+                Some(QpState::Rtr | QpState::Rts) => shard.change_wish(self.0.qpn, wish, now),
+                _ => return Err(VerbsError::Invalid("state of the queue pair")),
+            };
+            if !asked {
+                return Err(VerbsError::Unsupported("StaR with this peer"));
+            }
+            self.0.wish.store(wish as u8, Ordering::Relaxed);
+            Ok(())
+        })
     }
 
     /// What has become of that, and what it costs.
@@ -209,7 +237,8 @@ impl Qp {
     /// EIO in a forked child.
     pub fn star(&self) -> Result<StarInfo> {
         let card = self.0.pd.context().card()?;
-        Ok(card.with(|shard, _| shard.star_of(self.0.qpn, self.0.wish)))
+        let wish = self.0.has_wish.then(|| self.0.wish());
+        Ok(card.with(|shard, _| shard.star_of(self.0.qpn, wish)))
     }
 
     /// Its state now; RESET when it is gone.
@@ -238,7 +267,7 @@ impl Qp {
         }
         card.with(|shard, now| {
             shard.modify_qp(self.0.qpn, &to, mask, now)?;
-            if mask.contains(QpAttrMask::STATE) && self.0.wish != Wish::Off {
+            if mask.contains(QpAttrMask::STATE) && self.0.has_wish {
                 shard.move_star(&self.0, attr.state, now);
             }
             Ok::<_, VerbsError>(())
@@ -362,6 +391,11 @@ impl QpInner {
         if self.qp_type == QpType::XrcRecv { self.cookie as Visit } else { 0 }
     }
 
+    /// Which end its program wants to keep the connection.
+    pub(crate) fn wish(&self) -> Wish {
+        Wish::from_code(self.wish.load(Ordering::Relaxed)).unwrap_or(Wish::Off)
+    }
+
     /// More handles of its queues, for an end of a StaR connection.
     pub(crate) fn queues(&self) -> Queues<crate::env::HostEnv> {
         // SAFETY: used as the card's own half is: under the card's lock, and between released and posted.
@@ -383,7 +417,7 @@ impl QpInner {
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
-        if self.wish != Wish::Off {
+        if self.has_wish {
             card.await_taken(self.qpn);
         }
         let ended = card.with(|shard, now| {
@@ -397,7 +431,7 @@ impl QpInner {
             if self.qp_type == QpType::XrcRecv {
                 shard.openings.ends(&mut shard.env, self.qpn);
             }
-            if self.wish != Wish::Off {
+            if self.has_wish {
                 shard.forget_star(self.qpn);
             }
             let ended = shard.destroy_qp(self.qpn, now);

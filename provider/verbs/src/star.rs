@@ -12,6 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use starverbs_backend::star::StarRx;
+use starverbs_core::star::control::Wish;
 use starverbs_core::star::host::library::Library;
 use starverbs_core::star::host::roles::Identity;
 use starverbs_core::star::host::{Came, Ends, Turn};
@@ -146,8 +147,13 @@ impl Shard {
     /// The program has moved a QP, which has a wish, to a state.
     pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) {
         self.with_star(now, |star, turn| {
-            star.ends.moved(turn, (qp.qpn, qp.wish), state, || qp.queues());
+            star.ends.moved(turn, (qp.qpn, qp.wish()), state, || qp.queues());
         });
+    }
+
+    /// The program wants a QP that is connected to be that. False: its peer has no StaR.
+    pub(crate) fn change_wish(&mut self, qpn: Qpn, wish: Wish, now: Nanos) -> bool {
+        self.with_star(now, |star, turn| star.ends.wish(turn, qpn, wish)) == Some(true)
     }
 
     /// A QP is gone.

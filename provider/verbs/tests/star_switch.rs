@@ -1,4 +1,5 @@
-//! Connections that leave plain RoCEv2 while their programs post and poll, as their card has come to have too many.
+//! Connections that leave plain RoCEv2 while their programs post and poll, as their card has come to have too many, and come back when it
+//! has room, or when a program says so.
 
 mod common;
 
@@ -6,9 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use starverbs_core::{Cqe, QpType, SendOp, WcOpcode, WcStatus};
+use starverbs_core::mr::WindowType;
+use starverbs_core::qp::QpAttrMask;
+use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, WcOpcode, WcStatus};
 use starverbs_settings::{FaultSpec, Settings, StarKey, StarWish};
-use starverbs_verbs::{Qp, QpInit, SendWr, Settled, Srq, Wish};
+use starverbs_verbs::{Mr, Mw, MwBind, Qp, QpAttr, QpInit, SendWr, Settled, Srq, Wish};
 
 /// Beyond so many connections a card has too many.
 const THRESHOLD: u32 = 6;
@@ -144,8 +147,20 @@ fn switches(nodes: &[Node; 2]) -> [u64; 2] {
     nodes.each_ref().map(|node| node.ctx.counters().unwrap().star_switches.get())
 }
 
+fn returns(nodes: &[Node; 2]) -> [u64; 2] {
+    nodes.each_ref().map(|node| node.ctx.counters().unwrap().star_returns.get())
+}
+
+fn are(qps: &[Qp; 2], roles: [Settled; 2]) -> bool {
+    [role(&qps[0]), role(&qps[1])] == roles
+}
+
+const PLAIN: [Settled; 2] = [Settled::Plain; 2];
+const STAR: [Settled; 2] = [Settled::Stateless, Settled::Stateful];
+const EXCHANGED: [Settled; 2] = [Settled::Stateful, Settled::Stateless];
+
 fn is_star(qps: &[Qp; 2]) -> bool {
-    [role(&qps[0]), role(&qps[1])] == [Settled::Stateless, Settled::Stateful]
+    are(qps, STAR)
 }
 
 fn connected(nodes: &[Node; 2], srqs: [Option<&Srq>; 2]) -> [Qp; 2] {
@@ -175,10 +190,7 @@ fn leaves_plain(wire: &Settings) {
     let counters = nodes[0].ctx.counters().unwrap();
     assert_eq!((counters.star_stateless_qps.get(), counters.star_plain_qps.get()), (1, 0));
     assert_eq!(counters.star_stateless_connection_bytes.get(), 0);
-    /* and there it stays */
     others.iter().flatten().for_each(|qp| qp.destroy().unwrap());
-    std::thread::sleep(Duration::from_millis(200));
-    assert!(is_star(&qps));
 }
 
 #[test]
@@ -268,4 +280,176 @@ fn a_connection_that_flushes_stays_plain() {
     assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2]);
     post(&qps[0], &SendWr { sges: &word, ..flush(2) }).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+}
+
+/// There, and back when the card has room again, and there again: the programs talk all the time.
+fn comes_back(wire: &Settings, srq_at: Option<usize>) {
+    let nodes = auto(wire);
+    let srqs: [Option<Srq>; 2] = std::array::from_fn(|at| {
+        (srq_at == Some(at)).then(|| Srq::create(&nodes[at].pd, 64, 1, 0, 99).unwrap())
+    });
+    let srqs = srqs.each_ref().map(Option::as_ref);
+    let qps = connected(&nodes, srqs);
+    let go = |away: &str| {
+        let others = crowd(&nodes[0], 3);
+        wait_for(away, || is_star(&qps));
+        others
+    };
+    let mut kept = Vec::new();
+    talking(&nodes, &qps, srqs, || {
+        let others = go("a switch");
+        std::thread::sleep(Duration::from_millis(20));
+        others.iter().flatten().for_each(|qp| qp.destroy().unwrap());
+        wait_for("the way back", || are(&qps, PLAIN));
+        std::thread::sleep(Duration::from_millis(20));
+        kept = go("a second switch");
+        std::thread::sleep(Duration::from_millis(20));
+    });
+    assert_eq!((switches(&nodes), returns(&nodes), kept.len()), ([2, 2], [1, 1], 3));
+}
+
+#[test]
+fn a_connection_comes_back_when_its_card_has_room() {
+    comes_back(&settings(), None);
+}
+
+#[test]
+fn a_connection_comes_back_under_a_key() {
+    comes_back(&Settings { star_key: Some(StarKey::Given([7; 32].into())), ..settings() }, None);
+}
+
+#[test]
+fn a_connection_comes_back_on_a_bad_wire() {
+    let fault = FaultSpec { loss: 0.03, duplicate: 0.05, reorder: 0.05, ..FaultSpec::default() };
+    comes_back(&Settings { fault, ..settings() }, None);
+}
+
+#[test]
+fn what_came_back_to_a_shared_receive_queue_is_found_there() {
+    (0..2).for_each(|at| comes_back(&settings(), Some(at)));
+}
+
+#[test]
+fn roles_change_places_when_the_other_card_is_crowded() {
+    let nodes = auto(&settings());
+    let qps = connected(&nodes, [None; 2]);
+    let mut theirs = Vec::new();
+    talking(&nodes, &qps, [None; 2], || {
+        let others = crowd(&nodes[0], 3);
+        wait_for("a switch", || is_star(&qps));
+        theirs = crowd(&nodes[1], 3);
+        others.iter().flatten().for_each(|qp| qp.destroy().unwrap());
+        wait_for("an exchange", || are(&qps, EXCHANGED));
+        std::thread::sleep(Duration::from_millis(20));
+    });
+    assert_eq!((returns(&nodes), theirs.len()), ([1, 1], 3));
+}
+
+/// A program says again and again what its end is to be; so does its peer's, of which nothing is known here.
+#[test]
+fn programs_may_say_what_their_ends_are_to_be() {
+    let nodes = auto(&settings());
+    let qps = connected(&nodes, [None; 2]);
+    talking(&nodes, &qps, [None; 2], || {
+        for (at, wish, roles) in [
+            (0, Wish::Stateless, STAR),
+            (0, Wish::Stateful, EXCHANGED),
+            (0, Wish::Off, PLAIN),
+            (0, Wish::Auto, PLAIN),
+            (1, Wish::Stateless, EXCHANGED),
+            (1, Wish::Stateful, STAR),
+            (1, Wish::Off, PLAIN),
+        ] {
+            qps[at].change_wish(Some(wish)).unwrap();
+            assert_eq!(qps[at].wish(), wish);
+            wait_for("what a program wants", || are(&qps, roles));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let off = crowd(&nodes[0], 1);
+    let refused = off[0][0].change_wish(Some(Wish::Stateless)).map_err(|error| error.errno());
+    assert_eq!(refused, Err(libc::EOPNOTSUPP), "it was made without");
+    qps[0].modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    assert_eq!(qps[0].change_wish(None).map_err(|error| error.errno()), Err(libc::EINVAL));
+}
+
+/// Nobody talks: receives that were posted before, and at the other end meanwhile, are taken in their order.
+#[test]
+fn an_idle_connection_comes_back_too() {
+    let nodes = auto(&settings());
+    let qps = connected(&nodes, [None; 2]);
+    let receive = |ids: std::ops::Range<u64>| {
+        for node in 0..2 {
+            ids.clone().for_each(|id| nodes[node].post_recv(&qps[node], id, place(id, true), SIZE).unwrap());
+        }
+    };
+    receive(0..8);
+    qps[0].change_wish(Some(Wish::Stateless)).unwrap();
+    wait_for("a switch", || is_star(&qps));
+    receive(8..12);
+    qps[0].change_wish(Some(Wish::Off)).unwrap();
+    wait_for("the way back", || are(&qps, PLAIN));
+    receive(12..16);
+    for (from, to) in [(0, 1), (1, 0)] {
+        for id in 0..16 {
+            post(&qps[from], &send(100 + id, &[nodes[from].sge(place(id, false), SIZE)])).unwrap();
+        }
+        let got: Vec<_> = nodes[to].completions(16).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+        assert_eq!(got, (0..16).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
+        assert!(nodes[from].completions(16).iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+    /* in ERR what came back is flushed before what was posted since, in RESET it is forgotten */
+    receive(16..20);
+    qps[0].change_wish(Some(Wish::Stateless)).unwrap();
+    wait_for("a switch", || is_star(&qps));
+    qps[0].change_wish(Some(Wish::Off)).unwrap();
+    wait_for("the way back", || are(&qps, PLAIN));
+    receive(20..22);
+    let to = |qp: &Qp, state| qp.modify(&QpAttr { state, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    to(&qps[0], QpState::Err);
+    let flushed: Vec<_> = nodes[0].completions(6).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+    assert_eq!(flushed, (16..22).map(|id| (id, WcStatus::WrFlushErr)).collect::<Vec<_>>());
+    to(&qps[0], QpState::Reset);
+    assert_eq!(qps[0].query().unwrap().state, QpState::Reset);
+}
+
+/// Windows that either end has bound stay bound on the way, and are taken away as ever.
+#[test]
+fn windows_come_along() {
+    let nodes = auto(&settings());
+    let qps = connected(&nodes, [None; 2]);
+    qps[0].change_wish(Some(Wish::Stateless)).unwrap();
+    wait_for("a switch", || is_star(&qps));
+    let bound: [(Mr, Mw, u32); 2] = std::array::from_fn(|at| {
+        let node = &nodes[at];
+        let rights = Access::LOCAL_WRITE | Access::MW_BIND;
+        let mr = Mr::reg(&node.pd, node.addr(0), 4096, node.addr(0), rights).unwrap();
+        let mw = Mw::alloc(&node.pd, WindowType::Two).unwrap();
+        let bind = MwBind { mr: mr.lkey(), addr: node.addr(64), length: 64, access: Access::REMOTE_WRITE };
+        let rkey = mw.rkey() ^ 1;
+        post(&qps[at], &mw.bind_wr(1, SendFlags::SIGNALED, rkey, &bind)).unwrap();
+        assert_eq!(node.completions(1)[0].status, WcStatus::Success);
+        (mr, mw, rkey)
+    });
+    let write = |from: usize, id| {
+        let (to, sges) = (1 - from, [nodes[from].sge(1024, 64)]);
+        let op = SendOp::Write;
+        let wr = SendWr { op, remote_addr: nodes[to].addr(64), rkey: bound[to].2, ..send(id, &sges) };
+        post(&qps[from], &wr).unwrap();
+        nodes[from].completions(1)[0].status
+    };
+    assert_eq!([write(0, 2), write(1, 2)], [WcStatus::Success; 2]);
+    qps[0].change_wish(Some(Wish::Off)).unwrap();
+    wait_for("the way back", || are(&qps, PLAIN));
+    assert_eq!([write(0, 3), write(1, 3)], [WcStatus::Success; 2]);
+    for at in 0..2 {
+        let inv = SendWr { op: SendOp::LocalInv, rkey: bound[at].2, sges: &[], ..send(4, &[]) };
+        post(&qps[at], &inv).unwrap();
+        assert_eq!(nodes[at].completions(1)[0].status, WcStatus::Success);
+    }
+    assert_eq!(write(0, 5), WcStatus::RemAccessErr);
+    for (mr, mw, _) in &bound {
+        mr.dereg().unwrap();
+        mw.dealloc().unwrap();
+    }
 }

@@ -133,7 +133,7 @@ impl<E: Env> Nic<E> {
         if !transport.serves(qp.qp_type) {
             return if transport == Transport::Cnp { stats.rx_cnp.inc() } else { stats.drop_opcode.inc() };
         }
-        if qp.flags.star && qp.star.is_some() {
+        if qp.flags.star && qp.star.as_ref().is_some_and(|engine| !engine.is_halted()) {
             return stats.drop_state.inc();
         }
         let mut cx = Ctx { qp, sh: &mut self.shared, env, now };

@@ -9,10 +9,10 @@ use super::{Nic, TimerId};
 use crate::env::{Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::mr::{Bind, MrFault, MrTable};
-use crate::qp::{Owner, QpAttr, QpInit, RecvSource};
+use crate::qp::{Owner, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{filled, is_room_for};
-use crate::transport::{Qp, Requester, Responder, Track};
-use crate::types::{AsyncEvent, PdId, QpState, Qpn, SendOp, SendWqe, SrqId};
+use crate::transport::{Flags, Qp, Requester, Responder, Track};
+use crate::types::{AsyncEvent, Nanos, PdId, QpState, Qpn, SendOp, SendWqe, SrqId};
 
 /// A QP that has left the card.
 pub struct Released<E: Env> {
@@ -24,6 +24,8 @@ pub struct Released<E: Env> {
     pub attr: QpAttr,
     /// Windows may be bound on it
     pub windows: bool,
+    /// Its program was told that the connection is there
+    pub established: bool,
 }
 
 impl<E: Env> Released<E> {
@@ -96,7 +98,8 @@ impl<E: Env> Nic<E> {
             block_own_multicast: qp.block_own,
             cookie: qp.cookie,
         };
-        Ok(Released { qpn, init, attr, windows: qp.flags.windows })
+        let Flags { windows, established, .. } = qp.flags;
+        Ok(Released { qpn, init, attr, windows, established })
     }
 
     /// What a QP needs to come back, for [`Nic::readmit`]. `Exhausted`: no memory, and nothing is taken.
@@ -114,20 +117,87 @@ impl<E: Env> Nic<E> {
         Ok(Places { max_sge, track, timer: self.take_timer(init.qp_type)? })
     }
 
+    /// What was prepared is not needed.
+    pub fn forget_places(&mut self, places: Places) {
+        self.shared.sched.leave(places.timer);
+    }
+
+    /// The queues of a QP that the card has, its own receive queue if it has one.
+    pub fn with_queues<R>(
+        &self,
+        qpn: Qpn,
+        call: impl FnOnce(&E::Sq, Option<&E::Rq>, (&E::Cq, &E::Cq)) -> R,
+    ) -> Option<R> {
+        let qp = self.qps.get(qpn)?;
+        let rq = match &qp.rq {
+            RecvSource::Own(rq) => Some(rq),
+            RecvSource::Shared(_) | RecvSource::Xrc(_) => None,
+        };
+        Some(call(&qp.sq, rq, (&qp.send_cq, &qp.recv_cq)))
+    }
+
     /// A QP comes back, in RESET, to what was prepared for it: what is posted to it is forgotten.
     pub fn readmit(&mut self, released: Released<E>, places: Places) {
-        let Places { max_sge, track, timer } = places;
-        let Released { qpn, init, windows, .. } = released;
+        let Released { qpn, init, windows, .. } = &released;
         init.sq.reset();
         if let RecvSource::Own(rq) = &init.rq {
             rq.reset();
         }
-        if windows {
-            self.shared.mrs.unbind_all(qpn);
+        if *windows {
+            self.shared.mrs.unbind_all(*qpn);
         }
         let next = init.sq.posted();
+        self.insert_back(released, places, next);
+    }
+
+    fn insert_back(&mut self, released: Released<E>, places: Places, next: u32) {
+        let Places { max_sge, track, timer } = places;
+        let Released { qpn, init, .. } = released;
         let req = Requester { next, una: next, fresh: next, ..Requester::new(track) };
         self.insert_qp(init, (qpn, timer), req, Responder::new(max_sge));
+    }
+
+    /// A QP comes back to what was prepared for it while its connection runs: in the state and with the attributes that it has, its PSNs where
+    /// they were. `first_send`: index of its oldest request that is not done. An error: there is no memory, and it is in ERR.
+    pub fn come_home(
+        &mut self,
+        env: &mut E,
+        released: Released<E>,
+        places: Places,
+        first_send: u32,
+        now: Nanos,
+    ) -> Result<(), NicError> {
+        let Released { qpn, attr, windows, established, .. } = released;
+        self.insert_back(released, places, first_send);
+        if let Some(qp) = self.qps.get_mut(qpn) {
+            (qp.flags.windows, qp.flags.established) = (windows, established);
+        }
+        let came = self.lead_back(env, qpn, &attr, now);
+        if came.is_err() {
+            let to = QpAttr { state: QpState::Err, ..QpAttr::default() };
+            self.modify_qp(env, qpn, &to, QpAttrMask::STATE, now)?;
+        }
+        came
+    }
+
+    /// As its program has led it there.
+    fn lead_back(&mut self, env: &mut E, qpn: Qpn, attr: &QpAttr, now: Nanos) -> Result<(), NicError> {
+        use QpAttrMask as M;
+        let ready = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+        let peer = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+        let way = [
+            (QpState::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
+            (QpState::Rtr, peer),
+            (QpState::Rts, ready),
+        ];
+        for (state, mask) in way {
+            let to = QpAttr { state, ..*attr };
+            self.modify_qp(env, qpn, &to, mask | M::STATE, now)?;
+            if state == attr.state {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// A QP that has left ends: its number is free, and nothing is in use by it.

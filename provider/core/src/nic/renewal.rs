@@ -1,9 +1,11 @@
-//! Requests of a QP that rest, as the roles of its connection may change while it runs.
+//! Requests of a QP that rest, as the roles of its connection may change while it runs: of one of plain RoCEv2, and of a stateful end.
 
 use super::Nic;
+use super::star::Engine;
 use crate::env::{Env, SendQueue};
+use crate::star::homing::{Came, Done, Half};
 use crate::star::renew::Requests;
-use crate::transport::{Qp, Roles};
+use crate::transport::{Qp, Roles, patience};
 use crate::types::{Nanos, QpState, Qpn, SendOp};
 
 /// The requests of one QP of a card.
@@ -65,5 +67,49 @@ impl<E: Env> Requests for Resting<'_, E> {
     fn resume(&mut self) {
         let Some(mut cx) = self.nic.context(self.env, self.qpn, self.now) else { return };
         cx.settle_plain();
+    }
+}
+
+/// The stateful end of a connection that may become one of plain RoCEv2.
+impl<E: Env> Half for Resting<'_, E> {
+    fn rest(&mut self) -> bool {
+        self.engine().is_some_and(Engine::rest)
+    }
+
+    fn resume(&mut self) {
+        if let Some(engine) = self.engine() {
+            engine.resume();
+            self.nic.handle_doorbell(self.env, self.qpn, self.now);
+        }
+    }
+
+    fn halt(&mut self) -> Option<Done> {
+        self.engine()?.halt()
+    }
+
+    fn go_home(&mut self, _: Done) -> Came {
+        Came::Never
+    }
+
+    fn settle(&mut self) {
+        if let Some(mut cx) = self.nic.context(self.env, self.qpn, self.now) {
+            cx.settle_plain();
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        self.nic.qps.get(self.qpn).is_some_and(|qp| !qp.flags.star)
+    }
+
+    fn waits(&self) -> Option<Option<Nanos>> {
+        let qp = self.nic.qps.get(self.qpn)?;
+        let first = qp.star.as_ref().map_or(qp.req.next, Engine::next_send);
+        (first != qp.sq.posted()).then(|| patience(qp.attr.timeout, qp.attr.retry_cnt))
+    }
+}
+
+impl<E: Env> Resting<'_, E> {
+    fn engine(&mut self) -> Option<&mut E::Star> {
+        self.nic.qps.get_mut(self.qpn)?.star.as_mut()
     }
 }

@@ -17,6 +17,7 @@ use crate::room::is_room_for;
 use crate::star::channel::Channel;
 use crate::star::control::Setup;
 use crate::star::env::StarEnv;
+use crate::star::homing::Done;
 use crate::star::stateful::{Card, Local, Peer, SharedReceives, Stateful, Turn, Waits};
 use crate::star::wire::Packet;
 use crate::transport::{Attr, Ctx, Qp, Roles, Step, patience};
@@ -76,6 +77,15 @@ impl Terms {
     }
 }
 
+/// Where an engine leaves a QP's queues.
+#[derive(Clone, Copy, Debug)]
+pub struct Parted {
+    /// Index in the send queue of the first request that has not begun
+    pub next_send: u32,
+    /// Memory windows of type 2 were bound
+    pub windows: bool,
+}
+
 /// A transport in the place of a QP's own.
 pub trait Engine<E: Env>: Sized {
     /// Does it; gives how a turn to send ended.
@@ -96,6 +106,16 @@ pub trait Engine<E: Env>: Sized {
     fn expect(&self, env: &E);
     /// The QP is at its end.
     fn close(self, lent: Lent<'_, E>);
+    /// No request of either end begins from now on. False: it is ending, or has not begun.
+    fn rest(&mut self) -> bool;
+    /// If it rests, and all that began is over: it stays so, and this says how much of its peer's is done.
+    fn halt(&mut self) -> Option<Done>;
+    /// Whether it has come to rest, as its peer may have heard.
+    fn is_halted(&self) -> bool;
+    /// Requests begin again.
+    fn resume(&mut self);
+    /// The QP, which has come to rest, goes on with the card's own transport.
+    fn part(self, lent: Lent<'_, E>) -> Parted;
 }
 
 /// Of hosts without StaR: there is none.
@@ -125,6 +145,21 @@ impl<E: Env> Engine<E> for Infallible {
         match *self {}
     }
     fn close(self, _: Lent<'_, E>) {
+        match self {}
+    }
+    fn rest(&mut self) -> bool {
+        match *self {}
+    }
+    fn halt(&mut self) -> Option<Done> {
+        match *self {}
+    }
+    fn is_halted(&self) -> bool {
+        match *self {}
+    }
+    fn resume(&mut self) {
+        match *self {}
+    }
+    fn part(self, _: Lent<'_, E>) -> Parted {
         match self {}
     }
 }
@@ -157,6 +192,21 @@ impl<E: Env, T: Engine<E>> Engine<E> for Box<T> {
     }
     fn close(self, lent: Lent<'_, E>) {
         (*self).close(lent);
+    }
+    fn rest(&mut self) -> bool {
+        (**self).rest()
+    }
+    fn halt(&mut self) -> Option<Done> {
+        (**self).halt()
+    }
+    fn is_halted(&self) -> bool {
+        (**self).is_halted()
+    }
+    fn resume(&mut self) {
+        (**self).resume();
+    }
+    fn part(self, lent: Lent<'_, E>) -> Parted {
+        (*self).part(lent)
     }
 }
 
@@ -234,6 +284,21 @@ impl<E: StarEnv> Engine<E> for Stateful<E> {
             Stateful::close(self, card);
         });
     }
+    fn rest(&mut self) -> bool {
+        Stateful::come_to_rest(self)
+    }
+    fn halt(&mut self) -> Option<Done> {
+        Stateful::halt(self)
+    }
+    fn is_halted(&self) -> bool {
+        Stateful::is_halted(self)
+    }
+    fn resume(&mut self) {
+        Stateful::resume(self);
+    }
+    fn part(self, lent: Lent<'_, E>) -> Parted {
+        with_card(lent, |card| Stateful::part(self, card))
+    }
 }
 
 impl<E: Env> Ctx<'_, E> {
@@ -283,15 +348,25 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// It is no end of a StaR connection: what waited begins.
+    /// It is no end of a StaR connection, or no more: what waited begins.
     pub(crate) fn settle_plain(&mut self) {
-        if self.qp.star.is_none() {
-            self.qp.flags.star = false;
-            if self.qp.roles == Roles::Rest {
-                self.qp.roles = Roles::Free;
-            }
-            self.doorbell();
+        if self.qp.star.as_ref().is_some_and(|engine| !engine.is_halted()) {
+            return;
         }
+        if let Some(engine) = self.qp.star.take() {
+            self.leave_window();
+            let Parted { next_send, windows } = engine.part(self.lend());
+            let (req, flags) = (&mut self.qp.req, &mut self.qp.flags);
+            (req.next, req.una, req.fresh) = (next_send, next_send, next_send);
+            /* what the peer said of its receives was of before */
+            (req.counted, req.alone) = (false, false);
+            flags.windows |= windows;
+        }
+        self.qp.flags.star = false;
+        if self.qp.roles == Roles::Rest {
+            self.qp.roles = Roles::Free;
+        }
+        self.doorbell();
     }
 
     /// The QP goes to RESET, or ends.
@@ -361,6 +436,11 @@ impl<E: Env> Nic<E> {
     /// nobody else would tell.
     pub fn owes_for_star(&self, qpn: Qpn, now: Nanos) -> bool {
         self.qps.get(qpn).and_then(|qp| qp.star.as_ref()).is_some_and(|engine| engine.owes(now))
+    }
+
+    /// Whether the QP is the stateful end of a StaR connection.
+    pub fn is_stateful(&self, qpn: Qpn) -> bool {
+        self.qps.get(qpn).is_some_and(|qp| qp.star.is_some())
     }
 
     /// The QP is about to go. If it is a stateful end, its peer hears how far its requests are: not all of them make completions.

@@ -1,8 +1,9 @@
 //! Control messages: what the two ends settle beside the data. Each is repeated until its answer comes, and each may be understood
 //! twice without harm.
 
-use crate::types::{Access, Mtu, PdId};
+use crate::types::{Access, Mtu, PdId, Psn};
 
+use super::homing::Done;
 use super::message::{Reader, Writer};
 
 /// Bytes of the largest message.
@@ -24,7 +25,8 @@ pub enum Wish {
 }
 
 impl Wish {
-    const fn from_code(code: u8) -> Option<Self> {
+    /// What this number stands for; `None`: for nothing.
+    pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             0 => Wish::Off,
             1 => Wish::Auto,
@@ -112,6 +114,21 @@ pub enum Control {
         /// Nothing of it is under way
         drained: bool,
     },
+    /// Of a connection of StaR: it shall be one of plain RoCEv2 again, as the choice now depends on this
+    Return {
+        /// The program's wish
+        wish: Wish,
+        /// Connections whose state the sender's card keeps
+        stateful: u32,
+        /// Beyond how many it wants another end to keep them
+        threshold: u32,
+    },
+    /// SF: nothing is under way, and nothing begins before SL answers
+    Halted(Done),
+    /// The answer to that: SL is plain RoCEv2
+    Home,
+    /// The connection goes on as StaR's
+    Stay,
     /// SL's state at first
     Setup(Setup),
     /// SF may reach this memory of SL
@@ -245,6 +262,18 @@ impl Control {
                 out.word(threshold)?;
             }
             Control::Resting { drained } => out.bytes(&[16, u8::from(drained)])?,
+            Control::Return { wish, stateful, threshold } => {
+                out.bytes(&[18, wish as u8])?;
+                out.word(stateful)?;
+                out.word(threshold)?;
+            }
+            Control::Halted(Done { sends, recvs }) => {
+                out.byte(19)?;
+                out.word(sends.get())?;
+                out.word(recvs.get())?;
+            }
+            Control::Home => out.byte(20)?,
+            Control::Stay => out.byte(21)?,
             Control::Setup(ref setup) => {
                 out.byte(6)?;
                 setup.encode(&mut out)?;
@@ -314,6 +343,14 @@ impl Control {
                 drained @ 0..=1 => Control::Resting { drained: drained == 1 },
                 _ => return None,
             },
+            18 => Control::Return {
+                wish: Wish::from_code(from.byte()?)?,
+                stateful: from.word()?,
+                threshold: from.word()?,
+            },
+            19 => Control::Halted(Done { sends: Psn::new(from.word()?), recvs: Psn::new(from.word()?) }),
+            20 => Control::Home,
+            21 => Control::Stay,
             _ => return None,
         };
         from.end()?;

@@ -45,6 +45,10 @@ fn what_is_said_is_understood() {
         Control::Bye { why: 12 },
         Control::Renew { wish: Wish::Auto, stateful: 121, threshold: 120 },
         Control::Resting { drained: true },
+        Control::Return { wish: Wish::Off, stateful: 3, threshold: 9 },
+        Control::Halted(Done { sends: Psn::new(0x00ab_cdef), recvs: Psn::new(7) }),
+        Control::Home,
+        Control::Stay,
     ] {
         let mut room = [0xff; MAX_CONTROL];
         let len = message.encode(&mut room).expect("it fits");

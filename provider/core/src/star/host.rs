@@ -27,13 +27,15 @@ use library::Library;
 use roles::{Identity, Queues, Roles};
 
 /// What [`Ends`] needs beside what both halves do.
-pub trait Host: StarEnv<Star = Box<Stateful<Self>>, Stats: Clone> {
+pub trait Host: StarEnv<Star = Box<Stateful<Self>>, Stats: Clone, Cq: Clone> {
     /// Memory of slots, which its owner gives back by dropping it
     type Slots;
     /// So many bytes that a card may fill, and where they are: aligned to the largest slot. `None`: no memory.
     fn make_slots(&mut self, bytes: u64) -> Option<(Self::Slots, u64)>;
     /// Another handle of a receive queue, used by the one owner of the card too.
     fn another(queue: &Self::Rq) -> Self::Rq;
+    /// Another handle of a send queue, likewise.
+    fn another_sq(queue: &Self::Sq) -> Self::Sq;
     /// Slots of a receive queue: a power of two.
     fn slots_of(queue: &Self::Rq) -> u32;
     /// Where a send queue has inline bytes that are too many for a packet ([`MAX_INLINE`](super::message::MAX_INLINE)): first byte and
@@ -63,10 +65,12 @@ pub enum Note {
     Plain,
     /// Plain RoCEv2, as its peer does not begin
     Alone,
-    /// Plain RoCEv2 still, after a round
+    /// What it was, after a round
     Stays,
     /// Plain RoCEv2 no longer, while it runs
     Leaves,
+    /// Plain RoCEv2 again, while it runs
+    Returns,
     /// An end of a StaR connection
     Begun(Role),
     /// That could not be; it is in ERR
@@ -182,10 +186,15 @@ impl<E: Host> Ends<E> {
     /// When [`go_on`](Ends::go_on) has something to do, with so many connections on the card.
     pub fn next_deadline(&self, connections: u32) -> Option<Nanos> {
         let Ends { roles, library, .. } = self;
-        [roles.next_deadline(), library.next_deadline(), roles.balance_due(connections)]
+        [roles.next_deadline(), library.next_deadline(), roles.balance_due(connections, !library.is_empty())]
             .into_iter()
             .flatten()
             .min()
+    }
+
+    /// A program wants a connection that it has to be this from now on. False: nobody can be asked for it.
+    pub fn wish(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, wish: Wish) -> bool {
+        self.roles.wish(turn, &mut self.library, qpn, wish)
     }
 
     /// A program has moved a QP of this wish to a state; `queues`: other handles of its queues.

@@ -25,6 +25,7 @@ use super::stateless::{Peer, send_wqep};
 use super::wire::{Opt, Queue};
 
 mod care;
+mod home;
 mod own;
 mod part;
 mod start;
@@ -132,6 +133,8 @@ pub struct SlQp<E: StarEnv> {
     changes: Changes,
     /// SF's card does not know the rules
     ignorant: bool,
+    /// No WQE leaves for the first time
+    resting: bool,
     /// SF has said that it is gone
     parted: bool,
     /// Since when sends wait that were under way when it said so
@@ -177,6 +180,7 @@ impl<E: StarEnv> SlQp<E> {
             gate: 0,
             changes: Changes::default(),
             ignorant: false,
+            resting: false,
             parted: false,
             left_at: None,
             asked: 0,
@@ -259,7 +263,7 @@ impl<E: StarEnv> SlQp<E> {
 
     /// Sends what is posted and not sent, as far as the port takes it and SF has answered what it was told.
     fn supply(&mut self, env: &mut E, now: Nanos) {
-        if self.state != SlState::Ready || self.is_closed() {
+        if self.state != SlState::Ready || self.resting || self.is_closed() {
             return;
         }
         while env.can_send_star() && self.take_recv() {
@@ -298,7 +302,7 @@ impl<E: StarEnv> SlQp<E> {
         let recvs = self.recv.has_room() && self.may_take() && !self.init.rq.is_empty();
         let sends =
             !self.stuck && !self.behind_own() && self.send.next != self.posted() && self.send.has_room();
-        self.state == SlState::Ready && !self.is_closed() && (recvs || sends)
+        self.state == SlState::Ready && !self.resting && !self.is_closed() && (recvs || sends)
     }
 
     /// Sequence of the next WQE that the program will post.
@@ -331,11 +335,9 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     fn send_recv(&mut self, env: &mut E, seq: u32) {
-        let at = (seq & (self.init.setup.rq_depth - 1)) as usize;
-        let first = at * self.stride;
-        let sges = self.recvs.get(at).and_then(|r| self.sges.get(first..first + usize::from(r.sges)));
+        let (_, sges) = self.taken(seq);
         let mut room = [0; MAX_WQE];
-        if let Some(len) = sges.and_then(|sges| encode_recv(sges, &mut room)) {
+        if let Some(len) = encode_recv(sges, &mut room) {
             send_wqep(env, &self.peer, Opt::Recv, Psn::new(seq), room.get(..len).unwrap_or(&[]), None);
         }
     }

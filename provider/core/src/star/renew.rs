@@ -9,17 +9,17 @@
 //! the other go on too, and after that the rules of the beginning hold. Nothing else of the connection changes: its PSNs go on.
 
 use super::channel::timeout;
-use super::control::{Control, Role};
+use super::control::{Control, Role, Wish};
 use super::message::{Reader, Writer};
 use super::negotiate::{Negotiation, Outcome, Terms, choose};
 use crate::types::{Gid, Nanos, Qpn};
 
 /// Askings without an answer until nobody is asked any more: a sixteenth of a second, in which nothing rests.
-const ASKS: u32 = 6;
+pub(super) const ASKS: u32 = 6;
 /// For so long requests rest at most, while some are under way: one may wait for what the program does next.
-const REST: Nanos = 50_000_000;
+pub(super) const REST: Nanos = 50_000_000;
 /// Time between two looks whether something is under way.
-const LOOK: Nanos = 1_000_000;
+pub(super) const LOOK: Nanos = 1_000_000;
 /// What says that a round's number and a message follow.
 const ROUND: u8 = 17;
 
@@ -109,11 +109,13 @@ pub fn is_new(round: u16, last: u16) -> bool {
 }
 
 /// Whether a peer's asking suits this end. An end keeps the state whenever the rule says so; it leaves its card only if that has too many
-/// connections, too, whatever the peer says of its own.
+/// connections, too, whatever the peer says of its own, or as a program wants that.
 pub fn suits(mine: &Terms, theirs: &Terms) -> bool {
     match choose(mine, theirs) {
         Some(Role::Stateful) => true,
-        Some(Role::Stateless) => mine.stateful > mine.threshold,
+        Some(Role::Stateless) => {
+            mine.stateful > mine.threshold || mine.wish == Wish::Stateless || theirs.wish == Wish::Stateful
+        }
         None => false,
     }
 }

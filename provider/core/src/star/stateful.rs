@@ -3,7 +3,7 @@
 //! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's. `remote` keeps SL's
 //! queues, `stream` says what may go on at once, `begin` begins WQEs, `packets` makes their packets, `window` knows which are under
 //! way, `answers` takes what SL's card answers, `finish` completes in order, `events` tells SL of completions, `failing` takes either
-//! end into error, `clock` does what is due. It knows no sockets and no negotiation: it begins when both ends know what they are.
+//! end into error, `clock` does what is due, `resting` brings all to rest. It knows no sockets and no negotiation: it begins when both ends know what they are.
 //!
 //! Order of calls: after anything that is called `handle_*`, [`Stateful::transmit`] until it says that nothing is left, then sleep
 //! until [`Stateful::next_deadline`] or the next event.
@@ -17,6 +17,7 @@ mod finish;
 mod messages;
 mod packets;
 mod remote;
+mod resting;
 mod stream;
 mod timing;
 mod window;
@@ -198,6 +199,10 @@ pub struct Stateful<E: StarEnv> {
     overrun: bool,
     /// Memory windows of type 2 were bound on it
     windows: bool,
+    /// No WQE begins
+    resting: bool,
+    /// Nothing that began is under way, and SL may know
+    halted: bool,
     /// SL did not answer for longer than our program bears: it is told nothing until it says something
     silent: bool,
     /// SL is told of its send before this one, though it makes no completion
@@ -289,6 +294,8 @@ impl<E: StarEnv> Stateful<E> {
             wanted: None,
             overrun: false,
             windows: false,
+            resting: false,
+            halted: false,
             silent: false,
             report_at: Psn::default(),
             met: false,
@@ -326,15 +333,19 @@ impl<E: StarEnv> Stateful<E> {
 
     /// The connection ends without a word. Its packets may still be under way for [`Stateful::lifetime`].
     pub fn close(self, card: &mut Card<'_, E>) -> Local<E> {
+        if self.windows {
+            card.mrs.unbind_all(self.local.qpn);
+        }
+        self.leave(card)
+    }
+
+    fn leave(self, card: &mut Card<'_, E>) -> Local<E> {
         card.path.forget(self.charged);
         for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {
             card.registry.end_ring(ring);
         }
         card.registry.leave(self.seat);
         card.registry.count(card.stats);
-        if self.windows {
-            card.mrs.unbind_all(self.local.qpn);
-        }
         self.local
     }
 

@@ -11,15 +11,16 @@ use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::star::bounds::Bounds;
 use starverbs_core::star::channel::Channel;
 use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Rule, Setup as StarSetup, Wish};
+use starverbs_core::star::homing::{self, Came, Done, Half, Homing};
 use starverbs_core::star::library::{Patience, SlInit, SlQp, SlState};
 use starverbs_core::star::negotiate::{Beginning, Negotiation, Outcome, THRESHOLD, Terms};
 use starverbs_core::star::renew::{Card, Renewal, Renewed, answer, is_new, suits};
 use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
 use starverbs_core::star::stateful;
-use starverbs_core::star::stateless::{self, Peer};
+use starverbs_core::star::stateless::{self, Peer, is_later};
 use starverbs_core::star::wire::{Packet, Prefix, Queue, Side};
 use starverbs_core::{Counters, FrameMeta, Nanos, QpState, Qpn, SendQueue, WcStatus};
-use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, StarFrame};
+use starverbs_sim::{Faults, Host, Net, Rng, SimCq, SimEnv, StarFrame};
 
 use crate::program::Conn;
 
@@ -34,10 +35,16 @@ pub(crate) struct Edge {
     pub(crate) qpn: Qpn,
     peer: Qpn,
     round: Option<Renewal>,
+    /// The way back, if it is on it
+    homing: Option<Homing>,
+    /// How often it came back
+    pub(crate) returns: u32,
     last: u16,
     settled: Option<Negotiation>,
     sl: Option<(SlQp<SimEnv>, Released<SimEnv>)>,
     began: bool,
+    /// The last epoch that it was a stateful end in
+    served: Option<u32>,
     beginning: Beginning,
     /// When it is looked whether the peer of a stateful end begins
     looks: Nanos,
@@ -56,8 +63,66 @@ impl Edge {
         self.role() == Some(Role::Stateful) && !self.began && !self.gone
     }
     pub(crate) fn lasts(&self) -> bool {
-        self.round.is_some()
+        self.round.is_some() || self.homing.is_some()
     }
+    /// Whether it is an end of StaR that has begun, and its peer, too.
+    fn is_star(&self) -> bool {
+        let heard = self.sl.as_ref().is_none_or(|(sl, _)| sl.state() == SlState::Ready);
+        self.role().is_some() && self.began && heard && !self.gone
+    }
+}
+
+/// A stateless end that may come back.
+struct Stateless<'a> {
+    host: &'a mut Host,
+    bounds: &'a mut Bounds,
+    sl: &'a mut Option<(SlQp<SimEnv>, Released<SimEnv>)>,
+    now: Nanos,
+}
+
+impl Half for Stateless<'_> {
+    fn rest(&mut self) -> bool {
+        self.sl.as_mut().is_some_and(|(sl, _)| sl.rest())
+    }
+    fn resume(&mut self) {
+        if let Some((sl, _)) = self.sl {
+            sl.resume(&mut self.host.env, self.now);
+        }
+    }
+    fn halt(&mut self) -> Option<Done> {
+        None
+    }
+    fn go_home(&mut self, done: Done) -> Came {
+        let Some((sl, released)) = self.sl else { return Came::Never };
+        match sl.has_ended_at(&mut self.host.env, self.now, done) {
+            None => return Came::Never,
+            Some(false) => return Came::Later,
+            Some(true) => {}
+        }
+        let places = self.host.nic.prepare_return(released).expect("memory");
+        let (_, first) = sl.go_home().expect("memory");
+        let StarSetup { send_ring, recv_ring, replay, sq_depth, .. } = *sl.setup();
+        self.bounds.remove_slots(send_ring, u64::from(sq_depth) * CQE_SLOT);
+        self.bounds.remove_slots(recv_ring, u64::from(SLOTS) * CQE_SLOT);
+        self.bounds.remove_slots(replay, u64::from(SLOTS) * REPLAY_SLOT);
+        let Some((sl, released)) = self.sl.take() else { return Came::Never };
+        let (_, parting) = sl.close(self.now, true);
+        assert!(parting.is_none(), "nothing is left to be said");
+        let Host { nic, env, .. } = &mut *self.host;
+        nic.come_home(env, released, places, first, self.now).expect("memory");
+        Came::Home
+    }
+    fn settle(&mut self) {}
+    fn is_settled(&self) -> bool {
+        false
+    }
+    fn waits(&self) -> Option<Option<Nanos>> {
+        None
+    }
+}
+
+fn is_stateless(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Star { role: Role::Stateless, .. })
 }
 
 /// The hosts.
@@ -69,7 +134,7 @@ pub(crate) struct Live {
     pub(crate) sides: Vec<[Edge; 2]>,
     cqs: [SimCq; 2],
     /// Connections that each host's card says to have
-    counts: [u32; 2],
+    pub(crate) counts: [u32; 2],
     bounds: [Bounds; 2],
     pub(crate) stats: [Rc<Counters>; 2],
     wire: BTreeMap<(Nanos, u64), StarFrame>,
@@ -121,6 +186,105 @@ impl Live {
         }
     }
 
+    /// The card of `host` would have a connection of StaR be one of plain RoCEv2 again.
+    pub(crate) fn ask_back(&mut self, at: usize, host: usize) {
+        let (mine, now) = (self.terms(at, host), self.net.now());
+        let side = &mut self.sides[at][host];
+        if side.homing.is_none()
+            && side.is_star()
+            && let Some(role) = side.role()
+        {
+            side.last += 1;
+            side.homing = Some(Homing::ask(side.last, role, mine, now));
+        }
+    }
+
+    /// Something was posted to the shared receive queue of `host`, or came back there.
+    pub(crate) fn ring_srq(&mut self, host: usize) {
+        let now = self.net.now();
+        for side in self.sides.iter_mut().map(|sides| &mut sides[host]) {
+            if let Some((sl, _)) = &mut side.sl {
+                sl.handle_doorbell(&mut self.net.hosts[host].env, now);
+            }
+        }
+    }
+
+    /// Calls with the way back that an end is on, and what it is; then sees whether that is over.
+    fn with_homing<R>(
+        &mut self,
+        at: usize,
+        host: usize,
+        call: impl FnOnce(&mut Homing, &mut dyn Half) -> R,
+    ) -> Option<R> {
+        let now = self.net.now();
+        let Live { net, sides, bounds, .. } = self;
+        let side = &mut sides[at][host];
+        let homing = side.homing.as_mut()?;
+        let (h, bounds) = (&mut net.hosts[host], &mut bounds[host]);
+        let done = if side.settled.as_ref().and_then(Negotiation::outcome).is_some_and(is_stateless) {
+            call(homing, &mut Stateless { host: h, bounds, sl: &mut side.sl, now })
+        } else {
+            call(homing, &mut Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now })
+        };
+        if let Some(outcome) = homing.outcome() {
+            side.homing = None;
+            if outcome == homing::Outcome::Home {
+                side.returns += 1;
+                (side.settled, side.began, side.beginning) = (None, false, Beginning::default());
+                self.ring_srq(host);
+            }
+        }
+        Some(done)
+    }
+
+    /// What a peer says on the way back, if it is that.
+    fn hear_of_home(&mut self, at: usize, host: usize, said: &Renewed) -> bool {
+        let (mine, now) = (self.terms(at, host), self.net.now());
+        let theirs = self.terms(at, 1 - host);
+        let side = &mut self.sides[at][host];
+        let homing = side.homing.as_ref().map(Homing::round);
+        if homing == Some(said.round) {
+            let answer = self.with_homing(at, host, |homing, half| homing.handle(now, &said.message, half));
+            if let Some(answer) = answer.flatten() {
+                self.say(at, host, &answer);
+            }
+            return true;
+        }
+        match said.message {
+            Control::Renew { .. } if homing.is_some() && is_new(said.round, side.last) => {
+                self.with_homing(at, host, |homing, half| homing.peer_is_home(half));
+                return false;
+            }
+            Control::Return { .. } if is_new(said.round, side.last) && side.is_star() => {
+                side.last = said.round;
+                self.with_homing(at, host, |homing, half| homing.stay(half));
+                let side = &mut self.sides[at][host];
+                let Some(role) = side.role().filter(|role| homing::suits(*role, &mine, &theirs)) else {
+                    return true;
+                };
+                side.homing = Some(Homing::ask(said.round, role, mine, now));
+                let asked = self.with_homing(at, host, |homing, half| {
+                    let asked = Homing::asked(said.round, role, mine, now, half);
+                    let rests = asked.is_some();
+                    if let Some(asked) = asked {
+                        *homing = asked;
+                    }
+                    rests
+                });
+                if asked == Some(false) {
+                    self.sides[at][host].homing = None;
+                }
+                return true;
+            }
+            Control::Return { .. } | Control::Halted(_) | Control::Home | Control::Stay => {}
+            _ => return false,
+        }
+        if let Some(answer) = homing::answer(said, self.sides[at][host].role().is_some()) {
+            self.say(at, host, &answer);
+        }
+        true
+    }
+
     /// The program of `host` rings the doorbell of `qpn`.
     pub(crate) fn doorbell(&mut self, host: usize, qpn: Qpn) {
         let (at, now) = (self.find(host, qpn), self.net.now());
@@ -141,6 +305,7 @@ impl Live {
         let due = |side: &Edge| {
             let sl = side.sl.as_ref().and_then(|(sl, _)| sl.next_deadline());
             let looks = side.waits().then_some(side.looks);
+            let looks = looks.or_else(|| side.homing.as_ref().and_then(Homing::deadline));
             [side.round.as_ref().and_then(Renewal::deadline), sl, looks].into_iter().flatten().min()
         };
         let timers = self.sides.iter().flatten().filter_map(due).min();
@@ -211,10 +376,18 @@ impl Live {
         }
         for (at, host) in self.all() {
             self.renew(at, host, None);
+            let now = self.net.now();
+            let said = self.with_homing(at, host, |homing, half| homing.poll(now, half));
+            if let Some(said) = said.flatten() {
+                self.say(at, host, &said);
+            }
         }
     }
 
     fn hear(&mut self, at: usize, host: usize, said: &Renewed) {
+        if self.hear_of_home(at, host, said) {
+            return;
+        }
         let (mine, card, now) = (self.terms(at, host), self.card(host), self.net.now());
         let peer = (self.net.hosts[1 - host].gid, self.sides[at][host].peer);
         let side = &mut self.sides[at][host];
@@ -279,7 +452,7 @@ impl Live {
         let (qpn, peer) = (self.sides[at][host].qpn, self.sides[at][host].peer);
         let now = self.net.now();
         let end = &mut self.conns[at].ends[host];
-        let (sq, rq) = (end.sq.clone(), end.rq.clone());
+        let (sq, rq, srq) = (end.sq.clone(), end.rq.clone(), end.shared);
         let h = &mut self.net.hosts[host];
         let Leaving { attr, owner, first_send, .. } = h.nic.leaving(qpn).expect("a QP of this card");
         let bounds = &mut self.bounds[host];
@@ -295,7 +468,7 @@ impl Live {
             mtu: attr.path_mtu,
             sq_depth,
             rq_depth: SLOTS,
-            srq: false,
+            srq,
             send_ring: slots(u64::from(sq_depth) * CQE_SLOT),
             recv_ring: slots(u64::from(SLOTS) * CQE_SLOT),
             replay: slots(u64::from(SLOTS) * REPLAY_SLOT),
@@ -432,6 +605,9 @@ impl Live {
         if side.began || !h.nic.waits_for_star(side.qpn) {
             return;
         }
+        if side.served.is_some_and(|served| !is_later(from.epoch, served)) {
+            return;
+        }
         if let Some(round) = &mut side.round {
             let mut requests = Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now };
             round.peer_began((peer, side.peer), &mut requests);
@@ -448,12 +624,12 @@ impl Live {
         let mut channel = Channel::new();
         channel.took();
         let end = &self.conns[at].ends[host];
-        let (sq, rq) = (end.sq.clone(), Some(end.rq.clone()));
+        let (sq, rq) = (end.sq.clone(), (!end.shared).then(|| end.rq.clone()));
         let cqs = (self.cqs[host].clone(), self.cqs[host].clone());
         let lifetime = 4 * self.net.faults.late;
         let init = StarInit { sq, rq, cqs, setup, peer, channel, window: 64, lifetime };
         h.nic.begin_star(&mut h.env, side.qpn, init, now).expect("a QP that rests");
-        side.began = true;
+        (side.began, side.served) = (true, Some(from.epoch));
     }
 
     /// Programs poll: libraries look at their slots.
@@ -473,7 +649,7 @@ impl Live {
         let now = self.net.now();
         let h = &mut self.net.hosts[host];
         let side = &mut self.sides[at][host];
-        (side.round, side.gone) = (None, true);
+        (side.round, side.homing, side.gone) = (None, None, true);
         match side.sl.take() {
             /* the last word is lost: silence tells */
             Some((sl, released)) => {
@@ -489,7 +665,7 @@ impl Live {
         let now = self.net.now();
         let h = &mut self.net.hosts[host];
         let side = &mut self.sides[at][host];
-        side.round = None;
+        (side.round, side.homing) = (None, None);
         match &mut side.sl {
             Some((sl, _)) => sl.enter_error(&mut h.env, now, WcStatus::WrFlushErr),
             None => {

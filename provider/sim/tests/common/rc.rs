@@ -33,7 +33,7 @@ pub(crate) struct End {
     pub(crate) plan: Vec<Op>,
     /// Receives for the peer's plan, in order
     recvs: Vec<Vec<Sge>>,
-    shared: bool,
+    pub(crate) shared: bool,
     /// Its QP is one of the host's card no longer
     pub(crate) left: bool,
     posted: usize,
@@ -81,6 +81,50 @@ pub(crate) struct Shape {
     pub(crate) ops: u64,
     /// Operations to choose from
     pub(crate) kinds: Vec<SendOp>,
+}
+
+/// Receives of an SRQ, posted as there is room.
+#[allow(dead_code)]
+pub(crate) struct Pool {
+    rq: SimRq,
+    pub(crate) buffers: Vec<Vec<Sge>>,
+    posted: usize,
+}
+
+#[allow(dead_code)]
+impl Pool {
+    /// What connections take from the SRQs of both hosts, where there are such.
+    pub(crate) fn of(
+        net: &mut Net,
+        rng: &mut Rng,
+        conns: &[Conn],
+        srqs: &[Option<(SrqId, SimRq)>; 2],
+    ) -> [Option<Pool>; 2] {
+        let mut pools = [None, None];
+        for (at, srq) in srqs.iter().enumerate() {
+            let needs = || conns.iter().map(|c| c.recv_needs(at));
+            let room = needs().map(|(room, _)| room).max().unwrap_or(0);
+            let count = needs().map(|(_, n)| n).sum();
+            let mut buffer = || scattered(&mut net.hosts[at], rng, room, 4, Access::LOCAL_WRITE);
+            pools[at] = srq.as_ref().map(|(_, rq)| Pool {
+                rq: rq.clone(),
+                buffers: (0..count).map(|_| buffer()).collect(),
+                posted: 0,
+            });
+        }
+        pools
+    }
+
+    /// Posts as many as there is room for. Whether there was.
+    pub(crate) fn fill(&mut self) -> bool {
+        let before = self.posted;
+        while self.posted < self.buffers.len() && !self.rq.is_full() {
+            let sges = self.buffers[self.posted].clone();
+            self.rq.post(Recv { wr_id: self.posted as u64, sges }).expect("there is room");
+            self.posted += 1;
+        }
+        self.posted != before
+    }
 }
 
 impl Conn {

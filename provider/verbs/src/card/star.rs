@@ -38,9 +38,10 @@ pub struct StarInfo {
 }
 
 impl Shard {
-    /// StaR of the queue pair, whose program wants `wish`.
-    pub(crate) fn star_of(&self, qpn: Qpn, wish: Wish) -> StarInfo {
-        let role = if wish == Wish::Off { Settled::Plain } else { self.role_of(qpn) };
+    /// StaR of the queue pair, whose program wants `wish`. `None`: it was made without.
+    pub(crate) fn star_of(&self, qpn: Qpn, wish: Option<Wish>) -> StarInfo {
+        let role = wish.map_or(Settled::Plain, |_| self.role_of(qpn));
+        let wish = wish.unwrap_or(Wish::Off);
         let library_bytes = self.star.as_ref().map_or(0, |star| star.library().bytes(qpn)) as u64;
         let card_bytes = self.nic.bytes_of(qpn) as u64;
         StarInfo { wish, role, card_bytes, library_bytes }

@@ -134,6 +134,11 @@ impl Host for HostEnv {
         unsafe { queue.another() }
     }
 
+    fn another_sq(queue: &CardSq) -> CardSq {
+        // SAFETY: as above; the core looks at WQEs between released and posted alone.
+        unsafe { queue.another() }
+    }
+
     fn slots_of(queue: &CardRq) -> u32 {
         queue.slots()
     }
@@ -165,7 +170,8 @@ impl Host for HostEnv {
             }
             Note::Plain => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2"),
             Note::Alone => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2, as its peer does not begin"),
-            Note::Stays => log!(Debug, "queue pair {qpn:#x}: stays plain RoCEv2"),
+            Note::Stays => log!(Debug, "queue pair {qpn:#x}: stays what it was"),
+            Note::Returns => log!(Debug, "queue pair {qpn:#x}: plain RoCEv2 again while it runs"),
             Note::Leaves => log!(Debug, "queue pair {qpn:#x}: leaves plain RoCEv2 while it runs"),
             Note::Begun(Role::Stateless) => log!(Debug, "queue pair {qpn:#x}: stateless end"),
             Note::Begun(Role::Stateful) => log!(Debug, "queue pair {qpn:#x}: stateful end"),

@@ -6,6 +6,7 @@
 
 mod calls;
 mod end;
+mod home;
 mod rules;
 
 use alloc::boxed::Box;
@@ -27,6 +28,7 @@ use slab::Slab;
 use super::places::Places;
 use super::{Host, Turn};
 use end::{Chore, End};
+pub(super) use home::Stateless;
 use rules::Rules;
 
 /// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
@@ -295,6 +297,11 @@ impl<E: Host> Library<E> {
         true
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
     /// Whose a QP is, if it is one of these.
     pub fn owner(&self, qpn: Qpn) -> Option<Owner> {
         self.end(qpn).map(|end| end.released.owner())
@@ -303,6 +310,11 @@ impl<E: Host> Library<E> {
     /// Numbers of those there are.
     pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.ends.iter().map(|(_, end)| end.released.qpn)
+    }
+
+    /// Whether it is one of these, and its peer has begun.
+    pub(super) fn has_begun(&self, qpn: Qpn) -> bool {
+        self.end(qpn).is_some_and(|end| end.qp.state() == SlState::Ready)
     }
 
     fn end(&self, qpn: Qpn) -> Option<&End<E>> {

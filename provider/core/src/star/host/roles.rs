@@ -1,8 +1,9 @@
 //! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their peers, and when that begins.
-//! `renewing` settles it anew while a connection runs.
+//! `renewing` settles it anew while a connection of plain RoCEv2 runs, `returning` makes one of StaR plain.
 
 mod lives;
 mod renewing;
+mod returning;
 
 use crate::error::NicError;
 use crate::nic::star::StarInit;
@@ -64,6 +65,8 @@ struct End<E: Host> {
     av: Av,
     peer: Qpn,
     wish: Wish,
+    /// It is not what the program has said since it began
+    pursued: bool,
     negotiation: Negotiation,
     timer: TimerId,
     /// Until it begins
@@ -145,6 +148,7 @@ impl<E: Host> Roles<E> {
             av: attr.av,
             peer: attr.dest_qpn,
             wish,
+            pursued: false,
             negotiation: Negotiation::new(mine, boot, ports, turn.now),
             timer,
             queues: Some(queues),
@@ -222,7 +226,11 @@ impl<E: Host> Roles<E> {
         while let Some(qpn) = self.timers.pop_due(turn.now) {
             match self.ends.get(qpn) {
                 Some(end) if end.renewing.lasts() => self.renew(turn, library, qpn, None),
-                Some(end) if end.is_star() => self.look_for_peer(turn, qpn),
+                Some(end) if end.renewing.homing.is_some() => self.go_home(turn, library, qpn, None),
+                Some(end) if end.is_star() && end.queues.is_some() => self.look_for_peer(turn, qpn),
+                Some(end) if end.pursued && end.negotiation.outcome().is_some() => {
+                    self.pursue(turn, library, qpn);
+                }
                 _ => self.go_on(turn, library, qpn, None),
             }
         }
@@ -232,7 +240,7 @@ impl<E: Host> Roles<E> {
     pub fn is_busy(&self, nic: &Nic<E>) -> bool {
         self.ends.all().any(|end| {
             let waits = end.waits_for_peer() && nic.has_posts(end.qpn);
-            waits || end.negotiation.outcome().is_none() || end.renewing.lasts()
+            waits || end.negotiation.outcome().is_none() || end.renewing.is_busy()
         })
     }
 
@@ -292,14 +300,18 @@ impl<E: Host> Roles<E> {
                     self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
                 }
                 turn.nic.settle_plain(turn.env, qpn, turn.now);
+                self.pursue_later(qpn);
             }
             Outcome::Star { role: Role::Stateless, boot, ports } => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateless));
                 let Some(queues) = end.queues.take() else { return };
-                if let Err(error) = library.begin(turn, qpn, (boot, ports), queues)
-                    && !self.take_back(turn, qpn)
-                {
-                    fail(turn, qpn, error);
+                match library.begin(turn, qpn, (boot, ports), queues) {
+                    Ok(()) => self.pursue_later(qpn),
+                    Err(error) => {
+                        if !self.take_back(turn, qpn) {
+                            fail(turn, qpn, error);
+                        }
+                    }
                 }
             }
             /* it begins when the other end says what it is */
@@ -347,6 +359,7 @@ impl<E: Host> Roles<E> {
         self.balance.look_at(end.renewing.rests_until);
         self.stats.star_plain_qps.inc();
         turn.nic.settle_plain(turn.env, qpn, turn.now);
+        self.pursue_later(qpn);
     }
 
     /// The first control message of a stateless end: its peer begins, or says that it cannot.
@@ -393,6 +406,8 @@ impl<E: Host> Roles<E> {
             Ok(()) => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateful));
                 self.lives.note(qpn, (*source, prefix.qpn), epoch);
+                self.balance.look_at(turn.now);
+                self.pursue_later(qpn);
             }
             Err(error) => {
                 fail(turn, qpn, error);
@@ -471,7 +486,7 @@ fn understand<E: Host>(turn: &mut Turn<'_, E>, heard: &Heard) -> Option<Said> {
 }
 
 /// The half that a QP was to become could not begin, and the peer counts on it.
-fn fail<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, error: NicError) {
+pub(super) fn fail<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, error: NicError) {
     turn.env.note(qpn, &Note::Failed(error));
     let to = QpAttr { state: QpState::Err, ..QpAttr::default() };
     if turn.nic.modify_qp(turn.env, qpn, &to, QpAttrMask::STATE, turn.now).is_ok() {

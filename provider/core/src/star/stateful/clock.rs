@@ -59,7 +59,8 @@ impl<E: StarEnv> Stateful<E> {
             (QpState::Err, patience) => patience.min(LAST_WORDS),
             (_, patience) => patience,
         };
-        if tries > waits.tries && patience != 0 && silent > patience {
+        /* one that was told that all is over may have left, and be plain: who asks it that says what comes of silence */
+        if tries > waits.tries && patience != 0 && silent > patience && !self.halted {
             self.peer_silent(card);
         }
     }

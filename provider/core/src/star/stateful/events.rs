@@ -251,7 +251,7 @@ impl<E: StarEnv> Stateful<E> {
     /// SL asks how far its sends are, as not all of them make completions, or our end is about to go: it is told of the last that is done, and
     /// of the last that is here once that is.
     pub fn report(&mut self) {
-        if self.ended != Ended::Not {
+        if self.ended != Ended::Not || self.halted {
             return;
         }
         let una = Psn::new(self.streams[Of::Remote as usize].una);

@@ -165,6 +165,7 @@ impl<E: StarEnv> Stateful<E> {
             return;
         }
         self.state = QpState::Err;
+        self.resume();
         self.hush(card);
         self.report();
         if self.ended == Ended::Not {

@@ -103,6 +103,10 @@ impl<E: StarEnv> Stateful<E> {
 
     /// What there is to say that was not said.
     fn say(&mut self, now: Nanos) {
+        if self.halted {
+            /* SL may have left */
+            return;
+        }
         /* what there is no memory for is said later; one wish waits at a time, as the next is the larger one */
         if let Some(upto) = self.wants()
             && self.wanted != Some(upto)

@@ -109,7 +109,7 @@ impl<E: StarEnv> Stateful<E> {
         if self.streams[of as usize].begun {
             return self.send_next(card, of);
         }
-        if !self.streams[of as usize].has_room() {
+        if self.resting || !self.streams[of as usize].has_room() {
             return false;
         }
         let begin = match of {

@@ -362,3 +362,31 @@ impl Mix {
 
 #[path = "tests/errors.rs"]
 mod errors;
+
+/// What SF has said to be over stays so, whatever its program posts and SL still asks for, until SL goes on.
+#[test]
+fn a_connection_at_rest_stays_so() {
+    let mut w = World::new(3, |_, setup| setup.srq = true);
+    let message = |w: &World| [w.sge(w.ours(0), 8)];
+    w.sl_post_recv(&[w.sge(w.theirs(100), 8)]);
+    w.post(op(SendOp::Write, w.theirs(4096), SL_KEY), &message(&w), false);
+    assert_eq!(w.conn.halt(), None, "it does not rest");
+    assert!(w.conn.come_to_rest());
+    w.pass(10_000_000);
+    assert_eq!(w.sends(), [], "nothing begins");
+    let done = w.conn.halt().expect("all is over");
+    assert!(w.conn.is_halted() && w.conn.next_send() == 0);
+    /* for this SL's shared receives would be asked for */
+    w.post(op(SendOp::Send, 0, 0), &message(&w), false);
+    w.conn.report();
+    w.seen.clear();
+    w.pass(3_000_000_000);
+    assert_eq!((w.conn.halt(), w.seen.len(), w.sends().len()), (Some(done), 0, 0));
+    w.conn.resume();
+    w.run(|w| w.scq.0.borrow().len() == 2);
+    assert!(w.sends().iter().all(|(_, status)| *status == WcStatus::Success));
+    assert!(w.conn.come_to_rest());
+    w.run(|w| w.conn.halt().is_some_and(|now| now.recvs == done.recvs.plus(1)));
+    w.fail();
+    assert_eq!((w.conn.halt(), w.conn.is_halted()), (None, false), "it has failed");
+}

@@ -261,7 +261,7 @@ impl<E: Host> Library<E> {
     }
 
     /// Takes an end out: its peer is told, and its slots are no more. Gives what the card has left of it, to come back or to end.
-    fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
+    pub(super) fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
         self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
         let End { qp, released, group, timer, queued, touched, unanswered, inline, .. } = end;

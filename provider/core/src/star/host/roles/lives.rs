@@ -74,6 +74,7 @@ impl<E: Host> Roles<E> {
         let rewound = turn.nic.rewind_star(turn.env, qpn, prefix.epoch, turn.now);
         let Some(Local { sq, rq, send_cq, recv_cq, .. }) = rewound else { return false };
         end.queues = Some(Queues { sq, rq, send_cq, recv_cq });
+        self.balance.stop(&mut end.renewing);
         true
     }
 }

@@ -7,7 +7,8 @@ use alloc::boxed::Box;
 
 use crate::nic::renewal::Resting;
 use crate::room::is_room_for;
-use crate::star::control::{Control, Wish};
+use crate::star::control::{Control, Role, Wish};
+use crate::star::homing::{Homing, few};
 use crate::star::library::Patience;
 use crate::star::negotiate::{Beginning, Outcome, Terms};
 use crate::star::renew::{Card, Renewal, Renewed, answer, is_new, suits};
@@ -15,6 +16,7 @@ use crate::types::{Av, Nanos, Qpn};
 
 use super::super::library::Library;
 use super::super::{Host, Note, Turn};
+use super::returning::begun;
 use super::{End, Identity, Roles, say};
 
 /// Time between two looks at the balance.
@@ -35,10 +37,12 @@ const AT_ONCE: u32 = 16;
 pub(super) struct Renewing {
     /// The one under way
     now: Option<Box<Renewal>>,
+    /// The one under way by which it becomes plain
+    pub(super) homing: Option<Box<Homing>>,
     /// This end has asked
-    asked: bool,
+    pub(super) asked: bool,
     /// Number of the last one
-    last: u16,
+    pub(super) last: u16,
     /// That was settled in it what the connection is
     pub(super) switched: bool,
     /// How many in a row left it plain
@@ -46,13 +50,35 @@ pub(super) struct Renewing {
     /// This end does not ask before
     pub(super) rests_until: Nanos,
     /// Nor answers to its peer's asking, as that came to nothing
-    deaf_until: Nanos,
+    pub(super) deaf_until: Nanos,
 }
 
 impl Renewing {
-    /// Whether a round is under way.
+    /// Whether a round is under way in which roles are settled.
     pub(super) fn lasts(&self) -> bool {
         self.now.is_some()
+    }
+
+    /// Whether no round is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.now.is_none() && self.homing.is_none()
+    }
+
+    /// Whether something is to come of one soon.
+    pub(super) fn is_busy(&self) -> bool {
+        self.lasts() || self.homing.as_ref().is_some_and(|homing| homing.is_pressing())
+    }
+
+    /// The number of one that this end begins.
+    pub(super) fn next_round(&mut self) -> u16 {
+        self.last = self.last.wrapping_add(1);
+        self.last
+    }
+
+    /// The connection is plain again. `crowded`: and the card has too many, so that its peer is to keep it.
+    pub(super) fn returned(&mut self, now: Nanos, crowded: bool) {
+        (self.switched, self.vain, self.deaf_until) = (false, 0, 0);
+        self.rests_until = if crowded { now } else { now + AGAIN };
     }
 
     /// It stayed plain: nobody makes its requests rest again and again.
@@ -74,7 +100,20 @@ pub(super) struct Balance {
     /// How many looks found nobody to ask since there was somebody new
     vain: u32,
     /// Rounds that this card has asked for
-    asking: u32,
+    pub(super) asking: u32,
+    /// Since when the card has so few that it would have some back
+    few_since: Option<Nanos>,
+}
+
+/// What a card would have of its connections.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Want {
+    /// Fewer, by so many
+    Fewer(u32),
+    /// It would take so many back
+    More(u32),
+    /// Nothing
+    Nothing,
 }
 
 impl Balance {
@@ -89,57 +128,123 @@ impl Balance {
         (self.due, self.vain) = (self.due.min(then + EVERY), 0);
     }
 
-    /// What it depends on has changed.
+    /// What it depends on has been changed: that is no matter of a moment.
     pub(super) fn look_now(&mut self, now: Nanos) {
-        (self.due, self.vain) = (now, 0);
+        (self.due, self.vain, self.few_since) = (now, 0, Some(now));
     }
 
     /// A connection's round is over, if there was one.
     pub(super) fn stop(&mut self, renewing: &mut Renewing) -> Option<Box<Renewal>> {
         let round = renewing.now.take();
-        if round.is_some() && renewing.asked {
+        if (round.is_some() || renewing.homing.take().is_some()) && renewing.asked {
             self.asking = self.asking.saturating_sub(1);
         }
         round
     }
 }
 
+/// Connections whose peers are asked.
+struct Found {
+    some: [Qpn; AT_ONCE as usize],
+    count: usize,
+    /// When another may be asked
+    later: Option<Nanos>,
+}
+
+impl Found {
+    /// With one that may be asked then.
+    fn or_later(mut self, later: Option<Nanos>) -> Self {
+        self.later = [self.later, later].into_iter().flatten().min();
+        self
+    }
+}
+
 impl<E: Host> Roles<E> {
-    /// When the balance is to be looked at, with so many connections on the card.
-    pub(in crate::star::host) fn balance_due(&self, connections: u32) -> Option<Nanos> {
-        (connections > self.identity.threshold && !self.ends.is_empty()).then_some(self.balance.due)
+    /// When the balance is to be looked at, with so many connections on the card; `away`: some have left it.
+    pub(in crate::star::host) fn balance_due(&self, connections: u32, away: bool) -> Option<Nanos> {
+        match self.want(connections) {
+            Want::Fewer(_) => (!self.ends.is_empty()).then_some(self.balance.due),
+            Want::More(_) if away => Some(self.balance.few_since.map_or(0, |_| self.balance.due)),
+            /* that it lasted is not so any more */
+            _ => self.balance.few_since.map(|_| 0),
+        }
     }
 
-    /// Asks for some of the connections of which there are too many.
+    fn want(&self, connections: u32) -> Want {
+        let threshold = self.identity.threshold;
+        if connections > threshold {
+            Want::Fewer(connections - threshold)
+        } else if connections < few(threshold) {
+            Want::More(few(threshold) - connections)
+        } else {
+            Want::Nothing
+        }
+    }
+
+    /// Asks for some of the connections of which there are too many, or that may come back.
     pub(in crate::star::host) fn balance(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>) {
         let connections = turn.nic.connection_count();
-        if self.balance_due(connections).is_none_or(|due| due > turn.now) {
+        let away = !library.is_empty();
+        let want = self.want(connections);
+        if !away || !matches!(want, Want::More(_)) {
+            self.balance.few_since = None;
+        } else if self.balance.few_since.is_none() {
+            /* it may be crowded again in a moment */
+            self.balance.few_since = Some(turn.now);
+            (self.balance.due, self.balance.vain) = (turn.now + AGAIN, 0);
+        }
+        if self.balance_due(connections, away).is_none_or(|due| due > turn.now) {
             return;
         }
         self.balance.due = turn.now + EVERY;
-        let surplus = connections - self.identity.threshold;
-        let most = surplus.min(AT_ONCE).saturating_sub(self.balance.asking) as usize;
+        let count = match want {
+            Want::Fewer(count) | Want::More(count) => count,
+            Want::Nothing => return,
+        };
+        let most = count.min(AT_ONCE).saturating_sub(self.balance.asking) as usize;
         if most == 0 {
             return;
         }
-        let mut some = [Qpn::default(); AT_ONCE as usize];
-        let mut found = 0;
-        let mut later: Option<Nanos> = None;
-        for end in self.ends.all().filter(|end| self.may_be_asked(end)) {
-            let until = end.renewing.rests_until;
-            if until > turn.now {
-                later = Some(later.map_or(until, |later| later.min(until)));
-            } else if found < most {
-                some[found] = end.qpn;
-                found += 1;
+        let found = match want {
+            Want::More(_) => {
+                let away = |end: &End<E>| begun(turn, library, end) == Some(Role::Stateless);
+                self.find(turn.now, most, |end| end.may_be_changed() && away(end))
+            }
+            /* plain ones first: of those that it keeps for others the peers must have room */
+            _ => match self.find(turn.now, most, |end| self.may_be_asked(end)) {
+                Found { count: 0, later, .. } => {
+                    let kept = |end: &End<E>| begun(turn, library, end) == Some(Role::Stateful);
+                    let found = self.find(turn.now, most, |end| end.may_be_changed() && kept(end));
+                    found.or_later(later)
+                }
+                found => found,
+            },
+        };
+        if found.count == 0 {
+            self.balance.none_free(turn.now, found.later);
+        }
+        for qpn in &found.some[..found.count] {
+            if self.ends.get(*qpn).is_some_and(End::is_star) {
+                self.ask_back(turn, library, *qpn);
+            } else {
+                self.ask(turn, library, *qpn);
             }
         }
-        if found == 0 {
-            self.balance.none_free(turn.now, later);
+    }
+
+    /// Some connections that are such, `most` at most, whose round may begin now.
+    fn find(&self, now: Nanos, most: usize, is_such: impl Fn(&End<E>) -> bool) -> Found {
+        let mut found = Found { some: [Qpn::default(); AT_ONCE as usize], count: 0, later: None };
+        for end in self.ends.all().filter(|end| is_such(end)) {
+            let until = end.renewing.rests_until;
+            if until > now {
+                found = found.or_later(Some(until));
+            } else if found.count < most {
+                found.some[found.count] = end.qpn;
+                found.count += 1;
+            }
         }
-        for qpn in &some[..found] {
-            self.ask(turn, library, *qpn);
-        }
+        found
     }
 
     /// Whether the peer of a connection is one to ask, at some time.
@@ -148,15 +253,15 @@ impl<E: Host> Roles<E> {
         end.wish == Wish::Auto && end.is_plain() && speaks()
     }
 
-    fn ask(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn) {
+    pub(super) fn ask(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn) {
         let Some((mine, card)) = self.what_for(turn, qpn) else { return };
         let Some(end) = self.ends.get_mut(qpn) else { return };
         if !is_room_for(size_of::<Renewal>()) {
             return;
         }
         let renewing = &mut end.renewing;
-        renewing.last = renewing.last.wrapping_add(1);
-        renewing.now = Some(Box::new(Renewal::ask(renewing.last, mine, card, turn.now)));
+        let round = renewing.next_round();
+        renewing.now = Some(Box::new(Renewal::ask(round, mine, card, turn.now)));
         renewing.asked = true;
         self.balance.asking += 1;
         self.renew(turn, library, qpn, None);
@@ -179,6 +284,9 @@ impl<E: Host> Roles<E> {
         qpn: Qpn,
         said: &Renewed,
     ) {
+        if self.hear_of_return(turn, library, qpn, said) {
+            return;
+        }
         if let Control::Renew { wish, stateful, threshold } = said.message {
             self.peer_asks(turn, qpn, said.round, (wish, stateful, threshold));
         }
@@ -289,6 +397,7 @@ impl<E: Host> Roles<E> {
             turn.env.note(qpn, &Note::Stays);
             end.renewing.failed(turn.now);
             self.balance.look_at(end.renewing.rests_until);
+            self.pursue_later(qpn);
             return false;
         }
         turn.env.note(qpn, &Note::Leaves);
@@ -306,13 +415,18 @@ impl<E: Host> End<E> {
     }
 
     /// Whether its roles may be settled anew.
-    fn is_plain(&self) -> bool {
+    pub(super) fn is_plain(&self) -> bool {
         let plain = self.negotiation.outcome() == Some(Outcome::Plain) && self.queues.is_some();
-        plain && !self.renewing.lasts()
+        plain && self.renewing.is_idle()
+    }
+
+    /// Whether the card may say what it becomes.
+    fn may_be_changed(&self) -> bool {
+        self.wish == Wish::Auto && self.renewing.is_idle()
     }
 }
 
 /// Sends a message of a round.
-fn say_again<E: Host>(turn: &mut Turn<'_, E>, ends: (Qpn, Qpn), av: &Av, message: &Renewed) {
+pub(super) fn say_again<E: Host>(turn: &mut Turn<'_, E>, ends: (Qpn, Qpn), av: &Av, message: &Renewed) {
     say(turn, ends, av, |room| message.encode(room));
 }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::vec::Vec;
 
 use crate::env::{CompletionQueue, CqOverrun, RecvQueue, SendQueue};
+use crate::error::NicError;
 use crate::types::{Cqe, Seg, SendWqe, Sge};
 
 pub(super) struct Slot {
@@ -79,6 +80,11 @@ impl RecvQueue for Rq {
     }
     fn max_sge(&self) -> usize {
         4
+    }
+    fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError> {
+        let back: Vec<_> = recvs.map(|(wr_id, sges)| (wr_id, sges.to_vec())).collect();
+        back.into_iter().rev().for_each(|recv| self.0.borrow_mut().push_front(recv));
+        Ok(())
     }
     fn reset(&self) {}
 }
