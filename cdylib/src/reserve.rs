@@ -98,15 +98,19 @@ fn give(at: *mut u8) -> bool {
 /// Whether something new may be made: a call takes a handful of slots at most, so half of each size serve the calls of many
 /// threads. False: there is no memory.
 pub(crate) fn has_room() -> bool {
-    IN_USE.load(Ordering::Relaxed) == 0 || half_is_left() || memory_is_back()
+    IN_USE.load(Ordering::Relaxed) == 0
+        || is_left(2, &CLASSES)
+        || (is_left(4, &CLASSES[..2]) && memory_is_back())
 }
 
+/// Whether one of so many parts of each class is left. A quarter of the small ones is for what nobody refuses: what peers and timers ask of
+/// the card.
 #[cold]
-fn half_is_left() -> bool {
+fn is_left(parts: usize, classes: &[Class]) -> bool {
     let taken = |class: &Class| -> u32 {
         TAKEN[class.words.clone()].iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
     };
-    CLASSES.iter().all(|class| taken(class) as usize * 2 <= class.count)
+    classes.iter().all(|class| (class.count - taken(class) as usize) * parts >= class.count)
 }
 
 /// Objects that live long may keep the reserve low when others have given memory back.
@@ -206,10 +210,10 @@ mod tests {
             let bytes = unsafe { core::slice::from_raw_parts(*at, *size) };
             assert!(bytes.iter().all(|byte| *byte == *size as u8));
         }
-        assert!(!half_is_left(), "the two largest are gone");
+        assert!(!is_left(2, &CLASSES), "the two largest are gone");
         assert!(take(Layout::from_size_align(1 << 20, 64).unwrap()).is_null());
         assert!(taken.iter().all(|(at, _)| give(*at)));
-        assert!(half_is_left() && !give(Box::into_raw(Box::new([0u8; 8])).cast()));
+        assert!(is_left(2, &CLASSES) && !give(Box::into_raw(Box::new([0u8; 8])).cast()));
         assert!(take(Layout::from_size_align(8, 8192).unwrap()).is_null(), "no such alignment");
     }
 }

@@ -365,9 +365,13 @@ static void limit(void)
 	while (count-- > 0)
 		CHECK(kinds[of[count]].end(made[count]) == 0);
 	for (int k = 1; k < KINDS; k++) {
-		void *x = kinds[k].make();
+		void *x = (errno = 0, kinds[k].make());
+		int why = x ? kinds[k].end(x) : errno;
 
-		CHECK(x != NULL && kinds[k].end(x) == 0);
+		if (!x || why) {
+			failures++;
+			fprintf(stderr, "%s: not %s again: %s\n", kinds[k].name, x ? "ended" : "made", strerror(why));
+		}
 	}
 	CHECK(setrlimit(RLIMIT_AS, &old) == 0 && lives());
 }

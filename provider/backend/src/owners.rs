@@ -11,21 +11,27 @@ pub struct Owners(Vec<u16>);
 const BLOCKS: usize = 1 << 12;
 
 impl Owners {
-    /// Of processes with these blocks each. Where each has one there is nothing to say.
+    /// Of processes with these blocks each; a block that two of them name is the first one's. Where each has one there is nothing to say.
     pub(crate) fn new<'a>(processes: impl Iterator<Item = &'a [u16]>) -> Owners {
-        let mut owners = Owners::default();
-        for blocks in processes.filter(|blocks| blocks.len() > 1) {
-            if owners.0.is_empty() {
-                owners.0 = (0..BLOCKS as u16).collect();
-            }
-            let first = blocks.iter().min().copied().unwrap_or_default();
-            for block in blocks {
-                if let Some(place) = owners.0.get_mut(usize::from(*block)) {
-                    *place = first;
-                }
+        const NOBODY: u16 = u16::MAX;
+        let mut owners = vec![NOBODY; BLOCKS];
+        let mut shared = false;
+        for blocks in processes {
+            let is_free = |block: &&u16| owners.get(usize::from(**block)) == Some(&NOBODY);
+            let own: Vec<u16> = blocks.iter().filter(is_free).copied().collect();
+            let first = own.iter().min().copied().unwrap_or_default();
+            shared |= own.len() > 1;
+            own.iter().for_each(|block| owners[usize::from(*block)] = first);
+        }
+        if !shared {
+            return Owners::default();
+        }
+        for (block, first) in (0..).zip(&mut owners) {
+            if *first == NOBODY {
+                *first = block;
             }
         }
-        owners
+        Owners(owners)
     }
 
     /// Whether each block is known to be its process's only one, or nothing is known.
@@ -54,6 +60,12 @@ mod tests {
         );
         let alone = Owners::new([&[7u16][..], &[8]].into_iter());
         assert!(alone.is_empty() && alone.of(7) == 7);
+        let old = Owners::new([&[5u16, 30][..], &[5, 6, 2], &[8, 40]].into_iter());
+        assert_eq!(
+            [5, 30, 6, 2, 8, 40].map(|block| old.of(block)),
+            [5, 5, 2, 2, 8, 8],
+            "a dead one's comes last"
+        );
         let odd = Owners::new([&[7u16, u16::MAX][..]].into_iter());
         assert_eq!((odd.of(7), odd.of(0xffff)), (7, 0xffff), "what no QPN names");
     }

@@ -283,7 +283,9 @@ impl Steering {
             self.missed = self.missed.saturating_add(1);
         }
         merge(&mut self.members, &round.answers);
-        self.owners = Some(Owners::new(self.members.iter().map(|member| &member.blocks[..])));
+        /* who is silent may be gone, and its blocks another's */
+        let heard = self.members.iter().take(distinct(&round.answers));
+        self.owners = Some(Owners::new(heard.map(|member| &member.blocks[..])));
         // Without a program frames are spread by hash and handed on: slower, not wrong.
         let _ = attach(group, &program(&self.members));
     }

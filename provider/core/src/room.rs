@@ -72,7 +72,15 @@ pub(crate) fn exact<T>(list: &mut Vec<T>, entries: usize) -> Result<(), NicError
 
 /// Whether the host has memory for something of so many bytes, which is then made at once: another thread may still get it first.
 pub fn is_room_for(bytes: usize) -> bool {
-    Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
+    hold(bytes).is_some()
+}
+
+/// Memory that is kept for something of `bytes` bytes, which is made later: given back just before, that finds it free although others
+/// took what they could find meanwhile. `None`: there is none.
+pub(crate) fn hold(bytes: usize) -> Option<Vec<u8>> {
+    let mut held = Vec::new();
+    held.try_reserve_exact(bytes).ok()?;
+    Some(held)
 }
 
 /// `entries` times the default, as large as a program asks for. `Exhausted`: no memory.

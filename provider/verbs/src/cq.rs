@@ -166,7 +166,7 @@ impl Cq {
     /// EIO in a forked child.
     pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
         let card = self.0.ctx.card()?;
-        if self.0.armed.arm(solicited_only) {
+        if self.0.armed.arm(solicited_only) && self.0.channel.is_some() {
             card.awaited.fetch_add(1, Ordering::Relaxed);
         }
         card.about_to_sleep();
@@ -317,7 +317,10 @@ impl CqShared {
     /// Whether an event was asked for, which it is no more.
     fn disarm(&self) -> bool {
         let was_armed = self.armed.disarm();
-        if was_armed && let Some(card) = self.ctx.card_if_ours() {
+        if was_armed
+            && self.channel.is_some()
+            && let Some(card) = self.ctx.card_if_ours()
+        {
             card.awaited.fetch_sub(1, Ordering::Relaxed);
         }
         was_armed

@@ -75,6 +75,9 @@ pub type QpAttr = card_qp::QpAttr<AhAttr>;
 #[derive(Clone)]
 pub struct Qp(Arc<QpInner>);
 
+/// The wish of a queue pair that was made without StaR, and has none later.
+const NO_WISH: u8 = u8::MAX;
+
 pub(crate) struct QpInner {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
@@ -82,10 +85,8 @@ pub(crate) struct QpInner {
     /// allowed as in RTS.
     state: AtomicU8,
     gone: AtomicBool,
-    /// Which end is to keep the connection: a [`Wish`]. One that was made with none that StaR can have has none later
+    /// Which end is to keep the connection: a [`Wish`], or [`NO_WISH`]
     wish: AtomicU8,
-    /// It was made with one
-    has_wish: bool,
     pub(crate) pd: Pd,
     pub(crate) rings: WorkRings,
     send_cq: Cq,
@@ -156,8 +157,7 @@ impl Qp {
             qp_type: init.qp_type,
             state: AtomicU8::new(QpState::Reset as u8),
             gone: AtomicBool::new(false),
-            wish: AtomicU8::new(wish as u8),
-            has_wish: wish != Wish::Off,
+            wish: AtomicU8::new(if wish == Wish::Off { NO_WISH } else { wish as u8 }),
             pd: pd.clone(),
             rings,
             send_cq: init.send_cq.clone(),
@@ -214,7 +214,7 @@ impl Qp {
     pub fn change_wish(&self, wish: Option<Wish>) -> Result<()> {
         let card = self.0.pd.context().card()?;
         let wish = wish.unwrap_or(wish_of(card.settings.star));
-        if !self.0.has_wish {
+        if !self.0.has_wish() {
             return Err(VerbsError::Unsupported("StaR for a queue pair that was made without"));
         }
         card.with(|shard, now| {
@@ -237,7 +237,7 @@ impl Qp {
     /// EIO in a forked child.
     pub fn star(&self) -> Result<StarInfo> {
         let card = self.0.pd.context().card()?;
-        let wish = self.0.has_wish.then(|| self.0.wish());
+        let wish = self.0.has_wish().then(|| self.0.wish());
         Ok(card.with(|shard, _| shard.star_of(self.0.qpn, wish)))
     }
 
@@ -267,7 +267,7 @@ impl Qp {
         }
         card.with(|shard, now| {
             shard.modify_qp(self.0.qpn, &to, mask, now)?;
-            if mask.contains(QpAttrMask::STATE) && self.0.has_wish {
+            if mask.contains(QpAttrMask::STATE) && self.0.has_wish() {
                 shard.move_star(&self.0, attr.state, now);
             }
             Ok::<_, VerbsError>(())
@@ -391,6 +391,11 @@ impl QpInner {
         if self.qp_type == QpType::XrcRecv { self.cookie as Visit } else { 0 }
     }
 
+    /// Whether it was made with a wish, and so is known to StaR.
+    fn has_wish(&self) -> bool {
+        self.wish.load(Ordering::Relaxed) != NO_WISH
+    }
+
     /// Which end its program wants to keep the connection.
     pub(crate) fn wish(&self) -> Wish {
         Wish::from_code(self.wish.load(Ordering::Relaxed)).unwrap_or(Wish::Off)
@@ -417,7 +422,7 @@ impl QpInner {
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
-        if self.has_wish {
+        if self.has_wish() {
             card.await_taken(self.qpn);
         }
         let ended = card.with(|shard, now| {
@@ -431,7 +436,7 @@ impl QpInner {
             if self.qp_type == QpType::XrcRecv {
                 shard.openings.ends(&mut shard.env, self.qpn);
             }
-            if self.has_wish {
+            if self.has_wish() {
                 shard.forget_star(self.qpn);
             }
             let ended = shard.destroy_qp(self.qpn, now);

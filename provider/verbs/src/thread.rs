@@ -117,6 +117,12 @@ impl Progress {
         self.mode.load(Ordering::Relaxed) == ARMED
     }
 
+    /// Nobody serves but the program's own calls.
+    #[inline]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.mode.load(Ordering::Relaxed) == STOPPED
+    }
+
     /// Has it serve from now on.
     #[inline]
     pub(crate) fn arm(&self) {
@@ -201,6 +207,11 @@ impl Worker {
             if self.clean >= CLEAN {
                 self.clean = 0;
                 self.limit = (self.limit / 2).max(FEW);
+            }
+            /* who posts, or polls what is there already, calls the card but does not run it */
+            let ran = self.card.polled.at.load(Ordering::Relaxed);
+            if clock::now().saturating_sub(ran) > TICK {
+                self.turn();
             }
             return;
         }

@@ -13,7 +13,7 @@ use super::{Nic, Shared, Srq};
 use crate::env::{Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::qp::RecvSource;
-use crate::room::is_room_for;
+use crate::room::hold;
 use crate::star::channel::Channel;
 use crate::star::control::Setup;
 use crate::star::env::StarEnv;
@@ -486,9 +486,7 @@ where
         if self.has_few_contexts() {
             return Err(NicError::Invalid);
         }
-        if !is_room_for(size_of::<Stateful<E>>()) {
-            return Err(NicError::Exhausted);
-        }
+        let held = hold(size_of::<Stateful<E>>()).ok_or(NicError::Exhausted)?;
         let max_msg = self.shared.cfg.max_msg;
         let max_recv_sge = self.qps.get(qpn).map_or(1, |qp| qp.resp.max_sge());
         let mut cx = self.context(env, qpn, now).ok_or(NicError::NotFound)?;
@@ -520,6 +518,7 @@ where
         let made =
             with_card(cx.lend(), |card| Stateful::new(card, local, (init.setup, init.peer), init.channel))?;
         cx.leave_queues();
+        drop(held);
         cx.qp.star = Some(Box::new(made));
         cx.star(Call::Doorbell);
         Ok(())
