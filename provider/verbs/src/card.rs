@@ -375,12 +375,12 @@ impl Card {
 
     /// Has the doorbell of `qpn` wait for the card's next turn, if it may; in company it may where that turn is soon, as what it waits
     /// behind may be of a peer that is gone. A program that polls takes a turn soon, and so does a thread that looks within a tick; an armed
-    /// one is told to, and where there is none nobody is to come. Who asked for an event may sleep from now on, and what is posted then goes at
-    /// once.
+    /// one is told to. Who asked for an event may sleep from now on, and what is posted then goes at once. Without a thread nothing goes on but
+    /// by the program's calls, this no less than the rest.
     #[inline]
     fn defer(&self, shard: &mut Shard, qpn: Qpn) -> bool {
         let armed = self.progress.is_armed();
-        let company = self.awaited.load(Ordering::Relaxed) == 0 && !self.progress.is_stopped();
+        let company = self.awaited.load(Ordering::Relaxed) == 0;
         let behind = shard.defer(qpn, company);
         if armed && behind == Some(Behind::Others) {
             self.lower_alarm(shard, clock::now() + LEFT);

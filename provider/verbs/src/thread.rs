@@ -117,12 +117,6 @@ impl Progress {
         self.mode.load(Ordering::Relaxed) == ARMED
     }
 
-    /// Nobody serves but the program's own calls.
-    #[inline]
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.mode.load(Ordering::Relaxed) == STOPPED
-    }
-
     /// Has it serve from now on.
     #[inline]
     pub(crate) fn arm(&self) {
