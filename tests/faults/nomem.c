@@ -365,9 +365,15 @@ static void limit(void)
 	while (count-- > 0)
 		CHECK(kinds[of[count]].end(made[count]) == 0);
 	for (int k = 1; k < KINDS; k++) {
-		void *x = (errno = 0, kinds[k].make());
-		int why = x ? kinds[k].end(x) : errno;
+		void *x = NULL;
+		int why;
 
+		/* a mapping of its own, and malloc may keep the address space that it had for the others */
+		if (kinds[k].make == make_dm)
+			continue;
+		errno = 0;
+		x = kinds[k].make();
+		why = x ? kinds[k].end(x) : errno;
 		if (!x || why) {
 			failures++;
 			fprintf(stderr, "%s: not %s again: %s\n", kinds[k].name, x ? "ended" : "made", strerror(why));
