@@ -277,6 +277,17 @@ impl Net {
         self.now = self.now.max(until);
     }
 
+    /// What happens in `time` happens, and it is over.
+    pub fn run_for(&mut self, time: Nanos) {
+        let end = self.now + time;
+        self.transmit();
+        while self.next().is_some_and(|next| next <= end) {
+            self.step();
+            self.transmit();
+        }
+        self.wait(end);
+    }
+
     /// `host` gets no CPU for `time`: it sends nothing, takes no frames and looks at no timer. It finds all of that when it
     /// wakes up, the frames first.
     pub fn sleep(&mut self, host: usize, time: Nanos) {

@@ -84,16 +84,6 @@ impl World {
         }
     }
 
-    fn go(&mut self, time: Nanos) {
-        let end = self.net.now() + time;
-        self.net.transmit();
-        while self.net.next().is_some_and(|next| next <= end) {
-            self.net.step();
-            self.net.transmit();
-        }
-        self.net.wait(end);
-    }
-
     fn delay(&mut self, delay: Nanos) {
         self.net.set_link(SL, SF, Faults { delay, ..Faults::default() });
     }
@@ -135,7 +125,7 @@ impl World {
         assert_eq!([SL, SF].map(|at| self.role(at)), [Some(Role::Stateless), Some(Role::Stateful)]);
         for (at, byte) in [(SL, 11), (SF, 12)] {
             self.write(at, byte, SendFlags::SIGNALED);
-            self.go(SECOND);
+            self.net.run_for(SECOND);
             assert_eq!(self.ends(at), [(byte.into(), WcStatus::Success)]);
             assert_eq!(self.holds(1 - at), Some(byte));
         }
@@ -153,10 +143,10 @@ fn a_life_that_is_over_does_not_begin_at_its_peer() {
         assert!(w.net.step());
     }
     w.net.cut(SF, SL, 20 * MS);
-    w.go(5 * MS);
+    w.net.run_for(5 * MS);
     w.reset();
     w.connect();
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     w.works();
 }
 
@@ -167,7 +157,7 @@ fn a_first_word_that_is_late_ends_no_later_life() {
         let mut w = World::new(STAR, Setup::default());
         w.delay(30 * MS);
         w.connect();
-        w.go(30 * MS + MS / 10);
+        w.net.run_for(30 * MS + MS / 10);
         assert_eq!(w.role(SL), Some(Role::Stateless), "its first word is under way for 30 ms");
         w.delay(MS / 10);
         w.reset();
@@ -178,7 +168,7 @@ fn a_first_word_that_is_late_ends_no_later_life() {
             }
             w.net.cut(SL, SF, 40 * MS);
         }
-        w.go(SECOND);
+        w.net.run_for(SECOND);
         w.works();
     }
 }
@@ -189,15 +179,15 @@ fn a_first_word_that_is_late_ends_no_later_life() {
 fn what_is_lost_fails_although_no_completion_was_asked_for() {
     let mut w = World::new(STAR, Setup { timeout: 8, retry_cnt: 0, ..Setup::default() });
     w.connect();
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     w.write(SL, 5, SendFlags::empty());
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     assert_eq!((w.holds(SF), w.ends(SL), w.sqs[SL].outstanding()), (Some(5), vec![], 0), "SL knows");
     w.write(SL, 6, SendFlags::empty());
     w.net.step();
     w.net.transmit();
     w.net.cut(SF, SL, 5 * SECOND);
-    w.go(60 * SECOND);
+    w.net.run_for(60 * SECOND);
     assert_eq!((w.holds(SF), w.ends(SL)), (None, vec![(6, WcStatus::RetryExcErr)]), "a part of it came");
 }
 
@@ -207,14 +197,14 @@ fn who_was_given_up_hears_it_when_it_asks() {
     let hasty = Setup { timeout: 8, retry_cnt: 0, ..Setup::default() };
     let mut w = World::new(STAR, hasty);
     w.connect_with([Setup { timeout: 0, ..hasty }, hasty]);
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     w.write(SL, 6, SendFlags::empty());
     w.net.step();
     w.net.transmit();
     w.net.cut(SF, SL, 5 * SECOND);
-    w.go(4 * SECOND);
+    w.net.run_for(4 * SECOND);
     assert_eq!(w.ends(SL), [], "nobody has told it");
-    w.go(60 * SECOND);
+    w.net.run_for(60 * SECOND);
     assert_eq!(w.ends(SL), [(6, WcStatus::RetryExcErr)]);
 }
 
@@ -224,7 +214,7 @@ fn a_send_that_takes_away_no_window_fails_at_both_ends() {
     let mut w = World::new(STAR, Setup::default());
     w.connect();
     w.rqs[SL].post(Recv { wr_id: 1, sges: vec![w.regions[SL]] }).expect("room");
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     let region = w.regions[SL].lkey;
     for (wr_id, imm) in [(2, region), (3, region ^ 1)] {
         w.post(
@@ -233,7 +223,7 @@ fn a_send_that_takes_away_no_window_fails_at_both_ends() {
         );
     }
     w.write(SF, 9, SendFlags::SIGNALED);
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     let flushed = |id| (id, WcStatus::WrFlushErr);
     assert_eq!(w.ends(SF), [(2, WcStatus::RemAccessErr), flushed(3), flushed(9)]);
     assert_eq!(w.ends(SL), [flushed(1)]);
@@ -252,10 +242,10 @@ fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
     let accept = Control::Accept { role: Role::Stateless, ports: [4793, 4794], boot: 70 };
     let len = accept.encode(&mut room).expect("it fits");
     assert!(w.net.hosts[SF].env.negotiate(&meta, (w.qpns[SL], w.qpns[SF]), &room[..len]));
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     assert_eq!(w.role(SF), Some(Role::Stateful));
     w.write(SF, 9, SendFlags::SIGNALED);
-    w.go(2 * SECOND);
+    w.net.run_for(2 * SECOND);
     assert_eq!((w.ends(SF), w.holds(SL), w.role(SF)), (vec![(9, WcStatus::Success)], Some(9), None));
 }
 
@@ -265,19 +255,19 @@ fn what_nobody_was_told_of_is_told_before_it_is_named() {
     for phase in 0..16 {
         let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
         w.connect();
-        w.go(SECOND);
+        w.net.run_for(SECOND);
         w.connect_another();
-        w.go(SECOND);
+        w.net.run_for(SECOND);
         let time = 5 * SECOND + phase * 4 * MS;
         w.net.cut(SL, SF, time);
         w.net.cut(SF, SL, time);
         w.write(SL, 1, SendFlags::SIGNALED);
-        w.go(100 * MS + phase * MS);
+        w.net.run_for(100 * MS + phase * MS);
         let (pd, rights) = (w.net.hosts[SL].pd, Access::LOCAL_WRITE);
         w.regions[SL] = w.net.hosts[SL].region_in(pd, LEN, rights);
-        w.go(4 * SECOND);
+        w.net.run_for(4 * SECOND);
         w.write(SL, 2, SendFlags::SIGNALED);
-        w.go(10 * SECOND);
+        w.net.run_for(10 * SECOND);
         assert_eq!(w.ends(SL), [(1, WcStatus::Success), (2, WcStatus::Success)], "phase {phase}");
         assert_eq!(w.holds(SF), Some(2));
     }

@@ -47,7 +47,7 @@ impl World {
             qpn
         });
         self.net.connect(QpType::Rc, (0, qpns[0]), (1, qpns[1]), &Setup::default());
-        self.go(SECOND / 2);
+        self.net.run_for(SECOND / 2);
         Conn { qpns, sqs, cq }
     }
 
@@ -84,17 +84,6 @@ impl World {
         [0, 1].map(|at| self.net.hosts[at].nic.counters().star_returns.get())
     }
 
-    /// For so long.
-    fn go(&mut self, time: u64) {
-        let end = self.net.now() + time;
-        self.net.transmit();
-        while self.net.next().is_some_and(|next| next <= end) {
-            self.net.step();
-            self.net.transmit();
-        }
-        self.net.wait(end);
-    }
-
     fn outcome(&self, conn: &Conn, at: usize) -> Option<Outcome> {
         self.net.hosts[at].star.as_ref()?.roles.outcome(conn.qpns[at])
     }
@@ -123,7 +112,7 @@ impl World {
         let wqe = SendWqe { op: SendOp::Write, ..SendWqe::default() };
         conn.sqs[at].post(Send { wqe, sges: vec![], inline: None }).unwrap();
         self.net.doorbell(at, conn.qpns[at]);
-        self.go(SECOND);
+        self.net.run_for(SECOND);
         conn.cq.poll().map(|(cqe, _)| cqe.status)
     }
 }
@@ -143,10 +132,10 @@ fn who_was_refused_does_not_keep_his_peer_from_asking() {
     (0..4).for_each(|_| w.crowd(0));
     (0..2).for_each(|_| w.crowd(1));
     /* host 1 asks, in vain: it has fewer connections, and host 0 not too many */
-    w.go(20 * SECOND);
+    w.net.run_for(20 * SECOND);
     assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
     (0..3).for_each(|_| w.crowd(0));
-    w.go(SECOND / 2);
+    w.net.run_for(SECOND / 2);
     assert_eq!([0, 1].map(|at| w.role(&conn, at)), [Some(Role::Stateless), Some(Role::Stateful)]);
     assert_eq!(w.write(&conn, 0), Some(WcStatus::Success));
 }
@@ -158,7 +147,7 @@ fn two_cards_that_are_both_crowded_agree() {
     /* at once, and who has more may be told first or asked first */
     (0..4).for_each(|_| w.crowd(0));
     (0..2).for_each(|_| w.crowd(1));
-    w.go(SECOND / 2);
+    w.net.run_for(SECOND / 2);
     assert_eq!([0, 1].map(|at| w.role(&conn, at)), [Some(Role::Stateless), Some(Role::Stateful)]);
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }
@@ -168,7 +157,7 @@ fn what_somebody_else_has_settled_the_peer_takes_back() {
     let mut w = World::new([Some(THRESHOLD); 2]);
     let conn = w.connect();
     w.forge(&conn, 1, &BURST);
-    w.go(SECOND / 20);
+    w.net.run_for(SECOND / 20);
     assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
     assert!(!w.net.hosts[0].nic.waits_for_star(conn.qpns[0]));
     /* nor again at once */
@@ -187,7 +176,7 @@ fn an_end_whose_peer_is_plain_finds_out() {
     /* what it says to its peer is lost, and what its program posts waits */
     w.net.cut(0, 1, SECOND / 10);
     w.forge(&conn, 1, &BURST);
-    w.go(SECOND / 10);
+    w.net.run_for(SECOND / 10);
     assert_eq!(w.role(&conn, 0), Some(Role::Stateful));
     assert_eq!(w.write(&conn, 0), Some(WcStatus::Success));
     assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
@@ -201,7 +190,7 @@ fn a_plain_request_settles_it_for_all() {
     let conn = w.connect();
     w.net.cut(0, 1, SECOND / 10);
     w.forge(&conn, 1, &BURST);
-    w.go(SECOND / 100);
+    w.net.run_for(SECOND / 100);
     assert_eq!(w.role(&conn, 0), Some(Role::Stateful));
     assert_eq!(w.write(&conn, 1), Some(WcStatus::Success));
     assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
@@ -213,7 +202,7 @@ fn a_stateless_end_without_memory_stays_what_it_was() {
     let conn = w.connect();
     w.net.hosts[0].env.star.no_slots = true;
     (0..2).for_each(|_| w.crowd(0));
-    w.go(SECOND / 2);
+    w.net.run_for(SECOND / 2);
     assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
     assert_eq!(w.net.hosts[0].env.events, vec![]);
@@ -227,11 +216,11 @@ fn where_nobody_can_be_asked_nobody_looks_again_and_again() {
     let conn = w.connect();
     assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
     (0..2).for_each(|_| w.crowd(0));
-    w.go(100 * SECOND);
+    w.net.run_for(100 * SECOND);
     let host = &w.net.hosts[0];
     let due = host.star.as_ref().unwrap().next_deadline(host.nic.connection_count()).unwrap();
     assert!(due > w.net.now() && w.net.now() + 60 * SECOND >= due);
-    w.go(due - w.net.now());
+    w.net.run_for(due - w.net.now());
     let host = &w.net.hosts[0];
     let next = host.star.as_ref().unwrap().next_deadline(host.nic.connection_count()).unwrap();
     assert_eq!(next - due, 60 * SECOND);
@@ -244,16 +233,16 @@ fn a_card_that_has_room_again_takes_its_connections_back() {
     let mut w = World::new([Some(8), Some(8)]);
     let conn = w.connect();
     (0..4).for_each(|_| w.crowd(0));
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     assert_eq!(w.roles(&conn), STAR);
     /* a few less are not enough: it would be gone again with the next */
     w.thin(0);
-    w.go(100 * SECOND);
+    w.net.run_for(100 * SECOND);
     assert_eq!(w.roles(&conn), STAR);
     w.thin(0);
-    w.go(SECOND / 2);
+    w.net.run_for(SECOND / 2);
     assert_eq!(w.roles(&conn), STAR, "it may be crowded in a moment");
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
     let counters = [0, 1].map(|at| w.net.hosts[at].nic.counters());
@@ -261,10 +250,10 @@ fn a_card_that_has_room_again_takes_its_connections_back() {
     assert_eq!(counters.map(|c| c.star_library_bytes.get()), [0; 2]);
     /* and nothing goes to and fro */
     w.crowd(0);
-    w.go(20 * SECOND);
+    w.net.run_for(20 * SECOND);
     assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
     (0..2).for_each(|_| w.crowd(0));
-    w.go(2 * SECOND);
+    w.net.run_for(2 * SECOND);
     assert_eq!(w.roles(&conn), STAR);
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }
@@ -274,18 +263,18 @@ fn roles_change_places_when_the_other_card_is_crowded() {
     let mut w = World::new([Some(8), Some(8)]);
     let conn = w.connect();
     (0..4).for_each(|_| w.crowd(0));
-    w.go(SECOND);
+    w.net.run_for(SECOND);
     assert_eq!(w.roles(&conn), STAR);
     /* the card that keeps it is crowded, and the other still has no room */
     (0..4).for_each(|_| w.crowd(1));
-    w.go(3 * SECOND);
+    w.net.run_for(3 * SECOND);
     assert_eq!(w.roles(&conn), STAR);
     (0..3).for_each(|_| w.thin(0));
-    w.go(70 * SECOND);
+    w.net.run_for(70 * SECOND);
     assert_eq!(w.roles(&conn), [Some(Role::Stateful), Some(Role::Stateless)]);
     assert_eq!(w.returns(), [1, 1]);
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
-    w.go(70 * SECOND);
+    w.net.run_for(70 * SECOND);
     assert_eq!(w.returns(), [1, 1], "there it stays");
 }
 
@@ -304,7 +293,7 @@ fn a_program_s_word_counts_for_more_than_the_balance() {
     ];
     for (at, wish, roles) in ways {
         w.want(&conn, at, wish);
-        w.go(3 * SECOND);
+        w.net.run_for(3 * SECOND);
         assert_eq!(w.roles(&conn), roles, "{at} {wish:?}");
         assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
     }
@@ -312,6 +301,6 @@ fn a_program_s_word_counts_for_more_than_the_balance() {
     for at in 0..2 {
         w.want(&conn, at, Wish::Stateless);
     }
-    w.go(100 * SECOND);
+    w.net.run_for(100 * SECOND);
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }

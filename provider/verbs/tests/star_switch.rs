@@ -225,6 +225,18 @@ fn shared_receive_queues_stay_with_their_connections() {
     }
 }
 
+/// Messages for the receives 0 to 15 of either end, each in its place.
+fn sixteen_each_way(nodes: &[Node; 2], qps: &[Qp; 2]) {
+    for (from, to) in [(0, 1), (1, 0)] {
+        for id in 0..16 {
+            post(&qps[from], &send(100 + id, &[nodes[from].sge(place(id, false), SIZE)])).unwrap();
+        }
+        let got: Vec<_> = nodes[to].completions(16).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
+        assert_eq!(got, (0..16).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
+        assert!(nodes[from].completions(16).iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+}
+
 /// Nobody's programs talk: it becomes StaR all the same, and what is posted before is found.
 #[test]
 fn an_idle_connection_leaves_too() {
@@ -235,14 +247,7 @@ fn an_idle_connection_leaves_too() {
     }
     let _others = crowd(&nodes[0], 3);
     wait_for("a switch", || is_star(&qps));
-    for (from, to) in [(0, 1), (1, 0)] {
-        for id in 0..16 {
-            post(&qps[from], &send(100 + id, &[nodes[from].sge(place(id, false), SIZE)])).unwrap();
-        }
-        let got: Vec<_> = nodes[to].completions(16).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
-        assert_eq!(got, (0..16).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
-        assert!(nodes[from].completions(16).iter().all(|cqe| cqe.status == WcStatus::Success));
-    }
+    sixteen_each_way(&nodes, &qps);
 }
 
 /// A request for which the peer's program has no receive keeps nobody from going on.
@@ -390,14 +395,7 @@ fn an_idle_connection_comes_back_too() {
     qps[0].change_wish(Some(Wish::Off)).unwrap();
     wait_for("the way back", || are(&qps, PLAIN));
     receive(12..16);
-    for (from, to) in [(0, 1), (1, 0)] {
-        for id in 0..16 {
-            post(&qps[from], &send(100 + id, &[nodes[from].sge(place(id, false), SIZE)])).unwrap();
-        }
-        let got: Vec<_> = nodes[to].completions(16).iter().map(|cqe| (cqe.wr_id, cqe.status)).collect();
-        assert_eq!(got, (0..16).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
-        assert!(nodes[from].completions(16).iter().all(|cqe| cqe.status == WcStatus::Success));
-    }
+    sixteen_each_way(&nodes, &qps);
     /* in ERR what came back is flushed before what was posted since, in RESET it is forgotten */
     receive(16..20);
     qps[0].change_wish(Some(Wish::Stateless)).unwrap();

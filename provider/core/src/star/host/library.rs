@@ -222,8 +222,8 @@ impl<E: Host> Library<E> {
             let Some(at) = self.ready.pop_front() else { return false };
             let Some(end) = self.ends.get_mut(at as usize) else { continue };
             end.queued = false;
-            self.settle(turn, at);
-            if self.ends.get(at as usize).is_some_and(|end| end.queued) {
+            /* who is in the list again without having met a full port may go since it was looked at: in this turn */
+            if self.settle(turn, at) {
                 return true;
             }
         }
@@ -231,14 +231,15 @@ impl<E: Host> Library<E> {
     }
 
     /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it had to tell.
-    fn settle(&mut self, turn: &mut Turn<'_, E>, at: u32) {
+    /// True: it has more to send than the port takes.
+    fn settle(&mut self, turn: &mut Turn<'_, E>, at: u32) -> bool {
         loop {
             self.begin_chore(turn, at);
             if !self.finish_chore(turn, at) {
                 break;
             }
         }
-        let Some(end) = self.ends.get_mut(at as usize) else { return };
+        let Some(end) = self.ends.get_mut(at as usize) else { return false };
         if end.qp.must_tell() {
             let pd = end.released.init.pd;
             let rules = turn.nic.memory().rules().filter(|rule| rule.pd == pd);
@@ -260,6 +261,7 @@ impl<E: Host> Library<E> {
             turn.nic.took_from_srq(turn.env, srq);
         }
         self.follow_teller(turn, at);
+        more
     }
 
     /// The next of a QP's WQEs may change a window.

@@ -303,7 +303,8 @@ impl<E: Host> Library<E> {
         /* it stays so until the next teller has its rules to say: no WQE is to leave between */
         let untold = group.untold.load(Ordering::Relaxed) > 0;
         let behind = untold || !group.heard;
-        (group.teller, group.heard) = (next, heard.is_some());
+        let was_heard = core::mem::replace(&mut group.heard, heard.is_some());
+        group.teller = next;
         if let Some(end) = next.filter(|_| before != next).and_then(|at| self.ends.get_mut(at as usize)) {
             for key in &group.revoked {
                 end.qp.tell(turn.env, turn.now, Control::Unrule { key: *key });
@@ -315,14 +316,19 @@ impl<E: Host> Library<E> {
             }
         }
         match heard {
-            Some(next) => self.settle(turn, next),
+            Some(next) => {
+                self.settle(turn, next);
+            }
             None => {
                 /* programs do not wait for what nobody hears; WQEs that may name it do, as long as somebody may be heard again who says it */
                 if next.is_none() {
                     group.untold.store(0, Ordering::Relaxed);
                     group.revoked.clear();
                 }
-                self.wake_patient();
+                /* once: who waits for other groups would have its turn again and again */
+                if was_heard {
+                    self.wake_patient();
+                }
             }
         }
         if heard.is_some() || untold && next.is_none() {

@@ -187,7 +187,7 @@ impl<E: Host> Roles<E> {
         }
         (end.wish, end.pursued) = (wish, wish != Wish::Auto);
         (end.renewing.rests_until, end.renewing.deaf_until) = (turn.now, turn.now);
-        if end.negotiation.outcome().is_some() && end.renewing.is_idle() {
+        if settled && end.renewing.is_idle() {
             self.pursue(turn, library, qpn);
         }
         true
