@@ -14,7 +14,7 @@ local CONTROLS = {
 	[1] = "Offer", [2] = "Accept", [3] = "Confirm", [4] = "Plain", [5] = "Not yet", [6] = "Setup", [7] = "Rule",
 	[8] = "Unrule", [9] = "Want", [10] = "Keep alive", [11] = "Bye", [12] = "Begin", [13] = "Begin with rules that are known",
 	[14] = "Tell all rules", [15] = "Renew", [16] = "Resting", [17] = "Round",
-	[18] = "Return", [19] = "Halted", [20] = "Home", [21] = "Stay", [0xe1] = "Sealed",
+	[18] = "Return", [19] = "Halted", [20] = "Home", [21] = "Stay", [22] = "Inquire", [23] = "All rules", [0xe1] = "Sealed",
 }
 local WISHES = { [0] = "off", [1] = "auto", [2] = "stateless", [3] = "stateful" }
 local OPCODES = {

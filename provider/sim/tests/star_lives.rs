@@ -272,3 +272,25 @@ fn what_nobody_was_told_of_is_told_before_it_is_named() {
         assert_eq!(w.holds(SF), Some(2));
     }
 }
+
+/// A program has memory that its peer's card was not told of, and has told the peer's program on another way: its request waits until the card knows.
+#[test]
+fn what_a_card_was_not_told_of_it_asks_for() {
+    let both = [(SL, SF), (SF, SL)];
+    for (phase, cuts) in [(0, &both[..1]), (1, &both[..1]), (2, &both), (3, &both)] {
+        let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
+        w.connect();
+        w.net.run_for(SECOND);
+        cuts.iter().for_each(|(from, to)| w.net.cut(*from, *to, 4 * SECOND));
+        let (pd, rights) = (w.net.hosts[SL].pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        w.regions[SL] = w.net.hosts[SL].region_in(pd, LEN, rights);
+        w.net.run_for(phase % 2 * 3 * SECOND);
+        w.write(SF, 7, SendFlags::SIGNALED);
+        w.net.run_for(20 * SECOND);
+        assert_eq!((w.ends(SF), w.holds(SL)), (vec![(7, WcStatus::Success)], Some(7)), "case {phase}");
+        w.regions[SL].lkey ^= 1;
+        w.write(SF, 8, SendFlags::SIGNALED);
+        w.net.run_for(SECOND);
+        assert_eq!((w.ends(SF), w.holds(SL)), (vec![(8, WcStatus::RemAccessErr)], Some(7)), "nobody's key");
+    }
+}

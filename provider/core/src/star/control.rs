@@ -140,6 +140,10 @@ pub enum Control {
     },
     /// SF: its card has other rules than these, SL shall tell them all
     Tell,
+    /// SF: a request names what its card has no rule for; are there others than these?
+    Inquire,
+    /// The answer to that: the rules that there are, behind all that SL had to say through this connection
+    All(Sum),
     /// SF may reach this memory no longer; answered once nothing for it is under way
     Unrule {
         /// Its key
@@ -298,6 +302,12 @@ impl Control {
                 out.long(sum)?;
             }
             Control::Tell => out.byte(14)?,
+            Control::Inquire => out.byte(22)?,
+            Control::All(Sum { rules, sum }) => {
+                out.byte(23)?;
+                out.word(rules)?;
+                out.long(sum)?;
+            }
             Control::Bye { why } => out.bytes(&[11, why])?,
         }
         Some(out.len())
@@ -351,6 +361,8 @@ impl Control {
             19 => Control::Halted(Done { sends: Psn::new(from.word()?), recvs: Psn::new(from.word()?) }),
             20 => Control::Home,
             21 => Control::Stay,
+            22 => Control::Inquire,
+            23 => Control::All(Sum { rules: from.word()?, sum: from.long()? }),
             _ => return None,
         };
         from.end()?;

@@ -42,6 +42,8 @@ fn what_is_said_is_understood() {
         Control::Begin { known: None },
         Control::Begin { known: Some(Sum { rules: 7, sum: 0x0123_4567_89ab_cdef }) },
         Control::Tell,
+        Control::Inquire,
+        Control::All(Sum { rules: 9, sum: u64::MAX }),
         Control::Bye { why: 12 },
         Control::Renew { wish: Wish::Auto, stateful: 121, threshold: 120 },
         Control::Resting { drained: true },

@@ -133,6 +133,8 @@ pub struct SlQp<E: StarEnv> {
     changes: Changes,
     /// SF's card does not know the rules
     ignorant: bool,
+    /// SF asks whether its card knows them all
+    inquired: bool,
     /// No WQE leaves for the first time
     resting: bool,
     /// SF has said that it is gone
@@ -180,6 +182,7 @@ impl<E: StarEnv> SlQp<E> {
             gate: 0,
             changes: Changes::default(),
             ignorant: false,
+            inquired: false,
             resting: false,
             parted: false,
             left_at: None,

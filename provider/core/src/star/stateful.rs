@@ -2,7 +2,8 @@
 //!
 //! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's. `remote` keeps SL's
 //! queues, `stream` says what may go on at once, `begin` begins WQEs, `packets` makes their packets, `window` knows which are under
-//! way, `answers` takes what SL's card answers, `finish` completes in order, `events` tells SL of completions, `failing` takes either
+//! way, `answers` takes what SL's card answers, `inquiry` asks
+//! SL before a request fails for want of a rule, `finish` completes in order, `events` tells SL of completions, `failing` takes either
 //! end into error, `clock` does what is due, `resting` brings all to rest. It knows no sockets and no negotiation: it begins when both ends know what they are.
 //!
 //! Order of calls: after anything that is called `handle_*`, [`Stateful::transmit`] until it says that nothing is left, then sleep
@@ -14,6 +15,7 @@ mod clock;
 mod events;
 mod failing;
 mod finish;
+mod inquiry;
 mod messages;
 mod packets;
 mod remote;
@@ -26,6 +28,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use events::{Completions, Stored};
+use inquiry::Inquiry;
 pub use packets::Turn;
 use remote::RemoteQueue;
 use stream::{OPS, Stream};
@@ -191,6 +194,8 @@ pub struct Stateful<E: StarEnv> {
     answer_owed: Option<Psn>,
     /// SL has said all rules of before: our own requests may begin
     open: bool,
+    /// Whether SL has rules that our card lacks
+    inquiry: Inquiry,
     /// One whose answer is to leave at that time
     answer_after: Option<(Psn, Nanos)>,
     /// Shared receives were asked for up to here
@@ -290,6 +295,7 @@ impl<E: StarEnv> Stateful<E> {
             channel,
             answer_owed: None,
             open: false,
+            inquiry: Inquiry::None,
             answer_after: None,
             wanted: None,
             overrun: false,

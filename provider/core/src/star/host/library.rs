@@ -245,6 +245,9 @@ impl<E: Host> Library<E> {
             let rules = turn.nic.memory().rules().filter(|rule| rule.pd == pd);
             end.qp.tell_all(turn.env, turn.now, rules);
         }
+        if end.qp.must_sum_up() {
+            end.qp.sum_up(turn.env, turn.now, self.rules.sum(end.released.init.pd));
+        }
         let more = end.qp.poll_transmit(turn.env, turn.now);
         let unanswered = end.qp.unanswered();
         self.unanswered = self.unanswered - end.unanswered + unanswered;

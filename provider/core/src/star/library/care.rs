@@ -160,6 +160,7 @@ impl<E: StarEnv> SlQp<E> {
             /* all of it is being told: who asks again and again would have it kept as often */
             Control::Tell if self.channel.holds(&Control::Begin { known: None }) => (),
             Control::Tell => self.ignorant = true,
+            Control::Inquire => self.inquired = true,
             Control::Bye { why } => self.part(env, now, why),
             _ => (),
         }

@@ -54,6 +54,20 @@ impl<E: StarEnv> SlQp<E> {
         self.ignorant && self.state == SlState::Ready && self.is_heard()
     }
 
+    /// Whether SF is to be told which rules there are: it has asked, and has been told all that there was to say before. One answer waits at a
+    /// time, however often it asks.
+    pub fn must_sum_up(&self) -> bool {
+        let waits = || self.channel.count(|message| matches!(message, Control::All(_))) > 0;
+        self.inquired && !self.ignorant && self.state == SlState::Ready && !waits()
+    }
+
+    /// Tells it.
+    pub fn sum_up(&mut self, env: &mut E, now: Nanos, rules: Sum) {
+        self.inquired = false;
+        self.ask(now, Control::All(rules));
+        self.poll_transmit(env, now);
+    }
+
     /// Somebody else says what SF is to know of memory, as nobody [hears](SlQp::is_heard) this one: what it had to say of it is forgotten,
     /// lest a rule comes late that others have taken away. Should an answer come, SF is told all rules anew, as they are then.
     pub fn untell(&mut self) {

@@ -21,9 +21,9 @@ pub(super) enum Begin {
     Go(Op),
 }
 
-impl Op {
-    /// One that fails before anything was done for it.
-    fn failed(class: Class, status: WcStatus) -> Begin {
+impl Begin {
+    /// It fails before anything was done for it.
+    pub(super) fn failed(class: Class, status: WcStatus) -> Self {
         Begin::Go(Op { class, status, all: true, ..Op::default() })
     }
 }
@@ -40,14 +40,14 @@ impl<E: StarEnv> Stateful<E> {
         let wqe = *self.local.sq.wqe(next);
         let class = Class::of(wqe.op);
         if let Err(status) = self.admit(&wqe) {
-            return Op::failed(class, status);
+            return Begin::failed(class, status);
         }
         if self.must_wait(Of::Local, &wqe, self.local.max_rd_atomic) {
             return Begin::Wait;
         }
         let sges = self.local.sq.sges(next);
         if wqe.op.brings_data() && !self.writable(card, sges, wqe.length) {
-            return Op::failed(class, WcStatus::LocProtErr);
+            return Begin::failed(class, WcStatus::LocProtErr);
         }
         match class {
             Class::Send => self.begin_send(card, &wqe),
@@ -106,7 +106,7 @@ impl<E: StarEnv> Stateful<E> {
         let patience = rnr_time(self.setup.min_rnr_timer) * (Nanos::from(retries) + 1);
         if self.lacks_recv(card, Of::Local, retries, patience.max(WQEP_LIFE)) {
             card.stats.rnr_retry_exceeded.inc();
-            return Err(Op::failed(class, WcStatus::RnrRetryExcErr));
+            return Err(Begin::failed(class, WcStatus::RnrRetryExcErr));
         }
         Err(Begin::Wait)
     }
@@ -134,14 +134,18 @@ impl<E: StarEnv> Stateful<E> {
             Ok(seq) => seq,
             Err(begin) => return begin,
         };
+        /* what SL's library would find too late: the message would be complete, and what comes behind it executed */
+        let strange = wqe.op == SendOp::SendInv && !card.registry.is_window(self.seat, wqe.imm);
+        if strange && self.inquires(card) {
+            return Begin::Wait;
+        }
         let (sges, stream) = (self.recvs.sges(seq), &self.streams[0]);
         let room: u64 = sges.iter().map(|sge| u64::from(sge.len)).sum();
         let status = if u64::from(wqe.length) > room {
             WcStatus::RemInvReqErr
         } else if wqe.length > 0 && !self.reaches(card, sges, Access::LOCAL_WRITE) {
             WcStatus::RemOpErr
-        } else if wqe.op == SendOp::SendInv && !card.registry.is_window(self.seat, wqe.imm) {
-            /* what SL's library would find too late: the message would be complete, and what comes behind it executed */
+        } else if strange {
             WcStatus::RemAccessErr
         } else {
             WcStatus::Success
@@ -174,12 +178,12 @@ impl<E: StarEnv> Stateful<E> {
             let need = Access::REMOTE_WRITE;
             let found = card.registry.find(self.seat, wqe.rkey, wqe.remote_addr, wqe.length, need);
             let Some((rule, base)) = found.filter(|_| allowed) else {
-                return Op::failed(Class::Write, WcStatus::RemAccessErr);
+                return self.refuse(card, Class::Write);
             };
             op.relaxed = card.registry.rights(rule).contains(Access::RELAXED_ORDERING);
             (op.rule, op.base) = (rule, base);
         } else if !allowed {
-            return Op::failed(Class::Write, WcStatus::RemAccessErr);
+            return self.refuse(card, Class::Write);
         }
         let stream = &self.streams[0];
         let waits =
@@ -206,21 +210,21 @@ impl<E: StarEnv> Stateful<E> {
         }
         if atomic && wqe.remote_addr & 7 != 0 {
             /* before its key is looked at, as RC's responder does */
-            return Op::failed(class, WcStatus::RemInvReqErr);
+            return Begin::failed(class, WcStatus::RemInvReqErr);
         }
         let mut op = Op { class, length: wqe.length, all: wqe.length == 0, ..Op::default() };
         let allowed = self.setup.access.contains(need);
         if wqe.length > 0 {
             let found = card.registry.find(self.seat, wqe.rkey, wqe.remote_addr, wqe.length, need);
             let Some((rule, base)) = found.filter(|_| allowed) else {
-                return Op::failed(class, WcStatus::RemAccessErr);
+                return self.refuse(card, class);
             };
             (op.rule, op.base) = (rule, base);
         } else if !allowed {
-            return Op::failed(class, WcStatus::RemAccessErr);
+            return self.refuse(card, class);
         }
         if atomic && (wqe.remote_addr | op.base) & 7 != 0 {
-            return Op::failed(class, WcStatus::RemInvReqErr);
+            return Begin::failed(class, WcStatus::RemInvReqErr);
         }
         if atomic {
             op.atomic = self.atomics;
@@ -257,13 +261,13 @@ impl<E: StarEnv> Stateful<E> {
         }
         let into = if wqe.op.brings_data() { Access::LOCAL_WRITE } else { Access::empty() };
         if matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
-            return Op::failed(class, WcStatus::LocQpOpErr);
+            return Begin::failed(class, WcStatus::LocQpOpErr);
         }
         if wqe.length > self.local.max_msg || class == Class::Atomic && wqe.length != 8 {
-            return Op::failed(class, WcStatus::LocLenErr);
+            return Begin::failed(class, WcStatus::LocLenErr);
         }
         if !self.reaches(card, self.sends.sges(seq), into) {
-            return Op::failed(class, WcStatus::LocProtErr);
+            return Begin::failed(class, WcStatus::LocProtErr);
         }
         match class {
             Class::Send => self.begin_remote_send(card, index, &wqe),
@@ -292,7 +296,7 @@ impl<E: StarEnv> Stateful<E> {
         let step = rnr_time(self.local.min_rnr_timer);
         let retries = self.setup.rnr_retry;
         if self.lacks_recv(card, Of::Remote, retries, step * Nanos::from(retries)) {
-            return Err(Op::failed(class, WcStatus::RnrRetryExcErr));
+            return Err(Begin::failed(class, WcStatus::RnrRetryExcErr));
         }
         /* nobody tells when a receive is posted */
         self.arm(card.now + step);
@@ -329,7 +333,7 @@ impl<E: StarEnv> Stateful<E> {
         let owner = (self.local.pd, self.local.qpn);
         let need = Access::REMOTE_WRITE;
         if !allowed || card.mrs.resolve_remote(wqe.rkey, owner, wqe.remote_addr, wqe.length, need).is_err() {
-            return Op::failed(Class::Write, WcStatus::RemAccessErr);
+            return Begin::failed(Class::Write, WcStatus::RemAccessErr);
         }
         let inline = wqe.flags.contains(SendFlags::INLINE);
         if inline && self.streams[1].settled() != index {
@@ -358,24 +362,24 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::Wait;
         }
         if atomic && wqe.remote_addr & 7 != 0 {
-            return Op::failed(class, WcStatus::RemInvReqErr);
+            return Begin::failed(class, WcStatus::RemInvReqErr);
         }
         let need = if atomic { Access::REMOTE_ATOMIC } else { Access::REMOTE_READ };
         let owner = (self.local.pd, self.local.qpn);
         let found = card.mrs.resolve_remote(wqe.rkey, owner, wqe.remote_addr, wqe.length, need);
         let Some(host) = found.ok().filter(|_| self.local.access.contains(need)) else {
-            return Op::failed(class, WcStatus::RemAccessErr);
+            return Begin::failed(class, WcStatus::RemAccessErr);
         };
         let mut op = Op { class, length: wqe.length, all: wqe.length == 0, ..Op::default() };
         if atomic {
             if (host | wqe.remote_addr) & 7 != 0 {
-                return Op::failed(class, WcStatus::RemInvReqErr);
+                return Begin::failed(class, WcStatus::RemInvReqErr);
             }
             let value = match wqe.op {
                 SendOp::CmpSwap => card.env.dma_compare_swap(host, wqe.compare_add, wqe.swap),
                 _ => card.env.dma_fetch_add(host, wqe.compare_add),
             };
-            let Some(value) = value else { return Op::failed(class, WcStatus::RemAccessErr) };
+            let Some(value) = value else { return Begin::failed(class, WcStatus::RemAccessErr) };
             op.value = value;
         }
         Begin::Go(op)

@@ -56,6 +56,10 @@ impl<E: StarEnv> Stateful<E> {
                 }
                 Some(card.now)
             }
+            Control::All(theirs) => {
+                self.hear_sum(card, theirs)?;
+                Some(card.now)
+            }
             Control::Setup(again) => {
                 /* SL began in RTR, and is in RTS now; or its program has changed what may change there */
                 let Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, .. } = again;
@@ -133,11 +137,12 @@ impl<E: StarEnv> Stateful<E> {
         [told, answer, self.channel.deadline(), self.keepalive_due()].into_iter().flatten().min()
     }
 
-    /// When SL is asked whether it lives: a WQE waits for a receive, or for SL's rules, which a dead SL never sends. Packets under way
+    /// When SL is asked whether it lives: a WQE waits for a receive, or for what SL says of its rules, which a dead SL never does. Packets under way
     /// ask as well, and are given up as this is.
     fn keepalive_due(&self) -> Option<Nanos> {
         let since = self.streams.iter().map(|stream| stream.rnr_since).max().unwrap_or(0);
-        let begins = !self.open && self.streams[Of::Local as usize].una != self.local.sq.posted();
+        let asks = !self.open || self.inquiry.is_open();
+        let begins = asks && self.streams[Of::Local as usize].una != self.local.sq.posted();
         let lives = self.state == QpState::Rts && self.ended == Ended::Not;
         let waits = lives && (since != 0 || begins) && self.channel.waiting() == 0;
         waits.then(|| self.heard.max(since) + self.local.waits.keepalive)

@@ -116,6 +116,7 @@ impl<E: StarEnv> Stateful<E> {
             /* SL's may name memory of which SL has not told */
             _ if !self.open => return false,
             Of::Local if self.streams[0].next == self.local.sq.posted() => return false,
+            Of::Local if self.inquiry.is_open() => return false,
             Of::Local => self.begin_local(card),
             Of::Remote => self.begin_remote(card),
         };

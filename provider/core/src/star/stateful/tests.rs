@@ -5,9 +5,9 @@ use std::vec::Vec;
 
 use super::*;
 use crate::star::control::{Control, Rule};
-use crate::star::wire::{Head, Ptype};
+use crate::star::wire::Ptype;
 use crate::types::{AsyncEvent, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode};
-use world::{Faults, REGION, SF, SL_KEY, SL_PD, World};
+use world::{Faults, REGION, SL_KEY, SL_PD, World};
 
 fn op(op: SendOp, remote_addr: u64, rkey: u32) -> SendWqe {
     SendWqe { op, remote_addr, rkey, flags: SendFlags::SIGNALED, ..SendWqe::default() }

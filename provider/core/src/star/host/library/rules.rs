@@ -90,8 +90,13 @@ impl Rules {
         };
         let group = &mut self.groups[at];
         group.members.try_reserve(1).map_err(|_| NicError::Exhausted)?;
-        let sum = group.teller.map(|_| self.sums.get(&key.pd).copied().unwrap_or_default());
-        Ok((at, sum, Arc::clone(&group.untold)))
+        let (told, untold) = (group.teller.is_some(), Arc::clone(&group.untold));
+        Ok((at, told.then(|| self.sum(key.pd)), untold))
+    }
+
+    /// The rules of a protection domain.
+    pub(super) fn sum(&self, pd: PdId) -> Sum {
+        self.sums.get(&pd).copied().unwrap_or_default()
     }
 
     /// It has begun.

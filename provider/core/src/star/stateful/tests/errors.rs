@@ -16,8 +16,19 @@ fn without_a_rule_no_packet_leaves_and_both_ends_learn_of_it() {
         w.pass(MS);
         assert_eq!(w.sends(), [(0, WcStatus::RemAccessErr), (1, WcStatus::WrFlushErr)]);
         assert_eq!(w.rcq.0.borrow()[0].status, WcStatus::WrFlushErr);
-        assert_eq!((w.conn.state(), w.seen.len()), (QpState::Err, 0));
+        assert_eq!((w.conn.state(), w.seen.len(), w.inquiries), (QpState::Err, 0, 1));
     }
+}
+
+/// A rule that our card lacks, and SL cannot get there, keeps nobody from failing.
+#[test]
+fn who_lacks_a_rule_for_ever_asks_a_few_times() {
+    let mut w = World::new(1, |_, _| {});
+    w.has_more_rules = true;
+    w.post(op(SendOp::Write, w.theirs(0), SL_KEY + 1), &[w.sge(w.ours(0), 8)], false);
+    w.pass(20 * MS);
+    assert_eq!(w.sends(), [(0, WcStatus::RemAccessErr)]);
+    assert_eq!((w.seen.len(), w.inquiries), (0, 5));
 }
 
 #[test]
@@ -172,12 +183,8 @@ fn rules_come_and_go_by_messages_and_a_bye_ends_it() {
         iova: 0,
         access: Access::REMOTE_WRITE | Access::LOCAL_WRITE,
     };
-    let from = Prefix { qpn: 0x22, epoch: w.conn.peer().epoch };
     let say = |w: &mut World, seq: u32, message: Control| {
-        let mut room = [0; crate::star::control::MAX_CONTROL];
-        let len = message.encode(&mut room).unwrap();
-        let head = Head::control(0x11, from, Psn::new(seq), len as u16);
-        w.throw(SF, 4794, [head.bytes(), &room[..len]].concat());
+        w.say(seq, message);
         w.pass(MS);
     };
     let write = op(SendOp::Write, 8, 99);

@@ -9,7 +9,7 @@ use super::queues::{Cq, Rq, Slot, Sq};
 use crate::env::Env;
 use crate::mr::MrAttr;
 use crate::rng::Rng;
-use crate::star::control::Rule;
+use crate::star::control::{Control, MAX_CONTROL, Rule};
 use crate::star::env::SlEvent;
 use crate::star::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
 use crate::star::ring::{Stamp, slot};
@@ -174,6 +174,10 @@ pub(super) struct World {
     pub(super) held: Nanos,
     /// Packets that left for SL's stateless half: kind, address
     pub(super) seen: Vec<(Ptype, u64)>,
+    /// Times that SF asked which rules there are
+    pub(super) inquiries: u32,
+    /// SL's library says that there is one more than SF's card knows
+    pub(super) has_more_rules: bool,
     wire: BTreeMap<(Nanos, u64), (Gid, u16, Vec<u8>)>,
     count: u64,
     pub(super) sq: Sq,
@@ -284,6 +288,8 @@ impl World {
             cut: false,
             held: 0,
             seen: Vec::new(),
+            inquiries: 0,
+            has_more_rules: false,
             wire: BTreeMap::new(),
             count: 0,
             sq,
@@ -407,6 +413,8 @@ impl World {
                 let life = stateless::life_of(EPOCH);
                 let card = stateless::Card { bounds: None, slots: None, life, stats: &self.stats };
                 stateless::handle(&card, &mut self.sl, (&meta, 4794), &packet);
+            } else {
+                self.sum_up(&Packet::parse(Side::Stateful, &frame).unwrap());
             }
             self.drain();
         }
@@ -423,6 +431,30 @@ impl World {
         let next = [wire, wqe, self.conn.next_deadline()].into_iter().flatten().min();
         self.now = next.unwrap_or(self.now).max(self.now + 1).min(end);
         next.is_some()
+    }
+
+    /// SL's library says how many rules there are, if it is asked: those that SF's card knows.
+    fn sum_up(&mut self, packet: &Packet<'_>) {
+        let (seq, from) = (packet.header.psn, Prefix { qpn: SL_QPN, epoch: EPOCH });
+        let question = Control::decode(packet.data);
+        if matches!(question, Some(Control::Inquire | Control::Tell)) {
+            self.throw(SF, 4794, Head::control_ack(SF_QPN, from, seq).bytes().to_vec());
+        }
+        if question == Some(Control::Inquire) {
+            self.inquiries += 1;
+            let mut sum = self.registry.sum(self.conn.seat()).unwrap();
+            sum.rules += u32::from(self.has_more_rules);
+            self.say(self.inquiries - 1, Control::All(sum));
+        }
+    }
+
+    /// SL's library says something.
+    pub(super) fn say(&mut self, seq: u32, message: Control) {
+        let mut room = [0; MAX_CONTROL];
+        let len = message.encode(&mut room).unwrap();
+        let from = Prefix { qpn: SL_QPN, epoch: EPOCH };
+        let head = Head::control(SF_QPN, from, Psn::new(seq), len as u16);
+        self.throw(SF, 4794, [head.bytes(), &room[..len]].concat());
     }
 
     fn library(&mut self) {
