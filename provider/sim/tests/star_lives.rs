@@ -1,6 +1,7 @@
 //! Connections of StaR that end and begin anew: what is late of a life that is over, what a peer never hears of, and what a program did not ask to be
 //! told.
 
+use starverbs_core::mr::WindowType;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Wish};
 use starverbs_core::star::negotiate::Outcome;
@@ -18,9 +19,11 @@ const SF: usize = 1;
 /// Of each memory, bytes: more than the way takes at once
 const LEN: u32 = 16_384;
 
-/// One connection of two hosts.
+/// One connection of two hosts, and one more host.
 struct World {
     net: Net,
+    /// Where its ends are
+    hosts: [usize; 2],
     qpns: [Qpn; 2],
     sqs: [SimSq; 2],
     rqs: [SimRq; 2],
@@ -32,8 +35,8 @@ struct World {
 
 impl World {
     fn new(wishes: [Wish; 2], setup: Setup) -> World {
-        let mut net = Net::new(2, NicConfig { window: 4096, ..NicConfig::default() }, Faults::default(), 7);
-        (0..2).for_each(|at| net.open_star(at, StarCard { threshold: 9, key: None, boot: 70 + at as u64 }));
+        let mut net = Net::new(3, NicConfig { window: 4096, ..NicConfig::default() }, Faults::default(), 7);
+        (0..3).for_each(|at| net.open_star(at, StarCard { threshold: 9, key: None, boot: 70 + at as u64 }));
         let (sqs, rqs) = ([(); 2].map(|()| SimSq::new(16)), [(); 2].map(|()| SimRq::new(16, 1)));
         let cqs = [(); 2].map(|()| SimCq::new(64));
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -41,15 +44,15 @@ impl World {
             let pd = net.hosts[at].pd;
             net.hosts[at].region_in(pd, LEN, rights)
         });
-        let mut world = World { net, qpns: [0; 2], sqs, rqs, cqs, regions, setup };
+        let mut world = World { net, hosts: [SL, SF], qpns: [0; 2], sqs, rqs, cqs, regions, setup };
         world.make_qps(wishes);
         world
     }
 
     fn make_qps(&mut self, wishes: [Wish; 2]) {
-        let World { net, sqs, rqs, cqs, .. } = self;
+        let World { net, hosts, sqs, rqs, cqs, .. } = self;
         self.qpns = [SL, SF].map(|at| {
-            let (host, own) = (&mut net.hosts[at], [&cqs[at], &cqs[at]]);
+            let (host, own) = (&mut net.hosts[hosts[at]], [&cqs[at], &cqs[at]]);
             let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rqs[at].clone()), own, false);
             host.wish(qpn, wishes[at], (&sqs[at], Some(&rqs[at]), own));
             qpn
@@ -69,9 +72,9 @@ impl World {
 
     fn connect_with(&mut self, setups: [Setup; 2]) {
         for at in [SL, SF] {
-            let (now, dgid) = (self.net.now(), self.net.hosts[1 - at].gid);
+            let (now, dgid) = (self.net.now(), self.net.hosts[self.hosts[1 - at]].gid);
             let (host, own, theirs, setup) =
-                (&mut self.net.hosts[at], self.qpns[at], self.qpns[1 - at], &setups[at]);
+                (&mut self.net.hosts[self.hosts[at]], self.qpns[at], self.qpns[1 - at], &setups[at]);
             host.to_init(own, false, setup, now);
             host.to_rts(own, QpType::Rc, dgid, theirs, setup, now);
         }
@@ -80,7 +83,9 @@ impl World {
     fn reset(&mut self) {
         let now = self.net.now();
         for at in [SL, SF] {
-            self.net.hosts[at].to_state(self.qpns[at], QpState::Reset, now).expect("from every state");
+            self.net.hosts[self.hosts[at]]
+                .to_state(self.qpns[at], QpState::Reset, now)
+                .expect("from every state");
         }
     }
 
@@ -89,7 +94,7 @@ impl World {
     }
 
     fn role(&self, at: usize) -> Option<Role> {
-        match self.net.hosts[at].star.as_ref()?.roles.outcome(self.qpns[at])? {
+        match self.net.hosts[self.hosts[at]].star.as_ref()?.roles.outcome(self.qpns[at])? {
             Outcome::Star { role, .. } => Some(role),
             Outcome::Plain => None,
         }
@@ -98,7 +103,7 @@ impl World {
     /// The program of `at` fills its peer's memory with a byte.
     fn write(&mut self, at: usize, byte: u8, flags: SendFlags) {
         let (mine, theirs) = (self.regions[at], self.regions[1 - at]);
-        self.net.hosts[at].env.memory.write(mine.addr, &[byte; LEN as usize]);
+        self.net.hosts[self.hosts[at]].env.memory.write(mine.addr, &[byte; LEN as usize]);
         let (remote_addr, rkey) = (theirs.addr, theirs.lkey);
         let wqe =
             SendWqe { wr_id: byte.into(), op: SendOp::Write, remote_addr, rkey, flags, ..SendWqe::default() };
@@ -106,13 +111,34 @@ impl World {
     }
 
     fn post(&mut self, at: usize, wqe: SendWqe) {
-        self.sqs[at].post(Send { wqe, sges: vec![self.regions[at]], inline: None }).expect("room");
-        self.net.doorbell(at, self.qpns[at]);
+        self.post_to(at, wqe, vec![self.regions[at]]);
+    }
+
+    fn post_to(&mut self, at: usize, wqe: SendWqe, sges: Vec<Sge>) {
+        self.sqs[at].post(Send { wqe, sges, inline: None }).expect("room");
+        self.net.doorbell(self.hosts[at], self.qpns[at]);
+    }
+
+    /// How a new window of SL is bound.
+    fn bind(&mut self) -> SendWqe {
+        let host = &mut self.net.hosts[SL];
+        let (addr, mr) = host.region(LEN.into(), Access::LOCAL_WRITE | Access::MW_BIND);
+        let window = host.nic.alloc_mw(host.pd, WindowType::Two).expect("a window");
+        SendWqe {
+            op: SendOp::BindMw,
+            remote_addr: addr,
+            compare_add: LEN.into(),
+            rkey: window ^ 1,
+            imm: mr,
+            remote_qpn: window,
+            qkey: Access::REMOTE_WRITE.bits(),
+            ..SendWqe::default()
+        }
     }
 
     /// What `at` holds, if it is one byte all over.
     fn holds(&self, at: usize) -> Option<u8> {
-        let bytes = self.net.hosts[at].env.memory.read(self.regions[at].addr, LEN as usize);
+        let bytes = self.net.hosts[self.hosts[at]].env.memory.read(self.regions[at].addr, LEN as usize);
         bytes.iter().all(|byte| *byte == bytes[0]).then_some(bytes[0])
     }
 
@@ -293,4 +319,67 @@ fn what_a_card_was_not_told_of_it_asks_for() {
         w.net.run_for(SECOND);
         assert_eq!((w.ends(SF), w.holds(SL)), (vec![(8, WcStatus::RemAccessErr)], Some(7)), "nobody's key");
     }
+}
+
+/// A window is bound where nobody hears, and another card is to know it: that is waited for, without a look at it again and again.
+#[test]
+fn who_waits_for_one_card_is_not_woken_for_another() {
+    let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
+    w.connect();
+    w.net.run_for(SECOND);
+    let far = w.rqs[SF].clone();
+    let bind = w.bind();
+    for (wr_id, wqe) in [(2, SendWqe::default()), (3, bind)] {
+        w.post_to(SL, SendWqe { wr_id, flags: SendFlags::SIGNALED, ..wqe }, vec![]);
+    }
+    w.hosts = [SL, 2];
+    w.connect_another();
+    w.net.run_for(SECOND);
+    /* the peer has both, and cannot be told of what there is since */
+    w.net.cut(SL, SF, 20 * SECOND);
+    w.net.hosts[SL].region(LEN.into(), Access::LOCAL_WRITE);
+    w.net.run_for(5 * SECOND);
+    w.net.cut(SL, 2, SECOND);
+    far.post(Recv { wr_id: 1, sges: vec![] }).expect("room");
+    w.net.run_for(SECOND / 2);
+    assert_eq!(w.ends(SL), [(2, WcStatus::Success)], "the other card does not know the window");
+    w.net.run_for(2 * SECOND);
+    assert_eq!(w.ends(SL), [(3, WcStatus::Success)]);
+}
+
+/// A bind waits until a card knows of it; meanwhile a message of the peer takes another window away. Both end, one after the other.
+#[test]
+fn a_window_that_is_bound_and_one_that_is_taken_away_wait_their_turn() {
+    let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
+    w.hosts = [SL, 2];
+    w.make_qps(STAR);
+    w.connect();
+    w.hosts = [SL, SF];
+    w.connect_another();
+    w.net.run_for(SECOND);
+    let binds = [w.bind(), w.bind()];
+    w.post_to(SL, SendWqe { wr_id: 1, flags: SendFlags::SIGNALED, ..binds[0] }, vec![]);
+    w.rqs[SL].post(Recv { wr_id: 2, sges: vec![] }).expect("room");
+    w.net.run_for(SECOND);
+    assert_eq!(w.ends(SL), [(1, WcStatus::Success)]);
+    w.net.cut(SL, 2, SECOND);
+    w.post_to(SL, SendWqe { wr_id: 3, flags: SendFlags::SIGNALED, ..binds[1] }, vec![]);
+    w.net.run_for(SECOND / 4);
+    let taken = binds[0].rkey;
+    w.post_to(
+        SF,
+        SendWqe {
+            wr_id: 4,
+            op: SendOp::SendInv,
+            imm: taken,
+            flags: SendFlags::SIGNALED,
+            ..SendWqe::default()
+        },
+        vec![],
+    );
+    w.net.run_for(SECOND / 4);
+    assert_eq!(w.ends(SL), [], "a card does not know of the bind");
+    w.net.run_for(2 * SECOND);
+    assert_eq!(w.ends(SL), [(3, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(w.ends(SF), [(4, WcStatus::Success)]);
 }

@@ -267,17 +267,22 @@ impl<E: Host> Library<E> {
         more
     }
 
-    /// The next of a QP's WQEs may change a window.
+    /// The next of a QP's WQEs may change a window, one at a time. All are told before it can be complete.
     fn begin_chore(&mut self, turn: &mut Turn<'_, E>, at: u32) {
-        let Some(end) = self.ends.get_mut(at as usize) else { return };
+        let Some(end) = self.ends.get_mut(at as usize).filter(|end| end.chore.is_none()) else { return };
         let owner = (end.released.init.pd, end.released.qpn);
-        if let Some(wqe) = end.qp.take_own() {
+        let chore = if let Some(wqe) = end.qp.take_own() {
             end.released.windows = true;
-            end.chore = Some(Chore::Own(turn.nic.do_for_released(&wqe, owner).is_ok()));
-            self.follow_windows(turn);
+            Chore::Own(turn.nic.do_for_released(&wqe, owner).is_ok())
         } else if let Some(key) = end.qp.take_invalid(turn.env) {
-            end.chore = Some(Chore::Invalidated(turn.nic.invalidate_for_released(key, owner).is_ok()));
-            self.follow_windows(turn);
+            Chore::Invalidated(turn.nic.invalidate_for_released(key, owner).is_ok())
+        } else {
+            return;
+        };
+        end.chore = Some(Chore::Untold);
+        self.follow_windows(turn);
+        if let Some(end) = self.ends.get_mut(at as usize) {
+            end.chore = Some(chore);
         }
     }
 
@@ -286,6 +291,9 @@ impl<E: Host> Library<E> {
     fn finish_chore(&mut self, turn: &mut Turn<'_, E>, at: u32) -> bool {
         let Some(end) = self.ends.get(at as usize) else { return false };
         let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return false };
+        if matches!(chore, Chore::Untold) {
+            return false;
+        }
         if !self.is_settled(pd) {
             if !self.patient.contains(&at) {
                 self.patient.push(at);
@@ -298,6 +306,7 @@ impl<E: Host> Library<E> {
             Chore::Own(true) => end.qp.own_done(turn.env, turn.now, WcStatus::Success),
             Chore::Own(false) => end.qp.own_done(turn.env, turn.now, WcStatus::MwBindErr),
             Chore::Invalidated(done) => end.qp.invalidated(turn.env, turn.now, done),
+            Chore::Untold => {}
         }
         true
     }

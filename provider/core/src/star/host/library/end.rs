@@ -47,6 +47,8 @@ const UNTOLD: Setup = Setup {
 /// What was done with a window, and is not complete.
 #[derive(Clone, Copy)]
 pub(super) enum Chore {
+    /// It is done, and others are being told
+    Untold,
     /// What its program posted, and whether it could be done
     Own(bool),
     /// What a message of its peer says, and whether that could be done
