@@ -383,3 +383,25 @@ fn a_window_that_is_bound_and_one_that_is_taken_away_wait_their_turn() {
     assert_eq!(w.ends(SL), [(3, WcStatus::Success), (2, WcStatus::Success)]);
     assert_eq!(w.ends(SF), [(4, WcStatus::Success)]);
 }
+
+/// Memory that came and went while its peer's card could not be told: that card does not learn of it when it can.
+#[test]
+fn what_is_gone_is_not_told_late() {
+    let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
+    w.connect();
+    w.net.run_for(SECOND);
+    w.net.cut(SL, SF, 4 * SECOND);
+    let (pd, rights) = (w.net.hosts[SL].pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    w.regions[SL] = w.net.hosts[SL].region_in(pd, LEN, rights);
+    w.net.run_for(3 * SECOND);
+    let key = w.regions[SL].lkey;
+    w.net.hosts[SL].dereg_mr(key).expect("nobody uses it");
+    w.net.run_for(SECOND / 10);
+    assert!(w.net.hosts[SL].is_revoked(key), "nobody waits for a card that is not heard");
+    w.net.star_sent = Some(vec![]);
+    w.write(SF, 8, SendFlags::SIGNALED);
+    w.net.run_for(10 * SECOND);
+    assert_eq!(w.ends(SF), [(8, WcStatus::RemAccessErr)]);
+    let sent = w.net.star_sent.take().expect("it looks");
+    assert!(sent.iter().all(|(from, header)| *from == SL || header.len == 0), "{sent:?}");
+}

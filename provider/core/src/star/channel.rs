@@ -83,6 +83,19 @@ impl Channel {
         }
         self.out.retain(|message| !message.is_of_memory());
     }
+    /// A rule is no more: it is not said any more. One that the peer may have had keeps its number, as in [`recall`](Channel::recall). Gives how many
+    /// messages had no answer.
+    pub fn unsay(&mut self, key: u32) -> u32 {
+        let is = |message: &Control| matches!(message, Control::Rule(rule) if rule.key == key);
+        let said = self.count(is);
+        if let Some(first) = self.out.front_mut().filter(|first| self.tries > 0 && is(first)) {
+            *first = Control::KeepAlive;
+        }
+        if said > 0 {
+            self.out.retain(|message| !is(message));
+        }
+        said
+    }
     /// Forgets what would have the peer begin: this end is over. Of a message that it may have had the number stays in use, as in
     /// [`recall`](Channel::recall).
     pub fn end(&mut self) {
@@ -95,7 +108,7 @@ impl Channel {
         self.out.retain(|message| !begins(message));
     }
     /// Messages of some kind that have no answer.
-    pub fn count(&self, is: fn(&Control) -> bool) -> u32 {
+    pub fn count(&self, is: impl Fn(&Control) -> bool) -> u32 {
         self.out.iter().filter(|message| is(message)).count() as u32
     }
     /// Messages without an answer.
@@ -201,6 +214,25 @@ mod tests {
         channel.recall();
         assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(1), Control::Bye { why: 0 })));
         assert_eq!(channel.count(|_| true), 1);
+    }
+
+    /// A rule that ends before it was answered is not said again.
+    #[test]
+    fn a_rule_that_is_no_more_is_not_said() {
+        let rule = |key| {
+            let access = crate::types::Access::REMOTE_READ;
+            let pd = crate::types::PdId(0);
+            Control::Rule(super::super::control::Rule { key, pd, qpn: 0, addr: 0, len: 1, iova: 0, access })
+        };
+        let mut channel = Channel::new();
+        [rule(1), rule(2), rule(3), rule(2)].map(|message| channel.send(message).unwrap());
+        assert_eq!(channel.poll(0), Some((Psn::new(0), rule(1))));
+        assert_eq!([2, 1, 4].map(|key| channel.unsay(key)), [2, 1, 0]);
+        assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(0), Control::KeepAlive)), "under its number");
+        channel.answered(Psn::new(0));
+        assert_eq!((channel.unsay(3), channel.poll(0), channel.waiting()), (1, None, 0), "never sent");
+        channel.send(rule(4)).unwrap();
+        assert_eq!(channel.poll(0), Some((Psn::new(1), rule(4))));
     }
 
     /// A connection that ends before its peer has heard of it does not begin there.

@@ -237,6 +237,11 @@ impl<E: StarEnv> SlQp<E> {
     /// has answered.
     pub fn tell(&mut self, env: &mut E, now: Nanos, rule: Control) {
         if self.speaks() {
+            if let Control::Unrule { key } = rule {
+                /* told late, it would be known again until its end is heard */
+                let unsaid = self.channel.unsay(key);
+                (self.gate, self.changes.given) = (self.gate - unsaid, self.changes.given - unsaid);
+            }
             self.ask(now, rule);
             self.poll_transmit(env, now);
         }

@@ -65,6 +65,8 @@ pub enum Claim {
 
 struct Seat {
     domain: usize,
+    /// Not released
+    holds: bool,
     av: Av,
     port: u16,
     prefix: Prefix,
@@ -84,6 +86,8 @@ struct Slot {
 struct Domain {
     server: Server,
     seats: u32,
+    /// Seats that were not released
+    holders: u32,
     /// Keys and slots, by key
     keys: Vec<(u32, u32)>,
     /// Their rules
@@ -113,6 +117,7 @@ impl Registry {
                 self.domains.insert(Domain {
                     server,
                     seats: 0,
+                    holders: 0,
                     keys: Vec::new(),
                     sum: Sum::default(),
                     closing: Vec::new(),
@@ -120,17 +125,32 @@ impl Registry {
             }
         };
         self.domains[domain].seats += 1;
-        Ok(SeatId(self.seats.insert(Seat { domain, av, port, prefix }) as u32))
+        self.domains[domain].holders += 1;
+        Ok(SeatId(self.seats.insert(Seat { domain, holds: true, av, port, prefix }) as u32))
     }
 
-    /// A connection ends; the last one of a domain takes the rules with it.
+    /// A connection makes no request any more: SL may have nobody left through whom to say the end of a rule. The last one of a domain takes the rules
+    /// with it. Rings stay, as SL is still told of ends.
+    pub fn release(&mut self, seat: SeatId) {
+        let Some(seat) = self.seats.get_mut(seat.0 as usize).filter(|seat| seat.holds) else { return };
+        seat.holds = false;
+        let Some(domain) = self.domains.get_mut(seat.domain) else { return };
+        domain.holders -= 1;
+        if domain.holders == 0 {
+            domain.sum = Sum::default();
+            let keys = core::mem::take(&mut domain.keys);
+            keys.iter().for_each(|(_, slot)| self.end(*slot));
+        }
+    }
+
+    /// A connection ends.
     pub fn leave(&mut self, seat: SeatId) {
+        self.release(seat);
         let Some(gone) = self.seats.try_remove(seat.0 as usize) else { return };
         let Some(domain) = self.domains.get_mut(gone.domain) else { return };
         domain.seats -= 1;
         if domain.seats == 0 {
-            let domain = self.domains.remove(gone.domain);
-            domain.keys.iter().for_each(|(_, slot)| self.end(*slot));
+            self.domains.remove(gone.domain);
         }
     }
 
@@ -167,6 +187,10 @@ impl Registry {
         let domain = &mut self.domains[id];
         if rule.pd != domain.server.pd {
             return Err(NicError::Invalid);
+        }
+        if domain.holders == 0 {
+            /* nobody could use it, or be told of its end */
+            return Ok(());
         }
         match domain.keys.binary_search_by_key(&rule.key, |(key, _)| *key) {
             Ok(at) if self.slots[domain.keys[at].1 as usize].rule == rule => Ok(()),

@@ -94,3 +94,28 @@ fn rings_and_rules_end_with_their_connections() {
     let again = sit(&mut all, 1, 8);
     assert_eq!(all.find(again, 30, 0x10, 1, Access::empty()), None);
 }
+
+/// Ends that make no request any more keep no rules alive that nobody can take away; SL is still told of completions.
+#[test]
+fn ended_connections_hold_no_rules() {
+    let mut all = Registry::default();
+    let (a, b) = (sit(&mut all, 1, 5), sit(&mut all, 1, 6));
+    let ring = all.add_ring(a, 0x4000, CQE_SLOT).unwrap();
+    all.add(a, rule(30, 1, 0)).unwrap();
+    all.release(a);
+    all.release(a);
+    let (found, _) = all.find(b, 30, 0x10, 1, Access::empty()).expect("another holds them");
+    all.release(b);
+    assert!(
+        !may(&all, b, found, 0x1000, 1, Access::empty())
+            && all.find(b, 30, 0x10, 1, Access::empty()).is_none()
+    );
+    assert_eq!((all.add(a, rule(31, 1, 0)), all.sum(a)), (Ok(()), Some(Sum::default())), "what comes late");
+    let c = sit(&mut all, 1, 7);
+    assert_eq!((all.find(c, 30, 0x10, 1, Access::empty()), all.sum(c)), (None, Some(Sum::default())));
+    assert!(may(&all, a, ring, 0x4000, CQE_SLOT as u32, Access::LOCAL_WRITE));
+    all.add(b, rule(32, 1, 0)).unwrap();
+    assert!(all.find(c, 32, 0x10, 1, Access::empty()).is_some());
+    [a, b, c].map(|seat| all.leave(seat));
+    assert!(all.domains.is_empty() && all.seats.is_empty());
+}

@@ -294,8 +294,6 @@ impl<E: Env> Ctx<'_, E> {
         let resp = &mut self.qp.resp;
         let Some(away) = &mut resp.away else { return };
         away.waits = Waits::No;
-        /* one that was held back, and is of no use any more */
-        resp.nak = None;
         if last {
             away.pending.push_in_room(Pending {
                 serial,

@@ -35,6 +35,8 @@ impl<E: Env> Ctx<'_, E> {
     /// The request that everything waited for.
     pub(super) fn expected(&mut self, psn: Psn, packet: &Packet<'_>) {
         self.qp.resp.nak_sent = false;
+        /* one that could not leave yet, for want of this packet, and that would stand behind it */
+        self.qp.resp.nak = None;
         match self.name_srq(packet) {
             Named::Here => self.execute(psn, packet),
             Named::Far => self.execute_abroad(packet),

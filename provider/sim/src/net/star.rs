@@ -33,12 +33,11 @@ impl Net {
     }
 
     /// Whether there is anything to come but looks of cards that have too many connections at those that they would be rid of, and of ends at
-    /// peers for which nothing waits. After [`transmit`](Net::transmit).
+    /// peers for which nothing waits, or of which nothing was heard for long. After [`transmit`](Net::transmit).
     pub fn is_busy(&self) -> bool {
         let waits = |host: usize| {
             let h = &self.hosts[host];
-            let star =
-                |star: &Ends<SimEnv>| star.library.next_deadline().is_some() || star.roles.is_busy(&h.nic);
+            let star = |star: &Ends<SimEnv>| star.library.is_busy() || star.roles.is_busy(&h.nic);
             !self.dead[host] && (h.nic.next_deadline().is_some() || h.star.as_deref().is_some_and(star))
         };
         !self.wire.is_empty() || !self.relays.is_empty() || (0..self.hosts.len()).any(waits)

@@ -216,6 +216,12 @@ impl<E: Host> Library<E> {
         self.timers.next()
     }
 
+    /// Whether anything is to come but questions that are asked in vain.
+    pub fn is_busy(&self) -> bool {
+        let waits = |end: &End<E>| end.qp.next_deadline().is_some() && !end.qp.asks_in_vain();
+        !self.partings.is_empty() || self.ends.iter().any(|(_, end)| waits(end))
+    }
+
     /// Sends what waits, and what ends have to send because others could go on; whether more waits for room in the port.
     pub fn transmit(&mut self, turn: &mut Turn<'_, E>) -> bool {
         for _ in 0..self.ready.len() + self.ends.len() {

@@ -53,6 +53,14 @@ impl<E: StarEnv> SlQp<E> {
         (waits && self.left_at.is_none()).then(|| self.quiet_since + self.init.keepalive)
     }
 
+    /// Whether all that is due is a question that had no answer half a minute long, and for which no send waits: it goes on to be asked, ever more
+    /// seldom, in case SF is there again.
+    pub fn asks_in_vain(&self) -> bool {
+        self.channel.tries() >= IN_VAIN
+            && !self.sends_wait()
+            && self.next_deadline() == self.channel.deadline()
+    }
+
     /// Time has passed.
     pub fn handle_timeout(&mut self, env: &mut E, now: Nanos) {
         let mut patience = self.init.patience;

@@ -151,6 +151,8 @@ impl<E: StarEnv> Stateful<E> {
     fn hush(&mut self, card: &mut Card<'_, E>) {
         self.window.forget(|_| true);
         self.charge(card);
+        card.registry.release(self.seat);
+        card.registry.count(card.stats);
         for stream in &mut self.streams {
             /* nothing of it waits for a receive any more: no timer for that */
             (stream.stopped, stream.rnr_since) = (true, 0);

@@ -66,6 +66,8 @@ pub(super) struct End<E: Host> {
     pub(super) queued: bool,
     /// It is among those of which something came
     pub(super) touched: bool,
+    /// It says the end of rules that it has told, beside its group's teller
+    pub(super) takes_back: bool,
     /// Its WQEPs without an answer, as they were counted last
     pub(super) unanswered: u32,
     /// A window that was changed for it
@@ -195,6 +197,7 @@ impl<E: Host> Library<E> {
             timer,
             queued: false,
             touched: false,
+            takes_back: false,
             unanswered: 0,
             chore: None,
             slots,
@@ -266,7 +269,7 @@ impl<E: Host> Library<E> {
     pub(super) fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
         self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
-        let End { qp, released, group, timer, queued, touched, unanswered, inline, .. } = end;
+        let End { qp, released, group, timer, queued, touched, takes_back, unanswered, inline, .. } = end;
         self.unanswered -= unanswered;
         self.places.set(released.qpn, None);
         self.timers.leave(timer);
@@ -276,7 +279,7 @@ impl<E: Host> Library<E> {
         if touched {
             self.touched.retain(|touched| *touched != at);
         }
-        let others_tell = self.leave_group(turn, group, at);
+        let others_tell = self.leave_group(turn, group, at, takes_back);
         let (_, parting) = qp.close(turn.now, others_tell);
         self.close_inline(turn, inline);
         if let Some(parting) = parting {

@@ -45,6 +45,8 @@ struct Group {
     untold: Arc<AtomicU32>,
     /// Keys taken away, until the other end has answered
     revoked: Vec<u32>,
+    /// Members beside the teller who say so as well
+    taking_back: u32,
 }
 
 /// What was said, and by whom.
@@ -84,8 +86,9 @@ impl Rules {
                 make_room_in(&mut self.groups)?;
                 let mut members = Vec::new();
                 members.try_reserve(1).map_err(|_| NicError::Exhausted)?;
-                let (untold, revoked) = (Arc::default(), Vec::new());
-                self.groups.insert(Group { key, members, teller: None, heard: false, untold, revoked })
+                let (untold, revoked, taking_back) = (Arc::default(), Vec::new(), 0);
+                let (teller, heard) = (None, false);
+                self.groups.insert(Group { key, members, teller, heard, untold, revoked, taking_back })
             }
         };
         let group = &mut self.groups[at];
@@ -157,12 +160,15 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// Others than the teller may be saying all rules anew, at their peer's wish: none of them comes after its end.
+    /// Others than the teller may be saying all rules anew, at their peer's wish: none of them comes after its end, and the end is over when all of
+    /// them have an answer.
     fn take_back(&mut self, turn: &mut Turn<'_, E>, group: usize, key: u32) {
-        let Some(group) = self.rules.groups.get(group) else { return };
+        let Some(group) = self.rules.groups.get_mut(group) else { return };
         for at in group.members.iter().filter(|at| group.teller != Some(**at)) {
             if let Some(end) = self.ends.get_mut(*at as usize).filter(|end| end.qp.changes().given > 0) {
                 end.qp.tell(turn.env, turn.now, Control::Unrule { key });
+                group.taking_back += u32::from(!end.takes_back);
+                end.takes_back = true;
                 self.timers.arm(end.timer, turn.now + 1, *at);
             }
         }
@@ -221,9 +227,12 @@ impl<E: Host> Library<E> {
     /// After a call of a QP: what it has said for its group, and whether it still can.
     pub(super) fn follow_teller(&mut self, turn: &mut Turn<'_, E>, at: u32) {
         let Some(end) = self.ends.get_mut(at as usize) else { return };
-        let group_at = end.group;
-        let changes = end.qp.changes();
-        let heard = end.qp.is_heard();
+        let (group_at, changes, heard) = (end.group, end.qp.changes(), end.qp.is_heard());
+        if end.takes_back && (changes.taken == 0 || !heard) {
+            end.takes_back = false;
+            self.took_back(group_at);
+        }
+        let Some(end) = self.ends.get_mut(at as usize) else { return };
         let Some(group) = self.rules.groups.get_mut(group_at) else { return };
         match group.teller {
             /* there was nobody to tell anything, and SF's first answer has come */
@@ -246,7 +255,7 @@ impl<E: Host> Library<E> {
             self.find_teller(turn, group_at);
             return;
         }
-        let mut answered = changes.taken == 0 && !group.revoked.is_empty();
+        let mut answered = changes.taken == 0 && group.taking_back == 0 && !group.revoked.is_empty();
         if answered {
             group.revoked.clear();
         }
@@ -256,6 +265,18 @@ impl<E: Host> Library<E> {
             self.wake_group(group_at);
         }
         if answered {
+            self.wake_patient();
+        }
+    }
+
+    /// A member that said the end of rules beside the teller has its answer, or cannot be heard.
+    fn took_back(&mut self, group: usize) {
+        let Some(group) = self.rules.groups.get_mut(group) else { return };
+        group.taking_back -= 1;
+        let teller = group.teller.and_then(|at| self.ends.get(at as usize));
+        let told = teller.is_some_and(|end| end.qp.changes().taken == 0);
+        if told && group.taking_back == 0 && !group.revoked.is_empty() {
+            group.revoked.clear();
             self.wake_patient();
         }
     }
@@ -281,7 +302,16 @@ impl<E: Host> Library<E> {
     }
 
     /// A member of a group ends. True: what it has said for the others, they say.
-    pub(super) fn leave_group(&mut self, turn: &mut Turn<'_, E>, group_at: usize, at: u32) -> bool {
+    pub(super) fn leave_group(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        group_at: usize,
+        at: u32,
+        takes_back: bool,
+    ) -> bool {
+        if takes_back {
+            self.took_back(group_at);
+        }
         let Some(group) = self.rules.groups.get_mut(group_at) else { return false };
         group.members.retain(|member| *member != at);
         if group.members.is_empty() {
