@@ -119,6 +119,8 @@ impl<E: Host> Roles<E> {
     ) {
         self.end(qpn);
         match self.hold(turn, (qpn, wish), queues) {
+            /* its card has room for few contexts, and for this one: it says so if it is asked, and may ask later */
+            Ok(true) if self.outcome(qpn).is_some() => self.settled(turn, library, qpn),
             Ok(true) => self.go_on(turn, library, qpn, None),
             Ok(false) => {}
             Err(refused) => {
@@ -137,7 +139,8 @@ impl<E: Host> Roles<E> {
         let attr = turn.nic.query_qp(qpn)?;
         let mine = self.terms(turn, (qpn, wish), &attr.av);
         let Identity { boot, ports, .. } = self.identity;
-        if mine.wish == Wish::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
+        let never = mine.wish == Wish::Off && wish != Wish::Auto;
+        if never || self.plain.is_plain(&attr.av.dgid, turn.now) {
             return Ok(false);
         }
         self.ends.make_room(qpn)?;
@@ -296,7 +299,7 @@ impl<E: Host> Roles<E> {
                 turn.env.note(qpn, &Note::Plain);
                 self.stats.star_plain_qps.inc();
                 self.balance.look_at(turn.now);
-                if !end.negotiation.heard() {
+                if !end.negotiation.heard() && end.negotiation.has_offered() {
                     self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
                 }
                 turn.nic.settle_plain(turn.env, qpn, turn.now);
@@ -430,7 +433,7 @@ fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &stateless::Peer) {
     send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
 }
 
-/// What an end can be at all: a card with room for few contexts keeps no StaR connections, and has others keep them when it has too many.
+/// What an end can be now: a card with room for few contexts keeps no StaR connections, and has others keep them when it has too many.
 fn possible(wish: Wish, few: bool, crowded: bool) -> Wish {
     match wish {
         Wish::Stateful if few => Wish::Off,

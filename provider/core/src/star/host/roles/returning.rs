@@ -28,8 +28,7 @@ impl<E: Host> Roles<E> {
         }
         let round = end.renewing.next_round();
         end.renewing.homing = Some(Box::new(Homing::ask(round, role, mine, turn.now)));
-        end.renewing.asked = true;
-        self.balance.asking += 1;
+        self.balance.ask_for(&mut end.renewing);
         self.go_home(turn, library, qpn, None);
     }
 
@@ -88,7 +87,7 @@ impl<E: Host> Roles<E> {
         self.end_homing(turn, qpn);
         let Some(end) = self.ends.get_mut(qpn) else { return false };
         end.renewing.last = round;
-        let (wish, av, deaf) = (end.wish, end.av, turn.now < end.renewing.deaf_until);
+        let (wish, av, deaf) = (end.wish, end.av, end.renewing.is_deaf(turn.now));
         let Some(role) = begun(turn, library, end).filter(|_| !deaf) else { return false };
         let mine = self.terms(turn, (qpn, wish), &av);
         if !suits(role, &mine, theirs) || !is_room_for(size_of::<Homing>()) {
@@ -131,8 +130,8 @@ impl<E: Host> Roles<E> {
     fn give_back_place(&mut self, qpn: Qpn) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
         let halted = end.renewing.homing.as_ref().is_some_and(|homing| homing.is_halted());
-        if halted && core::mem::take(&mut end.renewing.asked) {
-            self.balance.asking = self.balance.asking.saturating_sub(1);
+        if halted {
+            self.balance.give_back(&mut end.renewing);
         }
     }
 
@@ -256,7 +255,7 @@ fn with_half<E: Host, R>(
 }
 
 /// More handles of the queues of a QP that the card has.
-fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Option<Queues<E>> {
+pub(super) fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Option<Queues<E>> {
     turn.nic.with_queues(qpn, |sq, rq, (send_cq, recv_cq)| Queues {
         sq: E::another_sq(sq),
         rq: rq.map(E::another),

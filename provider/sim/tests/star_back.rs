@@ -1,0 +1,182 @@
+//! Connections of StaR that become plain RoCEv2 again between cards that decide that by themselves: what is lost on the way, who is gone by then,
+//! how often, and on cards with room for few contexts.
+
+mod common;
+#[path = "common/drive.rs"]
+mod drive;
+#[path = "common/rc.rs"]
+mod program;
+#[path = "common/roles.rs"]
+mod roles;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::{any_faults, for_seeds};
+use drive::drive;
+use program::Shape;
+use roles::{Conn, SECOND, STAR, World};
+use starverbs_core::qpc::Policy;
+use starverbs_core::star::control::Wish;
+use starverbs_core::{ContextCache, Mtu, NicConfig, QpState, WcStatus};
+use starverbs_sim::{Rng, STAR_OPS, Setup};
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000 * US;
+
+/// A connection whose first end was made stateless by its program.
+fn stateless(w: &mut World, conn: &Conn) {
+    w.want(conn, 0, Wish::Stateless);
+    w.net.run_for(SECOND);
+    assert_eq!(w.roles(conn), STAR);
+}
+
+/// SL is home, and its word is lost, when SF's program sends to SL's shared receives. Whenever the way is cut, the connection comes home, and
+/// what was sent comes.
+#[test]
+fn what_a_halted_end_sends_waits_for_its_peer() {
+    let mut alone = 0;
+    for cut in 0..30 {
+        let mut w = World::new([Some(100); 2]);
+        let srq = w.srq(0);
+        let conn = w.connect_hosts([0, 1], [Some(&srq), None]);
+        stateless(&mut w, &conn);
+        let room = w.post_recv(&conn, 0);
+        w.want(&conn, 0, Wish::Off);
+        w.net.run_for(cut * US / 4);
+        w.net.cut(0, 1, 20 * MS);
+        w.net.run_for(US * 100);
+        alone += u64::from(w.returns() == [1, 0]);
+        w.post_send(&conn, 1, 0x5eed);
+        w.net.run_for(2 * SECOND);
+        assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]), "{cut}");
+        let ends: Vec<_> = w.completions(&conn).iter().map(|cqe| (cqe.qpn, cqe.wr_id, cqe.status)).collect();
+        let good = |at: usize, id| (conn.qpns[at], id, WcStatus::Success);
+        assert!(
+            ends.len() == 2 && ends.contains(&good(0, room)) && ends.contains(&good(1, 0x5eed)),
+            "{ends:?}"
+        );
+        assert_eq!(w.net.hosts[0].env.memory.word(room), 0x5eed);
+    }
+    assert!(alone > 4, "{alone} times SL alone was home");
+}
+
+/// Both programs want it, SL is home, its word is lost, and then its host is gone.
+fn left_alone(w: &mut World, conns: &[Conn]) {
+    conns.iter().for_each(|conn| w.want(conn, 1, Wish::Off));
+    w.net.run_for(5 * US);
+    w.net.cut(0, 1, SECOND);
+    w.net.run_for(10 * MS);
+    assert_eq!(w.returns(), [conns.len() as u64, 0]);
+    w.net.restart(0);
+}
+
+/// A card whose peer is gone in the moment that its connections with it are on their way back asks others, and that peer ever more seldom.
+#[test]
+fn ends_that_wait_for_a_peer_that_is_gone_are_in_nobody_s_way() {
+    let mut w = World::new([Some(100); 3]);
+    let conns: Vec<_> = (0..16).map(|_| w.connect()).collect();
+    let other = w.connect_hosts([1, 2], [None; 2]);
+    (0..2).for_each(|_| w.crowd(0));
+    w.net.crowd(0, 0);
+    w.net.run_for(SECOND);
+    conns.iter().for_each(|conn| assert_eq!(w.roles(conn), STAR));
+    left_alone(&mut w, &conns);
+    w.net.crowd(1, 2);
+    w.net.run_for(SECOND);
+    assert_eq!(w.roles(&other), STAR);
+    let sent = Rc::new(Cell::new(0));
+    let count = Rc::clone(&sent);
+    w.net.tap = Some(Box::new(move |from, _| count.set(count.get() + u64::from(from == 1))));
+    w.net.run_for(100 * SECOND);
+    sent.set(0);
+    w.net.run_for(100 * SECOND);
+    assert!((1..=16 * 26).contains(&sent.get()), "{}: each once in four seconds", sent.get());
+}
+
+/// SF has come to rest, and has a request of SL that did not begin, when its program takes it to ERR. SL, which it tells, is not there.
+#[test]
+fn a_halted_end_in_err_says_its_last_words_for_some_time() {
+    let mut w = World::new([Some(100); 2]);
+    let conn = w.connect();
+    stateless(&mut w, &conn);
+    w.want(&conn, 0, Wish::Off);
+    w.net.run_for(US);
+    w.post_write(&conn, 0);
+    w.net.run_for(5 * US / 2);
+    w.net.cut(0, 1, SECOND);
+    w.net.run_for(10 * MS);
+    assert_eq!(w.returns(), [1, 0]);
+    w.net.restart(0);
+    let (now, before) = (w.net.now(), w.net.tally.sent);
+    w.net.hosts[1].to_state(conn.qpns[1], QpState::Err, now).expect("from RTS");
+    w.net.run_for(10 * SECOND);
+    let said = w.net.tally.sent;
+    assert!(said > before, "it has something to say");
+    w.net.run_for(100 * SECOND);
+    assert_eq!(w.net.tally.sent, said);
+}
+
+/// A peer whose program changes its mind as fast as messages travel has the connection changed as fast for a few times only; this end's own program
+/// is heard at once.
+#[test]
+fn a_peer_does_not_have_a_connection_changed_all_the_time() {
+    let mut w = World::new([Some(100); 2]);
+    let conn = w.connect();
+    for n in 0..5_000 {
+        w.want(&conn, 1, if n % 2 == 0 { Wish::Stateful } else { Wish::Off });
+        w.net.run_for(20 * MS);
+        if n == 7 {
+            assert_eq!(w.returns(), [4; 2], "a program may do that");
+        }
+    }
+    let [here, there] = w.returns();
+    assert_eq!(here, there);
+    /* there and back, once a second, and eight times before */
+    assert!((40..=60).contains(&here), "{here} times in 100 s");
+    w.want(&conn, 1, Wish::Auto);
+    w.net.run_for(SECOND);
+    for (wish, roles) in [(Wish::Off, [None; 2]), (Wish::Stateless, STAR), (Wish::Off, [None; 2])] {
+        w.want(&conn, 0, wish);
+        w.net.run_for(20 * MS);
+        assert_eq!(w.roles(&conn), roles, "its own program");
+    }
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+/// Its connections leave a card with room for few contexts when it is crowded, also those that began as plain ones, and come back when it has
+/// room, while programs post and poll.
+#[test]
+fn a_card_with_few_contexts_is_rid_of_connections_while_it_is_crowded() {
+    static MOVES: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+    for_seeds("a_card_with_few_contexts_is_rid_of_connections_while_it_is_crowded", 200, |seed| {
+        let mut rng = Rng::new(seed);
+        let policy = rng.pick(&[Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding]);
+        let contexts =
+            Some(ContextCache { entries: 1, policy, miss: rng.pick(&[0, 500, 20 * US]), fetch: 500 });
+        let (few, all) = (NicConfig { contexts, ..NicConfig::default() }, NicConfig::default());
+        let thresholds = [rng.pick(&[0, 100]), 100];
+        let World { mut net, .. } = World::with_cards([(Some(thresholds[0]), few), (Some(100), all)]);
+        net.faults = any_faults(&mut rng);
+        let shape = Shape {
+            setup: Setup { mtu: rng.pick(&[Mtu::M256, Mtu::M4096]), ..Setup::default() },
+            sq_slots: 8,
+            rq_slots: rng.pick(&[1, 8]),
+            ops: 200,
+            kinds: STAR_OPS.to_vec(),
+        };
+        drive(&mut net, &mut rng, &shape, 500_000, |net, rng| {
+            if rng.chance(0.005) {
+                net.crowd(0, rng.pick(&[0, 1, 100]));
+            }
+        });
+        assert!(net.hosts.iter().all(|host| host.env.events.is_empty() && host.env.memory.gaps_intact()));
+        let counters = net.hosts[0].nic.counters();
+        MOVES[0].fetch_add(1, Ordering::Relaxed);
+        MOVES[1].fetch_add(counters.star_switches.get(), Ordering::Relaxed);
+        MOVES[2].fetch_add(counters.star_returns.get(), Ordering::Relaxed);
+    });
+    let [runs, switches, returns] = MOVES.each_ref().map(|count| count.load(Ordering::Relaxed));
+    assert!(runs < 100 || switches > runs && returns > runs, "{switches} and {returns} of {runs}");
+}
