@@ -58,6 +58,7 @@ fn what_a_halted_end_sends_waits_for_its_peer() {
             "{ends:?}"
         );
         assert_eq!(w.net.hosts[0].env.memory.word(room), 0x5eed);
+        assert_eq!(w.net.hosts[0].nic.counters().star_drops.get(), 0, "nobody is spoken to who has left");
     }
     assert!(alone > 4, "{alone} times SL alone was home");
 }
