@@ -181,3 +181,36 @@ fn a_card_with_few_contexts_is_rid_of_connections_while_it_is_crowded() {
     let [runs, switches, returns] = MOVES.each_ref().map(|count| count.load(Ordering::Relaxed));
     assert!(runs < 100 || switches > runs && returns > runs, "{switches} and {returns} of {runs}");
 }
+
+/// Somebody between the hosts lets RoCEv2's port alone pass: connections that ran do not end with the switch, nor does any request.
+#[test]
+fn where_star_s_ports_are_closed_connections_stay_plain() {
+    let mut w = World::new([Some(100); 2]);
+    let conn = w.connect();
+    w.net.star_cut = true;
+    let rooms: Vec<_> = (0..8).map(|n| w.post_recv(&conn, n % 2)).collect();
+    w.want(&conn, 0, Wish::Stateless);
+    while w.roles(&conn) != STAR {
+        assert!(w.net.step());
+    }
+    for n in 0..8 {
+        w.post_send(&conn, 1 - n % 2, n as u64);
+        w.net.run_for(MS);
+    }
+    assert_eq!(w.completions(&conn).len(), 0, "nothing comes through");
+    w.net.run_for(SECOND / 2);
+    assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
+    let ends = w.completions(&conn);
+    assert!(ends.len() == 16 && ends.iter().all(|cqe| cqe.status == WcStatus::Success), "{ends:?}");
+    for (n, room) in rooms.iter().enumerate() {
+        assert_eq!(w.net.hosts[n % 2].env.memory.word(*room), n as u64);
+    }
+    /* it is tried ever more seldom, each time in vain, and programs go on */
+    w.net.run_for(300 * SECOND);
+    assert!(w.returns()[0] < 12 && w.returns()[0] > 4, "{:?}", w.returns());
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    w.net.star_cut = false;
+    w.net.run_for(100 * SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}

@@ -231,6 +231,11 @@ impl<E: Host> Roles<E> {
                 Some(end) if end.renewing.lasts() => self.renew(turn, library, qpn, None),
                 Some(end) if end.renewing.homing.is_some() => self.go_home(turn, library, qpn, None),
                 Some(end) if end.is_star() && end.queues.is_some() => self.look_for_peer(turn, qpn),
+                /* whom StaR's ports do not reach RoCEv2's does */
+                Some(end) if end.renewing.switched && library.is_beginning(qpn) => {
+                    self.watch_beginning(turn.now, qpn);
+                    self.ask_back(turn, library, qpn);
+                }
                 Some(end) if end.pursued && end.negotiation.outcome().is_some() => {
                     self.pursue(turn, library, qpn);
                 }
@@ -309,7 +314,7 @@ impl<E: Host> Roles<E> {
                 turn.env.note(qpn, &Note::Begun(Role::Stateless));
                 let Some(queues) = end.queues.take() else { return };
                 match library.begin(turn, qpn, (boot, ports), queues) {
-                    Ok(()) => self.pursue_later(qpn),
+                    Ok(()) => self.watch_beginning(turn.now, qpn),
                     Err(error) => {
                         if !self.take_back(turn, qpn) {
                             fail(turn, qpn, error);
@@ -371,7 +376,9 @@ impl<E: Host> Roles<E> {
         let Some((setup, prefix)) = first_word(packet) else { return };
         let ours = self.ends.get(qpn).is_some_and(|end| *source == end.av.dgid && prefix.qpn == end.peer);
         let over = self.lives.is_over(turn.now, qpn, (*source, prefix.qpn), prefix.epoch);
-        if !ours || over || !self.may_begin(turn, qpn, &setup, &prefix) {
+        /* SL has asked whether it may give up, and may have done so */
+        let gives_up = self.ends.get(qpn).is_some_and(|end| end.renewing.gives_up);
+        if !ours || over || gives_up || !self.may_begin(turn, qpn, &setup, &prefix) {
             return;
         }
         self.peer_began(turn, qpn);

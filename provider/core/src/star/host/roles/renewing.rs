@@ -45,6 +45,8 @@ pub(super) struct Renewing {
     pub(super) asked: bool,
     /// And is one of those that its card is asking for
     counts: bool,
+    /// By it an end gives up what was settled before it has begun
+    pub(super) gives_up: bool,
     /// Number of the last one
     pub(super) last: u16,
     /// That was settled in it what the connection is
@@ -319,7 +321,7 @@ impl<E: Host> Roles<E> {
         if let Control::Renew { wish, stateful, threshold } = said.message {
             self.peer_asks(turn, qpn, said.round, (wish, stateful, threshold));
         }
-        let Some(end) = self.ends.get_mut(qpn) else { return };
+        let Some(end) = self.ends.get_mut(qpn).filter(|end| end.renewing.homing.is_none()) else { return };
         if end.renewing.now.as_ref().is_some_and(|round| round.round() == said.round) {
             return self.renew(turn, library, qpn, Some(&said.message));
         }
