@@ -20,7 +20,7 @@ use roles::{Conn, SECOND, STAR, World};
 use starverbs_core::qpc::Policy;
 use starverbs_core::star::control::Wish;
 use starverbs_core::{ContextCache, Mtu, NicConfig, QpState, WcStatus};
-use starverbs_sim::{Rng, STAR_OPS, Setup};
+use starverbs_sim::{Net, Rng, STAR_OPS, Setup};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
@@ -146,48 +146,76 @@ fn a_peer_does_not_have_a_connection_changed_all_the_time() {
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }
 
+/// What connections do on a card that is crowded now and then, counted over all runs.
+struct Moves([AtomicU64; 3]);
+
+impl Moves {
+    const fn new() -> Self {
+        Moves([const { AtomicU64::new(0) }; 3])
+    }
+
+    fn count(&self, net: &Net) {
+        assert!(net.hosts.iter().all(|host| host.env.events.is_empty() && host.env.memory.gaps_intact()));
+        let counters = net.hosts[0].nic.counters();
+        for (count, more) in self.0.iter().zip([1, counters.star_switches.get(), counters.star_returns.get()])
+        {
+            count.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether so many leave, and come back, of ten runs.
+    fn are_many(&self, of_ten: [u64; 2]) {
+        let [runs, switches, returns] = self.0.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let enough = of_ten.map(|count| count * runs / 10);
+        assert!(
+            runs < 100 || switches > enough[0] && returns > enough[1],
+            "{switches} and {returns} of {runs}"
+        );
+    }
+}
+
+/// What programs do there.
+fn any_shape(rng: &mut Rng, setup: Setup) -> Shape {
+    let setup = Setup { mtu: rng.pick(&[Mtu::M256, Mtu::M4096]), ..setup };
+    Shape { setup, sq_slots: 8, rq_slots: rng.pick(&[1, 8]), ops: 200, kinds: STAR_OPS.to_vec() }
+}
+
 /// Its connections leave a card with room for few contexts when it is crowded, also those that began as plain ones, and come back when it has
 /// room, while programs post and poll.
 #[test]
 fn a_card_with_few_contexts_is_rid_of_connections_while_it_is_crowded() {
-    static MOVES: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+    static MOVES: Moves = Moves::new();
     for_seeds("a_card_with_few_contexts_is_rid_of_connections_while_it_is_crowded", 200, |seed| {
         let mut rng = Rng::new(seed);
         let policy = rng.pick(&[Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding]);
         let contexts =
             Some(ContextCache { entries: 1, policy, miss: rng.pick(&[0, 500, 20 * US]), fetch: 500 });
         let (few, all) = (NicConfig { contexts, ..NicConfig::default() }, NicConfig::default());
-        let thresholds = [rng.pick(&[0, 100]), 100];
-        let World { mut net, .. } = World::with_cards([(Some(thresholds[0]), few), (Some(100), all)]);
+        let World { mut net, .. } = World::with_cards([(Some(rng.pick(&[0, 100])), few), (Some(100), all)]);
         net.faults = any_faults(&mut rng);
-        let shape = Shape {
-            setup: Setup { mtu: rng.pick(&[Mtu::M256, Mtu::M4096]), ..Setup::default() },
-            sq_slots: 8,
-            rq_slots: rng.pick(&[1, 8]),
-            ops: 200,
-            kinds: STAR_OPS.to_vec(),
-        };
+        let shape = any_shape(&mut rng, Setup::default());
         drive(&mut net, &mut rng, &shape, 500_000, |net, rng| {
             if rng.chance(0.005) {
                 net.crowd(0, rng.pick(&[0, 1, 100]));
             }
         });
-        assert!(net.hosts.iter().all(|host| host.env.events.is_empty() && host.env.memory.gaps_intact()));
-        let counters = net.hosts[0].nic.counters();
-        MOVES[0].fetch_add(1, Ordering::Relaxed);
-        MOVES[1].fetch_add(counters.star_switches.get(), Ordering::Relaxed);
-        MOVES[2].fetch_add(counters.star_returns.get(), Ordering::Relaxed);
+        MOVES.count(&net);
     });
-    let [runs, switches, returns] = MOVES.each_ref().map(|count| count.load(Ordering::Relaxed));
-    assert!(runs < 100 || switches > runs && returns > runs, "{switches} and {returns} of {runs}");
+    MOVES.are_many([10, 10]);
 }
 
 /// Somebody between the hosts lets RoCEv2's port alone pass: connections that ran do not end with the switch, nor does any request.
 #[test]
 fn where_star_s_ports_are_closed_connections_stay_plain() {
+    for shut in [vec![0, 1], vec![0], vec![1]] {
+        stay_plain(&shut);
+    }
+}
+
+fn stay_plain(shut: &[usize]) {
     let mut w = World::new([Some(100); 2]);
     let conn = w.connect();
-    w.net.star_cut = true;
+    w.net.star_cut = shut.to_vec();
     let rooms: Vec<_> = (0..8).map(|n| w.post_recv(&conn, n % 2)).collect();
     w.want(&conn, 0, Wish::Stateless);
     while w.roles(&conn) != STAR {
@@ -209,8 +237,36 @@ fn where_star_s_ports_are_closed_connections_stay_plain() {
     w.net.run_for(300 * SECOND);
     assert!(w.returns()[0] < 12 && w.returns()[0] > 4, "{:?}", w.returns());
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
-    w.net.star_cut = false;
+    w.net.star_cut.clear();
     w.net.run_for(100 * SECOND);
     assert_eq!(w.roles(&conn), STAR);
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+/// StaR's ports are closed at times, to one end or to both, for shorter than programs bear, on any wire.
+#[test]
+fn ports_that_are_closed_for_some_time_cost_nothing_but_time() {
+    static MOVES: Moves = Moves::new();
+    for_seeds("ports_that_are_closed_for_some_time_cost_nothing_but_time", 200, |seed| {
+        let mut rng = Rng::new(seed);
+        let World { mut net, .. } = World::new([Some(rng.pick(&[0, 100])), Some(100)]);
+        net.faults = any_faults(&mut rng);
+        let shape = any_shape(&mut rng, Setup { timeout: 19, ..Setup::default() });
+        let (mut until, mut times) = (0, 20);
+        drive(&mut net, &mut rng, &shape, 500_000, |net, rng| {
+            if rng.chance(0.005) {
+                net.crowd(0, rng.pick(&[0, 1, 100]));
+            }
+            if net.now() > until {
+                net.star_cut.clear();
+            }
+            if times > 0 && rng.chance(0.005) {
+                times -= 1;
+                net.star_cut = rng.pick(&[[0, 1], [0, 0], [1, 1]]).to_vec();
+                until = net.now() + rng.below(SECOND);
+            }
+        });
+        MOVES.count(&net);
+    });
+    MOVES.are_many([1, 5]);
 }
