@@ -103,6 +103,8 @@ pub struct Net {
     pub tally: Tally,
     /// Print each frame and its fate (STARVERBS_SIM_TRACE)
     pub trace: bool,
+    /// Hosts of which nothing comes through to StaR's ports, as where somebody lets RoCEv2's alone pass
+    pub star_cut: Vec<usize>,
     /// Sees each frame that a host sends, and the host
     pub tap: Option<Tap>,
     /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the sender, and what they say; kept
@@ -157,6 +159,7 @@ impl Net {
             tally: Tally::default(),
             trace: std::env::var_os("STARVERBS_SIM_TRACE").is_some(),
             tap: None,
+            star_cut: Vec::new(),
             star_sent: None,
             of_star: None,
             now: 1_000,

@@ -5,11 +5,11 @@ mod common;
 #[path = "common/drive.rs"]
 mod drive;
 #[path = "common/rc.rs"]
-mod rc;
+mod program;
 
 use common::for_seeds;
 use drive::drive;
-use rc::Shape;
+use program::Shape;
 use starverbs_core::{Mtu, Nanos, NicConfig, SendOp};
 use starverbs_sim::{Faults, Net, Rng, Setup};
 

@@ -8,11 +8,11 @@ mod drive;
 #[path = "common/pair.rs"]
 mod pair;
 #[path = "common/rc.rs"]
-mod rc;
+mod program;
 
 use common::{any_faults, for_seeds};
 use drive::drive;
-use rc::Shape;
+use program::Shape;
 use starverbs_core::{NicConfig, QpState, QpType, SendOp, WcStatus};
 use starverbs_sim::{Faults, Net, Rng, Setup};
 

@@ -1,121 +1,14 @@
 //! Cards that settle anew what the ends of their connections are: whom they ask and how often, whom they believe, and what they do when
 //! nothing comes of it.
 
-use starverbs_core::qp::RecvSource;
-use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Wish};
+mod common;
+#[path = "common/roles.rs"]
+mod roles;
+
+use roles::{SECOND, STAR, THRESHOLD, World};
+use starverbs_core::WcStatus;
+use starverbs_core::star::control::{Control, Role, Wish};
 use starverbs_core::star::negotiate::Outcome;
-use starverbs_core::star::renew::Renewed;
-use starverbs_core::{Env, FrameMeta, NicConfig, QpType, Qpn, SendOp, SendWqe, WcStatus};
-use starverbs_sim::{Faults, Net, Send, Setup, SimCq, SimRq, SimSq, StarCard};
-
-const SECOND: u64 = 1_000_000_000;
-/// Beyond so many connections a card has too many, where nothing else is said.
-const THRESHOLD: u32 = 4;
-
-/// A connection of two hosts, whose programs want what the cards want.
-struct Conn {
-    qpns: [Qpn; 2],
-    sqs: [SimSq; 2],
-    cq: SimCq,
-}
-
-struct World {
-    net: Net,
-    /// QPs of the connections that hosts have with themselves
-    crowds: [Vec<Qpn>; 2],
-}
-
-impl World {
-    /// Hosts whose cards have too many connections beyond these numbers. `None`: a card without StaR.
-    fn new(thresholds: [Option<u32>; 2]) -> World {
-        let mut net = Net::new(2, NicConfig::default(), Faults::default(), 7);
-        for (host, threshold) in thresholds.into_iter().enumerate() {
-            if let Some(threshold) = threshold {
-                net.open_star(host, StarCard { threshold, key: None, boot: 70 + host as u64 });
-            }
-        }
-        World { net, crowds: Default::default() }
-    }
-
-    fn connect(&mut self) -> Conn {
-        let cq = SimCq::new(64);
-        let sqs = [SimSq::new(16), SimSq::new(16)];
-        let qpns = [0, 1].map(|at| {
-            let (host, rq) = (&mut self.net.hosts[at], SimRq::new(16, 1));
-            let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rq.clone()), [&cq, &cq], true);
-            host.wish(qpn, Wish::Auto, (&sqs[at], Some(&rq), [&cq, &cq]));
-            qpn
-        });
-        self.net.connect(QpType::Rc, (0, qpns[0]), (1, qpns[1]), &Setup::default());
-        self.net.run_for(SECOND / 2);
-        Conn { qpns, sqs, cq }
-    }
-
-    /// A connection of a host with itself, which stays plain: two more that its card keeps.
-    fn crowd(&mut self, at: usize) {
-        let (cq, sq) = (SimCq::new(8), SimSq::new(8));
-        let [a, b] = [(); 2].map(|()| {
-            let rq = RecvSource::Own(SimRq::new(8, 1));
-            self.net.hosts[at].qp(QpType::Rc, &sq, rq, [&cq, &cq], true)
-        });
-        self.net.connect(QpType::Rc, (at, a), (at, b), &Setup::default());
-        self.crowds[at].extend([a, b]);
-    }
-
-    /// One of those ends.
-    fn thin(&mut self, at: usize) {
-        for _ in 0..2 {
-            let qpn = self.crowds[at].pop().expect("there is one");
-            let host = &mut self.net.hosts[at];
-            host.nic.destroy_qp(&mut host.env, qpn).expect("it is there");
-        }
-    }
-
-    fn roles(&self, conn: &Conn) -> [Option<Role>; 2] {
-        [0, 1].map(|at| self.role(conn, at))
-    }
-
-    fn want(&mut self, conn: &Conn, at: usize, wish: Wish) {
-        let now = self.net.now();
-        assert!(self.net.hosts[at].change_wish(conn.qpns[at], wish, now));
-    }
-
-    fn returns(&self) -> [u64; 2] {
-        [0, 1].map(|at| self.net.hosts[at].nic.counters().star_returns.get())
-    }
-
-    fn outcome(&self, conn: &Conn, at: usize) -> Option<Outcome> {
-        self.net.hosts[at].star.as_ref()?.roles.outcome(conn.qpns[at])
-    }
-
-    fn role(&self, conn: &Conn, at: usize) -> Option<Role> {
-        match self.outcome(conn, at)? {
-            Outcome::Star { role, .. } => Some(role),
-            Outcome::Plain => None,
-        }
-    }
-
-    /// Somebody says this to host 0 as if he were host 1.
-    fn forge(&mut self, conn: &Conn, round: u16, said: &[Control]) {
-        let [to, from] = conn.qpns;
-        let (src, dst) = (self.net.hosts[1].gid, self.net.hosts[0].gid);
-        let meta = FrameMeta { src, dst, ..FrameMeta::default() };
-        for message in said {
-            let mut room = [0; MAX_CONTROL];
-            let len = Renewed { round, message: *message }.encode(&mut room).unwrap();
-            assert!(self.net.hosts[0].env.negotiate(&meta, (from, to), &room[..len]));
-        }
-    }
-
-    /// The program of `at` writes nothing to its peer, which takes a request and an answer; its completion.
-    fn write(&mut self, conn: &Conn, at: usize) -> Option<WcStatus> {
-        let wqe = SendWqe { op: SendOp::Write, ..SendWqe::default() };
-        conn.sqs[at].post(Send { wqe, sges: vec![], inline: None }).unwrap();
-        self.net.doorbell(at, conn.qpns[at]);
-        self.net.run_for(SECOND);
-        conn.cq.poll().map(|(cqe, _)| cqe.status)
-    }
-}
 
 /// All that settles that host 0 keeps the state, said in one breath.
 const BURST: [Control; 4] = [
@@ -226,8 +119,6 @@ fn where_nobody_can_be_asked_nobody_looks_again_and_again() {
     assert_eq!(next - due, 60 * SECOND);
 }
 
-const STAR: [Option<Role>; 2] = [Some(Role::Stateless), Some(Role::Stateful)];
-
 #[test]
 fn a_card_that_has_room_again_takes_its_connections_back() {
     let mut w = World::new([Some(8), Some(8)]);
@@ -302,5 +193,56 @@ fn a_program_s_word_counts_for_more_than_the_balance() {
         w.want(&conn, at, Wish::Stateless);
     }
     w.net.run_for(100 * SECOND);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+/// Who is to be stateful has it settled, but its peer has no memory to leave its card; or it is the other way round.
+#[test]
+fn what_a_program_wants_is_asked_for_again_when_the_peer_could_not_begin() {
+    for (at, wish) in [(1, Wish::Stateful), (0, Wish::Stateless)] {
+        let mut w = World::new([Some(100); 2]);
+        let conn = w.connect();
+        w.net.hosts[0].env.star.no_slots = true;
+        w.want(&conn, at, wish);
+        w.net.run_for(SECOND / 2);
+        assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
+        w.net.hosts[0].env.star.no_slots = false;
+        w.net.run_for(3 * SECOND);
+        assert_eq!(w.roles(&conn), STAR);
+        assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    }
+}
+
+/// Its peer has said nothing yet, so that an end of StaR has not begun, when its program wants another.
+#[test]
+fn what_a_program_wants_is_asked_for_when_its_end_has_begun() {
+    let mut w = World::new([Some(100); 2]);
+    let conn = w.connect();
+    w.want(&conn, 0, Wish::Stateless);
+    while w.role(&conn, 0).is_none() {
+        assert!(w.net.step());
+    }
+    w.net.cut(1, 0, SECOND / 2);
+    w.net.run_for(SECOND / 20);
+    w.want(&conn, 0, Wish::Off);
+    w.net.run_for(SECOND / 4);
+    assert_eq!(w.roles(&conn), STAR, "it waits for its peer");
+    w.net.run_for(5 * SECOND);
+    assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
+}
+
+/// Nothing of StaR was ever heard of the peer: there is nobody whom a program could have asked.
+#[test]
+fn a_program_wants_nothing_of_a_peer_without_star() {
+    let mut w = World::new([Some(100), None]);
+    w.net.cut(1, 0, SECOND);
+    let conn = w.connect();
+    w.net.run_for(SECOND);
+    let sent = w.net.tally.sent;
+    for wish in [Wish::Stateless, Wish::Stateful, Wish::Off] {
+        assert!(!w.may_want(&conn, 0, wish));
+    }
+    w.net.run_for(10 * SECOND);
+    assert_eq!((w.outcome(&conn, 0), w.net.tally.sent), (Some(Outcome::Plain), sent), "nobody is asked");
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }

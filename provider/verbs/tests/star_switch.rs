@@ -10,7 +10,7 @@ use common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, WcOpcode, WcStatus};
-use starverbs_settings::{FaultSpec, Settings, StarKey, StarWish};
+use starverbs_settings::{FaultSpec, QpcSpec, Settings, StarKey, StarWish};
 use starverbs_verbs::{Mr, Mw, MwBind, Qp, QpAttr, QpInit, SendWr, Settled, Srq, Wish};
 
 /// Beyond so many connections a card has too many.
@@ -25,8 +25,11 @@ fn role(qp: &Qp) -> Settled {
 }
 
 fn auto(wire: &Settings) -> [Node; 2] {
-    let wire = Settings { star: StarWish::Auto, star_threshold: THRESHOLD, ..wire.clone() };
-    [Node::new(&wire), Node::new(&wire)]
+    each_auto([wire, wire])
+}
+
+fn each_auto(wires: [&Settings; 2]) -> [Node; 2] {
+    wires.map(|wire| Node::new(&Settings { star: StarWish::Auto, star_threshold: THRESHOLD, ..wire.clone() }))
 }
 
 /// `n` pairs of connections, all of this node, that stay plain.
@@ -288,8 +291,8 @@ fn a_connection_that_flushes_stays_plain() {
 }
 
 /// There, and back when the card has room again, and there again: the programs talk all the time.
-fn comes_back(wire: &Settings, srq_at: Option<usize>) {
-    let nodes = auto(wire);
+fn comes_back(wires: [&Settings; 2], srq_at: Option<usize>) {
+    let nodes = each_auto(wires);
     let srqs: [Option<Srq>; 2] = std::array::from_fn(|at| {
         (srq_at == Some(at)).then(|| Srq::create(&nodes[at].pd, 64, 1, 0, 99).unwrap())
     });
@@ -315,23 +318,33 @@ fn comes_back(wire: &Settings, srq_at: Option<usize>) {
 
 #[test]
 fn a_connection_comes_back_when_its_card_has_room() {
-    comes_back(&settings(), None);
+    comes_back([&settings(); 2], None);
 }
 
 #[test]
 fn a_connection_comes_back_under_a_key() {
-    comes_back(&Settings { star_key: Some(StarKey::Given([7; 32].into())), ..settings() }, None);
+    comes_back([&Settings { star_key: Some(StarKey::Given([7; 32].into())), ..settings() }; 2], None);
 }
 
 #[test]
 fn a_connection_comes_back_on_a_bad_wire() {
     let fault = FaultSpec { loss: 0.03, duplicate: 0.05, reorder: 0.05, ..FaultSpec::default() };
-    comes_back(&Settings { fault, ..settings() }, None);
+    comes_back([&Settings { fault, ..settings() }; 2], None);
 }
 
 #[test]
 fn what_came_back_to_a_shared_receive_queue_is_found_there() {
-    (0..2).for_each(|at| comes_back(&settings(), Some(at)));
+    (0..2).for_each(|at| comes_back([&settings(); 2], Some(at)));
+}
+
+/// Its card has room for the contexts of few queue pairs, and so keeps no state for others, but its peer's does.
+#[test]
+fn a_connection_of_a_card_with_few_contexts_comes_back() {
+    for cache in ["2,miss=20us", "1,miss=1us,policy=fcfs"] {
+        let all = settings();
+        let few = Settings { qpc_cache: QpcSpec::parse(cache).unwrap(), ..all.clone() };
+        comes_back([&few, &all], None);
+    }
 }
 
 #[test]

@@ -70,10 +70,11 @@ impl<E: Env> Requests for Resting<'_, E> {
     }
 }
 
-/// The stateful end of a connection that may become one of plain RoCEv2.
+/// The stateful end of a connection that may become one of plain RoCEv2; if it waits for its peer to begin, nothing of it has begun either.
 impl<E: Env> Half for Resting<'_, E> {
     fn rest(&mut self) -> bool {
-        self.engine().is_some_and(Engine::rest)
+        let waits = self.nic.waits_for_star(self.qpn);
+        self.engine().map_or(waits, Engine::rest)
     }
 
     fn resume(&mut self) {
@@ -84,11 +85,19 @@ impl<E: Env> Half for Resting<'_, E> {
     }
 
     fn halt(&mut self) -> Option<Done> {
-        self.engine()?.halt()
+        let waits = self.nic.waits_for_star(self.qpn);
+        match self.engine() {
+            Some(engine) => engine.halt(),
+            None => waits.then(Done::default),
+        }
     }
 
     fn go_home(&mut self, _: Done) -> Came {
         Came::Never
+    }
+
+    fn is_beginning(&self) -> bool {
+        false
     }
 
     fn settle(&mut self) {

@@ -15,7 +15,7 @@ use super::renew::{ASKS, LOOK, REST, Renewed};
 use crate::types::{Nanos, Psn};
 
 /// How far SF has come when nothing is under way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Done {
     /// Sequence of the first WQE of SL's send queue that is not done
     pub sends: Psn,
@@ -44,6 +44,8 @@ pub trait Half {
     fn halt(&mut self) -> Option<Done>;
     /// SL: goes home, if all that SF has done is complete.
     fn go_home(&mut self, done: Done) -> Came;
+    /// SL: SF has not answered its first word, and may never have heard it.
+    fn is_beginning(&self) -> bool;
     /// SF: SL is plain RoCEv2, so it is, too.
     fn settle(&mut self);
     /// SF: a plain request of SL has settled that.
@@ -218,6 +220,14 @@ impl Homing {
                 self.peer_is_home(half);
                 None
             }
+            /* SF has given it up before it began, and begins no more */
+            (Control::Home, Stage::Asking | Stage::Resting { .. }) if half.is_beginning() && half.rest() => {
+                (self.stage, self.due) = (Stage::Resting { until: now + REST }, now);
+                if half.go_home(Done::default()) == Came::Home {
+                    self.stage = Stage::Over(Outcome::Home);
+                }
+                None
+            }
             (Control::Stay, Stage::Asking | Stage::Resting { .. } | Stage::Halted(_)) => {
                 self.stay(half);
                 None
@@ -285,6 +295,7 @@ pub fn answer(renewed: &Renewed, star: bool) -> Option<Renewed> {
         Control::Halted(_) if star => Control::Stay,
         Control::Halted(_) => Control::Home,
         Control::Return { .. } if star => Control::Stay,
+        Control::Return { .. } => Control::Home,
         _ => return None,
     };
     Some(Renewed { message, ..*renewed })

@@ -46,6 +46,9 @@ impl Half for End {
         (self.plain, self.rests) = (true, false);
         Came::Home
     }
+    fn is_beginning(&self) -> bool {
+        false
+    }
     fn settle(&mut self) {
         (self.plain, self.rests, self.halted) = (true, false, false);
     }

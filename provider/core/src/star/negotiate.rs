@@ -145,6 +145,11 @@ impl Negotiation {
         self.heard
     }
 
+    /// Whether this end has said what it would be, so that silence is an answer.
+    pub fn has_offered(&self) -> bool {
+        self.tries > 0
+    }
+
     /// The peer's card has spoken of other connections: silence is loss, and asked into for longer.
     pub fn trust(&mut self) {
         self.known = true;

@@ -41,7 +41,7 @@ impl Net {
         star: Option<IcrcHeader>,
     ) {
         let link = self.link(from, dest);
-        if self.cuts[link] > self.now {
+        if self.cuts[link] > self.now || star.is_some() && self.star_cut.contains(&from) {
             self.say_of(from, "cut", &bytes, star.as_ref());
             self.tally.cut += 1;
             return;

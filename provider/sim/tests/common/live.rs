@@ -112,6 +112,9 @@ impl Half for Stateless<'_> {
         nic.come_home(env, released, places, first, self.now).expect("memory");
         Came::Home
     }
+    fn is_beginning(&self) -> bool {
+        false
+    }
     fn settle(&mut self) {}
     fn is_settled(&self) -> bool {
         false

@@ -2,6 +2,7 @@
 //! direction, made before the first is posted, so that what must be true at each completion is known.
 
 use starverbs_core::qp::RecvSource;
+use starverbs_core::star::control::Wish;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{Access, Cqe, QpState, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge, SrqId};
 use starverbs_core::{FlushLevel, Placement, WcFlags, WcOpcode, WcStatus};
@@ -148,6 +149,9 @@ impl Conn {
             };
             let qpn = net.hosts[host].qp(QpType::Rc, &sq, source, [&cqs[host], &cqs[host]], false);
             let shared = srqs[host].is_some();
+            /* where a card has StaR its program takes what the card wants */
+            let own = (!shared).then_some(&rq);
+            net.hosts[host].wish(qpn, Wish::Auto, (&sq, own, [&cqs[host], &cqs[host]]));
             End {
                 host,
                 qpn,

@@ -337,6 +337,11 @@ impl<E: Host> Library<E> {
         self.end(qpn).is_some_and(|end| end.qp.state() == SlState::Ready)
     }
 
+    /// Whether it is one of these, and its peer has not answered yet.
+    pub(super) fn is_beginning(&self, qpn: Qpn) -> bool {
+        self.end(qpn).is_some_and(|end| end.qp.state() == SlState::Starting)
+    }
+
     fn end(&self, qpn: Qpn) -> Option<&End<E>> {
         self.ends.get(self.places.get(qpn)? as usize).map(|end| &**end)
     }

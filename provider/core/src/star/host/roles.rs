@@ -119,6 +119,8 @@ impl<E: Host> Roles<E> {
     ) {
         self.end(qpn);
         match self.hold(turn, (qpn, wish), queues) {
+            /* its card has room for few contexts, and for this one: it says so if it is asked, and may ask later */
+            Ok(true) if self.outcome(qpn).is_some() => self.settled(turn, library, qpn),
             Ok(true) => self.go_on(turn, library, qpn, None),
             Ok(false) => {}
             Err(refused) => {
@@ -137,7 +139,8 @@ impl<E: Host> Roles<E> {
         let attr = turn.nic.query_qp(qpn)?;
         let mine = self.terms(turn, (qpn, wish), &attr.av);
         let Identity { boot, ports, .. } = self.identity;
-        if mine.wish == Wish::Off || self.plain.is_plain(&attr.av.dgid, turn.now) {
+        let never = mine.wish == Wish::Off && wish != Wish::Auto;
+        if never || self.plain.is_plain(&attr.av.dgid, turn.now) {
             return Ok(false);
         }
         self.ends.make_room(qpn)?;
@@ -228,6 +231,11 @@ impl<E: Host> Roles<E> {
                 Some(end) if end.renewing.lasts() => self.renew(turn, library, qpn, None),
                 Some(end) if end.renewing.homing.is_some() => self.go_home(turn, library, qpn, None),
                 Some(end) if end.is_star() && end.queues.is_some() => self.look_for_peer(turn, qpn),
+                /* whom StaR's ports do not reach RoCEv2's does */
+                Some(end) if end.renewing.switched && library.is_beginning(qpn) => {
+                    self.watch_beginning(turn.now, qpn);
+                    self.ask_back(turn, library, qpn);
+                }
                 Some(end) if end.pursued && end.negotiation.outcome().is_some() => {
                     self.pursue(turn, library, qpn);
                 }
@@ -296,7 +304,7 @@ impl<E: Host> Roles<E> {
                 turn.env.note(qpn, &Note::Plain);
                 self.stats.star_plain_qps.inc();
                 self.balance.look_at(turn.now);
-                if !end.negotiation.heard() {
+                if !end.negotiation.heard() && end.negotiation.has_offered() {
                     self.plain.note(end.av.dgid, end.negotiation.gave_up(), turn.now + REMEMBERED);
                 }
                 turn.nic.settle_plain(turn.env, qpn, turn.now);
@@ -306,7 +314,7 @@ impl<E: Host> Roles<E> {
                 turn.env.note(qpn, &Note::Begun(Role::Stateless));
                 let Some(queues) = end.queues.take() else { return };
                 match library.begin(turn, qpn, (boot, ports), queues) {
-                    Ok(()) => self.pursue_later(qpn),
+                    Ok(()) => self.watch_beginning(turn.now, qpn),
                     Err(error) => {
                         if !self.take_back(turn, qpn) {
                             fail(turn, qpn, error);
@@ -368,7 +376,9 @@ impl<E: Host> Roles<E> {
         let Some((setup, prefix)) = first_word(packet) else { return };
         let ours = self.ends.get(qpn).is_some_and(|end| *source == end.av.dgid && prefix.qpn == end.peer);
         let over = self.lives.is_over(turn.now, qpn, (*source, prefix.qpn), prefix.epoch);
-        if !ours || over || !self.may_begin(turn, qpn, &setup, &prefix) {
+        /* SL has asked whether it may give up, and may have done so */
+        let gives_up = self.ends.get(qpn).is_some_and(|end| end.renewing.gives_up);
+        if !ours || over || gives_up || !self.may_begin(turn, qpn, &setup, &prefix) {
             return;
         }
         self.peer_began(turn, qpn);
@@ -430,7 +440,7 @@ fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &stateless::Peer) {
     send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
 }
 
-/// What an end can be at all: a card with room for few contexts keeps no StaR connections, and has others keep them when it has too many.
+/// What an end can be now: a card with room for few contexts keeps no StaR connections, and has others keep them when it has too many.
 fn possible(wish: Wish, few: bool, crowded: bool) -> Wish {
     match wish {
         Wish::Stateful if few => Wish::Off,

@@ -11,14 +11,14 @@ use super::own::Chore;
 use super::{SlQp, SlState};
 
 impl<E: StarEnv> SlQp<E> {
-    /// SF is sent no WQE from now on but those that it has not stored. False: the connection is ending, or has not begun.
+    /// SF is sent no WQE from now on but those that it has not stored. False: the connection is ending.
     pub fn rest(&mut self) -> bool {
         self.resting = self.may_rest();
         self.resting
     }
 
     fn may_rest(&self) -> bool {
-        self.state == SlState::Ready && !self.parted
+        matches!(self.state, SlState::Starting | SlState::Ready) && !self.parted
     }
 
     /// WQEs are sent again.
@@ -32,6 +32,10 @@ impl<E: StarEnv> SlQp<E> {
     pub fn has_ended_at(&mut self, env: &mut E, now: Nanos, done: Done) -> Option<bool> {
         if !self.resting || !self.may_rest() {
             return None;
+        }
+        if self.state == SlState::Starting {
+            /* no WQE was sent, and what its first word says is for nobody any more */
+            return (done == Done::default()).then_some(true);
         }
         for queue in [Queue::Send, Queue::Recv] {
             self.complete(env, now, queue);

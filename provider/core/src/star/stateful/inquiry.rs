@@ -52,7 +52,10 @@ impl<E: StarEnv> Stateful<E> {
     /// to ask for them, and SL comes again.
     pub(super) fn hear_sum(&mut self, card: &Card<'_, E>, theirs: Sum) -> Option<()> {
         let Inquiry::Open(rounds) = self.inquiry else { return Some(()) };
-        self.inquiry = if rounds == 0 || card.registry.sum(self.seat) == Some(theirs) {
+        self.inquiry = if self.halted {
+            /* SL may have left; if not, it is asked again when this goes on */
+            Inquiry::None
+        } else if rounds == 0 || card.registry.sum(self.seat) == Some(theirs) {
             Inquiry::Answered(self.streams[0].next)
         } else {
             self.channel.send(Control::Tell).ok()?;

@@ -143,7 +143,7 @@ impl<E: StarEnv> Stateful<E> {
         let since = self.streams.iter().map(|stream| stream.rnr_since).max().unwrap_or(0);
         let asks = !self.open || self.inquiry.is_open();
         let begins = asks && self.streams[Of::Local as usize].una != self.local.sq.posted();
-        let lives = self.state == QpState::Rts && self.ended == Ended::Not;
+        let lives = self.state == QpState::Rts && self.ended == Ended::Not && !self.halted;
         let waits = lives && (since != 0 || begins) && self.channel.waiting() == 0;
         waits.then(|| self.heard.max(since) + self.local.waits.keepalive)
     }

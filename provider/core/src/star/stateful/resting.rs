@@ -12,7 +12,7 @@ use crate::star::homing::Done;
 use crate::types::{Psn, QpState};
 
 impl<E: StarEnv> Stateful<E> {
-    /// No WQE begins from now on, of either end. False: the connection is ending, or has not begun.
+    /// No WQE begins from now on, of either end. False: the connection is ending.
     pub fn come_to_rest(&mut self) -> bool {
         self.resting = self.may_rest();
         self.resting
@@ -42,13 +42,15 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn may_rest(&self) -> bool {
-        self.state == QpState::Rts && self.ended == Ended::Not && !self.overrun && self.open
+        self.state == QpState::Rts && self.ended == Ended::Not && !self.overrun
     }
 
     fn is_over(&self) -> bool {
         let began = self.streams.iter().any(|stream: &Stream| stream.under_way() > 0 || stream.stopped);
         let told = self.completions.iter().all(Completions::is_told);
-        let said = self.channel.waiting() == 0 && self.answer_after.is_none() && self.refused.is_none();
+        /* before SL has said all that this end needs, what it is asked changes nothing */
+        let said = self.channel.waiting() == 0 || !self.open;
+        let said = said && self.answer_after.is_none() && self.refused.is_none();
         !began && told && said && self.window.is_empty()
     }
 

@@ -39,6 +39,10 @@ impl<E: Host> Half for Stateless<'_, '_, E> {
         }
     }
 
+    fn is_beginning(&self) -> bool {
+        self.library.is_beginning(self.qpn)
+    }
+
     /* the stateful end asks itself these */
     fn settle(&mut self) {}
     fn is_settled(&self) -> bool {

@@ -16,7 +16,7 @@ use crate::types::{Av, Nanos, Qpn};
 
 use super::super::library::Library;
 use super::super::{Host, Note, Turn};
-use super::returning::begun;
+use super::returning::{begun, queues_of};
 use super::{End, Identity, Roles, say};
 
 /// Time between two looks at the balance.
@@ -31,6 +31,8 @@ const SELDOM: Nanos = 60_000_000_000;
 const LONGEST_PAUSE: u32 = 11;
 /// Connections that this card has asked for at a time.
 const AT_ONCE: u32 = 16;
+/// A peer may have a connection become something else as often as it likes, but for a time not more often than each [`AGAIN`], and so many times more.
+const AT_WILL: Nanos = 8;
 
 /// A connection's rounds.
 #[derive(Default)]
@@ -41,6 +43,10 @@ pub(super) struct Renewing {
     pub(super) homing: Option<Box<Homing>>,
     /// This end has asked
     pub(super) asked: bool,
+    /// And is one of those that its card is asking for
+    counts: bool,
+    /// By it an end gives up what was settled before it has begun
+    pub(super) gives_up: bool,
     /// Number of the last one
     pub(super) last: u16,
     /// That was settled in it what the connection is
@@ -51,6 +57,8 @@ pub(super) struct Renewing {
     pub(super) rests_until: Nanos,
     /// Nor answers to its peer's asking, as that came to nothing
     pub(super) deaf_until: Nanos,
+    /// When the rounds for which the peer has asked, and which changed the connection, would be over if each took [`AGAIN`]
+    paced_until: Nanos,
 }
 
 impl Renewing {
@@ -69,6 +77,18 @@ impl Renewing {
         self.lasts() || self.homing.as_ref().is_some_and(|homing| homing.is_pressing())
     }
 
+    /// Whether it does not answer to its peer's asking.
+    pub(super) fn is_deaf(&self, now: Nanos) -> bool {
+        now < self.deaf_until || self.paced_until > now + (AT_WILL - 1) * AGAIN
+    }
+
+    /// A round has made the connection something else: its peer does not have that done as fast as messages travel.
+    fn changed(&mut self, now: Nanos) {
+        if !self.asked {
+            self.paced_until = self.paced_until.max(now) + AGAIN;
+        }
+    }
+
     /// The number of one that this end begins.
     pub(super) fn next_round(&mut self) -> u16 {
         self.last = self.last.wrapping_add(1);
@@ -78,6 +98,7 @@ impl Renewing {
     /// The connection is plain again. `crowded`: and the card has too many, so that its peer is to keep it.
     pub(super) fn returned(&mut self, now: Nanos, crowded: bool) {
         (self.switched, self.vain, self.deaf_until) = (false, 0, 0);
+        self.changed(now);
         self.rests_until = if crowded { now } else { now + AGAIN };
     }
 
@@ -100,7 +121,7 @@ pub(super) struct Balance {
     /// How many looks found nobody to ask since there was somebody new
     vain: u32,
     /// Rounds that this card has asked for
-    pub(super) asking: u32,
+    asking: u32,
     /// Since when the card has so few that it would have some back
     few_since: Option<Nanos>,
 }
@@ -133,13 +154,24 @@ impl Balance {
         (self.due, self.vain, self.few_since) = (now, 0, Some(now));
     }
 
-    /// A connection's round is over, if there was one.
-    pub(super) fn stop(&mut self, renewing: &mut Renewing) -> Option<Box<Renewal>> {
-        let round = renewing.now.take();
-        if (round.is_some() || renewing.homing.take().is_some()) && renewing.asked {
+    /// This card asks for a connection.
+    pub(super) fn ask_for(&mut self, renewing: &mut Renewing) {
+        (renewing.asked, renewing.counts) = (true, true);
+        self.asking += 1;
+    }
+
+    /// It may ask for another in its place.
+    pub(super) fn give_back(&mut self, renewing: &mut Renewing) {
+        if core::mem::take(&mut renewing.counts) {
             self.asking = self.asking.saturating_sub(1);
         }
-        round
+    }
+
+    /// A connection's round is over, if there was one.
+    pub(super) fn stop(&mut self, renewing: &mut Renewing) -> Option<Box<Renewal>> {
+        self.give_back(renewing);
+        renewing.homing = None;
+        renewing.now.take()
     }
 }
 
@@ -262,8 +294,7 @@ impl<E: Host> Roles<E> {
         let renewing = &mut end.renewing;
         let round = renewing.next_round();
         renewing.now = Some(Box::new(Renewal::ask(round, mine, card, turn.now)));
-        renewing.asked = true;
-        self.balance.asking += 1;
+        self.balance.ask_for(renewing);
         self.renew(turn, library, qpn, None);
     }
 
@@ -290,7 +321,7 @@ impl<E: Host> Roles<E> {
         if let Control::Renew { wish, stateful, threshold } = said.message {
             self.peer_asks(turn, qpn, said.round, (wish, stateful, threshold));
         }
-        let Some(end) = self.ends.get_mut(qpn) else { return };
+        let Some(end) = self.ends.get_mut(qpn).filter(|end| end.renewing.homing.is_none()) else { return };
         if end.renewing.now.as_ref().is_some_and(|round| round.round() == said.round) {
             return self.renew(turn, library, qpn, Some(&said.message));
         }
@@ -321,7 +352,7 @@ impl<E: Host> Roles<E> {
             return;
         }
         end.renewing.last = round;
-        let free = end.is_plain() && turn.now >= end.renewing.deaf_until;
+        let free = end.is_plain() && !end.renewing.is_deaf(turn.now);
         if !free || !suits(&mine, &theirs) || !is_room_for(size_of::<Renewal>()) {
             return;
         }
@@ -368,10 +399,11 @@ impl<E: Host> Roles<E> {
         }
     }
 
-    /// A stateless end could not begin, and is on the card still. What ran before runs on as it was, and stays so; its peer, who waits for it,
-    /// hears that. False: no round has settled it.
+    /// A stateless end could not begin, and is on the card still. What ran before runs on as it was; its peer, who waits for it, hears that.
+    /// False: no round has settled it.
     pub(super) fn take_back(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
-        let Some(end) = self.ends.get(qpn).filter(|end| end.renewing.switched) else { return false };
+        let Some(end) = self.ends.get_mut(qpn).filter(|end| end.renewing.switched) else { return false };
+        end.queues = queues_of(turn, qpn);
         let plain = Renewed { round: end.renewing.last, message: Control::Plain };
         say_again(turn, (qpn, end.peer), &end.av, &plain);
         self.withdraw(turn, qpn);
@@ -402,6 +434,7 @@ impl<E: Host> Roles<E> {
         }
         turn.env.note(qpn, &Note::Leaves);
         (end.renewing.last, end.renewing.switched) = (round.round(), true);
+        end.renewing.changed(turn.now);
         end.negotiation = round.into_negotiation();
         self.stats.star_plain_qps.sub(1);
         self.stats.star_switches.inc();

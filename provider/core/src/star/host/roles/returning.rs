@@ -9,27 +9,32 @@ use crate::star::control::{Control, Role, Wish};
 use crate::star::homing::{Half, Homing, Outcome as Ended, answer, suits};
 use crate::star::negotiate::{Beginning, Negotiation, Outcome, Terms};
 use crate::star::renew::{Renewed, is_new};
-use crate::types::Qpn;
+use crate::types::{Nanos, Qpn};
 
 use super::super::library::{Library, Stateless};
 use super::super::{Host, Note, Turn};
 use super::renewing::say_again;
 use super::{End, Identity, Queues, Roles};
 
+/// Within such a time a stateful end answers the first word of its peer, where that comes through at all.
+const FIRST_WORD: Nanos = 100_000_000;
+
 impl<E: Host> Roles<E> {
     /// Asks the peer of an end of StaR to be plain RoCEv2 with it.
     pub(super) fn ask_back(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
-        let (Some(role), wish, av) = (begun(turn, library, end), end.wish, end.av) else { return };
+        let (Some((role, has_begun)), wish, av) = (settled(turn, library, end), end.wish, end.av) else {
+            return;
+        };
         let mine = self.terms(turn, (qpn, wish), &av);
         let Some(end) = self.ends.get_mut(qpn).filter(|end| end.renewing.is_idle()) else { return };
         if !is_room_for(size_of::<Homing>()) {
             return;
         }
         let round = end.renewing.next_round();
+        end.renewing.gives_up = !has_begun;
         end.renewing.homing = Some(Box::new(Homing::ask(round, role, mine, turn.now)));
-        end.renewing.asked = true;
-        self.balance.asking += 1;
+        self.balance.ask_for(&mut end.renewing);
         self.go_home(turn, library, qpn, None);
     }
 
@@ -66,7 +71,7 @@ impl<E: Host> Roles<E> {
             Control::Home | Control::Stay => return true,
             _ => return false,
         }
-        let Some(end) = self.ends.get(qpn) else { return true };
+        let Some(end) = self.ends.get(qpn).filter(|end| !end.renewing.lasts()) else { return true };
         if let Some(answer) = answer(said, end.is_star()) {
             say_again(turn, (qpn, end.peer), &end.av, &answer);
         }
@@ -88,17 +93,18 @@ impl<E: Host> Roles<E> {
         self.end_homing(turn, qpn);
         let Some(end) = self.ends.get_mut(qpn) else { return false };
         end.renewing.last = round;
-        let (wish, av, deaf) = (end.wish, end.av, turn.now < end.renewing.deaf_until);
-        let Some(role) = begun(turn, library, end).filter(|_| !deaf) else { return false };
+        let (wish, av, deaf) = (end.wish, end.av, end.renewing.is_deaf(turn.now));
+        let Some((role, has_begun)) = settled(turn, library, end) else { return false };
         let mine = self.terms(turn, (qpn, wish), &av);
-        if !suits(role, &mine, theirs) || !is_room_for(size_of::<Homing>()) {
+        let agrees = !has_begun || !deaf && suits(role, &mine, theirs);
+        if !agrees || !is_room_for(size_of::<Homing>()) {
             return false;
         }
         let now = turn.now;
         let asked = with_half(turn, library, (qpn, role), |half| Homing::asked(round, role, mine, now, half));
         let (Some(homing), Some(end)) = (asked, self.ends.get_mut(qpn)) else { return false };
         end.renewing.homing = Some(Box::new(homing));
-        end.renewing.asked = false;
+        (end.renewing.asked, end.renewing.gives_up) = (false, !has_begun);
         self.go_home(turn, library, qpn, None);
         true
     }
@@ -131,8 +137,8 @@ impl<E: Host> Roles<E> {
     fn give_back_place(&mut self, qpn: Qpn) {
         let Some(end) = self.ends.get_mut(qpn) else { return };
         let halted = end.renewing.homing.as_ref().is_some_and(|homing| homing.is_halted());
-        if halted && core::mem::take(&mut end.renewing.asked) {
-            self.balance.asking = self.balance.asking.saturating_sub(1);
+        if halted {
+            self.balance.give_back(&mut end.renewing);
         }
     }
 
@@ -155,6 +161,10 @@ impl<E: Host> Roles<E> {
         let Some(outcome) = end.renewing.homing.as_ref().and_then(|homing| homing.outcome()) else { return };
         self.timers.disarm(end.timer);
         self.balance.stop(&mut end.renewing);
+        let gave_up = core::mem::take(&mut end.renewing.gives_up);
+        if outcome == Ended::Stays && gave_up {
+            return self.watch_beginning(turn.now, qpn);
+        }
         if outcome == Ended::Stays {
             turn.env.note(qpn, &Note::Stays);
             end.renewing.failed(turn.now);
@@ -169,13 +179,28 @@ impl<E: Host> Roles<E> {
         end.negotiation = Negotiation::settled(mine, boot, ports, Outcome::Plain);
         end.queues = queues_of(turn, qpn);
         end.beginning = Beginning::default();
-        end.renewing.returned(turn.now, crowded);
+        match gave_up {
+            true => end.renewing.failed(turn.now),
+            false => end.renewing.returned(turn.now, crowded),
+        }
         let until = end.renewing.rests_until;
         self.balance.look_at(until);
         self.stats.star_plain_qps.inc();
         self.stats.star_returns.inc();
         self.lives.end(qpn, turn.now);
         self.pursue_later(qpn);
+    }
+
+    /// An end of StaR that was a plain one looks at times whether its peer has begun, too. What travels on StaR's ports may not come through.
+    pub(super) fn watch_beginning(&mut self, now: Nanos, qpn: Qpn) {
+        let Some(end) = self.ends.get(qpn) else { return };
+        if end.waits_for_peer() {
+            self.look_later(now, qpn);
+        } else if end.renewing.switched {
+            self.timers.arm(end.timer, now + FIRST_WORD, qpn);
+        } else {
+            self.pursue_later(qpn);
+        }
     }
 
     /// The program wants an end to be this from now on. False: its peer's card has no StaR, or the end had no wish when it got its peer.
@@ -243,6 +268,19 @@ pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End
     there.then_some(role)
 }
 
+/// As [`begun`], and true; or what an end is to be by a round that settled it, if the word with which SL begins is not answered, or has not come: false.
+fn settled<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End<E>) -> Option<(Role, bool)> {
+    if let Some(role) = begun(turn, library, end) {
+        return Some((role, true));
+    }
+    let role = end.role().filter(|_| end.renewing.switched)?;
+    let waits = match role {
+        Role::Stateless => library.is_beginning(end.qpn),
+        Role::Stateful => end.waits_for_peer() && turn.nic.waits_for_star(end.qpn),
+    };
+    waits.then_some((role, false))
+}
+
 fn with_half<E: Host, R>(
     turn: &mut Turn<'_, E>,
     library: &mut Library<E>,
@@ -256,7 +294,7 @@ fn with_half<E: Host, R>(
 }
 
 /// More handles of the queues of a QP that the card has.
-fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Option<Queues<E>> {
+pub(super) fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Option<Queues<E>> {
     turn.nic.with_queues(qpn, |sq, rq, (send_cq, recv_cq)| Queues {
         sq: E::another_sq(sq),
         rq: rq.map(E::another),
