@@ -236,11 +236,19 @@ counters! {
     star_wqep,
     /// StaR, library: WQEs sent again
     star_wqep_again,
-    /// StaR: packets for a stateless half that no rule allowed, and that did not leave
+    /// StaR, stateful: packets sent with data for memory (RD)
+    star_sent_rd,
+    /// StaR, stateful: packets sent that ask for data from memory, or for an atomic (GD)
+    star_sent_gd,
+    /// StaR, stateful: completions sent (CQEP)
+    star_sent_cqep,
+    /// StaR, stateful: WQEs received (WQEP)
+    star_rcvd_wqep,
+    /// StaR, stateful: requests refused here and packets held back, as no rule of the stateless end allowed them: nothing left
     star_rejects,
     /// StaR: packets sent again by the stateful half
     star_retransmitted,
-    /// StaR: packets that the stateful half dropped, as they answered nothing or belonged to no connection
+    /// StaR: packets dropped by either half, as they answered nothing or were of no connection that there is (any more)
     star_drops,
     /// StaR: offers and control messages dropped, as they were not sealed under this card's key for this card
     star_foreign,

@@ -330,10 +330,44 @@ fn loss_changes_nothing() {
     }
 }
 
+/// Packets and bytes are counted at both ends, by their kinds, and a request that no rule allows at the end that refuses it.
+#[test]
+fn both_ends_count_what_they_send_and_get() {
+    let nodes = pair();
+    let qps = connected(&nodes);
+    let [a, b] = &nodes;
+    a.post_recv(&qps[0], 1, 0, 9000).unwrap();
+    b.post_recv(&qps[1], 1, 0, 9000).unwrap();
+    for (node, qp) in nodes.iter().zip(&qps) {
+        post(qp, &send(2, &[node.sge(16_384, 9000)])).unwrap();
+    }
+    for node in &nodes {
+        assert!(node.completions(2).iter().all(|cqe| cqe.status == WcStatus::Success));
+    }
+    let [sl, sf] = [a, b].map(|node| node.ctx.counters().unwrap());
+    for c in [sl, sf] {
+        assert!(c.rx_bytes.get() >= 9000 && c.tx_bytes.get() >= 9000 && c.rx_packets.get() > 0);
+    }
+    for (got, sent) in [(&sl.star_rd, &sf.star_sent_rd), (&sl.star_gd, &sf.star_sent_gd)] {
+        assert!(got.get() > 0 && got.get() <= sent.get());
+    }
+    assert!(sf.star_sent_cqep.get() >= 2 && sf.star_rcvd_wqep.get() >= 2);
+    assert_eq!(
+        [&sl.star_sent_rd, &sl.star_sent_gd, &sl.star_sent_cqep, &sl.star_rcvd_wqep].map(|c| c.get()),
+        [0; 4]
+    );
+    let sges = [b.sge(0, 8)];
+    let guessed =
+        SendWr { op: SendOp::Write, remote_addr: a.addr(0), rkey: a.mr.rkey() ^ 0x55, ..send(3, &sges) };
+    post(&qps[1], &guessed).unwrap();
+    assert_eq!(b.completions(1)[0].status, WcStatus::RemAccessErr);
+    assert_eq!((sf.star_rejects.get(), sl.star_rejects.get(), sl.star_refused.get()), (1, 0, 0));
+}
+
 /// What many connections cost: nothing on the card of the stateless end, so much in its host; and memory that is registered then is told of once.
 #[test]
 fn many_connections_cost_the_stateless_card_nothing() {
-    const CONNECTIONS: usize = 2_000;
+    const CONNECTIONS: usize = 10_000;
     let nodes = pair();
     let [a, b] = &nodes;
     let of = |node: &Node| {
@@ -373,7 +407,12 @@ fn many_connections_cost_the_stateless_card_nothing() {
     let info: Vec<_> = qps.iter().map(|[qp, _]| qp.star().unwrap()).collect();
     assert!(info.iter().all(|info| info.card_bytes == 0));
     let bytes = info[0].library_bytes;
-    assert!((1_000..4_000).contains(&bytes), "{bytes} bytes");
+    /* the terms of docs/counters.md; the QPs take four READs and atomics */
+    let caps = qps[0][0].caps();
+    let [send, recv] = [caps.max_send_wr, caps.max_recv_wr].map(|wqes| u64::from(wqes).next_power_of_two());
+    let grows = 32 * send + (48 + 16 * u64::from(caps.max_recv_sge)) * recv + 16 * 4;
+    let fixed = bytes - grows - 8 * (send.div_ceil(64) + recv.div_ceil(64));
+    assert!((600..900).contains(&fixed), "{bytes} bytes, of them {fixed} that no queue explains");
     let counted = || {
         let c = a.ctx.counters().unwrap();
         let kept = [&c.star_stateless_qps, &c.star_library_bytes, &c.star_stateless_connection_bytes];

@@ -1,9 +1,13 @@
 //! StaR: the same programs with one end's card keeping nothing of the connections, which they are not told; and what the ends settle when one
 //! of them cannot or need not.
 
+use std::time::{Duration, Instant};
+
 use crate::case::{BOTH, Case, Net};
 use crate::check::Expect;
 use crate::pair::Pair;
+use crate::process::tail;
+use crate::world::World;
 
 const GROUP: &str = "StaR";
 
@@ -153,5 +157,66 @@ fn settled() -> Vec<Case> {
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    [on_a_good_wire(), on_a_bad_wire(), settled()].concat()
+    [on_a_good_wire(), on_a_bad_wire(), settled(), killed()].concat()
+}
+
+/// kill -9 of either end, in either role.
+fn killed() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (what, wishes, says) in ROLES {
+        for victim in ["server", "client"] {
+            let name = format!("{what}: kill -9 of the {victim}, then a clean run");
+            let run = move |world: &mut World, net| kill(world, net, (wishes, says), victim).into();
+            let quick: &[Net] = if (what, victim) == (ROLES[0].0, "client") { &[Net::Lo] } else { &[] };
+            cases.push(Case::special(GROUP, &name, BOTH, run).quick(quick));
+        }
+    }
+    cases
+}
+
+/// How long a survivor may take to notice: perftest's seven retries, and what a busy machine adds.
+const NOTICE: Duration = Duration::from_secs(30);
+
+/// What is under way, and what whose peer is killed says: requests that nobody answers, or receives that are flushed with them, if those are polled first.
+const VICTIMS: [(&str, &[&str]); 2] =
+    [("ib_send_bw", &["Failed status 12:", "Failed status 5:"]), ("ib_write_bw", &["Failed status 12:"])];
+
+/// One end dies in the middle of traffic in both directions. The other's requests fail as RC's do, and what runs next in the same place is clean.
+fn kill(
+    world: &mut World,
+    net: Net,
+    (wishes, says): ([&str; 2], &'static str),
+    victim: &str,
+) -> Result<String, String> {
+    let with = |pair: Pair| pair.own_env("STARVERBS_STAR", wishes).server_says(says);
+    for (program, failures) in VICTIMS {
+        let pair = with(perftest(program, "-b -n 1000000"));
+        let mut running = pair.start(world, net)?;
+        let settled = Instant::now() + NOTICE;
+        while !running.server.output().contains(says) {
+            if Instant::now() > settled {
+                return Err(format!(
+                    "{program}: the server is no {says}:\n{}",
+                    tail(&running.server.output())
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(700));
+        let (dead, other) = if victim == "server" {
+            (&mut running.server, &mut running.client)
+        } else {
+            (&mut running.client, &mut running.server)
+        };
+        dead.kill();
+        let ended = other.wait_until(Instant::now() + NOTICE);
+        let output = other.output();
+        if ended.is_none() || !failures.iter().any(|failure| output.contains(failure)) {
+            return Err(format!("{program}: who is left ends with {ended:?}:\n{}", tail(&output)));
+        }
+        with(perftest(program, "-n 300"))
+            .run(world, net)
+            .map_err(|reason| format!("{program}, then: {reason}"))?;
+    }
+    Ok("2 kills".to_owned())
 }

@@ -141,15 +141,27 @@ fn table_to_json(table: &str) -> Value {
     lines.map(row).collect()
 }
 
-/// The counters that are not zero, with their change per second if `old` is there.
+/// What is shown of StaR beside what is not zero, as soon as there are queue pairs of its kind: that these are zero is what one looks for.
+const STAR: [&str; 5] = [
+    "star_stateless_qps",
+    "star_stateful_qps",
+    "star_rejects",
+    "star_library_bytes",
+    "star_stateless_connection_bytes",
+];
+
+/// The counters that are not zero or are looked for nevertheless, with their change per second if `old` is there.
 fn to_text(user: &User, old: Option<&User>, seconds: u64) -> String {
     let mut text = format!("{} {}\n", user.pid, user.command);
-    for (name, value) in user.page.counters.iter().filter(|(_, value)| *value != 0) {
+    let counters = &user.page.counters;
+    let has_star = counters.iter().any(|(name, value)| STAR[..2].contains(&name.as_str()) && *value != 0);
+    let shown = |name: &str, value| value != 0 || has_star && STAR.contains(&name);
+    for (name, value) in counters.iter().filter(|(name, value)| shown(name, *value)) {
         let previous = old.and_then(|old| old.page.counters.iter().find(|(n, _)| n == name));
         let rate =
             previous.map(|(_, previous)| value.wrapping_sub(*previous).cast_signed() / seconds.cast_signed());
         let rate = rate.map_or_else(String::new, |rate| format!("  {rate:+}/s"));
-        text += &format!("  {name:<22} {value:>14}{rate}\n");
+        text += &format!("  {name:<31} {value:>14}{rate}\n");
     }
     match &user.qps {
         Some(Ok(table)) => text += &aligned(table),
@@ -186,6 +198,23 @@ mod tests {
         let text = to_text(&user(7, 300), Some(&user(7, 100)), 2);
         assert!(text.starts_with("7 prog -x\n") && text.contains("300  +100/s"), "{text}");
         assert!(!text.contains("rx_packets"), "{text}");
+    }
+
+    #[test]
+    fn what_star_keeps_is_shown_even_if_it_is_nothing() {
+        let with = |stateless: u64, stateful: u64| {
+            let mut user = user(7, 300);
+            let values = [stateless, stateful, 0, 0, 0];
+            user.page
+                .counters
+                .extend(STAR.iter().zip(values).map(|(name, value)| ((*name).to_owned(), value)));
+            to_text(&user, None, 1)
+        };
+        for text in [with(10_000, 0), with(0, 3)] {
+            let zero = |name: &str| text.lines().any(|line| line.split_whitespace().eq([name, "0"]));
+            assert!(zero("star_stateless_connection_bytes") && zero("star_rejects"), "{text}");
+        }
+        assert!(!with(0, 0).contains("star_"));
     }
 
     #[test]

@@ -149,6 +149,8 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             };
             let to = to - CRC_LEN;
             let data = self.inbox.bytes(slot).get(to - len..to).unwrap_or(&[]);
+            self.counters.rx_packets.inc();
+            self.counters.rx_bytes.add(len as u64);
             let packet = Packet { header, prefix, data };
             return Some(Received { side, meta: outer.meta, port: outer.sport, packet });
         }

@@ -82,6 +82,11 @@ fn there_and_back(ip: IpAddr) {
         assert_eq!(got, data);
     }
     assert!(counters.iter().all(|c| c.tx_errors.get() == 0 && c.star_bad.get() == 0));
+    let [ours, theirs] = &counters;
+    assert_eq!([&theirs.tx_packets, &theirs.tx_bytes].map(|c| c.get()), [3, 3 * 4096]);
+    for (from, to) in [(ours, theirs), (theirs, ours)] {
+        assert_eq!((to.rx_packets.get(), to.rx_bytes.get()), (from.tx_packets.get(), from.tx_bytes.get()));
+    }
 }
 
 #[test]
@@ -126,7 +131,7 @@ fn what_is_no_packet_is_dropped_and_counted() {
         assert!(rx.next_packet().is_none());
     }
     // An empty datagram holds nothing that could be bad.
-    assert_eq!(counters.star_bad.get(), 7);
+    assert_eq!((counters.star_bad.get(), counters.rx_packets.get()), (7, 1));
     let foreign = Av { sgid: Gid([7; 16]), ..to };
     tx.send(&foreign, 1, &read(1, 8), &[], &[], false);
     assert_eq!(counters.tx_errors.get(), 1);

@@ -13,7 +13,7 @@ use slab::Slab;
 
 use super::control::{Rule, Sum};
 use super::env::StarEnv;
-use super::wire::{Head, Header, Prefix, Side};
+use super::wire::{Head, Header, Prefix, Ptype, Side};
 use crate::counters::Counters;
 use crate::error::NicError;
 use crate::room::{exact, make_room_in};
@@ -332,6 +332,12 @@ impl Registry {
             stats.star_rejects.inc();
             return false;
         };
+        match header.ptype {
+            Ptype::Rd => stats.star_sent_rd.inc(),
+            Ptype::Gd => stats.star_sent_gd.inc(),
+            Ptype::Cqep => stats.star_sent_cqep.inc(),
+            Ptype::Wqep | Ptype::Ea | Ptype::Rda | Ptype::Gda => (),
+        }
         let head = Head::to_stateless(header, seat.prefix);
         env.send_star(Side::Stateful, (&seat.av, seat.port), &head, data, payload, false);
         if let Claim::Memory { rule, .. } = claim

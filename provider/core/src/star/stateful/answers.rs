@@ -1,5 +1,6 @@
 //! What SL's card and library answer: RDA, GDA, EA; and the WQEs that the library sends.
 
+use super::events::Told;
 use super::remote::Stored;
 use super::stream::{Class, Op};
 use super::window::{Answered, Entry, Kind, Of};
@@ -52,6 +53,7 @@ impl<E: StarEnv> Stateful<E> {
         let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
         let stored = into.store(header.psn, &wqe);
         if stored != Stored::Refused {
+            card.stats.star_rcvd_wqep.inc();
             self.met = true;
             self.stored.push(header.opt, header.psn);
         }
@@ -63,11 +65,16 @@ impl<E: StarEnv> Stateful<E> {
 
     /// An EA. False: it answers nothing.
     fn told(&mut self, card: &mut Card<'_, E>, header: &Header) -> bool {
-        let Some(sent) = self.completions[header.opt.queue() as usize].told(header.psn) else { return false };
-        if let Some(sent) = sent {
-            card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+        match self.completions[header.opt.queue() as usize].told(header.psn) {
+            Told::Nothing => return false,
+            Told::Again => (),
+            Told::Now(sent) => {
+                if let Some(sent) = sent {
+                    card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+                }
+                self.backoff = 0;
+            }
         }
-        self.backoff = 0;
         true
     }
 
@@ -181,7 +188,6 @@ impl<E: StarEnv> Stateful<E> {
     fn scatter(&self, card: &mut Card<'_, E>, index: u32, offset: u32, data: &[u8]) -> Option<()> {
         let (mrs, env, pd) = (&card.mrs, &mut *card.env, self.local.pd);
         let mut rest = data;
-        card.stats.rx_bytes.add(data.len() as u64);
         slices(self.local.sq.sges(index), offset, data.len() as u32, |sge, skip, n| {
             let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, true).ok()?;
             let (now, later) = rest.split_at_checked(n as usize)?;
@@ -196,7 +202,6 @@ impl<E: StarEnv> Stateful<E> {
         let pd = self.held.get(place as usize)?.pd;
         let (mrs, env) = (&card.mrs, &mut *card.env);
         let mut rest = data;
-        card.stats.rx_bytes.add(data.len() as u64);
         slices(self.held_sges(place), offset, data.len() as u32, |sge, skip, n| {
             let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, true).ok()?;
             let (now, later) = rest.split_at_checked(n as usize)?;
@@ -216,7 +221,6 @@ impl<E: StarEnv> Stateful<E> {
         debug_assert!(matches!(wqe.op, SendOp::Write | SendOp::WriteImm));
         let (va, owner) = (wqe.remote_addr.wrapping_add(offset.into()), (self.local.pd, self.local.qpn));
         let len = data.len() as u32;
-        card.stats.rx_bytes.add(data.len() as u64);
         let host = card.mrs.resolve_remote(wqe.rkey, owner, va, len, Access::REMOTE_WRITE).ok()?;
         (len == 0 || card.env.dma_write(host, data)).then_some(())
     }

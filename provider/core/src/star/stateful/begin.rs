@@ -161,6 +161,9 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.next_recv = seq.plus(1);
         let failed = status != WcStatus::Success;
+        if matches!(status, WcStatus::RemOpErr | WcStatus::RemAccessErr) {
+            card.stats.star_rejects.inc();
+        }
         Begin::Go(Op {
             class: Class::Send,
             recv: Some(seq.get()),
@@ -267,6 +270,7 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::failed(class, WcStatus::LocLenErr);
         }
         if !self.reaches(card, self.sends.sges(seq), into) {
+            card.stats.star_rejects.inc();
             return Begin::failed(class, WcStatus::LocProtErr);
         }
         match class {

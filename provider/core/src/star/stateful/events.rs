@@ -30,6 +30,17 @@ enum State {
     Flight,
 }
 
+/// What an EA tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Told {
+    /// It answers nothing
+    Nothing,
+    /// SL's completion is in its place, which was known: its CQEP was sent again, or the EA came twice
+    Again,
+    /// SL has the completion; and when that was sent, if once
+    Now(Option<Nanos>),
+}
+
 /// A completion that SL does not have, as far as is known.
 #[derive(Clone, Copy, Default)]
 struct Pending {
@@ -128,17 +139,23 @@ impl Completions {
         self.una == self.end
     }
 
-    /// An EA came: gives when its CQEP was sent, if that was once. `None`: it answers nothing.
-    pub(super) fn told(&mut self, seq: Psn) -> Option<Option<Nanos>> {
+    /// An EA came.
+    pub(super) fn told(&mut self, seq: Psn) -> Told {
         let at = self.at(seq);
         let Pending { state, tries, sent, .. } = self.all[at];
-        let known = !seq.before(self.una) && seq.before(self.end) && tries > 0;
-        if !known || state == State::Done {
-            return None;
+        let past = self.una.since(seq);
+        if past > 0 {
+            return if past as usize <= self.all.len() { Told::Again } else { Told::Nothing };
+        }
+        if !seq.before(self.end) || tries == 0 {
+            return Told::Nothing;
+        }
+        if state == State::Done {
+            return Told::Again;
         }
         self.settle(at);
         self.pass();
-        Some((tries == 1).then_some(sent))
+        Told::Now((tries == 1).then_some(sent))
     }
 
     fn range(&self) -> impl Iterator<Item = Psn> + use<> {
@@ -329,11 +346,12 @@ mod tests {
                 assert_eq!(message.slot, 0x1000 + u64::from(expected.get() % 4) * 32);
             }
             assert_eq!((all.next(1), all.flight), (None, told.len() as u32));
-            assert_eq!((all.told(told[1]), all.told(told[1])), (Some(Some(1)), None));
+            assert_eq!((all.told(told[1]), all.told(told[1])), (Told::Now(Some(1)), Told::Again));
+            assert_eq!(all.told(seq.plus(4)), Told::Nothing, "it was never sent");
             assert_eq!(all.expire(1), 1);
             assert_eq!(all.next(2), Some(told[0]));
             all.sent(told[0], 2);
-            assert_eq!(all.told(told[0]), Some(None), "which of the two came is not known");
+            assert_eq!(all.told(told[0]), Told::Now(None), "which of the two came is not known");
             for seq in &told {
                 all.told(*seq);
             }

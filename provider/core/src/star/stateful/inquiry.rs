@@ -32,7 +32,11 @@ impl Inquiry {
 impl<E: StarEnv> Stateful<E> {
     /// WQE `next` of ours is not allowed by what is known: it fails, or waits for what SL says.
     pub(super) fn refuse(&mut self, card: &Card<'_, E>, class: Class) -> Begin {
-        if self.inquires(card) { Begin::Wait } else { Begin::failed(class, WcStatus::RemAccessErr) }
+        if self.inquires(card) {
+            return Begin::Wait;
+        }
+        card.stats.star_rejects.inc();
+        Begin::failed(class, WcStatus::RemAccessErr)
     }
 
     /// Asks SL for WQE `next`. False: it has answered, or there is no memory to ask it.

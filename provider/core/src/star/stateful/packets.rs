@@ -142,6 +142,7 @@ impl<E: StarEnv> Stateful<E> {
         let (index, offset, op) = (stream.next, stream.offset, *stream.get(stream.next));
         let kind = kind_of(of, op.class);
         let Some((addr, room, rule)) = self.target(card, of, index, &op, offset) else {
+            card.stats.star_rejects.inc();
             self.abandon(card, of, index, refused(of, &op));
             return true;
         };

@@ -17,7 +17,52 @@ fn without_a_rule_no_packet_leaves_and_both_ends_learn_of_it() {
         assert_eq!(w.sends(), [(0, WcStatus::RemAccessErr), (1, WcStatus::WrFlushErr)]);
         assert_eq!(w.rcq.0.borrow()[0].status, WcStatus::WrFlushErr);
         assert_eq!((w.conn.state(), w.seen.len(), w.inquiries), (QpState::Err, 0, 1));
+        assert_eq!(w.stats.star_rejects.get(), 1, "what was flushed was not judged");
     }
+}
+
+/// Each kind of request that no rule lets pass counts once, whichever end's it is, though it may wait and be looked at again.
+#[test]
+fn requests_that_no_rule_allows_are_counted_once() {
+    let none = SL_KEY + 1;
+    let from_sf: [fn(&World) -> SendWqe; 4] = [
+        |w| op(SendOp::Write, w.theirs(0), SL_KEY + 1),
+        |w| op(SendOp::Read, w.theirs(0), SL_KEY + 1),
+        |w| op(SendOp::FetchAdd, w.theirs(0), SL_KEY + 1),
+        |_| SendWqe { imm: SL_KEY + 1, ..op(SendOp::SendInv, 0, 0) },
+    ];
+    for request in from_sf {
+        let mut w = World::new(1, |_, _| {});
+        w.sl_post_recv(&[w.sge(w.theirs(0), 8)]);
+        w.pass(MS);
+        w.post(request(&w), &[w.sge(w.ours(0), 8)], false);
+        w.run(|w| w.scq.0.borrow().len() == 1);
+        assert_eq!(w.sends(), [(0, WcStatus::RemAccessErr)]);
+        w.pass(20 * MS);
+        assert_eq!(
+            (w.stats.star_rejects.get(), w.stats.star_sent_rd.get() + w.stats.star_sent_gd.get()),
+            (1, 0)
+        );
+    }
+    /* buffers of SL's that it may not name */
+    let mut w = World::new(1, |_, _| {});
+    let bad = Sge { lkey: none, ..w.sge(w.theirs(0), 8) };
+    w.sl_post_recv(&[bad]);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 8)], false);
+    w.run(|w| w.scq.0.borrow().len() == 1);
+    assert_eq!((w.sends()[0].1, w.stats.star_rejects.get()), (WcStatus::RemOpErr, 1));
+
+    let mut w = World::new(1, |_, _| {});
+    w.sl_post(op(SendOp::Read, w.ours(0), w.sf_key), &[bad], false);
+    w.run(|w| w.lib[0].done.len() == 1);
+    assert_eq!((w.lib[0].done[0].1.status, w.stats.star_rejects.get()), (WcStatus::LocProtErr, 1));
+
+    /* a message that does not fit lacks no rule */
+    let mut w = World::new(1, |_, _| {});
+    w.sl_post_recv(&[w.sge(w.theirs(0), 7)]);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(w.ours(0), 8)], false);
+    w.run(|w| w.scq.0.borrow().len() == 1);
+    assert_eq!((w.sends()[0].1, w.stats.star_rejects.get()), (WcStatus::RemInvReqErr, 0));
 }
 
 /// A rule that our card lacks, and SL cannot get there, keeps nobody from failing.
@@ -49,7 +94,7 @@ fn a_rule_that_was_taken_away_stops_what_would_be_sent_again() {
     );
     w.pass(20 * MS);
     assert_eq!(w.seen.len(), left);
-    assert!(w.stats.star_rejects.get() > 0);
+    assert_eq!(w.stats.star_rejects.get(), 1);
     assert_eq!(w.sends(), [(0, WcStatus::RemAccessErr)]);
     let later = w.now;
     assert_eq!(w.registry.remove(w.conn.seat(), SL_KEY, later, w.conn.lifetime(&w.path)), later);

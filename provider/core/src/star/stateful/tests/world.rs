@@ -9,6 +9,7 @@ use super::queues::{Cq, Rq, Slot, Sq};
 use crate::env::Env;
 use crate::mr::MrAttr;
 use crate::rng::Rng;
+use crate::star::bounds::Bounds;
 use crate::star::control::{Control, MAX_CONTROL, Rule};
 use crate::star::env::SlEvent;
 use crate::star::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
@@ -174,6 +175,8 @@ pub(super) struct World {
     pub(super) held: Nanos,
     /// Packets that left for SL's stateless half: kind, address
     pub(super) seen: Vec<(Ptype, u64)>,
+    /// How often SL's card was built: for each packet anew
+    pub(super) cards: u64,
     /// Times that SF asked which rules there are
     pub(super) inquiries: u32,
     /// SL's library says that there is one more than SF's card knows
@@ -288,6 +291,7 @@ impl World {
             cut: false,
             held: 0,
             seen: Vec::new(),
+            cards: 0,
             inquiries: 0,
             has_more_rules: false,
             wire: BTreeMap::new(),
@@ -408,11 +412,7 @@ impl World {
                 let packet = Packet::parse(Side::Stateful, &frame).expect("SL sends good packets");
                 self.conn.handle_packet(&mut card!(self), &SL, &packet);
             } else if port == 4793 {
-                let packet = Packet::parse(Side::Stateless, &frame).unwrap();
-                let meta = FrameMeta { src: SF, dst: SL, ..FrameMeta::default() };
-                let life = stateless::life_of(EPOCH);
-                let card = stateless::Card { bounds: None, slots: None, life, stats: &self.stats };
-                stateless::handle(&card, &mut self.sl, (&meta, 4794), &packet);
+                self.serve(&Packet::parse(Side::Stateless, &frame).unwrap());
             } else {
                 self.sum_up(&Packet::parse(Side::Stateful, &frame).unwrap());
             }
@@ -431,6 +431,25 @@ impl World {
         let next = [wire, wqe, self.conn.next_deadline()].into_iter().flatten().min();
         self.now = next.unwrap_or(self.now).max(self.now + 1).min(end);
         next.is_some()
+    }
+
+    /// A packet for SL's card, which is built for it from what SL's host has registered, and is no more behind it.
+    fn serve(&mut self, packet: &Packet<'_>) {
+        let mut bounds = Bounds::new();
+        bounds.add(self.theirs(0), REGION as u64, self.setup.access).unwrap();
+        let Setup { send_ring, sq_depth, recv_ring, rq_depth, replay, replay_slots, .. } = self.setup;
+        for (ring, depth, size) in [
+            (send_ring, sq_depth, CQE_SLOT),
+            (recv_ring, rq_depth, CQE_SLOT),
+            (replay, replay_slots, REPLAY_SLOT),
+        ] {
+            bounds.add_slots(ring, u64::from(depth) * size).unwrap();
+        }
+        let meta = FrameMeta { src: SF, dst: SL, ..FrameMeta::default() };
+        let life = stateless::life_of(EPOCH);
+        let card = stateless::Card { bounds: Some(&bounds), slots: None, life, stats: &self.stats };
+        self.cards += 1;
+        stateless::handle(&card, &mut self.sl, (&meta, 4794), packet);
     }
 
     /// SL's library says how many rules there are, if it is asked: those that SF's card knows.
