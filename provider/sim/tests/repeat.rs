@@ -328,22 +328,3 @@ fn a_lost_repetition_is_asked_for_early() {
     println!("{each} ns each");
     assert!(each < 1_000_000, "{each} ns each");
 }
-
-/// A responder lacks a receive and has no CPU to say so; the request comes again when there is one. What it was going to say does not name the
-/// request behind that, which its requester has just sent.
-#[test]
-fn a_nak_that_did_not_leave_in_time_is_not_sent() {
-    let setup = Setup { rnr_retry: 0, ..Setup::default() };
-    let mut p = Pair::of(QpType::Rc, &setup);
-    p.post(p.wqe(1, SendOp::Send), &[p.sge(0, 8)]);
-    p.net.transmit();
-    assert!(p.net.step(), "it comes, and there is no receive");
-    p.net.sleep(1, 300_000_000);
-    p.post_recv(9, 8);
-    p.net.run_for(250_000_000);
-    p.net.cut(0, 1, 100_000_000);
-    p.post(p.wqe(2, SendOp::Write), &[p.sge(0, 8)]);
-    p.run();
-    assert_eq!(p.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
-    assert_eq!(p.polled(1), [(9, WcStatus::Success)]);
-}

@@ -169,6 +169,21 @@ fn requests_ahead_are_refused_once() {
     lives(&mut p);
 }
 
+/// A request comes again, and there is a receive now, before the card could say that there was none: it does not say so behind it, where that would
+/// name the next request.
+#[test]
+fn a_nak_that_did_not_leave_in_time_is_not_sent() {
+    let mut p = Pair::rc();
+    let frame = send_only(p.qpn[1], 0);
+    assert_eq!(inject(&mut p, None, &frame), [("sent_rnr", 1)]);
+    p.post_recv(9, 64);
+    inject(&mut p, None, &frame);
+    p.run();
+    assert_eq!(p.polled(1), [(9, WcStatus::Success)]);
+    let counters = p.net.hosts[0].nic.counters();
+    assert_eq!((counters.rx_packets.get(), counters.rcvd_rnr.get()), (1, 0), "an ACK came");
+}
+
 /// NAKs for what is outstanding cost repetitions, of which there is a bound; the connection lives.
 #[test]
 fn a_flood_of_naks_costs_no_more_than_one_at_a_time() {

@@ -225,7 +225,7 @@ mod tests {
             Control::Rule(super::super::control::Rule { key, pd, qpn: 0, addr: 0, len: 1, iova: 0, access })
         };
         let mut channel = Channel::new();
-        [rule(1), rule(2), rule(3), rule(2)].map(|message| channel.send(message).unwrap());
+        [1, 2, 3, 2].iter().for_each(|key| channel.send(rule(*key)).unwrap());
         assert_eq!(channel.poll(0), Some((Psn::new(0), rule(1))));
         assert_eq!([2, 1, 4].map(|key| channel.unsay(key)), [2, 1, 0]);
         assert_eq!(channel.poll(FIRST_TIMEOUT), Some((Psn::new(0), Control::KeepAlive)), "under its number");

@@ -116,6 +116,6 @@ fn ended_connections_hold_no_rules() {
     assert!(may(&all, a, ring, 0x4000, CQE_SLOT as u32, Access::LOCAL_WRITE));
     all.add(b, rule(32, 1, 0)).unwrap();
     assert!(all.find(c, 32, 0x10, 1, Access::empty()).is_some());
-    [a, b, c].map(|seat| all.leave(seat));
+    [a, b, c].into_iter().for_each(|seat| all.leave(seat));
     assert!(all.domains.is_empty() && all.seats.is_empty());
 }
