@@ -48,6 +48,8 @@ pub struct Channel {
     due: Option<Nanos>,
     /// Times that it was sent
     tries: u32,
+    /// Since when it waits for its answer, later by what this end was late
+    since: Nanos,
     /// Sequence of the peer's next message
     expected: Psn,
 }
@@ -126,6 +128,7 @@ impl Channel {
         if self.due.is_some_and(|due| now < due) {
             return None;
         }
+        self.since = if self.due.is_none() { now } else { self.since + self.lateness(now) };
         self.due = Some(now + seldom(self.tries));
         self.tries = self.tries.saturating_add(1);
         Some((self.seq, message))
@@ -136,17 +139,36 @@ impl Channel {
         self.out.front().map(|_| self.due.unwrap_or(0)).filter(|due| *due != ASLEEP)
     }
 
+    /// For how long the oldest message, if it was sent, has been due to be sent again, ns.
+    pub fn lateness(&self, now: Nanos) -> Nanos {
+        let due = self.due.filter(|_| !self.out.is_empty());
+        due.map_or(0, |due| now.saturating_sub(due))
+    }
+    /// For how long the oldest message has had no answer, ns. For how long this end left it lie beyond its times does not count: the peer was not
+    /// asked then, and what it had said may not have been read.
+    pub fn waited(&self, now: Nanos) -> Nanos {
+        self.due.map_or(0, |due| due.min(now).saturating_sub(self.since))
+    }
+    /// Nobody waited for an answer so far.
+    pub fn excuse(&mut self, now: Nanos) {
+        self.since = now;
+    }
+    /// The oldest message, which is due, is sent again at `due`, not yet.
+    pub fn put_off(&mut self, now: Nanos, due: Nanos) {
+        self.since += self.lateness(now);
+        self.due = Some(due);
+    }
+
     /// Sends nothing, until it is woken: nobody waits for an answer.
     pub fn sleep(&mut self) {
         self.due = Some(ASLEEP);
     }
-    /// The peer has said something, or somebody waits for it. Whether it slept.
-    pub fn wake(&mut self, now: Nanos) -> bool {
+    /// The peer has said something, or somebody waits for it.
+    pub fn wake(&mut self, now: Nanos) {
         let slept = self.due == Some(ASLEEP);
         if slept {
-            self.due = Some(now);
+            (self.due, self.since) = (Some(now), now);
         }
-        slept
     }
 
     /// An answer came; gives the message, if it is the first answer to it.
@@ -198,6 +220,28 @@ mod tests {
         assert!(a.holds(&Control::Tell) && !a.holds(&Control::KeepAlive));
         assert_eq!(a.answered(first.0.plus(1)), Some(Control::Want { upto: 1 }));
         assert_eq!((a.waiting(), a.poll(9)), (1, Some((first.0.plus(2), Control::Tell))));
+    }
+
+    /// One that gets no CPU asks seldom, and has not waited for longer than it left its peer time to answer.
+    #[test]
+    fn its_own_lateness_is_not_the_peer_s() {
+        let (mut channel, late) = (Channel::new(), 700 * FIRST_TIMEOUT);
+        channel.send(Control::KeepAlive).unwrap();
+        let mut now = 1_000 * FIRST_TIMEOUT;
+        let mut waits = 0;
+        for tries in 0..9 {
+            assert!(channel.poll(now).is_some());
+            waits += timeout(tries);
+            now = channel.deadline().unwrap() + late;
+            assert_eq!((channel.lateness(now), channel.waited(now)), (late, waits));
+        }
+        channel.put_off(now, now + 1);
+        assert_eq!((channel.lateness(now + 1), channel.waited(now + 1)), (0, waits + 1));
+        channel.excuse(now + 1);
+        assert_eq!(channel.waited(now + 1), 0);
+        assert!(channel.poll(now + 1).is_some());
+        channel.answered(Psn::new(0)).expect("it was sent");
+        assert_eq!((channel.waited(now + 2), channel.lateness(now + 2)), (0, 0));
     }
 
     /// Of a rule that was sent the number stays in use, and nothing else of memory is said.

@@ -141,8 +141,8 @@ pub struct SlQp<E: StarEnv> {
     parted: bool,
     /// Since when sends wait that were under way when it said so
     left_at: Option<Nanos>,
-    /// Since when the oldest control message waits
-    asked: Nanos,
+    /// SF was not given up as this end itself was late
+    excused: bool,
     /// Since when SF is silent while something of it is awaited
     quiet_since: Nanos,
 }
@@ -186,7 +186,7 @@ impl<E: StarEnv> SlQp<E> {
             resting: false,
             parted: false,
             left_at: None,
-            asked: 0,
+            excused: false,
             quiet_since: 0,
         })
     }
@@ -195,9 +195,6 @@ impl<E: StarEnv> SlQp<E> {
     fn ask(&mut self, now: Nanos, message: Control) {
         if self.parted {
             return;
-        }
-        if self.channel.waiting() == 0 {
-            self.asked = now;
         }
         if self.channel.send(message).is_err() {
             return self.depart(now);
@@ -263,8 +260,8 @@ impl<E: StarEnv> SlQp<E> {
         if self.state == SlState::Error {
             return self.flush(WcStatus::WrFlushErr);
         }
-        if self.sends_wait() && self.channel.wake(now) {
-            self.asked = now;
+        if self.sends_wait() {
+            self.channel.wake(now);
         }
         self.supply(env, now);
     }

@@ -441,10 +441,13 @@ impl<E: StarEnv> Stateful<E> {
         (u32::from(stream.begun)..posted).filter(takes).count() as u32
     }
 
-    /// Something that SL answers is about to leave: if nothing else was under way, its silence begins now.
+    /// Something that SL answers is about to leave: if it owed no answer, its silence begins now, and so do the timeouts in a row.
     fn asks(&mut self, now: Nanos) {
-        if self.window.is_empty() && self.completions.iter().all(Completions::is_idle) {
-            self.heard = now;
+        if !self.window.asks()
+            && self.completions.iter().all(Completions::is_idle)
+            && self.channel.tries() == 0
+        {
+            (self.heard, self.backoff) = (self.heard.max(now), 0);
         }
     }
 

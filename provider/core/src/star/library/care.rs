@@ -8,7 +8,7 @@ use crate::star::stateless::send_control;
 use crate::star::wire::{Packet, Ptype, Queue};
 use crate::types::{AsyncEvent, Cqe, Gid, Nanos, Psn, WcStatus};
 
-use super::track::Due;
+use super::track::{Due, LATE};
 use super::{Changes, Patience, SlQp, SlState, is_gate};
 
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
@@ -71,7 +71,7 @@ impl<E: StarEnv> SlQp<E> {
         let asking = self.channel.deadline().is_some_and(|due| due <= now);
         if self.state != SlState::Error && !self.sends_wait() {
             /* SF's program may not be ready for long, or the way to it may be cut: who sends nothing waits as in RC */
-            self.asked = now;
+            self.channel.excuse(now);
             if self.state == SlState::Ready && self.channel.tries() >= IN_VAIN {
                 self.channel.sleep();
             }
@@ -79,7 +79,7 @@ impl<E: StarEnv> SlQp<E> {
         if self.recv.tries() >= IN_VAIN {
             self.recv.sleep();
         }
-        if asking && patience.is_over(self.channel.tries(), now.saturating_sub(self.asked)) {
+        if asking && self.has_asked_enough(now, &patience) {
             return self.fail(env, now);
         }
         if self.left_due().is_some_and(|due| due <= now) {
@@ -106,6 +106,18 @@ impl<E: StarEnv> SlQp<E> {
             }
         }
         self.poll_transmit(env, now);
+    }
+
+    /// Whether SF is to be given up, as what it was told, which is to be said again now, has had no answer for so long. When this end was late
+    /// itself, what came meanwhile is read first.
+    fn has_asked_enough(&mut self, now: Nanos, patience: &Patience) -> bool {
+        let late = self.channel.lateness(now);
+        let over = patience.is_over(self.channel.tries(), self.channel.waited(now));
+        self.excused = over && late > LATE && !self.excused;
+        if self.excused {
+            self.channel.put_off(now, now + LATE);
+        }
+        over && !self.excused
     }
 
     /// Sends up to `most` WQEs from `low` on again that SF has not stored.
@@ -136,7 +148,7 @@ impl<E: StarEnv> SlQp<E> {
         let seq = packet.header.psn;
         if packet.header.ptype == Ptype::Ea {
             if packet.data.is_empty() {
-                self.answered(now, seq);
+                self.answered(seq);
             }
         } else if let Some(message) = Control::decode(packet.data) {
             let turn = self.channel.turn(seq);
@@ -151,9 +163,8 @@ impl<E: StarEnv> SlQp<E> {
         self.poll_transmit(env, now);
     }
 
-    fn answered(&mut self, now: Nanos, seq: Psn) {
+    fn answered(&mut self, seq: Psn) {
         let Some(message) = self.channel.answered(seq) else { return };
-        self.asked = now;
         self.gate -= u32::from(is_gate(&message));
         self.changes.count(&message, u32::wrapping_sub);
         if self.state == SlState::Starting {

@@ -32,7 +32,7 @@ impl<E: StarEnv> SlQp<E> {
             let stamp = Stamp::before(peer.epoch, index, replay_slots);
             stamp_slot(env, slot(replay, replay_slots, index, REPLAY_SLOT), stamp);
         }
-        (self.asked, self.quiet_since) = (now, now);
+        self.quiet_since = now;
         self.ask(now, Control::Setup(self.init.setup));
         match known {
             Some(_) => self.ask(now, Control::Begin { known }),

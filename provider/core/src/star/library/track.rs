@@ -12,7 +12,7 @@ use crate::types::{Nanos, Psn};
 const AHEAD: u8 = 3;
 
 /// A deadline that is noticed later than this, ns, was missed by this end itself: what came meanwhile has not been read.
-const LATE: Nanos = 500_000;
+pub(super) const LATE: Nanos = 500_000;
 
 /// The longest time until the first repetition.
 const LONGEST_FIRST: Nanos = 16_000_000;
@@ -205,9 +205,12 @@ impl Track {
     pub(super) fn look(&mut self, now: Nanos, patience: &Patience) -> Option<Due> {
         let due = self.due.filter(|due| *due <= now)?;
         let late = now - due;
+        if late > LATE {
+            /* what this end slept is no silence, however often it does */
+            self.since = self.since.saturating_add(late).min(now);
+        }
         self.excused = late > LATE && !self.excused;
         if self.excused {
-            self.since = self.since.saturating_add(late);
             self.due = Some(now + LATE);
             return None;
         }
@@ -288,6 +291,25 @@ mod tests {
             Some(Due::Again(0)),
             "that was no silence"
         );
+    }
+
+    /// One that is late each time still gives a silent peer up, when it has left that so much time to answer.
+    #[test]
+    fn who_is_always_late_waits_for_as_many_tries() {
+        let mut track = Track::new(8).unwrap();
+        let patience = Patience { tries: 7, time: Some(2_000_000_000) };
+        track.sent(100);
+        let mut again = 0;
+        let end = loop {
+            let now = track.deadline().unwrap() + 90_000_000;
+            match track.look(now, &patience) {
+                Some(Due::GiveUp) => break now,
+                Some(Due::Again(_)) => again += 1,
+                None => assert!(now < 20_000_000_000, "it never decides"),
+            }
+        };
+        assert!(again >= 32, "{again} tries in two seconds of 64 ms each");
+        assert!(end > 2_000_000_000 + 32 * 90_000_000);
     }
 
     #[test]

@@ -31,9 +31,13 @@ impl<E: StarEnv> Stateful<E> {
     /// When this card itself was late (it was stopped, or had no CPU), SL is not to blame: what it answered meanwhile has not been read.
     fn forgive_lateness(&mut self, now: Nanos) {
         let late = now.saturating_sub(self.deadline);
-        if self.deadline != 0 && late > LATE && now > self.excused {
+        if self.deadline == 0 || late <= LATE {
+            return;
+        }
+        /* what it slept is no silence, however often it does; what came is looked at once, lest one that is always late never decides */
+        self.heard = self.heard.saturating_add(late).min(now);
+        if now > self.excused {
             self.excused = now + LATE;
-            self.heard = self.heard.saturating_add(late);
         }
     }
 

@@ -73,6 +73,7 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         card.stats.star_retransmitted.inc();
+        self.asks(card.now);
         let psn = self.window.sent_again(psn, card.now);
         match self.send_entry(card, psn, &entry) {
             Ok(()) => self.arm(card.now + self.timeout(card)),

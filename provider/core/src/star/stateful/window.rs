@@ -212,6 +212,11 @@ impl Window {
         self.una == self.next
     }
 
+    /// Whether an answer is waited for, or silence is about to be felt. What was lost and waits for room asks nobody.
+    pub(super) fn asks(&self) -> bool {
+        self.flight > 0 || self.feelers > 0
+    }
+
     /// Adds a packet that leaves now; gives its PSN. There must be room.
     pub(super) fn push(&mut self, entry: Entry, now: Nanos) -> Psn {
         debug_assert!(self.has_room(), "the caller looks for room first");

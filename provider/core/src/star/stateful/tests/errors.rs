@@ -175,6 +175,32 @@ fn a_silent_peer_is_given_up_when_the_program_said_so_and_never_before() {
     assert_eq!(w.sends(), [(0, WcStatus::Success)]);
 }
 
+/// Other connections take all room on the path for longer than the program is patient: nothing was asked, so nobody was silent.
+#[test]
+fn who_waits_for_room_on_the_path_does_not_wait_for_its_peer() {
+    for waits in [3_000 * MS, 400 * MS] {
+        let mut w = World::new(1, |_, _| {});
+        w.post(op(SendOp::Write, w.theirs(0), SL_KEY), &[w.sge(w.ours(0), 8)], false);
+        w.pass(MS);
+        w.post(op(SendOp::Read, w.theirs(0), SL_KEY), &[w.sge(w.ours(0), 30_000)], false);
+        w.post(op(SendOp::Read, w.theirs(0), SL_KEY), &[w.sge(w.ours(0), 8)], false);
+        w.cut = true;
+        w.pass(300 * MS);
+        /* two that feel the way are answered, and show that the others were lost */
+        w.path.add(2 << 20);
+        w.cut = false;
+        w.pass(waits);
+        assert!(w.conn.is_crowded() && w.conn.window.in_flight() == 0, "it waits for room");
+        w.path.forget(2 << 20);
+        w.cut = true;
+        w.pass(400 * MS);
+        assert_eq!(w.sends().len(), 1, "silent for less than the program allows");
+        w.cut = false;
+        w.run(|w| w.scq.0.borrow().len() == 3);
+        assert!(w.sends().iter().all(|(_, status)| *status == WcStatus::Success));
+    }
+}
+
 #[test]
 fn a_send_waits_for_its_receive_as_long_as_it_may() {
     for (retries, fails) in [(0, true), (6, true), (7, false)] {
