@@ -57,6 +57,7 @@ local f = {
 	byte_len = ProtoField.uint32("star.cqe.byte_len", "Bytes", base.DEC),
 	vendor_err = ProtoField.uint32("star.cqe.vendor_err", "Vendor error", base.HEX),
 	atomic_seq = ProtoField.uint32("star.atomic.seq", "Sequence of atomics", base.DEC),
+	atomic_slots = ProtoField.uint8("star.atomic.slots", "Logarithm of the number of slots", base.DEC),
 	operand = ProtoField.uint64("star.atomic.operand", "Operand", base.HEX),
 	control = ProtoField.uint8("star.control", "Control message", base.DEC, CONTROLS),
 	wish = ProtoField.uint8("star.wish", "Wish", base.DEC, WISHES),
@@ -176,6 +177,7 @@ end
 local function atomic(data, tree)
 	if data:len() < 32 then return "" end
 	tree:add(f.opcode, data(0, 1))
+	tree:add(f.atomic_slots, data(1, 1))
 	tree:add(f.atomic_seq, data(4, 4))
 	tree:add(f.slot, data(8, 8))
 	tree:add(f.operand, data(16, 8))
@@ -228,6 +230,8 @@ local function body(kind, opt, m, data, tree)
 	if kind == 1 then return wqe(data, tree) end
 	if kind == 7 then return completion(data, tree) end
 	if kind == 5 and opt == 1 then return atomic(data, tree) end
+	-- The atomic before it has not been done.
+	if kind == 6 and opt == 1 and data:len() == 0 then return " early" end
 	tree:add(f.data, data())
 	return ""
 end

@@ -360,6 +360,8 @@ impl Mix {
     }
 }
 
+#[path = "tests/atomics.rs"]
+mod atomics;
 #[path = "tests/errors.rs"]
 mod errors;
 
