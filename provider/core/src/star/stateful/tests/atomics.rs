@@ -98,7 +98,7 @@ fn one_that_is_lost_goes_again_before_its_time() {
         let add = SendWqe { compare_add: 1, ..op(SendOp::FetchAdd, far, SL_KEY) };
         w.cut = true;
         w.post(add, &[w.sge(mine, 8)], false);
-        w.step();
+        w.pass(10_000);
         w.cut = false;
         (0..behind).for_each(|_| w.post(add, &[w.sge(mine, 8)], false));
         w.run(|w| w.scq.0.borrow().len() == behind + 1);
