@@ -230,8 +230,6 @@ local function body(kind, opt, m, data, tree)
 	if kind == 1 then return wqe(data, tree) end
 	if kind == 7 then return completion(data, tree) end
 	if kind == 5 and opt == 1 then return atomic(data, tree) end
-	-- The atomic before it has not been done.
-	if kind == 6 and opt == 1 and data:len() == 0 then return " early" end
 	tree:add(f.data, data())
 	return ""
 end
@@ -264,7 +262,12 @@ function star.dissector(tvb, pinfo, root)
 		at = at + PREFIX
 	end
 	text = text .. string.format(" QPN 0x%06x PSN %d", tvb(1, 3):uint(), tvb(5, 3):uint())
-	if at < stop then text = text .. body(kind, opt, m, tvb(at, stop - at):tvb(), tree) end
+	if at < stop then
+		text = text .. body(kind, opt, m, tvb(at, stop - at):tvb(), tree)
+	elseif kind == 6 and opt == 1 then
+		-- The atomic before it has not been done.
+		text = text .. " early"
+	end
 	tree:add_le(f.crc, tvb(stop, CRC))
 	pinfo.cols.info = text
 	return tvb:len()
