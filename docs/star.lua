@@ -57,6 +57,7 @@ local f = {
 	byte_len = ProtoField.uint32("star.cqe.byte_len", "Bytes", base.DEC),
 	vendor_err = ProtoField.uint32("star.cqe.vendor_err", "Vendor error", base.HEX),
 	atomic_seq = ProtoField.uint32("star.atomic.seq", "Sequence of atomics", base.DEC),
+	atomic_slots = ProtoField.uint8("star.atomic.slots", "Logarithm of the number of slots", base.DEC),
 	operand = ProtoField.uint64("star.atomic.operand", "Operand", base.HEX),
 	control = ProtoField.uint8("star.control", "Control message", base.DEC, CONTROLS),
 	wish = ProtoField.uint8("star.wish", "Wish", base.DEC, WISHES),
@@ -176,6 +177,7 @@ end
 local function atomic(data, tree)
 	if data:len() < 32 then return "" end
 	tree:add(f.opcode, data(0, 1))
+	tree:add(f.atomic_slots, data(1, 1))
 	tree:add(f.atomic_seq, data(4, 4))
 	tree:add(f.slot, data(8, 8))
 	tree:add(f.operand, data(16, 8))
@@ -260,7 +262,12 @@ function star.dissector(tvb, pinfo, root)
 		at = at + PREFIX
 	end
 	text = text .. string.format(" QPN 0x%06x PSN %d", tvb(1, 3):uint(), tvb(5, 3):uint())
-	if at < stop then text = text .. body(kind, opt, m, tvb(at, stop - at):tvb(), tree) end
+	if at < stop then
+		text = text .. body(kind, opt, m, tvb(at, stop - at):tvb(), tree)
+	elseif kind == 6 and opt == 1 then
+		-- The atomic before it has not been done.
+		text = text .. " early"
+	end
 	tree:add_le(f.crc, tvb(stop, CRC))
 	pinfo.cols.info = text
 	return tvb:len()

@@ -168,8 +168,10 @@ fn say_everything(settings: &Settings) -> Vec<String> {
     say(Ptype::Rda, Opt::Write, &[]);
     say(Ptype::Gd, Opt::Read, &[]);
     say(Ptype::Gda, Opt::Read, &[2; 50]);
-    let atomic = Atomic { op: SendOp::FetchAdd, seq: 6, slot: 32, compare_add: 1, swap: 0 };
+    let atomic = Atomic { op: SendOp::FetchAdd, seq: 6, slots: 2, slot: 32, compare_add: 1, swap: 0 };
     say(Ptype::Gd, Opt::Recv, &atomic.encode());
+    say(Ptype::Gda, Opt::Recv, &[3; 8]);
+    say(Ptype::Gda, Opt::Recv, &[]);
     say(Ptype::Cqep, Opt::Send, &CqeMsg { slot: 64, ..CqeMsg::default() }.encode());
     for (control, _) in controls() {
         let head = Head::control(0x123, prefix, Psn::new(psn), control.len() as u16);
@@ -186,7 +188,9 @@ fn say_everything(settings: &Settings) -> Vec<String> {
         "GD READ QPN 0x000123 PSN 5",
         "GDA READ QPN 0x000123 PSN 6",
         "GD RECV QPN 0x000123 PSN 7 atomic 6",
-        "CQEP SEND QPN 0x000123 PSN 8 success",
+        "GDA RECV QPN 0x000123 PSN 8",
+        "GDA RECV QPN 0x000123 PSN 9 early",
+        "CQEP SEND QPN 0x000123 PSN 10 success",
     ]
     .map(str::to_owned)
     .into();

@@ -224,6 +224,8 @@ counters! {
     star_atomics,
     /// StaR, stateless: atomics that came again and were answered from their slot
     star_atomics_again,
+    /// StaR, stateless: atomics that came before the one that they follow, and wait for it
+    star_atomics_early,
     /// StaR, stateless: completions written to memory (CQEP)
     star_cqep,
     /// StaR, stateless: completions and atomics that came again after their slot was written

@@ -18,7 +18,7 @@ struct Sl {
     net: Net,
     bounds: Bounds,
     stats: Counters,
-    /// A region, a completion slot and a replay slot
+    /// A region, a completion slot and replay slots
     data: u64,
     slot: u64,
     replay: u64,
@@ -28,15 +28,23 @@ struct Sl {
 
 impl Sl {
     fn new() -> Sl {
+        Sl::with_slots(1)
+    }
+
+    /// With so many replay slots.
+    fn with_slots(atomics: u32) -> Sl {
         let mut net = Net::new(1, NicConfig::default(), Faults::default(), 1);
         let memory = &mut net.hosts[0].env.memory;
-        let [data, slot, replay] = [256, CQE_SLOT, REPLAY_SLOT].map(|len| memory.alloc(len));
+        let [data, slot, replay] =
+            [256, CQE_SLOT, u64::from(atomics) * REPLAY_SLOT].map(|len| memory.alloc(len));
         memory.set_word(slot, Stamp::before_psn(EPOCH, 0, 1).word());
-        memory.set_word(replay, Stamp::before(EPOCH, 0, 1).word());
+        for n in 0..atomics {
+            memory.set_word(replay + u64::from(n) * REPLAY_SLOT, Stamp::before(EPOCH, n, atomics).word());
+        }
         let mut bounds = Bounds::new();
         bounds.add(data, 256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).expect("memory");
         bounds.add_slots(slot, CQE_SLOT).expect("memory");
-        bounds.add_slots(replay, REPLAY_SLOT).expect("memory");
+        bounds.add_slots(replay, u64::from(atomics) * REPLAY_SLOT).expect("memory");
         Sl { net, bounds, stats: Counters::default(), data, slot, replay, slots: None }
     }
 
@@ -102,7 +110,9 @@ fn a_late_copy_of_a_completion_changes_nothing() {
 fn atomics_are_done_once() {
     let mut sl = Sl::new();
     sl.net.hosts[0].env.memory.set_word(sl.data, 5);
-    let add = |seq| Atomic { op: SendOp::FetchAdd, seq, slot: sl.replay, compare_add: 3, swap: 0 }.encode();
+    let add = |seq| {
+        Atomic { op: SendOp::FetchAdd, seq, slots: 0, slot: sl.replay, compare_add: 3, swap: 0 }.encode()
+    };
     let (first, second) = (add(0), add(1));
     let head = header(Ptype::Gd, Opt::Recv, sl.data, 32);
     let mut before = |atomic: &[u8]| {
@@ -113,6 +123,65 @@ fn atomics_are_done_once() {
     assert_eq!([before(&first), before(&first), before(&second)], [value(5), value(5), value(8)]);
     assert_eq!(before(&first), None, "its slot has a later one");
     assert_eq!(sl.net.hosts[0].env.memory.word(sl.data), 11);
+}
+
+/// The card keeps nothing: that the one before is done says its slot, which the packet tells.
+#[test]
+fn atomics_are_done_behind_the_one_before() {
+    let mut sl = Sl::with_slots(4);
+    sl.net.hosts[0].env.memory.set_word(sl.data, 5);
+    let (data, replay) = (sl.data, sl.replay);
+    let head = header(Ptype::Gd, Opt::Recv, data, 32);
+    let mut before = |seq: u32| {
+        let slot = replay + u64::from(seq % 4) * REPLAY_SLOT;
+        let atomic = Atomic { op: SendOp::FetchAdd, seq, slots: 2, slot, compare_add: 3, swap: 0 };
+        let (frames, _) = sl.get(head, PREFIX, &atomic.encode());
+        (!frames.is_empty()).then(|| answer(&frames).data.to_vec())
+    };
+    let value = |n: u64| Some(n.to_be_bytes().to_vec());
+    assert_eq!([before(1), before(2), before(u32::MAX - 4)], [Some(vec![]), Some(vec![]), None]);
+    assert_eq!([before(0), before(2), before(1), before(2)], [value(5), Some(vec![]), value(8), value(11)]);
+    assert_eq!([before(0), before(4), before(3), before(4)], [value(5), Some(vec![]), value(14), value(17)]);
+    assert_eq!([before(0), before(1), before(3)], [None, value(8), value(14)]);
+    assert_eq!(sl.net.hosts[0].env.memory.word(data), 20);
+    assert_eq!((sl.stats.star_atomics.get(), sl.stats.star_atomics_early.get()), (5, 4));
+}
+
+/// Whoever says that there are more slots, or that they begin earlier, does not lead the card out of those that there are.
+#[test]
+fn a_ring_of_atomics_ends_where_the_slots_do() {
+    for told in [false, true] {
+        let mut sl = Sl::with_slots(4);
+        let (first, last) = (sl.replay, sl.replay + 3 * REPLAY_SLOT);
+        /* with a word there that would pass for the stamp of the one before */
+        let stamp = Stamp { epoch: EPOCH, seq: u32::MAX };
+        sl.net.hosts[0].env.memory.set_word(sl.data, stamp.word());
+        if told {
+            sl.slots = Some((first, 4 * REPLAY_SLOT));
+        }
+        let hostile = [
+            (0, 3, first),
+            (0, 31, first),
+            (0, 2, first + REPLAY_SLOT),
+            (1, 2, first),
+            (1, 0, last + REPLAY_SLOT),
+            (0, 31, u64::MAX - 15),
+            (1, 4, 0),
+            (1, 2, sl.data),
+        ];
+        for (seq, slots, slot) in hostile {
+            let atomic = Atomic { op: SendOp::FetchAdd, seq, slots, slot, compare_add: 3, swap: 0 };
+            let refused = sl.stats.star_refused.get();
+            let (frames, _) = sl.get(header(Ptype::Gd, Opt::Recv, sl.data, 32), PREFIX, &atomic.encode());
+            assert!(frames.is_empty(), "{atomic:?}");
+            assert_eq!(sl.stats.star_refused.get(), refused + 1, "{atomic:?}");
+        }
+        /* more slots than have an address are none */
+        let atomic = Atomic { op: SendOp::FetchAdd, seq: 0, slots: 32, slot: first, compare_add: 3, swap: 0 };
+        assert!(sl.get(header(Ptype::Gd, Opt::Recv, sl.data, 32), PREFIX, &atomic.encode()).0.is_empty());
+        assert_eq!((sl.stats.star_bad.get(), sl.stats.star_atomics.get()), (1, 0));
+        assert_eq!(sl.net.hosts[0].env.memory.word(sl.data), stamp.word());
+    }
 }
 
 #[test]

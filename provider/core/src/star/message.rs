@@ -1,5 +1,6 @@
 //! What StaR packets carry: WQEs, completions, atomics. Bytes in, numbers out.
 
+use super::ring::REPLAY_SLOT;
 use crate::types::{AvId, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode, WcStatus};
 
 /// Most SGEs of a WQE in a packet.
@@ -16,6 +17,8 @@ pub const CQE_LEN: usize = 32;
 pub const ATOMIC_LEN: usize = 32;
 
 const SGE_LEN: usize = 16;
+/// Logarithm of the largest number of replay slots.
+const MOST_SLOTS: u8 = 31;
 /// The op-code of a receive WQE, which no send WQE has.
 const RECV: u8 = 0xff;
 
@@ -332,6 +335,8 @@ pub struct Atomic {
     pub op: SendOp,
     /// Counts the connection's atomics
     pub seq: u32,
+    /// How many replay slots there are: the logarithm to base 2, at most 31
+    pub slots: u8,
     /// Address of its replay slot in SL's memory
     pub slot: u64,
     /// Compare value, or the number to add, or the eight bytes to write as a big-endian number
@@ -341,10 +346,20 @@ pub struct Atomic {
 }
 
 impl Atomic {
+    /// Address of the slot of the atomic before it. `None`: there is no such address.
+    pub const fn slot_before(&self) -> Option<u64> {
+        let last = (1u32 << (self.slots & MOST_SLOTS)) - 1;
+        match self.seq & last {
+            0 => self.slot.checked_add(last as u64 * REPLAY_SLOT),
+            _ => self.slot.checked_sub(REPLAY_SLOT),
+        }
+    }
+
     /// Its bytes.
     pub fn encode(&self) -> [u8; ATOMIC_LEN] {
         let mut bytes = [0; ATOMIC_LEN];
         bytes[0] = self.op as u8;
+        bytes[1] = self.slots;
         bytes[4..8].copy_from_slice(&self.seq.to_be_bytes());
         bytes[8..16].copy_from_slice(&self.slot.to_be_bytes());
         bytes[16..24].copy_from_slice(&self.compare_add.to_be_bytes());
@@ -355,11 +370,12 @@ impl Atomic {
     /// The atomic that these bytes are. `None`: they are none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
-        let [code, 0, 0, 0] = from.bytes()? else { return None };
+        let [code, slots @ ..=MOST_SLOTS, 0, 0] = from.bytes()? else { return None };
         let op = SendOp::from_code(code.into()).filter(|op| op.is_atomic() || *op == SendOp::AtomicWrite)?;
         let atomic = Atomic {
             op,
             seq: from.word()?,
+            slots,
             slot: from.long()?,
             compare_add: from.long()?,
             swap: from.long()?,

@@ -109,10 +109,10 @@ proptest! {
     }
 
     #[test]
-    fn atomics_survive(op in 0usize..3, seq in any::<u32>(), numbers in any::<[u64; 3]>()) {
+    fn atomics_survive(op in 0usize..3, seq in any::<u32>(), slots in 0u8..32, numbers in any::<[u64; 3]>()) {
         let op = [SendOp::CmpSwap, SendOp::FetchAdd, SendOp::AtomicWrite][op];
         let [slot, compare_add, swap] = numbers;
-        let atomic = Atomic { op, seq, slot, compare_add, swap };
+        let atomic = Atomic { op, seq, slots, slot, compare_add, swap };
         prop_assert_eq!(Atomic::decode(&atomic.encode()), Some(atomic));
     }
 

@@ -55,6 +55,10 @@ impl Stamp {
     pub const fn before_psn(epoch: u32, index: u32, depth: u32) -> Self {
         Stamp { epoch, seq: Psn::new(index.wrapping_sub(depth)).get() }
     }
+    /// That of the atomic before.
+    pub const fn one_before(self) -> Self {
+        Stamp { epoch: self.epoch, seq: self.seq.wrapping_sub(1) }
+    }
     /// How a slot with this stamp compares to a completion stamped `new`.
     pub const fn age_of(self, new: Stamp) -> Age {
         let ahead = Psn::new(new.seq).since(Psn::new(self.seq));

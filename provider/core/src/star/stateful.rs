@@ -2,7 +2,8 @@
 //!
 //! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's. `remote` keeps SL's
 //! queues, `stream` says what may go on at once, `begin` begins WQEs, `packets` makes their packets, `window` knows which are under
-//! way, `answers` takes what SL's card answers, `inquiry` asks
+//! way, `answers` takes what SL's card answers, `results` sends what SL's atomics
+//! gave, `inquiry` asks
 //! SL before a request fails for want of a rule, `finish` completes in order, `events` tells SL of completions, `failing` takes either
 //! end into error, `clock` does what is due, `resting` brings all to rest. It knows no sockets and no negotiation: it begins when both ends know what they are.
 //!
@@ -20,6 +21,7 @@ mod messages;
 mod packets;
 mod remote;
 mod resting;
+mod results;
 mod stream;
 mod timing;
 mod window;
@@ -247,8 +249,8 @@ impl<E: StarEnv> Stateful<E> {
         channel: Channel,
         seat: SeatId,
     ) -> Result<Self, NicError> {
-        let depths = [setup.sq_depth, setup.rq_depth];
-        if depths.iter().any(|depth| !depth.is_power_of_two()) || setup.replay_slots == 0 {
+        let depths = [setup.sq_depth, setup.rq_depth, setup.replay_slots];
+        if depths.iter().any(|depth| !depth.is_power_of_two()) {
             return Err(NicError::Invalid);
         }
         let (sends, recvs) = (RemoteQueue::new(setup.sq_depth)?, RemoteQueue::new(setup.rq_depth)?);

@@ -111,7 +111,7 @@ impl<E: StarEnv> Job<'_, E> {
         Ok(())
     }
 
-    /// GD of an atomic: once, then as often as asked what it gave.
+    /// GD of an atomic: once, behind the one before it, then as often as asked what it gave. The answer to one that is early has no data.
     fn atomic(&mut self, data: &[u8]) -> Result<(), Drop> {
         let atomic = Atomic::decode(data).ok_or(Drop::Bad)?;
         let addr = self.header.addr;
@@ -120,9 +120,17 @@ impl<E: StarEnv> Job<'_, E> {
         }
         let what = if atomic.op == SendOp::AtomicWrite { Use::Write } else { Use::Atomic };
         self.check(addr, 8, what)?;
-        self.check(atomic.slot, REPLAY_SLOT, Use::Slot)?;
+        let before = atomic.slot_before().ok_or(Drop::Refused)?;
+        for slot in [atomic.slot, before] {
+            self.check(slot, REPLAY_SLOT, Use::Slot)?;
+        }
         let stamp = Stamp { epoch: self.prefix.epoch, seq: atomic.seq };
         let result = match self.stamp_at(atomic.slot)?.age_of_atomic(stamp) {
+            Age::Newer if self.stamp_at(before)? != stamp.one_before() => {
+                self.card.stats.star_atomics_early.inc();
+                self.answer(Ptype::Gda, 0, &[], &[]);
+                return Ok(());
+            }
             Age::Newer => {
                 let before = self.execute(addr, &atomic).ok_or(Drop::Refused)?;
                 self.card.stats.star_atomics.inc();

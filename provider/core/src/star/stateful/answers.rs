@@ -84,13 +84,20 @@ impl<E: StarEnv> Stateful<E> {
         let Some(entry) = self.window.get(header.psn).copied() else {
             return self.answered_again(card, header.psn);
         };
-        let asked = match entry.kind {
-            Kind::Put => header.ptype == Ptype::Rda && header.len == entry.len,
-            Kind::Get => header.ptype == Ptype::Gda && data.len() == usize::from(entry.len),
-            Kind::Atomic => header.ptype == Ptype::Gda && data.len() == 8,
-        };
+        let early = entry.kind == Kind::Atomic && header.ptype == Ptype::Gda && data.is_empty();
+        let asked = early
+            || match entry.kind {
+                Kind::Put => header.ptype == Ptype::Rda && header.len == entry.len,
+                Kind::Get => header.ptype == Ptype::Gda && data.len() == usize::from(entry.len),
+                Kind::Atomic => header.ptype == Ptype::Gda && data.len() == 8,
+            };
         if !asked || header.addr != entry.addr || self.state != QpState::Rts {
             return false;
+        }
+        if early {
+            self.window.refuse_early(header.psn);
+            self.infer(card);
+            return true;
         }
         let op = *self.streams[entry.of as usize].get(entry.wqe);
         if self.too_early(&entry, &op) {
@@ -123,11 +130,8 @@ impl<E: StarEnv> Stateful<E> {
             card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
         }
         card.path.rtt.was_overtaken(overtaken);
-        let lost = self.window.infer(card.path.rtt.disorder());
-        if lost > 0 {
-            card.path.lost(lost);
-            card.path.rtt.was_lost();
-        }
+        self.infer(card);
+        self.stream(entry.of).carried(entry.wqe, WcStatus::Success);
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;
         if entry.kind == Kind::Put && entry.copies() > 0 {
@@ -138,6 +142,15 @@ impl<E: StarEnv> Stateful<E> {
             let op = *op;
             self.stream(entry.of).op(entry.wqe).until = self.copies_until(card, &op);
             self.finish(card);
+        }
+    }
+
+    /// What an answer tells of others: which of them are lost.
+    fn infer(&mut self, card: &mut Card<'_, E>) {
+        let lost = self.window.infer(card.path.rtt.disorder());
+        if lost > 0 {
+            card.path.lost(lost);
+            card.path.rtt.was_lost();
         }
     }
 
@@ -169,9 +182,9 @@ impl<E: StarEnv> Stateful<E> {
         match (entry.of, entry.kind, op.class) {
             (_, Kind::Put, _) => Ok(()),
             (Of::Local, Kind::Atomic, _) => {
-                let value = <[u8; 8]>::try_from(data).map_or(0, u64::from_be_bytes);
-                let placed = self.scatter(card, entry.wqe, 0, &value.to_ne_bytes());
-                placed.ok_or(WcStatus::LocProtErr)
+                /* it is placed in its turn: another may go to the same place */
+                self.streams[0].op(entry.wqe).value = <[u8; 8]>::try_from(data).map_or(0, u64::from_be_bytes);
+                Ok(())
             }
             (Of::Local, ..) => self.scatter(card, entry.wqe, entry.offset, data).ok_or(WcStatus::LocProtErr),
             (Of::Remote, _, Class::Send) => {
@@ -185,7 +198,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Into the buffers of our own WQE.
-    fn scatter(&self, card: &mut Card<'_, E>, index: u32, offset: u32, data: &[u8]) -> Option<()> {
+    pub(super) fn scatter(&self, card: &mut Card<'_, E>, index: u32, offset: u32, data: &[u8]) -> Option<()> {
         let (mrs, env, pd) = (&card.mrs, &mut *card.env, self.local.pd);
         let mut rest = data;
         slices(self.local.sq.sges(index), offset, data.len() as u32, |sge, skip, n| {

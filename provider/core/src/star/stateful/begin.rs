@@ -1,6 +1,6 @@
 //! WQEs begin: whether they may, with what receive WQE, and what is wrong with them.
 
-use super::stream::{Class, Op};
+use super::stream::{Carry, Class, Op};
 use super::window::Of;
 use super::{Card, Held, Stateful};
 use crate::env::{RecvQueue, SendQueue};
@@ -208,7 +208,13 @@ impl<E: StarEnv> Stateful<E> {
         let class = Class::of(wqe.op);
         let stream = &self.streams[0];
         let atomic = class == Class::Atomic;
-        if stream.changes() || atomic && stream.under_way() > 0 {
+        /* SL's card does atomics in their order, and a slot is used anew once its answer is here */
+        let waits = if atomic {
+            !stream.takes_atomic() || stream.atomics() >= self.setup.replay_slots
+        } else {
+            stream.changes()
+        };
+        if waits {
             return Begin::Wait;
         }
         if atomic && wqe.remote_addr & 7 != 0 {
@@ -279,7 +285,7 @@ impl<E: StarEnv> Stateful<E> {
             /* SL does it, once it knows that all before it is done */
             Class::Own if self.streams[1].under_way() > 0 => Begin::Wait,
             Class::Own => Begin::Go(Op { class, all: true, ..Op::default() }),
-            _ => self.begin_remote_read(card, &wqe),
+            _ => self.begin_remote_read(card, seq, &wqe),
         }
     }
 
@@ -358,11 +364,12 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// SL reads our memory, or does an atomic on it: that is done here, once.
-    fn begin_remote_read(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
+    fn begin_remote_read(&mut self, card: &mut Card<'_, E>, seq: Psn, wqe: &SendWqe) -> Begin {
         let class = Class::of(wqe.op);
         let atomic = class == Class::Atomic;
         let stream = &self.streams[1];
-        if stream.changes() || atomic && stream.under_way() > 0 {
+        let waits = if atomic { !stream.takes_atomic() } else { stream.changes() };
+        if waits {
             return Begin::Wait;
         }
         if atomic && wqe.remote_addr & 7 != 0 {
@@ -379,12 +386,17 @@ impl<E: StarEnv> Stateful<E> {
             if (host | wqe.remote_addr) & 7 != 0 {
                 return Begin::failed(class, WcStatus::RemInvReqErr);
             }
+            let place = self.result_place(card, seq);
+            let Some(carry) = self.streams[1].carry_to(place) else { return Begin::Wait };
             let value = match wqe.op {
                 SendOp::CmpSwap => card.env.dma_compare_swap(host, wqe.compare_add, wqe.swap),
                 _ => card.env.dma_fetch_add(host, wqe.compare_add),
             };
             let Some(value) = value else { return Begin::failed(class, WcStatus::RemAccessErr) };
-            op.value = value;
+            (op.value, op.carry, op.base) = (value, carry, place.unwrap_or(0));
+            if carry == Carry::Owed {
+                (op.all, op.left) = (true, 1);
+            }
         }
         Begin::Go(op)
     }

@@ -13,8 +13,9 @@ impl<E: StarEnv> Stateful<E> {
     /// Completes what is complete, of both streams.
     pub(super) fn finish(&mut self, card: &mut Card<'_, E>) {
         while let Some((index, op)) = self.finished(card, Of::Local) {
-            if op.status != WcStatus::Success {
-                return self.fail_local(card, op.status, op.recv);
+            let status = self.end_of_local(card, index, &op);
+            if status != WcStatus::Success {
+                return self.fail_local(card, status, op.recv);
             }
             self.streams[0].retire();
             self.complete_local(card, index, &op);
@@ -43,6 +44,15 @@ impl<E: StarEnv> Stateful<E> {
             return None;
         }
         Some((index, op))
+    }
+
+    /// How a WQE of ours ends whose data is here: the result of an atomic may still find no place.
+    fn end_of_local(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) -> WcStatus {
+        let brings = op.status == WcStatus::Success && op.class == Class::Atomic;
+        if brings && self.scatter(card, index, 0, &op.value.to_ne_bytes()).is_none() {
+            return WcStatus::LocProtErr;
+        }
+        op.status
     }
 
     fn complete_local(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) {
@@ -130,6 +140,7 @@ impl<E: StarEnv> Stateful<E> {
         if stream.begun && stream.next == index {
             stream.advance(0, 0, true);
         }
+        stream.carried(index, status);
         let op = stream.op(index);
         (op.status, op.left, op.all) = (status, 0, true);
         stream.stopped = true;

@@ -50,7 +50,8 @@ impl<E: StarEnv> Stateful<E> {
             let sent = self.send_stored(card)
                 || self.send_control(card)
                 || self.send_completion(card)
-                || self.state == QpState::Rts && (self.send_lost(card) || self.send_new(card));
+                || self.state == QpState::Rts
+                    && (self.send_lost(card) || self.send_result(card) || self.send_new(card));
             if !sent {
                 return Turn::Idle;
             }
@@ -84,7 +85,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Whether the path takes so much more of this connection now; it waits for that otherwise.
-    fn is_admitted(&mut self, card: &Card<'_, E>, cost: u32) -> bool {
+    pub(super) fn is_admitted(&mut self, card: &Card<'_, E>, cost: u32) -> bool {
         let admitted = card.path.admits(self.local.qpn, cost);
         self.crowded |= !admitted;
         admitted
@@ -158,19 +159,24 @@ impl<E: StarEnv> Stateful<E> {
         if !self.is_admitted(card, fresh.cost()) {
             return false;
         }
-        self.asks(card.now);
-        let psn = self.window.push(fresh, card.now);
         self.stream(of).advance(len, 1, last);
-        match self.send_entry(card, psn, &fresh) {
-            Ok(()) => self.arm(card.now + self.timeout(card)),
-            Err(status) => self.abandon(card, of, index, status),
-        }
-        self.charge(card);
+        self.launch(card, &fresh);
         true
     }
 
+    /// A packet that was admitted, and for which the window has room, leaves for the first time.
+    pub(super) fn launch(&mut self, card: &mut Card<'_, E>, fresh: &Entry) {
+        self.asks(card.now);
+        let psn = self.window.push(*fresh, card.now);
+        match self.send_entry(card, psn, fresh) {
+            Ok(()) => self.arm(card.now + self.timeout(card)),
+            Err(status) => self.abandon(card, fresh.of, fresh.wqe, status),
+        }
+        self.charge(card);
+    }
+
     /// Where byte `offset` of a WQE lies in SL's memory, how many bytes follow there, and the rule that opens them.
-    fn target(
+    pub(super) fn target(
         &self,
         card: &Card<'_, E>,
         of: Of,
@@ -243,7 +249,8 @@ impl<E: StarEnv> Stateful<E> {
     fn atomic(&self, index: u32, op: &Op) -> [u8; ATOMIC_LEN] {
         let wqe = self.local.sq.wqe(index);
         let slot = slot(self.setup.replay, self.setup.replay_slots, op.atomic, REPLAY_SLOT);
-        Atomic { op: wqe.op, seq: op.atomic, slot, compare_add: wqe.compare_add, swap: wqe.swap }.encode()
+        let (seq, slots) = (op.atomic, self.setup.replay_slots.trailing_zeros() as u8);
+        Atomic { op: wqe.op, seq, slots, slot, compare_add: wqe.compare_add, swap: wqe.swap }.encode()
     }
 
     /// Collects our memory that a packet carries. Why not, otherwise.
@@ -304,7 +311,7 @@ fn opt_of(class: Class) -> Opt {
 }
 
 /// How a WQE ends whose rule is no more.
-fn refused(of: Of, op: &Op) -> WcStatus {
+pub(super) fn refused(of: Of, op: &Op) -> WcStatus {
     match (of, op.class) {
         (Of::Local, Class::Send) => WcStatus::RemOpErr,
         (Of::Local, _) => WcStatus::RemAccessErr,

@@ -4,6 +4,7 @@
 //! back there. So order is made here, by what leaves when. A program sees the data of SENDs and READs with their completion, and
 //! these are made in order; so they may all be under way together. WRITEs are seen when they land: each begins when all before it
 //! are done. One into memory registered with IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap.
+//! Atomics are under way with atomics alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
 
 use alloc::boxed::Box;
 
@@ -11,6 +12,9 @@ use crate::error::NicError;
 use crate::room::filled;
 use crate::star::registry::RuleRef;
 use crate::types::{Nanos, SendOp, WcStatus};
+
+/// Bytes of an atomic's result.
+pub(super) const RESULT: u32 = 8;
 
 /// WQEs of a stream that may be under way, at most.
 pub(super) const OPS: u32 = 64;
@@ -39,6 +43,20 @@ impl Class {
     }
 }
 
+/// How the result of an atomic of SL goes to SL's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Carry {
+    /// In pieces: no other is under way
+    #[default]
+    Alone,
+    /// In a packet of its own
+    Own,
+    /// One before it goes to the same place, and is not done: it waits
+    Owed,
+    /// One behind it goes to the same place, and that packet is under way: what is there in the end is the last's
+    Later,
+}
+
 /// A WQE under way.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Op {
@@ -59,11 +77,13 @@ pub(super) struct Op {
     pub(super) length: u32,
     /// Its packets without an answer
     pub(super) left: u32,
-    /// Where SL's memory is that one rule opens: WRITE, READ and atomics of SF
+    /// Where SL's memory is that one rule opens: WRITE, READ and atomics of SF; the result of an atomic of SL
     pub(super) base: u64,
     pub(super) rule: RuleRef,
-    /// Atomics of SL: the value before
+    /// Atomics: the value before
     pub(super) value: u64,
+    /// Atomics of SL
+    pub(super) carry: Carry,
     /// Atomics of SF: their number
     pub(super) atomic: u32,
     /// Not complete before
@@ -213,6 +233,71 @@ impl Stream {
     /// Whether a WRITE or atomic is under way.
     pub(super) fn changes(&self) -> bool {
         self.counts.writes + self.counts.atomics > 0
+    }
+
+    /// Atomics under way.
+    pub(super) fn atomics(&self) -> u32 {
+        self.counts.atomics
+    }
+
+    /// Whether an atomic may begin: all under way are atomics, too.
+    pub(super) fn takes_atomic(&self) -> bool {
+        self.under_way() == self.counts.atomics
+    }
+
+    /// How the result of an atomic of SL is to go to this place, or to several. `None`: not now.
+    pub(super) fn carry_to(&self, place: Option<u64>) -> Option<Carry> {
+        let Some(place) = place else { return (self.under_way() == 0).then_some(Carry::Alone) };
+        if self.any(|op| op.carry == Carry::Alone || op.base != place && op.overlaps(place, RESULT)) {
+            return None;
+        }
+        let taken = self.any(|op| op.base == place);
+        Some(if taken { Carry::Owed } else { Carry::Own })
+    }
+
+    /// If the oldest WQE is an atomic whose result waits: the newest with the same place.
+    pub(super) fn owed(&self) -> Option<u32> {
+        let oldest = self.get(self.una);
+        if self.under_way() == 0 || oldest.carry != Carry::Owed {
+            return None;
+        }
+        let waits = |n: &u32| {
+            let op = self.get(self.una.wrapping_add(*n));
+            op.carry == Carry::Owed && op.base == oldest.base
+        };
+        (0..self.under_way()).rev().find(waits).map(|n| self.una.wrapping_add(n))
+    }
+
+    /// A packet with the result of WQE `index` leaves: those before it with the same place need none.
+    pub(super) fn carry(&mut self, index: u32) {
+        let place = self.get(index).base;
+        for at in self.before(index) {
+            let op = self.op(at);
+            if op.carry == Carry::Owed && op.base == place {
+                op.carry = Carry::Later;
+            }
+        }
+        self.op(index).carry = Carry::Own;
+    }
+
+    /// That packet has come, or failed, and those before it with it.
+    pub(super) fn carried(&mut self, index: u32, status: WcStatus) {
+        let Op { base: place, class, .. } = *self.get(index);
+        if class != Class::Atomic {
+            return;
+        }
+        for at in self.before(index) {
+            let op = self.op(at);
+            if op.carry == Carry::Later && op.base == place {
+                (op.carry, op.left, op.status) = (Carry::Own, 0, status);
+            }
+        }
+    }
+
+    /// WQEs under way before this one.
+    fn before(&self, index: u32) -> impl Iterator<Item = u32> + use<> {
+        let una = self.una;
+        (0..index.wrapping_sub(una)).map(move |n| una.wrapping_add(n))
     }
 
     /// Whether a WRITE is under way to some of these bytes of SL's memory.

@@ -365,6 +365,8 @@ impl Mix {
     }
 }
 
+#[path = "tests/atomics.rs"]
+mod atomics;
 #[path = "tests/errors.rs"]
 mod errors;
 

@@ -342,6 +342,17 @@ impl Window {
         self.lose(at);
     }
 
+    /// SL's card could not do yet what this transmission asks for, as something before it is not done. Of what left before it that says as much as an
+    /// answer. The packet is to be sent again, unless it was.
+    pub(super) fn refuse_early(&mut self, psn: Psn) {
+        let at = self.place(psn);
+        let entry = &mut self.ring[at];
+        if entry.hear(copy(psn)) && entry.copy() == copy(psn) {
+            self.newest = self.newest.max((entry.order, entry.sent));
+            self.lose(at);
+        }
+    }
+
     fn lose(&mut self, at: usize) -> bool {
         let entry = &mut self.ring[at];
         let was = entry.state == State::Flight;
