@@ -116,7 +116,7 @@ impl<E: StarEnv> Stateful<E> {
             card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
         }
         card.path.rtt.was_overtaken(overtaken);
-        let lost = self.window.infer(card.path.rtt.disorder());
+        let lost = self.window.infer(&entry, card.path.rtt.disorder());
         if lost > 0 {
             card.path.lost(lost);
             card.path.rtt.was_lost();
@@ -138,7 +138,7 @@ impl<E: StarEnv> Stateful<E> {
     /// (hole 6). 0: none is under way.
     fn copies_until(&self, card: &Card<'_, E>, op: &Op) -> Nanos {
         let order = card.path.rtt.order(&self.local.waits);
-        let passed = order.is_some_and(|order| op.copied + order <= self.window.newest());
+        let passed = order.is_some_and(|order| op.copied + order <= self.window.newest_put());
         if op.copies == 0 || passed { 0 } else { card.now + self.lifetime(card.path) }
     }
 
