@@ -26,7 +26,7 @@ const FRAME_IOVS: usize = 12;
 const MESSAGE_IOVS: usize = 1024;
 const MESSAGES: usize = 64;
 /// Blocks that are told apart when a frame looks for its message.
-const NEWEST: usize = 64;
+const NEWEST: usize = 128;
 /// UDP_MAX_SEGMENTS of the kernels that have the fewest.
 const SEGMENTS: u16 = 64;
 /// Bytes of one segmented send: an IP packet's length is 16 bits, with headers.
@@ -453,12 +453,12 @@ mod tests {
             assert_eq!(batch.last_frame(bytes.len()), bytes);
             index
         };
-        /* blocks 3 and 67 share a place in the list of the newest; a shorter frame ends a message */
+        /* blocks 3 and 131 share a place in the list of the newest; a shorter frame ends a message */
         let placed = [
             (3, &b"frame-a1"[..]),
             (4, b"frame-b1"),
             (3, b"frame-a2"),
-            (67, b"frame-c1"),
+            (131, b"frame-c1"),
             (3, b"frame-a3"),
             (4, b"short"),
             (4, b"frame-b2"),

@@ -165,7 +165,7 @@ fn the_fault_of_the_settings_hurts_these_packets_too() {
     assert!(got.windows(2).any(|two| two[1] < two[0]), "some were late");
 }
 
-/// Packets of two kinds, added in turn: each kind comes in order, and in fewer datagrams than packets where the kernel joins them.
+/// Packets of three kinds, added in turn: each kind comes in order, and in fewer datagrams than packets where the kernel joins them.
 #[test]
 fn kinds_in_turn_stay_in_order_each_for_itself() {
     let settings = settings(IpAddr::from([127, 0, 0, 1]));
@@ -194,18 +194,24 @@ fn kinds_in_turn_stay_in_order_each_for_itself() {
     for qpn in 0..40 {
         tx.send(&to, port, &ea(qpn), &[], &[], false);
         tx.send(&to, port, &put(qpn), &data, &[], false);
+        tx.send(&to, port, &read(qpn, 64), &[], &[], false);
     }
+    assert_eq!(tx.batch.groups(), 3, "one send for each kind");
     tx.flush(0);
-    let (mut answers, mut puts, mut ahead) = (Vec::new(), Vec::new(), 0);
-    while answers.len() + puts.len() < 80 {
+    let (mut answers, mut puts, mut gets, mut ahead) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    while answers.len() + puts.len() + gets.len() < 120 {
         let (_, _, _, header, got) = next(&mut rx);
-        let to = if header.ptype == Ptype::Ea { &mut answers } else { &mut puts };
-        assert_eq!(got.len(), usize::from(header.len));
+        let (to, len) = match header.ptype {
+            Ptype::Ea => (&mut answers, 0),
+            Ptype::Rd => (&mut puts, 64),
+            _ => (&mut gets, 0),
+        };
+        assert_eq!(got.len(), len);
         to.push(header.qpn);
         ahead += rx.look_ahead(4, |side, qpn| assert!(side == Side::Stateless && qpn < 40));
     }
     let each: Vec<u32> = (0..40).collect();
-    assert_eq!((answers, puts), (each.clone(), each));
+    assert_eq!((answers, puts, gets), (each.clone(), each.clone(), each));
     assert!(!settings.gro || ahead > 0, "datagrams hold several packets");
     assert_eq!((counters.tx_errors.get(), counters.star_bad.get()), (0, 0));
 }

@@ -36,7 +36,7 @@ pub struct StarTx<C: Deref<Target = Counters>> {
     source: usize,
     ways: Ways,
     gso: bool,
-    batch: Batch,
+    pub(super) batch: Batch,
 }
 
 impl<C: Deref<Target = Counters>> StarTx<C> {

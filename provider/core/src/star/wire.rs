@@ -285,11 +285,11 @@ impl Head {
 }
 
 /// Bits of a [`lane`].
-pub const LANE_BITS: u32 = 3;
+pub const LANE_BITS: u32 = 4;
 
 /// Which packets a packet must not leave before, by its header. Both ends take it for a sign of loss that one overtakes others, but only among
-/// those that one counts: the packets of SF's window, their answers, the WQEs of a queue of SL. Packets of other lanes may pass each other, so that
-/// those of one size leave together.
+/// those that one counts: the packets of SF's window that bring data or that get some, the answers to either, the WQEs of a queue of SL. Packets of
+/// other lanes may pass each other, so that those of one size leave together.
 pub fn lane(head: &[u8]) -> u8 {
     let [first, ..] = *head else { return 0 };
     if first & MIGRATE != 0 {
@@ -299,10 +299,12 @@ pub fn lane(head: &[u8]) -> u8 {
         (Some(Ptype::Wqep), Opt::Recv) => 1,
         (Some(Ptype::Wqep), _) => 2,
         (Some(Ptype::Ea), _) => 3,
-        (Some(Ptype::Rd | Ptype::Gd), _) => 4,
-        (Some(Ptype::Rda | Ptype::Gda), _) => 5,
-        (Some(Ptype::Cqep), _) => 6,
-        (None, _) => 7,
+        (Some(Ptype::Cqep), _) => 4,
+        (Some(Ptype::Rd), _) => 5,
+        (Some(Ptype::Gd), _) => 6,
+        (Some(Ptype::Rda), _) => 7,
+        (Some(Ptype::Gda), _) => 8,
+        (None, _) => 9,
     }
 }
 

@@ -205,13 +205,15 @@ fn the_first_bytes_say_where_a_packet_belongs() {
     let prefix = Prefix { qpn: 0x65_4321, epoch: 9 };
     let to_sl = |ptype, opt| Head::to_stateless(of(ptype, opt), prefix);
     let lane_of = |head: Head| lane(head.bytes());
-    assert_eq!(lane_of(to_sl(Ptype::Rd, Opt::Send)), lane_of(to_sl(Ptype::Gd, Opt::Recv)));
+    assert_eq!(lane_of(to_sl(Ptype::Gd, Opt::Send)), lane_of(to_sl(Ptype::Gd, Opt::Recv)));
     let lanes = [
         lane_of(Head::control(1, prefix, Psn::new(0), 0)),
         lane_of(to_sl(Ptype::Rd, Opt::Send)),
+        lane_of(to_sl(Ptype::Gd, Opt::Send)),
         lane_of(to_sl(Ptype::Cqep, Opt::Recv)),
         lane_of(to_sl(Ptype::Ea, Opt::Recv)),
         lane_of(Head::to_stateful(of(Ptype::Rda, Opt::Send))),
+        lane_of(Head::to_stateful(of(Ptype::Gda, Opt::Send))),
         lane_of(Head::to_stateful(of(Ptype::Wqep, Opt::Send))),
         lane_of(Head::to_stateful(of(Ptype::Wqep, Opt::Recv))),
     ];

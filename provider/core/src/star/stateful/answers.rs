@@ -10,7 +10,7 @@ use crate::star::env::StarEnv;
 use crate::star::message::Wqe;
 use crate::star::wire::{Header, Packet, Ptype, Queue};
 use crate::transport::slices;
-use crate::types::{Access, Gid, Nanos, Psn, QpState, SendOp, SendWqe, WcStatus};
+use crate::types::{Access, Gid, Psn, QpState, SendOp, SendWqe, WcStatus};
 
 impl<E: StarEnv> Stateful<E> {
     /// A packet for this connection came from `source`.
@@ -96,7 +96,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         if early {
             self.window.refuse_early(header.psn);
-            self.infer(card);
+            self.infer(card, &entry);
             return true;
         }
         let op = *self.streams[entry.of as usize].get(entry.wqe);
@@ -130,43 +130,56 @@ impl<E: StarEnv> Stateful<E> {
             card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
         }
         card.path.rtt.was_overtaken(overtaken);
-        self.infer(card);
+        self.infer(card, &entry);
         self.stream(entry.of).carried(entry.wqe, WcStatus::Success);
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;
-        if entry.kind == Kind::Put && entry.copies() > 0 {
+        if entry.kind == Kind::Put && entry.len > 0 && entry.copies() > 0 {
             op.copies += entry.copies();
             op.copied = op.copied.max(answered.copied());
         }
         if op.all && op.left == 0 {
-            let op = *op;
-            self.stream(entry.of).op(entry.wqe).until = self.copies_until(card, &op);
+            self.await_copies(card, entry.of, entry.wqe);
             self.finish(card);
         }
     }
 
     /// What an answer tells of others: which of them are lost.
-    fn infer(&mut self, card: &mut Card<'_, E>) {
-        let lost = self.window.infer(card.path.rtt.disorder());
+    fn infer(&mut self, card: &mut Card<'_, E>, answered: &Entry) {
+        let lost = self.window.infer(answered, card.path.rtt.disorder());
         if lost > 0 {
             card.path.lost(lost);
             card.path.rtt.was_lost();
         }
     }
 
-    /// Until when copies of a WQE's packets may come to SL, which cannot tell them from news, while the program may use the memory anew
-    /// (hole 6). 0: none is under way.
-    fn copies_until(&self, card: &Card<'_, E>, op: &Op) -> Nanos {
-        let order = card.path.rtt.order(&self.local.waits);
-        let passed = order.is_some_and(|order| op.copied + order <= self.window.newest());
-        if op.copies == 0 || passed { 0 } else { card.now + self.lifetime(card.path) }
+    /// All of a WQE is answered: it waits as long as copies of its packets may come to SL, which cannot tell them from news, while the
+    /// program may use the memory anew (hole 6). A packet without data is to show sooner that none is under way.
+    fn await_copies(&mut self, card: &Card<'_, E>, of: Of, index: u32) {
+        let (now, order) = (card.now, card.path.rtt.order(&self.local.waits));
+        let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
+        let op = self.stream(of).op(index);
+        op.probe = 0;
+        if op.copies == 0 || order.is_some_and(|order| op.copied + order <= newest) {
+            op.until = 0;
+        } else if op.until == 0 {
+            op.until = now + lifetime;
+            if let Some(order) = order {
+                let at = now.max(op.copied + order);
+                op.probe = if at + order < op.until { at } else { 0 };
+            }
+        }
+        let probe = op.probe;
+        if probe > now {
+            self.arm(probe);
+        }
     }
 
     /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not wait for it.
     fn answered_again(&mut self, card: &mut Card<'_, E>, psn: Psn) -> bool {
         let Some(entry) = self.window.done_again(psn) else { return false };
         let stream = self.stream(entry.of);
-        if entry.kind == Kind::Put && stream.holds(entry.wqe) {
+        if entry.kind == Kind::Put && entry.len > 0 && stream.holds(entry.wqe) {
             let op = stream.op(entry.wqe);
             op.copies = op.copies.saturating_sub(1);
             if op.copies == 0 && op.until > 0 {

@@ -106,7 +106,7 @@ impl<E: StarEnv> Stateful<E> {
             let stream = &self.streams[of as usize];
             let (una, lacks) = (*stream.get(stream.una), stream.rnr_since != 0);
             if self.state == QpState::Rts && stream.under_way() > 0 && una.until > now {
-                self.arm(una.until);
+                self.arm(if una.probe > now { una.probe } else { una.until });
             }
             if self.state == QpState::Rts && lacks {
                 self.arm_for_recv(of, now);

@@ -51,7 +51,10 @@ impl<E: StarEnv> Stateful<E> {
                 || self.send_control(card)
                 || self.send_completion(card)
                 || self.state == QpState::Rts
-                    && (self.send_lost(card) || self.send_result(card) || self.send_new(card));
+                    && (self.send_lost(card)
+                        || self.send_probe(card)
+                        || self.send_result(card)
+                        || self.send_new(card));
             if !sent {
                 return Turn::Idle;
             }
@@ -82,6 +85,34 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.charge(card);
         true
+    }
+
+    /// Sends a packet without data for a WQE that waits for copies of its packets alone: its answer shows that they are gone.
+    fn send_probe(&mut self, card: &mut Card<'_, E>) -> bool {
+        for of in [Of::Local, Of::Remote] {
+            let stream = &self.streams[of as usize];
+            let (index, op) = (stream.una, *stream.get(stream.una));
+            if op.probe == 0 || op.probe > card.now || stream.under_way() == 0 || !self.window.has_room() {
+                continue;
+            }
+            let probe = Entry { of, wqe: index, ..Entry::default() };
+            let Some((addr, _, rule)) = self.target(card, of, index, &op, 0) else { continue };
+            if !self.is_admitted(card, probe.cost()) {
+                return false;
+            }
+            let probe = Entry { addr, rule, ..probe };
+            self.asks(card.now);
+            let psn = self.window.push(probe, card.now);
+            let op = self.stream(of).op(index);
+            (op.probe, op.left) = (0, op.left + 1);
+            match self.send_entry(card, psn, &probe) {
+                Ok(()) => self.arm(card.now + self.timeout(card)),
+                Err(status) => self.abandon(card, of, index, status),
+            }
+            self.charge(card);
+            return true;
+        }
+        false
     }
 
     /// Whether the path takes so much more of this connection now; it waits for that otherwise.
@@ -230,6 +261,7 @@ impl<E: StarEnv> Stateful<E> {
                 word = self.atomic(entry.wqe, &op);
                 &word
             }
+            (Kind::Put, ..) if entry.len == 0 => &[],
             (Kind::Put, Of::Remote, Class::Atomic) => {
                 word[..8].copy_from_slice(&op.value.to_ne_bytes());
                 let (from, len) = (entry.offset as usize, usize::from(entry.len));

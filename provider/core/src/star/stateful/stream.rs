@@ -88,6 +88,8 @@ pub(super) struct Op {
     pub(super) atomic: u32,
     /// Not complete before
     pub(super) until: Nanos,
+    /// What leaves now, and is answered, shows that none of its copies is under way; 0: nothing is to be shown
+    pub(super) probe: Nanos,
 }
 
 impl Op {

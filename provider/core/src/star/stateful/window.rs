@@ -2,8 +2,8 @@
 //!
 //! A PSN is a place in a ring, and in its lowest bits which transmission of its packet it is: SL sends it back as it is, so that an answer
 //! says what it answers. A packet is in flight, lost, or done; of RD and GD alike it is done when its answer has come.
-//! When the answer to a transmission comes, those made [`LATE`] before it, or well before it in time, and still
-//! unanswered are taken for lost, as RFC 8985 does. Silence alone proves nothing of many packets: after it a few go again, and the
+//! When the answer to a transmission comes, those of its kind made [`LATE`] before it, or well before it in time, and still
+//! unanswered are taken for lost, as RFC 8985 does; RD and GD have lanes of their own ([`lane`](crate::star::wire::lane)), and pass each other. Silence alone proves nothing of many packets: after it a few go again, and the
 //! answers to these, or to what they would repeat, tell.
 
 use alloc::boxed::Box;
@@ -97,6 +97,11 @@ fn copy(psn: Psn) -> u32 {
 }
 
 impl Entry {
+    /// Among which packets it keeps its place: 0 with what brings data, 1 with what gets some.
+    fn lane(&self) -> usize {
+        usize::from(self.kind != Kind::Put)
+    }
+
     /// Transmissions that may still be under way, as far as answers tell.
     pub(super) fn copies(&self) -> u32 {
         self.waiting.count_ones() + u32::from(self.lapped)
@@ -112,8 +117,8 @@ impl Entry {
         u32::from(self.len) + PACKET_OVERHEAD
     }
 
-    /// Whether it is in flight, although what left well behind it, of this order and at that time, has its answer.
-    fn is_overtaken(&self, order: u32, sent: Nanos, disorder: Nanos) -> bool {
+    /// Whether it is in flight, although what left well behind it in its lane, of this order and at that time, has its answer.
+    fn is_overtaken(&self, (order, sent): (u32, Nanos), disorder: Nanos) -> bool {
         let late = self.order + LATE <= order || self.sent + disorder < sent;
         self.state == State::Flight && late
     }
@@ -133,7 +138,7 @@ pub(super) struct Answered {
     pub(super) entry: Entry,
     /// When that transmission was made, if it was the last
     pub(super) sent: Option<Nanos>,
-    /// What had left so much later was answered before it
+    /// What had left so much later, in its lane, was answered before it
     pub(super) overtaken: Nanos,
 }
 
@@ -144,6 +149,17 @@ impl Answered {
     }
 }
 
+/// Packets that stay in order on their way, and so do their answers.
+#[derive(Clone, Copy, Default)]
+struct Lane {
+    /// Transmissions so far
+    order: u32,
+    /// The last of those that have an answer, and when it was made
+    newest: (u32, Nanos),
+    /// All of its packets before this one are done
+    first: Psn,
+}
+
 /// All packets under way of a connection.
 pub(super) struct Window {
     ring: Box<[Entry]>,
@@ -151,9 +167,7 @@ pub(super) struct Window {
     used: u32,
     una: Psn,
     next: Psn,
-    order: u32,
-    /// The last of the transmissions that have an answer, and when it was made
-    newest: (u32, Nanos),
+    lanes: [Lane; 2],
     flight: u32,
     /// What the packets in flight cost
     bytes: u32,
@@ -173,8 +187,7 @@ impl Window {
             used: packets.min(FEW),
             una: Psn::default(),
             next: Psn::default(),
-            order: 0,
-            newest: (0, 0),
+            lanes: Default::default(),
             flight: 0,
             bytes: 0,
             lost: 0,
@@ -245,12 +258,13 @@ impl Window {
     }
 
     fn note_sent(&mut self, at: usize, now: Nanos) {
-        if self.order >= REBASE {
-            self.rebase();
+        let lane = self.ring[at].lane();
+        if self.lanes[lane].order >= REBASE {
+            self.rebase(lane);
         }
-        self.order += 1;
-        let entry = &mut self.ring[at];
-        (entry.order, entry.before, entry.sent) = (self.order, entry.sent, now);
+        let (entry, lane) = (&mut self.ring[at], &mut self.lanes[lane]);
+        lane.order += 1;
+        (entry.order, entry.before, entry.sent) = (lane.order, entry.sent, now);
         /* beyond the most that can be counted the number of the transmission still goes round */
         let next = entry.tries.checked_add(1);
         entry.tries = next.unwrap_or(u8::MAX - (COPIES as u8 - 1));
@@ -262,13 +276,14 @@ impl Window {
     }
 
     #[cold]
-    fn rebase(&mut self) {
-        let base = self.order - 4 * self.ring.len() as u32;
-        for entry in &mut self.ring {
+    fn rebase(&mut self, of: usize) {
+        let lane = &mut self.lanes[of];
+        let base = lane.order - 4 * self.ring.len() as u32;
+        for entry in self.ring.iter_mut().filter(|entry| entry.lane() == of) {
             entry.order = entry.order.saturating_sub(base);
         }
-        self.newest.0 = self.newest.0.saturating_sub(base);
-        self.order -= base;
+        lane.newest.0 = lane.newest.0.saturating_sub(base);
+        lane.order -= base;
     }
 
     /// The unanswered packet one of whose transmissions has this PSN.
@@ -287,23 +302,25 @@ impl Window {
         let last = heard && entry.copy() == copy;
         let entry = *entry;
         self.settle(at);
-        let (_, newest) = self.newest;
+        let lane = &mut self.lanes[entry.lane()];
+        let (_, newest) = lane.newest;
         let made = match entry.tries {
             _ if last => entry.sent,
             2 if heard => entry.before,
             _ => newest,
         };
         if last {
-            self.newest = self.newest.max((entry.order, entry.sent));
+            lane.newest = lane.newest.max((entry.order, entry.sent));
         }
         self.pass();
         let overtaken = newest.saturating_sub(made);
         Some(Answered { entry, sent: last.then_some(entry.sent), overtaken })
     }
 
-    /// When the last of the transmissions was made that have an answer.
-    pub(super) fn newest(&self) -> Nanos {
-        self.newest.1
+    /// When the last of the transmissions was made that brought data and have an answer.
+    pub(super) fn newest_put(&self) -> Nanos {
+        let [Lane { newest: (_, sent), .. }, _] = self.lanes;
+        sent
     }
 
     /// The answer to another transmission of a packet that is done came; gives the packet. `None`: it answers nothing that is known.
@@ -331,7 +348,13 @@ impl Window {
 
     fn pass(&mut self) {
         while self.una != self.next && self.ring[self.place(self.una)].state == State::Done {
-            self.una = self.una.plus(1);
+            self.una = self.una.plus(COPIES);
+        }
+        /* one that has nothing under way is not left behind for so long that its place seems to lie ahead */
+        for lane in &mut self.lanes {
+            if lane.first.before(self.una) {
+                lane.first = self.una;
+            }
         }
     }
 
@@ -348,7 +371,8 @@ impl Window {
         let at = self.place(psn);
         let entry = &mut self.ring[at];
         if entry.hear(copy(psn)) && entry.copy() == copy(psn) {
-            self.newest = self.newest.max((entry.order, entry.sent));
+            let lane = &mut self.lanes[entry.lane()];
+            lane.newest = lane.newest.max((entry.order, entry.sent));
             self.lose(at);
         }
     }
@@ -366,23 +390,38 @@ impl Window {
     }
 
     fn each(&self) -> impl Iterator<Item = Psn> + use<> {
-        let una = self.una;
-        (0..self.span()).map(move |n| una.plus(n * COPIES))
+        self.each_from(self.una)
     }
 
-    /// Declares lost what was overtaken, by others or by so much time. Gives what the lost packets cost.
-    pub(super) fn infer(&mut self, disorder: Nanos) -> u32 {
-        let oldest = &self.ring[self.place(self.una)];
-        let (order, sent) = self.newest;
+    fn each_from(&self, first: Psn) -> impl Iterator<Item = Psn> + use<> {
+        let packets = self.next.since(first) as u32 / COPIES;
+        (0..packets).map(move |n| first.plus(n * COPIES))
+    }
+
+    /// The first packet of a lane that is not done; looks at each once. `None`: there is none.
+    fn oldest_of(&mut self, lane: usize) -> Option<usize> {
+        let of = |entry: &Entry| entry.state != State::Done && entry.lane() == lane;
+        let found = self.each_from(self.lanes[lane].first).find(|psn| of(&self.ring[self.place(*psn)]));
+        self.lanes[lane].first = found.unwrap_or(self.next);
+        found.map(|psn| self.place(psn))
+    }
+
+    /// Declares lost what was overtaken, by others or by so much time, in the lane of what was answered. Gives what the lost packets cost.
+    pub(super) fn infer(&mut self, answered: &Entry, disorder: Nanos) -> u32 {
+        let lane = answered.lane();
+        let newest = self.lanes[lane].newest;
+        let Some(at) = self.oldest_of(lane) else { return 0 };
+        let oldest = &self.ring[at];
         /* one that left once left before all behind it */
         let first = oldest.state == State::Flight && oldest.tries == 1;
-        if self.is_empty() || first && !oldest.is_overtaken(order, sent, disorder) {
+        if first && !oldest.is_overtaken(newest, disorder) {
             return 0;
         }
         let before = self.bytes;
-        for psn in self.each() {
+        for psn in self.each_from(self.lanes[lane].first) {
             let at = self.place(psn);
-            if self.ring[at].is_overtaken(order, sent, disorder) {
+            let entry = &self.ring[at];
+            if entry.lane() == lane && entry.is_overtaken(newest, disorder) {
                 self.lose(at);
             }
         }

@@ -6,13 +6,27 @@ use super::*;
 /// Longer than anything here takes: only order tells.
 const NEVER: Nanos = Nanos::MAX / 2;
 
+/// A packet that brings data, and one that gets some.
+fn put(wqe: u32) -> Entry {
+    Entry { wqe, len: 100, ..Entry::default() }
+}
+fn get(wqe: u32) -> Entry {
+    Entry { kind: Kind::Get, ..put(wqe) }
+}
+
+/// The empty window goes on with this PSN.
+fn begin_at(window: &mut Window, psn: Psn) {
+    (window.una, window.next) = (psn, psn);
+    window.lanes.iter_mut().for_each(|lane| lane.first = psn);
+}
+
 fn filled_window(packets: u32) -> Window {
     let mut window = Window::new(packets).unwrap();
     /* just before the end of numbers */
-    (window.una, window.next) = (Psn::new(2 * NO_PSN), Psn::new(2 * NO_PSN));
+    begin_at(&mut window, Psn::new(2 * NO_PSN));
     for n in 0..packets {
         assert!(window.has_room());
-        window.push(Entry { wqe: n, len: 100, ..Entry::default() }, u64::from(n));
+        window.push(put(n), u64::from(n));
     }
     assert!(!window.has_room());
     window
@@ -48,9 +62,9 @@ fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
     let each = window.in_flight() / 8;
     window.done(nth(first, 1));
     window.done(nth(first, 2));
-    assert_eq!(window.infer(NEVER), 0);
+    assert_eq!(window.infer(&put(0), NEVER), 0);
     window.done(nth(first, 3));
-    assert_eq!((window.infer(NEVER), window.infer(NEVER)), (each, 0));
+    assert_eq!((window.infer(&put(0), NEVER), window.infer(&put(0), NEVER)), (each, 0));
     let (psn, entry) = window.next_lost(|_| true).unwrap();
     assert_eq!((psn, entry.wqe, window.feels()), (first, 0, false));
     assert!(window.next_lost(|_| false).is_none());
@@ -60,15 +74,50 @@ fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
     /* which of the two came is known: the first proves nothing of what left before the second */
     let mut early = Window { ring: window.ring.clone(), ..window };
     let late = early.done(first).unwrap();
-    assert_eq!((late.sent, late.entry.copies(), early.infer(NEVER)), (None, 1, 0));
+    assert_eq!((late.sent, late.entry.copies(), early.infer(&put(0), NEVER)), (None, 1, 0));
     let answered = early.done_again(again).unwrap();
     assert_eq!((answered.wqe, answered.copies()), (0, 0));
     assert!(early.done_again(again).is_none() && early.done_again(first).is_none(), "once each");
     let on_time = window.done(again).unwrap();
     assert_eq!((on_time.sent, on_time.entry.copies()), (Some(100), 1));
-    assert_eq!(window.infer(NEVER), 2 * each, "all but the two that left last before it");
+    assert_eq!(window.infer(&put(0), NEVER), 2 * each, "all but the two that left last before it");
     window.forget(|entry| entry.wqe == 5);
     assert_eq!((window.flight, window.lost, window.una), (2, 1, nth(first, 4)));
+}
+
+/// What brings data and what gets some leave in segmented sends of their own, and so pass each other: neither says anything of the other.
+#[test]
+fn a_packet_that_another_kind_passed_is_not_lost() {
+    let mut window = Window::new(16).unwrap();
+    begin_at(&mut window, Psn::new(2 * NO_PSN));
+    let first = window.una;
+    for n in 0..8 {
+        window.push(put(n), 10);
+        window.push(get(n), 10);
+    }
+    let each = window.in_flight() / 16;
+    for n in 0..8 {
+        window.done(nth(first, 2 * n + 1)).unwrap();
+        assert_eq!((window.infer(&get(n), 0), window.infer(&put(n), 0)), (0, 0));
+    }
+    assert_eq!((window.newest_put(), window.una, window.in_flight()), (0, first, 8 * each));
+    /* the fourth of its kind: the first is lost, the others are not */
+    assert_eq!(window.done(nth(first, 6)).map(|answered| answered.overtaken), Some(0));
+    assert_eq!((window.infer(&get(3), NEVER), window.infer(&put(3), NEVER)), (0, each));
+    assert_eq!((window.get(first).unwrap().state, window.newest_put()), (State::Lost, 10));
+}
+
+/// One kind may have nothing under way while numbers of the other come round.
+#[test]
+fn a_kind_that_pauses_is_not_left_behind() {
+    let mut window = Window::new(8).unwrap();
+    for n in 0..NO_PSN / COPIES + 2 {
+        let psn = window.push(put(n), 0);
+        assert!(window.done(psn).is_some() && window.infer(&put(n), 0) == 0);
+    }
+    let psns: Vec<Psn> = (0..5).map(|n| window.push(get(n), 0)).collect();
+    window.done(psns[4]).unwrap();
+    assert!(window.infer(&get(4), NEVER) > 0 && window.get(psns[0]).unwrap().state == State::Lost);
 }
 
 /// However many are under way, the silence may be that of a CPU that SL's card had not: a few are asked for, and what comes tells.
@@ -87,11 +136,11 @@ fn after_silence_two_feel_the_way() {
     let mut slow = Window { ring: window.ring.clone(), ..window };
     for n in 0..8 {
         slow.done(nth(first, n)).unwrap();
-        assert_eq!(slow.infer(500), 0);
+        assert_eq!(slow.infer(&put(0), 500), 0);
     }
     assert!(slow.is_empty(), "nothing was lost");
     window.done(first.plus(1));
-    assert_eq!(window.infer(500), 6 * each, "all that left long before what was answered");
+    assert_eq!(window.infer(&put(0), 500), 6 * each, "all that left long before what was answered");
     assert_eq!((window.flight, window.lost), (1, 6));
 }
 
@@ -133,7 +182,7 @@ fn the_number_of_a_transmission_comes_round() {
 fn it_is_what_plain_sets_are() {
     let mut rng = crate::rng::Rng::new([7, 7]);
     let mut window = Window::new(32).unwrap();
-    window.order = REBASE - 1000;
+    window.lanes.iter_mut().for_each(|lane| lane.order = REBASE - 1000);
     let (mut flight, mut lost) = (BTreeSet::new(), BTreeSet::new());
     let mut pushed = 0u32;
     for now in 0..200_000 {
@@ -142,7 +191,8 @@ fn it_is_what_plain_sets_are() {
         let pick = nth(Psn::default(), number);
         match word % 8 {
             0..3 if window.has_room() => {
-                let psn = window.push(Entry { wqe: pushed, ..Entry::default() }, now);
+                let kind = if word & 8 == 0 { Kind::Put } else { Kind::Get };
+                let psn = window.push(Entry { wqe: pushed, kind, ..Entry::default() }, now);
                 assert_eq!(psn, nth(Psn::default(), pushed));
                 flight.insert(pushed);
                 pushed += 1;
@@ -174,6 +224,10 @@ fn it_is_what_plain_sets_are() {
         }
         assert_eq!((window.flight, window.lost), (flight.len() as u32, lost.len() as u32));
         assert_eq!(window.in_flight(), flight.len() as u32 * PACKET_OVERHEAD);
+        for lane in 0..2 {
+            let first = window.each().find(|psn| window.get(*psn).is_some_and(|entry| entry.lane() == lane));
+            assert_eq!(window.oldest_of(lane), first.map(|psn| window.place(psn)));
+        }
         assert!(window.span() <= 32 && window.feelers <= window.lost.min(FEELERS));
     }
     assert!(pushed > 10_000);
@@ -187,12 +241,12 @@ fn at(window: &Window, number: u32) -> Entry {
 #[test]
 fn more_places_are_used_as_more_is_under_way() {
     let mut window = Window::new(4 * FEW).unwrap();
-    (window.una, window.next) = (Psn::new(2 * NO_PSN), Psn::new(2 * NO_PSN));
+    begin_at(&mut window, Psn::new(2 * NO_PSN));
     let first = window.una;
     let mut pushed = 0;
     let mut push = |window: &mut Window, upto: u32| {
         for n in pushed..upto {
-            window.push(Entry { wqe: n, len: 100, ..Entry::default() }, u64::from(n));
+            window.push(put(n), u64::from(n));
         }
         pushed = upto;
     };
