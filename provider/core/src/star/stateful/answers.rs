@@ -131,10 +131,15 @@ impl<E: StarEnv> Stateful<E> {
         }
         card.path.rtt.was_overtaken(overtaken);
         self.infer(card, &entry);
+        if entry.is_probe() {
+            self.stream(entry.of).op(entry.wqe).probed = false;
+            self.await_copies(card, entry.of, entry.wqe);
+            return self.finish(card);
+        }
         self.stream(entry.of).carried(entry.wqe, WcStatus::Success);
         let op = self.stream(entry.of).op(entry.wqe);
         op.left -= 1;
-        if entry.kind == Kind::Put && entry.len > 0 && entry.copies() > 0 {
+        if entry.kind == Kind::Put && entry.copies() > 0 {
             op.copies += entry.copies();
             op.copied = op.copied.max(answered.copied());
         }
@@ -179,7 +184,7 @@ impl<E: StarEnv> Stateful<E> {
     fn answered_again(&mut self, card: &mut Card<'_, E>, psn: Psn) -> bool {
         let Some(entry) = self.window.done_again(psn) else { return false };
         let stream = self.stream(entry.of);
-        if entry.kind == Kind::Put && entry.len > 0 && stream.holds(entry.wqe) {
+        if entry.kind == Kind::Put && !entry.is_probe() && stream.holds(entry.wqe) {
             let op = stream.op(entry.wqe);
             op.copies = op.copies.saturating_sub(1);
             if op.copies == 0 && op.until > 0 {

@@ -31,7 +31,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// The oldest WQE of a stream, if all its data is where it belongs, and no copy of a packet of it can come any more.
-    fn finished(&mut self, card: &Card<'_, E>, of: Of) -> Option<(u32, Op)> {
+    fn finished(&mut self, card: &mut Card<'_, E>, of: Of) -> Option<(u32, Op)> {
         let stream = &self.streams[of as usize];
         let (index, op) = (stream.una, *stream.get(stream.una));
         /* what ended SL's end stays the oldest of its WQEs */
@@ -42,6 +42,9 @@ impl<E: StarEnv> Stateful<E> {
         if op.until > card.now {
             self.arm(op.until);
             return None;
+        }
+        if op.probed {
+            self.forget_probe(card, of, index);
         }
         Some((index, op))
     }

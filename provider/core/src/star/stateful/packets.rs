@@ -81,6 +81,7 @@ impl<E: StarEnv> Stateful<E> {
         let psn = self.window.sent_again(psn, card.now);
         match self.send_entry(card, psn, &entry) {
             Ok(()) => self.arm(card.now + self.timeout(card)),
+            Err(_) if entry.is_probe() => self.forget_probe(card, entry.of, entry.wqe),
             Err(status) => self.abandon(card, entry.of, entry.wqe, status),
         }
         self.charge(card);
@@ -104,15 +105,23 @@ impl<E: StarEnv> Stateful<E> {
             self.asks(card.now);
             let psn = self.window.push(probe, card.now);
             let op = self.stream(of).op(index);
-            (op.probe, op.left) = (0, op.left + 1);
+            (op.probe, op.probed) = (0, true);
             match self.send_entry(card, psn, &probe) {
                 Ok(()) => self.arm(card.now + self.timeout(card)),
-                Err(status) => self.abandon(card, of, index, status),
+                /* the rule is gone: its WQE is done all the same, and waits as long as it would have without */
+                Err(_) => self.forget_probe(card, of, index),
             }
             self.charge(card);
             return true;
         }
         false
+    }
+
+    /// The answer to a WQE's packet without data is waited for no more.
+    pub(super) fn forget_probe(&mut self, card: &mut Card<'_, E>, of: Of, index: u32) {
+        self.stream(of).op(index).probed = false;
+        self.window.forget(|entry| entry.is_probe() && entry.of == of && entry.wqe == index);
+        self.charge(card);
     }
 
     /// Whether the path takes so much more of this connection now; it waits for that otherwise.

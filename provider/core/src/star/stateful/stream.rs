@@ -90,6 +90,8 @@ pub(super) struct Op {
     pub(super) until: Nanos,
     /// What leaves now, and is answered, shows that none of its copies is under way; 0: nothing is to be shown
     pub(super) probe: Nanos,
+    /// One is under way; nobody waits for its answer longer than for the copies
+    pub(super) probed: bool,
 }
 
 impl Op {

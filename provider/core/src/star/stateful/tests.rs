@@ -246,6 +246,42 @@ fn a_copy_that_was_lost_is_not_waited_for() {
     assert!(probed > 3, "{probed}");
 }
 
+/// All of a WRITE was answered, and copies may be late; then its rule is taken away, or SL answers no more. It is done all the same.
+#[test]
+fn what_is_to_show_that_no_copy_is_late_fails_nothing() {
+    for gone in [true, false] {
+        let mut waited = 0;
+        for seed in 0..20 {
+            let mut w = World::new(seed, |_, _| {});
+            let far = w.theirs(0);
+            for done in 1..3 {
+                w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 30_000)], false);
+                w.run(|w| w.scq.0.borrow().len() == done);
+            }
+            w.path.rtt.seen(w.now, 20_000_000);
+            w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(w.ours(0), 30_000)], false);
+            w.faults.loss = 5;
+            w.step();
+            w.faults.loss = 0;
+            let waits = |w: &World| {
+                let stream = &w.conn.streams[Of::Local as usize];
+                stream.get(stream.una).probe != 0
+            };
+            w.run(|w| w.scq.0.borrow().len() == 3 || waits(w));
+            if waits(&w) {
+                waited += 1;
+                w.cut = !gone;
+                if gone {
+                    w.registry.remove(w.conn.seat(), SL_KEY, w.now, 0);
+                }
+            }
+            w.run(|w| w.scq.0.borrow().len() == 3);
+            assert!(w.sends().iter().all(|(_, status)| *status == WcStatus::Success), "seed {seed}");
+        }
+        assert!(waited > 3, "{waited}");
+    }
+}
+
 /// SF's card itself had none: what came meanwhile is read before anything is taken for lost.
 #[test]
 fn its_own_lateness_is_nobody_else_s() {

@@ -97,6 +97,11 @@ fn copy(psn: Psn) -> u32 {
 }
 
 impl Entry {
+    /// Whether it brings nothing, and shows only that what left before it is not under way.
+    pub(super) fn is_probe(&self) -> bool {
+        self.kind == Kind::Put && self.len == 0
+    }
+
     /// Among which packets it keeps its place: 0 with what brings data, 1 with what gets some.
     fn lane(&self) -> usize {
         usize::from(self.kind != Kind::Put)
