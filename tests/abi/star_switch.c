@@ -142,6 +142,8 @@ static uint64_t until(int other, uint32_t wanted, uint64_t upto)
 	CHECK(role() == wanted);
 	talk(upto += MORE);
 	CHECK(role() == wanted);
+	/* neither asks for the next change while the other still looks */
+	exchange(other, &now, &theirs, sizeof(now));
 	return upto;
 }
 
