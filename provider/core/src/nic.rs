@@ -4,6 +4,7 @@
 //! doorbell, frame or timeout is for, and decides whose turn it is to send.
 
 mod cached;
+mod congestion;
 pub(crate) mod contexts;
 mod control;
 mod data;

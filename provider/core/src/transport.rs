@@ -174,7 +174,7 @@ pub(crate) struct Requester {
     pub(crate) progress: Nanos,
     /// When all was last sent again for a loss; 0: something was acknowledged since
     pub(crate) rewound: Nanos,
-    /// Timeouts since then
+    /// Timeouts since then: the peer is silent
     pub(crate) backoff: u8,
     /// RNR retries left
     pub(crate) rnr_left: u8,
@@ -423,11 +423,12 @@ impl<E: Env> Ctx<'_, E> {
     pub(crate) fn end_turn(&mut self, step: Step) -> bool {
         match step {
             Step::Idle | Step::Sent => self.qp.flags.queued = false,
-            Step::TurnOver => {
-                self.sh.paths.end_turn(self.qp.path, self.qp.qpn);
-                self.sh.sched.push_ready(self.qp.qpn);
-            }
+            Step::TurnOver => self.sh.sched.push_ready(self.qp.qpn),
             Step::PortFull => self.sh.sched.push_ready_front(self.qp.qpn),
+        }
+        if step != Step::PortFull {
+            /* whoever has sent all that it may waits behind the others next time */
+            self.sh.paths.end_turn(self.qp.path, self.qp.qpn);
         }
         step == Step::PortFull
     }

@@ -1,15 +1,15 @@
-//! A window of bytes in flight towards each destination.
+//! What is in flight towards each destination, and whose turn it is to add to it.
 //!
-//! RoCEv2 assumes a lossless fabric; a socket's receive buffer is not one. What is in flight towards
-//! a destination is bounded by a window that doubles until the first loss, then grows by a packet per
-//! window and halves on loss (RFC 5681's shape). Several QPs to one host share it, so that they do
-//! not flood its socket together.
+//! RoCEv2 assumes a lossless fabric; a socket's receive buffer is not one. All QPs to one host share a window
+//! (`nic::congestion`), so that they do not flood its socket together, and take turns where it is full. A QP whose
+//! peer is silent is no part of this: after a timeout its packets go one at a time and are not charged here.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use core::num::NonZeroU32;
 
+use super::congestion::Congestion;
 use super::pace::Pace;
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
@@ -39,12 +39,6 @@ impl Default for PathId {
 
 /// What a packet costs beside its payload: headers, and the kernel's bookkeeping for it.
 pub(crate) const PACKET_OVERHEAD: u32 = 512;
-/// Smallest window, bytes: a GSO batch.
-const MIN_WINDOW: u32 = 16 << 10;
-/// Where a window starts.
-const START_WINDOW: u32 = 256 << 10;
-/// A loss is counted once in this time, ns: all losses of one burst are one sign.
-const CUT_INTERVAL: Nanos = 200_000;
 
 /// All paths of a card.
 pub(crate) struct Paths {
@@ -58,14 +52,9 @@ pub(crate) struct Paths {
 
 /// One destination.
 pub struct Path {
-    window: u32,
-    /// Window above which growth is slow
-    threshold: u32,
-    max: u32,
+    /// How much may be in flight
+    pub(crate) congestion: Congestion,
     inflight: u32,
-    last_cut: Nanos,
-    /// Window before a cut by timeout, until it is known whether that was right
-    before_cut: u32,
     /// QPs that wait for room, each once; there is room for all that may
     waiting: VecDeque<Qpn>,
     /// QPs connected over this path
@@ -89,7 +78,7 @@ pub struct Path {
 
 impl Paths {
     pub(crate) fn new(max: u32) -> Self {
-        Paths { by_gid: Vec::new(), paths: Vec::new(), max: max.max(MIN_WINDOW), datagram_qps: 0 }
+        Paths { by_gid: Vec::new(), paths: Vec::new(), max, datagram_qps: 0 }
     }
 
     /// The path towards `dgid`, made if there is none. `Exhausted`: no memory.
@@ -200,12 +189,8 @@ impl Path {
     /// The way to `dgid`, on which at most `max` bytes are in flight at once. Nobody may wait on it yet.
     pub fn new(dgid: &Gid, max: u32) -> Self {
         Path {
-            window: START_WINDOW.min(max),
-            threshold: max,
-            max,
+            congestion: Congestion::new(max),
             inflight: 0,
-            last_cut: 0,
-            before_cut: 0,
             waiting: VecDeque::new(),
             users: 0,
             turn: None,
@@ -222,7 +207,7 @@ impl Path {
     /// Whether `bytes` more may fly. One packet always may.
     #[inline]
     pub(crate) fn has_room(&self, bytes: u32) -> bool {
-        self.inflight == 0 || self.inflight + bytes <= self.window
+        self.inflight == 0 || self.inflight + bytes <= self.congestion.window()
     }
 
     /// Whether `qpn` may send `bytes` now: there is room, and nobody waits who came before.
@@ -271,18 +256,13 @@ impl Path {
     /// The next QP that waits, if there is room again: it is its turn.
     pub(crate) fn wake(&mut self) -> Option<Qpn> {
         self.open = false;
-        if self.inflight >= self.window && self.inflight > 0 {
+        if self.inflight >= self.congestion.window() && self.inflight > 0 {
             return None;
         }
         let qpn = self.waiting.pop_front()?;
         self.turn = Some(qpn);
         self.turn_used = false;
         Some(qpn)
-    }
-
-    /// Bytes that may be in flight at once.
-    pub(crate) fn window(&self) -> u32 {
-        self.window
     }
 
     #[inline]
@@ -300,46 +280,20 @@ impl Path {
     /// `bytes` were acknowledged.
     #[inline]
     pub(crate) fn acked(&mut self, bytes: u32) {
-        self.stuck = false;
-        self.inflight = self.inflight.saturating_sub(bytes);
-        if self.window < self.max {
-            let step = if self.window < self.threshold {
-                bytes
-            } else {
-                ((u64::from(bytes) * 4096) / u64::from(self.window)) as u32
-            };
-            self.window = (self.window + step).min(self.max);
-        }
+        self.forget(bytes);
+        self.congestion.on_ack(bytes);
     }
 
-    /// A loss was seen. Gives whether it counted.
+    /// Packets were lost. Gives whether the window shrank for it.
     pub(crate) fn cut(&mut self, now: Nanos, timeout: bool) -> bool {
-        if now.saturating_sub(self.last_cut) < CUT_INTERVAL && self.last_cut != 0 {
-            return false;
-        }
-        self.last_cut = now;
         self.lossy = true;
-        self.before_cut = if timeout { self.window } else { 0 };
-        self.threshold = (self.window / 2).max(MIN_WINDOW);
-        self.window = if timeout { MIN_WINDOW } else { self.threshold };
-        true
+        self.congestion.on_loss(now, timeout)
     }
 
-    /// `bytes` were lost among others that came: the window shrinks by half of that, so that over a window it shrinks by
-    /// half of the share that was lost, as DCTCP's does by marks (RFC 8257). A wire that loses one packet in a hundred
-    /// whatever is sent keeps its window; a buffer that overflows gets what it can take.
+    /// `bytes` were lost among others that came.
     pub(crate) fn lost(&mut self, bytes: u32) {
-        self.window = self.window.saturating_sub(bytes / 2).max(MIN_WINDOW.min(self.max));
-        self.threshold = self.window;
         self.lossy = true;
-    }
-
-    /// The last timeout was wrong: what it took for lost has been acknowledged (RFC 4015's idea).
-    pub(crate) fn undo_cut(&mut self) {
-        if self.before_cut > self.window {
-            (self.window, self.threshold) = (self.before_cut, self.before_cut);
-        }
-        self.before_cut = 0;
+        self.congestion.on_share_lost(bytes);
     }
 
     /// A round trip was measured.
@@ -352,21 +306,6 @@ impl Path {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn window_halves_once_per_burst_and_recovers() {
-        let mut paths = Paths::new(512 << 10);
-        let id = paths.find(Gid::default()).unwrap();
-        let p = paths.get(id);
-        assert!(p.cut(1_000_000, false));
-        assert_eq!(p.window(), START_WINDOW / 2);
-        assert!(!p.cut(1_000_001, false), "same burst");
-        for _ in 0..10_000 {
-            p.add(4096);
-            p.acked(4096);
-        }
-        assert_eq!(p.window(), 512 << 10);
-    }
 
     #[test]
     fn each_destination_has_one_path() {
@@ -432,16 +371,5 @@ mod tests {
         p.forget_waiter(1);
         assert!(p.open());
         assert_eq!((p.wake(), p.wake()), (Some(2), None));
-    }
-
-    #[test]
-    fn a_wrong_timeout_is_undone() {
-        let mut paths = Paths::new(512 << 10);
-        let id = paths.find(Gid::default()).unwrap();
-        let p = paths.get(id);
-        p.cut(1_000_000, true);
-        assert_eq!(p.window(), MIN_WINDOW);
-        p.undo_cut();
-        assert_eq!(p.window(), START_WINDOW);
     }
 }

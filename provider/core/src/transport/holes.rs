@@ -4,7 +4,7 @@
 //! next, and on to what was never sent. Packets that the peer keeps, and answers that came before others, count as held.
 
 use super::Ctx;
-use super::loss::{FEELERS, RTO_FEELERS};
+use super::loss::RTO_AFTER_LOSS;
 use super::requester::READ_CHUNK;
 use crate::env::{Env, SendQueue};
 use crate::nic::repair::{Passed, RepairId};
@@ -39,12 +39,13 @@ impl<E: Env> Ctx<'_, E> {
         req.repair.is_some() && req.psn.before(req.max_psn)
     }
 
-    /// Whether the cursor stands at the oldest packet, which was lost, and READs or the like are under way: then it needs no room in
-    /// the window (RFC 6675, section 5, step 4.1), which may be full of answers that the peer owes once it has this one.
+    /// Whether a packet goes without room in the window: the one that asks a silent peer, and the oldest, which was lost,
+    /// while READs or the like are under way (RFC 6675, section 5, step 4.1): the window may be full of answers that the
+    /// peer owes once it has this one.
     #[inline]
-    pub(super) fn goes_in_any_case(&self) -> bool {
+    pub(super) fn needs_no_room(&self) -> bool {
         let req = &self.qp.req;
-        req.psn == req.una_psn && req.reads > 0 && self.repeats_packet()
+        req.is_silent() || (req.psn == req.una_psn && req.reads > 0 && self.repeats_packet())
     }
 
     /// Moves the cursor to the next packet that may go: a lost one, or one never sent. False: it must wait.
@@ -59,7 +60,7 @@ impl<E: Env> Ctx<'_, E> {
         if psn != self.qp.req.psn {
             self.cursor_to(psn);
         }
-        if self.qp.req.rewound != 0 && flying >= FEELERS as u32 {
+        if self.qp.req.after_loss().is_some_and(|most| flying >= most) {
             return false;
         }
         /* what is further ahead the peer would not keep */
@@ -121,9 +122,13 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// Of a piece of a READ that begins at the cursor, bytes up to the first that came.
+    /// Of a piece of a READ that begins at the cursor, bytes to ask for: those up to the first that came, of a silent peer
+    /// one packet.
     pub(super) fn missing_of(&mut self, piece: u32) -> u32 {
         let (mtu, psn) = (self.qp.mtu, self.qp.req.psn);
+        if self.qp.req.is_silent() {
+            return piece.min(mtu);
+        }
         let Some(id) = self.qp.req.repair else { return piece };
         let repair = self.sh.repairs.get(id);
         let packets = (1..piece.div_ceil(mtu)).take_while(|n| !repair.is_held(psn.plus(*n))).count() as u32;
@@ -230,7 +235,7 @@ impl<E: Env> Ctx<'_, E> {
     fn probe_early(&mut self) {
         let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
         let req = &mut self.qp.req;
-        let at = self.now + (2 * srtt).max(RTO_FEELERS);
+        let at = self.now + (2 * srtt).max(RTO_AFTER_LOSS);
         if req.repair.is_some() && req.backoff == 0 && srtt != 0 && at < req.deadline {
             req.deadline = at;
             self.arm(at);
@@ -250,7 +255,7 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn recharge(&mut self, bytes: u32) {
         self.qp.req.inflight += bytes;
         let path = self.sh.paths.get(self.qp.path);
-        path.undo_cut();
+        path.congestion.undo_cut();
         path.add(bytes);
     }
 
@@ -419,8 +424,7 @@ impl<E: Env> Ctx<'_, E> {
         self.ready();
     }
 
-    /// All that is not held is lost: the peer is silent, or says that it could not keep it. Silence alone may be that of a
-    /// peer that does not run, so the window is cut only when it goes on. `again`: it was so before.
+    /// All that is not held is lost: the peer is silent, or says that it could not keep it. `again`: it was so before.
     pub(super) fn all_lost(&mut self, timeout: bool, again: bool) {
         let Some(id) = self.qp.req.repair else { return };
         let (una, max) = (self.qp.req.una_psn, self.qp.req.max_psn);
@@ -432,8 +436,6 @@ impl<E: Env> Ctx<'_, E> {
             self.qp.req.silent = 0;
         } else if !again {
             self.qp.req.silent = size_of_each(bytes, lost);
-        } else if self.qp.req.backoff == 2 && path.cut(self.now, true) {
-            self.sh.stats.window_cuts.inc();
         }
         self.cursor_to(una);
         (self.qp.req.unasked, self.qp.req.rtt_since) = (0, 0);

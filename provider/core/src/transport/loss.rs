@@ -1,26 +1,41 @@
 //! When packets are taken for lost: the retransmission timer, and going back to the oldest of them (IBTA 9.7.6.1, 9.7.5.1.1).
 
 use super::holes::size_of_each;
-use super::{Ctx, enter_error};
+use super::{Ctx, Requester, enter_error};
 use crate::env::Env;
 use crate::nic::star::Call;
 use crate::types::{Nanos, QpState, WcStatus};
 
 /// Packets that go first after a loss. What was in flight behind the lost packet still fills the
 /// peer's buffer; the answer to these says that it is through.
-pub(super) const FEELERS: i32 = 4;
+const FIRST_AFTER_LOSS: u32 = 4;
 /// A round trip is taken to last at least this, ns.
 const RTT_MIN: Nanos = 50_000;
 /// Shortest and longest first retransmission timeout, ns. The IBTA timer only bounds how long a
 /// silent peer is believed; recovery from loss need not wait for it.
 const RTO_MIN: Nanos = 1_000_000;
-/// Shortest timeout while only feelers fly: a needless repetition of those costs little, and the
-/// responder says but once what it misses (IBTA 9.7.5.2.8).
-pub(super) const RTO_FEELERS: Nanos = 500_000;
-const RTO_MAX: Nanos = 4_000_000_000;
-/// A timeout is noticed between one and four times the local ACK timeout (IBTA C9-141). A peer that is a
-/// program waits for its CPU now and then, so it is given all of that, but for the last timer's run.
-const STRETCH: Nanos = 4;
+/// Shortest timeout while only the first packets after a loss fly: a needless repetition of those costs little, and
+/// the responder says but once what it misses (IBTA 9.7.5.2.8).
+pub(super) const RTO_AFTER_LOSS: Nanos = 500_000;
+const RTO_MAX: Nanos = 1_000_000_000;
+/// A silent peer is believed for so many eighths of the local ACK timeout, a try: a timeout is noticed between one and
+/// four times that (IBTA C9-141). A peer that is a program waits for its CPU now and then.
+const EIGHTHS: Nanos = 11;
+
+impl Requester {
+    /// A timeout ran out, and the peer has not answered since. It may be gone: one packet at a time goes to it, which is
+    /// not charged to the path, so that other QPs to the same address have all of the window.
+    #[inline]
+    pub(super) fn is_silent(&self) -> bool {
+        self.backoff > 0
+    }
+
+    /// Packets that may be under way before the peer has answered after a loss. `None`: no loss, the window decides.
+    #[inline]
+    pub(super) fn after_loss(&self) -> Option<u32> {
+        (self.rewound != 0).then_some(if self.is_silent() { 1 } else { FIRST_AFTER_LOSS })
+    }
+}
 
 impl<E: Env> Ctx<'_, E> {
     /// When this card itself did not run past the deadline (it was stopped, or its clock jumped), nobody else is to blame: it
@@ -37,12 +52,20 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn start_timer(&mut self) {
         let limit = ack_timeout(self.qp.attr.timeout).unwrap_or(RTO_MAX);
         let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
-        let least = if self.qp.req.rewound == 0 { RTO_MIN } else { RTO_FEELERS };
+        let least = if self.qp.req.rewound == 0 { RTO_MIN } else { RTO_AFTER_LOSS };
         let first = (4 * srtt).max(least);
         self.forgive_lateness();
         let rto = (first << self.qp.req.backoff.min(16)).min(RTO_MAX).min(limit.max(RTO_MIN));
-        self.qp.req.deadline = self.now + rto;
-        self.arm(self.now + rto);
+        let at = (self.now + rto).min(self.given_up_at().unwrap_or(Nanos::MAX).max(self.now + 1));
+        self.qp.req.deadline = at;
+        self.arm(at);
+    }
+
+    /// When the peer is given up if it stays silent. `None`: it was not asked often enough yet, or is believed for ever.
+    fn given_up_at(&self) -> Option<Nanos> {
+        let retries = self.qp.attr.retry_cnt;
+        let limit = patience(self.qp.attr.timeout, retries)?;
+        (self.qp.req.backoff >= retries).then(|| self.qp.req.progress.saturating_add(limit))
     }
 
     /// Goes back to the oldest unacknowledged packet (go-back-N).
@@ -85,8 +108,8 @@ impl<E: Env> Ctx<'_, E> {
         if self.qp.flags.repeats && self.begin_repair().is_some() {
             return self.all_lost(timeout, again);
         }
-        if !again && self.sh.paths.get(self.qp.path).cut(self.now, timeout) {
-            self.sh.stats.window_cuts.inc();
+        if !timeout && !again {
+            self.cut_window(false);
         }
         let (bytes, packets) = (self.qp.req.inflight, self.qp.req.psn.since(self.qp.req.una_psn));
         self.rewind();
@@ -94,6 +117,14 @@ impl<E: Env> Ctx<'_, E> {
             self.qp.req.silent = size_of_each(bytes, packets as u32);
         }
         self.start_timer();
+    }
+
+    /// Packets were lost on the path, as the peer says, or shows by an answer behind a `timeout`. Its silence proves
+    /// nothing of the path.
+    pub(super) fn cut_window(&mut self, timeout: bool) {
+        if self.sh.paths.get(self.qp.path).cut(self.now, timeout) {
+            self.sh.stats.window_cuts.inc();
+        }
     }
 
     /// The retransmission timer or an RNR wait may have run out.
@@ -143,13 +174,8 @@ impl<E: Env> Ctx<'_, E> {
         }
         self.sh.stats.timeouts.inc();
         self.forgive_lateness();
-        let silent = self.now.saturating_sub(self.qp.req.progress);
         /* Time alone proves nothing: the peer must have been asked as often as the program said, too. */
-        let retries = self.qp.attr.retry_cnt;
-        if let Some(limit) = patience(self.qp.attr.timeout, retries)
-            && silent >= limit
-            && self.qp.req.backoff >= retries
-        {
+        if self.given_up_at().is_some_and(|at| at <= self.now) {
             self.sh.stats.retry_exceeded.inc();
             return self.fail_oldest(WcStatus::RetryExcErr);
         }
@@ -157,20 +183,19 @@ impl<E: Env> Ctx<'_, E> {
         self.on_loss(true);
     }
 
-    /// Whether something is under way, as far as is known. Without a repair, with the cursor behind all, it is, whatever the
-    /// bytes say: a repair may end with answers due that a SACK took back from what was lost.
+    /// Whether something is under way, as far as is known.
     fn awaits_packets(&mut self) -> bool {
         let req = &self.qp.req;
         match req.repair {
             Some(id) => self.sh.repairs.get(id).in_flight(req.una_psn, req.max_psn) > 0,
-            None => req.inflight > 0 || !req.psn.before(req.max_psn),
+            None => req.una_psn.before(req.psn),
         }
     }
 }
 
-/// How long a silent peer is believed in all: each try for as long as the IBTA allows. `None`: for ever.
+/// How long a silent peer is believed in all. `None`: for ever.
 pub(crate) fn patience(timeout: u8, retries: u8) -> Option<Nanos> {
-    ack_timeout(timeout).map(|limit| limit * (STRETCH * (Nanos::from(retries) + 1) - 1))
+    ack_timeout(timeout).map(|limit| limit * (Nanos::from(retries) + 1) * EIGHTHS / 8)
 }
 
 /// Local ACK timeout: 4.096 us x 2^code (IBTA 9.7.6.1.3); `None`: wait for ever.

@@ -1,6 +1,5 @@
 //! WQEs into packets: RC, UC and UD (IBTA 9.7.2 to 9.7.3, 9.8.2, 9.8.3).
 
-use super::loss::FEELERS;
 use super::{Ctx, Roles, Step, Track};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
@@ -34,7 +33,9 @@ impl<E: Env> Ctx<'_, E> {
         if req.rnr_until > self.now || req.next == self.qp.sq.posted() {
             return Step::Idle;
         }
-        if req.rewound != 0 && req.repair.is_none() && req.psn.since(req.una_psn) >= FEELERS {
+        if req.repair.is_none()
+            && req.after_loss().is_some_and(|most| req.psn.since(req.una_psn) >= most as i32)
+        {
             return Step::Idle;
         }
         let new = req.next == req.fresh;
@@ -121,7 +122,7 @@ impl<E: Env> Ctx<'_, E> {
         if unreliable && !self.pace_admits(self.qp.path, &av, self.qp.attr.dest_qpn, len) {
             return Step::Idle;
         }
-        if !unreliable && !self.goes_in_any_case() && !self.window_admits(self.qp.path, len) {
+        if !unreliable && !self.needs_no_room() && !self.window_admits(self.qp.path, len) {
             return Step::Idle;
         }
         let Some(()) = self.gather(wqe, offset, len) else {
@@ -168,15 +169,13 @@ impl<E: Env> Ctx<'_, E> {
         /* Pieces end where they ended the first time, wherever a repetition begins: the responder knows
         no READ that goes on behind the PSNs it has seen (IBTA 9.7.5.1.3). */
         let piece = (wqe.length - offset).min(READ_CHUNK - offset % READ_CHUNK);
-        let len = match again {
+        let len = match again || self.qp.req.is_silent() {
             _ if atomic => 8,
             false => piece,
             true => self.missing_of(piece),
         };
         let packets = len.div_ceil(self.qp.mtu).max(1);
-        if !self.goes_in_any_case()
-            && !self.window_admits(self.qp.path, len + (packets - 1) * PACKET_OVERHEAD)
-        {
+        if !self.needs_no_room() && !self.window_admits(self.qp.path, len + (packets - 1) * PACKET_OVERHEAD) {
             return Step::Idle;
         }
         /* Local memory is checked before the peer is asked: a late failure would have moved data for nothing. */
@@ -209,8 +208,8 @@ impl<E: Env> Ctx<'_, E> {
             self.qp.roles = Roles::Plain;
         }
         self.env.send_frame(&self.qp.attr.av, &header, payload, 0, false);
-        /* of what is asked for again, the first asking counts */
-        self.qp.req.reads += u8::from(!again);
+        /* of what is asked for again the first asking counts, of a piece in parts the last */
+        self.qp.req.reads += u8::from(!again && len >= piece);
         self.qp.req.unasked = 0;
         self.advance(wqe, len, packets);
         Step::Sent
@@ -283,9 +282,11 @@ impl<E: Env> Ctx<'_, E> {
             req.progress = now;
             req.backoff = 0;
         }
-        let bytes = len + packets * PACKET_OVERHEAD;
-        req.inflight += bytes;
-        self.sh.paths.get(self.qp.path).add(bytes);
+        if !req.is_silent() {
+            let bytes = len + packets * PACKET_OVERHEAD;
+            req.inflight += bytes;
+            self.sh.paths.get(self.qp.path).add(bytes);
+        }
         if self.qp.req.deadline == 0 {
             self.start_timer();
         }

@@ -3,7 +3,6 @@
 use super::Ctx;
 use super::requester::{READ_CHUNK, in_flight, slices};
 use crate::env::{Env, SendQueue};
-use crate::nic::path::PACKET_OVERHEAD;
 use crate::types::{Nanos, Psn, QpState, SendOp, WcStatus};
 use crate::wire::headers::{CREDITS_NONE, NakCode, Syndrome};
 use crate::wire::opcode::Kind;
@@ -100,11 +99,13 @@ impl<E: Env> Ctx<'_, E> {
                     false => (u64::from(req.inflight) * packets as u64 / sent as u64) as u32,
                 };
                 req.inflight -= bytes;
-                bytes.max(packets as u32 * PACKET_OVERHEAD / 2)
+                bytes
             }
         };
         if self.qp.req.psn.before(to) {
             self.skip_to(to);
+        } else if self.qp.req.is_silent() && self.qp.req.repair.is_none() {
+            self.cut_window(true);
         }
         let req = &mut self.qp.req;
         let deadline = if req.deadline == 0 { self.now } else { req.deadline };
@@ -150,7 +151,7 @@ impl<E: Env> Ctx<'_, E> {
         let each = u32::from(core::mem::take(&mut self.qp.req.silent));
         let max = self.qp.req.max_psn;
         if each == 0 || self.asks_answers() {
-            return self.sh.paths.get(self.qp.path).undo_cut();
+            return self.sh.paths.get(self.qp.path).congestion.undo_cut();
         }
         self.recharge(each * max.since(to).max(0) as u32);
         self.cursor_to(max);

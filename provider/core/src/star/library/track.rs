@@ -316,7 +316,7 @@ mod tests {
     fn patience_is_rc_s() {
         assert!(!Patience::of(0, 7).is_over(1_000, u64::MAX), "no timeout: for ever");
         let patience = Patience::of(14, 1);
-        let time = 7 * (4096 << 14);
+        let time = 2 * (4096 << 14) * 11 / 8;
         assert!(!patience.is_over(7, time - 1) && !patience.is_over(6, time));
         assert!(patience.is_over(7, time));
     }

@@ -123,7 +123,7 @@ impl<E: StarEnv> Stateful<E> {
         let Some(answered) = self.window.done(psn) else { return };
         self.met = true;
         let Answered { entry, sent, overtaken } = answered;
-        let freed = before - self.window.in_flight();
+        let freed = (before - self.window.in_flight()).min(self.charged);
         card.path.acked(freed);
         (self.charged, self.backoff) = (self.charged - freed, 0);
         if let Some(sent) = sent {
