@@ -4,19 +4,21 @@
 mod common;
 #[path = "common/drive.rs"]
 mod drive;
+#[path = "common/pair.rs"]
+mod pair;
 #[path = "common/rc.rs"]
 mod program;
 
 use common::for_seeds;
 use drive::drive;
+use pair::Pair;
 use program::Shape;
-use starverbs_core::{Mtu, Nanos, NicConfig, SendOp};
+use starverbs_core::{Mtu, Nanos, NicConfig, QpType, SendOp, WcStatus};
 use starverbs_sim::{Faults, Net, Rng, Setup};
 
 const MS: Nanos = 1_000_000;
-/// Little patience: 4.2 ms, and 3 retries. The IBTA lets a card take up to four times that.
+/// Little patience: 4.2 ms, and a few retries, of which each may take 1.375 times that.
 const TIMEOUT: u8 = 10;
-const RETRIES: u8 = 3;
 const STEPS: usize = 300_000;
 
 /// How a seed's hosts sleep.
@@ -30,11 +32,11 @@ struct Naps {
 }
 
 /// Runs a program of all operations over two hosts that sleep now and then; it looks at every completion itself.
-fn run(seed: u64, naps: &Naps, faults: Faults) {
+fn run(seed: u64, retries: u8, naps: &Naps, faults: Faults) {
     let mut rng = Rng::new(seed);
     let mut net = Net::new(2, NicConfig::default(), faults, seed);
     let shape = Shape {
-        setup: Setup { mtu: Mtu::M1024, timeout: TIMEOUT, retry_cnt: RETRIES, ..Setup::default() },
+        setup: Setup { mtu: Mtu::M1024, timeout: TIMEOUT, retry_cnt: retries, ..Setup::default() },
         sq_slots: 16,
         rq_slots: 8,
         ops: 30,
@@ -60,7 +62,7 @@ fn run(seed: u64, naps: &Naps, faults: Faults) {
 #[test]
 fn a_busy_peer_is_not_given_up() {
     for_seeds("a_busy_peer_is_not_given_up", 300, |seed| {
-        run(seed, &Naps { asleep: 55 * MS, awake: 20 * MS, together: false }, Faults::default());
+        run(seed, 3, &Naps { asleep: 22 * MS, awake: 20 * MS, together: false }, Faults::default());
     });
 }
 
@@ -68,7 +70,33 @@ fn a_busy_peer_is_not_given_up() {
 #[test]
 fn time_in_which_nobody_ran_does_not_count() {
     for_seeds("time_in_which_nobody_ran_does_not_count", 300, |seed| {
-        let faults = Faults { loss: 0.3, ..Faults::default() };
-        run(seed, &Naps { asleep: 5_000 * MS, awake: 5 * MS, together: true }, faults);
+        let faults = Faults { loss: 0.1, ..Faults::default() };
+        run(seed, 7, &Naps { asleep: 5_000 * MS, awake: 5 * MS, together: true }, faults);
     });
+}
+
+/// How long a requester whose peer is gone waits, in timeouts of 1 ms (code 8) to 1 s (18).
+#[test]
+fn a_dead_peer_is_noticed_in_time() {
+    for (timeout, retries) in [(8, 7), (12, 7), (14, 0), (14, 1), (14, 7), (18, 0), (18, 5), (18, 7)] {
+        let setup = Setup { timeout, retry_cnt: retries, ..Setup::default() };
+        let mut pair = Pair::of(QpType::Rc, &setup);
+        /* the path has a round trip */
+        let sge = pair.sge(0, 64);
+        pair.post(pair.wqe(1, SendOp::Write), &[sge]);
+        pair.run();
+        assert_eq!(pair.polled(0).len(), 1);
+        pair.net.faults.loss = 1.0;
+        let began = pair.net.now();
+        pair.post(pair.wqe(2, SendOp::Write), &[sge]);
+        while pair.cq[0].is_empty() {
+            assert!(pair.net.step(), "timeout {timeout}, {retries} retries: nothing is going to happen");
+        }
+        let (took, least) = (pair.net.now() - began, (4096 << timeout) * (u64::from(retries) + 1));
+        assert_eq!(pair.polled(0).last(), Some(&(2, WcStatus::RetryExcErr)));
+        assert!(
+            took >= least && 2 * took <= 3 * least,
+            "timeout {timeout}, {retries} retries: {took} ns of {least}"
+        );
+    }
 }

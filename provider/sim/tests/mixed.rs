@@ -34,7 +34,7 @@ fn rc_does_not_wait_for_uc_that_has_ended() {
         let send = |id| Send { wqe: uc.wqe(id, SendOp::Write), sges: vec![uc.sge(0, 64)], inline: None };
         sq[0].post(send(7)).expect("there is room");
         uc.net.doorbell(0, a);
-        (0..40).for_each(|_| assert!(uc.net.step()));
+        (0..15).for_each(|_| assert!(uc.net.step()));
         uc.net.faults.loss = 0.0;
         uc.run();
         assert_eq!(cq.poll().map(|(c, _)| (c.wr_id, c.status)), Some((7, WcStatus::Success)));
