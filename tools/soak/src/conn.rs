@@ -215,6 +215,8 @@ pub(crate) struct Conn {
     pub(crate) silent: Nanos,
     /// Step at which what is left is taken to ERR and set up anew
     pub(crate) doom: Option<usize>,
+    /// Until when its programs do nothing about an end in ERR, ns
+    pub(crate) abandoned: Nanos,
     pub(crate) over: bool,
     pub(crate) psn: u32,
 }
@@ -225,10 +227,10 @@ impl Conn {
     }
 
     /// Whether its timeouts give a peer so much time that it must not be given up for a wire that only loses, and for links
-    /// that are cut for some seconds: 33 s is the least that the IBTA lets a card wait with these attributes.
+    /// that are cut for some seconds: 34 s is the least that the IBTA lets a card wait with these attributes.
     pub(crate) fn patient(&self) -> bool {
         let setup = &self.plan.setup;
-        setup.timeout == 0 || (setup.timeout >= 18 && self.silent < PATIENCE)
+        setup.timeout == 0 || (setup.timeout >= 20 && self.silent < PATIENCE)
     }
 }
 

@@ -13,6 +13,7 @@ mod life;
 mod plan;
 mod pool;
 mod post;
+mod stall;
 mod star;
 mod summary;
 mod tags;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
-use starverbs_core::{Access, QpState, QpType, Qpn, SrqId};
+use starverbs_core::{Access, Nanos, QpState, QpType, Qpn, SrqId};
 use starverbs_sim::{SimRq, SimSq};
 
 use crate::arena::Arena;
@@ -27,7 +27,8 @@ impl World {
         for (c, plan) in self.plan.conns.clone().into_iter().enumerate() {
             let ends = [0, 1].map(|e| self.make_end(c, e, &plan));
             let (lives, psn) = (plan.lives, plan.setup.psn);
-            let conn = Conn { plan, ends, lives, life: 0, silent: 0, doom: None, over: false, psn };
+            let conn =
+                Conn { plan, ends, lives, life: 0, silent: 0, doom: None, abandoned: 0, over: false, psn };
             self.conns.push(conn);
             self.connect(c);
         }
@@ -161,6 +162,12 @@ impl World {
         self.doom(c);
     }
 
+    /// As [`kill`](Self::kill), and for `time` nobody does anything about it.
+    pub(crate) fn abandon(&mut self, c: usize, e: usize, time: Nanos) {
+        self.kill(c, e);
+        self.conns[c].abandoned = self.net.now() + time;
+    }
+
     /// Has an end finish what it began; it goes on when it is told that this is done.
     pub(crate) fn drain(&mut self, c: usize, e: usize) {
         if self.conns[c].over || self.state(c, e) != QpState::Rts {
@@ -197,7 +204,8 @@ impl World {
 
     pub(crate) fn dooms(&mut self) {
         for c in 0..self.conns.len() {
-            if self.conns[c].doom.is_some_and(|at| at <= self.step) {
+            let conn = &self.conns[c];
+            if conn.doom.is_some_and(|at| at <= self.step) && conn.abandoned <= self.net.now() {
                 self.mend(c);
             }
         }
@@ -343,7 +351,7 @@ impl World {
             self.forget_life(c, e);
         }
         let conn = &mut self.conns[c];
-        (conn.doom, conn.silent) = (None, 0);
+        (conn.doom, conn.abandoned, conn.silent) = (None, 0, 0);
         self.connect(c);
     }
 

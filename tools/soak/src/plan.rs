@@ -25,6 +25,8 @@ pub(crate) enum Chaos {
     Nap { host: usize, time: Nanos },
     /// A program takes a QP to ERR
     Kill { conn: usize, end: usize },
+    /// Likewise, and for so long nobody does anything about it: its peer asks in vain
+    Abandon { conn: usize, end: usize, time: Nanos },
     /// A host ends without a word and comes up again
     Restart { host: usize },
     /// A program drains a send queue and goes on
@@ -130,12 +132,12 @@ fn any_link(rng: &mut Rng) -> Faults {
 }
 
 fn any_setup(rng: &mut Rng) -> Setup {
-    let timeout = rng.pick(&[0, 18, 18, 18, 20, 8, 12]);
+    let timeout = rng.pick(&[0, 20, 20, 20, 22, 8, 12]);
     let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     Setup {
         mtu: rng.pick(&[Mtu::M256, Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096]),
         timeout,
-        retry_cnt: if timeout >= 18 { 7 } else { rng.within(0, 7) as u8 },
+        retry_cnt: if timeout >= 20 { 7 } else { rng.within(0, 7) as u8 },
         rnr_retry: rng.pick(&[7, 7, 7, 7, 3, 0]),
         min_rnr_timer: rng.within(1, 14) as u8,
         rd_atomic: rng.pick(&[1, 2, 4, 16, 128]),
@@ -265,6 +267,23 @@ impl Plan {
         plan.contexts = any_contexts(rng);
         plan.credits = (0..hosts).map(|_| rng.chance(0.4)).collect();
         plan.mix_star(rng);
+        plan.abandon_some(rng);
         plan
+    }
+
+    /// One run in five has queue pairs whose peers are gone, and their neighbours on the same path do not wait for them.
+    fn abandon_some(&mut self, rng: &mut Rng) {
+        if !rng.chance(0.2) {
+            return;
+        }
+        let hosts = self.conns[0].hosts;
+        if hosts[0] != hosts[1] {
+            self.conns.iter_mut().for_each(|conn| conn.hosts = hosts);
+        }
+        for _ in 0..rng.within(1, 3) {
+            let (conn, end) = (rng.below(self.conns.len() as u64) as usize, rng.below(2) as usize);
+            let time = rng.pick(&[10 * MS, 1_000 * MS, 40_000 * MS]);
+            self.chaos.push((rng.below(200) as usize, Chaos::Abandon { conn, end, time }));
+        }
     }
 }

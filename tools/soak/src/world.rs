@@ -10,6 +10,7 @@ use crate::datagram::Station;
 use crate::plan::{Chaos, Plan};
 use crate::pool::Pool;
 use crate::post::RECV;
+use crate::stall::Stalls;
 use crate::star::Forbidden;
 use crate::summary::Summary;
 use crate::tags::Matching;
@@ -80,6 +81,7 @@ pub(crate) struct World {
     /// Whose each number was first, over all restarts
     pub(crate) had: HashMap<(usize, Qpn), (usize, usize)>,
     pub(crate) summary: Summary,
+    pub(crate) stalls: Stalls,
     pub(crate) step: usize,
     trace: bool,
 }
@@ -111,6 +113,7 @@ impl World {
         let mut world = World {
             net,
             rng: Rng::new(seed ^ 0x50a_c0de),
+            stalls: Stalls::new(plan.conns.len(), plan.hosts),
             plan,
             sites: vec![],
             conns: vec![],
@@ -182,6 +185,7 @@ impl World {
             chaos.iter().filter(|(step, _)| *step == now).for_each(|(_, one)| self.befall(*one));
             self.act(false);
             let happened = self.go_on();
+            self.look_for_stalls();
             self.look_at_packets();
             assert!(self.net.in_flight() < MOST_IN_FLIGHT, "the wire fills");
             self.events();
@@ -347,15 +351,25 @@ impl World {
                 if both {
                     self.net.cut(to, from, time);
                 }
+                for (from, to) in [(from, to), (to, from)] {
+                    self.stalls.hold_up(from, to, self.net.now() + time);
+                }
                 for conn in &mut self.conns {
                     if conn.plan.hosts == [from, to] || conn.plan.hosts == [to, from] {
                         conn.silent += time;
                     }
                 }
             }
-            Chaos::Nap { host, time } => self.net.sleep(host, time),
+            Chaos::Nap { host, time } => {
+                self.stalls.hold_up_host(host, self.net.now() + time);
+                self.net.sleep(host, time);
+            }
             Chaos::Kill { conn, end } => self.kill(conn, end),
-            Chaos::Restart { host } => self.restart(host),
+            Chaos::Abandon { conn, end, time } => self.abandon(conn, end, time),
+            Chaos::Restart { host } => {
+                self.stalls.hold_up_host(host, self.net.now());
+                self.restart(host);
+            }
             Chaos::Drain { conn, end } => self.drain(conn, end),
             Chaos::Crowd { host, threshold } => self.net.crowd(host, threshold),
         }
