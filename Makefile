@@ -8,7 +8,7 @@ RUNS ?= 100000
 JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
-.PHONY: help build demo test bench bench-loss bench-qpc bench-star instructions conformance pyverbs figures interop stress soak faults lint doc fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build demo test bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults lint doc fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -21,6 +21,7 @@ help:
 	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes docs/bench-loss.*'
 	@echo 'make bench-qpc    of that, up to 100,000 queue pairs, room for few contexts by policy, the simulator; writes docs/bench-qpc.*'
 	@echo 'make bench-star   of that, the StaR paper'"'"'s workloads, 1 to 10,000 connections, StaR against RC; writes docs/bench-star.*'
+	@echo 'make bench-neighbours  of that, a queue pair beside others whose peer is gone; writes docs/bench-neighbours.*'
 	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
@@ -88,6 +89,12 @@ bench:
 	@$(MAKE) --no-print-directory bench-loss
 	@$(MAKE) --no-print-directory bench-qpc
 	@$(MAKE) --no-print-directory bench-star
+	@$(MAKE) --no-print-directory bench-neighbours
+
+bench-neighbours:
+	@tools/scripts/packages.sh bench
+	@$(MAKE) --no-print-directory build
+	cargo run --release --quiet --package starverbs-bench -- --neighbours --out docs/bench-neighbours
 
 bench-star:
 	@tools/scripts/packages.sh bench

@@ -11,6 +11,7 @@ mod floor;
 mod loss;
 mod machine;
 mod many;
+mod neighbours;
 mod perftest;
 mod report;
 mod round;
@@ -58,6 +59,9 @@ struct Args {
     /// Many queue pairs alone.
     #[arg(long)]
     qpc: bool,
+    /// A queue pair beside others whose peer is gone alone.
+    #[arg(long)]
+    neighbours: bool,
     /// The StaR paper's workloads alone.
     #[arg(long)]
     star: bool,
@@ -104,6 +108,10 @@ fn main() -> ExitCode {
         None if args.qpc => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-qpc"));
             many::run(&out, &args.dist, rounds_of(&args, 5), args.quick)
+        }
+        None if args.neighbours => {
+            let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-neighbours"));
+            neighbours::run(&out, &args.dist, rounds_of(&args, 5), args.quick)
         }
         None if args.star => {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-star"));
