@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of a newer rdma-core than this host's: run.py inside ROOT, a folder with a whole newer Debian that has
-# python3-pyverbs, rdma-core and iproute2, for instance of
+# Runs the tests of a newer rdma-core than this host's: run.py inside ROOT, a folder with a newer Debian that
+# has python3-pyverbs, rdma-core (with its documentation) and iproute2, for instance of
 #   mmdebstrap --variant=apt --include=python3-pyverbs,rdma-core,iproute2 forky ROOT
 # What it mounts there is gone when it ends. Needs root.
 # usage: newer.sh ROOT LIBRARY_DIRECTORY [TABLE]

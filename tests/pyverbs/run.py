@@ -30,19 +30,19 @@ LIMIT = 300
 # Pages of 2 MiB, as the tests count them, and how many the tests need at once, with some to spare.
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 WANTED = 8
-RAW = ("not offered: frames of Ethernet, and rules and hashes that spread them over queues. It would take packet sockets (root) "
-       "beside the UDP port")
+RAW = ("not offered: raw Ethernet frames, and what steers and spreads them. It would take packet sockets, "
+       "which are root's, beside the UDP port")
 # What reasons of skips mean, by words in them.
 MEANINGS = {
-    "/dev/dri/": "this machine: memory of a GPU's driver, without which nothing is registered",
-    "cuda-python": "this machine: an NVIDIA GPU and its packages",
-    "huge pages": "this machine: no huge pages, and none to be had",
-    "PHC": "this machine: a network interface with a clock of its own",
+    "/dev/dri/": "this machine has no GPU, whose driver gives the tests a DMA-BUF. The card registers them",
+    "cuda-python": "this machine has no NVIDIA GPU",
+    "huge pages": "this machine has no huge pages to spare",
+    "PHC": "not offered: a clock device (/dev/ptp) of the card. Its timestamps are the host's clocks",
     "Create QP type 8": RAW,
     "Raw Packet QP": RAW,
-    "DMA Handle": "not offered: hints for PCIe (TPH). A card without a bus would take and ignore them",
-    "DM dmabuf export": "not offered: device memory as a DMA-BUF. It would take /dev/udmabuf of the kernel and memory made for it",
-    "CC_DMA_BOUNCE": "for devices in confidential guests, where DMA goes through bounce buffers. The card reaches all memory",
+    "DMA Handle": "not offered: hints for PCIe (TPH). A card without a bus could only ignore them",
+    "DM dmabuf export": "not offered: device memory as a DMA-BUF. It would take the kernel's /dev/udmabuf",
+    "CC_DMA_BOUNCE": "for devices of confidential guests that reach only some memory. The card reaches all",
 }
 
 
@@ -144,7 +144,8 @@ def table(rows):
     counts = {verdict: sum(row[1] == verdict for row in rows) for verdict in ("passed", "skipped", "FAILED", "ERROR")}
     out = ["# rdma-core's own tests on the card", "",
            "Written by `make pyverbs` (tests/pyverbs); do not edit. The tests are those of Debian's rdma-core and python3-pyverbs, without",
-           f"those for other makers' cards: {versions()}.", "",
+           f"those for other makers' cards (mlx5, efa): {versions()}. Debian 12's are in [pyverbs.md](pyverbs.md), those of a newer",
+           "Debian in [pyverbs-newer.md](pyverbs-newer.md): `make pyverbs ROOT=FOLDER`, where tests/pyverbs/newer.sh says what folder.", "",
            ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number) + f", of {len(rows)}.", "",
            "| why skipped | tests | what it means |", "|---|--:|---|"]
     reasons = [row[2] for row in rows if row[1] == "skipped"]
