@@ -1,10 +1,11 @@
 /* NETLINK_RDMA through libc: how a socket behaves that asks for the device, and that others stay as they are.
- * Build: cc -Wall -o ask ask.c; run with LD_PRELOAD naming the library under test. */
+ * Build: cc -Wall -o ask ask.c -lpthread; run with LD_PRELOAD naming the library under test. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/netlink.h>
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/rdma_netlink.h>
 #include <stdlib.h>
 #include <string.h>
@@ -146,9 +147,46 @@ static void the_rest(void)
 	close(user), close(udp), close(pair[0]), close(pair[1]);
 }
 
+/* Sends until nothing more fits, and longer. */
+static void *filling(void *how)
+{
+	static char bytes[4096];
+	struct iovec part = { bytes, sizeof(bytes) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+	int fd = *(int *)how;
+
+	for (;;)
+		if (fd % 3 == 0)
+			send(fd, bytes, sizeof(bytes), 0);
+		else if (fd % 3 == 1)
+			sendto(fd, bytes, sizeof(bytes), 0, NULL, 0);
+		else
+			sendmsg(fd, &message, 0);
+	return NULL;
+}
+
+/* A thread that waits in a send can be cancelled there: the stack is unwound through the library. */
+static void cancelling(void)
+{
+	for (int way = 0; way < 3; way++) {
+		int pair[2], fd = 300 + way;
+		struct pollfd full = { .fd = fd, .events = POLLOUT };
+		pthread_t thread;
+		void *ended = NULL;
+
+		CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair) && dup2(pair[0], fd) == fd && !close(pair[0]));
+		CHECK(!pthread_create(&thread, NULL, filling, &fd));
+		while (poll(&full, 1, 0))
+			usleep(1000);
+		CHECK(!pthread_cancel(thread) && !pthread_join(thread, &ended) && ended == PTHREAD_CANCELED);
+		close(fd), close(pair[1]);
+	}
+}
+
 int main(void)
 {
 	sending();
+	cancelling();
 	nonsense();
 	the_rest();
 	if (!failures)

@@ -48,7 +48,7 @@ for flags in -O1 "-O2 -D_FORTIFY_SOURCE=2 -D_FILE_OFFSET_BITS=64"; do
     cc -Wall -Wextra $flags -o "$tmp/look" "$here/look.c" -libverbs -lpthread || fail "cc $flags"
     expect "all as it should be" "$tmp/look"
 done
-cc -Wall -Wextra -O1 -o "$tmp/ask" "$here/ask.c" || fail "cc ask.c"
+cc -Wall -Wextra -O1 -o "$tmp/ask" "$here/ask.c" -lpthread || fail "cc ask.c"
 expect "all as it should be" "$tmp/ask"
 
 ### Tools
