@@ -15,7 +15,7 @@ help:
 	@echo 'make test         install what is missing, build, run the whole suite'
 	@echo 'make build        dist/lib/libibverbs.so.1, librdmacm.so.1, libstarverbs.so, dist/bin/starverbs and starverbs-bench'
 	@echo 'make conformance  every case of others'"'"' programs, rdma-core'"'"'s tests; writes docs/conformance.md, docs/pyverbs.md'
-	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md'
+	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md; with ROOT=FOLDER newer ones, too: docs/pyverbs-newer.md'
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes docs/bench-loss.*'
@@ -63,6 +63,7 @@ pyverbs:
 	@tools/scripts/packages.sh test
 	@$(MAKE) --no-print-directory build
 	tests/pyverbs/run.py --table docs/pyverbs.md dist/lib
+	$(if $(ROOT),tests/pyverbs/newer.sh $(ROOT) dist/lib docs/pyverbs-newer.md)
 
 stress:
 	@tools/scripts/packages.sh stress

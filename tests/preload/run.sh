@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Programs look at the device in /sys and /dev through libstarverbs.so: C, tools, shells, python, infiniband-diags, UCX.
+# Others ask for it by netlink: C, rdma(8).
 # Fails if one sees something else than the device, or if a picture is left behind. Programs that are not installed are
 # skipped, and named.
 # usage: run.sh LIBRARY_DIRECTORY
@@ -47,6 +48,8 @@ for flags in -O1 "-O2 -D_FORTIFY_SOURCE=2 -D_FILE_OFFSET_BITS=64"; do
     cc -Wall -Wextra $flags -o "$tmp/look" "$here/look.c" -libverbs -lpthread || fail "cc $flags"
     expect "all as it should be" "$tmp/look"
 done
+cc -Wall -Wextra -O1 -o "$tmp/ask" "$here/ask.c" -lpthread || fail "cc ask.c"
+expect "all as it should be" "$tmp/ask"
 
 ### Tools
 
@@ -76,6 +79,25 @@ have ibv_devinfo && expect "starverbs" sh -c "ibv_devinfo | grep board_id"
 have ibstat && expect "Link layer: Ethernet" /usr/sbin/ibstat star0
 have ibstatus && expect "state:		 4: ACTIVE" /usr/sbin/ibstatus
 have fi_info && expect "domain: star0" fi_info -p verbs
+
+# What rdma(8) is told by netlink is what files say, and what verbs say.
+if have rdma; then
+    guid=$(seen cat $star/node_guid) netdev=$(seen cat $star/ports/1/gid_attrs/ndevs/0)
+    link="link star0/1 state ACTIVE physical_state LINK_UP netdev $netdev"
+    index=$(cat "/sys/class/net/$netdev/ifindex")
+    expect "$link" rdma link show
+    expect "$link" rdma link show star0/1
+    expect "$link netdev_index $index" rdma -d link show
+    expect '"ifname":"star0","port":1,"state":"ACTIVE","physical_state":"LINK_UP","netdev":"'"$netdev" \
+        rdma link show -j
+    expect "0: star0: node_type ca " rdma dev show
+    expect "fw $(seen cat $star/fw_ver) node_guid $guid sys_image_guid $guid" rdma dev show star0
+    expect "MEM_WINDOW" rdma -d dev show
+    expect "copy-on-fork on" rdma system show
+    expect "star0           	${guid//:/}" ibv_devices
+    expect "Operation not supported" sh -c "! rdma link add rxe9 type rxe netdev $netdev"
+    expect "Wrong device name" sh -c "! rdma link show star1/1"
+fi
 
 # UCX's own transports over the device, between two processes: $1 transports, the rest what ucx_perftest does.
 ucx() {
@@ -110,6 +132,7 @@ fi
 
 if ((EUID == 0)) && have runuser; then
     expect "star0" runuser -u nobody -- env LD_PRELOAD="$preload" cat /sys/class/infiniband_verbs/uverbs0/ibdev
+    expect "all as it should be" runuser -u nobody -- env LD_PRELOAD="$preload" "$tmp/ask"
 fi
 
 place=$(folder)

@@ -14,7 +14,9 @@ kernel set 16 MiB aside while the tests run, and gives them back.
 import argparse
 import contextlib
 import gzip
+import multiprocessing
 import os
+import platform
 import pathlib
 import subprocess
 import sys
@@ -28,6 +30,20 @@ LIMIT = 300
 # Pages of 2 MiB, as the tests count them, and how many the tests need at once, with some to spare.
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 WANTED = 8
+RAW = ("not offered: raw Ethernet frames, and what steers and spreads them. It would take packet sockets, "
+       "which are root's, beside the UDP port")
+# What reasons of skips mean, by words in them.
+MEANINGS = {
+    "/dev/dri/": "this machine has no GPU, whose driver gives the tests a DMA-BUF. The card registers them",
+    "cuda-python": "this machine has no NVIDIA GPU",
+    "huge pages": "this machine has no huge pages to spare",
+    "PHC": "not offered: a clock device (/dev/ptp) of the card. Its timestamps are the host's clocks",
+    "Create QP type 8": RAW,
+    "Raw Packet QP": RAW,
+    "DMA Handle": "not offered: hints for PCIe (TPH). A card without a bus could only ignore them",
+    "DM dmabuf export": "not offered: device memory as a DMA-BUF. It would take the kernel's /dev/udmabuf",
+    "CC_DMA_BOUNCE": "for devices of confidential guests that reach only some memory. The card reaches all",
+}
 
 
 @contextlib.contextmanager
@@ -92,6 +108,8 @@ class Notes(unittest.TestResult):
 
 def run_here(folder, only):
     """Runs the tests in this process, which has the library under test; gives the notes."""
+    # One test hands itself to its children, which Python 3.14 no longer forks unless told to.
+    multiprocessing.set_start_method("fork")
     sys.path[:0] = [str(folder), str(folder.parent)]
     sys.argv[1:] = []
     from args_parser import parser
@@ -109,17 +127,30 @@ def run_here(folder, only):
     return notes
 
 
+def meaning(reason):
+    """What a reason for a skip means."""
+    return next((text for words, text in MEANINGS.items() if words in reason), "")
+
+
+def versions():
+    """What the tests are of."""
+    packages = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Version}, ", "rdma-core", "python3-pyverbs"],
+                              capture_output=True, text=True).stdout
+    return f"{packages}Python {platform.python_version()}"
+
+
 def table(rows):
     """The rows as Markdown."""
     counts = {verdict: sum(row[1] == verdict for row in rows) for verdict in ("passed", "skipped", "FAILED", "ERROR")}
     out = ["# rdma-core's own tests on the card", "",
            "Written by `make pyverbs` (tests/pyverbs); do not edit. The tests are those of Debian's rdma-core and python3-pyverbs, without",
-           "those for other makers' cards.", "",
+           f"those for other makers' cards (mlx5, efa): {versions()}. Debian 12's are in [pyverbs.md](pyverbs.md), those of a newer",
+           "Debian in [pyverbs-newer.md](pyverbs-newer.md): `make pyverbs ROOT=FOLDER`, where tests/pyverbs/newer.sh says what folder.", "",
            ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number) + f", of {len(rows)}.", "",
-           "| why skipped | tests |", "|---|--:|"]
+           "| why skipped | tests | what it means |", "|---|--:|---|"]
     reasons = [row[2] for row in rows if row[1] == "skipped"]
     for reason in sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason)):
-        out.append(f"| {reason} | {reasons.count(reason)} |")
+        out.append(f"| {reason} | {reasons.count(reason)} | {meaning(reason)} |")
     out += ["", "| test | | |", "|---|---|---|"]
     out += [f"| {name} | {verdict} | {reason} |" for name, verdict, reason in sorted(rows)]
     return "\n".join(out) + "\n"

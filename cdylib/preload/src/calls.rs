@@ -7,6 +7,7 @@ mod exec;
 mod folder;
 mod link;
 mod open;
+mod socket;
 mod stat;
 
 use core::ffi::{CStr, c_char};

@@ -87,5 +87,11 @@ next! {
     execvpe: unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
     fexecve: unsafe extern "C" fn(c_int, Strings, Strings) -> c_int;
     execveat: unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
+    socket: unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
+    send: unsafe extern "C" fn(c_int, *const c_void, usize, c_int) -> isize;
+    sendto: unsafe extern "C" fn(
+        c_int, *const c_void, usize, c_int, *const libc::sockaddr, libc::socklen_t
+    ) -> isize;
+    sendmsg: unsafe extern "C" fn(c_int, *const libc::msghdr, c_int) -> isize;
     inotify_add_watch: unsafe extern "C" fn(c_int, *const c_char, u32) -> c_int;
 }

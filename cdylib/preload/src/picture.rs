@@ -150,7 +150,7 @@ impl Picture {
 }
 
 /// The interface behind an address; an alias (eth0:1) is no interface of its own.
-fn interface(gid: &GidEntry) -> &str {
+pub(crate) fn interface(gid: &GidEntry) -> &str {
     gid.netdev.split(':').next().unwrap_or_default()
 }
 
@@ -214,4 +214,4 @@ fn rate(port: &PortAttr) -> String {
 
 #[cfg(test)]
 #[path = "picture_tests.rs"]
-mod tests;
+pub(crate) mod tests;

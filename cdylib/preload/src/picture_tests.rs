@@ -4,7 +4,7 @@ use starverbs_core::{Gid, Mtu};
 
 use super::*;
 
-fn facts() -> Facts {
+pub(crate) fn facts() -> Facts {
     let mut device = starverbs_verbs::describe().expect("a host with addresses");
     let gid = |index, address, netdev: &str| GidEntry {
         gid: Gid::from_ipv4(address),
