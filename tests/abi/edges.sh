@@ -12,7 +12,7 @@ for program in edges memory import xrc xrc_read old sizes newer kernel errors st
 done
 
 if [ -e /usr/include/rdma/rdma_cma.h ]; then
-	for program in rdmacm_ids rdmacm rdmacm_exit; do
+	for program in rdmacm_ids rdmacm rdmacm_exit rdmacm_loopback; do
 		cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -lrdmacm -libverbs -lpthread
 		LD_LIBRARY_PATH=$lib "$tmp/$program"
 	done
