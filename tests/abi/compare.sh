@@ -1,7 +1,7 @@
 #!/bin/sh
 # Every symbol that a released libibverbs.so.1 or librdmacm.so.1 exports must be in ours, at the same version and of the same kind (T
-# function, D data), and nothing else may be, but for what a further list names. The lists are of Debian's packages libibverbs1 44.0
-# (Debian 12) and 65.0, and librdmacm1 44.0; symbols.sh makes one. All private nodes have the names of both: see docs/architecture.md.
+# function, D data), and nothing else may be, but for what a further list names. The lists are of Debian's packages libibverbs1 and
+# librdmacm1, 44.0 (Debian 12) and 65.0; symbols.sh makes one. All private nodes have the names of both: see docs/architecture.md.
 # stardv.symbols has those of our own, include/infiniband/stardv.h's.
 # usage: compare.sh LIBRARY [LIST]
 set -eu
@@ -10,7 +10,8 @@ more=${2:-/dev/null}
 here=$(cd "$(dirname "$0")" && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-lists="$here/libibverbs1-44.symbols $here/libibverbs1-65.symbols $here/librdmacm1-44.symbols $here/stardv.symbols"
+lists="$here/libibverbs1-44.symbols $here/libibverbs1-65.symbols
+    $here/librdmacm1-44.symbols $here/librdmacm1-65.symbols $here/stardv.symbols"
 private=@IBVERBS_PRIVATE_
 
 # Nobody links to a private symbol but by its node: which node is the default is no matter.
@@ -32,4 +33,4 @@ if [ -s "$tmp/odd" ]; then
     cat "$tmp/odd"
     exit 1
 fi
-echo "$(wc -l <"$tmp/ours") symbols, all as in libibverbs1 44 and 65, librdmacm1 44 and stardv.h${2:+ and $2}"
+echo "$(wc -l <"$tmp/ours") symbols, all as in libibverbs1 and librdmacm1 44 and 65 and stardv.h${2:+ and $2}"

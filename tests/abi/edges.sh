@@ -12,8 +12,8 @@ for program in edges memory import xrc xrc_read old sizes newer kernel errors st
 done
 
 if [ -e /usr/include/rdma/rdma_cma.h ]; then
-	for program in rdmacm_ids rdmacm rdmacm_exit; do
-		cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -lrdmacm -libverbs -lpthread
+	for program in rdmacm_ids rdmacm rdmacm_exit rdmacm_loopback rdmacm_newer; do
+		cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -lrdmacm -libverbs -lpthread -ldl
 		LD_LIBRARY_PATH=$lib "$tmp/$program"
 	done
 else

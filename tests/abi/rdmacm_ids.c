@@ -88,13 +88,13 @@ static void addresses(struct rdma_event_channel *ch)
 	REFUSED(rdma_set_option(id, 99, 0, &tos, 1), ENOSYS);
 	CHECK(!rdma_destroy_id(id));
 
-	/* any address binds to no device, one of the card's does */
+	/* any address binds to no device, nor does loopback's (rdmacm_loopback.c) */
 	id = id_of(ch, RDMA_PS_TCP);
 	CHECK(!rdma_bind_addr(id, ADDR(any)) && !id->verbs && rdma_get_src_port(id));
 	REFUSED(rdma_bind_addr(id, ADDR(any)), EINVAL);
 	CHECK(!rdma_destroy_id(id));
 	id = id_of(ch, RDMA_PS_TCP);
-	CHECK(!rdma_bind_addr(id, ADDR(local)) && id->verbs && id->port_num == 1 && id->pd && rdma_get_src_port(id));
+	CHECK(!rdma_bind_addr(id, ADDR(local)) && !id->verbs && rdma_get_src_port(id));
 	port = *(struct sockaddr_in *)rdma_get_local_addr(id);
 	CHECK(port.sin_port == rdma_get_src_port(id) && port.sin_addr.s_addr == local.sin_addr.s_addr);
 
@@ -153,7 +153,8 @@ static void ways(struct rdma_event_channel *ch)
 	/* a queue pair for datagrams is ready at once */
 	CHECK(!rdma_destroy_id(id));
 	id = id_of(ch, RDMA_PS_UDP);
-	CHECK(id->qp_type == IBV_QPT_UD && !rdma_bind_addr(id, ADDR(here)));
+	CHECK(id->qp_type == IBV_QPT_UD && !rdma_resolve_addr(id, ADDR(here), ADDR(dst), 2000));
+	pass(ch, RDMA_CM_EVENT_ADDR_RESOLVED);
 	init = attr_of(IBV_QPT_UD);
 	CHECK(!rdma_create_qp(id, NULL, &init) && id->qp->state == IBV_QPS_RTS);
 	CHECK(!ibv_query_qp(id->qp, &now, IBV_QP_QKEY, &past) && now.qkey == RDMA_UDP_QKEY);
@@ -173,7 +174,11 @@ static void groups(struct rdma_event_channel *ch)
 	struct ibv_ah *ah;
 
 	REFUSED(rdma_join_multicast(id, ADDR(group), NULL), EINVAL);
-	CHECK(!rdma_bind_addr(id, ADDR(local)) && !rdma_create_qp(id, NULL, &init));
+	CHECK(!rdma_bind_addr(id, ADDR(local)));
+	REFUSED(rdma_join_multicast(id, ADDR(group), NULL), EINVAL); /* no device yet */
+	CHECK(!rdma_resolve_addr(id, NULL, ADDR(local), 2000));
+	pass(ch, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!rdma_create_qp(id, NULL, &init));
 	REFUSED(rdma_join_multicast(id, ADDR(local), NULL), EINVAL);
 	REFUSED(rdma_leave_multicast(id, ADDR(group)), EADDRNOTAVAIL);
 	CHECK(!rdma_join_multicast(id, ADDR(group), &group));

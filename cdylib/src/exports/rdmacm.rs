@@ -83,6 +83,18 @@ exports! { "@@", "RDMACM_1.3";
     rdma_set_local_ece => rdmacm::set_local_ece,
 }
 
+exports! { "@@", "RDMACM_1.4";
+    rdma_query_addrinfo => rdmacm::query_addrinfo,
+    rdma_resolve_addrinfo => rdmacm::resolve_addrinfo,
+    rdma_write_cm_event => rdmacm::write_cm_event,
+}
+
+exports! { "@@", "RDMACM_1.5";
+    repoll_create => rdmacm::not_offered,
+    repoll_ctl => rdmacm::not_offered,
+    repoll_wait => rdmacm::not_offered,
+}
+
 /// As [`super::keep`], for this table, which may stand in an object of its own.
 #[inline(never)]
 pub(super) fn keep() {}

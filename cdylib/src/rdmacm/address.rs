@@ -78,12 +78,18 @@ pub(super) fn gid(ip: IpAddr) -> Gid {
     }
 }
 
-/// "Any address", of the same family.
-pub(super) fn any_like(addr: SocketAddr) -> SocketAddr {
+/// "Any address", of the same family, at this port.
+pub(super) fn any_like(addr: SocketAddr, port: u16) -> SocketAddr {
     match addr {
-        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
     }
+}
+
+/// Whether it names no device: any address, and those of loopback, 127.0.0.0/8 and ::1. Linux' rdma_cm takes
+/// loopback for any address, and programs (libfabric) tell by the missing device which addresses peers can use.
+pub(super) fn is_wildcard(ip: IpAddr) -> bool {
+    ip.is_unspecified() || ip.is_loopback()
 }
 
 #[cfg(test)]
@@ -109,6 +115,21 @@ mod tests {
         unsafe {
             assert_eq!(read(core::ptr::null()), Err(libc::EINVAL));
             assert_eq!(read((&raw const addr).cast()), Err(libc::EAFNOSUPPORT));
+        }
+    }
+
+    #[test]
+    fn loopback_is_a_wildcard_in_both_families() {
+        for (text, wildcard) in [
+            ("0.0.0.0", true),
+            ("::", true),
+            ("127.0.0.1", true),
+            ("127.9.9.9", true),
+            ("::1", true),
+            ("192.0.2.1", false),
+            ("fe80::1", false),
+        ] {
+            assert_eq!(is_wildcard(text.parse().expect("an address")), wildcard, "{text}");
         }
     }
 

@@ -12,7 +12,7 @@ use super::sink::{IdShared, What};
 use crate::edge::{self, Errno};
 use crate::handle::{errno, given, zeroed};
 use core::ffi::{CStr, c_char, c_int};
-use starverbs_abi as abi;
+use starverbs_abi::{self as abi, newer};
 use starverbs_verbs::cm::{CmEventKind, Conn, Request, Resolved, Resolving, Response, Service, reason};
 use std::sync::Arc;
 
@@ -50,6 +50,14 @@ impl News {
 
     fn conn(mut self, conn: abi::rdma_conn_param) -> News {
         self.param.conn = conn;
+        self
+    }
+
+    fn arg(mut self, arg: u64) -> News {
+        let mut param = newer::rdma_cm_event_param { older: self.param };
+        param.arg = arg;
+        // SAFETY: each of the union's members is numbers and pointers, which are written.
+        self.param = unsafe { param.older };
         self
     }
 
@@ -129,6 +137,7 @@ fn bring_about(id: &IdHandle, what: What) -> Option<News> {
     match what {
         What::Plain(event, status) => Some(News::new(id.public(), event, status)),
         What::Joined(joined) => Some(group_joined(id, joined)),
+        What::User(status, arg) => Some(News::new(id.public(), newer::RDMA_CM_EVENT_USER, status).arg(arg)),
         What::Cm(kind, child) => connection(id, kind, child),
     }
 }
@@ -312,6 +321,23 @@ pub(crate) unsafe extern "C" fn get_cm_event(
     })
 }
 
+/// rdma_write_cm_event(3): EINVAL unless it is an event that only programs write.
+pub(crate) unsafe extern "C" fn write_cm_event(
+    id: *mut abi::rdma_cm_id,
+    event: abi::rdma_cm_event_type,
+    status: c_int,
+    arg: u64,
+) -> c_int {
+    edge::minus_one(|| {
+        // SAFETY: the call's terms.
+        let handle = unsafe { IdHandle::of(id)? };
+        if event != newer::RDMA_CM_EVENT_USER {
+            return Err(libc::EINVAL);
+        }
+        handle.shared.write(What::User(status, arg))
+    })
+}
+
 /// rdma_ack_cm_event(3).
 pub(crate) unsafe extern "C" fn ack_cm_event(event: *mut abi::rdma_cm_event) -> c_int {
     edge::minus_one(|| {
@@ -365,7 +391,7 @@ pub(super) unsafe fn complete(id: &IdHandle) -> Result<(), Errno> {
 
 /// rdma_event_str(3).
 pub(crate) extern "C" fn event_str(event: abi::rdma_cm_event_type) -> *const c_char {
-    const NAMES: [&CStr; 16] = [
+    const NAMES: [&CStr; 18] = [
         c"RDMA_CM_EVENT_ADDR_RESOLVED",
         c"RDMA_CM_EVENT_ADDR_ERROR",
         c"RDMA_CM_EVENT_ROUTE_RESOLVED",
@@ -382,6 +408,8 @@ pub(crate) extern "C" fn event_str(event: abi::rdma_cm_event_type) -> *const c_c
         c"RDMA_CM_EVENT_MULTICAST_ERROR",
         c"RDMA_CM_EVENT_ADDR_CHANGE",
         c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+        c"RDMA_CM_EVENT_ADDRINFO_ERROR",
     ];
     NAMES.get(event as usize).map_or(c"UNKNOWN EVENT".as_ptr(), |name| name.as_ptr())
 }
@@ -399,6 +427,8 @@ mod tests {
         assert_eq!(name(abi::RDMA_CM_EVENT_ADDR_RESOLVED), c"RDMA_CM_EVENT_ADDR_RESOLVED");
         assert_eq!(name(abi::RDMA_CM_EVENT_ESTABLISHED), c"RDMA_CM_EVENT_ESTABLISHED");
         assert_eq!(name(abi::RDMA_CM_EVENT_TIMEWAIT_EXIT), c"RDMA_CM_EVENT_TIMEWAIT_EXIT");
-        assert_eq!(name(16), c"UNKNOWN EVENT");
+        assert_eq!(name(newer::RDMA_CM_EVENT_ADDRINFO_ERROR), c"RDMA_CM_EVENT_ADDRINFO_ERROR");
+        // Nor has librdmacm a name for what programs write.
+        assert_eq!(name(newer::RDMA_CM_EVENT_USER), c"UNKNOWN EVENT");
     }
 }

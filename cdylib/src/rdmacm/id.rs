@@ -7,6 +7,7 @@ use super::address;
 use super::channel::ChannelHandle;
 use super::device::{self, Device};
 use super::event;
+use super::lookup::Lookup;
 use super::multicast::Group;
 use super::sink::IdShared;
 use crate::edge::{self, Errno};
@@ -100,9 +101,12 @@ pub(super) struct State {
     pub(super) endpoint: Option<Endpoint>,
     /// What rdma_getaddrinfo(3) wants in front of the private data
     pub(super) connect_data: Vec<u8>,
+    /// Of rdma_resolve_addrinfo(3)
+    pub(super) lookup: Lookup,
 }
 
-// SAFETY: an endpoint's pointers name objects that the program keeps, and that may be used from every thread.
+// SAFETY: an endpoint's pointers name objects that the program keeps, and that may be used from every thread; a
+// lookup's result is its own.
 unsafe impl Send for State {}
 
 /// A communication id.
@@ -271,6 +275,7 @@ impl State {
             groups: Vec::new(),
             endpoint: None,
             connect_data: Vec::new(),
+            lookup: Lookup::None,
         }
     }
 

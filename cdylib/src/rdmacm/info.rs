@@ -7,12 +7,13 @@ use crate::edge::{self, Errno};
 use crate::handle::{given, zeroed};
 use core::ffi::{c_char, c_int};
 use core::ptr::null_mut;
-use starverbs_abi as abi;
+use starverbs_abi::{self as abi, newer};
 
-const FLAGS: u32 = abi::RAI_PASSIVE | abi::RAI_NUMERICHOST | abi::RAI_NOROUTE | abi::RAI_FAMILY;
+const FLAGS: u32 =
+    abi::RAI_PASSIVE | abi::RAI_NUMERICHOST | abi::RAI_NOROUTE | abi::RAI_FAMILY | newer::RAI_DNS;
 
 /// Why a name was not resolved: an errno value, or a code of getaddrinfo(3).
-enum Failed {
+pub(super) enum Failed {
     Errno(Errno),
     Eai(c_int),
 }
@@ -108,6 +109,9 @@ unsafe fn resolve(
     to: &mut abi::rdma_addrinfo,
 ) -> Result<(), Failed> {
     let flags = hints.ai_flags as u32;
+    if flags & newer::RAI_SA != 0 {
+        return Err(Failed::Errno(libc::EOPNOTSUPP));
+    }
     if flags & !FLAGS != 0 {
         return Err(Failed::Eai(libc::EAI_BADFLAGS));
     }
@@ -146,6 +150,32 @@ unsafe fn resolve(
     Ok(())
 }
 
+/// What a name means, for freeaddrinfo to end.
+///
+/// # Safety
+/// On the terms of rdma_getaddrinfo(3).
+pub(super) unsafe fn look_up(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const abi::rdma_addrinfo,
+) -> Result<*mut abi::rdma_addrinfo, Failed> {
+    if node.is_null() && service.is_null() && hints.is_null() {
+        return Err(Failed::Errno(libc::EINVAL));
+    }
+    // SAFETY: the caller's terms; numbers and pointers may be zero.
+    unsafe {
+        let none = zeroed();
+        let made: *mut abi::rdma_addrinfo = copy(&none, size_of::<abi::rdma_addrinfo>())?;
+        match resolve(node, service, hints.as_ref().unwrap_or(&none), &mut *made) {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                freeaddrinfo(made);
+                Err(error)
+            }
+        }
+    }
+}
+
 /// rdma_getaddrinfo(3): 0, -1 with errno, or a code of getaddrinfo(3).
 pub(crate) unsafe extern "C" fn getaddrinfo(
     node: *const c_char,
@@ -159,21 +189,8 @@ pub(crate) unsafe extern "C" fn getaddrinfo(
     };
     let body = || {
         let to = given(res).map_err(Failed::Errno)?;
-        if node.is_null() && service.is_null() && hints.is_null() {
-            return Err(Failed::Errno(libc::EINVAL));
-        }
-        // SAFETY: the call's terms; numbers and pointers may be zero.
-        unsafe {
-            let none = zeroed();
-            let made: *mut abi::rdma_addrinfo = copy(&none, size_of::<abi::rdma_addrinfo>())?;
-            match resolve(node, service, hints.as_ref().unwrap_or(&none), &mut *made) {
-                Ok(()) => to.write(made),
-                Err(error) => {
-                    freeaddrinfo(made);
-                    return Err(error);
-                }
-            }
-        }
+        // SAFETY: the call's terms.
+        unsafe { to.write(look_up(node, service, hints)?) };
         Ok(())
     };
     match edge::value(Err(Failed::Errno(libc::EFAULT)), body) {

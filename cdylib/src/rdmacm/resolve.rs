@@ -15,6 +15,7 @@ use crate::handle::errno;
 use crate::{query, rates};
 use core::ffi::c_int;
 use starverbs_abi as abi;
+use starverbs_core::types::Gid;
 use starverbs_verbs::cm::{Bind, any_port};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -34,19 +35,20 @@ fn on_host(addr: SocketAddr) -> bool {
     UdpSocket::bind(any_port).is_ok()
 }
 
-/// Holds an address for the id and, unless it is any, binds the id to its device.
+/// Holds an address for the id and, unless it is a wildcard, binds the id to its device. A port at loopback is
+/// held, and listened on, at all addresses.
 ///
 /// # Errors
 /// EADDRNOTAVAIL: not of this host; ENODEV: not of the card; EADDRINUSE.
 pub(super) fn bind(id: &IdHandle, state: &mut State, addr: SocketAddr) -> Result<(), Errno> {
     let device = device::open()?;
-    let any = addr.ip().is_unspecified();
-    if !any && !on_card(&device, addr.ip()) {
+    let wildcard = address::is_wildcard(addr.ip());
+    if !wildcard && !on_card(&device, addr.ip()) {
         return Err(if on_host(addr) { libc::ENODEV } else { libc::EADDRNOTAVAIL });
     }
     let options = state.options;
     let wanted = Bind {
-        local: addr,
+        local: if wildcard { address::any_like(addr, addr.port()) } else { addr },
         space: state.space,
         reuse: options.reuse_addr,
         v6_only: options.v6_only.unwrap_or(false),
@@ -58,27 +60,44 @@ pub(super) fn bind(id: &IdHandle, state: &mut State, addr: SocketAddr) -> Result
     state.hold = Some(hold);
     state.stage = Stage::Bound;
     id.show_addresses(state);
-    if !any {
+    if !wildcard {
         id.take_device(&device);
     }
     Ok(())
 }
 
-/// The address that is used towards `to`: its own, if it is the card's.
+/// The address that is used towards `to`: its own, if it is the card's. `from` is what the id is bound to: nothing,
+/// or loopback.
 ///
 /// # Errors
-/// The kernel's: ENETUNREACH, EHOSTUNREACH, EACCES ...
-fn source_towards(device: &Device, to: SocketAddr) -> Result<IpAddr, Errno> {
+/// The kernel's: ENETUNREACH, EHOSTUNREACH, EACCES; EINVAL from loopback to another host ...
+fn source_towards(device: &Device, from: Option<IpAddr>, to: SocketAddr) -> Result<IpAddr, Errno> {
     if on_card(device, to.ip()) {
         return Ok(to.ip());
     }
     let system = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
-    let socket = UdpSocket::bind(address::any_like(to)).map_err(system)?;
+    let from = from.map_or(address::any_like(to, 0), |ip| SocketAddr::new(ip, 0));
+    let socket = UdpSocket::bind(from).map_err(system)?;
     // Connecting a datagram socket looks the route up, and sends nothing.
     let mut target = to;
     target.set_port(to.port().max(1));
     socket.connect(target).map_err(system)?;
     Ok(socket.local_addr().map_err(system)?.ip())
+}
+
+/// The card's address for this source: itself; for a target that is a wildcard and a card without loopback's
+/// addresses, the first of its family.
+fn of_card(device: &Device, source: IpAddr, to: IpAddr) -> Option<IpAddr> {
+    if on_card(device, source) {
+        return Some(source);
+    }
+    let stands_in = |gid: Gid| match (gid.ipv4(), source) {
+        (Some(v4), IpAddr::V4(_)) => Some(IpAddr::from(v4)),
+        (None, IpAddr::V6(_)) => Some(IpAddr::from(gid.0)),
+        _ => None,
+    };
+    let table = device.card().ok().filter(|_| address::is_wildcard(to))?.gid_table();
+    table.iter().find_map(|entry| stands_in(entry.gid))
 }
 
 /// Begins rdma_resolve_addr: what the event will say, or the errno value of what cannot begin.
@@ -100,19 +119,17 @@ fn resolve(
         return Err(libc::EINVAL);
     }
     let source = match bound {
-        Some(ip) => ip,
-        None => source_towards(&device, dst)?,
+        Some(ip) if !ip.is_loopback() => ip,
+        from => source_towards(&device, from, dst)?,
     };
-    if !on_card(&device, source) {
-        return Ok(Err(libc::ENODEV));
-    }
+    let Some(source) = of_card(&device, source, dst.ip()) else { return Ok(Err(libc::ENODEV)) };
     match &mut state.local {
         Some(local) => local.set_ip(source),
         // Nobody asks for it there: the port need not be held, it is a number that the peer is shown.
         None => state.local = Some(SocketAddr::new(source, any_port())),
     }
     let mut dst = dst;
-    if dst.ip().is_unspecified() {
+    if address::is_wildcard(dst.ip()) && !on_card(&device, dst.ip()) {
         dst.set_ip(source);
     }
     state.remote = Some(dst);

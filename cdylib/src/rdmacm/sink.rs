@@ -26,6 +26,8 @@ pub(super) enum What {
     Cm(CmEventKind, Option<Arc<IdShared>>),
     /// A multicast group was joined, or not
     Joined(Joined),
+    /// The program itself says so, with a status and a number of its own
+    User(i32, u64),
 }
 
 /// What of an id its events hold on to.
@@ -101,6 +103,16 @@ impl IdShared {
             let to = lock(&self.to);
             if !to.open || !self.is_ours() { Some(raw) } else { to.queue.try_push(raw).err() }
         };
+    }
+
+    /// Queues an event that is told of an unanswered request, too.
+    ///
+    /// # Errors
+    /// EIO in a forked child; ENOMEM.
+    pub(super) fn write(self: &Arc<Self>, what: What) -> Result<(), Errno> {
+        self.ours()?;
+        let raw = Raw { id: Arc::clone(self), what };
+        lock(&self.to).queue.try_push(raw).map_err(|_| libc::ENOMEM)
     }
 
     /// Counts an event as the program's; the handle, which stays until the event is acknowledged. `None`: it is gone.
