@@ -68,7 +68,7 @@ pyverbs:
 stress:
 	@tools/scripts/packages.sh stress
 	@$(MAKE) --no-print-directory build
-	tests/soak/run.sh --seconds $(SECONDS) dist/lib soak growth leaks memcheck tsan
+	tests/soak/run.sh --seconds $(SECONDS) dist/lib soak one_cpu growth leaks memcheck tsan
 
 # With TRACE=1, each frame, post, completion and event is printed.
 soak:

@@ -1,7 +1,8 @@
 /* Others' libraries on the library under test: each is opened with every symbol bound, none brings a libibverbs of its own,
  * and drivers that register are accepted without a device of theirs appearing. Then every command of the private interface is
  * called, by the names in a file ("NAME NODE" a line): it must exist, and say that nothing is offered.
- * usage: loading NAMES LIBRARY... */
+ * With --which, on the system's libibverbs: says which of the libraries open at all. Some need what another has to load first.
+ * usage: loading NAMES LIBRARY... | loading --which LIBRARY... */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
@@ -28,6 +29,19 @@ static void library(const char *path)
 	CHECK(count == 1);
 }
 
+/* As `library` does, so that the same must open later. */
+static int which(int count, char **paths)
+{
+	dlopen("libibverbs.so.1", RTLD_NOW | RTLD_GLOBAL);
+	for (int i = 0; i < count; i++) {
+		if (dlopen(paths[i], RTLD_NOW | RTLD_LOCAL))
+			puts(paths[i]);
+		else
+			fprintf(stderr, "skipped, does not open on the system's libibverbs: %s\n", dlerror());
+	}
+	return 0;
+}
+
 /* Their conventions differ: an errno value, or -1 and errno. */
 static void command(void *lib, const char *name, const char *node)
 {
@@ -51,6 +65,8 @@ static void command(void *lib, const char *name, const char *node)
 
 int main(int argc, char **argv)
 {
+	if (argc > 1 && !strcmp(argv[1], "--which"))
+		return which(argc - 2, argv + 2);
 	void *lib = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_GLOBAL);
 	FILE *file = argc > 1 ? fopen(argv[1], "r") : NULL;
 	char name[64], node[64];

@@ -2,6 +2,7 @@
 # Builds the C programs of tests/soak and tests/abi and runs them on the library in DIRECTORY, on a UDP port of their own.
 # usage: run.sh [--seconds N] [--seed N] DIRECTORY PART...
 # parts: soak      threads on shared and separate objects under a storm of signals, N seconds
+#        one_cpu   a thread that polls under a spin lock beside one that wants it; ping-pongs: all on one CPU
 #        growth    10,000 objects of each kind, made and destroyed again and again: nothing is left
 #        leaks     LeakSanitizer at the end of the soak and of tests/abi's programs
 #        memcheck  the same, and ibv_rc_pingpong, under valgrind: bad accesses and leaks
@@ -37,6 +38,15 @@ run() { LD_LIBRARY_PATH=$lib "$@"; }
 soak() {
     build soak "${soak[@]}"
     run "$tmp/soak" "$seconds" "$seed"
+}
+
+# The card's thread may help the processes, which must do without.
+one_cpu() {
+    build one_cpu -rdynamic "$here"/{one_cpu,ground}.c
+    run "$tmp/one_cpu" processes
+    STARVERBS_PROGRESS_THREAD=off run "$tmp/one_cpu" processes
+    run "$tmp/one_cpu" threads
+    run "$tmp/one_cpu" lock
 }
 
 # Without malloc's caches per thread, its count of bytes in use is exact.
@@ -105,7 +115,7 @@ tsan() {
 
 for part in "$@"; do
     case $part in
-    soak | growth | leaks | memcheck | tsan) echo "--- $part"; "$part" ;;
+    soak | one_cpu | growth | leaks | memcheck | tsan) echo "--- $part"; "$part" ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
     esac
 done

@@ -11,7 +11,7 @@ pub(crate) mod star;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::links::MESSAGE;
@@ -27,6 +27,7 @@ use crate::env::HostEnv;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue};
 use crate::few::context_cache;
+use crate::idle::{Idle, Then};
 use crate::links::Links;
 use crate::log::{self, log};
 use crate::moderation::Moderator;
@@ -92,8 +93,8 @@ pub(crate) struct Shard {
     pub(crate) alarm: Nanos,
     /// Turns taken by polls.
     pub(crate) turns: u32,
-    /// When a poll of the program last received something
-    pub(crate) vain_since: Nanos,
+    /// Polls that find nothing
+    pub(crate) idle: Idle,
     /// A turn ended with more to send.
     pub(crate) unsent: bool,
     /// How many frames to look ahead for contexts to fetch into the CPU's caches; 0: none
@@ -137,6 +138,12 @@ pub(crate) struct Polled {
     pub(crate) calls: AtomicU32,
     /// When the program last ran the card by a poll.
     pub(crate) at: AtomicU64,
+    /// For how many nanoseconds from then on polls leave the card alone.
+    rest: AtomicU32,
+    /// Polls that did so.
+    rested: AtomicU32,
+    /// Nobody called during the last yield of an idle poll.
+    pub(crate) in_vain: AtomicBool,
     /// Polls in a row that found the lock taken.
     misses: AtomicU32,
 }
@@ -148,6 +155,33 @@ impl Polled {
         let before = self.at.load(Ordering::Relaxed);
         self.at.store(now, Ordering::Relaxed);
         before
+    }
+
+    /// Notes what follows a poll that ran the card.
+    #[inline]
+    pub(crate) fn rest(&self, then: Then) {
+        let rest = if let Then::Rest(rest) = then { rest } else { 0 };
+        self.rest.store(rest, Ordering::Relaxed);
+    }
+
+    /// Yields the CPU, and notes whether another thread has called meanwhile.
+    pub(crate) fn yield_now(&self) {
+        let calls = self.calls.load(Ordering::Relaxed);
+        std::thread::yield_now();
+        self.in_vain.store(self.calls.load(Ordering::Relaxed) == calls, Ordering::Relaxed);
+    }
+
+    /// Whether this poll leaves the card alone. Not every one looks at the clock, which takes more than all else of such a poll.
+    #[inline]
+    pub(crate) fn rests(&self) -> bool {
+        let rest = self.rest.load(Ordering::Relaxed);
+        if rest == 0 {
+            return false;
+        }
+        let rested = self.rested.load(Ordering::Relaxed).wrapping_add(1);
+        self.rested.store(rested, Ordering::Relaxed);
+        let ran = self.at.load(Ordering::Relaxed);
+        !rested.is_multiple_of(UNTIMED) || clock::now().saturating_sub(ran) < rest.into()
     }
 }
 
@@ -209,7 +243,7 @@ impl Card {
             stats,
             alarm: Nanos::MAX,
             turns: 0,
-            vain_since: 0,
+            idle: Idle::default(),
             unsent: false,
             ahead,
             looked: 0,
@@ -480,6 +514,8 @@ impl Card {
     }
 }
 
+/// Of the polls that leave the card alone, one in so many looks at the clock.
+const UNTIMED: u32 = 4;
 /// Most doorbells that wait at once.
 pub(crate) const DEFERRED: usize = 32;
 /// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.

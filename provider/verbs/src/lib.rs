@@ -22,6 +22,7 @@ mod env;
 mod error;
 mod events;
 mod few;
+mod idle;
 mod links;
 pub mod log;
 mod memory;

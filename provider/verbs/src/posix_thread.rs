@@ -65,6 +65,14 @@ impl Thread {
         unsafe { libc::pthread_equal(libc::pthread_self(), self.0) != 0 }
     }
 
+    /// The clock of the CPU time that it takes.
+    pub(crate) fn cpu_clock(&self) -> Option<libc::clockid_t> {
+        let mut clock = 0;
+        // SAFETY: not waited for yet, so the number stands for this thread; the clock is writable.
+        let failed = unsafe { libc::pthread_getcpuclockid(self.0, &raw mut clock) };
+        (failed == 0).then_some(clock)
+    }
+
     /// Waits for its end.
     pub(crate) fn join(self) {
         // SAFETY: waited for once, as this takes the value; not by itself, as the caller has looked.

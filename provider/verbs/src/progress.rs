@@ -9,8 +9,9 @@ use starverbs_core::relay::Relay;
 use starverbs_core::{Nanos, PdId, Qpn};
 
 use crate::card::{Behind, Card, DEFERRED, Shard};
-use crate::clock;
+use crate::clock::{self, CpuTime};
 use crate::cq::CqShared;
+use crate::idle::{IDLE, Then};
 use crate::notes::Notes;
 use crate::receives::Who;
 
@@ -22,10 +23,6 @@ pub const BYTES_OF_A_TURN: usize = ROUNDS as usize * starverbs_backend::ARENA;
 const RELAYS: u32 = 128;
 /// Polls between two looks at what the port has to do beside frames.
 const MAINTENANCE: u32 = 256;
-/// A poll that has found nothing for so long lets others have the CPU: with more spinners than CPUs,
-/// the peer may be among them. Longer than a round trip on one host, so that two that have a CPU each
-/// never get there.
-const GIVE_WAY: Nanos = 20_000;
 /// Frames whose contexts are fetched at once: about as many as a CPU has misses under way at the same time.
 pub(crate) const AHEAD: usize = 16;
 /// How long the thread leaves frames alone that a poll has received but not taken, and doorbells that wait.
@@ -36,6 +33,9 @@ impl Card {
     /// left to do. Says whether the card ran.
     #[inline]
     pub(crate) fn progress_from_poll(&self, cq: &CqShared, wanted: usize) -> bool {
+        if self.polled.rests() {
+            return false;
+        }
         let Some(mut guard) = self.try_lock() else {
             self.missed();
             return true;
@@ -64,14 +64,15 @@ impl Card {
         let acks = owed || got == 0 || cq.waiting() == 0;
         shard.transmit(now, acks);
         self.finish(shard, now);
-        if got > 0 || pause > GIVE_WAY {
-            shard.vain_since = now;
+        if got > 0 || pause > IDLE {
+            shard.idle.restart(now);
         }
-        let give_way = now.saturating_sub(shard.vain_since) > GIVE_WAY;
+        let then = shard.idle.after(now, &self.polled.in_vain, || CpuTime::now(self.progress.cpu_clock()));
+        self.polled.rest(then);
         drop(guard);
         self.serve_bells();
-        if give_way {
-            std::thread::yield_now();
+        if then == Then::Yield {
+            self.polled.yield_now();
         }
         true
     }

@@ -111,6 +111,11 @@ impl Progress {
         self.mode.load(Ordering::Relaxed) == WATCHING
     }
 
+    /// The clock of the CPU time that it takes, if it runs.
+    pub(crate) fn cpu_clock(&self) -> Option<libc::clockid_t> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Thread::cpu_clock)
+    }
+
     /// Whether it sleeps until something comes or is due.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {

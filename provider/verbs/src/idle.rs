@@ -1,0 +1,179 @@
+//! What a poll does that has found nothing for a while.
+//!
+//! With more spinners than CPUs the peer may be among those that wait for this CPU, so the poll yields it.
+//! But its caller may hold a lock: whoever spins on that lock then gets the CPU just when it must wait, each
+//! time. The library sees neither lock nor waiter, which never gets as far as a call. It sees whether other
+//! threads of the program take CPU time, and whether one of them calls during a yield. Those that run and do
+//! not call may wait for the caller: no poll yields then, and the scheduler preempts it wherever it is. So
+//! that this is outside of the lock sometimes, polls leave the card alone for moments and are short.
+//!
+//! Owns that judgement (docs/decisions/0012-idle-polls.md). It must not know what the card does.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use starverbs_core::Nanos;
+
+use crate::clock::CpuTime;
+
+/// After so long without a frame a poll is idle. Longer than a round trip on one host, so that two that have
+/// a CPU each never get there.
+pub(crate) const IDLE: Nanos = 20_000;
+/// Between two looks at the CPU time: the kernel counts what runs on other CPUs by ticks, of up to 10 ms.
+const LOOK: Nanos = 10_000_000;
+/// Others run if they take more than this fraction of what the poller takes.
+const FRACTION: Nanos = 4;
+/// While others run, no poll yields between one look of so many and the next: of three threads two may call
+/// and the third wait.
+const LOOKS: u32 = 8;
+/// Polls that do not yield leave the card alone for this fraction of the time since the last frame, at most
+/// for so long.
+const REST: Nanos = 16;
+const LONGEST_REST: Nanos = 8_000;
+
+/// The polls since the last frame.
+#[derive(Default)]
+pub(crate) struct Idle {
+    since: Nanos,
+    looked: Nanos,
+    looks: u32,
+    time: CpuTime,
+    others_run: bool,
+    yields: bool,
+}
+
+/// What follows a poll.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Then {
+    /// It yields the CPU
+    Yield,
+    /// The next ones leave the card alone for so many nanoseconds
+    Rest(u32),
+}
+
+impl Idle {
+    /// A poll at `now` received something, or comes after a pause.
+    #[inline]
+    pub(crate) fn restart(&mut self, now: Nanos) {
+        self.since = now;
+    }
+
+    /// What follows a poll at `now`. `in_vain` says whether no other thread called during the last yield;
+    /// `time` is asked for the CPU time taken until now.
+    #[inline]
+    pub(crate) fn after(&mut self, now: Nanos, in_vain: &AtomicBool, time: impl FnOnce() -> CpuTime) -> Then {
+        let idle = now.saturating_sub(self.since);
+        if idle <= IDLE {
+            return Then::Rest(0);
+        }
+        if now.saturating_sub(self.looked) >= LOOK {
+            self.look(now, time());
+            in_vain.store(false, Ordering::Relaxed);
+        } else if self.others_run && in_vain.load(Ordering::Relaxed) {
+            self.yields = false;
+        }
+        if self.yields { Then::Yield } else { Then::Rest((idle / REST).min(LONGEST_REST) as u32) }
+    }
+
+    #[cold]
+    fn look(&mut self, now: Nanos, time: CpuTime) {
+        let taken = time.since(&self.time);
+        self.looks = self.looks.wrapping_add(1);
+        self.others_run = taken.others > taken.poller / FRACTION;
+        self.yields = !self.others_run || !self.looks.is_multiple_of(LOOKS);
+        (self.looked, self.time) = (now, time);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Between two polls
+    const STEP: Nanos = 1_000;
+
+    /// A program whose polls find nothing.
+    #[derive(Default)]
+    struct Program {
+        idle: Idle,
+        in_vain: AtomicBool,
+        now: Nanos,
+        /// CPU time of the poller and of others
+        time: (Nanos, Nanos),
+        /// Others take so much in the time in which the poller takes 16.
+        others: Nanos,
+    }
+
+    impl Program {
+        fn with(others: Nanos) -> Program {
+            Program { now: 1 << 40, others, ..Program::default() }
+        }
+
+        fn poll_by(&mut self, poller: libc::pthread_t) -> Then {
+            self.now += STEP;
+            self.time = (self.time.0 + STEP, self.time.1 + STEP * self.others / 16);
+            self.idle.after(self.now, &self.in_vain, || CpuTime::of(poller, self.time))
+        }
+
+        fn poll(&mut self) -> Then {
+            self.poll_by(1)
+        }
+
+        /// Of the next polls, how many yield. `called`: others call meanwhile.
+        fn yields(&mut self, polls: u64, called: bool) -> u64 {
+            let mut yields = 0;
+            for _ in 0..polls {
+                if self.poll() == Then::Yield {
+                    yields += 1;
+                    self.in_vain.store(!called, Ordering::Relaxed);
+                }
+            }
+            yields
+        }
+    }
+
+    #[test]
+    fn a_program_alone_yields_once_it_is_idle() {
+        let mut program = Program::with(2);
+        program.idle.restart(program.now);
+        assert_eq!(program.yields(IDLE / STEP, false), 0);
+        assert_eq!(program.yields(100_000, false), 100_000);
+        program.idle.restart(program.now);
+        assert_eq!(program.poll(), Then::Rest(0), "what came last may have a successor");
+    }
+
+    #[test]
+    fn a_waiter_that_spins_has_the_polls_rest() {
+        let mut program = Program::with(16);
+        let looks = 80;
+        let yields = program.yields(looks * LOOK / STEP, false);
+        assert_eq!(yields, looks - looks / u64::from(LOOKS), "one to see whether somebody calls");
+        program.yields(1, false);
+        assert_eq!(program.poll(), Then::Rest(LONGEST_REST as u32));
+        program.idle.restart(program.now);
+        for polls in 1..=IDLE / STEP {
+            assert_eq!(program.poll(), Then::Rest(0), "{polls}");
+        }
+        let rest = (IDLE + STEP) / REST;
+        assert_eq!(program.poll(), Then::Rest(rest as u32), "a fraction of the wait");
+    }
+
+    #[test]
+    fn others_that_call_get_the_cpu_most_of_the_time() {
+        let mut program = Program::with(16);
+        let (looks, each) = (10 * u64::from(LOOKS), LOOK / STEP);
+        assert_eq!(program.yields(looks * each, true), looks * each / 8 * 7);
+    }
+
+    #[test]
+    fn two_that_poll_are_others_to_each_other() {
+        let mut program = Program::with(0);
+        program.yields(LOOK / STEP, false);
+        for _ in 0..LOOK / STEP {
+            program.poll_by(2);
+        }
+        assert!(program.idle.others_run);
+        program.yields(2 * LOOK / STEP, false);
+        program.yields(2 * LOOK / STEP, false);
+        assert!(!program.idle.others_run, "the other polls no more");
+    }
+}
