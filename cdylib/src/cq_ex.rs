@@ -99,7 +99,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 /// # Safety
 /// `cq` comes from `create_cq_ex`, is alive, and this thread polls it.
 unsafe fn advance(cq: *mut abi::ibv_cq_ex) -> c_int {
-    edge::int(|| {
+    edge::status(|| {
         let handle = cq.cast::<CqHandle>();
         let mut next = (Cqe::default(), 0);
         // SAFETY: the caller's terms.
@@ -122,7 +122,7 @@ unsafe fn advance(cq: *mut abi::ibv_cq_ex) -> c_int {
 unsafe extern "C" fn start_poll(cq: *mut abi::ibv_cq_ex, attr: *mut abi::ibv_poll_cq_attr) -> c_int {
     // SAFETY: NULL or a struct, on the verb's terms.
     if unsafe { attr.as_ref() }.is_some_and(|a| a.comp_mask != 0) {
-        return libc::EINVAL;
+        return edge::refuse(libc::EINVAL);
     }
     let handle = cq.cast::<CqHandle>();
     // SAFETY: the verb's terms; the mutex keeps other threads out until `end_poll`, or is not needed.

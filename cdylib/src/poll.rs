@@ -46,7 +46,7 @@ pub(crate) unsafe extern "C" fn poll_cq(
     entries: c_int,
     out: *mut abi::ibv_wc,
 ) -> c_int {
-    edge::value(-libc::EFAULT, || {
+    let polled = || {
         let Ok(max) = usize::try_from(entries) else { return -libc::EINVAL };
         if max > 0 && out.is_null() {
             return -libc::EINVAL;
@@ -63,7 +63,8 @@ pub(crate) unsafe extern "C" fn poll_cq(
         });
         // The count fits: it is at most `entries`.
         polled.map_or_else(|e| -e.errno(), |n| n as c_int)
-    })
+    };
+    edge::kept(|| edge::value(-libc::EFAULT, polled))
 }
 
 #[cfg(test)]

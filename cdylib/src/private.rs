@@ -4,7 +4,7 @@
 //! driver finds no kernel device here, so none of them has work to do. Owns answers that look at no argument. It must not
 //! know any object.
 
-use crate::edge::set_errno;
+use crate::edge::{self, set_errno};
 use core::ffi::{c_int, c_uint, c_void};
 
 /// Accepts a driver and forgets it: the only device here is the library's own.
@@ -15,7 +15,7 @@ pub(crate) extern "C" fn nothing() {}
 
 /// For commands to a kernel device.
 pub(crate) extern "C" fn not_offered() -> c_int {
-    libc::EOPNOTSUPP
+    edge::refuse(libc::EOPNOTSUPP)
 }
 
 /// For functions that would return an object.

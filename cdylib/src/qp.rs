@@ -413,12 +413,12 @@ pub(crate) unsafe extern "C" fn query_ece(_qp: *mut abi::ibv_qp, ece: *mut abi::
         // SAFETY: the caller's struct, on the verb's terms; libibverbs clears it before it looks for a provider.
         unsafe { ece.write(abi::ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
     }
-    libc::EOPNOTSUPP
+    edge::refuse(libc::EOPNOTSUPP)
 }
 
 /// ibv_set_ece(3).
 pub(crate) unsafe extern "C" fn set_ece(_qp: *mut abi::ibv_qp, _ece: *mut abi::ibv_ece) -> c_int {
-    libc::EOPNOTSUPP
+    edge::refuse(libc::EOPNOTSUPP)
 }
 
 /// The address of a multicast group, or EINVAL for NULL.

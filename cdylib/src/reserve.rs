@@ -5,11 +5,15 @@
 //! node, comes from the reserve then, so that the call under way ends well, whichever way; a call that makes something new is
 //! refused ([`has_room`]) while half of the reserve is gone. What was taken goes back with the object.
 //!
+//! What is allocated here is counted beside the rings ([`budget`]), so that what is too much for the machine is
+//! refused before the kernel ends the process.
+//!
 //! The reserve is part of the library's zeroed data: its pages cost nothing until one is used. Owns those bytes and who has
 //! which; nothing here takes a lock or waits, so a forked child may use it.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use starverbs_verbs::budget;
 use std::alloc::{GlobalAlloc, Layout, System};
 
 /// Slots of one size.
@@ -98,9 +102,15 @@ fn give(at: *mut u8) -> bool {
 /// Whether something new may be made: a call takes a handful of slots at most, so half of each size serve the calls of many
 /// threads. False: there is no memory.
 pub(crate) fn has_room() -> bool {
-    IN_USE.load(Ordering::Relaxed) == 0
+    let reserved = IN_USE.load(Ordering::Relaxed) == 0
         || is_left(2, &CLASSES)
-        || (is_left(4, &CLASSES[..2]) && memory_is_back())
+        || (is_left(4, &CLASSES[..2]) && memory_is_back());
+    reserved && budget::has_room()
+}
+
+/// What an allocation takes, with malloc's own part of it.
+const fn cost(size: usize) -> usize {
+    size + 16
 }
 
 /// Whether one of so many parts of each class is left. A quarter of the small ones is for what nobody refuses: what peers and timers ask of
@@ -139,24 +149,31 @@ unsafe impl GlobalAlloc for Reserve {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's terms.
         let at = unsafe { System.alloc(layout) };
-        if at.is_null() { take(layout) } else { at }
+        let at = if at.is_null() { take(layout) } else { at };
+        if !at.is_null() {
+            budget::add(cost(layout.size()));
+        }
+        at
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's terms.
-        let at = unsafe { System.alloc_zeroed(layout) };
-        if !at.is_null() {
-            return at;
+        let mut at = unsafe { System.alloc_zeroed(layout) };
+        if at.is_null() {
+            at = take(layout);
+            if !at.is_null() {
+                // SAFETY: a slot of at least this size.
+                unsafe { at.write_bytes(0, layout.size()) };
+            }
         }
-        let at = take(layout);
         if !at.is_null() {
-            // SAFETY: a slot of at least this size.
-            unsafe { at.write_bytes(0, layout.size()) };
+            budget::add(cost(layout.size()));
         }
         at
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        budget::give(cost(layout.size()));
         if !give(at) {
             // SAFETY: the caller's terms; not of the reserve, so of the system's.
             unsafe { System.dealloc(at, layout) }
@@ -169,6 +186,8 @@ unsafe impl GlobalAlloc for Reserve {
             // SAFETY: the caller's terms.
             let new = unsafe { System.realloc(at, layout, size) };
             if !new.is_null() {
+                budget::add(size);
+                budget::give(layout.size());
                 return new;
             }
         }

@@ -142,7 +142,8 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             }
         }
         let basic = mask & abi::IBV_SRQ_INIT_ATTR_TYPE == 0 || asked.srq_type == abi::IBV_SRQT_BASIC;
-        if !basic || mask & !(abi::IBV_SRQ_INIT_ATTR_TYPE | abi::IBV_SRQ_INIT_ATTR_PD) != 0 {
+        /* a domain and a completion queue are of no use to it, and passed over, as elsewhere */
+        if !basic || mask & abi::IBV_SRQ_INIT_ATTR_TM != 0 {
             return Err(libc::EOPNOTSUPP);
         }
         if !pd {

@@ -205,8 +205,12 @@ static void windows(struct side *a, struct side *b)
 	wr.bind_mw.bind_info = bind.bind_info;
 	CHECK(ibv_post_send(b->qp, &wr, &bad) == EINVAL);
 	wr.bind_mw.bind_info.length = 64;
-	CHECK(!ibv_post_send(b->qp, &wr, &bad) && one(b->cq).wr_id == 31);
-	before = wr.bind_mw.rkey;
+	/* the low eight bits count: what a program writes above them is passed over, and the struct stays as it was */
+	before = ibv_inc_rkey(two_mw->rkey);
+	wr.bind_mw.rkey = before ^ 0x12345600;
+	CHECK(!ibv_post_send(b->qp, &wr, &bad));
+	wc = one(b->cq);
+	CHECK(wc.wr_id == 31 && wc.status == IBV_WC_SUCCESS && ibv_inc_rkey(two_mw->rkey) == before);
 
 	wr = (struct ibv_send_wr){ .wr_id = 32, .opcode = IBV_WR_RDMA_WRITE, .sg_list = &from, .num_sge = 1,
 				   .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE };

@@ -6,7 +6,7 @@ lib=$(cd "${1:?usage: edges.sh LIBRARY_DIRECTORY}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-for program in edges memory import xrc xrc_read old sizes newer kernel errors states queues fork operations tags; do
+for program in edges memory import xrc xrc_read old sizes newer kernel errors errno states queues fork operations tags; do
 	cc -Wall -Wextra -O1 -o "$tmp/$program" "$here/$program.c" -libverbs -lpthread -ldl
 	LD_LIBRARY_PATH=$lib "$tmp/$program"
 done

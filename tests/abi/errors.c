@@ -247,6 +247,11 @@ static void shared_receive_queues(void)
 	REFUSED(ibv_create_srq(pd, NULL), EINVAL);
 	REFUSED(ibv_create_srq(NULL, &most), EINVAL);
 	REFUSED(ibv_create_srq_ex(ctx, &ex), EINVAL);
+	/* a basic one has no use for a completion queue: programs name one all the same */
+	ex = (struct ibv_srq_init_attr_ex){ .attr = { 4, 1, 0 }, .pd = pd, .cq = cq, .srq_type = IBV_SRQT_BASIC,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ };
+	srq = ibv_create_srq_ex(ctx, &ex);
+	CHECK(srq && !ibv_destroy_srq(srq));
 	srq = ibv_create_srq(pd, &small);
 	CHECK(srq && small.attr.max_sge >= (uint32_t)dev.max_srq_sge);
 	CHECK(!ibv_get_srq_num(srq, &number));

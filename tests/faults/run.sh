@@ -5,6 +5,7 @@
 # parts: kill     kill -9 at random moments of one of two processes, whatever they do together
 #        stop     SIGSTOP for less and for more than the peer's patience
 #        nomem    allocations that fail, a limit of the address space
+#        limits   as much of everything as the device says, and as the memory allows
 #        fds      no descriptors left
 #        capture  a capture on a full disk, at the file's limit, into a pipe that nobody reads
 #        address  addresses and links that go and come back (needs root)
@@ -23,7 +24,7 @@ while [[ ${1:-} == --* ]]; do
 done
 lib=$(cd "${1:?usage: run.sh [--long] [--seed N] DIRECTORY [PART...]}" && pwd)
 shift
-(($#)) || set -- kill stop nomem fds capture address clock wire
+(($#)) || set -- kill stop nomem limits fds capture address clock wire
 tmp=$(mktemp -d)
 mounted=
 cleanup() {
@@ -52,6 +53,11 @@ stop() {
 nomem() {
     build nomem
     run nomem 2>"$tmp/said" || { cat "$tmp/said" >&2; return 1; }
+}
+
+limits() {
+    build limits
+    STARVERBS_MEMORY=32M run limits
 }
 
 fds() {
@@ -110,7 +116,7 @@ wire() {
 for part in "$@"; do
     case $part in
     kill) echo "--- kill"; kill_some ;;
-    stop | nomem | fds | capture | address | clock | wire) echo "--- $part"; "$part" ;;
+    stop | nomem | limits | fds | capture | address | clock | wire) echo "--- $part"; "$part" ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
     esac
 done

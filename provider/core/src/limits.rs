@@ -26,6 +26,23 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// What fits into so many bytes, if it is all of one kind: queue pairs and shared receive queues of a usual
+    /// depth (128 requests of one SGE), and the small objects, each with all that a host keeps of it.
+    pub fn fitting(bytes: u64) -> Self {
+        let most = Limits::default();
+        let fit = |most: u32, each: u64| u32::try_from(bytes / each).map_or(most, |n| n.clamp(1, most));
+        Limits {
+            qps: fit(most.qps, 24 << 10),
+            pds: fit(most.pds, 512),
+            avs: fit(most.avs, 512),
+            srqs: fit(most.srqs, 8 << 10),
+            mrs: fit(most.mrs, 768),
+            windows: fit(most.windows, 512),
+        }
+    }
+}
+
 /// `Exhausted` unless there is room for one more.
 pub(crate) fn room(held: usize, most: u32) -> Result<(), NicError> {
     if held < most as usize { Ok(()) } else { Err(NicError::Exhausted) }

@@ -22,6 +22,7 @@
 
 mod armed;
 mod bells;
+pub mod budget;
 mod cq;
 mod memory;
 mod recv;

@@ -1,10 +1,13 @@
 //! Where rings get their memory: the process's allocator, or one of the program's own.
 //!
-//! Owns the rule that memory goes back to where it came from, and that it is zeroed. It must not know what lies in it.
+//! Owns the rule that memory goes back to where it came from, that it is zeroed, and that what the process gives is counted
+//! ([`budget`]). It must not know what lies in it.
 
 use core::ptr::NonNull;
 use std::alloc::{GlobalAlloc as _, Layout, System};
 use std::sync::Arc;
+
+use crate::budget;
 
 /// Which object a ring belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,9 +57,16 @@ pub(crate) fn take(from: &mut ProgramMemory, layout: Layout, resource: Resource)
         Answer::Failed => None,
         Answer::UseDefault => {
             *from = None;
+            if !budget::take(layout.size()) {
+                return None;
+            }
             /* not the library's own allocator, which has a reserve: a ring is as large as the program asks for */
             // SAFETY: no ring's layout has size 0.
-            NonNull::new(unsafe { System.alloc_zeroed(layout) })
+            let at = NonNull::new(unsafe { System.alloc_zeroed(layout) });
+            if at.is_none() {
+                budget::give(layout.size());
+            }
+            at
         }
         Answer::At(at) => {
             let aligned = at.addr().get().is_multiple_of(layout.align());
@@ -80,7 +90,10 @@ pub(crate) unsafe fn give(from: &ProgramMemory, at: NonNull<u8>, layout: Layout,
     match from {
         // SAFETY: the caller's terms.
         Some(memory) => unsafe { memory.free(at, resource) },
-        // SAFETY: the caller's terms.
-        None => unsafe { System.dealloc(at.as_ptr(), layout) },
+        None => {
+            // SAFETY: the caller's terms.
+            unsafe { System.dealloc(at.as_ptr(), layout) };
+            budget::give(layout.size());
+        }
     }
 }

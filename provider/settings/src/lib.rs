@@ -53,6 +53,8 @@ pub struct Settings {
     pub log: LogLevel,
     /// Bytes that a QP may have on the wire without an acknowledgement.
     pub window: Option<u32>,
+    /// Bytes that queues and tables of the process may take.
+    pub memory: Option<u64>,
     /// Whether work requests posted in a row may be sent together.
     pub defer: bool,
     /// Selective repeat between cards that offer it (`STARVERBS_REPEAT`)
@@ -88,6 +90,7 @@ impl Default for Settings {
             progress_thread: true,
             log: LogLevel::Off,
             window: None,
+            memory: None,
             defer: true,
             repeat: true,
             credits: false,

@@ -164,6 +164,14 @@ pub const KEYS: &[Key] = &[
         get: |s| or(&s.window, "auto", |w| value::spell_bytes(u64::from(*w))),
     },
     Key {
+        name: "MEMORY",
+        allowed: "a number of bytes, with K, M or G for powers of 1024, or auto",
+        about: "Most memory that queues and tables of a process take; what is made beyond that fails with ENOMEM. With auto, half \
+                of what the process may have ([below](#memory)).",
+        set: |s, v| put(&mut s.memory, value::auto(v, value::memory)),
+        get: |s| or(&s.memory, "auto", |m| value::spell_bytes(*m)),
+    },
+    Key {
         name: "DEFER",
         allowed: SWITCH,
         about: "Lets work requests posted in a row leave together (doorbell batching).",

@@ -87,6 +87,17 @@ pub(crate) fn addresses(given: &str) -> Result<Vec<IpAddr>, String> {
 
 /// A number of bytes with an optional K, M or G (powers of 1024).
 pub(crate) fn bytes(given: &str) -> Result<u32, String> {
+    let most = |n: u64| u32::try_from(n).ok().filter(|n| *n <= i32::MAX as u32);
+    size(given)?.and_then(most).ok_or_else(|| "too large (below 2G)".to_owned())
+}
+
+/// As [`bytes`], but as much as a machine may have.
+pub(crate) fn memory(given: &str) -> Result<u64, String> {
+    size(given)?.filter(|n| *n < 1 << 48).ok_or_else(|| "too large (below 256T)".to_owned())
+}
+
+/// What both read; `None`: more than any number here.
+fn size(given: &str) -> Result<Option<u64>, String> {
     let (digits, shift) = match given.strip_suffix(['K', 'k']) {
         Some(digits) => (digits, 10),
         None => match given.strip_suffix(['M', 'm']) {
@@ -95,13 +106,10 @@ pub(crate) fn bytes(given: &str) -> Result<u32, String> {
         },
     };
     let number: u64 = digits.parse().map_err(|_| "not a number of bytes".to_owned())?;
-    let total =
-        number.checked_mul(1 << shift).and_then(|n| u32::try_from(n).ok()).filter(|n| *n <= i32::MAX as u32);
-    match total {
-        Some(0) => Err("must be more than nothing".to_owned()),
-        Some(total) => Ok(total),
-        None => Err("too large (below 2G)".to_owned()),
+    if number == 0 {
+        return Err("must be more than nothing".to_owned());
     }
+    Ok(number.checked_mul(1 << shift))
 }
 
 /// The shortest text that [`bytes`] reads back.

@@ -35,6 +35,26 @@ fn remote_access_errors() {
     }
 }
 
+/// The receive that a WRITE with immediate takes says that there was no right to it (class C); a longer WRITE fails
+/// before it takes one.
+#[test]
+fn a_write_with_immediate_that_is_denied_fails_its_receive() {
+    for (len, first) in [(8, WcStatus::LocAccessErr), (0, WcStatus::Success), (3000, WcStatus::WrFlushErr)] {
+        let mut p = Pair::rc();
+        p.post_recv(100, 64);
+        p.post_recv(101, 64);
+        let good = p.wqe(2, SendOp::WriteImm);
+        p.post(SendWqe { rkey: good.rkey ^ 1, ..good }, &[p.sge(0, len)]);
+        p.run();
+        let denied = if len == 0 { WcStatus::Success } else { WcStatus::RemAccessErr };
+        assert_eq!(p.polled(0), [(2, denied)]);
+        if len > 0 {
+            assert_eq!(p.polled(1), [(100, first), (101, WcStatus::WrFlushErr)]);
+            assert_eq!(p.events(1), [AsyncEvent::QpAccessErr(p.qpn[1])]);
+        }
+    }
+}
+
 /// The right must be given by the MR and by the QP.
 #[test]
 fn rights_of_mr_and_qp() {

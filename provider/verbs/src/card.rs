@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError, Weak};
 
 use starverbs_backend::links::MESSAGE;
 use starverbs_backend::{self as backend, Rx};
-use starverbs_core::{Limits, Nanos, Nic, NicConfig, PdId, Qpn};
-use starverbs_rings::Bells;
+use starverbs_core::{Nanos, Nic, NicConfig, PdId, Qpn};
+use starverbs_rings::{Bells, budget};
 use starverbs_settings::Settings;
 
 use crate::clock;
@@ -207,6 +207,7 @@ impl Card {
         watch_forks();
         log::set_level(settings.log);
         let info = DeviceInfo::new(&settings)?;
+        budget::set_limit(usize::try_from(info.memory).unwrap_or(usize::MAX));
         /* before the port's sockets: nothing that changes from now on is missed */
         let links = Links::new(&info.addrs);
         let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
@@ -219,7 +220,7 @@ impl Card {
             credits: settings.credits,
             max_groups: info.attr.max_mcast_grp,
             contexts: settings.qpc_cache.map(context_cache),
-            limits: Limits::default(),
+            limits: info.limits,
             ..NicConfig::default()
         };
         let mut nic = Nic::new(config, stats, seed());

@@ -11,7 +11,6 @@ use starverbs_rings::{Armed, CqRing};
 use crate::channel::{ChannelShared, CompChannel};
 use crate::clock;
 use crate::context::Context;
-use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};
 use crate::moderation::Moderation;
@@ -75,7 +74,7 @@ impl Cq {
     /// exist; EIO in a forked child.
     pub fn create_ex(ctx: &Context, init: &CqInit<'_>) -> Result<Cq> {
         let card = ctx.card()?;
-        if init.cqe == 0 || init.cqe > MAX_CQE {
+        if init.cqe == 0 || init.cqe > card.info.attr.max_cqe {
             return Err(VerbsError::Invalid("number of CQEs"));
         }
         if init.parent.is_some_and(|pd| !pd.is_parent()) {
@@ -84,7 +83,7 @@ impl Cq {
         let memory = init.parent.and_then(Pd::memory);
         let ring = CqRing::new(init.cqe, init.stamped, memory);
         let ring = ring.ok_or(VerbsError::NoMemory("completion queue"))?;
-        if card.cqs.fetch_add(1, Ordering::Relaxed) >= MAX_CQ {
+        if card.cqs.fetch_add(1, Ordering::Relaxed) >= card.info.attr.max_cq {
             card.cqs.fetch_sub(1, Ordering::Relaxed);
             return Err(VerbsError::NoMemory("completion queues"));
         }
@@ -179,7 +178,7 @@ impl Cq {
     /// EINVAL: 0, more than max_cqe, or fewer than are in the queue; ENOMEM.
     pub fn resize(&self, cqe: u32) -> Result<()> {
         let card = self.0.ctx.card()?;
-        if cqe == 0 || cqe > MAX_CQE {
+        if cqe == 0 || cqe > card.info.attr.max_cqe {
             return Err(VerbsError::Invalid("number of CQEs"));
         }
         /* before the locks are taken: the memory may be the program's to give, and to take back */

@@ -7,6 +7,7 @@ use starverbs_backend::host;
 use starverbs_core::{Gid, Limits, MAX_GROUP_QPS, Mtu};
 use starverbs_settings::Settings;
 
+use crate::allowance;
 use crate::dm::MAX_DM;
 use crate::error::{Result, VerbsError};
 use crate::memory;
@@ -44,17 +45,26 @@ pub fn describe() -> Result<Description> {
     Ok(Description { gids: info.gid_table(), attr: info.attr, port: info.port })
 }
 
-/// Most WQEs of a queue.
+/// Most WQEs of a queue, where there is memory for them.
 pub const MAX_QP_WR: u32 = 1 << 20;
 /// Most SGEs of a WQE.
 pub const MAX_SGE: u32 = 32;
 const _: () = assert!(MAX_SGE as usize <= starverbs_core::nic::MAX_SGE);
 /// Most inline bytes of a WQE.
 pub const MAX_INLINE: u32 = 4096;
-/// Most CQEs of a completion queue.
+/// Most CQEs of a completion queue, where there is memory for them.
 pub const MAX_CQE: u32 = 1 << 22;
 /// Most completion queues.
-pub(crate) const MAX_CQ: u32 = 1 << 20;
+const MAX_CQ: u32 = 1 << 20;
+/// One of so many parts of the memory may be one queue of requests with an SGE each, or of completions.
+const QUEUE_SHARE: u64 = 4;
+/// What a request takes in both queues of a QP, and a completion.
+const WR_BYTES: u64 = 192;
+const CQE_BYTES: u64 = 64;
+/// What a completion queue takes of a usual depth, 128.
+const CQ_BYTES: u64 = 10 << 10;
+/// A card takes this before anything is made.
+const CARD_BYTES: u64 = 4 << 20;
 /// Entries of the GID table, most of them empty: an address handle's index is a byte.
 pub(crate) const GID_TBL_LEN: u32 = 256;
 const _: () = assert!(GID_TBL_LEN as usize >= starverbs_backend::MAX_ADDRS);
@@ -204,6 +214,9 @@ pub struct GidEntry {
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceInfo {
     pub(crate) attr: DeviceAttr,
+    pub(crate) limits: Limits,
+    /// Memory that queues and tables may take, bytes
+    pub(crate) memory: u64,
     pub(crate) port: PortAttr,
     pub(crate) addrs: Vec<HostAddr>,
     /// Largest path MTU between processes of this host
@@ -215,8 +228,10 @@ impl DeviceInfo {
         let addrs = host::addresses(settings)?;
         let guid = host::guid(&addrs);
         let port = port_attr(active_mtu(settings, &addrs), link_speed(&addrs));
-        let attr = attr(guid, starverbs_backend::max_groups(&addrs));
-        Ok(DeviceInfo { attr, port, addrs, local_mtu: mtu_cap(settings) })
+        let memory = allowance::bytes(settings);
+        let limits = Limits::fitting(memory.saturating_sub(CARD_BYTES));
+        let attr = attr(guid, starverbs_backend::max_groups(&addrs), (&limits, memory));
+        Ok(DeviceInfo { attr, limits, memory, port, addrs, local_mtu: mtu_cap(settings) })
     }
 
     /// Largest path MTU towards `dgid`: the port's, or, to an address of this host, what its loopback
@@ -292,8 +307,16 @@ fn mtu_cap(settings: &Settings) -> Mtu {
         .unwrap_or(Mtu::M4096)
 }
 
-fn attr(guid: u64, groups: u32) -> DeviceAttr {
-    let limits = Limits::default();
+/// Entries of the longest queue of such: a power of two.
+fn longest(most: u32, each: u64, memory: u64) -> u32 {
+    let fits = memory / QUEUE_SHARE / each;
+    u32::try_from(fits.max(1)).map_or(most, |fits| most.min(1 << fits.ilog2()))
+}
+
+fn attr(guid: u64, groups: u32, (limits, memory): (&Limits, u64)) -> DeviceAttr {
+    let max_qp_wr = longest(MAX_QP_WR, WR_BYTES, memory);
+    let max_cq =
+        u32::try_from(memory.saturating_sub(CARD_BYTES) / CQ_BYTES).map_or(MAX_CQ, |n| n.clamp(1, MAX_CQ));
     DeviceAttr {
         fw_ver: env!("CARGO_PKG_VERSION"),
         node_guid: guid,
@@ -304,12 +327,12 @@ fn attr(guid: u64, groups: u32) -> DeviceAttr {
         vendor_part_id: 0,
         hw_ver: 0,
         max_qp: limits.qps,
-        max_qp_wr: MAX_QP_WR,
+        max_qp_wr,
         device_cap_flags: CAP_FLAGS,
         max_sge: MAX_SGE,
         max_sge_rd: MAX_SGE,
-        max_cq: MAX_CQ,
-        max_cqe: MAX_CQE,
+        max_cq,
+        max_cqe: longest(MAX_CQE, CQE_BYTES, memory),
         max_mr: limits.mrs,
         max_pd: limits.pds,
         max_qp_rd_atom: MAX_RD_ATOM,
@@ -321,7 +344,7 @@ fn attr(guid: u64, groups: u32) -> DeviceAttr {
         max_total_mcast_qp_attach: groups * MAX_GROUP_QPS as u32,
         max_ah: limits.avs,
         max_srq: limits.srqs,
-        max_srq_wr: MAX_QP_WR,
+        max_srq_wr: max_qp_wr,
         max_srq_sge: MAX_SGE,
         max_pkeys: 1,
         atomic_cap: 1,
@@ -416,6 +439,22 @@ mod tests {
         assert_eq!(gbps(width_and_speed(None)), Some(100.0));
     }
 
+    #[test]
+    fn what_is_told_fits_the_memory() {
+        let told = |memory: u64| {
+            let limits = Limits::fitting(memory - CARD_BYTES);
+            attr(1, 0, (&limits, memory))
+        };
+        let (much, some, little) = (told(64 << 30), told(8 << 30), told(64 << 20));
+        assert_eq!((much.max_qp, much.max_cq, much.max_mr), (1 << 20, 1 << 20, 1 << 20));
+        assert_eq!((much.max_qp_wr, much.max_cqe), (MAX_QP_WR, MAX_CQE));
+        assert_eq!((some.max_qp_wr, some.max_cqe), (MAX_QP_WR, MAX_CQE));
+        assert!((300_000..400_000).contains(&some.max_qp) && some.max_mr == 1 << 20);
+        assert_eq!((little.max_qp_wr, little.max_cqe), (1 << 16, 1 << 18));
+        assert!((2000..3000).contains(&little.max_qp));
+        assert_eq!(told(CARD_BYTES).max_qp, 1, "always something");
+    }
+
     /// `ibv_rc_pingpong -m 4096` between two processes of a host whose Ethernet has 1500 bytes.
     #[test]
     fn paths_within_the_host_carry_more_than_the_port() {
@@ -423,7 +462,9 @@ mod tests {
         let info = |settings: &Settings| {
             let addrs = vec![addr(false, 1500)];
             let port = port_attr(active_mtu(settings, &addrs), None);
-            DeviceInfo { attr: attr(1, 0), port, addrs, local_mtu: mtu_cap(settings) }
+            let (limits, memory) = (Limits::default(), u64::MAX);
+            let attr = attr(1, 0, (&limits, memory));
+            DeviceInfo { attr, limits, memory, port, addrs, local_mtu: mtu_cap(settings) }
         };
         let (here, there) = (Gid::default(), Gid::from_ipv4([192, 0, 2, 9]));
         assert_eq!(info(&settings).path_mtu(&there), Mtu::M1024);

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
+use starverbs_rings::budget;
+
 use crate::context::Context;
 use crate::error::{Result, VerbsError};
 use crate::memory::Mapping;
@@ -56,6 +58,10 @@ impl Dm {
         let add = |used: u64| used.checked_add(length).filter(|sum| *sum <= MAX_DM);
         USED.fetch_update(Ordering::AcqRel, Ordering::Acquire, add)
             .map_err(|_| VerbsError::NoMemory("device memory"))?;
+        if !budget::take(length as usize) {
+            USED.fetch_sub(length, Ordering::AcqRel);
+            return Err(VerbsError::NoMemory("device memory"));
+        }
         let (map, start) = Mapping::zeroes(length, 1 << log_align).inspect_err(|_| give_back(length))?;
         let handle = NEXT.fetch_add(1, Ordering::Relaxed);
         let dm = Dm::new(ctx, handle, Place::Here { start, length, _map: map });
@@ -229,6 +235,7 @@ fn whole_words(offset: u64, len: u64) -> Result<()> {
 }
 
 fn give_back(length: u64) {
+    budget::give(length as usize);
     USED.fetch_sub(length, Ordering::AcqRel);
 }
 

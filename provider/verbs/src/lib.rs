@@ -9,6 +9,7 @@
 //! and what programs wait on (`events`). It must not know packet formats, or C structures.
 
 mod ah;
+mod allowance;
 mod card;
 mod census;
 mod channel;
@@ -70,7 +71,7 @@ pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr, SrqPoster};
 pub use starverbs_core::nic::{TagChange, TagOp};
 pub use starverbs_core::star::control::Wish;
-pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource};
+pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource, budget};
 pub use wr::{SendBatch, send_ops_offered};
 pub use xrcd::Xrcd;
 

@@ -15,7 +15,7 @@ use crate::card::star::{StarInfo, wish_of};
 use crate::card::{Card, Shard};
 use crate::context::Context;
 use crate::cq::Cq;
-use crate::device::{MAX_INLINE, MAX_QP_WR, MAX_SGE};
+use crate::device::{MAX_INLINE, MAX_SGE};
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
 use crate::log::log;
@@ -104,7 +104,7 @@ impl Qp {
     /// have none; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
         let card = pd.context().card()?;
-        check_caps(init)?;
+        check_caps(init, card.info.attr.max_qp_wr)?;
         check_tags(pd, init)?;
         let wish = wish(init, wish_of(card.settings.star))?;
         let rings = rings(init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
@@ -487,14 +487,15 @@ pub(crate) fn xrc_recv(cq: &Cq) -> QpInit<'_> {
     }
 }
 
-fn check_caps(init: &QpInit<'_>) -> Result<()> {
+/// `most`: WQEs of a queue.
+fn check_caps(init: &QpInit<'_>, most: u32) -> Result<()> {
     /* ibv_create_qp(3) rules UC out; but cards and Linux' rdma_rxe have it, and programs use it (perftest) */
     if init.srq.is_some() && !matches!(init.qp_type, QpType::Rc | QpType::Uc | QpType::Ud) {
         return Err(VerbsError::Invalid("a shared receive queue for a transport that takes none"));
     }
     let wqes = init.max_send_wr.max(if init.srq.is_some() { 0 } else { init.max_recv_wr });
     let sges = init.max_send_sge.max(if init.srq.is_some() { 0 } else { init.max_recv_sge });
-    if wqes > MAX_QP_WR || sges > MAX_SGE || init.max_inline > MAX_INLINE {
+    if wqes > most || sges > MAX_SGE || init.max_inline > MAX_INLINE {
         return Err(VerbsError::Invalid("queue pair capabilities"));
     }
     Ok(())

@@ -10,7 +10,7 @@ use starverbs_rings::{CardRq, RecvProducer, RecvSize, SpinLock, WorkRings};
 
 use crate::card::Shard;
 use crate::cq::Cq;
-use crate::device::{MAX_QP_WR, MAX_SGE};
+use crate::device::MAX_SGE;
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
 use crate::pd::Pd;
@@ -127,7 +127,7 @@ impl Srq {
 
     fn new(pd: &Pd, kind: &Kind<'_>, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
         let card = pd.context().card()?;
-        if max_wr == 0 || max_wr > MAX_QP_WR || max_sge > MAX_SGE || limit > max_wr {
+        if max_wr == 0 || max_wr > card.info.attr.max_srq_wr || max_sge > MAX_SGE || limit > max_wr {
             return Err(VerbsError::Invalid("shared receive queue attributes"));
         }
         let size = RecvSize { max_wr, max_sge: max_sge.max(1) as u16 };
@@ -180,7 +180,7 @@ impl Srq {
         let card = self.0.pd.context().card()?;
         let (slots, max_sge) = self.caps();
         let mut room = match max_wr {
-            Some(max_wr) if max_wr == 0 || max_wr > MAX_QP_WR => {
+            Some(max_wr) if max_wr == 0 || max_wr > card.info.attr.max_srq_wr => {
                 return Err(VerbsError::Invalid("size of a shared receive queue"));
             }
             Some(max_wr) if max_wr.next_power_of_two() != slots => {

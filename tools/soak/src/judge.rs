@@ -201,12 +201,16 @@ impl World {
         let state = self.state(c, e);
         assert_eq!(state, QpState::Err, "conn {c}.{e}: {cqe:?}");
         let ahead = self.is_star(c) && cqe.status == WcStatus::WrFlushErr;
+        /* a WRITE with immediate that may not go where it wants to has taken one */
+        let denied =
+            self.conns[c].ends[1 - e].doomed.is_some_and(|(_, bad)| bad.status() == WcStatus::RemAccessErr);
         let end = &mut self.conns[c].ends[e];
         let oversize = end.inbox.iter().find(|m| m.srq == srq).is_some_and(|m| m.bad == Some(Bad::Oversize));
         let allowed = match cqe.status {
             WcStatus::WrFlushErr => true,
             WcStatus::LocProtErr => wr.bad && end.recv_failed.is_none(),
             WcStatus::LocLenErr => oversize && end.recv_failed.is_none(),
+            WcStatus::LocAccessErr => denied && end.recv_failed.is_none(),
             _ => false,
         };
         assert!(allowed, "conn {c}.{e}: {cqe:?} without a reason");

@@ -44,7 +44,7 @@ impl WindowType {
 pub struct Bind {
     /// Any key that the window ever had
     pub window: u32,
-    /// The key that it is to have: differs from `window` in the low eight bits at most
+    /// The low eight bits are those of the key that it is to have; the others count for nothing, as with mlx5 and rxe
     pub rkey: u32,
     /// Key of the MR; looked at only if `length` is not 0
     pub mr: u32,
@@ -102,9 +102,6 @@ impl MrTable {
     pub fn bind(&mut self, bind: &Bind) -> Result<WindowType, MrFault> {
         let (slot, window) = self.window(bind.window).ok_or(MrFault::BadKey)?;
         let Kind::Window(kind) = window.kind else { return Err(MrFault::BadKey) };
-        if (bind.rkey ^ bind.window) >> KEY_BITS != 0 {
-            return Err(MrFault::BadKey);
-        }
         if window.pd != bind.pd {
             return Err(MrFault::Pd);
         }

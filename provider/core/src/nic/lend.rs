@@ -142,11 +142,11 @@ impl<E: Env> Shared<E> {
         let may = |len: u32| mrs.resolve_remote(place.key, of, place.va, len, Access::REMOTE_WRITE).ok();
         let len = data.len() as u32;
         if part.offset == 0 && may(place.total).is_none() {
-            return Some(Outcome::Access);
+            return Some(self.deny_write(link, part));
         }
         self.stats.rx_bytes.add(u64::from(len));
         if len > 0 && !may(len).is_some_and(|host| env.dma_write(host, data)) {
-            return Some(Outcome::Access);
+            return Some(self.deny_write(link, part));
         }
         let end = part.end?;
         if !end.flags.contains(WcFlags::WITH_IMM) {
@@ -159,6 +159,18 @@ impl<E: Env> Shared<E> {
         let cqe = Cqe { byte_len: place.total, opcode, ..end.cqe() };
         let kept = self.finish_lent(at, id, &cqe, end.solicited);
         Some(if kept { Outcome::Success } else { Outcome::Operation })
+    }
+
+    /// A WRITE may not go where it wants to. The WQE that one with immediate has taken says so.
+    fn deny_write(&mut self, link: LinkId, part: &Part) -> Outcome {
+        let takes = part.end.is_some_and(|end| end.flags.contains(WcFlags::WITH_IMM));
+        if let Some(at) = self.lending.find(link, part.loan).filter(|_| takes)
+            && let Some(id) = self.lending.loans[at].srq
+        {
+            self.lending.loans[at].qpn = part.qpn;
+            self.finish_lent(at, id, &Cqe { status: WcStatus::LocAccessErr, ..Cqe::default() }, true);
+        }
+        Outcome::Access
     }
 
     /// Bytes of a message for a WQE that was lent.

@@ -190,15 +190,15 @@ impl<E: Env> Ctx<'_, E> {
             return self.not_ready();
         }
         if packet.op().is_first() && self.check_remote(key, va, total, Access::REMOTE_WRITE).is_none() {
-            return self.violate();
+            return self.violate_write();
         }
         if len > 0 {
             let Some(host) = self.check_remote(key, va, len, Access::REMOTE_WRITE) else {
-                return self.violate();
+                return self.violate_write();
             };
             self.sh.stats.rx_bytes.add(u64::from(len));
             if !self.env.dma_write(host, data) {
-                return self.violate();
+                return self.violate_write();
             }
         }
         self.qp.resp.cur = match last {
@@ -330,6 +330,14 @@ impl<E: Env> Ctx<'_, E> {
     /// The request asks for what it may not have.
     pub(super) fn violate(&mut self) {
         self.die(NakCode::RemoteAccess, AsyncEvent::QpAccessErr(self.qp.qpn));
+    }
+
+    /// A WRITE may not go where it wants to. One with immediate has taken a receive, which says so (class C).
+    fn violate_write(&mut self) {
+        if self.qp.resp.recv.held {
+            self.fail_recv(WcStatus::LocAccessErr);
+        }
+        self.violate();
     }
 
     fn die(&mut self, code: NakCode, event: AsyncEvent) {

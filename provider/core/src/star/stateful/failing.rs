@@ -9,7 +9,7 @@ use crate::env::{RecvQueue, SendQueue};
 use crate::star::env::StarEnv;
 use crate::star::message::CqeMsg;
 use crate::star::wire::Queue;
-use crate::types::{AsyncEvent, Cqe, Nanos, Psn, QpState, Sge, WcOpcode, WcStatus};
+use crate::types::{AsyncEvent, Cqe, Nanos, Psn, QpState, SendOp, Sge, WcOpcode, WcStatus};
 
 impl<E: StarEnv> Stateful<E> {
     /// The oldest WQE of our own failed. `recv`: the receive WQE of SL that it took.
@@ -68,6 +68,10 @@ impl<E: StarEnv> Stateful<E> {
         let (ours, event) = match status {
             WcStatus::RemInvReqErr => (WcStatus::LocLenErr, AsyncEvent::QpReqErr(qpn)),
             WcStatus::RemOpErr => (WcStatus::LocProtErr, AsyncEvent::QpReqErr(qpn)),
+            /* the receive of a WRITE with immediate says so, as RC's */
+            WcStatus::RemAccessErr if self.oldest_is(SendOp::WriteImm) => {
+                (WcStatus::LocAccessErr, AsyncEvent::QpAccessErr(qpn))
+            }
             WcStatus::RemAccessErr => (WcStatus::WrFlushErr, AsyncEvent::QpAccessErr(qpn)),
             /* its own fault: our end learns of it when it asks for something */
             _ => return self.peer_ended(card),
@@ -80,6 +84,11 @@ impl<E: StarEnv> Stateful<E> {
         }
         self.enter_error(card);
         card.env.event(event);
+    }
+
+    /// Whether the oldest WQE of SL is such.
+    fn oldest_is(&self, op: SendOp) -> bool {
+        self.sends.get(Psn::new(self.streams[1].una)).is_some_and(|wqe| wqe.op == op)
     }
 
     /// SL's QP is in ERR, or gone, and ours is not.
