@@ -151,10 +151,12 @@ pub enum Outcome {
     Success,
     /// There is no such WQE or SRQ any more
     Invalid,
-    /// It unbinds what it may not
+    /// It reaches for what it may not
     Access,
     /// The buffers cannot be written
     Operation,
+    /// In memory, but its receive failed: the key that it names cannot be invalidated (class J)
+    ReceivedInError,
 }
 
 /// Packets that one request for bytes brings, at most.
@@ -301,6 +303,7 @@ impl Outcome {
             1 => Outcome::Invalid,
             2 => Outcome::Access,
             3 => Outcome::Operation,
+            4 => Outcome::ReceivedInError,
             _ => return None,
         })
     }

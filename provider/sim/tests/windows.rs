@@ -184,7 +184,8 @@ fn binds_that_fail() {
     p.fails_with(bad, &[], WcStatus::MwBindErr);
 }
 
-/// An R_Key that does not name a window of the receiving QP (IBTA 9.7.4.1.8).
+/// An R_Key that does not name a window of the receiving QP (IBTA 9.7.4.1.8): class J. The SEND is acknowledged, its receive
+/// fails, and the responder is in ERR without a NAK and without an event.
 #[test]
 fn bad_remote_invalidations() {
     for kind in [WindowType::One, WindowType::Two] {
@@ -197,9 +198,20 @@ fn bad_remote_invalidations() {
             p.run();
             assert_eq!(p.polled(1), [(0, WcStatus::Success)]);
         }
-        let (sge, event) = (p.sge(0, 3000), AsyncEvent::QpAccessErr(p.qpn[1]));
-        let bad = SendWqe { op: SendOp::SendInv, imm: rkey, ..SendWqe::default() };
-        p.refused_with(bad, &[Sge { len: 60, ..sge }], WcStatus::RemAccessErr, event);
+        let bad = SendWqe { op: SendOp::SendInv, imm: rkey, ..p.wqe(7, SendOp::SendInv) };
+        p.post_recv(100, 64);
+        p.post_recv(101, 64);
+        let sge = Sge { len: 60, ..p.sge(0, 3000) };
+        p.post(bad, &[sge]);
+        p.run();
+        assert_eq!(p.polled(0), [(7, WcStatus::Success)]);
+        assert_eq!(p.polled(1), [(100, WcStatus::RemInvReqErr), (101, WcStatus::WrFlushErr)]);
+        assert_eq!(p.states(), [QpState::Rts, QpState::Err]);
+        assert!(p.events(1).iter().all(|event| !matches!(event, AsyncEvent::QpAccessErr(_))));
+        /* what comes behind it is answered by nobody */
+        p.post(p.wqe(8, SendOp::Write), &[sge]);
+        p.run();
+        assert_eq!(p.polled(0), [(8, WcStatus::RetryExcErr)]);
     }
 }
 

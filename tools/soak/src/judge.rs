@@ -35,7 +35,8 @@ impl World {
     /// A request is known to be done: all it was for has happened.
     pub(crate) fn succeeded(&mut self, c: usize, e: usize, wr: &Wr) {
         let reliable = self.conns[c].reliable();
-        let silent = !reliable && wr.bad.is_some_and(|bad| !bad.is_local());
+        /* a SEND whose key cannot be invalidated fails at its receiver alone (class J) */
+        let silent = wr.bad.is_some_and(|bad| !reliable && !bad.is_local() || bad == Bad::Invalidate);
         assert!(wr.bad.is_none() || silent, "conn {c}.{e}: {wr:?} went well");
         /* what a host that is gone held, nobody can say */
         if self.conns[c].ends[1 - e].cause != Some(Cause::Gone) {
@@ -201,6 +202,7 @@ impl World {
         let state = self.state(c, e);
         assert_eq!(state, QpState::Err, "conn {c}.{e}: {cqe:?}");
         let ahead = self.is_star(c) && cqe.status == WcStatus::WrFlushErr;
+        let cannot = matches!(self.conns[c].ends[1 - e].doomed, Some((_, Bad::Invalidate)));
         /* a WRITE with immediate that may not go where it wants to has taken one */
         let denied =
             self.conns[c].ends[1 - e].doomed.is_some_and(|(_, bad)| bad.status() == WcStatus::RemAccessErr);
@@ -211,6 +213,7 @@ impl World {
             WcStatus::LocProtErr => wr.bad && end.recv_failed.is_none(),
             WcStatus::LocLenErr => oversize && end.recv_failed.is_none(),
             WcStatus::LocAccessErr => denied && end.recv_failed.is_none(),
+            WcStatus::RemInvReqErr => cannot && end.recv_failed.is_none(),
             _ => false,
         };
         assert!(allowed, "conn {c}.{e}: {cqe:?} without a reason");

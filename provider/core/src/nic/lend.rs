@@ -199,8 +199,8 @@ impl<E: Env> Shared<E> {
         if end.flags.contains(WcFlags::WITH_INV)
             && self.mrs.invalidate_remote(end.imm, (pd, part.qpn)).is_err()
         {
-            self.finish_lent(at, id, &Cqe { status: WcStatus::WrFlushErr, ..Cqe::default() }, true);
-            return Some(Outcome::Access);
+            self.finish_lent(at, id, &Cqe { status: WcStatus::RemInvReqErr, ..Cqe::default() }, true);
+            return Some(Outcome::ReceivedInError);
         }
         let byte_len = part.offset.wrapping_add(data.len() as u32);
         let cqe = Cqe { byte_len, opcode: WcOpcode::Recv, ..end.cqe() };

@@ -139,7 +139,7 @@ impl<E: Env> Ctx<'_, E> {
         if let Some(key) = packet.ieth()
             && self.sh.mrs.invalidate_remote(key, (self.remote_pd(), self.qp.qpn)).is_err()
         {
-            return self.violate();
+            return self.cannot_invalidate(packet);
         }
         if last {
             self.qp.resp.cur = Inbound::Idle;
@@ -338,6 +338,15 @@ impl<E: Env> Ctx<'_, E> {
             self.fail_recv(WcStatus::LocAccessErr);
         }
         self.violate();
+    }
+
+    /// The key that a SEND names cannot be invalidated (class J). The message has arrived and is acknowledged; its
+    /// receive says so, and this end goes to ERR without a NAK, as rdma_rxe's does.
+    fn cannot_invalidate(&mut self, packet: &Packet<'_>) {
+        self.accept(packet, 1, true);
+        self.fail_recv(WcStatus::RemInvReqErr);
+        enter_error(self, QpState::Err);
+        self.owe_ack();
     }
 
     fn die(&mut self, code: NakCode, event: AsyncEvent) {

@@ -3,7 +3,7 @@
 use super::{Abroad, Away, PENDING, What};
 use crate::env::Env;
 use crate::relay::{LinkId, Outcome};
-use crate::transport::{Answer, Ctx, Responder};
+use crate::transport::{Answer, Ctx, Responder, enter_error};
 use crate::types::{PdId, Psn, QpState};
 use crate::wire::headers::{NakCode, Syndrome};
 
@@ -43,12 +43,14 @@ impl<E: Env> Ctx<'_, E> {
             return self.fail_abroad(outcome);
         }
         let Some(at) = away.pending.iter().position(|p| p.serial == serial && p.link == link) else { return };
-        if outcome != Outcome::Success {
-            let psn = away.pending[at].psn;
-            return self.fail_from(psn, outcome);
+        let psn = away.pending[at].psn;
+        let is_result = away.pending[at].what == What::Atomic && !away.pending[at].done;
+        match outcome {
+            Outcome::Success => {}
+            Outcome::ReceivedInError => return self.received_in_error(at),
+            _ => return self.fail_from(psn, outcome),
         }
-        if away.pending[at].what == What::Atomic && !away.pending[at].done {
-            let psn = away.pending[at].psn;
+        if is_result {
             self.keep_result(psn, found);
         }
         self.done(at);
@@ -92,12 +94,29 @@ impl<E: Env> Ctx<'_, E> {
         self.fail_abroad(outcome);
     }
 
+    /// The message at that place among those that wait is received, and what came behind it is not: its receive failed,
+    /// so this end goes to ERR without a NAK (class J).
+    fn received_in_error(&mut self, at: usize) {
+        let resp = &mut self.qp.resp;
+        let Some(away) = &mut resp.away else { return };
+        let Some(last) = away.pending.get(at) else { return };
+        let end = last.psn.plus(1);
+        (resp.epsn, resp.msn) = (end, last.msn.wrapping_add(1) & 0x00ff_ffff);
+        away.pending.truncate(at + 1);
+        self.drop_answers_from(end);
+        if self.connected() {
+            enter_error(self, QpState::Err);
+        }
+        self.done(at);
+        self.owe_ack();
+    }
+
     fn fail_abroad(&mut self, outcome: Outcome) {
         let code = match outcome {
             Outcome::Success => return,
             Outcome::Invalid => NakCode::InvalidRequest,
             Outcome::Access => NakCode::RemoteAccess,
-            Outcome::Operation => NakCode::RemoteOperation,
+            Outcome::Operation | Outcome::ReceivedInError => NakCode::RemoteOperation,
         };
         if self.connected() {
             if code == NakCode::RemoteAccess { self.violate() } else { self.refuse(code) }
