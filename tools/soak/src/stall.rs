@@ -36,6 +36,11 @@ impl Stalls {
         *at = until.max(*at);
     }
 
+    /// Since when nothing holds up the links between two hosts.
+    fn clear_from(&self, [a, b]: [usize; 2]) -> Nanos {
+        self.trouble[a * self.hosts + b].max(self.trouble[b * self.hosts + a])
+    }
+
     /// Nothing comes to or from `host` before `until`.
     pub(crate) fn hold_up_host(&mut self, host: usize, until: Nanos) {
         for other in 0..self.hosts {
@@ -56,10 +61,12 @@ impl World {
             for e in 0..2 {
                 let left = self.conns[c].ends[e].sq.outstanding();
                 let (was, since) = self.stalls.ends[c][e];
-                if left != was || !self.must_progress(c, e) {
+                /* between two looks a link may have been cut and come back */
+                let clear = self.stalls.clear_from(self.conns[c].plan.hosts);
+                if left != was || clear > now || !self.must_progress(c, e) {
                     self.stalls.ends[c][e] = (left, now);
                 } else {
-                    let bound = self.bound(c);
+                    let (bound, since) = (self.bound(c), since.max(clear));
                     assert!(
                         now - since < bound,
                         "conn {c}.{e}: no progress in {bound} ns, and its peer lives"
@@ -74,17 +81,12 @@ impl World {
         let conn = &self.conns[c];
         let (me, peer) = (&conn.ends[e], &conn.ends[1 - e]);
         let lives = |end: usize| !conn.ends[end].down() && self.state(c, end) == QpState::Rts;
-        let [a, b] = conn.plan.hosts;
-        let clear =
-            |from: usize, to: usize| self.stalls.trouble[from * self.stalls.hosts + to] <= self.net.now();
         conn.reliable()
             && !conn.over
             && conn.plan.wishes == [Wish::Off; 2]
             && me.rung
             && !me.draining
             && me.sq.outstanding() > 0
-            && clear(a, b)
-            && clear(b, a)
             && lives(0)
             && lives(1)
             && self.has_receives(&peer.source, peer.host)
