@@ -34,6 +34,7 @@ fn all_keys(pcap: &Path) -> String {
          link = \"udp\"\n\
          rcvbuf = \"8M\"\n\
          sndbuf = \"8M\"\n\
+         memory = \"2G\"\n\
          gso = false\n\
          gro = false\n\
          progress_thread = false\n\
