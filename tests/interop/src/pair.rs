@@ -43,6 +43,9 @@ pub(crate) struct Pair {
 /// How long a pair may take, however busy the machine is that plays the guest's CPU.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// perftest's local ACK timeout: 0.27 s, four times the usual, as an emulated CPU on a busy machine needs.
+const TIMEOUT: [&str; 2] = ["-u", "16"];
+
 /// How a client finds its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Meets {
@@ -158,6 +161,9 @@ impl Pair {
         let mut words = vec![server_program.unwrap_or(&self.program)];
         if !matches!(self.meets, Meets::Fixed(_)) {
             words.extend(["-p", &number]);
+        }
+        if self.program.starts_with("ib_") {
+            words.extend(TIMEOUT);
         }
         words.extend(args.split_ascii_whitespace().chain(own_args.split_ascii_whitespace()));
         world.start(card, &self.env, &words, found)
