@@ -5,8 +5,8 @@
 //! node, comes from the reserve then, so that the call under way ends well, whichever way; a call that makes something new is
 //! refused ([`has_room`]) while half of the reserve is gone. What was taken goes back with the object.
 //!
-//! What is allocated here is counted beside the rings ([`budget`]), so that what is too much for the machine is
-//! refused before the kernel ends the process.
+//! What is allocated here is counted beside the rings ([`budget`]), so that what is too much for the machine
+//! is refused before the kernel ends the process.
 //!
 //! The reserve is part of the library's zeroed data: its pages cost nothing until one is used. Owns those bytes and who has
 //! which; nothing here takes a lock or waits, so a forked child may use it.

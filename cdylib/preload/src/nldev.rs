@@ -1,9 +1,9 @@
 //! NETLINK_RDMA: what a kernel answers to programs that ask it for RDMA devices and links, as rdma(8) does.
 //!
 //! The messages are those of include/uapi/rdma/rdma_netlink.h of the Linux kernel, its client RDMA_NL_NLDEV.
-//! Made of bytes and facts alone: no operating system here. Requests come from the program and may hold anything:
-//! what is cut short or names no message is passed over or refused as the kernel does (`netlink_rcv_skb`,
-//! `nlmsg_parse_deprecated`). Owns the format; it must not know sockets.
+//! Made of bytes and facts alone: no operating system here. Requests come from the program and may hold
+//! anything: what is cut short or names no message is passed over or refused as the kernel does
+//! (`netlink_rcv_skb`, `nlmsg_parse_deprecated`). Owns the format; it must not know sockets.
 
 use crate::picture::{Facts, interface};
 
@@ -53,8 +53,8 @@ const PORT: u32 = 1;
 /// RDMA_NODE_IB_CA
 const CHANNEL_ADAPTER: u8 = 1;
 
-/// Answers all requests of one send to the program whose netlink port is `to`; gives each message to `send`, and
-/// stops where that fails. Without facts there is no device.
+/// Answers all requests of one send to the program whose netlink port is `to`; gives each message to `send`,
+/// and stops where that fails. Without facts there is no device.
 ///
 /// # Errors
 /// That of `send`.

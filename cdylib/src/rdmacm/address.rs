@@ -87,7 +87,8 @@ pub(super) fn any_like(addr: SocketAddr, port: u16) -> SocketAddr {
 }
 
 /// Whether it names no device: any address, and those of loopback, 127.0.0.0/8 and ::1. Linux' rdma_cm takes
-/// loopback for any address, and programs (libfabric) tell by the missing device which addresses peers can use.
+/// loopback for any address, and programs (libfabric) tell by the missing device which addresses peers can
+/// use.
 pub(super) fn is_wildcard(ip: IpAddr) -> bool {
     ip.is_unspecified() || ip.is_loopback()
 }

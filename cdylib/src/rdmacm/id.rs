@@ -105,8 +105,8 @@ pub(super) struct State {
     pub(super) lookup: Lookup,
 }
 
-// SAFETY: an endpoint's pointers name objects that the program keeps, and that may be used from every thread; a
-// lookup's result is its own.
+// SAFETY: an endpoint's pointers name objects that the program keeps, and that may be used from every thread;
+// a lookup's result is its own.
 unsafe impl Send for State {}
 
 /// A communication id.

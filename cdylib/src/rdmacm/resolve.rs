@@ -35,8 +35,8 @@ fn on_host(addr: SocketAddr) -> bool {
     UdpSocket::bind(any_port).is_ok()
 }
 
-/// Holds an address for the id and, unless it is a wildcard, binds the id to its device. A port at loopback is
-/// held, and listened on, at all addresses.
+/// Holds an address for the id and, unless it is a wildcard, binds the id to its device. A port at loopback
+/// is held, and listened on, at all addresses.
 ///
 /// # Errors
 /// EADDRNOTAVAIL: not of this host; ENODEV: not of the card; EADDRINUSE.
@@ -66,8 +66,8 @@ pub(super) fn bind(id: &IdHandle, state: &mut State, addr: SocketAddr) -> Result
     Ok(())
 }
 
-/// The address that is used towards `to`: its own, if it is the card's. `from` is what the id is bound to: nothing,
-/// or loopback.
+/// The address that is used towards `to`: its own, if it is the card's. `from` is what the id is bound to:
+/// nothing, or loopback.
 ///
 /// # Errors
 /// The kernel's: ENETUNREACH, EHOSTUNREACH, EACCES; EINVAL from loopback to another host ...

@@ -1,5 +1,5 @@
-//! What releases after 44 added to `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, as far as the card has it. Programs
-//! that were built with their headers load the same library.
+//! What releases after 44 added to `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, as far as the card has it.
+//! Programs that were built with their headers load the same library.
 
 #![allow(missing_docs, non_camel_case_types)]
 

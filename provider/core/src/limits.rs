@@ -27,8 +27,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// What fits into so many bytes, if it is all of one kind: queue pairs and shared receive queues of a usual
-    /// depth (128 requests of one SGE), and the small objects, each with all that a host keeps of it.
+    /// What fits into so many bytes, if it is all of one kind: queue pairs and shared receive queues of a
+    /// usual depth (128 requests of one SGE), and the small objects, each with all that a host keeps of it.
     pub fn fitting(bytes: u64) -> Self {
         let most = Limits::default();
         let fit = |most: u32, each: u64| u32::try_from(bytes / each).map_or(most, |n| n.clamp(1, most));

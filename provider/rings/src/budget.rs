@@ -1,9 +1,9 @@
 //! How much memory the queues and tables of this process may take.
 //!
-//! One count and one limit for all of them, as they share one process. Rings are refused that would exceed the
-//! limit. Who allocates all else that belongs to the card may count it here too, and refuse what is new once
-//! nothing is left. A limit below what the machine has makes the call fail that asks for too much, where the
-//! kernel would end the process. It must not know where a limit comes from.
+//! One count and one limit for all of them, as they share one process. Rings are refused that would exceed
+//! the limit. Who allocates all else that belongs to the card may count it here too, and refuse what is new
+//! once nothing is left. A limit below what the machine has makes the call fail that asks for too much, where
+//! the kernel would end the process. It must not know where a limit comes from.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 

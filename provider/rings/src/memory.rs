@@ -1,7 +1,7 @@
 //! Where rings get their memory: the process's allocator, or one of the program's own.
 //!
-//! Owns the rule that memory goes back to where it came from, that it is zeroed, and that what the process gives is counted
-//! ([`budget`]). It must not know what lies in it.
+//! Owns the rule that memory goes back to where it came from, that it is zeroed, and that what the process
+//! gives is counted ([`budget`]). It must not know what lies in it.
 
 use core::ptr::NonNull;
 use std::alloc::{GlobalAlloc as _, Layout, System};

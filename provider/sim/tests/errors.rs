@@ -35,8 +35,8 @@ fn remote_access_errors() {
     }
 }
 
-/// The receive that a WRITE with immediate takes says that there was no right to it (class C); a longer WRITE fails
-/// before it takes one.
+/// The receive that a WRITE with immediate takes says that there was no right to it (class C); a longer WRITE
+/// fails before it takes one.
 #[test]
 fn a_write_with_immediate_that_is_denied_fails_its_receive() {
     for (len, first) in [(8, WcStatus::LocAccessErr), (0, WcStatus::Success), (3000, WcStatus::WrFlushErr)] {

@@ -184,8 +184,8 @@ fn binds_that_fail() {
     p.fails_with(bad, &[], WcStatus::MwBindErr);
 }
 
-/// An R_Key that does not name a window of the receiving QP (IBTA 9.7.4.1.8): class J. The SEND is acknowledged, its receive
-/// fails, and the responder is in ERR without a NAK and without an event.
+/// An R_Key that does not name a window of the receiving QP (IBTA 9.7.4.1.8): class J. The SEND is
+/// acknowledged, its receive fails, and the responder is in ERR without a NAK and without an event.
 #[test]
 fn bad_remote_invalidations() {
     for kind in [WindowType::One, WindowType::Two] {

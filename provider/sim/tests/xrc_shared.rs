@@ -364,8 +364,8 @@ fn a_solicited_event_reaches_the_queue_of_another_card() {
 }
 
 /// A window answers to the QP that it was bound on. QPs that receive bind nothing, so SEND with Invalidate finds none through
-/// them, on whatever card: its receive fails as it does at an SRQ of the QP's own card (class J), and the window of another QP
-/// stays bound.
+/// them, on whatever card: its receive fails as it does at an SRQ of the QP's own card (class J), and the
+/// window of another QP stays bound.
 #[test]
 fn an_invalidation_does_not_reach_the_windows_of_others() {
     for to in [0, 1] {

@@ -1,7 +1,7 @@
 //! How much memory the card's queues and tables may take: a share of what the process may have.
 //!
-//! Reads what the kernel says of the machine, of control groups and of the process's own limit. Nothing here is
-//! kept: limits count from when a card is opened.
+//! Reads what the kernel says of the machine, of control groups and of the process's own limit. Nothing here
+//! is kept: limits count from when a card is opened.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -143,7 +143,7 @@ pub(crate) struct Polled {
     /// Polls that did so.
     rested: AtomicU32,
     /// Nobody called during the last yield of an idle poll.
-    pub(crate) in_vain: AtomicBool,
+    pub(crate) nobody_called: AtomicBool,
     /// Polls in a row that found the lock taken.
     misses: AtomicU32,
 }
@@ -168,10 +168,11 @@ impl Polled {
     pub(crate) fn yield_now(&self) {
         let calls = self.calls.load(Ordering::Relaxed);
         std::thread::yield_now();
-        self.in_vain.store(self.calls.load(Ordering::Relaxed) == calls, Ordering::Relaxed);
+        self.nobody_called.store(self.calls.load(Ordering::Relaxed) == calls, Ordering::Relaxed);
     }
 
-    /// Whether this poll leaves the card alone. Not every one looks at the clock, which takes more than all else of such a poll.
+    /// Whether this poll leaves the card alone. Not every one looks at the clock, which takes more than all
+    /// else of such a poll.
     #[inline]
     pub(crate) fn rests(&self) -> bool {
         let rest = self.rest.load(Ordering::Relaxed);

@@ -57,18 +57,23 @@ impl Idle {
         self.since = now;
     }
 
-    /// What follows a poll at `now`. `in_vain` says whether no other thread called during the last yield;
-    /// `time` is asked for the CPU time taken until now.
+    /// What follows a poll at `now`. `nobody_called` says whether no other thread called during the last
+    /// yield; `time` is asked for the CPU time taken until now.
     #[inline]
-    pub(crate) fn after(&mut self, now: Nanos, in_vain: &AtomicBool, time: impl FnOnce() -> CpuTime) -> Then {
+    pub(crate) fn after(
+        &mut self,
+        now: Nanos,
+        nobody_called: &AtomicBool,
+        time: impl FnOnce() -> CpuTime,
+    ) -> Then {
         let idle = now.saturating_sub(self.since);
         if idle <= IDLE {
             return Then::Rest(0);
         }
         if now.saturating_sub(self.looked) >= LOOK {
             self.look(now, time());
-            in_vain.store(false, Ordering::Relaxed);
-        } else if self.others_run && in_vain.load(Ordering::Relaxed) {
+            nobody_called.store(false, Ordering::Relaxed);
+        } else if self.others_run && nobody_called.load(Ordering::Relaxed) {
             self.yields = false;
         }
         if self.yields { Then::Yield } else { Then::Rest((idle / REST).min(LONGEST_REST) as u32) }
@@ -95,7 +100,7 @@ mod tests {
     #[derive(Default)]
     struct Program {
         idle: Idle,
-        in_vain: AtomicBool,
+        nobody_called: AtomicBool,
         now: Nanos,
         /// CPU time of the poller and of others
         time: (Nanos, Nanos),
@@ -111,7 +116,7 @@ mod tests {
         fn poll_by(&mut self, poller: libc::pthread_t) -> Then {
             self.now += STEP;
             self.time = (self.time.0 + STEP, self.time.1 + STEP * self.others / 16);
-            self.idle.after(self.now, &self.in_vain, || CpuTime::of(poller, self.time))
+            self.idle.after(self.now, &self.nobody_called, || CpuTime::of(poller, self.time))
         }
 
         fn poll(&mut self) -> Then {
@@ -124,7 +129,7 @@ mod tests {
             for _ in 0..polls {
                 if self.poll() == Then::Yield {
                     yields += 1;
-                    self.in_vain.store(!called, Ordering::Relaxed);
+                    self.nobody_called.store(!called, Ordering::Relaxed);
                 }
             }
             yields

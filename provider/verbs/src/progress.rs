@@ -67,7 +67,8 @@ impl Card {
         if got > 0 || pause > IDLE {
             shard.idle.restart(now);
         }
-        let then = shard.idle.after(now, &self.polled.in_vain, || CpuTime::now(self.progress.cpu_clock()));
+        let then =
+            shard.idle.after(now, &self.polled.nobody_called, || CpuTime::now(self.progress.cpu_clock()));
         self.polled.rest(then);
         drop(guard);
         self.serve_bells();

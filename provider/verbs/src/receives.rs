@@ -68,9 +68,9 @@ impl RunOut {
     }
 
     /// A hold, if there is one, is over: a receive was posted, or it was in vain.
-    fn end(&mut self, now: Nanos, in_vain: bool) {
+    fn end(&mut self, now: Nanos, nobody_called: bool) {
         let Some(since) = self.since.take() else { return };
-        if self.pressed || in_vain {
+        if self.pressed || nobody_called {
             /* nobody may have looked for long, with no frame that waited */
             let most = if self.pressed { LEFT } else { AWAY };
             self.rests_until = now.saturating_add(REST * now.saturating_sub(since).min(most));

@@ -181,11 +181,11 @@ impl Worker {
         let woken = self.sleep(until);
         if woken == Woken::Frames {
             if self.program_is_at_it() {
-                return self.in_vain();
+                return self.nobody_called();
             }
             match self.turn() {
                 _ if self.held.get().is_some() => self.sit_out(),
-                Some(0) | None => self.in_vain(),
+                Some(0) | None => self.nobody_called(),
                 Some(_) => self.vain = 0,
             }
         } else if woken == Woken::Alarm {
@@ -349,7 +349,7 @@ impl Worker {
         }
     }
 
-    fn in_vain(&mut self) {
+    fn nobody_called(&mut self) {
         self.vain += 1;
         if self.vain >= self.limit {
             self.vain = 0;

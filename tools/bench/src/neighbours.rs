@@ -32,7 +32,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// No further round begins that would end after this.
 const ALL: Duration = Duration::from_secs(6 * 60);
 
-/// Measures in rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md and `out`.svg.
+/// Measures in rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md and
+/// `out`.svg.
 ///
 /// # Errors
 /// Where nothing can be measured, or the files cannot be written.

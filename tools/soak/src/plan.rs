@@ -25,7 +25,7 @@ pub(crate) enum Chaos {
     Nap { host: usize, time: Nanos },
     /// A program takes a QP to ERR
     Kill { conn: usize, end: usize },
-    /// Likewise, and for so long nobody does anything about it: its peer asks in vain
+    /// Likewise, and for so long nobody does anything about it, while its peer asks
     Abandon { conn: usize, end: usize, time: Nanos },
     /// A host ends without a word and comes up again
     Restart { host: usize },
@@ -271,7 +271,8 @@ impl Plan {
         plan
     }
 
-    /// One run in five has queue pairs whose peers are gone, and their neighbours on the same path do not wait for them.
+    /// One run in five has queue pairs whose peers are gone, and their neighbours on the same path do not
+    /// wait for them.
     fn abandon_some(&mut self, rng: &mut Rng) {
         if !rng.chance(0.2) {
             return;

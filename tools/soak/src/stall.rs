@@ -1,7 +1,8 @@
-//! Queue pairs are independent: one whose peer lives makes progress within a bound, whatever its neighbours do.
+//! Queue pairs are independent: one whose peer lives makes progress within a bound, whatever its neighbours
+//! do.
 //!
-//! Progress is what the card alone makes: a posted request that is done with. Where a program, a cut link or a host
-//! without CPU is what a queue pair waits for, its time begins anew.
+//! Progress is what the card alone makes: a posted request that is done with. Where a program, a cut link or
+//! a host without CPU is what a queue pair waits for, its time begins anew.
 
 use starverbs_core::env::RecvQueue;
 use starverbs_core::star::control::Wish;

@@ -2,9 +2,10 @@
 //!
 //! The program gets a socket of NETLINK_USERSOCK instead, on which processes send to each other and where no
 //! kernel listens. Being a netlink socket, it binds, polls, receives, and is closed or inherited as the other
-//! would, without help. What the program sends to the kernel is refused there (ECONNREFUSED): then, and only then,
-//! these calls look what socket it was, and send the answer. So there is no table of descriptors, and a call that
-//! succeeds costs nothing. Where such a socket cannot be had, the program sees a host without NETLINK_RDMA.
+//! would, without help. What the program sends to the kernel is refused there (ECONNREFUSED): then, and only
+//! then, these calls look what socket it was, and send the answer. So there is no table of descriptors, and a
+//! call that succeeds costs nothing. Where such a socket cannot be had, the program sees a host without
+//! NETLINK_RDMA.
 
 use core::ffi::{c_int, c_void};
 use std::panic::catch_unwind;

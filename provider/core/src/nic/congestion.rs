@@ -1,7 +1,7 @@
 //! How many bytes may be in flight towards a destination.
 //!
-//! The window doubles until the first loss, then grows by a packet per window and halves on loss (RFC 5681's shape).
-//! The module owns the window alone: what is in flight, and who may add to it, is `nic::path`'s.
+//! The window doubles until the first loss, then grows by a packet per window and halves on loss (RFC 5681's
+//! shape). The module owns the window alone: what is in flight, and who may add to it, is `nic::path`'s.
 
 use crate::types::Nanos;
 
@@ -49,7 +49,8 @@ impl Congestion {
         }
     }
 
-    /// Packets were lost: the peer said so, or answered again after a `timeout`. Gives whether the window shrank.
+    /// Packets were lost: the peer said so, or answered again after a `timeout`. Gives whether the window
+    /// shrank.
     pub(crate) fn on_loss(&mut self, now: Nanos, timeout: bool) -> bool {
         if now.saturating_sub(self.last_cut) < CUT_INTERVAL && self.last_cut != 0 {
             return false;
@@ -61,9 +62,9 @@ impl Congestion {
         true
     }
 
-    /// `bytes` were lost among others that came: the window shrinks by half of that, so that over a window it shrinks by
-    /// half of the share that was lost, as DCTCP's does by marks (RFC 8257). A wire that loses one packet in a hundred
-    /// whatever is sent keeps its window; a buffer that overflows gets what it can take.
+    /// `bytes` were lost among others that came: the window shrinks by half of that, so that over a window it
+    /// shrinks by half of the share that was lost, as DCTCP's does by marks (RFC 8257). A wire that loses one
+    /// packet in a hundred whatever is sent keeps its window; a buffer that overflows gets what it can take.
     pub(crate) fn on_share_lost(&mut self, bytes: u32) {
         self.window = self.window.saturating_sub(bytes / 2).max(MIN_WINDOW);
         self.threshold = self.window;

@@ -1,8 +1,9 @@
 //! What is in flight towards each destination, and whose turn it is to add to it.
 //!
 //! RoCEv2 assumes a lossless fabric; a socket's receive buffer is not one. All QPs to one host share a window
-//! (`nic::congestion`), so that they do not flood its socket together, and take turns where it is full. A QP whose
-//! peer is silent is no part of this: after a timeout its packets go one at a time and are not charged here.
+//! (`nic::congestion`), so that they do not flood its socket together, and take turns where it is full. A QP
+//! whose peer is silent is no part of this: after a timeout its packets go one at a time and are not charged
+//! here.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;

@@ -380,7 +380,8 @@ impl<E: StarEnv> Stateful<E> {
         card.path.rtt.timeout(&self.local.waits, self.backoff)
     }
 
-    /// The path learns what is in flight: of a peer that is silent nothing, so that other connections have the window.
+    /// The path learns what is in flight: of a peer that is silent nothing, so that other connections have
+    /// the window.
     fn charge(&mut self, card: &mut Card<'_, E>) {
         let now = if self.backoff > 0 { 0 } else { self.window.in_flight() };
         if now > self.charged {

@@ -39,9 +39,9 @@ impl<E: Env> Ctx<'_, E> {
         req.repair.is_some() && req.psn.before(req.max_psn)
     }
 
-    /// Whether a packet goes without room in the window: the one that asks a silent peer, and the oldest, which was lost,
-    /// while READs or the like are under way (RFC 6675, section 5, step 4.1): the window may be full of answers that the
-    /// peer owes once it has this one.
+    /// Whether a packet goes without room in the window: the one that asks a silent peer, and the oldest,
+    /// which was lost, while READs or the like are under way (RFC 6675, section 5, step 4.1): the window may
+    /// be full of answers that the peer owes once it has this one.
     #[inline]
     pub(super) fn needs_no_room(&self) -> bool {
         let req = &self.qp.req;
@@ -122,8 +122,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// Of a piece of a READ that begins at the cursor, bytes to ask for: those up to the first that came, of a silent peer
-    /// one packet.
+    /// Of a piece of a READ that begins at the cursor, bytes to ask for: those up to the first that came, of
+    /// a silent peer one packet.
     pub(super) fn missing_of(&mut self, piece: u32) -> u32 {
         let (mtu, psn) = (self.qp.mtu, self.qp.req.psn);
         if self.qp.req.is_silent() {
@@ -424,7 +424,8 @@ impl<E: Env> Ctx<'_, E> {
         self.ready();
     }
 
-    /// All that is not held is lost: the peer is silent, or says that it could not keep it. `again`: it was so before.
+    /// All that is not held is lost: the peer is silent, or says that it could not keep it. `again`: it was
+    /// so before.
     pub(super) fn all_lost(&mut self, timeout: bool, again: bool) {
         let Some(id) = self.qp.req.repair else { return };
         let (una, max) = (self.qp.req.una_psn, self.qp.req.max_psn);

@@ -14,23 +14,24 @@ const RTT_MIN: Nanos = 50_000;
 /// Shortest and longest first retransmission timeout, ns. The IBTA timer only bounds how long a
 /// silent peer is believed; recovery from loss need not wait for it.
 const RTO_MIN: Nanos = 1_000_000;
-/// Shortest timeout while only the first packets after a loss fly: a needless repetition of those costs little, and
-/// the responder says but once what it misses (IBTA 9.7.5.2.8).
+/// Shortest timeout while only the first packets after a loss fly: a needless repetition of those costs
+/// little, and the responder says but once what it misses (IBTA 9.7.5.2.8).
 pub(super) const RTO_AFTER_LOSS: Nanos = 500_000;
 const RTO_MAX: Nanos = 1_000_000_000;
-/// A silent peer is believed for so many eighths of the local ACK timeout, a try: a timeout is noticed between one and
-/// four times that (IBTA C9-141). A peer that is a program waits for its CPU now and then.
+/// A silent peer is believed for so many eighths of the local ACK timeout, a try: a timeout is noticed
+/// between one and four times that (IBTA C9-141). A peer that is a program waits for its CPU now and then.
 const EIGHTHS: Nanos = 11;
 
 impl Requester {
-    /// A timeout ran out, and the peer has not answered since. It may be gone: one packet at a time goes to it, which is
-    /// not charged to the path, so that other QPs to the same address have all of the window.
+    /// A timeout ran out, and the peer has not answered since. It may be gone: one packet at a time goes to
+    /// it, which is not charged to the path, so that other QPs to the same address have all of the window.
     #[inline]
     pub(super) fn is_silent(&self) -> bool {
         self.backoff > 0
     }
 
-    /// Packets that may be under way before the peer has answered after a loss. `None`: no loss, the window decides.
+    /// Packets that may be under way before the peer has answered after a loss. `None`: no loss, the window
+    /// decides.
     #[inline]
     pub(super) fn after_loss(&self) -> Option<u32> {
         (self.rewound != 0).then_some(if self.is_silent() { 1 } else { FIRST_AFTER_LOSS })
@@ -61,7 +62,8 @@ impl<E: Env> Ctx<'_, E> {
         self.arm(at);
     }
 
-    /// When the peer is given up if it stays silent. `None`: it was not asked often enough yet, or is believed for ever.
+    /// When the peer is given up if it stays silent. `None`: it was not asked often enough yet, or is
+    /// believed for ever.
     fn given_up_at(&self) -> Option<Nanos> {
         let retries = self.qp.attr.retry_cnt;
         let limit = patience(self.qp.attr.timeout, retries)?;
@@ -119,8 +121,8 @@ impl<E: Env> Ctx<'_, E> {
         self.start_timer();
     }
 
-    /// Packets were lost on the path, as the peer says, or shows by an answer behind a `timeout`. Its silence proves
-    /// nothing of the path.
+    /// Packets were lost on the path, as the peer says, or shows by an answer behind a `timeout`. Its silence
+    /// proves nothing of the path.
     pub(super) fn cut_window(&mut self, timeout: bool) {
         if self.sh.paths.get(self.qp.path).cut(self.now, timeout) {
             self.sh.stats.window_cuts.inc();

@@ -340,8 +340,8 @@ impl<E: Env> Ctx<'_, E> {
         self.violate();
     }
 
-    /// The key that a SEND names cannot be invalidated (class J). The message has arrived and is acknowledged; its
-    /// receive says so, and this end goes to ERR without a NAK, as rdma_rxe's does.
+    /// The key that a SEND names cannot be invalidated (class J). The message has arrived and is
+    /// acknowledged; its receive says so, and this end goes to ERR without a NAK, as rdma_rxe's does.
     fn cannot_invalidate(&mut self, packet: &Packet<'_>) {
         self.accept(packet, 1, true);
         self.fail_recv(WcStatus::RemInvReqErr);

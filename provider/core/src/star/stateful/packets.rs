@@ -124,8 +124,8 @@ impl<E: StarEnv> Stateful<E> {
         self.charge(card);
     }
 
-    /// Whether the path takes so much more of this connection now; it waits for that otherwise. A silent peer is asked by
-    /// what was lost, and gets no more until it answers.
+    /// Whether the path takes so much more of this connection now; it waits for that otherwise. A silent peer
+    /// is asked by what was lost, and gets no more until it answers.
     pub(super) fn is_admitted(&mut self, card: &Card<'_, E>, cost: u32) -> bool {
         if self.backoff > 0 && self.window.asks() {
             return false;

@@ -94,8 +94,8 @@ impl<E: Env> Ctx<'_, E> {
         self.fail_abroad(outcome);
     }
 
-    /// The message at that place among those that wait is received, and what came behind it is not: its receive failed,
-    /// so this end goes to ERR without a NAK (class J).
+    /// The message at that place among those that wait is received, and what came behind it is not: its
+    /// receive failed, so this end goes to ERR without a NAK (class J).
     fn received_in_error(&mut self, at: usize) {
         let resp = &mut self.qp.resp;
         let Some(away) = &mut resp.away else { return };
