@@ -50,6 +50,20 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// What stands at the head of a page: processor, kernel, and the load then and now.
+    pub(crate) fn described(&self) -> String {
+        let now = Machine::read(false, false).load;
+        let Machine { cpu, cpus, kernel, load, .. } = self;
+        format!("{cpu}, {cpus} processors, Linux {kernel}; load {load} at the start, {now} at the end")
+    }
+
+    /// What is said of figures from a machine that did other work, too.
+    pub(crate) fn warning(&self) -> &'static str {
+        if self.load > crate::report::BUSY { crate::report::BUSY_WARNING } else { "" }
+    }
+}
+
 /// One query a package: dpkg-query fails as a whole where one of several is not installed.
 fn packages() -> Vec<(String, String)> {
     let version = |package: &str| {

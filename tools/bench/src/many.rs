@@ -206,14 +206,10 @@ fn few_table(samples: &Samples, miss: &'static str) -> String {
 fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
     let mut text = format!(
         "# Many queue pairs\n\nWritten by `make bench-qpc` (tools/bench, src/many.rs); do not edit.\n\n![bars](bench-qpc.svg)\n\n\
-         {}, {} processors, Linux {}; load {} at the start, {} at the end. Medians of {rounds} interleaved rounds.\n\
+         {}. Medians of {rounds} interleaved rounds.\n\
          {}\n## A hundred thousand of them\n\n{}\n",
-        machine.cpu,
-        machine.cpus,
-        machine.kernel,
-        machine.load,
-        Machine::read(false, false).load,
-        if machine.load > crate::report::BUSY { crate::report::BUSY_WARNING } else { "" },
+        machine.described(),
+        machine.warning(),
         scale_table(samples),
     );
     let _ = write!(

@@ -229,14 +229,10 @@ fn cost_table(samples: &Samples) -> String {
 fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
     let mut text = format!(
         "# StaR against RC\n\nWritten by `make bench-star` (tools/bench, src/star.rs); do not edit.\n\n![bars](bench-star.svg)\n\n\
-         {}, {} processors, Linux {}; load {} at the start, {} at the end. Medians of {rounds} interleaved rounds; all figures are in\n\
+         {}. Medians of {rounds} interleaved rounds; all figures are in\n\
          [bench-star.csv](bench-star.csv).\n{}\n",
-        machine.cpu,
-        machine.cpus,
-        machine.kernel,
-        machine.load,
-        Machine::read(false, false).load,
-        if machine.load > crate::report::BUSY { crate::report::BUSY_WARNING } else { "" },
+        machine.described(),
+        machine.warning(),
     );
     let _ = writeln!(
         text,
