@@ -8,6 +8,8 @@ mod info;
 mod run;
 mod sim;
 mod stat;
+mod top;
+mod users;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -27,6 +29,7 @@ enum Command {
     Run(run::Args),
     Info(info::Args),
     Stat(stat::Args),
+    Top(top::Args),
     Sim(sim::Args),
     Bench(bench::Args),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Info(args) => info::info(&args),
         Command::Stat(args) => stat::stat(&args),
+        Command::Top(args) => top::top(&args),
         Command::Sim(args) => sim::sim(&args),
         Command::Bench(args) => bench::bench(&args),
     };

@@ -14,8 +14,8 @@ use crate::Failure;
 /// Simulate RDMA cards, and compare with the paper's figures.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A shipped figure (`csrna-7b`), `all`, or a file with a plan (PLAN.toml); see --list
-    #[arg(value_name = "FIGURE|PLAN", required_unless_present_any = ["list", "show_params"])]
+    /// A shipped figure (`csrna-7b`), `all`, or a file with a plan (PLAN.toml); without one, lists the figures
+    #[arg(value_name = "FIGURE|PLAN")]
     figures: Vec<String>,
     /// Write NAME.csv and NAME.svg there; with `all` also README.md, which shows them
     #[arg(long, value_name = "DIR")]
@@ -32,9 +32,6 @@ pub(crate) struct Args {
     /// Say how many events a second were simulated, on stderr
     #[arg(long)]
     time: bool,
-    /// List the shipped figures
-    #[arg(long)]
-    list: bool,
     /// Print the shipped parameters with their sources, as a file for --params
     #[arg(long)]
     show_params: bool,
@@ -45,7 +42,7 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
         print!("{DEFAULT_PARAMS}");
         return Ok(());
     }
-    if args.list {
+    if args.figures.is_empty() {
         for (name, text) in PLANS {
             println!("{name:14} {}", read_plan(name, text)?.title);
         }
@@ -101,7 +98,7 @@ fn plans(figures: &[String]) -> Result<Vec<(String, Plan)>, Failure> {
         } else {
             return Err(Failure::new(
                 2,
-                format!("there is no figure `{figure}`; `starverbs sim --list` shows them"),
+                format!("there is no figure `{figure}`; `starverbs sim` lists them"),
             ));
         }
     }
@@ -200,7 +197,6 @@ mod tests {
             params: None,
             threads: Some(1),
             time: true,
-            list: false,
             show_params: false,
         };
         sim(&args).unwrap();

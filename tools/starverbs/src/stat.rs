@@ -1,19 +1,13 @@
 //! `starverbs stat`: counters of the processes that use the card.
 //!
-//! Reads each process's statistics page through /proc; asks the process itself only for its queue pairs.
+//! Owns how they are printed, as text and as JSON. It must not know how they are found (`users`).
 
-use std::fs;
-use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use starverbs_verbs::stat::{self, Snapshot};
 
 use crate::Failure;
-
-/// How long a process may take to list its queue pairs.
-const ANSWER_LIMIT: Duration = Duration::from_millis(500);
+use crate::users::{self, User};
 
 /// Show the counters of running programs.
 #[derive(clap::Args)]
@@ -31,15 +25,6 @@ pub(crate) struct Args {
     watch: Option<u64>,
 }
 
-/// A process that uses the card.
-struct User {
-    pid: u32,
-    command: String,
-    page: Snapshot,
-    /// The process's list of queue pairs, if asked for.
-    qps: Option<Result<String, String>>,
-}
-
 /// Prints the counters.
 pub(crate) fn stat(args: &Args) -> Result<(), Failure> {
     let mut before = users(args)?;
@@ -55,48 +40,12 @@ pub(crate) fn stat(args: &Args) -> Result<(), Failure> {
 }
 
 fn users(args: &Args) -> Result<Vec<User>, Failure> {
-    let pids = match args.pid {
-        Some(pid) => vec![pid],
-        None => stat::pids(),
-    };
-    let mut found = Vec::new();
-    for pid in pids {
-        match stat::page_of(pid) {
-            Ok(Some(page)) => {
-                let qps = args.qp.then(|| queue_pairs(&page));
-                found.push(User { pid, command: command(pid), page, qps });
-            }
-            // Processes that are gone or not ours to look into are nobody's error, unless asked for by number.
-            Err(error) if args.pid.is_some() => {
-                return Err(Failure::new(1, format!("process {pid}: {error}")));
-            }
-            Ok(None) | Err(_) => {}
-        }
-    }
+    let found = users::of(args.pid, |_| args.qp)?;
     match (found.is_empty(), args.pid) {
         (false, _) => Ok(found),
         (true, Some(pid)) => Err(Failure::new(1, format!("process {pid} does not use the card"))),
         (true, None) => Err(Failure::new(1, "no process that you may look into uses the card")),
     }
-}
-
-fn command(pid: u32) -> String {
-    let words = fs::read(PathBuf::from(format!("/proc/{pid}/cmdline"))).unwrap_or_default();
-    let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-    words.map(|word| stat::printable(&String::from_utf8_lossy(word))).collect::<Vec<_>>().join(" ")
-}
-
-fn queue_pairs(page: &Snapshot) -> Result<String, String> {
-    let answer = starverbs_backend::ask(page.port, page.first_block, b"qps", ANSWER_LIMIT);
-    let explain = |error: io::Error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => "not in this network namespace".to_owned(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "does not answer".to_owned(),
-        _ => error.to_string(),
-    };
-    let lines = |bytes: Vec<u8>| {
-        String::from_utf8_lossy(&bytes).lines().map(|line| stat::printable(line) + "\n").collect::<String>()
-    };
-    answer.map(lines).map_err(explain)
 }
 
 fn print(args: &Args, users: &[User], before: &[User], seconds: u64) {
@@ -185,6 +134,8 @@ fn aligned(table: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use starverbs_verbs::stat::Snapshot;
+
     use super::*;
 
     fn user(pid: u32, sent: u64) -> User {

@@ -16,9 +16,10 @@ use super::channel::timeout;
 use super::control::{Control, Role, Wish};
 use crate::types::{Gid, Nanos, Qpn};
 
-/// Offers without any answer before the peer is taken for a card without StaR: silence of an eighth of a second, as a process of a busy host
-/// may not have the CPU for long.
-pub const TRIES: u32 = 7;
+/// Offers without any answer before the peer is taken for a card without StaR: silence of half a second, as a
+/// process of a busy host may not have the CPU for long (an eighth of a second was too little beside twelve busy
+/// processes on two CPUs). Peers without StaR are remembered, so a program pays it once a peer.
+pub const TRIES: u32 = 13;
 /// Offers without an answer of a peer that has spoken before, until it is taken for one that is gone: as plain RoCEv2 would, requests find
 /// that out. About two seconds.
 const LAST_TRIES: u32 = 32;
