@@ -8,6 +8,9 @@ use crate::container::Container;
 use crate::process::{Process, tail};
 use crate::world::{Setting, World};
 
+/// How many times as long as on an idle machine a pair may take. The limits are there to end what hangs.
+const BUSY: u64 = 4;
+
 /// One program run on both sides.
 #[derive(Clone)]
 pub(crate) struct Pair {
@@ -43,7 +46,7 @@ pub(crate) enum Found {
 impl Pair {
     pub(crate) fn new(program: &'static str, args: &str, expect: Expect) -> Pair {
         let args = args.split_ascii_whitespace().map(str::to_owned).collect();
-        let limit = Duration::from_secs(30);
+        let limit = Duration::from_secs(30 * BUSY);
         Pair {
             program,
             server_program: None,
@@ -69,8 +72,9 @@ impl Pair {
         self
     }
 
+    /// For how long both may take, where nothing else runs.
     pub(crate) fn limit(mut self, seconds: u64) -> Pair {
-        self.limit = Duration::from_secs(seconds);
+        self.limit = Duration::from_secs(seconds * BUSY);
         self
     }
 
@@ -243,7 +247,7 @@ impl Running {
     pub(crate) fn finish(mut self) -> Result<String, String> {
         let client = self.client.wait_until(self.deadline);
         // A client that failed leaves a server that may wait for ever.
-        let patience = if client.is_some_and(|status| status.success()) { 10 } else { 1 };
+        let patience = if client.is_some_and(|status| status.success()) { 10 * BUSY } else { 1 };
         let end = self.deadline.max(Instant::now() + Duration::from_millis(500));
         let server = self.server.wait_until(end.min(Instant::now() + Duration::from_secs(patience)));
         let sides = [("client", client, &mut self.client), ("server", server, &mut self.server)];

@@ -120,7 +120,7 @@ fn mckey(world: &mut World, net: Net) -> Verdict {
             let words: Vec<&str> = words.iter().map(String::as_str).chain(more.iter().copied()).collect();
             world.start(net, end, &Setting::default(), &words)
         };
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let mut receiver = start(0, &[])?;
         while !receiver.is_in_group(MCKEY) {
             if receiver.ended().is_some() || Instant::now() > deadline {

@@ -83,7 +83,7 @@ fn whole_file(world: &mut World) -> Result<String, String> {
     let pair = Pair::new("ibv_rc_pingpong", "-g 0 -c -m 512 -n 200", Expect::PingPong);
     let mut running = pair.env("STARVERBS_CONFIG", &file.to_string_lossy()).start(world, Net::Lo)?;
     let pids = [running.server.pid(), running.client.pid()];
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let capture = |world: &World, pid| world.scratch(&format!("settings-{pid}.pcap"));
     while !capture(world, pids[1]).exists() && Instant::now() < deadline && running.client.ended().is_none() {
         std::thread::sleep(Duration::from_millis(2));
@@ -140,7 +140,7 @@ fn personal_file(world: &mut World) -> Result<String, String> {
     port(&[home_is, named_is, ("STARVERBS_PORT", Path::new("14794"))], "14794")?;
     let setting = Setting { env: vec![("HOME", home.to_string_lossy().into_owned())], ..Setting::default() };
     let mut process = world.start(Net::Lo, 0, &setting, &["ibv_devinfo"])?;
-    process.wait_until(Instant::now() + Duration::from_secs(10)).ok_or("does not end")?;
+    process.wait_until(Instant::now() + Duration::from_secs(60)).ok_or("does not end")?;
     let output = process.output();
     let mtu = output.lines().find(|line| line.contains("active_mtu:")).unwrap_or_default();
     if mtu.contains("256 (1)") { Ok(String::new()) } else { Err(format!("{mtu}:\n{}", tail(&output))) }
@@ -158,7 +158,7 @@ fn refused(world: &mut World, key: &'static str, value: &str, words: &[&str]) ->
             command.env("LD_LIBRARY_PATH", &world.lib).env(key, value);
             world.launch(command)?
         };
-        let status = process.wait_until(Instant::now() + Duration::from_secs(10)).ok_or("does not end")?;
+        let status = process.wait_until(Instant::now() + Duration::from_secs(60)).ok_or("does not end")?;
         let output = process.output();
         if status.success() || words.iter().any(|word| !output.contains(word)) {
             return Err(format!("{key}={value}: {status}: {output}, which should name {words:?}"));

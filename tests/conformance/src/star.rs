@@ -175,7 +175,7 @@ fn killed() -> Vec<Case> {
 }
 
 /// How long a survivor may take to notice: perftest's seven retries, and what a busy machine adds.
-const NOTICE: Duration = Duration::from_secs(30);
+const NOTICE: Duration = Duration::from_secs(120);
 
 /// What is under way, and what whose peer is killed says: requests that nobody answers, or receives that are flushed with them, if those are polled first.
 const VICTIMS: [(&str, &[&str]); 2] =

@@ -130,7 +130,7 @@ impl World {
     /// Runs one program on the card at one end and returns its output if it ends well.
     pub(crate) fn single(&mut self, net: Net, end: usize, words: &[&str]) -> Result<String, String> {
         let mut process = self.start(net, end, &Setting::default(), words)?;
-        let status = process.wait_until(Instant::now() + Duration::from_secs(10));
+        let status = process.wait_until(Instant::now() + Duration::from_secs(60));
         let output = process.output();
         match status {
             Some(status) if status.success() => Ok(output),

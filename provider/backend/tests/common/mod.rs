@@ -115,7 +115,7 @@ pub fn drive(nodes: &mut [&mut Node], mut done: impl FnMut(&[&mut Node]) -> bool
         if done(nodes) {
             return true;
         }
-        if start.elapsed() > Duration::from_secs(10) {
+        if start.elapsed() > Duration::from_secs(60) {
             return false;
         }
     }
