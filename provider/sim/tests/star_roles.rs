@@ -107,6 +107,7 @@ fn where_nobody_can_be_asked_nobody_looks_again_and_again() {
     /* nothing was ever heard of the peer */
     w.net.cut(1, 0, SECOND);
     let conn = w.connect();
+    w.net.run_for(SECOND / 4);
     assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
     (0..2).for_each(|_| w.crowd(0));
     w.net.run_for(100 * SECOND);
