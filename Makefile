@@ -34,11 +34,11 @@ help:
 
 build:
 	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs --package starverbs-bench
-	install -D -m 755 $(TARGET)/release/libstarverbs.so dist/lib/libibverbs.so.1
+	tools/scripts/link.sh $(TARGET)/release/libstarverbs.a dist/lib/libibverbs.so.1
 	ln -sf libibverbs.so.1 dist/lib/libibverbs.so
 	ln -sf libibverbs.so.1 dist/lib/librdmacm.so.1
 	ln -sf libibverbs.so.1 dist/lib/librdmacm.so
-	install -D -m 755 $(TARGET)/release/libstarverbs_preload.so dist/lib/libstarverbs.so
+	tools/scripts/link.sh $(TARGET)/release/libstarverbs_preload.a dist/lib/libstarverbs.so
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
 	install -D -m 755 $(TARGET)/release/starverbs-bench dist/bin/starverbs-bench
 	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h

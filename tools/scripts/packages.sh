@@ -5,7 +5,7 @@ set -euo pipefail
 
 declare -A package_of=(
     [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [rdma]=iproute2
-    [iptables]=iptables [tshark]=tshark [nm]=binutils [runuser]=util-linux
+    [iptables]=iptables [tshark]=tshark [nm]=binutils [ld.lld]=lld [mold]=mold [runuser]=util-linux
     [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
     [rping]=rdmacm-utils [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
@@ -17,7 +17,7 @@ pyverbs=/usr/lib/python3/dist-packages/pyverbs
 rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
-test) commands=("${demo[@]}" rping ip rdma tshark nm runuser ibstat ucx_perftest fi_info) ;;
+test) commands=("${demo[@]}" rping ip rdma tshark nm ld.lld mold runuser ibstat ucx_perftest fi_info) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
