@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Links the libraries, from the archives that are built already, with each linker that is installed (GNU ld, lld, mold), and
-# looks at each result: its symbols, its tags, and that a program starts on it.
+# Links the libraries, from the archives that are built already, with each linker that is installed (GNU ld,
+# lld, mold), and looks at each result: its symbols, its tags, and that a program starts on it.
 # usage: linkers.sh ARCHIVE_DIRECTORY
 set -euo pipefail
 archives=$(cd "${1:?usage: linkers.sh ARCHIVE_DIRECTORY}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
+link=$here/../../tools/scripts/link.sh
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 linked=0
@@ -43,8 +44,8 @@ for linker in bfd lld mold; do
         continue
     fi
     lib=$tmp/$linker
-    "$here/../../tools/scripts/link.sh" "$archives/libstarverbs.a" "$lib/libibverbs.so.1" "-fuse-ld=$linker"
-    "$here/../../tools/scripts/link.sh" "$archives/libstarverbs_preload.a" "$lib/libstarverbs.so" "-fuse-ld=$linker"
+    "$link" "$archives/libstarverbs.a" "$lib/libibverbs.so.1" "-fuse-ld=$linker"
+    "$link" "$archives/libstarverbs_preload.a" "$lib/libstarverbs.so" "-fuse-ld=$linker"
     "$here/compare.sh" "$lib/libibverbs.so.1"
     "$here/compare.sh" "$lib/libstarverbs.so" "$here/../preload/libc.symbols"
     tags "$lib/libibverbs.so.1"

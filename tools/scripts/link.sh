@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Links a shared library of the card from the archive that rustc made of it. Not rustc's own link of a cdylib: to that it
-# gives a version script without nodes, beside which GNU ld takes no other (docs/decisions/0013-linking.md). What rustc
-# asks of the linker stands here too. CC is the compiler of the machine that the library is for.
+# Links a shared library of the card from the archive that rustc made of it. Not rustc's own link of a
+# cdylib: to that it gives a version script without nodes, beside which GNU ld takes no other
+# (docs/decisions/0013-linking.md). What rustc asks of the linker stands here too. CC is the compiler of the
+# machine that the library is for, with its options.
 # usage: link.sh ARCHIVE LIBRARY [OPTION OF CC...]
 set -euo pipefail
-archive=${1:?usage: link.sh ARCHIVE LIBRARY [OPTION OF CC...]} library=${2:?usage: link.sh ARCHIVE LIBRARY [OPTION OF CC...]}
+usage='usage: link.sh ARCHIVE LIBRARY [OPTION OF CC...]'
+archive=${1:?$usage} library=${2:?$usage}
 map=$(cd "$(dirname "$0")/../.." && pwd)/cdylib/abi/libibverbs.map
 
 options=(
@@ -19,5 +21,6 @@ options=(
 )
 mkdir -p "$(dirname "$library")"
 # Under its name only when it is whole, and as another file: programs that run keep the one that they have.
-"${CC:-cc}" -shared -o "$library.new" "${options[@]/#/-Wl,}" -lutil -lrt -lpthread -lm -ldl "${@:3}"
+read -ra cc <<<"${CC:-cc}"
+"${cc[@]}" -shared -o "$library.new" "${options[@]/#/-Wl,}" -lutil -lrt -lpthread -lm -ldl "${@:3}"
 mv -f "$library.new" "$library"
