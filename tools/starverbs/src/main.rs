@@ -4,6 +4,7 @@
 //! attributes and the statistics page through the crates that own them.
 
 mod bench;
+mod completions;
 mod info;
 mod run;
 mod sim;
@@ -12,7 +13,7 @@ mod stat;
 use std::fmt;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// RDMA verbs anywhere: run unmodified RDMA programs on a software card.
 #[derive(Parser)]
@@ -29,6 +30,7 @@ enum Command {
     Stat(stat::Args),
     Sim(sim::Args),
     Bench(bench::Args),
+    Completions(completions::Args),
 }
 
 /// Why the command ends without having done its work.
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Stat(args) => stat::stat(&args),
         Command::Sim(args) => sim::sim(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Completions(args) => completions::completions(&args, Cli::command()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,7 +71,6 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn command_line_is_sound() {
