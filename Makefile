@@ -1,6 +1,13 @@
 # What to do with this repository. `make help` lists it.
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# What is installed and packed, and where: as arguments of make, or from the environment.
+DIST ?= dist
+PREFIX ?= /usr/local
+DESTDIR ?=
+export DIST PREFIX DESTDIR
+# Another DIST than `make build`'s was built by who names it.
+WHOLE = $(if $(filter dist,$(DIST)),build)
 FUZZ_SECONDS ?= 60
 SECONDS ?= 300
 SEED ?= 0
@@ -8,7 +15,7 @@ RUNS ?= 100000
 JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
-.PHONY: help build demo test bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults lint doc fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build demo test bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test lint doc fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -27,6 +34,9 @@ help:
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
 	@echo 'make soak         simulated cards on a hostile network, RUNS seeds from SEED on, JOBS threads; see docs/faults.md'
 	@echo 'make faults       processes killed, stopped, without memory, descriptors, addresses; see docs/faults-of-processes.md'
+	@echo 'make install      what was built, below PREFIX (/usr/local) and DESTDIR; make uninstall removes it'
+	@echo 'make deb          a Debian package in dist; make wheel a Python wheel'
+	@echo 'make install-test all three tried in a bare root folder'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
 	@echo 'make doc          documentation of the crates'
 	@echo 'make fuzz         the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)'
@@ -34,11 +44,11 @@ help:
 
 build:
 	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs --package starverbs-bench
-	install -D -m 755 $(TARGET)/release/libstarverbs.so dist/lib/libibverbs.so.1
+	tools/scripts/link.sh $(TARGET)/release/libstarverbs.a dist/lib/libibverbs.so.1
 	ln -sf libibverbs.so.1 dist/lib/libibverbs.so
 	ln -sf libibverbs.so.1 dist/lib/librdmacm.so.1
 	ln -sf libibverbs.so.1 dist/lib/librdmacm.so
-	install -D -m 755 $(TARGET)/release/libstarverbs_preload.so dist/lib/libstarverbs.so
+	tools/scripts/link.sh $(TARGET)/release/libstarverbs_preload.a dist/lib/libstarverbs.so
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
 	install -D -m 755 $(TARGET)/release/starverbs-bench dist/bin/starverbs-bench
 	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h
@@ -124,6 +134,21 @@ instructions:
 
 lint:
 	@tools/scripts/lint.sh
+
+# Of what `make build` made, which root need not be able to do.
+install uninstall:
+	@tools/scripts/install.sh $@
+
+deb: $(WHOLE)
+	@tools/scripts/deb.sh
+
+wheel: $(WHOLE)
+	@tools/scripts/wheel.py
+
+install-test:
+	@tools/scripts/packages.sh install
+	@$(MAKE) --no-print-directory deb wheel
+	tests/install/run.sh $(DIST) install deb wheel ci
 
 # The library and the command are both named starverbs and share a folder of pages: written at once, one takes the other's
 # away. The library is written last, and its pages stay.

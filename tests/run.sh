@@ -29,7 +29,9 @@ part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
 
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
 part "symbols of libstarverbs.so" tests/abi/compare.sh dist/lib/libstarverbs.so tests/preload/libc.symbols
+part "any linker" tests/abi/linkers.sh "${CARGO_TARGET_DIR:-target}/release"
 part "others' libraries on libibverbs.so.1" tests/abi/loading.sh dist/lib
+part "install and uninstall" tests/install/run.sh dist quick
 part "patches for perftest" tests/perftest/run.sh ${PERFTEST:+"$PERFTEST" dist/lib}
 if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib

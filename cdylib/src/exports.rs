@@ -1,8 +1,8 @@
 //! The table of exported symbols: which C name, at which version, is which Rust function.
 //!
 //! Owns the assembly that gives a symbol its version: a label that jumps to the Rust function and a `.symver` that
-//! names the label. (`no_mangle` cannot: rustc writes a version script of its own, whose nodes would clash.) It must not
-//! know what a function does. `abi/libibverbs.map` lists the same names, and tests/abi compares the result with
+//! names the label. (`no_mangle` gives a name and no version.) It must not know what a function does.
+//! `abi/libibverbs.map` lists the same names, tools/scripts/link.sh links by it, and tests/abi compares the result with
 //! Debian's library.
 //!
 //! The functions behind several names (`private::not_offered` and its like) look at no argument, so that jumping to them

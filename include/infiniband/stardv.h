@@ -4,8 +4,10 @@
  *
  * A program that calls them is linked with the card's own library:
  *
- *	cc -I dist/include prog.c -L dist/lib -libverbs
- *	dist/bin/starverbs run -- ./a.out          (or LD_LIBRARY_PATH=dist/lib ./a.out)
+ *	cc prog.c $(pkg-config --cflags --libs starverbs)
+ *	starverbs run -- ./a.out
+ *
+ * or, where it is not installed, cc -I dist/include prog.c -L dist/lib -libverbs and dist/bin/starverbs.
  *
  * One that is to start on any libibverbs looks the calls up at run time: dlvsym(RTLD_DEFAULT, "stardv_query_counters",
  * "STARDV_1.0") is NULL where there is no such card. Their version node is STARDV_1.0 in libibverbs.so.1 and libstarverbs.so.

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Installs what a purpose needs and this machine lacks.
-# usage: packages.sh demo|test|stress|bench|instructions|interop
+# usage: packages.sh demo|test|stress|bench|instructions|interop|install
 set -euo pipefail
 
 declare -A package_of=(
     [cc]=gcc [ibv_devinfo]=ibverbs-utils [ib_send_lat]=perftest [ip]=iproute2 [rdma]=iproute2
-    [iptables]=iptables [tshark]=tshark [nm]=binutils [runuser]=util-linux
+    [iptables]=iptables [tshark]=tshark [nm]=binutils [ld.lld]=lld [mold]=mold [runuser]=util-linux
     [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
     [rping]=rdmacm-utils [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
+    [pkg-config]=pkg-config [mmdebstrap]=mmdebstrap [lintian]=lintian [python3]=python3
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
 )
 demo=(cc ibv_devinfo ib_send_lat)
@@ -17,12 +18,13 @@ pyverbs=/usr/lib/python3/dist-packages/pyverbs
 rdma_core=/usr/share/doc/rdma-core
 case ${1:-} in
 demo) commands=("${demo[@]}") ;;
-test) commands=("${demo[@]}" rping ip rdma tshark nm runuser ibstat ucx_perftest fi_info) ;;
+test) commands=("${demo[@]}" rping ip rdma tshark nm ld.lld mold runuser ibstat ucx_perftest fi_info pkg-config python3) ;;
 stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
+install) commands=(cc nm ip mmdebstrap lintian python3) ;;
 interop) commands=("${demo[@]}" rping ip tshark qemu-system-x86_64 busybox) ;;
-*) echo "usage: packages.sh demo|test|stress|bench|instructions|interop" >&2; exit 2 ;;
+*) echo "usage: packages.sh demo|test|stress|bench|instructions|interop|install" >&2; exit 2 ;;
 esac
 
 if ! command -v cargo >/dev/null; then

@@ -4,6 +4,7 @@
 //! attributes and the statistics page through the crates that own them.
 
 mod bench;
+mod completions;
 mod info;
 mod run;
 mod sim;
@@ -14,7 +15,7 @@ mod users;
 use std::fmt;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// RDMA verbs anywhere: run unmodified RDMA programs on a software card.
 #[derive(Parser)]
@@ -32,6 +33,7 @@ enum Command {
     Top(top::Args),
     Sim(sim::Args),
     Bench(bench::Args),
+    Completions(completions::Args),
 }
 
 /// Why the command ends without having done its work.
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::top(&args),
         Command::Sim(args) => sim::sim(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Completions(args) => completions::completions(&args, Cli::command()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -72,7 +75,6 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn command_line_is_sound() {

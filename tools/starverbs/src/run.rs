@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// Any setting by its name, with or without STARVERBS_
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// The folder that holds the libraries, if not ../lib from this command
+    /// The folder that holds the libraries, if not ../lib/starverbs or ../lib from this command
     #[arg(long, value_name = "DIR")]
     lib: Option<PathBuf>,
     /// The program and its arguments
@@ -117,22 +117,36 @@ fn check(vars: &BTreeMap<OsString, OsString>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The folder with the libraries: `given`, or ../lib from where this command lies.
+/// The libraries that the folder must have.
+const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libstarverbs.so"];
+
+/// The folder with the libraries: `given`, or where they lie beside this command: ../lib/starverbs where it is installed,
+/// ../lib where it was built.
 pub(crate) fn library_dir(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let dir = match given {
         Some(dir) => dir.canonicalize().unwrap_or_else(|_| dir.to_owned()),
-        None => {
-            let own = std::env::current_exe().map_err(|e| Failure::new(OWN_FAILURE, e))?;
-            own.ancestors().nth(2).unwrap_or(Path::new("/")).join("lib")
-        }
+        None => beside(&std::env::current_exe().map_err(|e| Failure::new(OWN_FAILURE, e))?),
     };
-    match ["libibverbs.so.1", "libstarverbs.so"].iter().find(|library| !dir.join(library).exists()) {
+    match missing(&dir) {
         None => Ok(dir),
         Some(missing) => {
             let hint = "build it with `make build`, or say where it is with --lib";
             Err(Failure::new(OWN_FAILURE, format!("{}: no {missing} here; {hint}", dir.display())))
         }
     }
+}
+
+/// The folder with the libraries of the command at `own`.
+fn beside(own: &Path) -> PathBuf {
+    let lib = own.ancestors().nth(2).unwrap_or(Path::new("/")).join("lib");
+    // A private folder: in lib itself they would take the place of the system's libibverbs for every program.
+    let installed = lib.join("starverbs");
+    if missing(&installed).is_none() { installed } else { lib }
+}
+
+/// The library that `dir` lacks.
+fn missing(dir: &Path) -> Option<&'static str> {
+    LIBRARIES.into_iter().find(|library| !dir.join(library).exists())
 }
 
 /// `first` before the entries of `rest`, as the dynamic linker separates them.
@@ -195,6 +209,24 @@ mod tests {
         assert_eq!(list(None), "/a");
         assert_eq!(list(Some("")), "/a");
         assert_eq!(list(Some("/b:/c")), "/a:/b:/c");
+    }
+
+    #[test]
+    fn libraries_are_found_beside_the_command() {
+        let root = std::env::temp_dir().join(format!("starverbs-beside-{}", std::process::id()));
+        let (own, lib) = (root.join("bin/starverbs"), root.join("lib"));
+        assert_eq!(beside(&own), lib);
+        std::fs::create_dir_all(lib.join("starverbs")).unwrap();
+        for library in LIBRARIES {
+            std::fs::write(lib.join(library), "").unwrap();
+            assert_eq!(beside(&own), lib);
+        }
+        for library in LIBRARIES {
+            assert_eq!(beside(&own), lib);
+            std::fs::write(lib.join("starverbs").join(library), "").unwrap();
+        }
+        assert_eq!(beside(&own), lib.join("starverbs"));
+        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
