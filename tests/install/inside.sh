@@ -27,15 +27,15 @@ expect() {
 pingpong() {
     local options=$1 got
     # shellcheck disable=SC2086
-    timeout 60 "$starverbs" run $options -- ibv_rc_pingpong -g 0 -c -n 200 -p "$port" >"$tmp/server" 2>&1 &
+    timeout 300 "$starverbs" run $options -- ibv_rc_pingpong -g 0 -c -n 200 -p "$port" >"$tmp/server" 2>&1 &
     server=$!
-    for _ in $(seq 200); do
+    for _ in $(seq 1000); do
         kill -0 "$server" 2>/dev/null || fail "ibv_rc_pingpong: the server ended: $(cat "$tmp/server")"
         grep -qsE "$(printf ':%04X [0-9A-F]+:0000 0A ' "$port")" /proc/net/tcp /proc/net/tcp6 && break
         sleep 0.05
     done
     # shellcheck disable=SC2086
-    got=$(timeout 60 "$starverbs" run $options -- ibv_rc_pingpong -g 0 -c -n 200 -p "$port" 127.0.0.1 2>&1) ||
+    got=$(timeout 300 "$starverbs" run $options -- ibv_rc_pingpong -g 0 -c -n 200 -p "$port" 127.0.0.1 2>&1) ||
         fail "ibv_rc_pingpong: $got $(cat "$tmp/server")"
     wait "$server" || fail "ibv_rc_pingpong: the server ended with $?: $(cat "$tmp/server")"
     server=

@@ -44,6 +44,10 @@ quick() {
         _starverbs starverbs inf starverbs
         echo \${COMPREPLY[*]}")
     [[ $completed == info ]] || fail "bash completes 'starverbs inf' as '$completed'"
+    if command -v zsh >/dev/null; then zsh -n "$installed/share/zsh/site-functions/_starverbs"; fi
+    if command -v fish >/dev/null; then
+        fish --no-execute "$installed/share/fish/vendor_completions.d/starverbs.fish"
+    fi
     # A direct-verbs program, by pkg-config where that is.
     if command -v pkg-config >/dev/null && [[ -e /usr/include/infiniband/verbs.h ]]; then
         printf '%s\n' '#include <infiniband/stardv.h>' \
