@@ -53,15 +53,15 @@ first=${archs%%,*}
 mirror=${MIRROR:-$(mirror)}
 [[ -n $mirror ]] || unavailable "apt's sources name no mirror; set MIRROR="
 
-# A half-made folder never stands under its name. Nothing is mounted in it by now: whoever mounts there does so in a
-# namespace of its own.
+# A half-made folder never stands under its name. What is mounted while it is made goes with the namespace.
 rm -rf --one-file-system "$root.new"
 mkdir -p "$cache/archives" "$(dirname "$root")"
 exec 9>"$cache/lock"
 flock 9
 # shellcheck disable=SC2016 # the hooks' own variables
 # A mirror's copy of a suite may be some weeks old, so its date is not looked at.
-mmdebstrap --quiet --variant=apt --arch="$archs" ${packages:+--include="$packages"} \
+unshare --mount --propagation private mmdebstrap --quiet --variant=apt --arch="$archs" \
+    ${packages:+--include="$packages"} \
     --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Check-Valid-Until "false"' \
     --skip=download/empty --skip=essential/unlink \
     --setup-hook='mkdir -p "$1/var/cache/apt/archives"' \
