@@ -31,6 +31,11 @@ part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
 part "symbols of libstarverbs.so" tests/abi/compare.sh dist/lib/libstarverbs.so tests/preload/libc.symbols
 part "others' libraries on libibverbs.so.1" tests/abi/loading.sh dist/lib
 part "patches for perftest" tests/perftest/run.sh ${PERFTEST:+"$PERFTEST" dist/lib}
+if [[ -e /usr/include/rdma/rdma_cma.h ]]; then
+    part "layout of C's structs" tests/abi/layout.sh "provider/abi/src/layout_$(uname -m).rs" cc
+else
+    skip "layout of C's structs" "librdmacm-dev is not installed"
+fi
 if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib
     part "direct verbs" tests/abi/stardv.sh dist/lib
