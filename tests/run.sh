@@ -33,6 +33,11 @@ part "any linker" tests/abi/linkers.sh "${CARGO_TARGET_DIR:-target}/release"
 part "others' libraries on libibverbs.so.1" tests/abi/loading.sh dist/lib
 part "install and uninstall" tests/install/run.sh dist quick
 part "patches for perftest" tests/perftest/run.sh ${PERFTEST:+"$PERFTEST" dist/lib}
+if [[ -e /usr/include/rdma/rdma_cma.h ]]; then
+    part "layout of C's structs" tests/abi/layout.sh "provider/abi/src/layout_$(uname -m).rs" cc
+else
+    skip "layout of C's structs" "librdmacm-dev is not installed"
+fi
 if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "promises of the C edge" tests/abi/edges.sh dist/lib
     part "direct verbs" tests/abi/stardv.sh dist/lib

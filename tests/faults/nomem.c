@@ -340,7 +340,7 @@ static void limit(void)
 	fclose(f);
 	getrlimit(RLIMIT_AS, &old);
 	less = old;
-	less.rlim_cur = (rlim_t)pages * 4096 + (48 << 20);
+	less.rlim_cur = (rlim_t)pages * sysconf(_SC_PAGESIZE) + (48 << 20);
 	CHECK(setrlimit(RLIMIT_AS, &less) == 0);
 	/* the contexts and channels are bounded by descriptors, not memory: few of those */
 	while (count < MANY && no < 200) {

@@ -3,7 +3,8 @@
 //!
 //! Owns the layout of everything that crosses the C boundary, and asserts it at compile time. Enums are plain
 //! integers with constants, since a C program may pass any value. It must not know any behaviour, and nothing here
-//! links to a C library. `tools/abi/bindgen.sh` regenerates the two generated files.
+//! links to a C library. `tools/abi/bindgen.sh` regenerates the generated files; tests/abi/layout.sh compares the
+//! layouts with a C compiler's.
 
 #[allow(
     missing_docs,
@@ -15,6 +16,9 @@
     unreachable_pub
 )]
 mod bindings;
+#[cfg(target_arch = "aarch64")]
+#[allow(clippy::all)]
+mod layout_aarch64;
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::all)]
 mod layout_x86_64;

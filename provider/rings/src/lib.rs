@@ -27,6 +27,7 @@ mod cq;
 mod memory;
 mod recv;
 mod send;
+mod shared;
 mod slots;
 mod spin;
 mod sync;
@@ -38,6 +39,7 @@ pub use cq::{CqConsumer, CqRing, CqRoom};
 pub use memory::{Answer, Memory, ProgramMemory, Resource};
 pub use recv::{CardRq, RecvProducer};
 pub use send::{CardSq, SendProducer};
+pub use shared::{Incarnation, ReaderSlot};
 pub use spin::{SpinGuard, SpinLock};
 pub use work::{RecvSize, SendSize, WorkRings};
 

@@ -2,11 +2,12 @@
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p starverbs-rings --test loom --release`.
 #![cfg(loom)]
 
+use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
-use starverbs_rings::{Armed, Bells, CqRing, RecvSize, SendSize, WorkRings};
+use starverbs_rings::{Armed, Bells, CqRing, Incarnation, ReaderSlot, RecvSize, SendSize, WorkRings};
 
 fn send_ring(max_wr: u32) -> WorkRings {
     WorkRings::new(Some(SendSize { max_wr, max_sge: 1, max_inline: 0 }), None, None).unwrap()
@@ -362,5 +363,100 @@ fn cq_ring_hands_over_whole_completions_while_purged() {
             }
         }
         maker.join().unwrap();
+    });
+}
+
+/// An entry of a table in shared memory: two words that are of one object.
+struct Entry {
+    incarnation: Incarnation,
+    words: [AtomicU32; 2],
+}
+
+impl Entry {
+    fn new() -> Self {
+        Entry { incarnation: Incarnation::new(), words: [(); 2].map(|()| AtomicU32::new(0)) }
+    }
+
+    fn describe(&self, id: u32) {
+        self.incarnation.begin(|| self.words.iter().for_each(|word| word.store(id, Ordering::Relaxed)));
+    }
+
+    fn read(&self) -> Option<(u32, [u32; 2])> {
+        self.incarnation.read(|| Some(self.words.each_ref().map(|word| word.load(Ordering::Relaxed))))
+    }
+}
+
+/// An entry is used again while another process reads it: what that one has are the words of one object, under its number.
+#[test]
+fn an_entry_is_read_whole_or_not_at_all() {
+    loom::model(|| {
+        let entry = Arc::new(Entry::new());
+        entry.describe(1);
+        let table = entry.clone();
+        let owner = thread::spawn(move || {
+            table.incarnation.end();
+            table.describe(3);
+        });
+        if let Some((number, words)) = entry.read() {
+            assert_eq!(words, [number; 2]);
+        }
+        owner.join().unwrap();
+        assert_eq!(entry.read(), Some((3, [3; 2])));
+    });
+}
+
+/// The next object may be another thread's of the owner, who has the entry by a lock.
+#[test]
+fn an_entry_is_handed_on_between_threads_of_its_owner() {
+    loom::model(|| {
+        let entry = Arc::new(Entry::new());
+        let free = Arc::new(Mutex::new(false));
+        entry.describe(1);
+        let (table, list) = (entry.clone(), free.clone());
+        let first = thread::spawn(move || {
+            table.incarnation.end();
+            *list.lock().unwrap() = true;
+        });
+        let table = entry.clone();
+        let second = thread::spawn(move || {
+            if *free.lock().unwrap() {
+                table.describe(3);
+            }
+        });
+        if let Some((number, words)) = entry.read() {
+            assert_eq!(words, [number; 2]);
+        }
+        first.join().unwrap();
+        second.join().unwrap();
+    });
+}
+
+/// The owner ends an object and takes what it was about away: nobody uses it then.
+#[test]
+fn an_object_that_has_ended_is_not_used() {
+    loom::model(|| {
+        let all = Arc::new((Entry::new(), ReaderSlot::new(), UnsafeCell::new(7)));
+        all.0.describe(1);
+        let theirs = all.clone();
+        let reader = thread::spawn(move || {
+            let (entry, slot, memory) = &*theirs;
+            let Some((number, _)) = entry.read() else { return };
+            slot.enter();
+            if entry.incarnation.is(number) {
+                // SAFETY: the owner waits for the slot; loom says if it does not.
+                assert_eq!(memory.with(|memory| unsafe { *memory }), 7);
+            }
+            slot.leave();
+        });
+        let (entry, slot, memory) = &*all;
+        entry.incarnation.end();
+        let pause = |_| {
+            thread::yield_now();
+            true
+        };
+        ReaderSlot::wait_for_all([slot].into_iter(), pause);
+        // SAFETY: nobody reads any more; loom says if somebody does.
+        memory.with_mut(|memory| unsafe { *memory = 0 });
+        reader.join().unwrap();
     });
 }

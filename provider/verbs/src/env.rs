@@ -150,19 +150,9 @@ impl Env for HostEnv {
         if memory::marked(addr) {
             return self.write_marked(addr, data);
         }
-        /* the last bytes last: programs spin on them, as cards write in order */
-        let (body, tail) = data.split_at(data.len().saturating_sub(8));
         // SAFETY: the card has checked that [addr, addr + len) lies in a memory region, which the
         // program registered: it promised that the memory is mapped, and lets peers write to it.
-        unsafe {
-            let to = addr as *mut u8;
-            to.copy_from(body.as_ptr(), body.len());
-            fence(Ordering::Release);
-            match <[u8; 8]>::try_from(tail) {
-                Ok(word) => to.add(body.len()).cast::<u64>().write_unaligned(u64::from_ne_bytes(word)),
-                Err(_) => to.copy_from(tail.as_ptr(), tail.len()),
-            }
-        }
+        unsafe { memory::write_in_order(addr as *mut u8, data) };
         true
     }
 

@@ -9,6 +9,7 @@
 
 use std::fs;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::error::{Result, VerbsError};
 
@@ -18,15 +19,27 @@ pub(crate) const DEMAND: u64 = 1 << 63;
 pub(crate) const NULL: u64 = 1 << 62;
 /// Bytes that a marked region may span, from address 0: every address of a process is below.
 pub(crate) const SPAN: u64 = 1 << 62;
-/// Bytes that memory of another process may span, from address 0: nearly every address is below (larger ones must be
-/// asked for by name, mmap(2)).
+/// Bytes that memory of another process may span, from address 0: addresses have 47 bits on x86-64 and 48 on aarch64
+/// (larger ones must be asked for by name, mmap(2)).
 pub(crate) const FOREIGN_SPAN: u64 = 1 << FOREIGN_SHIFT;
-const FOREIGN_SHIFT: u32 = 47;
+const FOREIGN_SHIFT: u32 = 48;
 const MARKS: u64 = DEMAND | NULL;
 
-const PAGE: u64 = 4096;
 /// Longer ranges are not touched page by page, but looked up.
 const TOUCH: u64 = 16 << 20;
+
+/// Bytes of a page: 4 KiB on x86-64; on aarch64 the kernel's choice, up to 64 KiB.
+pub(crate) fn page() -> u64 {
+    // SAFETY: sysconf looks at no memory of ours.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).unwrap_or(4096)
+}
+
+/// First byte and length of the pages, of `page` bytes each, that hold [start, end).
+fn pages(start: u64, end: u64, page: u64) -> (u64, u64) {
+    let from = start & !(page - 1);
+    (from, (end - from).next_multiple_of(page))
+}
 
 /// Whether an address carries a mark.
 #[inline]
@@ -97,6 +110,45 @@ pub(crate) fn read(from: u64, to: &mut [u8]) -> bool {
     copied == to.len() as isize
 }
 
+/// Bytes of the word that is written last of `len` bytes at `to`: the largest up to eight that ends where they end, is
+/// aligned, and lies in them. Its store is one on every CPU; that of a word that is not aligned is so on x86-64 alone.
+#[inline]
+fn last_word(to: usize, len: usize) -> usize {
+    match len {
+        0 => 0,
+        _ => 1 << to.wrapping_add(len).trailing_zeros().min(len.ilog2()).min(3),
+    }
+}
+
+/// Writes `data` at `to`, the last word last: programs spin on it, as cards write in order.
+///
+/// # Safety
+/// [to, to + data.len()) can be written.
+#[inline]
+pub(crate) unsafe fn write_in_order(to: *mut u8, data: &[u8]) {
+    let (body, tail) = data.split_at(data.len() - last_word(to.addr(), data.len()));
+    // SAFETY: the caller's terms; `last_word` aligns the tail to its length.
+    unsafe {
+        to.copy_from(body.as_ptr(), body.len());
+        let at = to.add(body.len());
+        /* release: the body, and what was written before, ahead of the word */
+        fence(Ordering::Release);
+        match *tail {
+            [] => {}
+            [a] => AtomicU8::from_ptr(at).store(a, Ordering::Relaxed),
+            [a, b] => AtomicU16::from_ptr(at.cast()).store(u16::from_ne_bytes([a, b]), Ordering::Relaxed),
+            [a, b, c, d] => {
+                AtomicU32::from_ptr(at.cast()).store(u32::from_ne_bytes([a, b, c, d]), Ordering::Relaxed);
+            }
+            [a, b, c, d, e, f, g, h] => {
+                let word = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+                AtomicU64::from_ptr(at.cast()).store(word, Ordering::Relaxed);
+            }
+            _ => at.copy_from(tail.as_ptr(), tail.len()),
+        }
+    }
+}
+
 /// Copies `data` to memory at `to`, its last eight bytes last, as programs spin on them; false if not all of it
 /// could be written.
 pub(crate) fn write(to: u64, data: &[u8]) -> bool {
@@ -146,8 +198,7 @@ fn populate(start: u64, end: u64, write: bool) -> std::result::Result<(), i32> {
 }
 
 fn advise(start: u64, end: u64, advice: i32) -> std::result::Result<(), i32> {
-    let from = start & !(PAGE - 1);
-    let len = (end - from).next_multiple_of(PAGE);
+    let (from, len) = pages(start, end, page());
     // SAFETY: these advices fault pages in as an access would, or less, and change no contents.
     match unsafe { libc::madvise(from as *mut libc::c_void, len as usize, advice) } {
         0 => Ok(()),
@@ -195,7 +246,7 @@ impl Mapping {
     /// `len` bytes of zeroes that forked children share, at a multiple of `align` (a power of two).
     pub(crate) fn zeroes(len: u64, align: u64) -> Result<(Mapping, u64)> {
         let room =
-            usize::try_from(len + align.max(PAGE)).map_err(|_| VerbsError::NoMemory("device memory"))?;
+            usize::try_from(len + align.max(page())).map_err(|_| VerbsError::NoMemory("device memory"))?;
         let map = Mapping::new(room, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS, -1, 0)?;
         let start = map.addr.next_multiple_of(align);
         Ok((map, start))
@@ -203,7 +254,7 @@ impl Mapping {
 
     /// Bytes [offset, offset + len) of a descriptor; gives the address of the first.
     pub(crate) fn of_fd(fd: i32, offset: u64, len: u64, write: bool) -> Result<(Mapping, u64)> {
-        let skip = offset & (PAGE - 1);
+        let skip = offset & (page() - 1);
         let from = i64::try_from(offset - skip).map_err(|_| VerbsError::Invalid("offset"))?;
         let room = usize::try_from(len + skip).map_err(|_| VerbsError::Invalid("length"))?;
         let prot = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
@@ -250,14 +301,43 @@ mod tests {
 
     #[test]
     fn addresses_of_other_processes_are_numbers_and_offsets() {
-        for number in [0, 1, 0x7fff] {
+        for number in [0, 1, 0x3fff] {
             let first = foreign(number).unwrap();
             let last = first + (FOREIGN_SPAN - 1);
             assert_eq!((mark(first), mark(last)), (Marked::Foreign, Marked::Foreign));
             assert_eq!(foreign_place(last), (number, FOREIGN_SPAN - 1));
         }
-        assert_eq!(foreign(0x8000), None);
+        assert_eq!(foreign(0x4000), None);
         assert_eq!((mark(DEMAND | 7), mark(NULL)), (Marked::Demand, Marked::Null));
+    }
+
+    #[test]
+    fn the_last_word_is_aligned_and_last() {
+        for (to, len) in (64..80usize).flat_map(|to| (1..40).map(move |len| (to, len))) {
+            let word = last_word(to, len);
+            assert!(word <= len && (to + len).is_multiple_of(word), "{len} bytes at {to}: {word}");
+            let larger = 2 * word;
+            assert!(
+                word == 8 || larger > len || !(to + len).is_multiple_of(larger),
+                "{len} bytes at {to}: {word}"
+            );
+        }
+        assert_eq!(last_word(64, 0), 0);
+    }
+
+    #[test]
+    fn writing_in_order_writes_all_and_no_more() {
+        let data: [u8; 40] = std::array::from_fn(|n| n as u8 + 1);
+        for (at, len) in (8..24usize).flat_map(|at| (0..=data.len()).map(move |len| (at, len))) {
+            let mut room = [0u64; 10];
+            let bytes = room.as_mut_ptr().cast::<u8>();
+            // SAFETY: at + len <= 64 bytes of the room's 80.
+            unsafe { write_in_order(bytes.add(at), &data[..len]) };
+            let written = room.map(u64::to_ne_bytes).concat();
+            let (before, rest) = written.split_at(at);
+            assert!(rest[..len] == data[..len], "{len} bytes at {at}");
+            assert!(before.iter().chain(&rest[len..]).all(|byte| *byte == 0), "{len} bytes at {at}");
+        }
     }
 
     #[test]
@@ -272,25 +352,41 @@ mod tests {
             assert_eq!(probe(from, to, write).unwrap_err().errno(), libc::EFAULT);
             assert_eq!(prefetch(from, to, write).unwrap_err().errno(), libc::EFAULT);
         }
-        assert_eq!(will_need(PAGE, 2 * PAGE).unwrap_err().errno(), libc::EFAULT);
+        assert_eq!(will_need(page(), 2 * page()).unwrap_err().errno(), libc::EFAULT);
         assert!(will_need(start, start + 100_000).is_ok());
+    }
+
+    /// 4, 16 and 64 KiB: a call about pages takes whole ones only.
+    #[test]
+    fn ranges_become_whole_pages_of_any_size() {
+        for page in [1 << 12, 1 << 14, 1 << 16] {
+            for (start, end) in
+                [(page, 2 * page), (page + 4096 % page, page + 4097), (3 * page - 1, 3 * page + 1)]
+            {
+                let (from, len) = pages(start, end, page);
+                assert!(from.is_multiple_of(page) && len.is_multiple_of(page));
+                assert!(from <= start && start - from < page && end <= from + len && from + len - end < page);
+            }
+        }
+        assert_eq!(pages(0, page(), page()), (0, page()));
     }
 
     #[test]
     fn safe_copies_find_holes_without_a_signal() {
         assert!(safe_copies_work());
-        let (map, start) = Mapping::zeroes(2 * PAGE, PAGE).unwrap();
+        let page = page();
+        let (map, start) = Mapping::zeroes(2 * page, page).unwrap();
         let mut back = [0; 20];
-        for at in [0, 5, PAGE - 3] {
+        for at in [0, 5, page - 3] {
             assert!(write(DEMAND | (start + at), b"twenty bytes of text"));
             assert!(read(start + at, &mut back));
             assert_eq!(&back, b"twenty bytes of text");
         }
         assert!(write(start, b"few") && read(start, &mut back[..3]) && &back[..3] == b"few");
         // SAFETY: the second page of the mapping, which nobody has a reference to.
-        unsafe { libc::mprotect((start + PAGE) as *mut libc::c_void, PAGE as usize, libc::PROT_NONE) };
-        assert!(!write(start + PAGE - 3, b"twenty bytes of text"));
-        assert!(!read(start + PAGE - 3, &mut back));
+        unsafe { libc::mprotect((start + page) as *mut libc::c_void, page as usize, libc::PROT_NONE) };
+        assert!(!write(start + page - 3, b"twenty bytes of text"));
+        assert!(!read(start + page - 3, &mut back));
         assert!(!write("text".as_ptr() as u64, b"TEXT"), "rights are kept");
         assert!(!read(8, &mut back));
         drop(map);

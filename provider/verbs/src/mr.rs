@@ -23,7 +23,6 @@ use crate::share::{Foreign, Item, Kept, Kind as Shared, Tag};
 
 /// IBV_ACCESS_OPTIONAL_RANGE: hints that a device may pass over (ibv_reg_mr(3)).
 const OPTIONAL: u32 = 0x3ff0_0000;
-const PAGE: u64 = 4096;
 
 /// A memory region. Clones are the same region.
 #[derive(Clone)]
@@ -136,7 +135,7 @@ impl Mr {
     pub fn of_fd(pd: &Pd, fd: i32, offset: u64, length: u64, iova: u64, access: Access) -> Result<Mr> {
         check_access(access)?;
         let wrong = Access::ON_DEMAND | Access::HUGETLB | Access::MW_BIND | Access::ZERO_BASED;
-        if access.intersects(wrong) || length == 0 || (iova ^ offset) & (PAGE - 1) != 0 {
+        if access.intersects(wrong) || length == 0 || (iova ^ offset) & (memory::page() - 1) != 0 {
             return Err(VerbsError::Invalid("access flags, length or address of a dma-buf region"));
         }
         // SAFETY: moves the offset of a descriptor, which means nothing for a dma-buf.

@@ -155,3 +155,37 @@ proptest! {
         prop_assert!(!explained_by_ip_id(sent ^ computed, bytes_after_ip_id(frame.len())));
     }
 }
+
+/// Whether this CPU has the instructions that make a CRC-32 of long frames cheap.
+fn cpu_has_crc() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::is_x86_feature_detected!("pclmulqdq") && std::is_x86_feature_detected!("sse4.1");
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("crc");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return false;
+}
+
+/// Found at run time: a library built for the oldest CPU of its architecture uses what a newer one has.
+#[test]
+fn the_cpus_instructions_are_used_where_it_has_them() {
+    assert_eq!(Hasher::internal_new_specialized(SEED, 0).is_some(), cpu_has_crc());
+}
+
+/// Lengths around what the loops of each way take at a time (64 bytes, 128, 1536), at each alignment, in one piece and two.
+#[test]
+fn the_cpus_instructions_and_the_table_agree() {
+    let Some(by_cpu) = Hasher::internal_new_specialized(SEED, 0) else { return };
+    let bytes: Vec<u8> = (0..4200u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let lens = (0..300).chain(1500..1580).chain([2048, 3071, 3072, 3073, 4095, 4096, 4180]);
+    for (len, at) in lens.flat_map(|len| (0..16).map(move |at| (len, at))) {
+        let (piece, cut) = (&bytes[at..at + len], len * at / 16);
+        let crc = |mut hasher: Hasher, pieces: [&[u8]; 2]| {
+            pieces.iter().for_each(|piece| hasher.update(piece));
+            hasher.finalize()
+        };
+        let by_table = crc(Hasher::internal_new_baseline(SEED, 0), [piece, &[]]);
+        assert_eq!(crc(by_cpu.clone(), [piece, &[]]), by_table, "{len} bytes at {at}");
+        assert_eq!(crc(by_cpu.clone(), [&piece[..cut], &piece[cut..]]), by_table, "{len} bytes at {at}, cut");
+    }
+}

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::table::{Desk, Desks, ENTRIES, Identity, Item, Kind, Table, Whereabouts};
+use starverbs_rings::ReaderSlot;
+
+use super::table::{Desks, ENTRIES, Identity, Item, Kind, Table, Whereabouts};
 use crate::card;
 use crate::error::{Result, VerbsError};
 
@@ -122,19 +123,14 @@ impl Exports {
 
     /// Waits until everybody who was at a desk got up, or died.
     fn wait_for_users(&self) {
-        /* the entry's end before the looks at the desks; users sit down before they look at the entry: of a user
-        and us, one sees the other */
-        fence(Ordering::SeqCst);
-        for (number, desk) in self.desks.all().iter().enumerate() {
-            self.wait_for(number, desk);
-        }
-    }
-
-    fn wait_for(&self, number: usize, desk: &Desk) {
-        let seen = desk.uses.load(Ordering::Acquire);
-        while seen & 1 == 1 && desk.uses.load(Ordering::Acquire) == seen && self.is_taken(number) {
-            std::thread::sleep(NAP);
-        }
+        let slots = self.desks.all().iter().map(|desk| &desk.slot);
+        ReaderSlot::wait_for_all(slots, |number| {
+            let taken = self.is_taken(number);
+            if taken {
+                std::thread::sleep(NAP);
+            }
+            taken
+        });
     }
 
     /// Whether a desk's importer lives: the kernel takes its lock away after its last copy. Yes, if nobody can tell as

@@ -5,8 +5,9 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use starverbs_rings::ReaderSlot;
 
 use super::export::byte;
 use super::table::{DESKS, Desks, Found, Identity, Kind, Table, Tag};
@@ -167,8 +168,7 @@ impl Reach {
         let number = (0..DESKS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
         let reach = Reach { memory, desks: ManuallyDrop::new(map), number, forks, seat: Mutex::default() };
         /* the desk of one who died in his seat */
-        let uses = reach.uses();
-        uses.fetch_add(uses.load(Ordering::Relaxed) & 1, Ordering::SeqCst);
+        reach.slot().reset();
         Ok(reach)
     }
 
@@ -179,17 +179,15 @@ impl Reach {
             return false;
         }
         let _seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
-        let uses = self.uses();
-        uses.fetch_add(1, Ordering::SeqCst);
-        /* see `Exports::wait_for_users` */
-        fence(Ordering::SeqCst);
+        let slot = self.slot();
+        slot.enter();
         let done = table.stands(tag) && copy(&self.memory);
-        uses.fetch_add(1, Ordering::SeqCst);
+        slot.leave();
         done
     }
 
-    fn uses(&self) -> &AtomicU32 {
-        &self.desks.all()[self.number].uses
+    fn slot(&self) -> &ReaderSlot {
+        &self.desks.all()[self.number].slot
     }
 }
 
@@ -210,12 +208,12 @@ impl Importer {
 
     /// As if this process was killed in the middle of a copy.
     pub(super) fn die_at_desk(self) {
-        self.reach().unwrap().uses().fetch_add(1, Ordering::SeqCst);
+        self.reach().unwrap().slot().enter();
     }
 
     /// How often the desk was used, twice.
     pub(super) fn uses(&self) -> u32 {
-        self.reach().unwrap().uses().load(Ordering::SeqCst)
+        self.reach().unwrap().slot().uses()
     }
 }
 

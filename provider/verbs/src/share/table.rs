@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
+use starverbs_rings::{Incarnation, ReaderSlot};
 
 use crate::error::{Result, VerbsError};
 
@@ -46,15 +47,14 @@ struct Layout {
 /// An importer's place, which it has as long as it holds the lock on the byte of the desks' file with its number.
 #[repr(C, align(64))]
 pub(super) struct Desk {
-    /// Odd while it uses something
-    pub(super) uses: AtomicU32,
+    /// From where it uses something
+    pub(super) slot: ReaderSlot,
 }
 
 /// An object.
 #[repr(C, align(64))]
 pub(super) struct Entry {
-    /// Odd: the object exists. Changes whenever it does.
-    turn: AtomicU32,
+    incarnation: Incarnation,
     kind: AtomicU32,
     handle: AtomicU32,
     pd: AtomicU32,
@@ -241,23 +241,22 @@ impl Table {
     pub(super) fn put(&self, index: u32, kind: Kind, handle: u32, item: &Item) {
         let all = self.all();
         let Some(entry) = all.entry.get(index as usize) else { return };
-        entry.kind.store(kind as u32, Ordering::Relaxed);
-        entry.handle.store(handle, Ordering::Relaxed);
-        entry.pd.store(item.pd, Ordering::Relaxed);
-        entry.addr.store(item.addr, Ordering::Relaxed);
-        entry.length.store(item.length, Ordering::Relaxed);
-        entry.iova.store(item.iova, Ordering::Relaxed);
-        entry.access.store(item.access, Ordering::Relaxed);
-        let turn = entry.turn.load(Ordering::Relaxed);
-        entry.turn.store(turn.wrapping_add(1) | 1, Ordering::Release);
+        entry.incarnation.begin(|| {
+            entry.kind.store(kind as u32, Ordering::Relaxed);
+            entry.handle.store(handle, Ordering::Relaxed);
+            entry.pd.store(item.pd, Ordering::Relaxed);
+            entry.addr.store(item.addr, Ordering::Relaxed);
+            entry.length.store(item.length, Ordering::Relaxed);
+            entry.iova.store(item.iova, Ordering::Relaxed);
+            entry.access.store(item.access, Ordering::Relaxed);
+        });
         all.entries.fetch_max(index + 1, Ordering::Release);
     }
 
     /// Takes the object out of entry `index`. Who looks from now on does not find it; some may have looked before.
     pub(super) fn take(&self, index: u32) {
         let Some(entry) = self.all().entry.get(index as usize) else { return };
-        let turn = entry.turn.load(Ordering::Relaxed);
-        entry.turn.store((turn | 1).wrapping_add(1), Ordering::SeqCst);
+        entry.incarnation.end();
     }
 
     /// Takes everything out for ever.
@@ -290,10 +289,10 @@ impl Table {
         entries.find_map(|(index, entry)| entry.read(index, kind, handle))
     }
 
-    /// Whether that life of an object goes on. Who asks at a desk has a full fence before it.
+    /// Whether that life of an object goes on. Who asks at a desk may use it until he gets up.
     pub(super) fn stands(&self, tag: Tag) -> bool {
         let entry = self.all().entry.get(tag.entry as usize);
-        !self.is_closed() && entry.is_some_and(|entry| entry.turn.load(Ordering::Relaxed) == tag.turn)
+        !self.is_closed() && entry.is_some_and(|entry| entry.incarnation.is(tag.turn))
     }
 
     /// What the exporter says about itself.
@@ -311,23 +310,17 @@ impl Table {
 impl Entry {
     /// What it describes, unless that is another object, none, or changing.
     fn read(&self, index: u32, kind: Kind, handle: u32) -> Option<Found> {
-        let turn = self.turn.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        let same =
-            self.kind.load(Ordering::Relaxed) == kind as u32 && self.handle.load(Ordering::Relaxed) == handle;
-        if turn & 1 == 0 || !same {
-            return None;
-        }
-        let item = Item {
-            pd: self.pd.load(Ordering::Relaxed),
-            addr: self.addr.load(Ordering::Relaxed),
-            length: self.length.load(Ordering::Relaxed),
-            iova: self.iova.load(Ordering::Relaxed),
-            access: self.access.load(Ordering::Relaxed),
-        };
-        /* the words above before the second look at the turn */
-        fence(Ordering::Acquire);
-        let found = Found { tag: Tag { entry: index, turn }, item };
-        (self.turn.load(Ordering::Relaxed) == turn).then_some(found)
+        let (turn, item) = self.incarnation.read(|| {
+            let same = self.kind.load(Ordering::Relaxed) == kind as u32
+                && self.handle.load(Ordering::Relaxed) == handle;
+            same.then(|| Item {
+                pd: self.pd.load(Ordering::Relaxed),
+                addr: self.addr.load(Ordering::Relaxed),
+                length: self.length.load(Ordering::Relaxed),
+                iova: self.iova.load(Ordering::Relaxed),
+                access: self.access.load(Ordering::Relaxed),
+            })
+        })?;
+        Some(Found { tag: Tag { entry: index, turn }, item })
     }
 }
