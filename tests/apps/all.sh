@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Real programs on the card: those of this host, then those of a newer Debian, in the folder ROOT or in one that is made
-# under target/. Writes what came of both to TABLE. What cannot be had is skipped, and said so. Needs root.
+# Real programs on the card: those of this host, then those of a newer Debian, in the folder ROOT or in one
+# that is made under target/. Writes what came of both to TABLE. What cannot be had is skipped, and said so.
+# Needs root.
 # usage: all.sh [--table TABLE] [--root ROOT] [--filter RE] DIST
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -17,8 +18,8 @@ while [[ ${1:-} == --* ]]; do
 done
 dist=${1:?usage: all.sh [--table TABLE] [--root ROOT] [--filter RE] DIST}
 suite=forky
-packages=ucx-utils,openmpi-bin,libopenmpi-dev,mpich,libmpich-dev,gcc,libc6-dev,libfabric-bin,perftest,qperf,fio
-packages+=,rdma-core,ibverbs-utils,rdmacm-utils,mount,iproute2
+packages=ucx-utils,openmpi-bin,libopenmpi-dev,mpich,libmpich-dev,gcc,libc6-dev
+packages+=,libfabric-bin,perftest,qperf,fio,rdma-core,ibverbs-utils,rdmacm-utils,mount,iproute2
 results=("$target/apps-here.json")
 failed=0
 # With --filter, what is known of the other cases stays.

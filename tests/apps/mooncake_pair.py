@@ -31,8 +31,12 @@ def main(side, address, port, own):
     if side == "server":
         transfers.serve(words, buffer)
     else:
-        transfers.drive(words, buffer, lambda b: move(engine.batch_transfer_sync_write, b),
-                        lambda b: move(engine.batch_transfer_sync_read, b))
+        transfers.drive(
+            words,
+            buffer,
+            lambda b: move(engine.batch_transfer_sync_write, b),
+            lambda b: move(engine.batch_transfer_sync_read, b),
+        )
     if engine.unregister_memory(buffer.address) != 0:
         sys.exit("the buffer cannot be deregistered")
 

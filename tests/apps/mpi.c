@@ -1,5 +1,6 @@
-// An MPI program that checks every byte it moves: point-to-point, collectives, one-sided; several sizes and types.
-// Any number of ranks from 2 on. Prints one line at rank 0 if all is right; aborts at the first wrong value.
+// An MPI program that checks every byte it moves: point-to-point, collectives, one-sided; several sizes and
+// types. Any number of ranks from 2 on. Prints one line at rank 0 if all is right; aborts at the first wrong
+// value.
 
 #include <mpi.h>
 #include <stdint.h>
@@ -16,7 +17,8 @@ static const int counts[] = {0, 1, 7, 256, 1000, 8192, 50001, ELEMENTS};
 static int rank, ranks;
 static long checked;
 
-// The value at `at` in what `from` sends to `to` in round `round`: small, so that sums are exact in every type.
+// The value at `at` in what `from` sends to `to` in round `round`: small, so that sums are exact in every
+// type.
 static int value(int from, int to, int round, int at)
 {
     return (from * 31 + to * 17 + round * 7 + at) % 1009;
@@ -67,7 +69,8 @@ static void fill(const struct type *type, void *array, int to, int round, int co
         set(type, array, at, value(rank, to, round, at));
 }
 
-static void compare(const char *what, const struct type *type, const void *array, int from, int to, int round, int count)
+static void compare(const char *what, const struct type *type, const void *array, int from, int to, int round,
+                    int count)
 {
     for (int at = 0; at < count; at++)
         expect(what, at, get(type, array, at), value(from, to, round, at));
@@ -100,7 +103,8 @@ static void ring(const struct type *type, void *out, void *in, int round, int co
     compare("send and receive", type, in, previous, rank, round, count);
 }
 
-// All pairs at once, both ways; receives are posted last for one half of the sources, so messages come unexpected.
+// All pairs at once, both ways; receives are posted last for one half of the sources, so messages come
+// unexpected.
 static void all_pairs(const struct type *type, int round, int count)
 {
     void *out = array_of(type, (size_t)ranks * count), *in = array_of(type, (size_t)ranks * count);
@@ -109,13 +113,16 @@ static void all_pairs(const struct type *type, int round, int count)
     size_t stride = count * type->size;
     int posted = 0;
     for (int peer = rank % 2; peer < ranks; peer += 2)
-        MPI_Irecv((char *)in + peer * stride, count, type->mpi, peer, round, MPI_COMM_WORLD, &requests[posted++]);
+        MPI_Irecv((char *)in + peer * stride, count, type->mpi, peer, round, MPI_COMM_WORLD,
+                  &requests[posted++]);
     for (int peer = 0; peer < ranks; peer++) {
         fill(type, (char *)out + peer * stride, peer, round, count);
-        MPI_Isend((char *)out + peer * stride, count, type->mpi, peer, round, MPI_COMM_WORLD, &requests[posted++]);
+        MPI_Isend((char *)out + peer * stride, count, type->mpi, peer, round, MPI_COMM_WORLD,
+                  &requests[posted++]);
     }
     for (int peer = 1 - rank % 2; peer < ranks; peer += 2)
-        MPI_Irecv((char *)in + peer * stride, count, type->mpi, peer, round, MPI_COMM_WORLD, &requests[posted++]);
+        MPI_Irecv((char *)in + peer * stride, count, type->mpi, peer, round, MPI_COMM_WORLD,
+                  &requests[posted++]);
     MPI_Waitall(posted, requests, statuses);
     for (int peer = 0; peer < ranks; peer++)
         compare("isend and irecv", type, (char *)in + peer * stride, peer, rank, round, count);
@@ -154,7 +161,8 @@ static void strided(const struct type *type, void *out, void *in)
     MPI_Type_commit(&every_second);
     fill(type, out, next, 5, ELEMENTS);
     memset(in, 0, ELEMENTS * type->size);
-    MPI_Sendrecv(out, 1, every_second, next, 3, in, 1, every_second, previous, 3, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Sendrecv(out, 1, every_second, next, 3, in, 1, every_second, previous, 3, MPI_COMM_WORLD,
+                 MPI_STATUS_IGNORE);
     for (int at = 0; at < ELEMENTS; at++)
         expect("strided", at, get(type, in, at), at % 2 ? 0 : value(previous, rank, 5, at));
     MPI_Type_free(&every_second);
@@ -273,7 +281,8 @@ static void fences(const struct type *type, void *out, void *in, int round, int 
     MPI_Win_free(&window);
 }
 
-// Counters at every rank that all ranks add to, and one that they take turns to swap, in an epoch that all share.
+// Counters at every rank that all ranks add to, and one that they take turns to swap, in an epoch that all
+// share.
 static void counters(void)
 {
     enum { ROUNDS = 100 };

@@ -35,10 +35,17 @@ def main(side, address, port):
 
     def move(operation, blocks):
         nonlocal notifications
-        here, there = ([(base + offset, length, 0) for offset, length in blocks] for base in (buffer.address, remote))
+        here, there = (
+            [(base + offset, length, 0) for offset, length in blocks] for base in (buffer.address, remote)
+        )
         notifications += 1
-        transfer = agent.initialize_xfer(operation, agent.get_xfer_descs(here, "DRAM"), agent.get_xfer_descs(there, "DRAM"),
-                                         peer, b"%d" % notifications)
+        transfer = agent.initialize_xfer(
+            operation,
+            agent.get_xfer_descs(here, "DRAM"),
+            agent.get_xfer_descs(there, "DRAM"),
+            peer,
+            b"%d" % notifications,
+        )
         if agent.transfer(transfer) == "ERR":
             sys.exit(f"{operation}: refused")
 

@@ -1,8 +1,8 @@
-"""Where the programs run: two network namespaces of this run's own, on this host's root folder or on another one.
+"""Where the programs run: two network namespaces of this run's own, on this host's root folder or on another
+one.
 
-Owns the namespaces, the mounts and the processes in them, and takes all away. Needs root. The mounts are in a mount
-namespace which run.py makes.
-"""
+Owns the namespaces, the mounts and the processes in them, and takes all away. Needs root. The mounts are in a
+mount namespace which run.py makes."""
 
 import contextlib
 import ctypes
@@ -57,9 +57,16 @@ class Process:
     def __init__(self, words, environment, folder, output):
         self.output = output
         with open(output, "wb") as file:
-            self.child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                                          env=environment, cwd=folder, start_new_session=True,
-                                          preexec_fn=die_with_parent)
+            self.child = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
 
     def text(self):
         return self.output.read_text(errors="replace")
@@ -78,7 +85,7 @@ class Process:
         self.child.wait()
 
     def listens(self, port):
-        """Whether somebody in its network namespace listens on TCP port `port`, or serves it at the connection manager."""
+        """Whether somebody in its network namespace listens on TCP port `port`, or serves it by rdma_cm."""
         net = pathlib.Path(f"/proc/{self.child.pid}/net")
         with contextlib.suppress(OSError):
             for table in ("tcp", "tcp6"):
@@ -151,7 +158,8 @@ class Place:
 
     def _agent(self):
         """What mpirun calls in ssh's place: HOST COMMAND, where host is an address of a namespace."""
-        # Within a chroot there is no way back out to `ip netns`; nsenter of util-linux does with a namespace's file.
+        # Within a chroot there is no way back out to `ip netns`; nsenter of util-linux does with a
+        # namespace's file.
         holders = {}
         for name, address in zip(self.names, ADDRESSES):
             file = self.scratch_here / f"net-{address}"
@@ -160,8 +168,12 @@ class Place:
             holders[address] = f"{self.scratch}/net-{address}"
         script = self.scratch_here / "agent"
         branches = "".join(f"{address}) net={file} ;;\n" for address, file in holders.items())
-        script.write_text(f'#!/bin/sh\ncase $1 in\n{branches}*) exit 1 ;;\nesac\nshift\n'
-                          'exec nsenter --net="$net" unshare --mount --propagation unchanged sh -c "mount -t sysfs sysfs /sys && $*"\n')
+        script.write_text(
+            '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\n'
+            f"case $1 in\n{branches}*) exit 1 ;;\nesac\nshift\n"
+            'exec nsenter --net="$net" unshare --mount --propagation unchanged '
+            'sh -c "mount -t sysfs sysfs /sys && $*"\n'
+        )
         script.chmod(0o755)
 
     def free_port(self):
@@ -179,8 +191,13 @@ class Place:
 
     def environment(self, more):
         """This process's environment, less what bends the programs, and `more`."""
-        kept = {name: value for name, value in os.environ.items()
-                if not name.startswith(("STARVERBS_", "LD_", "UCX_", "FI_", "OMPI_", "PMIX_", "MPIR_", "MC_", "NIXL_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(
+                ("STARVERBS_", "LD_", "UCX_", "FI_", "OMPI_", "PMIX_", "MPIR_", "MC_", "NIXL_")
+            )
+        }
         if self.root:
             kept["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
             kept["HOME"] = "/root"
@@ -188,8 +205,12 @@ class Place:
 
     def start(self, end, words, environment, one_cpu=False, on_card=True):
         self.outputs += 1
-        return Process(self.words(end, words, one_cpu, on_card), self.environment(environment),
-                       None if self.root else self.scratch_here, self.written / f"output-{self.outputs}")
+        return Process(
+            self.words(end, words, one_cpu, on_card),
+            self.environment(environment),
+            None if self.root else self.scratch_here,
+            self.written / f"output-{self.outputs}",
+        )
 
     def ask(self, *words, limit=300):
         """Runs a command that is not on the card at end a; gives (status, output)."""
@@ -208,7 +229,10 @@ class Place:
         """Datagrams that both namespaces have sent so far: nothing but the card's wire is UDP there."""
         total = 0
         for name in self.names:
-            for table, line in (("snmp", r"^Udp: \d+ \d+ \d+ (\d+)"), ("snmp6", r"^Udp6OutDatagrams\s+(\d+)")):
+            for table, line in (
+                ("snmp", r"^Udp: \d+ \d+ \d+ (\d+)"),
+                ("snmp6", r"^Udp6OutDatagrams\s+(\d+)"),
+            ):
                 text = quiet("ip", "netns", "exec", name, "cat", f"/proc/net/{table}")
                 total += int(re.search(line, text, re.M)[1])
         return total

@@ -1,4 +1,5 @@
-// A server and a client of librpma: the client writes, flushes, writes eight bytes atomically and reads all back; both sides compare.
+// A server and a client of librpma: the client writes, flushes, writes eight bytes atomically and reads all
+// back; both sides compare.
 // usage: rpma server|client ADDRESS PORT
 
 #include <librpma.h>
@@ -9,13 +10,13 @@
 
 enum { SIZE = 4 << 20, BLOCK = 64 << 10, ROUNDS = 4 };
 
-#define MUST(call)                                                                                                                 \
-    do {                                                                                                                           \
-        int error = (call);                                                                                                        \
-        if (error) {                                                                                                               \
-            fprintf(stderr, "%s: %s\n", #call, rpma_err_2str(error));                                                              \
-            exit(1);                                                                                                               \
-        }                                                                                                                          \
+#define MUST(call) \
+    do { \
+        int error = (call); \
+        if (error) { \
+            fprintf(stderr, "%s: %s\n", #call, rpma_err_2str(error)); \
+            exit(1); \
+        } \
     } while (0)
 
 struct side {
@@ -24,10 +25,7 @@ struct side {
     uint8_t *memory;
 };
 
-static uint8_t expected(size_t at, int round)
-{
-    return (uint8_t)(at * 7 + at / 251 + (size_t)round * 13);
-}
+static uint8_t expected(size_t at, int round) { return (uint8_t)(at * 7 + at / 251 + (size_t)round * 13); }
 
 static void compare(const uint8_t *memory, const char *what)
 {
@@ -44,8 +42,8 @@ static struct side prepare(const char *address, enum rpma_util_ibv_context_type 
 {
     struct side side;
     struct ibv_context *context;
-    int usage = RPMA_MR_USAGE_READ_SRC | RPMA_MR_USAGE_READ_DST | RPMA_MR_USAGE_WRITE_SRC | RPMA_MR_USAGE_WRITE_DST |
-                RPMA_MR_USAGE_FLUSH_TYPE_VISIBILITY;
+    int usage = RPMA_MR_USAGE_READ_SRC | RPMA_MR_USAGE_READ_DST | RPMA_MR_USAGE_WRITE_SRC |
+                RPMA_MR_USAGE_WRITE_DST | RPMA_MR_USAGE_FLUSH_TYPE_VISIBILITY;
     MUST(rpma_utils_get_ibv_context(address, where, &context));
     MUST(rpma_peer_new(context, &side.peer));
     side.memory = aligned_alloc(4096, SIZE);
@@ -59,7 +57,8 @@ static void await_event(struct rpma_conn *connection, enum rpma_conn_event wante
     enum rpma_conn_event event;
     MUST(rpma_conn_next_event(connection, &event));
     if (event != wanted) {
-        fprintf(stderr, "%s, not %s\n", rpma_utils_conn_event_2str(event), rpma_utils_conn_event_2str(wanted));
+        fprintf(stderr, "%s, not %s\n", rpma_utils_conn_event_2str(event),
+                rpma_utils_conn_event_2str(wanted));
         exit(1);
     }
 }
@@ -102,7 +101,8 @@ static void serve(const char *address, const char *port)
 }
 
 // Writes all of the memory in blocks, the last of them first, and has it flushed.
-static void write_all(struct rpma_conn *connection, struct side *side, struct rpma_mr_remote *remote, int round)
+static void write_all(struct rpma_conn *connection, struct side *side, struct rpma_mr_remote *remote,
+                      int round)
 {
     for (size_t at = 0; at < SIZE; at++)
         side->memory[at] = expected(at, round);

@@ -3,11 +3,10 @@
 
 usage: run.py [--root FOLDER] [--filter RE] [--list] [--json FILE] DIST
 
-DIST is the folder made by `make build`. Each case runs on one host and between two (network namespaces that this
-program makes and removes), free and once more on one CPU. With --root, the programs are those of another root folder,
-for instance of a newer Debian (tools/scripts/root.sh). A program that is not installed is skipped, and the result says
-so. Fails if a case fails, or if none passes. Needs root.
-"""
+DIST is the folder made by `make build`. Each case runs on one host and between two (network namespaces that
+this program makes and removes), free and once more on one CPU. With --root, the programs are those of another
+root folder, for instance of a newer Debian (tools/scripts/root.sh). A program that is not installed is
+skipped, and the result says so. Fails if a case fails, or if none passes. Needs root."""
 
 import argparse
 import itertools
@@ -71,7 +70,9 @@ class Runner:
         if "venv" in program:
             self._venv(program)
         for command in program.get("build", []):
-            status, output = self.place.ask(*shlex.split(self.fill(command, program)), limit=program.get("build_limit", 120))
+            status, output = self.place.ask(
+                *shlex.split(self.fill(command, program)), limit=program.get("build_limit", 120)
+            )
             if status != 0:
                 raise Failure(f"{command}: {tail(output, 3) or status}")
         return None
@@ -87,8 +88,10 @@ class Runner:
         wanted = "\n".join(program["venv"]) + sys.version
         if (folder / "wanted").exists() and (folder / "wanted").read_text() == wanted:
             return
-        for words in ([sys.executable, "-m", "venv", "--clear", str(folder)],
-                      *([f"{folder}/bin/pip", "install", "--quiet", *line.split()] for line in program["venv"])):
+        for words in (
+            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            *([f"{folder}/bin/pip", "install", "--quiet", *line.split()] for line in program["venv"]),
+        ):
             result = subprocess.run(words, capture_output=True, text=True)
             if result.returncode != 0:
                 raise Failure(f"{' '.join(words[1:])}: {tail(result.stderr + result.stdout, 1)}")
@@ -100,9 +103,17 @@ class Runner:
 
     def fill(self, text, program, **more):
         """Puts the place's words into a command."""
-        words = {"dist": self.place.dist, "lib": f"{self.place.dist}/lib", "apps": self.place.apps,
-                 "scratch": self.place.scratch, "python": f"{self.venv(program)}/bin/python", "target": str(TARGET),
-                 "agent": f"{self.place.scratch}/agent", "a": ADDRESSES[0], "b": ADDRESSES[1]}
+        words = {
+            "dist": self.place.dist,
+            "lib": f"{self.place.dist}/lib",
+            "apps": self.place.apps,
+            "scratch": self.place.scratch,
+            "python": f"{self.venv(program)}/bin/python",
+            "target": str(TARGET),
+            "agent": f"{self.place.scratch}/agent",
+            "a": ADDRESSES[0],
+            "b": ADDRESSES[1],
+        }
         return re.sub(r"\{(\w+)\}", lambda match: str((words | more)[match[1]]), text)
 
     def run(self, program, case, net, one_cpu):
@@ -138,11 +149,19 @@ class Runner:
     def _one(self, program, case, net, one_cpu, values):
         limit = case.get("limit", program.get("limit", LIMIT))
         end = 1 if net == "two" else 0
-        values = values | {"port": self.place.free_port(), "server": ADDRESSES[0], "client": ADDRESSES[end],
-                           "hosts": case.get("hosts", program.get("hosts", {})).get(net, "")}
+        values = values | {
+            "port": self.place.free_port(),
+            "server": ADDRESSES[0],
+            "client": ADDRESSES[end],
+            "hosts": case.get("hosts", program.get("hosts", {})).get(net, ""),
+        }
         # The text that stands for hosts has places to fill in itself.
         values["hosts"] = self.fill(values["hosts"], program, **values)
-        environment = program.get("env", {}) | case.get("env", {}) | (program.get("newer_env", {}) if self.newer else {})
+        environment = (
+            program.get("env", {})
+            | case.get("env", {})
+            | (program.get("newer_env", {}) if self.newer else {})
+        )
         environment = {name: self.fill(value, program, **values) for name, value in environment.items()}
         command = lambda key: shlex.split(self.fill(case[key], program, **values))
         deadline = time.monotonic() + limit
@@ -151,7 +170,9 @@ class Runner:
             server = self.place.start(0, command("server"), environment, one_cpu)
             port = self.fill(str(case.get("listens", "{port}")), program, **values)
             self._await(server, int(port), deadline)
-        client = self.place.start(end if server else 0, command("client" if server else "command"), environment, one_cpu)
+        client = self.place.start(
+            end if server else 0, command("client" if server else "command"), environment, one_cpu
+        )
         try:
             self._judge(case, client, server, deadline)
         finally:
@@ -189,15 +210,21 @@ def version(place, program, runner):
         status, output = place.ask("dpkg-query", "-W", "-f", "${Version}", package)
         found += [f"{package} {output}"] if status == 0 else []
     for wheel in program.get("wheels", []) if (runner.venv(program) / "bin/pip").exists() else []:
-        shown = subprocess.run([f"{runner.venv(program)}/bin/pip", "show", wheel], capture_output=True, text=True)
+        shown = subprocess.run(
+            [f"{runner.venv(program)}/bin/pip", "show", wheel], capture_output=True, text=True
+        )
         found += [f"{wheel} {number}" for number in re.findall(r"^Version: (.*)", shown.stdout, re.M)]
     return ", ".join(found)
 
 
 def run_all(place, args):
     """Runs the cases; gives the rows of the result."""
-    todo = [(program, case, net, one_cpu) for program, case in cases(args.root, args.filter)
-            for one_cpu in (False, True) for net in case.get("nets", ["one", "two"])]
+    todo = [
+        (program, case, net, one_cpu)
+        for program, case in cases(args.root, args.filter)
+        for one_cpu in (False, True)
+        for net in case.get("nets", ["one", "two"])
+    ]
     runner, rows = Runner(place, bool(args.root)), []
     for number, (program, case, net, one_cpu) in enumerate(todo, 1):
         started = time.monotonic()
@@ -211,9 +238,23 @@ def run_all(place, args):
         seconds = time.monotonic() - started
         where = f"{NETS[net]}{', one CPU' if one_cpu else ''}"
         detail = f"{runs} runs" if verdict == "ok" else reason.replace("\n", "\n        ")
-        print(f"[{number:>3}/{len(todo)}] {verdict:<7} {seconds:6.1f}s {where:<18} {program['program']}: {case['name']}   {detail}", flush=True)
-        rows.append({"program": program["program"], "case": case["name"], "net": net, "one_cpu": one_cpu, "verdict": verdict,
-                     "runs": runs, "reason": reason or "", "seconds": round(seconds, 1)})
+        title = f"{program['program']}: {case['name']}"
+        print(
+            f"[{number:>3}/{len(todo)}] {verdict:<7} {seconds:6.1f}s {where:<18} {title}   {detail}",
+            flush=True,
+        )
+        rows.append(
+            {
+                "program": program["program"],
+                "case": case["name"],
+                "net": net,
+                "one_cpu": one_cpu,
+                "verdict": verdict,
+                "runs": runs,
+                "reason": reason or "",
+                "seconds": round(seconds, 1),
+            }
+        )
         if args.json:
             keep(args.json, rows[-1], place, program, runner)
     return rows
@@ -239,7 +280,9 @@ def system(place):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--root", help="a folder with another system, whose programs are run")
-    parser.add_argument("--filter", default="", help='only cases whose "program: name" matches this regular expression')
+    parser.add_argument(
+        "--filter", default="", help='only cases whose "program: name" matches this regular expression'
+    )
     parser.add_argument("--list", action="store_true", help="list the cases, run none")
     parser.add_argument("--json", type=pathlib.Path, help="put what came of them into this file")
     parser.add_argument("dist", type=pathlib.Path, help="the folder made by `make build`")
@@ -262,10 +305,15 @@ def main():
     root = os.path.realpath(args.root) if args.root else None
     with Place(dist, APPS, root) as place:
         rows = run_all(place, args)
-    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("ok", "skipped", "FAILED")}
+    counts = {
+        verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("ok", "skipped", "FAILED")
+    }
     for row in rows:
         if row["verdict"] == "FAILED":
-            print(f"FAILED {NETS[row['net']]}{', one CPU' if row['one_cpu'] else ''}  {row['program']}: {row['case']}")
+            print(
+                f"FAILED {NETS[row['net']]}{', one CPU' if row['one_cpu'] else ''}  "
+                f"{row['program']}: {row['case']}"
+            )
     print(f"apps: {counts['ok']} passed, {counts['skipped']} skipped, {counts['FAILED']} failed")
     return 0 if counts["ok"] and not counts["FAILED"] else 1
 

@@ -1,8 +1,9 @@
-"""What the transfer engines' programs share: a registered buffer a side, words over TCP, and transfers whose data is checked.
+"""What the transfer engines' programs share: a registered buffer a side, words over TCP, and transfers whose
+data is checked.
 
-A transfer is (length of a block, blocks). The server's buffer is written, then read, by the client: block by block, in reverse
-order, at addresses that are not aligned. All of either buffer is compared, so bytes beside a block count, too.
-"""
+A transfer is (length of a block, blocks). The server's buffer is written, then read, by the client: block by
+block, in reverse order, at addresses that are not aligned. All of either buffer is compared, so bytes beside
+a block count, too."""
 
 import ctypes
 import json
@@ -26,11 +27,11 @@ class Buffer:
         ctypes.memmove(self.address, random.Random(seed).randbytes(SIZE), SIZE)
 
     def check(self, mine, theirs, blocks, what):
-        """Ends the program unless the blocks hold the bytes of seed `theirs`, and all else those of `mine`."""
+        """Ends the program unless the blocks hold the bytes of seed `theirs`, all else those of `mine`."""
         expected = bytearray(random.Random(mine).randbytes(SIZE))
         source = random.Random(theirs).randbytes(SIZE)
         for offset, length in blocks:
-            expected[offset:offset + length] = source[offset:offset + length]
+            expected[offset : offset + length] = source[offset : offset + length]
         if self.bytes.raw != expected:
             at = next(i for i, (a, b) in enumerate(zip(self.bytes.raw, expected)) if a != b)
             sys.exit(f"{what}: byte {at} is wrong")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs what takes too long for a push, each part a target of the Makefile, and writes what came of it to PAGE. A part that
-# fails does not keep the others from running; a part that the Makefile does not have, or whose tools are missing, is
-# skipped, and the page says so.
+# Runs what takes too long for a push, each part a target of the Makefile, and writes what came of it to PAGE.
+# A part that fails does not keep the others from running; a part that the Makefile does not have, or whose
+# tools are missing, is skipped, and the page says so.
 # usage: nightly.sh PAGE PART...
 set -uo pipefail
 page=${1:?usage: nightly.sh PAGE PART...}
@@ -10,6 +10,8 @@ cd "$(dirname "$0")/../.." || exit 1
 logs=${CARGO_TARGET_DIR:-target}/nightly
 mkdir -p "$logs"
 rows=() failed=0
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
 
 # Why a part cannot run here, if it cannot.
 missing() {
@@ -23,7 +25,7 @@ missing() {
 write() {
     printf '%s\n' '# The last nightly run' '' \
         "Written by \`make nightly\` (tools/scripts/nightly.sh); do not edit. Version" \
-        "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1), commit $(git rev-parse --short HEAD 2>/dev/null || echo none), $(uname -sr), $(nproc) CPUs." '' \
+        "$version, commit $commit, $(uname -sr), $(nproc) CPUs." '' \
         '| part | result | seconds |' '|---|---|--:|' "${rows[@]}" >"$page"
 }
 
