@@ -15,7 +15,10 @@ RUNS ?= 100000
 JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
-.PHONY: help build demo test bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test lint doc fuzz-build fuzz fuzz-corpus clean
+# Parts of `make nightly`; those that this Makefile does not have are left out.
+NIGHTLY ?= apps interop pyverbs soak stress faults fuzz figures install-test aarch64
+
+.PHONY: help build demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test lint doc fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -23,6 +26,8 @@ help:
 	@echo 'make build        dist/lib/libibverbs.so.1, librdmacm.so.1, libstarverbs.so, dist/bin/starverbs and starverbs-bench'
 	@echo 'make conformance  every case of others'"'"' programs, rdma-core'"'"'s tests; writes docs/conformance.md, docs/pyverbs.md'
 	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md; with ROOT=FOLDER newer ones, too: docs/pyverbs-newer.md'
+	@echo 'make apps         real programs on the card: MPI, UCX, libfabric and others; writes docs/applications.md; ROOT=FOLDER'
+	@echo 'make nightly      apps, interop, pyverbs, soak, stress, faults, fuzz, figures and more; writes docs/nightly.md'
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes docs/bench-loss.*'
@@ -74,6 +79,15 @@ pyverbs:
 	@$(MAKE) --no-print-directory build
 	tests/pyverbs/run.py --table docs/pyverbs.md dist/lib
 	$(if $(ROOT),tests/pyverbs/newer.sh $(ROOT) dist/lib docs/pyverbs-newer.md)
+
+# The programs of this host, then those of a newer Debian in the folder ROOT.
+apps:
+	@tools/scripts/packages.sh apps
+	@$(MAKE) --no-print-directory build
+	@tests/apps/all.sh --table docs/applications.md $(if $(ROOT),--root $(ROOT)) dist
+
+nightly:
+	@tools/scripts/nightly.sh docs/nightly.md $(NIGHTLY)
 
 stress:
 	@tools/scripts/packages.sh stress

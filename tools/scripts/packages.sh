@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a purpose needs and this machine lacks.
-# usage: packages.sh demo|test|stress|bench|instructions|interop|install
+# usage: packages.sh demo|test|stress|bench|instructions|interop|install|apps
 set -euo pipefail
 
 declare -A package_of=(
@@ -8,7 +8,9 @@ declare -A package_of=(
     [iptables]=iptables [tshark]=tshark [nm]=binutils [ld.lld]=lld [mold]=mold [runuser]=util-linux
     [ucx_perftest]=ucx-utils [fi_pingpong]=libfabric-bin [fi_info]=libfabric-bin
     [rping]=rdmacm-utils [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
-    [pkg-config]=pkg-config [mmdebstrap]=mmdebstrap [lintian]=lintian [python3]=python3
+    [pkg-config]=pkg-config [mmdebstrap]=mmdebstrap [lintian]=lintian
+    [mpirun.openmpi]=openmpi-bin [mpicc.openmpi]=libopenmpi-dev [mpirun.mpich]=mpich [mpicc.mpich]=libmpich-dev
+    [qperf]=qperf [fio]=fio [python3]=python3 [taskset]=util-linux
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
 )
 demo=(cc ibv_devinfo ib_send_lat)
@@ -23,8 +25,10 @@ stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
 install) commands=(cc nm ip mmdebstrap lintian python3) ;;
+apps) commands=("${demo[@]}" ip taskset python3 ucx_perftest fi_pingpong qperf fio
+    mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich) ;;
 interop) commands=("${demo[@]}" rping ip tshark qemu-system-x86_64 busybox) ;;
-*) echo "usage: packages.sh demo|test|stress|bench|instructions|interop|install" >&2; exit 2 ;;
+*) echo "usage: packages.sh demo|test|stress|bench|instructions|interop|install|apps" >&2; exit 2 ;;
 esac
 
 if ! command -v cargo >/dev/null; then
@@ -36,10 +40,14 @@ missing=()
 for command in "${commands[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${package_of[$command]}")
 done
-[[ $1 != @(test|stress|interop|bench) || -e $headers ]] || missing+=(libibverbs-dev)
+[[ $1 != @(test|stress|interop|bench|apps) || -e $headers ]] || missing+=(libibverbs-dev)
 [[ $1 != test || -e $cm_headers ]] || missing+=(librdmacm-dev)
 [[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
 [[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
+if [[ $1 == apps ]]; then
+    [[ -e /usr/include/librpma.h ]] || missing+=(librpma-dev)
+    python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+fi
 ((${#missing[@]})) || exit 0
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
 
