@@ -28,7 +28,10 @@ pub(crate) struct Args {
 /// Runs until the user leaves.
 pub(crate) fn top(args: &Args) -> Result<(), Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return Err(Failure::new(2, "top needs a terminal; `starverbs stat --watch 1` prints the same as lines"));
+        return Err(Failure::new(
+            2,
+            "top needs a terminal; `starverbs stat --watch 1` prints the same as lines",
+        ));
     }
     let failure = |error: io::Error| Failure::new(1, format!("the terminal: {error}"));
     // A process asked for by number that is not there is said before the screen is taken.

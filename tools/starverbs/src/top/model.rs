@@ -156,7 +156,8 @@ impl Model {
         let names: Vec<&str> = lines.next().unwrap_or("").split_ascii_whitespace().collect();
         let line = |line: &str| {
             let words: Vec<String> = line.split_ascii_whitespace().map(str::to_owned).collect();
-            let before = old.lines().find(|old| old.split_ascii_whitespace().next() == words.first().map(|w| &**w));
+            let before =
+                old.lines().find(|old| old.split_ascii_whitespace().next() == words.first().map(|w| &**w));
             let before: Vec<&str> = before.unwrap_or("").split_ascii_whitespace().collect();
             let rate = |name: &str| {
                 let at = names.iter().position(|n| *n == name)?;
@@ -252,7 +253,8 @@ pub(super) mod tests {
     use super::*;
 
     pub(in crate::top) fn user(pid: u32, sent: u64) -> User {
-        let counters = [("tx_packets", sent), ("rx_packets", 2 * sent), ("drop_icrc", 1), ("drop_pkey", sent)];
+        let counters =
+            [("tx_packets", sent), ("rx_packets", 2 * sent), ("drop_icrc", 1), ("drop_pkey", sent)];
         let counters = counters.map(|(name, value)| (name.to_owned(), value)).to_vec();
         let page = Snapshot { pid, port: 4791, first_block: 1, counters };
         User { pid, command: format!("prog{pid} -x"), page, qps: None }

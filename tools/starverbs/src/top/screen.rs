@@ -67,9 +67,10 @@ fn draw_processes(frame: &mut Frame, model: &Model, area: Rect) {
 
 fn draw_counters(frame: &mut Frame, model: &Model, area: Rect) {
     let [table, curve] = Layout::horizontal([Constraint::Max(64), Constraint::Fill(1)]).areas(area);
-    let rows = model.counters().into_iter().map(|(name, value, rate)| {
-        row(vec![name.to_owned(), value.to_string(), number(rate)], 1)
-    });
+    let rows = model
+        .counters()
+        .into_iter()
+        .map(|(name, value, rate)| row(vec![name.to_owned(), value.to_string(), number(rate)], 1));
     let widths = vec![Constraint::Min(31), Constraint::Length(16), Constraint::Length(12)];
     let heads = ["counter", "now", "by second"].map(str::to_owned).to_vec();
     let title = model.chosen().map_or("counters".to_owned(), |pid| format!("counters of {pid}"));
