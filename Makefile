@@ -18,7 +18,7 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 # Parts of `make nightly`; those that this Makefile does not have are left out.
 NIGHTLY ?= apps interop pyverbs soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test lint doc fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test aarch64 lint doc fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -42,6 +42,7 @@ help:
 	@echo 'make install      what was built, below PREFIX (/usr/local) and DESTDIR; make uninstall removes it'
 	@echo 'make deb          a Debian package in dist; make wheel a Python wheel'
 	@echo 'make install-test all three tried in a bare root folder'
+	@echo 'make aarch64      cross-built, with both packages, and tried in root folders of that machine, emulated'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
 	@echo 'make doc          documentation of the crates'
 	@echo 'make fuzz         the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)'
@@ -163,6 +164,17 @@ install-test:
 	@tools/scripts/packages.sh install
 	@$(MAKE) --no-print-directory deb wheel
 	tests/install/run.sh $(DIST) install deb wheel ci
+
+# Of each package, and of the libraries, what a machine without an aarch64 CPU can try.
+aarch64:
+	@tools/scripts/packages.sh aarch64
+	@$(MAKE) --no-print-directory build
+	tools/scripts/cross.sh build
+	tools/scripts/cross.sh tests
+	DIST=dist/aarch64 tools/scripts/deb.sh
+	DIST=dist/aarch64 tools/scripts/wheel.py
+	tests/aarch64/run.sh dist/aarch64 dist
+	ARCH=arm64 tests/install/run.sh dist/aarch64 deb wheel
 
 # The library and the command are both named starverbs and share a folder of pages: written at once, one takes the other's
 # away. The library is written last, and its pages stay.

@@ -7,12 +7,15 @@
 #   wheel    there, the wheel of `make wheel` in a virtual environment
 #   ci       there, examples/ci/setup.sh, with both
 # The root folder is cached in the build folder, each trial has a copy of it, without a network but its own
-# loopback. What needs root is skipped without it, and said.
+# loopback; ARCH=arm64 makes it one of that machine, which needs qemu-user-static elsewhere. What needs root is
+# skipped without it, and said.
 # usage: run.sh DIST [quick|install|deb|wheel|ci]...
 set -euo pipefail
 dist=$(cd "${1:?usage: run.sh DIST [quick|install|deb|wheel|ci]...}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
+declare -A machines=([amd64]=x86_64 [arm64]=aarch64) archs=([x86_64]=amd64 [aarch64]=arm64)
+arch=${ARCH:-${archs[$(uname -m)]:-}}
 target=$(realpath -m "${CARGO_TARGET_DIR:-$root/target}")
 tmp=$(mktemp -d)
 trap 'rm -rf --one-file-system "$tmp"' EXIT
@@ -66,9 +69,9 @@ quick() {
 
 # A copy of the root folder, and what its files are.
 fresh() {
-    "$root/tools/scripts/root.sh" "$target/root-install" bookworm ibverbs-utils,python3-venv
+    "$root/tools/scripts/root.sh" "$target/root-install-$arch" bookworm ibverbs-utils,python3-venv "$arch"
     rm -rf --one-file-system "$tmp/root"
-    cp -a "$target/root-install" "$tmp/root"
+    cp -a "$target/root-install-$arch" "$tmp/root"
     mkdir "$tmp/root/tmp/install"
     cp "$here/inside.sh" "$root/examples/ci/setup.sh" "$tmp/root/tmp/install/"
     files "$tmp/root" >"$tmp/before"
@@ -94,7 +97,7 @@ install_tree() {
     DESTDIR=$tmp/root DIST=$dist PREFIX=/usr/local "$root/tools/scripts/install.sh" uninstall
     # Folders that others share stay.
     find "$tmp/root/usr/local" -type d -empty -delete
-    (cd "$target/root-install" && find usr/local -type d) | (cd "$tmp/root" && xargs mkdir -p)
+    (cd "$target/root-install-$arch" && find usr/local -type d) | (cd "$tmp/root" && xargs mkdir -p)
     nothing_left "$tmp/root" "make uninstall"
 }
 
@@ -108,7 +111,7 @@ package() {
 
 deb() {
     local file
-    file=$(package "starverbs_*_$(dpkg --print-architecture).deb")
+    file=$(package "starverbs_*_$arch.deb")
     if command -v lintian >/dev/null; then
         # Of what the compiler of C does when it is told to, a Rust program has nothing.
         lintian --allow-root --fail-on error,warning,info \
@@ -127,7 +130,7 @@ deb() {
 
 wheel() {
     local file
-    file=$(package "starverbs-*_$(uname -m).whl")
+    file=$(package "starverbs-*_${machines[$arch]}.whl")
     fresh
     cp "$file" "$tmp/root/tmp/install/"
     inside python3 -m venv /tmp/install/venv
@@ -153,8 +156,8 @@ assert os.listdir(\"/sys/class/infiniband\") == [\"star0\"]"'
 # What the examples for CI do, with a package that is at hand.
 ci() {
     local deb wheel file
-    deb=$(package "starverbs_*_$(dpkg --print-architecture).deb")
-    wheel=$(package "starverbs-*_$(uname -m).whl")
+    deb=$(package "starverbs_*_$arch.deb")
+    wheel=$(package "starverbs-*_${machines[$arch]}.whl")
     fresh
     for file in "$deb" "$wheel"; do
         cp "$file" "$tmp/root/tmp/install/"

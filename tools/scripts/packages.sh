@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a purpose needs and this machine lacks.
-# usage: packages.sh demo|test|stress|bench|instructions|interop|install|apps
+# usage: packages.sh demo|test|stress|bench|instructions|interop|install|apps|aarch64
 set -euo pipefail
 
 declare -A package_of=(
@@ -10,6 +10,7 @@ declare -A package_of=(
     [rping]=rdmacm-utils [valgrind]=valgrind [strace]=strace [ibstat]=infiniband-diags
     [pkg-config]=pkg-config [mmdebstrap]=mmdebstrap [lintian]=lintian
     [mpirun.openmpi]=openmpi-bin [mpicc.openmpi]=libopenmpi-dev [mpirun.mpich]=mpich [mpicc.mpich]=libmpich-dev
+    [aarch64-linux-gnu-gcc]=gcc-aarch64-linux-gnu [qemu-aarch64-static]=qemu-user-static
     [qperf]=qperf [fio]=fio [python3]=python3 [taskset]=util-linux
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
 )
@@ -27,8 +28,10 @@ instructions) commands=("${demo[@]}" valgrind strace) ;;
 install) commands=(cc nm ip mmdebstrap lintian python3) ;;
 apps) commands=("${demo[@]}" ip taskset python3 ucx_perftest fi_pingpong qperf fio
     mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich) ;;
+aarch64) commands=("${demo[@]}" ip mmdebstrap lintian python3)
+    [[ $(uname -m) == aarch64 ]] || commands+=(aarch64-linux-gnu-gcc qemu-aarch64-static) ;;
 interop) commands=("${demo[@]}" rping ip tshark qemu-system-x86_64 busybox) ;;
-*) echo "usage: packages.sh demo|test|stress|bench|instructions|interop|install|apps" >&2; exit 2 ;;
+*) echo "usage: packages.sh demo|test|stress|bench|instructions|interop|install|apps|aarch64" >&2; exit 2 ;;
 esac
 
 if ! command -v cargo >/dev/null; then
