@@ -50,11 +50,7 @@ help:
 
 build:
 	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs --package starverbs-bench
-	tools/scripts/link.sh $(TARGET)/release/libstarverbs.a dist/lib/libibverbs.so.1
-	ln -sf libibverbs.so.1 dist/lib/libibverbs.so
-	ln -sf libibverbs.so.1 dist/lib/librdmacm.so.1
-	ln -sf libibverbs.so.1 dist/lib/librdmacm.so
-	tools/scripts/link.sh $(TARGET)/release/libstarverbs_preload.a dist/lib/libstarverbs.so
+	tools/scripts/libraries.sh $(TARGET)/release dist/lib
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
 	install -D -m 755 $(TARGET)/release/starverbs-bench dist/bin/starverbs-bench
 	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h

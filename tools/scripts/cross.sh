@@ -63,9 +63,7 @@ build)
     cross build --release --locked --target "$triple" \
         --package starverbs-cdylib --package starverbs-preload --package starverbs
     built=$out/$triple/release
-    CC=$cc tools/scripts/link.sh "$built/libstarverbs.a" "$dist/lib/libibverbs.so.1"
-    CC=$cc tools/scripts/link.sh "$built/libstarverbs_preload.a" "$dist/lib/libstarverbs.so"
-    for name in libibverbs.so librdmacm.so.1 librdmacm.so; do ln -sf libibverbs.so.1 "$dist/lib/$name"; done
+    CC=$cc tools/scripts/libraries.sh "$built" "$dist/lib"
     install -D -m 755 "$built/starverbs" "$dist/bin/starverbs"
     install -D -m 644 include/infiniband/stardv.h "$dist/include/infiniband/stardv.h"
     ;;

@@ -18,6 +18,7 @@ bash=$prefix/share/bash-completion/completions
 zsh=${ZSHDIR:-$prefix/share/zsh/site-functions}
 fish=$prefix/share/fish/vendor_completions.d
 links=(libibverbs.so librdmacm.so.1 librdmacm.so)
+preloaded=(libibverbs.so.1 "${links[@]}")
 pages=(docs/man/*.[0-9])
 
 fail() { echo "install.sh: $*" >&2; exit 1; }
@@ -59,6 +60,8 @@ all() {
     put 644 "$lib/libibverbs.so.1" <"$dist/lib/libibverbs.so.1"
     put 644 "$lib/libstarverbs.so" <"$dist/lib/libstarverbs.so"
     for link in "${links[@]}"; do ln -sf libibverbs.so.1 "$destdir$lib/$link"; done
+    mkdir -p "$destdir$lib/preload"
+    for link in "${preloaded[@]}"; do ln -sf ../libstarverbs.so "$destdir$lib/preload/$link"; done
     put 644 "$include/stardv.h" <include/infiniband/stardv.h
     sed "s|@PREFIX@|$prefix|; s|@VERSION@|$(version)|" tools/scripts/starverbs.pc.in |
         put 644 "$pkgconfig/starverbs.pc"
@@ -73,9 +76,10 @@ none() {
     rm -f "$destdir$bin/starverbs" "$destdir$include/stardv.h" "$destdir$pkgconfig/starverbs.pc" \
         "$destdir$bash/starverbs" "$destdir$zsh/_starverbs" "$destdir$fish/starverbs.fish" \
         "$destdir$lib"/{libibverbs.so.1,libstarverbs.so}
-    rm -f "${links[@]/#/$destdir$lib/}"
+    rm -f "${links[@]/#/$destdir$lib/}" "${preloaded[@]/#/$destdir$lib/preload/}"
     for page in "${pages[@]}"; do rm -f "$destdir$man/man${page##*.}/${page##*/}"; done
     # Folders that others share stay.
+    [[ ! -d $destdir$lib/preload ]] || rmdir --ignore-fail-on-non-empty "$destdir$lib/preload"
     [[ ! -d $destdir$lib ]] || rmdir --ignore-fail-on-non-empty "$destdir$lib"
     [[ ! -d $destdir$include ]] || rmdir --ignore-fail-on-non-empty "$destdir$include"
 }

@@ -6,7 +6,8 @@ that machine's compiler.
 
 In an environment they lie as `make install` puts them: bin/starverbs, lib/starverbs. A wheel holds no links,
 and a second copy of the library would be a second card. So librdmacm.so.1 and the names without number are
-small libraries that need libibverbs.so.1 and have nothing of their own but its versions' names.
+small libraries that need libibverbs.so.1 and have nothing of their own but its versions' names. Those in preload
+find it loaded: libstarverbs.so has that name, too.
 """
 
 import base64
@@ -49,7 +50,7 @@ def alias(machine, library, folder, name):
     script = folder / "nodes"
     script.write_text("".join(f"{node} {{ }};\n" for node in nodes))
     made = folder / name
-    options = [f"-soname={name}", f"--version-script={script}", "--no-as-needed", "-rpath=$ORIGIN", "-znow"]
+    options = [f"-soname={name}", f"--version-script={script}", "--no-as-needed", "-rpath=$ORIGIN:$ORIGIN/..", "-znow"]
     options = [f"-Wl,{option}" for option in options]
     subprocess.run([*compiler(machine), "-shared", "-nostdlib", "-o", made, *options, library], check=True)
     return made
@@ -64,12 +65,12 @@ def contents(folder, dist, version):
     subprocess.run([ELF, "strip", *copies], check=True)
     machine = output(ELF, "machine", copies[0])
     glibc = output(ELF, "glibc", *copies)
-    libraries = copies[1:]
-    for name in ("librdmacm.so.1", "libibverbs.so", "librdmacm.so"):
-        libraries.append(alias(machine, copies[1], folder, name))
+    aliases = [alias(machine, copies[1], folder, name) for name in ("librdmacm.so.1", "libibverbs.so", "librdmacm.so")]
     data = f"starverbs-{version}.data"
     files = [(f"{data}/scripts/starverbs", copies[0], 0o755)]
-    files += [(f"{data}/data/lib/starverbs/{path.name}", path, 0o755) for path in libraries]
+    lib = f"{data}/data/lib/starverbs"
+    files += [(f"{lib}/{path.name}", path, 0o755) for path in [*copies[1:], *aliases]]
+    files += [(f"{lib}/preload/{path.name}", path, 0o755) for path in aliases]
     pages = sorted((ROOT / "docs/man").glob("*.[0-9]"))
     files += [(f"{data}/data/share/man/man{path.suffix[1:]}/{path.name}", path, 0o644) for path in pages]
     # The platform that pip compares with its own: a glibc at least as new as the newest symbol that is

@@ -74,14 +74,14 @@ impl Args {
     }
 
     /// What comes first in which of the dynamic linker's lists. Both, unless one was asked for: the library that is loaded before
-    /// all others shows the device in /sys and /dev too; the search path is for programs that open libibverbs.so by name.
+    /// all others shows the device in /sys and /dev too; the search path is for programs that open libibverbs.so or
+    /// librdmacm.so.1 by name. Beside a loaded library they find names that lead to it: another would be a second card.
     fn linking(&self, lib: &Path) -> Vec<(&'static str, PathBuf)> {
         let preload = ("LD_PRELOAD", lib.join("libstarverbs.so"));
-        let path = ("LD_LIBRARY_PATH", lib.to_owned());
         match (self.preload, self.library) {
             (true, _) => vec![preload],
-            (_, true) => vec![path],
-            _ => vec![preload, path],
+            (_, true) => vec![("LD_LIBRARY_PATH", lib.to_owned())],
+            _ => vec![preload, ("LD_LIBRARY_PATH", lib.join("preload"))],
         }
     }
 }
