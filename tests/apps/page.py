@@ -35,6 +35,8 @@ WORDS = {
     "apps": "tests/apps",
     "python": "python3",
     "agent": "AGENT",
+    "target": "target",
+    "valkey": "VALKEY",
     "a": "HOST",
     "b": "HOST",
 }

@@ -69,6 +69,8 @@ class Runner:
             return lacking
         if "venv" in program:
             self._venv(program)
+        for command in program.get("install", []):
+            self._fetch(shlex.split(self.fill(command, program)))
         for command in program.get("build", []):
             status, output = self.place.ask(
                 *shlex.split(self.fill(command, program)), limit=program.get("build_limit", 120)
@@ -79,8 +81,16 @@ class Runner:
 
     def lacks(self, what):
         """Why a program or a case cannot be run here, if something that it needs is not there."""
-        missing = [command for command in what.get("needs", []) if not self.place.has(command)]
+        needs = [self.fill(command, what) for command in what.get("needs", [])]
+        missing = [command for command in needs if not self.place.has(command)]
         return f"{missing[0]} is not installed" if missing else None
+
+    @staticmethod
+    def _fetch(words):
+        """Runs a command of this host, with its network."""
+        result = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if result.returncode != 0:
+            raise Failure(f"{' '.join(words)}: {tail(result.stderr + result.stdout, 1)}")
 
     def _venv(self, program):
         """A virtual environment under target/, kept from run to run."""
@@ -88,13 +98,9 @@ class Runner:
         wanted = "\n".join(program["venv"]) + sys.version
         if (folder / "wanted").exists() and (folder / "wanted").read_text() == wanted:
             return
-        for words in (
-            [sys.executable, "-m", "venv", "--clear", str(folder)],
-            *([f"{folder}/bin/pip", "install", "--quiet", *line.split()] for line in program["venv"]),
-        ):
-            result = subprocess.run(words, capture_output=True, text=True)
-            if result.returncode != 0:
-                raise Failure(f"{' '.join(words[1:])}: {tail(result.stderr + result.stdout, 1)}")
+        self._fetch([sys.executable, "-m", "venv", "--clear", str(folder)])
+        for line in program["venv"]:
+            self._fetch([f"{folder}/bin/pip", "install", "--quiet", *line.split()])
         (folder / "wanted").write_text(wanted)
 
     @staticmethod
@@ -108,8 +114,9 @@ class Runner:
             "lib": f"{self.place.dist}/lib",
             "apps": self.place.apps,
             "scratch": self.place.scratch,
-            "python": f"{self.venv(program)}/bin/python",
+            "python": f"{self.venv(program)}/bin/python" if "venv" in program else "/usr/bin/python3",
             "target": str(TARGET),
+            "valkey": os.environ.get("VALKEY", "/VALKEY"),
             "agent": f"{self.place.scratch}/agent",
             "a": ADDRESSES[0],
             "b": ADDRESSES[1],
@@ -214,7 +221,8 @@ def version(place, program, runner):
             [f"{runner.venv(program)}/bin/pip", "show", wheel], capture_output=True, text=True
         )
         found += [f"{wheel} {number}" for number in re.findall(r"^Version: (.*)", shown.stdout, re.M)]
-    return ", ".join(found)
+    crates = [word for command in program.get("install", []) for word in command.split() if "@" in word]
+    return ", ".join(found + [crate.replace("@", " ") for crate in crates])
 
 
 def run_all(place, args):

@@ -11,7 +11,7 @@ declare -A package_of=(
     [pkg-config]=pkg-config [mmdebstrap]=mmdebstrap [lintian]=lintian
     [mpirun.openmpi]=openmpi-bin [mpicc.openmpi]=libopenmpi-dev [mpirun.mpich]=mpich [mpicc.mpich]=libmpich-dev
     [aarch64-linux-gnu-gcc]=gcc-aarch64-linux-gnu [qemu-aarch64-static]=qemu-user-static
-    [qperf]=qperf [fio]=fio [python3]=python3 [taskset]=util-linux
+    [cmake]=cmake [qperf]=qperf [fio]=fio [python3]=python3 [taskset]=util-linux
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static
 )
 demo=(cc ibv_devinfo ib_send_lat)
@@ -26,7 +26,7 @@ stress) commands=("${demo[@]}" ip valgrind) ;;
 bench) commands=("${demo[@]}" ucx_perftest fi_pingpong ip iptables) ;;
 instructions) commands=("${demo[@]}" valgrind strace) ;;
 install) commands=(cc nm ip mmdebstrap lintian python3) ;;
-apps) commands=("${demo[@]}" ip taskset python3 ucx_perftest fi_pingpong qperf fio
+apps) commands=("${demo[@]}" ip taskset python3 cmake pkg-config ucx_perftest fi_pingpong qperf fio
     mpirun.openmpi mpicc.openmpi mpirun.mpich mpicc.mpich) ;;
 aarch64) commands=("${demo[@]}" ip mmdebstrap lintian python3)
     [[ $(uname -m) == aarch64 ]] || commands+=(aarch64-linux-gnu-gcc qemu-aarch64-static) ;;
@@ -49,6 +49,9 @@ done
 [[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
 if [[ $1 == apps ]]; then
     [[ -e /usr/include/librpma.h ]] || missing+=(librpma-dev)
+    [[ -e /usr/include/libnl3/netlink/route/link.h ]] || missing+=(libnl-route-3-dev)
+    compgen -G '/usr/lib/llvm-*/lib/libclang.so*' >/dev/null || missing+=(libclang-dev)
+    compgen -G '/usr/lib/python3/dist-packages/netifaces*' >/dev/null || missing+=(python3-netifaces)
     python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 fi
 ((${#missing[@]})) || exit 0
