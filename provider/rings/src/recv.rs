@@ -6,21 +6,14 @@
 use core::mem::size_of;
 
 use starverbs_core::{NicError, RecvQueue, Sge};
+use starverbs_queues::format::RecvWqe;
 
 use crate::PushError;
 use crate::spin::SpinGuard;
 use crate::sync::{Ordering, fence};
 use crate::work::{RecvSize, WorkRings};
 
-/// Fixed part of a receive WQE.
-#[repr(C)]
-struct RecvHeader {
-    wr_id: u64,
-    num_sge: u32,
-    _pad: u32,
-}
-
-const HEADER: usize = size_of::<RecvHeader>();
+const HEADER: usize = size_of::<RecvWqe>();
 
 /// Bytes of a slot.
 pub(crate) fn stride(size: &RecvSize) -> usize {
@@ -79,7 +72,7 @@ impl<'a> RecvProducer<'a> {
         // SAFETY: the slot is this producer's alone until the index is published; it has room for
         // the header and `max_sge` SGEs, and strides are multiples of 16.
         unsafe {
-            slot.cast::<RecvHeader>().write(RecvHeader { wr_id, num_sge: sges.len() as u32, _pad: 0 });
+            slot.cast::<RecvWqe>().write(RecvWqe { wr_id, num_sge: sges.len() as u32, reserved: 0 });
             slot.add(HEADER).cast::<Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len());
         }
         self.tail = self.tail.wrapping_add(1);
@@ -196,8 +189,8 @@ impl RecvQueue for CardRq {
         // SAFETY: head < posted, so the program wrote a header and its SGEs there and will not touch
         // them before the index below is stored.
         let (wr_id, count) = unsafe {
-            let header = &*slot.cast::<RecvHeader>();
-            let count = (header.num_sge as usize).min(sges.len());
+            let header = slot.cast::<RecvWqe>().read();
+            let count = (header.num_sge as usize).min(sges.len()).min(usize::from(ring.recv.max_sge));
             sges.as_mut_ptr().copy_from_nonoverlapping(slot.add(HEADER).cast::<Sge>(), count);
             (header.wr_id, count)
         };

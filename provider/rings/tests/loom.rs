@@ -351,7 +351,7 @@ fn cq_ring_hands_over_whole_completions_while_purged() {
         while next < 3 {
             let mut consumer = ring.consumer();
             consumer.purge(1);
-            match consumer.take().map(|(cqe, _)| *cqe) {
+            match consumer.take().map(|(cqe, _)| cqe) {
                 Some(cqe) => {
                     assert!(cqe.wr_id >= next && (cqe.qpn == 0 || cqe.wr_id == 1));
                     next = cqe.wr_id + 1;
