@@ -46,6 +46,21 @@ struct starverbs_recv_wqe {
 	__u32 reserved;
 };
 
+/* What a program tells a device of a QP's queues, or an SRQ's: a cache line that the program alone writes. */
+struct starverbs_program_index {
+	__u32 send_posted;	/* WQEs so far, modulo 2^32 */
+	__u32 recv_posted;
+	__u32 reserved[14];
+};
+
+/* What a device tells the program: a cache line that the device alone writes. */
+struct starverbs_card_index {
+	__u32 send_released;	/* WQEs whose slots may be written again */
+	__u32 recv_taken;
+	__u32 recv_starved;	/* looks for a receive WQE in vain: another number than at the last post asks for a doorbell */
+	__u32 own[13];		/* the device's */
+};
+
 /* A completion. */
 struct starverbs_cqe {
 	__u64 wr_id;

@@ -58,6 +58,33 @@ pub struct RecvWqe {
     pub reserved: u32,
 }
 
+/// What a program tells a device of a QP's queues, or an SRQ's: a cache line that the program alone writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct ProgramIndex {
+    /// Send WQEs posted so far, modulo 2^32
+    pub send_posted: u32,
+    /// Receive WQEs posted so far, modulo 2^32
+    pub recv_posted: u32,
+    /// 0
+    pub reserved: [u32; 14],
+}
+
+/// What a device tells the program: a cache line that the device alone writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct CardIndex {
+    /// Send WQEs whose slots may be written again
+    pub send_released: u32,
+    /// Receive WQEs whose slots may be written again
+    pub recv_taken: u32,
+    /// How often the device looked for a receive WQE in vain: who posts one and finds another number than at the last
+    /// post rings the doorbell
+    pub recv_starved: u32,
+    /// The device's own: the program does not look at it
+    pub own: [u32; 13],
+}
+
 /// A completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
@@ -85,6 +112,7 @@ pub struct Cqe {
 }
 
 const _: () = assert!(size_of::<SendWqe>() == BLOCK && offset_of!(SendWqe, op) == 56);
+const _: () = assert!(size_of::<ProgramIndex>() == BLOCK && size_of::<CardIndex>() == BLOCK);
 const _: () = assert!(size_of::<RecvWqe>() == 16 && size_of::<Sge>() == 16 && size_of::<Cqe>() == 32);
 
 /// Blocks of a send WQE with `body` bytes of SGEs or inline data.

@@ -3,7 +3,7 @@
 use std::mem::{offset_of, size_of};
 
 use proptest::prelude::*;
-use starverbs_queues::format::{Cqe, RecvWqe, SendWqe, Sge};
+use starverbs_queues::format::{CardIndex, Cqe, ProgramIndex, RecvWqe, SendWqe, Sge};
 use starverbs_queues::{BLOCK, Malformed, SendOp, WcOpcode, WcStatus, format};
 
 const HEADER: &str = include_str!("../../../include/starverbs/queues.h");
@@ -23,8 +23,11 @@ fn layout_in_c(name: &str) -> Vec<(String, usize)> {
             other => panic!("{other} in {name}"),
         };
         at = usize::next_multiple_of(at, size);
-        fields.push((words.next().unwrap().to_owned(), at));
-        (at, align) = (at + size, align.max(size));
+        let word = words.next().unwrap();
+        let (field, count) = word.split_once('[').unwrap_or((word, "1]"));
+        let count: usize = count.trim_end_matches(']').parse().unwrap();
+        fields.push((field.to_owned(), at));
+        (at, align) = (at + size * count, align.max(size));
     }
     fields.push(("size".to_owned(), at.next_multiple_of(align)));
     fields
@@ -43,6 +46,10 @@ fn c_has_the_same_layout() {
     assert_eq!(layout_in_c("starverbs_send_wqe"), send);
     assert_eq!(layout_in_c("starverbs_recv_wqe"), layout!(RecvWqe: wr_id num_sge reserved));
     assert_eq!(layout_in_c("starverbs_sge"), layout!(Sge: addr len lkey));
+    let program = layout!(ProgramIndex: send_posted recv_posted reserved);
+    assert_eq!(layout_in_c("starverbs_program_index"), program);
+    let card = layout!(CardIndex: send_released recv_taken recv_starved own);
+    assert_eq!(layout_in_c("starverbs_card_index"), card);
     let cqe = layout!(Cqe: wr_id byte_len imm qpn src_qp vendor_err status opcode flags sl);
     assert_eq!(layout_in_c("starverbs_cqe"), cqe);
     assert!(HEADER.contains(&format!("#define STARVERBS_BLOCK {BLOCK}\n")));

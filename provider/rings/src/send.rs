@@ -42,7 +42,7 @@ impl<'a> SendProducer<'a> {
         let head = ring.head();
         let guard = head.send_post.lock();
         /* relaxed: this index is written under the lock just taken */
-        let tail = head.send_program.index.load(Ordering::Relaxed);
+        let tail = head.program.send_posted.load(Ordering::Relaxed);
         SendProducer { ring, first: tail, tail, _post: guard }
     }
 
@@ -148,7 +148,7 @@ impl<'a> SendProducer<'a> {
         let pushed = self.pushed();
         if pushed != 0 {
             /* release: the slots before the index; the post lock opens only after this */
-            self.ring.head().send_program.index.store(self.tail, Ordering::Release);
+            self.ring.head().program.send_posted.store(self.tail, Ordering::Release);
             self.first = self.tail;
         }
         pushed
@@ -206,11 +206,10 @@ impl<'a> SendProducer<'a> {
     #[inline]
     fn slot(&self) -> Result<*mut u8, PushError> {
         let head = self.ring.head();
-        let mine = &head.send_program;
-        if self.tail.wrapping_sub(mine.seen.load(Ordering::Relaxed)) >= head.send.slots() {
+        if self.tail.wrapping_sub(head.released_seen.load(Ordering::Relaxed)) >= head.send.slots() {
             /* acquire: the card's last look at the slot comes before our writing it */
             let released = head.card.released.load(Ordering::Acquire);
-            mine.seen.store(released, Ordering::Relaxed);
+            head.released_seen.store(released, Ordering::Relaxed);
             if self.tail.wrapping_sub(released) >= head.send.slots() {
                 return Err(PushError::Full);
             }
@@ -258,7 +257,7 @@ impl SendQueue for CardSq {
 
     #[inline]
     fn posted(&self) -> u32 {
-        self.0.head().send_program.index.load(Ordering::Acquire)
+        self.0.head().program.send_posted.load(Ordering::Acquire)
     }
 
     #[inline]
