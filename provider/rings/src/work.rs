@@ -15,11 +15,11 @@ use core::mem::size_of;
 use core::ptr::{self, NonNull};
 use std::alloc::Layout;
 
+use crate::Line;
 use crate::memory::{self, ProgramMemory, Resource};
 use crate::recv::{self, CardRq, RecvProducer, Returned};
 use crate::send::{self, CardSq, SendProducer};
 use crate::spin::SpinLock;
-use crate::Line;
 use crate::sync::{AtomicU32, Ordering, Watch, fence};
 
 /// Bytes of a cache line.
