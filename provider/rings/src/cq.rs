@@ -53,7 +53,7 @@ impl CqRing {
     }
 
     #[inline]
-    fn slots(&self) -> &Slots {
+    pub(crate) fn slots(&self) -> &Slots {
         // SAFETY: see the `Sync` implementation: nobody replaces the slots while a side is active.
         unsafe { &*self.slots.get() }
     }
