@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Format, warnings, licences. What is not installed is skipped and named.
+# Format, warnings, who uses whom, licences. What is not installed is skipped and named.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 cargo fmt --all --check
 cargo clippy --workspace --all-targets -- -D warnings
+tools/scripts/rooms.sh
 if command -v cargo-deny >/dev/null; then
     cargo deny --all-features check licenses bans sources
 else

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use starverbs_core::{Counters, Gid};
 
+use crate::program::ProgramBytes;
 use crate::sockopt::{self, errno};
-use crate::zeroed::zeroed;
+use crate::zeroed::Zeroed;
 use crate::{BackendError, HostAddr};
 use outer::{CONTROL, Name, write_controls, write_name};
 
@@ -25,6 +26,8 @@ const FRAME_IOVS: usize = 12;
 /// UIO_MAXIOV: IOVs of one message.
 const MESSAGE_IOVS: usize = 1024;
 const MESSAGES: usize = 64;
+/// Bytes of the program's memory that are looked at at once: the largest path MTU's.
+const SEEN: usize = 4096;
 /// Blocks that are told apart when a frame looks for its message.
 const NEWEST: usize = 128;
 /// UDP_MAX_SEGMENTS of the kernels that have the fewest.
@@ -76,7 +79,9 @@ struct Control([u8; CONTROL]);
 
 /// Frames that wait.
 pub(crate) struct Batch {
-    arena: Box<[u8]>,
+    arena: Zeroed,
+    /// What of the program's memory is looked at before the kernel reads it
+    seen: Box<[u8; SEEN]>,
     used: usize,
     iovs: Vec<libc::iovec>,
     /// Of which message each IOV is
@@ -105,7 +110,8 @@ impl Batch {
         // SAFETY: headers and addresses of zeroes are valid: integers and null pointers.
         let (header, name) = unsafe { (mem::zeroed(), mem::zeroed()) };
         Ok(Batch {
-            arena: zeroed(ARENA)?,
+            arena: Zeroed::new(ARENA)?,
+            seen: Box::new([0; SEEN]),
             used: 0,
             iovs: Vec::with_capacity(IOVS),
             owners: Vec::with_capacity(IOVS),
@@ -185,9 +191,8 @@ impl Batch {
     pub(crate) fn room(&mut self, len: usize) -> (usize, &mut [u8]) {
         let (from, to) = (self.used, self.used + len);
         self.used = to;
-        let base = self.arena[from..to].as_mut_ptr();
-        self.append(base, len);
-        (from, &mut self.arena[from..to])
+        self.append(self.arena.at(from..to), len);
+        (from, self.arena.bytes_mut(from..to))
     }
 
     /// Copies bytes behind what the frame has so far; gives the copy.
@@ -195,20 +200,32 @@ impl Batch {
     pub(crate) fn copy(&mut self, bytes: &[u8]) -> &[u8] {
         let (from, to) = (self.used, self.used + bytes.len());
         self.used = to;
-        let copy = &mut self.arena[from..to];
-        copy.copy_from_slice(bytes);
-        let base = copy.as_mut_ptr();
+        self.arena.bytes_mut(from..to).copy_from_slice(bytes);
         if !bytes.is_empty() {
-            self.append(base, bytes.len());
+            self.append(self.arena.at(from..to), bytes.len());
         }
-        &self.arena[from..to]
+        self.arena.bytes(from..to)
     }
 
-    /// Refers to bytes behind what the frame has so far.
+    /// Copies the program's bytes behind what the frame has so far; gives the copy.
     #[inline]
-    pub(crate) fn gather<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+    pub(crate) fn copy_program(&mut self, bytes: ProgramBytes) -> &[u8] {
+        let (from, to) = (self.used, self.used + bytes.len());
+        self.used = to;
+        bytes.copy_to(0, self.arena.bytes_mut(from..to));
+        self.append(self.arena.at(from..to), bytes.len());
+        self.arena.bytes(from..to)
+    }
+
+    /// Refers to the program's bytes behind what the frame has so far. `see` gets what they are now, in pieces.
+    #[inline]
+    pub(crate) fn gather(&mut self, bytes: ProgramBytes, mut see: impl FnMut(&[u8])) {
         self.append(bytes.as_ptr().cast_mut(), bytes.len());
-        bytes
+        for from in (0..bytes.len()).step_by(SEEN) {
+            let seen = &mut self.seen[..SEEN.min(bytes.len() - from)];
+            bytes.copy_to(from, seen);
+            see(seen);
+        }
     }
 
     #[inline]
@@ -236,25 +253,23 @@ impl Batch {
         }
         let bit = (draw % (size as u64 * 8 - 8)) as usize;
         let bit = if bit < 32 { bit } else { bit + 8 };
-        self.arena[start + bit / 8] ^= 1 << (bit % 8);
+        let at = start + bit / 8;
+        self.arena.bytes_mut(at..at + 1)[0] ^= 1 << (bit % 8);
     }
 
     /// The bytes of the frame that was added last, `size` in all.
     #[cold]
     pub(crate) fn last_frame(&self, size: usize) -> Vec<u8> {
-        let (mut pieces, mut left) = (Vec::new(), size);
+        let (mut frame, mut left) = (vec![0; size], size);
         for iov in self.iovs.iter().rev() {
-            // SAFETY: an IOV describes arena or host memory that is readable until the batch is cleared.
-            let bytes = unsafe { std::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) };
-            let part = &bytes[bytes.len() - left.min(bytes.len())..];
-            left -= part.len();
-            pieces.push(part);
+            let len = left.min(iov.iov_len);
+            left -= len;
+            copy_piece(iov, iov.iov_len - len, &mut frame[left..left + len]);
             if left == 0 {
                 break;
             }
         }
-        pieces.reverse();
-        pieces.concat()
+        frame
     }
 
     /// Copies frame `index` of message `at` to `out`; gives its length.
@@ -269,11 +284,9 @@ impl Batch {
                 skip -= iov.iov_len;
                 continue;
             }
-            // SAFETY: an IOV describes arena or host memory that is readable until the batch is cleared.
-            let bytes = unsafe { std::slice::from_raw_parts(iov.iov_base.cast::<u8>(), iov.iov_len) };
-            let part = &bytes[skip..(skip + want).min(bytes.len())];
-            out[len..len + part.len()].copy_from_slice(part);
-            (len, want, skip) = (len + part.len(), want - part.len(), 0);
+            let part = want.min(iov.iov_len - skip);
+            copy_piece(iov, skip, &mut out[len..len + part]);
+            (len, want, skip) = (len + part, want - part, 0);
             if want == 0 {
                 break;
             }
@@ -434,6 +447,18 @@ pub(crate) fn send_run(
                 waited = false;
             }
         }
+    }
+}
+
+/// Copies bytes of a piece of the batch, from `skip` on, which must not reach beyond it.
+#[cold]
+fn copy_piece(piece: &libc::iovec, skip: usize, to: &mut [u8]) {
+    debug_assert!(skip + to.len() <= piece.iov_len);
+    // SAFETY: a piece is arena or host memory that is readable until the batch is cleared; the program may write to the latter
+    // meanwhile, so there is no reference to it.
+    unsafe {
+        let from = piece.iov_base.cast::<u8>().add(skip);
+        to.as_mut_ptr().copy_from_nonoverlapping(from, to.len());
     }
 }
 

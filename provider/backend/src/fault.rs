@@ -12,6 +12,8 @@ use starverbs_core::star::wire::Side;
 use starverbs_core::{Av, Counters, Nanos, Seg};
 use starverbs_settings::FaultSpec;
 
+use crate::program::ProgramBytes;
+
 /// A frame held back for reordering whose successor does not come is sent after this.
 const HOLD: Nanos = 1_000_000;
 
@@ -194,8 +196,10 @@ fn nanos(time: Duration) -> Nanos {
 fn read(payload: &[Seg]) -> Vec<u8> {
     let mut out = Vec::new();
     for seg in payload.iter().filter(|s| s.len > 0) {
-        // SAFETY: as in `Tx::push`: the card checked the segment against a registered memory region.
-        out.extend_from_slice(unsafe { std::slice::from_raw_parts(seg.addr as *const u8, seg.len as usize) });
+        let from = out.len();
+        out.resize(from + seg.len as usize, 0);
+        // SAFETY: the card checked the segment.
+        unsafe { ProgramBytes::of(seg) }.copy_to(0, &mut out[from..]);
     }
     out
 }

@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use starverbs_core::{FrameMeta, Gid};
 
 use crate::BackendError;
-use crate::zeroed::zeroed;
+use crate::zeroed::Zeroed;
 
 /// Largest datagram, joined or not.
 const BUFFER: usize = 64 << 10;
@@ -30,7 +30,7 @@ union Name {
 /// A batch of received datagrams.
 pub(crate) struct Inbox {
     /* pages that no datagram touched take no memory */
-    buffers: Box<[u8]>,
+    buffers: Zeroed,
     headers: Vec<libc::mmsghdr>,
     iovs: Vec<libc::iovec>,
     names: Vec<Name>,
@@ -61,7 +61,7 @@ impl Inbox {
         // SAFETY: headers and names of zeroes are valid: integers and null pointers.
         let (header, name): (libc::mmsghdr, Name) = unsafe { (mem::zeroed(), mem::zeroed()) };
         let mut inbox = Inbox {
-            buffers: zeroed(slots * BUFFER)?,
+            buffers: Zeroed::new(slots * BUFFER)?,
             headers: vec![header; slots],
             iovs: Vec::with_capacity(slots),
             names: vec![name; slots],
@@ -70,12 +70,10 @@ impl Inbox {
             want: 1,
             full: false,
         };
-        inbox.iovs.extend(
-            inbox
-                .buffers
-                .chunks_exact_mut(BUFFER)
-                .map(|b| libc::iovec { iov_base: b.as_mut_ptr().cast(), iov_len: BUFFER }),
-        );
+        inbox.iovs.extend((0..slots).map(|at| {
+            let buffer = inbox.buffers.at(at * BUFFER..(at + 1) * BUFFER);
+            libc::iovec { iov_base: buffer.cast(), iov_len: BUFFER }
+        }));
         for at in 0..slots {
             let header = &mut inbox.headers[at].msg_hdr;
             header.msg_iov = &mut inbox.iovs[at];
@@ -125,7 +123,7 @@ impl Inbox {
     #[inline]
     pub(crate) fn bytes(&self, at: usize) -> &[u8] {
         let len = (self.headers[at].msg_len as usize).min(BUFFER);
-        &self.buffers[at * BUFFER..at * BUFFER + len]
+        self.buffers.bytes(at * BUFFER..at * BUFFER + len)
     }
 
     /// A unix sender's address and its length.

@@ -31,6 +31,7 @@ mod membership;
 mod owners;
 mod pcap;
 mod probe;
+mod program;
 mod quiet;
 mod registry;
 mod socket;

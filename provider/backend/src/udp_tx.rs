@@ -19,6 +19,7 @@ use crate::descriptor::Socket;
 use crate::error::os;
 use crate::owners::Owners;
 use crate::pcap::Capture;
+use crate::program::ProgramBytes;
 use crate::sockopt;
 use crate::{BackendError, HostAddr, membership};
 
@@ -168,11 +169,13 @@ impl<C: Deref<Target = Counters>> Tx<C> {
         crc.update(&header[BTH..]);
         let copied = volatile || length < COPY_BELOW || payload.len() > MOST_PIECES;
         for seg in payload.iter().filter(|s| s.len > 0) {
-            // SAFETY: the card checked the segment against the memory region that covers it, whose memory the program
-            // must keep until it is deregistered. It may write meanwhile (a program's own race): only bytes are read, and
-            // what is copied twice differently fails the ICRC at the peer, as it would with a card's DMA.
-            let bytes = unsafe { std::slice::from_raw_parts(seg.addr as *const u8, seg.len as usize) };
-            crc.update(if copied { self.batch.copy(bytes) } else { self.batch.gather(bytes) });
+            // SAFETY: the card checked the segment; the batch is flushed before the card goes on.
+            let bytes = unsafe { ProgramBytes::of(seg) };
+            if copied {
+                crc.update(self.batch.copy_program(bytes));
+            } else {
+                self.batch.gather(bytes, |seen| crc.update(seen));
+            }
         }
         let zeroes = &[0; 3][..pad as usize];
         crc.update(zeroes);

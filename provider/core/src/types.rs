@@ -5,13 +5,10 @@
 
 use bitflags::bitflags;
 
-mod completion;
 mod placement;
-mod work;
 
-pub use completion::{Cqe, WcFlags, WcOpcode, WcStatus};
 pub use placement::{FlushLevel, Placement};
-pub use work::{Seg, SendFlags, SendOp, SendWqe, Sge};
+pub use starverbs_queues::{AvId, Cqe, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode, WcStatus};
 
 /// Nanoseconds since an origin that the caller chooses; never goes back.
 pub type Nanos = u64;
@@ -217,10 +214,14 @@ bitflags! {
     }
 }
 
-/// Handle of an address vector of this card.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-#[repr(transparent)]
-pub struct AvId(pub u32);
+/// One piece of host memory that the card has checked: what DMA sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seg {
+    /// Host virtual address
+    pub addr: u64,
+    /// Bytes
+    pub len: u32,
+}
 
 /// Handle of a protection domain.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]

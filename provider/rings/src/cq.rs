@@ -7,7 +7,8 @@ use core::cell::UnsafeCell;
 use core::mem::size_of;
 
 use starverbs_core::env::CqOverrun;
-use starverbs_core::{Cqe, Nanos, Qpn};
+use starverbs_core::{Cqe, Nanos, Qpn, WcStatus};
+use starverbs_queues::format;
 
 use crate::memory::ProgramMemory;
 use crate::slots::Slots;
@@ -16,7 +17,7 @@ use crate::sync::Ordering;
 use crate::{Line, Side};
 
 /// Where a slot's stamp is.
-const STAMP_AT: usize = size_of::<Cqe>();
+const STAMP_AT: usize = size_of::<format::Cqe>();
 
 /// A completion queue's ring.
 pub struct CqRing {
@@ -41,7 +42,7 @@ impl CqRing {
     /// A ring for at least `cqe` completions, with a stamp each if `stamped`, in the program's `memory` if it has its
     /// own; `None` if the memory is out of reach.
     pub fn new(cqe: u32, stamped: bool, memory: ProgramMemory) -> Option<CqRing> {
-        let stride = if stamped { STAMP_AT + size_of::<Nanos>() } else { size_of::<Cqe>() };
+        let stride = if stamped { STAMP_AT + size_of::<Nanos>() } else { STAMP_AT };
         Some(CqRing {
             slots: UnsafeCell::new(Slots::new(cqe, stride, memory)?),
             stamped,
@@ -52,7 +53,7 @@ impl CqRing {
     }
 
     #[inline]
-    fn slots(&self) -> &Slots {
+    pub(crate) fn slots(&self) -> &Slots {
         // SAFETY: see the `Sync` implementation: nobody replaces the slots while a side is active.
         unsafe { &*self.slots.get() }
     }
@@ -84,7 +85,7 @@ impl CqRing {
         }
         let slot = slots.write(tail);
         // SAFETY: the slot is the card's until the index below is stored, and has room for a CQE.
-        unsafe { slot.cast::<Cqe>().write(*cqe) };
+        unsafe { slot.cast::<format::Cqe>().write(cqe.encode()) };
         if self.stamped {
             // SAFETY: as above; slots of a stamped ring have room for a stamp there, and strides are multiples of 8.
             unsafe { slot.add(STAMP_AT).cast::<Nanos>().write(stamp) };
@@ -119,6 +120,12 @@ impl CqRing {
     }
 }
 
+/// What stands for a completion over which somebody wrote.
+#[cold]
+fn malformed(cqe: &format::Cqe) -> Cqe {
+    Cqe { wr_id: cqe.wr_id, qpn: cqe.qpn, status: WcStatus::GeneralErr, ..Cqe::default() }
+}
+
 /// The poll lock of a [`CqRing`]; what was read is handed back to the card when it is dropped.
 pub struct CqConsumer<'a> {
     ring: &'a CqRing,
@@ -133,7 +140,7 @@ pub struct CqRoom(Slots);
 impl CqConsumer<'_> {
     /// The oldest completion not read yet, and its stamp, 0 in a ring without.
     #[inline]
-    pub fn take(&mut self) -> Option<(&Cqe, Nanos)> {
+    pub fn take(&mut self) -> Option<(Cqe, Nanos)> {
         let ring = self.ring;
         if ring.program.seen.load(Ordering::Relaxed) == self.head {
             let made = ring.card.index.load(Ordering::Acquire);
@@ -145,8 +152,9 @@ impl CqConsumer<'_> {
         /* head < made, so the card wrote a CQE there and will not touch it before the index is stored, when
         this consumer is dropped or used again */
         let slot = ring.slots().read(self.head);
-        // SAFETY: see above.
-        let cqe = unsafe { &*slot.cast::<Cqe>() };
+        // SAFETY: see above; any bytes are a CQE.
+        let cqe = unsafe { slot.cast::<format::Cqe>().read() };
+        let cqe = cqe.decode().unwrap_or_else(|_| malformed(&cqe));
         // SAFETY: see above; the card wrote the stamp of a stamped ring.
         let stamp = if ring.stamped { unsafe { slot.add(STAMP_AT).cast::<Nanos>().read() } } else { 0 };
         self.head = self.head.wrapping_add(1);
@@ -170,7 +178,7 @@ impl CqConsumer<'_> {
             /* head <= at < made: a CQE that the card wrote and that is ours now */
             let from = slots.read(at);
             // SAFETY: see above.
-            if unsafe { (*from.cast::<Cqe>()).qpn } != qpn {
+            if unsafe { (*from.cast::<format::Cqe>()).qpn } != qpn {
                 keep = keep.wrapping_sub(1);
                 // SAFETY: at <= keep < made, so the slot is ours too, and was moved before unless it is the same.
                 unsafe { slots.write(keep).copy_from(from, slots.stride()) };

@@ -6,21 +6,14 @@
 use core::mem::size_of;
 
 use starverbs_core::{NicError, RecvQueue, Sge};
+use starverbs_queues::format::RecvWqe;
 
 use crate::PushError;
 use crate::spin::SpinGuard;
 use crate::sync::{Ordering, fence};
 use crate::work::{RecvSize, WorkRings};
 
-/// Fixed part of a receive WQE.
-#[repr(C)]
-struct RecvHeader {
-    wr_id: u64,
-    num_sge: u32,
-    _pad: u32,
-}
-
-const HEADER: usize = size_of::<RecvHeader>();
+const HEADER: usize = size_of::<RecvWqe>();
 
 /// Bytes of a slot.
 pub(crate) fn stride(size: &RecvSize) -> usize {
@@ -52,7 +45,7 @@ impl<'a> RecvProducer<'a> {
     #[inline]
     fn begin(ring: &'a WorkRings, post: Option<SpinGuard<'a, ()>>) -> Self {
         /* relaxed: this index is written by one poster at a time, who is here */
-        let tail = ring.head().recv_program.index.load(Ordering::Relaxed);
+        let tail = ring.head().program.recv_posted.load(Ordering::Relaxed);
         RecvProducer { ring, first: tail, tail, _post: post }
     }
 
@@ -66,11 +59,10 @@ impl<'a> RecvProducer<'a> {
         if sges.len() > usize::from(head.recv.max_sge) {
             return Err(PushError::TooManySges);
         }
-        let mine = &head.recv_program;
-        if self.tail.wrapping_sub(mine.seen.load(Ordering::Relaxed)) >= head.recv.slots() {
+        if self.tail.wrapping_sub(head.taken_seen.load(Ordering::Relaxed)) >= head.recv.slots() {
             /* acquire: the card's copying of the slot comes before our writing it */
-            let taken = head.card.recv.index.load(Ordering::Acquire);
-            mine.seen.store(taken, Ordering::Relaxed);
+            let taken = head.card.taken.load(Ordering::Acquire);
+            head.taken_seen.store(taken, Ordering::Relaxed);
             if self.tail.wrapping_sub(taken) >= head.recv.slots() {
                 return Err(PushError::Full);
             }
@@ -79,7 +71,7 @@ impl<'a> RecvProducer<'a> {
         // SAFETY: the slot is this producer's alone until the index is published; it has room for
         // the header and `max_sge` SGEs, and strides are multiples of 16.
         unsafe {
-            slot.cast::<RecvHeader>().write(RecvHeader { wr_id, num_sge: sges.len() as u32, _pad: 0 });
+            slot.cast::<RecvWqe>().write(RecvWqe { wr_id, num_sge: sges.len() as u32, reserved: 0 });
             slot.add(HEADER).cast::<Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len());
         }
         self.tail = self.tail.wrapping_add(1);
@@ -92,7 +84,7 @@ impl Drop for RecvProducer<'_> {
     fn drop(&mut self) {
         if self.tail != self.first {
             /* release: the slots before the index; the post lock opens only after this */
-            self.ring.head().recv_program.index.store(self.tail, Ordering::Release);
+            self.ring.head().program.recv_posted.store(self.tail, Ordering::Release);
         }
     }
 }
@@ -177,17 +169,17 @@ impl RecvQueue for CardRq {
         if ring.card.back.load(Ordering::Relaxed) != 0 {
             return self.take_returned(sges);
         }
-        let mine = &ring.card.recv;
+        let mine = &ring.card;
         /* relaxed: written by this side alone */
-        let head = mine.index.load(Ordering::Relaxed);
-        if mine.seen.load(Ordering::Relaxed) == head {
-            let mut posted = ring.recv_program.index.load(Ordering::Acquire);
+        let head = mine.taken.load(Ordering::Relaxed);
+        if mine.posted_seen.load(Ordering::Relaxed) == head {
+            let mut posted = ring.program.recv_posted.load(Ordering::Acquire);
             if posted == head {
-                ring.hungry.store(true, Ordering::Relaxed);
+                mine.starved.store(mine.starved.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
                 fence(Ordering::SeqCst);
-                posted = ring.recv_program.index.load(Ordering::Acquire);
+                posted = ring.program.recv_posted.load(Ordering::Acquire);
             }
-            mine.seen.store(posted, Ordering::Relaxed);
+            mine.posted_seen.store(posted, Ordering::Relaxed);
             if posted == head {
                 return None;
             }
@@ -196,21 +188,21 @@ impl RecvQueue for CardRq {
         // SAFETY: head < posted, so the program wrote a header and its SGEs there and will not touch
         // them before the index below is stored.
         let (wr_id, count) = unsafe {
-            let header = &*slot.cast::<RecvHeader>();
-            let count = (header.num_sge as usize).min(sges.len());
+            let header = slot.cast::<RecvWqe>().read();
+            let count = (header.num_sge as usize).min(sges.len()).min(usize::from(ring.recv.max_sge));
             sges.as_mut_ptr().copy_from_nonoverlapping(slot.add(HEADER).cast::<Sge>(), count);
             (header.wr_id, count)
         };
         /* release: the copy comes before the program's writing the slot again */
-        mine.index.store(head.wrapping_add(1), Ordering::Release);
+        mine.taken.store(head.wrapping_add(1), Ordering::Release);
         Some((wr_id, count))
     }
 
     #[inline]
     fn len(&self) -> u32 {
         let ring = self.0.head();
-        let posted = ring.recv_program.index.load(Ordering::Acquire);
-        let waiting = posted.wrapping_sub(ring.card.recv.index.load(Ordering::Relaxed));
+        let posted = ring.program.recv_posted.load(Ordering::Acquire);
+        let waiting = posted.wrapping_sub(ring.card.taken.load(Ordering::Relaxed));
         waiting.wrapping_add(ring.card.back.load(Ordering::Relaxed))
     }
 
@@ -246,8 +238,8 @@ impl RecvQueue for CardRq {
         let ring = self.0.head();
         *self.returned() = None;
         ring.card.back.store(0, Ordering::Relaxed);
-        let posted = ring.recv_program.index.load(Ordering::Acquire);
-        ring.card.recv.seen.store(posted, Ordering::Relaxed);
-        ring.card.recv.index.store(posted, Ordering::Release);
+        let posted = ring.program.recv_posted.load(Ordering::Acquire);
+        ring.card.posted_seen.store(posted, Ordering::Relaxed);
+        ring.card.taken.store(posted, Ordering::Release);
     }
 }

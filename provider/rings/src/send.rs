@@ -1,24 +1,25 @@
 //! The send ring: WQEs from a program to its card.
 //!
-//! A slot is the fixed [`SendWqe`] and, behind it, the SGEs or the inline bytes. The program owns
+//! A slot is a [`format::SendWqe`] and, behind it, the SGEs or the inline bytes. The program owns
 //! the producer index (under the ring's post lock), the card the consumer index.
 
 use core::mem::size_of;
 use core::slice;
 
-use starverbs_core::{Seg, SendFlags, SendQueue, SendWqe, Sge};
+use starverbs_core::{Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge};
+use starverbs_queues::{BLOCK, format};
 
 use crate::PushError;
 use crate::spin::SpinGuard;
 use crate::sync::Ordering;
 use crate::work::{SendSize, Shape, WorkRings};
 
-const HEADER: usize = size_of::<SendWqe>();
+const HEADER: usize = BLOCK;
 
 /// Bytes of a slot: whole cache lines.
 pub(crate) fn stride(size: &SendSize) -> usize {
     let body = (usize::from(size.max_sge) * size_of::<Sge>()).max(size.max_inline as usize);
-    (HEADER + body).next_multiple_of(64)
+    format::blocks(body) * BLOCK
 }
 
 /// Inline bytes that a slot has room for.
@@ -41,7 +42,7 @@ impl<'a> SendProducer<'a> {
         let head = ring.head();
         let guard = head.send_post.lock();
         /* relaxed: this index is written under the lock just taken */
-        let tail = head.send_program.index.load(Ordering::Relaxed);
+        let tail = head.program.send_posted.load(Ordering::Relaxed);
         SendProducer { ring, first: tail, tail, _post: guard }
     }
 
@@ -60,7 +61,7 @@ impl<'a> SendProducer<'a> {
         // SAFETY: `slot` is this producer's alone until the index is published; it has room for the
         // header and `max_sge` SGEs and is aligned to 64.
         unsafe {
-            slot.cast::<SendWqe>().write(wqe);
+            slot.cast::<format::SendWqe>().write(wqe.encode(size_of_val(sges)));
             slot.add(HEADER).cast::<Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len());
         }
         self.tail = self.tail.wrapping_add(1);
@@ -76,18 +77,18 @@ impl<'a> SendProducer<'a> {
         (wqe.num_sge, wqe.length) = (0, 0);
         let slot = self.slot()?;
         // SAFETY: the slot is this producer's alone and aligned to 64.
-        unsafe { slot.cast::<SendWqe>().write(wqe) };
+        unsafe { slot.cast::<format::SendWqe>().write(wqe.encode(0)) };
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
 
     /// The header of the WQE pushed or begun last with this lock held.
     #[inline]
-    pub fn last(&mut self) -> Option<&mut SendWqe> {
+    pub fn last(&mut self) -> Option<&mut format::SendWqe> {
         let slot = self.last_slot()?;
         // SAFETY: a header stands in the slot, which is this producer's alone until the index is published;
         // the borrow keeps the producer from giving it out twice.
-        Some(unsafe { &mut *slot.cast::<SendWqe>() })
+        Some(unsafe { &mut *slot.cast::<format::SendWqe>() })
     }
 
     /// Gives the last WQE `sges`, in place of any data it had.
@@ -105,7 +106,8 @@ impl<'a> SendProducer<'a> {
         let wqe = self.last().ok_or(PushError::NotBegun)?;
         wqe.num_sge = sges.len() as u16;
         wqe.length = sges.iter().fold(0u32, |sum, sge| sum.saturating_add(sge.len));
-        wqe.flags.remove(SendFlags::INLINE);
+        wqe.flags &= !SendFlags::INLINE.bits();
+        wqe.blocks = format::blocks(size_of_val(sges)) as u16;
         Ok(())
     }
 
@@ -135,7 +137,8 @@ impl<'a> SendProducer<'a> {
         }
         let wqe = self.last().ok_or(PushError::NotBegun)?;
         (wqe.num_sge, wqe.length) = (0, length as u32);
-        wqe.flags.insert(SendFlags::INLINE);
+        wqe.flags |= SendFlags::INLINE.bits();
+        wqe.blocks = format::blocks(length) as u16;
         Ok(())
     }
 
@@ -145,7 +148,7 @@ impl<'a> SendProducer<'a> {
         let pushed = self.pushed();
         if pushed != 0 {
             /* release: the slots before the index; the post lock opens only after this */
-            self.ring.head().send_program.index.store(self.tail, Ordering::Release);
+            self.ring.head().program.send_posted.store(self.tail, Ordering::Release);
             self.first = self.tail;
         }
         pushed
@@ -189,7 +192,7 @@ impl<'a> SendProducer<'a> {
             at += piece.len as usize;
         }
         // SAFETY: the slot is this producer's alone and aligned to 64.
-        unsafe { slot.cast::<SendWqe>().write(wqe) };
+        unsafe { slot.cast::<format::SendWqe>().write(wqe.encode(length as usize)) };
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
@@ -203,11 +206,10 @@ impl<'a> SendProducer<'a> {
     #[inline]
     fn slot(&self) -> Result<*mut u8, PushError> {
         let head = self.ring.head();
-        let mine = &head.send_program;
-        if self.tail.wrapping_sub(mine.seen.load(Ordering::Relaxed)) >= head.send.slots() {
+        if self.tail.wrapping_sub(head.released_seen.load(Ordering::Relaxed)) >= head.send.slots() {
             /* acquire: the card's last look at the slot comes before our writing it */
             let released = head.card.released.load(Ordering::Acquire);
-            mine.seen.store(released, Ordering::Relaxed);
+            head.released_seen.store(released, Ordering::Relaxed);
             if self.tail.wrapping_sub(released) >= head.send.slots() {
                 return Err(PushError::Full);
             }
@@ -255,14 +257,15 @@ impl SendQueue for CardSq {
 
     #[inline]
     fn posted(&self) -> u32 {
-        self.0.head().send_program.index.load(Ordering::Acquire)
+        self.0.head().program.send_posted.load(Ordering::Acquire)
     }
 
     #[inline]
-    fn wqe(&self, index: u32) -> &SendWqe {
-        // SAFETY: released <= index < posted (promised at `card_sq`), so the program wrote a
-        // whole header there and will not touch it before it is released.
-        unsafe { &*self.0.send_slot(index).cast::<SendWqe>() }
+    fn wqe(&self, index: u32) -> SendWqe {
+        // SAFETY: the slot lies inside the ring. released <= index < posted (promised at `card_sq`), so the program wrote
+        // a whole header there and will not touch it before it is released; any bytes are a header.
+        let wqe = unsafe { self.0.send_slot(index).cast::<format::SendWqe>().read() };
+        wqe.decode().unwrap_or_else(|_| wqe.decode_as(SendOp::Malformed))
     }
 
     #[inline]

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use starverbs_core::{Cqe, RecvQueue, SendFlags, SendQueue, SendWqe, Sge};
+use starverbs_core::{Cqe, RecvQueue, SendFlags, SendOp, SendQueue, SendWqe, Sge, WcStatus};
+use starverbs_queues::format;
 
 use crate::{Answer, CqRing, Memory, ProgramMemory, PushError, RecvSize, Resource, SendSize, WorkRings};
 
@@ -226,6 +227,25 @@ fn cq_ring_grows_with_its_contents() {
     }
     assert!(!push(&ring, 19, 0));
     assert_eq!(drain(&ring), (3..19).collect::<Vec<_>>());
+}
+
+/// Whoever writes over a queue's memory gets an error, never a value that no enum has.
+#[test]
+fn what_is_no_wqe_or_completion_is_told() {
+    let ring = send_ring(2, 1, 0);
+    // SAFETY: these tests have one thread.
+    let card = unsafe { ring.card_sq() };
+    ring.send_producer().push(SendWqe { wr_id: 7, ..SendWqe::default() }, &[]).unwrap();
+    // SAFETY: the slot lies in the ring, and nobody else is here.
+    unsafe { (*ring.send_slot_mut(0).cast::<format::SendWqe>()).op = 13 };
+    assert_eq!((card.wqe(0).wr_id, card.wqe(0).op), (7, SendOp::Malformed));
+
+    let ring = CqRing::new(2, false, None).unwrap();
+    assert!(push(&ring, 8, 3));
+    // SAFETY: as above.
+    unsafe { (*ring.slots().write(0).cast::<format::Cqe>()).status = 99 };
+    let bad = ring.consumer().take().map(|(cqe, _)| (cqe.wr_id, cqe.qpn, cqe.status));
+    assert_eq!(bad, Some((8, 3, WcStatus::GeneralErr)));
 }
 
 #[test]

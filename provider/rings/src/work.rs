@@ -1,25 +1,26 @@
 //! The work queues of a QP in one piece of memory, or the receive queue of an SRQ.
 //!
-//! | line | holds | written by |
-//! |------|-------|------------|
-//! | 0    | what both sides read, the program's indices and locks | program |
-//! | 1    | the card's indices | card |
-//! | 2..  | slots of the receive queue, then slots of the send queue | program |
+//! | line | holds | written by | a device sees it |
+//! |------|-------|------------|---|
+//! | 0    | constants, the program's locks and what it knows of the card's indices | program | |
+//! | 1    | the program's indices: [`format::ProgramIndex`] | program | yes |
+//! | 2    | the card's indices: [`format::CardIndex`], and behind them what the card alone looks at | card | yes |
+//! | 3..  | slots of the receive queue, then slots of the send queue | program | yes |
 //!
 //! Two queues share their lines, because one program posts to both and one card serves both: an idle QP
-//! has two lines beside its slots. Owns the memory and its layout; `send` and `recv` have the protocols.
+//! has three lines beside its slots. Owns the memory and its layout; `send` and `recv` have the protocols.
 
 use core::cell::UnsafeCell;
 use core::mem::size_of;
 use core::ptr::{self, NonNull};
 use std::alloc::Layout;
 
+use crate::Line;
 use crate::memory::{self, ProgramMemory, Resource};
 use crate::recv::{self, CardRq, RecvProducer, Returned};
 use crate::send::{self, CardSq, SendProducer};
 use crate::spin::SpinLock;
-use crate::sync::{AtomicBool, AtomicU32, Ordering, Watch, fence};
-use crate::{Line, Side};
+use crate::sync::{AtomicU32, Ordering, Watch, fence};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -51,7 +52,7 @@ pub struct WorkRings {
     head: NonNull<Head>,
 }
 
-/// Lines 0 and 1.
+/// Lines 0 to 2.
 #[repr(C)]
 pub(crate) struct Head {
     users: AtomicU32,
@@ -61,37 +62,60 @@ pub(crate) struct Head {
     lead: u8,
     pub(crate) send: Shape,
     pub(crate) recv: Shape,
-    /// Index: WQEs posted. Written by the program under the post lock, with release after the
-    /// slots; read by the card with acquire.
-    pub(crate) send_program: Side,
-    /// As `send_program`, of the receive queue.
-    pub(crate) recv_program: Side,
     pub(crate) send_post: SpinLock<()>,
     pub(crate) recv_post: SpinLock<()>,
-    /// The card looked for a receive WQE and found none. Set by the card, taken by programs after a
-    /// post: a QP in error flushes what is posted late, and hears of it by a doorbell only then.
-    pub(crate) hungry: AtomicBool,
+    /// What the program last saw of the card's indices, under the post locks.
+    pub(crate) released_seen: AtomicU32,
+    pub(crate) taken_seen: AtomicU32,
+    /// What of the card's `starved` a poster has answered.
+    starved_seen: AtomicU32,
     /// Whose memory this is.
     memory: ProgramMemory,
+    pub(crate) program: Line<ProgramSide>,
     pub(crate) card: Line<CardSide>,
     send_watch: Watch,
     recv_watch: Watch,
 }
 
+/// WQEs posted. Written by the program under the post lock, with release after the slots; read by the card with
+/// acquire.
+#[repr(C)]
+pub(crate) struct ProgramSide {
+    pub(crate) send_posted: AtomicU32,
+    pub(crate) recv_posted: AtomicU32,
+}
+
 /// The card's indices: written by the card with release when it needs the slots no more; read by the
 /// program with acquire before it writes a slot again.
+#[repr(C)]
 pub(crate) struct CardSide {
     /// Send WQEs done.
     pub(crate) released: AtomicU32,
     /// Receive WQEs taken.
-    pub(crate) recv: Side,
-    /// Those that came back, and wait in front of the ring's. Only the card looks at what they are.
+    pub(crate) taken: AtomicU32,
+    /// How often the card looked for a receive WQE and found none. Programs look at it after a post: a QP in error
+    /// flushes what is posted late, and hears of it by a doorbell only then.
+    pub(crate) starved: AtomicU32,
+    /// From here on it is the card's own. What it last saw of `recv_posted`.
+    pub(crate) posted_seen: AtomicU32,
+    /// Receive WQEs that came back, and wait in front of the ring's. Only the card looks at what they are.
     pub(crate) back: AtomicU32,
     pub(crate) returned: UnsafeCell<Returned>,
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(core::mem::offset_of!(Head, card) == LINE && size_of::<Head>() == 2 * LINE);
+const _: () = {
+    use core::mem::offset_of;
+    use starverbs_queues::format::{CardIndex, ProgramIndex};
+    assert!(offset_of!(Head, program) == LINE && offset_of!(Head, card) == 2 * LINE);
+    assert!(size_of::<Head>() == 3 * LINE);
+    assert!(offset_of!(ProgramSide, send_posted) == offset_of!(ProgramIndex, send_posted));
+    assert!(offset_of!(ProgramSide, recv_posted) == offset_of!(ProgramIndex, recv_posted));
+    assert!(offset_of!(CardSide, released) == offset_of!(CardIndex, send_released));
+    assert!(offset_of!(CardSide, taken) == offset_of!(CardIndex, recv_taken));
+    assert!(offset_of!(CardSide, starved) == offset_of!(CardIndex, recv_starved));
+    assert!(offset_of!(CardSide, posted_seen) >= offset_of!(CardIndex, own));
+};
 
 /// Slots of one queue.
 #[derive(Clone, Copy)]
@@ -176,15 +200,18 @@ impl WorkRings {
             lead: lead as u8,
             send,
             recv,
-            send_program: Side::new(),
-            recv_program: Side::new(),
             send_post: SpinLock::new(()),
             recv_post: SpinLock::new(()),
-            hungry: AtomicBool::new(false),
+            released_seen: AtomicU32::new(0),
+            taken_seen: AtomicU32::new(0),
+            starved_seen: AtomicU32::new(0),
             memory,
+            program: Line(ProgramSide { send_posted: AtomicU32::new(0), recv_posted: AtomicU32::new(0) }),
             card: Line(CardSide {
                 released: AtomicU32::new(0),
-                recv: Side::new(),
+                taken: AtomicU32::new(0),
+                starved: AtomicU32::new(0),
+                posted_seen: AtomicU32::new(0),
                 back: AtomicU32::new(0),
                 returned: UnsafeCell::new(None),
             }),
@@ -226,8 +253,8 @@ impl WorkRings {
     /// Receive WQEs that the card has not taken.
     pub fn recv_waiting(&self) -> u32 {
         let head = self.head();
-        let taken = head.card.recv.index.load(Ordering::Acquire);
-        let posted = head.recv_program.index.load(Ordering::Acquire).wrapping_sub(taken);
+        let taken = head.card.taken.load(Ordering::Acquire);
+        let posted = head.program.recv_posted.load(Ordering::Acquire).wrapping_sub(taken);
         posted.wrapping_add(head.card.back.load(Ordering::Relaxed))
     }
 
@@ -256,11 +283,13 @@ impl WorkRings {
 
     /// After posting receives: whether the card looked in vain since the last such question.
     #[inline]
-    pub fn was_hungry(&self) -> bool {
-        let hungry = &self.head().hungry;
-        /* our index before the flag here, the flag before the index in `take`: one side sees the other */
+    pub fn was_starved(&self) -> bool {
+        let head = self.head();
+        /* our index before the card's number here, its number before our index in `take`: one side sees the other */
         fence(Ordering::SeqCst);
-        hungry.load(Ordering::Relaxed) && hungry.swap(false, Ordering::Relaxed)
+        let starved = head.card.starved.load(Ordering::Relaxed);
+        let seen = &head.starved_seen;
+        seen.load(Ordering::Relaxed) != starved && seen.swap(starved, Ordering::Relaxed) != starved
     }
 
     /// The card's half of the send queue.

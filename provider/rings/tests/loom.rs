@@ -146,7 +146,7 @@ fn recv_ring_never_starves_a_card_silently() {
         let card = unsafe { ring.card_rq() };
         let program = thread::spawn(move || {
             assert!(ring.recv_producer().push(5, &[Sge { addr: 5, len: 1, lkey: 0 }]).is_ok());
-            ring.was_hungry()
+            ring.was_starved()
         });
         let mut sges = [Sge::default(); 1];
         let first = card.take(&mut sges);
@@ -170,7 +170,7 @@ fn recv_ring_is_shared_while_the_card_takes() {
             while ring.recv_producer().push(id, &[Sge { addr: id, len: 1, lkey: 0 }]).is_err() {
                 thread::yield_now();
             }
-            ring.was_hungry()
+            ring.was_starved()
         };
         let other = thread::spawn(move || post(&second, 2));
         let (mut sges, mut seen, mut starved) = ([Sge::default(); 1], 0, false);
@@ -351,7 +351,7 @@ fn cq_ring_hands_over_whole_completions_while_purged() {
         while next < 3 {
             let mut consumer = ring.consumer();
             consumer.purge(1);
-            match consumer.take().map(|(cqe, _)| *cqe) {
+            match consumer.take().map(|(cqe, _)| cqe) {
                 Some(cqe) => {
                     assert!(cqe.wr_id >= next && (cqe.qpn == 0 || cqe.wr_id == 1));
                     next = cqe.wr_id + 1;

@@ -106,8 +106,8 @@ impl SendQueue for SimSq {
     fn posted(&self) -> u32 {
         self.0.posted.get()
     }
-    fn wqe(&self, index: u32) -> &SendWqe {
-        &self.filled(index).wqe
+    fn wqe(&self, index: u32) -> SendWqe {
+        self.filled(index).wqe
     }
     fn sges(&self, index: u32) -> &[Sge] {
         &self.filled(index).sges

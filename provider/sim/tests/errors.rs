@@ -337,6 +337,20 @@ fn receiver_not_ready() {
     assert_eq!((p.polled(0), p.polled(1)), (vec![(1, WcStatus::Success)], vec![(100, WcStatus::Success)]));
 }
 
+/// What stands in a send queue's memory and is no operation fails where its turn comes, and touches nothing.
+#[test]
+fn an_operation_that_there_is_none_of() {
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let mut p = Pair::of(qp_type, &Setup::default());
+        let bad = SendWqe { op: SendOp::Malformed, ..p.wqe(1, SendOp::Send) };
+        p.post(bad, &[p.sge(0, 8)]);
+        p.run();
+        assert_eq!(p.polled(0), [(1, WcStatus::LocQpOpErr)]);
+        let state = if qp_type == QpType::Rc { QpState::Err } else { QpState::Sqe };
+        assert_eq!(p.states()[0], state, "{qp_type:?}");
+    }
+}
+
 #[test]
 fn ops_that_a_transport_lacks() {
     for (qp_type, op) in [(QpType::Uc, SendOp::Read), (QpType::Uc, SendOp::FetchAdd)] {

@@ -252,7 +252,7 @@ impl CqShared {
         while taken < max
             && let Some((cqe, stamp)) = consumer.take()
         {
-            f(cqe, stamp);
+            f(&cqe, stamp);
             taken += 1;
         }
         taken

@@ -171,7 +171,7 @@ impl Drop for RecvPoster<'_> {
             return;
         }
         /* a QP that ran dry may be in error, where late receives are flushed at the doorbell */
-        if self.qp.rings.was_hungry()
+        if self.qp.rings.was_starved()
             && let Ok(card) = self.qp.pd.context().card()
         {
             card.ring(self.qp.qpn);

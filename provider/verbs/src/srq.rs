@@ -259,7 +259,7 @@ impl Srq {
         let mut rings = self.0.rings.lock();
         let result = list(&mut SrqPoster(rings.recv_producer_mut()));
         /* nobody looks into a shared queue by itself but the library of stateless ends */
-        let awaited = star::takes_from_srqs() && rings.was_hungry();
+        let awaited = star::takes_from_srqs() && rings.was_starved();
         drop(rings);
         if awaited {
             card.with(|shard, now| shard.ring_srq(self.0.id, now));

@@ -25,6 +25,7 @@ const fn flag(op: SendOp) -> u64 {
         SendOp::SendInv => 1 << 9,
         SendOp::Flush => 1 << 11,
         SendOp::AtomicWrite => 1 << 12,
+        SendOp::Malformed => 0,
     }
 }
 
@@ -44,6 +45,8 @@ pub struct SendBatch<'a> {
     ops: u64,
     /// The first thing that went wrong.
     error: Option<VerbsError>,
+    /// What the last work request asks for.
+    op: SendOp,
     /// The last work request needs an address, or the number of an XRC SRQ, and has none yet.
     unaddressed: bool,
 }
@@ -57,7 +60,7 @@ impl<'a> SendBatch<'a> {
             Ok(_) if !qp.may_send() => Some(VerbsError::Invalid("the QP is not ready to send")),
             Ok(_) => None,
         };
-        SendBatch { qp, producer, ops, error, unaddressed: false }
+        SendBatch { qp, producer, ops, error, op: SendOp::default(), unaddressed: false }
     }
 
     /// Begins a work request; of its flags, INLINE follows from the data.
@@ -74,6 +77,7 @@ impl<'a> SendBatch<'a> {
         }
         let xrc = self.qp.qp_type == QpType::XrcSend && !wqe.op.is_local();
         self.unaddressed = xrc || self.qp.qp_type == QpType::Ud;
+        self.op = wqe.op;
         let flags = wqe.flags.difference(SendFlags::INLINE);
         if let Err(error) = self.producer.begin(SendWqe { flags, ..wqe }) {
             self.fail(error.into());
@@ -83,7 +87,7 @@ impl<'a> SendBatch<'a> {
     /// `ibv_wr_set_sge_list`: local memory of the last work request.
     #[inline]
     pub fn set_sges(&mut self, sges: &[Sge]) {
-        if self.is_dataless() {
+        if !self.op.has_data() {
             self.fail(DATALESS);
         }
         if self.error.is_none()
@@ -102,10 +106,10 @@ impl<'a> SendBatch<'a> {
         if self.error.is_some() {
             return;
         }
-        if self.producer.last().is_some_and(|wqe| wqe.op.brings_data()) {
+        if self.op.brings_data() {
             return self.fail(INLINE_ANSWER);
         }
-        if self.is_dataless() {
+        if !self.op.has_data() {
             return self.fail(DATALESS);
         }
         // SAFETY: the caller's terms.
@@ -122,7 +126,7 @@ impl<'a> SendBatch<'a> {
                 self.fail(VerbsError::Invalid("an address on a connected QP"))
             }
             Some(wqe) => {
-                (wqe.av, wqe.remote_qpn, wqe.qkey) = (ah, remote_qpn, qkey);
+                (wqe.av, wqe.remote_qpn, wqe.qkey) = (ah.0, remote_qpn, qkey);
                 self.unaddressed = false;
             }
             None => self.fail(VerbsError::Invalid("an address for a work request that was not begun")),
@@ -142,10 +146,6 @@ impl<'a> SendBatch<'a> {
             }
             None => self.fail(VerbsError::Invalid("an SRQ number for a work request that was not begun")),
         }
-    }
-
-    fn is_dataless(&mut self) -> bool {
-        self.producer.last().is_some_and(|wqe| !wqe.op.has_data())
     }
 
     /// Notes that a work request cannot be built: the whole batch fails.

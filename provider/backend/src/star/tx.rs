@@ -12,6 +12,7 @@ use super::Sockets;
 use crate::batch::{Batch, Group, HOPS, MAX_FRAME, send_run};
 use crate::fault::{Fault, Frame};
 use crate::pcap::Capture;
+use crate::program::ProgramBytes;
 use crate::udp_tx::COPY_BELOW;
 use crate::{BackendError, HostAddr};
 
@@ -152,13 +153,15 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     fn write(&mut self, path: &IcrcHeader, pieces: [&[u8]; 2], payload: &[Seg], size: usize) -> usize {
         let (start, room) = self.batch.room(size);
         let (body, crc) = room.split_at_mut(size - CRC_LEN);
-        let mut at = 0;
-        let mut put = |bytes: &[u8]| {
-            body[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        };
-        pieces.into_iter().for_each(&mut put);
-        payload.iter().filter(|s| s.len > 0).for_each(|seg| put(bytes_of(seg)));
+        let mut rest = &mut *body;
+        let mut next = |len: usize| rest.split_off_mut(..len).unwrap_or_default();
+        for bytes in pieces {
+            next(bytes.len()).copy_from_slice(bytes);
+        }
+        for seg in payload.iter().filter(|s| s.len > 0) {
+            // SAFETY: the card, or its peer's registry, checked the segment.
+            unsafe { ProgramBytes::of(seg) }.copy_to(0, next(seg.len as usize));
+        }
         self.ways.get(path).fill_checksum(body);
         crc.copy_from_slice(&Crc::of(body));
         start
@@ -179,12 +182,13 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             crc.update(self.batch.copy(bytes));
         }
         for seg in payload.iter().filter(|s| s.len > 0) {
-            let bytes = bytes_of(seg);
-            crc.update(if bytes.len() < COPY_BELOW {
-                self.batch.copy(bytes)
+            // SAFETY: the card, or its peer's registry, checked the segment; the batch is flushed before the card goes on.
+            let bytes = unsafe { ProgramBytes::of(seg) };
+            if bytes.len() < COPY_BELOW {
+                crc.update(self.batch.copy_program(bytes));
             } else {
-                self.batch.gather(bytes)
-            });
+                self.batch.gather(bytes, |seen| crc.update(seen));
+            }
         }
         self.batch.copy(&crc.finish());
         start
@@ -260,14 +264,6 @@ fn send_singly(batch: &mut Batch, at: usize, fd: i32, from: &HostAddr) -> u64 {
 /// Which half's port a packet leaves from: its answer comes back there. What SL's card sends has no prefix.
 fn leaves_from(head: &Head) -> Side {
     if head.bytes().len() > HEADER_LEN { Side::Stateful } else { Side::Stateless }
-}
-
-/// Host memory that a packet carries.
-fn bytes_of(seg: &Seg) -> &[u8] {
-    // SAFETY: as in `Tx::push`: the card, or with StaR its peer's registry and this card's bounds, checked the segment against a
-    // region, whose memory the program must keep until it is deregistered. It may write meanwhile (a program's own race): only
-    // bytes are read, and what is copied twice differently fails the CRC at the peer.
-    unsafe { std::slice::from_raw_parts(seg.addr as *const u8, seg.len as usize) }
 }
 
 /// Packets that have the same leave in order, and are segments of one send; those of other lanes and peers in between do not end it.

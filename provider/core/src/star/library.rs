@@ -350,7 +350,7 @@ impl<E: StarEnv> SlQp<E> {
     /// False: the WQE is none that StaR carries.
     fn send_send(&mut self, env: &mut E, seq: u32) -> bool {
         let index = self.index(seq);
-        let mut wqe = *self.init.sq.wqe(index);
+        let mut wqe = self.init.sq.wqe(index);
         if self.is_reported(seq) {
             wqe.flags |= SendFlags::SIGNALED;
         }

@@ -121,7 +121,8 @@ impl Opt {
     /// Of an operation of a send queue.
     pub const fn of(op: SendOp) -> Self {
         match op {
-            SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::LocalInv | SendOp::BindMw => Opt::Send,
+            SendOp::Send | SendOp::SendImm | SendOp::SendInv => Opt::Send,
+            SendOp::LocalInv | SendOp::BindMw | SendOp::Malformed => Opt::Send,
             SendOp::Write | SendOp::WriteImm | SendOp::AtomicWrite | SendOp::Flush => Opt::Write,
             SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd => Opt::Read,
         }

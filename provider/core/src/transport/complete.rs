@@ -33,7 +33,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn complete_one(&mut self) {
-        let wqe = *self.qp.sq.wqe(self.qp.req.una);
+        let wqe = self.qp.sq.wqe(self.qp.req.una);
         /* before the completion: who polls it may post at once */
         self.release_oldest();
         if self.qp.req.own {
@@ -67,7 +67,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn fail_one(&mut self, status: WcStatus) {
-        let wqe = *self.qp.sq.wqe(self.qp.req.una);
+        let wqe = self.qp.sq.wqe(self.qp.req.una);
         self.release_oldest();
         if self.qp.req.own {
             return self.own_done(&wqe, status);

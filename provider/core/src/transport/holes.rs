@@ -311,7 +311,7 @@ impl<E: Env> Ctx<'_, E> {
         let Some(id) = self.qp.req.repair else { return };
         let (una, max) = (self.qp.req.una_psn, self.qp.req.max_psn);
         let Some((index, first)) = self.begun_at(psn) else { return };
-        let (wqe, offset) = (*self.qp.sq.wqe(index), psn.since(first) as u32 * self.qp.mtu);
+        let (wqe, offset) = (self.qp.sq.wqe(index), psn.since(first) as u32 * self.qp.mtu);
         let value = packet.atomic_ack().unwrap_or_default().to_ne_bytes();
         let (expected, data) = match (packet.op().kind, wqe.op) {
             (Kind::AtomicAck, op) if op.is_atomic() => (8, &value[..]),

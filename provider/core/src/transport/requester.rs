@@ -42,7 +42,7 @@ impl<E: Env> Ctx<'_, E> {
         if new && (self.qp.state == QpState::Sqd || self.qp.roles == Roles::Rest) {
             return Step::Idle;
         }
-        let wqe = *self.qp.sq.wqe(req.next);
+        let wqe = self.qp.sq.wqe(req.next);
         if new {
             if let Err(status) = self.admit(&wqe) {
                 return self.fail_wqe(status);
@@ -68,6 +68,7 @@ impl<E: Env> Ctx<'_, E> {
     /// Checks that need no packet: op-code against transport, length.
     fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
         let allowed = match self.qp.qp_type {
+            _ if wqe.op == SendOp::Malformed => false,
             QpType::Rc | QpType::XrcSend => true,
             QpType::XrcRecv => false,
             QpType::Uc => !wqe.op.is_answered() && wqe.op != SendOp::SendInv,

@@ -174,7 +174,7 @@ impl<E: Env> Ctx<'_, E> {
             return self.answer_ahead(psn, packet);
         }
         let req = &self.qp.req;
-        let wqe = *self.qp.sq.wqe(req.una);
+        let wqe = self.qp.sq.wqe(req.una);
         let track = req.track[req.slot(req.una)];
         let offset = psn.since(track.first) as u32 * self.qp.mtu;
         let data = packet.payload();

@@ -347,7 +347,7 @@ pub const fn request_code(qp: QpType, op: SendOp, first: bool, last: bool) -> Op
         SendOp::FetchAdd => code::RC_FETCH_ADD,
         SendOp::Flush => code::RC_FLUSH,
         SendOp::AtomicWrite => code::RC_ATOMIC_WRITE,
-        SendOp::LocalInv | SendOp::BindMw => return None,
+        SendOp::LocalInv | SendOp::BindMw | SendOp::Malformed => return None,
     };
     match qp {
         QpType::Rc => Some(low),

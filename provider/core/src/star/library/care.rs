@@ -268,7 +268,7 @@ impl<E: StarEnv> SlQp<E> {
         let mut status = first;
         while self.send.una != self.posted() {
             let index = self.index(self.send.una);
-            let wqe = *self.init.sq.wqe(index);
+            let wqe = self.init.sq.wqe(index);
             self.send.una = self.send.una.wrapping_add(1);
             self.init.sq.release(index.wrapping_add(1));
             self.give(

@@ -29,7 +29,7 @@ impl<E: StarEnv> SlQp<E> {
         let waits = self.own == Chore::Waits && self.state == SlState::Ready;
         waits.then(|| {
             self.own = Chore::Begun;
-            *self.init.sq.wqe(self.index(self.send.una))
+            self.init.sq.wqe(self.index(self.send.una))
         })
     }
 
@@ -39,7 +39,7 @@ impl<E: StarEnv> SlQp<E> {
             return;
         }
         self.own = Chore::None;
-        let wqe = *self.init.sq.wqe(self.index(self.send.una));
+        let wqe = self.init.sq.wqe(self.index(self.send.una));
         let cqe = Cqe {
             wr_id: wqe.wr_id,
             opcode: wqe.op.wc_opcode(),

@@ -37,7 +37,7 @@ impl<E: StarEnv> Stateful<E> {
     /// Begins WQE `next` of our own queue.
     pub(super) fn begin_local(&mut self, card: &mut Card<'_, E>) -> Begin {
         let next = self.streams[0].next;
-        let wqe = *self.local.sq.wqe(next);
+        let wqe = self.local.sq.wqe(next);
         let class = Class::of(wqe.op);
         if let Err(status) = self.admit(&wqe) {
             return Begin::failed(class, status);
@@ -68,7 +68,7 @@ impl<E: StarEnv> Stateful<E> {
         }
         match wqe.op {
             /* their words are SL's to keep, in a form that a gather list cannot give */
-            SendOp::AtomicWrite | SendOp::Flush => Err(WcStatus::LocQpOpErr),
+            SendOp::AtomicWrite | SendOp::Flush | SendOp::Malformed => Err(WcStatus::LocQpOpErr),
             _ if wqe.length > self.local.max_msg || wqe.op.is_atomic() && wqe.length != 8 => {
                 Err(WcStatus::LocLenErr)
             }

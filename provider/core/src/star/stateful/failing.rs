@@ -45,7 +45,7 @@ impl<E: StarEnv> Stateful<E> {
         if index == self.local.sq.posted() {
             return;
         }
-        let wqe = *self.local.sq.wqe(index);
+        let wqe = self.local.sq.wqe(index);
         if self.streams[0].begun {
             self.streams[0].advance(0, 0, true);
         }

@@ -59,7 +59,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     fn complete_local(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) {
-        let wqe = *self.local.sq.wqe(index);
+        let wqe = self.local.sq.wqe(index);
         /* before the completion: who polls it may post at once */
         self.local.sq.release(index.wrapping_add(1));
         if let Some(seq) = op.recv.map(Psn::new) {

@@ -38,7 +38,7 @@ impl Class {
             SendOp::Write | SendOp::WriteImm | SendOp::AtomicWrite => Class::Write,
             SendOp::Read => Class::Read,
             SendOp::CmpSwap | SendOp::FetchAdd => Class::Atomic,
-            SendOp::LocalInv | SendOp::BindMw | SendOp::Flush => Class::Own,
+            SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed => Class::Own,
         }
     }
 }

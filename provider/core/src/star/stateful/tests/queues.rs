@@ -44,9 +44,9 @@ impl SendQueue for Sq {
     fn posted(&self) -> u32 {
         self.0.posted.get()
     }
-    fn wqe(&self, index: u32) -> &SendWqe {
+    fn wqe(&self, index: u32) -> SendWqe {
         assert!(index >= self.0.released.get() && index < self.posted(), "WQE {index} is not posted");
-        &self.0.slots[index as usize].get().unwrap().wqe
+        self.0.slots[index as usize].get().unwrap().wqe
     }
     fn sges(&self, index: u32) -> &[Sge] {
         &self.0.slots[index as usize].get().unwrap().sges

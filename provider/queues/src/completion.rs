@@ -2,8 +2,6 @@
 
 use bitflags::bitflags;
 
-use super::Qpn;
-
 bitflags! {
     /// Flags of a completion. Values as `enum ibv_wc_flags`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,9 +137,8 @@ impl WcOpcode {
     }
 }
 
-/// A completion: what `struct ibv_wc` tells.
+/// A completion: what `struct ibv_wc` tells. [`format::Cqe`](crate::format::Cqe) is how it lies in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
 pub struct Cqe {
     /// The work request's cookie
     pub wr_id: u64,
@@ -150,9 +147,9 @@ pub struct Cqe {
     /// Immediate data in network order, valid with [`WcFlags::WITH_IMM`]; or a key: [`WcFlags::WITH_INV`]
     pub imm: u32,
     /// Local QP
-    pub qpn: Qpn,
+    pub qpn: u32,
     /// UD receives: the sender's QPN. Matched tags: see [`Cqe::tag`].
-    pub src_qp: Qpn,
+    pub src_qp: u32,
     /// More about an error; 0 otherwise. Matched tags: see [`Cqe::tag`].
     pub vendor_err: u32,
     /// Outcome

@@ -2,7 +2,12 @@
 
 use bitflags::bitflags;
 
-use super::{AvId, WcOpcode};
+use crate::WcOpcode;
+
+/// Handle of an address vector of a card.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[repr(transparent)]
+pub struct AvId(pub u32);
 
 /// What a send work request asks for. Values as `enum ibv_wr_opcode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -33,6 +38,8 @@ pub enum SendOp {
     Flush = 14,
     /// Write eight bytes at once
     AtomicWrite = 15,
+    /// None that a card knows. Stands for what was found in a queue's memory; nobody posts it.
+    Malformed = 255,
 }
 
 impl SendOp {
@@ -64,7 +71,7 @@ impl SendOp {
     }
     /// Whether it has SGEs or inline bytes.
     pub const fn has_data(self) -> bool {
-        !self.is_local() && !matches!(self, SendOp::Flush)
+        !self.is_local() && !matches!(self, SendOp::Flush | SendOp::Malformed)
     }
     /// Whether the card does it by itself, without a packet.
     pub const fn is_local(self) -> bool {
@@ -86,7 +93,7 @@ impl SendOp {
     pub const fn wc_opcode(self) -> WcOpcode {
         match self {
             SendOp::Write | SendOp::WriteImm => WcOpcode::RdmaWrite,
-            SendOp::Send | SendOp::SendImm | SendOp::SendInv => WcOpcode::Send,
+            SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::Malformed => WcOpcode::Send,
             SendOp::Read => WcOpcode::RdmaRead,
             SendOp::CmpSwap => WcOpcode::CompSwap,
             SendOp::FetchAdd => WcOpcode::FetchAdd,
@@ -125,18 +132,9 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// One piece of host memory that the card has checked: what DMA sees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seg {
-    /// Host virtual address
-    pub addr: u64,
-    /// Bytes
-    pub len: u32,
-}
-
-/// Fixed part of a send WQE; the SGEs or inline bytes stand behind it in the ring's slot.
+/// What a send WQE asks for, its SGEs or inline bytes aside. [`format::SendWqe`](crate::format::SendWqe) is how it lies
+/// in memory.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
 pub struct SendWqe {
     /// The program's cookie
     pub wr_id: u64,
@@ -149,15 +147,15 @@ pub struct SendWqe {
     /// RDMA and atomics: the peer's key. Bind: the window's new key. LOCAL_INV: what to unbind.
     pub rkey: u32,
     /// Immediate data, in the byte order in which it was given (network order). SEND with invalidate:
-    /// the peer's window. Bind: the MR's key. FLUSH: the word of its header (`wire::headers::Feth`).
+    /// the peer's window. Bind: the MR's key. FLUSH: the word of its header (FETH).
     pub imm: u32,
     /// Sum of the SGEs' lengths, or of the inline bytes
     pub length: u32,
     /// UD: destination QPN. XRC: number of the peer's SRQ. Bind: a key of the window.
     pub remote_qpn: u32,
-    /// UD: Q_Key. Bind: [`Access`](super::Access) bits.
+    /// UD: Q_Key. Bind: access rights.
     pub qkey: u32,
-    /// UD: address vector
+    /// UD: number of the address vector
     pub av: AvId,
     /// What to do
     pub op: SendOp,
