@@ -171,8 +171,9 @@ class Place:
         script.write_text(
             '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\n'
             f"case $1 in\n{branches}*) exit 1 ;;\nesac\nshift\n"
-            'exec nsenter --net="$net" unshare --mount --propagation unchanged '
-            'sh -c "mount -t sysfs sysfs /sys && $*"\n'
+            # A name of its own: Open MPI 6 takes hosts of one name for one host.
+            'exec nsenter --net="$net" unshare --mount --uts --propagation unchanged '
+            'sh -c "hostname ${net##*/net-} && mount -t sysfs sysfs /sys && $*"\n'
         )
         script.chmod(0o755)
 
