@@ -59,9 +59,21 @@ listens() {
 }
 
 # A server and its client of one program: pair SERVER CLIENT PORT COMMAND..., where the two say whose machine runs them.
+# perftest's second connection (-R) may come before its server listens for it, and is rejected then (8): that is tried
+# again.
 pair() {
+    local tries
+    for ((tries = 0; tries < 4; tries++)); do
+        one_pair "$@" && return
+        grep -qs 'RDMA_CM_EVENT_REJECTED; error: 8' "$target/aarch64.client" || return 1
+    done
+    return 1
+}
+
+one_pair() {
     local server=$1 client=$2 port=$3 pid status=0
     shift 3
+    rm -f "$target/aarch64.client"
     "$server" "$@" >"$target/aarch64.server" 2>&1 &
     pid=$!
     listens "$port" || { wait "$pid"; cat "$target/aarch64.server"; return 1; }
