@@ -99,7 +99,8 @@ for test in "$dist"/tests/*; do
 done
 part "layout of C's structs" there /repo/tests/abi/layout.sh /repo/provider/abi/src/layout_aarch64.rs cc
 part "symbols of libibverbs.so.1" there /repo/tests/abi/compare.sh /card/lib/libibverbs.so.1
-part "symbols of libstarverbs.so" there /repo/tests/abi/compare.sh /card/lib/libstarverbs.so /repo/tests/preload/libc.symbols
+part "symbols of libstarverbs.so" \
+    there /repo/tests/abi/compare.sh /card/lib/libstarverbs.so /repo/tests/preload/libc.symbols
 part "an installed command" there /repo/tests/install/inside.sh /card/bin/starverbs
 part "promises of the C edge" there env SKIP="$skip" /repo/tests/abi/edges.sh /card/lib
 part "direct verbs" there /repo/tests/abi/stardv.sh /card/lib
