@@ -12,12 +12,16 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-$repo/target}")
 root=$target/root-aarch64
 packages=gcc,g++,libc6-dev,binutils,libibverbs-dev,librdmacm-dev,ibverbs-utils,perftest,rdmacm-utils,iproute2,procps
 passed=() failed=()
+# What qemu-user lacks: process_vm_readv and process_vm_writev (on-demand paging, imports and the check of addresses
+# that are registered need them); in release 7.2, Debian 12's, it takes no interface's number from an ip_mreqn.
+skip=
+[[ $(uname -m) == aarch64 ]] || skip='memory import errors rdmacm_ids'
 
 "$repo/tools/scripts/root.sh" "$root" bookworm "$packages" arm64
 
-if [[ -z ${STARVERBS_AARCH64_INSIDE:-} ]]; then
+if [[ -z ${AARCH64_INSIDE:-} ]]; then
     # What is mounted, started and sent meanwhile is this run's own.
-    STARVERBS_AARCH64_INSIDE=1 exec unshare --mount --propagation private --net --pid --fork --kill-child "$0" "$@"
+    AARCH64_INSIDE=1 exec unshare --mount --propagation private --net --pid --fork --kill-child "$0" "$@"
 fi
 ip link set lo up
 mkdir -p "$root/repo" "$root/card"
@@ -40,32 +44,46 @@ part() {
     printf '    %d s\n' "$((SECONDS - started))"
 }
 
-card() { there timeout 600 /card/bin/starverbs run -- "$@"; }
+card() { there timeout 60 /card/bin/starverbs run -- "$@"; }
 
-# Waits until somebody listens at a TCP port.
+# Waits until somebody listens at a port, of TCP or of the connection manager: there a unix socket bears its number.
 listens() {
-    local tries
+    local tries service
+    service=$(printf '@starverbs/[^ ]*/cm/[0-9a-f]*%04x(/|$)' "$1")
     for ((tries = 0; tries < 600; tries++)); do
         ss -Htln "sport = :$1" | grep -q . && return
+        grep -qE "$service" /proc/net/unix && return
         sleep 0.1
     done
     return 1
 }
 
 # A server and its client of one program: pair SERVER CLIENT PORT COMMAND..., where the two say whose machine runs them.
+# perftest's second connection (-R) may come before its server listens for it, and is rejected then (8): that is tried
+# again.
 pair() {
+    local tries
+    for ((tries = 0; tries < 4; tries++)); do
+        one_pair "$@" && return
+        grep -qs 'RDMA_CM_EVENT_REJECTED; error: 8' "$target/aarch64.client" || return 1
+    done
+    return 1
+}
+
+one_pair() {
     local server=$1 client=$2 port=$3 pid status=0
     shift 3
+    rm -f "$target/aarch64.client"
     "$server" "$@" >"$target/aarch64.server" 2>&1 &
     pid=$!
-    listens "$port" || { cat "$target/aarch64.server"; return 1; }
+    listens "$port" || { wait "$pid"; cat "$target/aarch64.server"; return 1; }
     "$client" "$@" 127.0.0.1 >"$target/aarch64.client" 2>&1 || status=$?
     wait "$pid" || status=$?
     ((status == 0)) || tail -n 20 "$target/aarch64.server" "$target/aarch64.client"
     return "$status"
 }
 
-here() { timeout 600 "$own/bin/starverbs" run -- "$@"; }
+here() { timeout 60 "$own/bin/starverbs" run -- "$@"; }
 
 programs=(
     "17501 ibv_rc_pingpong -g 0 -c -p 17501 -n 200" "17501 ibv_uc_pingpong -g 0 -c -p 17501 -n 200"
@@ -81,9 +99,10 @@ for test in "$dist"/tests/*; do
 done
 part "layout of C's structs" there /repo/tests/abi/layout.sh /repo/provider/abi/src/layout_aarch64.rs cc
 part "symbols of libibverbs.so.1" there /repo/tests/abi/compare.sh /card/lib/libibverbs.so.1
-part "symbols of libstarverbs.so" there /repo/tests/abi/compare.sh /card/lib/libstarverbs.so /repo/tests/preload/libc.symbols
+part "symbols of libstarverbs.so" \
+    there /repo/tests/abi/compare.sh /card/lib/libstarverbs.so /repo/tests/preload/libc.symbols
 part "an installed command" there /repo/tests/install/inside.sh /card/bin/starverbs
-part "promises of the C edge" there /repo/tests/abi/edges.sh /card/lib
+part "promises of the C edge" there env SKIP="$skip" /repo/tests/abi/edges.sh /card/lib
 part "direct verbs" there /repo/tests/abi/stardv.sh /card/lib
 part "examples" there /repo/tests/examples/run.sh /card/lib
 for program in "${programs[@]}"; do

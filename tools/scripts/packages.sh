@@ -47,6 +47,9 @@ done
 [[ $1 != test || -e $cm_headers ]] || missing+=(librdmacm-dev)
 [[ $1 != test || -e $pyverbs ]] || missing+=(python3-pyverbs)
 [[ $1 != test || -e $rdma_core ]] || missing+=(rdma-core)
+# The cross-compiler only recommends its C library.
+[[ $1 != aarch64 || $(uname -m) == aarch64 || -e /usr/aarch64-linux-gnu/lib/crti.o ]] ||
+    missing+=(libc6-dev-arm64-cross)
 if [[ $1 == apps ]]; then
     [[ -e /usr/include/librpma.h ]] || missing+=(librpma-dev)
     [[ -e /usr/include/libnl3/netlink/route/link.h ]] || missing+=(libnl-route-3-dev)

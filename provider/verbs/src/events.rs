@@ -102,16 +102,24 @@ impl<T> FdQueue<T> {
             // SAFETY: eight writable bytes, as an eventfd asks for.
             let got = unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) };
             if got != 8 {
-                return Err(match VerbsError::last_os() {
-                    VerbsError::Os(libc::EAGAIN) => VerbsError::Again,
-                    error => error,
-                });
+                match VerbsError::last_os() {
+                    VerbsError::Os(libc::EAGAIN) if self.blocks() => continue,
+                    VerbsError::Os(libc::EAGAIN) => return Err(VerbsError::Again),
+                    error => return Err(error),
+                }
             }
             /* none: it was purged between the read and now */
             if let Some(entry) = self.entries().pop_front() {
                 return Ok(entry);
             }
         }
+    }
+
+    /// Whether a read of the descriptor blocks as the program set it, whatever `take_one` does meanwhile: that is done under
+    /// the lock.
+    fn blocks(&self) -> bool {
+        let _entries = self.entries();
+        flags(&self.fd) & libc::O_NONBLOCK == 0
     }
 
     /// Drops the entries that `gone` picks, and their share of the descriptor's count.
@@ -161,11 +169,32 @@ pub(crate) fn signal(fd: &OwnedFd) {
 }
 
 /// Takes 1 (semaphore mode) or all from an eventfd, if there is something, in blocking mode too.
-pub(crate) fn take_one(fd: &OwnedFd) {
+fn take_one(fd: &OwnedFd) {
     let mut count = 0u64;
     let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
     // SAFETY: one vector of eight writable bytes.
-    unsafe { libc::preadv2(fd.as_raw_fd(), &iov, 1, -1, libc::RWF_NOWAIT) };
+    let got = unsafe { libc::preadv2(fd.as_raw_fd(), &iov, 1, -1, libc::RWF_NOWAIT) };
+    if got < 0 && !matches!(VerbsError::last_os(), VerbsError::Os(libc::EAGAIN)) {
+        take_one_by_mode(fd);
+    }
+}
+
+/// The same on kernels before 5.8, which do not do so with an eventfd, and under emulators that have no such call.
+fn take_one_by_mode(fd: &OwnedFd) {
+    let mut count = 0u64;
+    let before = flags(fd);
+    // SAFETY: flags of a descriptor of ours, and eight writable bytes.
+    unsafe {
+        libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, before | libc::O_NONBLOCK);
+        libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8);
+        libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, before);
+    }
+}
+
+/// The status flags of a descriptor.
+fn flags(fd: &OwnedFd) -> libc::c_int {
+    // SAFETY: no memory is involved.
+    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) }
 }
 
 #[cfg(test)]
@@ -192,6 +221,34 @@ mod tests {
         assert!(readable(&queue));
         assert_eq!(queue.pop().unwrap(), 3);
         assert!(!readable(&queue) && queue.is_empty());
+    }
+
+    #[test]
+    fn each_way_takes_one_and_never_waits() {
+        for take in [take_one, take_one_by_mode] {
+            let queue = FdQueue::<u32>::new().unwrap();
+            queue.push(1);
+            queue.push(2);
+            take(&queue.fd);
+            assert!(readable(&queue));
+            take(&queue.fd);
+            take(&queue.fd);
+            assert!(!readable(&queue) && queue.blocks());
+        }
+    }
+
+    #[test]
+    fn a_reader_waits_while_another_thread_purges() {
+        let queue = FdQueue::new().unwrap();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| queue.pop().unwrap());
+            for _ in 0..1000 {
+                let _entries = queue.entries();
+                take_one_by_mode(&queue.fd);
+            }
+            queue.push(7);
+            assert_eq!(reader.join().unwrap(), 7);
+        });
     }
 
     #[test]
