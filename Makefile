@@ -165,8 +165,8 @@ install-test:
 aarch64:
 	@tools/scripts/packages.sh aarch64
 	@$(MAKE) --no-print-directory build
-	tools/scripts/cross.sh build
-	tools/scripts/cross.sh tests
+	DIST=dist/aarch64 tools/scripts/cross.sh build
+	DIST=dist/aarch64 tools/scripts/cross.sh tests
 	DIST=dist/aarch64 tools/scripts/deb.sh
 	DIST=dist/aarch64 tools/scripts/wheel.py
 	tests/aarch64/run.sh dist/aarch64 dist
