@@ -57,7 +57,7 @@ struct starverbs_program_index {
 struct starverbs_card_index {
 	__u32 send_released;	/* WQEs whose slots may be written again */
 	__u32 recv_taken;
-	__u32 recv_starved;	/* looks for a receive WQE in vain: another number than at the last post asks for a doorbell */
+	__u32 recv_starved;	/* looks for a receive WQE that found none: a change asks for a doorbell */
 	__u32 own[13];		/* the device's */
 };
 

@@ -100,8 +100,9 @@ pub(crate) struct Batch {
     controls: Vec<Control>,
 }
 
-// SAFETY: the raw pointers in `iovs` and `headers` lead into memory that the batch owns (whose place on the heap does not
-// change) and into host memory that any thread may read; they are followed under `&mut self` alone.
+// SAFETY: the raw pointers in `iovs` and `headers` lead into memory that the batch owns (whose place on the
+// heap does not change) and into host memory that any thread may read; they are followed under `&mut self`
+// alone.
 unsafe impl Send for Batch {}
 
 impl Batch {
@@ -141,9 +142,9 @@ impl Batch {
 
     /// Finds the message that a frame of `size` bytes joins, or begins one. Gives the frame's index in it.
     ///
-    /// A process with many QPs has several blocks of them, and what is sent to them in turn would go one by one if a frame
-    /// joined the last message alone. It never joins an older message of its group than the newest, so that frames to a
-    /// QP stay in order.
+    /// A process with many QPs has several blocks of them, and what is sent to them in turn would go one by
+    /// one if a frame joined the last message alone. It never joins an older message of its group than the
+    /// newest, so that frames to a QP stay in order.
     #[inline]
     pub(crate) fn place(&mut self, group: &Group, size: usize, join: bool) -> u16 {
         let newest = &mut self.newest[group.block as usize % NEWEST];
@@ -217,7 +218,8 @@ impl Batch {
         self.arena.bytes(from..to)
     }
 
-    /// Refers to the program's bytes behind what the frame has so far. `see` gets what they are now, in pieces.
+    /// Refers to the program's bytes behind what the frame has so far. `see` gets what they are now, in
+    /// pieces.
     #[inline]
     pub(crate) fn gather(&mut self, bytes: ProgramBytes, mut see: impl FnMut(&[u8])) {
         self.append(bytes.as_ptr().cast_mut(), bytes.len());
@@ -244,8 +246,8 @@ impl Batch {
         message.iovs += 1;
     }
 
-    /// Turns over a bit, chosen by `draw`, of the frame of `size` bytes that began at `start`: not in BTH byte 4, which
-    /// the ICRC does not cover. The frame must have been copied.
+    /// Turns over a bit, chosen by `draw`, of the frame of `size` bytes that began at `start`: not in BTH
+    /// byte 4, which the ICRC does not cover. The frame must have been copied.
     #[cold]
     pub(crate) fn flip(&mut self, start: usize, size: usize, draw: u64) {
         if self.used - start != size {
@@ -360,8 +362,9 @@ impl Batch {
     pub(crate) fn send(&mut self, fd: RawFd, at: usize, end: usize) -> Result<usize, i32> {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let headers = &mut self.headers[at..end];
-        // SAFETY: `seal` made each header describe names, controls and IOVs that the batch owns; the IOVs describe the arena
-        // or host memory that lives until the flush, as the card promises. The kernel only reads them.
+        // SAFETY: `seal` made each header describe names, controls and IOVs that the batch owns; the IOVs
+        // describe the arena or host memory that lives until the flush, as the card promises. The kernel only
+        // reads them.
         let sent = unsafe {
             match headers {
                 [one] if one.msg_hdr.msg_iovlen == 1 && one.msg_hdr.msg_controllen == 0 => {
@@ -380,7 +383,8 @@ impl Batch {
         }
     }
 
-    /// Sends one datagram of `from` to where message `at` goes, with its traffic class and hop limit, not segmented.
+    /// Sends one datagram of `from` to where message `at` goes, with its traffic class and hop limit, not
+    /// segmented.
     #[cold]
     pub(crate) fn send_one(
         &mut self,
@@ -414,8 +418,8 @@ impl Batch {
 /// What a full send buffer may cost before its frames are dropped.
 const PATIENCE: Duration = Duration::from_millis(2);
 
-/// Sends the messages `at..end` of a sealed batch, which are all of the socket `fd`. What the kernel refuses is lost and counted. One that it
-/// will not segment is given to `singly`.
+/// Sends the messages `at..end` of a sealed batch, which are all of the socket `fd`. What the kernel refuses
+/// is lost and counted. One that it will not segment is given to `singly`.
 pub(crate) fn send_run(
     batch: &mut Batch,
     fd: RawFd,
@@ -454,8 +458,8 @@ pub(crate) fn send_run(
 #[cold]
 fn copy_piece(piece: &libc::iovec, skip: usize, to: &mut [u8]) {
     debug_assert!(skip + to.len() <= piece.iov_len);
-    // SAFETY: a piece is arena or host memory that is readable until the batch is cleared; the program may write to the latter
-    // meanwhile, so there is no reference to it.
+    // SAFETY: a piece is arena or host memory that is readable until the batch is cleared; the program may
+    // write to the latter meanwhile, so there is no reference to it.
     unsafe {
         let from = piece.iov_base.cast::<u8>().add(skip);
         to.as_mut_ptr().copy_from_nonoverlapping(from, to.len());
@@ -466,7 +470,8 @@ fn copy_piece(piece: &libc::iovec, skip: usize, to: &mut [u8]) {
 mod tests {
     use super::*;
 
-    /// Frames to several blocks in turn: one message a block, each frame's bytes in the order in which they were added.
+    /// Frames to several blocks in turn: one message a block, each frame's bytes in the order in which they
+    /// were added.
     #[test]
     fn frames_to_several_blocks_join_the_newest_message_of_theirs() {
         let mut batch = Batch::new().unwrap();

@@ -1,7 +1,8 @@
 //! The program's memory: bytes that its threads may write while the port reads them.
 //!
-//! A reference would promise that nobody does. So there is none: bytes are copied, and the copy is looked at. Two copies may
-//! differ where a program breaks its own rules; what was sent then fails its checksum at the peer, as with a card's DMA.
+//! A reference would promise that nobody does. So there is none: bytes are copied, and the copy is looked at.
+//! Two copies may differ where a program breaks its own rules; what was sent then fails its checksum at the
+//! peer, as with a card's DMA.
 
 use starverbs_core::Seg;
 
@@ -16,8 +17,9 @@ impl ProgramBytes {
     /// The bytes of a segment.
     ///
     /// # Safety
-    /// They stay readable for as long as this is used: the card, or with StaR its peer's registry and this card's bounds, checked
-    /// the segment against a region, whose memory the program must keep until it is deregistered.
+    /// They stay readable for as long as this is used: the card, or with StaR its peer's registry and this
+    /// card's bounds, checked the segment against a region, whose memory the program must keep until it is
+    /// deregistered.
     #[inline]
     pub(crate) unsafe fn of(seg: &Seg) -> Self {
         ProgramBytes { at: seg.addr as *const u8, len: seg.len as usize }

@@ -1,9 +1,10 @@
 //! The sending half: frames in, as few system calls as possible out.
 //!
-//! Frames collect in a batch until [`Tx::flush`]. Frames in a row to the same peer and QPN block, equal in size (the last may
-//! be shorter), become one segmented send (UDP_SEGMENT), whose segments the kernel numbers 0, 1, 2 ... in the IPv4
-//! identification; the ICRC is computed for that number. Owns the sending sockets, one for each source address: unconnected and
-//! with don't-fragment, as only then the kernel sends identification 0. It must not know what a frame means.
+//! Frames collect in a batch until [`Tx::flush`]. Frames in a row to the same peer and QPN block, equal in
+//! size (the last may be shorter), become one segmented send (UDP_SEGMENT), whose segments the kernel numbers
+//! 0, 1, 2 ... in the IPv4 identification; the ICRC is computed for that number. Owns the sending sockets,
+//! one for each source address: unconnected and with don't-fragment, as only then the kernel sends
+//! identification 0. It must not know what a frame means.
 
 use std::io;
 use std::net::IpAddr;
@@ -69,7 +70,8 @@ impl<C: Deref<Target = Counters>> Tx<C> {
             batch: Batch::new()?,
             owners: Owners::default(),
         };
-        // The first address's socket now, so that a host that allows none fails at opening and not while sending.
+        // The first address's socket now, so that a host that allows none fails at opening and not while
+        // sending.
         if !tx.addrs.is_empty() {
             tx.source(0)?;
         }
@@ -250,8 +252,8 @@ impl<C: Deref<Target = Counters>> Tx<C> {
     }
 }
 
-/// Sends a segmented message's frames one by one: the way to this peer does not segment. Their identifications are all 0
-/// then, so that their ICRCs change.
+/// Sends a segmented message's frames one by one: the way to this peer does not segment. Their
+/// identifications are all 0 then, so that their ICRCs change.
 #[cold]
 fn send_singly(batch: &mut Batch, at: usize, socket: &mut Source, from: &HostAddr, counters: &Counters) {
     let group = *batch.group(at);

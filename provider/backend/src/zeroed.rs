@@ -1,7 +1,9 @@
-//! The port's large buffers: memory of which pages that nothing touches cost nothing, or an error where there is none.
+//! The port's large buffers: memory of which pages that nothing touches cost nothing, or an error where there
+//! is none.
 //!
-//! The kernel reads and writes parts of them by address. So all accesses here come from the one pointer that the allocator
-//! gave, and no reference to all of the memory is ever made: it would end the addresses that the kernel has.
+//! The kernel reads and writes parts of them by address. So all accesses here come from the one pointer that
+//! the allocator gave, and no reference to all of the memory is ever made: it would end the addresses that
+//! the kernel has.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Range;
@@ -49,8 +51,8 @@ impl Zeroed {
     /// Bytes to read. As [`Zeroed::at`].
     #[inline]
     pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
-        // SAFETY: inside the allocation, initialised, and nobody writes there: `self` is borrowed, and whoever lets the kernel write
-        // has it exclusively meanwhile.
+        // SAFETY: inside the allocation, initialised, and nobody writes there: `self` is borrowed, and
+        // whoever lets the kernel write has it exclusively meanwhile.
         unsafe { std::slice::from_raw_parts(self.at(range.clone()), range.len()) }
     }
 

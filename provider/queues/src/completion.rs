@@ -163,8 +163,8 @@ pub struct Cqe {
 }
 
 impl Cqe {
-    /// One that tells of a match: the tag stands in fields that have no other meaning then, as does `app_ctx`, unless
-    /// the message has immediate data.
+    /// One that tells of a match: the tag stands in fields that have no other meaning then, as does
+    /// `app_ctx`, unless the message has immediate data.
     pub fn matched(tag: u64, app_ctx: u32) -> Self {
         let (opcode, flags) = (WcOpcode::TmRecv, WcFlags::TM_MATCH);
         Cqe {

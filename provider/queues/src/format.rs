@@ -78,8 +78,8 @@ pub struct CardIndex {
     pub send_released: u32,
     /// Receive WQEs whose slots may be written again
     pub recv_taken: u32,
-    /// How often the device looked for a receive WQE in vain: who posts one and finds another number than at the last
-    /// post rings the doorbell
+    /// How often the device looked for a receive WQE and found none: who posts one and sees another number
+    /// than at the last post rings the doorbell
     pub recv_starved: u32,
     /// The device's own: the program does not look at it
     pub own: [u32; 13],

@@ -61,7 +61,8 @@ impl SendOp {
             _ => return None,
         })
     }
-    /// Whether only an answer of its own completes it; such are outstanding in limited numbers (IBTA 9.4.4, A19).
+    /// Whether only an answer of its own completes it; such are outstanding in limited numbers (IBTA 9.4.4,
+    /// A19).
     pub const fn is_answered(self) -> bool {
         self.brings_data() || matches!(self, SendOp::Flush | SendOp::AtomicWrite)
     }
@@ -132,8 +133,8 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// What a send WQE asks for, its SGEs or inline bytes aside. [`format::SendWqe`](crate::format::SendWqe) is how it lies
-/// in memory.
+/// What a send WQE asks for, its SGEs or inline bytes aside. [`format::SendWqe`](crate::format::SendWqe) is
+/// how it lies in memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SendWqe {
     /// The program's cookie

@@ -35,14 +35,17 @@ fn layout_in_c(name: &str) -> Vec<(String, usize)> {
 
 macro_rules! layout {
     ($type:ty: $($field:ident)*) => {
-        vec![$((stringify!($field).to_owned(), offset_of!($type, $field)),)* ("size".to_owned(), size_of::<$type>())]
+        vec![
+            $((stringify!($field).to_owned(), offset_of!($type, $field)),)*
+            ("size".to_owned(), size_of::<$type>()),
+        ]
     };
 }
 
 #[test]
 fn c_has_the_same_layout() {
-    let send = layout!(SendWqe: wr_id remote_addr compare_add swap rkey imm length remote_qpn qkey av op flags num_sge
-        blocks reserved);
+    let send = layout!(SendWqe: wr_id remote_addr compare_add swap rkey imm length remote_qpn qkey av op flags
+        num_sge blocks reserved);
     assert_eq!(layout_in_c("starverbs_send_wqe"), send);
     assert_eq!(layout_in_c("starverbs_recv_wqe"), layout!(RecvWqe: wr_id num_sge reserved));
     assert_eq!(layout_in_c("starverbs_sge"), layout!(Sge: addr len lkey));
@@ -65,12 +68,14 @@ proptest! {
     /// Whatever stands there: it is decoded as it was written, or refused.
     #[test]
     fn any_bytes_are_decoded_or_refused(
-        (wr_id, numbers) in any::<(u64, [u32; 6])>(), (op, flags, num_sge) in any::<(u8, u8, u16)>(), other in any::<u8>()
+        (wr_id, numbers) in any::<(u64, [u32; 6])>(), (op, flags, num_sge) in any::<(u8, u8, u16)>(),
+        other in any::<u8>()
     ) {
         let [rkey, imm, length, remote_qpn, qkey, av] = numbers;
         let (remote_addr, blocks) = (!wr_id, format::blocks(0) as u16);
-        let raw = SendWqe { wr_id, remote_addr, rkey, imm, length, remote_qpn, qkey, av, op, flags, num_sge, blocks,
-            ..SendWqe::default() };
+        let raw = SendWqe {
+            wr_id, remote_addr, rkey, imm, length, remote_qpn, qkey, av, op, flags, num_sge, blocks, ..SendWqe::default()
+        };
         match raw.decode() {
             Ok(wqe) => prop_assert_eq!(wqe.encode(0), SendWqe { flags: flags & 0xf, ..raw }),
             Err(error) => {
@@ -78,8 +83,9 @@ proptest! {
                 prop_assert_eq!(error, Malformed::Op(op));
             }
         }
-        let raw = Cqe { wr_id, byte_len: rkey, imm, qpn: length, src_qp: qkey, vendor_err: av, status: op, opcode: other,
-            flags, sl: op };
+        let raw = Cqe {
+            wr_id, byte_len: rkey, imm, qpn: length, src_qp: qkey, vendor_err: av, status: op, opcode: other, flags, sl: op,
+        };
         match raw.decode() {
             Ok(cqe) => prop_assert_eq!(cqe.encode(), Cqe { flags: flags & 0x7b, ..raw }),
             Err(Malformed::Status(code)) => prop_assert!(WcStatus::from_code(code).is_none()),

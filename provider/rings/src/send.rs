@@ -262,8 +262,9 @@ impl SendQueue for CardSq {
 
     #[inline]
     fn wqe(&self, index: u32) -> SendWqe {
-        // SAFETY: the slot lies inside the ring. released <= index < posted (promised at `card_sq`), so the program wrote
-        // a whole header there and will not touch it before it is released; any bytes are a header.
+        // SAFETY: the slot lies inside the ring. released <= index < posted (promised at `card_sq`), so the
+        // program wrote a whole header there and will not touch it before it is released; any bytes are a
+        // header.
         let wqe = unsafe { self.0.send_slot(index).cast::<format::SendWqe>().read() };
         wqe.decode().unwrap_or_else(|_| wqe.decode_as(SendOp::Malformed))
     }

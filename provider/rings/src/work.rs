@@ -77,8 +77,8 @@ pub(crate) struct Head {
     recv_watch: Watch,
 }
 
-/// WQEs posted. Written by the program under the post lock, with release after the slots; read by the card with
-/// acquire.
+/// WQEs posted. Written by the program under the post lock, with release after the slots; read by the card
+/// with acquire.
 #[repr(C)]
 pub(crate) struct ProgramSide {
     pub(crate) send_posted: AtomicU32,
@@ -93,8 +93,8 @@ pub(crate) struct CardSide {
     pub(crate) released: AtomicU32,
     /// Receive WQEs taken.
     pub(crate) taken: AtomicU32,
-    /// How often the card looked for a receive WQE and found none. Programs look at it after a post: a QP in error
-    /// flushes what is posted late, and hears of it by a doorbell only then.
+    /// How often the card looked for a receive WQE and found none. Programs look at it after a post: a QP in
+    /// error flushes what is posted late, and hears of it by a doorbell only then.
     pub(crate) starved: AtomicU32,
     /// From here on it is the card's own. What it last saw of `recv_posted`.
     pub(crate) posted_seen: AtomicU32,
@@ -171,8 +171,8 @@ unsafe impl Send for WorkRings {}
 unsafe impl Sync for WorkRings {}
 
 impl WorkRings {
-    /// Rings of these sizes, in the program's `memory` if it has its own; `None` if a WQE would exceed 64 KiB, or the
-    /// memory is out of reach.
+    /// Rings of these sizes, in the program's `memory` if it has its own; `None` if a WQE would exceed 64
+    /// KiB, or the memory is out of reach.
     pub fn new(
         send: Option<SendSize>,
         recv: Option<RecvSize>,
@@ -281,7 +281,7 @@ impl WorkRings {
         RecvProducer::alone(self)
     }
 
-    /// After posting receives: whether the card looked in vain since the last such question.
+    /// After posting receives: whether the card found none since the last such question.
     #[inline]
     pub fn was_starved(&self) -> bool {
         let head = self.head();
@@ -355,8 +355,8 @@ impl WorkRings {
 
     #[inline]
     fn at(&self, offset: usize) -> *mut u8 {
-        // SAFETY: a shape's offset lies below its bytes, or is 0 where there are none, so the sum lies inside the
-        // allocation, or at its end.
+        // SAFETY: a shape's offset lies below its bytes, or is 0 where there are none, so the sum lies inside
+        // the allocation, or at its end.
         unsafe { self.head.as_ptr().cast::<u8>().add(offset) }
     }
 }
@@ -371,8 +371,8 @@ impl Drop for WorkRings {
         fence(Ordering::Acquire);
         let Some((_, layout)) = layout(head.send, head.recv) else { return };
         let (lead, send) = (usize::from(head.lead), head.send);
-        // SAFETY: the last user; allocated in `new` with this layout, so many bytes before the head, and freed
-        // here only.
+        // SAFETY: the last user; allocated in `new` with this layout, so many bytes before the head, and
+        // freed here only.
         unsafe {
             let memory = (*self.head.as_ptr()).memory.take();
             let resource = resource(send);

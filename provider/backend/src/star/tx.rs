@@ -73,8 +73,8 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         self.batch.has_room()
     }
 
-    /// Adds a packet to UDP port `port` of `to`; see [`starverbs_core::star::env::StarEnv::send_star`]. One that cannot go (too
-    /// long, address foreign) is counted in `tx_errors` and lost.
+    /// Adds a packet to UDP port `port` of `to`; see [`starverbs_core::star::env::StarEnv::send_star`]. One
+    /// that cannot go (too long, address foreign) is counted in `tx_errors` and lost.
     #[inline]
     pub fn send(&mut self, to: &Av, port: u16, head: &Head, data: &[u8], payload: &[Seg], volatile: bool) {
         let side = leaves_from(head);
@@ -85,7 +85,8 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         fault.take_star((side, port), to, &all, payload, &self.counters);
     }
 
-    /// Adds a packet of these pieces, the header first, perhaps with a bit to turn over behind the CRC's back.
+    /// Adds a packet of these pieces, the header first, perhaps with a bit to turn over behind the CRC's
+    /// back.
     fn push(
         &mut self,
         way: Way<'_>,
@@ -182,7 +183,8 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
             crc.update(self.batch.copy(bytes));
         }
         for seg in payload.iter().filter(|s| s.len > 0) {
-            // SAFETY: the card, or its peer's registry, checked the segment; the batch is flushed before the card goes on.
+            // SAFETY: the card, or its peer's registry, checked the segment; the batch is flushed before the
+            // card goes on.
             let bytes = unsafe { ProgramBytes::of(seg) };
             if bytes.len() < COPY_BELOW {
                 crc.update(self.batch.copy_program(bytes));
@@ -266,7 +268,8 @@ fn leaves_from(head: &Head) -> Side {
     if head.bytes().len() > HEADER_LEN { Side::Stateful } else { Side::Stateless }
 }
 
-/// Packets that have the same leave in order, and are segments of one send; those of other lanes and peers in between do not end it.
+/// Packets that have the same leave in order, and are segments of one send; those of other lanes and peers in
+/// between do not end it.
 fn block(head: &[u8], to: &Av, port: u16) -> u32 {
     let Gid([.., last]) = to.dgid;
     u32::from(lane(head)) | (u32::from(last) ^ u32::from(port)) << LANE_BITS
