@@ -3,8 +3,8 @@
 //! | line | holds | written by | a device sees it |
 //! |------|-------|------------|---|
 //! | 0    | constants, the program's locks and what it knows of the card's indices | program | |
-//! | 1    | the program's indices: [`format::ProgramIndex`] | program | yes |
-//! | 2    | the card's indices: [`format::CardIndex`], and behind them what the card alone looks at | card | yes |
+//! | 1    | the program's indices: [`ProgramIndex`](starverbs_queues::format::ProgramIndex) | program | yes |
+//! | 2    | the card's indices: [`CardIndex`](starverbs_queues::format::CardIndex), and behind them what the card alone looks at | card | yes |
 //! | 3..  | slots of the receive queue, then slots of the send queue | program | yes |
 //!
 //! Two queues share their lines, because one program posts to both and one card serves both: an idle QP
