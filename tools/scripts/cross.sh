@@ -32,7 +32,9 @@ in_root() {
     tools/scripts/root.sh "$root" forky \
         cargo,rustc,libstd-rust-dev,libstd-rust-dev:arm64,gcc-aarch64-linux-gnu,libc6-dev-arm64-cross amd64,arm64
     mkdir -p "$out/home"
-    cargo vendor --quiet --locked --versioned-dirs "$out/vendor" >"$out/home/config.toml"
+    cargo vendor --quiet --locked --versioned-dirs "$out/vendor"
+    printf '[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "%s"\n' "$out/vendor" \
+        >"$out/home/config.toml"
     mkdir -p "$root$PWD" "$root$target"
     # What is mounted goes with the namespace.
     # shellcheck disable=SC2016 # the inner shell's
