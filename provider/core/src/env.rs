@@ -17,8 +17,8 @@ pub trait SendQueue {
     fn slots(&self) -> u32;
     /// How many WQEs the program has posted so far (acquire).
     fn posted(&self) -> u32;
-    /// What WQE `index` asks for, which must lie in released..posted. One that cannot be decoded has the operation
-    /// `Malformed`.
+    /// What WQE `index` asks for, which must lie in released..posted. One that cannot be decoded has the
+    /// operation `Malformed`.
     fn wqe(&self, index: u32) -> SendWqe;
     /// Its SGEs (empty when inline).
     fn sges(&self, index: u32) -> &[Sge];

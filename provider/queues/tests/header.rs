@@ -74,7 +74,8 @@ proptest! {
         let [rkey, imm, length, remote_qpn, qkey, av] = numbers;
         let (remote_addr, blocks) = (!wr_id, format::blocks(0) as u16);
         let raw = SendWqe {
-            wr_id, remote_addr, rkey, imm, length, remote_qpn, qkey, av, op, flags, num_sge, blocks, ..SendWqe::default()
+            wr_id, remote_addr, rkey, imm, length, remote_qpn, qkey, av, op, flags, num_sge, blocks,
+            ..SendWqe::default()
         };
         match raw.decode() {
             Ok(wqe) => prop_assert_eq!(wqe.encode(0), SendWqe { flags: flags & 0xf, ..raw }),
@@ -84,7 +85,8 @@ proptest! {
             }
         }
         let raw = Cqe {
-            wr_id, byte_len: rkey, imm, qpn: length, src_qp: qkey, vendor_err: av, status: op, opcode: other, flags, sl: op,
+            wr_id, byte_len: rkey, imm, qpn: length, src_qp: qkey, vendor_err: av,
+            status: op, opcode: other, flags, sl: op,
         };
         match raw.decode() {
             Ok(cqe) => prop_assert_eq!(cqe.encode(), Cqe { flags: flags & 0x7b, ..raw }),

@@ -3,12 +3,15 @@
 //! | line | holds | written by | a device sees it |
 //! |------|-------|------------|---|
 //! | 0    | constants, the program's locks and what it knows of the card's indices | program | |
-//! | 1    | the program's indices: [`ProgramIndex`](starverbs_queues::format::ProgramIndex) | program | yes |
-//! | 2    | the card's indices: [`CardIndex`](starverbs_queues::format::CardIndex), and behind them what the card alone looks at | card | yes |
+//! | 1    | the program's indices: [`ProgramIndex`] | program | yes |
+//! | 2    | the card's indices: [`CardIndex`], and behind them what the card alone looks at | card | yes |
 //! | 3..  | slots of the receive queue, then slots of the send queue | program | yes |
 //!
 //! Two queues share their lines, because one program posts to both and one card serves both: an idle QP
 //! has three lines beside its slots. Owns the memory and its layout; `send` and `recv` have the protocols.
+//!
+//! [`ProgramIndex`]: starverbs_queues::format::ProgramIndex
+//! [`CardIndex`]: starverbs_queues::format::CardIndex
 
 use core::cell::UnsafeCell;
 use core::mem::size_of;
@@ -285,7 +288,7 @@ impl WorkRings {
     #[inline]
     pub fn was_starved(&self) -> bool {
         let head = self.head();
-        /* our index before the card's number here, its number before our index in `take`: one side sees the other */
+        /* our index before the card's count here, its count before our index in `take`: one sees the other */
         fence(Ordering::SeqCst);
         let starved = head.card.starved.load(Ordering::Relaxed);
         let seen = &head.starved_seen;
