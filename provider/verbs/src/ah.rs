@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use starverbs_core::{Av, AvId, Gid};
 
 use crate::context::Context;
+use crate::device::Command;
 use crate::error::{Result, VerbsError};
 use crate::pd::Pd;
 
@@ -92,9 +93,9 @@ impl Ah {
     /// EINVAL: attributes that no address on this port has; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, attr: &AhAttr) -> Result<Ah> {
         let ctx = pd.context();
-        let card = ctx.card()?;
+        let device = ctx.device()?;
         let av = attr.resolve(ctx)?;
-        let id = card.with(|shard, _| shard.nic.create_av(pd.id(), av))?;
+        let id = AvId(device.control(Command::CreateAh { pd: pd.id(), av })?.number()?);
         Ok(Ah(Arc::new(AhInner { pd: pd.clone(), id, gone: AtomicBool::new(false) })))
     }
 
@@ -109,20 +110,20 @@ impl Ah {
     /// # Errors
     /// EINVAL when it is gone already; EIO in a forked child.
     pub fn destroy(&self) -> Result<()> {
-        let card = self.0.pd.context().card()?;
+        let device = self.0.pd.context().device()?;
         if self.0.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("address handle is gone"));
         }
-        Ok(card.with(|shard, _| shard.nic.destroy_av(self.0.id))?)
+        device.control(Command::DestroyAh { ah: self.0.id }).map(|_| ())
     }
 }
 
 impl Drop for AhInner {
     fn drop(&mut self) {
         if !*self.gone.get_mut()
-            && let Some(card) = self.pd.context().card_if_ours()
+            && let Some(device) = self.pd.context().device_if_ours()
         {
-            let _ = card.with(|shard, _| shard.nic.destroy_av(self.id));
+            let _ = device.control(Command::DestroyAh { ah: self.id });
         }
     }
 }

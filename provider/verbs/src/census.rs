@@ -1,10 +1,11 @@
 //! What a program may ask of its card's counters (stardv_query_counters(3)): the page's cells, and the queue pairs of one context.
 //!
-//! Owns the counting of queue pairs by state. It must not know how the numbers reach a program.
+//! It must not know how the numbers reach a program.
 
-use starverbs_core::{Counters, QpState};
+use starverbs_core::Counters;
 
 use crate::context::Context;
+use crate::device::Command;
 use crate::error::Result;
 
 /// Queue pairs of a context.
@@ -24,7 +25,7 @@ impl Context {
     /// # Errors
     /// EIO in a forked child.
     pub fn counters(&self) -> Result<&Counters> {
-        Ok(&self.card()?.stats)
+        Ok(self.device()?.stats())
     }
 
     /// Whether the card has room for few QP contexts, so that its `qpc_` counters count.
@@ -32,7 +33,7 @@ impl Context {
     /// # Errors
     /// EIO in a forked child.
     pub fn has_few_contexts(&self) -> Result<bool> {
-        Ok(self.card()?.settings.qpc_cache.is_some())
+        Ok(self.device()?.settings().qpc_cache.is_some())
     }
 
     /// Counts the queue pairs of this context; holds the card for as long as that takes.
@@ -40,15 +41,6 @@ impl Context {
     /// # Errors
     /// EIO in a forked child.
     pub fn census(&self) -> Result<Census> {
-        Ok(self.card()?.with(|shard, _| {
-            let mut census = Census::default();
-            for qpn in shard.qps_told(self.events()) {
-                let state = shard.query_qp(qpn).map(|attr| attr.state);
-                census.qps += 1;
-                census.rts += u64::from(state == Ok(QpState::Rts));
-                census.err += u64::from(state == Ok(QpState::Err));
-            }
-            census
-        }))
+        self.device()?.control(Command::Census { events: self.events() })?.census()
     }
 }

@@ -26,7 +26,7 @@ impl CompChannel {
     /// # Errors
     /// `Forked`; no descriptor left.
     pub fn create(ctx: &Context) -> Result<CompChannel> {
-        ctx.card()?;
+        ctx.device()?;
         let shared = ChannelShared { ctx: ctx.clone(), queue: FdQueue::new()?, cqs: AtomicU32::new(0) };
         Ok(CompChannel(Arc::new(shared)))
     }
@@ -41,9 +41,9 @@ impl CompChannel {
     /// # Errors
     /// `Again` on a descriptor that does not block, EINTR, `Forked`.
     pub fn get_event(&self) -> Result<u64> {
-        let card = self.0.ctx.card()?;
+        let device = self.0.ctx.device()?;
         if self.0.queue.is_empty() {
-            card.about_to_sleep();
+            device.arm();
         }
         self.0.queue.pop()
     }

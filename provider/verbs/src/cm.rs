@@ -32,8 +32,8 @@ pub use starverbs_cm::{
 
 use starverbs_cm::{ListenAt, ListenerId};
 
-use crate::card::Card;
 use crate::context::Context;
+use crate::device::soft::Soft;
 use crate::error::{Result, VerbsError};
 pub(crate) use host::{CmHost, Deliveries, Delivery};
 
@@ -43,7 +43,7 @@ pub type Sink = Arc<dyn Fn(CmEvent) + Send + Sync>;
 /// The CM of a process's card. Clones are the same.
 #[derive(Clone)]
 pub struct Agent {
-    card: Arc<Card>,
+    card: Arc<Soft>,
 }
 
 /// An address and port that is held; free again when the last clone is dropped (and the [`Listener`] on it).
@@ -51,7 +51,7 @@ pub struct Agent {
 pub struct Reservation(Arc<Held>);
 
 struct Held {
-    card: Arc<Card>,
+    card: Arc<Soft>,
     at: ListenAt,
     local: SocketAddr,
 }
@@ -68,10 +68,10 @@ impl Agent {
     /// # Errors
     /// `Forked`.
     pub fn of(context: &Context) -> Result<Agent> {
-        Ok(Agent { card: Arc::clone(context.card()?) })
+        Ok(Agent { card: Arc::clone(context.device()?.soft()?) })
     }
 
-    fn card(&self) -> Result<&Card> {
+    fn card(&self) -> Result<&Soft> {
         ours(&self.card)
     }
 
@@ -93,8 +93,8 @@ impl Agent {
         let (scope, local) = address::scope(&self.card()?.info.addrs, bind.local, bind.v6_only)?;
         let claim = |port: u16| {
             let at = ListenAt { service: bind.space.service_id(port), scope };
-            self.card.with(|shard, _| shard.rx.claim_service(at, bind.reuse))?;
-            self.card.progress.kick_if_armed();
+            self.card.with(|shard, _| shard.intake.rx.claim_service(at, bind.reuse))?;
+            self.card.thread.kick_if_armed();
             let local = SocketAddr::new(local.ip(), port);
             Ok(Reservation(Arc::new(Held { card: Arc::clone(&self.card), at, local })))
         };
@@ -149,8 +149,7 @@ impl Agent {
     /// more, so that what was not read goes to its owners. Nothing in a process that was forked since.
     pub fn leave(&self) {
         if let Ok(card) = self.card() {
-            card.with(|shard, now| shard.close_cm(&card.notes, now));
-            card.with(|shard, _| shard.rx.leave());
+            card.retire();
         }
     }
 }
@@ -165,7 +164,7 @@ impl Reservation {
 impl Drop for Held {
     fn drop(&mut self) {
         if self.card.is_ours() {
-            self.card.with(|shard, _| shard.rx.release_service(self.at));
+            self.card.with(|shard, _| shard.intake.rx.release_service(self.at));
         }
     }
 }
@@ -193,6 +192,6 @@ pub fn any_port() -> u16 {
 }
 
 /// EIO in a forked child.
-fn ours(card: &Card) -> Result<&Card> {
+fn ours(card: &Soft) -> Result<&Soft> {
     if card.is_ours() { Ok(card) } else { Err(VerbsError::Forked) }
 }

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use starverbs_core::{Gid, Mtu};
 use starverbs_settings::Settings;
 
-use crate::card::{self, Card};
-use crate::device::{DeviceAttr, GidEntry, PKEY, PortAttr};
+use crate::device::{Command, Device, Reply};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue};
+use crate::info::{DeviceAttr, GID_TBL_LEN, GidEntry, PKEY, PortAttr};
 use crate::mr::MrImports;
 use crate::pd::{Domains, PdImports};
+use crate::process;
 use crate::share::{Exports, Importer};
 use crate::stat::StatPage;
 
@@ -22,7 +23,9 @@ use crate::stat::StatPage;
 pub struct Context(Arc<ContextInner>);
 
 struct ContextInner {
-    card: Arc<Card>,
+    device: Device,
+    /// Forks of the process when it was opened: in a forked child it is the parent's
+    forks: u32,
     events: Arc<FdQueue<Event>>,
     /// How often it is open: once, and once for each import
     opened: AtomicU32,
@@ -51,7 +54,7 @@ impl Context {
     /// # Errors
     /// Wrong settings, no address, or a port that cannot be opened.
     pub fn open() -> Result<Context> {
-        Context::new(Context::own(), Card::of_process)
+        Context::new(Context::own(), Device::of_process)
     }
 
     /// A context on a card of its own, with the given settings: for tests and tools.
@@ -59,7 +62,7 @@ impl Context {
     /// # Errors
     /// As [`Context::open`].
     pub fn open_with(settings: Settings) -> Result<Context> {
-        Context::new(Context::own(), || Context::card_with(settings))
+        Context::new(Context::own(), |events| Context::device_with(settings, events))
     }
 
     /// `ibv_import_device` of another process's context, by its [`command_fd`](Context::command_fd): a context of this
@@ -69,7 +72,7 @@ impl Context {
     /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight; and as
     /// [`Context::open`].
     pub fn import_from(fd: RawFd) -> Result<Context> {
-        Context::new(Context::imported_by(fd)?, Card::of_process)
+        Context::new(Context::imported_by(fd)?, Device::of_process)
     }
 
     /// As [`Context::import_from`], on a card of its own: for tests.
@@ -77,16 +80,22 @@ impl Context {
     /// # Errors
     /// As [`Context::import_from`].
     pub fn import_with(settings: Settings, fd: RawFd) -> Result<Context> {
-        Context::new(Context::imported_by(fd)?, || Context::card_with(settings))
+        Context::new(Context::imported_by(fd)?, |events| Context::device_with(settings, events))
     }
 
-    fn card_with(settings: Settings) -> Result<Arc<Card>> {
+    /// On a device of a test's.
+    #[cfg(test)]
+    pub(crate) fn on(device: impl FnOnce(&Arc<FdQueue<Event>>) -> Result<Device>) -> Result<Context> {
+        Context::new(Context::own(), device)
+    }
+
+    fn device_with(settings: Settings, events: &Arc<FdQueue<Event>>) -> Result<Device> {
         let stats = StatPage::create(std::process::id(), settings.port, 0)?;
-        Card::open(settings, stats)
+        Device::open(settings, stats, events)
     }
 
     fn own() -> Side {
-        Side::Own(Exports::new(card::seed()[0]).ok())
+        Side::Own(Exports::new(process::seed()[0]).ok())
     }
 
     fn imported_by(fd: RawFd) -> Result<Side> {
@@ -94,16 +103,13 @@ impl Context {
         Ok(Side::Imported(Imported { from, pds: PdImports::default(), mrs: MrImports::default() }))
     }
 
-    /// `card` joins one.
-    fn new(side: Side, card: impl FnOnce() -> Result<Arc<Card>>) -> Result<Context> {
+    /// `device` gives one that it has joined.
+    fn new(side: Side, device: impl FnOnce(&Arc<FdQueue<Event>>) -> Result<Device>) -> Result<Context> {
         let events = Arc::new(FdQueue::new()?);
-        let card = card()?;
-        if let Err(error) = card.tell_of_port(&events) {
-            card.leave(&events);
-            return Err(error);
-        }
+        let device = device(&events)?;
         let (opened, domains) = (AtomicU32::new(1), Domains::default());
-        Ok(Context(Arc::new(ContextInner { card, events, opened, domains, side })))
+        let forks = process::forks();
+        Ok(Context(Arc::new(ContextInner { device, forks, events, opened, domains, side })))
     }
 
     /// The descriptor by which other processes import the context; whoever has it may. -1 if there is none: a context
@@ -138,7 +144,7 @@ impl Context {
     /// # Errors
     /// EINVAL when it is closed; EIO in a forked child.
     pub fn import(&self) -> Result<Context> {
-        self.card()?;
+        self.device()?;
         let more = |opened: u32| (opened > 0).then_some(opened + 1);
         match self.0.opened.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
             Ok(_) => Ok(self.clone()),
@@ -148,7 +154,7 @@ impl Context {
 
     /// Whether this process opened it, and is not a forked child of the one that did.
     pub fn is_ours(&self) -> bool {
-        self.0.card.is_ours()
+        self.0.is_ours()
     }
 
     /// Whether it was opened more often than closed.
@@ -169,23 +175,23 @@ impl Context {
         }
     }
 
-    /// The card, for a call on the data path or off it.
+    /// The device, for a call on the data path or off it.
     ///
     /// # Errors
     /// `Forked`: this process is a child of the one that opened it.
     #[inline]
-    pub(crate) fn card(&self) -> Result<&Arc<Card>> {
-        if self.0.card.is_ours() { Ok(&self.0.card) } else { Err(VerbsError::Forked) }
+    pub(crate) fn device(&self) -> Result<&Device> {
+        if self.0.is_ours() { Ok(&self.0.device) } else { Err(VerbsError::Forked) }
     }
 
-    /// The card, also in a forked child: for clean-up, which then does nothing.
-    pub(crate) fn card_if_ours(&self) -> Option<&Arc<Card>> {
-        self.card().ok()
+    /// The device, for clean-up, of which there is none in a forked child.
+    pub(crate) fn device_if_ours(&self) -> Option<&Device> {
+        self.device().ok()
     }
 
     /// Attributes of the device.
     pub fn device_attr(&self) -> &DeviceAttr {
-        &self.0.card.info.attr
+        &self.0.device.info().attr
     }
 
     /// `ibv_query_port`
@@ -193,7 +199,8 @@ impl Context {
     /// # Errors
     /// EINVAL unless `port` is 1.
     pub fn query_port(&self, port: u8) -> Result<PortAttr> {
-        self.0.card.query_port(port)
+        self.0.device.info().port(port)?;
+        self.0.device.control(Command::QueryPort)?.port()
     }
 
     /// `ibv_query_gid_ex`
@@ -201,26 +208,27 @@ impl Context {
     /// # Errors
     /// EINVAL unless `port` is 1 and `index` lies in the table; ENODATA where the table is empty.
     pub fn query_gid(&self, port: u8, index: u32) -> Result<GidEntry> {
-        self.0.card.info.port(port)?;
-        self.0.card.query_gid(index)
+        self.0.device.info().port(port)?;
+        self.0.device.control(Command::QueryGid { index })?.gid()
     }
 
     /// `ibv_query_gid_table`
     pub fn gid_table(&self) -> Vec<GidEntry> {
-        self.0.card.gid_table()
+        let entry = |index| self.0.device.control(Command::QueryGid { index }).and_then(Reply::gid).ok();
+        (0..GID_TBL_LEN).filter_map(entry).collect()
     }
 
     /// Largest path MTU towards `dgid`: the port's, or, to an address of this host, what its loopback carries, unless the
     /// setting MTU says less.
     pub fn path_mtu(&self, dgid: Gid) -> Mtu {
-        self.0.card.info.path_mtu(&dgid)
+        self.0.device.info().path_mtu(&dgid)
     }
 
     /// The calling thread, which may have polled until now, is about to sleep until something happens: the card's own
     /// thread takes over at once.
     pub fn about_to_sleep(&self) {
-        if let Some(card) = self.card_if_ours() {
-            card.about_to_sleep();
+        if let Some(device) = self.device_if_ours() {
+            device.arm();
         }
     }
 
@@ -229,7 +237,7 @@ impl Context {
     /// # Errors
     /// EINVAL unless `port` is 1 and `index` 0.
     pub fn query_pkey(&self, port: u8, index: u32) -> Result<u16> {
-        self.0.card.info.port(port)?;
+        self.0.device.info().port(port)?;
         if index == 0 { Ok(PKEY) } else { Err(VerbsError::Invalid("P_Key index")) }
     }
 
@@ -243,7 +251,7 @@ impl Context {
     /// # Errors
     /// `Again`, EINTR; EIO in a forked child.
     pub fn get_async_event(&self) -> Result<Event> {
-        self.card()?;
+        self.device()?;
         self.0.events.pop()
     }
 
@@ -264,12 +272,17 @@ impl Context {
 }
 
 impl ContextInner {
+    #[inline]
+    fn is_ours(&self) -> bool {
+        process::forks() == self.forks
+    }
+
     fn leave(&self) {
-        if self.card.is_ours() {
+        if self.is_ours() {
             if let Side::Own(Some(exports)) = &self.side {
                 exports.close();
             }
-            self.card.leave(&self.events);
+            let _ = self.device.control(Command::FreeContext { events: &self.events });
         }
     }
 }

@@ -6,14 +6,15 @@ use std::sync::{Arc, OnceLock};
 use starverbs_core::env::CqOverrun;
 use starverbs_core::nic::TimerId;
 use starverbs_core::{CompletionQueue, Cqe, Nanos, Qpn, WcStatus};
-use starverbs_rings::{Armed, CqRing};
+use starverbs_rings::{Armed, CqRing, CqRoom};
 
 use crate::channel::{ChannelShared, CompChannel};
 use crate::clock;
 use crate::context::Context;
+use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, kind};
-use crate::moderation::Moderation;
+use crate::moderation::{Moderation, Moderator};
 use crate::pd::Pd;
 
 /// What a completion queue is to be: `struct ibv_cq_init_attr_ex`.
@@ -47,7 +48,7 @@ pub(crate) struct CqShared {
     /// [`Moderation`], packed.
     moderation: AtomicU32,
     /// Its place among those that moderate, from the first time that it does.
-    timer: OnceLock<TimerId>,
+    timer: OnceLock<Timer>,
     /// Completions that an event waits to tell of. Changes under the card's lock.
     untold: AtomicU32,
     cookie: u64,
@@ -56,6 +57,12 @@ pub(crate) struct CqShared {
     destroyed: AtomicBool,
     /// Keeps it in use.
     _parent: Option<Pd>,
+}
+
+/// A place among the queues of a device that moderate.
+struct Timer {
+    moderator: Arc<Moderator>,
+    id: TimerId,
 }
 
 impl Cq {
@@ -73,8 +80,8 @@ impl Cq {
     /// EINVAL: 0 or more than the device's max_cqe, or a domain that is no parent domain; ENOMEM: no memory, or max_cq
     /// exist; EIO in a forked child.
     pub fn create_ex(ctx: &Context, init: &CqInit<'_>) -> Result<Cq> {
-        let card = ctx.card()?;
-        if init.cqe == 0 || init.cqe > card.info.attr.max_cqe {
+        let device = ctx.device()?;
+        if init.cqe == 0 || init.cqe > device.info().attr.max_cqe {
             return Err(VerbsError::Invalid("number of CQEs"));
         }
         if init.parent.is_some_and(|pd| !pd.is_parent()) {
@@ -83,19 +90,19 @@ impl Cq {
         let memory = init.parent.and_then(Pd::memory);
         let ring = CqRing::new(init.cqe, init.stamped, memory);
         let ring = ring.ok_or(VerbsError::NoMemory("completion queue"))?;
-        if card.cqs.fetch_add(1, Ordering::Relaxed) >= card.info.attr.max_cq {
-            card.cqs.fetch_sub(1, Ordering::Relaxed);
-            return Err(VerbsError::NoMemory("completion queues"));
-        }
         if let Some(channel) = init.channel {
             let cqs = channel.0.cqs.fetch_add(1, Ordering::Relaxed) + 1;
             /* a program asks each CQ for one event at a time */
             if !channel.0.queue.make_room(cqs as usize) {
                 channel.0.cqs.fetch_sub(1, Ordering::Relaxed);
-                card.cqs.fetch_sub(1, Ordering::Relaxed);
                 return Err(VerbsError::NoMemory("completion channel"));
             }
         }
+        let made = device.control(Command::CreateCq);
+        if let (Err(_), Some(channel)) = (&made, init.channel) {
+            channel.0.cqs.fetch_sub(1, Ordering::Relaxed);
+        }
+        made?;
         Ok(Cq(Arc::new(CqShared {
             ctx: ctx.clone(),
             ring,
@@ -147,8 +154,8 @@ impl Cq {
     /// As [`Cq::poll_with`].
     #[inline]
     pub fn poll_stamped(&self, max: usize, mut f: impl FnMut(&Cqe, Nanos)) -> Result<usize> {
-        let card = self.0.ctx.card()?;
-        card.note_poll();
+        let device = self.0.ctx.device()?;
+        device.activity().note_call();
         let taken = self.0.take(max, &mut f);
         if taken > 0 || max == 0 {
             return Ok(taken);
@@ -156,7 +163,7 @@ impl Cq {
         if self.0.overrun.load(Ordering::Acquire) {
             return Err(VerbsError::Overrun);
         }
-        if card.progress_from_poll(&self.0, max) { Ok(self.0.take(max, &mut f)) } else { Ok(0) }
+        if device.progress(&self.0, max) { Ok(self.0.take(max, &mut f)) } else { Ok(0) }
     }
 
     /// `ibv_req_notify_cq`: an event on the channel for the next completion that is added.
@@ -164,11 +171,11 @@ impl Cq {
     /// # Errors
     /// EIO in a forked child.
     pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
-        let card = self.0.ctx.card()?;
+        let device = self.0.ctx.device()?;
         if self.0.armed.arm(solicited_only) && self.0.channel.is_some() {
-            card.awaited.fetch_add(1, Ordering::Relaxed);
+            device.activity().awaits_event();
         }
-        card.about_to_sleep();
+        device.arm();
         Ok(())
     }
 
@@ -177,21 +184,14 @@ impl Cq {
     /// # Errors
     /// EINVAL: 0, more than max_cqe, or fewer than are in the queue; ENOMEM.
     pub fn resize(&self, cqe: u32) -> Result<()> {
-        let card = self.0.ctx.card()?;
-        if cqe == 0 || cqe > card.info.attr.max_cqe {
+        let device = self.0.ctx.device()?;
+        if cqe == 0 || cqe > device.info().attr.max_cqe {
             return Err(VerbsError::Invalid("number of CQEs"));
         }
         /* before the locks are taken: the memory may be the program's to give, and to take back */
         let room = self.0.ring.room(cqe);
         let mut room = room.ok_or(VerbsError::NoMemory("completion queue"))?;
-        card.with(|_, _| {
-            // SAFETY: the card's lock is held, so nobody pushes; the room is this ring's.
-            if unsafe { self.0.ring.consumer().resize(&mut room) } {
-                Ok(())
-            } else {
-                Err(VerbsError::Invalid("completion queue too small for what it holds"))
-            }
-        })
+        device.control(Command::ResizeCq { cq: &self.0, room: &mut room }).map(|_| ())
     }
 
     /// `ibv_modify_cq`: from now on events wait so. What one waits to tell of is told at once. Polling sees
@@ -200,20 +200,7 @@ impl Cq {
     /// # Errors
     /// ENOMEM; EIO in a forked child.
     pub fn moderate(&self, moderation: Moderation) -> Result<()> {
-        let card = self.0.ctx.card()?;
-        card.with(|_, _| {
-            if moderation.waits() && self.0.timer.get().is_none() {
-                let timer = card.moderator.join(&self.0)?;
-                /* set under the card's lock alone, so not by anybody else since the look */
-                let _ = self.0.timer.set(timer);
-            }
-            self.0.moderation.store(moderation.pack(), Ordering::Relaxed);
-            if self.0.untold.load(Ordering::Relaxed) > 0 {
-                self.0.forget_timer();
-                self.0.tell_moderated();
-            }
-            Ok(())
-        })
+        self.0.ctx.device()?.control(Command::ModifyCq { cq: &self.0, moderation }).map(|_| ())
     }
 
     /// `ibv_destroy_cq`
@@ -224,12 +211,8 @@ impl Cq {
         if self.0.users.load(Ordering::Acquire) > 0 {
             return Err(VerbsError::Busy("queue pairs or shared receive queues"));
         }
-        let card = self.0.ctx.card()?;
-        if self.0.moderation.load(Ordering::Relaxed) != 0 {
-            /* under the card's lock: nobody tells of it any more, or holds on to it for that */
-            card.with(|_, _| self.0.forget_timer());
-        }
-        self.0.retire();
+        let device = self.0.ctx.device()?;
+        self.0.retire(Some(device));
         Ok(())
     }
 
@@ -258,19 +241,49 @@ impl CqShared {
         taken
     }
 
+    /// Has the ring be another one. Nobody pushes meanwhile: the device's lock is held. EINVAL: it is too small.
+    pub(crate) fn move_to(&self, room: &mut CqRoom) -> Result<()> {
+        // SAFETY: the device's lock is held, so nobody pushes; the room is this ring's.
+        if unsafe { self.ring.consumer().resize(room) } {
+            Ok(())
+        } else {
+            Err(VerbsError::Invalid("completion queue too small for what it holds"))
+        }
+    }
+
+    /// From now on events wait so. The device's lock is held. ENOMEM.
+    pub(crate) fn moderate(self: &Arc<Self>, moderation: Moderation, by: &Arc<Moderator>) -> Result<()> {
+        if moderation.waits() && self.timer.get().is_none() {
+            let id = by.join(self)?;
+            /* set under the device's lock alone, so not by anybody else since the look */
+            let _ = self.timer.set(Timer { moderator: Arc::clone(by), id });
+        }
+        self.moderation.store(moderation.pack(), Ordering::Relaxed);
+        if self.untold.load(Ordering::Relaxed) > 0 {
+            self.forget_timer();
+            self.tell_moderated();
+        }
+        Ok(())
+    }
+
+    /// Whether events wait.
+    pub(crate) fn is_moderated(&self) -> bool {
+        self.moderation.load(Ordering::Relaxed) != 0
+    }
+
     /// Completions waiting, as the card sees it.
     #[inline]
     pub(crate) fn waiting(&self) -> u32 {
         self.ring.waiting()
     }
 
-    fn retire(&self) {
+    fn retire(&self, device: Option<&Device>) {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
         let cookie = self.cookie;
-        if let Some(card) = self.ctx.card_if_ours() {
-            card.cqs.fetch_sub(1, Ordering::Relaxed);
+        if let Some(device) = device {
+            let _ = device.control(Command::DestroyCq { cq: self });
         }
         self.disarm();
         if let Some(channel) = &self.channel {
@@ -283,8 +296,8 @@ impl CqShared {
     #[cold]
     fn fail(&self) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
-            if let Some(card) = self.ctx.card_if_ours() {
-                card.notes.add(kind::CQ_ERR, self.ring.waiting());
+            if let Some(device) = self.ctx.device_if_ours() {
+                device.note(kind::CQ_ERR, self.ring.waiting());
             }
             self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
             if let Some(channel) = &self.channel {
@@ -318,9 +331,9 @@ impl CqShared {
         let was_armed = self.armed.disarm();
         if was_armed
             && self.channel.is_some()
-            && let Some(card) = self.ctx.card_if_ours()
+            && let Some(device) = self.ctx.device_if_ours()
         {
-            card.awaited.fetch_sub(1, Ordering::Relaxed);
+            device.activity().awaits_no_more();
         }
         was_armed
     }
@@ -337,16 +350,15 @@ impl CqShared {
             self.tell_moderated();
         } else if untold == 1
             && let (Some(patience), Some(timer)) = (how.patience(), self.timer.get())
-            && let Some(card) = self.ctx.card_if_ours()
         {
-            card.moderator.wait(*timer, clock::now() + patience);
+            timer.moderator.wait(timer.id, clock::now() + patience);
         }
     }
 
     /// What is held back is told of now, or never.
-    fn forget_timer(&self) {
-        if let (Some(timer), Some(card)) = (self.timer.get(), self.ctx.card_if_ours()) {
-            card.moderator.forget(*timer);
+    pub(crate) fn forget_timer(&self) {
+        if let Some(timer) = self.timer.get() {
+            timer.moderator.forget(timer.id);
         }
     }
 
@@ -361,9 +373,10 @@ impl CqShared {
 
 impl Drop for CqShared {
     fn drop(&mut self) {
-        self.retire();
-        if let (Some(timer), Some(card)) = (self.timer.get(), self.ctx.card_if_ours()) {
-            card.moderator.leave(*timer);
+        let device = self.ctx.device_if_ours();
+        self.retire(device);
+        if let (Some(timer), Some(_)) = (self.timer.get(), device) {
+            timer.moderator.leave(timer.id);
         }
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use starverbs_rings::budget;
 
 use crate::context::Context;
+use crate::device::Command;
 use crate::error::{Result, VerbsError};
 use crate::memory::Mapping;
 use crate::share::{Foreign, Item, Kind};
@@ -183,7 +184,7 @@ impl Dm {
         };
         let end = offset.checked_add(len).ok_or(OUTSIDE)?;
         memory.fits(end).map_err(|_| OUTSIDE)?;
-        let first = ctx.card()?.with(|shard, _| shard.env.foreign.add(memory.clone()))?;
+        let first = ctx.device()?.control(Command::AddForeign { memory: memory.clone() })?.address()?;
         hold.listed = Some((ctx.clone(), first));
         Ok((hold, first + offset))
     }
@@ -199,9 +200,9 @@ pub(crate) struct DmHold {
 impl Drop for DmHold {
     fn drop(&mut self) {
         if let Some((ctx, first)) = &self.listed
-            && let Some(card) = ctx.card_if_ours()
+            && let Some(device) = ctx.device_if_ours()
         {
-            card.with(|shard, _| shard.env.foreign.remove(*first));
+            let _ = device.control(Command::RemoveForeign { addr: *first });
         }
         self.dm.0.regions.fetch_sub(1, Ordering::AcqRel);
     }

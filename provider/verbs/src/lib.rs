@@ -5,12 +5,11 @@
 //! not destroyed. Errors are [`VerbsError`], whose `errno` is what the man pages promise.
 //!
 //! Addresses in SGEs and memory regions are the program's word: the card reads and writes there, as
-//! hardware would. This room owns the card of the process (`card`), who runs it (`progress`, `thread`)
-//! and what programs wait on (`events`). It must not know packet formats, or C structures.
+//! hardware would. Behind the objects is a device, with one narrow face (`device`); this room
+//! owns it, and what programs wait on (`events`). It must not know packet formats, or C structures.
 
 mod ah;
 mod allowance;
-mod card;
 mod census;
 mod channel;
 mod clock;
@@ -19,56 +18,48 @@ mod context;
 mod cq;
 mod device;
 mod dm;
-mod env;
 mod error;
 mod events;
-mod few;
-mod idle;
-mod links;
+mod info;
 pub mod log;
 mod memory;
 mod moderation;
 mod mr;
 mod mw;
-mod notes;
-mod opened;
 mod pd;
-mod posix_thread;
 mod post;
-mod progress;
+mod process;
 mod qp;
-mod receives;
 mod share;
 mod srq;
 mod star;
 pub mod stat;
-mod thread;
 mod wr;
 mod xrcd;
 
 pub use ah::{Ah, AhAttr};
-pub use card::star::{Settled, StarInfo};
 pub use census::Census;
 pub use channel::CompChannel;
 pub use clock::{raw_clock, wallclock};
 pub use context::Context;
 pub use cq::{Cq, CqInit};
-pub use device::{
-    Description, DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE,
-    OdpCaps, PKEY, PortAttr, describe, device_attr, device_name,
-};
+#[doc(hidden)]
+pub use device::soft::BYTES_OF_A_TURN;
 pub use dm::{Dm, MAX_DM};
 pub use error::{Result, VerbsError};
 pub use events::{Event, FdQueue, kind};
+pub use info::{
+    Description, DeviceAttr, GidEntry, MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE,
+    OdpCaps, PKEY, PortAttr, describe, device_attr, device_name,
+};
 pub use moderation::Moderation;
 pub use mr::{Advice, Mr, Rereg};
 pub use mw::{Mw, MwBind};
 pub use pd::{Pd, Td};
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
-#[doc(hidden)]
-pub use progress::BYTES_OF_A_TURN;
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr, SrqPoster};
+pub use star::{Settled, StarInfo};
 pub use starverbs_core::nic::{TagChange, TagOp};
 pub use starverbs_core::star::control::Wish;
 pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource, budget};
@@ -78,6 +69,6 @@ pub use xrcd::Xrcd;
 /// For the judges of tests/strangers.
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing {
-    pub use crate::opened::hear;
+    pub use crate::device::soft::attached::hear;
     pub use crate::share::read_share_table;
 }

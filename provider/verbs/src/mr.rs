@@ -10,13 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use starverbs_core::mr::MrAttr;
-use starverbs_core::{Access, Nanos, NicError, Sge};
+use starverbs_core::{Access, Sge};
 
-use crate::card::{Card, Shard};
 use crate::context::Context;
+use crate::device::{Command, Device, Reply};
 use crate::dm::{Dm, DmHold};
 use crate::error::{Result, VerbsError};
-use crate::log::log;
 use crate::memory::{self, Mapping};
 use crate::pd::Pd;
 use crate::share::{Foreign, Item, Kept, Kind as Shared, Tag};
@@ -159,9 +158,9 @@ impl Mr {
     /// card has a region of that key.
     pub fn import(pd: &Pd, handle: u32) -> Result<Mr> {
         const NONE: VerbsError = VerbsError::Invalid("handle of a memory region");
-        let card = pd.context().card()?;
+        let device = pd.context().device()?;
         let Some(imported) = pd.context().imported() else {
-            let attr = card.with(|shard, _| shard.nic.query_mr(handle));
+            let attr = device.control(Command::QueryMr { key: handle }).and_then(Reply::mr).ok();
             let attr = attr.filter(|attr| attr.pd == pd.id()).ok_or(NONE)?;
             return Ok(Mr::with_key(pd, handle, Kind::Imported, attr));
         };
@@ -173,20 +172,14 @@ impl Mr {
             let memory = Foreign::new(&imported.from, &found)?;
             let Item { length, iova, access, .. } = found.item;
             let access = Access::from_bits(access).ok_or(NONE)?;
-            card.with(|shard, now| {
-                let addr = shard.env.foreign.add(memory)?;
-                let attr = MrAttr { pd: pd.id(), addr, length, iova, access };
-                let opened = shard.import_mr(handle, attr, now);
-                opened.inspect_err(|_| shard.env.foreign.remove(addr))?;
-                Ok(attr)
-            })
+            let attr = MrAttr { pd: pd.id(), addr: 0, length, iova, access };
+            device.control(Command::ImportMr { key: handle, attr, memory })?.mr()
         })?;
-        card.await_told(attr.pd);
         Ok(Mr::with_key(pd, handle, Kind::Foreign(found.tag), attr))
     }
 
     fn new(pd: &Pd, kind: Kind, attr: MrAttr) -> Result<Mr> {
-        let key = pd.context().card()?.reg_mr(attr)?;
+        let key = pd.context().device()?.control(Command::RegMr { attr })?.number()?;
         if let Some(exports) = pd.context().exports() {
             exports.publish(Shared::Mr, key, &item(&attr));
         }
@@ -209,13 +202,13 @@ impl Mr {
     /// Those of [`Mr::reg`], and EINVAL for a region that is not of the program's memory or a domain of another
     /// card. The region stays as it was.
     pub fn rereg(&self, change: &Rereg<'_>) -> Result<()> {
-        let card = self.0.ctx.card()?;
+        let device = self.0.ctx.device()?;
         let mut state = self.state();
         if !matches!(state.kind, Kind::User) || self.0.gone.load(Ordering::Acquire) {
             return Err(VerbsError::Invalid("not a region of the program's memory"));
         }
         let pd = change.pd.unwrap_or(&state.pd).clone();
-        if !Arc::ptr_eq(pd.context().card()?, card) {
+        if pd.context().device()?.id() != device.id() {
             return Err(VerbsError::Invalid("a protection domain of another device"));
         }
         let access = change.access.unwrap_or(state.attr.access);
@@ -228,19 +221,7 @@ impl Mr {
         };
         let attr = user_attr(&pd, addr, length, iova, access)?;
         let key = self.0.key;
-        let told = card.with(|shard, now| {
-            let ((), told) = shard.end_key(key, now, |shard| shard.nic.rereg_mr(key, attr))?;
-            /* in one turn: StaR that opens after it knows the region as it is now, and would count it twice */
-            if !told {
-                tell_again(shard, key, now);
-            }
-            Ok::<_, NicError>(told)
-        })?;
-        if told {
-            card.await_revocation(key);
-            card.with(|shard, now| tell_again(shard, key, now));
-        }
-        card.await_told(attr.pd);
+        device.control(Command::ReregMr { key, attr })?;
         if let Some(exports) = self.0.ctx.exports() {
             exports.revoke(Shared::Mr, self.0.key);
             exports.publish(Shared::Mr, self.0.key, &item(&attr));
@@ -277,14 +258,14 @@ impl Mr {
     /// EBUSY while memory windows are bound to it; EINVAL when it is gone already; EOPNOTSUPP: a region of another
     /// process; EIO in a forked child.
     pub fn dereg(&self) -> Result<()> {
-        let card = self.0.ctx.card()?;
+        let device = self.0.ctx.device()?;
         if matches!(self.state().kind, Kind::Foreign(_)) {
             return Err(VerbsError::Unsupported("ending another process's region"));
         }
         if self.0.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("memory region is gone"));
         }
-        let ended = self.0.end(card);
+        let ended = self.0.end(device);
         match ended {
             Ok(()) => self.state().kind = Kind::User,
             Err(_) => self.0.gone.store(false, Ordering::Release),
@@ -295,8 +276,8 @@ impl Mr {
 
 impl MrInner {
     /// Takes the region out of the card, and away from importers.
-    fn end(&self, card: &Card) -> Result<()> {
-        card.end_key(self.key, |shard| shard.nic.dereg_mr(self.key))?;
+    fn end(&self, device: &Device) -> Result<()> {
+        device.control(Command::DeregMr { key: self.key })?;
         if let Some(exports) = self.ctx.exports() {
             exports.revoke(Shared::Mr, self.key);
         }
@@ -304,30 +285,11 @@ impl MrInner {
     }
 
     /// Gives an import back.
-    fn give_back(&self, card: &Card, tag: Tag) {
+    fn give_back(&self, device: &Device, tag: Tag) {
         let Some(imported) = self.ctx.imported() else { return };
-        let mut told = false;
         imported.mrs.leave(tag, |attr| {
-            let ended = card.with(|shard, now| {
-                shard.end_key(self.key, now, |shard| {
-                    let ended = shard.nic.unimport_mr(self.key);
-                    shard.env.foreign.remove(attr.addr);
-                    ended
-                })
-            });
-            told = ended.is_ok_and(|((), told)| told);
+            let _ = device.control(Command::UnimportMr { key: self.key, addr: attr.addr });
         });
-        /* other imports do not wait for that */
-        if told {
-            card.await_revocation(self.key);
-        }
-    }
-}
-
-/// Stateful cards hear of a region as it is now. It is changed already: without memory to say so it is none to them.
-fn tell_again(shard: &mut Shard, key: u32, now: Nanos) {
-    if shard.tell_of(key, now).is_err() {
-        log!(Warn, "no memory for the region of key {key:#x}: it is none to stateful ends");
     }
 }
 
@@ -336,13 +298,13 @@ impl Drop for MrInner {
         if *self.gone.get_mut() {
             return;
         }
-        let Some(card) = self.ctx.card_if_ours() else { return };
+        let Some(device) = self.ctx.device_if_ours() else { return };
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match state.kind {
             Kind::Imported => {}
-            Kind::Foreign(tag) => self.give_back(card, tag),
+            Kind::Foreign(tag) => self.give_back(device, tag),
             _ => {
-                let _ = self.end(card);
+                let _ = self.end(device);
             }
         }
     }
@@ -356,13 +318,14 @@ fn item(attr: &MrAttr) -> Item {
 
 /// [`Pd::advise_mr`]
 pub(crate) fn advise(pd: &Pd, advice: Advice, flush: bool, sges: &[Sge]) -> Result<()> {
-    let card = pd.context().card()?;
+    let device = pd.context().device()?;
     if sges.is_empty() {
         return Err(VerbsError::Invalid("no SGEs"));
     }
     let write = advice == Advice::PrefetchWrite;
     for sge in sges {
-        let attr = card.with(|shard, _| shard.nic.query_mr(sge.lkey)).ok_or(VerbsError::Fault)?;
+        let attr = device.control(Command::QueryMr { key: sge.lkey }).and_then(Reply::mr);
+        let attr = attr.map_err(|_| VerbsError::Fault)?;
         if attr.pd != pd.id() || (write && !attr.access.contains(Access::LOCAL_WRITE)) {
             return Err(VerbsError::Os(libc::EPERM));
         }

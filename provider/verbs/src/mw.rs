@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use starverbs_core::mr::WindowType;
 use starverbs_core::{Access, AvId, SendFlags, SendOp};
 
-use crate::card::Card;
+use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
 use crate::pd::Pd;
 use crate::post::SendWr;
@@ -42,7 +42,7 @@ impl Mw {
     /// # Errors
     /// ENOMEM: too many; EIO in a forked child.
     pub fn alloc(pd: &Pd, kind: WindowType) -> Result<Mw> {
-        let key = pd.context().card()?.with(|shard, _| shard.nic.alloc_mw(pd.id(), kind))?;
+        let key = pd.context().device()?.control(Command::AllocMw { pd: pd.id(), kind })?.number()?;
         Ok(Mw(Arc::new(MwInner { pd: pd.clone(), kind, key, gone: AtomicBool::new(false) })))
     }
 
@@ -80,30 +80,27 @@ impl Mw {
     /// # Errors
     /// EINVAL when it is gone already; EIO in a forked child.
     pub fn dealloc(&self) -> Result<()> {
-        let card = self.0.pd.context().card()?;
+        let device = self.0.pd.context().device()?;
         if self.0.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("memory window is gone"));
         }
-        self.0.end(card)
+        self.0.end(device)
     }
 }
 
 impl MwInner {
     /// Ends it, whatever key it has now.
-    fn end(&self, card: &Card) -> Result<()> {
-        if let Some(told) = card.with(|shard, now| shard.dealloc_mw(self.key, now))? {
-            card.await_revocation(told);
-        }
-        Ok(())
+    fn end(&self, device: &Device) -> Result<()> {
+        device.control(Command::DeallocMw { key: self.key }).map(|_| ())
     }
 }
 
 impl Drop for MwInner {
     fn drop(&mut self) {
         if !*self.gone.get_mut()
-            && let Some(card) = self.pd.context().card_if_ours()
+            && let Some(device) = self.pd.context().device_if_ours()
         {
-            let _ = self.end(card);
+            let _ = self.end(device);
         }
     }
 }

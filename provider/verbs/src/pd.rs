@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use starverbs_core::{PdId, Sge};
 use starverbs_rings::ProgramMemory;
 
-use crate::card::{Card, Shard};
 use crate::context::Context;
+use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
 use crate::mr::{self, Advice};
 use crate::share::{Item, Kept, Kind, Tag};
@@ -29,9 +29,8 @@ struct PdInner {
 /// What all handles of one domain share. Numbers on the card are used again: a domain's life is not.
 #[derive(Default)]
 struct Life {
-    /// Changes under the card's lock
     gone: AtomicBool,
-    /// Parent domains of this domain; the first comes under the card's lock
+    /// Parent domains of this domain
     parents: AtomicU32,
 }
 
@@ -79,17 +78,19 @@ impl Pd {
     /// # Errors
     /// ENOMEM: too many; EIO in a forked child.
     pub fn alloc(ctx: &Context) -> Result<Pd> {
-        ctx.card()?.with(|shard, _| {
-            let room = ctx.domains().all().try_reserve(1);
-            room.map_err(|_| VerbsError::NoMemory("protection domains"))?;
-            let id = shard.alloc_pd(ctx.events())?;
-            if let Some(exports) = ctx.exports() {
-                exports.publish(Kind::Pd, id.0, &Item::default());
-            }
-            let pd = Pd::new(ctx, id, Arc::default(), Origin::Own);
-            ctx.domains().all().insert(id.0, Arc::downgrade(&pd.0.life));
-            Ok(pd)
-        })
+        let device = ctx.device()?;
+        let id = PdId(device.control(Command::AllocPd { events: ctx.events() })?.number()?);
+        if let Some(exports) = ctx.exports() {
+            exports.publish(Kind::Pd, id.0, &Item::default());
+        }
+        let pd = Pd::new(ctx, id, Arc::default(), Origin::Own);
+        let mut domains = ctx.domains().all();
+        let room = domains.try_reserve(1).map_err(|_| VerbsError::NoMemory("protection domains"));
+        if room.is_ok() {
+            domains.insert(id.0, Arc::downgrade(&pd.0.life));
+        }
+        drop(domains);
+        room.map(|()| pd)
     }
 
     /// `ibv_import_pd`: a domain of this context by its handle. Dropping it (`ibv_unimport_pd`) leaves the domain. In
@@ -98,10 +99,10 @@ impl Pd {
     /// # Errors
     /// EINVAL: no such domain in this context; ENODEV: the other process is gone; EIO in a forked child.
     pub fn import(ctx: &Context, handle: u32) -> Result<Pd> {
-        let card = ctx.card()?;
+        let device = ctx.device()?;
         if let Some(imported) = ctx.imported() {
             let tag = imported.from.find(Kind::Pd, handle)?.tag;
-            let make = || card.with(|shard, _| shard.alloc_pd(ctx.events()));
+            let make = || Ok(PdId(device.control(Command::AllocPd { events: ctx.events() })?.number()?));
             let id = imported.pds.join(tag, make)?;
             return Ok(Pd::new(ctx, id, Arc::default(), Origin::Foreign(Foreign { handle, tag })));
         }
@@ -115,8 +116,8 @@ impl Pd {
     /// # Errors
     /// EINVAL: `of` is a parent domain itself, or is gone; EIO in a forked child.
     pub fn parent_of(of: &Pd, td: Option<&Td>, memory: ProgramMemory) -> Result<Pd> {
-        let joined = of.0.ctx.card()?.with(|_, _| !of.is_parent() && of.0.life.join());
-        if !joined {
+        of.0.ctx.device()?;
+        if of.is_parent() || !of.0.life.join() {
             return Err(VerbsError::Invalid("no protection domain that can have a parent"));
         }
         if let Some(td) = td {
@@ -136,12 +137,7 @@ impl Pd {
     /// EBUSY while MRs, memory windows, QPs, SRQs, AHs or parent domains live in it; of a parent domain, while anybody
     /// holds on to it; EOPNOTSUPP: a domain of another process.
     pub fn dealloc(&self) -> Result<()> {
-        self.dealloc_with(|_| {})
-    }
-
-    /// The same, and `also` what stands for the domain elsewhere, before the next domain can get its number.
-    pub(crate) fn dealloc_with(&self, also: impl FnOnce(&mut Shard)) -> Result<()> {
-        let card = self.0.ctx.card()?;
+        let device = self.0.ctx.device()?;
         match &self.0.origin {
             Origin::Parent(_) if self.0.life.gone.load(Ordering::Acquire) => Err(GONE),
             Origin::Parent(_) if Arc::strong_count(&self.0) > 1 => {
@@ -153,7 +149,7 @@ impl Pd {
                 Ok(())
             }
             Origin::Foreign(_) => Err(VerbsError::Unsupported("ending another process's domain")),
-            Origin::Own | Origin::Import => self.0.end(card, also),
+            Origin::Own | Origin::Import => self.0.end(device),
         }
     }
 
@@ -214,17 +210,22 @@ impl Pd {
 impl Life {
     /// One more parent domain; false: it is gone.
     fn join(&self) -> bool {
-        let there = !self.gone.load(Ordering::Acquire);
-        self.parents.fetch_add(u32::from(there), Ordering::AcqRel);
+        self.parents.fetch_add(1, Ordering::SeqCst);
+        let there = !self.gone.load(Ordering::SeqCst);
+        if !there {
+            self.parents.fetch_sub(1, Ordering::SeqCst);
+        }
         there
     }
 
-    /// Whether it can end.
-    fn can_end(&self) -> Result<()> {
-        if self.gone.load(Ordering::Acquire) {
+    /// It ends, as far as it is here, unless parent domains are in the way.
+    fn end(&self) -> Result<()> {
+        if self.gone.swap(true, Ordering::SeqCst) {
             return Err(GONE);
         }
-        if self.parents.load(Ordering::Acquire) > 0 {
+        /* a parent domain that comes from now on sees that it is gone */
+        if self.parents.load(Ordering::SeqCst) > 0 {
+            self.gone.store(false, Ordering::SeqCst);
             return Err(VerbsError::Busy("parent domains"));
         }
         Ok(())
@@ -241,20 +242,18 @@ impl Parent {
 }
 
 impl PdInner {
-    /// Ends the card's domain, and takes it away from importers and other handles.
-    fn end(&self, card: &Card, also: impl FnOnce(&mut Shard)) -> Result<()> {
-        /* all under the card's lock: the next domain may get the number */
-        card.with(|shard, _| {
-            self.life.can_end()?;
-            shard.dealloc_pd(self.id)?;
-            also(shard);
-            self.life.gone.store(true, Ordering::Release);
+    /// Ends the device's domain, and takes it away from importers and other handles.
+    fn end(&self, device: &Device) -> Result<()> {
+        self.life.end()?;
+        let mut ended = || {
             self.ctx.domains().all().remove(&self.id.0);
             if let Some(exports) = self.ctx.exports() {
                 exports.revoke(Kind::Pd, self.id.0);
             }
-            Ok(())
-        })
+        };
+        let done = device.control(Command::DeallocPd { pd: self.id, ended: &mut ended });
+        self.life.gone.store(done.is_ok(), Ordering::Release);
+        done.map(|_| ())
     }
 }
 
@@ -263,16 +262,16 @@ impl Drop for PdInner {
         if self.life.gone.load(Ordering::Acquire) {
             return;
         }
-        let card = self.ctx.card_if_ours();
+        let device = self.ctx.device_if_ours();
         /* busy: what lives in a domain was leaked, and so is it */
-        match (&self.origin, card) {
+        match (&self.origin, device) {
             (Origin::Parent(parent), _) => parent.release(),
-            (Origin::Own, Some(card)) => {
-                let _ = self.end(card, |_| {});
+            (Origin::Own, Some(device)) => {
+                let _ = self.end(device);
             }
-            (Origin::Foreign(foreign), Some(card)) => {
-                let end = |id| {
-                    let _ = card.with(|shard, _| shard.dealloc_pd(id));
+            (Origin::Foreign(foreign), Some(device)) => {
+                let end = |pd| {
+                    let _ = device.control(Command::DeallocPd { pd, ended: &mut || {} });
                 };
                 if let Some(imported) = self.ctx.imported() {
                     imported.pds.leave(foreign.tag, end);
@@ -299,7 +298,7 @@ impl Td {
     /// # Errors
     /// EIO in a forked child.
     pub fn alloc(ctx: &Context) -> Result<Td> {
-        ctx.card()?;
+        ctx.device()?;
         Ok(Td(Arc::new(TdInner { users: AtomicU32::new(0) })))
     }
 

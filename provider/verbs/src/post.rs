@@ -3,6 +3,7 @@
 use starverbs_core::{AvId, QpType, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_rings::{RecvProducer, SendProducer};
 
+use crate::device::Doorbell;
 use crate::error::{Result, VerbsError};
 use crate::qp::QpInner;
 
@@ -90,7 +91,7 @@ impl<'a> SendPoster<'a> {
     /// too many SGEs or inline bytes, or inline data for an answer. EIO in a forked child.
     #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<()> {
-        self.qp.pd.context().card()?;
+        self.qp.pd.context().device()?;
         if !self.qp.may_send() {
             return Err(VerbsError::Invalid("the QP is not ready to send"));
         }
@@ -123,9 +124,9 @@ impl Drop for SendPoster<'_> {
         let pushed = producer.pushed();
         drop(producer);
         if pushed > 0
-            && let Ok(card) = self.qp.pd.context().card()
+            && let Ok(device) = self.qp.pd.context().device()
         {
-            card.ring(self.qp.qpn);
+            device.doorbell(Doorbell::Qp(self.qp.qpn));
         }
     }
 }
@@ -149,7 +150,7 @@ impl<'a> RecvPoster<'a> {
     /// EIO in a forked child.
     #[inline]
     pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<()> {
-        self.qp.pd.context().card()?;
+        self.qp.pd.context().device()?;
         if !self.qp.may_receive() {
             return Err(VerbsError::Invalid("the QP is in RESET"));
         }
@@ -172,9 +173,9 @@ impl Drop for RecvPoster<'_> {
         }
         /* a QP that ran dry may be in error, where late receives are flushed at the doorbell */
         if self.qp.rings.was_starved()
-            && let Ok(card) = self.qp.pd.context().card()
+            && let Ok(device) = self.qp.pd.context().device()
         {
-            card.ring(self.qp.qpn);
+            device.doorbell(Doorbell::Qp(self.qp.qpn));
         }
     }
 }

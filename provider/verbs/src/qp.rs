@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
-use starverbs_core::opening;
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
 use starverbs_core::star::control::Wish;
 use starverbs_core::tags::MAX_TAG_SGE;
@@ -11,18 +10,20 @@ use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
 
 use crate::ah::AhAttr;
-use crate::card::star::{StarInfo, wish_of};
-use crate::card::{Card, Shard};
 use crate::context::Context;
 use crate::cq::Cq;
-use crate::device::{MAX_INLINE, MAX_SGE};
+use crate::device::command::{Star, Xrc};
+use crate::device::soft::attached::Visit;
+use crate::device::soft::env::HostEnv;
+use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
+use crate::info::{MAX_INLINE, MAX_SGE};
 use crate::log::log;
-use crate::opened::Visit;
 use crate::pd::Pd;
 use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
+use crate::star::{StarInfo, wish_of};
 use crate::wr::SendBatch;
 use starverbs_core::star::host::roles::Queues;
 
@@ -103,10 +104,10 @@ impl Qp {
     /// EINVAL: beyond the device's limits, or an SRQ for a transport other than RC and UD; EOPNOTSUPP: a role of StaR for one that can
     /// have none; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
-        let card = pd.context().card()?;
-        check_caps(init, card.info.attr.max_qp_wr)?;
+        let device = pd.context().device()?;
+        check_caps(init, device.info().attr.max_qp_wr)?;
         check_tags(pd, init)?;
-        let wish = wish(init, wish_of(card.settings.star))?;
+        let wish = wish(init, wish_of(device.settings().star))?;
         let rings = rings(init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
         // SAFETY: the one card half of this queue, used under the card's lock, between released and posted.
         let sq = unsafe { rings.card_sq() };
@@ -127,15 +128,8 @@ impl Qp {
             block_own_multicast: init.block_own_multicast,
             cookie: init.cookie,
         };
-        let sealing = if wish == Wish::Off { None } else { card.prepare_star()? };
-        let qpn = card.with(|shard, _| {
-            make_room(card, shard)?;
-            if let Some(sealing) = sealing {
-                card.open_star(shard, sealing)?;
-            }
-            card.reserve_bells(shard.nic.qp_count() + 1)?;
-            Ok::<_, VerbsError>(shard.nic.create_qp(card_init)?)
-        })?;
+        let command = Command::CreateQp { init: card_init, role: wish != Wish::Off };
+        let qpn = device.control(command)?.number()?;
         log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
         Ok(Qp::handle(pd, init, (qpn, wish), rings))
     }
@@ -179,8 +173,9 @@ impl Qp {
 
     /// Another handle of a receiving XRC QP, which is told of its events in `ctx`. ENOMEM.
     pub(crate) fn list(&self, ctx: &Context, cookie: u64) -> Result<()> {
-        let of = (self.0.qpn, self.0.visit());
-        ctx.card()?.with(|shard, _| shard.openings.list(of, cookie, ctx.events()))
+        let (qpn, visit) = (self.0.qpn, self.0.visit());
+        let list = Xrc::List { qpn, visit, cookie, events: ctx.events() };
+        ctx.device()?.control(Command::Xrc(list)).map(|_| ())
     }
 
     /// Its number.
@@ -212,23 +207,14 @@ impl Qp {
     /// # Errors
     /// EOPNOTSUPP: it was made without StaR, or has none with this peer; EINVAL: it is gone, or in ERR or SQD; EIO in a forked child.
     pub fn change_wish(&self, wish: Option<Wish>) -> Result<()> {
-        let card = self.0.pd.context().card()?;
-        let wish = wish.unwrap_or(wish_of(card.settings.star));
+        let device = self.0.pd.context().device()?;
+        let wish = wish.unwrap_or(wish_of(device.settings().star));
         if !self.0.has_wish() {
             return Err(VerbsError::Unsupported("StaR for a queue pair that was made without"));
         }
-        card.with(|shard, now| {
-            let asked = match shard.qp_state(self.0.qpn) {
-                Some(QpState::Reset | QpState::Init) => true,
-                Some(QpState::Rtr | QpState::Rts) => shard.change_wish(self.0.qpn, wish, now),
-                _ => return Err(VerbsError::Invalid("state of the queue pair")),
-            };
-            if !asked {
-                return Err(VerbsError::Unsupported("StaR with this peer"));
-            }
-            self.0.wish.store(wish as u8, Ordering::Relaxed);
-            Ok(())
-        })
+        device.control(Command::Star(Star::SetRole { qpn: self.0.qpn, role: wish }))?;
+        self.0.wish.store(wish as u8, Ordering::Relaxed);
+        Ok(())
     }
 
     /// What has become of that, and what it costs.
@@ -236,18 +222,16 @@ impl Qp {
     /// # Errors
     /// EIO in a forked child.
     pub fn star(&self) -> Result<StarInfo> {
-        let card = self.0.pd.context().card()?;
-        let wish = self.0.has_wish().then(|| self.0.wish());
-        Ok(card.with(|shard, _| shard.star_of(self.0.qpn, wish)))
+        let device = self.0.pd.context().device()?;
+        let role = self.0.has_wish().then(|| self.0.wish());
+        device.control(Command::Star(Star::Query { qpn: self.0.qpn, role }))?.star()
     }
 
     /// Its state now; RESET when it is gone.
     pub fn state(&self) -> QpState {
-        let Ok(card) = self.0.pd.context().card() else { return QpState::Err };
-        if self.0.visit() != 0 {
-            return self.query().map_or(QpState::Err, |attr| attr.state);
-        }
-        card.with(|shard, _| shard.qp_state(self.0.qpn)).unwrap_or_default()
+        let Ok(device) = self.0.pd.context().device() else { return QpState::Err };
+        let gone = if self.0.visit() == 0 { QpState::Reset } else { QpState::Err };
+        self.query_by(device).map_or(gone, |attr| attr.state)
     }
 
     /// `ibv_modify_qp`
@@ -256,22 +240,17 @@ impl Qp {
     /// EINVAL: a transition, attribute or value that is not allowed; EIO in a forked child.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let ctx = self.0.pd.context();
-        let card = ctx.card()?;
+        let device = ctx.device()?;
         let av = if mask.contains(QpAttrMask::AV) { attr.av.resolve(ctx)? } else { Av::default() };
         let to = attr.map_address(|_| av);
-        if mask.contains(QpAttrMask::PATH_MTU) && to.path_mtu > card.info.path_mtu(&to.av.dgid) {
+        if mask.contains(QpAttrMask::PATH_MTU) && to.path_mtu > device.info().path_mtu(&to.av.dgid) {
             return Err(VerbsError::Invalid("path MTU: more than the links carry"));
         }
         if self.0.visit() != 0 {
-            return card.ask_home(self.0.visit(), opening::Wish::Modify(to, mask)).map(|_| ());
+            let modify = Xrc::Modify { visit: self.0.visit(), to, mask };
+            return device.control(Command::Xrc(modify)).map(|_| ());
         }
-        card.with(|shard, now| {
-            shard.modify_qp(self.0.qpn, &to, mask, now)?;
-            if mask.contains(QpAttrMask::STATE) && self.0.has_wish() {
-                shard.move_star(&self.0, attr.state, now);
-            }
-            Ok::<_, VerbsError>(())
-        })?;
+        device.control(Command::ModifyQp { qp: &self.0, to: &to, mask })?;
         if mask.contains(QpAttrMask::STATE) {
             log!(Debug, "queue pair {:#x}: {:?}", self.0.qpn, attr.state);
             self.0.posting_as(attr.state);
@@ -287,12 +266,16 @@ impl Qp {
     /// # Errors
     /// EINVAL when it is gone; EIO in a forked child.
     pub fn query(&self) -> Result<QpAttr> {
-        let card = self.0.pd.context().card()?;
-        let now = match self.0.visit() {
-            0 => card.with(|shard, _| shard.query_qp(self.0.qpn))?,
-            visit => card.ask_home(visit, opening::Wish::Query)?,
+        let device = self.0.pd.context().device()?;
+        Ok(self.query_by(device)?.map_address(|av| AhAttr::from_av(&av)))
+    }
+
+    fn query_by(&self, device: &Device) -> Result<card_qp::QpAttr> {
+        let query = match self.0.visit() {
+            0 => Command::QueryQp { qpn: self.0.qpn },
+            visit => Command::Xrc(Xrc::Query { visit }),
         };
-        Ok(now.map_address(|av| AhAttr::from_av(&av)))
+        device.control(query)?.qp()
     }
 
     /// `ibv_destroy_qp`. Its completions that were not polled are gone.
@@ -309,7 +292,8 @@ impl Qp {
     /// As [`Qp::destroy`].
     pub fn close(&self, cookie: u64) -> Result<()> {
         let (qpn, visit) = (self.0.qpn, self.0.visit());
-        self.0.pd.context().card()?.with(|shard, _| shard.openings.unlist(qpn, visit, Some(cookie)));
+        let unlist = Xrc::Unlist { qpn, visit, cookie };
+        self.0.pd.context().device()?.control(Command::Xrc(unlist))?;
         /* others have it: whichever of them is dropped last destroys it */
         if Arc::strong_count(&self.0) > 1 { Ok(()) } else { self.destroy() }
     }
@@ -352,8 +336,8 @@ impl Qp {
     /// EINVAL: not a UD QP, not a multicast GID, or of an IP version of which the card has no address; ENOMEM: the
     /// card has as many groups, or the group as many QPs, as it may; EIO in a forked child.
     pub fn attach_mcast(&self, group: Gid) -> Result<()> {
-        let card = self.0.pd.context().card()?;
-        card.with(|shard, _| shard.attach(self.0.qpn, group))
+        let device = self.0.pd.context().device()?;
+        device.control(Command::AttachMcast { qpn: self.0.qpn, group }).map(|_| ())
     }
 
     /// `ibv_detach_mcast`
@@ -361,8 +345,8 @@ impl Qp {
     /// # Errors
     /// EINVAL: it is not attached to the group; EIO in a forked child.
     pub fn detach_mcast(&self, group: Gid) -> Result<()> {
-        let card = self.0.pd.context().card()?;
-        card.with(|shard, _| shard.detach(self.0.qpn, group))
+        let device = self.0.pd.context().device()?;
+        device.control(Command::DetachMcast { qpn: self.0.qpn, group }).map(|_| ())
     }
 }
 
@@ -387,12 +371,12 @@ impl QpInner {
     }
 
     /// By which it is known if it is another process's; else 0.
-    fn visit(&self) -> Visit {
+    pub(crate) fn visit(&self) -> Visit {
         if self.qp_type == QpType::XrcRecv { self.cookie as Visit } else { 0 }
     }
 
     /// Whether it was made with a wish, and so is known to StaR.
-    fn has_wish(&self) -> bool {
+    pub(crate) fn has_wish(&self) -> bool {
         self.wish.load(Ordering::Relaxed) != NO_WISH
     }
 
@@ -402,7 +386,7 @@ impl QpInner {
     }
 
     /// More handles of its queues, for an end of a StaR connection.
-    pub(crate) fn queues(&self) -> Queues<crate::env::HostEnv> {
+    pub(crate) fn queues(&self) -> Queues<HostEnv> {
         // SAFETY: used as the card's own half is: under the card's lock, and between released and posted.
         let sq = unsafe { self.rings.card_sq() };
         // SAFETY: as above.
@@ -410,7 +394,7 @@ impl QpInner {
         Queues { sq, rq, send_cq: self.send_cq.card_half(), recv_cq: self.recv_cq.card_half() }
     }
 
-    fn purge(&self) {
+    pub(crate) fn purge(&self) {
         self.send_cq.purge(self.qpn);
         self.recv_cq.purge(self.qpn);
     }
@@ -418,35 +402,12 @@ impl QpInner {
     /// `detach`: whether its multicast groups are in the way.
     fn destroy(&self, detach: bool) -> Result<()> {
         let ctx = self.pd.context();
-        let card = ctx.card()?;
+        let device = ctx.device()?;
         if self.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("queue pair is gone"));
         }
-        if self.has_wish() {
-            card.await_taken(self.qpn);
-        }
-        let ended = card.with(|shard, now| {
-            if self.visit() != 0 {
-                shard.openings.leave(&mut shard.env, self.qpn, self.visit());
-                return Ok(());
-            }
-            if detach {
-                shard.detach_from_all(self.qpn);
-            }
-            if self.qp_type == QpType::XrcRecv {
-                shard.openings.ends(&mut shard.env, self.qpn);
-            }
-            if self.has_wish() {
-                shard.forget_star(self.qpn);
-            }
-            let ended = shard.destroy_qp(self.qpn, now);
-            if ended != Err(NicError::Busy) {
-                /* with the lock held: the next QP may have this number, and completions of its own */
-                self.purge();
-            }
-            ended
-        });
-        if ended == Err(NicError::Busy) {
+        let ended = device.control(Command::DestroyQp { qp: self, detach });
+        if matches!(ended, Err(VerbsError::Card(NicError::Busy))) {
             self.gone.store(false, Ordering::Release);
             return Err(VerbsError::Busy("a multicast group"));
         }
@@ -457,7 +418,7 @@ impl QpInner {
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.fetch_sub(1, Ordering::AcqRel);
         }
-        Ok(ended?)
+        ended.map(|_| ())
     }
 }
 
@@ -538,27 +499,9 @@ fn rings(init: &QpInit<'_>, memory: ProgramMemory) -> Option<WorkRings> {
     WorkRings::new(Some(send), own.then_some(recv), memory)
 }
 
-/// QPNs that are free at least, if the host has more: one that was given back is not given out before the others were, so
-/// that what is still under way to the old queue pair does not reach a new one.
-const RESTING: usize = 64;
-
-/// Claims another block of QPNs when few are left.
-fn make_room(card: &Card, shard: &mut Shard) -> Result<()> {
-    if shard.nic.free_qpns() < RESTING {
-        match shard.rx.claim_block() {
-            Ok(block) => shard.nic.add_block(block as u16)?,
-            Err(_) if shard.nic.free_qpns() > 0 => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
-        card.progress.kick_if_armed();
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::env::HostEnv;
 
     /// What an idle QP costs beside its rings (docs/decisions/0005-memory-of-an-idle-qp.md): who adds a field
     /// here pays for it with every connection of every program.

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use starverbs_core::SrqId;
 use starverbs_core::nic::TagOp;
 use starverbs_core::tags::MAX_TAGS;
-use starverbs_core::{Nanos, RecvQueue, Sge, SrqId};
-use starverbs_rings::{CardRq, RecvProducer, RecvSize, SpinLock, WorkRings};
+use starverbs_rings::{RecvProducer, RecvSize, SpinLock, WorkRings};
 
-use crate::card::Shard;
 use crate::cq::Cq;
-use crate::device::MAX_SGE;
+use crate::device::command::SrqKind;
+use crate::device::{Command, Doorbell};
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
+use crate::info::MAX_SGE;
 use crate::pd::Pd;
 use crate::post::RecvWr;
-use crate::star;
 use crate::xrcd::Xrcd;
 
 /// What `ibv_query_srq` gives.
@@ -111,8 +111,8 @@ impl Srq {
     /// # Errors
     /// ENOMEM: the list is full; EINVAL: the queue matches no tags; EIO in a forked child.
     pub fn change_tags(&self, op: &TagOp) -> Result<u32> {
-        let card = self.0.pd.context().card()?;
-        Ok(card.with(|shard, _| shard.nic.change_tags(self.0.id, op))?)
+        let device = self.0.pd.context().device()?;
+        device.control(Command::ChangeTags { srq: self.0.id, op: *op })?.number()
     }
 
     /// Whether it matches tags.
@@ -126,28 +126,22 @@ impl Srq {
     }
 
     fn new(pd: &Pd, kind: &Kind<'_>, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
-        let card = pd.context().card()?;
-        if max_wr == 0 || max_wr > card.info.attr.max_srq_wr || max_sge > MAX_SGE || limit > max_wr {
+        let device = pd.context().device()?;
+        if max_wr == 0 || max_wr > device.info().attr.max_srq_wr || max_sge > MAX_SGE || limit > max_wr {
             return Err(VerbsError::Invalid("shared receive queue attributes"));
         }
         let size = RecvSize { max_wr, max_sge: max_sge.max(1) as u16 };
         let rings = new_rings(pd, size)?;
         // SAFETY: the one card half, used under the card's lock.
         let half = unsafe { rings.card_rq() };
-        let (id, cq, number) = card.with(|shard, _| {
-            let (id, cq) = match kind {
-                Kind::Basic => (shard.nic.create_srq(pd.id(), half, limit, cookie)?, None),
-                Kind::Xrc(xrcd, cq) => {
-                    let (xrcd, half_cq) = (xrcd.pd().id(), cq.card_half());
-                    (shard.nic.create_xrc_srq(pd.id(), xrcd, half, half_cq, cookie)?, Some(*cq))
-                }
-                Kind::Tagged(cq, tags) => {
-                    (shard.nic.create_tag_srq(pd.id(), half, cq.card_half(), *tags, cookie)?, Some(*cq))
-                }
-            };
-            Ok::<_, VerbsError>((id, cq, shard.nic.srq_number(id)))
-        })?;
-        let (cq, tagged) = (cq.cloned(), matches!(kind, Kind::Tagged(..)));
+        let (kind, cq) = match *kind {
+            Kind::Basic => (SrqKind::Basic { limit }, None),
+            Kind::Xrc(xrcd, cq) => (SrqKind::Xrc { domain: xrcd.pd().id(), cq: cq.card_half() }, Some(cq)),
+            Kind::Tagged(cq, tags) => (SrqKind::Tagged { cq: cq.card_half(), tags }, Some(cq)),
+        };
+        let (cq, tagged) = (cq.cloned(), matches!(kind, SrqKind::Tagged { .. }));
+        let command = Command::CreateSrq { pd: pd.id(), rq: half, cookie, kind };
+        let (id, number) = device.control(command)?.srq()?;
         if let Some(cq) = &cq {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }
@@ -177,10 +171,10 @@ impl Srq {
     /// EINVAL: a size of 0, beyond the device's max_srq_wr, or below what is posted or the limit; a limit above the
     /// size. ENOMEM. Nothing has changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
-        let card = self.0.pd.context().card()?;
+        let device = self.0.pd.context().device()?;
         let (slots, max_sge) = self.caps();
         let mut room = match max_wr {
-            Some(max_wr) if max_wr == 0 || max_wr > card.info.attr.max_srq_wr => {
+            Some(max_wr) if max_wr == 0 || max_wr > device.info().attr.max_srq_wr => {
                 return Err(VerbsError::Invalid("size of a shared receive queue"));
             }
             Some(max_wr) if max_wr.next_power_of_two() != slots => {
@@ -188,44 +182,9 @@ impl Srq {
             }
             _ => None,
         };
-        let old = card.with(|shard, now| {
-            /* not for the turn that follows: posters spin */
-            let mut posted = self.0.rings.lock();
-            let limit = limit.map_or_else(|| shard.nic.query_srq_limit(self.0.id), Ok)?;
-            let slots = room.as_ref().map_or(slots, WorkRings::recv_slots);
-            if limit > slots || posted.recv_waiting() > slots {
-                return Err(VerbsError::Invalid("size below the limit, or below what is posted"));
-            }
-            let old = match &mut room {
-                Some(room) => Some(self.move_to(room, &mut posted, (shard, now))?),
-                None => None,
-            };
-            shard.nic.modify_srq_limit(self.0.id, limit)?;
-            Ok(old)
-        });
+        let (srq, rings) = (self.0.id, &self.0.rings);
         /* rings that are not needed go with no lock held: their memory may be the program's to take back */
-        drop(room);
-        old.map(drop)
-    }
-
-    /// Moves what is posted to `room`, which takes the old rings; gives the card's half of those.
-    fn move_to(
-        &self,
-        room: &mut WorkRings,
-        posted: &mut WorkRings,
-        (shard, now): (&mut Shard, Nanos),
-    ) -> Result<CardRq> {
-        // SAFETY: the one card half, used under the card's lock.
-        let half = unsafe { room.card_rq() };
-        let taken = shard.replace_srq_ring(self.0.id, half, now)?;
-        let mut sges = [Sge::default(); MAX_SGE as usize];
-        let mut producer = room.recv_producer_mut();
-        while let Some((wr_id, count)) = taken.take(&mut sges) {
-            producer.push(wr_id, &sges[..count])?;
-        }
-        drop(producer);
-        std::mem::swap(room, posted);
-        Ok(taken)
+        device.control(Command::ModifySrq { srq, rings, room: room.as_mut(), limit }).map(|_| ())
     }
 
     /// `ibv_query_srq`
@@ -233,8 +192,8 @@ impl Srq {
     /// # Errors
     /// EINVAL when it is gone; EIO in a forked child.
     pub fn query(&self) -> Result<SrqAttr> {
-        let card = self.0.pd.context().card()?;
-        let limit = card.with(|shard, _| shard.nic.query_srq_limit(self.0.id))?;
+        let device = self.0.pd.context().device()?;
+        let limit = device.control(Command::QuerySrq { srq: self.0.id })?.number()?;
         let (max_wr, max_sge) = self.caps();
         Ok(SrqAttr { max_wr, max_sge, limit })
     }
@@ -255,14 +214,14 @@ impl Srq {
     /// EIO in a forked child.
     #[inline]
     pub fn post_list<R>(&self, list: impl FnOnce(&mut SrqPoster<'_>) -> R) -> Result<R> {
-        let card = self.0.pd.context().card()?;
+        let device = self.0.pd.context().device()?;
         let mut rings = self.0.rings.lock();
         let result = list(&mut SrqPoster(rings.recv_producer_mut()));
         /* nobody looks into a shared queue by itself but the library of stateless ends */
-        let awaited = star::takes_from_srqs() && rings.was_starved();
+        let awaited = crate::device::soft::star::takes_from_srqs() && rings.was_starved();
         drop(rings);
         if awaited {
-            card.with(|shard, now| shard.ring_srq(self.0.id, now));
+            device.doorbell(Doorbell::Srq(self.0.id));
         }
         Ok(result)
     }
@@ -293,11 +252,11 @@ fn new_rings(pd: &Pd, size: RecvSize) -> Result<WorkRings> {
 impl SrqInner {
     fn destroy(&self) -> Result<()> {
         let ctx = self.pd.context();
-        let card = ctx.card()?;
+        let device = ctx.device()?;
         if self.gone.load(Ordering::Acquire) {
             return Err(VerbsError::Invalid("shared receive queue is gone"));
         }
-        card.with(|shard, _| shard.nic.destroy_srq(self.id))?;
+        device.control(Command::DestroySrq { srq: self.id })?;
         self.gone.store(true, Ordering::Release);
         if let Some(cq) = &self.cq {
             cq.0.users.fetch_sub(1, Ordering::AcqRel);

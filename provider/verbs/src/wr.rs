@@ -6,6 +6,7 @@
 use starverbs_core::{AvId, QpType, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_rings::SendProducer;
 
+use crate::device::Doorbell;
 use crate::error::{Result, VerbsError};
 use crate::post::{INLINE_ANSWER, offered};
 use crate::qp::QpInner;
@@ -55,7 +56,7 @@ impl<'a> SendBatch<'a> {
     #[inline]
     pub(crate) fn new(qp: &'a QpInner, ops: u64) -> Self {
         let producer = qp.rings.send_producer();
-        let error = match qp.pd.context().card() {
+        let error = match qp.pd.context().device() {
             Err(error) => Some(error),
             Ok(_) if !qp.may_send() => Some(VerbsError::Invalid("the QP is not ready to send")),
             Ok(_) => None,
@@ -171,7 +172,7 @@ impl<'a> SendBatch<'a> {
         let qp = self.qp;
         if self.producer.publish() > 0 {
             drop(self);
-            qp.pd.context().card()?.ring(qp.qpn);
+            qp.pd.context().device()?.doorbell(Doorbell::Qp(qp.qpn));
         }
         Ok(())
     }

@@ -8,13 +8,13 @@
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use starverbs_backend::links::{DomainName, Links, MESSAGE, Opening};
-use starverbs_core::relay::LinkError;
-use starverbs_core::{Env, PdId, QPN_BLOCK_SHIFT, Qpn};
+use starverbs_backend::links::{DomainName, Opening};
+use starverbs_core::{QPN_BLOCK_SHIFT, Qpn};
 
-use crate::card::Shard;
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::device::command::Xrc;
+use crate::device::{Command, Reply};
 use crate::error::{Result, VerbsError};
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInner, xrc_recv};
@@ -22,7 +22,7 @@ use crate::qp::{Qp, QpInner, xrc_recv};
 /// Domains that were opened on a file.
 static SHARED: Mutex<Vec<(File, Weak<XrcdInner>)>> = Mutex::new(Vec::new());
 
-/// A card, by its address, and an inode with its device.
+/// A device, and an inode with its own.
 type File = (usize, u64, u64);
 
 /// An XRC domain. Clones are the same opening of it.
@@ -50,12 +50,12 @@ impl Xrcd {
     /// EINVAL: neither a file nor `create`, or `exclusive` and there is one; EAGAIN: there is none and not
     /// `create`; EBADF; EIO in a forked child.
     pub fn open(ctx: &Context, file: Option<RawFd>, create: bool, exclusive: bool) -> Result<Xrcd> {
-        let card = ctx.card()?;
+        let device = ctx.device()?;
         let Some(fd) = file else {
             return if create { Xrcd::new(ctx) } else { Err(VerbsError::Invalid("no file and no O_CREAT")) };
         };
         let (dev, ino) = inode(fd)?;
-        let file = (Arc::as_ptr(card) as usize, dev, ino);
+        let file = (device.id(), dev, ino);
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         shared.retain(|(_, domain)| domain.strong_count() > 0);
         let found = shared.iter().find(|(f, _)| *f == file).and_then(|(_, domain)| domain.upgrade());
@@ -70,7 +70,7 @@ impl Xrcd {
                 return Ok(Xrcd(domain));
             }
         }
-        let opening = Opening::begin(DomainName::new(card.settings.port, (dev, ino)))
+        let opening = Opening::begin(DomainName::new(device.settings().port, (dev, ino)))
             .map_err(|error| VerbsError::Os(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         /* a process that has it or, unless a new one is asked for, nobody */
         match (create, opening.is_open()) {
@@ -98,19 +98,8 @@ impl Xrcd {
 
     /// One that other processes' cards reach.
     fn share(ctx: &Context, name: &DomainName) -> Result<Xrcd> {
-        let (pd, cq, card) = (Pd::alloc(ctx)?, Cq::create(ctx, 1, None, 0)?, ctx.card()?);
-        card.with(|shard, _| {
-            let block = shard.rx.blocks().next().ok_or(VerbsError::NoMemory("QPN block"))?;
-            let links = match &mut shard.env.links {
-                Some(links) => links,
-                none => none.insert(Box::new(Links::new()?)),
-            };
-            shard.link_room.get_or_insert_with(|| Box::new([0; MESSAGE]));
-            shard.nic.share_domain(pd.id(), block as u16)?;
-            links.listen(pd.id().0, name, block)?;
-            Ok::<_, VerbsError>(())
-        })?;
-        card.progress.kick_if_armed();
+        let (pd, cq, device) = (Pd::alloc(ctx)?, Cq::create(ctx, 1, None, 0)?, ctx.device()?);
+        device.control(Command::Xrc(Xrc::Share { domain: pd.id(), name }))?;
         Xrcd::of(pd, cq, Some(name.clone()))
     }
 
@@ -129,9 +118,7 @@ impl Xrcd {
                 if state.qps.iter().filter_map(Qp::upgrade).any(|qp| qp.is_visited()) {
                     return Err(VerbsError::Busy("queue pairs of other processes"));
                 }
-                let pd = self.0.pd.id();
-                /* in one: the next domain that gets the number is another one, and other processes' messages are not for it */
-                self.0.pd.dealloc_with(|shard| end_links(shard, pd))?;
+                self.0.pd.dealloc()?;
             }
             _ => {}
         }
@@ -150,8 +137,8 @@ impl Xrcd {
         let qp = Qp::create(&self.0.pd, &xrc_recv(&self.0.cq))?;
         qp.list(ctx, cookie)?;
         if self.0.name.is_some() {
-            let (pd, qpn) = (self.0.pd.id(), qp.number());
-            ctx.card()?.with(|shard, _| shard.openings.offer(pd, qpn, qp.downgrade()))?;
+            let offer = Xrc::Offer { domain: self.0.pd.id(), qpn: qp.number(), qp: qp.downgrade() };
+            ctx.device()?.control(Command::Xrc(offer))?;
         }
         state.qps.push(qp.downgrade());
         Ok(qp)
@@ -163,7 +150,7 @@ impl Xrcd {
     /// # Errors
     /// EINVAL: the domain has no such QP; EAGAIN: a process of the domain does not answer; ENOMEM; EIO in a forked child.
     pub fn open_qp(&self, ctx: &Context, qpn: Qpn, cookie: u64) -> Result<Qp> {
-        ctx.card()?;
+        ctx.device()?;
         let mut state = self.0.state();
         let known = state.qps.iter().filter_map(Qp::upgrade).find(|qp| qp.number() == qpn);
         if let Some(qp) = known {
@@ -196,21 +183,18 @@ impl XrcdInner {
 
     /// Opens a QP of another process, whichever has it.
     fn visit(&self, qpn: Qpn) -> Result<Qp> {
-        let card = self.pd.context().card()?;
+        let device = self.pd.context().device()?;
         let mut blocks = self.name.as_ref().map(DomainName::members).unwrap_or_default();
         /* a process's first QPs have numbers of the block by which it listens */
         blocks.sort_by_key(|block| *block != qpn >> QPN_BLOCK_SHIFT);
         let mut silent = false;
         for block in blocks {
-            match card.with(|shard, _| shard.env.link(self.pd.id(), block as u16)) {
-                Ok(link) => match card.visit(link, self.pd.id(), qpn) {
-                    Ok(visit) => return Qp::visiting(&self.pd, &self.cq, qpn, visit),
-                    Err(VerbsError::Again) => silent = true,
-                    Err(VerbsError::Os(libc::EINVAL | libc::ENODEV)) => {}
-                    Err(error) => return Err(error),
-                },
-                Err(LinkError::Busy) => silent = true,
-                Err(LinkError::Gone) => {}
+            let open = Xrc::Open { domain: self.pd.id(), block: block as u16, qpn };
+            match device.control(Command::Xrc(open)).and_then(Reply::number) {
+                Ok(visit) => return Qp::visiting(&self.pd, &self.cq, qpn, visit),
+                Err(VerbsError::Again) => silent = true,
+                Err(VerbsError::Os(libc::EINVAL | libc::ENODEV)) => {}
+                Err(error) => return Err(error),
             }
         }
         Err(if silent { VerbsError::Again } else { VerbsError::Invalid("no such QP in the XRC domain") })
@@ -228,23 +212,11 @@ impl Drop for XrcdInner {
         let open = self.state.get_mut().is_ok_and(|state| state.opened > 0);
         if open
             && self.name.is_some()
-            && let Ok(card) = self.pd.context().card()
+            && let Ok(device) = self.pd.context().device()
         {
-            let pd = self.pd.id();
-            card.with(|shard, _| {
-                end_links(shard, pd);
-                shard.openings.hand_over(&card.notes);
-            });
+            let _ = device.control(Command::Xrc(Xrc::Unshare { domain: self.pd.id() }));
         }
     }
-}
-
-/// Other processes do not reach the domain any more.
-fn end_links(shard: &mut Shard, pd: PdId) {
-    if let Some(links) = &mut shard.env.links {
-        links.end(pd.0);
-    }
-    shard.openings.end(pd);
 }
 
 /// Device and inode of an open file.

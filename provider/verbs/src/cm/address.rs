@@ -6,8 +6,8 @@ use starverbs_backend::{HostAddr, host};
 use starverbs_cm::Scope;
 use starverbs_core::Gid;
 
-use crate::card::seed;
 use crate::error::{Result, VerbsError};
+use crate::process::seed;
 
 /// Where a port is picked from, if the system does not say.
 const EPHEMERAL: (u16, u16) = (32768, 60999);

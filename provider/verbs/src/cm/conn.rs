@@ -7,7 +7,7 @@ use starverbs_cm::{Accept, Answer, Cm, CmError};
 use starverbs_core::Nanos;
 
 use super::{Sink, ours};
-use crate::card::Card;
+use crate::device::soft::Soft;
 use crate::error::{Result, VerbsError};
 
 /// A connection, on its way, there, or ending; or a question for a datagram queue pair, or one that was asked here. Clones are
@@ -17,7 +17,7 @@ use crate::error::{Result, VerbsError};
 pub struct Conn(Arc<Inner>);
 
 pub(super) struct Inner {
-    card: Arc<Card>,
+    card: Arc<Soft>,
     id: u32,
     sink: Mutex<Sink>,
 }
@@ -34,7 +34,7 @@ impl Inner {
 }
 
 impl Conn {
-    pub(super) fn new(card: Arc<Card>, id: u32, sink: Sink) -> Conn {
+    pub(super) fn new(card: Arc<Soft>, id: u32, sink: Sink) -> Conn {
         Conn(Arc::new(Inner { card, id, sink: Mutex::new(sink) }))
     }
 
@@ -44,7 +44,7 @@ impl Conn {
 
     /// One that this side begins.
     pub(super) fn begin(
-        card: &Arc<Card>,
+        card: &Arc<Soft>,
         sink: Sink,
         call: impl FnOnce(&mut Cm, Nanos) -> std::result::Result<u32, CmError>,
     ) -> Result<Conn> {
@@ -147,7 +147,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let Inner { card, id, .. } = self;
         if card.is_ours() {
-            card.with(|shard, now| shard.release_conn(&card.notes, now, *id));
+            card.with(|shard, now| {
+                shard.cm.forget(*id);
+                shard.manage(&card.notes, now, |cm, now| cm.release(now, *id));
+            });
         }
     }
 }

@@ -13,14 +13,16 @@ use super::Sink;
 use super::address::{index_of, with_interface};
 use super::conn::{Conn, Inner};
 use super::event::{CmEvent, CmEventKind, TIMED_OUT};
-use crate::card::{Card, Shard, seed};
-use crate::notes::Notes;
+use crate::device::soft::Soft;
+use crate::device::soft::intake::CardAnd;
+use crate::device::soft::notes::Notes;
+use crate::process::seed;
 
 /// The connection manager of a card, and who is told.
 pub(crate) struct CmHost {
     cm: Cm,
     /// The card that it is of
-    card: Weak<Card>,
+    card: Weak<Soft>,
     addrs: Vec<HostAddr>,
     conns: HashMap<u32, Weak<Inner>>,
     listeners: HashMap<ListenerId, Sink>,
@@ -29,7 +31,7 @@ pub(crate) struct CmHost {
 }
 
 impl CmHost {
-    pub(crate) fn new(guid: u64, owner: u16, addrs: Vec<HostAddr>, card: Weak<Card>) -> CmHost {
+    pub(crate) fn new(guid: u64, owner: u16, addrs: Vec<HostAddr>, card: Weak<Soft>) -> CmHost {
         let config = Config { guid, owner, seed: seed()[0] };
         let (mut cm, of) = (Cm::new(config), card.clone());
         cm.limit_mtu(Box::new(move |to| of.upgrade().map_or(Mtu::M4096, |card| card.info.path_mtu(to))));
@@ -51,6 +53,11 @@ impl CmHost {
     pub(super) fn unlisten(&mut self, id: ListenerId) -> Option<Sink> {
         self.cm.unlisten(id);
         self.listeners.remove(&id)
+    }
+
+    /// The program holds a connection no more.
+    pub(super) fn forget(&mut self, id: u32) {
+        self.conns.remove(&id);
     }
 
     /// The program holds a connection.
@@ -108,48 +115,36 @@ impl CmHost {
     }
 }
 
-impl Shard {
-    /// A call on the connection manager, and what follows from it.
-    pub(super) fn manage<R>(
+impl CmHost {
+    /// A call, and what follows from it.
+    pub(crate) fn manage<R>(
         &mut self,
+        card: CardAnd<'_>,
         notes: &Notes,
         now: Nanos,
         call: impl FnOnce(&mut Cm, Nanos) -> R,
     ) -> R {
-        let result = call(&mut self.cm.cm, now);
-        self.settle_cm(notes, now);
+        let result = call(&mut self.cm, now);
+        self.settle(card, notes, now);
         result
     }
 
-    /// The program holds a connection no more.
-    pub(super) fn release_conn(&mut self, notes: &Notes, now: Nanos, id: u32) {
-        self.cm.conns.remove(&id);
-        self.manage(notes, now, |cm, now| cm.release(now, id));
-    }
-
-    /// The card is about to close: peers are told.
-    pub(crate) fn close_cm(&mut self, notes: &Notes, now: Nanos) {
-        self.manage(notes, now, Cm::release_all);
-    }
-
-    /// Datagrams came to queue pair 1, or the connection manager's time has come.
-    #[cold]
-    pub(crate) fn run_cm(&mut self, notes: &Notes, now: Nanos) {
-        while let Some((meta, mad)) = self.nic.poll_mad() {
+    /// Datagrams came to queue pair 1, or the time has come.
+    pub(crate) fn run(&mut self, (nic, env): CardAnd<'_>, notes: &Notes, now: Nanos) {
+        while let Some((meta, mad)) = nic.poll_mad() {
             /* the two low bits tell of congestion on the way here */
             let traffic_class = meta.traffic_class & !3;
             let path = Path { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 };
-            self.cm.cm.handle_mad(now, path, &mad);
+            self.cm.handle_mad(now, path, &mad);
         }
-        self.cm.cm.handle_timeout(now);
-        self.settle_cm(notes, now);
+        self.cm.handle_timeout(now);
+        self.settle((nic, env), notes, now);
     }
 
-    /// Sends what the connection manager wants to send, queues what it tells, sets its timer.
-    fn settle_cm(&mut self, notes: &Notes, now: Nanos) {
-        let Shard { nic, env, cm: host, .. } = self;
-        while let Some((path, mad)) = host.cm.poll_send() {
-            let Some(sgid_index) = host.ip(path.local) else { continue };
+    /// Sends what it wants to send, queues what it tells, sets its timer.
+    fn settle(&mut self, (nic, env): CardAnd<'_>, notes: &Notes, now: Nanos) {
+        while let Some((path, mad)) = self.cm.poll_send() {
+            let Some(sgid_index) = self.ip(path.local) else { continue };
             if !env.tx.can_send() {
                 env.tx.flush(now);
             }
@@ -162,15 +157,15 @@ impl Shard {
                 ..Av::default()
             };
             nic.send_mad(env, &to, mad.bytes());
-            host.spoke = true;
+            self.spoke = true;
         }
         env.tx.flush(now);
-        while let Some((id, event)) = host.cm.poll_event() {
-            if let Some(delivery) = host.event(id, event) {
+        while let Some((id, event)) = self.cm.poll_event() {
+            if let Some(delivery) = self.event(id, event) {
                 notes.deliver_later(delivery);
             }
         }
-        if let Some(at) = host.cm.next_deadline() {
+        if let Some(at) = self.cm.next_deadline() {
             nic.arm_mads(at);
         }
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use starverbs_rings::ReaderSlot;
 
 use super::table::{Desks, ENTRIES, Identity, Item, Kind, Table, Whereabouts};
-use crate::card;
 use crate::error::{Result, VerbsError};
+use crate::process;
 
 /// How long to sleep between two looks at a desk in use: some copies of a page.
 const NAP: Duration = Duration::from_micros(20);
@@ -65,7 +65,7 @@ impl Exports {
         if named < 0 {
             return Err(VerbsError::last_os());
         }
-        let (forks, places) = (card::forks(), Mutex::default());
+        let (forks, places) = (process::forks(), Mutex::default());
         Ok(Exports { table, file, desks, desks_file, desks_are, forks, _token: token, places })
     }
 
@@ -117,7 +117,7 @@ impl Exports {
 
     /// `None` in a forked child.
     fn places(&self) -> Option<MutexGuard<'_, Places>> {
-        let ours = self.forks == card::forks();
+        let ours = self.forks == process::forks();
         ours.then(|| self.places.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

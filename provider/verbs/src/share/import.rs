@@ -11,9 +11,9 @@ use starverbs_rings::ReaderSlot;
 
 use super::export::byte;
 use super::table::{DESKS, Desks, Found, Identity, Kind, Table, Tag};
-use crate::card;
 use crate::error::{Result, VerbsError};
 use crate::memory;
+use crate::process;
 
 /// The exporter is gone, or not in sight.
 const GONE: VerbsError = VerbsError::Os(libc::ENODEV);
@@ -157,7 +157,7 @@ pub(super) struct Reach {
 impl Reach {
     /// Takes any free desk. `desks` is a file description of nobody else's.
     fn new(memory: File, desks: &File) -> Result<Reach> {
-        let forks = card::forks();
+        let forks = process::forks();
         let map = Desks::open(desks)?;
         map.keep_from_children()?;
         let lock = |number: &usize| {
@@ -175,7 +175,7 @@ impl Reach {
     /// Runs `copy` while `tag` stands in `table`: its exporter waits for the end of it. False: it does not stand, or the
     /// copy failed.
     pub(super) fn at_desk(&self, table: &Table, tag: Tag, copy: impl FnOnce(&File) -> bool) -> bool {
-        if self.forks != card::forks() {
+        if self.forks != process::forks() {
             return false;
         }
         let _seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
@@ -193,7 +193,7 @@ impl Reach {
 
 impl Drop for Reach {
     fn drop(&mut self) {
-        if self.forks == card::forks() {
+        if self.forks == process::forks() {
             // SAFETY: dropped once, here. A child must not unmap what may be something else there.
             unsafe { ManuallyDrop::drop(&mut self.desks) };
         }

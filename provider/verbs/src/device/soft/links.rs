@@ -17,7 +17,7 @@ use crate::log::log;
 const PORT: u8 = 1;
 
 /// What is known of the card's interfaces.
-pub(crate) struct Links {
+pub(super) struct Links {
     /// `None`: the host tells nothing, and all stays as it was
     watch: Option<Watch>,
     known: Mutex<Known>,
@@ -34,7 +34,7 @@ struct Known {
 
 impl Links {
     /// Of a card that opens with these addresses.
-    pub(crate) fn new(addrs: &[HostAddr]) -> Links {
+    pub(super) fn new(addrs: &[HostAddr]) -> Links {
         let watch = Watch::open().ok();
         let all = vec![Standing { present: true, running: true }; addrs.len()];
         let links = Links {
@@ -51,12 +51,12 @@ impl Links {
     }
 
     /// What to wait for with `poll(2)`: then comes [`Links::refresh`].
-    pub(crate) fn fd(&self) -> Option<RawFd> {
+    pub(super) fn fd(&self) -> Option<RawFd> {
         self.watch.as_ref().map(Watch::fd)
     }
 
     /// A context's events. False: no memory.
-    pub(crate) fn tell(&self, events: &Arc<FdQueue<Event>>) -> bool {
+    pub(super) fn tell(&self, events: &Arc<FdQueue<Event>>) -> bool {
         let mut known = self.known();
         known.told.retain(|queue| queue.strong_count() > 0);
         let room = known.told.try_reserve(1).is_ok();
@@ -67,19 +67,19 @@ impl Links {
     }
 
     /// Whether the port is active.
-    pub(crate) fn active(&self, addrs: &[HostAddr]) -> bool {
+    pub(super) fn active(&self, addrs: &[HostAddr]) -> bool {
         self.refresh(addrs);
         self.known().active
     }
 
     /// Whether the host has the address of a table's entry.
-    pub(crate) fn has(&self, addrs: &[HostAddr], index: usize) -> bool {
+    pub(super) fn has(&self, addrs: &[HostAddr], index: usize) -> bool {
         self.refresh(addrs);
         self.known().standing.get(index).is_some_and(|standing| standing.present)
     }
 
     /// Looks at the interfaces if there are news, and tells the contexts what has changed.
-    pub(crate) fn refresh(&self, addrs: &[HostAddr]) {
+    pub(super) fn refresh(&self, addrs: &[HostAddr]) {
         let Some(watch) = &self.watch else { return };
         let mut known = self.known();
         known.stale |= watch.heard();

@@ -5,8 +5,8 @@ use starverbs_core::star::seal::{Ends, MAX_SEALED, SALT_LEN, Seal};
 use starverbs_core::star::wire::Head;
 use starverbs_settings::Settings;
 
-use crate::card::seed;
 use crate::error::Result;
+use crate::process::seed;
 
 /// A card's key, if it has one.
 #[derive(Default)]

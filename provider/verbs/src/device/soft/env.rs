@@ -10,10 +10,10 @@ use starverbs_core::star::stateful::Stateful;
 use starverbs_core::{AsyncEvent, Av, Env, FrameMeta, Gid, PdId, Qpn, Seg};
 use starverbs_rings::{CardRq, CardSq};
 
+use super::star::port::StarPort;
 use crate::cq::CardCq;
 use crate::memory::{self, Marked};
 use crate::share::ForeignList;
-use crate::star::port::StarPort;
 use crate::stat::StatPage;
 
 /// Most payload bytes of a frame: the largest path MTU.

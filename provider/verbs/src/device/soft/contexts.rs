@@ -10,9 +10,9 @@ use starverbs_core::qpc::Policy;
 use starverbs_core::{ContextCache, Nanos};
 use starverbs_settings::{QpcPolicy, QpcSpec};
 
-use crate::card::{Card, Shard};
+use super::receives::Who;
+use super::{Shard, Soft};
 use crate::clock;
-use crate::receives::Who;
 
 /// A wait too short to sleep through.
 const SHORT: Nanos = 20_000;
@@ -20,7 +20,7 @@ const SHORT: Nanos = 20_000;
 const STAY: Nanos = 500_000;
 
 /// The cache that these settings ask for.
-pub(crate) fn context_cache(spec: QpcSpec) -> ContextCache {
+pub(super) fn context_cache(spec: QpcSpec) -> ContextCache {
     let policy = match spec.policy {
         QpcPolicy::Fcfs => Policy::Fcfs,
         QpcPolicy::NonBlocking => Policy::NonBlocking,
@@ -30,17 +30,17 @@ pub(crate) fn context_cache(spec: QpcSpec) -> ContextCache {
     ContextCache { entries: spec.entries, policy, miss: ns(spec.miss), fetch: ns(spec.fetch) }
 }
 
-impl Card {
+impl Soft {
     /// Runs the card while it waits for contexts that come in a moment.
     #[cold]
-    pub(crate) fn bring_through(&self) {
+    pub(super) fn await_contexts(&self) {
         let until = clock::now() + STAY;
         while let Some(mut guard) = self.try_lock() {
             let shard: &mut Shard = &mut guard;
             let now = clock::now();
             let soon = shard.nic.next_context().is_some_and(|at| at < now + SHORT);
-            let out = shard.nic.ran_out() && shard.waits_for_receives(now, Who::Thread);
-            if now > until || !(soon || shard.held_back && !out) {
+            let out = shard.intake.waits_for_receives(&mut shard.nic, now, Who::Thread);
+            if now > until || !(soon || shard.intake.is_held_back() && !out) {
                 break;
             }
             if !out {
@@ -52,22 +52,5 @@ impl Card {
             self.serve_bells();
             hint::spin_loop();
         }
-    }
-}
-
-impl Shard {
-    /// [`Shard::take_frames`], as far as the card takes them.
-    #[cold]
-    pub(crate) fn offer_frames(&mut self, now: Nanos, enough: &mut dyn FnMut() -> bool) -> bool {
-        self.held_back = false;
-        while self.nic.takes_frames() {
-            let Some((meta, frame)) = self.rx.next_frame() else { return true };
-            self.nic.offer_frame(&mut self.env, now, &meta, frame);
-            if enough() || self.nic.ran_out() {
-                return false;
-            }
-        }
-        self.held_back = true;
-        false
     }
 }

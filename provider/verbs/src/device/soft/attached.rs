@@ -8,23 +8,27 @@
 
 use std::sync::{Arc, Weak};
 
+use starverbs_backend::links::{Incoming, MESSAGE};
 use starverbs_core::opening::{Opening, Wish};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
-use starverbs_core::relay::LinkId;
-use starverbs_core::{Nanos, Nic, NicError, PdId, Qpn};
+use starverbs_core::relay::{LinkId, Relay};
+use starverbs_core::{Nanos, NicError, PdId, Qpn};
 
-use crate::card::{Card, Shard};
+use super::Soft;
+use super::env::HostEnv;
+use super::intake::CardAnd;
+use super::notes::Notes;
 use crate::clock;
-use crate::env::HostEnv;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue, kind};
-use crate::notes::Notes;
 use crate::qp::{Qp, QpInner};
 
 /// How long a guest waits for the home's answer.
 const PATIENCE: Nanos = 5_000_000_000;
 /// A look at what came, while it waits, milliseconds.
 const LOOK: i32 = 1;
+/// Messages from other processes in one turn.
+const RELAYS: u32 = 128;
 /// References that others have to QPs of this process, at most.
 const GUESTS: usize = 4096;
 /// What is said of a QP whose home is gone.
@@ -35,7 +39,7 @@ pub(crate) type Visit = u32;
 
 /// The tables of a card.
 #[derive(Default)]
-pub(crate) struct Openings {
+pub(crate) struct Attached {
     handles: Vec<Handle>,
     home: Vec<Home>,
     guests: Vec<Guest>,
@@ -44,6 +48,8 @@ pub(crate) struct Openings {
     /// References that ended, to be dropped when the card's lock is given back
     retired: Vec<Qp>,
     serial: u32,
+    /// A message from another process; none before there is a shared domain
+    room: Option<Box<[u8; MESSAGE]>>,
 }
 
 /// Somebody of this process who is told of a QP's events.
@@ -89,7 +95,7 @@ fn room<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
     list.try_reserve(more).map_err(|_| VerbsError::NoMemory("QPs of an XRC domain"))
 }
 
-impl Openings {
+impl Attached {
     /// A handle of the QP is told of its events. ENOMEM.
     pub(crate) fn list(
         &mut self,
@@ -179,6 +185,57 @@ impl Openings {
         self.retired.extend(self.guests.extract_if(.., ends).map(|guest| guest.qp));
     }
 
+    /// There is a shared domain: messages come from now on.
+    pub(super) fn make_room(&mut self) {
+        self.room.get_or_insert_with(|| Box::new([0; MESSAGE]));
+    }
+
+    /// Takes messages from other processes of this one's XRC domains, as long as the port has room for what they bring; says
+    /// how many.
+    #[inline]
+    pub(super) fn run(&mut self, card: CardAnd<'_>, now: Nanos, notes: &Notes) -> u32 {
+        let Some(mut room) = self.room.take() else { return 0 };
+        let came = self.take_messages(card, now, &mut room);
+        self.room = Some(room);
+        self.hand_over(notes);
+        came
+    }
+
+    #[cold]
+    fn take_messages(&mut self, (nic, env): CardAnd<'_>, now: Nanos, room: &mut [u8; MESSAGE]) -> u32 {
+        let mut came = 0;
+        while came < RELAYS && env.tx.can_send() {
+            match env.links.as_mut().and_then(|links| links.next(room)) {
+                None => break,
+                Some(Incoming::Ended(link)) => {
+                    nic.handle_unlink(env, now, link);
+                    self.unlink(link);
+                }
+                Some(Incoming::Message(link, domain, len)) => {
+                    let (bytes, domain) = (room.get(..len).unwrap_or_default(), PdId(domain));
+                    if let Some(message) = Relay::decode(bytes) {
+                        nic.handle_relay(env, now, link, domain, &message);
+                    } else if let Some(message) = Opening::decode(bytes) {
+                        self.handle((&mut *nic, &mut *env), now, (link, domain), &message);
+                    }
+                }
+            }
+            came += 1;
+        }
+        came
+    }
+
+    /// The card's last context has left: other processes see the end of its connections.
+    pub(super) fn close(&mut self, env: &mut HostEnv, notes: &Notes) {
+        self.retire(|_| true);
+        self.visits.clear();
+        for asked in &mut self.asked {
+            asked.answer.get_or_insert(Err(GONE));
+        }
+        self.hand_over(notes);
+        (env.links, self.room) = (None, None);
+    }
+
     /// Hands over what must not be dropped under the card's lock.
     pub(crate) fn hand_over(&mut self, notes: &Notes) {
         if !self.retired.is_empty() {
@@ -189,7 +246,7 @@ impl Openings {
     /// What another process says.
     pub(crate) fn handle(
         &mut self,
-        (nic, env): (&mut Nic<HostEnv>, &mut HostEnv),
+        (nic, env): CardAnd<'_>,
         now: Nanos,
         (link, domain): (LinkId, PdId),
         message: &Opening,
@@ -230,7 +287,7 @@ impl Openings {
     /// Does what a guest, or one that wants to be, asks for.
     fn serve(
         &mut self,
-        (nic, env): (&mut Nic<HostEnv>, &mut HostEnv),
+        (nic, env): CardAnd<'_>,
         now: Nanos,
         (link, domain): (LinkId, PdId),
         qpn: Qpn,
@@ -273,8 +330,8 @@ impl Openings {
         wish: Wish,
     ) -> Result<u32> {
         room(&mut self.asked, 1)?;
-        let openings = self.asked.iter().filter(|asked| asked.opens.is_some()).count();
-        room(&mut self.visits, openings + 1)?;
+        let attached = self.asked.iter().filter(|asked| asked.opens.is_some()).count();
+        room(&mut self.visits, attached + 1)?;
         self.serial = self.serial.wrapping_add(1).max(1);
         let serial = self.serial;
         let opens = (wish == Wish::Open).then_some((domain, qpn));
@@ -296,7 +353,7 @@ impl Openings {
     }
 }
 
-impl Card {
+impl Soft {
     /// Opens the QP of the process at the other end of `link`.
     ///
     /// # Errors
@@ -317,7 +374,7 @@ impl Card {
     /// ENODEV: it is gone; `Again`: it does not answer; what else it says.
     pub(crate) fn ask_home(&self, visit: Visit, wish: Wish) -> Result<QpAttr> {
         let home = self.with(|shard, _| {
-            let of = shard.openings.visits.iter().find(|visiting| visiting.visit == visit);
+            let of = shard.attached.visits.iter().find(|visiting| visiting.visit == visit);
             of.map(|of| (of.link, (of.domain, of.qpn)))
         });
         let (link, of) = home.ok_or(VerbsError::Os(GONE))?;
@@ -326,7 +383,7 @@ impl Card {
     }
 
     fn send_request(&self, link: LinkId, of: (PdId, Qpn), wish: Wish) -> Result<u32> {
-        self.with(|shard, _| shard.openings.ask(&mut shard.env, link, of, wish))
+        self.with(|shard, _| shard.attached.ask(&mut shard.env, link, of, wish))
     }
 
     /// Runs the card's connections until the answer is there: the other process may ask for something meanwhile.
@@ -337,7 +394,7 @@ impl Card {
             let (answer, fd) = self.with(|shard, now| {
                 shard.run_links(now, &self.notes);
                 let fd = shard.env.links.as_ref().map_or(-1, |links| links.fd());
-                (shard.openings.take_answer(serial, last), fd)
+                (shard.attached.take_answer(serial, last), fd)
             });
             if let Some(answer) = answer {
                 return answer;
@@ -352,37 +409,24 @@ impl Card {
     }
 }
 
-impl Shard {
-    /// The card's last context has left: other processes see the end of its connections.
-    pub(crate) fn close_links(&mut self, notes: &Notes) {
-        self.openings.retire(|_| true);
-        self.openings.visits.clear();
-        for asked in &mut self.openings.asked {
-            asked.answer.get_or_insert(Err(GONE));
-        }
-        self.openings.hand_over(notes);
-        (self.env.links, self.link_room) = (None, None);
-    }
-}
-
 /// The card of `qp` hears a message from link `link` of the QP's domain, as if such a process had sent it; `None`: that process is gone.
 /// Says whether it was a message.
 #[cfg(feature = "fuzzing")]
 pub fn hear(ctx: &crate::Context, qp: &Qp, link: u32, message: Option<&[u8]>) -> bool {
-    let Ok(card) = ctx.card() else { return false };
+    let Ok(soft) = ctx.device().and_then(|device| device.soft()) else { return false };
     let (link, domain) = (LinkId(link), qp.domain());
-    card.with(|shard, now| {
-        let Shard { nic, env, openings, .. } = shard;
+    soft.with(|shard, now| {
+        let super::Shard { nic, env, attached, .. } = shard;
         let known = match message {
             None => {
-                openings.unlink(link);
+                attached.unlink(link);
                 true
             }
             Some(bytes) => Opening::decode(bytes)
-                .map(|message| openings.handle((nic, env), now, (link, domain), &message))
+                .map(|message| attached.handle((nic, env), now, (link, domain), &message))
                 .is_some(),
         };
-        openings.hand_over(&card.notes);
+        attached.hand_over(&soft.notes);
         known
     })
 }

@@ -1,7 +1,7 @@
-//! The progress thread: serves peers while the program is outside the library.
+//! The progress thread: runs a device while the program is outside the library.
 //!
-//! It decides by itself in which of two modes it is.
-//! - Armed: it sleeps in `poll(2)` on the port's descriptors until the next timer, and runs the card when
+//! Of the device it knows what to wait for, until when, and how to give it a turn. It decides by itself in which of two modes it is.
+//! - Armed: it sleeps in `poll(2)` on the device's descriptors until the next timer, and gives it a turn when
 //!   something arrives. With nothing to do, and alone on the port, it sleeps for ever.
 //! - Watching: the program polls, so that waking for its frames is a waste and a quarrel over CPU and
 //!   lock. It looks once a tick whether the program still does, and arms itself if not.
@@ -10,22 +10,19 @@
 //! watching made somebody wait: programs that spin on memory without calling the library end up
 //! served by an armed thread.
 
-use std::cell::Cell;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use starverbs_core::Nanos;
 
-use crate::card::{Card, Shard};
+use super::Device;
+use super::posix_thread::Thread;
 use crate::clock;
 use crate::error::Result;
 use crate::events::{eventfd, signal};
-use crate::posix_thread::Thread;
-use crate::progress::LEFT;
-use crate::receives::Who;
 
 const STOPPED: u8 = 0;
 const ARMED: u8 = 1;
@@ -44,28 +41,31 @@ const JUST_POLLED: Nanos = 2_000;
 /// once and then spins on memory is served soon, one that polls on and on is left alone.
 const NAP: Duration = Duration::from_micros(2);
 const NAP_DOUBLINGS: u32 = 4;
-/// Longest pause before another try for the lock.
-const LONGEST: Duration = Duration::from_micros(200);
-/// How long an ACK waits for the program that left it.
-const ACK_LEFT: Nanos = 50_000;
-/// Datagram batches in one hold of the lock.
-const BATCHES: u32 = 4;
 /// The CPU slice that it asks of the scheduler: short, so that it preempts spinners when it wakes.
 const SLICE: u64 = 100_000;
 /// How much nicer than it the program's threads are.
 const BEFORE: i32 = 5;
 
-/// The thread, as the rest of the library sees it.
-pub(crate) struct Progress {
+/// The thread, as the device sees it.
+pub(crate) struct ProgressThread {
     wake: OwnedFd,
     mode: AtomicU8,
     stop: AtomicBool,
     handle: Mutex<Option<Thread>>,
 }
 
-impl Progress {
+/// What a turn of the device came to.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Turn {
+    /// How much came and was due; `None`: somebody else runs the device
+    pub(crate) work: Option<u32>,
+    /// Until when frames wait for receives, and others for them
+    pub(crate) held_until: Option<Nanos>,
+}
+
+impl ProgressThread {
     pub(crate) fn new() -> Result<Self> {
-        Ok(Progress {
+        Ok(ProgressThread {
             wake: eventfd(libc::EFD_NONBLOCK)?,
             mode: AtomicU8::new(STOPPED),
             stop: AtomicBool::new(false),
@@ -73,12 +73,11 @@ impl Progress {
         })
     }
 
-    /// Starts the thread, armed, with all signals blocked.
-    pub(crate) fn start(&self, card: &Arc<Card>) -> Result<()> {
+    /// Starts the thread of `device`, armed, with all signals blocked.
+    pub(crate) fn start(&self, device: Device) -> Result<()> {
         self.stop.store(false, Ordering::Release);
         self.mode.store(ARMED, Ordering::SeqCst);
-        let card = Arc::clone(card);
-        let started = Thread::start(c"starverbs", Box::new(move || Worker::new(card).run()));
+        let started = Thread::start(c"starverbs", Box::new(move || Worker::new(device).run()));
         match started {
             Ok(thread) => {
                 *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -105,9 +104,9 @@ impl Progress {
         self.mode.store(STOPPED, Ordering::SeqCst);
     }
 
-    /// Whether it only looks now and then: the program must run the card itself.
+    /// Whether it only looks now and then: the program must run the device itself.
     #[inline]
-    pub(crate) fn is_watching(&self) -> bool {
+    fn is_watching(&self) -> bool {
         self.mode.load(Ordering::Relaxed) == WATCHING
     }
 
@@ -130,7 +129,7 @@ impl Progress {
         }
     }
 
-    /// Has it look at its alarm, or at the port's descriptors, anew.
+    /// Has it look at the device's deadline, or at its descriptors, anew.
     #[cold]
     pub(crate) fn kick_if_armed(&self) {
         if self.mode.load(Ordering::SeqCst) == ARMED {
@@ -151,115 +150,76 @@ enum Woken {
 }
 
 struct Worker {
-    card: Arc<Card>,
-    /// `poll(2)`'s list: the wake descriptor, then the port's
+    device: Device,
+    /// `poll(2)`'s list: the wake descriptor, then the device's
     polled: Vec<libc::pollfd>,
     /// Wake-ups in vain in a row, and how many make it watch
     vain: u32,
     limit: u32,
     /// Ticks of watching since somebody had to wait
     clean: u32,
-    /// Of the last turn: until when frames wait for receives, and others for them
-    held: Cell<Option<Nanos>>,
 }
 
 impl Worker {
-    fn new(card: Arc<Card>) -> Self {
-        Worker { card, polled: Vec::with_capacity(16), vain: 0, limit: FEW, clean: 0, held: Cell::new(None) }
+    fn new(device: Device) -> Self {
+        Worker { device, polled: Vec::with_capacity(16), vain: 0, limit: FEW, clean: 0 }
     }
 
     fn run(mut self) {
         hurry();
-        while !self.card.progress.stop.load(Ordering::Acquire) {
-            if self.card.progress.is_watching() { self.watch() } else { self.serve() }
+        while !self.device.thread().stop.load(Ordering::Acquire) {
+            if self.device.thread().is_watching() { self.watch() } else { self.serve() }
         }
     }
 
     /// Armed: one sleep and what follows.
     fn serve(&mut self) {
-        let until = self.prepare();
-        let woken = self.sleep(until);
-        if woken == Woken::Frames {
-            if self.program_is_at_it() {
-                return self.nobody_called();
+        let until = self.list(true);
+        match self.sleep(until) {
+            Woken::Frames if self.program_is_at_it() => self.nobody_called(),
+            Woken::Frames => match self.device.turn(&self.polled) {
+                Turn { held_until: Some(until), .. } => self.sit_out(until),
+                Turn { work: Some(0) | None, .. } => self.nobody_called(),
+                Turn { .. } => self.vain = 0,
+            },
+            Woken::Alarm => {
+                self.device.turn(&self.polled);
             }
-            match self.turn() {
-                _ if self.held.get().is_some() => self.sit_out(),
-                Some(0) | None => self.nobody_called(),
-                Some(_) => self.vain = 0,
-            }
-        } else if woken == Woken::Alarm {
-            self.turn();
-        }
-        if self.card.settings.qpc_cache.is_some() {
-            self.card.bring_through();
+            Woken::Called => {}
         }
     }
 
     /// Watching: one tick and what follows.
     fn watch(&mut self) {
-        let calls = self.card.polled.calls.load(Ordering::Relaxed);
-        self.list_wakers();
+        let calls = self.device.activity().calls();
+        self.list(false);
         let woken = self.sleep(clock::now() + TICK);
-        if woken == Woken::Alarm && self.card.polled.calls.load(Ordering::Relaxed) != calls {
+        if woken == Woken::Alarm && self.device.activity().calls() != calls {
             self.clean += 1;
             if self.clean >= CLEAN {
                 self.clean = 0;
                 self.limit = (self.limit / 2).max(FEW);
             }
-            /* who posts, or polls what is there already, calls the card but does not run it */
-            let ran = self.card.polled.at.load(Ordering::Relaxed);
-            if clock::now().saturating_sub(ran) > TICK {
-                self.turn();
+            /* who posts, or polls what is there already, calls the device but does not run it */
+            if clock::now().saturating_sub(self.device.activity().polled_at()) > TICK {
+                self.device.turn(&self.polled);
             }
             return;
         }
-        self.card.progress.mode.store(ARMED, Ordering::SeqCst);
+        self.device.thread().mode.store(ARMED, Ordering::SeqCst);
         self.vain = 0;
-        let late = self.turn().is_some_and(|frames| frames > 0);
+        let late = self.device.turn(&self.polled).work.is_some_and(|work| work > 0);
         if late && woken == Woken::Alarm {
             self.clean = 0;
             self.limit = (self.limit * 2).min(MANY);
         }
     }
 
-    /// Before a sleep: settles the port, notes the alarm, lists what to wait for.
-    fn prepare(&mut self) -> Nanos {
-        let card = Arc::clone(&self.card);
-        self.list_wakers();
-        let mut pause = Duration::from_micros(20);
-        loop {
-            let Some(mut guard) = card.try_lock() else {
-                /* whoever has the lock may need this CPU to give it back */
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(LONGEST);
-                continue;
-            };
-            let now = clock::now();
-            let port = card.maintain(&mut guard, now);
-            let next = guard.next_deadline(now);
-            self.polled.extend(guard.rx.fds().iter().map(|fd| pollfd(*fd)));
-            self.polled.extend(guard.star.iter().flat_map(|star| star.fds()).map(pollfd));
-            self.polled.extend(guard.env.links.as_ref().map(|links| pollfd(links.fd())));
-            let deadline = [port, next].into_iter().flatten().min().unwrap_or(Nanos::MAX);
-            /* An alarm that is still to come stays, though nothing may be due then: one wake-up in vain
-            costs less than a call to this thread each time that the only timer is set anew. */
-            if guard.alarm <= now || deadline < guard.alarm {
-                guard.alarm = deadline;
-            }
-            let owed = if guard.nic.owes_acks() { now + ACK_LEFT } else { Nanos::MAX };
-            let until = guard.alarm.min(owed);
-            drop(guard);
-            card.serve_bells();
-            return until;
-        }
-    }
-
-    /// What ends any sleep, the wake descriptor first.
-    fn list_wakers(&mut self) {
+    /// Lists what ends the sleep that follows; gives when it ends at the latest.
+    fn list(&mut self, armed: bool) -> Nanos {
         self.polled.clear();
-        self.polled.push(pollfd(self.card.progress.wake.as_raw_fd()));
-        self.polled.extend(self.card.links_fd().map(pollfd));
+        self.polled.push(pollfd(self.device.thread().wake.as_raw_fd()));
+        self.device.wait_fds(&mut self.polled, armed)
     }
 
     fn sleep(&mut self, until: Nanos) -> Woken {
@@ -281,12 +241,8 @@ impl Worker {
         if ready <= 0 {
             return Woken::Alarm;
         }
-        if self.card.links_fd().is_some() && self.polled.get(1).is_some_and(|fd| fd.revents != 0) {
-            self.card.look_at_links();
-            return Woken::Called;
-        }
         if self.polled.first().is_some_and(|fd| fd.revents != 0) {
-            drain(self.card.progress.wake.as_raw_fd());
+            drain(self.device.thread().wake.as_raw_fd());
             return Woken::Called;
         }
         Woken::Frames
@@ -294,58 +250,14 @@ impl Worker {
 
     /// Whether the program has just polled, and so will take the frames itself.
     fn program_is_at_it(&self) -> bool {
-        let polled = self.card.polled.at.load(Ordering::Relaxed);
-        clock::now().saturating_sub(polled) < JUST_POLLED
-    }
-
-    /// Runs the card; gives how many datagram batches and timers there were, `None` if somebody else
-    /// runs it.
-    fn turn(&mut self) -> Option<u32> {
-        let mut guard = self.card.try_lock()?;
-        let shard: &mut Shard = &mut guard;
-        shard.stats.thread_runs.inc();
-        let now = clock::now();
-        self.held.set(None);
-        self.card.take_bells(shard, now);
-        let mut work = self.take_batches(shard, now);
-        work += shard.run_star(now, Who::Thread);
-        work += shard.run_links(now, &self.card.notes);
-        /* behind the frames: the answer that a timer waits for may be among them */
-        work += u32::from(shard.run_timers(now));
-        shard.transmit(now, true);
-        self.card.hand_on(shard, now, false);
-        self.card.finish(shard, now);
-        drop(guard);
-        self.card.serve_bells();
-        Some(work)
-    }
-
-    /// Handles what has come; gives how many batches.
-    fn take_batches(&self, shard: &mut Shard, now: Nanos) -> u32 {
-        let mut work = 0;
-        let mut got = shard.rx.recv_all();
-        while got > 0 && work <= BATCHES {
-            let out = shard.nic.ran_out() && shard.waits_for_receives(now, Who::Thread);
-            if out || !shard.take_frames(now, || false) {
-                self.held.set(shard.out.left(now).map(|left| now + left));
-                self.card.lower_alarm(shard, now + LEFT);
-                return work + u32::from(!out);
-            }
-            work += 1;
-            if work <= BATCHES {
-                shard.transmit(now, true);
-                got = shard.rx.recv();
-            }
-        }
-        work
+        clock::now().saturating_sub(self.device.activity().polled_at()) < JUST_POLLED
     }
 
     /// Sleeps until frames are taken again, which are in the socket already.
-    fn sit_out(&mut self) {
-        let Some(until) = self.held.take() else { return };
-        self.list_wakers();
+    fn sit_out(&mut self, until: Nanos) {
+        self.list(false);
         if self.sleep(until) == Woken::Alarm {
-            self.turn();
+            self.device.turn(&self.polled);
         }
     }
 
@@ -353,14 +265,15 @@ impl Worker {
         self.vain += 1;
         if self.vain >= self.limit {
             self.vain = 0;
-            self.card.progress.mode.store(WATCHING, Ordering::SeqCst);
+            self.device.thread().mode.store(WATCHING, Ordering::SeqCst);
         } else {
             std::thread::sleep(NAP * (1 << self.vain.min(NAP_DOUBLINGS)));
         }
     }
 }
 
-fn pollfd(fd: RawFd) -> libc::pollfd {
+/// A descriptor to be waited for until it can be read.
+pub(crate) fn pollfd(fd: RawFd) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
 }
 

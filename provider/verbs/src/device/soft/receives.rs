@@ -10,8 +10,7 @@
 
 use starverbs_core::Nanos;
 
-use crate::card::Shard;
-use crate::progress::LEFT;
+use super::progress::LEFT;
 
 /// How long a program that polls has for posting what it takes, and any where others wait.
 const POLLING: Nanos = 100_000;
@@ -25,7 +24,7 @@ const HANDS_ON: Nanos = 1_000_000;
 
 /// Who asks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(super) enum Who {
     /// The program, in a poll that has found nothing
     Program,
     /// The card's thread
@@ -34,7 +33,7 @@ pub(crate) enum Who {
 
 /// The queue that is out of receives, and what such queues have cost.
 #[derive(Default)]
-pub(crate) struct RunOut {
+pub(super) struct RunOut {
     /// When a hold began, as anybody saw it first
     since: Option<Nanos>,
     /// The same as a poll saw it that found nothing
@@ -48,8 +47,13 @@ pub(crate) struct RunOut {
 }
 
 impl RunOut {
+    /// Whether a hold goes on.
+    pub(super) fn is_held(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// Whether frames wait. `pressed` says whether others wait for that; it is asked when a hold begins.
-    fn holds(&mut self, now: Nanos, who: Who, pressed: impl FnOnce() -> bool) -> bool {
+    pub(super) fn holds(&mut self, now: Nanos, who: Who, pressed: impl FnOnce() -> bool) -> bool {
         if self.since.is_none() {
             if now < self.rests_until {
                 return false;
@@ -68,7 +72,7 @@ impl RunOut {
     }
 
     /// A hold, if there is one, is over: a receive was posted, or it was in vain.
-    fn end(&mut self, now: Nanos, nobody_called: bool) {
+    pub(super) fn end(&mut self, now: Nanos, nobody_called: bool) {
         let Some(since) = self.since.take() else { return };
         if self.pressed || nobody_called {
             /* nobody may have looked for long, with no frame that waited */
@@ -78,34 +82,15 @@ impl RunOut {
     }
 
     /// Whether this process hands on so much that others wait, of `frames` in all by now.
-    fn hands_on(&mut self, now: Nanos, frames: u64) -> bool {
+    pub(super) fn hands_on(&mut self, now: Nanos, frames: u64) -> bool {
         let (before, then) = std::mem::replace(&mut self.handed_on, (frames, now));
         frames.saturating_sub(before).saturating_mul(HANDS_ON) > now.saturating_sub(then)
     }
 
     /// How long a hold still takes for which others wait.
-    pub(crate) fn left(&self, now: Nanos) -> Option<Nanos> {
+    pub(super) fn left(&self, now: Nanos) -> Option<Nanos> {
         let since = self.since.filter(|_| self.pressed)?;
         POLLING.checked_sub(now.saturating_sub(since)).filter(|left| *left > 0)
-    }
-}
-
-impl Shard {
-    /// Whether frames should wait for the receives that [`starverbs_core::Nic::ran_out`] misses.
-    #[cold]
-    pub(crate) fn waits_for_receives(&mut self, now: Nanos, who: Who) -> bool {
-        let out = self.nic.still_out();
-        if out {
-            let Shard { nic, rx, stats, out, .. } = self;
-            let begins = out.since.is_none();
-            let hands_on = begins && (out.hands_on(now, stats.handed_on.get()) || rx.has_guests());
-            if out.holds(now, who, || hands_on || nic.has_reliable()) {
-                return true;
-            }
-            nic.go_without();
-        }
-        self.out.end(now, out);
-        false
     }
 }
 

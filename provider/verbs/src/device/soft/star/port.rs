@@ -15,7 +15,7 @@ use starverbs_core::{Av, FrameMeta, Qpn, Seg};
 use starverbs_rings::{CardRq, CardSq};
 
 use super::sealing::Sealing;
-use crate::env::HostEnv;
+use crate::device::soft::env::HostEnv;
 use crate::log::log;
 use crate::memory::{self, Marked};
 use crate::stat::StatPage;

@@ -1,41 +1,13 @@
-//! What a program may ask of its connections' StaR: what they were to be, what they are, what that costs.
+//! What a queue pair has become, and what that costs.
 
 use starverbs_core::qp::QpAttr;
 use starverbs_core::star::control::{Role, Wish};
 use starverbs_core::star::negotiate::Outcome;
 use starverbs_core::{QpState, Qpn};
-use starverbs_settings::StarWish;
 
-use super::Shard;
-use crate::star::StarHost;
-
-/// What a queue pair has become.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Settled {
-    /// Nothing yet: it was not connected, or the peer has not answered
-    #[default]
-    Waiting = 0,
-    /// Plain RoCEv2
-    Plain = 1,
-    /// StaR: this card keeps nothing of it
-    Stateless = 2,
-    /// StaR: this card keeps all of it
-    Stateful = 3,
-}
-
-/// StaR of one queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StarInfo {
-    /// What the program wants it to be
-    pub wish: Wish,
-    /// What it is
-    pub role: Settled,
-    /// What the card keeps of it now, bytes
-    pub card_bytes: u64,
-    /// What the library keeps of it in host memory because the card does not, bytes
-    pub library_bytes: u64,
-}
+use super::StarHost;
+use crate::device::soft::Shard;
+use crate::star::{Settled, StarInfo};
 
 impl Shard {
     /// StaR of the queue pair, whose program wants `wish`. `None`: it was made without.
@@ -79,14 +51,4 @@ impl Shard {
 /// Whether it is an end of a connection, in ERR perhaps: from INIT it may come there without a peer.
 fn is_connected(attr: &QpAttr) -> bool {
     !matches!(attr.state, QpState::Reset | QpState::Init) && attr.dest_qpn != 0
-}
-
-/// The setting in the card's words.
-pub(crate) fn wish_of(setting: StarWish) -> Wish {
-    match setting {
-        StarWish::Off => Wish::Off,
-        StarWish::Auto => Wish::Auto,
-        StarWish::Stateless => Wish::Stateless,
-        StarWish::Stateful => Wish::Stateful,
-    }
 }

@@ -5,12 +5,14 @@ use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
 use starverbs_core::{Nanos, Nic, NicError, PdId, QpState, Qpn, SrqId};
 use starverbs_rings::CardRq;
 
-use crate::card::{Card, Shard};
+use super::StarHost;
 use crate::clock;
-use crate::env::HostEnv;
+use crate::device::soft::env::HostEnv;
+use crate::device::soft::receives::Who;
+use crate::device::soft::{Shard, Soft};
+use crate::device::thread::pollfd;
 use crate::error::Result;
-use crate::receives::Who;
-use crate::star::StarHost;
+use crate::log::log;
 
 /// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone; this card lets nothing of a
 /// forgotten one through anyway.
@@ -57,6 +59,9 @@ impl Shard {
 
     /// `ibv_destroy_qp`
     pub(crate) fn destroy_qp(&mut self, qpn: Qpn, now: Nanos) -> std::result::Result<(), NicError> {
+        let Shard { env, attached, .. } = self;
+        attached.ends(env, qpn);
+        self.forget_star(qpn);
         if self.with_star(now, |star, turn| star.ends.library.destroy(turn, qpn)) == Some(true) {
             return Ok(());
         }
@@ -108,12 +113,19 @@ impl Shard {
         told.unwrap_or(Ok(()))
     }
 
+    /// Stateful cards hear of a region as it is now. It is changed already: without memory to say so it is none to them.
+    fn tell_again(&mut self, key: u32, now: Nanos) {
+        if self.tell_of(key, now).is_err() {
+            log!(Warn, "no memory for the region of key {key:#x}: it is none to stateful ends");
+        }
+    }
+
     /// Whether all stateful cards know the memory of a protection domain.
     fn is_told(&self, pd: PdId) -> bool {
         self.star.as_ref().is_none_or(|star| star.ends.library.is_told(pd))
     }
 
-    /// Ends what a key opens by `end`; true: stateful cards may know it, and [`Card::await_revocation`] comes next.
+    /// Ends what a key opens by `end`; true: stateful cards may know it, and [`Soft::await_revocation`] comes next.
     pub(crate) fn end_key<T>(
         &mut self,
         key: u32,
@@ -134,7 +146,7 @@ impl Shard {
         Ok((ended, told == Some(true)))
     }
 
-    /// `ibv_dealloc_mw`. A key: stateful cards may know it, and [`Card::await_revocation`] comes next.
+    /// `ibv_dealloc_mw`. A key: stateful cards may know it, and [`Soft::await_revocation`] comes next.
     pub(crate) fn dealloc_mw(&mut self, key: u32, now: Nanos) -> std::result::Result<Option<u32>, NicError> {
         self.nic.dealloc_mw(key)?;
         Ok(self.with_star(now, |star, turn| star.ends.library.end_window(turn)).flatten())
@@ -159,7 +171,7 @@ impl Shard {
     }
 }
 
-impl Card {
+impl Soft {
     /// Waits until no stateful card reaches for what a key opened.
     #[cold]
     pub(crate) fn await_revocation(&self, key: u32) {
@@ -176,6 +188,32 @@ impl Card {
             self.await_told(attr.pd);
         }
         Ok(key)
+    }
+
+    /// Changes what a key opens. Stateful cards hear of the region as it is then, and once they have forgotten how it was.
+    pub(crate) fn rereg_mr(&self, key: u32, attr: MrAttr) -> Result<()> {
+        let told = self.with(|shard, now| {
+            let ((), told) = shard.end_key(key, now, |shard| shard.nic.rereg_mr(key, attr))?;
+            /* in one turn: StaR that opens after it knows the region as it is now, and would count it twice */
+            if !told {
+                shard.tell_again(key, now);
+            }
+            Ok::<_, NicError>(told)
+        })?;
+        if told {
+            self.await_revocation(key);
+            self.with(|shard, now| shard.tell_again(key, now));
+        }
+        self.await_told(attr.pd);
+        Ok(())
+    }
+
+    /// Ends a memory window.
+    pub(crate) fn dealloc_mw(&self, key: u32) -> Result<()> {
+        if let Some(told) = self.with(|shard, now| shard.dealloc_mw(key, now))? {
+            self.await_revocation(told);
+        }
+        Ok(())
     }
 
     /// Waits until all stateful cards know the memory of a protection domain.
@@ -200,7 +238,6 @@ impl Card {
                 shard.run_star(now, Who::Thread);
                 shard.run_timers(now);
                 let Some(star) = &shard.star else { return (true, Vec::new()) };
-                let pollfd = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
                 (answered(star, &shard.nic, now), star.fds().map(pollfd).collect())
             });
             if done || clock::now() >= until {

@@ -1,0 +1,113 @@
+//! What the program does in the library, for whoever runs the device to see. Words of atomics, exact enough for a guess.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use starverbs_core::Nanos;
+
+use crate::clock;
+
+/// Of the polls that leave the device alone, one in so many looks at the clock.
+const UNTIMED: u32 = 4;
+
+/// The program's calls.
+#[repr(align(64))]
+#[derive(Default)]
+pub(crate) struct Activity {
+    /// Changes with every poll or post
+    calls: AtomicU32,
+    /// When the program last ran the device by a poll
+    at: AtomicU64,
+    /// For how many nanoseconds from then on polls leave the device alone
+    rest: AtomicU32,
+    /// Polls that did so
+    rested: AtomicU32,
+    /// Nobody called during the last yield of an idle poll
+    nobody_called: AtomicBool,
+    /// Polls in a row that found the device busy
+    misses: AtomicU32,
+    /// Completion queues that the program waits for an event of
+    awaited: AtomicU32,
+}
+
+impl Activity {
+    /// A call of the program.
+    #[inline]
+    pub(crate) fn note_call(&self) {
+        self.calls.store(self.calls().wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Changes with every call.
+    #[inline]
+    pub(crate) fn calls(&self) -> u32 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// When the program last ran the device by a poll.
+    #[inline]
+    pub(crate) fn polled_at(&self) -> Nanos {
+        self.at.load(Ordering::Relaxed)
+    }
+
+    /// The program runs the device by a poll at `now`; gives when it did so before.
+    #[inline]
+    pub(crate) fn note_poll(&self, now: Nanos) -> Nanos {
+        let before = self.polled_at();
+        self.at.store(now, Ordering::Relaxed);
+        before
+    }
+
+    /// Polls leave the device alone for `rest` nanoseconds from now on.
+    #[inline]
+    pub(crate) fn rest_for(&self, rest: u32) {
+        self.rest.store(rest, Ordering::Relaxed);
+    }
+
+    /// Whether this poll leaves the device alone. Not every one looks at the clock, which takes more than all
+    /// else of such a poll.
+    #[inline]
+    pub(crate) fn rests(&self) -> bool {
+        let rest = self.rest.load(Ordering::Relaxed);
+        if rest == 0 {
+            return false;
+        }
+        let rested = self.rested.load(Ordering::Relaxed).wrapping_add(1);
+        self.rested.store(rested, Ordering::Relaxed);
+        !rested.is_multiple_of(UNTIMED) || clock::now().saturating_sub(self.polled_at()) < rest.into()
+    }
+
+    /// Yields the CPU, and notes whether another thread has called meanwhile.
+    pub(crate) fn yield_now(&self) {
+        let calls = self.calls();
+        std::thread::yield_now();
+        self.nobody_called.store(self.calls() == calls, Ordering::Relaxed);
+    }
+
+    /// Nobody called during the last yield.
+    pub(crate) fn nobody_called(&self) -> &AtomicBool {
+        &self.nobody_called
+    }
+
+    /// A poll found the device busy: lets who runs it have the CPU if that goes on.
+    #[cold]
+    pub(crate) fn missed(&self) {
+        let misses = self.misses.load(Ordering::Relaxed).wrapping_add(1);
+        self.misses.store(misses, Ordering::Relaxed);
+        if misses.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+
+    /// The program asked a completion queue for an event.
+    pub(crate) fn awaits_event(&self) {
+        self.awaited.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Such an event came, or never will.
+    pub(crate) fn awaits_no_more(&self) {
+        self.awaited.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether it may sleep until an event comes.
+    #[inline]
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed) != 0
+    }
+}

@@ -1,0 +1,351 @@
+//! The card in software: one [`Nic`](starverbs_core::Nic) behind one lock, opened with the first context and closed with the last.
+//!
+//! Owns the lock, the doorbells left for its holder, and what follows from each turn. A call that finds the lock taken never
+//! waits on the data path: it leaves its doorbell, and whoever gives the lock back looks for doorbells once more.
+
+pub(crate) mod attached;
+mod contexts;
+mod control;
+mod domains;
+mod doorbells;
+pub(crate) mod env;
+mod idle;
+pub(crate) mod intake;
+mod links;
+pub(crate) mod notes;
+mod progress;
+mod receives;
+pub(crate) mod shard;
+pub(crate) mod star;
+
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::Duration;
+
+use starverbs_backend as backend;
+use starverbs_core::{Nanos, Nic, NicConfig, Qpn};
+use starverbs_rings::{Bells, budget};
+use starverbs_settings::Settings;
+
+use super::activity::Activity;
+use super::command::Events;
+use super::thread::ProgressThread;
+use super::{Device, Doorbell};
+use crate::clock;
+use crate::cm::CmHost;
+use crate::error::{Result, VerbsError};
+use crate::info::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
+use crate::log::{self, log};
+use crate::moderation::Moderator;
+use crate::process;
+use crate::stat::StatPage;
+use contexts::context_cache;
+use doorbells::Behind;
+use links::Links;
+use notes::Notes;
+pub use progress::BYTES_OF_A_TURN;
+use progress::LEFT;
+pub(crate) use shard::Shard;
+
+/// A deadline that is earlier by less than this does not wake the thread: its timers are coarse.
+const COARSE: Nanos = 1_000_000;
+/// Pause before another try for the lock, doubled each time, and the longest.
+const PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_micros(200);
+
+/// The card.
+pub(crate) struct Soft {
+    forks: u32,
+    pub(crate) info: DeviceInfo,
+    pub(crate) settings: Settings,
+    /// Written by the holder of the shard's lock, read by anybody
+    pub(crate) stats: StatPage,
+    shard: Mutex<Shard>,
+    bells: Bells,
+    pub(crate) activity: Activity,
+    pub(crate) thread: ProgressThread,
+    /// How many there are; 0: it is closed
+    contexts: Mutex<u32>,
+    /// Completion queues that exist
+    cqs: AtomicU32,
+    moderator: Arc<Moderator>,
+    /// Said when the shard lock is given back
+    pub(crate) notes: Notes,
+    /// Its interfaces
+    links: Links,
+}
+
+impl Soft {
+    /// A card with these settings, and a first context of it, which reports to `events`.
+    pub(crate) fn open(settings: Settings, stats: StatPage, events: &Events) -> Result<Arc<Soft>> {
+        process::watch_forks();
+        log::set_level(settings.log);
+        let info = DeviceInfo::new(&settings)?;
+        budget::set_limit(usize::try_from(info.memory).unwrap_or(usize::MAX));
+        /* before the port's sockets: nothing that changes from now on is missed */
+        let links = Links::new(&info.addrs);
+        tell_of_port(&links, events)?;
+        let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
+        let mut nic = Nic::new(config(&settings, &info), stats, process::seed());
+        for block in rx.blocks() {
+            nic.add_block(block as u16)?;
+        }
+        if let Some(block) = rx.blocks().next() {
+            stats.set_first_block(block);
+        }
+        log!(Info, "card opened on UDP port {}: {}", settings.port, info.addresses());
+        let moderator = Arc::new(Moderator::new());
+        let thread = ProgressThread::new()?;
+        let soft = Arc::new_cyclic(|soft: &Weak<Soft>| {
+            let owner = rx.blocks().next().unwrap_or_default() as u16;
+            let cm = CmHost::new(info.attr.node_guid, owner, info.addrs.clone(), soft.clone());
+            let shard = Shard::new((nic, tx, rx), stats, cm, (settings.qpc_prefetch, Arc::clone(&moderator)));
+            Soft {
+                forks: process::forks(),
+                info,
+                settings,
+                stats,
+                shard: Mutex::new(shard),
+                bells: Bells::new(),
+                activity: Activity::default(),
+                thread,
+                contexts: Mutex::new(1),
+                cqs: AtomicU32::new(0),
+                moderator,
+                notes: Notes::new(),
+                links,
+            }
+        });
+        if soft.settings.progress_thread {
+            soft.thread.start(Device::Soft(Arc::clone(&soft)))?;
+        }
+        Ok(soft)
+    }
+
+    /// Whether this process opened it (and is not a forked child of the one that did).
+    #[inline]
+    pub(crate) fn is_ours(&self) -> bool {
+        process::forks() == self.forks
+    }
+
+    /// One more context, unless the last one has left.
+    fn join(&self, events: &Events) -> Result<()> {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        if *contexts == 0 {
+            return Err(VerbsError::NoData);
+        }
+        tell_of_port(&self.links, events)?;
+        *contexts += 1;
+        Ok(())
+    }
+
+    /// A context leaves: its QPs end, and with the last context the card. Handles that are left do no harm.
+    fn leave(&self, events: &Events) {
+        for qpn in self.with(|shard, _| shard.qps_told(events).collect::<Vec<_>>()) {
+            let _ = self.with(|shard, now| shard.end_qp(qpn, now));
+        }
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        *contexts -= 1;
+        if *contexts == 0 {
+            log!(Info, "card closed");
+            self.close_cm();
+            self.thread.stop();
+            self.with(|shard, _| {
+                shard.intake.rx.leave();
+                shard.attached.close(&mut shard.env, &self.notes);
+            });
+        }
+    }
+
+    /// The connection manager's peers are told that it goes.
+    fn close_cm(&self) {
+        self.with(|shard, now| shard.manage(&self.notes, now, starverbs_cm::Cm::release_all));
+    }
+
+    /// The process is about to go: peers of its connections are told, and the card receives nothing more, so that what was not read
+    /// goes to its owners.
+    pub(crate) fn retire(&self) {
+        self.close_cm();
+        self.with(|shard, _| shard.intake.rx.leave());
+    }
+
+    /// Runs a control call on the card, and what follows from it.
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Shard, Nanos) -> R) -> R {
+        let mut guard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = clock::now();
+        /* the call may end what a deferred doorbell waits behind */
+        guard.ring_deferred(now);
+        let result = call(&mut guard, now);
+        guard.transmit(now, true);
+        let spoke = guard.cm.has_spoken();
+        self.hand_on(&mut guard, now, spoke);
+        self.finish(&mut guard, now);
+        drop(guard);
+        self.serve_bells();
+        result
+    }
+
+    /// The shard, for a thread that may wait: whoever has the lock may need this CPU to give it back.
+    fn lock_patiently(&self) -> MutexGuard<'_, Shard> {
+        let mut pause = PAUSE;
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// The shard, unless somebody has it.
+    #[inline]
+    fn try_lock(&self) -> Option<MutexGuard<'_, Shard>> {
+        match self.shard.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Something was posted.
+    #[inline]
+    pub(crate) fn doorbell(&self, doorbell: Doorbell) {
+        match doorbell {
+            Doorbell::Qp(qpn) => self.ring(qpn),
+            Doorbell::Srq(srq) => self.with(|shard, now| shard.ring_srq(srq, now)),
+        }
+    }
+
+    /// Rings the doorbell of `qpn`, or leaves it for the lock's holder.
+    #[inline]
+    fn ring(&self, qpn: Qpn) {
+        self.activity.note_call();
+        match self.try_lock() {
+            Some(mut guard) => {
+                let shard = &mut *guard;
+                if !self.settings.defer || !self.defer(shard, qpn) {
+                    let now = clock::now();
+                    shard.ring_deferred(now);
+                    shard.ring(qpn, now);
+                    shard.transmit(now, true);
+                    self.hand_on(shard, now, false);
+                    self.finish(shard, now);
+                }
+                drop(guard);
+            }
+            None => self.bells.leave(qpn),
+        }
+        self.serve_bells();
+    }
+
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may; in company it may where that turn is soon, as what it waits
+    /// behind may be of a peer that is gone. A program that polls takes a turn soon, and so does a thread that looks within a tick; an armed
+    /// one is told to. Who asked for an event may sleep from now on, and what is posted then goes at once. Without a thread nothing goes on but
+    /// by the program's calls, this no less than the rest.
+    #[inline]
+    fn defer(&self, shard: &mut Shard, qpn: Qpn) -> bool {
+        let armed = self.thread.is_armed();
+        let behind = shard.defer(qpn, !self.activity.may_sleep());
+        if armed && behind == Some(Behind::Others) {
+            self.lower_alarm(shard, clock::now() + LEFT);
+        }
+        behind.is_some()
+    }
+
+    /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile. Says what failed.
+    #[inline]
+    fn serve_bells(&self) {
+        let turn = |guard: &mut MutexGuard<'_, Shard>| {
+            let now = clock::now();
+            self.take_bells(guard, now);
+            guard.transmit(now, true);
+            self.hand_on(guard, now, false);
+            self.finish(guard, now);
+        };
+        self.bells.serve(|| self.try_lock(), turn);
+        self.notes.say();
+    }
+
+    /// Handles the doorbells that were left or deferred.
+    #[inline]
+    fn take_bells(&self, shard: &mut Shard, now: Nanos) {
+        shard.ring_deferred(now);
+        self.bells.take(|qpn| {
+            shard.stats.doorbells_left.inc();
+            shard.ring(qpn, now);
+        });
+    }
+
+    /// Room for a doorbell of each of `qps` QPs: leaving one never allocates. ENOMEM.
+    fn reserve_bells(&self, qps: usize) -> Result<()> {
+        if self.bells.reserve(qps) { Ok(()) } else { Err(VerbsError::NoMemory("doorbells")) }
+    }
+
+    /// End of a turn: tells of events, and has the thread wake up in time for the next timer.
+    #[inline]
+    fn finish(&self, shard: &mut Shard, now: Nanos) {
+        if !shard.env.events.is_empty() {
+            shard.tell(&self.notes, now);
+        }
+        if let Some(deadline) = shard.next_deadline(now) {
+            self.lower_alarm(shard, deadline);
+        }
+    }
+
+    /// Has the thread wake up by about `deadline`.
+    #[inline]
+    fn lower_alarm(&self, shard: &mut Shard, deadline: Nanos) {
+        if deadline < shard.alarm {
+            let before = std::mem::replace(&mut shard.alarm, deadline);
+            if before - deadline > COARSE {
+                self.thread.kick_if_armed();
+            }
+        }
+    }
+
+    /// The program is about to sleep, or asked to be woken: the thread must serve.
+    #[inline]
+    pub(crate) fn arm(&self) {
+        if self.settings.qpc_cache.is_some() {
+            self.await_contexts();
+        }
+        if self.settings.defer {
+            self.ring_what_waits();
+        }
+        self.thread.arm();
+    }
+
+    /// Has doorbells that were deferred go, for a program that polls no more. Where another thread has the lock, its turn or the next one
+    /// takes them.
+    fn ring_what_waits(&self) {
+        let Some(guard) = self.try_lock() else { return };
+        let waits = guard.has_deferred();
+        drop(guard);
+        if waits {
+            self.with(|_, _| ());
+        } else {
+            self.serve_bells();
+        }
+    }
+}
+
+/// A context is told of what becomes of the port from now on. ENOMEM.
+fn tell_of_port(links: &Links, events: &Events) -> Result<()> {
+    if links.tell(events) { Ok(()) } else { Err(VerbsError::NoMemory("contexts")) }
+}
+
+/// The card that settings and host make.
+fn config(settings: &Settings, info: &DeviceInfo) -> NicConfig {
+    NicConfig {
+        mtu: info.port.active_mtu,
+        max_msg: MAX_MSG,
+        max_rd_atomic: MAX_RD_ATOM as u8,
+        window: settings.window.unwrap_or(NicConfig::default().window),
+        repeat: settings.repeat,
+        credits: settings.credits,
+        max_groups: info.attr.max_mcast_grp,
+        contexts: settings.qpc_cache.map(context_cache),
+        limits: info.limits,
+        ..NicConfig::default()
+    }
+}

@@ -1,0 +1,389 @@
+//! Commands to the card.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use starverbs_backend::links::{DomainName, Links};
+use starverbs_core::Env;
+use starverbs_core::mr::MrAttr;
+use starverbs_core::opening::Wish;
+use starverbs_core::qp::{QpAttr, QpAttrMask};
+use starverbs_core::relay::LinkError;
+use starverbs_core::{Nanos, NicError, PdId, QpState, Qpn, RecvQueue, Sge, SrqId};
+use starverbs_rings::{CardRq, SpinLock, WorkRings};
+
+use super::{Shard, Soft};
+use crate::census::Census;
+use crate::cq::CqShared;
+use crate::device::command::{Command, Events, QpInit, Reply, SrqKind, Star, Xrc};
+use crate::error::{Result, VerbsError};
+use crate::info::{GidEntry, MAX_SGE, PortAttr};
+use crate::moderation::Moderation;
+use crate::qp::QpInner;
+use crate::share::Foreign;
+
+/// IBV_PORT_DOWN, and the physical state "Disabled" (IBTA 14.2.5.6).
+const PORT_DOWN: u32 = 1;
+const PHYS_DISABLED: u8 = 3;
+/// QPNs that are free at least, if the host has more: one that was given back is not given out before the others were, so
+/// that what is still under way to the old queue pair does not reach a new one.
+const RESTING: usize = 64;
+
+/// A count as a port has it: 16 bits, which stay at the last number (IBTA 14.2.5.6, P_KeyViolations).
+fn violations(count: u64) -> u32 {
+    count.min(u16::MAX.into()) as u32
+}
+
+impl Soft {
+    pub(crate) fn control(&self, command: Command<'_>) -> Result<Reply> {
+        let done = |()| Reply::Done;
+        match command {
+            Command::AllocContext { events } => self.join(events).map(done),
+            Command::FreeContext { events } => {
+                self.leave(events);
+                Ok(Reply::Done)
+            }
+            Command::QueryPort => Ok(Reply::Port(self.query_port())),
+            Command::QueryGid { index } => self.query_gid(index).map(Reply::Gid),
+            Command::Census { events } => Ok(Reply::Census(self.census(events))),
+            Command::AllocPd { events } => self.alloc_pd(events).map(|pd| Reply::Number(pd.0)),
+            Command::DeallocPd { pd, ended } => {
+                self.with(|shard, _| shard.dealloc_pd(pd).map(|()| ended())).map(done)
+            }
+            Command::RegMr { attr } => self.reg_mr(attr).map(Reply::Number),
+            Command::ReregMr { key, attr } => self.rereg_mr(key, attr).map(done),
+            Command::DeregMr { key } => self.end_key(key, |shard| shard.nic.dereg_mr(key)).map(done),
+            Command::QueryMr { key } => self.query_mr(key).map(Reply::Mr),
+            Command::ImportMr { key, attr, memory } => self.import_mr(key, attr, memory).map(Reply::Mr),
+            Command::UnimportMr { key, addr } => self.unimport_mr(key, addr).map(done),
+            Command::AddForeign { memory } => {
+                self.with(|shard, _| shard.env.foreign.add(memory)).map(Reply::Address)
+            }
+            Command::RemoveForeign { addr } => {
+                self.with(|shard, _| shard.env.foreign.remove(addr));
+                Ok(Reply::Done)
+            }
+            Command::AllocMw { pd, kind } => {
+                Ok(Reply::Number(self.with(|shard, _| shard.nic.alloc_mw(pd, kind))?))
+            }
+            Command::DeallocMw { key } => self.dealloc_mw(key).map(done),
+            Command::CreateAh { pd, av } => {
+                Ok(Reply::Number(self.with(|shard, _| shard.nic.create_av(pd, av))?.0))
+            }
+            Command::DestroyAh { ah } => Ok(done(self.with(|shard, _| shard.nic.destroy_av(ah))?)),
+            Command::CreateCq => self.create_cq().map(done),
+            Command::ResizeCq { cq, room } => self.with(|_, _| cq.move_to(room)).map(done),
+            Command::ModifyCq { cq, moderation } => self.modify_cq(cq, moderation).map(done),
+            Command::DestroyCq { cq } => {
+                self.destroy_cq(cq);
+                Ok(Reply::Done)
+            }
+            Command::CreateSrq { pd, rq, cookie, kind } => self.create_srq(pd, rq, cookie, kind),
+            Command::ModifySrq { srq, rings, room, limit } => {
+                self.modify_srq(srq, rings, room, limit).map(done)
+            }
+            Command::QuerySrq { srq } => {
+                Ok(Reply::Number(self.with(|shard, _| shard.nic.query_srq_limit(srq))?))
+            }
+            Command::DestroySrq { srq } => Ok(done(self.with(|shard, _| shard.nic.destroy_srq(srq))?)),
+            Command::ChangeTags { srq, op } => {
+                Ok(Reply::Number(self.with(|shard, _| shard.nic.change_tags(srq, &op))?))
+            }
+            Command::CreateQp { init, role } => self.create_qp(init, role).map(Reply::Number),
+            Command::ModifyQp { qp, to, mask } => self.modify_qp(qp, to, mask).map(done),
+            Command::QueryQp { qpn } => Ok(Reply::Qp(self.with(|shard, _| shard.query_qp(qpn))?)),
+            Command::DestroyQp { qp, detach } => self.destroy_qp(qp, detach).map(done),
+            Command::AttachMcast { qpn, group } => {
+                self.with(|shard, _| {
+                    let Shard { nic, intake, .. } = shard;
+                    nic.attach_multicast(qpn, group, || Ok::<_, VerbsError>(intake.rx.join_group(group)?))
+                })?;
+                Ok(Reply::Done)
+            }
+            Command::DetachMcast { qpn, group } => {
+                self.with(|shard, _| {
+                    let Shard { nic, intake, .. } = shard;
+                    nic.detach_multicast(qpn, &group, || intake.rx.leave_group(group))
+                })?;
+                Ok(Reply::Done)
+            }
+            Command::Xrc(xrc) => self.control_xrc(xrc),
+            Command::Star(star) => self.control_star(&star),
+        }
+    }
+
+    fn control_xrc(&self, xrc: Xrc<'_>) -> Result<Reply> {
+        match xrc {
+            Xrc::Share { domain, name } => self.share_domain(domain, name)?,
+            Xrc::Unshare { domain } => self.with(|shard, _| {
+                shard.unshare(domain);
+                shard.attached.hand_over(&self.notes);
+            }),
+            Xrc::Offer { domain, qpn, qp } => self.with(|shard, _| shard.attached.offer(domain, qpn, qp))?,
+            Xrc::Open { domain, block, qpn } => {
+                let link = self.with(|shard, _| shard.env.link(domain, block));
+                let link = link.map_err(|error| match error {
+                    LinkError::Busy => VerbsError::Again,
+                    LinkError::Gone => VerbsError::Os(libc::ENODEV),
+                })?;
+                return self.visit(link, domain, qpn).map(Reply::Number);
+            }
+            Xrc::Query { visit } => return self.ask_home(visit, Wish::Query).map(Reply::Qp),
+            Xrc::Modify { visit, to, mask } => {
+                self.ask_home(visit, Wish::Modify(to, mask))?;
+            }
+            Xrc::List { qpn, visit, cookie, events } => {
+                self.with(|shard, _| shard.attached.list((qpn, visit), cookie, events))?;
+            }
+            Xrc::Unlist { qpn, visit, cookie } => {
+                self.with(|shard, _| shard.attached.unlist(qpn, visit, Some(cookie)));
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn control_star(&self, star: &Star) -> Result<Reply> {
+        match *star {
+            Star::SetRole { qpn, role } => {
+                let asked = self.with(|shard, now| match shard.qp_state(qpn) {
+                    Some(QpState::Reset | QpState::Init) => Ok(true),
+                    Some(QpState::Rtr | QpState::Rts) => Ok(shard.change_wish(qpn, role, now)),
+                    _ => Err(VerbsError::Invalid("state of the queue pair")),
+                })?;
+                if asked { Ok(Reply::Done) } else { Err(VerbsError::Unsupported("StaR with this peer")) }
+            }
+            Star::Query { qpn, role } => Ok(Reply::Star(self.with(|shard, _| shard.star_of(qpn, role)))),
+        }
+    }
+
+    fn query_port(&self) -> PortAttr {
+        let mut attr = self.info.port;
+        attr.bad_pkey_cntr = violations(self.stats.drop_pkey.get());
+        attr.qkey_viol_cntr = violations(self.stats.drop_qkey.get());
+        if self.is_ours() && !self.links.active(&self.info.addrs) {
+            (attr.state, attr.phys_state) = (PORT_DOWN, PHYS_DISABLED);
+        }
+        attr
+    }
+
+    /// Entries whose address the host has lost are empty. A forked child, whose parent may have had the lock, sees the table as it was at
+    /// the opening.
+    fn query_gid(&self, index: u32) -> Result<GidEntry> {
+        let entry = self.info.gid(index)?;
+        let there = !self.is_ours() || self.links.has(&self.info.addrs, index as usize);
+        if there { Ok(entry) } else { Err(VerbsError::NoData) }
+    }
+
+    fn census(&self, events: &Events) -> Census {
+        self.with(|shard, _| {
+            let mut census = Census::default();
+            for qpn in shard.qps_told(events) {
+                let state = shard.qp_state(qpn);
+                census.qps += 1;
+                census.rts += u64::from(state == Some(QpState::Rts));
+                census.err += u64::from(state == Some(QpState::Err));
+            }
+            census
+        })
+    }
+
+    fn alloc_pd(&self, events: &Events) -> Result<PdId> {
+        self.with(|shard, _| {
+            let Shard { nic, domains, .. } = shard;
+            domains.alloc(nic, events)
+        })
+    }
+
+    fn query_mr(&self, key: u32) -> Result<MrAttr> {
+        let attr = self.with(|shard, _| shard.nic.query_mr(key));
+        attr.ok_or(VerbsError::Card(NicError::NotFound))
+    }
+
+    fn import_mr(&self, key: u32, attr: MrAttr, memory: Foreign) -> Result<MrAttr> {
+        let attr = self.with(|shard, now| {
+            let addr = shard.env.foreign.add(memory)?;
+            let attr = MrAttr { addr, ..attr };
+            let opened = shard.import_mr(key, attr, now);
+            opened.inspect_err(|_| shard.env.foreign.remove(addr))?;
+            Ok::<_, VerbsError>(attr)
+        })?;
+        self.await_told(attr.pd);
+        Ok(attr)
+    }
+
+    fn unimport_mr(&self, key: u32, addr: u64) -> Result<()> {
+        self.end_key(key, |shard| {
+            let ended = shard.nic.unimport_mr(key);
+            shard.env.foreign.remove(addr);
+            ended
+        })
+    }
+
+    fn create_cq(&self) -> Result<()> {
+        if self.cqs.fetch_add(1, Ordering::Relaxed) >= self.info.attr.max_cq {
+            self.cqs.fetch_sub(1, Ordering::Relaxed);
+            return Err(VerbsError::NoMemory("completion queues"));
+        }
+        Ok(())
+    }
+
+    fn modify_cq(&self, cq: &Arc<CqShared>, moderation: Moderation) -> Result<()> {
+        self.with(|_, _| cq.moderate(moderation, &self.moderator))
+    }
+
+    fn destroy_cq(&self, cq: &CqShared) {
+        self.cqs.fetch_sub(1, Ordering::Relaxed);
+        if cq.is_moderated() {
+            /* under the card's lock: nobody tells of it any more, or holds on to it for that */
+            self.with(|_, _| cq.forget_timer());
+        }
+    }
+
+    fn create_srq(&self, pd: PdId, rq: CardRq, cookie: u64, kind: SrqKind) -> Result<Reply> {
+        self.with(|shard, _| {
+            let srq = match kind {
+                SrqKind::Basic { limit } => shard.nic.create_srq(pd, rq, limit, cookie)?,
+                SrqKind::Xrc { domain, cq } => shard.nic.create_xrc_srq(pd, domain, rq, cq, cookie)?,
+                SrqKind::Tagged { cq, tags } => shard.nic.create_tag_srq(pd, rq, cq, tags, cookie)?,
+            };
+            Ok(Reply::Srq { srq, number: shard.nic.srq_number(srq) })
+        })
+    }
+
+    fn modify_srq(
+        &self,
+        srq: SrqId,
+        rings: &SpinLock<WorkRings>,
+        room: Option<&mut WorkRings>,
+        limit: Option<u32>,
+    ) -> Result<()> {
+        self.with(|shard, now| {
+            /* not for the turn that follows: posters spin */
+            let mut posted = rings.lock();
+            let limit = limit.map_or_else(|| shard.nic.query_srq_limit(srq), Ok)?;
+            let slots = room.as_ref().map_or(posted.recv_slots(), |room| room.recv_slots());
+            if limit > slots || posted.recv_waiting() > slots {
+                return Err(VerbsError::Invalid("size below the limit, or below what is posted"));
+            }
+            if let Some(room) = room {
+                shard.move_srq(srq, &mut posted, room, now)?;
+            }
+            Ok(shard.nic.modify_srq_limit(srq, limit)?)
+        })
+    }
+
+    fn create_qp(&self, init: QpInit, role: bool) -> Result<Qpn> {
+        let sealing = if role { self.prepare_star()? } else { None };
+        self.with(|shard, _| {
+            self.make_room(shard)?;
+            if let Some(sealing) = sealing {
+                self.open_star(shard, sealing)?;
+            }
+            self.reserve_bells(shard.nic.qp_count() + 1)?;
+            Ok(shard.nic.create_qp(init)?)
+        })
+    }
+
+    /// Claims another block of QPNs when few are left.
+    fn make_room(&self, shard: &mut Shard) -> Result<()> {
+        if shard.nic.free_qpns() < RESTING {
+            match shard.intake.rx.claim_block() {
+                Ok(block) => shard.nic.add_block(block as u16)?,
+                Err(_) if shard.nic.free_qpns() > 0 => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            self.thread.kick_if_armed();
+        }
+        Ok(())
+    }
+
+    fn modify_qp(&self, qp: &QpInner, to: &QpAttr, mask: QpAttrMask) -> Result<()> {
+        self.with(|shard, now| {
+            shard.modify_qp(qp.qpn, to, mask, now)?;
+            if mask.contains(QpAttrMask::STATE) && qp.has_wish() {
+                shard.move_star(qp, to.state, now);
+            }
+            Ok(())
+        })
+    }
+
+    fn destroy_qp(&self, qp: &QpInner, detach: bool) -> Result<()> {
+        if qp.has_wish() {
+            self.await_taken(qp.qpn);
+        }
+        self.with(|shard, now| {
+            if qp.visit() != 0 {
+                shard.attached.leave(&mut shard.env, qp.qpn, qp.visit());
+                return Ok(());
+            }
+            let ended = if detach { shard.end_qp(qp.qpn, now) } else { shard.destroy_qp(qp.qpn, now) };
+            if ended != Err(NicError::Busy) {
+                /* with the lock held: the next QP may have this number, and completions of its own */
+                qp.purge();
+            }
+            Ok(ended?)
+        })
+    }
+
+    fn share_domain(&self, domain: PdId, name: &DomainName) -> Result<()> {
+        self.with(|shard, _| {
+            let block = shard.intake.rx.blocks().next().ok_or(VerbsError::NoMemory("QPN block"))?;
+            let links = match &mut shard.env.links {
+                Some(links) => links,
+                none => none.insert(Box::new(Links::new()?)),
+            };
+            shard.attached.make_room();
+            shard.nic.share_domain(domain, block as u16)?;
+            links.listen(domain.0, name, block)?;
+            Ok::<_, VerbsError>(())
+        })?;
+        self.thread.kick_if_armed();
+        Ok(())
+    }
+}
+
+impl Shard {
+    /// Ends a protection domain. The next one that gets the number is another one, and other processes' messages are not for it.
+    fn dealloc_pd(&mut self, pd: PdId) -> Result<()> {
+        let Shard { nic, domains, .. } = self;
+        domains.dealloc(nic, pd)?;
+        self.unshare(pd);
+        Ok(())
+    }
+
+    /// Other processes do not reach the domain any more.
+    fn unshare(&mut self, domain: PdId) {
+        if let Some(links) = &mut self.env.links {
+            links.end(domain.0);
+        }
+        self.attached.end(domain);
+    }
+
+    /// Moves what is posted to `room`, which takes the old rings.
+    fn move_srq(
+        &mut self,
+        srq: SrqId,
+        posted: &mut WorkRings,
+        room: &mut WorkRings,
+        now: Nanos,
+    ) -> Result<()> {
+        // SAFETY: the one card half, used under the card's lock.
+        let half = unsafe { room.card_rq() };
+        let taken = self.replace_srq_ring(srq, half, now)?;
+        let mut sges = [Sge::default(); MAX_SGE as usize];
+        let mut producer = room.recv_producer_mut();
+        while let Some((wr_id, count)) = taken.take(&mut sges) {
+            producer.push(wr_id, &sges[..count])?;
+        }
+        drop(producer);
+        std::mem::swap(room, posted);
+        Ok(())
+    }
+
+    /// Ends a QP, whatever it is attached to.
+    pub(super) fn end_qp(&mut self, qpn: Qpn, now: Nanos) -> std::result::Result<(), NicError> {
+        let Shard { nic, intake, .. } = self;
+        nic.detach_from_all(qpn, |group| intake.rx.leave_group(group));
+        self.destroy_qp(qpn, now)
+    }
+}

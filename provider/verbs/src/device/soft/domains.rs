@@ -1,0 +1,42 @@
+//! The protection domains of a card by context: objects live in a domain, the card knows their cookies, and here stands who is told of
+//! them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use starverbs_core::{Nic, PdId};
+
+use super::env::HostEnv;
+use crate::device::command::Events;
+use crate::error::{Result, VerbsError};
+
+/// The event queue of each protection domain's context.
+#[derive(Default)]
+pub(super) struct Domains(HashMap<PdId, Events>);
+
+impl Domains {
+    /// A protection domain whose objects report to `events`.
+    pub(super) fn alloc(&mut self, nic: &mut Nic<HostEnv>, events: &Events) -> Result<PdId> {
+        self.0.try_reserve(1).map_err(|_| VerbsError::NoMemory("protection domains"))?;
+        let pd = nic.alloc_pd()?;
+        self.0.insert(pd, Arc::clone(events));
+        Ok(pd)
+    }
+
+    /// Ends a protection domain.
+    pub(super) fn dealloc(&mut self, nic: &mut Nic<HostEnv>, pd: PdId) -> Result<()> {
+        nic.dealloc_pd(pd)?;
+        self.0.remove(&pd);
+        Ok(())
+    }
+
+    /// Where events of a domain's objects go.
+    pub(super) fn events(&self, pd: PdId) -> Option<&Events> {
+        self.0.get(&pd)
+    }
+
+    /// Whether events of a domain's objects go to `events`.
+    pub(super) fn tells(&self, pd: PdId, events: &Events) -> bool {
+        self.events(pd).is_some_and(|queue| Arc::ptr_eq(queue, events))
+    }
+}

@@ -1,0 +1,117 @@
+//! Frames on their way in: from the port's sockets to the card, as far as the card takes them.
+
+use starverbs_backend::Rx;
+use starverbs_core::{Nanos, Nic};
+
+use super::env::HostEnv;
+use super::receives::{RunOut, Who};
+use crate::stat::StatPage;
+
+/// Frames whose contexts are fetched at once: about as many as a CPU has misses under way at the same time.
+pub(super) const AHEAD: usize = 16;
+
+/// A card and its host.
+pub(crate) type CardAnd<'a> = (&'a mut Nic<HostEnv>, &'a mut HostEnv);
+
+/// What has come and was not handled yet.
+pub(crate) struct Intake {
+    pub(crate) rx: Rx<StatPage>,
+    /// How many frames to look ahead for contexts to fetch into the CPU's caches; 0: none
+    ahead: usize,
+    /// Frames to come that were looked at
+    looked: usize,
+    /// Frames were left where they are, as the card waits for QP contexts
+    held_back: bool,
+    /// Since when frames wait for receives to be posted
+    out: RunOut,
+}
+
+impl Intake {
+    /// `prefetch`: contexts of frames to come are fetched.
+    pub(super) fn new(rx: Rx<StatPage>, prefetch: bool) -> Self {
+        let ahead = if prefetch { AHEAD } else { 0 };
+        Intake { rx, ahead, looked: 0, held_back: false, out: RunOut::default() }
+    }
+
+    /// Handles the frames of the last `recv` until `enough`; says whether all are handled.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        (nic, env): CardAnd<'_>,
+        now: Nanos,
+        mut enough: impl FnMut() -> bool,
+    ) -> bool {
+        if nic.has_few_contexts() {
+            return self.offer((nic, env), now, &mut enough);
+        }
+        while let Some((meta, frame)) = self.rx.next_frame() {
+            nic.handle_frame(env, now, &meta, frame);
+            self.look_ahead(nic, env);
+            if enough() || nic.ran_out() {
+                return false;
+            }
+        }
+        self.looked = 0;
+        true
+    }
+
+    /// [`Intake::take`] of a card with few contexts, as far as it takes frames.
+    #[cold]
+    fn offer(&mut self, (nic, env): CardAnd<'_>, now: Nanos, enough: &mut dyn FnMut() -> bool) -> bool {
+        self.held_back = false;
+        while nic.takes_frames() {
+            let Some((meta, frame)) = self.rx.next_frame() else { return true };
+            nic.offer_frame(env, now, &meta, frame);
+            if enough() || nic.ran_out() {
+                return false;
+            }
+        }
+        self.held_back = true;
+        false
+    }
+
+    /// After a frame: has the contexts of those behind it fetched, [`AHEAD`] at a time. Of a frame that came alone this is two
+    /// comparisons.
+    #[inline]
+    fn look_ahead(&mut self, nic: &Nic<HostEnv>, env: &HostEnv) {
+        if self.looked > 0 {
+            self.looked -= 1;
+        } else if self.ahead > 0 && self.rx.has_more() {
+            self.looked = self.rx.look_ahead(self.ahead, |qpn| nic.expect_frame(env, qpn));
+        }
+    }
+
+    /// Whether frames should wait for the receives that [`Nic::ran_out`] misses.
+    #[inline]
+    pub(super) fn waits_for_receives(&mut self, nic: &mut Nic<HostEnv>, now: Nanos, who: Who) -> bool {
+        nic.ran_out() && self.goes_on_waiting(nic, now, who)
+    }
+
+    #[cold]
+    fn goes_on_waiting(&mut self, nic: &mut Nic<HostEnv>, now: Nanos, who: Who) -> bool {
+        let missing = nic.still_out();
+        if missing {
+            let Intake { rx, out, .. } = self;
+            let handed_on = || nic.counters().handed_on.get();
+            let hands_on = !out.is_held() && (out.hands_on(now, handed_on()) || rx.has_guests());
+            if out.holds(now, who, || hands_on || nic.has_reliable()) {
+                return true;
+            }
+            nic.go_without();
+        }
+        self.out.end(now, missing);
+        false
+    }
+
+    /// How long frames still wait for receives while others wait for them.
+    #[inline]
+    pub(super) fn held_for(&self, now: Nanos) -> Option<Nanos> {
+        self.out.left(now)
+    }
+
+    /// Whether frames were left where they are, as the card waits for QP contexts.
+    #[inline]
+    pub(super) fn is_held_back(&self) -> bool {
+        self.held_back
+    }
+}

@@ -1,0 +1,256 @@
+//! Turns of the card: in the program's polls, and in those of the thread.
+
+use starverbs_core::Nanos;
+
+use super::idle::{IDLE, Then};
+use super::receives::Who;
+use super::{Shard, Soft};
+use crate::clock::{self, CpuTime};
+use crate::cq::CqShared;
+use crate::device::thread::{Turn, pollfd};
+
+/// Rounds of filling and flushing the port in one turn.
+const ROUNDS: u32 = 16;
+/// Bytes of frames with short payloads that one turn sends at most. For tests that need more than that.
+pub const BYTES_OF_A_TURN: usize = ROUNDS as usize * starverbs_backend::ARENA;
+/// Polls between two looks at what the port has to do beside frames.
+const MAINTENANCE: u32 = 256;
+/// How long the thread leaves frames alone that a poll has received but not taken, and doorbells that wait.
+pub(super) const LEFT: Nanos = 1_000_000;
+/// How long an ACK waits for the program that left it.
+const ACK_LEFT: Nanos = 50_000;
+/// Datagram batches in one turn of the thread.
+const BATCHES: u32 = 4;
+
+/// The sooner of two times.
+#[inline]
+fn sooner(a: Option<Nanos>, b: Option<Nanos>) -> Option<Nanos> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+impl Soft {
+    /// A poll of `cq` found nothing: runs the card until `cq` holds `wanted` completions or nothing is
+    /// left to do. Says whether the card ran.
+    #[inline]
+    pub(crate) fn progress(&self, cq: &CqShared, wanted: usize) -> bool {
+        if self.activity.rests() {
+            return false;
+        }
+        let Some(mut guard) = self.try_lock() else {
+            self.activity.missed();
+            return true;
+        };
+        let shard = &mut *guard;
+        let now = clock::now();
+        let pause = now.saturating_sub(self.activity.note_poll(now));
+        self.take_bells(shard, now);
+        let owed = shard.nic.owes_acks();
+        let out = shard.intake.waits_for_receives(&mut shard.nic, now, Who::Program);
+        let got = if out { 0 } else { shard.intake.rx.recv() };
+        let all = !out && (got == 0 || shard.take_frames(now, || cq.waiting() as usize >= wanted));
+        if !all {
+            self.lower_alarm(shard, now + LEFT);
+        }
+        let got = got + shard.run_star(now, Who::Program) as usize;
+        shard.run_links(now, &self.notes);
+        shard.run_timers(now);
+        shard.turns = shard.turns.wrapping_add(1);
+        if shard.turns.is_multiple_of(MAINTENANCE) {
+            self.maintain(shard, now);
+        }
+        /* The program's answer to what just came goes first; ACKs go with it, or with the next poll: a
+        program that only receives would otherwise keep them until its peer's window is used up. Of a
+        program that does not come back, the thread sends them. */
+        let acks = owed || got == 0 || cq.waiting() == 0;
+        shard.transmit(now, acks);
+        self.finish(shard, now);
+        if got > 0 || pause > IDLE {
+            shard.idle.restart(now);
+        }
+        let nobody_called = self.activity.nobody_called();
+        let then = shard.idle.after(now, nobody_called, || CpuTime::now(self.thread.cpu_clock()));
+        self.activity.rest_for(if let Then::Rest(rest) = then { rest } else { 0 });
+        drop(guard);
+        self.serve_bells();
+        if then == Then::Yield {
+            self.activity.yield_now();
+        }
+        true
+    }
+
+    /// What a call of the program sent to another process of this host may have come to this process's own socket, while steering does
+    /// not know everybody. It is handed on before the program goes on, which may be to its end (_exit(2)): of a datagram, and of a
+    /// connection manager's last word (`spoke`), nobody would send another.
+    #[inline]
+    pub(super) fn hand_on(&self, shard: &mut Shard, now: Nanos, spoke: bool) {
+        if spoke || !shard.intake.rx.is_settled() {
+            self.take_what_came(shard, now);
+        }
+    }
+
+    #[cold]
+    fn take_what_came(&self, shard: &mut Shard, now: Nanos) {
+        /* A program may find by polls all that comes in here, and so never run the card by them. */
+        self.maintain(shard, now);
+        for _ in 0..ROUNDS {
+            /* what was received before, and left, comes first */
+            if shard.nic.ran_out() || shard.intake.rx.recv() == 0 {
+                return;
+            }
+            if !shard.take_frames(now, || false) {
+                return self.lower_alarm(shard, now + LEFT);
+            }
+            shard.transmit(now, true);
+        }
+    }
+
+    /// Work beside frames: steering, questions from tools. Gives when there is more.
+    fn maintain(&self, shard: &mut Shard, now: Nanos) -> Option<Nanos> {
+        while let Some(request) = shard.intake.rx.take_request() {
+            let text = shard.describe_qps();
+            shard.intake.rx.answer(&request, text.as_bytes());
+        }
+        let next = shard.intake.rx.maintenance(now);
+        if let Some(owners) = shard.intake.rx.take_owners() {
+            shard.env.tx.set_owners(owners);
+        }
+        next
+    }
+
+    /// What the thread waits for. Armed: the port's descriptors, settled before, and the next timer.
+    pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
+        fds.extend(self.links.fd().map(pollfd));
+        if !armed {
+            return Nanos::MAX;
+        }
+        if self.settings.qpc_cache.is_some() {
+            self.await_contexts();
+        }
+        let mut guard = self.lock_patiently();
+        let shard = &mut *guard;
+        let now = clock::now();
+        let port = self.maintain(shard, now);
+        let next = shard.next_deadline(now);
+        fds.extend(shard.intake.rx.fds().iter().map(|fd| pollfd(*fd)));
+        fds.extend(shard.star.iter().flat_map(|star| star.fds()).map(pollfd));
+        fds.extend(shard.env.links.as_ref().map(|links| pollfd(links.fd())));
+        let deadline = sooner(port, next).unwrap_or(Nanos::MAX);
+        /* An alarm that is still to come stays, though nothing may be due then: one wake-up in vain
+        costs less than a call to this thread each time that the only timer is set anew. */
+        if shard.alarm <= now || deadline < shard.alarm {
+            shard.alarm = deadline;
+        }
+        let owed = if shard.nic.owes_acks() { now + ACK_LEFT } else { Nanos::MAX };
+        let until = shard.alarm.min(owed);
+        drop(guard);
+        self.serve_bells();
+        until
+    }
+
+    /// A turn of the thread, which `woken` has woken.
+    pub(crate) fn turn(&self, woken: &[libc::pollfd]) -> Turn {
+        if woken.iter().any(|woken| woken.revents != 0 && Some(woken.fd) == self.links.fd()) {
+            self.links.refresh(&self.info.addrs);
+        }
+        let Some(mut guard) = self.try_lock() else { return Turn::default() };
+        let shard = &mut *guard;
+        shard.stats.thread_runs.inc();
+        let now = clock::now();
+        self.take_bells(shard, now);
+        let (mut work, held_until) = self.take_batches(shard, now);
+        work += shard.run_star(now, Who::Thread);
+        work += shard.run_links(now, &self.notes);
+        /* behind the frames: the answer that a timer waits for may be among them */
+        work += u32::from(shard.run_timers(now));
+        shard.transmit(now, true);
+        self.hand_on(shard, now, false);
+        self.finish(shard, now);
+        drop(guard);
+        self.serve_bells();
+        Turn { work: Some(work), held_until }
+    }
+
+    /// Handles what has come; gives how many batches, and until when the rest waits for receives while others wait for it.
+    fn take_batches(&self, shard: &mut Shard, now: Nanos) -> (u32, Option<Nanos>) {
+        let mut work = 0;
+        let mut got = shard.intake.rx.recv_all();
+        while got > 0 && work <= BATCHES {
+            let out = shard.intake.waits_for_receives(&mut shard.nic, now, Who::Thread);
+            if out || !shard.take_frames(now, || false) {
+                self.lower_alarm(shard, now + LEFT);
+                return (work + u32::from(!out), shard.intake.held_for(now).map(|left| now + left));
+            }
+            work += 1;
+            if work <= BATCHES {
+                shard.transmit(now, true);
+                got = shard.intake.rx.recv();
+            }
+        }
+        (work, None)
+    }
+}
+
+impl Shard {
+    /// Handles the frames of the last `recv` until `enough`; says whether all are handled.
+    #[inline]
+    pub(super) fn take_frames(&mut self, now: Nanos, enough: impl FnMut() -> bool) -> bool {
+        let Shard { nic, env, intake, .. } = self;
+        intake.take((nic, env), now, enough)
+    }
+
+    /// Takes messages from other processes of this one's XRC domains; says how many.
+    #[inline]
+    pub(super) fn run_links(&mut self, now: Nanos, notes: &super::Notes) -> u32 {
+        let Shard { nic, env, attached, .. } = self;
+        attached.run((nic, env), now, notes)
+    }
+
+    /// Runs the timers that are due; says whether any was.
+    #[inline]
+    pub(super) fn run_timers(&mut self, now: Nanos) -> bool {
+        /* what a reliable QP's timer waits for may stand in the socket, where frames wait for receives */
+        let due = self.nic.next_deadline().is_some_and(|deadline| deadline <= now)
+            && self.intake.held_for(now).is_none();
+        if due {
+            self.nic.handle_timeout(&mut self.env, now);
+        }
+        self.moderator.run(now) || due
+    }
+
+    /// Sends what the card wants to send.
+    #[inline]
+    pub(super) fn transmit(&mut self, now: Nanos, acks: bool) {
+        for _ in 0..ROUNDS {
+            let mut more = self.nic.poll_transmit(&mut self.env, now, acks);
+            if self.star.is_some() {
+                more |= self.transmit_star(now);
+            }
+            self.env.tx.flush(now);
+            self.unsent = more;
+            if !more {
+                return;
+            }
+        }
+        /* more than one turn's worth: whoever comes next goes on, at once if need be */
+    }
+
+    /// When the card has to run again, frames and doorbells aside.
+    #[inline]
+    pub(super) fn next_deadline(&mut self, now: Nanos) -> Option<Nanos> {
+        /* frames that wait for receives come no sooner for being held back by the card, too */
+        let held_back = self.intake.is_held_back().then(|| if self.nic.ran_out() { now + LEFT } else { now });
+        if self.unsent || held_back == Some(now) {
+            return Some(now);
+        }
+        let of_timers =
+            self.nic.next_deadline().map(|at| at.max(now + self.intake.held_for(now).unwrap_or(0)));
+        let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
+        /* of a program that may have gone */
+        let of_bells = self.has_deferred().then_some(now + LEFT);
+        let of_host = sooner(of_bells, self.moderator.next_deadline());
+        sooner(sooner(of_frames, of_host), self.next_star(now))
+    }
+}

@@ -1,0 +1,164 @@
+//! What the card's lock guards: the card, its host, and the parts of the process that take turns with it.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use starverbs_backend::{Rx, TxStack, host};
+use starverbs_cm::Cm;
+use starverbs_core::opening::Opening;
+use starverbs_core::qp::Owner;
+use starverbs_core::{AsyncEvent, Nanos, Nic, Qpn};
+
+use super::attached::Attached;
+use super::domains::Domains;
+use super::doorbells::Deferred;
+use super::env::HostEnv;
+use super::idle::Idle;
+use super::intake::Intake;
+use super::notes::Notes;
+use super::star::StarHost;
+use crate::cm::CmHost;
+use crate::device::command::Events;
+use crate::events::{Event, kind};
+use crate::moderation::Moderator;
+use crate::stat::StatPage;
+
+/// What the card's lock guards.
+pub(crate) struct Shard {
+    pub(crate) nic: Nic<HostEnv>,
+    pub(crate) env: HostEnv,
+    pub(crate) intake: Intake,
+    pub(super) stats: StatPage,
+    /// When the progress thread means to wake up at the latest
+    pub(super) alarm: Nanos,
+    /// Turns taken by polls
+    pub(super) turns: u32,
+    /// Polls that find nothing
+    pub(super) idle: Idle,
+    /// A turn ended with more to send
+    pub(super) unsent: bool,
+    /// Doorbells that wait for the card's next turn
+    pub(super) deferred: Deferred,
+    pub(super) domains: Domains,
+    /// Queue pairs of XRC domains that other processes share
+    pub(super) attached: Box<Attached>,
+    pub(super) moderator: Arc<Moderator>,
+    /// Boxed: it stands beside what the data path uses
+    pub(crate) cm: Box<CmHost>,
+    /// From the first QP on that may be an end of a StaR connection
+    pub(super) star: Option<Box<StarHost>>,
+}
+
+impl Shard {
+    pub(super) fn new(
+        (nic, tx, rx): (Nic<HostEnv>, TxStack<StatPage>, Rx<StatPage>),
+        stats: StatPage,
+        cm: CmHost,
+        (prefetch, moderator): (bool, Arc<Moderator>),
+    ) -> Self {
+        Shard {
+            nic,
+            env: HostEnv::new(tx),
+            intake: Intake::new(rx, prefetch),
+            stats,
+            alarm: Nanos::MAX,
+            turns: 0,
+            idle: Idle::default(),
+            unsent: false,
+            deferred: Deferred::new(),
+            domains: Domains::default(),
+            attached: Box::default(),
+            moderator,
+            cm: Box::new(cm),
+            star: None,
+        }
+    }
+
+    /// QPs whose events go to `events`: those of its context.
+    pub(super) fn qps_told(&self, events: &Events) -> impl Iterator<Item = Qpn> {
+        let told = |owner: Owner| self.domains.tells(owner.pd, events);
+        self.qpns().filter(move |qpn| self.qp_owner(*qpn).is_some_and(told))
+    }
+
+    /// Tells the contexts what was raised. An object that is gone by now needs to know nothing.
+    #[cold]
+    pub(super) fn tell(&mut self, notes: &Notes, now: Nanos) {
+        let mut raised = std::mem::take(&mut self.env.events);
+        let mut mads = false;
+        for event in raised.drain(..) {
+            match event {
+                AsyncEvent::QpFatal(qpn) => self.tell_of_qp(notes, kind::QP_FATAL, qpn),
+                AsyncEvent::QpReqErr(qpn) => self.tell_of_qp(notes, kind::QP_REQ_ERR, qpn),
+                AsyncEvent::QpAccessErr(qpn) => self.tell_of_qp(notes, kind::QP_ACCESS_ERR, qpn),
+                AsyncEvent::CommEst(qpn) => self.tell_of_qp(notes, kind::COMM_EST, qpn),
+                AsyncEvent::SqDrained(qpn) => self.tell_of_qp(notes, kind::SQ_DRAINED, qpn),
+                AsyncEvent::LastWqeReached(qpn) => self.tell_of_qp(notes, kind::QP_LAST_WQE_REACHED, qpn),
+                AsyncEvent::Mads => mads = true,
+                AsyncEvent::SrqLimit(srq) => {
+                    let event = |cookie| Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie };
+                    self.tell_owner(self.nic.srq_owner(srq), event);
+                }
+            }
+        }
+        /* the list keeps its room */
+        raised.append(&mut self.env.events);
+        self.env.events = raised;
+        if mads {
+            self.run_cm(notes, now);
+        }
+    }
+
+    fn tell_of_qp(&mut self, notes: &Notes, kind: u32, qpn: Qpn) {
+        if !matches!(kind, kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED) {
+            notes.add(kind, qpn);
+        }
+        let env = &mut self.env;
+        let say = |link, message: Opening| env.say(link, &message);
+        if !self.attached.tell(qpn, kind, say) {
+            self.tell_owner(self.qp_owner(qpn), |cookie| Event::Qp { kind, cookie });
+        }
+    }
+
+    fn tell_owner(&self, owner: Option<Owner>, event: impl FnOnce(u64) -> Event) {
+        if let Some(Owner { pd, cookie }) = owner
+            && let Some(queue) = self.domains.events(pd)
+        {
+            queue.push(event(cookie));
+        }
+    }
+
+    /// A call on the connection manager, and what follows from it.
+    pub(crate) fn manage<R>(
+        &mut self,
+        notes: &Notes,
+        now: Nanos,
+        call: impl FnOnce(&mut Cm, Nanos) -> R,
+    ) -> R {
+        let Shard { nic, env, cm, .. } = self;
+        cm.manage((nic, env), notes, now, call)
+    }
+
+    /// Datagrams came to queue pair 1, or the connection manager's time has come.
+    #[cold]
+    fn run_cm(&mut self, notes: &Notes, now: Nanos) {
+        let Shard { nic, env, cm, .. } = self;
+        cm.run((nic, env), notes, now);
+    }
+
+    /// One line a QP, for `starverbs stat`.
+    pub(super) fn describe_qps(&self) -> String {
+        let mut text = String::from("qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn star\n");
+        let mut qpns: Vec<Qpn> = self.qpns().collect();
+        qpns.sort_unstable();
+        for qpn in qpns {
+            if let Ok(attr) = self.query_qp(qpn) {
+                let (remote, gid) = (attr.dest_qpn, host::ip_of(attr.av.dgid));
+                let (mtu, sq, rq) = (attr.path_mtu.bytes(), attr.sq_psn.get(), attr.rq_psn.get());
+                let star = self.star_word(qpn);
+                /* writing to a String cannot fail */
+                let _ = writeln!(text, "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq} {star}", attr.state);
+            }
+        }
+        text
+    }
+}
