@@ -72,8 +72,8 @@ build)
 tests)
     rm -rf "$dist/tests"
     mkdir -p "$dist/tests"
-    cross test --locked --target "$triple" --package starverbs-core --package starverbs-rings --lib --no-run \
-        --message-format json |
+    cross test --locked --target "$triple" --package starverbs-core --package starverbs-star \
+        --package starverbs-rings --lib --no-run --message-format json |
         sed -nE 's/.*"executable":"([^"]+)".*/\1/p' | xargs -I{} cp {} "$dist/tests/"
     ;;
 *) echo "usage: cross.sh [build|tests]" >&2; exit 2 ;;

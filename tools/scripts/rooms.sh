@@ -7,9 +7,9 @@ cd "$(dirname "$0")/../.."
 declare -A may=(
     [queues]='' [settings]=''
     [core]='queues'
-    [cm]='core' [rings]='core queues' [sim]='core'
-    [backend]='cm core settings'
-    [verbs]='backend cm core rings settings'
+    [cm]='core' [rings]='core queues' [star]='core' [sim]='core star'
+    [backend]='cm core settings star'
+    [verbs]='backend cm core rings settings star'
 )
 
 uses() {

@@ -8,9 +8,9 @@ use std::collections::BinaryHeap;
 use std::mem;
 use std::time::Duration;
 
-use starverbs_core::star::wire::Side;
 use starverbs_core::{Av, Counters, Nanos, Seg};
 use starverbs_settings::FaultSpec;
+use starverbs_star::wire::Side;
 
 use crate::program::ProgramBytes;
 

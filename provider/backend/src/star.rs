@@ -16,8 +16,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use starverbs_core::Counters;
-use starverbs_core::star::wire::{PORT_STATEFUL, PORT_STATELESS, Side};
 use starverbs_settings::Settings;
+use starverbs_star::wire::{PORT_STATEFUL, PORT_STATELESS, Side};
 
 use crate::descriptor::Socket;
 use crate::pcap::Capture;

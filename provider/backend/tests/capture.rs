@@ -6,13 +6,14 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{Node, drive, free_port, pattern};
-use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Rule, Setup, Sum, Wish};
-use starverbs_core::star::message::{self, Atomic, CqeMsg};
-use starverbs_core::star::renew::Renewed;
-use starverbs_core::star::wire::{Head, Header, Opt, Prefix, Ptype};
+use starverbs_core::mr::Rule;
 use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendOp, SendWqe, Sge};
 use starverbs_settings::Settings;
+use starverbs_star::control::{Control, MAX_CONTROL, Role, Setup, Sum, Wish};
+use starverbs_star::message::{self, Atomic, CqeMsg};
+use starverbs_star::renew::Renewed;
+use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype};
 
 #[test]
 fn tshark_reads_the_capture_as_rocev2() {
@@ -94,7 +95,7 @@ fn tshark_reads_the_settling_of_roles_with_the_dissector() {
         let to = node.av(ip);
         for (message, _) in said.clone() {
             let pad = message.len().wrapping_neg() as u8 & 3;
-            let bth = HeaderBuf::bth(code::STAR, 0x123, Psn::new(0), false, false, pad, PKEY_DEFAULT);
+            let bth = HeaderBuf::bth(code::NEGOTIATE, 0x123, Psn::new(0), false, false, pad, PKEY_DEFAULT);
             let frame = [&bth.deth(0, 0x456)[..], &message[..]].concat();
             node.tx.send_frame(&to, &frame, &[], pad, false);
         }

@@ -6,10 +6,10 @@
 use core::ops::Deref;
 
 use crate::Counters;
+use crate::engine::Engine;
 use crate::error::NicError;
-use crate::nic::star::Engine;
 use crate::relay::{LinkError, LinkId, Relay};
-use crate::types::{AsyncEvent, Av, Cqe, FrameMeta, Gid, PdId, Qpn, Seg, SendWqe, Sge};
+use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Seg, SendWqe, Sge};
 
 /// The card's side of a send queue. Indices count WQEs since creation and wrap at 2^32.
 pub trait SendQueue {
@@ -73,9 +73,9 @@ pub trait Env: Sized {
     type Cq: CompletionQueue;
     /// Where the counters live
     type Stats: Deref<Target = Counters>;
-    /// What serves QPs that are stateful ends of StaR connections: a box of [`Stateful`](crate::star::stateful::Stateful), or
-    /// `Infallible` where there are none, which takes no room
-    type Star: Engine<Self>;
+    /// What may do the work of a QP in the place of its own transport; each QP has room for it, so it is a box at best. `Infallible`,
+    /// which takes no room: there is none
+    type Engine: Engine<Self>;
 
     /// Writes `data` to host memory. The card has checked keys, bounds and rights. False: there is no
     /// memory now (on-demand paging), and the request fails as if its key did not reach there.
@@ -118,12 +118,6 @@ pub trait Env: Sized {
     /// Tells the program.
     fn event(&mut self, event: AsyncEvent);
 
-    /// The first of `ends`, at `meta.src`, says to the second, a QP of this card, what it would be of StaR, or answers such a word. False: this
-    /// host has no StaR, so that the card answers.
-    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
-        let _ = (meta, ends, message);
-        false
-    }
     /// The connection to the card that has QPN block `block`, in XRC domain `domain`; made if there is none.
     fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {
         let _ = (domain, block);

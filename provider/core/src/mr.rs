@@ -19,7 +19,7 @@ mod import;
 mod rules;
 mod window;
 
-pub use rules::Change;
+pub use rules::{Change, Rule};
 pub use window::{Bind, WindowType};
 
 /// Most MRs and memory windows a card holds together: the sum of [`Limits`](crate::Limits)' two.
@@ -35,7 +35,7 @@ const REST: usize = 512;
 const STEP: usize = 1024;
 /// An MR's own key may stand in an SGE; a window's may not (IBTA 10.6.7.1).
 const IN_SGES: Access = Access::from_bits_retain(1 << 31);
-/// Nobody is told of it who tells stateful peers.
+/// It is no rule: [`MrTable::hide`].
 const HIDDEN: Access = Access::from_bits_retain(1 << 30);
 
 /// What a program registers.
@@ -80,7 +80,7 @@ pub struct MrTable {
     windows: usize,
     /// MRs of other cards, by key
     imports: Vec<Entry>,
-    /// Windows that were bound, or no longer are, for who tells stateful peers. `None`: nobody does
+    /// Windows that were bound, or no longer are, for who tells peers. `None`: nobody does
     changes: Option<rules::Changes>,
 }
 

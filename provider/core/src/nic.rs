@@ -8,19 +8,17 @@ mod congestion;
 pub(crate) mod contexts;
 mod control;
 mod data;
+mod engine;
 pub(crate) mod keep;
 mod lend;
 pub mod mads;
 pub(crate) mod multicast;
-pub mod negotiation;
 pub(crate) mod pace;
 pub(crate) mod path;
 mod psn_set;
 pub mod released;
-pub mod renewal;
 pub(crate) mod repair;
 pub(crate) mod sched;
-pub mod star;
 mod table;
 mod tags;
 pub(crate) mod timers;
@@ -30,6 +28,7 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 
+use crate::engine::Engine;
 use crate::env::{Env, RecvQueue};
 use crate::error::NicError;
 use crate::limits::{Limits, room};
@@ -37,18 +36,19 @@ use crate::mr::{MrAttr, MrTable, WindowType};
 use crate::qp::Owner;
 use crate::rng::Rng;
 use crate::room::make_room_in;
-use crate::star::registry::Registry;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
 use crate::transport::away::Abroad;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
 pub use contexts::ContextCache;
 use contexts::Contexts;
-pub(crate) use data::is_small_change;
+pub use data::is_small_change;
+pub use engine::Handover;
 use keep::Keep;
 use lend::{Callable, Lending};
 use mads::Mads;
 use multicast::Groups;
+pub use path::{PACKET_OVERHEAD, Path};
 use path::{PathId, Paths};
 use repair::Repairs;
 use sched::Sched;
@@ -141,8 +141,8 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) abroad: Abroad,
     /// WQEs of this card's SRQs that other cards have
     pub(crate) lending: Lending,
-    /// What stateless peers let this card's stateful QPs do
-    pub(crate) registry: Registry,
+    /// What the engines of this card's QPs share
+    pub(crate) engines: <E::Engine as Engine<E>>::Shared,
 }
 
 /// A protection domain: how many objects live in it.
@@ -202,7 +202,7 @@ impl<E: Env> Nic<E> {
                 connections: 0,
                 abroad: Abroad::default(),
                 lending: Lending::default(),
-                registry: Registry::default(),
+                engines: Default::default(),
             },
             groups: Groups::default(),
             mads: Mads::default(),
@@ -218,6 +218,16 @@ impl<E: Env> Nic<E> {
     /// QPNs left in the card's blocks.
     pub fn free_qpns(&self) -> usize {
         self.qps.free()
+    }
+
+    /// What the card was built with.
+    pub fn config(&self) -> &NicConfig {
+        &self.shared.cfg
+    }
+
+    /// Where the counters live.
+    pub fn stats(&self) -> &E::Stats {
+        &self.shared.stats
     }
 
     /// The counters.

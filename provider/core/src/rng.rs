@@ -6,19 +6,19 @@
 use alloc::vec::Vec;
 
 /// The generator.
-pub(crate) struct Rng {
+pub struct Rng {
     key: [u64; 2],
     count: u64,
 }
 
 impl Rng {
     /// The same seed gives the same numbers.
-    pub(crate) fn new(seed: [u64; 2]) -> Self {
+    pub fn new(seed: [u64; 2]) -> Self {
         Rng { key: seed, count: 0 }
     }
 
     /// The next number.
-    pub(crate) fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.count = self.count.wrapping_add(1);
         sip(self.key, self.count)
     }

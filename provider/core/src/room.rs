@@ -10,7 +10,7 @@ use crate::error::NicError;
 
 /// Adding to a queue that has room. Whoever made the queue promised it; debug builds, and so the
 /// simulator's runs, hold it to that.
-pub(crate) trait Room<T> {
+pub trait Room<T> {
     /// Makes room for `entries` in all, and more, so that to grow by one again and again costs little. `Exhausted`: the
     /// host has no memory for it.
     fn make_room(&mut self, entries: usize) -> Result<(), NicError>;
@@ -46,7 +46,7 @@ impl<T> Room<T> for Vec<T> {
 }
 
 /// What queues with two ends can do beside.
-pub(crate) trait TwoEnds<T>: Room<T> {
+pub trait TwoEnds<T>: Room<T> {
     /// Makes room for `entries` in all and no more: of these there is one for each QP. `Exhausted`: no memory.
     fn make_exact_room(&mut self, entries: usize) -> Result<(), NicError>;
     /// Adds at the front.
@@ -66,7 +66,7 @@ impl<T> TwoEnds<T> for VecDeque<T> {
 }
 
 /// Room for `entries` in all and no more. `Exhausted`: no memory.
-pub(crate) fn exact<T>(list: &mut Vec<T>, entries: usize) -> Result<(), NicError> {
+pub fn exact<T>(list: &mut Vec<T>, entries: usize) -> Result<(), NicError> {
     list.try_reserve_exact(entries.saturating_sub(list.len())).map_err(|_| NicError::Exhausted)
 }
 
@@ -77,14 +77,14 @@ pub fn is_room_for(bytes: usize) -> bool {
 
 /// Memory that is kept for something of `bytes` bytes, which is made later: given back just before, that finds it free although others
 /// took what they could find meanwhile. `None`: there is none.
-pub(crate) fn hold(bytes: usize) -> Option<Vec<u8>> {
+pub fn hold(bytes: usize) -> Option<Vec<u8>> {
     let mut held = Vec::new();
     held.try_reserve_exact(bytes).ok()?;
     Some(held)
 }
 
 /// `entries` times the default, as large as a program asks for. `Exhausted`: no memory.
-pub(crate) fn filled<T: Clone + Default>(entries: usize) -> Result<Box<[T]>, NicError> {
+pub fn filled<T: Clone + Default>(entries: usize) -> Result<Box<[T]>, NicError> {
     let mut all = Vec::new();
     exact(&mut all, entries)?;
     all.resize(entries, T::default());

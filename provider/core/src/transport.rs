@@ -26,11 +26,11 @@ mod tagged;
 mod unreliable;
 
 pub(crate) use complete::{enter_error, flush_posted};
-pub(crate) use loss::patience;
+pub use loss::patience;
 pub(crate) use pacing::answer_probe;
 pub(crate) use recv::lacks_receives;
-pub(crate) use requester::slices;
-pub(crate) use response::RNR_TIMER_10US;
+pub use requester::slices;
+pub use response::RNR_TIMER_10US;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -56,8 +56,8 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) state: QpState,
     /// It gets no copy of what it sends to a multicast group itself
     pub(crate) block_own: bool,
-    /// Whether the roles of the connection may change
-    pub(crate) roles: Roles,
+    /// Whether its work may pass to an engine while it runs
+    pub(crate) quiesce: Quiesce,
     pub(crate) flags: Flags,
     pub(crate) pd: PdId,
     /// Where a connected QP's packets go; of a UD QP the path on which it last had its turn
@@ -72,8 +72,8 @@ pub(crate) struct Qp<E: Env> {
     pub(crate) recv_cq: E::Cq,
     /// The host's name for it
     pub(crate) cookie: u64,
-    /// What does its work where it is the stateful end of a StaR connection
-    pub(crate) star: Option<E::Star>,
+    /// What does its work in the place of its own transport
+    pub(crate) engine: Option<E::Engine>,
     /// What the program set. `attr.av` is where packets go.
     pub(crate) attr: Attr,
 }
@@ -95,16 +95,16 @@ pub(crate) struct Attr {
     pub(crate) en_sqd_async_notify: bool,
 }
 
-/// Whether what the ends of a connection are may change while it runs.
+/// Whether the work of a QP may pass to an engine while it runs.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Roles {
+pub(crate) enum Quiesce {
     /// It may
     #[default]
-    Free,
+    No,
     /// It may be about to: no request begins
-    Rest,
-    /// The connection has carried what StaR does not
-    Plain,
+    Asked,
+    /// The connection has carried what engines do not
+    Never,
 }
 
 /// Small facts of a QP.
@@ -130,8 +130,8 @@ pub(crate) struct Flags {
     pub(crate) drained: bool,
     /// A memory window of type 2 was bound on it
     pub(crate) windows: bool,
-    /// Its own transport rests: it is settled whether this is an end of a StaR connection, or it is one
-    pub(crate) star: bool,
+    /// Its own transport does nothing: an engine does its work, or it is not settled what does
+    pub(crate) held: bool,
     /// A CQ overran: flush what is posted when the timer fires
     pub(crate) overrun: bool,
 }
@@ -347,6 +347,11 @@ impl Requester {
         index as usize & (self.track.len() - 1)
     }
 
+    /// Nothing is under way, and the first request that has not begun is WQE `index`.
+    pub(crate) fn start_at(&mut self, index: u32) {
+        (self.next, self.una, self.fresh) = (index, index, index);
+    }
+
     /// Whether packets wait for an acknowledge.
     pub(crate) fn outstanding(&self) -> bool {
         self.una_psn != self.max_psn
@@ -403,8 +408,8 @@ const TURN: u32 = 64;
 impl<E: Env> Ctx<'_, E> {
     /// Sends what the QP owes and has: answers first (IBTA 9.7.5.1: they unblock the peer), then requests.
     pub(crate) fn transmit(&mut self) -> Step {
-        if self.qp.flags.star {
-            return self.star_turn();
+        if self.qp.flags.held {
+            return self.engine_turn();
         }
         for _ in 0..TURN {
             if !self.env.can_send() {

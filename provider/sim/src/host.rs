@@ -71,7 +71,7 @@ impl SimEnv {
 }
 
 impl Env for SimEnv {
-    type Star = Box<starverbs_core::star::stateful::Stateful<SimEnv>>;
+    type Engine = Box<starverbs_star::stateful::Stateful<SimEnv>>;
     type Sq = SimSq;
     type Rq = SimRq;
     type Cq = SimCq;
@@ -143,9 +143,6 @@ impl Env for SimEnv {
     fn can_send(&self) -> bool {
         self.out.len() + self.star.waiting() < self.port
     }
-    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
-        self.star.hear(meta, ends, message)
-    }
     fn is_own(&self, source: &Gid) -> bool {
         *source == self.gid
     }
@@ -185,7 +182,7 @@ pub struct Host {
     /// Multicast groups that it has joined on the wire
     pub groups: Vec<Gid>,
     /// Who serves the ends of StaR connections, where the card has StaR
-    pub star: Option<Box<starverbs_core::star::host::Ends<SimEnv>>>,
+    pub star: Option<Box<starverbs_star::host::Ends<SimEnv>>>,
     /// What its clock showed last
     pub(crate) now: Nanos,
     pub(crate) wishers: BTreeMap<Qpn, Wisher>,

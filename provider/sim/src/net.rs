@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use starverbs_core::relay::{LinkId, Relay};
-use starverbs_core::star::wire::Header;
 use starverbs_core::wire::{IcrcHeader, Packet};
 use starverbs_core::{FrameMeta, Nanos, NicConfig, QpType, Qpn};
+use starverbs_star::wire::Header;
 
 use crate::host::{Host, Setup};
 use crate::rng::Rng;

@@ -5,14 +5,15 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use starverbs_core::star::control::Wish;
-use starverbs_core::star::env::{SlEvent, StarEnv};
-use starverbs_core::star::host::roles::{Identity, Queues};
-use starverbs_core::star::host::{Came, Ends as StarEnds, Heard, Host as StarHost, Turn};
-use starverbs_core::star::seal::{Ends, KEY_LEN, MAX_SEALED, SALT_LEN, Seal};
-use starverbs_core::star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Packet, Side, fill_checksum};
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Av, Env, FrameMeta, Gid, Nanos, NicError, QpState, Qpn, Seg};
+use starverbs_star::card::Turn;
+use starverbs_star::control::Wish;
+use starverbs_star::env::{SlEvent, StarEnv};
+use starverbs_star::host::roles::{Identity, Queues};
+use starverbs_star::host::{Came, Ends as StarEnds, Heard, Host as StarHost};
+use starverbs_star::seal::{Ends, KEY_LEN, MAX_SEALED, SALT_LEN, Seal};
+use starverbs_star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Packet, Side, fill_checksum};
 
 use crate::host::{Host, SimEnv};
 use crate::memory::{READ, WRITE};
@@ -154,6 +155,11 @@ impl Host {
         }
         let Host { nic, env, star, .. } = self;
         star.as_mut().is_some_and(|ends| ends.wish(&mut Turn { nic, env, now }, qpn, wish))
+    }
+
+    /// The card and its host, for a turn.
+    pub fn turn(&mut self, now: Nanos) -> Turn<'_, SimEnv> {
+        Turn { nic: &mut self.nic, env: &mut self.env, now }
     }
 
     /// Calls who serves the ends of connections, if the card has StaR.
@@ -304,6 +310,10 @@ fn path(src: Gid, sport: u16, dst: Gid, dport: u16) -> IcrcHeader {
 }
 
 impl StarEnv for SimEnv {
+    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
+        self.star.hear(meta, ends, message)
+    }
+
     fn send_star(
         &mut self,
         from: Side,

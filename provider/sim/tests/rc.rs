@@ -10,6 +10,7 @@ use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::qpc::Policy;
 use starverbs_core::{ContextCache, Mtu, NicConfig, NicError, QpState, SrqId};
 use starverbs_sim::{Faults, Host, Net, RC_OPS, Rng, Setup, SimCq, SimRq};
+use starverbs_star::card::bytes_of;
 
 /// A run takes some thousand steps; one that takes so many turns in a circle.
 const STEPS: usize = 300_000;
@@ -169,7 +170,7 @@ fn queue_pairs_that_waited_for_star_are_plain() {
         let ends: Vec<_> = run.conns.iter().map(|c| [0, 1].map(|at| c.ends[at].qpn)).collect();
         let held = if seed % 2 == 0 { 0..2 } else { 0..1 };
         for (host, qpn) in held.flat_map(|host| ends.iter().map(move |qpns| (host, qpns[host]))) {
-            run.net.hosts[host].nic.hold_for_star(qpn).expect("a fresh QP");
+            run.net.hosts[host].nic.hold_qp(qpn).expect("a fresh QP");
         }
         let settled = run.rng.below(300) as usize;
         for step in 0..STEPS {
@@ -182,8 +183,8 @@ fn queue_pairs_that_waited_for_star_are_plain() {
                 let now = run.net.now();
                 for (host, qpn) in ends.iter().flat_map(|qpns| [(0, qpns[0]), (1, qpns[1])]) {
                     let Host { nic, env, .. } = &mut run.net.hosts[host];
-                    nic.settle_plain(env, qpn, now);
-                    assert!(!nic.waits_for_star(qpn));
+                    nic.resume_qp(env, qpn, now);
+                    assert!(!nic.is_held(qpn));
                 }
             }
             let happened = run.net.step();
@@ -203,16 +204,16 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
     let qpn = run.conns[0].ends[0].qpn;
     let Host { nic, env, pd, .. } = &mut run.net.hosts[0];
     let (free, count, srq) =
-        (nic.free_qpns(), nic.qp_count(), nic.leaving(qpn).expect("a QP").srq.map(|s| s.0));
+        (nic.free_qpns(), nic.qp_count(), nic.handover(qpn).expect("a QP").srq.map(|s| s.0));
     let srq = srq.expect("it takes from an SRQ");
-    assert_eq!(nic.release_for_star(env, qpn).err(), Some(NicError::Invalid), "it does not wait");
-    nic.hold_for_star(qpn).expect("a fresh QP");
+    assert_eq!(nic.release_qp(env, qpn).err(), Some(NicError::Invalid), "it does not wait");
+    nic.hold_qp(qpn).expect("a fresh QP");
     let before = nic.query_qp(qpn).expect("a QP");
     let connections = nic.connection_count();
     assert_eq!(connections as usize, nic.qpns().count(), "all are RC, and in RTS");
-    let released = nic.release_for_star(env, qpn).expect("it waits, in RTS");
+    let released = nic.release_qp(env, qpn).expect("it waits, in RTS");
     assert_eq!((released.attr, released.qpn, released.srq()), (before, qpn, Some(srq)));
-    assert_eq!((nic.qp_state(qpn), nic.bytes_of(qpn)), (None, 0));
+    assert_eq!((nic.qp_state(qpn), bytes_of(nic, qpn)), (None, 0));
     assert_eq!((nic.free_qpns(), nic.qp_count()), (free, count), "the number is not free");
     assert_eq!(nic.connection_count(), connections - 1, "its peer keeps the connection");
     assert!(!nic.qpns().any(|other| other == qpn));
@@ -221,7 +222,7 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
     let places = nic.prepare_return(&released).expect("memory");
     nic.readmit(released, places);
     assert_eq!(nic.qp_state(qpn), Some(QpState::Reset));
-    assert!(nic.bytes_of(qpn) > 0);
+    assert!(bytes_of(nic, qpn) > 0);
     let to = |state| QpAttr { state, ..QpAttr::default() };
     nic.modify_qp(env, qpn, &to(QpState::Err), QpAttrMask::STATE, 0).expect("any state");
     assert_eq!(nic.connection_count(), connections - 1, "it is in ERR, and has no peer");
@@ -237,8 +238,8 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
     let others: Vec<_> = nic.qpns().collect();
     for other in others {
         assert_eq!(nic.destroy_srq(srq), Err(NicError::Busy));
-        nic.hold_for_star(other).expect("a fresh QP");
-        let released = nic.release_for_star(env, other).expect("it waits, in RTS");
+        nic.hold_qp(other).expect("a fresh QP");
+        let released = nic.release_qp(env, other).expect("it waits, in RTS");
         nic.end_released(&released);
     }
     assert_eq!((nic.qp_count(), nic.connection_count()), (0, 0));

@@ -18,9 +18,9 @@ use drive::drive;
 use program::Shape;
 use roles::{Conn, SECOND, STAR, World};
 use starverbs_core::qpc::Policy;
-use starverbs_core::star::control::Wish;
 use starverbs_core::{ContextCache, Mtu, NicConfig, QpState, WcStatus};
 use starverbs_sim::{Net, Rng, STAR_OPS, Setup};
+use starverbs_star::control::Wish;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;

@@ -1,13 +1,13 @@
 //! SL's card, packet by packet: what it does is in the packet and in memory, and nowhere else.
 
-use starverbs_core::star::bounds::Bounds;
-use starverbs_core::star::env::{News, SlEvent};
-use starverbs_core::star::message::{Atomic, CqeMsg};
-use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
-use starverbs_core::star::stateless::{Card, handle};
-use starverbs_core::star::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Queue, Side};
 use starverbs_core::{Access, Counters, FrameMeta, Gid, NicConfig, Psn, SendOp, WcStatus};
 use starverbs_sim::{Faults, Net, StarFrame};
+use starverbs_star::bounds::Bounds;
+use starverbs_star::env::{News, SlEvent};
+use starverbs_star::message::{Atomic, CqeMsg};
+use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
+use starverbs_star::stateless::{Card, handle};
+use starverbs_star::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Queue, Side};
 
 const LIFE: u16 = 3;
 const EPOCH: u32 = 0x0003_0105;

@@ -3,13 +3,14 @@
 
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::RecvSource;
-use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Wish};
-use starverbs_core::star::negotiate::Outcome;
 use starverbs_core::{
-    Access, AsyncEvent, Env, FrameMeta, Nanos, NicConfig, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe,
-    Sge, WcStatus,
+    Access, AsyncEvent, FrameMeta, Nanos, NicConfig, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge,
+    WcStatus,
 };
 use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
+use starverbs_star::control::{Control, MAX_CONTROL, Role, Wish};
+use starverbs_star::env::StarEnv;
+use starverbs_star::negotiate::Outcome;
 
 const MS: Nanos = 1_000_000;
 const SECOND: Nanos = 1_000 * MS;

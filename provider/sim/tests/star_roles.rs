@@ -7,8 +7,8 @@ mod roles;
 
 use roles::{SECOND, STAR, THRESHOLD, World};
 use starverbs_core::WcStatus;
-use starverbs_core::star::control::{Control, Role, Wish};
-use starverbs_core::star::negotiate::Outcome;
+use starverbs_star::control::{Control, Role, Wish};
+use starverbs_star::negotiate::Outcome;
 
 /// All that settles that host 0 keeps the state, said in one breath.
 const BURST: [Control; 4] = [
@@ -52,13 +52,13 @@ fn what_somebody_else_has_settled_the_peer_takes_back() {
     w.forge(&conn, 1, &BURST);
     w.net.run_for(SECOND / 20);
     assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
-    assert!(!w.net.hosts[0].nic.waits_for_star(conn.qpns[0]));
+    assert!(!w.net.hosts[0].nic.is_held(conn.qpns[0]));
     /* nor again at once */
     w.forge(&conn, 2, &BURST[..1]);
     w.net.transmit();
     w.forge(&conn, 2, &BURST[1..]);
     w.net.transmit();
-    assert!(!w.net.hosts[0].nic.waits_for_star(conn.qpns[0]));
+    assert!(!w.net.hosts[0].nic.is_held(conn.qpns[0]));
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }
 

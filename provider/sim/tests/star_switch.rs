@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use common::{any_faults, for_seeds};
 use live::Live;
 use program::{Conn, Pool, Shape};
-use starverbs_core::star::control::Role;
-use starverbs_core::star::negotiate::THRESHOLD;
 use starverbs_core::{Mtu, NicConfig, SrqId, WcStatus};
 use starverbs_sim::{Faults, Net, Rng, STAR_OPS, Setup, SimCq, SimRq};
+use starverbs_star::control::Role;
+use starverbs_star::negotiate::THRESHOLD;
 
 const STEPS: usize = 500_000;
 /// Longer than anybody is waited for of whom something is wanted, ns.

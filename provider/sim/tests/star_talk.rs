@@ -1,15 +1,16 @@
 //! What a stateless end says to its peer, message by message: who answers too often, too late or not at all.
 
 use starverbs_core::env::{RecvQueue, SendQueue};
-use starverbs_core::star::channel::FIRST_TIMEOUT;
-use starverbs_core::star::control::{Control, MAX_CONTROL, Rule, Setup, Sum};
-use starverbs_core::star::library::{Patience, SlInit, SlQp, SlState};
-use starverbs_core::star::registry::MAX_RULES;
-use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
-use starverbs_core::star::stateless::Peer;
-use starverbs_core::star::wire::{Head, Packet, Prefix, Side};
+use starverbs_core::mr::Rule;
 use starverbs_core::{Access, Av, Gid, Mtu, Nanos, NicConfig, PdId, Psn, SendOp, SendWqe, WcStatus};
 use starverbs_sim::{Faults, Net, Recv, Send, SimCq, SimEnv, SimRq, SimSq};
+use starverbs_star::channel::FIRST_TIMEOUT;
+use starverbs_star::control::{Control, MAX_CONTROL, Setup, Sum};
+use starverbs_star::library::{Patience, SlInit, SlQp, SlState};
+use starverbs_star::registry::MAX_RULES;
+use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_star::stateless::Peer;
+use starverbs_star::wire::{Head, Packet, Prefix, Side};
 
 const SL_QPN: u32 = 0x11;
 const SF_QPN: u32 = 0x22;

@@ -61,8 +61,8 @@ pub use qp::{Qp, QpAttr, QpCaps, QpInit};
 pub use srq::{Srq, SrqAttr, SrqPoster};
 pub use star::{Settled, StarInfo};
 pub use starverbs_core::nic::{TagChange, TagOp};
-pub use starverbs_core::star::control::Wish;
 pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource, budget};
+pub use starverbs_star::control::Wish;
 pub use wr::{SendBatch, send_ops_offered};
 pub use xrcd::Xrcd;
 

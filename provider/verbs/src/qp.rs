@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use starverbs_core::qp::{self as card_qp, QpAttrMask, RecvSource};
-use starverbs_core::star::control::Wish;
 use starverbs_core::tags::MAX_TAG_SGE;
 use starverbs_core::{Av, Gid, NicError, PdId, QpState, QpType, Qpn, SrqId};
 use starverbs_rings::{ProgramMemory, RecvSize, SendSize, WorkRings};
+use starverbs_star::control::Wish;
 
 use crate::ah::AhAttr;
 use crate::context::Context;
@@ -25,7 +25,7 @@ use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
 use crate::star::{StarInfo, wish_of};
 use crate::wr::SendBatch;
-use starverbs_core::star::host::roles::Queues;
+use starverbs_star::host::roles::Queues;
 
 /// What a QP is to be: `struct ibv_qp_init_attr`.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! What a program may ask of its connections' StaR: what they were to be, what they are, what that costs.
 
-use starverbs_core::star::control::Wish;
+use starverbs_star::control::Wish;
 use starverbs_settings::StarWish;
 
 /// What a queue pair has become.

@@ -7,12 +7,12 @@ use std::net::UdpSocket;
 use common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
-use starverbs_core::star::wire::{Crc, Head, Header, Opt, Prefix, Ptype, fill_checksum};
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{
     Access, Cqe, Gid, Psn, QpState, QpType, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_settings::{Settings, StarWish};
+use starverbs_star::wire::{Crc, Head, Header, Opt, Prefix, Ptype, fill_checksum};
 use starverbs_verbs::{Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq};
 
 /// Two cards, the first stateless.

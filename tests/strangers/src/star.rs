@@ -6,20 +6,22 @@
 
 use std::rc::Rc;
 
-use starverbs_core::mr::{MrAttr, MrTable};
-use starverbs_core::star::bounds::Bounds;
-use starverbs_core::star::channel::Channel;
-use starverbs_core::star::control::{Rule, Setup};
-use starverbs_core::star::library::{Patience, SlInit, SlQp};
-use starverbs_core::star::registry::Registry;
-use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
-use starverbs_core::star::stateful::{self, Local, Path, SharedReceives, Stateful, Turn, Waits};
-use starverbs_core::star::stateless::{self, Peer};
-use starverbs_core::star::wire::{HEADER_LEN, PREFIX_LEN, Packet, Side};
+use starverbs_core::engine::Turn;
+use starverbs_core::mr::{MrAttr, MrTable, Rule};
+use starverbs_core::nic::Path;
 use starverbs_core::{
     Access, Counters, FrameMeta, Gid, Mtu, NicConfig, PdId, Qpn, SendFlags, SendOp, SendWqe, Sge,
 };
 use starverbs_sim::{Faults, Host, Net, READ, Recv, Send, SimCq, SimEnv, SimRq, SimSq, StarFrame, WRITE};
+use starverbs_star::bounds::Bounds;
+use starverbs_star::channel::Channel;
+use starverbs_star::control::Setup;
+use starverbs_star::library::{Patience, SlInit, SlQp};
+use starverbs_star::registry::Registry;
+use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
+use starverbs_star::stateless::{self, Peer};
+use starverbs_star::wire::{HEADER_LEN, PREFIX_LEN, Packet, Side};
 
 use crate::bytes::Bytes;
 

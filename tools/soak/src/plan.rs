@@ -1,9 +1,9 @@
 //! What a run is: drawn from its seed, and printed when the run fails.
 
 use starverbs_core::qpc::Policy;
-use starverbs_core::star::control::Wish;
 use starverbs_core::{Access, ContextCache, Mtu, Nanos, SendOp};
 use starverbs_sim::{Faults, RC_OPS, Rng, Setup};
+use starverbs_star::control::Wish;
 
 use crate::star::StarPlan;
 

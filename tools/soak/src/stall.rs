@@ -5,8 +5,8 @@
 //! a host without CPU is what a queue pair waits for, its time begins anew.
 
 use starverbs_core::env::RecvQueue;
-use starverbs_core::star::control::Wish;
 use starverbs_core::{Nanos, QpState};
+use starverbs_star::control::Wish;
 
 use crate::conn::Source;
 use crate::world::World;

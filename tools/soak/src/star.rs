@@ -1,10 +1,10 @@
 //! Connections of StaR among the others.
 
-use starverbs_core::star::control::{Role, Wish};
-use starverbs_core::star::negotiate::Outcome;
-use starverbs_core::star::wire::{Header, Opt, Ptype};
 use starverbs_core::{Nanos, Qpn, SendOp, Sge};
 use starverbs_sim::{Rng, StarCard};
+use starverbs_star::control::{Role, Wish};
+use starverbs_star::negotiate::Outcome;
+use starverbs_star::wire::{Header, Opt, Ptype};
 
 use crate::conn::{Bad, Bound, End, Source, Wr};
 use crate::life::all_rights;

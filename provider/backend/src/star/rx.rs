@@ -4,9 +4,9 @@ use std::ops::{Deref, Range};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use starverbs_core::star::wire::{CRC_LEN, Header, Packet, Prefix, Side, Ways, qpn_in};
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Counters, FrameMeta, Qpn};
+use starverbs_star::wire::{CRC_LEN, Header, Packet, Prefix, Side, Ways, qpn_in};
 
 use super::Sockets;
 use crate::BackendError;

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use starverbs_core::star::wire::{Head, Header, Opt, Prefix, Ptype};
 use starverbs_core::{Av, Gid, Psn, Seg};
+use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype};
 
 use super::*;
 use crate::host;

@@ -3,10 +3,10 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use starverbs_core::star::wire::{CRC_LEN, Crc, HEADER_LEN, Head, LANE_BITS, Side, Ways, lane};
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos, Seg};
 use starverbs_settings::Settings;
+use starverbs_star::wire::{CRC_LEN, Crc, HEADER_LEN, Head, LANE_BITS, Side, Ways, lane};
 
 use super::Sockets;
 use crate::batch::{Batch, Group, HOPS, MAX_FRAME, send_run};
@@ -73,7 +73,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         self.batch.has_room()
     }
 
-    /// Adds a packet to UDP port `port` of `to`; see [`starverbs_core::star::env::StarEnv::send_star`]. One
+    /// Adds a packet to UDP port `port` of `to`; see [`starverbs_star::env::StarEnv::send_star`]. One
     /// that cannot go (too long, address foreign) is counted in `tx_errors` and lost.
     #[inline]
     pub fn send(&mut self, to: &Av, port: u16, head: &Head, data: &[u8], payload: &[Seg], volatile: bool) {

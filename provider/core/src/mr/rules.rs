@@ -1,4 +1,4 @@
-//! What keys open, in the words in which stateless ends of StaR connections tell their peers.
+//! What keys open, for who tells the cards of peers: they check there what they ask for.
 
 use alloc::collections::VecDeque;
 use core::num::NonZeroU32;
@@ -7,7 +7,26 @@ use super::window::UNBOUND;
 use super::{Entry, HIDDEN, IN_SGES, KEY_BITS, Kind, MrTable};
 use crate::error::NicError;
 use crate::room::Room;
-use crate::star::control::Rule;
+use crate::types::{Access, PdId, Qpn};
+
+/// What a key opens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// lkey and rkey
+    pub key: u32,
+    /// Protection domain
+    pub pd: PdId,
+    /// The one QP that may use it; 0: all of the protection domain
+    pub qpn: Qpn,
+    /// First byte in host memory
+    pub addr: u64,
+    /// Bytes
+    pub len: u64,
+    /// Address by which the first byte is known in SGEs and work requests
+    pub iova: u64,
+    /// Rights
+    pub access: Access,
+}
 
 /// A window was bound, or is bound no longer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +68,7 @@ impl MrTable {
         entry.or_else(|| self.imported(key))?.rule()
     }
 
-    /// What a key opens is none to stateful peers: those who tell them have no memory for it.
+    /// What a key opens is no rule: who tells peers has no memory for it.
     pub fn hide(&mut self, key: u32) {
         let slot = (key >> KEY_BITS) ^ self.mask;
         let entry = self.entries.get_mut(slot as usize);

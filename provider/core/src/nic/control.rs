@@ -12,7 +12,7 @@ use crate::qp::modify::{check, check_values};
 use crate::qp::{Owner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{TwoEnds, filled};
 use crate::transport::away::Away;
-use crate::transport::{Attr, Ctx, Flags, Qp, Requester, Responder, Roles, Track, enter_error};
+use crate::transport::{Attr, Ctx, Flags, Qp, Quiesce, Requester, Responder, Track, enter_error};
 use crate::types::{Access, Nanos, PdId, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
@@ -54,7 +54,7 @@ impl<E: Env> Nic<E> {
             qp_type: init.qp_type,
             state: QpState::Reset,
             block_own: init.block_own_multicast,
-            roles: Roles::Free,
+            quiesce: Quiesce::No,
             flags: Flags { sig_all: init.sq_sig_all, ..Flags::default() },
             pd: init.pd,
             path: Default::default(),
@@ -67,7 +67,7 @@ impl<E: Env> Nic<E> {
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
             cookie: init.cookie,
-            star: None,
+            engine: None,
             attr: Attr { path_mtu: self.shared.cfg.mtu, ..Attr::default() },
         };
         self.qps.insert(qpn, Box::new(qp));
@@ -93,6 +93,11 @@ impl<E: Env> Nic<E> {
             return Err(error);
         }
         Ok(timer)
+    }
+
+    /// Transport of a QP.
+    pub fn qp_type(&self, qpn: Qpn) -> Option<QpType> {
+        self.qps.get(qpn).map(|qp| qp.qp_type)
     }
 
     /// State of a QP.
@@ -134,7 +139,7 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).map(|qp| Owner { pd: qp.pd, cookie: qp.cookie })
     }
 
-    /// How many QPNs are taken: by QPs of any transport and in any state, and by those that have left ([`Nic::release_for_star`]).
+    /// How many QPNs are taken: by QPs of any transport and in any state, and by those that have left ([`Nic::release_qp`]).
     pub fn qp_count(&self) -> usize {
         self.qps.len()
     }
@@ -167,7 +172,7 @@ impl<E: Env> Nic<E> {
             return Err(NicError::Invalid);
         }
         let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
-        if to == QpState::Sqd && cx.qp.flags.star {
+        if to == QpState::Sqd && cx.qp.flags.held {
             return Err(NicError::Invalid);
         }
         check(cx.qp.qp_type, from, to, mask)?;
@@ -196,10 +201,10 @@ impl<E: Env> Nic<E> {
     /// Takes a QP out of all that the card does. Its number, and its use of its domain and its SRQ, are still taken.
     pub(super) fn take_out(&mut self, env: &mut E, qpn: Qpn) -> Option<Box<Qp<E>>> {
         let mut cx = self.context(env, qpn, 0)?;
-        cx.end_star();
-        if !cx.qp.flags.star {
-            /* The peer's last message may wait for its ACK: nobody could send it later. An end of a StaR connection, or one that may become
-            one, owes none, and by a plain packet its peer would take it for plain. */
+        cx.close_engine();
+        if !cx.qp.flags.held {
+            /* The peer's last message may wait for its ACK: nobody could send it later. One that has an engine, or may come to have one, owes
+            none, and by a plain packet its peer would take it for plain. */
             cx.last_words();
         }
         cx.forget_gaps();
@@ -345,7 +350,7 @@ fn enter<E: Env>(
         }
         QpState::Rtr => cx.offer_repeat(),
         QpState::Rts => {
-            cx.set_star();
+            cx.set_engine();
             cx.doorbell();
         }
         _ => {}
@@ -354,7 +359,7 @@ fn enter<E: Env>(
 
 /// RESET forgets everything, without completions (IBTA 10.3.1.1).
 fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
-    cx.end_star();
+    cx.close_engine();
     cx.forget_inflight();
     cx.forget_gaps();
     cx.leave_queues();
@@ -377,7 +382,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     qp.resp = Responder { away, ..Responder::new(qp.resp.max_sge()) };
     let Flags { sig_all, windows, .. } = qp.flags;
     qp.flags = Flags { sig_all, ..Flags::default() };
-    qp.roles = Roles::Free;
+    qp.quiesce = Quiesce::No;
     qp.attr = Attr { path_mtu: cx.sh.cfg.mtu, ..Attr::default() };
     /* they were for the peer of this connection: the next one shall not reach memory through them */
     if windows {

@@ -2,8 +2,8 @@
 
 use super::mads::QPN_GSI;
 use super::path::PACKET_OVERHEAD;
-use super::star::Engine;
 use super::{Nic, Shared};
+use crate::engine::Engine;
 use crate::env::{Env, SendQueue};
 use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
 use crate::types::{AsyncEvent, FrameMeta, Nanos, QPN_MULTICAST, QpState, QpType, Qpn};
@@ -20,7 +20,7 @@ const BATCH_BYTES: u32 = 512;
 const BATCH_BACKLOG: u32 = 48;
 
 /// Whether what is posted from `next` on is a few messages, the last of them small.
-pub(crate) fn is_small_change(sq: &impl SendQueue, next: u32) -> bool {
+pub fn is_small_change(sq: &impl SendQueue, next: u32) -> bool {
     let posted = sq.posted();
     (1..BATCH_BACKLOG).contains(&posted.wrapping_sub(next))
         && sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
@@ -62,9 +62,9 @@ impl<E: Env> Nic<E> {
 
     /// Whether all that a reliable queue pair has to send is a few messages, the last of them small.
     fn is_small_change(qp: &Qp<E>) -> bool {
-        let next = match &qp.star {
+        let next = match &qp.engine {
             Some(engine) => engine.next_send(),
-            None if qp.flags.star => return false,
+            None if qp.flags.held => return false,
             None => qp.req.next,
         };
         qp.qp_type.is_reliable() && qp.state == QpState::Rts && is_small_change(&qp.sq, next)
@@ -77,17 +77,6 @@ impl<E: Env> Nic<E> {
     pub fn expect_frame(&self, env: &E, qpn: Qpn) {
         if let Some(qp) = self.qps.get(qpn) {
             env.prefetch(qp);
-        }
-    }
-
-    /// As [`expect_frame`](Self::expect_frame), of a packet for a stateful end.
-    #[inline]
-    pub fn expect_star(&self, env: &E, qpn: Qpn) {
-        if let Some(qp) = self.qps.get(qpn)
-            && let Some(engine) = &qp.star
-        {
-            env.prefetch(qp);
-            engine.expect(env);
         }
     }
 
@@ -133,17 +122,17 @@ impl<E: Env> Nic<E> {
         if !transport.serves(qp.qp_type) {
             return if transport == Transport::Cnp { stats.rx_cnp.inc() } else { stats.drop_opcode.inc() };
         }
-        if qp.flags.star && qp.star.as_ref().is_some_and(|engine| !engine.is_halted()) {
+        if qp.flags.held && qp.engine.as_ref().is_some_and(|engine| !engine.is_quiesced()) {
             return stats.drop_state.inc();
         }
         let mut cx = Ctx { qp, sh: &mut self.shared, env, now };
-        if cx.qp.flags.star {
+        if cx.qp.flags.held {
             /* a new request comes of a peer that has settled; anything else is of before */
             let old = packet.bth().psn().since(cx.qp.resp.epsn) < 0;
             if old || !packet.op().kind.is_request() {
                 return cx.sh.stats.drop_state.inc();
             }
-            cx.settle_plain();
+            cx.resume();
         }
         cx.receive(meta, &packet);
     }
@@ -188,7 +177,7 @@ impl<E: Env> Nic<E> {
         match packet.op().kind {
             Kind::Probe => return answer_probe(env, meta, packet),
             Kind::Sack => return self.handle_sack(env, now, meta, packet),
-            Kind::Star => return self.handle_negotiation(env, meta, packet),
+            Kind::Negotiate => return self.negotiate(env, meta, packet),
             _ => {}
         }
         let Some(id) = self.shared.paths.lookup(meta.src) else {
@@ -203,6 +192,14 @@ impl<E: Env> Nic<E> {
         self.shared.open_path(id);
         if let Some(mut cx) = self.context(env, packet.bth().dest_qpn(), now) {
             cx.ready();
+        }
+    }
+
+    /// The peer of a QP says what would carry their connection: engines know.
+    fn negotiate(&self, env: &mut E, meta: &FrameMeta, packet: &Packet<'_>) {
+        if let Some(deth) = packet.deth() {
+            let ends = (deth.src_qp(), packet.bth().dest_qpn());
+            E::Engine::negotiate(self, env, meta, ends, packet.payload());
         }
     }
 

@@ -14,7 +14,7 @@ use super::congestion::Congestion;
 use super::pace::Pace;
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
-use crate::star::stateful::Rtt;
+use crate::rtt::Rtt;
 use crate::types::{Gid, Nanos, Qpn};
 
 /// Handle of a path, one more than its place, so that none takes no room of its own; valid as long as the card.
@@ -39,7 +39,7 @@ impl Default for PathId {
 }
 
 /// What a packet costs beside its payload: headers, and the kernel's bookkeeping for it.
-pub(crate) const PACKET_OVERHEAD: u32 = 512;
+pub const PACKET_OVERHEAD: u32 = 512;
 
 /// All paths of a card.
 pub(crate) struct Paths {
@@ -69,8 +69,8 @@ pub struct Path {
     stuck: bool,
     /// Smoothed round trip, ns; 0: none measured
     pub(crate) srtt: u32,
-    /// As SF's cards see it
-    pub(crate) rtt: Rtt,
+    /// Its round trips, as engines see them
+    pub rtt: Rtt,
     /// It was seen to lose or repeat packets
     lossy: bool,
     /// Pacing of UC and UD
@@ -213,7 +213,7 @@ impl Path {
 
     /// Whether `qpn` may send `bytes` now: there is room, and nobody waits who came before.
     #[inline]
-    pub(crate) fn admits(&self, qpn: Qpn, bytes: u32) -> bool {
+    pub fn admits(&self, qpn: Qpn, bytes: u32) -> bool {
         (self.waiting.is_empty() || self.turn == Some(qpn)) && self.has_room(bytes)
     }
 
@@ -266,21 +266,22 @@ impl Path {
         Some(qpn)
     }
 
+    /// `bytes` have left.
     #[inline]
-    pub(crate) fn add(&mut self, bytes: u32) {
+    pub fn add(&mut self, bytes: u32) {
         self.turn_used = true;
         self.inflight = self.inflight.saturating_add(bytes);
     }
 
     /// `bytes` have left the network without being acknowledged (rewound, given up).
-    pub(crate) fn forget(&mut self, bytes: u32) {
+    pub fn forget(&mut self, bytes: u32) {
         self.stuck = false;
         self.inflight = self.inflight.saturating_sub(bytes);
     }
 
     /// `bytes` were acknowledged.
     #[inline]
-    pub(crate) fn acked(&mut self, bytes: u32) {
+    pub fn acked(&mut self, bytes: u32) {
         self.forget(bytes);
         self.congestion.on_ack(bytes);
     }
@@ -292,7 +293,7 @@ impl Path {
     }
 
     /// `bytes` were lost among others that came.
-    pub(crate) fn lost(&mut self, bytes: u32) {
+    pub fn lost(&mut self, bytes: u32) {
         self.lossy = true;
         self.congestion.on_share_lost(bytes);
     }

@@ -1,18 +1,18 @@
-//! Queue pairs that leave the card, as it keeps nothing of them: the stateless ends of StaR connections.
+//! Queue pairs that leave the card, which keeps nothing of them.
 //!
-//! What the program made such a QP of goes to the host, to be served by a [library](crate::star::library). Its number stays its own, and
-//! its protection domain and SRQ stay in use, until it comes back or ends.
+//! What the program made such a QP of goes to the host, which serves it. Its number stays its own, and its protection domain and SRQ stay in
+//! use, until it comes back or ends.
 
 use alloc::boxed::Box;
 
 use super::{Nic, TimerId};
 use crate::env::{Env, RecvQueue, SendQueue};
 use crate::error::NicError;
-use crate::mr::{Bind, MrFault, MrTable};
+use crate::mr::MrTable;
 use crate::qp::{Owner, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{filled, is_room_for};
 use crate::transport::{Flags, Qp, Requester, Responder, Track};
-use crate::types::{AsyncEvent, Nanos, PdId, QpState, Qpn, SendOp, SendWqe, SrqId};
+use crate::types::{AsyncEvent, Nanos, QpState, Qpn, SrqId};
 
 /// A QP that has left the card.
 pub struct Released<E: Env> {
@@ -43,20 +43,6 @@ impl<E: Env> Released<E> {
     }
 }
 
-/// A QP that may leave, as far as its host must know it before.
-pub struct Leaving<'a, E: Env> {
-    /// Whose it is
-    pub owner: Owner,
-    /// Its attributes, and its state
-    pub attr: QpAttr,
-    /// The SRQ from which it receives, and its ring
-    pub srq: Option<(SrqId, &'a E::Rq)>,
-    /// Every send makes a completion
-    pub sq_sig_all: bool,
-    /// Index in the send queue of the first request that was not sent
-    pub first_send: u32,
-}
-
 /// What a QP needs on the card beside its number.
 pub struct Places {
     /// SGEs of its receives
@@ -67,22 +53,10 @@ pub struct Places {
 }
 
 impl<E: Env> Nic<E> {
-    /// What [`Nic::release_for_star`] will give of a QP. `NotFound`: there is none.
-    pub fn leaving(&self, qpn: Qpn) -> Result<Leaving<'_, E>, NicError> {
-        let attr = self.query_qp(qpn)?;
-        let qp = self.qps.get(qpn).ok_or(NicError::NotFound)?;
-        let srq = match qp.rq {
-            RecvSource::Shared(id) => self.srq_ring(id).map(|ring| (id, ring)),
-            RecvSource::Own(_) | RecvSource::Xrc(_) => None,
-        };
-        let owner = Owner { pd: qp.pd, cookie: qp.cookie };
-        Ok(Leaving { owner, attr, srq, sq_sig_all: qp.flags.sig_all, first_send: qp.req.una })
-    }
-
-    /// Takes a QP out of the card that waits ([`Nic::hold_for_star`]) and is in RTR or RTS. `Invalid`: it is not so.
-    pub fn release_for_star(&mut self, env: &mut E, qpn: Qpn) -> Result<Released<E>, NicError> {
+    /// Takes a QP out of the card that is held ([`Nic::hold_qp`]) and in RTR or RTS. `Invalid`: it is not so.
+    pub fn release_qp(&mut self, env: &mut E, qpn: Qpn) -> Result<Released<E>, NicError> {
         let state = self.qp_state(qpn).ok_or(NicError::NotFound)?;
-        if !self.waits_for_star(qpn) || !matches!(state, QpState::Rtr | QpState::Rts) {
+        if !self.is_held(qpn) || !matches!(state, QpState::Rtr | QpState::Rts) {
             return Err(NicError::Invalid);
         }
         let attr = self.query_qp(qpn)?;
@@ -153,13 +127,14 @@ impl<E: Env> Nic<E> {
     fn insert_back(&mut self, released: Released<E>, places: Places, next: u32) {
         let Places { max_sge, track, timer } = places;
         let Released { qpn, init, .. } = released;
-        let req = Requester { next, una: next, fresh: next, ..Requester::new(track) };
+        let mut req = Requester::new(track);
+        req.start_at(next);
         self.insert_qp(init, (qpn, timer), req, Responder::new(max_sge));
     }
 
     /// A QP comes back to what was prepared for it while its connection runs: in the state and with the attributes that it has, its PSNs where
     /// they were. `first_send`: index of its oldest request that is not done. An error: there is no memory, and it is in ERR.
-    pub fn come_home(
+    pub fn readmit_running(
         &mut self,
         env: &mut E,
         released: Released<E>,
@@ -211,22 +186,9 @@ impl<E: Env> Nic<E> {
         self.shared.srqs.get(srq.0 as usize).map(|srq| &srq.rq)
     }
 
-    /// Memory that keys open: for who tells stateful peers.
+    /// Memory that keys open.
     pub fn memory(&mut self) -> &mut MrTable {
         &mut self.shared.mrs
-    }
-
-    /// A bind or an invalidation was posted to a QP that has left, and all before it is done.
-    pub fn do_for_released(&mut self, wqe: &SendWqe, owner: (PdId, Qpn)) -> Result<(), MrFault> {
-        match wqe.op {
-            SendOp::BindMw => self.shared.mrs.bind(&Bind::of(wqe, owner)).map(|_| ()),
-            _ => self.shared.mrs.invalidate(wqe.rkey, owner),
-        }
-    }
-
-    /// A peer's SEND with invalidate came to a QP that has left.
-    pub fn invalidate_for_released(&mut self, key: u32, owner: (PdId, Qpn)) -> Result<(), MrFault> {
-        self.shared.mrs.invalidate_remote(key, owner)
     }
 
     /// Receives of an SRQ were taken by a QP that has left: the event that the program asked for is due if few are left.

@@ -1,8 +1,8 @@
 //! Completions, and the way of a QP into error (IBTA 10.3.1, 10.10.2.3).
 
 use super::{Ctx, Inbound};
+use crate::engine::Call;
 use crate::env::{CompletionQueue, Env, SendQueue};
-use crate::nic::star::Call;
 use crate::qp::RecvSource;
 use crate::types::{AsyncEvent, Cqe, QpState, SendFlags, WcFlags, WcOpcode, WcStatus};
 
@@ -149,7 +149,7 @@ impl<E: Env> Ctx<'_, E> {
 /// Takes a QP to ERR (or a UC/UD one to SQE) and flushes what is posted, in order.
 pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
     cx.qp.state = state;
-    if cx.star(Call::Fail).is_some() {
+    if cx.run_engine(Call::Fail).is_some() {
         return;
     }
     let req = &mut cx.qp.req;

@@ -2,8 +2,8 @@
 
 use super::holes::size_of_each;
 use super::{Ctx, Requester, enter_error};
+use crate::engine::Call;
 use crate::env::Env;
-use crate::nic::star::Call;
 use crate::types::{Nanos, QpState, WcStatus};
 
 /// Packets that go first after a loss. What was in flight behind the lost packet still fills the
@@ -132,7 +132,7 @@ impl<E: Env> Ctx<'_, E> {
     /// The retransmission timer or an RNR wait may have run out.
     pub(crate) fn timer_fired(&mut self) {
         self.qp.req.armed = 0;
-        if self.qp.flags.star && self.star(Call::Timeout).is_some() {
+        if self.qp.flags.held && self.run_engine(Call::Timeout).is_some() {
             if let Some(path) = self.qp.flags.window_wait {
                 self.pace_waiter(path);
             }
@@ -196,7 +196,7 @@ impl<E: Env> Ctx<'_, E> {
 }
 
 /// How long a silent peer is believed in all. `None`: for ever.
-pub(crate) fn patience(timeout: u8, retries: u8) -> Option<Nanos> {
+pub fn patience(timeout: u8, retries: u8) -> Option<Nanos> {
     ack_timeout(timeout).map(|limit| limit * (Nanos::from(retries) + 1) * EIGHTHS / 8)
 }
 

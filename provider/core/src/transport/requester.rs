@@ -1,6 +1,6 @@
 //! WQEs into packets: RC, UC and UD (IBTA 9.7.2 to 9.7.3, 9.8.2, 9.8.3).
 
-use super::{Ctx, Roles, Step, Track};
+use super::{Ctx, Quiesce, Step, Track};
 use crate::env::{Env, SendQueue};
 use crate::nic::path::{PACKET_OVERHEAD, PathId};
 use crate::room::Room;
@@ -39,7 +39,7 @@ impl<E: Env> Ctx<'_, E> {
             return Step::Idle;
         }
         let new = req.next == req.fresh;
-        if new && (self.qp.state == QpState::Sqd || self.qp.roles == Roles::Rest) {
+        if new && (self.qp.state == QpState::Sqd || self.qp.quiesce == Quiesce::Asked) {
             return Step::Idle;
         }
         let wqe = self.qp.sq.wqe(req.next);
@@ -206,7 +206,7 @@ impl<E: Env> Ctx<'_, E> {
         };
         let payload = if wqe.op == SendOp::AtomicWrite { &self.sh.segs[..] } else { &[] };
         if matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
-            self.qp.roles = Roles::Plain;
+            self.qp.quiesce = Quiesce::Never;
         }
         self.env.send_frame(&self.qp.attr.av, &header, payload, 0, false);
         /* of what is asked for again the first asking counts, of a piece in parts the last */
@@ -380,7 +380,7 @@ impl<E: Env> Ctx<'_, E> {
 
 /// Walks bytes `offset..offset + len` of an SGE list: `f(sge, bytes to skip in it, bytes)`.
 /// `None` when the list is too short or `f` says so.
-pub(crate) fn slices(
+pub fn slices(
     sges: &[Sge],
     mut offset: u32,
     mut len: u32,

@@ -2,9 +2,9 @@
 
 use super::away::Named;
 use super::recv::PlaceError;
-use super::{Answer, Ctx, Inbound, Roles, enter_error};
+use super::{Answer, Ctx, Inbound, Quiesce, enter_error};
+use crate::engine::Call;
 use crate::env::{Env, SendQueue};
-use crate::nic::star::Call;
 use crate::room::Room;
 use crate::types::{Access, AsyncEvent, Cqe, Psn, QpState, WcFlags, WcOpcode, WcStatus};
 use crate::wire::headers::{NakCode, Syndrome};
@@ -98,7 +98,7 @@ impl<E: Env> Ctx<'_, E> {
             return self.refuse(NakCode::InvalidRequest);
         }
         if matches!(info.kind, Kind::AtomicWrite | Kind::Flush) {
-            self.qp.roles = Roles::Plain;
+            self.qp.quiesce = Quiesce::Never;
         }
         match info.kind {
             Kind::Send => self.execute_send(packet),
@@ -440,7 +440,8 @@ impl<E: Env> Ctx<'_, E> {
 
     /// Something was posted to the send queue.
     pub(crate) fn doorbell(&mut self) {
-        if self.qp.flags.star && (self.star(Call::Doorbell).is_some() || self.qp.state == QpState::Rts) {
+        if self.qp.flags.held && (self.run_engine(Call::Doorbell).is_some() || self.qp.state == QpState::Rts)
+        {
             return;
         }
         match self.qp.state {

@@ -9,7 +9,7 @@ use crate::wire::opcode::Kind;
 use crate::wire::packet::Packet;
 
 /// RNR NAK timer codes in units of 10 us (IBTA table 45).
-pub(crate) const RNR_TIMER_10US: [u32; 32] = [
+pub const RNR_TIMER_10US: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];

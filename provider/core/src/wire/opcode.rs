@@ -61,8 +61,8 @@ pub mod code {
     pub const PROBE_ANSWER: u8 = 0xc1;
     /// Ours: an ACK of RC or XRC that tells what is kept behind the packet that is missing
     pub const SACK: u8 = 0xc2;
-    /// Ours: by which the ends of a connection settle whether it is one of StaR
-    pub const STAR: u8 = 0xc3;
+    /// Ours: by which the ends of a connection settle what carries it
+    pub const NEGOTIATE: u8 = 0xc3;
 }
 
 /// Transport that an op-code belongs to.
@@ -114,7 +114,7 @@ pub enum Kind {
     Probe,
     ProbeAnswer,
     Sack,
-    Star,
+    Negotiate,
 }
 
 impl Kind {
@@ -297,7 +297,7 @@ const fn table() -> [Option<OpInfo>; 256] {
         (0xc0, Transport::Own, Kind::Probe, ONLY.union(OpFlags::DETH)),
         (0xc1, Transport::Own, Kind::ProbeAnswer, ONLY.union(OpFlags::DETH)),
         (0xc2, Transport::Own, Kind::Sack, ONLY.union(aeth).union(OpFlags::SACKETH)),
-        (0xc3, Transport::Own, Kind::Star, ONLY.union(OpFlags::DETH).union(p)),
+        (0xc3, Transport::Own, Kind::Negotiate, ONLY.union(OpFlags::DETH).union(p)),
     ];
     let mut i = 0;
     while i < rows.len() {

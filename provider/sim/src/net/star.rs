@@ -2,11 +2,11 @@
 
 use std::cmp::Reverse;
 
-use starverbs_core::star::control::Control;
-use starverbs_core::star::host::Ends;
-use starverbs_core::star::wire::{Packet, Ptype, Side};
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Av, Nanos};
+use starverbs_star::control::Control;
+use starverbs_star::host::Ends;
+use starverbs_star::wire::{Packet, Ptype, Side};
 
 use super::Net;
 use crate::host::SimEnv;

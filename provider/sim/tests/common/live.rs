@@ -3,24 +3,26 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use starverbs_core::nic::Nic;
-use starverbs_core::nic::released::{Leaving, Released};
-use starverbs_core::nic::renewal::Resting;
-use starverbs_core::nic::star::StarInit;
+use starverbs_core::mr::Rule;
+use starverbs_core::nic::Handover;
+use starverbs_core::nic::released::Released;
 use starverbs_core::qp::{QpAttr, QpAttrMask};
-use starverbs_core::star::bounds::Bounds;
-use starverbs_core::star::channel::Channel;
-use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Rule, Setup as StarSetup, Wish};
-use starverbs_core::star::homing::{self, Came, Done, Half, Homing};
-use starverbs_core::star::library::{Patience, SlInit, SlQp, SlState};
-use starverbs_core::star::negotiate::{Beginning, Negotiation, Outcome, THRESHOLD, Terms};
-use starverbs_core::star::renew::{Card, Renewal, Renewed, answer, is_new, suits};
-use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
-use starverbs_core::star::stateful;
-use starverbs_core::star::stateless::{self, Peer, is_later};
-use starverbs_core::star::wire::{Packet, Prefix, Queue, Side};
 use starverbs_core::{Counters, FrameMeta, Nanos, QpState, Qpn, SendQueue, WcStatus};
 use starverbs_sim::{Faults, Host, Net, Rng, SimCq, SimEnv, StarFrame};
+use starverbs_star::bounds::Bounds;
+use starverbs_star::card::StarInit;
+use starverbs_star::channel::Channel;
+use starverbs_star::control::{Control, MAX_CONTROL, Role, Setup as StarSetup, Wish};
+use starverbs_star::datagram;
+use starverbs_star::homing::{self, Came, Done, Half, Homing};
+use starverbs_star::library::{Patience, SlInit, SlQp, SlState};
+use starverbs_star::negotiate::{Beginning, Negotiation, Outcome, THRESHOLD, Terms};
+use starverbs_star::quiesce::Resting;
+use starverbs_star::renew::{Card, Renewal, Renewed, answer, is_new, suits};
+use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_star::stateful;
+use starverbs_star::stateless::{self, Peer, is_later};
+use starverbs_star::wire::{Packet, Prefix, Queue, Side};
 
 use crate::program::Conn;
 
@@ -109,7 +111,7 @@ impl Half for Stateless<'_> {
         let (_, parting) = sl.close(self.now, true);
         assert!(parting.is_none(), "nothing is left to be said");
         let Host { nic, env, .. } = &mut *self.host;
-        nic.come_home(env, released, places, first, self.now).expect("memory");
+        nic.readmit_running(env, released, places, first, self.now).expect("memory");
         Came::Home
     }
     fn is_beginning(&self) -> bool {
@@ -227,7 +229,7 @@ impl Live {
         let done = if side.settled.as_ref().and_then(Negotiation::outcome).is_some_and(is_stateless) {
             call(homing, &mut Stateless { host: h, bounds, sl: &mut side.sl, now })
         } else {
-            call(homing, &mut Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now })
+            call(homing, &mut Resting { turn: &mut h.turn(now), qpn: side.qpn })
         };
         if let Some(outcome) = homing.outcome() {
             side.homing = None;
@@ -357,7 +359,7 @@ impl Live {
             && let Some(negotiation) = &mut side.settled
         {
             negotiation.abandon();
-            h.nic.settle_plain(&mut h.env, side.qpn, now);
+            h.nic.resume_qp(&mut h.env, side.qpn, now);
         }
     }
 
@@ -402,7 +404,7 @@ impl Live {
         {
             side.last = said.round;
             let h = &mut self.net.hosts[host];
-            let mut requests = Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now };
+            let mut requests = Resting { turn: &mut h.turn(now), qpn: side.qpn };
             side.round = Renewal::asked(said.round, mine, card, now, &mut requests);
         }
         if side.round.as_ref().is_some_and(|round| round.round() == said.round) {
@@ -420,7 +422,7 @@ impl Live {
         let side = &mut self.sides[at][host];
         let Some(round) = &mut side.round else { return };
         let h = &mut self.net.hosts[host];
-        let mut requests = Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now };
+        let mut requests = Resting { turn: &mut h.turn(now), qpn: side.qpn };
         let said = match said {
             Some(said) => round.handle(now, (peer, side.peer), said, &mut requests),
             None => round.poll(now, &mut requests),
@@ -448,7 +450,7 @@ impl Live {
         let len = said.encode(&mut room).expect("it fits");
         let side = &self.sides[at][host];
         let av = self.net.hosts[host].av(self.net.hosts[1 - host].gid);
-        Nic::send_negotiation(&mut self.net.hosts[host].env, (side.qpn, side.peer), &av, &room[..len]);
+        datagram::send(&mut self.net.hosts[host].env, (side.qpn, side.peer), &av, &room[..len]);
     }
 
     fn begin_stateless(&mut self, at: usize, host: usize) {
@@ -457,7 +459,7 @@ impl Live {
         let end = &mut self.conns[at].ends[host];
         let (sq, rq, srq) = (end.sq.clone(), end.rq.clone(), end.shared);
         let h = &mut self.net.hosts[host];
-        let Leaving { attr, owner, first_send, .. } = h.nic.leaving(qpn).expect("a QP of this card");
+        let Handover { attr, owner, first_send, .. } = h.nic.handover(qpn).expect("a QP of this card");
         let bounds = &mut self.bounds[host];
         let mut slots = |len: u64| {
             let at = h.env.memory.alloc(len);
@@ -497,7 +499,7 @@ impl Live {
             stats: self.stats[host].clone(),
         })
         .expect("a good set-up");
-        let released = h.nic.release_for_star(&mut h.env, qpn).expect("it rests");
+        let released = h.nic.release_qp(&mut h.env, qpn).expect("it rests");
         end.left = true;
         self.epochs += 1;
         let epoch = u32::from(LIVES[host]) << 16 | self.epochs;
@@ -574,7 +576,7 @@ impl Live {
             self.begin_stateful(at, host, &packet);
         }
         let h = &mut self.net.hosts[host];
-        h.nic.handle_star(&mut h.env, now, &path.src, &packet);
+        h.turn(now).handle_stateful(&path.src, &packet);
     }
 
     fn serve(&mut self, host: usize, frame: &StarFrame, packet: &Packet<'_>) {
@@ -605,14 +607,14 @@ impl Live {
         let (peer, from) = (self.net.hosts[1 - host].gid, packet.prefix.expect("control messages have one"));
         let side = &mut self.sides[at][host];
         let h = &mut self.net.hosts[host];
-        if side.began || !h.nic.waits_for_star(side.qpn) {
+        if side.began || !h.nic.is_held(side.qpn) {
             return;
         }
         if side.served.is_some_and(|served| !is_later(from.epoch, served)) {
             return;
         }
         if let Some(round) = &mut side.round {
-            let mut requests = Resting { nic: &mut h.nic, env: &mut h.env, qpn: side.qpn, now };
+            let mut requests = Resting { turn: &mut h.turn(now), qpn: side.qpn };
             round.peer_began((peer, side.peer), &mut requests);
             self.end_round(at, host);
         }
@@ -631,7 +633,7 @@ impl Live {
         let cqs = (self.cqs[host].clone(), self.cqs[host].clone());
         let lifetime = 4 * self.net.faults.late;
         let init = StarInit { sq, rq, cqs, setup, peer, channel, window: 64, lifetime };
-        h.nic.begin_star(&mut h.env, side.qpn, init, now).expect("a QP that rests");
+        h.turn(now).begin_stateful(side.qpn, init).expect("a QP that rests");
         (side.began, side.served) = (true, Some(from.epoch));
     }
 

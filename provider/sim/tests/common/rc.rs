@@ -2,11 +2,11 @@
 //! direction, made before the first is posted, so that what must be true at each completion is known.
 
 use starverbs_core::qp::RecvSource;
-use starverbs_core::star::control::Wish;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{Access, Cqe, QpState, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge, SrqId};
 use starverbs_core::{FlushLevel, Placement, WcFlags, WcOpcode, WcStatus};
 use starverbs_sim::{Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_star::control::Wish;
 
 use crate::common::{all_rights, any_bytes, any_size, get, put, scattered};
 

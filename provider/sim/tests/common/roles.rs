@@ -1,13 +1,12 @@
 //! Hosts whose cards settle by themselves what the ends of their connections are, and connections whose programs want what the cards want.
 
 use starverbs_core::qp::RecvSource;
-use starverbs_core::star::control::{Control, MAX_CONTROL, Role, Wish};
-use starverbs_core::star::negotiate::Outcome;
-use starverbs_core::star::renew::Renewed;
-use starverbs_core::{
-    Access, Cqe, Env, FrameMeta, NicConfig, QpType, Qpn, SendOp, SendWqe, Sge, SrqId, WcStatus,
-};
+use starverbs_core::{Access, Cqe, FrameMeta, NicConfig, QpType, Qpn, SendOp, SendWqe, Sge, SrqId, WcStatus};
 use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
+use starverbs_star::control::{Control, MAX_CONTROL, Role, Wish};
+use starverbs_star::env::StarEnv;
+use starverbs_star::negotiate::Outcome;
+use starverbs_star::renew::Renewed;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 /// Beyond so many connections a card has too many, where nothing else is said.

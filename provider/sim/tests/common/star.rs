@@ -4,22 +4,26 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use starverbs_core::engine::Turn;
 use starverbs_core::env::RecvQueue;
+use starverbs_core::mr::Rule;
 use starverbs_core::mr::{MrAttr, MrTable};
-use starverbs_core::nic::star::StarInit;
-use starverbs_core::star::bounds::Bounds;
-use starverbs_core::star::channel::Channel;
-use starverbs_core::star::control::{Control, MAX_CONTROL, Rule, Setup as StarSetup, Sum};
-use starverbs_core::star::library::{Patience, SlInit, SlQp};
-use starverbs_core::star::registry::Registry;
-use starverbs_core::star::ring::{CQE_SLOT, REPLAY_SLOT};
-use starverbs_core::star::seal::{Ends, Seal, SealError};
-use starverbs_core::star::stateful::{self, Local, Path, SharedReceives, Stateful, Turn, Waits};
-use starverbs_core::star::stateless::{self, Peer};
-use starverbs_core::star::wire::{CRC_LEN, Crc, Packet, Ptype, Queue, Side, fill_checksum};
+use starverbs_core::nic::Path;
+use starverbs_core::rtt::RttBounds;
 use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Access, Counters, FrameMeta, Gid, Mtu, Nanos, PdId, Psn, Qpn, Sge};
 use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, StarFrame};
+use starverbs_star::bounds::Bounds;
+use starverbs_star::card::StarInit;
+use starverbs_star::channel::Channel;
+use starverbs_star::control::{Control, MAX_CONTROL, Setup as StarSetup, Sum};
+use starverbs_star::library::{Patience, SlInit, SlQp};
+use starverbs_star::registry::Registry;
+use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_star::seal::{Ends, Seal, SealError};
+use starverbs_star::stateful::{self, Local, SharedReceives, Stateful, Waits};
+use starverbs_star::stateless::{self, Peer};
+use starverbs_star::wire::{CRC_LEN, Crc, Packet, Ptype, Queue, Side, fill_checksum};
 
 use crate::program::Conn;
 
@@ -190,7 +194,7 @@ impl World {
         });
         let end = &conn.ends[SF];
         if self.nic {
-            self.net.hosts[SF].nic.hold_for_star(end.qpn).expect("a fresh QP");
+            self.net.hosts[SF].nic.hold_qp(end.qpn).expect("a fresh QP");
         }
         let local = Local {
             qpn: qpns[SF],
@@ -211,7 +215,7 @@ impl World {
             waits: Waits {
                 patience: 1 << 30,
                 keepalive: 50_000_000,
-                lifetime: 4 * self.faults.late,
+                rtt: RttBounds { lifetime: 4 * self.faults.late, ..RttBounds::default() },
                 ..Waits::default()
             },
             window: star.window,
@@ -331,13 +335,11 @@ impl World {
             }
             loop {
                 let turn = self.on_sf(at, |sf, card| sf.transmit(card)).unwrap_or(Turn::Idle);
+                let idle = matches!(turn, Turn::Idle | Turn::Crowded);
                 let frames = self.net.hosts[SF].env.flush_star();
-                assert!(
-                    turn == Turn::Idle || !frames.is_empty(),
-                    "more is left, but an empty port got nothing"
-                );
+                assert!(idle || !frames.is_empty(), "more is left, but an empty port got nothing");
                 frames.into_iter().for_each(|frame| self.launch(SF, frame));
-                if turn == Turn::Idle {
+                if idle {
                     break;
                 }
             }
@@ -465,7 +467,7 @@ impl World {
         }
         if self.nic {
             let host = &mut self.net.hosts[SF];
-            return host.nic.handle_star(&mut host.env, self.now, &frame.path.src, packet);
+            return host.turn(self.now).handle_stateful(&frame.path.src, packet);
         }
         self.on_sf(at, |sf, card| sf.handle_packet(card, &frame.path.src, packet));
     }
@@ -483,8 +485,8 @@ impl World {
         if *nic {
             let Local { sq, rq, send_cq, recv_cq, window, waits, .. } = local;
             let cqs = (send_cq, recv_cq);
-            let init = StarInit { sq, rq, cqs, setup, peer, channel, window, lifetime: waits.lifetime };
-            let begun = host.nic.begin_star(&mut host.env, local.qpn, init, *now);
+            let init = StarInit { sq, rq, cqs, setup, peer, channel, window, lifetime: waits.rtt.lifetime };
+            let begun = host.turn(*now).begin_stateful(local.qpn, init);
             return begun.expect("a QP that is ready");
         }
         let mut shared = Shared(srqs[SF].as_ref(), host.pd);

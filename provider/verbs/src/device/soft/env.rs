@@ -6,9 +6,9 @@ use starverbs_backend::TxStack;
 use starverbs_backend::links::Links;
 use starverbs_core::opening::Opening;
 use starverbs_core::relay::{LinkError, LinkId, Relay};
-use starverbs_core::star::stateful::Stateful;
-use starverbs_core::{AsyncEvent, Av, Env, FrameMeta, Gid, PdId, Qpn, Seg};
+use starverbs_core::{AsyncEvent, Av, Env, Gid, PdId, Seg};
 use starverbs_rings::{CardRq, CardSq};
+use starverbs_star::stateful::Stateful;
 
 use super::star::port::StarPort;
 use crate::cq::CardCq;
@@ -118,7 +118,7 @@ fn change_marked(addr: u64, change: impl FnOnce(u64) -> u64) -> Option<u64> {
 }
 
 impl Env for HostEnv {
-    type Star = Box<Stateful<HostEnv>>;
+    type Engine = Box<Stateful<HostEnv>>;
     type Sq = CardSq;
     type Rq = CardRq;
     type Cq = CardCq;
@@ -239,12 +239,6 @@ impl Env for HostEnv {
 
     fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {
         self.links.as_mut().ok_or(LinkError::Gone)?.link(domain.0, u32::from(block))
-    }
-
-    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
-        let Some(star) = &mut self.star else { return false };
-        star.hear(meta, ends, message);
-        true
     }
 
     fn relay(&mut self, link: LinkId, message: &Relay<'_>) -> bool {

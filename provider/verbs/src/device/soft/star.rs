@@ -1,7 +1,7 @@
 //! StaR in a process: its UDP ports, and the ends of StaR connections behind them.
 //!
 //! A [`StarHost`] exists from the first queue pair on that may be the end of a StaR connection; without one nothing here runs. What
-//! packets are for, and what queue pairs become, is the [core's](starverbs_core::star::host); here are its sockets, its memory and its turns.
+//! packets are for, and what queue pairs become, is the [core's](starverbs_star::host); here are its sockets, its memory and its turns.
 //! It must not know what a queue pair is to a program.
 
 mod hooks;
@@ -13,14 +13,15 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use starverbs_backend::star::StarRx;
-use starverbs_core::star::control::Wish;
-use starverbs_core::star::host::library::Library;
-use starverbs_core::star::host::roles::Identity;
-use starverbs_core::star::host::{Came, Ends, Turn};
-use starverbs_core::star::negotiate::Outcome;
-use starverbs_core::star::wire::Side;
 use starverbs_core::{Nanos, Nic, QpState, Qpn};
 use starverbs_settings::Settings;
+use starverbs_star::card::Turn;
+use starverbs_star::control::Wish;
+use starverbs_star::host::library::Library;
+use starverbs_star::host::roles::Identity;
+use starverbs_star::host::{Came, Ends};
+use starverbs_star::negotiate::Outcome;
+use starverbs_star::wire::Side;
 
 use super::env::HostEnv;
 use super::intake::AHEAD;

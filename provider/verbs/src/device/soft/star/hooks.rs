@@ -4,6 +4,7 @@ use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
 use starverbs_core::{Nanos, Nic, NicError, PdId, QpState, Qpn, SrqId};
 use starverbs_rings::CardRq;
+use starverbs_star::card::owes;
 
 use super::StarHost;
 use crate::clock;
@@ -225,8 +226,8 @@ impl Soft {
     /// A QP is to be destroyed: waits until its stateless peer has all completions that this card has for it, and knows what else is done.
     #[cold]
     pub(crate) fn await_taken(&self, qpn: Qpn) {
-        self.with(|shard, now| shard.nic.report_for_star(&mut shard.env, qpn, now));
-        self.await_answers(|_, nic, now| !nic.owes_for_star(qpn, now));
+        self.with(|shard, now| shard.with_star(now, |_, turn| turn.report(qpn)));
+        self.await_answers(|_, nic, now| !owes(nic, qpn, now));
     }
 
     /// Runs this card until its peers have answered, or are silent for too long.

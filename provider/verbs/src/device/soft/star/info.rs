@@ -1,9 +1,10 @@
 //! What a queue pair has become, and what that costs.
 
 use starverbs_core::qp::QpAttr;
-use starverbs_core::star::control::{Role, Wish};
-use starverbs_core::star::negotiate::Outcome;
 use starverbs_core::{QpState, Qpn};
+use starverbs_star::card::bytes_of;
+use starverbs_star::control::{Role, Wish};
+use starverbs_star::negotiate::Outcome;
 
 use super::StarHost;
 use crate::device::soft::Shard;
@@ -15,13 +16,13 @@ impl Shard {
         let role = wish.map_or(Settled::Plain, |_| self.role_of(qpn));
         let wish = wish.unwrap_or(Wish::Off);
         let library_bytes = self.star.as_ref().map_or(0, |star| star.library().bytes(qpn)) as u64;
-        let card_bytes = self.nic.bytes_of(qpn) as u64;
+        let card_bytes = bytes_of(&self.nic, qpn) as u64;
         StarInfo { wish, role, card_bytes, library_bytes }
     }
 
     /// What a queue pair is, for people: `-` of those that never asked.
     pub(crate) fn star_word(&self, qpn: Qpn) -> &'static str {
-        let asked = |star: &StarHost| star.outcome(qpn).is_some() || self.nic.waits_for_star(qpn);
+        let asked = |star: &StarHost| star.outcome(qpn).is_some() || self.nic.is_held(qpn);
         if !self.star.as_deref().is_some_and(asked) {
             return "-";
         }
@@ -39,7 +40,7 @@ impl Shard {
             Some(Outcome::Star { role: Role::Stateless, .. }) => Settled::Stateless,
             Some(Outcome::Star { role: Role::Stateful, .. }) => Settled::Stateful,
             /* the peer is not asked, or the QP is not connected */
-            None if self.nic.waits_for_star(qpn) => Settled::Waiting,
+            None if self.nic.is_held(qpn) => Settled::Waiting,
             None => match self.nic.query_qp(qpn) {
                 Ok(attr) if is_connected(&attr) => Settled::Plain,
                 _ => Settled::Waiting,

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use starverbs_backend::star::StarTx;
-use starverbs_core::star::control::Role;
-use starverbs_core::star::env::{SlEvent, StarEnv};
-use starverbs_core::star::host::{Heard, Host, Note};
-use starverbs_core::star::message::MAX_INLINE;
-use starverbs_core::star::ring::CQE_SLOT;
-use starverbs_core::star::seal::{MAX_SEALED, Seal};
-use starverbs_core::star::wire::{Head, Side};
 use starverbs_core::{Av, FrameMeta, Qpn, Seg};
 use starverbs_rings::{CardRq, CardSq};
+use starverbs_star::control::Role;
+use starverbs_star::env::{SlEvent, StarEnv};
+use starverbs_star::host::{Heard, Host, Note};
+use starverbs_star::message::MAX_INLINE;
+use starverbs_star::ring::CQE_SLOT;
+use starverbs_star::seal::{MAX_SEALED, Seal};
+use starverbs_star::wire::{Head, Side};
 
 use super::sealing::Sealing;
 use crate::device::soft::env::HostEnv;
@@ -61,6 +61,12 @@ impl StarPort {
 }
 
 impl StarEnv for HostEnv {
+    fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
+        let Some(star) = &mut self.star else { return false };
+        star.hear(meta, ends, message);
+        true
+    }
+
     #[inline]
     fn send_star(
         &mut self,

@@ -1,9 +1,9 @@
 //! What a card with a key does to StaR's offers and control messages on their way out and in. Without a key they pass as they are.
 
 use starverbs_core::Gid;
-use starverbs_core::star::seal::{Ends, MAX_SEALED, SALT_LEN, Seal};
-use starverbs_core::star::wire::Head;
 use starverbs_settings::Settings;
+use starverbs_star::seal::{Ends, MAX_SEALED, SALT_LEN, Seal};
+use starverbs_star::wire::Head;
 
 use crate::error::Result;
 use crate::process::seed;

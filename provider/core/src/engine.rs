@@ -1,0 +1,163 @@
+//! A transport in the place of a queue pair's own.
+//!
+//! A QP is plain, or it has an [`Engine`]: the card finds it, gives it its turns and its time, and takes it to ERR, RESET and its end with the
+//! QP. The engine has handles of its own of the QP's queues. Which engines there are is the host's affair ([`Env::Engine`]).
+
+use core::convert::Infallible;
+
+use slab::Slab;
+
+use crate::counters::Counters;
+use crate::env::{Env, RecvQueue};
+use crate::mr::MrTable;
+use crate::nic::path::Path;
+use crate::nic::{Nic, Srq};
+use crate::types::{Access, FrameMeta, Nanos, PdId, QpState, Qpn, Sge, SrqId};
+
+/// What a card lends an engine for a call.
+pub struct Lent<'a, E: Env> {
+    /// The host
+    pub env: &'a mut E,
+    /// Memory of this card
+    pub mrs: &'a mut MrTable,
+    /// What the engines of the card share
+    pub shared: &'a mut <E::Engine as Engine<E>>::Shared,
+    /// The SRQ of the QP, if it has one
+    pub srq: LentSrq<'a, E>,
+    /// The way to the peer
+    pub path: &'a mut Path,
+    /// What is counted
+    pub stats: &'a Counters,
+    /// The time
+    pub now: Nanos,
+}
+
+/// The SRQ of a QP.
+pub struct LentSrq<'a, E: Env> {
+    pub(crate) all: &'a mut Slab<Srq<E>>,
+    pub(crate) id: Option<SrqId>,
+    /// Fewer receives are left than the program wants
+    pub(crate) low: bool,
+}
+
+impl<E: Env> LentSrq<'_, E> {
+    /// Takes the oldest receive WQE: copies its SGEs, gives wr_id, their number, and the protection domain.
+    pub fn take(&mut self, sges: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+        let srq = self.all.get_mut(self.id?.0 as usize)?;
+        let (wr_id, n) = srq.rq.take(sges)?;
+        if srq.limit > 0 && srq.rq.len() < srq.limit {
+            srq.limit = 0;
+            self.low = true;
+        }
+        Some((wr_id, n, srq.pd))
+    }
+}
+
+/// What an engine is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// Something was posted
+    Doorbell,
+    /// Its deadline has come
+    Timeout,
+    /// Its turn to send
+    Transmit,
+    /// The QP goes to ERR
+    Fail,
+}
+
+/// How a turn to send ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Nothing is left to send now
+    Idle,
+    /// The path takes no more now
+    Crowded,
+    /// The port is full
+    PortFull,
+    /// More is left
+    More,
+}
+
+/// What a program sets of a QP that has an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// What the peer may do
+    pub access: Access,
+    /// READs and atomics of ours outstanding at most
+    pub max_rd_atomic: u8,
+    /// RNR NAK timer code of our receive queue
+    pub min_rnr_timer: u8,
+    /// Times that our SENDs are tried without a receive of the peer; 7: for ever
+    pub rnr_retry: u8,
+    /// How long the peer may be silent, nanoseconds; 0: for ever
+    pub patience: Nanos,
+}
+
+/// Where an engine leaves a QP's queues.
+#[derive(Clone, Copy, Debug)]
+pub struct Parted {
+    /// Index in the send queue of the first request that has not begun
+    pub next_send: u32,
+    /// Memory windows of type 2 were bound
+    pub windows: bool,
+}
+
+/// A transport in the place of a QP's own.
+pub trait Engine<E: Env>: Sized {
+    /// What the engines of a card share
+    type Shared: Default;
+
+    /// Does it; gives how a turn to send ended.
+    fn run(&mut self, lent: &mut Lent<'_, E>, call: Call) -> Turn;
+    /// RTS or ERR.
+    fn state(&self) -> QpState;
+    /// The program has set the QP anew.
+    fn set(&mut self, to: &Terms);
+    /// When it wants [`Call::Timeout`].
+    fn next_deadline(&self) -> Option<Nanos>;
+    /// The first WQE of the send queue that has not begun.
+    fn next_send(&self) -> u32;
+    /// Nothing is under way and nothing begins, as the peer may know: the card's own transport may go on ([`Nic::resume_qp`]).
+    fn is_quiesced(&self) -> bool;
+    /// The QP goes to RESET, or ends.
+    fn close(self, lent: &mut Lent<'_, E>);
+    /// The QP, which is quiesced, goes on with the card's own transport.
+    fn part(self, lent: &mut Lent<'_, E>) -> Parted;
+    /// The first of `ends`, at `meta.src`, says to the second, a QP of this card, what would carry their connection, or answers such a message.
+    /// Where there are no engines, it is dropped.
+    fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) {
+        let _ = (env, meta, ends, message);
+        nic.counters().drop_opcode.inc();
+    }
+}
+
+/// Of hosts without engines: there is none.
+impl<E: Env> Engine<E> for Infallible {
+    type Shared = ();
+
+    fn run(&mut self, _: &mut Lent<'_, E>, _: Call) -> Turn {
+        match *self {}
+    }
+    fn state(&self) -> QpState {
+        match *self {}
+    }
+    fn set(&mut self, _: &Terms) {
+        match *self {}
+    }
+    fn next_deadline(&self) -> Option<Nanos> {
+        match *self {}
+    }
+    fn next_send(&self) -> u32 {
+        match *self {}
+    }
+    fn is_quiesced(&self) -> bool {
+        match *self {}
+    }
+    fn close(self, _: &mut Lent<'_, E>) {
+        match self {}
+    }
+    fn part(self, _: &mut Lent<'_, E>) -> Parted {
+        match self {}
+    }
+}

@@ -1,0 +1,309 @@
+//! Queue pairs that have an engine, and those that may come to have one.
+//!
+//! A QP is *held* while it is not settled what does its work: its own requests wait. Then it goes on as it is ([`Nic::resume_qp`]), an
+//! engine begins ([`Nic::start_engine`]), or it leaves the card ([`Nic::release_qp`]). One that runs is quiesced before it is held.
+
+use super::Nic;
+use crate::engine::{Call, Engine, Lent, LentSrq, Parted, Terms, Turn};
+use crate::env::{Env, SendQueue};
+use crate::error::NicError;
+use crate::qp::{Owner, QpAttr, RecvSource};
+use crate::transport::{Attr, Ctx, Qp, Quiesce, Step, patience};
+use crate::types::{AsyncEvent, Nanos, QpState, QpType, Qpn, SendOp, SrqId};
+
+impl Terms {
+    fn of(attr: &Attr) -> Self {
+        let Attr { access, max_rd_atomic, min_rnr_timer, rnr_retry, timeout, retry_cnt, .. } = *attr;
+        let patience = patience(timeout, retry_cnt).unwrap_or(0);
+        Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience }
+    }
+}
+
+impl<E: Env> Qp<E> {
+    /// Whether all requests that began are done.
+    fn has_nothing_under_way(&self) -> bool {
+        let req = &self.req;
+        req.next == req.una && req.fresh == req.una && !req.outstanding() && req.fault.is_none()
+    }
+
+    /// Whether engines carry all that is posted and did not begin.
+    fn has_portable_posts(&self) -> bool {
+        let (next, posted) = (self.req.next, self.sq.posted());
+        let waiting = (0..posted.wrapping_sub(next)).map(|n| self.sq.wqe(next.wrapping_add(n)).op);
+        !waiting.into_iter().any(|op| matches!(op, SendOp::AtomicWrite | SendOp::Flush))
+    }
+
+    /// Whether it may be quiesced and held: it is connected, and does its work itself.
+    fn runs_plain(&self) -> bool {
+        matches!(self.state, QpState::Rtr | QpState::Rts) && !self.flags.held
+    }
+}
+
+impl<E: Env> Ctx<'_, E> {
+    /// Has the QP's engine do something, if it has one; gives how that ended.
+    pub(crate) fn run_engine(&mut self, call: Call) -> Option<Turn> {
+        let due = self.qp.engine.as_ref()?.next_deadline();
+        if call == Call::Timeout && due.is_none_or(|at| at > self.now) {
+            /* timers are lazy */
+            due.into_iter().for_each(|at| self.arm(at));
+            return Some(Turn::Idle);
+        }
+        let turn = self.with_engine(|engine, lent| engine.run(lent, call))?;
+        if call != Call::Transmit {
+            self.ready();
+        }
+        self.sh.open_path(self.qp.path);
+        Some(turn)
+    }
+
+    fn with_engine<R>(&mut self, call: impl FnOnce(&mut E::Engine, &mut Lent<'_, E>) -> R) -> Option<R> {
+        let mut engine = self.qp.engine.take()?;
+        let done = self.lend(|lent| call(&mut engine, lent));
+        if engine.state() == QpState::Err {
+            self.qp.state = QpState::Err;
+        }
+        if let Some(at) = engine.next_deadline() {
+            self.arm(at);
+        }
+        self.qp.engine = Some(engine);
+        Some(done)
+    }
+
+    /// The program has set the QP anew.
+    pub(crate) fn set_engine(&mut self) {
+        if let Some(engine) = &mut self.qp.engine {
+            engine.set(&Terms::of(&self.qp.attr));
+        }
+    }
+
+    /// The engine's turn to send.
+    pub(crate) fn engine_turn(&mut self) -> Step {
+        match self.run_engine(Call::Transmit) {
+            Some(Turn::More) => Step::TurnOver,
+            Some(Turn::PortFull) => Step::PortFull,
+            Some(Turn::Crowded) => {
+                self.await_window(self.qp.path);
+                Step::Idle
+            }
+            Some(Turn::Idle) | None => Step::Idle,
+        }
+    }
+
+    /// The card's own transport does the QP's work from now on: what waited begins. Not if it has an engine that is not quiesced.
+    pub(crate) fn resume(&mut self) {
+        if self.qp.engine.as_ref().is_some_and(|engine| !engine.is_quiesced()) {
+            return;
+        }
+        if let Some(engine) = self.qp.engine.take() {
+            self.leave_window();
+            let Parted { next_send, windows } = self.lend(|lent| engine.part(lent));
+            self.qp.req.start_at(next_send);
+            let (req, flags) = (&mut self.qp.req, &mut self.qp.flags);
+            /* what the peer said of its receives was of before */
+            (req.counted, req.alone) = (false, false);
+            flags.windows |= windows;
+        }
+        self.qp.flags.held = false;
+        if self.qp.quiesce == Quiesce::Asked {
+            self.qp.quiesce = Quiesce::No;
+        }
+        self.doorbell();
+    }
+
+    /// The QP goes to RESET, or ends.
+    pub(crate) fn close_engine(&mut self) {
+        if let Some(engine) = self.qp.engine.take() {
+            self.lend(|lent| engine.close(lent));
+        }
+    }
+
+    fn lend<R>(&mut self, call: impl FnOnce(&mut Lent<'_, E>) -> R) -> R {
+        let id = match self.qp.rq {
+            RecvSource::Shared(id) => Some(id),
+            RecvSource::Own(_) | RecvSource::Xrc(_) => None,
+        };
+        let sh = &mut *self.sh;
+        let mut lent = Lent {
+            env: &mut *self.env,
+            mrs: &mut sh.mrs,
+            shared: &mut sh.engines,
+            srq: LentSrq { all: &mut sh.srqs, id, low: false },
+            path: sh.paths.get(self.qp.path),
+            stats: &sh.stats,
+            now: self.now,
+        };
+        let done = call(&mut lent);
+        if let (true, Some(id)) = (lent.srq.low, id) {
+            lent.env.event(AsyncEvent::SrqLimit(id));
+        }
+        done
+    }
+}
+
+/// What who takes over the work of a QP must know of it.
+pub struct Handover<'a, E: Env> {
+    /// Whose it is
+    pub owner: Owner,
+    /// Its attributes, and its state
+    pub attr: QpAttr,
+    /// The SRQ from which it receives, and its ring
+    pub srq: Option<(SrqId, &'a E::Rq)>,
+    /// Most SGEs of a receive WQE
+    pub max_recv_sge: usize,
+    /// Every send makes a completion
+    pub sq_sig_all: bool,
+    /// Index in the send queue of the first request that is not done
+    pub first_send: u32,
+}
+
+impl<E: Env> Nic<E> {
+    /// What who takes over the work of a QP must know of it. `NotFound`: there is none.
+    pub fn handover(&self, qpn: Qpn) -> Result<Handover<'_, E>, NicError> {
+        let attr = self.query_qp(qpn)?;
+        let qp = self.qps.get(qpn).ok_or(NicError::NotFound)?;
+        let srq = match qp.rq {
+            RecvSource::Shared(id) => self.srq_ring(id).map(|ring| (id, ring)),
+            RecvSource::Own(_) | RecvSource::Xrc(_) => None,
+        };
+        Ok(Handover {
+            owner: Owner { pd: qp.pd, cookie: qp.cookie },
+            attr,
+            srq,
+            max_recv_sge: qp.resp.max_sge(),
+            sq_sig_all: qp.flags.sig_all,
+            first_send: qp.req.una,
+        })
+    }
+
+    /// The program's requests wait until it is settled what does the QP's work: [`Nic::resume_qp`], or a plain request from its peer, says that
+    /// it goes on as it is. `Invalid`: engines are not for it, or something of it is under way.
+    pub fn hold_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
+        let suits = self.suits_engines(qpn);
+        let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
+        if !qp.has_nothing_under_way() || !suits {
+            return Err(NicError::Invalid);
+        }
+        qp.flags.held = true;
+        Ok(())
+    }
+
+    /// Whether the QP is held, and no engine has begun.
+    pub fn is_held(&self, qpn: Qpn) -> bool {
+        self.qps.get(qpn).is_some_and(|qp| qp.flags.held && qp.engine.is_none())
+    }
+
+    /// Whether the QP is of such a kind that it may have an engine: RC, without an SRQ that matches tags or is of another protection domain.
+    fn suits_engines(&self, qpn: Qpn) -> bool {
+        let suits = |qp: &Qp<E>| match qp.rq {
+            RecvSource::Own(_) => true,
+            RecvSource::Shared(id) => {
+                let srq = self.shared.srqs.get(id.0 as usize);
+                srq.is_some_and(|srq| srq.pd == qp.pd && srq.tags.is_none())
+            }
+            RecvSource::Xrc(_) => false,
+        };
+        self.qps.get(qpn).is_some_and(|qp| qp.qp_type == QpType::Rc && suits(qp))
+    }
+
+    /// No request of a QP that runs begins from now on. False: engines are not for it, or for what its connection has carried.
+    pub fn quiesce_qp(&mut self, qpn: Qpn) -> bool {
+        if !self.suits_engines(qpn) {
+            return false;
+        }
+        let Some(qp) = self.qps.get_mut(qpn) else { return false };
+        let runs = qp.runs_plain();
+        if runs && qp.quiesce == Quiesce::No {
+            qp.quiesce = Quiesce::Asked;
+        }
+        runs && qp.quiesce == Quiesce::Asked
+    }
+
+    /// Whether all requests of the QP that began are done.
+    pub fn has_nothing_under_way(&self, qpn: Qpn) -> bool {
+        self.qps.get(qpn).is_some_and(Qp::has_nothing_under_way)
+    }
+
+    /// As [`Nic::hold_qp`], of a QP that was quiesced. False: something of it is under way, or engines do not carry what is posted.
+    pub fn hold_quiesced(&mut self, qpn: Qpn) -> bool {
+        let ready = |qp: &Qp<E>| qp.quiesce == Quiesce::Asked && qp.runs_plain() && qp.has_portable_posts();
+        self.qps.get(qpn).is_some_and(ready) && self.hold_qp(qpn).is_ok()
+    }
+
+    /// The card's own transport does the QP's work from now on: what waited begins. Not if it has an engine that is not quiesced.
+    pub fn resume_qp(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
+        if let Some(mut cx) = self.context(env, qpn, now) {
+            cx.resume();
+        }
+    }
+
+    /// Whether something is posted to the QP that did not begin.
+    pub fn has_posts(&self, qpn: Qpn) -> bool {
+        let next = |qp: &Qp<E>| qp.engine.as_ref().map_or(qp.req.next, Engine::next_send);
+        self.qps.get(qpn).is_some_and(|qp| next(qp) != qp.sq.posted())
+    }
+
+    /// The QP's engine, if it has one.
+    #[inline]
+    pub fn engine(&self, qpn: Qpn) -> Option<&E::Engine> {
+        self.qps.get(qpn)?.engine.as_ref()
+    }
+
+    /// The same, for what changes neither its deadline nor its state.
+    pub fn engine_mut(&mut self, qpn: Qpn) -> Option<&mut E::Engine> {
+        self.qps.get_mut(qpn)?.engine.as_mut()
+    }
+
+    /// Calls the QP's engine, if it has one, with what the card lends it, and sees to what follows from that.
+    pub fn with_engine<R>(
+        &mut self,
+        env: &mut E,
+        qpn: Qpn,
+        now: Nanos,
+        call: impl FnOnce(&mut E::Engine, &mut Lent<'_, E>) -> R,
+    ) -> Option<R> {
+        let mut cx = self.context(env, qpn, now)?;
+        let done = cx.with_engine(call)?;
+        cx.ready();
+        cx.sh.open_path(cx.qp.path);
+        Some(done)
+    }
+
+    /// From now on the QP, which is held and in RTR or RTS, has the engine that `make` gives. `Invalid`: it is not so, or the card has room for
+    /// few contexts; else `make`'s error.
+    pub fn start_engine(
+        &mut self,
+        env: &mut E,
+        qpn: Qpn,
+        now: Nanos,
+        make: impl FnOnce(&Terms, &mut Lent<'_, E>) -> Result<E::Engine, NicError>,
+    ) -> Result<(), NicError> {
+        let few = self.has_few_contexts();
+        let mut cx = self.context(env, qpn, now).ok_or(NicError::NotFound)?;
+        let qp = &*cx.qp;
+        let waits = qp.flags.held && qp.engine.is_none();
+        if few || !waits || !matches!(qp.state, QpState::Rtr | QpState::Rts) {
+            return Err(NicError::Invalid);
+        }
+        let terms = Terms::of(&qp.attr);
+        let engine = cx.lend(|lent| make(&terms, lent))?;
+        cx.leave_queues();
+        cx.qp.engine = Some(engine);
+        cx.run_engine(Call::Doorbell);
+        Ok(())
+    }
+
+    /// The QP is without its engine, and held again: `end` takes the engine, and says with which WQE of the send queue the QP goes on.
+    pub fn take_engine<R>(
+        &mut self,
+        env: &mut E,
+        qpn: Qpn,
+        now: Nanos,
+        end: impl FnOnce(E::Engine, &mut Lent<'_, E>) -> (u32, R),
+    ) -> Option<R> {
+        let mut cx = self.context(env, qpn, now)?;
+        let engine = cx.qp.engine.take()?;
+        let (next_send, done) = cx.lend(|lent| end(engine, lent));
+        cx.qp.req.start_at(next_send);
+        Some(done)
+    }
+}

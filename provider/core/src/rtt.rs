@@ -1,0 +1,175 @@
+//! How long answers take, and so how long to wait for one (RFC 6298), and for how long a late copy may still arrive.
+
+use crate::types::Nanos;
+
+/// How long a connection waits for answers. Nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RttBounds {
+    /// Before any answer has come
+    pub first: Nanos,
+    /// Shortest
+    pub least: Nanos,
+    /// Longest
+    pub most: Nanos,
+    /// A copy of a packet that is late may be under way for so long at least
+    pub lifetime: Nanos,
+}
+
+impl Default for RttBounds {
+    fn default() -> Self {
+        RttBounds { first: 1_000_000, least: 1_000_000, most: 100_000_000, lifetime: 100_000 }
+    }
+}
+
+/// For how long a long round trip is remembered at least; twice that at most.
+const MEMORY: Nanos = 250_000_000;
+
+/// What was seen of the way to a card and back. All connections that go there share it: one with little to say knows what others have seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rtt {
+    /// Smoothed; 0: none was seen
+    smooth: Nanos,
+    deviation: Nanos,
+    /// The longest of this time and of the one before, and since when this one is
+    longest: [Nanos; 2],
+    since: Nanos,
+    /// By how much packets were overtaken, likewise
+    overtaken: [Nanos; 2],
+    /// Whether any was lost, likewise
+    lossy: [bool; 2],
+    /// Answers, up to as many as are needed to know how packets change places
+    answers: u8,
+}
+
+impl Rtt {
+    /// An answer to one transmission came after so long.
+    pub fn seen(&mut self, now: Nanos, rtt: Nanos) {
+        let rtt = rtt.max(1);
+        if self.smooth == 0 {
+            (self.smooth, self.deviation) = (rtt, rtt / 2);
+        } else {
+            self.deviation = (3 * self.deviation + self.smooth.abs_diff(rtt)) / 4;
+            self.smooth = (7 * self.smooth + rtt) / 8;
+        }
+        if now.saturating_sub(self.since) >= MEMORY {
+            let ([this, _], [by, _], [lossy, _]) = (self.longest, self.overtaken, self.lossy);
+            (self.longest, self.overtaken, self.since) = ([0, this], [0, by], now);
+            self.lossy = [false, lossy];
+        }
+        let [this, _] = &mut self.longest;
+        *this = (*this).max(rtt);
+    }
+
+    /// An answer came behind the answer to what had left so much later; 0: behind none.
+    pub fn was_overtaken(&mut self, by: Nanos) {
+        self.answers = self.answers.saturating_add(1).min(ENOUGH);
+        let [this, _] = &mut self.overtaken;
+        *this = (*this).max(by);
+    }
+
+    /// Answers show that packets were lost.
+    pub fn was_lost(&mut self) {
+        let [this, _] = &mut self.lossy;
+        *this = true;
+    }
+
+    /// How much later something must have left whose answer shows that what left before is under way no more: packets of one
+    /// connection take one way, and its peer handles them as they come. `None`: too little was seen to say so.
+    pub fn order(&self, bounds: &RttBounds) -> Option<Nanos> {
+        let [this, before] = self.overtaken;
+        (self.answers == ENOUGH).then(|| (2 * this.max(before)).max(bounds.lifetime))
+    }
+
+    fn base(&self, bounds: &RttBounds) -> Nanos {
+        if self.smooth == 0 {
+            return bounds.first;
+        }
+        (self.smooth + 4 * self.deviation).max(bounds.least)
+    }
+
+    /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row. Where nothing was lost of late, as long as the
+    /// longest way at least: with many connections answers come in turns of their cards, which the smoothed time knows nothing of.
+    pub fn timeout(&self, bounds: &RttBounds, backoff: u8) -> Nanos {
+        let ([this, before], base) = (self.longest, self.base(bounds));
+        let base = if self.lossy.contains(&true) { base } else { base.max(this.max(before)) };
+        (base << backoff.min(MOST_DOUBLINGS)).min(bounds.most)
+    }
+
+    /// How much later than others that left with it a packet may be answered: more, and it is lost.
+    pub fn disorder(&self) -> Nanos {
+        (self.smooth / 2).max(LEAST_DISORDER)
+    }
+
+    /// How long a copy of a packet may be under way: twice the longest way there and back of late (hole 6), and what is waited for an
+    /// answer where that is more.
+    pub fn lifetime(&self, bounds: &RttBounds) -> Nanos {
+        let [this, before] = self.longest;
+        (2 * this.max(before)).max(self.base(bounds)).max(bounds.lifetime)
+    }
+}
+
+/// Answers after which it is known how packets change places.
+const ENOUGH: u8 = 32;
+/// Waits double so often at most.
+const MOST_DOUBLINGS: u8 = 20;
+/// Packets are taken to change places within this time, ns.
+const LEAST_DISORDER: Nanos = 50_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_follows_what_is_seen_and_doubles_in_silence() {
+        let (bounds, mut rtt) = (RttBounds::default(), Rtt::default());
+        assert_eq!(rtt.timeout(&bounds, 0), bounds.first);
+        for _ in 0..100 {
+            rtt.seen(1, 3_000_000);
+        }
+        let base = rtt.timeout(&bounds, 0);
+        assert!((3_000_000..3_100_000).contains(&base), "{base}");
+        assert_eq!(rtt.timeout(&bounds, 2), 4 * base);
+        assert_eq!(rtt.timeout(&bounds, u8::MAX), bounds.most);
+        for _ in 0..100 {
+            rtt.seen(1, 10);
+        }
+        assert_eq!(rtt.timeout(&bounds, 0), 3_000_000, "one took so long a moment ago");
+        let mut lossy = rtt;
+        lossy.was_lost();
+        assert_eq!(lossy.timeout(&bounds, 0), bounds.least, "it may be lost, and that is sooner known");
+        rtt.seen(MEMORY, 10);
+        rtt.seen(2 * MEMORY, 10);
+        assert_eq!(rtt.timeout(&bounds, 0), bounds.least);
+    }
+
+    #[test]
+    fn a_copy_may_be_as_late_as_the_longest_way_of_late() {
+        let (bounds, mut rtt) = (RttBounds::default(), Rtt::default());
+        rtt.seen(1, 5_000_000);
+        for n in 0..1000 {
+            rtt.seen(n * MEMORY / 1000, 10_000);
+        }
+        assert_eq!(rtt.lifetime(&bounds), 10_000_000);
+        rtt.seen(MEMORY + 1, 10_000);
+        assert_eq!(rtt.lifetime(&bounds), 10_000_000, "a moment ago");
+        rtt.seen(2 * MEMORY + 1, 10_000);
+        assert_eq!(rtt.lifetime(&bounds), rtt.base(&bounds), "long ago");
+    }
+
+    #[test]
+    fn order_is_what_was_seen() {
+        let (bounds, mut rtt) = (RttBounds::default(), Rtt::default());
+        rtt.seen(1, 10);
+        (1..ENOUGH).for_each(|_| rtt.was_overtaken(0));
+        assert_eq!(rtt.order(&bounds), None);
+        rtt.was_overtaken(0);
+        assert_eq!(rtt.order(&bounds), Some(bounds.lifetime));
+        rtt.was_overtaken(3_000_000);
+        rtt.was_overtaken(2_000_000);
+        rtt.seen(MEMORY, 10);
+        assert_eq!(rtt.order(&bounds), Some(6_000_000));
+        rtt.seen(3 * MEMORY, 10);
+        rtt.seen(4 * MEMORY, 10);
+        assert_eq!(rtt.order(&bounds), Some(bounds.lifetime));
+    }
+}

@@ -1,0 +1,194 @@
+//! What a card does with queue pairs that are stateful ends: a [`Stateful`] is their engine.
+
+use alloc::boxed::Box;
+
+use starverbs_core::engine::{Call, Engine, Lent, LentSrq, Parted, Terms, Turn as TurnEnd};
+use starverbs_core::env::Env;
+use starverbs_core::nic::{Handover, Nic};
+use starverbs_core::room::hold;
+use starverbs_core::{FrameMeta, Gid, Nanos, NicError, PdId, QpState, Qpn, Sge};
+
+use super::channel::Channel;
+use super::control::Setup;
+use super::datagram;
+use super::env::StarEnv;
+use super::registry::Registry;
+use super::stateful::{Card, Local, Peer, SharedReceives, Stateful, Waits};
+use super::wire::Packet;
+
+/// Host of a card whose queue pairs may be stateful ends.
+pub trait CardEnv: StarEnv<Engine = Box<Stateful<Self>>> {}
+
+impl<E: StarEnv<Engine = Box<Stateful<E>>>> CardEnv for E {}
+
+/// The card and its host, for a turn.
+pub struct Turn<'a, E: Env> {
+    /// The card
+    pub nic: &'a mut Nic<E>,
+    /// Its host
+    pub env: &'a mut E,
+    /// The time
+    pub now: Nanos,
+}
+
+impl<E: Env> SharedReceives for LentSrq<'_, E> {
+    fn take(&mut self, _: Qpn, sges: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+        LentSrq::take(self, sges)
+    }
+}
+
+/// Calls with what the card lends.
+fn with_card<E: CardEnv, R>(lent: &mut Lent<'_, E>, call: impl FnOnce(&mut Card<'_, E>) -> R) -> R {
+    let Lent { env, mrs, shared, srq, path, stats, now } = lent;
+    call(&mut Card { env, mrs, registry: shared, srqs: srq, path, stats, now: *now })
+}
+
+impl<E: CardEnv> Engine<E> for Box<Stateful<E>> {
+    /// What stateless peers let this card's stateful ends do
+    type Shared = Registry;
+
+    fn run(&mut self, lent: &mut Lent<'_, E>, call: Call) -> TurnEnd {
+        with_card(lent, |card| {
+            match call {
+                Call::Doorbell => self.handle_doorbell(card),
+                Call::Timeout => self.handle_timeout(card),
+                Call::Transmit => return self.transmit(card),
+                Call::Fail => self.enter_error(card),
+            }
+            TurnEnd::More
+        })
+    }
+    fn state(&self) -> QpState {
+        Stateful::state(self)
+    }
+    fn set(&mut self, to: &Terms) {
+        Stateful::set(self, to);
+    }
+    fn next_deadline(&self) -> Option<Nanos> {
+        Stateful::next_deadline(self)
+    }
+    fn next_send(&self) -> u32 {
+        Stateful::next_send(self)
+    }
+    fn is_quiesced(&self) -> bool {
+        self.is_halted()
+    }
+    fn close(self, lent: &mut Lent<'_, E>) {
+        with_card(lent, |card| {
+            Stateful::close(*self, card);
+        });
+    }
+    fn part(self, lent: &mut Lent<'_, E>) -> Parted {
+        with_card(lent, |card| Stateful::part(*self, card))
+    }
+    fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) {
+        datagram::handle(nic, env, meta, ends, message);
+    }
+}
+
+/// What begins a stateful end, beside what the program made its QP with.
+pub struct StarInit<E: Env> {
+    /// Another handle of its send queue
+    pub sq: E::Sq,
+    /// Another handle of its receive queue; `None`: it takes from an SRQ
+    pub rq: Option<E::Rq>,
+    /// Other handles of its completion queues, of sends and of receives
+    pub cqs: (E::Cq, E::Cq),
+    /// SL's end
+    pub setup: Setup,
+    /// Where SL is
+    pub peer: Peer,
+    /// Control messages, on which SL's set-up has come
+    pub channel: Channel,
+    /// Packets under way at most: a power of two
+    pub window: u32,
+    /// A copy of a packet that is late may be under way for so long at least, nanoseconds
+    pub lifetime: Nanos,
+}
+
+impl<E: CardEnv> Turn<'_, E> {
+    /// From now on the QP, which is in RTR or RTS and held ([`Nic::hold_qp`]), is a stateful end. `Invalid`: it is not so, or its peer is
+    /// another, or the card has room for few contexts; `Exhausted`: no memory.
+    pub fn begin_stateful(&mut self, qpn: Qpn, init: StarInit<E>) -> Result<(), NicError> {
+        let held = hold(size_of::<Stateful<E>>()).ok_or(NicError::Exhausted)?;
+        let StarInit { sq, rq, cqs: (send_cq, recv_cq), setup, peer, channel, window, lifetime } = init;
+        let max_msg = self.nic.config().max_msg;
+        let Handover { owner, attr, max_recv_sge, sq_sig_all, first_send, .. } = self.nic.handover(qpn)?;
+        if attr.dest_qpn != peer.qpn || attr.av.dgid != peer.av.dgid {
+            return Err(NicError::Invalid);
+        }
+        let make = |terms: &Terms, lent: &mut Lent<'_, E>| {
+            let mut waits = Waits { patience: terms.patience, ..Waits::default() };
+            waits.rtt.lifetime = lifetime;
+            let local = Local {
+                qpn,
+                pd: owner.pd,
+                sq,
+                first_send,
+                rq,
+                max_recv_sge,
+                send_cq,
+                recv_cq,
+                sig_all: sq_sig_all,
+                access: terms.access,
+                mtu: attr.path_mtu,
+                max_msg,
+                max_rd_atomic: terms.max_rd_atomic,
+                min_rnr_timer: terms.min_rnr_timer,
+                rnr_retry: terms.rnr_retry,
+                waits,
+                window,
+            };
+            let made = with_card(lent, |card| Stateful::new(card, local, (setup, peer), channel))?;
+            drop(held);
+            Ok(Box::new(made))
+        };
+        self.nic.start_engine(self.env, qpn, self.now, make)
+    }
+
+    /// A stateful end that began with a life of its peer that was over, and so has had nothing to do with it, is held again: the peer has begun
+    /// a later one, of this epoch. Gives what the end was made of. `None`: there is none, or it is another.
+    pub fn rewind(&mut self, qpn: Qpn, epoch: u32) -> Option<Local<E>> {
+        self.nic.engine(qpn).filter(|engine| engine.is_before(epoch))?;
+        self.nic.take_engine(self.env, qpn, self.now, |engine, lent| {
+            let local = with_card(lent, |card| engine.rewind(card));
+            (local.first_send, local)
+        })
+    }
+
+    /// A packet came to the stateful half from `source`. Those for QPs that are no stateful ends are dropped.
+    pub fn handle_stateful(&mut self, source: &Gid, packet: &Packet<'_>) {
+        let done = self.nic.with_engine(self.env, packet.header.qpn, self.now, |engine, lent| {
+            with_card(lent, |card| engine.handle_packet(card, source, packet));
+        });
+        if done.is_none() {
+            self.nic.counters().star_drops.inc();
+        }
+    }
+
+    /// The QP is about to go. If it is a stateful end, its peer hears how far its requests are: not all of them make completions.
+    pub fn report(&mut self, qpn: Qpn) {
+        self.nic.with_engine(self.env, qpn, self.now, |engine, _| engine.report());
+    }
+
+    /// A packet for a stateful end lies behind others that are handled first: what it uses may be fetched meanwhile.
+    #[inline]
+    pub(crate) fn expect_stateful(&self, qpn: Qpn) {
+        if let Some(engine) = self.nic.engine(qpn) {
+            self.nic.expect_frame(self.env, qpn);
+            self.env.prefetch(&**engine);
+        }
+    }
+}
+
+/// Whether the QP is a stateful end whose peer lacks completions that it is being told of. Who destroys it waits until that is over, as
+/// nobody else would tell.
+pub fn owes<E: CardEnv>(nic: &Nic<E>, qpn: Qpn, now: Nanos) -> bool {
+    nic.engine(qpn).is_some_and(|engine| engine.owes(now))
+}
+
+/// Bytes that the card keeps of a QP, beside what grows with its queues; more of a stateful end, and of one that it does not have 0.
+pub fn bytes_of<E: CardEnv>(nic: &Nic<E>, qpn: Qpn) -> usize {
+    let engine = nic.engine(qpn).map_or(0, |engine| engine.bytes());
+    nic.qp_state(qpn).map_or(0, |_| Nic::<E>::QP_BYTES + engine)
+}

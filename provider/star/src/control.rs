@@ -1,0 +1,441 @@
+//! Control messages: what the two ends settle beside the data. Each is repeated until its answer comes, and each may be understood
+//! twice without harm.
+
+use starverbs_core::mr::Rule;
+use starverbs_core::{Access, Mtu, PdId, Psn};
+
+use super::homing::Done;
+use super::message::{Reader, Writer};
+
+/// Bytes of the largest message.
+pub const MAX_CONTROL: usize = 96;
+
+/// What a program wants its end to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Wish {
+    /// Plain RoCEv2
+    Off = 0,
+    /// What suits both
+    #[default]
+    Auto = 1,
+    /// Stateless
+    Stateless = 2,
+    /// Stateful
+    Stateful = 3,
+}
+
+impl Wish {
+    /// What this number stands for; `None`: for nothing.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            0 => Wish::Off,
+            1 => Wish::Auto,
+            2 => Wish::Stateless,
+            3 => Wish::Stateful,
+            _ => return None,
+        })
+    }
+}
+
+/// What an end has become.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Role {
+    /// Its card keeps nothing of the connection
+    Stateless = 2,
+    /// Its card keeps all
+    Stateful = 3,
+}
+
+impl Role {
+    /// What the peer is then.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Role::Stateless => Role::Stateful,
+            Role::Stateful => Role::Stateless,
+        }
+    }
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            2 => Role::Stateless,
+            3 => Role::Stateful,
+            _ => return None,
+        })
+    }
+}
+
+/// One message. Its sender's QPN and epoch stand before it (a [`Prefix`](super::wire::Prefix)). Those by which the roles are settled
+/// travel in RoCEv2 frames, as the ports are not known yet; the others in StaR packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Control {
+    /// What one end would be, with what the choice depends on
+    Offer {
+        /// The program's wish
+        wish: Wish,
+        /// Connections that this card keeps the state of
+        stateful: u32,
+        /// From how many on this card wants to keep no more
+        threshold: u32,
+        /// UDP ports of the sender's stateless and stateful half
+        ports: [u16; 2],
+        /// Which life of the sender's card
+        boot: u64,
+    },
+    /// The answer to an offer
+    Accept {
+        /// What its sender becomes
+        role: Role,
+        /// UDP ports of the sender's stateless and stateful half
+        ports: [u16; 2],
+        /// Which life of the sender's card
+        boot: u64,
+    },
+    /// The answer to that: both know
+    Confirm {
+        /// What its sender becomes
+        role: Role,
+    },
+    /// The answer to an offer: plain RoCEv2
+    Plain,
+    /// The answer to an offer: the card is there, the QP is not ready
+    NotYet,
+    /// Of a connection that runs: its roles shall be settled anew, as the choice now depends on this
+    Renew {
+        /// The program's wish
+        wish: Wish,
+        /// Connections whose state the sender's card keeps
+        stateful: u32,
+        /// Beyond how many it wants another end to keep them
+        threshold: u32,
+    },
+    /// The answer to that: the sender begins no request
+    Resting {
+        /// Nothing of it is under way
+        drained: bool,
+    },
+    /// Of a connection of StaR: it shall be one of plain RoCEv2 again, as the choice now depends on this
+    Return {
+        /// The program's wish
+        wish: Wish,
+        /// Connections whose state the sender's card keeps
+        stateful: u32,
+        /// Beyond how many it wants another end to keep them
+        threshold: u32,
+    },
+    /// SF: nothing is under way, and nothing begins before SL answers
+    Halted(Done),
+    /// The answer to that: SL is plain RoCEv2
+    Home,
+    /// The connection goes on as StaR's
+    Stay,
+    /// SL's state at first
+    Setup(Setup),
+    /// SF may reach this memory of SL
+    Rule(Rule),
+    /// What SF knows of before the connection is right: WQEs may begin
+    Begin {
+        /// The rules that SL's library has told SF's card through other connections. `None`: it has told all through this one
+        known: Option<Sum>,
+    },
+    /// SF: its card has other rules than these, SL shall tell them all
+    Tell,
+    /// SF: a request names what its card has no rule for; are there others than these?
+    Inquire,
+    /// The answer to that: the rules that there are, behind all that SL had to say through this connection
+    All(Sum),
+    /// SF may reach this memory no longer; answered once nothing for it is under way
+    Unrule {
+        /// Its key
+        key: u32,
+    },
+    /// SF: of a shared receive queue, WQEs before this sequence are wanted
+    Want {
+        /// Sequence of the receive queue
+        upto: u32,
+    },
+    /// Are you there?
+    KeepAlive,
+    /// The connection ends
+    Bye {
+        /// 0: closed; else a [`WcStatus`](starverbs_core::WcStatus)
+        why: u8,
+    },
+}
+
+/// What SF must know of SL's end. Queues' depths are powers of two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setup {
+    /// Which life of SL's card
+    pub boot: u64,
+    /// Protection domain of the QP
+    pub pd: PdId,
+    /// Path MTU
+    pub mtu: Mtu,
+    /// WQEs of the send queue
+    pub sq_depth: u32,
+    /// WQEs of the receive queue
+    pub rq_depth: u32,
+    /// Whether receives come from a shared receive queue, and only when they are wanted
+    pub srq: bool,
+    /// Address of the send queue's completion slots
+    pub send_ring: u64,
+    /// Address of the receive queue's completion slots
+    pub recv_ring: u64,
+    /// Address of the replay slots
+    pub replay: u64,
+    /// How many there are: atomics of SF outstanding at most
+    pub replay_slots: u32,
+    /// Rights of the QP
+    pub access: Access,
+    /// READs and atomics of SL outstanding at most
+    pub max_rd_atomic: u8,
+    /// Times that a SEND of SL is tried without a receive; 7: for ever
+    pub rnr_retry: u8,
+    /// RNR NAK timer code of SL's receive queue
+    pub min_rnr_timer: u8,
+}
+
+/// All rules of a protection domain in two numbers: whoever has the same has the same rules, but for a chance of one in 2^64.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sum {
+    /// How many
+    pub rules: u32,
+    /// Sum of what each of them comes to
+    pub sum: u64,
+}
+
+impl Sum {
+    /// With this rule, too.
+    pub fn add(&mut self, rule: &Rule) {
+        (self.rules, self.sum) = (self.rules.wrapping_add(1), self.sum.wrapping_add(mixed(rule)));
+    }
+    /// Without it again.
+    pub fn remove(&mut self, rule: &Rule) {
+        (self.rules, self.sum) = (self.rules.wrapping_sub(1), self.sum.wrapping_sub(mixed(rule)));
+    }
+}
+
+impl Control {
+    /// Whether it says what memory SF may reach. That is said for a whole protection domain, by any of its connections.
+    pub fn is_of_memory(&self) -> bool {
+        matches!(self, Control::Rule(_) | Control::Unrule { .. } | Control::Begin { .. })
+    }
+
+    /// Writes it to `room`; gives its length. `None`: `room` is too small, which [`MAX_CONTROL`] never is.
+    pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
+        let mut out = Writer::new(room);
+        match *self {
+            Control::Offer { wish, stateful, threshold, ports, boot } => {
+                out.bytes(&[1, wish as u8])?;
+                out.word(stateful)?;
+                out.word(threshold)?;
+                ports.iter().try_for_each(|port| out.half(*port))?;
+                out.long(boot)?;
+            }
+            Control::Accept { role, ports, boot } => {
+                out.bytes(&[2, role as u8])?;
+                ports.iter().try_for_each(|port| out.half(*port))?;
+                out.long(boot)?;
+            }
+            Control::Confirm { role } => out.bytes(&[3, role as u8])?,
+            Control::Plain => out.byte(4)?,
+            Control::NotYet => out.byte(5)?,
+            Control::Renew { wish, stateful, threshold } => {
+                out.bytes(&[15, wish as u8])?;
+                out.word(stateful)?;
+                out.word(threshold)?;
+            }
+            Control::Resting { drained } => out.bytes(&[16, u8::from(drained)])?,
+            Control::Return { wish, stateful, threshold } => {
+                out.bytes(&[18, wish as u8])?;
+                out.word(stateful)?;
+                out.word(threshold)?;
+            }
+            Control::Halted(Done { sends, recvs }) => {
+                out.byte(19)?;
+                out.word(sends.get())?;
+                out.word(recvs.get())?;
+            }
+            Control::Home => out.byte(20)?,
+            Control::Stay => out.byte(21)?,
+            Control::Setup(ref setup) => {
+                out.byte(6)?;
+                setup.encode(&mut out)?;
+            }
+            Control::Rule(ref rule) => {
+                out.byte(7)?;
+                encode_rule(rule, &mut out)?;
+            }
+            Control::Unrule { key } => {
+                out.byte(8)?;
+                out.word(key)?;
+            }
+            Control::Want { upto } => {
+                out.byte(9)?;
+                out.word(upto)?;
+            }
+            Control::KeepAlive => out.byte(10)?,
+            Control::Begin { known: None } => out.byte(12)?,
+            Control::Begin { known: Some(Sum { rules, sum }) } => {
+                out.byte(13)?;
+                out.word(rules)?;
+                out.long(sum)?;
+            }
+            Control::Tell => out.byte(14)?,
+            Control::Inquire => out.byte(22)?,
+            Control::All(Sum { rules, sum }) => {
+                out.byte(23)?;
+                out.word(rules)?;
+                out.long(sum)?;
+            }
+            Control::Bye { why } => out.bytes(&[11, why])?,
+        }
+        Some(out.len())
+    }
+
+    /// The message that these bytes are. `None`: they are none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        let message = match from.byte()? {
+            1 => {
+                let wish = Wish::from_code(from.byte()?)?;
+                let (stateful, threshold) = (from.word()?, from.word()?);
+                Control::Offer {
+                    wish,
+                    stateful,
+                    threshold,
+                    ports: [from.half()?, from.half()?],
+                    boot: from.long()?,
+                }
+            }
+            2 => {
+                let role = Role::from_code(from.byte()?)?;
+                Control::Accept { role, ports: [from.half()?, from.half()?], boot: from.long()? }
+            }
+            3 => Control::Confirm { role: Role::from_code(from.byte()?)? },
+            4 => Control::Plain,
+            5 => Control::NotYet,
+            6 => Control::Setup(Setup::decode(&mut from)?),
+            7 => Control::Rule(decode_rule(&mut from)?),
+            8 => Control::Unrule { key: from.word()? },
+            9 => Control::Want { upto: from.word()? },
+            10 => Control::KeepAlive,
+            11 => Control::Bye { why: from.byte()? },
+            12 => Control::Begin { known: None },
+            13 => Control::Begin { known: Some(Sum { rules: from.word()?, sum: from.long()? }) },
+            14 => Control::Tell,
+            15 => Control::Renew {
+                wish: Wish::from_code(from.byte()?)?,
+                stateful: from.word()?,
+                threshold: from.word()?,
+            },
+            16 => match from.byte()? {
+                drained @ 0..=1 => Control::Resting { drained: drained == 1 },
+                _ => return None,
+            },
+            18 => Control::Return {
+                wish: Wish::from_code(from.byte()?)?,
+                stateful: from.word()?,
+                threshold: from.word()?,
+            },
+            19 => Control::Halted(Done { sends: Psn::new(from.word()?), recvs: Psn::new(from.word()?) }),
+            20 => Control::Home,
+            21 => Control::Stay,
+            22 => Control::Inquire,
+            23 => Control::All(Sum { rules: from.word()?, sum: from.long()? }),
+            _ => return None,
+        };
+        from.end()?;
+        Some(message)
+    }
+}
+
+impl Setup {
+    fn encode(&self, out: &mut Writer<'_>) -> Option<()> {
+        out.long(self.boot)?;
+        out.word(self.pd.0)?;
+        out.bytes(&[self.mtu as u8, u8::from(self.srq), self.max_rd_atomic, self.rnr_retry])?;
+        out.byte(self.min_rnr_timer)?;
+        out.word(self.sq_depth)?;
+        out.word(self.rq_depth)?;
+        out.long(self.send_ring)?;
+        out.long(self.recv_ring)?;
+        out.long(self.replay)?;
+        out.word(self.replay_slots)?;
+        out.word(self.access.bits())
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Option<Self> {
+        let (boot, pd) = (from.long()?, PdId(from.word()?));
+        let [mtu, srq, max_rd_atomic, rnr_retry, min_rnr_timer] = from.bytes()?;
+        let setup = Setup {
+            boot,
+            pd,
+            mtu: Mtu::from_code(mtu.into())?,
+            srq: srq != 0,
+            max_rd_atomic,
+            rnr_retry,
+            min_rnr_timer,
+            sq_depth: from.word()?,
+            rq_depth: from.word()?,
+            send_ring: from.long()?,
+            recv_ring: from.long()?,
+            replay: from.long()?,
+            replay_slots: from.word()?,
+            access: Access::from_bits_truncate(from.word()?),
+        };
+        /* sequences have 24 bits, of which the upper half is the past */
+        let depths = [setup.sq_depth, setup.rq_depth].iter().all(|d| d.is_power_of_two() && *d <= 1 << 20);
+        (depths && srq <= 1 && rnr_retry <= 7 && min_rnr_timer <= 31).then_some(setup)
+    }
+}
+
+/// A number that differs where rules do.
+fn mixed(rule: &Rule) -> u64 {
+    let words = [
+        u64::from(rule.key) << 32 | u64::from(rule.pd.0),
+        u64::from(rule.qpn) << 32 | u64::from(rule.access.bits()),
+        rule.addr,
+        rule.len,
+        rule.iova,
+    ];
+    words.iter().fold(0, |sum, word| mix(sum ^ word))
+}
+
+fn encode_rule(rule: &Rule, out: &mut Writer<'_>) -> Option<()> {
+    out.word(rule.key)?;
+    out.word(rule.pd.0)?;
+    out.word(rule.qpn)?;
+    out.long(rule.addr)?;
+    out.long(rule.len)?;
+    out.long(rule.iova)?;
+    out.word(rule.access.bits())
+}
+
+fn decode_rule(from: &mut Reader<'_>) -> Option<Rule> {
+    let rule = Rule {
+        key: from.word()?,
+        pd: PdId(from.word()?),
+        qpn: from.word()?,
+        addr: from.long()?,
+        len: from.long()?,
+        iova: from.long()?,
+        access: Access::from_bits_truncate(from.word()?),
+    };
+    let last = rule.len.saturating_sub(1);
+    (rule.addr.checked_add(last).is_some() && rule.iova.checked_add(last).is_some()).then_some(rule)
+}
+
+/// Spreads a number's bits over all of its bits, so that no two come to the same (the finish of Steele's splitmix64).
+fn mix(mut word: u64) -> u64 {
+    word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

@@ -1,0 +1,347 @@
+//! One stateless end: how it begins, and how it ends.
+
+use alloc::boxed::Box;
+
+use starverbs_core::env::SendQueue;
+use starverbs_core::mr::MrAttr;
+use starverbs_core::nic::released::Released;
+use starverbs_core::nic::{Handover, TimerId};
+use starverbs_core::qp::QpAttr;
+use starverbs_core::room::{is_room_for, make_room_in};
+use starverbs_core::{Access, Counters, Mtu, Nanos, NicError, PdId, QpState, Qpn};
+
+use crate::card::bytes_of;
+use crate::control::Setup;
+use crate::library::{Parting, Patience, SlInit, SlQp};
+use crate::ring::{CQE_SLOT, REPLAY_SLOT};
+use crate::stateless::Peer;
+
+use super::super::roles::Queues;
+use super::super::{Host, Turn};
+use super::rules::GroupKey;
+use super::{Library, PARTING};
+
+/// Receives of an SRQ that one connection holds at most.
+const SHARED_RECVS: u32 = 64;
+/// Silence after which SF is asked whether it lives, while sends wait for it.
+const KEEPALIVE: Nanos = 50_000_000;
+
+/// What a [`Setup`] has before anything is known.
+const UNTOLD: Setup = Setup {
+    boot: 0,
+    pd: PdId(0),
+    mtu: Mtu::M256,
+    sq_depth: 1,
+    rq_depth: 1,
+    srq: false,
+    send_ring: 0,
+    recv_ring: 0,
+    replay: 0,
+    replay_slots: 1,
+    access: Access::empty(),
+    max_rd_atomic: 1,
+    rnr_retry: 7,
+    min_rnr_timer: 0,
+};
+
+/// What was done with a window, and is not complete.
+#[derive(Clone, Copy)]
+pub(super) enum Chore {
+    /// It is done, and others are being told
+    Untold,
+    /// What its program posted, and whether it could be done
+    Own(bool),
+    /// What a message of its peer says, and whether that could be done
+    Invalidated(bool),
+}
+
+/// A queue pair of the library.
+pub(super) struct End<E: Host> {
+    pub(super) qp: SlQp<E>,
+    /// What the card has left of it; its attributes are as the program has set them
+    pub(super) released: Released<E>,
+    pub(super) group: usize,
+    pub(super) timer: TimerId,
+    /// It is among those with something to send
+    pub(super) queued: bool,
+    /// It is among those of which something came
+    pub(super) touched: bool,
+    /// It says the end of rules that it has told, beside its group's teller
+    pub(super) takes_back: bool,
+    /// Its WQEPs without an answer, as they were counted last
+    pub(super) unanswered: u32,
+    /// A window that was changed for it
+    pub(super) chore: Option<Chore>,
+    /// Memory that the card fills for the library: completions of sends and of receives, then results of atomics
+    pub(super) slots: Slots<E>,
+    /// The send queue's memory, if inline bytes may have to be fetched from there
+    inline: Option<u32>,
+}
+
+impl<E: Host> End<E> {
+    /// What it costs the host beside the program's own queues, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() - size_of::<SlQp<E>>() + self.qp.bytes()
+    }
+}
+
+/// Slots of a connection.
+pub(super) struct Slots<E: Host> {
+    /// First byte, and bytes
+    pub(super) range: (u64, u64),
+    _memory: E::Slots,
+}
+
+impl<E: Host> Slots<E> {
+    /// Slots of these numbers. `Exhausted`: no memory.
+    fn new(env: &mut E, completions: u32, results: u32) -> Result<Self, NicError> {
+        const { assert!(CQE_SLOT == 2 * REPLAY_SLOT) };
+        let bytes = u64::from(completions + results.div_ceil(2)) * CQE_SLOT;
+        let (memory, addr) = env.make_slots(bytes).ok_or(NicError::Exhausted)?;
+        Ok(Slots { range: (addr, bytes), _memory: memory })
+    }
+}
+
+/// What SF is told of a QP; the rings' addresses are filled in later.
+pub(super) fn setup_of(attr: &QpAttr, base: Setup) -> Setup {
+    let ready = attr.state == QpState::Rts;
+    Setup {
+        mtu: attr.path_mtu,
+        access: attr.access,
+        min_rnr_timer: attr.min_rnr_timer,
+        /* not said before RTS */
+        max_rd_atomic: if ready { attr.max_rd_atomic } else { 1 },
+        rnr_retry: if ready { attr.rnr_retry } else { 7 },
+        ..base
+    }
+}
+
+pub(super) fn patience_of(attr: &QpAttr) -> Patience {
+    Patience::of(attr.timeout, attr.retry_cnt)
+}
+
+impl<E: Host> Library<E> {
+    /// A QP becomes a stateless end, with these other handles of its queues. Its peer's card has that life, and those ports. `Exhausted`: it
+    /// stays where it is.
+    pub fn begin(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        qpn: Qpn,
+        peer: (u64, [u16; 2]),
+        queues: Queues<E>,
+    ) -> Result<(), NicError> {
+        let timer = self.timers.join()?;
+        let inline = self.open_inline(turn, qpn, &queues.sq);
+        let begun = inline.and_then(|inline| {
+            let begun = self.begin_with(turn, qpn, peer, queues, (timer, inline));
+            begun.inspect_err(|_| self.close_inline(turn, inline))
+        });
+        begun.inspect_err(|_| self.timers.leave(timer))
+    }
+
+    fn begin_with(
+        &mut self,
+        turn: &mut Turn<'_, E>,
+        qpn: Qpn,
+        (peer_boot, [_, port]): (u64, [u16; 2]),
+        queues: Queues<E>,
+        (timer, inline): (TimerId, Option<u32>),
+    ) -> Result<(), NicError> {
+        let Handover { owner, attr, srq, sq_sig_all, first_send, .. } = turn.nic.handover(qpn)?;
+        let Queues { sq, rq, send_cq, recv_cq } = queues;
+        let shared = srq.map(|(id, _)| id);
+        let ring = || srq.map(|(_, ring)| E::another(ring));
+        let rq = rq.or_else(ring).ok_or(NicError::Invalid)?;
+        let rq_depth = if shared.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
+        let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();
+        let slots = Slots::new(turn.env, sq.slots() + rq_depth, replay_slots)?;
+        let (base, _) = slots.range;
+        let recv_ring = base + u64::from(sq.slots()) * CQE_SLOT;
+        let setup = Setup {
+            boot: self.boot,
+            pd: owner.pd,
+            sq_depth: sq.slots(),
+            rq_depth,
+            srq: shared.is_some(),
+            send_ring: base,
+            recv_ring,
+            replay: recv_ring + u64::from(rq_depth) * CQE_SLOT,
+            replay_slots,
+            ..UNTOLD
+        };
+        let key = GroupKey { ends: [attr.av.sgid, attr.av.dgid], boot: peer_boot, pd: owner.pd };
+        self.make_room(qpn)?;
+        let (group, known, rules) = self.rules.join(key)?;
+        let made = SlQp::new(SlInit {
+            qpn,
+            sq,
+            first_send,
+            rq,
+            send_cq,
+            recv_cq,
+            sq_sig_all,
+            setup: setup_of(&attr, setup),
+            inline_key: inline.unwrap_or_default(),
+            patience: patience_of(&attr),
+            keepalive: KEEPALIVE,
+            rules,
+            stats: self.stats.clone(),
+        });
+        let released = |qp| turn.nic.release_qp(turn.env, qpn).map(|released| (qp, released));
+        let made = made.and_then(released);
+        let (qp, released) = made.inspect_err(|_| self.rules.forget_empty(group))?;
+        let end = End {
+            qp,
+            released,
+            group,
+            timer,
+            queued: false,
+            touched: false,
+            takes_back: false,
+            unanswered: 0,
+            chore: None,
+            slots,
+            inline,
+        };
+        let at = self.ends.insert(Box::new(end)) as u32;
+        self.count(turn, at, u64::wrapping_add);
+        self.places.set(qpn, Some(at));
+        self.rules.add_member(group, at);
+        if shared.is_some() {
+            turn.env.takes_from_srqs();
+        }
+        let epoch = u32::from(self.life) << 16 | u32::from(self.begun);
+        self.begun = self.begun.wrapping_add(1);
+        let peer = Peer { av: attr.av, port, qpn: attr.dest_qpn, epoch };
+        let of_domain = turn.nic.memory().rules().filter(|rule| rule.pd == owner.pd);
+        self.ends[at as usize].qp.start(turn.env, turn.now, peer, known, of_domain);
+        self.settle(turn, at);
+        Ok(())
+    }
+
+    /// Room for one more end, so that from here on none is needed but for what the end is made of. `Exhausted`: no memory.
+    fn make_room(&mut self, qpn: Qpn) -> Result<(), NicError> {
+        self.places.make_room(qpn)?;
+        make_room_in(&mut self.ends)?;
+        let ends = self.ends.len() + 1;
+        self.ready.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
+        self.touched.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
+        self.patient.try_reserve(ends).map_err(|_| NicError::Exhausted)?;
+        if is_room_for(size_of::<End<E>>()) { Ok(()) } else { Err(NicError::Exhausted) }
+    }
+
+    /// Inline bytes that are too many for a packet are fetched from the send queue.
+    fn open_inline(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, sq: &E::Sq) -> Result<Option<u32>, NicError> {
+        let Some((addr, length)) = E::inline_memory(sq) else { return Ok(None) };
+        let pd = turn.nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
+        let key = turn.nic.reg_mr(MrAttr { pd, addr, length, iova: addr, access: Access::empty() })?;
+        if let Some(rule) = turn.nic.memory().rule(key)
+            && let Err(error) = self.add_rule(turn, &rule)
+        {
+            turn.nic.dereg_mr(key)?;
+            return Err(error);
+        }
+        Ok(Some(key))
+    }
+
+    fn close_inline(&mut self, turn: &mut Turn<'_, E>, inline: Option<u32>) {
+        let Some(key) = inline else { return };
+        let rule = turn.nic.memory().rule(key);
+        if turn.nic.dereg_mr(key).is_ok()
+            && let Some(rule) = rule
+        {
+            self.remove_rule(turn, &rule);
+        }
+    }
+
+    /// Counts an end, what it costs the host, and what it costs the card.
+    fn count(&self, turn: &Turn<'_, E>, at: u32, change: fn(u64, u64) -> u64) {
+        let Some(end) = self.ends.get(at as usize) else { return };
+        let Counters { star_stateless_qps, star_library_bytes, star_stateless_connection_bytes, .. } =
+            &*self.stats;
+        let on_card = bytes_of(turn.nic, end.released.qpn) as u64;
+        star_stateless_connection_bytes.set(change(star_stateless_connection_bytes.get(), on_card));
+        star_stateless_qps.set(change(star_stateless_qps.get(), 1));
+        star_library_bytes.set(change(star_library_bytes.get(), end.bytes() as u64));
+    }
+
+    /// Takes an end out: its peer is told, and its slots are no more. Gives what the card has left of it, to come back or to end.
+    pub(super) fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
+        self.count(turn, at, u64::wrapping_sub);
+        let end = *self.ends.try_remove(at as usize)?;
+        let End { qp, released, group, timer, queued, touched, takes_back, unanswered, inline, .. } = end;
+        self.unanswered -= unanswered;
+        self.places.set(released.qpn, None);
+        self.timers.leave(timer);
+        if queued {
+            self.ready.retain(|ready| *ready != at);
+        }
+        if touched {
+            self.touched.retain(|touched| *touched != at);
+        }
+        let others_tell = self.leave_group(turn, group, at, takes_back);
+        let (_, parting) = qp.close(turn.now, others_tell);
+        self.close_inline(turn, inline);
+        if let Some(parting) = parting {
+            self.part(turn, parting);
+        }
+        Some(released)
+    }
+
+    /// `ibv_destroy_qp`, if it is one of these.
+    pub fn destroy(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
+        let Some(released) = self.places.get(qpn).and_then(|at| self.take_out(turn, at)) else {
+            return false;
+        };
+        turn.nic.end_released(&released);
+        self.follow_windows(turn);
+        true
+    }
+
+    /// The QP goes to RESET: it is the card's again. `Exhausted`: it stays as it is.
+    pub(super) fn reset(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Result<(), NicError> {
+        let end = self.ends.get(at as usize).ok_or(NicError::NotFound)?;
+        let places = turn.nic.prepare_return(&end.released)?;
+        let released = self.take_out(turn, at).ok_or(NicError::NotFound)?;
+        turn.nic.readmit(released, places);
+        self.follow_windows(turn);
+        Ok(())
+    }
+
+    /// Says the last words of a connection that is gone; without memory for them the peer finds out by silence.
+    fn part(&mut self, turn: &mut Turn<'_, E>, parting: Parting) {
+        if make_room_in(&mut self.partings).is_err() || self.parting_of.try_reserve(1).is_err() {
+            return;
+        }
+        let Ok(timer) = self.timers.join() else { return };
+        let of = parting.of();
+        let at = self.partings.insert((parting, timer));
+        let place = self.find_parting(of).unwrap_or_else(|place| place);
+        self.parting_of.insert(place, (of, at as u32));
+        self.go_on_parting(turn, at);
+    }
+
+    pub(super) fn go_on_parting(&mut self, turn: &mut Turn<'_, E>, at: usize) {
+        let Some((parting, timer)) = self.partings.get_mut(at) else { return };
+        if parting.poll(turn.env, turn.now) {
+            return self.forget_parting(at);
+        }
+        /* a full port has room in a moment */
+        let due = parting.next_deadline().max(turn.now + 1);
+        self.timers.arm(*timer, due, PARTING | at as u32);
+    }
+
+    /// Its place in the order; else where it belongs.
+    pub(super) fn find_parting(&self, of: (Qpn, u32)) -> Result<usize, usize> {
+        self.parting_of.binary_search_by_key(&of, |(of, _)| *of)
+    }
+
+    pub(super) fn forget_parting(&mut self, at: usize) {
+        if let Some((parting, timer)) = self.partings.try_remove(at) {
+            self.timers.leave(timer);
+            if let Ok(place) = self.find_parting(parting.of()) {
+                self.parting_of.remove(place);
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+use starverbs_core::rng::Rng;
+
+use super::*;
+
+const WISHES: [Wish; 4] = [Wish::Off, Wish::Auto, Wish::Stateless, Wish::Stateful];
+
+fn terms(n: u8, wish: Wish, stateful: u32) -> Terms {
+    Terms { wish, stateful, threshold: THRESHOLD, gid: Gid::from_ipv4([10, 0, 0, n]), qpn: n.into() }
+}
+
+#[test]
+fn both_ends_choose_the_same() {
+    for (a, b) in WISHES.iter().flat_map(|a| WISHES.map(|b| (*a, b))) {
+        for (m, n) in [(0, 0), (120, 120), (121, 0), (0, 121), (200, 300), (500, 500)] {
+            let (mine, theirs) = (terms(1, a, m), terms(2, b, n));
+            assert_eq!(
+                choose(&mine, &theirs),
+                choose(&theirs, &mine).map(Role::other),
+                "{a:?} {b:?} {m} {n}"
+            );
+        }
+    }
+    let auto = |m, n| choose(&terms(1, Wish::Auto, m), &terms(2, Wish::Auto, n));
+    assert_eq!(auto(120, 120), None, "the threshold may be reached");
+    assert_eq!((auto(121, 3), auto(3, 121)), (Some(Role::Stateless), Some(Role::Stateful)));
+    assert_eq!(auto(400, 400), Some(Role::Stateful), "the lower address");
+    assert_eq!(choose(&terms(1, Wish::Stateless, 0), &terms(2, Wish::Stateless, 0)), None);
+    assert_eq!(choose(&terms(1, Wish::Stateless, 0), &terms(2, Wish::Auto, 0)), Some(Role::Stateless));
+    let same = |qpn| Terms { qpn, ..terms(1, Wish::Auto, 400) };
+    assert_eq!(choose(&same(5), &same(6)), Some(Role::Stateful), "one host");
+}
+
+fn begin(terms: Terms, now: Nanos) -> Negotiation {
+    Negotiation::new(terms, 7, [4793, 4794], now)
+}
+
+/// Whatever the wire loses, repeats and reorders, and whenever either begins: no end is plain where the other is not, nor are both the same.
+#[test]
+fn no_wire_makes_the_ends_differ() {
+    let (mut stars, mut plains) = (0, 0);
+    for seed in 0..4000u64 {
+        let mut rng = Rng::new([seed, 1]);
+        let wish = |word: u64| WISHES[1 + word as usize % 3];
+        let all = [terms(1, wish(rng.next()), 200), terms(2, wish(rng.next()), rng.next() as u32 % 400)];
+        let (loss, late) = (rng.next() % 60, 1 + rng.next() % 8_000_000);
+        let starts = [1, 1 + rng.next() % 20_000_000];
+        let mut ends: [Option<Negotiation>; 2] = [None, None];
+        let mut wire: Vec<(Nanos, usize, Option<Control>)> = Vec::new();
+        for tick in 0..200_000u64 {
+            let now = tick * 50_000;
+            for me in 0..2 {
+                if ends[me].is_none() && now >= starts[me] {
+                    ends[me] = Some(begin(all[me], now));
+                }
+                let Some(end) = &mut ends[me] else { continue };
+                let mut out: Vec<Option<Control>> = end.poll(now).map(Some).into_iter().collect();
+                if end.outcome() == Some(Outcome::Plain) && rng.next().is_multiple_of(50) {
+                    /* a plain request */
+                    out.push(None);
+                }
+                for message in out {
+                    wire.push((now + rng.next() % late, 1 - me, message));
+                }
+            }
+            let (due, rest) = wire.into_iter().partition(|(at, ..)| *at <= now);
+            wire = rest;
+            let due: Vec<_> = due;
+            for (_, to, message) in due {
+                if rng.next() % 100 < loss {
+                    continue;
+                }
+                let peer = (all[1 - to].gid, all[1 - to].qpn);
+                let answer = match (&mut ends[to], &message) {
+                    (Some(end), Some(message)) => end.handle(peer, message),
+                    (Some(end), None) => {
+                        end.plain();
+                        None
+                    }
+                    (None, Some(Control::Offer { .. })) => Some(Control::NotYet),
+                    (None, _) => None,
+                };
+                if let Some(answer) = answer {
+                    wire.push((now + rng.next() % late, 1 - to, Some(answer)));
+                    if rng.next().is_multiple_of(10) {
+                        wire.push((now + rng.next() % late, 1 - to, Some(answer)));
+                    }
+                }
+            }
+            if ends.iter().all(|end| end.as_ref().is_some_and(|end| end.outcome().is_some())) {
+                break;
+            }
+        }
+        let outcome = |end: &Option<Negotiation>| end.as_ref().and_then(Negotiation::outcome);
+        match (outcome(&ends[0]), outcome(&ends[1])) {
+            (Some(Outcome::Plain), Some(Outcome::Plain)) => plains += 1,
+            (Some(Outcome::Star { role: a, boot, ports }), Some(Outcome::Star { role: b, .. })) => {
+                assert!(a == b.other() && boot == 7 && ports == [4793, 4794], "seed {seed}");
+                assert_eq!(choose(&all[0], &all[1]), Some(a), "seed {seed}");
+                stars += 1;
+            }
+            other => panic!("seed {seed}: {other:?}"),
+        }
+    }
+    assert!(stars > 500 && plains > 500, "{stars} {plains}");
+}
+
+#[test]
+fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_never() {
+    let mut end = begin(terms(1, Wish::Stateless, 0), 0);
+    let mut offers = 0;
+    while let Some(at) = end.deadline() {
+        offers += u32::from(end.poll(at).is_some());
+    }
+    assert_eq!((offers, end.outcome(), end.heard()), (TRIES, Some(Outcome::Plain), false));
+    let mut end = begin(terms(1, Wish::Stateless, 0), 0);
+    end.handle((Gid::default(), 2), &Control::NotYet);
+    for _ in 0..100 {
+        let at = end.deadline().unwrap();
+        assert!(end.poll(at).is_some() && end.heard());
+        end.handle((Gid::default(), 2), &Control::NotYet);
+    }
+    let mut offers = 0;
+    while let Some(at) = end.deadline() {
+        offers += u32::from(end.poll(at).is_some());
+    }
+    assert_eq!((offers, end.outcome()), (LAST_TRIES, Some(Outcome::Plain)), "it was there, and is gone");
+    assert_eq!(begin(terms(1, Wish::Off, 0), 0).outcome(), Some(Outcome::Plain));
+}
+
+/// Its peer may have heard that, and be what was agreed while nothing comes from it: who gave up after the two seconds that a cut of the way
+/// back may last was plain, and neither end could send.
+#[test]
+fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
+    const SECONDS: Nanos = 1_000_000_000;
+    for (silence, least) in
+        [(Some(30 * SECONDS), 30 * SECONDS), (Some(1), 1_700_000_000), (None, 100 * SECONDS)]
+    {
+        let mut end = begin(terms(1, Wish::Stateless, 0), 0);
+        let offer =
+            Control::Offer { wish: Wish::Stateful, stateful: 0, threshold: 0, boot: 7, ports: [4793, 4794] };
+        let answer = end.handle((Gid::default(), 2), &offer);
+        assert!(matches!(answer, Some(Control::Accept { role: Role::Stateless, .. })), "{answer:?}");
+        end.bear(silence);
+        let mut last = 0;
+        while let Some(at) = end.deadline().filter(|at| *at < 101 * SECONDS) {
+            end.poll(at);
+            last = at;
+        }
+        assert!(last >= least && (silence.is_none() || last < least + 2 * SECONDS), "{silence:?}: {last}");
+        assert_eq!(end.outcome(), silence.map(|_| Outcome::Plain));
+    }
+}
+
+#[test]
+fn plain_peers_are_remembered_for_a_while() {
+    let mut peers = PlainPeers::default();
+    let gid = |n: u32| Gid::from_ipv4(n.to_be_bytes());
+    (0..300).for_each(|n| peers.note(gid(n), true, 100));
+    assert!(peers.is_plain(&gid(299), 99) && !peers.is_plain(&gid(299), 100) && !peers.is_plain(&gid(0), 1));
+    assert!(peers.is_plain(&gid(298), 1));
+    peers.heard(&gid(298));
+    assert!(!peers.is_plain(&gid(298), 1) && peers.plain.len() < PLAIN_PEERS);
+}
+
+/// Of many connections at once, the messages of one may be lost for long.
+#[test]
+fn silence_of_a_card_that_speaks_is_loss() {
+    let (mut peers, gid) = (PlainPeers::default(), Gid::from_ipv4([10, 0, 0, 1]));
+    peers.heard(&gid);
+    peers.note(gid, false, 100);
+    assert!(peers.speaks(&gid) && !peers.is_plain(&gid, 1), "a plain request says nothing of others");
+    let offers = [false, true].map(|known| {
+        let mut end = begin(terms(1, Wish::Auto, 0), 0);
+        if known {
+            end.trust();
+        }
+        let mut offers = 0;
+        while let Some(due) = end.deadline() {
+            offers += u32::from(end.poll(due).is_some());
+        }
+        assert!(end.gave_up() && end.outcome() == Some(Outcome::Plain) && !end.heard());
+        offers
+    });
+    assert_eq!(offers, [TRIES, LAST_TRIES]);
+    peers.note(gid, true, 100);
+    assert!(!peers.speaks(&gid) && !peers.is_plain(&gid, 1), "it is asked anew");
+    peers.note(gid, true, 100);
+    assert!(peers.is_plain(&gid, 1));
+}
+
+#[test]
+fn a_peer_that_does_not_begin_is_gone_once_requests_have_waited() {
+    const SECOND: Nanos = 1_000_000_000;
+    let mut end = Beginning::default();
+    assert!(
+        !end.is_overdue(0, false, Some(1)) && !end.is_overdue(100 * SECOND, false, Some(1)),
+        "nobody waits"
+    );
+    assert!(!end.is_overdue(100 * SECOND, true, Some(3 * SECOND)));
+    assert!(!end.is_overdue(103 * SECOND - 1, true, Some(3 * SECOND)));
+    assert!(end.is_overdue(103 * SECOND, true, Some(3 * SECOND)));
+    assert!(!end.is_overdue(103 * SECOND, true, None), "for ever");
+    assert!(end.is_overdue(103 * SECOND, true, Some(1)), "two seconds at least");
+    assert!(!end.is_overdue(104 * SECOND, false, Some(1)) && !end.is_overdue(105 * SECOND, true, Some(1)));
+}

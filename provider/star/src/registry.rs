@@ -1,0 +1,358 @@
+//! The security registry (III-D): what SL cards let this card's stateful half do, and the one gate through which its packets leave.
+//!
+//! A rule is <server address, QPN, PD, MR or MW>. Each connection has a seat, which says where its packets go and to which protection
+//! domain of which server it belongs; each domain has the rules of its keys. A rule is found by its key when a request begins, and
+//! checked by number and generation for each packet; so a packet costs no search, and a rule that was taken away is no rule from
+//! the next packet on, repeated ones too.
+//!
+//! It must not know what packets are for.
+
+use alloc::vec::Vec;
+
+use slab::Slab;
+use starverbs_core::mr::Rule;
+use starverbs_core::room::{exact, make_room_in};
+use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Qpn, Seg};
+
+use super::control::Sum;
+use super::env::StarEnv;
+use super::wire::{Head, Header, Prefix, Ptype, Side};
+
+/// Most rules of a protection domain of a server.
+pub const MAX_RULES: usize = 1 << 16;
+
+/// A rule, found once. Of none by default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RuleRef {
+    slot: u32,
+    /// 0: of no rule
+    generation: u32,
+}
+
+/// A connection's place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SeatId(u32);
+
+/// Whose memory a connection reaches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Server {
+    /// SL's address
+    pub gid: Gid,
+    /// Which life of SL's card
+    pub boot: u64,
+    /// Protection domain there
+    pub pd: PdId,
+}
+
+/// What a packet would do with SL's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    /// Nothing: an EA
+    None,
+    /// This much, by this rule
+    Memory {
+        /// What allows it
+        rule: RuleRef,
+        /// First byte
+        addr: u64,
+        /// Bytes
+        len: u32,
+        /// Right that the rule must give
+        need: Access,
+    },
+}
+
+struct Seat {
+    domain: usize,
+    /// Not released
+    holds: bool,
+    av: Av,
+    port: u16,
+    prefix: Prefix,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    generation: u32,
+    domain: u32,
+    live: bool,
+    rule: Rule,
+    /// When a packet last left by it
+    used: Nanos,
+}
+
+/// The rules of a protection domain of a server.
+struct Domain {
+    server: Server,
+    seats: u32,
+    /// Seats that were not released
+    holders: u32,
+    /// Keys and slots, by key
+    keys: Vec<(u32, u32)>,
+    /// Their rules
+    sum: Sum,
+    /// Keys taken away, and until when packets for them may be under way
+    closing: Vec<(u32, Nanos)>,
+}
+
+/// The rules of a card, and the seats of its stateful connections.
+#[derive(Default)]
+pub struct Registry {
+    domains: Slab<Domain>,
+    seats: Slab<Seat>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl Registry {
+    /// A connection begins: its packets go to `av` at UDP port `port`, behind `prefix`. `Exhausted`: no memory.
+    pub fn sit(&mut self, server: Server, av: Av, port: u16, prefix: Prefix) -> Result<SeatId, NicError> {
+        make_room_in(&mut self.seats)?;
+        let known = self.domains.iter().find(|(_, d)| d.server == server).map(|(id, _)| id);
+        let domain = match known {
+            Some(id) => id,
+            None => {
+                make_room_in(&mut self.domains)?;
+                self.domains.insert(Domain {
+                    server,
+                    seats: 0,
+                    holders: 0,
+                    keys: Vec::new(),
+                    sum: Sum::default(),
+                    closing: Vec::new(),
+                })
+            }
+        };
+        self.domains[domain].seats += 1;
+        self.domains[domain].holders += 1;
+        Ok(SeatId(self.seats.insert(Seat { domain, holds: true, av, port, prefix }) as u32))
+    }
+
+    /// A connection makes no request any more: SL may have nobody left through whom to say the end of a rule. The last one of a domain takes the rules
+    /// with it. Rings stay, as SL is still told of ends.
+    pub fn release(&mut self, seat: SeatId) {
+        let Some(seat) = self.seats.get_mut(seat.0 as usize).filter(|seat| seat.holds) else { return };
+        seat.holds = false;
+        let Some(domain) = self.domains.get_mut(seat.domain) else { return };
+        domain.holders -= 1;
+        if domain.holders == 0 {
+            domain.sum = Sum::default();
+            let keys = core::mem::take(&mut domain.keys);
+            keys.iter().for_each(|(_, slot)| self.end(*slot));
+        }
+    }
+
+    /// A connection ends.
+    pub fn leave(&mut self, seat: SeatId) {
+        self.release(seat);
+        let Some(gone) = self.seats.try_remove(seat.0 as usize) else { return };
+        let Some(domain) = self.domains.get_mut(gone.domain) else { return };
+        domain.seats -= 1;
+        if domain.seats == 0 {
+            self.domains.remove(gone.domain);
+        }
+    }
+
+    /// Tells how many connections and rules there are.
+    pub fn count(&self, stats: &Counters) {
+        stats.star_stateful_qps.set(self.seats.len() as u64);
+        stats.star_rules.set((self.slots.len() - self.free.len()) as u64);
+    }
+
+    fn domain_of(&self, seat: SeatId) -> Option<usize> {
+        self.seats.get(seat.0 as usize).map(|seat| seat.domain)
+    }
+
+    /// Adds a rule without a key: a ring, of which the connection alone knows. `Exhausted`: no memory.
+    pub fn add_ring(&mut self, seat: SeatId, addr: u64, len: u64) -> Result<RuleRef, NicError> {
+        let domain = self.domain_of(seat).ok_or(NicError::NotFound)?;
+        let qpn = self.seats[seat.0 as usize].prefix.qpn;
+        let pd = self.domains[domain].server.pd;
+        let rule = Rule { key: 0, pd, qpn, addr, len, iova: addr, access: Access::LOCAL_WRITE };
+        let slot = self.take(domain, rule)?;
+        Ok(RuleRef { slot, generation: self.slots[slot as usize].generation })
+    }
+
+    /// Takes such a rule away.
+    pub fn end_ring(&mut self, ring: RuleRef) {
+        if self.live(ring).is_some() {
+            self.end(ring.slot);
+        }
+    }
+
+    /// A rule comes, or comes again, or changes what its key opens. `Invalid`: it is of another protection domain; `Exhausted`: too many.
+    pub fn add(&mut self, seat: SeatId, rule: Rule) -> Result<(), NicError> {
+        let id = self.domain_of(seat).ok_or(NicError::NotFound)?;
+        let domain = &mut self.domains[id];
+        if rule.pd != domain.server.pd {
+            return Err(NicError::Invalid);
+        }
+        if domain.holders == 0 {
+            /* nobody could use it, or be told of its end */
+            return Ok(());
+        }
+        match domain.keys.binary_search_by_key(&rule.key, |(key, _)| *key) {
+            Ok(at) if self.slots[domain.keys[at].1 as usize].rule == rule => Ok(()),
+            Ok(at) => {
+                let (_, old) = domain.keys[at];
+                domain.sum.remove(&self.slots[old as usize].rule);
+                self.end(old);
+                /* there is room: a slot came free */
+                let slot = self.take(id, rule)?;
+                let domain = &mut self.domains[id];
+                domain.keys[at].1 = slot;
+                domain.sum.add(&rule);
+                Ok(())
+            }
+            Err(_) if domain.keys.len() >= MAX_RULES => Err(NicError::Exhausted),
+            Err(at) => {
+                domain.keys.try_reserve(1).map_err(|_| NicError::Exhausted)?;
+                let slot = self.take(id, rule)?;
+                let domain = &mut self.domains[id];
+                domain.keys.insert(at, (rule.key, slot));
+                domain.sum.add(&rule);
+                Ok(())
+            }
+        }
+    }
+
+    /// The rules of the domain of a connection.
+    pub fn sum(&self, seat: SeatId) -> Option<Sum> {
+        self.domain_of(seat).and_then(|id| self.domains.get(id)).map(|domain| domain.sum)
+    }
+
+    /// A rule is taken away. Gives when no packet that left by it can be under way any more, if one lives for `lifetime`.
+    pub fn remove(&mut self, seat: SeatId, key: u32, now: Nanos, lifetime: Nanos) -> Nanos {
+        let Some(id) = self.domain_of(seat) else { return now };
+        let domain = &mut self.domains[id];
+        domain.closing.retain(|(_, until)| *until > now);
+        let closing = domain.closing.iter().filter(|(closing, _)| *closing == key).map(|(_, until)| *until);
+        let before = closing.max().unwrap_or(now);
+        let Ok(at) = domain.keys.binary_search_by_key(&key, |(key, _)| *key) else { return before };
+        let (_, slot) = domain.keys.remove(at);
+        domain.sum.remove(&self.slots[slot as usize].rule);
+        let until = match self.slots[slot as usize].used {
+            0 => before,
+            used => before.max(used.saturating_add(lifetime)),
+        };
+        if until > now && domain.closing.try_reserve(1).is_ok() {
+            domain.closing.push((key, until));
+        }
+        self.end(slot);
+        until
+    }
+
+    fn take(&mut self, domain: usize, rule: Rule) -> Result<u32, NicError> {
+        let fresh = Slot { generation: 1, domain: domain as u32, live: true, rule, used: 0 };
+        if let Some(slot) = self.free.pop() {
+            let generation = self.slots[slot as usize].generation;
+            self.slots[slot as usize] = Slot { generation, ..fresh };
+            return Ok(slot);
+        }
+        self.slots.try_reserve(1).map_err(|_| NicError::Exhausted)?;
+        let slots = self.slots.len() + 1;
+        if self.free.capacity() < slots {
+            exact(&mut self.free, slots.next_power_of_two())?;
+        }
+        self.slots.push(fresh);
+        Ok(self.slots.len() as u32 - 1)
+    }
+
+    /// A slot's rule is none from now on.
+    fn end(&mut self, slot: u32) {
+        let entry = &mut self.slots[slot as usize];
+        entry.live = false;
+        /* 0 is nobody's */
+        entry.generation = entry.generation.wrapping_add(1).max(1);
+        self.free.push(slot);
+    }
+
+    fn live(&self, rule: RuleRef) -> Option<&Slot> {
+        let slot = self.slots.get(rule.slot as usize)?;
+        (slot.live && slot.generation == rule.generation).then_some(slot)
+    }
+
+    /// The rule that lets a connection do so with `len` bytes at `va` under `key`; and where they lie in SL's memory.
+    pub fn find(&self, seat: SeatId, key: u32, va: u64, len: u32, need: Access) -> Option<(RuleRef, u64)> {
+        let seat = self.seats.get(seat.0 as usize)?;
+        let domain = self.domains.get(seat.domain)?;
+        let at = domain.keys.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        let (_, number) = domain.keys[at];
+        let slot = self.slots.get(number as usize)?;
+        let rule = &slot.rule;
+        let mine = rule.qpn == 0 || rule.qpn == seat.prefix.qpn;
+        let offset = va.wrapping_sub(rule.iova);
+        let inside = offset < rule.len && u64::from(len) <= rule.len - offset;
+        let found = RuleRef { slot: number, generation: slot.generation };
+        (mine && inside && rule.access.contains(need)).then_some((found, rule.addr.wrapping_add(offset)))
+    }
+
+    /// Whether a message of this connection may take a key away: it is that of a window bound for SL's QP.
+    pub fn is_window(&self, seat: SeatId, key: u32) -> bool {
+        let found = || {
+            let seat = self.seats.get(seat.0 as usize)?;
+            let domain = self.domains.get(seat.domain)?;
+            let at = domain.keys.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+            let (_, number) = domain.keys[at];
+            Some(self.slots.get(number as usize)?.rule.qpn == seat.prefix.qpn)
+        };
+        found().unwrap_or(false)
+    }
+
+    /// Rights of a rule; none if it is no more.
+    pub fn rights(&self, rule: RuleRef) -> Access {
+        self.live(rule).map_or(Access::empty(), |slot| slot.rule.access)
+    }
+
+    /// Whether a packet of a connection may leave.
+    fn allows(&self, seat: &Seat, claim: &Claim) -> bool {
+        let Claim::Memory { rule, addr, len, need } = *claim else { return true };
+        let Some(slot) = self.live(rule) else { return false };
+        let rule = &slot.rule;
+        let offset = addr.wrapping_sub(rule.addr);
+        slot.domain as usize == seat.domain
+            && (rule.qpn == 0 || rule.qpn == seat.prefix.qpn)
+            && rule.access.contains(need)
+            && offset < rule.len
+            && u64::from(len) <= rule.len - offset
+    }
+
+    /// The gate: a packet for SL's card leaves here, and nowhere else, if a rule allows it. False: none does, and it has not left.
+    pub fn send<E: StarEnv>(
+        &mut self,
+        (env, stats, now): (&mut E, &Counters, Nanos),
+        seat: SeatId,
+        claim: &Claim,
+        header: Header,
+        (data, payload): (&[u8], &[Seg]),
+    ) -> bool {
+        let seat = self.seats.get(seat.0 as usize);
+        let Some(seat) = seat.filter(|seat| self.allows(seat, claim)) else {
+            stats.star_rejects.inc();
+            return false;
+        };
+        match header.ptype {
+            Ptype::Rd => stats.star_sent_rd.inc(),
+            Ptype::Gd => stats.star_sent_gd.inc(),
+            Ptype::Cqep => stats.star_sent_cqep.inc(),
+            Ptype::Wqep | Ptype::Ea | Ptype::Rda | Ptype::Gda => (),
+        }
+        let head = Head::to_stateless(header, seat.prefix);
+        env.send_star(Side::Stateful, (&seat.av, seat.port), &head, data, payload, false);
+        if let Claim::Memory { rule, .. } = claim
+            && let Some(slot) = self.slots.get_mut(rule.slot as usize)
+        {
+            slot.used = now.max(1);
+        }
+        true
+    }
+
+    /// SL's QPN of a connection.
+    pub fn peer(&self, seat: SeatId) -> Option<Qpn> {
+        self.seats.get(seat.0 as usize).map(|seat| seat.prefix.qpn)
+    }
+}
+
+#[cfg(test)]
+#[path = "registry_tests.rs"]
+mod tests;

@@ -1,0 +1,121 @@
+use super::*;
+use crate::ring::CQE_SLOT;
+
+fn server(pd: u32) -> Server {
+    Server { gid: Gid::from_ipv4([10, 0, 0, 9]), boot: 1, pd: PdId(pd) }
+}
+
+fn sit(registry: &mut Registry, pd: u32, qpn: Qpn) -> SeatId {
+    registry.sit(server(pd), Av::default(), 4793, Prefix { qpn, epoch: 1 }).unwrap()
+}
+
+fn rule(key: u32, pd: u32, qpn: Qpn) -> Rule {
+    let access = Access::REMOTE_READ | Access::LOCAL_WRITE;
+    Rule { key, pd: PdId(pd), qpn, addr: 0x1000, len: 0x100, iova: 0x10, access }
+}
+
+fn may(registry: &Registry, seat: SeatId, rule: RuleRef, addr: u64, len: u32, need: Access) -> bool {
+    let seat = &registry.seats[seat.0 as usize];
+    registry.allows(seat, &Claim::Memory { rule, addr, len, need })
+}
+
+#[test]
+fn a_rule_opens_its_bytes_to_its_domain_and_queue_pair() {
+    let mut all = Registry::default();
+    let (a, b, other) = (sit(&mut all, 1, 5), sit(&mut all, 1, 6), sit(&mut all, 2, 7));
+    all.add(a, rule(30, 1, 0)).unwrap();
+    all.add(b, rule(10, 1, 6)).unwrap();
+    assert_eq!(all.add(a, rule(11, 2, 0)), Err(NicError::Invalid), "of another protection domain");
+    let read = Access::REMOTE_READ;
+    let (found, addr) = all.find(b, 30, 0x20, 0xf0, read).unwrap();
+    assert_eq!(addr, 0x1010);
+    for (seat, key, va, len, need) in [
+        (other, 30, 0x10, 1, read),
+        (a, 10, 0x10, 1, read),
+        (a, 31, 0x10, 1, read),
+        (a, 30, 0x10, 0x101, read),
+        (a, 30, 0xf, 1, read),
+        (a, 30, u64::MAX, 2, read),
+        (a, 30, 0x10, 1, Access::REMOTE_WRITE),
+    ] {
+        assert_eq!(all.find(seat, key, va, len, need), None);
+    }
+    assert!(may(&all, a, found, 0x1000, 0x100, read) && !may(&all, other, found, 0x1000, 1, read));
+    assert!(!may(&all, a, found, 0x1000, 0x101, read) && !may(&all, a, found, 0xfff, 1, read));
+    assert!(!may(&all, a, found, 0x1000, 1, Access::REMOTE_ATOMIC));
+    let (own, _) = all.find(b, 10, 0x10, 1, read).unwrap();
+    assert!(may(&all, b, own, 0x1000, 1, read) && !may(&all, a, own, 0x1000, 1, read), "a window of one QP");
+    assert!(!may(&all, a, RuleRef::default(), 0x1000, 1, Access::empty()));
+}
+
+#[test]
+fn what_was_found_before_is_worth_nothing_after() {
+    let mut all = Registry::default();
+    let a = sit(&mut all, 1, 5);
+    for _ in 0..3 {
+        all.add(a, rule(30, 1, 0)).unwrap();
+        all.add(a, rule(30, 1, 0)).unwrap();
+        let (found, _) = all.find(a, 30, 0x10, 1, Access::empty()).unwrap();
+        assert_eq!(all.remove(a, 30, 50, 1000), 50, "nothing ever left by it");
+        all.add(a, Rule { key: 31, ..rule(0, 1, 0) }).unwrap();
+        assert!(!may(&all, a, found, 0x1000, 1, Access::empty()), "its slot is another rule's");
+        all.remove(a, 31, 50, 1000);
+    }
+    all.add(a, rule(30, 1, 0)).unwrap();
+    let (used, _) = all.find(a, 30, 0x10, 1, Access::empty()).unwrap();
+    all.slots[used.slot as usize].used = 40;
+    assert_eq!(all.remove(a, 30, 50, 1000), 1040);
+    all.add(a, rule(30, 1, 0)).unwrap();
+    assert_eq!(all.remove(a, 30, 60, 1000), 1040, "what left by the rule of before may be under way");
+    assert_eq!(all.find(a, 30, 0x10, 1, Access::empty()), None, "and the rule is gone all the same");
+    assert_eq!(all.remove(a, 30, 2000, 1000), 2000);
+    all.add(a, rule(30, 1, 0)).unwrap();
+    let (old, _) = all.find(a, 30, 0x10, 1, Access::empty()).unwrap();
+    all.add(a, Rule { len: 8, ..rule(30, 1, 0) }).unwrap();
+    assert!(!may(&all, a, old, 0x1000, 1, Access::empty()), "it was changed");
+}
+
+#[test]
+fn rings_and_rules_end_with_their_connections() {
+    let mut all = Registry::default();
+    let (a, b) = (sit(&mut all, 1, 5), sit(&mut all, 1, 6));
+    let ring = all.add_ring(a, 0x5000, 4 * CQE_SLOT).unwrap();
+    assert!(may(&all, a, ring, 0x5060, 32, Access::LOCAL_WRITE));
+    assert!(!may(&all, b, ring, 0x5060, 32, Access::LOCAL_WRITE));
+    assert!(!may(&all, a, ring, 0x5061, 32, Access::LOCAL_WRITE));
+    assert_eq!(all.find(a, 0, 0x5000, 1, Access::empty()), None, "it has no key");
+    all.add(a, rule(30, 1, 0)).unwrap();
+    all.end_ring(ring);
+    all.end_ring(ring);
+    all.leave(a);
+    assert!(all.find(b, 30, 0x10, 1, Access::empty()).is_some());
+    all.leave(b);
+    assert_eq!((all.domains.len(), all.free.len()), (0, all.slots.len()));
+    let again = sit(&mut all, 1, 8);
+    assert_eq!(all.find(again, 30, 0x10, 1, Access::empty()), None);
+}
+
+/// Ends that make no request any more keep no rules alive that nobody can take away; SL is still told of completions.
+#[test]
+fn ended_connections_hold_no_rules() {
+    let mut all = Registry::default();
+    let (a, b) = (sit(&mut all, 1, 5), sit(&mut all, 1, 6));
+    let ring = all.add_ring(a, 0x4000, CQE_SLOT).unwrap();
+    all.add(a, rule(30, 1, 0)).unwrap();
+    all.release(a);
+    all.release(a);
+    let (found, _) = all.find(b, 30, 0x10, 1, Access::empty()).expect("another holds them");
+    all.release(b);
+    assert!(
+        !may(&all, b, found, 0x1000, 1, Access::empty())
+            && all.find(b, 30, 0x10, 1, Access::empty()).is_none()
+    );
+    assert_eq!((all.add(a, rule(31, 1, 0)), all.sum(a)), (Ok(()), Some(Sum::default())), "what comes late");
+    let c = sit(&mut all, 1, 7);
+    assert_eq!((all.find(c, 30, 0x10, 1, Access::empty()), all.sum(c)), (None, Some(Sum::default())));
+    assert!(may(&all, a, ring, 0x4000, CQE_SLOT as u32, Access::LOCAL_WRITE));
+    all.add(b, rule(32, 1, 0)).unwrap();
+    assert!(all.find(c, 32, 0x10, 1, Access::empty()).is_some());
+    [a, b, c].into_iter().for_each(|seat| all.leave(seat));
+    assert!(all.domains.is_empty() && all.seats.is_empty());
+}

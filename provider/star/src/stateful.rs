@@ -1,0 +1,463 @@
+//! The stateful half: all that a connection's two cards know, kept by one (III-C).
+//!
+//! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's. `remote` keeps SL's
+//! queues, `stream` says what may go on at once, `begin` begins WQEs, `packets` makes their packets, `window` knows which are under
+//! way, `answers` takes what SL's card answers, `results` sends what SL's atomics
+//! gave, `inquiry` asks
+//! SL before a request fails for want of a rule, `finish` completes in order, `events` tells SL of completions, `failing` takes either
+//! end into error, `clock` does what is due, `resting` brings all to rest. It knows no sockets and no negotiation: it begins when both ends know what they are.
+//!
+//! Order of calls: after anything that is called `handle_*`, [`Stateful::transmit`] until it says that nothing is left, then sleep
+//! until [`Stateful::next_deadline`] or the next event.
+
+mod answers;
+mod begin;
+mod clock;
+mod events;
+mod failing;
+mod finish;
+mod inquiry;
+mod messages;
+mod packets;
+mod remote;
+mod resting;
+mod results;
+mod stream;
+mod window;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+pub use clock::Waits;
+use events::{Completions, Stored};
+use inquiry::Inquiry;
+use remote::RemoteQueue;
+use stream::{OPS, Stream};
+use window::{Of, Window};
+
+use starverbs_core::engine::Terms;
+use starverbs_core::env::SendQueue;
+use starverbs_core::mr::MrTable;
+use starverbs_core::nic::MAX_SGE;
+use starverbs_core::nic::Path;
+use starverbs_core::room::{exact, filled};
+use starverbs_core::{
+    Access, Av, Counters, Mtu, Nanos, NicError, PdId, Psn, QpState, Qpn, Seg, Sge, WcStatus,
+};
+
+use super::channel::Channel;
+use super::control::Setup;
+use super::env::StarEnv;
+use super::registry::{Registry, RuleRef, SeatId, Server};
+use super::ring::{CQE_SLOT, REPLAY_SLOT};
+use super::stateless::is_later;
+use super::wire::{Prefix, Queue};
+
+/// Packets of a connection that may be under way, if nothing else is said.
+pub const WINDOW: u32 = 256;
+
+/// Where a connection's receives come from when they are shared.
+pub trait SharedReceives {
+    /// Takes the oldest receive WQE of the SRQ of a connection: copies its SGEs, gives wr_id, their number, and the protection domain.
+    fn take(&mut self, qpn: Qpn, sges: &mut [Sge]) -> Option<(u64, usize, PdId)>;
+}
+
+/// What the card lends a connection for a call.
+pub struct Card<'a, E: StarEnv> {
+    /// The host
+    pub env: &'a mut E,
+    /// Memory of this end
+    pub mrs: &'a mut MrTable,
+    /// What may be done with memory of others
+    pub registry: &'a mut Registry,
+    /// Shared receive queues
+    pub srqs: &'a mut dyn SharedReceives,
+    /// The way to SL's card
+    pub path: &'a mut Path,
+    /// What is counted
+    pub stats: &'a Counters,
+    /// The time
+    pub now: Nanos,
+}
+
+/// Our own end of a connection, as the program made and set it.
+pub struct Local<E: StarEnv> {
+    /// Our QPN
+    pub qpn: Qpn,
+    /// Protection domain
+    pub pd: PdId,
+    /// Send queue
+    pub sq: E::Sq,
+    /// Index of its oldest WQE that is not done
+    pub first_send: u32,
+    /// Receive queue; `None`: a shared one
+    pub rq: Option<E::Rq>,
+    /// Most SGEs of a receive WQE
+    pub max_recv_sge: usize,
+    /// Completions of sends
+    pub send_cq: E::Cq,
+    /// Completions of receives
+    pub recv_cq: E::Cq,
+    /// Whether every send makes a completion
+    pub sig_all: bool,
+    /// What SL may do
+    pub access: Access,
+    /// Path MTU
+    pub mtu: Mtu,
+    /// Longest message, bytes
+    pub max_msg: u32,
+    /// READs and atomics of ours outstanding at most
+    pub max_rd_atomic: u8,
+    /// RNR NAK timer code of our receive queue
+    pub min_rnr_timer: u8,
+    /// Times that our SENDs are tried without a receive of SL; 7: for ever
+    pub rnr_retry: u8,
+    /// How we wait
+    pub waits: Waits,
+    /// Packets under way at most: a power of two
+    pub window: u32,
+}
+
+/// SL, as was settled with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// Where its packets go
+    pub av: Av,
+    /// UDP port of its stateless half
+    pub port: u16,
+    /// UDP port of its control messages
+    pub control_port: u16,
+    /// SL's QPN
+    pub qpn: Qpn,
+    /// The connection's epoch
+    pub epoch: u32,
+}
+
+/// A receive WQE of ours that a WQE of SL has taken.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    wr_id: u64,
+    num_sge: u8,
+    pd: PdId,
+}
+
+/// What is to become of SL's end, or has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    /// Nothing
+    Not,
+    /// Its oldest send WQE, now or when it comes, ends so
+    Owed(WcStatus),
+    /// It knows
+    Told,
+}
+
+/// One connection.
+pub struct Stateful<E: StarEnv> {
+    local: Local<E>,
+    setup: Setup,
+    peer: Peer,
+    seat: SeatId,
+    state: QpState,
+    mtu: u32,
+    /// Our send queue, and SL's
+    streams: [Stream; 2],
+    sends: RemoteQueue,
+    recvs: RemoteQueue,
+    /// Oldest WQE of SL's receive queue that nobody took
+    next_recv: Psn,
+    held: Box<[Held]>,
+    held_sges: Box<[Sge]>,
+    window: Window,
+    /// What the path counts as this connection's in flight
+    charged: u32,
+    /// Packets wait for room on the path
+    crowded: bool,
+    /// Timeouts in a row
+    backoff: u8,
+    /// Nothing counts as late before: this card itself was
+    excused: Nanos,
+    /// When SL was last heard, or first asked
+    heard: Nanos,
+    completions: [Completions; 2],
+    stored: Stored,
+    atomics: u32,
+    replay: RuleRef,
+    ended: Ended,
+    /// No packet that we sent before the end can be under way after this
+    quiet_at: Nanos,
+    /// When our own sends fail that SL left behind; 0: there are none
+    left_until: Nanos,
+    /// SL's QP refused a request of ours, and has not been told
+    refused: Option<WcStatus>,
+    channel: Channel,
+    /// A control message whose answer is to leave
+    answer_owed: Option<Psn>,
+    /// SL has said all rules of before: our own requests may begin
+    open: bool,
+    /// Whether SL has rules that our card lacks
+    inquiry: Inquiry,
+    /// One whose answer is to leave at that time
+    answer_after: Option<(Psn, Nanos)>,
+    /// Shared receives were asked for up to here
+    wanted: Option<Psn>,
+    /// A CQ overran: the rest is flushed by the timer
+    overrun: bool,
+    /// Memory windows of type 2 were bound on it
+    windows: bool,
+    /// No WQE begins
+    resting: bool,
+    /// Nothing that began is under way, and SL may know
+    halted: bool,
+    /// SL did not answer for longer than our program bears: it is told nothing until it says something
+    silent: bool,
+    /// SL is told of its send before this one, though it makes no completion
+    report_at: Psn,
+    /// SL has sent a WQE, or has answered a packet: it is alive in this life
+    met: bool,
+    /// The next of our two send queues to have its turn
+    turn: Of,
+    deadline: Nanos,
+    segs: Vec<Seg>,
+}
+
+impl<E: StarEnv> Stateful<E> {
+    /// A connection that begins, with both ends ready to send and nothing under way but control messages on `channel`, on which SL's
+    /// set-up has come. `Invalid`: SL's queues are none. `Exhausted`: no memory.
+    pub fn new(
+        card: &mut Card<'_, E>,
+        local: Local<E>,
+        (setup, peer): (Setup, Peer),
+        channel: Channel,
+    ) -> Result<Self, NicError> {
+        let server = Server { gid: peer.av.dgid, boot: setup.boot, pd: setup.pd };
+        let prefix = Prefix { qpn: peer.qpn, epoch: peer.epoch };
+        let seat = card.registry.sit(server, peer.av, peer.port, prefix)?;
+        let made = Stateful::build(card, local, (setup, peer), channel, seat);
+        if made.is_err() {
+            card.registry.leave(seat);
+        }
+        card.registry.count(card.stats);
+        made
+    }
+
+    fn build(
+        card: &mut Card<'_, E>,
+        local: Local<E>,
+        (setup, peer): (Setup, Peer),
+        channel: Channel,
+        seat: SeatId,
+    ) -> Result<Self, NicError> {
+        let depths = [setup.sq_depth, setup.rq_depth, setup.replay_slots];
+        if depths.iter().any(|depth| !depth.is_power_of_two()) {
+            return Err(NicError::Invalid);
+        }
+        let (sends, recvs) = (RemoteQueue::new(setup.sq_depth)?, RemoteQueue::new(setup.rq_depth)?);
+        let room = local.max_recv_sge.clamp(1, MAX_SGE);
+        let window = Window::new(local.window)?;
+        let streams = [Stream::new(local.first_send, local.sq.slots())?, Stream::new(0, setup.sq_depth)?];
+        let held_wqes = streams[Of::Remote as usize].depth() as usize;
+        let (held, held_sges) = (filled(held_wqes)?, filled(held_wqes * room)?);
+        let completions = [
+            Completions::new(setup.send_ring, setup.sq_depth)?,
+            Completions::new(setup.recv_ring, setup.rq_depth)?,
+        ];
+        let stored = Stored::new(setup.sq_depth.saturating_add(setup.rq_depth))?;
+        let mut segs = Vec::new();
+        exact(&mut segs, MAX_SGE)?;
+        let asks = card.now + local.waits.keepalive;
+        let mut made = Stateful {
+            mtu: local.mtu.min(setup.mtu).bytes(),
+            local,
+            setup,
+            peer,
+            seat,
+            state: QpState::Rts,
+            streams,
+            sends,
+            recvs,
+            next_recv: Psn::default(),
+            held,
+            held_sges,
+            window,
+            charged: 0,
+            crowded: false,
+            backoff: 0,
+            excused: 0,
+            heard: card.now,
+            completions,
+            stored,
+            atomics: 0,
+            replay: RuleRef::default(),
+            ended: Ended::Not,
+            quiet_at: 0,
+            left_until: 0,
+            refused: None,
+            channel,
+            answer_owed: None,
+            open: false,
+            inquiry: Inquiry::None,
+            answer_after: None,
+            wanted: None,
+            overrun: false,
+            windows: false,
+            resting: false,
+            halted: false,
+            silent: false,
+            report_at: Psn::default(),
+            met: false,
+            turn: Of::Local,
+            /* what was posted before waits for SL's rules, and asks whether SL lives */
+            deadline: asks,
+            segs,
+        };
+        made.add_rings(card)?;
+        Ok(made)
+    }
+
+    fn add_rings(&mut self, card: &mut Card<'_, E>) -> Result<(), NicError> {
+        let (setup, seat) = (&self.setup, self.seat);
+        let replay = u64::from(setup.replay_slots) * REPLAY_SLOT;
+        self.replay = card.registry.add_ring(seat, setup.replay, replay)?;
+        for queue in [Queue::Send, Queue::Recv] {
+            let completions = &mut self.completions[queue as usize];
+            let len = u64::from(completions.depth()) * CQE_SLOT;
+            completions.rule = card.registry.add_ring(seat, completions.base(), len)?;
+        }
+        Ok(())
+    }
+
+    /// Whether SL has begun a later life than this one, of which nothing was heard but its first words.
+    pub fn is_before(&self, epoch: u32) -> bool {
+        !self.met && self.state == QpState::Rts && is_later(epoch, self.peer.epoch)
+    }
+
+    /// Ends as if it had not begun: what our program posted waits, as far as it is not done. Windows stay bound.
+    pub fn rewind(mut self, card: &mut Card<'_, E>) -> Local<E> {
+        (self.local.first_send, self.windows) = (self.streams[Of::Local as usize].una, false);
+        self.close(card)
+    }
+
+    /// The connection ends without a word. Its packets may still be under way for [`Stateful::lifetime`].
+    pub fn close(self, card: &mut Card<'_, E>) -> Local<E> {
+        if self.windows {
+            card.mrs.unbind_all(self.local.qpn);
+        }
+        self.leave(card)
+    }
+
+    fn leave(self, card: &mut Card<'_, E>) -> Local<E> {
+        card.path.forget(self.charged);
+        for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {
+            card.registry.end_ring(ring);
+        }
+        card.registry.leave(self.seat);
+        card.registry.count(card.stats);
+        self.local
+    }
+
+    /// Our program has set its end anew.
+    pub fn set(&mut self, to: &Terms) {
+        let Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience } = *to;
+        let local = &mut self.local;
+        (local.access, local.max_rd_atomic) = (access, max_rd_atomic);
+        (local.min_rnr_timer, local.rnr_retry, local.waits.patience) = (min_rnr_timer, rnr_retry, patience);
+    }
+
+    /// SL has said all rules of memory that was registered before the connection: our program's requests may name it.
+    pub fn open(&mut self) {
+        self.open = true;
+    }
+
+    /// How long a packet of this connection may be under way.
+    pub fn lifetime(&self, path: &Path) -> Nanos {
+        path.rtt.lifetime(&self.local.waits.rtt)
+    }
+
+    /// How long the answer to a packet that leaves now is waited for.
+    fn timeout(&self, card: &Card<'_, E>) -> Nanos {
+        card.path.rtt.timeout(&self.local.waits.rtt, self.backoff)
+    }
+
+    /// The path learns what is in flight: of a peer that is silent nothing, so that other connections have
+    /// the window.
+    fn charge(&mut self, card: &mut Card<'_, E>) {
+        let now = if self.backoff > 0 { 0 } else { self.window.in_flight() };
+        if now > self.charged {
+            card.path.add(now - self.charged);
+        } else if now < self.charged {
+            card.path.forget(self.charged - now);
+        }
+        self.charged = now;
+    }
+
+    /// RTS, or ERR.
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// The first WQE of our send queue that has not begun.
+    pub fn next_send(&self) -> u32 {
+        let stream = &self.streams[Of::Local as usize];
+        stream.next.wrapping_add(stream.begun.into())
+    }
+
+    /// Its place in the registry: rules of SL that come on this connection belong there.
+    pub fn seat(&self) -> SeatId {
+        self.seat
+    }
+
+    /// SL.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// When [`Stateful::handle_timeout`] is to be called.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        (self.deadline != 0).then_some(self.deadline)
+    }
+
+    /// Bytes of memory that the connection takes beside those of its queues.
+    pub fn bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.sends.bytes()
+            + self.recvs.bytes()
+            + self.window.bytes()
+            + self.streams.iter().map(Stream::bytes).sum::<usize>()
+            + size_of_val(&*self.held)
+            + size_of_val(&*self.held_sges)
+            + self.completions.iter().map(Completions::bytes).sum::<usize>()
+            + self.stored.bytes()
+    }
+
+    /// WQEs of ours that are posted, have not begun, and take a receive WQE of SL; of those that may begin soon.
+    fn unmatched(&self) -> u32 {
+        let stream = &self.streams[Of::Local as usize];
+        let posted = self.local.sq.posted().wrapping_sub(stream.next).min(OPS);
+        let takes = |n: &u32| self.local.sq.wqe(stream.next.wrapping_add(*n)).op.takes_recv();
+        (u32::from(stream.begun)..posted).filter(takes).count() as u32
+    }
+
+    /// Something that SL answers is about to leave: if it owed no answer, its silence begins now, and so do the timeouts in a row.
+    fn asks(&mut self, now: Nanos) {
+        if !self.window.asks()
+            && self.completions.iter().all(Completions::is_idle)
+            && self.channel.tries() == 0
+        {
+            (self.heard, self.backoff) = (self.heard.max(now), 0);
+        }
+    }
+
+    fn stream(&mut self, of: Of) -> &mut Stream {
+        &mut self.streams[of as usize]
+    }
+
+    fn arm(&mut self, at: Nanos) {
+        if self.deadline == 0 || at < self.deadline {
+            self.deadline = at.max(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

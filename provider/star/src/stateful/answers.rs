@@ -1,0 +1,259 @@
+//! What SL's card and library answer: RDA, GDA, EA; and the WQEs that the library sends.
+
+use starverbs_core::env::SendQueue;
+use starverbs_core::transport::slices;
+use starverbs_core::{Access, Gid, Psn, QpState, SendOp, SendWqe, WcStatus};
+
+use super::events::Told;
+use super::remote::Stored;
+use super::stream::{Class, Op};
+use super::window::{Answered, Entry, Kind, Of};
+use super::{Card, Stateful};
+use crate::env::StarEnv;
+use crate::message::Wqe;
+use crate::wire::{Header, Packet, Ptype, Queue};
+
+impl<E: StarEnv> Stateful<E> {
+    /// A packet for this connection came from `source`.
+    pub fn handle_packet(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) {
+        let known = if packet.header.migrate {
+            self.take_control(card, source, packet)
+        } else {
+            self.take_packet(card, source, packet)
+        };
+        self.charge(card);
+        if known {
+            (self.heard, self.silent) = (card.now, false);
+            self.rest();
+        } else {
+            card.stats.star_drops.inc();
+        }
+    }
+
+    fn take_packet(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
+        let header = &packet.header;
+        let mine = *source == self.peer.av.dgid
+            && header.qpn == self.local.qpn
+            && header.epoch == self.peer.epoch.to_be_bytes()[3];
+        mine && match header.ptype {
+            Ptype::Wqep => self.take_wqe(card, packet),
+            Ptype::Ea => self.told(card, header),
+            Ptype::Rda | Ptype::Gda => self.answered(card, packet),
+            Ptype::Rd | Ptype::Gd | Ptype::Cqep => false,
+        }
+    }
+
+    /// A WQEP: answered as soon as it is stored, and each time it comes again (III-C2).
+    fn take_wqe(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
+        let header = &packet.header;
+        let Some(wqe) = Wqe::decode(packet.data) else { return false };
+        let queue = header.opt.queue();
+        if wqe.recv != (queue == Queue::Recv) {
+            return false;
+        }
+        let into = if wqe.recv { &mut self.recvs } else { &mut self.sends };
+        let stored = into.store(header.psn, &wqe);
+        if stored != Stored::Refused {
+            card.stats.star_rcvd_wqep.inc();
+            self.met = true;
+            self.stored.push(header.opt, header.psn);
+        }
+        if stored == Stored::New && !wqe.recv {
+            self.tell_ended(card.now);
+        }
+        stored != Stored::Refused
+    }
+
+    /// An EA. False: it answers nothing.
+    fn told(&mut self, card: &mut Card<'_, E>, header: &Header) -> bool {
+        match self.completions[header.opt.queue() as usize].told(header.psn) {
+            Told::Nothing => return false,
+            Told::Again => (),
+            Told::Now(sent) => {
+                if let Some(sent) = sent {
+                    card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+                }
+                self.backoff = 0;
+            }
+        }
+        true
+    }
+
+    /// RDA or GDA. False: it answers nothing that is under way.
+    fn answered(&mut self, card: &mut Card<'_, E>, packet: &Packet<'_>) -> bool {
+        let (header, data) = (&packet.header, packet.data);
+        let Some(entry) = self.window.get(header.psn).copied() else {
+            return self.answered_again(card, header.psn);
+        };
+        let early = entry.kind == Kind::Atomic && header.ptype == Ptype::Gda && data.is_empty();
+        let asked = early
+            || match entry.kind {
+                Kind::Put => header.ptype == Ptype::Rda && header.len == entry.len,
+                Kind::Get => header.ptype == Ptype::Gda && data.len() == usize::from(entry.len),
+                Kind::Atomic => header.ptype == Ptype::Gda && data.len() == 8,
+            };
+        if !asked || header.addr != entry.addr || self.state != QpState::Rts {
+            return false;
+        }
+        if early {
+            self.window.refuse_early(header.psn);
+            self.infer(card, &entry);
+            return true;
+        }
+        let op = *self.streams[entry.of as usize].get(entry.wqe);
+        if self.too_early(&entry, &op) {
+            self.window.refuse(header.psn);
+            return true;
+        }
+        if let Err(status) = self.place(card, &entry, &op, data) {
+            self.abandon(card, entry.of, entry.wqe, status);
+            return true;
+        }
+        self.count_answer(card, header.psn);
+        true
+    }
+
+    /// SL's WRITEs are seen in our memory as they land: one lands when all before it is there, and its last packet behind its others.
+    fn too_early(&mut self, entry: &Entry, op: &Op) -> bool {
+        let seen = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == Class::Write;
+        seen && (self.streams[1].settled() != entry.wqe || entry.last && op.left > 1)
+    }
+
+    fn count_answer(&mut self, card: &mut Card<'_, E>, psn: Psn) {
+        let before = self.window.in_flight();
+        let Some(answered) = self.window.done(psn) else { return };
+        self.met = true;
+        let Answered { entry, sent, overtaken } = answered;
+        let freed = (before - self.window.in_flight()).min(self.charged);
+        card.path.acked(freed);
+        (self.charged, self.backoff) = (self.charged - freed, 0);
+        if let Some(sent) = sent {
+            card.path.rtt.seen(card.now, card.now.saturating_sub(sent));
+        }
+        card.path.rtt.was_overtaken(overtaken);
+        self.infer(card, &entry);
+        if entry.is_probe() {
+            self.stream(entry.of).op(entry.wqe).probed = false;
+            self.await_copies(card, entry.of, entry.wqe);
+            return self.finish(card);
+        }
+        self.stream(entry.of).carried(entry.wqe, WcStatus::Success);
+        let op = self.stream(entry.of).op(entry.wqe);
+        op.left -= 1;
+        if entry.kind == Kind::Put && entry.copies() > 0 {
+            op.copies += entry.copies();
+            op.copied = op.copied.max(answered.copied());
+        }
+        if op.all && op.left == 0 {
+            self.await_copies(card, entry.of, entry.wqe);
+            self.finish(card);
+        }
+    }
+
+    /// What an answer tells of others: which of them are lost.
+    fn infer(&mut self, card: &mut Card<'_, E>, answered: &Entry) {
+        let lost = self.window.infer(answered, card.path.rtt.disorder());
+        if lost > 0 {
+            card.path.lost(lost);
+            card.path.rtt.was_lost();
+        }
+    }
+
+    /// All of a WQE is answered: it waits as long as copies of its packets may come to SL, which cannot tell them from news, while the
+    /// program may use the memory anew (hole 6). A packet without data is to show sooner that none is under way.
+    fn await_copies(&mut self, card: &Card<'_, E>, of: Of, index: u32) {
+        let (now, order) = (card.now, card.path.rtt.order(&self.local.waits.rtt));
+        let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
+        let op = self.stream(of).op(index);
+        op.probe = 0;
+        if op.copies == 0 || order.is_some_and(|order| op.copied + order <= newest) {
+            op.until = 0;
+        } else if op.until == 0 {
+            op.until = now + lifetime;
+            if let Some(order) = order {
+                let at = now.max(op.copied + order);
+                op.probe = if at + order < op.until { at } else { 0 };
+            }
+        }
+        let probe = op.probe;
+        if probe > now {
+            self.arm(probe);
+        }
+    }
+
+    /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not wait for it.
+    fn answered_again(&mut self, card: &mut Card<'_, E>, psn: Psn) -> bool {
+        let Some(entry) = self.window.done_again(psn) else { return false };
+        let stream = self.stream(entry.of);
+        if entry.kind == Kind::Put && !entry.is_probe() && stream.holds(entry.wqe) {
+            let op = stream.op(entry.wqe);
+            op.copies = op.copies.saturating_sub(1);
+            if op.copies == 0 && op.until > 0 {
+                op.until = 0;
+                self.finish(card);
+            }
+        }
+        true
+    }
+
+    /// Puts what a GDA brought where it belongs. How the WQE ends, otherwise.
+    fn place(&mut self, card: &mut Card<'_, E>, entry: &Entry, op: &Op, data: &[u8]) -> Result<(), WcStatus> {
+        match (entry.of, entry.kind, op.class) {
+            (_, Kind::Put, _) => Ok(()),
+            (Of::Local, Kind::Atomic, _) => {
+                /* it is placed in its turn: another may go to the same place */
+                self.streams[0].op(entry.wqe).value = <[u8; 8]>::try_from(data).map_or(0, u64::from_be_bytes);
+                Ok(())
+            }
+            (Of::Local, ..) => self.scatter(card, entry.wqe, entry.offset, data).ok_or(WcStatus::LocProtErr),
+            (Of::Remote, _, Class::Send) => {
+                self.place_recv(card, op, entry.offset, data).ok_or(WcStatus::RemOpErr)
+            }
+            (Of::Remote, ..) => {
+                let Some(wqe) = self.sends.get(Psn::new(entry.wqe)) else { return Err(WcStatus::RemOpErr) };
+                self.place_write(card, wqe, entry.offset, data).ok_or(WcStatus::RemAccessErr)
+            }
+        }
+    }
+
+    /// Into the buffers of our own WQE.
+    pub(super) fn scatter(&self, card: &mut Card<'_, E>, index: u32, offset: u32, data: &[u8]) -> Option<()> {
+        let (mrs, env, pd) = (&card.mrs, &mut *card.env, self.local.pd);
+        let mut rest = data;
+        slices(self.local.sq.sges(index), offset, data.len() as u32, |sge, skip, n| {
+            let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, true).ok()?;
+            let (now, later) = rest.split_at_checked(n as usize)?;
+            rest = later;
+            env.dma_write(addr, now).then_some(())
+        })
+    }
+
+    /// Into a receive WQE of ours.
+    pub(super) fn place_recv(&self, card: &mut Card<'_, E>, op: &Op, offset: u32, data: &[u8]) -> Option<()> {
+        let place = op.recv?;
+        let pd = self.held.get(place as usize)?.pd;
+        let (mrs, env) = (&card.mrs, &mut *card.env);
+        let mut rest = data;
+        slices(self.held_sges(place), offset, data.len() as u32, |sge, skip, n| {
+            let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, true).ok()?;
+            let (now, later) = rest.split_at_checked(n as usize)?;
+            rest = later;
+            env.dma_write(addr, now).then_some(())
+        })
+    }
+
+    /// Where a WRITE of SL goes in our memory.
+    pub(super) fn place_write(
+        &self,
+        card: &mut Card<'_, E>,
+        wqe: &SendWqe,
+        offset: u32,
+        data: &[u8],
+    ) -> Option<()> {
+        debug_assert!(matches!(wqe.op, SendOp::Write | SendOp::WriteImm));
+        let (va, owner) = (wqe.remote_addr.wrapping_add(offset.into()), (self.local.pd, self.local.qpn));
+        let len = data.len() as u32;
+        let host = card.mrs.resolve_remote(wqe.rkey, owner, va, len, Access::REMOTE_WRITE).ok()?;
+        (len == 0 || card.env.dma_write(host, data)).then_some(())
+    }
+}

@@ -1,0 +1,404 @@
+//! WQEs begin: whether they may, with what receive WQE, and what is wrong with them.
+
+use starverbs_core::env::{RecvQueue, SendQueue};
+use starverbs_core::mr::{Bind, WindowType};
+use starverbs_core::transport::{RNR_TIMER_10US, slices};
+use starverbs_core::{Access, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+
+use super::stream::{Carry, Class, Op};
+use super::window::Of;
+use super::{Card, Held, Stateful};
+use crate::env::StarEnv;
+
+/// SL repeats a WQEP for so long before it gives up: 1 ms, doubled seven times. A receive WQE of SL may be under way as long, so that a
+/// SEND for which none is here is not refused before.
+const WQEP_LIFE: Nanos = 255_000_000;
+
+/// What becomes of a WQE that would begin.
+pub(super) enum Begin {
+    /// Not now
+    Wait,
+    /// It begins, or begins to fail
+    Go(Op),
+}
+
+impl Begin {
+    /// It fails before anything was done for it.
+    pub(super) fn failed(class: Class, status: WcStatus) -> Self {
+        Begin::Go(Op { class, status, all: true, ..Op::default() })
+    }
+}
+
+/// Waiting time of an RNR NAK timer code, nanoseconds.
+pub(super) fn rnr_time(code: u8) -> Nanos {
+    Nanos::from(RNR_TIMER_10US[usize::from(code & 31)]) * 10_000
+}
+
+impl<E: StarEnv> Stateful<E> {
+    /// Begins WQE `next` of our own queue.
+    pub(super) fn begin_local(&mut self, card: &mut Card<'_, E>) -> Begin {
+        let next = self.streams[0].next;
+        let wqe = self.local.sq.wqe(next);
+        let class = Class::of(wqe.op);
+        if let Err(status) = self.admit(&wqe) {
+            return Begin::failed(class, status);
+        }
+        if self.must_wait(Of::Local, &wqe, self.local.max_rd_atomic) {
+            return Begin::Wait;
+        }
+        let sges = self.local.sq.sges(next);
+        if wqe.op.brings_data() && !self.writable(card, sges, wqe.length) {
+            return Begin::failed(class, WcStatus::LocProtErr);
+        }
+        match class {
+            Class::Send => self.begin_send(card, &wqe),
+            Class::Write => self.begin_write(card, &wqe),
+            Class::Read => self.begin_read(card, &wqe, Access::REMOTE_READ),
+            Class::Atomic => self.begin_read(card, &wqe, Access::REMOTE_ATOMIC),
+            Class::Own => self.do_own(card, &wqe),
+        }
+    }
+
+    /// Checks that need nothing but the WQE.
+    fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
+        if self.ended != super::Ended::Not {
+            return Err(WcStatus::RetryExcErr);
+        }
+        if wqe.op.is_answered() && self.local.max_rd_atomic == 0 {
+            return Err(WcStatus::LocQpOpErr);
+        }
+        match wqe.op {
+            /* their words are SL's to keep, in a form that a gather list cannot give */
+            SendOp::AtomicWrite | SendOp::Flush | SendOp::Malformed => Err(WcStatus::LocQpOpErr),
+            _ if wqe.length > self.local.max_msg || wqe.op.is_atomic() && wqe.length != 8 => {
+                Err(WcStatus::LocLenErr)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Fences, and READs and atomics beyond what may be outstanding.
+    fn must_wait(&self, of: Of, wqe: &SendWqe, limit: u8) -> bool {
+        let answered = self.streams[of as usize].answered();
+        wqe.flags.contains(SendFlags::FENCE) && answered > 0
+            || wqe.op.is_answered() && answered >= u32::from(limit.max(1))
+    }
+
+    fn writable(&self, card: &Card<'_, E>, sges: &[Sge], len: u32) -> bool {
+        let (mrs, pd) = (&card.mrs, self.local.pd);
+        slices(sges, 0, len, |sge, _, n| mrs.resolve_local(sge.lkey, pd, sge.addr, n, true).ok().map(|_| ()))
+            .is_some()
+    }
+
+    /// Whether a rule lets us reach all of SL's SGEs.
+    fn reaches(&self, card: &Card<'_, E>, sges: &[Sge], need: Access) -> bool {
+        let found = |sge: &Sge| card.registry.find(self.seat, sge.lkey, sge.addr, sge.len, need).is_some();
+        sges.iter().all(|sge| sge.len == 0 || found(sge))
+    }
+
+    /// The next receive WQE of SL. `None`: there is none; the WQE fails once it has waited as long as it may.
+    fn match_recv(&mut self, card: &Card<'_, E>, class: Class) -> Result<Psn, Begin> {
+        let seq = self.next_recv;
+        if self.recvs.get(seq).is_some() {
+            self.streams[0].rnr_since = 0;
+            return Ok(seq);
+        }
+        let retries = self.local.rnr_retry;
+        let patience = rnr_time(self.setup.min_rnr_timer) * (Nanos::from(retries) + 1);
+        if self.lacks_recv(card, Of::Local, retries, patience.max(WQEP_LIFE)) {
+            card.stats.rnr_retry_exceeded.inc();
+            return Err(Begin::failed(class, WcStatus::RnrRetryExcErr));
+        }
+        Err(Begin::Wait)
+    }
+
+    /// No receive WQE is there. Gives whether that has been so for too long.
+    fn lacks_recv(&mut self, card: &Card<'_, E>, of: Of, retries: u8, patience: Nanos) -> bool {
+        let now = card.now.max(1);
+        let stream = &mut self.streams[of as usize];
+        if stream.rnr_since == 0 {
+            stream.rnr_since = now;
+            self.arm(now + self.local.waits.keepalive);
+        }
+        let until = self.streams[of as usize].rnr_since + patience;
+        if retries == 7 {
+            return false;
+        }
+        if now < until {
+            self.arm(until);
+        }
+        now >= until
+    }
+
+    fn begin_send(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
+        let seq = match self.match_recv(card, Class::Send) {
+            Ok(seq) => seq,
+            Err(begin) => return begin,
+        };
+        /* what SL's library would find too late: the message would be complete, and what comes behind it executed */
+        let strange = wqe.op == SendOp::SendInv && !card.registry.is_window(self.seat, wqe.imm);
+        if strange && self.inquires(card) {
+            return Begin::Wait;
+        }
+        let (sges, stream) = (self.recvs.sges(seq), &self.streams[0]);
+        let room: u64 = sges.iter().map(|sge| u64::from(sge.len)).sum();
+        let status = if u64::from(wqe.length) > room {
+            WcStatus::RemInvReqErr
+        } else if wqe.length > 0 && !self.reaches(card, sges, Access::LOCAL_WRITE) {
+            WcStatus::RemOpErr
+        } else if strange {
+            WcStatus::RemAccessErr
+        } else {
+            WcStatus::Success
+        };
+        if stream.changes() {
+            let host = |sge: &Sge| {
+                card.registry.find(self.seat, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE).map(|f| f.1)
+            };
+            let busy = |sge: &Sge| host(sge).is_some_and(|addr| stream.writes_to(addr, sge.len));
+            if sges.iter().any(|sge| sge.len > 0 && busy(sge)) {
+                return Begin::Wait;
+            }
+        }
+        self.next_recv = seq.plus(1);
+        let failed = status != WcStatus::Success;
+        if matches!(status, WcStatus::RemOpErr | WcStatus::RemAccessErr) {
+            card.stats.star_rejects.inc();
+        }
+        Begin::Go(Op {
+            class: Class::Send,
+            recv: Some(seq.get()),
+            status,
+            all: failed || wqe.length == 0,
+            length: wqe.length,
+            ..Op::default()
+        })
+    }
+
+    fn begin_write(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
+        let mut op = Op { class: Class::Write, length: wqe.length, all: wqe.length == 0, ..Op::default() };
+        let allowed = self.setup.access.contains(Access::REMOTE_WRITE);
+        if wqe.length > 0 {
+            let need = Access::REMOTE_WRITE;
+            let found = card.registry.find(self.seat, wqe.rkey, wqe.remote_addr, wqe.length, need);
+            let Some((rule, base)) = found.filter(|_| allowed) else {
+                return self.refuse(card, Class::Write);
+            };
+            op.relaxed = card.registry.rights(rule).contains(Access::RELAXED_ORDERING);
+            (op.rule, op.base) = (rule, base);
+        } else if !allowed {
+            return self.refuse(card, Class::Write);
+        }
+        let stream = &self.streams[0];
+        let waits =
+            if op.relaxed { stream.is_in_the_way(op.base, op.length) } else { stream.under_way() > 0 };
+        if waits {
+            return Begin::Wait;
+        }
+        if wqe.op.takes_recv() {
+            match self.match_recv(card, Class::Write) {
+                Ok(seq) => op.recv = Some(seq.get()),
+                Err(begin) => return begin,
+            }
+            self.next_recv = self.next_recv.plus(1);
+        }
+        Begin::Go(op)
+    }
+
+    fn begin_read(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe, need: Access) -> Begin {
+        let class = Class::of(wqe.op);
+        let stream = &self.streams[0];
+        let atomic = class == Class::Atomic;
+        /* SL's card does atomics in their order, and a slot is used anew once its answer is here */
+        let waits = if atomic {
+            !stream.takes_atomic() || stream.atomics() >= self.setup.replay_slots
+        } else {
+            stream.changes()
+        };
+        if waits {
+            return Begin::Wait;
+        }
+        if atomic && wqe.remote_addr & 7 != 0 {
+            /* before its key is looked at, as RC's responder does */
+            return Begin::failed(class, WcStatus::RemInvReqErr);
+        }
+        let mut op = Op { class, length: wqe.length, all: wqe.length == 0, ..Op::default() };
+        let allowed = self.setup.access.contains(need);
+        if wqe.length > 0 {
+            let found = card.registry.find(self.seat, wqe.rkey, wqe.remote_addr, wqe.length, need);
+            let Some((rule, base)) = found.filter(|_| allowed) else {
+                return self.refuse(card, class);
+            };
+            (op.rule, op.base) = (rule, base);
+        } else if !allowed {
+            return self.refuse(card, class);
+        }
+        if atomic && (wqe.remote_addr | op.base) & 7 != 0 {
+            return Begin::failed(class, WcStatus::RemInvReqErr);
+        }
+        if atomic {
+            op.atomic = self.atomics;
+            self.atomics = self.atomics.wrapping_add(1);
+        }
+        Begin::Go(op)
+    }
+
+    /// What our card does by itself (IBTA 10.6.7.2), once all before it is done.
+    fn do_own(&mut self, card: &mut Card<'_, E>, wqe: &SendWqe) -> Begin {
+        if self.streams[0].under_way() > 0 {
+            return Begin::Wait;
+        }
+        let (pd, qpn) = (self.local.pd, self.local.qpn);
+        let done = if wqe.op == SendOp::BindMw {
+            let bound = card.mrs.bind(&Bind::of(wqe, (pd, qpn)));
+            self.windows |= bound == Ok(WindowType::Two);
+            bound.is_ok()
+        } else {
+            card.mrs.invalidate(wqe.rkey, (pd, qpn)).is_ok()
+        };
+        let status = if done { WcStatus::Success } else { WcStatus::MwBindErr };
+        Begin::Go(Op { class: Class::Own, status, all: true, ..Op::default() })
+    }
+
+    /// Begins WQE `next` of SL's send queue.
+    pub(super) fn begin_remote(&mut self, card: &mut Card<'_, E>) -> Begin {
+        let index = self.streams[1].next;
+        let seq = Psn::new(index);
+        let Some(wqe) = self.sends.get(seq).copied() else { return Begin::Wait };
+        let class = Class::of(wqe.op);
+        if self.must_wait(Of::Remote, &wqe, self.setup.max_rd_atomic) {
+            return Begin::Wait;
+        }
+        let into = if wqe.op.brings_data() { Access::LOCAL_WRITE } else { Access::empty() };
+        if matches!(wqe.op, SendOp::AtomicWrite | SendOp::Flush) {
+            return Begin::failed(class, WcStatus::LocQpOpErr);
+        }
+        if wqe.length > self.local.max_msg || class == Class::Atomic && wqe.length != 8 {
+            return Begin::failed(class, WcStatus::LocLenErr);
+        }
+        if !self.reaches(card, self.sends.sges(seq), into) {
+            card.stats.star_rejects.inc();
+            return Begin::failed(class, WcStatus::LocProtErr);
+        }
+        match class {
+            Class::Send => self.begin_remote_send(card, index, &wqe),
+            Class::Write => self.begin_remote_write(card, index, &wqe),
+            /* SL does it, once it knows that all before it is done */
+            Class::Own if self.streams[1].under_way() > 0 => Begin::Wait,
+            Class::Own => Begin::Go(Op { class, all: true, ..Op::default() }),
+            _ => self.begin_remote_read(card, seq, &wqe),
+        }
+    }
+
+    /// Takes a receive WQE of ours for WQE `index` of SL.
+    fn take_recv(&mut self, card: &mut Card<'_, E>, index: u32, class: Class) -> Result<u32, Begin> {
+        let place = index as usize & (self.held.len() - 1);
+        let room = self.held_sges.len() / self.held.len();
+        let sges = self.held_sges.get_mut(place * room..(place + 1) * room).unwrap_or(&mut []);
+        let taken = match &self.local.rq {
+            Some(rq) => rq.take(sges).map(|(wr_id, n)| (wr_id, n, self.local.pd)),
+            None => card.srqs.take(self.local.qpn, sges),
+        };
+        if let Some((wr_id, n, pd)) = taken {
+            self.held[place] = Held { wr_id, num_sge: n as u8, pd };
+            self.streams[1].rnr_since = 0;
+            return Ok(place as u32);
+        }
+        let step = rnr_time(self.local.min_rnr_timer);
+        let retries = self.setup.rnr_retry;
+        if self.lacks_recv(card, Of::Remote, retries, step * Nanos::from(retries)) {
+            return Err(Begin::failed(class, WcStatus::RnrRetryExcErr));
+        }
+        /* nobody tells when a receive is posted */
+        self.arm(card.now + step);
+        Err(Begin::Wait)
+    }
+
+    /// SGEs of a receive WQE that was taken.
+    pub(super) fn held_sges(&self, place: u32) -> &[Sge] {
+        let room = self.held_sges.len() / self.held.len();
+        let (place, count) = (place as usize, usize::from(self.held[place as usize].num_sge));
+        self.held_sges.get(place * room..place * room + count).unwrap_or(&[])
+    }
+
+    fn begin_remote_send(&mut self, card: &mut Card<'_, E>, index: u32, wqe: &SendWqe) -> Begin {
+        let place = match self.take_recv(card, index, Class::Send) {
+            Ok(place) => place,
+            Err(begin) => return begin,
+        };
+        let room: u64 = self.held_sges(place).iter().map(|sge| u64::from(sge.len)).sum();
+        let mut op = Op { class: Class::Send, recv: Some(place), length: wqe.length, ..Op::default() };
+        if u64::from(wqe.length) > room {
+            op.status = WcStatus::RemInvReqErr;
+        } else if wqe.flags.contains(SendFlags::INLINE)
+            && self.place_recv(card, &op, 0, self.sends.inline(Psn::new(index))).is_none()
+        {
+            op.status = WcStatus::RemOpErr;
+        }
+        op.all = wqe.length == 0 || wqe.flags.contains(SendFlags::INLINE) || op.status != WcStatus::Success;
+        Begin::Go(op)
+    }
+
+    fn begin_remote_write(&mut self, card: &mut Card<'_, E>, index: u32, wqe: &SendWqe) -> Begin {
+        let allowed = self.local.access.contains(Access::REMOTE_WRITE);
+        let owner = (self.local.pd, self.local.qpn);
+        let need = Access::REMOTE_WRITE;
+        if !allowed || card.mrs.resolve_remote(wqe.rkey, owner, wqe.remote_addr, wqe.length, need).is_err() {
+            return Begin::failed(Class::Write, WcStatus::RemAccessErr);
+        }
+        let inline = wqe.flags.contains(SendFlags::INLINE);
+        if inline && self.streams[1].settled() != index {
+            return Begin::Wait;
+        }
+        let mut op = Op { class: Class::Write, length: wqe.length, ..Op::default() };
+        op.all = wqe.length == 0 || inline;
+        if wqe.op.takes_recv() {
+            match self.take_recv(card, index, Class::Write) {
+                Ok(place) => op.recv = Some(place),
+                Err(begin) => return begin,
+            }
+        }
+        if inline && self.place_write(card, wqe, 0, self.sends.inline(Psn::new(index))).is_none() {
+            op.status = WcStatus::RemAccessErr;
+        }
+        Begin::Go(op)
+    }
+
+    /// SL reads our memory, or does an atomic on it: that is done here, once.
+    fn begin_remote_read(&mut self, card: &mut Card<'_, E>, seq: Psn, wqe: &SendWqe) -> Begin {
+        let class = Class::of(wqe.op);
+        let atomic = class == Class::Atomic;
+        let stream = &self.streams[1];
+        let waits = if atomic { !stream.takes_atomic() } else { stream.changes() };
+        if waits {
+            return Begin::Wait;
+        }
+        if atomic && wqe.remote_addr & 7 != 0 {
+            return Begin::failed(class, WcStatus::RemInvReqErr);
+        }
+        let need = if atomic { Access::REMOTE_ATOMIC } else { Access::REMOTE_READ };
+        let owner = (self.local.pd, self.local.qpn);
+        let found = card.mrs.resolve_remote(wqe.rkey, owner, wqe.remote_addr, wqe.length, need);
+        let Some(host) = found.ok().filter(|_| self.local.access.contains(need)) else {
+            return Begin::failed(class, WcStatus::RemAccessErr);
+        };
+        let mut op = Op { class, length: wqe.length, all: wqe.length == 0, ..Op::default() };
+        if atomic {
+            if (host | wqe.remote_addr) & 7 != 0 {
+                return Begin::failed(class, WcStatus::RemInvReqErr);
+            }
+            let place = self.result_place(card, seq);
+            let Some(carry) = self.streams[1].carry_to(place) else { return Begin::Wait };
+            let value = match wqe.op {
+                SendOp::CmpSwap => card.env.dma_compare_swap(host, wqe.compare_add, wqe.swap),
+                _ => card.env.dma_fetch_add(host, wqe.compare_add),
+            };
+            let Some(value) = value else { return Begin::failed(class, WcStatus::RemAccessErr) };
+            (op.value, op.carry, op.base) = (value, carry, place.unwrap_or(0));
+            if carry == Carry::Owed {
+                (op.all, op.left) = (true, 1);
+            }
+        }
+        Begin::Go(op)
+    }
+}

@@ -1,0 +1,399 @@
+//! What SL is told: that its WQEs are stored (EA), and what became of them (CQEP), repeated until it answers (holes 4, 10, 12).
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+
+use starverbs_core::room::{Room, TwoEnds, filled};
+use starverbs_core::{Access, Nanos, NicError, Psn, WcOpcode};
+
+use super::messages::ONE_BEFORE;
+use super::window::Of;
+use super::{Card, Ended, Stateful};
+use crate::env::StarEnv;
+use crate::message::CqeMsg;
+use crate::registry::{Claim, RuleRef};
+use crate::ring::{CQE_SLOT, slot};
+use crate::wire::{Header, Opt, Ptype, Queue};
+
+/// For so long without a word from SL an end that is to be destroyed waits for it to take its completions, ns.
+const LINGER: Nanos = 250_000_000;
+
+/// CQEPs of a queue that may be under way.
+const UNDER_WAY: u32 = 128;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum State {
+    /// SL knows, or is not told
+    #[default]
+    Done,
+    Waiting,
+    Flight,
+}
+
+/// What an EA tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Told {
+    /// It answers nothing
+    Nothing,
+    /// SL's completion is in its place, which was known: its CQEP was sent again, or the EA came twice
+    Again,
+    /// SL has the completion; and when that was sent, if once
+    Now(Option<Nanos>),
+}
+
+/// A completion that SL does not have, as far as is known.
+#[derive(Clone, Copy, Default)]
+struct Pending {
+    message: CqeMsg,
+    state: State,
+    tries: u8,
+    sent: Nanos,
+    /// It may not leave before
+    after: Nanos,
+}
+
+/// Completions of one of SL's queues. A slot belongs to a sequence, as in SL's memory.
+pub(super) struct Completions {
+    pub(super) rule: RuleRef,
+    base: u64,
+    all: Box<[Pending]>,
+    /// Oldest that SL may not have
+    una: Psn,
+    /// First that never left
+    fresh: Psn,
+    /// Behind the newest
+    end: Psn,
+    flight: u32,
+    /// To be sent again
+    lost: u32,
+}
+
+impl Completions {
+    pub(super) fn new(base: u64, depth: u32) -> Result<Self, NicError> {
+        let start = Psn::default();
+        let (all, rule) = (filled(depth as usize)?, RuleRef::default());
+        Ok(Completions { rule, base, all, una: start, fresh: start, end: start, flight: 0, lost: 0 })
+    }
+
+    pub(super) fn depth(&self) -> u32 {
+        self.all.len() as u32
+    }
+    pub(super) fn base(&self) -> u64 {
+        self.base
+    }
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.all)
+    }
+
+    fn at(&self, seq: Psn) -> usize {
+        seq.get() as usize & (self.all.len() - 1)
+    }
+
+    /// WQE `seq` ended so; all before it of the queue have ended. SL is told, `after` that time.
+    pub(super) fn push(&mut self, seq: Psn, message: CqeMsg, after: Nanos) {
+        let at = self.at(seq);
+        let slot = slot(self.base, self.depth(), seq.get(), CQE_SLOT);
+        self.end = seq.plus(1);
+        /* a turn back SL has all, or it would not have posted this WQE: an EA was lost */
+        while self.end.since(self.una) > self.depth() as i32 {
+            self.settle(self.at(self.una));
+            self.una = self.una.plus(1);
+        }
+        self.settle(at);
+        let message = CqeMsg { slot, ..message };
+        self.all[at] = Pending { message, state: State::Waiting, tries: 0, sent: 0, after };
+        self.pass();
+    }
+
+    fn settle(&mut self, at: usize) {
+        let pending = &mut self.all[at];
+        match pending.state {
+            State::Flight => self.flight -= 1,
+            State::Waiting if pending.tries > 0 => self.lost -= 1,
+            _ => {}
+        }
+        pending.state = State::Done;
+    }
+
+    fn pass(&mut self) {
+        while self.una != self.end && self.all[self.at(self.una)].state == State::Done {
+            self.una = self.una.plus(1);
+        }
+        if self.fresh.before(self.una) {
+            self.fresh = self.una;
+        }
+    }
+
+    /// Whether none was sent that SL has not answered.
+    pub(super) fn is_idle(&self) -> bool {
+        self.flight == 0 && self.lost == 0
+    }
+
+    /// Whether SL was told nothing of the WQE before this one, nor of a later one.
+    fn lacks(&self, next: Psn) -> bool {
+        self.end.before(next)
+    }
+
+    /// Whether SL has been told of all.
+    pub(super) fn is_told(&self) -> bool {
+        self.una == self.end
+    }
+
+    /// An EA came.
+    pub(super) fn told(&mut self, seq: Psn) -> Told {
+        let at = self.at(seq);
+        let Pending { state, tries, sent, .. } = self.all[at];
+        let past = self.una.since(seq);
+        if past > 0 {
+            return if past as usize <= self.all.len() { Told::Again } else { Told::Nothing };
+        }
+        if !seq.before(self.end) || tries == 0 {
+            return Told::Nothing;
+        }
+        if state == State::Done {
+            return Told::Again;
+        }
+        self.settle(at);
+        self.pass();
+        Told::Now((tries == 1).then_some(sent))
+    }
+
+    fn range(&self) -> impl Iterator<Item = Psn> + use<> {
+        let una = self.una;
+        (0..self.end.since(una).max(0) as u32).map(move |n| una.plus(n))
+    }
+
+    /// The next to send.
+    fn next(&mut self, now: Nanos) -> Option<Psn> {
+        if self.flight >= UNDER_WAY {
+            return None;
+        }
+        if self.lost > 0 {
+            let lost = |seq: &Psn| {
+                let pending = &self.all[self.at(*seq)];
+                pending.state == State::Waiting && pending.tries > 0
+            };
+            return self.range().find(lost);
+        }
+        while self.fresh != self.end {
+            let pending = &self.all[self.at(self.fresh)];
+            if pending.state == State::Waiting {
+                return (pending.after <= now).then_some(self.fresh);
+            }
+            self.fresh = self.fresh.plus(1);
+        }
+        None
+    }
+
+    fn sent(&mut self, seq: Psn, now: Nanos) -> &CqeMsg {
+        let at = self.at(seq);
+        let pending = &mut self.all[at];
+        if pending.tries > 0 {
+            self.lost -= 1;
+        } else {
+            self.fresh = seq.plus(1);
+        }
+        self.flight += 1;
+        (pending.state, pending.sent) = (State::Flight, now);
+        pending.tries = pending.tries.saturating_add(1);
+        &self.all[at].message
+    }
+
+    /// Those sent at or before `then` are to be sent again. Gives most tries of any.
+    pub(super) fn expire(&mut self, then: Nanos) -> u8 {
+        let mut tries = 0;
+        for seq in self.range() {
+            let at = self.at(seq);
+            let pending = &mut self.all[at];
+            if pending.state == State::Flight && pending.sent <= then {
+                pending.state = State::Waiting;
+                tries = tries.max(pending.tries);
+                self.flight -= 1;
+                self.lost += 1;
+            }
+        }
+        tries
+    }
+
+    /// When something is due: an answer to what was sent, after `timeout`, or a completion to be sent.
+    pub(super) fn due(&self, timeout: Nanos) -> Option<Nanos> {
+        let due = self.range().filter_map(|seq| {
+            let pending = &self.all[self.at(seq)];
+            match pending.state {
+                State::Flight => Some(pending.sent + timeout),
+                State::Waiting if pending.after > 0 => Some(pending.after),
+                _ => None,
+            }
+        });
+        due.min()
+    }
+
+    /// SL is gone: nothing is told any more.
+    pub(super) fn forget(&mut self) {
+        for at in 0..self.all.len() {
+            self.settle(at);
+        }
+        self.pass();
+    }
+}
+
+/// EAs owed for WQEPs. One that finds no room is not sent, and SL comes again.
+pub(super) struct Stored {
+    owed: VecDeque<(Opt, Psn)>,
+}
+
+impl Stored {
+    /// Room for one for each WQE that SL may have under way, up to some.
+    pub(super) fn new(wqes: u32) -> Result<Self, NicError> {
+        let mut owed = VecDeque::new();
+        owed.make_exact_room(wqes.min(1024) as usize)?;
+        Ok(Stored { owed })
+    }
+    pub(super) fn bytes(&self) -> usize {
+        self.owed.capacity() * size_of::<(Opt, Psn)>()
+    }
+    pub(super) fn push(&mut self, opt: Opt, seq: Psn) {
+        if self.owed.len() < self.owed.capacity() {
+            self.owed.push_in_room((opt, seq));
+        }
+    }
+}
+
+impl<E: StarEnv> Stateful<E> {
+    fn event(&self, ptype: Ptype, opt: Opt, seq: Psn, len: u16) -> Header {
+        let (qpn, ack) = (self.local.qpn, ptype == Ptype::Cqep);
+        Header { ptype, opt, migrate: false, ack, qpn, epoch: 0, psn: seq, addr: 0, len }
+    }
+
+    /// SL asks how far its sends are, as not all of them make completions, or our end is about to go: it is told of the last that is done, and
+    /// of the last that is here once that is.
+    pub fn report(&mut self) {
+        if self.ended != Ended::Not || self.halted {
+            return;
+        }
+        let una = Psn::new(self.streams[Of::Remote as usize].una);
+        let completions = &mut self.completions[Queue::Send as usize];
+        if completions.lacks(una) {
+            completions.push(una.plus(ONE_BEFORE), CqeMsg::default(), 0);
+        }
+        let here = (0..self.sends.depth()).take_while(|n| self.sends.get(una.plus(*n)).is_some());
+        self.report_at = una.plus(here.count() as u32);
+    }
+
+    /// Whether SL lacks completions of what has succeeded here, and is there to take them. Our program may know that by now, and end: nobody
+    /// else would tell SL.
+    pub fn owes(&self, now: Nanos) -> bool {
+        let told = self.completions.iter().all(Completions::is_told);
+        !told && now.saturating_sub(self.heard) < LINGER
+    }
+
+    /// Sends an EA if one is owed.
+    pub(super) fn send_stored(&mut self, card: &mut Card<'_, E>) -> bool {
+        let Some((opt, seq)) = self.stored.owed.pop_front() else { return false };
+        let header = self.event(Ptype::Ea, opt, seq, 0);
+        let host = (&mut *card.env, card.stats, card.now);
+        card.registry.send(host, self.seat, &Claim::None, header, (&[], &[]))
+    }
+
+    /// Sends a CQEP if one is to be sent.
+    pub(super) fn send_completion(&mut self, card: &mut Card<'_, E>) -> bool {
+        if self.silent {
+            return false;
+        }
+        for queue in [Queue::Recv, Queue::Send] {
+            let Some(seq) = self.completions[queue as usize].next(card.now) else { continue };
+            self.asks(card.now);
+            let completions = &mut self.completions[queue as usize];
+            let message = *completions.sent(seq, card.now);
+            let (rule, bytes) = (completions.rule, message.encode());
+            let opt = match (queue, message.opcode) {
+                (Queue::Recv, _) => Opt::Recv,
+                (_, WcOpcode::RdmaWrite) => Opt::Write,
+                (_, WcOpcode::RdmaRead | WcOpcode::CompSwap | WcOpcode::FetchAdd) => Opt::Read,
+                _ => Opt::Send,
+            };
+            let header = self.event(Ptype::Cqep, opt, seq, bytes.len() as u16);
+            let claim =
+                Claim::Memory { rule, addr: message.slot, len: CQE_SLOT as u32, need: Access::LOCAL_WRITE };
+            let host = (&mut *card.env, card.stats, card.now);
+            card.registry.send(host, self.seat, &claim, header, (&bytes, &[]));
+            self.arm(card.now + self.timeout(card));
+            return true;
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn each_is_told_until_it_is_answered_and_slots_come_round() {
+        let mut all = Completions::new(0x1000, 4).unwrap();
+        let mut seq = Psn::new(0);
+        for turn in 0..50u32 {
+            /* every third is not signalled */
+            let told: Vec<Psn> = (0..4).filter(|n| (turn * 4 + n) % 3 != 0).map(|n| seq.plus(n)).collect();
+            for seq in &told {
+                all.push(*seq, CqeMsg::default(), 0);
+            }
+            for expected in &told {
+                assert_eq!(all.next(1), Some(*expected));
+                let message = *all.sent(*expected, 1);
+                assert_eq!(message.slot, 0x1000 + u64::from(expected.get() % 4) * 32);
+            }
+            assert_eq!((all.next(1), all.flight), (None, told.len() as u32));
+            assert_eq!((all.told(told[1]), all.told(told[1])), (Told::Now(Some(1)), Told::Again));
+            assert_eq!(all.told(seq.plus(4)), Told::Nothing, "it was never sent");
+            assert_eq!(all.expire(1), 1);
+            assert_eq!(all.next(2), Some(told[0]));
+            all.sent(told[0], 2);
+            assert_eq!(all.told(told[0]), Told::Now(None), "which of the two came is not known");
+            for seq in &told {
+                all.told(*seq);
+            }
+            assert_eq!((all.flight, all.lost, all.next(3)), (0, 0, None));
+            seq = seq.plus(4);
+        }
+    }
+
+    /// An EA was lost, and no completion takes the slot in the next turn, as its WQE is not signalled.
+    #[test]
+    fn what_is_a_turn_back_is_forgotten() {
+        let mut all = Completions::new(0, 4).unwrap();
+        for n in 0..2000u32 {
+            /* slots 0, 3, 2, 1, 0: each is skipped for three turns */
+            let seq = Psn::new(5 * n);
+            all.push(seq, CqeMsg::default(), 0);
+            assert_eq!(all.next(1), Some(seq));
+            all.sent(seq, 1);
+            assert!(all.flight <= 1 && all.range().count() <= 4);
+        }
+    }
+
+    #[test]
+    fn a_wqe_without_a_completion_leaves_none_behind() {
+        let mut all = Completions::new(0, 4).unwrap();
+        all.push(Psn::new(0), CqeMsg::default(), 0);
+        all.sent(Psn::new(0), 1);
+        all.expire(1);
+        /* its EA was lost: SL has it, and went on; 4, in the same slot, is not signalled */
+        all.push(Psn::new(5), CqeMsg::default(), 0);
+        assert_eq!(all.next(2), Some(Psn::new(5)));
+        all.sent(Psn::new(5), 2);
+        assert_eq!((all.next(3), all.lost), (None, 0));
+    }
+
+    #[test]
+    fn an_error_waits_for_its_time() {
+        let mut all = Completions::new(0, 4).unwrap();
+        all.push(Psn::new(2), CqeMsg::default(), 100);
+        assert_eq!((all.next(99), all.due(7)), (None, Some(100)));
+        assert_eq!(all.next(100), Some(Psn::new(2)));
+        all.forget();
+        assert_eq!((all.next(100), all.due(7)), (None, None));
+    }
+}

@@ -1,0 +1,250 @@
+//! Either end's way into error (hole 11; IBTA 10.3.1, 10.10.2.3).
+//!
+//! Whatever ends with an error gives memory back to its program, and SL's card knows of nothing. So nothing leaves any more from then
+//! on, and SL is told once no packet that left before can be under way.
+
+use starverbs_core::env::{RecvQueue, SendQueue};
+use starverbs_core::{AsyncEvent, Cqe, Nanos, Psn, QpState, SendOp, Sge, WcOpcode, WcStatus};
+
+use super::window::Of;
+use super::{Card, Ended, Stateful};
+use crate::env::StarEnv;
+use crate::message::CqeMsg;
+use crate::wire::Queue;
+
+impl<E: StarEnv> Stateful<E> {
+    /// The oldest WQE of our own failed. `recv`: the receive WQE of SL that it took.
+    pub(super) fn fail_local(&mut self, card: &mut Card<'_, E>, status: WcStatus, recv: Option<u32>) {
+        if status == WcStatus::RetryExcErr {
+            card.stats.retry_exceeded.inc();
+        }
+        self.hush(card);
+        self.fail_oldest(card, status);
+        let theirs = match status {
+            WcStatus::RemInvReqErr => WcStatus::LocLenErr,
+            WcStatus::RemOpErr => WcStatus::LocProtErr,
+            _ => WcStatus::Success,
+        };
+        match recv.filter(|_| theirs != WcStatus::Success) {
+            Some(seq) => {
+                let failed = CqeMsg { status: theirs, opcode: WcOpcode::Recv, ..CqeMsg::default() };
+                self.completions[Queue::Recv as usize].push(Psn::new(seq), failed, self.quiet_at);
+                self.ended = Ended::Told;
+            }
+            /* SL's QP refused a request: it goes to ERR too */
+            None if matches!(status, WcStatus::RemAccessErr | WcStatus::RemInvReqErr) => {
+                self.refused = Some(status);
+            }
+            None => {}
+        }
+        self.enter_error(card);
+    }
+
+    /// The oldest WQE of our own completes with an error.
+    fn fail_oldest(&mut self, card: &mut Card<'_, E>, status: WcStatus) {
+        let index = self.streams[0].una;
+        if index == self.local.sq.posted() {
+            return;
+        }
+        let wqe = self.local.sq.wqe(index);
+        if self.streams[0].begun {
+            self.streams[0].advance(0, 0, true);
+        }
+        if self.streams[0].under_way() > 0 {
+            self.streams[0].retire();
+        } else {
+            self.streams[0].una = index.wrapping_add(1);
+            self.streams[0].next = self.streams[0].una;
+        }
+        self.local.sq.release(index.wrapping_add(1));
+        let (wr_id, opcode, qpn) = (wqe.wr_id, wqe.op.wc_opcode(), self.local.qpn);
+        self.push_send(card, &Cqe { wr_id, status, opcode, qpn, ..Cqe::default() });
+    }
+
+    /// The oldest WQE of SL failed. `recv`: the receive WQE of ours that it took.
+    pub(super) fn fail_remote(&mut self, card: &mut Card<'_, E>, status: WcStatus, recv: Option<u32>) {
+        self.hush(card);
+        self.ended = Ended::Owed(status);
+        let qpn = self.local.qpn;
+        let (ours, event) = match status {
+            WcStatus::RemInvReqErr => (WcStatus::LocLenErr, AsyncEvent::QpReqErr(qpn)),
+            WcStatus::RemOpErr => (WcStatus::LocProtErr, AsyncEvent::QpReqErr(qpn)),
+            /* the receive of a WRITE with immediate says so, as RC's */
+            WcStatus::RemAccessErr if self.oldest_is(SendOp::WriteImm) => {
+                (WcStatus::LocAccessErr, AsyncEvent::QpAccessErr(qpn))
+            }
+            WcStatus::RemAccessErr => (WcStatus::WrFlushErr, AsyncEvent::QpAccessErr(qpn)),
+            /* its own fault: our end learns of it when it asks for something */
+            _ => return self.peer_ended(card),
+        };
+        if let Some(place) = recv {
+            let una = self.streams[1].una;
+            self.streams[1].op(una).recv = None;
+            let cqe = Cqe { status: ours, opcode: WcOpcode::Recv, ..Cqe::default() };
+            self.complete_recv(card, place, cqe, true);
+        }
+        self.enter_error(card);
+        card.env.event(event);
+    }
+
+    /// Whether the oldest WQE of SL is such.
+    fn oldest_is(&self, op: SendOp) -> bool {
+        self.sends.get(Psn::new(self.streams[1].una)).is_some_and(|wqe| wqe.op == op)
+    }
+
+    /// SL's QP is in ERR, or gone, and ours is not.
+    fn peer_ended(&mut self, card: &mut Card<'_, E>) {
+        self.streams[1].stopped = true;
+        self.tell_ended(card.now);
+        if self.state == QpState::Rts && self.streams[0].una != self.local.sq.posted() {
+            self.fail_local(card, WcStatus::RetryExcErr, None);
+        } else {
+            self.streams[0].stopped = false;
+        }
+    }
+
+    /// SL closes the connection. Gives when it may be told that nothing of it is under way any more.
+    pub(super) fn handle_bye(&mut self, card: &mut Card<'_, E>) -> Nanos {
+        if self.quiet_at == 0 {
+            self.hush(card);
+        }
+        self.ended = Ended::Told;
+        self.completions.iter_mut().for_each(|completions| completions.forget());
+        self.peer_left(card.now);
+        self.quiet_at
+    }
+
+    /// SL says that it ends. Sends that wait for it fail, but not before RC's would, as its program may have all that it needs by then.
+    fn peer_left(&mut self, now: Nanos) {
+        let patience = self.local.waits.patience;
+        if self.state != QpState::Rts || self.streams[0].una == self.local.sq.posted() {
+            self.streams[0].stopped = false;
+        } else if self.left_until == 0 && patience != 0 {
+            self.left_until = now + patience;
+            self.arm(self.left_until);
+        }
+    }
+
+    /// Fails what SL left behind, if it is time.
+    pub(super) fn fail_left(&mut self, card: &mut Card<'_, E>) {
+        if self.left_until == 0 || card.now < self.left_until {
+            return;
+        }
+        self.left_until = 0;
+        if self.state == QpState::Rts && self.streams[0].una != self.local.sq.posted() {
+            self.fail_local(card, WcStatus::RetryExcErr, None);
+        }
+    }
+
+    /// SL has not answered for longer than it may. What it was to be told of its receives has ended well here: so that nothing is lost without
+    /// an error, our end fails, as RC's would have that has no acknowledge. SL may only not hear us, and have sends that were not done: when it
+    /// is heard again it is told all.
+    pub(super) fn peer_silent(&mut self, card: &mut Card<'_, E>) {
+        let owed = self.ended == Ended::Not && !self.completions[Queue::Recv as usize].is_idle();
+        self.channel = self.channel.silenced();
+        self.silent = true;
+        for completions in &mut self.completions {
+            completions.expire(card.now);
+        }
+        if self.ended == Ended::Not {
+            self.hush(card);
+            self.ended = Ended::Owed(WcStatus::RetryExcErr);
+            self.peer_ended(card);
+        }
+        if owed && self.state == QpState::Rts {
+            self.enter_error(card);
+            card.env.event(AsyncEvent::QpFatal(self.local.qpn));
+        }
+    }
+
+    /// Nothing that touches memory of SL leaves any more.
+    fn hush(&mut self, card: &mut Card<'_, E>) {
+        self.window.forget(|_| true);
+        self.charge(card);
+        card.registry.release(self.seat);
+        card.registry.count(card.stats);
+        for stream in &mut self.streams {
+            /* nothing of it waits for a receive any more: no timer for that */
+            (stream.stopped, stream.rnr_since) = (true, 0);
+        }
+        self.quiet_at = card.now + self.lifetime(card.path);
+        self.arm(self.quiet_at);
+    }
+
+    /// Our end goes to ERR: the program says so, or something failed. Flushes what is posted, in order.
+    pub fn enter_error(&mut self, card: &mut Card<'_, E>) {
+        if self.state == QpState::Err {
+            return;
+        }
+        self.state = QpState::Err;
+        self.resume();
+        self.hush(card);
+        self.report();
+        if self.ended == Ended::Not {
+            /* as if it had tried in vain */
+            self.ended = Ended::Owed(WcStatus::RetryExcErr);
+        }
+        self.tell_ended(card.now);
+        self.flush_sends(card);
+        self.flush_receives(card);
+        if self.local.rq.is_none() {
+            card.env.event(AsyncEvent::LastWqeReached(self.local.qpn));
+        }
+    }
+
+    fn flush_sends(&mut self, card: &mut Card<'_, E>) {
+        while self.streams[0].una != self.local.sq.posted() {
+            self.fail_oldest(card, WcStatus::WrFlushErr);
+        }
+    }
+
+    /// Those that WQEs of SL have taken come first: they are the older ones.
+    fn flush_receives(&mut self, card: &mut Card<'_, E>) {
+        let (una, count) = (self.streams[1].una, self.streams[1].under_way());
+        for n in 0..count {
+            if let Some(place) = self.streams[1].op(una.wrapping_add(n)).recv.take() {
+                self.complete_recv(card, place, flushed(), true);
+            }
+        }
+        let mut sges = [Sge::default(); starverbs_core::nic::MAX_SGE];
+        while let Some((wr_id, _)) = self.local.rq.as_ref().and_then(|rq| rq.take(&mut sges)) {
+            self.push_recv(card, &Cqe { wr_id, ..flushed() }, true);
+        }
+    }
+
+    /// If SL's end has ended, and it has a WQE to be told by, tells it.
+    pub(super) fn tell_ended(&mut self, now: Nanos) {
+        let Ended::Owed(status) = self.ended else { return };
+        let seq = Psn::new(self.streams[Of::Remote as usize].una);
+        let Some(wqe) = self.sends.get(seq) else { return };
+        let message = CqeMsg { status, opcode: wqe.op.wc_opcode(), ..CqeMsg::default() };
+        self.completions[Queue::Send as usize].push(seq, message, self.quiet_at.max(now));
+        self.ended = Ended::Told;
+        self.arm(self.quiet_at.max(now));
+    }
+
+    /// A CQ was full (IBTA 10.2.6.2). The step that is under way ends as it would have; the timer does the rest, at once.
+    pub(super) fn overrun(&mut self, card: &mut Card<'_, E>) {
+        card.stats.cq_overrun.inc();
+        if !self.overrun {
+            self.overrun = true;
+            card.env.event(AsyncEvent::QpFatal(self.local.qpn));
+            self.arm(card.now);
+        }
+    }
+
+    /// Something was posted.
+    pub fn handle_doorbell(&mut self, card: &mut Card<'_, E>) {
+        if self.state == QpState::Err {
+            self.flush_sends(card);
+            self.flush_receives(card);
+        }
+        if !self.open {
+            self.arm(card.now + self.local.waits.keepalive);
+        }
+    }
+}
+
+fn flushed() -> Cqe {
+    Cqe { status: WcStatus::WrFlushErr, opcode: WcOpcode::Recv, ..Cqe::default() }
+}

@@ -1,0 +1,173 @@
+//! Completions, in order: ours as soon as the data is there (hole 10), SL's through CQEPs.
+
+use starverbs_core::env::{CompletionQueue, SendQueue};
+use starverbs_core::{Cqe, Psn, QpState, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode, WcStatus};
+
+use super::stream::{Class, Op};
+use super::window::Of;
+use super::{Card, Ended, Stateful};
+use crate::env::StarEnv;
+use crate::message::CqeMsg;
+use crate::wire::Queue;
+
+impl<E: StarEnv> Stateful<E> {
+    /// Completes what is complete, of both streams.
+    pub(super) fn finish(&mut self, card: &mut Card<'_, E>) {
+        while let Some((index, op)) = self.finished(card, Of::Local) {
+            let status = self.end_of_local(card, index, &op);
+            if status != WcStatus::Success {
+                return self.fail_local(card, status, op.recv);
+            }
+            self.streams[0].retire();
+            self.complete_local(card, index, &op);
+        }
+        while let Some((index, op)) = self.finished(card, Of::Remote) {
+            let status = self.end_of(card, index, &op);
+            if status != WcStatus::Success {
+                return self.fail_remote(card, status, op.recv);
+            }
+            self.streams[1].retire();
+            self.complete_remote(card, index, &op);
+        }
+    }
+
+    /// The oldest WQE of a stream, if all its data is where it belongs, and no copy of a packet of it can come any more.
+    fn finished(&mut self, card: &mut Card<'_, E>, of: Of) -> Option<(u32, Op)> {
+        let stream = &self.streams[of as usize];
+        let (index, op) = (stream.una, *stream.get(stream.una));
+        /* what ended SL's end stays the oldest of its WQEs */
+        let over = self.state != QpState::Rts || of == Of::Remote && self.ended != Ended::Not;
+        if over || index == stream.next || !op.all || op.left > 0 {
+            return None;
+        }
+        if op.until > card.now {
+            self.arm(op.until);
+            return None;
+        }
+        if op.probed {
+            self.forget_probe(card, of, index);
+        }
+        Some((index, op))
+    }
+
+    /// How a WQE of ours ends whose data is here: the result of an atomic may still find no place.
+    fn end_of_local(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) -> WcStatus {
+        let brings = op.status == WcStatus::Success && op.class == Class::Atomic;
+        if brings && self.scatter(card, index, 0, &op.value.to_ne_bytes()).is_none() {
+            return WcStatus::LocProtErr;
+        }
+        op.status
+    }
+
+    fn complete_local(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) {
+        let wqe = self.local.sq.wqe(index);
+        /* before the completion: who polls it may post at once */
+        self.local.sq.release(index.wrapping_add(1));
+        if let Some(seq) = op.recv.map(Psn::new) {
+            self.recvs.release(seq.plus(1));
+            self.tell_recv(seq, &wqe);
+        }
+        if self.local.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+            let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
+            let (wr_id, qpn, opcode) = (wqe.wr_id, self.local.qpn, wqe.op.wc_opcode());
+            self.push_send(card, &Cqe { wr_id, byte_len, qpn, opcode, ..Cqe::default() });
+        }
+    }
+
+    /// A receive WQE of SL has its message.
+    fn tell_recv(&mut self, seq: Psn, wqe: &SendWqe) {
+        let (flags, imm, opcode) = recv_says(wqe);
+        let message = CqeMsg {
+            opcode,
+            flags,
+            imm,
+            solicited: wqe.flags.contains(SendFlags::SOLICITED),
+            byte_len: wqe.length,
+            ..CqeMsg::default()
+        };
+        self.completions[Queue::Recv as usize].push(seq, message, 0);
+    }
+
+    /// How a WQE of SL ends whose data is here: a SEND with invalidate may still fail.
+    fn end_of(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) -> WcStatus {
+        let wqe = self.sends.get(Psn::new(index)).copied().unwrap_or_default();
+        let owner = (self.local.pd, self.local.qpn);
+        let fails = op.status == WcStatus::Success
+            && wqe.op == SendOp::SendInv
+            && card.mrs.invalidate_remote(wqe.imm, owner).is_err();
+        if fails { WcStatus::RemAccessErr } else { op.status }
+    }
+
+    fn complete_remote(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) {
+        let seq = Psn::new(index);
+        let Some(wqe) = self.sends.get(seq).copied() else { return };
+        self.sends.release(seq.plus(1));
+        if let Some(place) = op.recv {
+            let (flags, imm, opcode) = recv_says(&wqe);
+            let src_qp = self.peer.qpn;
+            let cqe = Cqe { byte_len: wqe.length, imm, opcode, flags, src_qp, ..Cqe::default() };
+            self.complete_recv(card, place, cqe, wqe.flags.contains(SendFlags::SOLICITED));
+        }
+        if wqe.flags.contains(SendFlags::SIGNALED) || seq.plus(1) == self.report_at {
+            let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
+            let message = CqeMsg { opcode: wqe.op.wc_opcode(), byte_len, ..CqeMsg::default() };
+            self.completions[Queue::Send as usize].push(seq, message, 0);
+        }
+    }
+
+    /// A receive WQE of ours that SL's WQE has taken is done.
+    pub(super) fn complete_recv(&mut self, card: &mut Card<'_, E>, place: u32, cqe: Cqe, solicited: bool) {
+        let wr_id = self.held[place as usize].wr_id;
+        self.push_recv(card, &Cqe { wr_id, ..cqe }, solicited);
+    }
+
+    pub(super) fn push_recv(&mut self, card: &mut Card<'_, E>, cqe: &Cqe, solicited: bool) {
+        let cqe = Cqe { qpn: self.local.qpn, ..*cqe };
+        let error = count(card, &cqe);
+        if self.local.recv_cq.push(&cqe, solicited || error).is_err() {
+            self.overrun(card);
+        }
+    }
+
+    pub(super) fn push_send(&mut self, card: &mut Card<'_, E>, cqe: &Cqe) {
+        let error = count(card, cqe);
+        if self.local.send_cq.push(cqe, error).is_err() {
+            self.overrun(card);
+        }
+    }
+
+    /// A packet of a WQE cannot leave, or its data cannot be placed: it ends so, once all before it has ended.
+    pub(super) fn abandon(&mut self, card: &mut Card<'_, E>, of: Of, index: u32, status: WcStatus) {
+        self.window.forget(|entry| entry.of == of && entry.wqe == index);
+        self.charge(card);
+        let stream = self.stream(of);
+        if stream.begun && stream.next == index {
+            stream.advance(0, 0, true);
+        }
+        stream.carried(index, status);
+        let op = stream.op(index);
+        (op.status, op.left, op.all) = (status, 0, true);
+        stream.stopped = true;
+        self.finish(card);
+    }
+}
+
+/// Counts a completion; gives whether it tells of an error.
+fn count<E: StarEnv>(card: &Card<'_, E>, cqe: &Cqe) -> bool {
+    card.stats.completions.inc();
+    let error = cqe.status != WcStatus::Success;
+    if error {
+        card.stats.error_completions.inc();
+    }
+    error
+}
+
+/// What the completion of a receive says of the message that it took.
+fn recv_says(wqe: &SendWqe) -> (WcFlags, u32, WcOpcode) {
+    let mut flags = WcFlags::empty();
+    flags.set(WcFlags::WITH_IMM, wqe.op.has_imm());
+    flags.set(WcFlags::WITH_INV, wqe.op == SendOp::SendInv);
+    let imm = if flags.is_empty() { 0 } else { wqe.imm };
+    let write = Class::of(wqe.op) == Class::Write;
+    (flags, imm, if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv })
+}

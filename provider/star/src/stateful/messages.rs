@@ -1,0 +1,174 @@
+//! Control messages, while the connection lasts: rules of SL come and go, receives of a shared queue are asked for, ends are told.
+
+use starverbs_core::env::SendQueue;
+use starverbs_core::{Gid, Nanos, Psn, QpState};
+
+use super::window::Of;
+use super::{Card, Ended, Stateful};
+use crate::channel::Turn;
+use crate::control::{Control, MAX_CONTROL, Setup};
+use crate::env::StarEnv;
+use crate::wire::{Head, Packet, Prefix, Ptype, Side};
+
+impl<E: StarEnv> Stateful<E> {
+    /// A control message, or the answer to one, came from `source`.
+    pub(super) fn take_control(&mut self, card: &mut Card<'_, E>, source: &Gid, packet: &Packet<'_>) -> bool {
+        let header = &packet.header;
+        let sender = Prefix { qpn: self.peer.qpn, epoch: self.peer.epoch };
+        if *source != self.peer.av.dgid || header.qpn != self.local.qpn || packet.prefix != Some(sender) {
+            return false;
+        }
+        if header.ptype == Ptype::Ea {
+            return packet.data.is_empty() && self.channel.answered(header.psn).is_some();
+        }
+        match self.channel.turn(header.psn) {
+            Turn::Early => {}
+            Turn::Again => self.answer_owed = Some(header.psn),
+            Turn::Now => {
+                let Some(message) = Control::decode(packet.data) else { return false };
+                if let Some(at) = self.obey(card, message) {
+                    self.answer_after = Some((header.psn, at));
+                    self.arm(at.max(card.now + 1));
+                    self.answer_due(card.now);
+                }
+            }
+        }
+        true
+    }
+
+    /// Does what SL says. Gives when it may be answered. `None`: it cannot be done now, and SL comes again.
+    fn obey(&mut self, card: &mut Card<'_, E>, message: Control) -> Option<Nanos> {
+        match message {
+            Control::Rule(rule) => {
+                card.registry.add(self.seat, rule).ok()?;
+                card.registry.count(card.stats);
+                Some(card.now)
+            }
+            Control::Unrule { key } => {
+                let at = card.registry.remove(self.seat, key, card.now, self.lifetime(card.path));
+                card.registry.count(card.stats);
+                Some(at)
+            }
+            Control::Begin { known } => {
+                if known.is_none() || known == card.registry.sum(self.seat) {
+                    self.open();
+                } else if !self.channel.holds(&Control::Tell) {
+                    self.channel.send(Control::Tell).ok()?;
+                }
+                Some(card.now)
+            }
+            Control::All(theirs) => {
+                self.hear_sum(card, theirs)?;
+                Some(card.now)
+            }
+            Control::Setup(again) => {
+                /* SL began in RTR, and is in RTS now; or its program has changed what may change there */
+                let Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, .. } = again;
+                self.setup = Setup { access, max_rd_atomic, rnr_retry, min_rnr_timer, ..self.setup };
+                Some(card.now)
+            }
+            Control::KeepAlive => {
+                self.report();
+                Some(card.now)
+            }
+            Control::Bye { .. } => Some(self.handle_bye(card)),
+            /* what belongs to the beginning is over; the rest needs an answer alone */
+            _ => Some(card.now),
+        }
+    }
+
+    /// A message that was done is answered once nothing that left before can be under way.
+    pub(super) fn answer_due(&mut self, now: Nanos) {
+        if let Some((seq, at)) = self.answer_after
+            && at <= now
+        {
+            self.channel.took();
+            (self.answer_owed, self.answer_after) = (Some(seq), None);
+        }
+    }
+
+    /// Sends a control message, or the answer to one, if there is one to send.
+    pub(super) fn send_control(&mut self, card: &mut Card<'_, E>) -> bool {
+        if let Some(seq) = self.answer_owed.take() {
+            let head = Head::control_ack(self.peer.qpn, self.prefix(), seq);
+            self.post(card, &head, &[]);
+            return true;
+        }
+        self.say(card.now);
+        let Some((seq, message)) = self.channel.poll(card.now) else { return false };
+        let mut room = [0; MAX_CONTROL];
+        let Some(len) = message.encode(&mut room) else { return false };
+        let head = Head::control(self.peer.qpn, self.prefix(), seq, len as u16);
+        self.post(card, &head, room.get(..len).unwrap_or(&[]));
+        if let Some(at) = self.channel.deadline() {
+            self.arm(at);
+        }
+        true
+    }
+
+    /// What there is to say that was not said.
+    fn say(&mut self, now: Nanos) {
+        if self.halted {
+            /* SL may have left */
+            return;
+        }
+        /* what there is no memory for is said later; one wish waits at a time, as the next is the larger one */
+        if let Some(upto) = self.wants()
+            && self.wanted != Some(upto)
+            && self.channel.count(|message| matches!(message, Control::Want { .. })) == 0
+            && self.channel.send(Control::Want { upto: upto.get() }).is_ok()
+        {
+            self.wanted = Some(upto);
+        }
+        if self.keepalive_due().is_some_and(|due| due <= now) {
+            self.asks(now);
+            _ = self.channel.send(Control::KeepAlive);
+        }
+        if let Some(status) = self.refused.filter(|_| self.quiet_at <= now)
+            && self.channel.send(Control::Bye { why: status as u8 }).is_ok()
+        {
+            self.refused = None;
+        }
+    }
+
+    /// When something is to be said or answered.
+    pub(super) fn message_due(&self) -> Option<Nanos> {
+        let told = self.refused.map(|_| self.quiet_at);
+        let answer = self.answer_after.map(|(_, at)| at);
+        [told, answer, self.channel.deadline(), self.keepalive_due()].into_iter().flatten().min()
+    }
+
+    /// When SL is asked whether it lives: a WQE waits for a receive, or for what SL says of its rules, which a dead SL never does. Packets under way
+    /// ask as well, and are given up as this is.
+    fn keepalive_due(&self) -> Option<Nanos> {
+        let since = self.streams.iter().map(|stream| stream.rnr_since).max().unwrap_or(0);
+        let asks = !self.open || self.inquiry.is_open();
+        let begins = asks && self.streams[Of::Local as usize].una != self.local.sq.posted();
+        let lives = self.state == QpState::Rts && self.ended == Ended::Not && !self.halted;
+        let waits = lives && (since != 0 || begins) && self.channel.waiting() == 0;
+        waits.then(|| self.heard.max(since) + self.local.waits.keepalive)
+    }
+
+    fn prefix(&self) -> Prefix {
+        Prefix { qpn: self.local.qpn, epoch: self.peer.epoch }
+    }
+
+    fn post(&self, card: &mut Card<'_, E>, head: &Head, data: &[u8]) {
+        let to = (&self.peer.av, self.peer.control_port);
+        card.env.send_star(Side::Stateful, to, head, data, &[], false);
+    }
+
+    /// How many of SL's receive WQEs SF wants to have, if they are shared: all before this sequence. `None`: they are not, or enough
+    /// are here.
+    fn wants(&self) -> Option<Psn> {
+        if !self.setup.srq || self.state != QpState::Rts {
+            return None;
+        }
+        let wanted = self.unmatched().min(self.setup.rq_depth);
+        let last = self.next_recv.plus(wanted).plus(ONE_BEFORE);
+        (wanted > 0 && self.recvs.get(last).is_none()).then(|| last.plus(1))
+    }
+}
+
+/// One before, in 24 bits.
+pub(super) const ONE_BEFORE: u32 = starverbs_core::QPN_MASK;

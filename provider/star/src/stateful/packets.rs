@@ -1,0 +1,356 @@
+//! Packets: from WQEs at first, and again from the same WQEs when they are lost. Their data is not kept.
+
+use starverbs_core::engine::Turn;
+use starverbs_core::env::SendQueue;
+use starverbs_core::room::Room;
+use starverbs_core::transport::slices;
+use starverbs_core::{Access, Psn, QpState, Seg, SendFlags, Sge, WcStatus};
+
+use super::begin::Begin;
+use super::stream::{Class, Op};
+use super::window::{Entry, Kind, Of};
+use super::{Card, Stateful};
+use crate::env::StarEnv;
+use crate::message::{ATOMIC_LEN, Atomic};
+use crate::registry::{Claim, RuleRef};
+use crate::ring::{REPLAY_SLOT, slot};
+use crate::wire::{Header, Opt, Ptype};
+
+/// Packets that a connection may send before another gets its turn.
+const TURN: u32 = 64;
+
+/// SGE in which byte `offset` of a list lies, and how far into it.
+fn sge_at(sges: &[Sge], mut offset: u32) -> Option<(&Sge, u32)> {
+    for sge in sges {
+        if offset < sge.len {
+            return Some((sge, offset));
+        }
+        offset -= sge.len;
+    }
+    None
+}
+
+impl<E: StarEnv> Stateful<E> {
+    /// Sends what there is to send: what SL waits for, then what was lost, then what is new.
+    pub fn transmit(&mut self, card: &mut Card<'_, E>) -> Turn {
+        self.crowded = false;
+        for _ in 0..TURN {
+            if !card.env.can_send_star() {
+                return Turn::PortFull;
+            }
+            let sent = self.send_stored(card)
+                || self.send_control(card)
+                || self.send_completion(card)
+                || self.state == QpState::Rts
+                    && (self.send_lost(card)
+                        || self.send_probe(card)
+                        || self.send_result(card)
+                        || self.send_new(card));
+            if !sent {
+                return if self.crowded { Turn::Crowded } else { Turn::Idle };
+            }
+        }
+        Turn::More
+    }
+
+    /// Sends a lost packet again if one may go.
+    fn send_lost(&mut self, card: &mut Card<'_, E>) -> bool {
+        let settled = self.streams[1].settled();
+        let streams = &self.streams;
+        /* a packet whose answer would be refused again is not asked for yet */
+        let may = |entry: &Entry| {
+            let op = streams[entry.of as usize].get(entry.wqe);
+            let placed = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == Class::Write;
+            !placed || (settled == entry.wqe && (!entry.last || op.left == 1))
+        };
+        let Some((psn, entry)) = self.window.next_lost(may) else { return false };
+        if !self.window.feels() && !self.is_admitted(card, entry.cost()) {
+            return false;
+        }
+        card.stats.star_retransmitted.inc();
+        self.asks(card.now);
+        let psn = self.window.sent_again(psn, card.now);
+        match self.send_entry(card, psn, &entry) {
+            Ok(()) => self.arm(card.now + self.timeout(card)),
+            Err(_) if entry.is_probe() => self.forget_probe(card, entry.of, entry.wqe),
+            Err(status) => self.abandon(card, entry.of, entry.wqe, status),
+        }
+        self.charge(card);
+        true
+    }
+
+    /// Sends a packet without data for a WQE that waits for copies of its packets alone: its answer shows that they are gone.
+    fn send_probe(&mut self, card: &mut Card<'_, E>) -> bool {
+        for of in [Of::Local, Of::Remote] {
+            let stream = &self.streams[of as usize];
+            let (index, op) = (stream.una, *stream.get(stream.una));
+            if op.probe == 0 || op.probe > card.now || stream.under_way() == 0 || !self.window.has_room() {
+                continue;
+            }
+            let probe = Entry { of, wqe: index, ..Entry::default() };
+            let Some((addr, _, rule)) = self.target(card, of, index, &op, 0) else { continue };
+            if !self.is_admitted(card, probe.cost()) {
+                return false;
+            }
+            let probe = Entry { addr, rule, ..probe };
+            self.asks(card.now);
+            let psn = self.window.push(probe, card.now);
+            let op = self.stream(of).op(index);
+            (op.probe, op.probed) = (0, true);
+            match self.send_entry(card, psn, &probe) {
+                Ok(()) => self.arm(card.now + self.timeout(card)),
+                /* the rule is gone: its WQE is done all the same, and waits as long as it would have without */
+                Err(_) => self.forget_probe(card, of, index),
+            }
+            self.charge(card);
+            return true;
+        }
+        false
+    }
+
+    /// The answer to a WQE's packet without data is waited for no more.
+    pub(super) fn forget_probe(&mut self, card: &mut Card<'_, E>, of: Of, index: u32) {
+        self.stream(of).op(index).probed = false;
+        self.window.forget(|entry| entry.is_probe() && entry.of == of && entry.wqe == index);
+        self.charge(card);
+    }
+
+    /// Whether the path takes so much more of this connection now; it waits for that otherwise. A silent peer
+    /// is asked by what was lost, and gets no more until it answers.
+    pub(super) fn is_admitted(&mut self, card: &Card<'_, E>, cost: u32) -> bool {
+        if self.backoff > 0 && self.window.asks() {
+            return false;
+        }
+        let admitted = card.path.admits(self.local.qpn, cost);
+        self.crowded |= !admitted;
+        admitted
+    }
+
+    /// Begins a WQE or sends the next packet of one: of our queue and of SL's by turns. False: there is none that may.
+    fn send_new(&mut self, card: &mut Card<'_, E>) -> bool {
+        for _ in 0..2 {
+            let of = self.turn;
+            self.turn = if of == Of::Local { Of::Remote } else { Of::Local };
+            if self.step(card, of) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Gives whether something was done.
+    fn step(&mut self, card: &mut Card<'_, E>, of: Of) -> bool {
+        if self.state != QpState::Rts || self.streams[of as usize].stopped {
+            return false;
+        }
+        if self.streams[of as usize].begun {
+            return self.send_next(card, of);
+        }
+        if self.resting || !self.streams[of as usize].has_room() {
+            return false;
+        }
+        let begin = match of {
+            /* SL's may name memory of which SL has not told */
+            _ if !self.open => return false,
+            Of::Local if self.streams[0].next == self.local.sq.posted() => return false,
+            Of::Local if self.inquiry.is_open() => return false,
+            Of::Local => self.begin_local(card),
+            Of::Remote => self.begin_remote(card),
+        };
+        let Begin::Go(op) = begin else { return false };
+        let stream = self.stream(of);
+        stream.begin(op);
+        if op.all {
+            stream.advance(0, 0, true);
+            stream.stopped |= op.status != WcStatus::Success;
+            self.finish(card);
+            return true;
+        }
+        self.send_next(card, of);
+        true
+    }
+
+    /// Sends the next packet of the WQE that has begun. False: it may not go yet.
+    fn send_next(&mut self, card: &mut Card<'_, E>, of: Of) -> bool {
+        if !self.window.has_room() {
+            return false;
+        }
+        let stream = &self.streams[of as usize];
+        let (index, offset, op) = (stream.next, stream.offset, *stream.get(stream.next));
+        let kind = kind_of(of, op.class);
+        let Some((addr, room, rule)) = self.target(card, of, index, &op, offset) else {
+            card.stats.star_rejects.inc();
+            self.abandon(card, of, index, refused(of, &op));
+            return true;
+        };
+        let len = (op.length - offset).min(self.mtu).min(room);
+        let last = offset + len == op.length;
+        let seen = of == Of::Local && op.class == Class::Write && !op.relaxed;
+        if seen && last && op.left > 0 {
+            return false;
+        }
+        let fresh =
+            Entry { of, kind, last, len: len as u16, wqe: index, offset, addr, rule, ..Entry::default() };
+        if !self.is_admitted(card, fresh.cost()) {
+            return false;
+        }
+        self.stream(of).advance(len, 1, last);
+        self.launch(card, &fresh);
+        true
+    }
+
+    /// A packet that was admitted, and for which the window has room, leaves for the first time.
+    pub(super) fn launch(&mut self, card: &mut Card<'_, E>, fresh: &Entry) {
+        self.asks(card.now);
+        let psn = self.window.push(*fresh, card.now);
+        match self.send_entry(card, psn, fresh) {
+            Ok(()) => self.arm(card.now + self.timeout(card)),
+            Err(status) => self.abandon(card, fresh.of, fresh.wqe, status),
+        }
+        self.charge(card);
+    }
+
+    /// Where byte `offset` of a WQE lies in SL's memory, how many bytes follow there, and the rule that opens them.
+    pub(super) fn target(
+        &self,
+        card: &Card<'_, E>,
+        of: Of,
+        index: u32,
+        op: &Op,
+        offset: u32,
+    ) -> Option<(u64, u32, RuleRef)> {
+        let sges = match (of, op.recv) {
+            (Of::Remote, _) => self.sends.sges(Psn::new(index)),
+            (Of::Local, Some(seq)) if op.class == Class::Send => self.recvs.sges(Psn::new(seq)),
+            (Of::Local, _) => {
+                return Some((op.base.wrapping_add(offset.into()), op.length - offset, op.rule));
+            }
+        };
+        let (sge, skip) = sge_at(sges, offset)?;
+        let (va, room) = (sge.addr.wrapping_add(skip.into()), sge.len - skip);
+        let (rule, addr) = card.registry.find(self.seat, sge.lkey, va, room, need_of(of, op.class))?;
+        Some((addr, room, rule))
+    }
+
+    /// One packet through the gate. Why it cannot leave, otherwise.
+    fn send_entry(&mut self, card: &mut Card<'_, E>, psn: Psn, entry: &Entry) -> Result<(), WcStatus> {
+        let op = *self.streams[entry.of as usize].get(entry.wqe);
+        let claim = Claim::Memory {
+            rule: entry.rule,
+            addr: entry.addr,
+            len: entry.len.into(),
+            need: need_of(entry.of, op.class),
+        };
+        let (ptype, opt) = match (entry.kind, op.class) {
+            (Kind::Put, class) => (Ptype::Rd, opt_of(class)),
+            (Kind::Get, class) => (Ptype::Gd, opt_of(class)),
+            (Kind::Atomic, _) => (Ptype::Gd, Opt::Recv),
+        };
+        let len = if entry.kind == Kind::Atomic { ATOMIC_LEN as u16 } else { entry.len };
+        let header = Header {
+            ptype,
+            opt,
+            migrate: false,
+            ack: true,
+            qpn: self.local.qpn,
+            epoch: 0,
+            psn,
+            addr: entry.addr,
+            len,
+        };
+        self.segs.clear();
+        let mut word = [0; ATOMIC_LEN];
+        let data: &[u8] = match (entry.kind, entry.of, op.class) {
+            (Kind::Atomic, ..) => {
+                word = self.atomic(entry.wqe, &op);
+                &word
+            }
+            (Kind::Put, ..) if entry.len == 0 => &[],
+            (Kind::Put, Of::Remote, Class::Atomic) => {
+                word[..8].copy_from_slice(&op.value.to_ne_bytes());
+                let (from, len) = (entry.offset as usize, usize::from(entry.len));
+                word.get(from..from + len).unwrap_or(&[])
+            }
+            (Kind::Put, ..) => {
+                self.gather(card, entry)?;
+                &[]
+            }
+            (Kind::Get, ..) => &[],
+        };
+        let host = (&mut *card.env, card.stats, card.now);
+        let left = card.registry.send(host, self.seat, &claim, header, (data, &self.segs));
+        if left { Ok(()) } else { Err(refused(entry.of, &op)) }
+    }
+
+    fn atomic(&self, index: u32, op: &Op) -> [u8; ATOMIC_LEN] {
+        let wqe = self.local.sq.wqe(index);
+        let slot = slot(self.setup.replay, self.setup.replay_slots, op.atomic, REPLAY_SLOT);
+        let (seq, slots) = (op.atomic, self.setup.replay_slots.trailing_zeros() as u8);
+        Atomic { op: wqe.op, seq, slots, slot, compare_add: wqe.compare_add, swap: wqe.swap }.encode()
+    }
+
+    /// Collects our memory that a packet carries. Why not, otherwise.
+    fn gather(&mut self, card: &mut Card<'_, E>, entry: &Entry) -> Result<(), WcStatus> {
+        let (len, segs) = (u32::from(entry.len), &mut self.segs);
+        let env = &mut *card.env;
+        env.begin_payload();
+        if entry.of == Of::Remote {
+            let Some(wqe) = self.sends.get(Psn::new(entry.wqe)) else { return Err(WcStatus::RemOpErr) };
+            let va = wqe.remote_addr.wrapping_add(entry.offset.into());
+            let owner = (self.local.pd, self.local.qpn);
+            let addr = card.mrs.resolve_remote(wqe.rkey, owner, va, len, Access::REMOTE_READ);
+            let seg = addr.ok().and_then(|addr| env.dma_read(Seg { addr, len }));
+            segs.push_in_room(seg.ok_or(WcStatus::RemAccessErr)?);
+            return Ok(());
+        }
+        if self.local.sq.wqe(entry.wqe).flags.contains(SendFlags::INLINE) {
+            let inline = self.local.sq.inline(entry.wqe);
+            segs.push_in_room(Seg { addr: inline.addr + u64::from(entry.offset), len });
+            return Ok(());
+        }
+        let (mrs, pd) = (&card.mrs, self.local.pd);
+        let gathered = slices(self.local.sq.sges(entry.wqe), entry.offset, len, |sge, skip, n| {
+            let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, false).ok()?;
+            segs.push_in_room(env.dma_read(Seg { addr, len: n })?);
+            Some(())
+        });
+        gathered.ok_or(WcStatus::LocProtErr)
+    }
+}
+
+/// What a WQE's packets do.
+fn kind_of(of: Of, class: Class) -> Kind {
+    match (of, class) {
+        (Of::Local, Class::Atomic) => Kind::Atomic,
+        (Of::Local, Class::Read) | (Of::Remote, Class::Send | Class::Write) => Kind::Get,
+        _ => Kind::Put,
+    }
+}
+
+/// The right that they need on SL's memory.
+fn need_of(of: Of, class: Class) -> Access {
+    match (of, class) {
+        (Of::Local, Class::Write) => Access::REMOTE_WRITE,
+        (Of::Local, Class::Read) => Access::REMOTE_READ,
+        (Of::Local, Class::Atomic) => Access::REMOTE_ATOMIC,
+        (Of::Local, _) | (Of::Remote, Class::Read | Class::Atomic) => Access::LOCAL_WRITE,
+        (Of::Remote, _) => Access::empty(),
+    }
+}
+
+fn opt_of(class: Class) -> Opt {
+    match class {
+        Class::Send | Class::Own => Opt::Send,
+        Class::Write => Opt::Write,
+        Class::Read | Class::Atomic => Opt::Read,
+    }
+}
+
+/// How a WQE ends whose rule is no more.
+pub(super) fn refused(of: Of, op: &Op) -> WcStatus {
+    match (of, op.class) {
+        (Of::Local, Class::Send) => WcStatus::RemOpErr,
+        (Of::Local, _) => WcStatus::RemAccessErr,
+        (Of::Remote, _) => WcStatus::LocProtErr,
+    }
+}

@@ -1,0 +1,363 @@
+//! A stream: the WQEs of one queue, executed and completed in order, and what may go on at once.
+//!
+//! SL keeps nothing, so a packet that is lost and repeated lands behind those that left after it; no sequence numbers hold them
+//! back there. So order is made here, by what leaves when. A program sees the data of SENDs and READs with their completion, and
+//! these are made in order; so they may all be under way together. WRITEs are seen when they land: each begins when all before it
+//! are done. One into memory registered with IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap.
+//! Atomics are under way with atomics alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
+
+use alloc::boxed::Box;
+
+use starverbs_core::room::filled;
+use starverbs_core::{Nanos, NicError, SendOp, WcStatus};
+
+use crate::registry::RuleRef;
+
+/// Bytes of an atomic's result.
+pub(super) const RESULT: u32 = 8;
+
+/// WQEs of a stream that may be under way, at most.
+pub(super) const OPS: u32 = 64;
+
+/// Of what kind a WQE is where order is concerned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Class {
+    #[default]
+    Send,
+    Write,
+    Read,
+    Atomic,
+    /// Needs no packet
+    Own,
+}
+
+impl Class {
+    pub(super) fn of(op: SendOp) -> Self {
+        match op {
+            SendOp::Send | SendOp::SendImm | SendOp::SendInv => Class::Send,
+            SendOp::Write | SendOp::WriteImm | SendOp::AtomicWrite => Class::Write,
+            SendOp::Read => Class::Read,
+            SendOp::CmpSwap | SendOp::FetchAdd => Class::Atomic,
+            SendOp::LocalInv | SendOp::BindMw | SendOp::Flush | SendOp::Malformed => Class::Own,
+        }
+    }
+}
+
+/// How the result of an atomic of SL goes to SL's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Carry {
+    /// In pieces: no other is under way
+    #[default]
+    Alone,
+    /// In a packet of its own
+    Own,
+    /// One before it goes to the same place, and is not done: it waits
+    Owed,
+    /// One behind it goes to the same place, and that packet is under way: what is there in the end is the last's
+    Later,
+}
+
+/// A WQE under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Op {
+    pub(super) class: Class,
+    /// A WRITE that may land before what is before it
+    pub(super) relaxed: bool,
+    /// All its packets have left once
+    pub(super) all: bool,
+    /// Transmissions without an answer of packets that write to SL's memory and have one
+    pub(super) copies: u32,
+    /// None of these left later
+    pub(super) copied: Nanos,
+    /// It takes a receive WQE: its place in SL's queue, or in ours
+    pub(super) recv: Option<u32>,
+    /// Not so: how it ends
+    pub(super) status: WcStatus,
+    /// Bytes of its message
+    pub(super) length: u32,
+    /// Its packets without an answer
+    pub(super) left: u32,
+    /// Where SL's memory is that one rule opens: WRITE, READ and atomics of SF; the result of an atomic of SL
+    pub(super) base: u64,
+    pub(super) rule: RuleRef,
+    /// Atomics: the value before
+    pub(super) value: u64,
+    /// Atomics of SL
+    pub(super) carry: Carry,
+    /// Atomics of SF: their number
+    pub(super) atomic: u32,
+    /// Not complete before
+    pub(super) until: Nanos,
+    /// What leaves now, and is answered, shows that none of its copies is under way; 0: nothing is to be shown
+    pub(super) probe: Nanos,
+    /// One is under way; nobody waits for its answer longer than for the copies
+    pub(super) probed: bool,
+}
+
+impl Op {
+    /// Whether it touches some of these bytes of SL's memory.
+    fn overlaps(&self, addr: u64, len: u32) -> bool {
+        let (mine, theirs) = (self.base.wrapping_sub(addr), addr.wrapping_sub(self.base));
+        mine < u64::from(len) || theirs < u64::from(self.length)
+    }
+}
+
+/// How many of each class are under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    writes: u32,
+    reads: u32,
+    atomics: u32,
+}
+
+/// The WQEs of one queue.
+pub(super) struct Stream {
+    ops: Box<[Op]>,
+    /// Oldest WQE that is not complete
+    pub(super) una: u32,
+    /// WQE whose packets are leaving, or the first that has not begun
+    pub(super) next: u32,
+    /// All before it have their data where it belongs, as far as was looked
+    settled: u32,
+    /// Whether `next` has begun
+    pub(super) begun: bool,
+    /// Bytes of `next` that have left
+    pub(super) offset: u32,
+    /// No WQE begins any more
+    pub(super) stopped: bool,
+    counts: Counts,
+    /// It waits for a receive WQE since; 0: it does not
+    pub(super) rnr_since: Nanos,
+}
+
+impl Stream {
+    /// One of a queue of `depth` WQEs, a power of two, that begins with WQE `first`. `Exhausted`: no memory.
+    pub(super) fn new(first: u32, depth: u32) -> Result<Self, NicError> {
+        Ok(Stream {
+            ops: filled(depth.min(OPS) as usize)?,
+            una: first,
+            next: first,
+            settled: first,
+            begun: false,
+            offset: 0,
+            stopped: false,
+            counts: Counts::default(),
+            rnr_since: 0,
+        })
+    }
+
+    /// Bytes of memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.ops)
+    }
+
+    /// WQEs that may be under way.
+    pub(super) fn depth(&self) -> u32 {
+        self.ops.len() as u32
+    }
+
+    fn at(&self, index: u32) -> usize {
+        index as usize & (self.ops.len() - 1)
+    }
+
+    /// WQE `index`, which is under way.
+    pub(super) fn op(&mut self, index: u32) -> &mut Op {
+        let at = self.at(index);
+        &mut self.ops[at]
+    }
+
+    /// As `op`, to read.
+    pub(super) fn get(&self, index: u32) -> &Op {
+        &self.ops[self.at(index)]
+    }
+
+    /// Whether this WQE is under way.
+    pub(super) fn holds(&self, index: u32) -> bool {
+        index.wrapping_sub(self.una) < self.under_way()
+    }
+
+    /// WQEs under way, the one that is leaving among them.
+    pub(super) fn under_way(&self) -> u32 {
+        self.next.wrapping_sub(self.una) + u32::from(self.begun)
+    }
+
+    /// Whether another may begin.
+    pub(super) fn has_room(&self) -> bool {
+        !self.stopped && self.under_way() < self.depth()
+    }
+
+    fn count(&mut self, class: Class) -> Option<&mut u32> {
+        match class {
+            Class::Write => Some(&mut self.counts.writes),
+            Class::Read => Some(&mut self.counts.reads),
+            Class::Atomic => Some(&mut self.counts.atomics),
+            Class::Send | Class::Own => None,
+        }
+    }
+
+    /// WQE `next` begins.
+    pub(super) fn begin(&mut self, op: Op) {
+        let next = self.next;
+        *self.op(next) = op;
+        if let Some(count) = self.count(op.class) {
+            *count += 1;
+        }
+        (self.begun, self.offset) = (true, 0);
+    }
+
+    /// So many bytes of `next` have left in one packet more; the last of them if `all`.
+    pub(super) fn advance(&mut self, len: u32, packets: u32, all: bool) {
+        let next = self.next;
+        self.offset += len;
+        let op = self.op(next);
+        op.left += packets;
+        op.all = all;
+        if all {
+            (self.begun, self.offset) = (false, 0);
+            self.next = next.wrapping_add(1);
+        }
+    }
+
+    /// The oldest is complete.
+    pub(super) fn retire(&mut self) -> Op {
+        let una = self.una;
+        let op = core::mem::take(self.op(una));
+        if let Some(count) = self.count(op.class) {
+            *count -= 1;
+        }
+        self.una = una.wrapping_add(1);
+        op
+    }
+
+    /// READs and atomics under way.
+    pub(super) fn answered(&self) -> u32 {
+        self.counts.reads + self.counts.atomics
+    }
+
+    /// Whether a WRITE or atomic is under way.
+    pub(super) fn changes(&self) -> bool {
+        self.counts.writes + self.counts.atomics > 0
+    }
+
+    /// Atomics under way.
+    pub(super) fn atomics(&self) -> u32 {
+        self.counts.atomics
+    }
+
+    /// Whether an atomic may begin: all under way are atomics, too.
+    pub(super) fn takes_atomic(&self) -> bool {
+        self.under_way() == self.counts.atomics
+    }
+
+    /// How the result of an atomic of SL is to go to this place, or to several. `None`: not now.
+    pub(super) fn carry_to(&self, place: Option<u64>) -> Option<Carry> {
+        let Some(place) = place else { return (self.under_way() == 0).then_some(Carry::Alone) };
+        if self.any(|op| op.carry == Carry::Alone || op.base != place && op.overlaps(place, RESULT)) {
+            return None;
+        }
+        let taken = self.any(|op| op.base == place);
+        Some(if taken { Carry::Owed } else { Carry::Own })
+    }
+
+    /// If the oldest WQE is an atomic whose result waits: the newest with the same place.
+    pub(super) fn owed(&self) -> Option<u32> {
+        let oldest = self.get(self.una);
+        if self.under_way() == 0 || oldest.carry != Carry::Owed {
+            return None;
+        }
+        let waits = |n: &u32| {
+            let op = self.get(self.una.wrapping_add(*n));
+            op.carry == Carry::Owed && op.base == oldest.base
+        };
+        (0..self.under_way()).rev().find(waits).map(|n| self.una.wrapping_add(n))
+    }
+
+    /// A packet with the result of WQE `index` leaves: those before it with the same place need none.
+    pub(super) fn carry(&mut self, index: u32) {
+        let place = self.get(index).base;
+        for at in self.before(index) {
+            let op = self.op(at);
+            if op.carry == Carry::Owed && op.base == place {
+                op.carry = Carry::Later;
+            }
+        }
+        self.op(index).carry = Carry::Own;
+    }
+
+    /// That packet has come, or failed, and those before it with it.
+    pub(super) fn carried(&mut self, index: u32, status: WcStatus) {
+        let Op { base: place, class, .. } = *self.get(index);
+        if class != Class::Atomic {
+            return;
+        }
+        for at in self.before(index) {
+            let op = self.op(at);
+            if op.carry == Carry::Later && op.base == place {
+                (op.carry, op.left, op.status) = (Carry::Own, 0, status);
+            }
+        }
+    }
+
+    /// WQEs under way before this one.
+    fn before(&self, index: u32) -> impl Iterator<Item = u32> + use<> {
+        let una = self.una;
+        (0..index.wrapping_sub(una)).map(move |n| una.wrapping_add(n))
+    }
+
+    /// Whether a WRITE is under way to some of these bytes of SL's memory.
+    pub(super) fn writes_to(&self, addr: u64, len: u32) -> bool {
+        self.counts.writes > 0 && self.any(|op| op.class == Class::Write && op.overlaps(addr, len))
+    }
+
+    /// Whether a WRITE here may not land before something under way has.
+    pub(super) fn is_in_the_way(&self, addr: u64, len: u32) -> bool {
+        self.any(|op| match op.class {
+            Class::Write => !op.relaxed || op.overlaps(addr, len),
+            Class::Atomic | Class::Own => true,
+            Class::Read => op.overlaps(addr, len),
+            Class::Send => false,
+        })
+    }
+
+    fn any(&self, is: impl Fn(&Op) -> bool) -> bool {
+        (0..self.under_way()).any(|n| is(self.get(self.una.wrapping_add(n))))
+    }
+
+    /// The first WQE whose data is not all where it belongs.
+    pub(super) fn settled(&mut self) -> u32 {
+        if (self.settled.wrapping_sub(self.una) as i32) < 0 {
+            self.settled = self.una;
+        }
+        while self.settled != self.next {
+            let op = self.get(self.settled);
+            if !op.all || op.left > 0 {
+                break;
+            }
+            self.settled = self.settled.wrapping_add(1);
+        }
+        self.settled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_overlaps_is_in_the_way() {
+        let mut stream = Stream::new(u32::MAX, 4).unwrap();
+        stream.begin(Op { class: Class::Write, relaxed: true, base: 100, length: 10, ..Op::default() });
+        for (addr, len, overlaps) in
+            [(90, 10, false), (90, 11, true), (109, 1, true), (110, 5, false), (105, 0, true)]
+        {
+            assert_eq!(stream.writes_to(addr, len), overlaps, "{addr} {len}");
+            assert_eq!(stream.is_in_the_way(addr, len), overlaps);
+        }
+        stream.advance(10, 1, true);
+        assert!(stream.settled() == u32::MAX && stream.changes());
+        stream.op(u32::MAX).left = 0;
+        assert_eq!(stream.settled(), 0);
+        stream.retire();
+        assert!(!stream.changes() && stream.under_way() == 0);
+    }
+}

@@ -1,0 +1,51 @@
+//! What both ends count of the packets between them, and what the card of SL has when none is there.
+
+use super::*;
+use crate::stateless;
+
+/// Both ends count the kinds of packets that pass between them, and what comes twice is no packet that answers nothing.
+#[test]
+fn each_end_counts_the_packets_that_it_sends_and_gets() {
+    let mut w = World::new(4, |_, _| {});
+    let (mine, far, key) = (w.ours(0), w.theirs(0), w.sf_key);
+    w.sl_post_recv(&[w.sge(far + 8192, 64)]);
+    w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(mine, 3000)], false);
+    w.post(op(SendOp::Read, far, SL_KEY), &[w.sge(mine, 2000)], false);
+    w.post(op(SendOp::FetchAdd, far, SL_KEY), &[w.sge(mine, 8)], false);
+    w.post(op(SendOp::Send, 0, 0), &[w.sge(mine, 64)], false);
+    w.sl_post(op(SendOp::Write, mine, key), &[w.sge(far + 4096, 1000)], false);
+    w.run(|w| w.scq.0.borrow().len() == 4 && w.sl_outstanding(0) + w.sl_outstanding(1) == 0);
+    w.pass(20_000_000);
+    let s = &w.stats;
+    let sent = [&s.star_sent_rd, &s.star_sent_gd, &s.star_sent_cqep, &s.star_rcvd_wqep].map(|c| c.get());
+    assert_eq!(sent, [3 + 1, 2 + 1 + 1, 2, 2]);
+    assert_eq!([&s.star_rd, &s.star_gd, &s.star_atomics, &s.star_cqep].map(|c| c.get()), [4, 3, 1, 2]);
+    assert_eq!((s.star_drops.get(), s.star_retransmitted.get()), (0, 0));
+
+    /* SL's card has no CPU for a while: a completion is sent again, and its answer comes again */
+    let mut w = World::new(5, |_, _| {});
+    w.sl_post_recv(&[]);
+    w.post(op(SendOp::Write, far, SL_KEY), &[w.sge(mine, 1)], false);
+    w.run(|w| w.scq.0.borrow().len() == 1);
+    w.held = w.now + 20_000_000;
+    w.post(op(SendOp::Send, 0, 0), &[], false);
+    w.run(|w| w.sl_outstanding(1) == 0);
+    w.pass(20_000_000);
+    assert!(w.stats.star_stale.get() > 0 && w.stats.star_drops.get() == 0);
+}
+
+/// The card of SL is what borrows its host's memory table, slots and counters while it handles a packet: it owns nothing, and what it knows of
+/// connections was in the packet.
+#[test]
+fn the_stateless_half_is_thrown_away_and_built_anew_between_any_two_packets() {
+    const { assert!(!core::mem::needs_drop::<stateless::Card<'_>>()) };
+    for seed in 60..90 {
+        let w = hostile(seed);
+        let s = &w.stats;
+        let done = [&s.star_rd, &s.star_gd, &s.star_atomics, &s.star_cqep].map(|count| count.get());
+        assert!(done.iter().all(|count| *count > 0), "seed {seed}: {done:?}");
+        let again = s.star_atomics_again.get() + s.star_stale.get();
+        /* and EAs, which nobody counts */
+        assert!(w.cards >= done.iter().sum::<u64>() + again, "seed {seed}: a card had two packets");
+    }
+}

@@ -1,0 +1,555 @@
+//! Both ends of a connection on a wire that loses, repeats and delays: SF's half, SL's real card, and a plain library.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::vec::Vec;
+
+use starverbs_core::engine::Turn;
+use starverbs_core::env::Env;
+use starverbs_core::mr::MrAttr;
+use starverbs_core::mr::Rule;
+use starverbs_core::rng::Rng;
+use starverbs_core::rtt::RttBounds;
+use starverbs_core::{AsyncEvent, FrameMeta, Gid, SendFlags, SendWqe};
+
+use super::super::*;
+use super::queues::{Cq, Rq, Slot, Sq};
+use crate::bounds::Bounds;
+use crate::control::{Control, MAX_CONTROL};
+use crate::env::SlEvent;
+use crate::message::{CQE_BODY, CqeMsg, MAX_WQE, encode_recv, encode_send};
+use crate::ring::{Stamp, slot};
+use crate::stateless;
+use crate::wire::{Head, Header, Opt, Packet, Ptype, Side};
+
+pub(super) const SF: Gid = Gid::from_ipv4([10, 0, 0, 1]);
+pub(super) const SL: Gid = Gid::from_ipv4([10, 0, 0, 2]);
+const SF_QPN: Qpn = 0x11;
+const SL_QPN: Qpn = 0x22;
+const EPOCH: u32 = 0x0007_0301;
+pub(super) const SL_KEY: u32 = 77;
+pub(super) const SL_PD: PdId = PdId(9);
+const MS: Nanos = 1_000_000;
+
+pub(super) struct Host {
+    base: u64,
+    pub(super) memory: Vec<u8>,
+    out: Vec<(u16, Vec<u8>)>,
+    pub(super) events: Vec<AsyncEvent>,
+    news: Vec<SlEvent>,
+}
+
+impl Host {
+    fn new(base: u64) -> Self {
+        Host { base, memory: Vec::new(), out: Vec::new(), events: Vec::new(), news: Vec::new() }
+    }
+    pub(super) fn alloc(&mut self, len: usize) -> u64 {
+        let at = self.memory.len().next_multiple_of(64);
+        self.memory.resize(at + len, 0xa5);
+        self.base + at as u64
+    }
+    pub(super) fn read(&self, addr: u64, len: usize) -> &[u8] {
+        let at = (addr - self.base) as usize;
+        &self.memory[at..at + len]
+    }
+    pub(super) fn word(&self, addr: u64) -> u64 {
+        u64::from_ne_bytes(self.read(addr, 8).try_into().unwrap())
+    }
+    pub(super) fn put(&mut self, addr: u64, data: &[u8]) {
+        let at = (addr - self.base) as usize;
+        self.memory[at..at + data.len()].copy_from_slice(data);
+    }
+}
+
+impl Env for Host {
+    type Engine = core::convert::Infallible;
+    type Sq = Sq;
+    type Rq = Rq;
+    type Cq = Cq;
+    type Stats = Rc<Counters>;
+
+    fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
+        self.put(addr, data);
+        true
+    }
+    fn dma_copy(&mut self, from: u64, to: &mut [u8]) -> bool {
+        to.copy_from_slice(self.read(from, to.len()));
+        true
+    }
+    fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64> {
+        let before = self.word(addr);
+        self.put(addr, &before.wrapping_add(add).to_ne_bytes());
+        Some(before)
+    }
+    fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> Option<u64> {
+        let before = self.word(addr);
+        if before == compare {
+            self.put(addr, &swap.to_ne_bytes());
+        }
+        Some(before)
+    }
+    fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
+        self.put(addr, &bytes);
+        true
+    }
+    fn dma_fence(&mut self) {}
+    fn begin_payload(&mut self) {}
+    fn dma_read(&mut self, from: Seg) -> Option<Seg> {
+        Some(from)
+    }
+    fn send_frame(&mut self, _: &Av, _: &[u8], _: &[Seg], _: u8, _: bool) {
+        panic!("no RoCEv2 here");
+    }
+    fn can_send(&self) -> bool {
+        self.out.len() < 64
+    }
+    fn is_own(&self, _: &Gid) -> bool {
+        false
+    }
+    fn event(&mut self, event: AsyncEvent) {
+        self.events.push(event);
+    }
+}
+
+impl StarEnv for Host {
+    fn can_send_star(&self) -> bool {
+        self.can_send()
+    }
+    fn send_star(
+        &mut self,
+        _: Side,
+        (_, port): (&Av, u16),
+        head: &Head,
+        data: &[u8],
+        payload: &[Seg],
+        _: bool,
+    ) {
+        let mut frame = head.bytes().to_vec();
+        frame.extend_from_slice(data);
+        for seg in payload {
+            frame.extend_from_slice(self.read(seg.addr, seg.len as usize));
+        }
+        self.out.push((port, frame));
+    }
+    fn star_load(&mut self, addr: u64) -> Option<[u8; 8]> {
+        Some(self.word(addr).to_ne_bytes())
+    }
+    fn star_event(&mut self, event: SlEvent) {
+        self.news.push(event);
+    }
+}
+
+struct NoSrq;
+
+impl SharedReceives for NoSrq {
+    fn take(&mut self, _: Qpn, _: &mut [Sge]) -> Option<(u64, usize, PdId)> {
+        None
+    }
+}
+
+/// What the wire does, in percent.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Faults {
+    pub(super) loss: u64,
+    pub(super) repeat: u64,
+    pub(super) late: u64,
+}
+
+/// One of SL's queues in its library.
+#[derive(Default)]
+pub(super) struct LibQueue {
+    wqes: Vec<(Opt, Vec<u8>, bool, Nanos)>,
+    next: u32,
+    pub(super) done: Vec<(u32, CqeMsg)>,
+}
+
+pub(super) struct World {
+    pub(super) sf: Host,
+    pub(super) sl: Host,
+    pub(super) conn: Stateful<Host>,
+    pub(super) mrs: MrTable,
+    pub(super) registry: Registry,
+    pub(super) path: Path,
+    pub(super) stats: Rc<Counters>,
+    pub(super) now: Nanos,
+    pub(super) faults: Faults,
+    pub(super) rng: Rng,
+    pub(super) cut: bool,
+    /// Before this SL's card does nothing with what comes
+    pub(super) held: Nanos,
+    /// Packets that left for SL's stateless half: kind, address
+    pub(super) seen: Vec<(Ptype, u64)>,
+    /// How often SL's card was built: for each packet anew
+    pub(super) cards: u64,
+    /// Times that SF asked which rules there are
+    pub(super) inquiries: u32,
+    /// SL's library says that there is one more than SF's card knows
+    pub(super) has_more_rules: bool,
+    wire: BTreeMap<(Nanos, u64), (Gid, u16, Vec<u8>)>,
+    count: u64,
+    pub(super) sq: Sq,
+    rq: Rq,
+    pub(super) scq: Cq,
+    pub(super) rcq: Cq,
+    pub(super) sf_key: u32,
+    pub(super) lib: [LibQueue; 2],
+    setup: Setup,
+}
+
+pub(super) const REGION: usize = 1 << 18;
+
+macro_rules! card {
+    ($w:expr) => {
+        Card {
+            env: &mut $w.sf,
+            mrs: &mut $w.mrs,
+            registry: &mut $w.registry,
+            srqs: &mut NoSrq,
+            path: &mut $w.path,
+            stats: &$w.stats,
+            now: $w.now,
+        }
+    };
+}
+
+impl World {
+    pub(super) fn new(seed: u64, tune: impl FnOnce(&mut Local<Host>, &mut Setup)) -> Self {
+        let (mut sf, mut sl) = (Host::new(0x1000_0000), Host::new(0x2000_0000));
+        let (mut mrs, mut registry, stats) = (MrTable::new(), Registry::default(), Rc::<Counters>::default());
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let (addr, pd) = (sf.alloc(REGION), PdId(1));
+        let length = REGION as u64;
+        let sf_key = mrs.register(MrAttr { pd, addr, length, iova: addr, access: all }, seed).unwrap();
+        let theirs = sl.alloc(REGION);
+        let mut setup = Setup {
+            boot: 5,
+            pd: SL_PD,
+            mtu: Mtu::M1024,
+            sq_depth: 16,
+            rq_depth: 32,
+            srq: false,
+            send_ring: 0,
+            recv_ring: 0,
+            replay: 0,
+            replay_slots: 4,
+            access: all,
+            max_rd_atomic: 4,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+        };
+        let (sq, rq) = (Sq::new(), Rq::default());
+        let (scq, rcq) = (Cq::default(), Cq::default());
+        let mut local = Local {
+            qpn: SF_QPN,
+            pd,
+            sq: sq.clone(),
+            first_send: 0,
+            rq: Some(rq.clone()),
+            max_recv_sge: 4,
+            send_cq: scq.clone(),
+            recv_cq: rcq.clone(),
+            sig_all: true,
+            access: all,
+            mtu: Mtu::M1024,
+            max_msg: 1 << 20,
+            max_rd_atomic: 4,
+            min_rnr_timer: 1,
+            rnr_retry: 7,
+            waits: Waits { rtt: RttBounds { lifetime: 400_000, ..RttBounds::default() }, ..Waits::default() },
+            window: 32,
+        };
+        tune(&mut local, &mut setup);
+        setup.send_ring = ring(&mut sl, setup.sq_depth, CQE_SLOT, Stamp::before_psn);
+        setup.recv_ring = ring(&mut sl, setup.rq_depth, CQE_SLOT, Stamp::before_psn);
+        setup.replay = ring(&mut sl, setup.replay_slots, REPLAY_SLOT, Stamp::before);
+        let av = Av { dgid: SL, sgid: SF, ..Av::default() };
+        let peer = Peer { av, port: 4793, control_port: 4794, qpn: SL_QPN, epoch: EPOCH };
+        let (env, mrs_of, srqs) = (&mut sf, &mut mrs, &mut NoSrq);
+        let mut path = Path::new(&SL, 1 << 20);
+        let registry_of = &mut registry;
+        let mut lent =
+            Card { env, mrs: mrs_of, registry: registry_of, srqs, path: &mut path, stats: &stats, now: 1 };
+        let mut conn = Stateful::new(&mut lent, local, (setup, peer), Channel::new()).unwrap();
+        conn.open();
+        let rule = Rule {
+            key: SL_KEY,
+            pd: SL_PD,
+            qpn: 0,
+            addr: theirs,
+            len: REGION as u64,
+            iova: theirs,
+            access: all,
+        };
+        registry.add(conn.seat(), rule).unwrap();
+        World {
+            sf,
+            sl,
+            conn,
+            mrs,
+            registry,
+            path,
+            stats,
+            now: 1,
+            faults: Faults::default(),
+            rng: Rng::new([seed, 3]),
+            cut: false,
+            held: 0,
+            seen: Vec::new(),
+            cards: 0,
+            inquiries: 0,
+            has_more_rules: false,
+            wire: BTreeMap::new(),
+            count: 0,
+            sq,
+            rq,
+            scq,
+            rcq,
+            sf_key,
+            lib: Default::default(),
+            setup,
+        }
+    }
+
+    /// An address of SF's, and of SL's, region.
+    pub(super) fn ours(&self, offset: u64) -> u64 {
+        self.sf.base + offset
+    }
+    pub(super) fn theirs(&self, offset: u64) -> u64 {
+        self.sl.base + offset
+    }
+
+    pub(super) fn sge(&self, addr: u64, len: u32) -> Sge {
+        let lkey = if addr >= self.sl.base { SL_KEY } else { self.sf_key };
+        Sge { addr, len, lkey }
+    }
+
+    /// SF's program posts.
+    pub(super) fn post(&mut self, wqe: SendWqe, sges: &[Sge], inline: bool) {
+        let length = sges.iter().map(|sge| sge.len).sum();
+        let mut wqe = SendWqe { length, num_sge: sges.len() as u16, ..wqe };
+        wqe.flags.set(SendFlags::INLINE, inline);
+        let first = sges.first().map_or(Seg::default(), |sge| Seg { addr: sge.addr, len: sge.len });
+        let index = self.sq.posted();
+        wqe.wr_id = index.into();
+        self.sq.post(Slot { wqe, sges: sges.to_vec(), inline: first });
+        self.conn.handle_doorbell(&mut card!(self));
+    }
+
+    pub(super) fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
+        self.rq.0.borrow_mut().push_back((wr_id, sges.to_vec()));
+        self.conn.handle_doorbell(&mut card!(self));
+    }
+
+    /// SL's program posts.
+    pub(super) fn sl_post(&mut self, wqe: SendWqe, sges: &[Sge], inline: bool) -> u32 {
+        let mut wqe = wqe;
+        wqe.flags.set(SendFlags::INLINE, inline);
+        let bytes = sges.first().map_or(Vec::new(), |s| self.sl.read(s.addr, s.len as usize).to_vec());
+        let mut room = [0; MAX_WQE];
+        let len = encode_send(&wqe, sges, &bytes, &mut room).unwrap();
+        self.lib[0].wqes.push((Opt::of(wqe.op), room[..len].to_vec(), false, 0));
+        self.lib[0].wqes.len() as u32 - 1
+    }
+
+    pub(super) fn sl_post_recv(&mut self, sges: &[Sge]) {
+        let mut room = [0; MAX_WQE];
+        let len = encode_recv(sges, &mut room).unwrap();
+        self.lib[1].wqes.push((Opt::Recv, room[..len].to_vec(), false, 0));
+    }
+
+    /// WQEs of SL's queue that the library has not seen the end of.
+    pub(super) fn sl_outstanding(&self, queue: usize) -> usize {
+        self.lib[queue].wqes.len() - self.lib[queue].next as usize
+    }
+
+    /// SF's program takes its QP to ERR.
+    pub(super) fn fail(&mut self) {
+        self.conn.enter_error(&mut card!(self));
+    }
+
+    /// One packet on the wire.
+    pub(super) fn throw(&mut self, to: Gid, port: u16, frame: Vec<u8>) {
+        if self.cut || self.rng.next() % 100 < self.faults.loss {
+            return;
+        }
+        let copies = 1 + u64::from(self.rng.next() % 100 < self.faults.repeat);
+        for _ in 0..copies {
+            let late = self.rng.next() % 100 < self.faults.late;
+            let delay = 5_000 + if late { self.rng.next() % 150_000 } else { 0 };
+            self.count += 1;
+            let held = if to == SL { self.held } else { 0 };
+            let at = held.max(self.now + delay);
+            self.wire.insert((at, self.count), (to, port, frame.clone()));
+        }
+    }
+
+    /// Time passes in which SF's card does nothing; then its timers come first.
+    pub(super) fn oversleep(&mut self, until: Nanos) {
+        self.now = until;
+        self.conn.handle_timeout(&mut card!(self));
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        for (port, frame) in std::mem::take(&mut self.sf.out) {
+            if port == 4793 {
+                let packet = Packet::parse(Side::Stateless, &frame).expect("SF sends good packets");
+                self.seen.push((packet.header.ptype, packet.header.addr));
+            }
+            self.throw(SL, port, frame);
+        }
+        for (port, frame) in std::mem::take(&mut self.sl.out) {
+            self.throw(SF, port, frame);
+        }
+    }
+
+    /// Everything that is due now, and then on to what is due next. False: nothing is.
+    pub(super) fn step(&mut self) -> bool {
+        self.step_to(Nanos::MAX)
+    }
+
+    /// As `step`, but not beyond `end`.
+    fn step_to(&mut self, end: Nanos) -> bool {
+        while let Some(first) = self.wire.first_entry().filter(|first| first.key().0 <= self.now) {
+            let (to, port, frame) = first.remove();
+            if to == SF {
+                let packet = Packet::parse(Side::Stateful, &frame).expect("SL sends good packets");
+                self.conn.handle_packet(&mut card!(self), &SL, &packet);
+            } else if port == 4793 {
+                self.serve(&Packet::parse(Side::Stateless, &frame).unwrap());
+            } else {
+                self.sum_up(&Packet::parse(Side::Stateful, &frame).unwrap());
+            }
+            self.drain();
+        }
+        if self.conn.next_deadline().is_some_and(|at| at <= self.now) {
+            self.conn.handle_timeout(&mut card!(self));
+        }
+        self.library();
+        while matches!(self.conn.transmit(&mut card!(self)), Turn::More | Turn::PortFull) {
+            self.drain();
+        }
+        self.drain();
+        let wire = self.wire.first_key_value().map(|((at, _), _)| *at);
+        let wqe = self.lib.iter().flat_map(|q| &q.wqes).filter(|w| !w.2).map(|w| w.3).min();
+        let next = [wire, wqe, self.conn.next_deadline()].into_iter().flatten().min();
+        self.now = next.unwrap_or(self.now).max(self.now + 1).min(end);
+        next.is_some()
+    }
+
+    /// A packet for SL's card, which is built for it from what SL's host has registered, and is no more behind it.
+    fn serve(&mut self, packet: &Packet<'_>) {
+        let mut bounds = Bounds::new();
+        bounds.add(self.theirs(0), REGION as u64, self.setup.access).unwrap();
+        let Setup { send_ring, sq_depth, recv_ring, rq_depth, replay, replay_slots, .. } = self.setup;
+        for (ring, depth, size) in [
+            (send_ring, sq_depth, CQE_SLOT),
+            (recv_ring, rq_depth, CQE_SLOT),
+            (replay, replay_slots, REPLAY_SLOT),
+        ] {
+            bounds.add_slots(ring, u64::from(depth) * size).unwrap();
+        }
+        let meta = FrameMeta { src: SF, dst: SL, ..FrameMeta::default() };
+        let life = stateless::life_of(EPOCH);
+        let card = stateless::Card { bounds: Some(&bounds), slots: None, life, stats: &self.stats };
+        self.cards += 1;
+        stateless::handle(&card, &mut self.sl, (&meta, 4794), packet);
+    }
+
+    /// SL's library says how many rules there are, if it is asked: those that SF's card knows.
+    fn sum_up(&mut self, packet: &Packet<'_>) {
+        let (seq, from) = (packet.header.psn, Prefix { qpn: SL_QPN, epoch: EPOCH });
+        let question = Control::decode(packet.data);
+        if matches!(question, Some(Control::Inquire | Control::Tell)) {
+            self.throw(SF, 4794, Head::control_ack(SF_QPN, from, seq).bytes().to_vec());
+        }
+        if question == Some(Control::Inquire) {
+            self.inquiries += 1;
+            let mut sum = self.registry.sum(self.conn.seat()).unwrap();
+            sum.rules += u32::from(self.has_more_rules);
+            self.say(self.inquiries - 1, Control::All(sum));
+        }
+    }
+
+    /// SL's library says something.
+    pub(super) fn say(&mut self, seq: u32, message: Control) {
+        let mut room = [0; MAX_CONTROL];
+        let len = message.encode(&mut room).unwrap();
+        let from = Prefix { qpn: SL_QPN, epoch: EPOCH };
+        let head = Head::control(SF_QPN, from, Psn::new(seq), len as u16);
+        self.throw(SF, 4794, [head.bytes(), &room[..len]].concat());
+    }
+
+    fn library(&mut self) {
+        for event in std::mem::take(&mut self.sl.news) {
+            let queue = &mut self.lib[event.queue as usize];
+            if let crate::env::News::Stored(seq) = event.what {
+                queue.wqes[seq.get() as usize].2 = true;
+            }
+        }
+        let depths = [self.setup.sq_depth, self.setup.rq_depth];
+        for (n, base) in [self.setup.send_ring, self.setup.recv_ring].into_iter().enumerate() {
+            let queue = &mut self.lib[n];
+            for seq in queue.next..queue.wqes.len() as u32 {
+                let at = slot(base, depths[n], seq, CQE_SLOT);
+                let stamp = Stamp { epoch: EPOCH, seq }.word();
+                if self.sl.word(at) != stamp {
+                    break;
+                }
+                let body: [u8; CQE_BODY] = self.sl.read(at + 8, CQE_BODY).try_into().unwrap();
+                queue.done.push((seq, CqeMsg::from_body(at, &body).unwrap()));
+                queue.next = seq + 1;
+            }
+            let credit = queue.next + depths[n];
+            let mut frames = Vec::new();
+            for (seq, (opt, bytes, stored, at)) in queue.wqes.iter_mut().enumerate().take(credit as usize) {
+                if !*stored && *at <= self.now {
+                    *at = self.now + MS;
+                    let header = Header {
+                        ptype: Ptype::Wqep,
+                        opt: *opt,
+                        migrate: false,
+                        ack: true,
+                        qpn: SF_QPN,
+                        epoch: EPOCH as u8,
+                        psn: Psn::new(seq as u32),
+                        addr: 0,
+                        len: bytes.len() as u16,
+                    };
+                    frames.push([Head::to_stateful(header).bytes(), bytes].concat());
+                }
+            }
+            frames.into_iter().for_each(|frame| self.throw(SF, 4794, frame));
+        }
+    }
+
+    /// Steps until `done`, for at most a minute of virtual time.
+    pub(super) fn run(&mut self, mut done: impl FnMut(&mut World) -> bool) {
+        let end = self.now + 60_000 * MS;
+        while !done(self) {
+            let more = self.step() && self.now < end;
+            assert!(more || done(self), "it does not end: {}", self.now);
+        }
+    }
+
+    /// Steps for so long, as far as there is anything to do.
+    pub(super) fn pass(&mut self, time: Nanos) {
+        let end = self.now + time;
+        while self.now < end && self.step_to(end) {}
+    }
+
+    /// Status of each of SF's sends that is complete.
+    pub(super) fn sends(&self) -> Vec<(u64, WcStatus)> {
+        self.scq.0.borrow().iter().map(|cqe| (cqe.wr_id, cqe.status)).collect()
+    }
+}
+
+/// A ring in SL's memory, stamped as its library does.
+fn ring(sl: &mut Host, depth: u32, size: u64, before: impl Fn(u32, u32, u32) -> Stamp) -> u64 {
+    let base = sl.alloc(depth as usize * size as usize);
+    for index in 0..depth {
+        let word = before(EPOCH, index, depth).word();
+        sl.put(slot(base, depth, index, size), &word.to_ne_bytes());
+    }
+    base
+}

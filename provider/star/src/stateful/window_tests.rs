@@ -1,0 +1,271 @@
+use std::collections::BTreeSet;
+use std::vec::Vec;
+
+use super::*;
+
+/// Longer than anything here takes: only order tells.
+const NEVER: Nanos = Nanos::MAX / 2;
+
+/// A packet that brings data, and one that gets some.
+fn put(wqe: u32) -> Entry {
+    Entry { wqe, len: 100, ..Entry::default() }
+}
+fn get(wqe: u32) -> Entry {
+    Entry { kind: Kind::Get, ..put(wqe) }
+}
+
+/// The empty window goes on with this PSN.
+fn begin_at(window: &mut Window, psn: Psn) {
+    (window.una, window.next) = (psn, psn);
+    window.lanes.iter_mut().for_each(|lane| lane.first = psn);
+}
+
+fn filled_window(packets: u32) -> Window {
+    let mut window = Window::new(packets).unwrap();
+    /* just before the end of numbers */
+    begin_at(&mut window, Psn::new(2 * NO_PSN));
+    for n in 0..packets {
+        assert!(window.has_room());
+        window.push(put(n), u64::from(n));
+    }
+    assert!(!window.has_room());
+    window
+}
+
+/// One packet before 0.
+const NO_PSN: u32 = starverbs_core::QPN_MASK + 1 - COPIES;
+
+/// The `n`th packet behind `first`.
+fn nth(first: Psn, n: u32) -> Psn {
+    first.plus(n.wrapping_mul(COPIES))
+}
+
+#[test]
+fn answers_in_any_order_move_the_window_when_the_oldest_comes() {
+    let mut window = filled_window(8);
+    let first = window.una;
+    for n in 1..8 {
+        let answered = window.done(nth(first, n)).unwrap();
+        assert_eq!((answered.entry.wqe, answered.sent), (n, Some(u64::from(n))));
+        assert!(window.done(nth(first, n)).is_none(), "once");
+        assert_eq!(window.una, first);
+    }
+    assert!(window.done(first).is_some() && window.is_empty());
+    assert!(window.done(first).is_none() && window.done(nth(first, 8)).is_none());
+    assert_eq!((window.flight, window.lost, window.in_flight()), (0, 0, 0));
+}
+
+#[test]
+fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
+    let mut window = filled_window(8);
+    let first = window.una;
+    let each = window.in_flight() / 8;
+    window.done(nth(first, 1));
+    window.done(nth(first, 2));
+    assert_eq!(window.infer(&put(0), NEVER), 0);
+    window.done(nth(first, 3));
+    assert_eq!((window.infer(&put(0), NEVER), window.infer(&put(0), NEVER)), (each, 0));
+    let (psn, entry) = window.next_lost(|_| true).unwrap();
+    assert_eq!((psn, entry.wqe, window.feels()), (first, 0, false));
+    assert!(window.next_lost(|_| false).is_none());
+    let again = window.sent_again(psn, 100);
+    assert_eq!((again, window.in_flight()), (first.plus(1), 5 * each));
+    assert!(window.next_lost(|_| true).is_none());
+    /* which of the two came is known: the first proves nothing of what left before the second */
+    let mut early = Window { ring: window.ring.clone(), ..window };
+    let late = early.done(first).unwrap();
+    assert_eq!((late.sent, late.entry.copies(), early.infer(&put(0), NEVER)), (None, 1, 0));
+    let answered = early.done_again(again).unwrap();
+    assert_eq!((answered.wqe, answered.copies()), (0, 0));
+    assert!(early.done_again(again).is_none() && early.done_again(first).is_none(), "once each");
+    let on_time = window.done(again).unwrap();
+    assert_eq!((on_time.sent, on_time.entry.copies()), (Some(100), 1));
+    assert_eq!(window.infer(&put(0), NEVER), 2 * each, "all but the two that left last before it");
+    window.forget(|entry| entry.wqe == 5);
+    assert_eq!((window.flight, window.lost, window.una), (2, 1, nth(first, 4)));
+}
+
+/// What brings data and what gets some leave in segmented sends of their own, and so pass each other: neither says anything of the other.
+#[test]
+fn a_packet_that_another_kind_passed_is_not_lost() {
+    let mut window = Window::new(16).unwrap();
+    begin_at(&mut window, Psn::new(2 * NO_PSN));
+    let first = window.una;
+    for n in 0..8 {
+        window.push(put(n), 10);
+        window.push(get(n), 10);
+    }
+    let each = window.in_flight() / 16;
+    for n in 0..8 {
+        window.done(nth(first, 2 * n + 1)).unwrap();
+        assert_eq!((window.infer(&get(n), 0), window.infer(&put(n), 0)), (0, 0));
+    }
+    assert_eq!((window.newest_put(), window.una, window.in_flight()), (0, first, 8 * each));
+    /* the fourth of its kind: the first is lost, the others are not */
+    assert_eq!(window.done(nth(first, 6)).map(|answered| answered.overtaken), Some(0));
+    assert_eq!((window.infer(&get(3), NEVER), window.infer(&put(3), NEVER)), (0, each));
+    assert_eq!((window.get(first).unwrap().state, window.newest_put()), (State::Lost, 10));
+}
+
+/// One kind may have nothing under way while numbers of the other come round.
+#[test]
+fn a_kind_that_pauses_is_not_left_behind() {
+    let mut window = Window::new(8).unwrap();
+    for n in 0..NO_PSN / COPIES + 2 {
+        let psn = window.push(put(n), 0);
+        assert!(window.done(psn).is_some() && window.infer(&put(n), 0) == 0);
+    }
+    let psns: Vec<Psn> = (0..5).map(|n| window.push(get(n), 0)).collect();
+    window.done(psns[4]).unwrap();
+    assert!(window.infer(&get(4), NEVER) > 0 && window.get(psns[0]).unwrap().state == State::Lost);
+}
+
+/// However many are under way, the silence may be that of a CPU that SL's card had not: a few are asked for, and what comes tells.
+#[test]
+fn after_silence_two_feel_the_way() {
+    let mut window = filled_window(8);
+    let (first, each) = (window.una, window.in_flight() / 8);
+    assert_eq!((window.expire(6, 1000), window.oldest()), (2, Some(1000)));
+    assert_eq!(window.expire(999, 1999), 0, "they have their time");
+    for n in 0..2 {
+        assert!(window.feels());
+        let (psn, _) = window.next_lost(|_| true).unwrap();
+        assert_eq!((psn, window.sent_again(psn, 1000)), (nth(first, n), nth(first, n).plus(1)));
+    }
+    assert!(!window.feels() && window.next_lost(|_| true).is_none());
+    let mut slow = Window { ring: window.ring.clone(), ..window };
+    for n in 0..8 {
+        slow.done(nth(first, n)).unwrap();
+        assert_eq!(slow.infer(&put(0), 500), 0);
+    }
+    assert!(slow.is_empty(), "nothing was lost");
+    window.done(first.plus(1));
+    assert_eq!(window.infer(&put(0), 500), 6 * each, "all that left long before what was answered");
+    assert_eq!((window.flight, window.lost), (1, 6));
+}
+
+/// Packets whose answers would be refused may not go yet; those that they wait for are lost, too.
+#[test]
+fn who_may_not_go_holds_up_nobody() {
+    let mut window = filled_window(8);
+    let first = window.una;
+    for n in 4..8 {
+        window.refuse(nth(first, n));
+    }
+    assert_eq!(window.expire(0, 1000), 1);
+    window.sent_again(first, 1000);
+    assert_eq!(window.expire(1000, 2000), 2, "the next two of the four");
+    let (psn, _) = window.next_lost(|entry| entry.wqe > 3).unwrap();
+    window.sent_again(psn, 2000);
+    assert_eq!(window.expire(2000, 3000), 2, "and the others");
+    assert!((0..4).all(|n| window.get(nth(first, n)).unwrap().state == State::Lost));
+}
+
+#[test]
+fn the_number_of_a_transmission_comes_round() {
+    let mut window = Window::new(8).unwrap();
+    let first = window.push(Entry::default(), 0);
+    for n in 1..600 {
+        window.expire(Nanos::MAX, 0);
+        assert_eq!(window.sent_again(first, n).get(), n as u32 % COPIES);
+        assert_eq!((window.most_tries() > 200, window.flight, window.lost), (n >= 200, 1, 0));
+    }
+    let answered = window.done(first.plus(599 % COPIES)).unwrap();
+    assert_eq!((answered.sent, answered.entry.copies()), (Some(599), COPIES));
+    (0..3).for_each(|n| _ = window.done_again(first.plus(n)));
+    window.push(Entry::default(), 0);
+    assert!(window.done_again(first.plus(3)).is_none(), "it was heard");
+}
+
+/// Against sets, with anything that can happen in any order.
+#[test]
+fn it_is_what_plain_sets_are() {
+    let mut rng = starverbs_core::rng::Rng::new([7, 7]);
+    let mut window = Window::new(32).unwrap();
+    window.lanes.iter_mut().for_each(|lane| lane.order = REBASE - 1000);
+    let (mut flight, mut lost) = (BTreeSet::new(), BTreeSet::new());
+    let mut pushed = 0u32;
+    for now in 0..200_000 {
+        let word = rng.next();
+        let number = pushed.wrapping_sub((word >> 32) as u32 % 40);
+        let pick = nth(Psn::default(), number);
+        match word % 8 {
+            0..3 if window.has_room() => {
+                let kind = if word & 8 == 0 { Kind::Put } else { Kind::Get };
+                let psn = window.push(Entry { wqe: pushed, kind, ..Entry::default() }, now);
+                assert_eq!(psn, nth(Psn::default(), pushed));
+                flight.insert(pushed);
+                pushed += 1;
+            }
+            3..6 => {
+                let known = flight.remove(&number) | lost.remove(&number);
+                let copy = (word >> 48) as u32 % COPIES;
+                assert_eq!(window.done(pick.plus(copy)).map(|e| e.entry.wqe), known.then_some(number));
+            }
+            6 => {
+                let then = now.saturating_sub(60);
+                let felt = window.felt;
+                window.expire(then, now);
+                let late: Vec<u32> =
+                    flight.iter().copied().filter(|n| at(&window, *n).state == State::Lost).collect();
+                assert!(late.len() <= FEELERS as usize && (late.is_empty() || felt <= then));
+                late.into_iter().for_each(|n| _ = flight.remove(&n) && lost.insert(n));
+            }
+            7 => {
+                let found = window.next_lost(|_| true).map(|(psn, entry)| (psn, entry.wqe));
+                assert_eq!(found.map(|(_, n)| n), lost.first().copied());
+                if let Some((psn, n)) = found {
+                    window.sent_again(psn, now);
+                    lost.remove(&n);
+                    flight.insert(n);
+                }
+            }
+            _ => {}
+        }
+        assert_eq!((window.flight, window.lost), (flight.len() as u32, lost.len() as u32));
+        assert_eq!(window.in_flight(), flight.len() as u32 * PACKET_OVERHEAD);
+        for lane in 0..2 {
+            let first = window.each().find(|psn| window.get(*psn).is_some_and(|entry| entry.lane() == lane));
+            assert_eq!(window.oldest_of(lane), first.map(|psn| window.place(psn)));
+        }
+        assert!(window.span() <= 32 && window.feelers <= window.lost.min(FEELERS));
+    }
+    assert!(pushed > 10_000);
+}
+
+fn at(window: &Window, number: u32) -> Entry {
+    window.ring[window.place(nth(Psn::default(), number))]
+}
+
+/// A window that comes to have more under way uses more places, and what it knew of those under way stays.
+#[test]
+fn more_places_are_used_as_more_is_under_way() {
+    let mut window = Window::new(4 * FEW).unwrap();
+    begin_at(&mut window, Psn::new(2 * NO_PSN));
+    let first = window.una;
+    let mut pushed = 0;
+    let mut push = |window: &mut Window, upto: u32| {
+        for n in pushed..upto {
+            window.push(put(n), u64::from(n));
+        }
+        pushed = upto;
+    };
+    /* one after the other, for ever: a few places will do */
+    for n in 0..FEW + 3 {
+        push(&mut window, n + 1);
+        assert!(window.done(nth(first, n)).is_some());
+    }
+    assert_eq!((window.used, window.is_empty()), (FEW, true));
+    let base = FEW + 3;
+    push(&mut window, base + 4 * FEW);
+    assert_eq!(
+        (window.used, window.has_room(), window.in_flight()),
+        (4 * FEW, false, 4 * FEW * window.ring[0].cost())
+    );
+    for n in (base..base + 4 * FEW).rev() {
+        assert_eq!(window.get(nth(first, n)).map(|entry| entry.wqe), Some(n));
+        assert_eq!(window.done(nth(first, n)).map(|answered| answered.entry.wqe), Some(n));
+        assert!(window.done_again(nth(first, n)).is_none(), "its only transmission has its answer");
+    }
+    assert!(window.is_empty() && window.in_flight() == 0 && window.flight == 0);
+}

@@ -1,0 +1,330 @@
+//! The card of SL: what a packet says is done, and forgotten.
+//!
+//! There is no struct of any connection here, and nothing is kept between two packets. Answers go where packets came from. What must
+//! happen once (a completion, an atomic) is told from its repeats by a slot in host memory, whose address is in the packet.
+
+use starverbs_core::{Av, Counters, FrameMeta, Gid, Psn, Qpn, Seg, SendOp};
+
+use super::bounds::{Bounds, Use};
+use super::control::{Control, MAX_CONTROL};
+use super::env::{News, SlEvent, StarEnv};
+use super::message::{Atomic, CqeMsg};
+use super::ring::{Age, CQE_SLOT, REPLAY_SLOT, Stamp};
+use super::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Side};
+
+/// What a stateless card knows beside the packet: nothing of connections.
+#[derive(Clone, Copy, Debug)]
+pub struct Card<'a> {
+    /// What memory packets may reach. `None`: all that SF's registry lets through, as in the paper
+    pub bounds: Option<&'a Bounds>,
+    /// Where the library has the slots that this packet may fill, first byte and bytes. `None`: the bounds know
+    pub slots: Option<(u64, u64)>,
+    /// Which life of the card this is: packets of earlier ones are dropped. See [`life_of`]
+    pub life: u16,
+    /// Where it counts
+    pub stats: &'a Counters,
+}
+
+/// The card's life in an epoch: its upper half. The lower half counts connections.
+pub const fn life_of(epoch: u32) -> u16 {
+    (epoch >> 16) as u16
+}
+
+/// Whether an epoch of a connection is not the one of before, nor an earlier one of the same life of the card.
+pub const fn is_later(epoch: u32, before: u32) -> bool {
+    life_of(epoch) != life_of(before) || (epoch as u16).wrapping_sub(before as u16) as i16 > 0
+}
+
+/// Why a packet does nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Drop {
+    /// It is none, or of an earlier life
+    Bad,
+    /// It may not reach that memory, or there is none
+    Refused,
+    /// Its slot has been used for something later, or by another connection
+    Stale,
+}
+
+/// A packet that came to the stateless half, from this address and UDP port. See [`Packet::open`].
+pub fn handle<E: StarEnv>(card: &Card<'_>, env: &mut E, from: (&FrameMeta, u16), packet: &Packet<'_>) {
+    let stats = card.stats;
+    let drop = match packet.prefix {
+        Some(prefix) if life_of(prefix.epoch) == card.life => {
+            let mut job = Job { card, env, from, header: &packet.header, prefix };
+            match packet.header.ptype {
+                Ptype::Rd => job.place(packet.data),
+                Ptype::Gd if packet.header.opt == Opt::Recv => job.atomic(packet.data),
+                Ptype::Gd => job.gather(),
+                Ptype::Cqep => job.complete(packet.data),
+                Ptype::Ea => job.stored(),
+                Ptype::Wqep | Ptype::Rda | Ptype::Gda => Err(Drop::Bad),
+            }
+        }
+        _ => Err(Drop::Bad),
+    };
+    match drop {
+        Ok(()) => (),
+        Err(Drop::Bad) => stats.star_bad.inc(),
+        Err(Drop::Refused) => stats.star_refused.inc(),
+        Err(Drop::Stale) => stats.star_stale.inc(),
+    }
+}
+
+/// One packet's work.
+struct Job<'a, E> {
+    card: &'a Card<'a>,
+    env: &'a mut E,
+    from: (&'a FrameMeta, u16),
+    header: &'a Header,
+    prefix: Prefix,
+}
+
+impl<E: StarEnv> Job<'_, E> {
+    /// RD: to memory, and only then the answer.
+    fn place(&mut self, data: &[u8]) -> Result<(), Drop> {
+        let what = if self.header.opt == Opt::Write { Use::Write } else { Use::Place };
+        self.check(self.header.addr, data.len() as u64, what)?;
+        if !data.is_empty() && !self.env.dma_write(self.header.addr, data) {
+            return Err(Drop::Refused);
+        }
+        self.env.dma_fence();
+        self.card.stats.star_rd.inc();
+        self.answer(Ptype::Rda, self.header.len, &[], &[]);
+        Ok(())
+    }
+
+    /// GD: the answer is what memory holds.
+    fn gather(&mut self) -> Result<(), Drop> {
+        let Header { addr, len, opt, .. } = *self.header;
+        /* SF asks for no bytes without naming some */
+        if len == 0 {
+            return Err(Drop::Bad);
+        }
+        let what = if opt == Opt::Read { Use::Read } else { Use::Gather };
+        self.check(addr, len.into(), what)?;
+        self.card.stats.star_gd.inc();
+        self.env.begin_payload();
+        let seg = self.env.dma_read(Seg { addr, len: len.into() }).ok_or(Drop::Refused)?;
+        self.answer(Ptype::Gda, len, &[], &[seg]);
+        Ok(())
+    }
+
+    /// GD of an atomic: once, behind the one before it, then as often as asked what it gave. The answer to one that is early has no data.
+    fn atomic(&mut self, data: &[u8]) -> Result<(), Drop> {
+        let atomic = Atomic::decode(data).ok_or(Drop::Bad)?;
+        let addr = self.header.addr;
+        if !addr.is_multiple_of(8) || !atomic.slot.is_multiple_of(REPLAY_SLOT) {
+            return Err(Drop::Bad);
+        }
+        let what = if atomic.op == SendOp::AtomicWrite { Use::Write } else { Use::Atomic };
+        self.check(addr, 8, what)?;
+        let before = atomic.slot_before().ok_or(Drop::Refused)?;
+        for slot in [atomic.slot, before] {
+            self.check(slot, REPLAY_SLOT, Use::Slot)?;
+        }
+        let stamp = Stamp { epoch: self.prefix.epoch, seq: atomic.seq };
+        let result = match self.stamp_at(atomic.slot)?.age_of_atomic(stamp) {
+            Age::Newer if self.stamp_at(before)? != stamp.one_before() => {
+                self.card.stats.star_atomics_early.inc();
+                self.answer(Ptype::Gda, 0, &[], &[]);
+                return Ok(());
+            }
+            Age::Newer => {
+                let before = self.execute(addr, &atomic).ok_or(Drop::Refused)?;
+                self.card.stats.star_atomics.inc();
+                let kept = self.store(atomic.slot + 8, before) && self.store(atomic.slot, stamp.word());
+                if !kept {
+                    return Err(Drop::Refused);
+                }
+                before
+            }
+            Age::Same => {
+                self.card.stats.star_atomics_again.inc();
+                self.load(atomic.slot + 8)?
+            }
+            Age::Older | Age::Foreign => return Err(Drop::Stale),
+        };
+        self.env.dma_fence();
+        self.answer(Ptype::Gda, 8, &result.to_be_bytes(), &[]);
+        Ok(())
+    }
+
+    fn execute(&mut self, addr: u64, atomic: &Atomic) -> Option<u64> {
+        let Atomic { op, compare_add, swap, .. } = *atomic;
+        match op {
+            SendOp::CmpSwap => self.env.dma_compare_swap(addr, compare_add, swap),
+            SendOp::FetchAdd => self.env.dma_fetch_add(addr, compare_add),
+            /* its eight bytes have an order of their own */
+            _ => self.env.dma_store(addr, compare_add.to_be_bytes()).then_some(0),
+        }
+    }
+
+    /// CQEP: into its slot unless that has it already; then the library hears of it, and SF.
+    fn complete(&mut self, data: &[u8]) -> Result<(), Drop> {
+        let cqe = CqeMsg::decode(data).ok_or(Drop::Bad)?;
+        if !cqe.slot.is_multiple_of(CQE_SLOT) {
+            return Err(Drop::Bad);
+        }
+        self.check(cqe.slot, CQE_SLOT, Use::Slot)?;
+        let stamp = Stamp { epoch: self.prefix.epoch, seq: self.header.psn.get() };
+        match self.stamp_at(cqe.slot)?.age_of(stamp) {
+            Age::Newer => {
+                if !self.env.dma_write(cqe.slot + 8, &cqe.body()) || !self.store(cqe.slot, stamp.word()) {
+                    return Err(Drop::Refused);
+                }
+                self.env.dma_fence();
+                self.card.stats.star_cqep.inc();
+                self.tell(News::Completed);
+            }
+            /* the library has it, and may have made room since: only the answer was lost */
+            Age::Same | Age::Older => self.card.stats.star_stale.inc(),
+            Age::Foreign => return Err(Drop::Stale),
+        }
+        self.answer(Ptype::Ea, 0, &[], &[]);
+        Ok(())
+    }
+
+    /// EA: for the library.
+    fn stored(&mut self) -> Result<(), Drop> {
+        self.tell(News::Stored(self.header.psn));
+        Ok(())
+    }
+
+    fn tell(&mut self, what: News) {
+        let Prefix { qpn, epoch } = self.prefix;
+        self.env.star_event(SlEvent { qpn, epoch, queue: self.header.opt.queue(), what });
+    }
+
+    #[inline]
+    fn check(&self, addr: u64, len: u64, what: Use) -> Result<(), Drop> {
+        let permitted = match (what, self.card.slots) {
+            (Use::Slot, Some((first, bytes))) => {
+                let offset = addr.wrapping_sub(first);
+                offset < bytes && len <= bytes - offset
+            }
+            _ => self.card.bounds.is_none_or(|bounds| bounds.permits(addr, len, what)),
+        };
+        if permitted { Ok(()) } else { Err(Drop::Refused) }
+    }
+
+    fn load(&mut self, addr: u64) -> Result<u64, Drop> {
+        self.env.star_load(addr).map(u64::from_ne_bytes).ok_or(Drop::Refused)
+    }
+    fn stamp_at(&mut self, slot: u64) -> Result<Stamp, Drop> {
+        self.load(slot).map(Stamp::of)
+    }
+    fn store(&mut self, addr: u64, word: u64) -> bool {
+        self.env.dma_store(addr, word.to_ne_bytes())
+    }
+
+    /// Sends back what came with another type, if an answer is wanted.
+    fn answer(&mut self, ptype: Ptype, len: u16, data: &[u8], payload: &[Seg]) {
+        if !self.header.ack {
+            return;
+        }
+        let (meta, port) = self.from;
+        let head = Head::to_stateful(Header { ptype, ack: false, len, ..*self.header });
+        let to = Av { dgid: meta.src, sgid: meta.dst, hop_limit: 64, ..Av::default() };
+        /* others write only to what SF reads: a buffer that is being sent stays as it is */
+        let volatile = self.header.opt == Opt::Read;
+        self.env.send_star(Side::Stateless, (&to, port), &head, data, payload, volatile);
+    }
+}
+
+/// Where a connection's stateful end is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Peer {
+    /// Address
+    pub av: Av,
+    /// UDP port of its stateful half
+    pub port: u16,
+    /// QPN
+    pub qpn: Qpn,
+    /// Epoch of the connection
+    pub epoch: u32,
+}
+
+impl Peer {
+    /// Whether a packet that came from `source` is of this end of this connection.
+    pub(super) fn has_sent(&self, source: &Gid, packet: &Packet<'_>) -> bool {
+        let sender = Prefix { qpn: self.qpn, epoch: self.epoch };
+        *source == self.av.dgid && packet.prefix == Some(sender)
+    }
+}
+
+/// Sends a WQE, as [`message`](super::message) encodes it, for the library: all that is needed is in the arguments. `inline` are
+/// bytes of host memory that belong to it.
+pub fn send_wqep<E: StarEnv>(env: &mut E, to: &Peer, opt: Opt, seq: Psn, wqe: &[u8], inline: Option<Seg>) {
+    env.begin_payload();
+    let payload = match inline {
+        None => None,
+        Some(bytes) => match env.dma_read(bytes) {
+            /* as if it were lost on the wire */
+            None => return,
+            seg => seg,
+        },
+    };
+    let len = wqe.len() + inline.map_or(0, |bytes| bytes.len as usize);
+    let header = Header {
+        ptype: Ptype::Wqep,
+        opt,
+        migrate: false,
+        ack: true,
+        qpn: to.qpn,
+        epoch: (to.epoch & 0xff) as u8,
+        psn: seq,
+        addr: 0,
+        len: len as u16,
+    };
+    let (head, payload) = (Head::to_stateful(header), payload.as_slice());
+    env.send_star(Side::Stateless, (&to.av, to.port), &head, wqe, payload, false);
+}
+
+/// Sends a control message to the peer's QP `to`, or the answer to one.
+pub fn send_control<E: StarEnv>(env: &mut E, to: &Peer, from: Qpn, seq: Psn, message: Option<&Control>) {
+    let prefix = Prefix { qpn: from, epoch: to.epoch };
+    let mut room = [0; MAX_CONTROL];
+    let len = message.and_then(|message| message.encode(&mut room)).unwrap_or(0);
+    let head = match message {
+        Some(_) => Head::control(to.qpn, prefix, seq, len as u16),
+        None => Head::control_ack(to.qpn, prefix, seq),
+    };
+    env.send_star(Side::Stateful, (&to.av, to.port), &head, room.get(..len).unwrap_or(&[]), &[], false);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_of_a_life_follow_each_other() {
+        assert!(is_later(0x7_0003, 0x7_0002) && is_later(0x7_0000, 0x7_ffff), "its numbers come round");
+        assert!(!is_later(0x7_0002, 0x7_0002) && !is_later(0x7_ffff, 0x7_0000));
+        assert!(is_later(0x6_0001, 0x7_0002), "another life has numbers of its own");
+    }
+
+    #[test]
+    fn nobody_else_speaks_for_a_peer() {
+        let at = |last| Gid::from_ipv4([10, 0, 0, last]);
+        let av = Av { dgid: at(1), ..Av::default() };
+        let peer = Peer { av, port: 1, qpn: 7, epoch: 0x1_0002 };
+        let header = Header {
+            ptype: Ptype::Ea,
+            opt: Opt::Send,
+            migrate: true,
+            ack: false,
+            qpn: 9,
+            epoch: 2,
+            psn: Psn::new(0),
+            addr: 0,
+            len: 0,
+        };
+        let from = |qpn, epoch| Packet { header, prefix: Some(Prefix { qpn, epoch }), data: &[] };
+        assert!(peer.has_sent(&at(1), &from(7, 0x1_0002)));
+        assert!(!peer.has_sent(&at(2), &from(7, 0x1_0002)), "from another address");
+        assert!(!peer.has_sent(&at(1), &from(8, 0x1_0002)), "of another of its QPs");
+        assert!(!peer.has_sent(&at(1), &from(7, 0x1_0003)), "of another connection");
+        assert!(!peer.has_sent(&at(1), &Packet { prefix: None, ..from(7, 0x1_0002) }));
+    }
+}

@@ -1,0 +1,542 @@
+//! StaR packets: what stands behind the UDP header (Fig. 7, Fig. 8).
+//!
+//! ```text
+//! word 0   PTYPE 4 | OPT 2 | M 1 | A 1 | QPN 24
+//! word 1   epoch, low byte 8           | PSN 24
+//! words 2-3                        ADDR 64
+//! word 4   LEN 16                      | CHECKSUM 16
+//!          {QPN 32, epoch 32}: to the stateless half SL's QPN, with M its sender's
+//!          data
+//!          CRC-32
+//! ```
+//!
+//! All numbers are big-endian, the CRC-32 as RoCE's is. The QPN is that of SF both ways, but with M: then it is the receiver's. LEN counts
+//! the data, without what stands before it; in a GD it is what is wanted. Pure: bytes in, numbers out.
+
+use crc32fast::Hasher;
+use starverbs_core::wire::IcrcHeader;
+use starverbs_core::{Gid, Mtu, Psn, QPN_MASK, Qpn, SendOp};
+use thiserror::Error;
+
+/// UDP port of a card's stateless half, if it is free; else the host chooses one.
+pub const PORT_STATELESS: u16 = 4793;
+/// UDP port of a card's stateful half, which gets control messages too, if it is free.
+pub const PORT_STATEFUL: u16 = 4794;
+/// Bytes of the header.
+pub const HEADER_LEN: usize = 20;
+/// Bytes of the prefix that some packets have behind the header.
+pub const PREFIX_LEN: usize = 8;
+/// Bytes of the CRC at the end.
+pub const CRC_LEN: usize = 4;
+/// Bytes of a packet around its data, at most.
+pub const OVERHEAD: usize = HEADER_LEN + PREFIX_LEN + CRC_LEN;
+/// Bytes of data that any packet carries, at most.
+pub const MAX_DATA: usize = Mtu::M4096.bytes() as usize;
+
+const MIGRATE: u8 = 2;
+const ACK: u8 = 1;
+const LEN_AT: usize = 16;
+const CHECKSUM_AT: usize = 18;
+const EPOCH_MASK: u32 = 0xff;
+
+/// Half of a card that packets are for. Each has a UDP port of its own, which the ends tell each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// The stateless half
+    Stateless,
+    /// The stateful half, and control messages
+    Stateful,
+}
+
+impl Side {
+    /// The UDP port that it has if it can.
+    pub const fn default_port(self) -> u16 {
+        match self {
+            Side::Stateless => PORT_STATELESS,
+            Side::Stateful => PORT_STATEFUL,
+        }
+    }
+}
+
+/// What a packet is (table I). The paper gives no numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Ptype {
+    /// SL to SF: a WQE
+    Wqep = 1,
+    /// Both ways: a WQEP has been stored, a CQEP is in memory
+    Ea = 2,
+    /// SF to SL: data to write
+    Rd = 3,
+    /// SL to SF: it is in memory
+    Rda = 4,
+    /// SF to SL: data is wanted
+    Gd = 5,
+    /// SL to SF: the data
+    Gda = 6,
+    /// SF to SL: a completion
+    Cqep = 7,
+}
+
+impl Ptype {
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Ptype::Wqep,
+            2 => Ptype::Ea,
+            3 => Ptype::Rd,
+            4 => Ptype::Rda,
+            5 => Ptype::Gd,
+            6 => Ptype::Gda,
+            7 => Ptype::Cqep,
+            _ => return None,
+        })
+    }
+}
+
+/// For which operation. In WQEP, CQEP and EA, [`Opt::Recv`] is the receive queue and all others are the send queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Opt {
+    /// SEND; and what a card does by itself
+    #[default]
+    Send = 0,
+    /// A receive WQE. In RD, GD and their answers: an atomic, which is done once
+    Recv = 1,
+    /// WRITE, FLUSH
+    Write = 2,
+    /// READ, and in a WQEP an atomic
+    Read = 3,
+}
+
+impl Opt {
+    const fn from_code(code: u8) -> Self {
+        match code & 3 {
+            0 => Opt::Send,
+            1 => Opt::Recv,
+            2 => Opt::Write,
+            _ => Opt::Read,
+        }
+    }
+    /// Of an operation of a send queue.
+    pub const fn of(op: SendOp) -> Self {
+        match op {
+            SendOp::Send | SendOp::SendImm | SendOp::SendInv => Opt::Send,
+            SendOp::LocalInv | SendOp::BindMw | SendOp::Malformed => Opt::Send,
+            SendOp::Write | SendOp::WriteImm | SendOp::AtomicWrite | SendOp::Flush => Opt::Write,
+            SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd => Opt::Read,
+        }
+    }
+    /// Of which queue a WQEP, CQEP or EA speaks.
+    pub const fn queue(self) -> Queue {
+        match self {
+            Opt::Recv => Queue::Recv,
+            Opt::Send | Opt::Write | Opt::Read => Queue::Send,
+        }
+    }
+}
+
+/// One of SL's two queues. Each has sequence numbers of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Queue {
+    /// Send queue
+    Send = 0,
+    /// Receive queue
+    Recv = 1,
+}
+
+/// The header (Fig. 8) without its checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// What it is
+    pub ptype: Ptype,
+    /// For which operation
+    pub opt: Opt,
+    /// A control message, or the answer to one
+    pub migrate: bool,
+    /// An answer is wanted
+    pub ack: bool,
+    /// SF's QPN; with `migrate` the receiver's
+    pub qpn: Qpn,
+    /// Low byte of the connection's epoch
+    pub epoch: u8,
+    /// WQEP, CQEP and EA: sequence in the queue. Control messages: their sequence. Others: SF's own.
+    pub psn: Psn,
+    /// RD and GD, and echoed: where in SL's memory
+    pub addr: u64,
+    /// Bytes of data; GD that is no atomic: bytes wanted
+    pub len: u16,
+}
+
+impl Header {
+    /// Its bytes, with checksum 0.
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let flags = if self.migrate { MIGRATE } else { 0 } | if self.ack { ACK } else { 0 };
+        let first = (self.ptype as u8) << 4 | (self.opt as u8) << 2 | flags;
+        let mut bytes = [0; HEADER_LEN];
+        bytes[0..4].copy_from_slice(&(u32::from(first) << 24 | self.qpn & QPN_MASK).to_be_bytes());
+        bytes[4..8].copy_from_slice(&(u32::from(self.epoch) << 24 | self.psn.get()).to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[16..18].copy_from_slice(&self.len.to_be_bytes());
+        bytes
+    }
+
+    /// From its bytes, whose checksum is not looked at.
+    fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
+        let [first, q0, q1, q2, epoch, p0, p1, p2, addr @ .., l0, l1, _, _] = *bytes;
+        Some(Header {
+            ptype: Ptype::from_code(first >> 4)?,
+            opt: Opt::from_code(first >> 2),
+            migrate: first & MIGRATE != 0,
+            ack: first & ACK != 0,
+            qpn: u32::from_be_bytes([0, q0, q1, q2]),
+            epoch,
+            psn: Psn::new(u32::from_be_bytes([0, p0, p1, p2])),
+            addr: u64::from_be_bytes(addr),
+            len: u16::from_be_bytes([l0, l1]),
+        })
+    }
+}
+
+/// What stands behind the header of packets to the stateless half and of control messages, at a fixed place: to whom they belong can be
+/// seen without state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Prefix {
+    /// SL's QPN; in a control message its sender's
+    pub qpn: Qpn,
+    /// The connection's epoch
+    pub epoch: u32,
+}
+
+impl Prefix {
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; PREFIX_LEN] {
+        (u64::from(self.qpn & QPN_MASK) << 32 | u64::from(self.epoch)).to_be_bytes()
+    }
+
+    fn decode(bytes: [u8; PREFIX_LEN]) -> Option<Self> {
+        let word = u64::from_be_bytes(bytes);
+        let qpn = (word >> 32) as u32;
+        (qpn <= QPN_MASK).then_some(Prefix { qpn, epoch: word as u32 })
+    }
+}
+
+/// A packet without its data: header, and prefix where its kind has one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head {
+    bytes: [u8; HEADER_LEN + PREFIX_LEN],
+    len: u8,
+}
+
+impl Head {
+    /// A packet for SL. The header's epoch is taken from the prefix.
+    pub fn to_stateless(header: Header, prefix: Prefix) -> Self {
+        Head::with_prefix(Header { migrate: false, ..header }, prefix)
+    }
+    /// A packet for SF.
+    pub fn to_stateful(header: Header) -> Self {
+        let mut bytes = [0; HEADER_LEN + PREFIX_LEN];
+        bytes[..HEADER_LEN].copy_from_slice(&Header { migrate: false, ..header }.encode());
+        Head { bytes, len: HEADER_LEN as u8 }
+    }
+    /// A control message to `to`, of `len` bytes.
+    pub fn control(to: Qpn, from: Prefix, seq: Psn, len: u16) -> Self {
+        Head::signal(Ptype::Wqep, to, from, seq, len)
+    }
+    /// That a control message came.
+    pub fn control_ack(to: Qpn, from: Prefix, seq: Psn) -> Self {
+        Head::signal(Ptype::Ea, to, from, seq, 0)
+    }
+
+    fn signal(ptype: Ptype, qpn: Qpn, from: Prefix, psn: Psn, len: u16) -> Self {
+        let ack = ptype == Ptype::Wqep;
+        let header = Header { ptype, opt: Opt::Send, migrate: true, ack, qpn, epoch: 0, psn, addr: 0, len };
+        Head::with_prefix(header, from)
+    }
+
+    /// The head of a packet that came, which has a prefix.
+    pub(super) fn of(header: Header, prefix: Prefix) -> Self {
+        Head::with_prefix(header, prefix)
+    }
+    /// Whether it is a control message's, or that of the answer to one.
+    #[inline]
+    pub fn is_control(&self) -> bool {
+        let [first, ..] = self.bytes;
+        first & MIGRATE != 0
+    }
+    /// As it is before sealed data of so many bytes; `None`: it is of no control message, nor of the answer to one.
+    pub(super) fn sealed(&self, len: u16) -> Option<Self> {
+        let mut head = *self;
+        head.bytes[LEN_AT..CHECKSUM_AT].copy_from_slice(&len.to_be_bytes());
+        self.is_control().then_some(head)
+    }
+
+    fn with_prefix(header: Header, prefix: Prefix) -> Self {
+        let mut bytes = [0; HEADER_LEN + PREFIX_LEN];
+        let (front, back) = bytes.split_at_mut(HEADER_LEN);
+        front.copy_from_slice(&Header { epoch: (prefix.epoch & EPOCH_MASK) as u8, ..header }.encode());
+        back.copy_from_slice(&prefix.encode());
+        Head { bytes, len: (HEADER_LEN + PREFIX_LEN) as u8 }
+    }
+
+    /// Its bytes as they stand before the data.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or(&self.bytes)
+    }
+}
+
+/// Bits of a [`lane`].
+pub const LANE_BITS: u32 = 4;
+
+/// Which packets a packet must not leave before, by its header. Both ends take it for a sign of loss that one overtakes others, but only among
+/// those that one counts: the packets of SF's window that bring data or that get some, the answers to either, the WQEs of a queue of SL. Packets of
+/// other lanes may pass each other, so that those of one size leave together.
+pub fn lane(head: &[u8]) -> u8 {
+    let [first, ..] = *head else { return 0 };
+    if first & MIGRATE != 0 {
+        return 0;
+    }
+    match (Ptype::from_code(first >> 4), Opt::from_code(first >> 2)) {
+        (Some(Ptype::Wqep), Opt::Recv) => 1,
+        (Some(Ptype::Wqep), _) => 2,
+        (Some(Ptype::Ea), _) => 3,
+        (Some(Ptype::Cqep), _) => 4,
+        (Some(Ptype::Rd), _) => 5,
+        (Some(Ptype::Gd), _) => 6,
+        (Some(Ptype::Rda), _) => 7,
+        (Some(Ptype::Gda), _) => 8,
+        (None, _) => 9,
+    }
+}
+
+/// Whose a packet for a half will be, without looking whether it is one: SF's or SL's QPN. `None`: it is too short.
+#[inline]
+pub fn qpn_in(side: Side, frame: &[u8]) -> Option<Qpn> {
+    let at = match side {
+        Side::Stateless => HEADER_LEN,
+        Side::Stateful => 0,
+    };
+    let word = frame.get(at..)?.first_chunk()?;
+    Some(u32::from_be_bytes(*word) & QPN_MASK)
+}
+
+/// A frame is no StaR packet. Each is dropped without an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum StarError {
+    /// shorter than its headers, longer than any path MTU, or not as long as it says
+    #[error("shorter than its headers, longer than any path MTU, or not as long as it says")]
+    Length,
+    /// the header's checksum or the CRC is wrong
+    #[error("the header's checksum or the CRC is wrong")]
+    Checksum,
+    /// no such packet to this half
+    #[error("no such packet to this half")]
+    Kind,
+}
+
+/// One received packet, checked once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Packet<'a> {
+    /// Its header
+    pub header: Header,
+    /// Behind it, where its kind has one
+    pub prefix: Option<Prefix>,
+    /// Its data
+    pub data: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Checks a frame, which ends with its CRC: checksums, a kind that the half knows to which it came, and lengths.
+    pub fn open(side: Side, path: &IcrcHeader, frame: &'a [u8]) -> Result<Self, StarError> {
+        Packet::open_on(side, &Way::new(path), frame)
+    }
+
+    /// As [`open`](Packet::open), of one that came this way.
+    pub fn open_on(side: Side, way: &Way, frame: &'a [u8]) -> Result<Self, StarError> {
+        let (body, crc) = frame.split_last_chunk::<CRC_LEN>().ok_or(StarError::Length)?;
+        let (bytes, _) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
+        let given = [bytes[CHECKSUM_AT], bytes[CHECKSUM_AT + 1]];
+        if given != way.checksum(bytes) || *crc != crc32fast::hash(body).to_le_bytes() {
+            return Err(StarError::Checksum);
+        }
+        Packet::parse(side, body)
+    }
+
+    /// As [`open`](Packet::open), without checksums and without a CRC at the end.
+    pub fn parse(side: Side, body: &'a [u8]) -> Result<Self, StarError> {
+        let (bytes, rest) = body.split_first_chunk::<HEADER_LEN>().ok_or(StarError::Length)?;
+        let header = Header::decode(bytes).ok_or(StarError::Kind)?;
+        let shape = Shape::of(side, &header).ok_or(StarError::Kind)?;
+        let (prefix, data) = if shape.prefix {
+            let (prefix, data) = rest.split_first_chunk::<PREFIX_LEN>().ok_or(StarError::Length)?;
+            let prefix = Prefix::decode(*prefix).ok_or(StarError::Kind)?;
+            if u32::from(header.epoch) != prefix.epoch & EPOCH_MASK {
+                return Err(StarError::Kind);
+            }
+            (Some(prefix), data)
+        } else {
+            (None, rest)
+        };
+        let fits = if shape.data { data.len() == usize::from(header.len) } else { data.is_empty() };
+        if !fits || usize::from(header.len).max(data.len()) > MAX_DATA {
+            return Err(StarError::Length);
+        }
+        Ok(Packet { header, prefix, data })
+    }
+}
+
+/// How a packet of a kind is built.
+struct Shape {
+    prefix: bool,
+    /// Whether LEN bytes of data follow
+    data: bool,
+}
+
+impl Shape {
+    /// `None`: there is no such packet to that half.
+    fn of(side: Side, header: &Header) -> Option<Shape> {
+        use Ptype::{Cqep, Ea, Gd, Gda, Rd, Rda, Wqep};
+        let (prefix, data) = match (side, header.migrate, header.ptype) {
+            (Side::Stateless, false, Rd) => (true, header.opt != Opt::Recv),
+            (Side::Stateless, false, Cqep) => (true, true),
+            /* an atomic brings its operands, which LEN counts; eight bytes are wanted */
+            (Side::Stateless, false, Gd) => (true, header.opt == Opt::Recv),
+            (Side::Stateless, false, Ea) => (true, false),
+            (Side::Stateful, false, Wqep | Gda) => (false, true),
+            (Side::Stateful, false, Ea | Rda) => (false, false),
+            (Side::Stateful, true, Wqep) => (true, true),
+            /* a sealed one has data */
+            (Side::Stateful, true, Ea) => (true, true),
+            _ => return None,
+        };
+        let filled = header.ptype == Ea && !header.migrate && header.len != 0;
+        let atomic = header.opt == Opt::Recv && matches!(header.ptype, Rd | Rda);
+        (!filled && !atomic).then_some(Shape { prefix, data })
+    }
+}
+
+/// Two ports that packets travel between, and what these come to in the checksums of headers: the same for all of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    path: IcrcHeader,
+    crc: u16,
+}
+
+impl Way {
+    /// From one port to the other.
+    pub fn new(path: &IcrcHeader) -> Self {
+        let (Gid(src), Gid(dst)) = (path.src, path.dst);
+        let ports = u32::from(path.sport) << 16 | u32::from(path.dport);
+        let crc = [&src[..], &dst, &ports.to_be_bytes()].into_iter().fold(0xffff, crc16);
+        Way { path: *path, crc }
+    }
+
+    /// CRC-16/CCITT (polynomial 0x1021, all ones at first) of the header, its checksum taken as 0, behind the addresses and ports
+    /// that it travels between: a header that reaches another address or port is none.
+    fn checksum(&self, header: &[u8; HEADER_LEN]) -> [u8; 2] {
+        let mut covered = *header;
+        covered[CHECKSUM_AT..].fill(0);
+        crc16(self.crc, &covered).to_be_bytes()
+    }
+
+    /// Puts the checksum into a header that leaves. `head` begins with the header; a shorter one stays as it is.
+    #[inline]
+    pub fn fill_checksum(&self, head: &mut [u8]) {
+        if let Some(header) = head.first_chunk_mut::<HEADER_LEN>() {
+            let [high, low] = self.checksum(header);
+            header[CHECKSUM_AT] = high;
+            header[CHECKSUM_AT + 1] = low;
+        }
+    }
+}
+
+/// Ways that were used last. Whose packets come in turn with many others' is computed anew each time.
+#[derive(Debug)]
+pub struct Ways([Way; WAYS]);
+
+const WAYS: usize = 16;
+
+impl Default for Ways {
+    fn default() -> Self {
+        Ways([Way::new(&IcrcHeader::default()); WAYS])
+    }
+}
+
+impl Ways {
+    /// The way between two ports.
+    #[inline]
+    pub fn get(&mut self, path: &IcrcHeader) -> &Way {
+        let (Gid([.., src]), Gid([.., dst])) = (path.src, path.dst);
+        let at = usize::from(src ^ dst) ^ usize::from(path.sport ^ path.dport);
+        let way = &mut self.0[at % WAYS];
+        if way.path != *path {
+            *way = Way::new(path);
+        }
+        way
+    }
+}
+
+/// Eight bytes at a time, as their steps do not wait for each other: a fifth of the time that single bytes take. After Kounavis and Berry,
+/// *A Systematic Approach to Building High Performance Software-based CRC Generators*.
+fn crc16(crc: u16, bytes: &[u8]) -> u16 {
+    let (eights, rest) = bytes.as_chunks::<8>();
+    let crc = eights.iter().fold(crc, |crc, eight| {
+        let first = crc.to_be_bytes();
+        eight.iter().enumerate().fold(0, |sum, (at, byte)| {
+            let before = first.get(at).copied().unwrap_or(0);
+            sum ^ CRC16[7 - at][usize::from(byte ^ before)]
+        })
+    });
+    rest.iter().fold(crc, |crc, byte| crc << 8 ^ CRC16[0][usize::from(crc.to_be_bytes()[0] ^ byte)])
+}
+
+/// What a byte does to the CRC so many bytes later.
+static CRC16: [[u16; 256]; 8] = {
+    let mut tables = [[0; 256]; 8];
+    let mut n = 0;
+    while n < 256 {
+        let mut crc = (n as u16) << 8;
+        let mut bit = 0;
+        while bit < 64 {
+            crc = if crc & 0x8000 != 0 { crc << 1 ^ 0x1021 } else { crc << 1 };
+            bit += 1;
+            if bit % 8 == 0 {
+                tables[bit / 8 - 1][n] = crc;
+            }
+        }
+        n += 1;
+    }
+    tables
+};
+
+/// Puts the checksum into a header that leaves on `path`, as [`Way::fill_checksum`].
+pub fn fill_checksum(path: &IcrcHeader, head: &mut [u8]) {
+    Way::new(path).fill_checksum(head);
+}
+
+/// The CRC-32 at a packet's end, over all before it; for ports that gather.
+#[derive(Clone, Debug, Default)]
+pub struct Crc(Hasher);
+
+impl Crc {
+    /// Over no bytes.
+    pub fn new() -> Self {
+        Crc::default()
+    }
+    /// Over more bytes; the header with its checksum filled in.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+    /// Of all at once: the four bytes on the wire.
+    #[inline]
+    pub fn of(bytes: &[u8]) -> [u8; CRC_LEN] {
+        crc32fast::hash(bytes).to_le_bytes()
+    }
+    /// The four bytes on the wire.
+    pub fn finish(self) -> [u8; CRC_LEN] {
+        self.0.finalize().to_le_bytes()
+    }
+}
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;
