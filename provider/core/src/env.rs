@@ -63,20 +63,8 @@ pub trait CompletionQueue {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CqOverrun;
 
-/// Host of a card: its queue types, and what the card does to the outside while it works.
-pub trait Env: Sized {
-    /// Send queues
-    type Sq: SendQueue;
-    /// Receive queues
-    type Rq: RecvQueue;
-    /// Completion queues (cheap to clone: a QP holds two)
-    type Cq: CompletionQueue;
-    /// Where the counters live
-    type Stats: Deref<Target = Counters>;
-    /// What may do the work of a QP in the place of its own transport; each QP has room for it, so it is a box at best. `Infallible`,
-    /// which takes no room: there is none
-    type Engine: Engine<Self>;
-
+/// Host memory, as far as keys open it.
+pub trait Dma {
     /// Writes `data` to host memory. The card has checked keys, bounds and rights. False: there is no
     /// memory now (on-demand paging), and the request fails as if its key did not reach there.
     #[must_use]
@@ -99,7 +87,10 @@ pub trait Env: Sized {
     /// Makes memory ready to be part of the payload that was begun, of one path MTU in all; gives where it can be read
     /// until that frame is queued. `None`: there is no memory now.
     fn dma_read(&mut self, from: Seg) -> Option<Seg>;
+}
 
+/// The wire.
+pub trait Port {
     /// Queues one frame. `header` is everything from the BTH to before the payload, `payload` the
     /// host memory to gather, `pad` 0 to 3 zero bytes behind it; the port adds the ICRC and the
     /// outer headers. `volatile`: somebody may write the payload meanwhile (READ responses), so it
@@ -110,6 +101,10 @@ pub trait Env: Sized {
     fn can_send(&self) -> bool;
     /// Whether frames from `source` are this port's own (asked of multicast alone).
     fn is_own(&self, source: &Gid) -> bool;
+}
+
+/// The rest of a host: the program, and the cards of other processes.
+pub trait Host {
     /// This is needed soon: a host with caches may fetch it.
     #[inline]
     fn prefetch<T>(&self, what: &T) {
@@ -129,4 +124,19 @@ pub trait Env: Sized {
         let _ = (link, message);
         false
     }
+}
+
+/// What a card works in: its queues, and memory, wire and host.
+pub trait Env: Dma + Port + Host + Sized {
+    /// Send queues
+    type Sq: SendQueue;
+    /// Receive queues
+    type Rq: RecvQueue;
+    /// Completion queues (cheap to clone: a QP holds two)
+    type Cq: CompletionQueue;
+    /// Where the counters live
+    type Stats: Deref<Target = Counters>;
+    /// What may do the work of a QP in the place of its own transport; each QP has room for it, so it is a box at best. `Infallible`,
+    /// which takes no room: there is none
+    type Engine: Engine<Self>;
 }

@@ -42,7 +42,7 @@ pub mod types;
 pub mod wire;
 
 pub use counters::Counters;
-pub use env::{CompletionQueue, Env, RecvQueue, SendQueue};
+pub use env::{CompletionQueue, Dma, Env, Host, Port, RecvQueue, SendQueue};
 pub use error::NicError;
 pub use limits::Limits;
 pub use nic::mads::{MAD_LEN, QPN_GSI};

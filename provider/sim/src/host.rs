@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
+use starverbs_core::env::{self, Dma, Port};
 use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{QpAttr, QpAttrMask as M, QpInit, RecvSource};
 use starverbs_core::relay::{LinkError, LinkId, Relay};
@@ -76,7 +77,9 @@ impl Env for SimEnv {
     type Rq = SimRq;
     type Cq = SimCq;
     type Stats = Rc<Counters>;
+}
 
+impl Dma for SimEnv {
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         let there = !self.absent(addr);
         if there {
@@ -85,6 +88,7 @@ impl Env for SimEnv {
         }
         there
     }
+
     fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64> {
         if self.absent(addr) {
             return None;
@@ -94,6 +98,7 @@ impl Env for SimEnv {
         self.memory.set_word(addr, before.wrapping_add(add));
         Some(before)
     }
+
     fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> Option<u64> {
         if self.absent(addr) {
             return None;
@@ -105,9 +110,11 @@ impl Env for SimEnv {
         }
         Some(before)
     }
+
     fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
         self.dma_write(addr, &bytes)
     }
+
     fn dma_copy(&mut self, from: u64, to: &mut [u8]) -> bool {
         let there = !self.absent(from);
         if there {
@@ -116,8 +123,11 @@ impl Env for SimEnv {
         }
         there
     }
+
     fn dma_fence(&mut self) {}
+
     fn begin_payload(&mut self) {}
+
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {
         if self.absent(from.addr) {
             return None;
@@ -125,6 +135,9 @@ impl Env for SimEnv {
         self.memory.check(from.addr, from.len as usize, READ);
         Some(from)
     }
+}
+
+impl Port for SimEnv {
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
         let len: usize = payload.iter().map(|s| s.len as usize).sum();
         assert!((header.len() + len + usize::from(pad)).is_multiple_of(4), "a frame is whole words");
@@ -140,21 +153,28 @@ impl Env for SimEnv {
         };
         self.out.push(Queued { to: *to, bytes, payload, pad });
     }
+
     fn can_send(&self) -> bool {
         self.out.len() + self.star.waiting() < self.port
     }
+
     fn is_own(&self, source: &Gid) -> bool {
         *source == self.gid
     }
+}
+
+impl env::Host for SimEnv {
     fn event(&mut self, event: AsyncEvent) {
         self.events.push(event);
     }
+
     fn link(&mut self, domain: PdId, block: u16) -> Result<LinkId, LinkError> {
         /* the block of host n is n + 1 */
         let host = u32::from(block).wrapping_sub(1);
         let there = self.domain == Some(domain) && self.peers.contains_key(&host);
         if there { Ok(LinkId(host)) } else { Err(LinkError::Gone) }
     }
+
     fn relay(&mut self, link: LinkId, message: &Relay<'_>) -> bool {
         let room = self.link_room;
         let Some(under_way) = self.peers.get_mut(&link.0).filter(|n| message.is_due() || **n < room) else {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use starverbs_core::wire::IcrcHeader;
-use starverbs_core::{Av, Env, FrameMeta, Gid, Nanos, NicError, QpState, Qpn, Seg};
+use starverbs_core::{Av, FrameMeta, Gid, Nanos, NicError, Port, QpState, Qpn, Seg};
 use starverbs_star::card::Turn;
 use starverbs_star::control::Wish;
 use starverbs_star::env::{SlEvent, StarEnv};

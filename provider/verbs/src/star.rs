@@ -1,7 +1,7 @@
 //! What a program may ask of its connections' StaR: what they were to be, what they are, what that costs.
 
-use starverbs_star::control::Wish;
 use starverbs_settings::StarWish;
+use starverbs_star::control::Wish;
 
 /// What a queue pair has become.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,9 +7,9 @@ use starverbs_backend::links::DomainName;
 use starverbs_core::mr::{MrAttr, WindowType};
 use starverbs_core::nic::TagOp;
 use starverbs_core::qp::{self as card_qp, QpAttr, QpAttrMask};
-use starverbs_star::control::Wish;
 use starverbs_core::{Av, AvId, Gid, PdId, Qpn, SrqId};
 use starverbs_rings::{CardRq, CardSq, CqRoom, SpinLock, WorkRings};
+use starverbs_star::control::Wish;
 
 use crate::census::Census;
 use crate::cq::{CardCq, CqShared};

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::vec::Vec;
 
 use starverbs_core::engine::Turn;
-use starverbs_core::env::Env;
+use starverbs_core::env::{self, Dma, Env, Port};
 use starverbs_core::mr::MrAttr;
 use starverbs_core::mr::Rule;
 use starverbs_core::rng::Rng;
@@ -67,20 +67,25 @@ impl Env for Host {
     type Rq = Rq;
     type Cq = Cq;
     type Stats = Rc<Counters>;
+}
 
+impl Dma for Host {
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         self.put(addr, data);
         true
     }
+
     fn dma_copy(&mut self, from: u64, to: &mut [u8]) -> bool {
         to.copy_from_slice(self.read(from, to.len()));
         true
     }
+
     fn dma_fetch_add(&mut self, addr: u64, add: u64) -> Option<u64> {
         let before = self.word(addr);
         self.put(addr, &before.wrapping_add(add).to_ne_bytes());
         Some(before)
     }
+
     fn dma_compare_swap(&mut self, addr: u64, compare: u64, swap: u64) -> Option<u64> {
         let before = self.word(addr);
         if before == compare {
@@ -88,24 +93,36 @@ impl Env for Host {
         }
         Some(before)
     }
+
     fn dma_store(&mut self, addr: u64, bytes: [u8; 8]) -> bool {
         self.put(addr, &bytes);
         true
     }
+
     fn dma_fence(&mut self) {}
+
     fn begin_payload(&mut self) {}
+
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {
         Some(from)
     }
+}
+
+impl Port for Host {
     fn send_frame(&mut self, _: &Av, _: &[u8], _: &[Seg], _: u8, _: bool) {
         panic!("no RoCEv2 here");
     }
+
     fn can_send(&self) -> bool {
         self.out.len() < 64
     }
+
     fn is_own(&self, _: &Gid) -> bool {
         false
     }
+}
+
+impl env::Host for Host {
     fn event(&mut self, event: AsyncEvent) {
         self.events.push(event);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use starverbs_backend::links::{DomainName, Links};
-use starverbs_core::Env;
+use starverbs_core::Host;
 use starverbs_core::mr::MrAttr;
 use starverbs_core::opening::Wish;
 use starverbs_core::qp::{QpAttr, QpAttrMask};

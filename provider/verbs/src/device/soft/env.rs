@@ -6,7 +6,7 @@ use starverbs_backend::TxStack;
 use starverbs_backend::links::Links;
 use starverbs_core::opening::Opening;
 use starverbs_core::relay::{LinkError, LinkId, Relay};
-use starverbs_core::{AsyncEvent, Av, Env, Gid, PdId, Seg};
+use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, PdId, Port, Seg};
 use starverbs_rings::{CardRq, CardSq};
 use starverbs_star::stateful::Stateful;
 
@@ -123,28 +123,9 @@ impl Env for HostEnv {
     type Rq = CardRq;
     type Cq = CardCq;
     type Stats = StatPage;
+}
 
-    #[inline]
-    fn prefetch<T>(&self, what: &T) {
-        const LINE: usize = 64;
-        let at = std::ptr::from_ref(what).cast::<i8>();
-        for line in (0..size_of::<T>()).step_by(LINE) {
-            let at = at.wrapping_add(line);
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a hint, which faults nowhere; every x86-64 has it.
-            unsafe {
-                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at);
-            }
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: a hint, which faults nowhere and changes no register.
-            unsafe {
-                std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags));
-            }
-            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-            let _ = at;
-        }
-    }
-
+impl Dma for HostEnv {
     #[inline]
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         if memory::marked(addr) {
@@ -214,7 +195,9 @@ impl Env for HostEnv {
     fn dma_read(&mut self, from: Seg) -> Option<Seg> {
         if memory::marked(from.addr) { self.read_marked(from) } else { Some(from) }
     }
+}
 
+impl Port for HostEnv {
     #[inline]
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
         let volatile = self.is_volatile(volatile);
@@ -228,6 +211,29 @@ impl Env for HostEnv {
 
     fn is_own(&self, source: &Gid) -> bool {
         self.tx.has_address(source)
+    }
+}
+
+impl Host for HostEnv {
+    #[inline]
+    fn prefetch<T>(&self, what: &T) {
+        const LINE: usize = 64;
+        let at = std::ptr::from_ref(what).cast::<i8>();
+        for line in (0..size_of::<T>()).step_by(LINE) {
+            let at = at.wrapping_add(line);
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a hint, which faults nowhere; every x86-64 has it.
+            unsafe {
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at);
+            }
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: a hint, which faults nowhere and changes no register.
+            unsafe {
+                std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags));
+            }
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+            let _ = at;
+        }
     }
 
     fn event(&mut self, event: AsyncEvent) {
