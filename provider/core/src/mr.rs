@@ -205,7 +205,7 @@ impl MrTable {
         /* eight bytes from one number; the shuffle's numbers are others */
         let mut word = 0;
         self.entries.extend((from..to).map(|slot| {
-            word = if (slot - from).is_multiple_of(8) { rng.next() } else { word >> 8 };
+            word = if (slot - from).is_multiple_of(8) { rng.word() } else { word >> 8 };
             Entry::free(word as u8)
         }));
         fresh.extend(from as u32..to as u32);

@@ -89,7 +89,7 @@ fn keys_rest_before_they_come_again() {
     let mut t = MrTable::new();
     let mut last = BTreeMap::new();
     for turn in 0..100_000usize {
-        let key = t.register(attr(0, 1, 0, Access::empty()), rng.next()).unwrap();
+        let key = t.register(attr(0, 1, 0, Access::empty()), rng.word()).unwrap();
         t.deregister(key).unwrap();
         if let Some(before) = last.insert(key, turn) {
             assert!(turn - before > 2 * REST, "key {key:x} came again after {} registrations", turn - before);
@@ -106,7 +106,7 @@ fn keys_do_not_follow_from_each_other() {
     for card in 0..CARDS {
         let mut rng = Rng::new([card, 0]);
         let mut t = MrTable::new();
-        let keys = [(); 16].map(|()| t.register(attr(0, 1, 0, Access::empty()), rng.next()).unwrap());
+        let keys = [(); 16].map(|()| t.register(attr(0, 1, 0, Access::empty()), rng.word()).unwrap());
         *masks.entry(keys[0] >> KEY_BITS).or_insert(0) += 1;
         for pair in keys.windows(2) {
             *steps.entry((pair[0] ^ pair[1]) >> KEY_BITS).or_insert(0) += 1;

@@ -212,7 +212,7 @@ impl<E: Env> Nic<E> {
     /// Gives the card the QPNs `block * 4096 .. (block + 1) * 4096`. Block 0 is refused: QPNs 0 and
     /// 1 are special (IBTA 10.2.4).
     pub fn add_block(&mut self, block: u16) -> Result<(), NicError> {
-        self.qps.add_block(block, self.shared.rng.next())
+        self.qps.add_block(block, self.shared.rng.word())
     }
 
     /// QPNs left in the card's blocks.
@@ -260,7 +260,7 @@ impl<E: Env> Nic<E> {
     pub fn reg_mr(&mut self, attr: MrAttr) -> Result<u32, NicError> {
         room(self.shared.mrs.regions(), self.shared.cfg.limits.mrs)?;
         self.shared.hold_pd(attr.pd)?;
-        let random = self.shared.rng.next();
+        let random = self.shared.rng.word();
         let key = self.shared.mrs.register(attr, random).inspect_err(|_| self.shared.drop_pd(attr.pd))?;
         self.shared.stats.mrs.inc();
         Ok(key)
@@ -309,7 +309,7 @@ impl<E: Env> Nic<E> {
     pub fn alloc_mw(&mut self, pd: PdId, kind: WindowType) -> Result<u32, NicError> {
         room(self.shared.mrs.windows(), self.shared.cfg.limits.windows)?;
         self.shared.hold_pd(pd)?;
-        let random = self.shared.rng.next();
+        let random = self.shared.rng.word();
         self.shared.mrs.alloc_window(pd, kind, random).inspect_err(|_| self.shared.drop_pd(pd))
     }
 

@@ -18,14 +18,14 @@ impl Rng {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.count = self.count.wrapping_add(1);
         sip(self.key, self.count)
     }
 
     /// A number below `limit`, which is not 0. The remainder favours small ones by less than `limit` / 2^64.
     fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
+        self.word() % limit
     }
 
     /// Any order of some things (Fisher and Yates).
@@ -36,7 +36,7 @@ impl Rng {
         for last in (1..things.len()).rev() {
             let at = if last < 1 << 12 {
                 /* the highest bit marks the end */
-                word = if word >> SHORT <= 1 { self.next() | 1 << 63 } else { word >> SHORT };
+                word = if word >> SHORT <= 1 { self.word() | 1 << 63 } else { word >> SHORT };
                 (word & ((1 << SHORT) - 1)) % (last as u64 + 1)
             } else {
                 self.below(last as u64 + 1)

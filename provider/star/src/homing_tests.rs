@@ -176,13 +176,13 @@ fn no_wire_makes_the_ends_differ() {
     for seed in 0..1500u64 {
         let mut rng = Rng::new([seed, 3]);
         let mut ends = [End::default(), End::default()];
-        let asks = (rng.next() % 2) as usize;
+        let asks = (rng.word() % 2) as usize;
         let mine = |at: usize| terms(at as u8 + 1, Wish::Auto, 3);
         let mut rounds = [None, None];
         rounds[asks] = Some(Homing::ask(1, [SL, SF][asks], mine(asks), 0));
         let mut last = [0, 0];
         last[asks] = 1;
-        let (loss, late) = (rng.next() % 60, 1 + rng.next() % 60_000_000);
+        let (loss, late) = (rng.word() % 60, 1 + rng.word() % 60_000_000);
         let mut wire: Vec<(Nanos, usize, Renewed)> = Vec::new();
         for tick in 0..42_000u64 {
             /* in the end the wire is a good one, and all is heard */
@@ -192,13 +192,13 @@ fn no_wire_makes_the_ends_differ() {
             let mut out = Vec::new();
             /* what SF executes, of both ends */
             let sf = &mut ends[1];
-            if !sf.rests && !sf.plain && sf.begun - sf.done < 3 && rng.next().is_multiple_of(5) {
+            if !sf.rests && !sf.plain && sf.begun - sf.done < 3 && rng.word().is_multiple_of(5) {
                 sf.begun += 1;
             }
-            if sf.begun != sf.done && rng.next().is_multiple_of(40) {
+            if sf.begun != sf.done && rng.word().is_multiple_of(40) {
                 sf.done += 1;
             }
-            ends[0].busy = rng.next().is_multiple_of(3);
+            ends[0].busy = rng.word().is_multiple_of(3);
             for me in 0..2 {
                 let end = &mut ends[me];
                 out.extend(rounds[me].as_mut().and_then(|round| round.poll(now, end)).map(|said| (me, said)));
@@ -221,9 +221,9 @@ fn no_wire_makes_the_ends_differ() {
                 assert!(!sf.plain || sl.plain, "seed {seed}: SF is plain before SL");
             }
             for (from, said) in out {
-                for _ in 0..1 + u64::from(rng.next().is_multiple_of(8)) {
-                    if rng.next() % 100 >= loss {
-                        wire.push((now + 10_000 + rng.next() % late, 1 - from, said));
+                for _ in 0..1 + u64::from(rng.word().is_multiple_of(8)) {
+                    if rng.word() % 100 >= loss {
+                        wire.push((now + 10_000 + rng.word() % late, 1 - from, said));
                     }
                 }
             }

@@ -41,9 +41,9 @@ fn no_wire_makes_the_ends_differ() {
     for seed in 0..4000u64 {
         let mut rng = Rng::new([seed, 1]);
         let wish = |word: u64| WISHES[1 + word as usize % 3];
-        let all = [terms(1, wish(rng.next()), 200), terms(2, wish(rng.next()), rng.next() as u32 % 400)];
-        let (loss, late) = (rng.next() % 60, 1 + rng.next() % 8_000_000);
-        let starts = [1, 1 + rng.next() % 20_000_000];
+        let all = [terms(1, wish(rng.word()), 200), terms(2, wish(rng.word()), rng.word() as u32 % 400)];
+        let (loss, late) = (rng.word() % 60, 1 + rng.word() % 8_000_000);
+        let starts = [1, 1 + rng.word() % 20_000_000];
         let mut ends: [Option<Negotiation>; 2] = [None, None];
         let mut wire: Vec<(Nanos, usize, Option<Control>)> = Vec::new();
         for tick in 0..200_000u64 {
@@ -54,19 +54,19 @@ fn no_wire_makes_the_ends_differ() {
                 }
                 let Some(end) = &mut ends[me] else { continue };
                 let mut out: Vec<Option<Control>> = end.poll(now).map(Some).into_iter().collect();
-                if end.outcome() == Some(Outcome::Plain) && rng.next().is_multiple_of(50) {
+                if end.outcome() == Some(Outcome::Plain) && rng.word().is_multiple_of(50) {
                     /* a plain request */
                     out.push(None);
                 }
                 for message in out {
-                    wire.push((now + rng.next() % late, 1 - me, message));
+                    wire.push((now + rng.word() % late, 1 - me, message));
                 }
             }
             let (due, rest) = wire.into_iter().partition(|(at, ..)| *at <= now);
             wire = rest;
             let due: Vec<_> = due;
             for (_, to, message) in due {
-                if rng.next() % 100 < loss {
+                if rng.word() % 100 < loss {
                     continue;
                 }
                 let peer = (all[1 - to].gid, all[1 - to].qpn);
@@ -80,9 +80,9 @@ fn no_wire_makes_the_ends_differ() {
                     (None, _) => None,
                 };
                 if let Some(answer) = answer {
-                    wire.push((now + rng.next() % late, 1 - to, Some(answer)));
-                    if rng.next().is_multiple_of(10) {
-                        wire.push((now + rng.next() % late, 1 - to, Some(answer)));
+                    wire.push((now + rng.word() % late, 1 - to, Some(answer)));
+                    if rng.word().is_multiple_of(10) {
+                        wire.push((now + rng.word() % late, 1 - to, Some(answer)));
                     }
                 }
             }

@@ -155,9 +155,9 @@ fn no_wire_makes_the_ends_differ() {
     let (mut stars, mut plains) = (0, 0);
     for seed in 0..1500u64 {
         let mut rng = Rng::new([seed, 9]);
-        let counts = [THRESHOLD + 1 + rng.next() as u32 % 100, rng.next() as u32 % 240];
+        let counts = [THRESHOLD + 1 + rng.word() as u32 % 100, rng.word() as u32 % 240];
         let mut ends = [0, 1].map(|at| {
-            let asks = (0..4).map(|_| rng.next() % 400_000_000).collect::<Vec<_>>();
+            let asks = (0..4).map(|_| rng.word() % 400_000_000).collect::<Vec<_>>();
             End {
                 terms: terms(at as u8 + 1, counts[at]),
                 sends: Sends::default(),
@@ -168,7 +168,7 @@ fn no_wire_makes_the_ends_differ() {
                 heard: 0,
             }
         });
-        let (loss, late) = (rng.next() % 40, 1 + rng.next() % 20_000_000);
+        let (loss, late) = (rng.word() % 40, 1 + rng.word() % 20_000_000);
         let mut wire: Vec<(Nanos, usize, Frame)> = Vec::new();
         for tick in 0..100_000u64 {
             let now = tick * 50_000;
@@ -177,7 +177,7 @@ fn no_wire_makes_the_ends_differ() {
                 out.extend(end.poll(now).map(|said| (me, Frame::Said(said))));
                 let sends = &mut end.sends;
                 let runs = !sends.rests && !sends.held;
-                if runs && sends.begun - sends.done < 4 && tick < 50_000 && rng.next().is_multiple_of(10) {
+                if runs && sends.begun - sends.done < 4 && tick < 50_000 && rng.word().is_multiple_of(10) {
                     sends.begun += 1;
                     out.push((me, Frame::Request(sends.begun - 1)));
                 }
@@ -210,9 +210,9 @@ fn no_wire_makes_the_ends_differ() {
                 }
             }
             for (from, frame) in out {
-                for _ in 0..1 + u64::from(rng.next().is_multiple_of(8)) {
-                    if rng.next() % 100 >= loss {
-                        wire.push((now + 10_000 + rng.next() % late, 1 - from, frame));
+                for _ in 0..1 + u64::from(rng.word().is_multiple_of(8)) {
+                    if rng.word() % 100 >= loss {
+                        wire.push((now + 10_000 + rng.word() % late, 1 - from, frame));
                     }
                 }
             }

@@ -327,7 +327,7 @@ impl Mix {
     }
 
     fn post(&mut self, w: &mut World) {
-        let word = w.rng.next();
+        let word = w.rng.word();
         if self.left == 0 || !word.is_multiple_of(3) {
             return;
         }

@@ -186,7 +186,7 @@ fn it_is_what_plain_sets_are() {
     let (mut flight, mut lost) = (BTreeSet::new(), BTreeSet::new());
     let mut pushed = 0u32;
     for now in 0..200_000 {
-        let word = rng.next();
+        let word = rng.word();
         let number = pushed.wrapping_sub((word >> 32) as u32 % 40);
         let pick = nth(Psn::default(), number);
         match word % 8 {

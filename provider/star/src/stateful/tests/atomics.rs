@@ -11,7 +11,7 @@ const START: u64 = 1_000_000;
 fn row(w: &mut World, addr: u64, key: u32) -> (Vec<SendWqe>, Vec<u64>) {
     let (mut value, mut wqes, mut values) = (START, Vec::new(), Vec::new());
     for _ in 0..ROW {
-        let word = w.rng.next();
+        let word = w.rng.word();
         values.push(value);
         let compare = if word & 2 == 0 { value } else { value + 1 };
         if word & 1 == 0 {
@@ -34,7 +34,7 @@ fn buffers(w: &mut World, seed: u64, base: u64) -> Vec<Sge> {
             0 => n * 8,
             1 => 0,
             2 => n % 2 * 64,
-            _ => w.rng.next() % 4 * 4,
+            _ => w.rng.word() % 4 * 4,
         };
         w.sge(base + offset, 8)
     };

@@ -386,13 +386,13 @@ impl World {
 
     /// One packet on the wire.
     pub(super) fn throw(&mut self, to: Gid, port: u16, frame: Vec<u8>) {
-        if self.cut || self.rng.next() % 100 < self.faults.loss {
+        if self.cut || self.rng.word() % 100 < self.faults.loss {
             return;
         }
-        let copies = 1 + u64::from(self.rng.next() % 100 < self.faults.repeat);
+        let copies = 1 + u64::from(self.rng.word() % 100 < self.faults.repeat);
         for _ in 0..copies {
-            let late = self.rng.next() % 100 < self.faults.late;
-            let delay = 5_000 + if late { self.rng.next() % 150_000 } else { 0 };
+            let late = self.rng.word() % 100 < self.faults.late;
+            let delay = 5_000 + if late { self.rng.word() % 150_000 } else { 0 };
             self.count += 1;
             let held = if to == SL { self.held } else { 0 };
             let at = held.max(self.now + delay);
