@@ -22,6 +22,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod coalesce;
 pub mod counters;
 pub mod engine;
 pub mod env;

@@ -42,7 +42,6 @@ use crate::transport::away::Abroad;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
 pub use contexts::ContextCache;
 use contexts::Contexts;
-pub use data::is_small_change;
 pub use engine::Handover;
 use keep::Keep;
 use lend::{Callable, Lending};

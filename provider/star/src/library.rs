@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue};
-use starverbs_core::nic::is_small_change;
+use starverbs_core::coalesce::is_small;
 use starverbs_core::room::filled;
 use starverbs_core::{AsyncEvent, Cqe, Nanos, NicError, Psn, Qpn, SendFlags, Sge, WcFlags, WcStatus};
 
@@ -249,9 +249,9 @@ impl<E: StarEnv> SlQp<E> {
     }
 
     /// Whether all that it has to send is receives, or a few messages, the last of them small: they may wait for others.
-    pub fn has_small_change(&self) -> bool {
+    pub fn has_small_backlog(&self) -> bool {
         let idle = self.send.next == self.posted();
-        self.state == SlState::Ready && (idle || is_small_change(&self.init.sq, self.index(self.send.next)))
+        self.state == SlState::Ready && (idle || is_small(&self.init.sq, self.index(self.send.next)))
     }
 
     /// The program posted to a queue.

@@ -1,5 +1,6 @@
 //! What programs post to connected queue pairs, and what the model makes of it.
 
+use starverbs_core::coalesce::Backlog;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{Access, FlushLevel, Placement, Seg, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_sim::{READ, Recv, Rng, Send, WRITE, any_bytes, any_size, get, put};
@@ -54,7 +55,8 @@ impl World {
         }
         end.rung = true;
         /* Where the card says that it will come by itself, the program may leave it at that. */
-        if !self.net.hosts[end.host].nic.may_wait(end.qpn) || self.rng.chance(0.5) {
+        let backlog = self.net.hosts[end.host].nic.backlog(end.qpn);
+        if backlog != Backlog::AckClocked || self.rng.chance(0.5) {
             self.net.doorbell(end.host, end.qpn);
         }
         true

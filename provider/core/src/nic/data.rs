@@ -1,30 +1,13 @@
 //! The data path: doorbells, frames, timeouts in; frames out.
 
 use super::mads::QPN_GSI;
-use super::path::PACKET_OVERHEAD;
 use super::{Nic, Shared};
+use crate::coalesce::{Backlog, is_small};
 use crate::engine::Engine;
-use crate::env::{Env, SendQueue};
+use crate::env::Env;
 use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
 use crate::types::{AsyncEvent, FrameMeta, Nanos, QPN_MULTICAST, QpState, QpType, Qpn};
 use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
-
-/// Unacknowledged packets behind which a small message may wait.
-const BATCH_BEHIND: i32 = 4;
-/// Bytes under way to a host, their overhead included, behind which a small message of another queue pair may wait: of packets of
-/// 8 bytes, 16.
-const COMPANY: u32 = 16 * PACKET_OVERHEAD;
-/// Longest message that waits, bytes.
-const BATCH_BYTES: u32 = 512;
-/// So many waiting messages make a batch worth sending.
-const BATCH_BACKLOG: u32 = 48;
-
-/// Whether what is posted from `next` on is a few messages, the last of them small.
-pub fn is_small_change(sq: &impl SendQueue, next: u32) -> bool {
-    let posted = sq.posted();
-    (1..BATCH_BACKLOG).contains(&posted.wrapping_sub(next))
-        && sq.wqe(posted.wrapping_sub(1)).length <= BATCH_BYTES
-}
 
 impl<E: Env> Nic<E> {
     /// The program posted to the send queue of `qpn`, or to any queue of it while in ERR.
@@ -37,37 +20,22 @@ impl<E: Env> Nic<E> {
         }
     }
 
-    /// Whether what was just posted to `qpn` may wait for the program's next call, to go out in one
-    /// batch: small messages behind packets that are not acknowledged yet. Their ACK, or the timer,
-    /// makes somebody run the card, so nothing waits for ever (RFC 896's idea, per queue pair).
-    pub fn may_wait(&self, qpn: Qpn) -> bool {
-        self.qps.get(qpn).is_some_and(|qp| Self::goes_on_by_itself(qp) && Self::is_small_change(qp))
-    }
-
-    /// As [`may_wait`](Self::may_wait), or because much is under way to the same host: it may go out in one batch with what is posted to
-    /// other queue pairs meanwhile. ACKs or timers make somebody run the card, but may say nothing of this queue pair: the
-    /// caller keeps the doorbell, and rings it before anything else that it has the card do.
+    /// What a queue pair has to send, and what is under way before it: whether its doorbell may wait.
     #[inline]
-    pub fn may_wait_if_kept(&self, qpn: Qpn) -> bool {
-        let in_company = |qp: &Qp<E>| self.shared.paths.in_flight(qp.path) >= COMPANY;
-        self.qps
-            .get(qpn)
-            .is_some_and(|qp| (Self::goes_on_by_itself(qp) || in_company(qp)) && Self::is_small_change(qp))
-    }
-
-    /// Whether so much is not acknowledged that an answer will have it send more.
-    fn goes_on_by_itself(qp: &Qp<E>) -> bool {
-        qp.req.max_psn.since(qp.req.una_psn) >= BATCH_BEHIND
+    pub fn backlog(&self, qpn: Qpn) -> Backlog {
+        let Some(qp) = self.qps.get(qpn) else { return Backlog::Due };
+        let unacked = qp.req.max_psn.since(qp.req.una_psn);
+        Backlog::of(unacked, self.shared.paths.in_flight(qp.path), || Self::has_small_backlog(qp))
     }
 
     /// Whether all that a reliable queue pair has to send is a few messages, the last of them small.
-    fn is_small_change(qp: &Qp<E>) -> bool {
+    fn has_small_backlog(qp: &Qp<E>) -> bool {
         let next = match &qp.engine {
             Some(engine) => engine.next_send(),
             None if qp.flags.held => return false,
             None => qp.req.next,
         };
-        qp.qp_type.is_reliable() && qp.state == QpState::Rts && is_small_change(&qp.sq, next)
+        qp.qp_type.is_reliable() && qp.state == QpState::Rts && is_small(&qp.sq, next)
     }
 
     /// A frame for `qpn` lies behind others that are handled first: the first of two passes over a batch of frames

@@ -1,6 +1,7 @@
 //! A program on both ends of an RC connection, with its expectations: a plan of operations for each
 //! direction, made before the first is posted, so that what must be true at each completion is known.
 
+use starverbs_core::coalesce::Backlog;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{Access, Cqe, QpState, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge, SrqId};
@@ -291,11 +292,11 @@ impl Conn {
     pub(crate) fn act(&mut self, net: &mut Net, rng: &mut Rng, eager: bool) -> bool {
         self.post(rng, eager, &mut |host, qpn, rng| {
             /* Where the card says that it will come by itself, the program may leave it at that. */
-            let nic = &net.hosts[host].nic;
-            if nic.may_wait(qpn) && rng.chance(0.5) {
+            let backlog = net.hosts[host].nic.backlog(qpn);
+            if backlog == Backlog::AckClocked && rng.chance(0.5) {
                 return;
             }
-            match nic.may_wait_if_kept(qpn) && rng.chance(0.5) {
+            match backlog != Backlog::Due && rng.chance(0.5) {
                 true => net.doorbell_later(host, qpn),
                 false => net.doorbell(host, qpn),
             }

@@ -14,6 +14,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use slab::Slab;
+use starverbs_core::coalesce::Backlog;
 use starverbs_core::mr::{Bind, MrFault, MrTable};
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::Owner;
@@ -34,9 +35,6 @@ use rules::Rules;
 
 /// The bit of a timer's number that says that a connection's last words are due, not a queue pair.
 const PARTING: u32 = 1 << 31;
-
-/// WQEPs without an answer behind which a small message, or receives, of another queue pair may wait.
-const COMPANY: u32 = 16;
 
 /// What a process keeps of its queue pairs that are stateless ends.
 pub struct Library<E: Host> {
@@ -184,11 +182,10 @@ impl<E: Host> Library<E> {
         true
     }
 
-    /// Whether what was just posted to `qpn`, if it is one of these, may go out in one batch with what is posted to others meanwhile: so much is
-    /// without an answer that somebody runs the card soon. The caller keeps the doorbell, and rings it before anything else.
+    /// What `qpn`, if it is one of these, has to send, and what is without an answer: whether its doorbell may wait.
     #[inline]
-    pub fn may_wait_if_kept(&self, qpn: Qpn) -> bool {
-        self.unanswered >= COMPANY && self.end(qpn).is_some_and(|end| end.qp.has_small_change())
+    pub fn backlog(&self, qpn: Qpn) -> Backlog {
+        Backlog::of_requests(self.unanswered, || self.end(qpn).is_some_and(|end| end.qp.has_small_backlog()))
     }
 
     /// Goes on with what came, runs the timers that are due, and sees what became of memory windows.

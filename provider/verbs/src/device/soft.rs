@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use starverbs_backend as backend;
+use starverbs_core::coalesce::When;
 use starverbs_core::{Nanos, Nic, NicConfig, Qpn};
 use starverbs_rings::{Bells, budget};
 use starverbs_settings::Settings;
@@ -40,7 +41,6 @@ use crate::moderation::Moderator;
 use crate::process;
 use crate::stat::StatPage;
 use contexts::context_cache;
-use doorbells::Behind;
 use links::Links;
 use notes::Notes;
 pub use progress::BYTES_OF_A_TURN;
@@ -238,18 +238,17 @@ impl Soft {
         self.serve_bells();
     }
 
-    /// Has the doorbell of `qpn` wait for the card's next turn, if it may; in company it may where that turn is soon, as what it waits
-    /// behind may be of a peer that is gone. A program that polls takes a turn soon, and so does a thread that looks within a tick; an armed
-    /// one is told to. Who asked for an event may sleep from now on, and what is posted then goes at once. Without a thread nothing goes on but
-    /// by the program's calls, this no less than the rest.
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may. A program that polls takes a turn soon, and so does a thread
+    /// that looks within a tick; an armed one is told to. Without a thread nothing goes on but by the program's calls, this no less
+    /// than the rest.
     #[inline]
     fn defer(&self, shard: &mut Shard, qpn: Qpn) -> bool {
         let armed = self.thread.is_armed();
-        let behind = shard.defer(qpn, !self.activity.may_sleep());
-        if armed && behind == Some(Behind::Others) {
+        let when = shard.defer(qpn, self.activity.may_sleep());
+        if armed && when == When::Soon {
             self.lower_alarm(shard, clock::now() + LEFT);
         }
-        behind.is_some()
+        when != When::Now
     }
 
     /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile. Says what failed.

@@ -1,20 +1,12 @@
 //! Doorbells that wait for the card's next turn, so that small messages share a flush.
 
+use starverbs_core::coalesce::{Backlog, When};
 use starverbs_core::{Nanos, Qpn};
 
 use super::Shard;
 
 /// Most doorbells that wait at once.
 const MOST: usize = 32;
-
-/// What a doorbell waits behind.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Behind {
-    /// Packets of its own queue pair, whose ACK or timer has the card run for it
-    Own,
-    /// Those of others
-    Others,
-}
 
 /// The queue pairs whose doorbell waits.
 pub(super) struct Deferred(Vec<Qpn>);
@@ -37,19 +29,15 @@ impl Deferred {
 }
 
 impl Shard {
-    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room, behind packets of its own queue pair or, if `company`,
-    /// of others; says which.
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room; says which turn that is.
     #[inline]
-    pub(super) fn defer(&mut self, qpn: Qpn, company: bool) -> Option<Behind> {
-        let stateless = || self.star.as_ref().is_some_and(|star| star.library().may_wait_if_kept(qpn));
-        let behind = if self.nic.may_wait(qpn) {
-            Behind::Own
-        } else if company && (self.nic.may_wait_if_kept(qpn) || stateless()) {
-            Behind::Others
-        } else {
-            return None;
+    pub(super) fn defer(&mut self, qpn: Qpn, may_sleep: bool) -> When {
+        let backlog = match (self.nic.backlog(qpn), &self.star) {
+            (Backlog::Due, Some(star)) => star.library().backlog(qpn),
+            (backlog, _) => backlog,
         };
-        self.deferred.add(qpn).then_some(behind)
+        let when = backlog.when(may_sleep);
+        if when == When::Now || !self.deferred.add(qpn) { When::Now } else { when }
     }
 
     /// Handles the doorbells that were deferred, in their order.
