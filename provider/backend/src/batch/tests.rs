@@ -3,6 +3,7 @@ use std::slice;
 use starverbs_core::Seg;
 
 use super::*;
+use crate::program::Payload;
 
 /// Where frames come from.
 fn host() -> HostAddr {
@@ -12,13 +13,14 @@ fn host() -> HostAddr {
 
 /// A frame of a header and the program's bytes.
 fn add(batch: &mut Batch, group: &Group, header: &[u8], program: &[u8]) -> u16 {
-    let seg = Seg { addr: program.as_ptr() as u64, len: program.len() as u32 };
+    let segs = [Seg { addr: program.as_ptr() as u64, len: program.len() as u32 }];
     let index = batch.place(group, header.len() + program.len(), true);
     batch.begin(header);
-    // SAFETY: a static, or a vector that outlives the frame.
-    let bytes = unsafe { ProgramBytes::of(&seg) };
     let mut seen = Vec::new();
-    batch.gather(bytes, |piece| seen.extend_from_slice(piece));
+    // SAFETY: a static, or a vector that outlives the frame.
+    for bytes in unsafe { Payload::new(&segs) }.iter() {
+        batch.gather(bytes, |piece| seen.extend_from_slice(piece));
+    }
     assert_eq!(seen, program);
     index
 }
@@ -119,8 +121,9 @@ fn a_copied_frame_is_the_batchs_own() {
     let mut batch = Batch::new().unwrap();
     let mut program = *b"payload";
     let at = program.as_mut_ptr();
+    let segs = [Seg { addr: at as u64, len: 7 }];
     // SAFETY: the array outlives the batch.
-    let bytes = unsafe { ProgramBytes::of(&Seg { addr: at as u64, len: 7 }) };
+    let bytes = unsafe { Payload::new(&segs) }.iter().next().unwrap();
     batch.place(&Group::default(), 11, true);
     let start = batch.begin(b"head");
     assert_eq!(batch.copy_program(bytes), b"payload");
