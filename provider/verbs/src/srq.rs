@@ -15,7 +15,6 @@ use crate::error::{Result, VerbsError};
 use crate::events::Event;
 use crate::pd::Pd;
 use crate::post::RecvWr;
-use crate::star;
 use crate::xrcd::Xrcd;
 
 /// What `ibv_query_srq` gives.
@@ -258,8 +257,8 @@ impl Srq {
         let card = self.0.pd.context().card()?;
         let mut rings = self.0.rings.lock();
         let result = list(&mut SrqPoster(rings.recv_producer_mut()));
-        /* nobody looks into a shared queue by itself but the library of stateless ends */
-        let awaited = star::takes_from_srqs() && rings.was_starved();
+        /* nobody looks into a shared queue by itself but the library of stateless ends, by handles of its own */
+        let awaited = rings.has_other_takers() && rings.was_starved();
         drop(rings);
         if awaited {
             card.with(|shard, now| shard.ring_srq(self.0.id, now));

@@ -161,10 +161,6 @@ impl Host for HostEnv {
         self.star.as_mut()?.heard.pop_front()
     }
 
-    fn takes_from_srqs(&mut self) {
-        super::note_srq();
-    }
-
     fn note(&mut self, qpn: Qpn, what: &Note) {
         match what {
             Note::Unsuited(refused) => {
