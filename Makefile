@@ -18,7 +18,7 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 # Parts of `make nightly`; those that this Makefile does not have are left out.
 NIGHTLY ?= apps interop pyverbs soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test aarch64 lint doc fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -45,6 +45,7 @@ help:
 	@echo 'make aarch64      cross-built, with both packages, and tried in root folders of that machine, emulated'
 	@echo 'make lint         rustfmt, clippy, cargo-deny'
 	@echo 'make doc          documentation of the crates'
+	@echo 'make miri         queues, rings, headers and batches under miri (nightly toolchain with miri)'
 	@echo 'make fuzz         the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)'
 	@echo 'make clean        remove dist and the build folder'
 
@@ -177,6 +178,9 @@ aarch64:
 doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --package starverbs --no-deps --document-private-items
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude starverbs --no-deps --document-private-items
+
+miri:
+	tests/miri/run.sh
 
 fuzz-build:
 	@command -v cargo-fuzz >/dev/null || { echo 'cargo-fuzz is missing: cargo install cargo-fuzz --locked' >&2; exit 1; }

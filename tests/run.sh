@@ -27,6 +27,12 @@ fi
 part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
     cargo test --release --package starverbs-rings --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
 
+if tests/miri/run.sh ready >/dev/null 2>&1; then
+    part "memory by address under miri" tests/miri/run.sh
+else
+    skip "memory by address under miri" "needs a nightly toolchain with miri; see \`make miri\`"
+fi
+
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1
 part "symbols of libstarverbs.so" tests/abi/compare.sh dist/lib/libstarverbs.so tests/preload/libc.symbols
 part "any linker" tests/abi/linkers.sh "${CARGO_TARGET_DIR:-target}/release"

@@ -82,7 +82,8 @@ unsafe fn change_region(mr: *mut abi::ibv_mr, change: Change, access: c_uint) ->
     };
     let access = if change.access { Some(rights(access)?) } else { None };
     let range = change.range.map(|(addr, length)| (addr as u64, length as u64));
-    obj.rereg(&Rereg { range, pd, access }).map_err(errno)?;
+    // SAFETY: what is registered is the program's affair (ibv_rereg_mr(3)).
+    unsafe { obj.rereg(&Rereg { range, pd, access }) }.map_err(errno)?;
     // SAFETY: the caller's terms; the program does not use the struct meanwhile.
     unsafe {
         if let Some(pd) = change.pd {

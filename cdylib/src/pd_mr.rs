@@ -149,7 +149,8 @@ unsafe fn register(
     let access = rights(access)?;
     // SAFETY: the caller's terms.
     let obj = unsafe { PdHandle::obj(pd)? };
-    let obj = Mr::reg(obj, addr as u64, length as u64, iova, access).map_err(errno)?;
+    // SAFETY: what is registered is the program's affair (ibv_reg_mr(3)).
+    let obj = unsafe { Mr::reg(obj, addr as u64, length as u64, iova, access) }.map_err(errno)?;
     // SAFETY: `pd` is alive, as above.
     Ok(unsafe { MrHandle::make(pd, addr, obj) })
 }

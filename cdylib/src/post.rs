@@ -220,7 +220,7 @@ where
         let mut poster = obj.post_send();
         // SAFETY: a list and a place on the verb's terms; each request is read while the program waits.
         let posted = unsafe {
-            walk(first, bad, |wr| W::next(wr), |wr| poster.push(&W::read(wr, kind)?).map_err(quiet))
+            walk(first, bad, |wr| W::next(wr), |wr| poster.push_inline(&W::read(wr, kind)?).map_err(quiet))
         };
         // The requests before a bad one are posted, so the doorbell rings in any case.
         poster.ring();

@@ -340,17 +340,18 @@ impl Batch {
         if self.mixed {
             self.sort();
         }
-        for (at, message) in self.messages.iter().enumerate() {
+        /* by iterators: an index would borrow a whole vector anew, and end the addresses in it that the kernel has */
+        let room = self.names.iter_mut().zip(&mut self.controls).zip(&mut self.headers);
+        let iovs = self.iovs.as_mut_ptr();
+        for (message, ((name, control), header)) in self.messages.iter().zip(room) {
             let group = &message.group;
             let from = &addrs[group.source as usize];
-            let control = &mut self.controls[at];
             let control_len = write_controls(&mut control.0, message, from);
-            let name = &mut self.names[at];
             let name_len = write_name(name, group.dgid, from, group.port);
-            let header = &mut self.headers[at].msg_hdr;
+            let header = &mut header.msg_hdr;
             header.msg_name = std::ptr::from_mut(name).cast();
             header.msg_namelen = name_len as libc::socklen_t;
-            header.msg_iov = self.iovs[message.first_iov..].as_mut_ptr();
+            header.msg_iov = iovs.wrapping_add(message.first_iov);
             header.msg_iovlen = message.iovs as _;
             header.msg_control =
                 if control_len == 0 { std::ptr::null_mut() } else { control.0.as_mut_ptr().cast() };
@@ -394,11 +395,13 @@ impl Batch {
         bytes: &[u8],
     ) -> Result<(), i32> {
         let single = Message { frames: 1, ..self.messages[at] };
-        let control_len = write_controls(&mut self.controls[at].0, &single, from);
+        let mut control = Control([0; CONTROL]);
+        let control_len = write_controls(&mut control.0, &single, from);
         let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let mut header = self.headers[at].msg_hdr;
-        (header.msg_iov, header.msg_iovlen, header.msg_controllen) = (&mut iov, 1, control_len as _);
-        // SAFETY: as in `send`; the IOV describes `bytes`.
+        (header.msg_iov, header.msg_iovlen) = (&mut iov, 1);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), control_len as _);
+        // SAFETY: as in `send`; the IOV describes `bytes`, and the control messages are this call's.
         let sent = unsafe { libc::sendmsg(fd, &header, libc::MSG_NOSIGNAL) };
         if sent < 0 { Err(errno()) } else { Ok(()) }
     }
@@ -467,46 +470,4 @@ fn copy_piece(piece: &libc::iovec, skip: usize, to: &mut [u8]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Frames to several blocks in turn: one message a block, each frame's bytes in the order in which they
-    /// were added.
-    #[test]
-    fn frames_to_several_blocks_join_the_newest_message_of_theirs() {
-        let mut batch = Batch::new().unwrap();
-        let group = |block| Group { block, ..Group::default() };
-        let mut add = |block: u32, bytes: &[u8]| {
-            let index = batch.place(&group(block), bytes.len(), true);
-            batch.begin(&bytes[..4]);
-            batch.copy(&bytes[4..]);
-            assert_eq!(batch.last_frame(bytes.len()), bytes);
-            index
-        };
-        /* blocks 3 and 131 share a place in the list of the newest; a shorter frame ends a message */
-        let placed = [
-            (3, &b"frame-a1"[..]),
-            (4, b"frame-b1"),
-            (3, b"frame-a2"),
-            (131, b"frame-c1"),
-            (3, b"frame-a3"),
-            (4, b"short"),
-            (4, b"frame-b2"),
-            (3, b"frame-a4"),
-        ]
-        .map(|(block, bytes)| add(block, bytes));
-        assert_eq!(placed, [0, 0, 1, 0, 0, 1, 0, 1]);
-        let name = "lo".to_owned();
-        let from = HostAddr { gid: Gid::default(), ifindex: 0, link_mtu: 65536, name, loopback: true };
-        batch.seal(&[from]);
-        let read = |at: usize, index| {
-            let mut room = [0; 64];
-            let len = batch.read_frame(at, index, &mut room);
-            String::from_utf8(room[..len].to_vec()).unwrap()
-        };
-        let frames = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (4, 0)];
-        let expected =
-            ["frame-a1", "frame-a2", "frame-b1", "short", "frame-c1", "frame-a3", "frame-a4", "frame-b2"];
-        assert_eq!(frames.map(|(at, index)| read(at, index)), expected);
-    }
-}
+mod tests;

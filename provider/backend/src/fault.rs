@@ -12,7 +12,7 @@ use starverbs_core::{Av, Counters, Nanos, Seg};
 use starverbs_settings::FaultSpec;
 use starverbs_star::wire::Side;
 
-use crate::program::ProgramBytes;
+use crate::program::Payload;
 
 /// A frame held back for reordering whose successor does not come is sent after this.
 const HOLD: Nanos = 1_000_000;
@@ -28,6 +28,13 @@ pub(crate) struct Frame {
     pub(crate) star: Option<(Side, u16)>,
     /// Random number that chooses a bit to turn over
     pub(crate) corrupt: Option<u64>,
+}
+
+impl Frame {
+    /// Where its payload is.
+    pub(crate) fn segment(&self) -> Seg {
+        Seg { addr: self.payload.as_ptr() as u64, len: self.payload.len() as u32 }
+    }
 }
 
 /// A frame that waits for its time.
@@ -90,7 +97,14 @@ impl Fault {
     }
 
     /// Takes a frame; what becomes of it shows in [`Fault::release`].
-    pub(crate) fn take(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, counters: &Counters) {
+    pub(crate) fn take(
+        &mut self,
+        to: &Av,
+        header: &[u8],
+        payload: Payload<'_>,
+        pad: u8,
+        counters: &Counters,
+    ) {
         self.take_as(None, to, header, payload, pad, counters);
     }
 
@@ -100,7 +114,7 @@ impl Fault {
         star: (Side, u16),
         to: &Av,
         head: &[u8],
-        payload: &[Seg],
+        payload: Payload<'_>,
         counters: &Counters,
     ) {
         self.take_as(Some(star), to, head, payload, 0, counters);
@@ -111,7 +125,7 @@ impl Fault {
         star: Option<(Side, u16)>,
         to: &Av,
         header: &[u8],
-        payload: &[Seg],
+        payload: Payload<'_>,
         pad: u8,
         counters: &Counters,
     ) {
@@ -193,13 +207,12 @@ fn nanos(time: Duration) -> Nanos {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1)
 }
 
-fn read(payload: &[Seg]) -> Vec<u8> {
+fn read(payload: Payload<'_>) -> Vec<u8> {
     let mut out = Vec::new();
-    for seg in payload.iter().filter(|s| s.len > 0) {
+    for bytes in payload.iter() {
         let from = out.len();
-        out.resize(from + seg.len as usize, 0);
-        // SAFETY: the card checked the segment.
-        unsafe { ProgramBytes::of(seg) }.copy_to(0, &mut out[from..]);
+        out.resize(from + bytes.len(), 0);
+        bytes.copy_to(0, &mut out[from..]);
     }
     out
 }
@@ -245,7 +258,7 @@ mod tests {
         let mut out = Vec::new();
         let mut note = |f: &Frame| out.push(u16::from_be_bytes([f.header[0], f.header[1]]));
         for n in 0..count {
-            fault.take(&Av::default(), &n.to_be_bytes(), &[], 0, counters);
+            fault.take(&Av::default(), &n.to_be_bytes(), Payload::EMPTY, 0, counters);
             fault.release(0, &mut note);
         }
         while let Some(due) = fault.next_deadline().filter(|due| *due <= end) {
@@ -286,7 +299,7 @@ mod tests {
         assert!(out.iter().zip(&sorted).all(|(a, b)| a.abs_diff(*b) <= 2));
 
         let mut all_held = fault("reorder=100%");
-        all_held.take(&Av::default(), &[0, 1], &[], 0, &counters);
+        all_held.take(&Av::default(), &[0, 1], Payload::EMPTY, 0, &counters);
         all_held.release(7, |_| panic!("left at once"));
         assert_eq!(all_held.next_deadline(), Some(7 + HOLD));
     }
@@ -295,7 +308,7 @@ mod tests {
     fn delay_is_measured_from_the_flush() {
         let mut fault = fault("delay=50us,jitter=10us");
         let counters = Counters::default();
-        fault.take(&Av::default(), &[0, 1], &[], 0, &counters);
+        fault.take(&Av::default(), &[0, 1], Payload::EMPTY, 0, &counters);
         fault.release(1000, |_| panic!("left at once"));
         let due = fault.next_deadline().expect("a frame waits");
         assert!((51_000..=61_000).contains(&due), "{due}");

@@ -74,12 +74,14 @@ impl Inbox {
             let buffer = inbox.buffers.at(at * BUFFER..(at + 1) * BUFFER);
             libc::iovec { iov_base: buffer.cast(), iov_len: BUFFER }
         }));
-        for at in 0..slots {
-            let header = &mut inbox.headers[at].msg_hdr;
-            header.msg_iov = &mut inbox.iovs[at];
+        /* by iterators: an index would borrow a whole vector anew, and end the addresses in it that are kept */
+        let room = inbox.iovs.iter_mut().zip(&mut inbox.names).zip(&mut inbox.controls);
+        for (header, ((iov, name), control)) in inbox.headers.iter_mut().zip(room) {
+            let header = &mut header.msg_hdr;
+            header.msg_iov = iov;
             header.msg_iovlen = 1;
-            header.msg_name = std::ptr::from_mut(&mut inbox.names[at]).cast();
-            header.msg_control = inbox.controls[at].0.as_mut_ptr().cast();
+            header.msg_name = std::ptr::from_mut(name).cast();
+            header.msg_control = control.0.as_mut_ptr().cast();
         }
         Ok(inbox)
     }
@@ -229,5 +231,30 @@ mod tests {
         }
         bytes[0..8].fill(0xff);
         assert_eq!(read(&bytes), (0, 0), "a length past the end");
+    }
+
+    /// Datagrams come in as the kernel writes them, by the addresses that it has, again and again.
+    #[test]
+    fn the_kernel_may_write_where_it_was_told() {
+        let mut inbox = Inbox::new(3).unwrap();
+        for round in 0..3u8 {
+            for (at, header) in inbox.headers.iter_mut().enumerate() {
+                let (bytes, hdr) = ([round, at as u8], &mut header.msg_hdr);
+                let port = 4791 + at as u16;
+                // SAFETY: what the header describes is the inbox's own, and larger than what is written.
+                unsafe {
+                    (*hdr.msg_iov).iov_base.cast::<[u8; 2]>().write(bytes);
+                    let name = hdr.msg_name.cast::<libc::sockaddr_in>();
+                    (*name).sin_family = libc::AF_INET as libc::sa_family_t;
+                    (*name).sin_port = port.to_be();
+                    hdr.msg_control.cast::<[usize; 2]>().write([16, 0]);
+                }
+                (hdr.msg_controllen, header.msg_len) = (16, 2);
+            }
+            for at in 0..3 {
+                assert_eq!(inbox.bytes(at), [round, at as u8]);
+                assert_eq!((inbox.outer(at).sport, inbox.outer(at).segment), (4791 + at as u16, 0));
+            }
+        }
     }
 }

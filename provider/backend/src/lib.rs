@@ -54,6 +54,7 @@ pub use fault::Fault;
 pub use host::HostAddr;
 pub use membership::max_groups;
 pub use owners::Owners;
+pub use program::Payload;
 pub use quiet::{without_signals, write_line};
 pub use registry::{QpnBlock, socket_name};
 use starverbs_core::Counters;

@@ -6,7 +6,44 @@
 
 use starverbs_core::Seg;
 
-/// Some bytes of the program's.
+/// A frame's payload: pieces of the program's memory.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Payload<'a>(&'a [Seg]);
+
+impl<'a> Payload<'a> {
+    /// No bytes.
+    pub const EMPTY: Payload<'static> = Payload(&[]);
+
+    /// The bytes of segments.
+    ///
+    /// # Safety
+    /// They stay readable until the next flush of the port that gets the payload.
+    #[inline]
+    pub const unsafe fn new(segs: &'a [Seg]) -> Self {
+        Payload(segs)
+    }
+
+    /// Bytes in all.
+    #[inline]
+    pub(crate) fn len(self) -> usize {
+        self.0.iter().map(|seg| seg.len as usize).sum()
+    }
+
+    /// How many pieces, empty ones included.
+    #[inline]
+    pub(crate) fn pieces(self) -> usize {
+        self.0.len()
+    }
+
+    /// Those that have bytes.
+    #[inline]
+    pub(crate) fn iter(self) -> impl Iterator<Item = ProgramBytes> {
+        let there = self.0.iter().filter(|seg| seg.len > 0);
+        there.map(|seg| ProgramBytes { at: seg.addr as *const u8, len: seg.len as usize })
+    }
+}
+
+/// Some bytes of the program's, readable as promised in [`Payload::new`].
 #[derive(Clone, Copy)]
 pub(crate) struct ProgramBytes {
     at: *const u8,
@@ -14,17 +51,6 @@ pub(crate) struct ProgramBytes {
 }
 
 impl ProgramBytes {
-    /// The bytes of a segment.
-    ///
-    /// # Safety
-    /// They stay readable for as long as this is used: the card, or with StaR its peer's registry and this
-    /// card's bounds, checked the segment against a region, whose memory the program must keep until it is
-    /// deregistered.
-    #[inline]
-    pub(crate) unsafe fn of(seg: &Seg) -> Self {
-        ProgramBytes { at: seg.addr as *const u8, len: seg.len as usize }
-    }
-
     /// How many.
     #[inline]
     pub(crate) fn len(self) -> usize {
@@ -44,7 +70,7 @@ impl ProgramBytes {
     #[inline]
     pub(crate) fn copy_to(self, from: usize, to: &mut [u8]) {
         assert!(from <= self.len && to.len() <= self.len - from, "behind the segment");
-        // SAFETY: readable, as promised in `of`; `to` is exclusively ours.
+        // SAFETY: readable, as promised in `Payload::new`; `to` is exclusively ours.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(self.at.add(from), to.len()) };
     }
 }

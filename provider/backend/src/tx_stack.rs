@@ -2,10 +2,11 @@
 
 use std::ops::Deref;
 
-use starverbs_core::{Av, Counters, Gid, Nanos, Seg};
+use starverbs_core::{Av, Counters, Gid, Nanos};
 use starverbs_settings::Settings;
 
 use crate::fault::{Fault, Frame};
+use crate::program::Payload;
 use crate::star::{self, StarRx, StarTx};
 use crate::udp_tx::Tx;
 use crate::{BackendError, Owners};
@@ -34,7 +35,7 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
     /// Adds a frame; see [`starverbs_core::Env::send_frame`]. Payload memory is read now and, unless `volatile`, again at the
     /// flush. A frame that cannot go (too long, address index or family wrong) is counted in `tx_errors` and lost.
     #[inline]
-    pub fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
+    pub fn send_frame(&mut self, to: &Av, header: &[u8], payload: Payload<'_>, pad: u8, volatile: bool) {
         match &mut self.fault {
             None => self.tx.send_frame(to, header, payload, pad, volatile),
             Some(fault) => fault.take(to, header, payload, pad, &self.counters),
@@ -101,7 +102,8 @@ impl<C: Deref<Target = Counters>> Drop for TxStack<C> {
 }
 
 fn push<C: Deref<Target = Counters>>(tx: &mut Tx<C>, frame: &Frame) {
-    let payload = Seg { addr: frame.payload.as_ptr() as u64, len: frame.payload.len() as u32 };
-    // Volatile: the frame is gone before the batch is flushed.
-    tx.push(&frame.to, &frame.header, &[payload], frame.pad, true, frame.corrupt);
+    let segs = [frame.segment()];
+    // SAFETY: volatile, so that it is copied now: the frame is gone before the batch is flushed.
+    let payload = unsafe { Payload::new(&segs) };
+    tx.push(&frame.to, &frame.header, payload, frame.pad, true, frame.corrupt);
 }

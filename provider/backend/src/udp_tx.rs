@@ -12,7 +12,7 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
-use starverbs_core::{Av, Counters, FrameMeta, Gid, QPN_BLOCK_SHIFT, Qpn, Seg};
+use starverbs_core::{Av, Counters, FrameMeta, Gid, QPN_BLOCK_SHIFT, Qpn};
 use starverbs_settings::Settings;
 
 use crate::batch::{Batch, Group, HOPS, MAX_FRAME, send_run};
@@ -20,7 +20,7 @@ use crate::descriptor::Socket;
 use crate::error::os;
 use crate::owners::Owners;
 use crate::pcap::Capture;
-use crate::program::ProgramBytes;
+use crate::program::Payload;
 use crate::sockopt;
 use crate::{BackendError, HostAddr, membership};
 
@@ -131,7 +131,7 @@ impl<C: Deref<Target = Counters>> Tx<C> {
 
     /// Adds a frame to the batch; see [`starverbs_core::Env::send_frame`].
     #[inline]
-    pub fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
+    pub fn send_frame(&mut self, to: &Av, header: &[u8], payload: Payload<'_>, pad: u8, volatile: bool) {
         self.push(to, header, payload, pad, volatile, None);
     }
 
@@ -140,12 +140,12 @@ impl<C: Deref<Target = Counters>> Tx<C> {
         &mut self,
         to: &Av,
         header: &[u8],
-        payload: &[Seg],
+        payload: Payload<'_>,
         pad: u8,
         volatile: bool,
         corrupt: Option<u64>,
     ) {
-        let length: usize = payload.iter().map(|s| s.len as usize).sum();
+        let length = payload.len();
         let size = header.len() + length + pad as usize + ICRC;
         let Some(bth) = header.first_chunk::<BTH>().filter(|_| size <= MAX_FRAME && pad < 4) else {
             return self.counters.tx_errors.inc();
@@ -169,10 +169,8 @@ impl<C: Deref<Target = Counters>> Tx<C> {
         let mut crc = Icrc::begin(&outer, size as u16, bth);
         let start = self.batch.begin(header);
         crc.update(&header[BTH..]);
-        let copied = volatile || length < COPY_BELOW || payload.len() > MOST_PIECES;
-        for seg in payload.iter().filter(|s| s.len > 0) {
-            // SAFETY: the card checked the segment; the batch is flushed before the card goes on.
-            let bytes = unsafe { ProgramBytes::of(seg) };
+        let copied = volatile || length < COPY_BELOW || payload.pieces() > MOST_PIECES;
+        for bytes in payload.iter() {
             if copied {
                 crc.update(self.batch.copy_program(bytes));
             } else {
@@ -327,6 +325,8 @@ fn supports_gso(fd: &Socket) -> bool {
 mod tests {
     use std::net::UdpSocket;
 
+    use starverbs_core::Seg;
+
     use super::*;
 
     /// Another host's blocks may have the same numbers.
@@ -342,7 +342,7 @@ mod tests {
             tx.set_owners(owners);
             tx.batch.clear();
             for block in [5u8, 6, 7, 5, 6, 7] {
-                tx.send_frame(to, &[4, 0, 0, 0, 0, 0, block << 4, 1, 0, 0, 0, 0], &[], 0, false);
+                tx.send_frame(to, &[4, 0, 0, 0, 0, 0, block << 4, 1, 0, 0, 0, 0], Payload::EMPTY, 0, false);
             }
             tx.batch.groups()
         };
@@ -367,8 +367,9 @@ mod tests {
         let to = Av { sgid: gid, dgid: gid, hop_limit: 9, ..Av::default() };
         let data = [5u8; 1000];
         for len in [1000, 1000, 1000, 8] {
-            let seg = Seg { addr: data.as_ptr() as u64, len };
-            tx.send_frame(&to, &[7; BTH], &[seg], 0, false);
+            let segs = [Seg { addr: data.as_ptr() as u64, len }];
+            // SAFETY: the array lives until the batch is sent.
+            tx.send_frame(&to, &[7; BTH], unsafe { Payload::new(&segs) }, 0, false);
         }
         assert_eq!((tx.batch.groups(), tx.batch.frames(0)), (1, 4));
         tx.batch.seal(&tx.addrs);

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{Node, drive, free_port, pattern};
+use starverbs_backend::Payload;
 use starverbs_core::mr::Rule;
 use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
 use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendOp, SendWqe, Sge};
@@ -97,7 +98,7 @@ fn tshark_reads_the_settling_of_roles_with_the_dissector() {
             let pad = message.len().wrapping_neg() as u8 & 3;
             let bth = HeaderBuf::bth(code::NEGOTIATE, 0x123, Psn::new(0), false, false, pad, PKEY_DEFAULT);
             let frame = [&bth.deth(0, 0x456)[..], &message[..]].concat();
-            node.tx.send_frame(&to, &frame, &[], pad, false);
+            node.tx.send_frame(&to, &frame, Payload::EMPTY, pad, false);
         }
     }
     node.flush();
@@ -154,7 +155,7 @@ fn say_everything(settings: &Settings) -> Vec<String> {
         };
         let stateless = matches!(ptype, Ptype::Rd | Ptype::Gd | Ptype::Cqep);
         let head = if stateless { Head::to_stateless(header, prefix) } else { Head::to_stateful(header) };
-        tx.send(&to, 40_000 + ptype as u16, &head, data, &[], false);
+        tx.send(&to, 40_000 + ptype as u16, &head, data, Payload::EMPTY, false);
         psn += 1;
     };
     let mut room = [0; 256];
@@ -176,7 +177,7 @@ fn say_everything(settings: &Settings) -> Vec<String> {
     say(Ptype::Cqep, Opt::Send, &CqeMsg { slot: 64, ..CqeMsg::default() }.encode());
     for (control, _) in controls() {
         let head = Head::control(0x123, prefix, Psn::new(psn), control.len() as u16);
-        tx.send(&to, 40_100, &head, &control, &[], false);
+        tx.send(&to, 40_100, &head, &control, Payload::EMPTY, false);
         psn += 1;
     }
     tx.flush(0);

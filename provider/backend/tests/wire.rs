@@ -5,7 +5,8 @@ mod common;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
-use common::{Node, bth, drive, free_port, gid, icrc_v4, icrc_v6, pattern, seg};
+use common::{Node, bth, drive, free_port, gid, icrc_v4, icrc_v6, pattern, payload_of, seg};
+use starverbs_backend::Payload;
 use starverbs_core::{Av, QPN_BLOCK};
 use starverbs_settings::{FaultSpec, Settings};
 
@@ -48,7 +49,7 @@ fn payload_is_gathered_from_many_pieces() {
     for pieces in [1, 2, 7, 8, 9, 32, 128] {
         for volatile in [false, true] {
             let segs: Vec<_> = data.chunks(4096 / pieces).map(seg).collect();
-            node.tx.send_frame(&to, &bth(qpn), &segs, 0, volatile);
+            node.tx.send_frame(&to, &bth(qpn), payload_of(&segs), 0, volatile);
         }
     }
     node.flush();
@@ -118,7 +119,7 @@ fn a_full_batch_flushes_itself_and_loses_nothing() {
     let (to, qpn) = (node.av("127.0.0.1"), node.qpn(1));
     let data = pattern(4096, 3);
     for _ in 0..300 {
-        node.tx.send_frame(&to, &bth(qpn), &[seg(&data)], 0, true);
+        node.tx.send_frame(&to, &bth(qpn), payload_of(&[seg(&data)]), 0, true);
     }
     node.flush();
     assert_eq!(node.counters.tx_packets.get(), 300);
@@ -137,7 +138,13 @@ fn icrc_on_the_wire_is_that_of_the_standard() {
         // Payload is read until the flush.
         let payloads = [0, 3, 700, 700, 700, 20].map(|size| pattern(size, size));
         for data in &payloads {
-            node.tx.send_frame(&to, &bth(77), &[seg(data)], data.len().wrapping_neg() as u8 & 3, false);
+            node.tx.send_frame(
+                &to,
+                &bth(77),
+                payload_of(&[seg(data)]),
+                data.len().wrapping_neg() as u8 & 3,
+                false,
+            );
         }
         node.tx.flush(1);
         // Messages: [0], [4] as the frames grow, then three equal ones and a shorter.
@@ -228,7 +235,7 @@ fn frames_that_cannot_go_are_counted_and_harm_nobody() {
     let (to, qpn) = (node.av("127.0.0.1"), node.qpn(1));
     let long = pattern(9000, 1);
     node.send(&to, qpn, &long);
-    node.tx.send_frame(&to, &[1, 2, 3], &[], 0, false);
+    node.tx.send_frame(&to, &[1, 2, 3], Payload::EMPTY, 0, false);
     node.send(&Av { dgid: gid("::1"), ..to }, qpn, b"family");
     node.send(&Av { sgid: gid("203.0.113.1"), ..to }, qpn, b"not ours");
     node.send(&Av { dgid: gid("203.0.113.1"), ..to }, qpn, b"loopback does not lead there");

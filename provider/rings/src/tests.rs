@@ -347,9 +347,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Steps of a case.
+const STEPS: usize = if cfg!(miri) { 30 } else { 200 };
+
 proptest! {
     #[test]
-    fn cq_ring_behaves_as_a_deque(steps in prop::collection::vec(step(), 1..200)) {
+    fn cq_ring_behaves_as_a_deque(steps in prop::collection::vec(step(), 1..STEPS)) {
         let ring = CqRing::new(8, false, None).unwrap();
         let mut model = VecDeque::new();
         for (id, step) in steps.into_iter().enumerate() {
@@ -375,7 +378,7 @@ proptest! {
     }
 
     #[test]
-    fn recv_ring_behaves_as_a_deque(steps in prop::collection::vec(any::<bool>(), 1..200)) {
+    fn recv_ring_behaves_as_a_deque(steps in prop::collection::vec(any::<bool>(), 1..STEPS)) {
         let ring = recv_ring(8, 2);
         // SAFETY: these tests have one thread.
         let card = unsafe { ring.card_rq() };
@@ -397,4 +400,54 @@ proptest! {
             prop_assert_eq!(card.len() as usize, model.len());
         }
     }
+}
+
+/// The card's thread and the program's, each on its side of all rings.
+#[test]
+fn both_sides_of_the_rings_run_at_once() {
+    const COUNT: u32 = if cfg!(miri) { 20 } else { 20_000 };
+    let size = RecvSize { max_wr: 2, max_sge: 1 };
+    let qp =
+        WorkRings::new(Some(SendSize { max_wr: 2, max_sge: 1, max_inline: 16 }), Some(size), None).unwrap();
+    let cq = CqRing::new(2, true, None).unwrap();
+    let card = || {
+        // SAFETY: this thread alone is the card.
+        let (sq, rq) = unsafe { (qp.card_sq(), qp.card_rq()) };
+        let mut sges = [Sge::default(); 1];
+        for index in 0..COUNT {
+            while sq.posted() == index {
+                std::thread::yield_now();
+            }
+            let (wqe, sge) = (sq.wqe(index), sq.sges(index)[0]);
+            sq.release(index + 1);
+            let recv = std::iter::repeat_with(|| rq.take(&mut sges)).flatten().next().unwrap();
+            assert_eq!(
+                (wqe.wr_id, sge.addr, recv),
+                (u64::from(index), u64::from(index), (u64::from(index), 1))
+            );
+            // SAFETY: as above.
+            while unsafe { cq.push(&cqe(wqe.wr_id, index), wqe.wr_id) }.is_err() {
+                std::thread::yield_now();
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(card);
+        let (mut sent, mut received, mut polled) = (0, 0, 0);
+        while polled < COUNT {
+            let of = |number: u32| (u64::from(number), [Sge { addr: number.into(), len: 1, lkey: 1 }]);
+            let (wr_id, sges) = of(sent);
+            let wqe = SendWqe { wr_id, ..SendWqe::default() };
+            sent += u32::from(sent < COUNT && qp.send_producer().push(wqe, &sges).is_ok());
+            let (wr_id, sges) = of(received);
+            received += u32::from(received < COUNT && qp.recv_producer().push(wr_id, &sges).is_ok());
+            match cq.consumer().take() {
+                Some((cqe, stamp)) => {
+                    assert_eq!((cqe.wr_id, cqe.qpn, stamp), (polled.into(), polled, polled.into()));
+                    polled += 1;
+                }
+                None => std::thread::yield_now(),
+            }
+        }
+    });
 }

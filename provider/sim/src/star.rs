@@ -121,7 +121,6 @@ impl StarHost for SimEnv {
     fn next_heard(&mut self) -> Option<Heard> {
         self.star.heard.as_mut()?.pop_front()
     }
-    fn takes_from_srqs(&mut self) {}
 }
 
 impl Host {

@@ -29,7 +29,8 @@ pub trait Host: CardEnv + Env<Stats: Clone, Cq: Clone> {
     type Slots;
     /// So many bytes that a card may fill, and where they are: aligned to the largest slot. `None`: no memory.
     fn make_slots(&mut self, bytes: u64) -> Option<(Self::Slots, u64)>;
-    /// Another handle of a receive queue, used by the one owner of the card too.
+    /// Another handle of a receive queue, used by the one owner of the card too. Who posts to an SRQ of which there is one, and where
+    /// somebody looked in vain, tells [`Library::ring_srq`].
     fn another(queue: &Self::Rq) -> Self::Rq;
     /// Another handle of a send queue, likewise.
     fn another_sq(queue: &Self::Sq) -> Self::Sq;
@@ -44,9 +45,6 @@ pub trait Host: CardEnv + Env<Stats: Clone, Cq: Clone> {
     fn next_event(&mut self) -> Option<SlEvent>;
     /// The oldest of what [`negotiate`](super::env::StarEnv::negotiate) heard.
     fn next_heard(&mut self) -> Option<Heard>;
-    /// From now on a stateless end takes from a shared receive queue: who posts to one where somebody looked in vain tells
-    /// [`Library::ring_srq`].
-    fn takes_from_srqs(&mut self);
     /// For people: something of a QP is settled.
     fn note(&mut self, qpn: Qpn, what: &Note) {
         let _ = (qpn, what);

@@ -11,6 +11,7 @@
 mod common;
 
 use std::cell::Cell;
+use std::sync::atomic::AtomicU8;
 
 use common::*;
 use starverbs_core::{Cqe, Mtu, QpType, SendFlags, SendOp, Sge, WcStatus};
@@ -37,7 +38,7 @@ struct Side {
     qps: Vec<Qp>,
     /// Whose turn it is
     next: Cell<usize>,
-    memory: Box<[u8]>,
+    memory: &'static [AtomicU8],
     mr: Mr,
 }
 
@@ -46,9 +47,8 @@ impl Side {
         let node = Node::new(settings);
         let init = QpInit { max_send_wr: 64, max_recv_wr: 64, ..node.init(QpType::Rc, None) };
         let qps = (0..qps).map(|_| Qp::create(&node.pd, &init).expect("a queue pair")).collect();
-        let memory = vec![1u8; LONG].into_boxed_slice();
-        let addr = memory.as_ptr() as u64;
-        let mr = Mr::reg(&node.pd, addr, LONG as u64, addr, all_access()).expect("a memory region");
+        let memory = memory(LONG);
+        let mr = reg(&node.pd, memory, all_access()).expect("a memory region");
         Side { node, qps, next: Cell::new(0), memory, mr }
     }
 

@@ -9,6 +9,7 @@
 mod common;
 
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicU8;
 
 use common::*;
 use starverbs_core::{Cqe, Mtu, QpType, SendFlags, Sge, WcOpcode, WcStatus};
@@ -42,7 +43,7 @@ struct Side {
     node: Node,
     cq: Cq,
     qps: Vec<Qp>,
-    memory: Box<[u8]>,
+    memory: &'static [AtomicU8],
     mr: Mr,
     /// SENDs that came of each connection's call
     came: Vec<usize>,
@@ -52,9 +53,8 @@ impl Side {
     fn new(settings: &Settings, connections: usize) -> Side {
         let node = Node::new(settings);
         let cq = Cq::create(&node.ctx, (connections * 8 + 64) as u32, None, 0).expect("a completion queue");
-        let memory = vec![1u8; connections * SLOTS * BYTES].into_boxed_slice();
-        let addr = memory.as_ptr() as u64;
-        let mr = Mr::reg(&node.pd, addr, memory.len() as u64, addr, all_access()).expect("a memory region");
+        let memory = memory(connections * SLOTS * BYTES);
+        let mr = reg(&node.pd, memory, all_access()).expect("a memory region");
         Side { node, cq, qps: Vec::new(), memory, mr, came: vec![0; connections] }
     }
 
@@ -92,7 +92,8 @@ impl Side {
         for n in 0..count {
             let flags = if n + 1 == count { SendFlags::SIGNALED } else { SendFlags::empty() };
             let wr = SendWr { flags: flags | SendFlags::INLINE, ..send(at as u64, &sges) };
-            poster.push(&wr).expect("room for a send");
+            // SAFETY: the side's memory, which never ends.
+            unsafe { poster.push_inline(&wr) }.expect("room for a send");
         }
         poster.ring();
     }

@@ -88,11 +88,17 @@ impl Mr {
     /// `ibv_reg_mr_iova2`: peers and SGEs know the first byte as `iova`, or as 0 with ZERO_BASED. With
     /// ON_DEMAND the memory need not be there yet; address 0 and length 2^64 - 1 then are all there ever is.
     ///
+    /// # Safety
+    /// As long as the region is there, until [`Mr::dereg`] or the end of its last clone, its bytes are the program's to
+    /// give away: the card reads them at any time and, with rights to write, changes them, as do peers by its key. So the
+    /// memory stays (with ON_DEMAND: what comes in its place is given away, too), and no reference promises that nobody
+    /// writes to it, or reads it.
+    ///
     /// # Errors
     /// EINVAL: unknown or inconsistent rights, a range that wraps or has no bytes; EFAULT: memory not mapped, or
     /// not with these rights; ENOMEM; EOPNOTSUPP: on-demand paging where the kernel's copies are forbidden; EIO in
     /// a forked child.
-    pub fn reg(pd: &Pd, addr: u64, length: u64, iova: u64, access: Access) -> Result<Mr> {
+    pub unsafe fn reg(pd: &Pd, addr: u64, length: u64, iova: u64, access: Access) -> Result<Mr> {
         check_access(access)?;
         let attr = user_attr(pd, addr, length, iova, access)?;
         Mr::new(pd, Kind::User, attr)
@@ -198,10 +204,13 @@ impl Mr {
 
     /// `ibv_rereg_mr`: the keys stay, and open something else from the next packet on.
     ///
+    /// # Safety
+    /// As of [`Mr::reg`], for the region as it becomes.
+    ///
     /// # Errors
     /// Those of [`Mr::reg`], and EINVAL for a region that is not of the program's memory or a domain of another
     /// card. The region stays as it was.
-    pub fn rereg(&self, change: &Rereg<'_>) -> Result<()> {
+    pub unsafe fn rereg(&self, change: &Rereg<'_>) -> Result<()> {
         let device = self.0.ctx.device()?;
         let mut state = self.state();
         if !matches!(state.kind, Kind::User) || self.0.gone.load(Ordering::Acquire) {

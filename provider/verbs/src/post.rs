@@ -14,7 +14,7 @@ pub struct SendWr<'a> {
     pub wr_id: u64,
     /// What to do
     pub op: SendOp,
-    /// [`SendFlags`]; with INLINE the SGEs are read now, and their keys are not looked at
+    /// [`SendFlags`]; with INLINE the SGEs are read now, and their keys are not looked at: [`SendPoster::push_inline`]
     pub flags: SendFlags,
     /// Immediate data, in network order. SEND with invalidate: the peer's key to invalidate. FLUSH: the word of its
     /// header ([`starverbs_core::wire::headers::Feth::word`])
@@ -38,6 +38,12 @@ pub struct SendWr<'a> {
 }
 
 impl SendWr<'_> {
+    /// Whether its data is read when it is posted.
+    #[inline]
+    fn is_inline(&self) -> bool {
+        self.flags.contains(SendFlags::INLINE) && self.op.has_data()
+    }
+
     /// The fixed part of its WQE. INLINE follows from how the data is added.
     #[inline]
     pub fn wqe(&self) -> SendWqe {
@@ -84,32 +90,52 @@ impl<'a> SendPoster<'a> {
         SendPoster { qp, producer: Some(qp.rings.send_producer()) }
     }
 
-    /// Adds a work request. Inline data is read now, from memory that the program vouches for.
+    /// Adds a work request without inline data.
     ///
     /// # Errors
     /// ENOMEM: the queue is full. EINVAL: the QP cannot send yet, the op-code is not of its transport,
-    /// too many SGEs or inline bytes, or inline data for an answer. EIO in a forked child.
+    /// too many SGEs, or inline data. EIO in a forked child.
     #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<()> {
+        let producer = self.producer_for(wr.op)?;
+        if wr.is_inline() {
+            return Err(VerbsError::Invalid("inline data, which nobody vouches for"));
+        }
+        let sges = if wr.op.has_data() { wr.sges } else { &[] };
+        Ok(producer.push(wr.wqe(), sges)?)
+    }
+
+    /// Adds a work request. With INLINE, its data is read now.
+    ///
+    /// # Safety
+    /// With INLINE, each SGE with a length other than 0 is readable memory.
+    ///
+    /// # Errors
+    /// Those of [`SendPoster::push`]. EINVAL: too many inline bytes, or inline data for an answer.
+    #[inline]
+    pub unsafe fn push_inline(&mut self, wr: &SendWr<'_>) -> Result<()> {
+        if !wr.is_inline() {
+            return self.push(wr);
+        }
+        let producer = self.producer_for(wr.op)?;
+        if wr.op.brings_data() {
+            return Err(INLINE_ANSWER);
+        }
+        // SAFETY: the caller's terms.
+        Ok(unsafe { producer.push_inline(wr.wqe(), wr.sges) }?)
+    }
+
+    /// The queue, if this may be posted to it.
+    #[inline]
+    fn producer_for(&mut self, op: SendOp) -> Result<&mut SendProducer<'a>> {
         self.qp.pd.context().device()?;
         if !self.qp.may_send() {
             return Err(VerbsError::Invalid("the QP is not ready to send"));
         }
-        if !offered(self.qp.qp_type, wr.op) {
+        if !offered(self.qp.qp_type, op) {
             return Err(VerbsError::Invalid("op-code not of this transport"));
         }
-        let Some(producer) = &mut self.producer else { return Err(VerbsError::Invalid("poster is used up")) };
-        let wqe = wr.wqe();
-        if wr.flags.contains(SendFlags::INLINE) && wr.op.has_data() {
-            if wr.op.brings_data() {
-                return Err(INLINE_ANSWER);
-            }
-            // SAFETY: the program vouches for what it posts, as on any card (ibv_post_send(3)).
-            Ok(unsafe { producer.push_inline(wqe, wr.sges) }?)
-        } else {
-            let sges = if wr.op.has_data() { wr.sges } else { &[] };
-            Ok(producer.push(wqe, sges)?)
-        }
+        self.producer.as_mut().ok_or(VerbsError::Invalid("poster is used up"))
     }
 
     /// Rings the doorbell for what was pushed.

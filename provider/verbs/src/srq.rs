@@ -217,8 +217,8 @@ impl Srq {
         let device = self.0.pd.context().device()?;
         let mut rings = self.0.rings.lock();
         let result = list(&mut SrqPoster(rings.recv_producer_mut()));
-        /* nobody looks into a shared queue by itself but the library of stateless ends */
-        let awaited = crate::device::soft::star::takes_from_srqs() && rings.was_starved();
+        /* nobody looks into a shared queue by itself but the library of stateless ends, by handles of its own */
+        let awaited = rings.has_other_takers() && rings.was_starved();
         drop(rings);
         if awaited {
             device.doorbell(Doorbell::Srq(self.0.id));

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::{Access, Cqe, QpType, SendFlags, SendOp, Sge, WcStatus};
-use starverbs_verbs::{Ah, Cq, Mr, Mw, MwBind, Qp, QpInit, RecvWr, SendWr, Srq, Xrcd};
+use starverbs_verbs::{Ah, Cq, Mw, MwBind, Qp, QpInit, RecvWr, SendWr, Srq, Xrcd};
 
 /// The system's allocator, which tells of what is taken while somebody watches.
 struct Watched;
@@ -111,7 +111,8 @@ fn burst(a: (&Node, &Qp), b: (&Node, &Qp), wr: &SendWr<'_>, count: usize) {
         b.0.post_recv(b.1, id as u64, 0, BUF).unwrap();
     }
     for id in 0..count {
-        post(a.1, &SendWr { wr_id: id as u64, ..*wr }).unwrap();
+        // SAFETY: what is inline lies in the node's buffer.
+        unsafe { a.1.post_send().push_inline(&SendWr { wr_id: id as u64, ..*wr }) }.unwrap();
     }
     drain(&b.0.cq, receives);
     drain(&a.0.cq, count);
@@ -236,7 +237,7 @@ fn on_demand(a: &Node, b: &Node) {
     connect((a, &qa), (b, &qb));
     let [near, far] = [a, b].map(|node| {
         let access = all_access() | Access::ON_DEMAND;
-        Mr::reg(&node.pd, node.addr(0), BUF as u64, node.addr(0), access).unwrap()
+        node.reg(0, BUF, access)
     });
     let sges = [Sge { lkey: near.lkey(), ..a.sge(0, 9000) }];
     for (what, op) in [("SEND", SendOp::Send), ("WRITE", SendOp::Write), ("READ", SendOp::Read)] {
@@ -249,7 +250,7 @@ fn on_demand(a: &Node, b: &Node) {
 fn windows(a: &Node, b: &Node) {
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((a, &qa), (b, &qb));
-    let mr = Mr::reg(&b.pd, b.addr(0), 4096, b.addr(0), Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let mr = b.reg(0, 4096, Access::LOCAL_WRITE | Access::MW_BIND);
     let bind = MwBind { mr: mr.lkey(), addr: b.addr(0), length: 4096, access: Access::REMOTE_WRITE };
     let sges = [a.sge(0, 3000)];
     for kind in [WindowType::One, WindowType::Two] {
@@ -316,7 +317,7 @@ fn messages_take_no_memory() {
 }
 
 fn messages() {
-    let (a, mut b) = Node::pair();
+    let (a, b) = Node::pair();
     let cell = (8 - b.addr(0) as usize % 8) % 8;
     b.fill(cell, &1u64.to_ne_bytes());
     reliable(&a, &b, cell);

@@ -24,7 +24,7 @@ fn connected() -> (Node, Node, Qp, Qp) {
 
 #[test]
 fn a_batch_is_posted_in_order_with_its_data() {
-    let (mut a, b, qa, qb) = connected();
+    let (a, b, qa, qb) = connected();
     a.fill(0, b"gathered from two places; written");
     b.post_recv(&qb, 1, 0, 100).unwrap();
     b.post_recv(&qb, 2, 100, 100).unwrap();

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use starverbs_core::{Cqe, QpType, SendFlags, WcStatus};
-use starverbs_verbs::{Context, Cq, CqInit, Mr, Pd, Qp, QpInit, Srq, Td, raw_clock, wallclock};
+use starverbs_verbs::{Context, Cq, CqInit, Pd, Qp, QpInit, Srq, Td, raw_clock, wallclock};
 
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
@@ -33,7 +33,7 @@ fn a_parent_domain_is_in_use_as_long_as_its_objects() {
     assert_eq!(poll(&cq, 1)[0].wr_id, 5);
     assert_eq!(b.completions(1)[0].byte_len, 9);
 
-    let mr = Mr::reg(&parent, a.addr(0), 64, a.addr(0), all_access()).unwrap();
+    let mr = reg(&parent, &a.buf[..64], all_access()).unwrap();
     for object in [Box::new(qa) as Box<dyn std::any::Any>, Box::new(srq), Box::new(cq), Box::new(mr)] {
         assert_eq!(errno(parent.dealloc()), EBUSY);
         drop(object);

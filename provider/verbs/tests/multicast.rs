@@ -57,7 +57,7 @@ fn receives(node: &Node, count: usize) -> Vec<Cqe> {
 #[test]
 fn every_attached_queue_pair_of_every_card_gets_a_copy() {
     let settings = settings();
-    let (mut a, b, c) = (Node::new(&settings), Node::new(&settings), Node::new(&settings));
+    let (a, b, c) = (Node::new(&settings), Node::new(&settings), Node::new(&settings));
     let sender = ud(&a, false);
     let members = [ud(&b, false), ud(&b, false), ud(&c, false)];
     let other = ud(&c, false);
@@ -192,7 +192,7 @@ fn limits_are_those_that_the_device_tells() {
 fn a_burst_reaches_all_members_whole() {
     const COUNT: usize = 12;
     let settings = settings();
-    let (mut a, b) = (Node::new(&settings), Node::new(&settings));
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
     let (sender, members) = (ud(&a, false), [ud(&b, false), ud(&b, false)]);
     for (which, member) in members.iter().enumerate() {
         member.attach_mcast(GROUP).unwrap();

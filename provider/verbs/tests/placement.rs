@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{Access, FlushLevel, Placement, QpType, SendFlags, SendOp, SendWqe, WcOpcode, WcStatus};
-use starverbs_verbs::{Mr, SendWr, send_ops_offered};
+use starverbs_verbs::{SendWr, send_ops_offered};
 
 const GLOBAL: u32 = Feth::word(Placement::GLOBAL, FlushLevel::Range);
 const EOPNOTSUPP: i32 = 95;
@@ -16,7 +16,7 @@ fn aligned(node: &Node) -> usize {
 
 #[test]
 fn a_word_arrives_whole_and_is_flushed() {
-    let (mut a, b) = Node::pair();
+    let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((&a, &qa), (&b, &qb));
     let cell = aligned(&b);
@@ -29,9 +29,7 @@ fn a_word_arrives_whole_and_is_flushed() {
     let done: Vec<_> = a.completions(2).iter().map(|cqe| (cqe.status, cqe.opcode)).collect();
     assert_eq!(done, [(WcStatus::Success, WcOpcode::AtomicWrite), (WcStatus::Success, WcOpcode::Flush)]);
     assert_eq!(b.bytes(cell, 8), b"eight ch");
-    a.fill(0, b"in line!");
-    let inline = SendFlags::SIGNALED | SendFlags::INLINE;
-    post(&qa, &SendWr { op: SendOp::AtomicWrite, flags: inline, ..base }).unwrap();
+    post_inline(&qa, &SendWr { op: SendOp::AtomicWrite, ..base }, b"in line!").unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::Success);
     assert_eq!(b.bytes(cell, 8), b"in line!");
 }
@@ -71,7 +69,7 @@ fn persistence_is_not_promised() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((&a, &qa), (&b, &qb));
-    let error = Mr::reg(&b.pd, b.addr(0), 8, b.addr(0), Access::FLUSH_PERSISTENT).map(|_| ()).unwrap_err();
+    let error = reg(&b.pd, &b.buf[..8], Access::FLUSH_PERSISTENT).map(|_| ()).unwrap_err();
     assert_eq!(error.errno(), EOPNOTSUPP);
     let persistent = Feth::word(Placement::PERSISTENT, FlushLevel::Mr);
     let wr = SendWr { op: SendOp::Flush, imm: persistent, rkey: b.mr.rkey(), ..send(1, &[]) };

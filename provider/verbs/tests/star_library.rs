@@ -13,7 +13,7 @@ use starverbs_core::{
 };
 use starverbs_settings::{Settings, StarWish};
 use starverbs_star::wire::{Crc, Head, Header, Opt, Prefix, Ptype, fill_checksum};
-use starverbs_verbs::{Cq, Mr, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq};
+use starverbs_verbs::{Cq, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq};
 
 /// Two cards, the first stateless.
 fn pair() -> [Node; 2] {
@@ -34,7 +34,7 @@ fn connected(nodes: &[Node; 2]) -> [Qp; 2] {
 
 #[test]
 fn messages_go_both_ways() {
-    let mut nodes = pair();
+    let nodes = pair();
     let qps = connected(&nodes);
     for round in 0..20u8 {
         for from in 0..2 {
@@ -56,7 +56,7 @@ fn messages_go_both_ways() {
 
 #[test]
 fn reads_writes_and_atomics_of_either_end() {
-    let mut nodes = pair();
+    let nodes = pair();
     let qps = connected(&nodes);
     for from in 0..2 {
         let to = 1 - from;
@@ -118,11 +118,11 @@ fn sends_without_completions_do_not_stall() {
 
 #[test]
 fn memory_that_is_given_back_is_reached_no_more() {
-    let mut nodes = pair();
+    let nodes = pair();
     let qps = connected(&nodes);
     nodes[1].fill(0, &[9; 64]);
     let [a, b] = &nodes;
-    let late = Mr::reg(&a.pd, a.addr(4096), 4096, a.addr(4096), all_access()).unwrap();
+    let late = a.reg(4096, 4096, all_access());
     let write = |qp: &Qp, id| {
         let sges = [b.sge(0, 64)];
         let (op, remote_addr, rkey) = (SendOp::Write, a.addr(4096), late.rkey());
@@ -187,11 +187,11 @@ fn one_that_nobody_answers_holds_no_other_up() {
 
 #[test]
 fn a_window_of_a_stateless_end_is_bound_used_and_invalidated() {
-    let mut nodes = pair();
+    let nodes = pair();
     let qps = connected(&nodes);
     nodes[1].fill(0, &[7; 64]);
     let [a, b] = &nodes;
-    let mr = Mr::reg(&a.pd, a.addr(0), 4096, a.addr(0), Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let mr = a.reg(0, 4096, Access::LOCAL_WRITE | Access::MW_BIND);
     let mw = Mw::alloc(&a.pd, WindowType::Two).unwrap();
     let bind = MwBind { mr: mr.lkey(), addr: a.addr(64), length: 64, access: Access::REMOTE_WRITE };
     let bound = |rkey| {
@@ -315,7 +315,7 @@ fn loss_changes_nothing() {
     let wire = settings();
     let fault = starverbs_settings::FaultSpec { loss: 0.05, ..Default::default() };
     let with = |star| Node::new(&Settings { star, fault: fault.clone(), ..wire.clone() });
-    let mut nodes = [with(StarWish::Stateless), with(StarWish::Stateful)];
+    let nodes = [with(StarWish::Stateless), with(StarWish::Stateful)];
     let qps = connected(&nodes);
     for round in 0..100u8 {
         for from in 0..2 {
@@ -400,7 +400,7 @@ fn many_connections_cost_the_stateless_card_nothing() {
     talk(a.mr.lkey());
     let before = said();
     assert!(before >= 2 * CONNECTIONS as u64, "each has a set-up: {before}");
-    let late = Mr::reg(&a.pd, a.addr(4096), 4096, a.addr(4096), all_access()).unwrap();
+    let late = a.reg(4096, 4096, all_access());
     talk(late.lkey());
     let more = said() - before;
     assert!((1..CONNECTIONS as u64 / 10).contains(&more), "{more} messages for one region");

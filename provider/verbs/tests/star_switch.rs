@@ -434,7 +434,7 @@ fn windows_come_along() {
     let bound: [(Mr, Mw, u32); 2] = std::array::from_fn(|at| {
         let node = &nodes[at];
         let rights = Access::LOCAL_WRITE | Access::MW_BIND;
-        let mr = Mr::reg(&node.pd, node.addr(0), 4096, node.addr(0), rights).unwrap();
+        let mr = node.reg(0, 4096, rights);
         let mw = Mw::alloc(&node.pd, WindowType::Two).unwrap();
         let bind = MwBind { mr: mr.lkey(), addr: node.addr(64), length: 64, access: Access::REMOTE_WRITE };
         let rkey = mw.rkey() ^ 1;

@@ -52,7 +52,7 @@ fn bth(opcode: u8, qpn: Qpn, psn: u32) -> HeaderBuf {
 #[test]
 fn a_connection_lives_among_strangers() {
     let settings = settings();
-    let (mut a, b) = (Node::new(&settings), Node::new(&settings));
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((&a, &qa), (&b, &qb));
     let stranger = Stranger::new(settings.port);

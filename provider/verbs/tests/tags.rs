@@ -23,7 +23,7 @@ fn change(srq: &Srq, change: TagChange) -> u32 {
 }
 
 /// A tag matching header at the front of a node's buffer.
-fn header(node: &mut Node, op: u8, tag: u64) {
+fn header(node: &Node, op: u8, tag: u64) {
     node.fill(0, &[op, 0, 0, 0, 0, 0, 0, 9]);
     node.fill(8, &tag.to_be_bytes());
 }
@@ -39,11 +39,11 @@ fn matching() -> (Node, Node, Qp, Qp, Srq) {
 
 #[test]
 fn an_eager_message_goes_to_its_buffer() {
-    let (mut a, b, qa, _qb, srq) = matching();
+    let (a, b, qa, _qb, srq) = matching();
     change(&srq, buffer(5, 42, b.sge(100, 3000)));
     let added = b.completions(1)[0];
     assert_eq!((added.opcode, added.wr_id, added.flags), (WcOpcode::TmAdd, 77, WcFlags::empty()));
-    header(&mut a, EAGER, 42);
+    header(&a, EAGER, 42);
     a.fill(16, b"right where it belongs");
     post(&qa, &send(1, &[a.sge(0, 16 + 2000)])).unwrap();
     a.completions(1);
@@ -59,11 +59,11 @@ fn an_eager_message_goes_to_its_buffer() {
 
 #[test]
 fn a_rendezvous_is_fetched_and_the_sender_told() {
-    let (mut a, b, qa, qb, srq) = matching();
+    let (a, b, qa, qb, srq) = matching();
     change(&srq, buffer(6, 43, b.sge(0, 40_000)));
     b.completions(1);
     a.fill(1000, &[7; 40_000]);
-    header(&mut a, RENDEZVOUS, 43);
+    header(&a, RENDEZVOUS, 43);
     let (va, rkey) = (a.addr(1000), a.mr.rkey());
     a.fill(16, &va.to_be_bytes());
     a.fill(24, &rkey.to_be_bytes());
@@ -83,9 +83,9 @@ fn a_rendezvous_is_fetched_and_the_sender_told() {
 
 #[test]
 fn what_nobody_waits_for_goes_to_the_queue() {
-    let (mut a, b, qa, _qb, srq) = matching();
+    let (a, b, qa, _qb, srq) = matching();
     srq.post(&RecvWr { wr_id: 3, sges: &[b.sge(0, 100)] }).unwrap();
-    header(&mut a, EAGER, 1);
+    header(&a, EAGER, 1);
     post(&qa, &send(1, &[a.sge(0, 20)])).unwrap();
     let got = b.completions(1)[0];
     assert_eq!((got.opcode, got.wr_id, got.flags, got.byte_len), (WcOpcode::TmRecv, 3, WcFlags::empty(), 20));

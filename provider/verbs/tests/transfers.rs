@@ -9,7 +9,7 @@ use starverbs_verbs::{Ah, AhAttr, BYTES_OF_A_TURN, Qp, QpInit, RecvWr, SendWr, S
 
 #[test]
 fn rc_messages_arrive_in_order_with_their_bytes() {
-    let (mut a, b) = Node::pair();
+    let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((&a, &qa), (&b, &qb));
     for round in 0..50u64 {
@@ -31,16 +31,13 @@ fn rc_messages_arrive_in_order_with_their_bytes() {
 
 #[test]
 fn inline_data_is_taken_at_posting() {
-    let (mut a, b) = Node::pair();
+    let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((&a, &qa), (&b, &qb));
     /* nothing is posted at the receiver yet, so that the message waits for it (RNR) */
-    a.fill(0, b"inline message");
-    let mut sge = a.sge(0, 14);
-    sge.lkey = 0xdead;
-    let flags = SendFlags::SIGNALED | SendFlags::INLINE;
-    post(&qa, &SendWr { flags, op: SendOp::SendImm, imm: 0x0102_0304, ..send(1, &[sge]) }).unwrap();
-    a.fill(0, b"something else");
+    let mut said = *b"inline message";
+    post_inline(&qa, &SendWr { op: SendOp::SendImm, imm: 0x0102_0304, ..send(1, &[]) }, &said).unwrap();
+    said.fill(0);
     b.post_recv(&qb, 5, 0, 64).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::Success);
     let got = b.completions(1)[0];
@@ -51,7 +48,7 @@ fn inline_data_is_taken_at_posting() {
 
 #[test]
 fn a_target_that_never_calls_is_written_and_read() {
-    let (mut a, b) = Node::pair();
+    let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((&a, &qa), (&b, &qb));
     let text: Vec<u8> = (0..20_000).map(|i| (i * 31) as u8).collect();
@@ -72,7 +69,7 @@ fn a_target_that_never_calls_is_written_and_read() {
 
 #[test]
 fn atomics_add_and_swap_at_the_target() {
-    let (a, mut b) = Node::pair();
+    let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((&a, &qa), (&b, &qb));
     let cell = (8 - b.addr(0) as usize % 8) % 8;
@@ -121,7 +118,7 @@ fn two_qps_share_a_receive_queue_and_its_limit_is_told() {
 
 #[test]
 fn datagrams_bring_their_source_and_a_grh() {
-    let (mut a, b) = Node::pair();
+    let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
     ud_ready(&qa);
     ud_ready(&qb);

@@ -5,14 +5,14 @@ mod common;
 use common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::{Access, QpType, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
-use starverbs_verbs::{Mr, Mw, MwBind, SendWr};
+use starverbs_verbs::{Mw, MwBind, SendWr};
 
 #[test]
 fn a_window_is_bound_used_invalidated_and_ended() {
-    let (mut a, b) = Node::pair();
+    let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((&a, &qa), (&b, &qb));
-    let mr = Mr::reg(&b.pd, b.addr(0), 4096, b.addr(0), Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let mr = b.reg(0, 4096, Access::LOCAL_WRITE | Access::MW_BIND);
     let mw = Mw::alloc(&b.pd, WindowType::Two).unwrap();
     let bind = MwBind { mr: mr.lkey(), addr: b.addr(64), length: 64, access: Access::REMOTE_WRITE };
     let rkey = mw.rkey() ^ 1;

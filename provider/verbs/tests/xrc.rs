@@ -8,7 +8,7 @@ use starverbs_verbs::{Cq, Qp, RecvWr, SendWr, Srq, Xrcd};
 
 #[test]
 fn a_message_goes_to_the_queue_that_it_names() {
-    let (mut a, b) = Node::pair();
+    let (a, b) = Node::pair();
     let domain = Xrcd::open(&b.ctx, None, true, false).unwrap();
     let cqs = [0, 1].map(|_| Cq::create(&b.ctx, 16, None, 0).unwrap());
     let srqs = [0, 1].map(|i| Srq::create_xrc(&b.pd, &domain, &cqs[i], 4, 1, 0).unwrap());

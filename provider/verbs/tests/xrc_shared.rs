@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use common::*;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, WcOpcode, WcStatus};
 use starverbs_settings::Settings;
-use starverbs_verbs::{Cq, Mr, Qp, RecvWr, SendWr, Srq, Xrcd};
+use starverbs_verbs::{Cq, Qp, RecvWr, SendWr, Srq, Xrcd};
 
 fn open(node: &Node, file: &File) -> Xrcd {
     Xrcd::open(&node.ctx, Some(file.as_raw_fd()), true, false).unwrap()
@@ -83,7 +83,7 @@ impl Wire {
 #[test]
 fn messages_of_all_sizes_reach_another_card() {
     let (settings, file) = (settings(), domain_file());
-    let (mut wire, one, two) =
+    let (wire, one, two) =
         (Wire::new(&settings, &file), Owner::new(&settings, &file), Owner::new(&settings, &file));
     assert_ne!(one.srq.number(), two.srq.number());
     for (n, len) in [0, 1, 100, 4096, 5000, 30_000].into_iter().enumerate() {
@@ -112,7 +112,7 @@ fn messages_of_all_sizes_reach_another_card() {
 #[test]
 fn writes_reach_another_card() {
     let (settings, file) = (settings(), domain_file());
-    let (mut wire, mut owner) = (Wire::new(&settings, &file), Owner::new(&settings, &file));
+    let (mut wire, owner) = (Wire::new(&settings, &file), Owner::new(&settings, &file));
     for (op, len) in [(SendOp::Write, 20_000), (SendOp::WriteImm, 9000), (SendOp::WriteImm, 0)] {
         wire.sender.fill(0, &vec![len as u8 | 1; len]);
         owner.post(4, 0, 0);
@@ -144,7 +144,7 @@ fn writes_reach_another_card() {
 #[test]
 fn a_stream_of_messages_arrives_in_order() {
     let (settings, file) = (settings(), domain_file());
-    let (mut wire, owner) = (Wire::new(&settings, &file), Owner::new(&settings, &file));
+    let (wire, owner) = (Wire::new(&settings, &file), Owner::new(&settings, &file));
     const COUNT: u64 = 2000;
     let (mut posted, mut sent, mut done, mut got) = (0, 0, 0, 0);
     wire.sender.fill(0, &[4; 500]);
@@ -197,9 +197,8 @@ fn faults_are_of_the_right_kind() {
     let owner = Owner::new(&settings, &file);
     for case in 0..3 {
         let wire = Wire::new(&settings, &file);
-        let buf = [0u8; 256];
-        let addr = buf.as_ptr() as u64;
-        let mr = Mr::reg(&owner.node.pd, addr, 256, addr, Access::LOCAL_WRITE).unwrap();
+        let mr = owner.node.reg(0, 256, Access::LOCAL_WRITE);
+        let addr = owner.node.addr(0);
         let sge = starverbs_core::Sge { addr, len: if case == 0 { 10 } else { 256 }, lkey: mr.lkey() };
         owner.srq.post(&RecvWr { wr_id: 3, sges: &[sge] }).unwrap();
         let (want, at_owner) = match case {

@@ -3,9 +3,10 @@
 
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
+use std::slice;
 use std::time::Duration;
 
-use starverbs_backend::{Rx, TxStack, host, open};
+use starverbs_backend::{Payload, Rx, TxStack, host, open};
 use starverbs_core::{Av, Counters, Gid, QPN_BLOCK_SHIFT, Seg};
 use starverbs_settings::Settings;
 
@@ -53,7 +54,9 @@ impl End {
         let [_, a, b, c] = qpn.to_be_bytes();
         let header = [4, 0, 0xff, 0xff, 0, a, b, c, 0, 0, 0, 1];
         let seg = Seg { addr: payload.as_ptr() as u64, len: payload.len() as u32 };
-        self.tx.send_frame(&self.to, &header, &[seg], 0, false);
+        // SAFETY: the examples keep the bytes until they flush.
+        let payload = unsafe { Payload::new(slice::from_ref(&seg)) };
+        self.tx.send_frame(&self.to, &header, payload, 0, false);
     }
 
     /// Handles what is there; gives the payload's sizes in all and how many frames there were.

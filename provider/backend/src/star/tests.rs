@@ -7,6 +7,7 @@ use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype};
 
 use super::*;
 use crate::host;
+use crate::program::Payload;
 
 const PREFIX: Prefix = Prefix { qpn: 9, epoch: 0x0001_0002 };
 
@@ -61,7 +62,7 @@ fn there_and_back(ip: IpAddr) {
     let gid = addrs[0].gid;
     let to = Av { sgid: gid, dgid: gid, ..Av::default() };
     for qpn in 0..3 {
-        stateful.send(&to, stateless.port(Side::Stateless), &read(qpn, 4096), &[], &[], false);
+        stateful.send(&to, stateless.port(Side::Stateless), &read(qpn, 4096), &[], Payload::EMPTY, false);
     }
     stateful.flush(0);
     let data: Vec<u8> = (0..4096u32).map(|n| n as u8).collect();
@@ -71,8 +72,9 @@ fn there_and_back(ip: IpAddr) {
         assert_eq!((header.ptype, header.qpn), (Ptype::Gd, qpn));
         let head = Head::to_stateful(Header { ptype: Ptype::Gda, ack: false, ..header });
         let (first, rest) = data.split_at(96);
-        let seg = Seg { addr: rest.as_ptr() as u64, len: rest.len() as u32 };
-        stateless.send(&to, port, &head, first, &[seg], false);
+        let segs = [Seg { addr: rest.as_ptr() as u64, len: rest.len() as u32 }];
+        // SAFETY: the vector lives until the flush.
+        stateless.send(&to, port, &head, first, unsafe { Payload::new(&segs) }, false);
     }
     stateless.flush(0);
     for qpn in 0..3 {
@@ -123,8 +125,8 @@ fn what_is_no_packet_is_dropped_and_counted() {
     let gid = addrs[0].gid;
     let to = Av { sgid: gid, dgid: gid, ..Av::default() };
     // A packet for one half does not belong on the other's port.
-    tx.send(&to, tx.port(Side::Stateful), &read(1, 8), &[], &[], false);
-    tx.send(&to, tx.port(Side::Stateless), &read(2, 8), &[], &[], false);
+    tx.send(&to, tx.port(Side::Stateful), &read(1, 8), &[], Payload::EMPTY, false);
+    tx.send(&to, tx.port(Side::Stateless), &read(2, 8), &[], Payload::EMPTY, false);
     tx.flush(0);
     assert_eq!(next(&mut rx).3.qpn, 2);
     while rx.recv() > 0 {
@@ -133,7 +135,7 @@ fn what_is_no_packet_is_dropped_and_counted() {
     // An empty datagram holds nothing that could be bad.
     assert_eq!((counters.star_bad.get(), counters.rx_packets.get()), (7, 1));
     let foreign = Av { sgid: Gid([7; 16]), ..to };
-    tx.send(&foreign, 1, &read(1, 8), &[], &[], false);
+    tx.send(&foreign, 1, &read(1, 8), &[], Payload::EMPTY, false);
     assert_eq!(counters.tx_errors.get(), 1);
 }
 
@@ -147,7 +149,7 @@ fn the_fault_of_the_settings_hurts_these_packets_too() {
     let to = Av { sgid: gid, dgid: gid, ..Av::default() };
     let (mut got, port) = (Vec::new(), tx.port(Side::Stateless));
     for qpn in 0..200 {
-        tx.send(&to, port, &read(qpn, 8), &[], &[], false);
+        tx.send(&to, port, &read(qpn, 8), &[], Payload::EMPTY, false);
         tx.flush(qpn.into());
         while rx.recv() > 0 {
             got.extend(rx.next_packet().map(|got| got.packet.header.qpn));
@@ -192,9 +194,9 @@ fn kinds_in_turn_stay_in_order_each_for_itself() {
         Head::to_stateless(header, Prefix { qpn, ..PREFIX })
     };
     for qpn in 0..40 {
-        tx.send(&to, port, &ea(qpn), &[], &[], false);
-        tx.send(&to, port, &put(qpn), &data, &[], false);
-        tx.send(&to, port, &read(qpn, 64), &[], &[], false);
+        tx.send(&to, port, &ea(qpn), &[], Payload::EMPTY, false);
+        tx.send(&to, port, &put(qpn), &data, Payload::EMPTY, false);
+        tx.send(&to, port, &read(qpn, 64), &[], Payload::EMPTY, false);
     }
     assert_eq!(tx.batch.groups(), 3, "one send for each kind");
     tx.flush(0);

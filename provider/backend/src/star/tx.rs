@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use starverbs_core::wire::icrc::IcrcHeader;
-use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos, Seg};
+use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos};
 use starverbs_settings::Settings;
 use starverbs_star::wire::{CRC_LEN, Crc, HEADER_LEN, Head, LANE_BITS, Side, Ways, lane};
 
@@ -12,7 +12,7 @@ use super::Sockets;
 use crate::batch::{Batch, Group, HOPS, MAX_FRAME, send_run};
 use crate::fault::{Fault, Frame};
 use crate::pcap::Capture;
-use crate::program::ProgramBytes;
+use crate::program::Payload;
 use crate::udp_tx::COPY_BELOW;
 use crate::{BackendError, HostAddr};
 
@@ -76,7 +76,15 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     /// Adds a packet to UDP port `port` of `to`; see [`starverbs_star::env::StarEnv::send_star`]. One
     /// that cannot go (too long, address foreign) is counted in `tx_errors` and lost.
     #[inline]
-    pub fn send(&mut self, to: &Av, port: u16, head: &Head, data: &[u8], payload: &[Seg], volatile: bool) {
+    pub fn send(
+        &mut self,
+        to: &Av,
+        port: u16,
+        head: &Head,
+        data: &[u8],
+        payload: Payload<'_>,
+        volatile: bool,
+    ) {
         let side = leaves_from(head);
         let Some(fault) = &mut self.fault else {
             return self.push(Way { side, to, port }, [head.bytes(), data], payload, volatile, None);
@@ -91,12 +99,12 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         &mut self,
         way: Way<'_>,
         pieces: [&[u8]; 2],
-        payload: &[Seg],
+        payload: Payload<'_>,
         volatile: bool,
         corrupt: Option<u64>,
     ) {
         let Way { side, to, port } = way;
-        let length: usize = payload.iter().map(|s| s.len as usize).sum();
+        let length = payload.len();
         let size = pieces[0].len() + pieces[1].len() + length + CRC_LEN;
         let v4 = to.dgid.ipv4().is_some();
         let reachable = to.sgid.ipv4().is_some() == v4 && self.sockets.half(side).socket(v4).is_some();
@@ -151,7 +159,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
 
     /// Writes a packet of `size` bytes; gives where it begins.
     #[inline]
-    fn write(&mut self, path: &IcrcHeader, pieces: [&[u8]; 2], payload: &[Seg], size: usize) -> usize {
+    fn write(&mut self, path: &IcrcHeader, pieces: [&[u8]; 2], payload: Payload<'_>, size: usize) -> usize {
         let (start, room) = self.batch.room(size);
         let (body, crc) = room.split_at_mut(size - CRC_LEN);
         let mut rest = &mut *body;
@@ -159,9 +167,8 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         for bytes in pieces {
             next(bytes.len()).copy_from_slice(bytes);
         }
-        for seg in payload.iter().filter(|s| s.len > 0) {
-            // SAFETY: the card, or its peer's registry, checked the segment.
-            unsafe { ProgramBytes::of(seg) }.copy_to(0, next(seg.len as usize));
+        for bytes in payload.iter() {
+            bytes.copy_to(0, next(bytes.len()));
         }
         self.ways.get(path).fill_checksum(body);
         crc.copy_from_slice(&Crc::of(body));
@@ -169,7 +176,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
     }
 
     /// Writes a packet whose payload stays where it is; gives where it begins.
-    fn gather(&mut self, path: &IcrcHeader, pieces: [&[u8]; 2], payload: &[Seg]) -> usize {
+    fn gather(&mut self, path: &IcrcHeader, pieces: [&[u8]; 2], payload: Payload<'_>) -> usize {
         let [head, data] = pieces;
         let (header, rest) = head.split_at(HEADER_LEN.min(head.len()));
         let mut room = [0; HEADER_LEN];
@@ -182,10 +189,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         for bytes in [rest, data] {
             crc.update(self.batch.copy(bytes));
         }
-        for seg in payload.iter().filter(|s| s.len > 0) {
-            // SAFETY: the card, or its peer's registry, checked the segment; the batch is flushed before the
-            // card goes on.
-            let bytes = unsafe { ProgramBytes::of(seg) };
+        for bytes in payload.iter() {
             if bytes.len() < COPY_BELOW {
                 crc.update(self.batch.copy_program(bytes));
             } else {
@@ -218,10 +222,11 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
         let Some(mut fault) = self.fault.take() else { return };
         from(&mut fault, &mut |frame| {
             let Some((side, port)) = frame.star else { return };
-            let payload = Seg { addr: frame.payload.as_ptr() as u64, len: frame.payload.len() as u32 };
-            // Volatile: the frame is gone before the batch is flushed.
+            let segs = [frame.segment()];
+            // SAFETY: volatile, so that it is copied now: the frame is gone before the batch is flushed.
+            let payload = unsafe { Payload::new(&segs) };
             let way = Way { side, to: &frame.to, port };
-            self.push(way, [&frame.header, &[]], &[payload], true, frame.corrupt);
+            self.push(way, [&frame.header, &[]], payload, true, frame.corrupt);
         });
         self.fault = Some(fault);
     }

@@ -4,7 +4,7 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use starverbs_backend::{HostAddr, Rx, TxStack, host, open};
+use starverbs_backend::{HostAddr, Payload, Rx, TxStack, host, open};
 use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos, QPN_BLOCK_SHIFT, Seg};
 use starverbs_settings::Settings;
 
@@ -76,7 +76,7 @@ impl Node {
 
     pub fn send(&mut self, to: &Av, qpn: u32, payload: &[u8]) {
         let (pad, kept) = (payload.len().wrapping_neg() as u8 & 3, payload.to_vec());
-        self.tx.send_frame(to, &bth(qpn), &[seg(&kept)], pad, false);
+        self.tx.send_frame(to, &bth(qpn), payload_of(&[seg(&kept)]), pad, false);
         self.kept.push(kept);
     }
 
@@ -123,6 +123,12 @@ pub fn drive(nodes: &mut [&mut Node], mut done: impl FnMut(&[&mut Node]) -> bool
 
 pub fn gid(ip: &str) -> Gid {
     host::gid_of(ip.parse().expect("an address"))
+}
+
+/// Of the tests' bytes, which they keep until they have flushed the port.
+pub fn payload_of(segs: &[Seg]) -> Payload<'_> {
+    // SAFETY: see above; nobody writes to them.
+    unsafe { Payload::new(segs) }
 }
 
 pub fn seg(bytes: &[u8]) -> Seg {

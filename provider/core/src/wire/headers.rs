@@ -402,7 +402,7 @@ mod tests {
             [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
         );
         assert_eq!((credits_of(29), credits_of(30)), (24_576, 32_768));
-        for count in 0..70_000 {
+        for count in (0..70_000).step_by(if cfg!(miri) { 997 } else { 1 }) {
             let code = credit_code(count);
             assert!(credits_of(code) <= count && (code == 30 || count < credits_of(code + 1)));
         }

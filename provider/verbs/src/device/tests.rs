@@ -92,6 +92,12 @@ fn poll(cq: &Cq, count: usize) -> Vec<Cqe> {
     all
 }
 
+/// For local use, of bytes that nothing is posted for.
+fn region(pd: &Pd, bytes: &[u8; 64]) -> Mr {
+    // SAFETY: no request names it.
+    unsafe { Mr::reg(pd, bytes.as_ptr() as u64, 64, 0, Access::LOCAL_WRITE) }.unwrap()
+}
+
 fn address(ctx: &Context) -> AhAttr {
     AhAttr { dgid: ctx.query_gid(1, 0).unwrap().gid, is_global: true, port: 1, ..AhAttr::default() }
 }
@@ -101,7 +107,7 @@ fn a_domain_outlives_what_is_made_in_it() {
     on_each(|ctx| {
         let (pd, buf) = (Pd::alloc(ctx).unwrap(), [0u8; 64]);
         let busy = || assert_eq!(errno(pd.dealloc()), libc::EBUSY);
-        let mr = Mr::reg(&pd, buf.as_ptr() as u64, 64, 0, Access::LOCAL_WRITE).unwrap();
+        let mr = region(&pd, &buf);
         busy();
         mr.dereg().unwrap();
         let mw = Mw::alloc(&pd, WindowType::One).unwrap();
@@ -126,7 +132,7 @@ fn what_has_ended_ends_no_more() {
     on_each(|ctx| {
         let (pd, buf) = (Pd::alloc(ctx).unwrap(), [0u8; 64]);
         let cq = Cq::create(ctx, 8, None, 0).unwrap();
-        let mr = Mr::reg(&pd, buf.as_ptr() as u64, 64, 0, Access::LOCAL_WRITE).unwrap();
+        let mr = region(&pd, &buf);
         let (mw, ah) = (Mw::alloc(&pd, WindowType::Two).unwrap(), Ah::create(&pd, &address(ctx)).unwrap());
         let srq = Srq::create(&pd, 4, 1, 0, 1).unwrap();
         let qp = Qp::create(&pd, &init(&cq, Some(&srq))).unwrap();

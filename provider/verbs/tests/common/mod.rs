@@ -4,6 +4,7 @@
 use std::fs::{File, read_link};
 use std::net::UdpSocket;
 use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use starverbs_core::qp::QpAttrMask;
@@ -25,13 +26,25 @@ pub fn settings() -> Settings {
     Settings { port: free.port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..Settings::default() }
 }
 
+/// Zeroed memory for a card: it never ends, and everybody may change it.
+pub fn memory(len: usize) -> &'static [AtomicU8] {
+    (0..len).map(|_| AtomicU8::new(0)).collect::<Vec<_>>().leak()
+}
+
+/// A region of such memory, which peers know by its addresses.
+pub fn reg(pd: &Pd, memory: &'static [AtomicU8], access: Access) -> Result<Mr> {
+    let addr = memory.as_ptr() as u64;
+    // SAFETY: see `memory`.
+    unsafe { Mr::reg(pd, addr, memory.len() as u64, addr, access) }
+}
+
 /// One side: everything a small program holds.
 pub struct Node {
     pub ctx: Context,
     pub pd: Pd,
     pub channel: CompChannel,
     pub cq: Cq,
-    pub buf: Box<[u8]>,
+    pub buf: &'static [AtomicU8],
     pub mr: Mr,
 }
 
@@ -51,9 +64,8 @@ impl Node {
     pub fn of(ctx: Context, pd: Pd) -> Node {
         let channel = CompChannel::create(&ctx).unwrap();
         let cq = Cq::create(&ctx, 256, Some(&channel), 77).unwrap();
-        let buf = vec![0u8; BUF].into_boxed_slice();
-        let addr = buf.as_ptr() as u64;
-        let mr = Mr::reg(&pd, addr, BUF as u64, addr, all_access()).unwrap();
+        let buf = memory(BUF);
+        let mr = reg(&pd, buf, all_access()).unwrap();
         Node { ctx, pd, channel, cq, buf, mr }
     }
 
@@ -70,15 +82,19 @@ impl Node {
         Sge { addr: self.addr(at), len: len as u32, lkey: self.mr.lkey() }
     }
 
-    /// What the card may have written: read as memory that others change.
-    pub fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
-        let place = &raw const self.buf[at..at + len];
-        // SAFETY: the slice was just checked to lie in the buffer.
-        (0..len).map(|i| unsafe { place.cast::<u8>().add(i).read_volatile() }).collect()
+    /// Another region, of a part of the buffer.
+    pub fn reg(&self, at: usize, len: usize, access: Access) -> Mr {
+        reg(&self.pd, &self.buf[at..at + len], access).unwrap()
     }
 
-    pub fn fill(&mut self, at: usize, bytes: &[u8]) {
-        self.buf[at..at + bytes.len()].copy_from_slice(bytes);
+    /// What the card may have written: read as memory that others change.
+    pub fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        self.buf[at..at + len].iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+
+    pub fn fill(&self, at: usize, bytes: &[u8]) {
+        let room = &self.buf[at..at + bytes.len()];
+        room.iter().zip(bytes).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
     }
 
     pub fn word(&self, at: usize) -> u64 {
@@ -177,6 +193,17 @@ pub fn send(wr_id: u64, sges: &[Sge]) -> SendWr<'_> {
 pub fn post(qp: &Qp, wr: &SendWr<'_>) -> Result<()> {
     let mut poster = qp.post_send();
     let posted = poster.push(wr);
+    poster.ring();
+    posted
+}
+
+/// Posts `wr` with these bytes in it.
+pub fn post_inline(qp: &Qp, wr: &SendWr<'_>, data: &[u8]) -> Result<()> {
+    let sges = [Sge { addr: data.as_ptr() as u64, len: data.len() as u32, lkey: 0xdead }];
+    let mut poster = qp.post_send();
+    // SAFETY: the slice is read in this call.
+    let posted =
+        unsafe { poster.push_inline(&SendWr { flags: wr.flags | SendFlags::INLINE, sges: &sges, ..*wr }) };
     poster.ring();
     posted
 }

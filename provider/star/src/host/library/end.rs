@@ -207,9 +207,6 @@ impl<E: Host> Library<E> {
         self.count(turn, at, u64::wrapping_add);
         self.places.set(qpn, Some(at));
         self.rules.add_member(group, at);
-        if shared.is_some() {
-            turn.env.takes_from_srqs();
-        }
         let epoch = u32::from(self.life) << 16 | u32::from(self.begun);
         self.begun = self.begun.wrapping_add(1);
         let peer = Peer { av: attr.av, port, qpn: attr.dest_qpn, epoch };

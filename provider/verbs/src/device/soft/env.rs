@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use starverbs_backend::TxStack;
 use starverbs_backend::links::Links;
+use starverbs_backend::{Payload, TxStack};
 use starverbs_core::opening::Opening;
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, PdId, Port, Seg};
@@ -201,6 +201,9 @@ impl Port for HostEnv {
     #[inline]
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
         let volatile = self.is_volatile(volatile);
+        // SAFETY: the core checked the segments against regions, whose memory the program keeps until they end, or
+        // they are of rings and of `bounce`; the port is flushed before any of them can end.
+        let payload = unsafe { Payload::new(payload) };
         self.tx.send_frame(to, header, payload, pad, volatile);
     }
 

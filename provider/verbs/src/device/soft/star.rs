@@ -10,7 +10,6 @@ pub(crate) mod port;
 mod sealing;
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use starverbs_backend::star::StarRx;
 use starverbs_core::{Nanos, Nic, QpState, Qpn};
@@ -36,19 +35,6 @@ use sealing::Sealing;
 
 /// Rounds of receiving in one turn of the thread.
 const BATCHES: u32 = 4;
-
-/// A stateless end of this process takes from an SRQ.
-static TAKES_FROM_SRQS: AtomicBool = AtomicBool::new(false);
-
-/// Whether somebody waits for receives of an SRQ who must be told of them.
-#[inline]
-pub(crate) fn takes_from_srqs() -> bool {
-    TAKES_FROM_SRQS.load(Ordering::Relaxed)
-}
-
-fn note_srq() {
-    TAKES_FROM_SRQS.store(true, Ordering::Relaxed);
-}
 
 /// What a process has of StaR beside its card.
 pub(crate) struct StarHost {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use starverbs_backend::Payload;
 use starverbs_backend::star::StarTx;
 use starverbs_core::{Av, FrameMeta, Qpn, Seg};
 use starverbs_rings::{CardRq, CardSq};
@@ -43,9 +44,9 @@ impl StarPort {
         let mut room = [0; MAX_SEALED];
         match self.sealing.seal_packet((&to.sgid, &to.dgid), head, data, &mut room) {
             Some((head, len)) => {
-                self.tx.send(to, port, &head, room.get(..len).unwrap_or_default(), &[], false);
+                self.tx.send(to, port, &head, room.get(..len).unwrap_or_default(), Payload::EMPTY, false);
             }
-            None => self.tx.send(to, port, head, data, &[], false),
+            None => self.tx.send(to, port, head, data, Payload::EMPTY, false),
         }
     }
 
@@ -82,7 +83,8 @@ impl StarEnv for HostEnv {
             if head.is_control() {
                 return star.send_control((to, port), head, data);
             }
-            star.tx.send(to, port, head, data, payload, volatile);
+            // SAFETY: as in `Env::send_frame`; the peer's registry checked what this card did not.
+            star.tx.send(to, port, head, data, unsafe { Payload::new(payload) }, volatile);
         }
     }
 
@@ -163,10 +165,6 @@ impl Host for HostEnv {
 
     fn next_heard(&mut self) -> Option<Heard> {
         self.star.as_mut()?.heard.pop_front()
-    }
-
-    fn takes_from_srqs(&mut self) {
-        super::note_srq();
     }
 
     fn note(&mut self, qpn: Qpn, what: &Note) {
