@@ -25,3 +25,31 @@ for crate in "${!may[@]}"; do
     }
 done
 echo "rooms: ${#may[@]} crates use what they may"
+
+# The core's modules from the lowest up: each names lower ones alone. The last line is one module on purpose: a card, what works
+# in it, and what it works in are generic over each other.
+lower=(types counters error rng wire rtt congestion qpc limits room qp mr tags relay opening)
+card=(env engine coalesce transport nic)
+
+in_list() { local one=$1; shift; printf '%s\n' "$@" | grep -qx "$one"; }
+
+core=provider/core/src
+for at in "${!lower[@]}"; do
+    module=${lower[$at]}
+    names=$(find "$core/$module.rs" "$core/$module" -name '*.rs' ! -name '*tests.rs' 2>/dev/null |
+        xargs sed '/^#\[cfg(test)\]/,$d' | grep -oE 'crate::([a-z_]+)' | sed 's/crate:://' | sort -u || true)
+    for name in $names; do
+        [[ $name == "$module" ]] || in_list "$name" "${lower[@]:0:at}" || {
+            echo "rooms.sh: $core/$module names crate::$name, which is no lower module" >&2
+            exit 1
+        }
+    done
+done
+for file in "$core"/*.rs; do
+    module=$(basename "$file" .rs)
+    [[ $module == lib || $module == *_tests ]] || in_list "$module" "${lower[@]}" "${card[@]}" || {
+        echo "rooms.sh: $file has no place in the order of modules" >&2
+        exit 1
+    }
+done
+echo "rooms: the core's ${#lower[@]} lower modules name lower ones alone"

@@ -25,7 +25,7 @@ pub struct Lent<'a, E: Env> {
     /// The SRQ of the QP, if it has one
     pub srq: LentSrq<'a, E>,
     /// The way to the peer
-    pub path: &'a mut Path,
+    pub path: &'a mut Path<E::Congestion>,
     /// What is counted
     pub stats: &'a Counters,
     /// The time

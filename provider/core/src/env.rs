@@ -6,6 +6,7 @@
 use core::ops::Deref;
 
 use crate::Counters;
+use crate::congestion::Controller;
 use crate::engine::Engine;
 use crate::error::NicError;
 use crate::relay::{LinkError, LinkId, Relay};
@@ -136,6 +137,8 @@ pub trait Env: Dma + Port + Host + Sized {
     type Cq: CompletionQueue;
     /// Where the counters live
     type Stats: Deref<Target = Counters>;
+    /// How many bytes may be in flight towards a destination
+    type Congestion: Controller;
     /// What may do the work of a QP in the place of its own transport; each QP has room for it, so it is a box at best. `Infallible`,
     /// which takes no room: there is none
     type Engine: Engine<Self>;

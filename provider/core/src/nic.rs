@@ -4,7 +4,6 @@
 //! doorbell, frame or timeout is for, and decides whose turn it is to send.
 
 mod cached;
-mod congestion;
 pub(crate) mod contexts;
 mod control;
 mod data;
@@ -122,7 +121,7 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) avs: Slab<AvEntry>,
     pub(crate) srqs: Slab<Srq<E>>,
     pub(crate) pds: Slab<Pd>,
-    pub(crate) paths: Paths,
+    pub(crate) paths: Paths<E::Congestion>,
     pub(crate) sched: Sched,
     pub(crate) rng: Rng,
     /// Requests kept behind missing ones, and what requesters know while packets are missing: selective repeat

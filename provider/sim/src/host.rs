@@ -72,6 +72,7 @@ impl SimEnv {
 }
 
 impl Env for SimEnv {
+    type Congestion = starverbs_core::congestion::Aimd;
     type Engine = Box<starverbs_star::stateful::Stateful<SimEnv>>;
     type Sq = SimSq;
     type Rq = SimRq;

@@ -73,7 +73,7 @@ pub struct Card<'a, E: StarEnv> {
     /// Shared receive queues
     pub srqs: &'a mut dyn SharedReceives,
     /// The way to SL's card
-    pub path: &'a mut Path,
+    pub path: &'a mut Path<E::Congestion>,
     /// What is counted
     pub stats: &'a Counters,
     /// The time
@@ -370,7 +370,7 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// How long a packet of this connection may be under way.
-    pub fn lifetime(&self, path: &Path) -> Nanos {
+    pub fn lifetime(&self, path: &Path<E::Congestion>) -> Nanos {
         path.rtt.lifetime(&self.local.waits.rtt)
     }
 

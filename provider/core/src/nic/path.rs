@@ -1,7 +1,7 @@
 //! What is in flight towards each destination, and whose turn it is to add to it.
 //!
 //! RoCEv2 assumes a lossless fabric; a socket's receive buffer is not one. All QPs to one host share a window
-//! (`nic::congestion`), so that they do not flood its socket together, and take turns where it is full. A QP
+//! ([`Controller`]), so that they do not flood its socket together, and take turns where it is full. A QP
 //! whose peer is silent is no part of this: after a timeout its packets go one at a time and are not charged
 //! here.
 
@@ -10,8 +10,8 @@ use alloc::vec::Vec;
 
 use core::num::NonZeroU32;
 
-use super::congestion::Congestion;
 use super::pace::Pace;
+use crate::congestion::Controller;
 use crate::error::NicError;
 use crate::room::{Room, TwoEnds};
 use crate::rtt::Rtt;
@@ -42,19 +42,19 @@ impl Default for PathId {
 pub const PACKET_OVERHEAD: u32 = 512;
 
 /// All paths of a card.
-pub(crate) struct Paths {
+pub(crate) struct Paths<C> {
     /// In order of addresses
     by_gid: Vec<(Gid, PathId)>,
-    paths: Vec<Path>,
+    paths: Vec<Path<C>>,
     max: u32,
     /// UD QPs of the card: any of them may wait on any path
     datagram_qps: usize,
 }
 
 /// One destination.
-pub struct Path {
+pub struct Path<C> {
     /// How much may be in flight
-    pub(crate) congestion: Congestion,
+    congestion: C,
     inflight: u32,
     /// QPs that wait for room, each once; there is room for all that may
     waiting: VecDeque<Qpn>,
@@ -77,7 +77,7 @@ pub struct Path {
     pub(crate) pace: Pace,
 }
 
-impl Paths {
+impl<C: Controller> Paths<C> {
     pub(crate) fn new(max: u32) -> Self {
         Paths { by_gid: Vec::new(), paths: Vec::new(), max, datagram_qps: 0 }
     }
@@ -176,21 +176,21 @@ impl Paths {
     }
 
     /// All paths.
-    pub(crate) fn each(&mut self) -> impl Iterator<Item = (PathId, &mut Path)> {
+    pub(crate) fn each(&mut self) -> impl Iterator<Item = (PathId, &mut Path<C>)> {
         self.paths.iter_mut().enumerate().map(|(i, path)| (PathId::at(i), path))
     }
 
     #[inline]
-    pub(crate) fn get(&mut self, id: PathId) -> &mut Path {
+    pub(crate) fn get(&mut self, id: PathId) -> &mut Path<C> {
         &mut self.paths[id.place()]
     }
 }
 
-impl Path {
+impl<C: Controller> Path<C> {
     /// The way to `dgid`, on which at most `max` bytes are in flight at once. Nobody may wait on it yet.
     pub fn new(dgid: &Gid, max: u32) -> Self {
         Path {
-            congestion: Congestion::new(max),
+            congestion: C::new(max),
             inflight: 0,
             waiting: VecDeque::new(),
             users: 0,
@@ -292,6 +292,17 @@ impl Path {
         self.congestion.on_loss(now, timeout)
     }
 
+    /// The last timeout was wrong: what it took for lost has been acknowledged.
+    pub(crate) fn undo_timeout(&mut self) {
+        self.congestion.undo_timeout();
+    }
+
+    /// Bytes that may be in flight at once.
+    #[inline]
+    pub(crate) fn window(&self) -> u32 {
+        self.congestion.window()
+    }
+
     /// `bytes` were lost among others that came.
     pub fn lost(&mut self, bytes: u32) {
         self.lossy = true;
@@ -308,10 +319,11 @@ impl Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::congestion::Aimd;
 
     #[test]
     fn each_destination_has_one_path() {
-        let mut paths = Paths::new(0);
+        let mut paths = Paths::<Aimd>::new(0);
         let gid = |n: u32| Gid((u128::from(n.wrapping_mul(0x9e37_79b9))).to_be_bytes());
         let ids: Vec<PathId> = (0..500).map(|n| paths.find(gid(n)).unwrap()).collect();
         for (n, id) in ids.iter().enumerate() {
@@ -322,7 +334,7 @@ mod tests {
 
     #[test]
     fn one_packet_always_flies() {
-        let mut paths = Paths::new(0);
+        let mut paths = Paths::<Aimd>::new(0);
         let id = paths.find(Gid::default()).unwrap();
         let p = paths.get(id);
         assert!(p.admits(7, 1 << 20));
@@ -332,7 +344,7 @@ mod tests {
 
     #[test]
     fn waiters_take_turns() {
-        let mut paths = Paths::new(0);
+        let mut paths = Paths::<Aimd>::new(0);
         let id = paths.find(Gid::default()).unwrap();
         (0..3).for_each(|_| {
             paths.make_room(id).unwrap();
@@ -359,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_waiter_that_goes_holds_nobody_up() {
-        let mut paths = Paths::new(0);
+        let mut paths = Paths::<Aimd>::new(0);
         let id = paths.find(Gid::default()).unwrap();
         paths.make_room(id).unwrap();
         paths.connect(PathId::default(), id);

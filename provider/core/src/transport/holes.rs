@@ -255,7 +255,7 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn recharge(&mut self, bytes: u32) {
         self.qp.req.inflight += bytes;
         let path = self.sh.paths.get(self.qp.path);
-        path.congestion.undo_cut();
+        path.undo_timeout();
         path.add(bytes);
     }
 

@@ -17,7 +17,7 @@ impl<E: Env> Ctx<'_, E> {
         if path.pace.mute() {
             return true;
         }
-        let stretch = path.congestion.window() / STRETCH_SHARE;
+        let stretch = path.window() / STRETCH_SHARE;
         let full = !path.admits(self.qp.qpn, len + PACKET_OVERHEAD);
         if path.pace.wants_probe(if full { 1 } else { stretch }) {
             self.probe(id, av, peer);

@@ -151,7 +151,7 @@ impl<E: Env> Ctx<'_, E> {
         let each = u32::from(core::mem::take(&mut self.qp.req.silent));
         let max = self.qp.req.max_psn;
         if each == 0 || self.asks_answers() {
-            return self.sh.paths.get(self.qp.path).congestion.undo_cut();
+            return self.sh.paths.get(self.qp.path).undo_timeout();
         }
         self.recharge(each * max.since(to).max(0) as u32);
         self.cursor_to(max);

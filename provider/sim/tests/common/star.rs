@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use starverbs_core::congestion::Aimd;
 use starverbs_core::engine::Turn;
 use starverbs_core::env::RecvQueue;
 use starverbs_core::mr::Rule;
@@ -80,7 +81,7 @@ pub(crate) struct World {
     pairs: Vec<Pair>,
     bounds: Bounds,
     registry: Registry,
-    path: Path,
+    path: Path<Aimd>,
     mrs: MrTable,
     srqs: [Option<SimRq>; 2],
     pub(crate) stats: [Rc<Counters>; 2],

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::vec::Vec;
 
+use starverbs_core::congestion::Aimd;
 use starverbs_core::engine::Turn;
 use starverbs_core::env::{self, Dma, Env, Port};
 use starverbs_core::mr::MrAttr;
@@ -62,6 +63,7 @@ impl Host {
 }
 
 impl Env for Host {
+    type Congestion = Aimd;
     type Engine = core::convert::Infallible;
     type Sq = Sq;
     type Rq = Rq;
@@ -186,7 +188,7 @@ pub(super) struct World {
     pub(super) conn: Stateful<Host>,
     pub(super) mrs: MrTable,
     pub(super) registry: Registry,
-    pub(super) path: Path,
+    pub(super) path: Path<Aimd>,
     pub(super) stats: Rc<Counters>,
     pub(super) now: Nanos,
     pub(super) faults: Faults,

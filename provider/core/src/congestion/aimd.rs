@@ -1,8 +1,7 @@
-//! How many bytes may be in flight towards a destination.
-//!
-//! The window doubles until the first loss, then grows by a packet per window and halves on loss (RFC 5681's
-//! shape). The module owns the window alone: what is in flight, and who may add to it, is `nic::path`'s.
+//! Additive increase, multiplicative decrease (RFC 5681's shape): the window doubles until the first loss, then grows by a packet per
+//! window and halves on loss.
 
+use super::Controller;
 use crate::types::Nanos;
 
 /// Smallest window, bytes: a GSO batch.
@@ -12,8 +11,9 @@ const START_WINDOW: u32 = 256 << 10;
 /// A loss is counted once in this time, ns: all losses of one burst are one sign.
 const CUT_INTERVAL: Nanos = 200_000;
 
-/// Additive increase, multiplicative decrease.
-pub(crate) struct Congestion {
+/// The window of one destination.
+#[derive(Debug)]
+pub struct Aimd {
     window: u32,
     /// Window above which growth is slow
     threshold: u32,
@@ -23,22 +23,20 @@ pub(crate) struct Congestion {
     before_cut: u32,
 }
 
-impl Congestion {
+impl Controller for Aimd {
     /// A window of at most `max` bytes, but never less than a batch.
-    pub(crate) fn new(max: u32) -> Self {
+    fn new(max: u32) -> Self {
         let max = max.max(MIN_WINDOW);
-        Congestion { window: START_WINDOW.min(max), threshold: max, max, last_cut: 0, before_cut: 0 }
+        Aimd { window: START_WINDOW.min(max), threshold: max, max, last_cut: 0, before_cut: 0 }
     }
 
-    /// Bytes that may be in flight at once.
     #[inline]
-    pub(crate) fn window(&self) -> u32 {
+    fn window(&self) -> u32 {
         self.window
     }
 
-    /// `bytes` were acknowledged.
     #[inline]
-    pub(crate) fn on_ack(&mut self, bytes: u32) {
+    fn on_ack(&mut self, bytes: u32) {
         if self.window < self.max {
             let step = if self.window < self.threshold {
                 bytes
@@ -49,9 +47,7 @@ impl Congestion {
         }
     }
 
-    /// Packets were lost: the peer said so, or answered again after a `timeout`. Gives whether the window
-    /// shrank.
-    pub(crate) fn on_loss(&mut self, now: Nanos, timeout: bool) -> bool {
+    fn on_loss(&mut self, now: Nanos, timeout: bool) -> bool {
         if now.saturating_sub(self.last_cut) < CUT_INTERVAL && self.last_cut != 0 {
             return false;
         }
@@ -65,13 +61,13 @@ impl Congestion {
     /// `bytes` were lost among others that came: the window shrinks by half of that, so that over a window it
     /// shrinks by half of the share that was lost, as DCTCP's does by marks (RFC 8257). A wire that loses one
     /// packet in a hundred whatever is sent keeps its window; a buffer that overflows gets what it can take.
-    pub(crate) fn on_share_lost(&mut self, bytes: u32) {
+    fn on_share_lost(&mut self, bytes: u32) {
         self.window = self.window.saturating_sub(bytes / 2).max(MIN_WINDOW);
         self.threshold = self.window;
     }
 
     /// The last timeout was wrong: what it took for lost has been acknowledged (RFC 4015's idea).
-    pub(crate) fn undo_cut(&mut self) {
+    fn undo_timeout(&mut self) {
         if self.before_cut > self.window {
             (self.window, self.threshold) = (self.before_cut, self.before_cut);
         }
@@ -85,7 +81,7 @@ mod tests {
 
     #[test]
     fn window_halves_once_per_burst_and_recovers() {
-        let mut c = Congestion::new(512 << 10);
+        let mut c = Aimd::new(512 << 10);
         assert!(c.on_loss(1_000_000, false));
         assert_eq!(c.window(), START_WINDOW / 2);
         assert!(!c.on_loss(1_000_001, false), "same burst");
@@ -97,10 +93,10 @@ mod tests {
 
     #[test]
     fn a_wrong_timeout_is_undone() {
-        let mut c = Congestion::new(512 << 10);
+        let mut c = Aimd::new(512 << 10);
         c.on_loss(1_000_000, true);
         assert_eq!(c.window(), START_WINDOW / 2);
-        c.undo_cut();
+        c.undo_timeout();
         assert_eq!(c.window(), START_WINDOW);
     }
 }
