@@ -86,14 +86,22 @@ impl<E: CardEnv> Engine<E> for Box<Stateful<E>> {
     }
 }
 
-/// What begins a stateful end, beside what the program made its QP with.
-pub struct StarInit<E: Env> {
-    /// Another handle of its send queue
+/// Other handles of a QP's queues, for the half that it becomes.
+pub struct Queues<E: Env> {
+    /// Send queue
     pub sq: E::Sq,
-    /// Another handle of its receive queue; `None`: it takes from an SRQ
+    /// Receive queue; `None`: it takes from an SRQ
     pub rq: Option<E::Rq>,
-    /// Other handles of its completion queues, of sends and of receives
-    pub cqs: (E::Cq, E::Cq),
+    /// Completions of sends
+    pub send_cq: E::Cq,
+    /// Completions of receives
+    pub recv_cq: E::Cq,
+}
+
+/// What begins a stateful end, beside what the program set.
+pub struct StarInit<E: Env> {
+    /// Other handles of its queues
+    pub queues: Queues<E>,
     /// SL's end
     pub setup: Setup,
     /// Where SL is
@@ -111,7 +119,8 @@ impl<E: CardEnv> Turn<'_, E> {
     /// another, or the card has room for few contexts; `Exhausted`: no memory.
     pub fn begin_stateful(&mut self, qpn: Qpn, init: StarInit<E>) -> Result<(), NicError> {
         let held = hold(size_of::<Stateful<E>>()).ok_or(NicError::Exhausted)?;
-        let StarInit { sq, rq, cqs: (send_cq, recv_cq), setup, peer, channel, window, lifetime } = init;
+        let StarInit { queues: Queues { sq, rq, send_cq, recv_cq }, setup, peer, channel, window, lifetime } =
+            init;
         let max_msg = self.nic.config().max_msg;
         let Handover { owner, attr, max_recv_sge, sq_sig_all, first_send, .. } = self.nic.handover(qpn)?;
         if attr.dest_qpn != peer.qpn || attr.av.dgid != peer.av.dgid {
@@ -147,13 +156,16 @@ impl<E: CardEnv> Turn<'_, E> {
     }
 
     /// A stateful end that began with a life of its peer that was over, and so has had nothing to do with it, is held again: the peer has begun
-    /// a later one, of this epoch. Gives what the end was made of. `None`: there is none, or it is another.
-    pub fn rewind(&mut self, qpn: Qpn, epoch: u32) -> Option<Local<E>> {
-        self.nic.engine(qpn).filter(|engine| engine.is_before(epoch))?;
-        self.nic.take_engine(self.env, qpn, self.now, |engine, lent| {
-            let local = with_card(lent, |card| engine.rewind(card));
-            (local.first_send, local)
-        })
+    /// a later one, of this epoch. False: there is none, or it is another.
+    pub fn rewind(&mut self, qpn: Qpn, epoch: u32) -> bool {
+        let ours = self.nic.engine(qpn).is_some_and(|engine| engine.is_before(epoch));
+        if ours {
+            let end = |engine: Box<Stateful<E>>, lent: &mut Lent<'_, E>| {
+                with_card(lent, |card| engine.rewind(card))
+            };
+            self.nic.take_engine(self.env, qpn, self.now, end);
+        }
+        ours
     }
 
     /// A packet came to the stateful half from `source`. Those for QPs that are no stateful ends are dropped.

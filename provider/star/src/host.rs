@@ -6,10 +6,10 @@
 //! is to a program, nor how packets travel.
 
 use starverbs_core::env::Env;
-use starverbs_core::nic::Nic;
+use starverbs_core::nic::{Handover, Nic};
 use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpState, Qpn};
 
-use super::card::{CardEnv, Turn};
+use super::card::{CardEnv, Queues, Turn};
 use super::control::{MAX_CONTROL, Role, Wish};
 use super::datagram::MAX_NEGOTIATION;
 use super::env::SlEvent;
@@ -21,7 +21,7 @@ mod places;
 pub mod roles;
 
 use library::Library;
-use roles::{Identity, Queues, Roles};
+use roles::{Identity, Roles};
 
 /// What [`Ends`] needs beside what both halves do.
 pub trait Host: CardEnv + Env<Stats: Clone, Cq: Clone> {
@@ -182,20 +182,21 @@ impl<E: Host> Ends<E> {
         self.roles.wish(turn, &mut self.library, qpn, wish)
     }
 
-    /// A program has moved a QP of this wish to a state; `queues`: other handles of its queues.
-    pub fn moved(
-        &mut self,
-        turn: &mut Turn<'_, E>,
-        (qpn, wish): (Qpn, Wish),
-        state: QpState,
-        queues: impl FnOnce() -> Queues<E>,
-    ) {
+    /// A program has moved a QP of this wish to a state.
+    pub fn moved(&mut self, turn: &mut Turn<'_, E>, (qpn, wish): (Qpn, Wish), state: QpState) {
         let Ends { roles, library, .. } = self;
         match state {
-            QpState::Rtr => roles.begin(turn, library, (qpn, wish), queues()),
+            QpState::Rtr => roles.begin(turn, library, (qpn, wish)),
             QpState::Init | QpState::Reset => roles.end(qpn),
             QpState::Err => roles.stop(qpn),
             QpState::Rts | QpState::Sqd | QpState::Sqe => {}
         }
     }
+}
+
+/// Other handles of the queues of a QP that the card has.
+fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Result<Queues<E>, NicError> {
+    let Handover { sq, rq, cqs: (send_cq, recv_cq), .. } = turn.nic.handover(qpn)?;
+    let (sq, rq) = (E::another_sq(sq), rq.map(E::another));
+    Ok(Queues { sq, rq, send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
 }

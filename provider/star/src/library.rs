@@ -8,8 +8,8 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue};
 use starverbs_core::coalesce::is_small;
+use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue};
 use starverbs_core::room::filled;
 use starverbs_core::{AsyncEvent, Cqe, Nanos, NicError, Psn, Qpn, SendFlags, Sge, WcFlags, WcStatus};
 

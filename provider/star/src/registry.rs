@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use slab::Slab;
 use starverbs_core::mr::Rule;
 use starverbs_core::room::{exact, make_room_in};
-use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Qpn, Seg};
+use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 
 use super::control::Sum;
 use super::env::StarEnv;
@@ -345,11 +345,6 @@ impl Registry {
             slot.used = now.max(1);
         }
         true
-    }
-
-    /// SL's QPN of a connection.
-    pub fn peer(&self, seat: SeatId) -> Option<Qpn> {
-        self.seats.get(seat.0 as usize).map(|seat| seat.prefix.qpn)
     }
 }
 

@@ -1,3 +1,5 @@
+use starverbs_core::Qpn;
+
 use super::*;
 use crate::ring::CQE_SLOT;
 

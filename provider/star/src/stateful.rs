@@ -333,27 +333,29 @@ impl<E: StarEnv> Stateful<E> {
     }
 
     /// Ends as if it had not begun: what our program posted waits, as far as it is not done. Windows stay bound.
-    pub fn rewind(mut self, card: &mut Card<'_, E>) -> Local<E> {
-        (self.local.first_send, self.windows) = (self.streams[Of::Local as usize].una, false);
-        self.close(card)
+    /// Gives the first WQE of our send queue that is not done.
+    pub fn rewind(mut self, card: &mut Card<'_, E>) -> u32 {
+        self.windows = false;
+        let first_send = self.streams[Of::Local as usize].una;
+        self.close(card);
+        first_send
     }
 
     /// The connection ends without a word. Its packets may still be under way for [`Stateful::lifetime`].
-    pub fn close(self, card: &mut Card<'_, E>) -> Local<E> {
+    pub fn close(self, card: &mut Card<'_, E>) {
         if self.windows {
             card.mrs.unbind_all(self.local.qpn);
         }
-        self.leave(card)
+        self.leave(card);
     }
 
-    fn leave(self, card: &mut Card<'_, E>) -> Local<E> {
+    fn leave(self, card: &mut Card<'_, E>) {
         card.path.forget(self.charged);
         for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {
             card.registry.end_ring(ring);
         }
         card.registry.leave(self.seat);
         card.registry.count(card.stats);
-        self.local
     }
 
     /// Our program has set its end anew.
@@ -405,11 +407,6 @@ impl<E: StarEnv> Stateful<E> {
     /// Its place in the registry: rules of SL that come on this connection belong there.
     pub fn seat(&self) -> SeatId {
         self.seat
-    }
-
-    /// SL.
-    pub fn peer(&self) -> &Peer {
-        &self.peer
     }
 
     /// When [`Stateful::handle_timeout`] is to be called.

@@ -10,13 +10,13 @@ use starverbs_core::qp::QpAttr;
 use starverbs_core::room::{is_room_for, make_room_in};
 use starverbs_core::{Access, Counters, Mtu, Nanos, NicError, PdId, QpState, Qpn};
 
-use crate::card::bytes_of;
+use crate::card::{Queues, bytes_of};
 use crate::control::Setup;
 use crate::library::{Parting, Patience, SlInit, SlQp};
 use crate::ring::{CQE_SLOT, REPLAY_SLOT};
 use crate::stateless::Peer;
 
-use super::super::roles::Queues;
+use super::super::queues_of;
 use super::super::{Host, Turn};
 use super::rules::GroupKey;
 use super::{Library, PARTING};
@@ -121,15 +121,9 @@ pub(super) fn patience_of(attr: &QpAttr) -> Patience {
 }
 
 impl<E: Host> Library<E> {
-    /// A QP becomes a stateless end, with these other handles of its queues. Its peer's card has that life, and those ports. `Exhausted`: it
-    /// stays where it is.
-    pub fn begin(
-        &mut self,
-        turn: &mut Turn<'_, E>,
-        qpn: Qpn,
-        peer: (u64, [u16; 2]),
-        queues: Queues<E>,
-    ) -> Result<(), NicError> {
+    /// A QP becomes a stateless end. Its peer's card has that life, and those ports. `Exhausted`: it stays where it is.
+    pub fn begin(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, peer: (u64, [u16; 2])) -> Result<(), NicError> {
+        let queues = queues_of(turn, qpn)?;
         let timer = self.timers.join()?;
         let inline = self.open_inline(turn, qpn, &queues.sq);
         let begun = inline.and_then(|inline| {

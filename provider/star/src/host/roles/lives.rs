@@ -4,13 +4,12 @@ use starverbs_core::{Gid, Nanos, Qpn};
 
 use crate::control::{Role, Setup};
 use crate::negotiate::Outcome;
-use crate::stateful::Local;
 use crate::stateless::is_later;
 use crate::wire::Prefix;
 
 use super::super::places::ByQpn;
 use super::super::{Host, Turn};
-use super::{Queues, Roles};
+use super::Roles;
 
 /// For how long something may come late of a life that is over.
 const LATE: Nanos = 10_000_000_000;
@@ -72,9 +71,10 @@ impl<E: Host> Roles<E> {
             Some(Outcome::Star { role: Role::Stateful, boot, .. }) if boot == setup.boot => (),
             _ => return false,
         }
-        let rewound = turn.rewind(qpn, prefix.epoch);
-        let Some(Local { sq, rq, send_cq, recv_cq, .. }) = rewound else { return false };
-        end.queues = Some(Queues { sq, rq, send_cq, recv_cq });
+        if !turn.rewind(qpn, prefix.epoch) {
+            return false;
+        }
+        end.may_begin = true;
         self.balance.stop(&mut end.renewing);
         true
     }

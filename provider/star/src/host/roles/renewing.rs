@@ -17,7 +17,7 @@ use crate::renew::{Card, Renewal, Renewed, answer, is_new, suits};
 
 use super::super::library::Library;
 use super::super::{Host, Note, Turn};
-use super::returning::{begun, queues_of};
+use super::returning::begun;
 use super::{End, Identity, Roles, say};
 
 /// Time between two looks at the balance.
@@ -240,13 +240,13 @@ impl<E: Host> Roles<E> {
         }
         let found = match want {
             Want::More(_) => {
-                let away = |end: &End<E>| begun(turn, library, end) == Some(Role::Stateless);
+                let away = |end: &End| begun(turn, library, end) == Some(Role::Stateless);
                 self.find(turn.now, most, |end| end.may_be_changed() && away(end))
             }
             /* plain ones first: of those that it keeps for others the peers must have room */
             _ => match self.find(turn.now, most, |end| self.may_be_asked(end)) {
                 Found { count: 0, later, .. } => {
-                    let kept = |end: &End<E>| begun(turn, library, end) == Some(Role::Stateful);
+                    let kept = |end: &End| begun(turn, library, end) == Some(Role::Stateful);
                     let found = self.find(turn.now, most, |end| end.may_be_changed() && kept(end));
                     found.or_later(later)
                 }
@@ -266,7 +266,7 @@ impl<E: Host> Roles<E> {
     }
 
     /// Some connections that are such, `most` at most, whose round may begin now.
-    fn find(&self, now: Nanos, most: usize, is_such: impl Fn(&End<E>) -> bool) -> Found {
+    fn find(&self, now: Nanos, most: usize, is_such: impl Fn(&End) -> bool) -> Found {
         let mut found = Found { some: [Qpn::default(); AT_ONCE as usize], count: 0, later: None };
         for end in self.ends.all().filter(|end| is_such(end)) {
             let until = end.renewing.rests_until;
@@ -281,7 +281,7 @@ impl<E: Host> Roles<E> {
     }
 
     /// Whether the peer of a connection is one to ask, at some time.
-    fn may_be_asked(&self, end: &End<E>) -> bool {
+    fn may_be_asked(&self, end: &End) -> bool {
         let speaks = || end.negotiation.heard() || self.plain.speaks(&end.av.dgid);
         end.wish == Wish::Auto && end.is_plain() && speaks()
     }
@@ -328,7 +328,7 @@ impl<E: Host> Roles<E> {
         }
         let last = said.round == end.renewing.last && end.is_star();
         /* whose peer is plain waits for nobody: somebody else may have spoken for it before */
-        if last && end.renewing.switched && said.message == Control::Plain && end.queues.is_some() {
+        if last && end.renewing.switched && said.message == Control::Plain && end.may_begin {
             return self.withdraw(turn, qpn);
         }
         let negotiation = last.then_some(&mut end.negotiation);
@@ -404,7 +404,7 @@ impl<E: Host> Roles<E> {
     /// False: no round has settled it.
     pub(super) fn take_back(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
         let Some(end) = self.ends.get_mut(qpn).filter(|end| end.renewing.switched) else { return false };
-        end.queues = queues_of(turn, qpn);
+        end.may_begin = true;
         let plain = Renewed { round: end.renewing.last, message: Control::Plain };
         say_again(turn, (qpn, end.peer), &end.av, &plain);
         self.withdraw(turn, qpn);
@@ -443,14 +443,14 @@ impl<E: Host> Roles<E> {
     }
 }
 
-impl<E: Host> End<E> {
+impl End {
     pub(super) fn is_star(&self) -> bool {
         matches!(self.negotiation.outcome(), Some(Outcome::Star { .. }))
     }
 
     /// Whether its roles may be settled anew.
     pub(super) fn is_plain(&self) -> bool {
-        let plain = self.negotiation.outcome() == Some(Outcome::Plain) && self.queues.is_some();
+        let plain = self.negotiation.outcome() == Some(Outcome::Plain) && self.may_begin;
         plain && self.renewing.is_idle()
     }
 

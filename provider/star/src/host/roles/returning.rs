@@ -15,7 +15,7 @@ use crate::renew::{Renewed, is_new};
 use super::super::library::{Library, Stateless};
 use super::super::{Host, Note, Turn};
 use super::renewing::say_again;
-use super::{End, Identity, Queues, Roles};
+use super::{End, Identity, Roles};
 
 /// Within such a time a stateful end answers the first word of its peer, where that comes through at all.
 const FIRST_WORD: Nanos = 100_000_000;
@@ -178,7 +178,7 @@ impl<E: Host> Roles<E> {
         let crowded = mine.stateful > mine.threshold;
         let Some(end) = self.ends.get_mut(qpn) else { return };
         end.negotiation = Negotiation::settled(mine, boot, ports, Outcome::Plain);
-        end.queues = queues_of(turn, qpn);
+        end.may_begin = true;
         end.beginning = Beginning::default();
         match gave_up {
             true => end.renewing.failed(turn.now),
@@ -249,7 +249,7 @@ impl<E: Host> Roles<E> {
     }
 }
 
-impl<E: Host> End<E> {
+impl End {
     /// What it has become of StaR.
     pub(super) fn role(&self) -> Option<Role> {
         match self.negotiation.outcome() {
@@ -260,7 +260,7 @@ impl<E: Host> End<E> {
 }
 
 /// What an end of StaR is that has begun, and whose peer has, so that it waits for no word of the round that settled it.
-pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End<E>) -> Option<Role> {
+pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End) -> Option<Role> {
     let role = end.role()?;
     let there = match role {
         Role::Stateless => library.has_begun(end.qpn),
@@ -270,7 +270,7 @@ pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End
 }
 
 /// As [`begun`], and true; or what an end is to be by a round that settled it, if the word with which SL begins is not answered, or has not come: false.
-fn settled<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End<E>) -> Option<(Role, bool)> {
+fn settled<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End) -> Option<(Role, bool)> {
     if let Some(role) = begun(turn, library, end) {
         return Some((role, true));
     }
@@ -292,14 +292,4 @@ fn with_half<E: Host, R>(
         Role::Stateless => call(&mut Stateless { library, turn, qpn }),
         Role::Stateful => call(&mut Resting { turn, qpn }),
     }
-}
-
-/// More handles of the queues of a QP that the card has.
-pub(super) fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Option<Queues<E>> {
-    turn.nic.with_queues(qpn, |sq, rq, (send_cq, recv_cq)| Queues {
-        sq: E::another_sq(sq),
-        rq: rq.map(E::another),
-        send_cq: send_cq.clone(),
-        recv_cq: recv_cq.clone(),
-    })
 }
