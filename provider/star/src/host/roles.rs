@@ -1,5 +1,6 @@
-//! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their peers, and when that begins.
-//! `renewing` settles it anew while a connection of plain RoCEv2 runs, `returning` makes one of StaR plain.
+//! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their
+//! peers, and when that begins. `renewing` settles it anew while a connection of plain RoCEv2 runs,
+//! `returning` makes one of StaR plain.
 
 mod lives;
 mod renewing;
@@ -92,17 +93,20 @@ impl<E: Host> Roles<E> {
         Roles { identity, ends, lives, timers, plain, balance, stats }
     }
 
-    /// From now on the card has too many connections beyond another number, as where it is to keep fewer of them.
+    /// From now on the card has too many connections beyond another number, as where it is to keep fewer of
+    /// them.
     pub fn set_threshold(&mut self, threshold: u32, now: Nanos) {
         self.identity.threshold = threshold;
         self.balance.look_now(now);
     }
 
-    /// A QP of this wish is in RTR now: asks its peer. The QP is in its state already, so what stands in the way leaves it plain RoCEv2.
+    /// A QP of this wish is in RTR now: asks its peer. The QP is in its state already, so what stands in the
+    /// way leaves it plain RoCEv2.
     pub fn begin(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, (qpn, wish): (Qpn, Wish)) {
         self.end(qpn);
         match self.hold(turn, (qpn, wish)) {
-            /* its card has room for few contexts, and for this one: it says so if it is asked, and may ask later */
+            /* its card has room for few contexts, and for this one: it says so if it is asked, and may ask
+            later */
             Ok(true) if self.outcome(qpn).is_some() => self.settled(turn, library, qpn),
             Ok(true) => self.go_on(turn, library, qpn, None),
             Ok(false) => {}
@@ -320,7 +324,8 @@ impl<E: Host> Roles<E> {
         self.look_later(turn.now, qpn);
     }
 
-    /// Asks a peer that does not begin what it is, while requests wait for it: it may have given up, and be plain.
+    /// Asks a peer that does not begin what it is, while requests wait for it: it may have given up, and be
+    /// plain.
     fn ask_again(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
         if end.renewing.switched {
@@ -415,7 +420,8 @@ fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &stateless::Peer) {
     send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
 }
 
-/// What an end can be now: a card with room for few contexts keeps no StaR connections, and has others keep them when it has too many.
+/// What an end can be now: a card with room for few contexts keeps no StaR connections, and has others keep
+/// them when it has too many.
 fn possible(wish: Wish, few: bool, crowded: bool) -> Wish {
     match wish {
         Wish::Stateful if few => Wish::Off,

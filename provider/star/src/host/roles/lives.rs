@@ -1,4 +1,5 @@
-//! Lives of connections: of a pair of QPs that is connected again and again the newest counts, whatever comes late of those before.
+//! Lives of connections: of a pair of QPs that is connected again and again the newest counts, whatever comes
+//! late of those before.
 
 use starverbs_core::{Gid, Nanos, Qpn};
 
@@ -27,7 +28,8 @@ struct Life {
 pub(super) struct Lives(ByQpn<Life>);
 
 impl Lives {
-    /// Whether a stateless end that says this epoch speaks of a life that a later one has followed, or of the one that has begun here.
+    /// Whether a stateless end that says this epoch speaks of a life that a later one has followed, or of the
+    /// one that has begun here.
     pub(super) fn is_over(&self, now: Nanos, qpn: Qpn, peer: (Gid, Qpn), epoch: u32) -> bool {
         let known = self.0.get(qpn).filter(|life| life.peer == peer && now < life.until);
         known.is_some_and(|life| !is_later(epoch, life.epoch))
@@ -55,7 +57,8 @@ impl Lives {
 }
 
 impl<E: Host> Roles<E> {
-    /// Whether the QP waits for its peer. One that began with a life of the peer that was over waits again: else neither could go on.
+    /// Whether the QP waits for its peer. One that began with a life of the peer that was over waits again:
+    /// else neither could go on.
     pub(super) fn may_begin(
         &mut self,
         turn: &mut Turn<'_, E>,

@@ -1,5 +1,6 @@
-//! Connections of StaR that become plain RoCEv2 again while their programs run: as their stateless end's card has room for them, as their
-//! stateful end's card has come to have too many, so that the other is to keep them, or as a program wants another role.
+//! Connections of StaR that become plain RoCEv2 again while their programs run: as their stateless end's card
+//! has room for them, as their stateful end's card has come to have too many, so that the other is to keep
+//! them, or as a program wants another role.
 
 use alloc::boxed::Box;
 
@@ -192,7 +193,8 @@ impl<E: Host> Roles<E> {
         self.pursue_later(qpn);
     }
 
-    /// An end of StaR that was a plain one looks at times whether its peer has begun, too. What travels on StaR's ports may not come through.
+    /// An end of StaR that was a plain one looks at times whether its peer has begun, too. What travels on
+    /// StaR's ports may not come through.
     pub(super) fn watch_beginning(&mut self, now: Nanos, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
         if end.waits_for_peer() {
@@ -204,7 +206,8 @@ impl<E: Host> Roles<E> {
         }
     }
 
-    /// The program wants an end to be this from now on. False: its peer's card has no StaR, or the end had no wish when it got its peer.
+    /// The program wants an end to be this from now on. False: its peer's card has no StaR, or the end had no
+    /// wish when it got its peer.
     pub fn wish(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn, wish: Wish) -> bool {
         let Some(end) = self.ends.get_mut(qpn) else { return false };
         let settled = end.negotiation.outcome().is_some();
@@ -259,7 +262,8 @@ impl End {
     }
 }
 
-/// What an end of StaR is that has begun, and whose peer has, so that it waits for no word of the round that settled it.
+/// What an end of StaR is that has begun, and whose peer has, so that it waits for no word of the round that
+/// settled it.
 pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End) -> Option<Role> {
     let role = end.role()?;
     let there = match role {
@@ -269,7 +273,8 @@ pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End
     there.then_some(role)
 }
 
-/// As [`begun`], and true; or what an end is to be by a round that settled it, if the word with which SL begins is not answered, or has not come: false.
+/// As [`begun`], and true; or what an end is to be by a round that settled it, if the word with which SL
+/// begins is not answered, or has not come: false.
 fn settled<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End) -> Option<(Role, bool)> {
     if let Some(role) = begun(turn, library, end) {
         return Some((role, true));
