@@ -1,7 +1,8 @@
 //! A transport in the place of a queue pair's own.
 //!
-//! A QP is plain, or it has an [`Engine`]: the card finds it, gives it its turns and its time, and takes it to ERR, RESET and its end with the
-//! QP. The engine has handles of its own of the QP's queues. Which engines there are is the host's affair ([`Env::Engine`]).
+//! A QP is plain, or it has an [`Engine`]: the card finds it, gives it its turns and its time, and takes it
+//! to ERR, RESET and its end with the QP. The engine has handles of its own of the QP's queues. Which engines
+//! there are is the host's affair ([`Env::Engine`]).
 
 use core::convert::Infallible;
 
@@ -118,14 +119,15 @@ pub trait Engine<E: Env>: Sized {
     fn next_deadline(&self) -> Option<Nanos>;
     /// The first WQE of the send queue that has not begun.
     fn next_send(&self) -> u32;
-    /// Nothing is under way and nothing begins, as the peer may know: the card's own transport may go on ([`Nic::resume_qp`]).
+    /// Nothing is under way and nothing begins, as the peer may know: the card's own transport may go on
+    /// ([`Nic::resume_qp`]).
     fn is_quiesced(&self) -> bool;
     /// The QP goes to RESET, or ends.
     fn close(self, lent: &mut Lent<'_, E>);
     /// The QP, which is quiesced, goes on with the card's own transport.
     fn part(self, lent: &mut Lent<'_, E>) -> Parted;
-    /// The first of `ends`, at `meta.src`, says to the second, a QP of this card, what would carry their connection, or answers such a message.
-    /// Where there are no engines, it is dropped.
+    /// The first of `ends`, at `meta.src`, says to the second, a QP of this card, what would carry their
+    /// connection, or answers such a message. Where there are no engines, it is dropped.
     fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) {
         let _ = (env, meta, ends, message);
         nic.counters().drop_opcode.inc();

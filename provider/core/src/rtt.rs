@@ -1,4 +1,5 @@
-//! How long answers take, and so how long to wait for one (RFC 6298), and for how long a late copy may still arrive.
+//! How long answers take, and so how long to wait for one (RFC 6298), and for how long a late copy may still
+//! arrive.
 
 use crate::types::Nanos;
 
@@ -24,7 +25,8 @@ impl Default for RttBounds {
 /// For how long a long round trip is remembered at least; twice that at most.
 const MEMORY: Nanos = 250_000_000;
 
-/// What was seen of the way to a card and back. All connections that go there share it: one with little to say knows what others have seen.
+/// What was seen of the way to a card and back. All connections that go there share it: one with little to
+/// say knows what others have seen.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rtt {
     /// Smoothed; 0: none was seen
@@ -73,8 +75,9 @@ impl Rtt {
         *this = true;
     }
 
-    /// How much later something must have left whose answer shows that what left before is under way no more: packets of one
-    /// connection take one way, and its peer handles them as they come. `None`: too little was seen to say so.
+    /// How much later something must have left whose answer shows that what left before is under way no more:
+    /// packets of one connection take one way, and its peer handles them as they come. `None`: too little was
+    /// seen to say so.
     pub fn order(&self, bounds: &RttBounds) -> Option<Nanos> {
         let [this, before] = self.overtaken;
         (self.answers == ENOUGH).then(|| (2 * this.max(before)).max(bounds.lifetime))
@@ -87,8 +90,9 @@ impl Rtt {
         (self.smooth + 4 * self.deviation).max(bounds.least)
     }
 
-    /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row. Where nothing was lost of late, as long as the
-    /// longest way at least: with many connections answers come in turns of their cards, which the smoothed time knows nothing of.
+    /// How long to wait for the answer to a packet that leaves now, after so many timeouts in a row. Where
+    /// nothing was lost of late, as long as the longest way at least: with many connections answers come in
+    /// turns of their cards, which the smoothed time knows nothing of.
     pub fn timeout(&self, bounds: &RttBounds, backoff: u8) -> Nanos {
         let ([this, before], base) = (self.longest, self.base(bounds));
         let base = if self.lossy.contains(&true) { base } else { base.max(this.max(before)) };
@@ -100,8 +104,8 @@ impl Rtt {
         (self.smooth / 2).max(LEAST_DISORDER)
     }
 
-    /// How long a copy of a packet may be under way: twice the longest way there and back of late (hole 6), and what is waited for an
-    /// answer where that is more.
+    /// How long a copy of a packet may be under way: twice the longest way there and back of late (hole 6),
+    /// and what is waited for an answer where that is more.
     pub fn lifetime(&self, bounds: &RttBounds) -> Nanos {
         let [this, before] = self.longest;
         (2 * this.max(before)).max(self.base(bounds)).max(bounds.lifetime)

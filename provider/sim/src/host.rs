@@ -11,10 +11,11 @@ use starverbs_core::{
     Access, AsyncEvent, Av, Counters, Env, FrameMeta, Gid, Mtu, Nanos, Nic, NicConfig, NicError, PdId, Psn,
     QpState, QpType, Qpn, Seg, Sge, SrqId,
 };
+use starverbs_star::control::Wish;
 
 use crate::memory::{Memory, READ, WRITE};
 use crate::queues::{SimCq, SimRq, SimSq};
-use crate::star::{StarPort, Wisher};
+use crate::star::StarPort;
 
 /// A frame that waits for the port's flush.
 pub(crate) struct Queued {
@@ -206,7 +207,7 @@ pub struct Host {
     pub star: Option<Box<starverbs_star::host::Ends<SimEnv>>>,
     /// What its clock showed last
     pub(crate) now: Nanos,
-    pub(crate) wishers: BTreeMap<Qpn, Wisher>,
+    pub(crate) wishes: BTreeMap<Qpn, Wish>,
     /// Frames that came and that the card has not taken yet
     pub(crate) came: VecDeque<(FrameMeta, Vec<u8>)>,
     /// Doorbells that wait until the card runs
@@ -283,7 +284,7 @@ impl Host {
             groups: Vec::new(),
             star: None,
             now: 1,
-            wishers: BTreeMap::new(),
+            wishes: BTreeMap::new(),
             came: VecDeque::new(),
             bells: Vec::new(),
         }

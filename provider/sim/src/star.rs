@@ -10,14 +10,14 @@ use starverbs_core::{Av, FrameMeta, Gid, Nanos, NicError, Port, QpState, Qpn, Se
 use starverbs_star::card::Turn;
 use starverbs_star::control::Wish;
 use starverbs_star::env::{SlEvent, StarEnv};
-use starverbs_star::host::roles::{Identity, Queues};
+use starverbs_star::host::roles::Identity;
 use starverbs_star::host::{Came, Ends as StarEnds, Heard, Host as StarHost};
 use starverbs_star::seal::{Ends, KEY_LEN, MAX_SEALED, SALT_LEN, Seal};
 use starverbs_star::wire::{Crc, Head, PORT_STATEFUL, PORT_STATELESS, Packet, Side, fill_checksum};
 
 use crate::host::{Host, SimEnv};
 use crate::memory::{READ, WRITE};
-use crate::queues::{SimCq, SimRq, SimSq};
+use crate::queues::{SimRq, SimSq};
 
 /// A frame that waits for the port's flush.
 struct Queued {
@@ -66,14 +66,6 @@ pub struct StarCard {
     pub key: Option<[u8; KEY_LEN]>,
     /// Which life of the card it is
     pub boot: u64,
-}
-
-/// A QP of a card with StaR, as its program made it.
-pub(crate) struct Wisher {
-    wish: Wish,
-    sq: SimSq,
-    rq: Option<SimRq>,
-    cqs: [SimCq; 2],
 }
 
 /// Memory that a card fills for the library.
@@ -139,18 +131,17 @@ impl Host {
         self.star = Some(Box::new(StarEnds::new(identity, &mut self.nic).expect("memory")));
     }
 
-    /// The program of a QP of these queues, in RESET, wants it to be that.
-    pub fn wish(&mut self, qpn: Qpn, wish: Wish, (sq, rq, cqs): (&SimSq, Option<&SimRq>, [&SimCq; 2])) {
+    /// The program of a QP in RESET wants it to be that.
+    pub fn wish(&mut self, qpn: Qpn, wish: Wish) {
         if wish != Wish::Off && self.star.is_some() {
-            let wisher = Wisher { wish, sq: sq.clone(), rq: rq.cloned(), cqs: cqs.map(SimCq::clone) };
-            self.wishers.insert(qpn, wisher);
+            self.wishes.insert(qpn, wish);
         }
     }
 
     /// The program of a QP wants it to be that from now on. False: it is none that may be so while it runs.
     pub fn change_wish(&mut self, qpn: Qpn, wish: Wish, now: Nanos) -> bool {
-        if let Some(wisher) = self.wishers.get_mut(&qpn) {
-            wisher.wish = wish;
+        if let Some(known) = self.wishes.get_mut(&qpn) {
+            *known = wish;
         }
         let Host { nic, env, star, .. } = self;
         star.as_mut().is_some_and(|ends| ends.wish(&mut Turn { nic, env, now }, qpn, wish))
@@ -173,12 +164,9 @@ impl Host {
 
     /// A QP of a wish has been moved to a state.
     pub(crate) fn moved(&mut self, qpn: Qpn, state: QpState, now: Nanos) {
-        let Host { nic, env, star, wishers, .. } = self;
-        let (Some(ends), Some(wisher)) = (star, wishers.get(&qpn)) else { return };
-        let Wisher { wish, sq, rq, cqs: [send_cq, recv_cq] } = wisher;
-        let queues =
-            || Queues { sq: sq.clone(), rq: rq.clone(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone() };
-        ends.moved(&mut Turn { nic, env, now }, (qpn, *wish), state, queues);
+        if let Some(wish) = self.wishes.get(&qpn).copied() {
+            self.with_star(now, |star, turn| star.moved(turn, (qpn, wish), state));
+        }
     }
 
     /// ibv_destroy_qp.
@@ -189,7 +177,7 @@ impl Host {
         if let Some(star) = &mut self.star {
             star.roles.forget(qpn);
         }
-        self.wishers.remove(&qpn);
+        self.wishes.remove(&qpn);
         Ok(())
     }
 

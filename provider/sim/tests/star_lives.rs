@@ -55,7 +55,7 @@ impl World {
         self.qpns = [SL, SF].map(|at| {
             let (host, own) = (&mut net.hosts[hosts[at]], [&cqs[at], &cqs[at]]);
             let qpn = host.qp(QpType::Rc, &sqs[at], RecvSource::Own(rqs[at].clone()), own, false);
-            host.wish(qpn, wishes[at], (&sqs[at], Some(&rqs[at]), own));
+            host.wish(qpn, wishes[at]);
             qpn
         });
     }

@@ -1,7 +1,8 @@
 //! What memory of its host a stateless card lets packets reach.
 //!
-//! Rights are checked where they are known: at SF, before a packet leaves. This table is SL's own second look. It grows with memory
-//! regions, never with connections, and knows no keys: whether each byte is registered with the right that a packet needs.
+//! Rights are checked where they are known: at SF, before a packet leaves. This table is SL's own second
+//! look. It grows with memory regions, never with connections, and knows no keys: whether each byte is
+//! registered with the right that a packet needs.
 
 use alloc::collections::BTreeMap;
 

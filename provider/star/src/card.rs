@@ -86,14 +86,22 @@ impl<E: CardEnv> Engine<E> for Box<Stateful<E>> {
     }
 }
 
-/// What begins a stateful end, beside what the program made its QP with.
-pub struct StarInit<E: Env> {
-    /// Another handle of its send queue
+/// Other handles of a QP's queues, for the half that it becomes.
+pub struct Queues<E: Env> {
+    /// Send queue
     pub sq: E::Sq,
-    /// Another handle of its receive queue; `None`: it takes from an SRQ
+    /// Receive queue; `None`: it takes from an SRQ
     pub rq: Option<E::Rq>,
-    /// Other handles of its completion queues, of sends and of receives
-    pub cqs: (E::Cq, E::Cq),
+    /// Completions of sends
+    pub send_cq: E::Cq,
+    /// Completions of receives
+    pub recv_cq: E::Cq,
+}
+
+/// What begins a stateful end, beside what the program set.
+pub struct StarInit<E: Env> {
+    /// Other handles of its queues
+    pub queues: Queues<E>,
     /// SL's end
     pub setup: Setup,
     /// Where SL is
@@ -107,11 +115,12 @@ pub struct StarInit<E: Env> {
 }
 
 impl<E: CardEnv> Turn<'_, E> {
-    /// From now on the QP, which is in RTR or RTS and held ([`Nic::hold_qp`]), is a stateful end. `Invalid`: it is not so, or its peer is
-    /// another, or the card has room for few contexts; `Exhausted`: no memory.
+    /// From now on the QP, which is in RTR or RTS and held ([`Nic::hold_qp`]), is a stateful end. `Invalid`:
+    /// it is not so, or its peer is another, or the card has room for few contexts; `Exhausted`: no memory.
     pub fn begin_stateful(&mut self, qpn: Qpn, init: StarInit<E>) -> Result<(), NicError> {
         let held = hold(size_of::<Stateful<E>>()).ok_or(NicError::Exhausted)?;
-        let StarInit { sq, rq, cqs: (send_cq, recv_cq), setup, peer, channel, window, lifetime } = init;
+        let StarInit { queues: Queues { sq, rq, send_cq, recv_cq }, setup, peer, channel, window, lifetime } =
+            init;
         let max_msg = self.nic.config().max_msg;
         let Handover { owner, attr, max_recv_sge, sq_sig_all, first_send, .. } = self.nic.handover(qpn)?;
         if attr.dest_qpn != peer.qpn || attr.av.dgid != peer.av.dgid {
@@ -146,14 +155,17 @@ impl<E: CardEnv> Turn<'_, E> {
         self.nic.start_engine(self.env, qpn, self.now, make)
     }
 
-    /// A stateful end that began with a life of its peer that was over, and so has had nothing to do with it, is held again: the peer has begun
-    /// a later one, of this epoch. Gives what the end was made of. `None`: there is none, or it is another.
-    pub fn rewind(&mut self, qpn: Qpn, epoch: u32) -> Option<Local<E>> {
-        self.nic.engine(qpn).filter(|engine| engine.is_before(epoch))?;
-        self.nic.take_engine(self.env, qpn, self.now, |engine, lent| {
-            let local = with_card(lent, |card| engine.rewind(card));
-            (local.first_send, local)
-        })
+    /// A stateful end that began with a life of its peer that was over, and so has had nothing to do with it,
+    /// is held again: the peer has begun a later one, of this epoch. False: there is none, or it is another.
+    pub fn rewind(&mut self, qpn: Qpn, epoch: u32) -> bool {
+        let ours = self.nic.engine(qpn).is_some_and(|engine| engine.is_before(epoch));
+        if ours {
+            let end = |engine: Box<Stateful<E>>, lent: &mut Lent<'_, E>| {
+                with_card(lent, |card| engine.rewind(card))
+            };
+            self.nic.take_engine(self.env, qpn, self.now, end);
+        }
+        ours
     }
 
     /// A packet came to the stateful half from `source`. Those for QPs that are no stateful ends are dropped.
@@ -166,12 +178,14 @@ impl<E: CardEnv> Turn<'_, E> {
         }
     }
 
-    /// The QP is about to go. If it is a stateful end, its peer hears how far its requests are: not all of them make completions.
+    /// The QP is about to go. If it is a stateful end, its peer hears how far its requests are: not all of
+    /// them make completions.
     pub fn report(&mut self, qpn: Qpn) {
         self.nic.with_engine(self.env, qpn, self.now, |engine, _| engine.report());
     }
 
-    /// A packet for a stateful end lies behind others that are handled first: what it uses may be fetched meanwhile.
+    /// A packet for a stateful end lies behind others that are handled first: what it uses may be fetched
+    /// meanwhile.
     #[inline]
     pub(crate) fn expect_stateful(&self, qpn: Qpn) {
         if let Some(engine) = self.nic.engine(qpn) {
@@ -181,13 +195,14 @@ impl<E: CardEnv> Turn<'_, E> {
     }
 }
 
-/// Whether the QP is a stateful end whose peer lacks completions that it is being told of. Who destroys it waits until that is over, as
-/// nobody else would tell.
+/// Whether the QP is a stateful end whose peer lacks completions that it is being told of. Who destroys it
+/// waits until that is over, as nobody else would tell.
 pub fn owes<E: CardEnv>(nic: &Nic<E>, qpn: Qpn, now: Nanos) -> bool {
     nic.engine(qpn).is_some_and(|engine| engine.owes(now))
 }
 
-/// Bytes that the card keeps of a QP, beside what grows with its queues; more of a stateful end, and of one that it does not have 0.
+/// Bytes that the card keeps of a QP, beside what grows with its queues; more of a stateful end, and of one
+/// that it does not have 0.
 pub fn bytes_of<E: CardEnv>(nic: &Nic<E>, qpn: Qpn) -> usize {
     let engine = nic.engine(qpn).map_or(0, |engine| engine.bytes());
     nic.qp_state(qpn).map_or(0, |_| Nic::<E>::QP_BYTES + engine)

@@ -21,7 +21,8 @@ pub(super) fn timeout(tries: u32) -> Nanos {
     LONGEST_TIMEOUT.min(FIRST_TIMEOUT << tries.min(6))
 }
 
-/// The same between ends of a connection, but after every 32 tries twice that, up to a second: who only receives asks one that is silent for long.
+/// The same between ends of a connection, but after every 32 tries twice that, up to a second: who only
+/// receives asks one that is silent for long.
 pub(super) fn seldom(tries: u32) -> Nanos {
     timeout(tries) << (tries / 32).min(4)
 }
@@ -76,16 +77,16 @@ impl Channel {
     pub fn holds(&self, message: &Control) -> bool {
         self.out.contains(message)
     }
-    /// Forgets what there is to say of memory, as somebody else says it. The peer may have had the oldest message: its number stays in use, for a
-    /// question.
+    /// Forgets what there is to say of memory, as somebody else says it. The peer may have had the oldest
+    /// message: its number stays in use, for a question.
     pub fn recall(&mut self) {
         if let Some(first) = self.out.front_mut().filter(|first| first.is_of_memory()) {
             *first = Control::KeepAlive;
         }
         self.out.retain(|message| !message.is_of_memory());
     }
-    /// A rule is no more: it is not said any more. One that the peer may have had keeps its number, as in [`recall`](Channel::recall). Gives how many
-    /// messages had no answer.
+    /// A rule is no more: it is not said any more. One that the peer may have had keeps its number, as in
+    /// [`recall`](Channel::recall). Gives how many messages had no answer.
     pub fn unsay(&mut self, key: u32) -> u32 {
         let is = |message: &Control| matches!(message, Control::Rule(rule) if rule.key == key);
         let said = self.count(is);
@@ -97,8 +98,8 @@ impl Channel {
         }
         said
     }
-    /// Forgets what would have the peer begin: this end is over. Of a message that it may have had the number stays in use, as in
-    /// [`recall`](Channel::recall).
+    /// Forgets what would have the peer begin: this end is over. Of a message that it may have had the number
+    /// stays in use, as in [`recall`](Channel::recall).
     pub fn end(&mut self) {
         let begins = |message: &Control| {
             matches!(message, Control::Setup(_) | Control::Rule(_) | Control::Begin { .. })
@@ -143,8 +144,8 @@ impl Channel {
         let due = self.due.filter(|_| !self.out.is_empty());
         due.map_or(0, |due| now.saturating_sub(due))
     }
-    /// For how long the oldest message has had no answer, ns. For how long this end left it lie beyond its times does not count: the peer was not
-    /// asked then, and what it had said may not have been read.
+    /// For how long the oldest message has had no answer, ns. For how long this end left it lie beyond its
+    /// times does not count: the peer was not asked then, and what it had said may not have been read.
     pub fn waited(&self, now: Nanos) -> Nanos {
         self.due.map_or(0, |due| due.min(now).saturating_sub(self.since))
     }

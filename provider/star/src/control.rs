@@ -1,5 +1,5 @@
-//! Control messages: what the two ends settle beside the data. Each is repeated until its answer comes, and each may be understood
-//! twice without harm.
+//! Control messages: what the two ends settle beside the data. Each is repeated until its answer comes, and
+//! each may be understood twice without harm.
 
 use starverbs_core::mr::Rule;
 use starverbs_core::{Access, Mtu, PdId, Psn};
@@ -66,8 +66,9 @@ impl Role {
     }
 }
 
-/// One message. Its sender's QPN and epoch stand before it (a [`Prefix`](super::wire::Prefix)). Those by which the roles are settled
-/// travel in RoCEv2 frames, as the ports are not known yet; the others in StaR packets.
+/// One message. Its sender's QPN and epoch stand before it (a [`Prefix`](super::wire::Prefix)). Those by
+/// which the roles are settled travel in RoCEv2 frames, as the ports are not known yet; the others in StaR
+/// packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Control {
     /// What one end would be, with what the choice depends on
@@ -136,7 +137,8 @@ pub enum Control {
     Rule(Rule),
     /// What SF knows of before the connection is right: WQEs may begin
     Begin {
-        /// The rules that SL's library has told SF's card through other connections. `None`: it has told all through this one
+        /// The rules that SL's library has told SF's card through other connections. `None`: it has told all
+        /// through this one
         known: Option<Sum>,
     },
     /// SF: its card has other rules than these, SL shall tell them all
@@ -197,7 +199,8 @@ pub struct Setup {
     pub min_rnr_timer: u8,
 }
 
-/// All rules of a protection domain in two numbers: whoever has the same has the same rules, but for a chance of one in 2^64.
+/// All rules of a protection domain in two numbers: whoever has the same has the same rules, but for a chance
+/// of one in 2^64.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sum {
     /// How many
@@ -218,7 +221,8 @@ impl Sum {
 }
 
 impl Control {
-    /// Whether it says what memory SF may reach. That is said for a whole protection domain, by any of its connections.
+    /// Whether it says what memory SF may reach. That is said for a whole protection domain, by any of its
+    /// connections.
     pub fn is_of_memory(&self) -> bool {
         matches!(self, Control::Rule(_) | Control::Unrule { .. } | Control::Begin { .. })
     }
@@ -428,7 +432,8 @@ fn decode_rule(from: &mut Reader<'_>) -> Option<Rule> {
     (rule.addr.checked_add(last).is_some() && rule.iova.checked_add(last).is_some()).then_some(rule)
 }
 
-/// Spreads a number's bits over all of its bits, so that no two come to the same (the finish of Steele's splitmix64).
+/// Spreads a number's bits over all of its bits, so that no two come to the same (the finish of Steele's
+/// splitmix64).
 fn mix(mut word: u64) -> u64 {
     word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

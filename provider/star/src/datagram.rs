@@ -1,4 +1,5 @@
-//! Messages by which the ends of an RC connection settle whether it is one of StaR: on the wire, and what ends say that are none.
+//! Messages by which the ends of an RC connection settle whether it is one of StaR: on the wire, and what
+//! ends say that are none.
 
 use starverbs_core::env::Env;
 use starverbs_core::nic::Nic;
@@ -13,8 +14,8 @@ const HEADERS: usize = 20;
 /// Bytes of the longest message: a [`Control`], and what sealing adds.
 pub const MAX_NEGOTIATION: usize = MAX_CONTROL + 48;
 
-/// Sends `message` from the first QP to the second, who is at `av`. One that the port has no room for, or that is longer than
-/// [`MAX_NEGOTIATION`], is lost, as on any wire.
+/// Sends `message` from the first QP to the second, who is at `av`. One that the port has no room for, or
+/// that is longer than [`MAX_NEGOTIATION`], is lost, as on any wire.
 pub fn send(env: &mut impl Env, (from, to): (Qpn, Qpn), av: &Av, message: &[u8]) {
     if message.len() > MAX_NEGOTIATION || !env.can_send() {
         return;
@@ -28,7 +29,8 @@ pub fn send(env: &mut impl Env, (from, to): (Qpn, Qpn), av: &Av, message: &[u8])
     env.send_frame(av, &frame[..HEADERS + message.len()], &[], pad, false);
 }
 
-/// Such a message came. The host has it for its [`Ends`](super::host::Ends), or this card answers that it has none.
+/// Such a message came. The host has it for its [`Ends`](super::host::Ends), or this card answers that it has
+/// none.
 pub(crate) fn handle<E: StarEnv>(
     nic: &Nic<E>,
     env: &mut E,
@@ -40,7 +42,8 @@ pub(crate) fn handle<E: StarEnv>(
         return;
     }
     let answer = Control::decode(message).and_then(|said| answer(nic, meta, (from, to), &said));
-    /* no QP here has a wish, so nobody needs to wait for one: strangers hear nothing of QPs that have no peer */
+    /* no QP here has a wish, so nobody needs to wait for one: strangers hear nothing of QPs that have no peer
+     */
     let Some(answer) = answer.filter(|answer| matches!(answer, Control::Plain)) else {
         return nic.counters().star_drops.inc();
     };
@@ -51,9 +54,10 @@ pub(crate) fn handle<E: StarEnv>(
     }
 }
 
-/// What a QP says to its peer that is, or will be, one of plain RoCEv2. `None`: nothing, as the QP is not there, not its peer's, or asked
-/// nothing. In INIT it has no peer yet, and whoever asks hears that it is there ([`Control::NotYet`]): for a card with StaR alone, as the
-/// peer of an end with a wish must not take it for plain. One in RESET is as one that is not there.
+/// What a QP says to its peer that is, or will be, one of plain RoCEv2. `None`: nothing, as the QP is not
+/// there, not its peer's, or asked nothing. In INIT it has no peer yet, and whoever asks hears that it is
+/// there ([`Control::NotYet`]): for a card with StaR alone, as the peer of an end with a wish must not take
+/// it for plain. One in RESET is as one that is not there.
 pub(crate) fn answer<E: Env>(
     nic: &Nic<E>,
     meta: &FrameMeta,

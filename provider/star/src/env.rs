@@ -7,14 +7,15 @@ use super::wire::{Head, Queue, Side};
 
 /// Host of a card that speaks StaR.
 pub trait StarEnv: Env {
-    /// The first of `ends`, at `meta.src`, says to the second, a QP of this card, what it would be of StaR, or answers such a word. False: this
-    /// host has no StaR now, so that the card answers.
+    /// The first of `ends`, at `meta.src`, says to the second, a QP of this card, what it would be of StaR,
+    /// or answers such a word. False: this host has no StaR now, so that the card answers.
     fn negotiate(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
         let _ = (meta, ends, message);
         false
     }
-    /// Queues one frame from the UDP port of half `from` to that of `to`: `head`, `data`, then the memory of `payload` gathered. The host fills in the header's
-    /// checksum and adds the CRC ([`fill_checksum`](super::wire::fill_checksum), [`Crc`](super::wire::Crc)) and the outer headers.
+    /// Queues one frame from the UDP port of half `from` to that of `to`: `head`, `data`, then the memory of
+    /// `payload` gathered. The host fills in the header's checksum and adds the CRC
+    /// ([`fill_checksum`](super::wire::fill_checksum), [`Crc`](super::wire::Crc)) and the outer headers.
     /// `volatile`: as of [`Env::send_frame`]. Memory of `payload` came from [`Env::dma_read`].
     fn send_star(
         &mut self,
@@ -27,11 +28,11 @@ pub trait StarEnv: Env {
     );
     /// Whether the StaR ports take more frames before they are flushed.
     fn can_send_star(&self) -> bool;
-    /// The eight bytes at `addr`, 8-aligned, of memory that [`Env::dma_store`] writes: what was written before them is visible
-    /// to the caller then. `None`: there is no memory.
+    /// The eight bytes at `addr`, 8-aligned, of memory that [`Env::dma_store`] writes: what was written
+    /// before them is visible to the caller then. `None`: there is no memory.
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]>;
-    /// Tells SL's library, through one queue for all of a card's connections. One may be lost: what it told of comes again, or can
-    /// be seen in memory.
+    /// Tells SL's library, through one queue for all of a card's connections. One may be lost: what it told
+    /// of comes again, or can be seen in memory.
     fn star_event(&mut self, event: SlEvent);
 }
 

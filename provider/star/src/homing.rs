@@ -1,12 +1,14 @@
-//! The way back: a connection of StaR becomes one of plain RoCEv2 again, while it runs and unseen by its programs.
+//! The way back: a connection of StaR becomes one of plain RoCEv2 again, while it runs and unseen by its
+//! programs.
 //!
-//! Either end asks (Return). An end that it suits begins nothing new and says so (Resting), and so does who asked. SF knows when all that
-//! began is over, at both ends, and says how much that was (Halted): from then on nothing begins there before SL has answered. SL, once
-//! all of it is complete in its host's memory, too, goes back to its card and says so (Home), or goes on (Stay). So SL is plain before SF
-//! is, and each of its plain requests says the same as Home.
+//! Either end asks (Return). An end that it suits begins nothing new and says so (Resting), and so does who
+//! asked. SF knows when all that began is over, at both ends, and says how much that was (Halted): from then
+//! on nothing begins there before SL has answered. SL, once all of it is complete in its host's memory, too,
+//! goes back to its card and says so (Home), or goes on (Stay). So SL is plain before SF is, and each of its
+//! plain requests says the same as Home.
 //!
-//! Either end may say Stay for itself before that: SL until it is home, SF until it has said Halted. SF asks again what SL is until it
-//! knows. Messages in, messages out, each with the round's number ([`Renewed`]).
+//! Either end may say Stay for itself before that: SL until it is home, SF until it has said Halted. SF asks
+//! again what SL is until it knows. Messages in, messages out, each with the round's number ([`Renewed`]).
 
 use starverbs_core::{Nanos, Psn};
 
@@ -90,14 +92,14 @@ pub struct Homing {
     waiting: Beginning,
 }
 
-/// Beyond how many connections a card that has become one of few takes no more back: a quarter below the number from which on it is rid of
-/// them, so that none goes to and fro.
+/// Beyond how many connections a card that has become one of few takes no more back: a quarter below the
+/// number from which on it is rid of them, so that none goes to and fro.
 pub fn few(threshold: u32) -> u32 {
     threshold - threshold / 4
 }
 
-/// Whether an end goes home. One whose card keeps the state may do so for itself, unless its program wants no other role; one that left
-/// its card comes back if that has room for it, or at its program's wish.
+/// Whether an end goes home. One whose card keeps the state may do so for itself, unless its program wants no
+/// other role; one that left its card comes back if that has room for it, or at its program's wish.
 pub fn suits(role: Role, mine: &Terms, theirs: &Terms) -> bool {
     let home = match role {
         Role::Stateful => mine.wish != Wish::Stateful,
@@ -253,14 +255,16 @@ impl Homing {
         }
     }
 
-    /// The connection goes on as StaR's; gives what tells the peer. SL alone may end so when SF has come to rest.
+    /// The connection goes on as StaR's; gives what tells the peer. SL alone may end so when SF has come to
+    /// rest.
     pub fn stay(&mut self, half: &mut (impl Half + ?Sized)) -> Control {
         self.stage = Stage::Over(Outcome::Stays);
         half.resume();
         Control::Stay
     }
 
-    /// Whether SL is plain, as a request of it says; or silent for longer than what waits here may wait: then requests find out.
+    /// Whether SL is plain, as a request of it says; or silent for longer than what waits here may wait: then
+    /// requests find out.
     fn is_settled(&mut self, now: Nanos, half: &(impl Half + ?Sized)) -> bool {
         let waits = half.waits();
         half.is_settled() || self.waiting.is_overdue(now, waits.is_some(), waits.flatten())

@@ -169,7 +169,8 @@ fn an_end_without_a_round_says_what_it_is() {
     assert_eq!(answer(&Renewed { round: 7, message: Control::Stay }, false), None);
 }
 
-/// Whatever the wire loses, repeats and delays: both ends become the same, SL first, and neither while something of the other is under way.
+/// Whatever the wire loses, repeats and delays: both ends become the same, SL first, and neither while
+/// something of the other is under way.
 #[test]
 fn no_wire_makes_the_ends_differ() {
     let (mut homes, mut stays) = (0, 0);

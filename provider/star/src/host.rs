@@ -1,15 +1,15 @@
-//! A host's queue pairs that are ends of StaR connections, or may become such: who settles their roles, and the library that serves the
-//! stateless ones.
+//! A host's queue pairs that are ends of StaR connections, or may become such: who settles their roles, and
+//! the library that serves the stateless ones.
 //!
-//! [`Ends`] has them all. Packets for the stateless half are done and forgotten, those for the stateful half go to the card, control
-//! messages to the library if the queue pair is one of its. Time, memory and frames come from the [`Host`]. It must not know what a queue pair
-//! is to a program, nor how packets travel.
+//! [`Ends`] has them all. Packets for the stateless half are done and forgotten, those for the stateful half
+//! go to the card, control messages to the library if the queue pair is one of its. Time, memory and frames
+//! come from the [`Host`]. It must not know what a queue pair is to a program, nor how packets travel.
 
 use starverbs_core::env::Env;
-use starverbs_core::nic::Nic;
+use starverbs_core::nic::{Handover, Nic};
 use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpState, Qpn};
 
-use super::card::{CardEnv, Turn};
+use super::card::{CardEnv, Queues, Turn};
 use super::control::{MAX_CONTROL, Role, Wish};
 use super::datagram::MAX_NEGOTIATION;
 use super::env::SlEvent;
@@ -21,23 +21,24 @@ mod places;
 pub mod roles;
 
 use library::Library;
-use roles::{Identity, Queues, Roles};
+use roles::{Identity, Roles};
 
 /// What [`Ends`] needs beside what both halves do.
 pub trait Host: CardEnv + Env<Stats: Clone, Cq: Clone> {
     /// Memory of slots, which its owner gives back by dropping it
     type Slots;
-    /// So many bytes that a card may fill, and where they are: aligned to the largest slot. `None`: no memory.
+    /// So many bytes that a card may fill, and where they are: aligned to the largest slot. `None`: no
+    /// memory.
     fn make_slots(&mut self, bytes: u64) -> Option<(Self::Slots, u64)>;
-    /// Another handle of a receive queue, used by the one owner of the card too. Who posts to an SRQ of which there is one, and where
-    /// somebody looked in vain, tells [`Library::ring_srq`].
+    /// Another handle of a receive queue, used by the one owner of the card too. Who posts to an SRQ of which
+    /// there is one, and where somebody looked in vain, tells [`Library::ring_srq`].
     fn another(queue: &Self::Rq) -> Self::Rq;
     /// Another handle of a send queue, likewise.
     fn another_sq(queue: &Self::Sq) -> Self::Sq;
     /// Slots of a receive queue: a power of two.
     fn slots_of(queue: &Self::Rq) -> u32;
-    /// Where a send queue has inline bytes that are too many for a packet ([`MAX_INLINE`](super::message::MAX_INLINE)): first byte and
-    /// bytes. `None`: it takes no such.
+    /// Where a send queue has inline bytes that are too many for a packet
+    /// ([`MAX_INLINE`](super::message::MAX_INLINE)): first byte and bytes. `None`: it takes no such.
     fn inline_memory(queue: &Self::Sq) -> Option<(u64, u64)>;
     /// What messages are sealed with. `None`: they are plain.
     fn seal(&mut self) -> Option<&mut Seal>;
@@ -147,8 +148,8 @@ impl<E: Host> Ends<E> {
         }
     }
 
-    /// Packets for this QPN come behind others that are handled first: what they use may be fetched meanwhile (csRNA's prefetch, as
-    /// [`Nic::expect_frame`]).
+    /// Packets for this QPN come behind others that are handled first: what they use may be fetched meanwhile
+    /// (csRNA's prefetch, as [`Nic::expect_frame`]).
     #[inline]
     pub fn expect(&self, turn: &Turn<'_, E>, side: Side, qpn: Qpn) {
         match side {
@@ -182,20 +183,21 @@ impl<E: Host> Ends<E> {
         self.roles.wish(turn, &mut self.library, qpn, wish)
     }
 
-    /// A program has moved a QP of this wish to a state; `queues`: other handles of its queues.
-    pub fn moved(
-        &mut self,
-        turn: &mut Turn<'_, E>,
-        (qpn, wish): (Qpn, Wish),
-        state: QpState,
-        queues: impl FnOnce() -> Queues<E>,
-    ) {
+    /// A program has moved a QP of this wish to a state.
+    pub fn moved(&mut self, turn: &mut Turn<'_, E>, (qpn, wish): (Qpn, Wish), state: QpState) {
         let Ends { roles, library, .. } = self;
         match state {
-            QpState::Rtr => roles.begin(turn, library, (qpn, wish), queues()),
+            QpState::Rtr => roles.begin(turn, library, (qpn, wish)),
             QpState::Init | QpState::Reset => roles.end(qpn),
             QpState::Err => roles.stop(qpn),
             QpState::Rts | QpState::Sqd | QpState::Sqe => {}
         }
     }
+}
+
+/// Other handles of the queues of a QP that the card has.
+fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Result<Queues<E>, NicError> {
+    let Handover { sq, rq, cqs: (send_cq, recv_cq), .. } = turn.nic.handover(qpn)?;
+    let (sq, rq) = (E::another_sq(sq), rq.map(E::another));
+    Ok(Queues { sq, rq, send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
 }

@@ -1,8 +1,9 @@
 //! SL's host library: what a connection costs there, in host memory, as the card keeps nothing.
 //!
-//! An [`SlQp`] sends the WQEs of a QP to SF as WQEPs, again until SF says that they are stored, and makes completions of what SF lets
-//! the card write into the slots of the QP. The send queue itself is the copy of what was sent; receives are kept here. It begins
-//! with [`SlQp::start`], which tells SF of the QP and of the memory it may reach. It must not know how roles were chosen.
+//! An [`SlQp`] sends the WQEs of a QP to SF as WQEPs, again until SF says that they are stored, and makes
+//! completions of what SF lets the card write into the slots of the QP. The send queue itself is the copy of
+//! what was sent; receives are kept here. It begins with [`SlQp::start`], which tells SF of the QP and of the
+//! memory it may reach. It must not know how roles were chosen.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -57,7 +58,8 @@ pub struct SlInit<E: StarEnv> {
     pub recv_cq: E::Cq,
     /// Whether all sends make completions
     pub sq_sig_all: bool,
-    /// What SF is told. `sq_depth` is that of the send queue; the slots are memory of the host, aligned to their size.
+    /// What SF is told. `sq_depth` is that of the send queue; the slots are memory of the host, aligned to
+    /// their size.
     pub setup: Setup,
     /// Key of the send queue's memory, from where SF gets inline bytes that fit no WQEP
     pub inline_key: u32,
@@ -114,7 +116,8 @@ pub struct SlQp<E: StarEnv> {
     stuck: bool,
     /// Whether the oldest send is one that SL does by itself, and is to be done now
     own: Chore,
-    /// Whether the oldest receive has a message that takes a key away, which is to be done before the program sees it
+    /// Whether the oldest receive has a message that takes a key away, which is to be done before the program
+    /// sees it
     invalid: Chore,
     /// Index in the send queue of sequence 0
     base: u32,
@@ -154,7 +157,8 @@ struct Recv {
 }
 
 impl<E: StarEnv> SlQp<E> {
-    /// A QP without a peer. `Invalid`: depths are not powers of two, or slots not aligned; `Exhausted`: no memory.
+    /// A QP without a peer. `Invalid`: depths are not powers of two, or slots not aligned; `Exhausted`: no
+    /// memory.
     pub fn new(init: SlInit<E>) -> Result<Self, NicError> {
         let Setup { sq_depth, rq_depth, send_ring, recv_ring, replay, replay_slots, .. } = init.setup;
         let powers = [sq_depth, rq_depth, replay_slots].iter().all(|depth| depth.is_power_of_two());
@@ -210,8 +214,8 @@ impl<E: StarEnv> SlQp<E> {
     pub fn speaks(&self) -> bool {
         matches!(self.state, SlState::Starting | SlState::Ready) && !self.parted
     }
-    /// Whether SF is there to hear it. One that does not answer the first word may never begin, and one that is silent for two seconds may be
-    /// gone: it is no one through whom others tell.
+    /// Whether SF is there to hear it. One that does not answer the first word may never begin, and one that
+    /// is silent for two seconds may be gone: it is no one through whom others tell.
     pub fn is_heard(&self) -> bool {
         let most = if self.state == SlState::Starting { self.init.patience.tries } else { SILENT };
         self.speaks() && self.channel.tries() < most
@@ -220,7 +224,8 @@ impl<E: StarEnv> SlQp<E> {
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
-    /// What it costs the host beside the program's own queues, bytes: the slots in memory and what is kept here.
+    /// What it costs the host beside the program's own queues, bytes: the slots in memory and what is kept
+    /// here.
     pub fn bytes(&self) -> usize {
         let Setup { sq_depth, rq_depth, replay_slots, .. } = self.init.setup;
         let slots = (sq_depth as usize + rq_depth as usize) * CQE_SLOT as usize
@@ -229,8 +234,8 @@ impl<E: StarEnv> SlQp<E> {
         size_of::<Self>() + slots + recvs + self.send.bytes() + self.recv.bytes()
     }
 
-    /// SF may reach this memory, or no longer: a [`Control::Rule`] or [`Control::Unrule`]. WQEs posted from now on are sent once it
-    /// has answered.
+    /// SF may reach this memory, or no longer: a [`Control::Rule`] or [`Control::Unrule`]. WQEs posted from
+    /// now on are sent once it has answered.
     pub fn tell(&mut self, env: &mut E, now: Nanos, rule: Control) {
         if self.speaks() {
             if let Control::Unrule { key } = rule {
@@ -248,7 +253,8 @@ impl<E: StarEnv> SlQp<E> {
         self.send.unanswered() + self.recv.unanswered()
     }
 
-    /// Whether all that it has to send is receives, or a few messages, the last of them small: they may wait for others.
+    /// Whether all that it has to send is receives, or a few messages, the last of them small: they may wait
+    /// for others.
     pub fn has_small_backlog(&self) -> bool {
         let idle = self.send.next == self.posted();
         self.state == SlState::Ready && (idle || is_small(&self.init.sq, self.index(self.send.next)))
@@ -405,7 +411,8 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
-    /// Looks at the slots of a queue and completes what is there, in order. For who polls, too: an event may be lost.
+    /// Looks at the slots of a queue and completes what is there, in order. For who polls, too: an event may
+    /// be lost.
     pub fn complete(&mut self, env: &mut E, now: Nanos, queue: Queue) {
         while self.state == SlState::Ready {
             let Some((seq, msg)) = self.next_completion(env, queue) else { return };
@@ -476,8 +483,8 @@ impl<E: StarEnv> SlQp<E> {
         self.init.sq_sig_all || wqe.flags.contains(SendFlags::SIGNALED)
     }
 
-    /// Whether SF is asked to tell: for the program, or as the library has to do something then; and now and then, so that slots of
-    /// sends without completions come free.
+    /// Whether SF is asked to tell: for the program, or as the library has to do something then; and now and
+    /// then, so that slots of sends without completions come free.
     fn is_reported(&self, seq: u32) -> bool {
         let every = (self.init.setup.sq_depth / REPORTS).max(1);
         let last = seq & (every - 1) == every - 1;

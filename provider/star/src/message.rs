@@ -142,8 +142,8 @@ fn imm_bytes(op: SendOp, imm: u32) -> [u8; 4] {
     if op.has_imm() { imm.to_ne_bytes() } else { imm.to_be_bytes() }
 }
 
-/// Writes a send WQE to `room`; gives its length. `inline` are its bytes if it has the INLINE flag, `sges` where they are
-/// otherwise. `None`: more of them than a packet takes, or than `room` does.
+/// Writes a send WQE to `room`; gives its length. `inline` are its bytes if it has the INLINE flag, `sges`
+/// where they are otherwise. `None`: more of them than a packet takes, or than `room` does.
 pub fn encode_send(wqe: &SendWqe, sges: &[Sge], inline: &[u8], room: &mut [u8]) -> Option<usize> {
     let is_inline = wqe.flags.contains(SendFlags::INLINE);
     let (sges, inline) = if is_inline { (&[][..], inline) } else { (sges, &[][..]) };
@@ -329,7 +329,8 @@ impl CqeMsg {
     }
 }
 
-/// An atomic of SF on SL's memory, in a GD with [`Opt::Recv`](super::wire::Opt::Recv). The target's address is the header's.
+/// An atomic of SF on SL's memory, in a GD with [`Opt::Recv`](super::wire::Opt::Recv). The target's address
+/// is the header's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Atomic {
     /// CMP_SWAP, FETCH_ADD or ATOMIC_WRITE

@@ -1,12 +1,13 @@
 //! Which end keeps the state (III-C1), so that both always agree.
 //!
-//! Each end whose QP is ready says what it would be and what the choice depends on (Offer). The choice is a function of both offers,
-//! whose contents do not change while they are repeated, and gives both ends the same answer. Who has an offer answers with the
-//! choice (Accept, or Plain); who has that answer knows, and says so (Confirm, or Accept to whoever still asks).
+//! Each end whose QP is ready says what it would be and what the choice depends on (Offer). The choice is a
+//! function of both offers, whose contents do not change while they are repeated, and gives both ends the
+//! same answer. Who has an offer answers with the choice (Accept, or Plain); who has that answer knows, and
+//! says so (Confirm, or Accept to whoever still asks).
 //!
-//! Silence alone makes the connection plain RoCEv2 only where nothing was ever heard of the peer: then it cannot have heard that we
-//! accept. So no end becomes plain that the other may think is not, unless that is silent for longer than the program bears it; and a plain
-//! request settles whatever was not settled.
+//! Silence alone makes the connection plain RoCEv2 only where nothing was ever heard of the peer: then it
+//! cannot have heard that we accept. So no end becomes plain that the other may think is not, unless that is
+//! silent for longer than the program bears it; and a plain request settles whatever was not settled.
 //!
 //! Messages in, messages out; it must not know how they travel.
 
@@ -18,11 +19,11 @@ use super::channel::timeout;
 use super::control::{Control, Role, Wish};
 
 /// Offers without any answer before the peer is taken for a card without StaR: silence of half a second, as a
-/// process of a busy host may not have the CPU for long (an eighth of a second was too little beside twelve busy
-/// processes on two CPUs). Peers without StaR are remembered, so a program pays it once a peer.
+/// process of a busy host may not have the CPU for long (an eighth of a second was too little beside twelve
+/// busy processes on two CPUs). Peers without StaR are remembered, so a program pays it once a peer.
 pub const TRIES: u32 = 13;
-/// Offers without an answer of a peer that has spoken before, until it is taken for one that is gone: as plain RoCEv2 would, requests find
-/// that out. About two seconds.
+/// Offers without an answer of a peer that has spoken before, until it is taken for one that is gone: as
+/// plain RoCEv2 would, requests find that out. About two seconds.
 const LAST_TRIES: u32 = 32;
 /// From how many stateful connections on a card wants no more of them, as the paper's board (V-A).
 pub const THRESHOLD: u32 = 120;
@@ -44,7 +45,8 @@ pub struct Terms {
     pub qpn: Qpn,
 }
 
-/// What `mine` becomes against `theirs`. `None`: plain RoCEv2, as one end has no StaR, both insist on the same role, or there is no need.
+/// What `mine` becomes against `theirs`. `None`: plain RoCEv2, as one end has no StaR, both insist on the
+/// same role, or there is no need.
 pub fn choose(mine: &Terms, theirs: &Terms) -> Option<Role> {
     match (mine.wish, theirs.wish) {
         (Wish::Off, _) | (_, Wish::Off) => None,
@@ -124,8 +126,8 @@ impl Negotiation {
         }
     }
 
-    /// As [`new`](Negotiation::new), of ends that both speak StaR and are connected already. Silence of less than `time` does not end the
-    /// connection, as it would not end it otherwise; `None`: no silence does.
+    /// As [`new`](Negotiation::new), of ends that both speak StaR and are connected already. Silence of less
+    /// than `time` does not end the connection, as it would not end it otherwise; `None`: no silence does.
     pub fn of_speakers(mine: Terms, boot: u64, ports: [u16; 2], now: Nanos, time: Option<Nanos>) -> Self {
         let tries = |time: Nanos| u32::try_from(time / timeout(u32::MAX)).unwrap_or(u32::MAX);
         let patience = time.map_or(u32::MAX, |time| LAST_TRIES.saturating_add(tries(time)));
@@ -157,8 +159,8 @@ impl Negotiation {
         self.known = true;
     }
 
-    /// For how long the program bears silence of its peer; `None`: for ever. An end that has said what it becomes asks for so long, as the
-    /// peer may go by it: then neither can send as the other believes.
+    /// For how long the program bears silence of its peer; `None`: for ever. An end that has said what it
+    /// becomes asks for so long, as the peer may go by it: then neither can send as the other believes.
     pub fn bear(&mut self, silence: Option<Nanos>) {
         /* the first six come after shorter times */
         let offers = silence.map(|silence| silence.div_ceil(timeout(u32::MAX)) + 6);
@@ -274,7 +276,8 @@ impl Negotiation {
     }
 }
 
-/// The wait of a stateful end for its peer, which is to begin. The peer may be gone before it does, and then requests must find that out.
+/// The wait of a stateful end for its peer, which is to begin. The peer may be gone before it does, and then
+/// requests must find that out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beginning {
     since: Option<Nanos>,
@@ -298,14 +301,16 @@ impl Beginning {
 }
 
 impl Beginning {
-    /// Whether a peer that says that it is plain answers what it was asked: what it said of a life before is long past.
+    /// Whether a peer that says that it is plain answers what it was asked: what it said of a life before is
+    /// long past.
     pub fn has_asked(&self) -> bool {
         self.asked
     }
 }
 
-/// What is known of addresses: that nothing was ever heard of them, so that nobody waits for them again for a while; or that they speak
-/// StaR, so that of many connections at once none is plain because some messages were lost.
+/// What is known of addresses: that nothing was ever heard of them, so that nobody waits for them again for a
+/// while; or that they speak StaR, so that of many connections at once none is plain because some messages
+/// were lost.
 #[derive(Debug, Default)]
 pub struct PlainPeers {
     plain: Vec<(Gid, Nanos)>,
@@ -313,8 +318,8 @@ pub struct PlainPeers {
 }
 
 impl PlainPeers {
-    /// A peer was silent, or plain, of which no negotiation ever heard: it is plain until then. One that speaks StaR is not, but when it let an
-    /// end give up it is asked anew.
+    /// A peer was silent, or plain, of which no negotiation ever heard: it is plain until then. One that
+    /// speaks StaR is not, but when it let an end give up it is asked anew.
     pub fn note(&mut self, gid: Gid, gave_up: bool, until: Nanos) {
         if self.speaks(&gid) {
             if gave_up {

@@ -34,7 +34,8 @@ fn begin(terms: Terms, now: Nanos) -> Negotiation {
     Negotiation::new(terms, 7, [4793, 4794], now)
 }
 
-/// Whatever the wire loses, repeats and reorders, and whenever either begins: no end is plain where the other is not, nor are both the same.
+/// Whatever the wire loses, repeats and reorders, and whenever either begins: no end is plain where the other
+/// is not, nor are both the same.
 #[test]
 fn no_wire_makes_the_ends_differ() {
     let (mut stars, mut plains) = (0, 0);
@@ -127,8 +128,8 @@ fn a_card_without_star_is_plain_after_some_silence_and_one_that_is_not_ready_nev
     assert_eq!(begin(terms(1, Wish::Off, 0), 0).outcome(), Some(Outcome::Plain));
 }
 
-/// Its peer may have heard that, and be what was agreed while nothing comes from it: who gave up after the two seconds that a cut of the way
-/// back may last was plain, and neither end could send.
+/// Its peer may have heard that, and be what was agreed while nothing comes from it: who gave up after the
+/// two seconds that a cut of the way back may last was plain, and neither end could send.
 #[test]
 fn who_has_accepted_asks_for_as_long_as_its_program_bears_silence() {
     const SECONDS: Nanos = 1_000_000_000;

@@ -38,7 +38,8 @@ impl<E: CardEnv> Requests for Resting<'_, '_, E> {
     }
 }
 
-/// The stateful end of a connection that may become one of plain RoCEv2; if it waits for its peer to begin, nothing of it has begun either.
+/// The stateful end of a connection that may become one of plain RoCEv2; if it waits for its peer to begin,
+/// nothing of it has begun either.
 impl<E: CardEnv> Half for Resting<'_, '_, E> {
     fn rest(&mut self) -> bool {
         let waits = self.turn.nic.is_held(self.qpn);

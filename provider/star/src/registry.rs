@@ -1,9 +1,11 @@
-//! The security registry (III-D): what SL cards let this card's stateful half do, and the one gate through which its packets leave.
+//! The security registry (III-D): what SL cards let this card's stateful half do, and the one gate through
+//! which its packets leave.
 //!
-//! A rule is <server address, QPN, PD, MR or MW>. Each connection has a seat, which says where its packets go and to which protection
-//! domain of which server it belongs; each domain has the rules of its keys. A rule is found by its key when a request begins, and
-//! checked by number and generation for each packet; so a packet costs no search, and a rule that was taken away is no rule from
-//! the next packet on, repeated ones too.
+//! A rule is <server address, QPN, PD, MR or MW>. Each connection has a seat, which says where its packets go
+//! and to which protection domain of which server it belongs; each domain has the rules of its keys. A rule
+//! is found by its key when a request begins, and checked by number and generation for each packet; so a
+//! packet costs no search, and a rule that was taken away is no rule from the next packet on, repeated ones
+//! too.
 //!
 //! It must not know what packets are for.
 
@@ -12,7 +14,7 @@ use alloc::vec::Vec;
 use slab::Slab;
 use starverbs_core::mr::Rule;
 use starverbs_core::room::{exact, make_room_in};
-use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Qpn, Seg};
+use starverbs_core::{Access, Av, Counters, Gid, Nanos, NicError, PdId, Seg};
 
 use super::control::Sum;
 use super::env::StarEnv;
@@ -105,7 +107,8 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// A connection begins: its packets go to `av` at UDP port `port`, behind `prefix`. `Exhausted`: no memory.
+    /// A connection begins: its packets go to `av` at UDP port `port`, behind `prefix`. `Exhausted`: no
+    /// memory.
     pub fn sit(&mut self, server: Server, av: Av, port: u16, prefix: Prefix) -> Result<SeatId, NicError> {
         make_room_in(&mut self.seats)?;
         let known = self.domains.iter().find(|(_, d)| d.server == server).map(|(id, _)| id);
@@ -128,8 +131,8 @@ impl Registry {
         Ok(SeatId(self.seats.insert(Seat { domain, holds: true, av, port, prefix }) as u32))
     }
 
-    /// A connection makes no request any more: SL may have nobody left through whom to say the end of a rule. The last one of a domain takes the rules
-    /// with it. Rings stay, as SL is still told of ends.
+    /// A connection makes no request any more: SL may have nobody left through whom to say the end of a rule.
+    /// The last one of a domain takes the rules with it. Rings stay, as SL is still told of ends.
     pub fn release(&mut self, seat: SeatId) {
         let Some(seat) = self.seats.get_mut(seat.0 as usize).filter(|seat| seat.holds) else { return };
         seat.holds = false;
@@ -180,7 +183,8 @@ impl Registry {
         }
     }
 
-    /// A rule comes, or comes again, or changes what its key opens. `Invalid`: it is of another protection domain; `Exhausted`: too many.
+    /// A rule comes, or comes again, or changes what its key opens. `Invalid`: it is of another protection
+    /// domain; `Exhausted`: too many.
     pub fn add(&mut self, seat: SeatId, rule: Rule) -> Result<(), NicError> {
         let id = self.domain_of(seat).ok_or(NicError::NotFound)?;
         let domain = &mut self.domains[id];
@@ -221,7 +225,8 @@ impl Registry {
         self.domain_of(seat).and_then(|id| self.domains.get(id)).map(|domain| domain.sum)
     }
 
-    /// A rule is taken away. Gives when no packet that left by it can be under way any more, if one lives for `lifetime`.
+    /// A rule is taken away. Gives when no packet that left by it can be under way any more, if one lives for
+    /// `lifetime`.
     pub fn remove(&mut self, seat: SeatId, key: u32, now: Nanos, lifetime: Nanos) -> Nanos {
         let Some(id) = self.domain_of(seat) else { return now };
         let domain = &mut self.domains[id];
@@ -272,7 +277,8 @@ impl Registry {
         (slot.live && slot.generation == rule.generation).then_some(slot)
     }
 
-    /// The rule that lets a connection do so with `len` bytes at `va` under `key`; and where they lie in SL's memory.
+    /// The rule that lets a connection do so with `len` bytes at `va` under `key`; and where they lie in SL's
+    /// memory.
     pub fn find(&self, seat: SeatId, key: u32, va: u64, len: u32, need: Access) -> Option<(RuleRef, u64)> {
         let seat = self.seats.get(seat.0 as usize)?;
         let domain = self.domains.get(seat.domain)?;
@@ -317,7 +323,8 @@ impl Registry {
             && u64::from(len) <= rule.len - offset
     }
 
-    /// The gate: a packet for SL's card leaves here, and nowhere else, if a rule allows it. False: none does, and it has not left.
+    /// The gate: a packet for SL's card leaves here, and nowhere else, if a rule allows it. False: none does,
+    /// and it has not left.
     pub fn send<E: StarEnv>(
         &mut self,
         (env, stats, now): (&mut E, &Counters, Nanos),
@@ -345,11 +352,6 @@ impl Registry {
             slot.used = now.max(1);
         }
         true
-    }
-
-    /// SL's QPN of a connection.
-    pub fn peer(&self, seat: SeatId) -> Option<Qpn> {
-        self.seats.get(seat.0 as usize).map(|seat| seat.prefix.qpn)
     }
 }
 

@@ -1,3 +1,5 @@
+use starverbs_core::Qpn;
+
 use super::*;
 use crate::ring::CQE_SLOT;
 
@@ -95,7 +97,8 @@ fn rings_and_rules_end_with_their_connections() {
     assert_eq!(all.find(again, 30, 0x10, 1, Access::empty()), None);
 }
 
-/// Ends that make no request any more keep no rules alive that nobody can take away; SL is still told of completions.
+/// Ends that make no request any more keep no rules alive that nobody can take away; SL is still told of
+/// completions.
 #[test]
 fn ended_connections_hold_no_rules() {
     let mut all = Registry::default();

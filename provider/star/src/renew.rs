@@ -1,12 +1,15 @@
-//! Roles settled anew, while a connection of plain RoCEv2 runs, and unseen by its programs: what the paper leaves as future work (VI).
+//! Roles settled anew, while a connection of plain RoCEv2 runs, and unseen by its programs: what the paper
+//! leaves as future work (VI).
 //!
-//! An end whose card has too many connections asks its peer (Renew). A peer whom it suits lets its requests rest and says so (Resting); who
-//! asked does the same once it hears that. What is under way ends as ever, what is posted waits. An end under whose requests nothing is
-//! left may be told by the other that this is so there too. Then both are where connections begin, and settle what they become as at the
-//! beginning ([`Negotiation`]), each message with the number of the round.
+//! An end whose card has too many connections asks its peer (Renew). A peer whom it suits lets its requests
+//! rest and says so (Resting); who asked does the same once it hears that. What is under way ends as ever,
+//! what is posted waits. An end under whose requests nothing is left may be told by the other that this is so
+//! there too. Then both are where connections begin, and settle what they become as at the beginning
+//! ([`Negotiation`]), each message with the number of the round.
 //!
-//! Until then either end may go on alone, and does so before its program could notice: a request that is new, or Plain, has
-//! the other go on too, and after that the rules of the beginning hold. Nothing else of the connection changes: its PSNs go on.
+//! Until then either end may go on alone, and does so before its program could notice: a request that is new,
+//! or Plain, has the other go on too, and after that the rules of the beginning hold. Nothing else of the
+//! connection changes: its PSNs go on.
 
 use starverbs_core::{Gid, Nanos, Qpn};
 
@@ -34,7 +37,8 @@ pub struct Renewed {
 }
 
 impl Renewed {
-    /// Writes it to `room`; gives its length. `None`: `room` is too small, which [`MAX_CONTROL`](super::control::MAX_CONTROL) never is.
+    /// Writes it to `room`; gives its length. `None`: `room` is too small, which
+    /// [`MAX_CONTROL`](super::control::MAX_CONTROL) never is.
     pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
         let mut out = Writer::new(room);
         out.byte(ROUND)?;
@@ -60,7 +64,8 @@ pub trait Requests {
     fn rest(&mut self) -> bool;
     /// All that began are done.
     fn are_done(&self) -> bool;
-    /// None begins before it is settled what the end is; a new one of the peer settles that it is plain. False: some are under way.
+    /// None begins before it is settled what the end is; a new one of the peer settles that it is plain.
+    /// False: some are under way.
     fn hold(&mut self) -> bool;
     /// Whether [`hold`](Requests::hold) still lasts.
     fn are_held(&self) -> bool;
@@ -109,8 +114,9 @@ pub fn is_new(round: u16, last: u16) -> bool {
     (round.wrapping_sub(last) as i16) > 0
 }
 
-/// Whether a peer's asking suits this end. An end keeps the state whenever the rule says so; it leaves its card only if that has too many
-/// connections, too, whatever the peer says of its own, or as a program wants that.
+/// Whether a peer's asking suits this end. An end keeps the state whenever the rule says so; it leaves its
+/// card only if that has too many connections, too, whatever the peer says of its own, or as a program wants
+/// that.
 pub fn suits(mine: &Terms, theirs: &Terms) -> bool {
     match choose(mine, theirs) {
         Some(Role::Stateful) => true,
@@ -313,7 +319,8 @@ impl Renewal {
     }
 }
 
-/// What an end without a round says to a message of one. `settled`: what became of the last, if the message is of it.
+/// What an end without a round says to a message of one. `settled`: what became of the last, if the message
+/// is of it.
 pub fn answer(renewed: &Renewed, peer: (Gid, Qpn), settled: Option<&mut Negotiation>) -> Option<Renewed> {
     let Renewed { round, message } = *renewed;
     let answer = match (message, settled) {

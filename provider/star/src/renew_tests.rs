@@ -148,8 +148,8 @@ enum Frame {
     Ack(u32),
 }
 
-/// Whatever the wire loses, repeats and delays: requests are executed once and in order, none when an end has left plain RoCEv2, and both
-/// ends become the same, of which one keeps the state.
+/// Whatever the wire loses, repeats and delays: requests are executed once and in order, none when an end has
+/// left plain RoCEv2, and both ends become the same, of which one keeps the state.
 #[test]
 fn no_wire_makes_the_ends_differ() {
     let (mut stars, mut plains) = (0, 0);

@@ -1,7 +1,9 @@
-//! Slots in SL's host memory that SF fills through SL's card: completions, and results of atomics kept for repeats.
+//! Slots in SL's host memory that SF fills through SL's card: completions, and results of atomics kept for
+//! repeats.
 //!
-//! A slot begins with a stamp: epoch and sequence of what it holds. The card writes a slot only if that is newer and of the same
-//! epoch, so that a late duplicate changes nothing; the library stamps all slots when a connection begins.
+//! A slot begins with a stamp: epoch and sequence of what it holds. The card writes a slot only if that is
+//! newer and of the same epoch, so that a late duplicate changes nothing; the library stamps all slots when a
+//! connection begins.
 
 use starverbs_core::Psn;
 

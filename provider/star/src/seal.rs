@@ -1,11 +1,13 @@
 //! Sealing: what two cards settle beside the data, encrypted and authenticated under a key that both have.
 //!
-//! Each message has its sender's *salt*, 16 bytes that are random in each life of a card, and a number that its card gives out once;
-//! together they are the nonce of XChaCha20-Poly1305. So a nonce is never used twice, and a message that is repeated is sealed anew. What stands
-//! around the message in clear (addresses, QPNs, epoch, sequence, kind) is bound to it. Who opens messages remembers which numbers came from
-//! whom, and takes each once.
+//! Each message has its sender's *salt*, 16 bytes that are random in each life of a card, and a number that
+//! its card gives out once; together they are the nonce of XChaCha20-Poly1305. So a nonce is never used
+//! twice, and a message that is repeated is sealed anew. What stands around the message in clear (addresses,
+//! QPNs, epoch, sequence, kind) is bound to it. Who opens messages remembers which numbers came from whom,
+//! and takes each once.
 //!
-//! It seals what whoever sends gives it, and must not know what it says. docs/decisions/0010-star.md says what a key gives.
+//! It seals what whoever sends gives it, and must not know what it says. docs/decisions/0010-star.md says
+//! what a key gives.
 
 use alloc::vec::Vec;
 
@@ -80,8 +82,8 @@ impl Seal {
         Seal { cipher: XChaCha20Poly1305::new(key.into()), salt, sent: 0, seen: Seen::default() }
     }
 
-    /// A control message or the answer to one, with the head that it is to have then; its length. `None`: it is neither, and leaves
-    /// as it is.
+    /// A control message or the answer to one, with the head that it is to have then; its length. `None`: it
+    /// is neither, and leaves as it is.
     pub fn seal_packet(
         &mut self,
         ends: Ends<'_>,
@@ -109,8 +111,8 @@ impl Seal {
         Ok(Packet { header, prefix: Some(prefix), data })
     }
 
-    /// A message by which roles are settled, from one QP to the other; its length. `None`: `room` is too small, which [`MAX_SEALED`]
-    /// never is.
+    /// A message by which roles are settled, from one QP to the other; its length. `None`: `room` is too
+    /// small, which [`MAX_SEALED`] never is.
     pub fn seal_offer(
         &mut self,
         ends: Ends<'_>,
@@ -207,8 +209,8 @@ impl Bound {
     }
 }
 
-/// Lives of cards that are remembered. Of more, the one that was not heard of for longest is forgotten: what it said could be said again
-/// then, as far as QPNs, epoch and sequence of a connection let it.
+/// Lives of cards that are remembered. Of more, the one that was not heard of for longest is forgotten: what
+/// it said could be said again then, as far as QPNs, epoch and sequence of a connection let it.
 const LIVES: usize = 1024;
 const WORDS: usize = 16;
 /// Numbers before the highest that are remembered one by one. What is older is taken for a repeat.
@@ -234,7 +236,8 @@ struct Life {
 }
 
 impl Seen {
-    /// Takes a message by its nonce. False: it came before, or there is no memory to know, and its sender repeats it.
+    /// Takes a message by its nonce. False: it came before, or there is no memory to know, and its sender
+    /// repeats it.
     fn take(&mut self, nonce: &[u8; NONCE_LEN]) -> bool {
         let Some((salt, number)) = nonce.split_first_chunk::<SALT_LEN>() else { return false };
         let number = number.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));

@@ -1,14 +1,15 @@
 //! The stateful half: all that a connection's two cards know, kept by one (III-C).
 //!
-//! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's. `remote` keeps SL's
-//! queues, `stream` says what may go on at once, `begin` begins WQEs, `packets` makes their packets, `window` knows which are under
-//! way, `answers` takes what SL's card answers, `results` sends what SL's atomics
-//! gave, `inquiry` asks
-//! SL before a request fails for want of a rule, `finish` completes in order, `events` tells SL of completions, `failing` takes either
-//! end into error, `clock` does what is due, `resting` brings all to rest. It knows no sockets and no negotiation: it begins when both ends know what they are.
+//! A [`Stateful`] executes two send queues, its own and SL's, against two receive queues, its own and SL's.
+//! `remote` keeps SL's queues, `stream` says what may go on at once, `begin` begins WQEs, `packets` makes
+//! their packets, `window` knows which are under way, `answers` takes what SL's card answers, `results` sends
+//! what SL's atomics gave, `inquiry` asks SL before a request fails for want of a rule, `finish` completes in
+//! order, `events` tells SL of completions, `failing` takes either end into error, `clock` does what is due,
+//! `resting` brings all to rest. It knows no sockets and no negotiation: it begins when both ends know what
+//! they are.
 //!
-//! Order of calls: after anything that is called `handle_*`, [`Stateful::transmit`] until it says that nothing is left, then sleep
-//! until [`Stateful::next_deadline`] or the next event.
+//! Order of calls: after anything that is called `handle_*`, [`Stateful::transmit`] until it says that
+//! nothing is left, then sleep until [`Stateful::next_deadline`] or the next event.
 
 mod answers;
 mod begin;
@@ -58,7 +59,8 @@ pub const WINDOW: u32 = 256;
 
 /// Where a connection's receives come from when they are shared.
 pub trait SharedReceives {
-    /// Takes the oldest receive WQE of the SRQ of a connection: copies its SGEs, gives wr_id, their number, and the protection domain.
+    /// Takes the oldest receive WQE of the SRQ of a connection: copies its SGEs, gives wr_id, their number,
+    /// and the protection domain.
     fn take(&mut self, qpn: Qpn, sges: &mut [Sge]) -> Option<(u64, usize, PdId)>;
 }
 
@@ -222,8 +224,8 @@ pub struct Stateful<E: StarEnv> {
 }
 
 impl<E: StarEnv> Stateful<E> {
-    /// A connection that begins, with both ends ready to send and nothing under way but control messages on `channel`, on which SL's
-    /// set-up has come. `Invalid`: SL's queues are none. `Exhausted`: no memory.
+    /// A connection that begins, with both ends ready to send and nothing under way but control messages on
+    /// `channel`, on which SL's set-up has come. `Invalid`: SL's queues are none. `Exhausted`: no memory.
     pub fn new(
         card: &mut Card<'_, E>,
         local: Local<E>,
@@ -332,28 +334,30 @@ impl<E: StarEnv> Stateful<E> {
         !self.met && self.state == QpState::Rts && is_later(epoch, self.peer.epoch)
     }
 
-    /// Ends as if it had not begun: what our program posted waits, as far as it is not done. Windows stay bound.
-    pub fn rewind(mut self, card: &mut Card<'_, E>) -> Local<E> {
-        (self.local.first_send, self.windows) = (self.streams[Of::Local as usize].una, false);
-        self.close(card)
+    /// Ends as if it had not begun: what our program posted waits, as far as it is not done. Windows stay
+    /// bound. Gives the first WQE of our send queue that is not done.
+    pub fn rewind(mut self, card: &mut Card<'_, E>) -> u32 {
+        self.windows = false;
+        let first_send = self.streams[Of::Local as usize].una;
+        self.close(card);
+        first_send
     }
 
     /// The connection ends without a word. Its packets may still be under way for [`Stateful::lifetime`].
-    pub fn close(self, card: &mut Card<'_, E>) -> Local<E> {
+    pub fn close(self, card: &mut Card<'_, E>) {
         if self.windows {
             card.mrs.unbind_all(self.local.qpn);
         }
-        self.leave(card)
+        self.leave(card);
     }
 
-    fn leave(self, card: &mut Card<'_, E>) -> Local<E> {
+    fn leave(self, card: &mut Card<'_, E>) {
         card.path.forget(self.charged);
         for ring in [self.replay, self.completions[0].rule, self.completions[1].rule] {
             card.registry.end_ring(ring);
         }
         card.registry.leave(self.seat);
         card.registry.count(card.stats);
-        self.local
     }
 
     /// Our program has set its end anew.
@@ -364,7 +368,8 @@ impl<E: StarEnv> Stateful<E> {
         (local.min_rnr_timer, local.rnr_retry, local.waits.patience) = (min_rnr_timer, rnr_retry, patience);
     }
 
-    /// SL has said all rules of memory that was registered before the connection: our program's requests may name it.
+    /// SL has said all rules of memory that was registered before the connection: our program's requests may
+    /// name it.
     pub fn open(&mut self) {
         self.open = true;
     }
@@ -407,11 +412,6 @@ impl<E: StarEnv> Stateful<E> {
         self.seat
     }
 
-    /// SL.
-    pub fn peer(&self) -> &Peer {
-        &self.peer
-    }
-
     /// When [`Stateful::handle_timeout`] is to be called.
     pub fn next_deadline(&self) -> Option<Nanos> {
         (self.deadline != 0).then_some(self.deadline)
@@ -430,7 +430,8 @@ impl<E: StarEnv> Stateful<E> {
             + self.stored.bytes()
     }
 
-    /// WQEs of ours that are posted, have not begun, and take a receive WQE of SL; of those that may begin soon.
+    /// WQEs of ours that are posted, have not begun, and take a receive WQE of SL; of those that may begin
+    /// soon.
     fn unmatched(&self) -> u32 {
         let stream = &self.streams[Of::Local as usize];
         let posted = self.local.sq.posted().wrapping_sub(stream.next).min(OPS);
@@ -438,7 +439,8 @@ impl<E: StarEnv> Stateful<E> {
         (u32::from(stream.begun)..posted).filter(takes).count() as u32
     }
 
-    /// Something that SL answers is about to leave: if it owed no answer, its silence begins now, and so do the timeouts in a row.
+    /// Something that SL answers is about to leave: if it owed no answer, its silence begins now, and so do
+    /// the timeouts in a row.
     fn asks(&mut self, now: Nanos) {
         if !self.window.asks()
             && self.completions.iter().all(Completions::is_idle)

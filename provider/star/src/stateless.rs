@@ -1,7 +1,8 @@
 //! The card of SL: what a packet says is done, and forgotten.
 //!
-//! There is no struct of any connection here, and nothing is kept between two packets. Answers go where packets came from. What must
-//! happen once (a completion, an atomic) is told from its repeats by a slot in host memory, whose address is in the packet.
+//! There is no struct of any connection here, and nothing is kept between two packets. Answers go where
+//! packets came from. What must happen once (a completion, an atomic) is told from its repeats by a slot in
+//! host memory, whose address is in the packet.
 
 use starverbs_core::{Av, Counters, FrameMeta, Gid, Psn, Qpn, Seg, SendOp};
 
@@ -17,7 +18,8 @@ use super::wire::{Head, Header, Opt, Packet, Prefix, Ptype, Side};
 pub struct Card<'a> {
     /// What memory packets may reach. `None`: all that SF's registry lets through, as in the paper
     pub bounds: Option<&'a Bounds>,
-    /// Where the library has the slots that this packet may fill, first byte and bytes. `None`: the bounds know
+    /// Where the library has the slots that this packet may fill, first byte and bytes. `None`: the bounds
+    /// know
     pub slots: Option<(u64, u64)>,
     /// Which life of the card this is: packets of earlier ones are dropped. See [`life_of`]
     pub life: u16,
@@ -30,7 +32,8 @@ pub const fn life_of(epoch: u32) -> u16 {
     (epoch >> 16) as u16
 }
 
-/// Whether an epoch of a connection is not the one of before, nor an earlier one of the same life of the card.
+/// Whether an epoch of a connection is not the one of before, nor an earlier one of the same life of the
+/// card.
 pub const fn is_later(epoch: u32, before: u32) -> bool {
     life_of(epoch) != life_of(before) || (epoch as u16).wrapping_sub(before as u16) as i16 > 0
 }
@@ -110,7 +113,8 @@ impl<E: StarEnv> Job<'_, E> {
         Ok(())
     }
 
-    /// GD of an atomic: once, behind the one before it, then as often as asked what it gave. The answer to one that is early has no data.
+    /// GD of an atomic: once, behind the one before it, then as often as asked what it gave. The answer to
+    /// one that is early has no data.
     fn atomic(&mut self, data: &[u8]) -> Result<(), Drop> {
         let atomic = Atomic::decode(data).ok_or(Drop::Bad)?;
         let addr = self.header.addr;
@@ -253,8 +257,8 @@ impl Peer {
     }
 }
 
-/// Sends a WQE, as [`message`](super::message) encodes it, for the library: all that is needed is in the arguments. `inline` are
-/// bytes of host memory that belong to it.
+/// Sends a WQE, as [`message`](super::message) encodes it, for the library: all that is needed is in the
+/// arguments. `inline` are bytes of host memory that belong to it.
 pub fn send_wqep<E: StarEnv>(env: &mut E, to: &Peer, opt: Opt, seq: Psn, wqe: &[u8], inline: Option<Seg>) {
     env.begin_payload();
     let payload = match inline {

@@ -10,8 +10,9 @@
 //!          CRC-32
 //! ```
 //!
-//! All numbers are big-endian, the CRC-32 as RoCE's is. The QPN is that of SF both ways, but with M: then it is the receiver's. LEN counts
-//! the data, without what stands before it; in a GD it is what is wanted. Pure: bytes in, numbers out.
+//! All numbers are big-endian, the CRC-32 as RoCE's is. The QPN is that of SF both ways, but with M: then it
+//! is the receiver's. LEN counts the data, without what stands before it; in a GD it is what is wanted. Pure:
+//! bytes in, numbers out.
 
 use crc32fast::Hasher;
 use starverbs_core::wire::IcrcHeader;
@@ -93,7 +94,8 @@ impl Ptype {
     }
 }
 
-/// For which operation. In WQEP, CQEP and EA, [`Opt::Recv`] is the receive queue and all others are the send queue.
+/// For which operation. In WQEP, CQEP and EA, [`Opt::Recv`] is the receive queue and all others are the send
+/// queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Opt {
@@ -197,8 +199,8 @@ impl Header {
     }
 }
 
-/// What stands behind the header of packets to the stateless half and of control messages, at a fixed place: to whom they belong can be
-/// seen without state.
+/// What stands behind the header of packets to the stateless half and of control messages, at a fixed place:
+/// to whom they belong can be seen without state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Prefix {
     /// SL's QPN; in a control message its sender's
@@ -263,7 +265,8 @@ impl Head {
         let [first, ..] = self.bytes;
         first & MIGRATE != 0
     }
-    /// As it is before sealed data of so many bytes; `None`: it is of no control message, nor of the answer to one.
+    /// As it is before sealed data of so many bytes; `None`: it is of no control message, nor of the answer
+    /// to one.
     pub(super) fn sealed(&self, len: u16) -> Option<Self> {
         let mut head = *self;
         head.bytes[LEN_AT..CHECKSUM_AT].copy_from_slice(&len.to_be_bytes());
@@ -287,9 +290,10 @@ impl Head {
 /// Bits of a [`lane`].
 pub const LANE_BITS: u32 = 4;
 
-/// Which packets a packet must not leave before, by its header. Both ends take it for a sign of loss that one overtakes others, but only among
-/// those that one counts: the packets of SF's window that bring data or that get some, the answers to either, the WQEs of a queue of SL. Packets of
-/// other lanes may pass each other, so that those of one size leave together.
+/// Which packets a packet must not leave before, by its header. Both ends take it for a sign of loss that one
+/// overtakes others, but only among those that one counts: the packets of SF's window that bring data or that
+/// get some, the answers to either, the WQEs of a queue of SL. Packets of other lanes may pass each other, so
+/// that those of one size leave together.
 pub fn lane(head: &[u8]) -> u8 {
     let [first, ..] = *head else { return 0 };
     if first & MIGRATE != 0 {
@@ -308,7 +312,8 @@ pub fn lane(head: &[u8]) -> u8 {
     }
 }
 
-/// Whose a packet for a half will be, without looking whether it is one: SF's or SL's QPN. `None`: it is too short.
+/// Whose a packet for a half will be, without looking whether it is one: SF's or SL's QPN. `None`: it is too
+/// short.
 #[inline]
 pub fn qpn_in(side: Side, frame: &[u8]) -> Option<Qpn> {
     let at = match side {
@@ -345,7 +350,8 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Checks a frame, which ends with its CRC: checksums, a kind that the half knows to which it came, and lengths.
+    /// Checks a frame, which ends with its CRC: checksums, a kind that the half knows to which it came, and
+    /// lengths.
     pub fn open(side: Side, path: &IcrcHeader, frame: &'a [u8]) -> Result<Self, StarError> {
         Packet::open_on(side, &Way::new(path), frame)
     }
@@ -414,7 +420,8 @@ impl Shape {
     }
 }
 
-/// Two ports that packets travel between, and what these come to in the checksums of headers: the same for all of them.
+/// Two ports that packets travel between, and what these come to in the checksums of headers: the same for
+/// all of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
     path: IcrcHeader,
@@ -430,15 +437,16 @@ impl Way {
         Way { path: *path, crc }
     }
 
-    /// CRC-16/CCITT (polynomial 0x1021, all ones at first) of the header, its checksum taken as 0, behind the addresses and ports
-    /// that it travels between: a header that reaches another address or port is none.
+    /// CRC-16/CCITT (polynomial 0x1021, all ones at first) of the header, its checksum taken as 0, behind the
+    /// addresses and ports that it travels between: a header that reaches another address or port is none.
     fn checksum(&self, header: &[u8; HEADER_LEN]) -> [u8; 2] {
         let mut covered = *header;
         covered[CHECKSUM_AT..].fill(0);
         crc16(self.crc, &covered).to_be_bytes()
     }
 
-    /// Puts the checksum into a header that leaves. `head` begins with the header; a shorter one stays as it is.
+    /// Puts the checksum into a header that leaves. `head` begins with the header; a shorter one stays as it
+    /// is.
     #[inline]
     pub fn fill_checksum(&self, head: &mut [u8]) {
         if let Some(header) = head.first_chunk_mut::<HEADER_LEN>() {
@@ -475,8 +483,9 @@ impl Ways {
     }
 }
 
-/// Eight bytes at a time, as their steps do not wait for each other: a fifth of the time that single bytes take. After Kounavis and Berry,
-/// *A Systematic Approach to Building High Performance Software-based CRC Generators*.
+/// Eight bytes at a time, as their steps do not wait for each other: a fifth of the time that single bytes
+/// take. After Kounavis and Berry, *A Systematic Approach to Building High Performance Software-based CRC
+/// Generators*.
 fn crc16(crc: u16, bytes: &[u8]) -> u16 {
     let (eights, rest) = bytes.as_chunks::<8>();
     let crc = eights.iter().fold(crc, |crc, eight| {

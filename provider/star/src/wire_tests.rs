@@ -188,7 +188,8 @@ fn ways_are_not_mixed_up() {
     }
 }
 
-/// What counts together has one lane, what may pass each other has several; and whose a packet is, its first bytes say.
+/// What counts together has one lane, what may pass each other has several; and whose a packet is, its first
+/// bytes say.
 #[test]
 fn the_first_bytes_say_where_a_packet_belongs() {
     let of = |ptype, opt| Header {

@@ -14,7 +14,6 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::command::{Star, Xrc};
 use crate::device::soft::attached::Visit;
-use crate::device::soft::env::HostEnv;
 use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
@@ -25,7 +24,6 @@ use crate::post::{RecvPoster, SendPoster};
 use crate::srq::Srq;
 use crate::star::{StarInfo, wish_of};
 use crate::wr::SendBatch;
-use starverbs_star::host::roles::Queues;
 
 /// What a QP is to be: `struct ibv_qp_init_attr`.
 #[derive(Clone, Copy)]
@@ -385,15 +383,6 @@ impl QpInner {
         Wish::from_code(self.wish.load(Ordering::Relaxed)).unwrap_or(Wish::Off)
     }
 
-    /// More handles of its queues, for an end of a StaR connection.
-    pub(crate) fn queues(&self) -> Queues<HostEnv> {
-        // SAFETY: used as the card's own half is: under the card's lock, and between released and posted.
-        let sq = unsafe { self.rings.card_sq() };
-        // SAFETY: as above.
-        let rq = (self.rings.recv_slots() > 0).then(|| unsafe { self.rings.card_rq() });
-        Queues { sq, rq, send_cq: self.send_cq.card_half(), recv_cq: self.recv_cq.card_half() }
-    }
-
     pub(crate) fn purge(&self) {
         self.send_cq.purge(self.qpn);
         self.recv_cq.purge(self.qpn);
@@ -509,7 +498,7 @@ mod tests {
     fn an_idle_qp_stays_small() {
         let counts = 2 * size_of::<usize>();
         assert!(counts + size_of::<QpInner>() <= 72, "{}", size_of::<QpInner>());
-        let card = starverbs_core::Nic::<HostEnv>::QP_BYTES;
+        let card = starverbs_core::Nic::<crate::device::soft::env::HostEnv>::QP_BYTES;
         assert!(card <= 416, "{card}");
     }
 }

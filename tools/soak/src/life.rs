@@ -137,11 +137,7 @@ impl World {
             host.destroy_qp(qpn, now).expect("it exists");
         };
         host.pd = usual;
-        let rq = match source {
-            Source::Own(rq) => Some(rq),
-            _ => None,
-        };
-        host.wish(qpn, plan.wishes[e], (sq, rq, cqs));
+        host.wish(qpn, plan.wishes[e]);
         self.who.insert((at, qpn), Who::Conn(c, e));
         qpn
     }

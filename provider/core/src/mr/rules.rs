@@ -97,7 +97,8 @@ impl MrTable {
         self.changes.as_mut()?.list.pop_front()
     }
 
-    /// A window was bound: whoever wants to know is told, and will be told of its end. Without memory for that it is hidden.
+    /// A window was bound: whoever wants to know is told, and will be told of its end. Without memory for
+    /// that it is hidden.
     pub(super) fn note_bound(&mut self, slot: u32) {
         let Some(entry) = self.entries.get_mut(slot as usize) else { return };
         if let (Some(changes), Some(rule)) = (&mut self.changes, entry.rule()) {

@@ -1,7 +1,8 @@
 //! Queue pairs that have an engine, and those that may come to have one.
 //!
-//! A QP is *held* while it is not settled what does its work: its own requests wait. Then it goes on as it is ([`Nic::resume_qp`]), an
-//! engine begins ([`Nic::start_engine`]), or it leaves the card ([`Nic::release_qp`]). One that runs is quiesced before it is held.
+//! A QP is *held* while it is not settled what does its work: its own requests wait. Then it goes on as it is
+//! ([`Nic::resume_qp`]), an engine begins ([`Nic::start_engine`]), or it leaves the card
+//! ([`Nic::release_qp`]). One that runs is quiesced before it is held.
 
 use super::Nic;
 use crate::engine::{Call, Engine, Lent, LentSrq, Parted, Terms, Turn};
@@ -89,7 +90,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// The card's own transport does the QP's work from now on: what waited begins. Not if it has an engine that is not quiesced.
+    /// The card's own transport does the QP's work from now on: what waited begins. Not if it has an engine
+    /// that is not quiesced.
     pub(crate) fn resume(&mut self) {
         if self.qp.engine.as_ref().is_some_and(|engine| !engine.is_quiesced()) {
             return;
@@ -146,8 +148,14 @@ pub struct Handover<'a, E: Env> {
     pub owner: Owner,
     /// Its attributes, and its state
     pub attr: QpAttr,
+    /// Its send queue
+    pub sq: &'a E::Sq,
+    /// Its own receive queue
+    pub rq: Option<&'a E::Rq>,
     /// The SRQ from which it receives, and its ring
     pub srq: Option<(SrqId, &'a E::Rq)>,
+    /// Its completion queues, of sends and of receives
+    pub cqs: (&'a E::Cq, &'a E::Cq),
     /// Most SGEs of a receive WQE
     pub max_recv_sge: usize,
     /// Every send makes a completion
@@ -161,22 +169,27 @@ impl<E: Env> Nic<E> {
     pub fn handover(&self, qpn: Qpn) -> Result<Handover<'_, E>, NicError> {
         let attr = self.query_qp(qpn)?;
         let qp = self.qps.get(qpn).ok_or(NicError::NotFound)?;
-        let srq = match qp.rq {
-            RecvSource::Shared(id) => self.srq_ring(id).map(|ring| (id, ring)),
-            RecvSource::Own(_) | RecvSource::Xrc(_) => None,
+        let (rq, srq) = match &qp.rq {
+            RecvSource::Own(rq) => (Some(rq), None),
+            RecvSource::Shared(id) => (None, self.srq_ring(*id).map(|ring| (*id, ring))),
+            RecvSource::Xrc(_) => (None, None),
         };
         Ok(Handover {
             owner: Owner { pd: qp.pd, cookie: qp.cookie },
             attr,
+            sq: &qp.sq,
+            rq,
             srq,
+            cqs: (&qp.send_cq, &qp.recv_cq),
             max_recv_sge: qp.resp.max_sge(),
             sq_sig_all: qp.flags.sig_all,
             first_send: qp.req.una,
         })
     }
 
-    /// The program's requests wait until it is settled what does the QP's work: [`Nic::resume_qp`], or a plain request from its peer, says that
-    /// it goes on as it is. `Invalid`: engines are not for it, or something of it is under way.
+    /// The program's requests wait until it is settled what does the QP's work: [`Nic::resume_qp`], or a
+    /// plain request from its peer, says that it goes on as it is. `Invalid`: engines are not for it, or
+    /// something of it is under way.
     pub fn hold_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let suits = self.suits_engines(qpn);
         let qp = self.qps.get_mut(qpn).ok_or(NicError::NotFound)?;
@@ -192,7 +205,8 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).is_some_and(|qp| qp.flags.held && qp.engine.is_none())
     }
 
-    /// Whether the QP is of such a kind that it may have an engine: RC, without an SRQ that matches tags or is of another protection domain.
+    /// Whether the QP is of such a kind that it may have an engine: RC, without an SRQ that matches tags or
+    /// is of another protection domain.
     fn suits_engines(&self, qpn: Qpn) -> bool {
         let suits = |qp: &Qp<E>| match qp.rq {
             RecvSource::Own(_) => true,
@@ -205,7 +219,8 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).is_some_and(|qp| qp.qp_type == QpType::Rc && suits(qp))
     }
 
-    /// No request of a QP that runs begins from now on. False: engines are not for it, or for what its connection has carried.
+    /// No request of a QP that runs begins from now on. False: engines are not for it, or for what its
+    /// connection has carried.
     pub fn quiesce_qp(&mut self, qpn: Qpn) -> bool {
         if !self.suits_engines(qpn) {
             return false;
@@ -223,13 +238,15 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).is_some_and(Qp::has_nothing_under_way)
     }
 
-    /// As [`Nic::hold_qp`], of a QP that was quiesced. False: something of it is under way, or engines do not carry what is posted.
+    /// As [`Nic::hold_qp`], of a QP that was quiesced. False: something of it is under way, or engines do not
+    /// carry what is posted.
     pub fn hold_quiesced(&mut self, qpn: Qpn) -> bool {
         let ready = |qp: &Qp<E>| qp.quiesce == Quiesce::Asked && qp.runs_plain() && qp.has_portable_posts();
         self.qps.get(qpn).is_some_and(ready) && self.hold_qp(qpn).is_ok()
     }
 
-    /// The card's own transport does the QP's work from now on: what waited begins. Not if it has an engine that is not quiesced.
+    /// The card's own transport does the QP's work from now on: what waited begins. Not if it has an engine
+    /// that is not quiesced.
     pub fn resume_qp(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
         if let Some(mut cx) = self.context(env, qpn, now) {
             cx.resume();
@@ -268,8 +285,8 @@ impl<E: Env> Nic<E> {
         Some(done)
     }
 
-    /// From now on the QP, which is held and in RTR or RTS, has the engine that `make` gives. `Invalid`: it is not so, or the card has room for
-    /// few contexts; else `make`'s error.
+    /// From now on the QP, which is held and in RTR or RTS, has the engine that `make` gives. `Invalid`: it
+    /// is not so, or the card has room for few contexts; else `make`'s error.
     pub fn start_engine(
         &mut self,
         env: &mut E,
@@ -292,18 +309,20 @@ impl<E: Env> Nic<E> {
         Ok(())
     }
 
-    /// The QP is without its engine, and held again: `end` takes the engine, and says with which WQE of the send queue the QP goes on.
-    pub fn take_engine<R>(
+    /// The QP, which has an engine, is held again: `end` takes the engine, and says with which WQE of the
+    /// send queue the QP goes on.
+    pub fn take_engine(
         &mut self,
         env: &mut E,
         qpn: Qpn,
         now: Nanos,
-        end: impl FnOnce(E::Engine, &mut Lent<'_, E>) -> (u32, R),
-    ) -> Option<R> {
-        let mut cx = self.context(env, qpn, now)?;
-        let engine = cx.qp.engine.take()?;
-        let (next_send, done) = cx.lend(|lent| end(engine, lent));
-        cx.qp.req.start_at(next_send);
-        Some(done)
+        end: impl FnOnce(E::Engine, &mut Lent<'_, E>) -> u32,
+    ) {
+        if let Some(mut cx) = self.context(env, qpn, now)
+            && let Some(engine) = cx.qp.engine.take()
+        {
+            let next_send = cx.lend(|lent| end(engine, lent));
+            cx.qp.req.start_at(next_send);
+        }
     }
 }

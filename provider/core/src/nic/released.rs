@@ -1,7 +1,7 @@
 //! Queue pairs that leave the card, which keeps nothing of them.
 //!
-//! What the program made such a QP of goes to the host, which serves it. Its number stays its own, and its protection domain and SRQ stay in
-//! use, until it comes back or ends.
+//! What the program made such a QP of goes to the host, which serves it. Its number stays its own, and its
+//! protection domain and SRQ stay in use, until it comes back or ends.
 
 use alloc::boxed::Box;
 
@@ -96,20 +96,6 @@ impl<E: Env> Nic<E> {
         self.shared.sched.leave(places.timer);
     }
 
-    /// The queues of a QP that the card has, its own receive queue if it has one.
-    pub fn with_queues<R>(
-        &self,
-        qpn: Qpn,
-        call: impl FnOnce(&E::Sq, Option<&E::Rq>, (&E::Cq, &E::Cq)) -> R,
-    ) -> Option<R> {
-        let qp = self.qps.get(qpn)?;
-        let rq = match &qp.rq {
-            RecvSource::Own(rq) => Some(rq),
-            RecvSource::Shared(_) | RecvSource::Xrc(_) => None,
-        };
-        Some(call(&qp.sq, rq, (&qp.send_cq, &qp.recv_cq)))
-    }
-
     /// A QP comes back, in RESET, to what was prepared for it: what is posted to it is forgotten.
     pub fn readmit(&mut self, released: Released<E>, places: Places) {
         let Released { qpn, init, windows, .. } = &released;
@@ -132,8 +118,9 @@ impl<E: Env> Nic<E> {
         self.insert_qp(init, (qpn, timer), req, Responder::new(max_sge));
     }
 
-    /// A QP comes back to what was prepared for it while its connection runs: in the state and with the attributes that it has, its PSNs where
-    /// they were. `first_send`: index of its oldest request that is not done. An error: there is no memory, and it is in ERR.
+    /// A QP comes back to what was prepared for it while its connection runs: in the state and with the
+    /// attributes that it has, its PSNs where they were. `first_send`: index of its oldest request that is
+    /// not done. An error: there is no memory, and it is in ERR.
     pub fn readmit_running(
         &mut self,
         env: &mut E,
@@ -191,7 +178,8 @@ impl<E: Env> Nic<E> {
         &mut self.shared.mrs
     }
 
-    /// Receives of an SRQ were taken by a QP that has left: the event that the program asked for is due if few are left.
+    /// Receives of an SRQ were taken by a QP that has left: the event that the program asked for is due if
+    /// few are left.
     pub fn took_from_srq(&mut self, env: &mut E, srq: SrqId) {
         if let Some(entry) = self.shared.srqs.get_mut(srq.0 as usize)
             && entry.limit > 0

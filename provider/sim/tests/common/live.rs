@@ -10,7 +10,7 @@ use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::{Counters, FrameMeta, Nanos, QpState, Qpn, SendQueue, WcStatus};
 use starverbs_sim::{Faults, Host, Net, Rng, SimCq, SimEnv, StarFrame};
 use starverbs_star::bounds::Bounds;
-use starverbs_star::card::StarInit;
+use starverbs_star::card::{Queues, StarInit};
 use starverbs_star::channel::Channel;
 use starverbs_star::control::{Control, MAX_CONTROL, Role, Setup as StarSetup, Wish};
 use starverbs_star::datagram;
@@ -630,9 +630,10 @@ impl Live {
         channel.took();
         let end = &self.conns[at].ends[host];
         let (sq, rq) = (end.sq.clone(), (!end.shared).then(|| end.rq.clone()));
-        let cqs = (self.cqs[host].clone(), self.cqs[host].clone());
+        let cq = self.cqs[host].clone();
+        let queues = Queues { sq, rq, send_cq: cq.clone(), recv_cq: cq };
         let lifetime = 4 * self.net.faults.late;
-        let init = StarInit { sq, rq, cqs, setup, peer, channel, window: 64, lifetime };
+        let init = StarInit { queues, setup, peer, channel, window: 64, lifetime };
         h.turn(now).begin_stateful(side.qpn, init).expect("a QP that rests");
         (side.began, side.served) = (true, Some(from.epoch));
     }

@@ -151,8 +151,7 @@ impl Conn {
             let qpn = net.hosts[host].qp(QpType::Rc, &sq, source, [&cqs[host], &cqs[host]], false);
             let shared = srqs[host].is_some();
             /* where a card has StaR its program takes what the card wants */
-            let own = (!shared).then_some(&rq);
-            net.hosts[host].wish(qpn, Wish::Auto, (&sq, own, [&cqs[host], &cqs[host]]));
+            net.hosts[host].wish(qpn, Wish::Auto);
             End {
                 host,
                 qpn,

@@ -59,12 +59,12 @@ impl World {
         let rqs = srqs.map(|srq| srq.map_or_else(|| SimRq::new(16, 1), |(_, rq)| rq.clone()));
         let qpns = [0, 1].map(|at| {
             let (host, rq) = (&mut self.net.hosts[hosts[at]], &rqs[at]);
-            let (source, own) = match srqs[at] {
-                Some((id, _)) => (RecvSource::Shared(*id), None),
-                None => (RecvSource::Own(rq.clone()), Some(rq)),
+            let source = match srqs[at] {
+                Some((id, _)) => RecvSource::Shared(*id),
+                None => RecvSource::Own(rq.clone()),
             };
             let qpn = host.qp(QpType::Rc, &sqs[at], source, [&cq, &cq], true);
-            host.wish(qpn, Wish::Auto, (&sqs[at], own, [&cq, &cq]));
+            host.wish(qpn, Wish::Auto);
             qpn
         });
         self.net.connect(QpType::Rc, (hosts[0], qpns[0]), (hosts[1], qpns[1]), &Setup::default());

@@ -15,7 +15,7 @@ use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{Access, Counters, FrameMeta, Gid, Mtu, Nanos, PdId, Psn, Qpn, Sge};
 use starverbs_sim::{Faults, Net, Rng, SimCq, SimEnv, SimRq, StarFrame};
 use starverbs_star::bounds::Bounds;
-use starverbs_star::card::StarInit;
+use starverbs_star::card::{Queues, StarInit};
 use starverbs_star::channel::Channel;
 use starverbs_star::control::{Control, MAX_CONTROL, Setup as StarSetup, Sum};
 use starverbs_star::library::{Patience, SlInit, SlQp};
@@ -485,8 +485,8 @@ impl World {
         channel.took();
         if *nic {
             let Local { sq, rq, send_cq, recv_cq, window, waits, .. } = local;
-            let cqs = (send_cq, recv_cq);
-            let init = StarInit { sq, rq, cqs, setup, peer, channel, window, lifetime: waits.rtt.lifetime };
+            let queues = Queues { sq, rq, send_cq, recv_cq };
+            let init = StarInit { queues, setup, peer, channel, window, lifetime: waits.rtt.lifetime };
             let begun = host.turn(*now).begin_stateful(local.qpn, init);
             return begun.expect("a QP that is ready");
         }

@@ -1,8 +1,9 @@
 //! The library of the stateless half: a process's queue pairs of which its card keeps nothing.
 //!
-//! Each is an [`SlQp`](crate::library::SlQp) in host memory, found by its QPN; the card's part of it is `stateless::handle`, which knows of none. This module has their
-//! turns and their time; `end` makes and ends them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory.
-//! It must not know how roles were settled.
+//! Each is an [`SlQp`](crate::library::SlQp) in host memory, found by its QPN; the card's part of it is
+//! `stateless::handle`, which knows of none. This module has their turns and their time; `end` makes and ends
+//! them, `calls` does what programs ask of them, `rules` tells stateful cards of the process's memory. It
+//! must not know how roles were settled.
 
 mod calls;
 mod end;
@@ -92,8 +93,9 @@ impl<E: Host> Library<E> {
         memory.watch_windows()
     }
 
-    /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps nothing of connections and would believe
-    /// whoever names its life; the library, which has them all in host memory, lets packets pass for one of them from its peer alone.
+    /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps
+    /// nothing of connections and would believe whoever names its life; the library, which has them all in
+    /// host memory, lets packets pass for one of them from its peer alone.
     pub fn serve(&mut self, turn: &mut Turn<'_, E>, from: (&FrameMeta, u16), packet: &Packet<'_>) {
         let Some(slots) = self.slots_for(&from.0.src, packet) else { return self.stats.star_drops.inc() };
         let card = stateless::Card {
@@ -108,8 +110,9 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// If a packet names a connection that there is, and comes from where its peer is: the slots that it may fill. One in ERR takes nothing and
-    /// answers nothing: its program has its buffers back, and what was flushed has not arrived.
+    /// If a packet names a connection that there is, and comes from where its peer is: the slots that it may
+    /// fill. One in ERR takes nothing and answers nothing: its program has its buffers back, and what was
+    /// flushed has not arrived.
     #[inline]
     fn slots_for(&self, source: &Gid, packet: &Packet<'_>) -> Option<(u64, u64)> {
         let prefix = packet.prefix?;
@@ -182,7 +185,8 @@ impl<E: Host> Library<E> {
         true
     }
 
-    /// What `qpn`, if it is one of these, has to send, and what is without an answer: whether its doorbell may wait.
+    /// What `qpn`, if it is one of these, has to send, and what is without an answer: whether its doorbell
+    /// may wait.
     #[inline]
     pub fn backlog(&self, qpn: Qpn) -> Backlog {
         Backlog::of_requests(self.unanswered, || self.end(qpn).is_some_and(|end| end.qp.has_small_backlog()))
@@ -220,13 +224,15 @@ impl<E: Host> Library<E> {
         !self.partings.is_empty() || self.ends.iter().any(|(_, end)| waits(end))
     }
 
-    /// Sends what waits, and what ends have to send because others could go on; whether more waits for room in the port.
+    /// Sends what waits, and what ends have to send because others could go on; whether more waits for room
+    /// in the port.
     pub fn transmit(&mut self, turn: &mut Turn<'_, E>) -> bool {
         for _ in 0..self.ready.len() + self.ends.len() {
             let Some(at) = self.ready.pop_front() else { return false };
             let Some(end) = self.ends.get_mut(at as usize) else { continue };
             end.queued = false;
-            /* who is in the list again without having met a full port may go since it was looked at: in this turn */
+            /* who is in the list again without having met a full port may go since it was looked at: in this
+            turn */
             if self.settle(turn, at) {
                 return true;
             }
@@ -234,8 +240,8 @@ impl<E: Host> Library<E> {
         !self.ready.is_empty()
     }
 
-    /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it had to tell.
-    /// True: it has more to send than the port takes.
+    /// After each call of a QP: what it is to send, and when it is due; what it asks of the card, and what it
+    /// had to tell. True: it has more to send than the port takes.
     fn settle(&mut self, turn: &mut Turn<'_, E>, at: u32) -> bool {
         loop {
             self.begin_chore(turn, at);
@@ -290,8 +296,8 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// A window was changed: that is complete once all who knew of it, or are to know, have answered. True: the next WQE may be one that
-    /// changes a window, too.
+    /// A window was changed: that is complete once all who knew of it, or are to know, have answered. True:
+    /// the next WQE may be one that changes a window, too.
     fn finish_chore(&mut self, turn: &mut Turn<'_, E>, at: u32) -> bool {
         let Some(end) = self.ends.get(at as usize) else { return false };
         let (pd, Some(chore)) = (end.released.init.pd, end.chore) else { return false };

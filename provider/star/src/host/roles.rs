@@ -1,5 +1,6 @@
-//! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their peers, and when that begins.
-//! `renewing` settles it anew while a connection of plain RoCEv2 runs, `returning` makes one of StaR plain.
+//! Which queue pairs are ends of StaR connections: what their programs wish, what is settled with their
+//! peers, and when that begins. `renewing` settles it anew while a connection of plain RoCEv2 runs,
+//! `returning` makes one of StaR plain.
 
 mod lives;
 mod renewing;
@@ -24,7 +25,7 @@ use crate::wire::{Packet, Prefix, Ptype};
 
 use super::library::Library;
 use super::places::ByQpn;
-use super::{Heard, Host, Note, Turn};
+use super::{Heard, Host, Note, Turn, queues_of};
 use lives::Lives;
 use renewing::{Balance, Renewing};
 
@@ -49,20 +50,8 @@ impl Identity {
     }
 }
 
-/// More handles of a QP's queues, for the half that it becomes.
-pub struct Queues<E: Host> {
-    /// Send queue
-    pub sq: E::Sq,
-    /// Receive queue; `None`: it takes from an SRQ
-    pub rq: Option<E::Rq>,
-    /// Completions of sends
-    pub send_cq: E::Cq,
-    /// Completions of receives
-    pub recv_cq: E::Cq,
-}
-
 /// A QP that may be an end of a StaR connection, from RTR on.
-struct End<E: Host> {
+struct End {
     qpn: Qpn,
     av: Av,
     peer: Qpn,
@@ -71,23 +60,23 @@ struct End<E: Host> {
     pursued: bool,
     negotiation: Negotiation,
     timer: TimerId,
-    /// Until it begins
-    queues: Option<Queues<E>>,
+    /// A half of StaR may begin on it
+    may_begin: bool,
     beginning: Beginning,
     renewing: Renewing,
 }
 
-impl<E: Host> End<E> {
+impl End {
     /// Whether it is to be a stateful end once its peer begins.
     fn waits_for_peer(&self) -> bool {
-        self.is_star() && self.queues.is_some()
+        self.is_star() && self.may_begin
     }
 }
 
 /// All of them.
 pub struct Roles<E: Host> {
     identity: Identity,
-    ends: ByQpn<End<E>>,
+    ends: ByQpn<End>,
     /// Of those that are stateful ends, or were: what comes late of a life that is over begins nothing
     lives: Lives,
     timers: Timers,
@@ -104,24 +93,20 @@ impl<E: Host> Roles<E> {
         Roles { identity, ends, lives, timers, plain, balance, stats }
     }
 
-    /// From now on the card has too many connections beyond another number, as where it is to keep fewer of them.
+    /// From now on the card has too many connections beyond another number, as where it is to keep fewer of
+    /// them.
     pub fn set_threshold(&mut self, threshold: u32, now: Nanos) {
         self.identity.threshold = threshold;
         self.balance.look_now(now);
     }
 
-    /// A QP of this wish is in RTR now: asks its peer. `queues` are other handles of its queues. The QP is in its state already, so what
-    /// stands in the way leaves it plain RoCEv2.
-    pub fn begin(
-        &mut self,
-        turn: &mut Turn<'_, E>,
-        library: &mut Library<E>,
-        (qpn, wish): (Qpn, Wish),
-        queues: Queues<E>,
-    ) {
+    /// A QP of this wish is in RTR now: asks its peer. The QP is in its state already, so what stands in the
+    /// way leaves it plain RoCEv2.
+    pub fn begin(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, (qpn, wish): (Qpn, Wish)) {
         self.end(qpn);
-        match self.hold(turn, (qpn, wish), queues) {
-            /* its card has room for few contexts, and for this one: it says so if it is asked, and may ask later */
+        match self.hold(turn, (qpn, wish)) {
+            /* its card has room for few contexts, and for this one: it says so if it is asked, and may ask
+            later */
             Ok(true) if self.outcome(qpn).is_some() => self.settled(turn, library, qpn),
             Ok(true) => self.go_on(turn, library, qpn, None),
             Ok(false) => {}
@@ -132,12 +117,7 @@ impl<E: Host> Roles<E> {
     }
 
     /// Has the QP wait for its peer, if there is something to ask it; says whether.
-    fn hold(
-        &mut self,
-        turn: &mut Turn<'_, E>,
-        (qpn, wish): (Qpn, Wish),
-        queues: Queues<E>,
-    ) -> Result<bool, NicError> {
+    fn hold(&mut self, turn: &mut Turn<'_, E>, (qpn, wish): (Qpn, Wish)) -> Result<bool, NicError> {
         let attr = turn.nic.query_qp(qpn)?;
         let mine = self.terms(turn, (qpn, wish), &attr.av);
         let Identity { boot, ports, .. } = self.identity;
@@ -156,7 +136,7 @@ impl<E: Host> Roles<E> {
             pursued: false,
             negotiation: Negotiation::new(mine, boot, ports, turn.now),
             timer,
-            queues: Some(queues),
+            may_begin: true,
             beginning: Beginning::default(),
             renewing: Renewing::default(),
         };
@@ -193,7 +173,7 @@ impl<E: Host> Roles<E> {
     pub fn stop(&mut self, qpn: Qpn) {
         match self.ends.get_mut(qpn) {
             Some(end) if end.negotiation.outcome().is_some() => {
-                end.queues = None;
+                end.may_begin = false;
                 self.balance.stop(&mut end.renewing);
                 self.timers.disarm(end.timer);
             }
@@ -232,7 +212,7 @@ impl<E: Host> Roles<E> {
             match self.ends.get(qpn) {
                 Some(end) if end.renewing.lasts() => self.renew(turn, library, qpn, None),
                 Some(end) if end.renewing.homing.is_some() => self.go_home(turn, library, qpn, None),
-                Some(end) if end.is_star() && end.queues.is_some() => self.look_for_peer(turn, qpn),
+                Some(end) if end.waits_for_peer() => self.look_for_peer(turn, qpn),
                 /* whom StaR's ports do not reach RoCEv2's does */
                 Some(end) if end.renewing.switched && library.is_beginning(qpn) => {
                     self.watch_beginning(turn.now, qpn);
@@ -314,8 +294,10 @@ impl<E: Host> Roles<E> {
             }
             Outcome::Star { role: Role::Stateless, boot, ports } => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateless));
-                let Some(queues) = end.queues.take() else { return };
-                match library.begin(turn, qpn, (boot, ports), queues) {
+                if !core::mem::take(&mut end.may_begin) {
+                    return;
+                }
+                match library.begin(turn, qpn, (boot, ports)) {
                     Ok(()) => self.watch_beginning(turn.now, qpn),
                     Err(error) => {
                         if !self.take_back(turn, qpn) {
@@ -331,7 +313,7 @@ impl<E: Host> Roles<E> {
 
     /// The peer of a stateful end is to begin: if it does not, and requests wait, it is gone.
     fn look_for_peer(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
-        let Some(end) = self.ends.get_mut(qpn).filter(|end| end.queues.is_some()) else { return };
+        let Some(end) = self.ends.get_mut(qpn).filter(|end| end.may_begin) else { return };
         let Ok(attr) = turn.nic.query_qp(qpn) else { return };
         let patience = Patience::of(attr.timeout, attr.retry_cnt).time;
         let overdue = end.beginning.is_overdue(turn.now, turn.nic.has_posts(qpn), patience);
@@ -342,7 +324,8 @@ impl<E: Host> Roles<E> {
         self.look_later(turn.now, qpn);
     }
 
-    /// Asks a peer that does not begin what it is, while requests wait for it: it may have given up, and be plain.
+    /// Asks a peer that does not begin what it is, while requests wait for it: it may have given up, and be
+    /// plain.
     fn ask_again(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
         if end.renewing.switched {
@@ -398,23 +381,18 @@ impl<E: Host> Roles<E> {
         self.timers.disarm(end.timer);
         let (av, epoch) = (end.av, prefix.epoch);
         let stateless = stateless::Peer { av, port: control_port, qpn: end.peer, epoch };
-        let Some(Queues { sq, rq, send_cq, recv_cq }) = end.queues.take() else {
+        if !core::mem::take(&mut end.may_begin) {
             return refuse(turn, qpn, &stateless);
-        };
+        }
         let peer = Peer { av, port, control_port, qpn: end.peer, epoch };
         let mut channel = Channel::new();
         channel.took();
-        let init = StarInit {
-            sq,
-            rq,
-            cqs: (send_cq, recv_cq),
-            setup,
-            peer,
-            channel,
-            window: WINDOW,
-            lifetime: RttBounds::default().lifetime,
-        };
-        match turn.begin_stateful(qpn, init) {
+        let lifetime = RttBounds::default().lifetime;
+        let begun = queues_of(turn, qpn).and_then(|queues| {
+            let init = StarInit { queues, setup, peer, channel, window: WINDOW, lifetime };
+            turn.begin_stateful(qpn, init)
+        });
+        match begun {
             Ok(()) => {
                 turn.env.note(qpn, &Note::Begun(Role::Stateful));
                 self.lives.note(qpn, (*source, prefix.qpn), epoch);
@@ -442,7 +420,8 @@ fn refuse<E: Host>(turn: &mut Turn<'_, E>, qpn: Qpn, to: &stateless::Peer) {
     send_control(turn.env, to, qpn, Psn::default(), Some(&Control::Bye { why: 0 }));
 }
 
-/// What an end can be now: a card with room for few contexts keeps no StaR connections, and has others keep them when it has too many.
+/// What an end can be now: a card with room for few contexts keeps no StaR connections, and has others keep
+/// them when it has too many.
 fn possible(wish: Wish, few: bool, crowded: bool) -> Wish {
     match wish {
         Wish::Stateful if few => Wish::Off,

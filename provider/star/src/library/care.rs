@@ -15,12 +15,12 @@ use super::{Changes, Patience, SlQp, SlState, is_gate};
 /// WQEs sent again at one timeout: the oldest that SF has not stored and some behind it.
 const BURST: u32 = 16;
 
-/// After so many tries, which take half a minute, nothing is said for which no send waits, until SF says something: as it does where it
-/// lacks a receive or a rule.
+/// After so many tries, which take half a minute, nothing is said for which no send waits, until SF says
+/// something: as it does where it lacks a receive or a rule.
 const IN_VAIN: u32 = 128;
 
-/// An end in ERR says so for so long at most to a peer that does not answer, however long its program lets peers be silent: the peer's own
-/// time tells it.
+/// An end in ERR says so for so long at most to a peer that does not answer, however long its program lets
+/// peers be silent: the peer's own time tells it.
 const LAST_WORDS: Nanos = 2_000_000_000;
 
 impl<E: StarEnv> SlQp<E> {
@@ -45,8 +45,8 @@ impl<E: StarEnv> SlQp<E> {
         queues.chain([self.channel.deadline(), self.keepalive_due(), self.left_due()]).flatten().min()
     }
 
-    /// Sends are not known to be done, whether the program asked for completions or not, or wait for what another connection tells SF: when SF
-    /// is asked whether it lives, and how far it is.
+    /// Sends are not known to be done, whether the program asked for completions or not, or wait for what
+    /// another connection tells SF: when SF is asked whether it lives, and how far it is.
     fn keepalive_due(&self) -> Option<Nanos> {
         let held = self.is_closed() && self.send.next != self.posted();
         let under_way = self.send.una != self.send.next;
@@ -54,8 +54,8 @@ impl<E: StarEnv> SlQp<E> {
         (waits && self.left_at.is_none()).then(|| self.quiet_since + self.init.keepalive)
     }
 
-    /// Whether all that is due is a question that had no answer half a minute long, and for which no send waits: it goes on to be asked, ever more
-    /// seldom, in case SF is there again.
+    /// Whether all that is due is a question that had no answer half a minute long, and for which no send
+    /// waits: it goes on to be asked, ever more seldom, in case SF is there again.
     pub fn asks_in_vain(&self) -> bool {
         self.channel.tries() >= IN_VAIN
             && !self.sends_wait()
@@ -71,7 +71,8 @@ impl<E: StarEnv> SlQp<E> {
         }
         let asking = self.channel.deadline().is_some_and(|due| due <= now);
         if self.state != SlState::Error && !self.sends_wait() {
-            /* SF's program may not be ready for long, or the way to it may be cut: who sends nothing waits as in RC */
+            /* SF's program may not be ready for long, or the way to it may be cut: who sends nothing waits as
+            in RC */
             self.channel.excuse(now);
             if self.state == SlState::Ready && self.channel.tries() >= IN_VAIN {
                 self.channel.sleep();
@@ -109,8 +110,8 @@ impl<E: StarEnv> SlQp<E> {
         self.poll_transmit(env, now);
     }
 
-    /// Whether SF is to be given up, as what it was told, which is to be said again now, has had no answer for so long. When this end was late
-    /// itself, what came meanwhile is read first.
+    /// Whether SF is to be given up, as what it was told, which is to be said again now, has had no answer
+    /// for so long. When this end was late itself, what came meanwhile is read first.
     fn has_asked_enough(&mut self, now: Nanos, patience: &Patience) -> bool {
         let late = self.channel.lateness(now);
         let over = patience.is_over(self.channel.tries(), self.channel.waited(now));
@@ -204,7 +205,8 @@ impl<E: StarEnv> SlQp<E> {
         }
     }
 
-    /// Whether SF is to do something: as in RC, what is lost ends with an error also where no completion was asked for.
+    /// Whether SF is to do something: as in RC, what is lost ends with an error also where no completion was
+    /// asked for.
     pub(super) fn sends_wait(&self) -> bool {
         self.send.una != self.posted()
     }
@@ -215,8 +217,8 @@ impl<E: StarEnv> SlQp<E> {
         (self.gate, self.changes, self.ignorant) = (0, Changes::default(), false);
     }
 
-    /// SF is gone. Sends that wait for it fail, but not before RC's would, as its program may have all that it needs by then; receives
-    /// stay posted until something is sent.
+    /// SF is gone. Sends that wait for it fail, but not before RC's would, as its program may have all that
+    /// it needs by then; receives stay posted until something is sent.
     pub(super) fn depart(&mut self, now: Nanos) {
         self.parted = true;
         self.silence();

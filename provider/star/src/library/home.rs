@@ -27,8 +27,8 @@ impl<E: StarEnv> SlQp<E> {
         self.supply(env, now);
     }
 
-    /// SF has come to rest when so much was done. Whether that is complete here, too, and nothing is left to be said or done: then the QP
-    /// may go back to the card. `None`: it will never be so.
+    /// SF has come to rest when so much was done. Whether that is complete here, too, and nothing is left to
+    /// be said or done: then the QP may go back to the card. `None`: it will never be so.
     pub fn has_ended_at(&mut self, env: &mut E, now: Nanos, done: Done) -> Option<bool> {
         if !self.resting || !self.may_rest() {
             return None;
@@ -63,8 +63,9 @@ impl<E: StarEnv> SlQp<E> {
         Some(true)
     }
 
-    /// Receives that SF has, and did not use, go back to their queue, in front, and nothing more is said to SF: the QP leaves. Gives how many, and the index
-    /// in the send queue of the first request that is not done. `Exhausted`: no memory, and nothing changes.
+    /// Receives that SF has, and did not use, go back to their queue, in front, and nothing more is said to
+    /// SF: the QP leaves. Gives how many, and the index in the send queue of the first request that is not
+    /// done. `Exhausted`: no memory, and nothing changes.
     pub fn go_home(&mut self) -> Result<(u32, u32), NicError> {
         let (una, held) = (self.recv.una, self.recv.next.wrapping_sub(self.recv.una));
         let mut recvs = (0..held).map(|n| self.taken(una.wrapping_add(n)));

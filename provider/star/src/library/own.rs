@@ -1,7 +1,7 @@
 //! What SL does by itself: memory windows bound, keys invalidated, by its program or with a message of SF.
 //!
-//! SF gets them as any, and says when all before them is done. Then they are done here, by the host, which has the keys; and what comes behind
-//! them waits until SF knows what they have changed.
+//! SF gets them as any, and says when all before them is done. Then they are done here, by the host, which
+//! has the keys; and what comes behind them waits until SF knows what they have changed.
 
 use starverbs_core::env::SendQueue;
 use starverbs_core::{AsyncEvent, Cqe, Nanos, SendWqe, WcFlags, WcStatus};
@@ -24,8 +24,8 @@ pub(super) enum Chore {
 }
 
 impl<E: StarEnv> SlQp<E> {
-    /// A bind or an invalidation that is to be done now, given once. What it changes is said by [`SlQp::tell`], then comes
-    /// [`SlQp::own_done`].
+    /// A bind or an invalidation that is to be done now, given once. What it changes is said by
+    /// [`SlQp::tell`], then comes [`SlQp::own_done`].
     pub fn take_own(&mut self) -> Option<SendWqe> {
         let waits = self.own == Chore::Waits && self.state == SlState::Ready;
         waits.then(|| {
@@ -53,7 +53,8 @@ impl<E: StarEnv> SlQp<E> {
         self.supply(env, now);
     }
 
-    /// A key that a message of SF takes away, given once. The host does that, then comes [`SlQp::invalidated`].
+    /// A key that a message of SF takes away, given once. The host does that, then comes
+    /// [`SlQp::invalidated`].
     pub fn take_invalid(&mut self, env: &mut E) -> Option<u32> {
         if self.invalid != Chore::Waits || self.state != SlState::Ready {
             return None;
@@ -62,7 +63,8 @@ impl<E: StarEnv> SlQp<E> {
         self.next_completion(env, Queue::Recv).map(|(_, msg)| msg.imm)
     }
 
-    /// It has been done; or it is no key that a message of SF may take away, and nothing more is done for such a peer.
+    /// It has been done; or it is no key that a message of SF may take away, and nothing more is done for
+    /// such a peer.
     pub fn invalidated(&mut self, env: &mut E, now: Nanos, done: bool) {
         if self.invalid != Chore::Begun || self.state != SlState::Ready {
             return;

@@ -23,8 +23,8 @@ pub struct Parting {
 }
 
 impl<E: StarEnv> SlQp<E> {
-    /// The QP ends, or begins anew. Gives what it was made of, and what SF is still to be told. `others_tell`: not what it had to say of
-    /// memory, as others do.
+    /// The QP ends, or begins anew. Gives what it was made of, and what SF is still to be told.
+    /// `others_tell`: not what it had to say of memory, as others do.
     pub fn close(mut self, now: Nanos, others_tell: bool) -> (SlInit<E>, Option<Parting>) {
         if others_tell {
             self.channel.recall();

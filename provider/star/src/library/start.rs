@@ -11,8 +11,9 @@ use crate::stateless::Peer;
 use super::{Changes, Patience, SlQp, SlState, is_gate};
 
 impl<E: StarEnv> SlQp<E> {
-    /// Connects it: stamps the slots, and tells SF. `known` is what SF's card has been told through other connections of the memory that
-    /// it may reach; else it is told `rules`. Receives that were posted are sent once SF has answered.
+    /// Connects it: stamps the slots, and tells SF. `known` is what SF's card has been told through other
+    /// connections of the memory that it may reach; else it is told `rules`. Receives that were posted are
+    /// sent once SF has answered.
     pub fn start(
         &mut self,
         env: &mut E,
@@ -51,13 +52,14 @@ impl<E: StarEnv> SlQp<E> {
         self.poll_transmit(env, now);
     }
 
-    /// Whether SF is to be told all rules: it has asked for them, or they were not told when it did not answer.
+    /// Whether SF is to be told all rules: it has asked for them, or they were not told when it did not
+    /// answer.
     pub fn must_tell(&self) -> bool {
         self.ignorant && self.state == SlState::Ready && self.is_heard()
     }
 
-    /// Whether SF is to be told which rules there are: it has asked, and has been told all that there was to say before. One answer waits at a
-    /// time, however often it asks.
+    /// Whether SF is to be told which rules there are: it has asked, and has been told all that there was to
+    /// say before. One answer waits at a time, however often it asks.
     pub fn must_sum_up(&self) -> bool {
         let waits = || self.channel.count(|message| matches!(message, Control::All(_))) > 0;
         self.inquired && !self.ignorant && self.state == SlState::Ready && !waits()
@@ -70,8 +72,9 @@ impl<E: StarEnv> SlQp<E> {
         self.poll_transmit(env, now);
     }
 
-    /// Somebody else says what SF is to know of memory, as nobody [hears](SlQp::is_heard) this one: what it had to say of it is forgotten,
-    /// lest a rule comes late that others have taken away. Should an answer come, SF is told all rules anew, as they are then.
+    /// Somebody else says what SF is to know of memory, as nobody [hears](SlQp::is_heard) this one: what it
+    /// had to say of it is forgotten, lest a rule comes late that others have taken away. Should an answer
+    /// come, SF is told all rules anew, as they are then.
     pub fn untell(&mut self) {
         self.channel.recall();
         (self.gate, self.changes) = (self.channel.count(is_gate), Changes::default());
@@ -83,7 +86,8 @@ impl<E: StarEnv> SlQp<E> {
         self.changes
     }
 
-    /// What the program has changed: SF is told, and WQEs posted from now on are sent once it has answered. Queues and slots stay.
+    /// What the program has changed: SF is told, and WQEs posted from now on are sent once it has answered.
+    /// Queues and slots stay.
     pub fn set(&mut self, env: &mut E, now: Nanos, setup: Setup, patience: Patience) {
         self.init.patience = patience;
         if setup != self.init.setup && self.speaks() {

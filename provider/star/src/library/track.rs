@@ -11,7 +11,8 @@ use crate::channel::seldom;
 /// Later WQEs that SF has stored before the oldest one is taken for lost, without waiting for its time.
 const AHEAD: u8 = 3;
 
-/// A deadline that is noticed later than this, ns, was missed by this end itself: what came meanwhile has not been read.
+/// A deadline that is noticed later than this, ns, was missed by this end itself: what came meanwhile has not
+/// been read.
 pub(super) const LATE: Nanos = 500_000;
 
 /// The longest time until the first repetition.
@@ -27,7 +28,8 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// As a QP's `timeout` and `retry_cnt` say for RC (IBTA 9.7.6.1.3), and seven tries (docs/decisions/0010-star.md).
+    /// As a QP's `timeout` and `retry_cnt` say for RC (IBTA 9.7.6.1.3), and seven tries
+    /// (docs/decisions/0010-star.md).
     pub fn of(timeout: u8, retry_cnt: u8) -> Self {
         Patience { tries: 7, time: patience(timeout, retry_cnt) }
     }

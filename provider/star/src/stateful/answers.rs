@@ -113,7 +113,8 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// SL's WRITEs are seen in our memory as they land: one lands when all before it is there, and its last packet behind its others.
+    /// SL's WRITEs are seen in our memory as they land: one lands when all before it is there, and its last
+    /// packet behind its others.
     fn too_early(&mut self, entry: &Entry, op: &Op) -> bool {
         let seen = entry.of == Of::Remote && entry.kind == Kind::Get && op.class == Class::Write;
         seen && (self.streams[1].settled() != entry.wqe || entry.last && op.left > 1)
@@ -159,8 +160,9 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// All of a WQE is answered: it waits as long as copies of its packets may come to SL, which cannot tell them from news, while the
-    /// program may use the memory anew (hole 6). A packet without data is to show sooner that none is under way.
+    /// All of a WQE is answered: it waits as long as copies of its packets may come to SL, which cannot tell
+    /// them from news, while the program may use the memory anew (hole 6). A packet without data is to show
+    /// sooner that none is under way.
     fn await_copies(&mut self, card: &Card<'_, E>, of: Of, index: u32) {
         let (now, order) = (card.now, card.path.rtt.order(&self.local.waits.rtt));
         let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
@@ -181,7 +183,8 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not wait for it.
+    /// An answer to a packet that has one. A copy that was answered is under way no more: its WQE need not
+    /// wait for it.
     fn answered_again(&mut self, card: &mut Card<'_, E>, psn: Psn) -> bool {
         let Some(entry) = self.window.done_again(psn) else { return false };
         let stream = self.stream(entry.of);

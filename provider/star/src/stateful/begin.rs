@@ -10,8 +10,8 @@ use super::window::Of;
 use super::{Card, Held, Stateful};
 use crate::env::StarEnv;
 
-/// SL repeats a WQEP for so long before it gives up: 1 ms, doubled seven times. A receive WQE of SL may be under way as long, so that a
-/// SEND for which none is here is not refused before.
+/// SL repeats a WQEP for so long before it gives up: 1 ms, doubled seven times. A receive WQE of SL may be
+/// under way as long, so that a SEND for which none is here is not refused before.
 const WQEP_LIFE: Nanos = 255_000_000;
 
 /// What becomes of a WQE that would begin.
@@ -135,7 +135,8 @@ impl<E: StarEnv> Stateful<E> {
             Ok(seq) => seq,
             Err(begin) => return begin,
         };
-        /* what SL's library would find too late: the message would be complete, and what comes behind it executed */
+        /* what SL's library would find too late: the message would be complete, and what comes behind it
+        executed */
         let strange = wqe.op == SendOp::SendInv && !card.registry.is_window(self.seat, wqe.imm);
         if strange && self.inquires(card) {
             return Begin::Wait;

@@ -50,13 +50,15 @@ impl<E: StarEnv> Stateful<E> {
         self.rearm(card);
     }
 
-    /// When this card itself was late (it was stopped, or had no CPU), SL is not to blame: what it answered meanwhile has not been read.
+    /// When this card itself was late (it was stopped, or had no CPU), SL is not to blame: what it answered
+    /// meanwhile has not been read.
     fn forgive_lateness(&mut self, now: Nanos) {
         let late = now.saturating_sub(self.deadline);
         if self.deadline == 0 || late <= LATE {
             return;
         }
-        /* what it slept is no silence, however often it does; what came is looked at once, lest one that is always late never decides */
+        /* what it slept is no silence, however often it does; what came is looked at once, lest one that is
+        always late never decides */
         self.heard = self.heard.saturating_add(late).min(now);
         if now > self.excused {
             self.excused = now + LATE;
@@ -85,13 +87,15 @@ impl<E: StarEnv> Stateful<E> {
             (QpState::Err, patience) => patience.min(LAST_WORDS),
             (_, patience) => patience,
         };
-        /* one that was told that all is over may have left, and be plain: who asks it that says what comes of silence */
+        /* one that was told that all is over may have left, and be plain: who asks it that says what comes of
+        silence */
         if tries > waits.tries && patience != 0 && silent > patience && !self.halted {
             self.peer_silent(card);
         }
     }
 
-    /// Something was answered: if nothing is waited for any more, there is no deadline, and what the timer finds when it comes is one number.
+    /// Something was answered: if nothing is waited for any more, there is no deadline, and what the timer
+    /// finds when it comes is one number.
     #[inline]
     pub(super) fn rest(&mut self) {
         let [local, remote] = &self.streams;

@@ -1,4 +1,5 @@
-//! What SL is told: that its WQEs are stored (EA), and what became of them (CQEP), repeated until it answers (holes 4, 10, 12).
+//! What SL is told: that its WQEs are stored (EA), and what became of them (CQEP), repeated until it answers
+//! (holes 4, 10, 12).
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -15,7 +16,8 @@ use crate::registry::{Claim, RuleRef};
 use crate::ring::{CQE_SLOT, slot};
 use crate::wire::{Header, Opt, Ptype, Queue};
 
-/// For so long without a word from SL an end that is to be destroyed waits for it to take its completions, ns.
+/// For so long without a word from SL an end that is to be destroyed waits for it to take its completions,
+/// ns.
 const LINGER: Nanos = 250_000_000;
 
 /// CQEPs of a queue that may be under way.
@@ -265,8 +267,8 @@ impl<E: StarEnv> Stateful<E> {
         Header { ptype, opt, migrate: false, ack, qpn, epoch: 0, psn: seq, addr: 0, len }
     }
 
-    /// SL asks how far its sends are, as not all of them make completions, or our end is about to go: it is told of the last that is done, and
-    /// of the last that is here once that is.
+    /// SL asks how far its sends are, as not all of them make completions, or our end is about to go: it is
+    /// told of the last that is done, and of the last that is here once that is.
     pub fn report(&mut self) {
         if self.ended != Ended::Not || self.halted {
             return;
@@ -280,8 +282,8 @@ impl<E: StarEnv> Stateful<E> {
         self.report_at = una.plus(here.count() as u32);
     }
 
-    /// Whether SL lacks completions of what has succeeded here, and is there to take them. Our program may know that by now, and end: nobody
-    /// else would tell SL.
+    /// Whether SL lacks completions of what has succeeded here, and is there to take them. Our program may
+    /// know that by now, and end: nobody else would tell SL.
     pub fn owes(&self, now: Nanos) -> bool {
         let told = self.completions.iter().all(Completions::is_told);
         !told && now.saturating_sub(self.heard) < LINGER

@@ -1,7 +1,7 @@
 //! Either end's way into error (hole 11; IBTA 10.3.1, 10.10.2.3).
 //!
-//! Whatever ends with an error gives memory back to its program, and SL's card knows of nothing. So nothing leaves any more from then
-//! on, and SL is told once no packet that left before can be under way.
+//! Whatever ends with an error gives memory back to its program, and SL's card knows of nothing. So nothing
+//! leaves any more from then on, and SL is told once no packet that left before can be under way.
 
 use starverbs_core::env::{RecvQueue, SendQueue};
 use starverbs_core::{AsyncEvent, Cqe, Nanos, Psn, QpState, SendOp, Sge, WcOpcode, WcStatus};
@@ -114,7 +114,8 @@ impl<E: StarEnv> Stateful<E> {
         self.quiet_at
     }
 
-    /// SL says that it ends. Sends that wait for it fail, but not before RC's would, as its program may have all that it needs by then.
+    /// SL says that it ends. Sends that wait for it fail, but not before RC's would, as its program may have
+    /// all that it needs by then.
     fn peer_left(&mut self, now: Nanos) {
         let patience = self.local.waits.patience;
         if self.state != QpState::Rts || self.streams[0].una == self.local.sq.posted() {
@@ -136,9 +137,10 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// SL has not answered for longer than it may. What it was to be told of its receives has ended well here: so that nothing is lost without
-    /// an error, our end fails, as RC's would have that has no acknowledge. SL may only not hear us, and have sends that were not done: when it
-    /// is heard again it is told all.
+    /// SL has not answered for longer than it may. What it was to be told of its receives has ended well
+    /// here: so that nothing is lost without an error, our end fails, as RC's would have that has no
+    /// acknowledge. SL may only not hear us, and have sends that were not done: when it is heard again it is
+    /// told all.
     pub(super) fn peer_silent(&mut self, card: &mut Card<'_, E>) {
         let owed = self.ended == Ended::Not && !self.completions[Queue::Recv as usize].is_idle();
         self.channel = self.channel.silenced();
@@ -223,7 +225,8 @@ impl<E: StarEnv> Stateful<E> {
         self.arm(self.quiet_at.max(now));
     }
 
-    /// A CQ was full (IBTA 10.2.6.2). The step that is under way ends as it would have; the timer does the rest, at once.
+    /// A CQ was full (IBTA 10.2.6.2). The step that is under way ends as it would have; the timer does the
+    /// rest, at once.
     pub(super) fn overrun(&mut self, card: &mut Card<'_, E>) {
         card.stats.cq_overrun.inc();
         if !self.overrun {

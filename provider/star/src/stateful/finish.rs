@@ -31,7 +31,8 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// The oldest WQE of a stream, if all its data is where it belongs, and no copy of a packet of it can come any more.
+    /// The oldest WQE of a stream, if all its data is where it belongs, and no copy of a packet of it can
+    /// come any more.
     fn finished(&mut self, card: &mut Card<'_, E>, of: Of) -> Option<(u32, Op)> {
         let stream = &self.streams[of as usize];
         let (index, op) = (stream.una, *stream.get(stream.una));
@@ -136,7 +137,8 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// A packet of a WQE cannot leave, or its data cannot be placed: it ends so, once all before it has ended.
+    /// A packet of a WQE cannot leave, or its data cannot be placed: it ends so, once all before it has
+    /// ended.
     pub(super) fn abandon(&mut self, card: &mut Card<'_, E>, of: Of, index: u32, status: WcStatus) {
         self.window.forget(|entry| entry.of == of && entry.wqe == index);
         self.charge(card);

@@ -1,5 +1,6 @@
-//! Before a request of ours fails because SL's rules do not let it, SL is asked whether our card has them all: SL does not wait for cards that it
-//! cannot reach, so that its program may have bound a window, or set its QP anew, and may have told ours so on another way, before we hear it.
+//! Before a request of ours fails because SL's rules do not let it, SL is asked whether our card has them
+//! all: SL does not wait for cards that it cannot reach, so that its program may have bound a window, or set
+//! its QP anew, and may have told ours so on another way, before we hear it.
 
 use starverbs_core::WcStatus;
 
@@ -53,8 +54,8 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// SL says how many rules there are, and which: what comes from another connection of ours may still be under way. `None`: there is no memory
-    /// to ask for them, and SL comes again.
+    /// SL says how many rules there are, and which: what comes from another connection of ours may still be
+    /// under way. `None`: there is no memory to ask for them, and SL comes again.
     pub(super) fn hear_sum(&mut self, card: &Card<'_, E>, theirs: Sum) -> Option<()> {
         let Inquiry::Open(rounds) = self.inquiry else { return Some(()) };
         self.inquiry = if self.halted {

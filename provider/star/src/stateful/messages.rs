@@ -1,4 +1,5 @@
-//! Control messages, while the connection lasts: rules of SL come and go, receives of a shared queue are asked for, ends are told.
+//! Control messages, while the connection lasts: rules of SL come and go, receives of a shared queue are
+//! asked for, ends are told.
 
 use starverbs_core::env::SendQueue;
 use starverbs_core::{Gid, Nanos, Psn, QpState};
@@ -112,7 +113,8 @@ impl<E: StarEnv> Stateful<E> {
             /* SL may have left */
             return;
         }
-        /* what there is no memory for is said later; one wish waits at a time, as the next is the larger one */
+        /* what there is no memory for is said later; one wish waits at a time, as the next is the larger one
+         */
         if let Some(upto) = self.wants()
             && self.wanted != Some(upto)
             && self.channel.count(|message| matches!(message, Control::Want { .. })) == 0
@@ -138,8 +140,8 @@ impl<E: StarEnv> Stateful<E> {
         [told, answer, self.channel.deadline(), self.keepalive_due()].into_iter().flatten().min()
     }
 
-    /// When SL is asked whether it lives: a WQE waits for a receive, or for what SL says of its rules, which a dead SL never does. Packets under way
-    /// ask as well, and are given up as this is.
+    /// When SL is asked whether it lives: a WQE waits for a receive, or for what SL says of its rules, which
+    /// a dead SL never does. Packets under way ask as well, and are given up as this is.
     fn keepalive_due(&self) -> Option<Nanos> {
         let since = self.streams.iter().map(|stream| stream.rnr_since).max().unwrap_or(0);
         let asks = !self.open || self.inquiry.is_open();
@@ -158,8 +160,8 @@ impl<E: StarEnv> Stateful<E> {
         card.env.send_star(Side::Stateful, to, head, data, &[], false);
     }
 
-    /// How many of SL's receive WQEs SF wants to have, if they are shared: all before this sequence. `None`: they are not, or enough
-    /// are here.
+    /// How many of SL's receive WQEs SF wants to have, if they are shared: all before this sequence. `None`:
+    /// they are not, or enough are here.
     fn wants(&self) -> Option<Psn> {
         if !self.setup.srq || self.state != QpState::Rts {
             return None;

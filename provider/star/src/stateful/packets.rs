@@ -79,7 +79,8 @@ impl<E: StarEnv> Stateful<E> {
         true
     }
 
-    /// Sends a packet without data for a WQE that waits for copies of its packets alone: its answer shows that they are gone.
+    /// Sends a packet without data for a WQE that waits for copies of its packets alone: its answer shows
+    /// that they are gone.
     fn send_probe(&mut self, card: &mut Card<'_, E>) -> bool {
         for of in [Of::Local, Of::Remote] {
             let stream = &self.streams[of as usize];
@@ -99,7 +100,8 @@ impl<E: StarEnv> Stateful<E> {
             (op.probe, op.probed) = (0, true);
             match self.send_entry(card, psn, &probe) {
                 Ok(()) => self.arm(card.now + self.timeout(card)),
-                /* the rule is gone: its WQE is done all the same, and waits as long as it would have without */
+                /* the rule is gone: its WQE is done all the same, and waits as long as it would have without
+                 */
                 Err(_) => self.forget_probe(card, of, index),
             }
             self.charge(card);
@@ -126,7 +128,8 @@ impl<E: StarEnv> Stateful<E> {
         admitted
     }
 
-    /// Begins a WQE or sends the next packet of one: of our queue and of SL's by turns. False: there is none that may.
+    /// Begins a WQE or sends the next packet of one: of our queue and of SL's by turns. False: there is none
+    /// that may.
     fn send_new(&mut self, card: &mut Card<'_, E>) -> bool {
         for _ in 0..2 {
             let of = self.turn;
@@ -210,7 +213,8 @@ impl<E: StarEnv> Stateful<E> {
         self.charge(card);
     }
 
-    /// Where byte `offset` of a WQE lies in SL's memory, how many bytes follow there, and the rule that opens them.
+    /// Where byte `offset` of a WQE lies in SL's memory, how many bytes follow there, and the rule that opens
+    /// them.
     pub(super) fn target(
         &self,
         card: &Card<'_, E>,

@@ -1,7 +1,9 @@
-//! A connection comes to rest while both ends' programs post on, and goes on, or is given back to the card's own transport.
+//! A connection comes to rest while both ends' programs post on, and goes on, or is given back to the card's
+//! own transport.
 //!
-//! At rest nothing has begun that is not over: SL has all completions, no packet waits for an answer, and no copy of one that writes to
-//! SL's memory can come any more. What is posted and has not begun is nobody's yet: SL has copies of what it sent here.
+//! At rest nothing has begun that is not over: SL has all completions, no packet waits for an answer, and no
+//! copy of one that writes to SL's memory can come any more. What is posted and has not begun is nobody's
+//! yet: SL has copies of what it sent here.
 
 use starverbs_core::engine::Parted;
 use starverbs_core::{Psn, QpState};
@@ -24,8 +26,8 @@ impl<E: StarEnv> Stateful<E> {
         (self.resting, self.halted) = (false, false);
     }
 
-    /// How many of SL's WQEs are done, if it rests, and all that began is over: so it stays until [`resume`](Stateful::resume), and nothing
-    /// is asked of SL any more.
+    /// How many of SL's WQEs are done, if it rests, and all that began is over: so it stays until
+    /// [`resume`](Stateful::resume), and nothing is asked of SL any more.
     pub fn halt(&mut self) -> Option<Done> {
         if !self.resting || !self.may_rest() || !self.halted && !self.is_over() {
             return None;

@@ -1,8 +1,9 @@
 //! What SL's atomics gave, on its way to SL's memory.
 //!
-//! Each is done here when it begins, and its result kept. SL's card cannot tell a late result from a newer one; so to one place of SL's memory
-//! one packet at a time is under way. Programs that let all go to one buffer do not wait for each of them: what a buffer holds that several
-//! requests under way write is undefined until all are done, and then it is the last's. So one packet with the newest result does for all
+//! Each is done here when it begins, and its result kept. SL's card cannot tell a late result from a newer
+//! one; so to one place of SL's memory one packet at a time is under way. Programs that let all go to one
+//! buffer do not wait for each of them: what a buffer holds that several requests under way write is
+//! undefined until all are done, and then it is the last's. So one packet with the newest result does for all
 //! that waited.
 
 use starverbs_core::{Access, Psn};
@@ -21,7 +22,8 @@ impl<E: StarEnv> Stateful<E> {
         found.map(|(_, addr)| addr)
     }
 
-    /// Sends the result for which SL's oldest WQE waits, now that nothing before it is under way. False: there is none, or it may not go yet.
+    /// Sends the result for which SL's oldest WQE waits, now that nothing before it is under way. False:
+    /// there is none, or it may not go yet.
     pub(super) fn send_result(&mut self, card: &mut Card<'_, E>) -> bool {
         let stream = &self.streams[Of::Remote as usize];
         let Some(index) = stream.owed().filter(|_| self.ended == Ended::Not && self.window.has_room()) else {

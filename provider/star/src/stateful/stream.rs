@@ -1,10 +1,11 @@
 //! A stream: the WQEs of one queue, executed and completed in order, and what may go on at once.
 //!
-//! SL keeps nothing, so a packet that is lost and repeated lands behind those that left after it; no sequence numbers hold them
-//! back there. So order is made here, by what leaves when. A program sees the data of SENDs and READs with their completion, and
-//! these are made in order; so they may all be under way together. WRITEs are seen when they land: each begins when all before it
-//! are done. One into memory registered with IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap.
-//! Atomics are under way with atomics alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
+//! SL keeps nothing, so a packet that is lost and repeated lands behind those that left after it; no sequence
+//! numbers hold them back there. So order is made here, by what leaves when. A program sees the data of SENDs
+//! and READs with their completion, and these are made in order; so they may all be under way together.
+//! WRITEs are seen when they land: each begins when all before it are done. One into memory registered with
+//! IBV_ACCESS_RELAXED_ORDERING need not wait for what it does not overlap. Atomics are under way with atomics
+//! alone: SL's card does those of SF in the order of their slots, and those of SL are done here.
 
 use alloc::boxed::Box;
 
@@ -53,7 +54,8 @@ pub(super) enum Carry {
     Own,
     /// One before it goes to the same place, and is not done: it waits
     Owed,
-    /// One behind it goes to the same place, and that packet is under way: what is there in the end is the last's
+    /// One behind it goes to the same place, and that packet is under way: what is there in the end is the
+    /// last's
     Later,
 }
 
@@ -88,7 +90,8 @@ pub(super) struct Op {
     pub(super) atomic: u32,
     /// Not complete before
     pub(super) until: Nanos,
-    /// What leaves now, and is answered, shows that none of its copies is under way; 0: nothing is to be shown
+    /// What leaves now, and is answered, shows that none of its copies is under way; 0: nothing is to be
+    /// shown
     pub(super) probe: Nanos,
     /// One is under way; nobody waits for its answer longer than for the copies
     pub(super) probed: bool,

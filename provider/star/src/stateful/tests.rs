@@ -198,7 +198,8 @@ fn who_ends_is_told_to_wait_until_sl_has_its_completions() {
     assert!(!w.conn.owes(w.now));
 }
 
-/// SL's card had no CPU for a while: what it has is not sent again, but for what feels the way, and nothing is given up.
+/// SL's card had no CPU for a while: what it has is not sent again, but for what feels the way, and nothing
+/// is given up.
 #[test]
 fn an_answer_that_is_late_costs_little() {
     let mut w = World::new(6, |_, _| {});
@@ -215,8 +216,8 @@ fn an_answer_that_is_late_costs_little() {
     assert!(w.sl.read(far, 30_000) == data);
 }
 
-/// A packet was lost, and for all that SF knows may be late: the answer to a packet without data shows that it is not, long before the time is over that
-/// the slowest answer of late took twice.
+/// A packet was lost, and for all that SF knows may be late: the answer to a packet without data shows that
+/// it is not, long before the time is over that the slowest answer of late took twice.
 #[test]
 fn a_copy_that_was_lost_is_not_waited_for() {
     let mut probed = 0;
@@ -248,7 +249,8 @@ fn a_copy_that_was_lost_is_not_waited_for() {
     assert!(probed > 3, "{probed}");
 }
 
-/// All of a WRITE was answered, and copies may be late; then its rule is taken away, or SL answers no more. It is done all the same.
+/// All of a WRITE was answered, and copies may be late; then its rule is taken away, or SL answers no more.
+/// It is done all the same.
 #[test]
 fn what_is_to_show_that_no_copy_is_late_fails_nothing() {
     for gone in [true, false] {

@@ -1,10 +1,12 @@
 //! The packets under way to SL: which of them SL has, which are to be sent again (hole 9).
 //!
-//! A PSN is a place in a ring, and in its lowest bits which transmission of its packet it is: SL sends it back as it is, so that an answer
-//! says what it answers. A packet is in flight, lost, or done; of RD and GD alike it is done when its answer has come.
-//! When the answer to a transmission comes, those of its kind made [`LATE`] before it, or well before it in time, and still
-//! unanswered are taken for lost, as RFC 8985 does; RD and GD have lanes of their own ([`lane`](crate::wire::lane)), and pass each other. Silence alone proves nothing of many packets: after it a few go again, and the
-//! answers to these, or to what they would repeat, tell.
+//! A PSN is a place in a ring, and in its lowest bits which transmission of its packet it is: SL sends it
+//! back as it is, so that an answer says what it answers. A packet is in flight, lost, or done; of RD and GD
+//! alike it is done when its answer has come. When the answer to a transmission comes, those of its kind made
+//! [`LATE`] before it, or well before it in time, and still unanswered are taken for lost, as RFC 8985 does;
+//! RD and GD have lanes of their own ([`lane`](crate::wire::lane)), and pass each other. Silence alone proves
+//! nothing of many packets: after it a few go again, and the answers to these, or to what they would repeat,
+//! tell.
 
 use alloc::boxed::Box;
 
@@ -122,7 +124,8 @@ impl Entry {
         u32::from(self.len) + PACKET_OVERHEAD
     }
 
-    /// Whether it is in flight, although what left well behind it in its lane, of this order and at that time, has its answer.
+    /// Whether it is in flight, although what left well behind it in its lane, of this order and at that
+    /// time, has its answer.
     fn is_overtaken(&self, (order, sent): (u32, Nanos), disorder: Nanos) -> bool {
         let late = self.order + LATE <= order || self.sent + disorder < sent;
         self.state == State::Flight && late
@@ -230,7 +233,8 @@ impl Window {
         self.una == self.next
     }
 
-    /// Whether an answer is waited for, or silence is about to be felt. What was lost and waits for room asks nobody.
+    /// Whether an answer is waited for, or silence is about to be felt. What was lost and waits for room asks
+    /// nobody.
     pub(super) fn asks(&self) -> bool {
         self.flight > 0 || self.feelers > 0
     }
@@ -328,7 +332,8 @@ impl Window {
         sent
     }
 
-    /// The answer to another transmission of a packet that is done came; gives the packet. `None`: it answers nothing that is known.
+    /// The answer to another transmission of a packet that is done came; gives the packet. `None`: it answers
+    /// nothing that is known.
     pub(super) fn done_again(&mut self, psn: Psn) -> Option<Entry> {
         let behind = self.next.since(base(psn));
         let at = self.place(psn);
@@ -370,8 +375,8 @@ impl Window {
         self.lose(at);
     }
 
-    /// SL's card could not do yet what this transmission asks for, as something before it is not done. Of what left before it that says as much as an
-    /// answer. The packet is to be sent again, unless it was.
+    /// SL's card could not do yet what this transmission asks for, as something before it is not done. Of
+    /// what left before it that says as much as an answer. The packet is to be sent again, unless it was.
     pub(super) fn refuse_early(&mut self, psn: Psn) {
         let at = self.place(psn);
         let entry = &mut self.ring[at];
@@ -411,7 +416,8 @@ impl Window {
         found.map(|psn| self.place(psn))
     }
 
-    /// Declares lost what was overtaken, by others or by so much time, in the lane of what was answered. Gives what the lost packets cost.
+    /// Declares lost what was overtaken, by others or by so much time, in the lane of what was answered.
+    /// Gives what the lost packets cost.
     pub(super) fn infer(&mut self, answered: &Entry, disorder: Nanos) -> u32 {
         let lane = answered.lane();
         let newest = self.lanes[lane].newest;
@@ -433,8 +439,8 @@ impl Window {
         before - self.bytes
     }
 
-    /// Nothing was answered that was sent at or before `then`: a few of those are to be sent again, to feel whether anybody is there.
-    /// Gives how many.
+    /// Nothing was answered that was sent at or before `then`: a few of those are to be sent again, to feel
+    /// whether anybody is there. Gives how many.
     pub(super) fn expire(&mut self, then: Nanos, now: Nanos) -> u32 {
         if self.oldest().is_none_or(|oldest| oldest > then) {
             return 0;

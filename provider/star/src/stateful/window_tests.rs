@@ -85,7 +85,8 @@ fn a_packet_that_three_others_overtook_is_lost_and_only_it_goes_again() {
     assert_eq!((window.flight, window.lost, window.una), (2, 1, nth(first, 4)));
 }
 
-/// What brings data and what gets some leave in segmented sends of their own, and so pass each other: neither says anything of the other.
+/// What brings data and what gets some leave in segmented sends of their own, and so pass each other: neither
+/// says anything of the other.
 #[test]
 fn a_packet_that_another_kind_passed_is_not_lost() {
     let mut window = Window::new(16).unwrap();
@@ -120,7 +121,8 @@ fn a_kind_that_pauses_is_not_left_behind() {
     assert!(window.infer(&get(4), NEVER) > 0 && window.get(psns[0]).unwrap().state == State::Lost);
 }
 
-/// However many are under way, the silence may be that of a CPU that SL's card had not: a few are asked for, and what comes tells.
+/// However many are under way, the silence may be that of a CPU that SL's card had not: a few are asked for,
+/// and what comes tells.
 #[test]
 fn after_silence_two_feel_the_way() {
     let mut window = filled_window(8);

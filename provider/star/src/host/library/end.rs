@@ -10,13 +10,13 @@ use starverbs_core::qp::QpAttr;
 use starverbs_core::room::{is_room_for, make_room_in};
 use starverbs_core::{Access, Counters, Mtu, Nanos, NicError, PdId, QpState, Qpn};
 
-use crate::card::bytes_of;
+use crate::card::{Queues, bytes_of};
 use crate::control::Setup;
 use crate::library::{Parting, Patience, SlInit, SlQp};
 use crate::ring::{CQE_SLOT, REPLAY_SLOT};
 use crate::stateless::Peer;
 
-use super::super::roles::Queues;
+use super::super::queues_of;
 use super::super::{Host, Turn};
 use super::rules::GroupKey;
 use super::{Library, PARTING};
@@ -72,7 +72,8 @@ pub(super) struct End<E: Host> {
     pub(super) unanswered: u32,
     /// A window that was changed for it
     pub(super) chore: Option<Chore>,
-    /// Memory that the card fills for the library: completions of sends and of receives, then results of atomics
+    /// Memory that the card fills for the library: completions of sends and of receives, then results of
+    /// atomics
     pub(super) slots: Slots<E>,
     /// The send queue's memory, if inline bytes may have to be fetched from there
     inline: Option<u32>,
@@ -121,15 +122,10 @@ pub(super) fn patience_of(attr: &QpAttr) -> Patience {
 }
 
 impl<E: Host> Library<E> {
-    /// A QP becomes a stateless end, with these other handles of its queues. Its peer's card has that life, and those ports. `Exhausted`: it
-    /// stays where it is.
-    pub fn begin(
-        &mut self,
-        turn: &mut Turn<'_, E>,
-        qpn: Qpn,
-        peer: (u64, [u16; 2]),
-        queues: Queues<E>,
-    ) -> Result<(), NicError> {
+    /// A QP becomes a stateless end. Its peer's card has that life, and those ports. `Exhausted`: it stays
+    /// where it is.
+    pub fn begin(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, peer: (u64, [u16; 2])) -> Result<(), NicError> {
+        let queues = queues_of(turn, qpn)?;
         let timer = self.timers.join()?;
         let inline = self.open_inline(turn, qpn, &queues.sq);
         let begun = inline.and_then(|inline| {
@@ -216,7 +212,8 @@ impl<E: Host> Library<E> {
         Ok(())
     }
 
-    /// Room for one more end, so that from here on none is needed but for what the end is made of. `Exhausted`: no memory.
+    /// Room for one more end, so that from here on none is needed but for what the end is made of.
+    /// `Exhausted`: no memory.
     fn make_room(&mut self, qpn: Qpn) -> Result<(), NicError> {
         self.places.make_room(qpn)?;
         make_room_in(&mut self.ends)?;
@@ -262,7 +259,8 @@ impl<E: Host> Library<E> {
         star_library_bytes.set(change(star_library_bytes.get(), end.bytes() as u64));
     }
 
-    /// Takes an end out: its peer is told, and its slots are no more. Gives what the card has left of it, to come back or to end.
+    /// Takes an end out: its peer is told, and its slots are no more. Gives what the card has left of it, to
+    /// come back or to end.
     pub(super) fn take_out(&mut self, turn: &mut Turn<'_, E>, at: u32) -> Option<Released<E>> {
         self.count(turn, at, u64::wrapping_sub);
         let end = *self.ends.try_remove(at as usize)?;
@@ -305,7 +303,8 @@ impl<E: Host> Library<E> {
         Ok(())
     }
 
-    /// Says the last words of a connection that is gone; without memory for them the peer finds out by silence.
+    /// Says the last words of a connection that is gone; without memory for them the peer finds out by
+    /// silence.
     fn part(&mut self, turn: &mut Turn<'_, E>, parting: Parting) {
         if make_room_in(&mut self.partings).is_err() || self.parting_of.try_reserve(1).is_err() {
             return;

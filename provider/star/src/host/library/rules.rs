@@ -1,8 +1,9 @@
-//! What stateful cards are told of this process's memory: all rules of a protection domain once to each card, whoever of its connections says
-//! them, and the end of a rule before memory is given back.
+//! What stateful cards are told of this process's memory: all rules of a protection domain once to each card,
+//! whoever of its connections says them, and the end of a rule before memory is given back.
 //!
-//! Connections between the same two addresses and of the same domain are a group. One of them is its teller; when that one is gone another
-//! says again what had no answer. WQEs of the whole group wait while a rule has none, as they may name it.
+//! Connections between the same two addresses and of the same domain are a group. One of them is its teller;
+//! when that one is gone another says again what had no answer. WQEs of the whole group wait while a rule has
+//! none, as they may name it.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -21,7 +22,8 @@ use crate::library::{Changes, SlState};
 use super::super::{Host, Turn};
 use super::Library;
 
-/// What one more protection domain may take in a map of them, bytes: a map cannot be asked, so that the host is.
+/// What one more protection domain may take in a map of them, bytes: a map cannot be asked, so that the host
+/// is.
 const NODE: usize = 1024;
 
 /// Which connections share what they say.
@@ -77,8 +79,8 @@ impl Rules {
         }
     }
 
-    /// A connection that is about to begin joins its group, without being in it yet: gives the group, and what the other end's card has been
-    /// told, if there is somebody who told it. `Exhausted`: no memory.
+    /// A connection that is about to begin joins its group, without being in it yet: gives the group, and
+    /// what the other end's card has been told, if there is somebody who told it. `Exhausted`: no memory.
     pub(super) fn join(&mut self, key: GroupKey) -> Result<(usize, Option<Sum>, Arc<AtomicU32>), NicError> {
         let known = self.groups.iter().find(|(_, group)| group.key == key).map(|(at, _)| at);
         let at = match known {
@@ -127,7 +129,8 @@ impl Rules {
 }
 
 impl<E: Host> Library<E> {
-    /// Memory is registered, or a window bound. `Exhausted`: without memory to keep that, it is none to stateful peers.
+    /// Memory is registered, or a window bound. `Exhausted`: without memory to keep that, it is none to
+    /// stateful peers.
     pub fn add_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) -> Result<(), NicError> {
         self.keep_rule(rule).inspect_err(|_| turn.nic.memory().hide(rule.key))?;
         let mut from = 0;
@@ -144,7 +147,8 @@ impl<E: Host> Library<E> {
         self.rules.note(rule).inspect_err(|_| self.bounds.remove(rule.addr, rule.len, rule.access))
     }
 
-    /// It no longer is. The card lets no packet reach it from now on; [`is_revoked`](Library::is_revoked) says when no card tries any more.
+    /// It no longer is. The card lets no packet reach it from now on; [`is_revoked`](Library::is_revoked)
+    /// says when no card tries any more.
     pub fn remove_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
         self.bounds.remove(rule.addr, rule.len, rule.access);
         self.rules.forget(rule);
@@ -161,8 +165,8 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// Others than the teller may be saying all rules anew, at their peer's wish: none of them comes after its end, and the end is over when all of
-    /// them have an answer.
+    /// Others than the teller may be saying all rules anew, at their peer's wish: none of them comes after
+    /// its end, and the end is over when all of them have an answer.
     fn take_back(&mut self, turn: &mut Turn<'_, E>, group: usize, key: u32) {
         let Some(group) = self.rules.groups.get_mut(group) else { return };
         for at in group.members.iter().filter(|at| group.teller != Some(**at)) {
@@ -180,7 +184,8 @@ impl<E: Host> Library<E> {
         !self.rules.groups.iter().any(|(_, group)| group.heard && group.revoked.contains(&key))
     }
 
-    /// Whether all stateful cards that are there have answered that they know the memory of a protection domain.
+    /// Whether all stateful cards that are there have answered that they know the memory of a protection
+    /// domain.
     pub fn is_told(&self, pd: PdId) -> bool {
         self.of_this(pd).all(|group| !group.heard || group.untold.load(Ordering::Relaxed) == 0)
     }
@@ -246,7 +251,8 @@ impl<E: Host> Library<E> {
                 }
                 let back = heard && !group.heard && end.qp.state() == SlState::Ready;
                 if back {
-                    /* the first that is heard again, before its teller: what its WQEs name is told by itself */
+                    /* the first that is heard again, before its teller: what its WQEs name is told by itself
+                     */
                     self.find_teller(turn, group_at);
                 }
                 return;
@@ -322,8 +328,9 @@ impl<E: Host> Library<E> {
         group.teller != Some(at) || self.find_teller(turn, group_at)
     }
 
-    /// The teller is gone, or nobody hears it: another says what may have had no answer, one of those that SF answers if there is one. Else
-    /// one that is only silent goes on, lest anything is lost should its peer come back, and nobody waits for that. Gives whether SF hears it.
+    /// The teller is gone, or nobody hears it: another says what may have had no answer, one of those that SF
+    /// answers if there is one. Else one that is only silent goes on, lest anything is lost should its peer
+    /// come back, and nobody waits for that. Gives whether SF hears it.
     fn find_teller(&mut self, turn: &mut Turn<'_, E>, group_at: usize) -> bool {
         let Some(group) = self.rules.groups.get(group_at) else { return false };
         let before = group.teller;
@@ -356,7 +363,8 @@ impl<E: Host> Library<E> {
                 self.settle(turn, next);
             }
             None => {
-                /* programs do not wait for what nobody hears; WQEs that may name it do, as long as somebody may be heard again who says it */
+                /* programs do not wait for what nobody hears; WQEs that may name it do, as long as somebody
+                may be heard again who says it */
                 if next.is_none() {
                     group.untold.store(0, Ordering::Relaxed);
                     group.revoked.clear();

@@ -1,16 +1,16 @@
-//! Lives of connections: of a pair of QPs that is connected again and again the newest counts, whatever comes late of those before.
+//! Lives of connections: of a pair of QPs that is connected again and again the newest counts, whatever comes
+//! late of those before.
 
 use starverbs_core::{Gid, Nanos, Qpn};
 
 use crate::control::{Role, Setup};
 use crate::negotiate::Outcome;
-use crate::stateful::Local;
 use crate::stateless::is_later;
 use crate::wire::Prefix;
 
 use super::super::places::ByQpn;
 use super::super::{Host, Turn};
-use super::{Queues, Roles};
+use super::Roles;
 
 /// For how long something may come late of a life that is over.
 const LATE: Nanos = 10_000_000_000;
@@ -28,7 +28,8 @@ struct Life {
 pub(super) struct Lives(ByQpn<Life>);
 
 impl Lives {
-    /// Whether a stateless end that says this epoch speaks of a life that a later one has followed, or of the one that has begun here.
+    /// Whether a stateless end that says this epoch speaks of a life that a later one has followed, or of the
+    /// one that has begun here.
     pub(super) fn is_over(&self, now: Nanos, qpn: Qpn, peer: (Gid, Qpn), epoch: u32) -> bool {
         let known = self.0.get(qpn).filter(|life| life.peer == peer && now < life.until);
         known.is_some_and(|life| !is_later(epoch, life.epoch))
@@ -56,7 +57,8 @@ impl Lives {
 }
 
 impl<E: Host> Roles<E> {
-    /// Whether the QP waits for its peer. One that began with a life of the peer that was over waits again: else neither could go on.
+    /// Whether the QP waits for its peer. One that began with a life of the peer that was over waits again:
+    /// else neither could go on.
     pub(super) fn may_begin(
         &mut self,
         turn: &mut Turn<'_, E>,
@@ -72,9 +74,10 @@ impl<E: Host> Roles<E> {
             Some(Outcome::Star { role: Role::Stateful, boot, .. }) if boot == setup.boot => (),
             _ => return false,
         }
-        let rewound = turn.rewind(qpn, prefix.epoch);
-        let Some(Local { sq, rq, send_cq, recv_cq, .. }) = rewound else { return false };
-        end.queues = Some(Queues { sq, rq, send_cq, recv_cq });
+        if !turn.rewind(qpn, prefix.epoch) {
+            return false;
+        }
+        end.may_begin = true;
         self.balance.stop(&mut end.renewing);
         true
     }

@@ -1,7 +1,9 @@
-//! Roles settled anew: connections of plain RoCEv2 whose card has come to have too many become StaR's, while their programs run.
+//! Roles settled anew: connections of plain RoCEv2 whose card has come to have too many become StaR's, while
+//! their programs run.
 //!
-//! Whose card has more connections than its threshold asks, some peers at a time, until it has not. Nobody is asked on behalf of a program that has
-//! said what its ends are to be. What came of it is settled as at the beginning.
+//! Whose card has more connections than its threshold asks, some peers at a time, until it has not. Nobody is
+//! asked on behalf of a program that has said what its ends are to be. What came of it is settled as at the
+//! beginning.
 
 use alloc::boxed::Box;
 
@@ -17,7 +19,7 @@ use crate::renew::{Card, Renewal, Renewed, answer, is_new, suits};
 
 use super::super::library::Library;
 use super::super::{Host, Note, Turn};
-use super::returning::{begun, queues_of};
+use super::returning::begun;
 use super::{End, Identity, Roles, say};
 
 /// Time between two looks at the balance.
@@ -32,7 +34,8 @@ const SELDOM: Nanos = 60_000_000_000;
 const LONGEST_PAUSE: u32 = 11;
 /// Connections that this card has asked for at a time.
 const AT_ONCE: u32 = 16;
-/// A peer may have a connection become something else as often as it likes, but for a time not more often than each [`AGAIN`], and so many times more.
+/// A peer may have a connection become something else as often as it likes, but for a time not more often
+/// than each [`AGAIN`], and so many times more.
 const AT_WILL: Nanos = 8;
 
 /// A connection's rounds.
@@ -58,7 +61,8 @@ pub(super) struct Renewing {
     pub(super) rests_until: Nanos,
     /// Nor answers to its peer's asking, as that came to nothing
     pub(super) deaf_until: Nanos,
-    /// When the rounds for which the peer has asked, and which changed the connection, would be over if each took [`AGAIN`]
+    /// When the rounds for which the peer has asked, and which changed the connection, would be over if each
+    /// took [`AGAIN`]
     paced_until: Nanos,
 }
 
@@ -83,7 +87,8 @@ impl Renewing {
         now < self.deaf_until || self.paced_until > now + (AT_WILL - 1) * AGAIN
     }
 
-    /// A round has made the connection something else: its peer does not have that done as fast as messages travel.
+    /// A round has made the connection something else: its peer does not have that done as fast as messages
+    /// travel.
     fn changed(&mut self, now: Nanos) {
         if !self.asked {
             self.paced_until = self.paced_until.max(now) + AGAIN;
@@ -139,7 +144,8 @@ enum Want {
 }
 
 impl Balance {
-    /// A look found nobody to ask before `later`; `None`: at any time. Nobody looks at all of a card's connections in vain again and again.
+    /// A look found nobody to ask before `later`; `None`: at any time. Nobody looks at all of a card's
+    /// connections in vain again and again.
     fn none_free(&mut self, now: Nanos, later: Option<Nanos>) {
         self.due = later.unwrap_or(now + (EVERY << self.vain).min(SELDOM));
         self.vain = (self.vain + 1).min(LONGEST_PAUSE);
@@ -240,13 +246,13 @@ impl<E: Host> Roles<E> {
         }
         let found = match want {
             Want::More(_) => {
-                let away = |end: &End<E>| begun(turn, library, end) == Some(Role::Stateless);
+                let away = |end: &End| begun(turn, library, end) == Some(Role::Stateless);
                 self.find(turn.now, most, |end| end.may_be_changed() && away(end))
             }
             /* plain ones first: of those that it keeps for others the peers must have room */
             _ => match self.find(turn.now, most, |end| self.may_be_asked(end)) {
                 Found { count: 0, later, .. } => {
-                    let kept = |end: &End<E>| begun(turn, library, end) == Some(Role::Stateful);
+                    let kept = |end: &End| begun(turn, library, end) == Some(Role::Stateful);
                     let found = self.find(turn.now, most, |end| end.may_be_changed() && kept(end));
                     found.or_later(later)
                 }
@@ -266,7 +272,7 @@ impl<E: Host> Roles<E> {
     }
 
     /// Some connections that are such, `most` at most, whose round may begin now.
-    fn find(&self, now: Nanos, most: usize, is_such: impl Fn(&End<E>) -> bool) -> Found {
+    fn find(&self, now: Nanos, most: usize, is_such: impl Fn(&End) -> bool) -> Found {
         let mut found = Found { some: [Qpn::default(); AT_ONCE as usize], count: 0, later: None };
         for end in self.ends.all().filter(|end| is_such(end)) {
             let until = end.renewing.rests_until;
@@ -281,7 +287,7 @@ impl<E: Host> Roles<E> {
     }
 
     /// Whether the peer of a connection is one to ask, at some time.
-    fn may_be_asked(&self, end: &End<E>) -> bool {
+    fn may_be_asked(&self, end: &End) -> bool {
         let speaks = || end.negotiation.heard() || self.plain.speaks(&end.av.dgid);
         end.wish == Wish::Auto && end.is_plain() && speaks()
     }
@@ -328,7 +334,7 @@ impl<E: Host> Roles<E> {
         }
         let last = said.round == end.renewing.last && end.is_star();
         /* whose peer is plain waits for nobody: somebody else may have spoken for it before */
-        if last && end.renewing.switched && said.message == Control::Plain && end.queues.is_some() {
+        if last && end.renewing.switched && said.message == Control::Plain && end.may_begin {
             return self.withdraw(turn, qpn);
         }
         let negotiation = last.then_some(&mut end.negotiation);
@@ -337,8 +343,8 @@ impl<E: Host> Roles<E> {
         }
     }
 
-    /// The peer's card has too many connections: if it suits this end, too, a round begins. The peer's numbers count on in any case, so
-    /// that what either says is new to the other.
+    /// The peer's card has too many connections: if it suits this end, too, a round begins. The peer's
+    /// numbers count on in any case, so that what either says is new to the other.
     fn peer_asks(
         &mut self,
         turn: &mut Turn<'_, E>,
@@ -400,11 +406,11 @@ impl<E: Host> Roles<E> {
         }
     }
 
-    /// A stateless end could not begin, and is on the card still. What ran before runs on as it was; its peer, who waits for it, hears that.
-    /// False: no round has settled it.
+    /// A stateless end could not begin, and is on the card still. What ran before runs on as it was; its
+    /// peer, who waits for it, hears that. False: no round has settled it.
     pub(super) fn take_back(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn) -> bool {
         let Some(end) = self.ends.get_mut(qpn).filter(|end| end.renewing.switched) else { return false };
-        end.queues = queues_of(turn, qpn);
+        end.may_begin = true;
         let plain = Renewed { round: end.renewing.last, message: Control::Plain };
         say_again(turn, (qpn, end.peer), &end.av, &plain);
         self.withdraw(turn, qpn);
@@ -443,14 +449,14 @@ impl<E: Host> Roles<E> {
     }
 }
 
-impl<E: Host> End<E> {
+impl End {
     pub(super) fn is_star(&self) -> bool {
         matches!(self.negotiation.outcome(), Some(Outcome::Star { .. }))
     }
 
     /// Whether its roles may be settled anew.
     pub(super) fn is_plain(&self) -> bool {
-        let plain = self.negotiation.outcome() == Some(Outcome::Plain) && self.queues.is_some();
+        let plain = self.negotiation.outcome() == Some(Outcome::Plain) && self.may_begin;
         plain && self.renewing.is_idle()
     }
 

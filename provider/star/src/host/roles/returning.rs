@@ -1,5 +1,6 @@
-//! Connections of StaR that become plain RoCEv2 again while their programs run: as their stateless end's card has room for them, as their
-//! stateful end's card has come to have too many, so that the other is to keep them, or as a program wants another role.
+//! Connections of StaR that become plain RoCEv2 again while their programs run: as their stateless end's card
+//! has room for them, as their stateful end's card has come to have too many, so that the other is to keep
+//! them, or as a program wants another role.
 
 use alloc::boxed::Box;
 
@@ -15,7 +16,7 @@ use crate::renew::{Renewed, is_new};
 use super::super::library::{Library, Stateless};
 use super::super::{Host, Note, Turn};
 use super::renewing::say_again;
-use super::{End, Identity, Queues, Roles};
+use super::{End, Identity, Roles};
 
 /// Within such a time a stateful end answers the first word of its peer, where that comes through at all.
 const FIRST_WORD: Nanos = 100_000_000;
@@ -178,7 +179,7 @@ impl<E: Host> Roles<E> {
         let crowded = mine.stateful > mine.threshold;
         let Some(end) = self.ends.get_mut(qpn) else { return };
         end.negotiation = Negotiation::settled(mine, boot, ports, Outcome::Plain);
-        end.queues = queues_of(turn, qpn);
+        end.may_begin = true;
         end.beginning = Beginning::default();
         match gave_up {
             true => end.renewing.failed(turn.now),
@@ -192,7 +193,8 @@ impl<E: Host> Roles<E> {
         self.pursue_later(qpn);
     }
 
-    /// An end of StaR that was a plain one looks at times whether its peer has begun, too. What travels on StaR's ports may not come through.
+    /// An end of StaR that was a plain one looks at times whether its peer has begun, too. What travels on
+    /// StaR's ports may not come through.
     pub(super) fn watch_beginning(&mut self, now: Nanos, qpn: Qpn) {
         let Some(end) = self.ends.get(qpn) else { return };
         if end.waits_for_peer() {
@@ -204,7 +206,8 @@ impl<E: Host> Roles<E> {
         }
     }
 
-    /// The program wants an end to be this from now on. False: its peer's card has no StaR, or the end had no wish when it got its peer.
+    /// The program wants an end to be this from now on. False: its peer's card has no StaR, or the end had no
+    /// wish when it got its peer.
     pub fn wish(&mut self, turn: &mut Turn<'_, E>, library: &mut Library<E>, qpn: Qpn, wish: Wish) -> bool {
         let Some(end) = self.ends.get_mut(qpn) else { return false };
         let settled = end.negotiation.outcome().is_some();
@@ -249,7 +252,7 @@ impl<E: Host> Roles<E> {
     }
 }
 
-impl<E: Host> End<E> {
+impl End {
     /// What it has become of StaR.
     pub(super) fn role(&self) -> Option<Role> {
         match self.negotiation.outcome() {
@@ -259,8 +262,9 @@ impl<E: Host> End<E> {
     }
 }
 
-/// What an end of StaR is that has begun, and whose peer has, so that it waits for no word of the round that settled it.
-pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End<E>) -> Option<Role> {
+/// What an end of StaR is that has begun, and whose peer has, so that it waits for no word of the round that
+/// settled it.
+pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End) -> Option<Role> {
     let role = end.role()?;
     let there = match role {
         Role::Stateless => library.has_begun(end.qpn),
@@ -269,8 +273,9 @@ pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End
     there.then_some(role)
 }
 
-/// As [`begun`], and true; or what an end is to be by a round that settled it, if the word with which SL begins is not answered, or has not come: false.
-fn settled<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End<E>) -> Option<(Role, bool)> {
+/// As [`begun`], and true; or what an end is to be by a round that settled it, if the word with which SL
+/// begins is not answered, or has not come: false.
+fn settled<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End) -> Option<(Role, bool)> {
     if let Some(role) = begun(turn, library, end) {
         return Some((role, true));
     }
@@ -292,14 +297,4 @@ fn with_half<E: Host, R>(
         Role::Stateless => call(&mut Stateless { library, turn, qpn }),
         Role::Stateful => call(&mut Resting { turn, qpn }),
     }
-}
-
-/// More handles of the queues of a QP that the card has.
-pub(super) fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Option<Queues<E>> {
-    turn.nic.with_queues(qpn, |sq, rq, (send_cq, recv_cq)| Queues {
-        sq: E::another_sq(sq),
-        rq: rq.map(E::another),
-        send_cq: send_cq.clone(),
-        recv_cq: recv_cq.clone(),
-    })
 }

@@ -1,4 +1,5 @@
-//! Atomics in a row, of either end: several are under way, and it is as if each had been done when the one before it was.
+//! Atomics in a row, of either end: several are under way, and it is as if each had been done when the one
+//! before it was.
 
 use starverbs_core::Sge;
 

@@ -3,7 +3,8 @@
 use super::*;
 use crate::stateless;
 
-/// Both ends count the kinds of packets that pass between them, and what comes twice is no packet that answers nothing.
+/// Both ends count the kinds of packets that pass between them, and what comes twice is no packet that
+/// answers nothing.
 #[test]
 fn each_end_counts_the_packets_that_it_sends_and_gets() {
     let mut w = World::new(4, |_, _| {});
@@ -34,8 +35,8 @@ fn each_end_counts_the_packets_that_it_sends_and_gets() {
     assert!(w.stats.star_stale.get() > 0 && w.stats.star_drops.get() == 0);
 }
 
-/// The card of SL is what borrows its host's memory table, slots and counters while it handles a packet: it owns nothing, and what it knows of
-/// connections was in the packet.
+/// The card of SL is what borrows its host's memory table, slots and counters while it handles a packet: it
+/// owns nothing, and what it knows of connections was in the packet.
 #[test]
 fn the_stateless_half_is_thrown_away_and_built_anew_between_any_two_packets() {
     const { assert!(!core::mem::needs_drop::<stateless::Card<'_>>()) };

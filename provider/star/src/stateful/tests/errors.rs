@@ -21,7 +21,8 @@ fn without_a_rule_no_packet_leaves_and_both_ends_learn_of_it() {
     }
 }
 
-/// Each kind of request that no rule lets pass counts once, whichever end's it is, though it may wait and be looked at again.
+/// Each kind of request that no rule lets pass counts once, whichever end's it is, though it may wait and be
+/// looked at again.
 #[test]
 fn requests_that_no_rule_allows_are_counted_once() {
     let none = SL_KEY + 1;
@@ -175,7 +176,8 @@ fn a_silent_peer_is_given_up_when_the_program_said_so_and_never_before() {
     assert_eq!(w.sends(), [(0, WcStatus::Success)]);
 }
 
-/// Other connections take all room on the path for longer than the program is patient: nothing was asked, so nobody was silent.
+/// Other connections take all room on the path for longer than the program is patient: nothing was asked, so
+/// nobody was silent.
 #[test]
 fn who_waits_for_room_on_the_path_does_not_wait_for_its_peer() {
     for waits in [3_000 * MS, 400 * MS] {

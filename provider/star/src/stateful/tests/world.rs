@@ -1,4 +1,5 @@
-//! Both ends of a connection on a wire that loses, repeats and delays: SF's half, SL's real card, and a plain library.
+//! Both ends of a connection on a wire that loses, repeats and delays: SF's half, SL's real card, and a plain
+//! library.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -456,7 +457,8 @@ impl World {
         next.is_some()
     }
 
-    /// A packet for SL's card, which is built for it from what SL's host has registered, and is no more behind it.
+    /// A packet for SL's card, which is built for it from what SL's host has registered, and is no more
+    /// behind it.
     fn serve(&mut self, packet: &Packet<'_>) {
         let mut bounds = Bounds::new();
         bounds.add(self.theirs(0), REGION as u64, self.setup.access).unwrap();

@@ -136,7 +136,7 @@ impl Shard {
     /// The program has moved a QP, which has a wish, to a state.
     pub(crate) fn move_star(&mut self, qp: &QpInner, state: QpState, now: Nanos) {
         self.with_star(now, |star, turn| {
-            star.ends.moved(turn, (qp.qpn, qp.wish()), state, || qp.queues());
+            star.ends.moved(turn, (qp.qpn, qp.wish()), state);
         });
     }
 
