@@ -1,11 +1,17 @@
 //! Completions: what became of a work request.
 
+use core::mem::{offset_of, size_of};
+
 use bitflags::bitflags;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, try_transmute};
+
+/// Flags of a completion. Values as `enum ibv_wc_flags`. Bits that are none are passed over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct WcFlags(u8);
 
 bitflags! {
-    /// Flags of a completion. Values as `enum ibv_wc_flags`.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct WcFlags: u8 {
+    impl WcFlags: u8 {
         /// The first 40 bytes of the buffer are a GRH (UD)
         const GRH = 1;
         /// `imm` holds immediate data
@@ -22,7 +28,7 @@ bitflags! {
 }
 
 /// Status of a completion. Values as `enum ibv_wc_status`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 #[allow(missing_docs)]
 pub enum WcStatus {
@@ -55,40 +61,13 @@ pub enum WcStatus {
 
 impl WcStatus {
     /// From `enum ibv_wc_status`.
-    pub const fn from_code(code: u8) -> Option<Self> {
-        use WcStatus as S;
-        Some(match code {
-            0 => S::Success,
-            1 => S::LocLenErr,
-            2 => S::LocQpOpErr,
-            3 => S::LocEecOpErr,
-            4 => S::LocProtErr,
-            5 => S::WrFlushErr,
-            6 => S::MwBindErr,
-            7 => S::BadRespErr,
-            8 => S::LocAccessErr,
-            9 => S::RemInvReqErr,
-            10 => S::RemAccessErr,
-            11 => S::RemOpErr,
-            12 => S::RetryExcErr,
-            13 => S::RnrRetryExcErr,
-            14 => S::LocRddViolErr,
-            15 => S::RemInvRdReqErr,
-            16 => S::RemAbortErr,
-            17 => S::InvEecnErr,
-            18 => S::InvEecStateErr,
-            19 => S::FatalErr,
-            20 => S::RespTimeoutErr,
-            21 => S::GeneralErr,
-            22 => S::TmErr,
-            23 => S::TmRndvIncomplete,
-            _ => return None,
-        })
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::try_read_from_bytes(&[code]).ok()
     }
 }
 
 /// Op-code of a completion. Values as `enum ibv_wc_opcode`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 #[allow(missing_docs)]
 pub enum WcOpcode {
@@ -113,32 +92,14 @@ pub enum WcOpcode {
 
 impl WcOpcode {
     /// From `enum ibv_wc_opcode`.
-    pub const fn from_code(code: u8) -> Option<Self> {
-        use WcOpcode as O;
-        Some(match code {
-            0 => O::Send,
-            1 => O::RdmaWrite,
-            2 => O::RdmaRead,
-            3 => O::CompSwap,
-            4 => O::FetchAdd,
-            5 => O::BindMw,
-            6 => O::LocalInv,
-            8 => O::Flush,
-            9 => O::AtomicWrite,
-            128 => O::Recv,
-            129 => O::RecvRdmaWithImm,
-            130 => O::TmAdd,
-            131 => O::TmDel,
-            132 => O::TmSync,
-            133 => O::TmRecv,
-            134 => O::TmNoTag,
-            _ => return None,
-        })
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::try_read_from_bytes(&[code]).ok()
     }
 }
 
-/// A completion: what `struct ibv_wc` tells. [`format::Cqe`](crate::format::Cqe) is how it lies in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A completion: what `struct ibv_wc` tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct Cqe {
     /// The work request's cookie
     pub wr_id: u64,
@@ -162,7 +123,27 @@ pub struct Cqe {
     pub sl: u8,
 }
 
+const _: () = assert!(size_of::<Cqe>() == 32);
+
+/// What a queue's memory holds where a [`Cqe`] should be.
+pub type CqeWords = [u64; size_of::<Cqe>() / size_of::<u64>()];
+
 impl Cqe {
+    /// What was found in a queue's memory: an error, if its status or its operation is none.
+    #[inline]
+    pub fn decode(found: CqeWords) -> Cqe {
+        try_transmute!(found).unwrap_or_else(|_| Self::malformed(found))
+    }
+
+    #[cold]
+    fn malformed(mut found: CqeWords) -> Cqe {
+        let bytes = found.as_mut_bytes();
+        bytes[offset_of!(Cqe, status)] = WcStatus::GeneralErr as u8;
+        bytes[offset_of!(Cqe, opcode)] = WcOpcode::default() as u8;
+        let Cqe { wr_id, qpn, status, .. } = try_transmute!(found).unwrap_or_default();
+        Cqe { wr_id, qpn, status, ..Cqe::default() }
+    }
+
     /// One that tells of a match: the tag stands in fields that have no other meaning then, as does
     /// `app_ctx`, unless the message has immediate data.
     pub fn matched(tag: u64, app_ctx: u32) -> Self {

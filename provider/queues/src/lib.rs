@@ -1,8 +1,8 @@
 //! Formats of the queues between a program and a card: work requests, completions.
 //!
 //! [`mod@format`] has them as they lie in memory, in plain integers: `include/starverbs/queues.h` is the same
-//! in C, for a board and its driver. The types here say what they mean. A format is decoded into one, which
-//! refuses what nobody may write there: the other side of a queue is another program, or a device.
+//! in C, for a board and its driver. What a queue's memory holds is decoded, which finds what nobody may write
+//! there: the other side of a queue is another program, or a device.
 //!
 //! Numeric values of the enums are those of `<infiniband/verbs.h>`.
 //!
@@ -19,14 +19,3 @@ pub use work::{AvId, SendFlags, SendOp, SendWqe, Sge};
 
 /// Bytes of a block, of which send WQEs are made: a cache line.
 pub const BLOCK: usize = 64;
-
-/// A field holds a number that has no meaning there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Malformed {
-    /// An operation that no card knows
-    Op(u8),
-    /// The status of a completion
-    Status(u8),
-    /// The operation that a completion tells of
-    Opcode(u8),
-}

@@ -1,16 +1,19 @@
 //! Work requests: what a program asks of a send queue, and the memory that it names.
 
-use bitflags::bitflags;
+use core::mem::{offset_of, size_of};
 
-use crate::WcOpcode;
+use bitflags::bitflags;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, try_transmute};
+
+use crate::{BLOCK, WcOpcode};
 
 /// Handle of an address vector of a card.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct AvId(pub u32);
 
 /// What a send work request asks for. Values as `enum ibv_wr_opcode`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 pub enum SendOp {
     /// RDMA WRITE
@@ -44,22 +47,10 @@ pub enum SendOp {
 
 impl SendOp {
     /// From `enum ibv_wr_opcode`; `None` for those this card does not offer.
-    pub const fn from_code(code: u32) -> Option<Self> {
-        Some(match code {
-            0 => SendOp::Write,
-            1 => SendOp::WriteImm,
-            2 => SendOp::Send,
-            3 => SendOp::SendImm,
-            4 => SendOp::Read,
-            5 => SendOp::CmpSwap,
-            6 => SendOp::FetchAdd,
-            7 => SendOp::LocalInv,
-            8 => SendOp::BindMw,
-            9 => SendOp::SendInv,
-            14 => SendOp::Flush,
-            15 => SendOp::AtomicWrite,
-            _ => return None,
-        })
+    #[inline]
+    pub fn from_code(code: u32) -> Option<Self> {
+        let op = Self::try_read_from_bytes(&[u8::try_from(code).ok()?]).ok()?;
+        (op != SendOp::Malformed).then_some(op)
     }
     /// Whether only an answer of its own completes it; such are outstanding in limited numbers (IBTA 9.4.4,
     /// A19).
@@ -106,10 +97,13 @@ impl SendOp {
     }
 }
 
+/// Flags of a send work request. Values as `enum ibv_send_flags`. Bits that are none are passed over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct SendFlags(u8);
+
 bitflags! {
-    /// Flags of a send work request. Values as `enum ibv_send_flags`.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct SendFlags: u8 {
+    impl SendFlags: u8 {
         /// Wait for earlier READs and atomics of the same QP
         const FENCE = 1;
         /// Make a completion
@@ -133,28 +127,28 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// What a send WQE asks for, its SGEs or inline bytes aside. [`format::SendWqe`](crate::format::SendWqe) is
-/// how it lies in memory.
-#[derive(Clone, Copy, Debug, Default)]
+/// The first block of a send WQE. Its SGEs, or its inline bytes, fill the blocks behind it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct SendWqe {
     /// The program's cookie
     pub wr_id: u64,
-    /// RDMA and atomics: remote virtual address. Bind: the window's first byte, as the MR counts.
+    /// RDMA and atomics: the peer's address. Bind: the window's first byte, as the MR counts
     pub remote_addr: u64,
-    /// Atomics: compare value, or the number to add. Bind, FLUSH: bytes.
+    /// Atomics: compare value, or the number to add. Bind, FLUSH: bytes
     pub compare_add: u64,
     /// Atomics: swap value
     pub swap: u64,
-    /// RDMA and atomics: the peer's key. Bind: the window's new key. LOCAL_INV: what to unbind.
+    /// RDMA and atomics: the peer's key. Bind: the window's new key. LOCAL_INV: the key to invalidate
     pub rkey: u32,
-    /// Immediate data, in the byte order in which it was given (network order). SEND with invalidate:
-    /// the peer's window. Bind: the MR's key. FLUSH: the word of its header (FETH).
+    /// Immediate data, in the byte order in which it was given (network order). SEND with invalidate: the peer's key.
+    /// Bind: the MR's key. FLUSH: the word of its header (FETH)
     pub imm: u32,
-    /// Sum of the SGEs' lengths, or of the inline bytes
+    /// Bytes of all SGEs, or inline
     pub length: u32,
-    /// UD: destination QPN. XRC: number of the peer's SRQ. Bind: a key of the window.
+    /// UD: destination QPN. XRC: number of the peer's SRQ. Bind: a key of the window
     pub remote_qpn: u32,
-    /// UD: Q_Key. Bind: access rights.
+    /// UD: Q_Key. Bind: access rights
     pub qkey: u32,
     /// UD: number of the address vector
     pub av: AvId,
@@ -162,6 +156,42 @@ pub struct SendWqe {
     pub op: SendOp,
     /// [`SendFlags`] bits
     pub flags: SendFlags,
-    /// SGEs behind the header (0 when inline)
+    /// SGEs; 0 where the bytes are inline
     pub num_sge: u16,
+    /// Blocks of the whole WQE, this one included: what a device fetches
+    pub blocks: u16,
+    /// 0
+    pub reserved: u16,
+}
+
+const _: () =
+    assert!(size_of::<SendWqe>() == BLOCK && offset_of!(SendWqe, op) == 56 && size_of::<Sge>() == 16);
+
+/// What a queue's memory holds where a [`SendWqe`] should be.
+pub type SendBlock = [u64; BLOCK / size_of::<u64>()];
+
+impl SendWqe {
+    /// What was found in a queue's memory. It has the operation `Malformed` if there is none of its number.
+    #[inline]
+    pub fn decode(found: SendBlock) -> SendWqe {
+        try_transmute!(found).unwrap_or_else(|_| Self::malformed(found))
+    }
+
+    #[cold]
+    fn malformed(mut found: SendBlock) -> SendWqe {
+        found.as_mut_bytes()[offset_of!(SendWqe, op)] = SendOp::Malformed as u8;
+        try_transmute!(found).unwrap_or_default()
+    }
+
+    /// With `body` bytes of SGEs or inline data behind it.
+    #[inline]
+    pub fn with_body(self, body: usize) -> SendWqe {
+        SendWqe { blocks: blocks(body) as u16, ..self }
+    }
+}
+
+/// Blocks of a send WQE with `body` bytes of SGEs or inline data.
+#[inline]
+pub const fn blocks(body: usize) -> usize {
+    1 + body.div_ceil(BLOCK)
 }

@@ -7,8 +7,8 @@ use core::cell::UnsafeCell;
 use core::mem::size_of;
 
 use starverbs_core::env::CqOverrun;
-use starverbs_core::{Cqe, Nanos, Qpn, WcStatus};
-use starverbs_queues::format;
+use starverbs_core::{Cqe, Nanos, Qpn};
+use starverbs_queues::format::CqeWords;
 
 use crate::memory::ProgramMemory;
 use crate::slots::Slots;
@@ -17,7 +17,7 @@ use crate::sync::Ordering;
 use crate::{Line, Side};
 
 /// Where a slot's stamp is.
-const STAMP_AT: usize = size_of::<format::Cqe>();
+const STAMP_AT: usize = size_of::<Cqe>();
 
 /// A completion queue's ring.
 pub struct CqRing {
@@ -85,7 +85,7 @@ impl CqRing {
         }
         let slot = slots.write(tail);
         // SAFETY: the slot is the card's until the index below is stored, and has room for a CQE.
-        unsafe { slot.cast::<format::Cqe>().write(cqe.encode()) };
+        unsafe { slot.cast::<Cqe>().write(*cqe) };
         if self.stamped {
             // SAFETY: as above; slots of a stamped ring have room for a stamp there, and strides are multiples of 8.
             unsafe { slot.add(STAMP_AT).cast::<Nanos>().write(stamp) };
@@ -120,12 +120,6 @@ impl CqRing {
     }
 }
 
-/// What stands for a completion over which somebody wrote.
-#[cold]
-fn malformed(cqe: &format::Cqe) -> Cqe {
-    Cqe { wr_id: cqe.wr_id, qpn: cqe.qpn, status: WcStatus::GeneralErr, ..Cqe::default() }
-}
-
 /// The poll lock of a [`CqRing`]; what was read is handed back to the card when it is dropped.
 pub struct CqConsumer<'a> {
     ring: &'a CqRing,
@@ -152,9 +146,8 @@ impl CqConsumer<'_> {
         /* head < made, so the card wrote a CQE there and will not touch it before the index is stored, when
         this consumer is dropped or used again */
         let slot = ring.slots().read(self.head);
-        // SAFETY: see above; any bytes are a CQE.
-        let cqe = unsafe { slot.cast::<format::Cqe>().read() };
-        let cqe = cqe.decode().unwrap_or_else(|_| malformed(&cqe));
+        // SAFETY: see above; any bytes are words.
+        let cqe = Cqe::decode(unsafe { slot.cast::<CqeWords>().read() });
         // SAFETY: see above; the card wrote the stamp of a stamped ring.
         let stamp = if ring.stamped { unsafe { slot.add(STAMP_AT).cast::<Nanos>().read() } } else { 0 };
         self.head = self.head.wrapping_add(1);
@@ -178,7 +171,7 @@ impl CqConsumer<'_> {
             /* head <= at < made: a CQE that the card wrote and that is ours now */
             let from = slots.read(at);
             // SAFETY: see above.
-            if unsafe { (*from.cast::<format::Cqe>()).qpn } != qpn {
+            if unsafe { (&raw const (*from.cast::<Cqe>()).qpn).read() } != qpn {
                 keep = keep.wrapping_sub(1);
                 // SAFETY: at <= keep < made, so the slot is ours too, and was moved before unless it is the same.
                 unsafe { slots.write(keep).copy_from(from, slots.stride()) };

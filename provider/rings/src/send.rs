@@ -1,13 +1,14 @@
 //! The send ring: WQEs from a program to its card.
 //!
-//! A slot is a [`format::SendWqe`] and, behind it, the SGEs or the inline bytes. The program owns
+//! A slot is a [`SendWqe`] and, behind it, the SGEs or the inline bytes. The program owns
 //! the producer index (under the ring's post lock), the card the consumer index.
 
 use core::mem::size_of;
 use core::slice;
 
-use starverbs_core::{Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge};
-use starverbs_queues::{BLOCK, format};
+use starverbs_core::{AvId, Seg, SendFlags, SendQueue, SendWqe, Sge};
+use starverbs_queues::BLOCK;
+use starverbs_queues::format::{SendBlock, blocks};
 
 use crate::PushError;
 use crate::spin::SpinGuard;
@@ -19,7 +20,7 @@ const HEADER: usize = BLOCK;
 /// Bytes of a slot: whole cache lines.
 pub(crate) fn stride(size: &SendSize) -> usize {
     let body = (usize::from(size.max_sge) * size_of::<Sge>()).max(size.max_inline as usize);
-    format::blocks(body) * BLOCK
+    blocks(body) * BLOCK
 }
 
 /// Inline bytes that a slot has room for.
@@ -61,7 +62,7 @@ impl<'a> SendProducer<'a> {
         // SAFETY: `slot` is this producer's alone until the index is published; it has room for the
         // header and `max_sge` SGEs and is aligned to 64.
         unsafe {
-            slot.cast::<format::SendWqe>().write(wqe.encode(size_of_val(sges)));
+            slot.cast::<SendWqe>().write(wqe.with_body(size_of_val(sges)));
             slot.add(HEADER).cast::<Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len());
         }
         self.tail = self.tail.wrapping_add(1);
@@ -77,18 +78,66 @@ impl<'a> SendProducer<'a> {
         (wqe.num_sge, wqe.length) = (0, 0);
         let slot = self.slot()?;
         // SAFETY: the slot is this producer's alone and aligned to 64.
-        unsafe { slot.cast::<format::SendWqe>().write(wqe.encode(0)) };
+        unsafe { slot.cast::<SendWqe>().write(wqe.with_body(0)) };
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
 
-    /// The header of the WQE pushed or begun last with this lock held.
+    /// Says where the WQE begun last goes: the numbers of an address vector and a QP, and a Q_Key.
+    ///
+    /// # Errors
+    /// No WQE was begun.
     #[inline]
-    pub fn last(&mut self) -> Option<&mut format::SendWqe> {
-        let slot = self.last_slot()?;
-        // SAFETY: a header stands in the slot, which is this producer's alone until the index is published;
-        // the borrow keeps the producer from giving it out twice.
-        Some(unsafe { &mut *slot.cast::<format::SendWqe>() })
+    pub fn set_address(&mut self, av: AvId, remote_qpn: u32, qkey: u32) -> Result<(), PushError> {
+        let wqe = self.last()?;
+        // SAFETY: as in `last`.
+        unsafe {
+            (&raw mut (*wqe).av).write(av);
+            (&raw mut (*wqe).remote_qpn).write(remote_qpn);
+            (&raw mut (*wqe).qkey).write(qkey);
+        }
+        Ok(())
+    }
+
+    /// Says for which SRQ the WQE begun last is.
+    ///
+    /// # Errors
+    /// No WQE was begun.
+    #[inline]
+    pub fn set_srqn(&mut self, srqn: u32) -> Result<(), PushError> {
+        let wqe = self.last()?;
+        // SAFETY: as in `last`.
+        unsafe { (&raw mut (*wqe).remote_qpn).write(srqn) };
+        Ok(())
+    }
+
+    /// The header of the last WQE: it stands in a slot that is this producer's alone until the index is published. There
+    /// is no reference to it, as a program may write there all the same.
+    #[inline]
+    fn last(&self) -> Result<*mut SendWqe, PushError> {
+        Ok(self.last_slot().ok_or(PushError::NotBegun)?.cast())
+    }
+
+    /// The data of the last WQE is `length` bytes, of so many SGEs or `inline`, for which the slot has `body` bytes.
+    #[inline]
+    fn set_body(
+        &mut self,
+        num_sge: u16,
+        inline: SendFlags,
+        length: u32,
+        body: usize,
+    ) -> Result<(), PushError> {
+        let wqe = self.last()?;
+        // SAFETY: as in `last`; all bits are flags.
+        unsafe {
+            let flags = &raw mut (*wqe).flags;
+            let others = flags.read().difference(SendFlags::INLINE);
+            flags.write(others | inline);
+            (&raw mut (*wqe).num_sge).write(num_sge);
+            (&raw mut (*wqe).length).write(length);
+            (&raw mut (*wqe).blocks).write(blocks(body) as u16);
+        }
+        Ok(())
     }
 
     /// Gives the last WQE `sges`, in place of any data it had.
@@ -103,12 +152,8 @@ impl<'a> SendProducer<'a> {
         let slot = self.last_slot().ok_or(PushError::NotBegun)?;
         // SAFETY: as in `push`.
         unsafe { slot.add(HEADER).cast::<Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len()) };
-        let wqe = self.last().ok_or(PushError::NotBegun)?;
-        wqe.num_sge = sges.len() as u16;
-        wqe.length = sges.iter().fold(0u32, |sum, sge| sum.saturating_add(sge.len));
-        wqe.flags &= !SendFlags::INLINE.bits();
-        wqe.blocks = format::blocks(size_of_val(sges)) as u16;
-        Ok(())
+        let length = sges.iter().fold(0u32, |sum, sge| sum.saturating_add(sge.len));
+        self.set_body(sges.len() as u16, SendFlags::empty(), length, size_of_val(sges))
     }
 
     /// Gives the last WQE the bytes of `pieces` (address, length), in place of any data it had.
@@ -135,11 +180,7 @@ impl<'a> SendProducer<'a> {
             unsafe { slot.add(at).copy_from_nonoverlapping(from, len) };
             at += len;
         }
-        let wqe = self.last().ok_or(PushError::NotBegun)?;
-        (wqe.num_sge, wqe.length) = (0, length as u32);
-        wqe.flags |= SendFlags::INLINE.bits();
-        wqe.blocks = format::blocks(length) as u16;
-        Ok(())
+        self.set_body(0, SendFlags::INLINE, length as u32, length)
     }
 
     /// Makes what was pushed or begun visible to the card now, and says how many WQEs those are.
@@ -192,7 +233,7 @@ impl<'a> SendProducer<'a> {
             at += piece.len as usize;
         }
         // SAFETY: the slot is this producer's alone and aligned to 64.
-        unsafe { slot.cast::<format::SendWqe>().write(wqe.encode(length as usize)) };
+        unsafe { slot.cast::<SendWqe>().write(wqe.with_body(length as usize)) };
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
@@ -263,24 +304,28 @@ impl SendQueue for CardSq {
     #[inline]
     fn wqe(&self, index: u32) -> SendWqe {
         // SAFETY: the slot lies inside the ring. released <= index < posted (promised at `card_sq`), so the
-        // program wrote a whole header there and will not touch it before it is released; any bytes are a
-        // header.
-        let wqe = unsafe { self.0.send_slot(index).cast::<format::SendWqe>().read() };
-        wqe.decode().unwrap_or_else(|_| wqe.decode_as(SendOp::Malformed))
+        // program wrote a whole header there and will not touch it before it is released.
+        SendWqe::decode(unsafe { self.0.send_slot(index).cast::<SendBlock>().read() })
     }
 
     #[inline]
     fn sges(&self, index: u32) -> &[Sge] {
-        let count = usize::from(self.wqe(index).num_sge.min(self.0.max_send_sge()));
+        let slot = self.0.send_slot(index);
         // SAFETY: as in `wqe`; the program wrote `num_sge` SGEs behind the header.
-        unsafe { slice::from_raw_parts(self.0.send_slot(index).add(HEADER).cast::<Sge>(), count) }
+        unsafe {
+            let num_sge = (&raw const (*slot.cast::<SendWqe>()).num_sge).read();
+            let count = usize::from(num_sge.min(self.0.max_send_sge()));
+            slice::from_raw_parts(slot.add(HEADER).cast::<Sge>(), count)
+        }
     }
 
     #[inline]
     fn inline(&self, index: u32) -> Seg {
-        // SAFETY: the body lies inside the slot.
-        let body = unsafe { self.0.send_slot(index).add(HEADER) };
-        Seg { addr: body as u64, len: self.wqe(index).length.min(self.0.max_inline()) }
+        let slot = self.0.send_slot(index);
+        // SAFETY: as in `wqe`; the body lies inside the slot.
+        let (body, length) =
+            unsafe { (slot.add(HEADER), (&raw const (*slot.cast::<SendWqe>()).length).read()) };
+        Seg { addr: body as u64, len: length.min(self.0.max_inline()) }
     }
 
     #[inline]

@@ -1,3 +1,4 @@
+use core::mem::offset_of;
 use core::ptr::NonNull;
 use std::alloc::Layout;
 use std::collections::VecDeque;
@@ -5,7 +6,6 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use starverbs_core::{Cqe, RecvQueue, SendFlags, SendOp, SendQueue, SendWqe, Sge, WcStatus};
-use starverbs_queues::format;
 
 use crate::{Answer, CqRing, Memory, ProgramMemory, PushError, RecvSize, Resource, SendSize, WorkRings};
 
@@ -237,13 +237,13 @@ fn what_is_no_wqe_or_completion_is_told() {
     let card = unsafe { ring.card_sq() };
     ring.send_producer().push(SendWqe { wr_id: 7, ..SendWqe::default() }, &[]).unwrap();
     // SAFETY: the slot lies in the ring, and nobody else is here.
-    unsafe { (*ring.send_slot_mut(0).cast::<format::SendWqe>()).op = 13 };
+    unsafe { ring.send_slot_mut(0).add(offset_of!(SendWqe, op)).write(13) };
     assert_eq!((card.wqe(0).wr_id, card.wqe(0).op), (7, SendOp::Malformed));
 
     let ring = CqRing::new(2, false, None).unwrap();
     assert!(push(&ring, 8, 3));
     // SAFETY: as above.
-    unsafe { (*ring.slots().write(0).cast::<format::Cqe>()).status = 99 };
+    unsafe { ring.slots().write(0).add(offset_of!(Cqe, status)).write(99) };
     let bad = ring.consumer().take().map(|(cqe, _)| (cqe.wr_id, cqe.qpn, cqe.status));
     assert_eq!(bad, Some((8, 3, WcStatus::GeneralErr)));
 }

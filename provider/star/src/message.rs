@@ -236,6 +236,7 @@ impl<'a> Wqe<'a> {
             op,
             flags,
             num_sge: num_sge.into(),
+            ..SendWqe::default()
         };
         Some(Wqe { recv, wqe, body })
     }

@@ -60,7 +60,7 @@ impl SendWr<'_> {
             av: self.ah,
             op: self.op,
             flags: self.flags.difference(SendFlags::INLINE),
-            num_sge: 0,
+            ..SendWqe::default()
         }
     }
 }
@@ -135,7 +135,10 @@ impl<'a> SendPoster<'a> {
         if !offered(self.qp.qp_type, op) {
             return Err(VerbsError::Invalid("op-code not of this transport"));
         }
-        self.producer.as_mut().ok_or(VerbsError::Invalid("poster is used up"))
+        match &mut self.producer {
+            Some(producer) => Ok(producer),
+            None => Err(VerbsError::Invalid("poster is used up")),
+        }
     }
 
     /// Rings the doorbell for what was pushed.

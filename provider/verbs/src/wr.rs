@@ -122,30 +122,24 @@ impl<'a> SendBatch<'a> {
     /// `ibv_wr_set_ud_addr`: where the last work request goes.
     #[inline]
     pub fn set_ud_addr(&mut self, ah: AvId, remote_qpn: u32, qkey: u32) {
-        match self.producer.last() {
-            _ if self.qp.qp_type != QpType::Ud => {
-                self.fail(VerbsError::Invalid("an address on a connected QP"))
-            }
-            Some(wqe) => {
-                (wqe.av, wqe.remote_qpn, wqe.qkey) = (ah.0, remote_qpn, qkey);
-                self.unaddressed = false;
-            }
-            None => self.fail(VerbsError::Invalid("an address for a work request that was not begun")),
+        if self.qp.qp_type != QpType::Ud {
+            return self.fail(VerbsError::Invalid("an address on a connected QP"));
+        }
+        match self.producer.set_address(ah, remote_qpn, qkey) {
+            Ok(()) => self.unaddressed = false,
+            Err(_) => self.fail(VerbsError::Invalid("an address for a work request that was not begun")),
         }
     }
 
     /// `ibv_wr_set_xrc_srqn`: which SRQ of the peer's XRC domain the last work request is for.
     #[inline]
     pub fn set_xrc_srqn(&mut self, srqn: u32) {
-        match self.producer.last() {
-            _ if self.qp.qp_type != QpType::XrcSend => {
-                self.fail(VerbsError::Invalid("an SRQ number on a QP that is not XRC"))
-            }
-            Some(wqe) => {
-                wqe.remote_qpn = srqn;
-                self.unaddressed = false;
-            }
-            None => self.fail(VerbsError::Invalid("an SRQ number for a work request that was not begun")),
+        if self.qp.qp_type != QpType::XrcSend {
+            return self.fail(VerbsError::Invalid("an SRQ number on a QP that is not XRC"));
+        }
+        match self.producer.set_srqn(srqn) {
+            Ok(()) => self.unaddressed = false,
+            Err(_) => self.fail(VerbsError::Invalid("an SRQ number for a work request that was not begun")),
         }
     }
 
