@@ -6,6 +6,7 @@
 
 use std::rc::Rc;
 
+use starverbs_core::congestion::Aimd;
 use starverbs_core::engine::Turn;
 use starverbs_core::mr::{MrAttr, MrTable, Rule};
 use starverbs_core::nic::Path;
@@ -40,7 +41,7 @@ struct World {
     sf: Stateful<SimEnv>,
     bounds: Bounds,
     registry: Registry,
-    path: Path,
+    path: Path<Aimd>,
     mrs: MrTable,
     stats: [Rc<Counters>; 2],
     sqs: [SimSq; 2],
@@ -61,7 +62,7 @@ impl SharedReceives for NoSrq {
 
 fn lend<'a>(
     host: &'a mut Host,
-    (mrs, registry, path): (&'a mut MrTable, &'a mut Registry, &'a mut Path),
+    (mrs, registry, path): (&'a mut MrTable, &'a mut Registry, &'a mut Path<Aimd>),
     srqs: &'a mut NoSrq,
     stats: &'a Counters,
     now: u64,
