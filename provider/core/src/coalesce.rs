@@ -1,7 +1,9 @@
-//! When a doorbell may wait, so that small messages of a queue pair, or of several, share a flush (RFC 896's idea).
+//! When a doorbell may wait, so that small messages of a queue pair, or of several, share a flush (RFC 896's
+//! idea).
 //!
-//! Facts in, [`When`] out. Whoever keeps a doorbell rings it before anything else that it has the card do. The module must not
-//! know where the facts come from: a queue pair of the card, an engine, or an end that has left the card.
+//! Facts in, [`When`] out. Whoever keeps a doorbell rings it before anything else that it has the card do.
+//! The module must not know where the facts come from: a queue pair of the card, an engine, or an end that
+//! has left the card.
 
 use crate::env::SendQueue;
 
@@ -21,9 +23,11 @@ const FEW: u32 = 48;
 pub enum Backlog {
     /// Much, or long messages, or little is under way that it could wait for
     Due,
-    /// A few small messages. So much of its own is unacknowledged that an ACK, or the timer, has the card send more
+    /// A few small messages. So much of its own is unacknowledged that an ACK, or the timer, has the card
+    /// send more
     AckClocked,
-    /// A few small messages. Much of others' is under way, whose answers have the card run, but may say nothing of this one
+    /// A few small messages. Much of others' is under way, whose answers have the card run, but may say
+    /// nothing of this one
     BehindOthers,
 }
 
@@ -39,7 +43,8 @@ pub enum When {
 }
 
 impl Backlog {
-    /// Of a queue pair of which `unacked` packets, and of whose host `in_flight` bytes, are under way. `small`: [`is_small`].
+    /// Of a queue pair of which `unacked` packets, and of whose host `in_flight` bytes, are under way.
+    /// `small`: [`is_small`].
     #[inline]
     pub fn of(unacked: i32, in_flight: u32, small: impl FnOnce() -> bool) -> Self {
         let ack_clocked = unacked >= UNACKED;
@@ -58,7 +63,8 @@ impl Backlog {
         if unanswered >= UNANSWERED && small() { Backlog::BehindOthers } else { Backlog::Due }
     }
 
-    /// When the card should hear of it. `may_sleep`: the program asked for an event, and may not come back before it.
+    /// When the card should hear of it. `may_sleep`: the program asked for an event, and may not come back
+    /// before it.
     #[inline]
     pub fn when(self, may_sleep: bool) -> When {
         match self {

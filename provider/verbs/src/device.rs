@@ -1,8 +1,8 @@
 //! The device: what stands behind the objects that a program holds.
 //!
-//! A device answers commands ([`Device::control`]), takes doorbells for what was posted to rings in memory, and puts completions
-//! into completion rings. Whatever else a device needs (sockets, timers, the progress of a card in software) is behind this
-//! face. The objects must not look behind it.
+//! A device answers commands ([`Device::control`]), takes doorbells for what was posted to rings in memory,
+//! and puts completions into completion rings. Whatever else a device needs (sockets, timers, the progress of
+//! a card in software) is behind this face. The objects must not look behind it.
 
 pub(crate) mod activity;
 pub(crate) mod command;
@@ -27,6 +27,7 @@ use crate::info::DeviceInfo;
 use crate::process;
 use crate::stat::StatPage;
 use activity::Activity;
+use command::group;
 pub(crate) use command::{Command, Reply};
 use soft::Soft;
 use thread::{ProgressThread, Turn};
@@ -65,8 +66,8 @@ macro_rules! dispatch {
 }
 
 impl Device {
-    /// A context that is told of `events` joins the device of this process, which is opened with the process's settings if there is
-    /// none.
+    /// A context that is told of `events` joins the device of this process, which is opened with the
+    /// process's settings if there is none.
     pub(crate) fn of_process(events: &Arc<FdQueue<Event>>) -> Result<Device> {
         let mut slot = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(soft) = slot.upgrade()
@@ -95,9 +96,22 @@ impl Device {
     /// Creates, changes, asks about or ends something.
     ///
     /// # Errors
-    /// What the man page of the call promises. Nothing has changed then.
+    /// What the man page of the call promises. Nothing has changed then. EOPNOTSUPP: the device does not take
+    /// such commands.
     pub(crate) fn control(&self, command: Command<'_>) -> Result<Reply> {
+        if self.groups() & command.group() == 0 {
+            return Err(VerbsError::Unsupported("by this device"));
+        }
         dispatch!(self, device => device.control(command))
+    }
+
+    /// Groups of commands that it takes.
+    fn groups(&self) -> u32 {
+        match self {
+            Device::Soft(_) => group::VERBS | group::XRC | group::STAR,
+            #[cfg(test)]
+            Device::Failing(_) => group::VERBS,
+        }
     }
 
     /// Something was posted: the device works on it now, or soon. Never waits.
@@ -106,8 +120,8 @@ impl Device {
         dispatch!(self, device => device.doorbell(doorbell));
     }
 
-    /// A poll of `cq` found nothing: the device works until `cq` holds `wanted` completions or nothing is left to do. Says whether it
-    /// worked.
+    /// A poll of `cq` found nothing: the device works until `cq` holds `wanted` completions or nothing is
+    /// left to do. Says whether it worked.
     #[inline]
     pub(crate) fn progress(&self, cq: &CqShared, wanted: usize) -> bool {
         dispatch!(self, device => device.progress(cq, wanted))
@@ -119,8 +133,9 @@ impl Device {
         dispatch!(self, device => device.arm());
     }
 
-    /// Lists what a sleeping thread waits for; gives when the device must work at the latest, `Nanos::MAX` for never. Not `armed`:
-    /// the program runs the device, and the thread waits for nothing of which the program's calls hear.
+    /// Lists what a sleeping thread waits for; gives when the device must work at the latest, `Nanos::MAX`
+    /// for never. Not `armed`: the program runs the device, and the thread waits for nothing of which the
+    /// program's calls hear.
     pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
         dispatch!(self, device => device.wait_fds(fds, armed))
     }

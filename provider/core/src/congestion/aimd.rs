@@ -1,5 +1,5 @@
-//! Additive increase, multiplicative decrease (RFC 5681's shape): the window doubles until the first loss, then grows by a packet per
-//! window and halves on loss.
+//! Additive increase, multiplicative decrease (RFC 5681's shape): the window doubles until the first loss,
+//! then grows by a packet per window and halves on loss.
 
 use super::Controller;
 use crate::types::Nanos;

@@ -1,4 +1,5 @@
-//! What the program does in the library, for whoever runs the device to see. Words of atomics, exact enough for a guess.
+//! What the program does in the library, for whoever runs the device to see. Words of atomics, exact enough
+//! for a guess.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! What the objects ask of a device, and what it answers: plain values and the objects' rings, so that a device in another place
-//! can be asked the same through an ioctl(2).
+//! What the objects ask of a device, and what it answers: plain values and the objects' rings, so that a
+//! device in another place can be asked the same through an ioctl(2).
 
 use std::sync::{Arc, Weak};
 
@@ -25,6 +25,17 @@ use crate::star::StarInfo;
 pub(crate) type Events = Arc<FdQueue<Event>>;
 /// What a queue pair is made of: the device's halves of its queues.
 pub(crate) type QpInit = card_qp::QpInit<CardSq, CardRq, CardCq>;
+
+/// Groups of commands, a bit each: what a device says that it takes. Bits 3 and 4 are kept for StRoM and for
+/// 1RMA.
+pub(crate) mod group {
+    /// The objects of a verbs program
+    pub(crate) const VERBS: u32 = 1;
+    /// XRC domains that processes share
+    pub(crate) const XRC: u32 = 1 << 1;
+    /// StaR
+    pub(crate) const STAR: u32 = 1 << 2;
+}
 
 /// A command. Each answers `Done` unless it says more.
 pub(crate) enum Command<'a> {
@@ -74,7 +85,8 @@ pub(crate) enum Command<'a> {
     QueryMr {
         key: u32,
     },
-    /// A region of another process under the key that it has there: `Mr`, with the address by which the device knows the memory
+    /// A region of another process under the key that it has there: `Mr`, with the address by which the
+    /// device knows the memory
     ImportMr {
         key: u32,
         attr: MrAttr,
@@ -166,7 +178,8 @@ pub(crate) enum Command<'a> {
     QueryQp {
         qpn: Qpn,
     },
-    /// Its completions that were not polled are gone. `detach`: it leaves its multicast groups, which else are in the way
+    /// Its completions that were not polled are gone. `detach`: it leaves its multicast groups, which else
+    /// are in the way
     DestroyQp {
         qp: &'a QpInner,
         detach: bool,
@@ -184,6 +197,17 @@ pub(crate) enum Command<'a> {
     Xrc(Xrc<'a>),
     /// StaR
     Star(Star),
+}
+
+impl Command<'_> {
+    /// Its group.
+    pub(crate) fn group(&self) -> u32 {
+        match self {
+            Command::Xrc(_) => group::XRC,
+            Command::Star(_) => group::STAR,
+            _ => group::VERBS,
+        }
+    }
 }
 
 /// What a shared receive queue is for.

@@ -1,5 +1,5 @@
-//! A device that does nothing: each request, and each receive, completes with an error. It proves that the objects need no more of a
-//! device than its face.
+//! A device that does nothing: each request, and each receive, completes with an error. It proves that the
+//! objects need no more of a device than its face.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

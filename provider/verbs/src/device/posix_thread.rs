@@ -1,7 +1,7 @@
 //! A thread of this library's own, which may fail to start.
 //!
-//! The standard library's `spawn` ends the process where memory is short; pthread_create(3) says so. Owns the thread until it is
-//! waited for; it must not know what the thread does.
+//! The standard library's `spawn` ends the process where memory is short; pthread_create(3) says so. Owns the
+//! thread until it is waited for; it must not know what the thread does.
 
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
@@ -29,8 +29,9 @@ impl Thread {
         let mut thread = MaybeUninit::uninit();
         let mut attr = MaybeUninit::uninit();
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: the sets, the attributes and the thread are writable and filled before they are read; a new thread inherits the
-        // mask, so that it blocks all signals from its first instruction on. The work is the new thread's, if there is one.
+        // SAFETY: the sets, the attributes and the thread are writable and filled before they are read; a new
+        // thread inherits the mask, so that it blocks all signals from its first instruction on. The
+        // work is the new thread's, if there is one.
         let (failed, thread) = unsafe {
             libc::pthread_attr_init(attr.as_mut_ptr());
             libc::pthread_attr_setstacksize(attr.as_mut_ptr(), STACK + taken(attr.as_ptr()));
@@ -86,8 +87,8 @@ impl Thread {
     }
 }
 
-/// What the C library takes of a thread's stack for itself, bytes: glibc puts the thread-local variables of the program and its
-/// libraries there, as many as they have. 0 where there is no telling.
+/// What the C library takes of a thread's stack for itself, bytes: glibc puts the thread-local variables of
+/// the program and its libraries there, as many as they have. 0 where there is no telling.
 fn taken(attr: *const libc::pthread_attr_t) -> usize {
     type Minimum = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
     // SAFETY: a name that ends with a NUL.

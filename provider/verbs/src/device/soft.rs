@@ -1,7 +1,9 @@
-//! The card in software: one [`Nic`](starverbs_core::Nic) behind one lock, opened with the first context and closed with the last.
+//! The card in software: one [`Nic`](starverbs_core::Nic) behind one lock, opened with the first context and
+//! closed with the last.
 //!
-//! Owns the lock, the doorbells left for its holder, and what follows from each turn. A call that finds the lock taken never
-//! waits on the data path: it leaves its doorbell, and whoever gives the lock back looks for doorbells once more.
+//! Owns the lock, the doorbells left for its holder, and what follows from each turn. A call that finds the
+//! lock taken never waits on the data path: it leaves its doorbell, and whoever gives the lock back looks for
+//! doorbells once more.
 
 pub(crate) mod attached;
 mod contexts;
@@ -162,8 +164,8 @@ impl Soft {
         self.with(|shard, now| shard.manage(&self.notes, now, starverbs_cm::Cm::release_all));
     }
 
-    /// The process is about to go: peers of its connections are told, and the card receives nothing more, so that what was not read
-    /// goes to its owners.
+    /// The process is about to go: peers of its connections are told, and the card receives nothing more, so
+    /// that what was not read goes to its owners.
     pub(crate) fn retire(&self) {
         self.close_cm();
         self.with(|shard, _| shard.intake.rx.leave());
@@ -238,9 +240,9 @@ impl Soft {
         self.serve_bells();
     }
 
-    /// Has the doorbell of `qpn` wait for the card's next turn, if it may. A program that polls takes a turn soon, and so does a thread
-    /// that looks within a tick; an armed one is told to. Without a thread nothing goes on but by the program's calls, this no less
-    /// than the rest.
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may. A program that polls takes a turn
+    /// soon, and so does a thread that looks within a tick; an armed one is told to. Without a thread
+    /// nothing goes on but by the program's calls, this no less than the rest.
     #[inline]
     fn defer(&self, shard: &mut Shard, qpn: Qpn) -> bool {
         let armed = self.thread.is_armed();
@@ -251,7 +253,8 @@ impl Soft {
         when != When::Now
     }
 
-    /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile. Says what failed.
+    /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile. Says what
+    /// failed.
     #[inline]
     fn serve_bells(&self) {
         let turn = |guard: &mut MutexGuard<'_, Shard>| {
@@ -314,8 +317,8 @@ impl Soft {
         self.thread.arm();
     }
 
-    /// Has doorbells that were deferred go, for a program that polls no more. Where another thread has the lock, its turn or the next one
-    /// takes them.
+    /// Has doorbells that were deferred go, for a program that polls no more. Where another thread has the
+    /// lock, its turn or the next one takes them.
     fn ring_what_waits(&self) {
         let Some(guard) = self.try_lock() else { return };
         let waits = guard.has_deferred();

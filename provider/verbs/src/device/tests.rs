@@ -1,4 +1,5 @@
-//! What the objects promise whatever the device: each test runs on the card in software and on one that fails every request.
+//! What the objects promise whatever the device: each test runs on the card in software and on one that fails
+//! every request.
 
 use std::net::UdpSocket;
 
@@ -148,6 +149,16 @@ fn what_has_ended_ends_no_more() {
         let again = [qp.destroy(), srq.destroy(), mr.dereg(), mw.dealloc(), ah.destroy(), pd.dealloc()];
         assert_eq!(again.map(errno), [libc::EINVAL; 6]);
         assert_eq!(errno(qp.query()), libc::EINVAL);
+    });
+}
+
+#[test]
+fn groups_of_commands_are_the_devices() {
+    on_each(|ctx| {
+        let soft = ctx.device().unwrap().soft().is_ok();
+        let (pd, cq) = (Pd::alloc(ctx).unwrap(), Cq::create(ctx, 8, None, 0).unwrap());
+        let qp = Qp::create(&pd, &init(&cq, None)).unwrap();
+        assert_eq!(errno(qp.star()), if soft { 0 } else { libc::EOPNOTSUPP });
     });
 }
 

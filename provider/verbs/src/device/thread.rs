@@ -1,10 +1,11 @@
 //! The progress thread: runs a device while the program is outside the library.
 //!
-//! Of the device it knows what to wait for, until when, and how to give it a turn. It decides by itself in which of two modes it is.
+//! Of the device it knows what to wait for, until when, and how to give it a turn. It decides by itself in
+//! which of two modes it is.
 //! - Armed: it sleeps in `poll(2)` on the device's descriptors until the next timer, and gives it a turn when
 //!   something arrives. With nothing to do, and alone on the port, it sleeps for ever.
-//! - Watching: the program polls, so that waking for its frames is a waste and a quarrel over CPU and
-//!   lock. It looks once a tick whether the program still does, and arms itself if not.
+//! - Watching: the program polls, so that waking for its frames is a waste and a quarrel over CPU and lock.
+//!   It looks once a tick whether the program still does, and arms itself if not.
 //!
 //! It turns to watching after a number of wake-ups in vain, and that number grows each time the
 //! watching made somebody wait: programs that spin on memory without calling the library end up

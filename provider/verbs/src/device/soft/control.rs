@@ -25,8 +25,8 @@ use crate::share::Foreign;
 /// IBV_PORT_DOWN, and the physical state "Disabled" (IBTA 14.2.5.6).
 const PORT_DOWN: u32 = 1;
 const PHYS_DISABLED: u8 = 3;
-/// QPNs that are free at least, if the host has more: one that was given back is not given out before the others were, so
-/// that what is still under way to the old queue pair does not reach a new one.
+/// QPNs that are free at least, if the host has more: one that was given back is not given out before the
+/// others were, so that what is still under way to the old queue pair does not reach a new one.
 const RESTING: usize = 64;
 
 /// A count as a port has it: 16 bits, which stay at the last number (IBTA 14.2.5.6, P_KeyViolations).
@@ -166,8 +166,8 @@ impl Soft {
         attr
     }
 
-    /// Entries whose address the host has lost are empty. A forked child, whose parent may have had the lock, sees the table as it was at
-    /// the opening.
+    /// Entries whose address the host has lost are empty. A forked child, whose parent may have had the lock,
+    /// sees the table as it was at the opening.
     fn query_gid(&self, index: u32) -> Result<GidEntry> {
         let entry = self.info.gid(index)?;
         let there = !self.is_ours() || self.links.has(&self.info.addrs, index as usize);
@@ -343,7 +343,8 @@ impl Soft {
 }
 
 impl Shard {
-    /// Ends a protection domain. The next one that gets the number is another one, and other processes' messages are not for it.
+    /// Ends a protection domain. The next one that gets the number is another one, and other processes'
+    /// messages are not for it.
     fn dealloc_pd(&mut self, pd: PdId) -> Result<()> {
         let Shard { nic, domains, .. } = self;
         domains.dealloc(nic, pd)?;

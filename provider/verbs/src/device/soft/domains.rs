@@ -1,5 +1,5 @@
-//! The protection domains of a card by context: objects live in a domain, the card knows their cookies, and here stands who is told of
-//! them.
+//! The protection domains of a card by context: objects live in a domain, the card knows their cookies, and
+//! here stands who is told of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;

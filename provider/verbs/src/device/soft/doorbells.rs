@@ -29,7 +29,8 @@ impl Deferred {
 }
 
 impl Shard {
-    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room; says which turn that is.
+    /// Has the doorbell of `qpn` wait for the card's next turn, if it may and there is room; says which turn
+    /// that is.
     #[inline]
     pub(super) fn defer(&mut self, qpn: Qpn, may_sleep: bool) -> When {
         let backlog = match (self.nic.backlog(qpn), &self.star) {

@@ -70,8 +70,8 @@ impl Intake {
         false
     }
 
-    /// After a frame: has the contexts of those behind it fetched, [`AHEAD`] at a time. Of a frame that came alone this is two
-    /// comparisons.
+    /// After a frame: has the contexts of those behind it fetched, [`AHEAD`] at a time. Of a frame that came
+    /// alone this is two comparisons.
     #[inline]
     fn look_ahead(&mut self, nic: &Nic<HostEnv>, env: &HostEnv) {
         if self.looked > 0 {

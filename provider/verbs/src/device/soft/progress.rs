@@ -81,9 +81,10 @@ impl Soft {
         true
     }
 
-    /// What a call of the program sent to another process of this host may have come to this process's own socket, while steering does
-    /// not know everybody. It is handed on before the program goes on, which may be to its end (_exit(2)): of a datagram, and of a
-    /// connection manager's last word (`spoke`), nobody would send another.
+    /// What a call of the program sent to another process of this host may have come to this process's own
+    /// socket, while steering does not know everybody. It is handed on before the program goes on, which
+    /// may be to its end (_exit(2)): of a datagram, and of a connection manager's last word (`spoke`),
+    /// nobody would send another.
     #[inline]
     pub(super) fn hand_on(&self, shard: &mut Shard, now: Nanos, spoke: bool) {
         if spoke || !shard.intake.rx.is_settled() {
@@ -173,7 +174,8 @@ impl Soft {
         Turn { work: Some(work), held_until }
     }
 
-    /// Handles what has come; gives how many batches, and until when the rest waits for receives while others wait for it.
+    /// Handles what has come; gives how many batches, and until when the rest waits for receives while others
+    /// wait for it.
     fn take_batches(&self, shard: &mut Shard, now: Nanos) -> (u32, Option<Nanos>) {
         let mut work = 0;
         let mut got = shard.intake.rx.recv_all();
