@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The crates that hold memory by address, under miri: queues, rings, the wire's headers, the batches of frames.
+# The crates that hold memory by address, under miri: queues, rings, the wire's headers, the batches of frames,
+# what is written to a program's memory.
 # usage: run.sh [ready], the latter only says whether the nightly toolchain has miri, or can get it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -21,3 +22,4 @@ miri starverbs-queues --tests
 miri starverbs-rings --lib
 miri starverbs-core --lib -- wire:: --skip star::
 miri starverbs-backend --lib -- batch:: program:: zeroed:: inbox::
+miri starverbs-verbs --lib -- memory::tests::who_sees memory::tests::writing memory::tests::the_last_word

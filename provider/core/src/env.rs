@@ -10,7 +10,7 @@ use crate::congestion::Controller;
 use crate::engine::Engine;
 use crate::error::NicError;
 use crate::relay::{LinkError, LinkId, Relay};
-use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Seg, SendWqe, Sge};
+use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Seg, SendOp, SendWqe, Sge};
 
 /// The card's side of a send queue. Indices count WQEs since creation and wrap at 2^32.
 pub trait SendQueue {
@@ -21,6 +21,10 @@ pub trait SendQueue {
     /// What WQE `index` asks for, which must lie in released..posted. One that cannot be decoded has the
     /// operation `Malformed`.
     fn wqe(&self, index: u32) -> SendWqe;
+    /// What that asks to be done, without the rest.
+    fn op(&self, index: u32) -> SendOp {
+        self.wqe(index).op
+    }
     /// Its SGEs (empty when inline).
     fn sges(&self, index: u32) -> &[Sge];
     /// Host memory of its inline bytes; stays valid until the WQE is released.

@@ -52,6 +52,11 @@ impl SendOp {
         let op = Self::try_read_from_bytes(&[u8::try_from(code).ok()?]).ok()?;
         (op != SendOp::Malformed).then_some(op)
     }
+    /// What was found in a queue's memory.
+    #[inline]
+    pub fn decode(found: u8) -> Self {
+        Self::try_read_from_bytes(&[found]).unwrap_or(SendOp::Malformed)
+    }
     /// Whether only an answer of its own completes it; such are outstanding in limited numbers (IBTA 9.4.4,
     /// A19).
     pub const fn is_answered(self) -> bool {

@@ -89,7 +89,7 @@ impl Drop for RecvProducer<'_> {
     }
 }
 
-/// The card's half of a receive queue.
+/// The card's half of a receive queue. Clones are the same half, under the promise of [`WorkRings::card_rq`].
 pub struct CardRq(pub(crate) WorkRings);
 
 impl CardRq {
@@ -97,12 +97,10 @@ impl CardRq {
     pub fn slots(&self) -> u32 {
         self.0.recv_slots()
     }
+}
 
-    /// Another handle of the same half.
-    ///
-    /// # Safety
-    /// As of [`WorkRings::card_rq`].
-    pub unsafe fn another(&self) -> CardRq {
+impl Clone for CardRq {
+    fn clone(&self) -> Self {
         CardRq(self.0.share())
     }
 }

@@ -3,10 +3,10 @@
 //! A slot is a [`SendWqe`] and, behind it, the SGEs or the inline bytes. The program owns
 //! the producer index (under the ring's post lock), the card the consumer index.
 
-use core::mem::size_of;
+use core::mem::{offset_of, size_of};
 use core::slice;
 
-use starverbs_core::{AvId, Seg, SendFlags, SendQueue, SendWqe, Sge};
+use starverbs_core::{AvId, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge};
 use starverbs_queues::BLOCK;
 use starverbs_queues::format::{SendBlock, blocks};
 
@@ -266,7 +266,7 @@ impl Drop for SendProducer<'_> {
     }
 }
 
-/// The card's half of a send queue.
+/// The card's half of a send queue. Clones are the same half, under the promise of [`WorkRings::card_sq`].
 pub struct CardSq(pub(crate) WorkRings);
 
 impl CardSq {
@@ -280,12 +280,10 @@ impl CardSq {
     pub fn max_inline(&self) -> u32 {
         self.0.max_inline()
     }
+}
 
-    /// Another handle of the same half.
-    ///
-    /// # Safety
-    /// As of [`WorkRings::card_sq`].
-    pub unsafe fn another(&self) -> CardSq {
+impl Clone for CardSq {
+    fn clone(&self) -> Self {
         CardSq(self.0.share())
     }
 }
@@ -306,6 +304,12 @@ impl SendQueue for CardSq {
         // SAFETY: the slot lies inside the ring. released <= index < posted (promised at `card_sq`), so the
         // program wrote a whole header there and will not touch it before it is released.
         SendWqe::decode(unsafe { self.0.send_slot(index).cast::<SendBlock>().read() })
+    }
+
+    #[inline]
+    fn op(&self, index: u32) -> SendOp {
+        // SAFETY: as in `wqe`.
+        SendOp::decode(unsafe { self.0.send_slot(index).add(offset_of!(SendWqe, op)).read() })
     }
 
     #[inline]

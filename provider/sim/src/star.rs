@@ -92,12 +92,6 @@ impl StarHost for SimEnv {
         self.memory.allow(addr, bytes, READ | WRITE);
         Some((Slots { at: (addr, bytes), freed: Rc::clone(&self.star.freed) }, addr))
     }
-    fn another(queue: &SimRq) -> SimRq {
-        queue.clone()
-    }
-    fn another_sq(queue: &SimSq) -> SimSq {
-        queue.clone()
-    }
     fn slots_of(queue: &SimRq) -> u32 {
         (queue.slots() as u32).next_power_of_two()
     }

@@ -23,18 +23,15 @@ pub mod roles;
 use library::Library;
 use roles::{Identity, Roles};
 
-/// What [`Ends`] needs beside what both halves do.
-pub trait Host: CardEnv + Env<Stats: Clone, Cq: Clone> {
+/// What [`Ends`] needs beside what both halves do. Clones of a queue are handles of the same one, used by the one owner of the
+/// card too. Who posts to an SRQ of which there is one, and where somebody looked in vain, tells
+/// [`Library::ring_srq`].
+pub trait Host: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
     /// Memory of slots, which its owner gives back by dropping it
     type Slots;
     /// So many bytes that a card may fill, and where they are: aligned to the largest slot. `None`: no
     /// memory.
     fn make_slots(&mut self, bytes: u64) -> Option<(Self::Slots, u64)>;
-    /// Another handle of a receive queue, used by the one owner of the card too. Who posts to an SRQ of which
-    /// there is one, and where somebody looked in vain, tells [`Library::ring_srq`].
-    fn another(queue: &Self::Rq) -> Self::Rq;
-    /// Another handle of a send queue, likewise.
-    fn another_sq(queue: &Self::Sq) -> Self::Sq;
     /// Slots of a receive queue: a power of two.
     fn slots_of(queue: &Self::Rq) -> u32;
     /// Where a send queue has inline bytes that are too many for a packet
@@ -198,6 +195,5 @@ impl<E: Host> Ends<E> {
 /// Other handles of the queues of a QP that the card has.
 fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Result<Queues<E>, NicError> {
     let Handover { sq, rq, cqs: (send_cq, recv_cq), .. } = turn.nic.handover(qpn)?;
-    let (sq, rq) = (E::another_sq(sq), rq.map(E::another));
-    Ok(Queues { sq, rq, send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
+    Ok(Queues { sq: sq.clone(), rq: rq.cloned(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
 }

@@ -488,7 +488,7 @@ impl<E: StarEnv> SlQp<E> {
     fn is_reported(&self, seq: u32) -> bool {
         let every = (self.init.setup.sq_depth / REPORTS).max(1);
         let last = seq & (every - 1) == every - 1;
-        last || self.is_signaled(seq) || self.init.sq.wqe(self.index(seq)).op.is_local()
+        last || self.is_signaled(seq) || self.init.sq.op(self.index(seq)).is_local()
     }
 
     /// What the program is told of `seq`.

@@ -435,7 +435,7 @@ impl<E: StarEnv> Stateful<E> {
     fn unmatched(&self) -> u32 {
         let stream = &self.streams[Of::Local as usize];
         let posted = self.local.sq.posted().wrapping_sub(stream.next).min(OPS);
-        let takes = |n: &u32| self.local.sq.wqe(stream.next.wrapping_add(*n)).op.takes_recv();
+        let takes = |n: &u32| self.local.sq.op(stream.next.wrapping_add(*n)).takes_recv();
         (u32::from(stream.begun)..posted).filter(takes).count() as u32
     }
 

@@ -340,6 +340,41 @@ mod tests {
         }
     }
 
+    /// A program spins on the last word of each message, as `ib_write_lat` does: whole, and behind all the rest.
+    #[test]
+    fn who_sees_the_last_word_sees_the_rest() {
+        const ROUNDS: u64 = if cfg!(miri) { 8 } else { 2000 };
+        let room: [AtomicU64; 3] = Default::default();
+        let at = room.as_ptr() as usize;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    let words = [round, round, round].map(u64::to_ne_bytes).concat();
+                    // SAFETY: the room, which is read below behind its last word alone.
+                    unsafe { write_in_order(at as *mut u8, &words) };
+                    while room[0].load(Ordering::Acquire) != 0 {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            for round in 1..=ROUNDS {
+                let last = || match room[2].load(Ordering::Acquire) {
+                    seen if seen == round => true,
+                    seen => {
+                        assert_eq!(seen, round - 1, "half a word");
+                        std::thread::yield_now();
+                        false
+                    }
+                };
+                while !last() {}
+                // SAFETY: the writer waits for a zero in the first word, and the second is plain memory.
+                let second = unsafe { (&raw const room[1]).cast::<u64>().read() };
+                assert_eq!((room[0].load(Ordering::Relaxed), second), (round, round));
+                room[0].store(0, Ordering::Release);
+            }
+        });
+    }
+
     #[test]
     fn probing_tells_memory_from_holes() {
         let heap = vec![0u8; 100_000];

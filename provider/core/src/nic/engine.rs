@@ -30,7 +30,7 @@ impl<E: Env> Qp<E> {
     /// Whether engines carry all that is posted and did not begin.
     fn has_portable_posts(&self) -> bool {
         let (next, posted) = (self.req.next, self.sq.posted());
-        let waiting = (0..posted.wrapping_sub(next)).map(|n| self.sq.wqe(next.wrapping_add(n)).op);
+        let waiting = (0..posted.wrapping_sub(next)).map(|n| self.sq.op(next.wrapping_add(n)));
         !waiting.into_iter().any(|op| matches!(op, SendOp::AtomicWrite | SendOp::Flush))
     }
 

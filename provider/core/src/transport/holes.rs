@@ -106,7 +106,7 @@ impl<E: Env> Ctx<'_, E> {
             let track = req.track[req.slot(at)];
             let low = req.una_psn.since(track.first).max(0);
             let high = req.max_psn.since(track.first).min(track.packets as i32);
-            if high > low && self.qp.sq.wqe(at).op.is_answered() {
+            if high > low && self.qp.sq.op(at).is_answered() {
                 count += (high - 1) / per - low / per + 1;
             }
             at = at.wrapping_add(1);
@@ -173,7 +173,7 @@ impl<E: Env> Ctx<'_, E> {
         let (mut at, mut news) = (self.qp.req.una, Passed::default());
         while at != self.qp.req.fresh {
             let track = self.qp.req.track[self.qp.req.slot(at)];
-            let op = self.qp.sq.wqe(at).op;
+            let op = self.qp.sq.op(at);
             at = at.wrapping_add(1);
             let first = track.first;
             let low = begin.since(first).max(una.since(first) + 1).max(0);
@@ -293,7 +293,7 @@ impl<E: Env> Ctx<'_, E> {
         let (mut at, mut news) = (self.qp.req.una, Passed::default());
         while at != self.qp.req.fresh {
             let track = self.qp.req.track[self.qp.req.slot(at)];
-            let answered = self.qp.sq.wqe(at).op.is_answered();
+            let answered = self.qp.sq.op(at).is_answered();
             at = at.wrapping_add(1);
             let low = una.since(track.first).max(0);
             let high = psn.since(track.first).min(track.packets as i32);
@@ -359,7 +359,7 @@ impl<E: Env> Ctx<'_, E> {
             if req.una == req.fresh || !una.before(executed) {
                 return;
             }
-            if !self.qp.sq.wqe(req.una).op.is_answered() {
+            if !self.qp.sq.op(req.una).is_answered() {
                 self.acked_before(executed);
                 if self.qp.req.una_psn == una {
                     return;
@@ -398,7 +398,7 @@ impl<E: Env> Ctx<'_, E> {
     pub(super) fn after_pass(&mut self, id: RepairId) {
         let req = &self.qp.req;
         let una = req.una_psn;
-        if req.outstanding() && req.una != req.fresh && !self.qp.sq.wqe(req.una).op.is_answered() {
+        if req.outstanding() && req.una != req.fresh && !self.qp.sq.op(req.una).is_answered() {
             let repair = self.sh.repairs.get(id);
             if repair.is_held(una) && !una.before(repair.executed) {
                 repair.refused(una);

@@ -58,7 +58,7 @@ impl<E: Env> Ctx<'_, E> {
             if !track.first.before(psn) {
                 break;
             }
-            if self.qp.sq.wqe(self.qp.req.una).op.is_answered() {
+            if self.qp.sq.op(self.qp.req.una).is_answered() {
                 /* Only its own answers complete it. */
                 reached =
                     if self.qp.req.una_psn.before(track.first) { track.first } else { self.qp.req.una_psn };
@@ -161,7 +161,7 @@ impl<E: Env> Ctx<'_, E> {
     fn asks_answers(&self) -> bool {
         let (req, mut at) = (&self.qp.req, self.qp.req.una);
         while at != req.fresh {
-            if self.qp.sq.wqe(at).op.is_answered() {
+            if self.qp.sq.op(at).is_answered() {
                 return true;
             }
             at = at.wrapping_add(1);
@@ -199,7 +199,7 @@ impl<E: Env> Ctx<'_, E> {
         if !self.acked_up_to_answer(psn) {
             return self.answer_ahead(psn, packet);
         }
-        if !self.qp.sq.wqe(self.qp.req.una).op.is_atomic() {
+        if !self.qp.sq.op(self.qp.req.una).is_atomic() {
             return self.fail_oldest(WcStatus::BadRespErr);
         }
         /* Results are in host byte order for the program (man ibv_post_send). */
@@ -212,6 +212,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// An answer with data at `psn` acknowledges all before it. False: it is not the next answer.
+    #[inline]
     fn acked_up_to_answer(&mut self, psn: Psn) -> bool {
         if !self.acked_before(psn) {
             return false;
@@ -220,8 +221,7 @@ impl<E: Env> Ctx<'_, E> {
         if req.una == req.fresh || req.una_psn != psn {
             return false;
         }
-        let wqe = self.qp.sq.wqe(req.una);
-        if !wqe.op.is_answered() {
+        if !self.qp.sq.op(req.una).is_answered() {
             self.fail_oldest(WcStatus::BadRespErr);
             return false;
         }

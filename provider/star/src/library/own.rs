@@ -85,7 +85,7 @@ impl<E: StarEnv> SlQp<E> {
     /// SF has done `seq`. Whether there is something that the host is to do now: then it waits for that.
     pub(super) fn waits_for_host(&mut self, queue: Queue, seq: u32, msg: &CqeMsg, now: Nanos) -> bool {
         let (chore, waits) = match queue {
-            Queue::Send => (self.own, self.init.sq.wqe(self.index(seq)).op.is_local()),
+            Queue::Send => (self.own, self.init.sq.op(self.index(seq)).is_local()),
             Queue::Recv => (self.invalid, msg.flags.contains(WcFlags::WITH_INV)),
         };
         if chore == Chore::None && waits {
@@ -102,6 +102,6 @@ impl<E: StarEnv> SlQp<E> {
     /// What comes next stands behind one that is not done.
     pub(super) fn behind_own(&self) -> bool {
         let last = self.send.next.wrapping_sub(1);
-        self.send.una != self.send.next && self.init.sq.wqe(self.index(last)).op.is_local()
+        self.send.una != self.send.next && self.init.sq.op(self.index(last)).is_local()
     }
 }

@@ -68,7 +68,7 @@ impl<E: Host> Library<E> {
     /// An SRQ has another ring.
     pub fn replace_srq_ring(&mut self, turn: &mut Turn<'_, E>, srq: SrqId) {
         for (_, end) in self.ends.iter_mut().filter(|(_, end)| end.released.srq() == Some(srq)) {
-            if let Some(ring) = turn.nic.srq_ring(srq).map(E::another) {
+            if let Some(ring) = turn.nic.srq_ring(srq).cloned() {
                 end.qp.replace_rq(ring);
             }
         }

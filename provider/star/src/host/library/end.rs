@@ -146,7 +146,7 @@ impl<E: Host> Library<E> {
         let Handover { owner, attr, srq, sq_sig_all, first_send, .. } = turn.nic.handover(qpn)?;
         let Queues { sq, rq, send_cq, recv_cq } = queues;
         let shared = srq.map(|(id, _)| id);
-        let ring = || srq.map(|(_, ring)| E::another(ring));
+        let ring = || srq.map(|(_, ring)| ring.clone());
         let rq = rq.or_else(ring).ok_or(NicError::Invalid)?;
         let rq_depth = if shared.is_some() { SHARED_RECVS } else { E::slots_of(&rq) };
         let replay_slots = u32::from(attr.max_dest_rd_atomic).next_power_of_two();

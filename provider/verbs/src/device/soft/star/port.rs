@@ -137,16 +137,6 @@ impl Host for HostEnv {
         Some((slots, first))
     }
 
-    fn another(queue: &CardRq) -> CardRq {
-        // SAFETY: the core uses it as the card's own handle: under the card's lock.
-        unsafe { queue.another() }
-    }
-
-    fn another_sq(queue: &CardSq) -> CardSq {
-        // SAFETY: as above; the core looks at WQEs between released and posted alone.
-        unsafe { queue.another() }
-    }
-
     fn slots_of(queue: &CardRq) -> u32 {
         queue.slots()
     }
