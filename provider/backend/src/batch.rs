@@ -1,17 +1,16 @@
 //! The batch of frames that wait for one sendmmsg: headers and copies in an arena, host memory by reference.
 //!
-//! Owns the memory that the kernel reads from. It must not compute anything of a frame: [`crate::Tx`] does.
+//! Owns the memory that the kernel reads from. It must not compute anything of a frame: [`crate::tx`] does.
 
 mod outer;
 
 use std::mem;
 use std::os::fd::RawFd;
-use std::time::Duration;
 
-use starverbs_core::{Counters, Gid};
+use starverbs_core::Gid;
 
 use crate::program::ProgramBytes;
-use crate::sockopt::{self, errno};
+use crate::sockopt::errno;
 use crate::zeroed::Zeroed;
 use crate::{BackendError, HostAddr};
 use outer::{CONTROL, Name, write_controls, write_name};
@@ -179,33 +178,26 @@ impl Batch {
         0
     }
 
-    /// Begins a frame with its header. Gives its place in the arena, for [`Batch::flip`].
-    #[inline]
-    pub(crate) fn begin(&mut self, header: &[u8]) -> usize {
-        let start = self.used;
-        self.copy(header);
-        start
-    }
-
-    /// Room for a whole frame of `len` bytes, which the caller fills; and its place in the arena.
-    #[inline]
-    pub(crate) fn room(&mut self, len: usize) -> (usize, &mut [u8]) {
+    /// Room for a whole frame of `len` bytes, which the caller fills.
+    #[inline(always)]
+    pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
         let (from, to) = (self.used, self.used + len);
         self.used = to;
         self.append(self.arena.at(from..to), len);
-        (from, self.arena.bytes_mut(from..to))
+        self.arena.bytes_mut(from..to)
     }
 
     /// Copies bytes behind what the frame has so far; gives the copy.
     #[inline]
-    pub(crate) fn copy(&mut self, bytes: &[u8]) -> &[u8] {
+    pub(crate) fn copy(&mut self, bytes: &[u8]) -> &mut [u8] {
         let (from, to) = (self.used, self.used + bytes.len());
         self.used = to;
-        self.arena.bytes_mut(from..to).copy_from_slice(bytes);
         if !bytes.is_empty() {
             self.append(self.arena.at(from..to), bytes.len());
         }
-        self.arena.bytes(from..to)
+        let copy = self.arena.bytes_mut(from..to);
+        copy.copy_from_slice(bytes);
+        copy
     }
 
     /// Copies the program's bytes behind what the frame has so far; gives the copy.
@@ -244,19 +236,6 @@ impl Batch {
         self.iovs.push(libc::iovec { iov_base: base.cast(), iov_len: len });
         self.owners.push(owner);
         message.iovs += 1;
-    }
-
-    /// Turns over a bit, chosen by `draw`, of the frame of `size` bytes that began at `start`: not in BTH
-    /// byte 4, which the ICRC does not cover. The frame must have been copied.
-    #[cold]
-    pub(crate) fn flip(&mut self, start: usize, size: usize, draw: u64) {
-        if self.used - start != size {
-            return;
-        }
-        let bit = (draw % (size as u64 * 8 - 8)) as usize;
-        let bit = if bit < 32 { bit } else { bit + 8 };
-        let at = start + bit / 8;
-        self.arena.bytes_mut(at..at + 1)[0] ^= 1 << (bit % 8);
     }
 
     /// The bytes of the frame that was added last, `size` in all.
@@ -415,45 +394,6 @@ impl Batch {
         self.messages.clear();
         self.newest = [0; NEWEST];
         self.mixed = false;
-    }
-}
-
-/// What a full send buffer may cost before its frames are dropped.
-const PATIENCE: Duration = Duration::from_millis(2);
-
-/// Sends the messages `at..end` of a sealed batch, which are all of the socket `fd`. What the kernel refuses
-/// is lost and counted. One that it will not segment is given to `singly`.
-pub(crate) fn send_run(
-    batch: &mut Batch,
-    fd: RawFd,
-    mut at: usize,
-    end: usize,
-    counters: &Counters,
-    mut singly: impl FnMut(&mut Batch, usize),
-) {
-    let mut waited = false;
-    while at < end {
-        counters.tx_syscalls.inc();
-        match batch.send(fd, at, end) {
-            Ok(sent) => {
-                at += sent;
-                waited = false;
-            }
-            Err(libc::EINTR) => {}
-            Err(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) if !waited => {
-                waited = true;
-                sockopt::wait(&[fd], libc::POLLOUT, PATIENCE);
-            }
-            Err(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if batch.frames(at) > 1 => {
-                singly(batch, at);
-                at += 1;
-            }
-            Err(_) => {
-                counters.tx_errors.add(batch.frames(at) as u64);
-                at += 1;
-                waited = false;
-            }
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Hurting the wire on purpose: `STARVERBS_FAULT`.
 //!
-//! Stands between a card and its [`crate::Tx`] and decides for each frame, from one seeded random sequence, whether it is lost,
+//! Stands in front of a port's batch and decides for each frame, from one seeded random sequence, whether it is lost,
 //! corrupted, sent twice, late or out of order. Owns the frames that it holds back. It must not know what a frame means.
 
 use std::cmp::Ordering;
@@ -8,11 +8,11 @@ use std::collections::BinaryHeap;
 use std::mem;
 use std::time::Duration;
 
-use starverbs_core::{Av, Counters, Nanos, Seg};
+use starverbs_core::{Av, Counters, Nanos};
 use starverbs_settings::FaultSpec;
-use starverbs_star::wire::Side;
 
 use crate::program::Payload;
+use crate::tx::Datagram;
 
 /// A frame held back for reordering whose successor does not come is sent after this.
 const HOLD: Nanos = 1_000_000;
@@ -20,20 +20,21 @@ const HOLD: Nanos = 1_000_000;
 /// A frame with its payload, on its way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    pub(crate) to: Av,
-    pub(crate) header: Vec<u8>,
-    pub(crate) payload: Vec<u8>,
-    pub(crate) pad: u8,
-    /// Of a StaR packet: the half that it leaves from, and the UDP port that it goes to
-    pub(crate) star: Option<(Side, u16)>,
+    to: Av,
+    port: u16,
+    head: Vec<u8>,
+    data: Vec<u8>,
+    pad: u8,
     /// Random number that chooses a bit to turn over
     pub(crate) corrupt: Option<u64>,
 }
 
 impl Frame {
-    /// Where its payload is.
-    pub(crate) fn segment(&self) -> Seg {
-        Seg { addr: self.payload.as_ptr() as u64, len: self.payload.len() as u32 }
+    /// As it came, its payload among the card's own bytes now.
+    pub(crate) fn datagram(&self) -> Datagram<'_> {
+        let Frame { to, port, head, data, pad, .. } = self;
+        let payload = Payload::EMPTY;
+        Datagram { to, port: *port, head, data, payload, pad: *pad, volatile: true }
     }
 }
 
@@ -63,7 +64,7 @@ impl Ord for Late {
 }
 
 /// What hurts frames.
-pub struct Fault {
+pub(crate) struct Fault {
     spec: FaultSpec,
     random: Random,
     order: u64,
@@ -82,7 +83,7 @@ impl std::fmt::Debug for Fault {
 
 impl Fault {
     /// What `spec` asks for; `None` if that is nothing.
-    pub fn from_spec(spec: &FaultSpec) -> Option<Box<Fault>> {
+    pub(crate) fn from_spec(spec: &FaultSpec) -> Option<Box<Fault>> {
         spec.is_active().then(|| {
             Box::new(Fault {
                 spec: spec.clone(),
@@ -97,38 +98,7 @@ impl Fault {
     }
 
     /// Takes a frame; what becomes of it shows in [`Fault::release`].
-    pub(crate) fn take(
-        &mut self,
-        to: &Av,
-        header: &[u8],
-        payload: Payload<'_>,
-        pad: u8,
-        counters: &Counters,
-    ) {
-        self.take_as(None, to, header, payload, pad, counters);
-    }
-
-    /// [`Fault::take`] of a StaR packet: `head` is all that stands before `payload`.
-    pub(crate) fn take_star(
-        &mut self,
-        star: (Side, u16),
-        to: &Av,
-        head: &[u8],
-        payload: Payload<'_>,
-        counters: &Counters,
-    ) {
-        self.take_as(Some(star), to, head, payload, 0, counters);
-    }
-
-    fn take_as(
-        &mut self,
-        star: Option<(Side, u16)>,
-        to: &Av,
-        header: &[u8],
-        payload: Payload<'_>,
-        pad: u8,
-        counters: &Counters,
-    ) {
+    pub(crate) fn take(&mut self, datagram: &Datagram<'_>, counters: &Counters) {
         // All draws for every frame, so that one frame's fate does not move another's.
         let [lost, reordered, doubled, corrupted] =
             [self.spec.loss, self.spec.reorder, self.spec.duplicate, self.spec.corrupt]
@@ -138,11 +108,11 @@ impl Fault {
             return counters.fault_lost.inc();
         }
         let frame = Frame {
-            to: *to,
-            header: header.to_vec(),
-            payload: read(payload),
-            pad,
-            star,
+            to: *datagram.to,
+            port: datagram.port,
+            head: datagram.head.to_vec(),
+            data: read(datagram),
+            pad: datagram.pad,
             corrupt: corrupted.then_some(bit),
         };
         if corrupted {
@@ -167,9 +137,9 @@ impl Fault {
         self.held_until = None;
     }
 
-    /// Gives `send` the frames whose time has come.
+    /// Gives `send` the frames whose time has come: all that are held back at the end of time.
     pub(crate) fn release(&mut self, now: Nanos, mut send: impl FnMut(&Frame)) {
-        if self.held.is_some() && now >= *self.held_until.get_or_insert(now + HOLD) {
+        if self.held.is_some() && now >= *self.held_until.get_or_insert(now.saturating_add(HOLD)) {
             self.fresh.extend(self.held.take());
             self.held_until = None;
         }
@@ -190,12 +160,6 @@ impl Fault {
         }
     }
 
-    /// Gives `send` every frame that is held back: what is on a wire arrives, though its sender is gone.
-    pub(crate) fn release_all(&mut self, send: impl FnMut(&Frame)) {
-        self.fresh.extend(self.held.take());
-        self.release(Nanos::MAX, send);
-    }
-
     /// When [`Fault::release`] has something to give.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         let late = self.late.peek().map(|first| first.due);
@@ -207,14 +171,23 @@ fn nanos(time: Duration) -> Nanos {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1)
 }
 
-fn read(payload: Payload<'_>) -> Vec<u8> {
-    let mut out = Vec::new();
-    for bytes in payload.iter() {
+/// What is behind the header.
+fn read(datagram: &Datagram<'_>) -> Vec<u8> {
+    let mut out = datagram.data.to_vec();
+    for bytes in datagram.payload.iter() {
         let from = out.len();
         out.resize(from + bytes.len(), 0);
         bytes.copy_to(0, &mut out[from..]);
     }
     out
+}
+
+/// Turns over a bit of a frame, chosen by `draw`: not in BTH byte 4, which the ICRC does not cover.
+#[cold]
+pub(crate) fn flip(frame: &mut [u8], draw: u64) {
+    let bit = (draw % (frame.len() as u64 * 8 - 8)) as usize;
+    let bit = if bit < 32 { bit } else { bit + 8 };
+    frame[bit / 8] ^= 1 << (bit % 8);
 }
 
 /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
@@ -252,13 +225,19 @@ mod tests {
         Fault::from_spec(&FaultSpec::parse(text).expect("a good spec")).expect("active")
     }
 
+    fn take(fault: &mut Fault, head: &[u8], counters: &Counters) {
+        let to = &Av::default();
+        let (payload, volatile) = (Payload::EMPTY, false);
+        fault.take(&Datagram { to, port: 0, head, data: &[], payload, pad: 0, volatile }, counters);
+    }
+
     /// Sends `count` numbered frames at time 0 and gives the numbers in the order in which they leave until `end`.
     fn run(text: &str, count: u16, end: Nanos, counters: &Counters) -> Vec<u16> {
         let mut fault = fault(text);
         let mut out = Vec::new();
-        let mut note = |f: &Frame| out.push(u16::from_be_bytes([f.header[0], f.header[1]]));
+        let mut note = |f: &Frame| out.push(u16::from_be_bytes([f.head[0], f.head[1]]));
         for n in 0..count {
-            fault.take(&Av::default(), &n.to_be_bytes(), Payload::EMPTY, 0, counters);
+            take(&mut fault, &n.to_be_bytes(), counters);
             fault.release(0, &mut note);
         }
         while let Some(due) = fault.next_deadline().filter(|due| *due <= end) {
@@ -299,7 +278,7 @@ mod tests {
         assert!(out.iter().zip(&sorted).all(|(a, b)| a.abs_diff(*b) <= 2));
 
         let mut all_held = fault("reorder=100%");
-        all_held.take(&Av::default(), &[0, 1], Payload::EMPTY, 0, &counters);
+        take(&mut all_held, &[0, 1], &counters);
         all_held.release(7, |_| panic!("left at once"));
         assert_eq!(all_held.next_deadline(), Some(7 + HOLD));
     }
@@ -308,12 +287,34 @@ mod tests {
     fn delay_is_measured_from_the_flush() {
         let mut fault = fault("delay=50us,jitter=10us");
         let counters = Counters::default();
-        fault.take(&Av::default(), &[0, 1], Payload::EMPTY, 0, &counters);
+        take(&mut fault, &[0, 1], &counters);
         fault.release(1000, |_| panic!("left at once"));
         let due = fault.next_deadline().expect("a frame waits");
         assert!((51_000..=61_000).contains(&due), "{due}");
         let mut left = 0;
         fault.release(due, |_| left += 1);
         assert_eq!((left, fault.next_deadline()), (1, None));
+    }
+
+    #[test]
+    fn what_is_held_back_leaves_at_the_end_of_time() {
+        let counters = Counters::default();
+        let all = run("reorder=30%,delay=1s,jitter=1s,seed=4", 100, 0, &counters);
+        assert_eq!(all, []);
+        let mut fault = fault("reorder=100%,delay=1s,jitter=1s");
+        take(&mut fault, &[0, 1], &counters);
+        fault.release(7, |_| panic!("left at once"));
+        let mut left = 0;
+        fault.release(Nanos::MAX, |_| left += 1);
+        assert_eq!((left, fault.next_deadline()), (1, None));
+    }
+
+    #[test]
+    fn a_bit_that_the_icrc_covers_is_turned_over() {
+        for draw in 0..88 {
+            let mut frame = [0; 12];
+            flip(&mut frame, draw);
+            assert_eq!((frame.iter().map(|byte| byte.count_ones()).sum::<u32>(), frame[4]), (1, 0));
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! Owns the sockets and everything on the wire outside the BTH: addresses, IP and UDP headers, the ICRC. It must
 //! not know verbs objects or the transport: of a frame it reads the op-code byte and the destination QPN alone.
 //!
-//! [`open`] gives the two halves of a port, [`TxStack`] and [`Rx`]. A card's owner then goes round:
+//! [`open`] gives the two halves of a port, [`RoceTx`] and [`Rx`]. A card's owner then goes round:
 //!
 //! ```text
 //! rx.recv(now);
@@ -38,9 +38,8 @@ mod socket;
 mod sockopt;
 pub mod star;
 mod steer;
-mod tx_stack;
+mod tx;
 mod udp_rx;
-mod udp_tx;
 mod watch;
 mod zeroed;
 
@@ -50,7 +49,6 @@ pub use batch::ARENA;
 pub use control::{Request, ask};
 pub use descriptor::let_go;
 pub use error::BackendError;
-pub use fault::Fault;
 pub use host::HostAddr;
 pub use membership::max_groups;
 pub use owners::Owners;
@@ -59,9 +57,9 @@ pub use quiet::{without_signals, write_line};
 pub use registry::{QpnBlock, socket_name};
 use starverbs_core::Counters;
 use starverbs_settings::Settings;
-pub use tx_stack::TxStack;
+pub use tx::Tx;
+pub use tx::roce::RoceTx;
 pub use udp_rx::Rx;
-pub use udp_tx::Tx;
 pub use watch::Watch;
 
 /// For the judges of tests/strangers.
@@ -94,12 +92,12 @@ pub fn open<C>(
     settings: &Settings,
     addrs: &[HostAddr],
     counters: C,
-) -> Result<(TxStack<C>, Rx<C>), BackendError>
+) -> Result<(RoceTx<C>, Rx<C>), BackendError>
 where
     C: Deref<Target = Counters> + Clone,
 {
     let capture = pcap::Capture::open(settings);
-    let tx = Tx::open(settings, addrs, counters.clone(), capture.clone())?;
-    let rx = Rx::open(settings, addrs, counters.clone(), capture)?;
-    Ok((TxStack::new(tx, Fault::from_spec(&settings.fault), counters), rx))
+    let tx = RoceTx::open(settings, addrs, counters.clone(), capture.clone())?;
+    let rx = Rx::open(settings, addrs, counters, capture)?;
+    Ok((tx, rx))
 }

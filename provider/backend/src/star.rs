@@ -12,7 +12,6 @@ mod tx;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use starverbs_core::Counters;
@@ -24,50 +23,18 @@ use crate::pcap::Capture;
 use crate::sockopt::{self, datagram, set_int};
 use crate::{BackendError, HostAddr};
 pub use rx::{Received, StarRx};
-pub use tx::StarTx;
+pub use tx::{Star, StarTx};
 
 const WHAT: &str = "the UDP sockets of StaR";
 /// Ports of the kernel's choice that are tried: one that is free for IPv4 may be taken for IPv6.
 const TRIES: u32 = 8;
 
-/// Both halves' sockets, of both IP versions.
-#[derive(Debug)]
-struct Sockets {
-    stateless: Half,
-    stateful: Half,
-}
-
 /// A half's sockets.
-#[derive(Debug)]
 struct Half {
     port: u16,
-    v4: Socket,
+    v4: Arc<Socket>,
     /// A host may be without IPv6
-    v6: Option<Socket>,
-}
-
-impl Sockets {
-    fn open(settings: &Settings) -> Result<Self, BackendError> {
-        Ok(Sockets {
-            stateless: Half::open(PORT_STATELESS, settings)?,
-            stateful: Half::open(PORT_STATEFUL, settings)?,
-        })
-    }
-
-    fn half(&self, side: Side) -> &Half {
-        match side {
-            Side::Stateless => &self.stateless,
-            Side::Stateful => &self.stateful,
-        }
-    }
-
-    /// All of them, with the half that each is for.
-    fn each(&self) -> impl Iterator<Item = (Side, RawFd)> {
-        [Side::Stateless, Side::Stateful].into_iter().flat_map(|side| {
-            let half = self.half(side);
-            [Some(&half.v4), half.v6.as_ref()].into_iter().flatten().map(move |s| (side, s.as_raw_fd()))
-        })
-    }
+    v6: Option<Arc<Socket>>,
 }
 
 impl Half {
@@ -90,18 +57,14 @@ impl Half {
         let Some(port) = bind(&v4, Ipv4Addr::UNSPECIFIED.into(), port)? else { return Ok(None) };
         let v6 = match open_socket(libc::AF_INET6, settings) {
             Ok(v6) => match bind(&v6, Ipv6Addr::UNSPECIFIED.into(), port) {
-                Ok(Some(_)) => Some(v6),
+                Ok(Some(_)) => Some(Arc::new(v6)),
                 Ok(None) => return Ok(None),
                 /* the protocol is there, its addresses are not */
                 Err(_) => None,
             },
             Err(_) => None,
         };
-        Ok(Some(Half { port, v4, v6 }))
-    }
-
-    fn socket(&self, v4: bool) -> Option<RawFd> {
-        if v4 { Some(self.v4.as_raw_fd()) } else { self.v6.as_ref().map(AsRawFd::as_raw_fd) }
+        Ok(Some(Half { port, v4: Arc::new(v4), v6 }))
     }
 }
 
@@ -136,7 +99,7 @@ fn bind(socket: &Socket, ip: IpAddr, port: u16) -> Result<Option<u16>, BackendEr
     }
 }
 
-/// Opens both ports, and gives the sending and the receiving half of each; see [`crate::TxStack::open_star`].
+/// Opens both ports, and gives the sending and the receiving half of each; see [`crate::RoceTx`].
 pub(crate) fn open<C>(
     settings: &Settings,
     addrs: &[HostAddr],
@@ -146,9 +109,11 @@ pub(crate) fn open<C>(
 where
     C: Deref<Target = Counters> + Clone,
 {
-    let sockets = Arc::new(Sockets::open(settings)?);
-    let tx = StarTx::new(settings, addrs, Arc::clone(&sockets), counters.clone(), capture.clone())?;
-    Ok((tx, StarRx::new(sockets, counters, capture)?))
+    let stateless = Half::open(PORT_STATELESS, settings)?;
+    let stateful = Half::open(PORT_STATEFUL, settings)?;
+    let halves = [(Side::Stateless, stateless), (Side::Stateful, stateful)];
+    let tx = StarTx::open(settings, addrs, &halves, counters.clone(), capture.clone())?;
+    Ok((tx, StarRx::new(&halves, counters, capture)?))
 }
 
 #[cfg(test)]

@@ -286,7 +286,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     /// Whose each block of QPNs is, if [`Rx::maintenance`] has learnt of that since this was last asked: for
-    /// [`TxStack::set_owners`](crate::TxStack::set_owners).
+    /// [`RoceTx::set_owners`](crate::RoceTx).
     pub fn take_owners(&mut self) -> Option<Owners> {
         self.steering.take_owners()
     }

@@ -522,25 +522,23 @@ pub fn fill_checksum(path: &IcrcHeader, head: &mut [u8]) {
     Way::new(path).fill_checksum(head);
 }
 
-/// The CRC-32 at a packet's end, over all before it; for ports that gather.
+/// The CRC-32 at a packet's end, over all before it.
 #[derive(Clone, Debug, Default)]
 pub struct Crc(Hasher);
 
 impl Crc {
     /// Over no bytes.
+    #[inline]
     pub fn new() -> Self {
-        Crc::default()
+        Crc(Hasher::new())
     }
     /// Over more bytes; the header with its checksum filled in.
+    #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
-    /// Of all at once: the four bytes on the wire.
-    #[inline]
-    pub fn of(bytes: &[u8]) -> [u8; CRC_LEN] {
-        crc32fast::hash(bytes).to_le_bytes()
-    }
     /// The four bytes on the wire.
+    #[inline]
     pub fn finish(self) -> [u8; CRC_LEN] {
         self.0.finalize().to_le_bytes()
     }

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::slice;
 use std::time::Duration;
 
-use starverbs_backend::{Payload, Rx, TxStack, host, open};
+use starverbs_backend::{Payload, RoceTx, Rx, host, open};
 use starverbs_core::{Av, Counters, Gid, QPN_BLOCK_SHIFT, Seg};
 use starverbs_settings::Settings;
 
@@ -15,7 +15,7 @@ pub const RUN: Duration = Duration::from_millis(300);
 pub const LOOPBACK: Gid = Gid::from_ipv4([127, 0, 0, 1]);
 
 pub struct End {
-    pub tx: TxStack<&'static Counters>,
+    pub tx: RoceTx<&'static Counters>,
     pub rx: Rx<&'static Counters>,
     pub to: Av,
     pub counters: &'static Counters,

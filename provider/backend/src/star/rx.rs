@@ -1,15 +1,16 @@
 //! Datagrams in, checked packets out.
 
 use std::ops::{Deref, Range};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use starverbs_core::wire::icrc::IcrcHeader;
 use starverbs_core::{Counters, FrameMeta, Qpn};
 use starverbs_star::wire::{CRC_LEN, Header, Packet, Prefix, Side, Ways, qpn_in};
 
-use super::Sockets;
+use super::Half;
 use crate::BackendError;
+use crate::descriptor::Socket;
 use crate::inbox::{Inbox, Outer};
 use crate::pcap::Capture;
 
@@ -43,10 +44,10 @@ struct Cursor {
 }
 
 /// A half's socket.
-#[derive(Clone, Copy)]
 struct Source {
     side: Side,
-    fd: RawFd,
+    port: u16,
+    socket: Arc<Socket>,
     /// Looks in vain since something came
     vain: u32,
 }
@@ -55,7 +56,6 @@ struct Source {
 pub struct StarRx<C> {
     counters: C,
     capture: Option<Capture>,
-    sockets: Arc<Sockets>,
     inbox: Inbox,
     sources: Vec<Source>,
     /// Which of them was read last
@@ -69,16 +69,20 @@ pub struct StarRx<C> {
 
 impl<C: Deref<Target = Counters>> StarRx<C> {
     pub(super) fn new(
-        sockets: Arc<Sockets>,
+        halves: &[(Side, Half)],
         counters: C,
         capture: Option<Capture>,
     ) -> Result<Self, BackendError> {
         let inbox = Inbox::new(SLOTS)?;
-        let sources = sockets.each().map(|(side, fd)| Source { side, fd, vain: 0 }).collect();
+        let sources = halves.iter().flat_map(|(side, half)| {
+            let (side, port) = (*side, half.port);
+            let sockets = [Some(&half.v4), half.v6.as_ref()].into_iter().flatten();
+            sockets.map(move |socket| Source { side, port, socket: Arc::clone(socket), vain: 0 })
+        });
+        let sources = sources.collect();
         Ok(StarRx {
             counters,
             capture,
-            sockets,
             inbox,
             sources,
             turn: 0,
@@ -91,7 +95,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
 
     /// What to `poll(2)` for POLLIN.
     pub fn fds(&self) -> impl Iterator<Item = RawFd> {
-        self.sources.iter().map(|source| source.fd)
+        self.sources.iter().map(|source| source.socket.as_raw_fd())
     }
 
     /// Takes datagrams from the next socket that has some, without waiting; gives how many. A socket for which nothing comes is looked at
@@ -110,7 +114,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
                 continue;
             }
             self.counters.rx_syscalls.inc();
-            let got = self.inbox.fill(source.fd);
+            let got = self.inbox.fill(source.socket.as_raw_fd());
             if got > 0 {
                 source.vain = 0;
                 self.left = 0..got;
@@ -129,7 +133,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
 
     /// The next packet, which was right. What is not is dropped and counted.
     pub fn next_packet(&mut self) -> Option<Received<'_>> {
-        let side = self.sources[self.turn].side;
+        let Source { side, port, .. } = self.sources[self.turn];
         loop {
             if self.cursor.is_none() {
                 self.cursor = Some(self.next_datagram()?);
@@ -143,7 +147,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             }
             cursor.at = (from + cursor.segment).min(bytes.len());
             let (slot, to, outer) = (cursor.slot, cursor.at, cursor.outer);
-            let Some((header, prefix, len)) = self.open(side, &outer, slot, from..to) else {
+            let Some((header, prefix, len)) = self.open((side, port), &outer, slot, from..to) else {
                 self.counters.star_bad.inc();
                 continue;
             };
@@ -186,14 +190,13 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
     #[inline]
     fn open(
         &mut self,
-        side: Side,
+        (side, port): (Side, u16),
         outer: &Outer,
         slot: usize,
         at: Range<usize>,
     ) -> Option<(Header, Option<Prefix>, usize)> {
         let Outer { meta, sport, .. } = *outer;
-        let path =
-            IcrcHeader { src: meta.src, dst: meta.dst, sport, dport: self.sockets.half(side).port, ip_id: 0 };
+        let path = IcrcHeader { src: meta.src, dst: meta.dst, sport, dport: port, ip_id: 0 };
         let frame = self.inbox.bytes(slot).get(at)?;
         let Packet { header, prefix, data } = Packet::open_on(side, self.ways.get(&path), frame).ok()?;
         if let Some(capture) = &self.capture {
@@ -212,6 +215,6 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
 
 impl<C> std::fmt::Debug for StarRx<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StarRx").field("sockets", &self.sockets).finish_non_exhaustive()
+        f.debug_struct("StarRx").field("turn", &self.turn).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,7 @@
 //! Two processes' ports, as far as one process can have both.
 
 use std::net::IpAddr;
+use std::os::fd::RawFd;
 
 use starverbs_core::{Av, Gid, Psn, Seg};
 use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype};

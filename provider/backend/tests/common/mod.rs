@@ -4,7 +4,7 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use starverbs_backend::{HostAddr, Payload, Rx, TxStack, host, open};
+use starverbs_backend::{HostAddr, Payload, RoceTx, Rx, host, open};
 use starverbs_core::{Av, Counters, FrameMeta, Gid, Nanos, QPN_BLOCK_SHIFT, Seg};
 use starverbs_settings::Settings;
 
@@ -15,7 +15,7 @@ pub fn free_port() -> u16 {
 }
 
 pub struct Node {
-    pub tx: TxStack<&'static Counters>,
+    pub tx: RoceTx<&'static Counters>,
     pub rx: Rx<&'static Counters>,
     pub counters: &'static Counters,
     pub addrs: Vec<HostAddr>,

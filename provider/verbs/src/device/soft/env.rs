@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_backend::links::Links;
-use starverbs_backend::{Payload, TxStack};
+use starverbs_backend::{Payload, RoceTx};
 use starverbs_core::opening::Opening;
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, PdId, Port, Seg};
@@ -24,7 +24,7 @@ static ZEROES: [u8; MAX_PAYLOAD] = [0; MAX_PAYLOAD];
 
 /// What a card works on in a real process.
 pub(crate) struct HostEnv {
-    pub(crate) tx: TxStack<StatPage>,
+    pub(crate) tx: RoceTx<StatPage>,
     /// Raised in this turn; told to the contexts at its end.
     pub(crate) events: Vec<AsyncEvent>,
     /// Copies of memory that may be missing, for the frame whose payload was begun
@@ -40,7 +40,7 @@ pub(crate) struct HostEnv {
 }
 
 impl HostEnv {
-    pub(crate) fn new(tx: TxStack<StatPage>) -> Self {
+    pub(crate) fn new(tx: RoceTx<StatPage>) -> Self {
         let (events, bounce) = (Vec::with_capacity(16), Box::new([0; MAX_PAYLOAD]));
         let foreign = ForeignList::default();
         HostEnv { tx, events, bounce, bounced: 0, foreign, links: None, star: None }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use starverbs_backend::{Rx, TxStack, host};
+use starverbs_backend::{RoceTx, Rx, host};
 use starverbs_cm::Cm;
 use starverbs_core::opening::Opening;
 use starverbs_core::qp::Owner;
@@ -51,7 +51,7 @@ pub(crate) struct Shard {
 
 impl Shard {
     pub(super) fn new(
-        (nic, tx, rx): (Nic<HostEnv>, TxStack<StatPage>, Rx<StatPage>),
+        (nic, tx, rx): (Nic<HostEnv>, RoceTx<StatPage>, Rx<StatPage>),
         stats: StatPage,
         cm: CmHost,
         (prefetch, moderator): (bool, Arc<Moderator>),
