@@ -32,7 +32,7 @@ impl<C: Deref<Target = Counters>> TxStack<C> {
         self.tx.can_send()
     }
 
-    /// Adds a frame; see [`starverbs_core::Env::send_frame`]. Payload memory is read now and, unless `volatile`, again at the
+    /// Adds a frame; see [`starverbs_core::Port::send_frame`]. Payload memory is read now and, unless `volatile`, again at the
     /// flush. A frame that cannot go (too long, address index or family wrong) is counted in `tx_errors` and lost.
     #[inline]
     pub fn send_frame(&mut self, to: &Av, header: &[u8], payload: Payload<'_>, pad: u8, volatile: bool) {

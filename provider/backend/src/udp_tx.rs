@@ -129,7 +129,7 @@ impl<C: Deref<Target = Counters>> Tx<C> {
         self.batch.has_room()
     }
 
-    /// Adds a frame to the batch; see [`starverbs_core::Env::send_frame`].
+    /// Adds a frame to the batch; see [`starverbs_core::Port::send_frame`].
     #[inline]
     pub fn send_frame(&mut self, to: &Av, header: &[u8], payload: Payload<'_>, pad: u8, volatile: bool) {
         self.push(to, header, payload, pad, volatile, None);

@@ -223,9 +223,7 @@ impl Net {
         self.launch_star(host);
     }
 
-    /// The program of `host` leaves the doorbell of `qpn` until its card runs next ([`Nic::may_wait_if_kept`]).
-    ///
-    /// [`Nic::may_wait_if_kept`]: starverbs_core::Nic::may_wait_if_kept
+    /// The program of `host` leaves the doorbell of `qpn` until its card runs next ([`starverbs_core::coalesce`]).
     pub fn doorbell_later(&mut self, host: usize, qpn: Qpn) {
         self.hosts[host].bells.push(qpn);
     }

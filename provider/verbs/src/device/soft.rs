@@ -1,4 +1,4 @@
-//! The card in software: one [`Nic`](starverbs_core::Nic) behind one lock, opened with the first context and
+//! The card in software: one [`Nic`] behind one lock, opened with the first context and
 //! closed with the last.
 //!
 //! Owns the lock, the doorbells left for its holder, and what follows from each turn. A call that finds the

@@ -58,7 +58,7 @@ impl HostEnv {
         self.links.as_mut().is_some_and(|links| links.send(link, &message.encode(), &[], true))
     }
 
-    /// [`Env::dma_read`] of marked memory.
+    /// [`Dma::dma_read`] of marked memory.
     #[cold]
     fn read_marked(&mut self, from: Seg) -> Option<Seg> {
         let len = from.len as usize;
@@ -78,7 +78,7 @@ impl HostEnv {
         there.then_some(seg)
     }
 
-    /// [`Env::dma_copy`] of marked memory.
+    /// [`Dma::dma_copy`] of marked memory.
     #[cold]
     fn copy_marked(&self, from: u64, to: &mut [u8]) -> bool {
         match memory::mark(from) {
@@ -91,7 +91,7 @@ impl HostEnv {
         }
     }
 
-    /// [`Env::dma_write`] to marked memory.
+    /// [`Dma::dma_write`] to marked memory.
     #[cold]
     fn write_marked(&self, addr: u64, data: &[u8]) -> bool {
         match memory::mark(addr) {

@@ -83,7 +83,7 @@ impl StarEnv for HostEnv {
             if head.is_control() {
                 return star.send_control((to, port), head, data);
             }
-            // SAFETY: as in `Env::send_frame`; the peer's registry checked what this card did not.
+            // SAFETY: as in `Port::send_frame`; the peer's registry checked what this card did not.
             star.tx.send(to, port, head, data, unsafe { Payload::new(payload) }, volatile);
         }
     }
