@@ -150,7 +150,8 @@ unsafe fn from_wc(
         let bytes = unsafe { given(grh)?.cast::<[u8; 40]>().read_unaligned() };
         let received = read_grh(&bytes);
         let table = context.gid_table();
-        // A datagram to a multicast group or an address that has gone is answered from the first GID of its kind.
+        // A datagram to a multicast group or an address that has gone is answered from the first GID of its
+        // kind.
         let alike = |gid: &Gid| gid.ipv4().is_some() == received.sender.ipv4().is_some();
         let ours = table.iter().find(|g| g.gid == received.receiver);
         let ours = ours.or_else(|| table.iter().find(|g| alike(&g.gid)));

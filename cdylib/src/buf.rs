@@ -1,8 +1,8 @@
-//! Memory verbs of libibverbs after Debian 12's: ibv_reg_mr_ex(3), which takes every kind of region, and ibv_alloc_buf(3),
-//! buffers that the library allocates as suits the device. Any page suits this one.
+//! Memory verbs of libibverbs after Debian 12's: ibv_reg_mr_ex(3), which takes every kind of region, and
+//! ibv_alloc_buf(3), buffers that the library allocates as suits the device. Any page suits this one.
 //!
-//! Owns the buffer's handle and the layout of `struct ibv_mr_init_attr`, which `starverbs-abi` does not have. It must not
-//! know how a region is made.
+//! Owns the buffer's handle and the layout of `struct ibv_mr_init_attr`, which `starverbs-abi` does not have.
+//! It must not know how a region is made.
 
 use crate::edge::{self, Errno};
 use crate::handle::given;
@@ -20,8 +20,8 @@ const MASK_BUF: u64 = 1 << 5;
 /// What is offered. DMA handles (`1 << 4`) are hints for a PCIe bus, and there is none.
 const MASKS: u64 = MASK_IOVA | MASK_ADDR | MASK_FD | MASK_FD_OFFSET | MASK_BUF;
 
-/// `struct ibv_mr_init_attr`. Programs of its first release end it before `buf`: a field is read only if `comp_mask` names
-/// it.
+/// `struct ibv_mr_init_attr`. Programs of its first release end it before `buf`: a field is read only if
+/// `comp_mask` names it.
 #[repr(C)]
 pub(crate) struct MrInitAttr {
     length: usize,

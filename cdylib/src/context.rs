@@ -1,7 +1,9 @@
-//! An open device: `ibv_context` inside its `verbs_context`, and the tables of functions that inlines of verbs.h call.
+//! An open device: `ibv_context` inside its `verbs_context`, and the tables of functions that inlines of
+//! verbs.h call.
 //!
-//! Owns the handle's life: the program's reference and one of every object made from it, so that an object that outlives
-//! ibv_close_device still finds the tables it calls through. It must not know what the objects do.
+//! Owns the handle's life: the program's reference and one of every object made from it, so that an object
+//! that outlives ibv_close_device still finds the tables it calls through. It must not know what the objects
+//! do.
 
 use crate::edge::{self, Errno};
 use crate::handle::{Live, complain, errno, given, zeroed};
@@ -46,8 +48,8 @@ impl ContextHandle {
     pub(crate) unsafe fn of<'a>(context: *mut abi::ibv_context) -> &'a ContextHandle {
         let handle =
             context.wrapping_byte_sub(offset_of!(abi::verbs_context, context)).cast::<ContextHandle>();
-        // SAFETY: the caller vouches for the context, which is a field of a ContextHandle at that offset. The program
-        // only reads the fields in front.
+        // SAFETY: the caller vouches for the context, which is a field of a ContextHandle at that offset. The
+        // program only reads the fields in front.
         unsafe { &*handle }
     }
 
@@ -151,8 +153,8 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut abi::ibv_context) -> 
     })
 }
 
-/// ibv_import_device(3): a context by a duplicate of its `cmd_fd`, which goes with the new handle. One that this process
-/// has open already is that same context; else it is another process's, a parent's perhaps.
+/// ibv_import_device(3): a context by a duplicate of its `cmd_fd`, which goes with the new handle. One that
+/// this process has open already is that same context; else it is another process's, a parent's perhaps.
 pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut abi::ibv_context {
     edge::object(|| {
         let file = file_of(cmd_fd).ok_or(libc::EBADF)?;
@@ -173,8 +175,8 @@ pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut abi::ibv_co
     })
 }
 
-/// The public structs of a new context. Extended functions that stay NULL are those the card does not offer: the inlines
-/// of verbs.h answer EOPNOTSUPP for them.
+/// The public structs of a new context. Extended functions that stay NULL are those the card does not offer:
+/// the inlines of verbs.h answer EOPNOTSUPP for them.
 fn tables(obj: &Context, cmd_fd: c_int) -> abi::verbs_context {
     // SAFETY: a verbs_context is numbers, pointers, optional functions and pthread fields: zero is valid.
     let mut verbs: abi::verbs_context = unsafe { zeroed() };

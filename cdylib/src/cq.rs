@@ -1,7 +1,7 @@
 //! Completion queues.
 //!
-//! Owns the handle, which has the extended public struct even where a plain one was asked for: the plain one is its
-//! beginning. It must not know how completions get there.
+//! Owns the handle, which has the extended public struct even where a plain one was asked for: the plain one
+//! is its beginning. It must not know how completions get there.
 
 use crate::context::ContextHandle;
 use crate::edge::{self, Errno};
@@ -185,8 +185,8 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::ibv_cq) -> c_int {
         // SAFETY: the verb's terms.
         unsafe { CqHandle::obj(cq)? }.destroy().map_err(errno)?;
         let handle = cq.cast::<CqHandle>();
-        // SAFETY: the handle is alive until the box below is dropped, and so are the context and the channel it names.
-        // Once it is off the lists no event is counted for it any more.
+        // SAFETY: the handle is alive until the box below is dropped, and so are the context and the channel
+        // it names. Once it is off the lists no event is counted for it any more.
         unsafe {
             let context = (*handle).ibv.context;
             let channel = ChannelHandle::of((*handle).ibv.channel);

@@ -1,6 +1,7 @@
 //! The device list: one device, `star0`, that needs no hardware.
 //!
-//! Owns the `ibv_device`, which lives as long as the process. It must not open anything: listing devices has no effect.
+//! Owns the `ibv_device`, which lives as long as the process. It must not open anything: listing devices has
+//! no effect.
 
 use crate::edge::{self, Errno};
 use crate::handle::{complain, given, zeroed};

@@ -1,7 +1,7 @@
 //! Thread domains and parent domains: ibv_alloc_td(3), ibv_alloc_parent_domain(3).
 //!
-//! Owns the handle of a thread domain and the calls of a program's allocator. A parent domain is a protection domain with
-//! the handle of one; `pd_mr` ends both. It must not know what lies in the memory.
+//! Owns the handle of a thread domain and the calls of a program's allocator. A parent domain is a protection
+//! domain with the handle of one; `pd_mr` ends both. It must not know what lies in the memory.
 
 use crate::context::ContextHandle;
 use crate::edge::{self, Errno};
@@ -18,8 +18,8 @@ use std::sync::Arc;
 /// IBV_ALLOCATOR_USE_DEFAULT
 const USE_DEFAULT: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 
-/// IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC, of later headers: buffers may lie outside a confidential guest's
-/// memory. This device reaches the guest's own, so there is nothing to do.
+/// IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC, of later headers: buffers may lie outside a
+/// confidential guest's memory. This device reaches the guest's own, so there is nothing to do.
 const ALLOW_CC_UNPROTECTED: u32 = 1 << 2;
 
 /// A thread domain.
@@ -64,8 +64,8 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut abi::ibv_td) -> c_int {
 type Alloc = unsafe extern "C" fn(*mut abi::ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut abi::ibv_pd, *mut c_void, *mut c_void, u64);
 
-/// A program's allocator. The resource type of its calls has no driver in its upper half (RDMA_DRIVER_UNKNOWN), and in
-/// its lower half the number of a [`Resource`].
+/// A program's allocator. The resource type of its calls has no driver in its upper half
+/// (RDMA_DRIVER_UNKNOWN), and in its lower half the number of a [`Resource`].
 struct Allocator {
     alloc: Alloc,
     free: Free,
@@ -75,8 +75,8 @@ struct Allocator {
     context: *mut c_void,
 }
 
-// SAFETY: the pointers are only handed back to the program, whose functions must serve every thread that uses objects
-// of the domain.
+// SAFETY: the pointers are only handed back to the program, whose functions must serve every thread that uses
+// objects of the domain.
 unsafe impl Send for Allocator {}
 // SAFETY: as above.
 unsafe impl Sync for Allocator {}

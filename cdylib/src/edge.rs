@@ -1,7 +1,7 @@
 //! The last line before C: every entry point's body runs inside one of these guards.
 //!
-//! Owns how results become errno values and how a panic ends here: it never unwinds into C. Where nothing panics a
-//! guard costs nothing but its landing pad. It must not know any object.
+//! Owns how results become errno values and how a panic ends here: it never unwinds into C. Where nothing
+//! panics a guard costs nothing but its landing pad. It must not know any object.
 
 use crate::reserve;
 use core::ffi::c_int;
@@ -63,7 +63,8 @@ pub(crate) fn minus_one(verb: impl FnOnce() -> Result<(), Errno>) -> c_int {
     if int(verb) == 0 { 0 } else { -1 }
 }
 
-/// Runs a verb that returns a new object, or sets errno and returns NULL. Nothing new is made where memory is gone.
+/// Runs a verb that returns a new object, or sets errno and returns NULL. Nothing new is made where memory is
+/// gone.
 #[inline]
 pub(crate) fn object<T>(verb: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
     let verb = || if reserve::has_room() { verb() } else { Err(libc::ENOMEM) };

@@ -1,7 +1,7 @@
 //! Completion channels, async events and their acknowledgement.
 //!
-//! Owns the channel's handle and the count of events delivered per object (`Live` says why under a lock). It must not know
-//! when an event arises.
+//! Owns the channel's handle and the count of events delivered per object (`Live` says why under a lock). It
+//! must not know when an event arises.
 
 use crate::context::ContextHandle;
 use crate::cq::CqHandle;
@@ -84,7 +84,8 @@ pub(crate) unsafe extern "C" fn get_cq_event(
             let name = handle.obj.get_event().map_err(errno)?;
             let found = core::ptr::with_exposed_provenance_mut::<CqHandle>(name as usize);
             let counted = handle.live.with(name, || {
-                // SAFETY: a listed completion queue is alive while the list is locked; the places are the caller's.
+                // SAFETY: a listed completion queue is alive while the list is locked; the places are the
+                // caller's.
                 unsafe {
                     (*found).comp_delivered.fetch_add(1, Ordering::AcqRel);
                     to.write(found.cast());
@@ -108,7 +109,8 @@ pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut abi::ibv_cq, events: c_ui
     }
 }
 
-/// Counts an event for the handle that it names, in the counter at offset `counter`. `None` if the handle has gone.
+/// Counts an event for the handle that it names, in the counter at offset `counter`. `None` if the handle has
+/// gone.
 ///
 /// # Safety
 /// A handle listed in `live` has an AtomicU32 at that offset.
@@ -195,8 +197,8 @@ impl Subject {
 
 /// ibv_ack_async_event(3).
 pub(crate) unsafe extern "C" fn ack_async_event(event: *mut abi::ibv_async_event) {
-    // SAFETY: the verb's terms: the event is as ibv_get_async_event gave it, and destroy waits for this ack, so the
-    // object that its type names is alive.
+    // SAFETY: the verb's terms: the event is as ibv_get_async_event gave it, and destroy waits for this ack,
+    // so the object that its type names is alive.
     unsafe {
         let Some(event) = event.as_ref() else { return };
         match Subject::of(event.event_type) {

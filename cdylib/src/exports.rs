@@ -1,12 +1,12 @@
 //! The table of exported symbols: which C name, at which version, is which Rust function.
 //!
-//! Owns the assembly that gives a symbol its version: a label that jumps to the Rust function and a `.symver` that
-//! names the label. (`no_mangle` gives a name and no version.) It must not know what a function does.
-//! `abi/libibverbs.map` lists the same names, tools/scripts/link.sh links by it, and tests/abi compares the result with
-//! Debian's library.
+//! Owns the assembly that gives a symbol its version: a label that jumps to the Rust function and a `.symver`
+//! that names the label. (`no_mangle` gives a name and no version.) It must not know what a function does.
+//! `abi/libibverbs.map` lists the same names, tools/scripts/link.sh links by it, and tests/abi compares the
+//! result with Debian's library.
 //!
-//! The functions behind several names (`private::not_offered` and its like) look at no argument, so that jumping to them
-//! with any C argument list is sound under both calling conventions served here.
+//! The functions behind several names (`private::not_offered` and its like) look at no argument, so that
+//! jumping to them with any C argument list is sound under both calling conventions served here.
 
 use crate::{
     ah, buf, compat, context, cq, device, events, kernel, memory, pd_mr, private, qp, query, rates, srq,
@@ -27,7 +27,8 @@ macro_rules! jump {
     };
 }
 
-/// The directive that renames a label to a versioned symbol. Only a library may have those, a test program may not.
+/// The directive that renames a label to a versioned symbol. Only a library may have those, a test program
+/// may not.
 #[cfg(not(test))]
 macro_rules! versioned {
     ($($part:expr),*) => { concat!(".symver ", $($part,)* ", remove") };
@@ -39,8 +40,8 @@ macro_rules! versioned {
     };
 }
 
-/// One table at one version node or several: "@@" makes its names the default for new programs, "@" keeps them for those
-/// that ask for that node.
+/// One table at one version node or several: "@@" makes its names the default for new programs, "@" keeps
+/// them for those that ask for that node.
 macro_rules! exports {
     ($($at:literal, $version:literal);+; $($entry:ident => $function:path,)*) => {
         exports! { @each ($($at, $version);+) { $($entry => $function,)* } }
@@ -80,8 +81,8 @@ macro_rules! flag {
     };
 }
 
-/// The same at every private node. Each has every name that any of them ever had, so that a driver of any release finds
-/// its own.
+/// The same at every private node. Each has every name that any of them ever had, so that a driver of any
+/// release finds its own.
 macro_rules! private {
     ($what:ident; $($rest:tt)*) => {
         $what! {
@@ -391,7 +392,8 @@ exports! { "@", "IBVERBS_1.1";
 
 mod rdmacm;
 
-/// Does nothing. A library that carries this crate as an rlib (`cdylib/rlib`) refers to it, so that the linker takes the symbols too.
+/// Does nothing. A library that carries this crate as an rlib (`cdylib/rlib`) refers to it, so that the
+/// linker takes the symbols too.
 #[inline(never)]
 pub fn keep() {
     rdmacm::keep();

@@ -1,8 +1,8 @@
 //! What all handles share: making them, telling live ones from dead ones, waiting for acks.
 //!
-//! Owns the pthread fields of the public structs and the rule by which a destroy verb waits (ibv_get_async_event(3),
-//! ibv_get_cq_event(3)): every event that was delivered for the object has been acknowledged. It must not know any
-//! object in particular.
+//! Owns the pthread fields of the public structs and the rule by which a destroy verb waits
+//! (ibv_get_async_event(3), ibv_get_cq_event(3)): every event that was delivered for the object has been
+//! acknowledged. It must not know any object in particular.
 
 use crate::edge::Errno;
 use core::ptr::NonNull;
@@ -44,8 +44,8 @@ pub(crate) unsafe fn zeroed<T>() -> T {
     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }
 }
 
-/// A copy of a struct that a program built with an older header ends early: its first `room` bytes, and zeroes. (A
-/// reference would promise the compiler the whole struct.)
+/// A copy of a struct that a program built with an older header ends early: its first `room` bytes, and
+/// zeroes. (A reference would promise the compiler the whole struct.)
 ///
 /// # Safety
 /// `from` names that many bytes of a `T`, of which all-zero bytes are valid fields.
@@ -65,10 +65,10 @@ pub(crate) fn cookie<T>(handle: *mut T) -> u64 {
 
 /// The handles that may receive events from one source (a context's async events, a channel's completions).
 ///
-/// An event names a handle by its address. Between the moment it is read and the moment it is counted for that handle,
-/// the handle must not go away, so both sides meet under this lock: a reader counts only if the handle is still listed,
-/// and a destroy verb takes the handle off the list before it looks at the count. An event for a handle that has gone is
-/// dropped.
+/// An event names a handle by its address. Between the moment it is read and the moment it is counted for
+/// that handle, the handle must not go away, so both sides meet under this lock: a reader counts only if the
+/// handle is still listed, and a destroy verb takes the handle off the list before it looks at the count. An
+/// event for a handle that has gone is dropped.
 #[derive(Default)]
 pub(crate) struct Live(Mutex<HashSet<u64>>);
 
@@ -113,8 +113,8 @@ pub(crate) unsafe fn ack(
     acked: *mut u32,
     n: u32,
 ) {
-    // SAFETY: the caller vouches for the fields, which were initialised when the handle was made; `acked` changes under
-    // the mutex only.
+    // SAFETY: the caller vouches for the fields, which were initialised when the handle was made; `acked`
+    // changes under the mutex only.
     unsafe {
         libc::pthread_mutex_lock(mutex);
         *acked = (*acked).wrapping_add(n);

@@ -1,7 +1,8 @@
-//! ibv_copy_*_kern: addresses, queue pairs and path records as the kernel hands them to librdmacm, in verbs.h's words.
+//! ibv_copy_*_kern: addresses, queue pairs and path records as the kernel hands them to librdmacm, in
+//! verbs.h's words.
 //!
-//! Owns the kernel's structs (rdma/ib_user_verbs.h, rdma/ib_user_sa.h), which `starverbs-abi` does not have. It must not
-//! know any object.
+//! Owns the kernel's structs (rdma/ib_user_verbs.h, rdma/ib_user_sa.h), which `starverbs-abi` does not have.
+//! It must not know any object.
 
 use crate::handle::zeroed;
 use core::ffi::c_int;

@@ -1,5 +1,5 @@
-//! The verbs of memory that is more than a registered buffer: regions changed, null, on demand or over a dma-buf, device
-//! memory, and handles of others.
+//! The verbs of memory that is more than a registered buffer: regions changed, null, on demand or over a
+//! dma-buf, device memory, and handles of others.
 //!
 //! Owns the handle of device memory. It must not know where memory is.
 
@@ -12,8 +12,8 @@ use starverbs_abi as abi;
 use starverbs_core::types::Sge;
 use starverbs_verbs::{Advice, Dm, Mr, Pd, Rereg};
 
-/// ibv_rereg_mr(3): 0, or which of two ways it failed, with errno. The old region is valid after both, which programs may
-/// rely on after the first alone: after IBV_REREG_MR_ERR_CMD they must not use it.
+/// ibv_rereg_mr(3): 0, or which of two ways it failed, with errno. The old region is valid after both, which
+/// programs may rely on after the first alone: after IBV_REREG_MR_ERR_CMD they must not use it.
 pub(crate) unsafe extern "C" fn rereg_mr(
     mr: *mut abi::ibv_mr,
     flags: c_int,

@@ -1,6 +1,7 @@
 //! Memory windows.
 //!
-//! Owns their handle and the rule by which a window of type 1 changes its key. It must not know what a key means.
+//! Owns their handle and the rule by which a window of type 1 changes its key. It must not know what a key
+//! means.
 
 use crate::context::ContextHandle;
 use crate::edge::{self, Errno};

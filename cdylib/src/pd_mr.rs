@@ -108,8 +108,8 @@ impl MrHandle {
     }
 }
 
-/// The rights in a verb's flags. A device may ignore every flag of the optional range (ibv_reg_mr(3)); those this one has
-/// no name for go first.
+/// The rights in a verb's flags. A device may ignore every flag of the optional range (ibv_reg_mr(3)); those
+/// this one has no name for go first.
 pub(crate) fn rights(access: c_uint) -> Result<Access, Errno> {
     let optional = !(abi::IB_UVERBS_ACCESS_OPTIONAL_FIRST - 1)
         & (2 * abi::IB_UVERBS_ACCESS_OPTIONAL_LAST - 1)

@@ -55,7 +55,8 @@ pub(crate) unsafe extern "C" fn poll_cq(
         let Ok(obj) = (unsafe { CqHandle::obj(cq) }) else { return -libc::EINVAL };
         let mut to = out;
         let polled = obj.poll_with(max, |cqe| {
-            // SAFETY: the caller's array has room for `max` entries, and the card passes at most `max` completions.
+            // SAFETY: the caller's array has room for `max` entries, and the card passes at most `max`
+            // completions.
             unsafe {
                 to.write(wc(cqe));
                 to = to.add(1);

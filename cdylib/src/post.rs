@@ -36,14 +36,15 @@ pub(crate) unsafe fn sges<'a>(list: *const abi::ibv_sge, count: c_int) -> Result
     Ok(unsafe { core::slice::from_raw_parts(list.cast(), count) })
 }
 
-/// The flags of a send work request. EINVAL: one that the card does not offer, which may not be given then (IBV_SEND_IP_CSUM:
-/// ibv_post_send(3)).
+/// The flags of a send work request. EINVAL: one that the card does not offer, which may not be given then
+/// (IBV_SEND_IP_CSUM: ibv_post_send(3)).
 #[inline]
 pub(crate) fn send_flags(flags: u32) -> Result<SendFlags, Errno> {
     u8::try_from(flags).ok().and_then(SendFlags::from_bits).ok_or(libc::EINVAL)
 }
 
-/// A send work request in the card's words. Only those members of its unions are read that its op-code gives a meaning.
+/// A send work request in the card's words. Only those members of its unions are read that its op-code gives
+/// a meaning.
 ///
 /// # Safety
 /// `wr` is a work request on the terms of ibv_post_send(3).

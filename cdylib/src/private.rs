@@ -1,8 +1,8 @@
 //! The private interface between libibverbs and its drivers (version nodes IBVERBS_PRIVATE_*).
 //!
-//! Debian's libmlx5, libefa and librdmacm bind every one of these names when they are loaded, so they must exist; a
-//! driver finds no kernel device here, so none of them has work to do. Owns answers that look at no argument. It must not
-//! know any object.
+//! Debian's libmlx5, libefa and librdmacm bind every one of these names when they are loaded, so they must
+//! exist; a driver finds no kernel device here, so none of them has work to do. Owns answers that look at no
+//! argument. It must not know any object.
 
 use crate::edge::{self, set_errno};
 use core::ffi::{c_int, c_uint, c_void};

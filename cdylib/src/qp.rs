@@ -126,7 +126,8 @@ unsafe fn create_xrc_recv(
     Ok(unsafe { xrc_handle(place, context, init.qp_context, obj) })
 }
 
-/// Another handle of a receiving XRC queue pair, which other processes of its domain may have, for ibv_open_qp(3).
+/// Another handle of a receiving XRC queue pair, which other processes of its domain may have, for
+/// ibv_open_qp(3).
 ///
 /// # Safety
 /// `context` is NULL or alive.
@@ -255,7 +256,8 @@ pub(crate) unsafe extern "C" fn create_qp(
     edge::object(|| unsafe { create(pd, init, Extra::default()) })
 }
 
-/// Whether every extension that a program asks for is offered, for ibv_create_qp_ex(3); the send operations, if any.
+/// Whether every extension that a program asks for is offered, for ibv_create_qp_ex(3); the send operations,
+/// if any.
 fn extensions(init: &abi::ibv_qp_init_attr_ex) -> Result<Option<u64>, Errno> {
     let mask = init.comp_mask;
     if mask & !(2 * abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS - 1) != 0 {
@@ -297,7 +299,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     edge::object(|| unsafe { create_ex(context, init, None) })
 }
 
-/// Makes a queue pair with extensions. `star` is what is asked for beside the attributes, whose flags may ask for the same.
+/// Makes a queue pair with extensions. `star` is what is asked for beside the attributes, whose flags may ask
+/// for the same.
 ///
 /// # Safety
 /// As ibv_create_qp_ex(3) has it.
@@ -341,8 +344,8 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::ibv_qp) -> *mut abi::i
     if !qp.is_null() && unsafe { (*QpHandle::of(qp)).extended } { qp.cast() } else { core::ptr::null_mut() }
 }
 
-/// Bytes of `struct ibv_qp_attr` that every program has. Its last field came later, and is read and written only where a
-/// mask names it; no mask that is offered does.
+/// Bytes of `struct ibv_qp_attr` that every program has. Its last field came later, and is read and written
+/// only where a mask names it; no mask that is offered does.
 const QP_ATTR: usize = offset_of!(abi::ibv_qp_attr, rate_limit);
 
 /// ibv_modify_qp(3).
@@ -410,7 +413,8 @@ pub(crate) unsafe extern "C" fn query_qp_data_in_order(
 /// ibv_query_ece(3): there are no enhanced connection options.
 pub(crate) unsafe extern "C" fn query_ece(_qp: *mut abi::ibv_qp, ece: *mut abi::ibv_ece) -> c_int {
     if !ece.is_null() {
-        // SAFETY: the caller's struct, on the verb's terms; libibverbs clears it before it looks for a provider.
+        // SAFETY: the caller's struct, on the verb's terms; libibverbs clears it before it looks for a
+        // provider.
         unsafe { ece.write(abi::ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
     }
     edge::refuse(libc::EOPNOTSUPP)
@@ -462,8 +466,8 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
         if shareable { obj.close(name) } else { obj.destroy() }.map_err(errno)?;
         // SAFETY: `qp` is alive, as above.
         let handle = unsafe { QpHandle::of(qp) };
-        // SAFETY: the handle and its context are alive until the box is dropped; once it is off the list no event is
-        // counted for it any more.
+        // SAFETY: the handle and its context are alive until the box is dropped; once it is off the list no
+        // event is counted for it any more.
         unsafe {
             let context = (*handle).ibv.context;
             ContextHandle::of(context).live.remove(cookie(handle));

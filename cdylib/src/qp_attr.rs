@@ -34,7 +34,8 @@ macro_rules! same_numbers {
     (@ $from:expr => $to:expr; $($field:ident),+) => { $($to.$field = $from.$field;)+ };
 }
 
-/// The attributes that `mask` names. Fields it does not name may hold anything: numbers are taken along, and nobody looks at them.
+/// The attributes that `mask` names. Fields it does not name may hold anything: numbers are taken along, and
+/// nobody looks at them.
 pub(crate) fn attr_in(from: &abi::ibv_qp_attr, mask: c_int) -> Result<(QpAttr, QpAttrMask), Errno> {
     let mask = QpAttrMask::from_bits(mask as u32).ok_or(libc::EINVAL)?;
     let has = |bit| mask.contains(bit);
@@ -67,10 +68,10 @@ pub(crate) fn attr_in(from: &abi::ibv_qp_attr, mask: c_int) -> Result<(QpAttr, Q
     Ok((to, mask))
 }
 
-/// Whether `IBV_QP_CREATE_*` flags make sense for a QP, for ibv_create_qp_ex(3): EINVAL for flags that are none, and for
-/// multicast's on a transport without it. Which of them the card offers is said elsewhere: not those of Ethernet
-/// frames (SCATTER_FCS, CVLAN_STRIPPING), of a PCI bus (PCI_WRITE_END_PADDING), or of another QP's number, as nobody
-/// would receive under it without flow steering (SOURCE_QPN).
+/// Whether `IBV_QP_CREATE_*` flags make sense for a QP, for ibv_create_qp_ex(3): EINVAL for flags that are
+/// none, and for multicast's on a transport without it. Which of them the card offers is said elsewhere: not
+/// those of Ethernet frames (SCATTER_FCS, CVLAN_STRIPPING), of a PCI bus (PCI_WRITE_END_PADDING), or of
+/// another QP's number, as nobody would receive under it without flow steering (SOURCE_QPN).
 pub(crate) fn check_create_flags(init: &abi::ibv_qp_init_attr_ex) -> Result<(), Errno> {
     let known = abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB
         | abi::IBV_QP_CREATE_SCATTER_FCS

@@ -74,14 +74,15 @@ pub(crate) unsafe extern "C" fn query_device(
     })
 }
 
-/// Copies as much of `from` as a caller built with an older header has room for. What one built with a newer header has
-/// more is zeroed: this device has nothing to say there.
+/// Copies as much of `from` as a caller built with an older header has room for. What one built with a newer
+/// header has more is zeroed: this device has nothing to say there.
 ///
 /// # Safety
 /// `to` has room for `room` bytes.
 pub(crate) unsafe fn put_prefix<T>(from: &T, to: *mut T, room: usize) {
     let (to, known) = (to.cast::<u8>(), room.min(size_of::<T>()));
-    // SAFETY: both sides hold at least that many bytes, and a fresh local does not overlap the caller's struct.
+    // SAFETY: both sides hold at least that many bytes, and a fresh local does not overlap the caller's
+    // struct.
     unsafe {
         core::ptr::copy_nonoverlapping((&raw const *from).cast::<u8>(), to, known);
         to.add(known).write_bytes(0, room - known);
@@ -129,8 +130,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     })
 }
 
-/// ibv_query_rt_values_ex(3), through the context's table. As on other cards the clock is one number, in its own unit,
-/// and stands in `tv_nsec`.
+/// ibv_query_rt_values_ex(3), through the context's table. As on other cards the clock is one number, in its
+/// own unit, and stands in `tv_nsec`.
 pub(crate) unsafe extern "C" fn query_rt_values(
     context: *mut abi::ibv_context,
     values: *mut abi::ibv_values_ex,
@@ -210,7 +211,8 @@ fn lanes(width: u8) -> Option<u64> {
     [(1, 1), (2, 4), (4, 8), (8, 12), (16, 2)].into_iter().find(|w| w.0 == width).map(|w| w.1)
 }
 
-/// Speed of a lane in 100 Mb/s by `active_speed` (PortInfo.LinkSpeedActive and its extensions), `None` as above.
+/// Speed of a lane in 100 Mb/s by `active_speed` (PortInfo.LinkSpeedActive and its extensions), `None` as
+/// above.
 fn lane_speed(speed: u8) -> Option<u64> {
     let codes = [(1, 25), (2, 50), (4, 100), (8, 100), (16, 140), (32, 250), (64, 500), (128, 1000)];
     codes.into_iter().find(|s| s.0 == speed).map(|s| s.1)

@@ -1,4 +1,5 @@
-//! Conversions between `enum ibv_rate`, multiples of 2.5 Gb/s and Mb/s, ibv_rate_to_mult(3) and ibv_rate_to_mbps(3).
+//! Conversions between `enum ibv_rate`, multiples of 2.5 Gb/s and Mb/s, ibv_rate_to_mult(3) and
+//! ibv_rate_to_mbps(3).
 //!
 //! Owns one table. It must not know any object.
 

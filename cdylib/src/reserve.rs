@@ -1,15 +1,16 @@
 //! Memory for when there is none: this library's allocator, with a reserve behind the process's.
 //!
-//! Rust ends the process when an allocation fails that its caller did not expect to fail. What grows with what a program asks
-//! for (rings, the card's tables) is allocated where failing is expected, and becomes ENOMEM. The small rest, a handle or a
-//! node, comes from the reserve then, so that the call under way ends well, whichever way; a call that makes something new is
-//! refused ([`has_room`]) while half of the reserve is gone. What was taken goes back with the object.
+//! Rust ends the process when an allocation fails that its caller did not expect to fail. What grows with
+//! what a program asks for (rings, the card's tables) is allocated where failing is expected, and becomes
+//! ENOMEM. The small rest, a handle or a node, comes from the reserve then, so that the call under way ends
+//! well, whichever way; a call that makes something new is refused ([`has_room`]) while half of the reserve
+//! is gone. What was taken goes back with the object.
 //!
 //! What is allocated here is counted beside the rings ([`budget`]), so that what is too much for the machine
 //! is refused before the kernel ends the process.
 //!
-//! The reserve is part of the library's zeroed data: its pages cost nothing until one is used. Owns those bytes and who has
-//! which; nothing here takes a lock or waits, so a forked child may use it.
+//! The reserve is part of the library's zeroed data: its pages cost nothing until one is used. Owns those
+//! bytes and who has which; nothing here takes a lock or waits, so a forked child may use it.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -27,7 +28,8 @@ struct Class {
 }
 
 const KIB: usize = 1 << 10;
-/// Small slots first. Each kind of object takes a few of the first two classes; a table of small programs fits the others.
+/// Small slots first. Each kind of object takes a few of the first two classes; a table of small programs
+/// fits the others.
 const CLASSES: [Class; 4] = [
     Class { size: 512, count: 512, at: 0, words: 0..8 },
     Class { size: 4 * KIB, count: 128, at: 256 * KIB, words: 8..10 },
@@ -99,8 +101,8 @@ fn give(at: *mut u8) -> bool {
     true
 }
 
-/// Whether something new may be made: a call takes a handful of slots at most, so half of each size serve the calls of many
-/// threads. False: there is no memory.
+/// Whether something new may be made: a call takes a handful of slots at most, so half of each size serve the
+/// calls of many threads. False: there is no memory.
 pub(crate) fn has_room() -> bool {
     let reserved = IN_USE.load(Ordering::Relaxed) == 0
         || is_left(2, &CLASSES)
@@ -113,8 +115,8 @@ const fn cost(size: usize) -> usize {
     size + 16
 }
 
-/// Whether one of so many parts of each class is left. A quarter of the small ones is for what nobody refuses: what peers and timers ask of
-/// the card.
+/// Whether one of so many parts of each class is left. A quarter of the small ones is for what nobody
+/// refuses: what peers and timers ask of the card.
 #[cold]
 fn is_left(parts: usize, classes: &[Class]) -> bool {
     let taken = |class: &Class| -> u32 {
@@ -143,8 +145,8 @@ struct Reserve;
 #[global_allocator]
 static ALLOCATOR: Reserve = Reserve;
 
-// SAFETY: memory comes from the system's allocator or is a slot that nobody else has, large and aligned enough, and goes
-// back to where it came from. Nothing here unwinds.
+// SAFETY: memory comes from the system's allocator or is a slot that nobody else has, large and aligned
+// enough, and goes back to where it came from. Nothing here unwinds.
 unsafe impl GlobalAlloc for Reserve {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's terms.

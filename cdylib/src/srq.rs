@@ -107,7 +107,8 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 ) -> *mut abi::ibv_srq {
     edge::object(|| {
         let init = given(init)?.as_ptr();
-        // SAFETY: a struct of the caller's, on the verb's terms; its last field came later, and is there if it is named.
+        // SAFETY: a struct of the caller's, on the verb's terms; its last field came later, and is there if
+        // it is named.
         let (asked, attr) = unsafe {
             let later = (*init).comp_mask & abi::IBV_SRQ_INIT_ATTR_TM != 0;
             let first = offset_of!(abi::ibv_srq_init_attr_ex, tm_cap);
@@ -203,8 +204,8 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut abi::ibv_srq) -> c_int {
         // SAFETY: the verb's terms.
         unsafe { SrqHandle::obj(srq)? }.destroy().map_err(errno)?;
         let handle = srq.cast::<SrqHandle>();
-        // SAFETY: the handle and its context are alive until the box is dropped; once it is off the list no event is
-        // counted for it any more.
+        // SAFETY: the handle and its context are alive until the box is dropped; once it is off the list no
+        // event is counted for it any more.
         unsafe {
             let context = (*handle).ibv.context;
             ContextHandle::of(context).live.remove(cookie(handle));

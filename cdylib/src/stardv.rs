@@ -1,6 +1,7 @@
 //! Direct verbs: the calls of `infiniband/stardv.h`, which the verbs API has no word for.
 //!
-//! Owns the layout of that header's structs and the rules by which they grow (stardv(7)). It must not know what is counted.
+//! Owns the layout of that header's structs and the rules by which they grow (stardv(7)). It must not know
+//! what is counted.
 
 use crate::context::ContextHandle;
 use crate::device;
@@ -140,7 +141,8 @@ pub(crate) unsafe extern "C" fn query_counters(
     })
 }
 
-/// Writes the answer to a struct of `room` bytes, which another release may have made: what this one does not know of them is zero.
+/// Writes the answer to a struct of `room` bytes, which another release may have made: what this one does not
+/// know of them is zero.
 ///
 /// # Safety
 /// `to` names `room` bytes. A `T` has no padding.
@@ -183,7 +185,8 @@ unsafe fn answer(context: *mut abi::ibv_context, wanted: u64, room: usize) -> Re
     Ok(answer)
 }
 
-/// stardv_list_counters(3): how many there are, of which the first `max` are written, `entry_size` bytes each.
+/// stardv_list_counters(3): how many there are, of which the first `max` are written, `entry_size` bytes
+/// each.
 pub(crate) unsafe extern "C" fn list_counters(
     context: *mut abi::ibv_context,
     list: *mut StardvCounter,
@@ -204,8 +207,8 @@ pub(crate) unsafe extern "C" fn list_counters(
         for (at, ((name, help), value)) in texts.zip(values).enumerate().take(max) {
             let entry = StardvCounter { name: name.as_ptr(), help: help.as_ptr(), value };
             let to = list.wrapping_byte_add(at * entry_size);
-            // SAFETY: the verb's terms: `max` entries of `entry_size` bytes, at least as many as are written; what a later
-            // header has behind them is zero.
+            // SAFETY: the verb's terms: `max` entries of `entry_size` bytes, at least as many as are written;
+            // what a later header has behind them is zero.
             unsafe {
                 to.cast::<u8>().write_bytes(0, entry_size);
                 to.write(entry);

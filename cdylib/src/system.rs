@@ -1,7 +1,7 @@
 //! Verbs about the process and the machine: fork support and sysfs.
 //!
-//! Nothing is pinned and no page is shared with hardware, so fork needs no preparation. Owns no state; it must not know
-//! any object.
+//! Nothing is pinned and no page is shared with hardware, so fork needs no preparation. Owns no state; it
+//! must not know any object.
 
 use crate::edge;
 use core::ffi::{CStr, c_char, c_int};
@@ -31,7 +31,8 @@ pub(crate) extern "C" fn get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// ibv_read_sysfs_file: reads a small file below `dir` without its newline; the number of bytes, or -1 with errno.
+/// ibv_read_sysfs_file: reads a small file below `dir` without its newline; the number of bytes, or -1 with
+/// errno.
 ///
 /// # Safety
 /// `dir` and `file` are NUL-terminated strings, `buf` has room for `size` bytes.

@@ -12,7 +12,8 @@ use starverbs_core::tags::{MAX_TAG_SGE, MAX_TAGS, TaggedBuffer};
 use starverbs_core::wire::tags::MAX_RENDEZVOUS;
 use starverbs_verbs::{TagChange, TagOp};
 
-/// Changes of a list that may be under way. They are done at once, so that there is no limit but a C program's.
+/// Changes of a list that may be under way. They are done at once, so that there is no limit but a C
+/// program's.
 pub(crate) const MAX_OPS: u32 = 1 << 16;
 
 /// `struct ibv_tm_caps`.
@@ -71,7 +72,8 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
         // SAFETY: the verb's terms.
         let obj = unsafe { SrqHandle::obj(srq)? };
         let post = |wr: *mut abi::ibv_ops_wr| {
-            // SAFETY: a request of the caller's list, on the verb's terms; the handle of what is added is ours to write.
+            // SAFETY: a request of the caller's list, on the verb's terms; the handle of what is added is
+            // ours to write.
             unsafe {
                 let handle = obj.change_tags(&op(wr)?).map_err(errno)?;
                 if (*wr).opcode == abi::IBV_WR_TAG_ADD {

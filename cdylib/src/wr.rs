@@ -43,8 +43,8 @@ impl Building {
     }
 }
 
-/// The public struct of an extended queue pair around that of a plain one. All functions are there, whatever was asked
-/// for: one that may not be used makes ibv_wr_complete fail.
+/// The public struct of an extended queue pair around that of a plain one. All functions are there, whatever
+/// was asked for: one that may not be used makes ibv_wr_complete fail.
 pub(crate) fn functions(base: abi::ibv_qp) -> abi::newer::ibv_qp_ex {
     // SAFETY: numbers, pointers and optional functions: zero is valid.
     let mut qp: abi::ibv_qp_ex = unsafe { zeroed() };
@@ -81,7 +81,8 @@ fn handle(qp: *mut abi::ibv_qp_ex) -> *mut QpExHandle {
 /// Runs `step` on the batch, if there is one.
 ///
 /// # Safety
-/// `qp` is an extended queue pair, and this thread called `wr_start`, so that it holds the lock that guards the batch.
+/// `qp` is an extended queue pair, and this thread called `wr_start`, so that it holds the lock that guards
+/// the batch.
 #[inline]
 unsafe fn with(qp: *mut abi::ibv_qp_ex, step: impl FnOnce(&mut SendBatch<'static>)) {
     edge::value((), || {
@@ -111,8 +112,8 @@ unsafe fn begin(qp: *mut abi::ibv_qp_ex, op: SendOp, wqe: SendWqe) {
 /// ibv_wr_start: takes the send queue's lock.
 unsafe extern "C" fn wr_start(qp: *mut abi::ibv_qp_ex) {
     edge::value((), || {
-        // SAFETY: the verb's terms: the queue pair is alive. The batch borrows it for as long as it is alive: `destroy_qp`
-        // drops the batch first. The lock, taken first, keeps others from the cell.
+        // SAFETY: the verb's terms: the queue pair is alive. The batch borrows it for as long as it is alive:
+        // `destroy_qp` drops the batch first. The lock, taken first, keeps others from the cell.
         unsafe {
             let handle = handle(qp);
             let obj: &'static starverbs_verbs::Qp = &(*handle).obj;
@@ -212,7 +213,8 @@ unsafe extern "C" fn wr_bind_mw(
     rkey: u32,
     bind: *const abi::ibv_mw_bind_info,
 ) {
-    // SAFETY: the verb's terms: between start and complete of this thread; window, bind and region are NULL or alive.
+    // SAFETY: the verb's terms: between start and complete of this thread; window, bind and region are NULL
+    // or alive.
     unsafe {
         let wr = match bind.as_ref() {
             Some(bind) => mw::bind_wr(mw, 0, 0, rkey, bind),
@@ -260,8 +262,8 @@ unsafe extern "C" fn wr_set_inline_data_list(
     count: usize,
     list: *const abi::ibv_data_buf,
 ) {
-    // SAFETY: the verb's terms: between start and complete of this thread; an array of `count` elements, and the program
-    // vouches for the data.
+    // SAFETY: the verb's terms: between start and complete of this thread; an array of `count` elements, and
+    // the program vouches for the data.
     unsafe {
         with(qp, |batch| {
             if count > 0 && list.is_null() {

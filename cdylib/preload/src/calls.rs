@@ -1,7 +1,7 @@
 //! libc's calls, as programs reach them: each looks whether its path is of the picture.
 //!
-//! Owns how a call is exported and how it goes on. Calls of one purpose share a module. A name with 64, and the
-//! ones that fortified programs call (`__open_2`), take and do the same on the machines served here.
+//! Owns how a call is exported and how it goes on. Calls of one purpose share a module. A name with 64, and
+//! the ones that fortified programs call (`__open_2`), take and do the same on the machines served here.
 
 mod exec;
 mod folder;

@@ -1,4 +1,5 @@
-//! Gathers what the picture shows: the device's own word, the host's about the interface behind it, and counters.
+//! Gathers what the picture shows: the device's own word, the host's about the interface behind it, and
+//! counters.
 //!
 //! Owns where facts come from; it must not know how they are shown.
 
@@ -28,8 +29,8 @@ fn line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// What a counter of the device says: the sum over the processes in this network namespace that use it, as far as
-/// this process may look into them.
+/// What a counter of the device says: the sum over the processes in this network namespace that use it, as
+/// far as this process may look into them.
 pub(crate) fn value(live: &Live) -> u64 {
     let own = namespace("self");
     let beside = |pid: &u32| namespace(&pid.to_string()) == own;

@@ -10,8 +10,8 @@ pub(crate) const PATH_MAX: usize = libc::PATH_MAX as usize;
 /// Where a path leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Leads {
-    /// To something that the picture stands for: /dev/infiniband, /sys/class/infiniband*, or the folder that the links there
-    /// lead to
+    /// To something that the picture stands for: /dev/infiniband, /sys/class/infiniband*, or the folder that
+    /// the links there lead to
     Inside,
     /// Into the picture and out of it again: the kernel, which has no such folders, cannot go there
     Through,
@@ -47,7 +47,8 @@ pub(crate) unsafe fn is_ours(path: *const c_char) -> bool {
     unsafe { leads(path) == Leads::Inside }
 }
 
-/// Where an absolute path leads, and if through the picture, where it leaves it and how long it is until then.
+/// Where an absolute path leads, and if through the picture, where it leaves it and how long it is until
+/// then.
 fn walk(path: &[u8]) -> (Leads, Option<(Place<'_>, usize)>) {
     let mut at = Place { first: [b""; 4], depth: 0 };
     let (mut left, mut length) = (None, 0);
@@ -72,8 +73,8 @@ fn walk(path: &[u8]) -> (Leads, Option<(Place<'_>, usize)>) {
     }
 }
 
-/// Writes where a path that leads through the picture comes to without it into `room`; None if it is no such path, or does not
-/// fit.
+/// Writes where a path that leads through the picture comes to without it into `room`; None if it is no such
+/// path, or does not fit.
 pub(crate) fn around<'a>(path: &CStr, room: &'a mut [u8; PATH_MAX]) -> Option<&'a CStr> {
     let path = path.to_bytes();
     let (place, length) = walk(path).1?;

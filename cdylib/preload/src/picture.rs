@@ -1,8 +1,8 @@
 //! The picture: what a kernel would show of the device in /sys and /dev, as a list of virtual files.
 //!
 //! Made of facts alone: no operating system here. The files are those of a RoCE device in
-//! Documentation/ABI/stable/sysfs-class-infiniband of the Linux kernel. Owns which files there are, and what stands
-//! in them; it must not know where they are kept.
+//! Documentation/ABI/stable/sysfs-class-infiniband of the Linux kernel. Owns which files there are, and what
+//! stands in them; it must not know where they are kept.
 
 use std::fmt::Write;
 

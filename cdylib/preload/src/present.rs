@@ -1,7 +1,7 @@
 //! The picture that this process sees: found or made when a call first asks for it.
 //!
-//! Owns the process's hold on it, across threads and forks, and the answers about single files. Readers take no
-//! lock. It must not know libc's calls.
+//! Owns the process's hold on it, across threads and forks, and the answers about single files. Readers take
+//! no lock. It must not know libc's calls.
 
 use core::ffi::{CStr, c_int};
 use std::cell::Cell;
@@ -120,11 +120,13 @@ pub(crate) fn kind(tree: &Tree, fd: c_int) -> Option<Kind> {
     })
 }
 
-/// Puts a file with the counter's value, as it is now, behind the descriptor. Leaves it as it was where that fails.
+/// Puts a file with the counter's value, as it is now, behind the descriptor. Leaves it as it was where that
+/// fails.
 pub(crate) fn show_value(live: &Live, fd: c_int, flags: c_int) {
     let shown = || {
         let text = format!("{}\n", facts::value(live));
-        // SAFETY: the name is a C string, the text lives across the call, and the new descriptor is closed once.
+        // SAFETY: the name is a C string, the text lives across the call, and the new descriptor is closed
+        // once.
         unsafe {
             let file = libc::memfd_create(c"starverbs-counter".as_ptr(), libc::MFD_CLOEXEC);
             if file < 0 {
@@ -179,9 +181,9 @@ pub(crate) fn start() {
     }
 }
 
-/// Gives the picture back before another program takes this process's place; unless its working directory lies
-/// there, which the other program then looks after. Should this one stay, it finds or makes the picture anew. Does
-/// nothing in a forked child, which holds none.
+/// Gives the picture back before another program takes this process's place; unless its working directory
+/// lies there, which the other program then looks after. Should this one stay, it finds or makes the picture
+/// anew. Does nothing in a forked child, which holds none.
 pub(crate) fn give_back() {
     let Some(tree) = peek() else { return };
     let given = || {

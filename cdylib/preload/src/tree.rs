@@ -1,10 +1,10 @@
-//! A picture on disk: a private folder with the virtual files as real ones, shared by the user's processes that see
-//! the same picture, and gone with the last of them.
+//! A picture on disk: a private folder with the virtual files as real ones, shared by the user's processes
+//! that see the same picture, and gone with the last of them.
 //!
-//! The folder's name carries the picture's fingerprint. Whoever uses it holds a shared lock (flock(2)) on it, which
-//! the kernel gives back however a process ends; who can get the lock alone removes the folder. A folder appears
-//! under its name only when it is whole, and loses that name before it is taken apart. Owns that protocol; it must
-//! not know who reads the files.
+//! The folder's name carries the picture's fingerprint. Whoever uses it holds a shared lock (flock(2)) on it,
+//! which the kernel gives back however a process ends; who can get the lock alone removes the folder. A
+//! folder appears under its name only when it is whole, and loses that name before it is taken apart. Owns
+//! that protocol; it must not know who reads the files.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -100,8 +100,8 @@ impl Tree {
         Ok(Tree { root, pid: std::process::id(), user: user(), lock: lock.into_raw_fd(), id, node, live })
     }
 
-    /// Whether this process still holds it: a forked child does not, nor a program that closed the descriptor, nor
-    /// one that became another user, to which the folder is closed.
+    /// Whether this process still holds it: a forked child does not, nor a program that closed the
+    /// descriptor, nor one that became another user, to which the folder is closed.
     pub(crate) fn is_held(&self) -> bool {
         self.pid == std::process::id() && self.user == user() && self.lock_is_ours()
     }
@@ -124,8 +124,8 @@ impl Tree {
     /// Gives up what a parent held, which stays the parent's, or what is another user's, who removes it.
     pub(crate) fn forget(&self) {
         if self.lock_is_ours() {
-            // SAFETY: the descriptor is still the lock's. Its number may be reused from here on, but `lock_is_ours`
-            // is asked first each time.
+            // SAFETY: the descriptor is still the lock's. Its number may be reused from here on, but
+            // `lock_is_ours` is asked first each time.
             unsafe { libc::close(self.lock) };
         }
     }

@@ -1,6 +1,7 @@
 //! Completion channels and events of IBVERBS_1.0.
 //!
-//! ibv_create_comp_channel and ibv_destroy_comp_channel have one symbol for both generations, and tell by what they get.
+//! ibv_create_comp_channel and ibv_destroy_comp_channel have one symbol for both generations, and tell by
+//! what they get.
 
 use super::layout::{ChannelFields, OldChannel, OldContext, OldCq, OldQp, OldSrq};
 use super::{Old, device};
@@ -61,8 +62,8 @@ pub(crate) unsafe extern "C" fn get_cq_event(
         return -1;
     }
     let (mut real, mut name) = (null_mut(), null_mut());
-    // SAFETY: the verb's terms. Today's queue has the old one as its context, and the event keeps both alive until it is
-    // acknowledged.
+    // SAFETY: the verb's terms. Today's queue has the old one as its context, and the event keeps both alive
+    // until it is acknowledged.
     unsafe {
         let failed = events::get_cq_event(Old::real(channel), &mut real, &mut name);
         if failed == 0 {
@@ -85,8 +86,8 @@ pub(crate) unsafe extern "C" fn get_async_event(
     context: *mut OldContext,
     event: *mut abi::ibv_async_event,
 ) -> c_int {
-    // SAFETY: the verb's terms. Today's object has the old one as its context, and the event keeps both alive until it is
-    // acknowledged.
+    // SAFETY: the verb's terms. Today's object has the old one as its context, and the event keeps both alive
+    // until it is acknowledged.
     unsafe {
         let failed = events::get_async_event(Old::real(context), event);
         if failed == 0 {

@@ -1,12 +1,12 @@
 //! Version node IBVERBS_1.0: what programs built before 2007 bind to.
 //!
-//! Such a program holds structs of another layout and calls through another table of functions. Each object of its is an
-//! [`Old`]: the public fields as libibverbs 1.0 had them, and behind them today's object, which does the work. Today's
-//! object carries the address of the old one as the program's own context pointer, so that events find their way back.
-//! Owns those structs and the functions of the node; it must not know what an object does.
+//! Such a program holds structs of another layout and calls through another table of functions. Each object
+//! of its is an [`Old`]: the public fields as libibverbs 1.0 had them, and behind them today's object, which does the work. Today's
+//! object carries the address of the old one as the program's own context pointer, so that events find their
+//! way back. Owns those structs and the functions of the node; it must not know what an object does.
 //!
-//! Structs that are the same in both, or of which the old one is the beginning, are today's. An old program may not use an
-//! object after it closed its device: the old table goes with the context.
+//! Structs that are the same in both, or of which the old one is the beginning, are today's. An old program
+//! may not use an object after it closed its device: the old table goes with the context.
 
 mod data;
 mod device;
@@ -38,8 +38,8 @@ pub(crate) struct Old<F, T> {
 }
 
 impl<F, T> Old<F, T> {
-    /// Wraps what `create` makes, if it does; `create` is told the wrapper's address, and `fill` copies what the public
-    /// fields say of the new object.
+    /// Wraps what `create` makes, if it does; `create` is told the wrapper's address, and `fill` copies what
+    /// the public fields say of the new object.
     ///
     /// # Safety
     /// `create` returns NULL or an object that is alive.

@@ -7,8 +7,8 @@ use crate::handle::zeroed;
 use starverbs_core::types::Gid;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// The IP address and port that a program gives: EINVAL for none, EAFNOSUPPORT for another family's (AF_IB among them:
-/// RoCE's addresses are IP's).
+/// The IP address and port that a program gives: EINVAL for none, EAFNOSUPPORT for another family's (AF_IB
+/// among them: RoCE's addresses are IP's).
 ///
 /// # Safety
 /// `from` is NULL, or a socket address of its family's length; it need not be aligned.

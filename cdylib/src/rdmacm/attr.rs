@@ -11,13 +11,14 @@ use core::ffi::c_int;
 use starverbs_abi as abi;
 use starverbs_core::types::Gid;
 
-/// How long packets live on the way, an exponent of 4.096 us: what Linux takes for Ethernet, which has nobody to ask.
+/// How long packets live on the way, an exponent of 4.096 us: what Linux takes for Ethernet, which has nobody
+/// to ask.
 pub(super) const PACKET_LIFE_TIME: u8 = 16;
 /// Routers on the way, at most.
 const HOP_LIMIT: u8 = 64;
 
-/// The local ACK timeout for a peer that takes so long for an ACK (IBTA 12.7.34): twice the packet's life time, and the
-/// delay, both exponents.
+/// The local ACK timeout for a peer that takes so long for an ACK (IBTA 12.7.34): twice the packet's life
+/// time, and the delay, both exponents.
 pub(super) fn ack_timeout(ack_delay: u8) -> u8 {
     let way = PACKET_LIFE_TIME + 1;
     let (long, short) = (way.max(ack_delay), way.min(ack_delay));

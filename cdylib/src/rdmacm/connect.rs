@@ -1,4 +1,5 @@
-//! The active side: rdma_connect(3), rdma_establish(3), rdma_notify(3), and the end of a connection, rdma_disconnect(3).
+//! The active side: rdma_connect(3), rdma_establish(3), rdma_notify(3), and the end of a connection,
+//! rdma_disconnect(3).
 //!
 //! Owns what a program's connection parameters mean. It must not know the messages that carry them.
 

@@ -1,7 +1,7 @@
 //! What all ids of a process share: the open device, a protection domain and an XRC domain of their own.
 //!
-//! Owns them. They are made when first needed and stay as long as the process, as rdma_get_devices(3) says; a forked
-//! child has its own. It must not know any id.
+//! Owns them. They are made when first needed and stay as long as the process, as rdma_get_devices(3) says; a
+//! forked child has its own. It must not know any id.
 
 use crate::edge::{self, Errno};
 use crate::handle::errno;
@@ -68,7 +68,8 @@ pub(super) fn open() -> Result<Device, Errno> {
 #[unsafe(link_section = ".fini_array")]
 static LEAVE: extern "C" fn() = leave;
 
-/// The process ends: its peers are told of what it did not end itself, as they are where a kernel closes its files.
+/// The process ends: its peers are told of what it did not end itself, as they are where a kernel closes its
+/// files.
 extern "C" fn leave() {
     let _nothing_to_be_done = std::panic::catch_unwind(|| {
         let agent =

@@ -1,4 +1,5 @@
-//! Events as programs see them: getting them, what that brings about, acknowledging them (rdma_get_cm_event(3)).
+//! Events as programs see them: getting them, what that brings about, acknowledging them
+//! (rdma_get_cm_event(3)).
 //!
 //! Owns the event's handle. It must not know how connections are asked for.
 
@@ -152,7 +153,8 @@ fn connection(id: &IdHandle, kind: CmEventKind, child: Option<Arc<IdShared>>) ->
         CmEventKind::Resolved(answer) => resolved(id, &answer),
         CmEventKind::Rejected { reason, private_data } => {
             over(id);
-            // SAFETY: the program destroys a queue pair that it has on an id by a call of this library only, which waits.
+            // SAFETY: the program destroys a queue pair that it has on an id by a call of this library only,
+            // which waits.
             unsafe { qp::to_error(id) };
             plain(abi::RDMA_CM_EVENT_REJECTED, reason.into()).with_private(private_data)
         }
@@ -266,7 +268,8 @@ fn responded(id: &IdHandle, response: &Response) -> News {
         return told(abi::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
     }
     let established = || {
-        // SAFETY: the program destroys a queue pair that it has on an id by a call of this library only, which waits.
+        // SAFETY: the program destroys a queue pair that it has on an id by a call of this library only,
+        // which waits.
         unsafe { qp::to_rts(id)? };
         conn.as_ref().ok_or(libc::EINVAL)?.establish().map_err(errno)
     };
@@ -342,7 +345,8 @@ pub(crate) unsafe extern "C" fn write_cm_event(
 pub(crate) unsafe extern "C" fn ack_cm_event(event: *mut abi::rdma_cm_event) -> c_int {
     edge::minus_one(|| {
         let handle = given(event)?.as_ptr().cast::<EventHandle>();
-        // SAFETY: the program gives the event up, and it was made with Box; the public struct is its first field.
+        // SAFETY: the program gives the event up, and it was made with Box; the public struct is its first
+        // field.
         let handle = unsafe { Box::from_raw(handle) };
         handle.owner.ack();
         Ok(())

@@ -1,7 +1,7 @@
 //! Communication ids: create, destroy, migrate.
 //!
-//! Owns their handle and what the library keeps of an id beside the public struct. It must not know how addresses are
-//! resolved or connections are made.
+//! Owns their handle and what the library keeps of an id beside the public struct. It must not know how
+//! addresses are resolved or connections are made.
 
 use super::address;
 use super::channel::ChannelHandle;
@@ -68,7 +68,8 @@ pub(super) struct Way {
     pub(super) hop_limit: u8,
 }
 
-/// The protection domain and attributes of the queue pairs of a listening endpoint's connections (rdma_create_ep(3)).
+/// The protection domain and attributes of the queue pairs of a listening endpoint's connections
+/// (rdma_create_ep(3)).
 #[derive(Clone, Copy)]
 pub(super) struct Endpoint {
     pub(super) pd: *mut abi::ibv_pd,
@@ -115,8 +116,8 @@ pub(super) struct IdHandle {
     ibv: UnsafeCell<abi::rdma_cm_id>,
     pub(super) shared: Arc<IdShared>,
     state: Mutex<State>,
-    /// Held while its queue pair is brought to a state, appears, or goes: events do so in one thread, calls in another. Taken
-    /// before `state`
+    /// Held while its queue pair is brought to a state, appears, or goes: events do so in one thread, calls
+    /// in another. Taken before `state`
     qp_is: Mutex<()>,
     /// Its channel is its own: calls wait for what they begin
     sync: core::sync::atomic::AtomicBool,
@@ -341,7 +342,8 @@ pub(crate) unsafe extern "C" fn destroy_id(id: *mut abi::rdma_cm_id) -> c_int {
         // SAFETY: an event that a call of a waiting id left.
         unsafe { event::forget(handle) };
         handle.shared.end();
-        // SAFETY: the program gives the id up, nothing refers to the handle any more, and the path record came from calloc.
+        // SAFETY: the program gives the id up, nothing refers to the handle any more, and the path record
+        // came from calloc.
         unsafe {
             let handle = Box::from_raw(id.cast::<IdHandle>());
             libc::free((*handle.public()).route.path_rec.cast());
@@ -367,7 +369,8 @@ pub(crate) unsafe extern "C" fn migrate_id(
             return Err(libc::EINVAL);
         }
         let channel = if sync { ChannelHandle::make()? } else { channel };
-        // SAFETY: alive, on the call's terms, or just made; the old channel, if it is the id's own, has no other user.
+        // SAFETY: alive, on the call's terms, or just made; the old channel, if it is the id's own, has no
+        // other user.
         unsafe {
             let to = ChannelHandle::of(channel).ok_or(libc::EINVAL)?;
             let queue = to.queue()?;

@@ -1,7 +1,7 @@
 //! Names to addresses: rdma_getaddrinfo(3).
 //!
-//! Owns the results that it gives. The system's getaddrinfo does the work; there are no routes to be looked up ahead. It must
-//! not know any id.
+//! Owns the results that it gives. The system's getaddrinfo does the work; there are no routes to be looked
+//! up ahead. It must not know any id.
 
 use crate::edge::{self, Errno};
 use crate::handle::{given, zeroed};

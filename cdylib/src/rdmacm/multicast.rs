@@ -1,7 +1,7 @@
 //! Multicast groups of an id: rdma_join_multicast(3), rdma_join_multicast_ex(3), rdma_leave_multicast(3).
 //!
-//! A group's GID is its IP address, and joining is what attaching a queue pair does: the host's IGMP or MLD is the kernel's. Owns
-//! an id's groups. It must not know how a group's frames come in.
+//! A group's GID is its IP address, and joining is what attaching a queue pair does: the host's IGMP or MLD
+//! is the kernel's. Owns an id's groups. It must not know how a group's frames come in.
 
 use super::address;
 use super::attr;
@@ -43,8 +43,8 @@ fn raw(gid: Gid) -> abi::ibv_gid {
     abi::ibv_gid { raw: gid.0 }
 }
 
-/// Attaches the id's queue pair to the group that was joined, as the program takes the event; the event's status, and its
-/// parameters.
+/// Attaches the id's queue pair to the group that was joined, as the program takes the event; the event's
+/// status, and its parameters.
 pub(super) fn joined(id: &IdHandle, joined: &Joined) -> (c_int, abi::rdma_ud_param) {
     let _held = id.hold_qp();
     let mut state = id.state();

@@ -1,6 +1,7 @@
 //! Queue pairs and shared receive queues of an id, and the completion queues that come with them.
 //!
-//! Owns who made which of them: what the library made it ends. It must not know which attributes a transition takes.
+//! Owns who made which of them: what the library made it ends. It must not know which attributes a transition
+//! takes.
 
 use super::attr;
 use super::device::{self, last_errno, made};
@@ -126,7 +127,8 @@ fn xrcd_for(is_said: bool, xrcd: *mut abi::ibv_xrcd) -> Result<*mut abi::ibv_xrc
     if is_said && !xrcd.is_null() { Ok(xrcd) } else { device::default_xrcd() }
 }
 
-/// Attributes of a program, whose struct may end at byte `first`, in front of the fields that came later, unless it has those.
+/// Attributes of a program, whose struct may end at byte `first`, in front of the fields that came later,
+/// unless it has those.
 ///
 /// # Safety
 /// As said; any bytes are a valid `T`.
@@ -247,7 +249,8 @@ unsafe fn drop_cqs(id: &IdHandle) {
 pub(super) unsafe fn destroy(id: &IdHandle) {
     let held = id.hold_qp();
     multicast::detach_all(id);
-    // SAFETY: the caller's terms. Destroying may wait for whoever is to acknowledge an event: nothing is held.
+    // SAFETY: the caller's terms. Destroying may wait for whoever is to acknowledge an event: nothing is
+    // held.
     unsafe {
         let qp = core::mem::replace(&mut (*id.public()).qp, null_mut());
         drop(held);
@@ -291,8 +294,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     init: *mut abi::ibv_qp_init_attr_ex,
 ) -> c_int {
     edge::minus_one(|| {
-        // SAFETY: the call's terms; the attributes may end before those that came later, of which only those of send operations
-        // are used.
+        // SAFETY: the call's terms; the attributes may end before those that came later, of which only those
+        // of send operations are used.
         unsafe {
             let (handle, init) = (IdHandle::of(id)?, given(init)?.as_ptr());
             let later = (*init).comp_mask & abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
@@ -363,8 +366,8 @@ pub(crate) unsafe extern "C" fn create_srq(
     })
 }
 
-/// rdma_create_srq_ex: as rdma_create_srq(3), with the attributes of ibv_create_srq_ex(3). An XRC queue gets the default
-/// domain and a completion queue if none is given.
+/// rdma_create_srq_ex: as rdma_create_srq(3), with the attributes of ibv_create_srq_ex(3). An XRC queue gets
+/// the default domain and a completion queue if none is given.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     id: *mut abi::rdma_cm_id,
     init: *mut abi::ibv_srq_init_attr_ex,

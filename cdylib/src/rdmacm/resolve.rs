@@ -1,8 +1,8 @@
 //! Addresses and routes: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3).
 //!
-//! The kernel's routing says which address is used towards another; the card must have it. Neighbours are the kernel's affair,
-//! so that an address is resolved at once; the program is told by an event all the same. Owns the id's stages from idle to route
-//! resolved. It must not know connections.
+//! The kernel's routing says which address is used towards another; the card must have it. Neighbours are the
+//! kernel's affair, so that an address is resolved at once; the program is told by an event all the same.
+//! Owns the id's stages from idle to route resolved. It must not know connections.
 
 use super::address;
 use super::attr::PACKET_LIFE_TIME;
@@ -150,7 +150,8 @@ fn way(device: &Device, state: &State) -> Result<Way, Errno> {
 pub(super) fn show_path(id: &IdHandle, state: &State) {
     let (Some(local), Some(remote), Some(way)) = (state.local, state.remote, state.way) else { return };
     let mut speed = 0;
-    // SAFETY: the id is bound; numbers and unions of numbers may be zero; the record goes with the id, through free.
+    // SAFETY: the id is bound; numbers and unions of numbers may be zero; the record goes with the id,
+    // through free.
     unsafe {
         let public = id.public();
         query::query_port_speed((*public).verbs, 1, &mut speed);

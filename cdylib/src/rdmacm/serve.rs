@@ -111,7 +111,8 @@ unsafe fn take(id: &IdHandle, params: Params) -> Result<(), Errno> {
 /// rdma_accept(3).
 pub(crate) unsafe extern "C" fn accept(id: *mut abi::rdma_cm_id, param: *mut abi::rdma_conn_param) -> c_int {
     edge::minus_one(|| {
-        // SAFETY: the call's terms. The parameters may be those of the event that the id shows: they are read first.
+        // SAFETY: the call's terms. The parameters may be those of the event that the id shows: they are read
+        // first.
         unsafe {
             let handle = asked(id)?;
             let params = Params::read(param, handle.state().space)?;

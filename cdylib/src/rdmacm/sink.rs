@@ -1,7 +1,8 @@
-//! From the connection manager to an event channel: what is told of an id waits there until the program takes it.
+//! From the connection manager to an event channel: what is told of an id waits there until the program takes
+//! it.
 //!
-//! Owns the part of an id that outlives its handle: where its events go, and how many the program has not acknowledged. It
-//! must not know what an event brings about.
+//! Owns the part of an id that outlives its handle: where its events go, and how many the program has not
+//! acknowledged. It must not know what an event brings about.
 
 use super::channel::Queue;
 use super::id::IdHandle;
@@ -89,8 +90,8 @@ impl IdShared {
         if self.is_ours() { Ok(()) } else { Err(libc::EIO) }
     }
 
-    /// Has events told, or not. As in Linux nothing is told of a request that the program has not answered; answering it fails
-    /// then.
+    /// Has events told, or not. As in Linux nothing is told of a request that the program has not answered;
+    /// answering it fails then.
     pub(super) fn set_open(&self, open: bool) {
         lock(&self.to).open = open;
     }
@@ -115,7 +116,8 @@ impl IdShared {
         lock(&self.to).queue.try_push(raw).map_err(|_| libc::ENOMEM)
     }
 
-    /// Counts an event as the program's; the handle, which stays until the event is acknowledged. `None`: it is gone.
+    /// Counts an event as the program's; the handle, which stays until the event is acknowledged. `None`: it
+    /// is gone.
     pub(super) fn deliver(&self) -> Option<NonNull<IdHandle>> {
         let mut counts = lock(&self.counts);
         let handle = counts.handle?;
@@ -137,8 +139,8 @@ impl IdShared {
         }
     }
 
-    /// Drops what waits for the program, takes nothing more, and waits until the program acknowledged what it has. In a forked
-    /// child, whose parent has all that, it does nothing.
+    /// Drops what waits for the program, takes nothing more, and waits until the program acknowledged what it
+    /// has. In a forked child, whose parent has all that, it does nothing.
     pub(super) fn end(self: &Arc<Self>) {
         if !self.is_ours() {
             return;
@@ -153,7 +155,8 @@ impl IdShared {
         self.wait_for_acks();
     }
 
-    /// Moves the events to another queue, after those that the program has are acknowledged (rdma_migrate_id(3)).
+    /// Moves the events to another queue, after those that the program has are acknowledged
+    /// (rdma_migrate_id(3)).
     pub(super) fn migrate(self: &Arc<Self>, to: &Arc<Queue>) {
         self.wait_for_acks();
         let mut from = lock(&self.to);
@@ -177,8 +180,8 @@ impl IdShared {
     }
 }
 
-/// The sink of an id's connections: queues what it is told. A request gets what shall be its id at once, so that what
-/// happens to it next finds its way.
+/// The sink of an id's connections: queues what it is told. A request gets what shall be its id at once, so
+/// that what happens to it next finds its way.
 pub(super) fn sink(id: &Arc<IdShared>) -> Sink {
     let id = Arc::clone(id);
     Arc::new(move |event: CmEvent| {

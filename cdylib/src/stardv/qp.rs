@@ -1,6 +1,7 @@
 //! StaR's direct verbs: stardv_create_qp(3), stardv_query_qp(3), and the flags for ibv_create_qp_ex(3).
 //!
-//! Owns the codes of stardv.h for what an end of a connection is to be and is. It must not know how ends settle that.
+//! Owns the codes of stardv.h for what an end of a connection is to be and is. It must not know how ends
+//! settle that.
 
 use super::give;
 use crate::edge::{self, Errno};

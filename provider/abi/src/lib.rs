@@ -2,9 +2,9 @@
 //! `<rdma/rdma_cma.h>` (rdma-core 44), as bindgen reads them.
 //!
 //! Owns the layout of everything that crosses the C boundary, and asserts it at compile time. Enums are plain
-//! integers with constants, since a C program may pass any value. It must not know any behaviour, and nothing here
-//! links to a C library. `tools/abi/bindgen.sh` regenerates the generated files; tests/abi/layout.sh compares the
-//! layouts with a C compiler's.
+//! integers with constants, since a C program may pass any value. It must not know any behaviour, and nothing
+//! here links to a C library. `tools/abi/bindgen.sh` regenerates the generated files; tests/abi/layout.sh
+//! compares the layouts with a C compiler's.
 
 #[allow(
     missing_docs,

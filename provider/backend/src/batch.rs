@@ -319,7 +319,8 @@ impl Batch {
         if self.mixed {
             self.sort();
         }
-        /* by iterators: an index would borrow a whole vector anew, and end the addresses in it that the kernel has */
+        /* by iterators: an index would borrow a whole vector anew, and end the addresses in it that the
+         * kernel has */
         let room = self.names.iter_mut().zip(&mut self.controls).zip(&mut self.headers);
         let iovs = self.iovs.as_mut_ptr();
         for (message, ((name, control), header)) in self.messages.iter().zip(room) {

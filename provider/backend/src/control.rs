@@ -1,7 +1,7 @@
 //! What travels between the processes of one host through the blocks' unix sockets, as bytes.
 //!
-//! Every message begins with four magic bytes and its kind. Owns that format; it must not send or receive, but for [`ask`],
-//! the other side of [`Request`].
+//! Every message begins with four magic bytes and its kind. Owns that format; it must not send or receive,
+//! but for [`ask`], the other side of [`Request`].
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -190,8 +190,8 @@ impl std::fmt::Debug for Request {
 /// Asks the process that owns `block` of the wire on UDP `port`, and waits for its answer for `limit`.
 ///
 /// # Errors
-/// `ConnectionRefused`: nobody owns the block. `WouldBlock`: no answer in time (the process may be stopped, or be without
-/// progress thread and not in the library).
+/// `ConnectionRefused`: nobody owns the block. `WouldBlock`: no answer in time (the process may be stopped,
+/// or be without progress thread and not in the library).
 pub fn ask(port: u16, block: u32, text: &[u8], limit: Duration) -> io::Result<Vec<u8>> {
     let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(format!(
         "starverbs/ask/{}/{:x}",

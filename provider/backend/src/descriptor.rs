@@ -1,8 +1,8 @@
 //! The card's sockets, and how a forked child lets go of them.
 //!
-//! A name or port exists as long as any process holds its socket. A child of fork(2) holds what its parent holds until it
-//! ends or calls exec(2): when the parent is killed, its peers would not notice, and its frames would wait for nobody.
-//! Owns the list of what is open; it must not know what the sockets are for.
+//! A name or port exists as long as any process holds its socket. A child of fork(2) holds what its parent
+//! holds until it ends or calls exec(2): when the parent is killed, its peers would not notice, and its
+//! frames would wait for nobody. Owns the list of what is open; it must not know what the sockets are for.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -12,8 +12,8 @@ const LISTED: usize = 1024;
 /// A free place in the list.
 const NONE: RawFd = -1;
 
-/// Descriptors of this process's sockets: a signal handler may read it, and so may a child of a process whose other
-/// threads stood anywhere.
+/// Descriptors of this process's sockets: a signal handler may read it, and so may a child of a process whose
+/// other threads stood anywhere.
 static OPEN: [AtomicI32; LISTED] = [const { AtomicI32::new(NONE) }; LISTED];
 
 /// A socket that no forked child keeps.
@@ -52,9 +52,9 @@ fn swap(from: RawFd, to: RawFd) {
     let _listed = OPEN.iter().any(replaced);
 }
 
-/// In a child of fork(2), before anything else: puts a descriptor that stands for nothing in the place of each socket, so
-/// that the parent alone holds those. The numbers stay taken: their owners, which the child has copies of, close them.
-/// Async-signal-safe. Where no descriptor is left, the child keeps the sockets.
+/// In a child of fork(2), before anything else: puts a descriptor that stands for nothing in the place of
+/// each socket, so that the parent alone holds those. The numbers stay taken: their owners, which the child
+/// has copies of, close them. Async-signal-safe. Where no descriptor is left, the child keeps the sockets.
 pub fn let_go() {
     // SAFETY: no memory is involved.
     let nothing = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -64,7 +64,8 @@ pub fn let_go() {
     for place in &OPEN {
         let fd = place.load(Ordering::Acquire);
         if fd != NONE {
-            // SAFETY: the socket's number is this library's, and whoever holds it in this process must not use it.
+            // SAFETY: the socket's number is this library's, and whoever holds it in this process must not
+            // use it.
             unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
         }
     }

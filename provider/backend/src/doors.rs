@@ -1,8 +1,9 @@
-//! Who listens for which service ID on this host: a process holds one by an abstract unix socket, as it holds its QPNs.
+//! Who listens for which service ID on this host: a process holds one by an abstract unix socket, as it holds
+//! its QPNs.
 //!
-//! A request names a service and no process. It comes to any process that shares the UDP port, which passes it on to the
-//! socket whose name says the port, the service ID and the address. Owns those sockets, and which names exclude each other; it
-//! must not read what comes: [`crate::Rx`] does.
+//! A request names a service and no process. It comes to any process that shares the UDP port, which passes
+//! it on to the socket whose name says the port, the service ID and the address. Owns those sockets, and
+//! which names exclude each other; it must not read what comes: [`crate::Rx`] does.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -34,7 +35,8 @@ pub(crate) fn door_name(port: u16, at: ListenAt) -> String {
 
 struct Door {
     at: ListenAt,
-    /// Its name, and the narrower ones within it: each is held as long as its socket lives, and frames come to any
+    /// Its name, and the narrower ones within it: each is held as long as its socket lives, and frames come
+    /// to any
     sockets: Vec<Socket>,
     /// How often it is held, by holders that all share it
     holders: u32,
@@ -81,8 +83,8 @@ impl Doors {
         Ok(())
     }
 
-    /// Binds the name of `at` and those of all that it takes in: whoever passes a request on tries the narrowest name first, and the
-    /// kernel gives each name once.
+    /// Binds the name of `at` and those of all that it takes in: whoever passes a request on tries the
+    /// narrowest name first, and the kernel gives each name once.
     fn bind_all(&self, at: ListenAt) -> Result<Vec<Socket>, BackendError> {
         let held = |scopes: &[Scope]| {
             scopes.iter().any(|scope| is_held(self.port, ListenAt { scope: *scope, ..at }))

@@ -9,8 +9,8 @@ use crate::error::os;
 /// What it is told of a socket, and tells when that has something.
 pub(crate) type Event = libc::epoll_event;
 
-/// Sockets that are looked at together. A socket is taken out before it is closed: the kernel goes on reporting one that a child of this
-/// process has, too.
+/// Sockets that are looked at together. A socket is taken out before it is closed: the kernel goes on
+/// reporting one that a child of this process has, too.
 pub(crate) struct Epoll(Socket);
 
 impl Epoll {

@@ -1,7 +1,8 @@
 //! Hurting the wire on purpose: `STARVERBS_FAULT`.
 //!
-//! Stands in front of a port's batch and decides for each frame, from one seeded random sequence, whether it is lost,
-//! corrupted, sent twice, late or out of order. Owns the frames that it holds back. It must not know what a frame means.
+//! Stands in front of a port's batch and decides for each frame, from one seeded random sequence, whether it
+//! is lost, corrupted, sent twice, late or out of order. Owns the frames that it holds back. It must not know
+//! what a frame means.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -231,7 +232,8 @@ mod tests {
         fault.take(&Datagram { to, port: 0, head, data: &[], payload, pad: 0, volatile }, counters);
     }
 
-    /// Sends `count` numbered frames at time 0 and gives the numbers in the order in which they leave until `end`.
+    /// Sends `count` numbered frames at time 0 and gives the numbers in the order in which they leave until
+    /// `end`.
     fn run(text: &str, count: u16, end: Nanos, counters: &Counters) -> Vec<u16> {
         let mut fault = fault(text);
         let mut out = Vec::new();

@@ -1,9 +1,10 @@
 //! Multicast for guests: processes of another user than the one whose processes share the UDP port.
 //!
-//! A guest has no socket on the port, so the kernel gives it no multicast. It joins its groups with a socket of its own, and
-//! asks a process that has the port, its patron, to hand on what comes for them. The patron's promise lasts [`LEASE`]; the guest
-//! renews it, and finds another patron when that one is gone or silent. Each promise has a tag that is on
-//! what is handed on, so that two patrons, the one given up and the new one, do not both deliver.
+//! A guest has no socket on the port, so the kernel gives it no multicast. It joins its groups with a socket
+//! of its own, and asks a process that has the port, its patron, to hand on what comes for them. The patron's
+//! promise lasts [`LEASE`]; the guest renews it, and finds another patron when that one is gone or silent.
+//! Each promise has a tag that is on what is handed on, so that two patrons, the one given up and the new
+//! one, do not both deliver.
 //!
 //! Owns both sides of that dialogue. It must not receive frames or hand them on: [`crate::Rx`] does.
 
@@ -19,8 +20,8 @@ use crate::sockopt::{self, datagram};
 
 /// How long a patron hands on without being asked again.
 const LEASE: Nanos = 4_000_000_000;
-/// How long a guest waits for one patron's answer, and how often it asks in a row: where there are few, the same ones again, as on a busy host each
-/// may take its time.
+/// How long a guest waits for one patron's answer, and how often it asks in a row: where there are few, the
+/// same ones again, as on a busy host each may take its time.
 const PATIENCE: Duration = Duration::from_millis(50);
 const TRIES: usize = 8;
 /// Guests that a patron serves, and groups of each.
@@ -82,8 +83,8 @@ impl Patron {
         self.block.is_some() && tag == self.tag
     }
 
-    /// Asks the patron for `groups` from now on, and waits for its answer; if it does not grant them, asks others. `own` is
-    /// the block of who asks.
+    /// Asks the patron for `groups` from now on, and waits for its answer; if it does not grant them, asks
+    /// others. `own` is the block of who asks.
     pub(crate) fn ask(&mut self, own: u32, groups: &[Gid]) {
         if groups.is_empty() {
             self.wish(own, groups);

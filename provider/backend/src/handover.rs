@@ -1,9 +1,9 @@
 //! Passing messages to other processes of this host through their blocks' unix sockets.
 //!
-//! Each destination has a socket of its own: what a stopped process leaves unread is charged to the sender's buffer, and must
-//! not fill the one that serves the others. A socket takes few messages unread (net.unix.max_dgram_qlen, 10 by default), so
-//! that a burst waits a moment for its reader; who does not read even then is not waited for again for a while. Owns those
-//! sockets; it must not look into what it passes.
+//! Each destination has a socket of its own: what a stopped process leaves unread is charged to the sender's
+//! buffer, and must not fill the one that serves the others. A socket takes few messages unread
+//! (net.unix.max_dgram_qlen, 10 by default), so that a burst waits a moment for its reader; who does not read
+//! even then is not waited for again for a while. Owns those sockets; it must not look into what it passes.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -16,9 +16,11 @@ use crate::sockopt::{self, errno};
 
 /// Destinations remembered; more take turns.
 const PEERS: usize = 32;
-/// How long a message waits for a reader that is behind: on a busy host one that lives has its turn meanwhile.
+/// How long a message waits for a reader that is behind: on a busy host one that lives has its turn
+/// meanwhile.
 const PATIENCE: Duration = Duration::from_millis(10);
-/// How long a reader is not waited for after it did not read in time; each time in a row twice as long, up to the second.
+/// How long a reader is not waited for after it did not read in time; each time in a row twice as long, up to
+/// the second.
 const STALLED: [Nanos; 2] = [100_000_000, 1_600_000_000];
 
 /// What became of a message.
@@ -54,7 +56,8 @@ impl Handover {
         Handover { port, turn: 0, peers: Vec::with_capacity(PEERS) }
     }
 
-    /// Sends `head` and `body` as one message to the owner of `block`; waits for a reader that is behind, but not long.
+    /// Sends `head` and `body` as one message to the owner of `block`; waits for a reader that is behind, but
+    /// not long.
     pub(crate) fn pass(&mut self, block: u32, head: &[u8], body: &[u8]) -> Passed {
         // A second try: the owner we knew is gone, but the block may have a new one.
         for _ in 0..2 {
@@ -139,7 +142,8 @@ fn send(socket: &Socket, head: &[u8], body: &[u8]) -> i32 {
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len() as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `message` points to `parts`, and those to `head` and `body`, which the kernel only reads; all live on.
+    // SAFETY: `message` points to `parts`, and those to `head` and `body`, which the kernel only reads; all
+    // live on.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
     if sent < 0 { errno() } else { 0 }
 }

@@ -35,7 +35,8 @@ impl HostAddr {
         ip_of(self.gid)
     }
 
-    /// Whether it means anything on its own interface alone (fe80::/10), so that sockets need the interface's index.
+    /// Whether it means anything on its own interface alone (fe80::/10), so that sockets need the interface's
+    /// index.
     pub fn is_link_local(&self) -> bool {
         is_link_local(self.gid)
     }
@@ -62,8 +63,8 @@ pub fn gid_of(ip: IpAddr) -> Gid {
     }
 }
 
-/// The addresses of interfaces that are up, in the order of the GID table: IPv4 of real interfaces, IPv4 of loopback, global
-/// IPv6, link-local IPv6, `::1`. With `STARVERBS_ADDRS`, exactly those, in the order given.
+/// The addresses of interfaces that are up, in the order of the GID table: IPv4 of real interfaces, IPv4 of
+/// loopback, global IPv6, link-local IPv6, `::1`. With `STARVERBS_ADDRS`, exactly those, in the order given.
 ///
 /// # Errors
 /// No interface is up, or `STARVERBS_ADDRS` names an address that the host does not have.
@@ -191,8 +192,8 @@ fn link_mtu(name: &str) -> u32 {
     u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).unwrap_or(USUAL)
 }
 
-/// A node GUID (host byte order) that does not change while the host keeps its first interface's MAC address: that address
-/// as EUI-64; without one, made from the machine's id or name.
+/// A node GUID (host byte order) that does not change while the host keeps its first interface's MAC address:
+/// that address as EUI-64; without one, made from the machine's id or name.
 pub fn guid(addrs: &[HostAddr]) -> u64 {
     let mac = addrs.iter().filter(|a| !a.loopback).find_map(|a| mac_of(&a.name));
     match mac {

@@ -1,4 +1,5 @@
-//! Datagrams as they come in: a batch of large buffers for one recvmmsg, and what the kernel says beside each.
+//! Datagrams as they come in: a batch of large buffers for one recvmmsg, and what the kernel says beside
+//! each.
 //!
 //! Owns the memory that the kernel writes to. It must not look into the datagrams.
 
@@ -42,8 +43,8 @@ pub(crate) struct Inbox {
     full: bool,
 }
 
-// SAFETY: the raw pointers in `headers` and `iovs` lead into the inbox's own vectors, which are never resized, and are
-// followed by the kernel alone, under `&mut self`.
+// SAFETY: the raw pointers in `headers` and `iovs` lead into the inbox's own vectors, which are never
+// resized, and are followed by the kernel alone, under `&mut self`.
 unsafe impl Send for Inbox {}
 
 /// What the kernel tells of a UDP datagram.
@@ -74,7 +75,8 @@ impl Inbox {
             let buffer = inbox.buffers.at(at * BUFFER..(at + 1) * BUFFER);
             libc::iovec { iov_base: buffer.cast(), iov_len: BUFFER }
         }));
-        /* by iterators: an index would borrow a whole vector anew, and end the addresses in it that are kept */
+        /* by iterators: an index would borrow a whole vector anew, and end the addresses in it that are
+         * kept */
         let room = inbox.iovs.iter_mut().zip(&mut inbox.names).zip(&mut inbox.controls);
         for (header, ((iov, name), control)) in inbox.headers.iter_mut().zip(room) {
             let header = &mut header.msg_hdr;
@@ -110,7 +112,8 @@ impl Inbox {
     fn receive(&mut self, fd: RawFd) -> usize {
         let headers = &mut self.headers[..self.want];
         if let [one] = headers {
-            // SAFETY: the header describes the inbox's own name, control and buffer, and nobody else uses them.
+            // SAFETY: the header describes the inbox's own name, control and buffer, and nobody else uses
+            // them.
             let len = unsafe { libc::recvmsg(fd, &mut one.msg_hdr, libc::MSG_DONTWAIT) };
             one.msg_len = u32::try_from(len).unwrap_or(0);
             return usize::from(len >= 0);
@@ -140,7 +143,8 @@ impl Inbox {
     #[inline]
     pub(crate) fn outer(&self, at: usize) -> Outer {
         let mut outer = Outer::default();
-        // SAFETY: every member begins with the family, and any bytes are valid for the structs of integers that they are.
+        // SAFETY: every member begins with the family, and any bytes are valid for the structs of integers
+        // that they are.
         unsafe {
             let name = &self.names[at];
             if name.v6.sin6_family == libc::AF_INET6 as libc::sa_family_t {

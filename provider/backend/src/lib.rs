@@ -1,7 +1,8 @@
 //! Where a card touches the world: UDP, the host's registry of QPN blocks, fault injection, capture.
 //!
-//! Owns the sockets and everything on the wire outside the BTH: addresses, IP and UDP headers, the ICRC. It must
-//! not know verbs objects or the transport: of a frame it reads the op-code byte and the destination QPN alone.
+//! Owns the sockets and everything on the wire outside the BTH: addresses, IP and UDP headers, the ICRC. It
+//! must not know verbs objects or the transport: of a frame it reads the op-code byte and the destination QPN
+//! alone.
 //!
 //! [`open`] gives the two halves of a port, [`RoceTx`] and [`Rx`]. A card's owner then goes round:
 //!
@@ -13,7 +14,8 @@
 //! before sleeping: poll(2) on rx.fds() until min(tx.next_deadline(), rx.maintenance(now))
 //! ```
 //!
-//! Sleepers should use `poll(2)` rather than epoll: an epoll entry costs each arriving frame, also while nobody sleeps.
+//! Sleepers should use `poll(2)` rather than epoll: an epoll entry costs each arriving frame, also while
+//! nobody sleeps.
 
 mod batch;
 mod control;
@@ -82,9 +84,9 @@ pub const MAX_ADDRS: usize = 256;
 
 /// Opens the port: claims a first block of QPNs, binds the UDP port, joins the host's other processes.
 ///
-/// `addrs` is the GID table (see [`host::addresses`]): a frame's `Av::sgid_index` indexes it. Takes at most 20 ms, and
-/// that only when another process of this host is stopped. When the UDP port belongs to processes of another user, the port
-/// is a guest: their processes hand its frames on.
+/// `addrs` is the GID table (see [`host::addresses`]): a frame's `Av::sgid_index` indexes it. Takes at most
+/// 20 ms, and that only when another process of this host is stopped. When the UDP port belongs to processes
+/// of another user, the port is a guest: their processes hand its frames on.
 ///
 /// # Errors
 /// See [`BackendError`]; sockets that were opened are closed again.

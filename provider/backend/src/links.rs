@@ -1,9 +1,10 @@
 //! Connections between the cards of processes that share an XRC domain: unix sockets that keep messages apart
 //! (SOCK_SEQPACKET) and tell of the other end's death.
 //!
-//! A process that is in a domain listens under a name that says which file, by device and inode, which user, and which QPN
-//! block: the kernel forgets it with the process. The one that has messages for the other's SRQs connects. Both
-//! look whether the other is of the same user (SO_PEERCRED). Owns names, sockets, and what waits for room; it must not look into messages.
+//! A process that is in a domain listens under a name that says which file, by device and inode, which user,
+//! and which QPN block: the kernel forgets it with the process. The one that has messages for the other's
+//! SRQs connects. Both look whether the other is of the same user (SO_PEERCRED). Owns names, sockets, and
+//! what waits for room; it must not look into messages.
 
 mod domain;
 mod due;
@@ -61,7 +62,8 @@ struct Link {
     /// The other end's block, if this end connected
     to: Option<u32>,
     socket: Socket,
-    /// What must arrive and found no room. While it waits, an accepted link is not read: its other end asks for no more.
+    /// What must arrive and found no room. While it waits, an accepted link is not read: its other end asks
+    /// for no more.
     due: Due,
 }
 
@@ -168,7 +170,8 @@ impl Links {
         self.add(socket, domain, Some(block)).ok_or(LinkError::Busy)
     }
 
-    /// Sends `head` and `data` as one message; what is `due` is kept if there is no room. False: it is not sent.
+    /// Sends `head` and `data` as one message; what is `due` is kept if there is no room. False: it is not
+    /// sent.
     pub fn send(&mut self, link: LinkId, head: &[u8], data: &[u8], due: bool) -> bool {
         let Some(Some(found)) = self.links.get_mut(link.0 as usize) else { return false };
         let full = !found.due.is_empty();
@@ -183,7 +186,8 @@ impl Links {
             return false;
         }
         if found.due.keep(head, data).is_none() {
-            /* it makes work and does not take the results, or there is no memory for them: it will be seen as ended */
+            /* it makes work and does not take the results, or there is no memory for them: it will be seen
+             * as ended */
             // SAFETY: no memory is involved.
             unsafe { libc::shutdown(found.socket.as_raw_fd(), libc::SHUT_RDWR) };
             return false;
@@ -196,8 +200,8 @@ impl Links {
         true
     }
 
-    /// What came next, its bytes in `room`. `None`: nothing now, or nothing that could be done; who waits for [`Links::fd`]
-    /// hears of the rest.
+    /// What came next, its bytes in `room`. `None`: nothing now, or nothing that could be done; who waits for
+    /// [`Links::fd`] hears of the rest.
     pub fn next(&mut self, room: &mut [u8; MESSAGE]) -> Option<Incoming> {
         /* what cannot be done now is reported again at once: nobody's turn lasts because of it */
         for _ in 0..IN_VAIN {

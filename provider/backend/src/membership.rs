@@ -1,8 +1,9 @@
 //! The multicast groups of this port: joined on the interfaces that hold its addresses.
 //!
-//! Members of a group get its datagrams from the kernel, each socket a copy, however the port's unicast is steered. A guest,
-//! which has no socket on the port, joins with another, and has the datagrams handed on: `guest`.
-//! Owns the list of groups, so that a socket that is opened later joins them too. It must not count who is attached.
+//! Members of a group get its datagrams from the kernel, each socket a copy, however the port's unicast is
+//! steered. A guest, which has no socket on the port, joins with another, and has the datagrams handed on:
+//! `guest`. Owns the list of groups, so that a socket that is opened later joins them too. It must not count
+//! who is attached.
 
 use std::io;
 
@@ -56,8 +57,8 @@ impl Membership {
         }
     }
 
-    /// A guest is one no longer: its new `wire` joins the groups that there are. What the system refuses is not
-    /// received there.
+    /// A guest is one no longer: its new `wire` joins the groups that there are. What the system refuses is
+    /// not received there.
     pub(crate) fn rejoin(&mut self, wire: &Socket) {
         for group in &self.groups {
             let _ = self.join_on(wire, *group);
@@ -117,8 +118,8 @@ pub fn max_groups(addrs: &[HostAddr]) -> u32 {
     (most / interfaces(addrs, true).len().max(1) as u32).min(MOST_GROUPS)
 }
 
-/// Whether a socket receives the multicast of `all` groups that anybody on the host joined, or of those that it joined
-/// itself.
+/// Whether a socket receives the multicast of `all` groups that anybody on the host joined, or of those that
+/// it joined itself.
 pub(crate) fn receive_all(wire: &Socket, all: bool) {
     sockopt::set_int(wire, libc::SOL_IP, libc::IP_MULTICAST_ALL, i32::from(all));
     sockopt::set_int(wire, libc::SOL_IPV6, IPV6_MULTICAST_ALL, i32::from(all));
@@ -130,8 +131,8 @@ fn proxy() -> Result<Socket, BackendError> {
     sockopt::datagram(libc::AF_INET6, WHAT).or_else(|_| sockopt::datagram(libc::AF_INET, WHAT))
 }
 
-/// Has a socket send multicast from the interface of `addr`, to members on this host too, and as far as unicast
-/// unless a frame says otherwise.
+/// Has a socket send multicast from the interface of `addr`, to members on this host too, and as far as
+/// unicast unless a frame says otherwise.
 pub(crate) fn send_from(socket: &Socket, addr: &HostAddr, hops: i32) {
     if addr.gid.ipv4().is_some() {
         let interface = libc::ip_mreqn {

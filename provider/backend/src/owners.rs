@@ -1,5 +1,5 @@
-//! Which QPN blocks of this host are of one process. Its frames all come to one socket, whichever block the first of a segmented
-//! send is for, so that they may share one.
+//! Which QPN blocks of this host are of one process. Its frames all come to one socket, whichever block the
+//! first of a segmented send is for, so that they may share one.
 //!
 //! What is not known, or not so any more, costs a handing on.
 
@@ -11,7 +11,8 @@ pub struct Owners(Vec<u16>);
 const BLOCKS: usize = 1 << 12;
 
 impl Owners {
-    /// Of processes with these blocks each; a block that two of them name is the first one's. Where each has one there is nothing to say.
+    /// Of processes with these blocks each; a block that two of them name is the first one's. Where each has
+    /// one there is nothing to say.
     pub(crate) fn new<'a>(processes: impl Iterator<Item = &'a [u16]>) -> Owners {
         const NOBODY: u16 = u16::MAX;
         let mut owners = vec![NOBODY; BLOCKS];

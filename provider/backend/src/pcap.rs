@@ -1,7 +1,8 @@
 //! Capture of the wire as this port sees it, for Wireshark: classic pcap of Ethernet frames.
 //!
-//! Owns the file. The Ethernet, IP and UDP headers are made up around the frame, except for what the ICRC covers; it must
-//! never disturb the program: whatever goes wrong, capturing ends with one line on standard error.
+//! Owns the file. The Ethernet, IP and UDP headers are made up around the frame, except for what the ICRC
+//! covers; it must never disturb the program: whatever goes wrong, capturing ends with one line on standard
+//! error.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -25,7 +26,8 @@ const UDP: u8 = 17;
 pub(crate) struct Capture(Arc<Mutex<Option<BufWriter<File>>>>);
 
 impl Capture {
-    /// Begins the capture that the settings ask for. A file that cannot be made is no reason for the program to fail.
+    /// Begins the capture that the settings ask for. A file that cannot be made is no reason for the program
+    /// to fail.
     pub(crate) fn open(settings: &Settings) -> Option<Capture> {
         let path = settings.pcap_path(std::process::id())?;
         match without_signals(|| begin(&path)) {

@@ -1,7 +1,7 @@
 //! Datagrams that processes of one host send to the port they share, to find out how it is steered.
 //!
-//! A probe asks whoever has an index in the group, a check is steered by its QPN as all frames are. Owns their bytes; it must
-//! not know what is made of the answers: [`crate::steer`] does. Neither has an ICRC.
+//! A probe asks whoever has an index in the group, a check is steered by its QPN as all frames are. Owns
+//! their bytes; it must not know what is made of the answers: [`crate::steer`] does. Neither has an ICRC.
 
 use starverbs_core::{FrameMeta, Gid, QPN_BLOCK_SHIFT};
 

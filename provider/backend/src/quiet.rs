@@ -1,13 +1,14 @@
 //! Writing where the program does not look: to a capture, to a memory file, to standard error.
 //!
-//! A pipe that nobody reads any more (SIGPIPE) and a file that reaches the process's limit (SIGXFSZ, setrlimit(2)) end a process
-//! that did not expect it. The program did not write there, so no such signal reaches it: the write fails, and that is all.
+//! A pipe that nobody reads any more (SIGPIPE) and a file that reaches the process's limit (SIGXFSZ,
+//! setrlimit(2)) end a process that did not expect it. The program did not write there, so no such signal
+//! reaches it: the write fails, and that is all.
 
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Writes a line to standard error at once, or not at all: one write, so that lines of several processes do not mix, and none
-/// that would wait for a reader. Allocates nothing.
+/// Writes a line to standard error at once, or not at all: one write, so that lines of several processes do
+/// not mix, and none that would wait for a reader. Allocates nothing.
 pub fn write_line(line: &[u8]) {
     let mut to = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
     // SAFETY: a list of one, which lives across the call.
@@ -25,7 +26,8 @@ pub fn write_line(line: &[u8]) {
 pub fn without_signals<R>(write: impl FnOnce() -> R) -> R {
     let mut ours = MaybeUninit::uninit();
     let (mut before, mut pending) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: the sets are writable, and filled before they are read; the mask is this thread's, and is put back.
+    // SAFETY: the sets are writable, and filled before they are read; the mask is this thread's, and is put
+    // back.
     unsafe {
         libc::sigemptyset(ours.as_mut_ptr());
         libc::sigpending(pending.as_mut_ptr());

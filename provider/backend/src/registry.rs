@@ -1,7 +1,8 @@
 //! Who owns which QPNs of this host: a process owns a block of them by holding an abstract unix socket.
 //!
-//! The kernel keeps the registry. A name exists as long as a process holds it, however that process ends, and as far as
-//! the UDP port does: in one network namespace. Owns the names and the claiming; it must not read messages.
+//! The kernel keeps the registry. A name exists as long as a process holds it, however that process ends, and
+//! as far as the UDP port does: in one network namespace. Owns the names and the claiming; it must not read
+//! messages.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -12,7 +13,8 @@ use crate::descriptor::Socket;
 use crate::error::os;
 use crate::sockopt::{self, errno};
 
-/// Blocks that can be claimed: 1 to this. Block 0 holds the reserved QPNs 0 and 1, block 4095 the multicast QPN.
+/// Blocks that can be claimed: 1 to this. Block 0 holds the reserved QPNs 0 and 1, block 4095 the multicast
+/// QPN.
 pub(crate) const LAST_BLOCK: u32 = 4094;
 
 /// UDP port of RoCEv2 (annex A17.3.2).
@@ -21,12 +23,14 @@ const ROCE_PORT: u16 = 4791;
 /// Room that a block's socket asks for: some runs of joined frames.
 const BUFFER: usize = 4 << 20;
 
-/// Name of the abstract socket (without its leading NUL) that stands for block `block` of the wire on UDP `port`.
+/// Name of the abstract socket (without its leading NUL) that stands for block `block` of the wire on UDP
+/// `port`.
 pub fn socket_name(port: u16, block: u32) -> String {
     if port == ROCE_PORT { format!("starverbs/qpn/{block}") } else { format!("starverbs/{port}/qpn/{block}") }
 }
 
-/// Blocks that processes of this host have, in no order (`/proc/net/unix` shows those of the network namespace).
+/// Blocks that processes of this host have, in no order (`/proc/net/unix` shows those of the network
+/// namespace).
 pub(crate) fn blocks_of_host(port: u16) -> Vec<u32> {
     let text = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let name = socket_name(port, 0);

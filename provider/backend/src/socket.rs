@@ -11,8 +11,8 @@ use crate::{BackendError, membership};
 
 const WHAT: &str = "the UDP socket to receive from";
 
-/// Binds the wire's port for IPv4 and IPv6. `None`: the port is taken by who does not share it, another user's processes
-/// for instance.
+/// Binds the wire's port for IPv4 and IPv6. `None`: the port is taken by who does not share it, another
+/// user's processes for instance.
 pub(crate) fn open_wire(settings: &Settings) -> Result<Option<Socket>, BackendError> {
     let port = settings.port;
     // A host may be without IPv6.

@@ -1,8 +1,10 @@
-//! The two UDP ports of StaR: one for the half of a card that keeps no connection, one for the half that keeps them.
+//! The two UDP ports of StaR: one for the half of a card that keeps no connection, one for the half that
+//! keeps them.
 //!
-//! Each process has ports of its own: 4793 and 4794 where they are free, others where another process has them, which peers are told when
-//! they connect. So nothing has to find out whose a packet is; a stateless half could not. Answers go to the port that a packet came
-//! from, so what is asked of a stateless half leaves from the port of the stateful one.
+//! Each process has ports of its own: 4793 and 4794 where they are free, others where another process has
+//! them, which peers are told when they connect. So nothing has to find out whose a packet is; a stateless
+//! half could not. Answers go to the port that a packet came from, so what is asked of a stateless half
+//! leaves from the port of the stateful one.
 //!
 //! Owns the sockets, checksums and CRCs. It must not know what a packet means beyond the half that it is for.
 

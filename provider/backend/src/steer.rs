@@ -1,14 +1,16 @@
-//! Steering: a classic-BPF program on the reuseport group that gives each frame to the process owning its destination QPN.
+//! Steering: a classic-BPF program on the reuseport group that gives each frame to the process owning its
+//! destination QPN.
 //!
-//! The program names sockets by their index in the group. The kernel tells nobody that index, and moves the last
-//! socket into the place of one that closes. So it is found by probing: a probe is a datagram to the port whose
-//! op-code no QP uses, and which the program delivers to the index it carries; the receiver answers with its blocks through
-//! the prober's unix socket. Whoever learns something new attaches the next program. Nothing depends on anyone's
-//! answering: frames that come to the wrong process are handed on. One that does not run (stopped in a debugger, paused with
-//! its container) hands on nothing and notices nothing, so each process that is not alone checks now and then that
-//! what is sent to its QPNs reaches it.
+//! The program names sockets by their index in the group. The kernel tells nobody that index, and moves the
+//! last socket into the place of one that closes. So it is found by probing: a probe is a datagram to the
+//! port whose op-code no QP uses, and which the program delivers to the index it carries; the receiver
+//! answers with its blocks through the prober's unix socket. Whoever learns something new attaches the next
+//! program. Nothing depends on anyone's answering: frames that come to the wrong process are handed on. One
+//! that does not run (stopped in a debugger, paused with its container) hands on nothing and notices nothing,
+//! so each process that is not alone checks now and then that what is sent to its QPNs reaches it.
 //!
-//! Owns probes and the program. It must not receive: [`crate::Rx`] does, and passes on what concerns steering.
+//! Owns probes and the program. It must not receive: [`crate::Rx`] does, and passes on what concerns
+//! steering.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -24,8 +26,8 @@ use crate::sockopt;
 use crate::udp_rx::mads::{HEADERS, ID_SHIFT};
 
 const MS: Nanos = 1_000_000;
-/// How long a round waits for answers: a process that is stopped gives none, one that waits for its CPU is late. What a
-/// round does not hear of is missing from the next program, and its frames take the long way.
+/// How long a round waits for answers: a process that is stopped gives none, one that waits for its CPU is
+/// late. What a round does not hear of is missing from the next program, and its frames take the long way.
 const PATIENCE: Nanos = 100 * MS;
 /// Least time between two rounds.
 const PAUSE: Nanos = 50 * MS;
@@ -35,8 +37,9 @@ const CHECK: Nanos = 1000 * MS;
 const CHECKS: u32 = 4;
 /// Most time between two rounds while somebody does not answer.
 const LONG_PAUSE: Nanos = 1600 * MS;
-/// Rounds without an answer of our own after which there is nothing to be expected of another: the first may have found a group
-/// without a program, a second says that probes do not come back here (loopback is down, or filtered).
+/// Rounds without an answer of our own after which there is nothing to be expected of another: the first may
+/// have found a group without a program, a second says that probes do not come back here (loopback is down,
+/// or filtered).
 const MISSED: u32 = 2;
 /// Frames steered wrongly before a round begins.
 const WRONG: u32 = 4;
@@ -156,8 +159,8 @@ impl Steering {
         self.company = true;
     }
 
-    /// Whether frames come to their owners, as far as this process knows. Where its own probes do not come back, no more will be known
-    /// than is: it would look into its socket at each doorbell for ever.
+    /// Whether frames come to their owners, as far as this process knows. Where its own probes do not come
+    /// back, no more will be known than is: it would look into its socket at each doorbell for ever.
     #[inline]
     pub(crate) fn is_settled(&self) -> bool {
         self.wrong == 0 && self.round.is_none() && (!self.wanted || self.missed >= MISSED)
@@ -204,8 +207,8 @@ impl Steering {
         }
     }
 
-    /// Goes on: begins a check or a round that is due, ends one that has its answers or is out of patience, and then attaches the
-    /// program to `group`, a socket of it.
+    /// Goes on: begins a check or a round that is due, ends one that has its answers or is out of patience,
+    /// and then attaches the program to `group`, a socket of it.
     pub(crate) fn step(&mut self, now: Nanos, group: &Socket, reply_block: u32) {
         match &mut self.round {
             None if self.wanted && now >= self.next => self.begin(now, reply_block),
@@ -236,7 +239,8 @@ impl Steering {
         self.send(0, FIRST_WAVE, self.nonce, reply_block);
     }
 
-    /// Begins a check, or finds that none is needed: the one under way has failed, or a frame came wrong since the last round.
+    /// Begins a check, or finds that none is needed: the one under way has failed, or a frame came wrong
+    /// since the last round.
     fn check(&mut self, now: Nanos, block: u32) {
         if self.checking > 0 || self.wrong > 0 {
             self.checking = 0;
@@ -278,7 +282,8 @@ impl Steering {
         if round.answers.iter().any(|a| a.token == self.token) {
             self.missed = 0;
         } else {
-            // Our own socket did not get its probe: the group had no program yet. Now it has one that knows probes.
+            // Our own socket did not get its probe: the group had no program yet. Now it has one that knows
+            // probes.
             self.wanted = true;
             self.missed = self.missed.saturating_add(1);
         }
@@ -295,9 +300,9 @@ fn distinct(answers: &[Answer]) -> usize {
     (0..answers.len()).filter(|&i| answers[..i].iter().all(|a| a.token != answers[i].token)).count()
 }
 
-/// What a round's answers make of the known members. An index past the group's end goes to a member chosen by hash, so
-/// that of several answers by one member the one with the lowest index counts. A member that did not answer (it may be
-/// stopped) keeps its place, unless that is another's now.
+/// What a round's answers make of the known members. An index past the group's end goes to a member chosen by
+/// hash, so that of several answers by one member the one with the lowest index counts. A member that did not
+/// answer (it may be stopped) keeps its place, unless that is another's now.
 fn merge(members: &mut Vec<Member>, answers: &[Answer]) {
     let mut now: Vec<Member> = Vec::new();
     for answer in answers {
@@ -320,9 +325,9 @@ fn filter(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt, jf, k }
 }
 
-/// The program; it sees a datagram from the BTH on. A frame's owner is told by its QPN, or, to queue pair 1, by the ID of a
-/// communication that it names. For a frame that no known member owns it gives an index that no group has, at which the kernel
-/// chooses by hash.
+/// The program; it sees a datagram from the BTH on. A frame's owner is told by its QPN, or, to queue pair 1,
+/// by the ID of a communication that it names. For a frame that no known member owns it gives an index that
+/// no group has, at which the kernel chooses by hash.
 fn program(members: &[Member]) -> Vec<libc::sock_filter> {
     use libc::{
         BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET,
@@ -360,7 +365,8 @@ fn program(members: &[Member]) -> Vec<libc::sock_filter> {
 
 fn attach(group: &Socket, code: &[libc::sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_ptr().cast_mut() };
-    // The kernel copies the program during the call and reads no more than `len` instructions of `code`, which lives on.
+    // The kernel copies the program during the call and reads no more than `len` instructions of `code`,
+    // which lives on.
     if sockopt::set(group, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &program) {
         Ok(())
     } else {

@@ -1,10 +1,10 @@
 //! The sending half of a port: datagrams in, as few system calls as possible out.
 //!
-//! Datagrams collect in a batch until [`Tx::flush`]. Those in a row to one place, equal in size (the last may be
-//! shorter), become one segmented send (UDP_SEGMENT), whose segments the kernel numbers 0, 1, 2 ... in the IPv4
-//! identification. A [`Fault`] stands in front when the settings ask for one.
-//! Owns the batch and the sockets. It must not know what a datagram means: how one is checked, and which socket
-//! it leaves from, is the [`Framing`]'s.
+//! Datagrams collect in a batch until [`Tx::flush`]. Those in a row to one place, equal in size (the last may
+//! be shorter), become one segmented send (UDP_SEGMENT), whose segments the kernel numbers 0, 1, 2 ... in the
+//! IPv4 identification. A [`Fault`] stands in front when the settings ask for one.
+//! Owns the batch and the sockets. It must not know what a datagram means: how one is checked, and which
+//! socket it leaves from, is the [`Framing`]'s.
 
 pub(crate) mod roce;
 
@@ -66,9 +66,9 @@ pub trait Framing {
     /// Whether the sockets are bound to no address: the source's is said with each message
     const ANYWHERE: bool;
 
-    /// Which socket a datagram leaves from, whose source address has the index `source`; and its block: of those
-    /// to one address and port, datagrams of one block are segments of one send and stay in order. `None`: it is
-    /// none of this framing's.
+    /// Which socket a datagram leaves from, whose source address has the index `source`; and its block: of
+    /// those to one address and port, datagrams of one block are segments of one send and stay in order.
+    /// `None`: it is none of this framing's.
     fn route(&self, datagram: &Datagram<'_>, source: usize, addrs: &[HostAddr]) -> Option<(u8, u32)>;
 
     /// Opens the socket that sends from an address, which is not open yet.
@@ -77,8 +77,8 @@ pub trait Framing {
     /// See [`BackendError`].
     fn open(&self, addr: &HostAddr) -> Result<Sender, BackendError>;
 
-    /// Begins the CRC of a datagram of `size` bytes, itself included. `first` are the datagram's first bytes, the
-    /// whole header at least: a checksum in the header is filled in.
+    /// Begins the CRC of a datagram of `size` bytes, itself included. `first` are the datagram's first bytes,
+    /// the whole header at least: a checksum in the header is filled in.
     fn begin(&mut self, path: &IcrcHeader, size: usize, first: &mut [u8]) -> Self::Crc;
 
     /// Over more bytes.
@@ -147,8 +147,8 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
         self.fault.as_ref()?.next_deadline()
     }
 
-    /// Adds a datagram. Payload memory is read now and, unless volatile, again at the flush. One that cannot go (too
-    /// long, address foreign, IP versions mixed) is counted in `tx_errors` and lost.
+    /// Adds a datagram. Payload memory is read now and, unless volatile, again at the flush. One that cannot
+    /// go (too long, address foreign, IP versions mixed) is counted in `tx_errors` and lost.
     #[inline]
     pub(crate) fn send_datagram(&mut self, datagram: &Datagram<'_>) {
         match &mut self.fault {
@@ -363,8 +363,8 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
 }
 
 impl<F: Framing, C: Deref<Target = Counters>> Drop for Tx<F, C> {
-    /// What is on a wire arrives, though its sender is gone: without a QP's last ACK the peer's last message would
-    /// fail.
+    /// What is on a wire arrives, though its sender is gone: without a QP's last ACK the peer's last message
+    /// would fail.
     fn drop(&mut self) {
         if self.fault.is_some() && self.process == std::process::id() {
             self.flush(Nanos::MAX);

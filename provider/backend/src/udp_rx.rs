@@ -1,7 +1,7 @@
 //! The receiving half: datagrams in, checked frames out; and this process's place among the host's.
 //!
-//! Owns the socket on the wire's UDP port, this process's QPN blocks, and the handing on of frames that are for another
-//! process. It must not know what a frame means beyond its destination QPN.
+//! Owns the socket on the wire's UDP port, this process's QPN blocks, and the handing on of frames that are
+//! for another process. It must not know what a frame means beyond its destination QPN.
 
 mod frames;
 pub(crate) mod mads;
@@ -151,7 +151,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         Ok(rx)
     }
 
-    /// First round of probing: until the others have answered, or [`JOIN`] is over. No QP exists yet that frames could be for.
+    /// First round of probing: until the others have answered, or [`JOIN`] is over. No QP exists yet that
+    /// frames could be for.
     fn join(&mut self) {
         let start = sockopt::monotonic();
         loop {
@@ -200,7 +201,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.guests.any()
     }
 
-    /// What to `poll(2)` for POLLIN. Changes with [`Rx::claim_block`] and, for a guest, with [`Rx::maintenance`].
+    /// What to `poll(2)` for POLLIN. Changes with [`Rx::claim_block`] and, for a guest, with
+    /// [`Rx::maintenance`].
     pub fn fds(&self) -> &[RawFd] {
         &self.fds
     }
@@ -217,8 +219,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.local[(block / 64 % 64) as usize] >> (block % 64) & 1 != 0
     }
 
-    /// Takes datagrams from the sockets, without waiting; gives how many. Frames of the round before that were not taken
-    /// with [`Rx::next_frame`] stay, and nothing is received.
+    /// Takes datagrams from the sockets, without waiting; gives how many. Frames of the round before that
+    /// were not taken with [`Rx::next_frame`] stay, and nothing is received.
     #[inline]
     pub fn recv(&mut self) -> usize {
         if self.cursor.is_some() || !self.wire_left.is_empty() || !self.block_left.is_empty() {
@@ -261,16 +263,16 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         0
     }
 
-    /// Whether frames come to their owners, as far as this process knows. Else what it sends to another one of the host may come to its own
-    /// socket; a guest has none to which it could.
+    /// Whether frames come to their owners, as far as this process knows. Else what it sends to another one
+    /// of the host may come to its own socket; a guest has none to which it could.
     #[inline]
     pub fn is_settled(&self) -> bool {
         self.wire.is_none() || self.steering.is_settled()
     }
 
-    /// Work that is due at `now`: steering, and a guest's trying to be a member. Gives when to call again at the latest
-    /// (`None`: when something was received). Cheap when there is nothing to do; call it before sleeping, and now and then
-    /// while polling.
+    /// Work that is due at `now`: steering, and a guest's trying to be a member. Gives when to call again at
+    /// the latest (`None`: when something was received). Cheap when there is nothing to do; call it
+    /// before sleeping, and now and then while polling.
     pub fn maintenance(&mut self, now: Nanos) -> Option<Nanos> {
         if let Some(capture) = &self.capture {
             capture.flush();
@@ -309,8 +311,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
     }
 
-    /// Gives the port and the blocks back: nothing is received any more. Who holds a place at the port and does not read
-    /// stands in the way of the others there.
+    /// Gives the port and the blocks back: nothing is received any more. Who holds a place at the port and
+    /// does not read stands in the way of the others there.
     pub fn leave(&mut self) {
         self.hand_on();
         self.left = true;
@@ -320,8 +322,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.list_fds();
     }
 
-    /// What the socket still holds would be lost with it; some of that may be others', whose place steering does not know
-    /// yet, and UC and UD do not send it again.
+    /// What the socket still holds would be lost with it; some of that may be others', whose place steering
+    /// does not know yet, and UC and UD do not send it again.
     fn hand_on(&mut self) {
         if self.process != std::process::id() {
             return;

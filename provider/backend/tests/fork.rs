@@ -1,4 +1,5 @@
-//! Forked children and the card's sockets. A file of its own, as a child has for a moment what any test holds.
+//! Forked children and the card's sockets. A file of its own, as a child has for a moment what any test
+//! holds.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -27,7 +28,8 @@ fn a_child_holds_no_name() {
     if child == 0 {
         let_go();
         let byte = 0u8;
-        // SAFETY: descriptors of this process, and one byte: it says that it let go, and waits for the parent.
+        // SAFETY: descriptors of this process, and one byte: it says that it let go, and waits for the
+        // parent.
         unsafe {
             libc::write(ends[1], (&raw const byte).cast(), 1);
             libc::close(ends[1]);

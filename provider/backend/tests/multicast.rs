@@ -105,7 +105,8 @@ fn as_many_groups_as_are_promised_can_be_joined() {
     assert_eq!(v6.errno(), libc::EINVAL);
 }
 
-/// A process of another user has no socket on the port: one of those that have hands on, and another when it is gone.
+/// A process of another user has no socket on the port: one of those that have hands on, and another when it
+/// is gone.
 #[test]
 fn another_users_process_gets_its_groups_once() {
     let settings = settings();

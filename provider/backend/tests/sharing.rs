@@ -95,7 +95,8 @@ fn a_further_block_is_steered_too() {
     panic!("frames are still handed on: {:?} {:?}", a.counters, b.counters);
 }
 
-/// Frames to a process that has two blocks are one segmented send, as soon as its answer is there, and all come to it.
+/// Frames to a process that has two blocks are one segmented send, as soon as its answer is there, and all
+/// come to it.
 #[test]
 fn blocks_of_one_process_share_a_send() {
     let port = free_port();
@@ -199,8 +200,8 @@ fn who_leaves_hands_on_what_it_has_not_read() {
     let port = free_port();
     let leaver = Node::new(port);
     let mut heir = Node::new(port);
-    // Steering does not know the heir before its round ends: its frames go to either, by their source. A block's socket
-    // takes ten messages unread, so few must wait.
+    // Steering does not know the heir before its round ends: its frames go to either, by their source. A
+    // block's socket takes ten messages unread, so few must wait.
     let mut sent = 0usize;
     while sent - heir.got.len() < 5 {
         send_from_anywhere(port, heir.qpn(1));

@@ -75,7 +75,8 @@ fn equal_frames_leave_as_one_segmented_send_and_arrive_joined() {
     assert_eq!(node.got[60].1.len(), 112);
 }
 
-/// What lies behind a frame can be seen before it is taken: the rest of a joined datagram, then those that came with it.
+/// What lies behind a frame can be seen before it is taken: the rest of a joined datagram, then those that
+/// came with it.
 #[test]
 fn frames_that_wait_are_seen_ahead() {
     let mut node = Node::new(free_port());

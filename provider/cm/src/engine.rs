@@ -1,7 +1,8 @@
 //! The connection manager: its tables, and the calls in which the world reaches it.
 //!
-//! `conn` is what is known of a connection, and when its last message goes again; `active` and `passive` are the two sides of
-//! connecting (IBTA 12.9.5, 12.9.6), `release` is the way out (12.9.7), `sidr` asks for datagram queue pairs (12.11).
+//! `conn` is what is known of a connection, and when its last message goes again; `active` and `passive` are
+//! the two sides of connecting (IBTA 12.9.5, 12.9.6), `release` is the way out (12.9.7), `sidr` asks for
+//! datagram queue pairs (12.11).
 
 mod active;
 mod conn;
@@ -183,14 +184,14 @@ impl Cm {
         }
     }
 
-    /// What is asked before a request is taken in: false where there is no memory left, and the request is refused. Without it there
-    /// always is.
+    /// What is asked before a request is taken in: false where there is no memory left, and the request is
+    /// refused. Without it there always is.
     pub fn ask_for_room(&mut self, room: fn() -> bool) {
         self.room = room;
     }
 
-    /// The largest path MTU that this side has towards an address: a request for a larger one is refused, with reason 26 and what
-    /// would do (IBTA 12.6.7.2). Without it there is no limit.
+    /// The largest path MTU that this side has towards an address: a request for a larger one is refused,
+    /// with reason 26 and what would do (IBTA 12.6.7.2). Without it there is no limit.
     pub fn limit_mtu(&mut self, mtu: Box<dyn Fn(&Gid) -> Mtu + Send>) {
         self.mtu = mtu;
     }
@@ -281,7 +282,8 @@ impl Cm {
         self.events.pop_front()
     }
 
-    /// The connection that a message is for: it names its ID, comes from its peer, and names the peer's ID if that is known.
+    /// The connection that a message is for: it names its ID, comes from its peer, and names the peer's ID if
+    /// that is known.
     fn find(&self, path: Path, mad: &Mad, attribute: Attribute) -> Option<u32> {
         let (id, from) = (mad.get32(fields::REMOTE_ID), mad.get32(fields::LOCAL_ID));
         let id = if id == 0 && attribute == Attribute::Rej { self.rejected_unnamed(path, mad)? } else { id };

@@ -1,7 +1,8 @@
 //! What a program says of a connection, and what it is told: the numbers of `rdma_connect`, `rdma_accept` and
 //! `struct rdma_cm_event`.
 //!
-//! Private data is the program's own: what the CM puts before it (the IP addressing header of annex A11) is not seen here.
+//! Private data is the program's own: what the CM puts before it (the IP addressing header of annex A11) is
+//! not seen here.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -58,7 +59,8 @@ pub struct Ece {
 pub struct QpSide {
     /// Its number
     pub qpn: Qpn,
-    /// PSN with which the other side shall begin (IBTA 12.7.31): this side's `rq_psn`, the other's `sq_psn`. Take a random one.
+    /// PSN with which the other side shall begin (IBTA 12.7.31): this side's `rq_psn`, the other's `sq_psn`.
+    /// Take a random one.
     pub psn: Psn,
     /// Whether it has a shared receive queue
     pub srq: bool,
@@ -71,7 +73,8 @@ pub struct Bind {
     pub local: SocketAddr,
     /// Port space
     pub space: PortSpace,
-    /// RDMA_OPTION_ID_REUSEADDR: others of this process may hold the same, if they say so too, while none listens
+    /// RDMA_OPTION_ID_REUSEADDR: others of this process may hold the same, if they say so too, while none
+    /// listens
     pub reuse: bool,
     /// RDMA_OPTION_ID_AFONLY: :: does not mean IPv4 too
     pub v6_only: bool,
@@ -172,13 +175,14 @@ impl Answer {
     }
 }
 
-/// `RDMA_CM_EVENT_CONNECT_REQUEST` of a connection: what the peer's [`Connect`] says, as seen from here. Numbers are turned round, as
-/// `struct rdma_cm_event` has them: what the peer would initiate is what this side shall answer. The queue pair and the ECE are the
-/// peer's, the retries and the ACK timeout this side's to use, the private data all [`CONNECT_PRIVATE`] bytes of the message.
+/// `RDMA_CM_EVENT_CONNECT_REQUEST` of a connection: what the peer's [`Connect`] says, as seen from here.
+/// Numbers are turned round, as `struct rdma_cm_event` has them: what the peer would initiate is what this
+/// side shall answer. The queue pair and the ECE are the peer's, the retries and the ACK timeout this side's
+/// to use, the private data all [`CONNECT_PRIVATE`] bytes of the message.
 pub type Request = Connect;
 
-/// `RDMA_CM_EVENT_CONNECT_RESPONSE`: the peer accepted, and waits for [`Cm::establish`](crate::Cm::establish). Numbers are turned round, as in
-/// [`Request`].
+/// `RDMA_CM_EVENT_CONNECT_RESPONSE`: the peer accepted, and waits for
+/// [`Cm::establish`](crate::Cm::establish). Numbers are turned round, as in [`Request`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Response {
     /// The peer's queue pair

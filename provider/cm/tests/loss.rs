@@ -1,5 +1,5 @@
-//! Connections over a wire that loses, repeats and reorders: each comes about once, ends once on both sides, and leaves
-//! nothing behind.
+//! Connections over a wire that loses, repeats and reorders: each comes about once, ends once on both sides,
+//! and leaves nothing behind.
 
 mod common;
 
@@ -52,7 +52,8 @@ fn lives(wire: Wire, seed: u64) {
     });
     let [requests, responses, established, disconnected, exits, _] = counts;
     assert_eq!((requests, responses), (CONNS, CONNS));
-    /* a DREQ that overtakes the RTU, or finds it lost, ends a connection that was never told as established */
+    /* a DREQ that overtakes the RTU, or finds it lost, ends a connection that was never told as
+     * established */
     assert!(established <= CONNS && disconnected == 2 * CONNS && exits == 2 * CONNS, "{counts:?}");
     assert!(world.hosts.iter().all(|host| host.cm.is_empty()), "nothing is left");
 }

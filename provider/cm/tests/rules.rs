@@ -90,7 +90,8 @@ fn without_memory_requests_are_refused() {
     assert!(world.events(1).is_empty() && world.hosts[1].cm.is_empty());
 }
 
-/// IBTA 12.6.7.2, reason 26: what the passive side cannot carry is refused at once, and the program hears nothing of it.
+/// IBTA 12.6.7.2, reason 26: what the passive side cannot carry is refused at once, and the program hears
+/// nothing of it.
 #[test]
 fn a_larger_path_mtu_than_there_is_is_refused() {
     let mut world = world();

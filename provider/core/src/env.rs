@@ -49,7 +49,8 @@ pub trait RecvQueue {
     }
     /// Most SGEs a WQE may have.
     fn max_sge(&self) -> usize;
-    /// Receive WQEs that were taken come back, oldest first, in front of all that wait. `Exhausted`: no memory, and nothing changes.
+    /// Receive WQEs that were taken come back, oldest first, in front of all that wait. `Exhausted`: no
+    /// memory, and nothing changes.
     fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError>;
     /// Forget everything posted (QP to RESET), and what came back.
     fn reset(&self);
@@ -89,8 +90,8 @@ pub trait Dma {
     fn dma_fence(&mut self);
     /// A frame's payload is collected from here on. One that was begun before and not queued is given up.
     fn begin_payload(&mut self);
-    /// Makes memory ready to be part of the payload that was begun, of one path MTU in all; gives where it can be read
-    /// until that frame is queued. `None`: there is no memory now.
+    /// Makes memory ready to be part of the payload that was begun, of one path MTU in all; gives where it
+    /// can be read until that frame is queued. `None`: there is no memory now.
     fn dma_read(&mut self, from: Seg) -> Option<Seg>;
 }
 
@@ -143,7 +144,7 @@ pub trait Env: Dma + Port + Host + Sized {
     type Stats: Deref<Target = Counters>;
     /// How many bytes may be in flight towards a destination
     type Congestion: Controller;
-    /// What may do the work of a QP in the place of its own transport; each QP has room for it, so it is a box at best. `Infallible`,
-    /// which takes no room: there is none
+    /// What may do the work of a QP in the place of its own transport; each QP has room for it, so it is a
+    /// box at best. `Infallible`, which takes no room: there is none
     type Engine: Engine<Self>;
 }

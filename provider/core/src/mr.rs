@@ -3,8 +3,8 @@
 //! A key is a slot number, hidden behind a mask drawn once, and eight bits that change each time the
 //! slot is used anew, so that a stale key opens nothing. Slots are taken in no order, so that who has one key
 //! cannot tell the others from it, and rest before they are used anew. lkey and rkey are the same number (man
-//! ibv_reg_mr leaves that to the card). The table gives host addresses out and touches no memory. docs/security.md
-//! says what a guess is worth.
+//! ibv_reg_mr leaves that to the card). The table gives host addresses out and touches no memory.
+//! docs/security.md says what a guess is worth.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -28,8 +28,8 @@ pub const MAX_MR: usize = 1 << 21;
 const KEY_BITS: u32 = 8;
 const SLOT_MASK: u32 = u32::MAX >> KEY_BITS;
 const KEYS_OF_A_SLOT: usize = 1 << KEY_BITS;
-/// So many slots are free at least, as long as the table can grow: the next one is any of them, and one that was freed is
-/// not used before the others were.
+/// So many slots are free at least, as long as the table can grow: the next one is any of them, and one that
+/// was freed is not used before the others were.
 const REST: usize = 512;
 /// The table grows by so many slots at least, and by a quarter.
 const STEP: usize = 1024;

@@ -98,7 +98,8 @@ fn keys_rest_before_they_come_again() {
     assert!(t.entries.len() <= STEP, "the table does not grow for it");
 }
 
-/// Who has a key knows neither the slot nor the byte of the next: all of a card's first keys, over many cards.
+/// Who has a key knows neither the slot nor the byte of the next: all of a card's first keys, over many
+/// cards.
 #[test]
 fn keys_do_not_follow_from_each_other() {
     const CARDS: u64 = 400;

@@ -75,8 +75,8 @@ pub struct NicConfig {
     pub kept: u16,
     /// Of that: most QPs at a time that keep requests, and that repair what their peers miss
     pub gaps: u16,
-    /// Say in ACKs how many receives are posted, so that peers send no more than find one (IBTA 9.7.7.2). What peers say is heeded
-    /// in any case
+    /// Say in ACKs how many receives are posted, so that peers send no more than find one (IBTA 9.7.7.2).
+    /// What peers say is heeded in any case
     pub credits: bool,
     /// Most multicast groups that QPs may be attached to
     pub max_groups: u32,
@@ -124,7 +124,8 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) paths: Paths<E::Congestion>,
     pub(crate) sched: Sched,
     pub(crate) rng: Rng,
-    /// Requests kept behind missing ones, and what requesters know while packets are missing: selective repeat
+    /// Requests kept behind missing ones, and what requesters know while packets are missing: selective
+    /// repeat
     pub(crate) keep: Keep,
     pub(crate) repairs: Repairs,
     /// QP contexts, where they are few; boxed, as it stands beside what the data path uses
@@ -385,8 +386,8 @@ impl<E: Env> Nic<E> {
         Ok(SrqId(self.shared.srqs.insert(srq) as u32))
     }
 
-    /// Has a shared receive queue take from another ring from now on; gives the one before. Moving what is posted is
-    /// the caller's.
+    /// Has a shared receive queue take from another ring from now on; gives the one before. Moving what is
+    /// posted is the caller's.
     pub fn replace_srq_ring(&mut self, srq: SrqId, rq: E::Rq) -> Result<E::Rq, NicError> {
         let srq = self.shared.srqs.get_mut(srq.0 as usize).ok_or(NicError::NotFound)?;
         Ok(core::mem::replace(&mut srq.rq, rq))

@@ -1,7 +1,8 @@
-//! What the processes of an XRC domain say to each other about a receiving QP that more than one of them has open
-//! (ibv_open_qp(3)): the QP is on the card of its *home*, its *guests* ask that process.
+//! What the processes of an XRC domain say to each other about a receiving QP that more than one of them has
+//! open (ibv_open_qp(3)): the QP is on the card of its *home*, its *guests* ask that process.
 //!
-//! Owns the words and their bytes, which no message of [`relay`](crate::relay) is; it must not know how they travel.
+//! Owns the words and their bytes, which no message of [`relay`](crate::relay) is; it must not know how they
+//! travel.
 
 use crate::qp::{PathMig, QpAttr, QpAttrMask};
 use crate::types::{Access, Av, Gid, Mtu, Psn, QpState, Qpn};

@@ -35,8 +35,8 @@ bitflags! {
     }
 }
 
-/// State of path migration. Values as `enum ibv_mig_state`. The card has no alternate paths, so that a QP is always as if
-/// it had migrated.
+/// State of path migration. Values as `enum ibv_mig_state`. The card has no alternate paths, so that a QP is
+/// always as if it had migrated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PathMig {

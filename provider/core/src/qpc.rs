@@ -1,9 +1,10 @@
-//! QP contexts that never block, as csRNA keeps them (Kang et al., "Towards Connection-Scalable RNIC Architecture", 2023).
+//! QP contexts that never block, as csRNA keeps them (Kang et al., "Towards Connection-Scalable RNIC
+//! Architecture", 2023).
 //!
-//! A card has on-chip memory for a few hundred QP contexts (QPC) and serves tens of thousands of QPs; the rest lies in
-//! host or board memory, half a microsecond away. [`Qpc`] is the paper's QPC management module (section 4.3): it answers
-//! those whose context is at hand first, and keeps the order within each QP. [`Requester`] is the other half (section
-//! 4.4): who asks, and what waits meanwhile.
+//! A card has on-chip memory for a few hundred QP contexts (QPC) and serves tens of thousands of QPs; the
+//! rest lies in host or board memory, half a microsecond away. [`Qpc`] is the paper's QPC management module
+//! (section 4.3): it answers those whose context is at hand first, and keeps the order within each QP.
+//! [`Requester`] is the other half (section 4.4): who asks, and what waits meanwhile.
 //!
 //! | unit | paper | here |
 //! |---|---|---|
@@ -14,10 +15,10 @@
 //! | requester: index FIFO, waiting memory | 4.4 | `requester` |
 //! | SQ address table, QPC split, prefetch | 4.5 | `sq`, `unit` |
 //!
-//! The module owns contexts and their order. Time and memory are the caller's: it calls [`Qpc::cycle`] once a clock
-//! cycle, carries out what [`Qpc::poll_fetch`] and [`Qpc::poll_write_back`] ask for, hands contexts in with
-//! [`Qpc::handle_fetched`] in the order in which they were asked for, and takes answers from [`Qpc::poll_response`]. A
-//! fetch must see all write-backs that were polled before it.
+//! The module owns contexts and their order. Time and memory are the caller's: it calls [`Qpc::cycle`] once a
+//! clock cycle, carries out what [`Qpc::poll_fetch`] and [`Qpc::poll_write_back`] ask for, hands contexts in
+//! with [`Qpc::handle_fetched`] in the order in which they were asked for, and takes answers from
+//! [`Qpc::poll_response`]. A fetch must see all write-backs that were polled before it.
 //!
 //! It must not know what a context holds, nor clocks, buses and packets.
 
@@ -60,9 +61,9 @@ impl Channel {
 
 /// What a cached context must be able to do.
 pub trait Context: Clone {
-    /// It is read over `channel`, and takes the change that this read brings: the next PSN to send (Tx) or to expect
-    /// (Rx), `wqes` descriptors fetched (Sq). Contexts change when they are read, so that the next read, which may come
-    /// before the first one's work is done, sees the change.
+    /// It is read over `channel`, and takes the change that this read brings: the next PSN to send (Tx) or to
+    /// expect (Rx), `wqes` descriptors fetched (Sq). Contexts change when they are read, so that the next
+    /// read, which may come before the first one's work is done, sees the change.
     fn access(&mut self, channel: Channel, wqes: u16);
     /// Where its SQ lies and how far it was read; asked only where the QPC is not split.
     fn send_ring(&self) -> SendRing;

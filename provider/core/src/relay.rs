@@ -1,7 +1,8 @@
 //! What cards say to each other that share an XRC domain: whose QP received a message for the other's SRQ.
 //!
-//! The QP's card borrows receive WQEs of the SRQ, passes what arrives for them, and acknowledges once the SRQ's card says that
-//! it is in memory. What it must answer with data or a result it asks the SRQ's card for. Owns the words and their bytes; it must not know how they travel.
+//! The QP's card borrows receive WQEs of the SRQ, passes what arrives for them, and acknowledges once the
+//! SRQ's card says that it is in memory. What it must answer with data or a result it asks the SRQ's card
+//! for. Owns the words and their bytes; it must not know how they travel.
 
 use crate::types::{FlushLevel, Mtu, Placement, Psn, Qpn, WcFlags};
 
@@ -18,7 +19,8 @@ pub enum LinkError {
     Gone,
 }
 
-/// One message. WQEs are named by the lender (`loan`), messages by the borrower (`serial`), SRQs by their number.
+/// One message. WQEs are named by the lender (`loan`), messages by the borrower (`serial`), SRQs by their
+/// number.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Relay<'a> {
@@ -26,8 +28,8 @@ pub enum Relay<'a> {
     Ask { srq: u32, count: u32 },
     /// Borrower: bytes of a message
     Data { part: Part, data: &'a [u8] },
-    /// Borrower: bytes of an RDMA WRITE, for memory that the protection domain of `srq` has. A loan is used at the end of
-    /// one with immediate data.
+    /// Borrower: bytes of an RDMA WRITE, for memory that the protection domain of `srq` has. A loan is used
+    /// at the end of one with immediate data.
     Write { part: Part, place: Place, data: &'a [u8] },
     /// Borrower: an atomic, ATOMIC WRITE or FLUSH, to be executed once
     Execute { from: Origin, place: Place, what: Operation },
@@ -115,8 +117,8 @@ pub struct Wanted {
     pub packets: u32,
     /// Bytes of each but the last
     pub mtu: Mtu,
-    /// It is the request's turn among those of its connection. Otherwise it was before: bytes are asked for again, or are the
-    /// next ones.
+    /// It is the request's turn among those of its connection. Otherwise it was before: bytes are asked for
+    /// again, or are the next ones.
     pub first: bool,
 }
 

@@ -1,7 +1,8 @@
-//! Numbers that a stranger cannot guess, and cannot tell from those that it was given: keys and QPNs go out to peers.
+//! Numbers that a stranger cannot guess, and cannot tell from those that it was given: keys and QPNs go out
+//! to peers.
 //!
-//! SipHash-2-4 (Aumasson, Bernstein: "SipHash: a fast short-input PRF", 2012) of a counter, under a key of 128 bits that
-//! is the card's seed. Control path only.
+//! SipHash-2-4 (Aumasson, Bernstein: "SipHash: a fast short-input PRF", 2012) of a counter, under a key of
+//! 128 bits that is the card's seed. Control path only.
 
 use alloc::vec::Vec;
 

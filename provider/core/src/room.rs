@@ -11,8 +11,8 @@ use crate::error::NicError;
 /// Adding to a queue that has room. Whoever made the queue promised it; debug builds, and so the
 /// simulator's runs, hold it to that.
 pub trait Room<T> {
-    /// Makes room for `entries` in all, and more, so that to grow by one again and again costs little. `Exhausted`: the
-    /// host has no memory for it.
+    /// Makes room for `entries` in all, and more, so that to grow by one again and again costs little.
+    /// `Exhausted`: the host has no memory for it.
     fn make_room(&mut self, entries: usize) -> Result<(), NicError>;
     /// Adds at the end.
     fn push_in_room(&mut self, value: T);
@@ -47,7 +47,8 @@ impl<T> Room<T> for Vec<T> {
 
 /// What queues with two ends can do beside.
 pub trait TwoEnds<T>: Room<T> {
-    /// Makes room for `entries` in all and no more: of these there is one for each QP. `Exhausted`: no memory.
+    /// Makes room for `entries` in all and no more: of these there is one for each QP. `Exhausted`: no
+    /// memory.
     fn make_exact_room(&mut self, entries: usize) -> Result<(), NicError>;
     /// Adds at the front.
     fn push_front_in_room(&mut self, value: T);
@@ -70,13 +71,14 @@ pub fn exact<T>(list: &mut Vec<T>, entries: usize) -> Result<(), NicError> {
     list.try_reserve_exact(entries.saturating_sub(list.len())).map_err(|_| NicError::Exhausted)
 }
 
-/// Whether the host has memory for something of so many bytes, which is then made at once: another thread may still get it first.
+/// Whether the host has memory for something of so many bytes, which is then made at once: another thread may
+/// still get it first.
 pub fn is_room_for(bytes: usize) -> bool {
     hold(bytes).is_some()
 }
 
-/// Memory that is kept for something of `bytes` bytes, which is made later: given back just before, that finds it free although others
-/// took what they could find meanwhile. `None`: there is none.
+/// Memory that is kept for something of `bytes` bytes, which is made later: given back just before, that
+/// finds it free although others took what they could find meanwhile. `None`: there is none.
 pub fn hold(bytes: usize) -> Option<Vec<u8>> {
     let mut held = Vec::new();
     held.try_reserve_exact(bytes).ok()?;
@@ -91,8 +93,8 @@ pub fn filled<T: Clone + Default>(entries: usize) -> Result<Box<[T]>, NicError> 
     Ok(all.into_boxed_slice())
 }
 
-/// Room for one more in a table of objects. A slab cannot be asked to grow if it can, so another vector of the size that it
-/// would grow to is asked first. `Exhausted`: no memory.
+/// Room for one more in a table of objects. A slab cannot be asked to grow if it can, so another vector of
+/// the size that it would grow to is asked first. `Exhausted`: no memory.
 pub fn make_room_in<T>(table: &mut Slab<T>) -> Result<(), NicError> {
     if table.len() < table.capacity() {
         return Ok(());

@@ -1,9 +1,9 @@
-//! The list of an SRQ that matches tags: buffers that wait for messages with their tag, in the order in which they were
-//! added (rdma-core, Documentation/tag_matching.md).
+//! The list of an SRQ that matches tags: buffers that wait for messages with their tag, in the order in which
+//! they were added (rdma-core, Documentation/tag_matching.md).
 //!
-//! Program and card both match: the program whatever comes unexpected. So that both see one order, a buffer that was
-//! added while the program had not seen every unexpected message matches nothing until it has. The module knows no
-//! packets; its memory is taken when the list is made.
+//! Program and card both match: the program whatever comes unexpected. So that both see one order, a buffer
+//! that was added while the program had not seen every unexpected message matches nothing until it has. The
+//! module knows no packets; its memory is taken when the list is made.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -1,11 +1,11 @@
 //! The protocol of a QP: what it sends, what it answers, how it completes.
 //!
-//! `requester` turns WQEs into packets, `response` takes the answers to them, `loss` times them and goes back, `holes` sends again
-//! what is missing and nothing else; `responder` takes
-//! requests, `keeping` those behind a missing one, `tagged` those to SRQs that match tags, `away` those to SRQs of other cards,
-//! `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and UD's receive
-//! sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables and
-//! turns (`nic`) beyond the `Shared` state that it is handed.
+//! `requester` turns WQEs into packets, `response` takes the answers to them, `loss` times them and goes
+//! back, `holes` sends again what is missing and nothing else; `responder` takes
+//! requests, `keeping` those behind a missing one, `tagged` those to SRQs that match tags, `away` those to
+//! SRQs of other cards, `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and
+//! `datagram` are UC's and UD's receive sides; `complete` makes CQEs and takes a QP into error. The module
+//! knows nothing of tables and turns (`nic`) beyond the `Shared` state that it is handed.
 
 mod answer;
 pub(crate) mod away;
@@ -178,9 +178,11 @@ pub(crate) struct Requester {
     pub(crate) backoff: u8,
     /// RNR retries left
     pub(crate) rnr_left: u8,
-    /// A timeout took all for lost, packets of this many bytes; 0: none did, or it is known to have been wrong
+    /// A timeout took all for lost, packets of this many bytes; 0: none did, or it is known to have been
+    /// wrong
     pub(crate) silent: u16,
-    /// What is known of each packet while some are missing; the cursor then goes from one lost packet to the next
+    /// What is known of each packet while some are missing; the cursor then goes from one lost packet to the
+    /// next
     pub(crate) repair: Option<RepairId>,
     /// Index behind the last WQE for which the peer has a receive, if it says how many there are
     pub(crate) credit_limit: u32,

@@ -110,7 +110,8 @@ impl Mtu {
     }
     /// The largest path MTU whose packets, with all headers, fit a link MTU of `link` bytes.
     pub fn fitting(link: u32) -> Self {
-        /* IPv6 40 + UDP 8 + BTH 12 + the longest extension (RETH 16 + ImmDt 4, AtomicETH 28) + pad 3 + ICRC 4 */
+        /* IPv6 40 + UDP 8 + BTH 12 + the longest extension (RETH 16 + ImmDt 4, AtomicETH 28) + pad 3 +
+         * ICRC 4 */
         let room = link.saturating_sub(96);
         [Mtu::M4096, Mtu::M2048, Mtu::M1024, Mtu::M512]
             .into_iter()

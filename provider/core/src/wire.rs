@@ -1,8 +1,9 @@
 //! RoCEv2 packets: what stands between the UDP header and the end of the ICRC.
 //!
 //! [`opcode`] is the table of op-codes that both [`Packet::parse`] and [`HeaderBuf`] work from;
-//! [`headers`] are the headers as they lie in memory, [`tags`] those that some messages begin with; [`icrc`] is the check over all of it.
-//! Everything here is pure: bytes in, numbers out. It must not know queue pairs or protocol state.
+//! [`headers`] are the headers as they lie in memory, [`tags`] those that some messages begin with; [`icrc`]
+//! is the check over all of it. Everything here is pure: bytes in, numbers out. It must not know queue pairs
+//! or protocol state.
 
 pub mod builder;
 pub mod headers;

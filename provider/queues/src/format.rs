@@ -1,8 +1,9 @@
 //! The formats as they lie in memory: little-endian integers at fixed offsets, without padding.
 //!
-//! Any bytes are a value of these types but [`SendWqe`] and [`Cqe`], so that a reader may copy one from memory that
-//! another writes. Those two have numbers that mean something, and come out of memory by [`SendWqe::decode`] and
-//! [`Cqe::decode`]. `include/starverbs/queues.h` has the same for C; `tests/header.rs` holds the two together.
+//! Any bytes are a value of these types but [`SendWqe`] and [`Cqe`], so that a reader may copy one from
+//! memory that another writes. Those two have numbers that mean something, and come out of memory by
+//! [`SendWqe::decode`] and [`Cqe::decode`]. `include/starverbs/queues.h` has the same for C;
+//! `tests/header.rs` holds the two together.
 
 use core::mem::size_of;
 

@@ -146,8 +146,8 @@ pub struct SendWqe {
     pub swap: u64,
     /// RDMA and atomics: the peer's key. Bind: the window's new key. LOCAL_INV: the key to invalidate
     pub rkey: u32,
-    /// Immediate data, in the byte order in which it was given (network order). SEND with invalidate: the peer's key.
-    /// Bind: the MR's key. FLUSH: the word of its header (FETH)
+    /// Immediate data, in the byte order in which it was given (network order). SEND with invalidate: the
+    /// peer's key. Bind: the MR's key. FLUSH: the word of its header (FETH)
     pub imm: u32,
     /// Bytes of all SGEs, or inline
     pub length: u32,

@@ -1,7 +1,8 @@
 //! Whether a program waits for a completion queue's next completion (ibv_req_notify_cq(3)).
 //!
-//! The program arms, then looks into the ring once more, then sleeps; the card adds a completion, then looks whether it
-//! must tell. A fence on either side between the two steps: the program sees the completion, or the card that it is armed.
+//! The program arms, then looks into the ring once more, then sleeps; the card adds a completion, then looks
+//! whether it must tell. A fence on either side between the two steps: the program sees the completion, or
+//! the card that it is armed.
 
 use crate::sync::{AtomicU8, Ordering, fence};
 
@@ -22,7 +23,8 @@ impl Armed {
         Armed(AtomicU8::new(UNARMED))
     }
 
-    /// The program asks to be told of the next completion; it looks at the ring afterwards. Says whether it waited for none until now.
+    /// The program asks to be told of the next completion; it looks at the ring afterwards. Says whether it
+    /// waited for none until now.
     pub fn arm(&self, solicited_only: bool) -> bool {
         let news = if solicited_only {
             /* waiting for any completion covers this already */
@@ -42,7 +44,8 @@ impl Armed {
         armed == ANY || (armed == SOLICITED && solicited)
     }
 
-    /// Whether the program waited for anything, which it does no more: it is told once for each time that it asked.
+    /// Whether the program waited for anything, which it does no more: it is told once for each time that it
+    /// asked.
     #[inline]
     pub fn disarm(&self) -> bool {
         self.0.swap(UNARMED, Ordering::SeqCst) != UNARMED

@@ -1,7 +1,8 @@
 //! Doorbells that found the card busy, left for whoever has its lock.
 //!
-//! Nobody waits for the lock on the data path: who does not get it leaves the queue pair's number and goes. So whoever
-//! gives the lock back looks here once more, and so does the leaver, in case the holder looked too early.
+//! Nobody waits for the lock on the data path: who does not get it leaves the queue pair's number and goes.
+//! So whoever gives the lock back looks here once more, and so does the leaver, in case the holder looked too
+//! early.
 
 use starverbs_core::Qpn;
 
@@ -47,8 +48,8 @@ impl Bells {
         }
     }
 
-    /// After giving the card's lock back, or leaving a doorbell: has `turn` take what was left meanwhile, unless somebody
-    /// else has the lock, who then comes here too.
+    /// After giving the card's lock back, or leaving a doorbell: has `turn` take what was left meanwhile,
+    /// unless somebody else has the lock, who then comes here too.
     #[inline]
     pub fn serve<G>(&self, try_lock: impl Fn() -> Option<G>, mut turn: impl FnMut(&mut G)) {
         /* the lock's release (or the bell) before the look at the bells (or the lock): of a holder and

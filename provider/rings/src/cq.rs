@@ -1,7 +1,7 @@
 //! The completion ring: CQEs from the card to a program.
 //!
-//! The card owns the producer index, the program the consumer index (under the ring's poll lock). A slot is a CQE and,
-//! in a ring that was asked to keep them, the time at which the card made it.
+//! The card owns the producer index, the program the consumer index (under the ring's poll lock). A slot is a
+//! CQE and, in a ring that was asked to keep them, the time at which the card made it.
 
 use core::cell::UnsafeCell;
 use core::mem::size_of;
@@ -39,8 +39,8 @@ pub struct CqRing {
 unsafe impl Sync for CqRing {}
 
 impl CqRing {
-    /// A ring for at least `cqe` completions, with a stamp each if `stamped`, in the program's `memory` if it has its
-    /// own; `None` if the memory is out of reach.
+    /// A ring for at least `cqe` completions, with a stamp each if `stamped`, in the program's `memory` if it
+    /// has its own; `None` if the memory is out of reach.
     pub fn new(cqe: u32, stamped: bool, memory: ProgramMemory) -> Option<CqRing> {
         let stride = if stamped { STAMP_AT + size_of::<Nanos>() } else { STAMP_AT };
         Some(CqRing {
@@ -87,7 +87,8 @@ impl CqRing {
         // SAFETY: the slot is the card's until the index below is stored, and has room for a CQE.
         unsafe { slot.cast::<Cqe>().write(*cqe) };
         if self.stamped {
-            // SAFETY: as above; slots of a stamped ring have room for a stamp there, and strides are multiples of 8.
+            // SAFETY: as above; slots of a stamped ring have room for a stamp there, and strides are
+            // multiples of 8.
             unsafe { slot.add(STAMP_AT).cast::<Nanos>().write(stamp) };
         }
         self.card.index.store(tail.wrapping_add(1), Ordering::Release);
@@ -100,8 +101,8 @@ impl CqRing {
         self.card.index.load(Ordering::Relaxed).wrapping_sub(self.program.index.load(Ordering::Relaxed))
     }
 
-    /// Room for at least `cqe` completions, to move to; `None` if the memory is out of reach. No lock is held while the
-    /// memory is had.
+    /// Room for at least `cqe` completions, to move to; `None` if the memory is out of reach. No lock is held
+    /// while the memory is had.
     pub fn room(&self, cqe: u32) -> Option<CqRoom> {
         let (stride, memory) = {
             let _slots_stay = self.consumer();
@@ -173,7 +174,8 @@ impl CqConsumer<'_> {
             // SAFETY: see above.
             if unsafe { (&raw const (*from.cast::<Cqe>()).qpn).read() } != qpn {
                 keep = keep.wrapping_sub(1);
-                // SAFETY: at <= keep < made, so the slot is ours too, and was moved before unless it is the same.
+                // SAFETY: at <= keep < made, so the slot is ours too, and was moved before unless it is the
+                // same.
                 unsafe { slots.write(keep).copy_from(from, slots.stride()) };
             }
         }
@@ -181,8 +183,8 @@ impl CqConsumer<'_> {
         self.ring.program.seen.store(made, Ordering::Relaxed);
     }
 
-    /// Moves what is in the ring to `room`, which takes the old slots; says whether it fitted. On `false` nothing has
-    /// changed.
+    /// Moves what is in the ring to `room`, which takes the old slots; says whether it fitted. On `false`
+    /// nothing has changed.
     ///
     /// # Safety
     /// The card must stand still: nobody may call [`CqRing::push`] meanwhile. `room` comes from this ring.

@@ -15,8 +15,9 @@
 //!
 //! Slots are zeroed when a ring is made, so that the data path takes no page faults.
 //!
-//! Two flags go with them, whether a completion must be told of ([`Armed`]) and which doorbells the card has missed
-//! ([`Bells`]): they hold by the same kind of argument, so that loom looks at all of it (tests/loom.rs).
+//! Two flags go with them, whether a completion must be told of ([`Armed`]) and which doorbells the card has
+//! missed ([`Bells`]): they hold by the same kind of argument, so that loom looks at all of it
+//! (tests/loom.rs).
 //!
 //! This crate must not know what the entries mean, how a sleeper is woken, or the verbs C ABI.
 

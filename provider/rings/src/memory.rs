@@ -31,11 +31,12 @@ pub enum Answer {
     Failed,
 }
 
-/// An allocator of the program's own (ibv_alloc_parent_domain(3)). It is called when rings are made, grow and end, never
-/// on the data path.
+/// An allocator of the program's own (ibv_alloc_parent_domain(3)). It is called when rings are made, grow and
+/// end, never on the data path.
 ///
 /// # Safety
-/// Memory that `alloc` gives must be writable, of the layout's size, and left alone by others until `free` gets it.
+/// Memory that `alloc` gives must be writable, of the layout's size, and left alone by others until `free`
+/// gets it.
 pub unsafe trait Memory: Send + Sync {
     /// Memory for a ring.
     fn alloc(&self, layout: Layout, resource: Resource) -> Answer;
@@ -60,7 +61,8 @@ pub(crate) fn take(from: &mut ProgramMemory, layout: Layout, resource: Resource)
             if !budget::take(layout.size()) {
                 return None;
             }
-            /* not the library's own allocator, which has a reserve: a ring is as large as the program asks for */
+            /* not the library's own allocator, which has a reserve: a ring is as large as the program asks
+             * for */
             // SAFETY: no ring's layout has size 0.
             let at = NonNull::new(unsafe { System.alloc_zeroed(layout) });
             if at.is_none() {
@@ -85,7 +87,8 @@ pub(crate) fn take(from: &mut ProgramMemory, layout: Layout, resource: Resource)
 /// Gives memory back.
 ///
 /// # Safety
-/// `at` comes from `take` with the same layout and resource, which left `from` as it is now, and is not used any more.
+/// `at` comes from `take` with the same layout and resource, which left `from` as it is now, and is not used
+/// any more.
 pub(crate) unsafe fn give(from: &ProgramMemory, at: NonNull<u8>, layout: Layout, resource: Resource) {
     match from {
         // SAFETY: the caller's terms.

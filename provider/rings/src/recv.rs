@@ -105,7 +105,8 @@ impl Clone for CardRq {
     }
 }
 
-/// Receive WQEs that came back to their queue: an end of a connection that had them all leaves them to another that takes one by one.
+/// Receive WQEs that came back to their queue: an end of a connection that had them all leaves them to
+/// another that takes one by one.
 pub(crate) struct Back {
     /// Cookie, first SGE and how many, oldest first
     recvs: Vec<(u64, u32, u32)>,
@@ -137,8 +138,8 @@ impl CardRq {
     /// What came back.
     #[allow(clippy::mut_from_ref)]
     fn returned(&self) -> &mut Returned {
-        // SAFETY: the card's halves of a queue are used by one thread at a time (promised at `card_rq`), nobody else reads it, and
-        // no caller here keeps the reference.
+        // SAFETY: the card's halves of a queue are used by one thread at a time (promised at `card_rq`),
+        // nobody else reads it, and no caller here keeps the reference.
         unsafe { &mut *self.0.head().card.returned.get() }
     }
 

@@ -111,14 +111,15 @@ impl<'a> SendProducer<'a> {
         Ok(())
     }
 
-    /// The header of the last WQE: it stands in a slot that is this producer's alone until the index is published. There
-    /// is no reference to it, as a program may write there all the same.
+    /// The header of the last WQE: it stands in a slot that is this producer's alone until the index is
+    /// published. There is no reference to it, as a program may write there all the same.
     #[inline]
     fn last(&self) -> Result<*mut SendWqe, PushError> {
         Ok(self.last_slot().ok_or(PushError::NotBegun)?.cast())
     }
 
-    /// The data of the last WQE is `length` bytes, of so many SGEs or `inline`, for which the slot has `body` bytes.
+    /// The data of the last WQE is `length` bytes, of so many SGEs or `inline`, for which the slot has `body`
+    /// bytes.
     #[inline]
     fn set_body(
         &mut self,

@@ -1,14 +1,14 @@
 //! Objects of one process that others look up and use through shared memory (a `cmd_fd`'s table).
 //!
-//! The owner describes an object in words of its table and says with an [`Incarnation`] which of them stand. A reader
-//! copies the words and looks whether the incarnation is still the same. Whoever then uses the object does so from a
-//! [`ReaderSlot`], for the end of which the owner waits. Both are words in memory that several processes have mapped. This
-//! must not know what the words mean, or whether a reader lives.
+//! The owner describes an object in words of its table and says with an [`Incarnation`] which of them stand.
+//! A reader copies the words and looks whether the incarnation is still the same. Whoever then uses the
+//! object does so from a [`ReaderSlot`], for the end of which the owner waits. Both are words in memory that
+//! several processes have mapped. This must not know what the words mean, or whether a reader lives.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// Which object a table's entry is about. Odd: one that exists. It changes when an object begins and when it ends, so that
-/// no two have the same number.
+/// Which object a table's entry is about. Odd: one that exists. It changes when an object begins and when it
+/// ends, so that no two have the same number.
 #[repr(transparent)]
 pub struct Incarnation(AtomicU32);
 
@@ -30,15 +30,15 @@ impl Incarnation {
         self.0.store(number.wrapping_add(1) | 1, Ordering::Release);
     }
 
-    /// The owner ends the object. Who looks from now on finds none; [`ReaderSlot::wait_for_all`] waits for those who have
-    /// looked before.
+    /// The owner ends the object. Who looks from now on finds none; [`ReaderSlot::wait_for_all`] waits for
+    /// those who have looked before.
     pub fn end(&self) {
         let number = self.0.load(Ordering::Relaxed);
         self.0.store((number | 1).wrapping_add(1), Ordering::SeqCst);
     }
 
-    /// The words that `copy` loads, and the number of the object that they are of; `None` if there is none, or it changed
-    /// meanwhile.
+    /// The words that `copy` loads, and the number of the object that they are of; `None` if there is none,
+    /// or it changed meanwhile.
     ///
     /// Loads are relaxed here and ordered by fences: the pages may be read-only.
     pub fn read<T>(&self, copy: impl FnOnce() -> Option<T>) -> Option<(u32, T)> {
@@ -53,7 +53,8 @@ impl Incarnation {
         self.is(number).then_some((number, words))
     }
 
-    /// Whether the object with this number exists. Who asks from a reader's slot may use it until the slot's end.
+    /// Whether the object with this number exists. Who asks from a reader's slot may use it until the slot's
+    /// end.
     pub fn is(&self, number: u32) -> bool {
         self.0.load(Ordering::Relaxed) == number
     }
@@ -92,8 +93,8 @@ impl ReaderSlot {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// The owner, after the end of an object: waits until everybody who used one has left. `pause` waits a little for the
-    /// reader of a slot, by its position, and says whether it lives.
+    /// The owner, after the end of an object: waits until everybody who used one has left. `pause` waits a
+    /// little for the reader of a slot, by its position, and says whether it lives.
     pub fn wait_for_all<'a>(
         slots: impl Iterator<Item = &'a ReaderSlot>,
         mut pause: impl FnMut(usize) -> bool,

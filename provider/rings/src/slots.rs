@@ -25,8 +25,8 @@ unsafe impl Send for Slots {}
 unsafe impl Sync for Slots {}
 
 impl Slots {
-    /// At least `count` slots of `stride` bytes each, in the program's memory if it has its own; `None` if that is out
-    /// of reach.
+    /// At least `count` slots of `stride` bytes each, in the program's memory if it has its own; `None` if
+    /// that is out of reach.
     pub(crate) fn new(count: u32, stride: usize, mut memory: ProgramMemory) -> Option<Self> {
         let count = count.max(1).checked_next_power_of_two()?;
         let bytes = stride.checked_mul(count as usize)?;

@@ -306,8 +306,8 @@ impl WorkRings {
     /// The card's half of the send queue.
     ///
     /// # Safety
-    /// Of the halves made of one queue and their clones, at most one thread at a time may use any, and it looks at
-    /// WQEs in released..posted only: whoever is given one keeps to that.
+    /// Of the halves made of one queue and their clones, at most one thread at a time may use any, and it
+    /// looks at WQEs in released..posted only: whoever is given one keeps to that.
     pub unsafe fn card_sq(&self) -> CardSq {
         CardSq(self.share())
     }
@@ -315,8 +315,8 @@ impl WorkRings {
     /// The card's half of the receive queue.
     ///
     /// # Safety
-    /// Of the halves made of one queue and their clones, at most one thread at a time may use any: whoever is given one
-    /// keeps to that.
+    /// Of the halves made of one queue and their clones, at most one thread at a time may use any: whoever is
+    /// given one keeps to that.
     pub unsafe fn card_rq(&self) -> CardRq {
         CardRq(self.share())
     }

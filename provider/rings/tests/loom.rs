@@ -85,8 +85,8 @@ fn send_ring_hands_over_whole_batches() {
     });
 }
 
-/// Threads that share a queue pair, one posting, one building in place, while the card takes: a ring of two is full now
-/// and then, and each WQE is whole.
+/// Threads that share a queue pair, one posting, one building in place, while the card takes: a ring of two
+/// is full now and then, and each WQE is whole.
 #[test]
 fn send_ring_serves_two_posters() {
     loom::model(|| {
@@ -157,8 +157,8 @@ fn recv_ring_never_starves_a_card_silently() {
     });
 }
 
-/// A shared receive queue of one slot, posted to by two threads while the card takes: nothing is lost, and a card that finds
-/// nothing has somebody ring.
+/// A shared receive queue of one slot, posted to by two threads while the card takes: nothing is lost, and a
+/// card that finds nothing has somebody ring.
 #[test]
 fn recv_ring_is_shared_while_the_card_takes() {
     loom::model(|| {
@@ -273,7 +273,8 @@ fn no_sleeper_is_forgotten() {
     });
 }
 
-/// The card's lock as the standard library's mutex is one to `try_lock`: loom's own does not try what happens inside it.
+/// The card's lock as the standard library's mutex is one to `try_lock`: loom's own does not try what happens
+/// inside it.
 struct TryLock(AtomicBool);
 
 struct Held<'a>(&'a TryLock);
@@ -386,7 +387,8 @@ impl Entry {
     }
 }
 
-/// An entry is used again while another process reads it: what that one has are the words of one object, under its number.
+/// An entry is used again while another process reads it: what that one has are the words of one object,
+/// under its number.
 #[test]
 fn an_entry_is_read_whole_or_not_at_all() {
     loom::model(|| {

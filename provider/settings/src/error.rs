@@ -1,4 +1,5 @@
-//! What can be wrong with a setting. The doc comments are the messages' sources: key, what was given, what is allowed.
+//! What can be wrong with a setting. The doc comments are the messages' sources: key, what was given, what is
+//! allowed.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::value;
 
-/// How a frame is hurt before it is sent. Probabilities are per frame, 0 to 1; each is drawn from one generator
-/// started with `seed`, so that a run can be repeated.
+/// How a frame is hurt before it is sent. Probabilities are per frame, 0 to 1; each is drawn from one
+/// generator started with `seed`, so that a run can be repeated.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FaultSpec {
     /// Probability that a frame is not sent.

@@ -1,7 +1,8 @@
 //! What a person may set: `STARVERBS_*` variables and a TOML file with the same keys.
 //!
-//! Owns the names, the meaning and the syntax of every setting, in one table ([`KEYS`]) from which values are parsed,
-//! shown and documented. It must not know what the settings do: it opens no socket and writes no file.
+//! Owns the names, the meaning and the syntax of every setting, in one table ([`KEYS`]) from which values are
+//! parsed, shown and documented. It must not know what the settings do: it opens no socket and writes no
+//! file.
 
 mod error;
 mod fault;
@@ -25,11 +26,13 @@ pub use value::{Link, LogLevel};
 /// Every setting, typed. A field that is `None` means `auto`: the card chooses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// The file that values were read from (`STARVERBS_CONFIG`, or the first that exists of the two default places).
+    /// The file that values were read from (`STARVERBS_CONFIG`, or the first that exists of the two default
+    /// places).
     pub config: Option<PathBuf>,
     /// What is done to frames on their way out, to test programs on a bad network.
     pub fault: FaultSpec,
-    /// Capture file of every frame sent and received; `%p` stands for the process id, see [`Settings::pcap_path`].
+    /// Capture file of every frame sent and received; `%p` stands for the process id, see
+    /// [`Settings::pcap_path`].
     pub pcap: Option<PathBuf>,
     /// Upper bound for the port's `active_mtu`, in bytes of payload: 256, 512, 1024, 2048 or 4096.
     pub mtu: Option<u16>,
@@ -107,7 +110,8 @@ impl Settings {
     /// Reads the settings of this process: its environment over a TOML file over the defaults.
     ///
     /// # Errors
-    /// The first unknown key, bad value or unreadable file found; the message names it and says what is allowed.
+    /// The first unknown key, bad value or unreadable file found; the message names it and says what is
+    /// allowed.
     pub fn load() -> Result<Settings, SettingsError> {
         Settings::load_for(std::env::vars_os())
     }
@@ -120,8 +124,8 @@ impl Settings {
         source::load(env, source::read_file)
     }
 
-    /// Reads settings from `env` (variables that do not begin with `STARVERBS_` are passed over) over the text of a
-    /// TOML file. Opens no file: a `STARVERBS_CONFIG` in `env` is noted, not read.
+    /// Reads settings from `env` (variables that do not begin with `STARVERBS_` are passed over) over the
+    /// text of a TOML file. Opens no file: a `STARVERBS_CONFIG` in `env` is noted, not read.
     ///
     /// # Errors
     /// As [`Settings::load`].

@@ -46,7 +46,8 @@ const MISS: Duration = Duration::from_nanos(500);
 const LONGEST: Duration = Duration::from_millis(1);
 
 impl QpcSpec {
-    /// Parses `300,miss=500ns,fetch=500ns,policy=fcfs`; `off` is none. In a file, the first may be `entries = 300`.
+    /// Parses `300,miss=500ns,fetch=500ns,policy=fcfs`; `off` is none. In a file, the first may be `entries =
+    /// 300`.
     ///
     /// # Errors
     /// A sentence that says which part cannot be understood.

@@ -126,7 +126,8 @@ pub(crate) fn merge(
     Ok(settings)
 }
 
-/// What the parser says of a text. It shows the line, which may hold a key: beside one the line is only numbered.
+/// What the parser says of a text. It shows the line, which may hold a key: beside one the line is only
+/// numbered.
 fn told(text: &str, error: &toml::de::Error) -> String {
     if !text.to_ascii_lowercase().contains("key") {
         return error.to_string().trim_end().to_owned();

@@ -1,4 +1,5 @@
-//! The syntax of single values. Parsers answer an error as a short sentence; the caller adds key and allowed syntax.
+//! The syntax of single values. Parsers answer an error as a short sentence; the caller adds key and allowed
+//! syntax.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -146,7 +147,8 @@ pub(crate) fn duration(given: &str) -> Result<Duration, String> {
     }
 }
 
-/// A TOML value as the text that the environment would carry: booleans as `on` and `off`, lists joined with commas.
+/// A TOML value as the text that the environment would carry: booleans as `on` and `off`, lists joined with
+/// commas.
 pub(crate) fn from_toml(value: &toml::Value) -> String {
     match value {
         toml::Value::String(text) => text.clone(),

@@ -313,7 +313,8 @@ impl Host {
         }
     }
 
-    /// As [`region`](Self::region), in another protection domain: `len` bytes of at least one that are registered.
+    /// As [`region`](Self::region), in another protection domain: `len` bytes of at least one that are
+    /// registered.
     pub fn region_in(&mut self, pd: PdId, len: u32, access: Access) -> Sge {
         let (addr, lkey) = self.region_of(pd, u64::from(len.max(1)), access);
         Sge { addr, len, lkey }

@@ -1,5 +1,5 @@
-//! A host's memory: bytes at a base address, handed out front to back; and, where a test wants it, who may touch which
-//! of them.
+//! A host's memory: bytes at a base address, handed out front to back; and, where a test wants it, who may
+//! touch which of them.
 
 /// Gap between two allocations, filled with [`CANARY`].
 const GAP: u64 = 64;
@@ -11,8 +11,8 @@ pub const READ: u8 = 1;
 /// The card may write.
 pub const WRITE: u8 = 2;
 
-/// What the card may do with the first bytes of a line. Allocations begin with a line, and nothing is allowed but from such
-/// a place on: so this says as much as rights of each byte.
+/// What the card may do with the first bytes of a line. Allocations begin with a line, and nothing is allowed
+/// but from such a place on: so this says as much as rights of each byte.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     rights: u8,
@@ -58,8 +58,8 @@ impl Memory {
         self.reads = true;
     }
 
-    /// The card may do with these bytes, which begin where an allocation may, what `rights` says ([`READ`], [`WRITE`]; 0:
-    /// nothing), and no more; and nothing with what lies behind them in their last 64.
+    /// The card may do with these bytes, which begin where an allocation may, what `rights` says ([`READ`],
+    /// [`WRITE`]; 0: nothing), and no more; and nothing with what lies behind them in their last 64.
     pub fn allow(&mut self, addr: u64, len: u64, rights: u8) {
         if len == 0 {
             return;

@@ -89,7 +89,8 @@ struct Flight {
     bytes: Vec<u8>,
     /// Between which ports, if it is StaR's
     star: Option<IcrcHeader>,
-    /// What it still has to pass, until it has arrived: time that its host takes over it, and frames that may wait there
+    /// What it still has to pass, until it has arrived: time that its host takes over it, and frames that
+    /// may wait there
     queue: Option<(Nanos, u64)>,
 }
 
@@ -107,8 +108,8 @@ pub struct Net {
     pub star_cut: Vec<usize>,
     /// Sees each frame that a host sends, and the host
     pub tap: Option<Tap>,
-    /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the sender, and what they say; kept
-    /// where somebody takes them out
+    /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the
+    /// sender, and what they say; kept where somebody takes them out
     pub star_sent: Option<Vec<(usize, Header)>>,
     /// StaR frames that left, where somebody else carries them; `None`: this wire does
     pub of_star: Option<Vec<StarFrame>>,
@@ -122,7 +123,8 @@ pub struct Net {
     cuts: Vec<Nanos>,
     now: Nanos,
     rng: Rng,
-    /// When a frame arrives, or its host is through with it, and order; the frame is in `flights` by its order
+    /// When a frame arrives, or its host is through with it, and order; the frame is in `flights` by its
+    /// order
     wire: BinaryHeap<Reverse<(Nanos, u64)>>,
     flights: std::collections::BTreeMap<u64, Flight>,
     order: u64,
@@ -182,8 +184,8 @@ impl Net {
         self.now
     }
 
-    /// The clock of `host` jumps: forwards as after a suspension of the machine, backwards as it never should. It does not go
-    /// below 1.
+    /// The clock of `host` jumps: forwards as after a suspension of the machine, backwards as it never
+    /// should. It does not go below 1.
     pub fn jump(&mut self, host: usize, by: i64) {
         self.ahead[host] = self.ahead[host].saturating_add(by);
     }
@@ -223,9 +225,8 @@ impl Net {
         self.launch_star(host);
     }
 
-    /// The program of `host` leaves the doorbell of `qpn` until its card runs next ([`Nic::may_wait_if_kept`]).
-    ///
-    /// [`Nic::may_wait_if_kept`]: starverbs_core::Nic::may_wait_if_kept
+    /// The program of `host` leaves the doorbell of `qpn` until its card runs next
+    /// ([`starverbs_core::coalesce`]).
     pub fn doorbell_later(&mut self, host: usize, qpn: Qpn) {
         self.hosts[host].bells.push(qpn);
     }
@@ -291,8 +292,8 @@ impl Net {
         self.wait(end);
     }
 
-    /// `host` gets no CPU for `time`: it sends nothing, takes no frames and looks at no timer. It finds all of that when it
-    /// wakes up, the frames first.
+    /// `host` gets no CPU for `time`: it sends nothing, takes no frames and looks at no timer. It finds all
+    /// of that when it wakes up, the frames first.
     pub fn sleep(&mut self, host: usize, time: Nanos) {
         self.transmit();
         let before = std::mem::replace(&mut self.asleep[host], self.now + time);
@@ -325,8 +326,9 @@ impl Net {
         }
     }
 
-    /// `host` ends without a word and comes up with a new card and empty memory, at the same address. As the card's seed is
-    /// the old one, so are its QPNs and keys if all is made in the same order. Frames stay on the wire.
+    /// `host` ends without a word and comes up with a new card and empty memory, at the same address. As the
+    /// card's seed is the old one, so are its QPNs and keys if all is made in the same order. Frames stay
+    /// on the wire.
     pub fn restart(&mut self, host: usize) {
         self.hosts[host] = Host::new(host as u8, self.cfgs[host], self.seeds[host]);
         let before = std::mem::replace(&mut self.asleep[host], 0);
@@ -355,8 +357,8 @@ impl Net {
         (0..limit).any(|_| !self.step())
     }
 
-    /// All hosts stand still for `time` and then look at their timers before they look at what came meanwhile: programs that
-    /// were stopped, a machine that was suspended.
+    /// All hosts stand still for `time` and then look at their timers before they look at what came
+    /// meanwhile: programs that were stopped, a machine that was suspended.
     pub fn suspend(&mut self, time: Nanos) {
         self.transmit();
         self.now += time;
@@ -446,7 +448,8 @@ impl Net {
         self.relays.len() + self.hosts.iter().map(|host| host.env.relays.len()).sum::<usize>()
     }
 
-    /// `to` gets these bytes at once as a message from the card of `from`, whatever they are. False: they are no message.
+    /// `to` gets these bytes at once as a message from the card of `from`, whatever they are. False: they are
+    /// no message.
     pub fn relay(&mut self, from: usize, to: usize, bytes: &[u8]) -> bool {
         let now = self.clock(to);
         let h = &mut self.hosts[to];

@@ -1,5 +1,5 @@
-//! A host's StaR: two UDP ports, the queue through which SL's card tells its library, and who serves the ends of connections, where a run has
-//! such.
+//! A host's StaR: two UDP ports, the queue through which SL's card tells its library, and who serves the ends
+//! of connections, where a run has such.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -44,7 +44,8 @@ pub struct StarPort {
     pub ports: [u16; 2],
     /// What the card tells the library
     pub events: Vec<SlEvent>,
-    /// Messages by which peers settle roles, and the QP that each is for, where a test listens in the library's place
+    /// Messages by which peers settle roles, and the QP that each is for, where a test listens in the
+    /// library's place
     pub listened: Option<Vec<(Qpn, Vec<u8>)>>,
     /// There is no memory for slots
     pub no_slots: bool,
@@ -184,7 +185,8 @@ impl Host {
         });
     }
 
-    /// ibv_dereg_mr. The program waits with what it does to the memory until [`is_revoked`](Host::is_revoked).
+    /// ibv_dereg_mr. The program waits with what it does to the memory until
+    /// [`is_revoked`](Host::is_revoked).
     pub fn dereg_mr(&mut self, key: u32) -> Result<(), NicError> {
         let rule = self.nic.memory().rule(key);
         self.nic.dereg_mr(key)?;

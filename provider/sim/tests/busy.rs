@@ -1,5 +1,5 @@
-//! Hosts that get no CPU for a while: a peer that is merely busy is not given up, and a card that did not run itself blames
-//! nobody.
+//! Hosts that get no CPU for a while: a peer that is merely busy is not given up, and a card that did not run
+//! itself blames nobody.
 
 mod common;
 #[path = "common/drive.rs"]
@@ -31,7 +31,8 @@ struct Naps {
     together: bool,
 }
 
-/// Runs a program of all operations over two hosts that sleep now and then; it looks at every completion itself.
+/// Runs a program of all operations over two hosts that sleep now and then; it looks at every completion
+/// itself.
 fn run(seed: u64, retries: u8, naps: &Naps, faults: Faults) {
     let mut rng = Rng::new(seed);
     let mut net = Net::new(2, NicConfig::default(), faults, seed);
@@ -58,7 +59,8 @@ fn run(seed: u64, retries: u8, naps: &Naps, faults: Faults) {
     });
 }
 
-/// The peer sleeps for longer than all retries take at their shortest, and wakes up before they take their longest.
+/// The peer sleeps for longer than all retries take at their shortest, and wakes up before they take their
+/// longest.
 #[test]
 fn a_busy_peer_is_not_given_up() {
     for_seeds("a_busy_peer_is_not_given_up", 300, |seed| {

@@ -39,7 +39,8 @@ fn one_miss_at_a_time_bounds() {
     let at = |kind: &str| {
         outcome(&["fpga-10g"], &[("workload.qps", 400.into()), ("workload.kind", kind.into())]).rate
     };
-    // 256 B of context and 32 B of header at 64 Gb/s; the cycles to the DMA engine and back, and of the accesses that hit
+    // 256 B of context and 32 B of header at 64 Gb/s; the cycles to the DMA engine and back, and of the
+    // accesses that hit
     let miss = 1500.0 + 288.0 * 0.125 + 2.0 * 6.4;
     within(0.01, "calls: one miss, five hits", at("calls"), 1e9 / (miss + 5.0 * 6.4));
     // some contexts of the last that called are there yet when the replies begin

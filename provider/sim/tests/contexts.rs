@@ -128,8 +128,8 @@ fn a_miss_is_hidden_or_it_is_not() {
     }
 }
 
-/// As many QPs as the cache has entries: no policy makes a difference. Four times as many: FCFS waits for each miss by itself,
-/// the others for many at once.
+/// As many QPs as the cache has entries: no policy makes a difference. Four times as many: FCFS waits for
+/// each miss by itself, the others for many at once.
 #[test]
 fn only_first_come_first_served_falls() {
     let times = |qps: usize| {
@@ -163,8 +163,8 @@ fn nobody_starves_with_one_context() {
     }
 }
 
-/// A QP that is reset while its doorbell, or its turn, waits for its context works on when it is connected anew, and so
-/// does another QP in its place.
+/// A QP that is reset while its doorbell, or its turn, waits for its context works on when it is connected
+/// anew, and so does another QP in its place.
 #[test]
 fn what_waits_ends_with_its_qp() {
     for policy in POLICIES {
@@ -189,8 +189,8 @@ fn what_waits_ends_with_its_qp() {
     }
 }
 
-/// A request that waits for the context of a queue pair that is reset meanwhile is nothing to the next connection of that
-/// queue pair, though that one expects the same PSN.
+/// A request that waits for the context of a queue pair that is reset meanwhile is nothing to the next
+/// connection of that queue pair, though that one expects the same PSN.
 #[test]
 fn a_request_ends_with_the_queue_pair_that_it_waits_for() {
     for policy in POLICIES {

@@ -18,7 +18,8 @@ fn pair_with(credits: bool) -> Pair {
     Pair::against(QpType::Rc, &Setup::default(), NicConfig { credits, ..NicConfig::default() })
 }
 
-/// Sends 12 messages to who posts one receive after another, each when the one before was used; gives how many RNR NAKs it took.
+/// Sends 12 messages to who posts one receive after another, each when the one before was used; gives how
+/// many RNR NAKs it took.
 fn slow_receiver(credits: bool) -> u64 {
     let mut p = pair_with(credits);
     let sge = p.sge(0, 64);
@@ -45,7 +46,8 @@ fn slow_receiver(credits: bool) -> u64 {
     p.net.hosts[0].nic.counters().rcvd_rnr.get()
 }
 
-/// The receive is posted when the one before is used, so that who sends one message a receive never sends in vain.
+/// The receive is posted when the one before is used, so that who sends one message a receive never sends in
+/// vain.
 #[test]
 fn who_is_told_waits_instead_of_being_refused() {
     assert_eq!(slow_receiver(true), 0);

@@ -91,8 +91,8 @@ fn rights_of_mr_and_qp() {
 }
 
 /// An MR of another protection domain, and one that is gone.
-/// A card whose own port is full has nothing under way after its first timeout: it blames nobody for that, however long it lasts. With room in the
-/// port the peer's silence is one.
+/// A card whose own port is full has nothing under way after its first timeout: it blames nobody for that,
+/// however long it lasts. With room in the port the peer's silence is one.
 #[test]
 fn a_full_port_is_no_silence_of_the_peer() {
     for full in [true, false] {
@@ -286,7 +286,8 @@ fn silence_ends_in_retry_exceeded() {
     }
 }
 
-/// Both hosts stood still for longer than all retries take, with the request or its answer under way: nobody was silent.
+/// Both hosts stood still for longer than all retries take, with the request or its answer under way: nobody
+/// was silent.
 #[test]
 fn a_suspended_machine_fails_nothing() {
     for op in [SendOp::Send, SendOp::Write, SendOp::Read, SendOp::FetchAdd] {

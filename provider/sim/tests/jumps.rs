@@ -1,6 +1,6 @@
-//! Clocks that jump: a virtual machine that is moved or suspended, a hypervisor whose clock is not as monotonic as it should be.
-//! Nothing fails for it that is not lost by the wire as well, no arithmetic goes below zero, and a peer that is silent is still given
-//! up in time.
+//! Clocks that jump: a virtual machine that is moved or suspended, a hypervisor whose clock is not as
+//! monotonic as it should be. Nothing fails for it that is not lost by the wire as well, no arithmetic goes
+//! below zero, and a peer that is silent is still given up in time.
 
 mod common;
 #[path = "common/drive.rs"]

@@ -1,5 +1,5 @@
-//! ATOMIC WRITE and FLUSH, one at a time (IBTA annex A19). `rc.rs` and `xrc.rs` mix them with all the others on a
-//! hostile wire.
+//! ATOMIC WRITE and FLUSH, one at a time (IBTA annex A19). `rc.rs` and `xrc.rs` mix them with all the others
+//! on a hostile wire.
 
 #[path = "common/pair.rs"]
 mod pair;

@@ -53,7 +53,8 @@ impl Run {
         let faults = faults.unwrap_or_else(|| any_faults(&mut rng));
         let cfg = NicConfig { window: rng.pick(&[4 << 10, 64 << 10, 512 << 10]), ..cfg };
         let mut net = Net::new(2, cfg, faults, seed);
-        /* a card of before, or one that is told not to, repeats nothing selectively; some say how many receives they have */
+        /* a card of before, or one that is told not to, repeats nothing selectively; some say how many
+         * receives they have */
         for at in 0..2 {
             let (repeat, credits) = (!rng.chance(0.25), rng.chance(0.4));
             if !repeat || credits {
@@ -162,7 +163,8 @@ fn rc_through_shared_receive_queues() {
     for_seeds("rc_through_shared_receive_queues", 1500, |seed| _ = Run::new(seed, None, true).complete());
 }
 
-/// A QP that waits for StaR's roles sends nothing. A request of plain RoCEv2 from its peer, or the host's word, makes it one like any other.
+/// A QP that waits for StaR's roles sends nothing. A request of plain RoCEv2 from its peer, or the host's
+/// word, makes it one like any other.
 #[test]
 fn queue_pairs_that_waited_for_star_are_plain() {
     for_seeds("queue_pairs_that_waited_for_star_are_plain", 500, |seed| {
@@ -196,8 +198,8 @@ fn queue_pairs_that_waited_for_star_are_plain() {
     });
 }
 
-/// A QP that leaves the card as the stateless end of a StaR connection is unknown there, and still in nobody else's way: its number, domain and SRQ
-/// stay in use until it comes back or ends.
+/// A QP that leaves the card as the stateless end of a StaR connection is unknown there, and still in nobody
+/// else's way: its number, domain and SRQ stay in use until it comes back or ends.
 #[test]
 fn a_queue_pair_leaves_the_card_and_comes_back() {
     let mut run = Run::new(7, None, true);
@@ -247,7 +249,8 @@ fn a_queue_pair_leaves_the_card_and_comes_back() {
     assert_eq!(nic.dealloc_pd(*pd), Err(NicError::Busy), "regions are left");
 }
 
-/// A card with room for few QP contexts is slower, and no other: the same results in the same order, by each policy.
+/// A card with room for few QP contexts is slower, and no other: the same results in the same order, by each
+/// policy.
 #[test]
 fn rc_with_few_contexts() {
     for_seeds("rc_with_few_contexts", 3000, |seed| {

@@ -1,4 +1,5 @@
-//! A card whose UC or UD message took the last receive of its queue says so to its host, until that has changed.
+//! A card whose UC or UD message took the last receive of its queue says so to its host, until that has
+//! changed.
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, AvId, NicConfig, QpState, QpType, Qpn, SendOp, SendWqe};

@@ -123,8 +123,8 @@ fn others_are_left_alone() {
     }
 }
 
-/// A connection that ends in the middle leaves nothing that the next one between the same QPs could meet; the peer may have
-/// become one that does not repeat selectively.
+/// A connection that ends in the middle leaves nothing that the next one between the same QPs could meet; the
+/// peer may have become one that does not repeat selectively.
 #[test]
 fn a_connection_begins_with_nothing_kept() {
     for_seeds("a_connection_begins_with_nothing_kept", 50, |seed| {
@@ -149,7 +149,8 @@ fn a_connection_begins_with_nothing_kept() {
     });
 }
 
-/// The pool is given back by QPs that fail or end with a gap: many more of them than it holds, one after the other.
+/// The pool is given back by QPs that fail or end with a gap: many more of them than it holds, one after the
+/// other.
 #[test]
 fn gaps_end_with_their_queue_pairs() {
     let mut net = Net::new(2, NicConfig::default(), Faults::default(), 2);
@@ -186,8 +187,8 @@ fn gaps_end_with_their_queue_pairs() {
     assert!(kept > 4096, "the pool went round: {kept}");
 }
 
-/// A peer that gets no CPU for a while has all that was sent in its socket. Of a window that a timeout declared lost, only the
-/// few packets that ask go again, with selective repeat and without.
+/// A peer that gets no CPU for a while has all that was sent in its socket. Of a window that a timeout
+/// declared lost, only the few packets that ask go again, with selective repeat and without.
 #[test]
 fn a_peer_that_was_asleep_is_not_sent_everything_again() {
     for repeat in [true, false] {
@@ -235,8 +236,9 @@ fn what_was_kept_may_have_to_wait_for_a_receive() {
     });
 }
 
-/// A pool of 16 frames and two gaps, which a host holds that got no CPU since. Another host finds it empty for a while, and then
-/// its own packets are kept; the first sends again what was kept for it, and loses nothing.
+/// A pool of 16 frames and two gaps, which a host holds that got no CPU since. Another host finds it empty
+/// for a while, and then its own packets are kept; the first sends again what was kept for it, and loses
+/// nothing.
 #[test]
 fn what_is_kept_for_the_silent_goes_to_others() {
     for op in [SendOp::Write, SendOp::Read] {
@@ -308,8 +310,8 @@ fn what_is_kept_for_the_silent_goes_to_others() {
     }
 }
 
-/// A repetition that is lost is overtaken by nothing: it is asked for after half a millisecond of silence, not after the first
-/// timeout's whole one.
+/// A repetition that is lost is overtaken by nothing: it is asked for after half a millisecond of silence,
+/// not after the first timeout's whole one.
 #[test]
 fn a_lost_repetition_is_asked_for_early() {
     let mut long = Long::new([true; 2], Faults::default(), QpType::Rc);

@@ -34,9 +34,9 @@ fn alone(op: &str, more: &[(&str, toml::Value)]) -> f64 {
     outcome(&settings).latency * 1e9
 }
 
-/// Software, WQE, data, wire both ways, completion, and a cycle a stage: 6 from the doorbell to the DMA engine (with 3 of
-/// address translation), 6 for the context and to the DMA engine, 2 out, 4 at the client, 2 in, 5 of the completion. With
-/// READ the 3 of the data's translation are the client's.
+/// Software, WQE, data, wire both ways, completion, and a cycle a stage: 6 from the doorbell to the DMA
+/// engine (with 3 of address translation), 6 for the context and to the DMA engine, 2 out, 4 at the client, 2
+/// in, 5 of the completion. With READ the 3 of the data's translation are the client's.
 fn hit() -> f64 {
     let software = 90.0 + 90.0;
     let wqe = 500.0 + bus(32.0);

@@ -1,5 +1,5 @@
-//! StaR on a hostile wire, with the programs of RC: every message once, in order, with the right bytes and completions, while one end's
-//! card keeps nothing between two packets.
+//! StaR on a hostile wire, with the programs of RC: every message once, in order, with the right bytes and
+//! completions, while one end's card keeps nothing between two packets.
 
 mod common;
 #[path = "common/rc.rs"]
@@ -219,7 +219,8 @@ fn queue_pairs_of_a_card_are_stateful_ends() {
     });
 }
 
-/// The program takes SF's queue pairs to ERR in the middle: what is posted is flushed in order, and SL's sends end as if nobody were there.
+/// The program takes SF's queue pairs to ERR in the middle: what is posted is flushed in order, and SL's
+/// sends end as if nobody were there.
 #[test]
 fn a_stateful_queue_pair_goes_to_error_and_ends() {
     for_seeds("a_stateful_queue_pair_goes_to_error_and_ends", 150, |seed| {
@@ -269,7 +270,8 @@ fn a_stateful_queue_pair_goes_to_error_and_ends() {
     });
 }
 
-/// One end's process ends in the middle. The other end's sends fail as RC's would, the oldest for the silence and the rest flushed.
+/// One end's process ends in the middle. The other end's sends fail as RC's would, the oldest for the silence
+/// and the rest flushed.
 fn lose(seed: u64, lost: usize) -> Run {
     let mut run = Run::new(seed, None, false);
     for _ in 0..run.rng.below(400) {
@@ -317,8 +319,8 @@ fn lose(seed: u64, lost: usize) -> Run {
 /// No program here bears silence for so long, ns.
 const AN_HOUR: u64 = 3_600_000_000_000;
 
-/// SF's process ends while its peers wait for messages alone: they wait on, as RC's do, and more and more seldom ask for it. Who sends then is
-/// told.
+/// SF's process ends while its peers wait for messages alone: they wait on, as RC's do, and more and more
+/// seldom ask for it. Who sends then is told.
 #[test]
 fn receives_alone_wait_for_ever() {
     for_seeds("receives_alone_wait_for_ever", 60, |seed| {

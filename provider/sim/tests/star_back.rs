@@ -1,5 +1,5 @@
-//! Connections of StaR that become plain RoCEv2 again between cards that decide that by themselves: what is lost on the way, who is gone by then,
-//! how often, and on cards with room for few contexts.
+//! Connections of StaR that become plain RoCEv2 again between cards that decide that by themselves: what is
+//! lost on the way, who is gone by then, how often, and on cards with room for few contexts.
 
 mod common;
 #[path = "common/drive.rs"]
@@ -32,8 +32,8 @@ fn stateless(w: &mut World, conn: &Conn) {
     assert_eq!(w.roles(conn), STAR);
 }
 
-/// SL is home, and its word is lost, when SF's program sends to SL's shared receives. Whenever the way is cut, the connection comes home, and
-/// what was sent comes.
+/// SL is home, and its word is lost, when SF's program sends to SL's shared receives. Whenever the way is
+/// cut, the connection comes home, and what was sent comes.
 #[test]
 fn what_a_halted_end_sends_waits_for_its_peer() {
     let mut alone = 0;
@@ -73,7 +73,8 @@ fn left_alone(w: &mut World, conns: &[Conn]) {
     w.net.restart(0);
 }
 
-/// A card whose peer is gone in the moment that its connections with it are on their way back asks others, and that peer ever more seldom.
+/// A card whose peer is gone in the moment that its connections with it are on their way back asks others,
+/// and that peer ever more seldom.
 #[test]
 fn ends_that_wait_for_a_peer_that_is_gone_are_in_nobody_s_way() {
     let mut w = World::new([Some(100); 3]);
@@ -96,7 +97,8 @@ fn ends_that_wait_for_a_peer_that_is_gone_are_in_nobody_s_way() {
     assert!((1..=16 * 26).contains(&sent.get()), "{}: each once in four seconds", sent.get());
 }
 
-/// SF has come to rest, and has a request of SL that did not begin, when its program takes it to ERR. SL, which it tells, is not there.
+/// SF has come to rest, and has a request of SL that did not begin, when its program takes it to ERR. SL,
+/// which it tells, is not there.
 #[test]
 fn a_halted_end_in_err_says_its_last_words_for_some_time() {
     let mut w = World::new([Some(100); 2]);
@@ -119,8 +121,8 @@ fn a_halted_end_in_err_says_its_last_words_for_some_time() {
     assert_eq!(w.net.tally.sent, said);
 }
 
-/// A peer whose program changes its mind as fast as messages travel has the connection changed as fast for a few times only; this end's own program
-/// is heard at once.
+/// A peer whose program changes its mind as fast as messages travel has the connection changed as fast for a
+/// few times only; this end's own program is heard at once.
 #[test]
 fn a_peer_does_not_have_a_connection_changed_all_the_time() {
     let mut w = World::new([Some(100); 2]);
@@ -180,8 +182,8 @@ fn any_shape(rng: &mut Rng, setup: Setup) -> Shape {
     Shape { setup, sq_slots: 8, rq_slots: rng.pick(&[1, 8]), ops: 200, kinds: STAR_OPS.to_vec() }
 }
 
-/// Its connections leave a card with room for few contexts when it is crowded, also those that began as plain ones, and come back when it has
-/// room, while programs post and poll.
+/// Its connections leave a card with room for few contexts when it is crowded, also those that began as plain
+/// ones, and come back when it has room, while programs post and poll.
 #[test]
 fn a_card_with_few_contexts_is_rid_of_connections_while_it_is_crowded() {
     static MOVES: Moves = Moves::new();
@@ -204,7 +206,8 @@ fn a_card_with_few_contexts_is_rid_of_connections_while_it_is_crowded() {
     MOVES.are_many([10, 10]);
 }
 
-/// Somebody between the hosts lets RoCEv2's port alone pass: connections that ran do not end with the switch, nor does any request.
+/// Somebody between the hosts lets RoCEv2's port alone pass: connections that ran do not end with the switch,
+/// nor does any request.
 #[test]
 fn where_star_s_ports_are_closed_connections_stay_plain() {
     for shut in [vec![0, 1], vec![0], vec![1]] {

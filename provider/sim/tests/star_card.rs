@@ -147,7 +147,8 @@ fn atomics_are_done_behind_the_one_before() {
     assert_eq!((sl.stats.star_atomics.get(), sl.stats.star_atomics_early.get()), (5, 4));
 }
 
-/// Whoever says that there are more slots, or that they begin earlier, does not lead the card out of those that there are.
+/// Whoever says that there are more slots, or that they begin earlier, does not lead the card out of those
+/// that there are.
 #[test]
 fn a_ring_of_atomics_ends_where_the_slots_do() {
     for told in [false, true] {

@@ -1,5 +1,5 @@
-//! Connections of StaR that end and begin anew: what is late of a life that is over, what a peer never hears of, and what a program did not ask to be
-//! told.
+//! Connections of StaR that end and begin anew: what is late of a life that is over, what a peer never hears
+//! of, and what a program did not ask to be told.
 
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::RecvSource;
@@ -161,7 +161,8 @@ impl World {
 
 const STAR: [Wish; 2] = [Wish::Stateless, Wish::Stateful];
 
-/// The peer of a stateless end that was reset never answered its first word. That is not said any more: the peer would begin with it.
+/// The peer of a stateless end that was reset never answered its first word. That is not said any more: the
+/// peer would begin with it.
 #[test]
 fn a_life_that_is_over_does_not_begin_at_its_peer() {
     let mut w = World::new(STAR, Setup::default());
@@ -177,7 +178,8 @@ fn a_life_that_is_over_does_not_begin_at_its_peer() {
     w.works();
 }
 
-/// A first word of the life before comes when its peer waits for that of the new one, and once more when that has begun.
+/// A first word of the life before comes when its peer waits for that of the new one, and once more when that
+/// has begun.
 #[test]
 fn a_first_word_that_is_late_ends_no_later_life() {
     for again in [false, true] {
@@ -200,8 +202,8 @@ fn a_first_word_that_is_late_ends_no_later_life() {
     }
 }
 
-/// SF has taken over a WRITE for whose completion nobody asked when it no longer reaches SL: SL's program hears that it was lost. One that is done
-/// makes no completion.
+/// SF has taken over a WRITE for whose completion nobody asked when it no longer reaches SL: SL's program
+/// hears that it was lost. One that is done makes no completion.
 #[test]
 fn what_is_lost_fails_although_no_completion_was_asked_for() {
     let mut w = World::new(STAR, Setup { timeout: 8, retry_cnt: 0, ..Setup::default() });
@@ -235,7 +237,8 @@ fn who_was_given_up_hears_it_when_it_asks() {
     assert_eq!(w.ends(SL), [(6, WcStatus::RetryExcErr)]);
 }
 
-/// A SEND that is to take away a key that its peer does not have fails, as RC's does; what comes behind it is not done.
+/// A SEND that is to take away a key that its peer does not have fails, as RC's does; what comes behind it is
+/// not done.
 #[test]
 fn a_send_that_takes_away_no_window_fails_at_both_ends() {
     let mut w = World::new(STAR, Setup::default());
@@ -258,7 +261,8 @@ fn a_send_that_takes_away_no_window_fails_at_both_ends() {
     assert_eq!(w.net.hosts[SL].env.events, [AsyncEvent::QpAccessErr(w.qpns[SL])]);
 }
 
-/// The peer of a stateful end is plain and says nothing by itself, and no silence is too long for the program: what waits asks, and goes on.
+/// The peer of a stateful end is plain and says nothing by itself, and no silence is too long for the
+/// program: what waits asks, and goes on.
 #[test]
 fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
     let mut w = World::new([Wish::Off, Wish::Stateful], Setup { timeout: 0, ..Setup::default() });
@@ -276,7 +280,8 @@ fn what_waits_for_a_peer_that_is_plain_asks_what_it_is() {
     assert_eq!((w.ends(SF), w.holds(SL), w.role(SF)), (vec![(9, WcStatus::Success)], Some(9), None));
 }
 
-/// While nobody is heard the first connection tells of new memory; the second, whose request names that, is heard first, or not.
+/// While nobody is heard the first connection tells of new memory; the second, whose request names that, is
+/// heard first, or not.
 #[test]
 fn what_nobody_was_told_of_is_told_before_it_is_named() {
     for phase in 0..16 {
@@ -300,7 +305,8 @@ fn what_nobody_was_told_of_is_told_before_it_is_named() {
     }
 }
 
-/// A program has memory that its peer's card was not told of, and has told the peer's program on another way: its request waits until the card knows.
+/// A program has memory that its peer's card was not told of, and has told the peer's program on another way:
+/// its request waits until the card knows.
 #[test]
 fn what_a_card_was_not_told_of_it_asks_for() {
     let both = [(SL, SF), (SF, SL)];
@@ -322,7 +328,8 @@ fn what_a_card_was_not_told_of_it_asks_for() {
     }
 }
 
-/// A window is bound where nobody hears, and another card is to know it: that is waited for, without a look at it again and again.
+/// A window is bound where nobody hears, and another card is to know it: that is waited for, without a look
+/// at it again and again.
 #[test]
 fn who_waits_for_one_card_is_not_woken_for_another() {
     let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
@@ -348,7 +355,8 @@ fn who_waits_for_one_card_is_not_woken_for_another() {
     assert_eq!(w.ends(SL), [(3, WcStatus::Success)]);
 }
 
-/// A bind waits until a card knows of it; meanwhile a message of the peer takes another window away. Both end, one after the other.
+/// A bind waits until a card knows of it; meanwhile a message of the peer takes another window away. Both
+/// end, one after the other.
 #[test]
 fn a_window_that_is_bound_and_one_that_is_taken_away_wait_their_turn() {
     let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });
@@ -385,7 +393,8 @@ fn a_window_that_is_bound_and_one_that_is_taken_away_wait_their_turn() {
     assert_eq!(w.ends(SF), [(4, WcStatus::Success)]);
 }
 
-/// Memory that came and went while its peer's card could not be told: that card does not learn of it when it can.
+/// Memory that came and went while its peer's card could not be told: that card does not learn of it when it
+/// can.
 #[test]
 fn what_is_gone_is_not_told_late() {
     let mut w = World::new(STAR, Setup { timeout: 0, ..Setup::default() });

@@ -1,5 +1,5 @@
-//! Cards that settle anew what the ends of their connections are: whom they ask and how often, whom they believe, and what they do when
-//! nothing comes of it.
+//! Cards that settle anew what the ends of their connections are: whom they ask and how often, whom they
+//! believe, and what they do when nothing comes of it.
 
 mod common;
 #[path = "common/roles.rs"]
@@ -197,7 +197,8 @@ fn a_program_s_word_counts_for_more_than_the_balance() {
     assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
 }
 
-/// Who is to be stateful has it settled, but its peer has no memory to leave its card; or it is the other way round.
+/// Who is to be stateful has it settled, but its peer has no memory to leave its card; or it is the other way
+/// round.
 #[test]
 fn what_a_program_wants_is_asked_for_again_when_the_peer_could_not_begin() {
     for (at, wish) in [(1, Wish::Stateful), (0, Wish::Stateless)] {

@@ -1,5 +1,6 @@
-//! Connections of plain RoCEv2 that become StaR's while their programs run: every message once, in order, with the right bytes, whatever the
-//! wire does to what the ends say of it; and who loses its peer meanwhile finds out as ever.
+//! Connections of plain RoCEv2 that become StaR's while their programs run: every message once, in order,
+//! with the right bytes, whatever the wire does to what the ends say of it; and who loses its peer meanwhile
+//! finds out as ever.
 
 mod common;
 #[path = "common/live.rs"]

@@ -160,7 +160,8 @@ fn a_flood_of_questions_has_one_answer() {
     assert!(talk.sl.must_tell(), "whoever still does not know is told again");
 }
 
-/// What others say of memory is not said, not even when the peer comes back late; then it is told as it is now.
+/// What others say of memory is not said, not even when the peer comes back late; then it is told as it is
+/// now.
 #[test]
 fn one_that_others_speak_for_says_no_rule_late() {
     let mut talk = Talk::new(&[rule(1)], false);
@@ -180,7 +181,8 @@ fn one_that_others_speak_for_says_no_rule_late() {
     assert!(talk.sl.must_tell() && talk.sl.is_heard());
 }
 
-/// A stateful end that cannot begin says so: nothing more is asked of it, receives wait, and who sends is told after the time that RC would take.
+/// A stateful end that cannot begin says so: nothing more is asked of it, receives wait, and who sends is
+/// told after the time that RC would take.
 #[test]
 fn a_peer_that_cannot_begin_is_asked_once() {
     let mut talk = Talk::new(&[], false);
@@ -201,7 +203,8 @@ fn a_peer_that_cannot_begin_is_asked_once() {
     assert_eq!(ends, [WcStatus::RetryExcErr, WcStatus::WrFlushErr]);
 }
 
-/// A peer that answers nothing has no more kept for it than all its rules, told and taken away; then it is as one that is gone.
+/// A peer that answers nothing has no more kept for it than all its rules, told and taken away; then it is as
+/// one that is gone.
 #[test]
 fn what_waits_for_one_peer_is_bounded() {
     let mut talk = Talk::new(&[], false);

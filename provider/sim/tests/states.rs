@@ -47,8 +47,8 @@ fn error_state_flushes_in_order() {
     }
 }
 
-/// QPs that go while they wait for a window, owe an ACK or have packets to send leave nothing in the card's queues: their
-/// places are there for the next ones (debug builds check that no queue outgrows its room).
+/// QPs that go while they wait for a window, owe an ACK or have packets to send leave nothing in the card's
+/// queues: their places are there for the next ones (debug builds check that no queue outgrows its room).
 #[test]
 fn who_goes_leaves_the_queues() {
     for_seeds("who_goes_leaves_the_queues", 50, |seed| {
@@ -147,8 +147,8 @@ fn send_queue_drain() {
     assert_eq!(p.events(0).len(), 1);
 }
 
-/// The event is for the transition that asked for it: not for a change of attributes in SQD, and not for the next
-/// transition that does not ask.
+/// The event is for the transition that asked for it: not for a change of attributes in SQD, and not for the
+/// next transition that does not ask.
 #[test]
 fn a_drained_queue_is_told_of_when_asked() {
     let mut p = Pair::rc();
@@ -327,8 +327,8 @@ fn a_hostile_peer_breaks_only_its_own_connection() {
     }
 }
 
-/// A QP whose completion queue overran is flushed, and leaves the window towards its peer to others. Nothing ever times
-/// out here.
+/// A QP whose completion queue overran is flushed, and leaves the window towards its peer to others. Nothing
+/// ever times out here.
 #[test]
 fn an_overrun_leaves_the_window_to_others() {
     let cfg = NicConfig { window: 64 << 10, ..NicConfig::default() };
@@ -366,8 +366,8 @@ fn an_overrun_leaves_the_window_to_others() {
     assert_eq!((large.len(), other.1.outstanding()), (32, 0));
 }
 
-/// Who repeats a request finds nobody when the QP is gone, and rdma_rxe goes on for ever. So where the way to the peer was seen to
-/// lose or repeat packets, on whatever QP, the last ACK goes out more than once.
+/// Who repeats a request finds nobody when the QP is gone, and rdma_rxe goes on for ever. So where the way to
+/// the peer was seen to lose or repeat packets, on whatever QP, the last ACK goes out more than once.
 #[test]
 fn the_last_ack_is_said_again_where_any_qp_saw_packets_lost() {
     for hurt in [false, true] {

@@ -1,5 +1,6 @@
-//! Frames that the connected peer did not send, or should not have: each is dropped, and counted once in the counter that
-//! docs/counters.md names for it, and the connection lives on. docs/security.md says what is beyond that.
+//! Frames that the connected peer did not send, or should not have: each is dropped, and counted once in the
+//! counter that docs/counters.md names for it, and the connection lives on. docs/security.md says what is
+//! beyond that.
 
 #[path = "common/pair.rs"]
 mod pair;
@@ -169,8 +170,8 @@ fn requests_ahead_are_refused_once() {
     lives(&mut p);
 }
 
-/// A request comes again, and there is a receive now, before the card could say that there was none: it does not say so behind it, where that would
-/// name the next request.
+/// A request comes again, and there is a receive now, before the card could say that there was none: it does
+/// not say so behind it, where that would name the next request.
 #[test]
 fn a_nak_that_did_not_leave_in_time_is_not_sent() {
     let mut p = Pair::rc();

@@ -1,5 +1,6 @@
-//! Tag matching on a hostile wire, with a program that does its half as MPI would: whatever the order in which buffers
-//! and messages come, each message goes to the oldest buffer that matches, and each buffer gets one message.
+//! Tag matching on a hostile wire, with a program that does its half as MPI would: whatever the order in
+//! which buffers and messages come, each message goes to the oldest buffer that matches, and each buffer gets
+//! one message.
 
 mod common;
 

@@ -20,8 +20,8 @@ fn ud(net: &mut Net, at: usize, cq: &SimCq) -> (Qpn, SimSq, SimRq) {
     (qpn, sq, rq)
 }
 
-/// A QP with a full queue and one with a single message towards the same host: when the window opens, the first has its
-/// turn, and then the second.
+/// A QP with a full queue and one with a single message towards the same host: when the window opens, the
+/// first has its turn, and then the second.
 #[test]
 fn a_datagram_waits_for_one_turn_of_another_queue() {
     let mut net = Net::new(2, NicConfig::default(), Faults::default(), 1);

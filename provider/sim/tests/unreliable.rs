@@ -292,8 +292,8 @@ fn ud_datagrams_are_whole_or_absent() {
     for_seeds("ud_datagrams_are_whole_or_absent", 1000, ud);
 }
 
-/// A WRITE that ends beyond the region is dropped as a whole, though its first packets would fit (IBTA 9.4.3: the length is that
-/// of the message).
+/// A WRITE that ends beyond the region is dropped as a whole, though its first packets would fit (IBTA 9.4.3:
+/// the length is that of the message).
 #[test]
 fn a_uc_write_beyond_its_region_writes_nothing() {
     let mut net = Net::new(2, NicConfig::default(), Default::default(), 1);

@@ -261,8 +261,8 @@ fn local_work_behind_a_failure_is_flushed() {
     assert_eq!(p.polled(0), [(1, WcStatus::RetryExcErr), (2, flushed), (3, flushed)]);
 }
 
-/// Windows of type 2 belong to the connection that they were bound on: they are not bound any more when that ends, and
-/// may be bound anew.
+/// Windows of type 2 belong to the connection that they were bound on: they are not bound any more when that
+/// ends, and may be bound anew.
 #[test]
 fn an_ended_connection_leaves_no_window_bound() {
     for destroyed in [true, false] {

@@ -73,7 +73,8 @@ impl Xrc {
     }
 }
 
-/// SENDs to either SRQ over either connection, WRITEs, READs and FLUSHes of memory of either's domain between them.
+/// SENDs to either SRQ over either connection, WRITEs, READs and FLUSHes of memory of either's domain between
+/// them.
 fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
     let faults = any_faults(&mut rng);

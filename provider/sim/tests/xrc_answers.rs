@@ -60,8 +60,9 @@ enum Want {
     Word(Sge, u64),
 }
 
-/// Every verb over two QPs to three cards' SRQs, on wires that lose, repeat and turn round, with cards that sleep. Atomics change words that
-/// nobody else does, so that what each finds says that all before it were executed once.
+/// Every verb over two QPs to three cards' SRQs, on wires that lose, repeat and turn round, with cards that
+/// sleep. Atomics change words that nobody else does, so that what each finds says that all before it were
+/// executed once.
 fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
     let faults = any_faults(&mut rng);
@@ -160,8 +161,8 @@ fn every_verb_reaches_other_cards_once_and_in_order() {
     for_seeds("every_verb_reaches_other_cards_once_and_in_order", 300, traffic);
 }
 
-/// Any card may be killed at any time: an atomic that was answered was executed, none was executed twice, and a READ that
-/// succeeded brought what was there.
+/// Any card may be killed at any time: an atomic that was answered was executed, none was executed twice, and
+/// a READ that succeeded brought what was there.
 fn deaths(seed: u64) {
     let (mut rng, mut x, victim) = Shared::of_mortals(seed);
     let words = [0, 1, 2].map(|to| x.memory(to, 8));
@@ -216,8 +217,8 @@ fn a_card_that_dies_harms_nobody_else() {
     for_seeds("a_card_that_dies_harms_nobody_else", 300, deaths);
 }
 
-/// Keys are looked at in the SRQ's protection domain, the bounds of the whole READ before its first byte, and nothing behind a
-/// request that fails is executed.
+/// Keys are looked at in the SRQ's protection domain, the bounds of the whole READ before its first byte, and
+/// nothing behind a request that fails is executed.
 #[test]
 fn what_may_not_be_had_ends_the_connection() {
     for op in ANSWERED {
@@ -298,7 +299,8 @@ fn a_region_that_goes_away_under_a_read_fails_it() {
     assert_eq!(x.statuses(), [WcStatus::Success, WcStatus::RemAccessErr]);
 }
 
-/// The process that has the memory is killed in the middle of a READ; a card that sleeps meanwhile only takes its time.
+/// The process that has the memory is killed in the middle of a READ; a card that sleeps meanwhile only takes
+/// its time.
 #[test]
 fn who_dies_under_a_read_fails_it_and_who_sleeps_does_not() {
     for dies in [true, false] {
@@ -357,8 +359,8 @@ fn bytes_of_strangers_are_not_taken() {
     assert_eq!(x.bytes(1, there), x.brought(here));
 }
 
-/// Memory of a region may go away, as under on-demand paging: a READ of it fails at another card's SRQ as at this one's, wherever
-/// it begins to be absent.
+/// Memory of a region may go away, as under on-demand paging: a READ of it fails at another card's SRQ as at
+/// this one's, wherever it begins to be absent.
 #[test]
 fn a_read_of_absent_memory_fails_at_any_card() {
     for (to, present) in [0, 1].into_iter().flat_map(|to| [0, 512, 256 * 40].map(|present| (to, present))) {
@@ -372,8 +374,8 @@ fn a_read_of_absent_memory_fails_at_any_card() {
     }
 }
 
-/// Cards confirm in any order, and a wire loses answers: results are remembered in the order of the requests, as many as may be
-/// repeated and no more.
+/// Cards confirm in any order, and a wire loses answers: results are remembered in the order of the requests,
+/// as many as may be repeated and no more.
 fn late_results(seed: u64) {
     let mut rng = Rng::new(seed);
     let setup = Setup { timeout: 14, rd_atomic: 2, retry_cnt: 7, ..Setup::default() };
@@ -407,8 +409,8 @@ fn results_of_several_cards_can_be_repeated() {
     for_seeds("results_of_several_cards_can_be_repeated", 60, late_results);
 }
 
-/// Bytes for repeated READs are asked for one after the other: nothing gathers before a card that is stopped, however far back and
-/// however often a requester goes. All that it wants is there at the end.
+/// Bytes for repeated READs are asked for one after the other: nothing gathers before a card that is stopped,
+/// however far back and however often a requester goes. All that it wants is there at the end.
 #[test]
 fn a_stopped_card_is_asked_once() {
     let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });

@@ -1,4 +1,5 @@
-//! An XRC domain that cards share, on virtual time: messages to one card's SRQs come through another card's QPs.
+//! An XRC domain that cards share, on virtual time: messages to one card's SRQs come through another card's
+//! QPs.
 
 mod common;
 #[path = "common/shared.rs"]
@@ -95,7 +96,8 @@ fn messages_reach_the_queues_of_other_cards() {
     for_seeds("messages_reach_the_queues_of_other_cards", 600, traffic);
 }
 
-/// Any card may be killed at any time: what was acknowledged has arrived, what was not fails, and nobody else is harmed.
+/// Any card may be killed at any time: what was acknowledged has arrived, what was not fails, and nobody else
+/// is harmed.
 fn deaths(seed: u64) {
     let (mut rng, mut x, victim) = Shared::of_mortals(seed);
     let mut data = Vec::new();
@@ -151,7 +153,8 @@ fn a_card_that_dies_harms_nobody_else() {
     for_seeds("a_card_that_dies_harms_nobody_else", 600, deaths);
 }
 
-/// WQEs that a dead card had come back to the head of the queue, in order; one with half a message is flushed.
+/// WQEs that a dead card had come back to the head of the queue, in order; one with half a message is
+/// flushed.
 #[test]
 fn what_the_dead_had_comes_back_in_order() {
     let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
@@ -191,7 +194,8 @@ fn an_unused_loan_is_recalled() {
     );
 }
 
-/// Who asked for more of an empty queue was not asked for what it has itself; when the queue's own card finds it empty, it is.
+/// Who asked for more of an empty queue was not asked for what it has itself; when the queue's own card finds
+/// it empty, it is.
 #[test]
 fn a_loan_of_who_asked_last_is_recalled() {
     let mut x = Shared::new(Faults::default(), 1, &Setup::default());
@@ -302,8 +306,8 @@ fn a_card_that_sleeps_costs_rnr_naks_alone() {
     assert_eq!((x.sent()[0].status, x.got(1).len()), (WcStatus::Success, 1));
 }
 
-/// How far it has come is not the QP's own to say where messages go to other cards: it keeps nothing behind a gap and never
-/// says that it does, to a requester that would.
+/// How far it has come is not the QP's own to say where messages go to other cards: it keeps nothing behind a
+/// gap and never says that it does, to a requester that would.
 #[test]
 fn a_qp_of_a_shared_domain_never_answers_that_it_repeats_selectively() {
     for_seeds("a_qp_of_a_shared_domain_never_answers_that_it_repeats_selectively", 20, |seed| {
@@ -363,9 +367,9 @@ fn a_solicited_event_reaches_the_queue_of_another_card() {
     assert_eq!(got, wanted);
 }
 
-/// A window answers to the QP that it was bound on. QPs that receive bind nothing, so SEND with Invalidate finds none through
-/// them, on whatever card: its receive fails as it does at an SRQ of the QP's own card (class J), and the
-/// window of another QP stays bound.
+/// A window answers to the QP that it was bound on. QPs that receive bind nothing, so SEND with Invalidate
+/// finds none through them, on whatever card: its receive fails as it does at an SRQ of the QP's own card
+/// (class J), and the window of another QP stays bound.
 #[test]
 fn an_invalidation_does_not_reach_the_windows_of_others() {
     for to in [0, 1] {
@@ -415,7 +419,8 @@ fn an_invalidation_does_not_reach_the_windows_of_others() {
     }
 }
 
-/// A number is given again: what a domain's links brought does not reach the private domain that has its number now.
+/// A number is given again: what a domain's links brought does not reach the private domain that has its
+/// number now.
 #[test]
 fn messages_reach_no_private_domain() {
     let mut x = Shared::new(Faults::default(), 1, &Setup::default());

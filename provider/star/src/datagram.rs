@@ -42,7 +42,8 @@ pub(crate) fn handle<E: StarEnv>(
         return;
     }
     let answer = Control::decode(message).and_then(|said| answer(nic, meta, (from, to), &said));
-    /* no QP here has a wish, so nobody needs to wait for one: strangers hear nothing of QPs that have no peer
+    /* no QP here has a wish, so nobody needs to wait for one: strangers hear nothing of QPs that have no
+     * peer
      */
     let Some(answer) = answer.filter(|answer| matches!(answer, Control::Plain)) else {
         return nic.counters().star_drops.inc();

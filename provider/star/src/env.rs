@@ -16,7 +16,8 @@ pub trait StarEnv: Env {
     /// Queues one frame from the UDP port of half `from` to that of `to`: `head`, `data`, then the memory of
     /// `payload` gathered. The host fills in the header's checksum and adds the CRC
     /// ([`fill_checksum`](super::wire::fill_checksum), [`Crc`](super::wire::Crc)) and the outer headers.
-    /// `volatile`: as of [`Env::send_frame`]. Memory of `payload` came from [`Env::dma_read`].
+    /// `volatile`: as of [`send_frame`](starverbs_core::Port::send_frame). Memory of `payload` came from
+    /// [`dma_read`](starverbs_core::Dma::dma_read).
     fn send_star(
         &mut self,
         from: Side,
@@ -28,8 +29,8 @@ pub trait StarEnv: Env {
     );
     /// Whether the StaR ports take more frames before they are flushed.
     fn can_send_star(&self) -> bool;
-    /// The eight bytes at `addr`, 8-aligned, of memory that [`Env::dma_store`] writes: what was written
-    /// before them is visible to the caller then. `None`: there is no memory.
+    /// The eight bytes at `addr`, 8-aligned, of memory that [`dma_store`](starverbs_core::Dma::dma_store)
+    /// writes: what was written before them is visible to the caller then. `None`: there is no memory.
     fn star_load(&mut self, addr: u64) -> Option<[u8; 8]>;
     /// Tells SL's library, through one queue for all of a card's connections. One may be lost: what it told
     /// of comes again, or can be seen in memory.

@@ -23,9 +23,9 @@ pub mod roles;
 use library::Library;
 use roles::{Identity, Roles};
 
-/// What [`Ends`] needs beside what both halves do. Clones of a queue are handles of the same one, used by the one owner of the
-/// card too. Who posts to an SRQ of which there is one, and where somebody looked in vain, tells
-/// [`Library::ring_srq`].
+/// What [`Ends`] needs beside what both halves do. Clones of a queue are handles of the same one, used by the
+/// one owner of the card too. Who posts to an SRQ of which there is one, and where somebody looked in vain,
+/// tells [`Library::ring_srq`].
 pub trait Host: CardEnv + Env<Stats: Clone, Sq: Clone, Rq: Clone, Cq: Clone> {
     /// Memory of slots, which its owner gives back by dropping it
     type Slots;

@@ -67,7 +67,8 @@ pub struct SlInit<E: StarEnv> {
     pub patience: Patience,
     /// Silence after which SF is asked whether it lives, while sends wait for it
     pub keepalive: Nanos,
-    /// Rules that SF is told through other connections and has not answered: WQEs wait, as they may name them
+    /// Rules that SF is told through other connections and has not answered: WQEs wait, as they may name
+    /// them
     pub rules: Arc<AtomicU32>,
     /// Where it counts
     pub stats: E::Stats,
@@ -116,8 +117,8 @@ pub struct SlQp<E: StarEnv> {
     stuck: bool,
     /// Whether the oldest send is one that SL does by itself, and is to be done now
     own: Chore,
-    /// Whether the oldest receive has a message that takes a key away, which is to be done before the program
-    /// sees it
+    /// Whether the oldest receive has a message that takes a key away, which is to be done before the
+    /// program sees it
     invalid: Chore,
     /// Index in the send queue of sequence 0
     base: u32,

@@ -2,8 +2,8 @@
 //! and responder.
 //!
 //! tools/scripts/instructions.sh runs it under callgrind and strace. What happens below `measured`, in
-//! the turns of the two sides, is what counts; everything before warms up. Says what the counters of both cards
-//! did meanwhile.
+//! the turns of the two sides, is what counts; everything before warms up. Says what the counters of both
+//! cards did meanwhile.
 //!
 //! usage: datapath pingpong|stream|spread|write|read MESSAGES
 

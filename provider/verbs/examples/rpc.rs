@@ -1,9 +1,12 @@
-//! The StaR paper's call over many connections, with nothing left to chance: two cards in one thread, which takes turns as client and server.
+//! The StaR paper's call over many connections, with nothing left to chance: two cards in one thread, which
+//! takes turns as client and server.
 //!
-//! A call is three SENDs of 32 B up and one down; connections take turns. Says what a call costs each side: CPU time in its turns (of the user
-//! and of the kernel), system calls, packets. Under callgrind, what happens below `measured` counts.
+//! A call is three SENDs of 32 B up and one down; connections take turns. Says what a call costs each side:
+//! CPU time in its turns (of the user and of the kernel), system calls, packets. Under callgrind, what
+//! happens below `measured` counts.
 //!
-//! usage: rpc rc|star CONNECTIONS UNDER_WAY CALLS [CONTEXTS]; with CONTEXTS, the server's card has room for so many
+//! usage: rpc rc|star CONNECTIONS UNDER_WAY CALLS [CONTEXTS]; with CONTEXTS, the server's card has room for
+//! so many
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -1,4 +1,5 @@
-//! What a program may ask of its card's counters (stardv_query_counters(3)): the page's cells, and the queue pairs of one context.
+//! What a program may ask of its card's counters (stardv_query_counters(3)): the page's cells, and the queue
+//! pairs of one context.
 //!
 //! It must not know how the numbers reach a program.
 

@@ -1,19 +1,21 @@
-//! Connection management, as librdmacm needs it: listening, connecting, resolving, on InfiniBand CM messages (IBTA volume 1
-//! chapter 12) to queue pair 1, with the IP addressing header of annex A11 that Linux' rdma_cm puts into private data.
+//! Connection management, as librdmacm needs it: listening, connecting, resolving, on InfiniBand CM messages
+//! (IBTA volume 1 chapter 12) to queue pair 1, with the IP addressing header of annex A11 that Linux' rdma_cm
+//! puts into private data.
 //!
-//! An [`Agent`] is the CM of a process's card. [`Agent::bind`] holds an address and port, among all processes of the host;
-//! [`Agent::listen`] has requests to it come in; [`Agent::connect`] and [`Agent::resolve`] ask somebody else's. What happens
-//! later is told to a [`Sink`].
+//! An [`Agent`] is the CM of a process's card. [`Agent::bind`] holds an address and port, among all processes
+//! of the host; [`Agent::listen`] has requests to it come in; [`Agent::connect`] and [`Agent::resolve`] ask
+//! somebody else's. What happens later is told to a [`Sink`].
 //!
-//! The CM exchanges messages and numbers. It does not touch queue pairs: bringing them to RTR, RTS and ERR is the caller's,
-//! as is resolving addresses and routes.
+//! The CM exchanges messages and numbers. It does not touch queue pairs: bringing them to RTR, RTS and ERR is
+//! the caller's, as is resolving addresses and routes.
 //!
 //! # Sinks
 //!
-//! A sink is called by whoever runs the card (any thread of the program that is in the library, or the progress thread), with
-//! none of the card's locks held, never two at a time on one card, and in the order in which things happened. It should queue
-//! the event, wake whom it concerns, and return; it may call [`Conn::set_sink`] and drop a `Conn`. It must not hold what
-//! holds its own `Conn` (use a `Weak`), or the connection never ends.
+//! A sink is called by whoever runs the card (any thread of the program that is in the library, or the
+//! progress thread), with none of the card's locks held, never two at a time on one card, and in the order in
+//! which things happened. It should queue the event, wake whom it concerns, and return; it may call
+//! [`Conn::set_sink`] and drop a `Conn`. It must not hold what holds its own `Conn` (use a `Weak`), or the
+//! connection never ends.
 
 mod address;
 mod conn;
@@ -56,7 +58,8 @@ struct Held {
     local: SocketAddr,
 }
 
-/// Requests to an address and port come in while it lives. Connections that came through it live on without it.
+/// Requests to an address and port come in while it lives. Connections that came through it live on without
+/// it.
 pub struct Listener {
     held: Reservation,
     id: ListenerId,
@@ -75,20 +78,22 @@ impl Agent {
         ours(&self.card)
     }
 
-    /// What the card asks before it takes a request in: false where there is no memory left, and the peer is refused for want of
-    /// resources.
+    /// What the card asks before it takes a request in: false where there is no memory left, and the peer is
+    /// refused for want of resources.
     pub fn ask_for_room(&self, room: fn() -> bool) -> Result<()> {
         let card = self.card()?;
         card.with(|shard, now| shard.manage(&card.notes, now, |cm, _| cm.ask_for_room(room)));
         Ok(())
     }
 
-    /// Holds an address and port, as `rdma_bind_addr`, exclusively among the processes of this network namespace.
+    /// Holds an address and port, as `rdma_bind_addr`, exclusively among the processes of this network
+    /// namespace.
     ///
     /// # Errors
-    /// EADDRINUSE: somebody has it; EADDRNOTAVAIL: the address is not in the GID table, somebody has the port at any address, or
-    /// any is asked for and somebody has it at one, or no port is left to pick; ENOMEM: this process holds 1024; EACCES: the port
-    /// is for who has CAP_NET_BIND_SERVICE (`ip_unprivileged_port_start`, ip(7)).
+    /// EADDRINUSE: somebody has it; EADDRNOTAVAIL: the address is not in the GID table, somebody has the port
+    /// at any address, or any is asked for and somebody has it at one, or no port is left to pick;
+    /// ENOMEM: this process holds 1024; EACCES: the port is for who has CAP_NET_BIND_SERVICE
+    /// (`ip_unprivileged_port_start`, ip(7)).
     pub fn bind(&self, bind: Bind) -> Result<Reservation> {
         let (scope, local) = address::scope(&self.card()?.info.addrs, bind.local, bind.v6_only)?;
         let claim = |port: u16| {
@@ -112,9 +117,9 @@ impl Agent {
         Err(VerbsError::Os(libc::EADDRNOTAVAIL))
     }
 
-    /// Has requests come in, `backlog` unanswered ones at a time (at least 1, at most 4096); more are rejected for want of
-    /// resources. Each comes as an event to `sink`, with its `Conn`, whose later events go there too until
-    /// [`Conn::set_sink`].
+    /// Has requests come in, `backlog` unanswered ones at a time (at least 1, at most 4096); more are
+    /// rejected for want of resources. Each comes as an event to `sink`, with its `Conn`, whose later
+    /// events go there too until [`Conn::set_sink`].
     ///
     /// # Errors
     /// EADDRINUSE: somebody listens there, on the same reservation or one that shares the port.
@@ -124,11 +129,12 @@ impl Agent {
         Ok(Listener { held: at.clone(), id })
     }
 
-    /// `rdma_connect` of a connection: sends the REQ. `Response`, `Rejected` or `Unreachable` (after about a minute) follows.
+    /// `rdma_connect` of a connection: sends the REQ. `Response`, `Rejected` or `Unreachable` (after about a
+    /// minute) follows.
     ///
     /// # Errors
-    /// EINVAL: a number out of range, private data too long, an address of the other IP version; EADDRNOTAVAIL: the source is not
-    /// in the GID table; ENOMEM: too many connections.
+    /// EINVAL: a number out of range, private data too long, an address of the other IP version;
+    /// EADDRNOTAVAIL: the source is not in the GID table; ENOMEM: too many connections.
     pub fn connect(&self, connect: &Connect, sink: Sink) -> Result<Conn> {
         let card = self.card()?;
         address::check_source(&card.info.addrs, connect.local)?;
@@ -145,8 +151,9 @@ impl Agent {
         Conn::begin(&self.card, sink, |cm, now| cm.resolve(now, resolve))
     }
 
-    /// The process is about to go: requests that wait are rejected, peers are told to disconnect, and the card receives nothing
-    /// more, so that what was not read goes to its owners. Nothing in a process that was forked since.
+    /// The process is about to go: requests that wait are rejected, peers are told to disconnect, and the
+    /// card receives nothing more, so that what was not read goes to its owners. Nothing in a process
+    /// that was forked since.
     pub fn leave(&self) {
         if let Ok(card) = self.card() {
             card.retire();
@@ -186,7 +193,8 @@ impl Drop for Listener {
     }
 }
 
-/// A port as the system picks one, which nobody holds: the number that a peer is shown of an end that nobody asks for.
+/// A port as the system picks one, which nobody holds: the number that a peer is shown of an end that nobody
+/// asks for.
 pub fn any_port() -> u16 {
     address::ephemeral_ports().next().unwrap_or(u16::MAX)
 }

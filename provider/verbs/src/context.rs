@@ -1,5 +1,5 @@
-//! Contexts: a program's hold on the card of its process. One that was imported from another process is a context of this
-//! process's card as well, in which objects of the other can be had.
+//! Contexts: a program's hold on the card of its process. One that was imported from another process is a
+//! context of this process's card as well, in which objects of the other can be had.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -65,12 +65,12 @@ impl Context {
         Context::new(Context::own(), |events| Context::device_with(settings, events))
     }
 
-    /// `ibv_import_device` of another process's context, by its [`command_fd`](Context::command_fd): a context of this
-    /// process's card, in which objects of the other can be imported.
+    /// `ibv_import_device` of another process's context, by its [`command_fd`](Context::command_fd): a
+    /// context of this process's card, in which objects of the other can be imported.
     ///
     /// # Errors
-    /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight; and as
-    /// [`Context::open`].
+    /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight; and
+    /// as [`Context::open`].
     pub fn import_from(fd: RawFd) -> Result<Context> {
         Context::new(Context::imported_by(fd)?, Device::of_process)
     }
@@ -112,8 +112,8 @@ impl Context {
         Ok(Context(Arc::new(ContextInner { device, forks, events, opened, domains, side })))
     }
 
-    /// The descriptor by which other processes import the context; whoever has it may. -1 if there is none: a context
-    /// that was imported has the one that it came by.
+    /// The descriptor by which other processes import the context; whoever has it may. -1 if there is none: a
+    /// context that was imported has the one that it came by.
     pub fn command_fd(&self) -> RawFd {
         self.exports().map_or(-1, Exports::fd)
     }
@@ -139,7 +139,8 @@ impl Context {
         }
     }
 
-    /// `ibv_import_device` in its own process: the same context once more. It is closed when it was closed as often as it was opened.
+    /// `ibv_import_device` in its own process: the same context once more. It is closed when it was closed as
+    /// often as it was opened.
     ///
     /// # Errors
     /// EINVAL when it is closed; EIO in a forked child.
@@ -218,14 +219,14 @@ impl Context {
         (0..GID_TBL_LEN).filter_map(entry).collect()
     }
 
-    /// Largest path MTU towards `dgid`: the port's, or, to an address of this host, what its loopback carries, unless the
-    /// setting MTU says less.
+    /// Largest path MTU towards `dgid`: the port's, or, to an address of this host, what its loopback
+    /// carries, unless the setting MTU says less.
     pub fn path_mtu(&self, dgid: Gid) -> Mtu {
         self.0.device.info().path_mtu(&dgid)
     }
 
-    /// The calling thread, which may have polled until now, is about to sleep until something happens: the card's own
-    /// thread takes over at once.
+    /// The calling thread, which may have polled until now, is about to sleep until something happens: the
+    /// card's own thread takes over at once.
     pub fn about_to_sleep(&self) {
         if let Some(device) = self.device_if_ours() {
             device.arm();

@@ -77,8 +77,8 @@ impl Cq {
     /// `ibv_create_cq_ex`
     ///
     /// # Errors
-    /// EINVAL: 0 or more than the device's max_cqe, or a domain that is no parent domain; ENOMEM: no memory, or max_cq
-    /// exist; EIO in a forked child.
+    /// EINVAL: 0 or more than the device's max_cqe, or a domain that is no parent domain; ENOMEM: no memory,
+    /// or max_cq exist; EIO in a forked child.
     pub fn create_ex(ctx: &Context, init: &CqInit<'_>) -> Result<Cq> {
         let device = ctx.device()?;
         if init.cqe == 0 || init.cqe > device.info().attr.max_cqe {
@@ -147,8 +147,8 @@ impl Cq {
         self.poll_stamped(max, |cqe, _| f(cqe))
     }
 
-    /// As [`Cq::poll_with`], with the time at which each completion was made, as [`raw_clock`](crate::raw_clock)
-    /// tells it; 0 in a queue that was not asked to keep it.
+    /// As [`Cq::poll_with`], with the time at which each completion was made, as
+    /// [`raw_clock`](crate::raw_clock) tells it; 0 in a queue that was not asked to keep it.
     ///
     /// # Errors
     /// As [`Cq::poll_with`].
@@ -241,7 +241,8 @@ impl CqShared {
         taken
     }
 
-    /// Has the ring be another one. Nobody pushes meanwhile: the device's lock is held. EINVAL: it is too small.
+    /// Has the ring be another one. Nobody pushes meanwhile: the device's lock is held. EINVAL: it is too
+    /// small.
     pub(crate) fn move_to(&self, room: &mut CqRoom) -> Result<()> {
         // SAFETY: the device's lock is held, so nobody pushes; the room is this ring's.
         if unsafe { self.ring.consumer().resize(room) } {

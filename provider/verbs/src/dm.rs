@@ -81,8 +81,8 @@ impl Dm {
     /// `ibv_import_dm`: the same piece, in a context that was imported from its own.
     ///
     /// # Errors
-    /// EINVAL: no such handle in this context. Of another process's: ENODEV: it is gone; EPERM: the system does not let
-    /// this process reach its memory.
+    /// EINVAL: no such handle in this context. Of another process's: ENODEV: it is gone; EPERM: the system
+    /// does not let this process reach its memory.
     pub fn import(ctx: &Context, handle: u32) -> Result<Dm> {
         if let Some(imported) = ctx.imported() {
             let found = imported.from.find(Kind::Dm, handle)?;
@@ -97,7 +97,8 @@ impl Dm {
     /// `ibv_free_dm`
     ///
     /// # Errors
-    /// EBUSY while regions are registered over it; EINVAL when it is gone already; EOPNOTSUPP: of another process.
+    /// EBUSY while regions are registered over it; EINVAL when it is gone already; EOPNOTSUPP: of another
+    /// process.
     pub fn free(&self) -> Result<()> {
         if matches!(self.0.place, Place::Foreign(_)) {
             return Err(VerbsError::Unsupported("ending another process's device memory"));
@@ -133,8 +134,8 @@ impl Dm {
             return memory.write(offset, from).then_some(()).ok_or(VerbsError::Fault);
         }
         let to = self.range(offset, len).ok_or(VerbsError::Fault)?;
-        // SAFETY: the caller's terms, and `range` checked the other side. Peers may write there meanwhile: bytes
-        // are copied, and nobody has references to them.
+        // SAFETY: the caller's terms, and `range` checked the other side. Peers may write there meanwhile:
+        // bytes are copied, and nobody has references to them.
         unsafe { std::ptr::copy(from, to as *mut u8, len as usize) };
         Ok(())
     }
@@ -172,8 +173,8 @@ impl Dm {
         matches!(self.0.place, Place::Foreign(_))
     }
 
-    /// Bytes [offset, offset + len) for a region on `ctx`'s card: the address by which the card knows them. It cannot be
-    /// freed until the hold is dropped.
+    /// Bytes [offset, offset + len) for a region on `ctx`'s card: the address by which the card knows them.
+    /// It cannot be freed until the hold is dropped.
     pub(crate) fn hold(&self, ctx: &Context, offset: u64, len: u64) -> Result<(DmHold, u64)> {
         const OUTSIDE: VerbsError = VerbsError::Invalid("range of device memory");
         self.0.regions.fetch_add(1, Ordering::AcqRel);

@@ -115,8 +115,8 @@ impl<T> FdQueue<T> {
         }
     }
 
-    /// Whether a read of the descriptor blocks as the program set it, whatever `take_one` does meanwhile: that is done under
-    /// the lock.
+    /// Whether a read of the descriptor blocks as the program set it, whatever `take_one` does meanwhile:
+    /// that is done under the lock.
     fn blocks(&self) -> bool {
         let _entries = self.entries();
         flags(&self.fd) & libc::O_NONBLOCK == 0
@@ -132,8 +132,8 @@ impl<T> FdQueue<T> {
         }
     }
 
-    /// Takes the entries that `wanted` picks, in their order, and their share of the descriptor's count. What they do
-    /// when they are dropped is then done without the queue's lock.
+    /// Takes the entries that `wanted` picks, in their order, and their share of the descriptor's count. What
+    /// they do when they are dropped is then done without the queue's lock.
     pub fn take(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut entries = self.entries();
         let mut taken = Vec::new();
@@ -179,7 +179,8 @@ fn take_one(fd: &OwnedFd) {
     }
 }
 
-/// The same on kernels before 5.8, which do not do so with an eventfd, and under emulators that have no such call.
+/// The same on kernels before 5.8, which do not do so with an eventfd, and under emulators that have no such
+/// call.
 fn take_one_by_mode(fd: &OwnedFd) {
     let mut count = 0u64;
     let before = flags(fd);

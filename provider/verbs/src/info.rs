@@ -74,11 +74,12 @@ pub const MAX_MSG: u32 = 1 << 30;
 pub const MAX_RD_ATOM: u32 = 128;
 /// The one P_Key: full member of the default partition.
 pub const PKEY: u16 = 0xffff;
-/// No IEEE OUI stands behind this card. Test-suites refuse 0; nobody can be assigned this one, a group address.
+/// No IEEE OUI stands behind this card. Test-suites refuse 0; nobody can be assigned this one, a group
+/// address.
 const NO_OUI: u32 = 0xff_ffff;
 
-/// IBV_DEVICE_BAD_PKEY_CNTR, IBV_DEVICE_BAD_QKEY_CNTR, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_CURR_QP_STATE_MOD,
-/// IBV_DEVICE_PORT_ACTIVE_EVENT;
+/// IBV_DEVICE_BAD_PKEY_CNTR, IBV_DEVICE_BAD_QKEY_CNTR, IBV_DEVICE_UD_AV_PORT_ENFORCE,
+/// IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_PORT_ACTIVE_EVENT;
 /// IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE;
 /// IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_XRC, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW_TYPE_2B;
 /// IB_UVERBS_DEVICE_FLUSH_GLOBAL, IB_UVERBS_DEVICE_ATOMIC_WRITE
@@ -282,8 +283,8 @@ fn link_speed(addrs: &[HostAddr]) -> Option<u32> {
     real.filter_map(|addr| host::link_speed(&addr.name)).min()
 }
 
-/// Lanes and their speed, in the codes of `struct ibv_port_attr`, that are no slower than so many Mb/s. Without a speed, as
-/// memory has none: 100 Gb/s.
+/// Lanes and their speed, in the codes of `struct ibv_port_attr`, that are no slower than so many Mb/s.
+/// Without a speed, as memory has none: 100 Gb/s.
 fn width_and_speed(mbps: Option<u32>) -> (u8, u8) {
     const LADDER: [(u32, u8, u8); 8] = [
         (2500, 1, 1),

@@ -1,9 +1,10 @@
-//! What the library says on standard error, as the setting LOG asks: of calls that are refused, of objects that fail, of
-//! what is opened and connected. Nothing is said with the card's lock held: what fails there is noted (`notes`).
+//! What the library says on standard error, as the setting LOG asks: of calls that are refused, of objects
+//! that fail, of what is opened and connected. Nothing is said with the card's lock held: what fails there is
+//! noted (`notes`).
 //!
-//! Owns the level, one for the process, and the way to standard error: a line is written at once or lost. It takes no
-//! lock, allocates nothing, raises no SIGPIPE, and does not wait for a reader. (Others who write into the same pipe between
-//! the look whether there is room and the line itself may still make it wait.)
+//! Owns the level, one for the process, and the way to standard error: a line is written at once or lost. It
+//! takes no lock, allocates nothing, raises no SIGPIPE, and does not wait for a reader. (Others who write
+//! into the same pipe between the look whether there is room and the line itself may still make it wait.)
 
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -3,9 +3,10 @@
 //!
 //! Owns the marks in host addresses. The card takes host addresses from regions and hands them to its
 //! environment without looking inside; no address of a process has one of its two top bits set on this
-//! machine, so a region whose address carries a mark is another kind of memory. [`DEMAND`]: pages may come and go
-//! (on-demand paging), and the kernel copies, which finds out what is mapped without a signal. [`NULL`]: what
-//! is written is dropped, what is read is zero. Both: memory of another process, a number and an offset.
+//! machine, so a region whose address carries a mark is another kind of memory. [`DEMAND`]: pages may come
+//! and go (on-demand paging), and the kernel copies, which finds out what is mapped without a signal.
+//! [`NULL`]: what is written is dropped, what is read is zero. Both: memory of another process, a number and
+//! an offset.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -19,8 +20,8 @@ pub(crate) const DEMAND: u64 = 1 << 63;
 pub(crate) const NULL: u64 = 1 << 62;
 /// Bytes that a marked region may span, from address 0: every address of a process is below.
 pub(crate) const SPAN: u64 = 1 << 62;
-/// Bytes that memory of another process may span, from address 0: addresses have 47 bits on x86-64 and 48 on aarch64
-/// (larger ones must be asked for by name, mmap(2)).
+/// Bytes that memory of another process may span, from address 0: addresses have 47 bits on x86-64 and 48 on
+/// aarch64 (larger ones must be asked for by name, mmap(2)).
 pub(crate) const FOREIGN_SPAN: u64 = 1 << FOREIGN_SHIFT;
 const FOREIGN_SHIFT: u32 = 48;
 const MARKS: u64 = DEMAND | NULL;
@@ -72,7 +73,8 @@ pub(crate) fn mark(addr: u64) -> Marked {
     }
 }
 
-/// Address of the first byte of another process's memory, which has a number in this one; `None`: too large a number.
+/// Address of the first byte of another process's memory, which has a number in this one; `None`: too large a
+/// number.
 pub(crate) fn foreign(number: usize) -> Option<u64> {
     let number = u64::try_from(number).ok().filter(|number| *number < SPAN >> FOREIGN_SHIFT)?;
     Some(MARKS | number << FOREIGN_SHIFT)
@@ -110,8 +112,9 @@ pub(crate) fn read(from: u64, to: &mut [u8]) -> bool {
     copied == to.len() as isize
 }
 
-/// Bytes of the word that is written last of `len` bytes at `to`: the largest up to eight that ends where they end, is
-/// aligned, and lies in them. Its store is one on every CPU; that of a word that is not aligned is so on x86-64 alone.
+/// Bytes of the word that is written last of `len` bytes at `to`: the largest up to eight that ends where
+/// they end, is aligned, and lies in them. Its store is one on every CPU; that of a word that is not aligned
+/// is so on x86-64 alone.
 #[inline]
 fn last_word(to: usize, len: usize) -> usize {
     match len {
@@ -149,8 +152,8 @@ pub(crate) unsafe fn write_in_order(to: *mut u8, data: &[u8]) {
     }
 }
 
-/// Copies `data` to memory at `to`, its last eight bytes last, as programs spin on them; false if not all of it
-/// could be written.
+/// Copies `data` to memory at `to`, its last eight bytes last, as programs spin on them; false if not all of
+/// it could be written.
 pub(crate) fn write(to: u64, data: &[u8]) -> bool {
     let to = plain(to);
     let body = data.len().saturating_sub(8);
@@ -158,8 +161,8 @@ pub(crate) fn write(to: u64, data: &[u8]) -> bool {
     let piece = |at: usize, len| libc::iovec { iov_base: (to + at as u64) as *mut _, iov_len: len };
     let there = [piece(0, body), piece(body, data.len() - body)];
     let there = &there[usize::from(body == 0)..];
-    // SAFETY: the kernel reads `data`, and checks every page that it writes. The program gave the card the right to
-    // write there, as with any region.
+    // SAFETY: the kernel reads `data`, and checks every page that it writes. The program gave the card the
+    // right to write there, as with any region.
     let copied = unsafe {
         libc::process_vm_writev(own_pid(), &here, 1, there.as_ptr(), there.len() as libc::c_ulong, 0)
     };
@@ -340,7 +343,8 @@ mod tests {
         }
     }
 
-    /// A program spins on the last word of each message, as `ib_write_lat` does: whole, and behind all the rest.
+    /// A program spins on the last word of each message, as `ib_write_lat` does: whole, and behind all the
+    /// rest.
     #[test]
     fn who_sees_the_last_word_sees_the_rest() {
         const ROUNDS: u64 = if cfg!(miri) { 8 } else { 2000 };

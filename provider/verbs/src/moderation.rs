@@ -1,7 +1,9 @@
-//! Event moderation (ibv_modify_cq(3)): completion queues that tell of several completions at once, or after a while.
+//! Event moderation (ibv_modify_cq(3)): completion queues that tell of several completions at once, or after
+//! a while.
 //!
-//! Owns the queues that have completions to tell of and wait: their deadlines stand in a heap like that of the card's
-//! own timers, and the card looks at the earliest. It must not know when an event is due without moderation: `cq` does.
+//! Owns the queues that have completions to tell of and wait: their deadlines stand in a heap like that of
+//! the card's own timers, and the card looks at the earliest. It must not know when an event is due without
+//! moderation: `cq` does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

@@ -89,15 +89,15 @@ impl Mr {
     /// ON_DEMAND the memory need not be there yet; address 0 and length 2^64 - 1 then are all there ever is.
     ///
     /// # Safety
-    /// As long as the region is there, until [`Mr::dereg`] or the end of its last clone, its bytes are the program's to
-    /// give away: the card reads them at any time and, with rights to write, changes them, as do peers by its key. So the
-    /// memory stays (with ON_DEMAND: what comes in its place is given away, too), and no reference promises that nobody
-    /// writes to it, or reads it.
+    /// As long as the region is there, until [`Mr::dereg`] or the end of its last clone, its bytes are the
+    /// program's to give away: the card reads them at any time and, with rights to write, changes them,
+    /// as do peers by its key. So the memory stays (with ON_DEMAND: what comes in its place is given
+    /// away, too), and no reference promises that nobody writes to it, or reads it.
     ///
     /// # Errors
-    /// EINVAL: unknown or inconsistent rights, a range that wraps or has no bytes; EFAULT: memory not mapped, or
-    /// not with these rights; ENOMEM; EOPNOTSUPP: on-demand paging where the kernel's copies are forbidden; EIO in
-    /// a forked child.
+    /// EINVAL: unknown or inconsistent rights, a range that wraps or has no bytes; EFAULT: memory not mapped,
+    /// or not with these rights; ENOMEM; EOPNOTSUPP: on-demand paging where the kernel's copies are
+    /// forbidden; EIO in a forked child.
     pub unsafe fn reg(pd: &Pd, addr: u64, length: u64, iova: u64, access: Access) -> Result<Mr> {
         check_access(access)?;
         let attr = user_attr(pd, addr, length, iova, access)?;
@@ -135,8 +135,9 @@ impl Mr {
     /// `ibv_reg_dmabuf_mr`: bytes of a dma-buf, or of whatever else a descriptor maps.
     ///
     /// # Errors
-    /// EINVAL: rights, a range beyond the buffer's end, or an `iova` with another offset in its page; EBADF; EACCES:
-    /// the descriptor does not give these rights; EOPNOTSUPP: it cannot be mapped; ENOMEM; EIO in a forked child.
+    /// EINVAL: rights, a range beyond the buffer's end, or an `iova` with another offset in its page; EBADF;
+    /// EACCES: the descriptor does not give these rights; EOPNOTSUPP: it cannot be mapped; ENOMEM; EIO in
+    /// a forked child.
     pub fn of_fd(pd: &Pd, fd: i32, offset: u64, length: u64, iova: u64, access: Access) -> Result<Mr> {
         check_access(access)?;
         let wrong = Access::ON_DEMAND | Access::HUGETLB | Access::MW_BIND | Access::ZERO_BASED;
@@ -154,14 +155,15 @@ impl Mr {
         Mr::new(pd, Kind::Mapped { _map: map }, MrAttr { pd: pd.id(), addr, length, iova, access })
     }
 
-    /// `ibv_import_mr`: a region of this domain by its handle, which is its lkey. Dropping it (`ibv_unimport_mr`)
-    /// leaves the region. One of another process ends with it, or when it is changed: its keys then open nothing here.
-    /// No memory window can be bound to it here, and no atomics reach it.
+    /// `ibv_import_mr`: a region of this domain by its handle, which is its lkey. Dropping it
+    /// (`ibv_unimport_mr`) leaves the region. One of another process ends with it, or when it is changed:
+    /// its keys then open nothing here. No memory window can be bound to it here, and no atomics reach
+    /// it.
     ///
     /// # Errors
-    /// EINVAL: no such region in this domain; EIO in a forked child. Of another process's: ENODEV: it is gone; EPERM:
-    /// the system does not let this process reach its memory; ENOMEM: too many importers; EOPNOTSUPP: an on-demand or a null region; EBUSY: this
-    /// card has a region of that key.
+    /// EINVAL: no such region in this domain; EIO in a forked child. Of another process's: ENODEV: it is
+    /// gone; EPERM: the system does not let this process reach its memory; ENOMEM: too many importers;
+    /// EOPNOTSUPP: an on-demand or a null region; EBUSY: this card has a region of that key.
     pub fn import(pd: &Pd, handle: u32) -> Result<Mr> {
         const NONE: VerbsError = VerbsError::Invalid("handle of a memory region");
         let device = pd.context().device()?;
@@ -208,8 +210,8 @@ impl Mr {
     /// As of [`Mr::reg`], for the region as it becomes.
     ///
     /// # Errors
-    /// Those of [`Mr::reg`], and EINVAL for a region that is not of the program's memory or a domain of another
-    /// card. The region stays as it was.
+    /// Those of [`Mr::reg`], and EINVAL for a region that is not of the program's memory or a domain of
+    /// another card. The region stays as it was.
     pub unsafe fn rereg(&self, change: &Rereg<'_>) -> Result<()> {
         let device = self.0.ctx.device()?;
         let mut state = self.state();
@@ -260,12 +262,12 @@ impl Mr {
         if matches!(self.state().kind, Kind::Null) { 0 } else { self.0.key }
     }
 
-    /// `ibv_dereg_mr`. No packet touches the memory afterwards, and no other process: it waits for their copies that
-    /// are under way.
+    /// `ibv_dereg_mr`. No packet touches the memory afterwards, and no other process: it waits for their
+    /// copies that are under way.
     ///
     /// # Errors
-    /// EBUSY while memory windows are bound to it; EINVAL when it is gone already; EOPNOTSUPP: a region of another
-    /// process; EIO in a forked child.
+    /// EBUSY while memory windows are bound to it; EINVAL when it is gone already; EOPNOTSUPP: a region of
+    /// another process; EIO in a forked child.
     pub fn dereg(&self) -> Result<()> {
         let device = self.0.ctx.device()?;
         if matches!(self.state().kind, Kind::Foreign(_)) {
@@ -400,8 +402,8 @@ fn not_mappable(error: VerbsError) -> VerbsError {
     }
 }
 
-/// Remote writes and atomics need the local right (IBTA 10.6.3.1). What a process has as memory is not known to survive
-/// the loss of power, so that no region promises it.
+/// Remote writes and atomics need the local right (IBTA 10.6.3.1). What a process has as memory is not known
+/// to survive the loss of power, so that no region promises it.
 fn check_access(access: Access) -> Result<()> {
     let known = Access::LOCAL_WRITE
         | Access::REMOTE_WRITE

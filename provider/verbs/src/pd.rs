@@ -93,8 +93,8 @@ impl Pd {
         room.map(|()| pd)
     }
 
-    /// `ibv_import_pd`: a domain of this context by its handle. Dropping it (`ibv_unimport_pd`) leaves the domain. In
-    /// a context of another process, what is made in it is this process's own.
+    /// `ibv_import_pd`: a domain of this context by its handle. Dropping it (`ibv_unimport_pd`) leaves the
+    /// domain. In a context of another process, what is made in it is this process's own.
     ///
     /// # Errors
     /// EINVAL: no such domain in this context; ENODEV: the other process is gone; EIO in a forked child.
@@ -134,8 +134,8 @@ impl Pd {
     /// `ibv_dealloc_pd`
     ///
     /// # Errors
-    /// EBUSY while MRs, memory windows, QPs, SRQs, AHs or parent domains live in it; of a parent domain, while anybody
-    /// holds on to it; EOPNOTSUPP: a domain of another process.
+    /// EBUSY while MRs, memory windows, QPs, SRQs, AHs or parent domains live in it; of a parent domain,
+    /// while anybody holds on to it; EOPNOTSUPP: a domain of another process.
     pub fn dealloc(&self) -> Result<()> {
         let device = self.0.ctx.device()?;
         match &self.0.origin {
@@ -156,9 +156,9 @@ impl Pd {
     /// `ibv_advise_mr`: pages of on-demand regions come in now. `flush`: before this returns.
     ///
     /// # Errors
-    /// EINVAL: no SGEs, or a region that is not on demand; EFAULT: an unknown key, bytes outside the region, or memory
-    /// that is not there or not with these rights; EPERM: a region of another domain, or one to be written without
-    /// the right; EIO in a forked child.
+    /// EINVAL: no SGEs, or a region that is not on demand; EFAULT: an unknown key, bytes outside the region,
+    /// or memory that is not there or not with these rights; EPERM: a region of another domain, or one to
+    /// be written without the right; EIO in a forked child.
     pub fn advise_mr(&self, advice: Advice, flush: bool, sges: &[Sge]) -> Result<()> {
         mr::advise(self, advice, flush, sges)
     }
@@ -282,8 +282,8 @@ impl Drop for PdInner {
     }
 }
 
-/// A thread domain: a program's promise that one thread at a time uses what is made in it. The card's locks are taken all
-/// the same: without contention they cost next to nothing. Clones are the same domain.
+/// A thread domain: a program's promise that one thread at a time uses what is made in it. The card's locks
+/// are taken all the same: without contention they cost next to nothing. Clones are the same domain.
 #[derive(Clone)]
 pub struct Td(Arc<TdInner>);
 

@@ -14,10 +14,11 @@ pub struct SendWr<'a> {
     pub wr_id: u64,
     /// What to do
     pub op: SendOp,
-    /// [`SendFlags`]; with INLINE the SGEs are read now, and their keys are not looked at: [`SendPoster::push_inline`]
+    /// [`SendFlags`]; with INLINE the SGEs are read now, and their keys are not looked at:
+    /// [`SendPoster::push_inline`]
     pub flags: SendFlags,
-    /// Immediate data, in network order. SEND with invalidate: the peer's key to invalidate. FLUSH: the word of its
-    /// header ([`starverbs_core::wire::headers::Feth::word`])
+    /// Immediate data, in network order. SEND with invalidate: the peer's key to invalidate. FLUSH: the word
+    /// of its header ([`starverbs_core::wire::headers::Feth::word`])
     pub imm: u32,
     /// Local memory
     pub sges: &'a [Sge],

@@ -18,7 +18,8 @@ pub(crate) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// Counts forks in the children, from the first device on, and has them hold nothing of the device's that others see.
+/// Counts forks in the children, from the first device on, and has them hold nothing of the device's that
+/// others see.
 pub(crate) fn watch_forks() {
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);

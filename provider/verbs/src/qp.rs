@@ -99,8 +99,8 @@ impl Qp {
     /// `ibv_create_qp`
     ///
     /// # Errors
-    /// EINVAL: beyond the device's limits, or an SRQ for a transport other than RC and UD; EOPNOTSUPP: a role of StaR for one that can
-    /// have none; ENOMEM; EIO in a forked child.
+    /// EINVAL: beyond the device's limits, or an SRQ for a transport other than RC and UD; EOPNOTSUPP: a role
+    /// of StaR for one that can have none; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Qp> {
         let device = pd.context().device()?;
         check_caps(init, device.info().attr.max_qp_wr)?;
@@ -132,7 +132,8 @@ impl Qp {
         Ok(Qp::handle(pd, init, (qpn, wish), rings))
     }
 
-    /// One of another process of the XRC domain that `pd` stands for. What the card here keeps of it is this handle.
+    /// One of another process of the XRC domain that `pd` stands for. What the card here keeps of it is this
+    /// handle.
     pub(crate) fn visiting(pd: &Pd, cq: &Cq, qpn: Qpn, visit: Visit) -> Result<Qp> {
         let init = QpInit { cookie: u64::from(visit), ..xrc_recv(cq) };
         let rings = rings(&init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
@@ -199,11 +200,12 @@ impl Qp {
         self.0.wish()
     }
 
-    /// What its program wants from now on, also while the connection runs: then both ends change when nothing is under way. `None`: what the
-    /// settings say.
+    /// What its program wants from now on, also while the connection runs: then both ends change when nothing
+    /// is under way. `None`: what the settings say.
     ///
     /// # Errors
-    /// EOPNOTSUPP: it was made without StaR, or has none with this peer; EINVAL: it is gone, or in ERR or SQD; EIO in a forked child.
+    /// EOPNOTSUPP: it was made without StaR, or has none with this peer; EINVAL: it is gone, or in ERR or
+    /// SQD; EIO in a forked child.
     pub fn change_wish(&self, wish: Option<Wish>) -> Result<()> {
         let device = self.0.pd.context().device()?;
         let wish = wish.unwrap_or(wish_of(device.settings().star));
@@ -279,12 +281,14 @@ impl Qp {
     /// `ibv_destroy_qp`. Its completions that were not polled are gone.
     ///
     /// # Errors
-    /// EBUSY while it is attached to a multicast group; EINVAL when it is gone already; EIO in a forked child.
+    /// EBUSY while it is attached to a multicast group; EINVAL when it is gone already; EIO in a forked
+    /// child.
     pub fn destroy(&self) -> Result<()> {
         self.0.destroy(false)
     }
 
-    /// `ibv_destroy_qp` of one that may be open more than once, by the handle that has this cookie: the last one destroys it.
+    /// `ibv_destroy_qp` of one that may be open more than once, by the handle that has this cookie: the last
+    /// one destroys it.
     ///
     /// # Errors
     /// As [`Qp::destroy`].
@@ -315,8 +319,8 @@ impl Qp {
         SendPoster::new(&self.0)
     }
 
-    /// Locks the send queue for work requests that are built in place: `ibv_wr_start`. `ops` are the operations
-    /// that the QP was made for, of `send_ops_offered`.
+    /// Locks the send queue for work requests that are built in place: `ibv_wr_start`. `ops` are the
+    /// operations that the QP was made for, of `send_ops_offered`.
     #[inline]
     pub fn start(&self, ops: u64) -> SendBatch<'_> {
         SendBatch::new(&self.0, ops)
@@ -331,8 +335,8 @@ impl Qp {
     /// `ibv_attach_mcast`. A second time changes nothing.
     ///
     /// # Errors
-    /// EINVAL: not a UD QP, not a multicast GID, or of an IP version of which the card has no address; ENOMEM: the
-    /// card has as many groups, or the group as many QPs, as it may; EIO in a forked child.
+    /// EINVAL: not a UD QP, not a multicast GID, or of an IP version of which the card has no address;
+    /// ENOMEM: the card has as many groups, or the group as many QPs, as it may; EIO in a forked child.
     pub fn attach_mcast(&self, group: Gid) -> Result<()> {
         let device = self.0.pd.context().device()?;
         device.control(Command::AttachMcast { qpn: self.0.qpn, group }).map(|_| ())
@@ -417,8 +421,8 @@ impl Drop for QpInner {
     }
 }
 
-/// A QP that receives for an XRC domain, which has no queues of its own, and handles instead of a cookie: `cq` stands for what
-/// it has none of.
+/// A QP that receives for an XRC domain, which has no queues of its own, and handles instead of a cookie:
+/// `cq` stands for what it has none of.
 pub(crate) fn xrc_recv(cq: &Cq) -> QpInit<'_> {
     QpInit {
         qp_type: QpType::XrcRecv,
@@ -460,8 +464,8 @@ fn check_tags(pd: &Pd, init: &QpInit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Which end is to keep the connection. StaR is for RC; and of a QP whose send queue is the card's, which matches tags, the
-/// library cannot have the other half.
+/// Which end is to keep the connection. StaR is for RC; and of a QP whose send queue is the card's, which
+/// matches tags, the library cannot have the other half.
 fn wish(init: &QpInit<'_>, setting: Wish) -> Result<Wish> {
     let can = init.qp_type == QpType::Rc && !init.srq.is_some_and(Srq::is_tagged);
     match init.star {

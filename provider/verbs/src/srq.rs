@@ -57,8 +57,8 @@ pub struct Srq(pub(crate) Arc<SrqInner>);
 
 pub(crate) struct SrqInner {
     pd: Pd,
-    /// The post lock. The rings are replaced when the queue is resized, with the card's lock held: of the two that
-    /// comes first.
+    /// The post lock. The rings are replaced when the queue is resized, with the card's lock held: of the
+    /// two that comes first.
     rings: SpinLock<WorkRings>,
     id: SrqId,
     /// By which requests name it
@@ -164,12 +164,12 @@ impl Srq {
         (rings.recv_slots(), u32::from(rings.max_recv_sge()))
     }
 
-    /// `ibv_modify_srq`: room for at least `max_wr` WQEs, what is posted stays; an event when fewer than `limit` are
-    /// left (0: none), anew after each.
+    /// `ibv_modify_srq`: room for at least `max_wr` WQEs, what is posted stays; an event when fewer than
+    /// `limit` are left (0: none), anew after each.
     ///
     /// # Errors
-    /// EINVAL: a size of 0, beyond the device's max_srq_wr, or below what is posted or the limit; a limit above the
-    /// size. ENOMEM. Nothing has changed then.
+    /// EINVAL: a size of 0, beyond the device's max_srq_wr, or below what is posted or the limit; a limit
+    /// above the size. ENOMEM. Nothing has changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let device = self.0.pd.context().device()?;
         let (slots, max_sge) = self.caps();
@@ -207,8 +207,8 @@ impl Srq {
         self.post_list(|poster| poster.push(wr))?
     }
 
-    /// `ibv_post_srq_recv`: what `list` pushes, under one taking of the post lock. The card sees it when `list` is done,
-    /// which must not call the library.
+    /// `ibv_post_srq_recv`: what `list` pushes, under one taking of the post lock. The card sees it when
+    /// `list` is done, which must not call the library.
     ///
     /// # Errors
     /// EIO in a forked child.
@@ -217,7 +217,8 @@ impl Srq {
         let device = self.0.pd.context().device()?;
         let mut rings = self.0.rings.lock();
         let result = list(&mut SrqPoster(rings.recv_producer_mut()));
-        /* nobody looks into a shared queue by itself but the library of stateless ends, by handles of its own */
+        /* nobody looks into a shared queue by itself but the library of stateless ends, by handles of its
+         * own */
         let awaited = rings.has_other_takers() && rings.was_starved();
         drop(rings);
         if awaited {

@@ -1,7 +1,8 @@
 //! The statistics page: the card's counters where other processes can read them.
 //!
-//! A memfd named [`NAME`], found through `/proc/PID/fd`. It describes itself (names stand beside the values), so that a
-//! reader of another version shows the right names. Owns the layout; it must not know what the counters mean.
+//! A memfd named [`NAME`], found through `/proc/PID/fd`. It describes itself (names stand beside the values),
+//! so that a reader of another version shows the right names. Owns the layout; it must not know what the
+//! counters mean.
 
 mod processes;
 
@@ -38,8 +39,8 @@ pub struct StatPage {
 }
 
 impl StatPage {
-    /// Makes the page. `pid` tells readers whose it is (a fork inherits the descriptor), `port` and `first_block` where
-    /// to ask for more (see `starverbs_backend::socket_name`).
+    /// Makes the page. `pid` tells readers whose it is (a fork inherits the descriptor), `port` and
+    /// `first_block` where to ask for more (see `starverbs_backend::socket_name`).
     ///
     /// A process that may not have a file so long (RLIMIT_FSIZE) has a page that nobody else finds.
     ///
@@ -59,8 +60,9 @@ impl StatPage {
             Err(error) if error.raw_os_error() == Some(libc::EFBIG) => Self::map(None, len)?,
             Err(error) => return Err(error),
         };
-        // SAFETY: the mapping is page-aligned, at least HEADER + size_of::<Counters>() long, never unmapped, and zero
-        // bytes are valid cells; cells are atomics, so shared writing is sound. HEADER keeps them aligned.
+        // SAFETY: the mapping is page-aligned, at least HEADER + size_of::<Counters>() long, never unmapped,
+        // and zero bytes are valid cells; cells are atomics, so shared writing is sound. HEADER keeps
+        // them aligned.
         let counters = unsafe { map.add(HEADER).cast::<Counters>().as_ref() };
         // SAFETY: as above; the word lies in the header.
         let first_block = unsafe { map.add(FIRST_BLOCK_AT).cast::<AtomicU32>().as_ref() };

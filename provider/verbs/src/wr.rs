@@ -1,7 +1,8 @@
 //! Work requests built in place: `ibv_wr_start` to `ibv_wr_complete` (ibv_wr_post(3)).
 //!
-//! A batch holds the send queue's lock and fills slots of the ring; the card sees nothing before it is complete, and
-//! then gets one doorbell. Owns the rule that a failure is told at the end, and that then nothing is posted.
+//! A batch holds the send queue's lock and fills slots of the ring; the card sees nothing before it is
+//! complete, and then gets one doorbell. Owns the rule that a failure is told at the end, and that then
+//! nothing is posted.
 
 use starverbs_core::{AvId, QpType, SendFlags, SendOp, SendWqe, Sge};
 use starverbs_rings::SendProducer;
@@ -152,9 +153,9 @@ impl<'a> SendBatch<'a> {
     /// `ibv_wr_complete`: posts the work requests, and rings the doorbell once.
     ///
     /// # Errors
-    /// The first failure since the start; nothing is posted then. ENOMEM: the queue is full. EINVAL: the QP cannot send
-    /// yet, was not made for an operation, too many SGEs or inline bytes, a datagram without address. EOPNOTSUPP:
-    /// an operation that the card does not have. EIO in a forked child.
+    /// The first failure since the start; nothing is posted then. ENOMEM: the queue is full. EINVAL: the QP
+    /// cannot send yet, was not made for an operation, too many SGEs or inline bytes, a datagram without
+    /// address. EOPNOTSUPP: an operation that the card does not have. EIO in a forked child.
     #[inline]
     pub fn complete(mut self) -> Result<()> {
         if self.unaddressed {

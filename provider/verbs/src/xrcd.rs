@@ -1,9 +1,9 @@
 //! XRC domains: what QPs that receive and SRQs of the extended reliable connection share (annex A14).
 //!
 //! To the card a domain is a protection domain in which nothing but those QPs and SRQs lives. A domain that
-//! was opened on a file is the same one for every opener of that file on this card, and shared with the cards of the
-//! user's other processes that opened it: messages that come to a QP of one reach SRQs of the other. It
-//! lives until its last opener closes it.
+//! was opened on a file is the same one for every opener of that file on this card, and shared with the cards
+//! of the user's other processes that opened it: messages that come to a QP of one reach SRQs of the other.
+//! It lives until its last opener closes it.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -106,7 +106,8 @@ impl Xrcd {
     /// `ibv_close_xrcd`: the last one ends the domain.
     ///
     /// # Errors
-    /// EBUSY: the last one, while QPs or SRQs are in it, QPs of its own that other processes have open included; EINVAL when it is gone.
+    /// EBUSY: the last one, while QPs or SRQs are in it, QPs of its own that other processes have open
+    /// included; EINVAL when it is gone.
     pub fn close(&self) -> Result<()> {
         /* nobody opens it meanwhile */
         let _shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,11 +145,12 @@ impl Xrcd {
         Ok(qp)
     }
 
-    /// `ibv_open_qp`: the receiving QP of this number, which any process may have made that has the domain. `ctx` is told of
-    /// its events, under `cookie`. It lives until all have closed it.
+    /// `ibv_open_qp`: the receiving QP of this number, which any process may have made that has the domain.
+    /// `ctx` is told of its events, under `cookie`. It lives until all have closed it.
     ///
     /// # Errors
-    /// EINVAL: the domain has no such QP; EAGAIN: a process of the domain does not answer; ENOMEM; EIO in a forked child.
+    /// EINVAL: the domain has no such QP; EAGAIN: a process of the domain does not answer; ENOMEM; EIO in a
+    /// forked child.
     pub fn open_qp(&self, ctx: &Context, qpn: Qpn, cookie: u64) -> Result<Qp> {
         ctx.device()?;
         let mut state = self.0.state();

@@ -1,4 +1,5 @@
-//! Between connected QPs no message costs an allocation: not in the program's calls, not in the cards' threads.
+//! Between connected QPs no message costs an allocation: not in the program's calls, not in the cards'
+//! threads.
 //!
 //! One test, so that no other one's memory is counted.
 
@@ -202,7 +203,8 @@ fn unreliable(a: &Node, b: &Node) {
     rounds("UD SEND", 1000, || burst((a, &qa), (b, &qb), &base, 4));
 }
 
-/// One receiving QP, and SRQs of one and of many SGEs a receive: who names the second one first finds room for it.
+/// One receiving QP, and SRQs of one and of many SGEs a receive: who names the second one first finds room
+/// for it.
 fn xrc(a: &Node, b: &Node) {
     let domain = Xrcd::open(&b.ctx, None, true, false).unwrap();
     let srqs = [1, 16].map(|sges| Srq::create_xrc(&b.pd, &domain, &b.cq, 32, sges, 0).unwrap());

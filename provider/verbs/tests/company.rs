@@ -1,5 +1,5 @@
-//! Small messages of many queue pairs: they wait in company for a system call that takes them all, and never for long. And a process that
-//! has several QPN blocks.
+//! Small messages of many queue pairs: they wait in company for a system call that takes them all, and never
+//! for long. And a process that has several QPN blocks.
 
 mod common;
 
@@ -14,7 +14,8 @@ use starverbs_verbs::{Qp, QpInit, SendWr};
 const COMPANY: usize = 16;
 const WAIT: usize = 32;
 
-/// A card with many queue pairs, and its peer, whose card runs when it is polled and not before: nothing is acknowledged meanwhile.
+/// A card with many queue pairs, and its peer, whose card runs when it is polled and not before: nothing is
+/// acknowledged meanwhile.
 struct Crowd {
     a: Node,
     b: Node,
@@ -93,8 +94,8 @@ fn what_waits_goes_before_the_program_sleeps() {
     assert!(crowd.counter("tx_packets") - packets >= (COMPANY + WAIT) as u64);
 }
 
-/// A block has 4096 QPNs. While a card does not know that its frames come to itself it looks into its socket at each post, and so the
-/// program finds each completion without ever running the card by a poll.
+/// A block has 4096 QPNs. While a card does not know that its frames come to itself it looks into its socket
+/// at each post, and so the program finds each completion without ever running the card by a poll.
 #[test]
 fn a_process_of_two_blocks_settles_though_no_poll_of_it_is_in_vain() {
     let settings = Settings { progress_thread: false, ..settings() };

@@ -1,4 +1,5 @@
-//! Completion queues and shared receive queues while they change: moderated events, new sizes under traffic, overruns.
+//! Completion queues and shared receive queues while they change: moderated events, new sizes under traffic,
+//! overruns.
 
 mod common;
 
@@ -68,7 +69,8 @@ fn an_event_waits_no_longer_than_its_period() {
     }
 }
 
-/// Many that wait at once, for longer and shorter: each tells once. One that ends meanwhile makes room for another.
+/// Many that wait at once, for longer and shorter: each tells once. One that ends meanwhile makes room for
+/// another.
 #[test]
 fn many_queues_wait_each_for_its_own_time() {
     let (a, b) = Node::pair();

@@ -79,7 +79,8 @@ fn stamps_tell_when_completions_were_made() {
     };
     assert_eq!(cq.poll_stamped(16, &mut note).unwrap(), 3);
     assert!(stamps.is_sorted() && before <= stamps[0] && stamps[2] <= after, "{before} {stamps:?} {after}");
-    /* the other clock: after this was written, and the same distance apart but for the time between two looks */
+    /* the other clock: after this was written, and the same distance apart but for the time between two
+     * looks */
     let (first, last) = (wallclock(stamps[0]), wallclock(stamps[2]));
     assert!(first > 1_700_000_000_000_000_000 && last < first + 60_000_000_000);
 }

@@ -1,4 +1,5 @@
-//! Imports from another process, which here is another card of this one: tests/abi/import.c has real processes.
+//! Imports from another process, which here is another card of this one: tests/abi/import.c has real
+//! processes.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! What is said of failures never stops the card nor ends the program, whoever reads standard error or does not.
+//! What is said of failures never stops the card nor ends the program, whoever reads standard error or does
+//! not.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Memory regions of every kind, with packets on them: changed under way, on demand, null, device memory, mapped
-//! descriptors, and handles of others.
+//! Memory regions of every kind, with packets on them: changed under way, on demand, null, device memory,
+//! mapped descriptors, and handles of others.
 
 mod common;
 
@@ -289,7 +289,8 @@ fn pages_come_and_go_under_an_on_demand_region() {
     assert_eq!(a.completions(1)[0].status, WcStatus::LocProtErr);
 }
 
-/// A list of which one part is copied and another refused makes no frame, and must not leave its copy to others.
+/// A list of which one part is copied and another refused makes no frame, and must not leave its copy to
+/// others.
 #[test]
 fn a_list_that_fails_half_way_harms_no_other_queue_pair() {
     let (a, b, qa, qb) = connected();

@@ -1,4 +1,5 @@
-//! Multicast over the loopback interface, as the kernel carries it: members of all cards, sharing one UDP port.
+//! Multicast over the loopback interface, as the kernel carries it: members of all cards, sharing one UDP
+//! port.
 
 mod common;
 
@@ -152,7 +153,8 @@ fn a_queue_pair_in_several_groups_gets_what_is_sent_to_each() {
     }
 }
 
-/// Over a real interface: Linux carries no IPv6 multicast on loopback (tests/abi/multicast.sh makes interfaces).
+/// Over a real interface: Linux carries no IPv6 multicast on loopback (tests/abi/multicast.sh makes
+/// interfaces).
 #[test]
 fn ipv6_groups_work_as_well() {
     let all = host::addresses(&Settings::default()).unwrap();

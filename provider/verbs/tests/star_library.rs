@@ -287,7 +287,8 @@ fn what_a_stateless_end_uses_is_busy_until_it_ends() {
     pd.dealloc().unwrap();
 }
 
-/// Receives of an SRQ are taken as SF wants them, also when they are posted late; and few of them are told of.
+/// Receives of an SRQ are taken as SF wants them, also when they are posted late; and few of them are told
+/// of.
 #[test]
 fn a_stateless_end_takes_from_a_shared_receive_queue() {
     let nodes = pair();
@@ -330,7 +331,8 @@ fn loss_changes_nothing() {
     }
 }
 
-/// Packets and bytes are counted at both ends, by their kinds, and a request that no rule allows at the end that refuses it.
+/// Packets and bytes are counted at both ends, by their kinds, and a request that no rule allows at the end
+/// that refuses it.
 #[test]
 fn both_ends_count_what_they_send_and_get() {
     let nodes = pair();
@@ -364,7 +366,8 @@ fn both_ends_count_what_they_send_and_get() {
     assert_eq!((sf.star_rejects.get(), sl.star_rejects.get(), sl.star_refused.get()), (1, 0, 0));
 }
 
-/// What many connections cost: nothing on the card of the stateless end, so much in its host; and memory that is registered then is told of once.
+/// What many connections cost: nothing on the card of the stateless end, so much in its host; and memory that
+/// is registered then is told of once.
 #[test]
 fn many_connections_cost_the_stateless_card_nothing() {
     const CONNECTIONS: usize = 10_000;
@@ -469,7 +472,8 @@ fn write_to(socket: &UdpSocket, port: u16, prefix: Prefix, addr: u64) -> std::io
     socket.send_to(&frame, ("127.0.0.1", port))
 }
 
-/// Whoever is not the peer of a connection that there is neither writes to the stateless card's memory nor hears from it.
+/// Whoever is not the peer of a connection that there is neither writes to the stateless card's memory nor
+/// hears from it.
 #[test]
 fn strangers_reach_nothing_through_a_stateless_card() {
     let others = udp_ports();

@@ -1,5 +1,5 @@
-//! Connections that leave plain RoCEv2 while their programs post and poll, as their card has come to have too many, and come back when it
-//! has room, or when a program says so.
+//! Connections that leave plain RoCEv2 while their programs post and poll, as their card has come to have too
+//! many, and come back when it has room, or when a program says so.
 
 mod common;
 
@@ -178,7 +178,8 @@ fn connected(nodes: &[Node; 2], srqs: [Option<&Srq>; 2]) -> [Qp; 2] {
     qps
 }
 
-/// As programs post and poll, the card of one end comes to have too many connections: that end becomes stateless.
+/// As programs post and poll, the card of one end comes to have too many connections: that end becomes
+/// stateless.
 fn leaves_plain(wire: &Settings) {
     let nodes = auto(wire);
     let qps = connected(&nodes, [None; 2]);
@@ -337,7 +338,8 @@ fn what_came_back_to_a_shared_receive_queue_is_found_there() {
     (0..2).for_each(|at| comes_back([&settings(); 2], Some(at)));
 }
 
-/// Its card has room for the contexts of few queue pairs, and so keeps no state for others, but its peer's does.
+/// Its card has room for the contexts of few queue pairs, and so keeps no state for others, but its peer's
+/// does.
 #[test]
 fn a_connection_of_a_card_with_few_contexts_comes_back() {
     for cache in ["2,miss=20us", "1,miss=1us,policy=fcfs"] {

@@ -1,5 +1,5 @@
-//! A stranger with a plain UDP socket beside two connected programs: what it sends is dropped, counted by its name, and
-//! the connection lives on.
+//! A stranger with a plain UDP socket beside two connected programs: what it sends is dropped, counted by its
+//! name, and the connection lives on.
 
 mod common;
 

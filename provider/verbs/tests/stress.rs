@@ -1,5 +1,5 @@
-//! Threads that share queue pairs, on a machine with more to do than CPUs: nothing is lost, and no peer that merely waits
-//! for its CPU is given up.
+//! Threads that share queue pairs, on a machine with more to do than CPUs: nothing is lost, and no peer that
+//! merely waits for its CPU is given up.
 
 mod common;
 
@@ -69,8 +69,8 @@ fn work(a: &Node, b: &Node, qps: &[Qp], cell: usize, thread: u64, seen: &Seen) {
     }
 }
 
-/// Threads that end queue pairs and make others, on a card that has hardly a number left: one's end takes none of the
-/// completions of the other, which has its number by then.
+/// Threads that end queue pairs and make others, on a card that has hardly a number left: one's end takes
+/// none of the completions of the other, which has its number by then.
 #[test]
 fn a_number_used_anew_keeps_its_completions() {
     /// Numbers of a block, less those that the threads use in turns

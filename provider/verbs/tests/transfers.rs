@@ -266,10 +266,12 @@ fn many_threads_post_and_poll_on_one_card() {
     assert_eq!(b.word(cell), THREADS as u64 * EACH);
 }
 
-/// More than one turn sends, and nothing that comes makes the card run again: what is left goes by itself, while the program is elsewhere.
+/// More than one turn sends, and nothing that comes makes the card run again: what is left goes by itself,
+/// while the program is elsewhere.
 #[test]
 fn what_one_turn_could_not_send_goes_without_a_call() {
-    /* few enough bytes for each to be copied to the batch, and so many that a turn cannot send the half of them */
+    /* few enough bytes for each to be copied to the batch, and so many that a turn cannot send the half of
+     * them */
     const EACH: usize = 500;
     const MANY: u32 = 2 * (BYTES_OF_A_TURN / EACH) as u32;
     let settings = settings();

@@ -1,5 +1,5 @@
-//! Receiving XRC QPs that more than one has open (ibv_open_qp), on one card and on two, here of one process: tests/abi/xrc.c has
-//! real processes.
+//! Receiving XRC QPs that more than one has open (ibv_open_qp), on one card and on two, here of one process:
+//! tests/abi/xrc.c has real processes.
 
 mod common;
 
@@ -146,7 +146,8 @@ fn it_ends_with_its_home() {
     visited.close().unwrap();
 }
 
-/// A handle that is closed hears nothing more, though others of the same QP do: its name may be another object's by then.
+/// A handle that is closed hears nothing more, though others of the same QP do: its name may be another
+/// object's by then.
 #[test]
 fn a_closed_handle_is_told_nothing() {
     let three = Three::new(&settings());

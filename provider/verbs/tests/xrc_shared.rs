@@ -218,7 +218,8 @@ fn faults_are_of_the_right_kind() {
     }
 }
 
-/// The card whose QP it is goes away in the middle: the WQE that a message was in is flushed, the others come back.
+/// The card whose QP it is goes away in the middle: the WQE that a message was in is flushed, the others come
+/// back.
 #[test]
 fn a_bridge_that_goes_gives_back_what_it_borrowed() {
     let (settings, file) = (settings(), domain_file());

@@ -1,12 +1,12 @@
 //! Judges the output of programs: that results are there, complete and possible.
 
-/// What perftest says when its samples of the CPU's frequency do not agree, as on a busy machine. It ends without a report
-/// then, and the card has no part in that.
+/// What perftest says when its samples of the CPU's frequency do not agree, as on a busy machine. It ends
+/// without a report then, and the card has no part in that.
 pub const UNCALIBRATED: &str = "Correlation coefficient r^2";
-/// What perftest says when its second connection by the connection manager came before its server listened for it: the two are
-/// not in step there (create_rdma_cm_connection: the handshake comes before rdma_listen). An invalid service ID is what any CM
-/// answers then, to a REQ (REJ reason 8) or a SIDR_REQ (status 1). perftest 4.5 would try again, but with the ids and the
-/// event channel that it has just destroyed.
+/// What perftest says when its second connection by the connection manager came before its server listened
+/// for it: the two are not in step there (create_rdma_cm_connection: the handshake comes before rdma_listen).
+/// An invalid service ID is what any CM answers then, to a REQ (REJ reason 8) or a SIDR_REQ (status 1).
+/// perftest 4.5 would try again, but with the ids and the event channel that it has just destroyed.
 pub const EARLY: [&str; 2] =
     ["Event: RDMA_CM_EVENT_REJECTED; error: 8.", "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1."];
 /// Tries at that: on a busy machine of two cores every second one is too early.
@@ -64,8 +64,8 @@ fn table(output: &str, rows: usize) -> Result<Vec<f64>, String> {
     for line in output[header..].lines().skip(1) {
         let row: Option<Vec<f64>> = line.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
         let Some(row) = row.filter(|row| row.len() >= 4) else { continue };
-        // perftest computes the spread (column 7 of latencies) in an int, whose overflow makes it no number, and rounds
-        // bandwidths of small messages to 0.
+        // perftest computes the spread (column 7 of latencies) in an int, whose overflow makes it no number,
+        // and rounds bandwidths of small messages to 0.
         let mut figures = row.iter().enumerate().filter(|(i, _)| *i != 6).map(|(_, x)| *x);
         let possible = row[0] > 0.0 && row[1] > 0.0 && figures.all(|x| x.is_finite() && x >= 0.0);
         if !possible {

@@ -1,5 +1,5 @@
-//! Containers as people run them with the host's network: namespaces of their own for everything but the network, so that
-//! they share its address; folders of their own where programs leave things for each other.
+//! Containers as people run them with the host's network: namespaces of their own for everything but the
+//! network, so that they share its address; folders of their own where programs leave things for each other.
 
 use std::process::{Command, Stdio};
 
@@ -108,7 +108,8 @@ fn case(pair: Pair, (who, [server, client]): Sides) -> Case {
     })
 }
 
-/// One pair between each two places, all at once. Over veth, the servers share one address and the clients the other.
+/// One pair between each two places, all at once. Over veth, the servers share one address and the clients
+/// the other.
 fn crowd(world: &mut World, net: Net) -> Verdict {
     if let Some(reason) = [ROOT, MAPPED, ONE].into_iter().flatten().find_map(Container::hindrance) {
         return Verdict::Skip(reason);

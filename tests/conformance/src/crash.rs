@@ -1,4 +1,5 @@
-//! kill -9 of either side at chosen and at random moments, then a clean run in the same place; nothing stays behind.
+//! kill -9 of either side at chosen and at random moments, then a clean run in the same place; nothing stays
+//! behind.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -94,8 +95,8 @@ impl Traces {
         Ok(Traces { sockets, files })
     }
 
-    /// What is there now that was not before. Over loopback other programs of this host may come and go; a namespace is
-    /// all our own.
+    /// What is there now that was not before. Over loopback other programs of this host may come and go; a
+    /// namespace is all our own.
     fn left_since(&self, world: &World, net: Net) -> Result<(), String> {
         if net == Net::Lo {
             return Ok(());

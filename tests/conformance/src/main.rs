@@ -1,7 +1,7 @@
 //! Runs others' programs (ibverbs-utils, perftest), unmodified, on the card and tabulates what ran.
 //!
-//! Owns the list of cases, the processes and namespaces it starts, and the verdicts. It must not know the library's
-//! inside: what it uses is dist/, the way a person would.
+//! Owns the list of cases, the processes and namespaces it starts, and the verdicts. It must not know the
+//! library's inside: what it uses is dist/, the way a person would.
 
 mod address;
 mod case;

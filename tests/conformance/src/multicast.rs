@@ -37,7 +37,8 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// perftest takes one QP in multicast. Nothing paces a sender to many, so that the receiver posts room for all.
+/// perftest takes one QP in multicast. Nothing paces a sender to many, so that the receiver posts room for
+/// all.
 fn all(groups: [&str; 2]) -> Vec<Pair> {
     let bandwidth = |args: &str| {
         with(Pair::new("ib_send_bw", &format!("-c UD -g -n 500{args}"), Expect::Bandwidth(1)), groups)

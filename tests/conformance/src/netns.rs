@@ -32,8 +32,8 @@ pub fn ip(arguments: &str) -> Result<(), String> {
         .map_err(|e| format!("ip {arguments}: {e}"))
 }
 
-/// Waits until `device` of the namespace `name` has a carrier, which the kernel notices a moment after both ends are up: a port of it is down
-/// until then.
+/// Waits until `device` of the namespace `name` has a carrier, which the kernel notices a moment after both
+/// ends are up: a port of it is down until then.
 pub fn wait_for_carrier(name: &str, device: &str) -> Result<(), String> {
     let arguments = format!("-n {name} -o link show dev {device}");
     for _ in 0..LOOKS {

@@ -139,8 +139,8 @@ impl Pair {
         [&[self.program.to_owned()], self.args.as_slice()].concat().join(" ")
     }
 
-    /// Runs both sides to their end and judges the output: a remark, or what went wrong. Again, when perftest could not
-    /// measure the CPU's frequency, or was too early.
+    /// Runs both sides to their end and judges the output: a remark, or what went wrong. Again, when perftest
+    /// could not measure the CPU's frequency, or was too early.
     pub(crate) fn run(&self, world: &mut World, net: Net) -> Result<String, String> {
         let (mut uncalibrated, mut too_early) = (0, 0);
         loop {

@@ -86,7 +86,8 @@ impl Program {
 
     fn cases(&self) -> Vec<Case> {
         let mut cases = vec![self.case("").quick(BOTH)];
-        // With many QPs perftest's search for the peak, quadratic in all iterations, takes longer than the transfer.
+        // With many QPs perftest's search for the peak, quadratic in all iterations, takes longer than the
+        // transfer.
         let patient = |args: &&str| Case::pair("perftest", BOTH, self.pair(args).limit(180));
         cases.extend(self.options().iter().map(patient));
         cases.push(Case::pair("perftest", BOTH, self.pair("-D 3").limit(30)));

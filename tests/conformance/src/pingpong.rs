@@ -1,4 +1,5 @@
-//! libibverbs' own examples: ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong, ibv_srq_pingpong, ibv_xsrq_pingpong.
+//! libibverbs' own examples: ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong, ibv_srq_pingpong,
+//! ibv_xsrq_pingpong.
 
 use crate::case::{BOTH, Case, LARGE, Net};
 use crate::check::Expect;

@@ -63,8 +63,8 @@ impl Process {
         }
     }
 
-    /// All it wrote so far, errors last: programs keep the rest of their output back until they end, and what went wrong
-    /// would stand before it.
+    /// All it wrote so far, errors last: programs keep the rest of their output back until they end, and what
+    /// went wrong would stand before it.
     pub fn output(&self) -> String {
         let mut bytes = std::fs::read(&self.output).unwrap_or_default();
         bytes.extend(std::fs::read(errors(&self.output)).unwrap_or_default());
@@ -86,8 +86,8 @@ impl Process {
         })
     }
 
-    /// Whether somebody in its network namespace serves port `port` at the connection manager: a unix socket bears the name
-    /// of the service.
+    /// Whether somebody in its network namespace serves port `port` at the connection manager: a unix socket
+    /// bears the name of the service.
     pub fn serves(&self, port: u16) -> bool {
         let text = std::fs::read_to_string(format!("/proc/{}/net/unix", self.pid())).unwrap_or_default();
         text.lines().any(|line| {
@@ -98,13 +98,15 @@ impl Process {
         })
     }
 
-    /// What its threads do: name, state, where in the kernel, CPU time used in ticks. For the report on one that does not end.
+    /// What its threads do: name, state, where in the kernel, CPU time used in ticks. For the report on one
+    /// that does not end.
     pub fn threads(&self) -> String {
         let folder = format!("/proc/{}/task", self.pid());
         let threads = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|task| {
             let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
             let stat = read("stat");
-            // Behind the name, which may hold anything, the state is the first field, both CPU times the 12th and 13th.
+            // Behind the name, which may hold anything, the state is the first field, both CPU times the 12th
+            // and 13th.
             let fields: Vec<&str> =
                 stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_ascii_whitespace().collect();
             let field = |at: usize| fields.get(at).copied().unwrap_or("?");

@@ -146,8 +146,8 @@ fn personal_file(world: &mut World) -> Result<String, String> {
     if mtu.contains("256 (1)") { Ok(String::new()) } else { Err(format!("{mtu}:\n{}", tail(&output))) }
 }
 
-/// Whether ibv_devinfo, started with `key` set, fails with a message that holds all of `words`: by `starverbs run`, then
-/// with the library alone.
+/// Whether ibv_devinfo, started with `key` set, fails with a message that holds all of `words`: by `starverbs
+/// run`, then with the library alone.
 fn refused(world: &mut World, key: &'static str, value: &str, words: &[&str]) -> Result<(), String> {
     for by_command in [true, false] {
         let mut process = if by_command {

@@ -1,5 +1,5 @@
-//! StaR: the same programs with one end's card keeping nothing of the connections, which they are not told; and what the ends settle when one
-//! of them cannot or need not.
+//! StaR: the same programs with one end's card keeping nothing of the connections, which they are not told;
+//! and what the ends settle when one of them cannot or need not.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,8 @@ const ROLES: [(&str, [&str; 2], &str); 2] = [
 /// What the wire loses, of what each side sends.
 const LOSSES: [(&str, &str); 2] = [("1% loss", "loss=1%,seed=7"), ("5% loss", "loss=5%,seed=7")];
 
-/// perftest, by what it does, with the options that RC's cases have; in fewer iterations, as the wire and the copies are what takes time.
+/// perftest, by what it does, with the options that RC's cases have; in fewer iterations, as the wire and the
+/// copies are what takes time.
 const PERFTEST: [(&str, &[&str]); 8] = [
     ("ib_send_lat", &["", "-e", "-s 64 -I 64", "--use-srq", "-s 65536 -n 100"]),
     (
@@ -177,11 +178,13 @@ fn killed() -> Vec<Case> {
 /// How long a survivor may take to notice: perftest's seven retries, and what a busy machine adds.
 const NOTICE: Duration = Duration::from_secs(120);
 
-/// What is under way, and what whose peer is killed says: requests that nobody answers, or receives that are flushed with them, if those are polled first.
+/// What is under way, and what whose peer is killed says: requests that nobody answers, or receives that are
+/// flushed with them, if those are polled first.
 const VICTIMS: [(&str, &[&str]); 2] =
     [("ib_send_bw", &["Failed status 12:", "Failed status 5:"]), ("ib_write_bw", &["Failed status 12:"])];
 
-/// One end dies in the middle of traffic in both directions. The other's requests fail as RC's do, and what runs next in the same place is clean.
+/// One end dies in the middle of traffic in both directions. The other's requests fail as RC's do, and what
+/// runs next in the same place is clean.
 fn kill(
     world: &mut World,
     net: Net,

@@ -21,8 +21,8 @@ pub(crate) struct Frames {
     pub malformed: Vec<u32>,
 }
 
-/// Op-code and UDP length of an RC SEND Only without a byte of payload, which tshark 4.0 calls malformed, rxe's own too: it
-/// looks for a payload after the BTH.
+/// Op-code and UDP length of an RC SEND Only without a byte of payload, which tshark 4.0 calls malformed,
+/// rxe's own too: it looks for a payload after the BTH.
 const EMPTY_SEND: [&str; 2] = ["4", "24"];
 /// The last op-code of RC's SENDs and WRITEs (IBTA table 38); none of them is an answer.
 const RC_WRITE_ONLY_IMM: u8 = 11;
@@ -47,7 +47,8 @@ const REQUEST_FIELDS: [&str; 6] = [
     "infiniband.bth.opcode",
 ];
 
-/// Does `body` while the tap device is captured. Keeps one frame of each kind in the folder `keep`, named after `name`.
+/// Does `body` while the tap device is captured. Keeps one frame of each kind in the folder `keep`, named
+/// after `name`.
 pub(crate) fn during<T>(
     world: &mut World,
     name: &str,
@@ -72,8 +73,8 @@ pub(crate) struct Failure {
     pub changed: Option<String>,
 }
 
-/// Does `body` while the headers on the tap device are captured, to look at them if it fails. Keeps them in the folder `keep`, named after
-/// `name`.
+/// Does `body` while the headers on the tap device are captured, to look at them if it fails. Keeps them in
+/// the folder `keep`, named after `name`.
 pub(crate) fn of_failure<T>(
     world: &mut World,
     name: &str,
@@ -99,8 +100,8 @@ pub(crate) fn of_failure<T>(
     Err(Failure { reason, changed: changed_packet(&lines, &rxe) })
 }
 
-/// A packet of a SEND or WRITE from one of `sources` whose PSN was sent before with another op-code: no repeat may differ from what it
-/// repeats in that.
+/// A packet of a SEND or WRITE from one of `sources` whose PSN was sent before with another op-code: no
+/// repeat may differ from what it repeats in that.
 fn changed_packet(lines: &str, sources: &[&str]) -> Option<String> {
     let mut sent: BTreeMap<(&str, &str), &str> = BTreeMap::new();
     lines.lines().find_map(|line| {

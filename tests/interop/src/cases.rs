@@ -1,4 +1,5 @@
-//! The programs that both cards must run with each other: ping-pongs, perftest and those of the connection manager.
+//! The programs that both cards must run with each other: ping-pongs, perftest and those of the connection
+//! manager.
 
 use starverbs_conformance::check::Expect;
 

@@ -1,10 +1,11 @@
-//! The row of small exchanges of peer.c: what both ends say must be what they say when both are rxe, but for the few steps
-//! where rxe departs from the IBTA rules that the card here keeps.
+//! The row of small exchanges of peer.c: what both ends say must be what they say when both are rxe, but for
+//! the few steps where rxe departs from the IBTA rules that the card here keeps.
 
 use crate::pair::{Cards, Pair, RXE_ALONE};
 use crate::world::{Card, World};
 
-/// Where rxe's own lines are no measure: the step, the card that speaks, its role, what its line must hold, and the rule.
+/// Where rxe's own lines are no measure: the step, the card that speaks, its role, what its line must hold,
+/// and the rule.
 struct Rule(&'static str, Card, Role, &'static str, &'static str);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +121,8 @@ fn difference(role: Role, card: Card, here: &str, reference: &str) -> Option<Dif
     Some(Difference { step: format!("{step} ({role:?} on {card})"), rxe, here: said.to_owned(), rule })
 }
 
-/// The lines of an end, without its asynchronous events: rxe 6.1 raises none for a peer's mistakes, the IBTA rules do.
+/// The lines of an end, without its asynchronous events: rxe 6.1 raises none for a peer's mistakes, the IBTA
+/// rules do.
 fn lines(output: &str) -> Vec<String> {
     let without_events = |line: &str| {
         line.split("; ").filter(|part| !part.starts_with("event ")).collect::<Vec<_>>().join("; ")

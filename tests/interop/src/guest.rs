@@ -1,4 +1,5 @@
-//! The guest: a kernel in QEMU whose root is the host's file system, read-only, and that runs what it is asked for.
+//! The guest: a kernel in QEMU whose root is the host's file system, read-only, and that runs what it is
+//! asked for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,8 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Boots and waits until rxe0 is there. `folder` takes what host and guest exchange; `mtu` is the guest's IP MTU.
+    /// Boots and waits until rxe0 is there. `folder` takes what host and guest exchange; `mtu` is the guest's
+    /// IP MTU.
     pub(crate) fn boot(kernel: &Kernel, net: &Net, folder: &Path, mtu: u32) -> Result<Guest, String> {
         let share = folder.join("share");
         fs::create_dir_all(share.join("jobs")).map_err(|e| format!("{}: {e}", share.display()))?;
@@ -100,7 +102,8 @@ impl Guest {
     }
 }
 
-/// QEMU's arguments: no device but those that are needed, plain emulation. Each path is a word of its own, whatever it holds.
+/// QEMU's arguments: no device but those that are needed, plain emulation. Each path is a word of its own,
+/// whatever it holds.
 fn arguments(kernel: &Kernel, share: &Path, console: &Path) -> Vec<String> {
     let plain = "-accel tcg,thread=multi -cpu max -M q35 -smp 2 -m 2048 -nodefaults -no-user-config -no-reboot \
                  -display none -monitor none -device virtio-9p-pci,fsdev=r,mount_tag=hostroot \

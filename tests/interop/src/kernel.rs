@@ -16,8 +16,8 @@ pub(crate) struct Kernel {
     pub package: String,
 }
 
-/// The modules that are asked for; what they depend on is read from themselves. `crc32_generic` is looked up by name when
-/// a device is added, so no module depends on it.
+/// The modules that are asked for; what they depend on is read from themselves. `crc32_generic` is looked up
+/// by name when a device is added, so no module depends on it.
 const MODULES: [&str; 11] = [
     "virtio_pci",
     "virtio_net",
@@ -35,7 +35,8 @@ const BUSYBOX: &str = "/bin/busybox";
 const INIT: &str = include_str!("../init.sh");
 
 impl Kernel {
-    /// Downloads and unpacks the current kernel into the folder `cache`, unless it is there, and makes the initramfs.
+    /// Downloads and unpacks the current kernel into the folder `cache`, unless it is there, and makes the
+    /// initramfs.
     pub(crate) fn prepare(cache: &Path) -> Result<Kernel, String> {
         let package = current_package()?;
         let unpacked = cache.join(&package);
@@ -132,7 +133,8 @@ fn module_name(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().replace('-', "_")
 }
 
-/// What a module says of its dependencies: a string `depends=a,b` among those, each ended by a zero, that describe it.
+/// What a module says of its dependencies: a string `depends=a,b` among those, each ended by a zero, that
+/// describe it.
 fn dependencies(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };

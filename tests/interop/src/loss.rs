@@ -1,5 +1,6 @@
-//! Goodput against loss between two rdma_rxe devices, two of our cards and two ends of TCP, all in the guest, over one wire that
-//! loses (tests/interop/loss.sh): all are emulated, so each is to be compared with itself without loss.
+//! Goodput against loss between two rdma_rxe devices, two of our cards and two ends of TCP, all in the guest,
+//! over one wire that loses (tests/interop/loss.sh): all are emulated, so each is to be compared with itself
+//! without loss.
 
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
@@ -25,11 +26,12 @@ const SETUP: Duration = Duration::from_secs(120);
 /// No round begins that would end after this, and no run begins later.
 const ALL: Duration = Duration::from_secs(5 * 60);
 
-/// Measures all in interleaved rounds, one at least and so many as end in time, and writes lines of row, loss in percent, GB/s and
-/// the loss that was measured to `file`.
+/// Measures all in interleaved rounds, one at least and so many as end in time, and writes lines of row, loss
+/// in percent, GB/s and the loss that was measured to `file`.
 ///
 /// # Errors
-/// The guest's network cannot be made, or the file cannot be written. A run that fails is left out and told of.
+/// The guest's network cannot be made, or the file cannot be written. A run that fails is left out and told
+/// of.
 pub(crate) fn run(world: &mut World, file: &Path, rounds: u32) -> Result<(), String> {
     in_guest(world, &["bash", SCRIPT, "setup"], SETUP)?;
     let own = std::env::current_exe().map_err(|e| e.to_string())?.display().to_string();

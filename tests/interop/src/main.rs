@@ -1,6 +1,7 @@
 //! Runs programs on starverbs against the same programs on Linux' rdma_rxe, which lives in a guest of QEMU.
 //!
-//! Owns the guest, the namespace, the list of cases and their verdicts. What it uses is dist/ and Debian's packages.
+//! Owns the guest, the namespace, the list of cases and their verdicts. What it uses is dist/ and Debian's
+//! packages.
 
 mod capture;
 mod cases;
@@ -159,8 +160,8 @@ fn programs(args: &Args, world: &mut World, report: &mut Report) {
     }
 }
 
-/// Runs a pair while its frames are captured. Again, where they show that rxe sent a packet again as another one, which our end must refuse
-/// (docs/interop.md).
+/// Runs a pair while its frames are captured. Again, where they show that rxe sent a packet again as another
+/// one, which our end must refuse (docs/interop.md).
 fn watched(
     args: &Args,
     world: &mut World,

@@ -24,8 +24,8 @@ pub(crate) const RXE_ALONE: Cards = Cards { server: Card::Rxe, client: Card::Rxe
 /// What is said of a client that did not end.
 const STOPPED: &str = "client had to be killed";
 
-/// One program at both ends. `{gid}` in an argument stands for the index of the end's GID, `{server}` for the server's
-/// address.
+/// One program at both ends. `{gid}` in an argument stands for the index of the end's GID, `{server}` for the
+/// server's address.
 #[derive(Debug, Clone)]
 pub(crate) struct Pair {
     pub program: String,
@@ -125,10 +125,10 @@ impl Pair {
         if wrong.is_empty() { Ok([server.output(), client.output()]) } else { Err(wrong.join("\n")) }
     }
 
-    /// Runs both ends and judges what the client printed: a remark, or what went wrong. Again, when perftest could not
-    /// measure the CPU's frequency, and once when nothing went on: rdma_rxe of Linux 6.1 has been seen to stop
-    /// for ever after an acknowledge of its last packet arrived while it sent that message again, with the guest short of
-    /// CPU (docs/interop.md).
+    /// Runs both ends and judges what the client printed: a remark, or what went wrong. Again, when perftest
+    /// could not measure the CPU's frequency, and once when nothing went on: rdma_rxe of Linux 6.1 has
+    /// been seen to stop for ever after an acknowledge of its last packet arrived while it sent that
+    /// message again, with the guest short of CPU (docs/interop.md).
     pub(crate) fn judged(&self, world: &mut World, cards: Cards, expect: Expect) -> Result<String, String> {
         let mut stopped = false;
         for _ in 1..CALIBRATIONS {

@@ -56,7 +56,8 @@ pub(crate) enum Found {
 /// IP MTU of the guest's interface: 4096 bytes of payload and all headers.
 const GUEST_MTU: u32 = 4200;
 const TAP_MTU: u32 = 9000;
-/// Two programs that say nothing for so long have stopped: starting one takes the guest seconds on a busy machine.
+/// Two programs that say nothing for so long have stopped: starting one takes the guest seconds on a busy
+/// machine.
 const QUIET: Duration = Duration::from_secs(60);
 /// Frames of the hosts' own (neighbours, routers) that say nothing of the programs.
 const STRAY: u64 = 20;

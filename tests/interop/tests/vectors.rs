@@ -1,5 +1,5 @@
-//! The frames that `make interop VECTORS=1` kept, of both cards and every kind that crossed: the parser takes each, and its
-//! ICRC is what ours comes to.
+//! The frames that `make interop VECTORS=1` kept, of both cards and every kind that crossed: the parser takes
+//! each, and its ICRC is what ours comes to.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -67,6 +67,7 @@ fn every_frame_of_both_cards_is_read_and_its_icrc_is_ours() {
             seen.insert((header.src, parsed.bth().opcode()));
         }
     }
-    // RC with all that peer.c asks for has 22 op-codes, UC 12, UD 2; four addresses speak. None must get lost.
+    // RC with all that peer.c asks for has 22 op-codes, UC 12, UD 2; four addresses speak. None must get
+    // lost.
     assert!(seen.len() >= 100, "only {} kinds of frames", seen.len());
 }

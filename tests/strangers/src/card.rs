@@ -1,10 +1,12 @@
-//! A card that is in use, and frames from strangers: the whole of `handle_frame` with live queue pairs of every transport.
+//! A card that is in use, and frames from strangers: the whole of `handle_frame` with live queue pairs of
+//! every transport.
 //!
-//! The first byte decides what the stranger is. A *stranger* does not know the connections: each of its frames differs from
-//! a good one in one point at least, must be dropped and counted once, and all honest work must end well. A *peer* is what
-//! the card is connected to, gone mad: its frames pass every check that the receiver has before it looks at the request.
-//! Nothing but its own connections may suffer. A *silent* peer sends nothing but what the input says, so that the judge knows
-//! what was acknowledged. Frames here are as behind the ICRC check; the check itself is judged by `port`.
+//! The first byte decides what the stranger is. A *stranger* does not know the connections: each of its
+//! frames differs from a good one in one point at least, must be dropped and counted once, and all honest
+//! work must end well. A *peer* is what the card is connected to, gone mad: its frames pass every check that
+//! the receiver has before it looks at the request. Nothing but its own connections may suffer. A *silent*
+//! peer sends nothing but what the input says, so that the judge knows what was acknowledged. Frames here are
+//! as behind the ICRC check; the check itself is judged by `port`.
 
 mod forge;
 mod memory;

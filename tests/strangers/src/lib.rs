@@ -1,7 +1,8 @@
-//! Judges of bytes from strangers: each takes any bytes at all and panics if the library does something wrong with them.
+//! Judges of bytes from strangers: each takes any bytes at all and panics if the library does something wrong
+//! with them.
 //!
-//! The fuzz targets of tests/fuzz call them, and so does `tests/replay.rs` for each file of the corpora, with a stable
-//! toolchain. A judge must give the same verdict each time: no clock, no chance.
+//! The fuzz targets of tests/fuzz call them, and so does `tests/replay.rs` for each file of the corpora, with
+//! a stable toolchain. A judge must give the same verdict each time: no clock, no chance.
 
 mod bytes;
 pub mod card;

@@ -1,5 +1,5 @@
-//! Management datagrams from anyone, to a connection manager with listeners and connections on their way: none makes it panic, loop
-//! or keep more than its backlogs allow; and what a program does meanwhile goes on.
+//! Management datagrams from anyone, to a connection manager with listeners and connections on their way:
+//! none makes it panic, loop or keep more than its backlogs allow; and what a program does meanwhile goes on.
 
 use starverbs_cm::wire::{Attribute, Destination, Field, MAD_LEN, Mad, fields};
 use starverbs_cm::{

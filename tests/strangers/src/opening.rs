@@ -1,7 +1,9 @@
-//! What processes of an XRC domain say about a receiving QP that more than one has open: `Opening::decode`, and a live card that hears it.
+//! What processes of an XRC domain say about a receiving QP that more than one has open: `Opening::decode`,
+//! and a live card that hears it.
 //!
-//! The card has two domains with a QP each. Two strangers are in the first; they speak in turn, close to what is right. Only who
-//! has the QP open may change it, nobody reaches the QP of the other domain, and when all are gone nothing is left.
+//! The card has two domains with a QP each. Two strangers are in the first; they speak in turn, close to what
+//! is right. Only who has the QP open may change it, nobody reaches the QP of the other domain, and when all
+//! are gone nothing is left.
 
 use std::cell::RefCell;
 use std::fs::File;

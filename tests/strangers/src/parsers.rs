@@ -32,8 +32,8 @@ pub fn control(bytes: &[u8]) {
     starverbs_backend::fuzzing::read_messages(bytes);
 }
 
-/// A settings file and a variable: any text is settings or an error with a message, and settings read back what they show.
-/// First byte: which variable; then its value, a NUL, and the file.
+/// A settings file and a variable: any text is settings or an error with a message, and settings read back
+/// what they show. First byte: which variable; then its value, a NUL, and the file.
 pub fn settings(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let which = usize::from(bytes.byte());

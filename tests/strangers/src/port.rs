@@ -1,5 +1,5 @@
-//! Datagrams and unix messages into the receiving half of a port, with real sockets on loopback: what comes out of it is for
-//! this process and has a right ICRC, whatever goes in.
+//! Datagrams and unix messages into the receiving half of a port, with real sockets on loopback: what comes
+//! out of it is for this process and has a right ICRC, whatever goes in.
 
 use std::cell::RefCell;
 use std::net::UdpSocket;

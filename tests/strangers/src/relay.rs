@@ -1,9 +1,10 @@
-//! Messages from other processes of an XRC domain: `Relay::decode` and `handle_relay` of two cards that share the domain and
-//! have work in it.
+//! Messages from other processes of an XRC domain: `Relay::decode` and `handle_relay` of two cards that share
+//! the domain and have work in it.
 //!
-//! Host 0 sends to an SRQ of host 2 through a QP of host 1. The first byte decides who lies: a *third* process of the domain,
-//! which knows neither loans nor messages but may guess, or, to each other, the two at work. Their memory is watched; what
-//! the liar makes the cards do and keep is counted. After a third process has gone, honest messages arrive.
+//! Host 0 sends to an SRQ of host 2 through a QP of host 1. The first byte decides who lies: a *third*
+//! process of the domain, which knows neither loans nor messages but may guess, or, to each other, the two at
+//! work. Their memory is watched; what the liar makes the cards do and keep is counted. After a third process
+//! has gone, honest messages arrive.
 
 use starverbs_core::relay::{HEAD, Relay};
 use starverbs_core::wire::headers::Feth;

@@ -1,8 +1,10 @@
-//! StaR packets: what a stateless card, its library, and a stateful end do with any at all, whose checksums are right.
+//! StaR packets: what a stateless card, its library, and a stateful end do with any at all, whose checksums
+//! are right.
 //!
-//! Host 0 is stateless, host 1 stateful, and a connection between them has work. The input says which packets come between the honest ones. Both
-//! hosts' memory is watched: what is not registered is neither read nor written, whatever a packet says. A packet to the stateless
-//! card is answered by one at most, so nobody is flooded by what others send in his name.
+//! Host 0 is stateless, host 1 stateful, and a connection between them has work. The input says which packets
+//! come between the honest ones. Both hosts' memory is watched: what is not registered is neither read nor
+//! written, whatever a packet says. A packet to the stateless card is answered by one at most, so nobody is
+//! flooded by what others send in his name.
 
 use std::rc::Rc;
 

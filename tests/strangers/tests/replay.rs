@@ -1,4 +1,5 @@
-//! Every file of the corpora and of what was found, before each judge; and random input, as a fuzzer would begin with it.
+//! Every file of the corpora and of what was found, before each judge; and random input, as a fuzzer would
+//! begin with it.
 
 use std::path::{Path, PathBuf};
 

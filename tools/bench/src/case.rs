@@ -1,7 +1,7 @@
 //! What is measured: one case gives one figure.
 //!
-//! Owns the list of cases and how each is run once. It must not know how often, in which order, or how the figures
-//! are shown.
+//! Owns the list of cases and how each is run once. It must not know how often, in which order, or how the
+//! figures are shown.
 
 use std::path::PathBuf;
 use std::process::Command;

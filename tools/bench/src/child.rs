@@ -1,7 +1,7 @@
 //! Children: started, bounded in time, killed by their own process id.
 //!
-//! Owns everything about processes: where a program lies, pinning, readiness of a server, output, time limits.
-//! It must not know what the programs measure.
+//! Owns everything about processes: where a program lies, pinning, readiness of a server, output, time
+//! limits. It must not know what the programs measure.
 
 use std::fs;
 use std::io::Read;
@@ -233,8 +233,8 @@ fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
 
 /// In the child before exec: die with the parent, and stay on the processor asked for.
 fn prepare_child(cpu: Cpu) -> std::io::Result<()> {
-    // SAFETY: plain system calls on values of this frame; CPU_SET writes inside the zeroed set (cpu is bounded
-    // by the check), and a zeroed cpu_set_t is a valid empty set.
+    // SAFETY: plain system calls on values of this frame; CPU_SET writes inside the zeroed set (cpu is
+    // bounded by the check), and a zeroed cpu_set_t is a valid empty set.
     unsafe {
         if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
             return Err(std::io::Error::last_os_error());

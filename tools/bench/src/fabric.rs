@@ -29,7 +29,8 @@ pub(crate) fn run(setup: &Setup, provider: &str, metric: Metric, iters: u64) -> 
     })
 }
 
-/// The line below the heading: bytes, sent, acknowledged, total, time, MB/s (10^6), microseconds one way, rate.
+/// The line below the heading: bytes, sent, acknowledged, total, time, MB/s (10^6), microseconds one way,
+/// rate.
 fn parse(metric: Metric, text: &str) -> Option<f64> {
     let line = text.lines().skip_while(|line| !line.starts_with("bytes")).nth(1)?;
     let micros: f64 = line.split_whitespace().nth(6)?.parse().ok()?;

@@ -1,7 +1,7 @@
 //! The floor: what the same sockets do with nothing on top of them.
 //!
-//! Owns the ping-pong and the stream that the card's figures are divided by. Both run as two processes, which are
-//! this program once more under hidden subcommands; each prints one number. It must not know the card.
+//! Owns the ping-pong and the stream that the card's figures are divided by. Both run as two processes, which
+//! are this program once more under hidden subcommands; each prints one number. It must not know the card.
 
 use std::time::{Duration, Instant};
 
@@ -111,7 +111,8 @@ impl Plan {
     }
 }
 
-/// One side of the stream; the client prints datagrams per second. The receiver's running count is the credit.
+/// One side of the stream; the client prints datagrams per second. The receiver's running count is the
+/// credit.
 pub(crate) fn stream(side: &Side) -> Result<()> {
     let socket = Socket::bind(side.port, side.peer)?;
     let plan = Plan::new(&socket, side)?;

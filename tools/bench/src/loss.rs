@@ -1,8 +1,9 @@
-//! Goodput against loss: the card with selective repeat and without, and TCP, over one wire that loses packets.
+//! Goodput against loss: the card with selective repeat and without, and TCP, over one wire that loses
+//! packets.
 //!
-//! Each run has a network namespace of its own, whose loopback interface has an MTU of 4200, takes no packet of several
-//! segments, and drops each arriving packet of the protocol that is measured, data and acknowledges, with one chance. Needs
-//! root, `ip` and `iptables`.
+//! Each run has a network namespace of its own, whose loopback interface has an MTU of 4200, takes no packet
+//! of several segments, and drops each arriving packet of the protocol that is measured, data and
+//! acknowledges, with one chance. Needs root, `ip` and `iptables`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -175,7 +176,8 @@ impl Row {
     }
 }
 
-/// Samples of the guest from lines of row, loss in percent, GB/s and the loss measured. Other lines are passed over.
+/// Samples of the guest from lines of row, loss in percent, GB/s and the loss measured. Other lines are
+/// passed over.
 fn of_guest(text: &str) -> Vec<Row> {
     let mut rows: Vec<Row> = GUEST_ROWS.iter().map(|(_, name, colour)| Row::new(name, colour)).collect();
     for line in text.lines() {
@@ -217,7 +219,8 @@ fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path, began: Inst
     }
 }
 
-/// Measures all, in interleaved rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md and `out`.svg. `guest`: samples of the guest.
+/// Measures all, in interleaved rounds, one at least and no more than `rounds` or than end in time, and
+/// writes `out`.md and `out`.svg. `guest`: samples of the guest.
 ///
 /// # Errors
 /// Where nothing can be measured, or the files cannot be written.

@@ -1,7 +1,8 @@
-//! `starverbs-bench`: the card over its UDP wire, beside the bare sockets it stands on and beside other stacks.
+//! `starverbs-bench`: the card over its UDP wire, beside the bare sockets it stands on and beside other
+//! stacks.
 //!
-//! One run measures everything side by side on this machine and writes a table (terminal and Markdown), JSON and a
-//! picture (SVG). Nothing here knows a figure beforehand.
+//! One run measures everything side by side on this machine and writes a table (terminal and Markdown), JSON
+//! and a picture (SVG). Nothing here knows a figure beforehand.
 
 mod case;
 mod child;

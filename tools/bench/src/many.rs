@@ -1,5 +1,5 @@
-//! Many queue pairs: what a message costs as they grow to a hundred thousand, with the prefetch pass and without; what
-//! room for few contexts does to real programs, by policy; and how fast the simulator is.
+//! Many queue pairs: what a message costs as they grow to a hundred thousand, with the prefetch pass and
+//! without; what room for few contexts does to real programs, by policy; and how fast the simulator is.
 //!
 //! Owns these measurements and their page. programs/many.c and perftest do the work.
 
@@ -25,8 +25,8 @@ const UNDER_WAY: u32 = 256;
 /// The same for a card with room for few contexts, whose queue pairs are these many.
 const FEW_UNDER_WAY: u32 = 128;
 const FEW_QPS: u32 = 1_000;
-/// What a context costs that is not there: PCIe's time, and one that is long beside the card's own time for a message, as PCIe's
-/// is beside a chip's.
+/// What a context costs that is not there: PCIe's time, and one that is long beside the card's own time for a
+/// message, as PCIe's is beside a chip's.
 const MISSES: [&str; 2] = ["500ns", "5us"];
 /// Names of the rows, entries and policies.
 const CARDS: [(&str, u32, &str, &str); 4] = [
@@ -151,7 +151,8 @@ fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
     }
 }
 
-/// Measures in rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md and `out`.svg.
+/// Measures in rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md and
+/// `out`.svg.
 ///
 /// # Errors
 /// Where nothing can be measured, or the files cannot be written.

@@ -50,8 +50,9 @@ pub(crate) fn library_dir(dist: &Path) -> Result<std::path::PathBuf> {
     lib.canonicalize().map_err(|e| BenchError::from_io("canonicalize", &e))
 }
 
-/// Puts a program on the card, over the wire even where both ends share a host, with the address and the segment size of
-/// the bare streams: on loopback the path MTU is 4096, whatever the host's other interfaces allow.
+/// Puts a program on the card, over the wire even where both ends share a host, with the address and the
+/// segment size of the bare streams: on loopback the path MTU is 4096, whatever the host's other interfaces
+/// allow.
 pub(crate) fn on_card(command: &mut Command, lib: &Path) {
     command.env("LD_LIBRARY_PATH", lib).env("STARVERBS_LINK", "udp").env("STARVERBS_ADDRS", "127.0.0.1");
 }

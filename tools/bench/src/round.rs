@@ -136,8 +136,8 @@ impl State {
     }
 }
 
-/// Messages that a next run can have where `iters` took `elapsed`: a median says nothing about a busy machine's
-/// pauses, which would make a run by the median alone last for minutes.
+/// Messages that a next run can have where `iters` took `elapsed`: a median says nothing about a busy
+/// machine's pauses, which would make a run by the median alone last for minutes.
 fn affordable(iters: u64, seconds: f64, elapsed: Duration) -> u64 {
     let busy = elapsed.saturating_sub(START_UP).max(Duration::from_millis(1)).as_secs_f64();
     ((iters as f64 * (SLACK * seconds / busy)) as u64).max(MIN_MESSAGES)

@@ -15,7 +15,8 @@ type Place = (&'static str, String, &'static str);
 pub(crate) struct Samples(BTreeMap<Place, Vec<f64>>);
 
 impl Samples {
-    /// What rounds give, one at least and no more than `rounds` or than end in `time`; and how many there were.
+    /// What rounds give, one at least and no more than `rounds` or than end in `time`; and how many there
+    /// were.
     pub(crate) fn gather(rounds: u32, time: Duration, round: impl Fn(&mut Samples)) -> (Samples, u32) {
         let (mut samples, began, mut done) = (Samples::default(), Instant::now(), 0);
         while done < rounds && (done == 0 || began.elapsed() / done * (done + 1) < time) {

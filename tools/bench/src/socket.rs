@@ -133,8 +133,8 @@ impl Socket {
         let Ok(len) = usize::try_from(got) else {
             return retry_or_fail("recvmsg").map(|()| None);
         };
-        // SAFETY: the kernel filled msg_control; CMSG_FIRSTHDR gives null or a header within it, and a UDP_GRO
-        // message carries an int.
+        // SAFETY: the kernel filled msg_control; CMSG_FIRSTHDR gives null or a header within it, and a
+        // UDP_GRO message carries an int.
         let segment = unsafe {
             let header = libc::CMSG_FIRSTHDR(&raw const msg);
             if !header.is_null()
@@ -185,7 +185,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives up to a batch of datagrams into slices of `buffer` of `slot` bytes; gives how many (recvmmsg).
+    /// Receives up to a batch of datagrams into slices of `buffer` of `slot` bytes; gives how many
+    /// (recvmmsg).
     pub(crate) fn receive_batch(&self, buffer: &mut [u8], slot: usize) -> Result<usize> {
         // SAFETY: all-zero is a valid iovec and a valid mmsghdr (null pointers, zero lengths).
         let (mut iovs, mut batch) = unsafe {

@@ -1,5 +1,5 @@
-//! The StaR paper's two workloads on the UDP wire: StaR against RC, from one connection to ten thousand, on a card with room
-//! for all contexts and on one with room for few.
+//! The StaR paper's two workloads on the UDP wire: StaR against RC, from one connection to ten thousand, on a
+//! card with room for all contexts and on one with room for few.
 //!
 //! Owns these measurements and their page. programs/star.c does the work.
 
@@ -22,9 +22,9 @@ use crate::svg::{self, Bar, Panel};
 const CONNECTIONS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 /// Contexts that the server's card has room for, in all settings but the first: the paper's board.
 const ROOM: u32 = 120;
-/// What a context costs that is not there: PCIe's time, on a card that hides it behind other work, and on one where all that comes behind waits,
-/// as the paper's board does; and one that is as long beside this card's own time for a message, half a microsecond to two, as PCIe's is
-/// beside the board's: 80 ns at 10 Gb/s.
+/// What a context costs that is not there: PCIe's time, on a card that hides it behind other work, and on one
+/// where all that comes behind waits, as the paper's board does; and one that is as long beside this card's
+/// own time for a message, half a microsecond to two, as PCIe's is beside the board's: 80 ns at 10 Gb/s.
 const MISSES: [Option<&str>; 4] = [None, Some("1us"), Some("1us,policy=fcfs"), Some("10us,policy=fcfs")];
 /// Name of a workload, title, arguments of the program.
 const WORKLOADS: [(&str, &str, &[&str]); 2] =
@@ -129,7 +129,8 @@ fn parsed(text: &str) -> BTreeMap<String, f64> {
     text.lines().filter_map(line).collect()
 }
 
-/// Measures in rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md, `out`.csv and `out`.svg.
+/// Measures in rounds, one at least and no more than `rounds` or than end in time, and writes `out`.md,
+/// `out`.csv and `out`.svg.
 ///
 /// # Errors
 /// Where nothing can be measured, or the files cannot be written.

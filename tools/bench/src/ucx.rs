@@ -27,8 +27,8 @@ pub(crate) fn run(setup: &Setup, test: &str, metric: Metric, iters: u64) -> Resu
     })
 }
 
-/// The last line: iterations; time at the 50th percentile, average, overall; MiB/s average, overall; messages per
-/// second average, overall.
+/// The last line: iterations; time at the 50th percentile, average, overall; MiB/s average, overall; messages
+/// per second average, overall.
 fn parse(metric: Metric, text: &str) -> Option<f64> {
     let line = text.lines().rfind(|line| !line.trim().is_empty())?;
     let figures: Vec<f64> =

@@ -1,7 +1,7 @@
 //! The few verbs that the scale measurements need, from whatever libibverbs.so.1 the loader finds.
 //!
-//! Owns the loading and the unsafe calls. It loads at run time, so that this program builds and measures the other
-//! rows where no card has been built. It must not know what is measured.
+//! Owns the loading and the unsafe calls. It loads at run time, so that this program builds and measures the
+//! other rows where no card has been built. It must not know what is measured.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -62,7 +62,8 @@ impl Device {
     /// The call that failed.
     pub(crate) fn open() -> Result<Self> {
         let name: *const c_char = c"libibverbs.so.1".as_ptr();
-        // SAFETY: the name is NUL-terminated; the library's constructors are trusted as in any program linked to it.
+        // SAFETY: the name is NUL-terminated; the library's constructors are trusted as in any program linked
+        // to it.
         let library = unsafe { libc::dlopen(name, libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         if library.is_null() {
             return Err(BenchError::Os { what: "dlopen", message: "libibverbs.so.1".to_owned() });

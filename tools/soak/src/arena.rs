@@ -1,7 +1,8 @@
 //! A region that one direction of one connection works on from afar, and what must be in it.
 //!
-//! The model does each operation when it is posted. What the card did lies somewhere between what has completed and what
-//! is posted, in that order: a reliable connection must show one such state, and never anything else.
+//! The model does each operation when it is posted. What the card did lies somewhere between what has
+//! completed and what is posted, in that order: a reliable connection must show one such state, and never
+//! anything else.
 
 use std::collections::VecDeque;
 
@@ -31,7 +32,8 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// `len` bytes of `host`, to be reached with `access`. `keeps`: nothing is forgotten, as anything may come late.
+    /// `len` bytes of `host`, to be reached with `access`. `keeps`: nothing is forgotten, as anything may
+    /// come late.
     pub(crate) fn new(host: &mut Host, rng: &mut Rng, len: u32, access: Access, keeps: bool) -> Self {
         let (addr, key) = host.region(u64::from(len), access);
         let mut now = vec![0; len as usize];
@@ -45,8 +47,8 @@ impl Arena {
         Arena { addr, key, base: now.clone(), now, log: VecDeque::new(), ever, keeps }
     }
 
-    /// The host lost its memory: a region at the same place with the same key. What is still on the wire for it, and is of a
-    /// kind that UC takes, is written where it would have been before.
+    /// The host lost its memory: a region at the same place with the same key. What is still on the wire for
+    /// it, and is of a kind that UC takes, is written where it would have been before.
     pub(crate) fn renew(&mut self, host: &mut Host, access: Access) {
         let again = host.region(self.len() as u64, access);
         assert_eq!(again, (self.addr, self.key), "regions come again in another order");
@@ -92,8 +94,8 @@ impl Arena {
         }
     }
 
-    /// Whether `got` may be what a READ at `off` brought that should have brought `want`: what later operations, before
-    /// `until`, wrote may be in it.
+    /// Whether `got` may be what a READ at `off` brought that should have brought `want`: what later
+    /// operations, before `until`, wrote may be in it.
     pub(crate) fn may_have_read(&self, want: &[u8], got: &[u8], off: usize, seq: u64, until: u64) -> bool {
         if want == got {
             return true;
@@ -109,8 +111,9 @@ impl Arena {
         want.iter().zip(got).enumerate().all(|(i, (w, g))| w == g || later(off + i, *g))
     }
 
-    /// Panics unless memory shows the state after all before `lo` and perhaps more, up to before `hi`, in order, the next
-    /// one perhaps in part. `loose`: those that are not known to be done may be there in any order.
+    /// Panics unless memory shows the state after all before `lo` and perhaps more, up to before `hi`, in
+    /// order, the next one perhaps in part. `loose`: those that are not known to be done may be there in
+    /// any order.
     pub(crate) fn check(&self, host: &Host, (lo, hi): (u64, u64), loose: bool, what: &str) {
         let there = host.env.memory.read(self.addr, self.len());
         if loose && self.shows_some(there, lo, hi) {
@@ -143,7 +146,8 @@ impl Arena {
         panic!("{what}: memory shows no state between operation {lo} and {hi}; first odd byte {first:?}");
     }
 
-    /// Whether memory shows the state after all before `lo`, but for bytes that those up to before `hi` write, in any order.
+    /// Whether memory shows the state after all before `lo`, but for bytes that those up to before `hi`
+    /// write, in any order.
     fn shows_some(&self, there: &[u8], lo: u64, hi: u64) -> bool {
         let mut known: Vec<bool> = vec![false; there.len()];
         let mut state = self.base.clone();

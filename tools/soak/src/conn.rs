@@ -192,7 +192,8 @@ pub(crate) struct End {
     /// A flush was seen whose cause is not known yet
     pub(crate) unexplained: bool,
     pub(crate) flushing: bool,
-    /// A receive of this queue (0, but for XRC) failed; what comes behind it in the same completion queue has failed, too
+    /// A receive of this queue (0, but for XRC) failed; what comes behind it in the same completion queue
+    /// has failed, too
     pub(crate) recv_failed: Option<usize>,
     /// First request of this life that must fail
     pub(crate) doomed: Option<(u64, Bad)>,
@@ -226,8 +227,9 @@ impl Conn {
         self.plan.kind != Kind::Uc
     }
 
-    /// Whether its timeouts give a peer so much time that it must not be given up for a wire that only loses, and for links
-    /// that are cut for some seconds: 34 s is the least that the IBTA lets a card wait with these attributes.
+    /// Whether its timeouts give a peer so much time that it must not be given up for a wire that only loses,
+    /// and for links that are cut for some seconds: 34 s is the least that the IBTA lets a card wait with
+    /// these attributes.
     pub(crate) fn patient(&self) -> bool {
         let setup = &self.plan.setup;
         setup.timeout == 0 || (setup.timeout >= 20 && self.silent < PATIENCE)

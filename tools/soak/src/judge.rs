@@ -99,7 +99,8 @@ impl World {
             (conn.reliable() || bad.is_local())
                 && bad.status() == cqe.status
                 && me.doomed.is_some_and(|(seq, first)| {
-                    /* behind a request that fails at its receiver alone the card still finds its own faults */
+                    /* behind a request that fails at its receiver alone the card still finds its own
+                     * faults */
                     (seq, first) == (wr.seq, bad) || (first == Bad::Invalidate && bad.is_local())
                 })
         });
@@ -168,7 +169,8 @@ impl World {
         }
     }
 
-    /// A completion of a receive that came through a connected queue pair. `srq`: which of the host's XRC queues.
+    /// A completion of a receive that came through a connected queue pair. `srq`: which of the host's XRC
+    /// queues.
     pub(crate) fn received(&mut self, c: usize, e: usize, srq: usize, cqe: &Cqe, solicited: bool) {
         let wr = self.find_recv(c, e, srq, cqe);
         let at = self.conns[c].ends[e].host;

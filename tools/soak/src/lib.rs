@@ -1,8 +1,9 @@
 //! Cards on a hostile virtual network, judged by a model.
 //!
-//! A seed gives a plan: hosts, links and what they do to frames, connections, sizes of queues, operations, mistakes of
-//! programs, and what befalls hosts. [`run`] plays it. The judge knows what programs posted and what a card promises for
-//! that; it asks no card whether it was right. docs/faults.md says what it holds cards to.
+//! A seed gives a plan: hosts, links and what they do to frames, connections, sizes of queues, operations,
+//! mistakes of programs, and what befalls hosts. [`run`] plays it. The judge knows what programs posted and
+//! what a card promises for that; it asks no card whether it was right. docs/faults.md says what it holds
+//! cards to.
 #![forbid(unsafe_code)]
 
 mod arena;
@@ -38,7 +39,8 @@ pub struct Broken {
     pub what: String,
 }
 
-/// Plays the run of `seed`; with `trace`, each frame, post, completion and event is printed to standard error.
+/// Plays the run of `seed`; with `trace`, each frame, post, completion and event is printed to standard
+/// error.
 ///
 /// # Errors
 /// Something was not as it must be. A panic is one such thing; a hook that keeps it quiet is the caller's.

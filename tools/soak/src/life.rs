@@ -306,8 +306,8 @@ impl World {
         }
     }
 
-    /// The same queue pairs, or new ones, are connected again: with the PSNs of before and an empty wire, or with
-    /// frames of the life before still on it.
+    /// The same queue pairs, or new ones, are connected again: with the PSNs of before and an empty wire, or
+    /// with frames of the life before still on it.
     fn begin_anew(&mut self, c: usize) {
         self.conns[c].lives -= 1;
         self.conns[c].life += 1;
@@ -371,8 +371,8 @@ impl World {
         }
     }
 
-    /// A host ends without a word. Its programs begin again: the same queue pairs in the same order, so that their
-    /// numbers and keys are those of before.
+    /// A host ends without a word. Its programs begin again: the same queue pairs in the same order, so that
+    /// their numbers and keys are those of before.
     pub(crate) fn restart(&mut self, at: usize) {
         self.net.restart(at);
         self.who.retain(|(host, _), _| *host != at);

@@ -1,6 +1,7 @@
 //! Buffers of a host's programs, used again and again.
 //!
-//! The card may touch a buffer only from its posting to its completion: the pool says so to the memory, which watches.
+//! The card may touch a buffer only from its posting to its completion: the pool says so to the memory, which
+//! watches.
 
 use starverbs_core::{Access, Sge};
 use starverbs_sim::{Host, Rng};

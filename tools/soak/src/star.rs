@@ -11,7 +11,8 @@ use crate::life::all_rights;
 use crate::plan::{Chaos, Kind, Plan};
 use crate::world::{Who, World};
 
-/// How late frames come that others overtake, ns: after so long a stateful end takes what it repeats for gone.
+/// How late frames come that others overtake, ns: after so long a stateful end takes what it repeats for
+/// gone.
 const LATE: Nanos = 100_000;
 /// A threshold beyond the connections of any run.
 const ROOMY: u32 = 120;
@@ -77,8 +78,8 @@ impl Plan {
         }
     }
 
-    /// Cards with room for all connections come to have too many, while these run, and to have room again: connections that leave it to the
-    /// cards what they are change.
+    /// Cards with room for all connections come to have too many, while these run, and to have room again:
+    /// connections that leave it to the cards what they are change.
     fn mix_switches(&mut self, rng: &mut Rng) {
         let (hosts, steps) = (self.hosts as u64, if self.is_long { 50_000 } else { 300 });
         for conn in self.conns.iter_mut().filter(|conn| conn.wishes != [Wish::Off; 2]) {
@@ -164,8 +165,8 @@ impl World {
         all.into_iter().flatten().collect()
     }
 
-    /// Each packet that asks for a stateless end's memory, or writes there, is of a request that may do so: what is refused, is refused before
-    /// anything of it leaves.
+    /// Each packet that asks for a stateless end's memory, or writes there, is of a request that may do so:
+    /// what is refused, is refused before anything of it leaves.
     pub(crate) fn look_at_packets(&mut self) {
         let Some(sent) = &mut self.net.star_sent else { return };
         for (from, header) in std::mem::take(sent) {
@@ -247,7 +248,8 @@ impl World {
         if conn.over { 0 } else { (0..2).filter(|e| holds(*e)).count() * AHEAD }
     }
 
-    /// All queue pairs are gone: their peers hear of it, or are gone as well, and then there is nothing left to do.
+    /// All queue pairs are gone: their peers hear of it, or are gone as well, and then there is nothing left
+    /// to do.
     pub(crate) fn last_words(&mut self) {
         assert!(self.net.run_until_idle(1_000_000), "last words have no end");
         for (at, host) in self.net.hosts.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Tag matching, with a program that does its half as MPI would: each message goes to the oldest buffer that wants it,
-//! and the sender of data that is fetched is told once.
+//! Tag matching, with a program that does its half as MPI would: each message goes to the oldest buffer that
+//! wants it, and the sender of data that is fetched is told once.
 
 use std::collections::BTreeMap;
 
@@ -356,8 +356,8 @@ impl Matching {
         }
     }
 
-    /// The sender is told that its data was fetched. It closes the region: a READ that the wire repeats late must not reach
-    /// it any more.
+    /// The sender is told that its data was fetched. It closes the region: a READ that the wire repeats late
+    /// must not reach it any more.
     fn told(&mut self, w: &mut World, cqe: &Cqe) {
         assert_eq!((cqe.status, cqe.opcode), (WcStatus::Success, WcOpcode::Recv), "tags: {cqe:?}");
         let sges = self.told_to.remove(&cqe.wr_id).expect("tags: a receive that is not posted");

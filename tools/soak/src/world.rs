@@ -211,7 +211,8 @@ impl World {
         self.go_on() || self.poll_all() || self.act(true) || self.doom_all()
     }
 
-    /// What comes next happens, if a connection waits for anything: a card with too many looks at them for ever.
+    /// What comes next happens, if a connection waits for anything: a card with too many looks at them for
+    /// ever.
     fn go_on(&mut self) -> bool {
         self.net.transmit();
         self.net.is_busy() && self.net.step()

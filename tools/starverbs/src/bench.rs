@@ -1,6 +1,7 @@
 //! `starverbs bench`: replaces itself with `starverbs-bench`, which measures the card.
 //!
-//! It is a program of its own, as it carries what only measuring needs. It is looked for beside this command, then on the search path.
+//! It is a program of its own, as it carries what only measuring needs. It is looked for beside this command,
+//! then on the search path.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -1,7 +1,7 @@
 //! The `starverbs` command: starts programs on the card, shows what they will see and what they did.
 //!
-//! Owns the command line and its wording. It must not know how the card works: it reads settings, the device's
-//! attributes and the statistics page through the crates that own them.
+//! Owns the command line and its wording. It must not know how the card works: it reads settings, the
+//! device's attributes and the statistics page through the crates that own them.
 
 mod bench;
 mod completions;
@@ -51,8 +51,8 @@ impl Failure {
 }
 
 fn main() -> ExitCode {
-    // Output that is cut off by a closed pipe (`starverbs stat | head`) ends the command quietly, as with other tools.
-    // SAFETY: SIG_DFL is a valid disposition and no other thread runs yet.
+    // Output that is cut off by a closed pipe (`starverbs stat | head`) ends the command quietly, as with
+    // other tools. SAFETY: SIG_DFL is a valid disposition and no other thread runs yet.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let done = match Cli::parse().command {
         Command::Run(args) => run::run(&args),

@@ -73,9 +73,10 @@ impl Args {
         Ok(vars)
     }
 
-    /// What comes first in which of the dynamic linker's lists. Both, unless one was asked for: the library that is loaded before
-    /// all others shows the device in /sys and /dev too; the search path is for programs that open libibverbs.so or
-    /// librdmacm.so.1 by name. Beside a loaded library they find names that lead to it: another would be a second card.
+    /// What comes first in which of the dynamic linker's lists. Both, unless one was asked for: the library
+    /// that is loaded before all others shows the device in /sys and /dev too; the search path is for
+    /// programs that open libibverbs.so or librdmacm.so.1 by name. Beside a loaded library they find
+    /// names that lead to it: another would be a second card.
     fn linking(&self, lib: &Path) -> Vec<(&'static str, PathBuf)> {
         let preload = ("LD_PRELOAD", lib.join("libstarverbs.so"));
         match (self.preload, self.library) {
@@ -120,8 +121,8 @@ fn check(vars: &BTreeMap<OsString, OsString>) -> Result<(), Failure> {
 /// The libraries that the folder must have.
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libstarverbs.so"];
 
-/// The folder with the libraries: `given`, or where they lie beside this command: ../lib/starverbs where it is installed,
-/// ../lib where it was built.
+/// The folder with the libraries: `given`, or where they lie beside this command: ../lib/starverbs where it
+/// is installed, ../lib where it was built.
 pub(crate) fn library_dir(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let dir = match given {
         Some(dir) => dir.canonicalize().unwrap_or_else(|_| dir.to_owned()),

@@ -14,7 +14,8 @@ use crate::Failure;
 /// Simulate RDMA cards, and compare with the paper's figures.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A shipped figure (`csrna-7b`), `all`, or a file with a plan (PLAN.toml); without one, lists the figures
+    /// A shipped figure (`csrna-7b`), `all`, or a file with a plan (PLAN.toml); without one, lists the
+    /// figures
     #[arg(value_name = "FIGURE|PLAN")]
     figures: Vec<String>,
     /// Write NAME.csv and NAME.svg there; with `all` also README.md, which shows them

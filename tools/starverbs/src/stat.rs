@@ -90,7 +90,8 @@ fn table_to_json(table: &str) -> Value {
     lines.map(row).collect()
 }
 
-/// What is shown of StaR beside what is not zero, as soon as there are queue pairs of its kind: that these are zero is what one looks for.
+/// What is shown of StaR beside what is not zero, as soon as there are queue pairs of its kind: that these
+/// are zero is what one looks for.
 const STAR: [&str; 5] = [
     "star_stateless_qps",
     "star_stateful_qps",
@@ -99,7 +100,8 @@ const STAR: [&str; 5] = [
     "star_stateless_connection_bytes",
 ];
 
-/// The counters that are not zero or are looked for nevertheless, with their change per second if `old` is there.
+/// The counters that are not zero or are looked for nevertheless, with their change per second if `old` is
+/// there.
 fn to_text(user: &User, old: Option<&User>, seconds: u64) -> String {
     let mut text = format!("{} {}\n", user.pid, user.command);
     let counters = &user.page.counters;

@@ -21,7 +21,8 @@ pub(crate) struct User {
     /// Its command line, safe for a terminal.
     pub(crate) command: String,
     pub(crate) page: Snapshot,
-    /// Its queue pairs, if asked for: a line of column names, then a line each. Else why it did not tell them.
+    /// Its queue pairs, if asked for: a line of column names, then a line each. Else why it did not tell
+    /// them.
     pub(crate) qps: Option<Result<String, String>>,
 }
 
@@ -45,7 +46,8 @@ pub(crate) fn of(pid: Option<u32>, with_qps: impl Fn(u32) -> bool) -> Result<Vec
                 let qps = with_qps(one).then(|| queue_pairs(&page));
                 found.push(User { pid: one, command: command(one), page, qps });
             }
-            // Processes that are gone or not ours to look into are nobody's error, unless asked for by number.
+            // Processes that are gone or not ours to look into are nobody's error, unless asked for by
+            // number.
             Err(error) if pid.is_some() => {
                 return Err(Failure::new(1, format!("process {one}: {error}")));
             }

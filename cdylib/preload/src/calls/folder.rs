@@ -117,7 +117,8 @@ unsafe fn here(to: *mut c_char, size: usize) -> *mut c_char {
 /// libc's terms.
 unsafe fn here_without(root: &CStr, to: *mut c_char, size: usize) -> *mut c_char {
     let mut room = [0; PATH_MAX];
-    // SAFETY: libc's terms, and the room is as long as it says; what is allocated is the caller's, as libc has it.
+    // SAFETY: libc's terms, and the room is as long as it says; what is allocated is the caller's, as libc
+    // has it.
     unsafe {
         let path = go_on!(getcwd(room.as_mut_ptr(), room.len()) or core::ptr::null_mut());
         if path.is_null() {

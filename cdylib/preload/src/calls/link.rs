@@ -1,4 +1,5 @@
-//! Links and canonical paths: what leads into the picture's folder is shown as if it lay where the program looked.
+//! Links and canonical paths: what leads into the picture's folder is shown as if it lay where the program
+//! looked.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -6,8 +7,8 @@ use super::{go_on, interpose, through};
 use crate::path::{PATH_MAX, strip, strip_string};
 use crate::present;
 
-/// Reads a link with `call`, which takes the room for it. What fills that room may have been cut, at a length that
-/// the picture's folder is part of: it is read again where there is room for both.
+/// Reads a link with `call`, which takes the room for it. What fills that room may have been cut, at a length
+/// that the picture's folder is part of: it is read again where there is room for both.
 ///
 /// # Safety
 /// libc's terms for the room and the call.

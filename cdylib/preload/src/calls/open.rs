@@ -1,7 +1,8 @@
 //! Opening files: the families of open(2) and fopen(3).
 //!
-//! Nothing of the picture can be written: asking for that fails with EACCES, as sysfs answers. The device node
-//! opens for writing, because programs try whether they may, but takes no commands: a write fails with EBADF.
+//! Nothing of the picture can be written: asking for that fails with EACCES, as sysfs answers. The device
+//! node opens for writing, because programs try whether they may, but takes no commands: a write fails with
+//! EBADF.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -106,8 +107,8 @@ unsafe fn opened_stream(path: *const c_char, mode: *const c_char) -> *mut libc::
     }
 }
 
-/// A stream for writing over a descriptor of the device node, which takes none: libc makes no such stream of a
-/// descriptor that can only be read, so `open` makes one of a file that takes everything.
+/// A stream for writing over a descriptor of the device node, which takes none: libc makes no such stream of
+/// a descriptor that can only be read, so `open` makes one of a file that takes everything.
 ///
 /// # Safety
 /// `fd` is the caller's to give, `mode` a string, and `open` gives a stream or NULL.

@@ -96,8 +96,8 @@ pub fn segment(socket: &UdpSocket, size: i32) {
     unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, value, 4) };
 }
 
-/// Repeats `step` for [`RUN`]; gives CPU seconds for each. Both ends run on the one thread, so that neither other programs nor
-/// two cores' distance count.
+/// Repeats `step` for [`RUN`]; gives CPU seconds for each. Both ends run on the one thread, so that neither
+/// other programs nor two cores' distance count.
 pub fn cost(mut step: impl FnMut() -> u64) -> f64 {
     let start = cpu_time();
     let mut count = 0;

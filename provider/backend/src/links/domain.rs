@@ -15,8 +15,8 @@ const OPENING: usize = 2000;
 /// A file by which processes know a domain: device and inode.
 pub type FileId = (u64, u64);
 
-/// What a domain is called between processes: by the wire, by who opened it, and by its file. Formed once, when it is opened:
-/// a process that changes its user later stays in the domain.
+/// What a domain is called between processes: by the wire, by who opened it, and by its file. Formed once,
+/// when it is opened: a process that changes its user later stays in the domain.
 #[derive(Clone, Debug)]
 pub struct DomainName {
     prefix: String,

@@ -1,4 +1,5 @@
-//! What waits for room in a link. Bounded by its bytes: an end that makes work and takes no results costs no more.
+//! What waits for room in a link. Bounded by its bytes: an end that makes work and takes no results costs no
+//! more.
 
 use std::collections::VecDeque;
 

@@ -60,7 +60,8 @@ fn who_does_not_read_is_not_waited_for_and_misses_nothing_that_is_due() {
     assert_eq!(got, [vec![4097; sent], vec![3; 3]].concat());
 }
 
-/// What is kept for an end that takes nothing is bounded, whatever the size of the messages; then its link is closed.
+/// What is kept for an end that takes nothing is bounded, whatever the size of the messages; then its link is
+/// closed.
 #[test]
 fn what_is_due_costs_no_more_than_its_bytes() {
     for (port, len, least) in [(65016, 4096, 200), (65017, 0, 10_000)] {
@@ -119,7 +120,8 @@ fn a_link_that_a_child_has_too_ends_here() {
 #[test]
 fn who_changes_its_user_stays_in_the_domain() {
     let become_user = |user: libc::uid_t| {
-        // SAFETY: no memory is involved. The kernel's call, unlike the library's, concerns the calling thread alone.
+        // SAFETY: no memory is involved. The kernel's call, unlike the library's, concerns the calling thread
+        // alone.
         unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) == 0 }
     };
     let (mut a, mut b) = pair(65014);

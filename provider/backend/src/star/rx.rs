@@ -98,8 +98,8 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         self.sources.iter().map(|source| source.socket.as_raw_fd())
     }
 
-    /// Takes datagrams from the next socket that has some, without waiting; gives how many. A socket for which nothing comes is looked at
-    /// now and then. Packets of the round before that were not taken
+    /// Takes datagrams from the next socket that has some, without waiting; gives how many. A socket for
+    /// which nothing comes is looked at now and then. Packets of the round before that were not taken
     /// with [`StarRx::next_packet`] stay, and nothing is received.
     pub fn recv(&mut self) -> usize {
         if self.cursor.is_some() || !self.left.is_empty() {
@@ -160,8 +160,8 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
         }
     }
 
-    /// Whose the packets are that come next, as far as their first bytes tell: of `most` of them, each once in a row. Gives how many packets they
-    /// are.
+    /// Whose the packets are that come next, as far as their first bytes tell: of `most` of them, each once
+    /// in a row. Gives how many packets they are.
     #[inline]
     pub fn look_ahead(&self, most: usize, mut see: impl FnMut(Side, Qpn)) -> usize {
         let side = self.sources[self.turn].side;

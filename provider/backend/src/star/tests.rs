@@ -168,7 +168,8 @@ fn the_fault_of_the_settings_hurts_these_packets_too() {
     assert!(got.windows(2).any(|two| two[1] < two[0]), "some were late");
 }
 
-/// Packets of three kinds, added in turn: each kind comes in order, and in fewer datagrams than packets where the kernel joins them.
+/// Packets of three kinds, added in turn: each kind comes in order, and in fewer datagrams than packets where
+/// the kernel joins them.
 #[test]
 fn kinds_in_turn_stay_in_order_each_for_itself() {
     let settings = settings(IpAddr::from([127, 0, 0, 1]));

@@ -94,16 +94,17 @@ impl<C: Deref<Target = Counters>> RoceTx<C> {
         Tx::new(settings, addrs, (framing, senders), counters, capture)
     }
 
-    /// Adds a frame; see [`starverbs_core::Port::send_frame`]. Payload memory is read now and, unless `volatile`, again
-    /// at the flush. A frame that cannot go (too long, address index or family wrong) is counted in `tx_errors` and
-    /// lost.
+    /// Adds a frame; see [`starverbs_core::Port::send_frame`]. Payload memory is read now and, unless
+    /// `volatile`, again at the flush. A frame that cannot go (too long, address index or family wrong)
+    /// is counted in `tx_errors` and lost.
     #[inline]
     pub fn send_frame(&mut self, to: &Av, head: &[u8], payload: Payload<'_>, pad: u8, volatile: bool) {
         let port = self.framing.port;
         self.send_datagram(&Datagram { to, port, head, data: &[], payload, pad, volatile });
     }
 
-    /// Frames to this host's processes share segmented sends from now on as these say. Sends what was added before.
+    /// Frames to this host's processes share segmented sends from now on as these say. Sends what was added
+    /// before.
     pub fn set_owners(&mut self, owners: Owners) {
         // A QP's frames are in order in the messages of one block.
         self.send_all();

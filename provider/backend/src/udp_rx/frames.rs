@@ -30,8 +30,8 @@ struct Found {
 }
 
 impl<C: Deref<Target = Counters>> Rx<C> {
-    /// The next frame received for this process, from its BTH to before its ICRC, which was right. What is not for this
-    /// process, or not right, is handed on or dropped, and counted.
+    /// The next frame received for this process, from its BTH to before its ICRC, which was right. What is
+    /// not for this process, or not right, is handed on or dropped, and counted.
     #[inline]
     pub fn next_frame(&mut self) -> Option<(FrameMeta, &[u8])> {
         let found = self.find()?;
@@ -42,7 +42,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         Some((found.meta, &inbox.bytes(found.slot)[found.from..found.to]))
     }
 
-    /// Whether frames may wait that are worth a look ahead: more than one, as what comes next is fetched when it is handled.
+    /// Whether frames may wait that are worth a look ahead: more than one, as what comes next is fetched when
+    /// it is handled.
     #[inline]
     pub fn has_more(&self) -> bool {
         let in_datagram = |cursor: &Cursor| {
@@ -52,8 +53,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.wire_left.len() > 1 || self.cursor.as_ref().is_some_and(in_datagram)
     }
 
-    /// Destination QPNs of frames that come next, as far as they lie in the datagram that is begun or begin one of the wire's:
-    /// `most` frames, each QPN once in a row. Gives how many frames they are of.
+    /// Destination QPNs of frames that come next, as far as they lie in the datagram that is begun or begin
+    /// one of the wire's: `most` frames, each QPN once in a row. Gives how many frames they are of.
     #[inline]
     pub fn look_ahead(&self, most: usize, mut see: impl FnMut(Qpn)) -> usize {
         let (mut frames, mut last) = (0, 0);
@@ -227,7 +228,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
     }
 
-    /// Deals with the frames at the cursor that are for `block`, not of this process, and moves the cursor behind them.
+    /// Deals with the frames at the cursor that are for `block`, not of this process, and moves the cursor
+    /// behind them.
     #[cold]
     fn foreign(&mut self, cursor: &mut Cursor, block: u32) {
         let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };

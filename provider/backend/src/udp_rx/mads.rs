@@ -1,5 +1,5 @@
-//! Management datagrams at the receiving half: they are to queue pair 1, which every process has, so that the port looks for
-//! whom they are; and the services that this process holds.
+//! Management datagrams at the receiving half: they are to queue pair 1, which every process has, so that the
+//! port looks for whom they are; and the services that this process holds.
 
 use std::ops::Deref;
 
@@ -22,8 +22,8 @@ pub(crate) const HEADERS: usize = 20;
 pub(crate) const ID_SHIFT: u32 = 20;
 
 impl<C: Deref<Target = Counters>> Rx<C> {
-    /// Holds a service ID: requests for it that come to any process of the host come here. `shared`: others of this process may
-    /// hold it, if they say so too. What to poll changes.
+    /// Holds a service ID: requests for it that come to any process of the host come here. `shared`: others
+    /// of this process may hold it, if they say so too. What to poll changes.
     ///
     /// # Errors
     /// [`BackendError::ServiceTaken`], [`BackendError::ServiceOverlaps`], [`BackendError::ServicesFull`]
@@ -38,8 +38,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.doors.release(at);
     }
 
-    /// Whether the frame at the cursor is a management datagram for this process, or for nobody: one that names a connection of a
-    /// process that is gone, or a service that nobody offers, is answered by whoever gets it.
+    /// Whether the frame at the cursor is a management datagram for this process, or for nobody: one that
+    /// names a connection of a process that is gone, or a service that nobody offers, is answered by
+    /// whoever gets it.
     pub(super) fn takes_mad(&self, cursor: &Cursor) -> bool {
         let frame = self.mad(cursor);
         if qpn(frame) != QPN_GSI {
@@ -55,7 +56,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
     }
 
-    /// Passes the management datagram at the cursor on, and moves the cursor behind it; or finds that it is nobody's.
+    /// Passes the management datagram at the cursor on, and moves the cursor behind it; or finds that it is
+    /// nobody's.
     #[cold]
     pub(super) fn pass_mad(&mut self, cursor: &mut Cursor) {
         let frame = self.mad(cursor);

@@ -1,4 +1,5 @@
-//! Multicast at the receiving half: the groups of this process, and what is handed on to guests or by a patron.
+//! Multicast at the receiving half: the groups of this process, and what is handed on to guests or by a
+//! patron.
 
 use std::ops::Deref;
 
@@ -13,8 +14,8 @@ use crate::membership::receive_all;
 use crate::{BackendError, sockopt};
 
 impl<C: Deref<Target = Counters>> Rx<C> {
-    /// Joins the multicast group of address `group`: its frames are received from now on. A guest waits for the answer of
-    /// who hands them on; if there is nobody, they come as soon as there is.
+    /// Joins the multicast group of address `group`: its frames are received from now on. A guest waits for
+    /// the answer of who hands them on; if there is nobody, they come as soon as there is.
     ///
     /// # Errors
     /// [`BackendError::NoInterface`], [`BackendError::Group`].
@@ -84,7 +85,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.reply(from, from_len, &control::encode_grant(tag, granted));
     }
 
-    /// A guest has tried to have the port itself: it is a member of its groups there, or renews its patron's promise.
+    /// A guest has tried to have the port itself: it is a member of its groups there, or renews its patron's
+    /// promise.
     #[cold]
     pub(super) fn settle_groups(&mut self) {
         if let Some(wire) = &self.wire {

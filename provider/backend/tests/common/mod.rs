@@ -47,7 +47,8 @@ impl Node {
         }
         let settings = settings.clone();
         let opened = std::thread::spawn(move || {
-            // SAFETY: setfsuid takes no pointers; it changes this thread's user alone, which sockets take theirs from.
+            // SAFETY: setfsuid takes no pointers; it changes this thread's user alone, which sockets take
+            // theirs from.
             unsafe { libc::setfsuid(NOBODY) };
             Node::with(&settings)
         });
@@ -141,8 +142,8 @@ pub fn bth(qpn: u32) -> [u8; 12] {
     [0x04, 0, 0xff, 0xff, 0, a, b, c, 0, 0, 0, 1]
 }
 
-/// The ICRC, bit by bit, of an IPv4 packet whose UDP payload is `frame` without its last four bytes: IBTA annex A17.3.3 and
-/// volume 1, 7.8.1.
+/// The ICRC, bit by bit, of an IPv4 packet whose UDP payload is `frame` without its last four bytes: IBTA
+/// annex A17.3.3 and volume 1, 7.8.1.
 pub fn icrc_v4(src: [u8; 4], dst: [u8; 4], sport: u16, dport: u16, id: u16, body: &[u8]) -> [u8; 4] {
     let udp_len = body.len() as u16 + 12;
     let mut p = vec![0xff; 8];

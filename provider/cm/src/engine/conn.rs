@@ -9,10 +9,12 @@ use crate::reason;
 use crate::wire::Mad;
 use crate::wire::message::{self, Answered, Ids};
 
-/// The first repetition comes after this, ns; the following ones each after twice as long, up to the response timeout. What is
-/// lost on a host's own sockets need not cost the seconds that the specification's exponents stand for.
+/// The first repetition comes after this, ns; the following ones each after twice as long, up to the response
+/// timeout. What is lost on a host's own sockets need not cost the seconds that the specification's exponents
+/// stand for.
 const FIRST: Nanos = 200_000_000;
-/// Longest exponents that a peer may set: of its response timeout (17 s), of an MRA (2.3 min), of an ACK timeout (4.3 s).
+/// Longest exponents that a peer may set: of its response timeout (17 s), of an MRA (2.3 min), of an ACK
+/// timeout (4.3 s).
 const MAX_RESPONSE: u8 = 22;
 const MAX_SERVICE: u8 = 25;
 const MAX_ACK: u8 = 20;

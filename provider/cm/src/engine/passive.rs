@@ -53,8 +53,8 @@ impl Cm {
         Ok(())
     }
 
-    /// A queue pair that is connected asks anew: what is known of it is of an earlier life (IBTA 12.4.1, 12.9.8.3.1). The
-    /// request is refused, the old connection released.
+    /// A queue pair that is connected asks anew: what is known of it is of an earlier life (IBTA 12.4.1,
+    /// 12.9.8.3.1). The request is refused, the old connection released.
     fn refuse_stale(&mut self, now: Nanos, path: Path, request: &Request) -> Result<(), u16> {
         let Some(old) = self.by_qpn.get(&(path.remote, request.qp.qpn)).copied() else { return Ok(()) };
         self.part(now, old);
@@ -94,8 +94,8 @@ impl Cm {
         Ok(())
     }
 
-    /// The program has the request, or the question: it counts no more among those that wait for it (listen's backlog). How many
-    /// it keeps unanswered is bounded by [`MAX_CONNS`](super::MAX_CONNS) alone.
+    /// The program has the request, or the question: it counts no more among those that wait for it (listen's
+    /// backlog). How many it keeps unanswered is bounded by [`MAX_CONNS`](super::MAX_CONNS) alone.
     pub fn taken(&mut self, id: u32) {
         self.leave_backlog(id);
     }

@@ -10,7 +10,8 @@ use crate::wire::message::{self, Answered, Ids};
 use crate::wire::{Mad, fields};
 
 impl Cm {
-    /// Releases an established connection: sends the DREQ. One that is released already, or being so, is left alone.
+    /// Releases an established connection: sends the DREQ. One that is released already, or being so, is left
+    /// alone.
     ///
     /// # Errors
     /// `State`: there never was a connection.
@@ -60,8 +61,8 @@ impl Cm {
         }
     }
 
-    /// The program does not hold the connection any more: nothing is told of it from here on. The peer learns of it: what is
-    /// established is released, what waits for an answer refused.
+    /// The program does not hold the connection any more: nothing is told of it from here on. The peer learns
+    /// of it: what is established is released, what waits for an answer refused.
     pub fn release(&mut self, now: Nanos, id: u32) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.released = true;

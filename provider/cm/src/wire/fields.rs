@@ -1,4 +1,5 @@
-//! Where the fields of each message stand: the tables of IBTA 12.6 and 12.11. Bytes are counted behind the common header.
+//! Where the fields of each message stand: the tables of IBTA 12.6 and 12.11. Bytes are counted behind the
+//! common header.
 
 use super::mad::Field;
 

@@ -1,5 +1,5 @@
-//! IP addressing (annex A11): which service ID a port is, and the header before a program's private data that names ports and
-//! addresses, as Linux' rdma_cm has it.
+//! IP addressing (annex A11): which service ID a port is, and the header before a program's private data that
+//! names ports and addresses, as Linux' rdma_cm has it.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -49,7 +49,8 @@ pub fn gid_of(ip: IpAddr) -> Gid {
     }
 }
 
-/// The header: version 0, the addresses' version, the source's port and both addresses. Both are of one version.
+/// The header: version 0, the addresses' version, the source's port and both addresses. Both are of one
+/// version.
 pub fn header(from: SocketAddr, to: SocketAddr) -> [u8; HEADER_LEN] {
     let mut out = [0; HEADER_LEN];
     out[1] = if from.is_ipv4() { 4 << 4 } else { 6 << 4 };
@@ -63,8 +64,8 @@ pub fn header(from: SocketAddr, to: SocketAddr) -> [u8; HEADER_LEN] {
     out
 }
 
-/// The source's port that a header tells. `None`: it is no header, or one of other addresses than those that the message came
-/// from and to, which are what the peer is answered at and must be what the program is told.
+/// The source's port that a header tells. `None`: it is no header, or one of other addresses than those that
+/// the message came from and to, which are what the peer is answered at and must be what the program is told.
 pub fn source_port(header: &[u8; HEADER_LEN], from: Gid, to: Gid) -> Option<u16> {
     let port = u16::from_be_bytes([header[2], header[3]]);
     let want = self::header(SocketAddr::new(ip_of(from), port), SocketAddr::new(ip_of(to), 0));

@@ -17,7 +17,8 @@ pub const REQUEST_ID_AT: usize = HEADER;
 /// Base version, class (communication management), class version, method (Send): IBTA 13.4.2, 12.6.1.
 const HEAD: [u8; 4] = [1, 7, 2, 3];
 
-/// A field of a message: bits are counted from the most significant one of the first byte behind the common header.
+/// A field of a message: bits are counted from the most significant one of the first byte behind the common
+/// header.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
     at: usize,
@@ -118,7 +119,8 @@ impl Mad {
         out
     }
 
-    /// All bytes from byte `byte` of the class's part on: private data ends each message but REJ's and such with more room.
+    /// All bytes from byte `byte` of the class's part on: private data ends each message but REJ's and such
+    /// with more room.
     pub fn tail(&self, byte: usize) -> &[u8] {
         self.0.get(HEADER + byte..).unwrap_or(&[])
     }

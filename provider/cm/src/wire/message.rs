@@ -114,7 +114,8 @@ pub fn req(ids: Ids, guid: u64, connect: &Connect) -> Mad {
     mad
 }
 
-/// Both ends of a request, as its addressing header and service ID name them, if they are those of the datagram.
+/// Both ends of a request, as its addressing header and service ID name them, if they are those of the
+/// datagram.
 fn ends(
     mad: &Mad,
     service: u64,
@@ -246,7 +247,8 @@ pub fn rej(ids: Ids, answered: Answered, reason: u16, guid: Option<u64>, private
     mad
 }
 
-/// Says in a REJ for its path MTU which would do: its code, as in a REQ, in one byte of additional information.
+/// Says in a REJ for its path MTU which would do: its code, as in a REQ, in one byte of additional
+/// information.
 pub fn propose_mtu(mad: &mut Mad, mtu: Mtu) {
     mad.set(rej::INFO_LENGTH, 1);
     mad.set(rej::INFO, u64::from(mtu as u8) << 56);
@@ -287,7 +289,8 @@ pub fn sidr_req(id: u32, transaction: u64, resolve: &Resolve) -> Mad {
     mad
 }
 
-/// What a SIDR_REQ that came from `from` to `to` asks for; `None`: it has no addressing header, or one of others.
+/// What a SIDR_REQ that came from `from` to `to` asks for; `None`: it has no addressing header, or one of
+/// others.
 pub fn resolving(mad: &Mad, from: Gid, to: Gid) -> Option<Resolving> {
     let service = mad.get(sidr_req::SERVICE_ID);
     let (local, remote, space) = ends(mad, service, sidr_req::PRIVATE_DATA, from, to)?;

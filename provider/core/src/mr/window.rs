@@ -44,8 +44,8 @@ impl WindowType {
 pub struct Bind {
     /// Any key that the window ever had
     pub window: u32,
-    /// The low eight bits are those of the key that it is to have; the others count for nothing, as with mlx5
-    /// and rxe
+    /// The low eight bits are those of the key that it is to have; the others count for nothing, as with
+    /// mlx5 and rxe
     pub rkey: u32,
     /// Key of the MR; looked at only if `length` is not 0
     pub mr: u32,

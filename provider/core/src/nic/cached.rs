@@ -1,6 +1,8 @@
-//! The data path of a card with room for few QP contexts: as `data`, but that a QP is used when its context is there.
+//! The data path of a card with room for few QP contexts: as `data`, but that a QP is used when its context
+//! is there.
 //!
-//! What waits, and until when, is `contexts`' to know; here is what is done then. A card with room for all of them never gets here.
+//! What waits, and until when, is `contexts`' to know; here is what is done then. A card with room for all of
+//! them never gets here.
 
 use super::contexts::{Contexts, Due};
 use super::{Nic, Shared};
@@ -25,8 +27,8 @@ impl<E: Env> Nic<E> {
         self.shared.contexts.as_ref()?.next_event()
     }
 
-    /// As [`Nic::handle_frame`], for any card: a request to a QP whose context is not there is kept until it is. To be called
-    /// while [`Nic::takes_frames`]: a frame given all the same passes those that wait.
+    /// As [`Nic::handle_frame`], for any card: a request to a QP whose context is not there is kept until it
+    /// is. To be called while [`Nic::takes_frames`]: a frame given all the same passes those that wait.
     pub fn offer_frame(&mut self, env: &mut E, now: Nanos, meta: &FrameMeta, frame: &[u8]) {
         let Some(contexts) = &mut self.shared.contexts else {
             return self.handle_frame(env, now, meta, frame);
@@ -105,8 +107,8 @@ impl<E: Env> Nic<E> {
         }
     }
 
-    /// Whoever is ready asks for its context, if there is a WQE to send: what it owes otherwise goes with the context that
-    /// the request brought. True: the port is full.
+    /// Whoever is ready asks for its context, if there is a WQE to send: what it owes otherwise goes with the
+    /// context that the request brought. True: the port is full.
     fn ask_for_turns(&mut self, env: &mut E, now: Nanos) -> bool {
         while let Some(qpn) = self.shared.sched.pop_ready() {
             let Some(qp) = self.qps.get(qpn) else { continue };
@@ -137,7 +139,8 @@ fn sends<E: Env>(qp: &Qp<E>) -> bool {
     matches!(qp.state, QpState::Rts | QpState::Sqd)
 }
 
-/// Whether a QP in this state takes frames: those for others wait for no context, as what is wrong now is not to be right then.
+/// Whether a QP in this state takes frames: those for others wait for no context, as what is wrong now is not
+/// to be right then.
 fn takes_frames_in(state: QpState) -> bool {
     !matches!(state, QpState::Reset | QpState::Init | QpState::Err)
 }

@@ -1,13 +1,15 @@
 //! A card with room for few QP contexts: what waits for a context that is not there.
 //!
-//! Set (`NicConfig::contexts`), the software card uses a QP only as hardware does that keeps its contexts with [`Qpc`]: a
-//! doorbell asks where the SQ lies (Sq), a QP's turn to send asks for its context (Tx), and so does an arriving request (Rx;
-//! answers to requests find what they need in the window, as in the paper's published code). The contexts themselves
-//! are the card's QPs and never move; what is kept here is who may use one when.
+//! Set (`NicConfig::contexts`), the software card uses a QP only as hardware does that keeps its contexts
+//! with [`Qpc`]: a doorbell asks where the SQ lies (Sq), a QP's turn to send asks for its context (Tx), and
+//! so does an arriving request (Rx; answers to requests find what they need in the window, as in the paper's
+//! published code). The contexts themselves are the card's QPs and never move; what is kept here is who may
+//! use one when.
 //!
-//! Owns that order and its time: a context comes `miss` after it was asked for, WQEs `fetch` after their doorbell was. It has a clock
-//! of its own, which goes from event to event and never past the card's `now`, so that a card that is run late has done
-//! by then what it would have done meanwhile. It must not know packets and what a turn does.
+//! Owns that order and its time: a context comes `miss` after it was asked for, WQEs `fetch` after their
+//! doorbell was. It has a clock of its own, which goes from event to event and never past the card's `now`,
+//! so that a card that is run late has done by then what it would have done meanwhile. It must not know
+//! packets and what a turn does.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -171,7 +173,8 @@ impl Contexts {
         Ok(())
     }
 
-    /// The QP with this timer ends, or begins anew: nothing of it waits any more, and its frames that do are not handled.
+    /// The QP with this timer ends, or begins anew: nothing of it waits any more, and its frames that do are
+    /// not handled.
     pub(crate) fn forget(&mut self, timer: TimerId, qpn: Qpn) {
         let place = timer.index();
         if let Some(waits) = self.waits.get_mut(place as usize) {

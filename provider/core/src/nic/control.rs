@@ -16,7 +16,8 @@ use crate::transport::{Attr, Ctx, Flags, Qp, Quiesce, Requester, Responder, Trac
 use crate::types::{Access, Nanos, PdId, QpState, QpType, Qpn};
 
 impl<E: Env> Nic<E> {
-    /// A new QP in RESET. `Exhausted`: there are as many as may be; or no QPN is left: give the card another block.
+    /// A new QP in RESET. `Exhausted`: there are as many as may be; or no QPN is left: give the card another
+    /// block.
     pub fn create_qp(&mut self, init: QpInit<E::Sq, E::Rq, E::Cq>) -> Result<Qpn, NicError> {
         let max_sge = match &init.rq {
             RecvSource::Own(rq) => rq.max_sge(),
@@ -73,7 +74,8 @@ impl<E: Env> Nic<E> {
         self.qps.insert(qpn, Box::new(qp));
     }
 
-    /// A QP's places in the card's tables: its number and its timer. `Exhausted`: there is none, and nothing is taken.
+    /// A QP's places in the card's tables: its number and its timer. `Exhausted`: there is none, and nothing
+    /// is taken.
     fn take_places(&mut self, qp_type: QpType) -> Result<(Qpn, TimerId), NicError> {
         if self.qps.free() == 0 {
             return Err(NicError::Exhausted);
@@ -139,13 +141,14 @@ impl<E: Env> Nic<E> {
         self.qps.get(qpn).map(|qp| Owner { pd: qp.pd, cookie: qp.cookie })
     }
 
-    /// How many QPNs are taken: by QPs of any transport and in any state, and by those that have left ([`Nic::release_qp`]).
+    /// How many QPNs are taken: by QPs of any transport and in any state, and by those that have left
+    /// ([`Nic::release_qp`]).
     pub fn qp_count(&self) -> usize {
         self.qps.len()
     }
 
-    /// Connections whose state this card keeps: RC QPs that have a peer, in RTR or beyond, ERR too. Ends that have left are kept by their
-    /// peers.
+    /// Connections whose state this card keeps: RC QPs that have a peer, in RTR or beyond, ERR too. Ends that
+    /// have left are kept by their peers.
     pub fn connection_count(&self) -> u32 {
         self.shared.connections
     }
@@ -198,7 +201,8 @@ impl<E: Env> Nic<E> {
         Ok(())
     }
 
-    /// Takes a QP out of all that the card does. Its number, and its use of its domain and its SRQ, are still taken.
+    /// Takes a QP out of all that the card does. Its number, and its use of its domain and its SRQ, are still
+    /// taken.
     pub(super) fn take_out(&mut self, env: &mut E, qpn: Qpn) -> Option<Box<Qp<E>>> {
         let mut cx = self.context(env, qpn, 0)?;
         cx.close_engine();
@@ -243,8 +247,8 @@ impl<E: Env> Nic<E> {
 }
 
 impl<E: Env> Qp<E> {
-    /// Whether it is an end of an RC connection that has begun. Only what programs ask for changes that: what happens to a connection
-    /// leaves it one, in ERR.
+    /// Whether it is an end of an RC connection that has begun. Only what programs ask for changes that: what
+    /// happens to a connection leaves it one, in ERR.
     fn is_connection(&self) -> bool {
         let begun = !matches!(self.state, QpState::Reset | QpState::Init);
         self.qp_type == QpType::Rc && begun && self.attr.dest_qpn != 0
@@ -282,8 +286,8 @@ fn merge(to: &mut Attr, from: &QpAttr, mask: QpAttrMask) {
     }
 }
 
-/// Room for the answers to READs and the like that the program accepts, so that they need none later, and a place on the path
-/// that the QP is to take, if that is new. `Exhausted`: no memory.
+/// Room for the answers to READs and the like that the program accepts, so that they need none later, and a
+/// place on the path that the QP is to take, if that is new. `Exhausted`: no memory.
 fn make_room<E: Env>(cx: &mut Ctx<'_, E>, mask: QpAttrMask) -> Result<Option<PathId>, NicError> {
     let Attr { access, max_dest_rd_atomic: most, .. } = cx.qp.attr;
     /* ATOMIC WRITE takes the right to write */

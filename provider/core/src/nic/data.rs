@@ -38,9 +38,9 @@ impl<E: Env> Nic<E> {
         qp.qp_type.is_reliable() && qp.state == QpState::Rts && is_small(&qp.sq, next)
     }
 
-    /// A frame for `qpn` lies behind others that are handled first: the first of two passes over a batch of frames
-    /// has the host fetch the contexts that the second one uses (csRNA's prefetch, 4.5, where the chip's memory
-    /// is the CPU's cache).
+    /// A frame for `qpn` lies behind others that are handled first: the first of two passes over a batch of
+    /// frames has the host fetch the contexts that the second one uses (csRNA's prefetch, 4.5, where the
+    /// chip's memory is the CPU's cache).
     #[inline]
     pub fn expect_frame(&self, env: &E, qpn: Qpn) {
         if let Some(qp) = self.qps.get(qpn) {
@@ -105,9 +105,10 @@ impl<E: Env> Nic<E> {
         cx.receive(meta, &packet);
     }
 
-    /// Whether a UC or UD message took the last receive of its queue. The next one would be lost, while its program may be
-    /// about to post: the host does well to leave frames where they are for a moment. Of several queues this is the one that ran out
-    /// last: when it has a receive again, frames go on, whatever the others have.
+    /// Whether a UC or UD message took the last receive of its queue. The next one would be lost, while its
+    /// program may be about to post: the host does well to leave frames where they are for a moment. Of
+    /// several queues this is the one that ran out last: when it has a receive again, frames go on,
+    /// whatever the others have.
     #[inline]
     pub fn ran_out(&self) -> bool {
         self.shared.ran_out.is_some()

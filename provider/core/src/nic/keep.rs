@@ -1,9 +1,10 @@
 //! Requests that came before one that is missing, kept as they came until it is there (selective repeat).
 //!
-//! A responder executes in order, always; what it keeps here is the frame, so that a gap changes when a request is
-//! executed and nothing else. There is state for a QP only while it has a gap, from a pool that all QPs of the card
-//! share and that is made with the first of them. When the pool is empty it takes what is kept for the peer that was silent
-//! longest, if that was long; if there is none, a frame is dropped, as without selective repeat.
+//! A responder executes in order, always; what it keeps here is the frame, so that a gap changes when a
+//! request is executed and nothing else. There is state for a QP only while it has a gap, from a pool that
+//! all QPs of the card share and that is made with the first of them. When the pool is empty it takes what is
+//! kept for the peer that was silent longest, if that was long; if there is none, a frame is dropped, as
+//! without selective repeat.
 
 use alloc::vec::Vec;
 use core::num::NonZeroU16;
@@ -18,9 +19,10 @@ const FRAME: usize = 4096 + 64;
 const RING: usize = 512;
 /// Which PSNs of the ring.
 type Set = super::psn_set::Set<{ RING / 64 }>;
-/// After so much silence the frames behind a gap may go to others, ns: more than requesters let pass between two timeouts
-/// unless nobody answers for long. Their peer was told that they are kept, but is told no more when they are missing: it sends
-/// again what is not acknowledged in the end, as TCP does (RFC 2018, section 8).
+/// After so much silence the frames behind a gap may go to others, ns: more than requesters let pass between
+/// two timeouts unless nobody answers for long. Their peer was told that they are kept, but is told no more
+/// when they are missing: it sends again what is not acknowledged in the end, as TCP does (RFC 2018, section
+/// 8).
 const SILENT: Nanos = 1_000_000_000;
 
 /// A QP's gap: one more than its place, so that a QP without one says so in two bytes.
@@ -69,8 +71,8 @@ fn place(psn: Psn) -> usize {
 }
 
 impl Keep {
-    /// Makes the pool, once: of so many frames, for so many QPs with a gap at a time. Its pages cost nothing before they are
-    /// used. False: there is no memory for it.
+    /// Makes the pool, once: of so many frames, for so many QPs with a gap at a time. Its pages cost nothing
+    /// before they are used. False: there is no memory for it.
     pub(crate) fn make(&mut self, frames: u16, gaps: u16) -> bool {
         if !self.gaps.is_empty() {
             return true;
@@ -156,8 +158,8 @@ impl Keep {
         self.gaps[id.place()].have.has(place(psn))
     }
 
-    /// Keeps a frame, given in parts, at `psn`, which is at most [`SackEth::SPAN`] behind the expected one. False: there is no
-    /// room.
+    /// Keeps a frame, given in parts, at `psn`, which is at most [`SackEth::SPAN`] behind the expected one.
+    /// False: there is no room.
     pub(crate) fn put(&mut self, id: GapId, now: Nanos, psn: Psn, parts: [&[u8]; 3], pad: u8) -> bool {
         let len = parts.iter().map(|part| part.len()).sum::<usize>() + usize::from(pad);
         if len > FRAME {
@@ -289,7 +291,8 @@ mod tests {
         assert_eq!((keep.free.len(), keep.free_gaps.len()), (FRAMES, GAPS));
     }
 
-    /// Frames of those who say nothing go to those who ask, the most silent first; who is heard of keeps its own.
+    /// Frames of those who say nothing go to those who ask, the most silent first; who is heard of keeps its
+    /// own.
     #[test]
     fn the_silent_make_room() {
         let mut keep = Keep::default();

@@ -1,7 +1,8 @@
 //! XRC domains that cards share: receive WQEs lent to other cards, and what comes for them.
 //!
-//! Owns the loans. A WQE that is lent is out of its queue; it is completed when its message is here, and comes back to the
-//! queue's head, in order, when it was not used. Nothing that a borrower says reaches beyond the loans that it has.
+//! Owns the loans. A WQE that is lent is out of its queue; it is completed when its message is here, and
+//! comes back to the queue's head, in order, when it was not used. Nothing that a borrower says reaches
+//! beyond the loans that it has.
 
 mod loans;
 mod serve;
@@ -89,8 +90,8 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Asks others, each once, for what they have of `srq` and do not use. A queue that stays empty is not looked through again
-    /// until something of it is lent.
+    /// Asks others, each once, for what they have of `srq` and do not use. A queue that stays empty is not
+    /// looked through again until something of it is lent.
     pub(crate) fn recall(&mut self, env: &mut E, id: SrqId, but: Option<LinkId>) {
         let number = self.abroad.home << QPN_BLOCK_SHIFT | id.0;
         let Some(srq) = self.srqs.get_mut(id.0 as usize) else { return };
@@ -253,8 +254,8 @@ fn tell_done<E: Env>(env: &mut E, link: LinkId, part: &Part, outcome: Option<Out
 }
 
 impl<E: Env> Nic<E> {
-    /// The XRC domain that `xrcd` stands for is shared with other cards from now on; numbers of its SRQs begin with
-    /// `block`, which is one of this card's.
+    /// The XRC domain that `xrcd` stands for is shared with other cards from now on; numbers of its SRQs
+    /// begin with `block`, which is one of this card's.
     ///
     /// # Errors
     /// `NotFound`; `Invalid`: the card gave another block before; `Exhausted`: no memory.

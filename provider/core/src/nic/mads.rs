@@ -1,7 +1,8 @@
 //! Queue pair 1: management datagrams come out and go in here (IBTA 10.2.4.2, 13.5.1).
 //!
-//! The card does not look into them; what they mean is for whoever manages connections. It keeps a few until they are taken, and
-//! one timer for that manager, and raises [`AsyncEvent::Mads`] when it should have a look.
+//! The card does not look into them; what they mean is for whoever manages connections. It keeps a few until
+//! they are taken, and one timer for that manager, and raises [`AsyncEvent::Mads`] when it should have a
+//! look.
 
 use alloc::collections::VecDeque;
 
@@ -17,7 +18,8 @@ pub const QPN_GSI: Qpn = 1;
 pub const MAD_LEN: usize = 256;
 /// Q_Key of queue pair 1 (IBTA 10.2.5).
 pub const QKEY_GSI: u32 = 0x8001_0000;
-/// Datagrams that wait; more are dropped, as are those for which the host has no memory. Whoever sent them sends them again.
+/// Datagrams that wait; more are dropped, as are those for which the host has no memory. Whoever sent them
+/// sends them again.
 const WAITING: usize = 256;
 /// BTH and DETH
 const HEADERS: usize = 20;
@@ -78,8 +80,8 @@ impl<E: Env> Nic<E> {
         env.send_frame(to, &frame, &[], 0, false);
     }
 
-    /// [`AsyncEvent::Mads`] is raised at `at`, unless it is due earlier already. Without memory for the first timer, the next
-    /// message is what raises it.
+    /// [`AsyncEvent::Mads`] is raised at `at`, unless it is due earlier already. Without memory for the first
+    /// timer, the next message is what raises it.
     pub fn arm_mads(&mut self, at: Nanos) {
         if self.mads.timer.is_none() {
             self.mads.timer = self.shared.sched.join_timer().ok();

@@ -1,8 +1,8 @@
 //! Multicast groups: which QPs are attached to which, and what comes to them (IBTA 10.5).
 //!
 //! A datagram to the multicast QPN is copied to each QP that is attached to the group it was sent to. Joining
-//! a group on the wire is the host's: it is asked when a group gets its first QP, and told when the last is gone.
-//! The table is searched for multicast frames alone.
+//! a group on the wire is the host's: it is asked when a group gets its first QP, and told when the last is
+//! gone. The table is searched for multicast frames alone.
 
 use alloc::vec::Vec;
 
@@ -37,12 +37,13 @@ impl Groups {
 }
 
 impl<E: Env> Nic<E> {
-    /// `ibv_attach_mcast`: what is sent to the multicast address `group` reaches `qpn` too. Attaching a second time
-    /// changes nothing. `join` is called when the group is new to the card, and nothing is changed if it fails.
+    /// `ibv_attach_mcast`: what is sent to the multicast address `group` reaches `qpn` too. Attaching a
+    /// second time changes nothing. `join` is called when the group is new to the card, and nothing is
+    /// changed if it fails.
     ///
     /// # Errors
-    /// `Invalid`: not a UD QP, or not a multicast address; `Exhausted`: the card has as many groups, or the group as
-    /// many QPs, as it may; those of `join`.
+    /// `Invalid`: not a UD QP, or not a multicast address; `Exhausted`: the card has as many groups, or the
+    /// group as many QPs, as it may; those of `join`.
     pub fn attach_multicast<X: From<NicError>>(
         &mut self,
         qpn: Qpn,
@@ -102,8 +103,8 @@ impl<E: Env> Nic<E> {
         });
     }
 
-    /// A frame to the multicast QPN: a copy to each QP of its group. It is never answered, and never for a QP that it
-    /// names itself, as its source does not know who there is.
+    /// A frame to the multicast QPN: a copy to each QP of its group. It is never answered, and never for a QP
+    /// that it names itself, as its source does not know who there is.
     #[cold]
     pub(super) fn receive_multicast(
         &mut self,

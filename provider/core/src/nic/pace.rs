@@ -4,8 +4,8 @@
 //! word. Behind every stretch of UC and UD packets towards a destination goes a probe, a frame of
 //! the manufacturer's own op-code space; a starverbs card answers it once it has read it, and so all
 //! that stood before it in the socket. What is not probed yet counts as in flight against the
-//! path's window. A card that never answers (another make) is not paced at all, nor is a multicast group, where
-//! many would answer.
+//! path's window. A card that never answers (another make) is not paced at all, nor is a multicast group,
+//! where many would answer.
 
 use crate::types::{Gid, Nanos};
 
@@ -13,8 +13,9 @@ use crate::types::{Gid, Nanos};
 pub(crate) const PROBE_TIMEOUT: Nanos = 2_000_000;
 /// Probes without any answer after which a destination is taken for another make.
 const MUTE_AFTER: u8 = 8;
-/// Times that a probe goes to one who has answered before, until its stretch counts as lost: its process may have no CPU, and
-/// what is sent meanwhile only fills its socket. RC waits for the same window, so not for long.
+/// Times that a probe goes to one who has answered before, until its stretch counts as lost: its process may
+/// have no CPU, and what is sent meanwhile only fills its socket. RC waits for the same window, so not for
+/// long.
 const TRIES: u8 = 16;
 
 /// Pacing towards one destination.
@@ -48,7 +49,8 @@ impl Pace {
         self.since += bytes;
     }
 
-    /// Whether a probe should go now: enough was sent since the last, and none is under way, or that one once more.
+    /// Whether a probe should go now: enough was sent since the last, and none is under way, or that one once
+    /// more.
     pub(crate) fn wants_probe(&self, stretch: u32) -> bool {
         !self.mute && (self.again || self.probe.is_none() && self.since >= stretch)
     }
@@ -97,7 +99,8 @@ impl Pace {
         bytes
     }
 
-    /// When to look again, if something is counted as in flight: at the end of the probe under way, or of one to come.
+    /// When to look again, if something is counted as in flight: at the end of the probe under way, or of one
+    /// to come.
     pub(crate) fn owes(&self, now: Nanos) -> Option<Nanos> {
         self.deadline().or_else(|| (!self.mute && self.since > 0).then_some(now + PROBE_TIMEOUT))
     }

@@ -17,7 +17,8 @@ use crate::room::{Room, TwoEnds};
 use crate::rtt::Rtt;
 use crate::types::{Gid, Nanos, Qpn};
 
-/// Handle of a path, one more than its place, so that none takes no room of its own; valid as long as the card.
+/// Handle of a path, one more than its place, so that none takes no room of its own; valid as long as the
+/// card.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PathId(NonZeroU32);
 

@@ -1,8 +1,9 @@
 //! What a requester knows of each packet under way while some are missing (selective repeat).
 //!
-//! A packet is in flight, held (the peer has it, or its answer is in memory) or lost. Each transmission has a number; when the
-//! peer has one, those that left at least [`LATE`] transmissions before it and are not held are taken for lost, as RFC 8985
-//! does by time. Only first transmissions prove that: what came may be the first of two.
+//! A packet is in flight, held (the peer has it, or its answer is in memory) or lost. Each transmission has a
+//! number; when the peer has one, those that left at least [`LATE`] transmissions before it and are not held
+//! are taken for lost, as RFC 8985 does by time. Only first transmissions prove that: what came may be the
+//! first of two.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -111,7 +112,8 @@ impl Repair {
         }
     }
 
-    /// Numbers begin anew: a repair on a wire that loses all the time may never end. What lies far back stays oldest.
+    /// Numbers begin anew: a repair on a wire that loses all the time may never end. What lies far back stays
+    /// oldest.
     #[cold]
     fn rebase(&mut self) {
         let base = self.counter - 2 * RING as u32;
@@ -154,7 +156,8 @@ impl Repair {
         news
     }
 
-    /// The peer does not have the packet at `psn` after all. Gives whether that is so of one that was in flight.
+    /// The peer does not have the packet at `psn` after all. Gives whether that is so of one that was in
+    /// flight.
     pub(crate) fn refused(&mut self, psn: Psn) -> bool {
         let was_held = self.held.drop(place(psn));
         self.held_count -= u32::from(was_held);
@@ -184,8 +187,8 @@ impl Repair {
         self.held_count == 0 && self.lost_count == 0 && !una.before(self.executed)
     }
 
-    /// The request for `packets` answers from `psn` on is with the peer: they are due a round trip from now, and requests that
-    /// left before it were overtaken.
+    /// The request for `packets` answers from `psn` on is with the peer: they are due a round trip from now,
+    /// and requests that left before it were overtaken.
     pub(crate) fn expect(&mut self, psn: Psn, packets: u32) {
         self.note_order(place(psn));
         for n in 0..packets.min(RING as u32) {
@@ -239,7 +242,8 @@ impl Repair {
         count
     }
 
-    /// All that is not held between `una` and `max` is lost, `una` in any case. Gives how many were in flight.
+    /// All that is not held between `una` and `max` is lost, `una` in any case. Gives how many were in
+    /// flight.
     pub(crate) fn lose_all(&mut self, una: Psn, max: Psn) -> u32 {
         let first = u32::from(self.refused(una));
         (1..max.since(una) as u32).filter(|n| self.lose(una.plus(*n))).count() as u32 + first

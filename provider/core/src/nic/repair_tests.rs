@@ -59,7 +59,8 @@ fn the_pool_is_bounded() {
     assert_eq!(core::iter::from_fn(|| repairs.open(psn, psn, psn)).count(), 63);
 }
 
-/// A packet of the model: number of its last transmission, whether that was a repetition, and what it is taken for.
+/// A packet of the model: number of its last transmission, whether that was a repetition, and what it is
+/// taken for.
 #[derive(Clone, Copy)]
 struct Plain {
     order: u32,
@@ -122,7 +123,8 @@ impl Model {
     }
 }
 
-/// Random steps, in the order that chance gives them, leave the scoreboard as they leave one entry for each packet.
+/// Random steps, in the order that chance gives them, leave the scoreboard as they leave one entry for each
+/// packet.
 #[test]
 fn the_scoreboard_is_as_a_plain_list() {
     for seed in 1..60u64 {

@@ -85,8 +85,9 @@ impl Sched {
     pub(crate) fn arm(&mut self, timer: TimerId, at: Nanos, qpn: Qpn) {
         self.timers.arm(timer, at, qpn);
     }
-    /// There is no deadline any more, if one that stays would cost more: it is moved for nothing when it is needed again, but
-    /// comes at last, among many when its QP lies no longer in the CPU's caches. Says whether it is gone.
+    /// There is no deadline any more, if one that stays would cost more: it is moved for nothing when it is
+    /// needed again, but comes at last, among many when its QP lies no longer in the CPU's caches. Says
+    /// whether it is gone.
     #[inline]
     pub(crate) fn rest(&mut self, timer: TimerId) -> bool {
         let crowded = self.timers.is_crowded();

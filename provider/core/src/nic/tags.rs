@@ -1,4 +1,5 @@
-//! SRQs that match tags: made, and their lists changed (ibv_post_srq_ops(3)). What is asked for is done at once.
+//! SRQs that match tags: made, and their lists changed (ibv_post_srq_ops(3)). What is asked for is done at
+//! once.
 
 use alloc::boxed::Box;
 
@@ -54,8 +55,8 @@ impl<E: Env> Nic<E> {
         self.insert_srq(Srq { rq, pd, limit: 0, users: 0, cookie, xrc: None, callable: Callable::No, tags })
     }
 
-    /// Changes a list; gives the handle of what was added. `Exhausted`: the list is full. `NotFound`: the SRQ matches no
-    /// tags. A buffer that is gone already is told in the completion.
+    /// Changes a list; gives the handle of what was added. `Exhausted`: the list is full. `NotFound`: the SRQ
+    /// matches no tags. A buffer that is gone already is told in the completion.
     pub fn change_tags(&mut self, srq: SrqId, op: &TagOp) -> Result<u32, NicError> {
         let srq = self.shared.srqs.get_mut(srq.0 as usize).ok_or(NicError::NotFound)?;
         let TagMatching { cq, list } = srq.tags.as_deref_mut().ok_or(NicError::NotFound)?;

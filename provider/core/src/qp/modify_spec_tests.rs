@@ -1,9 +1,9 @@
 //! The table of transitions against the specification, written down a second time, from it and by hand.
 //!
-//! Source: the tables of man ibv_modify_qp(3) for what is required, and IBTA vol. 1, 11.2.5.2 with annex A14 (XRC) for
-//! what is optional and for SQD and SQE. Words are those of `enum ibv_qp_attr_mask`. Two things differ from there, on
-//! purpose: alternate paths are nowhere (the device says that it has none), and an end of an extended connection may be
-//! given what only the other end has.
+//! Source: the tables of man ibv_modify_qp(3) for what is required, and IBTA vol. 1, 11.2.5.2 with annex A14
+//! (XRC) for what is optional and for SQD and SQE. Words are those of `enum ibv_qp_attr_mask`. Two things
+//! differ from there, on purpose: alternate paths are nowhere (the device says that it has none), and an end
+//! of an extended connection may be given what only the other end has.
 
 use std::string::String;
 
@@ -81,7 +81,8 @@ fn spec(qp_type: &str, from: &str, to: &str) -> Option<(M, M)> {
     Some((mask(row.3), mask(row.4)))
 }
 
-/// Every transition of every transport, with every attribute added to what is required and taken away from it.
+/// Every transition of every transport, with every attribute added to what is required and taken away from
+/// it.
 #[test]
 fn every_transition_with_every_attribute() {
     let mut wrong = String::new();

@@ -1,6 +1,7 @@
 //! The QPC cache: fully associative, least recently used out first, never one that is waited for.
 //!
-//! The tag store of a chip compares all tags at once. Here a table from QPN to line gives the same answer in one step.
+//! The tag store of a chip compares all tags at once. Here a table from QPN to line gives the same answer in
+//! one step.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -105,8 +106,8 @@ impl<C> Cache<C> {
         self.victim(pinned).is_some()
     }
 
-    /// Puts in a context that is not there, and gives what must go to memory: the one evicted for it, or itself when all
-    /// lines are pinned.
+    /// Puts in a context that is not there, and gives what must go to memory: the one evicted for it, or
+    /// itself when all lines are pinned.
     pub(super) fn insert(&mut self, qpn: Qpn, context: C, pinned: impl Fn(Qpn) -> bool) -> Option<(Qpn, C)> {
         let Some(slot) = self.victim(pinned) else { return Some((qpn, context)) };
         let line = Line { qpn, context, older: NONE, newer: NONE };

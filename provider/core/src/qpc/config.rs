@@ -11,7 +11,8 @@ pub enum Policy {
     Fcfs,
     /// Others pass a miss; order holds within a QP only (sections 4.3, 4.4)
     NonBlocking,
-    /// As non-blocking, with the SQ addresses on the chip, and a context is fetched ahead while its WQEs are (section 4.5)
+    /// As non-blocking, with the SQ addresses on the chip, and a context is fetched ahead while its WQEs are
+    /// (section 4.5)
     #[default]
     LatencyHiding,
 }
@@ -79,9 +80,9 @@ impl OnChip {
 }
 
 impl Config {
-    /// Bytes that one more index of each channel takes (formula 2). By the widths that the paper gives (QPN 24, index 8,
-    /// channel 2, flags 1 bit each; a count of 8 bits) it is 3 B of index FIFOs, 6 pending elements of 35 bits and 3
-    /// records of 34 bits: 42 B, which the paper rounds to 40.
+    /// Bytes that one more index of each channel takes (formula 2). By the widths that the paper gives (QPN
+    /// 24, index 8, channel 2, flags 1 bit each; a count of 8 bits) it is 3 B of index FIFOs, 6 pending
+    /// elements of 35 bits and 3 records of 34 bits: 42 B, which the paper rounds to 40.
     pub const BYTES_PER_INDEX: u64 = 40;
     /// Bytes that a QP takes in the SQ address table (section 4.7).
     pub const BYTES_PER_SEND_RING: u64 = 10;

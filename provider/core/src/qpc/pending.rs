@@ -1,9 +1,11 @@
-//! The pending FIFOs (section 4.3.1): requests that wait for their context, or for one of the same QP before them.
+//! The pending FIFOs (section 4.3.1): requests that wait for their context, or for one of the same QP before
+//! them.
 //!
-//! Two FIFOs, so that elements in the middle can be looked at: new ones enter the offline FIFO; a check takes the head
-//! of the offline FIFO and, if it cannot be served yet, puts it at the end of the online one; DMA answers take the head of
-//! the online FIFO, or of the offline one when the online is empty. So "online, then offline" is always the order of
-//! arrival, in which DMA answers come. When the offline FIFO has been checked through, the two change roles: a new pass.
+//! Two FIFOs, so that elements in the middle can be looked at: new ones enter the offline FIFO; a check takes
+//! the head of the offline FIFO and, if it cannot be served yet, puts it at the end of the online one; DMA
+//! answers take the head of the online FIFO, or of the offline one when the online is empty. So "online, then
+//! offline" is always the order of arrival, in which DMA answers come. When the offline FIFO has been checked
+//! through, the two change roles: a new pass.
 
 use alloc::collections::VecDeque;
 

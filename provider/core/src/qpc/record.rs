@@ -1,9 +1,11 @@
-//! The pending record table (section 4.3.2): which QPs have requests pending, how many, and whether their context came.
+//! The pending record table (section 4.3.2): which QPs have requests pending, how many, and whether their
+//! context came.
 //!
-//! It is a CAM: read and updated by QPN, written at the address of a request, `channel * ooo_cap + index` (formula 1). The
-//! paper writes an entry at the address of the request that missed. That request may be served, and its index be in use
-//! for another QP, while requests behind it still wait and need the entry. So an entry moves to the address of each
-//! request that joins it: the newest of a QP is served last, and its index stays taken until then.
+//! It is a CAM: read and updated by QPN, written at the address of a request, `channel * ooo_cap + index`
+//! (formula 1). The paper writes an entry at the address of the request that missed. That request may be
+//! served, and its index be in use for another QP, while requests behind it still wait and need the entry. So
+//! an entry moves to the address of each request that joins it: the newest of a QP is served last, and its
+//! index stays taken until then.
 
 use alloc::vec::Vec;
 

@@ -1,4 +1,5 @@
-//! The requester (section 4.4): numbers its requests, keeps what belongs to them, and finds it again by the number.
+//! The requester (section 4.4): numbers its requests, keeps what belongs to them, and finds it again by the
+//! number.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -6,7 +7,8 @@ use alloc::vec::Vec;
 /// Number of a request among those of its channel that are in flight.
 pub type Index = u8;
 
-/// Index FIFO and waiting memory of one channel. `T` is what waits for a context: a doorbell, a WQE, a packet.
+/// Index FIFO and waiting memory of one channel. `T` is what waits for a context: a doorbell, a WQE, a
+/// packet.
 #[derive(Debug)]
 pub struct Requester<T> {
     free: VecDeque<Index>,
@@ -22,7 +24,8 @@ impl<T> Requester<T> {
         Requester { free: (0..cap).map(|index| index as Index).collect(), waiting }
     }
 
-    /// Keeps `info` until its context comes, and gives it a number; hands it back when all numbers are in use.
+    /// Keeps `info` until its context comes, and gives it a number; hands it back when all numbers are in
+    /// use.
     pub fn begin(&mut self, info: T) -> Result<Index, T> {
         let Some(index) = self.free.pop_front() else { return Err(info) };
         self.waiting[usize::from(index)] = Some(info);

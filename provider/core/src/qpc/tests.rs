@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::types::Qpn;
 
-/// A context that counts what was done with it, so that a stale copy, a lost change or a change of order shows.
+/// A context that counts what was done with it, so that a stale copy, a lost change or a change of order
+/// shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     reads: [u32; Channel::COUNT],
@@ -83,7 +84,8 @@ impl Bench {
         let bypassed = self.qpc.counters().bypassed > bypassed;
         let responses: Vec<_> = std::iter::from_fn(|| self.qpc.poll_response()).collect();
         while let Some((qpn, context)) = self.qpc.poll_write_back() {
-            // one that was answered in this cycle was the last, and a new request of it may have been taken up since
+            // one that was answered in this cycle was the last, and a new request of it may have been taken
+            // up since
             let waits =
                 waiting[qpn as usize] && !bypassed && responses.iter().all(|response| response.qpn != qpn);
             assert!(!waits, "QP {qpn} was evicted under a waiter");
@@ -208,13 +210,13 @@ proptest! {
     }
 }
 
-/// The paper's algorithm 2 lets the third request of a QP pass the second, when the second was put back before the context
-/// came, in the same pass.
+/// The paper's algorithm 2 lets the third request of a QP pass the second, when the second was put back
+/// before the context came, in the same pass.
 #[test]
 fn a_pass_that_is_under_way_does_not_reorder_a_qp() {
     let mut bench = Bench::new(config(Policy::NonBlocking, 8, 16, 8), 40);
-    // QP 1's context comes first and its eight waiters keep the check busy; QP 0's comes meanwhile, when its first waiter
-    // was put back and its second not yet looked at
+    // QP 1's context comes first and its eight waiters keep the check busy; QP 0's comes meanwhile, when its
+    // first waiter was put back and its second not yet looked at
     bench.todo[1].push_back((1, 0));
     for _ in 0..6 {
         bench.step();

@@ -80,7 +80,8 @@ pub struct Qpc<C> {
     turn: usize,
     /// FCFS: the request that all others wait for
     blocked: Option<Element>,
-    /// Numbers for prefetches; their records take the addresses of the Sq channel, whose own requests need none
+    /// Numbers for prefetches; their records take the addresses of the Sq channel, whose own requests need
+    /// none
     ahead: Requester<()>,
     /// Contexts asked for, in order
     asked: VecDeque<Qpn>,
@@ -117,7 +118,8 @@ impl<C: Context> Qpc<C> {
         })
     }
 
-    /// There are as many as `qps` QPs from now on, if there were fewer. `Exhausted`: no memory, or more than 2^24.
+    /// There are as many as `qps` QPs from now on, if there were fewer. `Exhausted`: no memory, or more than
+    /// 2^24.
     pub fn grow(&mut self, qps: u32) -> Result<(), NicError> {
         let config = Config { qps: qps.max(self.config.qps), ..self.config };
         config.check().map_err(|_| NicError::Exhausted)?;
@@ -135,8 +137,8 @@ impl<C: Context> Qpc<C> {
         Ok(())
     }
 
-    /// A requester asks for the context of `qpn`, under a number that none of its requests in flight has. `wqes`: what
-    /// the doorbell announces ([`Channel::Sq`]).
+    /// A requester asks for the context of `qpn`, under a number that none of its requests in flight has.
+    /// `wqes`: what the doorbell announces ([`Channel::Sq`]).
     pub fn handle_request(
         &mut self,
         channel: Channel,
@@ -153,7 +155,8 @@ impl<C: Context> Qpc<C> {
         Ok(())
     }
 
-    /// The context of `qpn` came from memory. They come in the order in which [`Qpc::poll_fetch`] asked for them.
+    /// The context of `qpn` came from memory. They come in the order in which [`Qpc::poll_fetch`] asked for
+    /// them.
     pub fn handle_fetched(&mut self, qpn: Qpn, context: C) -> Result<(), QpcError> {
         if self.asked.get(self.came.len()) != Some(&qpn) {
             return Err(QpcError::OutOfOrder(qpn));
@@ -291,8 +294,9 @@ impl<C: Context> Qpc<C> {
         self.counters.pending_peak = self.counters.pending_peak.max(self.pending.len() as u64);
     }
 
-    /// The pending handling unit (algorithm 2, with `pnd_cnt` counted down only for what is served). True: a context
-    /// that others wait for finds each line waited for, and nothing new may begin until one is free.
+    /// The pending handling unit (algorithm 2, with `pnd_cnt` counted down only for what is served). True: a
+    /// context that others wait for finds each line waited for, and nothing new may begin until one is
+    /// free.
     fn handle_pending(&mut self) -> bool {
         let mut stalled = false;
         if !self.came.is_empty() {
@@ -347,8 +351,9 @@ impl<C: Context> Qpc<C> {
 
     /// Looks at one that waits for others of its QP.
     ///
-    /// The paper serves it when its context is there. One of its QP that was put back earlier in this pass, when the context was not
-    /// yet there, would then be overtaken; so it also asks whether there was one.
+    /// The paper serves it when its context is there. One of its QP that was put back earlier in this pass,
+    /// when the context was not yet there, would then be overtaken; so it also asks whether there was
+    /// one.
     fn check_next(&mut self) {
         let Some(element) = self.pending.pop_check() else { return };
         self.counters.checked += 1;

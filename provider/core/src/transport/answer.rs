@@ -1,6 +1,7 @@
-//! What a responder owes: READ data and atomic results, in the order in which they were asked for, then a NAK or an ACK (IBTA
-//! 9.7.5.1). That is the order of PSNs but for what a peer that repeats selectively asks for again, which stands behind what was
-//! owed then. From others a repeated request takes the place of all answers from its PSN on.
+//! What a responder owes: READ data and atomic results, in the order in which they were asked for, then a NAK
+//! or an ACK (IBTA 9.7.5.1). That is the order of PSNs but for what a peer that repeats selectively asks for
+//! again, which stands behind what was owed then. From others a repeated request takes the place of all
+//! answers from its PSN on.
 
 use alloc::boxed::Box;
 
@@ -173,7 +174,8 @@ impl<E: Env> Ctx<'_, E> {
     /// The ACK that is owed, once no answer before it is. False: the port is full.
     pub(crate) fn flush_ack(&mut self) -> bool {
         if !self.qp.resp.ack || !self.qp.resp.out.is_empty() || self.qp.resp.owes_answer() {
-            /* Answers go first, as it would stand for them; the last of them, or another card, brings the ACK back. */
+            /* Answers go first, as it would stand for them; the last of them, or another card, brings the
+             * ACK back. */
             return true;
         }
         if !self.env.can_send() {

@@ -1,10 +1,11 @@
-//! Messages to an SRQ of another card in the QP's XRC domain (annex A14): what arrives is passed on to that card, into
-//! receive WQEs that it lent.
+//! Messages to an SRQ of another card in the QP's XRC domain (annex A14): what arrives is passed on to that
+//! card, into receive WQEs that it lent.
 //!
-//! The last packet of such a message is acknowledged when the other card says that the message is in memory, so all
-//! that comes behind it waits for that with its ACK. A packet for which there is no WQE yet is dropped in silence: when one comes, the
-//! requester is told to repeat; if it repeats before, or there is none, it gets an RNR NAK. `answers` has the requests that are
-//! answered with more than an ACK, `settle` what the other card says of all.
+//! The last packet of such a message is acknowledged when the other card says that the message is in memory,
+//! so all that comes behind it waits for that with its ACK. A packet for which there is no WQE yet is dropped
+//! in silence: when one comes, the requester is told to repeat; if it repeats before, or there is none, it
+//! gets an RNR NAK. `answers` has the requests that are answered with more than an ACK, `settle` what the
+//! other card says of all.
 
 mod abroad;
 mod answers;
@@ -42,8 +43,8 @@ pub(crate) struct Away {
     waits: Waits,
     /// Bytes of READs' answers were asked for as far as here
     asked: Psn,
-    /// Beside those that came with requests: from here on, and nothing came yet. Nothing more is asked for until then, as links keep
-    /// what is asked of a card that does not read
+    /// Beside those that came with requests: from here on, and nothing came yet. Nothing more is asked for
+    /// until then, as links keep what is asked of a card that does not read
     asking: Option<(Psn, LinkId)>,
     /// Messages that are passed on and not confirmed, in PSN order
     pending: VecDeque<Pending>,
@@ -228,7 +229,8 @@ impl<E: Env> Ctx<'_, E> {
         self.passed_on(packet, (loan.serial, loan.link), What::Message, 1);
     }
 
-    /// An RDMA WRITE. The other card looks at its keys: they belong to the protection domain of the SRQ (A14.5).
+    /// An RDMA WRITE. The other card looks at its keys: they belong to the protection domain of the SRQ
+    /// (A14.5).
     fn pass_write(&mut self, packet: &Packet<'_>) {
         let (info, data) = (packet.op(), packet.payload());
         let (va, key, left, total) = match (self.qp.resp.cur, packet.reth()) {
@@ -318,7 +320,8 @@ impl<E: Env> Ctx<'_, E> {
         End { src_qp: self.qp.attr.dest_qpn, imm, flags, solicited: packet.bth().solicited() }
     }
 
-    /// The WQE of the message under way, or one for a message that begins. `None`: said, or to be said, what there is to say.
+    /// The WQE of the message under way, or one for a message that begins. `None`: said, or to be said, what
+    /// there is to say.
     fn held_loan(&mut self, begins: bool) -> Option<Loan> {
         let away = self.qp.resp.away.as_mut()?;
         if !begins {
@@ -339,7 +342,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// Asks for more WQEs of the SRQ if there are few. Behind what uses those that there are: it must not take the last room.
+    /// Asks for more WQEs of the SRQ if there are few. Behind what uses those that there are: it must not
+    /// take the last room.
     fn ask(&mut self) {
         let at = self.qp.resp.away.as_ref().and_then(|away| away.srq);
         let Some(far) = at.and_then(|at| self.sh.abroad.srqs.get_mut(at)) else { return };
@@ -365,7 +369,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// The packet cannot be taken now. The first time nothing is said: what it waits for may be there at once.
+    /// The packet cannot be taken now. The first time nothing is said: what it waits for may be there at
+    /// once.
     pub(super) fn wait_abroad(&mut self) {
         let resp = &mut self.qp.resp;
         let psn = resp.epsn;
@@ -384,7 +389,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// Whether the last request named that SRQ: a QP may stand in the list of one for which it waits no longer.
+    /// Whether the last request named that SRQ: a QP may stand in the list of one for which it waits no
+    /// longer.
     pub(crate) fn waits_for(&self, link: LinkId, number: u32) -> bool {
         let named = self.qp.resp.away.as_ref().and_then(|away| self.sh.abroad.srqs.get(away.srq?));
         named.is_some_and(|far| far.link == Some(link) && far.number == number)

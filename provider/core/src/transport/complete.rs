@@ -125,8 +125,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// A CQ was full (IBTA 10.2.6.2: CQ error; its QPs fail). The step that is under way ends as it would have; the
-    /// timer flushes the rest, at once.
+    /// A CQ was full (IBTA 10.2.6.2: CQ error; its QPs fail). The step that is under way ends as it would
+    /// have; the timer flushes the rest, at once.
     pub(super) fn overrun(&mut self) {
         self.sh.stats.cq_overrun.inc();
         if self.qp.state != QpState::Err {

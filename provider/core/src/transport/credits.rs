@@ -1,9 +1,9 @@
-//! End-to-end credits: a responder says in its ACKs how many receives are posted, and its requester begins no more messages than find
-//! one (IBTA 9.7.7.2). It spares RNR NAKs where a program posts receives slowly.
+//! End-to-end credits: a responder says in its ACKs how many receives are posted, and its requester begins no
+//! more messages than find one (IBTA 9.7.7.2). It spares RNR NAKs where a program posts receives slowly.
 //!
-//! The limit is kept as the send queue's index behind the last WQE that may begin, not as a message number. WQEs that take no receive
-//! count as if they did, so it is never beyond what was said; one message may always begin when nothing is under way (9.7.7.2.5), so
-//! nothing waits for ever.
+//! The limit is kept as the send queue's index behind the last WQE that may begin, not as a message number.
+//! WQEs that take no receive count as if they did, so it is never beyond what was said; one message may
+//! always begin when nothing is under way (9.7.7.2.5), so nothing waits for ever.
 
 use super::Ctx;
 use crate::env::{Env, RecvQueue};
@@ -46,8 +46,8 @@ impl<E: Env> Ctx<'_, E> {
         self.ready();
     }
 
-    /// Whether WQE `next`, which is to begin, must wait as no receive may be posted for it. If it need not only because nothing is
-    /// under way, its first packet goes alone.
+    /// Whether WQE `next`, which is to begin, must wait as no receive may be posted for it. If it need not
+    /// only because nothing is under way, its first packet goes alone.
     #[cold]
     pub(super) fn lacks_credit(&mut self, wqe: &SendWqe) -> bool {
         let req = &mut self.qp.req;

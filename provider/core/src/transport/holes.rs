@@ -1,7 +1,9 @@
-//! A requester that sends again what is missing and nothing else, to a peer that repeats selectively: see `nic::repair`.
+//! A requester that sends again what is missing and nothing else, to a peer that repeats selectively: see
+//! `nic::repair`.
 //!
-//! While something is missing the QP has a `Repair`. The cursor of the send queue then goes from one lost packet to the
-//! next, and on to what was never sent. Packets that the peer keeps, and answers that came before others, count as held.
+//! While something is missing the QP has a `Repair`. The cursor of the send queue then goes from one lost
+//! packet to the next, and on to what was never sent. Packets that the peer keeps, and answers that came
+//! before others, count as held.
 
 use super::Ctx;
 use super::loss::RTO_AFTER_LOSS;
@@ -229,9 +231,9 @@ impl<E: Env> Ctx<'_, E> {
         self.ready();
     }
 
-    /// In a repair, a repetition that is lost, or the last packet of all, is overtaken by nothing: two round trips of silence are
-    /// enough to ask for what is missing (the tail loss probe of RFC 8985, 7.2). Once: after that the timeout is the usual one, and
-    /// doubles.
+    /// In a repair, a repetition that is lost, or the last packet of all, is overtaken by nothing: two round
+    /// trips of silence are enough to ask for what is missing (the tail loss probe of RFC 8985, 7.2).
+    /// Once: after that the timeout is the usual one, and doubles.
     fn probe_early(&mut self) {
         let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
         let req = &mut self.qp.req;
@@ -242,7 +244,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// `lost` packets that a timeout had declared lost came without being sent again: so did the others, or will.
+    /// `lost` packets that a timeout had declared lost came without being sent again: so did the others, or
+    /// will.
     fn take_back(&mut self, id: RepairId, lost: u32) {
         if lost == 0 || self.qp.req.silent == 0 {
             return;

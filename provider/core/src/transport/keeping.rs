@@ -9,7 +9,8 @@ use crate::wire::packet::Packet;
 use crate::wire::{HeaderBuf, PKEY_DEFAULT, code};
 
 impl<E: Env> Ctx<'_, E> {
-    /// The QP is connected: its requests say from now on that it repeats selectively, if it may and there is memory for it.
+    /// The QP is connected: its requests say from now on that it repeats selectively, if it may and there is
+    /// memory for it.
     pub(crate) fn offer_repeat(&mut self) {
         if self.sh.cfg.repeat && self.qp.qp_type.is_reliable() {
             let (frames, gaps) = (self.sh.cfg.kept, self.sh.cfg.gaps);
@@ -18,15 +19,16 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// What a request says of its sender, which may be another from one to the next. A QP whose messages may go to other
-    /// cards keeps nothing: how far it has come is then not its own to say.
+    /// What a request says of its sender, which may be another from one to the next. A QP whose messages may
+    /// go to other cards keeps nothing: how far it has come is then not its own to say.
     #[inline]
     pub(super) fn note_repeat(&mut self, packet: &Packet<'_>) {
         let may = self.sh.cfg.repeat && self.qp.resp.away.is_none();
         self.qp.flags.answers = packet.bth().repeats() & u8::from(may);
     }
 
-    /// Keeps a request, `n` behind the missing one. False: it is dropped, and nothing will tell the peer of the gap.
+    /// Keeps a request, `n` behind the missing one. False: it is dropped, and nothing will tell the peer of
+    /// the gap.
     pub(super) fn keep_ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) -> bool {
         if n > SackEth::SPAN {
             return self.gap().is_some();
@@ -47,7 +49,8 @@ impl<E: Env> Ctx<'_, E> {
         kept
     }
 
-    /// The QP's gap, unless others needed the room while its peer was silent: then it has none, as if nothing had come.
+    /// The QP's gap, unless others needed the room while its peer was silent: then it has none, as if nothing
+    /// had come.
     pub(super) fn gap(&mut self) -> Option<GapId> {
         let (keep, own) = (&self.sh.keep, self.qp.qpn);
         self.qp.resp.gap = self.qp.resp.gap.filter(|gap| keep.is_of(*gap, own));
@@ -61,8 +64,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// The request at `from`, which was missing, came: executes what is kept behind it, in order. A request that must wait
-    /// for a receive WQE is dropped like one from the wire, as its RNR NAK says.
+    /// The request at `from`, which was missing, came: executes what is kept behind it, in order. A request
+    /// that must wait for a receive WQE is dropped like one from the wire, as its RNR NAK says.
     pub(super) fn fill_gap(&mut self, mut from: Psn) {
         while let Some(gap) = self.gap() {
             let next = self.qp.resp.epsn;

@@ -1,4 +1,5 @@
-//! When packets are taken for lost: the retransmission timer, and going back to the oldest of them (IBTA 9.7.6.1, 9.7.5.1.1).
+//! When packets are taken for lost: the retransmission timer, and going back to the oldest of them (IBTA
+//! 9.7.6.1, 9.7.5.1.1).
 
 use super::holes::size_of_each;
 use super::{Ctx, Requester, enter_error};
@@ -39,8 +40,8 @@ impl Requester {
 }
 
 impl<E: Env> Ctx<'_, E> {
-    /// When this card itself did not run past the deadline (it was stopped, or its clock jumped), nobody else is to blame: it
-    /// neither asked nor listened.
+    /// When this card itself did not run past the deadline (it was stopped, or its clock jumped), nobody else
+    /// is to blame: it neither asked nor listened.
     fn forgive_lateness(&mut self) {
         let req = &mut self.qp.req;
         if req.deadline != 0 && req.deadline < self.now {

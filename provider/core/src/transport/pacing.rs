@@ -41,8 +41,8 @@ impl<E: Env> Ctx<'_, E> {
         self.arm(self.now + PROBE_TIMEOUT);
     }
 
-    /// A reliable QP waits for room that UC and UD packets take: who sent them may have no more to say, or be gone, so
-    /// the waiter asks about them itself.
+    /// A reliable QP waits for room that UC and UD packets take: who sent them may have no more to say, or be
+    /// gone, so the waiter asks about them itself.
     pub(super) fn watch_pace(&mut self, id: PathId) {
         let path = self.sh.paths.get(id);
         if path.pace.wants_probe(1) && self.env.can_send() {

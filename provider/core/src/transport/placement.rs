@@ -1,7 +1,7 @@
 //! ATOMIC WRITE and FLUSH at the responder (IBTA vol. 1, annex A19: memory placement extensions).
 //!
-//! Both are executed once, in order, and answered with a READ response of no bytes. A requester sends them again
-//! until that answer arrives; what was executed is then answered, and not executed again.
+//! Both are executed once, in order, and answered with a READ response of no bytes. A requester sends them
+//! again until that answer arrives; what was executed is then answered, and not executed again.
 
 use super::{Answer, Ctx};
 use crate::env::Env;

@@ -179,7 +179,8 @@ impl<E: Env> Ctx<'_, E> {
         if !self.needs_no_room() && !self.window_admits(self.qp.path, len + (packets - 1) * PACKET_OVERHEAD) {
             return Step::Idle;
         }
-        /* Local memory is checked before the peer is asked: a late failure would have moved data for nothing. */
+        /* Local memory is checked before the peer is asked: a late failure would have moved data for
+         * nothing. */
         let usable =
             if wqe.op.brings_data() { self.writable(wqe) } else { self.gather(wqe, 0, len).is_some() };
         if !usable {

@@ -55,8 +55,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// `n` packets are missing before this one: keep it, if the peer can make something of that, or say once what is
-    /// missing (IBTA 9.7.5.2.8).
+    /// `n` packets are missing before this one: keep it, if the peer can make something of that, or say once
+    /// what is missing (IBTA 9.7.5.2.8).
     fn ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) {
         self.sh.stats.out_of_sequence.inc();
         self.sh.paths.saw_loss(self.qp.path);

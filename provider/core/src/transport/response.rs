@@ -141,8 +141,8 @@ impl<E: Env> Ctx<'_, E> {
         self.drained();
     }
 
-    /// The cursor was rewound, but an acknowledge shows that the peer had more: skip what it has. If a timeout rewound it,
-    /// that was wrong, and what is further ahead is still under way.
+    /// The cursor was rewound, but an acknowledge shows that the peer had more: skip what it has. If a
+    /// timeout rewound it, that was wrong, and what is further ahead is still under way.
     fn skip_to(&mut self, to: Psn) {
         self.cursor_to(to);
         if self.qp.req.repair.is_some() {

@@ -1,5 +1,5 @@
-//! Messages to an SRQ that matches tags: eager ones go straight to the buffer of their tag, the data of others is
-//! fetched from the sender, who is told then (rdma-core, Documentation/tag_matching.md).
+//! Messages to an SRQ that matches tags: eager ones go straight to the buffer of their tag, the data of
+//! others is fetched from the sender, who is told then (rdma-core, Documentation/tag_matching.md).
 //!
 //! The send queue of such a QP is the card's: a READ for each rendezvous, then a SEND of its headers.
 
@@ -23,8 +23,8 @@ impl<E: Env> Ctx<'_, E> {
         self.sh.srqs.get_mut(srq.0 as usize)?.tags.as_mut().map(|tags| &mut tags.list)
     }
 
-    /// Begins a message: where it goes, and the bytes of this packet that go there. `None`: all is done, or the peer
-    /// must come again.
+    /// Begins a message: where it goes, and the bytes of this packet that go there. `None`: all is done, or
+    /// the peer must come again.
     pub(super) fn begin_tagged<'p>(&mut self, packet: &Packet<'p>) -> Option<(Inbound, &'p [u8])> {
         let data = packet.payload();
         let mut opcode = WcOpcode::TmRecv;

@@ -11,7 +11,8 @@ use crate::types::{FlushLevel, Placement, Psn, QPN_MASK, Qpn};
 pub const PKEY_DEFAULT: u16 = 0xffff;
 
 const ACK_REQ: u32 = 1 << 31;
-/// Of the seven reserved bits beside AckReq, which receivers must ignore and the ICRC covers: "I repeat selectively"
+/// Of the seven reserved bits beside AckReq, which receivers must ignore and the ICRC covers: "I repeat
+/// selectively"
 const REPEATS: u32 = 1 << 24;
 const SOLICITED: u8 = 1 << 7;
 const MIG_REQ: u8 = 1 << 6;

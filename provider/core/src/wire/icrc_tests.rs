@@ -178,7 +178,8 @@ fn the_cpus_instructions_are_used_where_it_has_them() {
     assert_eq!(Hasher::internal_new_specialized(SEED, 0).is_some(), cpu_has_crc());
 }
 
-/// Lengths around what the loops of each way take at a time (64 bytes, 128, 1536), at each alignment, in one piece and two.
+/// Lengths around what the loops of each way take at a time (64 bytes, 128, 1536), at each alignment, in one
+/// piece and two.
 #[test]
 fn the_cpus_instructions_and_the_table_agree() {
     let Some(by_cpu) = Hasher::internal_new_specialized(SEED, 0) else { return };

@@ -148,8 +148,8 @@ impl<'a> Packet<'a> {
         self.ext.first_chunk::<4>().map(|b| u32::from_be_bytes(*b) & QPN_MASK)
     }
 
-    /// DETH, FETH, RETH without one, AETH and AtomicETH exclude each other and stand directly behind the BTH, or the
-    /// XRCETH.
+    /// DETH, FETH, RETH without one, AETH and AtomicETH exclude each other and stand directly behind the BTH,
+    /// or the XRCETH.
     #[inline]
     fn first<H: Header>(&self, flag: OpFlags) -> Option<&'a H> {
         self.at(flag, 0)

@@ -85,7 +85,8 @@ fn bytes_of_a_write_only() {
     assert_eq!(h.as_bytes(), expect);
 }
 
-/// Bytes of a SACK, after docs/wire.md: PSN 9 is the last in order, 10 is missing, 11 and 13 are kept, and 394.
+/// Bytes of a SACK, after docs/wire.md: PSN 9 is the last in order, 10 is missing, 11 and 13 are kept, and
+/// 394.
 #[test]
 fn bytes_of_a_sack() {
     let h = HeaderBuf::bth(code::SACK, 0x01_0203, Psn::new(9), false, false, 0, 0xffff)

@@ -9,8 +9,8 @@ use super::{Faults, Flight, Net};
 use crate::host::Host;
 
 impl Net {
-    /// A frame leaves `from`: for the host with that address or, multicast, for each that has joined the group, the
-    /// sender among them.
+    /// A frame leaves `from`: for the host with that address or, multicast, for each that has joined the
+    /// group, the sender among them.
     pub(super) fn launch(&mut self, from: usize, to: &Av, bytes: Vec<u8>) {
         self.tally.sent += 1;
         if let Some(tap) = &mut self.tap {
@@ -83,8 +83,8 @@ impl Net {
         }
     }
 
-    /// A frame that arrives at a host that takes time over each waits there from now on, or is lost for want of room. False:
-    /// it has waited, or need not.
+    /// A frame that arrives at a host that takes time over each waits there from now on, or is lost for want
+    /// of room. False: it has waited, or need not.
     pub(super) fn arrived(&mut self, at: Nanos, order: u64) -> bool {
         let Some(flight) = self.flights.get_mut(&order) else { return false };
         let Some((service, most)) = flight.queue.take() else { return false };
@@ -130,7 +130,8 @@ mod tests {
 
     use super::*;
 
-    /// Frames on a long way are in nobody's queue: those of a short way find the room that there is when they come.
+    /// Frames on a long way are in nobody's queue: those of a short way find the room that there is when they
+    /// come.
     #[test]
     fn a_frame_takes_its_place_in_a_queue_when_it_arrives() {
         let slow = Faults { delay: 5_000_000, service: 10_000, queue: 2, ..Faults::default() };

@@ -24,7 +24,8 @@ impl Net {
         self.stars[host] = Some(card);
     }
 
-    /// The card of `host`, if it has StaR, has too many connections beyond this number from now on, until it is restarted.
+    /// The card of `host`, if it has StaR, has too many connections beyond this number from now on, until it
+    /// is restarted.
     pub fn crowd(&mut self, host: usize, threshold: u32) {
         let now = self.clock(host);
         if let Some(star) = &mut self.hosts[host].star {
@@ -32,8 +33,9 @@ impl Net {
         }
     }
 
-    /// Whether there is anything to come but looks of cards that have too many connections at those that they would be rid of, and of ends at
-    /// peers for which nothing waits, or of which nothing was heard for long. After [`transmit`](Net::transmit).
+    /// Whether there is anything to come but looks of cards that have too many connections at those that they
+    /// would be rid of, and of ends at peers for which nothing waits, or of which nothing was heard for
+    /// long. After [`transmit`](Net::transmit).
     pub fn is_busy(&self) -> bool {
         let waits = |host: usize| {
             let h = &self.hosts[host];
@@ -100,8 +102,8 @@ impl Net {
         }
     }
 
-    /// A host that was to sleep until `before` wakes earlier: StaR's frames that wait for it come now. They must not be as late as that, as
-    /// who sent them takes them for gone by and by.
+    /// A host that was to sleep until `before` wakes earlier: StaR's frames that wait for it come now. They
+    /// must not be as late as that, as who sent them takes them for gone by and by.
     pub(super) fn wake_frames(&mut self, host: usize, before: Nanos) {
         let early = self.asleep[host].max(self.now);
         if early >= before {

@@ -1,7 +1,9 @@
-//! StaR's workloads (section V-A): each connection's client sends a call of three SENDs, and the server answers with one.
+//! StaR's workloads (section V-A): each connection's client sends a call of three SENDs, and the server
+//! answers with one.
 //!
-//! `calls`: the server replies at once, and the client calls again. `rounds`: the server replies to all when it has all calls,
-//! as a parameter server does. With groups (ScalaRDMA) a connection begins a call only while its group has the time slot.
+//! `calls`: the server replies at once, and the client calls again. `rounds`: the server replies to all when
+//! it has all calls, as a parameter server does. With groups (ScalaRDMA) a connection begins a call only
+//! while its group has the time slot.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,8 @@
 //! A card: the paper's units as pipeline stages of one cycle each, around the core's [`Qpc`].
 //!
-//! Sending: doorbell -> descriptor fetch -> WQEs -> request generation -> out. Receiving: in -> responder -> answer. A
-//! stage takes one item a cycle, waits for its resource (an index, the window) and is woken by who frees it.
+//! Sending: doorbell -> descriptor fetch -> WQEs -> request generation -> out. Receiving: in -> responder ->
+//! answer. A stage takes one item a cycle, waits for its resource (an index, the window) and is woken by who
+//! frees it.
 
 mod receive;
 mod send;
@@ -72,7 +73,8 @@ pub(super) enum Stage {
 const STAGES: usize = Stage::Board as usize + 1;
 const NEVER: Picos = Picos::MAX;
 
-/// What an access for a packet that arrived is for: a request counts up the PSN that is expected, others do not.
+/// What an access for a packet that arrived is for: a request counts up the PSN that is expected, others do
+/// not.
 const REQUEST: u16 = 0;
 const OTHER: u16 = 1;
 
@@ -87,7 +89,8 @@ pub(super) enum Role {
     Stateless,
 }
 
-/// What of a context the simulator needs: its numbers, so that each message proves that order was kept and no change lost.
+/// What of a context the simulator needs: its numbers, so that each message proves that order was kept and no
+/// change lost.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QpState {
     pub(super) send_psn: u32,
@@ -163,7 +166,8 @@ pub(super) struct CardTally {
     pub(super) asked: [u64; 3],
     /// Messages whose number was not the one expected
     pub(super) out_of_order: u64,
-    /// StaR: WQEs that left as WQEP, those of them acknowledged; CQEs that left as CQEP, those of them acknowledged
+    /// StaR: WQEs that left as WQEP, those of them acknowledged; CQEs that left as CQEP, those of them
+    /// acknowledged
     pub(super) packed: u64,
     pub(super) packed_known: u64,
     pub(super) sent_cqes: u64,

@@ -1,4 +1,5 @@
-//! What must hold at the end of a run: all is quiet, and every doorbell, message, packet, completion and byte is accounted for.
+//! What must hold at the end of a run: all is quiet, and every doorbell, message, packet, completion and byte
+//! is accounted for.
 
 use starverbs_core::qpc::Placement;
 
@@ -59,7 +60,8 @@ fn check_posts(cards: &[Card], fabric: &Fabric, hosts: &Hosts, params: &Params) 
     equal("bytes of CQEs: seen, written", &[cqes, cards[0].writes.bytes[COMPLETION]])
 }
 
-/// Of `n` calls: 3n SENDs to the server, n back; and what that takes of packets, WQEs, CQEs and bytes with each stack.
+/// Of `n` calls: 3n SENDs to the server, n back; and what that takes of packets, WQEs, CQEs and bytes with
+/// each stack.
 fn check_calls(cards: &[Card], fabric: &Fabric, tally: &CallsTally, params: &Params) -> Result<(), String> {
     let (server, clients) = (&cards[0], &cards[1..]);
     let sum = |of: fn(&Card) -> u64| clients.iter().map(of).sum::<u64>();
@@ -89,7 +91,8 @@ fn check_calls(cards: &[Card], fabric: &Fabric, tally: &CallsTally, params: &Par
         "clients' requests: sent, answered",
         &[up, sum(|card| card.tally.sent), sum(|card| card.tally.acked)],
     )?;
-    // a message and its answer; with StaR a WQE, its CQE and their EAs too, and a WQE of the server for each message
+    // a message and its answer; with StaR a WQE, its CQE and their EAs too, and a WQE of the server for each
+    // message
     let packets = 2 * messages + star * 4 * messages;
     equal("packets: wanted, sent, received", &[packets, fabric.sent, fabric.received])?;
     let payload = |messages: u64| messages * u64::from(params.bytes);
@@ -107,7 +110,8 @@ fn check_calls(cards: &[Card], fabric: &Fabric, tally: &CallsTally, params: &Par
     check_star(server, clients, messages * star, params)
 }
 
-/// StaR: each WQE of the stateless side and each CQE for it was acknowledged, and each packet for it was checked.
+/// StaR: each WQE of the stateless side and each CQE for it was acknowledged, and each packet for it was
+/// checked.
 fn check_star(server: &Card, clients: &[Card], messages: u64, params: &Params) -> Result<(), String> {
     let sum = |of: fn(&Card) -> u64| clients.iter().map(of).sum::<u64>();
     equal("WQEPs: wanted, sent, acknowledged", &[messages, server.tally.packed, server.tally.packed_known])?;

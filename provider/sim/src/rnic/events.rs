@@ -1,7 +1,8 @@
 //! What happens when: a wheel of buckets, one nanosecond each, with a heap for what lies beyond it.
 //!
-//! Nearly all events of a card lie within a few microseconds, many in the same nanosecond. A bucket is sorted when its time
-//! comes. Events of the same picosecond come in the order in which they were put in, so that a run is repeatable.
+//! Nearly all events of a card lie within a few microseconds, many in the same nanosecond. A bucket is sorted
+//! when its time comes. Events of the same picosecond come in the order in which they were put in, so that a
+//! run is repeatable.
 
 use std::collections::BinaryHeap;
 

@@ -184,8 +184,8 @@ impl Plan {
         Ok(jobs)
     }
 
-    /// Carries the plan out, with the parameters of `text`, on so many threads. `progress` is told the share done, and
-    /// may end it; the result does not depend on the threads.
+    /// Carries the plan out, with the parameters of `text`, on so many threads. `progress` is told the share
+    /// done, and may end it; the result does not depend on the threads.
     pub fn carry_out(
         self,
         text: &str,

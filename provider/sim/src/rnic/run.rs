@@ -1,4 +1,5 @@
-//! One run: a server's card, the clients' cards, a switch; until what was wanted is measured and all is quiet again.
+//! One run: a server's card, the clients' cards, a switch; until what was wanted is measured and all is quiet
+//! again.
 
 use std::ops::ControlFlow;
 
@@ -94,8 +95,9 @@ fn handle(event: Event, cards: &mut [Card], world: &mut World<'_>) {
     }
 }
 
-/// The server's QP `qpn` leads to client `(k + k / 10) mod clients`, k its number within its process: neighbours lead to
-/// different clients, and each client has QPs of all batch sizes. Of each the client, and the QP there.
+/// The server's QP `qpn` leads to client `(k + k / 10) mod clients`, k its number within its process:
+/// neighbours lead to different clients, and each client has QPs of all batch sizes. Of each the client, and
+/// the QP there.
 fn ends(params: &Params) -> Vec<(CardId, u32)> {
     let clients = usize::from(params.clients);
     let share = (params.qps / u32::from(params.processes)).max(1);

@@ -4,8 +4,8 @@ use starverbs_sim::{Net, Rng, SimCq};
 
 use crate::program::{Conn, Shape};
 
-/// Runs two programs of `shape` over hosts 0 and 1 until all that they plan is done, and looks that it is; before each step
-/// `befall` may do something to the hosts. Each completion is looked at.
+/// Runs two programs of `shape` over hosts 0 and 1 until all that they plan is done, and looks that it is;
+/// before each step `befall` may do something to the hosts. Each completion is looked at.
 ///
 /// # Panics
 /// When the programs are not done after `steps` steps.

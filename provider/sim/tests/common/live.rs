@@ -1,4 +1,5 @@
-//! Two hosts whose RC connections run, on the wire of RoCEv2 and on that of StaR, and whose ends settle anew what they are.
+//! Two hosts whose RC connections run, on the wire of RoCEv2 and on that of StaR, and whose ends settle anew
+//! what they are.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -303,7 +304,8 @@ impl Live {
         self.sides.iter().position(|sides| sides[host].qpn == qpn).expect("a QP of this host")
     }
 
-    /// Does what is to be done now, then moves the time on to the next thing that happens. False: nothing is going to happen.
+    /// Does what is to be done now, then moves the time on to the next thing that happens. False: nothing is
+    /// going to happen.
     pub(crate) fn step(&mut self) -> bool {
         self.talk();
         self.transmit();

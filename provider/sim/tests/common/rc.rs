@@ -46,8 +46,8 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Slots of a stateless end are free again when a later WQE completes: a program must see to it that one does (IBTA 10.8.6, man
-    /// ibv_post_send).
+    /// Slots of a stateless end are free again when a later WQE completes: a program must see to it that one
+    /// does (IBTA 10.8.6, man ibv_post_send).
     #[allow(dead_code)]
     pub(crate) fn signal_enough(&mut self) {
         let (slots, last) = (starverbs_core::env::SendQueue::slots(&self.sq) as usize, self.plan.len());

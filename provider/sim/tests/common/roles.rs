@@ -1,4 +1,5 @@
-//! Hosts whose cards settle by themselves what the ends of their connections are, and connections whose programs want what the cards want.
+//! Hosts whose cards settle by themselves what the ends of their connections are, and connections whose
+//! programs want what the cards want.
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, Cqe, FrameMeta, NicConfig, QpType, Qpn, SendOp, SendWqe, Sge, SrqId, WcStatus};

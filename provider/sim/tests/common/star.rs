@@ -1,5 +1,6 @@
-//! Connections whose first end is stateless: host 0 is SL, with its card and library; host 1 is SF. They meet on a wire of their own,
-//! and their programs are those of RC (`common/rc.rs`), so that what is asked of RC is asked of StaR.
+//! Connections whose first end is stateless: host 0 is SL, with its card and library; host 1 is SF. They meet
+//! on a wire of their own, and their programs are those of RC (`common/rc.rs`), so that what is asked of RC
+//! is asked of StaR.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -133,7 +134,8 @@ impl World {
         }
     }
 
-    /// Regions that were registered since go to the cards: SF's to its table, SL's to the bounds and to all SFs.
+    /// Regions that were registered since go to the cards: SF's to its table, SL's to the bounds and to all
+    /// SFs.
     pub(crate) fn learn(&mut self) {
         let regions = if self.nic { &[][..] } else { &self.net.hosts[SF].regions[self.known[SF]..] };
         for (key, attr) in regions {
@@ -255,7 +257,8 @@ impl World {
         self.pairs.iter().map(of).chain([[None, card]]).collect()
     }
 
-    /// Does what is to be done now, then moves the time on to the next thing that happens. False: nothing is going to happen.
+    /// Does what is to be done now, then moves the time on to the next thing that happens. False: nothing is
+    /// going to happen.
     pub(crate) fn step(&mut self) -> bool {
         self.transmit();
         let timers = self.timers().into_iter().flatten();

@@ -23,7 +23,8 @@ pub struct Waits {
     pub tries: u8,
     /// What the program allowed with timeout and retry_cnt; 0: for ever
     pub patience: Nanos,
-    /// Silence after which SL is asked whether it lives, when nothing is under way and something waits for it
+    /// Silence after which SL is asked whether it lives, when nothing is under way and something waits for
+    /// it
     pub keepalive: Nanos,
 }
 

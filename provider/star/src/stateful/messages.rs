@@ -113,7 +113,8 @@ impl<E: StarEnv> Stateful<E> {
             /* SL may have left */
             return;
         }
-        /* what there is no memory for is said later; one wish waits at a time, as the next is the larger one
+        /* what there is no memory for is said later; one wish waits at a time, as the next is the larger
+         * one
          */
         if let Some(upto) = self.wants()
             && self.wanted != Some(upto)

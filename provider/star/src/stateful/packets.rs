@@ -100,7 +100,8 @@ impl<E: StarEnv> Stateful<E> {
             (op.probe, op.probed) = (0, true);
             match self.send_entry(card, psn, &probe) {
                 Ok(()) => self.arm(card.now + self.timeout(card)),
-                /* the rule is gone: its WQE is done all the same, and waits as long as it would have without
+                /* the rule is gone: its WQE is done all the same, and waits as long as it would have
+                 * without
                  */
                 Err(_) => self.forget_probe(card, of, index),
             }

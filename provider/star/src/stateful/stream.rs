@@ -79,7 +79,8 @@ pub(super) struct Op {
     pub(super) length: u32,
     /// Its packets without an answer
     pub(super) left: u32,
-    /// Where SL's memory is that one rule opens: WRITE, READ and atomics of SF; the result of an atomic of SL
+    /// Where SL's memory is that one rule opens: WRITE, READ and atomics of SF; the result of an atomic of
+    /// SL
     pub(super) base: u64,
     pub(super) rule: RuleRef,
     /// Atomics: the value before

@@ -37,7 +37,8 @@ pub(super) fn check_source(addrs: &[HostAddr], local: SocketAddr) -> Result<()> 
     index_of(addrs, host::gid_of(local.ip())).map(drop).ok_or(VerbsError::Os(libc::EADDRNOTAVAIL))
 }
 
-/// EACCES unless the calling thread may use the port: the first ones are for who has CAP_NET_BIND_SERVICE (ip(7)).
+/// EACCES unless the calling thread may use the port: the first ones are for who has CAP_NET_BIND_SERVICE
+/// (ip(7)).
 pub(super) fn check_port(port: u16) -> Result<()> {
     let first = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
     let first = first.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(UNPRIVILEGED);

@@ -10,9 +10,10 @@ use super::{Sink, ours};
 use crate::device::soft::Soft;
 use crate::error::{Result, VerbsError};
 
-/// A connection, on its way, there, or ending; or a question for a datagram queue pair, or one that was asked here. Clones are
-/// the same. The last one that is dropped ends it as well as can be without waiting: REJ if a request is not answered or was
-/// not yet established by this side, DREQ if it was established, silence afterwards.
+/// A connection, on its way, there, or ending; or a question for a datagram queue pair, or one that was asked
+/// here. Clones are the same. The last one that is dropped ends it as well as can be without waiting: REJ if
+/// a request is not answered or was not yet established by this side, DREQ if it was established, silence
+/// afterwards.
 #[derive(Clone)]
 pub struct Conn(Arc<Inner>);
 
@@ -86,8 +87,8 @@ impl Conn {
         });
     }
 
-    /// `rdma_accept` of a connection's request: sends the REP; `Established` follows, or `Rejected`, `Unreachable`. The queue
-    /// pair should be in RTS (or RTR) before.
+    /// `rdma_accept` of a connection's request: sends the REP; `Established` follows, or `Rejected`,
+    /// `Unreachable`. The queue pair should be in RTS (or RTR) before.
     ///
     /// # Errors
     /// EINVAL: there is no request to answer, a number out of range, or private data too long.
@@ -112,7 +113,8 @@ impl Conn {
         self.call(|cm, _, id| cm.establish(id))
     }
 
-    /// `rdma_disconnect`: sends the DREQ. `Disconnected` follows, then `TimewaitExit`. After `Disconnected` it does nothing.
+    /// `rdma_disconnect`: sends the DREQ. `Disconnected` follows, then `TimewaitExit`. After `Disconnected`
+    /// it does nothing.
     ///
     /// # Errors
     /// EINVAL: there never was a connection.
@@ -120,7 +122,8 @@ impl Conn {
         self.call(|cm, now, id| cm.disconnect(now, id))
     }
 
-    /// `rdma_notify` with IBV_EVENT_COMM_EST: data came, so that the peer is ready although its RTU is not seen yet.
+    /// `rdma_notify` with IBV_EVENT_COMM_EST: data came, so that the peer is ready although its RTU is not
+    /// seen yet.
     ///
     /// # Errors
     /// EISCONN: it is established already; EINVAL: nothing was accepted.

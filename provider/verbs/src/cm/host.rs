@@ -1,5 +1,5 @@
-//! The connection manager on the card: its messages go through queue pair 1, its timer is the card's, and what it tells is
-//! told when the card's lock is given back.
+//! The connection manager on the card: its messages go through queue pair 1, its timer is the card's, and
+//! what it tells is told when the card's lock is given back.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -69,8 +69,8 @@ impl CmHost {
         index_of(&self.addrs, gid)
     }
 
-    /// Translates an event. A request that nobody listens for any more is refused, as its `Conn` is dropped: that happens in the
-    /// queue's own time, as it needs the card's lock.
+    /// Translates an event. A request that nobody listens for any more is refused, as its `Conn` is dropped:
+    /// that happens in the queue's own time, as it needs the card's lock.
     fn event(&mut self, id: u32, event: Event) -> Option<Delivery> {
         let kind = match event {
             Event::Request { listener, mut request } => {
@@ -198,7 +198,8 @@ impl Deliveries {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Tells all, unless somebody does, who then tells what came meanwhile, too. None of the card's locks is held.
+    /// Tells all, unless somebody does, who then tells what came meanwhile, too. None of the card's locks is
+    /// held.
     pub(crate) fn tell(&self) {
         while !self.is_empty() {
             let telling = match self.telling.try_lock() {

@@ -69,7 +69,8 @@ impl Exports {
         Ok(Exports { table, file, desks, desks_file, desks_are, forks, _token: token, places })
     }
 
-    /// The descriptor that stands for it. Its owner (F_GETOWN) names this process, in whatever PID namespace one asks.
+    /// The descriptor that stands for it. Its owner (F_GETOWN) names this process, in whatever PID namespace
+    /// one asks.
     pub(crate) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
@@ -92,8 +93,8 @@ impl Exports {
         self.table.put(index, kind, handle, item);
     }
 
-    /// Nobody uses the object when this returns, or will: waits for copies that are under way. One of a stopped process
-    /// goes on when the process does.
+    /// Nobody uses the object when this returns, or will: waits for copies that are under way. One of a
+    /// stopped process goes on when the process does.
     pub(crate) fn revoke(&self, kind: Kind, handle: u32) {
         let index = self.places().and_then(|mut places| places.of.remove(&(kind, handle)));
         let Some(index) = index else { return };
@@ -133,8 +134,8 @@ impl Exports {
         });
     }
 
-    /// Whether a desk's importer lives: the kernel takes its lock away after its last copy. Yes, if nobody can tell as
-    /// the program closed what it did not open.
+    /// Whether a desk's importer lives: the kernel takes its lock away after its last copy. Yes, if nobody
+    /// can tell as the program closed what it did not open.
     fn is_taken(&self, number: usize) -> bool {
         if Identity::of(&self.desks_file).ok() != Some(self.desks_are) {
             return true;

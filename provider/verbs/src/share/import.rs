@@ -35,8 +35,8 @@ impl Importer {
     /// The exporter behind a `cmd_fd`.
     ///
     /// # Errors
-    /// EBADF; EINVAL: the descriptor of something else; ENODEV: its process is gone, closed the context, or is in a PID
-    /// namespace that this one does not see.
+    /// EBADF; EINVAL: the descriptor of something else; ENODEV: its process is gone, closed the context, or
+    /// is in a PID namespace that this one does not see.
     pub(crate) fn open(fd: RawFd) -> Result<Importer> {
         // SAFETY: takes and gives numbers, of which any will do.
         let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
@@ -73,8 +73,8 @@ impl Importer {
     /// The exporter's memory, and a desk.
     ///
     /// # Errors
-    /// EPERM: the system does not let this process reach it, or another user made the table than runs the process;
-    /// ENODEV: the exporter is gone; ENOMEM: too many importers; EOPNOTSUPP: no `/proc`.
+    /// EPERM: the system does not let this process reach it, or another user made the table than runs the
+    /// process; ENODEV: the exporter is gone; ENOMEM: too many importers; EOPNOTSUPP: no `/proc`.
     pub(super) fn reach(&self) -> Result<Arc<Reach>> {
         let mut slot = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reach) = &*slot {
@@ -142,8 +142,8 @@ fn told(error: io::Error) -> VerbsError {
     }
 }
 
-/// An exporter's memory, and this process's desk. The desks' mapping has the file description that has the desk's lock, so
-/// that the lock goes when the process does, whatever becomes of descriptors.
+/// An exporter's memory, and this process's desk. The desks' mapping has the file description that has the
+/// desk's lock, so that the lock goes when the process does, whatever becomes of descriptors.
 pub(super) struct Reach {
     memory: File,
     desks: ManuallyDrop<Desks>,
@@ -172,8 +172,8 @@ impl Reach {
         Ok(reach)
     }
 
-    /// Runs `copy` while `tag` stands in `table`: its exporter waits for the end of it. False: it does not stand, or the
-    /// copy failed.
+    /// Runs `copy` while `tag` stands in `table`: its exporter waits for the end of it. False: it does not
+    /// stand, or the copy failed.
     pub(super) fn at_desk(&self, table: &Table, tag: Tag, copy: impl FnOnce(&File) -> bool) -> bool {
         if self.forks != process::forks() {
             return false;
@@ -254,8 +254,8 @@ impl Foreign {
         pieces.all(|(at, to)| self.at_desk(|memory| memory.read_exact_at(to, at).is_ok()))
     }
 
-    /// Copies `data` to `offset`, its last eight bytes last; false if the place is not there any more. What is long is
-    /// copied in pieces.
+    /// Copies `data` to `offset`, its last eight bytes last; false if the place is not there any more. What
+    /// is long is copied in pieces.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> bool {
         let Some(at) = self.place(offset, data.len()) else { return false };
         let mut pieces = (at..).step_by(PIECE).zip(data.chunks(PIECE));
@@ -279,8 +279,8 @@ fn write(memory: &File, at: u64, data: &[u8]) -> bool {
     let pieces = [piece(body), piece(tail)];
     let pieces = &pieces[usize::from(body.is_empty())..];
     let (count, at) = (pieces.len() as libc::c_int, at as libc::off_t);
-    // SAFETY: the kernel reads `data` through `pieces`; the memory it changes is another process's, or is registered with
-    // the card as any region.
+    // SAFETY: the kernel reads `data` through `pieces`; the memory it changes is another process's, or is
+    // registered with the card as any region.
     let wrote = unsafe { libc::pwritev(memory.as_raw_fd(), pieces.as_ptr(), count, at) };
     wrote == data.len() as isize
 }

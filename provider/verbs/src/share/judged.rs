@@ -8,8 +8,8 @@ use starverbs_core::mr::{MrAttr, MrTable};
 use super::import::Importer;
 use super::table::{Identity, Item, Kind, Table, Whereabouts};
 
-/// Reads `bytes` as the first words of a table, magic and seals being right, and opens what stands there as a card does.
-/// Panics if a key of it opens bytes outside what it describes.
+/// Reads `bytes` as the first words of a table, magic and seals being right, and opens what stands there as a
+/// card does. Panics if a key of it opens bytes outside what it describes.
 pub fn read_share_table(bytes: &[u8]) {
     let about = Whereabouts { token: 1, token_at: 8, desks: Identity::default(), desks_fd: 0 };
     let Ok((table, file)) = Table::create(&about) else { return };

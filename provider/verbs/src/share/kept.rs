@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use super::Tag;
 use crate::error::{Result, VerbsError};
 
-/// Imports by what they import. The lock is held while one is made or ended, so that nobody meets a half of one.
+/// Imports by what they import. The lock is held while one is made or ended, so that nobody meets a half of
+/// one.
 pub(crate) struct Kept<T>(Mutex<HashMap<Tag, (usize, T)>>);
 
 impl<T> Default for Kept<T> {

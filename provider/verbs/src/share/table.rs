@@ -1,9 +1,9 @@
 //! What stands behind a `cmd_fd`: the layout of its two files in shared memory.
 //!
-//! The table itself says which objects there are. Its seals let nobody but the exporter write it, whoever has the
-//! descriptor. The desks are importers' to write. Only who may look into the exporter gets at them: they have no descriptor
-//! that is handed out, and the table says where among the exporter's they are. Every word is an atomic, as others write it
-//! at any time. Importers check what they read.
+//! The table itself says which objects there are. Its seals let nobody but the exporter write it, whoever has
+//! the descriptor. The desks are importers' to write. Only who may look into the exporter gets at them: they
+//! have no descriptor that is handed out, and the table says where among the exporter's they are. Every word
+//! is an atomic, as others write it at any time. Importers check what they read.
 
 use std::fs::{File, Metadata};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -44,7 +44,8 @@ struct Layout {
     entry: [Entry; ENTRIES],
 }
 
-/// An importer's place, which it has as long as it holds the lock on the byte of the desks' file with its number.
+/// An importer's place, which it has as long as it holds the lock on the byte of the desks' file with its
+/// number.
 #[repr(C, align(64))]
 pub(super) struct Desk {
     /// From where it uses something
@@ -166,7 +167,8 @@ fn check(file: &File, len: usize, seals: i32) -> Result<()> {
 
 const OTHER: VerbsError = VerbsError::Invalid("the descriptor of something else");
 
-/// The desks, mapped. Whoever has them mapped by a file description keeps its locks, with or without a descriptor.
+/// The desks, mapped. Whoever has them mapped by a file description keeps its locks, with or without a
+/// descriptor.
 pub(super) struct Desks(MmapRaw);
 
 impl Desks {
@@ -195,8 +197,8 @@ impl Desks {
     }
 
     pub(super) fn all(&self) -> &[Desk; DESKS] {
-        // SAFETY: the mapping is page-aligned, as long as the desks, and lives as long as `self`; the file's seals keep
-        // its pages. Every byte pattern is valid for atomics, whoever writes it.
+        // SAFETY: the mapping is page-aligned, as long as the desks, and lives as long as `self`; the file's
+        // seals keep its pages. Every byte pattern is valid for atomics, whoever writes it.
         unsafe { &*self.0.as_ptr().cast::<[Desk; DESKS]>() }
     }
 }
@@ -231,9 +233,9 @@ impl Table {
     }
 
     fn all(&self) -> &Layout {
-        // SAFETY: the mapping is page-aligned, as long as a Layout, and lives as long as `self`; the file's seals keep
-        // its pages. Every byte pattern is a valid Layout of atomics, whoever writes it. Importers do nothing but
-        // relaxed loads, which pages that may not be written allow.
+        // SAFETY: the mapping is page-aligned, as long as a Layout, and lives as long as `self`; the file's
+        // seals keep its pages. Every byte pattern is a valid Layout of atomics, whoever writes it.
+        // Importers do nothing but relaxed loads, which pages that may not be written allow.
         unsafe { &*self.0.as_ptr().cast::<Layout>() }
     }
 
@@ -253,7 +255,8 @@ impl Table {
         all.entries.fetch_max(index + 1, Ordering::Release);
     }
 
-    /// Takes the object out of entry `index`. Who looks from now on does not find it; some may have looked before.
+    /// Takes the object out of entry `index`. Who looks from now on does not find it; some may have looked
+    /// before.
     pub(super) fn take(&self, index: u32) {
         let Some(entry) = self.all().entry.get(index as usize) else { return };
         entry.incarnation.end();
@@ -271,7 +274,8 @@ impl Table {
         let words =
             bytes.chunks_exact(4).take(room / 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
         for (at, word) in words.enumerate() {
-            // SAFETY: `at` lies in the mapping, by `take`; every word of it is part of an atomic, and nobody else has it.
+            // SAFETY: `at` lies in the mapping, by `take`; every word of it is part of an atomic, and nobody
+            // else has it.
             unsafe { self.0.as_mut_ptr().add(size_of::<u64>()).cast::<u32>().add(at).write_volatile(word) };
         }
     }

@@ -16,7 +16,8 @@ pub fn pids() -> Vec<u32> {
     pids
 }
 
-/// The statistics page that `pid` made itself; a page inherited from its parent is the parent's. None if it has none.
+/// The statistics page that `pid` made itself; a page inherited from its parent is the parent's. None if it
+/// has none.
 ///
 /// # Errors
 /// The process is gone, or not ours to look into.
@@ -38,8 +39,8 @@ fn is_page(target: &Path) -> bool {
     target.to_string_lossy().strip_prefix("/memfd:").is_some_and(|rest| rest.starts_with(NAME))
 }
 
-/// Opens a regular file for reading. Whoever may name files as they like can give a FIFO or a device the name of a
-/// page: looks before it opens, which could wait for ever or start something.
+/// Opens a regular file for reading. Whoever may name files as they like can give a FIFO or a device the name
+/// of a page: looks before it opens, which could wait for ever or start something.
 fn regular(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
     if !file.metadata()?.is_file() {

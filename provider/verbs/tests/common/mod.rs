@@ -153,7 +153,8 @@ pub fn poll(cq: &Cq, count: usize) -> Vec<Cqe> {
     all
 }
 
-/// A counter of each of this process's cards on the wire of UDP port `port`, in the order in which they were opened.
+/// A counter of each of this process's cards on the wire of UDP port `port`, in the order in which they were
+/// opened.
 pub fn counters(port: u16, name: &str) -> Vec<u64> {
     let mut files: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().flatten().collect();
     files.sort_by_key(|file| file.file_name().to_str().and_then(|fd| fd.parse::<u32>().ok()));

@@ -1,4 +1,5 @@
-//! Frames made from an input's bytes: any op-code with the headers that belong to it, near what the QP expects.
+//! Frames made from an input's bytes: any op-code with the headers that belong to it, near what the QP
+//! expects.
 
 use starverbs_core::wire::{Bth, OpFlags, op_info};
 use starverbs_core::{FrameMeta, Gid, Psn, Qpn};

@@ -84,7 +84,8 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `how`: which rights the queue pairs have, and how many READs and the like they take, where peers break rules.
+    /// `how`: which rights the queue pairs have, and how many READs and the like they take, where peers break
+    /// rules.
     pub(crate) fn new(mode: Mode, how: u8) -> World {
         let cfg = NicConfig { mtu: Mtu::M1024, max_msg: 1 << 20, ..NicConfig::default() };
         let mut net = Net::new(2, cfg, Faults::default(), 7);

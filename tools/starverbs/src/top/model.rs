@@ -116,8 +116,8 @@ impl Model {
         }
     }
 
-    /// The change per second of a counter, or of all whose names begin with `name` if it ends with `*`. None until
-    /// the process was seen twice.
+    /// The change per second of a counter, or of all whose names begin with `name` if it ends with `*`. None
+    /// until the process was seen twice.
     pub(super) fn rate(&self, user: &User, name: &str) -> Option<f64> {
         let old = self.before.iter().find(|old| old.pid == user.pid)?;
         if self.elapsed <= 0.0 {

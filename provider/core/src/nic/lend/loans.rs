@@ -98,7 +98,8 @@ impl Lending {
         Ok(())
     }
 
-    /// Notes a WQE of `srq` that `link` gets, in the place that was made for it. One that came back keeps its `order`.
+    /// Notes a WQE of `srq` that `link` gets, in the place that was made for it. One that came back keeps its
+    /// `order`.
     pub(super) fn add(&mut self, srq: SrqId, link: LinkId, taken: &Taken, sges: &[Sge]) -> Option<usize> {
         let at = self.free.pop()?;
         let order = taken.order.unwrap_or_else(|| {

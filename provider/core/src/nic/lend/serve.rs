@@ -1,7 +1,8 @@
-//! What QPs of other cards are asked for and memory of this one has: results of atomics and the like, and the bytes of READs.
+//! What QPs of other cards are asked for and memory of this one has: results of atomics and the like, and the
+//! bytes of READs.
 //!
-//! Keys, bounds and rights are looked at as for requests to this card's own QPs, in the protection domain of the SRQ that they
-//! name (A14.5). Owns nothing: who asked keeps what it may have to repeat.
+//! Keys, bounds and rights are looked at as for requests to this card's own QPs, in the protection domain of
+//! the SRQ that they name (A14.5). Owns nothing: who asked keeps what it may have to repeat.
 
 use super::Shared;
 use crate::env::Env;
@@ -9,7 +10,8 @@ use crate::relay::{AHEAD, LinkId, Operation, Origin, Outcome, Place, Relay, Want
 use crate::types::{Access, FlushLevel, PdId, Qpn};
 
 impl<E: Env> Shared<E> {
-    /// A request whose turn has come among those of its connection. `None`: one before it failed, or it is not at its end.
+    /// A request whose turn has come among those of its connection. `None`: one before it failed, or it is
+    /// not at its end.
     pub(super) fn in_turn(
         &mut self,
         env: &mut E,

@@ -85,7 +85,8 @@ impl Abroad {
         self.srqs.iter().position(|far| far.number == number && far.domain == domain)
     }
 
-    /// A place for an SRQ, another's that is of no use any more if there are too many. `None`: there is none, or no memory.
+    /// A place for an SRQ, another's that is of no use any more if there are too many. `None`: there is none,
+    /// or no memory.
     pub(super) fn place(&mut self, domain: PdId, number: u32, link: LinkId) -> Option<usize> {
         let (mut loans, mut waiting) = (VecDeque::new(), Vec::new());
         loans.make_exact_room(BATCH as usize).ok()?;

@@ -1,9 +1,10 @@
 //! Requests to an SRQ of another card that are answered with more than an ACK.
 //!
-//! An atomic, ATOMIC WRITE or FLUSH is executed by the other card, once: it is passed on when its turn comes, and never again. Its
-//! result is kept here for repetitions, as that of an atomic on this card. A READ is passed on so that its keys are looked at in
-//! turn; its bytes come a few packets at a time, and go out as they come. None are kept: those that cannot go out, as the
-//! port is full or something before them is not confirmed, are asked for again.
+//! An atomic, ATOMIC WRITE or FLUSH is executed by the other card, once: it is passed on when its turn comes,
+//! and never again. Its result is kept here for repetitions, as that of an atomic on this card. A READ is
+//! passed on so that its keys are looked at in turn; its bytes come a few packets at a time, and go out as
+//! they come. None are kept: those that cannot go out, as the port is full or something before them is not
+//! confirmed, are asked for again.
 
 use super::{FarId, What};
 use crate::env::Env;
@@ -16,7 +17,8 @@ use crate::wire::opcode::Kind;
 use crate::wire::packet::Packet;
 
 impl<E: Env> Ctx<'_, E> {
-    /// An RDMA READ. The other card looks at its keys, as they belong to the protection domain of the SRQ (A14.5).
+    /// An RDMA READ. The other card looks at its keys, as they belong to the protection domain of the SRQ
+    /// (A14.5).
     pub(super) fn pass_read(&mut self, packet: &Packet<'_>) {
         let Some(reth) = packet.reth() else { return };
         let (va, key, total) = (reth.va(), reth.rkey(), reth.dma_len());
@@ -100,7 +102,8 @@ impl<E: Env> Ctx<'_, E> {
         self.passed_on(packet, to, if atomic { What::Atomic } else { What::Message }, 1);
     }
 
-    /// Passes a request of one packet on to the card whose SRQ it names; gives its serial, and where it went. `None`: not now.
+    /// Passes a request of one packet on to the card whose SRQ it names; gives its serial, and where it went.
+    /// `None`: not now.
     fn pass_whole(
         &mut self,
         message: impl FnOnce(Origin, u32) -> Relay<'static>,
@@ -222,8 +225,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// The other card does not give what the oldest answer, a READ's, is to bring. A repeated one stops then, as whoever closed
-    /// the memory may know that the first one arrived.
+    /// The other card does not give what the oldest answer, a READ's, is to bring. A repeated one stops then,
+    /// as whoever closed the memory may know that the first one arrived.
     fn fail_read(&mut self, outcome: Outcome) {
         let Some(Answer::Read { psn, again, .. }) = self.qp.resp.out.front().copied() else { return };
         if !again {

@@ -1,4 +1,5 @@
-//! What other cards say of the messages that were passed on to them: that they are in memory, or are not, or nothing more.
+//! What other cards say of the messages that were passed on to them: that they are in memory, or are not, or
+//! nothing more.
 
 use super::{Abroad, Away, PENDING, What};
 use crate::env::Env;

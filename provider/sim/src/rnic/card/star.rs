@@ -1,7 +1,9 @@
-//! StaR (Wang et al., ICNP 2021) on a card: the stateless side does what packets say, the stateful side says it.
+//! StaR (Wang et al., ICNP 2021) on a card: the stateless side does what packets say, the stateful side says
+//! it.
 //!
-//! The stateless side has no context, no window, no order of its own: a WQE goes out as it is (WQEP), a packet names memory,
-//! and the answer goes when memory has it. All that is kept of a connection, and the security check, is the other side's.
+//! The stateless side has no context, no window, no order of its own: a WQE goes out as it is (WQEP), a
+//! packet names memory, and the answer goes when memory has it. All that is kept of a connection, and the
+//! security check, is the other side's.
 
 use super::{Card, Read, Role, Stage, World, Write, channel};
 use crate::rnic::events::Picos;
@@ -84,7 +86,8 @@ impl Card {
         }
     }
 
-    /// Stateful: the answer to the last data packet of a WQE of the stateless side is here, so that its CQE can go.
+    /// Stateful: the answer to the last data packet of a WQE of the stateless side is here, so that its CQE
+    /// can go.
     pub(super) fn complete_there(&mut self, last: &Packet, verb: Verb, world: &mut World<'_>) {
         self.tally.sent_cqes += 1;
         self.hand_out(last.answer(Body::Cqep(verb)), world);
@@ -98,7 +101,8 @@ impl Card {
         }
     }
 
-    /// How long the security check keeps a packet (III-D2). It takes one a cycle, and only those for a stateless side.
+    /// How long the security check keeps a packet (III-D2). It takes one a cycle, and only those for a
+    /// stateless side.
     pub(super) fn check_security(&mut self, packet: &Packet, params: &Params) -> Picos {
         if self.role != Role::Stateful {
             return 0;

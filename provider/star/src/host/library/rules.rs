@@ -251,7 +251,8 @@ impl<E: Host> Library<E> {
                 }
                 let back = heard && !group.heard && end.qp.state() == SlState::Ready;
                 if back {
-                    /* the first that is heard again, before its teller: what its WQEs name is told by itself
+                    /* the first that is heard again, before its teller: what its WQEs name is told by
+                     * itself
                      */
                     self.find_teller(turn, group_at);
                 }

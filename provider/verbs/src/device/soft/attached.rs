@@ -1,10 +1,10 @@
-//! Receiving XRC QPs that are open more than once (ibv_open_qp(3)): which handles are told of their events, and what the
-//! processes of a shared domain ask each other for.
+//! Receiving XRC QPs that are open more than once (ibv_open_qp(3)): which handles are told of their events,
+//! and what the processes of a shared domain ask each other for.
 //!
-//! Such a QP is on the card of its *home*, the process that made it. Another process of the domain that opens it is a *guest*:
-//! it asks the home to query and modify the QP, and is told of its events. Home keeps the QP while any guest has it; the connection
-//! between the two (see `starverbs_backend::links`) tells each of the other's end. Owns those tables; it must not know what the
-//! messages' bytes are.
+//! Such a QP is on the card of its *home*, the process that made it. Another process of the domain that opens
+//! it is a *guest*: it asks the home to query and modify the QP, and is told of its events. Home keeps the QP
+//! while any guest has it; the connection between the two (see `starverbs_backend::links`) tells each of the
+//! other's end. Owns those tables; it must not know what the messages' bytes are.
 
 use std::sync::{Arc, Weak};
 
@@ -190,8 +190,8 @@ impl Attached {
         self.room.get_or_insert_with(|| Box::new([0; MESSAGE]));
     }
 
-    /// Takes messages from other processes of this one's XRC domains, as long as the port has room for what they bring; says
-    /// how many.
+    /// Takes messages from other processes of this one's XRC domains, as long as the port has room for what
+    /// they bring; says how many.
     #[inline]
     pub(super) fn run(&mut self, card: CardAnd<'_>, now: Nanos, notes: &Notes) -> u32 {
         let Some(mut room) = self.room.take() else { return 0 };
@@ -386,7 +386,8 @@ impl Soft {
         self.with(|shard, _| shard.attached.ask(&mut shard.env, link, of, wish))
     }
 
-    /// Runs the card's connections until the answer is there: the other process may ask for something meanwhile.
+    /// Runs the card's connections until the answer is there: the other process may ask for something
+    /// meanwhile.
     fn await_answer(&self, serial: u32) -> Result<QpAttr> {
         let until = clock::now().saturating_add(PATIENCE);
         loop {
@@ -409,8 +410,8 @@ impl Soft {
     }
 }
 
-/// The card of `qp` hears a message from link `link` of the QP's domain, as if such a process had sent it; `None`: that process is gone.
-/// Says whether it was a message.
+/// The card of `qp` hears a message from link `link` of the QP's domain, as if such a process had sent it;
+/// `None`: that process is gone. Says whether it was a message.
 #[cfg(feature = "fuzzing")]
 pub fn hear(ctx: &crate::Context, qp: &Qp, link: u32, message: Option<&[u8]>) -> bool {
     let Ok(soft) = ctx.device().and_then(|device| device.soft()) else { return false };

@@ -1,7 +1,7 @@
 //! A card that has room for few QP contexts (`STARVERBS_QPC_CACHE`): what waits for one takes real time.
 //!
-//! Nobody sleeps for it: the card is run again by the program's next poll, by its thread, and here by who would otherwise sleep
-//! longer than a context takes to come.
+//! Nobody sleeps for it: the card is run again by the program's next poll, by its thread, and here by who
+//! would otherwise sleep longer than a context takes to come.
 
 use std::hint;
 use std::time::Duration;

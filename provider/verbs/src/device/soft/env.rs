@@ -46,19 +46,21 @@ impl HostEnv {
         HostEnv { tx, events, bounce, bounced: 0, foreign, links: None, star: None }
     }
 
-    /// Whether a frame's payload must be copied at once. It is in the port then: the next one's copies may use the same room.
+    /// Whether a frame's payload must be copied at once. It is in the port then: the next one's copies may
+    /// use the same room.
     #[inline]
     pub(crate) fn is_volatile(&mut self, volatile: bool) -> bool {
         let bounced = std::mem::take(&mut self.bounced);
         volatile || bounced != 0
     }
 
-    /// Sends to another process of an XRC domain what is no card's affair; it is kept while there is no room. False: it is gone.
+    /// Sends to another process of an XRC domain what is no card's affair; it is kept while there is no room.
+    /// False: it is gone.
     pub(crate) fn say(&mut self, link: LinkId, message: &Opening) -> bool {
         self.links.as_mut().is_some_and(|links| links.send(link, &message.encode(), &[], true))
     }
 
-    /// [`Env::dma_read`] of marked memory.
+    /// [`Dma::dma_read`] of marked memory.
     #[cold]
     fn read_marked(&mut self, from: Seg) -> Option<Seg> {
         let len = from.len as usize;
@@ -78,7 +80,7 @@ impl HostEnv {
         there.then_some(seg)
     }
 
-    /// [`Env::dma_copy`] of marked memory.
+    /// [`Dma::dma_copy`] of marked memory.
     #[cold]
     fn copy_marked(&self, from: u64, to: &mut [u8]) -> bool {
         match memory::mark(from) {
@@ -91,7 +93,7 @@ impl HostEnv {
         }
     }
 
-    /// [`Env::dma_write`] to marked memory.
+    /// [`Dma::dma_write`] to marked memory.
     #[cold]
     fn write_marked(&self, addr: u64, data: &[u8]) -> bool {
         match memory::mark(addr) {
@@ -104,9 +106,9 @@ impl HostEnv {
     }
 }
 
-/// An atomic operation or ATOMIC WRITE on marked memory: atomic among those of this card, which is what IBV_ATOMIC_HCA says. Null
-/// regions are not exposed to peers; in memory of another process it could not be atomic among those of that
-/// process's card.
+/// An atomic operation or ATOMIC WRITE on marked memory: atomic among those of this card, which is what
+/// IBV_ATOMIC_HCA says. Null regions are not exposed to peers; in memory of another process it could not be
+/// atomic among those of that process's card.
 #[cold]
 fn change_marked(addr: u64, change: impl FnOnce(u64) -> u64) -> Option<u64> {
     let mut old = [0; 8];
@@ -176,8 +178,9 @@ impl Dma for HostEnv {
         if memory::marked(from) {
             return self.copy_marked(from, to);
         }
-        // SAFETY: the card has checked that the range lies in a memory region, whose memory the program must keep until it is
-        // deregistered; `to` is the card's own. The program may write meanwhile: its own race, and only bytes are read.
+        // SAFETY: the card has checked that the range lies in a memory region, whose memory the program must
+        // keep until it is deregistered; `to` is the card's own. The program may write meanwhile: its
+        // own race, and only bytes are read.
         unsafe { to.as_mut_ptr().copy_from(from as *const u8, to.len()) };
         true
     }
@@ -202,8 +205,8 @@ impl Port for HostEnv {
     #[inline]
     fn send_frame(&mut self, to: &Av, header: &[u8], payload: &[Seg], pad: u8, volatile: bool) {
         let volatile = self.is_volatile(volatile);
-        // SAFETY: the core checked the segments against regions, whose memory the program keeps until they end, or
-        // they are of rings and of `bounce`; the port is flushed before any of them can end.
+        // SAFETY: the core checked the segments against regions, whose memory the program keeps until they
+        // end, or they are of rings and of `bounce`; the port is flushed before any of them can end.
         let payload = unsafe { Payload::new(payload) };
         self.tx.send_frame(to, header, payload, pad, volatile);
     }

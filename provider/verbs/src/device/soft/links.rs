@@ -1,8 +1,10 @@
-//! The port's state and the GID table's entries as the host's interfaces come and go (ibv_get_async_event(3)).
+//! The port's state and the GID table's entries as the host's interfaces come and go
+//! (ibv_get_async_event(3)).
 //!
-//! The table is that of the card's opening: an entry whose address the host has lost is empty, until the address comes back. The
-//! port is active while an interface behind a real address of the card is up and has a carrier; a card with addresses of loopback
-//! alone goes by those. Owns what is known of that, and who is told; it must not send or receive frames.
+//! The table is that of the card's opening: an entry whose address the host has lost is empty, until the
+//! address comes back. The port is active while an interface behind a real address of the card is up and has
+//! a carrier; a card with addresses of loopback alone goes by those. Owns what is known of that, and who is
+//! told; it must not send or receive frames.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

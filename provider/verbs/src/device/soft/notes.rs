@@ -1,8 +1,8 @@
 //! What the card's holder finds failed, kept until the card's lock is given back, and said then.
 //!
-//! A few words of atomics: to note allocates nothing, waits for nobody, and a child forked meanwhile finds no lock that
-//! nobody gives back. Owns the notes; `log` owns whether and how they are said. What happens to connections waits here too, in a
-//! queue of its own.
+//! A few words of atomics: to note allocates nothing, waits for nobody, and a child forked meanwhile finds no
+//! lock that nobody gives back. Owns the notes; `log` owns whether and how they are said. What happens to
+//! connections waits here too, in a queue of its own.
 
 use std::array;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -43,7 +43,8 @@ impl Notes {
         }
     }
 
-    /// Has an event of this `kind` be said, of a queue pair by its number, of a completion queue with how many it holds.
+    /// Has an event of this `kind` be said, of a queue pair by its number, of a completion queue with how
+    /// many it holds.
     #[cold]
     pub(crate) fn add(&self, kind: u32, number: u32) {
         if !log::says(LogLevel::Warn) {

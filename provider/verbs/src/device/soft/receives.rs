@@ -1,12 +1,15 @@
-//! Frames wait for receives: a message of UC or UD took the last one of its queue, so that the next message would be lost.
+//! Frames wait for receives: a message of UC or UD took the last one of its queue, so that the next message
+//! would be lost.
 //!
-//! A card drops it (IBTA 9.8.3). But this one takes frames in batches, and its thread while the program does not run at all, so that
-//! a program that posts a receive for each completion would lose messages for having been interrupted. They stay in the
-//! socket for a moment instead. Senders of this make wait for the answer to their probe, which stays behind them.
+//! A card drops it (IBTA 9.8.3). But this one takes frames in batches, and its thread while the program does
+//! not run at all, so that a program that posts a receive for each completion would lose messages for having
+//! been interrupted. They stay in the socket for a moment instead. Senders of this make wait for the answer
+//! to their probe, which stays behind them.
 //!
-//! All frames wait, whoever they are for. So where others wait for them, the moment is 100 us for a program that polls and for one that
-//! does not, and a ninth of the time at most: peers of reliable QPs (ACKs are among the frames), and processes to which this one
-//! hands frames on. On a card that has UC and UD alone it is as long as a program may be without CPU.
+//! All frames wait, whoever they are for. So where others wait for them, the moment is 100 us for a program
+//! that polls and for one that does not, and a ninth of the time at most: peers of reliable QPs (ACKs are
+//! among the frames), and processes to which this one hands frames on. On a card that has UC and UD alone it
+//! is as long as a program may be without CPU.
 
 use starverbs_core::Nanos;
 
@@ -18,8 +21,8 @@ const POLLING: Nanos = 100_000;
 const AWAY: Nanos = 50_000_000;
 /// After a hold that others waited for, or that was in vain, there is none for this many times as long.
 const REST: Nanos = 8;
-/// This process hands frames on in earnest if there is one in each such time. A few are handed on while the kernel does not
-/// know yet which process has which QPNs, as when one begins.
+/// This process hands frames on in earnest if there is one in each such time. A few are handed on while the
+/// kernel does not know yet which process has which QPNs, as when one begins.
 const HANDS_ON: Nanos = 1_000_000;
 
 /// Who asks.
@@ -139,7 +142,8 @@ mod tests {
         assert!(!holds(&mut out, START + POLLING, Who::Program, true), "from when anybody saw it first");
     }
 
-    /// A program that posts one receive again and again, each of which is used up at once, keeps the card for a ninth of the time.
+    /// A program that posts one receive again and again, each of which is used up at once, keeps the card for
+    /// a ninth of the time.
     #[test]
     fn holds_that_others_wait_for_have_their_share() {
         const TURNS: u64 = 10_000;

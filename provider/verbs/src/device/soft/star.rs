@@ -1,8 +1,9 @@
 //! StaR in a process: its UDP ports, and the ends of StaR connections behind them.
 //!
-//! A [`StarHost`] exists from the first queue pair on that may be the end of a StaR connection; without one nothing here runs. What
-//! packets are for, and what queue pairs become, is the [core's](starverbs_star::host); here are its sockets, its memory and its turns.
-//! It must not know what a queue pair is to a program.
+//! A [`StarHost`] exists from the first queue pair on that may be the end of a StaR connection; without one
+//! nothing here runs. What packets are for, and what queue pairs become, is the
+//! [core's](starverbs_star::host); here are its sockets, its memory and its turns. It must not know what a
+//! queue pair is to a program.
 
 mod hooks;
 mod info;
@@ -76,7 +77,8 @@ impl StarHost {
         self.ends.roles.outcome(qpn)
     }
 
-    /// Handles packets that have come, and what follows; gives how many rounds there were. `woken`: by whom all sockets are looked at.
+    /// Handles packets that have come, and what follows; gives how many rounds there were. `woken`: by whom
+    /// all sockets are looked at.
     fn run(&mut self, turn: &mut Turn<'_, HostEnv>, woken: bool) -> u32 {
         let (mut rounds, most) = (0, if woken { BATCHES } else { 1 });
         let mut got = if woken { self.rx.recv_all() } else { self.rx.recv() };
@@ -101,7 +103,8 @@ impl StarHost {
 }
 
 impl Soft {
-    /// What [`Soft::open_star`] needs. Whoever has the card's lock does not wait for a file. `None`: the ports are open.
+    /// What [`Soft::open_star`] needs. Whoever has the card's lock does not wait for a file. `None`: the
+    /// ports are open.
     pub(crate) fn prepare_star(&self) -> Result<Option<Sealing>> {
         if self.with(|shard, _| shard.star.is_some()) {
             Ok(None)
@@ -167,7 +170,8 @@ impl Shard {
     pub(crate) fn next_star(&self, now: Nanos) -> Option<Nanos> {
         let star = self.star.as_ref()?;
         let port = self.env.star.as_ref();
-        /* a call of the program may have taken messages from the socket of which nobody else will wake anybody */
+        /* a call of the program may have taken messages from the socket of which nobody else will wake
+         * anybody */
         if port.is_some_and(|port| !port.heard.is_empty()) {
             return Some(now);
         }

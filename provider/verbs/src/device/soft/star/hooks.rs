@@ -1,4 +1,5 @@
-//! Calls of programs that may be about a stateless end, of which the card knows nothing, or about memory of which stateful cards were told.
+//! Calls of programs that may be about a stateless end, of which the card knows nothing, or about memory of
+//! which stateful cards were told.
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::qp::{Owner, QpAttr, QpAttrMask};
@@ -15,8 +16,8 @@ use crate::device::thread::pollfd;
 use crate::error::Result;
 use crate::log::log;
 
-/// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone; this card lets nothing of a
-/// forgotten one through anyway.
+/// Longest wait for stateful cards to learn or forget a key. One that does not answer for so long is gone;
+/// this card lets nothing of a forgotten one through anyway.
 const PATIENCE: Nanos = 1_000_000_000;
 /// Longest sleep between two looks, milliseconds.
 const LOOK: i32 = 1;
@@ -114,7 +115,8 @@ impl Shard {
         told.unwrap_or(Ok(()))
     }
 
-    /// Stateful cards hear of a region as it is now. It is changed already: without memory to say so it is none to them.
+    /// Stateful cards hear of a region as it is now. It is changed already: without memory to say so it is
+    /// none to them.
     fn tell_again(&mut self, key: u32, now: Nanos) {
         if self.tell_of(key, now).is_err() {
             log!(Warn, "no memory for the region of key {key:#x}: it is none to stateful ends");
@@ -126,7 +128,8 @@ impl Shard {
         self.star.as_ref().is_none_or(|star| star.ends.library.is_told(pd))
     }
 
-    /// Ends what a key opens by `end`; true: stateful cards may know it, and [`Soft::await_revocation`] comes next.
+    /// Ends what a key opens by `end`; true: stateful cards may know it, and [`Soft::await_revocation`] comes
+    /// next.
     pub(crate) fn end_key<T>(
         &mut self,
         key: u32,
@@ -179,7 +182,8 @@ impl Soft {
         self.await_answers(|star, _, _| star.ends.library.is_revoked(key));
     }
 
-    /// Registers memory. When this returns, stateful cards know of it: the program may tell theirs its key by another way than ours.
+    /// Registers memory. When this returns, stateful cards know of it: the program may tell theirs its key by
+    /// another way than ours.
     pub(crate) fn reg_mr(&self, attr: MrAttr) -> Result<u32> {
         let (key, told) = self.with(|shard, now| {
             let key = shard.reg_mr(attr, now)?;
@@ -191,11 +195,13 @@ impl Soft {
         Ok(key)
     }
 
-    /// Changes what a key opens. Stateful cards hear of the region as it is then, and once they have forgotten how it was.
+    /// Changes what a key opens. Stateful cards hear of the region as it is then, and once they have
+    /// forgotten how it was.
     pub(crate) fn rereg_mr(&self, key: u32, attr: MrAttr) -> Result<()> {
         let told = self.with(|shard, now| {
             let ((), told) = shard.end_key(key, now, |shard| shard.nic.rereg_mr(key, attr))?;
-            /* in one turn: StaR that opens after it knows the region as it is now, and would count it twice */
+            /* in one turn: StaR that opens after it knows the region as it is now, and would count it
+             * twice */
             if !told {
                 shard.tell_again(key, now);
             }
@@ -223,7 +229,8 @@ impl Soft {
         self.await_answers(|star, _, _| star.ends.library.is_told(pd));
     }
 
-    /// A QP is to be destroyed: waits until its stateless peer has all completions that this card has for it, and knows what else is done.
+    /// A QP is to be destroyed: waits until its stateless peer has all completions that this card has for it,
+    /// and knows what else is done.
     #[cold]
     pub(crate) fn await_taken(&self, qpn: Qpn) {
         self.with(|shard, now| shard.with_star(now, |_, turn| turn.report(qpn)));

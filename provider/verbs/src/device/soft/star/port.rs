@@ -1,4 +1,5 @@
-//! What the card's host has of StaR: its two UDP ports, and what came for the library and for who settles the roles.
+//! What the card's host has of StaR: its two UDP ports, and what came for the library and for who settles the
+//! roles.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,7 +84,7 @@ impl StarEnv for HostEnv {
             if head.is_control() {
                 return star.send_control((to, port), head, data);
             }
-            // SAFETY: as in `Env::send_frame`; the peer's registry checked what this card did not.
+            // SAFETY: as in `Port::send_frame`; the peer's registry checked what this card did not.
             star.tx.send(to, port, head, data, unsafe { Payload::new(payload) }, volatile);
         }
     }
@@ -100,8 +101,8 @@ impl StarEnv for HostEnv {
             let there = memory::mark(addr) == Marked::Demand && memory::read(addr, &mut bytes);
             return there.then_some(bytes);
         }
-        // SAFETY: as in `dma_store`: SF's registry or this card's bounds let it through, so it is aligned memory that the library or the
-        // program keeps.
+        // SAFETY: as in `dma_store`: SF's registry or this card's bounds let it through, so it is aligned
+        // memory that the library or the program keeps.
         let cell = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
         Some(cell.load(Ordering::Acquire).to_ne_bytes())
     }

@@ -1,4 +1,5 @@
-//! What a card with a key does to StaR's offers and control messages on their way out and in. Without a key they pass as they are.
+//! What a card with a key does to StaR's offers and control messages on their way out and in. Without a key
+//! they pass as they are.
 
 use starverbs_core::Gid;
 use starverbs_settings::Settings;
@@ -25,7 +26,8 @@ impl Sealing {
         Ok(Sealing(Some(Box::new(Seal::new(&key, salt)))))
     }
 
-    /// A packet that leaves, from one address to the other, as it is sealed: head and length. `None`: it leaves as it is.
+    /// A packet that leaves, from one address to the other, as it is sealed: head and length. `None`: it
+    /// leaves as it is.
     #[inline]
     pub(crate) fn seal_packet(
         &mut self,
