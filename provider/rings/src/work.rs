@@ -287,8 +287,8 @@ impl WorkRings {
     /// Of an SRQ: whether somebody takes from it by a handle of the card's half beside the card's own.
     #[inline]
     pub fn has_other_takers(&self) -> bool {
-        /* these rings and the card's half are two. Relaxed: who has a handle takes when a peer asks, a round trip after it was
-        made, and so sees what was posted before */
+        /* These rings and the card's half are two. Relaxed: who has a handle takes when a peer asks, a round
+        trip after it was made, and so sees what was posted before. */
         self.head().users.load(Ordering::Relaxed) > 2
     }
 

@@ -374,6 +374,8 @@ impl CqShared {
 
 impl Drop for CqShared {
     fn drop(&mut self) {
+        /* nobody is left who could tell of it; and the device, if it was the last to hold it, has its own lock */
+        *self.moderation.get_mut() = 0;
         let device = self.ctx.device_if_ours();
         self.retire(device);
         if let (Some(timer), Some(_)) = (self.timer.get(), device) {

@@ -11,7 +11,8 @@ use starverbs_settings::Settings;
 use super::Device;
 use super::failing::Failing;
 use crate::{
-    Ah, AhAttr, CompChannel, Context, Cq, Mr, Mw, Pd, Qp, QpAttr, QpInit, RecvWr, Result, SendWr, Srq,
+    Ah, AhAttr, CompChannel, Context, Cq, Moderation, Mr, Mw, Pd, Qp, QpAttr, QpInit, RecvWr, Result, SendWr,
+    Srq,
 };
 
 /// Runs `test` on each device.
@@ -246,6 +247,23 @@ fn a_channel_tells_of_a_completion() {
         cq.resize(32).unwrap();
         assert_eq!(poll(&cq, 1)[0].wr_id, 1, "a resized queue has what was in it");
         assert_eq!(errno(channel.destroy()), libc::EBUSY);
+    });
+}
+
+/// The device may hold on to a queue for a moment, and so be the last that does.
+#[test]
+fn the_device_may_drop_a_moderated_queue_last() {
+    on_each(|ctx| {
+        let channel = CompChannel::create(ctx).unwrap();
+        let cq = Cq::create(ctx, 16, Some(&channel), 1).unwrap();
+        cq.moderate(Moderation { count: 2, period: 1 }).unwrap();
+        let half = cq.card_half();
+        drop(cq);
+        match ctx.device().unwrap() {
+            Device::Soft(soft) => soft.with(|_, _| drop(half)),
+            Device::Failing(_) => drop(half),
+        }
+        channel.destroy().unwrap();
     });
 }
 
