@@ -207,8 +207,8 @@ impl<E: Env> Nic<E> {
         let mut cx = self.context(env, qpn, 0)?;
         cx.close_engine();
         if !cx.qp.flags.held {
-            /* The peer's last message may wait for its ACK: nobody could send it later. One that has an engine, or may come to have one, owes
-            none, and by a plain packet its peer would take it for plain. */
+            /* The peer's last message may wait for its ACK: nobody could send it later. One that has an
+            engine, or may come to have one, owes none, and by a plain packet its peer would take it for plain. */
             cx.last_words();
         }
         cx.forget_gaps();
