@@ -20,7 +20,7 @@ pub struct Lent<'a, E: Env> {
     /// The host
     pub env: &'a mut E,
     /// Memory of this card
-    pub mrs: &'a mut MrTable,
+    pub mrs: &'a mut MrTable<E::Mrs>,
     /// What the engines of the card share
     pub shared: &'a mut <E::Engine as Engine<E>>::Shared,
     /// The SRQ of the QP, if it has one

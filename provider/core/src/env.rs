@@ -9,6 +9,7 @@ use crate::Counters;
 use crate::congestion::Controller;
 use crate::engine::Engine;
 use crate::error::NicError;
+use crate::mr::Storage;
 use crate::relay::{LinkError, LinkId, Relay};
 use crate::types::{AsyncEvent, Av, Cqe, Gid, PdId, Seg, SendOp, SendWqe, Sge};
 
@@ -71,6 +72,8 @@ pub struct CqOverrun;
 
 /// Host memory, as far as keys open it.
 pub trait Dma {
+    /// Where the table of memory regions lies: the card's own memory, or some that other processes may read
+    type Mrs: Storage;
     /// Writes `data` to host memory. The card has checked keys, bounds and rights. False: there is no
     /// memory now (on-demand paging), and the request fails as if its key did not reach there.
     #[must_use]

@@ -8,24 +8,26 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use core::num::NonZeroU32;
 
 use crate::error::NicError;
 use crate::rng::Rng;
 use crate::room::{TwoEnds, exact};
 use crate::types::{Access, PdId, Qpn};
 
+mod entry;
+mod feed;
 mod import;
-mod rules;
 mod window;
 
-pub use rules::{Change, Rule};
+pub use entry::{Entry, Plain, Storage};
+pub use feed::{Change, Rule};
 pub use window::{Bind, WindowType};
 
 /// Most MRs and memory windows a card holds together: the sum of [`Limits`](crate::Limits)' two.
 pub const MAX_MR: usize = 1 << 21;
 
-const KEY_BITS: u32 = 8;
+/// Low bits of a key that change each time its slot is used anew; the slot is hidden in the others.
+pub const KEY_BITS: u32 = 8;
 const SLOT_MASK: u32 = u32::MAX >> KEY_BITS;
 const KEYS_OF_A_SLOT: usize = 1 << KEY_BITS;
 /// So many slots are free at least, as long as the table can grow: the next one is any of them, and one that
@@ -35,8 +37,6 @@ const REST: usize = 512;
 const STEP: usize = 1024;
 /// An MR's own key may stand in an SGE; a window's may not (IBTA 10.6.7.1).
 const IN_SGES: Access = Access::from_bits_retain(1 << 31);
-/// It is no rule: [`MrTable::hide`].
-const HIDDEN: Access = Access::from_bits_retain(1 << 30);
 
 /// What a program registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -68,10 +68,14 @@ pub enum MrFault {
     State,
 }
 
-/// The MRs and memory windows of a card.
+/// The MRs and memory windows of a card: which key opens which bytes, for whoever asks, and the only place that
+/// says so. Whoever keeps more of it (StaR's peers, say) follows its changes.
 #[derive(Debug, Default)]
-pub struct MrTable {
-    entries: Vec<Entry>,
+pub struct MrTable<S = Plain> {
+    /// What keys open
+    entries: S,
+    /// What nobody but the table needs of each entry
+    slots: Vec<Slot>,
     /// Free slots, longest unused first
     free: VecDeque<u32>,
     /// Hides slot numbers in keys; drawn at the first registration
@@ -79,51 +83,21 @@ pub struct MrTable {
     /// Slots that are windows
     windows: usize,
     /// MRs of other cards, by key
-    imports: Vec<Entry>,
-    /// Windows that were bound, or no longer are, for who tells peers. `None`: nobody does
-    changes: Option<rules::Changes>,
+    imports: Vec<import::Import>,
+    /// What has changed, for who follows. `None`: nobody does
+    feed: Option<feed::Feed>,
 }
 
-/// One slot: an MR, or a window with what it is bound to.
+/// The rest of an entry.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    addr: u64,
-    length: u64,
-    iova: u64,
-    access: Access,
-    pd: PdId,
-    /// `None`: free
-    key: Option<NonZeroU32>,
-    /// The one QP that may use it; 0: all of the protection domain
-    qpn: Qpn,
+struct Slot {
     /// MR: windows bound to it. Window: slot of the MR that it is bound to, or [`window::UNBOUND`].
     link: u32,
     kind: Kind,
     /// Last eight key bits given out
     spent: u8,
-}
-
-impl Entry {
-    /// Nothing. The first key's byte is not `spent`.
-    fn free(spent: u8) -> Entry {
-        Entry { spent, ..Entry::mr(&MrAttr::default()) }
-    }
-
-    /// An MR, still without a key.
-    fn mr(attr: &MrAttr) -> Entry {
-        Entry {
-            addr: attr.addr,
-            length: attr.length,
-            iova: attr.iova,
-            access: attr.access | IN_SGES,
-            pd: attr.pd,
-            key: None,
-            qpn: 0,
-            link: 0,
-            kind: Kind::Mr,
-            spent: 0,
-        }
-    }
+    /// Whoever follows is told nothing of it: [`MrTable::hide`]
+    hidden: bool,
 }
 
 /// What a slot is.
@@ -133,37 +107,44 @@ enum Kind {
     Window(WindowType),
 }
 
-const _: () = assert!(size_of::<Entry>() <= 48);
+impl Slot {
+    const MR: Slot = Slot { link: 0, kind: Kind::Mr, spent: 0, hidden: false };
+}
 
-impl MrTable {
-    /// No MRs.
-    pub const fn new() -> Self {
+impl<S: Storage> MrTable<S> {
+    /// No MRs; entries will lie in `entries`.
+    pub fn new(entries: S) -> Self {
         MrTable {
-            entries: Vec::new(),
+            entries,
+            slots: Vec::new(),
             free: VecDeque::new(),
             mask: 0,
             windows: 0,
             imports: Vec::new(),
-            changes: None,
+            feed: None,
         }
     }
 
     /// Adds an MR; gives its key. `Invalid`: an address range that wraps, or remote WRITE or atomics
-    /// without LOCAL_WRITE (man ibv_reg_mr). `Exhausted`: [`MAX_MR`] exist.
+    /// without LOCAL_WRITE (man ibv_reg_mr). `Exhausted`: [`MAX_MR`] exist, or no memory.
     pub fn register(&mut self, attr: MrAttr, random: u64) -> Result<u32, NicError> {
         check(&attr)?;
-        self.insert(Entry::mr(&attr), random)
+        self.make_room_in_feed()?;
+        let slot = self.insert(Entry::mr(&attr), Slot::MR, random)?;
+        self.note_opened(self.rule_of(slot));
+        Ok(self.entry(slot).key)
     }
 
-    /// Puts an entry into a free slot, with a new key.
-    fn insert(&mut self, entry: Entry, random: u64) -> Result<u32, NicError> {
+    /// Puts an entry into a free slot, with a new key; gives the slot.
+    fn insert(&mut self, entry: Entry, about: Slot, random: u64) -> Result<u32, NicError> {
         /* whole slots may be taken by imports, whose keys others chose: of so many slots one is not */
         for tried in 0..=self.imports.len() / KEYS_OF_A_SLOT {
             let (slot, spent) = self.slot(random, tried)?;
             match self.unused_key(slot, spent.wrapping_add(1 + (random % 255) as u8)) {
                 Some(key) => {
-                    self.entries[slot as usize] = Entry { key: Some(key), spent: key.get() as u8, ..entry };
-                    return Ok(key.get());
+                    self.slots[slot as usize] = Slot { spent: key as u8, ..about };
+                    self.entries.put(slot as usize, Entry { key, ..entry });
+                    return Ok(slot);
                 }
                 None => self.free.push_back(slot),
             }
@@ -172,41 +153,43 @@ impl MrTable {
     }
 
     /// A key of a free slot that no import has: the first from `byte` on.
-    fn unused_key(&self, slot: u32, byte: u8) -> Option<NonZeroU32> {
+    fn unused_key(&self, slot: u32, byte: u8) -> Option<u32> {
         let mut keys = (0..=u8::MAX).map(|more| self.key(slot, byte.wrapping_add(more)));
-        keys.find(|key| self.imported(key.get()).is_none())
+        keys.find(|key| self.imported(*key).is_none())
     }
 
     /// The free slot that rested longest, and the key bits it used last. So many were `tried` in vain.
     fn slot(&mut self, random: u64, tried: usize) -> Result<(u32, u8), NicError> {
-        if self.entries.is_empty() {
+        if self.slots.is_empty() {
             /* a bit that no slot number has keeps every key from being 0, whatever its low bits */
             self.mask = (random >> 40) as u32 & SLOT_MASK | MAX_MR as u32;
+            self.entries.set_mask(self.mask);
         }
         if self.free.len() <= REST + tried {
             /* without memory for more, those that are free rest less */
             _ = self.grow(random);
         }
         let slot = self.free.pop_front().ok_or(NicError::Exhausted)?;
-        Ok((slot, self.entries[slot as usize].spent))
+        Ok((slot, self.slots[slot as usize].spent))
     }
 
     /// Adds free slots, in no order, if there can be more.
     fn grow(&mut self, random: u64) -> Result<(), NicError> {
-        let from = self.entries.len();
+        let from = self.slots.len();
         let to = (from + STEP.max(from / 4)).min(MAX_MR);
         let mut fresh: Vec<u32> = Vec::new();
         exact(&mut fresh, to - from)?;
         /* by a quarter, as said: no vector's doubling, which near the limit would be for nothing */
-        exact(&mut self.entries, to)?;
+        exact(&mut self.slots, to)?;
         /* ending a registration must not need memory */
         self.free.make_exact_room(to)?;
+        self.entries.grow(to)?;
         let mut rng = Rng::new([random, from as u64]);
         /* eight bytes from one number; the shuffle's numbers are others */
         let mut word = 0;
-        self.entries.extend((from..to).map(|slot| {
+        self.slots.extend((from..to).map(|slot| {
             word = if (slot - from).is_multiple_of(8) { rng.word() } else { word >> 8 };
-            Entry::free(word as u8)
+            Slot { spent: word as u8, ..Slot::MR }
         }));
         fresh.extend(from as u32..to as u32);
         rng.shuffle(&mut fresh);
@@ -215,64 +198,81 @@ impl MrTable {
     }
 
     /// Key 0 is never given out: programs take it for "none".
-    fn key(&self, slot: u32, byte: u8) -> NonZeroU32 {
-        let base = (slot ^ self.mask) << KEY_BITS;
-        NonZeroU32::new(base | u32::from(byte)).unwrap_or(NonZeroU32::MIN)
+    fn key(&self, slot: u32, byte: u8) -> u32 {
+        ((slot ^ self.mask) << KEY_BITS | u32::from(byte)).max(1)
+    }
+
+    /// The entry of a slot; nothing where there is no such slot.
+    #[inline]
+    fn entry(&self, slot: u32) -> Entry {
+        self.entries.entries().get(slot as usize).copied().unwrap_or_default()
+    }
+
+    /// The slot that a key, of now or of the past, is of.
+    #[inline]
+    fn slot_of(&self, key: u32) -> u32 {
+        (key >> KEY_BITS) ^ self.mask
+    }
+
+    /// The slot of what this card has under a key now.
+    #[inline]
+    fn find(&self, key: u32) -> Option<(u32, &Entry)> {
+        let slot = self.slot_of(key);
+        let entry = self.entries.entries().get(slot as usize)?;
+        (entry.key == key && key != 0).then_some((slot, entry))
+    }
+
+    /// Slot and entry of an MR's key.
+    fn mr(&self, key: u32) -> Result<(u32, Entry), NicError> {
+        let found = self.find(key).filter(|(slot, _)| self.slots[*slot as usize].kind == Kind::Mr);
+        found.map(|(slot, entry)| (slot, *entry)).ok_or(NicError::NotFound)
+    }
+
+    /// Slot and entry of an MR's key that no window is bound to, or `Busy` (man ibv_dereg_mr).
+    fn unbound_mr(&self, key: u32) -> Result<(u32, Entry), NicError> {
+        let (slot, entry) = self.mr(key)?;
+        if self.slots[slot as usize].link > 0 { Err(NicError::Busy) } else { Ok((slot, entry)) }
     }
 
     /// Changes what a key opens; gives the protection domain that it had. Errors as in `register`, and
     /// `Busy`: windows are bound to it; with nothing changed.
     pub fn reregister(&mut self, key: u32, attr: MrAttr) -> Result<PdId, NicError> {
         check(&attr)?;
-        let (_, entry) = self.mr(key)?;
-        if entry.link > 0 {
-            return Err(NicError::Busy);
-        }
-        entry.addr = attr.addr;
-        entry.length = attr.length;
-        entry.iova = attr.iova;
-        entry.access = attr.access | IN_SGES;
-        Ok(core::mem::replace(&mut entry.pd, attr.pd))
+        let (slot, before) = self.unbound_mr(key)?;
+        self.make_room_in_feed()?;
+        self.note_closed(self.rule_of(slot));
+        self.slots[slot as usize].hidden = false;
+        self.entries.put(slot as usize, Entry { key, ..Entry::mr(&attr) });
+        self.note_opened(self.rule_of(slot));
+        Ok(before.pd)
     }
 
     /// What was registered under a key.
     pub fn query(&self, key: u32) -> Option<MrAttr> {
-        let slot = (key >> KEY_BITS) ^ self.mask;
-        let e = self.entries.get(slot as usize)?;
-        let found = e.key.map(NonZeroU32::get) == Some(key) && e.kind == Kind::Mr;
-        let access = e.access.difference(IN_SGES | HIDDEN);
-        found.then_some(MrAttr { pd: e.pd, addr: e.addr, length: e.length, iova: e.iova, access })
+        self.mr(key).ok().map(|(_, entry)| entry.attr())
     }
 
-    /// Slot and entry of an MR's key.
-    fn mr(&mut self, key: u32) -> Result<(u32, &mut Entry), NicError> {
-        let slot = (key >> KEY_BITS) ^ self.mask;
-        let found = self.entries.get_mut(slot as usize);
-        let found = found.filter(|e| e.key.map(NonZeroU32::get) == Some(key) && e.kind == Kind::Mr);
-        Ok((slot, found.ok_or(NicError::NotFound)?))
-    }
-
-    /// Removes an MR; gives its protection domain. `Busy`: windows are bound to it (man ibv_dereg_mr).
+    /// Removes an MR; gives its protection domain. `Busy`: windows are bound to it.
     pub fn deregister(&mut self, key: u32) -> Result<PdId, NicError> {
-        let (slot, entry) = self.mr(key)?;
-        if entry.link > 0 {
-            return Err(NicError::Busy);
-        }
-        entry.key = None;
-        let pd = entry.pd;
+        let (slot, entry) = self.unbound_mr(key)?;
+        self.note_closed(self.rule_of(slot));
+        self.free_slot(slot);
+        Ok(entry.pd)
+    }
+
+    fn free_slot(&mut self, slot: u32) {
+        self.entries.put(slot as usize, Entry::default());
         self.free.push_back(slot);
-        Ok(pd)
     }
 
     /// Protection domain of what has this key.
     pub fn pd(&self, key: u32) -> Option<PdId> {
-        let entry = self.entries.get(((key >> KEY_BITS) ^ self.mask) as usize)?;
-        (entry.key.map(NonZeroU32::get) == Some(key)).then_some(entry.pd)
+        self.find(key).map(|(_, entry)| entry.pd)
     }
 
     /// MRs that exist.
     pub fn regions(&self) -> usize {
-        self.entries.len() - self.free.len() - self.windows
+        self.slots.len() - self.free.len() - self.windows
     }
 
     /// Windows that exist.
@@ -315,12 +315,7 @@ impl MrTable {
         if len == 0 {
             return Ok(va);
         }
-        let entry = self.opened(key, qp, need)?;
-        let offset = va.wrapping_sub(entry.iova);
-        if offset >= entry.length || u64::from(len) > entry.length - offset {
-            return Err(MrFault::Bounds);
-        }
-        Ok(entry.addr.wrapping_add(offset))
+        self.opened(key, qp, need)?.host_address(va, len)
     }
 
     /// Whether a peer's request to a QP may use a key as a whole, whichever bytes it opens.
@@ -331,17 +326,11 @@ impl MrTable {
     /// The entry of a key that gives a QP the right `need`.
     #[inline]
     fn opened(&self, key: u32, (pd, qpn): (PdId, Qpn), need: Access) -> Result<&Entry, MrFault> {
-        let slot = (key >> KEY_BITS) ^ self.mask;
-        let entry = match self.entries.get(slot as usize) {
-            Some(entry) if entry.key.map(NonZeroU32::get) == Some(key) => entry,
-            _ => self.imported(key).ok_or(MrFault::BadKey)?,
+        let entry = match self.find(key) {
+            Some((_, entry)) => entry,
+            None => self.imported(key).ok_or(MrFault::BadKey)?,
         };
-        if entry.pd != pd || (entry.qpn != 0 && entry.qpn != qpn) {
-            return Err(MrFault::Pd);
-        }
-        if !entry.access.contains(need) {
-            return Err(MrFault::Access);
-        }
+        entry.permits(pd, qpn, need)?;
         Ok(entry)
     }
 }

@@ -117,7 +117,7 @@ pub struct Nic<E: Env> {
 pub(crate) struct Shared<E: Env> {
     pub(crate) cfg: NicConfig,
     pub(crate) stats: E::Stats,
-    pub(crate) mrs: MrTable,
+    pub(crate) mrs: MrTable<E::Mrs>,
     pub(crate) avs: Slab<AvEntry>,
     pub(crate) srqs: Slab<Srq<E>>,
     pub(crate) pds: Slab<Pd>,
@@ -179,14 +179,15 @@ impl<E: Env> Nic<E> {
     /// Bytes that the card keeps of each QP, beside what grows with its queues: for tests that bound it.
     pub const QP_BYTES: usize = size_of::<Qp<E>>();
 
-    /// A card without QPN blocks, and so without QPs. `seed` decides keys and QPNs: who knows it knows them.
-    pub fn new(cfg: NicConfig, stats: E::Stats, seed: [u64; 2]) -> Self {
+    /// A card without QPN blocks, and so without QPs, whose table of memory regions lies in `mrs`. `seed` decides
+    /// keys and QPNs: who knows it knows them.
+    pub fn new(cfg: NicConfig, stats: E::Stats, seed: [u64; 2], mrs: E::Mrs) -> Self {
         Nic {
             qps: QpTable::new(),
             shared: Shared {
                 cfg,
                 stats,
-                mrs: MrTable::new(),
+                mrs: MrTable::new(mrs),
                 avs: Slab::new(),
                 srqs: Slab::new(),
                 pds: Slab::new(),

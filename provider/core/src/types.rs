@@ -188,6 +188,7 @@ impl QpState {
 
 bitflags! {
     /// Access rights of QPs and MRs. Values as `enum ibv_access_flags`.
+    #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Access: u32 {
         /// The card may write on behalf of its owner (receives, READ data)

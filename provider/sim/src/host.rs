@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use starverbs_core::env::{self, Dma, Port};
-use starverbs_core::mr::MrAttr;
+use starverbs_core::mr::{MrAttr, Plain};
 use starverbs_core::qp::{QpAttr, QpAttrMask as M, QpInit, RecvSource};
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::{
@@ -82,6 +82,7 @@ impl Env for SimEnv {
 }
 
 impl Dma for SimEnv {
+    type Mrs = Plain;
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         let there = !self.absent(addr);
         if there {
@@ -257,7 +258,7 @@ impl Default for Setup {
 impl Host {
     /// Host number `id`, 10.0.0.`id + 1`, with one block of QPNs.
     pub fn new(id: u8, cfg: NicConfig, seed: u64) -> Self {
-        let mut nic = Nic::new(cfg, Rc::new(Counters::default()), [seed, 0]);
+        let mut nic = Nic::new(cfg, Rc::new(Counters::default()), [seed, 0], Plain::default());
         nic.add_block(u16::from(id) + 1).expect("a fresh card takes a block");
         let pd = nic.alloc_pd().expect("a fresh card gives a PD");
         let memory = Memory::new(0x10_0000_0000 * (u64::from(id) + 1));
@@ -299,7 +300,7 @@ impl Host {
         let addr = self.env.memory.alloc(length);
         let attr = MrAttr { pd, addr, length, iova: addr, access };
         let key = self.nic.reg_mr(attr).expect("a good registration");
-        self.tell_of(key);
+        self.follow_memory();
         self.regions.push((key, attr));
         (addr, key)
     }

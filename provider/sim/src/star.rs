@@ -176,25 +176,16 @@ impl Host {
         Ok(())
     }
 
-    /// Stateful cards hear of a key.
-    pub(crate) fn tell_of(&mut self, key: u32) {
-        self.with_star(self.now, |star, turn| {
-            if let Some(rule) = turn.nic.memory().rule(key) {
-                star.library.add_rule(turn, &rule).expect("memory");
-            }
-        });
+    /// Stateful cards hear of what keys have come to open, or open no longer.
+    pub(crate) fn follow_memory(&mut self) {
+        self.with_star(self.now, |star, turn| _ = star.library.follow_memory(turn));
     }
 
     /// ibv_dereg_mr. The program waits with what it does to the memory until
     /// [`is_revoked`](Host::is_revoked).
     pub fn dereg_mr(&mut self, key: u32) -> Result<(), NicError> {
-        let rule = self.nic.memory().rule(key);
         self.nic.dereg_mr(key)?;
-        self.with_star(self.now, |star, turn| {
-            if let Some(rule) = rule {
-                star.library.remove_rule(turn, &rule);
-            }
-        });
+        self.follow_memory();
         Ok(())
     }
 

@@ -69,7 +69,7 @@ pub struct Card<'a, E: StarEnv> {
     /// The host
     pub env: &'a mut E,
     /// Memory of this end
-    pub mrs: &'a mut MrTable,
+    pub mrs: &'a mut MrTable<E::Mrs>,
     /// What may be done with memory of others
     pub registry: &'a mut Registry,
     /// Shared receive queues

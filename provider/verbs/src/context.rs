@@ -54,7 +54,7 @@ impl Context {
     /// # Errors
     /// Wrong settings, no address, or a port that cannot be opened.
     pub fn open() -> Result<Context> {
-        Context::new(Context::own(), Device::of_process)
+        Context::new(None, Device::of_process)
     }
 
     /// A context on a card of its own, with the given settings: for tests and tools.
@@ -62,7 +62,7 @@ impl Context {
     /// # Errors
     /// As [`Context::open`].
     pub fn open_with(settings: Settings) -> Result<Context> {
-        Context::new(Context::own(), |events| Context::device_with(settings, events))
+        Context::new(None, |events| Context::device_with(settings, events))
     }
 
     /// `ibv_import_device` of another process's context, by its [`command_fd`](Context::command_fd): a
@@ -72,7 +72,7 @@ impl Context {
     /// EBADF, or EINVAL: the descriptor of something else; ENODEV: the exporter is gone, or not in sight; and
     /// as [`Context::open`].
     pub fn import_from(fd: RawFd) -> Result<Context> {
-        Context::new(Context::imported_by(fd)?, Device::of_process)
+        Context::new(Some(Context::imported_by(fd)?), Device::of_process)
     }
 
     /// As [`Context::import_from`], on a card of its own: for tests.
@@ -80,13 +80,13 @@ impl Context {
     /// # Errors
     /// As [`Context::import_from`].
     pub fn import_with(settings: Settings, fd: RawFd) -> Result<Context> {
-        Context::new(Context::imported_by(fd)?, |events| Context::device_with(settings, events))
+        Context::new(Some(Context::imported_by(fd)?), |events| Context::device_with(settings, events))
     }
 
     /// On a device of a test's.
     #[cfg(test)]
     pub(crate) fn on(device: impl FnOnce(&Arc<FdQueue<Event>>) -> Result<Device>) -> Result<Context> {
-        Context::new(Context::own(), device)
+        Context::new(None, device)
     }
 
     fn device_with(settings: Settings, events: &Arc<FdQueue<Event>>) -> Result<Device> {
@@ -94,19 +94,20 @@ impl Context {
         Device::open(settings, stats, events)
     }
 
-    fn own() -> Side {
-        Side::Own(Exports::new(process::seed()[0]).ok())
-    }
-
-    fn imported_by(fd: RawFd) -> Result<Side> {
+    fn imported_by(fd: RawFd) -> Result<Imported> {
         let from = Arc::new(Importer::open(fd)?);
-        Ok(Side::Imported(Imported { from, pds: PdImports::default(), mrs: MrImports::default() }))
+        Ok(Imported { from, pds: PdImports::default(), mrs: MrImports::default() })
     }
 
     /// `device` gives one that it has joined.
-    fn new(side: Side, device: impl FnOnce(&Arc<FdQueue<Event>>) -> Result<Device>) -> Result<Context> {
+    fn new(
+        imported: Option<Imported>,
+        device: impl FnOnce(&Arc<FdQueue<Event>>) -> Result<Device>,
+    ) -> Result<Context> {
         let events = Arc::new(FdQueue::new()?);
         let device = device(&events)?;
+        let exports = || device.published().and_then(|published| Exports::new(published).ok());
+        let side = imported.map_or_else(|| Side::Own(exports()), Side::Imported);
         let (opened, domains) = (AtomicU32::new(1), Domains::default());
         let forks = process::forks();
         Ok(Context(Arc::new(ContextInner { device, forks, events, opened, domains, side })))
@@ -282,6 +283,7 @@ impl ContextInner {
         if self.is_ours() {
             if let Side::Own(Some(exports)) = &self.side {
                 exports.close();
+                let _ = self.device.control(Command::Quiesce);
             }
             let _ = self.device.control(Command::FreeContext { events: &self.events });
         }

@@ -25,6 +25,7 @@ use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue};
 use crate::info::DeviceInfo;
 use crate::process;
+use crate::share::Published;
 use crate::stat::StatPage;
 use activity::Activity;
 use command::group;
@@ -170,6 +171,15 @@ impl Device {
     /// Its thread.
     pub(crate) fn thread(&self) -> &ProgressThread {
         dispatch!(self, device => &device.thread)
+    }
+
+    /// What other processes of the host may see of its memory, if they may see any.
+    pub(crate) fn published(&self) -> Option<&Published> {
+        match self {
+            Device::Soft(soft) => soft.published.as_ref(),
+            #[cfg(test)]
+            Device::Failing(_) => None,
+        }
     }
 
     /// Which device it is, among those of this process.

@@ -3,17 +3,17 @@
 //! Owns the process's count of it. A forked child shares what its parent allocated, and may allocate more: no
 //! card is needed until it is registered. That of another process may be had by its handle.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use slab::Slab;
 use starverbs_rings::budget;
 
 use crate::context::Context;
 use crate::device::Command;
 use crate::error::{Result, VerbsError};
 use crate::memory::Mapping;
-use crate::share::{Foreign, Item, Kind};
+use crate::share::{Bytes, Foreign, Kind};
 
 /// Most device memory of a process, bytes.
 pub const MAX_DM: u64 = 16 << 20;
@@ -25,7 +25,7 @@ const MAX_ALIGN: u32 = 24;
 /// Bytes that are allocated.
 static USED: AtomicU64 = AtomicU64::new(0);
 /// What is alive, by handle.
-static ALL: LazyLock<Mutex<HashMap<u32, Weak<DmInner>>>> = LazyLock::new(Mutex::default);
+static ALL: Mutex<Slab<Weak<DmInner>>> = Mutex::new(Slab::new());
 
 /// A piece of device memory. Clones are the same piece.
 #[derive(Clone)]
@@ -52,7 +52,6 @@ impl Dm {
     /// # Errors
     /// EINVAL: no bytes, or too large an alignment; ENOMEM: more than [`MAX_DM`] in all.
     pub fn alloc(ctx: &Context, length: u64, log_align: u32) -> Result<Dm> {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
         if length == 0 || log_align > MAX_ALIGN {
             return Err(VerbsError::Invalid("length or alignment of device memory"));
         }
@@ -64,11 +63,13 @@ impl Dm {
             return Err(VerbsError::NoMemory("device memory"));
         }
         let (map, start) = Mapping::zeroes(length, 1 << log_align).inspect_err(|_| give_back(length))?;
-        let handle = NEXT.fetch_add(1, Ordering::Relaxed);
+        let handle = all().insert(Weak::new()) as u32;
         let dm = Dm::new(ctx, handle, Place::Here { start, length, _map: map });
-        all().insert(handle, Arc::downgrade(&dm.0));
+        if let Some(place) = all().get_mut(handle as usize) {
+            *place = Arc::downgrade(&dm.0);
+        }
         if let Some(exports) = ctx.exports() {
-            exports.publish(Kind::Dm, handle, &Item { addr: start, length, ..Item::default() });
+            exports.publish_dm(handle, Bytes { addr: start, length });
         }
         Ok(dm)
     }
@@ -85,11 +86,11 @@ impl Dm {
     /// does not let this process reach its memory.
     pub fn import(ctx: &Context, handle: u32) -> Result<Dm> {
         if let Some(imported) = ctx.imported() {
-            let found = imported.from.find(Kind::Dm, handle)?;
-            let memory = Foreign::new(&imported.from, &found)?;
+            let (tag, bytes) = imported.from.find(Kind::Dm, handle)?;
+            let memory = Foreign::new(&imported.from, tag, bytes)?;
             return Ok(Dm::new(ctx, handle, Place::Foreign(memory)));
         }
-        let found = all().get(&handle).and_then(Weak::upgrade).map(Dm);
+        let found = all().get(handle as usize).and_then(Weak::upgrade).map(Dm);
         let ours = found.filter(|dm| dm.0.ctx.same(ctx) && !dm.0.gone.load(Ordering::Acquire));
         ours.ok_or(VerbsError::Invalid("handle of device memory"))
     }
@@ -212,8 +213,9 @@ impl Drop for DmHold {
 impl DmInner {
     /// Takes it away from importers.
     fn withdraw(&self) {
-        if let Some(exports) = self.ctx.exports() {
-            exports.revoke(Kind::Dm, self.handle);
+        if let (Some(exports), Some(device)) = (self.ctx.exports(), self.ctx.device_if_ours()) {
+            exports.withdraw(Kind::Dm, self.handle);
+            let _ = device.control(Command::Quiesce);
         }
     }
 }
@@ -222,7 +224,7 @@ impl Drop for DmInner {
     fn drop(&mut self) {
         if let Place::Here { length, .. } = self.place {
             self.withdraw();
-            all().remove(&self.handle);
+            all().remove(self.handle as usize);
             give_back(length);
         }
     }
@@ -241,6 +243,6 @@ fn give_back(length: u64) {
     USED.fetch_sub(length, Ordering::AcqRel);
 }
 
-fn all() -> std::sync::MutexGuard<'static, HashMap<u32, Weak<DmInner>>> {
+fn all() -> MutexGuard<'static, Slab<Weak<DmInner>>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -18,7 +18,7 @@ use crate::dm::{Dm, DmHold};
 use crate::error::{Result, VerbsError};
 use crate::memory::{self, Mapping};
 use crate::pd::Pd;
-use crate::share::{Foreign, Item, Kept, Kind as Shared, Tag};
+use crate::share::{Bytes, Foreign, Kept, Tag};
 
 /// IBV_ACCESS_OPTIONAL_RANGE: hints that a device may pass over (ibv_reg_mr(3)).
 const OPTIONAL: u32 = 0x3ff0_0000;
@@ -172,25 +172,22 @@ impl Mr {
             let attr = attr.filter(|attr| attr.pd == pd.id()).ok_or(NONE)?;
             return Ok(Mr::with_key(pd, handle, Kind::Imported, attr));
         };
-        let found = imported.from.find(Shared::Mr, handle)?;
-        if !pd.stands_for(found.item.pd) {
+        let (tag, theirs) = imported.from.find_mr(handle)?;
+        if !pd.stands_for(theirs.pd.0) {
             return Err(NONE);
         }
-        let attr = imported.mrs.join(found.tag, || {
-            let memory = Foreign::new(&imported.from, &found)?;
-            let Item { length, iova, access, .. } = found.item;
-            let access = Access::from_bits(access).ok_or(NONE)?;
+        let attr = imported.mrs.join(tag, || {
+            let MrAttr { addr, length, iova, access, .. } = theirs;
+            let memory = Foreign::new(&imported.from, tag, Bytes { addr, length })?;
+            let access = Access::from_bits(access.bits()).ok_or(NONE)?;
             let attr = MrAttr { pd: pd.id(), addr: 0, length, iova, access };
             device.control(Command::ImportMr { key: handle, attr, memory })?.mr()
         })?;
-        Ok(Mr::with_key(pd, handle, Kind::Foreign(found.tag), attr))
+        Ok(Mr::with_key(pd, handle, Kind::Foreign(tag), attr))
     }
 
     fn new(pd: &Pd, kind: Kind, attr: MrAttr) -> Result<Mr> {
         let key = pd.context().device()?.control(Command::RegMr { attr })?.number()?;
-        if let Some(exports) = pd.context().exports() {
-            exports.publish(Shared::Mr, key, &item(&attr));
-        }
         Ok(Mr::with_key(pd, key, kind, attr))
     }
 
@@ -231,12 +228,7 @@ impl Mr {
             None => (memory::plain(state.attr.addr), state.attr.length, state.attr.iova),
         };
         let attr = user_attr(&pd, addr, length, iova, access)?;
-        let key = self.0.key;
-        device.control(Command::ReregMr { key, attr })?;
-        if let Some(exports) = self.0.ctx.exports() {
-            exports.revoke(Shared::Mr, self.0.key);
-            exports.publish(Shared::Mr, self.0.key, &item(&attr));
-        }
+        device.control(Command::ReregMr { key: self.0.key, attr })?;
         state.attr = attr;
         state.pd = pd;
         Ok(())
@@ -276,7 +268,7 @@ impl Mr {
         if self.0.gone.swap(true, Ordering::AcqRel) {
             return Err(VerbsError::Invalid("memory region is gone"));
         }
-        let ended = self.0.end(device);
+        let ended = device.control(Command::DeregMr { key: self.0.key }).map(|_| ());
         match ended {
             Ok(()) => self.state().kind = Kind::User,
             Err(_) => self.0.gone.store(false, Ordering::Release),
@@ -286,15 +278,6 @@ impl Mr {
 }
 
 impl MrInner {
-    /// Takes the region out of the card, and away from importers.
-    fn end(&self, device: &Device) -> Result<()> {
-        device.control(Command::DeregMr { key: self.key })?;
-        if let Some(exports) = self.ctx.exports() {
-            exports.revoke(Shared::Mr, self.key);
-        }
-        Ok(())
-    }
-
     /// Gives an import back.
     fn give_back(&self, device: &Device, tag: Tag) {
         let Some(imported) = self.ctx.imported() else { return };
@@ -315,16 +298,10 @@ impl Drop for MrInner {
             Kind::Imported => {}
             Kind::Foreign(tag) => self.give_back(device, tag),
             _ => {
-                let _ = self.end(device);
+                let _ = device.control(Command::DeregMr { key: self.key });
             }
         }
     }
-}
-
-/// What importers are told of a region.
-fn item(attr: &MrAttr) -> Item {
-    let access = attr.access.bits();
-    Item { pd: attr.pd.0, addr: attr.addr, length: attr.length, iova: attr.iova, access }
 }
 
 /// [`Pd::advise_mr`]

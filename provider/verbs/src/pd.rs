@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
 use crate::mr::{self, Advice};
-use crate::share::{Item, Kept, Kind, Tag};
+use crate::share::{Kept, Kind, Tag};
 
 const GONE: VerbsError = VerbsError::Invalid("protection domain is gone");
 
@@ -81,7 +81,7 @@ impl Pd {
         let device = ctx.device()?;
         let id = PdId(device.control(Command::AllocPd { events: ctx.events() })?.number()?);
         if let Some(exports) = ctx.exports() {
-            exports.publish(Kind::Pd, id.0, &Item::default());
+            exports.publish_pd(id.0);
         }
         let pd = Pd::new(ctx, id, Arc::default(), Origin::Own);
         let mut domains = ctx.domains().all();
@@ -101,7 +101,7 @@ impl Pd {
     pub fn import(ctx: &Context, handle: u32) -> Result<Pd> {
         let device = ctx.device()?;
         if let Some(imported) = ctx.imported() {
-            let tag = imported.from.find(Kind::Pd, handle)?.tag;
+            let (tag, _) = imported.from.find(Kind::Pd, handle)?;
             let make = || Ok(PdId(device.control(Command::AllocPd { events: ctx.events() })?.number()?));
             let id = imported.pds.join(tag, make)?;
             return Ok(Pd::new(ctx, id, Arc::default(), Origin::Foreign(Foreign { handle, tag })));
@@ -182,7 +182,7 @@ impl Pd {
         match (&self.0.origin, self.0.ctx.imported()) {
             (Origin::Parent(parent), _) => parent.of.stands_for(handle),
             (Origin::Foreign(foreign), Some(imported)) => {
-                foreign.handle == handle && imported.from.stands(foreign.tag)
+                foreign.handle == handle && imported.from.is_valid(foreign.tag)
             }
             _ => false,
         }
@@ -248,7 +248,7 @@ impl PdInner {
         let mut ended = || {
             self.ctx.domains().all().remove(&self.id.0);
             if let Some(exports) = self.ctx.exports() {
-                exports.revoke(Kind::Pd, self.id.0);
+                exports.withdraw(Kind::Pd, self.id.0);
             }
         };
         let done = device.control(Command::DeallocPd { pd: self.id, ended: &mut ended });

@@ -1,25 +1,28 @@
-//! What a context lets other processes have: its protection domains, memory regions and device memory, by the
-//! descriptor `cmd_fd` (ibv_import_device(3)).
+//! What a card lets other processes of its host see: which key opens which bytes of its memory, and by `cmd_fd`
+//! (ibv_import_device(3)) the names of a context's protection domains and device memory.
 //!
-//! The descriptor is a table in memory that the exporter writes ([`Exports`]) and importers read
-//! ([`Importer`]). An importer's own card opens the exporter's regions, and reaches their bytes through the
-//! exporter's `/proc/PID/mem` ([`Foreign`]): the exporter takes no part in it, and need not run. Before each
-//! use an importer sits down at its desk, looks whether the region still stands there, and gets up when the
-//! bytes are moved; who takes a region out of the table then waits for those who sit.
-//! docs/decisions/0007-imports.md says why.
+//! The table of regions is the card's own ([`MrMemory`], in which core keeps its entries): a memory file that it
+//! alone writes. A process that may look into this one maps it, and reaches the bytes through `/proc/PID/mem`
+//! ([`Foreign`]): the exporter takes no part in it, and need not run. Before each use a reader enters its slot,
+//! looks whether the key still opens what it did, and leaves when the bytes are moved; whoever closes a key then
+//! waits for those who are inside ([`Published::await_readers`]). docs/decisions/0007-imports.md says why.
 //!
-//! Owns the table, both sides of it, and the way to other processes' memory. It must not know the verbs
+//! Owns the files, both sides of them, and the way to other processes' memory. It must not know the verbs
 //! objects.
 
 mod export;
+mod file;
 mod import;
 mod kept;
-mod table;
+mod mrs;
+mod names;
+mod readers;
 
-pub(crate) use export::Exports;
+pub(crate) use export::{Exports, Published};
 pub(crate) use import::{Foreign, ForeignList, Importer};
 pub(crate) use kept::Kept;
-pub(crate) use table::{Item, Kind, Tag};
+pub(crate) use mrs::MrMemory;
+pub(crate) use names::{Bytes, Kind, Tag};
 
 #[cfg(feature = "fuzzing")]
 mod judged;

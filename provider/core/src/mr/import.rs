@@ -4,41 +4,55 @@
 //! card's key. Only a key that is not in the table is looked for here, so that what uses no imports pays
 //! nothing for them.
 
-use core::num::NonZeroU32;
-
-use super::{Entry, MrAttr, MrTable, check};
+use super::{Entry, MrAttr, MrTable, Storage, check};
 use crate::error::NicError;
 use crate::room::Room;
 use crate::types::PdId;
 
-impl MrTable {
+/// An MR of another card.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Import {
+    pub(super) entry: Entry,
+    /// As of a [`Slot`](super::Slot)
+    pub(super) hidden: bool,
+}
+
+impl<S: Storage> MrTable<S> {
     /// Opens `attr` under a key of another card. `Busy`: this card has something under that key already;
     /// else as `register`.
     pub fn import(&mut self, key: u32, attr: MrAttr) -> Result<(), NicError> {
         check(&attr)?;
-        let key = NonZeroU32::new(key).ok_or(NicError::Invalid)?;
-        let at = match self.place(key.get()) {
-            Err(at) if self.pd(key.get()).is_none() => at,
+        if key == 0 {
+            return Err(NicError::Invalid);
+        }
+        let at = match self.place(key) {
+            Err(at) if self.find(key).is_none() => at,
             _ => return Err(NicError::Busy),
         };
         self.imports.make_room(self.imports.len() + 1)?;
-        self.imports.insert(at, Entry { key: Some(key), ..Entry::mr(&attr) });
+        self.make_room_in_feed()?;
+        let import = Import { entry: Entry { key, ..Entry::mr(&attr) }, hidden: false };
+        self.imports.insert(at, import);
+        self.note_opened(import.rule());
         Ok(())
     }
 
     /// Ends an import; gives its protection domain.
     pub fn unimport(&mut self, key: u32) -> Result<PdId, NicError> {
         let at = self.place(key).map_err(|_| NicError::NotFound)?;
-        Ok(self.imports.remove(at).pd)
+        let import = self.imports.remove(at);
+        self.note_closed(import.rule());
+        Ok(import.entry.pd)
     }
 
     /// The import of this key.
     #[cold]
     pub(super) fn imported(&self, key: u32) -> Option<&Entry> {
-        self.imports.get(self.place(key).ok()?)
+        self.imports.get(self.place(key).ok()?).map(|import| &import.entry)
     }
 
-    fn place(&self, key: u32) -> Result<usize, usize> {
-        self.imports.binary_search_by_key(&Some(key), |entry| entry.key.map(NonZeroU32::get))
+    /// Where it stands among the imports, or would.
+    pub(super) fn place(&self, key: u32) -> Result<usize, usize> {
+        self.imports.binary_search_by_key(&key, |import| import.entry.key)
     }
 }

@@ -4,7 +4,7 @@
 //! A window is a slot of the MR table. Bound, it has the host addresses of its bytes, so that an access
 //! through it costs what one through an MR does; unbound, it has no rights.
 
-use super::{Entry, KEY_BITS, Kind, MrFault, MrTable};
+use super::{Entry, Kind, MrFault, MrTable, Slot, Storage};
 use crate::error::NicError;
 use crate::types::{Access, PdId, Qpn, SendWqe};
 
@@ -77,32 +77,27 @@ impl Bind {
     }
 }
 
-impl MrTable {
+impl<S: Storage> MrTable<S> {
     /// A window that is not bound; gives its key. `Exhausted`: the table is full.
     pub fn alloc_window(&mut self, pd: PdId, kind: WindowType, random: u64) -> Result<u32, NicError> {
-        let kind = Kind::Window(kind);
-        let (access, link) = (Access::empty(), UNBOUND);
-        let entry =
-            Entry { addr: 0, length: 0, iova: 0, access, pd, key: None, qpn: 0, link, kind, spent: 0 };
-        self.insert(entry, random).inspect(|_| self.windows += 1)
+        let about = Slot { link: UNBOUND, kind: Kind::Window(kind), spent: 0, hidden: false };
+        let slot = self.insert(Entry { pd, ..Entry::default() }, about, random)?;
+        self.windows += 1;
+        Ok(self.entry(slot).key)
     }
 
     /// Ends a window, bound or not; gives its protection domain. `key` is any key that it ever had.
     pub fn free_window(&mut self, key: u32) -> Result<PdId, NicError> {
-        let (slot, _) = self.window(key).ok_or(NicError::NotFound)?;
+        let (slot, window, _) = self.window(key).ok_or(NicError::NotFound)?;
         self.unbind(slot);
-        let entry = self.entries.get_mut(slot as usize).ok_or(NicError::NotFound)?;
-        entry.key = None;
-        let pd = entry.pd;
-        self.free.push_back(slot);
+        self.free_slot(slot);
         self.windows -= 1;
-        Ok(pd)
+        Ok(window.pd)
     }
 
     /// Binds a window; gives its type. A window whose bind fails stays as it was.
     pub fn bind(&mut self, bind: &Bind) -> Result<WindowType, MrFault> {
-        let (slot, window) = self.window(bind.window).ok_or(MrFault::BadKey)?;
-        let Kind::Window(kind) = window.kind else { return Err(MrFault::BadKey) };
+        let (slot, window, kind) = self.window(bind.window).ok_or(MrFault::BadKey)?;
         if window.pd != bind.pd {
             return Err(MrFault::Pd);
         }
@@ -110,26 +105,32 @@ impl MrTable {
             return Err(MrFault::Access);
         }
         let two = kind == WindowType::Two;
-        if two && (window.link != UNBOUND || bind.length == 0) {
+        if two && (self.slots[slot as usize].link != UNBOUND || bind.length == 0) {
             return Err(MrFault::State);
         }
         let byte = bind.rkey as u8;
         let key = self.key(slot, byte);
-        if self.imported(key.get()).is_some() {
+        if self.imported(key).is_some() {
             return Err(MrFault::State);
         }
         let mr = if bind.length == 0 { None } else { Some(self.parent(bind)?) };
         self.unbind(slot);
-        if let Some((link, host)) = mr {
-            self.entries[link as usize].link += 1;
-            let iova = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
-            let qpn = if two { bind.qpn } else { 0 };
-            let e = &mut self.entries[slot as usize];
-            *e = Entry { addr: host, length: bind.length, iova, access: bind.access, qpn, link, ..*e };
-        }
-        let entry = &mut self.entries[slot as usize];
-        (entry.key, entry.spent) = (Some(key), byte);
-        self.note_bound(slot);
+        self.slots[slot as usize].spent = byte;
+        let unbound = Entry { key, pd: window.pd, ..Entry::default() };
+        let Some((link, addr)) = mr else {
+            self.entries.put(slot as usize, unbound);
+            return Ok(kind);
+        };
+        self.slots[link as usize].link += 1;
+        let iova = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
+        let qpn = if two { bind.qpn } else { 0 };
+        /* whoever follows hears of it, and will hear of its end; without memory for that, of neither */
+        let hidden = self.make_room_in_feed().is_err();
+        let about = &mut self.slots[slot as usize];
+        (about.link, about.hidden) = (link, hidden);
+        let (length, access) = (bind.length, bind.access);
+        self.entries.put(slot as usize, Entry { qpn, addr, length, iova, access, ..unbound });
+        self.note_opened(self.rule_of(slot));
         Ok(kind)
     }
 
@@ -144,7 +145,7 @@ impl MrTable {
     /// A peer's SEND with invalidate. The window must be bound on this QP.
     pub fn invalidate_remote(&mut self, key: u32, qp: (PdId, Qpn)) -> Result<(), MrFault> {
         let slot = self.bound_to(key, qp)?;
-        if self.entries[slot as usize].link == UNBOUND {
+        if self.slots[slot as usize].link == UNBOUND {
             return Err(MrFault::State);
         }
         self.unbind(slot);
@@ -153,51 +154,42 @@ impl MrTable {
 
     /// Unbinds what was bound on a QP that ends. Looks at the whole table.
     pub fn unbind_all(&mut self, qpn: Qpn) {
-        for slot in 0..self.entries.len() as u32 {
-            let e = &self.entries[slot as usize];
-            if e.qpn == qpn && e.key.is_some() && e.kind != Kind::Mr {
+        for slot in 0..self.slots.len() as u32 {
+            let entry = self.entry(slot);
+            if entry.qpn == qpn && entry.key != 0 {
                 self.unbind(slot);
             }
         }
     }
 
-    /// The slot of a key's window; a key of the past will do.
-    fn window(&self, key: u32) -> Option<(u32, Entry)> {
-        let slot = (key >> KEY_BITS) ^ self.mask;
-        let entry = self.entries.get(slot as usize)?;
-        (entry.key.is_some() && entry.kind != Kind::Mr).then_some((slot, *entry))
+    /// Slot, entry and type of a key's window; a key of the past will do.
+    fn window(&self, key: u32) -> Option<(u32, Entry, WindowType)> {
+        let slot = self.slot_of(key);
+        let entry = self.entry(slot);
+        let Kind::Window(kind) = self.slots.get(slot as usize)?.kind else { return None };
+        (entry.key != 0).then_some((slot, entry, kind))
     }
 
     /// The slot of a window of type 2 with this key, if it is unbound or bound on this QP.
     fn bound_to(&self, key: u32, (pd, qpn): (PdId, Qpn)) -> Result<u32, MrFault> {
-        let (slot, entry) = self.window(key).ok_or(MrFault::BadKey)?;
-        if entry.key.map(|k| k.get()) != Some(key) {
+        let (slot, entry, kind) = self.window(key).ok_or(MrFault::BadKey)?;
+        if entry.key != key {
             return Err(MrFault::BadKey);
         }
-        if entry.kind != Kind::Window(WindowType::Two) {
+        if kind != WindowType::Two {
             return Err(MrFault::State);
         }
-        if entry.pd != pd || (entry.qpn != 0 && entry.qpn != qpn) {
-            return Err(MrFault::Pd);
-        }
+        entry.permits(pd, qpn, Access::empty())?;
         Ok(slot)
     }
 
     /// Slot of the MR that a bind names, and the host address of the window's first byte.
     fn parent(&self, bind: &Bind) -> Result<(u32, u64), MrFault> {
-        let slot = (bind.mr >> KEY_BITS) ^ self.mask;
-        let mr = self.entries.get(slot as usize).ok_or(MrFault::BadKey)?;
-        if mr.key.map(|k| k.get()) != Some(bind.mr) || mr.kind != Kind::Mr {
-            return Err(MrFault::BadKey);
-        }
-        if mr.pd != bind.pd {
-            return Err(MrFault::Pd);
-        }
+        let (slot, mr) = self.mr(bind.mr).map_err(|_| MrFault::BadKey)?;
         /* Peers get no right to write that the program itself has not (IBTA 10.6.7.2.2). */
         let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        if !mr.access.contains(Access::MW_BIND) || (writes && !mr.access.contains(Access::LOCAL_WRITE)) {
-            return Err(MrFault::Access);
-        }
+        let need = if writes { Access::LOCAL_WRITE } else { Access::empty() };
+        mr.permits(bind.pd, bind.qpn, Access::MW_BIND | need)?;
         let offset = bind.addr.wrapping_sub(mr.iova);
         if offset >= mr.length || bind.length > mr.length - offset {
             return Err(MrFault::Bounds);
@@ -206,12 +198,12 @@ impl MrTable {
     }
 
     fn unbind(&mut self, slot: u32) {
-        self.note_unbound(slot);
-        let Some(entry) = self.entries.get_mut(slot as usize) else { return };
-        let link = core::mem::replace(&mut entry.link, UNBOUND);
-        (entry.length, entry.access, entry.qpn) = (0, Access::empty(), 0);
-        if let Some(mr) = self.entries.get_mut(link as usize) {
+        self.note_closed(self.rule_of(slot));
+        let link = core::mem::replace(&mut self.slots[slot as usize].link, UNBOUND);
+        if let Some(mr) = self.slots.get_mut(link as usize) {
             mr.link -= 1;
+            let Entry { key, pd, .. } = self.entry(slot);
+            self.entries.put(slot as usize, Entry { key, pd, ..Entry::default() });
         }
     }
 }

@@ -174,7 +174,7 @@ impl<E: Env> Nic<E> {
     }
 
     /// Memory that keys open.
-    pub fn memory(&mut self) -> &mut MrTable {
+    pub fn memory(&mut self) -> &mut MrTable<E::Mrs> {
         &mut self.shared.mrs
     }
 

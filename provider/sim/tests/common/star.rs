@@ -113,7 +113,7 @@ impl World {
             bounds: Bounds::new(),
             registry: Registry::default(),
             path: Path::new(&Gid::default(), 1 << 20),
-            mrs: MrTable::new(),
+            mrs: MrTable::default(),
             srqs,
             stats: Default::default(),
             known: [0; 2],

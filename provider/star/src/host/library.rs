@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 
 use slab::Slab;
 use starverbs_core::coalesce::Backlog;
-use starverbs_core::mr::{Bind, MrFault, MrTable};
+use starverbs_core::mr::{Bind, MrFault, MrTable, Rule, Storage};
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::Owner;
 use starverbs_core::room::Room;
@@ -56,6 +56,8 @@ pub struct Library<E: Host> {
     /// WQEPs of all of them without an answer
     unanswered: u32,
     rules: Rules,
+    /// What keys open now that stateful cards may know by what they opened before
+    reopened: Vec<Rule>,
     /// Those whose change of a window is to be known to all before it is complete
     patient: Vec<u32>,
     /// Of queue pairs that are gone
@@ -80,6 +82,7 @@ impl<E: Host> Library<E> {
             touched: Vec::new(),
             unanswered: 0,
             rules: Rules::default(),
+            reopened: Vec::new(),
             patient: Vec::new(),
             partings: Slab::new(),
             parting_of: Vec::new(),
@@ -90,7 +93,7 @@ impl<E: Host> Library<E> {
     pub fn learn(&mut self, nic: &mut Nic<E>) -> Result<(), NicError> {
         let memory = nic.memory();
         memory.rules().try_for_each(|rule| self.keep_rule(&rule))?;
-        memory.watch_windows()
+        memory.follow()
     }
 
     /// A packet for the card's stateless half. What it tells the library is done at once. The card keeps
@@ -192,10 +195,10 @@ impl<E: Host> Library<E> {
         Backlog::of_requests(self.unanswered, || self.end(qpn).is_some_and(|end| end.qp.has_small_backlog()))
     }
 
-    /// Goes on with what came, runs the timers that are due, and sees what became of memory windows.
+    /// Goes on with what came, runs the timers that are due, and follows the table of memory.
     pub fn run_timers(&mut self, turn: &mut Turn<'_, E>) {
         self.settle_touched(turn);
-        self.follow_windows(turn);
+        self.follow_memory(turn);
         while let Some(who) = self.timers.pop_due(turn.now) {
             if who & PARTING != 0 {
                 self.go_on_parting(turn, (who & !PARTING) as usize);
@@ -290,7 +293,7 @@ impl<E: Host> Library<E> {
             return;
         };
         end.chore = Some(Chore::Untold);
-        self.follow_windows(turn);
+        self.follow_memory(turn);
         if let Some(end) = self.ends.get_mut(at as usize) {
             end.chore = Some(chore);
         }
@@ -369,7 +372,11 @@ impl<E: Host> Library<E> {
 }
 
 /// A bind or an invalidation was posted to a QP of this owner, and all before it is done.
-fn change_window(memory: &mut MrTable, wqe: &SendWqe, owner: (PdId, Qpn)) -> Result<(), MrFault> {
+fn change_window<S: Storage>(
+    memory: &mut MrTable<S>,
+    wqe: &SendWqe,
+    owner: (PdId, Qpn),
+) -> Result<(), MrFault> {
     match wqe.op {
         SendOp::BindMw => memory.bind(&Bind::of(wqe, owner)).map(|_| ()),
         _ => memory.invalidate(wqe.rkey, owner),

@@ -104,6 +104,8 @@ pub(crate) enum Command<'a> {
     RemoveForeign {
         addr: u64,
     },
+    /// No other process uses memory that was withdrawn from it when this answers
+    Quiesce,
     /// A memory window: its first key, a `Number`
     AllocMw {
         pd: PdId,

@@ -14,6 +14,7 @@ pub(crate) mod env;
 mod idle;
 pub(crate) mod intake;
 mod links;
+mod memory;
 pub(crate) mod notes;
 mod progress;
 mod receives;
@@ -41,6 +42,7 @@ use crate::info::{DeviceInfo, MAX_MSG, MAX_RD_ATOM};
 use crate::log::{self, log};
 use crate::moderation::Moderator;
 use crate::process;
+use crate::share::Published;
 use crate::stat::StatPage;
 use contexts::context_cache;
 use links::Links;
@@ -71,6 +73,8 @@ pub(crate) struct Soft {
     /// Completion queues that exist
     cqs: AtomicU32,
     moderator: Arc<Moderator>,
+    /// What other processes of the host may see of its memory
+    pub(crate) published: Option<Published>,
     /// Said when the shard lock is given back
     pub(crate) notes: Notes,
     /// Its interfaces
@@ -88,7 +92,9 @@ impl Soft {
         let links = Links::new(&info.addrs);
         tell_of_port(&links, events)?;
         let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
-        let mut nic = Nic::new(config(&settings, &info), stats, process::seed());
+        let keys = info.limits.mrs.saturating_add(info.limits.windows);
+        let (published, mrs) = Published::create(keys, process::seed()[0])?;
+        let mut nic = Nic::new(config(&settings, &info), stats, process::seed(), mrs);
         for block in rx.blocks() {
             nic.add_block(block as u16)?;
         }
@@ -114,6 +120,7 @@ impl Soft {
                 contexts: Mutex::new(1),
                 cqs: AtomicU32::new(0),
                 moderator,
+                published,
                 notes: Notes::new(),
                 links,
             }

@@ -1,31 +1,32 @@
-//! The importer's side: an exporter's table, the exporter's memory, and a desk to use it from.
+//! The importer's side: an exporter's names, its table of regions, its memory, and a slot to read from.
 
 use std::fs::File;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use starverbs_rings::ReaderSlot;
+use starverbs_core::mr::MrAttr;
 
-use super::export::byte;
-use super::table::{DESKS, Desks, Found, Identity, Kind, Table, Tag};
+use super::file::{FileAt, Identity};
+use super::mrs::PeerMrs;
+use super::names::{Bytes, Kind, Names, Tag};
+use super::readers::Reader;
 use crate::error::{Result, VerbsError};
 use crate::memory;
-use crate::process;
 
 /// The exporter is gone, or not in sight.
 const GONE: VerbsError = VerbsError::Os(libc::ENODEV);
-/// Most bytes of one use: whoever waits for a desk waits for no more.
+const NONE: VerbsError = VerbsError::Invalid("handle of another process");
+/// Most bytes of one use: whoever waits for a reader waits for no more.
 const PIECE: usize = 1 << 16;
 
-/// A table of an exporter, and the way to its memory.
+/// Names of an exporter, and the way to its memory.
 pub(crate) struct Importer {
-    table: Table,
+    names: Names,
     /// As this process's PID namespace has it
     exporter: libc::pid_t,
-    /// User who made the table
+    /// User who made the names
     owner: u32,
     /// Once somebody needed it
     reach: Mutex<Option<Arc<Reach>>>,
@@ -45,35 +46,49 @@ impl Importer {
         }
         // SAFETY: the descriptor is new and nobody else's.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(own) });
-        let table = Table::open(&file)?;
+        let names = Names::open(&file)?;
         // SAFETY: takes and gives numbers.
         let exporter = unsafe { libc::fcntl(own, libc::F_GETOWN) };
-        if exporter <= 0 || table.is_closed() {
+        if exporter <= 0 || names.is_closed() {
             return Err(GONE);
         }
-        Ok(Importer { table, exporter, owner: file.metadata()?.uid(), reach: Mutex::default() })
+        Ok(Importer { names, exporter, owner: file.metadata()?.uid(), reach: Mutex::default() })
     }
 
     /// The object of this kind and handle.
     ///
     /// # Errors
     /// EINVAL: none; ENODEV: the context is closed.
-    pub(crate) fn find(&self, kind: Kind, handle: u32) -> Result<Found> {
-        if self.table.is_closed() {
+    pub(crate) fn find(&self, kind: Kind, handle: u32) -> Result<(Tag, Bytes)> {
+        if self.names.is_closed() {
             return Err(GONE);
         }
-        self.table.find(kind, handle).ok_or(VerbsError::Invalid("handle of another process"))
+        self.names.find(kind, handle).ok_or(NONE)
     }
 
-    /// Whether that life of an object goes on.
-    pub(crate) fn stands(&self, tag: Tag) -> bool {
-        self.table.stands(tag)
-    }
-
-    /// The exporter's memory, and a desk.
+    /// What a key of the exporter's opens.
     ///
     /// # Errors
-    /// EPERM: the system does not let this process reach it, or another user made the table than runs the
+    /// EINVAL: nothing; ENODEV: the context is closed; and as [`Importer::reach`].
+    pub(crate) fn find_mr(&self, key: u32) -> Result<(Tag, MrAttr)> {
+        if self.names.is_closed() {
+            return Err(GONE);
+        }
+        let found = self.reach()?.mrs.find(key);
+        let (tag, entry) = found.filter(|(_, entry)| entry.is_mr()).ok_or(NONE)?;
+        Ok((Tag::Mr(tag), entry.attr()))
+    }
+
+    /// Whether that life of a protection domain or of device memory goes on.
+    pub(crate) fn is_valid(&self, tag: Tag) -> bool {
+        let Tag::Name(kind, handle, incarnation) = tag else { return false };
+        self.names.is_valid(kind, handle, incarnation) && !self.names.is_closed()
+    }
+
+    /// The exporter's memory and table, and a reader's slot.
+    ///
+    /// # Errors
+    /// EPERM: the system does not let this process reach it, or another user made the names than runs the
     /// process; ENODEV: the exporter is gone; ENOMEM: too many importers; EOPNOTSUPP: no `/proc`.
     pub(super) fn reach(&self) -> Result<Arc<Reach>> {
         let mut slot = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,13 +99,14 @@ impl Importer {
     }
 
     fn go(&self) -> Result<Reach> {
-        let about = self.table.whereabouts();
+        let about = self.names.whereabouts();
         /* The directory stays that of one process. Which one says a field that whoever has the descriptor can set, so
-        we look whether it is the exporter before anything is written there: it has the desks, and the token. */
+        we look whether it is the exporter before anything is written there: it has the files, and the token. */
         let process = open(&format!("/proc/{}", self.exporter), false)?;
         let memory = open(&inside(&process, "mem"), true)?;
-        let desks = self.desks(&process)?;
-        /* Who made the table may know what others' memory holds where, and have lent them the desks: a process of more
+        let readers = file_of(&process, about.readers, true)?;
+        let mrs = file_of(&process, about.mrs, false)?;
+        /* Who made the names may know what others' memory holds where, and have lent them the files: a process of more
         rights than its own must not be taken for it. The file is root's if the process may not be looked at; the
         directory has its user of now, should that have changed since the file was opened. */
         if memory.metadata()?.uid() != self.owner || process.metadata()?.uid() != self.owner {
@@ -102,21 +118,20 @@ impl Importer {
         {
             return Err(GONE);
         }
-        Reach::new(memory, &desks)
+        Ok(Reach { memory, mrs: PeerMrs::open(&mrs)?, reader: Reader::join(&readers)? })
     }
+}
 
-    /// The desks' file among a process's descriptors.
-    fn desks(&self, process: &File) -> Result<File> {
-        let about = self.table.whereabouts();
-        let path = inside(process, &format!("fd/{}", about.desks_fd));
-        /* looked at before it is opened: opening does things to devices and pipes */
-        let found = File::options().read(true).custom_flags(libc::O_PATH).open(path).map_err(told)?;
-        let seen = found.metadata()?;
-        if !seen.is_file() || Identity::from(&seen) != about.desks {
-            return Err(GONE);
-        }
-        open(&format!("/proc/self/fd/{}", found.as_raw_fd()), true)
+/// A file among a process's descriptors.
+fn file_of(process: &File, at: FileAt, write: bool) -> Result<File> {
+    let path = inside(process, &format!("fd/{}", at.fd));
+    /* looked at before it is opened: opening does things to devices and pipes */
+    let found = File::options().read(true).custom_flags(libc::O_PATH).open(path).map_err(told)?;
+    let seen = found.metadata()?;
+    if !seen.is_file() || Identity::from(&seen) != at.file {
+        return Err(GONE);
     }
+    open(&format!("/proc/self/fd/{}", found.as_raw_fd()), write)
 }
 
 /// The path of what a directory has now.
@@ -142,79 +157,11 @@ fn told(error: io::Error) -> VerbsError {
     }
 }
 
-/// An exporter's memory, and this process's desk. The desks' mapping has the file description that has the
-/// desk's lock, so that the lock goes when the process does, whatever becomes of descriptors.
+/// An exporter's memory and table of regions, and this process's slot there.
 pub(super) struct Reach {
     memory: File,
-    desks: ManuallyDrop<Desks>,
-    number: usize,
-    /// Forked children do not have the mapping
-    forks: u32,
-    /// Held by who sits at the desk
-    seat: Mutex<()>,
-}
-
-impl Reach {
-    /// Takes any free desk. `desks` is a file description of nobody else's.
-    fn new(memory: File, desks: &File) -> Result<Reach> {
-        let forks = process::forks();
-        let map = Desks::open(desks)?;
-        map.keep_from_children()?;
-        let lock = |number: &usize| {
-            let byte = byte(*number);
-            // SAFETY: the flock lives across the call.
-            unsafe { libc::fcntl(desks.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) == 0 }
-        };
-        let number = (0..DESKS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
-        let reach = Reach { memory, desks: ManuallyDrop::new(map), number, forks, seat: Mutex::default() };
-        /* the desk of one who died in his seat */
-        reach.slot().reset();
-        Ok(reach)
-    }
-
-    /// Runs `copy` while `tag` stands in `table`: its exporter waits for the end of it. False: it does not
-    /// stand, or the copy failed.
-    pub(super) fn at_desk(&self, table: &Table, tag: Tag, copy: impl FnOnce(&File) -> bool) -> bool {
-        if self.forks != process::forks() {
-            return false;
-        }
-        let _seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = self.slot();
-        slot.enter();
-        let done = table.stands(tag) && copy(&self.memory);
-        slot.leave();
-        done
-    }
-
-    fn slot(&self) -> &ReaderSlot {
-        &self.desks.all()[self.number].slot
-    }
-}
-
-impl Drop for Reach {
-    fn drop(&mut self) {
-        if self.forks == process::forks() {
-            // SAFETY: dropped once, here. A child must not unmap what may be something else there.
-            unsafe { ManuallyDrop::drop(&mut self.desks) };
-        }
-    }
-}
-
-#[cfg(test)]
-impl Importer {
-    pub(super) fn table(&self) -> &Table {
-        &self.table
-    }
-
-    /// As if this process was killed in the middle of a copy.
-    pub(super) fn die_at_desk(self) {
-        self.reach().unwrap().slot().enter();
-    }
-
-    /// How often the desk was used, twice.
-    pub(super) fn uses(&self) -> u32 {
-        self.reach().unwrap().slot().uses()
-    }
+    mrs: PeerMrs,
+    pub(super) reader: Reader,
 }
 
 /// Memory of an exporter that this process may use as long as an object of the exporter's stands.
@@ -228,18 +175,18 @@ pub(crate) struct Foreign {
 }
 
 impl Foreign {
-    /// The memory of what was found.
+    /// The memory of an object that was found.
     ///
     /// # Errors
     /// As [`Importer::reach`], and EOPNOTSUPP: no memory that lies there at all times.
-    pub(crate) fn new(importer: &Arc<Importer>, found: &Found) -> Result<Foreign> {
-        let (addr, length) = (found.item.addr, found.item.length);
+    pub(crate) fn new(importer: &Arc<Importer>, tag: Tag, bytes: Bytes) -> Result<Foreign> {
+        let Bytes { addr, length } = bytes;
         let plain = addr.checked_add(length).is_some_and(|end| end <= memory::FOREIGN_SPAN);
         if !plain {
             return Err(VerbsError::Unsupported("on-demand and null regions of another process"));
         }
         let reach = importer.reach()?;
-        Ok(Foreign { importer: Arc::clone(importer), reach, tag: found.tag, addr, length })
+        Ok(Foreign { importer: Arc::clone(importer), reach, tag, addr, length })
     }
 
     /// EFAULT unless it has `len` bytes at all.
@@ -251,7 +198,7 @@ impl Foreign {
     pub(crate) fn read(&self, offset: u64, to: &mut [u8]) -> bool {
         let Some(at) = self.place(offset, to.len()) else { return false };
         let mut pieces = (at..).step_by(PIECE).zip(to.chunks_mut(PIECE));
-        pieces.all(|(at, to)| self.at_desk(|memory| memory.read_exact_at(to, at).is_ok()))
+        pieces.all(|(at, to)| self.with_memory(|memory| memory.read_exact_at(to, at).is_ok()))
     }
 
     /// Copies `data` to `offset`, its last eight bytes last; false if the place is not there any more. What
@@ -259,11 +206,20 @@ impl Foreign {
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> bool {
         let Some(at) = self.place(offset, data.len()) else { return false };
         let mut pieces = (at..).step_by(PIECE).zip(data.chunks(PIECE));
-        pieces.all(|(at, data)| self.at_desk(|memory| write(memory, at, data)))
+        pieces.all(|(at, data)| self.with_memory(|memory| write(memory, at, data)))
     }
 
-    fn at_desk(&self, copy: impl FnOnce(&File) -> bool) -> bool {
-        self.reach.at_desk(&self.importer.table, self.tag, copy)
+    /// Runs `copy` while the object is there: its exporter waits for the end of it. False: it is not, or the
+    /// copy failed.
+    pub(super) fn with_memory(&self, copy: impl FnOnce(&File) -> bool) -> bool {
+        self.reach.reader.read(|| self.is_valid() && copy(&self.reach.memory))
+    }
+
+    fn is_valid(&self) -> bool {
+        match self.tag {
+            Tag::Mr(tag) => self.reach.mrs.is_valid(tag) && !self.importer.names.is_closed(),
+            name => self.importer.is_valid(name),
+        }
     }
 
     fn place(&self, offset: u64, len: usize) -> Option<u64> {

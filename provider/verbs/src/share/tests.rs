@@ -1,4 +1,4 @@
-//! Both sides of a table in one process, without cards: what importers find, and what ends a use.
+//! Both sides in one process, without cards: what importers find, and what ends a use.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -6,59 +6,123 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
+use starverbs_core::mr::{MrAttr, MrTable, WindowType};
+use starverbs_core::{Access, PdId};
+
 use super::*;
 use crate::memory;
+
+const PD: PdId = PdId(3);
 
 fn errno<T>(result: crate::error::Result<T>) -> i32 {
     result.err().map_or(0, |error| error.errno())
 }
 
-fn both() -> (Exports, Arc<Importer>) {
-    let exports = Exports::new(0x1234_5678).unwrap();
-    let importer = Arc::new(Importer::open(exports.fd()).unwrap());
-    (exports, importer)
+/// A card's table, what others see of it, and a context.
+struct Exporter {
+    mrs: MrTable<MrMemory>,
+    published: Published,
+    names: Exports,
 }
 
-fn at_desk(importer: &Importer, tag: Tag, copy: impl FnOnce() -> bool) -> bool {
-    importer.reach().unwrap().at_desk(importer.table(), tag, |_| copy())
+impl Exporter {
+    fn new() -> Exporter {
+        let (published, memory) = Published::create(1000, 0x1234_5678).unwrap();
+        let published = published.unwrap();
+        let names = Exports::new(&published).unwrap();
+        Exporter { mrs: MrTable::new(memory), published, names }
+    }
+
+    fn importer(&self) -> Arc<Importer> {
+        Arc::new(Importer::open(self.names.fd()).unwrap())
+    }
+
+    /// Registers `attr`; gives its key.
+    fn register(&mut self, attr: MrAttr) -> u32 {
+        self.mrs.register(attr, 0x1234_5678_9abc_def0).unwrap()
+    }
+
+    /// Takes it out, and waits for those who use it.
+    fn deregister(&mut self, key: u32) {
+        self.mrs.deregister(key).unwrap();
+        self.published.await_readers();
+    }
+}
+
+fn both() -> (Exporter, Arc<Importer>) {
+    let exporter = Exporter::new();
+    let importer = exporter.importer();
+    (exporter, importer)
 }
 
 /// A region over `bytes`.
-fn region(bytes: &[u8]) -> Item {
-    Item { pd: 3, addr: bytes.as_ptr() as u64, length: bytes.len() as u64, iova: 9, access: 1 }
+fn region(bytes: &[u8]) -> MrAttr {
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    MrAttr { pd: PD, addr: bytes.as_ptr() as u64, length: bytes.len() as u64, iova: 9, access }
+}
+
+fn memory_of(importer: &Arc<Importer>, key: u32) -> crate::error::Result<Foreign> {
+    let (tag, MrAttr { addr, length, .. }) = importer.find_mr(key)?;
+    Foreign::new(importer, tag, Bytes { addr, length })
 }
 
 #[test]
-fn what_stands_in_the_table_is_found_by_kind_and_handle() {
-    let (exports, importer) = both();
-    let item = region(&[0; 4]);
-    exports.publish(Kind::Pd, 7, &Item::default());
-    exports.publish(Kind::Mr, 7, &item);
-    assert_eq!(importer.find(Kind::Mr, 7).unwrap().item, item);
-    assert_eq!(importer.find(Kind::Pd, 7).unwrap().item, Item::default());
-    assert_eq!(errno(importer.find(Kind::Dm, 7)), libc::EINVAL);
-    assert_eq!(errno(importer.find(Kind::Mr, 8)), libc::EINVAL);
-    let before = importer.find(Kind::Mr, 7).unwrap().tag;
-    exports.revoke(Kind::Mr, 7);
-    assert!(!importer.stands(before));
-    assert_eq!(errno(importer.find(Kind::Mr, 7)), libc::EINVAL);
-    exports.publish(Kind::Mr, 7, &item);
-    assert!(!importer.stands(before), "another life of the same handle");
-    let now = importer.find(Kind::Mr, 7).unwrap().tag;
-    assert!(importer.stands(now));
-    exports.close();
-    assert!(!importer.stands(now));
-    assert_eq!(errno(importer.find(Kind::Mr, 7)), libc::ENODEV);
-    assert_eq!(errno(Importer::open(exports.fd()).map(drop)), libc::ENODEV);
+fn regions_are_found_by_their_keys() {
+    let (mut exporter, importer) = both();
+    let attr = region(&[0; 4]);
+    let keys: Vec<u32> = (0..3000).map(|n| exporter.mrs.register(attr, n << 20 | 77).unwrap()).collect();
+    for key in &keys {
+        assert_eq!(importer.find_mr(*key).unwrap().1, attr);
+        assert_eq!(errno(importer.find_mr(key ^ 1)), libc::EINVAL);
+    }
+    assert_eq!([0, u32::MAX].map(|key| errno(importer.find_mr(key))), [libc::EINVAL; 2]);
+    let (before, _) = importer.find_mr(keys[7]).unwrap();
+    let changed = MrAttr { length: 3, ..attr };
+    exporter.mrs.reregister(keys[7], changed).unwrap();
+    let (after, found) = importer.find_mr(keys[7]).unwrap();
+    assert!(after != before && found == changed, "another life of the same key");
+    exporter.deregister(keys[7]);
+    assert_eq!(errno(importer.find_mr(keys[7])), libc::EINVAL);
+    let window = exporter.mrs.alloc_window(PD, WindowType::One, 99).unwrap();
+    assert_eq!(errno(importer.find_mr(window)), libc::EINVAL, "no region");
+    exporter.names.close();
+    assert_eq!(errno(importer.find_mr(keys[8])), libc::ENODEV);
 }
 
 #[test]
-fn bytes_are_reached_inside_the_region_while_it_stands() {
-    let (exports, importer) = both();
+fn names_are_found_by_kind_and_handle() {
+    let (exporter, importer) = both();
+    let (names, bytes) = (&exporter.names, Bytes { addr: 64, length: 4 });
+    names.publish_pd(7);
+    names.publish_dm(7, bytes);
+    assert_eq!(importer.find(Kind::Dm, 7).unwrap().1, bytes);
+    assert_eq!(errno(importer.find(Kind::Dm, 8)), libc::EINVAL);
+    let (before, _) = importer.find(Kind::Pd, 7).unwrap();
+    names.withdraw(Kind::Pd, 7);
+    assert!(!importer.is_valid(before));
+    assert_eq!(errno(importer.find(Kind::Pd, 7)), libc::EINVAL);
+    names.publish_pd(7);
+    assert!(!importer.is_valid(before), "another life of the same handle");
+    let (now, _) = importer.find(Kind::Pd, 7).unwrap();
+    assert!(importer.is_valid(now));
+    for (kind, most) in [Kind::Pd, Kind::Dm].into_iter().zip(names::NAMES) {
+        assert_eq!(errno(importer.find(kind, most as u32)), libc::EINVAL);
+        names.withdraw(kind, most as u32);
+    }
+    names.publish_pd(names::NAMES[0] as u32);
+    names.close();
+    assert!(!importer.is_valid(now));
+    assert_eq!(errno(importer.find(Kind::Pd, 7)), libc::ENODEV);
+    assert_eq!(errno(Importer::open(names.fd()).map(drop)), libc::ENODEV);
+}
+
+#[test]
+fn bytes_are_reached_inside_the_region_while_it_is_there() {
+    let (mut exporter, importer) = both();
     let mut bytes = *b"some bytes of the exporter";
-    let item = region(&bytes);
-    exports.publish(Kind::Mr, 1, &item);
-    let memory = Foreign::new(&importer, &importer.find(Kind::Mr, 1).unwrap()).unwrap();
+    let attr = region(&bytes);
+    let key = exporter.register(attr);
+    let memory = memory_of(&importer, key).unwrap();
     let mut back = [0; 5];
     assert!(memory.read(5, &mut back) && back == *b"bytes");
     assert!(memory.write(0, b"more") && memory.write(11, b"at the exporter"));
@@ -66,28 +130,26 @@ fn bytes_are_reached_inside_the_region_while_it_stands() {
     bytes = unsafe { (&raw const bytes).read_volatile() };
     assert_eq!(&bytes, b"more bytes at the exporter");
     assert!(!memory.read(22, &mut back) && !memory.write(u64::MAX, b"x"), "beyond the end");
-    exports.revoke(Kind::Mr, 1);
+    exporter.deregister(key);
     assert!(!memory.read(5, &mut back) && !memory.write(0, b"less"));
     for addr in [memory::DEMAND, memory::NULL, memory::FOREIGN_SPAN] {
-        exports.publish(Kind::Mr, 2, &Item { addr, ..item });
-        let found = importer.find(Kind::Mr, 2).unwrap();
-        assert_eq!(errno(Foreign::new(&importer, &found).map(drop)), libc::EOPNOTSUPP);
-        exports.revoke(Kind::Mr, 2);
+        let key = exporter.register(MrAttr { addr, ..attr });
+        assert_eq!(errno(memory_of(&importer, key).map(drop)), libc::EOPNOTSUPP);
     }
 }
 
 #[test]
-fn revoking_waits_for_a_copy_under_way() {
-    let (exports, importer) = both();
+fn whoever_ends_a_region_waits_for_a_copy_under_way() {
+    let (mut exporter, importer) = both();
     let bytes = [0; 8];
-    exports.publish(Kind::Mr, 1, &region(&bytes));
-    let tag = importer.find(Kind::Mr, 1).unwrap().tag;
+    let key = exporter.register(region(&bytes));
+    let memory = memory_of(&importer, key).unwrap();
     let copied = AtomicBool::new(false);
     let ((started, start), (go, wait)) = (channel(), channel());
     std::thread::scope(|threads| {
-        let (copied, importer) = (&copied, &importer);
+        let (copied, memory, importer) = (&copied, &memory, &importer);
         threads.spawn(move || {
-            at_desk(importer, tag, || {
+            memory.with_memory(|_| {
                 started.send(()).unwrap();
                 wait.recv().unwrap();
                 copied.store(true, Ordering::SeqCst);
@@ -95,59 +157,68 @@ fn revoking_waits_for_a_copy_under_way() {
             })
         });
         start.recv().unwrap();
-        let revoking = threads.spawn(|| {
-            exports.revoke(Kind::Mr, 1);
+        let ending = threads.spawn(|| {
+            exporter.deregister(key);
             assert!(copied.load(Ordering::SeqCst), "the copy was still under way");
         });
-        while importer.stands(tag) {
+        while importer.find_mr(key).is_ok() {
             std::thread::yield_now();
         }
         go.send(()).unwrap();
-        revoking.join().unwrap();
+        ending.join().unwrap();
     });
-    assert!(!at_desk(&importer, tag, || true));
+    assert!(!memory.with_memory(|_| true));
 }
 
 #[test]
-fn nobody_waits_for_the_dead_and_their_desk_is_free() {
-    let exports = Exports::new(0x1234_5678).unwrap();
-    exports.publish(Kind::Mr, 1, &region(&[0; 8]));
-    Importer::open(exports.fd()).unwrap().die_at_desk();
-    exports.revoke(Kind::Mr, 1);
-    let next = Importer::open(exports.fd()).unwrap();
-    exports.publish(Kind::Mr, 1, &region(&[0; 8]));
-    assert!(at_desk(&next, next.find(Kind::Mr, 1).unwrap().tag, || true));
-    exports.revoke(Kind::Mr, 1);
+fn nobody_waits_for_the_dead_and_their_slot_is_free() {
+    let mut exporter = Exporter::new();
+    let key = exporter.register(region(&[0; 8]));
+    let dead = exporter.importer();
+    let reach = dead.reach().unwrap();
+    drop(dead);
+    Arc::into_inner(reach).unwrap().reader.die();
+    exporter.deregister(key);
+    let key = exporter.register(region(&[0; 8]));
+    let memory = memory_of(&exporter.importer(), key).unwrap();
+    assert!(memory.with_memory(|_| true));
+    exporter.deregister(key);
 }
 
 #[test]
-fn long_copies_leave_the_desk_in_between() {
-    let (exports, importer) = both();
+fn long_copies_leave_the_slot_in_between() {
+    let (mut exporter, importer) = both();
     let bytes = vec![7u8; 300_000];
-    exports.publish(Kind::Mr, 1, &region(&bytes));
-    let memory = Foreign::new(&importer, &importer.find(Kind::Mr, 1).unwrap()).unwrap();
+    let key = exporter.register(region(&bytes));
+    let memory = memory_of(&importer, key).unwrap();
     let data: Vec<u8> = (0..bytes.len()).map(|n| (n / 3) as u8).collect();
     let mut back = vec![0; bytes.len()];
-    let before = importer.uses();
+    let uses = || importer.reach().unwrap().reader.uses();
+    let before = uses();
     assert!(memory.write(0, &data) && memory.read(0, &mut back) && back == data);
-    assert_eq!(importer.uses() - before, 2 * 2 * 5, "pieces of 64 KiB");
+    assert_eq!(uses() - before, 2 * 2 * 5, "pieces of 64 KiB");
 }
 
 #[test]
-fn nobody_but_the_exporter_writes_the_table() {
-    let (exports, _importer) = both();
-    let file = std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", exports.fd())).unwrap();
-    assert_eq!(file.write_at(b"x", 0).unwrap_err().raw_os_error(), Some(libc::EPERM));
-    let mapped = memmap2::MmapOptions::new().len(64).map_raw(exports.fd());
-    assert_eq!(mapped.unwrap_err().raw_os_error(), Some(libc::EPERM));
+fn nobody_but_the_exporter_writes_the_files() {
+    let (_, memory) = Published::create(1000, 1).unwrap();
+    let (exporter, _importer) = both();
+    for fd in [exporter.names.fd(), memory.open().unwrap().as_raw_fd()] {
+        let Ok(file) = std::fs::File::options().write(true).open(format!("/proc/self/fd/{fd}")) else {
+            continue;
+        };
+        assert_eq!(file.write_at(b"x", 0).unwrap_err().raw_os_error(), Some(libc::EPERM));
+        let mapped = memmap2::MmapOptions::new().len(64).map_raw(fd);
+        assert!(mapped.is_err(), "a mapping to be written");
+    }
 }
 
 #[test]
 fn another_process_is_not_taken_for_the_exporter() {
-    let (exports, importer) = both();
-    // SAFETY: takes numbers. PID 1 is there, and does not have the desks.
-    unsafe { libc::fcntl(exports.fd(), libc::F_SETOWN, 1) };
-    let misled = Importer::open(exports.fd()).unwrap();
+    let (exporter, importer) = both();
+    // SAFETY: takes numbers. PID 1 is there, and does not have the files.
+    unsafe { libc::fcntl(exporter.names.fd(), libc::F_SETOWN, 1) };
+    let misled = exporter.importer();
     assert!([libc::ENODEV, libc::EPERM].contains(&errno(misled.reach().map(drop))));
     assert_eq!(errno(importer.reach().map(drop)), 0);
 }
@@ -157,33 +228,36 @@ fn other_descriptors_are_refused() {
     assert_eq!(errno(Importer::open(-1).map(drop)), libc::EBADF);
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     assert_eq!(errno(Importer::open(file.as_raw_fd()).map(drop)), libc::EINVAL);
-    let (exports, _importer) = both();
+    let (exporter, _importer) = both();
     /* opened anew, it does not say whose it is */
-    let path = format!("/proc/self/fd/{}", exports.fd());
+    let path = format!("/proc/self/fd/{}", exporter.names.fd());
     let anew = std::fs::File::options().read(true).write(true).open(path).unwrap();
     assert_eq!(errno(Importer::open(anew.as_raw_fd()).map(drop)), libc::ENODEV);
 }
 
+/// A card without memory files has its table all the same.
 #[test]
-fn a_full_table_leaves_the_rest_out() {
-    let (exports, importer) = both();
-    for handle in 0..=table::ENTRIES as u32 {
-        exports.publish(Kind::Dm, handle, &Item::default());
+fn the_table_grows_and_ends_as_any_does() {
+    let (_, memory) = Published::create(100, 1).unwrap();
+    let mut mrs = MrTable::new(memory);
+    let mut keys = Vec::new();
+    while let Ok(key) = mrs.register(region(&[0; 4]), (keys.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    {
+        keys.push(key);
     }
-    let last = table::ENTRIES as u32;
-    assert!(importer.find(Kind::Dm, last - 1).is_ok());
-    assert_eq!(errno(importer.find(Kind::Dm, last)), libc::EINVAL);
-    exports.revoke(Kind::Dm, last);
-    exports.revoke(Kind::Dm, 5);
-    exports.publish(Kind::Mr, last, &Item::default());
-    assert!(importer.find(Kind::Mr, last).is_ok());
+    assert!(keys.len() > 4000 && keys.len() < 5000, "{} keys", keys.len());
+    assert!(keys.iter().all(|key| mrs.query(*key).is_some()));
+    for key in &keys {
+        mrs.deregister(*key).unwrap();
+    }
+    assert_eq!(mrs.regions(), 0);
 }
 
 #[test]
 fn what_handles_share_ends_with_the_last() {
-    let (exports, importer) = both();
-    exports.publish(Kind::Pd, 1, &Item::default());
-    let tag = importer.find(Kind::Pd, 1).unwrap().tag;
+    let (exporter, importer) = both();
+    exporter.names.publish_pd(1);
+    let (tag, _) = importer.find(Kind::Pd, 1).unwrap();
     let kept = Kept::default();
     assert_eq!(errno(kept.join(tag, || Err(crate::VerbsError::Fault))), libc::EFAULT);
     assert_eq!(kept.join(tag, || Ok(5)).unwrap(), 5);

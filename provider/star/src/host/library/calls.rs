@@ -85,12 +85,6 @@ impl<E: Host> Library<E> {
         }
     }
 
-    /// A window has ended: gives its key while stateful cards may know it.
-    pub fn end_window(&mut self, turn: &mut Turn<'_, E>) -> Option<u32> {
-        let ended = self.follow_windows(turn);
-        ended.filter(|key| !self.is_revoked(*key))
-    }
-
     /// What the library keeps of a queue pair because the card does not, bytes.
     pub fn bytes(&self, qpn: Qpn) -> usize {
         self.end(qpn).map_or(0, End::bytes)

@@ -229,22 +229,19 @@ impl<E: Host> Library<E> {
         let Some((addr, length)) = E::inline_memory(sq) else { return Ok(None) };
         let pd = turn.nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
         let key = turn.nic.reg_mr(MrAttr { pd, addr, length, iova: addr, access: Access::empty() })?;
-        if let Some(rule) = turn.nic.memory().rule(key)
-            && let Err(error) = self.add_rule(turn, &rule)
-        {
+        self.follow_memory(turn);
+        if turn.nic.memory().rule(key).is_none() {
+            /* stateful cards could not be told */
             turn.nic.dereg_mr(key)?;
-            return Err(error);
+            return Err(NicError::Exhausted);
         }
         Ok(Some(key))
     }
 
     fn close_inline(&mut self, turn: &mut Turn<'_, E>, inline: Option<u32>) {
         let Some(key) = inline else { return };
-        let rule = turn.nic.memory().rule(key);
-        if turn.nic.dereg_mr(key).is_ok()
-            && let Some(rule) = rule
-        {
-            self.remove_rule(turn, &rule);
+        if turn.nic.dereg_mr(key).is_ok() {
+            self.follow_memory(turn);
         }
     }
 
@@ -289,7 +286,7 @@ impl<E: Host> Library<E> {
             return false;
         };
         turn.nic.end_released(&released);
-        self.follow_windows(turn);
+        self.follow_memory(turn);
         true
     }
 
@@ -299,7 +296,7 @@ impl<E: Host> Library<E> {
         let places = turn.nic.prepare_return(&end.released)?;
         let released = self.take_out(turn, at).ok_or(NicError::NotFound)?;
         turn.nic.readmit(released, places);
-        self.follow_windows(turn);
+        self.follow_memory(turn);
         Ok(())
     }
 

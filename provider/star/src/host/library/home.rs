@@ -78,7 +78,7 @@ impl<E: Host> Library<E> {
         if let Err(error) = turn.nic.readmit_running(turn.env, released, places, first_send, turn.now) {
             super::super::roles::fail(turn, qpn, error);
         }
-        self.follow_windows(turn);
+        self.follow_memory(turn);
         if let Some(srq) = srq.filter(|_| came_back > 0) {
             /* what came back there may be for others */
             self.ring_srq(turn, srq);

@@ -129,16 +129,50 @@ impl Rules {
 }
 
 impl<E: Host> Library<E> {
-    /// Memory is registered, or a window bound. `Exhausted`: without memory to keep that, it is none to
-    /// stateful peers.
-    pub fn add_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) -> Result<(), NicError> {
-        self.keep_rule(rule).inspect_err(|_| turn.nic.memory().hide(rule.key))?;
+    /// Follows the table of memory: stateful cards hear of what was opened and closed. Gives the last key that
+    /// was closed, while one of them may know it.
+    pub fn follow_memory(&mut self, turn: &mut Turn<'_, E>) -> Option<u32> {
+        while let Some(at) = self.reopened.iter().position(|rule| self.is_revoked(rule.key)) {
+            let rule = self.reopened.swap_remove(at);
+            self.add_rule(turn, &rule);
+        }
+        let mut ended = None;
+        while let Some(change) = turn.nic.memory().next_change() {
+            match change {
+                Change::Opened(rule) if self.is_revoked(rule.key) => self.add_rule(turn, &rule),
+                Change::Opened(rule) => self.add_later(turn, rule),
+                Change::Closed(rule) => {
+                    let later = self.reopened.iter().position(|reopened| reopened.key == rule.key);
+                    match later {
+                        Some(at) => _ = self.reopened.swap_remove(at),
+                        None => self.remove_rule(turn, &rule),
+                    }
+                    ended = Some(rule.key);
+                }
+            }
+        }
+        ended.filter(|key| !self.is_revoked(*key))
+    }
+
+    /// A key was opened again of which stateful cards may still know what it opened before: they hear of it
+    /// once they have forgotten that.
+    fn add_later(&mut self, turn: &mut Turn<'_, E>, rule: Rule) {
+        match self.reopened.try_reserve(1) {
+            Ok(()) => self.reopened.push(rule),
+            Err(_) => turn.nic.memory().hide(rule.key),
+        }
+    }
+
+    /// Memory is registered, or a window bound. Without memory to keep that, it is none to stateful peers.
+    fn add_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
+        if self.keep_rule(rule).is_err() {
+            return turn.nic.memory().hide(rule.key);
+        }
         let mut from = 0;
         while let Some(at) = self.rules.of_domain(rule.pd, from) {
             self.tell(turn, at, Control::Rule(*rule));
             from = at + 1;
         }
-        Ok(())
     }
 
     /// The card lets packets reach it, and those who begin are told of it.
@@ -149,7 +183,7 @@ impl<E: Host> Library<E> {
 
     /// It no longer is. The card lets no packet reach it from now on; [`is_revoked`](Library::is_revoked)
     /// says when no card tries any more.
-    pub fn remove_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
+    fn remove_rule(&mut self, turn: &mut Turn<'_, E>, rule: &Rule) {
         self.bounds.remove(rule.addr, rule.len, rule.access);
         self.rules.forget(rule);
         let mut from = 0;
@@ -187,7 +221,8 @@ impl<E: Host> Library<E> {
     /// Whether all stateful cards that are there have answered that they know the memory of a protection
     /// domain.
     pub fn is_told(&self, pd: PdId) -> bool {
-        self.of_this(pd).all(|group| !group.heard || group.untold.load(Ordering::Relaxed) == 0)
+        let waits = self.reopened.iter().any(|rule| rule.pd == pd);
+        !waits && self.of_this(pd).all(|group| !group.heard || group.untold.load(Ordering::Relaxed) == 0)
     }
 
     /// Whether they have also answered that they know no longer what was taken away.
@@ -197,22 +232,6 @@ impl<E: Host> Library<E> {
 
     fn of_this(&self, pd: PdId) -> impl Iterator<Item = &Group> {
         self.rules.groups.iter().map(|(_, group)| group).filter(move |group| group.key.pd == pd)
-    }
-
-    /// Windows were bound, or are bound no longer; gives the key of the last of the latter.
-    pub(super) fn follow_windows(&mut self, turn: &mut Turn<'_, E>) -> Option<u32> {
-        let mut ended = None;
-        while let Some(change) = turn.nic.memory().next_change() {
-            match change {
-                /* without memory it is none to stateful peers */
-                Change::Bound(rule) => _ = self.add_rule(turn, &rule),
-                Change::Unbound(rule) => {
-                    self.remove_rule(turn, &rule);
-                    ended = Some(rule.key);
-                }
-            }
-        }
-        ended
     }
 
     fn tell(&mut self, turn: &mut Turn<'_, E>, group: usize, what: Control) {

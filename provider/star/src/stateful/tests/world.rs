@@ -8,8 +8,7 @@ use std::vec::Vec;
 use starverbs_core::congestion::Aimd;
 use starverbs_core::engine::Turn;
 use starverbs_core::env::{self, Dma, Env, Port};
-use starverbs_core::mr::MrAttr;
-use starverbs_core::mr::Rule;
+use starverbs_core::mr::{MrAttr, Plain, Rule};
 use starverbs_core::rng::Rng;
 use starverbs_core::rtt::RttBounds;
 use starverbs_core::{AsyncEvent, FrameMeta, Gid, SendFlags, SendWqe};
@@ -73,6 +72,7 @@ impl Env for Host {
 }
 
 impl Dma for Host {
+    type Mrs = Plain;
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         self.put(addr, data);
         true
@@ -235,7 +235,8 @@ macro_rules! card {
 impl World {
     pub(super) fn new(seed: u64, tune: impl FnOnce(&mut Local<Host>, &mut Setup)) -> Self {
         let (mut sf, mut sl) = (Host::new(0x1000_0000), Host::new(0x2000_0000));
-        let (mut mrs, mut registry, stats) = (MrTable::new(), Registry::default(), Rc::<Counters>::default());
+        let (mut mrs, mut registry, stats) =
+            (MrTable::default(), Registry::default(), Rc::<Counters>::default());
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let (addr, pd) = (sf.alloc(REGION), PdId(1));
         let length = REGION as u64;

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use starverbs_backend::links::{DomainName, Links};
 use starverbs_core::Host;
-use starverbs_core::mr::MrAttr;
 use starverbs_core::opening::Wish;
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::relay::LinkError;
@@ -20,7 +19,6 @@ use crate::error::{Result, VerbsError};
 use crate::info::{GidEntry, MAX_SGE, PortAttr};
 use crate::moderation::Moderation;
 use crate::qp::QpInner;
-use crate::share::Foreign;
 
 /// IBV_PORT_DOWN, and the physical state "Disabled" (IBTA 14.2.5.6).
 const PORT_DOWN: u32 = 1;
@@ -52,7 +50,7 @@ impl Soft {
             }
             Command::RegMr { attr } => self.reg_mr(attr).map(Reply::Number),
             Command::ReregMr { key, attr } => self.rereg_mr(key, attr).map(done),
-            Command::DeregMr { key } => self.end_key(key, |shard| shard.nic.dereg_mr(key)).map(done),
+            Command::DeregMr { key } => self.end_key(|shard| shard.nic.dereg_mr(key)).map(done),
             Command::QueryMr { key } => self.query_mr(key).map(Reply::Mr),
             Command::ImportMr { key, attr, memory } => self.import_mr(key, attr, memory).map(Reply::Mr),
             Command::UnimportMr { key, addr } => self.unimport_mr(key, addr).map(done),
@@ -63,10 +61,14 @@ impl Soft {
                 self.with(|shard, _| shard.env.foreign.remove(addr));
                 Ok(Reply::Done)
             }
+            Command::Quiesce => {
+                self.await_readers();
+                Ok(Reply::Done)
+            }
             Command::AllocMw { pd, kind } => {
                 Ok(Reply::Number(self.with(|shard, _| shard.nic.alloc_mw(pd, kind))?))
             }
-            Command::DeallocMw { key } => self.dealloc_mw(key).map(done),
+            Command::DeallocMw { key } => self.end_key(|shard| shard.nic.dealloc_mw(key)).map(done),
             Command::CreateAh { pd, av } => {
                 Ok(Reply::Number(self.with(|shard, _| shard.nic.create_av(pd, av))?.0))
             }
@@ -191,31 +193,6 @@ impl Soft {
         self.with(|shard, _| {
             let Shard { nic, domains, .. } = shard;
             domains.alloc(nic, events)
-        })
-    }
-
-    fn query_mr(&self, key: u32) -> Result<MrAttr> {
-        let attr = self.with(|shard, _| shard.nic.query_mr(key));
-        attr.ok_or(VerbsError::Card(NicError::NotFound))
-    }
-
-    fn import_mr(&self, key: u32, attr: MrAttr, memory: Foreign) -> Result<MrAttr> {
-        let attr = self.with(|shard, now| {
-            let addr = shard.env.foreign.add(memory)?;
-            let attr = MrAttr { addr, ..attr };
-            let opened = shard.import_mr(key, attr, now);
-            opened.inspect_err(|_| shard.env.foreign.remove(addr))?;
-            Ok::<_, VerbsError>(attr)
-        })?;
-        self.await_told(attr.pd);
-        Ok(attr)
-    }
-
-    fn unimport_mr(&self, key: u32, addr: u64) -> Result<()> {
-        self.end_key(key, |shard| {
-            let ended = shard.nic.unimport_mr(key);
-            shard.env.foreign.remove(addr);
-            ended
         })
     }
 

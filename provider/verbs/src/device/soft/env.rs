@@ -13,7 +13,7 @@ use starverbs_star::stateful::Stateful;
 use super::star::port::StarPort;
 use crate::cq::CardCq;
 use crate::memory::{self, Marked};
-use crate::share::ForeignList;
+use crate::share::{ForeignList, MrMemory};
 use crate::stat::StatPage;
 
 /// Most payload bytes of a frame: the largest path MTU.
@@ -129,6 +129,8 @@ impl Env for HostEnv {
 }
 
 impl Dma for HostEnv {
+    type Mrs = MrMemory;
+
     #[inline]
     fn dma_write(&mut self, addr: u64, data: &[u8]) -> bool {
         if memory::marked(addr) {

@@ -1,0 +1,138 @@
+//! What keys open, and what changes of that, for whoever keeps more of it than this table does: StaR tells the
+//! cards of peers, who check there what they ask for.
+
+use alloc::collections::VecDeque;
+
+use super::import::Import;
+use super::window::UNBOUND;
+use super::{Entry, IN_SGES, Kind, MrTable, Storage};
+use crate::error::NicError;
+use crate::room::Room;
+use crate::types::{Access, PdId, Qpn};
+
+/// What a key opens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// lkey and rkey
+    pub key: u32,
+    /// Protection domain
+    pub pd: PdId,
+    /// The one QP that may use it; 0: all of the protection domain
+    pub qpn: Qpn,
+    /// First byte in host memory
+    pub addr: u64,
+    /// Bytes
+    pub len: u64,
+    /// Address by which the first byte is known in SGEs and work requests
+    pub iova: u64,
+    /// Rights
+    pub access: Access,
+}
+
+/// What became of a key: of an MR that was registered, changed or deregistered, of a window that was bound or is
+/// no longer, of an import.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It opens this from now on
+    Opened(Rule),
+    /// It opens this no longer
+    Closed(Rule),
+}
+
+/// Changes that were not taken yet, and room for the end of all that is open: to end something needs no
+/// memory.
+#[derive(Debug, Default)]
+pub(super) struct Feed {
+    list: VecDeque<Change>,
+    /// Keys that open something and are not hidden
+    open: usize,
+}
+
+impl From<&Entry> for Rule {
+    fn from(entry: &Entry) -> Rule {
+        let Entry { key, pd, qpn, addr, length: len, iova, access, .. } = *entry;
+        Rule { key, pd, qpn, addr, len, iova, access: access.difference(IN_SGES) }
+    }
+}
+
+impl Import {
+    pub(super) fn rule(&self) -> Option<Rule> {
+        (!self.hidden).then(|| Rule::from(&self.entry))
+    }
+}
+
+impl<S: Storage> MrTable<S> {
+    /// What keys open, each once.
+    pub fn rules(&self) -> impl Iterator<Item = Rule> + '_ {
+        let own = (0..self.slots.len() as u32).filter_map(|slot| self.rule_of(slot));
+        own.chain(self.imports.iter().filter_map(Import::rule))
+    }
+
+    /// What a key opens; `None`: nothing, or nothing that is told.
+    pub fn rule(&self, key: u32) -> Option<Rule> {
+        match self.find(key) {
+            Some((slot, _)) => self.rule_of(slot),
+            None => self.imports[self.place(key).ok()?].rule(),
+        }
+    }
+
+    /// What the key of a slot opens; `None`: nothing, or nothing that is told.
+    pub(super) fn rule_of(&self, slot: u32) -> Option<Rule> {
+        let about = self.slots.get(slot as usize).filter(|about| !about.hidden)?;
+        let entry = self.entry(slot);
+        let open = entry.key != 0 && (about.kind == Kind::Mr || about.link != UNBOUND);
+        open.then(|| Rule::from(&entry))
+    }
+
+    /// Whoever follows is told nothing of what a key opens: there is no memory for it.
+    pub fn hide(&mut self, key: u32) {
+        let (rule, hidden) = match (self.find(key), self.place(key)) {
+            (Some((slot, _)), _) => (self.rule_of(slot), &mut self.slots[slot as usize].hidden),
+            (None, Ok(at)) => (self.imports[at].rule(), &mut self.imports[at].hidden),
+            _ => return,
+        };
+        *hidden = true;
+        if let (Some(feed), Some(_)) = (&mut self.feed, rule) {
+            feed.open -= 1;
+        }
+    }
+
+    /// From now on changes are kept until they are taken. `Exhausted`: no memory.
+    pub fn follow(&mut self) -> Result<(), NicError> {
+        let mut feed = Feed { open: self.rules().count(), ..Feed::default() };
+        feed.list.make_room(feed.open)?;
+        self.feed.get_or_insert(feed);
+        Ok(())
+    }
+
+    /// The next change.
+    pub fn next_change(&mut self) -> Option<Change> {
+        self.feed.as_mut()?.list.pop_front()
+    }
+
+    /// Room for one key more to be opened, and closed again. `Exhausted`: no memory.
+    pub(super) fn make_room_in_feed(&mut self) -> Result<(), NicError> {
+        let Some(feed) = &mut self.feed else { return Ok(()) };
+        feed.list.make_room(feed.list.len() + feed.open + 2)
+    }
+
+    /// A key was opened, and there is room to say so.
+    pub(super) fn note_opened(&mut self, rule: Option<Rule>) {
+        if let (Some(feed), Some(rule)) = (&mut self.feed, rule) {
+            feed.open += 1;
+            feed.list.push_in_room(Change::Opened(rule));
+        }
+    }
+
+    /// A key opens nothing from now on. There is room to say so, since it was opened.
+    pub(super) fn note_closed(&mut self, rule: Option<Rule>) {
+        if let (Some(feed), Some(rule)) = (&mut self.feed, rule) {
+            feed.open -= 1;
+            feed.list.push_in_room(Change::Closed(rule));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "feed_tests.rs"]
+mod tests;

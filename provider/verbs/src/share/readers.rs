@@ -1,0 +1,172 @@
+//! Reader slots: from where other processes use this one's memory, so that it can wait for the end of that.
+//!
+//! A reader owns its slot as long as it holds the lock on the byte of the file with its number: the kernel takes
+//! that away however the reader ends. Only who may look into the exporter gets at the file: its descriptor is not
+//! handed out.
+
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use memmap2::{MmapOptions, MmapRaw};
+use starverbs_rings::ReaderSlot;
+
+use super::file::{self, FileAt, Identity, OTHER, SIZE_STAYS};
+use crate::error::{Result, VerbsError};
+use crate::process;
+
+/// Readers of a card's memory at once.
+const SLOTS: usize = 64;
+/// How long to sleep between two looks at a slot in use: some copies of a page.
+const NAP: Duration = Duration::from_micros(20);
+
+/// A slot, alone in its cache line.
+#[repr(C, align(64))]
+struct Place {
+    slot: ReaderSlot,
+}
+
+/// All slots, mapped. Whoever has them mapped by a file description keeps its locks, with or without a
+/// descriptor.
+struct Slots(MmapRaw);
+
+impl Slots {
+    fn all(&self) -> &[Place; SLOTS] {
+        // SAFETY: the mapping is page-aligned, as long as the slots, and lives as long as `self`; the file's
+        // seals keep its pages. Every byte pattern is valid for atomics, whoever writes it.
+        unsafe { &*self.0.as_ptr().cast::<[Place; SLOTS]>() }
+    }
+}
+
+/// The slots of a card's readers, as the card has them.
+pub(super) struct Readers {
+    slots: Slots,
+    file: File,
+    is: Identity,
+}
+
+impl Readers {
+    /// All free.
+    pub(super) fn create() -> Result<Readers> {
+        let (map, file) = file::create(size_of::<[Place; SLOTS]>(), SIZE_STAYS)?;
+        Ok(Readers { slots: Slots(map), is: Identity::of(&file)?, file })
+    }
+
+    pub(super) fn file(&self) -> Result<FileAt> {
+        FileAt::of(&self.file)
+    }
+
+    /// Waits until everybody who was using memory has stopped, or died.
+    pub(super) fn wait(&self) {
+        let slots = self.slots.all().iter().map(|place| &place.slot);
+        ReaderSlot::wait_for_all(slots, |number| {
+            let taken = self.is_taken(number);
+            if taken {
+                std::thread::sleep(NAP);
+            }
+            taken
+        });
+    }
+
+    /// Whether a slot's reader lives. Yes, if nobody can tell as the program closed what it did not open.
+    fn is_taken(&self, number: usize) -> bool {
+        if Identity::of(&self.file).ok() != Some(self.is) {
+            return true;
+        }
+        let mut lock = byte(number);
+        // SAFETY: `lock` is a flock for the answer.
+        let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+        asked < 0 || i32::from(lock.l_type) != libc::F_UNLCK
+    }
+}
+
+/// The lock of slot `number`.
+fn byte(number: usize) -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: number as libc::off_t,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// This process's slot at an exporter. Its mapping has the file description that has the slot's lock, so that the
+/// lock goes when the process does, whatever becomes of descriptors.
+pub(super) struct Reader {
+    slots: ManuallyDrop<Slots>,
+    number: usize,
+    /// Forked children do not have the mapping
+    forks: u32,
+    /// Held while it reads
+    turn: Mutex<()>,
+}
+
+impl Reader {
+    /// Takes any free slot. `file` is a file description of nobody else's.
+    ///
+    /// # Errors
+    /// EINVAL: it is something else; ENOMEM: all are taken.
+    pub(super) fn join(file: &File) -> Result<Reader> {
+        let forks = process::forks();
+        if file::check(file, SIZE_STAYS)? != size_of::<[Place; SLOTS]>() {
+            return Err(OTHER);
+        }
+        let slots = Slots(MmapOptions::new().len(size_of::<[Place; SLOTS]>()).map_raw(file)?);
+        // SAFETY: the whole mapping is ours; what changes is what a fork does.
+        let kept = unsafe { libc::madvise(slots.0.as_mut_ptr().cast(), slots.0.len(), libc::MADV_DONTFORK) };
+        if kept != 0 {
+            return Err(VerbsError::last_os());
+        }
+        let lock = |number: &usize| {
+            let byte = byte(*number);
+            // SAFETY: the flock lives across the call.
+            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) == 0 }
+        };
+        let number = (0..SLOTS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
+        let reader = Reader { slots: ManuallyDrop::new(slots), number, forks, turn: Mutex::default() };
+        /* the slot of one that died while it read */
+        reader.slot().reset();
+        Ok(reader)
+    }
+
+    /// Runs `copy` while the exporter waits for its end.
+    pub(super) fn read(&self, copy: impl FnOnce() -> bool) -> bool {
+        if self.forks != process::forks() {
+            return false;
+        }
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.slot().enter();
+        let done = copy();
+        self.slot().leave();
+        done
+    }
+
+    fn slot(&self) -> &ReaderSlot {
+        &self.slots.all()[self.number].slot
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.forks == process::forks() {
+            // SAFETY: dropped once, here. A child must not unmap what may be something else there.
+            unsafe { ManuallyDrop::drop(&mut self.slots) };
+        }
+    }
+}
+
+#[cfg(test)]
+impl Reader {
+    /// As if this process was killed in the middle of a copy.
+    pub(super) fn die(self) {
+        self.slot().enter();
+    }
+
+    /// How often the slot was used, twice.
+    pub(super) fn uses(&self) -> u32 {
+        self.slot().uses()
+    }
+}
