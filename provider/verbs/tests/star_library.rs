@@ -13,7 +13,7 @@ use starverbs_core::{
 };
 use starverbs_settings::{Settings, StarWish};
 use starverbs_star::wire::{Crc, Head, Header, Opt, Prefix, Ptype, fill_checksum};
-use starverbs_verbs::{Cq, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq};
+use starverbs_verbs::{Cq, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, Rereg, SendWr, Settled, Srq};
 
 /// Two cards, the first stateless.
 fn pair() -> [Node; 2] {
@@ -138,6 +138,32 @@ fn memory_that_is_given_back_is_reached_no_more() {
     let counters = a.ctx.counters().unwrap();
     assert_eq!(counters.star_refused.get(), 0, "it is SF's card that refuses");
     drop(qps);
+}
+
+/// Its keys stay: the stateful end goes by what the region is from when the call returns.
+#[test]
+fn a_region_that_is_changed_is_known_as_it_is() {
+    let nodes = pair();
+    let qps = connected(&nodes);
+    nodes[1].fill(0, &[9; 64]);
+    let [a, b] = &nodes;
+    let late = a.reg(4096, 64, all_access());
+    let write = |id, at| {
+        let sges = [b.sge(0, 64)];
+        let (op, remote_addr, rkey) = (SendOp::Write, a.addr(at), late.rkey());
+        post(&qps[1], &SendWr { op, remote_addr, rkey, ..send(id, &sges) }).unwrap();
+        b.completions(1)[0].status
+    };
+    for turn in 0..20 {
+        let at = 4096 + 64 * turn;
+        let change = Rereg { range: Some((a.addr(at), 64)), ..Rereg::default() };
+        // SAFETY: the range lies in the node's buffer.
+        unsafe { late.rereg(&change) }.unwrap();
+        assert_eq!(write(turn as u64, at), WcStatus::Success, "change {turn}");
+        assert_eq!(a.bytes(at, 64), [9; 64]);
+    }
+    assert_eq!(write(99, 4096), WcStatus::RemAccessErr, "where it was");
+    assert_eq!(a.ctx.counters().unwrap().star_refused.get(), 0, "it is SF's card that refuses");
 }
 
 /// A stateful end that nobody runs any more holds nobody up who gives memory back.

@@ -85,7 +85,7 @@ impl World {
         let (sqs, rqs) = ([0; 2].map(|_| SimSq::new(4)), [0; 2].map(|_| SimRq::new(4, 2)));
         let cqs = [0; 2].map(|_| SimCq::new(4096));
         let stats: [Rc<Counters>; 2] = Default::default();
-        let (mut bounds, mut mrs, mut registry) = (Bounds::new(), MrTable::new(), Registry::default());
+        let (mut bounds, mut mrs, mut registry) = (Bounds::new(), MrTable::default(), Registry::default());
         let mut open = [Sge::default(); 2];
         for (at, host) in net.hosts.iter_mut().enumerate() {
             host.env.memory.watch();
