@@ -26,8 +26,8 @@ pub trait SendQueue {
     fn op(&self, index: u32) -> SendOp {
         self.wqe(index).op
     }
-    /// Its SGEs (empty when inline).
-    fn sges(&self, index: u32) -> &[Sge];
+    /// Its SGEs (empty when inline). Each is read as it is asked for: they lie in memory of the program's.
+    fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_;
     /// Host memory of its inline bytes; stays valid until the WQE is released.
     fn inline(&self, index: u32) -> Seg;
     /// All WQEs before `index` are done; their slots may be posted anew.

@@ -4,7 +4,6 @@
 //! the producer index (under the ring's post lock), the card the consumer index.
 
 use core::mem::{offset_of, size_of};
-use core::slice;
 
 use starverbs_core::{AvId, Seg, SendFlags, SendOp, SendQueue, SendWqe, Sge};
 use starverbs_queues::BLOCK;
@@ -314,14 +313,13 @@ impl SendQueue for CardSq {
     }
 
     #[inline]
-    fn sges(&self, index: u32) -> &[Sge] {
+    fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
         let slot = self.0.send_slot(index);
-        // SAFETY: as in `wqe`; the program wrote `num_sge` SGEs behind the header.
-        unsafe {
-            let num_sge = (&raw const (*slot.cast::<SendWqe>()).num_sge).read();
-            let count = usize::from(num_sge.min(self.0.max_send_sge()));
-            slice::from_raw_parts(slot.add(HEADER).cast::<Sge>(), count)
-        }
+        // SAFETY: as in `wqe`.
+        let num_sge = unsafe { (&raw const (*slot.cast::<SendWqe>()).num_sge).read() };
+        let count = usize::from(num_sge.min(self.0.max_send_sge()));
+        // SAFETY: the slot has room for so many behind the header, and any bytes there are SGEs.
+        (0..count).map(move |at| unsafe { slot.add(HEADER).cast::<Sge>().add(at).read() })
     }
 
     #[inline]

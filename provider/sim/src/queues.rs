@@ -109,8 +109,8 @@ impl SendQueue for SimSq {
     fn wqe(&self, index: u32) -> SendWqe {
         self.filled(index).wqe
     }
-    fn sges(&self, index: u32) -> &[Sge] {
-        &self.filled(index).sges
+    fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
+        self.filled(index).sges.iter().copied()
     }
     fn inline(&self, index: u32) -> Seg {
         self.filled(index).inline

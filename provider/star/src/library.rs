@@ -377,8 +377,12 @@ impl<E: StarEnv> SlQp<E> {
                 send_wqep(env, &self.peer, opt, psn, room.get(..len).unwrap_or(&[]), None);
             }
             None => {
-                let sges = self.init.sq.sges(index);
-                let Some(len) = encode_send(&wqe, sges, &[], &mut room) else { return false };
+                /* one more than a packet takes: such a WQE is refused, not cut */
+                let (mut sges, mut count) = ([Sge::default(); MAX_SGE + 1], 0);
+                for (place, sge) in sges.iter_mut().zip(self.init.sq.sges(index)) {
+                    (*place, count) = (sge, count + 1);
+                }
+                let Some(len) = encode_send(&wqe, &sges[..count], &[], &mut room) else { return false };
                 send_wqep(env, &self.peer, opt, psn, room.get(..len).unwrap_or(&[]), None);
             }
         }

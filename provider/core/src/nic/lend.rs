@@ -185,7 +185,7 @@ impl<E: Env> Shared<E> {
         let (mrs, pd) = (&self.mrs, srq.pd);
         let mut rest = data;
         self.stats.rx_bytes.add(data.len() as u64);
-        let placed = slices(&loan.sges, part.offset, data.len() as u32, |sge, skip, n| {
+        let placed = slices(loan.sges.iter().copied(), part.offset, data.len() as u32, |sge, skip, n| {
             let addr =
                 mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, true).ok()?;
             let (now, later) = rest.split_at_checked(n as usize)?;

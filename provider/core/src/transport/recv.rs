@@ -166,7 +166,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let (mrs, env) = (&self.sh.mrs, &mut *self.env);
         let mut rest = data;
-        slices(sges, offset, data.len() as u32, |sge, skip, n| {
+        slices(sges.iter().copied(), offset, data.len() as u32, |sge, skip, n| {
             let addr =
                 mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(u64::from(skip)), n, true).ok()?;
             let (now, later) = rest.split_at_checked(n as usize)?;

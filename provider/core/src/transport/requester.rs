@@ -382,10 +382,10 @@ impl<E: Env> Ctx<'_, E> {
 /// Walks bytes `offset..offset + len` of an SGE list: `f(sge, bytes to skip in it, bytes)`.
 /// `None` when the list is too short or `f` says so.
 pub fn slices(
-    sges: &[Sge],
+    sges: impl IntoIterator<Item = Sge>,
     mut offset: u32,
     mut len: u32,
-    mut f: impl FnMut(&Sge, u32, u32) -> Option<()>,
+    mut f: impl FnMut(Sge, u32, u32) -> Option<()>,
 ) -> Option<()> {
     for sge in sges {
         if len == 0 {

@@ -237,7 +237,7 @@ impl<E: StarEnv> Stateful<E> {
         let pd = self.held.get(place as usize)?.pd;
         let (mrs, env) = (&card.mrs, &mut *card.env);
         let mut rest = data;
-        slices(self.held_sges(place), offset, data.len() as u32, |sge, skip, n| {
+        slices(self.held_sges(place).iter().copied(), offset, data.len() as u32, |sge, skip, n| {
             let addr = mrs.resolve_local(sge.lkey, pd, sge.addr.wrapping_add(skip.into()), n, true).ok()?;
             let (now, later) = rest.split_at_checked(n as usize)?;
             rest = later;

@@ -46,8 +46,7 @@ impl<E: StarEnv> Stateful<E> {
         if self.must_wait(Of::Local, &wqe, self.local.max_rd_atomic) {
             return Begin::Wait;
         }
-        let sges = self.local.sq.sges(next);
-        if wqe.op.brings_data() && !self.writable(card, sges, wqe.length) {
+        if wqe.op.brings_data() && !self.writable(card, next, wqe.length) {
             return Begin::failed(class, WcStatus::LocProtErr);
         }
         match class {
@@ -84,8 +83,8 @@ impl<E: StarEnv> Stateful<E> {
             || wqe.op.is_answered() && answered >= u32::from(limit.max(1))
     }
 
-    fn writable(&self, card: &Card<'_, E>, sges: &[Sge], len: u32) -> bool {
-        let (mrs, pd) = (&card.mrs, self.local.pd);
+    fn writable(&self, card: &Card<'_, E>, index: u32, len: u32) -> bool {
+        let (mrs, pd, sges) = (&card.mrs, self.local.pd, self.local.sq.sges(index));
         slices(sges, 0, len, |sge, _, n| mrs.resolve_local(sge.lkey, pd, sge.addr, n, true).ok().map(|_| ()))
             .is_some()
     }

@@ -47,8 +47,8 @@ impl SendQueue for Sq {
         assert!(index >= self.0.released.get() && index < self.posted(), "WQE {index} is not posted");
         self.0.slots[index as usize].get().unwrap().wqe
     }
-    fn sges(&self, index: u32) -> &[Sge] {
-        &self.0.slots[index as usize].get().unwrap().sges
+    fn sges(&self, index: u32) -> impl Iterator<Item = Sge> + '_ {
+        self.0.slots[index as usize].get().unwrap().sges.iter().copied()
     }
     fn inline(&self, index: u32) -> Seg {
         self.0.slots[index as usize].get().unwrap().inline
