@@ -69,7 +69,7 @@ test:
 conformance:
 	@tools/scripts/packages.sh test
 	@$(MAKE) --no-print-directory build
-	cargo run --release --quiet --package starverbs-conformance -- --full --table docs/conformance.md
+	cargo run --quiet --package starverbs-conformance -- --full --table docs/conformance.md
 	@$(MAKE) --no-print-directory pyverbs
 
 pyverbs:

@@ -9,10 +9,12 @@ trap 'rm -rf "$said"' EXIT
 
 # Runs one part of the suite under its name.
 part() {
-    local name=$1
+    local name=$1 begun=$SECONDS verdict=passed
     shift
     printf '\n=== %s\n' "$name"
-    if "$@" 2>&1 | tee "$said/${name//\//-}"; then passed+=("$name"); else failed+=("$name"); fi
+    "$@" 2>&1 | tee "$said/${name//\//-}" || verdict=failed
+    name="$(printf '%5d s' $((SECONDS - begun)))  $name"
+    if [[ $verdict == passed ]]; then passed+=("$name"); else failed+=("$name"); fi
 }
 
 skip() { skipped+=("$1: $2"); }
@@ -57,7 +59,7 @@ else
 fi
 
 if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then
-    part "others' programs on the card (quick set)" cargo run --release --quiet --package starverbs-conformance -- --quick
+    part "others' programs on the card (quick set)" cargo run --quiet --package starverbs-conformance -- --quick
 else
     skip "others' programs" "ibverbs-utils or perftest is not installed"
 fi
@@ -82,6 +84,7 @@ fi
 
 # A long log is often read from its end only.
 for name in "${failed[@]}"; do
+    name=${name#* s  }
     printf '\n=== the end of what failed: %s\n' "$name"
     tail -n 12 "$said/${name//\//-}"
 done

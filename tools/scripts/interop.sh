@@ -13,7 +13,7 @@ unavailable() {
 
 ((EUID == 0)) || unavailable "skipped: network namespaces and tap devices need root"
 tools/scripts/packages.sh interop || unavailable "skipped: what it needs cannot be installed"
-cargo run --release --quiet --package starverbs-interop -- --cache "${CARGO_TARGET_DIR:-target}/interop" "$@"
+cargo run --quiet --package starverbs-interop -- --cache "${CARGO_TARGET_DIR:-target}/interop" "$@"
 status=$?
 ((status != 2)) || unavailable "skipped: the guest cannot be had here"
 exit "$status"
