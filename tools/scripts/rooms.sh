@@ -8,7 +8,7 @@ declare -A may=(
     [queues]='' [settings]=''
     [core]='queues'
     [cm]='core' [rings]='core queues' [star]='core' [sim]='core star'
-    [backend]='cm core settings star'
+    [backend]='cm core rings settings star'
     [verbs]='backend cm core rings settings star'
 )
 

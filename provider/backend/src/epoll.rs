@@ -42,11 +42,6 @@ impl Epoll {
         if done { Ok(()) } else { Err(os("an epoll descriptor")) }
     }
 
-    /// Looks at it for other events.
-    pub(crate) fn change(&self, fd: RawFd, what: u64, events: i32) {
-        self.control(libc::EPOLL_CTL_MOD, fd, what, events);
-    }
-
     /// Looks at it no longer.
     pub(crate) fn remove(&self, fd: RawFd) {
         self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);

@@ -1,9 +1,8 @@
-//! Passing messages to other processes of this host through their blocks' unix sockets.
+//! Passing messages to other processes of this host, where there is no session ([`crate::Peers`]): by the
+//! unix sockets of their services and blocks.
 //!
-//! Each destination has a socket of its own: what a stopped process leaves unread is charged to the sender's
-//! buffer, and must not fill the one that serves the others. A socket takes few messages unread
-//! (net.unix.max_dgram_qlen, 10 by default), so that a burst waits a moment for its reader; who does not read
-//! even then is not waited for again for a while. Owns those sockets; it must not look into what it passes.
+//! A socket takes few messages unread (net.unix.max_dgram_qlen, 10 by default), so that a burst waits a
+//! moment for its reader. It must not look into what it passes.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -14,14 +13,12 @@ use crate::descriptor::Socket;
 use crate::registry::{abstract_address, socket_name};
 use crate::sockopt::{self, errno};
 
-/// Destinations remembered; more take turns.
-const PEERS: usize = 32;
 /// How long a message waits for a reader that is behind: on a busy host one that lives has its turn
 /// meanwhile.
-const PATIENCE: Duration = Duration::from_millis(10);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 /// How long a reader is not waited for after it did not read in time; each time in a row twice as long, up to
 /// the second.
-const STALLED: [Nanos; 2] = [100_000_000, 1_600_000_000];
+pub(crate) const STALLED: [Nanos; 2] = [100_000_000, 1_600_000_000];
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,87 +31,27 @@ pub(crate) enum Passed {
     Full,
 }
 
-struct Peer {
-    block: u32,
-    used: u64,
-    socket: Socket,
-    /// It did not read in time: not waited for before
-    stalled: Nanos,
-    /// For how long it is not waited for the next time
-    pause: Nanos,
-}
-
-/// The way to the other processes.
-pub(crate) struct Handover {
-    port: u16,
-    turn: u64,
-    peers: Vec<Peer>,
-}
-
-impl Handover {
-    pub(crate) fn new(port: u16) -> Self {
-        Handover { port, turn: 0, peers: Vec::with_capacity(PEERS) }
-    }
-
-    /// Sends `head` and `body` as one message to the owner of `block`; waits for a reader that is behind, but
-    /// not long.
-    pub(crate) fn pass(&mut self, block: u32, head: &[u8], body: &[u8]) -> Passed {
-        // A second try: the owner we knew is gone, but the block may have a new one.
-        for _ in 0..2 {
-            let Some(at) = self.find(block) else { return Passed::NoOwner };
-            match send(&self.peers[at].socket, head, body) {
-                0 => return Passed::Yes,
-                libc::ECONNREFUSED | libc::EPIPE | libc::ENOTCONN | libc::ECONNRESET => {
-                    self.peers.swap_remove(at);
-                }
-                libc::EAGAIN if self.peers[at].makes_room() => {}
-                _ => return Passed::Full,
-            }
-        }
-        Passed::Full
-    }
-
-    fn find(&mut self, block: u32) -> Option<usize> {
-        self.turn += 1;
-        let known = self.peers.iter().position(|p| p.block == block);
-        let at = match known {
-            Some(at) => at,
-            None => {
-                let socket = connect(&socket_name(self.port, block))?;
-                if self.peers.len() == PEERS {
-                    let oldest = (0..PEERS).min_by_key(|&i| self.peers[i].used)?;
-                    self.peers.swap_remove(oldest);
-                }
-                self.peers.push(Peer { block, used: 0, socket, stalled: 0, pause: STALLED[0] });
-                self.peers.len() - 1
-            }
-        };
-        self.peers[at].used = self.turn;
-        Some(at)
-    }
-}
-
-impl Peer {
-    /// Waits for room in its queue. False: it does not read, and will not be waited for again soon.
-    fn makes_room(&mut self) -> bool {
-        if sockopt::monotonic() < self.stalled {
-            return false;
-        }
-        let room = sockopt::wait(&[self.socket.as_raw_fd()], libc::POLLOUT, PATIENCE);
-        if room {
-            self.pause = STALLED[0];
-        } else {
-            self.stalled = sockopt::monotonic() + self.pause;
-            self.pause = (2 * self.pause).min(STALLED[1]);
-        }
-        room
-    }
+/// Sends `head` and `body` as one message to the block's socket, where there is no session with its owner:
+/// it has no memory or descriptors for one, or is of another version.
+pub(crate) fn pass_to_block(port: u16, block: u32, head: &[u8], body: &[u8]) -> Passed {
+    pass(&socket_name(port, block), head, body, PATIENCE)
 }
 
 /// Sends `head` and `body` as one message to whoever has the abstract name, without waiting.
 pub(crate) fn pass_to(name: &str, head: &[u8], body: &[u8]) -> Passed {
+    pass(name, head, body, Duration::ZERO)
+}
+
+fn pass(name: &str, head: &[u8], body: &[u8], patience: Duration) -> Passed {
     let Some(socket) = connect(name) else { return Passed::NoOwner };
-    match send(&socket, head, body) {
+    let mut sent = send(&socket, head, body);
+    if sent == libc::EAGAIN
+        && !patience.is_zero()
+        && sockopt::wait(&[socket.as_raw_fd()], libc::POLLOUT, patience)
+    {
+        sent = send(&socket, head, body);
+    }
+    match sent {
         0 => Passed::Yes,
         libc::ECONNREFUSED | libc::EPIPE | libc::ENOTCONN | libc::ECONNRESET => Passed::NoOwner,
         _ => Passed::Full,
@@ -154,26 +91,17 @@ mod tests {
     use crate::registry::QpnBlock;
 
     #[test]
-    fn messages_reach_owners_and_nobody_else_is_waited_for() {
+    fn messages_reach_owners_alone() {
         const PORT: u16 = 65002;
-        let mut handover = Handover::new(PORT);
         let block = QpnBlock::claim(PORT).expect("a free block");
         let number = block.number();
-        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Yes);
+        assert_eq!(pass_to_block(PORT, number, b"ab", b"cd"), Passed::Yes);
         let mut got = [0u8; 8];
         // SAFETY: the pointer and length describe `got`.
         let len = unsafe { libc::recv(block.fd(), got.as_mut_ptr().cast(), got.len(), 0) };
         assert_eq!((len, &got[..4]), (4, &b"abcd"[..]));
-        while handover.pass(number, b"ab", b"cd") == Passed::Yes {}
-        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Full, "an owner that does not read");
-        for pause in [4, 8, 16, 16] {
-            handover.peers[0].stalled = 0;
-            assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Full);
-            assert_eq!(handover.peers[0].pause, pause * STALLED[0], "it is waited for ever less");
-        }
+        while pass_to_block(PORT, number, b"ab", b"cd") == Passed::Yes {}
         drop(block);
-        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::NoOwner);
-        let _heir = QpnBlock::claim_one(PORT, number).expect("a socket").expect("the block is free");
-        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Yes, "the next owner is found");
+        assert_eq!(pass_to_block(PORT, number, b"ab", b"cd"), Passed::NoOwner);
     }
 }

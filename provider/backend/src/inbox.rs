@@ -124,6 +124,15 @@ impl Inbox {
         usize::try_from(got).unwrap_or(0)
     }
 
+    /// Has `write` fill slot `at` with what no socket gave; it says how long that is, if there is any.
+    pub(crate) fn put(&mut self, at: usize, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
+        let written = write(self.buffers.bytes_mut(at * BUFFER..(at + 1) * BUFFER));
+        let header = &mut self.headers[at];
+        (header.msg_hdr.msg_namelen, header.msg_len) = (0, written.unwrap_or(0) as u32);
+        self.used = self.used.max(at + 1);
+        written.is_some()
+    }
+
     /// Bytes of datagram `at`.
     #[inline]
     pub(crate) fn bytes(&self, at: usize) -> &[u8] {

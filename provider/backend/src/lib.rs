@@ -32,6 +32,7 @@ pub mod links;
 mod membership;
 mod owners;
 mod pcap;
+mod peer;
 mod probe;
 mod program;
 mod quiet;
@@ -54,6 +55,7 @@ pub use error::BackendError;
 pub use host::HostAddr;
 pub use membership::max_groups;
 pub use owners::Owners;
+pub use peer::Peers;
 pub use program::Payload;
 pub use quiet::{without_signals, write_line};
 pub use registry::{QpnBlock, socket_name};
@@ -67,7 +69,7 @@ pub use watch::Watch;
 /// For the judges of tests/strangers.
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing {
-    use super::{control, inbox, probe};
+    use super::{control, inbox, peer, probe};
 
     /// Reads bytes as messages of a block's socket, as the wire's probes, and as control messages, are read.
     pub fn read_messages(bytes: &[u8]) {
@@ -76,6 +78,8 @@ pub mod fuzzing {
         let _ = probe::Probe::decode(bytes);
         let _ = probe::decode_check(bytes);
         inbox::read_anything(bytes);
+        let _ = peer::hello::decode(bytes);
+        peer::read_ring(bytes);
     }
 }
 

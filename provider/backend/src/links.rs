@@ -1,70 +1,65 @@
-//! Connections between the cards of processes that share an XRC domain: unix sockets that keep messages apart
-//! (SOCK_SEQPACKET) and tell of the other end's death.
+//! Links between the cards of processes that share an XRC domain. They go over the sessions of these processes
+//! ([`crate::Peers`]), and tell of the other end's death.
 //!
-//! A process that is in a domain listens under a name that says which file, by device and inode, which user,
-//! and which QPN block: the kernel forgets it with the process. The one that has messages for the other's
-//! SRQs connects. Both look whether the other is of the same user (SO_PEERCRED). Owns names, sockets, and
-//! what waits for room; it must not look into messages.
+//! A process that is in a domain listens for sessions under a name that says which file, by device and
+//! inode, which user, and which QPN block: the kernel forgets it with the process. The one that has messages
+//! for the other's SRQs begins a link. Both look whether the other is of the same user, and who is asked
+//! whether it is in the domain. Owns names and links; it must not look into messages.
 
 mod domain;
-mod due;
-mod seqpacket;
 
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr::null_mut;
+use std::os::fd::RawFd;
 
 use starverbs_core::relay::{LinkError, LinkId};
 
 use crate::BackendError;
-use crate::descriptor::Socket;
-use crate::epoll::{Epoll, Event};
-use crate::error::os;
-use crate::sockopt::{self, errno};
+use crate::peer::{LinkNews, ListenerId, Peers, SessionId};
 pub use domain::{DomainName, FileId, Opening};
-use due::Due;
-use seqpacket::{Sent, is_of, receive, send, seqpacket};
 
 /// Longest message: its head and a packet's payload.
 pub const MESSAGE: usize = 4096 + 64;
-/// Connections that a process keeps, and accepts.
+/// Links that a process keeps, and accepts.
 const LINKS: usize = 1024;
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
-/// What one direction of a connection holds, bytes.
-const BUFFER: usize = 4 << 20;
-/// Looked at in one turn.
-const EVENTS: usize = 16;
-/// Of what is ready and gives no message, so many in a row.
+/// Of what comes and gives no message, so many in a row.
 const IN_VAIN: u32 = 16;
-/// Messages of one link in a row, while others wait.
-const IN_A_ROW: u32 = 32;
-/// The connections of a card.
+
+/// What stands before a message in a session: its kind, three zeroes, and whose link it is about.
+const HEAD: usize = 8;
+/// The link begins; the message is its domain's name
+const OPEN: u8 = 1;
+/// A message of the link's users
+const DATA: u8 = 2;
+/// The link ends
+const CLOSE: u8 = 3;
+
+/// The links of a card.
 pub struct Links {
-    epoll: Epoll,
-    listeners: Vec<Listener>,
+    peers: Peers,
+    domains: Vec<Domain>,
     links: Vec<Option<Link>>,
-    ready: Vec<Event>,
-    /// Messages of the last of them that were given in a row
-    given: u32,
+    /// Links that have ended, and nobody has been told
+    ended: usize,
+    serial: u32,
+    /// Where the last message came
+    last: usize,
 }
 
 /// A domain.
-struct Listener {
+struct Domain {
     domain: u32,
     name: DomainName,
     block: u32,
-    socket: Socket,
+    listener: ListenerId,
 }
 
 struct Link {
     domain: u32,
-    /// The other end's block, if this end connected
+    /// The other end's block, if this end began it
     to: Option<u32>,
-    socket: Socket,
-    /// What must arrive and found no room. While it waits, an accepted link is not read: its other end asks
-    /// for no more.
-    due: Due,
+    session: SessionId,
+    /// Its name in the session, by whoever began it
+    tag: u32,
+    ended: bool,
 }
 
 /// What came.
@@ -76,30 +71,23 @@ pub enum Incoming {
     Ended(LinkId),
 }
 
-/// What a link gave.
-enum Taken {
-    Came(Incoming),
-    Nothing,
-    /// It is not read before its other end has taken what is due
-    NoRoom,
+fn head(kind: u8, tag: u32) -> [u8; HEAD] {
+    let [a, b, c, d] = tag.to_ne_bytes();
+    [kind, 0, 0, 0, a, b, c, d]
 }
-
-const LISTENER: u64 = 1 << 32;
 
 impl Links {
     /// None yet.
-    ///
-    /// # Errors
-    /// No descriptors are left.
-    pub fn new() -> Result<Links, BackendError> {
-        let epoll = Epoll::new()?;
-        let ready = Vec::with_capacity(EVENTS);
-        Ok(Links { epoll, listeners: Vec::new(), links: Vec::new(), ready, given: 0 })
+    pub fn new(peers: &Peers) -> Links {
+        peers.use_links(true);
+        let peers = peers.clone();
+        Links { peers, domains: Vec::new(), links: Vec::new(), ended: 0, serial: 0, last: 0 }
     }
 
-    /// What to poll(2) for POLLIN.
+    /// What to poll(2) for POLLIN, now that there is nothing to do.
     pub fn fd(&self) -> RawFd {
-        self.epoll.fd()
+        self.peers.rest();
+        self.peers.fd()
     }
 
     /// Other processes reach the SRQs of `domain` from now on, under `block`, as the domain `name`.
@@ -107,182 +95,144 @@ impl Links {
     /// # Errors
     /// No socket or no memory can be had, or the name is taken.
     pub fn listen(&mut self, domain: u32, name: &DomainName, block: u32) -> Result<(), BackendError> {
-        const WHAT: &str = "the unix socket of an XRC domain";
-        let socket = seqpacket().ok_or_else(|| os(WHAT))?;
-        if self.listeners.try_reserve(1).is_err() {
-            return Err(BackendError::Socket {
-                what: WHAT,
-                source: io::Error::from_raw_os_error(libc::ENOMEM),
-            });
-        }
-        let (address, len) = name.address(block);
-        // SAFETY: the pointer and length describe `address`, alive across the call.
-        let bound = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
-        // SAFETY: no memory is involved.
-        if bound < 0 || unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } < 0 {
-            return Err(os(WHAT));
-        }
-        self.epoll.add(socket.as_raw_fd(), LISTENER | u64::from(domain), libc::EPOLLIN)?;
-        self.listeners.push(Listener { domain, name: name.clone(), block, socket });
+        self.domains.try_reserve(1).map_err(|_| BackendError::NoMemory)?;
+        let listener = self.peers.listen(&name.address(block), block, Some(name.user))?;
+        self.domains.push(Domain { domain, name: name.clone(), block, listener });
         Ok(())
     }
 
-    /// The domain ends, and with it its links. The other ends are told by the kernel.
+    /// The domain ends, and with it its links. The other ends are told.
     pub fn end(&mut self, domain: u32) {
-        for listener in self.listeners.iter().filter(|listener| listener.domain == domain) {
-            self.epoll.remove(listener.socket.as_raw_fd());
+        for ending in self.domains.extract_if(.., |has| has.domain == domain) {
+            self.peers.end_listening(ending.listener);
         }
-        self.listeners.retain(|listener| listener.domain != domain);
         for at in 0..self.links.len() {
             if self.links[at].as_ref().is_some_and(|link| link.domain == domain) {
-                self.close(at);
+                self.close(at, true);
             }
         }
     }
 
     /// Whether there is any domain.
     pub fn any(&self) -> bool {
-        !self.listeners.is_empty()
+        !self.domains.is_empty()
     }
 
-    /// The link to the process that has `block`, in `domain`; connects if there is none.
+    /// The link to the process that has `block`, in `domain`; begins one if there is none.
     ///
     /// # Errors
     /// Gone: no process of this user has that block and is in the domain. Busy: it does not accept now.
     pub fn link(&mut self, domain: u32, block: u32) -> Result<LinkId, LinkError> {
-        let known =
-            |link: &Option<Link>| link.as_ref().is_some_and(|l| l.to == Some(block) && l.domain == domain);
+        let known = |link: &Option<Link>| {
+            link.as_ref().is_some_and(|l| l.to == Some(block) && l.domain == domain && !l.ended)
+        };
         if let Some(at) = self.links.iter().position(known) {
             return Ok(LinkId(at as u32));
         }
-        let listener = self.listeners.iter().find(|listener| listener.domain == domain);
-        let listener = listener.filter(|listener| listener.block != block).ok_or(LinkError::Gone)?;
-        let socket = seqpacket().ok_or(LinkError::Busy)?;
-        let (address, len) = listener.name.address(block);
-        // SAFETY: the pointer and length describe `address`, alive across the call.
-        let rc = unsafe { libc::connect(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
-        if rc < 0 {
-            return Err(if errno() == libc::EAGAIN { LinkError::Busy } else { LinkError::Gone });
+        let here = self.domains.iter().find(|has| has.domain == domain && has.block != block);
+        let name = &here.ok_or(LinkError::Gone)?.name;
+        let session = self.peers.connect(&name.address(block), block, name.user)?;
+        let (name, tag) = (name.clone(), self.serial.wrapping_add(1));
+        self.serial = tag;
+        let link = Link { domain, to: Some(block), session, tag, ended: false };
+        let id = self.add(link).ok_or(LinkError::Busy)?;
+        if !self.peers.send(session, true, &[&head(OPEN, tag), name.prefix().as_bytes()], true) {
+            self.links[id.0 as usize] = None;
+            return Err(LinkError::Busy);
         }
-        if !is_of(&socket, listener.name.user) {
-            return Err(LinkError::Gone);
-        }
-        self.add(socket, domain, Some(block)).ok_or(LinkError::Busy)
+        Ok(id)
     }
 
-    /// Sends `head` and `data` as one message; what is `due` is kept if there is no room. False: it is not
+    /// Sends `message` and `data` as one message; what is `due` is kept if there is no room. False: it is not
     /// sent.
-    pub fn send(&mut self, link: LinkId, head: &[u8], data: &[u8], due: bool) -> bool {
-        let Some(Some(found)) = self.links.get_mut(link.0 as usize) else { return false };
-        let full = !found.due.is_empty();
-        if !full {
-            match send(&found.socket, head, data) {
-                Sent::Yes => return true,
-                Sent::NoRoom => {}
-                Sent::Nobody => return false,
-            }
-        }
-        if !due {
-            return false;
-        }
-        if found.due.keep(head, data).is_none() {
-            /* it makes work and does not take the results, or there is no memory for them: it will be seen
-             * as ended */
-            // SAFETY: no memory is involved.
-            unsafe { libc::shutdown(found.socket.as_raw_fd(), libc::SHUT_RDWR) };
-            return false;
-        }
-        if !full {
-            let (fd, accepted) = (found.socket.as_raw_fd(), found.to.is_none());
-            let also = if accepted { 0 } else { libc::EPOLLIN };
-            self.epoll.change(fd, u64::from(link.0), libc::EPOLLOUT | also);
-        }
-        true
+    pub fn send(&mut self, link: LinkId, message: &[u8], data: &[u8], due: bool) -> bool {
+        let Some(Some(found)) = self.links.get(link.0 as usize) else { return false };
+        let parts = [&head(DATA, found.tag)[..], message, data];
+        self.peers.send(found.session, found.to.is_some(), &parts, due)
     }
 
     /// What came next, its bytes in `room`. `None`: nothing now, or nothing that could be done; who waits for
     /// [`Links::fd`] hears of the rest.
     pub fn next(&mut self, room: &mut [u8; MESSAGE]) -> Option<Incoming> {
-        /* what cannot be done now is reported again at once: nobody's turn lasts because of it */
         for _ in 0..IN_VAIN {
-            if self.given >= IN_A_ROW {
-                self.pop();
+            if self.ended > 0 {
+                return self.next_ended();
             }
-            if self.ready.is_empty() && !self.look() {
-                return None;
-            }
-            let what = self.ready.last()?.u64;
-            if what & LISTENER != 0 {
-                self.pop();
-                self.accept(what as u32)?;
-                continue;
-            }
-            match self.take(what as usize, room) {
-                Taken::Came(incoming) => return Some(incoming),
-                Taken::Nothing => self.pop(),
-                Taken::NoRoom => {
-                    self.pop();
-                    return None;
+            let mut head = [0; HEAD];
+            match self.peers.next_for_links(&mut head, room)? {
+                LinkNews::Ended(session) => {
+                    let of = self.links.iter_mut().flatten().filter(|link| link.session == session);
+                    for link in of.filter(|link| !link.ended) {
+                        link.ended = true;
+                        self.ended += 1;
+                    }
+                }
+                LinkNews::Message { session, ours, len } => {
+                    let bytes = room.get(..len - HEAD)?;
+                    if let Some(incoming) = self.take((session, ours), head, bytes) {
+                        return Some(incoming);
+                    }
                 }
             }
         }
         None
     }
 
-    /// Takes from a link that is ready.
-    fn take(&mut self, at: usize, room: &mut [u8; MESSAGE]) -> Taken {
-        self.flush(at);
-        let Some(Some(link)) = self.links.get(at) else { return Taken::Nothing };
-        if !link.due.is_empty() && link.to.is_none() {
-            return Taken::NoRoom;
-        }
-        let id = LinkId(at as u32);
-        match receive(&link.socket, room) {
-            Some(0) => {
-                self.pop();
-                self.close(at);
-                Taken::Came(Incoming::Ended(id))
+    fn next_ended(&mut self) -> Option<Incoming> {
+        self.ended -= 1;
+        let at = self.links.iter().position(|link| link.as_ref().is_some_and(|link| link.ended))?;
+        self.links[at] = None;
+        Some(Incoming::Ended(LinkId(at as u32)))
+    }
+
+    /// What another process says about a link that this end began (`ours`), or that one.
+    fn take(&mut self, of: (SessionId, bool), head: [u8; HEAD], bytes: &[u8]) -> Option<Incoming> {
+        let [kind, _, _, _, tag @ ..] = head;
+        let tag = u32::from_ne_bytes(tag);
+        let known = self.find(of, tag);
+        match (kind, known) {
+            (OPEN, None) if !of.1 => {
+                self.open(of.0, tag, bytes);
+                None
             }
-            Some(len) => {
-                self.given += 1;
-                Taken::Came(Incoming::Message(id, link.domain, len))
+            (DATA, Some(at)) => {
+                let domain = self.links[at].as_ref()?.domain;
+                Some(Incoming::Message(LinkId(at as u32), domain, bytes.len()))
             }
-            None => Taken::Nothing,
+            (CLOSE, Some(at)) => {
+                self.close(at, false);
+                Some(Incoming::Ended(LinkId(at as u32)))
+            }
+            _ => None,
         }
     }
 
-    /// Has the next link's turn come.
-    fn pop(&mut self) {
-        self.ready.pop();
-        self.given = 0;
-    }
-
-    /// Asks the kernel what came. False: nothing.
-    fn look(&mut self) -> bool {
-        self.epoll.look(&mut self.ready);
-        !self.ready.is_empty()
-    }
-
-    /// Accepts a connection. `None`: it could not, and may be able to later.
-    fn accept(&mut self, domain: u32) -> Option<()> {
-        let Some(listener) = self.listeners.iter().find(|listener| listener.domain == domain) else {
-            return Some(());
+    /// The link that a message names.
+    fn find(&mut self, (session, ours): (SessionId, bool), tag: u32) -> Option<usize> {
+        let is = |link: &Option<Link>| {
+            link.as_ref().is_some_and(|link| {
+                (link.session, link.to.is_some(), link.tag) == (session, ours, tag) && !link.ended
+            })
         };
-        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: nobody asks for the address.
-        let fd = unsafe { libc::accept4(listener.socket.as_raw_fd(), null_mut(), null_mut(), flags) };
-        if fd < 0 {
-            return None;
+        /* nearly always the one that the last message was about */
+        if !self.links.get(self.last).is_some_and(is) {
+            self.last = self.links.iter().position(is)?;
         }
-        // SAFETY: just opened, known to nobody else.
-        let socket = Socket::new(unsafe { OwnedFd::from_raw_fd(fd) });
-        if is_of(&socket, listener.name.user) {
-            let _full = self.add(socket, domain, None);
-        }
-        Some(())
+        Some(self.last)
     }
 
-    fn add(&mut self, socket: Socket, domain: u32, to: Option<u32>) -> Option<LinkId> {
+    /// Another process begins a link. It gets one if it is of the domain's user, and the domain is open here.
+    fn open(&mut self, session: SessionId, tag: u32, name: &[u8]) {
+        let user = self.peers.user_of(session);
+        let named = |has: &&Domain| has.name.prefix().as_bytes() == name && Some(has.name.user) == user;
+        let domain = self.domains.iter().find(named).map(|has| has.domain);
+        let link = domain.map(|domain| Link { domain, to: None, session, tag, ended: false });
+        if link.and_then(|link| self.add(link)).is_none() {
+            self.peers.send(session, false, &[&head(CLOSE, tag)], true);
+        }
+    }
+
+    fn add(&mut self, link: Link) -> Option<LinkId> {
         let at = match self.links.iter().position(Option::is_none) {
             Some(at) => at,
             None if self.links.len() < LINKS => {
@@ -292,34 +242,28 @@ impl Links {
             }
             None => return None,
         };
-        sockopt::send_buffer(&socket, BUFFER);
-        self.epoll.add(socket.as_raw_fd(), at as u64, libc::EPOLLIN).ok()?;
-        self.links[at] = Some(Link { domain, to, socket, due: Due::default() });
+        self.links[at] = Some(link);
         Some(LinkId(at as u32))
     }
 
-    /// Sends what waited; reads again once all is sent.
-    fn flush(&mut self, at: usize) {
-        let Some(Some(link)) = self.links.get_mut(at) else { return };
-        if link.due.is_empty() {
+    /// A link ends; the other end is told, unless it said so.
+    fn close(&mut self, at: usize, tell: bool) {
+        let Some(link) = self.links[at].take() else { return };
+        self.ended -= usize::from(link.ended);
+        if tell {
+            self.peers.send(link.session, link.to.is_some(), &[&head(CLOSE, link.tag)], true);
+        }
+    }
+}
+
+impl Drop for Links {
+    fn drop(&mut self) {
+        if !self.peers.are_ours() {
             return;
         }
-        while let Some(message) = link.due.front() {
-            match send(&link.socket, message, &[]) {
-                Sent::Yes => link.due.pop_front(),
-                Sent::NoRoom => return,
-                /* what it said before it ended is read all the same */
-                Sent::Nobody => link.due.clear(),
-            }
-        }
-        let fd = link.socket.as_raw_fd();
-        self.epoll.change(fd, at as u64, libc::EPOLLIN);
-    }
-
-    fn close(&mut self, at: usize) {
-        if let Some(link) = self.links[at].take() {
-            self.epoll.remove(link.socket.as_raw_fd());
-        }
+        let domains: Vec<u32> = self.domains.iter().map(|has| has.domain).collect();
+        domains.into_iter().for_each(|domain| self.end(domain));
+        self.peers.use_links(false);
     }
 }
 

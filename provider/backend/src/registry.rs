@@ -29,6 +29,11 @@ pub fn socket_name(port: u16, block: u32) -> String {
     if port == ROCE_PORT { format!("starverbs/qpn/{block}") } else { format!("starverbs/{port}/qpn/{block}") }
 }
 
+/// Name under which the process that has block `block` takes sessions with others ([`crate::Peers`]).
+pub(crate) fn peer_name(port: u16, block: u32) -> String {
+    format!("starverbs/{port}/peer/{block}")
+}
+
 /// Blocks that processes of this host have, in no order (`/proc/net/unix` shows those of the network
 /// namespace).
 pub(crate) fn blocks_of_host(port: u16) -> Vec<u32> {

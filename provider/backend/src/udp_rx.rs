@@ -19,13 +19,13 @@ use crate::control::Request;
 use crate::descriptor::Socket;
 use crate::doors::Doors;
 use crate::guest::{Guests, Patron};
-use crate::handover::Handover;
 use crate::inbox::Inbox;
 use crate::membership::Membership;
 use crate::owners::Owners;
 use crate::pcap::Capture;
+use crate::peer::Peers;
 use crate::probe::Asked;
-use crate::registry::QpnBlock;
+use crate::registry::{LAST_BLOCK, QpnBlock};
 use crate::socket::open_wire;
 use crate::sockopt;
 use crate::steer::Steering;
@@ -99,7 +99,8 @@ pub struct Rx<C: Deref<Target = Counters>> {
     wire_left: std::ops::Range<usize>,
     block_left: std::ops::Range<usize>,
     cursor: Option<Cursor>,
-    handover: Handover,
+    /// The way to the host's other processes
+    peers: Peers,
     steering: Steering,
     asked: Option<Asked>,
     requests: VecDeque<Request>,
@@ -137,7 +138,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             wire_left: 0..0,
             block_left: 0..0,
             cursor: None,
-            handover: Handover::new(settings.port),
+            peers: Peers::new(settings.port)?,
             steering: Steering::new(settings.port, token),
             asked: None,
             requests: VecDeque::with_capacity(REQUESTS),
@@ -177,13 +178,24 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     /// # Errors
     /// [`BackendError::NoBlock`] when all are taken.
     pub fn claim_block(&mut self) -> Result<u32, BackendError> {
-        let block = QpnBlock::claim(self.settings.port)?;
+        let block = self.claim_both_names()?;
         let number = block.number();
         self.local[(number / 64) as usize] |= 1 << (number % 64);
         self.blocks.push(block);
         self.list_fds();
         self.steering.changed();
         Ok(number)
+    }
+
+    /// A block with both of its names: whoever had one of them alone would get what is for the other.
+    fn claim_both_names(&self) -> Result<QpnBlock, BackendError> {
+        for _ in 0..LAST_BLOCK {
+            let block = QpnBlock::claim(self.settings.port)?;
+            if self.peers.offer_block(block.number())? {
+                return Ok(block);
+            }
+        }
+        Err(BackendError::NoBlock(LAST_BLOCK))
     }
 
     /// The blocks of this process, by number; the first was claimed at opening.
@@ -212,6 +224,30 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.fds.extend(self.wire.iter().map(AsRawFd::as_raw_fd));
         self.fds.extend(self.blocks.iter().map(QpnBlock::fd));
         self.fds.extend(self.doors.bell());
+        self.fds.push(self.peers.fd());
+    }
+
+    /// The sessions with the host's other processes.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    /// The port is polled from now on, so that other processes need not wake this one; or it may sleep at any
+    /// time, as it may at first.
+    #[inline]
+    pub fn set_polled(&self, polled: bool) {
+        self.peers.set_polled(polled);
+    }
+
+    /// At the end of a turn: where the port is not polled, who sleeps on [`Rx::fds`] is woken for what was left.
+    #[inline]
+    pub fn settle(&self) {
+        self.peers.settle();
+    }
+
+    /// Before a sleep on [`Rx::fds`]: other processes wake this one from now on.
+    pub fn rest(&self) {
+        self.peers.rest();
     }
 
     #[inline]
@@ -233,8 +269,13 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             self.wire_left = 0..got;
         }
         self.rounds = self.rounds.wrapping_add(1);
-        if self.eager > 0 || self.wire.is_none() || self.rounds.is_multiple_of(BLOCKS_EVERY) {
+        let all_by_blocks = self.wire.is_none() && !self.peers.may_have_frames();
+        if self.eager > 0 || all_by_blocks || self.rounds.is_multiple_of(BLOCKS_EVERY) {
+            self.peers.look();
             got += self.recv_blocks();
+        }
+        if self.block_left.is_empty() && self.peers.may_have_frames() {
+            got += self.recv_peers();
         }
         got
     }
@@ -261,6 +302,16 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             }
         }
         0
+    }
+
+    /// Takes frames that other processes handed on.
+    fn recv_peers(&mut self) -> usize {
+        let mut got = 0;
+        while got < BLOCK_SLOTS && self.block_inbox.put(got, |room| self.peers.next_frames(room)) {
+            got += 1;
+        }
+        self.block_left = 0..got;
+        got
     }
 
     /// Whether frames come to their owners, as far as this process knows. Else what it sends to another one
@@ -318,6 +369,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.left = true;
         self.wire = None;
         self.blocks.clear();
+        self.peers.close();
         self.doors.clear();
         self.list_fds();
     }
@@ -356,7 +408,10 @@ impl<C: Deref<Target = Counters>> Rx<C> {
 
 impl<C: Deref<Target = Counters>> Drop for Rx<C> {
     fn drop(&mut self) {
-        self.hand_on();
+        if self.process == std::process::id() {
+            self.hand_on();
+            self.peers.close();
+        }
     }
 }
 

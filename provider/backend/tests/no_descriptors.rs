@@ -1,5 +1,6 @@
 //! A program of its own: without descriptors, nothing of an XRC domain's connections goes round in circles.
 
+use starverbs_backend::Peers;
 use starverbs_backend::links::{DomainName, Incoming, Links, MESSAGE};
 
 #[test]
@@ -8,7 +9,7 @@ fn who_has_no_descriptors_left_accepts_later() {
     unsafe { libc::alarm(60) };
     let name = DomainName::new(65016, (3, 4));
     let mut both = [7, 8].map(|block| {
-        let mut links = Links::new().expect("descriptors");
+        let mut links = Links::new(&Peers::new(65016).expect("descriptors"));
         links.listen(block, &name, block).expect("the name is free");
         links
     });

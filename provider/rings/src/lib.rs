@@ -19,6 +19,9 @@
 //! missed ([`Bells`]): they hold by the same kind of argument, so that loom looks at all of it
 //! (tests/loom.rs).
 //!
+//! Between processes go messages of any length ([`MessageWriter`]), by a ring of bytes whose two sides do not trust
+//! each other.
+//!
 //! This crate must not know what the entries mean, how a sleeper is woken, or the verbs C ABI.
 
 mod armed;
@@ -26,6 +29,7 @@ mod bells;
 pub mod budget;
 mod cq;
 mod memory;
+mod message;
 mod recv;
 mod send;
 mod shared;
@@ -38,6 +42,7 @@ pub use armed::Armed;
 pub use bells::Bells;
 pub use cq::{CqConsumer, CqRing, CqRoom};
 pub use memory::{Answer, Memory, ProgramMemory, Resource};
+pub use message::{Broken, MessageHead, MessageReader, MessageWriter, Written};
 pub use recv::{CardRq, RecvProducer};
 pub use send::{CardSq, SendProducer};
 pub use shared::{Incarnation, ReaderSlot};
@@ -87,5 +92,7 @@ impl Side {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod message_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;

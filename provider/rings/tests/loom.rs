@@ -7,7 +7,10 @@ use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
-use starverbs_rings::{Armed, Bells, CqRing, Incarnation, ReaderSlot, RecvSize, SendSize, WorkRings};
+use starverbs_rings::{
+    Armed, Bells, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, ReaderSlot, RecvSize,
+    SendSize, WorkRings, Written,
+};
 
 fn send_ring(max_wr: u32) -> WorkRings {
     WorkRings::new(Some(SendSize { max_wr, max_sge: 1, max_inline: 0 }), None, None).unwrap()
@@ -460,5 +463,84 @@ fn an_object_that_has_ended_is_not_used() {
         // SAFETY: nobody reads any more; loom says if somebody does.
         memory.with_mut(|memory| unsafe { *memory = 0 });
         reader.join().unwrap();
+    });
+}
+
+/// A ring of messages of 16 bytes, with room for two of four bytes, or one of twelve.
+fn message_ring() -> (MessageWriter, MessageReader) {
+    const SIZE: u32 = 16;
+    /* both ends and the model end in any order */
+    let head = std::ptr::NonNull::from(Box::leak(Box::new(MessageHead::new(SIZE))));
+    let data = std::ptr::NonNull::from(Box::leak(Box::new([0u64; 2]))).cast();
+    // SAFETY: the memory is never freed, and nobody else has it.
+    unsafe { (MessageWriter::new(head, data, SIZE), MessageReader::new(head, data, SIZE)) }
+}
+
+fn read(reader: &mut MessageReader) -> Option<[u8; 4]> {
+    let len = reader.peek().unwrap()?;
+    let mut bytes = [0; 4];
+    assert_eq!((len, reader.copy(0, &mut bytes)), (4, 4));
+    Some(bytes)
+}
+
+/// Messages are whole and in order, and a reader that went to sleep is told of one that it has not seen.
+#[test]
+fn no_reader_of_messages_sleeps_on() {
+    loom::model(|| {
+        let (mut writer, mut reader) = message_ring();
+        let peer = thread::spawn(move || {
+            let mut push = |byte| match writer.push(&[&[byte; 4]]).unwrap() {
+                Written::Yes { wake } => wake,
+                Written::NoRoom => panic!("there is room"),
+            };
+            push(1) | push(2)
+        });
+        let mut next = 1;
+        let mut slept = false;
+        while next <= 2 && !slept {
+            match read(&mut reader) {
+                Some(bytes) => {
+                    assert_eq!(bytes, [next; 4]);
+                    reader.pop();
+                    next += 1;
+                }
+                None => slept = reader.sleep().unwrap(),
+            }
+        }
+        let told = peer.join().unwrap();
+        assert!(!slept || told, "it sleeps, and nobody wakes it");
+        for next in next..=2 {
+            assert_eq!(read(&mut reader), Some([next; 4]));
+            reader.pop();
+        }
+    });
+}
+
+/// A writer that found a full ring is told of room that it has not seen, and writes over nothing that is unread.
+#[test]
+fn no_writer_of_messages_waits_for_room_that_is_there() {
+    loom::model(|| {
+        let (mut writer, mut reader) = message_ring();
+        for byte in 1..=2 {
+            assert_eq!(writer.push(&[&[byte; 4]]), Ok(Written::Yes { wake: false }));
+        }
+        let peer = thread::spawn(move || {
+            let told = [1, 2].map(|next| {
+                assert_eq!(read(&mut reader), Some([next; 4]));
+                reader.pop()
+            });
+            (reader, told[0] || told[1])
+        });
+        let mut written = writer.push(&[&[3; 4]]).unwrap() != Written::NoRoom;
+        let waits = !written && !writer.await_room(4).unwrap();
+        let mut write = || writer.push(&[&[3; 4]]).unwrap() != Written::NoRoom;
+        if !written && !waits {
+            written = write();
+            assert!(written, "it was said that there is room");
+        }
+        let (mut reader, told) = peer.join().unwrap();
+        assert!(!waits || told, "it waits, and nobody tells it");
+        assert!(written || write());
+        assert_eq!(read(&mut reader), Some([3; 4]));
     });
 }

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use crate::descriptor::Socket;
+use crate::peer::socket::user;
 use crate::registry::abstract_address;
 use crate::sockopt;
 
@@ -27,8 +28,7 @@ pub struct DomainName {
 impl DomainName {
     /// The name that the calling process has for the domain of `file`, on the wire of UDP `port`.
     pub fn new(port: u16, (device, inode): FileId) -> DomainName {
-        // SAFETY: no memory is involved.
-        let user = unsafe { libc::geteuid() };
+        let user = user();
         DomainName { prefix: format!("starverbs/{port}/xrc/{user}/{device:x}/{inode:x}/"), user }
     }
 
@@ -39,6 +39,11 @@ impl DomainName {
             line.rsplit(' ').next()?.strip_prefix('@')?.strip_prefix(&*self.prefix)?.parse().ok()
         };
         text.lines().filter_map(block).collect()
+    }
+
+    /// What its members' names begin with: the same for all of them, and for no other domain.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     /// The unix address in it of a QPN block's process, or of who opens it.

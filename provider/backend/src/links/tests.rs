@@ -6,7 +6,7 @@ const FILE: FileId = (1, 2);
 
 fn pair(port: u16) -> (Links, Links) {
     let mut both = [7, 8].map(|block| {
-        let mut links = Links::new().expect("descriptors");
+        let mut links = Links::new(&Peers::new(port).expect("descriptors"));
         links.listen(block, &DomainName::new(port, FILE), block).expect("the name is free");
         links
     });
@@ -93,27 +93,6 @@ fn a_domain_that_ends_is_seen_by_all() {
     assert_eq!(a.link(7, 8), Err(LinkError::Gone));
     a.end(7);
     assert!(!opening.is_open() && !a.any());
-}
-
-#[test]
-fn a_link_that_a_child_has_too_ends_here() {
-    let (mut a, b) = pair(65015);
-    a.link(7, 8).expect("it listens");
-    let in_child = |socket: &Socket| {
-        // SAFETY: no memory is involved; the copy is known to nobody else.
-        unsafe { OwnedFd::from_raw_fd(libc::dup(socket.as_raw_fd())) }
-    };
-    let link = in_child(&a.links[0].as_ref().expect("it is open").socket);
-    let listener = in_child(&a.listeners[0].socket);
-    drop(b);
-    let mut room = [0; MESSAGE];
-    assert!(matches!(a.next(&mut room), Some(Incoming::Ended(_))));
-    assert!(!a.look(), "the kernel reports no link that is closed");
-    a.end(7);
-    // SAFETY: no memory is involved.
-    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
-    assert!(!a.look(), "and no listener");
-    drop((link, listener));
 }
 
 /// Only a privileged process can change its user; others have nothing to look at.

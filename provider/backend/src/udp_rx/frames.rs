@@ -10,7 +10,7 @@ use starverbs_core::{Counters, FrameMeta, QPN_BLOCK_SHIFT, QPN_GSI, Qpn};
 use super::mads::SPECIAL_BLOCK;
 use super::{Cursor, MULTICAST_BLOCK, Origin, REQUESTS, Rx};
 use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
-use crate::handover::Passed;
+use crate::handover::{Passed, pass_to_block};
 use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
 use crate::registry;
 
@@ -267,7 +267,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         let segment = cursor.segment.min(run.len()) as u16;
         let head =
             control::encode_run(&Run { meta: cursor.meta, sport: cursor.sport, segment, first, tag: 0 });
-        match self.handover.pass(block, &head, run) {
+        match self.peers.pass(block, &head, run) {
             Passed::Yes => {
                 self.counters.handed_on.add(frames);
                 // Steering looks at a datagram's first frame; the others' place says nothing about it.
@@ -288,7 +288,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             self.steering.answer(answer);
         } else {
             self.steering.was_asked();
-            self.handover.pass(reply_block, &control::encode_answer(&answer), &[]);
+            /* no session: it would be one of each process with each other */
+            pass_to_block(self.settings.port, reply_block, &control::encode_answer(&answer), &[]);
         }
     }
 }

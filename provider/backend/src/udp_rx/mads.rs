@@ -69,7 +69,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 let inbox = if cursor.origin == Origin::Wire { &self.wire_inbox } else { &self.block_inbox };
                 let frame = &inbox.bytes(cursor.slot)[cursor.at..][..usize::from(segment)];
                 match id >> ID_SHIFT {
-                    block @ 1..=registry::LAST_BLOCK => self.handover.pass(block, &head, frame),
+                    block @ 1..=registry::LAST_BLOCK => self.peers.pass(block, &head, frame),
                     _ => Passed::NoOwner,
                 }
             }

@@ -55,7 +55,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         let segment = if outer.segment == 0 { bytes.len() as u16 } else { outer.segment };
         for (block, tag) in self.guests.of(outer.meta.dst, sockopt::monotonic()) {
             let run = Run { meta: outer.meta, sport: outer.sport, segment, first: 0, tag };
-            match self.handover.pass(u32::from(block), &control::encode_run(&run), bytes) {
+            match self.peers.pass(u32::from(block), &control::encode_run(&run), bytes) {
                 Passed::Yes => self.counters.handed_on.add(bytes.len().div_ceil(segment.into()) as u64),
                 Passed::NoOwner | Passed::Full => self.counters.drop_handover.inc(),
             }

@@ -299,6 +299,7 @@ impl Soft {
         if let Some(deadline) = shard.next_deadline(now) {
             self.lower_alarm(shard, deadline);
         }
+        shard.intake.rx.settle();
     }
 
     /// Has the thread wake up by about `deadline`.

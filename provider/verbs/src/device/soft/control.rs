@@ -307,7 +307,7 @@ impl Soft {
             let block = shard.intake.rx.blocks().next().ok_or(VerbsError::NoMemory("QPN block"))?;
             let links = match &mut shard.env.links {
                 Some(links) => links,
-                none => none.insert(Box::new(Links::new()?)),
+                none => none.insert(Box::new(Links::new(shard.intake.rx.peers()))),
             };
             shard.attached.make_room();
             shard.nic.share_domain(domain, block as u16)?;

@@ -48,6 +48,8 @@ impl Soft {
         let pause = now.saturating_sub(self.activity.note_poll(now));
         self.take_bells(shard, now);
         let owed = shard.nic.owes_acks();
+        /* where the thread sleeps, it is to be woken whoever looked last */
+        shard.intake.rx.set_polled(!self.thread.is_armed());
         let out = shard.intake.waits_for_receives(&mut shard.nic, now, Who::Program);
         let got = if out { 0 } else { shard.intake.rx.recv() };
         let all = !out && (got == 0 || shard.take_frames(now, || cq.waiting() as usize >= wanted));
@@ -135,9 +137,9 @@ impl Soft {
         let now = clock::now();
         let port = self.maintain(shard, now);
         let next = shard.next_deadline(now);
+        shard.intake.rx.rest();
         fds.extend(shard.intake.rx.fds().iter().map(|fd| pollfd(*fd)));
         fds.extend(shard.star.iter().flat_map(|star| star.fds()).map(pollfd));
-        fds.extend(shard.env.links.as_ref().map(|links| pollfd(links.fd())));
         let deadline = sooner(port, next).unwrap_or(Nanos::MAX);
         /* An alarm that is still to come stays, though nothing may be due then: one wake-up in vain
         costs less than a call to this thread each time that the only timer is set anew. */

@@ -1,4 +1,4 @@
-//! What waits for room in a link. Bounded by its bytes: an end that makes work and takes no results costs no
+//! What waits for room in a lane. Bounded by its bytes: an end that makes work and takes no results costs no
 //! more.
 
 use std::collections::VecDeque;
@@ -27,16 +27,15 @@ impl Due {
     }
 
     /// Keeps a message. `None`: too many bytes wait, or there is no memory.
-    pub(super) fn keep(&mut self, head: &[u8], data: &[u8]) -> Option<()> {
-        let len = head.len() + data.len();
+    pub(super) fn keep(&mut self, parts: &[&[u8]]) -> Option<()> {
+        let len = parts.iter().map(|part| part.len()).sum();
         if self.bytes + cost(len) > MOST {
             return None;
         }
         let mut message = Vec::new();
         message.try_reserve_exact(len).ok()?;
         self.messages.try_reserve(1).ok()?;
-        message.extend_from_slice(head);
-        message.extend_from_slice(data);
+        parts.iter().for_each(|part| message.extend_from_slice(part));
         self.messages.push_back(message);
         self.bytes += cost(len);
         Some(())
@@ -47,10 +46,5 @@ impl Due {
         if let Some(message) = self.messages.pop_front() {
             self.bytes -= cost(message.len());
         }
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.messages.clear();
-        self.bytes = 0;
     }
 }

@@ -1,0 +1,378 @@
+//! Sessions: one for each pair of processes of a host that have something to do with each other.
+//!
+//! A process listens under a name that says its block of QPNs, and under one for each XRC domain that it is in. Who
+//! has something for it connects (SOCK_SEQPACKET), hands over the memory of a pair of rings for each lane, and
+//! writes into them at once: the other need not be there to take it. What goes over the session:
+//! - frames that reached the wrong process ([`crate::Rx`]), between processes of any users,
+//! - links between those that share an XRC domain ([`crate::links`]), of one user.
+//!
+//! Whose the other end is, the kernel says: SO_PEERCRED, and the name that it holds. What it says itself, in
+//! its rings or of its blocks, is held against what is known; nothing that it writes leads outside, stops
+//! this process or keeps it busy. A byte on the socket is the bell for a reader that sleeps; its end is that
+//! of the session, as is the end of the process (a pidfd), whichever comes first. Close-on-exec and
+//! [`crate::let_go`] keep it from children.
+//!
+//! Owns names, sockets, rings, and who looks at which. It must not know what messages mean.
+
+mod due;
+pub(crate) mod hello;
+mod memory;
+mod session;
+mod sessions;
+pub(crate) mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use starverbs_core::Nanos;
+use starverbs_core::relay::LinkError;
+use starverbs_rings::Written;
+
+use crate::BackendError;
+use crate::handover::{PATIENCE, Passed, STALLED, pass_to_block};
+use crate::registry::{abstract_address, peer_name};
+use crate::sockopt::{self, monotonic};
+use session::{FRAMES, Sent};
+use sessions::{Found, Sessions, Way};
+use socket::Address;
+
+/// Names a session. Its place may be another's later, with another serial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SessionId {
+    slot: u16,
+    serial: u32,
+}
+
+impl SessionId {
+    fn bits(self) -> u64 {
+        u64::from(self.serial) << 16 | u64::from(self.slot)
+    }
+
+    fn of_bits(bits: u64) -> SessionId {
+        SessionId { slot: bits as u16, serial: (bits >> 16) as u32 }
+    }
+}
+
+/// Names what was listened under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ListenerId(u32);
+
+/// Who takes messages out of sessions, each for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Consumer {
+    Frames = 0,
+    Links = 1,
+}
+
+impl Consumer {
+    const ALL: [Consumer; 2] = [Consumer::Frames, Consumer::Links];
+}
+
+/// What a session has for links.
+pub(crate) enum LinkNews {
+    /// A message, its first bytes in the head and so many in all; `ours`: of a link that this end began
+    Message { session: SessionId, ours: bool, len: usize },
+    /// The session is over, and all that was said has been taken
+    Ended(SessionId),
+}
+
+/// The sessions of a card. Clones are the same ones.
+#[derive(Clone)]
+pub struct Peers(Arc<Shared>);
+
+struct Shared {
+    port: u16,
+    /// A forked child does not have the rings
+    process: u32,
+    fd: RawFd,
+    sessions: Mutex<Sessions>,
+    /// Sessions that each consumer looks at: hints, so that a look costs nothing where there are none
+    awake: [AtomicUsize; Consumer::ALL.len()],
+    /// The card is polled: it looks again soon, without being told
+    polled: AtomicBool,
+}
+
+impl Peers {
+    /// None yet, on the wire of UDP `port`.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn new(port: u16) -> Result<Peers, BackendError> {
+        let sessions = Sessions::new()?;
+        let (fd, awake, polled) = (sessions.fd(), Default::default(), AtomicBool::new(false));
+        let (process, sessions) = (std::process::id(), Mutex::new(sessions));
+        Ok(Peers(Arc::new(Shared { port, process, fd, sessions, awake, polled })))
+    }
+
+    fn with<R>(&self, call: impl FnOnce(&mut Sessions) -> R) -> R {
+        let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = call(&mut sessions);
+        for consumer in Consumer::ALL {
+            self.0.awake[consumer as usize].store(sessions.awake(consumer), Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Whether they are this process's, and not those of the one that it was forked from.
+    pub(crate) fn are_ours(&self) -> bool {
+        self.0.process == std::process::id()
+    }
+
+    fn is_polled(&self) -> bool {
+        self.0.polled.load(Ordering::Relaxed)
+    }
+
+    /// What to poll(2) for POLLIN, once they [`rest`](Peers::rest).
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.fd
+    }
+
+    /// The card is polled from now on, so that the others need not ring; or it may sleep at any time.
+    pub(crate) fn set_polled(&self, polled: bool) {
+        self.0.polled.store(polled, Ordering::Relaxed);
+    }
+
+    /// Whoever polled is about to sleep: the others ring from now on, and the descriptor is readable where
+    /// there is something already.
+    pub(crate) fn rest(&self) {
+        self.set_polled(false);
+        self.with(Sessions::rest);
+    }
+
+    /// Whoever looked goes away. Where the card is not polled, a sleeper on [`Peers::fd`] takes what was seen
+    /// and left.
+    #[inline]
+    pub(crate) fn settle(&self) {
+        if !self.is_polled() && self.0.awake.iter().any(|awake| awake.load(Ordering::Relaxed) != 0) {
+            self.rest();
+        }
+    }
+
+    /// The others reach this process by `block` from now on. False: somebody else has the name.
+    ///
+    /// # Errors
+    /// No descriptor is left, or no memory.
+    pub(crate) fn offer_block(&self, block: u32) -> Result<bool, BackendError> {
+        let address = abstract_address(&peer_name(self.0.port, block));
+        match self.listen(&address, block, None) {
+            Err(error) if socket::is_taken(&error) => Ok(false),
+            offered => offered.map(|_| true),
+        }
+    }
+
+    /// Sessions begin under this name from now on, by processes of user `only`.
+    ///
+    /// # Errors
+    /// The name is taken, or the system lacks something.
+    pub(crate) fn listen(
+        &self,
+        address: &Address,
+        block: u32,
+        only: Option<libc::uid_t>,
+    ) -> Result<ListenerId, BackendError> {
+        self.with(|sessions| sessions.listen(address, block, only))
+    }
+
+    /// No session begins there any more.
+    pub(crate) fn end_listening(&self, listener: ListenerId) {
+        self.with(|sessions| sessions.end_listening(listener));
+    }
+
+    /// All sessions end, and none begins.
+    pub(crate) fn close(&self) {
+        self.with(Sessions::close);
+    }
+
+    /// Whether any is looked at for frames.
+    #[inline]
+    pub(crate) fn may_have_frames(&self) -> bool {
+        self.0.awake[Consumer::Frames as usize].load(Ordering::Relaxed) != 0
+    }
+
+    /// Asks the kernel what there is.
+    pub(crate) fn look(&self) {
+        self.with(Sessions::look);
+    }
+
+    /// Takes the next message of handed-on frames into `room`; gives its length.
+    pub(crate) fn next_frames(&self, room: &mut [u8]) -> Option<usize> {
+        let polled = self.is_polled();
+        self.with(|sessions| {
+            loop {
+                match sessions.find(Consumer::Frames, polled)? {
+                    Found::Message(id, _, len) if len > room.len() => sessions.break_off(id),
+                    Found::Message(id, lane, _) => return Some(sessions.take(id, lane, &mut [room])),
+                    Found::Drained(_) => {}
+                }
+            }
+        })
+    }
+
+    /// Passes `head` and `body` as one message to the process that has `block`; waits for a reader that is
+    /// behind, but not long. Where there can be no session with it, it goes to the block's socket.
+    pub(crate) fn pass(&self, block: u32, head: &[u8], body: &[u8]) -> Passed {
+        let by_session = self.with(|sessions| {
+            /* a second try: the process that was known is gone, but the block may have a new one */
+            (0..2).find_map(|_| {
+                let id = self.way(sessions, block)?;
+                sessions.pass(id, head, body)
+            })
+        });
+        by_session.unwrap_or_else(|| pass_to_block(self.0.port, block, head, body))
+    }
+
+    fn way(&self, sessions: &mut Sessions, block: u32) -> Option<SessionId> {
+        match sessions.ways.get(&block) {
+            Some(Way::Session(id)) => return Some(*id),
+            Some(Way::Datagrams(until)) if monotonic() < *until => return None,
+            _ => {}
+        }
+        let address = abstract_address(&peer_name(self.0.port, block));
+        let id = sessions.connect(&address, block, None).ok()?;
+        sessions.ways.insert(block, Way::Session(id));
+        Some(id)
+    }
+
+    /// Links are in use from now on, or no more.
+    pub(crate) fn use_links(&self, uses: bool) {
+        self.with(|sessions| sessions.use_links(uses));
+    }
+
+    /// The session for links to whoever listens under `address` for `block`, of user `only`.
+    ///
+    /// # Errors
+    /// Gone: there is nobody. Busy: it does not accept now.
+    pub(crate) fn connect(
+        &self,
+        address: &Address,
+        block: u32,
+        only: libc::uid_t,
+    ) -> Result<SessionId, LinkError> {
+        self.with(|sessions| sessions.connect(address, block, Some(only)))
+    }
+
+    /// The user at the other end of a session.
+    pub(crate) fn user_of(&self, session: SessionId) -> Option<libc::uid_t> {
+        self.with(|sessions| sessions.get(session).map(|session| session.who.uid))
+    }
+
+    /// Sends these parts as one message about a link that this end began (`ours`), or the other; what is
+    /// `due` is kept if there is no room. False: it is not sent.
+    pub(crate) fn send(&self, id: SessionId, ours: bool, parts: &[&[u8]], due: bool) -> bool {
+        self.with(|sessions| {
+            let Some(session) = sessions.get(id).filter(|session| session.is_up()) else { return false };
+            let lane = session.links_lane(ours);
+            let Some(sent) = session.lane(lane).map(|lane| lane.send(parts, due)) else { return false };
+            match sent {
+                Sent::Yes { wake } => {
+                    if wake && !session.ring_bell() {
+                        sessions.end(id);
+                        return false;
+                    }
+                    true
+                }
+                Sent::NoRoom => false,
+                Sent::Hopeless => {
+                    sessions.end(id);
+                    false
+                }
+            }
+        })
+    }
+
+    /// What sessions have for links next: a message's first bytes go to `head`, the rest to `room`.
+    pub(crate) fn next_for_links(&self, head: &mut [u8], room: &mut [u8]) -> Option<LinkNews> {
+        let polled = self.is_polled();
+        self.with(|sessions| {
+            sessions.look_now_and_then(polled);
+            loop {
+                match sessions.find(Consumer::Links, polled)? {
+                    Found::Drained(id) => return Some(LinkNews::Ended(id)),
+                    Found::Message(id, _, len) if len < head.len() || len > head.len() + room.len() => {
+                        sessions.break_off(id);
+                    }
+                    Found::Message(session, lane, _) => {
+                        let ours = sessions.get(session).is_some_and(|s| s.links_lane(true) == lane);
+                        let len = sessions.take(session, lane, &mut [head, room]);
+                        return Some(LinkNews::Message { session, ours, len });
+                    }
+                }
+            }
+        })
+    }
+}
+
+impl Sessions {
+    /// `None`: the other end is gone.
+    fn pass(&mut self, id: SessionId, head: &[u8], body: &[u8]) -> Option<Passed> {
+        for _ in 0..2 {
+            let session = self.get(id).filter(|session| session.is_up())?;
+            match session.lane(FRAMES)?.out.push(&[head, body]) {
+                Ok(Written::Yes { wake: false }) => return Some(Passed::Yes),
+                Ok(Written::Yes { wake: true }) if session.ring_bell() => return Some(Passed::Yes),
+                Ok(Written::NoRoom) if !self.makes_room(id, head.len() + body.len()) => break,
+                Ok(Written::NoRoom) => {}
+                Ok(Written::Yes { .. }) | Err(_) => {
+                    self.end(id);
+                    return None;
+                }
+            }
+        }
+        self.get(id).filter(|session| session.is_up()).map(|_| Passed::Full)
+    }
+
+    /// Waits for room for frames. False: the other end does not read, and will not be waited for again soon.
+    fn makes_room(&mut self, id: SessionId, len: usize) -> bool {
+        let now = monotonic();
+        if self.get(id).is_none_or(|session| now < session.stall.until) {
+            return false;
+        }
+        let end = now + PATIENCE.as_nanos() as Nanos;
+        loop {
+            /* bells that wait, of whatever kind: the next one is to be heard */
+            self.receive(id);
+            let Some(session) = self.get(id).filter(|session| session.is_up()) else { return false };
+            let Some(lane) = session.lane(FRAMES) else { return false };
+            if len > lane.out.longest() {
+                return false;
+            }
+            let Ok(room) = lane.out.await_room(len) else { return false };
+            let now = monotonic();
+            if room || now >= end {
+                let stall = &mut session.stall;
+                let pause = if room { STALLED[0] } else { stall.pause.max(STALLED[0]) };
+                stall.until = if room { 0 } else { now + pause };
+                stall.pause = if room { pause } else { (2 * pause).min(STALLED[1]) };
+                return room;
+            }
+            let Some(fd) = session.socket.as_ref().map(AsRawFd::as_raw_fd) else { return false };
+            sockopt::wait(&[fd], libc::POLLIN, Duration::from_nanos(end - now));
+        }
+    }
+}
+
+impl std::fmt::Debug for Peers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peers").field("port", &self.0.port).finish_non_exhaustive()
+    }
+}
+
+/// Reads bytes as what a hostile peer has in a session's memory.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn read_ring(bytes: &[u8]) {
+    let Some((memory, _file)) = memory::Memory::create() else { return };
+    memory.scribble(0, bytes);
+    // SAFETY: one lane, once; its ends go before the memory does.
+    let (mut writer, mut reader) = unsafe { memory.lane(FRAMES, false) };
+    let mut room = [0; 64];
+    for _ in 0..64 {
+        let _ = writer.push(&[&room]);
+        let Ok(Some(_)) = reader.peek() else { return };
+        reader.copy(0, &mut room);
+        reader.pop();
+    }
+}

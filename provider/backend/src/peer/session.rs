@@ -1,0 +1,267 @@
+//! One session: its sockets, what is known of the other end, and its lanes.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use starverbs_core::Nanos;
+use starverbs_rings::{Broken, MessageReader, MessageWriter, Written};
+
+use super::due::Due;
+use super::hello::{Hello, RINGS};
+use super::memory::{LANES, Memory};
+use super::socket::{self, Credentials};
+use super::{Consumer, SessionId};
+use crate::descriptor::Socket;
+
+/// The lane of frames that are handed on.
+pub(super) const FRAMES: usize = 0;
+/// The lanes of links: those that the end which connected began, and the other's. Each has requests one way
+/// and answers the other, so that who does not take answers is not asked for more, and answers to both come
+/// through.
+const LINKS: [usize; 2] = [1, 2];
+
+/// What became of a message.
+pub(super) enum Sent {
+    /// It is in the ring, or kept; `wake`: the other end sleeps
+    Yes { wake: bool },
+    /// There is no room
+    NoRoom,
+    /// The other end makes work and does not take results, or breaks the rules
+    Hopeless,
+}
+
+/// A ring each way, and what waits for room.
+pub(super) struct Lane {
+    pub(super) out: MessageWriter,
+    pub(super) inward: MessageReader,
+    due: Due,
+}
+
+impl Lane {
+    /// Sends a message of these parts; what is `due` is kept if there is no room.
+    pub(super) fn send(&mut self, parts: &[&[u8]], due: bool) -> Sent {
+        if self.due.is_empty() {
+            match self.out.push(parts) {
+                Ok(Written::Yes { wake }) => return Sent::Yes { wake },
+                Ok(Written::NoRoom) => {}
+                Err(Broken) => return Sent::Hopeless,
+            }
+        }
+        if !due {
+            return Sent::NoRoom;
+        }
+        match self.due.keep(parts) {
+            None => Sent::Hopeless,
+            Some(()) => self.flush().map_or(Sent::Hopeless, |wake| Sent::Yes { wake }),
+        }
+    }
+
+    /// Sends what waited, as far as there is room; says whether the other end must be woken. It will say when
+    /// there is room for the rest.
+    fn flush(&mut self) -> Result<bool, Broken> {
+        let mut woken = false;
+        while let Some(message) = self.due.front() {
+            match self.out.push(&[message])? {
+                Written::Yes { wake } => {
+                    woken |= wake;
+                    self.due.pop_front();
+                }
+                Written::NoRoom if self.out.await_room(message.len())? => {}
+                Written::NoRoom => break,
+            }
+        }
+        Ok(woken)
+    }
+}
+
+/// The rings of a session, and the memory that they lie in.
+struct Rings {
+    lanes: [Lane; LANES],
+    _memory: Memory,
+}
+
+impl Rings {
+    fn new(memory: Memory, connected: bool) -> Rings {
+        let lane = |lane| {
+            // SAFETY: each lane once; the ends go with the memory.
+            let (out, inward) = unsafe { memory.lane(lane, connected) };
+            Lane { out, inward, due: Due::default() }
+        };
+        Rings { lanes: std::array::from_fn(lane), _memory: memory }
+    }
+}
+
+/// How a consumer stands to a session.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Place {
+    /// It is in the consumer's list
+    pub(super) listed: bool,
+    /// Looks in a row that found nothing
+    pub(super) idle: u32,
+    /// It has all that came before the end
+    pub(super) done: bool,
+}
+
+/// A reader of frames that did not read in time is not waited for again for a while.
+#[derive(Default)]
+pub(super) struct Stall {
+    pub(super) until: Nanos,
+    /// For how long it is not waited for the next time
+    pub(super) pause: Nanos,
+}
+
+/// A session with another process.
+pub(super) struct Session {
+    pub(super) id: SessionId,
+    /// Whose the other end is
+    pub(super) who: Credentials,
+    /// The user that the other end sees here
+    pub(super) own: libc::uid_t,
+    /// This end connected, to the process that has this block
+    pub(super) to: Option<u32>,
+    /// The other end has said hello
+    pub(super) greeted: bool,
+    /// Blocks of the other end: the one that was connected to, else what it says
+    pub(super) blocks: Vec<u16>,
+    /// `None`: the other end is gone
+    pub(super) socket: Option<Socket>,
+    pub(super) notice: Option<Socket>,
+    pub(super) places: [Place; Consumer::ALL.len()],
+    pub(super) stall: Stall,
+    rings: Option<Rings>,
+}
+
+impl Session {
+    /// Of a socket that was just connected, or accepted.
+    pub(super) fn new(id: SessionId, socket: Socket, who: Credentials, own: libc::uid_t) -> Session {
+        Session {
+            id,
+            who,
+            own,
+            to: None,
+            greeted: false,
+            blocks: Vec::new(),
+            notice: socket::exit_notice(&socket, &who),
+            socket: Some(socket),
+            places: Default::default(),
+            stall: Stall::default(),
+            rings: None,
+        }
+    }
+
+    /// Makes the rings and hands them over: the other end need not be there to take them. `None`: the system
+    /// does not let us.
+    pub(super) fn offer_rings(&mut self, block: u32, own_blocks: Vec<u16>) -> Option<()> {
+        let (memory, file): (Memory, File) = Memory::create()?;
+        let hello = Hello { kinds: &[RINGS], blocks: own_blocks }.encode();
+        if !socket::send(self.socket.as_ref()?, &hello, &[file.as_raw_fd()]) {
+            return None;
+        }
+        self.rings = Some(Rings::new(memory, true));
+        self.to = Some(block);
+        self.blocks.push(block as u16);
+        Some(())
+    }
+
+    /// The other end's hello has come, with this memory. False: it is not what it should be.
+    pub(super) fn greet(&mut self, blocks: Vec<u16>, memory: Option<Memory>) -> bool {
+        if self.rings.is_none() {
+            let Some(memory) = memory else { return false };
+            self.rings = Some(Rings::new(memory, false));
+        }
+        self.greeted = true;
+        self.blocks = blocks;
+        self.blocks.extend(self.to.map(|block| block as u16));
+        true
+    }
+
+    /// It has rings, and its other end lives.
+    pub(super) fn is_up(&self) -> bool {
+        self.rings.is_some() && self.socket.is_some()
+    }
+
+    /// Has the other end look at its rings. False: it is gone.
+    pub(super) fn ring_bell(&self) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        /* where there is no room for a bell, one waits there already */
+        socket::send(socket, &[0], &[]) || socket::is_full()
+    }
+
+    pub(super) fn lane(&mut self, lane: usize) -> Option<&mut Lane> {
+        self.rings.as_mut().map(|rings| &mut rings.lanes[lane])
+    }
+
+    /// The lane of links that this end began, or the other.
+    pub(super) fn links_lane(&self, ours: bool) -> usize {
+        LINKS[usize::from(self.to.is_some() != ours)]
+    }
+
+    /// Where the next message for a consumer is, and its length. Sends what waited for room on the way, and
+    /// tells the other end.
+    pub(super) fn peek(&mut self, consumer: Consumer) -> Result<Option<(usize, usize)>, Broken> {
+        let (ours, theirs) = match consumer {
+            Consumer::Frames => (FRAMES, None),
+            Consumer::Links => (self.links_lane(true), Some(self.links_lane(false))),
+        };
+        let gone = self.socket.is_none();
+        let mut woken = false;
+        let mut found = None;
+        let Some(rings) = &mut self.rings else { return Ok(None) };
+        for lane in [Some(ours), theirs].into_iter().flatten() {
+            let here = &mut rings.lanes[lane];
+            if !gone {
+                woken |= here.flush()?;
+            }
+            /* who does not take its answers is not asked for more, but what it said before it ended is read */
+            let is_read = lane == ours || here.due.is_empty() || gone;
+            if found.is_none() && is_read {
+                found = here.inward.peek()?.map(|len| (lane, len));
+            }
+        }
+        if woken {
+            self.ring_bell();
+        }
+        Ok(found)
+    }
+
+    /// The other end shall ring when there is something for a consumer. False: there is, now.
+    pub(super) fn sleep(&mut self, consumer: Consumer) -> Result<bool, Broken> {
+        let theirs = self.links_lane(false);
+        let Some(rings) = &mut self.rings else { return Ok(false) };
+        for &lane in consumer.lanes() {
+            let here = &mut rings.lanes[lane];
+            let is_read = lane != theirs || here.due.is_empty();
+            if is_read && !here.inward.sleep()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// This end looks by itself from now on.
+    pub(super) fn wake(&self, consumer: Consumer) {
+        if let Some(rings) = &self.rings {
+            consumer.lanes().iter().for_each(|lane| rings.lanes[*lane].inward.wake());
+        }
+    }
+
+    /// The other end is gone, and with it the sockets; what it has said is still there.
+    pub(super) fn hang_up(&mut self) {
+        (self.socket, self.notice) = (None, None);
+    }
+
+    /// The other end breaks the rules: nothing more of its rings is read.
+    pub(super) fn forget_rings(&mut self) {
+        self.rings = None;
+    }
+}
+
+impl Consumer {
+    /// The lanes that it reads.
+    fn lanes(self) -> &'static [usize] {
+        match self {
+            Consumer::Frames => &[FRAMES],
+            Consumer::Links => &LINKS,
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! All sessions of a card: how they begin, what the kernel reports of them, how they end.
+
+mod awake;
+
+use std::collections::HashMap;
+use std::os::fd::AsRawFd;
+
+use starverbs_core::Nanos;
+use starverbs_core::relay::LinkError;
+
+use super::hello::{self, Hello, RINGS};
+use super::memory::Memory;
+use super::session::Session;
+use super::socket::{self, Address, Received};
+use super::{Consumer, ListenerId, SessionId};
+use crate::BackendError;
+use crate::descriptor::Socket;
+use crate::epoll::{Epoll, Event};
+use crate::error::os;
+use crate::sockopt::monotonic;
+use awake::Awake;
+pub(super) use awake::Found;
+
+/// Sessions of a card, and of those the ones that processes of other users began.
+const SESSIONS: usize = 1024;
+const STRANGERS: usize = 64;
+/// Events that are looked at in one turn.
+const EVENTS: usize = 16;
+/// Messages that one socket gives in one turn.
+const IN_A_TURN: usize = 16;
+/// Looks of a card that is polled without a look at the kernel's reports.
+const REPORTS_EVERY: u32 = 64;
+/// How long a process that did not take a session gets datagrams.
+const REFUSED: Nanos = 10_000_000_000;
+
+/// What an event is about, in the upper bits; the rest is whose.
+const LISTENER: u64 = 1 << 62;
+const SESSION: u64 = 2 << 62;
+const EXIT: u64 = 3 << 62;
+
+/// A name under which sessions begin.
+struct Listener {
+    id: ListenerId,
+    block: u32,
+    /// The user that others see here
+    own: libc::uid_t,
+    /// Nobody else may connect
+    only: Option<libc::uid_t>,
+    socket: Socket,
+}
+
+/// How to reach the process that has a block.
+pub(super) enum Way {
+    Session(SessionId),
+    /// It took no session; datagrams until then
+    Datagrams(Nanos),
+}
+
+pub(super) struct Sessions {
+    epoll: Epoll,
+    /// Readable where who is about to sleep must not
+    alarm: Socket,
+    ready: Vec<Event>,
+    listeners: Vec<Listener>,
+    serial: u32,
+    sessions: Vec<Option<Session>>,
+    pub(super) ways: HashMap<u32, Way>,
+    awake: [Awake; Consumer::ALL.len()],
+    uses_links: bool,
+    rounds: u32,
+}
+
+impl Sessions {
+    pub(super) fn new() -> Result<Sessions, BackendError> {
+        let epoll = Epoll::new()?;
+        let alarm = socket::event().ok_or_else(|| os("an event descriptor"))?;
+        epoll.add(alarm.as_raw_fd(), 0, libc::EPOLLIN)?;
+        Ok(Sessions {
+            epoll,
+            alarm,
+            ready: Vec::with_capacity(EVENTS),
+            listeners: Vec::new(),
+            serial: 0,
+            sessions: Vec::new(),
+            ways: HashMap::new(),
+            awake: Default::default(),
+            uses_links: false,
+            rounds: 0,
+        })
+    }
+
+    pub(super) fn fd(&self) -> i32 {
+        self.epoll.fd()
+    }
+
+    /// A session that has not been taken out yet.
+    pub(super) fn get(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.sessions.get_mut(usize::from(id.slot))?.as_mut().filter(|session| session.id == id)
+    }
+
+    /// Sessions begin under this name from now on; who has it is in `block`. `only`: of this user alone.
+    pub(super) fn listen(
+        &mut self,
+        address: &Address,
+        block: u32,
+        only: Option<libc::uid_t>,
+    ) -> Result<ListenerId, BackendError> {
+        let socket = socket::listen(address)?;
+        self.listeners.try_reserve(1).map_err(|_| BackendError::NoMemory)?;
+        self.serial = self.serial.wrapping_add(1);
+        let id = ListenerId(self.serial);
+        self.epoll.add(socket.as_raw_fd(), LISTENER | u64::from(id.0), libc::EPOLLIN)?;
+        let known = self.listeners.iter().any(|listener| listener.block == block);
+        self.listeners.push(Listener { id, block, own: socket::user(), only, socket });
+        if !known {
+            /* the others find this one by the new block, too */
+            let hello = Hello { kinds: &[], blocks: self.blocks() }.encode();
+            for socket in self.sessions.iter().flatten().filter_map(|session| session.socket.as_ref()) {
+                let _full = socket::send(socket, &hello, &[]);
+            }
+        }
+        Ok(id)
+    }
+
+    pub(super) fn end_listening(&mut self, id: ListenerId) {
+        self.listeners.retain(|listener| {
+            if listener.id == id {
+                self.epoll.remove(listener.socket.as_raw_fd());
+            }
+            listener.id != id
+        });
+    }
+
+    fn blocks(&self) -> Vec<u16> {
+        let mut blocks: Vec<u16> = self.listeners.iter().map(|listener| listener.block as u16).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        blocks
+    }
+
+    /// Nothing begins and nothing goes on any more.
+    pub(super) fn close(&mut self) {
+        self.listeners.clear();
+        for at in 0..self.sessions.len() {
+            if let Some(id) = self.sessions[at].as_ref().map(|session| session.id) {
+                self.end(id);
+            }
+        }
+    }
+
+    /// Links are in use from now on, or no more.
+    pub(super) fn use_links(&mut self, uses: bool) {
+        self.uses_links = uses;
+        if !uses {
+            while let Some(id) = self.awake[Consumer::Links as usize].list.front().copied() {
+                self.unlist(id, Consumer::Links);
+            }
+            for at in 0..self.sessions.len() {
+                if let Some(id) = self.sessions[at].as_ref().filter(|s| s.socket.is_none()).map(|s| s.id) {
+                    self.done(id, Consumer::Links);
+                }
+            }
+        } else {
+            let ids: Vec<_> = self.sessions.iter().flatten().map(|session| session.id).collect();
+            ids.into_iter().for_each(|id| self.wake(id));
+        }
+    }
+
+    /// The session with whoever listens under `address` and says that it has `block`; begins one if there is
+    /// none. `only`: with this user alone.
+    ///
+    /// # Errors
+    /// Gone: nobody listens there, or not that user. Busy: it does not accept now, or the system lacks
+    /// something.
+    pub(super) fn connect(
+        &mut self,
+        address: &Address,
+        block: u32,
+        only: Option<libc::uid_t>,
+    ) -> Result<SessionId, LinkError> {
+        let socket = socket::connect(address)?;
+        let who = socket::credentials(&socket).ok_or(LinkError::Gone)?;
+        if only.is_some_and(|user| user != who.uid) {
+            return Err(LinkError::Gone);
+        }
+        let own = socket::user();
+        /* What another end says of its blocks counts where the kernel says that both are one process. One that
+         * this process cannot see may be any. */
+        let same = |session: &&Session| {
+            session.is_up()
+                && session.socket.as_ref().is_some_and(socket::is_open)
+                && who.pid != 0
+                && session.who == who
+                && session.own == own
+                && session.blocks.contains(&(block as u16))
+        };
+        if let Some(session) = self.sessions.iter().flatten().find(same) {
+            return Ok(session.id);
+        }
+        let blocks = self.blocks();
+        let id = self.add(socket, who, own).ok_or(LinkError::Busy)?;
+        if self.get(id).and_then(|session| session.offer_rings(block, blocks)).is_none() {
+            self.forget(id);
+            return Err(LinkError::Busy);
+        }
+        self.wake(id);
+        Ok(id)
+    }
+
+    fn add(&mut self, socket: Socket, who: socket::Credentials, own: libc::uid_t) -> Option<SessionId> {
+        let at = match self.sessions.iter().position(Option::is_none) {
+            Some(at) => at,
+            None if self.sessions.len() < SESSIONS => {
+                self.sessions.try_reserve(1).ok()?;
+                self.sessions.push(None);
+                self.sessions.len() - 1
+            }
+            None => return None,
+        };
+        self.serial = self.serial.wrapping_add(1);
+        let id = SessionId { slot: at as u16, serial: self.serial };
+        self.epoll.add(socket.as_raw_fd(), SESSION | id.bits(), libc::EPOLLIN).ok()?;
+        let session = Session::new(id, socket, who, own);
+        if let Some(notice) = &session.notice {
+            let _unwatched = self.epoll.add(notice.as_raw_fd(), EXIT | id.bits(), libc::EPOLLIN);
+        }
+        self.sessions[at] = Some(session);
+        Some(id)
+    }
+
+    /// Asks the kernel what there is, now and then where the card is polled, and each time where it is not.
+    pub(super) fn look_now_and_then(&mut self, polled: bool) {
+        self.rounds = self.rounds.wrapping_add(1);
+        if !polled || self.rounds.is_multiple_of(REPORTS_EVERY) {
+            self.look();
+        }
+    }
+
+    /// Asks the kernel what there is.
+    pub(super) fn look(&mut self) {
+        let mut ready = std::mem::take(&mut self.ready);
+        self.epoll.look(&mut ready);
+        for event in &ready {
+            let what = event.u64;
+            match what & EXIT {
+                LISTENER => self.accept(ListenerId(what as u32)),
+                SESSION => self.receive(SessionId::of_bits(what)),
+                EXIT => self.end(SessionId::of_bits(what)),
+                _ => {
+                    let mut count = 0u64;
+                    // SAFETY: room for eight bytes.
+                    unsafe { libc::read(self.alarm.as_raw_fd(), (&raw mut count).cast(), 8) };
+                }
+            }
+        }
+        self.ready = ready;
+    }
+
+    fn accept(&mut self, id: ListenerId) {
+        let Some(listener) = self.listeners.iter().find(|listener| listener.id == id) else { return };
+        let Some(socket) = socket::accept(&listener.socket) else { return };
+        let Some(who) = socket::credentials(&socket) else { return };
+        let (own, only) = (listener.own, listener.only);
+        let stranger = |who: &socket::Credentials, own| who.uid != own;
+        let strangers = self.sessions.iter().flatten().filter(|s| s.to.is_none() && stranger(&s.who, s.own));
+        if only.is_some_and(|user| user != who.uid) || (stranger(&who, own) && strangers.count() >= STRANGERS)
+        {
+            return;
+        }
+        if let Some(id) = self.add(socket, who, own) {
+            self.receive(id);
+        }
+    }
+
+    /// Takes what the other end has sent beside its rings: bells, and hellos.
+    pub(super) fn receive(&mut self, id: SessionId) {
+        let mut room = [0; hello::LONGEST];
+        for _ in 0..IN_A_TURN {
+            let Some(socket) = self.get(id).and_then(|session| session.socket.as_ref()) else { return };
+            let mut descriptors = Vec::new();
+            match socket::receive(socket, &mut room, &mut descriptors) {
+                Received::Nothing => return,
+                Received::Ended => return self.end(id),
+                Received::Message(1) => self.wake(id),
+                Received::Message(len) => {
+                    let Some(said) = hello::decode(&room[..len]) else { return self.break_off(id) };
+                    let mut handed = said.kinds.iter().zip(descriptors);
+                    let rings = handed.find(|(kind, _)| **kind == RINGS).map(|(_, file)| file);
+                    self.greet(id, said.blocks, rings.and_then(Memory::open));
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, id: SessionId, blocks: Vec<u16>, memory: Option<Memory>) {
+        let answer = Hello { kinds: &[], blocks: self.blocks() }.encode();
+        let Some(session) = self.get(id) else { return };
+        let first = !session.greeted && session.to.is_none();
+        if !session.greet(blocks, memory) {
+            return self.break_off(id);
+        }
+        if first && let Some(socket) = &session.socket {
+            let _full = socket::send(socket, &answer, &[]);
+        }
+        self.wake(id);
+    }
+
+    /// The other end is gone: what it has said is still read.
+    pub(super) fn end(&mut self, id: SessionId) {
+        let uses_links = self.uses_links;
+        let Some(session) = self.get(id).filter(|session| session.socket.is_some()) else { return };
+        session.places[Consumer::Links as usize].done = !uses_links;
+        let (refused, began) =
+            (session.to.filter(|_| !session.greeted), session.to.is_some() || session.greeted);
+        let sockets = [session.socket.as_ref(), session.notice.as_ref()].map(|s| s.map(AsRawFd::as_raw_fd));
+        sockets.into_iter().flatten().for_each(|fd| self.epoll.remove(fd));
+        if !began {
+            self.sessions[usize::from(id.slot)] = None;
+            return;
+        }
+        if let Some(session) = self.get(id) {
+            session.hang_up();
+        }
+        self.ways.retain(|_, way| !matches!(way, Way::Session(to) if *to == id));
+        if let Some(block) = refused {
+            self.ways.insert(block, Way::Datagrams(monotonic() + REFUSED));
+        }
+        self.wake(id);
+    }
+
+    /// The other end does not keep to the rules: nothing more of it is read.
+    pub(super) fn break_off(&mut self, id: SessionId) {
+        if let Some(session) = self.get(id) {
+            session.forget_rings();
+        }
+        self.end(id);
+    }
+
+    /// A session that did not begin.
+    fn forget(&mut self, id: SessionId) {
+        if let Some(session) = self.get(id) {
+            session.greeted = true;
+            session.forget_rings();
+            self.end(id);
+            Consumer::ALL.into_iter().for_each(|consumer| {
+                self.unlist(id, consumer);
+                self.done(id, consumer);
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+impl Sessions {
+    /// The sessions, for tests that look inside.
+    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.sessions.iter_mut().flatten()
+    }
+}

@@ -1,0 +1,158 @@
+//! Who looks at which sessions: each consumer has a list of those that need not ring, and takes their
+//! messages in turns.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+
+use super::Sessions;
+use crate::peer::{Consumer, SessionId};
+
+/// Looks in a row that find nothing, after which a session must ring to be looked at again.
+const IDLE: u32 = 4096;
+/// Messages of one session in a row, while others wait.
+const IN_A_ROW: u32 = 32;
+
+/// A consumer's sessions that are looked at: those that ring are not.
+#[derive(Default)]
+pub(super) struct Awake {
+    pub(super) list: VecDeque<SessionId>,
+    /// Messages that the first of them has given in a row
+    given: u32,
+}
+
+/// What a consumer finds.
+pub(in crate::peer) enum Found {
+    /// A message: in which lane, and its length
+    Message(SessionId, usize, usize),
+    /// All that came before the session's end has been taken
+    Drained(SessionId),
+}
+
+impl Sessions {
+    /// All consumers look at a session until it has been idle for a while.
+    pub(in crate::peer) fn wake(&mut self, id: SessionId) {
+        let Sessions { sessions, awake, uses_links, .. } = self;
+        let Some(session) = sessions.get_mut(usize::from(id.slot)).and_then(Option::as_mut) else { return };
+        if session.id != id {
+            return;
+        }
+        for consumer in Consumer::ALL {
+            let place = &mut session.places[consumer as usize];
+            place.idle = 0;
+            let listed = place.listed || place.done || (consumer == Consumer::Links && !*uses_links);
+            if !listed {
+                place.listed = true;
+                session.wake(consumer);
+                awake[consumer as usize].list.push_back(id);
+            }
+        }
+    }
+
+    /// Sessions that a consumer looks at.
+    pub(in crate::peer) fn awake(&self, consumer: Consumer) -> usize {
+        self.awake[consumer as usize].list.len()
+    }
+
+    /// What a consumer finds next. `polled`: it looks again soon, and sessions need not ring meanwhile.
+    pub(in crate::peer) fn find(&mut self, consumer: Consumer, polled: bool) -> Option<Found> {
+        let of = consumer as usize;
+        let mut left = self.awake[of].list.len();
+        while left > 0 {
+            if self.awake[of].given >= IN_A_ROW {
+                self.rotate(consumer);
+            }
+            let id = *self.awake[of].list.front()?;
+            let Some(session) = self.get(id) else {
+                self.awake[of].list.pop_front();
+                left -= 1;
+                continue;
+            };
+            let idle = session.places[of].idle;
+            match session.peek(consumer) {
+                Ok(Some((lane, len))) => {
+                    session.places[of].idle = 0;
+                    self.awake[of].given += 1;
+                    return Some(Found::Message(id, lane, len));
+                }
+                Ok(None) if session.socket.is_none() => {
+                    self.unlist(id, consumer);
+                    self.done(id, consumer);
+                    return Some(Found::Drained(id));
+                }
+                Ok(None) if (!polled || idle >= IDLE) && session.sleep(consumer) == Ok(true) => {
+                    self.unlist(id, consumer);
+                    left -= 1;
+                }
+                Ok(None) => {
+                    session.places[of].idle += 1;
+                    self.rotate(consumer);
+                    left -= 1;
+                }
+                /* it has ended then, and is found so */
+                Err(_) => self.break_off(id),
+            }
+        }
+        None
+    }
+
+    /// The next session's turn has come.
+    fn rotate(&mut self, consumer: Consumer) {
+        let awake = &mut self.awake[consumer as usize];
+        awake.given = 0;
+        awake.list.rotate_left(usize::from(!awake.list.is_empty()));
+    }
+
+    /// A consumer does not look at a session any more.
+    pub(in crate::peer) fn unlist(&mut self, id: SessionId, consumer: Consumer) {
+        self.awake[consumer as usize].list.retain(|listed| *listed != id);
+        self.awake[consumer as usize].given = 0;
+        if let Some(session) = self.get(id) {
+            session.places[consumer as usize].listed = false;
+        }
+    }
+
+    /// Whoever polled is about to sleep: sessions ring from now on. Where one has something already, the
+    /// epoll descriptor is readable at once.
+    pub(in crate::peer) fn rest(&mut self) {
+        let mut busy = false;
+        for consumer in Consumer::ALL {
+            let mut list = std::mem::take(&mut self.awake[consumer as usize].list);
+            list.retain(|id| {
+                let Some(session) = self.get(*id) else { return false };
+                let sleeps = session.sleep(consumer) == Ok(true) && session.socket.is_some();
+                session.places[consumer as usize].listed = !sleeps;
+                !sleeps
+            });
+            busy |= !list.is_empty();
+            self.awake[consumer as usize].list = list;
+        }
+        if busy {
+            let one = 1u64;
+            // SAFETY: eight bytes to read.
+            unsafe { libc::write(self.alarm.as_raw_fd(), (&raw const one).cast(), 8) };
+        }
+    }
+
+    /// Copies the bytes of the message that was found in a lane, and is done with it. Gives how many they are.
+    pub(in crate::peer) fn take(&mut self, id: SessionId, lane: usize, parts: &mut [&mut [u8]]) -> usize {
+        let Some(session) = self.get(id) else { return 0 };
+        let Some(here) = session.lane(lane) else { return 0 };
+        let mut at = 0;
+        for part in parts {
+            at += here.inward.copy(at, part);
+        }
+        if here.inward.pop() {
+            session.ring_bell();
+        }
+        at
+    }
+
+    /// A consumer has all that came before the end.
+    pub(in crate::peer) fn done(&mut self, id: SessionId, consumer: Consumer) {
+        let Some(session) = self.get(id) else { return };
+        session.places[consumer as usize].done = true;
+        if session.places.iter().all(|place| place.done) {
+            self.sessions[usize::from(id.slot)] = None;
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Two ends of a session, in one process; and ends that do not keep to the rules.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use super::memory::{Memory, RING};
+use super::*;
+use crate::descriptor::Socket;
+
+/// Sessions of a process that has `block`.
+fn peers(port: u16, block: u32) -> Peers {
+    let peers = Peers::new(port).expect("descriptors");
+    assert!(peers.offer_block(block).expect("a descriptor"), "the name is free");
+    peers
+}
+
+fn take(peers: &Peers) -> Option<Vec<u8>> {
+    let mut room = vec![0; 1 << 16];
+    peers.look();
+    let len = peers.next_frames(&mut room)?;
+    Some(room[..len].to_vec())
+}
+
+/// The first session's own memory, as its process may write to it.
+fn sessions(peers: &Peers) -> usize {
+    peers.with(|sessions| sessions.all().count())
+}
+
+#[test]
+fn messages_reach_owners_and_nobody_else_is_waited_for() {
+    const PORT: u16 = 65020;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    assert_eq!(a.pass(9, b"ab", b"cd"), Passed::NoOwner);
+    assert_eq!(a.pass(8, b"ab", b"cd"), Passed::Yes, "it need not be there to take it");
+    assert_eq!(take(&b).as_deref(), Some(&b"abcd"[..]));
+    assert_eq!(take(&b), None);
+    assert_eq!(b.pass(7, b"", b"back"), Passed::Yes);
+    assert_eq!(take(&a).as_deref(), Some(&b"back"[..]));
+    assert_eq!([sessions(&a), sessions(&b)], [1, 1], "one for the pair, whoever began it");
+    let body = [1; 4096];
+    while a.pass(8, b"ab", &body) == Passed::Yes {}
+    assert_eq!(a.pass(8, b"ab", &body), Passed::Full, "an owner that does not read");
+    let stall = |reset: bool| {
+        a.with(|sessions| {
+            let stall = &mut sessions.all().next().expect("a session").stall;
+            stall.until = if reset { 0 } else { stall.until };
+            stall.pause
+        })
+    };
+    for pause in [4, 8, 16, 16] {
+        stall(true);
+        assert_eq!(a.pass(8, b"ab", &body), Passed::Full);
+        assert_eq!(stall(false), pause * STALLED[0], "it is waited for ever less");
+    }
+    while take(&b).is_some() {}
+    stall(true);
+    assert_eq!(a.pass(8, b"ab", b"cd"), Passed::Yes, "it reads again");
+    drop(b);
+    a.look();
+    assert_eq!(a.pass(8, b"ab", b"cd"), Passed::NoOwner);
+    let heir = peers(PORT, 8);
+    assert_eq!(a.pass(8, b"ab", b"cd"), Passed::Yes, "the next owner is found");
+    assert!(take(&heir).is_some());
+}
+
+#[test]
+fn what_was_said_before_the_end_is_heard() {
+    const PORT: u16 = 65021;
+    let b = peers(PORT, 8);
+    let a = peers(PORT, 7);
+    for n in 0..100u8 {
+        assert_eq!(a.pass(8, &[n], b""), Passed::Yes);
+    }
+    drop(a);
+    for n in 0..100 {
+        assert_eq!(take(&b), Some(vec![n]));
+    }
+    assert_eq!((take(&b), sessions(&b)), (None, 0));
+}
+
+#[test]
+fn a_block_that_is_claimed_later_is_reached_by_the_same_session() {
+    const PORT: u16 = 65022;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert!(take(&b).is_some());
+    assert!(b.offer_block(9).expect("a descriptor"));
+    assert!(!a.offer_block(9).expect("a descriptor"), "somebody has it");
+    a.look();
+    assert_eq!(a.pass(9, b"", b"y"), Passed::Yes);
+    assert_eq!(take(&b).as_deref(), Some(&b"y"[..]));
+    assert_eq!([sessions(&a), sessions(&b)], [1, 1]);
+}
+
+/// Who sleeps is woken, and who polls costs its peer no system call.
+#[test]
+fn sleepers_are_woken() {
+    const PORT: u16 = 65023;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    let is_called = |peers: &Peers| {
+        let mut wait = libc::pollfd { fd: peers.fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: a list of one, alive across the call.
+        unsafe { libc::poll(&mut wait, 1, 0) == 1 }
+    };
+    a.pass(8, b"", b"first");
+    assert!(is_called(&b));
+    b.set_polled(true);
+    assert!(take(&b).is_some() && take(&b).is_none());
+    a.look();
+    a.pass(8, b"", b"second");
+    assert!(!is_called(&b), "it looks by itself");
+    b.rest();
+    assert!(is_called(&b), "it must not sleep now");
+    assert!(take(&b).is_some() && take(&b).is_none());
+    b.rest();
+    assert!(!is_called(&b));
+    a.pass(8, b"", b"third");
+    assert!(is_called(&b));
+    b.look();
+    b.settle();
+    assert!(is_called(&b), "who looked has left it to who sleeps");
+    assert_eq!(take(&b).as_deref(), Some(&b"third"[..]));
+}
+
+#[test]
+fn a_reader_that_is_stopped_costs_no_more_than_its_ring() {
+    const PORT: u16 = 65024;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert!(take(&b).is_some());
+    let mut sent = 0;
+    for n in 0..10_000u32 {
+        sent += u32::from(a.pass(8, &n.to_ne_bytes(), &[3; 1000]) == Passed::Yes);
+    }
+    assert!(sent > 100 && sent as usize <= RING / 1000, "{sent}");
+    for n in 0..sent {
+        assert_eq!(take(&b).map(|got| got[..4].to_vec()), Some(n.to_ne_bytes().to_vec()));
+    }
+    assert_eq!(take(&b), None);
+}
+
+/// A peer that writes anything into the rings is found out, and its session ends; others go on.
+#[test]
+fn garbage_in_the_rings_ends_the_session() {
+    const PORT: u16 = 65025;
+    let b = peers(PORT, 8);
+    for (at, byte) in [(0, 0xff), (0, 9), (4096, 0xff), (4096 + 3, 1)] {
+        let liar = connect_as_liar(PORT, |memory| {
+            memory.scribble(0, &16u32.to_ne_bytes());
+            memory.scribble(at, &[byte]);
+        });
+        assert_eq!(take(&b), None, "byte {at}");
+        assert_eq!(sessions(&b), 0);
+        drop(liar);
+    }
+    let a = peers(PORT, 7);
+    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert!(take(&b).is_some());
+}
+
+/// Who says hello without memory, or with memory that it can take away, gets no session.
+#[test]
+fn who_says_nothing_sensible_gets_no_session() {
+    const PORT: u16 = 65026;
+    let b = peers(PORT, 8);
+    let address = abstract_address(&peer_name(PORT, 8));
+    let hello = hello::Hello { kinds: &[hello::RINGS], blocks: vec![] }.encode();
+    let file = std::fs::File::open("/proc/self/exe").expect("a file");
+    let other: [&[RawFd]; 2] = [&[], &[file.as_raw_fd()]];
+    for (bytes, descriptors) in [(&hello[..], other[0]), (&hello[..], other[1]), (b"garbage", other[0])] {
+        let socket = socket::connect(&address).expect("it listens");
+        assert!(socket::send(&socket, bytes, descriptors));
+        assert_eq!((take(&b), sessions(&b)), (None, 0));
+    }
+    let silent: Vec<Socket> = (0..80).map(|_| socket::connect(&address).expect("it listens")).collect();
+    (0..80).for_each(|_| b.look());
+    assert_eq!(sessions(&b), 80, "of the same user they may be many");
+    drop(silent);
+    (0..80).for_each(|_| assert_eq!(take(&b), None));
+    assert_eq!(sessions(&b), 0);
+}
+
+/// A process that another user's process cannot have as its peer in an XRC domain: the session's credentials
+/// say so.
+#[test]
+fn a_session_of_another_user_carries_frames_alone() {
+    const PORT: u16 = 65027;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert!(take(&b).is_some());
+    a.look();
+    for peers in [&a, &b] {
+        peers.with(|sessions| sessions.all().for_each(|session| session.who.uid += 1));
+    }
+    use crate::links::{DomainName, Links, MESSAGE};
+    let name = DomainName::new(PORT, (5, 6));
+    let mut links = [Links::new(&a), Links::new(&b)];
+    for (links, block) in links.iter_mut().zip([7, 8]) {
+        links.listen(1, &name, block).expect("the name is free");
+    }
+    assert!(links[0].link(1, 8).is_ok(), "another session");
+    assert_eq!(sessions(&a), 2);
+    /* whoever opens a link in the old one, though */
+    let old = a.with(|sessions| sessions.all().next().expect("a session").id);
+    let open = [&[1, 0, 0, 0, 9, 0, 0, 0][..], format!("starverbs/{PORT}/xrc/0/5/6/").as_bytes()].concat();
+    assert!(a.send(old, true, &[&open], true));
+    assert!(a.send(old, true, &[&[2, 0, 0, 0, 9, 0, 0, 0], b"data"], true));
+    let mut room = [0; MESSAGE];
+    assert_eq!(links[1].next(&mut room), None);
+    assert_eq!(a.pass(8, b"", b"y"), Passed::Yes);
+    assert!(take(&b).is_some());
+}
+
+#[test]
+fn a_session_that_a_child_has_too_ends_here() {
+    const PORT: u16 = 65028;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    assert_eq!(a.pass(8, b"", b"x"), Passed::Yes);
+    assert!(take(&b).is_some());
+    a.look();
+    let in_child = a.with(|sessions| {
+        let session = sessions.all().next().expect("a session");
+        let socket = session.socket.as_ref().expect("it is open");
+        // SAFETY: no memory is involved; the copy is known to nobody else.
+        unsafe { OwnedFd::from_raw_fd(libc::dup(socket.as_raw_fd())) }
+    });
+    drop(b);
+    assert_eq!((take(&a), sessions(&a)), (None, 0));
+    a.rest();
+    assert!(!sockopt::wait(&[a.fd()], libc::POLLIN, Duration::from_millis(1)), "nothing is reported of it");
+    drop(in_child);
+}
+
+/// A session whose first end writes what it likes.
+fn connect_as_liar(port: u16, write: impl FnOnce(&Memory)) -> Socket {
+    let (memory, file) = Memory::create().expect("memory");
+    write(&memory);
+    let socket = socket::connect(&abstract_address(&peer_name(port, 8))).expect("it listens");
+    let hello = hello::Hello { kinds: &[hello::RINGS], blocks: vec![] }.encode();
+    assert!(socket::send(&socket, &hello, &[file.as_raw_fd()]));
+    socket
+}
