@@ -181,6 +181,23 @@ fn one_that_others_speak_for_says_no_rule_late() {
     assert!(talk.sl.must_tell() && talk.sl.is_heard());
 }
 
+/// One that had given up saying something ends: it says so all the same, and is not looked at all the time
+/// meanwhile.
+#[test]
+fn one_that_had_fallen_silent_says_its_last_word() {
+    let mut talk = Talk::new(&[], false);
+    talk.answer_all();
+    talk.sl.tell(&mut talk.net.hosts[0].env, talk.now, Control::Rule(rule(2)));
+    talk.said();
+    talk.wait(LONG);
+    assert_eq!(talk.sl.next_deadline(), None, "it has said it often enough");
+    let (_, parting) = talk.sl.close(talk.now, false);
+    let (mut parting, env) = (parting.expect("it has something to say"), &mut talk.net.hosts[0].env);
+    assert!(!parting.poll(env, talk.now));
+    assert_eq!(env.flush_star().len(), 1);
+    assert!(parting.next_deadline() >= talk.now + FIRST_TIMEOUT);
+}
+
 /// A stateful end that cannot begin says so: nothing more is asked of it, receives wait, and who sends is
 /// told after the time that RC would take.
 #[test]
