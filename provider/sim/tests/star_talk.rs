@@ -2,15 +2,18 @@
 
 use starverbs_core::env::{RecvQueue, SendQueue};
 use starverbs_core::mr::Rule;
-use starverbs_core::{Access, Av, Gid, Mtu, Nanos, NicConfig, PdId, Psn, SendOp, SendWqe, WcStatus};
+use starverbs_core::{
+    Access, Av, Gid, Mtu, Nanos, NicConfig, PdId, Psn, SendOp, SendWqe, WcOpcode, WcStatus,
+};
 use starverbs_sim::{Faults, Net, Recv, Send, SimCq, SimEnv, SimRq, SimSq};
 use starverbs_star::channel::FIRST_TIMEOUT;
 use starverbs_star::control::{Control, MAX_CONTROL, Setup, Sum};
 use starverbs_star::library::{Patience, SlInit, SlQp, SlState};
+use starverbs_star::message::CqeMsg;
 use starverbs_star::registry::MAX_RULES;
-use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::Peer;
-use starverbs_star::wire::{Head, Packet, Prefix, Side};
+use starverbs_star::wire::{Head, Packet, Prefix, Queue, Side};
 
 const SL_QPN: u32 = 0x11;
 const SF_QPN: u32 = 0x22;
@@ -218,6 +221,30 @@ fn a_peer_that_cannot_begin_is_asked_once() {
     talk.wait(LONG);
     let ends: Vec<_> = std::iter::from_fn(|| talk.cq.poll()).map(|(cqe, _)| cqe.status).collect();
     assert_eq!(ends, [WcStatus::RetryExcErr, WcStatus::WrFlushErr]);
+}
+
+/// What the card tells of a request may be lost: the request goes again, and its completion is seen where it
+/// was stored.
+#[test]
+fn what_the_card_tells_may_be_lost() {
+    let mut talk = Talk::new(&[], false);
+    talk.answer_all();
+    let send = Send { wqe: SendWqe { wr_id: 7, ..SendWqe::default() }, sges: vec![], inline: None };
+    talk.sq.post(send).expect("room");
+    talk.sl.handle_doorbell(&mut talk.net.hosts[0].env, talk.now);
+    for _ in 0..2 {
+        talk.sl.poll_transmit(&mut talk.net.hosts[0].env, talk.now);
+        assert_eq!(talk.net.hosts[0].env.flush_star().len(), 1, "nobody says that it is stored");
+        talk.now = talk.sl.next_deadline().expect("it goes again");
+        talk.sl.handle_timeout(&mut talk.net.hosts[0].env, talk.now);
+    }
+    let (slot, env) = (talk.sl.setup().send_ring, &mut talk.net.hosts[0].env);
+    env.memory.write(slot + 8, &CqeMsg { slot, opcode: WcOpcode::Send, ..CqeMsg::default() }.body());
+    env.memory.set_word(slot, Stamp { epoch: EPOCH, seq: 0 }.word());
+    talk.sl.complete(env, talk.now, Queue::Send);
+    let ends: Vec<_> =
+        std::iter::from_fn(|| talk.cq.poll()).map(|(cqe, _)| (cqe.wr_id, cqe.status)).collect();
+    assert_eq!(ends, [(7, WcStatus::Success)]);
 }
 
 /// A peer that answers nothing has no more kept for it than all its rules, told and taken away; then it is as

@@ -480,6 +480,7 @@ impl World {
                     self.finish_end(c, e);
                 }
             }
+            self.assert_agreed(c);
         }
         self.finish_stations();
         self.finish_matching();

@@ -257,6 +257,12 @@ impl World {
         }
     }
 
+    /// The ends of a connection that lives are what they are together.
+    pub(crate) fn assert_agreed(&self, c: usize) {
+        let [a, b] = [0, 1].map(|e| self.role(c, e));
+        assert!(self.conns[c].over || a.map(Role::other) == b, "conn {c}: {a:?} and {b:?}");
+    }
+
     /// Receives of a host's shared queue that a connection may hold, as its stateful end has them already.
     pub(crate) fn held_ahead(&self, c: usize, at: usize) -> usize {
         let conn = &self.conns[c];

@@ -66,6 +66,13 @@ fn assert_often(all: &Summary, of: (&'static str, &str), in_ten: u64) {
     );
 }
 
+/// Nothing failed, and no card asked for what is not its own.
+fn assert_clean(all: &Summary) {
+    for name in ["error_completions", "retry_exceeded", "star_rejects", "star_refused", "star_bad"] {
+        assert_eq!(all.of("cards", name), 0, "{name}\n{all}");
+    }
+}
+
 /// Connections of two hosts whose ends wish for that, with programs that make no mistakes and wait for long.
 fn conns(rng: &mut Rng, wishes: [Wish; 2], shared: bool) -> Vec<ConnPlan> {
     let count = rng.within(1, 3);
@@ -118,6 +125,7 @@ fn to_and_fro(rng: &mut Rng, link: Option<Faults>, shared: bool) -> Plan {
 #[test]
 fn star_is_exactly_once_and_in_order() {
     let all = play("star_is_exactly_once_and_in_order", 300, |rng| star(rng, None, STAR, false));
+    assert_clean(&all);
     for op in ["Send", "Write", "WriteImm", "Read", "CmpSwap", "FetchAdd"] {
         assert_often(&all, ("requests", op), 10);
     }
@@ -129,12 +137,14 @@ fn star_is_exactly_once_and_in_order() {
 #[test]
 fn star_through_shared_receive_queues() {
     let all = play("star_through_shared_receive_queues", 200, |rng| star(rng, None, STAR, true));
+    assert_clean(&all);
     assert_often(&all, ("receives completed", "Success"), 100);
 }
 
 #[test]
 fn star_on_the_worst_wire() {
     let all = play("star_on_the_worst_wire", 120, |rng| star(rng, Some(WORST), STAR, false));
+    assert_clean(&all);
     for fate in ["lost", "duplicated", "reordered", "corrupted"] {
         assert_often(&all, ("frames", fate), 50);
     }
@@ -201,6 +211,7 @@ fn a_host_that_is_gone_is_noticed_and_not_written_to() {
 #[test]
 fn connections_go_to_and_fro_while_they_run() {
     let all = play("connections_go_to_and_fro_while_they_run", 300, |rng| to_and_fro(rng, None, false));
+    assert_clean(&all);
     assert_often(&all, ("cards", "star_switches"), 20);
     assert_often(&all, ("cards", "star_returns"), 20);
 }
@@ -209,12 +220,14 @@ fn connections_go_to_and_fro_while_they_run() {
 fn shared_receives_go_to_and_fro_with_their_connections() {
     let name = "shared_receives_go_to_and_fro_with_their_connections";
     let all = play(name, 200, |rng| to_and_fro(rng, None, true));
+    assert_clean(&all);
     assert_often(&all, ("cards", "star_returns"), 20);
 }
 
 #[test]
 fn the_worst_wire_changes_nothing() {
     let all = play("the_worst_wire_changes_nothing", 100, |rng| to_and_fro(rng, Some(WORST), false));
+    assert_clean(&all);
     assert_often(&all, ("cards", "star_returns"), 5);
 }
 
