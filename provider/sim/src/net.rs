@@ -274,7 +274,7 @@ impl Net {
     }
 
     /// When the next thing happens, if nobody does anything before.
-    pub fn next(&self) -> Option<Nanos> {
+    fn next(&self) -> Option<Nanos> {
         let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
         let timer =
             (0..self.hosts.len()).filter(|host| !self.dead[*host]).filter_map(|host| self.timer(host)).min();
@@ -283,7 +283,7 @@ impl Net {
     }
 
     /// The time goes on to `until`, before which nothing happens.
-    pub fn wait(&mut self, until: Nanos) {
+    fn wait(&mut self, until: Nanos) {
         self.now = self.now.max(until);
     }
 

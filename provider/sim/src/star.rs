@@ -139,11 +139,6 @@ impl Host {
         star.as_mut().is_some_and(|ends| ends.wish(&mut Turn { nic, env, now }, qpn, wish))
     }
 
-    /// The card and its host, for a turn.
-    pub fn turn(&mut self, now: Nanos) -> Turn<'_, SimEnv> {
-        Turn { nic: &mut self.nic, env: &mut self.env, now }
-    }
-
     /// Calls who serves the ends of connections, if the card has StaR.
     pub(crate) fn with_star<R>(
         &mut self,
