@@ -71,6 +71,8 @@ pub struct Tally {
     pub overrun: u64,
     /// For nobody
     pub stray: u64,
+    /// That somebody on the wire sent
+    pub forged: u64,
     /// Lost because the link was cut
     pub cut: u64,
     /// On the wire when their host went away, or thrown away by [`Net::purge`]
@@ -81,6 +83,10 @@ pub struct Tally {
 
 /// Sees frames: the host that sends one, and its bytes.
 pub type Tap = Box<dyn FnMut(usize, &[u8])>;
+
+/// Sees each StaR frame as it leaves, and may have another one arrive so many nanoseconds later, from and to
+/// where its path says.
+pub type Forger = Box<dyn FnMut(&StarFrame) -> Option<(Nanos, StarFrame)>>;
 
 struct Flight {
     from: usize,
@@ -111,8 +117,8 @@ pub struct Net {
     /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the
     /// sender, and what they say; kept where somebody takes them out
     pub star_sent: Option<Vec<(usize, Header)>>,
-    /// StaR frames that left, where somebody else carries them; `None`: this wire does
-    pub of_star: Option<Vec<StarFrame>>,
+    /// Somebody on the wire who sends StaR frames of his own
+    pub forger: Option<Forger>,
     /// What each host's card is
     cfgs: Vec<NicConfig>,
     /// What each host's card was seeded with
@@ -163,7 +169,7 @@ impl Net {
             tap: None,
             star_cut: Vec::new(),
             star_sent: None,
-            of_star: None,
+            forger: None,
             now: 1_000,
             rng,
             wire: BinaryHeap::new(),
@@ -268,7 +274,7 @@ impl Net {
     }
 
     /// When the next thing happens, if nobody does anything before.
-    pub fn next(&self) -> Option<Nanos> {
+    fn next(&self) -> Option<Nanos> {
         let arrival = self.wire.peek().map(|Reverse((at, _))| *at);
         let timer =
             (0..self.hosts.len()).filter(|host| !self.dead[*host]).filter_map(|host| self.timer(host)).min();
@@ -277,7 +283,7 @@ impl Net {
     }
 
     /// The time goes on to `until`, before which nothing happens.
-    pub fn wait(&mut self, until: Nanos) {
+    fn wait(&mut self, until: Nanos) {
         self.now = self.now.max(until);
     }
 

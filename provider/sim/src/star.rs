@@ -44,9 +44,6 @@ pub struct StarPort {
     pub ports: [u16; 2],
     /// What the card tells the library
     pub events: Vec<SlEvent>,
-    /// Messages by which peers settle roles, and the QP that each is for, where a test listens in the
-    /// library's place
-    pub listened: Option<Vec<(Qpn, Vec<u8>)>>,
     /// There is no memory for slots
     pub no_slots: bool,
     /// Under which control messages leave and come, if under one
@@ -142,11 +139,6 @@ impl Host {
         star.as_mut().is_some_and(|ends| ends.wish(&mut Turn { nic, env, now }, qpn, wish))
     }
 
-    /// The card and its host, for a turn.
-    pub fn turn(&mut self, now: Nanos) -> Turn<'_, SimEnv> {
-        Turn { nic: &mut self.nic, env: &mut self.env, now }
-    }
-
     /// Calls who serves the ends of connections, if the card has StaR.
     pub(crate) fn with_star<R>(
         &mut self,
@@ -221,7 +213,6 @@ impl Default for StarPort {
         StarPort {
             ports: [PORT_STATELESS, PORT_STATEFUL],
             events: Vec::new(),
-            listened: None,
             no_slots: false,
             seal: None,
             heard: None,
@@ -234,10 +225,6 @@ impl Default for StarPort {
 impl StarPort {
     /// A peer says what it would be. False: there is no StaR here.
     pub(crate) fn hear(&mut self, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) -> bool {
-        if let Some(listened) = &mut self.listened {
-            listened.push((ends.1, message.to_vec()));
-            return true;
-        }
         if let (Some(heard), Some(new)) = (&mut self.heard, Heard::new(meta, ends, message)) {
             heard.push_back(new);
         }

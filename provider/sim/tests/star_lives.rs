@@ -237,6 +237,24 @@ fn who_was_given_up_hears_it_when_it_asks() {
     assert_eq!(w.ends(SL), [(6, WcStatus::RetryExcErr)]);
 }
 
+/// SL's program takes its end to ERR while its first word is on the way, so that SF is told that it ends
+/// before it is told of memory. What SF's program posts then fails.
+#[test]
+fn who_ended_before_it_began_is_not_waited_for() {
+    let mut w = World::new(STAR, Setup::default());
+    w.connect();
+    while w.role(SL).is_none() {
+        assert!(w.net.step());
+    }
+    let now = w.net.now();
+    w.net.hosts[SL].to_state(w.qpns[SL], QpState::Err, now).expect("from every state");
+    w.net.run_for(SECOND);
+    assert_eq!(w.role(SF), Some(Role::Stateful));
+    w.write(SF, 6, SendFlags::SIGNALED);
+    w.net.run_for(10 * SECOND);
+    assert_eq!(w.ends(SF), [(6, WcStatus::RetryExcErr)]);
+}
+
 /// A SEND that is to take away a key that its peer does not have fails, as RC's does; what comes behind it is
 /// not done.
 #[test]

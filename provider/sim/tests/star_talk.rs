@@ -2,15 +2,18 @@
 
 use starverbs_core::env::{RecvQueue, SendQueue};
 use starverbs_core::mr::Rule;
-use starverbs_core::{Access, Av, Gid, Mtu, Nanos, NicConfig, PdId, Psn, SendOp, SendWqe, WcStatus};
+use starverbs_core::{
+    Access, Av, Gid, Mtu, Nanos, NicConfig, PdId, Psn, SendOp, SendWqe, WcOpcode, WcStatus,
+};
 use starverbs_sim::{Faults, Net, Recv, Send, SimCq, SimEnv, SimRq, SimSq};
 use starverbs_star::channel::FIRST_TIMEOUT;
 use starverbs_star::control::{Control, MAX_CONTROL, Setup, Sum};
 use starverbs_star::library::{Patience, SlInit, SlQp, SlState};
+use starverbs_star::message::CqeMsg;
 use starverbs_star::registry::MAX_RULES;
-use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT};
+use starverbs_star::ring::{CQE_SLOT, REPLAY_SLOT, Stamp};
 use starverbs_star::stateless::Peer;
-use starverbs_star::wire::{Head, Packet, Prefix, Side};
+use starverbs_star::wire::{Head, Packet, Prefix, Queue, Side};
 
 const SL_QPN: u32 = 0x11;
 const SF_QPN: u32 = 0x22;
@@ -181,6 +184,23 @@ fn one_that_others_speak_for_says_no_rule_late() {
     assert!(talk.sl.must_tell() && talk.sl.is_heard());
 }
 
+/// One that had given up saying something ends: it says so all the same, and is not looked at all the time
+/// meanwhile.
+#[test]
+fn one_that_had_fallen_silent_says_its_last_word() {
+    let mut talk = Talk::new(&[], false);
+    talk.answer_all();
+    talk.sl.tell(&mut talk.net.hosts[0].env, talk.now, Control::Rule(rule(2)));
+    talk.said();
+    talk.wait(LONG);
+    assert_eq!(talk.sl.next_deadline(), None, "it has said it often enough");
+    let (_, parting) = talk.sl.close(talk.now, false);
+    let (mut parting, env) = (parting.expect("it has something to say"), &mut talk.net.hosts[0].env);
+    assert!(!parting.poll(env, talk.now));
+    assert_eq!(env.flush_star().len(), 1);
+    assert!(parting.next_deadline() >= talk.now + FIRST_TIMEOUT);
+}
+
 /// A stateful end that cannot begin says so: nothing more is asked of it, receives wait, and who sends is
 /// told after the time that RC would take.
 #[test]
@@ -201,6 +221,30 @@ fn a_peer_that_cannot_begin_is_asked_once() {
     talk.wait(LONG);
     let ends: Vec<_> = std::iter::from_fn(|| talk.cq.poll()).map(|(cqe, _)| cqe.status).collect();
     assert_eq!(ends, [WcStatus::RetryExcErr, WcStatus::WrFlushErr]);
+}
+
+/// What the card tells of a request may be lost: the request goes again, and its completion is seen where it
+/// was stored.
+#[test]
+fn what_the_card_tells_may_be_lost() {
+    let mut talk = Talk::new(&[], false);
+    talk.answer_all();
+    let send = Send { wqe: SendWqe { wr_id: 7, ..SendWqe::default() }, sges: vec![], inline: None };
+    talk.sq.post(send).expect("room");
+    talk.sl.handle_doorbell(&mut talk.net.hosts[0].env, talk.now);
+    for _ in 0..2 {
+        talk.sl.poll_transmit(&mut talk.net.hosts[0].env, talk.now);
+        assert_eq!(talk.net.hosts[0].env.flush_star().len(), 1, "nobody says that it is stored");
+        talk.now = talk.sl.next_deadline().expect("it goes again");
+        talk.sl.handle_timeout(&mut talk.net.hosts[0].env, talk.now);
+    }
+    let (slot, env) = (talk.sl.setup().send_ring, &mut talk.net.hosts[0].env);
+    env.memory.write(slot + 8, &CqeMsg { slot, opcode: WcOpcode::Send, ..CqeMsg::default() }.body());
+    env.memory.set_word(slot, Stamp { epoch: EPOCH, seq: 0 }.word());
+    talk.sl.complete(env, talk.now, Queue::Send);
+    let ends: Vec<_> =
+        std::iter::from_fn(|| talk.cq.poll()).map(|(cqe, _)| (cqe.wr_id, cqe.status)).collect();
+    assert_eq!(ends, [(7, WcStatus::Success)]);
 }
 
 /// A peer that answers nothing has no more kept for it than all its rules, told and taken away; then it is as

@@ -39,22 +39,31 @@ impl Arena {
         let mut now = vec![0; len as usize];
         rng.fill(&mut now);
         host.env.memory.write(addr, &now);
-        host.env.memory.allow(addr, u64::from(len), READ | WRITE);
         let mut ever = Vec::new();
         if keeps {
             ever.push(Effect { seq: 0, off: 0, bytes: now.clone() });
         }
-        Arena { addr, key, base: now.clone(), now, log: VecDeque::new(), ever, keeps }
+        let arena = Arena { addr, key, base: now.clone(), now, log: VecDeque::new(), ever, keeps };
+        arena.open(host);
+        arena
     }
 
     /// The host lost its memory: a region at the same place with the same key. What is still on the wire for
-    /// it, and is of a kind that UC takes, is written where it would have been before.
+    /// it is written where it would have been before, if it is of a kind that UC takes; else nobody may write
+    /// here before the connection begins anew.
     pub(crate) fn renew(&mut self, host: &mut Host, access: Access) {
         let again = host.region(self.len() as u64, access);
         assert_eq!(again, (self.addr, self.key), "regions come again in another order");
         host.env.memory.write(self.addr, &self.now);
-        host.env.memory.allow(self.addr, self.len() as u64, READ | WRITE);
+        if self.keeps {
+            self.open(host);
+        }
         self.adopt(host);
+    }
+
+    /// From now on the card may write here, as its connection begins.
+    pub(crate) fn open(&self, host: &mut Host) {
+        host.env.memory.allow(self.addr, self.len() as u64, READ | WRITE);
     }
 
     pub(crate) fn len(&self) -> usize {

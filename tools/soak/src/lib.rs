@@ -1,7 +1,8 @@
 //! Cards on a hostile virtual network, judged by a model.
 //!
 //! A seed gives a plan: hosts, links and what they do to frames, connections, sizes of queues, operations,
-//! mistakes of programs, and what befalls hosts. [`run`] plays it. The judge knows what programs posted and
+//! mistakes of programs, and what befalls hosts. [`run`] plays it; a test that wants a certain kind of trouble
+//! writes a [`Plan`] of its own, and its [`World`] runs that. The judge knows what programs posted and
 //! what a card promises for that; it asks no card whether it was right. docs/faults.md says what it holds
 //! cards to.
 #![forbid(unsafe_code)]
@@ -9,6 +10,7 @@
 mod arena;
 mod conn;
 mod datagram;
+mod forger;
 mod judge;
 mod life;
 mod plan;
@@ -22,11 +24,12 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+pub use plan::{At, Chaos, ConnPlan, Kind, Plan, Whose, any_conn, any_link};
+pub use star::{ROOMY, StarPlan};
 pub use summary::Summary;
+pub use world::World;
 
-use plan::Plan;
 use starverbs_sim::Rng;
-use world::World;
 
 /// A run in which something was not as it must be.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use starverbs_core::mr::WindowType;
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::{Access, Nanos, QpState, QpType, Qpn, SrqId};
 use starverbs_sim::{SimRq, SimSq};
+use starverbs_star::control::Wish;
 
 use crate::arena::Arena;
 use crate::conn::{Bound, Cause, Conn, End, Source, Window};
@@ -161,7 +162,38 @@ impl World {
     /// As [`kill`](Self::kill), and for `time` nobody does anything about it.
     pub(crate) fn abandon(&mut self, c: usize, e: usize, time: Nanos) {
         self.kill(c, e);
-        self.conns[c].abandoned = self.net.now() + time;
+        self.leave(c, time);
+    }
+
+    /// For `time` nobody does anything about a connection, with which something is wrong.
+    fn leave(&mut self, c: usize, time: Nanos) {
+        let conn = &mut self.conns[c];
+        conn.abandoned = conn.abandoned.max(self.net.now() + time);
+    }
+
+    /// A program changes its mind about what its end is to be of StaR.
+    pub(crate) fn want(&mut self, c: usize, e: usize, wish: Wish) {
+        let (now, end) = (self.net.now(), &self.conns[c].ends[e]);
+        self.net.hosts[end.host].change_wish(end.qpn, wish, now);
+    }
+
+    /// A program destroys the queue pair of an end with all that is posted to it, and makes another; for `time`
+    /// nobody does anything about it.
+    pub(crate) fn destroy(&mut self, c: usize, e: usize, time: Nanos) {
+        if self.conns[c].over || self.conns[c].ends[e].cause == Some(Cause::Gone) {
+            return;
+        }
+        let (now, at) = (self.net.now(), self.conns[c].ends[e].host);
+        self.poll(at);
+        self.net.hosts[at].destroy_qp(self.conns[c].ends[e].qpn, now).expect("it exists");
+        self.who.remove(&(at, self.conns[c].ends[e].qpn));
+        let end = &mut self.conns[c].ends[e];
+        let pieces = end.sends.iter().flat_map(|wr| &wr.pieces);
+        let pieces: Vec<_> = pieces.chain(end.recvs.iter().flat_map(|wr| &wr.pieces)).copied().collect();
+        self.sites[at].pool.give(&mut self.net.hosts[at], &pieces);
+        self.make_again(c, e);
+        self.doom(c);
+        self.leave(c, time);
     }
 
     /// Has an end finish what it began; it goes on when it is told that this is done.
@@ -210,8 +242,25 @@ impl World {
     pub(crate) fn doom_all(&mut self) -> bool {
         let doomed: Vec<usize> =
             (0..self.conns.len()).filter(|c| self.conns[*c].doom.is_some() && !self.conns[*c].over).collect();
-        doomed.iter().for_each(|c| self.mend(*c));
+        for c in &doomed {
+            self.assert_told(*c);
+            self.mend(*c);
+        }
         !doomed.is_empty()
+    }
+
+    /// Nothing happens any more: who sent to a peer that is gone, and would not wait for it for ever, has been
+    /// told.
+    fn assert_told(&self, c: usize) {
+        let conn = &self.conns[c];
+        for e in 0..2 {
+            let (me, peer) = (&conn.ends[e], &conn.ends[1 - e]);
+            let waits = peer.down() && !me.down() && me.rung && self.state(c, e) == QpState::Rts;
+            if waits && conn.reliable() && conn.plan.setup.timeout > 0 {
+                let waiting = me.sends.iter().find(|wr| wr.signaled);
+                assert!(waiting.is_none(), "conn {c}.{e}: {waiting:?} waits for nobody");
+            }
+        }
     }
 
     /// A program does something about a connection that failed.
@@ -363,6 +412,7 @@ impl World {
         (end.done, end.rung) = (end.next, true);
         if reliable {
             end.arena.adopt(host);
+            end.arena.open(host);
         }
         if let Some(w) = &mut end.window {
             w.bound = Bound::No;
@@ -373,7 +423,8 @@ impl World {
 
     /// A host ends without a word. Its programs begin again: the same queue pairs in the same order, so that
     /// their numbers and keys are those of before.
-    pub(crate) fn restart(&mut self, at: usize) {
+    /// For `time` nobody does anything about connections with it.
+    pub(crate) fn restart(&mut self, at: usize, time: Nanos) {
         self.net.restart(at);
         self.who.retain(|(host, _), _| *host != at);
         let site = self.make_site(at);
@@ -389,12 +440,22 @@ impl World {
             let ends = self.conns[c].plan.hosts;
             if ends.contains(&at) && !self.conns[c].over {
                 self.doom(c);
+                self.leave(c, time);
             }
         }
         self.restart_stations(at);
     }
 
     fn come_up(&mut self, c: usize, e: usize) {
+        self.make_again(c, e);
+        let at = self.conns[c].ends[e].host;
+        self.conns[c].ends[e].arena.renew(&mut self.net.hosts[at], all_rights());
+        let window = (self.conns[c].plan.kind == Kind::Rc).then(|| self.make_window(at));
+        self.conns[c].ends[e].window = window;
+    }
+
+    /// An end has a new queue pair, and nothing of the one before.
+    fn make_again(&mut self, c: usize, e: usize) {
         let plan = self.conns[c].plan.clone();
         let sq = SimSq::new(plan.sq[e]);
         let end = &mut self.conns[c].ends[e];
@@ -404,14 +465,11 @@ impl World {
         end.sends.clear();
         end.recvs.clear();
         end.inbox.clear();
-        (end.cause, end.left) = (Some(Cause::Gone), end.left);
-        let (source, cqs, at) = (end.source.clone(), end.cqs, end.host);
+        end.cause = Some(Cause::Gone);
+        let (source, cqs) = (end.source.clone(), end.cqs);
         let qpn = self.make_qp(c, e, &plan, &sq, &source, cqs);
         let end = &mut self.conns[c].ends[e];
         (end.qpn, end.sq) = (qpn, sq);
-        end.arena.renew(&mut self.net.hosts[at], all_rights());
-        let window = (plan.kind == Kind::Rc).then(|| self.make_window(at));
-        self.conns[c].ends[e].window = window;
     }
 
     /// Nothing happens any more: all must have.
@@ -422,6 +480,7 @@ impl World {
                     self.finish_end(c, e);
                 }
             }
+            self.assert_agreed(c);
         }
         self.finish_stations();
         self.finish_matching();

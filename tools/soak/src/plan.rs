@@ -9,65 +9,86 @@ use crate::star::StarPlan;
 
 /// Transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// Reliable
     Rc,
+    /// Unreliable
     Uc,
     /// Only the first end asks
     Xrc,
 }
 
-/// Something that befalls the world.
+/// A host's number.
+pub type At = usize;
+
+/// An end of a connection: the connection's number, and which of its ends.
+pub type Whose = (usize, usize);
+
+/// Something that befalls the world. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Chaos {
-    /// A link, or both ways of it, carries nothing
-    Cut { from: usize, to: usize, both: bool, time: Nanos },
-    /// A host gets no CPU
-    Nap { host: usize, time: Nanos },
+pub enum Chaos {
+    /// The link from one host to another, or both ways of it, carries nothing for so long
+    Cut(At, At, bool, Nanos),
+    /// A host gets no CPU for so long
+    Nap(At, Nanos),
     /// A program takes a QP to ERR
-    Kill { conn: usize, end: usize },
+    Kill(Whose),
     /// Likewise, and for so long nobody does anything about it, while its peer asks
-    Abandon { conn: usize, end: usize, time: Nanos },
-    /// A host ends without a word and comes up again
-    Restart { host: usize },
+    Abandon(Whose, Nanos),
+    /// A program destroys a QP with all that is posted to it, and for so long nobody does anything about it
+    Destroy(Whose, Nanos),
+    /// A host ends without a word and comes up again; for so long nobody does anything about its connections
+    Restart(At, Nanos),
     /// A program drains a send queue and goes on
-    Drain { conn: usize, end: usize },
+    Drain(Whose),
     /// A card with StaR is to keep so many connections from now on
-    Crowd { host: usize, threshold: u32 },
+    Crowd(At, u32),
+    /// A program wants its end of StaR to be that from now on
+    Want(Whose, Wish),
+    /// Of what a host sends nothing comes through to StaR's ports for so long
+    Shut(At, Nanos),
 }
 
 /// A connection.
 #[derive(Clone, Debug)]
-pub(crate) struct ConnPlan {
-    pub(crate) kind: Kind,
-    pub(crate) hosts: [usize; 2],
-    pub(crate) setup: Setup,
-    pub(crate) sq: [u32; 2],
-    pub(crate) rq: [usize; 2],
+pub struct ConnPlan {
+    /// Its transport
+    pub kind: Kind,
+    /// Where its ends are
+    pub hosts: [At; 2],
+    /// How it is connected
+    pub setup: Setup,
+    /// Slots of the send queues
+    pub sq: [u32; 2],
+    /// Slots of the receive queues
+    pub rq: [usize; 2],
     /// Receives come from the host's SRQ
-    pub(crate) shared: [bool; 2],
-    pub(crate) all_signaled: bool,
+    pub shared: [bool; 2],
+    /// All requests are signaled
+    pub all_signaled: bool,
     /// Operations that each end posts
-    pub(crate) ops: [u32; 2],
-    pub(crate) kinds: Vec<SendOp>,
+    pub ops: [u32; 2],
+    /// Those to choose from
+    pub kinds: Vec<SendOp>,
     /// Bytes of the regions
-    pub(crate) region: u32,
+    pub region: u32,
     /// Share of signaled requests
-    pub(crate) signaled: f64,
+    pub signaled: f64,
     /// Share of requests that must fail
-    pub(crate) bad: f64,
+    pub bad: f64,
     /// Share of receives that must fail
-    pub(crate) bad_recv: f64,
+    pub bad_recv: f64,
     /// Share of requests whose length is the longest that the peer takes
-    pub(crate) long: f64,
+    pub long: f64,
     /// How often it may be set up anew after it failed
-    pub(crate) lives: u32,
+    pub lives: u32,
     /// What its ends would be of StaR
-    pub(crate) wishes: [Wish; 2],
+    pub wishes: [Wish; 2],
 }
 
 /// A run.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub struct Plan {
     /// One of the rare long ones
     pub(crate) is_long: bool,
     pub(crate) hosts: usize,
@@ -75,17 +96,20 @@ pub(crate) struct Plan {
     pub(crate) ports: Vec<usize>,
     pub(crate) mtu: Mtu,
     /// The cards have room for few QP contexts
-    pub(crate) contexts: Option<ContextCache>,
+    pub contexts: Option<ContextCache>,
+    /// Hosts whose cards have room for all of them
+    pub ample: Vec<At>,
     /// Hosts whose cards say how many receives are posted
     pub(crate) credits: Vec<bool>,
     /// Every link that is not quiet
-    pub(crate) links: Vec<(usize, usize, Faults)>,
-    pub(crate) conns: Vec<ConnPlan>,
+    pub(crate) links: Vec<(At, At, Faults)>,
+    /// The connections
+    pub conns: Vec<ConnPlan>,
     /// Hosts of the UD QPs
-    pub(crate) datagrams: Vec<usize>,
+    pub(crate) datagrams: Vec<At>,
     pub(crate) datagram_ops: u32,
     /// Hosts and number of messages of tag matching
-    pub(crate) tags: Vec<([usize; 2], u32)>,
+    pub(crate) tags: Vec<([At; 2], u32)>,
     /// Room of each receive
     pub(crate) room: u32,
     pub(crate) srq_slots: usize,
@@ -94,17 +118,17 @@ pub(crate) struct Plan {
     pub(crate) feed: f64,
     pub(crate) act: f64,
     /// What befalls, by step
-    pub(crate) chaos: Vec<(usize, Chaos)>,
+    pub chaos: Vec<(usize, Chaos)>,
     /// What the cards have of StaR, if some have it
-    pub(crate) star: Option<StarPlan>,
+    pub star: Option<StarPlan>,
 }
 
 const MS: Nanos = 1_000_000;
 /// What a queue pair does to its peer's memory window, and its peer to its own.
 const WINDOW_OPS: [SendOp; 3] = [SendOp::BindMw, SendOp::LocalInv, SendOp::SendInv];
 
-/// A link's faults: one trouble or all of them.
-fn any_link(rng: &mut Rng) -> Faults {
+/// A link's faults as a seed has them: one trouble or all of them.
+pub fn any_link(rng: &mut Rng) -> Faults {
     let mut f = Faults {
         jitter: rng.pick(&[0, 500, 20_000]),
         delay: rng.pick(&[200, 2_000, 2_000, 50_000, 5 * MS]),
@@ -147,7 +171,9 @@ fn any_setup(rng: &mut Rng) -> Setup {
     }
 }
 
-fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPlan {
+/// A connection as a seed has it, of some of `hosts` hosts, with up to `ops` operations each way; `trouble`:
+/// some of them must fail.
+pub fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPlan {
     let kind = rng.pick(&[Kind::Rc, Kind::Rc, Kind::Rc, Kind::Rc, Kind::Uc, Kind::Xrc]);
     let a = rng.below(hosts as u64) as usize;
     let mut b = rng.below(hosts as u64) as usize;
@@ -192,11 +218,11 @@ fn any_chaos(rng: &mut Rng, plan: &Plan, steps: u64) -> (usize, Chaos) {
     let end = rng.below(2) as usize;
     let time = rng.pick(&[MS / 10, 5 * MS, 100 * MS, 1_000 * MS]);
     let chaos = match rng.below(9) {
-        0..=2 => Chaos::Cut { from: host, to, both: rng.chance(0.5), time: 2 * time },
-        3 | 4 => Chaos::Nap { host, time },
-        5 => Chaos::Kill { conn, end },
-        6 if plan.tags.is_empty() => Chaos::Restart { host },
-        _ => Chaos::Drain { conn, end },
+        0..=2 => Chaos::Cut(host, to, rng.chance(0.5), 2 * time),
+        3 | 4 => Chaos::Nap(host, time),
+        5 => Chaos::Kill((conn, end)),
+        6 if plan.tags.is_empty() => Chaos::Restart(host, 0),
+        _ => Chaos::Drain((conn, end)),
     };
     (rng.below(steps) as usize, chaos)
 }
@@ -213,8 +239,28 @@ fn any_contexts(rng: &mut Rng) -> Option<ContextCache> {
 }
 
 impl Plan {
+    /// Two hosts with these connections, whose links are both alike: nothing befalls them, and what else there
+    /// is of a plan, as the size of queues, is as a seed has it.
+    pub fn of_two(rng: &mut Rng, link: Faults, conns: Vec<ConnPlan>) -> Plan {
+        let any = Plan::new(rng);
+        Plan {
+            is_long: false,
+            hosts: 2,
+            contexts: None,
+            ample: vec![],
+            credits: any.credits[..2].to_vec(),
+            links: vec![(0, 1, link), (1, 0, link)],
+            conns,
+            datagrams: vec![],
+            tags: vec![],
+            chaos: vec![],
+            star: None,
+            ..any
+        }
+    }
+
     /// The plan of a seed. One run in a few hundred is a long one.
-    pub(crate) fn new(rng: &mut Rng) -> Plan {
+    pub fn new(rng: &mut Rng) -> Plan {
         let long = rng.chance(0.003);
         let big = long || rng.chance(0.1);
         let hosts = if big { rng.within(2, 8) } else { rng.within(2, 3) } as usize;
@@ -239,6 +285,7 @@ impl Plan {
             ports: (0..hosts).map(|_| rng.pick(&[1, 3, 64])).collect(),
             mtu: rng.pick(&[Mtu::M256, Mtu::M1024, Mtu::M4096]),
             contexts: None,
+            ample: vec![],
             credits: vec![],
             links,
             conns: (0..conns).map(|_| any_conn(rng, hosts, ops, trouble)).collect(),
@@ -284,7 +331,7 @@ impl Plan {
         for _ in 0..rng.within(1, 3) {
             let (conn, end) = (rng.below(self.conns.len() as u64) as usize, rng.below(2) as usize);
             let time = rng.pick(&[10 * MS, 1_000 * MS, 40_000 * MS]);
-            self.chaos.push((rng.below(200) as usize, Chaos::Abandon { conn, end, time }));
+            self.chaos.push((rng.below(200) as usize, Chaos::Abandon((conn, end), time)));
         }
     }
 }

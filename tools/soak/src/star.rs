@@ -7,6 +7,7 @@ use starverbs_star::negotiate::Outcome;
 use starverbs_star::wire::{Header, Opt, Ptype};
 
 use crate::conn::{Bad, Bound, End, Source, Wr};
+use crate::forger::forger;
 use crate::life::all_rights;
 use crate::plan::{Chaos, Kind, Plan};
 use crate::world::{Who, World};
@@ -15,22 +16,37 @@ use crate::world::{Who, World};
 /// gone.
 const LATE: Nanos = 100_000;
 /// A threshold beyond the connections of any run.
-const ROOMY: u32 = 120;
+pub const ROOMY: u32 = 120;
 /// Receives of a shared queue that a connection holds at most.
 const AHEAD: usize = 64;
 
 /// What the cards of a run have of StaR.
 #[derive(Clone, Debug)]
-pub(crate) struct StarPlan {
+pub struct StarPlan {
     /// From how many stateful connections on a card wants no more
-    pub(crate) threshold: u32,
+    pub threshold: u32,
     /// Of each host: the number of its key, 0 for none; `None`: it has no StaR
-    pub(crate) cards: Vec<Option<u8>>,
+    pub cards: Vec<Option<u8>>,
     /// Buffers of a region: where each has one of its own, its rule is told first
-    pub(crate) together: u64,
+    pub together: u64,
+    /// Somebody on the wire says what the ends did not, without a key
+    pub forged: bool,
+}
+
+impl StarPlan {
+    /// Two cards without keys that have room for all connections.
+    pub fn roomy() -> Self {
+        StarPlan { threshold: ROOMY, cards: vec![Some(0); 2], together: 16, forged: false }
+    }
 }
 
 impl Plan {
+    /// The cards have StaR, and links hold no frame back for longer than its ends take it for gone.
+    pub fn have_star(&mut self, star: StarPlan) {
+        self.links.iter_mut().for_each(|(_, _, faults)| faults.late = faults.late.min(LATE));
+        self.star = Some(star);
+    }
+
     /// Three runs in ten have cards with StaR, most of whose connections of RC wish for it.
     pub(crate) fn mix_star(&mut self, rng: &mut Rng) {
         let share = rng.pick(&[0.4, 0.8, 1.0]);
@@ -43,7 +59,7 @@ impl Plan {
         };
         let threshold = rng.pick(&[0, 0, 1, ROOMY]);
         let cards = (0..self.hosts).map(|_| rng.pick(keys)).collect();
-        let plan = StarPlan { threshold, cards, together: rng.pick(&[1, 16, 16]) };
+        let plan = StarPlan { threshold, cards, together: rng.pick(&[1, 16, 16]), ..StarPlan::roomy() };
         let wishes = [
             [Wish::Stateless, Wish::Stateful],
             [Wish::Stateful, Wish::Stateless],
@@ -57,9 +73,8 @@ impl Plan {
         if !rng.chance(0.3) {
             return;
         }
-        for (_, _, faults) in &mut self.links {
-            faults.late = faults.late.min(LATE);
-        }
+        let roomy = plan.threshold == ROOMY;
+        self.have_star(plan);
         for conn in self.conns.iter_mut().filter(|conn| conn.kind == Kind::Rc) {
             if rng.chance(share) {
                 conn.wishes = rng.pick(&wishes);
@@ -70,8 +85,6 @@ impl Plan {
                 }
             }
         }
-        let roomy = plan.threshold == ROOMY;
-        self.star = Some(plan);
         /* last, so that other seeds' plans are what they were before there was this */
         if roomy && self.contexts.is_none() {
             self.mix_switches(rng);
@@ -89,10 +102,10 @@ impl Plan {
         }
         for _ in 0..rng.within(1, if self.is_long { 40 } else { 6 }) {
             let (host, at) = (rng.below(hosts) as usize, rng.below(steps) as usize);
-            self.chaos.push((at, Chaos::Crowd { host, threshold: rng.pick(&[0, 0, 1]) }));
+            self.chaos.push((at, Chaos::Crowd(host, rng.pick(&[0, 0, 1]))));
             if rng.chance(0.7) {
                 let later = at + rng.within(10, steps / 2) as usize;
-                self.chaos.push((later, Chaos::Crowd { host, threshold: ROOMY }));
+                self.chaos.push((later, Chaos::Crowd(host, ROOMY)));
             }
         }
     }
@@ -212,8 +225,11 @@ impl World {
 
     /// The cards get their StaR.
     pub(crate) fn open_star(&mut self, seed: u64) {
-        let Some(StarPlan { threshold, cards, .. }) = &self.plan.star else { return };
+        let Some(StarPlan { threshold, cards, forged, .. }) = &self.plan.star else { return };
         self.net.star_sent = Some(Vec::new());
+        if *forged {
+            self.net.forger = Some(forger(seed));
+        }
         for (host, card) in cards.iter().enumerate() {
             let Some(key) = card else { continue };
             let key = (*key > 0).then_some([*key; 32]);
@@ -239,6 +255,12 @@ impl World {
             Outcome::Star { role, .. } => Some(role),
             Outcome::Plain => None,
         }
+    }
+
+    /// The ends of a connection that lives are what they are together.
+    pub(crate) fn assert_agreed(&self, c: usize) {
+        let [a, b] = [0, 1].map(|e| self.role(c, e));
+        assert!(self.conns[c].over || a.map(Role::other) == b, "conn {c}: {a:?} and {b:?}");
     }
 
     /// Receives of a host's shared queue that a connection may hold, as its stateful end has them already.

@@ -52,6 +52,7 @@ impl Summary {
             ("overran a queue", t.overrun),
             ("into a cut link", t.cut),
             ("purged", t.purged),
+            ("forged", t.forged),
             ("delivered", t.delivered),
         ];
         for (name, n) in all {

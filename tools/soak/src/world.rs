@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use starverbs_core::{AsyncEvent, Limits, NicConfig, PdId, QpState, Qpn, SrqId};
+use starverbs_core::{AsyncEvent, Limits, Nanos, NicConfig, PdId, QpState, Qpn, SrqId};
 use starverbs_sim::{Faults, Net, Rng, SimCq, SimRq};
 
 use crate::conn::{Conn, RecvWr};
@@ -69,8 +69,9 @@ pub(crate) enum Who {
 }
 
 /// A run.
-pub(crate) struct World {
-    pub(crate) net: Net,
+pub struct World {
+    /// Hosts and network
+    pub net: Net,
     pub(crate) rng: Rng,
     pub(crate) plan: Plan,
     pub(crate) sites: Vec<Site>,
@@ -80,15 +81,18 @@ pub(crate) struct World {
     pub(crate) who: HashMap<(usize, Qpn), Who>,
     /// Whose each number was first, over all restarts
     pub(crate) had: HashMap<(usize, Qpn), (usize, usize)>,
-    pub(crate) summary: Summary,
+    /// What happened so far
+    pub summary: Summary,
     pub(crate) stalls: Stalls,
+    /// Hosts of which nothing comes through to StaR's ports, and until when, ns
+    shut: Vec<(usize, Nanos)>,
     pub(crate) step: usize,
     trace: bool,
 }
 
 impl World {
-    /// The world of a seed.
-    pub(crate) fn new(seed: u64, plan: Plan, trace: bool) -> Self {
+    /// The world of a seed; with `trace`, each frame, post, completion and event is printed to standard error.
+    pub fn new(seed: u64, plan: Plan, trace: bool) -> Self {
         /* small pools come to their end, and cost less to make */
         let pools = [(8, 2), (16, 4), (48, 16), (1024, 64)][if plan.is_long { 3 } else { seed as usize % 3 }];
         let limits = Limits { qps: 4096, ..Limits::default() };
@@ -103,8 +107,12 @@ impl World {
             ..NicConfig::default()
         };
         let mut net = Net::new(plan.hosts as u8, cfg, Faults::default(), seed);
-        for (at, _) in plan.credits.iter().enumerate().filter(|(_, credits)| **credits) {
-            net.replace_card(at, NicConfig { credits: true, ..cfg });
+        for (at, credits) in plan.credits.iter().copied().enumerate() {
+            let ample = plan.ample.contains(&at);
+            if credits || ample {
+                let contexts = cfg.contexts.filter(|_| !ample);
+                net.replace_card(at, NicConfig { credits, contexts, ..cfg });
+            }
         }
         net.trace = trace;
         for (from, to, faults) in &plan.links {
@@ -122,6 +130,7 @@ impl World {
             who: HashMap::new(),
             had: HashMap::new(),
             summary: Summary { runs: 1, ..Summary::default() },
+            shut: vec![],
             step: 0,
             trace,
         };
@@ -175,14 +184,18 @@ impl World {
         self.net.hosts[end.host].state(end.qpn)
     }
 
-    /// Runs to the end. Panics where something is not as it must be.
-    pub(crate) fn run(&mut self) {
+    /// Runs to the end.
+    ///
+    /// # Panics
+    /// Something is not as it must be.
+    pub fn run(&mut self) {
         let chaos = std::mem::take(&mut self.plan.chaos);
         loop {
             self.step += 1;
             assert!(self.step < STEPS, "no end after {STEPS} steps");
             let now = self.step;
             chaos.iter().filter(|(step, _)| *step == now).for_each(|(_, one)| self.befall(*one));
+            self.open_ports();
             self.act(false);
             let happened = self.go_on();
             self.look_for_stalls();
@@ -345,34 +358,48 @@ impl World {
         self.look_at_packets();
         self.say(|| format!("{chaos:?}"));
         let name = format!("{chaos:?}");
-        self.summary.add("befell", name.split(' ').next().unwrap_or(""), 1);
+        self.summary.add("befell", name.split('(').next().unwrap_or(""), 1);
         match chaos {
-            Chaos::Cut { from, to, both, time } => {
-                self.net.cut(from, to, time);
-                if both {
-                    self.net.cut(to, from, time);
-                }
-                for (from, to) in [(from, to), (to, from)] {
-                    self.stalls.hold_up(from, to, self.net.now() + time);
-                }
-                for conn in &mut self.conns {
-                    if conn.plan.hosts == [from, to] || conn.plan.hosts == [to, from] {
-                        conn.silent += time;
-                    }
-                }
-            }
-            Chaos::Nap { host, time } => {
+            Chaos::Cut(from, to, both, time) => self.cut(from, to, both, time),
+            Chaos::Nap(host, time) => {
                 self.stalls.hold_up_host(host, self.net.now() + time);
                 self.net.sleep(host, time);
             }
-            Chaos::Kill { conn, end } => self.kill(conn, end),
-            Chaos::Abandon { conn, end, time } => self.abandon(conn, end, time),
-            Chaos::Restart { host } => {
+            Chaos::Kill((c, e)) => self.kill(c, e),
+            Chaos::Abandon((c, e), time) => self.abandon(c, e, time),
+            Chaos::Destroy((c, e), time) => self.destroy(c, e, time),
+            Chaos::Restart(host, time) => {
                 self.stalls.hold_up_host(host, self.net.now());
-                self.restart(host);
+                self.restart(host, time);
             }
-            Chaos::Drain { conn, end } => self.drain(conn, end),
-            Chaos::Crowd { host, threshold } => self.net.crowd(host, threshold),
+            Chaos::Drain((c, e)) => self.drain(c, e),
+            Chaos::Crowd(host, threshold) => self.net.crowd(host, threshold),
+            Chaos::Want((c, e), wish) => self.want(c, e, wish),
+            Chaos::Shut(host, time) => self.shut.push((host, self.net.now() + time)),
+        }
+    }
+
+    /// StaR's ports that were closed for some time are open again.
+    fn open_ports(&mut self) {
+        if !self.shut.is_empty() {
+            self.shut.retain(|(_, until)| *until > self.net.now());
+            self.net.star_cut = self.shut.iter().map(|(host, _)| *host).collect();
+        }
+    }
+
+    /// A link, or both ways of it, carries nothing for `time`.
+    fn cut(&mut self, from: usize, to: usize, both: bool, time: Nanos) {
+        self.net.cut(from, to, time);
+        if both {
+            self.net.cut(to, from, time);
+        }
+        for (from, to) in [(from, to), (to, from)] {
+            self.stalls.hold_up(from, to, self.net.now() + time);
+        }
+        for conn in &mut self.conns {
+            if conn.plan.hosts == [from, to] || conn.plan.hosts == [to, from] {
+                conn.silent += time;
+            }
         }
     }
 }

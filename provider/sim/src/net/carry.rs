@@ -76,11 +76,16 @@ impl Net {
             let at = together.unwrap_or_else(|| self.arrival(from, dest, &faults));
             first = Some(at);
             self.say_of(from, "sent", &bytes, star.as_ref());
-            self.order += 1;
-            self.wire.push(Reverse((at, self.order)));
             let bytes = if copies > 1 { bytes.clone() } else { std::mem::take(&mut bytes) };
-            self.flights.insert(self.order, Flight { from, to: dest, meta, bytes, star, queue });
+            self.put(at, Flight { from, to: dest, meta, bytes, star, queue });
         }
+    }
+
+    /// A frame arrives at a time.
+    pub(super) fn put(&mut self, at: Nanos, flight: Flight) {
+        self.order += 1;
+        self.wire.push(Reverse((at, self.order)));
+        self.flights.insert(self.order, flight);
     }
 
     /// A frame that arrives at a host that takes time over each waits there from now on, or is lost for want

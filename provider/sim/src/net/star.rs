@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 
 use starverbs_core::wire::IcrcHeader;
-use starverbs_core::{Av, Nanos};
+use starverbs_core::{Av, FrameMeta, Nanos};
 use starverbs_star::control::Control;
 use starverbs_star::host::Ends;
 use starverbs_star::wire::{Packet, Ptype, Side};
 
-use super::Net;
+use super::{Flight, Net};
 use crate::host::SimEnv;
 use crate::star::{StarCard, StarFrame};
 
@@ -77,13 +77,10 @@ impl Net {
     pub(super) fn launch_star(&mut self, from: usize) -> bool {
         let frames = self.hosts[from].env.flush_star();
         let any = !frames.is_empty();
-        if let Some(of_star) = &mut self.of_star {
-            of_star.extend(frames);
-            return any;
-        }
         for frame in frames {
             self.tally.sent += 1;
             self.note_sent(from, &frame);
+            self.forge(&frame);
             let (sgid, dgid) = (frame.path.src, frame.path.dst);
             let to = Av { dgid, sgid, hop_limit: 64, ..Av::default() };
             match self.hosts.iter().position(|h| h.gid == dgid) {
@@ -92,6 +89,20 @@ impl Net {
             }
         }
         any
+    }
+
+    /// Somebody on the wire has a frame of his own arrive; cards drop it like any other if it is none.
+    fn forge(&mut self, seen: &StarFrame) {
+        let Some((delay, frame)) = self.forger.as_mut().and_then(|forger| forger(seen)) else { return };
+        let StarFrame { path, bytes } = frame;
+        let at = |gid| self.hosts.iter().position(|h| h.gid == gid);
+        if Packet::open(side_of(&path), &path, &bytes).is_ok()
+            && let (Some(from), Some(to)) = (at(path.src), at(path.dst))
+        {
+            self.tally.forged += 1;
+            let meta = FrameMeta { src: path.src, dst: path.dst, ..FrameMeta::default() };
+            self.put(self.now + delay, Flight { from, to, meta, bytes, star: Some(path), queue: None });
+        }
     }
 
     fn note_sent(&mut self, from: usize, frame: &StarFrame) {

@@ -18,17 +18,13 @@ pub(crate) fn drive(
 ) {
     let cqs = [(); 2].map(|()| SimCq::new(4096));
     let mut conns: Vec<Conn> = (0..2).map(|_| Conn::new(net, rng, &cqs, [None, None], shape)).collect();
-    if net.hosts.iter().any(|host| host.star.is_some()) {
-        conns.iter_mut().flat_map(|conn| &mut conn.ends).for_each(|end| end.signal_enough());
-    }
     for _ in 0..steps {
         befall(net, rng);
         let mut acted = false;
         for conn in &mut conns {
             acted |= conn.act(net, rng, false);
         }
-        /* a card that has too many connections looks at them for ever */
-        let happened = net.step() && net.is_busy();
+        let happened = net.step();
         let mut polled = false;
         for (host, cq) in cqs.iter().enumerate() {
             while let Some((cqe, solicited)) = cq.poll() {
@@ -41,9 +37,7 @@ pub(crate) fn drive(
         }
         /* Who sleeps may have something to send yet. */
         (0..2).for_each(|host| net.sleep(host, 0));
-        net.step();
-        net.transmit();
-        if !net.is_busy() && !conns.iter_mut().any(|c| c.act(net, rng, true)) {
+        if !net.step() && !conns.iter_mut().any(|c| c.act(net, rng, true)) {
             return conns.iter().for_each(|c| c.finish(net));
         }
     }

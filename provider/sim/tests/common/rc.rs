@@ -7,7 +7,6 @@ use starverbs_core::wire::headers::Feth;
 use starverbs_core::{Access, Cqe, QpState, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge, SrqId};
 use starverbs_core::{FlushLevel, Placement, WcFlags, WcOpcode, WcStatus};
 use starverbs_sim::{Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
-use starverbs_star::control::Wish;
 
 use crate::common::{all_rights, any_bytes, any_size, get, put, scattered};
 
@@ -36,35 +35,11 @@ pub(crate) struct End {
     /// Receives for the peer's plan, in order
     recvs: Vec<Vec<Sge>>,
     pub(crate) shared: bool,
-    /// Its QP is one of the host's card no longer
-    pub(crate) left: bool,
     posted: usize,
     rung: usize,
     completed: usize,
     recvs_posted: usize,
     received: usize,
-}
-
-impl End {
-    /// Slots of a stateless end are free again when a later WQE completes: a program must see to it that one
-    /// does (IBTA 10.8.6, man ibv_post_send).
-    #[allow(dead_code)]
-    pub(crate) fn signal_enough(&mut self) {
-        let (slots, last) = (starverbs_core::env::SendQueue::slots(&self.sq) as usize, self.plan.len());
-        for (n, op) in self.plan.iter_mut().enumerate() {
-            if (n + 1) % slots == 0 || n + 1 == last {
-                op.wqe.flags |= SendFlags::SIGNALED;
-            }
-        }
-    }
-}
-
-impl End {
-    /// Whether any of what was posted, and had no completion that [`Conn::complete`] saw, makes one.
-    #[allow(dead_code)]
-    pub(crate) fn wants_completions(&self) -> bool {
-        self.plan[self.completed..self.posted].iter().any(Op::signaled)
-    }
 }
 
 /// Two ends.
@@ -150,15 +125,12 @@ impl Conn {
             };
             let qpn = net.hosts[host].qp(QpType::Rc, &sq, source, [&cqs[host], &cqs[host]], false);
             let shared = srqs[host].is_some();
-            /* where a card has StaR its program takes what the card wants */
-            net.hosts[host].wish(qpn, Wish::Auto);
             End {
                 host,
                 qpn,
                 sq,
                 rq,
                 shared,
-                left: false,
                 plan: vec![],
                 recvs: vec![],
                 posted: 0,
@@ -446,7 +418,7 @@ impl Conn {
     pub(crate) fn finish(&self, net: &Net) {
         for (at, end) in self.ends.iter().enumerate() {
             let host = &net.hosts[end.host];
-            assert!(end.left || host.state(end.qpn) == QpState::Rts);
+            assert_eq!(host.state(end.qpn), QpState::Rts);
             assert_eq!(end.posted, end.plan.len(), "all is posted");
             let left = end.plan[end.completed..].iter().filter(|op| op.signaled()).count();
             assert_eq!(left, 0, "all signaled operations completed");

@@ -30,6 +30,7 @@ impl<E: StarEnv> SlQp<E> {
             self.channel.recall();
         }
         self.channel.end();
+        self.channel.wake(now);
         if self.speaks() {
             /* without memory the peer finds out by silence */
             _ = self.channel.send(Control::Bye { why: 0 });

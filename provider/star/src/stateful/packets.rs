@@ -9,7 +9,7 @@ use starverbs_core::{Access, Psn, QpState, Seg, SendFlags, Sge, WcStatus};
 use super::begin::Begin;
 use super::stream::{Class, Op};
 use super::window::{Entry, Kind, Of};
-use super::{Card, Stateful};
+use super::{Card, Ended, Stateful};
 use crate::env::StarEnv;
 use crate::message::{ATOMIC_LEN, Atomic};
 use crate::registry::{Claim, RuleRef};
@@ -154,8 +154,8 @@ impl<E: StarEnv> Stateful<E> {
             return false;
         }
         let begin = match of {
-            /* SL's may name memory of which SL has not told */
-            _ if !self.open => return false,
+            /* they may name memory of which SL has not told; once it has ended, ours fail */
+            _ if !self.open && (of == Of::Remote || self.ended == Ended::Not) => return false,
             Of::Local if self.streams[0].next == self.local.sq.posted() => return false,
             Of::Local if self.inquiry.is_open() => return false,
             Of::Local => self.begin_local(card),
