@@ -1,10 +1,10 @@
 //! Cards on a hostile virtual network, judged by a model.
 //!
 //! A seed gives a plan: hosts, links and what they do to frames, connections, sizes of queues, operations,
-//! mistakes of programs, and what befalls hosts. [`run`] plays it; a test that wants a certain kind of trouble
-//! writes a [`Plan`] of its own, and its [`World`] runs that. The judge knows what programs posted and
-//! what a card promises for that; it asks no card whether it was right. docs/faults.md says what it holds
-//! cards to.
+//! mistakes of programs, and what befalls hosts. [`run`] plays it; a test that wants a certain kind of
+//! trouble writes a [`Plan`] of its own, and its [`World`] runs that. The judge knows what programs posted
+//! and what a card promises for that; it asks no card whether it was right. docs/faults.md says what it
+//! holds cards to.
 #![forbid(unsafe_code)]
 
 mod arena;
