@@ -193,9 +193,18 @@ impl Peers {
         self.0.awake[Consumer::Frames as usize].load(Ordering::Relaxed) != 0
     }
 
-    /// Asks the kernel what there is.
-    pub(crate) fn look(&self) {
-        self.with(Sessions::look);
+    /// Asks the kernel what there is. True: a socket that is [watched](Peers::watch) has something.
+    pub(crate) fn look(&self) -> bool {
+        self.with(Sessions::look)
+    }
+
+    /// Looks at a socket of somebody else's as well, whose messages are rare: one call sees all. It is taken
+    /// out (`watch` is false) before it is closed.
+    ///
+    /// # Errors
+    /// The kernel has no memory, or the user too many watches.
+    pub(crate) fn watch(&self, fd: RawFd, watch: bool) -> Result<(), BackendError> {
+        self.with(|sessions| sessions.watch(fd, watch))
     }
 
     /// Takes the next message of handed-on frames into `room`; gives its length.

@@ -179,6 +179,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     /// [`BackendError::NoBlock`] when all are taken.
     pub fn claim_block(&mut self) -> Result<u32, BackendError> {
         let block = self.claim_both_names()?;
+        self.peers.watch(block.fd(), true)?;
         let number = block.number();
         self.local[(number / 64) as usize] |= 1 << (number % 64);
         self.blocks.push(block);
@@ -271,8 +272,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.rounds = self.rounds.wrapping_add(1);
         let all_by_blocks = self.wire.is_none() && !self.peers.may_have_frames();
         if self.eager > 0 || all_by_blocks || self.rounds.is_multiple_of(BLOCKS_EVERY) {
-            self.peers.look();
-            got += self.recv_blocks();
+            /* one call for all that seldom has something */
+            if self.peers.look() || self.doors.bell().is_some() {
+                got += self.recv_blocks();
+            }
+            self.eager = self.eager.saturating_sub(1);
         }
         if self.block_left.is_empty() && self.peers.may_have_frames() {
             got += self.recv_peers();
@@ -288,7 +292,6 @@ impl<C: Deref<Target = Counters>> Rx<C> {
 
     /// Takes datagrams from the next socket in turn, of the blocks' and the services'.
     fn recv_blocks(&mut self) -> usize {
-        self.eager = self.eager.saturating_sub(1);
         let sockets = self.blocks.len() + usize::from(self.doors.bell().is_some());
         for _ in 0..sockets {
             self.turn = (self.turn + 1) % sockets;
@@ -368,7 +371,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.hand_on();
         self.left = true;
         self.wire = None;
-        self.blocks.clear();
+        for block in self.blocks.drain(..) {
+            let _ = self.peers.watch(block.fd(), false);
+        }
         self.peers.close();
         self.doors.clear();
         self.list_fds();

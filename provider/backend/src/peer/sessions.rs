@@ -37,6 +37,9 @@ const REFUSED: Nanos = 10_000_000_000;
 const LISTENER: u64 = 1 << 62;
 const SESSION: u64 = 2 << 62;
 const EXIT: u64 = 3 << 62;
+/// Of neither kind: [`Sessions::alarm`], and what is watched for others.
+const ALARM: u64 = 0;
+const WATCHED: u64 = 1;
 
 /// A name under which sessions begin.
 struct Listener {
@@ -74,7 +77,7 @@ impl Sessions {
     pub(super) fn new() -> Result<Sessions, BackendError> {
         let epoll = Epoll::new()?;
         let alarm = socket::event().ok_or_else(|| os("an event descriptor"))?;
-        epoll.add(alarm.as_raw_fd(), 0, libc::EPOLLIN)?;
+        epoll.add(alarm.as_raw_fd(), ALARM, libc::EPOLLIN)?;
         Ok(Sessions {
             epoll,
             alarm,
@@ -91,6 +94,15 @@ impl Sessions {
 
     pub(super) fn fd(&self) -> i32 {
         self.epoll.fd()
+    }
+
+    /// Says of a socket, too, when it has something; or no more.
+    pub(super) fn watch(&self, fd: i32, watch: bool) -> Result<(), BackendError> {
+        if watch {
+            return self.epoll.add(fd, WATCHED, libc::EPOLLIN);
+        }
+        self.epoll.remove(fd);
+        Ok(())
     }
 
     /// A session that has not been taken out yet.
@@ -236,11 +248,12 @@ impl Sessions {
         }
     }
 
-    /// Asks the kernel what there is.
-    pub(super) fn look(&mut self) {
+    /// Asks the kernel what there is. True: something that is watched for others has some.
+    pub(super) fn look(&mut self) -> bool {
         let mut ready = std::mem::take(&mut self.ready);
         self.epoll.look(&mut ready);
-        for event in &ready {
+        let watched = ready.iter().any(|event| { event.u64 } == WATCHED);
+        for event in ready.iter().filter(|event| { event.u64 } != WATCHED) {
             let what = event.u64;
             match what & EXIT {
                 LISTENER => self.accept(ListenerId(what as u32)),
@@ -254,6 +267,7 @@ impl Sessions {
             }
         }
         self.ready = ready;
+        watched
     }
 
     fn accept(&mut self, id: ListenerId) {

@@ -172,7 +172,9 @@ fn who_says_nothing_sensible_gets_no_session() {
         assert_eq!((take(&b), sessions(&b)), (None, 0));
     }
     let silent: Vec<Socket> = (0..80).map(|_| socket::connect(&address).expect("it listens")).collect();
-    (0..80).for_each(|_| b.look());
+    for _ in 0..80 {
+        b.look();
+    }
     assert_eq!(sessions(&b), 80, "of the same user they may be many");
     drop(silent);
     (0..80).for_each(|_| assert_eq!(take(&b), None));
