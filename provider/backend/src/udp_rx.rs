@@ -273,6 +273,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         let all_by_blocks = self.wire.is_none() && !self.peers.may_have_frames();
         if self.eager > 0 || all_by_blocks || self.rounds.is_multiple_of(BLOCKS_EVERY) {
             /* one call for all that seldom has something */
+            self.counters.rx_syscalls.inc();
             if self.peers.look() || self.doors.bell().is_some() {
                 got += self.recv_blocks();
             }
