@@ -63,10 +63,12 @@ impl Dm {
             return Err(VerbsError::NoMemory("device memory"));
         }
         let (map, start) = Mapping::zeroes(length, 1 << log_align).inspect_err(|_| give_back(length))?;
-        let handle = all().insert(Weak::new()) as u32;
+        /* no handle is 0: programs take that for none */
+        let place = all().insert(Weak::new());
+        let handle = place as u32 + 1;
         let dm = Dm::new(ctx, handle, Place::Here { start, length, _map: map });
-        if let Some(place) = all().get_mut(handle as usize) {
-            *place = Arc::downgrade(&dm.0);
+        if let Some(listed) = all().get_mut(place) {
+            *listed = Arc::downgrade(&dm.0);
         }
         if let Some(exports) = ctx.exports() {
             exports.publish_dm(handle, Bytes { addr: start, length });
@@ -90,7 +92,7 @@ impl Dm {
             let memory = Foreign::new(&imported.from, tag, bytes)?;
             return Ok(Dm::new(ctx, handle, Place::Foreign(memory)));
         }
-        let found = all().get(handle as usize).and_then(Weak::upgrade).map(Dm);
+        let found = all().get(handle.wrapping_sub(1) as usize).and_then(Weak::upgrade).map(Dm);
         let ours = found.filter(|dm| dm.0.ctx.same(ctx) && !dm.0.gone.load(Ordering::Acquire));
         ours.ok_or(VerbsError::Invalid("handle of device memory"))
     }
@@ -224,7 +226,7 @@ impl Drop for DmInner {
     fn drop(&mut self) {
         if let Place::Here { length, .. } = self.place {
             self.withdraw();
-            all().remove(self.handle as usize);
+            all().remove(self.handle as usize - 1);
             give_back(length);
         }
     }
