@@ -1,8 +1,10 @@
 //! Passing messages to other processes of this host, where there is no session ([`crate::Peers`]): by the
 //! unix sockets of their services and blocks.
 //!
-//! A socket takes few messages unread (net.unix.max_dgram_qlen, 10 by default), so that a burst waits a
-//! moment for its reader. It must not look into what it passes.
+//! Each block has a socket of its own here: what a stopped process leaves unread is charged to the sender's
+//! buffer, and must not fill the one that serves the others. A socket takes few messages unread
+//! (net.unix.max_dgram_qlen, 10 by default), so that a burst waits a moment for its reader; who does not read
+//! even then is not waited for again for a while. It must not look into what it passes.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -13,12 +15,14 @@ use crate::descriptor::Socket;
 use crate::registry::{abstract_address, socket_name};
 use crate::sockopt::{self, errno};
 
+/// Blocks remembered; more take turns.
+const KNOWN: usize = 32;
 /// How long a message waits for a reader that is behind: on a busy host one that lives has its turn
 /// meanwhile.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 /// How long a reader is not waited for after it did not read in time; each time in a row twice as long, up to
 /// the second.
-pub(crate) const STALLED: [Nanos; 2] = [100_000_000, 1_600_000_000];
+const STALLED: [Nanos; 2] = [100_000_000, 1_600_000_000];
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,31 +35,107 @@ pub(crate) enum Passed {
     Full,
 }
 
-/// Sends `head` and `body` as one message to the block's socket, where there is no session with its owner:
-/// it has no memory or descriptors for one, or is of another version.
-pub(crate) fn pass_to_block(port: u16, block: u32, head: &[u8], body: &[u8]) -> Passed {
-    pass(&socket_name(port, block), head, body, PATIENCE)
+/// When a reader that did not read in time is waited for again.
+#[derive(Default)]
+pub(crate) struct Stall {
+    until: Nanos,
+    /// For how long it is not waited for the next time
+    pause: Nanos,
+}
+
+impl Stall {
+    /// Whether it is waited for at `now`.
+    pub(crate) fn is_over(&self, now: Nanos) -> bool {
+        now >= self.until
+    }
+
+    /// It was waited for until `now`, and there was room in the end, or none.
+    pub(crate) fn waited(&mut self, now: Nanos, room: bool) {
+        let pause = if room { STALLED[0] } else { self.pause.max(STALLED[0]) };
+        self.until = if room { 0 } else { now + pause };
+        self.pause = if room { pause } else { (2 * pause).min(STALLED[1]) };
+    }
+}
+
+struct Known {
+    block: u32,
+    used: u64,
+    socket: Socket,
+    stall: Stall,
+}
+
+/// The blocks' sockets that were written to.
+pub(crate) struct Handover {
+    port: u16,
+    turn: u64,
+    known: Vec<Known>,
+}
+
+impl Handover {
+    pub(crate) fn new(port: u16) -> Handover {
+        Handover { port, turn: 0, known: Vec::new() }
+    }
+
+    /// Sends `head` and `body` as one message to the owner of `block`; waits for a reader that is behind, but
+    /// not long.
+    pub(crate) fn pass(&mut self, block: u32, head: &[u8], body: &[u8]) -> Passed {
+        /* a second try: the owner that was known is gone, but the block may have a new one */
+        for _ in 0..2 {
+            let Some(at) = self.find(block) else { return Passed::NoOwner };
+            match send(&self.known[at].socket, head, body) {
+                0 => return Passed::Yes,
+                errno if is_gone(errno) => drop(self.known.swap_remove(at)),
+                libc::EAGAIN if self.known[at].makes_room() => {}
+                _ => return Passed::Full,
+            }
+        }
+        Passed::Full
+    }
+
+    fn find(&mut self, block: u32) -> Option<usize> {
+        self.turn += 1;
+        let known = self.known.iter().position(|known| known.block == block);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let socket = connect(&socket_name(self.port, block))?;
+                if self.known.len() == KNOWN {
+                    let oldest = (0..KNOWN).min_by_key(|&at| self.known[at].used)?;
+                    self.known.swap_remove(oldest);
+                }
+                self.known.push(Known { block, used: 0, socket, stall: Stall::default() });
+                self.known.len() - 1
+            }
+        };
+        self.known[at].used = self.turn;
+        Some(at)
+    }
+}
+
+impl Known {
+    /// Waits for room in its queue. False: it does not read, and will not be waited for again soon.
+    fn makes_room(&mut self) -> bool {
+        if !self.stall.is_over(sockopt::monotonic()) {
+            return false;
+        }
+        let room = sockopt::wait(&[self.socket.as_raw_fd()], libc::POLLOUT, PATIENCE);
+        self.stall.waited(sockopt::monotonic(), room);
+        room
+    }
 }
 
 /// Sends `head` and `body` as one message to whoever has the abstract name, without waiting.
 pub(crate) fn pass_to(name: &str, head: &[u8], body: &[u8]) -> Passed {
-    pass(name, head, body, Duration::ZERO)
-}
-
-fn pass(name: &str, head: &[u8], body: &[u8], patience: Duration) -> Passed {
     let Some(socket) = connect(name) else { return Passed::NoOwner };
-    let mut sent = send(&socket, head, body);
-    if sent == libc::EAGAIN
-        && !patience.is_zero()
-        && sockopt::wait(&[socket.as_raw_fd()], libc::POLLOUT, patience)
-    {
-        sent = send(&socket, head, body);
-    }
-    match sent {
+    match send(&socket, head, body) {
         0 => Passed::Yes,
-        libc::ECONNREFUSED | libc::EPIPE | libc::ENOTCONN | libc::ECONNRESET => Passed::NoOwner,
+        errno if is_gone(errno) => Passed::NoOwner,
         _ => Passed::Full,
     }
+}
+
+fn is_gone(errno: i32) -> bool {
+    matches!(errno, libc::ECONNREFUSED | libc::EPIPE | libc::ENOTCONN | libc::ECONNRESET)
 }
 
 fn connect(name: &str) -> Option<Socket> {
@@ -91,17 +171,36 @@ mod tests {
     use crate::registry::QpnBlock;
 
     #[test]
-    fn messages_reach_owners_alone() {
+    fn who_does_not_read_is_waited_for_ever_less() {
+        let mut stall = Stall::default();
+        for pause in [1, 2, 4, 8, 16, 16].map(|times| times * STALLED[0]) {
+            stall.waited(7, false);
+            assert_eq!([6 + pause, 7 + pause].map(|now| stall.is_over(now)), [false, true]);
+        }
+        stall.waited(9, true);
+        assert!(stall.is_over(9));
+        stall.waited(10, false);
+        assert!(stall.is_over(10 + STALLED[0]), "from the beginning");
+    }
+
+    #[test]
+    fn messages_reach_owners_and_nobody_else_is_waited_for() {
         const PORT: u16 = 65002;
+        let mut handover = Handover::new(PORT);
         let block = QpnBlock::claim(PORT).expect("a free block");
         let number = block.number();
-        assert_eq!(pass_to_block(PORT, number, b"ab", b"cd"), Passed::Yes);
+        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Yes);
         let mut got = [0u8; 8];
         // SAFETY: the pointer and length describe `got`.
         let len = unsafe { libc::recv(block.fd(), got.as_mut_ptr().cast(), got.len(), 0) };
         assert_eq!((len, &got[..4]), (4, &b"abcd"[..]));
-        while pass_to_block(PORT, number, b"ab", b"cd") == Passed::Yes {}
+        while handover.pass(number, b"ab", b"cd") == Passed::Yes {}
+        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Full, "an owner that does not read");
+        let stall = &handover.known[0].stall;
+        assert!(!stall.is_over(sockopt::monotonic()), "it is not waited for again soon");
         drop(block);
-        assert_eq!(pass_to_block(PORT, number, b"ab", b"cd"), Passed::NoOwner);
+        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::NoOwner);
+        let _heir = QpnBlock::claim_one(PORT, number).expect("a socket").expect("the block is free");
+        assert_eq!(handover.pass(number, b"ab", b"cd"), Passed::Yes, "the next owner is found");
     }
 }

@@ -37,6 +37,7 @@ mod probe;
 mod program;
 mod quiet;
 mod registry;
+pub mod sealed;
 mod socket;
 mod sockopt;
 pub mod star;

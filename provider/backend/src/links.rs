@@ -20,8 +20,8 @@ pub use domain::{DomainName, FileId, Opening};
 pub const MESSAGE: usize = 4096 + 64;
 /// Links that a process keeps, and accepts.
 const LINKS: usize = 1024;
-/// Of what comes and gives no message, so many in a row.
-const IN_VAIN: u32 = 16;
+/// Events in a row that give no message, before others have their turn.
+const WITHOUT_MESSAGE: u32 = 16;
 
 /// What stands before a message in a session: its kind, three zeroes, and whose link it is about.
 const HEAD: usize = 8;
@@ -154,7 +154,7 @@ impl Links {
     /// What came next, its bytes in `room`. `None`: nothing now, or nothing that could be done; who waits for
     /// [`Links::fd`] hears of the rest.
     pub fn next(&mut self, room: &mut [u8; MESSAGE]) -> Option<Incoming> {
-        for _ in 0..IN_VAIN {
+        for _ in 0..WITHOUT_MESSAGE {
             if self.ended > 0 {
                 return self.next_ended();
             }

@@ -33,7 +33,7 @@ use starverbs_core::relay::LinkError;
 use starverbs_rings::Written;
 
 use crate::BackendError;
-use crate::handover::{PATIENCE, Passed, STALLED, pass_to_block};
+use crate::handover::{PATIENCE, Passed};
 use crate::registry::{abstract_address, peer_name};
 use crate::sockopt::{self, monotonic};
 use session::{FRAMES, Sent};
@@ -102,7 +102,7 @@ impl Peers {
     /// # Errors
     /// No descriptors are left.
     pub fn new(port: u16) -> Result<Peers, BackendError> {
-        let sessions = Sessions::new()?;
+        let sessions = Sessions::new(port)?;
         let (fd, awake, polled) = (sessions.fd(), Default::default(), AtomicBool::new(false));
         let (process, sessions) = (std::process::id(), Mutex::new(sessions));
         Ok(Peers(Arc::new(Shared { port, process, fd, sessions, awake, polled })))
@@ -152,15 +152,15 @@ impl Peers {
         }
     }
 
-    /// The others reach this process by `block` from now on. False: somebody else has the name.
+    /// The others reach this process by `block` from now on. `None`: somebody else has the name.
     ///
     /// # Errors
     /// No descriptor is left, or no memory.
-    pub(crate) fn offer_block(&self, block: u32) -> Result<bool, BackendError> {
+    pub(crate) fn offer_block(&self, block: u32) -> Result<Option<ListenerId>, BackendError> {
         let address = abstract_address(&peer_name(self.0.port, block));
         match self.listen(&address, block, None) {
-            Err(error) if socket::is_taken(&error) => Ok(false),
-            offered => offered.map(|_| true),
+            Err(error) if socket::is_taken(&error) => Ok(None),
+            offered => offered.map(Some),
         }
     }
 
@@ -224,14 +224,19 @@ impl Peers {
     /// Passes `head` and `body` as one message to the process that has `block`; waits for a reader that is
     /// behind, but not long. Where there can be no session with it, it goes to the block's socket.
     pub(crate) fn pass(&self, block: u32, head: &[u8], body: &[u8]) -> Passed {
-        let by_session = self.with(|sessions| {
+        self.with(|sessions| {
             /* a second try: the process that was known is gone, but the block may have a new one */
-            (0..2).find_map(|_| {
+            let by_session = (0..2).find_map(|_| {
                 let id = self.way(sessions, block)?;
                 sessions.pass(id, head, body)
-            })
-        });
-        by_session.unwrap_or_else(|| pass_to_block(self.0.port, block, head, body))
+            });
+            by_session.unwrap_or_else(|| sessions.datagrams.pass(block, head, body))
+        })
+    }
+
+    /// Passes a message to the block's socket, where a session would be one of each process with each other.
+    pub(crate) fn pass_datagram(&self, block: u32, message: &[u8]) {
+        self.with(|sessions| sessions.datagrams.pass(block, message, &[]));
     }
 
     fn way(&self, sessions: &mut Sessions, block: u32) -> Option<SessionId> {
@@ -337,7 +342,7 @@ impl Sessions {
     /// Waits for room for frames. False: the other end does not read, and will not be waited for again soon.
     fn makes_room(&mut self, id: SessionId, len: usize) -> bool {
         let now = monotonic();
-        if self.get(id).is_none_or(|session| now < session.stall.until) {
+        if self.get(id).is_none_or(|session| !session.stall.is_over(now)) {
             return false;
         }
         let end = now + PATIENCE.as_nanos() as Nanos;
@@ -352,10 +357,7 @@ impl Sessions {
             let Ok(room) = lane.out.await_room(len) else { return false };
             let now = monotonic();
             if room || now >= end {
-                let stall = &mut session.stall;
-                let pause = if room { STALLED[0] } else { stall.pause.max(STALLED[0]) };
-                stall.until = if room { 0 } else { now + pause };
-                stall.pause = if room { pause } else { (2 * pause).min(STALLED[1]) };
+                session.stall.waited(now, room);
                 return room;
             }
             let Some(fd) = session.socket.as_ref().map(AsRawFd::as_raw_fd) else { return false };

@@ -23,7 +23,7 @@ use crate::inbox::Inbox;
 use crate::membership::Membership;
 use crate::owners::Owners;
 use crate::pcap::Capture;
-use crate::peer::Peers;
+use crate::peer::{ListenerId, Peers};
 use crate::probe::Asked;
 use crate::registry::{LAST_BLOCK, QpnBlock};
 use crate::socket::open_wire;
@@ -178,8 +178,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     /// # Errors
     /// [`BackendError::NoBlock`] when all are taken.
     pub fn claim_block(&mut self) -> Result<u32, BackendError> {
-        let block = self.claim_both_names()?;
-        self.peers.watch(block.fd(), true)?;
+        let (block, listener) = self.claim_both_names()?;
+        if let Err(error) = self.peers.watch(block.fd(), true) {
+            self.peers.end_listening(listener);
+            return Err(error);
+        }
         let number = block.number();
         self.local[(number / 64) as usize] |= 1 << (number % 64);
         self.blocks.push(block);
@@ -189,11 +192,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     /// A block with both of its names: whoever had one of them alone would get what is for the other.
-    fn claim_both_names(&self) -> Result<QpnBlock, BackendError> {
+    fn claim_both_names(&self) -> Result<(QpnBlock, ListenerId), BackendError> {
         for _ in 0..LAST_BLOCK {
             let block = QpnBlock::claim(self.settings.port)?;
-            if self.peers.offer_block(block.number())? {
-                return Ok(block);
+            if let Some(listener) = self.peers.offer_block(block.number())? {
+                return Ok((block, listener));
             }
         }
         Err(BackendError::NoBlock(LAST_BLOCK))

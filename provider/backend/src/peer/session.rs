@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-use starverbs_core::Nanos;
 use starverbs_rings::{Broken, MessageReader, MessageWriter, Written};
 
 use super::due::Due;
@@ -12,6 +11,7 @@ use super::memory::{LANES, Memory};
 use super::socket::{self, Credentials};
 use super::{Consumer, SessionId};
 use crate::descriptor::Socket;
+use crate::handover::Stall;
 
 /// The lane of frames that are handed on.
 pub(super) const FRAMES: usize = 0;
@@ -102,14 +102,6 @@ pub(super) struct Place {
     pub(super) done: bool,
 }
 
-/// A reader of frames that did not read in time is not waited for again for a while.
-#[derive(Default)]
-pub(super) struct Stall {
-    pub(super) until: Nanos,
-    /// For how long it is not waited for the next time
-    pub(super) pause: Nanos,
-}
-
 /// A session with another process.
 pub(super) struct Session {
     pub(super) id: SessionId,
@@ -127,6 +119,7 @@ pub(super) struct Session {
     pub(super) socket: Option<Socket>,
     pub(super) notice: Option<Socket>,
     pub(super) places: [Place; Consumer::ALL.len()],
+    /// Its reading of frames
     pub(super) stall: Stall,
     rings: Option<Rings>,
 }

@@ -3,6 +3,7 @@
 mod awake;
 
 use std::collections::HashMap;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 
 use starverbs_core::Nanos;
@@ -17,6 +18,7 @@ use crate::BackendError;
 use crate::descriptor::Socket;
 use crate::epoll::{Epoll, Event};
 use crate::error::os;
+use crate::handover::Handover;
 use crate::sockopt::monotonic;
 use awake::Awake;
 pub(super) use awake::Found;
@@ -68,13 +70,15 @@ pub(super) struct Sessions {
     serial: u32,
     sessions: Vec<Option<Session>>,
     pub(super) ways: HashMap<u32, Way>,
+    /// To processes with which there can be none
+    pub(super) datagrams: Handover,
     awake: [Awake; Consumer::ALL.len()],
     uses_links: bool,
     rounds: u32,
 }
 
 impl Sessions {
-    pub(super) fn new() -> Result<Sessions, BackendError> {
+    pub(super) fn new(port: u16) -> Result<Sessions, BackendError> {
         let epoll = Epoll::new()?;
         let alarm = socket::event().ok_or_else(|| os("an event descriptor"))?;
         epoll.add(alarm.as_raw_fd(), ALARM, libc::EPOLLIN)?;
@@ -86,6 +90,7 @@ impl Sessions {
             serial: 0,
             sessions: Vec::new(),
             ways: HashMap::new(),
+            datagrams: Handover::new(port),
             awake: Default::default(),
             uses_links: false,
             rounds: 0,
@@ -288,16 +293,17 @@ impl Sessions {
 
     /// Takes what the other end has sent beside its rings: bells, and hellos.
     pub(super) fn receive(&mut self, id: SessionId) {
-        let mut room = [0; hello::LONGEST];
+        /* not cleared: what comes is a byte, nearly always */
+        let mut room = [MaybeUninit::uninit(); hello::LONGEST];
         for _ in 0..IN_A_TURN {
             let Some(socket) = self.get(id).and_then(|session| session.socket.as_ref()) else { return };
             let mut descriptors = Vec::new();
             match socket::receive(socket, &mut room, &mut descriptors) {
                 Received::Nothing => return,
                 Received::Ended => return self.end(id),
-                Received::Message(1) => self.wake(id),
-                Received::Message(len) => {
-                    let Some(said) = hello::decode(&room[..len]) else { return self.break_off(id) };
+                Received::Message([_]) => self.wake(id),
+                Received::Message(bytes) => {
+                    let Some(said) = hello::decode(bytes) else { return self.break_off(id) };
                     let mut handed = said.kinds.iter().zip(descriptors);
                     let rings = handed.find(|(kind, _)| **kind == RINGS).map(|(_, file)| file);
                     self.greet(id, said.blocks, rings.and_then(Memory::open));

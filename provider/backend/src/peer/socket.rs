@@ -2,7 +2,7 @@
 //! other end, and with descriptors beside a message.
 
 use std::io;
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 
@@ -166,9 +166,9 @@ pub(crate) fn is_full() -> bool {
 }
 
 /// What came.
-pub(crate) enum Received {
-    /// So many bytes
-    Message(usize),
+pub(crate) enum Received<'a> {
+    /// A message
+    Message(&'a [u8]),
     /// Nothing yet
     Nothing,
     /// The other end is gone, or says what cannot be read
@@ -176,7 +176,11 @@ pub(crate) enum Received {
 }
 
 /// Takes the next message; the descriptors beside it, if any, are added to a list.
-pub(crate) fn receive(socket: &Socket, room: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Received {
+pub(crate) fn receive<'a>(
+    socket: &Socket,
+    room: &'a mut [MaybeUninit<u8>],
+    descriptors: &mut Vec<OwnedFd>,
+) -> Received<'a> {
     let mut part = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
     let mut control = Control([0; CONTROL]);
     // SAFETY: a msghdr of zeroes is valid: null pointers with zero lengths.
@@ -196,7 +200,11 @@ pub(crate) fn receive(socket: &Socket, room: &mut [u8], descriptors: &mut Vec<Ow
     take_descriptors(&message, descriptors);
     /* cut: too long, or there are no descriptors left for what came beside it */
     let cut = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-    if len == 0 || cut { Received::Ended } else { Received::Message(len) }
+    if len == 0 || cut {
+        return Received::Ended;
+    }
+    // SAFETY: the kernel has written the first `len` bytes of `room`, which is borrowed for as long.
+    Received::Message(unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), len) })
 }
 
 /// Whatever came beside a message, so that what nobody wants is closed.

@@ -10,7 +10,7 @@ use starverbs_core::{Counters, FrameMeta, QPN_BLOCK_SHIFT, QPN_GSI, Qpn};
 use super::mads::SPECIAL_BLOCK;
 use super::{Cursor, MULTICAST_BLOCK, Origin, REQUESTS, Rx};
 use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
-use crate::handover::{Passed, pass_to_block};
+use crate::handover::Passed;
 use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
 use crate::registry;
 
@@ -288,8 +288,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             self.steering.answer(answer);
         } else {
             self.steering.was_asked();
-            /* no session: it would be one of each process with each other */
-            pass_to_block(self.settings.port, reply_block, &control::encode_answer(&answer), &[]);
+            self.peers.pass_datagram(reply_block, &control::encode_answer(&answer));
         }
     }
 }

@@ -1,49 +1,20 @@
-//! Memory files that other processes map: sealed, so that nobody takes pages away under those who have them, and
-//! found by their inode.
+//! Memory files that other processes map, found by their inode.
 
 use std::fs::{File, Metadata};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-use memmap2::{MmapOptions, MmapRaw};
+#[cfg(feature = "fuzzing")]
+use memmap2::MmapRaw;
+use starverbs_backend::sealed;
 
 use crate::error::{Result, VerbsError};
 
-/// Nobody changes a file's size.
-pub(super) const SIZE_STAYS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-/// And nobody writes it but by a mapping that was there before, the maker's (Linux 5.1).
-pub(super) const ONLY_OURS: i32 = SIZE_STAYS | libc::F_SEAL_FUTURE_WRITE;
-
 pub(super) const OTHER: VerbsError = VerbsError::Invalid("the descriptor of something else");
-
-/// A memory file of `len` bytes, mapped, then sealed.
-pub(super) fn create(len: usize, seals: i32) -> Result<(MmapRaw, File)> {
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: a constant name; the call makes a new descriptor.
-    let fd = unsafe { libc::memfd_create(c"starverbs".as_ptr(), flags) };
-    if fd < 0 {
-        return Err(VerbsError::last_os());
-    }
-    // SAFETY: the descriptor is new and nobody else's.
-    let file = unsafe { File::from_raw_fd(fd) };
-    /* it counts against the limit on files (RLIMIT_FSIZE) */
-    starverbs_backend::without_signals(|| file.set_len(len as u64))?;
-    let map = MmapOptions::new().len(len).map_raw(&file)?;
-    // SAFETY: takes numbers.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
-        return Err(VerbsError::last_os());
-    }
-    Ok((map, file))
-}
 
 /// EINVAL unless it is a memory file with those seals; gives its length.
 pub(super) fn check(file: &File, seals: i32) -> Result<usize> {
-    // SAFETY: takes and gives numbers.
-    let has = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if has < 0 || has & seals != seals {
-        return Err(OTHER);
-    }
-    usize::try_from(file.metadata()?.len()).map_err(|_| OTHER)
+    sealed::check(file, seals).ok_or(OTHER)
 }
 
 /// Which file: device and inode.

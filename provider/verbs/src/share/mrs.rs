@@ -6,11 +6,12 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
+use starverbs_backend::sealed::{self, ONLY_OURS};
 use starverbs_core::mr::{Entry, KEY_BITS, MAX_MR, Storage};
 use starverbs_core::{Access, NicError, PdId};
 use starverbs_rings::{Incarnation, budget};
 
-use super::file::{self, FileAt, ONLY_OURS, OTHER};
+use super::file::{self, FileAt, OTHER};
 use crate::error::Result;
 
 /// "SVMRS" and the layout's version.
@@ -77,7 +78,7 @@ impl MrMemory {
     pub(super) fn create(keys: u32) -> Result<MrMemory> {
         let capacity = (keys as usize / 4 * 5 + 4096).min(MAX_MR);
         let len = size_of::<Head>() + capacity * size_of::<Entry>();
-        let (map, file) = match file::create(len, ONLY_OURS) {
+        let (map, file) = match sealed::create(len, ONLY_OURS) {
             Ok((map, file)) => (map, Some(file)),
             Err(_) => (MmapRaw::from(MmapMut::map_anon(len)?), None),
         };

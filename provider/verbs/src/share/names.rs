@@ -7,9 +7,10 @@ use std::fs::File;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
+use starverbs_backend::sealed::{self, ONLY_OURS};
 use starverbs_rings::Incarnation;
 
-use super::file::{self, FileAt, Identity, ONLY_OURS, OTHER};
+use super::file::{self, FileAt, Identity, OTHER};
 use super::mrs::MrTag;
 use crate::error::Result;
 
@@ -108,7 +109,7 @@ pub(super) struct Names(MmapRaw);
 impl Names {
     /// None yet, in a memory file that nobody but this mapping can change.
     pub(super) fn create(about: &Whereabouts) -> Result<(Names, File)> {
-        let (map, file) = file::create(size_of::<Layout>(), ONLY_OURS)?;
+        let (map, file) = sealed::create(size_of::<Layout>(), ONLY_OURS)?;
         let names = Names(map);
         let all = names.all();
         all.token.store(about.token, Ordering::Relaxed);

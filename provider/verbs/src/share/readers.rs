@@ -11,9 +11,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
+use starverbs_backend::sealed::{self, SIZE_STAYS};
 use starverbs_rings::ReaderSlot;
 
-use super::file::{self, FileAt, Identity, OTHER, SIZE_STAYS};
+use super::file::{self, FileAt, Identity, OTHER};
 use crate::error::{Result, VerbsError};
 use crate::process;
 
@@ -50,7 +51,7 @@ pub(super) struct Readers {
 impl Readers {
     /// All free.
     pub(super) fn create() -> Result<Readers> {
-        let (map, file) = file::create(size_of::<[Place; SLOTS]>(), SIZE_STAYS)?;
+        let (map, file) = sealed::create(size_of::<[Place; SLOTS]>(), SIZE_STAYS)?;
         Ok(Readers { slots: Slots(map), is: Identity::of(&file)?, file })
     }
 
