@@ -17,6 +17,8 @@
 mod due;
 pub(crate) mod hello;
 mod memory;
+#[cfg(test)]
+mod rate;
 mod session;
 mod sessions;
 pub(crate) mod socket;

@@ -8,7 +8,7 @@ use crate::descriptor::Socket;
 use crate::handover::Stall;
 
 /// Sessions of a process that has `block`.
-fn peers(port: u16, block: u32) -> Peers {
+pub(super) fn peers(port: u16, block: u32) -> Peers {
     let peers = Peers::new(port).expect("descriptors");
     assert!(peers.offer_block(block).expect("a descriptor").is_some(), "the name is free");
     peers
