@@ -18,7 +18,7 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 # Parts of `make nightly`; those that this Makefile does not have are left out.
 NIGHTLY ?= apps interop pyverbs soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -49,11 +49,15 @@ help:
 	@echo 'make fuzz         the fuzz targets, FUZZ_SECONDS each (nightly toolchain and cargo-fuzz)'
 	@echo 'make clean        remove dist and the build folder'
 
-build:
-	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs --package starverbs-bench
+build: library
+	cargo build --release --locked --package starverbs-bench
+	install -D -m 755 $(TARGET)/release/starverbs-bench dist/bin/starverbs-bench
+
+# What the tests need of it.
+library:
+	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs
 	tools/scripts/libraries.sh $(TARGET)/release dist/lib
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
-	install -D -m 755 $(TARGET)/release/starverbs-bench dist/bin/starverbs-bench
 	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h
 
 demo:
@@ -63,7 +67,7 @@ demo:
 
 test:
 	@tools/scripts/packages.sh test
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory library
 	@tests/run.sh
 
 conformance:

@@ -4,14 +4,13 @@
 //! but for [`ask`], the other side of [`Request`].
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 use starverbs_core::{FrameMeta, Gid};
 
-use crate::registry::{abstract_address, socket_name};
+use crate::registry::socket_name;
 
 const MAGIC: [u8; 4] = *b"SVB1";
 const FRAMES: u8 = 1;
@@ -202,15 +201,7 @@ pub fn ask(port: u16, block: u32, text: &[u8], limit: Duration) -> io::Result<Ve
     socket.set_write_timeout(Some(limit))?;
     let mut message = common(REQUEST, 0, 0, 0).to_vec();
     message.extend(text);
-    let (address, len) = abstract_address(&socket_name(port, block));
-    // SAFETY: pointers and lengths describe `message` and `address`, alive across the call.
-    let sent = unsafe {
-        let to = std::ptr::from_ref(&address).cast();
-        libc::sendto(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0, to, len)
-    };
-    if sent < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    socket.send_to_addr(&message, &SocketAddr::from_abstract_name(socket_name(port, block))?)?;
     let mut answer = vec![0; 1 << 20];
     let len = socket.recv(&mut answer)?;
     answer.truncate(len);

@@ -16,32 +16,46 @@ const NONE: RawFd = -1;
 /// other threads stood anywhere.
 static OPEN: [AtomicI32; LISTED] = [const { AtomicI32::new(NONE) }; LISTED];
 
-/// A socket that no forked child keeps.
+/// A descriptor that no forked child keeps, as long as this lives: no longer than the descriptor.
 #[derive(Debug)]
-pub(crate) struct Socket(OwnedFd);
+pub(crate) struct Listed(RawFd);
 
-impl Socket {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        swap(NONE, fd.as_raw_fd());
-        Socket(fd)
+impl Listed {
+    pub(crate) fn new(fd: RawFd) -> Self {
+        swap(NONE, fd);
+        Listed(fd)
     }
 }
 
-impl Drop for Socket {
+impl Drop for Listed {
     fn drop(&mut self) {
-        swap(self.0.as_raw_fd(), NONE);
+        swap(self.0, NONE);
+    }
+}
+
+/// A socket that no forked child keeps.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    /* first: the list must not have the number when it is another's */
+    _listed: Listed,
+    fd: OwnedFd,
+}
+
+impl Socket {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Socket { _listed: Listed::new(fd.as_raw_fd()), fd }
     }
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl AsRawFd for Socket {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 

@@ -7,15 +7,17 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily};
 use starverbs_cm::{ListenAt, Scope};
 use starverbs_core::Gid;
 
 use crate::descriptor::Socket;
-use crate::epoll::{Epoll, Event};
-use crate::error::os;
+use crate::epoll::Epoll;
+use crate::error::os_error;
 use crate::host::ip_of;
 use crate::registry::abstract_address;
-use crate::sockopt::{self, errno};
+use crate::sockopt;
 use crate::{BackendError, HostAddr};
 
 const WHAT: &str = "the unix socket of a service";
@@ -50,14 +52,12 @@ pub(crate) struct Doors {
     doors: Vec<Door>,
     /// An epoll instance on their sockets: what comes is rare, and one call sees it
     bell: Option<Epoll>,
-    /// Room for one that has something
-    ready: Vec<Event>,
 }
 
 impl Doors {
     pub(crate) fn new(port: u16, addrs: &[HostAddr]) -> Self {
         let addrs = addrs.iter().map(|addr| addr.gid).collect();
-        Doors { port, addrs, doors: Vec::new(), bell: None, ready: Vec::with_capacity(1) }
+        Doors { port, addrs, doors: Vec::new(), bell: None }
     }
 
     /// Holds a service; `shared`: others of this process may hold it, if they say so too.
@@ -131,9 +131,8 @@ impl Doors {
     }
 
     /// A socket to which something came.
-    pub(crate) fn ready(&mut self) -> Option<RawFd> {
-        self.bell.as_ref()?.look(&mut self.ready);
-        self.ready.first().map(|event| event.u64 as RawFd)
+    pub(crate) fn ready(&self) -> Option<RawFd> {
+        self.bell.as_ref()?.look().next().map(|fd| fd as RawFd)
     }
 
     /// The narrower scopes that `scope` takes in.
@@ -162,13 +161,12 @@ impl Doors {
             Some(bell) => bell,
             none => none.insert(Epoll::new()?),
         };
-        let fd = socket.as_raw_fd();
-        bell.add(fd, fd as u64, libc::EPOLLIN)
+        bell.add(socket, socket.as_raw_fd() as u64)
     }
 
     fn unwatch(&self, socket: &Socket) {
         if let Some(bell) = &self.bell {
-            bell.remove(socket.as_raw_fd());
+            bell.remove(socket);
         }
     }
 }
@@ -184,23 +182,18 @@ fn wider(scope: Scope) -> Vec<Scope> {
 
 /// A socket with the name of `at`; `None`: some process has it.
 fn bind(port: u16, at: ListenAt) -> Result<Option<Socket>, BackendError> {
-    let socket = sockopt::datagram(libc::AF_UNIX, WHAT)?;
-    let (address, len) = abstract_address(&door_name(port, at));
-    // SAFETY: the pointer and length describe `address`, alive across the call.
-    let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
-    match rc {
-        0 => Ok(Some(socket)),
-        _ if errno() == libc::EADDRINUSE => Ok(None),
-        _ => Err(os(WHAT)),
+    let socket = sockopt::datagram(AddressFamily::Unix, WHAT)?;
+    match socket::bind(socket.as_raw_fd(), &abstract_address(&door_name(port, at))) {
+        Ok(()) => Ok(Some(socket)),
+        Err(Errno::EADDRINUSE) => Ok(None),
+        Err(error) => Err(os_error(WHAT, error)),
     }
 }
 
 /// Whether some process holds a service.
 fn is_held(port: u16, at: ListenAt) -> bool {
-    let Ok(socket) = sockopt::datagram(libc::AF_UNIX, WHAT) else { return false };
-    let (address, len) = abstract_address(&door_name(port, at));
-    // SAFETY: the pointer and length describe `address`, alive across the call.
-    unsafe { libc::connect(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) == 0 }
+    let Ok(socket) = sockopt::datagram(AddressFamily::Unix, WHAT) else { return false };
+    socket::connect(socket.as_raw_fd(), &abstract_address(&door_name(port, at))).is_ok()
 }
 
 #[cfg(test)]
@@ -283,9 +276,7 @@ mod tests {
 
     /// Whether the name can be had.
     fn binds(name: &str) -> bool {
-        let socket = sockopt::datagram(libc::AF_UNIX, WHAT).expect("a socket");
-        let (address, len) = abstract_address(name);
-        // SAFETY: the pointer and length describe `address`, alive across the call.
-        unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) == 0 }
+        let socket = sockopt::datagram(AddressFamily::Unix, WHAT).expect("a socket");
+        socket::bind(socket.as_raw_fd(), &abstract_address(name)).is_ok()
     }
 }

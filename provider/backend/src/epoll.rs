@@ -1,17 +1,28 @@
 //! An epoll instance: which of many sockets have something, in one call.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{self, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use crate::BackendError;
-use crate::descriptor::Socket;
-use crate::error::os;
+use crate::descriptor::Listed;
+use crate::error::os_error;
 
-/// What it is told of a socket, and tells when that has something.
-pub(crate) type Event = libc::epoll_event;
+/// Events that are looked at in one turn.
+const EVENTS: usize = 16;
 
-/// Sockets that are looked at together. A socket is taken out before it is closed: the kernel goes on
-/// reporting one that a child of this process has, too.
-pub(crate) struct Epoll(Socket);
+/// Sockets that are looked at together, for what can be read. A socket is taken out before it is closed: the
+/// kernel goes on reporting one that a child of this process has, too.
+pub(crate) struct Epoll {
+    /* first: the list must not have the number when it is another's */
+    _listed: Listed,
+    epoll: epoll::Epoll,
+}
+
+fn error(error: Errno) -> BackendError {
+    os_error("an epoll descriptor", error)
+}
 
 impl Epoll {
     /// Of no sockets.
@@ -19,48 +30,32 @@ impl Epoll {
     /// # Errors
     /// No descriptors are left.
     pub(crate) fn new() -> Result<Epoll, BackendError> {
-        // SAFETY: epoll_create1() takes no pointers.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(os("an epoll descriptor"));
-        }
-        // SAFETY: just opened, known to nobody else.
-        Ok(Epoll(Socket::new(unsafe { OwnedFd::from_raw_fd(fd) })))
+        let epoll = epoll::Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(error)?;
+        Ok(Epoll { _listed: Listed::new(epoll.0.as_raw_fd()), epoll })
     }
 
     /// What to poll(2) for POLLIN.
     pub(crate) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.epoll.0.as_raw_fd()
     }
 
-    /// Looks at a socket from now on, for these events; `what` comes with them.
+    /// Looks at a socket from now on; `what` comes when it has something.
     ///
     /// # Errors
     /// The kernel has no memory, or the user too many watches.
-    pub(crate) fn add(&self, fd: RawFd, what: u64, events: i32) -> Result<(), BackendError> {
-        let done = self.control(libc::EPOLL_CTL_ADD, fd, what, events);
-        if done { Ok(()) } else { Err(os("an epoll descriptor")) }
+    pub(crate) fn add(&self, socket: impl AsFd, what: u64) -> Result<(), BackendError> {
+        self.epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, what)).map_err(error)
     }
 
     /// Looks at it no longer.
-    pub(crate) fn remove(&self, fd: RawFd) {
-        self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
+    pub(crate) fn remove(&self, socket: impl AsFd) {
+        let _was_not_there = self.epoll.delete(socket);
     }
 
-    fn control(&self, op: i32, fd: RawFd, what: u64, events: i32) -> bool {
-        let mut event = Event { events: events as u32, u64: what };
-        // SAFETY: the event lives across the call.
-        unsafe { libc::epoll_ctl(self.0.as_raw_fd(), op, fd, &mut event) == 0 }
-    }
-
-    /// Replaces `ready` by what came, as far as it has room.
-    pub(crate) fn look(&self, ready: &mut Vec<Event>) {
-        ready.clear();
-        // SAFETY: room for that many events, which the kernel writes before it says how many.
-        unsafe {
-            let (room, most) = (ready.as_mut_ptr(), ready.capacity().min(i32::MAX as usize));
-            let got = libc::epoll_wait(self.0.as_raw_fd(), room, most as i32, 0);
-            ready.set_len(usize::try_from(got).unwrap_or(0));
-        }
+    /// What came: some of it, where it is much.
+    pub(crate) fn look(&self) -> impl Iterator<Item = u64> + use<> {
+        let mut ready = [EpollEvent::empty(); EVENTS];
+        let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
+        ready.into_iter().take(count).map(|event| event.data())
     }
 }

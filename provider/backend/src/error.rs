@@ -86,5 +86,10 @@ impl BackendError {
 
 /// The calling thread's last system error, as the error for `what`.
 pub(crate) fn os(what: &'static str) -> BackendError {
-    BackendError::Socket { what, source: io::Error::last_os_error() }
+    os_error(what, io::Error::last_os_error())
+}
+
+/// A system error, as the error for `what`.
+pub(crate) fn os_error(what: &'static str, source: impl Into<io::Error>) -> BackendError {
+    BackendError::Socket { what, source: source.into() }
 }

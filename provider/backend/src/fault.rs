@@ -9,6 +9,7 @@ use std::collections::BinaryHeap;
 use std::mem;
 use std::time::Duration;
 
+use starverbs_core::rng::SplitMix64;
 use starverbs_core::{Av, Counters, Nanos};
 use starverbs_settings::FaultSpec;
 
@@ -67,7 +68,7 @@ impl Ord for Late {
 /// What hurts frames.
 pub(crate) struct Fault {
     spec: FaultSpec,
-    random: Random,
+    random: SplitMix64,
     order: u64,
     /// Came since the last release: their time is not known yet
     fresh: Vec<Frame>,
@@ -88,7 +89,7 @@ impl Fault {
         spec.is_active().then(|| {
             Box::new(Fault {
                 spec: spec.clone(),
-                random: Random::new(spec.seed),
+                random: SplitMix64::new(spec.seed),
                 order: 0,
                 fresh: Vec::new(),
                 late: BinaryHeap::new(),
@@ -104,7 +105,7 @@ impl Fault {
         let [lost, reordered, doubled, corrupted] =
             [self.spec.loss, self.spec.reorder, self.spec.duplicate, self.spec.corrupt]
                 .map(|chance| self.random.chance(chance));
-        let bit = self.random.next();
+        let bit = self.random.bits();
         if lost {
             return counters.fault_lost.inc();
         }
@@ -189,33 +190,6 @@ pub(crate) fn flip(frame: &mut [u8], draw: u64) {
     let bit = (draw % (frame.len() as u64 * 8 - 8)) as usize;
     let bit = if bit < 32 { bit } else { bit + 8 };
     frame[bit / 8] ^= 1 << (bit % 8);
-}
-
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Evenly distributed in `0..bound`.
-    fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
-    }
-
-    /// True with probability `p`.
-    fn chance(&mut self, p: f64) -> bool {
-        /* 53 bits are what an f64 in 0..1 holds */
-        ((self.next() >> 11) as f64) < p * (1u64 << 53) as f64
-    }
 }
 
 #[cfg(test)]

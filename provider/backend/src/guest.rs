@@ -11,6 +11,7 @@
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use nix::sys::socket::{AddressFamily, MsgFlags, UnixAddr, bind, sendto};
 use starverbs_core::{Gid, Nanos};
 
 use crate::control::{Wish, decode_grant, encode_wish};
@@ -123,13 +124,8 @@ impl Patron {
         }
         let Some(socket) = &self.socket else { return false };
         let bytes = encode_wish(&Wish { block: own as u16, tag: self.tag, groups: groups.to_vec() });
-        let (address, len) = abstract_address(&socket_name(self.port, block));
-        // SAFETY: pointers and lengths describe `bytes` and `address`, alive across the call.
-        let sent = unsafe {
-            let to = std::ptr::from_ref(&address).cast();
-            libc::sendto(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT, to, len)
-        };
-        sent >= 0
+        let to = abstract_address(&socket_name(self.port, block));
+        sendto(socket.as_raw_fd(), &bytes, &to, MsgFlags::MSG_DONTWAIT).is_ok()
     }
 
     /// Waits for the answer to the last wish.
@@ -165,14 +161,9 @@ impl Patron {
 
 /// A unix socket with a name of the kernel's choice, so that it can be answered.
 fn dialogue() -> Option<Socket> {
-    let socket = datagram(libc::AF_UNIX, "a unix socket").ok()?;
-    // SAFETY: a sockaddr_un of zeroes is valid: a C struct of integers.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let family_alone = std::mem::size_of::<libc::sa_family_t>() as libc::socklen_t;
-    // SAFETY: the pointer and length describe the beginning of `address`, alive across the call.
-    let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), family_alone) };
-    (rc == 0).then_some(socket)
+    let socket = datagram(AddressFamily::Unix, "a unix socket").ok()?;
+    bind(socket.as_raw_fd(), &UnixAddr::new_unnamed()).ok()?;
+    Some(socket)
 }
 
 #[cfg(test)]

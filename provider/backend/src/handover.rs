@@ -6,14 +6,17 @@
 //! (net.unix.max_dgram_qlen, 10 by default), so that a burst waits a moment for its reader; who does not read
 //! even then is not waited for again for a while. It must not look into what it passes.
 
+use std::io::IoSlice;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily, MsgFlags};
 use starverbs_core::Nanos;
 
 use crate::descriptor::Socket;
 use crate::registry::{abstract_address, socket_name};
-use crate::sockopt::{self, errno};
+use crate::sockopt;
 
 /// Blocks remembered; more take turns.
 const KNOWN: usize = 32;
@@ -83,9 +86,9 @@ impl Handover {
         for _ in 0..2 {
             let Some(at) = self.find(block) else { return Passed::NoOwner };
             match send(&self.known[at].socket, head, body) {
-                0 => return Passed::Yes,
-                errno if is_gone(errno) => drop(self.known.swap_remove(at)),
-                libc::EAGAIN if self.known[at].makes_room() => {}
+                Ok(()) => return Passed::Yes,
+                Err(errno) if is_gone(errno) => drop(self.known.swap_remove(at)),
+                Err(Errno::EAGAIN) if self.known[at].makes_room() => {}
                 _ => return Passed::Full,
             }
         }
@@ -128,41 +131,27 @@ impl Known {
 pub(crate) fn pass_to(name: &str, head: &[u8], body: &[u8]) -> Passed {
     let Some(socket) = connect(name) else { return Passed::NoOwner };
     match send(&socket, head, body) {
-        0 => Passed::Yes,
-        errno if is_gone(errno) => Passed::NoOwner,
-        _ => Passed::Full,
+        Ok(()) => Passed::Yes,
+        Err(errno) if is_gone(errno) => Passed::NoOwner,
+        Err(_) => Passed::Full,
     }
 }
 
-fn is_gone(errno: i32) -> bool {
-    matches!(errno, libc::ECONNREFUSED | libc::EPIPE | libc::ENOTCONN | libc::ECONNRESET)
+fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::ECONNREFUSED | Errno::EPIPE | Errno::ENOTCONN | Errno::ECONNRESET)
 }
 
 fn connect(name: &str) -> Option<Socket> {
-    let socket = sockopt::datagram(libc::AF_UNIX, "a unix socket").ok()?;
-    let (address, len) = abstract_address(name);
-    // SAFETY: the pointer and length describe `address`, alive across the call.
-    let rc = unsafe { libc::connect(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
-    if rc < 0 {
-        return None;
-    }
+    let socket = sockopt::datagram(AddressFamily::Unix, "a unix socket").ok()?;
+    socket::connect(socket.as_raw_fd(), &abstract_address(name)).ok()?;
     sockopt::send_buffer(&socket, 4 << 20);
     Some(socket)
 }
 
-/// Gives the errno, 0 for success.
-fn send(socket: &Socket, head: &[u8], body: &[u8]) -> i32 {
-    let part = |s: &[u8]| libc::iovec { iov_base: s.as_ptr().cast_mut().cast(), iov_len: s.len() };
-    let mut parts = [part(head), part(body)];
-    // SAFETY: a msghdr of zeroes is valid: null pointers with zero lengths.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = parts.as_mut_ptr();
-    message.msg_iovlen = parts.len() as _;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `message` points to `parts`, and those to `head` and `body`, which the kernel only reads; all
-    // live on.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
-    if sent < 0 { errno() } else { 0 }
+fn send(socket: &Socket, head: &[u8], body: &[u8]) -> Result<(), Errno> {
+    let parts = [IoSlice::new(head), IoSlice::new(body)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    socket::sendmsg::<()>(socket.as_raw_fd(), &parts, &[], flags, None).map(drop)
 }
 
 #[cfg(test)]

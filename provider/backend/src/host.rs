@@ -6,13 +6,15 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use nix::sys::socket::AddressFamily;
 use starverbs_core::Gid;
 use starverbs_settings::Settings;
 
-use crate::{BackendError, MAX_ADDRS};
+use crate::{BackendError, MAX_ADDRS, sockopt};
 
 /// One address of this host: an entry of the GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,12 +182,11 @@ fn link_mtu(name: &str) -> u32 {
     for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    let Ok(socket) = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None) else {
+    let Ok(socket) = sockopt::datagram(AddressFamily::Inet, "a socket to ask for an interface's MTU") else {
         return USUAL;
     };
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
     // SAFETY: SIOCGIFMTU reads and writes one ifreq, which lives across the call.
-    if unsafe { libc::ioctl(fd, libc::SIOCGIFMTU, &mut request) } < 0 {
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &mut request) } < 0 {
         return USUAL;
     }
     // SAFETY: on success SIOCGIFMTU has filled the ifru_mtu member.

@@ -7,6 +7,7 @@
 
 use std::io;
 
+use nix::sys::socket::AddressFamily;
 use starverbs_core::Gid;
 
 use crate::BackendError;
@@ -128,7 +129,7 @@ pub(crate) fn receive_all(wire: &Socket, all: bool) {
 /// A socket of either IP version to join with.
 fn proxy() -> Result<Socket, BackendError> {
     const WHAT: &str = "a socket to join multicast groups with";
-    sockopt::datagram(libc::AF_INET6, WHAT).or_else(|_| sockopt::datagram(libc::AF_INET, WHAT))
+    sockopt::datagram(AddressFamily::Inet6, WHAT).or_else(|_| sockopt::datagram(AddressFamily::Inet, WHAT))
 }
 
 /// Has a socket send multicast from the interface of `addr`, to members on this host too, and as far as

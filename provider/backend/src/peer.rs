@@ -30,17 +30,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::sys::socket::UnixAddr;
 use starverbs_core::Nanos;
 use starverbs_core::relay::LinkError;
 use starverbs_rings::Written;
 
 use crate::BackendError;
+use crate::descriptor::Socket;
 use crate::handover::{PATIENCE, Passed};
 use crate::registry::{abstract_address, peer_name};
 use crate::sockopt::{self, monotonic};
 use session::{FRAMES, Sent};
 use sessions::{Found, Sessions, Way};
-use socket::Address;
 
 /// Names a session. Its place may be another's later, with another serial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +173,7 @@ impl Peers {
     /// The name is taken, or the system lacks something.
     pub(crate) fn listen(
         &self,
-        address: &Address,
+        address: &UnixAddr,
         block: u32,
         only: Option<libc::uid_t>,
     ) -> Result<ListenerId, BackendError> {
@@ -205,8 +206,8 @@ impl Peers {
     ///
     /// # Errors
     /// The kernel has no memory, or the user too many watches.
-    pub(crate) fn watch(&self, fd: RawFd, watch: bool) -> Result<(), BackendError> {
-        self.with(|sessions| sessions.watch(fd, watch))
+    pub(crate) fn watch(&self, socket: &Socket, watch: bool) -> Result<(), BackendError> {
+        self.with(|sessions| sessions.watch(socket, watch))
     }
 
     /// Takes the next message of handed-on frames into `room`; gives its length.
@@ -264,7 +265,7 @@ impl Peers {
     /// Gone: there is nobody. Busy: it does not accept now.
     pub(crate) fn connect(
         &self,
-        address: &Address,
+        address: &UnixAddr,
         block: u32,
         only: libc::uid_t,
     ) -> Result<SessionId, LinkError> {

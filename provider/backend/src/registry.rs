@@ -6,12 +6,14 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily, UnixAddr};
 use starverbs_core::{QPN_BLOCK_SHIFT, Qpn};
 
 use crate::BackendError;
 use crate::descriptor::Socket;
-use crate::error::os;
-use crate::sockopt::{self, errno};
+use crate::error::os_error;
+use crate::sockopt;
 
 /// Blocks that can be claimed: 1 to this. Block 0 holds the reserved QPNs 0 and 1, block 4095 the multicast
 /// QPN.
@@ -44,17 +46,11 @@ pub(crate) fn blocks_of_host(port: u16) -> Vec<u32> {
     names.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// The address of an abstract name.
-pub(crate) fn abstract_address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
-    // SAFETY: a sockaddr_un of zeroes is valid: a C struct of integers.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let room = address.sun_path.len() - 1;
-    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len().min(room);
-    (address, len as libc::socklen_t)
+/// The address of an abstract name, which is cut where an address ends.
+pub(crate) fn abstract_address(name: &str) -> UnixAddr {
+    const ROOM: usize = 107;
+    let name = &name.as_bytes()[..name.len().min(ROOM)];
+    UnixAddr::new_abstract(name).expect("a name that has room in an address")
 }
 
 /// A block of QPNs, this process's as long as the value lives.
@@ -82,12 +78,11 @@ impl QpnBlock {
     /// Claims block `number`; `None` if somebody has it.
     pub(crate) fn claim_one(port: u16, number: u32) -> Result<Option<QpnBlock>, BackendError> {
         const WHAT: &str = "the unix socket of a QPN block";
-        let socket = sockopt::datagram(libc::AF_UNIX, WHAT)?;
-        let (address, len) = abstract_address(&socket_name(port, number));
-        // SAFETY: the pointer and length describe `address`, alive across the call.
-        let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
-        if rc < 0 {
-            return if errno() == libc::EADDRINUSE { Ok(None) } else { Err(os(WHAT)) };
+        let socket = sockopt::datagram(AddressFamily::Unix, WHAT)?;
+        match socket::bind(socket.as_raw_fd(), &abstract_address(&socket_name(port, number))) {
+            Ok(()) => {}
+            Err(Errno::EADDRINUSE) => return Ok(None),
+            Err(error) => return Err(os_error(WHAT, error)),
         }
         sockopt::receive_buffer(&socket, BUFFER);
         Ok(Some(QpnBlock { number, socket }))
@@ -104,6 +99,11 @@ impl QpnBlock {
     }
 
     /// Its socket.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Its socket's descriptor.
     pub(crate) fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }

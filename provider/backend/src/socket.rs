@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use nix::sys::socket::AddressFamily;
 use starverbs_settings::Settings;
 
 use crate::descriptor::Socket;
@@ -16,9 +17,9 @@ const WHAT: &str = "the UDP socket to receive from";
 pub(crate) fn open_wire(settings: &Settings) -> Result<Option<Socket>, BackendError> {
     let port = settings.port;
     // A host may be without IPv6.
-    let (fd, any) = match datagram(libc::AF_INET6, WHAT) {
+    let (fd, any) = match datagram(AddressFamily::Inet6, WHAT) {
         Ok(fd) => (fd, SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))),
-        Err(_) => (datagram(libc::AF_INET, WHAT)?, SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))),
+        Err(_) => (datagram(AddressFamily::Inet, WHAT)?, SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))),
     };
     let on = |level, name| sockopt::set_int(&fd, level, name, 1);
     if any.is_ipv6() {
@@ -40,8 +41,8 @@ pub(crate) fn open_wire(settings: &Settings) -> Result<Option<Socket>, BackendEr
     }
     membership::receive_all(&fd, false);
     sockopt::receive_buffer(&fd, settings.rcvbuf);
-    match socket2::SockRef::from(&fd).bind(&any.into()) {
-        Ok(()) => Ok(Some(fd)),
+    match sockopt::bind(&fd, any) {
+        Ok(_) => Ok(Some(fd)),
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => Ok(None),
         Err(source) => Err(BackendError::Bind { port, source }),
     }

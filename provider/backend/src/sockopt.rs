@@ -1,24 +1,35 @@
 //! Socket options, and the few system calls that the standard library has no word for.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, getsockname, socket,
+};
 use starverbs_core::Nanos;
 
 use crate::BackendError;
 use crate::descriptor::Socket;
-use crate::error::os;
+use crate::error::os_error;
 
-/// Opens a non-blocking datagram socket of `domain`.
-pub(crate) fn datagram(domain: i32, what: &'static str) -> Result<Socket, BackendError> {
-    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: socket() takes no pointers.
-    let fd = unsafe { libc::socket(domain, kind, 0) };
-    if fd < 0 {
-        return Err(os(what));
-    }
-    // SAFETY: `fd` was just opened and nobody else knows it.
-    Ok(Socket::new(unsafe { OwnedFd::from_raw_fd(fd) }))
+/// Opens a non-blocking datagram socket of a family.
+pub(crate) fn datagram(family: AddressFamily, what: &'static str) -> Result<Socket, BackendError> {
+    open(family, SockType::Datagram).map_err(|error| os_error(what, error))
+}
+
+/// Opens a non-blocking socket that no program image keeps.
+pub(crate) fn open(family: AddressFamily, kind: SockType) -> nix::Result<Socket> {
+    socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None).map(Socket::new)
+}
+
+/// Binds a UDP socket; gives its port.
+pub(crate) fn bind(socket: &Socket, to: SocketAddr) -> io::Result<u16> {
+    nix::sys::socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
+    let local: SockaddrStorage = getsockname(socket.as_raw_fd())?;
+    let v4 = local.as_sockaddr_in().map(SockaddrIn::port);
+    Ok(v4.or(local.as_sockaddr_in6().map(SockaddrIn6::port)).unwrap_or(0))
 }
 
 /// Sets an option to anything plain; says whether the kernel took it.

@@ -16,6 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
 use std::sync::Arc;
 
+use nix::sys::socket::AddressFamily;
 use starverbs_core::Counters;
 use starverbs_settings::Settings;
 use starverbs_star::wire::{PORT_STATEFUL, PORT_STATELESS, Side};
@@ -55,9 +56,9 @@ impl Half {
 
     /// `None`: the port is taken.
     fn on(port: u16, settings: &Settings) -> Result<Option<Self>, BackendError> {
-        let v4 = open_socket(libc::AF_INET, settings)?;
+        let v4 = open_socket(AddressFamily::Inet, settings)?;
         let Some(port) = bind(&v4, Ipv4Addr::UNSPECIFIED.into(), port)? else { return Ok(None) };
-        let v6 = match open_socket(libc::AF_INET6, settings) {
+        let v6 = match open_socket(AddressFamily::Inet6, settings) {
             Ok(v6) => match bind(&v6, Ipv6Addr::UNSPECIFIED.into(), port) {
                 Ok(Some(_)) => Some(Arc::new(v6)),
                 Ok(None) => return Ok(None),
@@ -70,9 +71,9 @@ impl Half {
     }
 }
 
-fn open_socket(domain: i32, settings: &Settings) -> Result<Socket, BackendError> {
-    let fd = datagram(domain, WHAT)?;
-    if domain == libc::AF_INET6 {
+fn open_socket(family: AddressFamily, settings: &Settings) -> Result<Socket, BackendError> {
+    let fd = datagram(family, WHAT)?;
+    if family == AddressFamily::Inet6 {
         set_int(&fd, libc::SOL_IPV6, libc::IPV6_V6ONLY, 1);
         set_int(&fd, libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1);
         set_int(&fd, libc::SOL_IPV6, libc::IPV6_RECVTCLASS, 1);
@@ -92,10 +93,8 @@ fn open_socket(domain: i32, settings: &Settings) -> Result<Socket, BackendError>
 
 /// Gives the port; `None` where it is taken.
 fn bind(socket: &Socket, ip: IpAddr, port: u16) -> Result<Option<u16>, BackendError> {
-    let socket = socket2::SockRef::from(socket);
-    let bound = socket.bind(&SocketAddr::from((ip, port)).into()).and_then(|()| socket.local_addr());
-    match bound {
-        Ok(local) => Ok(local.as_socket().map(|local| local.port())),
+    match sockopt::bind(socket, SocketAddr::from((ip, port))) {
+        Ok(port) => Ok(Some(port)),
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => Ok(None),
         Err(source) => Err(BackendError::Bind { port, source }),
     }

@@ -15,6 +15,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
+use nix::sys::socket::AddressFamily;
 use starverbs_cm::wire::{ATTRIBUTE_AT, Attribute, REMOTE_ID_AT, REQUEST_ID_AT};
 use starverbs_core::{Nanos, QPN_BLOCK_SHIFT, QPN_GSI, QPN_MASK};
 
@@ -385,7 +386,7 @@ fn loopback(port: u16) -> libc::sockaddr_in {
 
 /// A socket for probes. Bound to loopback, so that a receiver knows that the probe is of this host.
 fn probe_socket() -> Option<Socket> {
-    let socket = sockopt::datagram(libc::AF_INET, "a socket for probes").ok()?;
+    let socket = sockopt::datagram(AddressFamily::Inet, "a socket for probes").ok()?;
     let address = loopback(0);
     // SAFETY: the pointer and length describe `address`, alive across the call.
     let rc = unsafe {
@@ -484,7 +485,7 @@ mod tests {
 
     #[test]
     fn whose_own_probes_never_come_back_is_settled_between_rounds() {
-        let group = sockopt::datagram(libc::AF_INET, "test").expect("a socket");
+        let group = sockopt::datagram(AddressFamily::Inet, "test").expect("a socket");
         let (mut steering, mut now) = (Steering::new(9, 1), 100);
         for round in 1..5 {
             assert_eq!(steering.is_settled(), round > MISSED, "before round {round}");
@@ -504,7 +505,7 @@ mod tests {
 
     #[test]
     fn a_round_is_bounded_and_backs_off_when_somebody_is_silent() {
-        let group = sockopt::datagram(libc::AF_INET, "test").expect("a socket");
+        let group = sockopt::datagram(AddressFamily::Inet, "test").expect("a socket");
         let mut steering = Steering::new(9, 1);
         steering.step(100, &group, 1);
         assert_eq!(steering.deadline(), Some(100 + PATIENCE));

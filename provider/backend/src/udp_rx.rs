@@ -179,7 +179,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     /// [`BackendError::NoBlock`] when all are taken.
     pub fn claim_block(&mut self) -> Result<u32, BackendError> {
         let (block, listener) = self.claim_both_names()?;
-        if let Err(error) = self.peers.watch(block.fd(), true) {
+        if let Err(error) = self.peers.watch(block.socket(), true) {
             self.peers.end_listening(listener);
             return Err(error);
         }
@@ -376,7 +376,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.left = true;
         self.wire = None;
         for block in self.blocks.drain(..) {
-            let _ = self.peers.watch(block.fd(), false);
+            let _ = self.peers.watch(block.socket(), false);
         }
         self.peers.close();
         self.doors.clear();

@@ -4,9 +4,12 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, socket};
+
 use crate::BackendError;
 use crate::descriptor::Socket;
-use crate::error::os;
+use crate::error::os_error;
 use crate::sockopt::errno;
 
 /// RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
@@ -23,17 +26,13 @@ impl Watch {
     /// No descriptor, or a kernel or sandbox without netlink.
     pub fn open() -> Result<Watch, BackendError> {
         const WHAT: &str = "a netlink socket";
-        let socket = netlink(WHAT)?;
-        // SAFETY: a sockaddr_nl of zeroes is valid: a C struct of integers.
-        let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-        address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
-        address.nl_groups = GROUPS;
-        // SAFETY: the pointer and length describe `address`, alive across the call.
-        let rc = unsafe {
-            let len = std::mem::size_of_val(&address) as libc::socklen_t;
-            libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len)
+        let listens = || {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
+            bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS))?;
+            Ok(Watch(Socket::new(socket)))
         };
-        if rc < 0 { Err(os(WHAT)) } else { Ok(Watch(socket)) }
+        listens().map_err(|error: Errno| os_error(WHAT, error))
     }
 
     /// What to `poll(2)` for POLLIN.
@@ -54,18 +53,6 @@ impl Watch {
             heard = true;
         }
     }
-}
-
-fn netlink(what: &'static str) -> Result<Socket, BackendError> {
-    use std::os::fd::{FromRawFd, OwnedFd};
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: socket() takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
-    if fd < 0 {
-        return Err(os(what));
-    }
-    // SAFETY: `fd` was just opened and nobody else knows it.
-    Ok(Socket::new(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 #[cfg(test)]

@@ -1,24 +1,23 @@
 //! A seeded source of chance.
 
-/// splitmix64 (Steele, Lea, Flood 2014): small, and good enough to choose what a test does.
+use starverbs_core::rng::SplitMix64;
+
+/// The stream of a seed, and what a test asks of it.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(SplitMix64);
 
 impl Rng {
     /// The stream of `seed`.
     pub fn new(seed: u64) -> Self {
-        Rng(seed ^ 0x5851_f42d_4c95_7f2d)
+        Rng(SplitMix64::new(seed ^ 0x5851_f42d_4c95_7f2d))
     }
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.bits()
     }
     /// A number in 0..n; 0 for n = 0.
     pub fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.bits()) * u128::from(n)) >> 64) as u64
+        self.0.below(n)
     }
     /// A number in a..=b.
     pub fn within(&mut self, a: u64, b: u64) -> u64 {
@@ -26,7 +25,7 @@ impl Rng {
     }
     /// True with probability `p`.
     pub fn chance(&mut self, p: f64) -> bool {
-        ((self.bits() >> 11) as f64) < p * (1u64 << 53) as f64
+        self.0.chance(p)
     }
     /// One of `items`, which are not empty.
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {

@@ -22,7 +22,6 @@ mod params;
 mod plan;
 mod report;
 mod run;
-mod svg;
 
 pub use events::{EventQueue, Picos};
 pub use params::{DEFAULT_PARAMS, Kind, Op, ParamError, Params, Settings};

@@ -2,6 +2,7 @@
 //! each may be understood twice without harm.
 
 use starverbs_core::mr::Rule;
+use starverbs_core::rng::mix;
 use starverbs_core::{Access, Mtu, PdId, Psn};
 
 use super::homing::Done;
@@ -430,15 +431,6 @@ fn decode_rule(from: &mut Reader<'_>) -> Option<Rule> {
     };
     let last = rule.len.saturating_sub(1);
     (rule.addr.checked_add(last).is_some() && rule.iova.checked_add(last).is_some()).then_some(rule)
-}
-
-/// Spreads a number's bits over all of its bits, so that no two come to the same (the finish of Steele's
-/// splitmix64).
-fn mix(mut word: u64) -> u64 {
-    word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ word >> 31
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use starverbs_core::rng::SplitMix64;
+
 use crate::case::{BOTH, Case, Net, Verdict};
 use crate::check::Expect;
 use crate::pair::{Pair, Running, Server};
@@ -127,27 +129,10 @@ fn leaves_nothing(world: &mut World, net: Net) -> Verdict {
     run().into()
 }
 
-/// Random numbers that a seed repeats (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    /// Between 0.2 and about 800 ms, short ones as likely as long ones: starting up takes a few of them.
-    fn moment(&mut self) -> Duration {
-        let doublings = self.below(12) as u32;
-        Duration::from_micros(200 * (1 << doublings) + self.below(200 * (1 << doublings)))
-    }
+/// Between 0.2 and about 800 ms, short ones as likely as long ones: starting up takes a few of them.
+fn moment(random: &mut SplitMix64) -> Duration {
+    let doublings = random.below(12) as u32;
+    Duration::from_micros(200 * (1 << doublings) + random.below(200 * (1 << doublings)))
 }
 
 /// Processes that live through many kills: a server that waits for its client, and a pair at work.
@@ -193,7 +178,7 @@ impl Bystanders {
 
 fn random_kills(world: &mut World, net: Net, kills: u32, seed: u64) -> Result<String, String> {
     let before = Traces::now(world, net)?;
-    let mut random = Random(seed);
+    let mut random = SplitMix64::new(seed);
     let mut bystanders = Bystanders::start(world, net)?;
     for kill in 1..=kills {
         let wrong = |reason| format!("seed {seed}, kill {kill}: {reason}");
@@ -206,9 +191,9 @@ fn random_kills(world: &mut World, net: Net, kills: u32, seed: u64) -> Result<St
 }
 
 /// One pair, one kill, and a clean run while the other side lives on.
-fn kill_at_random(world: &mut World, net: Net, random: &mut Random) -> Result<(), String> {
+fn kill_at_random(world: &mut World, net: Net, random: &mut SplitMix64) -> Result<(), String> {
     let pair = traffic()[random.below(3) as usize].clone();
-    let (who, moment) = (random.below(3), random.moment());
+    let (who, moment) = (random.below(3), moment(random));
     let victim = ["the server alone", "the server", "the client"][who as usize];
     let wrong = |reason| format!("{}: {victim} killed after {moment:?}, then: {reason}", pair.title());
     if who == 0 {
@@ -237,8 +222,8 @@ mod tests {
     #[test]
     fn moments_are_repeatable_and_bounded() {
         let moments = |seed| {
-            let mut random = Random(seed);
-            (0..1000).map(|_| random.moment()).collect::<Vec<_>>()
+            let mut random = SplitMix64::new(seed);
+            (0..1000).map(|_| moment(&mut random)).collect::<Vec<_>>()
         };
         assert_eq!(moments(1), moments(1));
         assert_ne!(moments(1), moments(2));

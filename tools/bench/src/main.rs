@@ -20,7 +20,6 @@ mod samples;
 mod scale;
 mod socket;
 mod star;
-mod svg;
 mod ucx;
 mod verbs;
 

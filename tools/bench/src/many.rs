@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use starverbs_charts::{Bar, Panel, bars};
+
 use crate::child::{self, Ready};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
@@ -16,7 +18,6 @@ use crate::perftest::{library_dir, on_card};
 use crate::report::{Table, write_file};
 use crate::round::progress;
 use crate::samples::{Samples, beside, cell, told};
-use crate::svg::{self, Bar, Panel};
 
 /// Queue pairs of a process, or pairs of them where one process has both ends.
 const QPS: [u32; 4] = [1, 1_000, 10_000, 100_000];
@@ -166,7 +167,7 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     let text = page(&machine, &samples, done);
     println!("{text}");
     write_file(out, "md", &text)?;
-    write_file(out, "svg", &svg::page(&panels(&samples)))
+    write_file(out, "svg", &bars(&panels(&samples)))
 }
 
 fn scale_table(samples: &Samples) -> String {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use starverbs_charts::{Bar, Panel, bars};
+
 use crate::child;
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
@@ -14,7 +16,6 @@ use crate::perftest::{library_dir, on_card};
 use crate::report::{Table, write_file};
 use crate::round::progress;
 use crate::samples::{Samples, cell, told};
-use crate::svg::{self, Bar, Panel};
 
 /// What the dead queue pairs were asked for: the row, and the program's arguments.
 const CASES: [(&str, &[&str]); 5] = [
@@ -55,7 +56,7 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     let text = page(&machine, &samples, done);
     println!("{text}");
     write_file(out, "md", &text)?;
-    write_file(out, "svg", &svg::page(&panels(&samples)))
+    write_file(out, "svg", &bars(&panels(&samples)))
 }
 
 fn measure(program: &PathBuf, lib: &Path, args: &[&str], seconds: &str) -> Result<[f64; 8]> {

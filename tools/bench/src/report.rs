@@ -7,13 +7,13 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
+use starverbs_charts::{Bar, Panel, bars, short};
 
 use crate::case::{FLOOR_ROW, Metric, Part, READ_ROW};
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
 use crate::round::Figure;
 use crate::scale::Scale;
-use crate::svg;
 
 /// Writes one of the files that a page is made of, `out` with another ending.
 ///
@@ -109,7 +109,7 @@ impl Report {
         );
         let json = serde_json::to_string_pretty(self)
             .map_err(|e| BenchError::Os { what: "JSON", message: e.to_string() })?;
-        let files = [("md", markdown), ("json", json + "\n"), ("svg", svg::picture(&self.figures))];
+        let files = [("md", markdown), ("json", json + "\n"), ("svg", picture(&self.figures))];
         for (ending, text) in files {
             write_file(out, ending, &text)?;
         }
@@ -309,13 +309,26 @@ fn scale_table(scale: &Scale) -> Table {
     Table(rows)
 }
 
-/// Three significant digits.
-pub(crate) fn short(figure: f64) -> String {
-    match figure.abs() {
-        f if f >= 100.0 => format!("{figure:.0}"),
-        f if f >= 10.0 => format!("{figure:.1}"),
-        f if f >= 0.1 || f == 0.0 => format!("{figure:.2}"),
-        _ => format!("{figure:.4}"),
+/// Bars of all figures, one panel a metric.
+fn picture(figures: &[Figure]) -> String {
+    let bar = |figure: &Figure| {
+        let value = figure.median()?;
+        Some(Bar { label: figure.row.to_owned(), value, fill: colour(figure.part) })
+    };
+    let panel = |metric: Metric| Panel {
+        title: metric.title().to_owned(),
+        less_is_better: metric.smaller_is_better(),
+        bars: figures.iter().filter(|figure| figure.metric == metric).filter_map(bar).collect(),
+    };
+    bars(&Metric::ALL.map(panel))
+}
+
+fn colour(part: Part) -> &'static str {
+    match part {
+        Part::Floor => "#b8b8b8",
+        Part::Card | Part::Scale => "#c0392b",
+        Part::Ucx => "#2e6da4",
+        Part::Fabric => "#6aa56a",
     }
 }
 

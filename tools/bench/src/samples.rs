@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use starverbs_charts::short;
+
 use crate::error::Result;
-use crate::report::short;
 use crate::round::{clear_line, median};
 
 /// A figure's place: table, row, column.

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use starverbs_charts::{Bar, Panel, bars};
+
 use crate::child;
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
@@ -17,7 +19,6 @@ use crate::perftest::{library_dir, on_card};
 use crate::report::{Table, write_file};
 use crate::round::progress;
 use crate::samples::{Samples, beside, cell, told};
-use crate::svg::{self, Bar, Panel};
 
 const CONNECTIONS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 /// Contexts that the server's card has room for, in all settings but the first: the paper's board.
@@ -146,7 +147,7 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     println!("{text}");
     write_file(out, "md", &text)?;
     write_file(out, "csv", &csv(&samples))?;
-    write_file(out, "svg", &svg::page(&panels(&samples)))
+    write_file(out, "svg", &bars(&panels(&samples)))
 }
 
 /// Measures everything once. What fails is told of and left out.

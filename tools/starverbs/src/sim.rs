@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use starverbs_charts::{Lines, Series, lines};
 use starverbs_sim::rnic::{DEFAULT_PARAMS, PLANS, Plan, Report};
 
 use crate::Failure;
@@ -38,6 +39,28 @@ pub(crate) struct Args {
     show_params: bool,
 }
 
+/// The picture of a figure.
+fn chart(report: &Report) -> Lines {
+    let mut series: Vec<Series> = Vec::new();
+    for row in &report.rows {
+        if series.last().is_none_or(|last| last.name != row.series) {
+            series.push(Series { name: row.series.clone(), points: Vec::new(), rings: Vec::new() });
+        }
+        if let Some(last) = series.last_mut() {
+            last.points.push((row.x, row.here));
+            last.rings.extend(row.paper.map(|paper| (row.x, paper)));
+        }
+    }
+    Lines {
+        title: report.title.clone(),
+        x: report.x.clone(),
+        y: report.y.clone(),
+        zero_based: report.zero_based,
+        reference: "the paper",
+        series,
+    }
+}
+
 pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
     if args.show_params {
         print!("{DEFAULT_PARAMS}");
@@ -60,7 +83,7 @@ pub(crate) fn sim(args: &Args) -> Result<(), Failure> {
         let report = carry_out(&name, plan, &params, args.threads)?;
         if let Some(folder) = &args.out {
             write_file(&folder.join(format!("{name}.csv")), &report.csv())?;
-            write_file(&folder.join(format!("{name}.svg")), &report.svg())?;
+            write_file(&folder.join(format!("{name}.svg")), &lines(&chart(&report)))?;
         }
         if !args.json {
             println!("{}\n\n{}", report.title, report.table());

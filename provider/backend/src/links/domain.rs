@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use nix::sys::socket::{self, AddressFamily, SockType, UnixAddr};
+
 use crate::descriptor::Socket;
 use crate::peer::socket::user;
 use crate::registry::abstract_address;
@@ -47,7 +49,7 @@ impl DomainName {
     }
 
     /// The unix address in it of a QPN block's process, or of who opens it.
-    pub(super) fn address(&self, who: impl Display) -> (libc::sockaddr_un, libc::socklen_t) {
+    pub(super) fn address(&self, who: impl Display) -> UnixAddr {
         abstract_address(&format!("{}{who}", self.prefix))
     }
 }
@@ -65,13 +67,10 @@ impl Opening {
     /// # Errors
     /// `EAGAIN`: one takes too long.
     pub fn begin(name: DomainName) -> io::Result<Opening> {
-        let socket =
-            sockopt::datagram(libc::AF_UNIX, "a unix socket").map_err(|_| io::Error::last_os_error())?;
-        let (address, len) = name.address("opening");
+        let socket = sockopt::open(AddressFamily::Unix, SockType::Datagram)?;
+        let address = name.address("opening");
         for _ in 0..OPENING {
-            // SAFETY: the pointer and length describe `address`, alive across the call.
-            let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
-            if rc == 0 {
+            if socket::bind(socket.as_raw_fd(), &address).is_ok() {
                 return Ok(Opening { _socket: socket, name });
             }
             std::thread::sleep(Duration::from_millis(1));

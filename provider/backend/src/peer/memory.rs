@@ -93,13 +93,15 @@ impl Drop for Memory {
 
 #[cfg(test)]
 mod tests {
+    use nix::fcntl::SealFlag;
+
     use super::*;
 
     #[test]
     fn only_sealed_memory_of_the_right_size_is_mapped() {
         let (_map, short) = sealed::create(LEN - 4096, SIZE_STAYS).expect("memory");
         assert!(Memory::open(short.into()).is_none());
-        let (_map, unsealed) = sealed::create(LEN, libc::F_SEAL_GROW).expect("memory");
+        let (_map, unsealed) = sealed::create(LEN, SealFlag::F_SEAL_GROW).expect("memory");
         assert!(Memory::open(unsealed.into()).is_none(), "it can be made shorter");
         let (_memory, file) = Memory::create().expect("memory");
         assert!(Memory::open(file.into()).is_some());

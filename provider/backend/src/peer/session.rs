@@ -147,9 +147,7 @@ impl Session {
     pub(super) fn offer_rings(&mut self, block: u32, own_blocks: Vec<u16>) -> Option<()> {
         let (memory, file): (Memory, File) = Memory::create()?;
         let hello = Hello { kinds: &[RINGS], blocks: own_blocks }.encode();
-        if !socket::send(self.socket.as_ref()?, &hello, &[file.as_raw_fd()]) {
-            return None;
-        }
+        socket::send(self.socket.as_ref()?, &hello, &[file.as_raw_fd()]).ok()?;
         self.rings = Some(Rings::new(memory, true));
         self.to = Some(block);
         self.blocks.push(block as u16);
@@ -177,7 +175,7 @@ impl Session {
     pub(super) fn ring_bell(&self) -> bool {
         let Some(socket) = &self.socket else { return false };
         /* where there is no room for a bell, one waits there already */
-        socket::send(socket, &[0], &[]) || socket::is_full()
+        socket::send(socket, &[0], &[]).err().is_none_or(socket::is_full)
     }
 
     pub(super) fn lane(&mut self, lane: usize) -> Option<&mut Lane> {

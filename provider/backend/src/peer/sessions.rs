@@ -4,20 +4,20 @@ mod awake;
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
 
+use nix::sys::socket::UnixAddr;
 use starverbs_core::Nanos;
 use starverbs_core::relay::LinkError;
 
 use super::hello::{self, Hello, RINGS};
 use super::memory::Memory;
 use super::session::Session;
-use super::socket::{self, Address, Received};
+use super::socket::{self, Received};
 use super::{Consumer, ListenerId, SessionId};
 use crate::BackendError;
 use crate::descriptor::Socket;
-use crate::epoll::{Epoll, Event};
-use crate::error::os;
+use crate::epoll::Epoll;
+use crate::error::os_error;
 use crate::handover::Handover;
 use crate::sockopt::monotonic;
 use awake::Awake;
@@ -26,8 +26,6 @@ pub(super) use awake::Found;
 /// Sessions of a card, and of those the ones that processes of other users began.
 const SESSIONS: usize = 1024;
 const STRANGERS: usize = 64;
-/// Events that are looked at in one turn.
-const EVENTS: usize = 16;
 /// Messages that one socket gives in one turn.
 const IN_A_TURN: usize = 16;
 /// Looks of a card that is polled without a look at the kernel's reports.
@@ -65,7 +63,6 @@ pub(super) struct Sessions {
     epoll: Epoll,
     /// Readable where who is about to sleep must not
     alarm: Socket,
-    ready: Vec<Event>,
     listeners: Vec<Listener>,
     serial: u32,
     sessions: Vec<Option<Session>>,
@@ -80,12 +77,11 @@ pub(super) struct Sessions {
 impl Sessions {
     pub(super) fn new(port: u16) -> Result<Sessions, BackendError> {
         let epoll = Epoll::new()?;
-        let alarm = socket::event().ok_or_else(|| os("an event descriptor"))?;
-        epoll.add(alarm.as_raw_fd(), ALARM, libc::EPOLLIN)?;
+        let alarm = socket::event().map_err(|error| os_error("an event descriptor", error))?;
+        epoll.add(&alarm, ALARM)?;
         Ok(Sessions {
             epoll,
             alarm,
-            ready: Vec::with_capacity(EVENTS),
             listeners: Vec::new(),
             serial: 0,
             sessions: Vec::new(),
@@ -102,11 +98,11 @@ impl Sessions {
     }
 
     /// Says of a socket, too, when it has something; or no more.
-    pub(super) fn watch(&self, fd: i32, watch: bool) -> Result<(), BackendError> {
+    pub(super) fn watch(&self, socket: &Socket, watch: bool) -> Result<(), BackendError> {
         if watch {
-            return self.epoll.add(fd, WATCHED, libc::EPOLLIN);
+            return self.epoll.add(socket, WATCHED);
         }
-        self.epoll.remove(fd);
+        self.epoll.remove(socket);
         Ok(())
     }
 
@@ -118,7 +114,7 @@ impl Sessions {
     /// Sessions begin under this name from now on; who has it is in `block`. `only`: of this user alone.
     pub(super) fn listen(
         &mut self,
-        address: &Address,
+        address: &UnixAddr,
         block: u32,
         only: Option<libc::uid_t>,
     ) -> Result<ListenerId, BackendError> {
@@ -126,7 +122,7 @@ impl Sessions {
         self.listeners.try_reserve(1).map_err(|_| BackendError::NoMemory)?;
         self.serial = self.serial.wrapping_add(1);
         let id = ListenerId(self.serial);
-        self.epoll.add(socket.as_raw_fd(), LISTENER | u64::from(id.0), libc::EPOLLIN)?;
+        self.epoll.add(&socket, LISTENER | u64::from(id.0))?;
         let known = self.listeners.iter().any(|listener| listener.block == block);
         self.listeners.push(Listener { id, block, own: socket::user(), only, socket });
         if !known {
@@ -142,7 +138,7 @@ impl Sessions {
     pub(super) fn end_listening(&mut self, id: ListenerId) {
         self.listeners.retain(|listener| {
             if listener.id == id {
-                self.epoll.remove(listener.socket.as_raw_fd());
+                self.epoll.remove(&listener.socket);
             }
             listener.id != id
         });
@@ -191,7 +187,7 @@ impl Sessions {
     /// something.
     pub(super) fn connect(
         &mut self,
-        address: &Address,
+        address: &UnixAddr,
         block: u32,
         only: Option<libc::uid_t>,
     ) -> Result<SessionId, LinkError> {
@@ -236,10 +232,10 @@ impl Sessions {
         };
         self.serial = self.serial.wrapping_add(1);
         let id = SessionId { slot: at as u16, serial: self.serial };
-        self.epoll.add(socket.as_raw_fd(), SESSION | id.bits(), libc::EPOLLIN).ok()?;
+        self.epoll.add(&socket, SESSION | id.bits()).ok()?;
         let session = Session::new(id, socket, who, own);
         if let Some(notice) = &session.notice {
-            let _unwatched = self.epoll.add(notice.as_raw_fd(), EXIT | id.bits(), libc::EPOLLIN);
+            let _unwatched = self.epoll.add(notice, EXIT | id.bits());
         }
         self.sessions[at] = Some(session);
         Some(id)
@@ -255,23 +251,16 @@ impl Sessions {
 
     /// Asks the kernel what there is. True: something that is watched for others has some.
     pub(super) fn look(&mut self) -> bool {
-        let mut ready = std::mem::take(&mut self.ready);
-        self.epoll.look(&mut ready);
-        let watched = ready.iter().any(|event| { event.u64 } == WATCHED);
-        for event in ready.iter().filter(|event| { event.u64 } != WATCHED) {
-            let what = event.u64;
+        let mut watched = false;
+        for what in self.epoll.look() {
             match what & EXIT {
                 LISTENER => self.accept(ListenerId(what as u32)),
                 SESSION => self.receive(SessionId::of_bits(what)),
                 EXIT => self.end(SessionId::of_bits(what)),
-                _ => {
-                    let mut count = 0u64;
-                    // SAFETY: room for eight bytes.
-                    unsafe { libc::read(self.alarm.as_raw_fd(), (&raw mut count).cast(), 8) };
-                }
+                _ if what == WATCHED => watched = true,
+                _ => drop(nix::unistd::read(&self.alarm, &mut [0; size_of::<u64>()])),
             }
         }
-        self.ready = ready;
         watched
     }
 
@@ -328,12 +317,15 @@ impl Sessions {
     /// The other end is gone: what it has said is still read.
     pub(super) fn end(&mut self, id: SessionId) {
         let uses_links = self.uses_links;
-        let Some(session) = self.get(id).filter(|session| session.socket.is_some()) else { return };
+        let Sessions { sessions, epoll, .. } = self;
+        let found = sessions.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
+        let Some(session) = found.filter(|session| session.id == id && session.socket.is_some()) else {
+            return;
+        };
         session.places[Consumer::Links as usize].done = !uses_links;
         let (refused, began) =
             (session.to.filter(|_| !session.greeted), session.to.is_some() || session.greeted);
-        let sockets = [session.socket.as_ref(), session.notice.as_ref()].map(|s| s.map(AsRawFd::as_raw_fd));
-        sockets.into_iter().flatten().for_each(|fd| self.epoll.remove(fd));
+        [&session.socket, &session.notice].into_iter().flatten().for_each(|socket| epoll.remove(socket));
         if !began {
             self.sessions[usize::from(id.slot)] = None;
             return;

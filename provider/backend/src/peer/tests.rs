@@ -161,7 +161,7 @@ fn who_says_nothing_sensible_gets_no_session() {
     let other: [&[RawFd]; 2] = [&[], &[file.as_raw_fd()]];
     for (bytes, descriptors) in [(&hello[..], other[0]), (&hello[..], other[1]), (b"garbage", other[0])] {
         let socket = socket::connect(&address).expect("it listens");
-        assert!(socket::send(&socket, bytes, descriptors));
+        socket::send(&socket, bytes, descriptors).expect("room");
         assert_eq!((take(&b), sessions(&b)), (None, 0));
     }
     let silent: Vec<Socket> = (0..80).map(|_| socket::connect(&address).expect("it listens")).collect();
@@ -231,6 +231,6 @@ fn connect_as_liar(port: u16, write: impl FnOnce(&Memory)) -> Socket {
     write(&memory);
     let socket = socket::connect(&abstract_address(&peer_name(port, 8))).expect("it listens");
     let hello = hello::Hello { kinds: &[hello::RINGS], blocks: vec![] }.encode();
-    assert!(socket::send(&socket, &hello, &[file.as_raw_fd()]));
+    socket::send(&socket, &hello, &[file.as_raw_fd()]).expect("room");
     socket
 }

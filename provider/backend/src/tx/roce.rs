@@ -3,12 +3,12 @@
 //! The sockets are unconnected and with don't-fragment, as only then the kernel sends identification 0. A
 //! receiving host steers frames by the QPN block that they go to.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use nix::sys::socket::AddressFamily;
 use starverbs_core::wire::icrc::{Icrc, IcrcHeader};
 use starverbs_core::wire::opcode::BTH_LEN;
 use starverbs_core::{Av, Counters, Gid, QPN_BLOCK_SHIFT};
@@ -17,6 +17,7 @@ use starverbs_settings::Settings;
 use super::{CRC, Datagram, Framing, Sender, Tx};
 use crate::batch::HOPS;
 use crate::descriptor::Socket;
+use crate::error::os_error;
 use crate::owners::Owners;
 use crate::pcap::Capture;
 use crate::program::Payload;
@@ -141,7 +142,7 @@ impl<C: Deref<Target = Counters>> RoceTx<C> {
 fn open_source(addr: &HostAddr, sndbuf: usize, gso: bool) -> Result<Sender, BackendError> {
     const WHAT: &str = "the UDP socket to send from";
     let v4 = addr.gid.ipv4().is_some();
-    let fd = sockopt::datagram(if v4 { libc::AF_INET } else { libc::AF_INET6 }, WHAT)?;
+    let fd = sockopt::datagram(if v4 { AddressFamily::Inet } else { AddressFamily::Inet6 }, WHAT)?;
     if v4 {
         sockopt::set_int(&fd, libc::SOL_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO);
     } else {
@@ -152,7 +153,6 @@ fn open_source(addr: &HostAddr, sndbuf: usize, gso: bool) -> Result<Sender, Back
     sockopt::send_buffer(&fd, sndbuf);
     // Nobody should send here; what comes all the same must not cost memory.
     sockopt::set_int(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 0);
-    let socket = socket2::SockRef::from(&fd);
     let local = match addr.ip() {
         IpAddr::V4(ip) => SocketAddr::from((ip, 0)),
         IpAddr::V6(ip) => {
@@ -160,10 +160,7 @@ fn open_source(addr: &HostAddr, sndbuf: usize, gso: bool) -> Result<Sender, Back
             SocketAddrV6::new(ip, 0, 0, scope).into()
         }
     };
-    let bound = socket.bind(&local.into()).and_then(|()| socket.local_addr());
-    let sport = bound
-        .and_then(|a| a.as_socket().map(|a| a.port()).ok_or_else(|| io::Error::from(io::ErrorKind::Other)))
-        .map_err(|source| BackendError::Socket { what: WHAT, source })?;
+    let sport = sockopt::bind(&fd, local).map_err(|error| os_error(WHAT, error))?;
     // Asking costs nothing; a kernel before 4.18 does not know the option.
     let gso = gso && supports_gso(&fd);
     Ok(Sender { fd: Arc::new(fd), sport, gso })

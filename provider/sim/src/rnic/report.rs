@@ -1,4 +1,4 @@
-//! A figure as rows, CSV, a table beside the paper's points, and a picture.
+//! A figure as rows, CSV, and a table beside the paper's points.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use super::plan::{Finished, Metric};
 use super::run::Outcome;
-use super::svg;
 
 /// One point.
 #[derive(Clone, Debug, Serialize)]
@@ -42,8 +41,9 @@ pub struct Report {
     pub rows: Vec<Row>,
     #[serde(skip)]
     details: Vec<Option<Outcome>>,
+    /// Whether the upward axis of a picture begins at 0
     #[serde(skip)]
-    zero_based: bool,
+    pub zero_based: bool,
 }
 
 impl Report {
@@ -116,11 +116,6 @@ impl Report {
     /// Events of all runs.
     pub fn events(&self) -> u64 {
         self.details.iter().flatten().map(|outcome| outcome.events).sum()
-    }
-
-    /// The picture.
-    pub fn svg(&self) -> String {
-        svg::draw(self, self.zero_based)
     }
 }
 

@@ -6,14 +6,14 @@ use std::os::unix::fs::MetadataExt;
 
 #[cfg(feature = "fuzzing")]
 use memmap2::MmapRaw;
-use starverbs_backend::sealed;
+use starverbs_backend::sealed::{self, SealFlag};
 
 use crate::error::{Result, VerbsError};
 
 pub(super) const OTHER: VerbsError = VerbsError::Invalid("the descriptor of something else");
 
 /// EINVAL unless it is a memory file with those seals; gives its length.
-pub(super) fn check(file: &File, seals: i32) -> Result<usize> {
+pub(super) fn check(file: &File, seals: SealFlag) -> Result<usize> {
     sealed::check(file, seals).ok_or(OTHER)
 }
 

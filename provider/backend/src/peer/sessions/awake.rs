@@ -2,7 +2,6 @@
 //! messages in turns.
 
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
 
 use super::Sessions;
 use crate::peer::{Consumer, SessionId};
@@ -127,9 +126,7 @@ impl Sessions {
             self.awake[consumer as usize].list = list;
         }
         if busy {
-            let one = 1u64;
-            // SAFETY: eight bytes to read.
-            unsafe { libc::write(self.alarm.as_raw_fd(), (&raw const one).cast(), 8) };
+            let _rings = nix::unistd::write(&self.alarm, &1u64.to_ne_bytes());
         }
     }
 

@@ -1,0 +1,264 @@
+//! STARVERBS_PCAP, read back by tshark.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{Node, drive, free_port, pattern};
+use starverbs_backend::Payload;
+use starverbs_core::mr::Rule;
+use starverbs_core::wire::{HeaderBuf, PKEY_DEFAULT, code};
+use starverbs_core::{Access, Av, Counters, Mtu, PdId, Psn, SendOp, SendWqe, Sge};
+use starverbs_settings::Settings;
+use starverbs_star::control::{Control, MAX_CONTROL, Role, Setup, Sum, Wish};
+use starverbs_star::message::{self, Atomic, CqeMsg};
+use starverbs_star::renew::Renewed;
+use starverbs_star::wire::{Head, Header, Opt, Prefix, Ptype};
+
+#[test]
+fn tshark_reads_the_capture_as_rocev2() {
+    if Command::new("tshark").arg("-v").output().is_err() {
+        eprintln!("skipped: tshark is not installed");
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("starverbs-capture-{}.pcap", std::process::id()));
+    let settings = Settings { port: free_port(), pcap: Some(path.clone()), ..Settings::default() };
+    let mut node = Node::with(&settings);
+    let qpn = node.qpn(0x123);
+    for ip in ["127.0.0.1", "::1"] {
+        let to = node.av(ip);
+        for _ in 0..3 {
+            node.send(&to, qpn, &pattern(1000, 1));
+        }
+    }
+    node.flush();
+    assert!(drive(&mut [&mut node], |n| n[0].got.len() == 6), "{:?}", node.counters);
+    drop(node);
+    let out = Command::new("tshark")
+        .args(["-r", path.to_str().expect("a plain path"), "-d"])
+        .arg(format!("udp.port=={},infiniband", settings.port))
+        .args([
+            "-T",
+            "fields",
+            "-e",
+            "infiniband.bth.destqp",
+            "-e",
+            "infiniband.invariant.crc",
+            "-e",
+            "frame.protocols",
+        ])
+        .output()
+        .expect("tshark runs");
+    let _ = std::fs::remove_file(&path);
+    let text = String::from_utf8_lossy(&out.stdout);
+    let wanted = format!("0x{qpn:06x}");
+    let frames = text.lines().filter(|l| l.contains(&wanted) && l.contains("infiniband"));
+    assert_eq!(
+        frames.count(),
+        12,
+        "6 sent and 6 received:\n{text}\n{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+/// docs/star.lua decodes all that the two halves of a card say to each other.
+#[test]
+fn tshark_reads_star_packets_with_the_dissector() {
+    if Command::new("tshark").arg("-v").output().is_err() {
+        eprintln!("skipped: tshark is not installed");
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("starverbs-star-{}.pcap", std::process::id()));
+    let settings = Settings { port: free_port(), pcap: Some(path.clone()), ..Settings::default() };
+    let sent = say_everything(&settings);
+    let fields = ["_ws.col.Protocol", "_ws.col.Info", "star.psn", "star.checksum.bad"];
+    let lines = dissected(&path, &[], &fields);
+    assert_eq!(lines.len(), sent.len(), "{lines:#?}");
+    for (psn, (line, info)) in lines.iter().zip(&sent).enumerate() {
+        assert_eq!(line[..4], ["StaR", info, &psn.to_string(), ""], "{lines:#?}");
+        assert!(!info.contains("control") || line[4].is_empty(), "bytes of no field: {lines:#?}");
+    }
+}
+
+/// As are the frames by which the ends settle what they are.
+#[test]
+fn tshark_reads_the_settling_of_roles_with_the_dissector() {
+    if Command::new("tshark").arg("-v").output().is_err() {
+        eprintln!("skipped: tshark is not installed");
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("starverbs-roles-{}.pcap", std::process::id()));
+    let settings = Settings { port: free_port(), pcap: Some(path.clone()), ..Settings::default() };
+    let mut node = Node::with(&settings);
+    let said = controls().into_iter().take(5).chain(rounds());
+    for ip in ["127.0.0.1", "::1"] {
+        let to = node.av(ip);
+        for (message, _) in said.clone() {
+            let pad = message.len().wrapping_neg() as u8 & 3;
+            let bth = HeaderBuf::bth(code::NEGOTIATE, 0x123, Psn::new(0), false, false, pad, PKEY_DEFAULT);
+            let frame = [&bth.deth(0, 0x456)[..], &message[..]].concat();
+            node.tx.send_frame(&to, &frame, Payload::EMPTY, pad, false);
+        }
+    }
+    node.flush();
+    drop(node);
+    let port = format!("udp.port=={},infiniband", settings.port);
+    let lines = dissected(&path, &["-d", &port], &["_ws.col.Protocol", "_ws.col.Info", "star.sl_qpn"]);
+    let wanted: Vec<String> = said.map(|(_, info)| format!("Roles QPN 0x000123 {info}")).collect();
+    let read: Vec<&str> =
+        lines.iter().filter(|line| line[0] == "StaR").map(|line| line[1].as_str()).collect();
+    assert_eq!(read, [&wanted[..], &wanted[..]].concat(), "{lines:#?}");
+    assert!(lines.iter().all(|line| line[2].is_empty() || line[2..4] == ["0x00000456", ""]), "{lines:#?}");
+}
+
+/// What tshark says of the packets in `path`: these fields, then what belongs to no field, and complaints.
+fn dissected(path: &Path, options: &[&str], fields: &[&str]) -> Vec<Vec<String>> {
+    let script = concat!("lua_script:", env!("CARGO_MANIFEST_DIR"), "/../../docs/star.lua");
+    let mut tshark = Command::new("tshark");
+    tshark.args(["-X", script, "-r"]).arg(path).args(options).args(["-T", "fields"]);
+    let complaints = ["star.data", "_ws.malformed", "_ws.lua.error"];
+    let out = tshark.args(fields.iter().chain(&complaints).flat_map(|f| ["-e", f])).output();
+    let out = out.expect("tshark runs");
+    let _ = std::fs::remove_file(path);
+    let text = String::from_utf8_lossy(&out.stdout);
+    let lines: Vec<Vec<String>> =
+        text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect();
+    for line in &lines {
+        assert_eq!(line[fields.len() + 1..], ["", ""], "{text}\n{}", String::from_utf8_lossy(&out.stderr));
+    }
+    lines
+}
+
+/// Sends a packet of each kind; gives what Wireshark shall say of them.
+fn say_everything(settings: &Settings) -> Vec<String> {
+    let addrs = starverbs_backend::host::addresses(settings).expect("addresses");
+    let counters = Counters::default();
+    let (stack, _rx) = starverbs_backend::open(settings, &addrs, &counters).expect("a port");
+    let (mut tx, _star) = stack.open_star(settings).expect("two ports");
+    let gid = addrs[0].gid;
+    let to = Av { sgid: gid, dgid: gid, ..Av::default() };
+    let prefix = Prefix { qpn: 9, epoch: 0x0001_0203 };
+    let mut psn = 0;
+    let mut say = |ptype, opt, data: &[u8]| {
+        let len = if ptype == Ptype::Gd && opt == Opt::Recv { 0 } else { data.len() as u16 };
+        let header = Header {
+            ptype,
+            opt,
+            migrate: false,
+            ack: true,
+            qpn: 0x123,
+            epoch: 3,
+            psn: Psn::new(psn),
+            addr: 0x1000,
+            len,
+        };
+        let stateless = matches!(ptype, Ptype::Rd | Ptype::Gd | Ptype::Cqep);
+        let head = if stateless { Head::to_stateless(header, prefix) } else { Head::to_stateful(header) };
+        tx.send(&to, 40_000 + ptype as u16, &head, data, Payload::EMPTY, false);
+        psn += 1;
+    };
+    let mut room = [0; 256];
+    let send = SendWqe { op: SendOp::Send, ..SendWqe::default() };
+    let sge = Sge { addr: 0x2000, len: 77, lkey: 5 };
+    let len = message::encode_send(&send, &[sge, sge], &[], &mut room).expect("room");
+    say(Ptype::Wqep, Opt::Send, &room[..len]);
+    let len = message::encode_recv(&[sge], &mut room).expect("room");
+    say(Ptype::Wqep, Opt::Recv, &room[..len]);
+    say(Ptype::Ea, Opt::Recv, &[]);
+    say(Ptype::Rd, Opt::Write, &[1; 100]);
+    say(Ptype::Rda, Opt::Write, &[]);
+    say(Ptype::Gd, Opt::Read, &[]);
+    say(Ptype::Gda, Opt::Read, &[2; 50]);
+    let atomic = Atomic { op: SendOp::FetchAdd, seq: 6, slots: 2, slot: 32, compare_add: 1, swap: 0 };
+    say(Ptype::Gd, Opt::Recv, &atomic.encode());
+    say(Ptype::Gda, Opt::Recv, &[3; 8]);
+    say(Ptype::Gda, Opt::Recv, &[]);
+    say(Ptype::Cqep, Opt::Send, &CqeMsg { slot: 64, ..CqeMsg::default() }.encode());
+    for (control, _) in controls() {
+        let head = Head::control(0x123, prefix, Psn::new(psn), control.len() as u16);
+        tx.send(&to, 40_100, &head, &control, Payload::EMPTY, false);
+        psn += 1;
+    }
+    tx.flush(0);
+    let mut said: Vec<String> = [
+        "WQEP SEND QPN 0x000123 PSN 0 SEND 154 bytes",
+        "WQEP RECV QPN 0x000123 PSN 1 receive 77 bytes",
+        "EA RECV QPN 0x000123 PSN 2",
+        "RD WRITE QPN 0x000123 PSN 3",
+        "RDA WRITE QPN 0x000123 PSN 4",
+        "GD READ QPN 0x000123 PSN 5",
+        "GDA READ QPN 0x000123 PSN 6",
+        "GD RECV QPN 0x000123 PSN 7 atomic 6",
+        "GDA RECV QPN 0x000123 PSN 8",
+        "GDA RECV QPN 0x000123 PSN 9 early",
+        "CQEP SEND QPN 0x000123 PSN 10 success",
+    ]
+    .map(str::to_owned)
+    .into();
+    let first = said.len();
+    let text = |(n, (_, info)): (usize, (_, &str))| {
+        format!("WQEP SEND control QPN 0x000123 PSN {} {info}", first + n)
+    };
+    said.extend(controls().into_iter().enumerate().map(text));
+    said
+}
+
+/// The same of messages by which roles are settled anew.
+fn rounds() -> Vec<(Vec<u8>, &'static str)> {
+    let encoded = |message| {
+        let mut room = [0; MAX_CONTROL];
+        let len = Renewed { round: 258, message }.encode(&mut room).expect("room");
+        room[..len].to_vec()
+    };
+    vec![
+        (encoded(Control::Renew { wish: Wish::Auto, stateful: 121, threshold: 120 }), "Round Renew auto"),
+        (encoded(Control::Resting { drained: true }), "Round Resting"),
+        (encoded(Control::Plain), "Round Plain"),
+    ]
+}
+
+/// Each control message, and what Wireshark shall say of it.
+fn controls() -> Vec<(Vec<u8>, &'static str)> {
+    let encoded = |control: Control| {
+        let mut room = [0; MAX_CONTROL];
+        let len = control.encode(&mut room).expect("room");
+        room[..len].to_vec()
+    };
+    let (ports, boot) = ([4793, 4794], 7);
+    let setup = Setup {
+        boot,
+        pd: PdId(3),
+        mtu: Mtu::M4096,
+        sq_depth: 64,
+        rq_depth: 32,
+        srq: true,
+        send_ring: 0x1000,
+        recv_ring: 0x2000,
+        replay: 0x3000,
+        replay_slots: 16,
+        access: Access::REMOTE_WRITE,
+        max_rd_atomic: 4,
+        rnr_retry: 6,
+        min_rnr_timer: 12,
+    };
+    let access = Access::REMOTE_READ;
+    let rule = Rule { key: 9, pd: PdId(3), qpn: 0, addr: 0x4000, len: 4096, iova: 0x5000, access };
+    vec![
+        (
+            encoded(Control::Offer { wish: Wish::Stateless, stateful: 5, threshold: 120, ports, boot }),
+            "Offer stateless",
+        ),
+        (encoded(Control::Accept { role: Role::Stateful, ports, boot }), "Accept stateful"),
+        (encoded(Control::Confirm { role: Role::Stateless }), "Confirm stateless"),
+        (encoded(Control::Plain), "Plain"),
+        (encoded(Control::NotYet), "Not yet"),
+        (encoded(Control::Setup(setup)), "Setup"),
+        (encoded(Control::Rule(rule)), "Rule"),
+        (encoded(Control::Begin { known: None }), "Begin"),
+        (encoded(Control::Begin { known: Some(Sum::default()) }), "Begin with rules that are known"),
+        (encoded(Control::Tell), "Tell all rules"),
+        (encoded(Control::Unrule { key: 9 }), "Unrule"),
+        (encoded(Control::Want { upto: 77 }), "Want"),
+        (encoded(Control::KeepAlive), "Keep alive"),
+        (encoded(Control::Bye { why: 12 }), "Bye"),
+    ]
+}

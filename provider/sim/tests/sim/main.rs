@@ -1,0 +1,34 @@
+//! Cards on simulated wires: no operating system, no time but the simulation's.
+
+mod common;
+
+mod busy;
+mod calls;
+mod congestion;
+mod contexts;
+mod credits;
+mod errors;
+mod jumps;
+mod limits;
+mod mixed;
+mod multicast;
+mod neighbours;
+mod placement;
+mod rc;
+mod receives;
+mod repeat;
+mod rnic;
+mod star_back;
+mod star_card;
+mod star_lives;
+mod star_roles;
+mod star_talk;
+mod states;
+mod strangers;
+mod tags;
+mod turns;
+mod unreliable;
+mod windows;
+mod xrc;
+mod xrc_answers;
+mod xrc_shared;

@@ -1,0 +1,246 @@
+//! Cards that settle anew what the ends of their connections are: whom they ask and how often, whom they
+//! believe, and what they do when nothing comes of it.
+
+use crate::common::roles::{SECOND, STAR, THRESHOLD, World};
+use starverbs_core::WcStatus;
+use starverbs_star::control::{Control, Role, Wish};
+use starverbs_star::negotiate::Outcome;
+
+/// All that settles that host 0 keeps the state, said in one breath.
+const BURST: [Control; 4] = [
+    Control::Renew { wish: Wish::Auto, stateful: 200, threshold: THRESHOLD },
+    Control::Resting { drained: true },
+    Control::Offer { wish: Wish::Auto, stateful: 200, threshold: THRESHOLD, boot: 9, ports: [4793, 4794] },
+    Control::Confirm { role: Role::Stateless },
+];
+
+#[test]
+fn who_was_refused_does_not_keep_his_peer_from_asking() {
+    let mut w = World::new([Some(12), Some(THRESHOLD)]);
+    let conn = w.connect();
+    (0..4).for_each(|_| w.crowd(0));
+    (0..2).for_each(|_| w.crowd(1));
+    /* host 1 asks, in vain: it has fewer connections, and host 0 not too many */
+    w.net.run_for(20 * SECOND);
+    assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
+    (0..3).for_each(|_| w.crowd(0));
+    w.net.run_for(SECOND / 2);
+    assert_eq!([0, 1].map(|at| w.role(&conn, at)), [Some(Role::Stateless), Some(Role::Stateful)]);
+    assert_eq!(w.write(&conn, 0), Some(WcStatus::Success));
+}
+
+#[test]
+fn two_cards_that_are_both_crowded_agree() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    /* at once, and who has more may be told first or asked first */
+    (0..4).for_each(|_| w.crowd(0));
+    (0..2).for_each(|_| w.crowd(1));
+    w.net.run_for(SECOND / 2);
+    assert_eq!([0, 1].map(|at| w.role(&conn, at)), [Some(Role::Stateless), Some(Role::Stateful)]);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+#[test]
+fn what_somebody_else_has_settled_the_peer_takes_back() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    w.forge(&conn, 1, &BURST);
+    w.net.run_for(SECOND / 20);
+    assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
+    assert!(!w.net.hosts[0].nic.is_held(conn.qpns[0]));
+    /* nor again at once */
+    w.forge(&conn, 2, &BURST[..1]);
+    w.net.transmit();
+    w.forge(&conn, 2, &BURST[1..]);
+    w.net.transmit();
+    assert!(!w.net.hosts[0].nic.is_held(conn.qpns[0]));
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+#[test]
+fn an_end_whose_peer_is_plain_finds_out() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    /* what it says to its peer is lost, and what its program posts waits */
+    w.net.cut(0, 1, SECOND / 10);
+    w.forge(&conn, 1, &BURST);
+    w.net.run_for(SECOND / 10);
+    assert_eq!(w.role(&conn, 0), Some(Role::Stateful));
+    assert_eq!(w.write(&conn, 0), Some(WcStatus::Success));
+    assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
+    let counters = w.net.hosts[0].nic.counters();
+    assert_eq!((counters.star_plain_qps.get(), counters.star_switches.get()), (1, 1));
+}
+
+#[test]
+fn a_plain_request_settles_it_for_all() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    w.net.cut(0, 1, SECOND / 10);
+    w.forge(&conn, 1, &BURST);
+    w.net.run_for(SECOND / 100);
+    assert_eq!(w.role(&conn, 0), Some(Role::Stateful));
+    assert_eq!(w.write(&conn, 1), Some(WcStatus::Success));
+    assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
+}
+
+#[test]
+fn a_stateless_end_without_memory_stays_what_it_was() {
+    let mut w = World::new([Some(THRESHOLD); 2]);
+    let conn = w.connect();
+    w.net.hosts[0].env.star.no_slots = true;
+    (0..2).for_each(|_| w.crowd(0));
+    w.net.run_for(SECOND / 2);
+    assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    assert_eq!(w.net.hosts[0].env.events, vec![]);
+}
+
+#[test]
+fn where_nobody_can_be_asked_nobody_looks_again_and_again() {
+    let mut w = World::new([Some(THRESHOLD), None]);
+    /* nothing was ever heard of the peer */
+    w.net.cut(1, 0, SECOND);
+    let conn = w.connect();
+    w.net.run_for(SECOND / 4);
+    assert_eq!(w.outcome(&conn, 0), Some(Outcome::Plain));
+    (0..2).for_each(|_| w.crowd(0));
+    w.net.run_for(100 * SECOND);
+    let host = &w.net.hosts[0];
+    let due = host.star.as_ref().unwrap().next_deadline(host.nic.connection_count()).unwrap();
+    assert!(due > w.net.now() && w.net.now() + 60 * SECOND >= due);
+    w.net.run_for(due - w.net.now());
+    let host = &w.net.hosts[0];
+    let next = host.star.as_ref().unwrap().next_deadline(host.nic.connection_count()).unwrap();
+    assert_eq!(next - due, 60 * SECOND);
+}
+
+#[test]
+fn a_card_that_has_room_again_takes_its_connections_back() {
+    let mut w = World::new([Some(8), Some(8)]);
+    let conn = w.connect();
+    (0..4).for_each(|_| w.crowd(0));
+    w.net.run_for(SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    /* a few less are not enough: it would be gone again with the next */
+    w.thin(0);
+    w.net.run_for(100 * SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    w.thin(0);
+    w.net.run_for(SECOND / 2);
+    assert_eq!(w.roles(&conn), STAR, "it may be crowded in a moment");
+    w.net.run_for(SECOND);
+    assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    let counters = [0, 1].map(|at| w.net.hosts[at].nic.counters());
+    assert!(counters.iter().all(|c| c.star_plain_qps.get() == 1 && c.star_stateless_qps.get() == 0));
+    assert_eq!(counters.map(|c| c.star_library_bytes.get()), [0; 2]);
+    /* and nothing goes to and fro */
+    w.crowd(0);
+    w.net.run_for(20 * SECOND);
+    assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
+    (0..2).for_each(|_| w.crowd(0));
+    w.net.run_for(2 * SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+#[test]
+fn roles_change_places_when_the_other_card_is_crowded() {
+    let mut w = World::new([Some(8), Some(8)]);
+    let conn = w.connect();
+    (0..4).for_each(|_| w.crowd(0));
+    w.net.run_for(SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    /* the card that keeps it is crowded, and the other still has no room */
+    (0..4).for_each(|_| w.crowd(1));
+    w.net.run_for(3 * SECOND);
+    assert_eq!(w.roles(&conn), STAR);
+    (0..3).for_each(|_| w.thin(0));
+    w.net.run_for(70 * SECOND);
+    assert_eq!(w.roles(&conn), [Some(Role::Stateful), Some(Role::Stateless)]);
+    assert_eq!(w.returns(), [1, 1]);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    w.net.run_for(70 * SECOND);
+    assert_eq!(w.returns(), [1, 1], "there it stays");
+}
+
+#[test]
+fn a_program_s_word_counts_for_more_than_the_balance() {
+    let mut w = World::new([Some(8), Some(8)]);
+    let conn = w.connect();
+    let ways = [
+        (0, Wish::Stateless, STAR),
+        (0, Wish::Stateful, [Some(Role::Stateful), Some(Role::Stateless)]),
+        (0, Wish::Off, [None; 2]),
+        (0, Wish::Auto, [None; 2]),
+        (1, Wish::Stateless, [Some(Role::Stateful), Some(Role::Stateless)]),
+        (1, Wish::Stateful, STAR),
+        (1, Wish::Auto, [None; 2]),
+    ];
+    for (at, wish, roles) in ways {
+        w.want(&conn, at, wish);
+        w.net.run_for(3 * SECOND);
+        assert_eq!(w.roles(&conn), roles, "{at} {wish:?}");
+        assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    }
+    /* both programs want the same: it stays what it is */
+    for at in 0..2 {
+        w.want(&conn, at, Wish::Stateless);
+    }
+    w.net.run_for(100 * SECOND);
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}
+
+/// Who is to be stateful has it settled, but its peer has no memory to leave its card; or it is the other way
+/// round.
+#[test]
+fn what_a_program_wants_is_asked_for_again_when_the_peer_could_not_begin() {
+    for (at, wish) in [(1, Wish::Stateful), (0, Wish::Stateless)] {
+        let mut w = World::new([Some(100); 2]);
+        let conn = w.connect();
+        w.net.hosts[0].env.star.no_slots = true;
+        w.want(&conn, at, wish);
+        w.net.run_for(SECOND / 2);
+        assert_eq!([0, 1].map(|at| w.outcome(&conn, at)), [Some(Outcome::Plain); 2]);
+        w.net.hosts[0].env.star.no_slots = false;
+        w.net.run_for(3 * SECOND);
+        assert_eq!(w.roles(&conn), STAR);
+        assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+    }
+}
+
+/// Its peer has said nothing yet, so that an end of StaR has not begun, when its program wants another.
+#[test]
+fn what_a_program_wants_is_asked_for_when_its_end_has_begun() {
+    let mut w = World::new([Some(100); 2]);
+    let conn = w.connect();
+    w.want(&conn, 0, Wish::Stateless);
+    while w.role(&conn, 0).is_none() {
+        assert!(w.net.step());
+    }
+    w.net.cut(1, 0, SECOND / 2);
+    w.net.run_for(SECOND / 20);
+    w.want(&conn, 0, Wish::Off);
+    w.net.run_for(SECOND / 4);
+    assert_eq!(w.roles(&conn), STAR, "it waits for its peer");
+    w.net.run_for(5 * SECOND);
+    assert_eq!((w.roles(&conn), w.returns()), ([None; 2], [1, 1]));
+}
+
+/// Nothing of StaR was ever heard of the peer: there is nobody whom a program could have asked.
+#[test]
+fn a_program_wants_nothing_of_a_peer_without_star() {
+    let mut w = World::new([Some(100), None]);
+    w.net.cut(1, 0, SECOND);
+    let conn = w.connect();
+    w.net.run_for(SECOND);
+    let sent = w.net.tally.sent;
+    for wish in [Wish::Stateless, Wish::Stateful, Wish::Off] {
+        assert!(!w.may_want(&conn, 0, wish));
+    }
+    w.net.run_for(10 * SECOND);
+    assert_eq!((w.outcome(&conn, 0), w.net.tally.sent), (Some(Outcome::Plain), sent), "nobody is asked");
+    assert_eq!([w.write(&conn, 0), w.write(&conn, 1)], [Some(WcStatus::Success); 2]);
+}

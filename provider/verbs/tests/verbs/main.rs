@@ -1,0 +1,27 @@
+//! Programs on cards of this process, over loopback. What counts or limits for a whole process has a test binary of its own.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod batches;
+mod cm;
+mod company;
+mod completion;
+mod domains;
+mod imports;
+mod memory;
+mod multicast;
+mod placement;
+mod receives;
+mod rules;
+mod star;
+mod star_library;
+mod star_switch;
+mod strangers;
+mod stress;
+mod tags;
+mod transfers;
+mod windows;
+mod xrc;
+mod xrc_open;
+mod xrc_shared;
