@@ -6,7 +6,7 @@ use crate::BackendError;
 use crate::descriptor::Socket;
 use crate::error::os;
 
-/// What it is told of a socket, and tells when that has something.
+/// What is registered for a socket, and reported when that has something.
 pub(crate) type Event = libc::epoll_event;
 
 /// Sockets that are looked at together. A socket is taken out before it is closed: the kernel goes on

@@ -10,8 +10,8 @@ use crate::peer::socket::user;
 use crate::registry::abstract_address;
 use crate::sockopt;
 
-/// How long another process may take to open the same domain.
-const OPENING: usize = 2000;
+/// Milliseconds that another process may take to open the same domain.
+const LOCK_TRIES: usize = 2000;
 
 /// A file by which processes know a domain: device and inode.
 pub type FileId = (u64, u64);
@@ -52,27 +52,27 @@ impl DomainName {
     }
 }
 
-/// Keeps other processes from opening the domain of a file meanwhile.
+/// Keeps other processes from opening the domain of a file while it lives.
 #[derive(Debug)]
-pub struct Opening {
+pub struct DomainLock {
     _socket: Socket,
     name: DomainName,
 }
 
-impl Opening {
-    /// Waits for others that open it.
+impl DomainLock {
+    /// Waits for others that hold it.
     ///
     /// # Errors
     /// `EAGAIN`: one takes too long.
-    pub fn begin(name: DomainName) -> io::Result<Opening> {
+    pub fn acquire(name: DomainName) -> io::Result<DomainLock> {
         let socket =
             sockopt::datagram(libc::AF_UNIX, "a unix socket").map_err(|_| io::Error::last_os_error())?;
         let (address, len) = name.address("opening");
-        for _ in 0..OPENING {
+        for _ in 0..LOCK_TRIES {
             // SAFETY: the pointer and length describe `address`, alive across the call.
             let rc = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
             if rc == 0 {
-                return Ok(Opening { _socket: socket, name });
+                return Ok(DomainLock { _socket: socket, name });
             }
             std::thread::sleep(Duration::from_millis(1));
         }
