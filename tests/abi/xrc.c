@@ -120,7 +120,7 @@ static void sender(int fd)
 }
 
 /* Makes a queue pair and leaves all else to who opens it; then gives up its own handle. */
-static void home(int fd, volatile uint32_t *shared)
+static void owner(int fd, volatile uint32_t *shared)
 {
 	struct ibv_context *ctx = open_card();
 	struct ibv_xrcd *domain = open_domain(ctx);
@@ -135,7 +135,7 @@ static void home(int fd, volatile uint32_t *shared)
 	CHECK(!ibv_destroy_qp(qp) && ibv_close_xrcd(domain) == EBUSY);
 	say(fd, "!", 1);
 	get(fd, &byte, 1);
-	/* it hears a little later that the last guest is gone */
+	/* it sees a little later that the last attached process is gone */
 	while (ibv_close_xrcd(domain) == EBUSY)
 		usleep(1000);
 	say(fd, "!", 1);
@@ -143,7 +143,7 @@ static void home(int fd, volatile uint32_t *shared)
 }
 
 /* Opens the queue pair of another process, connects it, and waits for its end; or, asked to, closes it before. */
-static void guest(int fd, volatile uint32_t *shared)
+static void attached(int fd, volatile uint32_t *shared)
 {
 	struct ibv_context *ctx = open_card();
 	struct ibv_qp_open_attr open = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE |
@@ -231,11 +231,11 @@ static void await(volatile uint32_t *count, uint32_t least)
 	CHECK(*count >= least);
 }
 
-/* A queue pair of one process that another opens and connects. Its home gives its own handle up, and is killed, or the guest closes
+/* A queue pair of one process that another opens and connects. Its owner gives its own handle up, and is killed, or the other closes
  * it. Messages are for a third process. */
 static void opened(uint32_t srq, int killed)
 {
-	struct process h = start(home, NULL), g = start(guest, NULL), s = start(run_sender, NULL);
+	struct process h = start(owner, NULL), g = start(attached, NULL), s = start(run_sender, NULL);
 	struct hello made = { number(h) }, peer = { number(s) };
 	struct result r;
 
@@ -309,7 +309,7 @@ int main(void)
 	CHECK(r.done == 200 && !r.failed);
 	await(counts, 400);
 
-	/* the bridge is killed under way: what it borrowed comes back, so the next one finds all of the queue */
+	/* the bridge is killed under way: its leases come back, so the next one finds all of the queue */
 	for (int round = 0; round < ROUNDS; round++) {
 		uint32_t before = counts[0], flushed = counts[1];
 

@@ -27,7 +27,7 @@ const MESSAGE_IOVS: usize = 1024;
 const MESSAGES: usize = 64;
 /// Bytes of the program's memory that are looked at at once: the largest path MTU's.
 const SEEN: usize = 4096;
-/// Blocks that are told apart when a frame looks for its message.
+/// Blocks that are distinguished when a frame looks for its message.
 const NEWEST: usize = 128;
 /// UDP_MAX_SEGMENTS of the kernels that have the fewest.
 const SEGMENTS: u16 = 64;
@@ -43,7 +43,7 @@ pub(crate) struct Group {
     pub(crate) source: u8,
     /// Index of the socket among the sender's
     pub(crate) socket: u8,
-    /// The socket has no address of its own: the source's is said with each message
+    /// The socket has no address of its own: each message carries the source's
     pub(crate) anywhere: bool,
     /// Destination's UDP port
     pub(crate) port: u16,

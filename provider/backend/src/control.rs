@@ -16,8 +16,8 @@ const MAGIC: [u8; 4] = *b"SVB1";
 const FRAMES: u8 = 1;
 const ANSWER: u8 = 2;
 const REQUEST: u8 = 3;
-const WISH: u8 = 4;
-const GRANT: u8 = 5;
+const LEASE_REQUEST: u8 = 4;
+const LEASE_REPLY: u8 = 5;
 
 /// Magic, kind, traffic class, hop limit, tag.
 const COMMON: usize = 8;
@@ -35,16 +35,16 @@ pub(crate) struct Run {
     pub(crate) segment: u16,
     /// The first one's index in the send it came from, which is its IP ID
     pub(crate) first: u16,
-    /// Of multicast that is handed on for a guest: its [`Wish`]'s
+    /// Of multicast that is forwarded to a proxy's client: that of its [`LeaseRequest`]
     pub(crate) tag: u8,
 }
 
-/// A guest's wish: to be handed what comes for these multicast groups, instead of those that it named before.
+/// A client's request to its multicast proxy: a lease of these groups, instead of those before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct LeaseRequest {
     /// Its block
     pub(crate) block: u16,
-    /// What is to be handed on carries it
+    /// Forwarded frames carry it
     pub(crate) tag: u8,
     /// The groups
     pub(crate) groups: Vec<Gid>,
@@ -74,8 +74,8 @@ pub(crate) enum Message<'a> {
     Answer(Answer),
     /// Question from a tool
     Request(&'a [u8]),
-    /// A guest's
-    Wish(Wish),
+    /// A client's request for a lease
+    LeaseRequest(LeaseRequest),
 }
 
 fn common(kind: u8, traffic_class: u8, hop_limit: u8, tag: u8) -> [u8; COMMON] {
@@ -106,30 +106,30 @@ pub(crate) fn encode_answer(answer: &Answer) -> Vec<u8> {
     out
 }
 
-/// A wish's message.
-pub(crate) fn encode_wish(wish: &Wish) -> Vec<u8> {
-    let mut out = common(WISH, 0, 0, wish.tag).to_vec();
-    out.extend(wish.block.to_be_bytes());
-    out.extend(wish.groups.iter().flat_map(|group| group.0));
+/// The message of a request for a lease.
+pub(crate) fn encode_lease_request(request: &LeaseRequest) -> Vec<u8> {
+    let mut out = common(LEASE_REQUEST, 0, 0, request.tag).to_vec();
+    out.extend(request.block.to_be_bytes());
+    out.extend(request.groups.iter().flat_map(|group| group.0));
     out
 }
 
-fn decode_wish(tag: u8, rest: &[u8]) -> Option<Wish> {
+fn decode_lease_request(tag: u8, rest: &[u8]) -> Option<LeaseRequest> {
     let (block, rest) = rest.split_first_chunk()?;
     let (groups, []) = rest.as_chunks() else { return None };
     let groups = groups.iter().map(|group| Gid(*group)).collect();
-    Some(Wish { block: u16::from_be_bytes(*block), tag, groups })
+    Some(LeaseRequest { block: u16::from_be_bytes(*block), tag, groups })
 }
 
-/// The answer to a wish of this tag.
-pub(crate) fn encode_grant(tag: u8, granted: bool) -> [u8; COMMON] {
-    common(GRANT, u8::from(granted), 0, tag)
+/// The reply to a request with this tag.
+pub(crate) fn encode_lease_reply(tag: u8, granted: bool) -> [u8; COMMON] {
+    common(LEASE_REPLY, u8::from(granted), 0, tag)
 }
 
-/// Reads that answer: the wish's tag, and whether it is granted.
-pub(crate) fn decode_grant(bytes: &[u8]) -> Option<(u8, bool)> {
+/// Reads that reply: the request's tag, and whether it is granted.
+pub(crate) fn decode_lease_reply(bytes: &[u8]) -> Option<(u8, bool)> {
     let head: &[u8; COMMON] = bytes.try_into().ok()?;
-    (head[..4] == MAGIC && head[4] == GRANT).then(|| (head[7], head[5] != 0))
+    (head[..4] == MAGIC && head[4] == LEASE_REPLY).then(|| (head[7], head[5] != 0))
 }
 
 /// Reads a message; `None` if it is none of ours.
@@ -142,7 +142,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Message<'_>> {
         FRAMES => decode_run(head, rest).map(Message::Frames),
         ANSWER => decode_answer(rest).map(Message::Answer),
         REQUEST => Some(Message::Request(rest)),
-        WISH => decode_wish(head[7], rest).map(Message::Wish),
+        LEASE_REQUEST => decode_lease_request(head[7], rest).map(Message::LeaseRequest),
         _ => None,
     }
 }
@@ -219,12 +219,12 @@ mod tests {
         assert_eq!(decode(&encode_run(&run)), Some(Message::Frames(run)));
         let answer = Answer { nonce: 1, index: 2, count: 5, token: 3, blocks: vec![4, 4094] };
         assert_eq!(decode(&encode_answer(&answer)), Some(Message::Answer(answer)));
-        let wish = Wish { block: 9, tag: 2, groups: vec![Gid([3; 16]), Gid([4; 16])] };
-        let bytes = encode_wish(&wish);
+        let request = LeaseRequest { block: 9, tag: 2, groups: vec![Gid([3; 16]), Gid([4; 16])] };
+        let bytes = encode_lease_request(&request);
         assert_eq!(decode(&bytes[..bytes.len() - 1]), None, "half a group");
-        assert_eq!(decode(&bytes), Some(Message::Wish(wish)));
-        assert_eq!(decode_grant(&encode_grant(2, true)), Some((2, true)));
-        assert_eq!(decode_grant(&bytes), None);
+        assert_eq!(decode(&bytes), Some(Message::LeaseRequest(request)));
+        assert_eq!(decode_lease_reply(&encode_lease_reply(2, true)), Some((2, true)));
+        assert_eq!(decode_lease_reply(&bytes), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Datagrams as they come in: a batch of large buffers for one recvmmsg, and what the kernel says beside
+//! Datagrams as they come in: a batch of large buffers for one recvmmsg, and the control data beside
 //! each.
 //!
 //! Owns the memory that the kernel writes to. It must not look into the datagrams.
@@ -47,7 +47,7 @@ pub(crate) struct Inbox {
 // resized, and are followed by the kernel alone, under `&mut self`.
 unsafe impl Send for Inbox {}
 
-/// What the kernel tells of a UDP datagram.
+/// The kernel's control data of a UDP datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outer {
     pub(crate) meta: FrameMeta,
@@ -248,7 +248,7 @@ mod tests {
 
     /// Datagrams come in as the kernel writes them, by the addresses that it has, again and again.
     #[test]
-    fn the_kernel_may_write_where_it_was_told() {
+    fn the_kernel_may_write_to_the_inbox() {
         let mut inbox = Inbox::new(3).unwrap();
         for round in 0..3u8 {
             for (at, header) in inbox.headers.iter_mut().enumerate() {

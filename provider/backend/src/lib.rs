@@ -20,16 +20,16 @@
 mod batch;
 mod control;
 mod descriptor;
-mod doors;
 mod epoll;
 mod error;
 mod fault;
-mod guest;
 mod handover;
 pub mod host;
 mod inbox;
 pub mod links;
+mod listeners;
 mod membership;
+mod multicast_proxy;
 mod owners;
 mod pcap;
 mod peer;
@@ -75,7 +75,7 @@ pub mod fuzzing {
     /// Reads bytes as messages of a block's socket, as the wire's probes, and as control messages, are read.
     pub fn read_messages(bytes: &[u8]) {
         let _ = control::decode(bytes);
-        let _ = control::decode_grant(bytes);
+        let _ = control::decode_lease_reply(bytes);
         let _ = probe::Probe::decode(bytes);
         let _ = probe::decode_check(bytes);
         inbox::read_anything(bytes);
@@ -91,7 +91,7 @@ pub const MAX_ADDRS: usize = 256;
 ///
 /// `addrs` is the GID table (see [`host::addresses`]): a frame's `Av::sgid_index` indexes it. Takes at most
 /// 20 ms, and that only when another process of this host is stopped. When the UDP port belongs to processes
-/// of another user, the port is a guest: their processes hand its frames on.
+/// of another user, those hand this port's frames on.
 ///
 /// # Errors
 /// See [`BackendError`]; sockets that were opened are closed again.

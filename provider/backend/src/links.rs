@@ -1,5 +1,5 @@
-//! Links between the cards of processes that share an XRC domain. They go over the sessions of these processes
-//! ([`crate::Peers`]), and tell of the other end's death.
+//! Links between the cards of processes that share an XRC domain. They go over the sessions of these
+//! processes ([`crate::Peers`]), and end with the other process.
 //!
 //! A process that is in a domain listens for sessions under a name that says which file, by device and
 //! inode, which user, and which QPN block: the kernel forgets it with the process. The one that has messages
@@ -14,7 +14,7 @@ use starverbs_core::relay::{LinkError, LinkId};
 
 use crate::BackendError;
 use crate::peer::{LinkNews, ListenerId, Peers, SessionId};
-pub use domain::{DomainName, FileId, Opening};
+pub use domain::{DomainLock, DomainName, FileId};
 
 /// Longest message: its head and a packet's payload.
 pub const MESSAGE: usize = 4096 + 64;
@@ -37,7 +37,7 @@ pub struct Links {
     peers: Peers,
     domains: Vec<Domain>,
     links: Vec<Option<Link>>,
-    /// Links that have ended, and nobody has been told
+    /// Links that have ended and were not reported yet
     ended: usize,
     serial: u32,
     /// Where the last message came
@@ -62,7 +62,7 @@ struct Link {
     ended: bool,
 }
 
-/// What came.
+/// A message, or the end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incoming {
     /// So many bytes of a message, on a link, in a domain
@@ -86,7 +86,7 @@ impl Links {
 
     /// What to poll(2) for POLLIN, now that there is nothing to do.
     pub fn fd(&self) -> RawFd {
-        self.peers.rest();
+        self.peers.prepare_to_sleep();
         self.peers.fd()
     }
 
@@ -101,7 +101,7 @@ impl Links {
         Ok(())
     }
 
-    /// The domain ends, and with it its links. The other ends are told.
+    /// The domain ends, and with it its links. The other ends are notified.
     pub fn end(&mut self, domain: u32) {
         for ending in self.domains.extract_if(.., |has| has.domain == domain) {
             self.peers.end_listening(ending.listener);
@@ -151,8 +151,8 @@ impl Links {
         self.peers.send(found.session, found.to.is_some(), &parts, due)
     }
 
-    /// What came next, its bytes in `room`. `None`: nothing now, or nothing that could be done; who waits for
-    /// [`Links::fd`] hears of the rest.
+    /// The next one, its bytes in `room`. `None`: nothing now, or nothing that could be done; who waits for
+    /// [`Links::fd`] is woken for the rest.
     pub fn next(&mut self, room: &mut [u8; MESSAGE]) -> Option<Incoming> {
         for _ in 0..WITHOUT_MESSAGE {
             if self.ended > 0 {
@@ -185,7 +185,7 @@ impl Links {
         Some(Incoming::Ended(LinkId(at as u32)))
     }
 
-    /// What another process says about a link that this end began (`ours`), or that one.
+    /// Another process's message on a link that this end began (`ours`), or that one.
     fn take(&mut self, of: (SessionId, bool), head: [u8; HEAD], bytes: &[u8]) -> Option<Incoming> {
         let [kind, _, _, _, tag @ ..] = head;
         let tag = u32::from_ne_bytes(tag);
@@ -246,11 +246,11 @@ impl Links {
         Some(LinkId(at as u32))
     }
 
-    /// A link ends; the other end is told, unless it said so.
-    fn close(&mut self, at: usize, tell: bool) {
+    /// A link ends; `notify`: the other end is to know.
+    fn close(&mut self, at: usize, notify: bool) {
         let Some(link) = self.links[at].take() else { return };
         self.ended -= usize::from(link.ended);
-        if tell {
+        if notify {
             self.peers.send(link.session, link.to.is_some(), &[&head(CLOSE, link.tag)], true);
         }
     }

@@ -1,9 +1,9 @@
 //! The multicast groups of this port: joined on the interfaces that hold its addresses.
 //!
 //! Members of a group get its datagrams from the kernel, each socket a copy, however the port's unicast is
-//! steered. A guest, which has no socket on the port, joins with another, and has the datagrams handed on:
-//! `guest`. Owns the list of groups, so that a socket that is opened later joins them too. It must not count
-//! who is attached.
+//! steered. A process without the port joins with another socket, and a proxy forwards the datagrams:
+//! `multicast_proxy`. Owns the list of groups, so that a socket that is opened later joins them too. It must
+//! not count who is attached.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::descriptor::Socket;
 use crate::host::{HostAddr, ip_of};
 use crate::sockopt::{self, errno};
 
-/// Memberships of a socket that Linux allows unless it is told otherwise (net.ipv4.igmp_max_memberships).
+/// Memberships of a socket that Linux allows by default (net.ipv4.igmp_max_memberships).
 const USUAL_MOST: u32 = 20;
 /// Most groups that are offered, whatever the system allows.
 const MOST_GROUPS: u32 = 1024;
@@ -27,23 +27,23 @@ pub(crate) struct Membership {
     v4: Vec<u32>,
     v6: Vec<u32>,
     groups: Vec<Gid>,
-    /// A guest's socket, which is bound to no port and receives nothing
-    proxy: Option<Socket>,
+    /// Without the port: a socket that is bound to none and receives nothing
+    join_socket: Option<Socket>,
 }
 
 impl Membership {
     /// In no group yet.
     pub(crate) fn new(addrs: &[HostAddr]) -> Self {
         let (v4, v6) = (interfaces(addrs, true), interfaces(addrs, false));
-        Membership { v4, v6, groups: Vec::new(), proxy: None }
+        Membership { v4, v6, groups: Vec::new(), join_socket: None }
     }
 
-    /// Joins a group on every interface that can, with the `wire` or, a guest, without.
+    /// Joins a group on every interface that can, with the `wire` or, without the port, another socket.
     pub(crate) fn join(&mut self, wire: Option<&Socket>, group: Gid) -> Result<(), BackendError> {
-        if wire.is_none() && self.proxy.is_none() {
-            self.proxy = Some(proxy()?);
+        if wire.is_none() && self.join_socket.is_none() {
+            self.join_socket = Some(join_socket()?);
         }
-        if let Some(socket) = wire.or(self.proxy.as_ref()) {
+        if let Some(socket) = wire.or(self.join_socket.as_ref()) {
             self.join_on(socket, group)?;
         }
         self.groups.push(group);
@@ -53,18 +53,18 @@ impl Membership {
     /// Leaves a group.
     pub(crate) fn leave(&mut self, wire: Option<&Socket>, group: Gid) {
         self.groups.retain(|joined| *joined != group);
-        if let Some(socket) = wire.or(self.proxy.as_ref()) {
+        if let Some(socket) = wire.or(self.join_socket.as_ref()) {
             self.leave_on(socket, group);
         }
     }
 
-    /// A guest is one no longer: its new `wire` joins the groups that there are. What the system refuses is
-    /// not received there.
+    /// The port was bound: `wire` joins the groups that there are. What the system refuses is not received
+    /// there.
     pub(crate) fn rejoin(&mut self, wire: &Socket) {
         for group in &self.groups {
             let _ = self.join_on(wire, *group);
         }
-        self.proxy = None;
+        self.join_socket = None;
     }
 
     /// Whether it is in `group`.
@@ -127,7 +127,7 @@ pub(crate) fn receive_all(wire: &Socket, all: bool) {
 }
 
 /// A socket of either IP version to join with.
-fn proxy() -> Result<Socket, BackendError> {
+fn join_socket() -> Result<Socket, BackendError> {
     const WHAT: &str = "a socket to join multicast groups with";
     sockopt::datagram(AddressFamily::Inet6, WHAT).or_else(|_| sockopt::datagram(AddressFamily::Inet, WHAT))
 }

@@ -33,7 +33,7 @@ impl Capture {
         match without_signals(|| begin(&path)) {
             Ok(file) => Some(Capture(Arc::new(Mutex::new(Some(file))))),
             Err(error) => {
-                say(&format!("{}: {error}; no capture is made", path.display()));
+                warn(&format!("{}: {error}; no capture is made", path.display()));
                 None
             }
         }
@@ -53,7 +53,7 @@ impl Capture {
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = file.as_mut() else { return };
         if let Err(error) = without_signals(|| work(open)) {
-            say(&format!("{error}; the capture ends here"));
+            warn(&format!("{error}; the capture ends here"));
             // What is still in the buffer must not be tried again at drop.
             if let Some(broken) = file.take() {
                 let _ = broken.into_parts();
@@ -62,7 +62,7 @@ impl Capture {
     }
 }
 
-fn say(what: &str) {
+fn warn(what: &str) {
     quiet::write_line(format!("starverbs[{}]: STARVERBS_PCAP: {what}\n", std::process::id()).as_bytes());
 }
 

@@ -1,14 +1,14 @@
 //! Sessions: one for each pair of processes of a host that have something to do with each other.
 //!
-//! A process listens under a name that says its block of QPNs, and under one for each XRC domain that it is in. Who
-//! has something for it connects (SOCK_SEQPACKET), hands over the memory of a pair of rings for each lane, and
-//! writes into them at once: the other need not be there to take it. What goes over the session:
+//! A process listens under a name that says its block of QPNs, and under one for each XRC domain that it is
+//! in. Who has something for it connects (SOCK_SEQPACKET), hands over the memory of a pair of rings for each
+//! lane, and writes into them at once: the other need not be there to take it. What goes over the session:
 //! - frames that reached the wrong process ([`crate::Rx`]), between processes of any users,
 //! - links between those that share an XRC domain ([`crate::links`]), of one user.
 //!
-//! Whose the other end is, the kernel says: SO_PEERCRED, and the name that it holds. What it says itself, in
-//! its rings or of its blocks, is held against what is known; nothing that it writes leads outside, stops
-//! this process or keeps it busy. A byte on the socket is the bell for a reader that sleeps; its end is that
+//! The kernel identifies the other end: SO_PEERCRED, and the name that it holds. What that end writes in
+//! its rings, or claims of its blocks, is checked against it; nothing that it writes leads outside, stops
+//! this process or keeps it busy. A byte on the socket wakes a reader that sleeps; its end is that
 //! of the session, as is the end of the process (a pidfd), whichever comes first. Close-on-exec and
 //! [`crate::let_go`] keep it from children.
 //!
@@ -79,7 +79,7 @@ impl Consumer {
 pub(crate) enum LinkNews {
     /// A message, its first bytes in the head and so many in all; `ours`: of a link that this end began
     Message { session: SessionId, ours: bool, len: usize },
-    /// The session is over, and all that was said has been taken
+    /// The session is over, and all messages have been taken
     Ended(SessionId),
 }
 
@@ -95,7 +95,7 @@ struct Shared {
     sessions: Mutex<Sessions>,
     /// Sessions that each consumer looks at: hints, so that a look costs nothing where there are none
     awake: [AtomicUsize; Consumer::ALL.len()],
-    /// The card is polled: it looks again soon, without being told
+    /// The card is polled: it looks again soon, without a wake-up
     polled: AtomicBool,
 }
 
@@ -134,16 +134,16 @@ impl Peers {
         self.0.fd
     }
 
-    /// The card is polled from now on, so that the others need not ring; or it may sleep at any time.
+    /// The card is polled from now on, so that the others need not wake it; or it may sleep at any time.
     pub(crate) fn set_polled(&self, polled: bool) {
         self.0.polled.store(polled, Ordering::Relaxed);
     }
 
-    /// Whoever polled is about to sleep: the others ring from now on, and the descriptor is readable where
-    /// there is something already.
-    pub(crate) fn rest(&self) {
+    /// Whoever polled is about to sleep: the others send wake-up bytes from now on, and the descriptor is
+    /// readable where there is something already.
+    pub(crate) fn prepare_to_sleep(&self) {
         self.set_polled(false);
-        self.with(Sessions::rest);
+        self.with(Sessions::prepare_to_sleep);
     }
 
     /// Whoever looked goes away. Where the card is not polled, a sleeper on [`Peers::fd`] takes what was seen
@@ -151,7 +151,7 @@ impl Peers {
     #[inline]
     pub(crate) fn settle(&self) {
         if !self.is_polled() && self.0.awake.iter().any(|awake| awake.load(Ordering::Relaxed) != 0) {
-            self.rest();
+            self.prepare_to_sleep();
         }
     }
 
@@ -286,7 +286,7 @@ impl Peers {
             let Some(sent) = session.lane(lane).map(|lane| lane.send(parts, due)) else { return false };
             match sent {
                 Sent::Yes { wake } => {
-                    if wake && !session.ring_bell() {
+                    if wake && !session.send_wake_byte() {
                         sessions.end(id);
                         return false;
                     }
@@ -330,7 +330,7 @@ impl Sessions {
             let session = self.get(id).filter(|session| session.is_up())?;
             match session.lane(FRAMES)?.out.push(&[head, body]) {
                 Ok(Written::Yes { wake: false }) => return Some(Passed::Yes),
-                Ok(Written::Yes { wake: true }) if session.ring_bell() => return Some(Passed::Yes),
+                Ok(Written::Yes { wake: true }) if session.send_wake_byte() => return Some(Passed::Yes),
                 Ok(Written::NoRoom) if !self.makes_room(id, head.len() + body.len()) => break,
                 Ok(Written::NoRoom) => {}
                 Ok(Written::Yes { .. }) | Err(_) => {
@@ -350,7 +350,7 @@ impl Sessions {
         }
         let end = now + PATIENCE.as_nanos() as Nanos;
         loop {
-            /* bells that wait, of whatever kind: the next one is to be heard */
+            /* wake-up bytes that wait, of whatever kind: the next one is to be seen */
             self.receive(id);
             let Some(session) = self.get(id).filter(|session| session.is_up()) else { return false };
             let Some(lane) = session.lane(FRAMES) else { return false };

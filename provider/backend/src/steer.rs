@@ -1,8 +1,8 @@
 //! Steering: a classic-BPF program on the reuseport group that gives each frame to the process owning its
 //! destination QPN.
 //!
-//! The program names sockets by their index in the group. The kernel tells nobody that index, and moves the
-//! last socket into the place of one that closes. So it is found by probing: a probe is a datagram to the
+//! The program names sockets by their index in the group. The kernel does not report that index, and moves
+//! the last socket into the place of one that closes. So it is found by probing: a probe is a datagram to the
 //! port whose op-code no QP uses, and which the program delivers to the index it carries; the receiver
 //! answers with its blocks through the prober's unix socket. Whoever learns something new attaches the next
 //! program. Nothing depends on anyone's answering: frames that come to the wrong process are handed on. One
@@ -28,7 +28,8 @@ use crate::udp_rx::mads::{HEADERS, ID_SHIFT};
 
 const MS: Nanos = 1_000_000;
 /// How long a round waits for answers: a process that is stopped gives none, one that waits for its CPU is
-/// late. What a round does not hear of is missing from the next program, and its frames take the long way.
+/// late. A member that does not answer a round is missing from the next program, and its frames take the long
+/// way.
 const PATIENCE: Nanos = 100 * MS;
 /// Least time between two rounds.
 const PAUSE: Nanos = 50 * MS;
@@ -88,7 +89,7 @@ pub(crate) struct Steering {
     /// Whose each block is, until somebody takes it
     owners: Option<Owners>,
     /// Other processes use the port
-    company: bool,
+    shared_port: bool,
     /// Datagrams of the check under way that have not come back
     checking: u32,
     /// Its number, or that of the last
@@ -113,7 +114,7 @@ impl Steering {
             next: 0,
             members: Vec::new(),
             owners: None,
-            company: false,
+            shared_port: false,
             checking: 0,
             check_nonce: sockopt::random() as u32,
             check_at: 0,
@@ -137,7 +138,7 @@ impl Steering {
 
     /// Another process probed.
     pub(crate) fn was_asked(&mut self) {
-        self.company = true;
+        self.shared_port = true;
     }
 
     /// A datagram of a check came back, by the wire or handed on.
@@ -157,7 +158,7 @@ impl Steering {
     pub(crate) fn saw_wrong(&mut self) {
         self.wrong = self.wrong.saturating_add(1);
         self.wanted |= self.wrong >= WRONG;
-        self.company = true;
+        self.shared_port = true;
     }
 
     /// Whether frames come to their owners, as far as this process knows. Where its own probes do not come
@@ -177,14 +178,14 @@ impl Steering {
         match &self.round {
             Some(round) => Some(round.deadline),
             None if self.wanted => Some(self.next),
-            None => self.company.then_some(self.check_at),
+            None => self.shared_port.then_some(self.check_at),
         }
     }
 
     /// Whether [`Steering::step`] has something to do.
     #[inline]
     pub(crate) fn is_due(&self, now: Nanos) -> bool {
-        self.busy() || (self.company && now >= self.check_at)
+        self.busy() || (self.shared_port && now >= self.check_at)
     }
 
     /// Whose each block is, if a round has ended since this was last asked.
@@ -213,7 +214,7 @@ impl Steering {
     pub(crate) fn step(&mut self, now: Nanos, group: &Socket, reply_block: u32) {
         match &mut self.round {
             None if self.wanted && now >= self.next => self.begin(now, reply_block),
-            None if !self.wanted && self.company && now >= self.check_at => self.check(now, reply_block),
+            None if !self.wanted && self.shared_port && now >= self.check_at => self.check(now, reply_block),
             None => {}
             Some(round) => {
                 let all = round.answered() >= round.sent;
@@ -279,7 +280,7 @@ impl Steering {
         self.pause = if silent { (self.pause * 2).min(LONG_PAUSE) } else { PAUSE };
         self.next = now + self.pause;
         self.check_at = now + CHECK;
-        self.company = round.answers.iter().any(|a| a.token != self.token);
+        self.shared_port = round.answers.iter().any(|a| a.token != self.token);
         if round.answers.iter().any(|a| a.token == self.token) {
             self.missed = 0;
         } else {
@@ -290,8 +291,8 @@ impl Steering {
         }
         merge(&mut self.members, &round.answers);
         /* who is silent may be gone, and its blocks another's */
-        let heard = self.members.iter().take(distinct(&round.answers));
-        self.owners = Some(Owners::new(heard.map(|member| &member.blocks[..])));
+        let answered = self.members.iter().take(distinct(&round.answers));
+        self.owners = Some(Owners::new(answered.map(|member| &member.blocks[..])));
         // Without a program frames are spread by hash and handed on: slower, not wrong.
         let _ = attach(group, &program(&self.members));
     }
@@ -326,9 +327,9 @@ fn filter(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt, jf, k }
 }
 
-/// The program; it sees a datagram from the BTH on. A frame's owner is told by its QPN, or, to queue pair 1,
-/// by the ID of a communication that it names. For a frame that no known member owns it gives an index that
-/// no group has, at which the kernel chooses by hash.
+/// The program; it sees a datagram from the BTH on. A frame's owner follows from its QPN, or, to queue pair
+/// 1, by the ID of a communication that it names. For a frame that no known member owns it gives an index
+/// that no group has, at which the kernel chooses by hash.
 fn program(members: &[Member]) -> Vec<libc::sock_filter> {
     use libc::{
         BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET,

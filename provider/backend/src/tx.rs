@@ -63,7 +63,7 @@ pub trait Framing {
     type Crc;
     /// Whether the CRC covers the IPv4 identification
     const COVERS_IP_ID: bool;
-    /// Whether the sockets are bound to no address: the source's is said with each message
+    /// Whether the sockets are bound to no address: each message carries the source's
     const ANYWHERE: bool;
 
     /// Which socket a datagram leaves from, whose source address has the index `source`; and its block: of

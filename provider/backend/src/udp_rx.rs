@@ -17,10 +17,10 @@ use starverbs_settings::Settings;
 
 use crate::control::Request;
 use crate::descriptor::Socket;
-use crate::doors::Doors;
-use crate::guest::{Guests, Patron};
 use crate::inbox::Inbox;
+use crate::listeners::ServiceListeners;
 use crate::membership::Membership;
+use crate::multicast_proxy::{Clients, MulticastProxy};
 use crate::owners::Owners;
 use crate::pcap::Capture;
 use crate::peer::{ListenerId, Peers};
@@ -42,8 +42,8 @@ const BLOCKS_EAGER: u32 = 4096;
 const JOIN: Nanos = 20_000_000;
 /// How long leaving goes on with what keeps coming.
 const LEAVE: Nanos = 20_000_000;
-/// A guest tries again to bind after this.
-const GUEST_RETRY: Nanos = 1_000_000_000;
+/// Without the port, binding it is tried again after this.
+const PORT_RETRY: Nanos = 1_000_000_000;
 /// Where the multicast QPN lies; no process has that block.
 const MULTICAST_BLOCK: u32 = QPN_MULTICAST >> QPN_BLOCK_SHIFT;
 /// Questions kept until they are taken.
@@ -78,7 +78,7 @@ pub struct Rx<C: Deref<Target = Counters>> {
     capture: Option<Capture>,
     settings: Settings,
     token: u64,
-    /// `None` for a guest
+    /// `None`: the port is another user's
     wire: Option<Socket>,
     /// It left the port for good
     left: bool,
@@ -87,11 +87,11 @@ pub struct Rx<C: Deref<Target = Counters>> {
     local: [u64; 64],
     membership: Membership,
     /// The services of this process
-    doors: Doors,
-    /// Those of other users whose multicast is handed on
-    guests: Guests,
-    /// Who hands on the multicast of this process, if it is a guest
-    patron: Patron,
+    listeners: ServiceListeners,
+    /// Processes of other users to which multicast is forwarded
+    clients: Clients,
+    /// Forwards multicast to this process, if it does not have the port
+    proxy: MulticastProxy,
     fds: Vec<RawFd>,
     wire_inbox: Inbox,
     block_inbox: Inbox,
@@ -129,9 +129,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             blocks: Vec::new(),
             local: [0; 64],
             membership: Membership::new(addrs),
-            doors: Doors::new(settings.port, addrs),
-            guests: Guests::default(),
-            patron: Patron::new(settings.port),
+            listeners: ServiceListeners::new(settings.port, addrs),
+            clients: Clients::default(),
+            proxy: MulticastProxy::new(settings.port),
             fds: Vec::new(),
             wire_inbox: Inbox::new(WIRE_SLOTS)?,
             block_inbox: Inbox::new(BLOCK_SLOTS)?,
@@ -208,16 +208,16 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     /// Whether the UDP port is another user's, whose processes hand our frames on.
-    pub fn is_guest(&self) -> bool {
+    pub fn lacks_port(&self) -> bool {
         self.wire.is_none()
     }
 
-    /// Whether processes of other users wait for multicast that this one hands on.
-    pub fn has_guests(&self) -> bool {
-        self.guests.any()
+    /// Whether processes of other users lease multicast groups from this one.
+    pub fn has_clients(&self) -> bool {
+        self.clients.any()
     }
 
-    /// What to `poll(2)` for POLLIN. Changes with [`Rx::claim_block`] and, for a guest, with
+    /// What to `poll(2)` for POLLIN. Changes with [`Rx::claim_block`] and, without the port, with
     /// [`Rx::maintenance`].
     pub fn fds(&self) -> &[RawFd] {
         &self.fds
@@ -227,7 +227,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.fds.clear();
         self.fds.extend(self.wire.iter().map(AsRawFd::as_raw_fd));
         self.fds.extend(self.blocks.iter().map(QpnBlock::fd));
-        self.fds.extend(self.doors.bell());
+        self.fds.extend(self.listeners.ready_fd());
         self.fds.push(self.peers.fd());
     }
 
@@ -243,15 +243,16 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         self.peers.set_polled(polled);
     }
 
-    /// At the end of a turn: where the port is not polled, who sleeps on [`Rx::fds`] is woken for what was left.
+    /// At the end of a turn: where the port is not polled, who sleeps on [`Rx::fds`] is woken for what was
+    /// left.
     #[inline]
     pub fn settle(&self) {
         self.peers.settle();
     }
 
     /// Before a sleep on [`Rx::fds`]: other processes wake this one from now on.
-    pub fn rest(&self) {
-        self.peers.rest();
+    pub fn prepare_to_sleep(&self) {
+        self.peers.prepare_to_sleep();
     }
 
     #[inline]
@@ -277,7 +278,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         if self.eager > 0 || all_by_blocks || self.rounds.is_multiple_of(BLOCKS_EVERY) {
             /* one call for all that seldom has something */
             self.counters.rx_syscalls.inc();
-            if self.peers.look() || self.doors.bell().is_some() {
+            if self.peers.look() || self.listeners.ready_fd().is_some() {
                 got += self.recv_blocks();
             }
             self.eager = self.eager.saturating_sub(1);
@@ -296,11 +297,11 @@ impl<C: Deref<Target = Counters>> Rx<C> {
 
     /// Takes datagrams from the next socket in turn, of the blocks' and the services'.
     fn recv_blocks(&mut self) -> usize {
-        let sockets = self.blocks.len() + usize::from(self.doors.bell().is_some());
+        let sockets = self.blocks.len() + usize::from(self.listeners.ready_fd().is_some());
         for _ in 0..sockets {
             self.turn = (self.turn + 1) % sockets;
             self.counters.rx_syscalls.inc();
-            let fd = self.blocks.get(self.turn).map(QpnBlock::fd).or_else(|| self.doors.ready());
+            let fd = self.blocks.get(self.turn).map(QpnBlock::fd).or_else(|| self.listeners.next_ready());
             let got = fd.map_or(0, |fd| self.block_inbox.fill(fd));
             if got > 0 {
                 self.eager = BLOCKS_EAGER;
@@ -322,13 +323,13 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     }
 
     /// Whether frames come to their owners, as far as this process knows. Else what it sends to another one
-    /// of the host may come to its own socket; a guest has none to which it could.
+    /// of the host may come to its own socket; without the port there is none.
     #[inline]
     pub fn is_settled(&self) -> bool {
         self.wire.is_none() || self.steering.is_settled()
     }
 
-    /// Work that is due at `now`: steering, and a guest's trying to be a member. Gives when to call again at
+    /// Work that is due at `now`: steering, and trying to get the port. Gives when to call again at
     /// the latest (`None`: when something was received). Cheap when there is nothing to do; call it
     /// before sleeping, and now and then while polling.
     pub fn maintenance(&mut self, now: Nanos) -> Option<Nanos> {
@@ -353,7 +354,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
 
     fn step(&mut self, now: Nanos) {
         if self.wire.is_none() && now >= self.retry_at && !self.left {
-            self.retry_at = now + GUEST_RETRY;
+            self.retry_at = now + PORT_RETRY;
             self.wire = open_wire(&self.settings).ok().flatten();
             self.list_fds();
             self.steering.changed();
@@ -379,7 +380,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             let _ = self.peers.watch(block.socket(), false);
         }
         self.peers.close();
-        self.doors.clear();
+        self.listeners.clear();
         self.list_fds();
     }
 

@@ -1,6 +1,6 @@
 //! News of the host's interfaces and addresses: a netlink socket of the kernel's (rtnetlink(7)).
 //!
-//! Owns that socket. What the news say is not read: whoever hears of some looks at the interfaces anew.
+//! Owns that socket. What the news say is not read: whoever is notified looks at the interfaces anew.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -15,7 +15,7 @@ use crate::sockopt::errno;
 /// RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 const GROUPS: u32 = 0x1 | 0x10 | 0x100;
 
-/// Hears of changes.
+/// Watches for changes.
 #[derive(Debug)]
 pub struct Watch(Socket);
 
@@ -40,17 +40,17 @@ impl Watch {
         self.0.as_raw_fd()
     }
 
-    /// Takes all news there are; says whether there were some, or some were lost.
-    pub fn heard(&self) -> bool {
-        let mut heard = false;
+    /// Takes all news there are; gives whether there were some, or some were lost.
+    pub fn take_news(&self) -> bool {
+        let mut any = false;
         loop {
             let mut byte = 0u8;
             // SAFETY: one writable byte; the rest of the message is cut off.
             let got = unsafe { libc::recv(self.fd(), (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
             if got < 0 && !matches!(errno(), libc::ENOBUFS | libc::EINTR) {
-                return heard;
+                return any;
             }
-            heard = true;
+            any = true;
         }
     }
 }
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn no_news_is_none() {
         let watch = Watch::open().expect("a netlink socket");
-        while watch.heard() {}
-        assert!(!watch.heard());
+        while watch.take_news() {}
+        assert!(!watch.take_news());
     }
 }

@@ -25,7 +25,7 @@ use conn::{Conn, State};
 pub const MAX_CONNS: usize = 1 << 16;
 /// Most requests that may wait for a listener's answer.
 const MAX_BACKLOG: u32 = 4096;
-/// Bits of an ID below those that say whose it is.
+/// Bits of an ID below those that name its owner.
 const ID_BITS: u32 = 20;
 
 /// What a connection manager is made with.
@@ -42,9 +42,9 @@ pub struct Config {
 /// Between which addresses a message goes, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Path {
-    /// This side
+    /// Address of this side
     pub local: Gid,
-    /// The peer
+    /// Address of the peer
     pub remote: Gid,
     /// IP type of service
     pub traffic_class: u8,
@@ -55,13 +55,13 @@ pub struct Path {
 /// Which addresses a listener is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Scope {
-    /// One
+    /// One address
     One(Gid),
     /// All of IPv4
     AnyV4,
     /// All of IPv6
     AnyV6,
-    /// All
+    /// All addresses
     Any,
 }
 
@@ -78,11 +78,11 @@ impl Scope {
 pub struct ListenAt {
     /// Service ID
     pub service: u64,
-    /// Addresses
+    /// Addresses that it is for
     pub scope: Scope,
 }
 
-/// A listener.
+/// Names a listener.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ListenerId(u32);
 
@@ -111,32 +111,49 @@ pub enum CmError {
 /// Why a peer was not reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
-    /// No answer
+    /// No answer came in time
     TimedOut,
-    /// SIDR status
+    /// The status of a SIDR_REP
     Status(u8),
 }
 
 /// What happened to a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[allow(missing_docs)]
 pub enum Event {
     /// It is new: somebody wants to connect
-    Request { listener: ListenerId, request: Box<Request> },
+    Request {
+        /// The listener that it is for
+        listener: ListenerId,
+        /// The REQ's parameters
+        request: Box<Request>,
+    },
     /// It is new: somebody asks for a datagram queue pair
-    Resolving { listener: ListenerId, resolving: Box<Resolving> },
-    /// REP came
+    Resolving {
+        /// The listener that it is for
+        listener: ListenerId,
+        /// The SIDR_REQ's parameters
+        resolving: Box<Resolving>,
+    },
+    /// A REP was received
     Response(Box<Response>),
-    /// RTU came, or data
+    /// An RTU or data was received
     Established,
-    /// SIDR_REP came
+    /// A SIDR_REP was received
     Resolved(Box<Resolved>),
-    /// REJ came
-    Rejected { reason: u16, private_data: Vec<u8> },
+    /// A REJ was received
+    Rejected {
+        /// See [`crate::reason`]
+        reason: u16,
+        /// All that the message has
+        private_data: Vec<u8>,
+    },
     /// No answer, or a SIDR_REP that refuses
     Unreachable(Cause),
-    /// DREQ or DREP came, or none did
-    Disconnected { timed_out: bool },
+    /// A DREQ or DREP was received, or none came in time
+    Disconnected {
+        /// None came
+        timed_out: bool,
+    },
     /// Nothing of the connection can come any more
     TimewaitExit,
 }
@@ -238,19 +255,19 @@ impl Cm {
         let Some(mad) = Mad::parse(bytes) else { return };
         let Some(attribute) = mad.attribute() else { return };
         match attribute {
-            Attribute::Req => return self.req_came(now, path, &mad),
-            Attribute::SidrReq => return self.sidr_req_came(path, &mad),
-            Attribute::SidrRep => return self.sidr_rep_came(path, &mad),
+            Attribute::Req => return self.on_req(now, path, &mad),
+            Attribute::SidrReq => return self.on_sidr_req(path, &mad),
+            Attribute::SidrRep => return self.on_sidr_rep(path, &mad),
             _ => {}
         }
         let Some(id) = self.find(path, &mad, attribute) else { return self.unknown(path, &mad, attribute) };
         match attribute {
-            Attribute::Rep => self.rep_came(id, &mad),
-            Attribute::Rtu => self.rtu_came(id),
-            Attribute::Mra => self.mra_came(now, id, &mad),
-            Attribute::Rej => self.rej_came(now, id, &mad),
-            Attribute::Dreq => self.dreq_came(now, id, &mad),
-            Attribute::Drep => self.drep_came(now, id),
+            Attribute::Rep => self.on_rep(id, &mad),
+            Attribute::Rtu => self.on_rtu(id),
+            Attribute::Mra => self.on_mra(now, id, &mad),
+            Attribute::Rej => self.on_rej(now, id, &mad),
+            Attribute::Dreq => self.on_dreq(now, id, &mad),
+            Attribute::Drep => self.on_drep(now, id),
             Attribute::Lap => self.out.push_back((path, message::apr(Ids::answering(&mad)))),
             _ => {}
         }
@@ -277,7 +294,7 @@ impl Cm {
         self.out.pop_front()
     }
 
-    /// The next thing to tell: of which connection, by its ID, and what.
+    /// The next event, and the ID of its connection.
     pub fn poll_event(&mut self) -> Option<(u32, Event)> {
         self.events.pop_front()
     }
@@ -289,7 +306,7 @@ impl Cm {
         let id = if id == 0 && attribute == Attribute::Rej { self.rejected_unnamed(path, mad)? } else { id };
         let conn = self.conns.get(&id)?;
         let known = conn.ids.remote;
-        /* who rejects without keeping anything has no ID to name */
+        /* a peer that rejects without a connection has no ID to name */
         let same = known == 0 || known == from || (attribute == Attribute::Rej && from == 0);
         (conn.path.remote == path.remote && same && !conn.state.is_sidr()).then_some(id)
     }
@@ -304,7 +321,7 @@ impl Cm {
         let ids = Ids::answering(mad);
         let answer = match attribute {
             Attribute::Rep => message::rej(ids, Answered::Rep, crate::reason::INVALID_COMM_ID, None, &[]),
-            /* who does not know of it has released it */
+            /* a side that does not have it has released it */
             Attribute::Dreq => message::drep(ids),
             _ => return,
         };
@@ -338,8 +355,8 @@ impl Cm {
         self.listeners.get_mut(&at)
     }
 
-    /// Tells of a connection, unless nobody holds it any more.
-    fn tell(&mut self, id: u32, event: Event) {
+    /// Queues an event of a connection, unless the program has released it.
+    fn notify(&mut self, id: u32, event: Event) {
         if self.conns.get(&id).is_some_and(|conn| !conn.released) {
             self.events.push_back((id, event));
         }

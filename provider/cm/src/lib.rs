@@ -5,11 +5,11 @@
 //! addressing header that Linux' rdma_cm puts into private data (annex A11).
 //!
 //! As of the card, methods come in four kinds: `handle_*` (a message, a timeout), `poll_*` and
-//! `next_deadline` (what to send, what to tell, when to be woken), control (`connect`, `accept`, ...),
+//! `next_deadline` (what to send, which events, when to be woken), control (`connect`, `accept`, ...),
 //! getters. Time is an argument; randomness is a seed. After any call, send what [`Cm::poll_send`] gives, and
 //! tell what [`Cm::poll_event`] gives.
 //!
-//! What strangers can make it keep is bounded: requests by the listeners' backlogs, everything by
+//! What untrusted peers can make it keep is bounded: requests by the listeners' backlogs, everything by
 //! [`MAX_CONNS`].
 //!
 //! It must not know sockets, clocks, threads, processes, or queue pairs beyond their numbers.

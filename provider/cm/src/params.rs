@@ -1,5 +1,5 @@
-//! What a program says of a connection, and what it is told: the numbers of `rdma_connect`, `rdma_accept` and
-//! `struct rdma_cm_event`.
+//! Parameters that a program gives for a connection, and those of its events: the numbers of `rdma_connect`,
+//! `rdma_accept` and `struct rdma_cm_event`.
 //!
 //! Private data is the program's own: what the CM puts before it (the IP addressing header of annex A11) is
 //! not seen here.
@@ -71,9 +71,9 @@ pub struct QpSide {
 pub struct Bind {
     /// 0.0.0.0 and :: are any; port 0 picks one
     pub local: SocketAddr,
-    /// Port space
+    /// Port space of the service
     pub space: PortSpace,
-    /// RDMA_OPTION_ID_REUSEADDR: others of this process may hold the same, if they say so too, while none
+    /// RDMA_OPTION_ID_REUSEADDR: others of this process may hold the same, if they set it too, while none
     /// listens
     pub reuse: bool,
     /// RDMA_OPTION_ID_AFONLY: :: does not mean IPv4 too
@@ -83,13 +83,13 @@ pub struct Bind {
 /// `rdma_connect` of a connection: what goes into the REQ.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Connect {
-    /// Source: an address of the GID table, and the port that the peer is told
+    /// Source: an address of the GID table, and the port that the peer sees
     pub local: SocketAddr,
     /// Whom to connect to
     pub remote: SocketAddr,
     /// Port space; not UDP or IPOIB
     pub space: PortSpace,
-    /// Transport
+    /// Transport of the queue pair
     pub service: Service,
     /// This side's queue pair
     pub qp: QpSide,
@@ -139,7 +139,7 @@ pub struct Accept {
 /// `rdma_connect` of a datagram id: what goes into the SIDR_REQ.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resolve {
-    /// Source: an address of the GID table, and the port that the peer is told
+    /// Source: an address of the GID table, and the port that the peer sees
     pub local: SocketAddr,
     /// Whom to ask
     pub remote: SocketAddr,
@@ -175,7 +175,7 @@ impl Answer {
     }
 }
 
-/// `RDMA_CM_EVENT_CONNECT_REQUEST` of a connection: what the peer's [`Connect`] says, as seen from here.
+/// `RDMA_CM_EVENT_CONNECT_REQUEST` of a connection: the peer's [`Connect`], as seen from here.
 /// Numbers are turned round, as `struct rdma_cm_event` has them: what the peer would initiate is what this
 /// side shall answer. The queue pair and the ECE are the peer's, the retries and the ACK timeout this side's
 /// to use, the private data all [`CONNECT_PRIVATE`] bytes of the message.
@@ -210,7 +210,7 @@ pub struct Resolving {
     pub local: SocketAddr,
     /// The peer's
     pub remote: SocketAddr,
-    /// Port space
+    /// Port space of the service
     pub space: PortSpace,
     /// All [`RESOLVE_PRIVATE`] bytes of the message
     pub private_data: Vec<u8>,
@@ -231,27 +231,40 @@ pub struct Resolved {
 
 /// Status of a SIDR_REP (IBTA 12.11.2), which `RDMA_CM_EVENT_UNREACHABLE` shows unless it is 0.
 pub mod sidr {
-    #![allow(missing_docs)]
+    /// The queue pair is in the message
     pub const SUCCESS: u8 = 0;
     /// No such service
     pub const UNSUPPORTED: u8 = 1;
+    /// The program refused
     pub const REJECT: u8 = 2;
+    /// No queue pair is available
     pub const NO_QP: u8 = 3;
+    /// Another port has the service
     pub const REDIRECT: u8 = 4;
+    /// The class version is not supported
     pub const UNSUPPORTED_VERSION: u8 = 5;
 }
 
-/// Reasons of a REJ (IBTA 12.6.7.2) that programs see most; others are told as they come.
+/// Reasons of a REJ (IBTA 12.6.7.2) that programs see most; others are passed on as they are.
 pub mod reason {
-    #![allow(missing_docs)]
+    /// There is no room for another connection
     pub const NO_RESOURCES: u16 = 3;
+    /// No reply came in time
     pub const TIMEOUT: u16 = 4;
+    /// The request is not supported
     pub const UNSUPPORTED: u16 = 5;
+    /// The communication ID names no connection
     pub const INVALID_COMM_ID: u16 = 6;
+    /// Nobody listens for the service ID
     pub const INVALID_SERVICE_ID: u16 = 8;
+    /// The transport is not supported
     pub const INVALID_TRANSPORT: u16 = 9;
+    /// The queue pair is in use by an older connection
     pub const STALE_CONNECTION: u16 = 10;
+    /// The path MTU is too large
     pub const INVALID_PATH_MTU: u16 = 26;
+    /// The program refused
     pub const CONSUMER: u16 = 28;
+    /// The ECE options are not supported
     pub const VENDOR_OPTION: u16 = 35;
 }

@@ -1,8 +1,8 @@
-//! When a doorbell may wait, so that small messages of a queue pair, or of several, share a flush (RFC 896's
-//! idea).
+//! Doorbell coalescing: when a doorbell may wait, so that small messages of a queue pair, or of several,
+//! share a flush (RFC 896's idea).
 //!
-//! Facts in, [`When`] out. Whoever keeps a doorbell rings it before anything else that it has the card do.
-//! The module must not know where the facts come from: a queue pair of the card, an engine, or an end that
+//! Facts in, [`When`] out. Whoever defers a doorbell rings it before any other call to the card. The module
+//! must not know where the facts come from: a queue pair of the card, an engine, or an end that
 //! has left the card.
 
 use crate::env::SendQueue;
@@ -16,7 +16,7 @@ const UNANSWERED: u32 = 16;
 /// Longest small message, bytes.
 const SMALL: u32 = 512;
 /// So many small messages make a batch worth sending.
-const FEW: u32 = 48;
+const BATCH: u32 = 48;
 
 /// What a queue pair has to send when its doorbell rings, and what is under way before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,19 +26,19 @@ pub enum Backlog {
     /// A few small messages. So much of its own is unacknowledged that an ACK, or the timer, has the card
     /// send more
     AckClocked,
-    /// A few small messages. Much of others' is under way, whose answers have the card run, but may say
-    /// nothing of this one
+    /// A few small messages. Others have much under way, whose answers have the card run, but need not
+    /// concern this one
     BehindOthers,
 }
 
-/// When the card should hear of a doorbell.
+/// When a doorbell should reach the card.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
     /// At once
     Now,
     /// At its next turn, whenever that is
     NextTurn,
-    /// At its next turn, which somebody sees to that there is one soon
+    /// At its next turn, which somebody must see to soon
     Soon,
 }
 
@@ -63,7 +63,7 @@ impl Backlog {
         if unanswered >= UNANSWERED && small() { Backlog::BehindOthers } else { Backlog::Due }
     }
 
-    /// When the card should hear of it. `may_sleep`: the program asked for an event, and may not come back
+    /// When it should reach the card. `may_sleep`: the program asked for an event, and may not come back
     /// before it.
     #[inline]
     pub fn when(self, may_sleep: bool) -> When {
@@ -79,7 +79,7 @@ impl Backlog {
 #[inline]
 pub fn is_small(sq: &impl SendQueue, next: u32) -> bool {
     let posted = sq.posted();
-    (1..FEW).contains(&posted.wrapping_sub(next)) && sq.wqe(posted.wrapping_sub(1)).length <= SMALL
+    (1..BATCH).contains(&posted.wrapping_sub(next)) && sq.wqe(posted.wrapping_sub(1)).length <= SMALL
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_sleep_leaves_nothing_behind_others() {
+    fn a_program_that_may_sleep_leaves_nothing_behind_others() {
         assert_eq!([false, true].map(|sleeps| Backlog::BehindOthers.when(sleeps)), [When::Soon, When::Now]);
         assert_eq!([false, true].map(|sleeps| Backlog::AckClocked.when(sleeps)), [When::NextTurn; 2]);
         assert_eq!(Backlog::Due.when(false), When::Now);

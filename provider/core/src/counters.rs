@@ -124,9 +124,9 @@ counters! {
     sent_nak_op,
     /// NAKs received: remote operational error
     rcvd_nak_op,
-    /// ACKs sent that tell what is kept behind a missing packet (selective repeat)
+    /// ACKs sent with what is kept behind a missing packet (selective repeat)
     sent_sack,
-    /// ACKs received that tell what the peer keeps
+    /// ACKs received with what the peer keeps
     rcvd_sack,
     /// RC requests kept because one before them is missing
     kept_ahead,
@@ -136,7 +136,7 @@ counters! {
     error_completions,
     /// completions lost to a full CQ
     cq_overrun,
-    /// dropped: shorter than its headers say, longer than any path MTU, or with padding that it has not
+    /// dropped: shorter than its headers, longer than any path MTU, or with padding that it has not
     drop_malformed,
     /// dropped: bad ICRC
     drop_icrc,

@@ -1,8 +1,8 @@
 //! A transport in the place of a queue pair's own.
 //!
-//! A QP is plain, or it has an [`Engine`]: the card finds it, gives it its turns and its time, and takes it
-//! to ERR, RESET and its end with the QP. The engine has handles of its own of the QP's queues. Which engines
-//! there are is the host's affair ([`Env::Engine`]).
+//! A QP is plain, or it has an [`Engine`]: the card calls it when it may send and when its deadline has come,
+//! and takes it to ERR, RESET and its end with the QP. The engine has handles of its own of the QP's queues.
+//! Which engines there are is the host's affair ([`Env::Engine`]).
 
 use core::convert::Infallible;
 
@@ -15,8 +15,8 @@ use crate::nic::path::Path;
 use crate::nic::{Nic, Srq};
 use crate::types::{Access, FrameMeta, Nanos, PdId, QpState, Qpn, Sge, SrqId};
 
-/// What a card lends an engine for a call.
-pub struct Lent<'a, E: Env> {
+/// What a card gives an engine for the time of a call.
+pub struct EngineCtx<'a, E: Env> {
     /// The host
     pub env: &'a mut E,
     /// Memory of this card
@@ -24,7 +24,7 @@ pub struct Lent<'a, E: Env> {
     /// What the engines of the card share
     pub shared: &'a mut <E::Engine as Engine<E>>::Shared,
     /// The SRQ of the QP, if it has one
-    pub srq: LentSrq<'a, E>,
+    pub srq: EngineSrq<'a, E>,
     /// The way to the peer
     pub path: &'a mut Path<E::Congestion>,
     /// What is counted
@@ -34,14 +34,14 @@ pub struct Lent<'a, E: Env> {
 }
 
 /// The SRQ of a QP.
-pub struct LentSrq<'a, E: Env> {
+pub struct EngineSrq<'a, E: Env> {
     pub(crate) all: &'a mut Slab<Srq<E>>,
     pub(crate) id: Option<SrqId>,
     /// Fewer receives are left than the program wants
     pub(crate) low: bool,
 }
 
-impl<E: Env> LentSrq<'_, E> {
+impl<E: Env> EngineSrq<'_, E> {
     /// Takes the oldest receive WQE: copies its SGEs, gives wr_id, their number, and the protection domain.
     pub fn take(&mut self, sges: &mut [Sge]) -> Option<(u64, usize, PdId)> {
         let srq = self.all.get_mut(self.id?.0 as usize)?;
@@ -67,9 +67,9 @@ pub enum Call {
     Fail,
 }
 
-/// How a turn to send ended.
+/// How [`Call::Transmit`] ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum TransmitStatus {
     /// Nothing is left to send now
     Idle,
     /// The path takes no more now
@@ -109,8 +109,8 @@ pub trait Engine<E: Env>: Sized {
     /// What the engines of a card share
     type Shared: Default;
 
-    /// Does it; gives how a turn to send ended.
-    fn run(&mut self, lent: &mut Lent<'_, E>, call: Call) -> Turn;
+    /// Does it; gives how a transmit ended.
+    fn run(&mut self, ctx: &mut EngineCtx<'_, E>, call: Call) -> TransmitStatus;
     /// RTS or ERR.
     fn state(&self) -> QpState;
     /// The program has set the QP anew.
@@ -123,11 +123,11 @@ pub trait Engine<E: Env>: Sized {
     /// ([`Nic::resume_qp`]).
     fn is_quiesced(&self) -> bool;
     /// The QP goes to RESET, or ends.
-    fn close(self, lent: &mut Lent<'_, E>);
+    fn close(self, ctx: &mut EngineCtx<'_, E>);
     /// The QP, which is quiesced, goes on with the card's own transport.
-    fn part(self, lent: &mut Lent<'_, E>) -> Parted;
-    /// The first of `ends`, at `meta.src`, says to the second, a QP of this card, what would carry their
-    /// connection, or answers such a message. Where there are no engines, it is dropped.
+    fn part(self, ctx: &mut EngineCtx<'_, E>) -> Parted;
+    /// The first of `ends`, at `meta.src`, proposes to the second, a QP of this card, what carries their
+    /// connection, or answers such a proposal. Where there are no engines, it is dropped.
     fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) {
         let _ = (env, meta, ends, message);
         nic.counters().drop_opcode.inc();
@@ -138,7 +138,7 @@ pub trait Engine<E: Env>: Sized {
 impl<E: Env> Engine<E> for Infallible {
     type Shared = ();
 
-    fn run(&mut self, _: &mut Lent<'_, E>, _: Call) -> Turn {
+    fn run(&mut self, _: &mut EngineCtx<'_, E>, _: Call) -> TransmitStatus {
         match *self {}
     }
     fn state(&self) -> QpState {
@@ -156,10 +156,10 @@ impl<E: Env> Engine<E> for Infallible {
     fn is_quiesced(&self) -> bool {
         match *self {}
     }
-    fn close(self, _: &mut Lent<'_, E>) {
+    fn close(self, _: &mut EngineCtx<'_, E>) {
         match self {}
     }
-    fn part(self, _: &mut Lent<'_, E>) -> Parted {
+    fn part(self, _: &mut EngineCtx<'_, E>) -> Parted {
         match self {}
     }
 }

@@ -53,13 +53,13 @@ pub trait RecvQueue {
     /// Receive WQEs that were taken come back, oldest first, in front of all that wait. `Exhausted`: no
     /// memory, and nothing changes.
     fn put_back(&self, recvs: &mut dyn Iterator<Item = (u64, &[Sge])>) -> Result<(), NicError>;
-    /// Forget everything posted (QP to RESET), and what came back.
+    /// Forget everything posted (QP to RESET), and what was returned.
     fn reset(&self);
 }
 
 /// The card's side of a completion queue.
 pub trait CompletionQueue {
-    /// Adds a completion; wakes who asked to be told. A full queue is an overrun: the completion is
+    /// Adds a completion; wakes a program that armed the queue. A full queue is an overrun: the completion is
     /// lost, the queue's owner raises IBV_EVENT_CQ_ERR, and the caller puts the QP into ERR.
     fn push(&self, cqe: &Cqe, solicited: bool) -> Result<(), CqOverrun>;
     /// Forget completions of `qpn` that the program has not polled (QP destroyed or RESET).
@@ -119,7 +119,7 @@ pub trait Host {
     fn prefetch<T>(&self, what: &T) {
         let _ = what;
     }
-    /// Tells the program.
+    /// Delivers an event to the program.
     fn event(&mut self, event: AsyncEvent);
 
     /// The connection to the card that has QPN block `block`, in XRC domain `domain`; made if there is none.

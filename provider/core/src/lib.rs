@@ -11,8 +11,8 @@
 //! - control (`create_*`, `modify_*`, `destroy_*`, `reg_*`): off the data path;
 //! - getters.
 //!
-//! Order of calls: after any `handle_*` or control call, call [`Nic::poll_transmit`] until it says
-//! that nothing is left, then sleep until [`Nic::next_deadline`] or the next event.
+//! Order of calls: after any `handle_*` or control call, call [`Nic::poll_transmit`] until nothing
+//! is left, then sleep until [`Nic::next_deadline`] or the next event.
 //!
 //! The card must not know sockets, clocks, threads, files, or the verbs C ABI.
 #![no_std]
@@ -31,13 +31,13 @@ pub mod error;
 mod limits;
 pub mod mr;
 pub mod nic;
-pub mod opening;
 pub mod qp;
 pub mod qpc;
 pub mod relay;
 pub mod rng;
 pub mod room;
 pub mod rtt;
+pub mod shared_qp;
 pub mod tags;
 pub mod transport;
 pub mod types;

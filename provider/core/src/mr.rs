@@ -4,7 +4,7 @@
 //! slot is used anew, so that a stale key opens nothing. Slots are taken in no order, so that who has one key
 //! cannot tell the others from it, and rest before they are used anew. lkey and rkey are the same number (man
 //! ibv_reg_mr leaves that to the card). The table gives host addresses out and touches no memory.
-//! docs/security.md says what a guess is worth.
+//! docs/security.md has what a guess is worth.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use crate::error::NicError;
 use crate::rng::Rng;
 use crate::room::{TwoEnds, exact};
-use crate::types::{Access, PdId, Qpn};
+use crate::types::{Access, PdId, QpId};
 
 mod entry;
 mod feed;
@@ -45,11 +45,11 @@ pub struct MrAttr {
     pub pd: PdId,
     /// First byte in host memory
     pub addr: u64,
-    /// Bytes
+    /// Length, bytes
     pub length: u64,
     /// Address by which the first byte is known in SGEs and RETHs
     pub iova: u64,
-    /// Rights
+    /// Access rights
     pub access: Access,
 }
 
@@ -68,8 +68,8 @@ pub enum MrFault {
     State,
 }
 
-/// The MRs and memory windows of a card: which key opens which bytes, for whoever asks, and the only place that
-/// says so. Whoever keeps more of it (StaR's peers, say) follows its changes.
+/// The MRs and memory windows of a card: which key opens which bytes, and the only place that
+/// decides it. Whoever keeps more of it (StaR's peers) follows its changes.
 #[derive(Debug, Default)]
 pub struct MrTable<S = Plain> {
     /// What keys open
@@ -93,22 +93,22 @@ pub struct MrTable<S = Plain> {
 struct Slot {
     /// MR: windows bound to it. Window: slot of the MR that it is bound to, or [`window::UNBOUND`].
     link: u32,
-    kind: Kind,
+    kind: MrKind,
     /// Last eight key bits given out
     spent: u8,
-    /// Whoever follows is told nothing of it: [`MrTable::hide`]
+    /// The feed leaves it out: [`MrTable::hide`]
     hidden: bool,
 }
 
 /// What a slot is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum MrKind {
     Mr,
     Window(WindowType),
 }
 
 impl Slot {
-    const MR: Slot = Slot { link: 0, kind: Kind::Mr, spent: 0, hidden: false };
+    const MR: Slot = Slot { link: 0, kind: MrKind::Mr, spent: 0, hidden: false };
 }
 
 impl<S: Storage> MrTable<S> {
@@ -158,7 +158,8 @@ impl<S: Storage> MrTable<S> {
         keys.find(|key| self.imported(*key).is_none())
     }
 
-    /// The free slot that rested longest, and the key bits it used last. So many were `tried` in vain.
+    /// The free slot that rested longest, and the key bits it used last. So many were `tried` without
+    /// success.
     fn slot(&mut self, random: u64, tried: usize) -> Result<(u32, u8), NicError> {
         if self.slots.is_empty() {
             /* a bit that no slot number has keeps every key from being 0, whatever its low bits */
@@ -179,7 +180,7 @@ impl<S: Storage> MrTable<S> {
         let to = (from + STEP.max(from / 4)).min(MAX_MR);
         let mut fresh: Vec<u32> = Vec::new();
         exact(&mut fresh, to - from)?;
-        /* by a quarter, as said: no vector's doubling, which near the limit would be for nothing */
+        /* by a quarter: no vector's doubling, which near the limit would be for nothing */
         exact(&mut self.slots, to)?;
         /* ending a registration must not need memory */
         self.free.make_exact_room(to)?;
@@ -224,7 +225,7 @@ impl<S: Storage> MrTable<S> {
 
     /// Slot and entry of an MR's key.
     fn mr(&self, key: u32) -> Result<(u32, Entry), NicError> {
-        let found = self.find(key).filter(|(slot, _)| self.slots[*slot as usize].kind == Kind::Mr);
+        let found = self.find(key).filter(|(slot, _)| self.slots[*slot as usize].kind == MrKind::Mr);
         found.map(|(slot, entry)| (slot, *entry)).ok_or(NicError::NotFound)
     }
 
@@ -292,17 +293,16 @@ impl<S: Storage> MrTable<S> {
         write: bool,
     ) -> Result<u64, MrFault> {
         let need = if write { Access::LOCAL_WRITE | IN_SGES } else { IN_SGES };
-        self.resolve(lkey, (pd, 0), addr, len, need)
+        self.resolve(lkey, QpId { pd, qpn: 0 }, addr, len, need)
     }
 
-    /// Host address of `len` bytes at `va` of a peer's request to a QP, `qp` with its protection domain,
-    /// that needs the right `need`. No bytes need no key (IBTA 9.4.3, 9.4.4: the R_Key of a zero-length
-    /// WRITE or READ is not checked).
+    /// Host address of `len` bytes at `va` of a peer's request to the QP `qp` that needs the right `need`. No
+    /// bytes need no key (IBTA 9.4.3, 9.4.4: the R_Key of a zero-length WRITE or READ is not checked).
     #[inline]
     pub fn resolve_remote(
         &self,
         rkey: u32,
-        qp: (PdId, Qpn),
+        qp: QpId,
         va: u64,
         len: u32,
         need: Access,
@@ -311,7 +311,7 @@ impl<S: Storage> MrTable<S> {
     }
 
     #[inline]
-    fn resolve(&self, key: u32, qp: (PdId, Qpn), va: u64, len: u32, need: Access) -> Result<u64, MrFault> {
+    fn resolve(&self, key: u32, qp: QpId, va: u64, len: u32, need: Access) -> Result<u64, MrFault> {
         if len == 0 {
             return Ok(va);
         }
@@ -319,18 +319,18 @@ impl<S: Storage> MrTable<S> {
     }
 
     /// Whether a peer's request to a QP may use a key as a whole, whichever bytes it opens.
-    pub fn permits(&self, rkey: u32, qp: (PdId, Qpn), need: Access) -> Result<(), MrFault> {
+    pub fn permits(&self, rkey: u32, qp: QpId, need: Access) -> Result<(), MrFault> {
         self.opened(rkey, qp, need).map(|_| ())
     }
 
     /// The entry of a key that gives a QP the right `need`.
     #[inline]
-    fn opened(&self, key: u32, (pd, qpn): (PdId, Qpn), need: Access) -> Result<&Entry, MrFault> {
+    fn opened(&self, key: u32, qp: QpId, need: Access) -> Result<&Entry, MrFault> {
         let entry = match self.find(key) {
             Some((_, entry)) => entry,
             None => self.imported(key).ok_or(MrFault::BadKey)?,
         };
-        entry.permits(pd, qpn, need)?;
+        entry.permits(qp, need)?;
         Ok(entry)
     }
 }

@@ -34,9 +34,9 @@ fn bounds_are_exact() {
 }
 
 #[test]
-fn faults_say_what_is_wrong() {
+fn each_fault_has_its_error() {
     let (t, key) = one(Access::REMOTE_READ);
-    let read = |key, pd, need| t.resolve_remote(key, (pd, 7), 0x9000, 4, need);
+    let read = |key, pd, need| t.resolve_remote(key, QpId { pd, qpn: 7 }, 0x9000, 4, need);
     assert_eq!(read(key, PD, Access::REMOTE_READ), Ok(0x1000));
     assert_eq!(read(key, PD, Access::REMOTE_WRITE), Err(MrFault::Access));
     assert_eq!(read(key, PdId(4), Access::REMOTE_READ), Err(MrFault::Pd));
@@ -48,7 +48,7 @@ fn faults_say_what_is_wrong() {
 }
 
 #[test]
-fn imports_open_what_their_own_key_says_until_they_end() {
+fn imports_open_their_own_key_until_they_end() {
     let (mut t, own) = one(Access::LOCAL_WRITE);
     let foreign = [own ^ 0x1100, own ^ 0x80_0000, own ^ 1, 7];
     for (n, key) in (1..).zip(foreign) {
@@ -57,7 +57,8 @@ fn imports_open_what_their_own_key_says_until_they_end() {
     }
     assert_eq!(t.import(own, attr(0, 1, 0, Access::empty())), Err(NicError::Busy), "an own MR's key");
     assert_eq!(t.import(0, attr(0, 1, 0, Access::empty())), Err(NicError::Invalid));
-    let read = |t: &MrTable, key, pd| t.resolve_remote(key, (pd, 7), 0x9010, 4, Access::REMOTE_READ);
+    let read =
+        |t: &MrTable, key, pd| t.resolve_remote(key, QpId { pd, qpn: 7 }, 0x9010, 4, Access::REMOTE_READ);
     for (n, key) in (1..).zip(foreign) {
         assert_eq!(read(&t, key, PD), Ok((n << 47) + 0x10));
         assert_eq!(read(&t, key, PdId(4)), Err(MrFault::Pd));
@@ -80,7 +81,7 @@ fn waiting(t: &MrTable, n: usize) -> u32 {
 
 /// One MR at a time, for ever: an old key is not given out again soon, and not as the next of its slot.
 #[test]
-fn keys_rest_before_they_come_again() {
+fn keys_rest_before_they_are_reused() {
     let mut rng = Rng::new([1, 2]);
     let mut t = MrTable::<Plain>::default();
     let mut last = BTreeMap::new();
@@ -88,7 +89,7 @@ fn keys_rest_before_they_come_again() {
         let key = t.register(attr(0, 1, 0, Access::empty()), rng.word()).unwrap();
         t.deregister(key).unwrap();
         if let Some(before) = last.insert(key, turn) {
-            assert!(turn - before > 2 * REST, "key {key:x} came again after {} registrations", turn - before);
+            assert!(turn - before > 2 * REST, "key {key:x} was reused after {} registrations", turn - before);
         }
     }
     assert!(t.slots.len() <= STEP, "the table does not grow for it");
@@ -175,7 +176,7 @@ fn a_key_may_come_to_open_something_else() {
     assert_eq!(t.reregister(key ^ 1, new), Err(NicError::NotFound));
     assert_eq!(t.reregister(key, new), Ok(PD));
     assert_eq!(t.query(key), Some(new));
-    assert_eq!(t.resolve_remote(key, (PdId(4), 0), 8, 8, Access::REMOTE_READ), Ok(0x5008));
+    assert_eq!(t.resolve_remote(key, QpId { pd: PdId(4), qpn: 0 }, 8, 8, Access::REMOTE_READ), Ok(0x5008));
     assert_eq!(t.resolve_local(key, PD, 0x9000, 1, false), Err(MrFault::Pd));
     assert_eq!(t.deregister(key), Ok(PdId(4)));
     assert_eq!(t.reregister(key, new), Err(NicError::NotFound));
@@ -240,7 +241,7 @@ proptest! {
                 Step::Resolve { pick, offset, len } if !all.is_empty() => {
                     let (key, a) = all[pick.index(all.len())];
                     let va = a.iova.wrapping_add_signed(offset);
-                    let got = table.resolve_remote(key, (PD, 7), va, len, Access::REMOTE_READ);
+                    let got = table.resolve_remote(key, QpId { pd: PD, qpn: 7 }, va, len, Access::REMOTE_READ);
                     let want = match model.get(&key) {
                         _ if len == 0 => Ok(va),
                         None => Err(MrFault::BadKey),
@@ -261,7 +262,7 @@ proptest! {
 
 /// The table has the slots that it means to have, and not twice as many as a vector that grows by itself.
 #[test]
-fn the_table_takes_no_more_memory_than_it_says() {
+fn the_table_takes_no_more_memory_than_it_reports() {
     let mut t = MrTable::<Plain>::default();
     for n in 0..20_000u64 {
         t.register(attr(0x1000, 0x100, 0x9000, Access::REMOTE_READ), n.wrapping_mul(0x9e37_79b9_7f4a_7c15))

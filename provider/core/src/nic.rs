@@ -9,7 +9,6 @@ mod control;
 mod data;
 mod engine;
 pub(crate) mod keep;
-mod lend;
 pub mod mads;
 pub(crate) mod multicast;
 pub(crate) mod pace;
@@ -18,6 +17,7 @@ mod psn_set;
 pub mod released;
 pub(crate) mod repair;
 pub(crate) mod sched;
+mod srq_lease;
 mod table;
 mod tags;
 pub(crate) mod timers;
@@ -37,19 +37,19 @@ use crate::rng::Rng;
 use crate::room::make_room_in;
 use crate::tags::MAX_TAG_SGE;
 use crate::transport::Qp;
-use crate::transport::away::Abroad;
+use crate::transport::remote_srq::RemoteSrqs;
 use crate::types::{Av, AvId, Gid, Mtu, PdId, QPN_BLOCK, Qpn, Seg, SrqId};
 pub use contexts::ContextCache;
 use contexts::Contexts;
 pub use engine::Handover;
 use keep::Keep;
-use lend::{Callable, Lending};
 use mads::Mads;
 use multicast::Groups;
 pub use path::{PACKET_OVERHEAD, Path};
 use path::{PathId, Paths};
 use repair::Repairs;
 use sched::Sched;
+use srq_lease::{LeaseTable, Revocable};
 use table::QpTable;
 use tags::TagMatching;
 pub use tags::{TagChange, TagOp};
@@ -75,8 +75,8 @@ pub struct NicConfig {
     pub kept: u16,
     /// Of that: most QPs at a time that keep requests, and that repair what their peers miss
     pub gaps: u16,
-    /// Say in ACKs how many receives are posted, so that peers send no more than find one (IBTA 9.7.7.2).
-    /// What peers say is heeded in any case
+    /// ACKs give credits: how many receives are posted, so that peers send no more than find one (IBTA
+    /// 9.7.7.2). Peers' credits are heeded in any case
     pub credits: bool,
     /// Most multicast groups that QPs may be attached to
     pub max_groups: u32,
@@ -130,16 +130,16 @@ pub(crate) struct Shared<E: Env> {
     pub(crate) repairs: Repairs,
     /// QP contexts, where they are few; boxed, as it stands beside what the data path uses
     pub(crate) contexts: Option<Box<Contexts>>,
-    /// A message of this UC or UD QP took the last receive of its queue
-    pub(crate) ran_out: Option<Qpn>,
+    /// The UC or UD QP whose last receive was taken: [`Nic::is_starved`]
+    pub(crate) starved: Option<Qpn>,
     /// Scratch of the packet being sent: its gather list.
     pub(crate) segs: Vec<Seg>,
     /// Connections of RC whose state this card keeps
     pub(crate) connections: u32,
     /// SRQs of other cards in XRC domains of this one
-    pub(crate) abroad: Abroad,
+    pub(crate) remote_srqs: RemoteSrqs,
     /// WQEs of this card's SRQs that other cards have
-    pub(crate) lending: Lending,
+    pub(crate) leases: LeaseTable,
     /// What the engines of this card's QPs share
     pub(crate) engines: <E::Engine as Engine<E>>::Shared,
 }
@@ -169,8 +169,8 @@ pub(crate) struct Srq<E: Env> {
     pub(crate) cookie: u64,
     /// XRC: its domain, and where its receives complete
     pub(crate) xrc: Option<(PdId, E::Cq)>,
-    /// Who may have loans of it to be asked for
-    pub(crate) callable: Callable,
+    /// Cards that may hold leases of it
+    pub(crate) revocable: Revocable,
     /// It matches tags
     pub(crate) tags: Option<Box<TagMatching<E::Cq>>>,
 }
@@ -179,8 +179,8 @@ impl<E: Env> Nic<E> {
     /// Bytes that the card keeps of each QP, beside what grows with its queues: for tests that bound it.
     pub const QP_BYTES: usize = size_of::<Qp<E>>();
 
-    /// A card without QPN blocks, and so without QPs, whose table of memory regions lies in `mrs`. `seed` decides
-    /// keys and QPNs: who knows it knows them.
+    /// A card without QPN blocks, and so without QPs, whose table of memory regions lies in `mrs`. `seed`
+    /// decides keys and QPNs: who knows it knows them.
     pub fn new(cfg: NicConfig, stats: E::Stats, seed: [u64; 2], mrs: E::Mrs) -> Self {
         Nic {
             qps: QpTable::new(),
@@ -197,11 +197,11 @@ impl<E: Env> Nic<E> {
                 keep: Keep::default(),
                 repairs: Repairs::default(),
                 contexts: cfg.contexts.and_then(Contexts::new).map(Box::new),
-                ran_out: None,
+                starved: None,
                 segs: Vec::with_capacity(MAX_SGE),
                 connections: 0,
-                abroad: Abroad::default(),
-                lending: Lending::default(),
+                remote_srqs: RemoteSrqs::default(),
+                leases: LeaseTable::default(),
                 engines: Default::default(),
             },
             groups: Groups::default(),
@@ -249,7 +249,7 @@ impl<E: Env> Nic<E> {
             Some(p) if p.users > 0 => Err(NicError::Busy),
             Some(_) => {
                 if self.shared.pds.remove(pd.0 as usize).shared {
-                    self.shared.abroad.forget(pd);
+                    self.shared.remote_srqs.forget(pd);
                 }
                 Ok(())
             }
@@ -346,7 +346,7 @@ impl<E: Env> Nic<E> {
             users: 0,
             cookie,
             xrc: None,
-            callable: Callable::No,
+            revocable: Revocable::No,
             tags: None,
         })
     }
@@ -369,7 +369,7 @@ impl<E: Env> Nic<E> {
             users: 0,
             cookie,
             xrc: Some((xrcd, cq)),
-            callable: Callable::No,
+            revocable: Revocable::No,
             tags: None,
         };
         if self.shared.is_shared(xrcd) && self.shared.srqs.vacant_key() >= QPN_BLOCK as usize {
@@ -405,7 +405,7 @@ impl<E: Env> Nic<E> {
         Ok(())
     }
 
-    /// The limit that is armed; 0 after its event came.
+    /// The limit that is armed; 0 after its event.
     pub fn query_srq_limit(&self, srq: SrqId) -> Result<u32, NicError> {
         self.shared.srqs.get(srq.0 as usize).map(|s| s.limit).ok_or(NicError::NotFound)
     }
@@ -417,7 +417,7 @@ impl<E: Env> Nic<E> {
             Some(s) if s.users > 0 => Err(NicError::Busy),
             Some(_) => {
                 let s = self.shared.srqs.remove(srq.0 as usize);
-                self.shared.lending.forget(srq);
+                self.shared.leases.forget(srq);
                 self.shared.drop_pd(s.pd);
                 if let Some((xrcd, _)) = s.xrc {
                     self.shared.drop_pd(xrcd);

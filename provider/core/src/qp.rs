@@ -1,4 +1,4 @@
-//! What a program says of a QP: attributes, masks, capabilities. Numbers as in verbs.h.
+//! A program's parameters of a QP: attributes, masks, capabilities. Numbers as in verbs.h.
 
 pub mod modify;
 
@@ -90,7 +90,7 @@ pub struct QpAttr<A = Av> {
     pub max_dest_rd_atomic: u8,
     /// RNR NAK timer code, 0..=31 (IBTA table 45)
     pub min_rnr_timer: u8,
-    /// Port
+    /// Number of the port
     pub port_num: u8,
     /// Local ACK timeout code, 0..=31: 4.096 us x 2^timeout, 0 is for ever
     pub timeout: u8,
@@ -100,7 +100,7 @@ pub struct QpAttr<A = Av> {
     pub rnr_retry: u8,
     /// Path migration
     pub path_mig: PathMig,
-    /// SQD: tell when drained
+    /// SQD: an event when drained
     pub en_sqd_async_notify: bool,
     /// Whether the send queue is draining (query)
     pub sq_draining: bool,
@@ -146,7 +146,7 @@ pub enum RecvSource<Rq> {
 
 /// What a QP is made of.
 pub struct QpInit<Sq, Rq, Cq> {
-    /// Transport
+    /// Transport of the QP
     pub qp_type: QpType,
     /// Protection domain. Of an XRC_RECV QP the one that stands for its XRC domain: the SRQs that its
     /// requests may name are those of that domain, and keys are checked against theirs.
@@ -167,7 +167,7 @@ pub struct QpInit<Sq, Rq, Cq> {
     pub cookie: u64,
 }
 
-/// Whose a QP or SRQ is, for a host that must tell somebody of its events.
+/// The owner of a QP or SRQ, to which a host delivers its events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
     /// Protection domain it was made in

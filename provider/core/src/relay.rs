@@ -1,8 +1,9 @@
-//! What cards say to each other that share an XRC domain: whose QP received a message for the other's SRQ.
+//! Messages between cards that share an XRC domain, about requests that reach a QP of one and name an SRQ of
+//! the other.
 //!
-//! The QP's card borrows receive WQEs of the SRQ, passes what arrives for them, and acknowledges once the
-//! SRQ's card says that it is in memory. What it must answer with data or a result it asks the SRQ's card
-//! for. Owns the words and their bytes; it must not know how they travel.
+//! The QP's card leases receive WQEs of the SRQ, forwards requests into them, and acknowledges once the SRQ's
+//! card has confirmed that they are in memory. Responses with data or a result come from the SRQ's card. Owns
+//! the messages and their encoding; it must not know how they travel.
 
 use crate::types::{FlushLevel, Mtu, Placement, Psn, Qpn, WcFlags};
 
@@ -19,42 +20,42 @@ pub enum LinkError {
     Gone,
 }
 
-/// One message. WQEs are named by the lender (`loan`), messages by the borrower (`serial`), SRQs by their
-/// number.
+/// One message. The SRQ's card names leased WQEs (`lease`), the QP's card names messages (`serial`); SRQs
+/// have their number.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Relay<'a> {
-    /// Borrower: up to `count` WQEs of `srq`, please
-    Ask { srq: u32, count: u32 },
-    /// Borrower: bytes of a message
+    /// QP's card: requests leases of up to `count` WQEs of `srq`
+    RequestLease { srq: u32, count: u32 },
+    /// QP's card: bytes of a message
     Data { part: Part, data: &'a [u8] },
-    /// Borrower: bytes of an RDMA WRITE, for memory that the protection domain of `srq` has. A loan is used
-    /// at the end of one with immediate data.
+    /// QP's card: bytes of an RDMA WRITE to memory of `srq`'s protection domain. The end of one with
+    /// immediate data uses a lease.
     Write { part: Part, place: Place, data: &'a [u8] },
-    /// Borrower: an atomic, ATOMIC WRITE or FLUSH, to be executed once
+    /// QP's card: an atomic, ATOMIC WRITE or FLUSH, to be executed once
     Execute { from: Origin, place: Place, what: Operation },
-    /// Borrower: the next bytes of a READ's answer, from `place` on
+    /// QP's card: requests the next bytes of a READ response, from `place` on
     Fetch { from: Origin, place: Place, wanted: Wanted },
-    /// Borrower: a loan that will not be used (further)
-    Return { loan: u32, qpn: Qpn, why: Returned },
-    /// Lender: a WQE with room for `room` bytes
-    Lend { srq: u32, loan: u32, room: u32 },
-    /// Lender: there is none; `gone`: nor such an SRQ
+    /// QP's card: ends a lease that it will not use (further)
+    Return { lease: u32, qpn: Qpn, why: Returned },
+    /// SRQ's card: leases a WQE with room for `room` bytes
+    Lease { srq: u32, lease: u32, room: u32 },
+    /// SRQ's card: there is no WQE; `gone`: nor such an SRQ
     Refuse { srq: u32, gone: bool },
-    /// Lender: the message `serial` of `qpn` is in memory, or is not; what an atomic found there
+    /// SRQ's card: the outcome of message `serial` of `qpn`, and the value that an atomic found
     Done { qpn: Qpn, serial: u32, outcome: Outcome, found: u64 },
-    /// Lender: what the packet `psn` of an answer brings, or that it may not
+    /// SRQ's card: the bytes of response packet `psn`, or the error
     Bytes { qpn: Qpn, epoch: u32, psn: Psn, outcome: Outcome, data: &'a [u8] },
-    /// Lender: loans of `srq` that are not used are wanted back
-    Recall { srq: u32 },
+    /// SRQ's card: revokes the unused leases of `srq`
+    Revoke { srq: u32 },
 }
 
 /// Where bytes of a message belong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// The WQE
-    pub loan: u32,
-    /// The borrower's name for the message
+    /// The leased WQE
+    pub lease: u32,
+    /// Names the message, by the QP's card
     pub serial: u32,
     /// The QP that received it
     pub qpn: Qpn,
@@ -63,7 +64,7 @@ pub struct Part {
     /// From here on in the WQE's buffers
     pub offset: u32,
     /// These are the last
-    pub end: Option<End>,
+    pub end: Option<MessageEnd>,
 }
 
 /// Which memory a request names.
@@ -79,10 +80,10 @@ pub struct Place {
     pub total: u32,
 }
 
-/// Whose request it is that is passed on.
+/// The request that is forwarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Origin {
-    /// The borrower's name for it
+    /// Names the request, by the QP's card
     pub serial: u32,
     /// As of a [`Part`]
     pub qpn: Qpn,
@@ -90,10 +91,10 @@ pub struct Origin {
     pub epoch: u32,
 }
 
-/// What is done to memory and answered.
+/// What is executed on memory and answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// Fetch and add
+    /// Fetch and add of this value
     Add(u64),
     /// Compare and swap
     Swap {
@@ -102,13 +103,13 @@ pub enum Operation {
         /// What takes its place
         swap: u64,
     },
-    /// ATOMIC WRITE
+    /// ATOMIC WRITE of these bytes
     Store([u8; 8]),
-    /// FLUSH
+    /// FLUSH of placement type and level
     Flush(Placement, FlushLevel),
 }
 
-/// How much of a READ's answer is asked for.
+/// The part of a READ response that is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wanted {
     /// The first packet
@@ -117,14 +118,14 @@ pub struct Wanted {
     pub packets: u32,
     /// Bytes of each but the last
     pub mtu: Mtu,
-    /// It is the request's turn among those of its connection. Otherwise it was before: bytes are asked for
-    /// again, or are the next ones.
+    /// The request comes in the order of its connection. False: it came before, and bytes are requested
+    /// again, or the next ones.
     pub first: bool,
 }
 
-/// What the completion of a message says beside its length.
+/// Fields of a message's completion, beside its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct End {
+pub struct MessageEnd {
     /// The sender's QP
     pub src_qp: Qpn,
     /// As in a completion
@@ -135,10 +136,10 @@ pub struct End {
     pub solicited: bool,
 }
 
-/// Why a loan ends without a message.
+/// Why a lease ends without a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Returned {
-    /// No byte of a message went to it
+    /// No byte of a message was placed in it
     Unused,
     /// The QP ended, or failed, in the middle of a message
     Flushed,
@@ -146,14 +147,14 @@ pub enum Returned {
     TooLong,
 }
 
-/// What became of a message.
+/// The outcome of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// In memory, and completed
     Success,
     /// There is no such WQE or SRQ any more
     Invalid,
-    /// It reaches for what it may not
+    /// It may not access that memory
     Access,
     /// The buffers cannot be written
     Operation,
@@ -161,7 +162,7 @@ pub enum Outcome {
     ReceivedInError,
 }
 
-/// Packets that one request for bytes brings, at most.
+/// Most response packets that one fetch requests.
 pub const AHEAD: u32 = 16;
 
 /// Bytes of a message before its data.
@@ -169,10 +170,12 @@ pub const HEAD: usize = WORDS * 4;
 const WORDS: usize = 15;
 
 impl Relay<'_> {
-    /// Whether it must arrive: hosts keep it until there is room. The others may be refused.
+    /// Whether it must arrive: hosts queue it until there is room. The others may be refused.
     pub fn is_due(&self) -> bool {
         match self {
-            Relay::Ask { .. } | Relay::Data { .. } | Relay::Write { .. } | Relay::Execute { .. } => false,
+            Relay::RequestLease { .. } | Relay::Data { .. } | Relay::Write { .. } | Relay::Execute { .. } => {
+                false
+            }
             Relay::Fetch { wanted, .. } => !wanted.first,
             _ => true,
         }
@@ -184,19 +187,19 @@ impl Relay<'_> {
         let mut w = [0; WORDS];
         let mut put = |words: &[u32]| w.iter_mut().zip(words).for_each(|(to, word)| *to = *word);
         match *self {
-            Relay::Ask { srq, count } => put(&[1, srq, count]),
+            Relay::RequestLease { srq, count } => put(&[1, srq, count]),
             Relay::Data { part, data: bytes } => {
                 data = bytes;
                 put(&part.words(2));
             }
-            Relay::Return { loan, qpn, why } => put(&[3, loan, qpn, why as u32]),
-            Relay::Lend { srq, loan, room } => put(&[4, srq, loan, room]),
+            Relay::Return { lease, qpn, why } => put(&[3, lease, qpn, why as u32]),
+            Relay::Lease { srq, lease, room } => put(&[4, srq, lease, room]),
             Relay::Refuse { srq, gone } => put(&[5, srq, u32::from(gone)]),
             Relay::Done { qpn, serial, outcome, found } => {
                 let [low, high] = halves(found);
                 put(&[6, qpn, serial, outcome as u32, low, high]);
             }
-            Relay::Recall { srq } => put(&[7, srq]),
+            Relay::Revoke { srq } => put(&[7, srq]),
             Relay::Write { part, place, data: bytes } => {
                 data = bytes;
                 put(&part.words(8));
@@ -232,7 +235,7 @@ impl Relay<'_> {
             *to = u32::from_ne_bytes(*word);
         }
         Some(match w[0] {
-            1 => Relay::Ask { srq: w[1], count: w[2] },
+            1 => Relay::RequestLease { srq: w[1], count: w[2] },
             2 => Relay::Data { part: Part::of(&w), data },
             3 => {
                 let why = match w[3] {
@@ -241,15 +244,15 @@ impl Relay<'_> {
                     2 => Returned::TooLong,
                     _ => return None,
                 };
-                Relay::Return { loan: w[1], qpn: w[2], why }
+                Relay::Return { lease: w[1], qpn: w[2], why }
             }
-            4 => Relay::Lend { srq: w[1], loan: w[2], room: w[3] },
+            4 => Relay::Lease { srq: w[1], lease: w[2], room: w[3] },
             5 => Relay::Refuse { srq: w[1], gone: w[2] != 0 },
             6 => {
                 let outcome = Outcome::of(w[3])?;
                 Relay::Done { qpn: w[1], serial: w[2], outcome, found: whole(w[4], w[5]) }
             }
-            7 => Relay::Recall { srq: w[1] },
+            7 => Relay::Revoke { srq: w[1] },
             8 => Relay::Write { part: Part::of(&w), place: Place::of(&w), data },
             9 => {
                 let what = Operation::of(w[1], [w[5], w[6], w[7], w[8]])?;
@@ -341,17 +344,17 @@ impl Operation {
 
 impl Part {
     fn words(&self, kind: u32) -> [u32; PART] {
-        let Part { loan, serial, qpn, epoch, offset, end } = *self;
-        let how = |end: &End| 1 | u32::from(end.solicited) << 1;
+        let Part { lease, serial, qpn, epoch, offset, end } = *self;
+        let how = |end: &MessageEnd| 1 | u32::from(end.solicited) << 1;
         let (src_qp, imm, flags) = end.map_or((0, 0, 0), |e| (e.src_qp, e.imm, u32::from(e.flags.bits())));
-        [kind, loan, serial, qpn, epoch, offset, end.as_ref().map_or(0, how), src_qp, imm, flags]
+        [kind, lease, serial, qpn, epoch, offset, end.as_ref().map_or(0, how), src_qp, imm, flags]
     }
 
     fn of(w: &[u32; WORDS]) -> Part {
         let flags = WcFlags::from_bits_truncate(w[9] as u8) & (WcFlags::WITH_IMM | WcFlags::WITH_INV);
-        let end = End { src_qp: w[7], imm: w[8], flags, solicited: w[6] & 2 != 0 };
+        let end = MessageEnd { src_qp: w[7], imm: w[8], flags, solicited: w[6] & 2 != 0 };
         let end = (w[6] & 1 != 0).then_some(end);
-        Part { loan: w[1], serial: w[2], qpn: w[3], epoch: w[4], offset: w[5], end }
+        Part { lease: w[1], serial: w[2], qpn: w[3], epoch: w[4], offset: w[5], end }
     }
 }
 
@@ -360,22 +363,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn messages_survive_encoding() {
         let flags = WcFlags::WITH_IMM;
-        let end = End { src_qp: 5, imm: 6, flags, solicited: true };
-        let part = Part { loan: 1, serial: 2, qpn: 3, epoch: 8, offset: 4, end: None };
+        let end = MessageEnd { src_qp: 5, imm: 6, flags, solicited: true };
+        let part = Part { lease: 1, serial: 2, qpn: 3, epoch: 8, offset: 4, end: None };
         let place = Place { srq: 1, va: 0x1234_5678_9abc_def0, key: 2, total: 3 };
         let from = Origin { serial: 2, qpn: 3, epoch: 8 };
         let wanted = Wanted { psn: Psn::new(9), packets: 4, mtu: Mtu::M256, first: true };
         for message in [
-            Relay::Ask { srq: 1, count: 2 },
+            Relay::RequestLease { srq: 1, count: 2 },
             Relay::Data { part, data: b"abc" },
             Relay::Data { part: Part { end: Some(end), ..part }, data: b"" },
-            Relay::Return { loan: 1, qpn: 2, why: Returned::TooLong },
-            Relay::Lend { srq: 1, loan: 2, room: 3 },
+            Relay::Return { lease: 1, qpn: 2, why: Returned::TooLong },
+            Relay::Lease { srq: 1, lease: 2, room: 3 },
             Relay::Refuse { srq: 1, gone: true },
             Relay::Done { qpn: 1, serial: 2, outcome: Outcome::Operation, found: 0x1234_5678_9abc_def0 },
-            Relay::Recall { srq: 9 },
+            Relay::Revoke { srq: 9 },
             Relay::Write { part, place, data: b"defg" },
             Relay::Execute { from, place, what: Operation::Add(1 << 40) },
             Relay::Execute { from, place, what: Operation::Swap { compare: 1 << 41, swap: u64::MAX } },

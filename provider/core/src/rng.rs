@@ -1,4 +1,4 @@
-//! Numbers that a stranger cannot guess, and cannot tell from those that it was given: keys and QPNs go out
+//! Numbers that an untrusted peer cannot guess, not even from those that it was given: keys and QPNs go out
 //! to peers.
 //!
 //! SipHash-2-4 (Aumasson, Bernstein: "SipHash: a fast short-input PRF", 2012) of a counter, under a key of

@@ -18,7 +18,7 @@ pub trait Room<T> {
     fn push_in_room(&mut self, value: T);
 }
 
-/// What a full queue says, where anybody looks.
+/// Message of the assertion on a full queue.
 const FULL: &str = "no room: this would allocate on the data path";
 
 impl<T> Room<T> for VecDeque<T> {

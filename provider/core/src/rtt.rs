@@ -8,9 +8,9 @@ use crate::types::Nanos;
 pub struct RttBounds {
     /// Before any answer has come
     pub first: Nanos,
-    /// Shortest
+    /// Shortest timeout
     pub least: Nanos,
-    /// Longest
+    /// Longest timeout
     pub most: Nanos,
     /// A copy of a packet that is late may be under way for so long at least
     pub lifetime: Nanos,

@@ -58,7 +58,7 @@ pub(crate) struct TagList {
     free: Vec<Slot>,
     /// Matched rendezvous whose data nobody fetches yet, oldest first
     pending: Vec<Slot>,
-    /// Unexpected messages: those there were, and those that the program says it has seen
+    /// Unexpected messages: those there were, and those that the program has seen, by its own count
     unexpected: u32,
     seen: u32,
 }

@@ -1,14 +1,13 @@
 //! The protocol of a QP: what it sends, what it answers, how it completes.
 //!
 //! `requester` turns WQEs into packets, `response` takes the answers to them, `loss` times them and goes
-//! back, `holes` sends again what is missing and nothing else; `responder` takes
-//! requests, `keeping` those behind a missing one, `tagged` those to SRQs that match tags, `away` those to
-//! SRQs of other cards, `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and
-//! `datagram` are UC's and UD's receive sides; `complete` makes CQEs and takes a QP into error. The module
-//! knows nothing of tables and turns (`nic`) beyond the `Shared` state that it is handed.
+//! back, `holes` sends again what is missing and nothing else; `responder` takes requests, `keeping` those
+//! behind a missing one, `tagged` those to SRQs that match tags, `remote_srq` those to SRQs of other cards,
+//! `placement` the two of annex A19, `answer` sends what it owes; `unreliable` and `datagram` are UC's and
+//! UD's receive sides; `complete` makes CQEs and takes a QP into error. The module knows nothing of tables
+//! and turns (`nic`) beyond the `Shared` state that it is handed.
 
 mod answer;
-pub(crate) mod away;
 mod complete;
 mod credits;
 mod datagram;
@@ -19,6 +18,7 @@ mod loss;
 mod pacing;
 mod placement;
 mod recv;
+pub(crate) mod remote_srq;
 mod requester;
 mod responder;
 mod response;
@@ -36,8 +36,8 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use answer::Results;
-use away::{Away, FarId};
 use recv::HeldRecv;
+use remote_srq::{Forwarding, RemoteSrqId};
 
 use crate::env::Env;
 use crate::nic::Shared;
@@ -120,11 +120,11 @@ pub(crate) struct Flags {
     pub(crate) window_wait: Option<PathId>,
     /// IBV_EVENT_COMM_EST was raised
     pub(crate) established: bool,
-    /// What requests say of us, 0 or 1: we repeat selectively, and the peer never answered without saying so
-    pub(crate) says: u8,
-    /// What answers say of us: the peer's last request did, and we do
+    /// Requests advertise selective repeat: 0 or 1. 0 after an answer of a peer that does not
+    pub(crate) advertises: u8,
+    /// Answers advertise it: the peer's last request did, and we can
     pub(crate) answers: u8,
-    /// The peer's last answer said that it repeats selectively
+    /// The peer's last answer advertised selective repeat
     pub(crate) repeats: bool,
     /// SQD: the drained event was raised
     pub(crate) drained: bool,
@@ -184,9 +184,9 @@ pub(crate) struct Requester {
     /// What is known of each packet while some are missing; the cursor then goes from one lost packet to the
     /// next
     pub(crate) repair: Option<RepairId>,
-    /// Index behind the last WQE for which the peer has a receive, if it says how many there are
+    /// Index behind the last WQE for which the peer has a receive, if it gives credits
     pub(crate) credit_limit: u32,
-    /// The peer says how many receives it has
+    /// The peer gives end-to-end credits
     pub(crate) counted: bool,
     /// The newest message began without knowing of one
     pub(crate) alone: bool,
@@ -226,7 +226,7 @@ pub(crate) struct Responder {
     /// Results of the last atomics, for their duplicates; where the program allows atomics
     pub(crate) results: Option<Box<Results>>,
     /// XRC, where the domain is shared with other cards
-    pub(crate) away: Option<Box<Away>>,
+    pub(crate) fwd: Option<Box<Forwarding>>,
 }
 
 /// The message that a responder is in the middle of.
@@ -235,7 +235,7 @@ pub(crate) enum Inbound {
     /// None: the next packet begins one
     #[default]
     Idle,
-    /// A SEND into the held receive WQE; what its completion says
+    /// A SEND into the held receive WQE; the op-code of its completion
     Send { received: u32, opcode: WcOpcode },
     /// A SEND into the buffer of its tag
     Tagged { received: u32, app_ctx: u32, tag: u64 },
@@ -265,8 +265,8 @@ impl Inbound {
 #[derive(Clone, Copy)]
 pub(crate) enum Answer {
     /// Bytes from memory. `psn` is the next packet's; `begun`: it is not the first; `again`: the request
-    /// came before, so that its answer may have arrived; `far`: the memory is another card's.
-    Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool, again: bool, far: Option<FarId> },
+    /// came before, so that its answer may have arrived; `remote`: the SRQ, if the memory is another card's.
+    Read { psn: Psn, va: u64, key: u32, left: u32, begun: bool, again: bool, remote: Option<RemoteSrqId> },
     /// The value before
     Atomic { psn: Psn, value: u64 },
 }
@@ -274,7 +274,7 @@ pub(crate) enum Answer {
 impl Answer {
     /// To what is done, without data: the answer to a READ of nothing.
     fn done(psn: Psn) -> Answer {
-        Answer::Read { psn, va: 0, key: 0, left: 0, begun: false, again: false, far: None }
+        Answer::Read { psn, va: 0, key: 0, left: 0, begun: false, again: false, remote: None }
     }
 
     fn psn(&self) -> Psn {
@@ -284,9 +284,9 @@ impl Answer {
     }
 
     /// Whose memory it brings, if that is another card's.
-    fn far(&self) -> Option<FarId> {
+    fn remote_srq(&self) -> Option<RemoteSrqId> {
         match self {
-            Answer::Read { far, .. } => *far,
+            Answer::Read { remote, .. } => *remote,
             Answer::Atomic { .. } => None,
         }
     }
@@ -307,7 +307,7 @@ impl Responder {
     /// Whether more than an ACK is owed, and waits for no other card.
     pub(crate) fn owes_answer(&self) -> bool {
         (!self.out.is_empty() || self.nak.is_some())
-            && self.away.as_ref().is_none_or(|away| away.lets_out(self.out.front()))
+            && self.fwd.as_ref().is_none_or(|fwd| fwd.may_answer(self.out.front()))
     }
 }
 
@@ -378,7 +378,7 @@ impl Responder {
             recv: HeldRecv::new(max_sge),
             out: VecDeque::new(),
             results: None,
-            away: None,
+            fwd: None,
         }
     }
 }
@@ -480,10 +480,10 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// All is acknowledged: the timer has nothing to do, unless it was set for something else.
-    pub(crate) fn rest_timer(&mut self) {
+    pub(crate) fn disarm_idle_timer(&mut self) {
         let qp = &mut self.qp;
         let idle = qp.req.rnr_until == 0 && qp.flags.window_wait.is_none() && !qp.flags.overrun;
-        if idle && qp.req.armed != 0 && self.sh.sched.rest(qp.timer) {
+        if idle && qp.req.armed != 0 && self.sh.sched.disarm_if_crowded(qp.timer) {
             qp.req.armed = 0;
         }
     }

@@ -221,7 +221,7 @@ bitflags! {
 pub struct Seg {
     /// Host virtual address
     pub addr: u64,
-    /// Bytes
+    /// Length, bytes
     pub len: u32,
 }
 
@@ -229,6 +229,15 @@ pub struct Seg {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
 #[repr(transparent)]
 pub struct PdId(pub u32);
+
+/// A QP for checks of memory keys: its number, with the protection domain that counts for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpId {
+    /// Protection domain: the QP's own, or that of the SRQ that an XRC request names
+    pub pd: PdId,
+    /// Number of the QP; 0: none
+    pub qpn: Qpn,
+}
 
 /// Handle of a shared receive queue of this card.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
@@ -238,7 +247,7 @@ pub struct SrqId(pub u32);
 /// Where a frame goes: `struct ibv_ah_attr` with its GRH resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Av {
-    /// Destination
+    /// GID of the destination
     pub dgid: Gid,
     /// Source: one of the port's own GIDs
     pub sgid: Gid,

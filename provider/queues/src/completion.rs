@@ -18,7 +18,7 @@ bitflags! {
         const WITH_IMM = 2;
         /// `imm` holds an invalidated rkey, in host order
         const WITH_INV = 8;
-        /// Tag matching: the program should say how many unexpected messages it has seen
+        /// Tag matching: the program should report how many unexpected messages it has seen
         const TM_SYNC_REQ = 16;
         /// The message matched a tag
         const TM_MATCH = 32;
@@ -97,7 +97,7 @@ impl WcOpcode {
     }
 }
 
-/// A completion: what `struct ibv_wc` tells.
+/// A completion: what `struct ibv_wc` holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Cqe {
@@ -113,7 +113,7 @@ pub struct Cqe {
     pub src_qp: u32,
     /// More about an error; 0 otherwise. Matched tags: see [`Cqe::tag`].
     pub vendor_err: u32,
-    /// Outcome
+    /// Status of the work request
     pub status: WcStatus,
     /// What was done; meaningful with success only
     pub opcode: WcOpcode,
@@ -144,7 +144,7 @@ impl Cqe {
         Cqe { wr_id, qpn, status, ..Cqe::default() }
     }
 
-    /// One that tells of a match: the tag stands in fields that have no other meaning then, as does
+    /// One of a match: the tag stands in fields that have no other meaning then, as does
     /// `app_ctx`, unless the message has immediate data.
     pub fn matched(tag: u64, app_ctx: u32) -> Self {
         let (opcode, flags) = (WcOpcode::TmRecv, WcFlags::TM_MATCH);
@@ -158,7 +158,7 @@ impl Cqe {
         }
     }
 
-    /// The tag of a message and the sender's word, if this tells that it matched.
+    /// The tag of a message and the sender's word, if this is of a match.
     pub fn tag(&self) -> Option<(u64, u32)> {
         let tag = u64::from(self.src_qp) << 32 | u64::from(self.vendor_err);
         let app_ctx = if self.flags.contains(WcFlags::WITH_IMM) { 0 } else { self.imm };

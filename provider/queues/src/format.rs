@@ -18,13 +18,13 @@ pub use crate::work::{SendBlock, SendWqe, Sge, blocks};
 pub struct RecvWqe {
     /// The program's cookie
     pub wr_id: u64,
-    /// SGEs
+    /// Number of SGEs
     pub num_sge: u32,
     /// 0
     pub reserved: u32,
 }
 
-/// What a program tells a device of a QP's queues, or an SRQ's: a cache line that the program alone writes.
+/// A program's half of a QP's queues, or an SRQ's: a cache line that the program alone writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct ProgramIndex {
@@ -36,7 +36,7 @@ pub struct ProgramIndex {
     pub reserved: [u32; 14],
 }
 
-/// What a device tells the program: a cache line that the device alone writes.
+/// The device's half: a cache line that the device alone writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct CardIndex {

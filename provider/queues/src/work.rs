@@ -126,7 +126,7 @@ bitflags! {
 pub struct Sge {
     /// Virtual address
     pub addr: u64,
-    /// Bytes
+    /// Length, bytes
     pub len: u32,
     /// Key of the MR that covers it
     pub lkey: u32,

@@ -1,4 +1,4 @@
-//! `include/starverbs/queues.h` says what the types of `format` are, and what is decoded is what was encoded.
+//! `include/starverbs/queues.h` matches the types of `format`, and what is decoded is what was encoded.
 
 use std::mem::{offset_of, size_of};
 
@@ -62,15 +62,15 @@ fn c_has_the_same_layout() {
 }
 
 #[test]
-fn a_wqe_says_how_many_blocks_it_takes() {
+fn a_wqe_has_its_number_of_blocks() {
     let known = [(0, 1), (1, 2), (16, 2), (64, 2), (65, 3), (65_471, 1024)];
     known.into_iter().for_each(|(body, count)| assert_eq!(blocks(body), count, "{body}"));
 }
 
 proptest! {
-    /// Whatever stands there: it is decoded as it was written, or told.
+    /// Whatever stands there: it is decoded as it was written, or refused.
     #[test]
-    fn any_bytes_are_decoded_or_told(
+    fn any_bytes_are_decoded_or_refused(
         (wr_id, numbers) in any::<(u64, [u32; 6])>(), (op, flags, num_sge) in any::<(u8, u8, u16)>(),
         other in any::<u8>()
     ) {

@@ -1,7 +1,7 @@
 //! Whether a program waits for a completion queue's next completion (ibv_req_notify_cq(3)).
 //!
 //! The program arms, then looks into the ring once more, then sleeps; the card adds a completion, then looks
-//! whether it must tell. A fence on either side between the two steps: the program sees the completion, or
+//! whether it must notify. A fence on either side between the two steps: the program sees the completion, or
 //! the card that it is armed.
 
 use crate::sync::{AtomicU8, Ordering, fence};
@@ -23,7 +23,7 @@ impl Armed {
         Armed(AtomicU8::new(UNARMED))
     }
 
-    /// The program asks to be told of the next completion; it looks at the ring afterwards. Says whether it
+    /// The program arms the queue for the next completion; it looks at the ring afterwards. Gives whether it
     /// waited for none until now.
     pub fn arm(&self, solicited_only: bool) -> bool {
         let news = if solicited_only {
@@ -44,8 +44,8 @@ impl Armed {
         armed == ANY || (armed == SOLICITED && solicited)
     }
 
-    /// Whether the program waited for anything, which it does no more: it is told once for each time that it
-    /// asked.
+    /// Whether the program waited for anything, which it does no more: it is notified once for each time that
+    /// it asked.
     #[inline]
     pub fn disarm(&self) -> bool {
         self.0.swap(UNARMED, Ordering::SeqCst) != UNARMED

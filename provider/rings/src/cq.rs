@@ -183,7 +183,7 @@ impl CqConsumer<'_> {
         self.ring.program.seen.store(made, Ordering::Relaxed);
     }
 
-    /// Moves what is in the ring to `room`, which takes the old slots; says whether it fitted. On `false`
+    /// Moves what is in the ring to `room`, which takes the old slots; gives whether it fitted. On `false`
     /// nothing has changed.
     ///
     /// # Safety

@@ -15,21 +15,21 @@
 //!
 //! Slots are zeroed when a ring is made, so that the data path takes no page faults.
 //!
-//! Two flags go with them, whether a completion must be told of ([`Armed`]) and which doorbells the card has
-//! missed ([`Bells`]): they hold by the same kind of argument, so that loom looks at all of it
+//! Two flags go with them, whether a completion raises an event ([`Armed`]) and which doorbells the card has
+//! missed ([`PendingDoorbells`]): they hold by the same kind of argument, so that loom looks at all of it
 //! (tests/loom.rs).
 //!
-//! Between processes go messages of any length ([`MessageWriter`]), by a ring of bytes whose two sides do not trust
-//! each other.
+//! Between processes go messages of any length ([`MessageWriter`]), by a ring of bytes whose two sides do not
+//! trust each other.
 //!
 //! This crate must not know what the entries mean, how a sleeper is woken, or the verbs C ABI.
 
 mod armed;
-mod bells;
 pub mod budget;
 mod cq;
 mod memory;
 mod message;
+mod pending_doorbells;
 mod recv;
 mod send;
 mod shared;
@@ -39,10 +39,10 @@ mod sync;
 mod work;
 
 pub use armed::Armed;
-pub use bells::Bells;
 pub use cq::{CqConsumer, CqRing, CqRoom};
 pub use memory::{Answer, Memory, ProgramMemory, Resource};
 pub use message::{Broken, MessageHead, MessageReader, MessageWriter, Written};
+pub use pending_doorbells::PendingDoorbells;
 pub use recv::{CardRq, RecvProducer};
 pub use send::{CardSq, SendProducer};
 pub use shared::{Incarnation, ReaderSlot};

@@ -1,13 +1,13 @@
 //! Messages between two processes through memory that both have mapped: one writes, one reads.
 //!
 //! A ring is a power of two of bytes and two free-running counts of bytes, each written by one side alone.
-//! Neither side trusts the other: each keeps its own count to itself, looks once at what the other says,
-//! holds it against its own, and copies bytes out before it looks at them. A peer that breaks the rules is found out
-//! ([`Broken`]), or gives wrong bytes, and no more.
+//! Neither side trusts the other: each keeps its own count to itself, looks once at what the other writes,
+//! holds it against its own, and copies bytes out before it looks at them. A peer that breaks the rules is
+//! found out ([`Broken`]), or gives wrong bytes, and no more.
 //!
-//! Two flags say that a side sleeps: the reader for a message, the writer for room. Who ends the reason tells
-//! the sleeper. Owns the ring and the flags; it must not know where the memory comes from, what messages
-//! mean, or how a sleeper is woken.
+//! Two flags show that a side sleeps: the reader for a message, the writer for room. Who ends the reason
+//! wakes the sleeper. Owns the ring and the flags; it must not know where the memory comes from, what
+//! messages mean, or how a sleeper is woken.
 
 use core::ptr::NonNull;
 
@@ -58,7 +58,7 @@ pub struct Broken;
 pub enum Written {
     /// It is in the ring; `wake`: the reader sleeps
     Yes {
-        /// The reader must be told
+        /// The reader must be woken
         wake: bool,
     },
     /// There is no room for it now
@@ -205,7 +205,7 @@ impl MessageWriter {
         Ok(fits(read))
     }
 
-    /// There was no room for a message of `len` bytes, at most [`MessageWriter::longest`]: the reader says
+    /// There was no room for a message of `len` bytes, at most [`MessageWriter::longest`]: the reader reports
     /// when there is. True: there is room now.
     ///
     /// # Errors
@@ -253,7 +253,7 @@ impl MessageReader {
         let mut len = [0; LENGTH];
         self.ring.read(self.read, &mut len);
         let len = u32::from_ne_bytes(len);
-        /* of what is written, whatever the length says: there is a unit at least */
+        /* of what is written, whatever the length is: there is a unit at least */
         if len > self.written.wrapping_sub(self.read) - LENGTH as u32 {
             return Err(Broken);
         }
@@ -283,7 +283,7 @@ impl MessageReader {
     }
 
     /// The oldest message is done with, which [`MessageReader::peek`] found. True: the writer waits for room,
-    /// and must be told that there is.
+    /// and must be woken when there is.
     #[inline]
     pub fn pop(&mut self) -> bool {
         let Some(len) = self.next.take() else { return false };
@@ -301,7 +301,7 @@ impl MessageReader {
             && starved.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// The writer shall say when there is a message. False: there is one now.
+    /// The writer is to wake the reader when there is a message. False: there is one now.
     ///
     /// # Errors
     /// [`Broken`]
@@ -318,7 +318,7 @@ impl MessageReader {
         Ok(empty)
     }
 
-    /// It looks by itself from now on, and need not be told.
+    /// It looks by itself from now on, and need not be woken.
     #[inline]
     pub fn wake(&self) {
         self.ring.head().flags.asleep.store(0, Ordering::Relaxed);

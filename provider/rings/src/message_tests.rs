@@ -41,8 +41,8 @@ impl Memory {
         let at = at % (HEAD + self.size as usize);
         let (head, _) = self.parts();
         let base = head.as_ptr().cast::<u8>();
-        // SAFETY: inside of the memory, of which nobody holds a reference now. Words of the head are written as
-        // the other side writes them, whole, which miri's weak memory asks for.
+        // SAFETY: inside of the memory, of which nobody holds a reference now. Words of the head are written
+        // as the other side writes them, whole, which miri's weak memory asks for.
         unsafe {
             if at >= HEAD {
                 return base.add(at).write(byte);
@@ -65,7 +65,7 @@ fn take(reader: &mut MessageReader) -> Option<Vec<u8>> {
 }
 
 proptest! {
-    /// The same messages come out that went in, in their order; full and empty are what they say.
+    /// The same messages come out that went in, in their order; full and empty are correct.
     #[test]
     fn messages_come_out_as_they_went_in(
         size in 4u32..10,
@@ -120,7 +120,7 @@ proptest! {
 }
 
 #[test]
-fn sleepers_are_told_once() {
+fn sleepers_are_woken_once() {
     let mut memory = Memory::new(64);
     let (mut writer, mut reader) = memory.ends();
     assert_eq!(reader.sleep(), Ok(true));
@@ -130,8 +130,8 @@ fn sleepers_are_told_once() {
     assert_eq!(writer.push(&[&[7; 38]]), Ok(Written::Yes { wake: false }), "it looks by itself");
     assert_eq!(writer.push(&[b"more"]), Ok(Written::NoRoom));
     assert_eq!(writer.await_room(4), Ok(false));
-    let told: Vec<bool> = (0..3).map(|_| reader.peek().is_ok() && reader.pop()).collect();
-    assert_eq!(told, [false, false, true], "once half of it is free");
+    let woken: Vec<bool> = (0..3).map(|_| reader.peek().is_ok() && reader.pop()).collect();
+    assert_eq!(woken, [false, false, true], "once half of it is free");
     assert!(!reader.pop(), "there is nothing");
     assert_eq!(writer.await_room(writer.longest()), Ok(true));
 }

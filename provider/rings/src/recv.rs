@@ -105,7 +105,7 @@ impl Clone for CardRq {
     }
 }
 
-/// Receive WQEs that came back to their queue: an end of a connection that had them all leaves them to
+/// Receive WQEs that were returned to their queue: an end of a connection that had them all leaves them to
 /// another that takes one by one.
 pub(crate) struct Back {
     /// Cookie, first SGE and how many, oldest first
@@ -135,7 +135,7 @@ impl Back {
 }
 
 impl CardRq {
-    /// What came back.
+    /// The returned ones.
     #[allow(clippy::mut_from_ref)]
     fn returned(&self) -> &mut Returned {
         // SAFETY: the card's halves of a queue are used by one thread at a time (promised at `card_rq`),
@@ -143,7 +143,7 @@ impl CardRq {
         unsafe { &mut *self.0.head().card.returned.get() }
     }
 
-    /// Takes the oldest of those that came back.
+    /// Takes the oldest of those that were returned.
     #[cold]
     fn take_returned(&self, sges: &mut [Sge]) -> Option<(u64, usize)> {
         let returned = self.returned();

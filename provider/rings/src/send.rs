@@ -82,7 +82,7 @@ impl<'a> SendProducer<'a> {
         Ok(())
     }
 
-    /// Says where the WQE begun last goes: the numbers of an address vector and a QP, and a Q_Key.
+    /// Sets where the WQE begun last goes: the numbers of an address vector and a QP, and a Q_Key.
     ///
     /// # Errors
     /// No WQE was begun.
@@ -98,7 +98,7 @@ impl<'a> SendProducer<'a> {
         Ok(())
     }
 
-    /// Says for which SRQ the WQE begun last is.
+    /// Sets for which SRQ the WQE begun last is.
     ///
     /// # Errors
     /// No WQE was begun.
@@ -183,7 +183,7 @@ impl<'a> SendProducer<'a> {
         self.set_body(0, SendFlags::INLINE, length as u32, length)
     }
 
-    /// Makes what was pushed or begun visible to the card now, and says how many WQEs those are.
+    /// Makes what was pushed or begun visible to the card now, and gives how many WQEs those are.
     #[inline]
     pub fn publish(&mut self) -> u32 {
         let pushed = self.pushed();

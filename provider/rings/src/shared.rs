@@ -1,6 +1,6 @@
 //! Objects of one process that others look up and use through shared memory (a `cmd_fd`'s table).
 //!
-//! The owner describes an object in words of its table and says with an [`Incarnation`] which of them stand.
+//! The owner describes an object in words of its table, and an [`Incarnation`] shows which of them are valid.
 //! A reader copies the words and looks whether the incarnation is still the same. Whoever then uses the
 //! object does so from a [`ReaderSlot`], for the end of which the owner waits. Both are words in memory that
 //! several processes have mapped. This must not know what the words mean, or whether a reader lives.
@@ -94,7 +94,7 @@ impl ReaderSlot {
     }
 
     /// The owner, after the end of an object: waits until everybody who used one has left. `pause` waits a
-    /// little for the reader of a slot, by its position, and says whether it lives.
+    /// little for the reader of a slot, by its position, and gives whether it lives.
     pub fn wait_for_all<'a>(
         slots: impl Iterator<Item = &'a ReaderSlot>,
         mut pause: impl FnMut(usize) -> bool,

@@ -231,7 +231,7 @@ fn cq_ring_grows_with_its_contents() {
 
 /// Whoever writes over a queue's memory gets an error, never a value that no enum has.
 #[test]
-fn what_is_no_wqe_or_completion_is_told() {
+fn bad_wqes_and_completions_are_refused() {
     let ring = send_ring(2, 1, 0);
     // SAFETY: these tests have one thread.
     let card = unsafe { ring.card_sq() };

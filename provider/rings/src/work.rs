@@ -97,11 +97,12 @@ pub(crate) struct CardSide {
     /// Receive WQEs taken.
     pub(crate) taken: AtomicU32,
     /// How often the card looked for a receive WQE and found none. Programs look at it after a post: a QP in
-    /// error flushes what is posted late, and hears of it by a doorbell only then.
+    /// error flushes what is posted late, and gets a doorbell for it only then.
     pub(crate) starved: AtomicU32,
     /// From here on it is the card's own. What it last saw of `recv_posted`.
     pub(crate) posted_seen: AtomicU32,
-    /// Receive WQEs that came back, and wait in front of the ring's. Only the card looks at what they are.
+    /// Receive WQEs that were returned, and wait in front of the ring's. Only the card looks at what they
+    /// are.
     pub(crate) back: AtomicU32,
     pub(crate) returned: UnsafeCell<Returned>,
 }
@@ -168,7 +169,7 @@ fn resource(send: Shape) -> Resource {
 }
 
 // SAFETY: atomics, constants and plain memory without thread affinity; the rings' protocols order the
-// accesses to the slots, and what came back is touched by the card's half alone (promised at `card_rq`).
+// accesses to the slots, and returned WQEs are touched by the card's half alone (promised at `card_rq`).
 unsafe impl Send for WorkRings {}
 // SAFETY: as above.
 unsafe impl Sync for WorkRings {}

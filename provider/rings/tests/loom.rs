@@ -8,8 +8,8 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
 use starverbs_rings::{
-    Armed, Bells, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, ReaderSlot, RecvSize,
-    SendSize, WorkRings, Written,
+    Armed, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, PendingDoorbells, ReaderSlot,
+    RecvSize, SendSize, WorkRings, Written,
 };
 
 fn send_ring(max_wr: u32) -> WorkRings {
@@ -153,8 +153,8 @@ fn recv_ring_never_starves_a_card_silently() {
         });
         let mut sges = [Sge::default(); 1];
         let first = card.take(&mut sges);
-        let told = program.join().unwrap();
-        assert!(first.is_some() || told, "the card found nothing, so the poster must ring");
+        let notified = program.join().unwrap();
+        assert!(first.is_some() || notified, "the card found nothing, so the poster must ring");
         assert_eq!(first.or_else(|| card.take(&mut sges)), Some((5, 1)));
         assert_eq!(sges[0].addr, 5);
     });
@@ -191,8 +191,8 @@ fn recv_ring_is_shared_while_the_card_takes() {
                 }
             }
         }
-        let told = [one.join().unwrap(), other.join().unwrap()];
-        assert!(!starved || told.contains(&true), "the card found nothing, so a poster must ring");
+        let notified = [one.join().unwrap(), other.join().unwrap()];
+        assert!(!starved || notified.contains(&true), "the card found nothing, so a poster must ring");
     });
 }
 
@@ -257,7 +257,7 @@ fn cq_ring_is_resized_under_way() {
     });
 }
 
-/// A program arms its queue, looks once more, and sleeps: it has seen the completion, or it is told.
+/// A program arms its queue, looks once more, and sleeps: it has seen the completion, or it is notified.
 #[test]
 fn no_sleeper_is_forgotten() {
     loom::model(|| {
@@ -270,9 +270,9 @@ fn no_sleeper_is_forgotten() {
         });
         ring.1.arm(false);
         let seen = ring.0.consumer().take().is_some();
-        let told = maker.join().unwrap();
-        assert!(seen || told);
-        assert_eq!(ring.1.disarm(), !told, "an event for each time that the program asked");
+        let notified = maker.join().unwrap();
+        assert!(seen || notified);
+        assert_eq!(ring.1.disarm(), !notified, "an event for each time that the program asked");
     });
 }
 
@@ -295,14 +295,14 @@ impl Drop for Held<'_> {
 }
 
 /// A card, as far as doorbells go: what was posted to each of two queue pairs, and what the card has done.
-struct Card {
-    bells: Bells,
+struct MockCard {
+    doorbells: PendingDoorbells,
     lock: TryLock,
     posted: [AtomicU32; 2],
     done: [AtomicU32; 2],
 }
 
-impl Card {
+impl MockCard {
     fn handle(&self, qpn: usize) {
         self.done[qpn].store(self.posted[qpn].load(Ordering::Acquire), Ordering::Relaxed);
     }
@@ -311,10 +311,10 @@ impl Card {
         self.posted[qpn].fetch_add(1, Ordering::Release);
         match self.lock.try_lock() {
             Some(_held) => self.handle(qpn),
-            None => self.bells.leave(qpn as u32),
+            None => self.doorbells.leave(qpn as u32),
         }
-        let turn = |_held: &mut Held<'_>| self.bells.take(|qpn| self.handle(qpn as usize));
-        self.bells.serve(|| self.lock.try_lock(), turn);
+        let turn = |_held: &mut Held<'_>| self.doorbells.take(|qpn| self.handle(qpn as usize));
+        self.doorbells.serve(|| self.lock.try_lock(), turn);
     }
 }
 
@@ -324,7 +324,8 @@ fn no_doorbell_is_forgotten() {
     loom::model(|| {
         let zeros = || [(); 2].map(|()| AtomicU32::new(0));
         let lock = TryLock(AtomicBool::new(false));
-        let card = Arc::new(Card { bells: Bells::new(), lock, posted: zeros(), done: zeros() });
+        let card =
+            Arc::new(MockCard { doorbells: PendingDoorbells::new(), lock, posted: zeros(), done: zeros() });
         let second = card.clone();
         let other = thread::spawn(move || second.post(1));
         card.post(0);
@@ -448,7 +449,7 @@ fn an_object_that_has_ended_is_not_used() {
             let Some((number, _)) = entry.read() else { return };
             slot.enter();
             if entry.incarnation.is(number) {
-                // SAFETY: the owner waits for the slot; loom says if it does not.
+                // SAFETY: the owner waits for the slot; loom reports if it does not.
                 assert_eq!(memory.with(|memory| unsafe { *memory }), 7);
             }
             slot.leave();
@@ -460,7 +461,7 @@ fn an_object_that_has_ended_is_not_used() {
             true
         };
         ReaderSlot::wait_for_all([slot].into_iter(), pause);
-        // SAFETY: nobody reads any more; loom says if somebody does.
+        // SAFETY: nobody reads any more; loom reports if somebody does.
         memory.with_mut(|memory| unsafe { *memory = 0 });
         reader.join().unwrap();
     });
@@ -483,7 +484,7 @@ fn read(reader: &mut MessageReader) -> Option<[u8; 4]> {
     Some(bytes)
 }
 
-/// Messages are whole and in order, and a reader that went to sleep is told of one that it has not seen.
+/// Messages are whole and in order, and a reader that went to sleep is woken for one that it has not seen.
 #[test]
 fn no_reader_of_messages_sleeps_on() {
     loom::model(|| {
@@ -507,8 +508,8 @@ fn no_reader_of_messages_sleeps_on() {
                 None => slept = reader.sleep().unwrap(),
             }
         }
-        let told = peer.join().unwrap();
-        assert!(!slept || told, "it sleeps, and nobody wakes it");
+        let notified = peer.join().unwrap();
+        assert!(!slept || notified, "it sleeps, and nobody wakes it");
         for next in next..=2 {
             assert_eq!(read(&mut reader), Some([next; 4]));
             reader.pop();
@@ -516,7 +517,8 @@ fn no_reader_of_messages_sleeps_on() {
     });
 }
 
-/// A writer that found a full ring is told of room that it has not seen, and writes over nothing that is unread.
+/// A writer that found a full ring is woken for room that it has not seen, and writes over nothing that is
+/// unread.
 #[test]
 fn no_writer_of_messages_waits_for_room_that_is_there() {
     loom::model(|| {
@@ -525,21 +527,21 @@ fn no_writer_of_messages_waits_for_room_that_is_there() {
             assert_eq!(writer.push(&[&[byte; 4]]), Ok(Written::Yes { wake: false }));
         }
         let peer = thread::spawn(move || {
-            let told = [1, 2].map(|next| {
+            let notified = [1, 2].map(|next| {
                 assert_eq!(read(&mut reader), Some([next; 4]));
                 reader.pop()
             });
-            (reader, told[0] || told[1])
+            (reader, notified[0] || notified[1])
         });
         let mut written = writer.push(&[&[3; 4]]).unwrap() != Written::NoRoom;
         let waits = !written && !writer.await_room(4).unwrap();
         let mut write = || writer.push(&[&[3; 4]]).unwrap() != Written::NoRoom;
         if !written && !waits {
             written = write();
-            assert!(written, "it was said that there is room");
+            assert!(written, "there is room");
         }
-        let (mut reader, told) = peer.join().unwrap();
-        assert!(!waits || told, "it waits, and nobody tells it");
+        let (mut reader, notified) = peer.join().unwrap();
+        assert!(!waits || notified, "it waits, and nobody wakes it");
         assert!(written || write());
         assert_eq!(read(&mut reader), Some([3; 4]));
     });

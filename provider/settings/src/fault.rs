@@ -25,7 +25,7 @@ pub struct FaultSpec {
     pub seed: u64,
 }
 
-/// What `STARVERBS_FAULT` may say.
+/// Values of `STARVERBS_FAULT`.
 pub(crate) const SYNTAX: &str = "comma-separated loss=, reorder=, dup=, corrupt= (as 1% or 0.01), delay=, jitter= \
                                  (as 50us, 2ms, 1s), seed= (a number); or off";
 
@@ -39,7 +39,7 @@ impl FaultSpec {
     /// Parses `loss=1%,delay=50us,seed=7`, in any order; `off` and the empty text are no fault at all.
     ///
     /// # Errors
-    /// A sentence that says which part cannot be understood.
+    /// A sentence with the part that cannot be understood.
     pub fn parse(text: &str) -> Result<FaultSpec, String> {
         let mut spec = FaultSpec::default();
         if text == "off" {

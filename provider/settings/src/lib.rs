@@ -19,7 +19,7 @@ use std::path::PathBuf;
 pub use error::{Origin, SettingsError};
 pub use fault::FaultSpec;
 pub use qpc::{QpcPolicy, QpcSpec};
-pub use star::{StarKey, StarWish};
+pub use star::{StarKey, StarPreference};
 pub use table::{KEYS, Key, markdown};
 pub use value::{Link, LogLevel};
 
@@ -62,14 +62,14 @@ pub struct Settings {
     pub defer: bool,
     /// Selective repeat between cards that offer it (`STARVERBS_REPEAT`)
     pub repeat: bool,
-    /// ACKs say how many receives are posted (`STARVERBS_CREDITS`)
+    /// ACKs give how many receives are posted (`STARVERBS_CREDITS`)
     pub credits: bool,
     /// Whether contexts of frames to come are fetched into the CPU's caches.
     pub qpc_prefetch: bool,
     /// QP contexts are few, and one that is not at hand costs time; none: there is room for all
     pub qpc_cache: Option<QpcSpec>,
-    /// What ends of RC connections are to be that say nothing themselves (StaR)
-    pub star: StarWish,
+    /// Default role of ends of RC connections (StaR)
+    pub star: StarPreference,
     /// Connections whose state this card keeps, before it wants peers to keep more of them (StaR, `auto`)
     pub star_threshold: u32,
     /// Under which StaR's control messages are sealed; none: they are plain
@@ -99,7 +99,7 @@ impl Default for Settings {
             credits: false,
             qpc_prefetch: true,
             qpc_cache: None,
-            star: StarWish::Off,
+            star: StarPreference::Off,
             star_threshold: 120,
             star_key: None,
         }
@@ -110,7 +110,7 @@ impl Settings {
     /// Reads the settings of this process: its environment over a TOML file over the defaults.
     ///
     /// # Errors
-    /// The first unknown key, bad value or unreadable file found; the message names it and says what is
+    /// The first unknown key, bad value or unreadable file found; the message names it and has what is
     /// allowed.
     pub fn load() -> Result<Settings, SettingsError> {
         Settings::load_for(std::env::vars_os())

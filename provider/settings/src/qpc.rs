@@ -36,7 +36,7 @@ pub struct QpcSpec {
     pub policy: QpcPolicy,
 }
 
-/// What `STARVERBS_QPC_CACHE` may say.
+/// Values of `STARVERBS_QPC_CACHE`.
 pub(crate) const SYNTAX: &str = "entries, then comma-separated miss= (at most 1ms), fetch= (as miss, when not given), \
                                  policy= (fcfs, non-blocking or latency-hiding), as 300,miss=500ns; or off";
 
@@ -50,7 +50,7 @@ impl QpcSpec {
     /// 300`.
     ///
     /// # Errors
-    /// A sentence that says which part cannot be understood.
+    /// A sentence with the part that cannot be understood.
     pub fn parse(text: &str) -> Result<Option<QpcSpec>, String> {
         if text == "off" {
             return Ok(None);

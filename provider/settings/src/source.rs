@@ -13,7 +13,7 @@ use crate::{KEYS, Key, Settings, StarKey, value};
 const PREFIX: &str = "STARVERBS_";
 const SYSTEM_FILE: &str = "/etc/starverbs.toml";
 
-/// What a file says.
+/// Contents of a file.
 #[derive(Clone)]
 pub(crate) struct Text {
     pub(crate) toml: String,
@@ -96,10 +96,10 @@ pub(crate) fn merge(
 ) -> Result<Settings, SettingsError> {
     let mut settings = Settings::default();
     if let Some((path, text)) = file {
-        let table: toml::Table = text
-            .toml
-            .parse()
-            .map_err(|e| SettingsError::Syntax { file: path.clone(), reason: told(&text.toml, &e) })?;
+        let table: toml::Table = text.toml.parse().map_err(|e| SettingsError::Syntax {
+            file: path.clone(),
+            reason: parser_message(&text.toml, &e),
+        })?;
         let origin = Origin::File(path.clone());
         for (name, value) in &table {
             let key = find(name.as_str(), &origin, |key| key.toml_name() == *name)?;
@@ -126,9 +126,9 @@ pub(crate) fn merge(
     Ok(settings)
 }
 
-/// What the parser says of a text. It shows the line, which may hold a key: beside one the line is only
+/// The parser's message about a text. It shows the line, which may hold a key: beside one the line is only
 /// numbered.
-fn told(text: &str, error: &toml::de::Error) -> String {
+fn parser_message(text: &str, error: &toml::de::Error) -> String {
     if !text.to_ascii_lowercase().contains("key") {
         return error.to_string().trim_end().to_owned();
     }

@@ -10,9 +10,9 @@ use zeroize::Zeroizing;
 
 use crate::SettingsError;
 
-/// What ends of RC connections are to be that say nothing themselves.
+/// Default role of ends of RC connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum StarWish {
+pub enum StarPreference {
     /// Plain RoCEv2.
     #[default]
     Off,
@@ -24,11 +24,11 @@ pub enum StarWish {
     Stateful,
 }
 
-pub(crate) const WISHES: [(&str, StarWish); 4] = [
-    ("off", StarWish::Off),
-    ("auto", StarWish::Auto),
-    ("stateless", StarWish::Stateless),
-    ("stateful", StarWish::Stateful),
+pub(crate) const PREFERENCES: [(&str, StarPreference); 4] = [
+    ("off", StarPreference::Off),
+    ("auto", StarPreference::Auto),
+    ("stateless", StarPreference::Stateless),
+    ("stateful", StarPreference::Stateful),
 ];
 
 /// Bytes of a key.
@@ -49,7 +49,7 @@ impl StarKey {
     /// Parses 64 hexadecimal digits, or a path, which has a slash. The file is not looked at.
     ///
     /// # Errors
-    /// A sentence that says why it is neither.
+    /// A sentence with the reason why it is neither.
     pub(crate) fn parse(text: &str) -> Result<Option<StarKey>, String> {
         if text == "none" {
             return Ok(None);
@@ -66,8 +66,8 @@ impl StarKey {
     /// The key.
     ///
     /// # Errors
-    /// [`SettingsError::Unreadable`]: the file cannot be read or is none, others than its owner may read or change it, that owner is neither
-    /// this process's user nor root, or it holds no key.
+    /// [`SettingsError::Unreadable`]: the file cannot be read or is none, others than its owner may read or
+    /// change it, that owner is neither this process's user nor root, or it holds no key.
     pub fn load(&self) -> Result<Zeroizing<[u8; KEY]>, SettingsError> {
         match self {
             StarKey::Given(key) => Ok(key.clone()),

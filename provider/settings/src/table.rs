@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::star::WISHES;
+use crate::star::PREFERENCES;
 use crate::value::{self, LEVELS, LINKS, REPEAT};
 use crate::{FaultSpec, QpcSpec, Settings, StarKey, fault, qpc};
 
@@ -181,7 +181,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "REPEAT",
         allowed: "auto or off",
-        about: "With auto, a lost packet alone is sent again where the peer is starverbs and says that it can (selective \
+        about: "With auto, a lost packet alone is sent again where the peer is starverbs and advertises it (selective \
                 repeat); off, and with others, all behind it (go-back-N).",
         set: |s, v| put(&mut s.repeat, value::word(&REPEAT, v)),
         get: |s| value::spell(&REPEAT, &s.repeat),
@@ -189,8 +189,8 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "CREDITS",
         allowed: SWITCH,
-        about: "Has ACKs say how many receives are posted, so that peers that heed it wait where they would be told RNR (end-to-end \
-                credits). What peers say is heeded in any case.",
+        about: "Has ACKs give how many receives are posted, so that peers that heed it wait where they would get RNR NAKs (end-to-end \
+                credits). Peers' credits are heeded in any case.",
         set: |s, v| put(&mut s.credits, value::switch(v)),
         get: |s| value::spell_switch(s.credits),
     },
@@ -212,11 +212,11 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "STAR",
         allowed: "off, auto, stateless or stateful",
-        about: "Which end of an RC connection keeps its state (StaR), for queue pairs that do not say it themselves: this card \
+        about: "Which end of an RC connection keeps its state (StaR), for queue pairs that do not set it themselves: this card \
                 (stateful), the peer's (stateless), or what suits both (auto). Off, and with peers that have no StaR, both: plain \
                 RoCEv2.",
-        set: |s, v| put(&mut s.star, value::word(&WISHES, v)),
-        get: |s| value::spell(&WISHES, &s.star),
+        set: |s, v| put(&mut s.star, value::word(&PREFERENCES, v)),
+        get: |s| value::spell(&PREFERENCES, &s.star),
     },
     Key {
         name: "STAR_THRESHOLD",

@@ -96,7 +96,7 @@ fn unknown_keys_name_themselves_and_a_neighbour() {
 }
 
 #[test]
-fn bad_values_say_key_value_and_what_is_allowed() {
+fn errors_name_key_value_and_what_is_allowed() {
     let bad = [
         ("STARVERBS_MTU", "1500"),
         ("STARVERBS_PORT", "0"),
@@ -140,7 +140,7 @@ fn bad_values_say_key_value_and_what_is_allowed() {
 }
 
 #[test]
-fn a_key_is_told_to_nobody() {
+fn a_secret_key_is_never_shown() {
     let text = message(env(&[("STARVERBS_STAR_KEY", "0123456789abcdef")]));
     assert!(text.starts_with("STARVERBS_STAR_KEY: \"...\": neither 64 hexadecimal digits"), "{text}");
     let settings = env(&[("STARVERBS_STAR_KEY", &"5a".repeat(32))]).unwrap();
@@ -211,7 +211,7 @@ fn files_are_looked_for_in_order() {
 }
 
 #[test]
-fn broken_files_say_where() {
+fn errors_of_broken_files_name_the_place() {
     assert!(message(file("mtu = = 3")).contains("not TOML"));
     assert!(message(file("config = \"x\"")).contains("only be set in the environment"));
     let text = message(load(&[], &[("/etc/starverbs.toml", "mtu = 9")]));

@@ -16,9 +16,9 @@ pub enum Link {
 /// How much the library writes to standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Nothing.
+    /// Logs nothing.
     Off,
-    /// Why calls are refused, which their errno cannot say.
+    /// Why calls are refused, beyond their errno.
     Error,
     /// Queues that fail, too.
     Warn,

@@ -212,7 +212,7 @@ pub struct Host {
     /// Frames that came and that the card has not taken yet
     pub(crate) came: VecDeque<(FrameMeta, Vec<u8>)>,
     /// Doorbells that wait until the card runs
-    pub(crate) bells: Vec<Qpn>,
+    pub(crate) doorbells: Vec<Qpn>,
 }
 
 /// How two QPs are connected.
@@ -287,7 +287,7 @@ impl Host {
             now: 1,
             wishes: BTreeMap::new(),
             came: VecDeque::new(),
-            bells: Vec::new(),
+            doorbells: Vec::new(),
         }
     }
 
@@ -323,9 +323,9 @@ impl Host {
 
     /// An XRC target QP of `domain` in RESET. It gives no completions of its own: those are the named SRQ's.
     pub fn xrc_target(&mut self, domain: PdId) -> Qpn {
-        let (usual, nobody) = (std::mem::replace(&mut self.pd, domain), SimCq::new(1));
+        let (usual, unused) = (std::mem::replace(&mut self.pd, domain), SimCq::new(1));
         let named = RecvSource::Xrc(SrqId(u32::MAX));
-        let qpn = self.qp(QpType::XrcRecv, &SimSq::new(1), named, [&nobody, &nobody], false);
+        let qpn = self.qp(QpType::XrcRecv, &SimSq::new(1), named, [&unused, &unused], false);
         self.pd = usual;
         qpn
     }
@@ -383,7 +383,7 @@ impl Host {
         Ok(())
     }
 
-    /// To a state with nothing else said.
+    /// To a state, with no other attributes.
     pub fn to_state(&mut self, qpn: Qpn, state: QpState, now: Nanos) -> Result<(), NicError> {
         self.modify(qpn, &QpAttr { state, ..QpAttr::default() }, M::STATE, now)
     }

@@ -12,7 +12,7 @@ pub const READ: u8 = 1;
 pub const WRITE: u8 = 2;
 
 /// What the card may do with the first bytes of a line. Allocations begin with a line, and nothing is allowed
-/// but from such a place on: so this says as much as rights of each byte.
+/// but from such a place on: so this is as good as rights of each byte.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     rights: u8,
@@ -41,7 +41,7 @@ impl Memory {
         Memory { base, bytes: Vec::new(), guard: None, reads: false, gaps: Vec::new() }
     }
 
-    /// From now on the card may touch only what [`Memory::allow`] says.
+    /// From now on the card may touch only what [`Memory::allow`] opens.
     pub fn watch(&mut self) {
         self.bytes.reserve(ROOM);
         let mut guard = Vec::with_capacity(ROOM / GAP as usize);
@@ -58,7 +58,7 @@ impl Memory {
         self.reads = true;
     }
 
-    /// The card may do with these bytes, which begin where an allocation may, what `rights` says ([`READ`],
+    /// The card may do with these bytes, which begin where an allocation may, what `rights` allows ([`READ`],
     /// [`WRITE`]; 0: nothing), and no more; and nothing with what lies behind them in their last 64.
     pub fn allow(&mut self, addr: u64, len: u64, rights: u8) {
         if len == 0 {

@@ -18,7 +18,7 @@ mod star;
 /// What the wire does to frames. Probabilities are per frame, times in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
-    /// Lost
+    /// Lost on the way
     pub loss: f64,
     /// Delivered twice
     pub duplicate: f64,
@@ -77,15 +77,15 @@ pub struct Tally {
     pub cut: u64,
     /// On the wire when their host went away, or thrown away by [`Net::purge`]
     pub purged: u64,
-    /// Delivered
+    /// Frames delivered
     pub delivered: u64,
 }
 
 /// Sees frames: the host that sends one, and its bytes.
 pub type Tap = Box<dyn FnMut(usize, &[u8])>;
 
-/// Sees each StaR frame as it leaves, and may have another one arrive so many nanoseconds later, from and to
-/// where its path says.
+/// Sees each StaR frame as it leaves, and may have another one arrive so many nanoseconds later, on
+/// its own path.
 pub type Forger = Box<dyn FnMut(&StarFrame) -> Option<(Nanos, StarFrame)>>;
 
 struct Flight {
@@ -115,7 +115,7 @@ pub struct Net {
     /// Sees each frame that a host sends, and the host
     pub tap: Option<Tap>,
     /// StaR packets for a stateless half that asked for its host's memory or wrote there, as they left: the
-    /// sender, and what they say; kept where somebody takes them out
+    /// sender, and their bytes; kept where somebody takes them out
     pub star_sent: Option<Vec<(usize, Header)>>,
     /// Somebody on the wire who sends StaR frames of his own
     pub forger: Option<Forger>,
@@ -123,7 +123,7 @@ pub struct Net {
     cfgs: Vec<NicConfig>,
     /// What each host's card was seeded with
     seeds: Vec<u64>,
-    /// Links that are not as [`Net::faults`] says, by (from, to)
+    /// Links with other faults than [`Net::faults`], by (from, to)
     links: Vec<Option<Faults>>,
     /// Until when each link carries nothing
     cuts: Vec<Nanos>,
@@ -234,11 +234,11 @@ impl Net {
     /// The program of `host` leaves the doorbell of `qpn` until its card runs next
     /// ([`starverbs_core::coalesce`]).
     pub fn doorbell_later(&mut self, host: usize, qpn: Qpn) {
-        self.hosts[host].bells.push(qpn);
+        self.hosts[host].doorbells.push(qpn);
     }
 
     fn ring_those_left(&mut self, host: usize) {
-        for qpn in std::mem::take(&mut self.hosts[host].bells) {
+        for qpn in std::mem::take(&mut self.hosts[host].doorbells) {
             self.doorbell(host, qpn);
         }
     }
@@ -306,7 +306,7 @@ impl Net {
         self.wake_frames(host, before);
     }
 
-    /// Frames from `from` to `to` fare as `faults` says from now on.
+    /// Frames from `from` to `to` have `faults` from now on.
     pub fn set_link(&mut self, from: usize, to: usize, faults: Faults) {
         let link = self.link(from, to);
         self.links[link] = Some(faults);
@@ -401,7 +401,7 @@ impl Net {
                     }
                     let came = self.launch_star(from);
                     let stuck = stuck && !came;
-                    assert!(!stuck, "the card says that more is left, but an empty port got nothing");
+                    assert!(!stuck, "the card has more left, but an empty port got nothing");
                     if !more {
                         break;
                     }
@@ -505,7 +505,7 @@ impl Net {
     fn deliver(&mut self, order: u64) {
         let Some(flight) = self.flights.remove(&order) else { return };
         self.tally.delivered += 1;
-        self.say_of(flight.to, "came", &flight.bytes, flight.star.as_ref());
+        self.trace_any(flight.to, "came", &flight.bytes, flight.star.as_ref());
         if self.dead[flight.to] {
             return;
         }
@@ -522,7 +522,7 @@ impl Net {
         h.take_frames(now);
     }
 
-    fn say(&self, host: usize, what: &str, bytes: &[u8]) {
+    fn trace_frame(&self, host: usize, what: &str, bytes: &[u8]) {
         if !self.trace {
             return;
         }

@@ -165,7 +165,7 @@ impl SimRq {
         self.0.queue.borrow().len() - self.0.back.get() == self.0.slots
     }
 
-    /// Posts.
+    /// Posts a receive.
     pub fn post(&self, recv: Recv) -> Result<(), Full> {
         if self.is_full() || recv.sges.len() > self.0.max_sge {
             return Err(Full);

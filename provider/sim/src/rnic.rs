@@ -24,7 +24,7 @@ mod report;
 mod run;
 
 pub use events::{EventQueue, Picos};
-pub use params::{DEFAULT_PARAMS, Kind, Op, ParamError, Params, Settings};
+pub use params::{DEFAULT_PARAMS, Op, ParamError, Params, Settings, WorkloadKind};
 pub use plan::{Axis, Finished, Metric, PLANS, Plan, PlanError, Series};
 pub use report::{Report, Row};
 pub use run::{Outcome, RunError, run};

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 
-use starverbs_core::engine::{Call, Engine, Lent, LentSrq, Parted, Terms, Turn as TurnEnd};
+use starverbs_core::engine::{Call, Engine, EngineCtx, EngineSrq, Parted, Terms, TransmitStatus as TurnEnd};
 use starverbs_core::env::Env;
 use starverbs_core::nic::{Handover, Nic};
 use starverbs_core::room::hold;
@@ -31,15 +31,15 @@ pub struct Turn<'a, E: Env> {
     pub now: Nanos,
 }
 
-impl<E: Env> SharedReceives for LentSrq<'_, E> {
+impl<E: Env> SharedReceives for EngineSrq<'_, E> {
     fn take(&mut self, _: Qpn, sges: &mut [Sge]) -> Option<(u64, usize, PdId)> {
-        LentSrq::take(self, sges)
+        EngineSrq::take(self, sges)
     }
 }
 
 /// Calls with what the card lends.
-fn with_card<E: CardEnv, R>(lent: &mut Lent<'_, E>, call: impl FnOnce(&mut Card<'_, E>) -> R) -> R {
-    let Lent { env, mrs, shared, srq, path, stats, now } = lent;
+fn with_card<E: CardEnv, R>(lent: &mut EngineCtx<'_, E>, call: impl FnOnce(&mut Card<'_, E>) -> R) -> R {
+    let EngineCtx { env, mrs, shared, srq, path, stats, now } = lent;
     call(&mut Card { env, mrs, registry: shared, srqs: srq, path, stats, now: *now })
 }
 
@@ -47,7 +47,7 @@ impl<E: CardEnv> Engine<E> for Box<Stateful<E>> {
     /// What stateless peers let this card's stateful ends do
     type Shared = Registry;
 
-    fn run(&mut self, lent: &mut Lent<'_, E>, call: Call) -> TurnEnd {
+    fn run(&mut self, lent: &mut EngineCtx<'_, E>, call: Call) -> TurnEnd {
         with_card(lent, |card| {
             match call {
                 Call::Doorbell => self.handle_doorbell(card),
@@ -73,12 +73,12 @@ impl<E: CardEnv> Engine<E> for Box<Stateful<E>> {
     fn is_quiesced(&self) -> bool {
         self.is_halted()
     }
-    fn close(self, lent: &mut Lent<'_, E>) {
+    fn close(self, lent: &mut EngineCtx<'_, E>) {
         with_card(lent, |card| {
             Stateful::close(*self, card);
         });
     }
-    fn part(self, lent: &mut Lent<'_, E>) -> Parted {
+    fn part(self, lent: &mut EngineCtx<'_, E>) -> Parted {
         with_card(lent, |card| Stateful::part(*self, card))
     }
     fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) {
@@ -126,7 +126,7 @@ impl<E: CardEnv> Turn<'_, E> {
         if attr.dest_qpn != peer.qpn || attr.av.dgid != peer.av.dgid {
             return Err(NicError::Invalid);
         }
-        let make = |terms: &Terms, lent: &mut Lent<'_, E>| {
+        let make = |terms: &Terms, lent: &mut EngineCtx<'_, E>| {
             let mut waits = Waits { patience: terms.patience, ..Waits::default() };
             waits.rtt.lifetime = lifetime;
             let local = Local {
@@ -160,7 +160,7 @@ impl<E: CardEnv> Turn<'_, E> {
     pub fn rewind(&mut self, qpn: Qpn, epoch: u32) -> bool {
         let ours = self.nic.engine(qpn).is_some_and(|engine| engine.is_before(epoch));
         if ours {
-            let end = |engine: Box<Stateful<E>>, lent: &mut Lent<'_, E>| {
+            let end = |engine: Box<Stateful<E>>, lent: &mut EngineCtx<'_, E>| {
                 with_card(lent, |card| engine.rewind(card))
             };
             self.nic.take_engine(self.env, qpn, self.now, end);

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU8;
 
 use common::*;
 use starverbs_core::{Cqe, Mtu, QpType, SendFlags, Sge, WcOpcode, WcStatus};
-use starverbs_settings::{QpcSpec, Settings, StarWish};
+use starverbs_settings::{QpcSpec, Settings, StarPreference};
 use starverbs_verbs::{Cq, Mr, Qp, QpInit, RecvWr, SendWr, Settled};
 
 /// SENDs of a call towards the server.
@@ -186,11 +186,11 @@ fn main() {
         std::process::exit(2);
     };
     let wire = Settings { progress_thread: false, ..settings() };
-    let wish = |wish| if star { wish } else { StarWish::Off };
+    let wish = |wish| if star { wish } else { StarPreference::Off };
     let cache =
         room.first().and_then(|room| QpcSpec::parse(&format!("{room},miss=1us,policy=fcfs")).ok().flatten());
-    let theirs = Settings { star: wish(StarWish::Stateless), qpc_cache: cache, ..wire.clone() };
-    let ours = Settings { star: wish(StarWish::Stateful), ..wire.clone() };
+    let theirs = Settings { star: wish(StarPreference::Stateless), qpc_cache: cache, ..wire.clone() };
+    let ours = Settings { star: wish(StarPreference::Stateful), ..wire.clone() };
     let (mut server, mut client) = (Side::new(&theirs, connections), Side::new(&ours, connections));
     server.make_qps();
     client.make_qps();

@@ -13,7 +13,7 @@ use crate::ah::AhAttr;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::command::{Star, Xrc};
-use crate::device::soft::attached::Visit;
+use crate::device::soft::shared_qps::AttachmentId;
 use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
 use crate::events::Event;
@@ -134,8 +134,8 @@ impl Qp {
 
     /// One of another process of the XRC domain that `pd` stands for. What the card here keeps of it is this
     /// handle.
-    pub(crate) fn visiting(pd: &Pd, cq: &Cq, qpn: Qpn, visit: Visit) -> Result<Qp> {
-        let init = QpInit { cookie: u64::from(visit), ..xrc_recv(cq) };
+    pub(crate) fn attached(pd: &Pd, cq: &Cq, qpn: Qpn, attachment: AttachmentId) -> Result<Qp> {
+        let init = QpInit { cookie: u64::from(attachment), ..xrc_recv(cq) };
         let rings = rings(&init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
         Ok(Qp::handle(pd, &init, (qpn, Wish::Off), rings))
     }
@@ -165,15 +165,15 @@ impl Qp {
         self.0.pd.id()
     }
 
-    /// Whether it is another process's, and open here.
-    pub(crate) fn is_visited(&self) -> bool {
-        self.0.visit() != 0 && !self.0.gone.load(Ordering::Acquire)
+    /// Whether it is another process's, and attached here.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.0.attachment() != 0 && !self.0.gone.load(Ordering::Acquire)
     }
 
     /// Another handle of a receiving XRC QP, which is told of its events in `ctx`. ENOMEM.
     pub(crate) fn list(&self, ctx: &Context, cookie: u64) -> Result<()> {
-        let (qpn, visit) = (self.0.qpn, self.0.visit());
-        let list = Xrc::List { qpn, visit, cookie, events: ctx.events() };
+        let (qpn, attachment) = (self.0.qpn, self.0.attachment());
+        let list = Xrc::List { qpn, attachment, cookie, events: ctx.events() };
         ctx.device()?.control(Command::Xrc(list)).map(|_| ())
     }
 
@@ -230,7 +230,7 @@ impl Qp {
     /// Its state now; RESET when it is gone.
     pub fn state(&self) -> QpState {
         let Ok(device) = self.0.pd.context().device() else { return QpState::Err };
-        let gone = if self.0.visit() == 0 { QpState::Reset } else { QpState::Err };
+        let gone = if self.0.attachment() == 0 { QpState::Reset } else { QpState::Err };
         self.query_by(device).map_or(gone, |attr| attr.state)
     }
 
@@ -246,8 +246,8 @@ impl Qp {
         if mask.contains(QpAttrMask::PATH_MTU) && to.path_mtu > device.info().path_mtu(&to.av.dgid) {
             return Err(VerbsError::Invalid("path MTU: more than the links carry"));
         }
-        if self.0.visit() != 0 {
-            let modify = Xrc::Modify { visit: self.0.visit(), to, mask };
+        if self.0.attachment() != 0 {
+            let modify = Xrc::Modify { attachment: self.0.attachment(), to, mask };
             return device.control(Command::Xrc(modify)).map(|_| ());
         }
         device.control(Command::ModifyQp { qp: &self.0, to: &to, mask })?;
@@ -271,9 +271,9 @@ impl Qp {
     }
 
     fn query_by(&self, device: &Device) -> Result<card_qp::QpAttr> {
-        let query = match self.0.visit() {
+        let query = match self.0.attachment() {
             0 => Command::QueryQp { qpn: self.0.qpn },
-            visit => Command::Xrc(Xrc::Query { visit }),
+            attachment => Command::Xrc(Xrc::Query { attachment }),
         };
         device.control(query)?.qp()
     }
@@ -293,8 +293,8 @@ impl Qp {
     /// # Errors
     /// As [`Qp::destroy`].
     pub fn close(&self, cookie: u64) -> Result<()> {
-        let (qpn, visit) = (self.0.qpn, self.0.visit());
-        let unlist = Xrc::Unlist { qpn, visit, cookie };
+        let (qpn, attachment) = (self.0.qpn, self.0.attachment());
+        let unlist = Xrc::Unlist { qpn, attachment, cookie };
         self.0.pd.context().device()?.control(Command::Xrc(unlist))?;
         /* others have it: whichever of them is dropped last destroys it */
         if Arc::strong_count(&self.0) > 1 { Ok(()) } else { self.destroy() }
@@ -373,8 +373,8 @@ impl QpInner {
     }
 
     /// By which it is known if it is another process's; else 0.
-    pub(crate) fn visit(&self) -> Visit {
-        if self.qp_type == QpType::XrcRecv { self.cookie as Visit } else { 0 }
+    pub(crate) fn attachment(&self) -> AttachmentId {
+        if self.qp_type == QpType::XrcRecv { self.cookie as AttachmentId } else { 0 }
     }
 
     /// Whether it was made with a wish, and so is known to StaR.

@@ -1,6 +1,6 @@
 //! What a program may ask of its connections' StaR: what they were to be, what they are, what that costs.
 
-use starverbs_settings::StarWish;
+use starverbs_settings::StarPreference;
 use starverbs_star::control::Wish;
 
 /// What a queue pair has become.
@@ -32,11 +32,11 @@ pub struct StarInfo {
 }
 
 /// The setting in the card's words.
-pub(crate) fn wish_of(setting: StarWish) -> Wish {
+pub(crate) fn wish_of(setting: StarPreference) -> Wish {
     match setting {
-        StarWish::Off => Wish::Off,
-        StarWish::Auto => Wish::Auto,
-        StarWish::Stateless => Wish::Stateless,
-        StarWish::Stateful => Wish::Stateful,
+        StarPreference::Off => Wish::Off,
+        StarPreference::Auto => Wish::Auto,
+        StarPreference::Stateless => Wish::Stateless,
+        StarPreference::Stateful => Wish::Stateful,
     }
 }

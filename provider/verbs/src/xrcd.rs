@@ -8,7 +8,7 @@
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use starverbs_backend::links::{DomainName, Opening};
+use starverbs_backend::links::{DomainLock, DomainName};
 use starverbs_core::{QPN_BLOCK_SHIFT, Qpn};
 
 use crate::context::Context;
@@ -70,10 +70,10 @@ impl Xrcd {
                 return Ok(Xrcd(domain));
             }
         }
-        let opening = Opening::begin(DomainName::new(device.settings().port, (dev, ino)))
+        let lock = DomainLock::acquire(DomainName::new(device.settings().port, (dev, ino)))
             .map_err(|error| VerbsError::Os(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         /* a process that has it or, unless a new one is asked for, nobody */
-        match (create, opening.is_open()) {
+        match (create, lock.is_open()) {
             (false, false) => return Err(VerbsError::Again),
             (true, true) if exclusive => {
                 return Err(VerbsError::Invalid("the file has an XRC domain already"));
@@ -81,7 +81,7 @@ impl Xrcd {
             _ => {}
         }
         shared.try_reserve(1).map_err(|_| VerbsError::NoMemory("XRC domains"))?;
-        let domain = Xrcd::share(ctx, opening.name())?;
+        let domain = Xrcd::share(ctx, lock.name())?;
         shared.retain(|(f, _)| *f != file);
         shared.push((file, Arc::downgrade(&domain.0)));
         Ok(domain)
@@ -116,7 +116,7 @@ impl Xrcd {
             0 => return Err(VerbsError::Invalid("XRC domain is gone")),
             1 => {
                 /* the card knows those that are its own */
-                if state.qps.iter().filter_map(Qp::upgrade).any(|qp| qp.is_visited()) {
+                if state.qps.iter().filter_map(Qp::upgrade).any(|qp| qp.is_attached()) {
                     return Err(VerbsError::Busy("queue pairs of other processes"));
                 }
                 self.0.pd.dealloc()?;
@@ -166,7 +166,7 @@ impl Xrcd {
             }
         }
         make_room(&mut state)?;
-        let qp = self.0.visit(qpn)?;
+        let qp = self.0.attach(qpn)?;
         qp.list(ctx, cookie)?;
         state.qps.push(qp.downgrade());
         Ok(qp)
@@ -184,7 +184,7 @@ impl XrcdInner {
     }
 
     /// Opens a QP of another process, whichever has it.
-    fn visit(&self, qpn: Qpn) -> Result<Qp> {
+    fn attach(&self, qpn: Qpn) -> Result<Qp> {
         let device = self.pd.context().device()?;
         let mut blocks = self.name.as_ref().map(DomainName::members).unwrap_or_default();
         /* a process's first QPs have numbers of the block by which it listens */
@@ -193,7 +193,7 @@ impl XrcdInner {
         for block in blocks {
             let open = Xrc::Open { domain: self.pd.id(), block: block as u16, qpn };
             match device.control(Command::Xrc(open)).and_then(Reply::number) {
-                Ok(visit) => return Qp::visiting(&self.pd, &self.cq, qpn, visit),
+                Ok(attachment) => return Qp::attached(&self.pd, &self.cq, qpn, attachment),
                 Err(VerbsError::Again) => silent = true,
                 Err(VerbsError::Os(libc::EINVAL | libc::ENODEV)) => {}
                 Err(error) => return Err(error),

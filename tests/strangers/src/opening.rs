@@ -1,40 +1,40 @@
-//! What processes of an XRC domain say about a receiving QP that more than one has open: `Opening::decode`,
-//! and a live card that hears it.
+//! Messages between processes of an XRC domain about a shared receiving QP: `SharedQpMessage::decode`, and a
+//! live card that gets them.
 //!
-//! The card has two domains with a QP each. Two strangers are in the first; they speak in turn, close to what
-//! is right. Only who has the QP open may change it, nobody reaches the QP of the other domain, and when all
-//! are gone nothing is left.
+//! The card has two domains with a QP each. Two untrusted peers are in the first; they take turns, with
+//! messages that are nearly right. Only an attached one may change the QP, neither reaches the QP of the
+//! other domain, and when all are gone nothing is left.
 
 use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-use starverbs_core::opening::{Opening, Wish};
 use starverbs_core::qp::{QpAttr, QpAttrMask};
+use starverbs_core::shared_qp::{SharedQpMessage, SharedQpRequest};
 use starverbs_core::{Access, Av, Gid, Mtu, Psn, QpState, Qpn};
 use starverbs_settings::Settings;
-use starverbs_verbs::fuzzing::hear;
+use starverbs_verbs::fuzzing::inject_message;
 use starverbs_verbs::{Context, Qp, Xrcd};
 
 use crate::bytes::Bytes;
 
 /// Messages of one input.
 const MOST: usize = 200;
-/// The strangers' links; the card has no such, so that its answers go nowhere.
+/// The peers' links; the card has no such, so that its replies go nowhere.
 const LINKS: [u32; 2] = [70, 71];
 
 /// A card whose program does all the work, and its two domains.
-struct Home {
+struct Card {
     ctx: Context,
     domains: [Xrcd; 2],
 }
 
 thread_local! {
-    static HOME: RefCell<Home> = RefCell::new(Home::new());
+    static CARD: RefCell<Card> = RefCell::new(Card::new());
 }
 
-impl Home {
-    fn new() -> Home {
+impl Card {
+    fn new() -> Card {
         /* below those that the kernel gives away, and below those of port.rs */
         let port = 10_000 + (std::process::id() % 10_000) as u16;
         let addrs = Some(vec!["127.0.0.1".parse().expect("an address")]);
@@ -46,56 +46,60 @@ impl Home {
                 unsafe { File::from_raw_fd(libc::memfd_create(c"domain".as_ptr(), libc::MFD_CLOEXEC)) };
             Xrcd::open(&ctx, Some(file.as_raw_fd()), true, false).expect("a domain")
         });
-        Home { ctx, domains }
+        Card { ctx, domains }
     }
 }
 
 /// Judges one input.
 pub fn judge(input: &[u8]) {
-    if let Some(message) = Opening::decode(input) {
-        assert_eq!(Opening::decode(&message.encode()), Some(message), "what is said is understood");
+    if let Some(message) = SharedQpMessage::decode(input) {
+        assert_eq!(SharedQpMessage::decode(&message.encode()), Some(message), "messages survive encoding");
     }
-    HOME.with_borrow(|home| {
-        let [made, secret] = [0, 1].map(|of| home.domains[of].create_qp(&home.ctx, of as u64).expect("a QP"));
+    CARD.with_borrow(|card| {
+        let [made, secret] = [0, 1].map(|of| card.domains[of].create_qp(&card.ctx, of as u64).expect("a QP"));
         let number = made.number();
         let mut bytes = Bytes(input);
-        let mut guests = [false; 2];
+        let mut attached = [false; 2];
         for _ in 0..MOST {
             let Some(how) = bytes.next() else { break };
-            one(home, how, [&made, &secret], &mut guests, &mut bytes);
+            one(card, how, [&made, &secret], &mut attached, &mut bytes);
         }
         drop(made);
-        let there = home.domains[0].open_qp(&home.ctx, number, 2).is_ok();
-        assert_eq!(there, guests.contains(&true), "a QP lives as long as somebody has it open");
-        LINKS.iter().for_each(|link| _ = hear(&home.ctx, &secret, *link, None));
-        assert!(home.domains[0].open_qp(&home.ctx, number, 3).is_err(), "nobody has it open");
+        let there = card.domains[0].open_qp(&card.ctx, number, 2).is_ok();
+        assert_eq!(there, attached.contains(&true), "a QP lives as long as somebody has it open");
+        LINKS.iter().for_each(|link| _ = inject_message(&card.ctx, &secret, *link, None));
+        assert!(card.domains[0].open_qp(&card.ctx, number, 3).is_err(), "nobody has it open");
     });
 }
 
-/// One message, or the end of who might have said it.
-fn one(home: &Home, how: u8, qps: [&Qp; 2], guests: &mut [bool; 2], bytes: &mut Bytes<'_>) {
+/// One message, or the end of the peer that might have sent it.
+fn one(card: &Card, how: u8, qps: [&Qp; 2], attached: &mut [bool; 2], bytes: &mut Bytes<'_>) {
     let who = usize::from(how & 1);
     let before = qps.map(state);
     let numbers = qps.map(Qp::number);
     if how >> 1 == 0 {
-        hear(&home.ctx, qps[0], LINKS[who], None);
-        guests[who] = false;
+        inject_message(&card.ctx, qps[0], LINKS[who], None);
+        attached[who] = false;
     } else {
-        let mut said = forge(numbers, bytes).encode();
+        let mut sent = forge(numbers, bytes).encode();
         if how >> 1 == 1 {
-            let at = usize::from(bytes.half()) % said.len();
-            said[at] = bytes.byte();
+            let at = usize::from(bytes.half()) % sent.len();
+            sent[at] = bytes.byte();
         }
-        let message = Opening::decode(&said);
-        assert_eq!(hear(&home.ctx, qps[0], LINKS[who], Some(&said)), message.is_some());
+        let message = SharedQpMessage::decode(&sent);
+        assert_eq!(inject_message(&card.ctx, qps[0], LINKS[who], Some(&sent)), message.is_some());
         match message {
-            Some(Opening::Ask { qpn, wish: Wish::Open, .. }) if qpn == numbers[0] => guests[who] = true,
-            Some(Opening::Close { qpn }) if qpn == numbers[0] => guests[who] = false,
+            Some(SharedQpMessage::Request { qpn, request: SharedQpRequest::Attach, .. })
+                if qpn == numbers[0] =>
+            {
+                attached[who] = true
+            }
+            Some(SharedQpMessage::Detach { qpn }) if qpn == numbers[0] => attached[who] = false,
             _ => {}
         }
     }
     let after = qps.map(state);
-    assert!(guests[who] || before[0] == after[0], "changed by one who has not opened it");
+    assert!(attached[who] || before[0] == after[0], "changed by one that is not attached");
     assert_eq!(after[1], QpState::Reset, "that of another domain is nobody's");
 }
 
@@ -104,7 +108,7 @@ fn state(qp: &Qp) -> QpState {
 }
 
 /// A message that is near to what is right.
-fn forge(numbers: [Qpn; 2], bytes: &mut Bytes<'_>) -> Opening {
+fn forge(numbers: [Qpn; 2], bytes: &mut Bytes<'_>) -> SharedQpMessage {
     let kind = bytes.byte();
     let qpn = match bytes.byte() {
         0..200 => numbers[0],
@@ -113,15 +117,15 @@ fn forge(numbers: [Qpn; 2], bytes: &mut Bytes<'_>) -> Opening {
     };
     let serial = u32::from(bytes.byte());
     match kind % 8 {
-        0 | 1 => Opening::Ask { serial, qpn, wish: Wish::Open },
-        2 => Opening::Ask { serial, qpn, wish: Wish::Query },
+        0 | 1 => SharedQpMessage::Request { serial, qpn, request: SharedQpRequest::Attach },
+        2 => SharedQpMessage::Request { serial, qpn, request: SharedQpRequest::Query },
         3 | 4 => {
             let (attr, mask) = change(bytes);
-            Opening::Ask { serial, qpn, wish: Wish::Modify(attr, mask) }
+            SharedQpMessage::Request { serial, qpn, request: SharedQpRequest::Modify(attr, mask) }
         }
-        5 => Opening::Close { qpn },
-        6 => Opening::Answer { serial, errno: u32::from(bytes.byte()), attr: change(bytes).0 },
-        _ => Opening::Told { qpn, kind: u32::from(bytes.byte()) % 24 },
+        5 => SharedQpMessage::Detach { qpn },
+        6 => SharedQpMessage::Reply { serial, errno: u32::from(bytes.byte()), attr: change(bytes).0 },
+        _ => SharedQpMessage::Event { qpn, kind: u32::from(bytes.byte()) % 24 },
     }
 }
 

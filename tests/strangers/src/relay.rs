@@ -2,9 +2,9 @@
 //! the domain and have work in it.
 //!
 //! Host 0 sends to an SRQ of host 2 through a QP of host 1. The first byte decides who lies: a *third*
-//! process of the domain, which knows neither loans nor messages but may guess, or, to each other, the two at
-//! work. Their memory is watched; what the liar makes the cards do and keep is counted. After a third process
-//! has gone, honest messages arrive.
+//! process of the domain, which knows neither leases nor messages but may guess, or, to each other, the two
+//! at work. Their memory is watched; what the liar makes the cards do and keep is counted. After a third
+//! process has gone, honest messages arrive.
 
 use starverbs_core::relay::{HEAD, Relay};
 use starverbs_core::wire::headers::Feth;
@@ -17,14 +17,14 @@ use starverbs_sim::{Faults, Net, READ, Recv, Send, Setup, SimCq, SimRq, SimSq, W
 use crate::bytes::Bytes;
 
 const SENDER: usize = 0;
-const BORROWER: usize = 1;
-const LENDER: usize = 2;
+const QP_CARD: usize = 1;
+const SRQ_CARD: usize = 2;
 const LIAR: usize = 3;
 /// Steps of one input; more is not looked at.
 const MOST: usize = 200;
 /// How far things go on of themselves after the input.
 const STEPS: usize = 200_000;
-/// Answers to one message: a loan for each WQE that one card may have, and one word more for each.
+/// Answers to one message: a lease for each WQE that one card may have, and one message more for each.
 const ANSWERS: usize = 600;
 const ROOM: u32 = 2000;
 /// What the honest do
@@ -61,39 +61,39 @@ impl World {
         let mut net =
             Net::new(4, NicConfig { max_msg: 1 << 20, ..NicConfig::default() }, Faults::default(), 7);
         let domains: Vec<(usize, PdId)> =
-            [BORROWER, LENDER, LIAR].map(|at| (at, net.hosts[at].nic.alloc_pd().expect("a PD"))).to_vec();
+            [QP_CARD, SRQ_CARD, LIAR].map(|at| (at, net.hosts[at].nic.alloc_pd().expect("a PD"))).to_vec();
         net.share(&domains);
         /* what comes to the liar is lost: only the input speaks for it */
         net.hosts[LIAR].env.peers.clear();
         let (sent, got) = (SimCq::new(4096), SimCq::new(4096));
         let sq = SimSq::new(64);
         let send = net.hosts[SENDER].xrc_initiator(&sq, &sent);
-        let recv = net.hosts[BORROWER].xrc_target(domains[0].1);
+        let recv = net.hosts[QP_CARD].xrc_target(domains[0].1);
         let setup = Setup { mtu: Mtu::M256, timeout: 12, retry_cnt: 3, rnr_retry: 3, ..Setup::default() };
-        net.connect(QpType::XrcSend, (SENDER, send), (BORROWER, recv), &setup);
-        let nic = &mut net.hosts[LENDER].nic;
+        net.connect(QpType::XrcSend, (SENDER, send), (QP_CARD, recv), &setup);
+        let nic = &mut net.hosts[SRQ_CARD].nic;
         let (rq, pd) = (SimRq::new(512, 2), nic.alloc_pd().expect("a PD"));
         let id = nic.create_xrc_srq(pd, domains[1].1, rq.clone(), got.clone(), 0).expect("an SRQ");
         let number = nic.srq_number(id);
-        for at in [BORROWER, LENDER] {
+        for at in [QP_CARD, SRQ_CARD] {
             net.hosts[at].env.memory.watch();
         }
         let rights =
             Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
-        let page = net.hosts[LENDER].region_in(pd, 4096, Access::LOCAL_WRITE | rights);
-        net.hosts[LENDER].env.memory.allow(page.addr, 4096, READ | WRITE);
-        let secret = net.hosts[LENDER].pd;
-        net.hosts[LENDER].region_in(secret, 4096, Access::LOCAL_WRITE | rights);
+        let page = net.hosts[SRQ_CARD].region_in(pd, 4096, Access::LOCAL_WRITE | rights);
+        net.hosts[SRQ_CARD].env.memory.allow(page.addr, 4096, READ | WRITE);
+        let secret = net.hosts[SRQ_CARD].pd;
+        net.hosts[SRQ_CARD].region_in(secret, 4096, Access::LOCAL_WRITE | rights);
         let mut world = World { net, sq, sent, send, recv, pd, rq, got, number, page, posted: 0 };
         (0..40).for_each(|_| world.post_recv());
         world
     }
 
     fn post_recv(&mut self) {
-        let sge = self.net.hosts[LENDER].region_in(self.pd, ROOM, Access::LOCAL_WRITE);
+        let sge = self.net.hosts[SRQ_CARD].region_in(self.pd, ROOM, Access::LOCAL_WRITE);
         let recv = Recv { wr_id: self.posted, sges: vec![sge] };
         if self.rq.post(recv).is_ok() {
-            self.net.hosts[LENDER].env.memory.allow(sge.addr, u64::from(ROOM), WRITE);
+            self.net.hosts[SRQ_CARD].env.memory.allow(sge.addr, u64::from(ROOM), WRITE);
             self.posted += 1;
         }
     }
@@ -162,7 +162,7 @@ impl World {
             assert!(cqe.wr_id < self.posted, "{cqe:?}");
         }
         while self.sent.poll().is_some() {}
-        assert!([BORROWER, LENDER].iter().all(|at| self.net.hosts[*at].env.memory.gaps_intact()));
+        assert!([QP_CARD, SRQ_CARD].iter().all(|at| self.net.hosts[*at].env.memory.gaps_intact()));
     }
 
     /// The third process is gone, and has left nothing behind.
@@ -171,7 +171,7 @@ impl World {
         for _ in 0..4 {
             self.post_recv();
         }
-        assert_eq!(self.net.hosts[BORROWER].state(self.recv), QpState::Rts, "it was nobody's to end");
+        assert_eq!(self.net.hosts[QP_CARD].state(self.recv), QpState::Rts, "it was nobody's to end");
         self.look();
         let honest = self.post_send(&mut Bytes(&[0, 200, 0]));
         assert!(self.net.run_until_idle(STEPS), "the cards come to rest");
@@ -195,9 +195,9 @@ pub fn judge(input: &[u8]) {
     for _ in 0..MOST {
         let Some(op) = bytes.next() else { break };
         match (op & 7, third) {
-            (0..=3, true) => world.lie(LIAR, if op & 8 == 0 { LENDER } else { BORROWER }, &mut bytes),
-            (0 | 1, false) => world.lie(BORROWER, LENDER, &mut bytes),
-            (2 | 3, false) => world.lie(LENDER, BORROWER, &mut bytes),
+            (0..=3, true) => world.lie(LIAR, if op & 8 == 0 { SRQ_CARD } else { QP_CARD }, &mut bytes),
+            (0 | 1, false) => world.lie(QP_CARD, SRQ_CARD, &mut bytes),
+            (2 | 3, false) => world.lie(SRQ_CARD, QP_CARD, &mut bytes),
             (4, _) => world.post_recv(),
             (5, _) => {
                 world.post_send(&mut bytes);

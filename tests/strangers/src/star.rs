@@ -9,7 +9,7 @@
 use std::rc::Rc;
 
 use starverbs_core::congestion::Aimd;
-use starverbs_core::engine::Turn;
+use starverbs_core::engine::TransmitStatus;
 use starverbs_core::mr::{MrAttr, MrTable, Rule};
 use starverbs_core::nic::Path;
 use starverbs_core::{
@@ -210,7 +210,7 @@ impl World {
 
     fn speak(&mut self) -> Vec<StarFrame> {
         self.sl.poll_transmit(&mut self.net.hosts[SL].env, self.now);
-        while self.on_sf(|sf, card| sf.transmit(card)) == Turn::More {}
+        while self.on_sf(|sf, card| sf.transmit(card)) == TransmitStatus::More {}
         self.net.hosts.iter_mut().flat_map(|host| host.env.flush_star()).collect()
     }
 

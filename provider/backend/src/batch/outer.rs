@@ -1,4 +1,4 @@
-//! What the kernel is told beside each message: where it goes, and how it is to be sent.
+//! Control data beside each message: where it goes, and how it is to be sent.
 
 use std::mem;
 
@@ -69,7 +69,7 @@ pub(super) fn write_controls(out: &mut [u8; CONTROL], message: &Message, from: &
     len
 }
 
-/// Says which address of this host a message is from (ip(7), ipv6(7): struct in_pktinfo, struct in6_pktinfo).
+/// Sets which address of this host a message is from (ip(7), ipv6(7): struct in_pktinfo, struct in6_pktinfo).
 fn put_source(out: &mut [u8; CONTROL], at: usize, from: &HostAddr) -> usize {
     let mut info = [0; 20];
     match from.gid.ipv4() {

@@ -12,8 +12,8 @@ use crate::peer::socket::user;
 use crate::registry::abstract_address;
 use crate::sockopt;
 
-/// How long another process may take to open the same domain.
-const OPENING: usize = 2000;
+/// Milliseconds that another process may take to open the same domain.
+const LOCK_TRIES: usize = 2000;
 
 /// A file by which processes know a domain: device and inode.
 pub type FileId = (u64, u64);
@@ -54,24 +54,24 @@ impl DomainName {
     }
 }
 
-/// Keeps other processes from opening the domain of a file meanwhile.
+/// Keeps other processes from opening the domain of a file while it lives.
 #[derive(Debug)]
-pub struct Opening {
+pub struct DomainLock {
     _socket: Socket,
     name: DomainName,
 }
 
-impl Opening {
-    /// Waits for others that open it.
+impl DomainLock {
+    /// Waits for others that hold it.
     ///
     /// # Errors
     /// `EAGAIN`: one takes too long.
-    pub fn begin(name: DomainName) -> io::Result<Opening> {
+    pub fn acquire(name: DomainName) -> io::Result<DomainLock> {
         let socket = sockopt::open(AddressFamily::Unix, SockType::Datagram)?;
         let address = name.address("opening");
-        for _ in 0..OPENING {
+        for _ in 0..LOCK_TRIES {
             if socket::bind(socket.as_raw_fd(), &address).is_ok() {
-                return Ok(Opening { _socket: socket, name });
+                return Ok(DomainLock { _socket: socket, name });
             }
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -82,17 +82,17 @@ fn what_is_due_costs_no_more_than_its_bytes() {
 
 #[test]
 fn a_domain_that_ends_is_seen_by_all() {
-    let opening = Opening::begin(DomainName::new(65013, FILE)).expect("nobody opens it");
-    assert!(!opening.is_open());
+    let lock = DomainLock::acquire(DomainName::new(65013, FILE)).expect("nobody opens it");
+    assert!(!lock.is_open());
     let (mut a, mut b) = pair(65013);
-    assert!(opening.is_open());
+    assert!(lock.is_open());
     let link = a.link(7, 8).expect("it listens");
     b.end(8);
     let mut room = [0; MESSAGE];
     assert_eq!(a.next(&mut room), Some(Incoming::Ended(link)));
     assert_eq!(a.link(7, 8), Err(LinkError::Gone));
     a.end(7);
-    assert!(!opening.is_open() && !a.any());
+    assert!(!lock.is_open() && !a.any());
 }
 
 /// Only a privileged process can change its user; others have nothing to look at.
@@ -114,10 +114,10 @@ fn who_changes_its_user_stays_in_the_domain() {
     assert!(a.send(link, b"one", b"", true));
     become_user(65534);
     let mut room = [0; MESSAGE];
-    let came = b.next(&mut room);
+    let next = b.next(&mut room);
     become_user(0);
-    assert!(matches!(came, Some(Incoming::Message(_, 8, 3))), "{came:?}: it serves those whom it served");
+    assert!(matches!(next, Some(Incoming::Message(_, 8, 3))), "{next:?}: it serves those whom it served");
     assert!(refused, "the name is the one that it had, though the other end will not have it");
     let mut room = [0; MESSAGE];
-    assert_eq!(a.next(&mut room), None, "a stranger's connection says nothing");
+    assert_eq!(a.next(&mut room), None, "no message on another user's connection");
 }

@@ -1,8 +1,8 @@
-//! What two processes say to each other when their session begins, as bytes.
+//! The hello that two processes exchange when their session begins, as bytes.
 //!
-//! A list of kinds says what the descriptors beside the message are, in their order; a kind that one does not
-//! know is closed and passed over, so that later versions may hand over more. Owns that format; it must not
-//! send or receive.
+//! A list of kinds names what the descriptors beside the message are, in their order; a kind that one does
+//! not know is closed and passed over, so that later versions may hand over more. Owns that format; it must
+//! not send or receive.
 
 const MAGIC: [u8; 4] = *b"SVP1";
 /// Magic, number of kinds, three zeroes.
@@ -20,7 +20,7 @@ pub(super) const RINGS: u8 = 1;
 pub(crate) struct Hello<'a> {
     /// What each descriptor is
     pub(super) kinds: &'a [u8],
-    /// Blocks of QPNs that it says it has: for the kernel to confirm
+    /// Blocks of QPNs that it claims: for the kernel to confirm
     pub(super) blocks: Vec<u16>,
 }
 

@@ -75,7 +75,7 @@ fn by_session(port: u16, size: usize, polled: bool) -> f64 {
                 return 1;
             }
             if !polled {
-                b.rest();
+                b.prepare_to_sleep();
                 await_input(b.fd());
             }
             b.look();

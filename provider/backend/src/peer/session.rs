@@ -56,8 +56,8 @@ impl Lane {
         }
     }
 
-    /// Sends what waited, as far as there is room; says whether the other end must be woken. It will say when
-    /// there is room for the rest.
+    /// Sends what waited, as far as there is room; gives whether the other end must be woken. It sends a
+    /// wake-up when there is room for the rest.
     fn flush(&mut self) -> Result<bool, Broken> {
         let mut woken = false;
         while let Some(message) = self.due.front() {
@@ -111,9 +111,9 @@ pub(super) struct Session {
     pub(super) own: libc::uid_t,
     /// This end connected, to the process that has this block
     pub(super) to: Option<u32>,
-    /// The other end has said hello
+    /// The other end's hello has come
     pub(super) greeted: bool,
-    /// Blocks of the other end: the one that was connected to, else what it says
+    /// Blocks of the other end: the one that was connected to, else those it claims
     pub(super) blocks: Vec<u16>,
     /// `None`: the other end is gone
     pub(super) socket: Option<Socket>,
@@ -172,9 +172,9 @@ impl Session {
     }
 
     /// Has the other end look at its rings. False: it is gone.
-    pub(super) fn ring_bell(&self) -> bool {
+    pub(super) fn send_wake_byte(&self) -> bool {
         let Some(socket) = &self.socket else { return false };
-        /* where there is no room for a bell, one waits there already */
+        /* where there is no room for a byte, one waits there already */
         socket::send(socket, &[0], &[]).err().is_none_or(socket::is_full)
     }
 
@@ -188,7 +188,7 @@ impl Session {
     }
 
     /// Where the next message for a consumer is, and its length. Sends what waited for room on the way, and
-    /// tells the other end.
+    /// notifies the other end.
     pub(super) fn peek(&mut self, consumer: Consumer) -> Result<Option<(usize, usize)>, Broken> {
         let (ours, theirs) = match consumer {
             Consumer::Frames => (FRAMES, None),
@@ -203,19 +203,19 @@ impl Session {
             if !gone {
                 woken |= here.flush()?;
             }
-            /* who does not take its answers is not asked for more, but what it said before it ended is read */
+            /* an end that takes no answers is sent no more requests, but what it sent before its end is read */
             let is_read = lane == ours || here.due.is_empty() || gone;
             if found.is_none() && is_read {
                 found = here.inward.peek()?.map(|len| (lane, len));
             }
         }
         if woken {
-            self.ring_bell();
+            self.send_wake_byte();
         }
         Ok(found)
     }
 
-    /// The other end shall ring when there is something for a consumer. False: there is, now.
+    /// The other end is to wake this one when there is something for a consumer. False: there is, now.
     pub(super) fn sleep(&mut self, consumer: Consumer) -> Result<bool, Broken> {
         let theirs = self.links_lane(false);
         let Some(rings) = &mut self.rings else { return Ok(false) };
@@ -236,7 +236,7 @@ impl Session {
         }
     }
 
-    /// The other end is gone, and with it the sockets; what it has said is still there.
+    /// The other end is gone, and with it the sockets; its messages are still there.
     pub(super) fn hang_up(&mut self) {
         (self.socket, self.notice) = (None, None);
     }

@@ -25,7 +25,7 @@ pub(super) use awake::Found;
 
 /// Sessions of a card, and of those the ones that processes of other users began.
 const SESSIONS: usize = 1024;
-const STRANGERS: usize = 64;
+const MAX_OTHER_USERS: usize = 64;
 /// Messages that one socket gives in one turn.
 const IN_A_TURN: usize = 16;
 /// Looks of a card that is polled without a look at the kernel's reports.
@@ -179,7 +179,7 @@ impl Sessions {
         }
     }
 
-    /// The session with whoever listens under `address` and says that it has `block`; begins one if there is
+    /// The session with whoever listens under `address` and claims `block`; begins one if there is
     /// none. `only`: with this user alone.
     ///
     /// # Errors
@@ -197,7 +197,7 @@ impl Sessions {
             return Err(LinkError::Gone);
         }
         let own = socket::user();
-        /* What another end says of its blocks counts where the kernel says that both are one process. One that
+        /* The blocks that another end claims count where the kernel confirms that both are one process. One that
          * this process cannot see may be any. */
         let same = |session: &&Session| {
             session.is_up()
@@ -269,9 +269,10 @@ impl Sessions {
         let Some(socket) = socket::accept(&listener.socket) else { return };
         let Some(who) = socket::credentials(&socket) else { return };
         let (own, only) = (listener.own, listener.only);
-        let stranger = |who: &socket::Credentials, own| who.uid != own;
-        let strangers = self.sessions.iter().flatten().filter(|s| s.to.is_none() && stranger(&s.who, s.own));
-        if only.is_some_and(|user| user != who.uid) || (stranger(&who, own) && strangers.count() >= STRANGERS)
+        let is_other = |who: &socket::Credentials, own| who.uid != own;
+        let others = self.sessions.iter().flatten().filter(|s| s.to.is_none() && is_other(&s.who, s.own));
+        if only.is_some_and(|user| user != who.uid)
+            || (is_other(&who, own) && others.count() >= MAX_OTHER_USERS)
         {
             return;
         }
@@ -280,7 +281,7 @@ impl Sessions {
         }
     }
 
-    /// Takes what the other end has sent beside its rings: bells, and hellos.
+    /// Takes what the other end has sent beside its rings: wake-up bytes, and hellos.
     pub(super) fn receive(&mut self, id: SessionId) {
         /* not cleared: what comes is a byte, nearly always */
         let mut room = [MaybeUninit::uninit(); hello::LONGEST];
@@ -292,10 +293,10 @@ impl Sessions {
                 Received::Ended => return self.end(id),
                 Received::Message([_]) => self.wake(id),
                 Received::Message(bytes) => {
-                    let Some(said) = hello::decode(bytes) else { return self.break_off(id) };
-                    let mut handed = said.kinds.iter().zip(descriptors);
+                    let Some(hello) = hello::decode(bytes) else { return self.break_off(id) };
+                    let mut handed = hello.kinds.iter().zip(descriptors);
                     let rings = handed.find(|(kind, _)| **kind == RINGS).map(|(_, file)| file);
-                    self.greet(id, said.blocks, rings.and_then(Memory::open));
+                    self.greet(id, hello.blocks, rings.and_then(Memory::open));
                 }
             }
         }
@@ -314,7 +315,7 @@ impl Sessions {
         self.wake(id);
     }
 
-    /// The other end is gone: what it has said is still read.
+    /// The other end is gone: its messages are still read.
     pub(super) fn end(&mut self, id: SessionId) {
         let uses_links = self.uses_links;
         let Sessions { sessions, epoll, .. } = self;

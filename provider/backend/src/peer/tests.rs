@@ -56,7 +56,7 @@ fn messages_reach_owners_and_nobody_else_is_waited_for() {
 }
 
 #[test]
-fn what_was_said_before_the_end_is_heard() {
+fn messages_before_the_end_are_read() {
     const PORT: u16 = 65021;
     let b = peers(PORT, 8);
     let a = peers(PORT, 7);
@@ -101,10 +101,10 @@ fn sleepers_are_woken() {
     a.look();
     a.pass(8, b"", b"second");
     assert!(!is_called(&b), "it looks by itself");
-    b.rest();
+    b.prepare_to_sleep();
     assert!(is_called(&b), "it must not sleep now");
     assert!(take(&b).is_some() && take(&b).is_none());
-    b.rest();
+    b.prepare_to_sleep();
     assert!(!is_called(&b));
     a.pass(8, b"", b"third");
     assert!(is_called(&b));
@@ -152,7 +152,7 @@ fn garbage_in_the_rings_ends_the_session() {
 
 /// Who says hello without memory, or with memory that it can take away, gets no session.
 #[test]
-fn who_says_nothing_sensible_gets_no_session() {
+fn a_bad_hello_gets_no_session() {
     const PORT: u16 = 65026;
     let b = peers(PORT, 8);
     let address = abstract_address(&peer_name(PORT, 8));
@@ -220,7 +220,7 @@ fn a_session_that_a_child_has_too_ends_here() {
     });
     drop(b);
     assert_eq!((take(&a), sessions(&a)), (None, 0));
-    a.rest();
+    a.prepare_to_sleep();
     assert!(!sockopt::wait(&[a.fd()], libc::POLLIN, Duration::from_millis(1)), "nothing is reported of it");
     drop(in_child);
 }

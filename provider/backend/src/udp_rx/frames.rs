@@ -173,8 +173,8 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     fn next_datagram(&mut self) -> Option<Cursor> {
         if let Some(slot) = self.wire_left.next() {
             let outer = self.wire_inbox.outer(slot);
-            if self.guests.any() && outer.meta.dst.is_multicast() {
-                self.serve_guests(slot, &outer);
+            if self.clients.any() && outer.meta.dst.is_multicast() {
+                self.serve_clients(slot, &outer);
             }
             let segment = if outer.segment == 0 { WHOLE } else { outer.segment as usize };
             let origin = Origin::Wire;
@@ -191,7 +191,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
         let slot = self.block_left.next()?;
         match control::decode(self.block_inbox.bytes(slot))? {
-            Message::Frames(run) if run.meta.dst.is_multicast() && !self.is_patrons(&run) => {
+            Message::Frames(run) if run.meta.dst.is_multicast() && !self.is_from_proxy(&run) => {
                 self.counters.drop_multicast.inc();
                 None
             }
@@ -213,9 +213,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
                 self.steering.answer(answer);
                 None
             }
-            Message::Wish(wish) => {
+            Message::LeaseRequest(request) => {
                 let (from, from_len) = self.block_inbox.unix_sender(slot);
-                self.grant(wish, &from, from_len);
+                self.grant_lease(request, &from, from_len);
                 None
             }
             Message::Request(text) => {

@@ -10,8 +10,8 @@ use starverbs_core::{Counters, MAD_LEN, QPN_GSI};
 use super::frames::qpn;
 use super::{Cursor, Origin, Rx};
 use crate::control::{self, Run};
-use crate::doors::door_name;
 use crate::handover::{Passed, pass_to};
+use crate::listeners::socket_name;
 use crate::{BackendError, registry};
 
 /// The block of queue pair 1, which is nobody's.
@@ -23,19 +23,19 @@ pub(crate) const ID_SHIFT: u32 = 20;
 
 impl<C: Deref<Target = Counters>> Rx<C> {
     /// Holds a service ID: requests for it that come to any process of the host come here. `shared`: others
-    /// of this process may hold it, if they say so too. What to poll changes.
+    /// of this process may hold it, if they share it too. What to poll changes.
     ///
     /// # Errors
     /// [`BackendError::ServiceTaken`], [`BackendError::ServiceOverlaps`], [`BackendError::ServicesFull`]
     pub fn claim_service(&mut self, at: ListenAt, shared: bool) -> Result<(), BackendError> {
-        let claimed = self.doors.claim(at, shared);
+        let claimed = self.listeners.claim(at, shared);
         self.list_fds();
         claimed
     }
 
     /// Gives a service ID back.
     pub fn release_service(&mut self, at: ListenAt) {
-        self.doors.release(at);
+        self.listeners.release(at);
     }
 
     /// Whether the frame at the cursor is a management datagram for this process, or for nobody: one that
@@ -51,7 +51,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         }
         match destination(frame) {
             None => true,
-            Some(Destination::Service(service)) => self.doors.holds(service, cursor.meta.dst),
+            Some(Destination::Service(service)) => self.listeners.holds(service, cursor.meta.dst),
             Some(Destination::Id(id)) => self.is_local(id >> ID_SHIFT),
         }
     }
@@ -75,7 +75,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             }
             Some(Destination::Service(service)) => {
                 let scopes = Scope::around(meta.dst).into_iter();
-                let names = scopes.map(|scope| door_name(self.settings.port, ListenAt { service, scope }));
+                let names = scopes.map(|scope| socket_name(self.settings.port, ListenAt { service, scope }));
                 let pass = |name: String| pass_to(&name, &head, frame);
                 names.map(pass).find(|passed| *passed != Passed::NoOwner).unwrap_or(Passed::NoOwner)
             }

@@ -1,5 +1,5 @@
-//! Multicast at the receiving half: the groups of this process, and what is handed on to guests or by a
-//! patron.
+//! Multicast at the receiving half: the groups of this process, and what is forwarded to clients or by a
+//! proxy.
 
 use std::ops::Deref;
 
@@ -7,34 +7,34 @@ use starverbs_core::{Counters, Gid, QPN_MULTICAST};
 
 use super::frames::{SHORTEST, qpn};
 use super::{Cursor, Origin, Rx};
-use crate::control::{self, Run, Wish};
+use crate::control::{self, LeaseRequest, Run};
 use crate::handover::Passed;
 use crate::inbox::Outer;
 use crate::membership::receive_all;
 use crate::{BackendError, sockopt};
 
 impl<C: Deref<Target = Counters>> Rx<C> {
-    /// Joins the multicast group of address `group`: its frames are received from now on. A guest waits for
-    /// the answer of who hands them on; if there is nobody, they come as soon as there is.
+    /// Joins the multicast group of address `group`: its frames are received from now on. Without the
+    /// port this waits for the proxy's reply; if there is no proxy, frames come as soon as there is.
     ///
     /// # Errors
     /// [`BackendError::NoInterface`], [`BackendError::Group`].
     pub fn join_group(&mut self, group: Gid) -> Result<(), BackendError> {
         self.membership.join(self.wire.as_ref(), group)?;
-        self.ask_patron();
+        self.request_lease();
         Ok(())
     }
 
     /// Leaves a multicast group.
     pub fn leave_group(&mut self, group: Gid) {
         self.membership.leave(self.wire.as_ref(), group);
-        self.ask_patron();
+        self.request_lease();
     }
 
-    /// A guest's groups are others now.
-    fn ask_patron(&mut self) {
+    /// The groups changed: leases them if this process does not have the port.
+    fn request_lease(&mut self) {
         if let (None, Some(block)) = (&self.wire, self.blocks.first()) {
-            self.patron.ask(block.number(), self.membership.groups());
+            self.proxy.lease(block.number(), self.membership.groups());
         }
     }
 
@@ -45,54 +45,58 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         group.is_multicast() && (cursor.origin == Origin::Block || self.membership.has(group))
     }
 
-    /// Hands a multicast datagram on to the guests that want it.
+    /// Forwards a multicast datagram to the clients that lease its group.
     #[cold]
-    pub(super) fn serve_guests(&mut self, slot: usize, outer: &Outer) {
+    pub(super) fn serve_clients(&mut self, slot: usize, outer: &Outer) {
         let bytes = self.wire_inbox.bytes(slot);
         if bytes.len() < SHORTEST || qpn(bytes) != QPN_MULTICAST {
             return;
         }
         let segment = if outer.segment == 0 { bytes.len() as u16 } else { outer.segment };
-        for (block, tag) in self.guests.of(outer.meta.dst, sockopt::monotonic()) {
+        for (block, tag) in self.clients.of(outer.meta.dst, sockopt::monotonic()) {
             let run = Run { meta: outer.meta, sport: outer.sport, segment, first: 0, tag };
             match self.peers.pass(u32::from(block), &control::encode_run(&run), bytes) {
                 Passed::Yes => self.counters.handed_on.add(bytes.len().div_ceil(segment.into()) as u64),
                 Passed::NoOwner | Passed::Full => self.counters.drop_handover.inc(),
             }
         }
-        if let Some(wire) = self.wire.as_ref().filter(|_| !self.guests.any()) {
+        if let Some(wire) = self.wire.as_ref().filter(|_| !self.clients.any()) {
             receive_all(wire, false);
         }
     }
 
-    /// Whether multicast that was handed in comes from who is to do so.
-    pub(super) fn is_patrons(&self, run: &Run) -> bool {
-        self.wire.is_none() && self.patron.is_its(run.tag)
+    /// Whether multicast that was handed in comes from this process's proxy.
+    pub(super) fn is_from_proxy(&self, run: &Run) -> bool {
+        self.wire.is_none() && self.proxy.is_its(run.tag)
     }
 
-    /// Grants a guest's wish, and says so; a guest itself has nothing to hand on.
+    /// Answers a request for a lease. A process without the port refuses.
     #[cold]
-    pub(super) fn grant(&mut self, wish: Wish, from: &libc::sockaddr_un, from_len: libc::socklen_t) {
-        let tag = wish.tag;
+    pub(super) fn grant_lease(
+        &mut self,
+        request: LeaseRequest,
+        from: &libc::sockaddr_un,
+        from_len: libc::socklen_t,
+    ) {
+        let tag = request.tag;
         let granted = match &self.wire {
             None => false,
             Some(wire) => {
-                let granted = self.guests.grant(wish, sockopt::monotonic());
-                receive_all(wire, self.guests.any());
+                let granted = self.clients.grant(request, sockopt::monotonic());
+                receive_all(wire, self.clients.any());
                 granted
             }
         };
-        self.reply(from, from_len, &control::encode_grant(tag, granted));
+        self.reply(from, from_len, &control::encode_lease_reply(tag, granted));
     }
 
-    /// A guest has tried to have the port itself: it is a member of its groups there, or renews its patron's
-    /// promise.
+    /// Binding the port was tried: rejoins the groups on it, or renews the lease.
     #[cold]
     pub(super) fn settle_groups(&mut self) {
         if let Some(wire) = &self.wire {
             self.membership.rejoin(wire);
         } else if let Some(block) = self.blocks.first() {
-            self.patron.renew(block.number(), self.membership.groups());
+            self.proxy.renew(block.number(), self.membership.groups());
         }
     }
 }

@@ -69,7 +69,7 @@ fn tshark_reads_star_packets_with_the_dissector() {
     }
     let path = std::env::temp_dir().join(format!("starverbs-star-{}.pcap", std::process::id()));
     let settings = Settings { port: free_port(), pcap: Some(path.clone()), ..Settings::default() };
-    let sent = say_everything(&settings);
+    let sent = send_everything(&settings);
     let fields = ["_ws.col.Protocol", "_ws.col.Info", "star.psn", "star.checksum.bad"];
     let lines = dissected(&path, &[], &fields);
     assert_eq!(lines.len(), sent.len(), "{lines:#?}");
@@ -129,7 +129,7 @@ fn dissected(path: &Path, options: &[&str], fields: &[&str]) -> Vec<Vec<String>>
 }
 
 /// Sends a packet of each kind; gives what Wireshark shall say of them.
-fn say_everything(settings: &Settings) -> Vec<String> {
+fn send_everything(settings: &Settings) -> Vec<String> {
     let addrs = starverbs_backend::host::addresses(settings).expect("addresses");
     let counters = Counters::default();
     let (stack, _rx) = starverbs_backend::open(settings, &addrs, &counters).expect("a port");

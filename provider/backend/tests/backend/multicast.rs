@@ -110,41 +110,40 @@ fn another_users_process_gets_its_groups_once() {
     let settings = settings();
     let members = (0..2).map(|_| Node::of_nobody(&settings)).collect::<Option<Vec<Node>>>();
     let Some(mut members) = members else { return };
-    let mut guest = Node::with(&settings);
-    assert!(guest.rx.is_guest());
-    let join = || guest.rx.join_group(gid(GROUP)).expect("a group");
+    let mut outsider = Node::with(&settings);
+    assert!(outsider.rx.lacks_port());
+    let join = || outsider.rx.join_group(gid(GROUP)).expect("a group");
     while_served(&mut members, join);
-    let to = to_group(&guest, GROUP);
-    let strangers = to_group(&guest, OTHER);
-    let send_all = |guest: &mut Node, members: &mut Vec<Node>, turn: usize| {
-        guest.send(&strangers, QPN_MULTICAST, &pattern(100, 99));
-        (0..3).for_each(|n| guest.send(&to, QPN_MULTICAST, &pattern(4096, turn + n)));
-        guest.flush();
+    let to = to_group(&outsider, GROUP);
+    let other = to_group(&outsider, OTHER);
+    let send_all = |outsider: &mut Node, members: &mut Vec<Node>, turn: usize| {
+        outsider.send(&other, QPN_MULTICAST, &pattern(100, 99));
+        (0..3).for_each(|n| outsider.send(&to, QPN_MULTICAST, &pattern(4096, turn + n)));
+        outsider.flush();
         let mut all: Vec<&mut Node> = members.iter_mut().collect();
-        all.push(guest);
+        all.push(outsider);
         assert!(drive(&mut all, |n| n[n.len() - 1].got.len() >= 3));
         /* What is there twice would come now. */
         (0..100).for_each(|_| all.iter_mut().for_each(|node| node.poll()));
         let group = gid(GROUP);
-        assert_eq!(got(all.pop().expect("the guest")), [0, 1, 2].map(|n| ((turn + n) as u8, group)));
+        assert_eq!(got(all.pop().expect("the outsider")), [0, 1, 2].map(|n| ((turn + n) as u8, group)));
         assert!(all.iter_mut().all(|member| got(member).is_empty()), "members that joined nothing");
     };
-    send_all(&mut guest, &mut members, 10);
-    let patron =
-        members.iter().position(|member| member.counters.handed_on.get() > 0).expect("one handed on");
-    drop(members.remove(patron));
+    send_all(&mut outsider, &mut members, 10);
+    let proxy = members.iter().position(|member| member.counters.handed_on.get() > 0).expect("one handed on");
+    drop(members.remove(proxy));
     while_served(&mut members, || {
-        guest.rx.maintenance(LATER);
+        outsider.rx.maintenance(LATER);
     });
-    send_all(&mut guest, &mut members, 20);
-    assert!(guest.rx.is_guest());
-    while_served(&mut members, || guest.rx.leave_group(gid(GROUP)));
+    send_all(&mut outsider, &mut members, 20);
+    assert!(outsider.rx.lacks_port());
+    while_served(&mut members, || outsider.rx.leave_group(gid(GROUP)));
     let before = members[0].counters.handed_on.get();
-    guest.send(&to, QPN_MULTICAST, &pattern(100, 1));
-    let (last, unicast) = (guest.qpn(1), guest.av("127.0.0.1"));
-    guest.send(&unicast, last, &pattern(100, 2));
-    guest.flush();
-    assert!(drive(&mut [&mut members[0], &mut guest], |n| !n[1].got.is_empty()));
+    outsider.send(&to, QPN_MULTICAST, &pattern(100, 1));
+    let (last, unicast) = (outsider.qpn(1), outsider.av("127.0.0.1"));
+    outsider.send(&unicast, last, &pattern(100, 2));
+    outsider.flush();
+    assert!(drive(&mut [&mut members[0], &mut outsider], |n| !n[1].got.is_empty()));
     assert_eq!(members[0].counters.handed_on.get(), before + 1, "the unicast frame alone");
-    assert_eq!(got(&mut guest), [(2, gid("127.0.0.1"))]);
+    assert_eq!(got(&mut outsider), [(2, gid("127.0.0.1"))]);
 }

@@ -228,17 +228,17 @@ fn frames_for_nobody_are_counted() {
 }
 
 #[test]
-fn a_guest_becomes_a_member_when_the_port_is_free() {
+fn a_process_without_the_port_becomes_a_member_when_the_port_is_free() {
     const LATER: Nanos = 3600 * 1_000_000_000;
     let port = free_port();
     let holder = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).expect("a free port");
     let mut node = Node::new(port);
-    assert!(node.rx.is_guest());
+    assert!(node.rx.lacks_port());
     assert!(node.rx.is_settled(), "nothing comes to a socket that it has not");
-    assert!(node.rx.maintenance(1).is_some(), "a guest has something to do later");
+    assert!(node.rx.maintenance(1).is_some(), "a outsider has something to do later");
     drop(holder);
     node.rx.maintenance(LATER);
-    assert!(!node.rx.is_guest());
+    assert!(!node.rx.lacks_port());
     let (to, qpn) = (node.av("127.0.0.1"), node.qpn(1));
     node.send(&to, qpn, b"hello");
     node.flush();
@@ -249,21 +249,21 @@ fn a_guest_becomes_a_member_when_the_port_is_free() {
 fn another_users_process_gets_its_frames_handed_on() {
     let port = free_port();
     let mut member = Node::new(port);
-    let Some(mut guest) = Node::of_nobody(&Settings { port, ..Settings::default() }) else { return };
-    assert!(guest.rx.is_guest());
-    let (to, qpn, data) = (member.av("127.0.0.1"), guest.qpn(1), pattern(4096, 2));
+    let Some(mut outsider) = Node::of_nobody(&Settings { port, ..Settings::default() }) else { return };
+    assert!(outsider.rx.lacks_port());
+    let (to, qpn, data) = (member.av("127.0.0.1"), outsider.qpn(1), pattern(4096, 2));
     for _ in 0..30 {
         member.send(&to, qpn, &data);
     }
     member.flush();
-    let all = drive(&mut [&mut member, &mut guest], |n| n[1].got.len() == 30);
-    assert!(all, "{:?} {:?}", member.counters, guest.counters);
-    assert_eq!(guest.counters.handed_in.get(), 30);
-    assert!(guest.got.iter().all(|(_, frame)| frame[12..] == data[..]));
-    let (to, qpn) = (guest.av("127.0.0.1"), member.qpn(1));
-    guest.send(&to, qpn, b"answer");
-    guest.flush();
-    assert!(drive(&mut [&mut member, &mut guest], |n| n[0].got.len() == 1), "{:?}", member.counters);
+    let all = drive(&mut [&mut member, &mut outsider], |n| n[1].got.len() == 30);
+    assert!(all, "{:?} {:?}", member.counters, outsider.counters);
+    assert_eq!(outsider.counters.handed_in.get(), 30);
+    assert!(outsider.got.iter().all(|(_, frame)| frame[12..] == data[..]));
+    let (to, qpn) = (outsider.av("127.0.0.1"), member.qpn(1));
+    outsider.send(&to, qpn, b"answer");
+    outsider.flush();
+    assert!(drive(&mut [&mut member, &mut outsider], |n| n[0].got.len() == 1), "{:?}", member.counters);
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn rep_came(&mut self, id: u32, mad: &Mad) {
+    pub(super) fn on_rep(&mut self, id: u32, mad: &Mad) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let ids = conn.ids;
         match conn.state {
@@ -63,7 +63,7 @@ impl Cm {
                 conn.ids.remote = mad.get32(fields::LOCAL_ID);
                 conn.remote_qpn = response.qp.qpn;
                 self.enter(id, State::RepRcvd);
-                self.tell(id, Event::Response(Box::new(response)));
+                self.notify(id, Event::Response(Box::new(response)));
             }
             /* it comes again: the program needs time */
             State::RepRcvd => self.send(id, message::mra(ids, Answered::Rep)),
@@ -73,7 +73,7 @@ impl Cm {
         }
     }
 
-    pub(super) fn mra_came(&mut self, now: Nanos, id: u32, mad: &Mad) {
+    pub(super) fn on_mra(&mut self, now: Nanos, id: u32, mad: &Mad) {
         let Some(conn) = self.conns.get(&id) else { return };
         let awaited = match conn.state {
             State::ReqSent => Answered::Req,
@@ -100,19 +100,19 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn rej_came(&mut self, now: Nanos, id: u32, mad: &Mad) {
+    pub(super) fn on_rej(&mut self, now: Nanos, id: u32, mad: &Mad) {
         let Some(conn) = self.conns.get(&id) else { return };
         match conn.state {
             State::ReqSent | State::RepRcvd | State::ReqRcvd | State::RepSent => {
                 let (reason, private_data) = message::rejected(mad);
                 self.enter(id, State::Dead);
-                self.tell(id, Event::Rejected { reason, private_data });
+                self.notify(id, Event::Rejected { reason, private_data });
                 self.forget_if_released(id);
             }
             /* the passive side did not see the RTU in time, or knows nothing of the connection */
             State::Established | State::DreqSent => {
                 self.enter_timewait(now, id);
-                self.tell(id, Event::Disconnected { timed_out: false });
+                self.notify(id, Event::Disconnected { timed_out: false });
             }
             _ => {}
         }

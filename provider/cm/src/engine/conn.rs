@@ -73,7 +73,7 @@ pub(super) struct Conn {
     pub(super) path: Path,
     pub(super) qpn: Qpn,
     pub(super) remote_qpn: Qpn,
-    /// Exponent, which says how long packets may be under way
+    /// How long packets may be under way, an exponent
     pub(super) ack_timeout: u8,
     /// What this side's messages of the connection may take, and how often they go: the peer's REQ says it
     pub(super) response_timeout: u8,
@@ -256,7 +256,7 @@ impl Cm {
             }
             State::Timewait => {
                 self.enter(id, State::Dead);
-                self.tell(id, Event::TimewaitExit);
+                self.notify(id, Event::TimewaitExit);
                 self.forget_if_released(id);
             }
             State::Answered | State::SidrAnswered => {
@@ -273,7 +273,7 @@ impl Cm {
         let (state, ids, guid) = (conn.state, conn.ids, self.config.guid);
         if state == State::DreqSent {
             self.enter_timewait(now, id);
-            return self.tell(id, Event::Disconnected { timed_out: true });
+            return self.notify(id, Event::Disconnected { timed_out: true });
         }
         let answered = match state {
             State::ReqSent => Some(Answered::Other),
@@ -284,7 +284,7 @@ impl Cm {
             self.send(id, message::rej(ids, answered, reason::TIMEOUT, Some(guid), &[]));
         }
         self.enter(id, State::Dead);
-        self.tell(id, Event::Unreachable(Cause::TimedOut));
+        self.notify(id, Event::Unreachable(Cause::TimedOut));
         self.forget_if_released(id);
     }
 }

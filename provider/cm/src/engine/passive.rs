@@ -12,11 +12,11 @@ use crate::wire::message::{self, Answered, BadReq, Ids};
 use crate::wire::{Mad, fields};
 
 impl Cm {
-    pub(super) fn req_came(&mut self, now: Nanos, path: Path, mad: &Mad) {
+    pub(super) fn on_req(&mut self, now: Nanos, path: Path, mad: &Mad) {
         let ids = Ids { local: 0, remote: mad.get32(fields::LOCAL_ID), transaction: mad.transaction() };
         let key = (path.remote, ids.remote, false);
         if let Some(id) = self.by_request.get(&key).copied() {
-            return self.req_came_again(id, path, ids);
+            return self.on_duplicate_req(id, path, ids);
         }
         if let Err(reason) = self.admit(now, path, mad, ids, key) {
             let mut rej = message::rej(ids, Answered::Req, reason, None, &[]);
@@ -49,7 +49,7 @@ impl Cm {
         conn.max_retries = mad.get8(fields::req::MAX_CM_RETRIES);
         (conn.service, conn.listener, conn.request) = (service, Some(listener), Some(key));
         self.take_in(id, conn);
-        self.tell(id, Event::Request { listener, request: Box::new(request) });
+        self.notify(id, Event::Request { listener, request: Box::new(request) });
         Ok(())
     }
 
@@ -61,7 +61,7 @@ impl Cm {
         Err(reason::STALE_CONNECTION)
     }
 
-    fn req_came_again(&mut self, id: u32, path: Path, ids: Ids) {
+    fn on_duplicate_req(&mut self, id: u32, path: Path, ids: Ids) {
         let Some(conn) = self.conns.get(&id) else { return };
         let same = conn.ids.transaction == ids.transaction;
         match conn.state {
@@ -100,10 +100,10 @@ impl Cm {
         self.leave_backlog(id);
     }
 
-    pub(super) fn rtu_came(&mut self, id: u32) {
+    pub(super) fn on_rtu(&mut self, id: u32) {
         if self.conns.get(&id).is_some_and(|conn| conn.state == State::RepSent) {
             self.enter(id, State::Established);
-            self.tell(id, Event::Established);
+            self.notify(id, Event::Established);
         }
     }
 
@@ -114,7 +114,7 @@ impl Cm {
     pub fn communication_established(&mut self, id: u32) -> Result<(), CmError> {
         match self.conns.get(&id).map(|conn| conn.state) {
             Some(State::RepSent) => {
-                self.rtu_came(id);
+                self.on_rtu(id);
                 Ok(())
             }
             Some(State::Established) => Err(CmError::Established),

@@ -36,7 +36,7 @@ impl Cm {
         self.send_until_answered(now, id, State::DreqSent, mad);
     }
 
-    pub(super) fn dreq_came(&mut self, now: Nanos, id: u32, mad: &Mad) {
+    pub(super) fn on_dreq(&mut self, now: Nanos, id: u32, mad: &Mad) {
         let Some(conn) = self.conns.get(&id) else { return };
         if mad.get32(fields::dreq::REMOTE_QPN) != conn.qpn {
             return;
@@ -46,7 +46,7 @@ impl Cm {
             State::Established | State::RepSent | State::RepRcvd | State::DreqSent => {
                 self.send(id, drep);
                 self.enter_timewait(now, id);
-                self.tell(id, Event::Disconnected { timed_out: false });
+                self.notify(id, Event::Disconnected { timed_out: false });
             }
             /* the DREP was lost */
             State::Timewait | State::Dead => self.send(id, drep),
@@ -54,14 +54,14 @@ impl Cm {
         }
     }
 
-    pub(super) fn drep_came(&mut self, now: Nanos, id: u32) {
+    pub(super) fn on_drep(&mut self, now: Nanos, id: u32) {
         if self.conns.get(&id).is_some_and(|conn| conn.state == State::DreqSent) {
             self.enter_timewait(now, id);
-            self.tell(id, Event::Disconnected { timed_out: false });
+            self.notify(id, Event::Disconnected { timed_out: false });
         }
     }
 
-    /// The program does not hold the connection any more: nothing is told of it from here on. The peer learns
+    /// The program has released the connection: it gets no more events of it. The peer learns
     /// of it: what is established is released, what waits for an answer refused.
     pub fn release(&mut self, now: Nanos, id: u32) {
         let Some(conn) = self.conns.get_mut(&id) else { return };

@@ -51,7 +51,7 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn sidr_req_came(&mut self, path: Path, mad: &Mad) {
+    pub(super) fn on_sidr_req(&mut self, path: Path, mad: &Mad) {
         let (remote, transaction) = (mad.get32(fields::sidr_req::REQUEST_ID), mad.transaction());
         let key = (path.remote, remote, true);
         if let Some(id) = self.by_request.get(&key).copied() {
@@ -80,10 +80,10 @@ impl Cm {
         let mut conn = Conn::new(State::SidrReqRcvd, ids, path);
         (conn.service, conn.listener, conn.request) = (service, Some(listener), Some(key));
         self.take_in(id, conn);
-        self.tell(id, Event::Resolving { listener, resolving: Box::new(resolving) });
+        self.notify(id, Event::Resolving { listener, resolving: Box::new(resolving) });
     }
 
-    pub(super) fn sidr_rep_came(&mut self, path: Path, mad: &Mad) {
+    pub(super) fn on_sidr_rep(&mut self, path: Path, mad: &Mad) {
         let id = mad.get32(fields::sidr_rep::REQUEST_ID);
         let asked = |conn: &Conn| conn.state == State::SidrReqSent && conn.path.remote == path.remote;
         if !self.conns.get(&id).is_some_and(asked) {
@@ -95,7 +95,7 @@ impl Cm {
             sidr::SUCCESS => Event::Resolved(Box::new(resolved)),
             status => Event::Unreachable(Cause::Status(status)),
         };
-        self.tell(id, event);
+        self.notify(id, event);
         self.forget_if_released(id);
     }
 }

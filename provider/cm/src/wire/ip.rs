@@ -64,8 +64,8 @@ pub fn header(from: SocketAddr, to: SocketAddr) -> [u8; HEADER_LEN] {
     out
 }
 
-/// The source's port that a header tells. `None`: it is no header, or one of other addresses than those that
-/// the message came from and to, which are what the peer is answered at and must be what the program is told.
+/// The source's port in a header. `None`: it is no header, or one of other addresses than those that
+/// the message came from and to, which are where answers go, and must be what the program sees.
 pub fn source_port(header: &[u8; HEADER_LEN], from: Gid, to: Gid) -> Option<u16> {
     let port = u16::from_be_bytes([header[2], header[3]]);
     let want = self::header(SocketAddr::new(ip_of(from), port), SocketAddr::new(ip_of(to), 0));

@@ -8,7 +8,7 @@ pub const MAD_LEN: usize = 256;
 pub const QKEY: u32 = 0x8001_0000;
 /// Bytes of the common header.
 const HEADER: usize = 24;
-/// Where a datagram says what it is: [`Attribute`], two bytes.
+/// Position of a datagram's [`Attribute`], two bytes.
 pub const ATTRIBUTE_AT: usize = 16;
 /// Where a datagram has the ID that [`Destination::Id`] is, four bytes; 0 in what is for a service.
 pub const REMOTE_ID_AT: usize = HEADER + 4;
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_where_the_tables_say() {
+    fn fields_are_where_the_tables_have_them() {
         let mut mad = Mad::new(Attribute::Req, 7);
         mad.set(Field::within(43, 5, 2), 0b11);
         assert_eq!(mad.bytes()[HEADER + 43], 0b0000_0110);

@@ -1,4 +1,4 @@
-//! Whole messages: from what a program says, and to what it is told.
+//! Whole messages: from a program's parameters, and to those of its events.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -18,7 +18,7 @@ pub const RESPONSE_TIMEOUT: u8 = 20;
 pub const MAX_RETRIES: u8 = 15;
 /// Exponent of the time that an MRA asks for: 69 s, as Linux' rdma_cm does.
 pub const SERVICE_TIMEOUT: u8 = 24;
-/// What this card takes for an ACK, as `local_ca_ack_delay` says.
+/// What this card takes for an ACK: `local_ca_ack_delay`.
 const ACK_DELAY: u8 = 15;
 /// The one P_Key.
 const PKEY: u64 = 0xffff;
@@ -33,9 +33,9 @@ const AP_UNSUPPORTED: u64 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Answered {
-    /// REQ
+    /// A REQ is rejected
     Req = 0,
-    /// REP
+    /// A REP is rejected
     Rep = 1,
     /// REJ: none
     Other = 2,
@@ -202,7 +202,7 @@ pub fn rep(ids: Ids, guid: u64, accept: &Accept) -> Mad {
     mad
 }
 
-/// What a REP says.
+/// The parameters of a REP.
 pub fn response(mad: &Mad) -> Response {
     let vendor_id = rep::VENDOR_ID.iter().fold(0, |id, part| id << 8 | mad.get32(*part));
     Response {
@@ -247,7 +247,7 @@ pub fn rej(ids: Ids, answered: Answered, reason: u16, guid: Option<u64>, private
     mad
 }
 
-/// Says in a REJ for its path MTU which would do: its code, as in a REQ, in one byte of additional
+/// In a REJ for the path MTU, the one that would do: its code, as in a REQ, in one byte of additional
 /// information.
 pub fn propose_mtu(mad: &mut Mad, mtu: Mtu) {
     mad.set(rej::INFO_LENGTH, 1);
@@ -318,7 +318,7 @@ pub fn sidr_rep(id: u32, transaction: u64, service: u64, answer: &Answer) -> Mad
     mad
 }
 
-/// What a SIDR_REP says: its status, and where to send to if that is 0.
+/// The result of a SIDR_REP: its status, and where to send to if that is 0.
 pub fn resolved(mad: &Mad) -> (u8, Resolved) {
     let vendor_id = mad.get32(sidr_rep::VENDOR_HIGH) << 8 | mad.get32(sidr_rep::VENDOR_LOW);
     let resolved = Resolved {

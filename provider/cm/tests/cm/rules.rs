@@ -88,8 +88,8 @@ fn without_memory_requests_are_refused() {
     assert!(world.events(1).is_empty() && world.hosts[1].cm.is_empty());
 }
 
-/// IBTA 12.6.7.2, reason 26: what the passive side cannot carry is refused at once, and the program hears
-/// nothing of it.
+/// IBTA 12.6.7.2, reason 26: what the passive side cannot carry is refused at once, and the program
+/// sees nothing of it.
 #[test]
 fn a_larger_path_mtu_than_there_is_is_refused() {
     let mut world = world();
@@ -128,7 +128,7 @@ fn a_queue_pair_that_connects_anew_ends_its_old_connection() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_told_as_timed_out() {
+fn a_peer_that_is_gone_times_out() {
     let mut world = world();
     let (a, b) = established(&mut world, 100);
     world.wire.loss = 100;
@@ -187,9 +187,9 @@ fn a_message_from_elsewhere_is_of_no_connection() {
     dreq.set(fields::LOCAL_ID, b.into());
     dreq.set(fields::REMOTE_ID, a.into());
     dreq.set(fields::dreq::REMOTE_QPN, 100);
-    let stranger = Path { local: gid(0), remote: gid(7), ..Path::default() };
-    world.on(0, |cm, now| cm.handle_mad(now, stranger, dreq.bytes()));
-    let peer = Path { remote: gid(1), ..stranger };
+    let other = Path { local: gid(0), remote: gid(7), ..Path::default() };
+    world.on(0, |cm, now| cm.handle_mad(now, other, dreq.bytes()));
+    let peer = Path { remote: gid(1), ..other };
     let mut wrong = dreq.clone();
     wrong.set(fields::dreq::REMOTE_QPN, 101);
     world.on(0, |cm, now| cm.handle_mad(now, peer, wrong.bytes()));

@@ -58,9 +58,10 @@ impl Controller for Aimd {
         true
     }
 
-    /// `bytes` were lost among others that came: the window shrinks by half of that, so that over a window it
-    /// shrinks by half of the share that was lost, as DCTCP's does by marks (RFC 8257). A wire that loses one
-    /// packet in a hundred whatever is sent keeps its window; a buffer that overflows gets what it can take.
+    /// `bytes` were lost among others that arrived: the window shrinks by half of that, so that over a window
+    /// it shrinks by half of the share that was lost, as DCTCP's does by marks (RFC 8257). A wire that loses
+    /// one packet in a hundred whatever is sent keeps its window; a buffer that overflows gets what it can
+    /// take.
     fn on_share_lost(&mut self, bytes: u32) {
         self.window = self.window.saturating_sub(bytes / 2).max(MIN_WINDOW);
         self.threshold = self.window;

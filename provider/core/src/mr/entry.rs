@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::{IN_SGES, MrAttr, MrFault};
 use crate::error::NicError;
 use crate::room::exact;
-use crate::types::{Access, PdId, Qpn};
+use crate::types::{Access, PdId, QpId, Qpn};
 
 /// One entry of the table: an MR, a memory window, or nothing. A cache line.
 #[repr(C, align(64))]
@@ -21,7 +21,7 @@ pub struct Entry {
     pub qpn: Qpn,
     /// First byte in host memory
     pub addr: u64,
-    /// Bytes
+    /// Length, bytes
     pub length: u64,
     /// Address by which the first byte is known in SGEs and RETHs
     pub iova: u64,
@@ -51,7 +51,7 @@ impl Entry {
 
     /// Whether it gives a QP of a protection domain the right `need`.
     #[inline]
-    pub fn permits(&self, pd: PdId, qpn: Qpn, need: Access) -> Result<(), MrFault> {
+    pub fn permits(&self, QpId { pd, qpn }: QpId, need: Access) -> Result<(), MrFault> {
         if self.pd != pd || (self.qpn != 0 && self.qpn != qpn) {
             return Err(MrFault::Pd);
         }
@@ -71,7 +71,7 @@ impl Entry {
 
 /// Where the entries lie.
 pub trait Storage {
-    /// The table finds the slot of a key by this mask: said once, before the first entry.
+    /// The table finds the slot of a key by this mask: set once, before the first entry.
     fn set_mask(&mut self, mask: u32);
     /// All entries.
     fn entries(&self) -> &[Entry];

@@ -1,11 +1,11 @@
-//! What keys open, and what changes of that, for whoever keeps more of it than this table does: StaR tells the
-//! cards of peers, who check there what they ask for.
+//! What keys open, and what changes of that, for whoever keeps more of it than this table does: StaR sends it
+//! to the cards of peers, which check their requests by it.
 
 use alloc::collections::VecDeque;
 
 use super::import::Import;
 use super::window::UNBOUND;
-use super::{Entry, IN_SGES, Kind, MrTable, Storage};
+use super::{Entry, IN_SGES, MrKind, MrTable, Storage};
 use crate::error::NicError;
 use crate::room::Room;
 use crate::types::{Access, PdId, Qpn};
@@ -21,16 +21,16 @@ pub struct Rule {
     pub qpn: Qpn,
     /// First byte in host memory
     pub addr: u64,
-    /// Bytes
+    /// Length, bytes
     pub len: u64,
     /// Address by which the first byte is known in SGEs and work requests
     pub iova: u64,
-    /// Rights
+    /// Access rights
     pub access: Access,
 }
 
-/// What became of a key: of an MR that was registered, changed or deregistered, of a window that was bound or is
-/// no longer, of an import.
+/// What became of a key: of an MR that was registered, changed or deregistered, of a window that was bound or
+/// is no longer, of an import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// It opens this from now on
@@ -68,7 +68,7 @@ impl<S: Storage> MrTable<S> {
         own.chain(self.imports.iter().filter_map(Import::rule))
     }
 
-    /// What a key opens; `None`: nothing, or nothing that is told.
+    /// What a key opens; `None`: nothing, or nothing that the feed has.
     pub fn rule(&self, key: u32) -> Option<Rule> {
         match self.find(key) {
             Some((slot, _)) => self.rule_of(slot),
@@ -76,15 +76,15 @@ impl<S: Storage> MrTable<S> {
         }
     }
 
-    /// What the key of a slot opens; `None`: nothing, or nothing that is told.
+    /// What the key of a slot opens; `None`: nothing, or nothing that the feed has.
     pub(super) fn rule_of(&self, slot: u32) -> Option<Rule> {
         let about = self.slots.get(slot as usize).filter(|about| !about.hidden)?;
         let entry = self.entry(slot);
-        let open = entry.key != 0 && (about.kind == Kind::Mr || about.link != UNBOUND);
+        let open = entry.key != 0 && (about.kind == MrKind::Mr || about.link != UNBOUND);
         open.then(|| Rule::from(&entry))
     }
 
-    /// Whoever follows is told nothing of what a key opens: there is no memory for it.
+    /// The feed leaves out what a key opens: there is no memory for it.
     pub fn hide(&mut self, key: u32) {
         let (rule, hidden) = match (self.find(key), self.place(key)) {
             (Some((slot, _)), _) => (self.rule_of(slot), &mut self.slots[slot as usize].hidden),
@@ -116,7 +116,7 @@ impl<S: Storage> MrTable<S> {
         feed.list.make_room(feed.list.len() + feed.open + 2)
     }
 
-    /// A key was opened, and there is room to say so.
+    /// A key was opened, and the feed has room for it.
     pub(super) fn note_opened(&mut self, rule: Option<Rule>) {
         if let (Some(feed), Some(rule)) = (&mut self.feed, rule) {
             feed.open += 1;
@@ -124,7 +124,7 @@ impl<S: Storage> MrTable<S> {
         }
     }
 
-    /// A key opens nothing from now on. There is room to say so, since it was opened.
+    /// A key opens nothing from now on. The feed has room for it, since it was opened.
     pub(super) fn note_closed(&mut self, rule: Option<Rule>) {
         if let (Some(feed), Some(rule)) = (&mut self.feed, rule) {
             feed.open -= 1;

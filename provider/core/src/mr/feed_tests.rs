@@ -3,7 +3,7 @@ use std::vec::Vec;
 
 use super::super::{Bind, MrAttr, Plain, WindowType};
 use super::*;
-use crate::types::{Access, PdId};
+use crate::types::{Access, PdId, QpId};
 
 const PD: PdId = PdId(1);
 const QPN: u32 = 7;
@@ -28,7 +28,7 @@ fn opened(table: &mut MrTable) -> Option<u32> {
     }
 }
 
-/// Whoever told a peer of something hears of its end, whatever memory there is then.
+/// What the feed had opened it also closes, whatever memory there is then.
 #[test]
 fn the_end_of_what_is_open_needs_no_memory() {
     let mut table = MrTable::<Plain>::default();
@@ -44,7 +44,7 @@ fn the_end_of_what_is_open_needs_no_memory() {
     let room = |table: &MrTable| table.feed.as_ref().map(|feed| feed.list.capacity());
     let before = room(&table);
     for key in &keys {
-        table.invalidate(*key, (PD, QPN)).unwrap();
+        table.invalidate(*key, QpId { pd: PD, qpn: QPN }).unwrap();
     }
     table.deregister(mr).unwrap();
     keys.push(mr);
@@ -72,10 +72,10 @@ fn regions_and_imports_are_followed_like_windows() {
     assert_eq!(table.rules().map(|rule| rule.key).collect::<Vec<_>>(), [mr, foreign]);
     table.hide(foreign);
     table.unimport(foreign).unwrap();
-    assert_eq!(table.next_change(), None, "nobody heard of it");
+    assert_eq!(table.next_change(), None, "the feed left it out");
 }
 
-/// What nobody could be told of is no rule, and its end is no change.
+/// What the feed left out is no rule, and its end is no change.
 #[test]
 fn what_is_hidden_is_not_spoken_of() {
     let mut table = MrTable::<Plain>::default();
@@ -88,7 +88,7 @@ fn what_is_hidden_is_not_spoken_of() {
     assert_eq!((table.rule(key), table.rule(mr), table.rules().count()), (None, None, 0));
     let attr = table.query(mr).unwrap();
     assert_eq!(attr.access, Access::LOCAL_WRITE | Access::MW_BIND, "to its program it is what it was");
-    table.invalidate(key, (PD, QPN)).unwrap();
+    table.invalidate(key, QpId { pd: PD, qpn: QPN }).unwrap();
     assert_eq!(table.next_change(), None);
     table.reregister(mr, attr).unwrap();
     assert_eq!(opened(&mut table), Some(mr), "another try");

@@ -1,6 +1,6 @@
 //! MRs of other cards that this card opens too, each under the key that its own card gave it.
 //!
-//! They stand beside the table, in the order of their keys: a slot of this card says nothing about another
+//! They stand beside the table, in the order of their keys: a slot of this card does not concern another
 //! card's key. Only a key that is not in the table is looked for here, so that what uses no imports pays
 //! nothing for them.
 

@@ -4,9 +4,9 @@
 //! A window is a slot of the MR table. Bound, it has the host addresses of its bytes, so that an access
 //! through it costs what one through an MR does; unbound, it has no rights.
 
-use super::{Entry, Kind, MrFault, MrTable, Slot, Storage};
+use super::{Entry, MrFault, MrKind, MrTable, Slot, Storage};
 use crate::error::NicError;
-use crate::types::{Access, PdId, Qpn, SendWqe};
+use crate::types::{Access, PdId, QpId, Qpn, SendWqe};
 
 /// A window's `link` while it is not bound.
 pub(super) const UNBOUND: u32 = u32::MAX;
@@ -62,8 +62,8 @@ pub struct Bind {
 }
 
 impl Bind {
-    /// What a work request says that was posted to a QP, which is given with its protection domain.
-    pub fn of(wqe: &SendWqe, (pd, qpn): (PdId, Qpn)) -> Self {
+    /// The bind of a work request that was posted to a QP.
+    pub fn of(wqe: &SendWqe, QpId { pd, qpn }: QpId) -> Self {
         Bind {
             window: wqe.remote_qpn,
             rkey: wqe.rkey,
@@ -80,7 +80,7 @@ impl Bind {
 impl<S: Storage> MrTable<S> {
     /// A window that is not bound; gives its key. `Exhausted`: the table is full.
     pub fn alloc_window(&mut self, pd: PdId, kind: WindowType, random: u64) -> Result<u32, NicError> {
-        let about = Slot { link: UNBOUND, kind: Kind::Window(kind), spent: 0, hidden: false };
+        let about = Slot { link: UNBOUND, kind: MrKind::Window(kind), spent: 0, hidden: false };
         let slot = self.insert(Entry { pd, ..Entry::default() }, about, random)?;
         self.windows += 1;
         Ok(self.entry(slot).key)
@@ -124,7 +124,7 @@ impl<S: Storage> MrTable<S> {
         self.slots[link as usize].link += 1;
         let iova = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
         let qpn = if two { bind.qpn } else { 0 };
-        /* whoever follows hears of it, and will hear of its end; without memory for that, of neither */
+        /* the feed has the opening and the close; without memory for both, neither */
         let hidden = self.make_room_in_feed().is_err();
         let about = &mut self.slots[slot as usize];
         (about.link, about.hidden) = (link, hidden);
@@ -136,14 +136,14 @@ impl<S: Storage> MrTable<S> {
 
     /// IBV_WR_LOCAL_INV: unbinds a window of type 2, which keeps its key. It must be unbound already, or
     /// bound on this QP.
-    pub fn invalidate(&mut self, key: u32, qp: (PdId, Qpn)) -> Result<(), MrFault> {
+    pub fn invalidate(&mut self, key: u32, qp: QpId) -> Result<(), MrFault> {
         let slot = self.bound_to(key, qp)?;
         self.unbind(slot);
         Ok(())
     }
 
     /// A peer's SEND with invalidate. The window must be bound on this QP.
-    pub fn invalidate_remote(&mut self, key: u32, qp: (PdId, Qpn)) -> Result<(), MrFault> {
+    pub fn invalidate_remote(&mut self, key: u32, qp: QpId) -> Result<(), MrFault> {
         let slot = self.bound_to(key, qp)?;
         if self.slots[slot as usize].link == UNBOUND {
             return Err(MrFault::State);
@@ -166,12 +166,12 @@ impl<S: Storage> MrTable<S> {
     fn window(&self, key: u32) -> Option<(u32, Entry, WindowType)> {
         let slot = self.slot_of(key);
         let entry = self.entry(slot);
-        let Kind::Window(kind) = self.slots.get(slot as usize)?.kind else { return None };
+        let MrKind::Window(kind) = self.slots.get(slot as usize)?.kind else { return None };
         (entry.key != 0).then_some((slot, entry, kind))
     }
 
     /// The slot of a window of type 2 with this key, if it is unbound or bound on this QP.
-    fn bound_to(&self, key: u32, (pd, qpn): (PdId, Qpn)) -> Result<u32, MrFault> {
+    fn bound_to(&self, key: u32, qp: QpId) -> Result<u32, MrFault> {
         let (slot, entry, kind) = self.window(key).ok_or(MrFault::BadKey)?;
         if entry.key != key {
             return Err(MrFault::BadKey);
@@ -179,7 +179,7 @@ impl<S: Storage> MrTable<S> {
         if kind != WindowType::Two {
             return Err(MrFault::State);
         }
-        entry.permits(pd, qpn, Access::empty())?;
+        entry.permits(qp, Access::empty())?;
         Ok(slot)
     }
 
@@ -189,7 +189,7 @@ impl<S: Storage> MrTable<S> {
         /* Peers get no right to write that the program itself has not (IBTA 10.6.7.2.2). */
         let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let need = if writes { Access::LOCAL_WRITE } else { Access::empty() };
-        mr.permits(bind.pd, bind.qpn, Access::MW_BIND | need)?;
+        mr.permits(QpId { pd: bind.pd, qpn: bind.qpn }, Access::MW_BIND | need)?;
         let offset = bind.addr.wrapping_sub(mr.iova);
         if offset >= mr.length || bind.length > mr.length - offset {
             return Err(MrFault::Bounds);

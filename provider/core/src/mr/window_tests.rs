@@ -4,7 +4,7 @@ use super::super::{MrAttr, Plain};
 use super::*;
 
 const PD: PdId = PdId(3);
-const QP: (PdId, Qpn) = (PD, 77);
+const QP: QpId = QpId { pd: PD, qpn: 77 };
 const ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 const READ: Access = Access::REMOTE_READ;
 
@@ -20,7 +20,7 @@ fn table(access: Access, kind: WindowType) -> (MrTable, u32, u32) {
 fn bindable(kind: WindowType) -> (MrTable, Bind) {
     let (t, mr, window) = table(Access::LOCAL_WRITE | Access::MW_BIND, kind);
     let rkey = (window & !0xff) | u32::from((window as u8).wrapping_add(1));
-    (t, Bind { window, rkey, mr, addr: 0x9010, length: 0x20, access: ALL, qpn: QP.1, pd: PD })
+    (t, Bind { window, rkey, mr, addr: 0x9010, length: 0x20, access: ALL, qpn: QP.qpn, pd: PD })
 }
 
 fn at(t: &MrTable, key: u32, va: u64, len: u32) -> Result<u64, MrFault> {
@@ -38,9 +38,12 @@ fn a_window_opens_its_bytes_and_no_others() {
         assert_eq!(at(&t, b.rkey, 0x900f, 2), Err(MrFault::Bounds));
         assert_eq!(at(&t, b.rkey, 0x902f, 2), Err(MrFault::Bounds));
         assert_eq!(at(&t, b.mr, 0x9010, 4), Err(MrFault::Access), "the MR itself gives no remote right");
-        let other = t.resolve_remote(b.rkey, (PD, 78), 0x9010, 4, READ);
+        let other = t.resolve_remote(b.rkey, QpId { pd: PD, qpn: 78 }, 0x9010, 4, READ);
         assert_eq!(other.is_ok(), kind == WindowType::One, "type 2 is for the QP it was bound on");
-        assert_eq!(t.resolve_remote(b.rkey, (PdId(4), 77), 0x9010, 4, READ), Err(MrFault::Pd));
+        assert_eq!(
+            t.resolve_remote(b.rkey, QpId { pd: PdId(4), qpn: 77 }, 0x9010, 4, READ),
+            Err(MrFault::Pd)
+        );
         assert!(t.resolve_local(b.rkey, PD, 0x9010, 4, false).is_err(), "not in SGEs");
     }
 }
@@ -137,7 +140,7 @@ fn type_2_is_invalidated_before_it_is_bound_again() {
     assert_eq!(t.invalidate_remote(b.window, QP), Err(MrFault::State));
     t.bind(&b).unwrap();
     assert_eq!(t.bind(&b), Err(MrFault::State));
-    assert_eq!(t.invalidate(b.rkey, (PD, 78)), Err(MrFault::Pd));
+    assert_eq!(t.invalidate(b.rkey, QpId { pd: PD, qpn: 78 }), Err(MrFault::Pd));
     assert_eq!(t.invalidate(b.window, QP), Err(MrFault::BadKey), "the key of before");
     assert_eq!(t.invalidate(b.mr, QP), Err(MrFault::BadKey));
     assert_eq!(t.invalidate_remote(b.rkey, QP), Ok(()));

@@ -47,7 +47,7 @@ impl<E: Env> Nic<E> {
     #[cold]
     pub(super) fn ring_for_few(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
         match (&mut self.shared.contexts, self.qps.get(qpn)) {
-            (Some(contexts), Some(qp)) if sends(qp) => contexts.bell(qpn, qp.timer, now),
+            (Some(contexts), Some(qp)) if sends(qp) => contexts.doorbell(qpn, qp.timer, now),
             _ => {
                 if let Some(mut cx) = self.context(env, qpn, now) {
                     cx.doorbell();
@@ -92,7 +92,7 @@ impl<E: Env> Nic<E> {
         }
         while let Some(due) = self.few().and_then(Contexts::poll_due) {
             match due {
-                Due::Bell(qpn) => {
+                Due::Doorbell(qpn) => {
                     if let Some(mut cx) = self.context(env, qpn, now) {
                         cx.doorbell();
                     }

@@ -58,8 +58,8 @@ impl Context for Token {
 struct Ask {
     qpn: Qpn,
     place: u32,
-    /// Which of the lives of that place
-    life: u32,
+    /// The incarnation of that place
+    incarnation: u32,
     since: Nanos,
 }
 
@@ -73,7 +73,7 @@ struct Held {
 /// What the card does next.
 pub(super) enum Due {
     /// The WQEs of a QP are there
-    Bell(Qpn),
+    Doorbell(Qpn),
     /// A request to this QP may be handled; [`Contexts::give_back`] takes its bytes
     Frame(Qpn, FrameMeta, Vec<u8>),
 }
@@ -82,9 +82,9 @@ pub(super) enum Due {
 #[derive(Clone, Copy, Default)]
 struct Waits {
     /// Counts the QPs that ended here or began anew: what they had in flight means nothing to the next
-    life: u32,
-    /// A doorbell, from its ringing until the SQ's address is known: more ring in vain
-    bell: bool,
+    incarnation: u32,
+    /// A doorbell, from its ringing until the SQ's address is known: further ones have no effect
+    doorbell: bool,
     /// Its WQEs
     fetch: bool,
     /// A doorbell that rang while WQEs were fetched
@@ -101,11 +101,11 @@ pub(crate) struct Contexts {
     clock: Nanos,
     timer: Option<TimerId>,
     waits: Vec<Waits>,
-    bells: Requester<Ask>,
+    doorbells: Requester<Ask>,
     turns: Requester<Ask>,
     frames: Requester<Held>,
     /// Behind those that have a number of a requester
-    more_bells: VecDeque<Ask>,
+    more_doorbells: VecDeque<Ask>,
     more_turns: VecDeque<Ask>,
     /// Contexts on their way, and WQEs: in the order in which they come, as all take the same time
     fetches: VecDeque<(Nanos, Qpn)>,
@@ -137,10 +137,10 @@ impl Contexts {
             clock: 0,
             timer: None,
             waits: Vec::new(),
-            bells: Requester::new(OOO_CAP),
+            doorbells: Requester::new(OOO_CAP),
             turns: Requester::new(OOO_CAP),
             frames: Requester::new(OOO_CAP),
-            more_bells: VecDeque::new(),
+            more_doorbells: VecDeque::new(),
             more_turns: VecDeque::new(),
             fetches: VecDeque::with_capacity(Channel::COUNT * slots),
             wqes: VecDeque::new(),
@@ -162,7 +162,7 @@ impl Contexts {
             return Ok(());
         }
         self.qpc.grow(places as u32)?;
-        self.more_bells.make_room(places)?;
+        self.more_doorbells.make_room(places)?;
         self.more_turns.make_room(places)?;
         self.wqes.make_room(places)?;
         self.due_turns.make_room(places)?;
@@ -178,15 +178,15 @@ impl Contexts {
     pub(crate) fn forget(&mut self, timer: TimerId, qpn: Qpn) {
         let place = timer.index();
         if let Some(waits) = self.waits.get_mut(place as usize) {
-            *waits = Waits { life: waits.life.wrapping_add(1), ..Waits::default() };
+            *waits = Waits { incarnation: waits.incarnation.wrapping_add(1), ..Waits::default() };
         }
-        self.more_bells.retain(|ask| ask.place != place);
+        self.more_doorbells.retain(|ask| ask.place != place);
         self.more_turns.retain(|ask| ask.place != place);
         self.wqes.retain(|(_, ask)| ask.place != place);
         self.due_turns.retain(|ask| ask.place != place);
         let Contexts { due, spare, stale, .. } = self;
         due.retain_mut(|due| match due {
-            Due::Bell(of) => *of != qpn,
+            Due::Doorbell(of) => *of != qpn,
             Due::Frame(of, _, bytes) => {
                 if *of == qpn {
                     *stale += 1;
@@ -213,8 +213,10 @@ impl Contexts {
     ) -> bool {
         self.advance(now);
         let place = timer.index();
-        let Some(life) = self.waits.get(place as usize).map(|waits| waits.life) else { return false };
-        let ask = Ask { qpn, place, life, since: self.clock };
+        let Some(incarnation) = self.waits.get(place as usize).map(|waits| waits.incarnation) else {
+            return false;
+        };
+        let ask = Ask { qpn, place, incarnation, since: self.clock };
         if frame.len() > FRAME || !self.frames.has_room() {
             return false;
         }
@@ -235,15 +237,15 @@ impl Contexts {
     }
 
     /// A doorbell rings.
-    pub(super) fn bell(&mut self, qpn: Qpn, timer: TimerId, now: Nanos) {
+    pub(super) fn doorbell(&mut self, qpn: Qpn, timer: TimerId, now: Nanos) {
         self.advance(now);
         let place = timer.index();
         let Some(waits) = self.waits.get_mut(place as usize) else { return };
         if waits.fetch {
             waits.again = true;
-        } else if !core::mem::replace(&mut waits.bell, true) {
-            let life = waits.life;
-            self.more_bells.push_in_room(Ask { qpn, place, life, since: self.clock });
+        } else if !core::mem::replace(&mut waits.doorbell, true) {
+            let incarnation = waits.incarnation;
+            self.more_doorbells.push_in_room(Ask { qpn, place, incarnation, since: self.clock });
             self.settle();
         }
     }
@@ -254,8 +256,8 @@ impl Contexts {
         let place = timer.index();
         let Some(waits) = self.waits.get_mut(place as usize) else { return };
         if !core::mem::replace(&mut waits.turn, true) {
-            let life = waits.life;
-            self.more_turns.push_in_room(Ask { qpn, place, life, since: self.clock });
+            let incarnation = waits.incarnation;
+            self.more_turns.push_in_room(Ask { qpn, place, incarnation, since: self.clock });
             self.settle();
         }
     }
@@ -325,19 +327,19 @@ impl Contexts {
     fn fetched(&mut self, ask: &Ask) {
         let waits = &mut self.waits[ask.place as usize];
         waits.fetch = false;
-        self.due.push_in_room(Due::Bell(ask.qpn));
+        self.due.push_in_room(Due::Doorbell(ask.qpn));
         if core::mem::take(&mut waits.again) {
-            waits.bell = true;
-            self.more_bells.push_in_room(Ask { since: self.clock, ..*ask });
+            waits.doorbell = true;
+            self.more_doorbells.push_in_room(Ask { since: self.clock, ..*ask });
         }
     }
 
     /// Runs the module until it waits for memory.
     fn settle(&mut self) {
         loop {
-            while let Some(ask) = self.more_bells.front().copied() {
-                let Ok(index) = self.bells.begin(ask) else { break };
-                self.more_bells.pop_front();
+            while let Some(ask) = self.more_doorbells.front().copied() {
+                let Ok(index) = self.doorbells.begin(ask) else { break };
+                self.more_doorbells.pop_front();
                 let _ = self.qpc.handle_request(Channel::Sq, index, ask.place, 1);
             }
             while let Some(ask) = self.more_turns.front().copied() {
@@ -362,14 +364,14 @@ impl Contexts {
         while let Some(response) = self.qpc.poll_response() {
             match response.channel {
                 Channel::Sq => {
-                    if let Some(ask) = self.bells.finish(response.index) {
+                    if let Some(ask) = self.doorbells.finish(response.index) {
                         self.rang(ask);
                     }
                 }
                 Channel::Tx => {
                     if let Some(ask) = self.turns.finish(response.index) {
                         self.waited += self.clock - ask.since;
-                        if self.waits[ask.place as usize].life == ask.life {
+                        if self.waits[ask.place as usize].incarnation == ask.incarnation {
                             self.due_turns.push_in_room(ask);
                         }
                     }
@@ -377,7 +379,7 @@ impl Contexts {
                 Channel::Rx => {
                     if let Some(Held { ask, meta, bytes }) = self.frames.finish(response.index) {
                         self.waited += self.clock - ask.since;
-                        if self.waits[ask.place as usize].life == ask.life {
+                        if self.waits[ask.place as usize].incarnation == ask.incarnation {
                             self.due.push_in_room(Due::Frame(ask.qpn, meta, bytes));
                         } else {
                             self.stale += 1;
@@ -393,8 +395,8 @@ impl Contexts {
     fn rang(&mut self, ask: Ask) {
         self.waited += self.clock - ask.since;
         let waits = &mut self.waits[ask.place as usize];
-        if waits.life == ask.life {
-            (waits.bell, waits.fetch) = (false, true);
+        if waits.incarnation == ask.incarnation {
+            (waits.doorbell, waits.fetch) = (false, true);
             self.wqes.push_in_room((self.clock + self.cache.fetch, ask));
         }
     }

@@ -11,7 +11,7 @@ use crate::limits::room;
 use crate::qp::modify::{check, check_values};
 use crate::qp::{Owner, PathMig, QpAttr, QpAttrMask, QpInit, RecvSource};
 use crate::room::{TwoEnds, filled};
-use crate::transport::away::Away;
+use crate::transport::remote_srq::Forwarding;
 use crate::transport::{Attr, Ctx, Flags, Qp, Quiesce, Requester, Responder, Track, enter_error};
 use crate::types::{Access, Nanos, PdId, QpState, QpType, Qpn};
 
@@ -28,14 +28,14 @@ impl<E: Env> Nic<E> {
         room(self.qps.len(), self.shared.cfg.limits.qps)?;
         let track = filled::<Track>(init.sq.slots() as usize)?;
         let shared = init.qp_type == QpType::XrcRecv && self.shared.is_shared(init.pd);
-        let away = if shared { Some(Away::new()?) } else { None };
+        let fwd = if shared { Some(Forwarding::new()?) } else { None };
         self.shared.hold_pd(init.pd)?;
         let (qpn, timer) = self.take_places(init.qp_type).inspect_err(|_| self.shared.drop_pd(init.pd))?;
         if let RecvSource::Shared(srq) = init.rq {
             self.shared.srqs[srq.0 as usize].users += 1;
         }
         let req = Requester::new(track);
-        self.insert_qp(init, (qpn, timer), req, Responder { away, ..Responder::new(max_sge) });
+        self.insert_qp(init, (qpn, timer), req, Responder { fwd, ..Responder::new(max_sge) });
         self.shared.stats.qps.inc();
         Ok(qpn)
     }
@@ -158,7 +158,7 @@ impl<E: Env> Nic<E> {
         self.qps.each().map(|qp| qp.qpn)
     }
 
-    /// ibv_modify_qp: the table of `qp::modify` says what is allowed. Whether the links on the way carry
+    /// ibv_modify_qp: the table of `qp::modify` has what is allowed. Whether the links on the way carry
     /// the path MTU is the caller's to know.
     pub fn modify_qp(
         &mut self,
@@ -215,7 +215,7 @@ impl<E: Env> Nic<E> {
         /* Leaves the window to others; what is posted is dropped without completions. */
         cx.forget_inflight();
         cx.leave_queues();
-        cx.leave_abroad();
+        cx.abandon_forwarded();
         let qp = self.qps.take(qpn)?;
         self.shared.connections -= u32::from(qp.is_connection());
         self.shared.sched.leave(qp.timer);
@@ -368,7 +368,7 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     cx.forget_gaps();
     cx.leave_queues();
     cx.forget_tags();
-    cx.leave_abroad();
+    cx.abandon_forwarded();
     let qp = &mut *cx.qp;
     qp.sq.reset();
     if let RecvSource::Own(rq) = &qp.rq {
@@ -379,11 +379,11 @@ fn reset<E: Env>(cx: &mut Ctx<'_, E>) {
     let track = core::mem::take(&mut qp.req.track);
     let next = qp.sq.posted();
     qp.req = Requester { own: qp.req.own, next, una: next, fresh: next, ..Requester::new(track) };
-    let mut away = qp.resp.away.take();
-    if let Some(away) = &mut away {
-        away.reset();
+    let mut fwd = qp.resp.fwd.take();
+    if let Some(fwd) = &mut fwd {
+        fwd.reset();
     }
-    qp.resp = Responder { away, ..Responder::new(qp.resp.max_sge()) };
+    qp.resp = Responder { fwd, ..Responder::new(qp.resp.max_sge()) };
     let Flags { sig_all, windows, .. } = qp.flags;
     qp.flags = Flags { sig_all, ..Flags::default() };
     qp.quiesce = Quiesce::No;

@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::env::Env;
 use crate::transport::{Ctx, Qp, answer_probe, lacks_receives};
 use crate::types::{AsyncEvent, FrameMeta, Nanos, QPN_MULTICAST, QpState, QpType, Qpn};
-use crate::wire::{Kind, PKEY_DEFAULT, Packet, Transport, WireError};
+use crate::wire::{PKEY_DEFAULT, Packet, PacketKind, Transport, WireError};
 
 impl<E: Env> Nic<E> {
     /// The program posted to the send queue of `qpn`, or to any queue of it while in ERR.
@@ -105,23 +105,23 @@ impl<E: Env> Nic<E> {
         cx.receive(meta, &packet);
     }
 
-    /// Whether a UC or UD message took the last receive of its queue. The next one would be lost, while its
-    /// program may be about to post: the host does well to leave frames where they are for a moment. Of
-    /// several queues this is the one that ran out last: when it has a receive again, frames go on,
-    /// whatever the others have.
+    /// Receive back-pressure: whether a UC or UD message took the last receive of its queue. The next one
+    /// would be lost, while its program may be about to post: the host should leave frames in the socket for
+    /// a moment. Of several queues this is the one that was starved last. When it has a receive again, frames
+    /// go on, whatever the others have.
     #[inline]
-    pub fn ran_out(&self) -> bool {
-        self.shared.ran_out.is_some()
+    pub fn is_starved(&self) -> bool {
+        self.shared.starved.is_some()
     }
 
-    /// [`Nic::ran_out`], looked at anew: not so any more when a receive was posted or the QP is gone, or in a
-    /// state in which it drops what comes.
-    pub fn still_out(&mut self) -> bool {
-        let qp = self.shared.ran_out.and_then(|qpn| self.qps.get(qpn));
+    /// [`Nic::is_starved`], updated: false when a receive was posted, or the QP is gone or in a state in
+    /// which it drops messages.
+    pub fn still_starved(&mut self) -> bool {
+        let qp = self.shared.starved.and_then(|qpn| self.qps.get(qpn));
         let takes = |state| matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
         let out = qp.is_some_and(|qp| takes(qp.state) && lacks_receives(qp, &self.shared));
         if !out {
-            self.shared.ran_out = None;
+            self.shared.starved = None;
         }
         out
     }
@@ -133,20 +133,20 @@ impl<E: Env> Nic<E> {
         self.qps.each().any(waits)
     }
 
-    /// Waited long enough: frames come again, and are dropped if there is no receive for them.
-    pub fn go_without(&mut self) {
-        self.shared.ran_out = None;
+    /// Frames come again, and are dropped if there is no receive for them.
+    pub fn end_back_pressure(&mut self) {
+        self.shared.starved = None;
     }
 
-    /// What only starverbs cards say to each other.
+    /// Frames that only starverbs cards exchange.
     fn own_frame(&mut self, env: &mut E, now: Nanos, meta: &FrameMeta, packet: &Packet<'_>) {
         if meta.dst.is_multicast() {
             return self.shared.stats.drop_multicast.inc();
         }
         match packet.op().kind {
-            Kind::Probe => return answer_probe(env, meta, packet),
-            Kind::Sack => return self.handle_sack(env, now, meta, packet),
-            Kind::Negotiate => return self.negotiate(env, meta, packet),
+            PacketKind::Probe => return answer_probe(env, meta, packet),
+            PacketKind::Sack => return self.handle_sack(env, now, meta, packet),
+            PacketKind::Negotiate => return self.negotiate(env, meta, packet),
             _ => {}
         }
         let Some(id) = self.shared.paths.lookup(meta.src) else {
@@ -164,7 +164,7 @@ impl<E: Env> Nic<E> {
         }
     }
 
-    /// The peer of a QP says what would carry their connection: engines know.
+    /// The peer of a QP negotiates what carries their connection: engines handle it.
     fn negotiate(&self, env: &mut E, meta: &FrameMeta, packet: &Packet<'_>) {
         if let Some(deth) = packet.deth() {
             let ends = (deth.src_qp(), packet.bth().dest_qpn());

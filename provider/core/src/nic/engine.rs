@@ -5,7 +5,7 @@
 //! ([`Nic::release_qp`]). One that runs is quiesced before it is held.
 
 use super::Nic;
-use crate::engine::{Call, Engine, Lent, LentSrq, Parted, Terms, Turn};
+use crate::engine::{Call, Engine, EngineCtx, EngineSrq, Parted, Terms, TransmitStatus};
 use crate::env::{Env, SendQueue};
 use crate::error::NicError;
 use crate::qp::{Owner, QpAttr, RecvSource};
@@ -41,25 +41,25 @@ impl<E: Env> Qp<E> {
 }
 
 impl<E: Env> Ctx<'_, E> {
-    /// Has the QP's engine do something, if it has one; gives how that ended.
-    pub(crate) fn run_engine(&mut self, call: Call) -> Option<Turn> {
+    /// Calls the QP's engine, if it has one; gives how a transmit ended.
+    pub(crate) fn run_engine(&mut self, call: Call) -> Option<TransmitStatus> {
         let due = self.qp.engine.as_ref()?.next_deadline();
         if call == Call::Timeout && due.is_none_or(|at| at > self.now) {
             /* timers are lazy */
             due.into_iter().for_each(|at| self.arm(at));
-            return Some(Turn::Idle);
+            return Some(TransmitStatus::Idle);
         }
-        let turn = self.with_engine(|engine, lent| engine.run(lent, call))?;
+        let status = self.with_engine(|engine, ctx| engine.run(ctx, call))?;
         if call != Call::Transmit {
             self.ready();
         }
         self.sh.open_path(self.qp.path);
-        Some(turn)
+        Some(status)
     }
 
-    fn with_engine<R>(&mut self, call: impl FnOnce(&mut E::Engine, &mut Lent<'_, E>) -> R) -> Option<R> {
+    fn with_engine<R>(&mut self, call: impl FnOnce(&mut E::Engine, &mut EngineCtx<'_, E>) -> R) -> Option<R> {
         let mut engine = self.qp.engine.take()?;
-        let done = self.lend(|lent| call(&mut engine, lent));
+        let done = self.with_engine_ctx(|ctx| call(&mut engine, ctx));
         if engine.state() == QpState::Err {
             self.qp.state = QpState::Err;
         }
@@ -80,13 +80,13 @@ impl<E: Env> Ctx<'_, E> {
     /// The engine's turn to send.
     pub(crate) fn engine_turn(&mut self) -> Step {
         match self.run_engine(Call::Transmit) {
-            Some(Turn::More) => Step::TurnOver,
-            Some(Turn::PortFull) => Step::PortFull,
-            Some(Turn::Crowded) => {
+            Some(TransmitStatus::More) => Step::TurnOver,
+            Some(TransmitStatus::PortFull) => Step::PortFull,
+            Some(TransmitStatus::Crowded) => {
                 self.await_window(self.qp.path);
                 Step::Idle
             }
-            Some(Turn::Idle) | None => Step::Idle,
+            Some(TransmitStatus::Idle) | None => Step::Idle,
         }
     }
 
@@ -98,10 +98,10 @@ impl<E: Env> Ctx<'_, E> {
         }
         if let Some(engine) = self.qp.engine.take() {
             self.leave_window();
-            let Parted { next_send, windows } = self.lend(|lent| engine.part(lent));
+            let Parted { next_send, windows } = self.with_engine_ctx(|ctx| engine.part(ctx));
             self.qp.req.start_at(next_send);
             let (req, flags) = (&mut self.qp.req, &mut self.qp.flags);
-            /* what the peer said of its receives was of before */
+            /* the peer's credits were of before */
             (req.counted, req.alone) = (false, false);
             flags.windows |= windows;
         }
@@ -115,28 +115,28 @@ impl<E: Env> Ctx<'_, E> {
     /// The QP goes to RESET, or ends.
     pub(crate) fn close_engine(&mut self) {
         if let Some(engine) = self.qp.engine.take() {
-            self.lend(|lent| engine.close(lent));
+            self.with_engine_ctx(|ctx| engine.close(ctx));
         }
     }
 
-    fn lend<R>(&mut self, call: impl FnOnce(&mut Lent<'_, E>) -> R) -> R {
+    fn with_engine_ctx<R>(&mut self, call: impl FnOnce(&mut EngineCtx<'_, E>) -> R) -> R {
         let id = match self.qp.rq {
             RecvSource::Shared(id) => Some(id),
             RecvSource::Own(_) | RecvSource::Xrc(_) => None,
         };
         let sh = &mut *self.sh;
-        let mut lent = Lent {
+        let mut ctx = EngineCtx {
             env: &mut *self.env,
             mrs: &mut sh.mrs,
             shared: &mut sh.engines,
-            srq: LentSrq { all: &mut sh.srqs, id, low: false },
+            srq: EngineSrq { all: &mut sh.srqs, id, low: false },
             path: sh.paths.get(self.qp.path),
             stats: &sh.stats,
             now: self.now,
         };
-        let done = call(&mut lent);
-        if let (true, Some(id)) = (lent.srq.low, id) {
-            lent.env.event(AsyncEvent::SrqLimit(id));
+        let done = call(&mut ctx);
+        if let (true, Some(id)) = (ctx.srq.low, id) {
+            ctx.env.event(AsyncEvent::SrqLimit(id));
         }
         done
     }
@@ -188,7 +188,7 @@ impl<E: Env> Nic<E> {
     }
 
     /// The program's requests wait until it is settled what does the QP's work: [`Nic::resume_qp`], or a
-    /// plain request from its peer, says that it goes on as it is. `Invalid`: engines are not for it, or
+    /// plain request from its peer, reports that it goes on as it is. `Invalid`: engines are not for it, or
     /// something of it is under way.
     pub fn hold_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let suits = self.suits_engines(qpn);
@@ -270,13 +270,13 @@ impl<E: Env> Nic<E> {
         self.qps.get_mut(qpn)?.engine.as_mut()
     }
 
-    /// Calls the QP's engine, if it has one, with what the card lends it, and sees to what follows from that.
+    /// Calls the QP's engine, if it has one, with the card's context, and sees to what follows from that.
     pub fn with_engine<R>(
         &mut self,
         env: &mut E,
         qpn: Qpn,
         now: Nanos,
-        call: impl FnOnce(&mut E::Engine, &mut Lent<'_, E>) -> R,
+        call: impl FnOnce(&mut E::Engine, &mut EngineCtx<'_, E>) -> R,
     ) -> Option<R> {
         let mut cx = self.context(env, qpn, now)?;
         let done = cx.with_engine(call)?;
@@ -292,7 +292,7 @@ impl<E: Env> Nic<E> {
         env: &mut E,
         qpn: Qpn,
         now: Nanos,
-        make: impl FnOnce(&Terms, &mut Lent<'_, E>) -> Result<E::Engine, NicError>,
+        make: impl FnOnce(&Terms, &mut EngineCtx<'_, E>) -> Result<E::Engine, NicError>,
     ) -> Result<(), NicError> {
         let few = self.has_few_contexts();
         let mut cx = self.context(env, qpn, now).ok_or(NicError::NotFound)?;
@@ -302,26 +302,26 @@ impl<E: Env> Nic<E> {
             return Err(NicError::Invalid);
         }
         let terms = Terms::of(&qp.attr);
-        let engine = cx.lend(|lent| make(&terms, lent))?;
+        let engine = cx.with_engine_ctx(|ctx| make(&terms, ctx))?;
         cx.leave_queues();
         cx.qp.engine = Some(engine);
         cx.run_engine(Call::Doorbell);
         Ok(())
     }
 
-    /// The QP, which has an engine, is held again: `end` takes the engine, and says with which WQE of the
+    /// The QP, which has an engine, is held again: `end` takes the engine, and gives with which WQE of the
     /// send queue the QP goes on.
     pub fn take_engine(
         &mut self,
         env: &mut E,
         qpn: Qpn,
         now: Nanos,
-        end: impl FnOnce(E::Engine, &mut Lent<'_, E>) -> u32,
+        end: impl FnOnce(E::Engine, &mut EngineCtx<'_, E>) -> u32,
     ) {
         if let Some(mut cx) = self.context(env, qpn, now)
             && let Some(engine) = cx.qp.engine.take()
         {
-            let next_send = cx.lend(|lent| end(engine, lent));
+            let next_send = cx.with_engine_ctx(|ctx| end(engine, ctx));
             cx.qp.req.start_at(next_send);
         }
     }

@@ -1,4 +1,4 @@
-//! Requests that came before one that is missing, kept as they came until it is there (selective repeat).
+//! Requests that arrived before one that is missing, kept as received until it is there (selective repeat).
 //!
 //! A responder executes in order, always; what it keeps here is the frame, so that a gap changes when a
 //! request is executed and nothing else. There is state for a QP only while it has a gap, from a pool that
@@ -15,17 +15,16 @@ use crate::wire::headers::SackEth;
 
 /// Longest frame without its ICRC: BTH, XRCETH, RETH, immediate data and 4096 bytes.
 const FRAME: usize = 4096 + 64;
-/// PSNs that a gap's table holds: a power of two, more than a SACK tells of.
+/// PSNs that a gap's table holds: a power of two, more than a SACK covers.
 const RING: usize = 512;
 /// Which PSNs of the ring.
 type Set = super::psn_set::Set<{ RING / 64 }>;
 /// After so much silence the frames behind a gap may go to others, ns: more than requesters let pass between
-/// two timeouts unless nobody answers for long. Their peer was told that they are kept, but is told no more
-/// when they are missing: it sends again what is not acknowledged in the end, as TCP does (RFC 2018, section
-/// 8).
+/// two timeouts unless nobody answers for long. A SACK announced them to their peer, and none revokes it: the
+/// peer sends again what is not acknowledged in the end, as TCP does (RFC 2018, section 8).
 const SILENT: Nanos = 1_000_000_000;
 
-/// A QP's gap: one more than its place, so that a QP without one says so in two bytes.
+/// A QP's gap: one more than its index, so that none takes two bytes in a QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GapId(NonZeroU16);
 
@@ -44,8 +43,8 @@ struct Gap {
     count: u16,
     /// Whose it is; 0: nobody's
     owner: Qpn,
-    /// When its peer was last heard of
-    heard: Nanos,
+    /// When the last packet of its peer came
+    last_heard: Nanos,
 }
 
 /// The pool.
@@ -57,7 +56,7 @@ pub(crate) struct Keep {
     lengths: Vec<u16>,
     free: Vec<u16>,
     /// Before this none was silent for long, as far as was looked
-    all_heard: Nanos,
+    none_silent_until: Nanos,
 }
 
 /// A frame that was taken out. Its bytes stay until it is given back.
@@ -87,7 +86,7 @@ impl Keep {
             slots: [0; RING],
             count: 0,
             owner: 0,
-            heard: 0,
+            last_heard: 0,
         });
         self.free_gaps = (1..=gaps).rev().filter_map(NonZeroU16::new).map(GapId).collect();
         self.bytes = alloc::vec![0; usize::from(frames) * FRAME];
@@ -103,7 +102,7 @@ impl Keep {
         }
         let id = self.free_gaps.pop()?;
         let gap = &mut self.gaps[id.place()];
-        (gap.owner, gap.heard) = (owner, now);
+        (gap.owner, gap.last_heard) = (owner, now);
         Some(id)
     }
 
@@ -113,23 +112,23 @@ impl Keep {
         self.gaps[id.place()].owner == owner
     }
 
-    /// The peer of a gap's owner was heard of.
+    /// A packet came from the peer of a gap's owner.
     #[inline]
-    pub(crate) fn hear(&mut self, id: GapId, now: Nanos) {
-        self.gaps[id.place()].heard = now;
+    pub(crate) fn peer_spoke(&mut self, id: GapId, now: Nanos) {
+        self.gaps[id.place()].last_heard = now;
     }
 
     /// Ends the gap whose peer was silent longest, and for long. False: there is none, `but` not counted.
     fn reclaim(&mut self, but: Option<GapId>, now: Nanos) -> bool {
-        if now < self.all_heard {
+        if now < self.none_silent_until {
             return false;
         }
         let but = but.map(GapId::place);
         let others = self.gaps.iter().enumerate().filter(|(at, gap)| gap.owner != 0 && Some(*at) != but);
-        let oldest = others.min_by_key(|(_, gap)| gap.heard).map(|(at, gap)| (at, gap.heard));
-        let due = oldest.map_or(now, |(_, heard)| heard).saturating_add(SILENT);
+        let oldest = others.min_by_key(|(_, gap)| gap.last_heard).map(|(at, gap)| (at, gap.last_heard));
+        let due = oldest.map_or(now, |(_, last)| last).saturating_add(SILENT);
         if now < due {
-            self.all_heard = due;
+            self.none_silent_until = due;
             return false;
         }
         let id = oldest.and_then(|(at, _)| NonZeroU16::new(at as u16 + 1)).map(GapId);
@@ -165,7 +164,7 @@ impl Keep {
         if len > FRAME {
             return false;
         }
-        self.hear(id, now);
+        self.peer_spoke(id, now);
         if self.free.is_empty() && !self.reclaim(Some(id), now) {
             return false;
         }
@@ -197,11 +196,11 @@ impl Keep {
     }
 
     /// All kept bytes, for as long as somebody looks at one frame: [`Keep::give_back`] returns them.
-    pub(crate) fn lend(&mut self) -> Vec<u8> {
+    pub(crate) fn take_bytes(&mut self) -> Vec<u8> {
         core::mem::take(&mut self.bytes)
     }
 
-    /// The frame among the bytes that were lent.
+    /// A frame among the bytes that were taken.
     pub(crate) fn frame<'a>(&self, bytes: &'a [u8], kept: Kept) -> &'a [u8] {
         let slot = usize::from(kept.slot);
         bytes.get(slot * FRAME..).and_then(|b| b.get(..usize::from(self.lengths[slot]))).unwrap_or(&[])
@@ -222,8 +221,8 @@ impl Keep {
         }
     }
 
-    /// What is kept behind `expected`, as a SACK says it.
-    pub(crate) fn tell(&self, id: GapId, expected: Psn) -> SackEth {
+    /// The SACK of what is kept behind `expected`.
+    pub(crate) fn sack(&self, id: GapId, expected: Psn) -> SackEth {
         let have = &self.gaps[id.place()].have;
         SackEth::new(core::array::from_fn(|k| have.from(place(expected.plus(1 + 64 * k as u32)))))
     }
@@ -258,14 +257,14 @@ mod tests {
                 let kept = keep.take(id, expected);
                 assert_eq!(kept.is_some(), plain.contains_key(&expected.get()));
                 if let Some(kept) = kept {
-                    let bytes = keep.lend();
+                    let bytes = keep.take_bytes();
                     assert_eq!(plain.remove(&expected.get()).as_deref(), Some(keep.frame(&bytes, kept)));
                     keep.give_back(bytes, kept);
                 }
             }
-            let told = keep.tell(id, expected);
+            let sack = keep.sack(id, expected);
             for i in 0..SackEth::SPAN {
-                assert_eq!(told.has(i), plain.contains_key(&expected.plus(1 + i).get()));
+                assert_eq!(sack.has(i), plain.contains_key(&expected.plus(1 + i).get()));
             }
             assert_eq!(keep.is_empty(id), plain.is_empty());
         }
@@ -291,8 +290,7 @@ mod tests {
         assert_eq!((keep.free.len(), keep.free_gaps.len()), (FRAMES, GAPS));
     }
 
-    /// Frames of those who say nothing go to those who ask, the most silent first; who is heard of keeps its
-    /// own.
+    /// Frames of silent peers are reclaimed, of the longest silent first; peers that spoke keep theirs.
     #[test]
     fn the_silent_make_room() {
         let mut keep = Keep::default();

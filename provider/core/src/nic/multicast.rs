@@ -1,8 +1,8 @@
 //! Multicast groups: which QPs are attached to which, and what comes to them (IBTA 10.5).
 //!
 //! A datagram to the multicast QPN is copied to each QP that is attached to the group it was sent to. Joining
-//! a group on the wire is the host's: it is asked when a group gets its first QP, and told when the last is
-//! gone. The table is searched for multicast frames alone.
+//! a group on the wire is the host's: it is asked when a group gets its first QP, and notified when the last
+//! is gone. The table is searched for multicast frames alone.
 
 use alloc::vec::Vec;
 

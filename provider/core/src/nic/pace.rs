@@ -1,4 +1,4 @@
-//! How fast UC and UD may go: probes that tell when a receiver has taken what was sent.
+//! How fast UC and UD may go: probes whose answers show when a receiver has taken what was sent.
 //!
 //! Unreliable transports have no acknowledges, and a socket's receive buffer overflows without a
 //! word. Behind every stretch of UC and UD packets towards a destination goes a probe, a frame of
@@ -29,7 +29,7 @@ pub(crate) struct Pace {
     again: bool,
     number: u32,
     unanswered: u8,
-    speaks: bool,
+    answers: bool,
     mute: bool,
 }
 
@@ -71,7 +71,7 @@ impl Pace {
             Some((n, bytes, _)) if n == number => {
                 (self.probe, self.again) = (None, false);
                 self.unanswered = 0;
-                self.speaks = true;
+                self.answers = true;
                 bytes
             }
             _ => 0,
@@ -87,12 +87,12 @@ impl Pace {
         }
         let bytes = *bytes;
         self.unanswered = self.unanswered.saturating_add(1);
-        if self.speaks && self.unanswered < TRIES {
+        if self.answers && self.unanswered < TRIES {
             (*at, self.again) = (now, true);
             return 0;
         }
         (self.probe, self.again) = (None, false);
-        if !self.speaks && self.unanswered >= MUTE_AFTER {
+        if !self.answers && self.unanswered >= MUTE_AFTER {
             self.mute = true;
             return bytes + core::mem::take(&mut self.since);
         }
@@ -135,7 +135,7 @@ mod tests {
         let mut p = Pace::default();
         p.sent(10);
         let n = p.probed(0);
-        assert_eq!(p.answered(n), 10, "it speaks");
+        assert_eq!(p.answered(n), 10, "it answers");
         p.sent(100);
         let n = p.probed(0);
         p.sent(200);
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(p.answered(n), 100);
         assert_eq!(p.expired(now + PROBE_TIMEOUT), 0);
         assert!(p.wants_probe(200) && !p.wants_probe(201), "what came later has its own");
-        /* gone, it holds nobody up: what is sent to it counts for one timeout, as long as it says nothing */
+        /* gone, it holds nobody up: what is sent to it counts for one timeout, as long as it is silent */
         now += PROBE_TIMEOUT;
         assert_eq!(silent.expired(now), 100);
         assert_eq!(silent.probed(now), n + 1);

@@ -24,7 +24,7 @@ pub struct Released<E: Env> {
     pub attr: QpAttr,
     /// Windows may be bound on it
     pub windows: bool,
-    /// Its program was told that the connection is there
+    /// Its program was notified that the connection is there
     pub established: bool,
 }
 

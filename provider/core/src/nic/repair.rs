@@ -21,7 +21,7 @@ const AGAIN: u32 = 1 << 31;
 /// Numbers end here, far below [`AGAIN`].
 const REBASE: u32 = 1 << 30;
 
-/// A QP's repair: one more than its place, so that a QP without one says so in two bytes.
+/// A QP's repair: one more than its index, so that none takes two bytes in a QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RepairId(NonZeroU16);
 

@@ -1,6 +1,6 @@
 //! Whose turn it is: QPs with something to send, QPs that owe only an ACK, and timers.
 //!
-//! Each QP is in a queue at most once, as the flags of the QP say, and has one timer; each path is
+//! Each QP is in a queue at most once, by the flags of the QP, and has one timer; each path is
 //! noted at most once. So the queues never outgrow the room that is made when a QP or a path is made.
 //!
 //! Timers are lazy: moving a deadline back costs nothing. A popped timer whose QP has a later deadline
@@ -89,7 +89,7 @@ impl Sched {
     /// needed again, but comes at last, among many when its QP lies no longer in the CPU's caches. Says
     /// whether it is gone.
     #[inline]
-    pub(crate) fn rest(&mut self, timer: TimerId) -> bool {
+    pub(crate) fn disarm_if_crowded(&mut self, timer: TimerId) -> bool {
         let crowded = self.timers.is_crowded();
         if crowded {
             self.timers.disarm(timer);

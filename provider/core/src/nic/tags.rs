@@ -3,7 +3,7 @@
 
 use alloc::boxed::Box;
 
-use super::lend::Callable;
+use super::srq_lease::Revocable;
 use super::{Nic, Srq};
 use crate::env::{CompletionQueue, Env};
 use crate::error::NicError;
@@ -24,7 +24,7 @@ pub struct TagOp {
     pub wr_id: u64,
     /// What to do
     pub change: TagChange,
-    /// How many unexpected messages the program has seen, if it says
+    /// How many unexpected messages the program has seen, if it gives that
     pub seen: Option<u32>,
     /// Make a completion even if nothing went wrong
     pub signaled: bool,
@@ -52,11 +52,11 @@ impl<E: Env> Nic<E> {
         cookie: u64,
     ) -> Result<SrqId, NicError> {
         let tags = Some(Box::new(TagMatching { cq, list: TagList::new(max_tags)? }));
-        self.insert_srq(Srq { rq, pd, limit: 0, users: 0, cookie, xrc: None, callable: Callable::No, tags })
+        self.insert_srq(Srq { rq, pd, limit: 0, users: 0, cookie, xrc: None, revocable: Revocable::No, tags })
     }
 
     /// Changes a list; gives the handle of what was added. `Exhausted`: the list is full. `NotFound`: the SRQ
-    /// matches no tags. A buffer that is gone already is told in the completion.
+    /// matches no tags. The completion shows a buffer that is gone already.
     pub fn change_tags(&mut self, srq: SrqId, op: &TagOp) -> Result<u32, NicError> {
         let srq = self.shared.srqs.get_mut(srq.0 as usize).ok_or(NicError::NotFound)?;
         let TagMatching { cq, list } = srq.tags.as_deref_mut().ok_or(NicError::NotFound)?;

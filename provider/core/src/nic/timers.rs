@@ -69,7 +69,7 @@ impl Timers {
         self.take(self.places[id.0 as usize] as usize);
     }
 
-    /// The deadline is at `at`, unless it is earlier already; `who` is told when it comes.
+    /// The deadline is at `at`, unless it is earlier already; `who` gets it when it comes.
     pub fn arm(&mut self, id: TimerId, at: Nanos, who: u32) {
         let mut place = self.places[id.0 as usize] as usize;
         if let Some(entry) = self.heap.get_mut(place) {

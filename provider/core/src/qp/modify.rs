@@ -15,7 +15,7 @@ use QpType::{Rc, Uc, Ud, XrcRecv, XrcSend};
 /// Mandatory and optional attributes of a transition, beside the state itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// Transport
+    /// Transport of the QP
     pub qp_type: QpType,
     /// State before
     pub from: QpState,

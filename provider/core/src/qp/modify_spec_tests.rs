@@ -2,8 +2,8 @@
 //!
 //! Source: the tables of man ibv_modify_qp(3) for what is required, and IBTA vol. 1, 11.2.5.2 with annex A14
 //! (XRC) for what is optional and for SQD and SQE. Words are those of `enum ibv_qp_attr_mask`. Two things
-//! differ from there, on purpose: alternate paths are nowhere (the device says that it has none), and an end
-//! of an extended connection may be given what only the other end has.
+//! differ from there, on purpose: alternate paths are nowhere (the device reports that it has none), and an
+//! end of an extended connection may be given what only the other end has.
 
 use std::string::String;
 

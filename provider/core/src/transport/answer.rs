@@ -9,13 +9,13 @@ use super::{Answer, Ctx, Step, enter_error};
 use crate::env::Env;
 use crate::error::NicError;
 use crate::room::filled;
-use crate::types::{Access, AsyncEvent, Psn, QpState, QpType, Seg};
+use crate::types::{Access, AsyncEvent, Psn, QpId, QpState, QpType, Seg};
 use crate::wire::PKEY_DEFAULT;
 use crate::wire::builder::HeaderBuf;
 use crate::wire::headers::{NakCode, Syndrome};
 use crate::wire::opcode::code;
 
-/// The last results of atomics, the oldest overwritten first. Sized when the program says how many it
+/// The last results of atomics, the oldest overwritten first. Sized when the program sets how many it
 /// may be asked to repeat, so that remembering one never allocates.
 #[derive(Default)]
 pub(crate) struct Results {
@@ -77,7 +77,7 @@ impl<E: Env> Ctx<'_, E> {
                 self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
                 self.qp.resp.out.pop_front();
             }
-            Some(Answer::Read { far: Some(_), .. }) => self.ask_bytes(),
+            Some(Answer::Read { remote: Some(_), .. }) => self.fetch_bytes(),
             Some(Answer::Read { .. }) => self.emit_read_data(),
             None => match self.qp.resp.nak.take() {
                 Some(nak) => self.emit_ack(Some(nak)),
@@ -95,9 +95,9 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// Messages that an answer says are received: none that another card has not confirmed.
+    /// Messages that an answer acknowledges: none that another card has not confirmed.
     fn answer_msn(&self) -> u32 {
-        let limit = self.qp.resp.away.as_ref().and_then(|away| away.limit());
+        let limit = self.qp.resp.fwd.as_ref().and_then(|fwd| fwd.limit());
         limit.map_or(self.qp.resp.msn, |(_, msn)| msn)
     }
 
@@ -168,7 +168,7 @@ impl<E: Env> Ctx<'_, E> {
             return self.check_remote(key, va, len, Access::REMOTE_READ);
         }
         let pd = self.sh.mrs.pd(key)?;
-        self.sh.mrs.resolve_remote(key, (pd, self.qp.qpn), va, len, Access::REMOTE_READ).ok()
+        self.sh.mrs.resolve_remote(key, QpId { pd, qpn: self.qp.qpn }, va, len, Access::REMOTE_READ).ok()
     }
 
     /// The ACK that is owed, once no answer before it is. False: the port is full.
@@ -205,7 +205,7 @@ impl<E: Env> Ctx<'_, E> {
     fn emit_ack(&mut self, nak: Option<u8>) {
         let syndrome = nak.and_then(Syndrome::from_byte).unwrap_or_else(|| self.ack_syndrome());
         let resp = &mut self.qp.resp;
-        let limit = resp.away.as_ref().and_then(|away| away.limit());
+        let limit = resp.fwd.as_ref().and_then(|fwd| fwd.limit());
         let (next, msn) = limit.unwrap_or((resp.epsn, resp.msn));
         let psn = match syndrome {
             Syndrome::Ack { .. } => {

@@ -137,7 +137,7 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// A receive fails for a reason on our side: the WQE says so, the QP goes to ERR.
+    /// A receive fails for a reason on our side: its completion has the error, the QP goes to ERR.
     pub(super) fn fail_recv(&mut self, status: WcStatus) {
         self.complete_recv(
             Cqe { status, opcode: WcOpcode::Recv, flags: WcFlags::empty(), ..Cqe::default() },
@@ -160,7 +160,7 @@ pub(crate) fn enter_error<E: Env>(cx: &mut Ctx<'_, E>, state: QpState) {
     if state == QpState::Err {
         cx.qp.resp.cur = Inbound::Idle;
         cx.qp.resp.ack = false;
-        cx.leave_abroad();
+        cx.abandon_forwarded();
     }
     flush_posted(cx);
     if state == QpState::Err && matches!(cx.qp.rq, RecvSource::Shared(_)) {

@@ -1,8 +1,8 @@
-//! End-to-end credits: a responder says in its ACKs how many receives are posted, and its requester begins no
+//! End-to-end credits: a responder's ACKs give how many receives are posted, and its requester begins no
 //! more messages than find one (IBTA 9.7.7.2). It spares RNR NAKs where a program posts receives slowly.
 //!
 //! The limit is kept as the send queue's index behind the last WQE that may begin, not as a message number.
-//! WQEs that take no receive count as if they did, so it is never beyond what was said; one message may
+//! WQEs that take no receive count as if they did, so it is never beyond the credits; one message may
 //! always begin when nothing is under way (9.7.7.2.5), so nothing waits for ever.
 
 use super::Ctx;
@@ -15,7 +15,7 @@ use crate::wire::headers::{CREDITS_NONE, Syndrome, credit_code, credits_of};
 const ACK: Syndrome = Syndrome::Ack { credits: CREDITS_NONE };
 
 impl<E: Env> Ctx<'_, E> {
-    /// What this end's ACKs say.
+    /// Credits in this end's ACKs.
     #[inline]
     pub(super) fn ack_syndrome(&self) -> Syndrome {
         if self.sh.cfg.credits { self.posted_receives() } else { ACK }
@@ -32,7 +32,7 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// An ACK said `code`; what it acknowledges is done. ACKs that come late say less than is known.
+    /// An ACK had credits `code`; what it acknowledges is done. A late ACK gives less than is known.
     #[cold]
     pub(super) fn note_credits(&mut self, code: u8) {
         let req = &mut self.qp.req;

@@ -49,7 +49,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 }
 
-/// What the completion's service level says of a datagram, because Ethernet has no service level: which
+/// What the completion's service level holds of a datagram, because Ethernet has no service level: which
 /// header lies before it, so that programs need not guess (annex A17.4.5.1). The numbers are those of mlx5
 /// cards, which UCX relies on: 1 for IPv6, 2 for IPv4, and 8 for UDP behind it.
 fn header_type(meta: &FrameMeta) -> u8 {
@@ -87,7 +87,7 @@ fn network_header(meta: &FrameMeta, payload: usize) -> [u8; GRH as usize] {
     h
 }
 
-/// The checksum of an IPv4 header whose own field is zero (RFC 1071): by it readers tell the header from a
+/// The checksum of an IPv4 header whose own field is zero (RFC 1071): it distinguishes the header from a
 /// part of an IPv6 one.
 fn checksum(header: &[u8]) -> u16 {
     let (words, _) = header.as_chunks::<2>();

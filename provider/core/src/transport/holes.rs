@@ -12,7 +12,7 @@ use crate::env::{Env, SendQueue};
 use crate::nic::repair::{Passed, RepairId};
 use crate::types::{Nanos, Psn, QpState, SendOp};
 use crate::wire::headers::SackEth;
-use crate::wire::opcode::Kind;
+use crate::wire::opcode::PacketKind;
 use crate::wire::packet::Packet;
 
 /// Bytes that `packets` of `of` take of `bytes`: packets are of unlike size, an even share is close enough.
@@ -26,12 +26,12 @@ pub(super) fn size_of_each(bytes: u32, packets: u32) -> u16 {
 }
 
 impl<E: Env> Ctx<'_, E> {
-    /// What an answer says of the peer.
+    /// What an answer advertises of the peer.
     #[inline]
     pub(super) fn note_answer(&mut self, packet: &Packet<'_>) {
         let flags = &mut self.qp.flags;
-        flags.says &= packet.bth().repeats();
-        flags.repeats = flags.says != 0;
+        flags.advertises &= packet.bth().repeats();
+        flags.repeats = flags.advertises != 0;
     }
 
     /// Whether the cursor stands at a packet that was sent before, in a repair.
@@ -146,7 +146,7 @@ impl<E: Env> Ctx<'_, E> {
         let Some(kept) = packet.sack() else { return self.sh.stats.drop_malformed.inc() };
         let (una, max) = (self.qp.req.una_psn, self.qp.req.max_psn);
         let near = (-(SackEth::SPAN as i32)..=max.since(una)).contains(&missing.since(una));
-        if !self.qp.req.outstanding() || !near || self.qp.flags.says == 0 {
+        if !self.qp.req.outstanding() || !near || self.qp.flags.advertises == 0 {
             return self.sh.stats.drop_stale_response.inc();
         }
         self.note_answer(packet);
@@ -160,13 +160,13 @@ impl<E: Env> Ctx<'_, E> {
         }
         match self.begin_repair() {
             Some(id) => self.hold_kept(id, missing, kept),
-            /* an old one tells of nothing new */
+            /* an old one has nothing new */
             None if missing == self.qp.req.una_psn => self.on_loss(false),
             None => {}
         }
     }
 
-    /// Marks what a SACK tells of.
+    /// Marks what a SACK acknowledges.
     fn hold_kept(&mut self, id: RepairId, missing: Psn, kept: &SackEth) {
         let (una, max) = (self.qp.req.una_psn, self.qp.req.max_psn);
         let begin = missing.plus(1);
@@ -317,9 +317,11 @@ impl<E: Env> Ctx<'_, E> {
         let (wqe, offset) = (self.qp.sq.wqe(index), psn.since(first) as u32 * self.qp.mtu);
         let value = packet.atomic_ack().unwrap_or_default().to_ne_bytes();
         let (expected, data) = match (packet.op().kind, wqe.op) {
-            (Kind::AtomicAck, op) if op.is_atomic() => (8, &value[..]),
-            (Kind::ReadResponse, SendOp::Read) => ((wqe.length - offset).min(self.qp.mtu), packet.payload()),
-            (Kind::ReadResponse, SendOp::Flush | SendOp::AtomicWrite) => (0, packet.payload()),
+            (PacketKind::AtomicAck, op) if op.is_atomic() => (8, &value[..]),
+            (PacketKind::ReadResponse, SendOp::Read) => {
+                ((wqe.length - offset).min(self.qp.mtu), packet.payload())
+            }
+            (PacketKind::ReadResponse, SendOp::Flush | SendOp::AtomicWrite) => (0, packet.payload()),
             _ => return self.sh.stats.drop_malformed.inc(),
         };
         if data.len() as u32 != expected {
@@ -427,7 +429,7 @@ impl<E: Env> Ctx<'_, E> {
         self.ready();
     }
 
-    /// All that is not held is lost: the peer is silent, or says that it could not keep it. `again`: it was
+    /// All that is not held is lost: the peer is silent, or could not keep it. `again`: it was
     /// so before.
     pub(super) fn all_lost(&mut self, timeout: bool, again: bool) {
         let Some(id) = self.qp.req.repair else { return };

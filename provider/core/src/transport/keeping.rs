@@ -9,25 +9,25 @@ use crate::wire::packet::Packet;
 use crate::wire::{HeaderBuf, PKEY_DEFAULT, code};
 
 impl<E: Env> Ctx<'_, E> {
-    /// The QP is connected: its requests say from now on that it repeats selectively, if it may and there is
+    /// The QP is connected: its requests advertise selective repeat from now on, if it may and there is
     /// memory for it.
     pub(crate) fn offer_repeat(&mut self) {
         if self.sh.cfg.repeat && self.qp.qp_type.is_reliable() {
             let (frames, gaps) = (self.sh.cfg.kept, self.sh.cfg.gaps);
             let made = self.sh.keep.make(frames, gaps) && self.sh.repairs.make(gaps);
-            self.qp.flags.says = u8::from(made);
+            self.qp.flags.advertises = u8::from(made);
         }
     }
 
-    /// What a request says of its sender, which may be another from one to the next. A QP whose messages may
-    /// go to other cards keeps nothing: how far it has come is then not its own to say.
+    /// A request's flag of its sender, which may be another from one to the next. A QP whose messages may
+    /// go to other cards keeps nothing: its progress then depends on them.
     #[inline]
     pub(super) fn note_repeat(&mut self, packet: &Packet<'_>) {
-        let may = self.sh.cfg.repeat && self.qp.resp.away.is_none();
+        let may = self.sh.cfg.repeat && self.qp.resp.fwd.is_none();
         self.qp.flags.answers = packet.bth().repeats() & u8::from(may);
     }
 
-    /// Keeps a request, `n` behind the missing one. False: it is dropped, and nothing will tell the peer of
+    /// Keeps a request, `n` behind the missing one. False: it is dropped, and no SACK tells the peer of
     /// the gap.
     pub(super) fn keep_ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) -> bool {
         if n > SackEth::SPAN {
@@ -37,7 +37,7 @@ impl<E: Env> Ctx<'_, E> {
         let Some(gap) = own.or_else(|| keep.open(self.qp.qpn, self.now)) else { return false };
         self.qp.resp.gap = Some(gap);
         if keep.has(gap, psn) {
-            keep.hear(gap, self.now);
+            keep.peer_spoke(gap, self.now);
             self.sh.stats.duplicate_request.inc();
             return true;
         }
@@ -65,7 +65,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The request at `from`, which was missing, came: executes what is kept behind it, in order. A request
-    /// that must wait for a receive WQE is dropped like one from the wire, as its RNR NAK says.
+    /// that must wait for a receive WQE is dropped like one from the wire, and answered with an RNR NAK.
     pub(super) fn fill_gap(&mut self, mut from: Psn) {
         while let Some(gap) = self.gap() {
             let next = self.qp.resp.epsn;
@@ -76,7 +76,7 @@ impl<E: Env> Ctx<'_, E> {
             let alive = matches!(self.qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
             let kept = if packets > 0 && alive { self.sh.keep.take(gap, next) } else { None };
             let Some(kept) = kept else { return self.end_gap_if_empty(gap) };
-            let bytes = self.sh.keep.lend();
+            let bytes = self.sh.keep.take_bytes();
             if let Ok(packet) = Packet::parse(self.sh.keep.frame(&bytes, kept)) {
                 self.expected(next, &packet);
             }
@@ -88,7 +88,7 @@ impl<E: Env> Ctx<'_, E> {
     /// The ACK that is owed, with what is kept.
     pub(super) fn emit_sack(&mut self, gap: GapId, psn: Psn) {
         self.sh.stats.sent_sack.inc();
-        let kept = self.sh.keep.tell(gap, self.qp.resp.epsn);
+        let kept = self.sh.keep.sack(gap, self.qp.resp.epsn);
         let header = HeaderBuf::bth(code::SACK, self.qp.attr.dest_qpn, psn, false, false, 0, PKEY_DEFAULT)
             .repeats(self.qp.flags.answers)
             .aeth(self.ack_syndrome(), self.qp.resp.msn)

@@ -6,7 +6,7 @@
 use super::{Ctx, Step};
 use crate::env::Env;
 use crate::mr::{Bind, WindowType};
-use crate::types::{SendOp, SendWqe, WcStatus};
+use crate::types::{QpId, SendOp, SendWqe, WcStatus};
 
 impl<E: Env> Ctx<'_, E> {
     /// WQE `next`, which is a local one. `new`: the cursor was never here; else it was rewound over it.
@@ -14,7 +14,7 @@ impl<E: Env> Ctx<'_, E> {
         let done = !new
             || match wqe.op {
                 SendOp::BindMw => self.bind(wqe),
-                _ => self.sh.mrs.invalidate(wqe.rkey, (self.qp.pd, self.qp.qpn)).is_ok(),
+                _ => self.sh.mrs.invalidate(wqe.rkey, QpId { pd: self.qp.pd, qpn: self.qp.qpn }).is_ok(),
             };
         if !done {
             /* It never began: what was before it completes, it does not. */
@@ -28,7 +28,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn bind(&mut self, wqe: &SendWqe) -> bool {
-        let bound = self.sh.mrs.bind(&Bind::of(wqe, (self.qp.pd, self.qp.qpn)));
+        let bound = self.sh.mrs.bind(&Bind::of(wqe, QpId { pd: self.qp.pd, qpn: self.qp.qpn }));
         self.qp.flags.windows |= bound == Ok(WindowType::Two);
         bound.is_ok()
     }

@@ -8,7 +8,7 @@ use crate::env::Env;
 use crate::types::{Nanos, QpState, WcStatus};
 
 /// Packets that go first after a loss. What was in flight behind the lost packet still fills the
-/// peer's buffer; the answer to these says that it is through.
+/// peer's buffer; the answer to these confirms that it is through.
 const FIRST_AFTER_LOSS: u32 = 4;
 /// A round trip is taken to last at least this, ns.
 const RTT_MIN: Nanos = 50_000;
@@ -16,7 +16,7 @@ const RTT_MIN: Nanos = 50_000;
 /// silent peer is believed; recovery from loss need not wait for it.
 const RTO_MIN: Nanos = 1_000_000;
 /// Shortest timeout while only the first packets after a loss fly: a needless repetition of those costs
-/// little, and the responder says but once what it misses (IBTA 9.7.5.2.8).
+/// little, and the responder reports a missing packet only once (IBTA 9.7.5.2.8).
 pub(super) const RTO_AFTER_LOSS: Nanos = 500_000;
 const RTO_MAX: Nanos = 1_000_000_000;
 /// A silent peer is believed for so many eighths of the local ACK timeout, a try: a timeout is noticed
@@ -40,9 +40,9 @@ impl Requester {
 }
 
 impl<E: Env> Ctx<'_, E> {
-    /// When this card itself did not run past the deadline (it was stopped, or its clock jumped), nobody else
-    /// is to blame: it neither asked nor listened.
-    fn forgive_lateness(&mut self) {
+    /// Takes the time that this card itself did not run after the deadline (it was stopped, or its clock
+    /// jumped) out of the peer's silence: a local stall says nothing about the peer.
+    fn discount_local_stall(&mut self) {
         let req = &mut self.qp.req;
         if req.deadline != 0 && req.deadline < self.now {
             req.progress = req.progress.saturating_add(self.now - req.deadline);
@@ -56,7 +56,7 @@ impl<E: Env> Ctx<'_, E> {
         let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
         let least = if self.qp.req.rewound == 0 { RTO_MIN } else { RTO_AFTER_LOSS };
         let first = (4 * srtt).max(least);
-        self.forgive_lateness();
+        self.discount_local_stall();
         let rto = (first << self.qp.req.backoff.min(16)).min(RTO_MAX).min(limit.max(RTO_MIN));
         let at = (self.now + rto).min(self.given_up_at().unwrap_or(Nanos::MAX).max(self.now + 1));
         self.qp.req.deadline = at;
@@ -101,7 +101,7 @@ impl<E: Env> Ctx<'_, E> {
         at != 0 && self.now.saturating_sub(at) < 2 * srtt.max(RTT_MIN)
     }
 
-    /// A lost packet was noticed: `timeout` says by silence.
+    /// A packet was lost; `timeout`: found by the peer's silence.
     pub(super) fn on_loss(&mut self, timeout: bool) {
         if !timeout && self.just_rewound() {
             return;
@@ -122,7 +122,7 @@ impl<E: Env> Ctx<'_, E> {
         self.start_timer();
     }
 
-    /// Packets were lost on the path, as the peer says, or shows by an answer behind a `timeout`. Its silence
+    /// Packets were lost on the path: the peer reported it, or answered again after a `timeout`. Its silence
     /// proves nothing of the path.
     pub(super) fn cut_window(&mut self, timeout: bool) {
         if self.sh.paths.get(self.qp.path).cut(self.now, timeout) {
@@ -176,8 +176,8 @@ impl<E: Env> Ctx<'_, E> {
             return self.start_timer();
         }
         self.sh.stats.timeouts.inc();
-        self.forgive_lateness();
-        /* Time alone proves nothing: the peer must have been asked as often as the program said, too. */
+        self.discount_local_stall();
+        /* Time alone proves nothing: the peer must have been asked as often as the program set, too. */
         if self.given_up_at().is_some_and(|at| at <= self.now) {
             self.sh.stats.retry_exceeded.inc();
             return self.fail_oldest(WcStatus::RetryExcErr);

@@ -41,7 +41,7 @@ impl<E: Env> Ctx<'_, E> {
         self.arm(self.now + PROBE_TIMEOUT);
     }
 
-    /// A reliable QP waits for room that UC and UD packets take: who sent them may have no more to say, or be
+    /// A reliable QP waits for room that UC and UD packets take: their sender may have no more to send, or be
     /// gone, so the waiter asks about them itself.
     pub(super) fn watch_pace(&mut self, id: PathId) {
         let path = self.sh.paths.get(id);
@@ -91,7 +91,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 }
 
-/// Everything before the probe has been read from the socket: say so to who asked.
+/// Answers a probe: everything before it has been read from the socket.
 pub(crate) fn answer_probe<E: Env>(env: &mut E, meta: &FrameMeta, packet: &Packet<'_>) {
     let Some(asker) = packet.deth().map(|d| d.src_qp()) else { return };
     if !env.can_send() {

@@ -45,7 +45,7 @@ impl<E: Env> Ctx<'_, E> {
         if !self.may_answer_more(false) {
             return self.refuse(NakCode::InvalidRequest);
         }
-        let (need, qp) = (placement.needs(), (self.remote_pd(), self.qp.qpn));
+        let (need, qp) = (placement.needs(), self.remote_qp());
         let range = match level {
             FlushLevel::Range => self.check_remote(reth.rkey(), reth.va(), reth.dma_len(), need).is_some(),
             FlushLevel::Mr => true,

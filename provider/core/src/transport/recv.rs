@@ -2,13 +2,13 @@
 
 use alloc::boxed::Box;
 
-use super::away::Named;
+use super::remote_srq::SrqLocation;
 use super::requester::slices;
 use super::{Ctx, Inbound, Qp};
 use crate::env::{Env, RecvQueue};
 use crate::nic::Shared;
 use crate::qp::RecvSource;
-use crate::types::{AsyncEvent, PdId, QpType, Sge, SrqId};
+use crate::types::{AsyncEvent, PdId, QpId, QpType, Sge, SrqId};
 use crate::wire::packet::Packet;
 
 /// A receive WQE that was taken from the queue but is not completed.
@@ -113,7 +113,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let taken = match &self.qp.rq {
             RecvSource::Own(rq) => rq.take(recv.room()),
-            RecvSource::Xrc(id) if !self.sh.lending.returned.is_empty() => {
+            RecvSource::Xrc(id) if !self.sh.leases.returned.is_empty() => {
                 let taken = self.sh.take_returned(self.env, *id, recv.room());
                 taken.map(|taken| (taken.wr_id, taken.sges))
             }
@@ -138,7 +138,7 @@ impl<E: Env> Ctx<'_, E> {
             }
             None => {
                 if let RecvSource::Xrc(id) = self.qp.rq {
-                    self.sh.recall(self.env, id, None);
+                    self.sh.revoke_leases(self.env, id, None);
                 }
                 false
             }
@@ -148,7 +148,7 @@ impl<E: Env> Ctx<'_, E> {
     /// UC and UD, whose next message is lost if none is posted: notes whether this one had the last.
     pub(super) fn look_for_receives(&mut self) {
         if lacks_receives(self.qp, self.sh) {
-            self.sh.ran_out = Some(self.qp.qpn);
+            self.sh.starved = Some(self.qp.qpn);
         }
     }
 
@@ -187,8 +187,9 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// Keys in requests belong to the QP's PD, of XRC to that of the SRQ that the request names (A14.5).
-    pub(super) fn remote_pd(&self) -> PdId {
-        if self.qp.qp_type == QpType::XrcRecv { self.recv_pd() } else { self.qp.pd }
+    pub(super) fn remote_qp(&self) -> QpId {
+        let pd = if self.qp.qp_type == QpType::XrcRecv { self.recv_pd() } else { self.qp.pd };
+        QpId { pd, qpn: self.qp.qpn }
     }
 
     /// Where receives complete whose SRQ has a CQ of its own.
@@ -203,28 +204,28 @@ impl<E: Env> Ctx<'_, E> {
 
     /// XRC: takes from the SRQ that the request names, from now on. Nobody's: there is none such in the QP's
     /// domain, or the message began with another.
-    pub(super) fn name_srq(&mut self, packet: &Packet<'_>) -> Named {
-        let Some(mut number) = packet.xrc_srq() else { return Named::Here };
-        if self.qp.resp.away.is_some() {
-            let (named, local) = self.name_abroad(number);
-            if named != Named::Here {
+    pub(super) fn name_srq(&mut self, packet: &Packet<'_>) -> SrqLocation {
+        let Some(mut number) = packet.xrc_srq() else { return SrqLocation::Local };
+        if self.qp.resp.fwd.is_some() {
+            let (named, local) = self.locate_srq(number);
+            if named != SrqLocation::Local {
                 return named;
             }
             number = local;
         }
-        let RecvSource::Xrc(now) = &mut self.qp.rq else { return Named::Nobodys };
-        let Some(srq) = self.sh.srqs.get(number as usize) else { return Named::Nobodys };
+        let RecvSource::Xrc(now) = &mut self.qp.rq else { return SrqLocation::Unknown };
+        let Some(srq) = self.sh.srqs.get(number as usize) else { return SrqLocation::Unknown };
         if srq.xrc.as_ref().map(|(domain, _)| *domain) != Some(self.qp.pd) {
-            return Named::Nobodys;
+            return SrqLocation::Unknown;
         }
         if now.0 == number {
-            return Named::Here;
+            return SrqLocation::Local;
         }
         /* what the message has taken so far completes where it began */
         let begins = matches!(self.qp.resp.cur, Inbound::Idle);
         if begins {
             *now = SrqId(number);
         }
-        if begins { Named::Here } else { Named::Nobodys }
+        if begins { SrqLocation::Local } else { SrqLocation::Unknown }
     }
 }

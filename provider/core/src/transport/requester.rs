@@ -137,8 +137,8 @@ impl<E: Env> Ctx<'_, E> {
             return self.fail_wqe(WcStatus::LocQpOpErr);
         };
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
-        let mut header =
-            HeaderBuf::bth(code, peer, psn, ask, solicited, pad, PKEY_DEFAULT).repeats(self.qp.flags.says);
+        let mut header = HeaderBuf::bth(code, peer, psn, ask, solicited, pad, PKEY_DEFAULT)
+            .repeats(self.qp.flags.advertises);
         if self.qp.qp_type.is_xrc() {
             header = header.xrceth(wqe.remote_qpn);
         }
@@ -187,14 +187,14 @@ impl<E: Env> Ctx<'_, E> {
             return self.fail_wqe(WcStatus::LocProtErr);
         }
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
-        let (xrc, says) = (self.qp.qp_type.is_xrc(), self.qp.flags.says);
+        let (xrc, advertises) = (self.qp.qp_type.is_xrc(), self.qp.flags.advertises);
         let begin = |code| {
             if xrc {
                 HeaderBuf::bth(code::XRC + code, peer, psn, true, false, 0, PKEY_DEFAULT)
-                    .repeats(says)
+                    .repeats(advertises)
                     .xrceth(wqe.remote_qpn)
             } else {
-                HeaderBuf::bth(code, peer, psn, true, false, 0, PKEY_DEFAULT).repeats(says)
+                HeaderBuf::bth(code, peer, psn, true, false, 0, PKEY_DEFAULT).repeats(advertises)
             }
         };
         let (va, key) = (wqe.remote_addr.wrapping_add(u64::from(offset)), wqe.rkey);
@@ -380,7 +380,7 @@ impl<E: Env> Ctx<'_, E> {
 }
 
 /// Walks bytes `offset..offset + len` of an SGE list: `f(sge, bytes to skip in it, bytes)`.
-/// `None` when the list is too short or `f` says so.
+/// `None` when the list is too short or `f` returns `None`.
 pub fn slices(
     sges: impl IntoIterator<Item = Sge>,
     mut offset: u32,

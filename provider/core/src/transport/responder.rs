@@ -1,14 +1,14 @@
 //! RC requests from the peer (IBTA 9.7.4, 9.7.5.1, table 58 for faults).
 
-use super::away::Named;
 use super::recv::PlaceError;
+use super::remote_srq::SrqLocation;
 use super::{Answer, Ctx, Inbound, Quiesce, enter_error};
 use crate::engine::Call;
 use crate::env::{Env, SendQueue};
 use crate::room::Room;
 use crate::types::{Access, AsyncEvent, Cqe, Psn, QpState, WcFlags, WcOpcode, WcStatus};
 use crate::wire::headers::{NakCode, Syndrome};
-use crate::wire::opcode::Kind;
+use crate::wire::opcode::PacketKind;
 use crate::wire::packet::Packet;
 
 impl<E: Env> Ctx<'_, E> {
@@ -38,10 +38,10 @@ impl<E: Env> Ctx<'_, E> {
         /* one that could not leave yet, for want of this packet, and that would stand behind it */
         self.qp.resp.nak = None;
         match self.name_srq(packet) {
-            Named::Here => self.execute(psn, packet),
-            Named::Far => self.execute_abroad(packet),
-            Named::Busy => self.wait_abroad(),
-            Named::Nobodys => self.refuse(NakCode::InvalidRequest),
+            SrqLocation::Local => self.execute(psn, packet),
+            SrqLocation::Remote => self.forward(packet),
+            SrqLocation::Busy => self.defer_request(),
+            SrqLocation::Unknown => self.refuse(NakCode::InvalidRequest),
         }
     }
 
@@ -55,7 +55,7 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// `n` packets are missing before this one: keep it, if the peer can make something of that, or say once
+    /// `n` packets are missing before this one: keep it, if the peer knows SACKs, or report once
     /// what is missing (IBTA 9.7.5.2.8).
     fn ahead(&mut self, psn: Psn, n: u32, packet: &Packet<'_>) {
         self.sh.stats.out_of_sequence.inc();
@@ -90,23 +90,23 @@ impl<E: Env> Ctx<'_, E> {
         let begins = info.is_first();
         let fits = match (self.qp.resp.cur, info.kind) {
             (Inbound::Idle, _) => begins,
-            (Inbound::Send { .. } | Inbound::Tagged { .. }, Kind::Send)
-            | (Inbound::Write { .. }, Kind::Write) => !begins,
+            (Inbound::Send { .. } | Inbound::Tagged { .. }, PacketKind::Send)
+            | (Inbound::Write { .. }, PacketKind::Write) => !begins,
             _ => false,
         };
         if !fits {
             return self.refuse(NakCode::InvalidRequest);
         }
-        if matches!(info.kind, Kind::AtomicWrite | Kind::Flush) {
+        if matches!(info.kind, PacketKind::AtomicWrite | PacketKind::Flush) {
             self.qp.quiesce = Quiesce::Never;
         }
         match info.kind {
-            Kind::Send => self.execute_send(packet),
-            Kind::Write => self.execute_write(packet),
-            Kind::ReadRequest => self.execute_read(psn, packet),
-            Kind::CmpSwap | Kind::FetchAdd => self.execute_atomic(psn, packet),
-            Kind::AtomicWrite => self.execute_atomic_write(psn, packet),
-            Kind::Flush => self.execute_flush(psn, packet),
+            PacketKind::Send => self.execute_send(packet),
+            PacketKind::Write => self.execute_write(packet),
+            PacketKind::ReadRequest => self.execute_read(psn, packet),
+            PacketKind::CmpSwap | PacketKind::FetchAdd => self.execute_atomic(psn, packet),
+            PacketKind::AtomicWrite => self.execute_atomic_write(psn, packet),
+            PacketKind::Flush => self.execute_flush(psn, packet),
             _ => self.sh.stats.drop_opcode.inc(),
         }
     }
@@ -137,7 +137,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let total = received + data.len() as u32;
         if let Some(key) = packet.ieth()
-            && self.sh.mrs.invalidate_remote(key, (self.remote_pd(), self.qp.qpn)).is_err()
+            && self.sh.mrs.invalidate_remote(key, self.remote_qp()).is_err()
         {
             return self.cannot_invalidate(packet);
         }
@@ -212,7 +212,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     pub(super) fn check_remote(&self, key: u32, va: u64, len: u32, need: Access) -> Option<u64> {
-        self.sh.mrs.resolve_remote(key, (self.remote_pd(), self.qp.qpn), va, len, need).ok()
+        self.sh.mrs.resolve_remote(key, self.remote_qp(), va, len, need).ok()
     }
 
     fn execute_read(&mut self, psn: Psn, packet: &Packet<'_>) {
@@ -233,7 +233,7 @@ impl<E: Env> Ctx<'_, E> {
             left: len,
             begun: false,
             again: false,
-            far: None,
+            remote: None,
         });
         self.accept(packet, len.div_ceil(self.qp.mtu).max(1), true);
         self.ready();
@@ -254,7 +254,7 @@ impl<E: Env> Ctx<'_, E> {
             return self.refuse(NakCode::InvalidRequest);
         }
         let value = match packet.op().kind {
-            Kind::CmpSwap => self.env.dma_compare_swap(host, eth.compare(), eth.swap_add()),
+            PacketKind::CmpSwap => self.env.dma_compare_swap(host, eth.compare(), eth.swap_add()),
             _ => self.env.dma_fetch_add(host, eth.swap_add()),
         };
         let Some(value) = value else { return self.violate() };
@@ -332,7 +332,8 @@ impl<E: Env> Ctx<'_, E> {
         self.die(NakCode::RemoteAccess, AsyncEvent::QpAccessErr(self.qp.qpn));
     }
 
-    /// A WRITE may not go where it wants to. One with immediate has taken a receive, which says so (class C).
+    /// A WRITE is denied access. One with immediate has taken a receive, which completes with the error
+    /// (class C).
     fn violate_write(&mut self) {
         if self.qp.resp.recv.held {
             self.fail_recv(WcStatus::LocAccessErr);
@@ -341,7 +342,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// The key that a SEND names cannot be invalidated (class J). The message has arrived and is
-    /// acknowledged; its receive says so, and this end goes to ERR without a NAK, as rdma_rxe's does.
+    /// acknowledged; its receive has the error, and this end goes to ERR without a NAK, as rdma_rxe's does.
     fn cannot_invalidate(&mut self, packet: &Packet<'_>) {
         self.accept(packet, 1, true);
         self.fail_recv(WcStatus::RemInvReqErr);
@@ -355,15 +356,15 @@ impl<E: Env> Ctx<'_, E> {
         self.env.event(event);
     }
 
-    /// A request from the past: its answer was lost, or it came twice (IBTA 9.7.5.1.3).
+    /// A request from the past: its answer was lost, or it was duplicated (IBTA 9.7.5.1.3).
     fn duplicate(&mut self, psn: Psn, packet: &Packet<'_>) {
         self.sh.stats.duplicate_request.inc();
         self.sh.paths.saw_loss(self.qp.path);
         match packet.op().kind {
-            Kind::ReadRequest => self.duplicate_read(psn, packet),
-            Kind::CmpSwap | Kind::FetchAdd => self.duplicate_atomic(psn),
-            Kind::AtomicWrite | Kind::Flush => self.duplicate_placement(psn, packet),
-            Kind::Send | Kind::Write => self.owe_ack(),
+            PacketKind::ReadRequest => self.duplicate_read(psn, packet),
+            PacketKind::CmpSwap | PacketKind::FetchAdd => self.duplicate_atomic(psn),
+            PacketKind::AtomicWrite | PacketKind::Flush => self.duplicate_placement(psn, packet),
+            PacketKind::Send | PacketKind::Write => self.owe_ack(),
             _ => {}
         }
     }
@@ -398,8 +399,8 @@ impl<E: Env> Ctx<'_, E> {
 
     fn duplicate_read(&mut self, psn: Psn, packet: &Packet<'_>) {
         let Some(reth) = packet.reth() else { return };
-        let Ok(far) = self.far_of(packet) else { return };
-        let on_its_way = far.is_some() && self.will_answer(psn);
+        let Ok(remote) = self.remote_srq_of(packet) else { return };
+        let on_its_way = remote.is_some() && self.will_answer(psn);
         let again = !on_its_way || self.repeats_answer(psn);
         /* A peer that repeats selectively asks for nothing twice that it need not. */
         if self.qp.flags.answers == 0 {
@@ -413,11 +414,19 @@ impl<E: Env> Ctx<'_, E> {
         let legal = len <= self.sh.cfg.max_msg
             && !self.qp.resp.epsn.before(end)
             && self.may_answer_more(true)
-            && (far.is_some() || self.check_answer(key, va, len).is_some());
+            && (remote.is_some() || self.check_answer(key, va, len).is_some());
         if legal && self.qp.attr.access.contains(Access::REMOTE_READ) {
-            self.qp.resp.out.push_in_room(Answer::Read { psn, va, key, left: len, begun: false, again, far });
-            if far.is_some() && !on_its_way {
-                self.ask_from(psn);
+            self.qp.resp.out.push_in_room(Answer::Read {
+                psn,
+                va,
+                key,
+                left: len,
+                begun: false,
+                again,
+                remote,
+            });
+            if remote.is_some() && !on_its_way {
+                self.refetch_from(psn);
             }
             self.ready();
         }

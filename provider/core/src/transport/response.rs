@@ -5,7 +5,7 @@ use super::requester::{READ_CHUNK, in_flight, slices};
 use crate::env::{Env, SendQueue};
 use crate::types::{Nanos, Psn, QpState, SendOp, WcStatus};
 use crate::wire::headers::{CREDITS_NONE, NakCode, Syndrome};
-use crate::wire::opcode::Kind;
+use crate::wire::opcode::PacketKind;
 use crate::wire::packet::Packet;
 
 /// RNR NAK timer codes in units of 10 us (IBTA table 45).
@@ -28,8 +28,8 @@ impl<E: Env> Ctx<'_, E> {
         self.note_answer(packet);
         let syndrome = packet.aeth().and_then(|a| a.syndrome());
         match (packet.op().kind, syndrome) {
-            (Kind::ReadResponse, _) => self.read_data(psn, packet),
-            (Kind::AtomicAck, _) => self.atomic_result(psn, packet),
+            (PacketKind::ReadResponse, _) => self.read_data(psn, packet),
+            (PacketKind::AtomicAck, _) => self.atomic_result(psn, packet),
             (_, Some(Syndrome::Ack { .. })) => self.acked(psn),
             (_, Some(Syndrome::Rnr { timer })) => self.rnr(psn, timer),
             (_, Some(Syndrome::Nak(code))) => self.nak(psn, code),
@@ -128,7 +128,7 @@ impl<E: Env> Ctx<'_, E> {
         if outstanding {
             self.start_timer();
         } else {
-            self.rest_timer();
+            self.disarm_idle_timer();
         }
         if let Some(id) = self.qp.req.repair {
             self.after_pass(id);

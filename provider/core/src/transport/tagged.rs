@@ -1,5 +1,5 @@
 //! Messages to an SRQ that matches tags: eager ones go straight to the buffer of their tag, the data of
-//! others is fetched from the sender, who is told then (rdma-core, Documentation/tag_matching.md).
+//! others is fetched from the sender, which is notified then (rdma-core, Documentation/tag_matching.md).
 //!
 //! The send queue of such a QP is the card's: a READ for each rendezvous, then a SEND of its headers.
 
@@ -143,7 +143,7 @@ impl<E: Env> Ctx<'_, E> {
             let mut cqe = Cqe { wr_id, status, opcode: WcOpcode::TmRecv, ..Cqe::default() };
             if status == WcStatus::Success {
                 (cqe.byte_len, cqe.flags) = (wqe.length, WcFlags::TM_DATA_VALID);
-                self.say_fin(rendezvous);
+                self.send_fin(rendezvous);
             }
             self.push_tagged(cqe);
         }
@@ -165,9 +165,9 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// Tells the sender that its data is fetched. The READ has just left its place in the queue. The headers
-    /// travel in the WQE.
-    fn say_fin(&mut self, rendezvous: Rendezvous) {
+    /// Notifies the sender that its data is fetched. The READ has just left its place in the queue. The
+    /// headers travel in the WQE.
+    fn send_fin(&mut self, rendezvous: Rendezvous) {
         let fin = rendezvous.fin();
         let wqe = SendWqe {
             op: SendOp::Send,
@@ -191,7 +191,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let (peer, psn) = (self.qp.attr.dest_qpn, self.qp.req.psn);
         let header = HeaderBuf::bth(code::RC_SEND_ONLY, peer, psn, true, false, 0, PKEY_DEFAULT)
-            .repeats(self.qp.flags.says)
+            .repeats(self.qp.flags.advertises)
             .tags(&fin);
         self.env.send_frame(&self.qp.attr.av, &header, &[], 0, false);
         self.qp.req.unasked = 0;

@@ -4,7 +4,7 @@ use super::recv::PlaceError;
 use super::{Ctx, Inbound};
 use crate::env::Env;
 use crate::types::{Access, Psn, QpState, WcOpcode, WcStatus};
-use crate::wire::opcode::Kind;
+use crate::wire::opcode::PacketKind;
 use crate::wire::packet::Packet;
 
 impl<E: Env> Ctx<'_, E> {
@@ -21,8 +21,8 @@ impl<E: Env> Ctx<'_, E> {
         }
         self.qp.resp.epsn = psn.plus(1);
         let placed = match packet.op().kind {
-            Kind::Send => self.unreliable_send(packet),
-            Kind::Write => self.unreliable_write(packet),
+            PacketKind::Send => self.unreliable_send(packet),
+            PacketKind::Write => self.unreliable_write(packet),
             _ => None,
         };
         if placed.is_none() {
@@ -38,7 +38,7 @@ impl<E: Env> Ctx<'_, E> {
         }
         let continues = matches!(
             (self.qp.resp.cur, packet.op().kind),
-            (Inbound::Send { .. }, Kind::Send) | (Inbound::Write { .. }, Kind::Write)
+            (Inbound::Send { .. }, PacketKind::Send) | (Inbound::Write { .. }, PacketKind::Write)
         );
         continues && psn == self.qp.resp.epsn
     }

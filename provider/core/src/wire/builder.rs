@@ -26,11 +26,11 @@ impl HeaderBuf {
         buf.push(&Bth::new(opcode, qpn, psn, ack_req, solicited, pad, pkey));
         buf
     }
-    /// Says (1) or does not say (0) that the sender repeats selectively: [`Bth::repeats`].
+    /// Advertises (1) or not (0) that the sender repeats selectively: [`Bth::repeats`].
     #[inline]
     #[must_use]
-    pub fn repeats(mut self, says: u8) -> Self {
-        self.bytes[REPEATS] |= says & 1;
+    pub fn repeats(mut self, advertised: u8) -> Self {
+        self.bytes[REPEATS] |= advertised & 1;
         self
     }
     /// Adds what the responder keeps.

@@ -32,7 +32,7 @@ pub struct Bth {
 }
 
 impl Bth {
-    /// A header with MigReq set (the path is the migrated one, as cards without migration say),
+    /// A header with MigReq set (the path is the migrated one, as cards without migration set),
     /// transport version 0 and no congestion bits. `pad` is 0 to 3.
     #[inline]
     pub fn new(opcode: u8, qpn: Qpn, psn: Psn, ack_req: bool, solicited: bool, pad: u8, pkey: u16) -> Self {
@@ -96,7 +96,7 @@ impl Bth {
     pub fn ack_req(&self) -> bool {
         self.ack_psn.get() & ACK_REQ != 0
     }
-    /// Ours: whether its sender says that it repeats selectively, 0 or 1
+    /// Ours: whether its sender advertises selective repeat, 0 or 1
     #[inline]
     pub fn repeats(&self) -> u8 {
         (self.ack_psn.get() & REPEATS != 0) as u8
@@ -180,7 +180,7 @@ impl Aeth {
     pub fn new(syndrome: Syndrome, msn: u32) -> Self {
         Aeth(U32::new(u32::from(syndrome.to_byte()) << 24 | msn & QPN_MASK))
     }
-    /// What the responder says; `None` for reserved codes.
+    /// The syndrome; `None` for reserved codes.
     #[inline]
     pub fn syndrome(&self) -> Option<Syndrome> {
         Syndrome::from_byte((self.0.get() >> 24) as u8)
@@ -204,7 +204,7 @@ pub const fn credits_of(code: u8) -> u32 {
     }
 }
 
-/// The code of as many credits as can be said that are not more than `count`.
+/// The code of the most credits that are not more than `count`.
 pub const fn credit_code(count: u32) -> u8 {
     let mut code = 0;
     while code + 1 < CREDITS_NONE && credits_of(code + 1) <= count {
@@ -336,7 +336,7 @@ impl AtomicAckEth {
 pub struct SackEth([U64; 6]);
 
 impl SackEth {
-    /// PSNs that it tells of.
+    /// PSNs that it covers.
     pub const SPAN: u32 = 384;
 
     /// From words of 64 PSNs; the lowest bit of the first stands for the PSN behind the missing one.
@@ -344,7 +344,7 @@ impl SackEth {
     pub fn new(words: [u64; 6]) -> Self {
         SackEth(words.map(U64::new))
     }
-    /// Whether the PSN `n` behind the first one that it tells of is kept; `n` is below [`SackEth::SPAN`].
+    /// Whether the PSN `n` behind the first one that it covers is kept; `n` is below [`SackEth::SPAN`].
     #[inline]
     pub fn has(&self, n: u32) -> bool {
         self.0.get(n as usize / 64).is_some_and(|word| word.get() >> (n % 64) & 1 == 1)
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn credits_are_said_as_far_as_they_can_be() {
+    fn credits_are_rounded_down_to_a_code() {
         assert_eq!(
             (0..12).map(credits_of).collect::<alloc::vec::Vec<_>>(),
             [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]

@@ -132,7 +132,7 @@ pub const fn bytes_after_ip_id(frame_len: usize) -> usize {
 /// Whether an ICRC error can come from an unknown IPv4 identification alone.
 ///
 /// `error` is the computed ICRC xor the received one (both read little-endian), `bytes_after_id` what
-/// [`bytes_after_ip_id`] says. CRC is linear: the error is what the difference of the two headers
+/// [`bytes_after_ip_id`] gives. CRC is linear: the error is what the difference of the two headers
 /// would give on its own. Taken back over the bytes behind the identification and over the
 /// identification itself, what is left of a difference in these 16 bits is these 16 bits.
 #[inline]

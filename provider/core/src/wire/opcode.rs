@@ -55,11 +55,11 @@ pub mod code {
     pub const XRC: u8 = 0xa0;
     /// Congestion notification packet (RoCEv2 annex A17.9.3)
     pub const CNP: u8 = 0x81;
-    /// Ours: "have you read this far?" (manufacturer's op-codes are 0xc0 to 0xff)
+    /// Ours: asks for an answer once all before it is read (manufacturer's op-codes are 0xc0 to 0xff)
     pub const PROBE: u8 = 0xc0;
-    /// Ours: "yes"
+    /// Ours: the answer to a probe
     pub const PROBE_ANSWER: u8 = 0xc1;
-    /// Ours: an ACK of RC or XRC that tells what is kept behind the packet that is missing
+    /// Ours: an ACK of RC or XRC with what is kept behind the missing packet
     pub const SACK: u8 = 0xc2;
     /// Ours: by which the ends of a connection settle what carries it
     pub const NEGOTIATE: u8 = 0xc3;
@@ -98,40 +98,61 @@ impl Transport {
 
 /// What a packet does, whatever its place in the message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs)]
-pub enum Kind {
+pub enum PacketKind {
+    /// Part of a SEND
     Send,
+    /// Part of an RDMA WRITE
     Write,
+    /// RDMA READ request
     ReadRequest,
+    /// Part of a READ response
     ReadResponse,
+    /// ACK or NAK
     Ack,
+    /// Result of an atomic
     AtomicAck,
+    /// Compare and swap
     CmpSwap,
+    /// Fetch and add
     FetchAdd,
+    /// FLUSH request
     Flush,
+    /// ATOMIC WRITE request
     AtomicWrite,
+    /// Congestion notification
     Cnp,
+    /// Ours: asks whether all before it was read
     Probe,
+    /// Ours: answer to a probe
     ProbeAnswer,
+    /// Ours: ACK with the packets kept behind a missing one
     Sack,
+    /// Ours: negotiation of engines
     Negotiate,
 }
 
-impl Kind {
+impl PacketKind {
     /// Whether it travels from requester to responder.
     #[inline]
     pub const fn is_request(self) -> bool {
-        matches!(self, Kind::Send | Kind::Write) || self.is_answered()
+        matches!(self, PacketKind::Send | PacketKind::Write) || self.is_answered()
     }
     /// Whether it is a request that an answer of its own belongs to: an ACK for later ones does not do.
     #[inline]
     pub const fn is_answered(self) -> bool {
-        matches!(self, Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd | Kind::Flush | Kind::AtomicWrite)
+        matches!(
+            self,
+            PacketKind::ReadRequest
+                | PacketKind::CmpSwap
+                | PacketKind::FetchAdd
+                | PacketKind::Flush
+                | PacketKind::AtomicWrite
+        )
     }
     /// Whether it travels from responder to requester.
     #[inline]
     pub const fn is_response(self) -> bool {
-        matches!(self, Kind::ReadResponse | Kind::Ack | Kind::AtomicAck)
+        matches!(self, PacketKind::ReadResponse | PacketKind::Ack | PacketKind::AtomicAck)
     }
 }
 
@@ -182,10 +203,10 @@ pub struct OpInfo {
     pub code: u8,
     /// BTH and extension headers, bytes
     pub header_len: u8,
-    /// Transport
+    /// Transport of the op-code
     pub transport: Transport,
     /// What it does
-    pub kind: Kind,
+    pub kind: PacketKind,
     /// Place and headers
     pub flags: OpFlags,
 }
@@ -231,7 +252,7 @@ const EXTENSIONS: [(OpFlags, u8); 11] = [
 /// Bytes of a BTH.
 pub const BTH_LEN: usize = 12;
 
-const fn op(code: u8, transport: Transport, kind: Kind, flags: OpFlags) -> Option<OpInfo> {
+const fn op(code: u8, transport: Transport, kind: PacketKind, flags: OpFlags) -> Option<OpInfo> {
     let mut header_len = BTH_LEN as u8;
     let mut i = 0;
     while i < EXTENSIONS.len() {
@@ -249,18 +270,18 @@ const fn messages(table: &mut [Option<OpInfo>; 256], base: u8, t: Transport) {
     let imm = p.union(OpFlags::IMM);
     let reth = p.union(OpFlags::RETH);
     let rows = [
-        (Kind::Send, FIRST.union(p)),
-        (Kind::Send, MIDDLE.union(p)),
-        (Kind::Send, LAST.union(p)),
-        (Kind::Send, LAST.union(imm)),
-        (Kind::Send, ONLY.union(p)),
-        (Kind::Send, ONLY.union(imm)),
-        (Kind::Write, FIRST.union(reth)),
-        (Kind::Write, MIDDLE.union(p)),
-        (Kind::Write, LAST.union(p)),
-        (Kind::Write, LAST.union(imm)),
-        (Kind::Write, ONLY.union(reth)),
-        (Kind::Write, ONLY.union(reth).union(imm)),
+        (PacketKind::Send, FIRST.union(p)),
+        (PacketKind::Send, MIDDLE.union(p)),
+        (PacketKind::Send, LAST.union(p)),
+        (PacketKind::Send, LAST.union(imm)),
+        (PacketKind::Send, ONLY.union(p)),
+        (PacketKind::Send, ONLY.union(imm)),
+        (PacketKind::Write, FIRST.union(reth)),
+        (PacketKind::Write, MIDDLE.union(p)),
+        (PacketKind::Write, LAST.union(p)),
+        (PacketKind::Write, LAST.union(imm)),
+        (PacketKind::Write, ONLY.union(reth)),
+        (PacketKind::Write, ONLY.union(reth).union(imm)),
     ];
     let mut i = 0;
     while i < rows.len() {
@@ -271,7 +292,9 @@ const fn messages(table: &mut [Option<OpInfo>; 256], base: u8, t: Transport) {
 }
 
 const fn table() -> [Option<OpInfo>; 256] {
-    use Kind::{AtomicAck, AtomicWrite, CmpSwap, Cnp, FetchAdd, Flush, ReadRequest, ReadResponse, Send};
+    use PacketKind::{
+        AtomicAck, AtomicWrite, CmpSwap, Cnp, FetchAdd, Flush, ReadRequest, ReadResponse, Send,
+    };
     let mut t = [None; 256];
     messages(&mut t, 0x00, Transport::Rc);
     messages(&mut t, 0x20, Transport::Uc);
@@ -283,7 +306,7 @@ const fn table() -> [Option<OpInfo>; 256] {
         (0x0e, Transport::Rc, ReadResponse, MIDDLE.union(p)),
         (0x0f, Transport::Rc, ReadResponse, LAST.union(aeth).union(p)),
         (0x10, Transport::Rc, ReadResponse, ONLY.union(aeth).union(p)),
-        (0x11, Transport::Rc, Kind::Ack, ONLY.union(aeth)),
+        (0x11, Transport::Rc, PacketKind::Ack, ONLY.union(aeth)),
         (0x12, Transport::Rc, AtomicAck, ONLY.union(aeth).union(OpFlags::ATOMIC_ACK)),
         (0x13, Transport::Rc, CmpSwap, ONLY.union(OpFlags::ATOMIC)),
         (0x14, Transport::Rc, FetchAdd, ONLY.union(OpFlags::ATOMIC)),
@@ -294,10 +317,10 @@ const fn table() -> [Option<OpInfo>; 256] {
         (0x64, Transport::Ud, Send, ONLY.union(OpFlags::DETH).union(p)),
         (0x65, Transport::Ud, Send, ONLY.union(OpFlags::DETH).union(OpFlags::IMM).union(p)),
         (0x81, Transport::Cnp, Cnp, ONLY.union(OpFlags::RESERVED)),
-        (0xc0, Transport::Own, Kind::Probe, ONLY.union(OpFlags::DETH)),
-        (0xc1, Transport::Own, Kind::ProbeAnswer, ONLY.union(OpFlags::DETH)),
-        (0xc2, Transport::Own, Kind::Sack, ONLY.union(aeth).union(OpFlags::SACKETH)),
-        (0xc3, Transport::Own, Kind::Negotiate, ONLY.union(OpFlags::DETH).union(p)),
+        (0xc0, Transport::Own, PacketKind::Probe, ONLY.union(OpFlags::DETH)),
+        (0xc1, Transport::Own, PacketKind::ProbeAnswer, ONLY.union(OpFlags::DETH)),
+        (0xc2, Transport::Own, PacketKind::Sack, ONLY.union(aeth).union(OpFlags::SACKETH)),
+        (0xc3, Transport::Own, PacketKind::Negotiate, ONLY.union(OpFlags::DETH).union(p)),
     ];
     let mut i = 0;
     while i < rows.len() {
@@ -363,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_says_its_own_codes() {
+    fn the_table_has_its_own_codes() {
         let known = (0..=255u8).filter_map(op_info).count();
         assert_eq!(known, 12 + 12 + 19 + 26);
         for c in 0..=255u8 {

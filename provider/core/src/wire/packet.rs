@@ -86,7 +86,7 @@ impl<'a> Packet<'a> {
     pub fn parts(&self) -> [&'a [u8]; 3] {
         [self.bth.as_bytes(), self.ext, self.payload]
     }
-    /// What the responder keeps, if the op-code says it
+    /// What the responder keeps, in op-codes that have it
     #[inline]
     pub fn sack(&self) -> Option<&'a SackEth> {
         if !self.op.has(OpFlags::SACKETH) {

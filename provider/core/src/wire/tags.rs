@@ -86,7 +86,7 @@ impl Rendezvous {
     pub fn rkey(&self) -> u32 {
         self.rkey.get()
     }
-    /// Bytes
+    /// Length of the message, bytes
     pub fn len(&self) -> u32 {
         self.len.get()
     }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_told_apart() {
+    fn headers_are_distinguished() {
         let mut bytes = [0u8; 40];
         bytes[7] = 9;
         bytes[15] = 5;

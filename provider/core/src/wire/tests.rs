@@ -98,9 +98,9 @@ fn bytes_of_a_sack() {
     (expect[23], expect[56]) = (5, 0x80);
     assert_eq!(h.as_bytes(), expect);
     let packet = Packet::parse(&expect).expect("a good packet");
-    let told: Vec<u32> =
+    let kept: Vec<u32> =
         (0..SackEth::SPAN).filter(|n| packet.sack().is_some_and(|s| s.has(*n))).map(|n| 11 + n).collect();
-    assert_eq!((packet.bth().repeats(), packet.bth().psn().get(), &told[..]), (1, 9, &[11, 13, 394][..]));
+    assert_eq!((packet.bth().repeats(), packet.bth().psn().get(), &kept[..]), (1, 9, &[11, 13, 394][..]));
 }
 
 /// Bytes of a FLUSH, written out by hand after annex A19: its header stands before the RETH.

@@ -42,18 +42,18 @@ impl Net {
     ) {
         let link = self.link(from, dest);
         if self.cuts[link] > self.now || star.is_some() && self.star_cut.contains(&from) {
-            self.say_of(from, "cut", &bytes, star.as_ref());
+            self.trace_any(from, "cut", &bytes, star.as_ref());
             self.tally.cut += 1;
             return;
         }
         let faults = self.links[link].unwrap_or(self.faults);
         if self.rng.chance(faults.loss) {
-            self.say_of(from, "lost", &bytes, star.as_ref());
+            self.trace_any(from, "lost", &bytes, star.as_ref());
             self.tally.lost += 1;
             return;
         }
         if self.rng.chance(faults.corrupt) && self.corrupt(to, &mut bytes, star.as_ref()) {
-            self.say_of(from, "corrupted", &bytes, star.as_ref());
+            self.trace_any(from, "corrupted", &bytes, star.as_ref());
             self.tally.corrupted += 1;
             return;
         }
@@ -75,7 +75,7 @@ impl Net {
             let together = first.filter(|_| star.is_some());
             let at = together.unwrap_or_else(|| self.arrival(from, dest, &faults));
             first = Some(at);
-            self.say_of(from, "sent", &bytes, star.as_ref());
+            self.trace_any(from, "sent", &bytes, star.as_ref());
             let bytes = if copies > 1 { bytes.clone() } else { std::mem::take(&mut bytes) };
             self.put(at, Flight { from, to: dest, meta, bytes, star, queue });
         }
@@ -98,7 +98,7 @@ impl Net {
             *busy = at.max(*busy) + service;
             self.wire.push(Reverse((*busy, order)));
         } else if let Some(flight) = self.flights.remove(&order) {
-            self.say_of(flight.to, "overran", &flight.bytes, flight.star.as_ref());
+            self.trace_any(flight.to, "overran", &flight.bytes, flight.star.as_ref());
             self.tally.overrun += 1;
         }
         true

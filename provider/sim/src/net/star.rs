@@ -18,7 +18,7 @@ fn side_of(path: &IcrcHeader) -> Side {
 }
 
 impl Net {
-    /// The card of `host` has StaR from now on. After each restart it is in another life, and has it again.
+    /// The card of `host` has StaR from now on. After each restart it has it again, under another boot epoch.
     pub fn open_star(&mut self, host: usize, card: StarCard) {
         self.hosts[host].open_star(&card);
         self.stars[host] = Some(card);
@@ -34,7 +34,7 @@ impl Net {
     }
 
     /// Whether there is anything to come but looks of cards that have too many connections at those that they
-    /// would be rid of, and of ends at peers for which nothing waits, or of which nothing was heard for
+    /// would be rid of, and of ends at peers for which nothing waits, or which have been silent for
     /// long. After [`transmit`](Net::transmit).
     pub fn is_busy(&self) -> bool {
         let waits = |host: usize| {
@@ -66,7 +66,7 @@ impl Net {
                 self.launch(from, &to, bytes);
             }
             came |= self.launch_star(from);
-            assert!(!more || came, "host {from} says that more is left, but an empty port got nothing");
+            assert!(!more || came, "host {from} has more left, but an empty port got nothing");
             if !came {
                 return;
             }
@@ -137,8 +137,8 @@ impl Net {
     }
 
     /// One line of the trace.
-    pub(super) fn say_of(&self, host: usize, what: &str, bytes: &[u8], star: Option<&IcrcHeader>) {
-        let Some(path) = star else { return self.say(host, what, bytes) };
+    pub(super) fn trace_any(&self, host: usize, what: &str, bytes: &[u8], star: Option<&IcrcHeader>) {
+        let Some(path) = star else { return self.trace_frame(host, what, bytes) };
         if !self.trace {
             return;
         }

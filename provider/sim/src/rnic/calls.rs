@@ -11,7 +11,7 @@ use super::card::{CardId, Event};
 use super::events::{EventQueue, Picos};
 use super::host::{Batch, Verb};
 use super::load::Measure;
-use super::params::{Kind, Params};
+use super::params::{Params, WorkloadKind};
 
 /// A connection, by the server's QPN.
 struct Connection {
@@ -96,7 +96,7 @@ impl Calls {
             server_qpns,
             processes: vec![0; params.processes.into()],
             ringing: vec![VecDeque::new(); usize::from(params.processes) + ends.len()],
-            rounds: params.kind == Kind::Rounds,
+            rounds: params.kind == WorkloadKind::Rounds,
             calls_each: (measure.warm + measure.wanted).div_ceil(ends.len().max(1) as u64),
             complete: 0,
             group: params.group as usize,
@@ -201,14 +201,14 @@ impl Calls {
         params: &Params,
     ) {
         if card == 0 {
-            self.request_came(qpn as usize, events, params);
+            self.on_request(qpn as usize, events, params);
         } else {
             let server_qpn = self.server_qpns[usize::from(card)][qpn as usize];
-            self.reply_came(server_qpn as usize, events, params);
+            self.on_reply(server_qpn as usize, events, params);
         }
     }
 
-    fn request_came(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
+    fn on_request(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
         self.tally.requests += 1;
         let number = qpn % self.processes.len();
         let free_at = &mut self.processes[number];
@@ -251,7 +251,7 @@ impl Calls {
         self.ring(number, at, batch, events, params);
     }
 
-    fn reply_came(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
+    fn on_reply(&mut self, qpn: usize, events: &mut EventQueue<Event>, params: &Params) {
         self.tally.answered += 1;
         let connection = &mut self.connections[qpn];
         connection.free_at = connection.free_at.max(events.now()) + params.poll;

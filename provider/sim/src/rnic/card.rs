@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use starverbs_core::qpc::{Channel, ConfigError, Context, Placement, Qpc, Requester, Response, SendRing};
 
-use super::dma::Engine;
+use super::dma::DmaEngine;
 use super::events::{EventQueue, Picos};
 use super::fabric::{Fabric, Packet};
 use super::host::Batch;
@@ -56,7 +56,7 @@ pub(super) enum Stage {
     Requester,
     /// Hands packets to the wire
     Out,
-    /// Tells requests from responses
+    /// Distinguishes requests from responses
     In,
     /// Carries out requests
     Responder,
@@ -85,7 +85,7 @@ pub(super) enum Role {
     Plain,
     /// StaR's client: keeps both sides'
     Stateful,
-    /// StaR's server: keeps none, and does what packets say
+    /// StaR's server: keeps none, and executes what packets carry
     Stateless,
 }
 
@@ -193,7 +193,7 @@ impl World<'_> {
     }
 }
 
-pub(super) struct Card {
+pub(super) struct Rnic {
     pub(super) id: CardId,
     role: Role,
     pub(super) qpc: Qpc<QpState>,
@@ -228,24 +228,24 @@ pub(super) struct Card {
     /// StaR, stateful side: of each QP, RECVs of the other side that no SEND has used
     remote_receives: Vec<u32>,
     arrived: VecDeque<Packet>,
-    pub(super) reads: Engine<Read, 3>,
-    pub(super) writes: Engine<Write, 3>,
-    pub(super) board: Engine<u32, 1>,
+    pub(super) reads: DmaEngine<Read, 3>,
+    pub(super) writes: DmaEngine<Write, 3>,
+    pub(super) board: DmaEngine<u32, 1>,
     /// Of each QP the next number that a response may have
     pub(super) acked: Vec<u32>,
     pub(super) tally: CardTally,
 }
 
-impl Card {
+impl Rnic {
     pub(super) fn new(
         id: CardId,
         entries: u32,
         peers: Vec<(CardId, u32)>,
         params: &Params,
-    ) -> Result<Card, ConfigError> {
+    ) -> Result<Rnic, ConfigError> {
         let qps = peers.len() as u32;
         let role = params.role(id);
-        Ok(Card {
+        Ok(Rnic {
             id,
             role,
             qpc: Qpc::new(params.config(entries, qps))?,
@@ -275,9 +275,9 @@ impl Card {
                 vec![]
             },
             arrived: VecDeque::new(),
-            reads: Engine::new(),
-            writes: Engine::new(),
-            board: Engine::new(),
+            reads: DmaEngine::new(),
+            writes: DmaEngine::new(),
+            board: DmaEngine::new(),
             tally: CardTally::default(),
         })
     }
@@ -299,25 +299,25 @@ impl Card {
             Stage::Responder => self.responder(world),
             Stage::Qpc => self.cycle_qpc(world),
             Stage::Read => {
-                let turn = self.reads.turn(world.now(), &world.params.bus_read);
-                self.after(stage, &turn, Event::ReadDone(self.id), world);
+                let step = self.reads.step(world.now(), &world.params.bus_read);
+                self.after(stage, &step, Event::ReadDone(self.id), world);
             }
             Stage::Write => {
-                let turn = self.writes.turn(world.now(), &world.params.bus_write);
-                self.after(stage, &turn, Event::WriteDone(self.id), world);
+                let step = self.writes.step(world.now(), &world.params.bus_write);
+                self.after(stage, &step, Event::WriteDone(self.id), world);
             }
             Stage::Board => {
-                let turn = self.board.turn(world.now(), &world.params.board);
-                self.after(stage, &turn, Event::BoardDone(self.id), world);
+                let step = self.board.step(world.now(), &world.params.board);
+                self.after(stage, &step, Event::BoardDone(self.id), world);
             }
         }
     }
 
-    fn after(&mut self, stage: Stage, turn: &super::dma::Turn, done: Event, world: &mut World<'_>) {
-        if let Some(at) = turn.done {
+    fn after(&mut self, stage: Stage, step: &super::dma::DmaStep, done: Event, world: &mut World<'_>) {
+        if let Some(at) = step.done {
             world.events.push(at, done);
         }
-        if let Some(at) = turn.again {
+        if let Some(at) = step.again {
             self.wake_at(stage, at, world);
         }
     }
@@ -378,7 +378,7 @@ impl Card {
         }
     }
 
-    fn context_came(&mut self, qpn: u32, world: &mut World<'_>) {
+    fn on_context(&mut self, qpn: u32, world: &mut World<'_>) {
         let taken = self.qpc.handle_fetched(qpn, self.contexts[qpn as usize]);
         debug_assert!(taken.is_ok(), "{taken:?}");
         self.wake(Stage::Qpc, world);
@@ -386,14 +386,14 @@ impl Card {
 
     pub(super) fn board_done(&mut self, world: &mut World<'_>) {
         if let Some(qpn) = self.board.done() {
-            self.context_came(qpn, world);
+            self.on_context(qpn, world);
         }
     }
 
     pub(super) fn read_done(&mut self, world: &mut World<'_>) {
         match self.reads.done() {
-            Some(Read::Context(qpn)) => self.context_came(qpn, world),
-            Some(Read::Wqes(batch)) => self.descriptors_came(batch, world),
+            Some(Read::Context(qpn)) => self.on_context(qpn, world),
+            Some(Read::Wqes(batch)) => self.on_descriptors(batch, world),
             Some(Read::Payload) => {
                 self.payloads += 1;
                 self.wake(Stage::Requester, world);

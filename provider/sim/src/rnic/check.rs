@@ -4,7 +4,7 @@
 use starverbs_core::qpc::Placement;
 
 use super::calls::CallsTally;
-use super::card::Card;
+use super::card::Rnic;
 use super::card::channel::{CACHE, COMPLETION, DATA, DESCRIPTOR};
 use super::fabric::Fabric;
 use super::host::Hosts;
@@ -12,7 +12,7 @@ use super::load::Load;
 use super::params::{Op, Params};
 
 /// Every doorbell, message, packet, completion and byte is accounted for, and all is quiet.
-pub(super) fn check(cards: &[Card], fabric: &Fabric, hosts: &Load, params: &Params) -> Result<(), String> {
+pub(super) fn check(cards: &[Rnic], fabric: &Fabric, hosts: &Load, params: &Params) -> Result<(), String> {
     for card in cards {
         if let Some(left) = card.leftovers() {
             return Err(format!("card {}: {left}", card.id));
@@ -32,9 +32,9 @@ fn equal(what: &str, counts: &[u64]) -> Result<(), String> {
     }
 }
 
-fn check_posts(cards: &[Card], fabric: &Fabric, hosts: &Hosts, params: &Params) -> Result<(), String> {
+fn check_posts(cards: &[Rnic], fabric: &Fabric, hosts: &Hosts, params: &Params) -> Result<(), String> {
     let (server, clients) = (&cards[0].tally, &cards[1..]);
-    let sum = |of: fn(&Card) -> u64| clients.iter().map(of).sum::<u64>();
+    let sum = |of: fn(&Rnic) -> u64| clients.iter().map(of).sum::<u64>();
     equal("doorbells: rung, taken", &[hosts.doorbells, server.doorbells])?;
     let carried_out = sum(|card| card.tally.carried_out);
     equal(
@@ -62,9 +62,9 @@ fn check_posts(cards: &[Card], fabric: &Fabric, hosts: &Hosts, params: &Params) 
 
 /// Of `n` calls: 3n SENDs to the server, n back; and what that takes of packets, WQEs, CQEs and bytes with
 /// each stack.
-fn check_calls(cards: &[Card], fabric: &Fabric, tally: &CallsTally, params: &Params) -> Result<(), String> {
+fn check_calls(cards: &[Rnic], fabric: &Fabric, tally: &CallsTally, params: &Params) -> Result<(), String> {
     let (server, clients) = (&cards[0], &cards[1..]);
-    let sum = |of: fn(&Card) -> u64| clients.iter().map(of).sum::<u64>();
+    let sum = |of: fn(&Rnic) -> u64| clients.iter().map(of).sum::<u64>();
     let (n, sends, star) = (tally.calls, u64::from(params.sends), u64::from(params.star));
     let up = n * sends;
     let messages = up + n;
@@ -112,8 +112,8 @@ fn check_calls(cards: &[Card], fabric: &Fabric, tally: &CallsTally, params: &Par
 
 /// StaR: each WQE of the stateless side and each CQE for it was acknowledged, and each packet for it was
 /// checked.
-fn check_star(server: &Card, clients: &[Card], messages: u64, params: &Params) -> Result<(), String> {
-    let sum = |of: fn(&Card) -> u64| clients.iter().map(of).sum::<u64>();
+fn check_star(server: &Rnic, clients: &[Rnic], messages: u64, params: &Params) -> Result<(), String> {
+    let sum = |of: fn(&Rnic) -> u64| clients.iter().map(of).sum::<u64>();
     equal("WQEPs: wanted, sent, acknowledged", &[messages, server.tally.packed, server.tally.packed_known])?;
     let known = sum(|card| card.tally.sent_cqes_known);
     equal("CQEPs: wanted, sent, acknowledged", &[messages, sum(|card| card.tally.sent_cqes), known])?;
@@ -128,7 +128,7 @@ fn check_star(server: &Card, clients: &[Card], messages: u64, params: &Params) -
     )
 }
 
-fn check_card(card: &Card, params: &Params) -> Result<(), String> {
+fn check_card(card: &Rnic, params: &Params) -> Result<(), String> {
     let (tally, counters) = (&card.tally, card.qpc.counters());
     if tally.out_of_order > 0 {
         return Err(format!("{} messages came out of order", tally.out_of_order));

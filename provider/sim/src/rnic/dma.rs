@@ -12,7 +12,7 @@ struct Transfer<T> {
 }
 
 /// One engine: reads or writes.
-pub(super) struct Engine<T, const CHANNELS: usize> {
+pub(super) struct DmaEngine<T, const CHANNELS: usize> {
     waiting: [VecDeque<Transfer<T>>; CHANNELS],
     /// Done at, and what: in order
     under_way: VecDeque<(Picos, T)>,
@@ -24,17 +24,17 @@ pub(super) struct Engine<T, const CHANNELS: usize> {
     pub(super) busy: Picos,
 }
 
-/// What a turn of the engine brought.
-pub(super) struct Turn {
+/// What one step of the engine did.
+pub(super) struct DmaStep {
     /// When the transfer that began is done
     pub(super) done: Option<Picos>,
     /// When to look again
     pub(super) again: Option<Picos>,
 }
 
-impl<T, const CHANNELS: usize> Engine<T, CHANNELS> {
+impl<T, const CHANNELS: usize> DmaEngine<T, CHANNELS> {
     pub(super) fn new() -> Self {
-        Engine {
+        DmaEngine {
             waiting: std::array::from_fn(|_| VecDeque::new()),
             under_way: VecDeque::new(),
             turn: 0,
@@ -51,9 +51,9 @@ impl<T, const CHANNELS: usize> Engine<T, CHANNELS> {
     }
 
     /// Begins the next transfer, if it may.
-    pub(super) fn turn(&mut self, now: Picos, lane: &Lane) -> Turn {
+    pub(super) fn step(&mut self, now: Picos, lane: &Lane) -> DmaStep {
         if now < self.free_at {
-            return Turn { done: None, again: self.next() };
+            return DmaStep { done: None, again: self.next() };
         }
         for step in 0..CHANNELS {
             let channel = (self.turn + step) % CHANNELS;
@@ -67,9 +67,9 @@ impl<T, const CHANNELS: usize> Engine<T, CHANNELS> {
             self.free_at = now + busy;
             let done = self.free_at + lane.latency;
             self.under_way.push_back((done, transfer.what));
-            return Turn { done: Some(done), again: self.next() };
+            return DmaStep { done: Some(done), again: self.next() };
         }
-        Turn { done: None, again: self.next() }
+        DmaStep { done: None, again: self.next() }
     }
 
     fn next(&self) -> Option<Picos> {

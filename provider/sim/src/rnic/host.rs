@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use super::card::Event;
 use super::events::{EventQueue, Picos};
 use super::load::Measure;
-use super::params::{Kind, Params};
+use super::params::{Params, WorkloadKind};
 use crate::Rng;
 
 /// What a WQE asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
-    /// What `workload.op` says
+    /// `workload.op`
     Send,
     Recv,
 }
@@ -39,7 +39,7 @@ struct Process {
 
 pub(super) struct Hosts {
     processes: Vec<Process>,
-    kind: Kind,
+    kind: WorkloadKind,
     batch: u16,
     qps: u32,
     pub(super) measure: Measure,
@@ -63,7 +63,7 @@ impl Hosts {
         };
         let round: u64 = (0..params.qps).map(|qpn| u64::from(hosts.batch_of(qpn).wqes)).sum();
         let least = match params.kind {
-            Kind::Rate => params.least_messages,
+            WorkloadKind::Rate => params.least_messages,
             _ => params.least_messages / 10,
         };
         hosts.measure = Measure::new(round, least);
@@ -72,8 +72,8 @@ impl Hosts {
 
     fn batch_of(&self, qpn: u32) -> Batch {
         let wqes = match (self.kind, self.batch) {
-            (Kind::Rate, 0) => (qpn % 10) as u16 + 1,
-            (Kind::Rate, batch) => batch,
+            (WorkloadKind::Rate, 0) => (qpn % 10) as u16 + 1,
+            (WorkloadKind::Rate, batch) => batch,
             _ => 1,
         };
         Batch { qpn, wqes, verb: Verb::Send }
@@ -83,7 +83,7 @@ impl Hosts {
     pub(super) fn start(&mut self, events: &mut EventQueue<Event>, params: &Params) {
         for number in 0..self.processes.len() {
             let first = match self.kind {
-                Kind::Rate => self.processes[number].qpns.len(),
+                WorkloadKind::Rate => self.processes[number].qpns.len(),
                 _ => self.processes[number].qpns.len().min(1),
             };
             for _ in 0..first {
@@ -125,7 +125,7 @@ impl Hosts {
         self.measure.take(self.batch_of(qpn).wqes, known, latency);
         if !self.measure.is_full() {
             match self.kind {
-                Kind::Rate => self.post(number, qpn, events, params),
+                WorkloadKind::Rate => self.post(number, qpn, events, params),
                 _ => self.post_next(number, events, params),
             }
         }

@@ -48,7 +48,7 @@ macro_rules! sections {
 }
 
 sections! {
-    Card {
+    CardSection {
         cycle_ps: u64, window_packets: u32, request_cycles: u64, descriptor_fifo_wqes: u32, translate_cycles: u64,
         cq_context_cycles: u64, stack: Stack,
     }
@@ -56,12 +56,12 @@ sections! {
         policy: PolicyName, entries: u32, client_entries: u32, ooo_cap: u16, placement: PlacementName, bytes: u32,
         acks_ask: bool,
     }
-    Star { header_bytes: u32, cqep_bytes: u32, security_check: bool, check_cycles: u64, }
-    Bus {
+    StarSection { header_bytes: u32, cqep_bytes: u32, security_check: bool, check_cycles: u64, }
+    BusSection {
         read_ns: f64, write_ns: f64, header_bytes: u32, ps_per_byte: f64, wqe_bytes: u32, cqe_bytes: u32,
         ring_wqes: u16,
     }
-    Board { read_ns: f64, ps_per_byte: f64, }
+    BoardSection { read_ns: f64, ps_per_byte: f64, }
     NetSection {
         link_ns: f64, switch_ns: f64, switch_ps_per_byte: f64, card_ps_per_byte: f64, header_bytes: u32,
         ack_bytes: u32,
@@ -70,7 +70,7 @@ sections! {
         processes: u16, clients: u16, post_ns: f64, poll_ns: f64, doorbell_ns: f64, group: u32, slot_ns: f64,
     }
     WorkloadSection {
-        kind: Kind, op: Op, bytes: u32, qps: u32, batch: u16, sends: u16, least_messages: u64, seed: u64,
+        kind: WorkloadKind, op: Op, bytes: u32, qps: u32, batch: u16, sends: u16, least_messages: u64, seed: u64,
     }
 }
 
@@ -80,11 +80,11 @@ type Models = BTreeMap<String, BTreeMap<String, Sourced<toml::Value>>>;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    card: Card,
+    card: CardSection,
     qpc: QpcSection,
-    star: Star,
-    bus: Bus,
-    board: Board,
+    star: StarSection,
+    bus: BusSection,
+    board: BoardSection,
     net: NetSection,
     host: HostSection,
     workload: WorkloadSection,
@@ -108,7 +108,7 @@ enum PlacementName {
 /// What the processes do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum WorkloadKind {
     /// All QPs at once, as fast as completions come
     Rate,
     /// One message at a time of each process
@@ -196,7 +196,7 @@ pub struct Params {
     pub(super) poll: Picos,
     pub(super) doorbell: Picos,
     /// What the processes do
-    pub kind: Kind,
+    pub kind: WorkloadKind,
     /// With which operation
     pub op: Op,
     /// Bytes of a message
@@ -317,7 +317,7 @@ impl Params {
 
     /// Whether clients call and the server replies.
     pub(super) fn is_calls(&self) -> bool {
-        matches!(self.kind, Kind::Calls | Kind::Rounds)
+        matches!(self.kind, WorkloadKind::Calls | WorkloadKind::Rounds)
     }
 
     pub(super) fn config(&self, entries: u32, qps: u32) -> Config {

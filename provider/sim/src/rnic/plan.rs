@@ -69,7 +69,7 @@ pub enum Metric {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Axis {
-    /// What it says
+    /// Its text
     pub label: String,
     /// The parameter
     set: String,
@@ -81,7 +81,7 @@ pub struct Axis {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Series {
-    /// What it says
+    /// Its text
     pub name: String,
     /// Models of the parameter file
     #[serde(default)]
@@ -184,7 +184,7 @@ impl Plan {
         Ok(jobs)
     }
 
-    /// Carries the plan out, with the parameters of `text`, on so many threads. `progress` is told the share
+    /// Carries the plan out, with the parameters of `text`, on so many threads. `progress` gets the share
     /// done, and may end it; the result does not depend on the threads.
     pub fn carry_out(
         self,
@@ -251,7 +251,7 @@ impl Plan {
                 if self.beyond_capacity(job) || ended.load(Ordering::Relaxed) {
                     continue;
                 }
-                let tell = |share: f64| {
+                let report = |share: f64| {
                     let mut shares = shares.lock().unwrap_or_else(|broken| broken.into_inner());
                     shares[number] = share * job.weight;
                     let flow = progress(shares.iter().sum::<f64>() / total);
@@ -260,11 +260,11 @@ impl Plan {
                     }
                     flow
                 };
-                let outcome = run(&job.params, tell);
+                let outcome = run(&job.params, report);
                 if outcome.is_err() {
                     ended.store(true, Ordering::Relaxed);
                 }
-                let _ = tell(1.0);
+                let _ = report(1.0);
                 results.lock().unwrap_or_else(|broken| broken.into_inner())[number] = Some(outcome);
             }
         };

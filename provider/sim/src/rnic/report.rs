@@ -137,7 +137,7 @@ fn csv_details(text: &mut String, outcome: &Outcome) {
     );
 }
 
-/// Three digits, as far as they say something.
+/// Three significant digits.
 fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

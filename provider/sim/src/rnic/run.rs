@@ -7,7 +7,7 @@ use starverbs_core::qpc::{ConfigError, OnChip, QpcCounters};
 use thiserror::Error;
 
 use super::calls::Calls;
-use super::card::{Card, CardId, Event, World};
+use super::card::{CardId, Event, Rnic, World};
 use super::check;
 use super::events::EventQueue;
 use super::fabric::Fabric;
@@ -52,7 +52,7 @@ pub enum RunError {
     Ended,
 }
 
-/// Runs the simulation. `progress` is told now and then how much is done (0 to 1), and may end it.
+/// Runs the simulation. `progress` gets now and then how much is done (0 to 1), and may end it.
 pub fn run(params: &Params, mut progress: impl FnMut(f64) -> ControlFlow<()>) -> Result<Outcome, RunError> {
     let ends = ends(params);
     let mut hosts = match params.is_calls() {
@@ -74,7 +74,7 @@ pub fn run(params: &Params, mut progress: impl FnMut(f64) -> ControlFlow<()>) ->
     Ok(outcome(&cards[0], &mut hosts, &events))
 }
 
-fn handle(event: Event, cards: &mut [Card], world: &mut World<'_>) {
+fn handle(event: Event, cards: &mut [Rnic], world: &mut World<'_>) {
     let at = |id: CardId| usize::from(id);
     match event {
         Event::Stage(id, stage) => cards[at(id)].stage(stage, world),
@@ -111,19 +111,19 @@ fn ends(params: &Params) -> Vec<(CardId, u32)> {
     (0..params.qps).map(end).collect()
 }
 
-fn make_cards(ends: Vec<(CardId, u32)>, params: &Params) -> Result<Vec<Card>, ConfigError> {
+fn make_cards(ends: Vec<(CardId, u32)>, params: &Params) -> Result<Vec<Rnic>, ConfigError> {
     let mut clients = vec![Vec::new(); params.clients.into()];
     for (qpn, (client, _)) in ends.iter().enumerate() {
         clients[usize::from(*client) - 1].push((0, qpn as u32));
     }
-    let mut cards = vec![Card::new(0, params.entries, ends, params)?];
+    let mut cards = vec![Rnic::new(0, params.entries, ends, params)?];
     for (client, peers) in clients.into_iter().enumerate() {
-        cards.push(Card::new(client as CardId + 1, params.client_entries, peers, params)?);
+        cards.push(Rnic::new(client as CardId + 1, params.client_entries, peers, params)?);
     }
     Ok(cards)
 }
 
-fn outcome(server: &Card, hosts: &mut Load, events: &EventQueue<Event>) -> Outcome {
+fn outcome(server: &Rnic, hosts: &mut Load, events: &EventQueue<Event>) -> Outcome {
     let (rate, messages) = (hosts.measure().rate(), hosts.posted());
     let latencies = &mut hosts.measure().latencies;
     latencies.sort_unstable();

@@ -94,7 +94,7 @@ fn groups_and_rounds_of_odd_sizes_add_up() {
 }
 
 #[test]
-fn models_that_are_not_there_and_loads_that_make_no_sense_are_told() {
+fn unknown_models_and_impossible_loads_are_errors() {
     let read = |models: &[&str], name: &str, value: &str| {
         let set = Settings::from([(name.to_owned(), value.into())]);
         Params::read_models(DEFAULT_PARAMS, models, &[&set])

@@ -1,16 +1,16 @@
-//! End-to-end credits (IBTA 9.7.7.2): who is told how many receives are posted sends no more than find one.
+//! End-to-end credits (IBTA 9.7.7.2): a peer that gets credits sends no more than find a receive.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use starverbs_core::wire::opcode::Kind;
+use starverbs_core::wire::opcode::PacketKind;
 use starverbs_core::wire::packet::Packet;
 use starverbs_core::{NicConfig, QpState, QpType, SendOp, WcStatus};
 use starverbs_sim::Setup;
 
 use crate::common::pair::Pair;
 
-/// A pair whose host 1 says how many receives are posted, if `credits`.
+/// A pair whose host 1 gives credits, if `credits`.
 fn pair_with(credits: bool) -> Pair {
     Pair::against(QpType::Rc, &Setup::default(), NicConfig { credits, ..NicConfig::default() })
 }
@@ -46,9 +46,9 @@ fn slow_receiver(credits: bool) -> u64 {
 /// The receive is posted when the one before is used, so that who sends one message a receive never sends in
 /// vain.
 #[test]
-fn who_is_told_waits_instead_of_being_refused() {
+fn with_credits_a_sender_waits_instead_of_being_refused() {
     assert_eq!(slow_receiver(true), 0);
-    assert!(slow_receiver(false) > 0, "who is not told tries");
+    assert!(slow_receiver(false) > 0, "without credits it tries");
 }
 
 /// Without a credit the first packet of one message goes, and what is behind it waits until that was taken.
@@ -64,7 +64,7 @@ fn without_a_credit_one_packet_goes_alone() {
         let packets = Rc::new(RefCell::new(0));
         let count = Rc::clone(&packets);
         p.net.tap = Some(Box::new(move |from, bytes| {
-            let send = Packet::parse(bytes).is_ok_and(|packet| packet.op().kind == Kind::Send);
+            let send = Packet::parse(bytes).is_ok_and(|packet| packet.op().kind == PacketKind::Send);
             *count.borrow_mut() += u32::from(from == 0 && send);
         }));
         let long = p.sge(0, 4000);

@@ -1,4 +1,4 @@
-//! What goes wrong ends as the verbs man pages and the IBTA say: one failed completion with the
+//! Faults end as in the verbs man pages and the IBTA: one failed completion with the
 //! right status, everything behind it flushed in order, the right event, and the right state.
 
 use crate::common::pair::{PAGE, Pair};
@@ -32,7 +32,7 @@ fn remote_access_errors() {
     }
 }
 
-/// The receive that a WRITE with immediate takes says that there was no right to it (class C); a longer WRITE
+/// The receive that a WRITE with immediate takes completes with the missing right (class C); a longer WRITE
 /// fails before it takes one.
 #[test]
 fn a_write_with_immediate_that_is_denied_fails_its_receive() {
@@ -384,7 +384,7 @@ fn empty_messages_need_no_key() {
     assert_eq!(p.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
-/// Signals and fences do not change what happens, only what is told: unsignaled work still fails loudly.
+/// Signals and fences do not change what happens, only what is reported: unsignaled work still fails loudly.
 #[test]
 fn unsignaled_failures_complete() {
     let mut p = Pair::rc();

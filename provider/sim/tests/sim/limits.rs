@@ -1,4 +1,4 @@
-//! A card holds as many objects of each kind as it says, and not one more; an end makes room again.
+//! A card holds as many objects of each kind as it reports, and not one more; an end makes room again.
 
 use starverbs_core::mr::{MrAttr, WindowType};
 use starverbs_core::qp::RecvSource;

@@ -6,7 +6,7 @@ use starverbs_core::{QpType, SendOp, WcStatus};
 use starverbs_sim::{Send, Setup, SimCq, SimRq, SimSq};
 
 /// What UC sent and nobody asked about counts as in flight. A window that is cut below that by losses must
-/// not keep RC to the same host waiting for ever: the UC sender may have no more to say, or be gone.
+/// not keep RC to the same host waiting for ever: the UC sender may have no more to send, or be gone.
 #[test]
 fn rc_does_not_wait_for_uc_that_has_ended() {
     for ends in [false, true] {

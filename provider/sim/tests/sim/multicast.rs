@@ -251,14 +251,14 @@ fn multicast_is_never_answered() {
         bth(code::UD_SEND_ONLY, member.qpn).deth(QKEY, 9),
     ];
     let to_group = FrameMeta { src, dst: GROUP, ..FrameMeta::default() };
-    let strangers = FrameMeta { src, dst: OTHER, ..FrameMeta::default() };
+    let other = FrameMeta { src, dst: OTHER, ..FrameMeta::default() };
     let unicast = FrameMeta { src, dst: net.hosts[1].gid, ..FrameMeta::default() };
     let host = &mut net.hosts[1];
     for frame in &frames {
         host.nic.handle_frame(&mut host.env, 0, &to_group, frame);
     }
     let datagram = bth(code::UD_SEND_ONLY, QPN_MULTICAST).deth(QKEY, 9);
-    host.nic.handle_frame(&mut host.env, 0, &strangers, &datagram);
+    host.nic.handle_frame(&mut host.env, 0, &other, &datagram);
     host.nic.handle_frame(&mut host.env, 0, &unicast, &datagram);
     assert_eq!(host.nic.counters().drop_multicast.get(), frames.len() as u64 + 2);
     assert!(net.run_until_idle(STEPS));

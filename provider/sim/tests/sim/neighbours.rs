@@ -71,7 +71,7 @@ fn reads(net: &mut Net, conn: &Conn, time: Nanos) -> Vec<Nanos> {
 }
 
 /// Whether a healthy queue pair's READs take their usual time beside `dead`, but for those that wait for the
-/// window until the first timeout tells that somebody is silent.
+/// window until the first timeout shows that a peer is silent.
 fn look(dead: &Dead, repeat: bool) {
     let faults = Faults { jitter: 2_000, ..Faults::default() };
     let mut net = Net::new(2, NicConfig { repeat, ..NicConfig::default() }, faults, 7);

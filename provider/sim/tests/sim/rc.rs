@@ -49,7 +49,7 @@ impl Run {
         let faults = faults.unwrap_or_else(|| any_faults(&mut rng));
         let cfg = NicConfig { window: rng.pick(&[4 << 10, 64 << 10, 512 << 10]), ..cfg };
         let mut net = Net::new(2, cfg, faults, seed);
-        /* a card of before, or one that is told not to, repeats nothing selectively; some say how many
+        /* an older card, or one set so, repeats nothing selectively; some say how many
          * receives they have */
         for at in 0..2 {
             let (repeat, credits) = (!rng.chance(0.25), rng.chance(0.4));

@@ -1,4 +1,4 @@
-//! A card whose UC or UD message took the last receive of its queue says so to its host, until that has
+//! A card whose UC or UD message took the last receive of its queue is starved, until its program has
 //! changed.
 
 use starverbs_core::qp::RecvSource;
@@ -41,7 +41,7 @@ impl Way {
         self.rq.post(Recv { wr_id: 0, sges }).expect("there is room");
     }
 
-    /// A message arrives. Says whether the card is out of receives.
+    /// A message arrives. Gives whether the card is starved.
     fn message(&mut self) -> bool {
         let qkey = Setup::default().qkey;
         let wqe =
@@ -49,12 +49,12 @@ impl Way {
         self.sq.post(Send { wqe, sges: vec![], inline: None }).expect("there is room");
         self.net.doorbell(0, self.qpns[0]);
         assert!(self.net.run_until_idle(1_000), "it ends");
-        self.net.hosts[1].nic.ran_out()
+        self.net.hosts[1].nic.is_starved()
     }
 
-    fn still_out(&mut self) -> bool {
-        let still = self.net.hosts[1].nic.still_out();
-        assert_eq!(self.net.hosts[1].nic.ran_out(), still);
+    fn still_starved(&mut self) -> bool {
+        let still = self.net.hosts[1].nic.still_starved();
+        assert_eq!(self.net.hosts[1].nic.is_starved(), still);
         still
     }
 
@@ -64,33 +64,33 @@ impl Way {
 }
 
 #[test]
-fn the_last_receive_is_told_until_there_is_another() {
+fn a_queue_is_starved_until_there_is_another_receive() {
     for qp_type in [QpType::Uc, QpType::Ud] {
         let mut way = Way::new(qp_type, 2);
         assert!(!way.message(), "{qp_type:?}: one is left");
-        assert!(way.message() && way.still_out(), "{qp_type:?}: none is left");
+        assert!(way.message() && way.still_starved(), "{qp_type:?}: none is left");
         way.post_recv();
-        assert!(!way.still_out(), "{qp_type:?}: one is posted");
-        assert!(way.message() && way.still_out(), "{qp_type:?}: and used up");
+        assert!(!way.still_starved(), "{qp_type:?}: one is posted");
+        assert!(way.message() && way.still_starved(), "{qp_type:?}: and used up");
         assert_eq!(way.dropped(), 0);
     }
 }
 
 #[test]
-fn a_host_that_goes_on_without_is_not_told_by_messages_that_are_lost() {
+fn lost_messages_do_not_starve_a_queue_again() {
     let mut way = Way::new(QpType::Ud, 1);
-    assert!(way.message() && way.still_out());
-    way.net.hosts[1].nic.go_without();
-    assert!(!way.message() && !way.still_out());
+    assert!(way.message() && way.still_starved());
+    way.net.hosts[1].nic.end_back_pressure();
+    assert!(!way.message() && !way.still_starved());
     assert_eq!(way.dropped(), 1);
     way.post_recv();
-    assert!(way.message() && way.still_out(), "the next that takes the last one tells again");
+    assert!(way.message() && way.still_starved(), "the next that takes the last one starves it again");
 }
 
 #[test]
-fn a_reliable_qp_needs_no_telling() {
+fn a_reliable_qp_is_never_starved() {
     let mut way = Way::new(QpType::Rc, 1);
-    assert!(!way.message(), "its peer hears that the receiver is not ready");
+    assert!(!way.message(), "its peer gets an RNR NAK");
 }
 
 /// A QP that is gone, or drops what comes for its state, takes no receive.
@@ -98,15 +98,15 @@ fn a_reliable_qp_needs_no_telling() {
 fn a_qp_that_takes_no_messages_is_not_waited_for() {
     for state in [QpState::Err, QpState::Reset] {
         let mut way = Way::new(QpType::Ud, 1);
-        assert!(way.message() && way.still_out());
+        assert!(way.message() && way.still_starved());
         way.net.hosts[1].to_state(way.qpns[1], state, 0).expect("from any state");
-        assert!(!way.still_out(), "{state:?}");
+        assert!(!way.still_starved(), "{state:?}");
     }
     let mut way = Way::new(QpType::Ud, 1);
-    assert!(way.message() && way.still_out());
+    assert!(way.message() && way.still_starved());
     let host = &mut way.net.hosts[1];
     host.nic.destroy_qp(&mut host.env, way.qpns[1]).expect("it is there");
-    assert!(!way.still_out(), "it is gone");
+    assert!(!way.still_starved(), "it is gone");
 }
 
 /// As long as a reliable QP can have peers that wait.

@@ -67,7 +67,7 @@ impl Long {
             assert!(self.net.hosts[at].env.memory.read(self.memory[at].0, data.len()) == data, "{op:?}");
         }
         if op.takes_recv() {
-            let (cqe, _) = self.cq[1].poll().expect("it is told");
+            let (cqe, _) = self.cq[1].poll().expect("a completion");
             assert_eq!((cqe.opcode, cqe.byte_len as usize), (WcOpcode::Recv, data.len()));
         }
     }
@@ -236,7 +236,7 @@ fn what_was_kept_may_have_to_wait_for_a_receive() {
 /// for a while, and then its own packets are kept; the first sends again what was kept for it, and loses
 /// nothing.
 #[test]
-fn what_is_kept_for_the_silent_goes_to_others() {
+fn frames_kept_for_silent_peers_go_to_others() {
     for op in [SendOp::Write, SendOp::Read] {
         let cfg = NicConfig { kept: 16, gaps: 2, ..NicConfig::default() };
         let mut net = Net::new(3, cfg, Faults::default(), 2);

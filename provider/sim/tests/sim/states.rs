@@ -146,7 +146,7 @@ fn send_queue_drain() {
 /// The event is for the transition that asked for it: not for a change of attributes in SQD, and not for the
 /// next transition that does not ask.
 #[test]
-fn a_drained_queue_is_told_of_when_asked() {
+fn a_drained_queue_raises_an_event_when_asked() {
     let mut p = Pair::rc();
     let modify = |p: &mut Pair, state, min_rnr_timer, notify, mask| {
         let attr = QpAttr { state, min_rnr_timer, en_sqd_async_notify: notify, ..QpAttr::default() };
@@ -276,9 +276,9 @@ fn noise_is_counted_and_dropped() {
             }
             bytes.truncate(bytes.len() & !3);
         }
-        let stranger = FrameMeta { src: Gid::from_ipv4([9; 4]), ..meta };
+        let unknown = FrameMeta { src: Gid::from_ipv4([9; 4]), ..meta };
         let h = &mut p.net.hosts[1];
-        h.nic.handle_frame(&mut h.env, now, &stranger, &bytes);
+        h.nic.handle_frame(&mut h.env, now, &unknown, &bytes);
     }
     let c = p.net.hosts[1].nic.counters();
     let drops = [&c.drop_malformed, &c.drop_opcode, &c.drop_pkey, &c.drop_no_qp, &c.drop_source];
@@ -362,10 +362,10 @@ fn an_overrun_leaves_the_window_to_others() {
     assert_eq!((large.len(), other.1.outstanding()), (32, 0));
 }
 
-/// Who repeats a request finds nobody when the QP is gone, and rdma_rxe goes on for ever. So where the way to
+/// A requester that repeats finds no QP, and rdma_rxe goes on for ever. So where the way to
 /// the peer was seen to lose or repeat packets, on whatever QP, the last ACK goes out more than once.
 #[test]
-fn the_last_ack_is_said_again_where_any_qp_saw_packets_lost() {
+fn the_last_ack_is_repeated_where_any_qp_saw_packets_lost() {
     for hurt in [false, true] {
         let mut p = Pair::rc();
         let cq = SimCq::new(4);

@@ -268,21 +268,21 @@ impl World {
         }
     }
 
-    /// All that was sent is somewhere, and every sender of a fetched rendezvous was told once.
+    /// All that was sent is somewhere, and every sender of a fetched rendezvous was notified once.
     fn finish(&mut self) {
         assert!(self.fetching.is_empty(), "all data came");
         self.done.append(&mut self.unexpected);
         self.done.sort_unstable();
         assert_eq!(self.done, (0..self.sent.len()).collect::<Vec<_>>(), "each message once");
-        let mut told = 0;
+        let mut notified = 0;
         for cq in &self.fins {
             while let Some((cqe, _)) = cq.poll() {
                 assert_eq!((cqe.status, cqe.opcode, cqe.byte_len), (WcStatus::Success, WcOpcode::Recv, 32));
-                told += 1;
+                notified += 1;
             }
         }
-        assert_eq!(told, self.fetched);
-        if told > 0 {
+        assert_eq!(notified, self.fetched);
+        if notified > 0 {
             assert_eq!(self.net.hosts[0].env.memory.read(self.fin_room.addr, 1), [FIN]);
         }
         for host in &self.net.hosts {
@@ -348,7 +348,7 @@ fn headers_without_sense_do_no_harm() {
     for_seeds("headers_without_sense_do_no_harm", 300, garbage);
 }
 
-/// What matched and cannot be fetched any more is told, and the list keeps nothing of it.
+/// What matched and cannot be fetched any more completes in error, and the list keeps nothing of it.
 #[test]
 fn a_connection_that_breaks_gives_its_buffers_back() {
     for ends in [QpState::Err, QpState::Reset] {
@@ -371,10 +371,10 @@ fn a_connection_that_breaks_gives_its_buffers_back() {
             let now = w.net.now();
             w.net.hosts[1].to_state(qpn, ends, now).expect("from every state");
         }
-        let told: Vec<_> = std::iter::from_fn(|| w.cq.poll()).map(|(c, _)| (c.wr_id, c.status)).collect();
-        assert!(told.iter().all(|(_, status)| *status == WcStatus::WrFlushErr), "{told:?}");
+        let flushed: Vec<_> = std::iter::from_fn(|| w.cq.poll()).map(|(c, _)| (c.wr_id, c.status)).collect();
+        assert!(flushed.iter().all(|(_, status)| *status == WcStatus::WrFlushErr), "{flushed:?}");
         let expected = if ends == QpState::Err { w.fetching.len() } else { 0 };
-        assert_eq!(told.len(), expected);
+        assert_eq!(flushed.len(), expected);
         let before = w.posted.len();
         for wr_id in 0..64 - before as u64 {
             w.receive(100 + wr_id, 9, u64::MAX);

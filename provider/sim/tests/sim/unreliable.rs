@@ -20,7 +20,7 @@ struct Sent {
 }
 
 /// One QP with its queues.
-struct End {
+struct Endpoint {
     host: usize,
     qpn: Qpn,
     sq: SimSq,
@@ -33,11 +33,11 @@ struct End {
     passed: usize,
 }
 
-impl End {
+impl Endpoint {
     fn new(net: &mut Net, rng: &mut Rng, host: usize, qp_type: QpType) -> Self {
         let (sq, rq, cq) = (SimSq::new(1 << rng.below(6)), SimRq::new(256, 4), SimCq::new(4096));
         let qpn = net.hosts[host].qp(qp_type, &sq, RecvSource::Own(rq.clone()), [&cq, &cq], true);
-        End { host, qpn, sq, rq, cq, sent: vec![], completed: 0, buffers: vec![], passed: 0 }
+        Endpoint { host, qpn, sq, rq, cq, sent: vec![], completed: 0, buffers: vec![], passed: 0 }
     }
 
     fn post_recv(&mut self, net: &mut Net, rng: &mut Rng, room: u32) {
@@ -85,7 +85,7 @@ fn any_uc_wqe(net: &mut Net, rng: &mut Rng, to: usize, len: u32) -> SendWqe {
 fn check_uc(
     net: &Net,
     at: usize,
-    ends: &mut [End; 2],
+    ends: &mut [Endpoint; 2],
     cqe: &starverbs_core::Cqe,
     solicited: bool,
     ordered: bool,
@@ -121,7 +121,7 @@ fn uc(seed: u64) {
     let mut net = Net::new(2, cfg, faults, seed);
     let mtu = rng.pick(&[Mtu::M256, Mtu::M1024, Mtu::M4096]);
     let setup = Setup { mtu, psn: rng.pick(&[0, 0xff_fffe]), ..Setup::default() };
-    let mut ends = [0, 1].map(|host| End::new(&mut net, &mut rng, host, QpType::Uc));
+    let mut ends = [0, 1].map(|host| Endpoint::new(&mut net, &mut rng, host, QpType::Uc));
     net.connect(QpType::Uc, (0, ends[0].qpn), (1, ends[1].qpn), &setup);
     let starved = rng.chance(0.3);
     let mut left = rng.within(1, 60);
@@ -166,7 +166,7 @@ fn uc(seed: u64) {
     }
 }
 
-impl End {
+impl Endpoint {
     fn rq_len(&self) -> u64 {
         u64::from(starverbs_core::RecvQueue::len(&self.rq))
     }
@@ -197,7 +197,8 @@ fn ud(seed: u64) {
     let faults = any_faults(&mut rng);
     let mut net = Net::new(3, NicConfig { mtu: Mtu::M1024, ..NicConfig::default() }, faults, seed);
     let setup = Setup::default();
-    let mut ends: Vec<End> = (0..3).map(|host| End::new(&mut net, &mut rng, host, QpType::Ud)).collect();
+    let mut ends: Vec<Endpoint> =
+        (0..3).map(|host| Endpoint::new(&mut net, &mut rng, host, QpType::Ud)).collect();
     let mut avs = vec![vec![AvId::default(); 3]; 3];
     for at in 0..3 {
         net.hosts[at].to_rts_ud(ends[at].qpn, &setup, 0);
@@ -262,7 +263,14 @@ fn ud(seed: u64) {
     }
 }
 
-fn check_ud(net: &Net, at: usize, ends: &mut [End], cqe: &starverbs_core::Cqe, solicited: bool, qkey: u32) {
+fn check_ud(
+    net: &Net,
+    at: usize,
+    ends: &mut [Endpoint],
+    cqe: &starverbs_core::Cqe,
+    solicited: bool,
+    qkey: u32,
+) {
     assert!(cqe.flags.contains(WcFlags::GRH));
     assert_eq!(cqe.sl, 10, "UDP behind IPv4");
     let len = (cqe.byte_len - GRH) as usize;
@@ -296,7 +304,7 @@ fn ud_datagrams_are_whole_or_absent() {
 fn a_uc_write_beyond_its_region_writes_nothing() {
     let mut net = Net::new(2, NicConfig::default(), Default::default(), 1);
     let mut rng = Rng::new(1);
-    let mut ends = [0, 1].map(|host| End::new(&mut net, &mut rng, host, QpType::Uc));
+    let mut ends = [0, 1].map(|host| Endpoint::new(&mut net, &mut rng, host, QpType::Uc));
     let setup = Setup { mtu: Mtu::M256, ..Setup::default() };
     net.connect(QpType::Uc, (0, ends[0].qpn), (1, ends[1].qpn), &setup);
     let (remote_addr, rkey) = net.hosts[1].region(700, all_rights());

@@ -75,8 +75,8 @@ fn until_received(p: &mut Pair, at: usize, sent: &mut u64) -> Cqe {
     panic!("no end");
 }
 
-/// The owner binds and tells the key in a SEND right behind; the peer writes and reads through the window,
-/// then invalidates it, or says that it is done and the owner does.
+/// The owner binds and sends the key right behind; the peer writes and reads through the window,
+/// then invalidates it, or reports that it is done and the owner does.
 fn rounds(seed: u64) {
     let mut rng = Rng::new(seed);
     let mut p = Pair::of(QpType::Rc, &Setup { timeout: 18, ..Setup::default() });
@@ -102,25 +102,20 @@ fn rounds(seed: u64) {
         post_at(&mut p, 1, b.wqe(id(1), key, offset, len, rights), &[]);
         post_at(&mut p, 1, SendWqe { wr_id: id(1), ..SendWqe::default() }, &[word]);
         until_received(&mut p, 0, &mut sent[0]);
-        let told = p.net.hosts[0].env.memory.word(into.addr) as u32;
-        assert_eq!(told, key);
+        let rkey = p.net.hosts[0].env.memory.word(into.addr) as u32;
+        assert_eq!(rkey, key);
 
         let data = any_bytes(&mut rng, len as u32);
         p.net.hosts[0].env.memory.write(p.page[0].0, &data);
         let remote_addr = if zero { 0 } else { b.addr + offset };
         let sge = p.sge(0, len as u32);
         for op in [SendOp::Write, SendOp::Read] {
-            post_at(
-                &mut p,
-                0,
-                SendWqe { wr_id: id(0), op, remote_addr, rkey: told, ..SendWqe::default() },
-                &[sge],
-            );
+            post_at(&mut p, 0, SendWqe { wr_id: id(0), op, remote_addr, rkey, ..SendWqe::default() }, &[sge]);
         }
         let remote = rng.chance(0.6);
         let op = if remote { SendOp::SendInv } else { SendOp::Send };
         let flags = SendFlags::FENCE;
-        post_at(&mut p, 0, SendWqe { wr_id: id(0), op, flags, imm: told, ..SendWqe::default() }, &[]);
+        post_at(&mut p, 0, SendWqe { wr_id: id(0), op, flags, imm: rkey, ..SendWqe::default() }, &[]);
         let done = until_received(&mut p, 1, &mut sent[1]);
         assert_eq!(done.flags.contains(WcFlags::WITH_INV), remote);
         assert_eq!(done.imm, if remote { key } else { 0 });
@@ -139,7 +134,7 @@ fn rounds(seed: u64) {
             assert_eq!(p.net.hosts[at].nic.counters().retransmitted.get(), 0);
         }
     }
-    /* closed now; a NAK is said but once, so nothing may lose it */
+    /* closed now; a NAK is sent only once, so nothing may lose it */
     p.net.faults = Faults::default();
     let sge = p.sge(0, 1);
     let late = SendWqe { op: SendOp::Read, remote_addr: b.addr, rkey: key, ..SendWqe::default() };

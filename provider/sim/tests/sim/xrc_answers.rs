@@ -57,7 +57,7 @@ enum Want {
 }
 
 /// Every verb over two QPs to three cards' SRQs, on wires that lose, repeat and turn round, with cards that
-/// sleep. Atomics change words that nobody else does, so that what each finds says that all before it were
+/// sleep. Atomics change words that nobody else does, so that what each finds shows that all before it were
 /// executed once.
 fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
@@ -251,7 +251,7 @@ fn what_may_not_be_had_ends_the_connection() {
 
 /// The QP's own rights come first.
 #[test]
-fn a_qp_that_may_not_be_asked_asks_nobody() {
+fn a_qp_without_rights_forwards_nothing() {
     for op in ANSWERED {
         let mut x = Shared::new(
             Faults::default(),
@@ -268,7 +268,7 @@ fn a_qp_that_may_not_be_asked_asks_nobody() {
 
 /// No SRQ, or no process: an invalid request.
 #[test]
-fn nobodys_memory_cannot_be_read() {
+fn memory_of_no_srq_cannot_be_read() {
     for number in [1, 7 << QPN_BLOCK_SHIFT] {
         let mut x = Shared::new(Faults::default(), 1, &Setup::default());
         let (there, here) = (x.memory(1, 8), x.here(8));
@@ -331,7 +331,7 @@ fn who_dies_under_a_read_fails_it_and_who_sleeps_does_not() {
 
 /// Bytes for an answer come from the card whose memory it is, in packets of the right size.
 #[test]
-fn bytes_of_strangers_are_not_taken() {
+fn bytes_of_other_peers_are_not_taken() {
     let mut x = Shared::new(Faults::default(), 1, &Setup { mtu: Mtu::M256, ..Setup::default() });
     let (there, here) = (x.memory(1, 1000), x.here(1000));
     x.post(0, 1, wqe(SendOp::Read, there), here);

@@ -160,7 +160,7 @@ fn what_the_dead_had_comes_back_in_order() {
     x.send(0, 1, SendWqe::default(), b"first");
     x.run();
     assert_eq!(x.got(1)[0].wr_id, 0);
-    assert!(starverbs_core::RecvQueue::len(&x.queues[1].rq) < 39, "some are lent");
+    assert!(starverbs_core::RecvQueue::len(&x.queues[1].rq) < 39, "some are leased");
     x.send(0, 1, SendWqe::default(), &[1; 100_000]);
     for _ in 0..20 {
         x.net.step();
@@ -174,37 +174,33 @@ fn what_the_dead_had_comes_back_in_order() {
 
 /// One WQE for two cards: who has it and does not use it gives it back.
 #[test]
-fn an_unused_loan_is_recalled() {
+fn an_unused_lease_is_revoked() {
     let mut x = Shared::new(Faults::default(), 1, &Setup::default());
     for _ in 0..3 {
         x.post_recv(1);
     }
     x.send(0, 1, SendWqe::default(), b"one");
     x.run();
-    assert!(starverbs_core::RecvQueue::len(&x.queues[1].rq) < 2, "one is lent beside");
+    assert!(starverbs_core::RecvQueue::len(&x.queues[1].rq) < 2, "one is leased beside");
     x.send_directly(2);
-    assert_eq!(
-        x.got(1).iter().map(|c| c.wr_id).collect::<Vec<_>>(),
-        [0, 2, 1],
-        "the one that was lent is last"
-    );
+    assert_eq!(x.got(1).iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 2, 1], "the leased one is last");
 }
 
 /// Who asked for more of an empty queue was not asked for what it has itself; when the queue's own card finds
 /// it empty, it is.
 #[test]
-fn a_loan_of_who_asked_last_is_recalled() {
+fn a_lease_of_the_last_requester_is_revoked() {
     let mut x = Shared::new(Faults::default(), 1, &Setup::default());
     for _ in 0..3 {
         x.post_recv(1);
     }
     x.send(0, 1, SendWqe::default(), b"one");
     x.run();
-    let ask = Relay::Ask { srq: x.queues[1].number, count: 4 };
+    let ask = Relay::RequestLease { srq: x.queues[1].number, count: 4 };
     for _ in 0..3 {
         assert!(x.net.relay(QPS, 2, &ask.encode().0));
     }
-    assert_eq!(x.queues[1].rq.len(), 0, "all are lent");
+    assert_eq!(x.queues[1].rq.len(), 0, "all are leased");
     x.run();
     x.send_directly(2);
     assert_eq!(x.got(1).iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
@@ -280,7 +276,7 @@ fn a_write_that_may_not_ends_the_connection_before_what_follows() {
     }
 }
 
-/// A card that stands still holds up nobody: its requester is told to come again, others go on.
+/// A card that stands still holds up nobody: its requester gets RNR NAKs, others go on.
 #[test]
 fn a_card_that_sleeps_costs_rnr_naks_alone() {
     let setup = Setup { timeout: 12, retry_cnt: 2, min_rnr_timer: 12, ..Setup::default() };
@@ -302,15 +298,15 @@ fn a_card_that_sleeps_costs_rnr_naks_alone() {
     assert_eq!((x.sent()[0].status, x.got(1).len()), (WcStatus::Success, 1));
 }
 
-/// How far it has come is not the QP's own to say where messages go to other cards: it keeps nothing behind a
-/// gap and never says that it does, to a requester that would.
+/// A QP whose messages go to other cards does not know their progress: it keeps nothing behind a
+/// gap and never advertises it, to a requester that would.
 #[test]
-fn a_qp_of_a_shared_domain_never_answers_that_it_repeats_selectively() {
-    for_seeds("a_qp_of_a_shared_domain_never_answers_that_it_repeats_selectively", 20, |seed| {
+fn a_qp_of_a_shared_domain_never_advertises_selective_repeat() {
+    for_seeds("a_qp_of_a_shared_domain_never_advertises_selective_repeat", 20, |seed| {
         let faults = Faults { loss: 0.03, ..Faults::default() };
         let mut x = Shared::new(faults, seed, &Setup { timeout: 12, mtu: Mtu::M1024, ..Setup::default() });
-        let said = Rc::new(Cell::new([0u32; 2]));
-        let seen = said.clone();
+        let advertised = Rc::new(Cell::new([0u32; 2]));
+        let seen = advertised.clone();
         x.net.tap = Some(Box::new(move |from, bytes| {
             let repeats = Packet::parse(bytes).is_ok_and(|packet| packet.bth().repeats() != 0);
             let mut of = seen.get();
@@ -337,8 +333,8 @@ fn a_qp_of_a_shared_domain_never_answers_that_it_repeats_selectively() {
         }
         let counters = x.net.hosts[QPS].nic.counters();
         assert_eq!((counters.kept_ahead.get(), counters.sent_sack.get()), (0, 0));
-        let [offered, answered] = said.get();
-        assert!(offered > 0, "the requester says that it would");
+        let [offered, answered] = advertised.get();
+        assert!(offered > 0, "the requester would");
         assert_eq!(answered, 0);
         assert!(x.net.tally.lost > 0);
     });
@@ -404,8 +400,8 @@ fn an_invalidation_does_not_reach_the_windows_of_others() {
         assert_eq!(got.iter().map(|c| c.status).collect::<Vec<_>>(), [WcStatus::RemInvReqErr]);
         assert_eq!(x.net.hosts[QPS].state(x.recvs[0]), QpState::Err);
         assert_eq!(x.net.hosts[QPS].env.events, []);
-        let home = x.net.hosts[SENDER].pd;
-        let from = region(&mut x.net.hosts[SENDER], home, 8);
+        let pd = x.net.hosts[SENDER].pd;
+        let from = region(&mut x.net.hosts[SENDER], pd, 8);
         let write = SendWqe { op: SendOp::Write, remote_addr: page.0, rkey: key, ..SendWqe::default() };
         far.post(Send { wqe: write, sges: vec![from], inline: None }).expect("there is room");
         x.net.doorbell(SENDER, peer);
@@ -427,9 +423,9 @@ fn messages_reach_no_private_domain() {
     let sge = region(host, pd, 100);
     rq.post(Recv { wr_id: 1, sges: vec![sge] }).expect("there is room");
     let shared = x.net.hosts[2].env.domain.replace(private);
-    let home = x.queues[1].number >> QPN_BLOCK_SHIFT;
-    let ask = Relay::Ask { srq: home << QPN_BLOCK_SHIFT | id.0, count: 1 };
+    let block = x.queues[1].number >> QPN_BLOCK_SHIFT;
+    let ask = Relay::RequestLease { srq: block << QPN_BLOCK_SHIFT | id.0, count: 1 };
     assert!(x.net.relay(QPS, 2, &ask.encode().0));
     x.net.hosts[2].env.domain = shared;
-    assert_eq!(rq.len(), 1, "it is not lent");
+    assert_eq!(rq.len(), 1, "it is not leased");
 }

@@ -20,7 +20,7 @@ use starverbs_core::mr::{Bind, MrFault, MrTable, Rule, Storage};
 use starverbs_core::nic::{Nic, TimerId, Timers};
 use starverbs_core::qp::Owner;
 use starverbs_core::room::Room;
-use starverbs_core::{FrameMeta, Gid, Nanos, NicError, PdId, Qpn, SendOp, SendWqe, WcStatus};
+use starverbs_core::{FrameMeta, Gid, Nanos, NicError, QpId, Qpn, SendOp, SendWqe, WcStatus};
 
 use crate::bounds::Bounds;
 use crate::env::SlEvent;
@@ -283,7 +283,7 @@ impl<E: Host> Library<E> {
     /// The next of a QP's WQEs may change a window, one at a time. All are told before it can be complete.
     fn begin_chore(&mut self, turn: &mut Turn<'_, E>, at: u32) {
         let Some(end) = self.ends.get_mut(at as usize).filter(|end| end.chore.is_none()) else { return };
-        let owner = (end.released.init.pd, end.released.qpn);
+        let owner = QpId { pd: end.released.init.pd, qpn: end.released.qpn };
         let chore = if let Some(wqe) = end.qp.take_own() {
             end.released.windows = true;
             Chore::Own(change_window(turn.nic.memory(), &wqe, owner).is_ok())
@@ -372,11 +372,7 @@ impl<E: Host> Library<E> {
 }
 
 /// A bind or an invalidation was posted to a QP of this owner, and all before it is done.
-fn change_window<S: Storage>(
-    memory: &mut MrTable<S>,
-    wqe: &SendWqe,
-    owner: (PdId, Qpn),
-) -> Result<(), MrFault> {
+fn change_window<S: Storage>(memory: &mut MrTable<S>, wqe: &SendWqe, owner: QpId) -> Result<(), MrFault> {
     match wqe.op {
         SendOp::BindMw => memory.bind(&Bind::of(wqe, owner)).map(|_| ()),
         _ => memory.invalidate(wqe.rkey, owner),

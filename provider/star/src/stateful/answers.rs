@@ -2,7 +2,7 @@
 
 use starverbs_core::env::SendQueue;
 use starverbs_core::transport::slices;
-use starverbs_core::{Access, Gid, Psn, QpState, SendOp, SendWqe, WcStatus};
+use starverbs_core::{Access, Gid, Psn, QpId, QpState, SendOp, SendWqe, WcStatus};
 
 use super::events::Told;
 use super::remote::Stored;
@@ -254,7 +254,8 @@ impl<E: StarEnv> Stateful<E> {
         data: &[u8],
     ) -> Option<()> {
         debug_assert!(matches!(wqe.op, SendOp::Write | SendOp::WriteImm));
-        let (va, owner) = (wqe.remote_addr.wrapping_add(offset.into()), (self.local.pd, self.local.qpn));
+        let (va, owner) =
+            (wqe.remote_addr.wrapping_add(offset.into()), QpId { pd: self.local.pd, qpn: self.local.qpn });
         let len = data.len() as u32;
         let host = card.mrs.resolve_remote(wqe.rkey, owner, va, len, Access::REMOTE_WRITE).ok()?;
         (len == 0 || card.env.dma_write(host, data)).then_some(())

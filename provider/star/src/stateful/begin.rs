@@ -3,7 +3,7 @@
 use starverbs_core::env::{RecvQueue, SendQueue};
 use starverbs_core::mr::{Bind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
-use starverbs_core::{Access, Nanos, Psn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
+use starverbs_core::{Access, Nanos, Psn, QpId, SendFlags, SendOp, SendWqe, Sge, WcStatus};
 
 use super::stream::{Carry, Class, Op};
 use super::window::Of;
@@ -248,13 +248,13 @@ impl<E: StarEnv> Stateful<E> {
         if self.streams[0].under_way() > 0 {
             return Begin::Wait;
         }
-        let (pd, qpn) = (self.local.pd, self.local.qpn);
+        let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
         let done = if wqe.op == SendOp::BindMw {
-            let bound = card.mrs.bind(&Bind::of(wqe, (pd, qpn)));
+            let bound = card.mrs.bind(&Bind::of(wqe, owner));
             self.windows |= bound == Ok(WindowType::Two);
             bound.is_ok()
         } else {
-            card.mrs.invalidate(wqe.rkey, (pd, qpn)).is_ok()
+            card.mrs.invalidate(wqe.rkey, owner).is_ok()
         };
         let status = if done { WcStatus::Success } else { WcStatus::MwBindErr };
         Begin::Go(Op { class: Class::Own, status, all: true, ..Op::default() })
@@ -341,7 +341,7 @@ impl<E: StarEnv> Stateful<E> {
 
     fn begin_remote_write(&mut self, card: &mut Card<'_, E>, index: u32, wqe: &SendWqe) -> Begin {
         let allowed = self.local.access.contains(Access::REMOTE_WRITE);
-        let owner = (self.local.pd, self.local.qpn);
+        let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
         let need = Access::REMOTE_WRITE;
         if !allowed || card.mrs.resolve_remote(wqe.rkey, owner, wqe.remote_addr, wqe.length, need).is_err() {
             return Begin::failed(Class::Write, WcStatus::RemAccessErr);
@@ -377,7 +377,7 @@ impl<E: StarEnv> Stateful<E> {
             return Begin::failed(class, WcStatus::RemInvReqErr);
         }
         let need = if atomic { Access::REMOTE_ATOMIC } else { Access::REMOTE_READ };
-        let owner = (self.local.pd, self.local.qpn);
+        let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
         let found = card.mrs.resolve_remote(wqe.rkey, owner, wqe.remote_addr, wqe.length, need);
         let Some(host) = found.ok().filter(|_| self.local.access.contains(need)) else {
             return Begin::failed(class, WcStatus::RemAccessErr);

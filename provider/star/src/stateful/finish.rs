@@ -1,7 +1,7 @@
 //! Completions, in order: ours as soon as the data is there (hole 10), SL's through CQEPs.
 
 use starverbs_core::env::{CompletionQueue, SendQueue};
-use starverbs_core::{Cqe, Psn, QpState, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode, WcStatus};
+use starverbs_core::{Cqe, Psn, QpId, QpState, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode, WcStatus};
 
 use super::stream::{Class, Op};
 use super::window::Of;
@@ -92,7 +92,7 @@ impl<E: StarEnv> Stateful<E> {
     /// How a WQE of SL ends whose data is here: a SEND with invalidate may still fail.
     fn end_of(&mut self, card: &mut Card<'_, E>, index: u32, op: &Op) -> WcStatus {
         let wqe = self.sends.get(Psn::new(index)).copied().unwrap_or_default();
-        let owner = (self.local.pd, self.local.qpn);
+        let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
         let fails = op.status == WcStatus::Success
             && wqe.op == SendOp::SendInv
             && card.mrs.invalidate_remote(wqe.imm, owner).is_err();

@@ -1,10 +1,10 @@
 //! Packets: from WQEs at first, and again from the same WQEs when they are lost. Their data is not kept.
 
-use starverbs_core::engine::Turn;
+use starverbs_core::engine::TransmitStatus;
 use starverbs_core::env::SendQueue;
 use starverbs_core::room::Room;
 use starverbs_core::transport::slices;
-use starverbs_core::{Access, Psn, QpState, Seg, SendFlags, Sge, WcStatus};
+use starverbs_core::{Access, Psn, QpId, QpState, Seg, SendFlags, Sge, WcStatus};
 
 use super::begin::Begin;
 use super::stream::{Class, Op};
@@ -32,11 +32,11 @@ fn sge_at(sges: &[Sge], mut offset: u32) -> Option<(&Sge, u32)> {
 
 impl<E: StarEnv> Stateful<E> {
     /// Sends what there is to send: what SL waits for, then what was lost, then what is new.
-    pub fn transmit(&mut self, card: &mut Card<'_, E>) -> Turn {
+    pub fn transmit(&mut self, card: &mut Card<'_, E>) -> TransmitStatus {
         self.crowded = false;
         for _ in 0..TURN {
             if !card.env.can_send_star() {
-                return Turn::PortFull;
+                return TransmitStatus::PortFull;
             }
             let sent = self.send_stored(card)
                 || self.send_control(card)
@@ -47,10 +47,10 @@ impl<E: StarEnv> Stateful<E> {
                         || self.send_result(card)
                         || self.send_new(card));
             if !sent {
-                return if self.crowded { Turn::Crowded } else { Turn::Idle };
+                return if self.crowded { TransmitStatus::Crowded } else { TransmitStatus::Idle };
             }
         }
-        Turn::More
+        TransmitStatus::More
     }
 
     /// Sends a lost packet again if one may go.
@@ -302,7 +302,7 @@ impl<E: StarEnv> Stateful<E> {
         if entry.of == Of::Remote {
             let Some(wqe) = self.sends.get(Psn::new(entry.wqe)) else { return Err(WcStatus::RemOpErr) };
             let va = wqe.remote_addr.wrapping_add(entry.offset.into());
-            let owner = (self.local.pd, self.local.qpn);
+            let owner = QpId { pd: self.local.pd, qpn: self.local.qpn };
             let addr = card.mrs.resolve_remote(wqe.rkey, owner, va, len, Access::REMOTE_READ);
             let seg = addr.ok().and_then(|addr| env.dma_read(Seg { addr, len }));
             segs.push_in_room(seg.ok_or(WcStatus::RemAccessErr)?);

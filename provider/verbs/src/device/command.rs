@@ -239,32 +239,32 @@ pub(crate) enum Xrc<'a> {
         qpn: Qpn,
         qp: Weak<QpInner>,
     },
-    /// Opens the queue pair of the process that has QPN block `block`: the name of the opening, a `Number`
+    /// Opens the queue pair of the process that has QPN block `block`: the attachment, a `Number`
     Open {
         domain: PdId,
         block: u16,
         qpn: Qpn,
     },
-    /// Asks the process that made an opened queue pair: `Qp`
+    /// Asks the owner of an attached queue pair: `Qp`
     Query {
-        visit: u32,
+        attachment: u32,
     },
     /// The same, and changes it
     Modify {
-        visit: u32,
+        attachment: u32,
         to: QpAttr,
         mask: QpAttrMask,
     },
-    /// A handle of a queue pair is told of its events. `visit` 0: the queue pair is this process's
+    /// A handle of a queue pair is told of its events. `attachment` 0: the queue pair is this process's
     List {
         qpn: Qpn,
-        visit: u32,
+        attachment: u32,
         cookie: u64,
         events: &'a Events,
     },
     Unlist {
         qpn: Qpn,
-        visit: u32,
+        attachment: u32,
         cookie: u64,
     },
 }

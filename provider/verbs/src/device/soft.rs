@@ -5,7 +5,6 @@
 //! lock taken never waits on the data path: it leaves its doorbell, and whoever gives the lock back looks for
 //! doorbells once more.
 
-pub(crate) mod attached;
 mod contexts;
 mod control;
 mod domains;
@@ -19,6 +18,7 @@ pub(crate) mod notes;
 mod progress;
 mod receives;
 pub(crate) mod shard;
+pub(crate) mod shared_qps;
 pub(crate) mod star;
 
 use std::sync::atomic::AtomicU32;
@@ -28,7 +28,7 @@ use std::time::Duration;
 use starverbs_backend as backend;
 use starverbs_core::coalesce::When;
 use starverbs_core::{Nanos, Nic, NicConfig, Qpn};
-use starverbs_rings::{Bells, budget};
+use starverbs_rings::{PendingDoorbells, budget};
 use starverbs_settings::Settings;
 
 use super::activity::Activity;
@@ -65,7 +65,7 @@ pub(crate) struct Soft {
     /// Written by the holder of the shard's lock, read by anybody
     pub(crate) stats: StatPage,
     shard: Mutex<Shard>,
-    bells: Bells,
+    doorbells: PendingDoorbells,
     pub(crate) activity: Activity,
     pub(crate) thread: ProgressThread,
     /// How many there are; 0: it is closed
@@ -114,7 +114,7 @@ impl Soft {
                 settings,
                 stats,
                 shard: Mutex::new(shard),
-                bells: Bells::new(),
+                doorbells: PendingDoorbells::new(),
                 activity: Activity::default(),
                 thread,
                 contexts: Mutex::new(1),
@@ -161,7 +161,7 @@ impl Soft {
             self.thread.stop();
             self.with(|shard, _| {
                 shard.intake.rx.leave();
-                shard.attached.close(&mut shard.env, &self.notes);
+                shard.shared_qps.close(&mut shard.env, &self.notes);
             });
         }
     }
@@ -242,7 +242,7 @@ impl Soft {
                 }
                 drop(guard);
             }
-            None => self.bells.leave(qpn),
+            None => self.doorbells.leave(qpn),
         }
         self.serve_bells();
     }
@@ -271,7 +271,7 @@ impl Soft {
             self.hand_on(guard, now, false);
             self.finish(guard, now);
         };
-        self.bells.serve(|| self.try_lock(), turn);
+        self.doorbells.serve(|| self.try_lock(), turn);
         self.notes.say();
     }
 
@@ -279,7 +279,7 @@ impl Soft {
     #[inline]
     fn take_bells(&self, shard: &mut Shard, now: Nanos) {
         shard.ring_deferred(now);
-        self.bells.take(|qpn| {
+        self.doorbells.take(|qpn| {
             shard.stats.doorbells_left.inc();
             shard.ring(qpn, now);
         });
@@ -287,7 +287,7 @@ impl Soft {
 
     /// Room for a doorbell of each of `qps` QPs: leaving one never allocates. ENOMEM.
     fn reserve_bells(&self, qps: usize) -> Result<()> {
-        if self.bells.reserve(qps) { Ok(()) } else { Err(VerbsError::NoMemory("doorbells")) }
+        if self.doorbells.reserve(qps) { Ok(()) } else { Err(VerbsError::NoMemory("doorbells")) }
     }
 
     /// End of a turn: tells of events, and has the thread wake up in time for the next timer.

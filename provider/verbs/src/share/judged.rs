@@ -4,7 +4,7 @@
 use std::os::fd::AsRawFd;
 
 use starverbs_core::mr::{Entry, KEY_BITS, MrAttr, MrTable, Plain, Storage};
-use starverbs_core::{Access, PdId};
+use starverbs_core::{Access, PdId, QpId};
 
 use super::import::Importer;
 use super::mrs::{MrMemory, PeerMrs};
@@ -55,7 +55,8 @@ fn open(key: u32, entry: &Entry) {
     }
     for va in [0, iova.wrapping_sub(1), iova, iova.wrapping_add(length - length.min(1)), u64::MAX] {
         for len in [1, 8, u32::MAX] {
-            let Ok(at) = mrs.resolve_remote(key, (PdId(1), 5), va, len, Access::empty()) else { continue };
+            let qp = QpId { pd: PdId(1), qpn: 5 };
+            let Ok(at) = mrs.resolve_remote(key, qp, va, len, Access::empty()) else { continue };
             let inside = at.checked_sub(addr).and_then(|offset| offset.checked_add(u64::from(len)));
             assert!(inside.is_some_and(|end| end <= length), "outside the region");
         }

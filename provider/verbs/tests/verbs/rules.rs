@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
-use starverbs_settings::{Settings, StarWish};
+use starverbs_settings::{Settings, StarPreference};
 use starverbs_verbs::{
     Ah, AhAttr, CompChannel, Cq, Event, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Settled, Srq, Wish, kind,
 };
@@ -281,7 +281,7 @@ fn closed_cards_are_in_nobodys_way() {
 
 #[test]
 fn a_role_is_for_rc_alone() {
-    let card = Settings { star: StarWish::Auto, ..settings() };
+    let card = Settings { star: StarPreference::Auto, ..settings() };
     let node = Node::new(&card);
     let made = |init: &QpInit<'_>| Qp::create(&node.pd, init);
     let rc = node.init(QpType::Rc, None);

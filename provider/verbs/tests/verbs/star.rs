@@ -3,11 +3,11 @@
 use crate::common::*;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{QpState, QpType, SendOp, WcStatus};
-use starverbs_settings::{FaultSpec, Settings, StarKey, StarWish};
+use starverbs_settings::{FaultSpec, Settings, StarKey, StarPreference};
 use starverbs_verbs::{Event, Qp, QpAttr, QpInit, RecvWr, SendWr, Settled, Srq, Wish, kind};
 
 /// Two cards on one wire whose settings ask for these roles.
-fn pair(wishes: [StarWish; 2]) -> [Node; 2] {
+fn pair(wishes: [StarPreference; 2]) -> [Node; 2] {
     let wire = settings();
     wishes.map(|star| Node::new(&Settings { star, ..wire.clone() }))
 }
@@ -42,10 +42,12 @@ fn talk(nodes: &[Node; 2], qps: &[Qp; 2]) {
 
 #[test]
 fn without_a_need_or_a_willing_peer_it_is_plain_rocev2() {
-    let of = [StarWish::Off, StarWish::Auto, StarWish::Stateless, StarWish::Stateful];
+    let of = [StarPreference::Off, StarPreference::Auto, StarPreference::Stateless, StarPreference::Stateful];
     for wishes in of.into_iter().flat_map(|a| of.map(|b| [a, b])) {
         let agree = match wishes {
-            [StarWish::Off, _] | [_, StarWish::Off] | [StarWish::Auto, StarWish::Auto] => false,
+            [StarPreference::Off, _]
+            | [_, StarPreference::Off]
+            | [StarPreference::Auto, StarPreference::Auto] => false,
             [a, b] => a != b,
         };
         if !agree {
@@ -58,11 +60,11 @@ fn without_a_need_or_a_willing_peer_it_is_plain_rocev2() {
 }
 
 /// Two cards on one wire with these keys.
-fn keyed(keys: [Option<u8>; 2], wishes: [StarWish; 2]) -> [Node; 2] {
+fn keyed(keys: [Option<u8>; 2], wishes: [StarPreference; 2]) -> [Node; 2] {
     keyed_on(&settings(), keys, wishes)
 }
 
-fn keyed_on(wire: &Settings, keys: [Option<u8>; 2], wishes: [StarWish; 2]) -> [Node; 2] {
+fn keyed_on(wire: &Settings, keys: [Option<u8>; 2], wishes: [StarPreference; 2]) -> [Node; 2] {
     std::array::from_fn(|at| {
         let star_key = keys[at].map(|byte| StarKey::Given([byte; 32].into()));
         Node::new(&Settings { star: wishes[at], star_key, ..wire.clone() })
@@ -72,7 +74,7 @@ fn keyed_on(wire: &Settings, keys: [Option<u8>; 2], wishes: [StarWish; 2]) -> [N
 #[test]
 fn without_the_same_key_it_is_plain_rocev2() {
     for keys in [[Some(1), Some(2)], [Some(1), None], [None, Some(1)]] {
-        let nodes = keyed(keys, [StarWish::Stateless, StarWish::Stateful]);
+        let nodes = keyed(keys, [StarPreference::Stateless, StarPreference::Stateful]);
         let qps = connected(&nodes);
         assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2], "{keys:?}");
         talk(&nodes, &qps);
@@ -86,7 +88,7 @@ fn without_the_same_key_it_is_plain_rocev2() {
 /// Under one key a refusal is heard, and believed: nobody waits for silence.
 #[test]
 fn under_one_key_a_refusal_is_believed() {
-    let nodes = keyed([Some(1); 2], [StarWish::Stateful; 2]);
+    let nodes = keyed([Some(1); 2], [StarPreference::Stateful; 2]);
     let qps = connected(&nodes);
     assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2]);
     talk(&nodes, &qps);
@@ -102,7 +104,7 @@ fn under_one_key_a_refusal_is_believed() {
 fn under_one_key_ends_settle_and_talk() {
     let fault = FaultSpec { duplicate: 0.3, loss: 0.05, reorder: 0.1, ..FaultSpec::default() };
     let wire = Settings { fault, ..settings() };
-    let nodes = keyed_on(&wire, [Some(1); 2], [StarWish::Stateless, StarWish::Stateful]);
+    let nodes = keyed_on(&wire, [Some(1); 2], [StarPreference::Stateless, StarPreference::Stateful]);
     let mut stars = 0;
     for _ in 0..10 {
         let qps = connected(&nodes);
@@ -131,7 +133,9 @@ fn without_its_key_no_card_has_a_role() {
 fn ends_agree_on_a_bad_wire() {
     let fault = FaultSpec { loss: 0.1, duplicate: 0.1, reorder: 0.1, corrupt: 0.05, ..FaultSpec::default() };
     let wire = Settings { fault, ..settings() };
-    for wishes in [[StarWish::Stateless, StarWish::Auto], [StarWish::Auto, StarWish::Stateful]] {
+    for wishes in
+        [[StarPreference::Stateless, StarPreference::Auto], [StarPreference::Auto, StarPreference::Stateful]]
+    {
         let nodes = wishes.map(|star| Node::new(&Settings { star, ..wire.clone() }));
         let mut stars = 0;
         for _ in 0..20 {
@@ -149,7 +153,7 @@ fn ends_agree_on_a_bad_wire() {
 /// With too many connections on a card, the end whose card has fewer keeps the state of the next.
 #[test]
 fn who_has_fewer_connections_keeps_more() {
-    let wire = Settings { star: StarWish::Auto, star_threshold: 4, ..settings() };
+    let wire = Settings { star: StarPreference::Auto, star_threshold: 4, ..settings() };
     let nodes = [Node::new(&wire), Node::new(&wire)];
     let plain = |node: &Node| {
         Qp::create(&node.pd, &QpInit { star: Some(Wish::Off), ..node.init(QpType::Rc, None) }).unwrap()
@@ -171,7 +175,7 @@ fn who_has_fewer_connections_keeps_more() {
 
 /// Two cards of which the second keeps the state.
 fn stateful() -> ([Node; 2], [Qp; 2]) {
-    let nodes = pair([StarWish::Stateless, StarWish::Stateful]);
+    let nodes = pair([StarPreference::Stateless, StarPreference::Stateful]);
     let qps = connected(&nodes);
     (nodes, qps)
 }
@@ -184,10 +188,12 @@ fn to(qp: &Qp, state: QpState) {
 /// StaR.
 #[test]
 fn strangers_hear_little_of_what_has_no_peer() {
-    for (theirs, init, there) in
-        [(StarWish::Off, true, false), (StarWish::Stateful, false, false), (StarWish::Stateful, true, true)]
-    {
-        let [a, b] = pair([StarWish::Stateless, theirs]);
+    for (theirs, init, there) in [
+        (StarPreference::Off, true, false),
+        (StarPreference::Stateful, false, false),
+        (StarPreference::Stateful, true, true),
+    ] {
+        let [a, b] = pair([StarPreference::Stateless, theirs]);
         let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
         if init {
             to_init(&qb);
@@ -208,7 +214,7 @@ fn strangers_hear_little_of_what_has_no_peer() {
 /// In ERR before it had a peer, it has become nothing.
 #[test]
 fn what_fails_before_it_has_a_peer_waits() {
-    let [a, _] = pair([StarWish::Stateless; 2]);
+    let [a, _] = pair([StarPreference::Stateless; 2]);
     let qp = a.qp(QpType::Rc);
     to_init(&qp);
     to(&qp, QpState::Err);
@@ -219,8 +225,11 @@ fn what_fails_before_it_has_a_peer_waits() {
 #[test]
 fn an_end_that_only_receives_stays_in_rtr() {
     for keeps in [false, true] {
-        let wishes =
-            if keeps { [StarWish::Stateless, StarWish::Auto] } else { [StarWish::Auto, StarWish::Stateless] };
+        let wishes = if keeps {
+            [StarPreference::Stateless, StarPreference::Auto]
+        } else {
+            [StarPreference::Auto, StarPreference::Stateless]
+        };
         let nodes = pair(wishes);
         let [a, b] = &nodes;
         let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
@@ -311,7 +320,7 @@ fn sleepers_are_woken() {
 
 #[test]
 fn a_stateful_end_takes_from_a_shared_receive_queue() {
-    let nodes = pair([StarWish::Stateless, StarWish::Stateful]);
+    let nodes = pair([StarPreference::Stateless, StarPreference::Stateful]);
     let [a, b] = &nodes;
     let srq = Srq::create(&b.pd, 64, 1, 0, 99).unwrap();
     let qps: Vec<[Qp; 2]> = (0..3).map(|_| [a.qp(QpType::Rc), b.qp_with_srq(&srq)]).collect();
@@ -340,7 +349,7 @@ fn a_stateful_end_takes_from_a_shared_receive_queue() {
 /// A card that has no wish says so: nobody takes its address for one without StaR.
 #[test]
 fn a_card_without_a_wish_answers() {
-    let nodes = pair([StarWish::Stateless, StarWish::Off]);
+    let nodes = pair([StarPreference::Stateless, StarPreference::Off]);
     let [a, b] = &nodes;
     let plain = connected(&nodes);
     assert_eq!([role(&plain[0]), role(&plain[1])], [Settled::Plain; 2]);

@@ -9,7 +9,7 @@ use starverbs_core::wire::IcrcHeader;
 use starverbs_core::{
     Access, Cqe, Gid, Psn, QpState, QpType, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
 };
-use starverbs_settings::{Settings, StarWish};
+use starverbs_settings::{Settings, StarPreference};
 use starverbs_star::wire::{Crc, Head, Header, Opt, Prefix, Ptype, fill_checksum};
 use starverbs_verbs::{Cq, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, Rereg, SendWr, Settled, Srq};
 
@@ -17,7 +17,7 @@ use starverbs_verbs::{Cq, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, Rereg, Sen
 fn pair() -> [Node; 2] {
     let wire = settings();
     let with = |star| Node::new(&Settings { star, ..wire.clone() });
-    [with(StarWish::Stateless), with(StarWish::Stateful)]
+    [with(StarPreference::Stateless), with(StarPreference::Stateful)]
 }
 
 fn connected(nodes: &[Node; 2]) -> [Qp; 2] {
@@ -168,8 +168,8 @@ fn a_region_that_is_changed_is_known_as_it_is() {
 #[test]
 fn memory_is_given_back_though_nobody_answers() {
     let wire = settings();
-    let a = Node::new(&Settings { star: StarWish::Stateless, ..wire.clone() });
-    let b = Node::new(&Settings { star: StarWish::Stateful, progress_thread: false, ..wire });
+    let a = Node::new(&Settings { star: StarPreference::Stateless, ..wire.clone() });
+    let b = Node::new(&Settings { star: StarPreference::Stateful, progress_thread: false, ..wire });
     let qps = [a.qp(QpType::Rc), b.qp(QpType::Rc)];
     connect((&a, &qps[0]), (&b, &qps[1]));
     b.post_recv(&qps[1], 1, 0, 64).unwrap();
@@ -188,8 +188,8 @@ fn memory_is_given_back_though_nobody_answers() {
 #[test]
 fn one_that_nobody_answers_holds_no_other_up() {
     let wire = settings();
-    let a = Node::new(&Settings { star: StarWish::Stateless, ..wire.clone() });
-    let b = Node::new(&Settings { star: StarWish::Stateful, progress_thread: false, ..wire });
+    let a = Node::new(&Settings { star: StarPreference::Stateless, ..wire.clone() });
+    let b = Node::new(&Settings { star: StarPreference::Stateful, progress_thread: false, ..wire });
     let [dead, live] = [(), ()].map(|()| [a.qp(QpType::Rc), b.qp(QpType::Rc)]);
     let turn = || b.cq.poll(&mut [Cqe::default()]).unwrap();
     connect((&a, &dead[0]), (&b, &dead[1]));
@@ -340,7 +340,7 @@ fn loss_changes_nothing() {
     let wire = settings();
     let fault = starverbs_settings::FaultSpec { loss: 0.05, ..Default::default() };
     let with = |star| Node::new(&Settings { star, fault: fault.clone(), ..wire.clone() });
-    let nodes = [with(StarWish::Stateless), with(StarWish::Stateful)];
+    let nodes = [with(StarPreference::Stateless), with(StarPreference::Stateful)];
     let qps = connected(&nodes);
     for round in 0..100u8 {
         for from in 0..2 {

@@ -8,7 +8,7 @@ use crate::common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, Cqe, QpState, QpType, SendFlags, SendOp, WcOpcode, WcStatus};
-use starverbs_settings::{FaultSpec, QpcSpec, Settings, StarKey, StarWish};
+use starverbs_settings::{FaultSpec, QpcSpec, Settings, StarKey, StarPreference};
 use starverbs_verbs::{Mr, Mw, MwBind, Qp, QpAttr, QpInit, SendWr, Settled, Srq, Wish};
 
 /// Beyond so many connections a card has too many.
@@ -27,7 +27,9 @@ fn auto(wire: &Settings) -> [Node; 2] {
 }
 
 fn each_auto(wires: [&Settings; 2]) -> [Node; 2] {
-    wires.map(|wire| Node::new(&Settings { star: StarWish::Auto, star_threshold: THRESHOLD, ..wire.clone() }))
+    wires.map(|wire| {
+        Node::new(&Settings { star: StarPreference::Auto, star_threshold: THRESHOLD, ..wire.clone() })
+    })
 }
 
 /// `n` pairs of connections, all of this node, that stay plain.

@@ -10,22 +10,22 @@ use starverbs_core::{QpState, QpType, WcStatus};
 use starverbs_settings::Settings;
 use starverbs_verbs::{Context, Cq, Event, Qp, QpAttr, RecvWr, SendWr, Srq, Xrcd, kind};
 
-const HOME: u64 = 5;
-const GUEST: u64 = 6;
+const OWNER: u64 = 5;
+const ATTACHED: u64 = 6;
 const OTHER: u64 = 7;
 
 fn open(node: &Node, file: &File) -> Xrcd {
     Xrcd::open(&node.ctx, Some(file.as_raw_fd()), true, false).unwrap()
 }
 
-/// The process that makes the QP, the one that opens it, and a sender. SRQs are the guest's.
+/// The process that makes the QP, the one that opens it, and a sender. SRQs are those of the second.
 struct Three {
-    home: Node,
+    owner: Node,
     made: Qp,
     domain: Xrcd,
-    guest: Node,
+    attached: Node,
     opened: Qp,
-    visited: Xrcd,
+    remote_domain: Xrcd,
     cq: Cq,
     srq: Srq,
     sender: Node,
@@ -33,23 +33,23 @@ struct Three {
 }
 
 impl Three {
-    /// The guest takes the QP to RTS.
+    /// The attached process takes the QP to RTS.
     fn new(settings: &Settings) -> Three {
         let file = domain_file();
-        let [home, guest, sender] = [(); 3].map(|()| Node::new(settings));
-        let (domain, visited) = (open(&home, &file), open(&guest, &file));
-        let made = domain.create_qp(&home.ctx, HOME).unwrap();
-        let opened = visited.open_qp(&guest.ctx, made.number(), GUEST).unwrap();
+        let [owner, attached, sender] = [(); 3].map(|()| Node::new(settings));
+        let (domain, remote_domain) = (open(&owner, &file), open(&attached, &file));
+        let made = domain.create_qp(&owner.ctx, OWNER).unwrap();
+        let opened = remote_domain.open_qp(&attached.ctx, made.number(), ATTACHED).unwrap();
         assert_eq!((opened.number(), opened.state()), (made.number(), QpState::Reset));
         let send = Qp::create(&sender.pd, &sender.init(QpType::XrcSend, None)).unwrap();
-        connect_xrc((&sender, &send), (&guest, &opened));
-        let cq = Cq::create(&guest.ctx, 16, None, 0).unwrap();
-        let srq = Srq::create_xrc(&guest.pd, &visited, &cq, 16, 1, 0).unwrap();
-        for node in [&home, &guest] {
+        connect_xrc((&sender, &send), (&attached, &opened));
+        let cq = Cq::create(&attached.ctx, 16, None, 0).unwrap();
+        let srq = Srq::create_xrc(&attached.pd, &remote_domain, &cq, 16, 1, 0).unwrap();
+        for node in [&owner, &attached] {
             // SAFETY: a flag of a descriptor of the node's.
             unsafe { libc::fcntl(node.ctx.async_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         }
-        Three { home, made, domain, guest, opened, visited, cq, srq, sender, send }
+        Three { owner, made, domain, attached, opened, remote_domain, cq, srq, sender, send }
     }
 
     fn post(&self, srq: u32) -> WcStatus {
@@ -59,7 +59,7 @@ impl Three {
     }
 
     fn message_arrives(&self) {
-        self.srq.post(&RecvWr { wr_id: 9, sges: &[self.guest.sge(0, 100)] }).unwrap();
+        self.srq.post(&RecvWr { wr_id: 9, sges: &[self.attached.sge(0, 100)] }).unwrap();
         assert_eq!(self.post(self.srq.number()), WcStatus::Success);
         assert_eq!(poll(&self.cq, 1)[0].qpn, self.made.number());
     }
@@ -80,10 +80,10 @@ fn who_opened_it_connects_it_and_all_see_its_state() {
     assert_eq!((there.dest_qpn, there.timeout), (three.send.number(), 14));
     let wrong = QpAttr { state: QpState::Rtr, ..QpAttr::default() };
     let refused = three.opened.modify(&wrong, QpAttrMask::STATE).unwrap_err();
-    assert_eq!(refused.errno(), libc::EINVAL, "by the home's card");
-    let (send, guest) = (three.send.number(), &three.guest.ctx);
+    assert_eq!(refused.errno(), libc::EINVAL, "by the owner's card");
+    let (send, attached) = (three.send.number(), &three.attached.ctx);
     for qpn in [send, three.made.number() + 1, 0xff_ffff] {
-        let refused = three.visited.open_qp(guest, qpn, OTHER).err().unwrap();
+        let refused = three.remote_domain.open_qp(attached, qpn, OTHER).err().unwrap();
         assert_eq!(refused.errno(), libc::EINVAL, "{qpn:#x} is none of the domain's");
     }
     let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
@@ -94,54 +94,54 @@ fn who_opened_it_connects_it_and_all_see_its_state() {
 #[test]
 fn it_lives_until_all_have_closed_it() {
     let three = Three::new(&settings());
-    let again = three.visited.open_qp(&three.guest.ctx, three.made.number(), OTHER).unwrap();
-    three.made.close(HOME).unwrap();
+    let again = three.remote_domain.open_qp(&three.attached.ctx, three.made.number(), OTHER).unwrap();
+    three.made.close(OWNER).unwrap();
     let Three { made, domain, .. } = &three;
-    assert_eq!(three.visited.close().unwrap_err().errno(), libc::EBUSY);
-    three.opened.close(GUEST).unwrap();
+    assert_eq!(three.remote_domain.close().unwrap_err().errno(), libc::EBUSY);
+    three.opened.close(ATTACHED).unwrap();
     assert_eq!(again.state(), QpState::Rts);
     three.message_arrives();
-    assert_eq!(domain.close().unwrap_err().errno(), libc::EBUSY, "a guest has a QP of it");
+    assert_eq!(domain.close().unwrap_err().errno(), libc::EBUSY, "an attached process has a QP of it");
     assert_eq!(made.state(), QpState::Rts);
-    let Three { opened, made, domain, visited, srq, .. } = three;
+    let Three { opened, made, domain, remote_domain, srq, .. } = three;
     let number = made.number();
     drop((opened, made));
-    assert_eq!(again.state(), QpState::Rts, "the home's program has no handle any more");
+    assert_eq!(again.state(), QpState::Rts, "the owner's program has no handle any more");
     again.close(OTHER).unwrap();
     drop(again);
     srq.destroy().unwrap();
-    visited.close().unwrap();
-    wait_for("the QP's end", || domain.open_qp(&three.home.ctx, number, OTHER).is_err());
+    remote_domain.close().unwrap();
+    wait_for("the QP's end", || domain.open_qp(&three.owner.ctx, number, OTHER).is_err());
     wait_for("the domain's end", || domain.close().is_ok());
 }
 
 #[test]
 fn all_are_told_of_its_events() {
     let three = Three::new(&settings());
-    let _second = three.visited.open_qp(&three.guest.ctx, three.made.number(), OTHER).unwrap();
+    let _second = three.remote_domain.open_qp(&three.attached.ctx, three.made.number(), OTHER).unwrap();
     assert_eq!(three.post(0xff_f000), WcStatus::RemInvReqErr);
-    await_event(&three.home.ctx, kind::QP_REQ_ERR, HOME);
-    await_event(&three.guest.ctx, kind::QP_REQ_ERR, GUEST);
-    await_event(&three.guest.ctx, kind::QP_REQ_ERR, OTHER);
+    await_event(&three.owner.ctx, kind::QP_REQ_ERR, OWNER);
+    await_event(&three.attached.ctx, kind::QP_REQ_ERR, ATTACHED);
+    await_event(&three.attached.ctx, kind::QP_REQ_ERR, OTHER);
 }
 
 #[test]
 fn it_ends_with_its_home() {
     let three = Three::new(&settings());
     three.message_arrives();
-    three.home.ctx.close();
-    await_event(&three.guest.ctx, kind::QP_FATAL, GUEST);
+    three.owner.ctx.close();
+    await_event(&three.attached.ctx, kind::QP_FATAL, ATTACHED);
     wait_for("the connection's end", || {
         three.opened.query().is_err_and(|error| error.errno() == libc::ENODEV)
     });
     let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
     let refused = three.opened.modify(&error, QpAttrMask::STATE).unwrap_err();
     assert_eq!(refused.errno(), libc::ENODEV);
-    three.opened.close(GUEST).unwrap();
-    let Three { opened, srq, visited, .. } = three;
+    three.opened.close(ATTACHED).unwrap();
+    let Three { opened, srq, remote_domain, .. } = three;
     drop(opened);
     srq.destroy().unwrap();
-    visited.close().unwrap();
+    remote_domain.close().unwrap();
 }
 
 /// A handle that is closed hears nothing more, though others of the same QP do: its name may be another
@@ -149,14 +149,14 @@ fn it_ends_with_its_home() {
 #[test]
 fn a_closed_handle_is_told_nothing() {
     let three = Three::new(&settings());
-    let second = three.domain.open_qp(&three.home.ctx, three.made.number(), OTHER).unwrap();
-    three.made.close(HOME).unwrap();
+    let second = three.domain.open_qp(&three.owner.ctx, three.made.number(), OTHER).unwrap();
+    three.made.close(OWNER).unwrap();
     assert_eq!(three.post(0xff_f000), WcStatus::RemInvReqErr);
     let mut heard = Vec::new();
     wait_for("the event", || {
-        heard.extend(three.home.ctx.get_async_event());
+        heard.extend(three.owner.ctx.get_async_event());
         heard.contains(&Event::Qp { kind: kind::QP_REQ_ERR, cookie: OTHER })
     });
-    assert!(!heard.contains(&Event::Qp { kind: kind::QP_REQ_ERR, cookie: HOME }), "{heard:?}");
+    assert!(!heard.contains(&Event::Qp { kind: kind::QP_REQ_ERR, cookie: OWNER }), "{heard:?}");
     drop(second);
 }

@@ -138,7 +138,7 @@ fn writes_reach_another_card() {
     }
 }
 
-/// More than the lender lends at once, without buffers now and then.
+/// More than are leased at once, without buffers now and then.
 #[test]
 fn a_stream_of_messages_arrives_in_order() {
     let (settings, file) = (settings(), domain_file());

@@ -1,6 +1,6 @@
 //! What the judge looks at: memory, completions, and at the end whether everything still works.
 
-use starverbs_core::wire::Kind;
+use starverbs_core::wire::PacketKind;
 use starverbs_core::{Cqe, QpState, SendOp, SendWqe, Sge, WcOpcode, WcStatus};
 use starverbs_sim::{Recv, Send};
 
@@ -32,9 +32,9 @@ pub(crate) struct Acknowledged {
 
 impl Acknowledged {
     /// An answer at packet `at`.
-    pub(crate) fn note(&mut self, at: u32, kind: Kind) {
+    pub(crate) fn note(&mut self, at: u32, kind: PacketKind) {
         self.upto = self.upto.max(at + 1);
-        if matches!(kind, Kind::ReadResponse | Kind::AtomicAck) {
+        if matches!(kind, PacketKind::ReadResponse | PacketKind::AtomicAck) {
             self.answers.insert(at);
         }
     }

@@ -1,4 +1,4 @@
-//! Who looks at which sessions: each consumer has a list of those that need not ring, and takes their
+//! Which consumer polls which sessions: each has a list of those that need not wake it, and takes their
 //! messages in turns.
 
 use std::collections::VecDeque;
@@ -6,12 +6,12 @@ use std::collections::VecDeque;
 use super::Sessions;
 use crate::peer::{Consumer, SessionId};
 
-/// Looks in a row that find nothing, after which a session must ring to be looked at again.
+/// Polls in a row that find nothing, after which a session must send a wake-up byte.
 const IDLE: u32 = 4096;
 /// Messages of one session in a row, while others wait.
 const IN_A_ROW: u32 = 32;
 
-/// A consumer's sessions that are looked at: those that ring are not.
+/// A consumer's polled sessions. The others send wake-up bytes.
 #[derive(Default)]
 pub(super) struct Awake {
     pub(super) list: VecDeque<SessionId>,
@@ -52,7 +52,7 @@ impl Sessions {
         self.awake[consumer as usize].list.len()
     }
 
-    /// What a consumer finds next. `polled`: it looks again soon, and sessions need not ring meanwhile.
+    /// What a consumer finds next. `polled`: it looks again soon, and sessions need not wake it meanwhile.
     pub(in crate::peer) fn find(&mut self, consumer: Consumer, polled: bool) -> Option<Found> {
         let of = consumer as usize;
         let mut left = self.awake[of].list.len();
@@ -110,9 +110,9 @@ impl Sessions {
         }
     }
 
-    /// Whoever polled is about to sleep: sessions ring from now on. Where one has something already, the
-    /// epoll descriptor is readable at once.
-    pub(in crate::peer) fn rest(&mut self) {
+    /// Whoever polled is about to sleep: sessions send wake-up bytes from now on. Where one has something
+    /// already, the epoll descriptor is readable at once.
+    pub(in crate::peer) fn prepare_to_sleep(&mut self) {
         let mut busy = false;
         for consumer in Consumer::ALL {
             let mut list = std::mem::take(&mut self.awake[consumer as usize].list);
@@ -130,7 +130,8 @@ impl Sessions {
         }
     }
 
-    /// Copies the bytes of the message that was found in a lane, and is done with it. Gives how many they are.
+    /// Copies the bytes of the message that was found in a lane, and is done with it. Gives how many they
+    /// are.
     pub(in crate::peer) fn take(&mut self, id: SessionId, lane: usize, parts: &mut [&mut [u8]]) -> usize {
         let Some(session) = self.get(id) else { return 0 };
         let Some(here) = session.lane(lane) else { return 0 };
@@ -139,7 +140,7 @@ impl Sessions {
             at += here.inward.copy(at, part);
         }
         if here.inward.pop() {
-            session.ring_bell();
+            session.send_wake_byte();
         }
         at
     }

@@ -2,10 +2,10 @@
 
 use starverbs_core::qpc::Channel;
 
-use super::{Card, OTHER, REQUEST, Read, Role, Stage, World, Write, channel};
+use super::{OTHER, REQUEST, Read, Rnic, Role, Stage, World, Write, channel};
 use crate::rnic::fabric::{Body, Packet};
 
-impl Card {
+impl Rnic {
     /// A packet reached the card.
     pub(in crate::rnic) fn arrive(&mut self, packet: Packet, world: &mut World<'_>) {
         self.arrived.push_back(packet);

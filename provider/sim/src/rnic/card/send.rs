@@ -2,12 +2,12 @@
 
 use starverbs_core::qpc::Channel;
 
-use super::{Card, Read, Role, Stage, World, Wqe, Write, channel};
+use super::{Read, Rnic, Role, Stage, World, Wqe, Write, channel};
 use crate::rnic::fabric::{Body, Packet};
 use crate::rnic::host::{Batch, Verb};
 use crate::rnic::params::Op;
 
-impl Card {
+impl Rnic {
     /// A doorbell reached the card.
     pub(in crate::rnic) fn doorbell(&mut self, batch: Batch, world: &mut World<'_>) {
         self.tally.doorbells += 1;
@@ -60,7 +60,7 @@ impl Card {
         self.wake_at(Stage::Read, ready, world);
     }
 
-    pub(super) fn descriptors_came(&mut self, batch: Batch, world: &mut World<'_>) {
+    pub(super) fn on_descriptors(&mut self, batch: Batch, world: &mut World<'_>) {
         if self.role == Role::Stateless {
             self.pack_wqes(batch, world);
             return;

@@ -1,17 +1,17 @@
-//! StaR (Wang et al., ICNP 2021) on a card: the stateless side does what packets say, the stateful side says
-//! it.
+//! StaR (Wang et al., ICNP 2021) on a card: the stateless side executes what packets carry, the stateful side
+//! names it.
 //!
 //! The stateless side has no context, no window, no order of its own: a WQE goes out as it is (WQEP), a
 //! packet names memory, and the answer goes when memory has it. All that is kept of a connection, and the
 //! security check, is the other side's.
 
-use super::{Card, Read, Role, Stage, World, Write, channel};
+use super::{Read, Rnic, Role, Stage, World, Write, channel};
 use crate::rnic::events::Picos;
 use crate::rnic::fabric::{Body, Packet};
 use crate::rnic::host::{Batch, Verb};
 use crate::rnic::params::Params;
 
-impl Card {
+impl Rnic {
     /// Stateless: WQEs came from the host, and leave as they are (III-C2).
     pub(super) fn pack_wqes(&mut self, batch: Batch, world: &mut World<'_>) {
         let (to, qpn) = self.peers[batch.qpn as usize];
@@ -26,7 +26,7 @@ impl Card {
         }
     }
 
-    /// Stateless: a packet arrived; it says itself where its data or CQE belongs (III-C3, III-C4).
+    /// Stateless: a packet arrived; it has the place of its data or CQE (III-C3, III-C4).
     pub(super) fn follow(&mut self, packet: Packet, world: &mut World<'_>) {
         let ready = world.now() + world.params.translate;
         let (channel, bytes) = match packet.body {

@@ -26,7 +26,7 @@ impl Op {
 }
 
 /// One end: its QP, and the direction that begins here.
-pub(crate) struct End {
+pub(crate) struct Endpoint {
     pub(crate) host: usize,
     pub(crate) qpn: Qpn,
     pub(crate) sq: SimSq,
@@ -44,7 +44,7 @@ pub(crate) struct End {
 
 /// Two ends.
 pub(crate) struct Conn {
-    pub(crate) ends: [End; 2],
+    pub(crate) ends: [Endpoint; 2],
     mtu: u32,
     /// Word that this direction's atomics and ATOMIC WRITEs work on, and what it must be in the end
     words: [(u64, u64); 2],
@@ -123,7 +123,7 @@ impl Conn {
             };
             let qpn = net.hosts[host].qp(QpType::Rc, &sq, source, [&cqs[host], &cqs[host]], false);
             let shared = srqs[host].is_some();
-            End {
+            Endpoint {
                 host,
                 qpn,
                 sq,
@@ -260,7 +260,7 @@ impl Conn {
     #[allow(dead_code)]
     pub(crate) fn act(&mut self, net: &mut Net, rng: &mut Rng, eager: bool) -> bool {
         self.post(rng, eager, &mut |host, qpn, rng| {
-            /* Where the card says that it will come by itself, the program may leave it at that. */
+            /* Where the card will take it by itself, the program may leave it at that. */
             let backlog = net.hosts[host].nic.backlog(qpn);
             if backlog == Backlog::AckClocked && rng.chance(0.5) {
                 return;

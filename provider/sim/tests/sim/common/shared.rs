@@ -70,7 +70,7 @@ impl Shared {
         (rng, shared, victim)
     }
 
-    /// No program was told of a fault, and nothing was written beside a region.
+    /// No program had an event of a fault, and nothing was written beside a region.
     pub(crate) fn assert_unharmed(&self) {
         for host in &self.net.hosts {
             assert_eq!(host.env.events, []);

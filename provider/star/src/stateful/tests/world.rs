@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::vec::Vec;
 
 use starverbs_core::congestion::Aimd;
-use starverbs_core::engine::Turn;
+use starverbs_core::engine::TransmitStatus;
 use starverbs_core::env::{self, Dma, Env, Port};
 use starverbs_core::mr::{MrAttr, Plain, Rule};
 use starverbs_core::rng::Rng;
@@ -447,7 +447,8 @@ impl World {
             self.conn.handle_timeout(&mut card!(self));
         }
         self.library();
-        while matches!(self.conn.transmit(&mut card!(self)), Turn::More | Turn::PortFull) {
+        while matches!(self.conn.transmit(&mut card!(self)), TransmitStatus::More | TransmitStatus::PortFull)
+        {
             self.drain();
         }
         self.drain();

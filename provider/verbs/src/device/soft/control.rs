@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use starverbs_backend::links::{DomainName, Links};
 use starverbs_core::Host;
-use starverbs_core::opening::Wish;
 use starverbs_core::qp::{QpAttr, QpAttrMask};
 use starverbs_core::relay::LinkError;
+use starverbs_core::shared_qp::SharedQpRequest;
 use starverbs_core::{Nanos, NicError, PdId, QpState, Qpn, RecvQueue, Sge, SrqId};
 use starverbs_rings::{CardRq, SpinLock, WorkRings};
 
@@ -119,26 +119,30 @@ impl Soft {
             Xrc::Share { domain, name } => self.share_domain(domain, name)?,
             Xrc::Unshare { domain } => self.with(|shard, _| {
                 shard.unshare(domain);
-                shard.attached.hand_over(&self.notes);
+                shard.shared_qps.hand_over(&self.notes);
             }),
-            Xrc::Offer { domain, qpn, qp } => self.with(|shard, _| shard.attached.offer(domain, qpn, qp))?,
+            Xrc::Offer { domain, qpn, qp } => {
+                self.with(|shard, _| shard.shared_qps.offer(domain, qpn, qp))?
+            }
             Xrc::Open { domain, block, qpn } => {
                 let link = self.with(|shard, _| shard.env.link(domain, block));
                 let link = link.map_err(|error| match error {
                     LinkError::Busy => VerbsError::Again,
                     LinkError::Gone => VerbsError::Os(libc::ENODEV),
                 })?;
-                return self.visit(link, domain, qpn).map(Reply::Number);
+                return self.attach_qp(link, domain, qpn).map(Reply::Number);
             }
-            Xrc::Query { visit } => return self.ask_home(visit, Wish::Query).map(Reply::Qp),
-            Xrc::Modify { visit, to, mask } => {
-                self.ask_home(visit, Wish::Modify(to, mask))?;
+            Xrc::Query { attachment } => {
+                return self.ask_owner(attachment, SharedQpRequest::Query).map(Reply::Qp);
             }
-            Xrc::List { qpn, visit, cookie, events } => {
-                self.with(|shard, _| shard.attached.list((qpn, visit), cookie, events))?;
+            Xrc::Modify { attachment, to, mask } => {
+                self.ask_owner(attachment, SharedQpRequest::Modify(to, mask))?;
             }
-            Xrc::Unlist { qpn, visit, cookie } => {
-                self.with(|shard, _| shard.attached.unlist(qpn, visit, Some(cookie)));
+            Xrc::List { qpn, attachment, cookie, events } => {
+                self.with(|shard, _| shard.shared_qps.list((qpn, attachment), cookie, events))?;
+            }
+            Xrc::Unlist { qpn, attachment, cookie } => {
+                self.with(|shard, _| shard.shared_qps.unlist(qpn, attachment, Some(cookie)));
             }
         }
         Ok(Reply::Done)
@@ -289,8 +293,8 @@ impl Soft {
             self.await_taken(qp.qpn);
         }
         self.with(|shard, now| {
-            if qp.visit() != 0 {
-                shard.attached.leave(&mut shard.env, qp.qpn, qp.visit());
+            if qp.attachment() != 0 {
+                shard.shared_qps.detach(&mut shard.env, qp.qpn, qp.attachment());
                 return Ok(());
             }
             let ended = if detach { shard.end_qp(qp.qpn, now) } else { shard.destroy_qp(qp.qpn, now) };
@@ -309,7 +313,7 @@ impl Soft {
                 Some(links) => links,
                 none => none.insert(Box::new(Links::new(shard.intake.rx.peers()))),
             };
-            shard.attached.make_room();
+            shard.shared_qps.make_room();
             shard.nic.share_domain(domain, block as u16)?;
             links.listen(domain.0, name, block)?;
             Ok::<_, VerbsError>(())
@@ -334,7 +338,7 @@ impl Shard {
         if let Some(links) = &mut self.env.links {
             links.end(domain.0);
         }
-        self.attached.end(domain);
+        self.shared_qps.end(domain);
     }
 
     /// Moves what is posted to `room`, which takes the old rings.

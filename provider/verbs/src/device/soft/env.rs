@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_backend::links::Links;
 use starverbs_backend::{Payload, RoceTx};
-use starverbs_core::opening::Opening;
 use starverbs_core::relay::{LinkError, LinkId, Relay};
+use starverbs_core::shared_qp::SharedQpMessage;
 use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, PdId, Port, Seg};
 use starverbs_rings::{CardRq, CardSq};
 use starverbs_star::stateful::Stateful;
@@ -56,7 +56,7 @@ impl HostEnv {
 
     /// Sends to another process of an XRC domain what is no card's affair; it is kept while there is no room.
     /// False: it is gone.
-    pub(crate) fn say(&mut self, link: LinkId, message: &Opening) -> bool {
+    pub(crate) fn send_shared_qp(&mut self, link: LinkId, message: &SharedQpMessage) -> bool {
         self.links.as_mut().is_some_and(|links| links.send(link, &message.encode(), &[], true))
     }
 

@@ -47,7 +47,7 @@ impl Intake {
         while let Some((meta, frame)) = self.rx.next_frame() {
             nic.handle_frame(env, now, &meta, frame);
             self.look_ahead(nic, env);
-            if enough() || nic.ran_out() {
+            if enough() || nic.is_starved() {
                 return false;
             }
         }
@@ -62,7 +62,7 @@ impl Intake {
         while nic.takes_frames() {
             let Some((meta, frame)) = self.rx.next_frame() else { return true };
             nic.offer_frame(env, now, &meta, frame);
-            if enough() || nic.ran_out() {
+            if enough() || nic.is_starved() {
                 return false;
             }
         }
@@ -81,23 +81,23 @@ impl Intake {
         }
     }
 
-    /// Whether frames should wait for the receives that [`Nic::ran_out`] misses.
+    /// Whether frames should wait for the receives that [`Nic::is_starved`] misses.
     #[inline]
     pub(super) fn waits_for_receives(&mut self, nic: &mut Nic<HostEnv>, now: Nanos, who: Who) -> bool {
-        nic.ran_out() && self.goes_on_waiting(nic, now, who)
+        nic.is_starved() && self.goes_on_waiting(nic, now, who)
     }
 
     #[cold]
     fn goes_on_waiting(&mut self, nic: &mut Nic<HostEnv>, now: Nanos, who: Who) -> bool {
-        let missing = nic.still_out();
+        let missing = nic.still_starved();
         if missing {
             let Intake { rx, out, .. } = self;
             let handed_on = || nic.counters().handed_on.get();
-            let hands_on = !out.is_held() && (out.hands_on(now, handed_on()) || rx.has_guests());
+            let hands_on = !out.is_held() && (out.hands_on(now, handed_on()) || rx.has_clients());
             if out.holds(now, who, || hands_on || nic.has_reliable()) {
                 return true;
             }
-            nic.go_without();
+            nic.end_back_pressure();
         }
         self.out.end(now, missing);
         false

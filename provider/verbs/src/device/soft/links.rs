@@ -84,7 +84,7 @@ impl Links {
     pub(super) fn refresh(&self, addrs: &[HostAddr]) {
         let Some(watch) = &self.watch else { return };
         let mut known = self.known();
-        known.stale |= watch.heard();
+        known.stale |= watch.take_news();
         if known.stale
             && let Ok(standing) = host::standing(addrs)
         {

@@ -100,7 +100,7 @@ impl Soft {
         self.maintain(shard, now);
         for _ in 0..ROUNDS {
             /* what was received before, and left, comes first */
-            if shard.nic.ran_out() || shard.intake.rx.recv() == 0 {
+            if shard.nic.is_starved() || shard.intake.rx.recv() == 0 {
                 return;
             }
             if !shard.take_frames(now, || false) {
@@ -137,7 +137,7 @@ impl Soft {
         let now = clock::now();
         let port = self.maintain(shard, now);
         let next = shard.next_deadline(now);
-        shard.intake.rx.rest();
+        shard.intake.rx.prepare_to_sleep();
         fds.extend(shard.intake.rx.fds().iter().map(|fd| pollfd(*fd)));
         fds.extend(shard.star.iter().flat_map(|star| star.fds()).map(pollfd));
         let deadline = sooner(port, next).unwrap_or(Nanos::MAX);
@@ -208,8 +208,8 @@ impl Shard {
     /// Takes messages from other processes of this one's XRC domains; says how many.
     #[inline]
     pub(super) fn run_links(&mut self, now: Nanos, notes: &super::Notes) -> u32 {
-        let Shard { nic, env, attached, .. } = self;
-        attached.run((nic, env), now, notes)
+        let Shard { nic, env, shared_qps, .. } = self;
+        shared_qps.run((nic, env), now, notes)
     }
 
     /// Runs the timers that are due; says whether any was.
@@ -245,7 +245,8 @@ impl Shard {
     #[inline]
     pub(super) fn next_deadline(&mut self, now: Nanos) -> Option<Nanos> {
         /* frames that wait for receives come no sooner for being held back by the card, too */
-        let held_back = self.intake.is_held_back().then(|| if self.nic.ran_out() { now + LEFT } else { now });
+        let held_back =
+            self.intake.is_held_back().then(|| if self.nic.is_starved() { now + LEFT } else { now });
         if self.unsent || held_back == Some(now) {
             return Some(now);
         }

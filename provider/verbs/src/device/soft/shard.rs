@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use starverbs_backend::{RoceTx, Rx, host};
 use starverbs_cm::Cm;
-use starverbs_core::opening::Opening;
 use starverbs_core::qp::Owner;
+use starverbs_core::shared_qp::SharedQpMessage;
 use starverbs_core::{AsyncEvent, Nanos, Nic, Qpn};
 
-use super::attached::Attached;
 use super::domains::Domains;
 use super::doorbells::Deferred;
 use super::env::HostEnv;
 use super::idle::Idle;
 use super::intake::Intake;
 use super::notes::Notes;
+use super::shared_qps::SharedQps;
 use super::star::StarHost;
 use crate::cm::CmHost;
 use crate::device::command::Events;
@@ -41,7 +41,7 @@ pub(crate) struct Shard {
     pub(super) deferred: Deferred,
     pub(super) domains: Domains,
     /// Queue pairs of XRC domains that other processes share
-    pub(super) attached: Box<Attached>,
+    pub(super) shared_qps: Box<SharedQps>,
     pub(super) moderator: Arc<Moderator>,
     /// Boxed: it stands beside what the data path uses
     pub(crate) cm: Box<CmHost>,
@@ -67,7 +67,7 @@ impl Shard {
             unsent: false,
             deferred: Deferred::new(),
             domains: Domains::default(),
-            attached: Box::default(),
+            shared_qps: Box::default(),
             moderator,
             cm: Box::new(cm),
             star: None,
@@ -113,8 +113,8 @@ impl Shard {
             notes.add(kind, qpn);
         }
         let env = &mut self.env;
-        let say = |link, message: Opening| env.say(link, &message);
-        if !self.attached.tell(qpn, kind, say) {
+        let send = |link, message: SharedQpMessage| env.send_shared_qp(link, &message);
+        if !self.shared_qps.notify(qpn, kind, send) {
             self.tell_owner(self.qp_owner(qpn), |cookie| Event::Qp { kind, cookie });
         }
     }

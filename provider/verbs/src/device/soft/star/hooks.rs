@@ -58,8 +58,8 @@ impl Shard {
 
     /// `ibv_destroy_qp`
     pub(crate) fn destroy_qp(&mut self, qpn: Qpn, now: Nanos) -> std::result::Result<(), NicError> {
-        let Shard { env, attached, .. } = self;
-        attached.ends(env, qpn);
+        let Shard { env, shared_qps, .. } = self;
+        shared_qps.ends(env, qpn);
         self.forget_star(qpn);
         if self.with_star(now, |star, turn| star.ends.library.destroy(turn, qpn)) == Some(true) {
             return Ok(());

@@ -1,25 +1,24 @@
 //! Requests to an SRQ of another card that are answered with more than an ACK.
 //!
-//! An atomic, ATOMIC WRITE or FLUSH is executed by the other card, once: it is passed on when its turn comes,
-//! and never again. Its result is kept here for repetitions, as that of an atomic on this card. A READ is
-//! passed on so that its keys are looked at in turn; its bytes come a few packets at a time, and go out as
-//! they come. None are kept: those that cannot go out, as the port is full or something before them is not
-//! confirmed, are asked for again.
+//! An atomic, ATOMIC WRITE or FLUSH is forwarded once, in order, and executed by the other card. Its result
+//! is kept here for repetitions, as that of an atomic on this card. A READ is forwarded so that its keys are
+//! checked in order; its bytes come a few packets at a time, and are sent as they come. None are kept: those
+//! that cannot be sent, as the port is full or an earlier request is not confirmed, are fetched again.
 
-use super::{FarId, What};
+use super::{ForwardedKind, RemoteSrqId};
 use crate::env::Env;
 use crate::relay::{AHEAD, LinkId, Operation, Origin, Outcome, Place, Relay, Wanted};
 use crate::room::Room;
 use crate::transport::{Answer, Ctx};
 use crate::types::{Access, Psn, QPN_BLOCK_SHIFT};
 use crate::wire::headers::NakCode;
-use crate::wire::opcode::Kind;
+use crate::wire::opcode::PacketKind;
 use crate::wire::packet::Packet;
 
 impl<E: Env> Ctx<'_, E> {
-    /// An RDMA READ. The other card looks at its keys, as they belong to the protection domain of the SRQ
+    /// An RDMA READ. The other card checks its keys, as they belong to the SRQ's protection domain
     /// (A14.5).
-    pub(super) fn pass_read(&mut self, packet: &Packet<'_>) {
+    pub(super) fn forward_read(&mut self, packet: &Packet<'_>) {
         let Some(reth) = packet.reth() else { return };
         let (va, key, total) = (reth.va(), reth.rkey(), reth.dma_len());
         if total > self.sh.cfg.max_msg || !self.may_answer_more(false) {
@@ -29,18 +28,20 @@ impl<E: Env> Ctx<'_, E> {
             return self.violate();
         }
         let (psn, count) = (self.qp.resp.epsn, total.div_ceil(self.qp.mtu).max(1));
-        let next = self.all_asked();
+        let next = self.all_fetched();
         let packets = if next { count.min(AHEAD) } else { 0 };
         let wanted = self.wanted(psn, packets, true);
-        let Some((to, far)) =
-            self.pass_whole(|from, srq| Relay::Fetch { from, place: Place { srq, va, key, total }, wanted })
-        else {
-            return self.wait_abroad();
+        let Some((to, remote)) = self.forward_request(|from, srq| Relay::Fetch {
+            from,
+            place: Place { srq, va, key, total },
+            wanted,
+        }) else {
+            return self.defer_request();
         };
-        if let Some(away) = self.qp.resp.away.as_mut().filter(|_| next) {
-            away.asked = psn.plus(packets);
+        if let Some(fwd) = self.qp.resp.fwd.as_mut().filter(|_| next) {
+            fwd.fetched_to = psn.plus(packets);
         }
-        let far = Some(far);
+        let remote = Some(remote);
         self.qp.resp.out.push_in_room(Answer::Read {
             psn,
             va,
@@ -48,29 +49,29 @@ impl<E: Env> Ctx<'_, E> {
             left: total,
             begun: false,
             again: false,
-            far,
+            remote,
         });
-        self.passed_on(packet, to, What::Read, count);
+        self.forwarded(packet, to, ForwardedKind::Read, count);
     }
 
     /// An atomic, ATOMIC WRITE or FLUSH.
-    pub(super) fn pass_operation(&mut self, packet: &Packet<'_>) {
+    pub(super) fn forward_operation(&mut self, packet: &Packet<'_>) {
         let (what, need, va, key, total) = match (packet.op().kind, packet.atomic_eth(), packet.reth()) {
-            (Kind::CmpSwap, Some(eth), _) => {
+            (PacketKind::CmpSwap, Some(eth), _) => {
                 let what = Operation::Swap { compare: eth.compare(), swap: eth.swap_add() };
                 (what, Access::REMOTE_ATOMIC, eth.va(), eth.rkey(), 8)
             }
-            (Kind::FetchAdd, Some(eth), _) => {
+            (PacketKind::FetchAdd, Some(eth), _) => {
                 (Operation::Add(eth.swap_add()), Access::REMOTE_ATOMIC, eth.va(), eth.rkey(), 8)
             }
-            (Kind::AtomicWrite, _, Some(reth)) => {
+            (PacketKind::AtomicWrite, _, Some(reth)) => {
                 let bytes = <[u8; 8]>::try_from(packet.payload());
                 let Some(bytes) = bytes.ok().filter(|_| reth.dma_len() == 8) else {
                     return self.refuse(NakCode::InvalidRequest);
                 };
                 (Operation::Store(bytes), Access::REMOTE_WRITE, reth.va(), reth.rkey(), 8)
             }
-            (Kind::Flush, _, Some(reth)) => {
+            (PacketKind::Flush, _, Some(reth)) => {
                 let feth = packet.feth().and_then(|feth| Some((feth.placement()?, feth.level()?)));
                 let Some((placement, level)) = feth else { return self.refuse(NakCode::InvalidRequest) };
                 let what = Operation::Flush(placement, level);
@@ -87,90 +88,91 @@ impl<E: Env> Ctx<'_, E> {
         }
         let psn = self.qp.resp.epsn;
         let place = |srq| Place { srq, va, key, total };
-        let Some((to, _)) = self.pass_whole(|from, srq| Relay::Execute { from, place: place(srq), what })
+        let Some((to, _)) =
+            self.forward_request(|from, srq| Relay::Execute { from, place: place(srq), what })
         else {
-            return self.wait_abroad();
+            return self.defer_request();
         };
         let atomic = matches!(what, Operation::Add(_) | Operation::Swap { .. });
         if let Some(results) = self.qp.resp.results.as_mut().filter(|_| atomic) {
-            /* cards confirm in any order: its place among the results is that of its turn */
+            /* cards confirm in any order: results are kept in the order of requests */
             results.push(psn, 0);
         }
         /* it is held until it is confirmed, as those to repetitions are, and has its result then */
         let answer = if atomic { Answer::Atomic { psn, value: 0 } } else { Answer::done(psn) };
         self.qp.resp.out.push_in_room(answer);
-        self.passed_on(packet, to, if atomic { What::Atomic } else { What::Message }, 1);
+        self.forwarded(packet, to, if atomic { ForwardedKind::Atomic } else { ForwardedKind::Message }, 1);
     }
 
-    /// Passes a request of one packet on to the card whose SRQ it names; gives its serial, and where it went.
+    /// Forwards a request of one packet to the card whose SRQ it names; gives its serial and link.
     /// `None`: not now.
-    fn pass_whole(
+    fn forward_request(
         &mut self,
         message: impl FnOnce(Origin, u32) -> Relay<'static>,
-    ) -> Option<((u32, LinkId), FarId)> {
-        let away = self.qp.resp.away.as_ref()?;
-        let (far, epoch) = (self.sh.abroad.id(away.srq?)?, away.epoch);
-        let (serial, link, srq) = self.written_to(true, true)?;
+    ) -> Option<((u32, LinkId), RemoteSrqId)> {
+        let fwd = self.qp.resp.fwd.as_ref()?;
+        let (remote, epoch) = (self.sh.remote_srqs.id(fwd.srq?)?, fwd.epoch);
+        let (serial, link, srq) = self.forward_target(true, true)?;
         let from = Origin { serial, qpn: self.qp.qpn, epoch };
-        self.env.relay(link, &message(from, srq)).then_some(((serial, link), far))
+        self.env.relay(link, &message(from, srq)).then_some(((serial, link), remote))
     }
 
     fn wanted(&self, psn: Psn, packets: u32, first: bool) -> Wanted {
         Wanted { psn, packets, mtu: self.qp.attr.path_mtu, first }
     }
 
-    /// Whether all bytes were asked for that answers are to bring.
-    fn all_asked(&self) -> bool {
-        let Some(away) = &self.qp.resp.away else { return true };
-        let last = self.qp.resp.out.iter().rev().find(|answer| answer.far().is_some());
-        last.is_none_or(|answer| !away.asked.before(answer.end(self.qp.mtu)))
+    /// Whether all bytes of the READ responses that are due were requested.
+    fn all_fetched(&self) -> bool {
+        let Some(fwd) = &self.qp.resp.fwd else { return true };
+        let last = self.qp.resp.out.iter().rev().find(|answer| answer.remote_srq().is_some());
+        last.is_none_or(|answer| !fwd.fetched_to.before(answer.end(self.qp.mtu)))
     }
 
-    /// Bytes from `psn` on are to be asked for again, unless some before it are to be, too.
-    pub(in crate::transport) fn ask_from(&mut self, psn: Psn) {
+    /// Bytes from `psn` on are to be fetched again, unless earlier ones are to be, too.
+    pub(in crate::transport) fn refetch_from(&mut self, psn: Psn) {
         let resp = &mut self.qp.resp;
-        let Some(away) = &mut resp.away else { return };
-        let before = resp.out.iter().any(|answer| answer.far().is_some() && answer.psn().before(psn));
-        if !before || psn.before(away.asked) {
-            away.asked = psn;
+        let Some(fwd) = &mut resp.fwd else { return };
+        let before = resp.out.iter().any(|answer| answer.remote_srq().is_some() && answer.psn().before(psn));
+        if !before || psn.before(fwd.fetched_to) {
+            fwd.fetched_to = psn;
         }
     }
 
-    /// Of a repeated READ: whose memory it names. Another's that nobody knows any more: error.
-    pub(in crate::transport) fn far_of(&self, packet: &Packet<'_>) -> Result<Option<FarId>, ()> {
-        let abroad = &self.sh.abroad;
-        let number = packet.xrc_srq().filter(|_| self.qp.resp.away.is_some());
-        match number.filter(|number| number >> QPN_BLOCK_SHIFT != abroad.home) {
+    /// The remote SRQ that a repeated READ names, if any. Error: it is not in the table any more.
+    pub(in crate::transport) fn remote_srq_of(&self, packet: &Packet<'_>) -> Result<Option<RemoteSrqId>, ()> {
+        let remote_srqs = &self.sh.remote_srqs;
+        let number = packet.xrc_srq().filter(|_| self.qp.resp.fwd.is_some());
+        match number.filter(|number| number >> QPN_BLOCK_SHIFT != remote_srqs.block) {
             None => Ok(None),
             Some(number) => {
-                let at = abroad.find(self.qp.pd, number);
-                at.and_then(|at| abroad.id(at)).map(Some).ok_or(())
+                let at = remote_srqs.find(self.qp.pd, number);
+                at.and_then(|at| remote_srqs.id(at)).map(Some).ok_or(())
             }
         }
     }
 
-    /// Asks for the next bytes of the oldest answer, a READ's.
-    pub(in crate::transport) fn ask_bytes(&mut self) {
+    /// Fetches the next bytes of the oldest answer, a READ response.
+    pub(in crate::transport) fn fetch_bytes(&mut self) {
         let Some(answer) = self.qp.resp.out.front().copied() else { return };
-        let Answer::Read { psn, va, key, left: total, far: Some(far), .. } = answer else { return };
+        let Answer::Read { psn, va, key, left: total, remote: Some(remote), .. } = answer else { return };
         let packets = (answer.end(self.qp.mtu).since(psn) as u32).min(AHEAD);
         let wanted = self.wanted(psn, packets, false);
-        let Some((srq, link)) = self.sh.abroad.reach(self.qp.pd, far) else {
+        let Some((srq, link)) = self.sh.remote_srqs.reach(self.qp.pd, remote) else {
             return self.fail_read(Outcome::Invalid);
         };
-        let Some(away) = &mut self.qp.resp.away else { return };
-        let from = Origin { serial: 0, qpn: self.qp.qpn, epoch: away.epoch };
-        away.asked = psn.plus(packets);
-        /* refused is only what goes to a card that is gone, of which is told soon */
+        let Some(fwd) = &mut self.qp.resp.fwd else { return };
+        let from = Origin { serial: 0, qpn: self.qp.qpn, epoch: fwd.epoch };
+        fwd.fetched_to = psn.plus(packets);
+        /* only a link that has ended refuses it; `handle_unlink` follows */
         let sent = self.env.relay(link, &Relay::Fetch { from, place: Place { srq, va, key, total }, wanted });
-        away.asking = sent.then_some((psn, link));
+        fwd.fetching = sent.then_some((psn, link));
     }
 
-    /// What another card says of the packet `psn` of an answer.
-    pub(crate) fn fetched(&mut self, (link, epoch): (LinkId, u32), psn: Psn, outcome: Outcome, data: &[u8]) {
-        let away = self.qp.resp.away.as_mut().filter(|away| away.epoch == epoch && epoch != 0);
-        let Some(away) = away else { return };
-        let first = away.asking.take_if(|asking| *asking == (psn, link)).is_some();
+    /// Another card's bytes for the packet `psn` of an answer.
+    pub(crate) fn on_bytes(&mut self, (link, epoch): (LinkId, u32), psn: Psn, outcome: Outcome, data: &[u8]) {
+        let fwd = self.qp.resp.fwd.as_mut().filter(|fwd| fwd.epoch == epoch && epoch != 0);
+        let Some(fwd) = fwd else { return };
+        let first = fwd.fetching.take_if(|fetching| *fetching == (psn, link)).is_some();
         self.take_bytes(link, psn, outcome, data);
         if first && self.qp.resp.owes_answer() {
             self.ready();
@@ -178,9 +180,10 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     fn take_bytes(&mut self, link: LinkId, psn: Psn, outcome: Outcome, data: &[u8]) {
-        let Some(away) = &self.qp.resp.away else { return };
-        let its = |p: &super::Pending| p.psn == psn && p.link == link && p.what == What::Read && !p.done;
-        match away.pending.iter().position(its) {
+        let Some(fwd) = &self.qp.resp.fwd else { return };
+        let its =
+            |p: &super::Pending| p.psn == psn && p.link == link && p.kind == ForwardedKind::Read && !p.done;
+        match fwd.pending.iter().position(its) {
             Some(_) if outcome != Outcome::Success => return self.fail_from(psn, outcome),
             Some(at) => self.done(at),
             None => {}
@@ -188,14 +191,14 @@ impl<E: Env> Ctx<'_, E> {
         let mtu = self.qp.mtu;
         let covers = |answer: &&Answer| !psn.before(answer.psn()) && psn.before(answer.end(mtu));
         let Some(answer) = self.qp.resp.out.iter().find(covers).copied() else { return };
-        let Answer::Read { left, far: Some(far), .. } = answer else { return };
-        if self.sh.abroad.reach(self.qp.pd, far).is_none_or(|(_, to)| to != link) {
+        let Answer::Read { left, remote: Some(remote), .. } = answer else { return };
+        if self.sh.remote_srqs.reach(self.qp.pd, remote).is_none_or(|(_, to)| to != link) {
             return;
         }
         let oldest = self.qp.resp.out.front().is_some_and(|front| front.psn() == psn);
-        let confirmed = self.qp.resp.away.as_ref().is_some_and(|away| away.is_confirmed(psn));
+        let confirmed = self.qp.resp.fwd.as_ref().is_some_and(|fwd| fwd.is_confirmed(psn));
         if !oldest || !confirmed || !self.env.can_send() {
-            self.ask_from(psn);
+            self.refetch_from(psn);
             if oldest && confirmed {
                 self.ready();
             }
@@ -208,10 +211,10 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// The next packet of the oldest answer, a READ's, with bytes from another card.
+    /// Sends the next packet of the oldest answer, a READ response, with bytes of another card.
     fn emit_bytes(&mut self, data: &[u8]) {
         let Some((header, pad)) = self.read_header(data.len() as u32) else { return };
-        let frame = &mut self.sh.abroad.frame;
+        let frame = &mut self.sh.remote_srqs.frame;
         frame.clear();
         for part in [&*header, data] {
             frame.extend_from_slice(part);
@@ -225,8 +228,8 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
-    /// The other card does not give what the oldest answer, a READ's, is to bring. A repeated one stops then,
-    /// as whoever closed the memory may know that the first one arrived.
+    /// The other card refuses the bytes of the oldest answer, a READ response. A repeated one is dropped, as
+    /// the memory may have been closed because the first one arrived.
     fn fail_read(&mut self, outcome: Outcome) {
         let Some(Answer::Read { psn, again, .. }) = self.qp.resp.out.front().copied() else { return };
         if !again {
@@ -236,7 +239,7 @@ impl<E: Env> Ctx<'_, E> {
         self.released();
     }
 
-    /// What the atomic that has `psn` found: for its answer, and for those to its repetitions.
+    /// Keeps the result of the atomic `psn`: for its answer, and for those to its repetitions.
     pub(super) fn keep_result(&mut self, psn: Psn, found: u64) {
         let resp = &mut self.qp.resp;
         if let Some(results) = &mut resp.results {

@@ -1,31 +1,31 @@
-//! What the processes of an XRC domain say to each other about a receiving QP that more than one of them has
-//! open (ibv_open_qp(3)): the QP is on the card of its *home*, its *guests* ask that process.
+//! Messages between processes of an XRC domain about a shared receiving QP, which several of them have open
+//! (ibv_open_qp(3)). The QP is on its *owner's* card; other processes *attach* to it and send requests.
 //!
-//! Owns the words and their bytes, which no message of [`relay`](crate::relay) is; it must not know how they
-//! travel.
+//! Owns the messages and their encoding, which is distinct from that of [`relay`](crate::relay); it must not
+//! know how they travel.
 
 use crate::qp::{PathMig, QpAttr, QpAttrMask};
 use crate::types::{Access, Av, Gid, Mtu, Psn, QpState, Qpn};
 
-/// One message. `serial` is the guest's name for its request.
+/// One message. `serial` names a request, by the process that sends it.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Opening {
-    /// Guest: something of the QP `qpn`, please
-    Ask { serial: u32, qpn: Qpn, wish: Wish },
-    /// Guest: the QP is not open here any more
-    Close { qpn: Qpn },
-    /// Home: done if `errno` is 0; the QP's attributes, as they are now, for a query and an opening
-    Answer { serial: u32, errno: u32, attr: QpAttr },
-    /// Home: an async event of the QP, by its `enum ibv_event_type`
-    Told { qpn: Qpn, kind: u32 },
+pub enum SharedQpMessage {
+    /// To the owner of QP `qpn`
+    Request { serial: u32, qpn: Qpn, request: SharedQpRequest },
+    /// To the owner: the QP is not open here any more
+    Detach { qpn: Qpn },
+    /// From the owner: done if `errno` is 0; `attr`: the QP's current attributes
+    Reply { serial: u32, errno: u32, attr: QpAttr },
+    /// From the owner: an async event of the QP, by its `enum ibv_event_type`
+    Event { qpn: Qpn, kind: u32 },
 }
 
-/// What a guest wants.
+/// A request to the owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wish {
-    /// To have it open
-    Open,
+pub enum SharedQpRequest {
+    /// ibv_open_qp(3)
+    Attach,
     /// ibv_query_qp(3)
     Query,
     /// ibv_modify_qp(3): the attributes that are named
@@ -41,25 +41,29 @@ const HEAD: usize = 4;
 const ATTR: usize = 20;
 
 /// Kinds of message, beyond those of the relay.
-const OPEN: u32 = 0x100;
+const ATTACH: u32 = 0x100;
 const QUERY: u32 = 0x101;
 const MODIFY: u32 = 0x102;
-const CLOSE: u32 = 0x103;
-const ANSWER: u32 = 0x104;
-const TOLD: u32 = 0x105;
+const DETACH: u32 = 0x103;
+const REPLY: u32 = 0x104;
+const EVENT: u32 = 0x105;
 
-impl Opening {
+impl SharedQpMessage {
     /// Its bytes.
     pub fn encode(&self) -> [u8; BYTES] {
         let (head, attr) = match *self {
-            Opening::Ask { serial, qpn, wish: Wish::Open } => ([OPEN, serial, qpn, 0], QpAttr::default()),
-            Opening::Ask { serial, qpn, wish: Wish::Query } => ([QUERY, serial, qpn, 0], QpAttr::default()),
-            Opening::Ask { serial, qpn, wish: Wish::Modify(attr, mask) } => {
+            SharedQpMessage::Request { serial, qpn, request: SharedQpRequest::Attach } => {
+                ([ATTACH, serial, qpn, 0], QpAttr::default())
+            }
+            SharedQpMessage::Request { serial, qpn, request: SharedQpRequest::Query } => {
+                ([QUERY, serial, qpn, 0], QpAttr::default())
+            }
+            SharedQpMessage::Request { serial, qpn, request: SharedQpRequest::Modify(attr, mask) } => {
                 ([MODIFY, serial, qpn, mask.bits()], attr)
             }
-            Opening::Close { qpn } => ([CLOSE, 0, qpn, 0], QpAttr::default()),
-            Opening::Answer { serial, errno, attr } => ([ANSWER, serial, 0, errno], attr),
-            Opening::Told { qpn, kind } => ([TOLD, 0, qpn, kind], QpAttr::default()),
+            SharedQpMessage::Detach { qpn } => ([DETACH, 0, qpn, 0], QpAttr::default()),
+            SharedQpMessage::Reply { serial, errno, attr } => ([REPLY, serial, 0, errno], attr),
+            SharedQpMessage::Event { qpn, kind } => ([EVENT, 0, qpn, kind], QpAttr::default()),
         };
         let mut bytes = [0; BYTES];
         let words = head.into_iter().chain(attr_words(&attr));
@@ -70,20 +74,20 @@ impl Opening {
     }
 
     /// The message that these bytes are; `None`: none of these.
-    pub fn decode(bytes: &[u8]) -> Option<Opening> {
+    pub fn decode(bytes: &[u8]) -> Option<SharedQpMessage> {
         let mut w = [0; WORDS];
         for (to, word) in w.iter_mut().zip(<&[u8; BYTES]>::try_from(bytes).ok()?.as_chunks::<4>().0) {
             *to = u32::from_ne_bytes(*word);
         }
         let ([kind, serial, qpn, number], attr) = (*w.first_chunk()?, attr_of(w.last_chunk()?)?);
-        let ask = |wish| Opening::Ask { serial, qpn, wish };
+        let request = |request| SharedQpMessage::Request { serial, qpn, request };
         Some(match kind {
-            OPEN => ask(Wish::Open),
-            QUERY => ask(Wish::Query),
-            MODIFY => ask(Wish::Modify(attr, QpAttrMask::from_bits(number)?)),
-            CLOSE => Opening::Close { qpn },
-            ANSWER => Opening::Answer { serial, errno: number, attr },
-            TOLD => Opening::Told { qpn, kind: number },
+            ATTACH => request(SharedQpRequest::Attach),
+            QUERY => request(SharedQpRequest::Query),
+            MODIFY => request(SharedQpRequest::Modify(attr, QpAttrMask::from_bits(number)?)),
+            DETACH => SharedQpMessage::Detach { qpn },
+            REPLY => SharedQpMessage::Reply { serial, errno: number, attr },
+            EVENT => SharedQpMessage::Event { qpn, kind: number },
             _ => return None,
         })
     }
@@ -121,7 +125,7 @@ fn attr_words(attr: &QpAttr) -> [u32; ATTR] {
     words
 }
 
-/// The attributes; `None` where a number means nothing.
+/// The attributes; `None` where a number has no meaning.
 fn attr_of(w: &[u32; ATTR]) -> Option<QpAttr> {
     let byte = |at: usize, which: usize| w[at].to_le_bytes()[which];
     let code = |which| u32::from(byte(0, which));
@@ -212,36 +216,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood() {
-        let ask = |wish| Opening::Ask { serial: 1, qpn: 2, wish };
+    fn messages_survive_encoding() {
+        let request = |request| SharedQpMessage::Request { serial: 1, qpn: 2, request };
         for message in [
-            ask(Wish::Open),
-            ask(Wish::Query),
-            ask(Wish::Modify(attr(), QpAttrMask::STATE | QpAttrMask::AV)),
-            Opening::Close { qpn: 3 },
-            Opening::Answer { serial: 4, errno: 22, attr: attr() },
-            Opening::Told { qpn: 5, kind: 3 },
+            request(SharedQpRequest::Attach),
+            request(SharedQpRequest::Query),
+            request(SharedQpRequest::Modify(attr(), QpAttrMask::STATE | QpAttrMask::AV)),
+            SharedQpMessage::Detach { qpn: 3 },
+            SharedQpMessage::Reply { serial: 4, errno: 22, attr: attr() },
+            SharedQpMessage::Event { qpn: 5, kind: 3 },
         ] {
             let bytes = message.encode();
-            assert_eq!(Opening::decode(&bytes), Some(message));
-            assert_eq!(Opening::decode(&bytes[1..]), None);
-            assert_eq!(Relay::decode(&bytes), None, "it is nothing that a card says");
+            assert_eq!(SharedQpMessage::decode(&bytes), Some(message));
+            assert_eq!(SharedQpMessage::decode(&bytes[1..]), None);
+            assert_eq!(Relay::decode(&bytes), None, "no relay message");
         }
     }
 
     #[test]
-    fn numbers_that_mean_nothing_are_refused() {
-        let message = Opening::Answer { serial: 4, errno: 0, attr: attr() };
+    fn unknown_numbers_are_refused() {
+        let message = SharedQpMessage::Reply { serial: 4, errno: 0, attr: attr() };
         for at in 0..4 {
             let mut bytes = message.encode();
             bytes[HEAD * 4 + at] = 99;
-            assert_eq!(Opening::decode(&bytes), None);
+            assert_eq!(SharedQpMessage::decode(&bytes), None);
         }
-        for kind in [0, 8, OPEN - 1, TOLD + 1] {
+        for kind in [0, 8, ATTACH - 1, EVENT + 1] {
             let mut bytes = message.encode();
             bytes[..4].copy_from_slice(&kind.to_ne_bytes());
-            assert_eq!(Opening::decode(&bytes), None);
+            assert_eq!(SharedQpMessage::decode(&bytes), None);
         }
-        assert_eq!(Opening::decode(&vec![0; 4160]), None);
+        assert_eq!(SharedQpMessage::decode(&vec![0; 4160]), None);
     }
 }

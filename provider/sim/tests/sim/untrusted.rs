@@ -1,5 +1,5 @@
 //! Frames that the connected peer did not send, or should not have: each is dropped, and counted once in the
-//! counter that docs/counters.md names for it, and the connection lives on. docs/security.md says what is
+//! counter that docs/counters.md names for it, and the connection goes on. docs/security.md says what is
 //! beyond that.
 
 use crate::common::pair::{PAGE, Pair};
@@ -41,7 +41,7 @@ fn send_only(qpn: Qpn, psn: u32) -> Vec<u8> {
 }
 
 /// A SEND and a WRITE of the peer's still work.
-fn lives(p: &mut Pair) {
+fn still_works(p: &mut Pair) {
     p.post_recv(100, 64);
     let sge = p.sge(0, 8);
     p.post(p.wqe(1, SendOp::Send), &[sge]);
@@ -56,7 +56,7 @@ fn lives(p: &mut Pair) {
 #[test]
 fn each_is_dropped_and_counted_by_its_name() {
     let [own, foreign] = [0, 1].map(|_| Pair::rc().qpn[1]);
-    let stranger = |p: &Pair| FrameMeta { src: Gid::from_ipv4([10, 0, 9, 9]), ..from_peer(p) };
+    let unknown = |p: &Pair| FrameMeta { src: Gid::from_ipv4([10, 0, 9, 9]), ..from_peer(p) };
     let good = send_only(own, 0);
     let changed = |at: usize, to: u8| {
         let mut frame = good.clone();
@@ -90,20 +90,20 @@ fn each_is_dropped_and_counted_by_its_name() {
         assert_eq!(p.states(), [QpState::Rts; 2]);
     }
     let mut p = Pair::rc();
-    let meta = stranger(&p);
+    let meta = unknown(&p);
     for opcode in [code::RC_SEND_ONLY, code::RC_ACK, code::RC_WRITE_FIRST, code::CNP] {
         let frame = [&*bth(opcode, own, 0), &[0; 16]].concat();
         let frame = if opcode == code::RC_ACK { frame[..16].to_vec() } else { frame };
         assert_eq!(inject(&mut p, Some(meta), &frame), [("drop_source", 1)], "{opcode:x}");
     }
-    lives(&mut p);
+    still_works(&mut p);
 }
 
 /// The ICRC is the port's to check; here the peer's own frames from long ago, and from the future.
 #[test]
 fn stale_requests_and_answers_without_requests() {
     let mut p = Pair::rc();
-    lives(&mut p);
+    still_works(&mut p);
     let qpn = p.qpn[1];
     for psn in [0, 1, 0x00ff_0000, 0x0080_0002] {
         assert_eq!(inject(&mut p, None, &send_only(qpn, psn)), [("duplicate_request", 1)]);
@@ -124,14 +124,14 @@ fn stale_requests_and_answers_without_requests() {
     assert_eq!(inject(&mut p, None, &probe), [("drop_stale_response", 1)], "no probe is under way");
     let nobody = FrameMeta { src: Gid::from_ipv4([10, 0, 9, 9]), ..from_peer(&p) };
     assert_eq!(inject(&mut p, Some(nobody), &probe), [("drop_stale_response", 1)], "no path");
-    lives(&mut p);
+    still_works(&mut p);
 }
 
 /// Something is outstanding, but not that: an ACK for what was not sent yet, and one for what is long done.
 #[test]
 fn acknowledges_for_the_future_complete_nothing() {
     let mut p = Pair::rc();
-    lives(&mut p);
+    still_works(&mut p);
     p.net.faults.loss = 1.0;
     let sge = p.sge(0, 8);
     p.post(p.wqe(3, SendOp::Write), &[sge]);
@@ -164,7 +164,7 @@ fn requests_ahead_are_refused_once() {
     let sent = p.net.tally.sent;
     p.run();
     assert_eq!(p.net.tally.sent - sent, 1);
-    lives(&mut p);
+    still_works(&mut p);
 }
 
 /// A request comes again, and there is a receive now, before the card could say that there was none: it does
@@ -182,7 +182,7 @@ fn a_nak_that_did_not_leave_in_time_is_not_sent() {
     assert_eq!((counters.rx_packets.get(), counters.rcvd_rnr.get()), (1, 0), "an ACK came");
 }
 
-/// NAKs for what is outstanding cost repetitions, of which there is a bound; the connection lives.
+/// NAKs for what is outstanding cost repetitions, of which there is a bound; the connection goes on.
 #[test]
 fn a_flood_of_naks_costs_no_more_than_one_at_a_time() {
     let mut p = Pair::rc();
@@ -219,7 +219,7 @@ fn a_flood_of_congestion_notifications_is_counted() {
             assert_eq!(inject(&mut p, None, &cnp), [("rx_cnp", 1)]);
         }
         assert_eq!(p.net.tally.sent, 0);
-        lives(&mut p);
+        still_works(&mut p);
     }
 }
 

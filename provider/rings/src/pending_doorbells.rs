@@ -1,8 +1,8 @@
-//! Doorbells that found the card busy, left for whoever has its lock.
+//! Doorbells that found the card busy, left for the holder of its lock.
 //!
-//! Nobody waits for the lock on the data path: who does not get it leaves the queue pair's number and goes.
-//! So whoever gives the lock back looks here once more, and so does the leaver, in case the holder looked too
-//! early.
+//! Nobody waits for the lock on the data path: a thread that does not get it leaves the queue pair's number.
+//! So a holder that gives the lock back looks here once more, and so does the leaver, in case the holder
+//! looked too early.
 
 use starverbs_core::Qpn;
 
@@ -10,19 +10,19 @@ use crate::spin::SpinLock;
 use crate::sync::{AtomicBool, Ordering, fence};
 
 /// Queue pairs whose doorbell waits for the card.
-pub struct Bells {
+pub struct PendingDoorbells {
     waiting: AtomicBool,
     list: SpinLock<Vec<Qpn>>,
 }
 
-impl Bells {
+impl PendingDoorbells {
     /// None.
     #[allow(clippy::new_without_default, reason = "a card's part, made with it")]
     pub fn new() -> Self {
-        Bells { waiting: AtomicBool::new(false), list: SpinLock::new(Vec::new()) }
+        PendingDoorbells { waiting: AtomicBool::new(false), list: SpinLock::new(Vec::new()) }
     }
 
-    /// Leaves the doorbell of `qpn`; twice is as good as once. [`Bells::serve`] comes next.
+    /// Leaves the doorbell of `qpn`; twice is as good as once. [`PendingDoorbells::serve`] comes next.
     pub fn leave(&self, qpn: Qpn) {
         let mut list = self.list.lock();
         if !list.contains(&qpn) {
@@ -52,7 +52,7 @@ impl Bells {
     /// unless somebody else has the lock, who then comes here too.
     #[inline]
     pub fn serve<G>(&self, try_lock: impl Fn() -> Option<G>, mut turn: impl FnMut(&mut G)) {
-        /* the lock's release (or the bell) before the look at the bells (or the lock): of a holder and
+        /* the lock's release (or the doorbell) before the look at the doorbells (or the lock): of a holder and
         a leaver, one sees the other */
         fence(Ordering::SeqCst);
         while self.waiting.load(Ordering::Relaxed) {

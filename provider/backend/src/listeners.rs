@@ -1,9 +1,9 @@
-//! Who listens for which service ID on this host: a process holds one by an abstract unix socket, as it holds
-//! its QPNs.
+//! Service listeners: a process listens for a service ID by holding an abstract unix socket, as it holds its
+//! QPNs.
 //!
-//! A request names a service and no process. It comes to any process that shares the UDP port, which passes
-//! it on to the socket whose name says the port, the service ID and the address. Owns those sockets, and
-//! which names exclude each other; it must not read what comes: [`crate::Rx`] does.
+//! A request names a service and no process. Any process that shares the UDP port may receive it, and passes
+//! it on to the socket whose name has the port, the service ID and the address. Owns those sockets, and which
+//! names exclude each other; it must not read what comes: [`crate::Rx`] does.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -21,11 +21,11 @@ use crate::sockopt;
 use crate::{BackendError, HostAddr};
 
 const WHAT: &str = "the unix socket of a service";
-/// Most services that a process holds.
+/// Most services of a process.
 const MOST: usize = 1024;
 
-/// Name of the abstract socket (without its leading NUL) of whoever listens there on the wire of UDP `port`.
-pub(crate) fn door_name(port: u16, at: ListenAt) -> String {
+/// Name of the abstract socket (without its leading NUL) of the listener there, on the wire of UDP `port`.
+pub(crate) fn socket_name(port: u16, at: ListenAt) -> String {
     let service = at.service;
     match at.scope {
         Scope::One(gid) => format!("starverbs/{port}/cm/{service:x}/{}", ip_of(gid)),
@@ -35,7 +35,7 @@ pub(crate) fn door_name(port: u16, at: ListenAt) -> String {
     }
 }
 
-struct Door {
+struct ServiceListener {
     at: ListenAt,
     /// Its name, and the narrower ones within it: each is held as long as its socket lives, and frames come
     /// to any
@@ -45,31 +45,31 @@ struct Door {
     shared: bool,
 }
 
-/// The services of this process.
-pub(crate) struct Doors {
+/// The services that this process listens for.
+pub(crate) struct ServiceListeners {
     port: u16,
     addrs: Vec<Gid>,
-    doors: Vec<Door>,
-    /// An epoll instance on their sockets: what comes is rare, and one call sees it
-    bell: Option<Epoll>,
+    listeners: Vec<ServiceListener>,
+    /// An epoll instance on their sockets: requests are rare, and one call sees all of them
+    epoll: Option<Epoll>,
 }
 
-impl Doors {
+impl ServiceListeners {
     pub(crate) fn new(port: u16, addrs: &[HostAddr]) -> Self {
         let addrs = addrs.iter().map(|addr| addr.gid).collect();
-        Doors { port, addrs, doors: Vec::new(), bell: None }
+        ServiceListeners { port, addrs, listeners: Vec::new(), epoll: None }
     }
 
-    /// Holds a service; `shared`: others of this process may hold it, if they say so too.
+    /// Holds a service; `shared`: others of this process may hold it, if they share it too.
     pub(crate) fn claim(&mut self, at: ListenAt, shared: bool) -> Result<(), BackendError> {
-        if let Some(door) = self.doors.iter_mut().find(|door| door.at == at) {
-            if !(shared && door.shared) {
+        if let Some(listener) = self.listeners.iter_mut().find(|listener| listener.at == at) {
+            if !(shared && listener.shared) {
                 return Err(BackendError::ServiceTaken);
             }
-            door.holders += 1;
+            listener.holders += 1;
             return Ok(());
         }
-        if self.doors.len() >= MOST {
+        if self.listeners.len() >= MOST {
             return Err(BackendError::ServicesFull(MOST));
         }
         let sockets = self.bind_all(at)?;
@@ -79,7 +79,7 @@ impl Doors {
                 return Err(error);
             }
         }
-        self.doors.push(Door { at, sockets, holders: 1, shared });
+        self.listeners.push(ServiceListener { at, sockets, holders: 1, shared });
         Ok(())
     }
 
@@ -97,42 +97,44 @@ impl Doors {
             let narrower = bind(self.port, ListenAt { scope, ..at })?;
             sockets.push(narrower.ok_or(BackendError::ServiceOverlaps)?);
         }
-        /* a wider holder that does not know of this address has not bound its name. Behind the binding, so that of two that do
-        this at once one at least sees the other */
+        /* a wider holder that does not know of this address has not bound its name. After the binding, so that of
+        two that do this at once one at least sees the other */
         if held(&wider(at.scope)) { Err(BackendError::ServiceOverlaps) } else { Ok(sockets) }
     }
 
     /// Gives a service back; it is free when all holders have.
     pub(crate) fn release(&mut self, at: ListenAt) {
-        if let Some(place) = self.doors.iter().position(|door| door.at == at) {
-            self.doors[place].holders -= 1;
-            if self.doors[place].holders == 0 {
-                let door = self.doors.swap_remove(place);
-                door.sockets.iter().for_each(|socket| self.unwatch(socket));
+        if let Some(place) = self.listeners.iter().position(|listener| listener.at == at) {
+            self.listeners[place].holders -= 1;
+            if self.listeners[place].holders == 0 {
+                let listener = self.listeners.swap_remove(place);
+                listener.sockets.iter().for_each(|socket| self.unwatch(socket));
             }
         }
     }
 
     /// Holds nothing any more.
     pub(crate) fn clear(&mut self) {
-        self.doors.clear();
-        self.bell = None;
+        self.listeners.clear();
+        self.epoll = None;
     }
 
     /// Whether this process holds `service` for `address`.
     pub(crate) fn holds(&self, service: u64, address: Gid) -> bool {
         let scopes = Scope::around(address);
-        self.doors.iter().any(|door| door.at.service == service && scopes.contains(&door.at.scope))
+        self.listeners
+            .iter()
+            .any(|listener| listener.at.service == service && scopes.contains(&listener.at.scope))
     }
 
-    /// What to poll(2): readable when something came.
-    pub(crate) fn bell(&self) -> Option<RawFd> {
-        self.bell.as_ref().map(Epoll::fd)
+    /// What to poll(2): readable when a request came.
+    pub(crate) fn ready_fd(&self) -> Option<RawFd> {
+        self.epoll.as_ref().map(Epoll::fd)
     }
 
-    /// A socket to which something came.
-    pub(crate) fn ready(&self) -> Option<RawFd> {
-        self.bell.as_ref()?.look().next().map(|fd| fd as RawFd)
+    /// A socket to which a request came.
+    pub(crate) fn next_ready(&self) -> Option<RawFd> {
+        self.epoll.as_ref()?.look().next().map(|fd| fd as RawFd)
     }
 
     /// The narrower scopes that `scope` takes in.
@@ -157,16 +159,16 @@ impl Doors {
     }
 
     fn watch(&mut self, socket: &Socket) -> Result<(), BackendError> {
-        let bell = match &mut self.bell {
-            Some(bell) => bell,
+        let epoll = match &mut self.epoll {
+            Some(epoll) => epoll,
             none => none.insert(Epoll::new()?),
         };
-        bell.add(socket, socket.as_raw_fd() as u64)
+        epoll.add(socket, socket.as_raw_fd() as u64)
     }
 
     fn unwatch(&self, socket: &Socket) {
-        if let Some(bell) = &self.bell {
-            bell.remove(socket);
+        if let Some(epoll) = &self.epoll {
+            epoll.remove(socket);
         }
     }
 }
@@ -183,7 +185,7 @@ fn wider(scope: Scope) -> Vec<Scope> {
 /// A socket with the name of `at`; `None`: some process has it.
 fn bind(port: u16, at: ListenAt) -> Result<Option<Socket>, BackendError> {
     let socket = sockopt::datagram(AddressFamily::Unix, WHAT)?;
-    match socket::bind(socket.as_raw_fd(), &abstract_address(&door_name(port, at))) {
+    match socket::bind(socket.as_raw_fd(), &abstract_address(&socket_name(port, at))) {
         Ok(()) => Ok(Some(socket)),
         Err(Errno::EADDRINUSE) => Ok(None),
         Err(error) => Err(os_error(WHAT, error)),
@@ -193,7 +195,7 @@ fn bind(port: u16, at: ListenAt) -> Result<Option<Socket>, BackendError> {
 /// Whether some process holds a service.
 fn is_held(port: u16, at: ListenAt) -> bool {
     let Ok(socket) = sockopt::datagram(AddressFamily::Unix, WHAT) else { return false };
-    socket::connect(socket.as_raw_fd(), &abstract_address(&door_name(port, at))).is_ok()
+    socket::connect(socket.as_raw_fd(), &abstract_address(&socket_name(port, at))).is_ok()
 }
 
 #[cfg(test)]
@@ -208,14 +210,14 @@ mod tests {
         ListenAt { service: 0x0106_1c06, scope }
     }
 
-    fn doors() -> Doors {
+    fn listeners() -> ServiceListeners {
         let addrs = crate::host::addresses(&Default::default()).expect("loopback");
-        Doors::new(PORT, &addrs)
+        ServiceListeners::new(PORT, &addrs)
     }
 
     #[test]
     fn a_service_has_one_holder_unless_all_share_it() {
-        let (mut a, mut b) = (doors(), doors());
+        let (mut a, mut b) = (listeners(), listeners());
         let one = Scope::One(Gid::from_ipv4([127, 0, 0, 1]));
         a.claim(at(one), false).expect("free");
         assert!(a.holds(at(one).service, Gid::from_ipv4([127, 0, 0, 1])));
@@ -235,7 +237,7 @@ mod tests {
         assert!(b.holds(at(one).service, Gid::from_ipv4([127, 0, 0, 1])), "one holder is left");
         b.release(at(Scope::Any));
         a.claim(at(one), false).expect("free again");
-        assert_eq!(a.ready(), None);
+        assert_eq!(a.next_ready(), None);
     }
 
     #[test]
@@ -244,33 +246,33 @@ mod tests {
         for (held, within) in [(Scope::AnyV4, vec![one]), (Scope::Any, vec![one, Scope::AnyV4, Scope::AnyV6])]
         {
             let service = ListenAt { service: 0x0106_1c07, scope: held };
-            let mut doors = doors();
-            doors.claim(service, false).expect("free");
+            let mut listeners = listeners();
+            listeners.claim(service, false).expect("free");
             for scope in within {
-                let name = door_name(PORT, ListenAt { scope, ..service });
+                let name = socket_name(PORT, ListenAt { scope, ..service });
                 /* a program of another user, which asks nobody, and one that passes a request on */
                 assert!(!binds(&name), "{held:?} {scope:?}");
                 assert_eq!(crate::handover::pass_to(&name, b"x", b""), crate::handover::Passed::Yes);
                 let mut room = [0u8; 8];
-                let fd = doors.ready().expect("it comes to the holder");
+                let fd = listeners.next_ready().expect("it comes to the holder");
                 // SAFETY: the pointer and length describe `room`.
                 assert_eq!(unsafe { libc::recv(fd, room.as_mut_ptr().cast(), 8, 0) }, 1);
             }
-            doors.release(service);
+            listeners.release(service);
         }
     }
 
     #[test]
-    fn a_door_that_a_child_has_too_is_silent_when_it_is_given_back() {
-        let mut doors = doors();
+    fn a_service_that_a_child_has_too_is_silent_when_it_is_given_back() {
+        let mut listeners = listeners();
         let service = ListenAt { service: 0x0106_1c08, scope: Scope::One(Gid::from_ipv4([127, 0, 0, 1])) };
-        doors.claim(service, false).expect("free");
+        listeners.claim(service, false).expect("free");
         // SAFETY: no memory is involved; the copy is known to nobody else.
-        let child = unsafe { OwnedFd::from_raw_fd(libc::dup(doors.doors[0].sockets[0].as_raw_fd())) };
-        doors.release(service);
-        let name = door_name(PORT, service);
+        let child = unsafe { OwnedFd::from_raw_fd(libc::dup(listeners.listeners[0].sockets[0].as_raw_fd())) };
+        listeners.release(service);
+        let name = socket_name(PORT, service);
         assert_eq!(crate::handover::pass_to(&name, b"x", b""), crate::handover::Passed::Yes);
-        assert_eq!(doors.ready(), None);
+        assert_eq!(listeners.next_ready(), None);
         drop(child);
     }
 

@@ -1,35 +1,34 @@
-//! What QPs of other cards are asked for and memory of this one has: results of atomics and the like, and the
-//! bytes of READs.
+//! Requests of other cards' QPs that this card's memory answers: atomics and the like, and READs.
 //!
-//! Keys, bounds and rights are looked at as for requests to this card's own QPs, in the protection domain of
-//! the SRQ that they name (A14.5). Owns nothing: who asked keeps what it may have to repeat.
+//! Keys, bounds and rights are checked as for requests to this card's own QPs, in the protection domain of
+//! the SRQ that they name (A14.5). Owns nothing: the QP's card keeps what it may have to repeat.
 
 use super::Shared;
 use crate::env::Env;
 use crate::relay::{AHEAD, LinkId, Operation, Origin, Outcome, Place, Relay, Wanted};
-use crate::types::{Access, FlushLevel, PdId, Qpn};
+use crate::types::{Access, FlushLevel, PdId, QpId, Qpn};
 
 impl<E: Env> Shared<E> {
-    /// A request whose turn has come among those of its connection. `None`: one before it failed, or it is
-    /// not at its end.
+    /// Executes a request in the order of its connection. `None`: one before it failed, or it is not at its
+    /// end.
     pub(super) fn in_turn(
         &mut self,
         env: &mut E,
         (link, qpn, epoch): (LinkId, Qpn, u32),
         what: impl FnOnce(&mut Self, &mut E) -> Option<Outcome>,
     ) -> Option<Outcome> {
-        if self.lending.has_failed(link, qpn, epoch) {
+        if self.leases.has_failed(link, qpn, epoch) {
             return None;
         }
         let outcome = what(self, env)?;
         if outcome != Outcome::Success {
-            self.lending.fail(link, qpn, epoch);
+            self.leases.fail(link, qpn, epoch);
         }
         Some(outcome)
     }
 
     /// An atomic, ATOMIC WRITE or FLUSH.
-    pub(super) fn execute_lent(
+    pub(super) fn execute_forwarded(
         &mut self,
         env: &mut E,
         (link, domain): (LinkId, PdId),
@@ -49,7 +48,7 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// What was there before an atomic; 0 for the others.
+    /// The value before an atomic; 0 for the others.
     fn operate(
         &mut self,
         env: &mut E,
@@ -59,7 +58,7 @@ impl<E: Env> Shared<E> {
         what: Operation,
     ) -> Result<u64, Outcome> {
         let (_, srq) = self.srq_of(domain, place.srq).ok_or(Outcome::Invalid)?;
-        let of = (srq.pd, qpn);
+        let of = QpId { pd: srq.pd, qpn };
         let (need, len) = match what {
             Operation::Add(_) | Operation::Swap { .. } => (Access::REMOTE_ATOMIC, 8),
             Operation::Store(_) => (Access::REMOTE_WRITE, 8),
@@ -86,8 +85,8 @@ impl<E: Env> Shared<E> {
         found.ok_or(Outcome::Access)
     }
 
-    /// Bytes of a READ's answer. The whole rest of it must be allowed, not only what is asked for now.
-    pub(super) fn fetch_lent(
+    /// Bytes of a READ response. All that is left of it must be allowed, not only what is fetched now.
+    pub(super) fn fetch_forwarded(
         &mut self,
         env: &mut E,
         (link, domain): (LinkId, PdId),
@@ -97,7 +96,7 @@ impl<E: Env> Shared<E> {
     ) {
         let Origin { serial, qpn, epoch } = *from;
         let pd = self.srq_of(domain, place.srq).map(|(_, srq)| srq.pd);
-        let look = |sh: &Self| pd.map_or(Outcome::Invalid, |pd| sh.may_fetch((pd, qpn), place));
+        let look = |sh: &Self| pd.map_or(Outcome::Invalid, |pd| sh.may_fetch(QpId { pd, qpn }, place));
         let outcome = match wanted.first {
             true => self.in_turn(env, (link, qpn, epoch), |sh, _| Some(look(sh))),
             false => Some(look(self)),
@@ -116,7 +115,7 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    fn may_fetch(&self, of: (PdId, Qpn), place: &Place) -> Outcome {
+    fn may_fetch(&self, of: QpId, place: &Place) -> Outcome {
         match self.mrs.resolve_remote(place.key, of, place.va, place.total, Access::REMOTE_READ) {
             Ok(_) => Outcome::Success,
             Err(_) => Outcome::Access,
@@ -138,8 +137,9 @@ impl<E: Env> Shared<E> {
                 return;
             }
             let (va, len) = (place.va.wrapping_add(u64::from(offset)), mtu.min(place.total - offset));
-            let host = self.mrs.resolve_remote(place.key, (pd, from.qpn), va, len, Access::REMOTE_READ);
-            let room = self.lending.chunk.get_mut(..len as usize);
+            let host =
+                self.mrs.resolve_remote(place.key, QpId { pd, qpn: from.qpn }, va, len, Access::REMOTE_READ);
+            let room = self.leases.chunk.get_mut(..len as usize);
             let bytes = match (host, room) {
                 (Ok(_), Some([])) => Some(&[][..]),
                 (Ok(host), Some(room)) => env.dma_copy(host, room).then_some(&*room),
