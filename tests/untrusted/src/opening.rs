@@ -1,9 +1,9 @@
 //! What processes of an XRC domain say about a receiving QP that more than one has open: `Opening::decode`,
 //! and a live card that hears it.
 //!
-//! The card has two domains with a QP each. Two strangers are in the first; they speak in turn, close to what
-//! is right. Only who has the QP open may change it, nobody reaches the QP of the other domain, and when all
-//! are gone nothing is left.
+//! The card has two domains with a QP each. Two untrusted processes are in the first; they speak in turn,
+//! close to what is right. Only who has the QP open may change it, nobody reaches the QP of the other domain,
+//! and when all are gone nothing is left.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -20,7 +20,7 @@ use crate::bytes::Bytes;
 
 /// Messages of one input.
 const MOST: usize = 200;
-/// The strangers' links; the card has no such, so that its answers go nowhere.
+/// The untrusted processes' links; the card has no such, so that its answers go nowhere.
 const LINKS: [u32; 2] = [70, 71];
 
 /// A card whose program does all the work, and its two domains.
@@ -50,8 +50,8 @@ impl Home {
     }
 }
 
-/// Judges one input.
-pub fn judge(input: &[u8]) {
+/// Checks one input.
+pub fn check(input: &[u8]) {
     if let Some(message) = Opening::decode(input) {
         assert_eq!(Opening::decode(&message.encode()), Some(message), "what is said is understood");
     }
