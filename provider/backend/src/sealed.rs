@@ -83,7 +83,8 @@ mod tests {
         let exe = File::open("/proc/self/exe").expect("a file");
         assert_eq!(check(&exe, SIZE_STAYS), None);
         // SAFETY: a constant name; a new descriptor, nobody else's.
-        let huge = unsafe { libc::memfd_create(c"huge".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB) };
+        let huge =
+            unsafe { libc::memfd_create(c"huge".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB) };
         if huge >= 0 {
             // SAFETY: as above.
             let huge = unsafe { File::from_raw_fd(huge) };

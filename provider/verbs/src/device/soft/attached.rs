@@ -15,9 +15,9 @@ use starverbs_core::relay::{LinkId, Relay};
 use starverbs_core::{Nanos, NicError, PdId, Qpn};
 
 use super::Soft;
+use super::deferred_log::DeferredLog;
 use super::env::HostEnv;
 use super::intake::CardAnd;
-use super::notes::Notes;
 use crate::clock;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue, kind};
@@ -193,7 +193,7 @@ impl Attached {
     /// Takes messages from other processes of this one's XRC domains, as long as the port has room for what
     /// they bring; says how many.
     #[inline]
-    pub(super) fn run(&mut self, card: CardAnd<'_>, now: Nanos, notes: &Notes) -> u32 {
+    pub(super) fn run(&mut self, card: CardAnd<'_>, now: Nanos, notes: &DeferredLog) -> u32 {
         let Some(mut room) = self.room.take() else { return 0 };
         let came = self.take_messages(card, now, &mut room);
         self.room = Some(room);
@@ -226,7 +226,7 @@ impl Attached {
     }
 
     /// The card's last context has left: other processes see the end of its connections.
-    pub(super) fn close(&mut self, env: &mut HostEnv, notes: &Notes) {
+    pub(super) fn close(&mut self, env: &mut HostEnv, notes: &DeferredLog) {
         self.retire(|_| true);
         self.visits.clear();
         for asked in &mut self.asked {
@@ -237,7 +237,7 @@ impl Attached {
     }
 
     /// Hands over what must not be dropped under the card's lock.
-    pub(crate) fn hand_over(&mut self, notes: &Notes) {
+    pub(crate) fn hand_over(&mut self, notes: &DeferredLog) {
         if !self.retired.is_empty() {
             notes.drop_later(&mut self.retired);
         }
@@ -393,7 +393,7 @@ impl Soft {
         loop {
             let last = clock::now() >= until;
             let (answer, fd) = self.with(|shard, now| {
-                shard.run_links(now, &self.notes);
+                shard.run_links(now, &self.deferred_log);
                 let fd = shard.env.links.as_ref().map_or(-1, |links| links.fd());
                 (shard.attached.take_answer(serial, last), fd)
             });
@@ -427,7 +427,7 @@ pub fn hear(ctx: &crate::Context, qp: &Qp, link: u32, message: Option<&[u8]>) ->
                 .map(|message| attached.handle((nic, env), now, (link, domain), &message))
                 .is_some(),
         };
-        attached.hand_over(&soft.notes);
+        attached.hand_over(&soft.deferred_log);
         known
     })
 }
