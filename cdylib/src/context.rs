@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// An open device as the program sees it, and what stands behind it.
+/// An open device as the program sees it, and the object behind it.
 #[repr(C)]
 pub(crate) struct ContextHandle {
     verbs: abi::verbs_context,
@@ -119,7 +119,7 @@ fn opened_contexts() -> std::sync::MutexGuard<'static, HashMap<File, Opened>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a closed context out. In a forked child, an import of its parent's may stand there instead.
+/// Takes a closed context out. In a forked child, an import of its parent's may be there instead.
 fn forget(file: File, closed: &Context) {
     let mut opened = opened_contexts();
     if opened.get(&file).is_some_and(|known| known.obj.same(closed)) {

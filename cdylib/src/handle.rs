@@ -31,7 +31,7 @@ pub(crate) fn quiet(error: VerbsError) -> Errno {
 /// Says on standard error, once a process, why the card cannot be had: C's errno cannot name a setting.
 pub(crate) fn complain(error: VerbsError) -> Errno {
     static SAID: std::sync::Once = std::sync::Once::new();
-    SAID.call_once(|| log::say(format_args!("{error}")));
+    SAID.call_once(|| log::write_line(format_args!("{error}")));
     error.errno()
 }
 

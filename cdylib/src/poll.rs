@@ -8,7 +8,7 @@ use core::ffi::c_int;
 use starverbs_abi as abi;
 use starverbs_core::types::{Cqe, WcFlags};
 
-/// `vendor_err`. A tag stands there where one was matched, and in `src_qp`.
+/// `vendor_err`. Where a tag was matched, it lies here and in `src_qp`.
 #[inline]
 pub(crate) fn vendor_err(from: &Cqe) -> u32 {
     if from.flags.contains(WcFlags::TM_MATCH) { 0 } else { from.vendor_err }

@@ -56,7 +56,7 @@ impl QpHandle {
         given(qp).map(|q| unsafe { &(*Self::of(q.as_ptr())).obj })
     }
 
-    /// Writes a new handle's public struct where it stands, and gives that place to C.
+    /// Writes a new handle's public struct in place, and gives its address to C.
     fn publish<P, X>(place: Box<MaybeUninit<QpHandle<P, X>>>, whole: QpHandle<P, X>) -> *mut abi::ibv_qp {
         let handle = Box::into_raw(Box::write(place, whole));
         // SAFETY: just written; both kinds of public struct begin with an ibv_qp.

@@ -131,7 +131,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
 }
 
 /// ibv_query_rt_values_ex(3), through the context's table. As on other cards the clock is one number, in its
-/// own unit, and stands in `tv_nsec`.
+/// own unit, and lies in `tv_nsec`.
 pub(crate) unsafe extern "C" fn query_rt_values(
     context: *mut abi::ibv_context,
     values: *mut abi::ibv_values_ex,

@@ -37,7 +37,7 @@ impl SrqHandle {
 }
 
 /// What a shared receive queue is for.
-enum Kind<'a> {
+enum SrqType<'a> {
     Basic,
     Xrc(&'a Xrcd, &'a Cq),
     /// So many tags
@@ -47,7 +47,7 @@ enum Kind<'a> {
 /// Makes a shared receive queue, on the terms of ibv_create_srq(3), and says in `attr` what was granted.
 unsafe fn create(
     pd: *mut abi::ibv_pd,
-    kind: Kind<'_>,
+    kind: SrqType<'_>,
     srq_context: *mut c_void,
     attr: &mut abi::ibv_srq_attr,
 ) -> Result<*mut abi::ibv_srq, Errno> {
@@ -61,9 +61,9 @@ unsafe fn create(
     // SAFETY: the protection domain keeps its context alive.
     unsafe { ContextHandle::of(context).live.make_room()? };
     let made = match kind {
-        Kind::Basic => Srq::create(card, attr.max_wr, attr.max_sge, 0, name),
-        Kind::Xrc(xrcd, cq) => Srq::create_xrc(card, xrcd, cq, attr.max_wr, attr.max_sge, name),
-        Kind::Tagged(cq, tags) => Srq::create_tagged(card, cq, tags, attr.max_wr, attr.max_sge, name),
+        SrqType::Basic => Srq::create(card, attr.max_wr, attr.max_sge, 0, name),
+        SrqType::Xrc(xrcd, cq) => Srq::create_xrc(card, xrcd, cq, attr.max_wr, attr.max_sge, name),
+        SrqType::Tagged(cq, tags) => Srq::create_tagged(card, cq, tags, attr.max_wr, attr.max_sge, name),
     };
     let obj = made.map_err(errno)?;
     let granted = obj.query().map_err(errno)?;
@@ -96,7 +96,7 @@ pub(crate) unsafe extern "C" fn create_srq(
         // SAFETY: NULL or a struct of the caller's, on the verb's terms.
         let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
         // SAFETY: the verb's terms.
-        unsafe { create(pd, Kind::Basic, init.srq_context, &mut init.attr) }
+        unsafe { create(pd, SrqType::Basic, init.srq_context, &mut init.attr) }
     })
 }
 
@@ -127,7 +127,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             }
             // SAFETY: the verb's terms.
             unsafe {
-                let xrc = Kind::Xrc(xrcd::obj(asked.xrcd)?, CqHandle::obj(asked.cq)?);
+                let xrc = SrqType::Xrc(xrcd::obj(asked.xrcd)?, CqHandle::obj(asked.cq)?);
                 return create(asked.pd, xrc, asked.srq_context, attr);
             }
         }
@@ -138,7 +138,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             }
             // SAFETY: the verb's terms.
             unsafe {
-                let tagged = Kind::Tagged(CqHandle::obj(asked.cq)?, asked.tm_cap.max_num_tags);
+                let tagged = SrqType::Tagged(CqHandle::obj(asked.cq)?, asked.tm_cap.max_num_tags);
                 return create(asked.pd, tagged, asked.srq_context, attr);
             }
         }
@@ -151,7 +151,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             return Err(libc::EINVAL);
         }
         // SAFETY: the verb's terms.
-        unsafe { create(asked.pd, Kind::Basic, asked.srq_context, attr) }
+        unsafe { create(asked.pd, SrqType::Basic, asked.srq_context, attr) }
     })
 }
 

@@ -170,7 +170,7 @@ unsafe fn answer(context: *mut abi::ibv_context, wanted: u64, room: usize) -> Re
         given
     };
     let card = give(CARD, offset_of!(StardvCounters, qpc));
-    let qpc = context.has_few_contexts().map_err(errno)? && give(QPC, offset_of!(StardvCounters, context));
+    let qpc = context.is_qpc_limited().map_err(errno)? && give(QPC, offset_of!(StardvCounters, context));
     let census = give(CONTEXT, size_of::<StardvCounters>());
     if card {
         answer.card = of_card(counters);

@@ -54,7 +54,7 @@ static void devices(struct ibv_device *device)
 }
 
 /* Groups are filled as asked for; what is not is 0. */
-static void groups(int few)
+static void groups(int qpc_limited)
 {
 	const uint64_t all = STARDV_COUNTERS_CARD | STARDV_COUNTERS_QPC | STARDV_COUNTERS_CONTEXT;
 	struct stardv_counters c = ask(ctx, 0);
@@ -62,8 +62,8 @@ static void groups(int few)
 
 	CHECK(!memcmp(&c, &none, sizeof(c)));
 	c = ask(ctx, UINT64_MAX);
-	CHECK(c.comp_mask == (few ? all : (all & ~(uint64_t)STARDV_COUNTERS_QPC)));
-	CHECK(!!c.qpc_on_chip == few);
+	CHECK(c.comp_mask == (qpc_limited ? all : (all & ~(uint64_t)STARDV_COUNTERS_QPC)));
+	CHECK(!!c.qpc_on_chip == qpc_limited);
 	c = ask(ctx, STARDV_COUNTERS_CONTEXT);
 	CHECK(c.comp_mask == STARDV_COUNTERS_CONTEXT && !c.tx_packets && !c.qps);
 }
@@ -123,7 +123,7 @@ static struct ibv_qp *rc(void)
 }
 
 /* Counts follow what the program does, in both forms. */
-static void counts(struct ibv_context *other, int few)
+static void counts(struct ibv_context *other, int qpc_limited)
 {
 	struct ibv_qp *a = rc(), *b = rc(), *idle = rc();
 	struct ibv_mr *mr = ibv_reg_mr(pd, buf, sizeof(buf), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
@@ -146,7 +146,7 @@ static void counts(struct ibv_context *other, int few)
 	CHECK(c.tx_packets >= before.tx_packets + 2 && c.completions == before.completions + 1 && c.qps == 3);
 	CHECK(c.mrs == 1 && listed("qps") == 3 && listed("completions") == c.completions);
 	CHECK(c.context_qps == 3 && c.context_qps_rts == 2 && c.context_qps_err == 1);
-	CHECK(!few || (c.qpc_misses && c.qpc_hits + c.qpc_misses >= 2 && c.qpc_misses == listed("qpc_misses") && c.qpc_pending <= c.qpc_pending_peak));
+	CHECK(!qpc_limited || (c.qpc_misses && c.qpc_hits + c.qpc_misses >= 2 && c.qpc_misses == listed("qpc_misses") && c.qpc_pending <= c.qpc_pending_peak));
 	/* the card is one, contexts are several */
 	c = ask(other, UINT64_MAX);
 	CHECK(c.qps == 3 && !c.context_qps && !c.context_qps_rts);
@@ -168,7 +168,7 @@ static void in_a_child(void)
 int main(void)
 {
 	const char *setting = getenv("STARVERBS_QPC_CACHE");
-	int few = setting && *setting && strcmp(setting, "off");
+	int qpc_limited = setting && *setting && strcmp(setting, "off");
 	struct ibv_device **devs = ibv_get_device_list(NULL);
 	struct ibv_context *other;
 
@@ -184,11 +184,11 @@ int main(void)
 	devices(devs[0]);
 	list();
 	sizes();
-	counts(other, few);
-	groups(few);
+	counts(other, qpc_limited);
+	groups(qpc_limited);
 	in_a_child();
 	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(other) && !ibv_close_device(ctx));
 	ibv_free_device_list(devs);
-	printf("stardv%s: %s\n", few ? " with few contexts" : "", failures ? "FAILED" : "ok");
+	printf("stardv%s: %s\n", qpc_limited ? " QPC-limited" : "", failures ? "FAILED" : "ok");
 	return !!failures;
 }

@@ -17,7 +17,7 @@ static struct ibv_srq *srq;
 static struct ibv_mr *mr;
 static char buf[8192];
 
-/* The next completion, which polling then stands at. */
+/* The next completion, at which polling then is. */
 static void next(void)
 {
 	struct ibv_poll_cq_attr attr = {};

@@ -137,8 +137,8 @@ class Runner:
                     raise Failure("the card has sent next to nothing: the program has found another way")
             except Failure as failure:
                 self.place.end_all()
-                told = " ".join(f"{name}={value}" for name, value in values.items())
-                raise Failure(f"{told + ': ' if told else ''}{failure}") from None
+                given = " ".join(f"{name}={value}" for name, value in values.items())
+                raise Failure(f"{given + ': ' if given else ''}{failure}") from None
             number += 1
         return number
 
@@ -181,7 +181,7 @@ class Runner:
             end if server else 0, command("client" if server else "command"), environment, one_cpu
         )
         try:
-            self._judge(case, client, server, deadline)
+            self._check(case, client, server, deadline)
         finally:
             for process in filter(None, (client, server)):
                 process.stop()
@@ -195,7 +195,7 @@ class Runner:
                 raise Failure(f"the server does not listen (status {status}):\n{tail(server.text())}")
 
     @staticmethod
-    def _judge(case, client, server, deadline):
+    def _check(case, client, server, deadline):
         sides = [("client" if server else "program", client)]
         if server and not case.get("server_stays"):
             sides.append(("server", server))

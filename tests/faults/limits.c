@@ -53,19 +53,19 @@ static int end_mw(void *x) { return ibv_dealloc_mw(x); }
 static int end_srq(void *x) { return ibv_destroy_srq(x); }
 static int end_ah(void *x) { return ibv_destroy_ah(x); }
 
-/* `told`, of which `others` are there already. */
-static void all_of(const char *name, int told, int others, void *(*make_one)(void), int (*end)(void *))
+/* `limit`, of which `others` are there already. */
+static void all_of(const char *name, int limit, int others, void *(*make_one)(void), int (*end)(void *))
 {
-	void **made = calloc(told + 1, sizeof(*made));
+	void **made = calloc(limit + 1, sizeof(*made));
 	int n = 0, error;
 
 	errno = 0;
-	while (made && n <= told && (made[n] = make_one()))
+	while (made && n <= limit && (made[n] = make_one()))
 		n++;
 	error = errno;
-	if (n + others != told || error != ENOMEM) {
+	if (n + others != limit || error != ENOMEM) {
 		failures++;
-		fprintf(stderr, "%s: %d of %d, errno %d\n", name, n + others, told, error);
+		fprintf(stderr, "%s: %d of %d, errno %d\n", name, n + others, limit, error);
 	}
 	CHECK(n > 0 && !end(made[--n]) && (made[n] = make_one()));
 	do
@@ -125,6 +125,6 @@ int main(void)
 	all_of("address handles", dev.max_ah, 0, make_ah, end_ah);
 	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));
 	if (!failures)
-		puts("limits: what is told is there, and no more");
+		puts("limits: as many as the device says, and no more");
 	return failures != 0;
 }

@@ -8,19 +8,19 @@
 /* A second, which is more than a busy machine keeps a CPU from a process that is not stopped, and nine. */
 static const int SHORT[2] = { 14, 3 }, LONG[2] = { 16, 7 };
 
-/* What a worker tells, and is told to do. */
-static struct told {
+/* What a worker reports, and its orders. */
+static struct worker {
 	volatile long done, failed, flushed, milliseconds;
 	/* SHORT or LONG */
 	const int *patience;
-} *told;
+} *workers;
 static int self;
 
 /* Both ends of a connection: the active one writes until it is told to end or its connection fails. */
 static void work(int fd, int active)
 {
 	static struct side s;
-	struct told *mine = &told[self];
+	struct worker *mine = &workers[self];
 	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
 	struct ibv_wc wc;
 	struct peer p;
@@ -72,7 +72,7 @@ static struct pair begin(int index, const int *patience)
 
 	for (int i = 0; i < 2; i++) {
 		self = 2 * index + i;
-		told[self].patience = patience;
+		workers[self].patience = patience;
 		pair.pids[i] = start(i ? passive : active, &pair.fds[i]);
 	}
 	introduce(pair.fds);
@@ -89,7 +89,7 @@ static void finish(struct pair *pair)
 	}
 }
 
-static struct told *of(const struct pair *pair) { return &told[2 * pair->index]; }
+static struct worker *of(const struct pair *pair) { return &workers[2 * pair->index]; }
 
 /* Waits until a pair has done something more. */
 static void moves(const struct pair *pair)
@@ -121,7 +121,7 @@ int main(int argc, char **argv)
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	alarm((unsigned int)(2 * longest / 1000 + 300));
-	NEED((told = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
+	NEED((workers = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
 	patient = begin(0, LONG);
 	bystander = begin(1, LONG);
 	moves(&patient);
@@ -154,12 +154,12 @@ int main(int argc, char **argv)
 		moves(&bystander);
 		moves(&patient);
 		finish(&late);
-		memset((void *)of(&late), 0, 2 * sizeof(struct told));
+		memset((void *)of(&late), 0, 2 * sizeof(struct worker));
 	}
 	kill(impatient.pids[1], SIGCONT);
 	printf("peer stopped for %ld ms: retries exceeded after %ld ms, %ld flushed, others go on and come new\n", longest,
 	       of(&impatient)->milliseconds, of(&impatient)->flushed);
-	memset((void *)of(&impatient), 0, offsetof(struct told, patience));
+	memset((void *)of(&impatient), 0, offsetof(struct worker, patience));
 	for (int i = 0; i < 2; i++)
 		say(impatient.fds[i], 'r');
 	let_go(impatient.fds);

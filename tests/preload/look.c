@@ -1,4 +1,4 @@
-/* The picture of the device seen through libc: each family of calls that names files, from C.
+/* The sysfs view of the device seen through libc: each family of calls that names files, from C.
  * Build: cc -Wall -o look look.c -libverbs -lpthread; run with LD_PRELOAD naming the library under test. */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -274,7 +274,7 @@ static void *look(void *unused)
 	return unused;
 }
 
-/* Threads share the picture; a child that closes everything finds its own way. */
+/* Threads share the view; a child that closes everything finds its own way. */
 static void threads_and_children(void)
 {
 	pthread_t threads[8];

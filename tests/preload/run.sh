@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Programs look at the device in /sys and /dev through libstarverbs.so: C, tools, shells, python, infiniband-diags, UCX.
 # Others ask for it by netlink: C, rdma(8).
-# Fails if one sees something else than the device, or if a picture is left behind. Programs that are not installed are
+# Fails if one sees something else than the device, or if a view is left behind. Programs that are not installed are
 # skipped, and named.
 # usage: run.sh LIBRARY_DIRECTORY
 set -uo pipefail
@@ -14,7 +14,7 @@ trap '[[ -z $server ]] || kill "$server" 2>/dev/null; rm -rf "$tmp"' EXIT
 chmod 755 "$tmp"
 cp "$lib/libstarverbs.so" "$tmp/"
 preload=$tmp/libstarverbs.so
-# Addresses of our own make a picture of our own, whatever else runs on this host.
+# Addresses of our own make a view of our own, whatever else runs on this host.
 export STARVERBS_ADDRS=127.77.$((RANDOM % 256)).$((RANDOM % 254 + 1)) STARVERBS_PORT=$((20000 + RANDOM % 10000))
 star=/sys/class/infiniband/star0
 failures=0 checks=0
@@ -38,7 +38,7 @@ have() {
     return 1
 }
 
-# Where the picture lies just now: the folder's own path is shown to programs without the library.
+# Where the view lies just now: the folder's own path is shown to programs without the library.
 folder() { seen bash -c "cd $star && env -u LD_PRELOAD /bin/pwd -P; true" | sed 's,/sys/devices/.*,,'; }
 
 ### Calls
@@ -137,7 +137,7 @@ fi
 
 place=$(folder)
 checks=$((checks + 1))
-[[ $place == */starverbs-picture-* ]] || fail "the picture lies at '$place'"
+[[ $place == */starverbs-picture-* ]] || fail "the view lies at '$place'"
 [[ ! -e $place ]] || fail "$place is left though nobody looks"
 if [[ -x /usr/bin/python3 ]]; then
     expect "" /usr/bin/python3 -c "
@@ -148,7 +148,7 @@ os.execve(os.open('/bin/true', os.O_RDONLY), ['true'], os.environ)"
 fi
 checks=$((checks + 1))
 { seen bash -c "[[ -e $star ]] && kill -9 \$\$"; } >/dev/null 2>&1
-[[ -e $place ]] || fail "a killed program's picture was expected at $place"
+[[ -e $place ]] || fail "a killed program's view was expected at $place"
 STARVERBS_PORT=4791 STARVERBS_ADDRS=127.78.0.$((RANDOM % 254 + 1)) seen ls /sys/class/infiniband >/dev/null
 [[ ! -e $place ]] || fail "what a killed program left at $place is still there"
 

@@ -159,7 +159,7 @@ static void play(struct end *end, bool begins)
 			sent += wc[i].wr_id == 0;
 }
 
-static void judge(const char *name, const struct end *ends)
+static void check(const char *name, const struct end *ends)
 {
 	unsigned slow = ends[0].slow > ends[1].slow ? ends[0].slow : ends[1].slow;
 
@@ -192,7 +192,7 @@ static void threads_part(void)
 	close_end(&ends[0]);
 	close_end(&ends[1]);
 	MUST(!ibv_close_device(ctx));
-	judge("threads", ends);
+	check("threads", ends);
 }
 
 /* What the two processes tell each other. */
@@ -237,7 +237,7 @@ static void processes_part(void)
 	if (!child)
 		_exit(0);
 	MUST(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status));
-	judge("processes", board->ends);
+	check("processes", board->ends);
 }
 
 int main(int argc, char **argv)

@@ -18,9 +18,9 @@ def crates():
     host = subprocess.run(["rustc", "-vV"], check=True, stdout=subprocess.PIPE, text=True).stdout
     host = next(line.split()[1] for line in host.splitlines() if line.startswith("host:"))
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", host]
-    told = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
-    packages = {package["id"]: package for package in told["packages"]}
-    nodes = {node["id"]: node for node in told["resolve"]["nodes"]}
+    output = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+    packages = {package["id"]: package for package in output["packages"]}
+    nodes = {node["id"]: node for node in output["resolve"]["nodes"]}
     todo = [identity for identity, package in packages.items() if package["name"] in CARRIED]
     seen = set(todo)
     while todo:

@@ -110,8 +110,8 @@ def add(wheel, path, content, mode, moment):
 
 def commit_time():
     command = ["git", "log", "-1", "--format=%ct"]
-    told = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    return int(os.environ.get("SOURCE_DATE_EPOCH") or told.stdout or time.time())
+    output = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or output.stdout or time.time())
 
 
 def main():

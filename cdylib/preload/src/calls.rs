@@ -1,4 +1,4 @@
-//! libc's calls, as programs reach them: each looks whether its path is of the picture.
+//! libc's calls, as programs reach them: each checks whether its path is in the sysfs view.
 //!
 //! Owns how a call is exported and how it goes on. Calls of one purpose share a module. A name with 64, and
 //! the ones that fortified programs call (`__open_2`), take and do the same on the machines served here.
@@ -46,7 +46,7 @@ macro_rules! go_on {
 
 use {go_on, interpose};
 
-/// Makes the call with the path, or with the place below the picture's folder that it stands for.
+/// Makes the call with the path, or with its place below the view's folder if it is in the view.
 ///
 /// # Safety
 /// `path` is NULL or a NUL-terminated string.

@@ -1,5 +1,5 @@
-//! The counters below ports/1/counters and ports/1/hw_counters, and what of the card's counters stands in
-//! each.
+//! The counters below ports/1/counters and ports/1/hw_counters, and which of the card's counters each
+//! shows.
 //!
 //! `counters` has the names of the IBTA's PortCounters (vol. 1, 16.1.3.5), as far as they mean something on
 //! this wire, and 0 for the others, which programs expect to find. `hw_counters` has the card's own, under

@@ -1,4 +1,4 @@
-//! Gathers what the picture shows: the device's own word, the host's about the interface behind it, and
+//! Gathers what the sysfs view shows: what the device says, the host's about the interface behind it, and
 //! counters.
 //!
 //! Owns where facts come from; it must not know how they are shown.
@@ -10,7 +10,7 @@ use starverbs_verbs::stat::{self, Snapshot};
 use starverbs_verbs::{VerbsError, describe, device_name};
 
 use crate::counters::Live;
-use crate::picture::Facts;
+use crate::sysfs_view::Facts;
 
 /// What a program that opened the device now would find.
 ///

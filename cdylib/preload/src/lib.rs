@@ -1,10 +1,9 @@
-//! The library for LD_PRELOAD: the drop-in libibverbs, and a picture of its device where programs look for
-//! files.
+//! The library for LD_PRELOAD: the drop-in libibverbs, and a sysfs view of its device.
 //!
 //! Kernels show an RDMA device below /sys/class/infiniband and /dev/infiniband. This crate shows ours there
 //! to programs that look through libc: it takes libc's calls that name files (`calls`), recognises those
 //! folders (`path`), and sends the call to the same place below a private folder (`tree`) that holds the
-//! picture (`picture`, from what `facts` gathers). Programs that ask by netlink are answered from the same
+//! view (`sysfs_view`, made from `facts`). Programs that ask by netlink are answered from the same
 //! facts (`nldev`). Owns no verbs: those are `cdylib`'s, which it carries whole.
 //! docs/decisions/0006 says why folders on disk, and what that gives.
 //!
@@ -20,8 +19,8 @@ mod facts;
 mod next;
 mod nldev;
 mod path;
-mod picture;
 mod present;
+mod sysfs_view;
 mod tree;
 
 /// Refers to the verbs, so that the linker takes their symbols into this library too.

@@ -5,7 +5,7 @@
 //! anything: what is cut short or names no message is passed over or refused as the kernel does
 //! (`netlink_rcv_skb`, `nlmsg_parse_deprecated`). Owns the format; it must not know sockets.
 
-use crate::picture::{Facts, interface};
+use crate::sysfs_view::{Facts, interface};
 
 /// Bytes of `struct nlmsghdr`.
 const HEADER: usize = 16;

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use super::*;
-use crate::picture::tests::facts;
+use crate::sysfs_view::tests::facts;
 
 /// The asking program's netlink port.
 const TO: u32 = 4711;
@@ -35,13 +35,13 @@ fn answers(requests: &[u8], facts: Option<&Facts>) -> Vec<Vec<u8>> {
 
 /// Types and flags of messages, with what NLMSG_DONE and NLMSG_ERROR say, in that order.
 fn outline(messages: &[Vec<u8>]) -> Vec<(u16, u16, i32)> {
-    let told = |message: &[u8]| match u16_at(message, 4).map(i32::from) {
+    let code = |message: &[u8]| match u16_at(message, 4).map(i32::from) {
         Some(libc::NLMSG_DONE | libc::NLMSG_ERROR) => u32_at(message, HEADER).unwrap_or(0) as i32,
         _ => 0,
     };
     let outline = |message: &Vec<u8>| {
         assert_eq!(u32_at(message, 8), Some(SEQUENCE));
-        (u16_at(message, 4).unwrap_or(0), u16_at(message, 6).unwrap_or(0), told(message))
+        (u16_at(message, 4).unwrap_or(0), u16_at(message, 6).unwrap_or(0), code(message))
     };
     messages.iter().map(outline).collect()
 }

@@ -1,4 +1,4 @@
-//! Which paths belong to the picture, and where they lie below its folder.
+//! Which paths are in the sysfs view, and where they lie below its folder.
 //!
 //! Owns the recognition of paths and the change of strings. No call here allocates or takes a lock.
 
@@ -10,10 +10,9 @@ pub(crate) const PATH_MAX: usize = libc::PATH_MAX as usize;
 /// Where a path leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Leads {
-    /// To something that the picture stands for: /dev/infiniband, /sys/class/infiniband*, or the folder that
-    /// the links there lead to
+    /// Into the view: /dev/infiniband, /sys/class/infiniband*, or the folder that the links there lead to
     Inside,
-    /// Into the picture and out of it again: the kernel, which has no such folders, cannot go there
+    /// Into the view and out of it again: the kernel has no such folders and cannot go there
     Through,
     Elsewhere,
 }
@@ -37,7 +36,7 @@ pub(crate) unsafe fn leads(path: *const c_char) -> Leads {
     }
 }
 
-/// Whether a path names something that the picture stands for.
+/// Whether a path is in the view.
 ///
 /// # Safety
 /// As of [`leads`].
@@ -47,7 +46,7 @@ pub(crate) unsafe fn is_ours(path: *const c_char) -> bool {
     unsafe { leads(path) == Leads::Inside }
 }
 
-/// Where an absolute path leads, and if through the picture, where it leaves it and how long it is until
+/// Where an absolute path leads, and if through the view, where it leaves it and how long it is until
 /// then.
 fn walk(path: &[u8]) -> (Leads, Option<(Place<'_>, usize)>) {
     let mut at = Place { first: [b""; 4], depth: 0 };
@@ -73,7 +72,7 @@ fn walk(path: &[u8]) -> (Leads, Option<(Place<'_>, usize)>) {
     }
 }
 
-/// Writes where a path that leads through the picture comes to without it into `room`; None if it is no such
+/// Writes where a path that leads through the view comes to without it into `room`; None if it is no such
 /// path, or does not fit.
 pub(crate) fn around<'a>(path: &CStr, room: &'a mut [u8; PATH_MAX]) -> Option<&'a CStr> {
     let path = path.to_bytes();
@@ -90,7 +89,7 @@ pub(crate) fn around<'a>(path: &CStr, room: &'a mut [u8; PATH_MAX]) -> Option<&'
     CStr::from_bytes_with_nul(room.get(..=end)?).ok()
 }
 
-/// Where a path has come to. Links of the picture count as folders, but for those to the device.
+/// Where a path has come to. Links of the view count as folders, but for those to the device.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     /// Its first names, as far as `depth` goes
@@ -103,7 +102,7 @@ impl<'a> Place<'a> {
     /// Where the links in the folders of classes lead: to devices/virtual/starverbs/CARD/CLASS/NAME.
     const LINKED: Place<'static> = Place { first: [b"sys", b"devices", b"virtual", b"starverbs"], depth: 7 };
 
-    /// Goes to the next part of the path; false if that is not in the picture and cannot come to it.
+    /// Goes to the next part of the path; false if that is not in the view and cannot come to it.
     fn go(&mut self, part: &'a [u8]) -> bool {
         if part == b".." {
             let was_inside = self.is_inside();
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_through_the_picture_come_out_where_it_stands() {
+    fn paths_through_the_view_come_out_where_it_stands() {
         let out = |path: &CStr| {
             let mut room = [0; PATH_MAX];
             around(path, &mut room).map(|path| path.to_owned())

@@ -1,4 +1,4 @@
-//! The picture that this process sees: found or made when a call first asks for it.
+//! The sysfs view of this process: found or made when a call first asks for it.
 //!
 //! Owns the process's hold on it, across threads and forks, and the answers about single files. Readers take
 //! no lock. It must not know libc's calls.
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::counters::Live;
 use crate::path::PATH_MAX;
-use crate::picture::{DEVICE_NUMBER, Picture};
+use crate::sysfs_view::{DEVICE_NUMBER, SysfsView};
 use crate::tree::Tree;
 use crate::{errno, facts};
 
@@ -21,12 +21,12 @@ static TREE: AtomicPtr<Tree> = AtomicPtr::new(null_mut());
 static MAKER: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
-    /// This thread makes the picture: what it looks at is the host.
+    /// This thread makes the view: its own calls see the host.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What a file of the picture is.
-pub(crate) enum Kind {
+/// What a file of the view is.
+pub(crate) enum FileKind {
     /// The device node
     Device,
     /// A counter
@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     Plain,
 }
 
-/// The tree, if this process has looked at the picture before.
+/// The tree, if this process has looked at the view before.
 #[inline]
 pub(crate) fn peek() -> Option<&'static Tree> {
     // SAFETY: NULL, or a leaked box.
@@ -54,12 +54,12 @@ pub(crate) fn current() -> Option<&'static Tree> {
 }
 
 fn refresh() -> Option<&'static Tree> {
-    let turn = Turn::take();
+    let making = MakerLock::take();
     let old = peek();
     if let Some(tree) = old.filter(|tree| tree.is_held()) {
         return Some(tree);
     }
-    let tree = Tree::hold(&Picture::of(&facts::now().ok()?)).ok()?;
+    let tree = Tree::hold(&SysfsView::of(&facts::now().ok()?)).ok()?;
     TREE.store(Box::into_raw(Box::new(tree)), Ordering::Release);
     if let Some(old) = old {
         old.forget();
@@ -69,7 +69,7 @@ fn refresh() -> Option<&'static Tree> {
         // SAFETY: the handler may run at any exit; this library is never unmapped.
         unsafe { libc::atexit(leave) };
     }
-    drop(turn);
+    drop(making);
     peek()
 }
 
@@ -77,11 +77,11 @@ extern "C" fn leave() {
     let _ = catch_unwind(|| peek().map(Tree::leave));
 }
 
-/// One thread's turn at making the tree.
-struct Turn;
+/// Held by the one thread that makes the tree.
+struct MakerLock;
 
-impl Turn {
-    fn take() -> Turn {
+impl MakerLock {
+    fn take() -> MakerLock {
         let me = std::process::id();
         loop {
             match MAKER.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
@@ -92,19 +92,19 @@ impl Turn {
             }
         }
         INSIDE.set(true);
-        Turn
+        MakerLock
     }
 }
 
-impl Drop for Turn {
+impl Drop for MakerLock {
     fn drop(&mut self) {
         INSIDE.set(false);
         MAKER.store(0, Ordering::Release);
     }
 }
 
-/// What the file behind a descriptor is; None if it is not of the picture.
-pub(crate) fn kind(tree: &Tree, fd: c_int) -> Option<Kind> {
+/// What file a descriptor refers to; None if it is not in the view.
+pub(crate) fn kind(tree: &Tree, fd: c_int) -> Option<FileKind> {
     // SAFETY: a stat of zeroes is valid: integers.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
     // The kernel's answer, because `calls::stat` would show the device node.
@@ -114,9 +114,9 @@ pub(crate) fn kind(tree: &Tree, fd: c_int) -> Option<Kind> {
         return None;
     }
     Some(match tree.live(stat.st_ino) {
-        _ if stat.st_ino == tree.node => Kind::Device,
-        Some(live) => Kind::Live(live),
-        None => Kind::Plain,
+        _ if stat.st_ino == tree.node => FileKind::Device,
+        Some(live) => FileKind::Live(live),
+        None => FileKind::Plain,
     })
 }
 
@@ -167,13 +167,13 @@ pub(crate) fn correct_extended(stat: &mut libc::statx) {
     }
 }
 
-/// The folder of the picture, for taking it off paths that libc gives.
+/// The folder of the view, for taking it off paths that libc gives.
 #[inline]
 pub(crate) fn root() -> Option<&'static CStr> {
     peek().map(|tree| tree.root.as_c_str())
 }
 
-/// Joins the picture at the start of a process whose working directory lies in it, as a shell's child's may.
+/// Joins the view at the start of a process whose working directory lies in it, as a shell's child's may.
 pub(crate) fn start() {
     let mark = crate::tree::PREFIX.as_bytes();
     if here(&mut [0; PATH_MAX]).windows(mark.len()).any(|part| part == mark) {
@@ -181,8 +181,8 @@ pub(crate) fn start() {
     }
 }
 
-/// Gives the picture back before another program takes this process's place; unless its working directory
-/// lies there, which the other program then looks after. Should this one stay, it finds or makes the picture
+/// Gives the view back before another program takes this process's place; unless its working directory
+/// lies there, which the other program then looks after. Should this one stay, it finds or makes the view
 /// anew. Does nothing in a forked child, which holds none.
 pub(crate) fn give_back() {
     let Some(tree) = peek() else { return };

@@ -1,7 +1,7 @@
-//! A picture on disk: a private folder with the virtual files as real ones, shared by the user's processes
-//! that see the same picture, and gone with the last of them.
+//! The sysfs view on disk: a private folder of real files, shared by the user's processes that see the same
+//! view, and gone with the last of them.
 //!
-//! The folder's name carries the picture's fingerprint. Whoever uses it holds a shared lock (flock(2)) on it,
+//! The folder's name carries the view's fingerprint. Whoever uses it holds a shared lock (flock(2)) on it,
 //! which the kernel gives back however a process ends; who can get the lock alone removes the folder. A
 //! folder appears under its name only when it is whole, and loses that name before it is taken apart. Owns
 //! that protocol; it must not know who reads the files.
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::counters::Live;
-use crate::picture::{DEVICE_NODE, Node, Picture};
+use crate::sysfs_view::{DEVICE_NODE, Node, SysfsView};
 
 /// What the names of all folders begin with.
 pub(crate) const PREFIX: &str = "starverbs-picture-";
@@ -44,14 +44,14 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Finds or makes the picture's folder in the first place that has room for it.
+    /// Finds or makes the view's folder in the first place that has room for it.
     ///
     /// # Errors
     /// That of the last place.
-    pub(crate) fn hold(picture: &Picture) -> io::Result<Tree> {
+    pub(crate) fn hold(view: &SysfsView) -> io::Result<Tree> {
         let mut last = io::Error::from(ErrorKind::NotFound);
         for place in places() {
-            match Tree::hold_in(&place, picture) {
+            match Tree::hold_in(&place, view) {
                 Ok(tree) => return Ok(tree),
                 Err(error) => last = error,
             }
@@ -59,17 +59,17 @@ impl Tree {
         Err(last)
     }
 
-    fn hold_in(place: &Path, picture: &Picture) -> io::Result<Tree> {
-        let root = place.join(format!("{}{:016x}", prefix(), picture.fingerprint()));
+    fn hold_in(place: &Path, view: &SysfsView) -> io::Result<Tree> {
+        let root = place.join(format!("{}{:016x}", prefix(), view.fingerprint()));
         for attempt in 0..TRIES {
             if let Some(lock) = join(&root)? {
-                return Tree::of(root, lock, picture);
+                return Tree::of(root, lock, view);
             }
             if attempt == 0 {
                 sweep(place);
             }
-            match make(&root, picture) {
-                Ok(lock) => return Tree::of(root, lock, picture),
+            match make(&root, view) {
+                Ok(lock) => return Tree::of(root, lock, view),
                 // Somebody was faster, or took ours for abandoned.
                 Err(error)
                     if matches!(
@@ -85,10 +85,10 @@ impl Tree {
         Err(ErrorKind::TimedOut.into())
     }
 
-    fn of(root: PathBuf, lock: OwnedFd, picture: &Picture) -> io::Result<Tree> {
+    fn of(root: PathBuf, lock: OwnedFd, view: &SysfsView) -> io::Result<Tree> {
         let inode = |path: &str| Ok::<u64, io::Error>(fs::symlink_metadata(root.join(path))?.ino());
         let mut live = Vec::new();
-        for (path, node) in &picture.0 {
+        for (path, node) in &view.0 {
             if let Node::Live(counter) = node {
                 live.push((inode(path)?, *counter));
             }
@@ -211,21 +211,21 @@ fn join(root: &Path) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Makes the folder under a name of its own, locked, and then gives it its name.
-fn make(root: &Path, picture: &Picture) -> io::Result<OwnedFd> {
+fn make(root: &Path, view: &SysfsView) -> io::Result<OwnedFd> {
     let name = own_name(root);
     DirBuilder::new().mode(0o700).create(&name)?;
     let made = || {
         // None: swept away before it was locked.
         let folder = join(&name)?.ok_or(ErrorKind::NotFound)?;
-        fill(&name, picture)?;
+        fill(&name, view)?;
         fs::rename(&name, root)?;
         Ok(folder)
     };
     made().inspect_err(|_| drop(fs::remove_dir_all(&name)))
 }
 
-fn fill(folder: &Path, picture: &Picture) -> io::Result<()> {
-    for (path, node) in &picture.0 {
+fn fill(folder: &Path, view: &SysfsView) -> io::Result<()> {
+    for (path, node) in &view.0 {
         let path = folder.join(path);
         if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
             fs::create_dir_all(parent)?;

@@ -95,6 +95,6 @@ exports! { "@@", "RDMACM_1.5";
     repoll_wait => rdmacm::not_offered,
 }
 
-/// As [`super::keep`], for this table, which may stand in an object of its own.
+/// As [`super::keep`], for this table, which may lie in an object of its own.
 #[inline(never)]
 pub(super) fn keep() {}

@@ -123,11 +123,11 @@ fn ask(id: &IdHandle, params: &Params) -> Result<(), Errno> {
     let way = state.way.ok_or(libc::EINVAL)?;
     let traffic_class = attr::traffic_class(&state);
     let private_data = [state.connect_data.as_slice(), &params.private_data].concat();
-    let told = sink(&id.shared);
+    let sink = sink(&id.shared);
     let asked = if id.is_ud() {
         let (space, hop_limit) = (state.space, way.hop_limit);
         let question = Resolve { local, remote, space, traffic_class, hop_limit, private_data };
-        device.agent.resolve(&question, told)
+        device.agent.resolve(&question, sink)
     } else {
         // SAFETY: a field of the public struct.
         let service = service(unsafe { (*id.public()).qp_type })?;
@@ -155,7 +155,7 @@ fn ask(id: &IdHandle, params: &Params) -> Result<(), Errno> {
             ece: state.local_ece,
             private_data,
         };
-        device.agent.connect(&request, told)
+        device.agent.connect(&request, sink)
     };
     state.conn = Some(asked.map_err(errno)?);
     state.stage = Stage::Connected;
@@ -216,7 +216,7 @@ pub(crate) unsafe extern "C" fn disconnect(id: *mut abi::rdma_cm_id) -> c_int {
             }
             qp::to_error(handle);
             conn.disconnect().map_err(errno)?;
-            // Of a connection that has ended nothing more is told.
+            // A connection that has ended has no more events.
             if stage == Stage::Ended { Ok(()) } else { event::complete(handle) }
         }
     })

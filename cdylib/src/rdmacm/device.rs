@@ -68,8 +68,8 @@ pub(super) fn open() -> Result<Device, Errno> {
 #[unsafe(link_section = ".fini_array")]
 static LEAVE: extern "C" fn() = leave;
 
-/// The process ends: its peers are told of what it did not end itself, as they are where a kernel closes its
-/// files.
+/// The process ends: its peers are notified of what it did not end itself, as they are where a kernel closes
+/// its files.
 extern "C" fn leave() {
     let _nothing_to_be_done = std::panic::catch_unwind(|| {
         let agent =

@@ -133,7 +133,7 @@ pub(super) fn next(queue: &Queue) -> Result<*mut abi::rdma_cm_event, Errno> {
     }
 }
 
-/// Does to the id what an event brings about; `None`: there is nothing to tell the program.
+/// Does to the id what an event brings about; `None`: there is nothing for the program.
 fn bring_about(id: &IdHandle, what: What) -> Option<News> {
     match what {
         What::Plain(event, status) => Some(News::new(id.public(), event, status)),
@@ -170,7 +170,7 @@ fn connection(id: &IdHandle, kind: CmEventKind, child: Option<Arc<IdShared>>) ->
     })
 }
 
-/// Nothing more is told of the id's connection. An id for datagrams may still join groups.
+/// The id's connection has no more events. An id for datagrams may still join groups.
 fn over(id: &IdHandle) {
     if !id.is_ud() {
         id.state().stage = Stage::Ended;
@@ -243,7 +243,8 @@ fn asked_for(listener: &IdHandle, conn: Conn, request: &Resolving, shared: Arc<I
     Some(news.with_private(request.private_data.clone()))
 }
 
-/// The peer accepted: the queue pair goes to RTS and the peer is told, unless the program does both itself.
+/// The peer accepted: the queue pair goes to RTS and the peer gets an RTU, unless the program does both
+/// itself.
 fn responded(id: &IdHandle, response: &Response) -> News {
     let conn = {
         let mut state = id.state();
@@ -259,13 +260,13 @@ fn responded(id: &IdHandle, response: &Response) -> News {
         state.initiator_depth = response.initiator_depth;
         state.conn.clone()
     };
-    let told = |event, status| {
+    let news = |event, status| {
         News::new(id.public(), event, status)
             .conn(answered(response))
             .with_private(response.private_data.clone())
     };
     if !qp::is_there(id) {
-        return told(abi::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+        return news(abi::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
     }
     let established = || {
         // SAFETY: the program destroys a queue pair that it has on an id by a call of this library only,
@@ -274,7 +275,7 @@ fn responded(id: &IdHandle, response: &Response) -> News {
         conn.as_ref().ok_or(libc::EINVAL)?.establish().map_err(errno)
     };
     match established() {
-        Ok(()) => told(abi::RDMA_CM_EVENT_ESTABLISHED, 0),
+        Ok(()) => news(abi::RDMA_CM_EVENT_ESTABLISHED, 0),
         Err(error) => {
             // SAFETY: as above.
             unsafe { qp::to_error(id) };
@@ -282,7 +283,7 @@ fn responded(id: &IdHandle, response: &Response) -> News {
             if let Some(conn) = conn {
                 let _ = conn.reject(reason::CONSUMER, &[]);
             }
-            told(abi::RDMA_CM_EVENT_CONNECT_ERROR, -error)
+            news(abi::RDMA_CM_EVENT_CONNECT_ERROR, -error)
         }
     }
 }

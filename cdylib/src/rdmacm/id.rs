@@ -33,7 +33,7 @@ pub(super) enum Stage {
     Asked,
     /// It asked, or answered: whatever became of it, it cannot do so again
     Connected,
-    /// The program was told that the connection ended
+    /// The program got the event that the connection ended
     Ended,
 }
 

@@ -1,7 +1,7 @@
 //! Names to addresses by way of an id: rdma_resolve_addrinfo(3), rdma_query_addrinfo(3).
 //!
 //! Owns the order of those calls. What a name means is `info`'s. The name is looked up within the call, as in
-//! librdmacm, and an event tells how it went; there is no subnet administrator (RAI_SA) to ask.
+//! librdmacm, and an event has the result; there is no subnet administrator (RAI_SA) to ask.
 
 use super::event;
 use super::id::IdHandle;
@@ -59,7 +59,7 @@ fn status(failed: Failed) -> Result<Errno, Errno> {
     }
 }
 
-/// Looks the name up; the event that tells of it.
+/// Looks the name up; gives the event of the result.
 ///
 /// # Safety
 /// On the terms of rdma_getaddrinfo(3).
@@ -79,13 +79,13 @@ unsafe fn look_up(
     // The name service may take its time: not with the id's state held, which events need.
     // SAFETY: the caller's terms.
     let result = unsafe { info::look_up(node, service, hints) };
-    let (lookup, told) = match result.map_err(status) {
+    let (lookup, event) = match result.map_err(status) {
         Ok(found) => (Lookup::Done(Found(found)), Ok(What::Plain(newer::RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0))),
         Err(Ok(error)) => (Lookup::None, Ok(What::Plain(newer::RDMA_CM_EVENT_ADDRINFO_ERROR, -error))),
         Err(Err(error)) => (Lookup::None, Err(error)),
     };
     id.state().lookup = lookup;
-    told
+    event
 }
 
 /// rdma_resolve_addrinfo(3).
@@ -105,8 +105,8 @@ pub(crate) unsafe extern "C" fn resolve_addrinfo(
                 handle.device()?;
                 return Err(libc::EOPNOTSUPP);
             }
-            let told = look_up(handle, node, service, hints)?;
-            handle.shared.write(told).inspect_err(|_| handle.state().lookup = Lookup::None)?;
+            let event = look_up(handle, node, service, hints)?;
+            handle.shared.write(event).inspect_err(|_| handle.state().lookup = Lookup::None)?;
             event::complete(handle)
         }
     })

@@ -1,7 +1,7 @@
 //! The C ABI of librdmacm: communication ids, their events, their queue pairs (rdma_cm(7)).
 //!
 //! An id is a handle as others are: `rdma_cm_id` first, the library's part behind it. Connections are those
-//! of `starverbs_verbs::cm`, which tells of them through sinks; a sink only queues. What an event brings
+//! of `starverbs_verbs::cm`, which reports them through sinks; a sink only queues. What an event brings
 //! about (a new id, a queue pair's next state) is done by the thread that takes it from its channel, as
 //! programs expect of librdmacm: before rdma_get_cm_event returns, nothing of an id has changed. Must not
 //! know the CM's messages.

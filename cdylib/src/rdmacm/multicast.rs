@@ -109,7 +109,7 @@ unsafe fn join(id: &IdHandle, addr: SocketAddr, send_only: bool, context: *mut c
             return Err(libc::EADDRINUSE);
         }
         state.groups.push(Group { ip, send_only, attached: false });
-        id.shared.tell(What::Joined(Joined { ip, context }));
+        id.shared.notify(What::Joined(Joined { ip, context }));
     }
     // SAFETY: the caller's terms.
     unsafe { event::complete(id) }

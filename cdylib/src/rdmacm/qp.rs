@@ -321,7 +321,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(id: *mut abi::rdma_cm_id) {
     });
 }
 
-/// rdma_init_qp_attr(3): the state that is asked for stands in `attr`.
+/// rdma_init_qp_attr(3): the state that is asked for is in `attr`.
 pub(crate) unsafe extern "C" fn init_qp_attr(
     id: *mut abi::rdma_cm_id,
     attr: *mut abi::ibv_qp_attr,

@@ -1,7 +1,7 @@
 //! Addresses and routes: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3).
 //!
 //! The kernel's routing says which address is used towards another; the card must have it. Neighbours are the
-//! kernel's affair, so that an address is resolved at once; the program is told by an event all the same.
+//! kernel's affair, so that an address is resolved at once; the program gets an event all the same.
 //! Owns the id's stages from idle to route resolved. It must not know connections.
 
 use super::address;
@@ -174,12 +174,12 @@ pub(super) fn show_path(id: &IdHandle, state: &State) {
     }
 }
 
-/// Ends rdma_resolve_route, by this way, and tells the program.
+/// Ends rdma_resolve_route, by this way, and queues its event.
 pub(super) fn take_way(id: &IdHandle, state: &mut State, way: Way) {
     state.way = Some(way);
     state.stage = Stage::RouteResolved;
     show_path(id, state);
-    id.shared.tell(What::Plain(abi::RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
+    id.shared.notify(What::Plain(abi::RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
 }
 
 /// rdma_bind_addr(3).
@@ -210,11 +210,11 @@ pub(crate) unsafe extern "C" fn resolve_addr(
             handle.shared.ours()?;
             let src = if src.is_null() { None } else { Some(address::read(src)?) };
             let dst = address::read(dst)?;
-            let told = match resolve(handle, &mut handle.state(), src, dst)? {
+            let event = match resolve(handle, &mut handle.state(), src, dst)? {
                 Ok(()) => What::Plain(abi::RDMA_CM_EVENT_ADDR_RESOLVED, 0),
                 Err(error) => What::Plain(abi::RDMA_CM_EVENT_ADDR_ERROR, -error),
             };
-            handle.shared.tell(told);
+            handle.shared.notify(event);
             event::complete(handle)
         }
     })

@@ -70,7 +70,7 @@ fn give_away(id: &IdHandle, params: Params) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Accepts a connection: the queue pair is ready before the peer is told.
+/// Accepts a connection: the queue pair is ready before the peer gets the REP.
 ///
 /// # Safety
 /// The id's queue pair, if it has one, is alive.
@@ -96,7 +96,7 @@ unsafe fn take(id: &IdHandle, params: Params) -> Result<(), Errno> {
         // SAFETY: the caller's terms.
         unsafe { qp::to_rts(id)? };
     }
-    // What follows may be told before `accept` returns.
+    // Its events may come before `accept` returns.
     let answered = |stage| {
         id.state().stage = stage;
         id.shared.set_open(stage == Stage::Connected);

@@ -1,5 +1,4 @@
-//! From the connection manager to an event channel: what is told of an id waits there until the program takes
-//! it.
+//! From the connection manager to an event channel: an id's events wait there until the program takes them.
 //!
 //! Owns the part of an id that outlives its handle: where its events go, and how many the program has not
 //! acknowledged. It must not know what an event brings about.
@@ -23,7 +22,7 @@ pub(super) struct Raw {
 pub(super) enum What {
     /// Nothing but an event of this type and status
     Plain(abi::rdma_cm_event_type, i32),
-    /// The connection manager tells. Of a request, what shall be its id
+    /// An event of the connection manager. Of a request, what shall be its id
     Cm(CmEventKind, Option<Arc<IdShared>>),
     /// A multicast group was joined, or not
     Joined(Joined),
@@ -43,7 +42,7 @@ pub(super) struct IdShared {
 /// Where events go.
 struct To {
     queue: Arc<Queue>,
-    /// Whether anything is told: not before a request is answered, nor when the id has ended
+    /// Whether events are queued: not before a request is answered, nor when the id has ended
     open: bool,
 }
 
@@ -90,23 +89,23 @@ impl IdShared {
         if self.is_ours() { Ok(()) } else { Err(libc::EIO) }
     }
 
-    /// Has events told, or not. As in Linux nothing is told of a request that the program has not answered;
+    /// Has events queued, or not. As in Linux a request that the program has not answered has no events;
     /// answering it fails then.
     pub(super) fn set_open(&self, open: bool) {
         lock(&self.to).open = open;
     }
 
-    /// Queues an event. One that is not to be told, and that there is no memory for, is dropped.
-    pub(super) fn tell(self: &Arc<Self>, what: What) {
+    /// Queues an event. It is dropped where events are not queued, or there is no memory for it.
+    pub(super) fn notify(self: &Arc<Self>, what: What) {
         let raw = Raw { id: Arc::clone(self), what };
-        // Dropping a connection tells of others, perhaps of this id: not under the lock.
+        // Dropping a connection raises events of others, perhaps of this id: not under the lock.
         let _dropped = {
             let to = lock(&self.to);
             if !to.open || !self.is_ours() { Some(raw) } else { to.queue.try_push(raw).err() }
         };
     }
 
-    /// Queues an event that is told of an unanswered request, too.
+    /// Queues an event, of an unanswered request, too.
     ///
     /// # Errors
     /// EIO in a forked child; ENOMEM.
@@ -174,13 +173,13 @@ impl IdShared {
             left
         };
         let without_room: Vec<Raw> = waiting.into_iter().filter_map(moved).collect();
-        // As in `tell`.
+        // As in `notify`.
         drop(from);
         drop(without_room);
     }
 }
 
-/// The sink of an id's connections: queues what it is told. A request gets what shall be its id at once, so
+/// The sink of an id's connections: queues its events. A request gets what shall be its id at once, so
 /// that what happens to it next finds its way.
 pub(super) fn sink(id: &Arc<IdShared>) -> Sink {
     let id = Arc::clone(id);
@@ -194,7 +193,7 @@ pub(super) fn sink(id: &Arc<IdShared>) -> Sink {
             }
             _ => None,
         };
-        id.tell(What::Cm(event.kind, child));
+        id.notify(What::Cm(event.kind, child));
     })
 }
 
@@ -210,24 +209,24 @@ mod tests {
     fn nothing_waits_of_an_id_that_has_ended() {
         let queue = Arc::new(Queue::new().expect("a descriptor"));
         let id = IdShared::new(Arc::clone(&queue));
-        id.tell(plain());
+        id.notify(plain());
         assert!(!queue.is_empty());
         id.end();
         assert!(queue.is_empty());
-        // Who was about to tell does so now.
-        id.tell(plain());
+        // A thread that was about to notify does so now.
+        id.notify(plain());
         assert!(queue.is_empty() && Arc::strong_count(&id) == 1);
     }
 
     #[test]
-    fn nothing_is_told_of_a_request_before_it_is_answered() {
+    fn a_request_has_no_events_before_it_is_answered() {
         let queue = Arc::new(Queue::new().expect("a descriptor"));
         let id = IdShared::new(Arc::clone(&queue));
         id.set_open(false);
-        id.tell(plain());
+        id.notify(plain());
         assert!(queue.is_empty());
         id.set_open(true);
-        id.tell(plain());
+        id.notify(plain());
         assert!(!queue.is_empty());
         id.end();
     }

@@ -1,4 +1,5 @@
-//! rsockets (rsocket(7)): not offered. A program that asks for one is told so, and may take a plain socket.
+//! rsockets (rsocket(7)): not offered. A program that asks for one gets EOPNOTSUPP, and may take a plain
+//! socket.
 
 use crate::edge::set_errno;
 

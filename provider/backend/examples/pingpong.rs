@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{End, bare, cost, median};
+use common::{PortEnd, bare, cost, median};
 
 fn port() -> f64 {
-    let (mut a, mut b) = End::pair();
+    let (mut a, mut b) = PortEnd::pair();
     let (to_a, to_b) = (a.qpn(), b.qpn());
     cost(|| {
         // A card that polls finds nothing more often than something.

@@ -5,14 +5,14 @@ mod common;
 
 use std::hint::black_box;
 
-use common::{End, bare, cost, median, segment};
+use common::{PortEnd, bare, cost, median, segment};
 
 const FRAME: usize = 4096;
 const GROUP: usize = 15;
 const SEGMENT: usize = FRAME + 16;
 
 fn port() -> f64 {
-    let (mut a, mut b) = End::pair();
+    let (mut a, mut b) = PortEnd::pair();
     let to_b = b.qpn();
     let data = vec![7; FRAME * GROUP];
     let mut memory = vec![0; FRAME * GROUP];

@@ -67,7 +67,7 @@ pub use tx::roce::RoceTx;
 pub use udp_rx::Rx;
 pub use watch::Watch;
 
-/// For the judges of tests/strangers.
+/// For the oracles of tests/untrusted.
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing {
     use super::{control, inbox, peer, probe};

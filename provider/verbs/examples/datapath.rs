@@ -26,7 +26,7 @@ const SHORT_DEPTH: usize = 32;
 const SPREAD: usize = 256;
 const SPREAD_DEPTH: usize = 64;
 const LONG_DEPTH: usize = 2;
-/// What is told of the two cards.
+/// Counters of the two cards.
 const NAMES: [&str; 6] =
     ["tx_packets", "tx_syscalls", "rx_syscalls", "retransmitted", "timeouts", "handed_on"];
 /// Messages before those that count.

@@ -25,7 +25,7 @@ const UP: usize = 3;
 const BYTES: usize = 32;
 /// Receives at each end of a connection.
 const SLOTS: usize = UP;
-/// What is told of the two cards, by call.
+/// Counters of the two cards, by call.
 const NAMES: [&str; 12] = [
     "tx_packets",
     "rx_packets",

@@ -87,7 +87,7 @@ struct AhInner {
 }
 
 impl Ah {
-    /// `ibv_create_ah`
+    /// `ibv_create_ah`: makes an address handle.
     ///
     /// # Errors
     /// EINVAL: attributes that no address on this port has; ENOMEM; EIO in a forked child.
@@ -105,7 +105,7 @@ impl Ah {
         self.0.id
     }
 
-    /// `ibv_destroy_ah`
+    /// `ibv_destroy_ah`: ends an address handle.
     ///
     /// # Errors
     /// EINVAL when it is gone already; EIO in a forked child.

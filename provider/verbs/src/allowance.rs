@@ -41,7 +41,7 @@ fn address_space() -> Option<u64> {
     (got == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Where the limits of a process's control group and of those around it stand, of both versions, by
+/// Where the limits of a process's control group and of those around it are, of both versions, by
 /// `/proc/self/cgroup`.
 fn group_files(groups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();

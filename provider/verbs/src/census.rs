@@ -29,11 +29,11 @@ impl Context {
         Ok(self.device()?.stats())
     }
 
-    /// Whether the card has room for few QP contexts, so that its `qpc_` counters count.
+    /// Whether the card is QPC-limited, so that its `qpc_` counters count.
     ///
     /// # Errors
     /// EIO in a forked child.
-    pub fn has_few_contexts(&self) -> Result<bool> {
+    pub fn is_qpc_limited(&self) -> Result<bool> {
         Ok(self.device()?.settings().qpc_cache.is_some())
     }
 

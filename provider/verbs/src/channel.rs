@@ -21,7 +21,7 @@ pub(crate) struct ChannelShared {
 }
 
 impl CompChannel {
-    /// `ibv_create_comp_channel`
+    /// `ibv_create_comp_channel`: makes a completion channel.
     ///
     /// # Errors
     /// `Forked`; no descriptor left.
@@ -48,7 +48,7 @@ impl CompChannel {
         self.0.queue.pop()
     }
 
-    /// `ibv_destroy_comp_channel`
+    /// `ibv_destroy_comp_channel`: ends a completion channel.
     ///
     /// # Errors
     /// `Busy` while CQs report to it.

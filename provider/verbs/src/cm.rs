@@ -4,7 +4,7 @@
 //!
 //! An [`Agent`] is the CM of a process's card. [`Agent::bind`] holds an address and port, among all processes
 //! of the host; [`Agent::listen`] has requests to it come in; [`Agent::connect`] and [`Agent::resolve`] ask
-//! somebody else's. What happens later is told to a [`Sink`].
+//! somebody else's. Later events go to a [`Sink`].
 //!
 //! The CM exchanges messages and numbers. It does not touch queue pairs: bringing them to RTR, RTS and ERR is
 //! the caller's, as is resolving addresses and routes.
@@ -39,7 +39,7 @@ use crate::device::soft::Soft;
 use crate::error::{Result, VerbsError};
 pub(crate) use host::{CmHost, Deliveries, Delivery};
 
-/// Who is told.
+/// Receives the events of connections.
 pub type Sink = Arc<dyn Fn(CmEvent) + Send + Sync>;
 
 /// The CM of a process's card. Clones are the same.
@@ -82,7 +82,7 @@ impl Agent {
     /// refused for want of resources.
     pub fn ask_for_room(&self, room: fn() -> bool) -> Result<()> {
         let card = self.card()?;
-        card.with(|shard, now| shard.manage(&card.notes, now, |cm, _| cm.ask_for_room(room)));
+        card.with(|shard, now| shard.manage(&card.deferred_log, now, |cm, _| cm.ask_for_room(room)));
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl Agent {
         Conn::begin(&self.card, sink, |cm, now| cm.resolve(now, resolve))
     }
 
-    /// The process is about to go: requests that wait are rejected, peers are told to disconnect, and the
+    /// The process is about to go: requests that wait are rejected, peers get a DREQ, and the
     /// card receives nothing more, so that what was not read goes to its owners. Nothing in a process
     /// that was forked since.
     pub fn leave(&self) {

@@ -196,7 +196,7 @@ impl Context {
         &self.0.device.info().attr
     }
 
-    /// `ibv_query_port`
+    /// `ibv_query_port`: reads the attributes of a port.
     ///
     /// # Errors
     /// EINVAL unless `port` is 1.
@@ -205,7 +205,7 @@ impl Context {
         self.0.device.control(Command::QueryPort)?.port()
     }
 
-    /// `ibv_query_gid_ex`
+    /// `ibv_query_gid_ex`: reads an entry of the GID table.
     ///
     /// # Errors
     /// EINVAL unless `port` is 1 and `index` lies in the table; ENODATA where the table is empty.
@@ -214,7 +214,7 @@ impl Context {
         self.0.device.control(Command::QueryGid { index })?.gid()
     }
 
-    /// `ibv_query_gid_table`
+    /// `ibv_query_gid_table`: reads the GID table, without its empty entries.
     pub fn gid_table(&self) -> Vec<GidEntry> {
         let entry = |index| self.0.device.control(Command::QueryGid { index }).and_then(Reply::gid).ok();
         (0..GID_TBL_LEN).filter_map(entry).collect()

@@ -49,8 +49,8 @@ pub(crate) struct CqShared {
     moderation: AtomicU32,
     /// Its place among those that moderate, from the first time that it does.
     timer: OnceLock<Timer>,
-    /// Completions that an event waits to tell of. Changes under the card's lock.
-    untold: AtomicU32,
+    /// Completions whose event is held back. Changes under the card's lock.
+    unnotified: AtomicU32,
     cookie: u64,
     /// Queue pairs that complete here.
     pub(crate) users: AtomicU32,
@@ -74,7 +74,7 @@ impl Cq {
         Cq::create_ex(ctx, &CqInit { cqe, channel, cookie, ..CqInit::default() })
     }
 
-    /// `ibv_create_cq_ex`
+    /// `ibv_create_cq_ex`: makes a completion queue.
     ///
     /// # Errors
     /// EINVAL: 0 or more than the device's max_cqe, or a domain that is no parent domain; ENOMEM: no memory,
@@ -112,7 +112,7 @@ impl Cq {
             channel: init.channel.map(|channel| Arc::clone(&channel.0)),
             moderation: AtomicU32::new(0),
             timer: OnceLock::new(),
-            untold: AtomicU32::new(0),
+            unnotified: AtomicU32::new(0),
             cookie: init.cookie,
             users: AtomicU32::new(0),
             destroyed: AtomicBool::new(false),
@@ -148,7 +148,7 @@ impl Cq {
     }
 
     /// As [`Cq::poll_with`], with the time at which each completion was made, as
-    /// [`raw_clock`](crate::raw_clock) tells it; 0 in a queue that was not asked to keep it.
+    /// [`raw_clock`](crate::raw_clock) reads it; 0 in a queue that was not asked to keep it.
     ///
     /// # Errors
     /// As [`Cq::poll_with`].
@@ -194,8 +194,8 @@ impl Cq {
         device.control(Command::ResizeCq { cq: &self.0, room: &mut room }).map(|_| ())
     }
 
-    /// `ibv_modify_cq`: from now on events wait so. What one waits to tell of is told at once. Polling sees
-    /// completions as ever.
+    /// `ibv_modify_cq`: from now on events are moderated so. An event that is held back is raised at once.
+    /// Polling is not affected.
     ///
     /// # Errors
     /// ENOMEM; EIO in a forked child.
@@ -203,7 +203,7 @@ impl Cq {
         self.0.ctx.device()?.control(Command::ModifyCq { cq: &self.0, moderation }).map(|_| ())
     }
 
-    /// `ibv_destroy_cq`
+    /// `ibv_destroy_cq`: ends a completion queue.
     ///
     /// # Errors
     /// EBUSY while queue pairs or shared receive queues use it; EIO in a forked child.
@@ -252,7 +252,7 @@ impl CqShared {
         }
     }
 
-    /// From now on events wait so. The device's lock is held. ENOMEM.
+    /// From now on events are moderated so. The device's lock is held. ENOMEM.
     pub(crate) fn moderate(self: &Arc<Self>, moderation: Moderation, by: &Arc<Moderator>) -> Result<()> {
         if moderation.waits() && self.timer.get().is_none() {
             let id = by.join(self)?;
@@ -260,9 +260,9 @@ impl CqShared {
             let _ = self.timer.set(Timer { moderator: Arc::clone(by), id });
         }
         self.moderation.store(moderation.pack(), Ordering::Relaxed);
-        if self.untold.load(Ordering::Relaxed) > 0 {
+        if self.unnotified.load(Ordering::Relaxed) > 0 {
             self.forget_timer();
-            self.tell_moderated();
+            self.notify_moderated();
         }
         Ok(())
     }
@@ -298,30 +298,30 @@ impl CqShared {
     fn fail(&self) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
             if let Some(device) = self.ctx.device_if_ours() {
-                device.note(kind::CQ_ERR, self.ring.waiting());
+                device.log_later(kind::CQ_ERR, self.ring.waiting());
             }
             self.ctx.raise(Event::Cq { kind: kind::CQ_ERR, cookie: self.cookie });
             if let Some(channel) = &self.channel {
-                self.tell(channel);
+                self.notify(channel);
             }
         }
     }
 
-    /// After a push: tells the program if it asked for that.
+    /// After a push: raises the event that the program asked for, if it did.
     #[inline]
     fn announce(self: &Arc<Self>, solicited: bool) {
         let Some(channel) = &self.channel else { return };
         if self.armed.wants(solicited) {
             match self.moderation.load(Ordering::Relaxed) {
-                0 => self.tell(channel),
+                0 => self.notify(channel),
                 packed => self.hold_back(Moderation::unpack(packed)),
             }
         }
     }
 
-    /// The event that was asked for, once.
+    /// Raises the event that was asked for, once.
     #[inline]
-    fn tell(&self, channel: &ChannelShared) {
+    fn notify(&self, channel: &ChannelShared) {
         if self.disarm() {
             channel.queue.push(self.cookie);
         }
@@ -339,42 +339,42 @@ impl CqShared {
         was_armed
     }
 
-    /// A completion of which an event is to tell: with others, or when its time is up.
+    /// Holds the event of a completion back until enough completions wait, or its time is up.
     #[cold]
     fn hold_back(self: &Arc<Self>, how: Moderation) {
-        let untold = self.untold.load(Ordering::Relaxed) + 1;
-        self.untold.store(untold, Ordering::Relaxed);
-        if how.count > 0 && untold >= u32::from(how.count) {
+        let unnotified = self.unnotified.load(Ordering::Relaxed) + 1;
+        self.unnotified.store(unnotified, Ordering::Relaxed);
+        if how.count > 0 && unnotified >= u32::from(how.count) {
             if how.patience().is_some() {
                 self.forget_timer();
             }
-            self.tell_moderated();
-        } else if untold == 1
+            self.notify_moderated();
+        } else if unnotified == 1
             && let (Some(patience), Some(timer)) = (how.patience(), self.timer.get())
         {
             timer.moderator.wait(timer.id, clock::now() + patience);
         }
     }
 
-    /// What is held back is told of now, or never.
+    /// Stops the timer: the event is raised now, or never.
     pub(crate) fn forget_timer(&self) {
         if let Some(timer) = self.timer.get() {
             timer.moderator.forget(timer.id);
         }
     }
 
-    /// Tells of what was held back. The card's lock is held.
-    pub(crate) fn tell_moderated(&self) {
-        self.untold.store(0, Ordering::Relaxed);
+    /// Raises the event that was held back. The card's lock is held.
+    pub(crate) fn notify_moderated(&self) {
+        self.unnotified.store(0, Ordering::Relaxed);
         if let Some(channel) = &self.channel {
-            self.tell(channel);
+            self.notify(channel);
         }
     }
 }
 
 impl Drop for CqShared {
     fn drop(&mut self) {
-        /* nobody is left who could tell of it; and the device, if it was the last to hold it, has its own lock */
+        /* nobody is left to raise its event; and the device, if this was its last holder, has its own lock */
         *self.moderation.get_mut() = 0;
         let device = self.ctx.device_if_ours();
         self.retire(device);

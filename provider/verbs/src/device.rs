@@ -1,4 +1,4 @@
-//! The device: what stands behind the objects that a program holds.
+//! The device behind the objects that a program holds.
 //!
 //! A device answers commands ([`Device::control`]), takes doorbells for what was posted to rings in memory,
 //! and puts completions into completion rings. Whatever else a device needs (sockets, timers, the progress of
@@ -31,7 +31,7 @@ use activity::Activity;
 use command::group;
 pub(crate) use command::{Command, Reply};
 use soft::Soft;
-use thread::{ProgressThread, Turn};
+use thread::{ProgressThread, TurnResult};
 
 /// A device that is open. Clones are the same.
 #[derive(Clone)]
@@ -67,7 +67,7 @@ macro_rules! dispatch {
 }
 
 impl Device {
-    /// A context that is told of `events` joins the device of this process, which is opened with the
+    /// A context that reports to `events` joins the device of this process, which is opened with the
     /// process's settings if there is none.
     pub(crate) fn of_process(events: &Arc<FdQueue<Event>>) -> Result<Device> {
         let mut slot = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,7 +142,7 @@ impl Device {
     }
 
     /// A turn of the thread, which one of these descriptors, or the time, has woken.
-    pub(crate) fn turn(&self, woken: &[libc::pollfd]) -> Turn {
+    pub(crate) fn turn(&self, woken: &[libc::pollfd]) -> TurnResult {
         dispatch!(self, device => device.turn(woken))
     }
 
@@ -187,9 +187,9 @@ impl Device {
         dispatch!(self, device => Arc::as_ptr(device) as usize)
     }
 
-    /// Has somebody say, later, what failed: an event's kind, of the object of this number.
-    pub(crate) fn note(&self, kind: u32, number: u32) {
-        dispatch!(self, device => device.notes.add(kind, number));
+    /// Adds a failure to the deferred log: an event's kind, and the object's number.
+    pub(crate) fn log_later(&self, kind: u32, number: u32) {
+        dispatch!(self, device => device.deferred_log.add(kind, number));
     }
 
     /// The card in software: connection management goes through its queue pair 1.

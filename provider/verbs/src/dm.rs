@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::device::Command;
 use crate::error::{Result, VerbsError};
 use crate::memory::Mapping;
-use crate::share::{Bytes, Foreign, Kind};
+use crate::share::{Bytes, Foreign, ObjectKind};
 
 /// Most device memory of a process, bytes.
 pub const MAX_DM: u64 = 16 << 20;
@@ -88,7 +88,7 @@ impl Dm {
     /// does not let this process reach its memory.
     pub fn import(ctx: &Context, handle: u32) -> Result<Dm> {
         if let Some(imported) = ctx.imported() {
-            let (tag, bytes) = imported.from.find(Kind::Dm, handle)?;
+            let (tag, bytes) = imported.from.find(ObjectKind::Dm, handle)?;
             let memory = Foreign::new(&imported.from, tag, bytes)?;
             return Ok(Dm::new(ctx, handle, Place::Foreign(memory)));
         }
@@ -97,7 +97,7 @@ impl Dm {
         ours.ok_or(VerbsError::Invalid("handle of device memory"))
     }
 
-    /// `ibv_free_dm`
+    /// `ibv_free_dm`: frees device memory.
     ///
     /// # Errors
     /// EBUSY while regions are registered over it; EINVAL when it is gone already; EOPNOTSUPP: of another
@@ -121,7 +121,7 @@ impl Dm {
         self.0.handle
     }
 
-    /// `ibv_memcpy_to_dm`
+    /// `ibv_memcpy_to_dm`: copies into device memory.
     ///
     /// # Errors
     /// EINVAL: not whole words; EFAULT: not all inside, or another process's that is gone.
@@ -143,7 +143,7 @@ impl Dm {
         Ok(())
     }
 
-    /// `ibv_memcpy_from_dm`
+    /// `ibv_memcpy_from_dm`: copies out of device memory.
     ///
     /// # Errors
     /// As [`Dm::copy_in`].
@@ -216,7 +216,7 @@ impl DmInner {
     /// Takes it away from importers.
     fn withdraw(&self) {
         if let (Some(exports), Some(device)) = (self.ctx.exports(), self.ctx.device_if_ours()) {
-            exports.withdraw(Kind::Dm, self.handle);
+            exports.withdraw(ObjectKind::Dm, self.handle);
             let _ = device.control(Command::Quiesce);
         }
     }

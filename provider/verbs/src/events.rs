@@ -1,7 +1,7 @@
 //! Queues that a program reads through a file descriptor: completion channels and async events.
 //!
 //! A descriptor is an eventfd in semaphore mode: it can be polled, read in blocking mode or not, as
-//! the program sets it. Its count is the number of entries; the entries themselves stand beside it.
+//! the program sets it. Its count is the number of entries; the entries themselves lie beside it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -74,7 +74,7 @@ pub const MAX_MSG: u32 = 1 << 30;
 pub const MAX_RD_ATOM: u32 = 128;
 /// The one P_Key: full member of the default partition.
 pub const PKEY: u16 = 0xffff;
-/// No IEEE OUI stands behind this card. Test-suites refuse 0; nobody can be assigned this one, a group
+/// This card has no IEEE OUI. Test-suites refuse 0; nobody can be assigned this one, a group
 /// address.
 const NO_OUI: u32 = 0xff_ffff;
 
@@ -146,7 +146,7 @@ pub struct DeviceAttr {
     pub hca_core_clock_khz: u64,
     /// Bits of a stamp that count
     pub timestamp_mask: u64,
-    /// Bytes
+    /// Bytes of device memory
     pub max_dm_size: u64,
     pub odp: OdpCaps,
 }
@@ -191,7 +191,7 @@ pub struct PortAttr {
     pub phys_state: u8,
     /// 2 is Ethernet
     pub link_layer: u8,
-    /// IBV_QPF_GRH_REQUIRED
+    /// Always IBV_QPF_GRH_REQUIRED
     pub flags: u8,
     pub port_cap_flags2: u16,
 }
@@ -442,18 +442,18 @@ mod tests {
 
     #[test]
     fn what_is_told_fits_the_memory() {
-        let told = |memory: u64| {
+        let limits_of = |memory: u64| {
             let limits = Limits::fitting(memory - CARD_BYTES);
             attr(1, 0, (&limits, memory))
         };
-        let (much, some, little) = (told(64 << 30), told(8 << 30), told(64 << 20));
+        let (much, some, little) = (limits_of(64 << 30), limits_of(8 << 30), limits_of(64 << 20));
         assert_eq!((much.max_qp, much.max_cq, much.max_mr), (1 << 20, 1 << 20, 1 << 20));
         assert_eq!((much.max_qp_wr, much.max_cqe), (MAX_QP_WR, MAX_CQE));
         assert_eq!((some.max_qp_wr, some.max_cqe), (MAX_QP_WR, MAX_CQE));
         assert!((300_000..400_000).contains(&some.max_qp) && some.max_mr == 1 << 20);
         assert_eq!((little.max_qp_wr, little.max_cqe), (1 << 16, 1 << 18));
         assert!((2000..3000).contains(&little.max_qp));
-        assert_eq!(told(CARD_BYTES).max_qp, 1, "always something");
+        assert_eq!(limits_of(CARD_BYTES).max_qp, 1, "always something");
     }
 
     /// `ibv_rc_pingpong -m 4096` between two processes of a host whose Ethernet has 1500 bytes.

@@ -66,7 +66,7 @@ pub use starverbs_star::control::Wish;
 pub use wr::{SendBatch, send_ops_offered};
 pub use xrcd::Xrcd;
 
-/// For the judges of tests/strangers.
+/// For the oracles of tests/untrusted.
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing {
     pub use crate::device::soft::shared_qps::inject_message;

@@ -1,6 +1,6 @@
-//! What the library says on standard error, as the setting LOG asks: of calls that are refused, of objects
-//! that fail, of what is opened and connected. Nothing is said with the card's lock held: what fails there is
-//! noted (`notes`).
+//! The library's log on standard error, by the setting LOG: refused calls, failed objects, what is opened and
+//! connected. Nothing is logged with the card's lock held: failures found there go to the deferred log
+//! (`deferred_log`).
 //!
 //! Owns the level, one for the process, and the way to standard error: a line is written at once or lost. It
 //! takes no lock, allocates nothing, raises no SIGPIPE, and does not wait for a reader. (Others who write
@@ -18,18 +18,18 @@ const LONGEST: usize = 1024;
 
 static LEVEL: AtomicU8 = AtomicU8::new(LogLevel::Off as u8);
 
-/// What is said from now on.
+/// Sets the level for the process.
 pub(crate) fn set_level(level: LogLevel) {
     LEVEL.store(level as u8, Ordering::Relaxed);
 }
 
-/// Whether lines of this level are said.
-pub(crate) fn says(level: LogLevel) -> bool {
+/// Whether lines of this level are logged.
+pub(crate) fn is_enabled(level: LogLevel) -> bool {
     level as u8 <= LEVEL.load(Ordering::Relaxed)
 }
 
 /// Writes one line, whatever the level.
-pub fn say(line: fmt::Arguments<'_>) {
+pub fn write_line(line: fmt::Arguments<'_>) {
     let mut text = Line { bytes: [0; LONGEST], len: 0 };
     /* what does not fit is cut, which is no error */
     let _ = write!(text, "starverbs[{}]: {line}", std::process::id());
@@ -53,19 +53,19 @@ impl fmt::Write for Line {
     }
 }
 
-/// A control call fails: says why, which its errno cannot. To find nothing (yet) is no failure.
+/// Logs why a control call failed, which its errno cannot say. Finding nothing (yet) is no failure.
 pub fn refused(error: &VerbsError) {
     let nothing = matches!(error, VerbsError::Again | VerbsError::NoData | VerbsError::Os(libc::EINTR));
-    if says(LogLevel::Error) && !nothing {
-        say(format_args!("refused, errno {}: {error}", error.errno()));
+    if is_enabled(LogLevel::Error) && !nothing {
+        write_line(format_args!("refused, errno {}: {error}", error.errno()));
     }
 }
 
 /// Writes one line, formatted only if its level is asked for.
 macro_rules! log {
     ($level:ident, $($line:tt)+) => {
-        if $crate::log::says(starverbs_settings::LogLevel::$level) {
-            $crate::log::say(format_args!($($line)+));
+        if $crate::log::is_enabled(starverbs_settings::LogLevel::$level) {
+            $crate::log::write_line(format_args!($($line)+));
         }
     };
 }

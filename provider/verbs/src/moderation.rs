@@ -1,9 +1,9 @@
-//! Event moderation (ibv_modify_cq(3)): completion queues that tell of several completions at once, or after
-//! a while.
+//! Event moderation (ibv_modify_cq(3)): completion queues that raise one event for several completions, or
+//! after a while.
 //!
-//! Owns the queues that have completions to tell of and wait: their deadlines stand in a heap like that of
-//! the card's own timers, and the card looks at the earliest. It must not know when an event is due without
-//! moderation: `cq` does.
+//! Owns the queues whose event is held back: their deadlines are in a heap like that of the card's own
+//! timers, and the card looks at the earliest. It must not know when an event is due without moderation: `cq`
+//! does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -45,7 +45,7 @@ impl Moderation {
     }
 }
 
-/// The completion queues of a card that moderate, and when those tell that have something to tell.
+/// The moderated completion queues of a card, and when the events that are held back are due.
 pub(crate) struct Moderator {
     /// Earliest deadline; `Nanos::MAX`: none. Changes under the lock.
     next: AtomicU64,
@@ -64,7 +64,7 @@ impl Moderator {
         Moderator { next: AtomicU64::new(Nanos::MAX), waiting: SpinLock::new(Waiting::default()) }
     }
 
-    /// Changes who waits, and notes when the next one is to tell.
+    /// Changes who waits, and updates the earliest deadline.
     fn change<R>(&self, change: impl FnOnce(&mut Waiting) -> R) -> R {
         let mut waiting = self.waiting.lock();
         let result = change(&mut waiting);
@@ -94,31 +94,31 @@ impl Moderator {
         });
     }
 
-    /// Has a queue tell at `due`.
+    /// Has a queue raise its event at `due`.
     pub(crate) fn wait(&self, timer: TimerId, due: Nanos) {
         self.change(|waiting| waiting.timers.arm(timer, due, timer.index()));
     }
 
-    /// A queue has told, or is about to end.
+    /// A queue has raised its event, or is about to end.
     pub(crate) fn forget(&self, timer: TimerId) {
         self.change(|waiting| waiting.timers.disarm(timer));
     }
 
-    /// When the next queue is to tell.
+    /// When the next event is due.
     #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         let next = self.next.load(Ordering::Relaxed);
         (next != Nanos::MAX).then_some(next)
     }
 
-    /// Has those tell whose time is up; says whether there was one. The card's lock is held.
+    /// Raises the events that are due; says whether there was one. The card's lock is held.
     #[inline]
     pub(crate) fn run(&self, now: Nanos) -> bool {
         let due = self.next.load(Ordering::Relaxed) <= now;
         if due {
             while let Some(cq) = self.take_due(now) {
                 if let Some(cq) = cq.upgrade() {
-                    cq.tell_moderated();
+                    cq.notify_moderated();
                 }
             }
         }

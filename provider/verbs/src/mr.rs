@@ -36,7 +36,7 @@ struct MrInner {
 
 /// What a registration is about.
 struct State {
-    kind: Kind,
+    kind: MrKind,
     /// As the card has it
     attr: MrAttr,
     /// Keeps the domain
@@ -44,7 +44,7 @@ struct State {
 }
 
 /// What lies under a region.
-enum Kind {
+enum MrKind {
     /// Memory of the program
     User,
     /// Nothing: ibv_alloc_null_mr(3)
@@ -67,9 +67,9 @@ pub(crate) type MrImports = Kept<MrAttr>;
 pub struct Rereg<'a> {
     /// IBV_REREG_MR_CHANGE_TRANSLATION: first byte and length
     pub range: Option<(u64, u64)>,
-    /// IBV_REREG_MR_CHANGE_PD
+    /// IBV_REREG_MR_CHANGE_PD: the new domain
     pub pd: Option<&'a Pd>,
-    /// IBV_REREG_MR_CHANGE_ACCESS
+    /// IBV_REREG_MR_CHANGE_ACCESS: the new rights
     pub access: Option<Access>,
 }
 
@@ -101,7 +101,7 @@ impl Mr {
     pub unsafe fn reg(pd: &Pd, addr: u64, length: u64, iova: u64, access: Access) -> Result<Mr> {
         check_access(access)?;
         let attr = user_attr(pd, addr, length, iova, access)?;
-        Mr::new(pd, Kind::User, attr)
+        Mr::new(pd, MrKind::User, attr)
     }
 
     /// `ibv_alloc_null_mr`: whatever is written is dropped, whatever is read is 0. For local use.
@@ -111,7 +111,7 @@ impl Mr {
     pub fn null(pd: &Pd) -> Result<Mr> {
         let access = Access::LOCAL_WRITE;
         let attr = MrAttr { pd: pd.id(), addr: memory::NULL, length: memory::SPAN, iova: 0, access };
-        Mr::new(pd, Kind::Null, attr)
+        Mr::new(pd, MrKind::Null, attr)
     }
 
     /// `ibv_reg_dm_mr`: bytes of device memory, known from 0 on.
@@ -129,7 +129,7 @@ impl Mr {
             return Err(VerbsError::Unsupported("atomics on another process's device memory"));
         }
         let (hold, addr) = dm.hold(pd.context(), offset, length)?;
-        Mr::new(pd, Kind::Device { _hold: hold }, MrAttr { pd: pd.id(), addr, length, iova: 0, access })
+        Mr::new(pd, MrKind::Device { _hold: hold }, MrAttr { pd: pd.id(), addr, length, iova: 0, access })
     }
 
     /// `ibv_reg_dmabuf_mr`: bytes of a dma-buf, or of whatever else a descriptor maps.
@@ -152,7 +152,7 @@ impl Mr {
         }
         let write = access.contains(Access::LOCAL_WRITE);
         let (map, addr) = Mapping::of_fd(fd, offset, length, write).map_err(not_mappable)?;
-        Mr::new(pd, Kind::Mapped { _map: map }, MrAttr { pd: pd.id(), addr, length, iova, access })
+        Mr::new(pd, MrKind::Mapped { _map: map }, MrAttr { pd: pd.id(), addr, length, iova, access })
     }
 
     /// `ibv_import_mr`: a region of this domain by its handle, which is its lkey. Dropping it
@@ -170,7 +170,7 @@ impl Mr {
         let Some(imported) = pd.context().imported() else {
             let attr = device.control(Command::QueryMr { key: handle }).and_then(Reply::mr).ok();
             let attr = attr.filter(|attr| attr.pd == pd.id()).ok_or(NONE)?;
-            return Ok(Mr::with_key(pd, handle, Kind::Imported, attr));
+            return Ok(Mr::with_key(pd, handle, MrKind::Imported, attr));
         };
         let (tag, theirs) = imported.from.find_mr(handle)?;
         if !pd.stands_for(theirs.pd.0) {
@@ -183,22 +183,22 @@ impl Mr {
             let attr = MrAttr { pd: pd.id(), addr: 0, length, iova, access };
             device.control(Command::ImportMr { key: handle, attr, memory })?.mr()
         })?;
-        Ok(Mr::with_key(pd, handle, Kind::Foreign(tag), attr))
+        Ok(Mr::with_key(pd, handle, MrKind::Foreign(tag), attr))
     }
 
-    fn new(pd: &Pd, kind: Kind, attr: MrAttr) -> Result<Mr> {
+    fn new(pd: &Pd, kind: MrKind, attr: MrAttr) -> Result<Mr> {
         let key = pd.context().device()?.control(Command::RegMr { attr })?.number()?;
         Ok(Mr::with_key(pd, key, kind, attr))
     }
 
-    fn with_key(pd: &Pd, key: u32, kind: Kind, attr: MrAttr) -> Mr {
+    fn with_key(pd: &Pd, key: u32, kind: MrKind, attr: MrAttr) -> Mr {
         let state = Mutex::new(State { kind, attr, pd: pd.clone() });
         Mr(Arc::new(MrInner { ctx: pd.context().clone(), key, state, gone: AtomicBool::new(false) }))
     }
 
     /// Whether `ibv_rereg_mr` may be called with it: memory of the program, registered through this handle.
     pub fn is_user(&self) -> bool {
-        matches!(self.state().kind, Kind::User)
+        matches!(self.state().kind, MrKind::User)
     }
 
     /// `ibv_rereg_mr`: the keys stay, and open something else from the next packet on.
@@ -212,7 +212,7 @@ impl Mr {
     pub unsafe fn rereg(&self, change: &Rereg<'_>) -> Result<()> {
         let device = self.0.ctx.device()?;
         let mut state = self.state();
-        if !matches!(state.kind, Kind::User) || self.0.gone.load(Ordering::Acquire) {
+        if !matches!(state.kind, MrKind::User) || self.0.gone.load(Ordering::Acquire) {
             return Err(VerbsError::Invalid("not a region of the program's memory"));
         }
         let pd = change.pd.unwrap_or(&state.pd).clone();
@@ -251,7 +251,7 @@ impl Mr {
 
     /// Key for peers. They cannot have a null region.
     pub fn rkey(&self) -> u32 {
-        if matches!(self.state().kind, Kind::Null) { 0 } else { self.0.key }
+        if matches!(self.state().kind, MrKind::Null) { 0 } else { self.0.key }
     }
 
     /// `ibv_dereg_mr`. No packet touches the memory afterwards, and no other process: it waits for their
@@ -262,7 +262,7 @@ impl Mr {
     /// another process; EIO in a forked child.
     pub fn dereg(&self) -> Result<()> {
         let device = self.0.ctx.device()?;
-        if matches!(self.state().kind, Kind::Foreign(_)) {
+        if matches!(self.state().kind, MrKind::Foreign(_)) {
             return Err(VerbsError::Unsupported("ending another process's region"));
         }
         if self.0.gone.swap(true, Ordering::AcqRel) {
@@ -270,7 +270,7 @@ impl Mr {
         }
         let ended = device.control(Command::DeregMr { key: self.0.key }).map(|_| ());
         match ended {
-            Ok(()) => self.state().kind = Kind::User,
+            Ok(()) => self.state().kind = MrKind::User,
             Err(_) => self.0.gone.store(false, Ordering::Release),
         }
         ended
@@ -295,8 +295,8 @@ impl Drop for MrInner {
         let Some(device) = self.ctx.device_if_ours() else { return };
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match state.kind {
-            Kind::Imported => {}
-            Kind::Foreign(tag) => self.give_back(device, tag),
+            MrKind::Imported => {}
+            MrKind::Foreign(tag) => self.give_back(device, tag),
             _ => {
                 let _ = device.control(Command::DeregMr { key: self.key });
             }
@@ -334,7 +334,7 @@ pub(crate) fn advise(pd: &Pd, advice: Advice, flush: bool, sges: &[Sge]) -> Resu
     Ok(())
 }
 
-/// What the card is told of the program's memory, once it was looked at.
+/// The card's attributes of a region of the program's memory; checks the memory.
 fn user_attr(pd: &Pd, addr: u64, length: u64, iova: u64, access: Access) -> Result<MrAttr> {
     let pd = pd.id();
     if length == 0 {

@@ -37,7 +37,7 @@ pub struct MwBind {
 }
 
 impl Mw {
-    /// `ibv_alloc_mw`
+    /// `ibv_alloc_mw`: makes a memory window, unbound.
     ///
     /// # Errors
     /// ENOMEM: too many; EIO in a forked child.

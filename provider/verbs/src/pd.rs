@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::device::{Command, Device};
 use crate::error::{Result, VerbsError};
 use crate::mr::{self, Advice};
-use crate::share::{Kept, Kind, Tag};
+use crate::share::{Kept, ObjectKind, Tag};
 
 const GONE: VerbsError = VerbsError::Invalid("protection domain is gone");
 
@@ -73,7 +73,7 @@ struct Parent {
 }
 
 impl Pd {
-    /// `ibv_alloc_pd`
+    /// `ibv_alloc_pd`: makes a protection domain.
     ///
     /// # Errors
     /// ENOMEM: too many; EIO in a forked child.
@@ -101,7 +101,7 @@ impl Pd {
     pub fn import(ctx: &Context, handle: u32) -> Result<Pd> {
         let device = ctx.device()?;
         if let Some(imported) = ctx.imported() {
-            let (tag, _) = imported.from.find(Kind::Pd, handle)?;
+            let (tag, _) = imported.from.find(ObjectKind::Pd, handle)?;
             let make = || Ok(PdId(device.control(Command::AllocPd { events: ctx.events() })?.number()?));
             let id = imported.pds.join(tag, make)?;
             return Ok(Pd::new(ctx, id, Arc::default(), Origin::Foreign(Foreign { handle, tag })));
@@ -131,7 +131,7 @@ impl Pd {
         Pd(Arc::new(PdInner { ctx: ctx.clone(), id, life, origin }))
     }
 
-    /// `ibv_dealloc_pd`
+    /// `ibv_dealloc_pd`: ends a protection domain.
     ///
     /// # Errors
     /// EBUSY while MRs, memory windows, QPs, SRQs, AHs or parent domains live in it; of a parent domain,
@@ -248,7 +248,7 @@ impl PdInner {
         let mut ended = || {
             self.ctx.domains().all().remove(&self.id.0);
             if let Some(exports) = self.ctx.exports() {
-                exports.withdraw(Kind::Pd, self.id.0);
+                exports.withdraw(ObjectKind::Pd, self.id.0);
             }
         };
         let done = device.control(Command::DeallocPd { pd: self.id, ended: &mut ended });
@@ -293,7 +293,7 @@ struct TdInner {
 }
 
 impl Td {
-    /// `ibv_alloc_td`
+    /// `ibv_alloc_td`: makes a thread domain.
     ///
     /// # Errors
     /// EIO in a forked child.
@@ -302,7 +302,7 @@ impl Td {
         Ok(Td(Arc::new(TdInner { users: AtomicU32::new(0) })))
     }
 
-    /// `ibv_dealloc_td`
+    /// `ibv_dealloc_td`: ends a thread domain.
     ///
     /// # Errors
     /// EBUSY while a parent domain names it.

@@ -48,7 +48,7 @@ pub(crate) fn page(port: u16) -> Result<StatPage> {
     Ok(new)
 }
 
-/// Numbers that a stranger cannot guess, for keys and QPNs.
+/// Numbers that an untrusted peer cannot guess, for keys and QPNs.
 pub(crate) fn seed() -> [u64; 2] {
     // What the standard library has for its hash maps, should the system refuse (a filter of system calls).
     let mut seed = [(); 2].map(|()| RandomState::new().build_hasher().finish());

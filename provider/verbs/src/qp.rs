@@ -28,7 +28,7 @@ use crate::wr::SendBatch;
 /// What a QP is to be: `struct ibv_qp_init_attr`.
 #[derive(Clone, Copy)]
 pub struct QpInit<'a> {
-    /// Transport
+    /// Transport service
     pub qp_type: QpType,
     /// Completions of sends
     pub send_cq: &'a Cq,
@@ -96,7 +96,7 @@ pub(crate) struct QpInner {
 }
 
 impl Qp {
-    /// `ibv_create_qp`
+    /// `ibv_create_qp`: makes a queue pair, in RESET.
     ///
     /// # Errors
     /// EINVAL: beyond the device's limits, or an SRQ for a transport other than RC and UD; EOPNOTSUPP: a role
@@ -170,7 +170,7 @@ impl Qp {
         self.0.attachment() != 0 && !self.0.gone.load(Ordering::Acquire)
     }
 
-    /// Another handle of a receiving XRC QP, which is told of its events in `ctx`. ENOMEM.
+    /// Another handle of a receiving XRC QP, whose events go to `ctx`. ENOMEM.
     pub(crate) fn list(&self, ctx: &Context, cookie: u64) -> Result<()> {
         let (qpn, attachment) = (self.0.qpn, self.0.attachment());
         let list = Xrc::List { qpn, attachment, cookie, events: ctx.events() };
@@ -234,7 +234,7 @@ impl Qp {
         self.query_by(device).map_or(gone, |attr| attr.state)
     }
 
-    /// `ibv_modify_qp`
+    /// `ibv_modify_qp`: changes attributes, and the state.
     ///
     /// # Errors
     /// EINVAL: a transition, attribute or value that is not allowed; EIO in a forked child.
@@ -261,7 +261,7 @@ impl Qp {
         Ok(())
     }
 
-    /// `ibv_query_qp`
+    /// `ibv_query_qp`: reads the attributes and the state.
     ///
     /// # Errors
     /// EINVAL when it is gone; EIO in a forked child.
@@ -342,7 +342,7 @@ impl Qp {
         device.control(Command::AttachMcast { qpn: self.0.qpn, group }).map(|_| ())
     }
 
-    /// `ibv_detach_mcast`
+    /// `ibv_detach_mcast`: takes the queue pair out of a multicast group.
     ///
     /// # Errors
     /// EINVAL: it is not attached to the group; EIO in a forked child.
@@ -359,7 +359,7 @@ impl QpInner {
         self.state.load(Ordering::Relaxed) >= QpState::Rts as u8
     }
 
-    /// Notes the state, as far as posting goes: the send queue is the card's where tags are matched.
+    /// Stores the state, as far as posting goes: the send queue is the card's where tags are matched.
     fn posting_as(&self, state: QpState) {
         let mine = self._srq.as_ref().is_some_and(Srq::is_tagged);
         let state = if mine && state >= QpState::Rts { QpState::Rtr } else { state };

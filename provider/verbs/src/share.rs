@@ -22,13 +22,13 @@ pub(crate) use export::{Exports, Published};
 pub(crate) use import::{Foreign, ForeignList, Importer};
 pub(crate) use kept::Kept;
 pub(crate) use mrs::MrMemory;
-pub(crate) use names::{Bytes, Kind, Tag};
+pub(crate) use names::{Bytes, ObjectKind, Tag};
 
 #[cfg(feature = "fuzzing")]
-mod judged;
+mod fuzzing;
 
 #[cfg(feature = "fuzzing")]
-pub use judged::read_share_table;
+pub use fuzzing::read_share_table;
 
 #[cfg(test)]
 mod tests;

@@ -30,7 +30,7 @@ pub struct SrqAttr {
 }
 
 /// What a shared receive queue is for.
-enum Kind<'a> {
+enum SrqType<'a> {
     Basic,
     Xrc(&'a Xrcd, &'a Cq),
     /// So many tags
@@ -77,7 +77,7 @@ impl Srq {
     /// # Errors
     /// EINVAL: beyond the device's limits; ENOMEM; EIO in a forked child.
     pub fn create(pd: &Pd, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
-        Srq::new(pd, &Kind::Basic, max_wr, max_sge, limit, cookie)
+        Srq::new(pd, &SrqType::Basic, max_wr, max_sge, limit, cookie)
     }
 
     /// `ibv_create_srq_ex` with IBV_SRQT_XRC: for the QPs of an XRC domain; receives complete in `cq`.
@@ -85,7 +85,7 @@ impl Srq {
     /// # Errors
     /// As [`Srq::create`].
     pub fn create_xrc(pd: &Pd, xrcd: &Xrcd, cq: &Cq, max_wr: u32, max_sge: u32, cookie: u64) -> Result<Srq> {
-        Srq::new(pd, &Kind::Xrc(xrcd, cq), max_wr, max_sge, 0, cookie)
+        Srq::new(pd, &SrqType::Xrc(xrcd, cq), max_wr, max_sge, 0, cookie)
     }
 
     /// `ibv_create_srq_ex` with IBV_SRQT_TM: matches up to `max_tags` tags; everything completes in `cq`.
@@ -103,7 +103,7 @@ impl Srq {
         if max_tags == 0 || max_tags > MAX_TAGS {
             return Err(VerbsError::Invalid("number of tags"));
         }
-        Srq::new(pd, &Kind::Tagged(cq, max_tags), max_wr, max_sge, 0, cookie)
+        Srq::new(pd, &SrqType::Tagged(cq, max_tags), max_wr, max_sge, 0, cookie)
     }
 
     /// `ibv_post_srq_ops`, one of its list; gives the handle of what was added.
@@ -125,7 +125,7 @@ impl Srq {
         &self.0.pd
     }
 
-    fn new(pd: &Pd, kind: &Kind<'_>, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
+    fn new(pd: &Pd, kind: &SrqType<'_>, max_wr: u32, max_sge: u32, limit: u32, cookie: u64) -> Result<Srq> {
         let device = pd.context().device()?;
         if max_wr == 0 || max_wr > device.info().attr.max_srq_wr || max_sge > MAX_SGE || limit > max_wr {
             return Err(VerbsError::Invalid("shared receive queue attributes"));
@@ -135,9 +135,9 @@ impl Srq {
         // SAFETY: the one card half, used under the card's lock.
         let half = unsafe { rings.card_rq() };
         let (kind, cq) = match *kind {
-            Kind::Basic => (SrqKind::Basic { limit }, None),
-            Kind::Xrc(xrcd, cq) => (SrqKind::Xrc { domain: xrcd.pd().id(), cq: cq.card_half() }, Some(cq)),
-            Kind::Tagged(cq, tags) => (SrqKind::Tagged { cq: cq.card_half(), tags }, Some(cq)),
+            SrqType::Basic => (SrqKind::Basic { limit }, None),
+            SrqType::Xrc(xrcd, cq) => (SrqKind::Xrc { domain: xrcd.pd().id(), cq: cq.card_half() }, Some(cq)),
+            SrqType::Tagged(cq, tags) => (SrqKind::Tagged { cq: cq.card_half(), tags }, Some(cq)),
         };
         let (cq, tagged) = (cq.cloned(), matches!(kind, SrqKind::Tagged { .. }));
         let command = Command::CreateSrq { pd: pd.id(), rq: half, cookie, kind };
@@ -187,7 +187,7 @@ impl Srq {
         device.control(Command::ModifySrq { srq, rings, room: room.as_mut(), limit }).map(|_| ())
     }
 
-    /// `ibv_query_srq`
+    /// `ibv_query_srq`: reads the attributes.
     ///
     /// # Errors
     /// EINVAL when it is gone; EIO in a forked child.
@@ -227,7 +227,7 @@ impl Srq {
         Ok(result)
     }
 
-    /// `ibv_destroy_srq`
+    /// `ibv_destroy_srq`: ends a shared receive queue.
     ///
     /// # Errors
     /// EBUSY while QPs use it.

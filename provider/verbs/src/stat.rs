@@ -1,6 +1,6 @@
 //! The statistics page: the card's counters where other processes can read them.
 //!
-//! A memfd named [`NAME`], found through `/proc/PID/fd`. It describes itself (names stand beside the values),
+//! A memfd named [`NAME`], found through `/proc/PID/fd`. It describes itself (names lie beside the values),
 //! so that a reader of another version shows the right names. Owns the layout; it must not know what the
 //! counters mean.
 
@@ -39,7 +39,7 @@ pub struct StatPage {
 }
 
 impl StatPage {
-    /// Makes the page. `pid` tells readers whose it is (a fork inherits the descriptor), `port` and
+    /// Makes the page. `pid` says whose it is (a fork inherits the descriptor), `port` and
     /// `first_block` where to ask for more (see `starverbs_backend::socket_name`).
     ///
     /// A process that may not have a file so long (RLIMIT_FSIZE) has a page that nobody else finds.
@@ -87,7 +87,7 @@ impl StatPage {
         Ok(file)
     }
 
-    /// Tells readers the first QPN block, once it is claimed.
+    /// Publishes the first QPN block, once it is claimed.
     pub(crate) fn set_first_block(&self, block: u32) {
         self.first_block.store(block, Ordering::Relaxed);
     }

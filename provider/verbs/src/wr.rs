@@ -1,7 +1,7 @@
 //! Work requests built in place: `ibv_wr_start` to `ibv_wr_complete` (ibv_wr_post(3)).
 //!
 //! A batch holds the send queue's lock and fills slots of the ring; the card sees nothing before it is
-//! complete, and then gets one doorbell. Owns the rule that a failure is told at the end, and that then
+//! complete, and then gets one doorbell. Owns the rule that a failure is reported at the end, and that then
 //! nothing is posted.
 
 use starverbs_core::{AvId, QpType, SendFlags, SendOp, SendWqe, Sge};
@@ -144,7 +144,7 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// Notes that a work request cannot be built: the whole batch fails.
+    /// Records that a work request cannot be built: the whole batch fails.
     #[cold]
     pub fn fail(&mut self, error: VerbsError) {
         self.error.get_or_insert(error);

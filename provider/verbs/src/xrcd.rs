@@ -128,7 +128,7 @@ impl Xrcd {
     }
 
     /// A QP that receives: its requests go to the SRQs of the domain that they name. It has no queues of
-    /// its own. `ctx` is told of its events, under `cookie`.
+    /// its own. Its events go to `ctx`, under `cookie`.
     ///
     /// # Errors
     /// As [`Qp::create`].
@@ -146,7 +146,7 @@ impl Xrcd {
     }
 
     /// `ibv_open_qp`: the receiving QP of this number, which any process may have made that has the domain.
-    /// `ctx` is told of its events, under `cookie`. It lives until all have closed it.
+    /// Its events go to `ctx`, under `cookie`. It lives until all have closed it.
     ///
     /// # Errors
     /// EINVAL: the domain has no such QP; EAGAIN: a process of the domain does not answer; ENOMEM; EIO in a

@@ -31,7 +31,7 @@ fn queues_take_no_more_than_they_may_and_give_it_back() {
     let attr = ctx.device_attr();
     assert!((100..=1000).contains(&attr.max_qp) && attr.max_cqe < 1 << 16, "as many as fit: {attr:?}");
 
-    /* as many as it was told: its limit of them */
+    /* its limit of them */
     let before = budget::used();
     let mut all: Vec<Qp> = std::iter::from_fn(|| Qp::create(&pd, &init).ok()).collect();
     assert_eq!(all.len(), attr.max_qp as usize);

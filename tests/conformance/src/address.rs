@@ -7,7 +7,7 @@ use crate::world::World;
 
 /// A kind of IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Ipv6Scope {
     /// `::1`
     Loopback,
     /// Neither of the others
@@ -16,21 +16,21 @@ pub(crate) enum Kind {
     LinkLocal,
 }
 
-impl Kind {
-    fn of(address: &str) -> Option<Kind> {
+impl Ipv6Scope {
+    fn of(address: &str) -> Option<Ipv6Scope> {
         match address {
-            "::1" => Some(Kind::Loopback),
+            "::1" => Some(Ipv6Scope::Loopback),
             _ if address.starts_with("::ffff:") => None,
-            _ if address.starts_with("fe80:") => Some(Kind::LinkLocal),
-            _ => Some(Kind::Global),
+            _ if address.starts_with("fe80:") => Some(Ipv6Scope::LinkLocal),
+            _ => Some(Ipv6Scope::Global),
         }
     }
 
     fn word(self) -> &'static str {
         match self {
-            Kind::Loopback => "::1",
-            Kind::Global => "global IPv6",
-            Kind::LinkLocal => "link-local IPv6",
+            Ipv6Scope::Loopback => "::1",
+            Ipv6Scope::Global => "global IPv6",
+            Ipv6Scope::LinkLocal => "link-local IPv6",
         }
     }
 }
@@ -38,12 +38,14 @@ impl Kind {
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases =
         vec![Case::special("GIDs", "ibv_rc_pingpong -g and ib_send_lat -x with each GID", BOTH, each_gid)];
-    for (kind, nets) in
-        [(Kind::Loopback, &[Net::Lo][..]), (Kind::Global, BOTH), (Kind::LinkLocal, &[Net::Veth])]
-    {
-        cases.extend(traffic().into_iter().map(|pair| case(pair, kind, nets)));
+    for (scope, nets) in [
+        (Ipv6Scope::Loopback, &[Net::Lo][..]),
+        (Ipv6Scope::Global, BOTH),
+        (Ipv6Scope::LinkLocal, &[Net::Veth]),
+    ] {
+        cases.extend(traffic().into_iter().map(|pair| case(pair, scope, nets)));
     }
-    cases.extend(strain().into_iter().map(|pair| case(pair, Kind::Global, &[Net::Veth])));
+    cases.extend(strain().into_iter().map(|pair| case(pair, Ipv6Scope::Global, &[Net::Veth])));
     for case in &mut cases {
         match case.name.as_str() {
             "ib_send_bw (::1)" => case.quick = &[Net::Lo],
@@ -90,9 +92,9 @@ fn strain() -> Vec<Pair> {
     ]
 }
 
-/// `pair` between two addresses of one kind.
-pub(crate) fn case(pair: Pair, kind: Kind, nets: &'static [Net]) -> Case {
-    let name = format!("{} ({})", pair.title(), kind.word());
+/// `pair` between two addresses of one scope.
+pub(crate) fn case(pair: Pair, scope: Ipv6Scope, nets: &'static [Net]) -> Case {
+    let name = format!("{} ({})", pair.title(), scope.word());
     let run = move |world: &mut World, net| {
         let mut pair = pair.clone();
         for end in 0..2 {
@@ -100,8 +102,9 @@ pub(crate) fn case(pair: Pair, kind: Kind, nets: &'static [Net]) -> Case {
                 Ok(output) => gids(&output),
                 Err(reason) => return Verdict::Fail(reason),
             };
-            let Some((index, _)) = table.iter().find(|(_, address)| Kind::of(address) == Some(kind)) else {
-                return Verdict::Skip(format!("no {} address here", kind.word()));
+            let Some((index, _)) = table.iter().find(|(_, address)| Ipv6Scope::of(address) == Some(scope))
+            else {
+                return Verdict::Skip(format!("no {} address here", scope.word()));
             };
             let option = if pair.program.starts_with("ibv_") { "-g" } else { "-x" };
             pair.own_args[end].extend([option.to_owned(), index.to_string()]);
@@ -154,7 +157,10 @@ mod tests {
 
     #[test]
     fn kinds_are_told_apart() {
-        let kinds = ["::1", "::ffff:127.0.0.1", "fd77::1", "fe80::fc:ff:fe00:1"].map(Kind::of);
-        assert_eq!(kinds, [Some(Kind::Loopback), None, Some(Kind::Global), Some(Kind::LinkLocal)]);
+        let kinds = ["::1", "::ffff:127.0.0.1", "fd77::1", "fe80::fc:ff:fe00:1"].map(Ipv6Scope::of);
+        assert_eq!(
+            kinds,
+            [Some(Ipv6Scope::Loopback), None, Some(Ipv6Scope::Global), Some(Ipv6Scope::LinkLocal)]
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Judges the output of programs: that results are there, complete and possible.
+//! Checks the output of programs: that results are there, complete and possible.
 
 /// What perftest says when its samples of the CPU's frequency do not agree, as on a busy machine. It ends
 /// without a report then, and the card has no part in that.
@@ -31,7 +31,7 @@ pub enum Expect {
 
 impl Expect {
     /// A remark with the (last) figure that the program printed, or what is wrong.
-    pub fn judge(self, output: &str) -> Result<String, String> {
+    pub fn check(self, output: &str) -> Result<String, String> {
         match self {
             Expect::Latency(rows) => {
                 let last = table(output, rows)?;
@@ -113,27 +113,27 @@ mod tests {
 
     #[test]
     fn tables_are_read() {
-        assert_eq!(Expect::Bandwidth(1).judge(BANDWIDTH).unwrap(), "4990 MiB/s, 0.080 M/s");
-        assert_eq!(Expect::Latency(1).judge(LATENCY).unwrap(), "2.41 us");
+        assert_eq!(Expect::Bandwidth(1).check(BANDWIDTH).unwrap(), "4990 MiB/s, 0.080 M/s");
+        assert_eq!(Expect::Latency(1).check(LATENCY).unwrap(), "2.41 us");
     }
 
     #[test]
     fn missing_or_impossible_results_are_noticed() {
-        assert!(Expect::Bandwidth(2).judge(BANDWIDTH).is_err());
-        assert!(Expect::Bandwidth(1).judge("Couldn't connect").is_err());
-        assert!(Expect::Bandwidth(1).judge(&BANDWIDTH.replace("0.079843", "0.000000")).is_err());
-        assert!(Expect::Bandwidth(1).judge(&BANDWIDTH.replace("4990.20", "inf")).is_err());
-        assert!(Expect::Latency(1).judge(&LATENCY.replace("2.10", "12.10")).is_err());
-        assert!(Expect::Latency(1).judge(&LATENCY.replace("2.50", "nan")).is_err());
-        assert!(Expect::Latency(1).judge(&LATENCY.replace("0.34", "-nan")).is_ok());
+        assert!(Expect::Bandwidth(2).check(BANDWIDTH).is_err());
+        assert!(Expect::Bandwidth(1).check("Couldn't connect").is_err());
+        assert!(Expect::Bandwidth(1).check(&BANDWIDTH.replace("0.079843", "0.000000")).is_err());
+        assert!(Expect::Bandwidth(1).check(&BANDWIDTH.replace("4990.20", "inf")).is_err());
+        assert!(Expect::Latency(1).check(&LATENCY.replace("2.10", "12.10")).is_err());
+        assert!(Expect::Latency(1).check(&LATENCY.replace("2.50", "nan")).is_err());
+        assert!(Expect::Latency(1).check(&LATENCY.replace("0.34", "-nan")).is_ok());
     }
 
     #[test]
     fn ping_pong_needs_both_lines_and_good_data() {
         let good =
             "8192000 bytes in 0.01 seconds = 7011.02 Mbit/sec\n1000 iters in 0.01 seconds = 9.35 usec/iter\n";
-        assert_eq!(Expect::PingPong.judge(good).unwrap(), "9.35 us/iter");
-        assert!(Expect::PingPong.judge("8192000 bytes in 0.01 seconds = 7011.02 Mbit/sec\n").is_err());
-        assert!(Expect::PingPong.judge(&format!("invalid data in page 0\n{good}")).is_err());
+        assert_eq!(Expect::PingPong.check(good).unwrap(), "9.35 us/iter");
+        assert!(Expect::PingPong.check("8192000 bytes in 0.01 seconds = 7011.02 Mbit/sec\n").is_err());
+        assert!(Expect::PingPong.check(&format!("invalid data in page 0\n{good}")).is_err());
     }
 }

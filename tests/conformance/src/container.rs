@@ -32,7 +32,7 @@ exec /mnt/bin/starverbs run \"$@\"";
 const UNSHARE: [&str; 7] = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--ipc", "--uts"];
 
 impl Container {
-    /// What stands before the arguments of `starverbs run` in a container; `dist` is the build.
+    /// What precedes the arguments of `starverbs run` in a container; `dist` is the build.
     pub(crate) fn words(self, dist: &str) -> Vec<&str> {
         let mut words = Vec::new();
         if let Container::Other(user) = self {

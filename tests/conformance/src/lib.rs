@@ -1,4 +1,4 @@
-//! What runs of others' programs share: child processes that end, judgement of what they printed, namespaces.
+//! What runs of others' programs share: child processes that end, checks of what they printed, namespaces.
 
 pub mod check;
 pub mod command;

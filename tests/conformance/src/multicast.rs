@@ -1,6 +1,6 @@
 //! perftest's multicast (`-g`): each end is attached to a group of its own, and sends to the other's.
 
-use crate::address::{self, Kind};
+use crate::address::{self, Ipv6Scope};
 use crate::case::{BOTH, Case, Net};
 use crate::check::Expect;
 use crate::pair::Pair;
@@ -30,7 +30,7 @@ pub(crate) fn cases() -> Vec<Case> {
         cases.push(case);
     }
     cases.extend(all(V6).into_iter().map(|pair| {
-        let mut case = address::case(pair, Kind::Global, &[Net::Veth]);
+        let mut case = address::case(pair, Ipv6Scope::Global, &[Net::Veth]);
         case.group = GROUP;
         case
     }));

@@ -139,7 +139,7 @@ impl Pair {
         [&[self.program.to_owned()], self.args.as_slice()].concat().join(" ")
     }
 
-    /// Runs both sides to their end and judges the output: a remark, or what went wrong. Again, when perftest
+    /// Runs both sides to their end and checks the output: a remark, or what went wrong. Again, when perftest
     /// could not measure the CPU's frequency, or was too early.
     pub(crate) fn run(&self, world: &mut World, net: Net) -> Result<String, String> {
         let (mut uncalibrated, mut too_early) = (0, 0);
@@ -243,7 +243,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Waits for both and judges.
+    /// Waits for both and checks their output.
     pub(crate) fn finish(mut self) -> Result<String, String> {
         let client = self.client.wait_until(self.deadline);
         // A client that failed leaves a server that may wait for ever.
@@ -266,7 +266,7 @@ impl Running {
         }
         let output = self.client.output();
         if !wrong.is_empty() {
-            // It may stand further up than what is told.
+            // It may be further up than what is shown.
             wrong.extend(early(&output).map(str::to_owned));
             return Err(wrong.join("\n"));
         }
@@ -274,6 +274,6 @@ impl Running {
         if !self.server_says.is_empty() && !self.server_says.lines().any(|line| log.contains(line)) {
             return Err(format!("server does not say {:?}:\n{}", self.server_says, tail(&log)));
         }
-        self.expect.judge(&output).map_err(|reason| format!("client: {reason}:\n{}", tail(&output)))
+        self.expect.check(&output).map_err(|reason| format!("client: {reason}:\n{}", tail(&output)))
     }
 }

@@ -64,7 +64,7 @@ impl Process {
     }
 
     /// All it wrote so far, errors last: programs keep the rest of their output back until they end, and what
-    /// went wrong would stand before it.
+    /// went wrong would be before it.
     pub fn output(&self) -> String {
         let mut bytes = std::fs::read(&self.output).unwrap_or_default();
         bytes.extend(std::fs::read(errors(&self.output)).unwrap_or_default());

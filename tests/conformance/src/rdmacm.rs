@@ -36,7 +36,7 @@ pub(crate) fn cases() -> Vec<Case> {
 
 fn rping() -> Vec<Pair> {
     let pair = |args: &str| {
-        // What it pings stands in its output.
+        // What it pings is in its output.
         Pair::new("rping", &format!("{args} -v"), Expect::Line("ping data: rdma-ping-"))
             .own("-s", "-c -a")
             .found(Found::Service)
@@ -104,7 +104,7 @@ fn cmtime(world: &mut World, net: Net, connections: &str) -> Verdict {
         }
         let connect = output.lines().find(|line| line.starts_with("connect ")).unwrap_or_default();
         let each = connect.split_ascii_whitespace().last().unwrap_or_default().to_owned();
-        pair.expect.judge(&output).map(|_| format!("{each} us to connect"))
+        pair.expect.check(&output).map(|_| format!("{each} us to connect"))
     };
     run().into()
 }

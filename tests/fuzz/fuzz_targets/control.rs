@@ -1,4 +1,4 @@
-//! See the judge of this name in tests/strangers.
+//! See the oracle of this name in tests/untrusted.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| starverbs_strangers::control(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| starverbs_untrusted::control(bytes));

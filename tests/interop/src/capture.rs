@@ -9,7 +9,7 @@ use starverbs_conformance::command::output;
 use starverbs_conformance::process::{Process, tail};
 
 use crate::net::TAP;
-use crate::world::{Card, Ip, World};
+use crate::world::{Ip, Provider, World};
 
 /// The frames of one case.
 pub(crate) struct Frames {
@@ -96,7 +96,7 @@ pub(crate) fn of_failure<T>(
         };
     }
     let lines = output(&mut decode(&file, &REQUEST_FIELDS)).map_err(unclear)?;
-    let rxe = [Ip::V4, Ip::V6].map(|ip| World::address(Card::Rxe, ip));
+    let rxe = [Ip::V4, Ip::V6].map(|ip| World::address(Provider::Rxe, ip));
     Err(Failure { reason, changed: changed_packet(&lines, &rxe) })
 }
 

@@ -106,7 +106,7 @@ const UDADDY: u16 = 7174;
 fn connected() -> Vec<Case> {
     let rping = |args: &str| {
         let pair = Pair::new("rping", &format!(" {args} -v"));
-        // What it pings stands in its output.
+        // What it pings is in its output.
         (
             pair.managed(Meets::Service, "-s -a {server}", "-c -a {server}"),
             Expect::Line("ping data: rdma-ping-"),

@@ -1,12 +1,12 @@
 //! The row of small exchanges of peer.c: what both ends say must be what they say when both are rxe, but for
 //! the few steps where rxe departs from the IBTA rules that the card here keeps.
 
-use crate::pair::{Cards, Pair, RXE_ALONE};
-use crate::world::{Card, World};
+use crate::pair::{Pair, Providers, RXE_ALONE};
+use crate::world::{Provider, World};
 
-/// Where rxe's own lines are no measure: the step, the card that speaks, its role, what its line must hold,
-/// and the rule.
-struct Rule(&'static str, Card, Role, &'static str, &'static str);
+/// Where rxe's own lines are no measure: the step, the provider that speaks, its role, what its line must
+/// hold, and the rule.
+struct Rule(&'static str, Provider, Role, &'static str, &'static str);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
@@ -16,45 +16,51 @@ enum Role {
 
 const TOO_SMALL: &str = "IBTA: a SEND that is longer than its receive is NAK Invalid Request, and a local length error at the receiver";
 const RULES: [Rule; 6] = [
-    Rule("rc send, receive too small", Card::Star, Role::Server, "received local length error", TOO_SMALL),
     Rule(
         "rc send, receive too small",
-        Card::Rxe,
+        Provider::Star,
+        Role::Server,
+        "received local length error",
+        TOO_SMALL,
+    ),
+    Rule(
+        "rc send, receive too small",
+        Provider::Rxe,
         Role::Client,
         "sent remote invalid request error",
         TOO_SMALL,
     ),
     Rule(
         "rc send of 3 packets, receive too small",
-        Card::Star,
+        Provider::Star,
         Role::Server,
         "received local length error",
         TOO_SMALL,
     ),
     Rule(
         "rc send of 3 packets, receive too small",
-        Card::Rxe,
+        Provider::Rxe,
         Role::Client,
         "sent remote invalid request error",
         TOO_SMALL,
     ),
     Rule(
         "uc send, receive too small",
-        Card::Star,
+        Provider::Star,
         Role::Server,
         "qp RTS",
         "IBTA: on UC such a message is dropped, and the receive stays",
     ),
     Rule(
         "rc send, bad lkey",
-        Card::Star,
+        Provider::Star,
         Role::Client,
         "sent local protection error",
         "IBTA: a local key that does not fit is a local protection error",
     ),
 ];
 
-/// What the two ends of rxe alone said, by which the others are judged.
+/// What the two ends of rxe alone said, with which the others are compared.
 pub(crate) struct Reference {
     pair: Pair,
     ends: [Vec<String>; 2],
@@ -63,7 +69,7 @@ pub(crate) struct Reference {
 /// A line that is other than rxe's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Difference {
-    /// The step, the role and the card.
+    /// The step, the role and the provider.
     pub step: String,
     /// What rxe says there when it talks to itself.
     pub rxe: String,
@@ -87,12 +93,12 @@ impl Reference {
         Ok(Reference { pair, ends })
     }
 
-    /// Runs the row between `cards` and compares.
-    pub(crate) fn compare(&self, world: &mut World, cards: Cards) -> Result<Row, String> {
-        let ends = self.pair.run(world, cards)?.map(|output| lines(&output));
-        let roles = [(Role::Server, cards.server), (Role::Client, cards.client)];
+    /// Runs the row between `providers` and compares.
+    pub(crate) fn compare(&self, world: &mut World, providers: Providers) -> Result<Row, String> {
+        let ends = self.pair.run(world, providers)?.map(|output| lines(&output));
+        let roles = [(Role::Server, providers.server), (Role::Client, providers.client)];
         let mut row = Row { lines: 0, differences: Vec::new() };
-        for ((role, card), (here, reference)) in roles.into_iter().zip(ends.iter().zip(&self.ends)) {
+        for ((role, provider), (here, reference)) in roles.into_iter().zip(ends.iter().zip(&self.ends)) {
             if here.len() != reference.len() {
                 return Err(format!("{role:?} made {} steps, rxe alone {}", here.len(), reference.len()));
             }
@@ -100,7 +106,7 @@ impl Reference {
                 // What rxe's client does not even begin, its server has never seen.
                 if !self.ends[1][at].contains("; refused") {
                     row.lines += 1;
-                    row.differences.extend(difference(role, card, here, reference));
+                    row.differences.extend(difference(role, provider, here, reference));
                 }
             }
         }
@@ -108,17 +114,17 @@ impl Reference {
     }
 }
 
-fn difference(role: Role, card: Card, here: &str, reference: &str) -> Option<Difference> {
+fn difference(role: Role, provider: Provider, here: &str, reference: &str) -> Option<Difference> {
     if here == reference {
         return None;
     }
     let (step, said) = here.split_once("; ").unwrap_or((here, ""));
     let rule = RULES
         .iter()
-        .find(|rule| rule.0 == step && rule.1 == card && rule.2 == role && said.contains(rule.3))
+        .find(|rule| rule.0 == step && rule.1 == provider && rule.2 == role && said.contains(rule.3))
         .map(|rule| rule.4);
     let rxe = reference.split_once("; ").unwrap_or((reference, "")).1.to_owned();
-    Some(Difference { step: format!("{step} ({role:?} on {card})"), rxe, here: said.to_owned(), rule })
+    Some(Difference { step: format!("{step} ({role:?} on {provider})"), rxe, here: said.to_owned(), rule })
 }
 
 /// The lines of an end, without its asynchronous events: rxe 6.1 raises none for a peer's mistakes, the IBTA
@@ -136,13 +142,17 @@ mod tests {
 
     #[test]
     fn only_what_a_rule_asks_for_may_differ() {
-        let judge = |card, here: &str| {
-            difference(Role::Client, card, here, "rc send, bad lkey; sent local QP operation error")
+        let differs = |provider, here: &str| {
+            difference(Role::Client, provider, here, "rc send, bad lkey; sent local QP operation error")
         };
-        assert_eq!(judge(Card::Star, "rc send, bad lkey; sent local QP operation error"), None);
-        assert!(judge(Card::Star, "rc send, bad lkey; sent local protection error").unwrap().rule.is_some());
-        assert!(judge(Card::Star, "rc send, bad lkey; sent success").unwrap().rule.is_none());
-        assert!(judge(Card::Rxe, "rc send, bad lkey; sent local protection error").unwrap().rule.is_none());
+        assert_eq!(differs(Provider::Star, "rc send, bad lkey; sent local QP operation error"), None);
+        assert!(
+            differs(Provider::Star, "rc send, bad lkey; sent local protection error").unwrap().rule.is_some()
+        );
+        assert!(differs(Provider::Star, "rc send, bad lkey; sent success").unwrap().rule.is_none());
+        assert!(
+            differs(Provider::Rxe, "rc send, bad lkey; sent local protection error").unwrap().rule.is_none()
+        );
     }
 
     #[test]

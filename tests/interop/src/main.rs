@@ -25,7 +25,7 @@ use starverbs_conformance::check::Expect;
 
 use exchanges::Reference;
 use kernel::Kernel;
-use pair::{Cards, Pair, RXE_SERVES, STAR_SERVES};
+use pair::{Pair, Providers, RXE_SERVES, STAR_SERVES};
 use report::Report;
 use world::World;
 
@@ -139,10 +139,10 @@ fn exchanges(args: &Args, world: &mut World, report: &mut Report) {
                 continue;
             }
         };
-        for cards in [STAR_SERVES, RXE_SERVES] {
-            let name = format!("{title}, {} serves {}", cards.server, cards.client);
+        for providers in [STAR_SERVES, RXE_SERVES] {
+            let name = format!("{title}, {} serves {}", providers.server, providers.client);
             let captured = capture::during(world, &name, args.vectors.as_deref(), |world| {
-                reference.compare(world, cards)
+                reference.compare(world, providers)
             });
             match captured {
                 Ok((row, frames)) => report.exchanges(&name, &row, &frames),
@@ -156,10 +156,10 @@ fn exchanges(args: &Args, world: &mut World, report: &mut Report) {
 fn programs(args: &Args, world: &mut World, report: &mut Report) {
     for (pair, expect) in cases::cases() {
         let title = pair.title();
-        let mut judged = |cards| watched(args, world, &pair, cards, expect);
+        let mut check = |providers| watched(args, world, &pair, providers, expect);
         let runs = wanted(args, &title) && (!args.quick || cases::is_quick(&title));
         for _ in (0..args.repeat).filter(|_| runs) {
-            report.add(&title, [STAR_SERVES, RXE_SERVES].map(&mut judged).into());
+            report.add(&title, [STAR_SERVES, RXE_SERVES].map(&mut check).into());
         }
     }
 }
@@ -170,14 +170,14 @@ fn watched(
     args: &Args,
     world: &mut World,
     pair: &Pair,
-    cards: Cards,
+    providers: Providers,
     expect: Expect,
 ) -> Result<String, String> {
-    let name = format!("{}, {} serves {}", pair.title(), cards.server, cards.client);
+    let name = format!("{}, {} serves {}", pair.title(), providers.server, providers.client);
     let (mut why, mut last) = (None, String::new());
     for _ in 0..TRIES {
         let captures = args.captures.as_deref();
-        match capture::of_failure(world, &name, captures, |world| pair.judged(world, cards, expect)) {
+        match capture::of_failure(world, &name, captures, |world| pair.check(world, providers, expect)) {
             Ok(remark) => {
                 return Ok(why.map_or(remark.clone(), |why| format!("{remark} (tried again: {why})")));
             }

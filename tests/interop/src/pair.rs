@@ -1,25 +1,25 @@
-//! A server on one card and a client on another, from start to checked output.
+//! A server on one provider and a client on the other, from start to checked output.
 
 use std::time::{Duration, Instant};
 
 use starverbs_conformance::check::{CALIBRATIONS, Expect, UNCALIBRATED};
 use starverbs_conformance::process::tail;
 
-use crate::world::{Card, Found, Ip, Program, World};
+use crate::world::{Found, Ip, Program, Provider, World};
 
 /// Who serves whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Cards {
-    pub server: Card,
-    pub client: Card,
+pub(crate) struct Providers {
+    pub server: Provider,
+    pub client: Provider,
 }
 
 /// starverbs serves rxe.
-pub(crate) const STAR_SERVES: Cards = Cards { server: Card::Star, client: Card::Rxe };
+pub(crate) const STAR_SERVES: Providers = Providers { server: Provider::Star, client: Provider::Rxe };
 /// rxe serves starverbs.
-pub(crate) const RXE_SERVES: Cards = Cards { server: Card::Rxe, client: Card::Star };
+pub(crate) const RXE_SERVES: Providers = Providers { server: Provider::Rxe, client: Provider::Star };
 /// What the two are measured by.
-pub(crate) const RXE_ALONE: Cards = Cards { server: Card::Rxe, client: Card::Rxe };
+pub(crate) const RXE_ALONE: Providers = Providers { server: Provider::Rxe, client: Provider::Rxe };
 
 /// What is said of a client that did not end.
 const STOPPED: &str = "client had to be killed";
@@ -97,20 +97,20 @@ impl Pair {
     }
 
     /// Runs both ends; the outputs of server and client, if both end well.
-    pub(crate) fn run(&self, world: &mut World, cards: Cards) -> Result<[String; 2], String> {
+    pub(crate) fn run(&self, world: &mut World, providers: Providers) -> Result<[String; 2], String> {
         let deadline = Instant::now() + LIMIT;
         let found = match self.meets {
             Meets::Tcp => Found::Tcp(world.next_port()),
             Meets::Service => Found::Service(world.next_port()),
             Meets::Fixed(port) => Found::Service(port),
         };
-        let mut server = self.start(world, cards, 0, found)?;
+        let mut server = self.start(world, providers, 0, found)?;
         if !server.await_listening(deadline) {
             return Err(format!("server does not listen:\n{}", tail(&server.output())));
         }
-        let mut client = self.start(world, cards, 1, found)?;
+        let mut client = self.start(world, providers, 1, found)?;
         let mut wrong = Vec::new();
-        let mut judge = |side: &str, program: &mut Program, patience: Duration| {
+        let mut finish = |side: &str, program: &mut Program, patience: Duration| {
             let ended = world.await_end(program, deadline.min(Instant::now() + patience));
             if ended != Some(true) {
                 let how = if ended.is_some() { "failed" } else { "had to be killed" };
@@ -119,20 +119,25 @@ impl Pair {
             }
             ended == Some(true)
         };
-        let well = judge("client", &mut client, LIMIT);
+        let well = finish("client", &mut client, LIMIT);
         // A client that failed leaves a server that may wait for ever.
-        judge("server", &mut server, Duration::from_secs(if well { 20 } else { 2 }));
+        finish("server", &mut server, Duration::from_secs(if well { 20 } else { 2 }));
         if wrong.is_empty() { Ok([server.output(), client.output()]) } else { Err(wrong.join("\n")) }
     }
 
-    /// Runs both ends and judges what the client printed: a remark, or what went wrong. Again, when perftest
+    /// Runs both ends and checks what the client printed: a remark, or what went wrong. Again, when perftest
     /// could not measure the CPU's frequency, and once when nothing went on: rdma_rxe of Linux 6.1 has
     /// been seen to stop for ever after an acknowledge of its last packet arrived while it sent that
     /// message again, with the guest short of CPU (docs/interop.md).
-    pub(crate) fn judged(&self, world: &mut World, cards: Cards, expect: Expect) -> Result<String, String> {
+    pub(crate) fn check(
+        &self,
+        world: &mut World,
+        providers: Providers,
+        expect: Expect,
+    ) -> Result<String, String> {
         let mut stopped = false;
         for _ in 1..CALIBRATIONS {
-            match self.judged_once(world, cards, expect) {
+            match self.check_once(world, providers, expect) {
                 Err(reason) if reason.contains(UNCALIBRATED) => {}
                 Err(reason) if reason.starts_with(STOPPED) && !stopped => stopped = true,
                 result => {
@@ -140,20 +145,27 @@ impl Pair {
                 }
             }
         }
-        self.judged_once(world, cards, expect)
+        self.check_once(world, providers, expect)
     }
 
-    fn judged_once(&self, world: &mut World, cards: Cards, expect: Expect) -> Result<String, String> {
-        let [_, client] = self.run(world, cards)?;
-        expect.judge(&client).map_err(|reason| format!("client: {reason}:\n{}", tail(&client)))
+    fn check_once(&self, world: &mut World, providers: Providers, expect: Expect) -> Result<String, String> {
+        let [_, client] = self.run(world, providers)?;
+        expect.check(&client).map_err(|reason| format!("client: {reason}:\n{}", tail(&client)))
     }
 
     /// Starts one side: 0 is the server, 1 the client.
-    fn start(&self, world: &mut World, cards: Cards, side: usize, found: Found) -> Result<Program, String> {
-        let card = [cards.server, cards.client][side];
-        let gid = world.gid(card, self.ip).to_string();
+    fn start(
+        &self,
+        world: &mut World,
+        providers: Providers,
+        side: usize,
+        found: Found,
+    ) -> Result<Program, String> {
+        let provider = [providers.server, providers.client][side];
+        let gid = world.gid(provider, self.ip).to_string();
         let [args, own_args] = [self.args.as_str(), self.own_args[side]].map(|text| {
-            text.replace("{gid}", &gid).replace("{server}", World::address(cards.server, self.address_ip()))
+            text.replace("{gid}", &gid)
+                .replace("{server}", World::address(providers.server, self.address_ip()))
         });
         let (Found::Tcp(port) | Found::Service(port)) = found;
         let number = port.to_string();
@@ -166,7 +178,7 @@ impl Pair {
             words.extend(TIMEOUT);
         }
         words.extend(args.split_ascii_whitespace().chain(own_args.split_ascii_whitespace()));
-        world.start(card, &self.env, &words, found)
+        world.start(provider, &self.env, &words, found)
     }
 
     /// Which address the client is told: what meets over TCP does so over IPv4, whatever carries the frames.

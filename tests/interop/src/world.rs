@@ -12,26 +12,26 @@ use crate::guest::{Guest, Job};
 use crate::kernel::Kernel;
 use crate::net::{ADDRESSES, ADDRESSES_V6, Net};
 
-/// A card to run a program on.
+/// The RDMA provider that a program runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Card {
+pub(crate) enum Provider {
     /// starverbs, in the namespace.
     Star,
     /// The kernel's, in the guest.
     Rxe,
 }
 
-impl Card {
+impl Provider {
     /// Its index in lists of both.
     fn index(self) -> usize {
         match self {
-            Card::Star => 0,
-            Card::Rxe => 1,
+            Provider::Star => 0,
+            Provider::Rxe => 1,
         }
     }
 }
 
-impl fmt::Display for Card {
+impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(["starverbs", "rxe"][self.index()])
     }
@@ -131,33 +131,33 @@ impl World {
         self.guest.start(words, Found::Tcp(port))
     }
 
-    /// The address of `card`.
-    pub(crate) fn address(card: Card, ip: Ip) -> &'static str {
+    /// The address of `provider`.
+    pub(crate) fn address(provider: Provider, ip: Ip) -> &'static str {
         let addresses = if ip == Ip::V4 { ADDRESSES } else { ADDRESSES_V6 };
-        addresses[card.index()]
+        addresses[provider.index()]
     }
 
-    /// The index of `card`'s GID for the address that carries the frames.
-    pub(crate) fn gid(&self, card: Card, ip: Ip) -> usize {
-        match (card, ip) {
-            (Card::Star, Ip::V4) => 0,
-            (Card::Star, Ip::V6) => 1,
-            (Card::Rxe, ip) => {
+    /// The index of `provider`'s GID for the address that carries the frames.
+    pub(crate) fn gid(&self, provider: Provider, ip: Ip) -> usize {
+        match (provider, ip) {
+            (Provider::Star, Ip::V4) => 0,
+            (Provider::Star, Ip::V6) => 1,
+            (Provider::Rxe, ip) => {
                 let wanted = if ip == Ip::V4 { "0000:0000:0000:0000:0000:ffff:" } else { "fd78:" };
                 self.guest.gids.iter().position(|gid| gid.starts_with(wanted)).unwrap_or(usize::MAX)
             }
         }
     }
 
-    /// Starts a program on `card`, with more variables for it where it is ours.
+    /// Starts a program on `provider`, with more variables for it where it is ours.
     pub(crate) fn start(
         &mut self,
-        card: Card,
+        provider: Provider,
         env: &[(&str, &str)],
         words: &[&str],
         found: Found,
     ) -> Result<Program, String> {
-        if card == Card::Rxe {
+        if provider == Provider::Rxe {
             return Ok(Program::There(self.guest.start(words, found)?));
         }
         let mut command = self.net.command(words[0]);

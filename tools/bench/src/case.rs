@@ -103,7 +103,7 @@ pub(crate) enum Part {
 
 /// How a case is run.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum CaseKind {
     /// Ping-pong of datagrams with so many bytes beside the payload.
     Pingpong(usize),
     /// Stream of datagrams of (payload, bytes beside it).
@@ -126,7 +126,7 @@ pub(crate) struct Case {
     /// The column of the table.
     pub(crate) metric: Metric,
     /// How it is run.
-    pub(crate) kind: Kind,
+    pub(crate) kind: CaseKind,
 }
 
 /// What all cases need to know.
@@ -148,10 +148,10 @@ impl Case {
     pub(crate) fn run(&self, setup: &Setup, iters: u64) -> Result<f64> {
         let bytes = self.metric.bytes();
         match self.kind {
-            Kind::Pingpong(overhead) => {
+            CaseKind::Pingpong(overhead) => {
                 floor(setup, "floor-pingpong", bytes + overhead, iters, Batching::Mmsg)
             }
-            Kind::Stream(payload, overhead, batching) => {
+            CaseKind::Stream(payload, overhead, batching) => {
                 let datagrams = iters * bytes.div_ceil(payload) as u64;
                 let rate = floor(setup, "floor-stream", payload + overhead, datagrams, batching)?;
                 Ok(match self.metric {
@@ -159,9 +159,9 @@ impl Case {
                     _ => rate * payload as f64 / 1e9,
                 })
             }
-            Kind::Perftest(program) => perftest::run(setup, program, self.metric, iters),
-            Kind::Ucx(test) => ucx::run(setup, test, self.metric, iters),
-            Kind::Fabric(provider) => fabric::run(setup, provider, self.metric, iters),
+            CaseKind::Perftest(program) => perftest::run(setup, program, self.metric, iters),
+            CaseKind::Ucx(test) => ucx::run(setup, test, self.metric, iters),
+            CaseKind::Fabric(provider) => fabric::run(setup, provider, self.metric, iters),
         }
     }
 }
@@ -201,23 +201,23 @@ pub(crate) fn all() -> Vec<Case> {
         floor_cases(metric, &mut add);
         card_cases(metric, &mut add);
         let test = if metric == Metric::Latency8B { "tag_lat" } else { "tag_bw" };
-        add(Part::Ucx, "UCX over TCP, tag", Kind::Ucx(test));
+        add(Part::Ucx, "UCX over TCP, tag", CaseKind::Ucx(test));
         // fi_pingpong has one message in flight, which is no message rate.
         if metric != Metric::Rate8B {
-            add(Part::Fabric, "libfabric tcp, ping-pong", Kind::Fabric("tcp"));
-            add(Part::Fabric, "libfabric udp;ofi_rxd, ping-pong", Kind::Fabric("udp;ofi_rxd"));
+            add(Part::Fabric, "libfabric tcp, ping-pong", CaseKind::Fabric("tcp"));
+            add(Part::Fabric, "libfabric udp;ofi_rxd, ping-pong", CaseKind::Fabric("udp;ofi_rxd"));
         }
     }
     cases
 }
 
-fn floor_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, Kind)) {
+fn floor_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, CaseKind)) {
     let both = [("bare UDP", 0), (FLOOR_ROW, ROCE_OVERHEAD)];
     for (row, overhead) in both {
         let kind = match metric {
-            Metric::Latency8B => Kind::Pingpong(overhead),
-            Metric::Rate8B => Kind::Stream(8, overhead, Batching::Gso),
-            Metric::Stream64K | Metric::Stream1M => Kind::Stream(SEGMENT, overhead, Batching::Gso),
+            Metric::Latency8B => CaseKind::Pingpong(overhead),
+            Metric::Rate8B => CaseKind::Stream(8, overhead, Batching::Gso),
+            Metric::Stream64K | Metric::Stream1M => CaseKind::Stream(SEGMENT, overhead, Batching::Gso),
         };
         // The stream of segments does not know how long a message is: 64 KiB and 1 MiB have one floor.
         add(Part::Floor, row, kind);
@@ -227,17 +227,21 @@ fn floor_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, Kind)) {
         Metric::Rate8B => 8,
         Metric::Stream64K | Metric::Stream1M => SEGMENT,
     };
-    add(Part::Floor, "bare UDP, sendmmsg, no GSO", Kind::Stream(one_by_one, ROCE_OVERHEAD, Batching::Mmsg));
+    add(
+        Part::Floor,
+        "bare UDP, sendmmsg, no GSO",
+        CaseKind::Stream(one_by_one, ROCE_OVERHEAD, Batching::Mmsg),
+    );
 }
 
-fn card_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, Kind)) {
+fn card_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, CaseKind)) {
     let programs = if metric == Metric::Latency8B {
         ["ib_send_lat", "ib_write_lat", "ib_read_lat"]
     } else {
         ["ib_send_bw", "ib_write_bw", "ib_read_bw"]
     };
     for (row, program) in ["starverbs SEND", "starverbs WRITE", READ_ROW].into_iter().zip(programs) {
-        add(Part::Card, row, Kind::Perftest(program));
+        add(Part::Card, row, CaseKind::Perftest(program));
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) enum Batching {
     Mmsg,
 }
 
-/// What one side of a floor measurement is told.
+/// What one side of a floor measurement is to do.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Side {
     /// Own UDP port.
@@ -157,7 +157,7 @@ fn stream_receive(socket: &Socket, side: &Side, plan: &Plan) -> Result<()> {
     let slot = side.bytes.next_multiple_of(64);
     let mut buffer = vec![0; MAX_SEND.max(slot * MAX_SEGMENTS)];
     let every = (plan.window / 4).max(1);
-    let (mut arrived, mut told) = (0u64, 0u64);
+    let (mut arrived, mut acked) = (0u64, 0u64);
     while arrived < side.iters {
         arrived += spin(|| match side.batching {
             Batching::Gso => {
@@ -165,9 +165,9 @@ fn stream_receive(socket: &Socket, side: &Side, plan: &Plan) -> Result<()> {
             }
             Batching::Mmsg => Ok(Some(socket.receive_batch(&mut buffer, slot)? as u64).filter(|&n| n > 0)),
         })?;
-        if arrived - told >= every || arrived >= side.iters {
+        if arrived - acked >= every || arrived >= side.iters {
             socket.send(&arrived.to_le_bytes())?;
-            told = arrived;
+            acked = arrived;
         }
     }
     Ok(())

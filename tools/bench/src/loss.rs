@@ -195,7 +195,7 @@ fn of_guest(text: &str) -> Vec<Row> {
     rows
 }
 
-/// Measures each row at each loss once. What fails is left out and told of.
+/// Measures each row at each loss once. What fails is left out and reported.
 fn round(rows: &mut [Row], round: usize, rounds: usize, dist: &Path, began: Instant) {
     for (at, loss) in LOSSES.into_iter().enumerate() {
         for (row, (what, name, _)) in rows.iter_mut().zip(ROWS) {

@@ -51,7 +51,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// What stands at the head of a page: processor, kernel, and the load then and now.
+    /// The head of a page: processor, kernel, and the load then and now.
     pub(crate) fn described(&self) -> String {
         let now = Machine::read(false, false).load;
         let Machine { cpu, cpus, kernel, load, .. } = self;

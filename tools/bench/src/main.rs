@@ -1,4 +1,4 @@
-//! `starverbs-bench`: the card over its UDP wire, beside the bare sockets it stands on and beside other
+//! `starverbs-bench`: the card over its UDP wire, beside the bare sockets under it and beside other
 //! stacks.
 //!
 //! One run measures everything side by side on this machine and writes a table (terminal and Markdown), JSON

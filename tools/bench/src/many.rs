@@ -1,5 +1,5 @@
 //! Many queue pairs: what a message costs as they grow to a hundred thousand, with the prefetch pass and
-//! without; what room for few contexts does to real programs, by policy; and how fast the simulator is.
+//! without; what a QPC-limited card does to real programs, by policy; and how fast the simulator is.
 //!
 //! Owns these measurements and their page. programs/many.c and perftest do the work.
 
@@ -17,15 +17,15 @@ use crate::machine::Machine;
 use crate::perftest::{library_dir, on_card};
 use crate::report::{Table, write_file};
 use crate::round::progress;
-use crate::samples::{Samples, beside, cell, told};
+use crate::samples::{Samples, beside, cell, reported};
 
 /// Queue pairs of a process, or pairs of them where one process has both ends.
 const QPS: [u32; 4] = [1, 1_000, 10_000, 100_000];
 /// Messages under way at once.
 const UNDER_WAY: u32 = 256;
-/// The same for a card with room for few contexts, whose queue pairs are these many.
-const FEW_UNDER_WAY: u32 = 128;
-const FEW_QPS: u32 = 1_000;
+/// The same for a QPC-limited card, and its queue pairs.
+const LIMITED_UNDER_WAY: u32 = 128;
+const LIMITED_QPS: u32 = 1_000;
 /// What a context costs that is not there: PCIe's time, and one that is long beside the card's own time for a
 /// message, as PCIe's is beside a chip's.
 const MISSES: [&str; 2] = ["500ns", "5us"];
@@ -77,7 +77,7 @@ impl Tools {
             let mut side = Command::new(&path);
             on_card(&mut side, &self.lib);
             side.env("STARVERBS_QPC_CACHE", cache);
-            side.args(["-F", "-p", &port.to_string(), "-s", "64", "-q", &FEW_QPS.to_string()]);
+            side.args(["-F", "-p", &port.to_string(), "-s", "64", "-q", &LIMITED_QPS.to_string()]);
             side.args(["-n", "300", "-t", "5"]);
             side
         };
@@ -108,7 +108,7 @@ impl Tools {
 const SCALE: &str = "scale";
 const SIM: &str = "sim";
 
-/// Measures everything once. What fails is told of and left out.
+/// Measures everything once. What fails is reported and left out.
 fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
     let seconds = &seconds.to_string();
     for qps in QPS {
@@ -118,12 +118,12 @@ fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
             let row = format!("{qps} {prefetch}");
             let args = ["-q", qps, "-w", under_way, "-t", seconds];
             let setting = ("STARVERBS_QPC_PREFETCH", prefetch);
-            if let Some([rate, .., setup]) = told(&row, tools.many(&args, &[setting])) {
+            if let Some([rate, .., setup]) = reported(&row, tools.many(&args, &[setting])) {
                 samples.add(SCALE, &row, &[("rate", rate), ("setup", setup)]);
             }
             let one_thread = [setting, ("STARVERBS_PROGRESS_THREAD", "off")];
             let args = [&["-l"][..], &args].concat();
-            if let Some([_, cpu, ..]) = told(&row, tools.many(&args, &one_thread)) {
+            if let Some([_, cpu, ..]) = reported(&row, tools.many(&args, &one_thread)) {
                 samples.add(SCALE, &row, &[("cpu", cpu)]);
             }
         }
@@ -133,21 +133,23 @@ fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
             progress(&format!("a miss of {miss}, {name}"));
             let cache = format!("{entries},miss={miss},policy={policy}");
             let setting = [("STARVERBS_QPC_CACHE", cache.as_str())];
-            let qps = &FEW_QPS.to_string();
+            let qps = &LIMITED_QPS.to_string();
             let args = |under_way| ["-q", qps, "-t", seconds, "-w", under_way];
-            if let Some([_, _, typical, least, ..]) = told(name, tools.many(&args("1"), &setting)) {
+            if let Some([_, _, typical, least, ..]) = reported(name, tools.many(&args("1"), &setting)) {
                 samples.add(miss, name, &[("typical", typical), ("least", least)]);
             }
-            if let Some([rate, ..]) = told(name, tools.many(&args(&FEW_UNDER_WAY.to_string()), &setting)) {
+            if let Some([rate, ..]) =
+                reported(name, tools.many(&args(&LIMITED_UNDER_WAY.to_string()), &setting))
+            {
                 samples.add(miss, name, &[("rate", rate)]);
             }
-            if let Some(rate) = told(name, tools.write_bw(&cache)) {
+            if let Some(rate) = reported(name, tools.write_bw(&cache)) {
                 samples.add(miss, name, &[("perftest", rate)]);
             }
         }
     }
     progress("the simulator");
-    if let Some(events) = told(SIM, tools.events()) {
+    if let Some(events) = reported(SIM, tools.events()) {
         samples.add(SIM, PLAN, &[("events", events)]);
     }
 }
@@ -226,8 +228,8 @@ fn page(machine: &Machine, samples: &Samples, rounds: u32) -> String {
     }
     let _ = write!(
         text,
-        "{FEW_QPS} queue pairs between two processes, both with `STARVERBS_QPC_CACHE=300,miss=...,policy=...`, or with 2000 entries (the first \
-         row, by which the figures in brackets are). Rates with {FEW_UNDER_WAY} messages under way, of perftest with five for each queue pair; latency is \
+        "{LIMITED_QPS} queue pairs between two processes, both with `STARVERBS_QPC_CACHE=300,miss=...,policy=...`, or with 2000 entries (the first \
+         row, by which the figures in brackets are). Rates with {LIMITED_UNDER_WAY} messages under way, of perftest with five for each queue pair; latency is \
          from post to completion with one under way, over all queue pairs in turn, by `many`, as `ib_write_lat` has one queue pair alone. [sim.md](sim.md#on-the-software-card) says why two misses.\n\n\
          ## The simulator\n\n{} million events a second (`starverbs sim {PLAN} --time`).\n",
         cell(samples.median(SIM, PLAN, "events")),
@@ -247,7 +249,7 @@ fn panels(samples: &Samples) -> Vec<Panel> {
         let both = [("on", "prefetch", "#c0392b"), ("off", "without", "#e5a39a")];
         bars(QPS.into_iter().flat_map(|qps| both.map(|kind| row(qps, kind))).collect())
     };
-    let few = |column| {
+    let limited = |column| {
         let row = |miss, (name, _, _, fill): (&'static str, u32, &str, _)| {
             (format!("{miss}, {name}"), samples.median(miss, name, column), fill)
         };
@@ -257,9 +259,9 @@ fn panels(samples: &Samples) -> Vec<Panel> {
     vec![
         panel("CPU time of a message by queue pairs, both ends, us", true, scale("cpu")),
         panel("Rate by queue pairs, M/s", false, scale("rate")),
-        panel("Rate with room for 300 of 1000 contexts, M/s", false, few("rate")),
-        panel("ib_write_bw -q 1000 with room for 300, M/s", false, few("perftest")),
-        panel("Latency with room for 300 of 1000 contexts, 1st percentile, us", true, few("least")),
+        panel("Rate with room for 300 of 1000 contexts, M/s", false, limited("rate")),
+        panel("ib_write_bw -q 1000 with room for 300, M/s", false, limited("perftest")),
+        panel("Latency with room for 300 of 1000 contexts, 1st percentile, us", true, limited("least")),
     ]
 }
 

@@ -15,7 +15,7 @@ use crate::machine::Machine;
 use crate::perftest::{library_dir, on_card};
 use crate::report::{Table, write_file};
 use crate::round::progress;
-use crate::samples::{Samples, cell, told};
+use crate::samples::{Samples, cell, reported};
 
 /// What the dead queue pairs were asked for: the row, and the program's arguments.
 const CASES: [(&str, &[&str]); 5] = [
@@ -46,7 +46,7 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     let (samples, done) = Samples::gather(rounds, ALL, |samples| {
         for (name, args) in CASES {
             progress(name);
-            if let Some(values) = told(name, measure(&program, &lib, args, seconds)) {
+            if let Some(values) = reported(name, measure(&program, &lib, args, seconds)) {
                 let values: Vec<(&'static str, f64)> = COLUMNS.into_iter().zip(values).collect();
                 samples.add(GROUP, name, &values);
             }

@@ -127,7 +127,7 @@ impl State {
         self.failures += 1;
         self.left_out = error.is_skip() || self.failures >= MAX_FAILURES;
         let text = error.to_string();
-        // A missing tool is told once, not once per column.
+        // A missing tool is reported once, not once per column.
         if !error.is_skip() {
             clear_line();
             eprintln!("{}, {}: {text}", self.case.row, self.case.metric.title());
@@ -147,7 +147,7 @@ fn stage(round: usize, effort: Effort) -> String {
     if round == 0 { "warm-up".to_owned() } else { format!("round {round}/{}", effort.rounds) }
 }
 
-/// Tells a log, which has no line to replace, how far the run has come.
+/// Writes the progress to a log, which has no line to replace.
 fn milestone(text: &str) {
     use std::io::IsTerminal;
     if !std::io::stderr().is_terminal() {

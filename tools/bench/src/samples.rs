@@ -41,8 +41,8 @@ impl Samples {
     }
 }
 
-/// What came out; a failure is told of and left out.
-pub(crate) fn told<T>(what: &str, result: Result<T>) -> Option<T> {
+/// What came out; a failure is reported and left out.
+pub(crate) fn reported<T>(what: &str, result: Result<T>) -> Option<T> {
     clear_line();
     result.inspect_err(|error| eprintln!("{what}: {error}")).ok()
 }
@@ -52,7 +52,7 @@ pub(crate) fn cell(figure: Option<f64>) -> String {
     figure.map_or("-".to_owned(), short)
 }
 
-/// A figure, and how it stands to another that is not 0.
+/// A figure, and its ratio to another that is not 0.
 pub(crate) fn beside(figure: Option<f64>, base: Option<f64>) -> String {
     match (figure, base) {
         (Some(figure), Some(base)) if base != 0.0 => format!("{} ({:.2}x)", short(figure), figure / base),

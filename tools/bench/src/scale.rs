@@ -42,7 +42,7 @@ pub(crate) struct Scale {
     pub(crate) problems: Vec<String>,
 }
 
-/// What a child is told.
+/// What a child is to do.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Child {
     /// QPs to connect.

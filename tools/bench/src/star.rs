@@ -1,5 +1,5 @@
 //! The StaR paper's two workloads on the UDP wire: StaR against RC, from one connection to ten thousand, on a
-//! card with room for all contexts and on one with room for few.
+//! card with room for all contexts and on a QPC-limited one.
 //!
 //! Owns these measurements and their page. programs/star.c does the work.
 
@@ -18,7 +18,7 @@ use crate::machine::Machine;
 use crate::perftest::{library_dir, on_card};
 use crate::report::{Table, write_file};
 use crate::round::progress;
-use crate::samples::{Samples, beside, cell, told};
+use crate::samples::{Samples, beside, cell, reported};
 
 const CONNECTIONS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 /// Contexts that the server's card has room for, in all settings but the first: the paper's board.
@@ -150,12 +150,12 @@ pub(crate) fn run(out: &Path, dist: &Path, rounds: u32, quick: bool) -> Result<(
     write_file(out, "svg", &bars(&panels(&samples)))
 }
 
-/// Measures everything once. What fails is told of and left out.
+/// Measures everything once. What fails is reported and left out.
 fn round(samples: &mut Samples, tools: &Tools, seconds: f64) {
     for point in Point::all() {
         let (table, row) = point.place();
         progress(&format!("{table}, {row}"));
-        let Some(lines) = told(&format!("{table}, {row}"), tools.run(point, seconds)) else { continue };
+        let Some(lines) = reported(&format!("{table}, {row}"), tools.run(point, seconds)) else { continue };
         for figure in FIGURES {
             if let Some(value) = lines.get(figure) {
                 samples.add(table, &row, &[(figure, *value)]);
@@ -193,7 +193,7 @@ fn speed_table(samples: &Samples, workload: usize, miss: Option<&'static str>) -
     })
 }
 
-/// How the rates with the most connections stand to those with as many as there is room for.
+/// Ratio of the rates with the most connections to those with as many as there is room for.
 fn fall(samples: &Samples, workload: usize, miss: Option<&'static str>) -> String {
     let rate = |connections, transport| Point { workload, miss, connections, transport }.of(samples, CALLS);
     let (few, most) = (CONNECTIONS[2], CONNECTIONS[CONNECTIONS.len() - 1]);

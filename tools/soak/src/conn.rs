@@ -1,4 +1,4 @@
-//! Connected queue pairs as their programs and the judge know them.
+//! Connected queue pairs as their programs and the oracle know them.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use starverbs_core::{Nanos, Qpn, SendOp, Sge, WcStatus};
 use starverbs_sim::{SimRq, SimSq};
 
 use crate::arena::Arena;
-use crate::plan::{ConnPlan, Kind};
+use crate::plan::{ConnPlan, Transport};
 use crate::pool::Pieces;
 
 /// Time without a working link that a patient connection outlives, ns.
@@ -142,7 +142,7 @@ pub(crate) enum Cause {
     Gone,
 }
 
-/// How a window stands.
+/// State of a memory window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bound {
     No,
@@ -164,7 +164,7 @@ pub(crate) struct Window {
 }
 
 /// An end: its queue pair, the requests that it posted, and the messages that must come.
-pub(crate) struct End {
+pub(crate) struct ConnEnd {
     pub(crate) host: usize,
     pub(crate) qpn: Qpn,
     pub(crate) sq: SimSq,
@@ -195,9 +195,9 @@ pub(crate) struct End {
     /// A receive of this queue (0, but for XRC) failed; what comes behind it in the same completion queue
     /// has failed, too
     pub(crate) recv_failed: Option<usize>,
-    /// First request of this life that must fail
+    /// First request of this incarnation that must fail
     pub(crate) doomed: Option<(u64, Bad)>,
-    /// A receive with a bad key was posted in this life
+    /// A receive with a bad key was posted in this incarnation
     pub(crate) bad_recv: bool,
     /// Last request that may have been executed, after a failure
     pub(crate) failed_at: Option<(u64, u64)>,
@@ -209,9 +209,9 @@ pub(crate) struct End {
 /// A connection.
 pub(crate) struct Conn {
     pub(crate) plan: ConnPlan,
-    pub(crate) ends: [End; 2],
-    pub(crate) lives: u32,
-    pub(crate) life: u32,
+    pub(crate) ends: [ConnEnd; 2],
+    pub(crate) reconnects: u32,
+    pub(crate) incarnation: u32,
     /// For how long a link between the hosts was cut, ns
     pub(crate) silent: Nanos,
     /// Step at which what is left is taken to ERR and set up anew
@@ -224,7 +224,7 @@ pub(crate) struct Conn {
 
 impl Conn {
     pub(crate) fn reliable(&self) -> bool {
-        self.plan.kind != Kind::Uc
+        self.plan.kind != Transport::Uc
     }
 
     /// Whether its timeouts give a peer so much time that it must not be given up for a wire that only loses,
@@ -236,7 +236,7 @@ impl Conn {
     }
 }
 
-impl End {
+impl ConnEnd {
     /// Whether something is known to have gone wrong with it.
     pub(crate) fn down(&self) -> bool {
         self.cause.is_some() || self.unexplained

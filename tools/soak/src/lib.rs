@@ -1,18 +1,18 @@
-//! Cards on a hostile virtual network, judged by a model.
+//! Cards on a hostile virtual network, checked by an oracle.
 //!
 //! A seed gives a plan: hosts, links and what they do to frames, connections, sizes of queues, operations,
 //! mistakes of programs, and what befalls hosts. [`run`] plays it; a test that wants a certain kind of
-//! trouble writes a [`Plan`] of its own, and its [`World`] runs that. The judge knows what programs posted
-//! and what a card promises for that; it asks no card whether it was right. docs/faults.md says what it
-//! holds cards to.
+//! trouble writes a [`Plan`] of its own, and its [`World`] runs that. The oracle (`oracle`) knows what
+//! programs posted and what a card promises for that; it asks no card whether it was right. docs/faults.md
+//! says what it holds cards to.
 #![forbid(unsafe_code)]
 
 mod arena;
 mod conn;
 mod datagram;
 mod forger;
-mod judge;
-mod life;
+mod lifecycle;
+mod oracle;
 mod plan;
 mod pool;
 mod post;
@@ -24,7 +24,7 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-pub use plan::{At, Chaos, ConnPlan, Kind, Plan, Whose, any_conn, any_link};
+pub use plan::{At, Chaos, ConnPlan, Plan, Transport, Whose, any_conn, any_link};
 pub use star::{ROOMY, StarPlan};
 pub use summary::Summary;
 pub use world::World;

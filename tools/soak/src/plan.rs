@@ -9,10 +9,10 @@ use crate::star::StarPlan;
 
 /// Transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// Reliable
+pub enum Transport {
+    /// Reliable connection
     Rc,
-    /// Unreliable
+    /// Unreliable connection
     Uc,
     /// Only the first end asks
     Xrc,
@@ -53,7 +53,7 @@ pub enum Chaos {
 #[derive(Clone, Debug)]
 pub struct ConnPlan {
     /// Its transport
-    pub kind: Kind,
+    pub kind: Transport,
     /// Where its ends are
     pub hosts: [At; 2],
     /// How it is connected
@@ -81,7 +81,7 @@ pub struct ConnPlan {
     /// Share of requests whose length is the longest that the peer takes
     pub long: f64,
     /// How often it may be set up anew after it failed
-    pub lives: u32,
+    pub reconnects: u32,
     /// What its ends would be of StaR
     pub wishes: [Wish; 2],
 }
@@ -95,7 +95,7 @@ pub struct Plan {
     pub(crate) window: u32,
     pub(crate) ports: Vec<usize>,
     pub(crate) mtu: Mtu,
-    /// The cards have room for few QP contexts
+    /// The cards are QPC-limited
     pub contexts: Option<ContextCache>,
     /// Hosts whose cards have room for all of them
     pub ample: Vec<At>,
@@ -174,10 +174,17 @@ fn any_setup(rng: &mut Rng) -> Setup {
 /// A connection as a seed has it, of some of `hosts` hosts, with up to `ops` operations each way; `trouble`:
 /// some of them must fail.
 pub fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPlan {
-    let kind = rng.pick(&[Kind::Rc, Kind::Rc, Kind::Rc, Kind::Rc, Kind::Uc, Kind::Xrc]);
+    let kind = rng.pick(&[
+        Transport::Rc,
+        Transport::Rc,
+        Transport::Rc,
+        Transport::Rc,
+        Transport::Uc,
+        Transport::Xrc,
+    ]);
     let a = rng.below(hosts as u64) as usize;
     let mut b = rng.below(hosts as u64) as usize;
-    if a == b && (kind == Kind::Xrc || rng.chance(0.8)) {
+    if a == b && (kind == Transport::Xrc || rng.chance(0.8)) {
         b = (a + 1) % hosts;
     }
     let all = [&RC_OPS[..], &WINDOW_OPS].concat();
@@ -188,9 +195,9 @@ pub fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPla
     let mut two = |f: fn(&mut Rng) -> u64| [f(rng), f(rng)];
     let sq = two(|r| 1 << r.below(7)).map(|n| n as u32);
     let rq = two(|r| r.pick(&[1, 2, 3, 8, 64])).map(|n| n as usize);
-    let shared = two(|r| r.below(3)).map(|n| n == 0 && kind != Kind::Xrc);
+    let shared = two(|r| r.below(3)).map(|n| n == 0 && kind != Transport::Xrc);
     let mut count = || rng.below(ops + 1) as u32;
-    let ops = [count(), if kind == Kind::Xrc { 0 } else { count() }];
+    let ops = [count(), if kind == Transport::Xrc { 0 } else { count() }];
     ConnPlan {
         kind,
         hosts: [a, b],
@@ -206,7 +213,7 @@ pub fn any_conn(rng: &mut Rng, hosts: usize, ops: u64, trouble: bool) -> ConnPla
         bad: if trouble { rng.pick(&[0.0, 0.02, 0.1]) } else { 0.0 },
         bad_recv: if trouble { rng.pick(&[0.0, 0.0, 0.03]) } else { 0.0 },
         long: rng.pick(&[0.0, 0.05, 0.5]),
-        lives: rng.below(5) as u32,
+        reconnects: rng.below(5) as u32,
         wishes: [Wish::Off; 2],
     }
 }
@@ -227,7 +234,7 @@ fn any_chaos(rng: &mut Rng, plan: &Plan, steps: u64) -> (usize, Chaos) {
     (rng.below(steps) as usize, chaos)
 }
 
-/// One run in four has cards with room for few QP contexts.
+/// One run in four has QPC-limited cards.
 fn any_contexts(rng: &mut Rng) -> Option<ContextCache> {
     let cache = ContextCache {
         entries: rng.within(1, 4) as u32,

@@ -6,7 +6,7 @@ use starverbs_core::{Access, FlushLevel, Placement, Seg, SendFlags, SendOp, Send
 use starverbs_sim::{READ, Recv, Rng, Send, WRITE, any_bytes, any_size, get, put};
 
 use crate::conn::{Bad, Bound, Brings, Cause, Msg, RecvWr, Source, Wr, spoil};
-use crate::plan::Kind;
+use crate::plan::Transport;
 use crate::world::{MAX_MSG, World};
 
 /// What a request is to be, before it has memory.
@@ -110,7 +110,7 @@ impl World {
         end.next += 1;
         end.left -= 1;
         end.rung = false;
-        let fatal = bad.filter(|bad| conn.plan.kind != Kind::Uc || bad.is_local());
+        let fatal = bad.filter(|bad| conn.plan.kind != Transport::Uc || bad.is_local());
         end.doomed = end.doomed.or(fatal.map(|bad| (seq, bad)));
         self.summary.count(if bad.is_some() { "bad requests" } else { "requests" }, op);
         if let Some(bad) = bad {
@@ -131,7 +131,7 @@ impl World {
         let mut d =
             Draft { wqe, data: vec![], brings: None, bad: None, window: false, off: 0, room: 0, srq: 0 };
         let peer = &conn.ends[1 - e];
-        if conn.plan.kind == Kind::Xrc {
+        if conn.plan.kind == Transport::Xrc {
             let site = &self.sites[peer.host];
             d.srq = rng.below(2) as usize;
             d.wqe.remote_qpn = site.xrc[d.srq].id.0;
@@ -217,7 +217,7 @@ impl World {
         let conn = &mut self.conns[c];
         let [low, high] = &mut conn.ends;
         let (me, peer) = if e == 0 { (low, high) } else { (high, low) };
-        let (op, reliable) = (d.wqe.op, conn.plan.kind != Kind::Uc);
+        let (op, reliable) = (d.wqe.op, conn.plan.kind != Transport::Uc);
         if me.down() {
             return;
         }
@@ -306,7 +306,7 @@ impl World {
             end.recvs.push_back(wr);
             any = true;
             if end.down() {
-                /* in ERR the card wants to be told */
+                /* in ERR the card needs the doorbell */
                 self.net.doorbell(at, self.conns[c].ends[e].qpn);
             }
         }
@@ -391,7 +391,7 @@ fn draft_local(w: &crate::conn::Window, d: &mut Draft) {
 }
 
 /// Makes a request one that must fail, if it can be one.
-fn spoil_request(rng: &mut Rng, kind: Kind, room: u32, d: &mut Draft, forbidden: &[(Bad, u64, u32)]) {
+fn spoil_request(rng: &mut Rng, kind: Transport, room: u32, d: &mut Draft, forbidden: &[(Bad, u64, u32)]) {
     let op = d.wqe.op;
     let len = d.data.len() as u32;
     let mut can = Vec::new();
@@ -412,7 +412,7 @@ fn spoil_request(rng: &mut Rng, kind: Kind, room: u32, d: &mut Draft, forbidden:
         SendOp::SendInv => can.push(Bad::Invalidate),
         _ => {}
     }
-    if kind == Kind::Uc && matches!(op, SendOp::Write | SendOp::Send) {
+    if kind == Transport::Uc && matches!(op, SendOp::Write | SendOp::Send) {
         can.push(Bad::OpCode);
     }
     if matches!(op, SendOp::Write | SendOp::WriteImm | SendOp::Read) && len > 0 || op.is_atomic() {

@@ -6,10 +6,10 @@ use starverbs_star::control::{Role, Wish};
 use starverbs_star::negotiate::Outcome;
 use starverbs_star::wire::{Header, Opt, Ptype};
 
-use crate::conn::{Bad, Bound, End, Source, Wr};
+use crate::conn::{Bad, Bound, ConnEnd, Source, Wr};
 use crate::forger::forger;
-use crate::life::all_rights;
-use crate::plan::{Chaos, Kind, Plan};
+use crate::lifecycle::all_rights;
+use crate::plan::{Chaos, Plan, Transport};
 use crate::world::{Who, World};
 
 /// How late frames come that others overtake, ns: after so long a stateful end takes what it repeats for
@@ -75,7 +75,7 @@ impl Plan {
         }
         let roomy = plan.threshold == ROOMY;
         self.have_star(plan);
-        for conn in self.conns.iter_mut().filter(|conn| conn.kind == Kind::Rc) {
+        for conn in self.conns.iter_mut().filter(|conn| conn.kind == Transport::Rc) {
             if rng.chance(share) {
                 conn.wishes = rng.pick(&wishes);
                 /* an end of StaR takes neither */
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    fn is_permitted(&self, me: &End, peer: &End, header: &Header) -> bool {
+    fn is_permitted(&self, me: &ConnEnd, peer: &ConnEnd, header: &Header) -> bool {
         let (from, to) = (header.addr, header.addr + u64::from(header.len));
         let within = |addr: u64, len: u32| addr <= from && to <= addr + u64::from(len);
         let named = |pieces: &[Sge]| pieces.iter().any(|piece| within(piece.addr, piece.len));
@@ -233,7 +233,7 @@ impl World {
         for (host, card) in cards.iter().enumerate() {
             let Some(key) = card else { continue };
             let key = (*key > 0).then_some([*key; 32]);
-            /* random, as a card's is: what tells lives of a card apart is its lower half */
+            /* random, as a card's is: its lower half is the card's boot epoch */
             let boot = Rng::new(seed ^ ((host as u64 + 1) << 56)).bits();
             self.net.open_star(host, StarCard { threshold: *threshold, key, boot });
         }
@@ -257,7 +257,7 @@ impl World {
         }
     }
 
-    /// The ends of a connection that lives are what they are together.
+    /// The ends of a running connection are what they are together.
     pub(crate) fn assert_agreed(&self, c: usize) {
         let [a, b] = [0, 1].map(|e| self.role(c, e));
         assert!(self.conns[c].over || a.map(Role::other) == b, "conn {c}: {a:?} and {b:?}");

@@ -8,7 +8,7 @@ use starverbs_sim::Tally;
 /// Counts by group and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Runs
+    /// Runs that were counted
     pub runs: u64,
     pub(crate) counts: BTreeMap<&'static str, BTreeMap<String, u64>>,
     /// Where names are written

@@ -1,5 +1,5 @@
 //! Tag matching, with a program that does its half as MPI would: each message goes to the oldest buffer that
-//! wants it, and the sender of data that is fetched is told once.
+//! wants it, and the sender of data that is fetched gets one FIN.
 
 use std::collections::BTreeMap;
 
@@ -51,9 +51,9 @@ pub(crate) struct Matching {
     peers: [Qpn; 2],
     back: [SimRq; 2],
     /// Completions at the sender
-    told: SimCq,
-    /// Buffers for what the sender is told, by wr_id
-    told_to: BTreeMap<u64, Vec<Sge>>,
+    fin_cq: SimCq,
+    /// Buffers for FINs, by wr_id
+    fin_buffers: BTreeMap<u64, Vec<Sge>>,
     srq: SrqId,
     rq: SimRq,
     cq: SimCq,
@@ -74,7 +74,7 @@ pub(crate) struct Matching {
 impl World {
     pub(crate) fn make_matching(&mut self) {
         for (hosts, left) in self.plan.tags.clone() {
-            let (cq, told, rq) = (SimCq::new(4096), SimCq::new(4096), SimRq::new(self.plan.srq_slots, 4));
+            let (cq, fin_cq, rq) = (SimCq::new(4096), SimCq::new(4096), SimRq::new(self.plan.srq_slots, 4));
             let [from, to] = hosts;
             let pd = self.net.hosts[to].pd;
             let srq = self.net.hosts[to].nic.create_tag_srq(pd, rq.clone(), cq.clone(), LIST as u32, 0);
@@ -87,7 +87,7 @@ impl World {
             let own = self.rng.pick(&[1, 2, 32]);
             for i in 0..2 {
                 let recv = RecvSource::Own(back[i].clone());
-                sends[i] = self.net.hosts[from].qp(QpType::Rc, &sq[i], recv, [&told, &told], false);
+                sends[i] = self.net.hosts[from].qp(QpType::Rc, &sq[i], recv, [&fin_cq, &fin_cq], false);
                 let shared = RecvSource::Shared(srq);
                 peers[i] = self.net.hosts[to].qp(QpType::Rc, &SimSq::new(own), shared, [&cq, &cq], true);
                 self.net.connect(QpType::Rc, (from, sends[i]), (to, peers[i]), &setup);
@@ -100,8 +100,8 @@ impl World {
                 sq,
                 peers,
                 back,
-                told,
-                told_to: BTreeMap::new(),
+                fin_cq,
+                fin_buffers: BTreeMap::new(),
                 srq,
                 rq,
                 cq,
@@ -152,10 +152,10 @@ impl World {
                 matching.came(self, &cqe);
             }
             while matching.hosts[0] == at
-                && let Some((cqe, _)) = matching.told.poll()
+                && let Some((cqe, _)) = matching.fin_cq.poll()
             {
                 any = true;
-                matching.told(self, &cqe);
+                matching.on_fin(self, &cqe);
             }
             self.matching.insert(m, matching);
         }
@@ -172,13 +172,13 @@ impl World {
             matching.done.sort_unstable();
             let all: Vec<usize> = (0..matching.sent.len()).collect();
             assert_eq!(matching.done, all, "tags: each message once");
-            assert!(matching.fins.is_empty(), "tags: senders that were never told");
+            assert!(matching.fins.is_empty(), "tags: senders without a FIN");
         }
     }
 }
 
 impl Matching {
-    /// Receives for what matches nothing, and for what the sender is told.
+    /// Receives for what matches nothing, and for FINs.
     fn feed(&mut self, w: &mut World) -> bool {
         let mut any = false;
         let [from, to] = self.hosts;
@@ -194,7 +194,7 @@ impl Matching {
             while !back.is_full() {
                 let piece = w.sites[from].pool.take(&mut w.net.hosts[from], 32, WRITE);
                 back.post(Recv { wr_id: self.next, sges: vec![piece] }).expect("there is room");
-                self.told_to.insert(self.next, vec![piece]);
+                self.fin_buffers.insert(self.next, vec![piece]);
                 self.next += 1;
                 any = true;
             }
@@ -356,11 +356,11 @@ impl Matching {
         }
     }
 
-    /// The sender is told that its data was fetched. It closes the region: a READ that the wire repeats late
+    /// The FIN: the sender's data was fetched. It closes the region: a READ that the wire repeats late
     /// must not reach it any more.
-    fn told(&mut self, w: &mut World, cqe: &Cqe) {
+    fn on_fin(&mut self, w: &mut World, cqe: &Cqe) {
         assert_eq!((cqe.status, cqe.opcode), (WcStatus::Success, WcOpcode::Recv), "tags: {cqe:?}");
-        let sges = self.told_to.remove(&cqe.wr_id).expect("tags: a receive that is not posted");
+        let sges = self.fin_buffers.remove(&cqe.wr_id).expect("tags: a receive that is not posted");
         let fin = get(&w.net.hosts[self.hosts[0]], &sges, 32);
         let number = u32::from_be_bytes([fin[4], fin[5], fin[6], fin[7]]) as usize;
         let at = self.fins.iter().position(|n| *n == number);

@@ -259,7 +259,7 @@ impl World {
         let mut any = false;
         let uses = |w: &World, xrc: bool| {
             let on = |c: &Conn, e: usize| match xrc {
-                true => e == 1 && c.plan.kind == crate::plan::Kind::Xrc && c.plan.hosts[1] == at,
+                true => e == 1 && c.plan.kind == crate::plan::Transport::Xrc && c.plan.hosts[1] == at,
                 false => c.plan.shared[e] && c.plan.hosts[e] == at,
             };
             w.conns.iter().any(|c| on(c, 0) || on(c, 1))

@@ -1,12 +1,12 @@
 //! Connections of StaR, by name: plans whose trouble is of one kind, played with many seeds, and that it was
-//! there. What must hold is the judge's.
+//! there. The oracle says what must hold.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use starverbs_core::ContextCache;
 use starverbs_core::qpc::Policy;
 use starverbs_sim::{Faults, Rng, STAR_OPS};
-use starverbs_soak::{Chaos, ConnPlan, Kind, Plan, ROOMY, StarPlan, Summary, World, any_conn, any_link};
+use starverbs_soak::{Chaos, ConnPlan, Plan, ROOMY, StarPlan, Summary, Transport, World, any_conn, any_link};
 use starverbs_star::control::Wish;
 
 const MS: u64 = 1_000_000;
@@ -81,14 +81,14 @@ fn conns(rng: &mut Rng, wishes: [Wish; 2], shared: bool) -> Vec<ConnPlan> {
 
 fn conn(rng: &mut Rng, wishes: [Wish; 2], shared: bool) -> ConnPlan {
     let mut conn = any_conn(rng, 2, 60, false);
-    conn.kind = Kind::Rc;
+    conn.kind = Transport::Rc;
     conn.hosts = [SL, SF];
     conn.kinds.retain(|op| STAR_OPS.contains(op));
     if conn.kinds.is_empty() || rng.chance(0.5) {
         conn.kinds = STAR_OPS.to_vec();
     }
     (conn.setup.timeout, conn.setup.retry_cnt, conn.setup.rnr_retry) = (20, 7, 7);
-    (conn.shared, conn.lives, conn.wishes) = ([shared; 2], 0, wishes);
+    (conn.shared, conn.reconnects, conn.wishes) = ([shared; 2], 0, wishes);
     conn
 }
 
@@ -248,11 +248,11 @@ fn an_end_that_is_lost_on_the_way_is_noticed() {
     }
 }
 
-/// Connections leave a card with room for few contexts when it is crowded, also those that began as plain
+/// Connections leave a QPC-limited card when it is crowded, also those that began as plain
 /// ones, and come back when it has room.
 #[test]
-fn a_card_with_few_contexts_is_rid_of_connections_while_it_is_crowded() {
-    let all = play("a_card_with_few_contexts_is_rid_of_connections_while_it_is_crowded", 150, |rng| {
+fn a_qpc_limited_card_sheds_connections_while_it_is_crowded() {
+    let all = play("a_qpc_limited_card_sheds_connections_while_it_is_crowded", 150, |rng| {
         let mut plan = to_and_fro(rng, None, false);
         let policy = rng.pick(&[Policy::Fcfs, Policy::NonBlocking, Policy::LatencyHiding]);
         plan.ample = vec![SF];

@@ -1,5 +1,5 @@
 //! Other programs in this process: what exec(3) replaces does not come to its exit handlers, so it gives the
-//! picture back here. Not execl(3) and its kin: Rust cannot define a call with any number of arguments, and
+//! view back here. Not execl(3) and its kin: Rust cannot define a call with any number of arguments, and
 //! in glibc they do not pass by here either. After those the lock is free, but the folder stays for the
 //! user's next process.
 

@@ -1,6 +1,6 @@
 //! Folders: listing them, going there, matching names.
 //!
-//! The picture's folders are real ones, so that what libc does with an open folder needs no help.
+//! The view's folders are real ones, so that what libc does with an open folder needs no help.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -8,8 +8,8 @@ use super::{go_on, interpose, through};
 use crate::errno;
 use crate::next::Entries;
 use crate::path::{PATH_MAX, strip_string};
-use crate::picture::DEVICE_NODE;
 use crate::present;
+use crate::sysfs_view::DEVICE_NODE;
 
 type Filter = Option<unsafe extern "C" fn(*const libc::dirent64) -> c_int>;
 type Compare = Option<unsafe extern "C" fn(*mut *const libc::dirent64, *mut *const libc::dirent64) -> c_int>;
@@ -31,7 +31,7 @@ unsafe fn corrected(entry: *mut libc::dirent64) -> *mut libc::dirent64 {
     entry
 }
 
-/// Takes the picture's folder off the paths that were found.
+/// Takes the view's folder off the paths that were found.
 ///
 /// # Safety
 /// `found` is what glob gave.

@@ -1,4 +1,4 @@
-//! Links and canonical paths: what leads into the picture's folder is shown as if it lay where the program
+//! Links and canonical paths: what leads into the view's folder is shown as if it lay where the program
 //! looked.
 
 use core::ffi::{CStr, c_char, c_int};
@@ -8,7 +8,7 @@ use crate::path::{PATH_MAX, strip, strip_string};
 use crate::present;
 
 /// Reads a link with `call`, which takes the room for it. What fills that room may have been cut, at a length
-/// that the picture's folder is part of: it is read again where there is room for both.
+/// that the view's folder is part of: it is read again where there is room for both.
 ///
 /// # Safety
 /// libc's terms for the room and the call.

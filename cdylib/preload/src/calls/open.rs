@@ -1,6 +1,6 @@
 //! Opening files: the families of open(2) and fopen(3).
 //!
-//! Nothing of the picture can be written: asking for that fails with EACCES, as sysfs answers. The device
+//! Nothing in the view can be written: asking for that fails with EACCES, as sysfs answers. The device
 //! node opens for writing, because programs try whether they may, but takes no commands: a write fails with
 //! EBADF.
 
@@ -9,7 +9,7 @@ use core::ffi::{CStr, c_char, c_int};
 use super::{go_on, interpose, redirected, through};
 use crate::errno;
 use crate::path::{is_ours, is_relative};
-use crate::present::{self, Kind};
+use crate::present::{self, FileKind};
 
 /// Opens with `call`, which takes a path and flags.
 ///
@@ -31,7 +31,7 @@ unsafe fn opened(path: *const c_char, flags: c_int, call: impl Fn(*const c_char,
     }
 }
 
-/// Opens a file of the picture.
+/// Opens a file of the view.
 fn ours(path: *const c_char, flags: c_int, call: impl Fn(*const c_char, c_int) -> c_int) -> c_int {
     /// The bit that O_TMPFILE has beside O_DIRECTORY
     const TEMPORARY: c_int = libc::O_TMPFILE & !libc::O_DIRECTORY;
@@ -43,7 +43,7 @@ fn ours(path: *const c_char, flags: c_int, call: impl Fn(*const c_char, c_int) -
     }
     let writes = flags & (libc::O_ACCMODE | libc::O_TRUNC | TEMPORARY) != libc::O_RDONLY;
     let kind = seen(fd, flags);
-    if writes && flags & libc::O_PATH == 0 && !matches!(kind, Some(Kind::Device)) {
+    if writes && flags & libc::O_PATH == 0 && !matches!(kind, Some(FileKind::Device)) {
         // SAFETY: opened above, and handed to nobody.
         unsafe { libc::close(fd) };
         errno::set(libc::EACCES);
@@ -53,11 +53,11 @@ fn ours(path: *const c_char, flags: c_int, call: impl Fn(*const c_char, c_int) -
 }
 
 /// Looks what was opened, and shows a counter's value if it is one. A path that begins at a descriptor or the
-/// working directory may lead into the picture too, once this process has looked at it.
-fn seen(fd: c_int, flags: c_int) -> Option<Kind> {
+/// working directory may lead into the view too, once this process has looked at it.
+fn seen(fd: c_int, flags: c_int) -> Option<FileKind> {
     let tree = present::peek().filter(|_| fd >= 0)?;
     let kind = errno::kept(|| present::kind(tree, fd));
-    if let Some(Kind::Live(live)) = &kind
+    if let Some(FileKind::Live(live)) = &kind
         && flags & libc::O_PATH == 0
     {
         present::show_value(live, fd, flags);

@@ -14,18 +14,18 @@ use starverbs_settings::Settings;
 pub const RUN: Duration = Duration::from_millis(300);
 pub const LOOPBACK: Gid = Gid::from_ipv4([127, 0, 0, 1]);
 
-pub struct End {
+pub struct PortEnd {
     pub tx: RoceTx<&'static Counters>,
     pub rx: Rx<&'static Counters>,
     pub to: Av,
     pub counters: &'static Counters,
 }
 
-impl End {
+impl PortEnd {
     /// Two ends that know each other's blocks.
-    pub fn pair() -> (End, End) {
+    pub fn pair() -> (PortEnd, PortEnd) {
         let port = free_port();
-        let (mut a, mut b) = (End::open(port), End::open(port));
+        let (mut a, mut b) = (PortEnd::open(port), PortEnd::open(port));
         let start = std::time::Instant::now();
         while start.elapsed() < Duration::from_millis(100) {
             for end in [&mut a, &mut b] {
@@ -36,14 +36,14 @@ impl End {
         (a, b)
     }
 
-    pub fn open(port: u16) -> End {
+    pub fn open(port: u16) -> PortEnd {
         let settings = Settings { port, ..Settings::default() };
         let addrs = host::addresses(&settings).expect("loopback");
         let counters: &'static Counters = Box::leak(Box::default());
         let (tx, rx) = open(&settings, &addrs, counters).expect("a port");
         let sgid_index = addrs.iter().position(|a| a.gid == LOOPBACK).expect("127.0.0.1") as u8;
         let to = Av { dgid: LOOPBACK, sgid: LOOPBACK, sgid_index, hop_limit: 64, ..Av::default() };
-        End { tx, rx, to, counters }
+        PortEnd { tx, rx, to, counters }
     }
 
     pub fn qpn(&self) -> u32 {

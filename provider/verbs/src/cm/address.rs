@@ -17,7 +17,7 @@ const UNPRIVILEGED: u32 = 1024;
 /// CAP_NET_BIND_SERVICE in a set of capabilities.
 const NET_BIND_SERVICE: u64 = 1 << 10;
 
-/// For which addresses who binds to `local` gets requests, and the address with an IPv4 one told as such.
+/// For which addresses who binds to `local` gets requests, and the address, an IPv4 one as IPv4.
 pub(super) fn scope(addrs: &[HostAddr], local: SocketAddr, v6_only: bool) -> Result<(Scope, SocketAddr)> {
     let local = SocketAddr::new(local.ip().to_canonical(), local.port());
     let scope = match local.ip() {
@@ -50,7 +50,7 @@ pub(super) fn check_port(port: u16) -> Result<()> {
     }
 }
 
-/// Whether CAP_NET_BIND_SERVICE is in the effective set that a status file tells (proc(5)).
+/// Whether CAP_NET_BIND_SERVICE is in the effective set of a status file (proc(5)).
 fn binds_services(status: &str) -> bool {
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());

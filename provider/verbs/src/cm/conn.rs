@@ -28,7 +28,7 @@ impl Inner {
         self.id
     }
 
-    /// Who is told now.
+    /// Where events go now.
     pub(super) fn sink(&self) -> Sink {
         Arc::clone(&self.sink.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -50,7 +50,7 @@ impl Conn {
         call: impl FnOnce(&mut Cm, Nanos) -> std::result::Result<u32, CmError>,
     ) -> Result<Conn> {
         card.with(|shard, now| {
-            let id = shard.manage(&card.notes, now, call)?;
+            let id = shard.manage(&card.deferred_log, now, call)?;
             let conn = Conn::new(Arc::clone(card), id, sink);
             shard.cm.holds(id, conn.weak());
             Ok(conn)
@@ -61,7 +61,7 @@ impl Conn {
     fn call(&self, call: impl FnOnce(&mut Cm, Nanos, u32) -> std::result::Result<(), CmError>) -> Result<()> {
         let Inner { card, id, .. } = &*self.0;
         ours(card)?;
-        card.with(|shard, now| Ok(shard.manage(&card.notes, now, |cm, now| call(cm, now, *id))?))
+        card.with(|shard, now| Ok(shard.manage(&card.deferred_log, now, |cm, now| call(cm, now, *id))?))
     }
 
     /// Its number, which no other connection of this process has while it lives: the local communication ID.
@@ -69,7 +69,7 @@ impl Conn {
         self.0.id
     }
 
-    /// Where events go from now on; those not yet told go there too. May be called from a sink.
+    /// Where events go from now on; those not yet delivered go there too. May be called from a sink.
     pub fn set_sink(&self, sink: Sink) {
         let before = {
             let mut now = self.0.sink.lock().unwrap_or_else(PoisonError::into_inner);
@@ -152,7 +152,7 @@ impl Drop for Inner {
         if card.is_ours() {
             card.with(|shard, now| {
                 shard.cm.forget(*id);
-                shard.manage(&card.notes, now, |cm, now| cm.release(now, *id));
+                shard.manage(&card.deferred_log, now, |cm, now| cm.release(now, *id));
             });
         }
     }

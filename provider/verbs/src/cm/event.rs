@@ -1,4 +1,4 @@
-//! What a sink is told.
+//! Events of connections, as sinks get them.
 
 use starverbs_cm::{Request, Resolved, Resolving, Response};
 
@@ -29,7 +29,7 @@ pub enum CmEventKind {
     Established,
     /// ESTABLISHED of a datagram id that asked
     Resolved(Box<Resolved>),
-    /// REJECTED
+    /// REJECTED: by the peer's program, or its connection manager
     Rejected {
         /// The event's status: see [`reason`](super::reason)
         reason: u16,

@@ -1,5 +1,5 @@
 //! The connection manager on the card: its messages go through queue pair 1, its timer is the card's, and
-//! what it tells is told when the card's lock is given back.
+//! its events reach their sinks when the card's lock is released.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -14,11 +14,11 @@ use super::address::{index_of, with_interface};
 use super::conn::{Conn, Inner};
 use super::event::{CmEvent, CmEventKind, TIMED_OUT};
 use crate::device::soft::Soft;
+use crate::device::soft::deferred_log::DeferredLog;
 use crate::device::soft::intake::CardAnd;
-use crate::device::soft::notes::Notes;
 use crate::process::seed;
 
-/// The connection manager of a card, and who is told.
+/// The connection manager of a card, and the sinks of its events.
 pub(crate) struct CmHost {
     cm: Cm,
     /// The card that it is of
@@ -26,8 +26,8 @@ pub(crate) struct CmHost {
     addrs: Vec<HostAddr>,
     conns: HashMap<u32, Weak<Inner>>,
     listeners: HashMap<ListenerId, Sink>,
-    /// A message was sent since somebody asked
-    spoke: bool,
+    /// A message was sent since the last [`CmHost::take_sent`]
+    sent: bool,
 }
 
 impl CmHost {
@@ -35,12 +35,12 @@ impl CmHost {
         let config = Config { guid, owner, seed: seed()[0] };
         let (mut cm, of) = (Cm::new(config), card.clone());
         cm.limit_mtu(Box::new(move |to| of.upgrade().map_or(Mtu::M4096, |card| card.info.path_mtu(to))));
-        CmHost { cm, card, addrs, conns: HashMap::new(), listeners: HashMap::new(), spoke: false }
+        CmHost { cm, card, addrs, conns: HashMap::new(), listeners: HashMap::new(), sent: false }
     }
 
     /// Whether a message was sent since the last call.
-    pub(crate) fn has_spoken(&mut self) -> bool {
-        std::mem::take(&mut self.spoke)
+    pub(crate) fn take_sent(&mut self) -> bool {
+        std::mem::take(&mut self.sent)
     }
 
     pub(super) fn listen(&mut self, at: ListenAt, backlog: u32, sink: Sink) -> Result<ListenerId, CmError> {
@@ -49,7 +49,7 @@ impl CmHost {
         Ok(id)
     }
 
-    /// Gives the listener's sink, to be dropped when the card's lock is given back.
+    /// Gives the listener's sink, to be dropped when the card's lock is released.
     pub(super) fn unlisten(&mut self, id: ListenerId) -> Option<Sink> {
         self.cm.unlisten(id);
         self.listeners.remove(&id)
@@ -105,7 +105,7 @@ impl CmHost {
         }
     }
 
-    /// The handle of a connection that came in, told to its listener's sink.
+    /// The handle of an incoming connection, with its listener's sink.
     fn new_conn(&mut self, id: u32, listener: ListenerId) -> Option<Conn> {
         let sink = self.listeners.get(&listener).cloned();
         let (card, sink) = (self.card.upgrade()?, sink.unwrap_or_else(|| Arc::new(drop)));
@@ -120,29 +120,29 @@ impl CmHost {
     pub(crate) fn manage<R>(
         &mut self,
         card: CardAnd<'_>,
-        notes: &Notes,
+        log: &DeferredLog,
         now: Nanos,
         call: impl FnOnce(&mut Cm, Nanos) -> R,
     ) -> R {
         let result = call(&mut self.cm, now);
-        self.settle(card, notes, now);
+        self.settle(card, log, now);
         result
     }
 
     /// Datagrams came to queue pair 1, or the time has come.
-    pub(crate) fn run(&mut self, (nic, env): CardAnd<'_>, notes: &Notes, now: Nanos) {
+    pub(crate) fn run(&mut self, (nic, env): CardAnd<'_>, log: &DeferredLog, now: Nanos) {
         while let Some((meta, mad)) = nic.poll_mad() {
-            /* the two low bits tell of congestion on the way here */
+            /* the two low bits are ECN */
             let traffic_class = meta.traffic_class & !3;
             let path = Path { local: meta.dst, remote: meta.src, traffic_class, hop_limit: 0 };
             self.cm.handle_mad(now, path, &mad);
         }
         self.cm.handle_timeout(now);
-        self.settle((nic, env), notes, now);
+        self.settle((nic, env), log, now);
     }
 
-    /// Sends what it wants to send, queues what it tells, sets its timer.
-    fn settle(&mut self, (nic, env): CardAnd<'_>, notes: &Notes, now: Nanos) {
+    /// Sends its messages, queues its events, sets its timer.
+    fn settle(&mut self, (nic, env): CardAnd<'_>, log: &DeferredLog, now: Nanos) {
         while let Some((path, mad)) = self.cm.poll_send() {
             let Some(sgid_index) = self.ip(path.local) else { continue };
             if !env.tx.can_send() {
@@ -157,12 +157,12 @@ impl CmHost {
                 ..Av::default()
             };
             nic.send_mad(env, &to, mad.bytes());
-            self.spoke = true;
+            self.sent = true;
         }
         env.tx.flush(now);
         while let Some((id, event)) = self.cm.poll_event() {
             if let Some(delivery) = self.event(id, event) {
-                notes.deliver_later(delivery);
+                log.deliver_later(delivery);
             }
         }
         if let Some(at) = self.cm.next_deadline() {
@@ -171,18 +171,18 @@ impl CmHost {
     }
 }
 
-/// What is to be told, and of which connection.
+/// An event, and its connection.
 pub(crate) struct Delivery {
     conn: Weak<Inner>,
     kind: CmEventKind,
 }
 
-/// What is to be told when the card's lock is given back.
+/// Events to deliver when the card's lock is released.
 #[derive(Default)]
 pub(crate) struct Deliveries {
     queue: Mutex<VecDeque<Delivery>>,
-    /// Held by who tells: one at a time, in order
-    telling: Mutex<()>,
+    /// Held while events are delivered: one at a time, in order
+    delivering: Mutex<()>,
 }
 
 impl Deliveries {
@@ -198,15 +198,15 @@ impl Deliveries {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Tells all, unless somebody does, who then tells what came meanwhile, too. None of the card's locks is
+    /// Delivers all, unless another thread does, which then delivers these, too. None of the card's locks is
     /// held.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn notify(&self) {
         while !self.is_empty() {
-            let telling = match self.telling.try_lock() {
+            let delivering = match self.delivering.try_lock() {
                 Err(TryLockError::WouldBlock) => return,
                 /* a sink panicked: the next event is another's */
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Ok(telling) => telling,
+                Ok(delivering) => delivering,
             };
             while let Some(Delivery { conn, kind }) = self.pop() {
                 if let Some(conn) = conn.upgrade() {
@@ -214,7 +214,7 @@ impl Deliveries {
                     conn.sink()(CmEvent { conn: id, kind });
                 }
             }
-            drop(telling);
+            drop(delivering);
         }
     }
 }

@@ -19,9 +19,9 @@ pub(crate) struct Activity {
     /// When the program last ran the device by a poll
     at: AtomicU64,
     /// For how many nanoseconds from then on polls leave the device alone
-    rest: AtomicU32,
+    back_off: AtomicU32,
     /// Polls that did so
-    rested: AtomicU32,
+    backed_off: AtomicU32,
     /// Nobody called during the last yield of an idle poll
     nobody_called: AtomicBool,
     /// Polls in a row that found the device busy
@@ -57,26 +57,26 @@ impl Activity {
         before
     }
 
-    /// Polls leave the device alone for `rest` nanoseconds from now on.
+    /// Polls leave the device alone for `time` nanoseconds from now on.
     #[inline]
-    pub(crate) fn rest_for(&self, rest: u32) {
-        self.rest.store(rest, Ordering::Relaxed);
+    pub(crate) fn back_off_for(&self, time: u32) {
+        self.back_off.store(time, Ordering::Relaxed);
     }
 
     /// Whether this poll leaves the device alone. Not every one looks at the clock, which takes more than all
     /// else of such a poll.
     #[inline]
-    pub(crate) fn rests(&self) -> bool {
-        let rest = self.rest.load(Ordering::Relaxed);
-        if rest == 0 {
+    pub(crate) fn backs_off(&self) -> bool {
+        let back_off = self.back_off.load(Ordering::Relaxed);
+        if back_off == 0 {
             return false;
         }
-        let rested = self.rested.load(Ordering::Relaxed).wrapping_add(1);
-        self.rested.store(rested, Ordering::Relaxed);
-        !rested.is_multiple_of(UNTIMED) || clock::now().saturating_sub(self.polled_at()) < rest.into()
+        let backed_off = self.backed_off.load(Ordering::Relaxed).wrapping_add(1);
+        self.backed_off.store(backed_off, Ordering::Relaxed);
+        !backed_off.is_multiple_of(UNTIMED) || clock::now().saturating_sub(self.polled_at()) < back_off.into()
     }
 
-    /// Yields the CPU, and notes whether another thread has called meanwhile.
+    /// Yields the CPU, and records whether another thread has called meanwhile.
     pub(crate) fn yield_now(&self) {
         let calls = self.calls();
         std::thread::yield_now();

@@ -33,7 +33,7 @@ pub(crate) mod group {
     pub(crate) const VERBS: u32 = 1;
     /// XRC domains that processes share
     pub(crate) const XRC: u32 = 1 << 1;
-    /// StaR
+    /// Queue pairs of StaR
     pub(crate) const STAR: u32 = 1 << 2;
 }
 
@@ -197,7 +197,7 @@ pub(crate) enum Command<'a> {
 
     /// XRC domains that processes share
     Xrc(Xrc<'a>),
-    /// StaR
+    /// Queue pairs of StaR
     Star(Star),
 }
 
@@ -255,7 +255,7 @@ pub(crate) enum Xrc<'a> {
         to: QpAttr,
         mask: QpAttrMask,
     },
-    /// A handle of a queue pair is told of its events. `attachment` 0: the queue pair is this process's
+    /// A handle of a queue pair gets its events. `attachment` 0: the queue pair is this process's
     List {
         qpn: Qpn,
         attachment: u32,

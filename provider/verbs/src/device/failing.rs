@@ -13,8 +13,8 @@ use starverbs_settings::Settings;
 
 use super::activity::Activity;
 use super::command::{Command, QpInit, Reply};
-use super::soft::notes::Notes;
-use super::thread::{ProgressThread, Turn};
+use super::soft::deferred_log::DeferredLog;
+use super::thread::{ProgressThread, TurnResult};
 use super::{Device, Doorbell};
 use crate::cq::CqShared;
 use crate::error::{Result, VerbsError};
@@ -28,7 +28,7 @@ pub(crate) struct Failing {
     pub(crate) stats: StatPage,
     pub(crate) activity: Activity,
     pub(crate) thread: ProgressThread,
-    pub(crate) notes: Notes,
+    pub(crate) deferred_log: DeferredLog,
     moderator: Arc<Moderator>,
     objects: Mutex<Objects>,
 }
@@ -131,7 +131,7 @@ impl Failing {
             settings,
             activity: Activity::default(),
             thread: ProgressThread::new()?,
-            notes: Notes::new(),
+            deferred_log: DeferredLog::new(),
             moderator: Arc::new(Moderator::new()),
             objects: Mutex::default(),
         })))
@@ -230,7 +230,7 @@ impl Failing {
         starverbs_core::Nanos::MAX
     }
 
-    pub(crate) fn turn(&self, _: &[libc::pollfd]) -> Turn {
-        Turn::default()
+    pub(crate) fn turn(&self, _: &[libc::pollfd]) -> TurnResult {
+        TurnResult::default()
     }
 }

@@ -88,7 +88,7 @@ impl Thread {
 }
 
 /// What the C library takes of a thread's stack for itself, bytes: glibc puts the thread-local variables of
-/// the program and its libraries there, as many as they have. 0 where there is no telling.
+/// the program and its libraries there, as many as they have. 0 where it is not known.
 fn taken(attr: *const libc::pthread_attr_t) -> usize {
     type Minimum = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
     // SAFETY: a name that ends with a NUL.
@@ -120,28 +120,28 @@ mod tests {
 
     #[test]
     fn thread_local_variables_take_nothing_of_its_stack() {
-        let (told, hear) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let address = |cell: &Cell<_>| cell.as_ptr() as usize;
         let work = move || {
             let mut stack = [1u8; STACK / 2];
             std::hint::black_box(&mut stack);
-            told.send(MUCH.with(address)).unwrap();
+            sender.send(MUCH.with(address)).unwrap();
         };
         let thread = Thread::start(c"test", Box::new(work)).expect("there is memory");
-        assert_ne!(hear.recv(), Ok(MUCH.with(address)));
+        assert_ne!(receiver.recv(), Ok(MUCH.with(address)));
         thread.join();
     }
 
     #[test]
     fn it_runs_and_may_panic() {
-        let (told, hear) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let work = move || {
-            told.send(1).unwrap();
+            sender.send(1).unwrap();
             panic!("expected by the test");
         };
         let thread = Thread::start(c"test", Box::new(work)).unwrap();
         assert!(!thread.is_caller());
-        assert_eq!(hear.recv(), Ok(1));
+        assert_eq!(receiver.recv(), Ok(1));
         thread.join();
     }
 }

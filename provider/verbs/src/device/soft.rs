@@ -5,8 +5,10 @@
 //! lock taken never waits on the data path: it leaves its doorbell, and whoever gives the lock back looks for
 //! doorbells once more.
 
+mod back_pressure;
 mod contexts;
 mod control;
+pub(crate) mod deferred_log;
 mod domains;
 mod doorbells;
 pub(crate) mod env;
@@ -14,9 +16,7 @@ mod idle;
 pub(crate) mod intake;
 mod links;
 mod memory;
-pub(crate) mod notes;
 mod progress;
-mod receives;
 pub(crate) mod shard;
 pub(crate) mod shared_qps;
 pub(crate) mod star;
@@ -45,8 +45,8 @@ use crate::process;
 use crate::share::Published;
 use crate::stat::StatPage;
 use contexts::context_cache;
+use deferred_log::DeferredLog;
 use links::Links;
-use notes::Notes;
 pub use progress::BYTES_OF_A_TURN;
 use progress::LEFT;
 pub(crate) use shard::Shard;
@@ -75,8 +75,8 @@ pub(crate) struct Soft {
     moderator: Arc<Moderator>,
     /// What other processes of the host may see of its memory
     pub(crate) published: Option<Published>,
-    /// Said when the shard lock is given back
-    pub(crate) notes: Notes,
+    /// Flushed when the shard's lock is released
+    pub(crate) deferred_log: DeferredLog,
     /// Its interfaces
     links: Links,
 }
@@ -90,7 +90,7 @@ impl Soft {
         budget::set_limit(usize::try_from(info.memory).unwrap_or(usize::MAX));
         /* before the port's sockets: nothing that changes from now on is missed */
         let links = Links::new(&info.addrs);
-        tell_of_port(&links, events)?;
+        subscribe_to_port(&links, events)?;
         let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
         let keys = info.limits.mrs.saturating_add(info.limits.windows);
         let (published, mrs) = Published::create(keys, process::seed()[0])?;
@@ -121,7 +121,7 @@ impl Soft {
                 cqs: AtomicU32::new(0),
                 moderator,
                 published,
-                notes: Notes::new(),
+                deferred_log: DeferredLog::new(),
                 links,
             }
         });
@@ -143,14 +143,14 @@ impl Soft {
         if *contexts == 0 {
             return Err(VerbsError::NoData);
         }
-        tell_of_port(&self.links, events)?;
+        subscribe_to_port(&self.links, events)?;
         *contexts += 1;
         Ok(())
     }
 
     /// A context leaves: its QPs end, and with the last context the card. Handles that are left do no harm.
     fn leave(&self, events: &Events) {
-        for qpn in self.with(|shard, _| shard.qps_told(events).collect::<Vec<_>>()) {
+        for qpn in self.with(|shard, _| shard.qps_reporting_to(events).collect::<Vec<_>>()) {
             let _ = self.with(|shard, now| shard.end_qp(qpn, now));
         }
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,18 +161,18 @@ impl Soft {
             self.thread.stop();
             self.with(|shard, _| {
                 shard.intake.rx.leave();
-                shard.shared_qps.close(&mut shard.env, &self.notes);
+                shard.shared_qps.close(&mut shard.env, &self.deferred_log);
             });
         }
     }
 
-    /// The connection manager's peers are told that it goes.
+    /// Disconnects the connection manager's peers.
     fn close_cm(&self) {
-        self.with(|shard, now| shard.manage(&self.notes, now, starverbs_cm::Cm::release_all));
+        self.with(|shard, now| shard.manage(&self.deferred_log, now, starverbs_cm::Cm::release_all));
     }
 
-    /// The process is about to go: peers of its connections are told, and the card receives nothing more, so
-    /// that what was not read goes to its owners.
+    /// The process is about to end: peers of its connections are notified, and the card receives nothing
+    /// more, so that what was not read goes to its owners.
     pub(crate) fn retire(&self) {
         self.close_cm();
         self.with(|shard, _| shard.intake.rx.leave());
@@ -186,8 +186,8 @@ impl Soft {
         guard.ring_deferred(now);
         let result = call(&mut guard, now);
         guard.transmit(now, true);
-        let spoke = guard.cm.has_spoken();
-        self.hand_on(&mut guard, now, spoke);
+        let cm_sent = guard.cm.take_sent();
+        self.hand_on(&mut guard, now, cm_sent);
         self.finish(&mut guard, now);
         drop(guard);
         self.serve_bells();
@@ -248,8 +248,8 @@ impl Soft {
     }
 
     /// Has the doorbell of `qpn` wait for the card's next turn, if it may. A program that polls takes a turn
-    /// soon, and so does a thread that looks within a tick; an armed one is told to. Without a thread
-    /// nothing goes on but by the program's calls, this no less than the rest.
+    /// soon, and so does a watching thread; an armed one gets an alarm. Without a thread only the program's
+    /// calls run the card.
     #[inline]
     fn defer(&self, shard: &mut Shard, qpn: Qpn) -> bool {
         let armed = self.thread.is_armed();
@@ -260,8 +260,8 @@ impl Soft {
         when != When::Now
     }
 
-    /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile. Says what
-    /// failed.
+    /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile. Flushes the
+    /// deferred log.
     #[inline]
     fn serve_bells(&self) {
         let turn = |guard: &mut MutexGuard<'_, Shard>| {
@@ -272,7 +272,7 @@ impl Soft {
             self.finish(guard, now);
         };
         self.doorbells.serve(|| self.try_lock(), turn);
-        self.notes.say();
+        self.deferred_log.flush();
     }
 
     /// Handles the doorbells that were left or deferred.
@@ -290,11 +290,11 @@ impl Soft {
         if self.doorbells.reserve(qps) { Ok(()) } else { Err(VerbsError::NoMemory("doorbells")) }
     }
 
-    /// End of a turn: tells of events, and has the thread wake up in time for the next timer.
+    /// End of a turn: raises events, and has the thread wake up in time for the next timer.
     #[inline]
     fn finish(&self, shard: &mut Shard, now: Nanos) {
         if !shard.env.events.is_empty() {
-            shard.tell(&self.notes, now);
+            shard.notify(&self.deferred_log, now);
         }
         if let Some(deadline) = shard.next_deadline(now) {
             self.lower_alarm(shard, deadline);
@@ -339,9 +339,9 @@ impl Soft {
     }
 }
 
-/// A context is told of what becomes of the port from now on. ENOMEM.
-fn tell_of_port(links: &Links, events: &Events) -> Result<()> {
-    if links.tell(events) { Ok(()) } else { Err(VerbsError::NoMemory("contexts")) }
+/// A context gets the port's events from now on. ENOMEM.
+fn subscribe_to_port(links: &Links, events: &Events) -> Result<()> {
+    if links.subscribe(events) { Ok(()) } else { Err(VerbsError::NoMemory("contexts")) }
 }
 
 /// The card that settings and host make.

@@ -1,14 +1,13 @@
 //! The progress thread: runs a device while the program is outside the library.
 //!
-//! Of the device it knows what to wait for, until when, and how to give it a turn. It decides by itself in
-//! which of two modes it is.
+//! Of the device it knows what to wait for, until when, and how to give it a turn. It has two modes.
 //! - Armed: it sleeps in `poll(2)` on the device's descriptors until the next timer, and gives it a turn when
 //!   something arrives. With nothing to do, and alone on the port, it sleeps for ever.
-//! - Watching: the program polls, so that waking for its frames is a waste and a quarrel over CPU and lock.
-//!   It looks once a tick whether the program still does, and arms itself if not.
+//! - Watching: the application polls, so that waking for its frames wastes CPU and contends for the lock.
+//!   It looks once a tick whether the application still polls, and arms itself if not.
 //!
-//! It turns to watching after a number of wake-ups in vain, and that number grows each time the
-//! watching made somebody wait: programs that spin on memory without calling the library end up
+//! It turns to watching after a number of spurious wake-ups, and that number grows each time the
+//! watching delayed a frame: programs that spin on memory without calling the library end up
 //! served by an armed thread.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -31,15 +30,15 @@ const WATCHING: u8 = 2;
 
 /// How often a watching thread looks.
 const TICK: Nanos = 1_000_000;
-/// Wake-ups in vain before it watches: at first, and at most.
-const FEW: u32 = 8;
-const MANY: u32 = 1024;
-/// Ticks of watching that made nobody wait, after which it needs fewer wake-ups again.
+/// Spurious wake-ups before it watches: at first, and at most.
+const SPURIOUS_MIN: u32 = 8;
+const SPURIOUS_MAX: u32 = 1024;
+/// Ticks of watching without a delayed frame, after which fewer spurious wake-ups suffice again.
 const CLEAN: u32 = 256;
-/// A program that ran the card less than this ago is taken to do so again at once.
+/// An application that ran the card less than this ago is polling: it will do so again at once.
 const JUST_POLLED: Nanos = 2_000;
-/// Pause when the program is at it, doubled each time in a row up to a limit: a program that polls
-/// once and then spins on memory is served soon, one that polls on and on is left alone.
+/// Pause while the application is polling, doubled each time in a row up to a limit: one that polls once and
+/// then spins on memory is served soon, one that keeps polling is left alone.
 const NAP: Duration = Duration::from_micros(2);
 const NAP_DOUBLINGS: u32 = 4;
 /// The CPU slice that it asks of the scheduler: short, so that it preempts spinners when it wakes.
@@ -55,12 +54,12 @@ pub(crate) struct ProgressThread {
     handle: Mutex<Option<Thread>>,
 }
 
-/// What a turn of the device came to.
+/// What a turn of the device did.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Turn {
-    /// How much came and was due; `None`: somebody else runs the device
+pub(crate) struct TurnResult {
+    /// Frames and timers handled; `None`: another thread runs the device
     pub(crate) work: Option<u32>,
-    /// Until when frames wait for receives, and others for them
+    /// Until when frames wait for receives, and other frames behind them
     pub(crate) held_until: Option<Nanos>,
 }
 
@@ -105,7 +104,7 @@ impl ProgressThread {
         self.mode.store(STOPPED, Ordering::SeqCst);
     }
 
-    /// Whether it only looks now and then: the program must run the device itself.
+    /// Whether it only looks once a tick: the program must run the device itself.
     #[inline]
     fn is_watching(&self) -> bool {
         self.mode.load(Ordering::Relaxed) == WATCHING
@@ -122,7 +121,7 @@ impl ProgressThread {
         self.mode.load(Ordering::Relaxed) == ARMED
     }
 
-    /// Has it serve from now on.
+    /// Arms it.
     #[inline]
     pub(crate) fn arm(&self) {
         if self.mode.load(Ordering::SeqCst) == WATCHING {
@@ -154,20 +153,20 @@ struct Worker {
     device: Device,
     /// `poll(2)`'s list: the wake descriptor, then the device's
     polled: Vec<libc::pollfd>,
-    /// Wake-ups in vain in a row, and how many make it watch
-    vain: u32,
+    /// Spurious wake-ups in a row, and how many make it watch
+    spurious: u32,
     limit: u32,
-    /// Ticks of watching since somebody had to wait
+    /// Ticks of watching since a frame was delayed
     clean: u32,
 }
 
 impl Worker {
     fn new(device: Device) -> Self {
-        Worker { device, polled: Vec::with_capacity(16), vain: 0, limit: FEW, clean: 0 }
+        Worker { device, polled: Vec::with_capacity(16), spurious: 0, limit: SPURIOUS_MIN, clean: 0 }
     }
 
     fn run(mut self) {
-        hurry();
+        request_low_latency();
         while !self.device.thread().stop.load(Ordering::Acquire) {
             if self.device.thread().is_watching() { self.watch() } else { self.serve() }
         }
@@ -177,11 +176,11 @@ impl Worker {
     fn serve(&mut self) {
         let until = self.list(true);
         match self.sleep(until) {
-            Woken::Frames if self.program_is_at_it() => self.nobody_called(),
+            Woken::Frames if self.application_is_polling() => self.on_spurious_wakeup(),
             Woken::Frames => match self.device.turn(&self.polled) {
-                Turn { held_until: Some(until), .. } => self.sit_out(until),
-                Turn { work: Some(0) | None, .. } => self.nobody_called(),
-                Turn { .. } => self.vain = 0,
+                TurnResult { held_until: Some(until), .. } => self.wait_for_receives(until),
+                TurnResult { work: Some(0) | None, .. } => self.on_spurious_wakeup(),
+                TurnResult { .. } => self.spurious = 0,
             },
             Woken::Alarm => {
                 self.device.turn(&self.polled);
@@ -199,7 +198,7 @@ impl Worker {
             self.clean += 1;
             if self.clean >= CLEAN {
                 self.clean = 0;
-                self.limit = (self.limit / 2).max(FEW);
+                self.limit = (self.limit / 2).max(SPURIOUS_MIN);
             }
             /* who posts, or polls what is there already, calls the device but does not run it */
             if clock::now().saturating_sub(self.device.activity().polled_at()) > TICK {
@@ -208,11 +207,11 @@ impl Worker {
             return;
         }
         self.device.thread().mode.store(ARMED, Ordering::SeqCst);
-        self.vain = 0;
+        self.spurious = 0;
         let late = self.device.turn(&self.polled).work.is_some_and(|work| work > 0);
         if late && woken == Woken::Alarm {
             self.clean = 0;
-            self.limit = (self.limit * 2).min(MANY);
+            self.limit = (self.limit * 2).min(SPURIOUS_MAX);
         }
     }
 
@@ -249,26 +248,26 @@ impl Worker {
         Woken::Frames
     }
 
-    /// Whether the program has just polled, and so will take the frames itself.
-    fn program_is_at_it(&self) -> bool {
+    /// Whether the application has just polled, and so will take the frames itself.
+    fn application_is_polling(&self) -> bool {
         clock::now().saturating_sub(self.device.activity().polled_at()) < JUST_POLLED
     }
 
     /// Sleeps until frames are taken again, which are in the socket already.
-    fn sit_out(&mut self, until: Nanos) {
+    fn wait_for_receives(&mut self, until: Nanos) {
         self.list(false);
         if self.sleep(until) == Woken::Alarm {
             self.device.turn(&self.polled);
         }
     }
 
-    fn nobody_called(&mut self) {
-        self.vain += 1;
-        if self.vain >= self.limit {
-            self.vain = 0;
+    fn on_spurious_wakeup(&mut self) {
+        self.spurious += 1;
+        if self.spurious >= self.limit {
+            self.spurious = 0;
             self.device.thread().mode.store(WATCHING, Ordering::SeqCst);
         } else {
-            std::thread::sleep(NAP * (1 << self.vain.min(NAP_DOUBLINGS)));
+            std::thread::sleep(NAP * (1 << self.spurious.min(NAP_DOUBLINGS)));
         }
     }
 }
@@ -298,10 +297,10 @@ struct SchedAttr {
     period: u64,
 }
 
-/// Asks to be run soon after waking: short CPU slices, exact timers and, where the process may (root,
+/// Requests low latency from the scheduler: short CPU slices, exact timers and, where the process may (root,
 /// RLIMIT_NICE), precedence over the program's own spinning threads, which otherwise make peers wait
 /// for milliseconds. What is refused costs latency only.
-fn hurry() {
+fn request_low_latency() {
     // SAFETY: calls about this thread with plain numbers; the structure lives across its calls and says
     // its size.
     unsafe {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::mrs::MrMemory;
-use super::names::{Bytes, Kind, Names, Whereabouts};
+use super::names::{Bytes, Names, ObjectKind, Whereabouts};
 use super::readers::Readers;
 use crate::error::{Result, VerbsError};
 use crate::process;
@@ -72,16 +72,16 @@ impl Exports {
 
     /// Lets others have a protection domain.
     pub(crate) fn publish_pd(&self, handle: u32) {
-        self.if_ours(|names| names.put(Kind::Pd, handle, Bytes::default()));
+        self.if_ours(|names| names.put(ObjectKind::Pd, handle, Bytes::default()));
     }
 
     /// Lets others have device memory.
     pub(crate) fn publish_dm(&self, handle: u32, bytes: Bytes) {
-        self.if_ours(|names| names.put(Kind::Dm, handle, bytes));
+        self.if_ours(|names| names.put(ObjectKind::Dm, handle, bytes));
     }
 
     /// Nobody finds the object from now on. Who may use it already, [`Published::await_readers`] waits for.
-    pub(crate) fn withdraw(&self, kind: Kind, handle: u32) {
+    pub(crate) fn withdraw(&self, kind: ObjectKind, handle: u32) {
         self.if_ours(|names| names.take(kind, handle));
     }
 

@@ -46,7 +46,7 @@ impl FileAt {
     }
 }
 
-/// Writes bytes over all that stands behind the first eight.
+/// Overwrites all that follows the first eight bytes.
 #[cfg(feature = "fuzzing")]
 pub(super) fn scribble(map: &MmapRaw, bytes: &[u8]) {
     const MAGIC: usize = size_of::<u64>();

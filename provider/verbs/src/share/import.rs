@@ -10,7 +10,7 @@ use starverbs_core::mr::MrAttr;
 
 use super::file::{FileAt, Identity};
 use super::mrs::PeerMrs;
-use super::names::{Bytes, Kind, Names, Tag};
+use super::names::{Bytes, Names, ObjectKind, Tag};
 use super::readers::Reader;
 use crate::error::{Result, VerbsError};
 use crate::memory;
@@ -59,7 +59,7 @@ impl Importer {
     ///
     /// # Errors
     /// EINVAL: none; ENODEV: the context is closed.
-    pub(crate) fn find(&self, kind: Kind, handle: u32) -> Result<(Tag, Bytes)> {
+    pub(crate) fn find(&self, kind: ObjectKind, handle: u32) -> Result<(Tag, Bytes)> {
         if self.names.is_closed() {
             return Err(GONE);
         }
@@ -126,7 +126,7 @@ impl Importer {
 fn file_of(process: &File, at: FileAt, write: bool) -> Result<File> {
     let path = inside(process, &format!("fd/{}", at.fd));
     /* looked at before it is opened: opening does things to devices and pipes */
-    let found = File::options().read(true).custom_flags(libc::O_PATH).open(path).map_err(told)?;
+    let found = File::options().read(true).custom_flags(libc::O_PATH).open(path).map_err(open_error)?;
     let seen = found.metadata()?;
     if !seen.is_file() || Identity::from(&seen) != at.file {
         return Err(GONE);
@@ -141,11 +141,11 @@ fn inside(directory: &File, name: &str) -> String {
 
 /// Opens what is in `/proc`.
 fn open(path: &str, write: bool) -> Result<File> {
-    File::options().read(true).write(write).open(path).map_err(told)
+    File::options().read(true).write(write).open(path).map_err(open_error)
 }
 
 /// What an error in `/proc` says about the exporter.
-fn told(error: io::Error) -> VerbsError {
+fn open_error(error: io::Error) -> VerbsError {
     match error.kind() {
         io::ErrorKind::PermissionDenied => VerbsError::Os(libc::EPERM),
         io::ErrorKind::NotFound if !std::path::Path::new("/proc/self/mem").exists() => {
@@ -164,7 +164,7 @@ pub(super) struct Reach {
     pub(super) reader: Reader,
 }
 
-/// Memory of an exporter that this process may use as long as an object of the exporter's stands.
+/// Memory of an exporter that this process may use as long as an object of the exporter's is valid.
 #[derive(Clone)]
 pub(crate) struct Foreign {
     importer: Arc<Importer>,

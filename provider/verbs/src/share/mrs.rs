@@ -17,7 +17,7 @@ use crate::error::Result;
 /// "SVMRS" and the layout's version.
 const MAGIC: u64 = u64::from_le_bytes(*b"SVMRS\0\0\x01");
 
-/// What stands before the entries.
+/// The header before the entries.
 #[repr(C, align(64))]
 struct Head {
     magic: AtomicU64,
@@ -247,7 +247,7 @@ impl MrMemory {
 
 #[cfg(feature = "fuzzing")]
 impl MrMemory {
-    /// Writes bytes over all that stands behind the magic.
+    /// Overwrites all that follows the magic.
     pub(super) fn scribble(&mut self, bytes: &[u8]) {
         super::file::scribble(&self.map, bytes);
     }

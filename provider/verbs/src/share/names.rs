@@ -1,4 +1,4 @@
-//! What stands behind a `cmd_fd`: the names of a context's protection domains and device memory, and where its
+//! The file of a `cmd_fd`: the names of a context's protection domains and device memory, and where its
 //! process keeps what importers need to reach memory.
 //!
 //! Only the exporter writes it; whoever has the descriptor reads it, and checks what it reads. Handles are places.
@@ -53,18 +53,18 @@ struct Name {
 
 /// What a handle is of.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum ObjectKind {
     /// A protection domain
     Pd,
     /// Device memory
     Dm,
 }
 
-/// One life of one object: no other has the same.
+/// One incarnation of one object: no other has the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Tag {
     /// A name: kind, handle, incarnation
-    Name(Kind, u32, u32),
+    Name(ObjectKind, u32, u32),
     /// A region's key
     Mr(MrTag),
 }
@@ -139,15 +139,15 @@ impl Names {
         unsafe { &*self.0.as_ptr().cast::<Layout>() }
     }
 
-    fn name(&self, kind: Kind, handle: u32) -> Option<&Name> {
+    fn name(&self, kind: ObjectKind, handle: u32) -> Option<&Name> {
         match kind {
-            Kind::Pd => self.all().pds.get(handle as usize),
-            Kind::Dm => self.all().dms.get(handle as usize),
+            ObjectKind::Pd => self.all().pds.get(handle as usize),
+            ObjectKind::Dm => self.all().dms.get(handle as usize),
         }
     }
 
     /// Lets others have an object whose handle is free; a handle that is too large is left out.
-    pub(super) fn put(&self, kind: Kind, handle: u32, bytes: Bytes) {
+    pub(super) fn put(&self, kind: ObjectKind, handle: u32, bytes: Bytes) {
         let Some(name) = self.name(kind, handle) else { return };
         name.incarnation.begin(|| {
             name.addr.store(bytes.addr, Ordering::Relaxed);
@@ -156,7 +156,7 @@ impl Names {
     }
 
     /// Takes an object away. Who looks from now on does not find it; some may have looked before.
-    pub(super) fn take(&self, kind: Kind, handle: u32) {
+    pub(super) fn take(&self, kind: ObjectKind, handle: u32) {
         if let Some(name) = self.name(kind, handle) {
             name.incarnation.end();
         }
@@ -172,7 +172,7 @@ impl Names {
     }
 
     /// The object of this kind and handle.
-    pub(super) fn find(&self, kind: Kind, handle: u32) -> Option<(Tag, Bytes)> {
+    pub(super) fn find(&self, kind: ObjectKind, handle: u32) -> Option<(Tag, Bytes)> {
         let name = self.name(kind, handle)?;
         let (incarnation, bytes) = name.incarnation.read(|| {
             let (addr, length) = (name.addr.load(Ordering::Relaxed), name.length.load(Ordering::Relaxed));
@@ -181,8 +181,8 @@ impl Names {
         Some((Tag::Name(kind, handle, incarnation), bytes))
     }
 
-    /// Whether that life of a name goes on.
-    pub(super) fn is_valid(&self, kind: Kind, handle: u32, incarnation: u32) -> bool {
+    /// Whether that incarnation of a name is current.
+    pub(super) fn is_valid(&self, kind: ObjectKind, handle: u32, incarnation: u32) -> bool {
         self.name(kind, handle).is_some_and(|name| name.incarnation.is(incarnation))
     }
 
@@ -200,7 +200,7 @@ impl Names {
 
 #[cfg(feature = "fuzzing")]
 impl Names {
-    /// Writes bytes over all that stands behind the magic.
+    /// Overwrites all that follows the magic.
     pub(super) fn scribble(&self, bytes: &[u8]) {
         file::scribble(&self.0, bytes);
     }

@@ -95,24 +95,24 @@ fn names_are_found_by_kind_and_handle() {
     let (names, bytes) = (&exporter.names, Bytes { addr: 64, length: 4 });
     names.publish_pd(7);
     names.publish_dm(7, bytes);
-    assert_eq!(importer.find(Kind::Dm, 7).unwrap().1, bytes);
-    assert_eq!(errno(importer.find(Kind::Dm, 8)), libc::EINVAL);
-    let (before, _) = importer.find(Kind::Pd, 7).unwrap();
-    names.withdraw(Kind::Pd, 7);
+    assert_eq!(importer.find(ObjectKind::Dm, 7).unwrap().1, bytes);
+    assert_eq!(errno(importer.find(ObjectKind::Dm, 8)), libc::EINVAL);
+    let (before, _) = importer.find(ObjectKind::Pd, 7).unwrap();
+    names.withdraw(ObjectKind::Pd, 7);
     assert!(!importer.is_valid(before));
-    assert_eq!(errno(importer.find(Kind::Pd, 7)), libc::EINVAL);
+    assert_eq!(errno(importer.find(ObjectKind::Pd, 7)), libc::EINVAL);
     names.publish_pd(7);
     assert!(!importer.is_valid(before), "another life of the same handle");
-    let (now, _) = importer.find(Kind::Pd, 7).unwrap();
+    let (now, _) = importer.find(ObjectKind::Pd, 7).unwrap();
     assert!(importer.is_valid(now));
-    for (kind, most) in [Kind::Pd, Kind::Dm].into_iter().zip(names::NAMES) {
+    for (kind, most) in [ObjectKind::Pd, ObjectKind::Dm].into_iter().zip(names::NAMES) {
         assert_eq!(errno(importer.find(kind, most as u32)), libc::EINVAL);
         names.withdraw(kind, most as u32);
     }
     names.publish_pd(names::NAMES[0] as u32);
     names.close();
     assert!(!importer.is_valid(now));
-    assert_eq!(errno(importer.find(Kind::Pd, 7)), libc::ENODEV);
+    assert_eq!(errno(importer.find(ObjectKind::Pd, 7)), libc::ENODEV);
     assert_eq!(errno(Importer::open(names.fd()).map(drop)), libc::ENODEV);
 }
 
@@ -257,7 +257,7 @@ fn the_table_grows_and_ends_as_any_does() {
 fn what_handles_share_ends_with_the_last() {
     let (exporter, importer) = both();
     exporter.names.publish_pd(1);
-    let (tag, _) = importer.find(Kind::Pd, 1).unwrap();
+    let (tag, _) = importer.find(ObjectKind::Pd, 1).unwrap();
     let kept = Kept::default();
     assert_eq!(errno(kept.join(tag, || Err(crate::VerbsError::Fault))), libc::EFAULT);
     assert_eq!(kept.join(tag, || Ok(5)).unwrap(), 5);

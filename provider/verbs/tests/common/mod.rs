@@ -1,4 +1,4 @@
-//! Two cards in one process, joined by 127.0.0.1: what the tests of this folder stand on.
+//! Two cards in one process, joined by 127.0.0.1: the fixture of the tests in this folder.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 use std::fs::{File, read_link};

@@ -18,17 +18,17 @@ use starverbs_verbs::cm::{
 /// How long a test waits for what must come: far beyond what it takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A sink, and where what it is told comes out.
+/// A sink, and where its events come out.
 fn sink() -> (Sink, Receiver<CmEvent>) {
-    let (tell, told) = channel();
+    let (sender, events) = channel();
     let sink: Sink = Arc::new(move |event| {
-        let _nobody_reads_any_more = tell.send(event);
+        let _nobody_reads_any_more = sender.send(event);
     });
-    (sink, told)
+    (sink, events)
 }
 
-fn next(told: &Receiver<CmEvent>) -> CmEventKind {
-    told.recv_timeout(PATIENCE).expect("an event").kind
+fn next(events: &Receiver<CmEvent>) -> CmEventKind {
+    events.recv_timeout(PATIENCE).expect("an event").kind
 }
 
 fn local(port: u16) -> SocketAddr {
@@ -57,16 +57,16 @@ impl Side {
     }
 
     fn listen(&self, space: PortSpace, backlog: u32) -> (Listener, Receiver<CmEvent>) {
-        let (sink, told) = sink();
+        let (sink, events) = sink();
         let held = self.agent.bind(bind(0, space)).unwrap();
         let listener = self.agent.listen(&held, backlog, sink).unwrap();
-        (listener, told)
+        (listener, events)
     }
 
     fn connect(&self, remote: SocketAddr, qp: &Qp, private_data: &[u8]) -> (Conn, Receiver<CmEvent>) {
-        let (sink, told) = sink();
+        let (sink, events) = sink();
         let connect = connect(remote, side(qp), private_data);
-        (self.agent.connect(&connect, sink).unwrap(), told)
+        (self.agent.connect(&connect, sink).unwrap(), events)
     }
 }
 
@@ -114,21 +114,21 @@ fn ready(node: &Node, qp: &Qp, peer: QpSide) {
     crate::common::to_rts(qp);
 }
 
-fn requested(told: &Receiver<CmEvent>) -> (Conn, Box<Request>) {
-    match next(told) {
+fn requested(events: &Receiver<CmEvent>) -> (Conn, Box<Request>) {
+    match next(events) {
         CmEventKind::Request(conn, request) => (conn, request),
         other => panic!("{other:?} instead of a request"),
     }
 }
 
-/// Connects, moves a message, disconnects, and looks at all that is told meanwhile.
+/// Connects, moves a message, disconnects, and looks at all events meanwhile.
 fn whole_life(settings: &Settings) {
     let [a, b] = Side::pair(settings);
-    let (listener, told_b) = b.listen(PortSpace::Tcp, 4);
+    let (listener, events_b) = b.listen(PortSpace::Tcp, 4);
     let qps = [a.node.qp(QpType::Rc), b.node.qp(QpType::Rc)];
-    let (conn_a, told_a) = a.connect(listener.local(), &qps[0], b"hello");
+    let (conn_a, events_a) = a.connect(listener.local(), &qps[0], b"hello");
 
-    let (conn_b, request) = requested(&told_b);
+    let (conn_b, request) = requested(&events_b);
     assert_eq!((request.local, request.remote), (listener.local(), local(4660)));
     assert_eq!((request.qp, request.service), (side(&qps[0]), Service::Rc));
     assert_eq!((request.responder_resources, request.initiator_depth), (4, 3), "turned round");
@@ -139,14 +139,14 @@ fn whole_life(settings: &Settings) {
     b.node.post_recv(&qps[1], 5, 0, 64).unwrap();
     conn_b.accept(&accept(side(&qps[1]), b"welcome")).unwrap();
 
-    let CmEventKind::Response(response) = next(&told_a) else { panic!("no response") };
+    let CmEventKind::Response(response) = next(&events_a) else { panic!("no response") };
     assert_eq!(response.qp, side(&qps[1]));
     assert_eq!((response.responder_resources, response.initiator_depth), (6, 5), "turned round");
     assert_eq!(response.ece, Ece { vendor_id: 0x00fe_dcba, options: 7 });
     assert_eq!((&response.private_data[..8], response.private_data.len()), (&b"welcome\0"[..], 196));
     ready(&a.node, &qps[0], response.qp);
     conn_a.establish().unwrap();
-    assert!(matches!(next(&told_b), CmEventKind::Established));
+    assert!(matches!(next(&events_b), CmEventKind::Established));
     assert_eq!(conn_b.notify_comm_est().map_err(|e| e.errno()), Err(libc::EISCONN));
 
     crate::common::post(&qps[0], &crate::common::send(1, &[a.node.sge(0, 16)])).unwrap();
@@ -154,9 +154,9 @@ fn whole_life(settings: &Settings) {
     assert_eq!(a.node.completions(1)[0].wr_id, 1);
 
     conn_a.disconnect().unwrap();
-    for told in [&told_a, &told_b] {
-        assert!(matches!(next(told), CmEventKind::Disconnected { status: 0 }));
-        assert!(matches!(next(told), CmEventKind::TimewaitExit));
+    for events in [&events_a, &events_b] {
+        assert!(matches!(next(events), CmEventKind::Disconnected { status: 0 }));
+        assert!(matches!(next(events), CmEventKind::TimewaitExit));
     }
     conn_b.disconnect().unwrap();
 }
@@ -177,29 +177,29 @@ fn a_connection_lives_and_ends_on_a_wire_that_loses_a_fifth() {
 #[test]
 fn requests_are_refused_by_program_by_backlog_and_where_nobody_listens() {
     let [a, b] = Side::pair(&settings());
-    let (listener, told_b) = b.listen(PortSpace::Tcp, 1);
+    let (listener, events_b) = b.listen(PortSpace::Tcp, 1);
     let qp = a.node.qp(QpType::Rc);
-    let (_conn, told_a) = a.connect(listener.local(), &qp, &[]);
-    let (conn_b, _) = requested(&told_b);
-    let (_conn2, told_2) = a.connect(listener.local(), &qp, &[]);
-    assert!(matches!(next(&told_2), CmEventKind::Rejected { reason: reason::NO_RESOURCES, .. }));
+    let (_conn, events_a) = a.connect(listener.local(), &qp, &[]);
+    let (conn_b, _) = requested(&events_b);
+    let (_conn2, events_2) = a.connect(listener.local(), &qp, &[]);
+    assert!(matches!(next(&events_2), CmEventKind::Rejected { reason: reason::NO_RESOURCES, .. }));
 
     conn_b.reject(reason::CONSUMER, b"no").unwrap();
-    let CmEventKind::Rejected { reason, private_data } = next(&told_a) else { panic!("not rejected") };
+    let CmEventKind::Rejected { reason, private_data } = next(&events_a) else { panic!("not rejected") };
     assert_eq!((reason, &private_data[..3], private_data.len()), (reason::CONSUMER, &b"no\0"[..], 148));
     assert_eq!(conn_b.reject(28, &[]).map_err(|e| e.errno()), Err(libc::EINVAL), "once");
 
-    let (_conn3, told_3) = a.connect(listener.local(), &qp, &[]);
-    drop(requested(&told_b));
+    let (_conn3, events_3) = a.connect(listener.local(), &qp, &[]);
+    drop(requested(&events_b));
     assert!(
-        matches!(next(&told_3), CmEventKind::Rejected { reason: reason::CONSUMER, .. }),
+        matches!(next(&events_3), CmEventKind::Rejected { reason: reason::CONSUMER, .. }),
         "dropped is refused"
     );
 
     let gone = listener.local();
     drop(listener);
-    let (_conn4, told_4) = a.connect(gone, &qp, &[]);
-    assert!(matches!(next(&told_4), CmEventKind::Rejected { reason: reason::INVALID_SERVICE_ID, .. }));
+    let (_conn4, events_4) = a.connect(gone, &qp, &[]);
+    assert!(matches!(next(&events_4), CmEventKind::Rejected { reason: reason::INVALID_SERVICE_ID, .. }));
 }
 
 /// The program of the passive side could not use such a queue pair, and hears nothing of it.
@@ -208,29 +208,29 @@ fn a_request_for_more_than_the_path_mtu_is_refused_for_it() {
     let settings = settings();
     let small = Side::new(&Settings { mtu: Some(512), ..settings.clone() });
     let other = Side::new(&settings);
-    let (listener, told) = small.listen(PortSpace::Tcp, 1);
+    let (listener, events) = small.listen(PortSpace::Tcp, 1);
     let qp = other.node.qp(QpType::Rc);
-    let (_conn, told_other) = other.connect(listener.local(), &qp, &[]);
-    assert!(matches!(next(&told_other), CmEventKind::Rejected { reason: reason::INVALID_PATH_MTU, .. }));
-    assert!(told.try_recv().is_err());
+    let (_conn, events_other) = other.connect(listener.local(), &qp, &[]);
+    assert!(matches!(next(&events_other), CmEventKind::Rejected { reason: reason::INVALID_PATH_MTU, .. }));
+    assert!(events.try_recv().is_err());
 }
 
 #[test]
 fn a_dropped_connection_is_released() {
     let [a, b] = Side::pair(&settings());
-    let (listener, told_b) = b.listen(PortSpace::Tcp, 4);
+    let (listener, events_b) = b.listen(PortSpace::Tcp, 4);
     let qps = [a.node.qp(QpType::Rc), b.node.qp(QpType::Rc)];
-    let (conn_a, told_a) = a.connect(listener.local(), &qps[0], &[]);
-    let (conn_b, _) = requested(&told_b);
+    let (conn_a, events_a) = a.connect(listener.local(), &qps[0], &[]);
+    let (conn_b, _) = requested(&events_b);
     let (own_sink, own_told) = sink();
     conn_b.set_sink(own_sink);
     conn_b.accept(&accept(side(&qps[1]), &[])).unwrap();
-    assert!(matches!(next(&told_a), CmEventKind::Response(_)));
+    assert!(matches!(next(&events_a), CmEventKind::Response(_)));
     conn_a.establish().unwrap();
     assert!(matches!(next(&own_told), CmEventKind::Established));
     drop(conn_a);
     assert!(matches!(next(&own_told), CmEventKind::Disconnected { status: 0 }));
-    assert!(told_b.try_recv().is_err(), "the listener's sink is told of requests alone");
+    assert!(events_b.try_recv().is_err(), "the listener's sink gets requests alone");
 }
 
 /// What a process leaves behind is ended when it goes: the peer need not find out by itself.
@@ -239,12 +239,12 @@ fn who_leaves_tells_its_peers() {
     let [a, b] = Side::pair(&settings());
     let (listener, at_listener) = a.listen(PortSpace::Tcp, 8);
     let (qa, qb) = (a.node.qp(QpType::Rc), b.node.qp(QpType::Rc));
-    let (_waiting, told) = b.connect(listener.local(), &qb, b"");
+    let (_waiting, events) = b.connect(listener.local(), &qb, b"");
     let (_unanswered, _) = requested(&at_listener);
     let (_conn, at_b) = {
-        let (listener, told) = b.listen(PortSpace::Tcp, 8);
+        let (listener, events) = b.listen(PortSpace::Tcp, 8);
         let (conn, at_a) = a.connect(listener.local(), &qa, b"");
-        let (served, request) = requested(&told);
+        let (served, request) = requested(&events);
         let (own_sink, own_told) = sink();
         served.set_sink(own_sink);
         ready(&b.node, &qb, request.qp);
@@ -255,15 +255,15 @@ fn who_leaves_tells_its_peers() {
         ((conn, served), own_told)
     };
     a.agent.leave();
-    assert!(matches!(next(&told), CmEventKind::Rejected { .. }));
+    assert!(matches!(next(&events), CmEventKind::Rejected { .. }));
     assert!(matches!(next(&at_b), CmEventKind::Disconnected { status: 0 }));
 }
 
 #[test]
 fn a_datagram_queue_pair_is_asked_for() {
     let [a, b] = Side::pair(&settings());
-    let (listener, told_b) = b.listen(PortSpace::Udp, 4);
-    let (sink, told_a) = sink();
+    let (listener, events_b) = b.listen(PortSpace::Udp, 4);
+    let (sink, events_a) = sink();
     let resolve = Resolve {
         local: local(4660),
         remote: listener.local(),
@@ -273,7 +273,7 @@ fn a_datagram_queue_pair_is_asked_for() {
         private_data: b"who".to_vec(),
     };
     let _asked = a.agent.resolve(&resolve, Arc::clone(&sink)).unwrap();
-    let CmEventKind::Resolving(conn, asked) = next(&told_b) else { panic!("no question") };
+    let CmEventKind::Resolving(conn, asked) = next(&events_b) else { panic!("no question") };
     assert_eq!((asked.local, asked.remote), (listener.local(), local(4660)));
     assert_eq!((&asked.private_data[..4], asked.private_data.len()), (&b"who\0"[..], 180));
     let mut answer = Answer {
@@ -284,19 +284,19 @@ fn a_datagram_queue_pair_is_asked_for() {
         private_data: b"me".to_vec(),
     };
     conn.answer(&answer).unwrap();
-    let CmEventKind::Resolved(resolved) = next(&told_a) else { panic!("no answer") };
+    let CmEventKind::Resolved(resolved) = next(&events_a) else { panic!("no answer") };
     assert_eq!((resolved.qpn, resolved.qkey), (0x1234, 0x0123_4567));
     assert_eq!((&resolved.private_data[..3], resolved.private_data.len()), (&b"me\0"[..], 136));
 
     let _again = a.agent.resolve(&resolve, Arc::clone(&sink)).unwrap();
-    let CmEventKind::Resolving(conn, _) = next(&told_b) else { panic!("no question") };
+    let CmEventKind::Resolving(conn, _) = next(&events_b) else { panic!("no question") };
     answer.status = sidr::REJECT;
     conn.answer(&answer).unwrap();
-    assert!(matches!(next(&told_a), CmEventKind::Unreachable { status: 2 }));
+    assert!(matches!(next(&events_a), CmEventKind::Unreachable { status: 2 }));
 
     drop(listener);
     let _nobody = a.agent.resolve(&resolve, sink).unwrap();
-    assert!(matches!(next(&told_a), CmEventKind::Unreachable { status: 1 }));
+    assert!(matches!(next(&events_a), CmEventKind::Unreachable { status: 1 }));
 }
 
 #[test]

@@ -67,8 +67,8 @@ fn an_event_waits_no_longer_than_its_period() {
     }
 }
 
-/// Many that wait at once, for longer and shorter: each tells once. One that ends meanwhile makes room for
-/// another.
+/// Many that wait at once, for longer and shorter: each raises one event. One that ends meanwhile makes room
+/// for another.
 #[test]
 fn many_queues_wait_each_for_its_own_time() {
     let (a, b) = Node::pair();
@@ -82,13 +82,13 @@ fn many_queues_wait_each_for_its_own_time() {
             cq.req_notify(false).unwrap();
             write(qa, (&a, &b), 1);
         }
-        let mut told: Vec<u64> = Vec::new();
-        while told.len() < cqs.len() {
+        let mut cookies: Vec<u64> = Vec::new();
+        while cookies.len() < cqs.len() {
             wait_for("the events", || readable(a.channel.fd()));
-            told.push(a.channel.get_event().unwrap());
+            cookies.push(a.channel.get_event().unwrap());
         }
-        told.sort_unstable();
-        assert!(told.into_iter().eq(0..20), "each once");
+        cookies.sort_unstable();
+        assert!(cookies.into_iter().eq(0..20), "each once");
     }
 }
 
@@ -249,17 +249,17 @@ fn an_overrun_is_told() {
     for wr_id in 0..6 {
         write(&qa, (&a, &b), wr_id);
     }
-    let mut told = Vec::new();
-    while told.len() < 2 {
+    let mut raised = Vec::new();
+    while raised.len() < 2 {
         match a.ctx.get_async_event().unwrap() {
-            Event::Cq { kind, cookie } => told.push((kind, cookie)),
+            Event::Cq { kind, cookie } => raised.push((kind, cookie)),
             Event::Qp { kind: kind::COMM_EST, .. } => {}
-            Event::Qp { kind, cookie } => told.push((kind, cookie)),
+            Event::Qp { kind, cookie } => raised.push((kind, cookie)),
             other => panic!("{other:?}"),
         }
     }
-    told.sort_unstable();
-    assert_eq!(told, [(kind::CQ_ERR, 5), (kind::QP_FATAL, 99)]);
+    raised.sort_unstable();
+    assert_eq!(raised, [(kind::CQ_ERR, 5), (kind::QP_FATAL, 99)]);
     assert_eq!(qa.state(), QpState::Err);
     let held: Vec<u64> = poll(&cq, 4).iter().map(|cqe| cqe.wr_id).collect();
     assert_eq!(held, [0, 1, 2, 3]);

@@ -150,8 +150,8 @@ fn what_is_not_there_or_not_ours_is_refused() {
     let elsewhere = Pd::import(&three.importer.ctx, other.handle()).unwrap();
     assert_eq!(errno(Mr::import(&elsewhere, key)), libc::EINVAL, "a region of another domain");
     other.dealloc().unwrap();
-    let stranger = Pd::alloc(&three.importer.ctx).unwrap();
-    assert_eq!(errno(Mr::import(&stranger, key)), libc::EINVAL, "a domain of this process");
+    let local = Pd::alloc(&three.importer.ctx).unwrap();
+    assert_eq!(errno(Mr::import(&local, key)), libc::EINVAL, "a domain of this process");
     assert_eq!(errno(Mr::import(pd, three.peer.mr.lkey())), libc::EINVAL);
     assert_eq!(errno(Pd::import(&three.importer.ctx, other.handle())), libc::EINVAL);
     assert_eq!(errno(Dm::import(&three.importer.ctx, 99)), libc::EINVAL);

@@ -1,13 +1,13 @@
-//! UC and UD where receives run out: what stands behind the last one waits for the program, and not for ever.
+//! Receive back-pressure of UC and UD: frames behind the last receive wait for the program, and not for ever.
 
 use crate::common::*;
 use starverbs_core::{AvId, Cqe, QpType, SendOp, WcStatus};
 use starverbs_settings::Settings;
 use starverbs_verbs::{Ah, Qp, SendWr};
 
-/// Messages that come at once, and receives posted for them.
-const MANY: u64 = 16;
-const FEW: u64 = 4;
+/// Messages that arrive at once, and receives posted for them.
+const MESSAGES: u64 = 16;
+const RECEIVES: u64 = 4;
 
 /// Two cards, of which only the program runs the second.
 fn by_polls() -> (Node, Node) {
@@ -15,25 +15,25 @@ fn by_polls() -> (Node, Node) {
     (Node::new(&settings), Node::new(&Settings { progress_thread: false, ..settings }))
 }
 
-/// Sends `MANY` messages, which are on the wire before anybody looks for them.
+/// Sends `MESSAGES` messages, which are on the wire before anybody looks for them.
 fn send_many(a: &Node, qa: &Qp, to: (AvId, u32)) {
     let sges = [a.sge(0, 8)];
-    for wr_id in 0..MANY {
+    for wr_id in 0..MESSAGES {
         let wr = SendWr { ah: to.0, remote_qpn: to.1, qkey: QKEY, ..send(wr_id, &sges) };
         post(qa, &wr).unwrap();
     }
-    assert!(a.completions(MANY as usize).iter().all(|cqe| cqe.status == WcStatus::Success));
+    assert!(a.completions(MESSAGES as usize).iter().all(|cqe| cqe.status == WcStatus::Success));
 }
 
-/// Takes them all with `FEW` receives, each posted again when it has completed.
+/// Takes them all with `RECEIVES` receives, each posted again when it has completed.
 fn take_many(b: &Node, qb: &Qp) {
     let mut came = 0;
-    let mut out = [Cqe::default(); MANY as usize];
+    let mut out = [Cqe::default(); MESSAGES as usize];
     wait_for("one of the messages", || {
         let got = b.cq.poll(&mut out).unwrap();
         out[..got].iter().for_each(|cqe| b.post_recv(qb, cqe.wr_id, 0, 100).unwrap());
         came += got as u64;
-        came == MANY
+        came == MESSAGES
     });
 }
 
@@ -43,7 +43,7 @@ fn a_poll_leaves_datagrams_for_which_no_receive_is_posted_yet() {
     let (qa, qb) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
     ud_ready(&qa);
     ud_ready(&qb);
-    (0..FEW).for_each(|id| b.post_recv(&qb, id, 0, 100).unwrap());
+    (0..RECEIVES).for_each(|id| b.post_recv(&qb, id, 0, 100).unwrap());
     let ah = Ah::create(&a.pd, &way_to(&b)).unwrap();
     send_many(&a, &qa, (ah.id(), qb.number()));
     take_many(&b, &qb);
@@ -55,7 +55,7 @@ fn a_poll_leaves_unreliable_messages_for_which_no_receive_is_posted_yet() {
     let (a, b) = by_polls();
     let (qa, qb) = (a.qp(QpType::Uc), b.qp(QpType::Uc));
     connect_uc((&a, &qa), (&b, &qb));
-    (0..FEW).for_each(|id| b.post_recv(&qb, id, 0, 100).unwrap());
+    (0..RECEIVES).for_each(|id| b.post_recv(&qb, id, 0, 100).unwrap());
     send_many(&a, &qa, (AvId::default(), 0));
     take_many(&b, &qb);
 }

@@ -1,4 +1,4 @@
-//! What a program must not do, and what it is told: errnos, flushed work, events.
+//! What a program must not do, and what it gets: errnos, flushed work, events.
 
 use crate::common::*;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
@@ -147,8 +147,8 @@ fn a_wrong_key_fails_the_request_and_both_qps() {
     post(&qa, &wr).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::RemAccessErr);
     assert_eq!(qa.state(), QpState::Err);
-    let told = b.ctx.get_async_event().unwrap();
-    assert!(matches!(told, Event::Qp { cookie: 99, .. }), "{told:?}");
+    let event = b.ctx.get_async_event().unwrap();
+    assert!(matches!(event, Event::Qp { cookie: 99, .. }), "{event:?}");
     let local = Sge { addr: 64, len: 8, lkey: 0x7777 };
     let (c, d) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect((&a, &c), (&b, &d));

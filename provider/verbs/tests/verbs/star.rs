@@ -98,8 +98,8 @@ fn under_one_key_a_refusal_is_believed() {
     }
 }
 
-/// Under one key it is StaR. What the wire doubles is told from what was sent again, and nothing is taken for
-/// a stranger's.
+/// Under one key it is StaR. Duplicates of the wire and retransmissions are told apart, and no packet is
+/// taken for an untrusted peer's.
 #[test]
 fn under_one_key_ends_settle_and_talk() {
     let fault = FaultSpec { duplicate: 0.3, loss: 0.05, reorder: 0.1, ..FaultSpec::default() };
@@ -187,7 +187,7 @@ fn to(qp: &Qp, state: QpState) {
 /// Who asks for a queue pair that has no peer yet hears only of one that is in INIT, and only of a card with
 /// StaR.
 #[test]
-fn strangers_hear_little_of_what_has_no_peer() {
+fn untrusted_peers_learn_little_of_a_qp_without_peer() {
     for (theirs, init, there) in [
         (StarPreference::Off, true, false),
         (StarPreference::Stateful, false, false),

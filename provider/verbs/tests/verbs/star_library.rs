@@ -127,7 +127,7 @@ fn memory_that_is_given_back_is_reached_no_more() {
         post(qp, &SendWr { op, remote_addr, rkey, ..send(id, &sges) }).unwrap();
     };
     write(&qps[1], 1);
-    assert_eq!(b.completions(1)[0].status, WcStatus::Success, "SF was told of it");
+    assert_eq!(b.completions(1)[0].status, WcStatus::Success, "SF was notified");
     assert_eq!(a.bytes(4096, 64), [9; 64]);
     let other = connected(&nodes);
     late.dereg().unwrap();
@@ -499,28 +499,28 @@ fn write_to(socket: &UdpSocket, port: u16, prefix: Prefix, addr: u64) -> std::io
 /// Whoever is not the peer of a connection that there is neither writes to the stateless card's memory nor
 /// hears from it.
 #[test]
-fn strangers_reach_nothing_through_a_stateless_card() {
+fn untrusted_peers_reach_nothing_through_a_stateless_card() {
     let others = udp_ports();
     let nodes = pair();
     let qps = connected(&nodes);
     let [a, b] = &nodes;
     let ports: Vec<u16> = udp_ports().into_iter().filter(|port| !others.contains(port)).collect();
-    let strangers = ["127.0.0.1:0", "127.0.0.2:0"].map(|at| UdpSocket::bind(at).unwrap());
-    strangers.iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
+    let untrusted = ["127.0.0.1:0", "127.0.0.2:0"].map(|at| UdpSocket::bind(at).unwrap());
+    untrusted.iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
     let drops = || a.ctx.counters().unwrap().star_drops.get();
     let before = a.bytes(0, 64);
     for (from, qpn) in [(0, qps[0].number()), (1, qps[0].number()), (0, qps[0].number() ^ 1)] {
         let known = drops();
         for port in &ports {
             let prefix = Prefix { qpn, epoch: 0x1234_5678 };
-            write_to(&strangers[from], *port, prefix, a.addr(0)).unwrap();
+            write_to(&untrusted[from], *port, prefix, a.addr(0)).unwrap();
         }
-        wait_for("a stranger's packet", || drops() > known);
+        wait_for("an untrusted peer's packet", || drops() > known);
     }
     b.post_recv(&qps[1], 1, 0, 64).unwrap();
     post(&qps[0], &send(2, &[a.sge(0, 64)])).unwrap();
     assert_eq!([a, b].map(|node| node.completions(1)[0].status), [WcStatus::Success; 2]);
     assert_eq!(a.bytes(0, 64), before);
-    let heard = strangers.map(|socket| socket.recv(&mut [0; 2048]).map_err(|error| error.kind()));
+    let heard = untrusted.map(|socket| socket.recv(&mut [0; 2048]).map_err(|error| error.kind()));
     assert_eq!(heard, [Err(std::io::ErrorKind::WouldBlock); 2]);
 }

@@ -73,8 +73,8 @@ fn a_rendezvous_is_fetched_and_the_sender_told() {
     assert_eq!((got[1].wr_id, got[1].flags, got[1].byte_len), (6, WcFlags::TM_DATA_VALID, 40_000));
     assert_eq!(b.bytes(0, 40_000), [7; 40_000]);
     let done = a.completions(2);
-    let told = done.iter().find(|cqe| cqe.opcode == WcOpcode::Recv).expect("the sender is told");
-    assert_eq!((told.wr_id, told.byte_len), (8, 32));
+    let fin = done.iter().find(|cqe| cqe.opcode == WcOpcode::Recv).expect("the sender gets a FIN");
+    assert_eq!((fin.wr_id, fin.byte_len), (8, 32));
     assert_eq!((a.bytes(50_000, 1), a.bytes(50_004, 28)), (vec![2], a.bytes(4, 28)));
     assert_eq!(post(&qb, &send(1, &[])).unwrap_err().errno(), EINVAL, "its send queue is the card's");
 }
@@ -87,7 +87,7 @@ fn what_nobody_waits_for_goes_to_the_queue() {
     post(&qa, &send(1, &[a.sge(0, 20)])).unwrap();
     let got = b.completions(1)[0];
     assert_eq!((got.opcode, got.wr_id, got.flags, got.byte_len), (WcOpcode::TmRecv, 3, WcFlags::empty(), 20));
-    /* one message is not seen yet: what is added sleeps, and the program is told */
+    /* one message is not seen yet: what is added sleeps, and the program gets an event */
     let handle = change(&srq, buffer(4, 1, b.sge(100, 100)));
     assert_eq!(b.completions(1)[0].flags, WcFlags::TM_SYNC_REQ);
     change(&srq, TagChange::Remove(handle));

@@ -204,12 +204,12 @@ fn small_messages_of_many_queue_pairs_share_system_calls() {
     (0..20).for_each(|_| round());
     let [packets, calls] = std::array::from_fn(|i| sums()[i] - before[i]);
     assert!(packets >= 20 * QPS as u64, "{packets} packets");
-    /* sixteen of a round go by themselves: nothing is under way yet */
+    /* sixteen of a round leave at once: nothing is in flight yet */
     assert!(calls * 2 <= packets, "{calls} system calls sent {packets} packets");
 }
 
 #[test]
-fn who_waits_in_company_goes_when_the_company_is_gone() {
+fn a_coalesced_doorbell_rings_when_the_other_queue_pairs_are_gone() {
     let (_, a, b, mut qps) = crowd(33);
     let (last, _held) = qps.pop().unwrap();
     qps.iter().for_each(|(qa, _)| write_word(&a, qa, &b));

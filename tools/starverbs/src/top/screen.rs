@@ -93,7 +93,7 @@ fn draw_queue_pairs(frame: &mut Frame, model: &Model, area: Rect) {
     let title = model.chosen().map_or("queue pairs".to_owned(), |pid| format!("queue pairs of {pid}"));
     let block = block(&title, model, Focus::Details);
     let (names, lines) = match model.queue_pairs() {
-        Ok(told) => told,
+        Ok(shown) => shown,
         Err(reason) => {
             let text = Line::from(format!("{}: {reason}", model.chosen().unwrap_or(0)));
             return frame.render_widget(Paragraph::new(text).block(block), area);

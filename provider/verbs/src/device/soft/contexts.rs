@@ -1,7 +1,7 @@
-//! A card that has room for few QP contexts (`STARVERBS_QPC_CACHE`): what waits for one takes real time.
+//! A QPC-limited card (`STARVERBS_QPC_CACHE`): work that misses its QP context waits in real time.
 //!
-//! Nobody sleeps for it: the card is run again by the program's next poll, by its thread, and here by who
-//! would otherwise sleep longer than a context takes to come.
+//! Nobody sleeps for a context: the card is run again by the program's next poll, by its thread, and here by
+//! a caller that would otherwise sleep longer than the fetch takes.
 
 use std::hint;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use starverbs_core::qpc::Policy;
 use starverbs_core::{ContextCache, Nanos};
 use starverbs_settings::{QpcPolicy, QpcSpec};
 
-use super::receives::Who;
+use super::back_pressure::Who;
 use super::{Shard, Soft};
 use crate::clock;
 
 /// A wait too short to sleep through.
 const SHORT: Nanos = 20_000;
-/// Longest stay of who waits such waits out, one after the other.
+/// Longest stay of a caller that spins through such waits, one after the other.
 const STAY: Nanos = 500_000;
 
 /// The cache that these settings ask for.
@@ -31,7 +31,7 @@ pub(super) fn context_cache(spec: QpcSpec) -> ContextCache {
 }
 
 impl Soft {
-    /// Runs the card while it waits for contexts that come in a moment.
+    /// Runs the card while it waits for contexts that arrive within [`SHORT`].
     #[cold]
     pub(super) fn await_contexts(&self) {
         let until = clock::now() + STAY;

@@ -119,7 +119,7 @@ impl Soft {
             Xrc::Share { domain, name } => self.share_domain(domain, name)?,
             Xrc::Unshare { domain } => self.with(|shard, _| {
                 shard.unshare(domain);
-                shard.shared_qps.hand_over(&self.notes);
+                shard.shared_qps.hand_over(&self.deferred_log);
             }),
             Xrc::Offer { domain, qpn, qp } => {
                 self.with(|shard, _| shard.shared_qps.offer(domain, qpn, qp))?
@@ -183,7 +183,7 @@ impl Soft {
     fn census(&self, events: &Events) -> Census {
         self.with(|shard, _| {
             let mut census = Census::default();
-            for qpn in shard.qps_told(events) {
+            for qpn in shard.qps_reporting_to(events) {
                 let state = shard.qp_state(qpn);
                 census.qps += 1;
                 census.rts += u64::from(state == Some(QpState::Rts));
@@ -215,7 +215,7 @@ impl Soft {
     fn destroy_cq(&self, cq: &CqShared) {
         self.cqs.fetch_sub(1, Ordering::Relaxed);
         if cq.is_moderated() {
-            /* under the card's lock: nobody tells of it any more, or holds on to it for that */
+            /* under the card's lock: nobody raises its event any more, or keeps it for that */
             self.with(|_, _| cq.forget_timer());
         }
     }

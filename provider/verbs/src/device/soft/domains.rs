@@ -1,5 +1,5 @@
 //! The protection domains of a card by context: objects live in a domain, the card knows their cookies, and
-//! here stands who is told of them.
+//! their events go to the domain's context.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Domains {
     }
 
     /// Whether events of a domain's objects go to `events`.
-    pub(super) fn tells(&self, pd: PdId, events: &Events) -> bool {
+    pub(super) fn reports_to(&self, pd: PdId, events: &Events) -> bool {
         self.events(pd).is_some_and(|queue| Arc::ptr_eq(queue, events))
     }
 }

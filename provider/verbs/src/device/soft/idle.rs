@@ -7,7 +7,7 @@
 //! not call may wait for the caller: no poll yields then, and the scheduler preempts it wherever it is. So
 //! that this is outside of the lock sometimes, polls leave the card alone for moments and are short.
 //!
-//! Owns that judgement (docs/decisions/0012-idle-polls.md). It must not know what the card does.
+//! Owns that decision (docs/decisions/0012-idle-polls.md). It must not know what the card does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,8 +27,8 @@ const FRACTION: Nanos = 4;
 const LOOKS: u32 = 8;
 /// Polls that do not yield leave the card alone for this fraction of the time since the last frame, at most
 /// for so long.
-const REST: Nanos = 16;
-const LONGEST_REST: Nanos = 8_000;
+const BACK_OFF: Nanos = 16;
+const LONGEST_BACK_OFF: Nanos = 8_000;
 
 /// The polls since the last frame.
 #[derive(Default)]
@@ -47,7 +47,7 @@ pub(super) enum Then {
     /// It yields the CPU
     Yield,
     /// The next ones leave the card alone for so many nanoseconds
-    Rest(u32),
+    BackOff(u32),
 }
 
 impl Idle {
@@ -68,7 +68,7 @@ impl Idle {
     ) -> Then {
         let idle = now.saturating_sub(self.since);
         if idle <= IDLE {
-            return Then::Rest(0);
+            return Then::BackOff(0);
         }
         if now.saturating_sub(self.looked) >= LOOK {
             self.look(now, time());
@@ -76,7 +76,7 @@ impl Idle {
         } else if self.others_run && nobody_called.load(Ordering::Relaxed) {
             self.yields = false;
         }
-        if self.yields { Then::Yield } else { Then::Rest((idle / REST).min(LONGEST_REST) as u32) }
+        if self.yields { Then::Yield } else { Then::BackOff((idle / BACK_OFF).min(LONGEST_BACK_OFF) as u32) }
     }
 
     #[cold]
@@ -143,23 +143,23 @@ mod tests {
         assert_eq!(program.yields(IDLE / STEP, false), 0);
         assert_eq!(program.yields(100_000, false), 100_000);
         program.idle.restart(program.now);
-        assert_eq!(program.poll(), Then::Rest(0), "what came last may have a successor");
+        assert_eq!(program.poll(), Then::BackOff(0), "what came last may have a successor");
     }
 
     #[test]
-    fn a_waiter_that_spins_has_the_polls_rest() {
+    fn polls_back_off_for_a_waiter_that_spins() {
         let mut program = Program::with(16);
         let looks = 80;
         let yields = program.yields(looks * LOOK / STEP, false);
         assert_eq!(yields, looks - looks / u64::from(LOOKS), "one to see whether somebody calls");
         program.yields(1, false);
-        assert_eq!(program.poll(), Then::Rest(LONGEST_REST as u32));
+        assert_eq!(program.poll(), Then::BackOff(LONGEST_BACK_OFF as u32));
         program.idle.restart(program.now);
         for polls in 1..=IDLE / STEP {
-            assert_eq!(program.poll(), Then::Rest(0), "{polls}");
+            assert_eq!(program.poll(), Then::BackOff(0), "{polls}");
         }
-        let rest = (IDLE + STEP) / REST;
-        assert_eq!(program.poll(), Then::Rest(rest as u32), "a fraction of the wait");
+        let back_off = (IDLE + STEP) / BACK_OFF;
+        assert_eq!(program.poll(), Then::BackOff(back_off as u32), "a fraction of the wait");
     }
 
     #[test]

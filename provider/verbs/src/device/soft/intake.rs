@@ -3,8 +3,8 @@
 use starverbs_backend::Rx;
 use starverbs_core::{Nanos, Nic};
 
+use super::back_pressure::{BackPressure, Who};
 use super::env::HostEnv;
-use super::receives::{RunOut, Who};
 use crate::stat::StatPage;
 
 /// Frames whose contexts are fetched at once: about as many as a CPU has misses under way at the same time.
@@ -23,14 +23,14 @@ pub(crate) struct Intake {
     /// Frames were left where they are, as the card waits for QP contexts
     held_back: bool,
     /// Since when frames wait for receives to be posted
-    out: RunOut,
+    back_pressure: BackPressure,
 }
 
 impl Intake {
     /// `prefetch`: contexts of frames to come are fetched.
     pub(super) fn new(rx: Rx<StatPage>, prefetch: bool) -> Self {
         let ahead = if prefetch { AHEAD } else { 0 };
-        Intake { rx, ahead, looked: 0, held_back: false, out: RunOut::default() }
+        Intake { rx, ahead, looked: 0, held_back: false, back_pressure: BackPressure::default() }
     }
 
     /// Handles the frames of the last `recv` until `enough`; says whether all are handled.
@@ -55,7 +55,7 @@ impl Intake {
         true
     }
 
-    /// [`Intake::take`] of a card with few contexts, as far as it takes frames.
+    /// [`Intake::take`] of a QPC-limited card, as far as it takes frames.
     #[cold]
     fn offer(&mut self, (nic, env): CardAnd<'_>, now: Nanos, enough: &mut dyn FnMut() -> bool) -> bool {
         self.held_back = false;
@@ -84,29 +84,30 @@ impl Intake {
     /// Whether frames should wait for the receives that [`Nic::is_starved`] misses.
     #[inline]
     pub(super) fn waits_for_receives(&mut self, nic: &mut Nic<HostEnv>, now: Nanos, who: Who) -> bool {
-        nic.is_starved() && self.goes_on_waiting(nic, now, who)
+        nic.is_starved() && self.holds_frames(nic, now, who)
     }
 
     #[cold]
-    fn goes_on_waiting(&mut self, nic: &mut Nic<HostEnv>, now: Nanos, who: Who) -> bool {
+    fn holds_frames(&mut self, nic: &mut Nic<HostEnv>, now: Nanos, who: Who) -> bool {
         let missing = nic.still_starved();
         if missing {
-            let Intake { rx, out, .. } = self;
+            let Intake { rx, back_pressure, .. } = self;
             let handed_on = || nic.counters().handed_on.get();
-            let hands_on = !out.is_held() && (out.hands_on(now, handed_on()) || rx.has_clients());
-            if out.holds(now, who, || hands_on || nic.has_reliable()) {
+            let hands_on =
+                !back_pressure.is_held() && (back_pressure.hands_on(now, handed_on()) || rx.has_clients());
+            if back_pressure.holds(now, who, || hands_on || nic.has_reliable()) {
                 return true;
             }
             nic.end_back_pressure();
         }
-        self.out.end(now, missing);
+        self.back_pressure.end(now, missing);
         false
     }
 
     /// How long frames still wait for receives while others wait for them.
     #[inline]
     pub(super) fn held_for(&self, now: Nanos) -> Option<Nanos> {
-        self.out.left(now)
+        self.back_pressure.left(now)
     }
 
     /// Whether frames were left where they are, as the card waits for QP contexts.

@@ -3,8 +3,8 @@
 //!
 //! The table is that of the card's opening: an entry whose address the host has lost is empty, until the
 //! address comes back. The port is active while an interface behind a real address of the card is up and has
-//! a carrier; a card with addresses of loopback alone goes by those. Owns what is known of that, and who is
-//! told; it must not send or receive frames.
+//! a carrier; a card with addresses of loopback alone goes by those. Owns what is known of that, and who
+//! gets the events; it must not send or receive frames.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -20,7 +20,7 @@ const PORT: u8 = 1;
 
 /// What is known of the card's interfaces.
 pub(super) struct Links {
-    /// `None`: the host tells nothing, and all stays as it was
+    /// `None`: the host reports no changes
     watch: Option<Watch>,
     known: Mutex<Known>,
 }
@@ -28,10 +28,10 @@ pub(super) struct Links {
 struct Known {
     standing: Vec<Standing>,
     active: bool,
-    /// There were news that could not be looked at
+    /// A change that could not be looked at yet
     stale: bool,
     /// The queues of the card's contexts
-    told: Vec<Weak<FdQueue<Event>>>,
+    subscribers: Vec<Weak<FdQueue<Event>>>,
 }
 
 impl Links {
@@ -41,9 +41,9 @@ impl Links {
         let all = vec![Standing { present: true, running: true }; addrs.len()];
         let links = Links {
             watch,
-            known: Mutex::new(Known { standing: all, active: true, stale: true, told: Vec::new() }),
+            known: Mutex::new(Known { standing: all, active: true, stale: true, subscribers: Vec::new() }),
         };
-        /* nobody listens yet: an interface that is up without a carrier is no news */
+        /* no subscriber yet: an interface that is up without a carrier is no event */
         links.refresh(addrs);
         links
     }
@@ -57,13 +57,13 @@ impl Links {
         self.watch.as_ref().map(Watch::fd)
     }
 
-    /// A context's events. False: no memory.
-    pub(super) fn tell(&self, events: &Arc<FdQueue<Event>>) -> bool {
+    /// Sends the port's events to a context. False: no memory.
+    pub(super) fn subscribe(&self, events: &Arc<FdQueue<Event>>) -> bool {
         let mut known = self.known();
-        known.told.retain(|queue| queue.strong_count() > 0);
-        let room = known.told.try_reserve(1).is_ok();
+        known.subscribers.retain(|queue| queue.strong_count() > 0);
+        let room = known.subscribers.try_reserve(1).is_ok();
         if room {
-            known.told.push(Arc::downgrade(events));
+            known.subscribers.push(Arc::downgrade(events));
         }
         room
     }
@@ -80,7 +80,7 @@ impl Links {
         self.known().standing.get(index).is_some_and(|standing| standing.present)
     }
 
-    /// Looks at the interfaces if there are news, and tells the contexts what has changed.
+    /// Looks at the interfaces if they may have changed, and notifies the contexts of changes.
     pub(super) fn refresh(&self, addrs: &[HostAddr]) {
         let Some(watch) = &self.watch else { return };
         let mut known = self.known();
@@ -111,7 +111,7 @@ impl Known {
     }
 
     fn raise(&self, kind: u32) {
-        for queue in self.told.iter().filter_map(Weak::upgrade) {
+        for queue in self.subscribers.iter().filter_map(Weak::upgrade) {
             queue.push(Event::Port { kind, port: PORT });
         }
     }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_hear_of_changes_once() {
+    fn contexts_get_each_change_once() {
         let lo =
             HostAddr { gid: Gid::default(), ifindex: 1, link_mtu: 1, name: "lo".to_owned(), loopback: true };
         let links = Links {
@@ -158,19 +158,19 @@ mod tests {
                 standing: vec![Standing { present: true, running: true }],
                 active: true,
                 stale: false,
-                told: Vec::new(),
+                subscribers: Vec::new(),
             }),
         };
         let queue = Arc::new(FdQueue::new().unwrap());
-        assert!(links.tell(&queue));
+        assert!(links.subscribe(&queue));
         let kinds = |standing| {
             links.known().change(std::slice::from_ref(&lo), vec![standing]);
-            let mut heard = Vec::new();
+            let mut kinds = Vec::new();
             while !queue.is_empty() {
                 let Ok(Event::Port { kind, port: 1 }) = queue.pop() else { panic!("not of the port") };
-                heard.push(kind);
+                kinds.push(kind);
             }
-            heard
+            kinds
         };
         let (up, gone) = (Standing { present: true, running: true }, Standing::default());
         assert_eq!(kinds(up), []);

@@ -2,12 +2,12 @@
 
 use starverbs_core::Nanos;
 
+use super::back_pressure::Who;
 use super::idle::{IDLE, Then};
-use super::receives::Who;
 use super::{Shard, Soft};
 use crate::clock::{self, CpuTime};
 use crate::cq::CqShared;
-use crate::device::thread::{Turn, pollfd};
+use crate::device::thread::{TurnResult, pollfd};
 
 /// Rounds of filling and flushing the port in one turn.
 const ROUNDS: u32 = 16;
@@ -36,7 +36,7 @@ impl Soft {
     /// left to do. Says whether the card ran.
     #[inline]
     pub(crate) fn progress(&self, cq: &CqShared, wanted: usize) -> bool {
-        if self.activity.rests() {
+        if self.activity.backs_off() {
             return false;
         }
         let Some(mut guard) = self.try_lock() else {
@@ -57,7 +57,7 @@ impl Soft {
             self.lower_alarm(shard, now + LEFT);
         }
         let got = got + shard.run_star(now, Who::Program) as usize;
-        shard.run_links(now, &self.notes);
+        shard.run_links(now, &self.deferred_log);
         shard.run_timers(now);
         shard.turns = shard.turns.wrapping_add(1);
         if shard.turns.is_multiple_of(MAINTENANCE) {
@@ -74,7 +74,7 @@ impl Soft {
         }
         let nobody_called = self.activity.nobody_called();
         let then = shard.idle.after(now, nobody_called, || CpuTime::now(self.thread.cpu_clock()));
-        self.activity.rest_for(if let Then::Rest(rest) = then { rest } else { 0 });
+        self.activity.back_off_for(if let Then::BackOff(time) = then { time } else { 0 });
         drop(guard);
         self.serve_bells();
         if then == Then::Yield {
@@ -85,11 +85,11 @@ impl Soft {
 
     /// What a call of the program sent to another process of this host may have come to this process's own
     /// socket, while steering does not know everybody. It is handed on before the program goes on, which
-    /// may be to its end (_exit(2)): of a datagram, and of a connection manager's last word (`spoke`),
+    /// may be to its end (_exit(2)): of a datagram, and of a connection manager's last message (`cm_sent`),
     /// nobody would send another.
     #[inline]
-    pub(super) fn hand_on(&self, shard: &mut Shard, now: Nanos, spoke: bool) {
-        if spoke || !shard.intake.rx.is_settled() {
+    pub(super) fn hand_on(&self, shard: &mut Shard, now: Nanos, cm_sent: bool) {
+        if cm_sent || !shard.intake.rx.is_settled() {
             self.take_what_came(shard, now);
         }
     }
@@ -141,8 +141,8 @@ impl Soft {
         fds.extend(shard.intake.rx.fds().iter().map(|fd| pollfd(*fd)));
         fds.extend(shard.star.iter().flat_map(|star| star.fds()).map(pollfd));
         let deadline = sooner(port, next).unwrap_or(Nanos::MAX);
-        /* An alarm that is still to come stays, though nothing may be due then: one wake-up in vain
-        costs less than a call to this thread each time that the only timer is set anew. */
+        /* An alarm that is still to come stays, though nothing may be due then: one spurious
+        wake-up costs less than a call to this thread each time that the only timer is set anew. */
         if shard.alarm <= now || deadline < shard.alarm {
             shard.alarm = deadline;
         }
@@ -154,18 +154,18 @@ impl Soft {
     }
 
     /// A turn of the thread, which `woken` has woken.
-    pub(crate) fn turn(&self, woken: &[libc::pollfd]) -> Turn {
+    pub(crate) fn turn(&self, woken: &[libc::pollfd]) -> TurnResult {
         if woken.iter().any(|woken| woken.revents != 0 && Some(woken.fd) == self.links.fd()) {
             self.links.refresh(&self.info.addrs);
         }
-        let Some(mut guard) = self.try_lock() else { return Turn::default() };
+        let Some(mut guard) = self.try_lock() else { return TurnResult::default() };
         let shard = &mut *guard;
         shard.stats.thread_runs.inc();
         let now = clock::now();
         self.take_bells(shard, now);
         let (mut work, held_until) = self.take_batches(shard, now);
         work += shard.run_star(now, Who::Thread);
-        work += shard.run_links(now, &self.notes);
+        work += shard.run_links(now, &self.deferred_log);
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));
         shard.transmit(now, true);
@@ -173,7 +173,7 @@ impl Soft {
         self.finish(shard, now);
         drop(guard);
         self.serve_bells();
-        Turn { work: Some(work), held_until }
+        TurnResult { work: Some(work), held_until }
     }
 
     /// Handles what has come; gives how many batches, and until when the rest waits for receives while others
@@ -207,15 +207,15 @@ impl Shard {
 
     /// Takes messages from other processes of this one's XRC domains; says how many.
     #[inline]
-    pub(super) fn run_links(&mut self, now: Nanos, notes: &super::Notes) -> u32 {
+    pub(super) fn run_links(&mut self, now: Nanos, log: &super::DeferredLog) -> u32 {
         let Shard { nic, env, shared_qps, .. } = self;
-        shared_qps.run((nic, env), now, notes)
+        shared_qps.run((nic, env), now, log)
     }
 
     /// Runs the timers that are due; says whether any was.
     #[inline]
     pub(super) fn run_timers(&mut self, now: Nanos) -> bool {
-        /* what a reliable QP's timer waits for may stand in the socket, where frames wait for receives */
+        /* what a reliable QP's timer waits for may lie in the socket, where frames wait for receives */
         let due = self.nic.next_deadline().is_some_and(|deadline| deadline <= now)
             && self.intake.held_for(now).is_none();
         if due {

@@ -9,12 +9,12 @@ use starverbs_core::qp::Owner;
 use starverbs_core::shared_qp::SharedQpMessage;
 use starverbs_core::{AsyncEvent, Nanos, Nic, Qpn};
 
+use super::deferred_log::DeferredLog;
 use super::domains::Domains;
 use super::doorbells::Deferred;
 use super::env::HostEnv;
 use super::idle::Idle;
 use super::intake::Intake;
-use super::notes::Notes;
 use super::shared_qps::SharedQps;
 use super::star::StarHost;
 use crate::cm::CmHost;
@@ -43,7 +43,7 @@ pub(crate) struct Shard {
     /// Queue pairs of XRC domains that other processes share
     pub(super) shared_qps: Box<SharedQps>,
     pub(super) moderator: Arc<Moderator>,
-    /// Boxed: it stands beside what the data path uses
+    /// Boxed: it lies beside what the data path uses
     pub(crate) cm: Box<CmHost>,
     /// From the first QP on that may be an end of a StaR connection
     pub(super) star: Option<Box<StarHost>>,
@@ -75,28 +75,28 @@ impl Shard {
     }
 
     /// QPs whose events go to `events`: those of its context.
-    pub(super) fn qps_told(&self, events: &Events) -> impl Iterator<Item = Qpn> {
-        let told = |owner: Owner| self.domains.tells(owner.pd, events);
-        self.qpns().filter(move |qpn| self.qp_owner(*qpn).is_some_and(told))
+    pub(super) fn qps_reporting_to(&self, events: &Events) -> impl Iterator<Item = Qpn> {
+        let reports = |owner: Owner| self.domains.reports_to(owner.pd, events);
+        self.qpns().filter(move |qpn| self.qp_owner(*qpn).is_some_and(reports))
     }
 
-    /// Tells the contexts what was raised. An object that is gone by now needs to know nothing.
+    /// Notifies the contexts of what was raised. Events of objects that are gone are dropped.
     #[cold]
-    pub(super) fn tell(&mut self, notes: &Notes, now: Nanos) {
+    pub(super) fn notify(&mut self, log: &DeferredLog, now: Nanos) {
         let mut raised = std::mem::take(&mut self.env.events);
         let mut mads = false;
         for event in raised.drain(..) {
             match event {
-                AsyncEvent::QpFatal(qpn) => self.tell_of_qp(notes, kind::QP_FATAL, qpn),
-                AsyncEvent::QpReqErr(qpn) => self.tell_of_qp(notes, kind::QP_REQ_ERR, qpn),
-                AsyncEvent::QpAccessErr(qpn) => self.tell_of_qp(notes, kind::QP_ACCESS_ERR, qpn),
-                AsyncEvent::CommEst(qpn) => self.tell_of_qp(notes, kind::COMM_EST, qpn),
-                AsyncEvent::SqDrained(qpn) => self.tell_of_qp(notes, kind::SQ_DRAINED, qpn),
-                AsyncEvent::LastWqeReached(qpn) => self.tell_of_qp(notes, kind::QP_LAST_WQE_REACHED, qpn),
+                AsyncEvent::QpFatal(qpn) => self.notify_of_qp(log, kind::QP_FATAL, qpn),
+                AsyncEvent::QpReqErr(qpn) => self.notify_of_qp(log, kind::QP_REQ_ERR, qpn),
+                AsyncEvent::QpAccessErr(qpn) => self.notify_of_qp(log, kind::QP_ACCESS_ERR, qpn),
+                AsyncEvent::CommEst(qpn) => self.notify_of_qp(log, kind::COMM_EST, qpn),
+                AsyncEvent::SqDrained(qpn) => self.notify_of_qp(log, kind::SQ_DRAINED, qpn),
+                AsyncEvent::LastWqeReached(qpn) => self.notify_of_qp(log, kind::QP_LAST_WQE_REACHED, qpn),
                 AsyncEvent::Mads => mads = true,
                 AsyncEvent::SrqLimit(srq) => {
                     let event = |cookie| Event::Srq { kind: kind::SRQ_LIMIT_REACHED, cookie };
-                    self.tell_owner(self.nic.srq_owner(srq), event);
+                    self.notify_owner(self.nic.srq_owner(srq), event);
                 }
             }
         }
@@ -104,22 +104,22 @@ impl Shard {
         raised.append(&mut self.env.events);
         self.env.events = raised;
         if mads {
-            self.run_cm(notes, now);
+            self.run_cm(log, now);
         }
     }
 
-    fn tell_of_qp(&mut self, notes: &Notes, kind: u32, qpn: Qpn) {
+    fn notify_of_qp(&mut self, log: &DeferredLog, kind: u32, qpn: Qpn) {
         if !matches!(kind, kind::COMM_EST | kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED) {
-            notes.add(kind, qpn);
+            log.add(kind, qpn);
         }
         let env = &mut self.env;
         let send = |link, message: SharedQpMessage| env.send_shared_qp(link, &message);
         if !self.shared_qps.notify(qpn, kind, send) {
-            self.tell_owner(self.qp_owner(qpn), |cookie| Event::Qp { kind, cookie });
+            self.notify_owner(self.qp_owner(qpn), |cookie| Event::Qp { kind, cookie });
         }
     }
 
-    fn tell_owner(&self, owner: Option<Owner>, event: impl FnOnce(u64) -> Event) {
+    fn notify_owner(&self, owner: Option<Owner>, event: impl FnOnce(u64) -> Event) {
         if let Some(Owner { pd, cookie }) = owner
             && let Some(queue) = self.domains.events(pd)
         {
@@ -130,19 +130,19 @@ impl Shard {
     /// A call on the connection manager, and what follows from it.
     pub(crate) fn manage<R>(
         &mut self,
-        notes: &Notes,
+        log: &DeferredLog,
         now: Nanos,
         call: impl FnOnce(&mut Cm, Nanos) -> R,
     ) -> R {
         let Shard { nic, env, cm, .. } = self;
-        cm.manage((nic, env), notes, now, call)
+        cm.manage((nic, env), log, now, call)
     }
 
     /// Datagrams came to queue pair 1, or the connection manager's time has come.
     #[cold]
-    fn run_cm(&mut self, notes: &Notes, now: Nanos) {
+    fn run_cm(&mut self, log: &DeferredLog, now: Nanos) {
         let Shard { nic, env, cm, .. } = self;
-        cm.run((nic, env), notes, now);
+        cm.run((nic, env), log, now);
     }
 
     /// One line a QP, for `starverbs stat`.

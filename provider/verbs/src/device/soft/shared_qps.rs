@@ -15,9 +15,9 @@ use starverbs_core::shared_qp::{SharedQpMessage, SharedQpRequest};
 use starverbs_core::{Nanos, NicError, PdId, Qpn};
 
 use super::Soft;
+use super::deferred_log::DeferredLog;
 use super::env::HostEnv;
 use super::intake::CardAnd;
-use super::notes::Notes;
 use crate::clock;
 use crate::error::{Result, VerbsError};
 use crate::events::{Event, FdQueue, kind};
@@ -203,11 +203,11 @@ impl SharedQps {
     /// Takes messages from other processes of this one's XRC domains, as long as the port has room for what
     /// they bring; says how many.
     #[inline]
-    pub(super) fn run(&mut self, card: CardAnd<'_>, now: Nanos, notes: &Notes) -> u32 {
+    pub(super) fn run(&mut self, card: CardAnd<'_>, now: Nanos, log: &DeferredLog) -> u32 {
         let Some(mut room) = self.room.take() else { return 0 };
         let taken = self.take_messages(card, now, &mut room);
         self.room = Some(room);
-        self.hand_over(notes);
+        self.hand_over(log);
         taken
     }
 
@@ -236,20 +236,20 @@ impl SharedQps {
     }
 
     /// The card's last context has left: other processes see the end of its connections.
-    pub(super) fn close(&mut self, env: &mut HostEnv, notes: &Notes) {
+    pub(super) fn close(&mut self, env: &mut HostEnv, log: &DeferredLog) {
         self.retire(|_| true);
         self.remote.clear();
         for request in &mut self.requests {
             request.reply.get_or_insert(Err(GONE));
         }
-        self.hand_over(notes);
+        self.hand_over(log);
         (env.links, self.room) = (None, None);
     }
 
     /// Hands over what must not be dropped under the card's lock.
-    pub(crate) fn hand_over(&mut self, notes: &Notes) {
+    pub(crate) fn hand_over(&mut self, log: &DeferredLog) {
         if !self.retired.is_empty() {
-            notes.drop_later(&mut self.retired);
+            log.drop_later(&mut self.retired);
         }
     }
 
@@ -409,7 +409,7 @@ impl Soft {
         loop {
             let last = clock::now() >= until;
             let (answer, fd) = self.with(|shard, now| {
-                shard.run_links(now, &self.notes);
+                shard.run_links(now, &self.deferred_log);
                 let fd = shard.env.links.as_ref().map_or(-1, |links| links.fd());
                 (shard.shared_qps.take_reply(serial, last), fd)
             });
@@ -443,7 +443,7 @@ pub fn inject_message(ctx: &crate::Context, qp: &Qp, link: u32, message: Option<
                 .map(|message| shared_qps.handle((nic, env), now, (link, domain), &message))
                 .is_some(),
         };
-        shared_qps.hand_over(&soft.notes);
+        shared_qps.hand_over(&soft.deferred_log);
         known
     })
 }

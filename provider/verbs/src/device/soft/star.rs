@@ -23,9 +23,9 @@ use starverbs_star::host::{Came, Ends};
 use starverbs_star::negotiate::Outcome;
 use starverbs_star::wire::Side;
 
+use super::back_pressure::Who;
 use super::env::HostEnv;
 use super::intake::AHEAD;
-use super::receives::Who;
 use super::{Shard, Soft};
 use crate::error::Result;
 use crate::process::seed;

@@ -8,8 +8,8 @@ use starverbs_star::card::owes;
 
 use super::StarHost;
 use crate::clock;
+use crate::device::soft::back_pressure::Who;
 use crate::device::soft::env::HostEnv;
-use crate::device::soft::receives::Who;
 use crate::device::soft::{Shard, Soft};
 use crate::device::thread::pollfd;
 

@@ -1,4 +1,4 @@
-//! Judges of single parsers.
+//! Oracles for single parsers.
 
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt;

@@ -182,8 +182,8 @@ impl World {
     }
 }
 
-/// Judges one input.
-pub fn judge(input: &[u8]) {
+/// Checks one input.
+pub fn check(input: &[u8]) {
     if let Some(message) = Relay::decode(input) {
         let (head, data) = message.encode();
         let again = [&head[..], data].concat();

@@ -9,13 +9,13 @@ use starverbs_sim::{SimRq, SimSq};
 use starverbs_star::control::Wish;
 
 use crate::arena::Arena;
-use crate::conn::{Bound, Cause, Conn, End, Source, Window};
-use crate::plan::{ConnPlan, Kind};
+use crate::conn::{Bound, Cause, Conn, ConnEnd, Source, Window};
+use crate::plan::{ConnPlan, Transport};
 use crate::world::{Who, World};
 
 /// Bytes of a window.
 const WINDOW: u32 = 512;
-/// PSNs from one life to the next, where frames of the life before are still on the wire.
+/// PSNs from one incarnation to the next, where frames of the one before are still on the wire.
 const FAR: u32 = 1 << 22;
 
 pub(crate) fn all_rights() -> Access {
@@ -27,9 +27,18 @@ impl World {
     pub(crate) fn make_conns(&mut self) {
         for (c, plan) in self.plan.conns.clone().into_iter().enumerate() {
             let ends = [0, 1].map(|e| self.make_end(c, e, &plan));
-            let (lives, psn) = (plan.lives, plan.setup.psn);
-            let conn =
-                Conn { plan, ends, lives, life: 0, silent: 0, doom: None, abandoned: 0, over: false, psn };
+            let (reconnects, psn) = (plan.reconnects, plan.setup.psn);
+            let conn = Conn {
+                plan,
+                ends,
+                reconnects,
+                incarnation: 0,
+                silent: 0,
+                doom: None,
+                abandoned: 0,
+                over: false,
+                psn,
+            };
             self.conns.push(conn);
             self.connect(c);
         }
@@ -38,31 +47,31 @@ impl World {
     fn connect(&mut self, c: usize) {
         let conn = &self.conns[c];
         let kind = match conn.plan.kind {
-            Kind::Rc => QpType::Rc,
-            Kind::Uc => QpType::Uc,
-            Kind::Xrc => QpType::XrcSend,
+            Transport::Rc => QpType::Rc,
+            Transport::Uc => QpType::Uc,
+            Transport::Xrc => QpType::XrcSend,
         };
         let [a, b] = [0, 1].map(|e| (conn.ends[e].host, conn.ends[e].qpn));
         let setup = starverbs_sim::Setup { psn: conn.psn, ..conn.plan.setup };
         self.net.connect(kind, a, b, &setup);
-        self.summary.count("lives of connections", conn.plan.kind);
+        self.summary.count("incarnations of connections", conn.plan.kind);
     }
 
-    fn make_end(&mut self, c: usize, e: usize, plan: &ConnPlan) -> End {
+    fn make_end(&mut self, c: usize, e: usize, plan: &ConnPlan) -> ConnEnd {
         let at = plan.hosts[e];
         let cqs = [self.rng.below(2) as usize, self.rng.below(2) as usize];
         let source = match plan.kind {
-            Kind::Xrc if e == 1 => Source::Xrc,
-            Kind::Xrc => Source::None,
+            Transport::Xrc if e == 1 => Source::Xrc,
+            Transport::Xrc => Source::None,
             _ if plan.shared[e] => Source::Shared,
             _ => Source::Own(SimRq::new(plan.rq[e], 4)),
         };
         let sq = SimSq::new(plan.sq[e]);
         let qpn = self.make_qp(c, e, plan, &sq, &source, cqs);
         let (host, rng) = (&mut self.net.hosts[at], &mut self.rng);
-        let arena = Arena::new(host, rng, plan.region, all_rights(), plan.kind == Kind::Uc);
-        let window = (plan.kind == Kind::Rc).then(|| self.make_window(at));
-        End {
+        let arena = Arena::new(host, rng, plan.region, all_rights(), plan.kind == Transport::Uc);
+        let window = (plan.kind == Transport::Rc).then(|| self.make_window(at));
+        ConnEnd {
             host: at,
             qpn,
             sq,
@@ -119,10 +128,10 @@ impl World {
             Source::None => RecvSource::Own(SimRq::new(1, 1)),
         };
         let kind = match (plan.kind, e) {
-            (Kind::Rc, _) => QpType::Rc,
-            (Kind::Uc, _) => QpType::Uc,
-            (Kind::Xrc, 0) => QpType::XrcSend,
-            (Kind::Xrc, _) => QpType::XrcRecv,
+            (Transport::Rc, _) => QpType::Rc,
+            (Transport::Uc, _) => QpType::Uc,
+            (Transport::Xrc, 0) => QpType::XrcSend,
+            (Transport::Xrc, _) => QpType::XrcRecv,
         };
         let usual = host.pd;
         if kind == QpType::XrcRecv {
@@ -196,7 +205,7 @@ impl World {
         self.leave(c, time);
     }
 
-    /// Has an end finish what it began; it goes on when it is told that this is done.
+    /// Has an end finish what it began; it goes on with the event that this is done.
     pub(crate) fn drain(&mut self, c: usize, e: usize) {
         if self.conns[c].over || self.state(c, e) != QpState::Rts {
             return;
@@ -243,15 +252,14 @@ impl World {
         let doomed: Vec<usize> =
             (0..self.conns.len()).filter(|c| self.conns[*c].doom.is_some() && !self.conns[*c].over).collect();
         for c in &doomed {
-            self.assert_told(*c);
+            self.assert_notified(*c);
             self.mend(*c);
         }
         !doomed.is_empty()
     }
 
-    /// Nothing happens any more: who sent to a peer that is gone, and would not wait for it for ever, has been
-    /// told.
-    fn assert_told(&self, c: usize) {
+    /// The network is idle: each sender whose peer is gone, and that does not wait for ever, has its error.
+    fn assert_notified(&self, c: usize) {
         let conn = &self.conns[c];
         for e in 0..2 {
             let (me, peer) = (&conn.ends[e], &conn.ends[1 - e]);
@@ -272,7 +280,7 @@ impl World {
         }
         if !self.conns[c].reliable() {
             [0, 1].iter().for_each(|e| self.leave_sqe(c, *e));
-            let gone = |end: &End| end.cause == Some(Cause::Gone);
+            let gone = |end: &ConnEnd| end.cause == Some(Cause::Gone);
             let broken = |e: usize| self.state(c, e) == QpState::Err || gone(&self.conns[c].ends[e]);
             if !broken(0) && !broken(1) {
                 self.conns[c].doom = None;
@@ -280,7 +288,7 @@ impl World {
             }
         }
         self.bury(c);
-        if self.conns[c].lives == 0 {
+        if self.conns[c].reconnects == 0 {
             let conn = &mut self.conns[c];
             (conn.over, conn.doom) = (true, None);
             conn.ends.iter_mut().for_each(|end| end.left = 0);
@@ -356,10 +364,10 @@ impl World {
     }
 
     /// The same queue pairs, or new ones, are connected again: with the PSNs of before and an empty wire, or
-    /// with frames of the life before still on it.
+    /// with frames of the incarnation before still on it.
     fn begin_anew(&mut self, c: usize) {
-        self.conns[c].lives -= 1;
-        self.conns[c].life += 1;
+        self.conns[c].reconnects -= 1;
+        self.conns[c].incarnation += 1;
         let anew = self.rng.chance(0.5);
         let now = self.net.now();
         for e in 0..2 {
@@ -381,7 +389,7 @@ impl World {
             }
         }
         let [a, b] = self.conns[c].plan.hosts;
-        if self.conns[c].life % 2 == 1 || self.rng.chance(0.3) {
+        if self.conns[c].incarnation % 2 == 1 || self.rng.chance(0.3) {
             for host in [a, a, b, b] {
                 self.net.sleep(host, 0);
             }
@@ -450,7 +458,7 @@ impl World {
         self.make_again(c, e);
         let at = self.conns[c].ends[e].host;
         self.conns[c].ends[e].arena.renew(&mut self.net.hosts[at], all_rights());
-        let window = (self.conns[c].plan.kind == Kind::Rc).then(|| self.make_window(at));
+        let window = (self.conns[c].plan.kind == Transport::Rc).then(|| self.make_window(at));
         self.conns[c].ends[e].window = window;
     }
 
@@ -515,7 +523,7 @@ impl World {
     fn finish_shared(&self, at: usize) {
         let site = &self.sites[at];
         let uc = |c: &Conn, e: usize| {
-            !c.over && c.plan.kind == Kind::Uc && c.plan.shared[e] && c.plan.hosts[e] == at
+            !c.over && c.plan.kind == Transport::Uc && c.plan.shared[e] && c.plan.hosts[e] == at
         };
         let ahead: usize = (0..self.conns.len()).map(|c| self.held_ahead(c, at)).sum();
         let held: usize = self.conns.iter().map(|c| usize::from(uc(c, 0)) + usize::from(uc(c, 1))).sum();

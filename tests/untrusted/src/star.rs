@@ -303,8 +303,8 @@ const fn host_pd() -> PdId {
     PdId(3)
 }
 
-/// See above.
-pub fn judge(input: &[u8]) {
+/// Checks one input: packets between the honest ones.
+pub fn check(input: &[u8]) {
     let mut world = World::new();
     let mut input = Bytes(input);
     for _ in 0..MOST {

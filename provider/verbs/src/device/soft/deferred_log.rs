@@ -1,8 +1,8 @@
-//! What the card's holder finds failed, kept until the card's lock is given back, and said then.
+//! Failures found under the card's lock: logged when the lock is released.
 //!
-//! A few words of atomics: to note allocates nothing, waits for nobody, and a child forked meanwhile finds no
-//! lock that nobody gives back. Owns the notes; `log` owns whether and how they are said. What happens to
-//! connections waits here too, in a queue of its own.
+//! Entries are atomic words: to add one allocates nothing and blocks on nothing, and a forked child finds no
+//! lock held. Owns the entries; `log` owns the level and the output. Events of connections and references to
+//! drop wait here too, in queues of their own.
 
 use std::array;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -14,60 +14,60 @@ use crate::log::{self, log};
 use crate::qp::Qp;
 use starverbs_settings::LogLevel;
 
-/// Notes that wait at once. More are counted only.
+/// Entries kept at once. More are only counted.
 const MOST: usize = 16;
 /// An empty place.
 const NONE: u64 = 0;
 
-/// The notes of a card.
-pub(crate) struct Notes {
+/// The deferred log of a card.
+pub(crate) struct DeferredLog {
     any: AtomicBool,
-    /// Kind of event and 1, then a number
-    places: [AtomicU64; MOST],
+    /// Kind of event plus 1, then a number
+    entries: [AtomicU64; MOST],
     lost: AtomicU32,
-    /// Of connections
+    /// Events of connections
     deliveries: Deliveries,
     /// References to QPs that other processes had
     dropped: Mutex<Vec<Qp>>,
 }
 
-impl Notes {
+impl DeferredLog {
     pub(crate) fn new() -> Self {
-        let places = array::from_fn(|_| AtomicU64::new(NONE));
-        Notes {
+        let entries = array::from_fn(|_| AtomicU64::new(NONE));
+        DeferredLog {
             any: AtomicBool::new(false),
-            places,
+            entries,
             lost: AtomicU32::new(0),
             deliveries: Deliveries::default(),
             dropped: Mutex::default(),
         }
     }
 
-    /// Has an event of this `kind` be said, of a queue pair by its number, of a completion queue with how
-    /// many it holds.
+    /// Adds an event of this `kind`: of the queue pair `number`, or of a completion queue that holds `number`
+    /// completions.
     #[cold]
     pub(crate) fn add(&self, kind: u32, number: u32) {
-        if !log::says(LogLevel::Warn) {
+        if !log::is_enabled(LogLevel::Warn) {
             return;
         }
-        let note = (u64::from(kind) + 1) << 32 | u64::from(number);
+        let entry = (u64::from(kind) + 1) << 32 | u64::from(number);
         let free = |place: &&AtomicU64| {
-            place.compare_exchange(NONE, note, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            place.compare_exchange(NONE, entry, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        if self.places.iter().find(free).is_none() {
+        if self.entries.iter().find(free).is_none() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
         self.any.store(true, Ordering::Release);
     }
 
-    /// Has an event of a connection be told.
+    /// Has the sink of a connection notified when the lock is released.
     #[cold]
     pub(crate) fn deliver_later(&self, delivery: Delivery) {
         self.deliveries.push(delivery);
         self.any.store(true, Ordering::Release);
     }
 
-    /// Has these be dropped; they stay where there is no memory for them.
+    /// Has these dropped when the lock is released; without memory they stay where they are.
     #[cold]
     pub(crate) fn drop_later(&self, qps: &mut Vec<Qp>) {
         let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,21 +77,21 @@ impl Notes {
         }
     }
 
-    /// Says what was noted. The card's lock is not held.
+    /// Logs, notifies and drops what was added. The card's lock is not held.
     #[inline]
-    pub(crate) fn say(&self) {
+    pub(crate) fn flush(&self) {
         if self.any.load(Ordering::Relaxed) {
-            self.say_all();
+            self.flush_all();
         }
     }
 
     #[cold]
-    fn say_all(&self) {
+    fn flush_all(&self) {
         self.any.swap(false, Ordering::Acquire);
-        for place in &self.places {
-            let note = place.swap(NONE, Ordering::Relaxed);
-            let number = note as u32;
-            match ((note >> 32) as u32).checked_sub(1) {
+        for place in &self.entries {
+            let entry = place.swap(NONE, Ordering::Relaxed);
+            let number = entry as u32;
+            match ((entry >> 32) as u32).checked_sub(1) {
                 None => {}
                 Some(kind::CQ_ERR) => log!(Warn, "a completion queue of {number} overran"),
                 Some(kind) => log!(Warn, "queue pair {number:#x} failed: {}", name(kind)),
@@ -101,7 +101,7 @@ impl Notes {
         if lost > 0 {
             log!(Warn, "{lost} more failed");
         }
-        self.deliveries.tell();
+        self.deliveries.notify();
         let dropped = std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
         drop(dropped);
     }

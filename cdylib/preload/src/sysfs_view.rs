@@ -1,8 +1,8 @@
-//! The picture: what a kernel would show of the device in /sys and /dev, as a list of virtual files.
+//! The sysfs view: what a kernel would show of the device in /sys and /dev, as a list of virtual files.
 //!
 //! Made of facts alone: no operating system here. The files are those of a RoCE device in
-//! Documentation/ABI/stable/sysfs-class-infiniband of the Linux kernel. Owns which files there are, and what
-//! stands in them; it must not know where they are kept.
+//! Documentation/ABI/stable/sysfs-class-infiniband of the Linux kernel. Owns the list of files and
+//! their contents; it must not know where they are kept.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ pub(crate) const DEVICE_NODE: &str = "dev/infiniband/uverbs0";
 /// The parent device's folder, below sys: no bus has it.
 const CARD: &str = "devices/virtual/starverbs/card0";
 
-/// What the picture is made of.
+/// What the view is made of.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// Name of the device
@@ -45,27 +45,27 @@ pub(crate) enum Node {
 
 /// All virtual files, by path without the leading slash. Folders are those that the paths name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Picture(pub(crate) Vec<(String, Node)>);
+pub(crate) struct SysfsView(pub(crate) Vec<(String, Node)>);
 
-impl Picture {
-    /// The picture of one device.
-    pub(crate) fn of(facts: &Facts) -> Picture {
-        let mut picture = Picture(Vec::new());
+impl SysfsView {
+    /// The view of one device.
+    pub(crate) fn of(facts: &Facts) -> SysfsView {
+        let mut view = SysfsView(Vec::new());
         let name = &facts.name;
         let (device, verbs) =
             (format!("{CARD}/infiniband/{name}"), format!("{CARD}/infiniband_verbs/uverbs0"));
-        picture.parent(facts, &format!("sys/{CARD}"));
-        picture.device(facts, &format!("sys/{device}"));
-        picture.port(&facts.device, &format!("sys/{device}/ports/1"));
-        picture.verbs(name, &format!("sys/{verbs}"));
-        picture.link(&format!("sys/class/infiniband/{name}"), &format!("../../{device}"));
-        picture.text("sys/class/infiniband_verbs/abi_version", "6");
-        picture.link("sys/class/infiniband_verbs/uverbs0", &format!("../../{verbs}"));
-        picture.0.push((DEVICE_NODE.to_owned(), Node::Device));
-        picture
+        view.parent(facts, &format!("sys/{CARD}"));
+        view.device(facts, &format!("sys/{device}"));
+        view.port(&facts.device, &format!("sys/{device}/ports/1"));
+        view.verbs(name, &format!("sys/{verbs}"));
+        view.link(&format!("sys/class/infiniband/{name}"), &format!("../../{device}"));
+        view.text("sys/class/infiniband_verbs/abi_version", "6");
+        view.link("sys/class/infiniband_verbs/uverbs0", &format!("../../{verbs}"));
+        view.0.push((DEVICE_NODE.to_owned(), Node::Device));
+        view
     }
 
-    /// A number that two pictures share only if they are the same (FNV-1a).
+    /// A number that two views share only if they are the same (FNV-1a).
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = format!("{:?}", self.0);
         text.bytes()
@@ -213,5 +213,5 @@ fn rate(port: &PortAttr) -> String {
 }
 
 #[cfg(test)]
-#[path = "picture_tests.rs"]
+#[path = "sysfs_view_tests.rs"]
 pub(crate) mod tests;

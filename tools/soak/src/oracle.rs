@@ -1,10 +1,10 @@
-//! What comes back to programs with connected queue pairs, held against the model.
+//! The oracle: checks what programs with connected queue pairs get back against the model.
 
 use starverbs_core::{AsyncEvent, Cqe, QpState, SendOp, WcFlags, WcOpcode, WcStatus};
 use starverbs_sim::get;
 
 use crate::conn::{Bad, Bound, Cause, Msg, RecvWr, Source, Wr};
-use crate::plan::Kind;
+use crate::plan::Transport;
 use crate::world::World;
 
 impl World {
@@ -104,10 +104,10 @@ impl World {
                     (seq, first) == (wr.seq, bad) || (first == Bad::Invalidate && bad.is_local())
                 })
         });
-        let allowed = (allowed && !me.flushing) || self.excused(c, e, wr, cqe.status);
+        let allowed = (allowed && !me.flushing) || self.may_fail_with(c, e, wr, cqe.status);
         assert!(allowed, "conn {c}.{e}: {wr:?} ended as {cqe:?} without a reason");
         let right = match kind {
-            Kind::Uc => matches!(state, QpState::Sqe | QpState::Err),
+            Transport::Uc => matches!(state, QpState::Sqe | QpState::Err),
             _ => state == QpState::Err,
         };
         assert!(right, "conn {c}.{e}: {cqe:?} and the state is {state:?}");
@@ -126,8 +126,8 @@ impl World {
         self.doom(c);
     }
 
-    /// Whether a request without a fault may end so.
-    fn excused(&self, c: usize, e: usize, wr: &Wr, status: WcStatus) -> bool {
+    /// Whether a request without a fault of its own may end with this status.
+    fn may_fail_with(&self, c: usize, e: usize, wr: &Wr, status: WcStatus) -> bool {
         let conn = &self.conns[c];
         let (me, peer) = (&conn.ends[e], &conn.ends[1 - e]);
         let takes = wr.op.takes_recv();
@@ -179,7 +179,7 @@ impl World {
             let late = self.conns[c].ends[e].recv_failed == Some(srq);
             assert!(!late, "conn {c}.{e}: {cqe:?} behind a failed receive");
             match kind {
-                Kind::Uc => self.received_maybe(c, e, &wr, cqe, solicited),
+                Transport::Uc => self.received_maybe(c, e, &wr, cqe, solicited),
                 _ => self.received_next(c, e, srq, &wr, cqe, solicited),
             }
         } else {
@@ -264,7 +264,7 @@ impl World {
         let opcode = if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let inv = msg.op == SendOp::SendInv;
         let mut wrong = String::new();
-        let told = [
+        let checks = [
             (cqe.opcode == opcode, "op-code "),
             (cqe.byte_len == msg.len, "length "),
             (solicited == msg.solicited, "solicited event "),
@@ -272,7 +272,7 @@ impl World {
             (cqe.flags.contains(WcFlags::WITH_INV) == inv, "invalidation "),
             (!(msg.op.has_imm() || inv) || cqe.imm == msg.imm, "immediate's value "),
         ];
-        told.iter().filter(|(right, _)| !right).for_each(|(_, what)| wrong.push_str(what));
+        checks.iter().filter(|(right, _)| !right).for_each(|(_, what)| wrong.push_str(what));
         if !wrong.is_empty() {
             return wrong;
         }

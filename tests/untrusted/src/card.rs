@@ -1,12 +1,12 @@
-//! A card that is in use, and frames from strangers: the whole of `handle_frame` with live queue pairs of
-//! every transport.
+//! A card that is in use, and frames from untrusted peers: the whole of `handle_frame` with live queue pairs
+//! of every transport.
 //!
-//! The first byte decides what the stranger is. A *stranger* does not know the connections: each of its
-//! frames differs from a good one in one point at least, must be dropped and counted once, and all honest
-//! work must end well. A *peer* is what the card is connected to, gone mad: its frames pass every check that
-//! the receiver has before it looks at the request. Nothing but its own connections may suffer. A *silent*
-//! peer sends nothing but what the input says, so that the judge knows what was acknowledged. Frames here are
-//! as behind the ICRC check; the check itself is judged by `port`.
+//! The first byte decides who the untrusted peer is. An *unconnected* one does not know the connections: each
+//! of its frames differs from a good one in one point at least, must be dropped and counted once, and all
+//! honest work must end well. A *peer* is connected to the card and breaks the rules: its frames pass every
+//! check that the receiver has before it looks at the request. Nothing but its own connections may suffer. A
+//! *silent* peer sends nothing but what the input says, so that the oracle knows what was acknowledged.
+//! Frames here are as behind the ICRC check; `port` tests that check.
 
 mod forge;
 mod memory;
@@ -22,23 +22,23 @@ const MOST: usize = 256;
 /// How far things go on of themselves after the input.
 const STEPS: usize = 200_000;
 
-/// Who the stranger is.
+/// Who the untrusted peer is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
     /// Knows no connection
-    Stranger,
+    Unconnected,
     /// A connected peer that breaks the rules
     Peer,
     /// As `Peer`, and the honest peer says nothing
     Silent,
 }
 
-/// Judges one input.
-pub fn judge(input: &[u8]) {
+/// Checks one input.
+pub fn check(input: &[u8]) {
     let mut bytes = Bytes(input);
     let first = bytes.byte();
     let mode = match first & 3 {
-        0 => Mode::Stranger,
+        0 => Mode::Unconnected,
         1 => Mode::Silent,
         _ => Mode::Peer,
     };
@@ -48,7 +48,7 @@ pub fn judge(input: &[u8]) {
         step(&mut world, op, &mut bytes);
         world.look();
     }
-    assert!(world.net.run_until_idle(STEPS), "the card comes to rest");
+    assert!(world.net.run_until_idle(STEPS), "the card becomes idle");
     world.look();
     world.end();
 }
@@ -73,7 +73,7 @@ fn step(world: &mut World, op: u8, bytes: &mut Bytes<'_>) {
         11 => world.honest_send(lane, bytes),
         12 => {
             let micros = 1u64 << (bytes.byte() % 20);
-            if world.mode != Mode::Stranger {
+            if world.mode != Mode::Unconnected {
                 world.net.suspend(micros * 1000);
             }
         }

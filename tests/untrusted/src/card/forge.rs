@@ -10,14 +10,14 @@ use super::world::{MTU, World};
 use crate::bytes::Bytes;
 
 const WRONG_QKEY: u32 = 0x2222_2222;
-/// Ways in which a stranger's frame is wrong.
+/// Ways in which an unconnected peer's frame is wrong.
 const SPOILS: u8 = 7;
 
 /// A frame with where it seems to come from.
 pub(crate) struct Frame {
     pub(crate) meta: FrameMeta,
     pub(crate) bytes: Vec<u8>,
-    /// What is wrong with a stranger's
+    /// What is wrong with an unconnected peer's
     spoil: u8,
 }
 
@@ -123,10 +123,10 @@ impl Frame {
         }
     }
 
-    /// Gives it its addresses. A stranger's frame is made one that no QP may take.
+    /// Gives it its addresses. An unconnected peer's frame is made one that no QP may take.
     pub(crate) fn address(&mut self, world: &World, peer: Gid, own: Gid) {
         self.meta = FrameMeta { src: peer, dst: own, traffic_class: self.spoil & 3, hop_limit: 64 };
-        if world.mode != Mode::Stranger {
+        if world.mode != Mode::Unconnected {
             return;
         }
         let foreign = Gid::from_ipv4([10, 0, 9, 9]);
@@ -190,7 +190,7 @@ fn message(world: &World, kind: u8, bytes: &mut Bytes<'_>) -> Vec<u8> {
     out
 }
 
-/// Where a response's PSN stands behind the first one of its QP; `None`: before it.
+/// Distance of a response's PSN from the first one of its QP; `None`: before it.
 pub(crate) fn behind(psn: Psn, first: Psn) -> Option<u32> {
     u32::try_from(psn.since(first)).ok()
 }

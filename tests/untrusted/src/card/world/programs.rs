@@ -16,7 +16,7 @@ impl World {
         if matches!(lane, XRC_IN | TAG) || self.lanes[lane].sq.is_full() || self.lanes[lane].disturbed {
             return;
         }
-        let honest = self.mode == Mode::Stranger;
+        let honest = self.mode == Mode::Unconnected;
         let ops: &[SendOp] = match lane {
             UC => &[SendOp::Write, SendOp::Send, SendOp::SendImm],
             UD => &[SendOp::Send, SendOp::SendImm],
@@ -106,7 +106,7 @@ impl World {
 
     /// The program of host 1 posts a receive.
     pub(crate) fn post_recv(&mut self, lane: usize, bytes: &mut Bytes<'_>) {
-        let len = if self.mode == Mode::Stranger { 2048 } else { u32::from(bytes.half()) % 2048 };
+        let len = if self.mode == Mode::Unconnected { 2048 } else { u32::from(bytes.half()) % 2048 };
         let sge = Sge { addr: self.page[1].0 + 2048, len, lkey: self.page[1].1 };
         let wr_id = self.id();
         if lane == TAG && bytes.byte() & 1 == 0 {
@@ -161,7 +161,7 @@ impl World {
     /// The program of host 1 takes a QP to another state, or through RESET back to RTS.
     pub(crate) fn change_state(&mut self, lane: usize, bytes: &mut Bytes<'_>) {
         let to = bytes.pick(&[QpState::Err, QpState::Reset, QpState::Init, QpState::Sqd, QpState::Rts]);
-        if self.mode == Mode::Stranger {
+        if self.mode == Mode::Unconnected {
             return;
         }
         let (now, qpn, ud) = (self.net.now(), self.lanes[lane].qpn, lane == UD);
@@ -187,7 +187,7 @@ impl World {
     /// The program of host 1 registers memory anew, or takes rights from a QP.
     pub(crate) fn change_memory(&mut self, bytes: &mut Bytes<'_>) {
         let which = bytes.byte();
-        if self.mode == Mode::Stranger {
+        if self.mode == Mode::Unconnected {
             return;
         }
         let (now, qpn) = (self.net.now(), self.lanes[usize::from(which >> 4) % LANES].qpn);

@@ -16,8 +16,8 @@ const THERE: Gid = Gid::from_ipv4([10, 0, 0, 2]);
 /// Most messages of one input.
 const STEPS: usize = 64;
 
-/// The judge.
-pub fn judge(input: &[u8]) {
+/// Checks one input: messages and calls in turn.
+pub fn check(input: &[u8]) {
     let mut input = Bytes(input);
     let raw_len = usize::from(input.half()) % 300;
     let raw = input.take(raw_len);

@@ -58,7 +58,7 @@ pub(crate) struct Lane {
     pub(crate) disturbed: bool,
 }
 
-/// The hosts, and what the judge knows of them.
+/// The hosts, and what the oracle knows of them.
 pub(crate) struct World {
     pub(crate) mode: Mode,
     pub(crate) net: Net,
@@ -93,13 +93,13 @@ impl World {
             mtu: Mtu::M256,
             timeout: 10,
             retry_cnt: 2,
-            rnr_retry: if mode == Mode::Stranger { 7 } else { 2 },
+            rnr_retry: if mode == Mode::Unconnected { 7 } else { 2 },
             rd_atomic: 3,
             psn: FIRST,
             access: all_rights(),
             ..Setup::default()
         };
-        let setup = if mode == Mode::Stranger { setup } else { limited(setup, how) };
+        let setup = if mode == Mode::Unconnected { setup } else { limited(setup, how) };
         let page = [0, 1].map(|at| net.hosts[at].region(PAGE, all_rights()));
         let (guarded, keys) = guard(&mut net, page[1]);
         let shared_cqs = [SimCq::new(4096), SimCq::new(4096)];
@@ -300,8 +300,8 @@ impl World {
         let now = self.net.now();
         let host = &mut self.net.hosts[1];
         host.nic.handle_frame(&mut host.env, now, &frame.meta, &frame.bytes);
-        if self.mode == Mode::Stranger {
-            assert_eq!(self.drops(), before + 1, "a stranger's frame is dropped, and counted once");
+        if self.mode == Mode::Unconnected {
+            assert_eq!(self.drops(), before + 1, "an unconnected peer's frame is dropped, and counted once");
         }
     }
 

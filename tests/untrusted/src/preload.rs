@@ -1,4 +1,4 @@
-//! A judge of the paths that programs ask for below libstarverbs.so.
+//! An oracle for the paths that programs ask for below libstarverbs.so.
 
 use std::ffi::CString;
 
@@ -7,8 +7,8 @@ use std::ffi::CString;
 #[allow(dead_code, unreachable_pub)]
 mod path;
 
-/// A path: below the picture's folder it is longer by the folder's name, and comes back from there as it was.
-/// One that is the picture's names it with its first parts.
+/// A path: below the view's folder it is longer by the folder's name, and comes back from there as it was.
+/// One in the view names it with its first parts.
 pub fn path(bytes: &[u8]) {
     let bytes: Vec<u8> = bytes.iter().copied().take_while(|byte| *byte != 0).collect();
     let Ok(path) = CString::new(bytes) else { return };

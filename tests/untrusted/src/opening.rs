@@ -50,8 +50,8 @@ impl Card {
     }
 }
 
-/// Judges one input.
-pub fn judge(input: &[u8]) {
+/// Checks one input.
+pub fn check(input: &[u8]) {
     if let Some(message) = SharedQpMessage::decode(input) {
         assert_eq!(SharedQpMessage::decode(&message.encode()), Some(message), "messages survive encoding");
     }

@@ -1,5 +1,5 @@
-//! Small messages of many queue pairs: they wait in company for a system call that takes them all, and never
-//! for long. And a process that has several QPN blocks.
+//! Doorbell coalescing across QPs: small messages of many queue pairs wait for one system call that sends
+//! them all, and never for long. And a process that has several QPN blocks.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use starverbs_core::{Cqe, QpType, SendOp};
 use starverbs_settings::Settings;
 use starverbs_verbs::{Qp, QpInit, SendWr};
 
-/// Messages that leave before others wait in their company, and as many as wait at most.
-const COMPANY: usize = 16;
-const WAIT: usize = 32;
+/// Messages that leave at once, before any is coalesced; and doorbells that wait at most.
+const AT_ONCE: usize = 16;
+const COALESCED: usize = 32;
 
 /// A card with many queue pairs, and its peer, whose card runs when it is polled and not before: nothing is
 /// acknowledged meanwhile.
@@ -31,7 +31,7 @@ impl Crowd {
             connect((&a, &qa), (&b, &qb));
             (qa, qb)
         };
-        let qps = (0..COMPANY + WAIT).map(pair).collect();
+        let qps = (0..AT_ONCE + COALESCED).map(pair).collect();
         Crowd { a, b, qps, port: settings.port }
     }
 
@@ -55,47 +55,47 @@ fn write(qp: &Qp, a: &Node, b: &Node, at: usize) {
 }
 
 #[test]
-fn what_waits_in_company_goes_though_nobody_answers_and_the_program_is_away() {
+fn coalesced_messages_leave_though_nobody_answers_and_the_program_is_away() {
     let crowd = Crowd::new();
     let (packets, calls) = (crowd.counter("tx_packets"), crowd.counter("tx_syscalls"));
-    crowd.write(0..COMPANY);
-    assert!(crowd.counter("tx_packets") - packets >= COMPANY as u64, "the first ones have no company");
-    crowd.write(COMPANY..COMPANY + WAIT);
-    wait_for("the last message", || crowd.counter("tx_packets") - packets >= (COMPANY + WAIT) as u64);
+    crowd.write(0..AT_ONCE);
+    assert!(crowd.counter("tx_packets") - packets >= AT_ONCE as u64, "the first ones leave at once");
+    crowd.write(AT_ONCE..AT_ONCE + COALESCED);
+    wait_for("the last message", || crowd.counter("tx_packets") - packets >= (AT_ONCE + COALESCED) as u64);
     let calls = crowd.counter("tx_syscalls") - calls;
-    assert!(calls < (COMPANY + WAIT) as u64, "{calls} system calls: none waited for another");
+    assert!(calls < (AT_ONCE + COALESCED) as u64, "{calls} system calls: none waited for another");
     let mut done = 0;
     wait_for("the completions", || {
         assert_eq!(crowd.b.cq.poll(&mut [Cqe::default()]).unwrap(), 0, "WRITEs complete at their requester");
-        done += crowd.a.cq.poll(&mut [Cqe::default(); COMPANY]).unwrap();
-        done == COMPANY + WAIT
+        done += crowd.a.cq.poll(&mut [Cqe::default(); AT_ONCE]).unwrap();
+        done == AT_ONCE + COALESCED
     });
 }
 
 #[test]
-fn who_asked_for_an_event_waits_in_nobodys_company() {
+fn a_program_that_asked_for_an_event_gets_no_coalescing() {
     let crowd = Crowd::new();
     let packets = crowd.counter("tx_packets");
     crowd.a.cq.req_notify(false).unwrap();
-    for sent in 0..COMPANY + WAIT {
+    for sent in 0..AT_ONCE + COALESCED {
         crowd.write(sent..sent + 1);
         assert!(crowd.counter("tx_packets") - packets > sent as u64, "message {sent} waits");
     }
 }
 
 #[test]
-fn what_waits_goes_before_the_program_sleeps() {
+fn coalesced_messages_leave_before_the_program_sleeps() {
     let crowd = Crowd::new();
     let packets = crowd.counter("tx_packets");
-    crowd.write(0..COMPANY + WAIT);
+    crowd.write(0..AT_ONCE + COALESCED);
     crowd.a.cq.req_notify(false).unwrap();
-    assert!(crowd.counter("tx_packets") - packets >= (COMPANY + WAIT) as u64);
+    assert!(crowd.counter("tx_packets") - packets >= (AT_ONCE + COALESCED) as u64);
 }
 
 /// A block has 4096 QPNs. While a card does not know that its frames come to itself it looks into its socket
 /// at each post, and so the program finds each completion without ever running the card by a poll.
 #[test]
-fn a_process_of_two_blocks_settles_though_no_poll_of_it_is_in_vain() {
+fn a_process_of_two_blocks_settles_though_each_poll_finds_a_completion() {
     let settings = Settings { progress_thread: false, ..settings() };
     let node = Node::new(&settings);
     let small = QpInit { max_send_wr: 1, max_recv_wr: 1, max_inline: 0, ..node.init(QpType::Rc, None) };

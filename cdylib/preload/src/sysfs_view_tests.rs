@@ -1,4 +1,4 @@
-//! The picture of a device with two addresses.
+//! The sysfs view of a device with two addresses.
 
 use starverbs_core::{Gid, Mtu};
 
@@ -20,13 +20,13 @@ pub(crate) fn facts() -> Facts {
     Facts { name: "star0".to_owned(), device, numa_node: 1, cpus: "0-3".to_owned() }
 }
 
-/// What stands at a path without links.
-fn at<'a>(picture: &'a Picture, path: &str) -> Option<&'a Node> {
-    picture.0.iter().find(|(p, _)| p == path).map(|(_, node)| node)
+/// The node at a path without links.
+fn at<'a>(view: &'a SysfsView, path: &str) -> Option<&'a Node> {
+    view.0.iter().find(|(p, _)| p == path).map(|(_, node)| node)
 }
 
-fn text(picture: &Picture, path: &str) -> String {
-    match at(picture, path) {
+fn text(view: &SysfsView, path: &str) -> String {
+    match at(view, path) {
         Some(Node::Text(text)) => text.trim_end().to_owned(),
         other => panic!("{path}: {other:?}"),
     }
@@ -34,11 +34,11 @@ fn text(picture: &Picture, path: &str) -> String {
 
 #[test]
 fn the_device_and_its_port_say_what_a_kernel_would() {
-    let picture = Picture::of(&facts());
+    let view = SysfsView::of(&facts());
     let device = "sys/devices/virtual/starverbs/card0/infiniband/star0";
-    assert_eq!(text(&picture, &format!("{device}/node_type")), "1: CA");
-    assert_eq!(text(&picture, &format!("{device}/node_guid")), "0123:4567:89ab:cdef");
-    let port = |file: &str| text(&picture, &format!("{device}/ports/1/{file}"));
+    assert_eq!(text(&view, &format!("{device}/node_type")), "1: CA");
+    assert_eq!(text(&view, &format!("{device}/node_guid")), "0123:4567:89ab:cdef");
+    let port = |file: &str| text(&view, &format!("{device}/ports/1/{file}"));
     assert_eq!(port("state"), "4: ACTIVE");
     assert_eq!(port("phys_state"), "5: LinkUp");
     assert_eq!(port("rate"), "100 Gb/sec (4X EDR)");
@@ -48,14 +48,11 @@ fn the_device_and_its_port_say_what_a_kernel_would() {
     assert_eq!(port("gids/0"), "0000:0000:0000:0000:0000:ffff:c000:0201");
     assert_eq!(port("gid_attrs/types/2"), "RoCE v2");
     assert_eq!(port("gid_attrs/ndevs/1"), "eth0", "an alias belongs to its interface");
-    assert!(matches!(
-        at(&picture, &format!("{device}/ports/1/counters/port_xmit_data")),
-        Some(Node::Live(_))
-    ));
-    assert!(matches!(at(&picture, &format!("{device}/ports/1/hw_counters/rx_packets")), Some(Node::Live(_))));
+    assert!(matches!(at(&view, &format!("{device}/ports/1/counters/port_xmit_data")), Some(Node::Live(_))));
+    assert!(matches!(at(&view, &format!("{device}/ports/1/hw_counters/rx_packets")), Some(Node::Live(_))));
 }
 
-/// The target of a link that stands at `path`, as a path from the root.
+/// The target of the link at `path`, as a path from the root.
 fn resolved(path: &str, target: &str) -> String {
     let mut parts: Vec<&str> = path.split('/').collect();
     parts.pop();
@@ -70,33 +67,33 @@ fn resolved(path: &str, target: &str) -> String {
 
 #[test]
 fn links_lead_to_what_is_there() {
-    let picture = Picture::of(&facts());
-    let links = picture.0.iter().filter_map(|(path, node)| match node {
+    let view = SysfsView::of(&facts());
+    let links = view.0.iter().filter_map(|(path, node)| match node {
         Node::Link(target) if !target.starts_with('/') => Some(resolved(path, target)),
         _ => None,
     });
     let links: Vec<String> = links.collect();
     assert_eq!(links.len(), 6);
     for to in links {
-        assert!(picture.0.iter().any(|(path, _)| path.starts_with(&format!("{to}/"))), "{to}");
+        assert!(view.0.iter().any(|(path, _)| path.starts_with(&format!("{to}/"))), "{to}");
     }
     let net = "sys/devices/virtual/starverbs/card0/net";
-    assert_eq!(at(&picture, &format!("{net}/eth0")), Some(&Node::Link("/sys/class/net/eth0".into())));
-    assert_eq!(at(&picture, &format!("{net}/eth0:1")), None);
+    assert_eq!(at(&view, &format!("{net}/eth0")), Some(&Node::Link("/sys/class/net/eth0".into())));
+    assert_eq!(at(&view, &format!("{net}/eth0:1")), None);
 }
 
 #[test]
 fn the_device_node_is_all_that_dev_has() {
-    let picture = Picture::of(&facts());
-    let dev: Vec<_> = picture.0.iter().filter(|(path, _)| path.starts_with("dev/")).collect();
+    let view = SysfsView::of(&facts());
+    let dev: Vec<_> = view.0.iter().filter(|(path, _)| path.starts_with("dev/")).collect();
     assert_eq!(dev, [&(DEVICE_NODE.to_owned(), Node::Device)]);
 }
 
 #[test]
 fn no_path_is_there_twice_or_below_a_file() {
-    let picture = Picture::of(&facts());
-    for (i, (path, _)) in picture.0.iter().enumerate() {
-        for (other, _) in &picture.0[i + 1..] {
+    let view = SysfsView::of(&facts());
+    for (i, (path, _)) in view.0.iter().enumerate() {
+        for (other, _) in &view.0[i + 1..] {
             assert!(path != other && !other.starts_with(&format!("{path}/")), "{path} {other}");
         }
     }
@@ -105,9 +102,9 @@ fn no_path_is_there_twice_or_below_a_file() {
 #[test]
 fn the_fingerprint_follows_the_facts() {
     let (one, mut other) = (facts(), facts());
-    assert_eq!(Picture::of(&one).fingerprint(), Picture::of(&other).fingerprint());
+    assert_eq!(SysfsView::of(&one).fingerprint(), SysfsView::of(&other).fingerprint());
     other.device.gids.pop();
-    assert_ne!(Picture::of(&one).fingerprint(), Picture::of(&other).fingerprint());
+    assert_ne!(SysfsView::of(&one).fingerprint(), SysfsView::of(&other).fingerprint());
 }
 
 #[test]

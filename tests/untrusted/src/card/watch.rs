@@ -1,4 +1,4 @@
-//! What the judge looks at: memory, completions, and at the end whether everything still works.
+//! What the oracle looks at: memory, completions, and at the end whether everything still works.
 
 use starverbs_core::wire::PacketKind;
 use starverbs_core::{Cqe, QpState, SendOp, SendWqe, Sge, WcOpcode, WcStatus};
@@ -9,7 +9,7 @@ use super::world::{LANES, Lane, World};
 
 /// What untouched memory holds in the simulator.
 const UNTOUCHED: u8 = 0xa5;
-/// Frames that may come of each post and of each frame from a stranger, all repetitions included.
+/// Frames that may come of each post and of each injected frame, all repetitions included.
 const FRAMES_EACH: u64 = 400;
 
 /// A send that was posted.
@@ -82,8 +82,8 @@ impl World {
                 sent.op
             );
         }
-        if self.mode == Mode::Stranger {
-            assert_eq!(cqe.status, WcStatus::Success, "a stranger made {:?} fail", sent.op);
+        if self.mode == Mode::Unconnected {
+            assert_eq!(cqe.status, WcStatus::Success, "an unconnected peer made {:?} fail", sent.op);
         }
         at.sent.pop_front();
     }
@@ -101,18 +101,22 @@ impl World {
         if cqe.status == WcStatus::Success && !write {
             assert!(u64::from(cqe.byte_len) <= room, "more bytes than room: {cqe:?}");
         }
-        if self.mode == Mode::Stranger {
-            assert_eq!(cqe.status, WcStatus::Success, "a stranger made a receive fail");
+        if self.mode == Mode::Unconnected {
+            assert_eq!(cqe.status, WcStatus::Success, "an unconnected peer made a receive fail");
         }
     }
 
     /// Nothing happens any more: what must be true now.
     pub(crate) fn end(&mut self) {
-        if self.mode == Mode::Stranger {
+        if self.mode == Mode::Unconnected {
             for Lane { qpn, sent, honest, honest_done, .. } in &self.lanes {
-                assert_eq!(self.net.hosts[1].state(*qpn), QpState::Rts, "a stranger broke a connection");
-                assert!(sent.is_empty(), "a stranger held up {} sends", sent.len());
-                assert_eq!(honest, honest_done, "a stranger made the peer's sends fail");
+                assert_eq!(
+                    self.net.hosts[1].state(*qpn),
+                    QpState::Rts,
+                    "an unconnected peer broke a connection"
+                );
+                assert!(sent.is_empty(), "an unconnected peer held up {} sends", sent.len());
+                assert_eq!(honest, honest_done, "an unconnected peer made the peer's sends fail");
             }
         } else {
             self.bounded();

@@ -1,5 +1,5 @@
-//! Names and a table of regions with any words in them, read as an importer reads them: for the judges of
-//! tests/strangers.
+//! Names and a table of regions with any words in them, read as an importer reads them: for the oracles
+//! of tests/untrusted.
 
 use std::os::fd::AsRawFd;
 
@@ -8,13 +8,13 @@ use starverbs_core::{Access, PdId, QpId};
 
 use super::import::Importer;
 use super::mrs::{MrMemory, PeerMrs};
-use super::names::{Kind, Names, Whereabouts};
+use super::names::{Names, ObjectKind, Whereabouts};
 
 /// Keys that are looked for.
 const KEYS: u32 = 64;
 
 /// Reads `bytes` as the first words of a context's names, and of a table of regions, magic and seals being right,
-/// and opens what stands there as a card does. Panics if a key of it opens bytes outside what it describes.
+/// and opens what they describe as a card does. Panics if a key of it opens bytes outside what it describes.
 pub fn read_share_table(bytes: &[u8]) {
     read_names(bytes);
     let Ok(mut memory) = MrMemory::create(16) else { return };
@@ -35,7 +35,7 @@ fn read_names(bytes: &[u8]) {
     // SAFETY: takes numbers.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, libc::getpid()) };
     let Ok(importer) = Importer::open(file.as_raw_fd()) else { return };
-    for kind in [Kind::Pd, Kind::Dm] {
+    for kind in [ObjectKind::Pd, ObjectKind::Dm] {
         for handle in 0..4 {
             if let Ok((tag, _)) = importer.find(kind, handle) {
                 let _ = importer.is_valid(tag);

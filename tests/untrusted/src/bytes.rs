@@ -1,4 +1,4 @@
-//! Input of a judge, read as a program: numbers and pieces, zeros where it ends.
+//! Input of an oracle, read as a program: numbers and pieces, zeros where it ends.
 
 /// What is left of the input.
 pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);

@@ -35,8 +35,8 @@ thread_local! {
     static PORT: RefCell<Port> = RefCell::new(Port::new());
 }
 
-/// Judges one input: datagrams, each with a byte that says how it travels and whether its ICRC is put right.
-pub fn judge(input: &[u8]) {
+/// Checks one input: datagrams, each with a byte that says how it travels and whether its ICRC is put right.
+pub fn check(input: &[u8]) {
     PORT.with_borrow_mut(|port| {
         let mut bytes = Bytes(input);
         for _ in 0..MOST {

@@ -1,0 +1,36 @@
+//! Oracles for bytes from untrusted peers: each takes any bytes and panics if the library mishandles them.
+//!
+//! The fuzz targets of tests/fuzz call them, and so does `tests/replay.rs` for each file of the corpora, with
+//! a stable toolchain. An oracle gives the same verdict each time: no clock, no chance.
+
+mod bytes;
+pub mod card;
+pub mod mads;
+pub mod opening;
+mod parsers;
+pub mod port;
+mod preload;
+pub mod relay;
+pub mod star;
+
+pub use parsers::{control, frame, settings, share, stat};
+pub use preload::path;
+
+/// Checks what the library does with some bytes; panics where it is wrong.
+pub type Oracle = fn(&[u8]);
+
+/// All oracles by the names of their fuzz targets.
+pub const ORACLES: &[(&str, Oracle)] = &[
+    ("card", card::check),
+    ("control", control),
+    ("frame", frame),
+    ("mads", mads::check),
+    ("opening", opening::check),
+    ("path", path),
+    ("port", port::check),
+    ("relay", relay::check),
+    ("settings", settings),
+    ("share", share),
+    ("star", star::check),
+    ("stat", stat),
+];
