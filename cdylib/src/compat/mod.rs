@@ -3,7 +3,8 @@
 //! Such a program holds structs of another layout and calls through another table of functions. Each object
 //! of its is an [`Old`]: the public fields as libibverbs 1.0 had them, and behind them today's object, which
 //! does the work. Today's object carries the address of the old one as the program's own context pointer, so
-//! that events find their way back. Owns those structs and the functions of the node; it must not know what an object does.
+//! that events find their way back. Owns those structs and the functions of the node; it must not know what
+//! an object does.
 //!
 //! Structs that are the same in both, or of which the old one is the beginning, are today's. An old program
 //! may not use an object after it closed its device: the old table goes with the context.

@@ -246,11 +246,11 @@ counters! {
     star_sent_cqep,
     /// StaR, stateful: WQEs received (WQEP)
     star_rcvd_wqep,
-    /// StaR, stateful: requests refused here and packets held back, as no rule of the stateless end allowed them: nothing left
+    /// StaR, stateful: requests refused and packets held back, as no rule of the stateless end allows them
     star_rejects,
     /// StaR: packets sent again by the stateful half
     star_retransmitted,
-    /// StaR: packets dropped by either half, as they answered nothing or were of no connection that there is (any more)
+    /// StaR: packets dropped by either half, as they answer nothing or are of no connection (any more)
     star_drops,
     /// StaR: offers and control messages dropped, as they were not sealed under this card's key for this card
     star_foreign,

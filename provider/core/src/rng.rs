@@ -61,8 +61,8 @@ impl Rng {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): small and fast. Who has
-/// seen one number can tell all others, so that it is for faults, simulations and tests alone.
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): small and fast. Who
+/// has seen one number can tell all others, so that it is for faults, simulations and tests alone.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 

@@ -22,8 +22,8 @@ impl Incarnation {
     /// The owner describes an object in an entry that has none: `describe` stores its words.
     pub fn begin(&self, describe: impl FnOnce()) {
         let number = self.0.load(Ordering::Relaxed);
-        /* release: the end of the entry's last object before the words of this one. A reader that has one of these words
-        finds the number changed */
+        /* release: the end of the entry's last object before the words of this one. A reader that has one
+         * of these words finds the number changed */
         fence(Ordering::Release);
         describe();
         /* release: the words before the number */

@@ -1,11 +1,12 @@
-//! What a card lets other processes of its host see: which key opens which bytes of its memory, and by `cmd_fd`
-//! (ibv_import_device(3)) the names of a context's protection domains and device memory.
+//! What a card lets other processes of its host see: which key opens which bytes of its memory, and by
+//! `cmd_fd` (ibv_import_device(3)) the names of a context's protection domains and device memory.
 //!
-//! The table of regions is the card's own ([`MrMemory`], in which core keeps its entries): a memory file that it
-//! alone writes. A process that may look into this one maps it, and reaches the bytes through `/proc/PID/mem`
-//! ([`Foreign`]): the exporter takes no part in it, and need not run. Before each use a reader enters its slot,
-//! looks whether the key still opens what it did, and leaves when the bytes are moved; whoever closes a key then
-//! waits for those who are inside ([`Published::await_readers`]). docs/decisions/0007-imports.md says why.
+//! The table of regions is the card's own ([`MrMemory`], in which core keeps its entries): a memory file that
+//! it alone writes. A process that may look into this one maps it, and reaches the bytes through
+//! `/proc/PID/mem` ([`Foreign`]): the exporter takes no part in it, and need not run. Before each use a
+//! reader enters its slot, looks whether the key still opens what it did, and leaves when the bytes are
+//! moved; whoever closes a key then waits for those who are inside ([`Published::await_readers`]).
+//! docs/decisions/0007-imports.md says why.
 //!
 //! Owns the files, both sides of them, and the way to other processes' memory. It must not know the verbs
 //! objects.

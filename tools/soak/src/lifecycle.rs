@@ -137,8 +137,9 @@ impl World {
         if kind == QpType::XrcRecv {
             host.pd = site.xrcd;
         }
-        /* After a restart numbers come again; one that was another connection's has a peer, perhaps, that still sends to it,
-        and nothing in an RC frame says who. A card that is not seeded like the one before has other numbers. */
+        /* After a restart numbers come again; one that was another connection's has a peer, perhaps, that
+         * still sends to it, and nothing in an RC frame says who. A card that is not seeded like the one
+         * before has other numbers. */
         let qpn = loop {
             let qpn = host.qp(kind, sq, recv(), cqs, plan.all_signaled);
             if *self.had.entry((at, qpn)).or_insert((c, e)) == (c, e) {
@@ -186,8 +187,8 @@ impl World {
         self.net.hosts[end.host].change_wish(end.qpn, wish, now);
     }
 
-    /// A program destroys the queue pair of an end with all that is posted to it, and makes another; for `time`
-    /// nobody does anything about it.
+    /// A program destroys the queue pair of an end with all that is posted to it, and makes another; for
+    /// `time` nobody does anything about it.
     pub(crate) fn destroy(&mut self, c: usize, e: usize, time: Nanos) {
         if self.conns[c].over || self.conns[c].ends[e].cause == Some(Cause::Gone) {
             return;

@@ -246,8 +246,8 @@ fn any_contexts(rng: &mut Rng) -> Option<ContextCache> {
 }
 
 impl Plan {
-    /// Two hosts with these connections, whose links are both alike: nothing befalls them, and what else there
-    /// is of a plan, as the size of queues, is as a seed has it.
+    /// Two hosts with these connections, whose links are both alike: nothing befalls them, and what else
+    /// there is of a plan, as the size of queues, is as a seed has it.
     pub fn of_two(rng: &mut Rng, link: Faults, conns: Vec<ConnPlan>) -> Plan {
         let any = Plan::new(rng);
         Plan {

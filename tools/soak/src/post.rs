@@ -68,8 +68,8 @@ impl World {
         let fits = |op: SendOp| match op {
             SendOp::BindMw => me.window.as_ref().is_some_and(|w| w.bound == Bound::No),
             SendOp::LocalInv => {
-                /* What a peer asked of the window and has no answer to may still come, be it gone or its requests
-                flushed: they are on the wire, or wait here for a packet before them. */
+                /* What a peer asked of the window and has no answer to may still come, be it gone or its
+                 * requests flushed: they are on the wire, or wait here for a packet before them. */
                 let unused = !peer.uses_window() && !peer.down();
                 me.window.as_ref().is_some_and(|w| w.bound == Bound::Yes) && unused
             }

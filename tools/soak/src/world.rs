@@ -91,7 +91,8 @@ pub struct World {
 }
 
 impl World {
-    /// The world of a seed; with `trace`, each frame, post, completion and event is printed to standard error.
+    /// The world of a seed; with `trace`, each frame, post, completion and event is printed to standard
+    /// error.
     pub fn new(seed: u64, plan: Plan, trace: bool) -> Self {
         /* small pools come to their end, and cost less to make */
         let pools = [(8, 2), (16, 4), (48, 16), (1024, 64)][if plan.is_long { 3 } else { seed as usize % 3 }];

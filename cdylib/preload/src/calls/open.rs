@@ -129,7 +129,8 @@ unsafe fn over(
 }
 
 interpose! {
-    // C declares the mode as a variable argument, which is passed as a fixed one is on the machines served here.
+    // C declares the mode as a variable argument, which is passed as a fixed one is on the machines served
+    // here.
     /// open(2)
     [open, open64, __open, __open64] (path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
         opened(path, flags, |path, flags| go_on!(open64(path, flags, mode) or -1))

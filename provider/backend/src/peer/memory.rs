@@ -66,9 +66,10 @@ impl Memory {
     pub(super) unsafe fn lane(&self, lane: usize, connected: bool) -> (MessageWriter, MessageReader) {
         let (out, inward) = (2 * lane + usize::from(!connected), 2 * lane + usize::from(connected));
         let size = RING as u32;
-        // SAFETY: a mapping is not at 0, and heads and bytes of that many rings lie in it. It is page-aligned,
-        // and the heads' size a multiple of their alignment; sealed memory stays mapped as long as `self`,
-        // which the caller promises is long enough. The lanes' rings are apart, and each end is given out once.
+        // SAFETY: a mapping is not at 0, and heads and bytes of that many rings lie in it. It is
+        // page-aligned, and the heads' size a multiple of their alignment; sealed memory stays mapped as long
+        // as `self`, which the caller promises is long enough. The lanes' rings are apart, and each end is
+        // given out once.
         unsafe {
             let base = NonNull::new_unchecked(self.map.as_mut_ptr());
             let head = |ring: usize| base.add(ring * size_of::<MessageHead>()).cast();

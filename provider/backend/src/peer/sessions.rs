@@ -197,8 +197,8 @@ impl Sessions {
             return Err(LinkError::Gone);
         }
         let own = socket::user();
-        /* The blocks that another end claims count where the kernel confirms that both are one process. One that
-         * this process cannot see may be any. */
+        /* The blocks that another end claims count where the kernel confirms that both are one process.
+         * One that this process cannot see may be any. */
         let same = |session: &&Session| {
             session.is_up()
                 && session.socket.as_ref().is_some_and(socket::is_open)

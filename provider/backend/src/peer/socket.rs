@@ -1,5 +1,5 @@
-//! Unix sockets that keep messages apart (SOCK_SEQPACKET): by abstract names, with what the kernel says of the
-//! other end, and with descriptors beside a message.
+//! Unix sockets that keep messages apart (SOCK_SEQPACKET): by abstract names, with what the kernel says of
+//! the other end, and with descriptors beside a message.
 
 use std::io::{self, IoSlice};
 use std::mem::{self, MaybeUninit};

@@ -147,7 +147,8 @@ proptest! {
         });
         for (s, held) in held.into_iter().enumerate() {
             let Some(id) = held else { continue };
-            /* a peer that dropped an established connection is noticed; one that never got so far need not be */
+            /* a peer that dropped an established connection is noticed; one that never got so far need not
+             * be */
             if dropped && s != side {
                 let stuck = world.on(s, |cm, now| cm.disconnect(now, id));
                 prop_assert!(over[s] || stuck.is_ok(), "side {} hangs", s);

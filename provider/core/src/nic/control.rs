@@ -208,7 +208,8 @@ impl<E: Env> Nic<E> {
         cx.close_engine();
         if !cx.qp.flags.held {
             /* The peer's last message may wait for its ACK: nobody could send it later. One that has an
-            engine, or may come to have one, owes none, and by a plain packet its peer would take it for plain. */
+             * engine, or may come to have one, owes none, and by a plain packet its peer would take it for
+             * plain. */
             cx.last_words();
         }
         cx.forget_gaps();

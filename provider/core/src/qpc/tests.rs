@@ -148,8 +148,8 @@ fn config(policy: Policy, entries: u32, ooo_cap: u16, qps: u32) -> Config {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Per-QP order, nothing lost, nothing twice, no change lost, no starvation, no eviction under a waiter: whatever the
-    /// sizes, the policy, memory's latency and the order of requests.
+    /// Per-QP order, nothing lost, nothing twice, no change lost, no starvation, no eviction under a waiter:
+    /// whatever the sizes, the policy, memory's latency and the order of requests.
     #[test]
     fn it_does_what_a_list_of_contexts_does(
         policy in policies(),
@@ -179,7 +179,8 @@ proptest! {
 }
 
 proptest! {
-    /// One request at a time, so that nothing is waited for: hits, misses and evictions are those of a plain list, the newest used last.
+    /// One request at a time, so that nothing is waited for: hits, misses and evictions are those of a plain
+    /// list, the newest used last.
     #[test]
     fn the_cache_is_a_list_by_use(
         policy in prop_oneof![Just(Policy::Fcfs), Just(Policy::NonBlocking)],

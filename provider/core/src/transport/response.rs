@@ -121,8 +121,8 @@ impl<E: Env> Ctx<'_, E> {
         let path = self.sh.paths.get(self.qp.path);
         path.acked(bytes);
         if let Some(since) = rtt {
-            /* What lies behind the deadline is time in which this card did not run (it was stopped, or its clock
-            jumped): the timer would have put an end to the measuring. */
+            /* What lies behind the deadline is time in which this card did not run (it was stopped, or its
+             * clock jumped): the timer would have put an end to the measuring. */
             path.sample_rtt(self.now.min(deadline).saturating_sub(since));
         }
         if outstanding {

@@ -107,8 +107,8 @@ fn a_halted_end_in_err_says_its_last_words_for_some_time() {
     assert_eq!(w.net.tally.sent, said);
 }
 
-/// The peer's host is gone while programs wait for messages alone: they wait on, as RC's do, and more and more
-/// seldom ask for it. Who sends then is told.
+/// The peer's host is gone while programs wait for messages alone: they wait on, as RC's do, and more and
+/// more seldom ask for it. Who sends then is told.
 #[test]
 fn receives_alone_wait_for_ever() {
     let mut w = World::new([Some(100); 2]);

@@ -1,4 +1,5 @@
-//! The exporter's side: what a card lets other processes see of its memory, and what a context lets them name.
+//! The exporter's side: what a card lets other processes see of its memory, and what a context lets them
+//! name.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -9,7 +10,8 @@ use super::readers::Readers;
 use crate::error::{Result, VerbsError};
 use crate::process;
 
-/// What a card shows to other processes: its table of regions, by which they reach its memory, and their slots.
+/// What a card shows to other processes: its table of regions, by which they reach its memory, and their
+/// slots.
 pub(crate) struct Published {
     about: Whereabouts,
     readers: Readers,
@@ -34,8 +36,8 @@ impl Published {
         Ok((published, memory))
     }
 
-    /// Waits until no other process uses what was closed before: for copies that are under way. One of a stopped
-    /// process goes on when the process does.
+    /// Waits until no other process uses what was closed before: for copies that are under way. One of a
+    /// stopped process goes on when the process does.
     pub(crate) fn await_readers(&self) {
         self.readers.wait();
     }

@@ -52,8 +52,8 @@ pub(super) fn scribble(map: &MmapRaw, bytes: &[u8]) {
     const MAGIC: usize = size_of::<u64>();
     let words = bytes.chunks_exact(4).take((map.len() - MAGIC) / 4);
     for (at, word) in words.map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]])).enumerate() {
-        // SAFETY: `at` lies in the mapping, by `take`; every word of it is part of an atomic, and nobody else has
-        // it.
+        // SAFETY: `at` lies in the mapping, by `take`; every word of it is part of an atomic, and nobody else
+        // has it.
         unsafe { map.as_mut_ptr().add(MAGIC).cast::<u32>().add(at).write_volatile(word) };
     }
 }

@@ -13,8 +13,9 @@ use super::names::{Names, ObjectKind, Whereabouts};
 /// Keys that are looked for.
 const KEYS: u32 = 64;
 
-/// Reads `bytes` as the first words of a context's names, and of a table of regions, magic and seals being right,
-/// and opens what they describe as a card does. Panics if a key of it opens bytes outside what it describes.
+/// Reads `bytes` as the first words of a context's names, and of a table of regions, magic and seals being
+/// right, and opens what they describe as a card does. Panics if a key of it opens bytes outside what it
+/// describes.
 pub fn read_share_table(bytes: &[u8]) {
     read_names(bytes);
     let Ok(mut memory) = MrMemory::create(16) else { return };

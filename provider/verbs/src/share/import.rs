@@ -100,15 +100,17 @@ impl Importer {
 
     fn go(&self) -> Result<Reach> {
         let about = self.names.whereabouts();
-        /* The directory stays that of one process. Which one says a field that whoever has the descriptor can set, so
-        we look whether it is the exporter before anything is written there: it has the files, and the token. */
+        /* The directory stays that of one process. Which one says a field that whoever has the descriptor
+         * can set, so we look whether it is the exporter before anything is written there: it has the
+         * files, and the token. */
         let process = open(&format!("/proc/{}", self.exporter), false)?;
         let memory = open(&inside(&process, "mem"), true)?;
         let readers = file_of(&process, about.readers, true)?;
         let mrs = file_of(&process, about.mrs, false)?;
-        /* Who made the names may know what others' memory holds where, and have lent them the files: a process of more
-        rights than its own must not be taken for it. The file is root's if the process may not be looked at; the
-        directory has its user of now, should that have changed since the file was opened. */
+        /* Who made the names may know what others' memory holds where, and have lent them the files: a
+         * process of more rights than its own must not be taken for it. The file is root's if the process
+         * may not be looked at; the directory has its user of now, should that have changed since the file
+         * was opened. */
         if memory.metadata()?.uid() != self.owner || process.metadata()?.uid() != self.owner {
             return Err(VerbsError::Os(libc::EPERM));
         }

@@ -1,4 +1,5 @@
-//! A card's table of memory regions in a memory file: the card writes it, other processes of the host may read it.
+//! A card's table of memory regions in a memory file: the card writes it, other processes of the host may
+//! read it.
 
 use std::fs::File;
 use std::mem::offset_of;
@@ -70,8 +71,8 @@ pub(crate) struct MrMemory {
 }
 
 impl MrMemory {
-    /// Room for the table of a card with so many keys, and for those that rest; the file is for others to map. No
-    /// file: the host has no memory files, or none with the seals (Linux 5.1).
+    /// Room for the table of a card with so many keys, and for those that rest; the file is for others to
+    /// map. No file: the host has no memory files, or none with the seals (Linux 5.1).
     ///
     /// # Errors
     /// ENOMEM
@@ -93,8 +94,8 @@ impl MrMemory {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: the mapping is page-aligned, longer than a Head, and lives as long as `self`; the file's seals
-        // keep its pages. Every byte pattern is a valid Head of atomics.
+        // SAFETY: the mapping is page-aligned, longer than a Head, and lives as long as `self`; the file's
+        // seals keep its pages. Every byte pattern is a valid Head of atomics.
         unsafe { &*self.map.as_ptr().cast::<Head>() }
     }
 
@@ -120,8 +121,9 @@ impl Storage for MrMemory {
 
     #[inline]
     fn entries(&self) -> &[Entry] {
-        // SAFETY: so many lie in the mapping, all of them zeroed or written by `put`, which is the only writer
-        // there is: others may read the file, and its seals let nobody else write. `put` wants `self` mutable.
+        // SAFETY: so many lie in the mapping, all of them zeroed or written by `put`, which is the only
+        // writer there is: others may read the file, and its seals let nobody else write. `put` wants `self`
+        // mutable.
         unsafe { std::slice::from_raw_parts(self.first(), self.entries) }
     }
 
@@ -143,8 +145,8 @@ impl Storage for MrMemory {
         if slot >= self.entries {
             return;
         }
-        // SAFETY: an entry of the mapping, by the look above; nobody has a reference to it as `self` is mutable.
-        // Every byte pattern is valid for atomics.
+        // SAFETY: an entry of the mapping, by the look above; nobody has a reference to it as `self` is
+        // mutable. Every byte pattern is valid for atomics.
         let words = unsafe { &*self.first().add(slot).cast::<Words>() };
         if words.key.swap(0, Ordering::Relaxed) != 0 {
             words.incarnation.end();
@@ -194,8 +196,8 @@ impl PeerMrs {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: as of `MrMemory::head`. Nothing but relaxed loads is done there, which pages that may not be
-        // written allow.
+        // SAFETY: as of `MrMemory::head`. Nothing but relaxed loads is done there, which pages that may not
+        // be written allow.
         unsafe { &*self.map.as_ptr().cast::<Head>() }
     }
 

@@ -1,7 +1,8 @@
 //! The file of a `cmd_fd`: the names of a context's protection domains and device memory, and where its
 //! process keeps what importers need to reach memory.
 //!
-//! Only the exporter writes it; whoever has the descriptor reads it, and checks what it reads. Handles are places.
+//! Only the exporter writes it; whoever has the descriptor reads it, and checks what it reads. Handles are
+//! places.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

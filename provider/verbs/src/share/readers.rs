@@ -1,8 +1,8 @@
 //! Reader slots: from where other processes use this one's memory, so that it can wait for the end of that.
 //!
-//! A reader owns its slot as long as it holds the lock on the byte of the file with its number: the kernel takes
-//! that away however the reader ends. Only who may look into the exporter gets at the file: its descriptor is not
-//! handed out.
+//! A reader owns its slot as long as it holds the lock on the byte of the file with its number: the kernel
+//! takes that away however the reader ends. Only who may look into the exporter gets at the file: its
+//! descriptor is not handed out.
 
 use std::fs::File;
 use std::mem::ManuallyDrop;
@@ -94,8 +94,8 @@ fn byte(number: usize) -> libc::flock {
     }
 }
 
-/// This process's slot at an exporter. Its mapping has the file description that has the slot's lock, so that the
-/// lock goes when the process does, whatever becomes of descriptors.
+/// This process's slot at an exporter. Its mapping has the file description that has the slot's lock, so that
+/// the lock goes when the process does, whatever becomes of descriptors.
 pub(super) struct Reader {
     slots: ManuallyDrop<Slots>,
     number: usize,

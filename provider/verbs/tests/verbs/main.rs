@@ -1,4 +1,5 @@
-//! Programs on cards of this process, over loopback. What counts or limits for a whole process has a test binary of its own.
+//! Programs on cards of this process, over loopback. What counts or limits for a whole process has a test
+//! binary of its own.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -130,8 +130,8 @@ impl Program<'_> {
     }
 }
 
-/// Both ends' programs run while `call` does; then they stop, and all that was sent has come. What `call` gets
-/// waits until both have sent some more.
+/// Both ends' programs run while `call` does; then they stop, and all that was sent has come. What `call`
+/// gets waits until both have sent some more.
 fn talking(nodes: &[Node; 2], qps: &[Qp; 2], srqs: [Option<&Srq>; 2], call: impl FnOnce(&dyn Fn())) {
     let (stop, sent) = (AtomicBool::new(false), <[AtomicU64; 2]>::default());
     std::thread::scope(|scope| {

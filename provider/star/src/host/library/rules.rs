@@ -129,8 +129,8 @@ impl Rules {
 }
 
 impl<E: Host> Library<E> {
-    /// Follows the table of memory: stateful cards hear of what was opened and closed. Gives the last key that
-    /// was closed, while one of them may know it.
+    /// Follows the table of memory: stateful cards hear of what was opened and closed. Gives the last key
+    /// that was closed, while one of them may know it.
     pub fn follow_memory(&mut self, turn: &mut Turn<'_, E>) -> Option<u32> {
         while let Some(at) = self.reopened.iter().position(|rule| self.is_revoked(rule.key)) {
             let rule = self.reopened.swap_remove(at);

@@ -1,8 +1,8 @@
 //! Commands about memory: what keys open, and the wait until nobody uses what they opened before.
 //!
-//! The card's table is what all go by: packets, stateful peers of StaR, who are told of its changes, and processes
-//! of this host, who read it. A key that is closed is closed for all at once; then comes the wait for those who
-//! had looked before.
+//! The card's table is what all go by: packets, stateful peers of StaR, who are told of its changes, and
+//! processes of this host, who read it. A key that is closed is closed for all at once; then comes the wait
+//! for those who had looked before.
 
 use starverbs_core::mr::MrAttr;
 use starverbs_core::{Nanos, Nic, NicError, PdId};
@@ -75,8 +75,8 @@ impl Soft {
         }
     }
 
-    /// Changes the table of memory. When this returns, stateful cards use nothing of what was closed any more, and
-    /// know what is open in `opened`: the program may tell theirs its key by another way than ours.
+    /// Changes the table of memory. When this returns, stateful cards use nothing of what was closed any
+    /// more, and know what is open in `opened`: the program may tell theirs its key by another way than ours.
     fn change_memory<T>(
         &self,
         opened: Option<PdId>,
@@ -95,8 +95,8 @@ impl Soft {
 }
 
 impl Shard {
-    /// A key was opened: whoever follows the table hears of it. `Exhausted`: there is no memory for that; it is
-    /// closed again, by `undo`.
+    /// A key was opened: whoever follows the table hears of it. `Exhausted`: there is no memory for that; it
+    /// is closed again, by `undo`.
     fn spread(
         &mut self,
         key: u32,

@@ -78,8 +78,8 @@ impl Shard {
         self.nic.qpns().chain(self.star.iter().flat_map(|star| star.ends.library.qpns()))
     }
 
-    /// Stateful cards hear of what keys have come to open, or open no longer. A key: they may still use what it
-    /// opened, and [`Soft::await_memory`] comes next.
+    /// Stateful cards hear of what keys have come to open, or open no longer. A key: they may still use what
+    /// it opened, and [`Soft::await_memory`] comes next.
     pub(crate) fn follow_memory(&mut self, now: Nanos) -> Option<u32> {
         self.with_star(now, |star, turn| star.ends.library.follow_memory(turn)).flatten()
     }
@@ -115,8 +115,8 @@ impl Shard {
 }
 
 impl Soft {
-    /// Waits until no stateful card reaches for what a key opened that is closed, and all know the memory of a
-    /// protection domain.
+    /// Waits until no stateful card reaches for what a key opened that is closed, and all know the memory of
+    /// a protection domain.
     #[cold]
     pub(crate) fn await_memory(&self, closed: Option<u32>, opened: Option<PdId>) {
         self.await_answers(|star, _, _| {
