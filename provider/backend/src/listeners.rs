@@ -97,8 +97,8 @@ impl ServiceListeners {
             let narrower = bind(self.port, ListenAt { scope, ..at })?;
             sockets.push(narrower.ok_or(BackendError::ServiceOverlaps)?);
         }
-        /* a wider holder that does not know of this address has not bound its name. After the binding, so that of
-        two that do this at once one at least sees the other */
+        /* a wider holder that does not know of this address has not bound its name. After the binding, so that
+        of two that do this at once one at least sees the other */
         if held(&wider(at.scope)) { Err(BackendError::ServiceOverlaps) } else { Ok(sockets) }
     }
 

@@ -52,8 +52,8 @@ impl PendingDoorbells {
     /// unless somebody else has the lock, who then comes here too.
     #[inline]
     pub fn serve<G>(&self, try_lock: impl Fn() -> Option<G>, mut turn: impl FnMut(&mut G)) {
-        /* the lock's release (or the doorbell) before the look at the doorbells (or the lock): of a holder and
-        a leaver, one sees the other */
+        /* the lock's release (or the doorbell) before the look at the doorbells (or the lock): of a holder
+        and a leaver, one sees the other */
         fence(Ordering::SeqCst);
         while self.waiting.load(Ordering::Relaxed) {
             let Some(mut guard) = try_lock() else { return };

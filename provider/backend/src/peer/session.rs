@@ -205,7 +205,7 @@ impl Session {
             if !gone {
                 woken |= here.flush()?;
             }
-            /* an end that takes no answers is sent no more requests, but what it sent before its end is read */
+            /* an end that takes no answers is sent no more requests, but its earlier messages are read */
             let is_read = lane == ours || here.due.is_empty() || gone;
             if found.is_none() && is_read {
                 found = here.inward.peek()?.map(|len| (lane, len));
