@@ -241,7 +241,8 @@ proptest! {
                 Step::Resolve { pick, offset, len } if !all.is_empty() => {
                     let (key, a) = all[pick.index(all.len())];
                     let va = a.iova.wrapping_add_signed(offset);
-                    let got = table.resolve_remote(key, QpId { pd: PD, qpn: 7 }, va, len, Access::REMOTE_READ);
+                    let qp = QpId { pd: PD, qpn: 7 };
+                    let got = table.resolve_remote(key, qp, va, len, Access::REMOTE_READ);
                     let want = match model.get(&key) {
                         _ if len == 0 => Ok(va),
                         None => Err(MrFault::BadKey),
