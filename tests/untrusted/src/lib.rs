@@ -6,11 +6,11 @@
 mod bytes;
 pub mod card;
 pub mod mads;
-pub mod opening;
 mod parsers;
 pub mod port;
 mod preload;
 pub mod relay;
+pub mod shared_qp;
 pub mod star;
 
 pub use parsers::{control, frame, settings, share, stat};
@@ -25,12 +25,12 @@ pub const ORACLES: &[(&str, Oracle)] = &[
     ("control", control),
     ("frame", frame),
     ("mads", mads::check),
-    ("opening", opening::check),
     ("path", path),
     ("port", port::check),
     ("relay", relay::check),
     ("settings", settings),
     ("share", share),
+    ("shared_qp", shared_qp::check),
     ("star", star::check),
     ("stat", stat),
 ];

@@ -190,7 +190,7 @@ impl Soft {
         self.hand_on(&mut guard, now, cm_sent);
         self.finish(&mut guard, now);
         drop(guard);
-        self.serve_bells();
+        self.serve_doorbells();
         result
     }
 
@@ -244,7 +244,7 @@ impl Soft {
             }
             None => self.doorbells.leave(qpn),
         }
-        self.serve_bells();
+        self.serve_doorbells();
     }
 
     /// Has the doorbell of `qpn` wait for the card's next turn, if it may. A program that polls takes a turn
@@ -263,7 +263,7 @@ impl Soft {
     /// After giving the lock back, or leaving a doorbell: somebody may have left one meanwhile. Flushes the
     /// deferred log.
     #[inline]
-    fn serve_bells(&self) {
+    fn serve_doorbells(&self) {
         let turn = |guard: &mut MutexGuard<'_, Shard>| {
             let now = clock::now();
             self.take_bells(guard, now);
@@ -286,7 +286,7 @@ impl Soft {
     }
 
     /// Room for a doorbell of each of `qps` QPs: leaving one never allocates. ENOMEM.
-    fn reserve_bells(&self, qps: usize) -> Result<()> {
+    fn reserve_doorbells(&self, qps: usize) -> Result<()> {
         if self.doorbells.reserve(qps) { Ok(()) } else { Err(VerbsError::NoMemory("doorbells")) }
     }
 
@@ -334,7 +334,7 @@ impl Soft {
         if waits {
             self.with(|_, _| ());
         } else {
-            self.serve_bells();
+            self.serve_doorbells();
         }
     }
 }

@@ -49,7 +49,7 @@ impl Soft {
             shard.transmit(now, true);
             self.finish(shard, now);
             drop(guard);
-            self.serve_bells();
+            self.serve_doorbells();
             hint::spin_loop();
         }
     }

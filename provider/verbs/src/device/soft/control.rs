@@ -260,7 +260,7 @@ impl Soft {
             if let Some(sealing) = sealing {
                 self.open_star(shard, sealing)?;
             }
-            self.reserve_bells(shard.nic.qp_count() + 1)?;
+            self.reserve_doorbells(shard.nic.qp_count() + 1)?;
             Ok(shard.nic.create_qp(init)?)
         })
     }

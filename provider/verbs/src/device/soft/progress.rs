@@ -76,7 +76,7 @@ impl Soft {
         let then = shard.idle.after(now, nobody_called, || CpuTime::now(self.thread.cpu_clock()));
         self.activity.back_off_for(if let Then::BackOff(time) = then { time } else { 0 });
         drop(guard);
-        self.serve_bells();
+        self.serve_doorbells();
         if then == Then::Yield {
             self.activity.yield_now();
         }
@@ -149,7 +149,7 @@ impl Soft {
         let owed = if shard.nic.owes_acks() { now + ACK_LEFT } else { Nanos::MAX };
         let until = shard.alarm.min(owed);
         drop(guard);
-        self.serve_bells();
+        self.serve_doorbells();
         until
     }
 
@@ -172,7 +172,7 @@ impl Soft {
         self.hand_on(shard, now, false);
         self.finish(shard, now);
         drop(guard);
-        self.serve_bells();
+        self.serve_doorbells();
         TurnResult { work: Some(work), held_until }
     }
 

@@ -1,4 +1,0 @@
-//! See the oracle of this name in tests/untrusted.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| starverbs_untrusted::opening::check(bytes));
