@@ -273,7 +273,7 @@ fn windows(a: &Node, b: &Node) {
     }
 }
 
-/// Threads that find the card's lock taken leave their doorbells, and poll in vain.
+/// Threads that find the card's lock taken leave their doorbells, and poll empty queues.
 fn threads(a: &Node, b: &Node) {
     const THREADS: usize = 4;
     let lanes: [(Qp, Qp, Cq); THREADS] = std::array::from_fn(|_| {

@@ -16,7 +16,7 @@ use crate::pcap::Capture;
 
 /// Datagrams taken at once.
 const SLOTS: usize = 16;
-/// Looks in vain after which a socket is looked at less often,
+/// Empty looks after which a socket is looked at less often,
 const QUIET: u32 = 64;
 /// namely in one round of so many.
 const QUIET_EVERY: u32 = 32;
@@ -48,7 +48,7 @@ struct Source {
     side: Side,
     port: u16,
     socket: Arc<Socket>,
-    /// Looks in vain since something came
+    /// Empty looks since something came
     vain: u32,
 }
 

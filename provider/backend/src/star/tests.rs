@@ -117,10 +117,10 @@ fn what_is_no_packet_is_dropped_and_counted() {
     let settings = settings(IpAddr::from([127, 0, 0, 1]));
     let counters = Counters::default();
     let ((mut tx, mut rx), addrs) = open_one(&settings, &counters);
-    let stranger = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let unknown = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
     for bytes in [&[][..], &[0x51], &[0xff; 24], &[0; 4200]] {
         for side in [Side::Stateless, Side::Stateful] {
-            stranger.send_to(bytes, ("127.0.0.1", tx.port(side))).expect("sent");
+            unknown.send_to(bytes, ("127.0.0.1", tx.port(side))).expect("sent");
         }
     }
     let gid = addrs[0].gid;
