@@ -21,7 +21,7 @@ const MAX_ACK: u8 = 20;
 /// How long an answer is kept for a request that comes again, an exponent: longer than a requester waits.
 const LINGER: u8 = 21;
 /// How long a release goes on that nobody waits for, ns.
-const LINGER: Nanos = 10_000_000_000;
+const RELEASE_LINGER: Nanos = 10_000_000_000;
 
 /// States of IBTA 12.9.3 and of this side of SIDR (12.11). Those in which an MRA came are as without.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -209,7 +209,7 @@ impl Cm {
         conn.pause = FIRST.min(timeout);
         conn.until = now + timeout * (u64::from(conn.max_retries) + 1);
         if conn.released {
-            conn.until = conn.until.min(now + LINGER);
+            conn.until = conn.until.min(now + RELEASE_LINGER);
         }
         conn.sent = Some(Box::new(mad));
         let at = now + conn.pause;
