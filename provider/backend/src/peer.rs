@@ -129,7 +129,7 @@ impl Peers {
         self.0.polled.load(Ordering::Relaxed)
     }
 
-    /// What to poll(2) for POLLIN, once they [`rest`](Peers::rest).
+    /// What to poll(2) for POLLIN, after [`Peers::prepare_to_sleep`].
     pub(crate) fn fd(&self) -> RawFd {
         self.0.fd
     }
