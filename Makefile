@@ -16,7 +16,7 @@ JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
 # Parts of `make nightly`; those that this Makefile does not have are left out.
-NIGHTLY ?= apps interop pyverbs soak stress faults fuzz figures install-test aarch64
+NIGHTLY ?= apps interop conformance miri soak stress faults fuzz figures install-test aarch64
 
 .PHONY: help build library demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
@@ -27,7 +27,7 @@ help:
 	@echo 'make conformance  every case of others'"'"' programs, rdma-core'"'"'s tests; writes docs/conformance.md, docs/pyverbs.md'
 	@echo 'make pyverbs      rdma-core'"'"'s own tests; writes docs/pyverbs.md; with ROOT=FOLDER newer ones, too: docs/pyverbs-newer.md'
 	@echo 'make apps         real programs on the card: MPI, UCX, libfabric and others; writes docs/applications.md; ROOT=FOLDER'
-	@echo 'make nightly      apps, interop, pyverbs, soak, stress, faults, fuzz, figures and more; writes docs/nightly.md'
+	@echo 'make nightly      apps, interop, conformance, miri, soak, stress, faults, fuzz, figures and more; writes docs/nightly.md'
 	@echo 'make interop      against the kernel'"'"'s rdma_rxe in a guest of QEMU; writes docs/interop.md'
 	@echo 'make bench        latency, message rate and bandwidth beside bare sockets, UCX and libfabric; writes docs/bench.*'
 	@echo 'make bench-loss   of that, goodput against loss alone: selective repeat, go-back-N, rdma_rxe, TCP; writes docs/bench-loss.*'

@@ -27,12 +27,12 @@ else
 fi
 
 part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
-    cargo test --release --package starverbs-rings --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 cargo test --release --package starverbs-rings --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
 
 if tests/miri/run.sh ready >/dev/null 2>&1; then
-    part "memory by address under miri" tests/miri/run.sh
+    part "memory by address under miri (quick set)" tests/miri/run.sh quick
 else
-    skip "memory by address under miri" "needs a nightly toolchain with miri; see \`make miri\`"
+    skip "memory by address under miri (quick set)" "needs a nightly toolchain with miri; see \`make miri\`"
 fi
 
 part "symbols of libibverbs.so.1" tests/abi/compare.sh dist/lib/libibverbs.so.1

@@ -120,7 +120,7 @@ static void sender(int fd)
 }
 
 /* Makes a queue pair and leaves all else to who opens it; then gives up its own handle. */
-static void owner(int fd, volatile uint32_t *shared)
+static void creator(int fd, volatile uint32_t *shared)
 {
 	struct ibv_context *ctx = open_card();
 	struct ibv_xrcd *domain = open_domain(ctx);
@@ -235,7 +235,7 @@ static void await(volatile uint32_t *count, uint32_t least)
  * it. Messages are for a third process. */
 static void opened(uint32_t srq, int killed)
 {
-	struct process h = start(owner, NULL), g = start(attached, NULL), s = start(run_sender, NULL);
+	struct process h = start(creator, NULL), g = start(attached, NULL), s = start(run_sender, NULL);
 	struct hello made = { number(h) }, peer = { number(s) };
 	struct result r;
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The crates that hold memory by address, under miri: queues, rings, the wire's headers, the batches of frames,
 # what is written to a program's memory.
-# usage: run.sh [ready], the latter only says whether the nightly toolchain has miri, or can get it
+# usage: run.sh [ready|quick]: the former only says whether the nightly toolchain has miri, or can get it; the latter
+# is what each push runs
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -11,7 +12,9 @@ ready
 [[ ${1:-} != ready ]] || exit 0
 
 # A case costs a thousand times what it does otherwise. Miri has no working folder, where proptest keeps what failed.
-export PROPTEST_CASES=8 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1
+cases=8
+[[ ${1:-} != quick ]] || cases=2
+export PROPTEST_CASES=$cases PROPTEST_DISABLE_FAILURE_PERSISTENCE=1
 # The programs' addresses come as integers, in SGEs, so that miri cannot know which memory they are of.
 export MIRIFLAGS="-Zmiri-permissive-provenance -Zmiri-env-forward=PROPTEST_CASES
     -Zmiri-env-forward=PROPTEST_DISABLE_FAILURE_PERSISTENCE ${MIRIFLAGS:-}"
@@ -22,4 +25,4 @@ miri starverbs-queues --tests
 miri starverbs-rings --lib
 miri starverbs-core --lib -- wire:: --skip star::
 miri starverbs-backend --lib -- batch:: program:: zeroed:: inbox::
-miri starverbs-verbs --lib -- memory::tests::who_sees memory::tests::writing memory::tests::the_last_word
+[[ ${1:-} == quick ]] || miri starverbs-verbs --lib -- memory::tests::who_sees memory::tests::writing memory::tests::the_last_word

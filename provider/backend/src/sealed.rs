@@ -2,6 +2,7 @@
 //!
 //! Owns how they are made and what of another process's is believed. It must not know what lies in them.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 
@@ -19,12 +20,12 @@ pub const SIZE_STAYS: SealFlag =
 /// And nobody writes it but by a mapping that was there before, the maker's (Linux 5.1).
 pub const ONLY_OURS: SealFlag = SIZE_STAYS.union(SealFlag::F_SEAL_FUTURE_WRITE);
 
-/// A memory file of `len` bytes, all zero, mapped, then sealed. Pages that nobody touched take no memory.
+/// A memory file of `len` bytes, all zero, mapped, then sealed; `/proc/PID/fd/N` shows its name. Pages that nobody touched take no memory.
 ///
 /// # Errors
 /// What the system says: no memory, no descriptors, no such seals (memfd_create(2), fcntl(2), mmap(2)).
-pub fn create(len: usize, seals: SealFlag) -> io::Result<(MmapRaw, File)> {
-    let file = File::from(memfd_create(c"starverbs", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+pub fn create(name: &CStr, len: usize, seals: SealFlag) -> io::Result<(MmapRaw, File)> {
+    let file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
     /* it counts against the limit on files (RLIMIT_FSIZE) */
     without_signals(|| file.set_len(len as u64))?;
     let map = MmapOptions::new().len(len).map_raw(&file)?;
@@ -58,7 +59,7 @@ mod tests {
 
     #[test]
     fn only_memory_that_stays_is_believed() {
-        let (_map, made) = create(LEN, ONLY_OURS).expect("memory");
+        let (_map, made) = create(c"test", LEN, ONLY_OURS).expect("memory");
         assert_eq!([check(&made, ONLY_OURS), check(&made, SIZE_STAYS)], [Some(LEN); 2]);
         let sealed = |seals| file(MFdFlags::empty(), seals).expect("a memory file");
         assert_eq!(check(&sealed(SealFlag::F_SEAL_GROW), SIZE_STAYS), None, "it can be made shorter");

@@ -10,14 +10,14 @@ pub use processes::{page_of, pids};
 
 use std::fs::File;
 use std::io;
-use std::mem::size_of;
+use std::mem::{ManuallyDrop, size_of};
 use std::ops::Deref;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use starverbs_backend::without_signals;
+use memmap2::MmapMut;
+use starverbs_backend::sealed::{self, SIZE_STAYS};
 use starverbs_core::Counters;
 
 /// The memfd's name; `/proc/PID/fd/N` shows it as `/memfd:starverbs-stat (deleted)`.
@@ -49,17 +49,26 @@ impl StatPage {
     pub fn create(pid: u32, port: u16, first_block: u32) -> io::Result<StatPage> {
         let names = Counters::NAMES.join("\n");
         let len = NAMES_AT + names.len();
-        let file = without_signals(|| StatPage::file(pid, port, first_block, &names, len));
-        let map = match file {
-            Ok(file) => {
-                let map = Self::map(Some(&file), len)?;
-                // The descriptor stays open: /proc/PID/fd is where readers look.
+        let map = match sealed::create(c"starverbs-stat", len, SIZE_STAYS) {
+            Ok((map, file)) => {
+                /* the descriptor stays open: /proc/PID/fd is where readers look */
                 std::mem::forget(file);
                 map
             }
-            Err(error) if error.raw_os_error() == Some(libc::EFBIG) => Self::map(None, len)?,
+            Err(error) if error.raw_os_error() == Some(libc::EFBIG) => MmapMut::map_anon(len)?.into(),
             Err(error) => return Err(error),
         };
+        let mut header = MAGIC.to_vec();
+        for number in [pid, u32::from(port), first_block, CELLS as u32, names.len() as u32] {
+            header.extend(number.to_ne_bytes());
+        }
+        let map = ManuallyDrop::new(map);
+        let map = NonNull::new(map.as_mut_ptr()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
+        // SAFETY: both lie in the mapping, which nobody else has yet.
+        unsafe {
+            map.copy_from_nonoverlapping(NonNull::from(&header[..]).cast(), header.len());
+            map.add(NAMES_AT).copy_from_nonoverlapping(NonNull::from(names.as_bytes()).cast(), names.len());
+        }
         // SAFETY: the mapping is page-aligned, at least HEADER + size_of::<Counters>() long, never unmapped,
         // and zero bytes are valid cells; cells are atomics, so shared writing is sound. HEADER keeps
         // them aligned.
@@ -69,42 +78,9 @@ impl StatPage {
         Ok(StatPage { counters, first_block })
     }
 
-    fn file(pid: u32, port: u16, first_block: u32, names: &str, len: usize) -> io::Result<File> {
-        // SAFETY: the name is a C string; the call makes a new descriptor.
-        let fd = unsafe { libc::memfd_create(c"starverbs-stat".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and nobody else's.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        file.set_len(len as u64)?;
-        let mut header = MAGIC.to_vec();
-        for number in [pid, u32::from(port), first_block, CELLS as u32, names.len() as u32] {
-            header.extend(number.to_ne_bytes());
-        }
-        file.write_all_at(&header, 0)?;
-        file.write_all_at(names.as_bytes(), NAMES_AT as u64)?;
-        Ok(file)
-    }
-
     /// Publishes the first QPN block, once it is claimed.
     pub(crate) fn set_first_block(&self, block: u32) {
         self.first_block.store(block, Ordering::Relaxed);
-    }
-
-    fn map(file: Option<&File>, len: usize) -> io::Result<NonNull<u8>> {
-        use std::os::fd::AsRawFd;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let (fd, flags) = match file {
-            Some(file) => (file.as_raw_fd(), libc::MAP_SHARED),
-            None => (-1, libc::MAP_SHARED | libc::MAP_ANONYMOUS),
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let map = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, fd, 0) };
-        if map == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        NonNull::new(map.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))
     }
 }
 

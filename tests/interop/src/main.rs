@@ -35,7 +35,7 @@ struct Args {
     /// Only cases whose title matches this regular expression
     #[arg(long, value_name = "RE")]
     filter: Option<Regex>,
-    /// Only one case of each kind of program
+    /// Only the exchanges over IPv4, and one case of each kind of program
     #[arg(long)]
     quick: bool,
     /// Run each program so many times, to hunt what happens seldom
@@ -130,7 +130,8 @@ fn wanted(args: &Args, title: &str) -> bool {
 fn exchanges(args: &Args, world: &mut World, report: &mut Report) {
     let rows =
         [Pair::new(&world.peer, " -g {gid} -m 1024"), Pair::new(&world.peer, " -g {gid} -m 4096").v6()];
-    for pair in rows.into_iter().filter(|pair| wanted(args, &pair.title())) {
+    let rows = rows.into_iter().take(if args.quick { 1 } else { usize::MAX });
+    for pair in rows.filter(|pair| wanted(args, &pair.title())) {
         let title = pair.title();
         let reference = match Reference::new(world, pair) {
             Ok(reference) => reference,

@@ -33,7 +33,7 @@ pub(super) struct Memory {
 impl Memory {
     /// New memory, all zero, and the file that the other process is to map. `None`: the system gives none.
     pub(super) fn create() -> Option<(Memory, File)> {
-        let (map, file) = sealed::create(LEN, SIZE_STAYS).ok()?;
+        let (map, file) = sealed::create(c"starverbs", LEN, SIZE_STAYS).ok()?;
         Some((Memory::keep(map)?, file))
     }
 
@@ -100,9 +100,9 @@ mod tests {
 
     #[test]
     fn only_sealed_memory_of_the_right_size_is_mapped() {
-        let (_map, short) = sealed::create(LEN - 4096, SIZE_STAYS).expect("memory");
+        let (_map, short) = sealed::create(c"starverbs", LEN - 4096, SIZE_STAYS).expect("memory");
         assert!(Memory::open(short.into()).is_none());
-        let (_map, unsealed) = sealed::create(LEN, SealFlag::F_SEAL_GROW).expect("memory");
+        let (_map, unsealed) = sealed::create(c"starverbs", LEN, SealFlag::F_SEAL_GROW).expect("memory");
         assert!(Memory::open(unsealed.into()).is_none(), "it can be made shorter");
         let (_memory, file) = Memory::create().expect("memory");
         assert!(Memory::open(file.into()).is_some());

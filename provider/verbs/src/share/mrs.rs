@@ -79,7 +79,7 @@ impl MrMemory {
     pub(super) fn create(keys: u32) -> Result<MrMemory> {
         let capacity = (keys as usize / 4 * 5 + 4096).min(MAX_MR);
         let len = size_of::<Head>() + capacity * size_of::<Entry>();
-        let (map, file) = match sealed::create(len, ONLY_OURS) {
+        let (map, file) = match sealed::create(c"starverbs", len, ONLY_OURS) {
             Ok((map, file)) => (map, Some(file)),
             Err(_) => (MmapRaw::from(MmapMut::map_anon(len)?), None),
         };

@@ -110,7 +110,7 @@ pub(super) struct Names(MmapRaw);
 impl Names {
     /// None yet, in a memory file that nobody but this mapping can change.
     pub(super) fn create(about: &Whereabouts) -> Result<(Names, File)> {
-        let (map, file) = sealed::create(size_of::<Layout>(), ONLY_OURS)?;
+        let (map, file) = sealed::create(c"starverbs", size_of::<Layout>(), ONLY_OURS)?;
         let names = Names(map);
         let all = names.all();
         all.token.store(about.token, Ordering::Relaxed);

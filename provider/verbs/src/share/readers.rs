@@ -51,7 +51,7 @@ pub(super) struct Readers {
 impl Readers {
     /// All free.
     pub(super) fn create() -> Result<Readers> {
-        let (map, file) = sealed::create(size_of::<[Place; SLOTS]>(), SIZE_STAYS)?;
+        let (map, file) = sealed::create(c"starverbs", size_of::<[Place; SLOTS]>(), SIZE_STAYS)?;
         Ok(Readers { slots: Slots(map), is: Identity::of(&file)?, file })
     }
 
