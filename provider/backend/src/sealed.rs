@@ -20,7 +20,8 @@ pub const SIZE_STAYS: SealFlag =
 /// And nobody writes it but by a mapping that was there before, the maker's (Linux 5.1).
 pub const ONLY_OURS: SealFlag = SIZE_STAYS.union(SealFlag::F_SEAL_FUTURE_WRITE);
 
-/// A memory file of `len` bytes, all zero, mapped, then sealed; `/proc/PID/fd/N` shows its name. Pages that nobody touched take no memory.
+/// A memory file of `len` bytes, all zero, mapped, then sealed; `/proc/PID/fd/N` shows its name. Pages that
+/// nobody touched take no memory.
 ///
 /// # Errors
 /// What the system says: no memory, no descriptors, no such seals (memfd_create(2), fcntl(2), mmap(2)).
