@@ -41,6 +41,8 @@ impl Default for PathId {
 
 /// What a packet costs beside its payload: headers, and the kernel's bookkeeping for it.
 pub const PACKET_OVERHEAD: u32 = 512;
+/// Timeouts double so often at most.
+const MOST_DOUBLINGS: u8 = 16;
 
 /// All paths of a card.
 pub(crate) struct Paths<C> {
@@ -70,6 +72,8 @@ pub struct Path<C> {
     stuck: bool,
     /// Smoothed round trip, ns; 0: none measured
     pub(crate) srtt: u32,
+    /// How often the timeout had doubled when an answer came at last; 0: a round trip was measured since
+    doubled: u8,
     /// Its round trips, as engines see them
     pub rtt: Rtt,
     /// It was seen to lose or repeat packets
@@ -200,6 +204,7 @@ impl<C: Controller> Path<C> {
             open: false,
             stuck: false,
             srtt: 0,
+            doubled: 0,
             rtt: Rtt::default(),
             lossy: false,
             pace: Pace::towards(dgid),
@@ -314,6 +319,20 @@ impl<C: Controller> Path<C> {
     pub(crate) fn sample_rtt(&mut self, rtt: Nanos) {
         let rtt = u32::try_from(rtt).unwrap_or(u32::MAX);
         self.srtt = if self.srtt == 0 { rtt } else { self.srtt - self.srtt / 8 + rtt / 8 };
+        self.doubled = 0;
+    }
+
+    /// An answer came after so many timeouts. It is not known which copy it answers, so that no round trip can
+    /// be measured: the next packets wait as long, or a path that became slow would be taken for lossy for ever
+    /// (Karn's algorithm, RFC 6298, 5.7).
+    pub(crate) fn answered_after(&mut self, timeouts: u8) {
+        self.doubled = self.doubled.max(timeouts);
+    }
+
+    /// How long to wait for an answer after so many timeouts, ns; `least` without any.
+    pub(crate) fn timeout(&self, least: Nanos, timeouts: u8) -> Nanos {
+        let doublings = self.doubled.saturating_add(timeouts).min(MOST_DOUBLINGS);
+        (4 * Nanos::from(self.srtt)).max(least) << doublings
     }
 }
 

@@ -217,8 +217,11 @@ impl<E: Env> Ctx<'_, E> {
             let bytes = share(self.qp.req.inflight, news.in_flight, flying);
             let req = &mut self.qp.req;
             req.inflight -= bytes;
-            (req.progress, req.rewound, req.backoff) = (self.now, 0, 0);
-            self.sh.paths.get(self.qp.path).acked(bytes);
+            (req.progress, req.rewound) = (self.now, 0);
+            let timeouts = core::mem::take(&mut req.backoff);
+            let path = self.sh.paths.get(self.qp.path);
+            path.acked(bytes);
+            path.answered_after(timeouts);
             self.take_back(id, news.lost);
         }
         self.infer_losses(id);

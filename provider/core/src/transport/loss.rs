@@ -53,11 +53,10 @@ impl<E: Env> Ctx<'_, E> {
     /// (Re)starts the retransmission timer.
     pub(super) fn start_timer(&mut self) {
         let limit = ack_timeout(self.qp.attr.timeout).unwrap_or(RTO_MAX);
-        let srtt = Nanos::from(self.sh.paths.get(self.qp.path).srtt);
         let least = if self.qp.req.rewound == 0 { RTO_MIN } else { RTO_AFTER_LOSS };
-        let first = (4 * srtt).max(least);
+        let rto = self.sh.paths.get(self.qp.path).timeout(least, self.qp.req.backoff);
+        let rto = rto.min(RTO_MAX).min(limit.max(RTO_MIN));
         self.discount_local_stall();
-        let rto = (first << self.qp.req.backoff.min(16)).min(RTO_MAX).min(limit.max(RTO_MIN));
         let at = (self.now + rto).min(self.given_up_at().unwrap_or(Nanos::MAX).max(self.now + 1));
         self.qp.req.deadline = at;
         self.arm(at);

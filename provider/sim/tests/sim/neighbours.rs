@@ -116,3 +116,29 @@ fn a_dead_queue_pair_takes_nothing_from_others() {
         }
     }
 }
+
+/// Where a card has much to do, each answer takes longer than the timeout that was right before. Packets that
+/// were sent again give no round trip, and a queue pair that has one packet under way has no other.
+#[test]
+fn a_path_that_became_slow_is_not_taken_for_lossy() {
+    let mut net = Net::new(2, NicConfig::default(), Faults::default(), 7);
+    let conns: Vec<Conn> = (0..64).map(|_| Conn::new(&mut net, &Setup::default(), 8)).collect();
+    let round = |net: &mut Net| {
+        conns.iter().for_each(|conn| conn.post(net, SendOp::Write));
+        for conn in &conns {
+            let (cqe, _) = loop {
+                if let Some(cqe) = conn.cq.poll() {
+                    break cqe;
+                }
+                assert!(net.step(), "a WRITE waits for ever");
+            };
+            assert_eq!(cqe.status, WcStatus::Success);
+        }
+    };
+    (0..10).for_each(|_| round(&mut net));
+    net.faults.delay = 5 * MS;
+    (0..100).for_each(|_| round(&mut net));
+    let again = net.hosts[0].nic.counters().retransmitted.get();
+    let least = 64;
+    assert!((least..20 * least).contains(&again), "{again} of 6400 packets were sent again");
+}
