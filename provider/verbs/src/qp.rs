@@ -58,12 +58,16 @@ pub struct QpInit<'a> {
 
 /// What was granted: at least what was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct QpCaps {
+    /// WQEs of the send queue
     pub max_send_wr: u32,
+    /// WQEs of the receive queue
     pub max_recv_wr: u32,
+    /// SGEs of a send
     pub max_send_sge: u32,
+    /// SGEs of a receive
     pub max_recv_sge: u32,
+    /// Inline bytes of a send
     pub max_inline: u32,
 }
 
