@@ -280,7 +280,7 @@ impl DeviceInfo {
         let port = port_attr(active_mtu(settings, &addrs), link_speed(&addrs));
         let memory = allowance::bytes(settings);
         let limits = Limits::fitting(memory.saturating_sub(CARD_BYTES));
-        let attr = attr(guid, starverbs_backend::max_groups(&addrs), (&limits, memory));
+        let attr = attr(guid, starverbs_backend::max_groups(&addrs), &limits, memory);
         Ok(DeviceInfo { attr, limits, memory, port, addrs, local_mtu: mtu_cap(settings) })
     }
 
@@ -363,7 +363,7 @@ fn longest(most: u32, each: u64, memory: u64) -> u32 {
     u32::try_from(fits.max(1)).map_or(most, |fits| most.min(1 << fits.ilog2()))
 }
 
-fn attr(guid: u64, groups: u32, (limits, memory): (&Limits, u64)) -> DeviceAttr {
+fn attr(guid: u64, groups: u32, limits: &Limits, memory: u64) -> DeviceAttr {
     let max_qp_wr = longest(MAX_QP_WR, WR_BYTES, memory);
     let max_cq =
         u32::try_from(memory.saturating_sub(CARD_BYTES) / CQ_BYTES).map_or(MAX_CQ, |n| n.clamp(1, MAX_CQ));
@@ -493,7 +493,7 @@ mod tests {
     fn what_is_told_fits_the_memory() {
         let limits_of = |memory: u64| {
             let limits = Limits::fitting(memory - CARD_BYTES);
-            attr(1, 0, (&limits, memory))
+            attr(1, 0, &limits, memory)
         };
         let (much, some, little) = (limits_of(64 << 30), limits_of(8 << 30), limits_of(64 << 20));
         assert_eq!((much.max_qp, much.max_cq, much.max_mr), (1 << 20, 1 << 20, 1 << 20));
@@ -513,7 +513,7 @@ mod tests {
             let addrs = vec![addr(false, 1500)];
             let port = port_attr(active_mtu(settings, &addrs), None);
             let (limits, memory) = (Limits::default(), u64::MAX);
-            let attr = attr(1, 0, (&limits, memory));
+            let attr = attr(1, 0, &limits, memory);
             DeviceInfo { attr, limits, memory, port, addrs, local_mtu: mtu_cap(settings) }
         };
         let (here, there) = (Gid::default(), Gid::from_ipv4([192, 0, 2, 9]));
