@@ -160,9 +160,9 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// All of a WQE is answered. It waits while a late copy of an RD may overwrite memory that is in use again
-    /// (docs/star.md, "Loss recovery"): SL does not recognise a copy. An RD without data shows sooner that none
-    /// is under way.
+    /// All of a WQE is answered. It waits while a late copy of an RD may overwrite memory in use again,
+    /// as SL does not recognise copies (docs/star.md, "Loss recovery"). An RD without data shows sooner that
+    /// none is under way.
     fn await_copies(&mut self, card: &Card<'_, E>, of: Of, index: u32) {
         let (now, order) = (card.now, card.path.rtt.order(&self.local.waits.rtt));
         let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));
