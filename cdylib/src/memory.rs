@@ -10,7 +10,7 @@ use crate::pd_mr::{MrHandle, PdHandle, rights};
 use core::ffi::{c_int, c_uint, c_void};
 use starverbs_abi as abi;
 use starverbs_core::types::Sge;
-use starverbs_verbs::{Advice, Dm, Mr, Pd, Rereg};
+use starverbs_verbs::{Advice, Dm, MemoryRange, Mr, Pd, Rereg};
 
 /// ibv_rereg_mr(3): 0, or which of two ways it failed, with errno. The old region is valid after both, which
 /// programs may rely on after the first alone: after IBV_REREG_MR_ERR_CMD they must not use it.
@@ -81,7 +81,7 @@ unsafe fn change_region(mr: *mut abi::ibv_mr, change: Change, access: c_uint) ->
         None => None,
     };
     let access = if change.access { Some(rights(access)?) } else { None };
-    let range = change.range.map(|(addr, length)| (addr as u64, length as u64));
+    let range = change.range.map(|(addr, length)| MemoryRange { addr: addr as u64, length: length as u64 });
     // SAFETY: what is registered is the program's affair (ibv_rereg_mr(3)).
     unsafe { obj.rereg(&Rereg { range, pd, access }) }.map_err(errno)?;
     // SAFETY: the caller's terms; the program does not use the struct meanwhile.

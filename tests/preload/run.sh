@@ -137,7 +137,7 @@ fi
 
 place=$(folder)
 checks=$((checks + 1))
-[[ $place == */starverbs-picture-* ]] || fail "the view lies at '$place'"
+[[ $place == */starverbs-sysfs-* ]] || fail "the view lies at '$place'"
 [[ ! -e $place ]] || fail "$place is left though nobody looks"
 if [[ -x /usr/bin/python3 ]]; then
     expect "" /usr/bin/python3 -c "

@@ -19,7 +19,7 @@ use crate::counters::Live;
 use crate::sysfs_view::{DEVICE_NODE, Node, SysfsView};
 
 /// What the names of all folders begin with.
-pub(crate) const PREFIX: &str = "starverbs-picture-";
+pub(crate) const PREFIX: &str = "starverbs-sysfs-";
 /// Lock descriptors lie above those that shells and programs name by number.
 const LOWEST_LOCK: RawFd = 200;
 /// How often others may come between before a place is given up.

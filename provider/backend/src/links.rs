@@ -169,7 +169,7 @@ impl Links {
                 }
                 LinkNews::Message { session, ours, len } => {
                     let bytes = room.get(..len - HEAD)?;
-                    if let Some(incoming) = self.take((session, ours), head, bytes) {
+                    if let Some(incoming) = self.take(session, ours, head, bytes) {
                         return Some(incoming);
                     }
                 }
@@ -186,13 +186,13 @@ impl Links {
     }
 
     /// Another process's message on a link that this end began (`ours`), or that one.
-    fn take(&mut self, of: (SessionId, bool), head: [u8; HEAD], bytes: &[u8]) -> Option<Incoming> {
+    fn take(&mut self, session: SessionId, ours: bool, head: [u8; HEAD], bytes: &[u8]) -> Option<Incoming> {
         let [kind, _, _, _, tag @ ..] = head;
         let tag = u32::from_ne_bytes(tag);
-        let known = self.find(of, tag);
+        let known = self.find(session, ours, tag);
         match (kind, known) {
-            (OPEN, None) if !of.1 => {
-                self.open(of.0, tag, bytes);
+            (OPEN, None) if !ours => {
+                self.open(session, tag, bytes);
                 None
             }
             (DATA, Some(at)) => {
@@ -208,7 +208,7 @@ impl Links {
     }
 
     /// The link that a message names.
-    fn find(&mut self, (session, ours): (SessionId, bool), tag: u32) -> Option<usize> {
+    fn find(&mut self, session: SessionId, ours: bool, tag: u32) -> Option<usize> {
         let is = |link: &Option<Link>| {
             link.as_ref().is_some_and(|link| {
                 (link.session, link.to.is_some(), link.tag) == (session, ours, tag) && !link.ended

@@ -57,6 +57,15 @@ pub struct Sender {
     pub(crate) gso: bool,
 }
 
+/// How a datagram leaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Route {
+    /// Index of the socket
+    pub socket: u8,
+    /// Of those to one address and port, datagrams of one block are segments of one send and stay in order
+    pub block: u32,
+}
+
 /// What a port's datagrams are: how they are checked, and which sockets they leave from.
 pub trait Framing {
     /// The CRC so far
@@ -66,10 +75,9 @@ pub trait Framing {
     /// Whether the sockets are bound to no address: each message carries the source's
     const ANYWHERE: bool;
 
-    /// Which socket a datagram leaves from, whose source address has the index `source`; and its block: of
-    /// those to one address and port, datagrams of one block are segments of one send and stay in order.
-    /// `None`: it is none of this framing's.
-    fn route(&self, datagram: &Datagram<'_>, source: usize, addrs: &[HostAddr]) -> Option<(u8, u32)>;
+    /// How a datagram leaves, whose source address has the index `source`. `None`: it is none of this
+    /// framing's.
+    fn route(&self, datagram: &Datagram<'_>, source: usize, addrs: &[HostAddr]) -> Option<Route>;
 
     /// Opens the socket that sends from an address, which is not open yet.
     ///
@@ -107,7 +115,8 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
     pub(crate) fn new(
         settings: &Settings,
         addrs: &[HostAddr],
-        (framing, senders): (F, Vec<Option<Sender>>),
+        framing: F,
+        senders: Vec<Option<Sender>>,
         counters: C,
         capture: Option<Capture>,
     ) -> Result<Self, BackendError> {
@@ -186,7 +195,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
             self.send_all();
         }
         let source = self.source_of(to)?;
-        let (socket, block) = self.framing.route(datagram, source, &self.addrs)?;
+        let Route { socket, block } = self.framing.route(datagram, source, &self.addrs)?;
         let &Sender { sport, gso, .. } = self.sender(socket, source)?;
         let group = Group {
             source: source as u8,

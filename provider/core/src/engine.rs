@@ -126,10 +126,10 @@ pub trait Engine<E: Env>: Sized {
     fn close(self, ctx: &mut EngineCtx<'_, E>);
     /// The QP, which is quiesced, goes on with the card's own transport.
     fn part(self, ctx: &mut EngineCtx<'_, E>) -> Parted;
-    /// The first of `ends`, at `meta.src`, proposes to the second, a QP of this card, what carries their
-    /// connection, or answers such a proposal. Where there are no engines, it is dropped.
-    fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) {
-        let _ = (env, meta, ends, message);
+    /// QP `from`, at `meta.src`, proposes to QP `to` of this card what carries their connection, or answers
+    /// such a proposal. Where there are no engines, it is dropped.
+    fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, from: Qpn, to: Qpn, message: &[u8]) {
+        let _ = (env, meta, from, to, message);
         nic.counters().drop_opcode.inc();
     }
 }

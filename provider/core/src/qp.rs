@@ -10,28 +10,50 @@ bitflags! {
     /// Which attributes a modify carries: `enum ibv_qp_attr_mask`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct QpAttrMask: u32 {
-        #[allow(missing_docs)] const STATE = 1 << 0;
-        #[allow(missing_docs)] const CUR_STATE = 1 << 1;
-        #[allow(missing_docs)] const EN_SQD_ASYNC_NOTIFY = 1 << 2;
-        #[allow(missing_docs)] const ACCESS_FLAGS = 1 << 3;
-        #[allow(missing_docs)] const PKEY_INDEX = 1 << 4;
-        #[allow(missing_docs)] const PORT = 1 << 5;
-        #[allow(missing_docs)] const QKEY = 1 << 6;
-        #[allow(missing_docs)] const AV = 1 << 7;
-        #[allow(missing_docs)] const PATH_MTU = 1 << 8;
-        #[allow(missing_docs)] const TIMEOUT = 1 << 9;
-        #[allow(missing_docs)] const RETRY_CNT = 1 << 10;
-        #[allow(missing_docs)] const RNR_RETRY = 1 << 11;
-        #[allow(missing_docs)] const RQ_PSN = 1 << 12;
-        #[allow(missing_docs)] const MAX_QP_RD_ATOMIC = 1 << 13;
-        #[allow(missing_docs)] const ALT_PATH = 1 << 14;
-        #[allow(missing_docs)] const MIN_RNR_TIMER = 1 << 15;
-        #[allow(missing_docs)] const SQ_PSN = 1 << 16;
-        #[allow(missing_docs)] const MAX_DEST_RD_ATOMIC = 1 << 17;
-        #[allow(missing_docs)] const PATH_MIG_STATE = 1 << 18;
-        #[allow(missing_docs)] const CAP = 1 << 19;
-        #[allow(missing_docs)] const DEST_QPN = 1 << 20;
-        #[allow(missing_docs)] const RATE_LIMIT = 1 << 25;
+        /// [`QpAttr::state`]
+        const STATE = 1 << 0;
+        /// [`QpAttr::cur_state`]
+        const CUR_STATE = 1 << 1;
+        /// [`QpAttr::en_sqd_async_notify`]
+        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        /// [`QpAttr::access`]
+        const ACCESS_FLAGS = 1 << 3;
+        /// [`QpAttr::pkey_index`]
+        const PKEY_INDEX = 1 << 4;
+        /// [`QpAttr::port_num`]
+        const PORT = 1 << 5;
+        /// [`QpAttr::qkey`]
+        const QKEY = 1 << 6;
+        /// [`QpAttr::av`]
+        const AV = 1 << 7;
+        /// [`QpAttr::path_mtu`]
+        const PATH_MTU = 1 << 8;
+        /// [`QpAttr::timeout`]
+        const TIMEOUT = 1 << 9;
+        /// [`QpAttr::retry_cnt`]
+        const RETRY_CNT = 1 << 10;
+        /// [`QpAttr::rnr_retry`]
+        const RNR_RETRY = 1 << 11;
+        /// [`QpAttr::rq_psn`]
+        const RQ_PSN = 1 << 12;
+        /// [`QpAttr::max_rd_atomic`]
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        /// The alternate path: refused, the card has none
+        const ALT_PATH = 1 << 14;
+        /// [`QpAttr::min_rnr_timer`]
+        const MIN_RNR_TIMER = 1 << 15;
+        /// [`QpAttr::sq_psn`]
+        const SQ_PSN = 1 << 16;
+        /// [`QpAttr::max_dest_rd_atomic`]
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// [`QpAttr::path_mig`]
+        const PATH_MIG_STATE = 1 << 18;
+        /// Depths of the queues: refused, rings do not grow
+        const CAP = 1 << 19;
+        /// [`QpAttr::dest_qpn`]
+        const DEST_QPN = 1 << 20;
+        /// Rate of a raw packet QP: refused
+        const RATE_LIMIT = 1 << 25;
     }
 }
 

@@ -22,32 +22,103 @@ pub enum LinkError {
 
 /// One message. The SRQ's card names leased WQEs (`lease`), the QP's card names messages (`serial`); SRQs
 /// have their number.
-#[allow(missing_docs)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Relay<'a> {
-    /// QP's card: requests leases of up to `count` WQEs of `srq`
-    RequestLease { srq: u32, count: u32 },
+    /// QP's card: requests leases
+    RequestLease {
+        /// Of this SRQ's WQEs
+        srq: u32,
+        /// How many at most
+        count: u32,
+    },
     /// QP's card: bytes of a message
-    Data { part: Part, data: &'a [u8] },
-    /// QP's card: bytes of an RDMA WRITE to memory of `srq`'s protection domain. The end of one with
-    /// immediate data uses a lease.
-    Write { part: Part, place: Place, data: &'a [u8] },
+    Data {
+        /// Where they belong
+        part: Part,
+        /// The bytes
+        data: &'a [u8],
+    },
+    /// QP's card: bytes of an RDMA WRITE. The end of one with immediate data uses a lease.
+    Write {
+        /// Which message they are part of
+        part: Part,
+        /// Memory of the SRQ's protection domain
+        place: Place,
+        /// The bytes
+        data: &'a [u8],
+    },
     /// QP's card: an atomic, ATOMIC WRITE or FLUSH, to be executed once
-    Execute { from: Origin, place: Place, what: Operation },
-    /// QP's card: requests the next bytes of a READ response, from `place` on
-    Fetch { from: Origin, place: Place, wanted: Wanted },
+    Execute {
+        /// The request
+        from: Origin,
+        /// The memory that it names
+        place: Place,
+        /// The operation
+        what: Operation,
+    },
+    /// QP's card: requests the next bytes of a READ response
+    Fetch {
+        /// The READ
+        from: Origin,
+        /// From here on
+        place: Place,
+        /// So many
+        wanted: Wanted,
+    },
     /// QP's card: ends a lease that it will not use (further)
-    Return { lease: u32, qpn: Qpn, why: Returned },
-    /// SRQ's card: leases a WQE with room for `room` bytes
-    Lease { srq: u32, lease: u32, room: u32 },
-    /// SRQ's card: there is no WQE; `gone`: nor such an SRQ
-    Refuse { srq: u32, gone: bool },
-    /// SRQ's card: the outcome of message `serial` of `qpn`, and the value that an atomic found
-    Done { qpn: Qpn, serial: u32, outcome: Outcome, found: u64 },
-    /// SRQ's card: the bytes of response packet `psn`, or the error
-    Bytes { qpn: Qpn, epoch: u32, psn: Psn, outcome: Outcome, data: &'a [u8] },
-    /// SRQ's card: revokes the unused leases of `srq`
-    Revoke { srq: u32 },
+    Return {
+        /// The lease
+        lease: u32,
+        /// The QP that had it
+        qpn: Qpn,
+        /// The reason
+        why: Returned,
+    },
+    /// SRQ's card: leases a WQE
+    Lease {
+        /// Of this SRQ
+        srq: u32,
+        /// Names the lease
+        lease: u32,
+        /// Bytes of the WQE's buffers
+        room: u32,
+    },
+    /// SRQ's card: there is no WQE
+    Refuse {
+        /// In this SRQ
+        srq: u32,
+        /// There is no such SRQ either
+        gone: bool,
+    },
+    /// SRQ's card: the outcome of a message or request
+    Done {
+        /// The QP that received it
+        qpn: Qpn,
+        /// Its serial
+        serial: u32,
+        /// The outcome
+        outcome: Outcome,
+        /// The value that an atomic found
+        found: u64,
+    },
+    /// SRQ's card: a response packet of a READ
+    Bytes {
+        /// The QP that received the READ
+        qpn: Qpn,
+        /// As of a [`Part`]
+        epoch: u32,
+        /// The response packet
+        psn: Psn,
+        /// The outcome
+        outcome: Outcome,
+        /// Its bytes, if it is a success
+        data: &'a [u8],
+    },
+    /// SRQ's card: revokes unused leases
+    Revoke {
+        /// Those of this SRQ
+        srq: u32,
+    },
 }
 
 /// Where bytes of a message belong.

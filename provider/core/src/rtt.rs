@@ -104,8 +104,9 @@ impl Rtt {
         (self.smooth / 2).max(LEAST_DISORDER)
     }
 
-    /// How long a copy of a packet may be under way: twice the longest way there and back of late (hole 6),
-    /// and what is waited for an answer where that is more.
+    /// The packet lifetime, for which a copy of a packet may be under way: twice the longest recent round
+    /// trip, the timeout without doubling or a lower bound, whichever is largest (docs/star.md, "Loss
+    /// recovery").
     pub fn lifetime(&self, bounds: &RttBounds) -> Nanos {
         let [this, before] = self.longest;
         (2 * this.max(before)).max(self.base(bounds)).max(bounds.lifetime)

@@ -7,18 +7,39 @@
 use crate::qp::{PathMig, QpAttr, QpAttrMask};
 use crate::types::{Access, Av, Gid, Mtu, Psn, QpState, Qpn};
 
-/// One message. `serial` names a request, by the process that sends it.
-#[allow(missing_docs)]
+/// One message. The process that sends a request chooses its `serial`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharedQpMessage {
-    /// To the owner of QP `qpn`
-    Request { serial: u32, qpn: Qpn, request: SharedQpRequest },
+    /// To the owner of a QP
+    Request {
+        /// Names the request
+        serial: u32,
+        /// The QP
+        qpn: Qpn,
+        /// What is requested
+        request: SharedQpRequest,
+    },
     /// To the owner: the QP is not open here any more
-    Detach { qpn: Qpn },
-    /// From the owner: done if `errno` is 0; `attr`: the QP's current attributes
-    Reply { serial: u32, errno: u32, attr: QpAttr },
-    /// From the owner: an async event of the QP, by its `enum ibv_event_type`
-    Event { qpn: Qpn, kind: u32 },
+    Detach {
+        /// The QP
+        qpn: Qpn,
+    },
+    /// From the owner
+    Reply {
+        /// That of the request
+        serial: u32,
+        /// 0: done
+        errno: u32,
+        /// The QP's current attributes
+        attr: QpAttr,
+    },
+    /// From the owner: an async event
+    Event {
+        /// The QP
+        qpn: Qpn,
+        /// `enum ibv_event_type`
+        kind: u32,
+    },
 }
 
 /// A request to the owner.

@@ -27,35 +27,59 @@ bitflags! {
     }
 }
 
-/// Status of a completion. Values as `enum ibv_wc_status`.
+/// Status of a completion (IBTA 11.6.2). Values as `enum ibv_wc_status`. Those of reliable datagrams (RD, EE
+/// context) do not occur here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
-#[allow(missing_docs)]
 pub enum WcStatus {
+    /// The work request is done
     #[default]
     Success = 0,
+    /// The message is longer than the receive's buffers, or than the QP allows
     LocLenErr = 1,
+    /// The QP cannot execute the WQE
     LocQpOpErr = 2,
+    /// The EE context cannot execute the WQE
     LocEecOpErr = 3,
+    /// A key or right does not allow the access to an SGE
     LocProtErr = 4,
+    /// The QP was in ERR, or went there, before the WQE was done
     WrFlushErr = 5,
+    /// The window could not be bound
     MwBindErr = 6,
+    /// The responder answered with an unexpected op-code
     BadRespErr = 7,
+    /// An incoming WRITE with immediate lacked the rights
     LocAccessErr = 8,
+    /// The responder found the request invalid
     RemInvReqErr = 9,
+    /// The responder refused the access to its memory
     RemAccessErr = 10,
+    /// The responder failed to execute the request
     RemOpErr = 11,
+    /// No answer after all transport retries
     RetryExcErr = 12,
+    /// No receive at the responder after all RNR retries
     RnrRetryExcErr = 13,
+    /// The QP and its EE context have different RDDs
     LocRddViolErr = 14,
+    /// The responder found the RD message invalid
     RemInvRdReqErr = 15,
+    /// The responder aborted the operation
     RemAbortErr = 16,
+    /// There is no such EE context
     InvEecnErr = 17,
+    /// The EE context's state does not allow it
     InvEecStateErr = 18,
+    /// The device or its driver failed
     FatalErr = 19,
+    /// The response timed out
     RespTimeoutErr = 20,
+    /// An error that no other status names
     GeneralErr = 21,
+    /// Tag matching failed
     TmErr = 22,
+    /// The software is to finish the rendezvous
     TmRndvIncomplete = 23,
 }
 
@@ -69,24 +93,39 @@ impl WcStatus {
 /// Op-code of a completion. Values as `enum ibv_wc_opcode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
-#[allow(missing_docs)]
 pub enum WcOpcode {
+    /// SEND, with immediate or invalidate too
     #[default]
     Send = 0,
+    /// RDMA WRITE, with immediate too
     RdmaWrite = 1,
+    /// RDMA READ
     RdmaRead = 2,
+    /// Compare and swap
     CompSwap = 3,
+    /// Fetch and add
     FetchAdd = 4,
+    /// Memory window bound
     BindMw = 5,
+    /// Key invalidated by its own side
     LocalInv = 6,
+    /// FLUSH (IBTA annex A19)
     Flush = 8,
+    /// ATOMIC WRITE (IBTA annex A19)
     AtomicWrite = 9,
+    /// Receive: of a SEND
     Recv = 128,
+    /// Receive: of an RDMA WRITE with immediate
     RecvRdmaWithImm = 129,
+    /// Tag matching: entry added to the list
     TmAdd = 130,
+    /// Tag matching: entry removed from the list
     TmDel = 131,
+    /// Tag matching: count of unexpected messages stored
     TmSync = 132,
+    /// Tag matching: message received into an entry's buffers
     TmRecv = 133,
+    /// Tag matching: message without a tag received
     TmNoTag = 134,
 }
 

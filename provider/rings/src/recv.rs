@@ -105,11 +105,21 @@ impl Clone for CardRq {
     }
 }
 
+/// A receive WQE that was returned.
+#[derive(Clone, Copy)]
+struct ReturnedRecv {
+    wr_id: u64,
+    /// Index of its first SGE
+    first: u32,
+    /// How many SGEs
+    count: u32,
+}
+
 /// Receive WQEs that were returned to their queue: an end of a connection that had them all leaves them to
 /// another that takes one by one.
 pub(crate) struct Back {
-    /// Cookie, first SGE and how many, oldest first
-    recvs: Vec<(u64, u32, u32)>,
+    /// Oldest first
+    recvs: Vec<ReturnedRecv>,
     sges: Vec<Sge>,
     next: usize,
 }
@@ -120,7 +130,7 @@ pub(crate) type Returned = Option<Box<Back>>;
 impl Back {
     /// The oldest, without taking it.
     fn first(&self) -> Option<(u64, &[Sge])> {
-        let (wr_id, first, count) = *self.recvs.get(self.next)?;
+        let ReturnedRecv { wr_id, first, count } = *self.recvs.get(self.next)?;
         Some((wr_id, self.sges.get(first as usize..)?.get(..count as usize)?))
     }
 
@@ -128,7 +138,8 @@ impl Back {
     fn add(&mut self, wr_id: u64, sges: &[Sge]) -> Option<()> {
         self.recvs.try_reserve(1).ok()?;
         self.sges.try_reserve(sges.len()).ok()?;
-        self.recvs.push((wr_id, self.sges.len() as u32, sges.len() as u32));
+        let (first, count) = (self.sges.len() as u32, sges.len() as u32);
+        self.recvs.push(ReturnedRecv { wr_id, first, count });
         self.sges.extend_from_slice(sges);
         Some(())
     }

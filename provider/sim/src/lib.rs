@@ -19,7 +19,7 @@ mod traffic;
 
 pub use host::{Host, Setup, SimEnv};
 pub use memory::{Memory, READ, WRITE};
-pub use net::{Faults, Forger, Net, Tally, Tap};
+pub use net::{Faults, Forger, Net, QpAt, Tally, Tap};
 pub use queues::{Full, Recv, Send, SimCq, SimRq, SimSq};
 pub use rng::Rng;
 pub use star::{StarCard, StarFrame, StarPort};

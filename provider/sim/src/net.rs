@@ -100,6 +100,15 @@ struct Flight {
     queue: Option<(Nanos, u64)>,
 }
 
+/// A QP of a host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpAt {
+    /// Index of the host
+    pub host: usize,
+    /// Its number there
+    pub qpn: Qpn,
+}
+
 /// Hosts on a wire.
 pub struct Net {
     /// The hosts
@@ -210,14 +219,14 @@ impl Net {
     }
 
     /// Connects two RESET QPs to each other, up to RTS. With XRC_SEND, `b` is the receiving end.
-    pub fn connect(&mut self, qp_type: QpType, a: (usize, Qpn), b: (usize, Qpn), setup: &Setup) {
+    pub fn connect(&mut self, qp_type: QpType, a: QpAt, b: QpAt, setup: &Setup) {
         let other = if qp_type == QpType::XrcSend { QpType::XrcRecv } else { qp_type };
         for (x, y, kind) in [(a, b, qp_type), (b, a, other)] {
-            let dgid = self.hosts[y.0].gid;
-            let now = self.clock(x.0);
-            let host = &mut self.hosts[x.0];
-            host.to_init(x.1, false, setup, now);
-            host.to_rts(x.1, kind, dgid, y.1, setup, now);
+            let dgid = self.hosts[y.host].gid;
+            let now = self.clock(x.host);
+            let host = &mut self.hosts[x.host];
+            host.to_init(x.qpn, false, setup, now);
+            host.to_rts(x.qpn, kind, dgid, y.qpn, setup, now);
         }
     }
 

@@ -81,8 +81,8 @@ impl<E: CardEnv> Engine<E> for Box<Stateful<E>> {
     fn part(self, lent: &mut EngineCtx<'_, E>) -> Parted {
         with_card(lent, |card| Stateful::part(*self, card))
     }
-    fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, ends: (Qpn, Qpn), message: &[u8]) {
-        datagram::handle(nic, env, meta, ends, message);
+    fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, from: Qpn, to: Qpn, message: &[u8]) {
+        datagram::handle(nic, env, meta, (from, to), message);
     }
 }
 

@@ -194,6 +194,6 @@ impl<E: Host> Ends<E> {
 
 /// Other handles of the queues of a QP that the card has.
 fn queues_of<E: Host>(turn: &Turn<'_, E>, qpn: Qpn) -> Result<Queues<E>, NicError> {
-    let Handover { sq, rq, cqs: (send_cq, recv_cq), .. } = turn.nic.handover(qpn)?;
+    let Handover { sq, rq, send_cq, recv_cq, .. } = turn.nic.handover(qpn)?;
     Ok(Queues { sq: sq.clone(), rq: rq.cloned(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
 }

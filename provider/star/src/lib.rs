@@ -2,8 +2,7 @@
 //!
 //! *SL* is the stateless end, *SF* the stateful one. SL's host library sends each WQE to SF as a packet and
 //! finds its completions in memory; its card does what a packet says and forgets it. Everything between, of
-//! both ends' queues, is SF's. docs/decisions/0010-star.md says what the paper leaves open and what was
-//! chosen here.
+//! both ends' queues, is SF's. docs/star.md is the protocol, and marks which rules are not the paper's.
 //!
 //! The card is [`starverbs_core`]'s, which knows none of this: a stateful end is the engine of a queue pair
 //! there (`card`), a stateless one has left it ([`starverbs_core::nic::released`]). The crate must not know

@@ -6,8 +6,8 @@
 //! QPNs, epoch, sequence, kind) is bound to it. Who opens messages remembers which numbers came from whom,
 //! and takes each once.
 //!
-//! It seals what whoever sends gives it, and must not know what it says. docs/decisions/0010-star.md says
-//! what a key gives.
+//! It seals what whoever sends gives it, and must not know what it says. docs/star.md ("Security") says what
+//! a key gives.
 
 use alloc::vec::Vec;
 

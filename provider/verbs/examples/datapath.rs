@@ -164,7 +164,7 @@ fn measured(work: impl FnOnce()) {
 
 fn connect(a: &Side, b: &Side) {
     for (qa, qb) in a.qps.iter().zip(&b.qps) {
-        connect_with((&a.node, qa), (&b.node, qb), Mtu::M4096);
+        connect_with(&a.node, qa, &b.node, qb, Mtu::M4096);
     }
 }
 

@@ -195,7 +195,7 @@ fn main() {
     server.make_qps();
     client.make_qps();
     for at in 0..connections {
-        connect_with((&server.node, &server.qps[at]), (&client.node, &client.qps[at]), Mtu::M1024);
+        connect_with(&server.node, &server.qps[at], &client.node, &client.qps[at], Mtu::M1024);
         server.receive(at, UP);
         client.receive(at, 1);
         /* ends that are not heard for long take each other for gone */

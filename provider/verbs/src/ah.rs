@@ -12,18 +12,28 @@ use crate::pd::Pd;
 
 /// `struct ibv_ah_attr`. Of no meaning on RoCE, kept for queries: `dlid`, `static_rate`, `src_path_bits`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct AhAttr {
+    /// GID of the destination, or of the multicast group
     pub dgid: Gid,
+    /// Index of the source's GID in the port's table
     pub sgid_index: u8,
+    /// IP hop limit, or TTL
     pub hop_limit: u8,
+    /// IP traffic class, or TOS
     pub traffic_class: u8,
+    /// Flow label, 20 bits
     pub flow_label: u32,
+    /// Service level, 4 bits
     pub sl: u8,
+    /// Whether there is a GRH; RoCE needs one
     pub is_global: bool,
+    /// Number of the port, from 1
     pub port: u8,
+    /// LID of the destination
     pub dlid: u16,
+    /// `enum ibv_rate`
     pub static_rate: u8,
+    /// Low bits of the source's LID
     pub src_path_bits: u8,
 }
 

@@ -54,7 +54,7 @@ impl CpuTime {
     }
 
     #[cfg(test)]
-    pub(crate) fn of(poller: libc::pthread_t, (own, others): (Nanos, Nanos)) -> CpuTime {
+    pub(crate) fn of(poller: libc::pthread_t, own: Nanos, others: Nanos) -> CpuTime {
         CpuTime { poller: Some(poller), own, others }
     }
 

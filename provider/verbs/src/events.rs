@@ -12,28 +12,65 @@ use crate::error::{Result, VerbsError};
 /// What a program reads from `ibv_get_async_event`. `kind` is an `ibv_event_type`; `cookie` the number
 /// that was given when the object was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs)]
 pub enum Event {
-    Qp { kind: u32, cookie: u64 },
-    Cq { kind: u32, cookie: u64 },
-    Srq { kind: u32, cookie: u64 },
-    Port { kind: u32, port: u8 },
-    Device { kind: u32 },
+    /// Of a QP
+    Qp {
+        /// `ibv_event_type`
+        kind: u32,
+        /// Of the QP
+        cookie: u64,
+    },
+    /// Of a completion queue
+    Cq {
+        /// `ibv_event_type`
+        kind: u32,
+        /// Of the completion queue
+        cookie: u64,
+    },
+    /// Of an SRQ
+    Srq {
+        /// `ibv_event_type`
+        kind: u32,
+        /// Of the SRQ
+        cookie: u64,
+    },
+    /// Of a port
+    Port {
+        /// `ibv_event_type`
+        kind: u32,
+        /// Number of the port, from 1
+        port: u8,
+    },
+    /// Of the device
+    Device {
+        /// `ibv_event_type`
+        kind: u32,
+    },
 }
 
 /// `enum ibv_event_type`, as far as this card raises them.
 pub mod kind {
-    #![allow(missing_docs)]
+    /// The completion queue overran
     pub const CQ_ERR: u32 = 0;
+    /// The QP failed and is in ERR
     pub const QP_FATAL: u32 = 1;
+    /// The QP got an invalid request
     pub const QP_REQ_ERR: u32 = 2;
+    /// The QP got a request that violates access rights
     pub const QP_ACCESS_ERR: u32 = 3;
+    /// The QP got its first packet in RTR
     pub const COMM_EST: u32 = 4;
+    /// The send queue is drained, in SQD
     pub const SQ_DRAINED: u32 = 5;
+    /// The port is up
     pub const PORT_ACTIVE: u32 = 9;
+    /// The port is down
     pub const PORT_ERR: u32 = 10;
+    /// The SRQ has fewer WQEs than its limit
     pub const SRQ_LIMIT_REACHED: u32 = 15;
+    /// The QP, in ERR, takes no more WQEs from its SRQ
     pub const QP_LAST_WQE_REACHED: u32 = 16;
+    /// The GID table changed
     pub const GID_CHANGE: u32 = 18;
 }
 

@@ -104,43 +104,72 @@ const PORT_CAP_FLAGS: u32 = 1 << 16 | 1 << 26;
 
 /// `struct ibv_device_attr` and what the extended query adds. Numbers as in verbs.h.
 #[derive(Clone, Debug)]
-#[allow(missing_docs)]
 pub struct DeviceAttr {
+    /// Version of this library
     pub fw_ver: &'static str,
     /// Host byte order
     pub node_guid: u64,
     /// Host byte order
     pub sys_image_guid: u64,
+    /// Bytes of a memory region
     pub max_mr_size: u64,
+    /// Page sizes, a bit each
     pub page_size_cap: u64,
+    /// IEEE OUI
     pub vendor_id: u32,
+    /// Always 0
     pub vendor_part_id: u32,
+    /// Always 0
     pub hw_ver: u32,
+    /// QPs
     pub max_qp: u32,
+    /// WQEs of a send or receive queue
     pub max_qp_wr: u32,
+    /// `enum ibv_device_cap_flags`, with the extended query's above bit 31
     pub device_cap_flags: u64,
+    /// SGEs of a WQE
     pub max_sge: u32,
+    /// SGEs of a READ
     pub max_sge_rd: u32,
+    /// Completion queues
     pub max_cq: u32,
+    /// Entries of a completion queue
     pub max_cqe: u32,
+    /// Memory regions
     pub max_mr: u32,
+    /// Protection domains
     pub max_pd: u32,
+    /// READs and atomics under way at a QP as responder
     pub max_qp_rd_atom: u32,
+    /// The same at all QPs
     pub max_res_rd_atom: u32,
+    /// READs and atomics under way at a QP as requester
     pub max_qp_init_rd_atom: u32,
+    /// Memory windows
     pub max_mw: u32,
+    /// Multicast groups
     pub max_mcast_grp: u32,
+    /// QPs in a multicast group
     pub max_mcast_qp_attach: u32,
+    /// QPs in all multicast groups
     pub max_total_mcast_qp_attach: u32,
+    /// Address handles
     pub max_ah: u32,
+    /// SRQs
     pub max_srq: u32,
+    /// WQEs of an SRQ
     pub max_srq_wr: u32,
+    /// SGEs of a WQE of an SRQ
     pub max_srq_sge: u32,
+    /// Entries of the P_Key table
     pub max_pkeys: u16,
     /// `enum ibv_atomic_cap`: 1 is IBV_ATOMIC_HCA
     pub atomic_cap: u32,
+    /// 4.096 us x 2^this at most, from a request's arrival to its ACK
     pub local_ca_ack_delay: u8,
+    /// Ports
     pub phys_port_cnt: u8,
+    /// Inline bytes of a send
     pub max_inline: u32,
     /// Of the clock that stamps completions
     pub hca_core_clock_khz: u64,
@@ -148,40 +177,59 @@ pub struct DeviceAttr {
     pub timestamp_mask: u64,
     /// Bytes of device memory
     pub max_dm_size: u64,
+    /// What on-demand paging offers
     pub odp: OdpCaps,
 }
 
 /// `struct ibv_odp_caps` and that of XRC. Bits as in verbs.h.
 #[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs)]
 pub struct OdpCaps {
+    /// `enum ibv_odp_general_caps`
     pub general: u64,
+    /// Operations of RC: `enum ibv_odp_transport_cap_bits`
     pub rc: u32,
+    /// Operations of UC
     pub uc: u32,
+    /// Operations of UD
     pub ud: u32,
+    /// Operations of XRC
     pub xrc: u32,
 }
 
 /// `struct ibv_port_attr`. Numbers as in verbs.h.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
 pub struct PortAttr {
     /// `enum ibv_port_state`: 4 is ACTIVE
     pub state: u32,
+    /// Largest MTU that the card has
     pub max_mtu: Mtu,
+    /// Largest MTU that fits the network
     pub active_mtu: Mtu,
+    /// Entries of the GID table
     pub gid_tbl_len: u32,
+    /// `enum ibv_port_cap_flags`
     pub port_cap_flags: u32,
+    /// Bytes of a message
     pub max_msg_sz: u32,
+    /// Packets with a wrong P_Key: not counted
     pub bad_pkey_cntr: u32,
+    /// Packets with a wrong Q_Key: not counted
     pub qkey_viol_cntr: u32,
+    /// Entries of the P_Key table
     pub pkey_tbl_len: u16,
+    /// RoCE has no LIDs: 0
     pub lid: u16,
+    /// RoCE has no subnet manager: 0
     pub sm_lid: u16,
+    /// RoCE has no LIDs: 0
     pub lmc: u8,
+    /// Virtual lanes: `VLCap` (IBTA 14.2.5.6), 1 is VL0 alone
     pub max_vl_num: u8,
+    /// RoCE has no subnet manager: 0
     pub sm_sl: u8,
+    /// RoCE has no subnet manager: 0
     pub subnet_timeout: u8,
+    /// RoCE has no subnet manager: 0
     pub init_type_reply: u8,
     /// Lanes: 1 is 1X, 2 is 4X, 16 is 2X
     pub active_width: u8,
@@ -193,6 +241,7 @@ pub struct PortAttr {
     pub link_layer: u8,
     /// Always IBV_QPF_GRH_REQUIRED
     pub flags: u8,
+    /// `enum ibv_port_cap_flags2`
     pub port_cap_flags2: u16,
 }
 
@@ -231,7 +280,7 @@ impl DeviceInfo {
         let port = port_attr(active_mtu(settings, &addrs), link_speed(&addrs));
         let memory = allowance::bytes(settings);
         let limits = Limits::fitting(memory.saturating_sub(CARD_BYTES));
-        let attr = attr(guid, starverbs_backend::max_groups(&addrs), (&limits, memory));
+        let attr = attr(guid, starverbs_backend::max_groups(&addrs), &limits, memory);
         Ok(DeviceInfo { attr, limits, memory, port, addrs, local_mtu: mtu_cap(settings) })
     }
 
@@ -314,7 +363,7 @@ fn longest(most: u32, each: u64, memory: u64) -> u32 {
     u32::try_from(fits.max(1)).map_or(most, |fits| most.min(1 << fits.ilog2()))
 }
 
-fn attr(guid: u64, groups: u32, (limits, memory): (&Limits, u64)) -> DeviceAttr {
+fn attr(guid: u64, groups: u32, limits: &Limits, memory: u64) -> DeviceAttr {
     let max_qp_wr = longest(MAX_QP_WR, WR_BYTES, memory);
     let max_cq =
         u32::try_from(memory.saturating_sub(CARD_BYTES) / CQ_BYTES).map_or(MAX_CQ, |n| n.clamp(1, MAX_CQ));
@@ -444,7 +493,7 @@ mod tests {
     fn what_is_told_fits_the_memory() {
         let limits_of = |memory: u64| {
             let limits = Limits::fitting(memory - CARD_BYTES);
-            attr(1, 0, (&limits, memory))
+            attr(1, 0, &limits, memory)
         };
         let (much, some, little) = (limits_of(64 << 30), limits_of(8 << 30), limits_of(64 << 20));
         assert_eq!((much.max_qp, much.max_cq, much.max_mr), (1 << 20, 1 << 20, 1 << 20));
@@ -464,7 +513,7 @@ mod tests {
             let addrs = vec![addr(false, 1500)];
             let port = port_attr(active_mtu(settings, &addrs), None);
             let (limits, memory) = (Limits::default(), u64::MAX);
-            let attr = attr(1, 0, (&limits, memory));
+            let attr = attr(1, 0, &limits, memory);
             DeviceInfo { attr, limits, memory, port, addrs, local_mtu: mtu_cap(settings) }
         };
         let (here, there) = (Gid::default(), Gid::from_ipv4([192, 0, 2, 9]));

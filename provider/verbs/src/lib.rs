@@ -53,12 +53,12 @@ pub use info::{
     OdpCaps, PKEY, PortAttr, describe, device_attr, device_name,
 };
 pub use moderation::Moderation;
-pub use mr::{Advice, Mr, Rereg};
+pub use mr::{Advice, MemoryRange, Mr, Rereg};
 pub use mw::{Mw, MwBind};
 pub use pd::{Pd, Td};
 pub use post::{RecvPoster, RecvWr, SendPoster, SendWr};
 pub use qp::{Qp, QpAttr, QpCaps, QpInit};
-pub use srq::{Srq, SrqAttr, SrqPoster};
+pub use srq::{Srq, SrqAttr, SrqCaps, SrqPoster};
 pub use star::{Settled, StarInfo};
 pub use starverbs_core::nic::{TagChange, TagOp};
 pub use starverbs_rings::{Answer, Memory, ProgramMemory, Resource, budget};

@@ -62,11 +62,20 @@ enum MrKind {
 /// Regions of another process that this card opens, as it has them.
 pub(crate) type MrImports = Kept<MrAttr>;
 
+/// Memory of the process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryRange {
+    /// First byte
+    pub addr: u64,
+    /// Bytes
+    pub length: u64,
+}
+
 /// Changes of a region: `None` stays as it is.
 #[derive(Clone, Copy, Default)]
 pub struct Rereg<'a> {
-    /// IBV_REREG_MR_CHANGE_TRANSLATION: first byte and length
-    pub range: Option<(u64, u64)>,
+    /// IBV_REREG_MR_CHANGE_TRANSLATION: the new memory
+    pub range: Option<MemoryRange>,
     /// IBV_REREG_MR_CHANGE_PD: the new domain
     pub pd: Option<&'a Pd>,
     /// IBV_REREG_MR_CHANGE_ACCESS: the new rights
@@ -223,7 +232,7 @@ impl Mr {
         check_access(access)?;
         let implicit = is_implicit(&state.attr);
         let (addr, length, iova) = match change.range {
-            Some((addr, length)) => (addr, length, addr),
+            Some(MemoryRange { addr, length }) => (addr, length, addr),
             None if implicit => (0, u64::MAX, 0),
             None => (memory::plain(state.attr.addr), state.attr.length, state.attr.iova),
         };

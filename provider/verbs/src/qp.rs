@@ -58,12 +58,16 @@ pub struct QpInit<'a> {
 
 /// What was granted: at least what was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct QpCaps {
+    /// WQEs of the send queue
     pub max_send_wr: u32,
+    /// WQEs of the receive queue
     pub max_recv_wr: u32,
+    /// SGEs of a send
     pub max_send_sge: u32,
+    /// SGEs of a receive
     pub max_recv_sge: u32,
+    /// Inline bytes of a send
     pub max_inline: u32,
 }
 
@@ -129,7 +133,7 @@ impl Qp {
         let command = Command::CreateQp { init: card_init, role: wish != Wish::Off };
         let qpn = device.control(command)?.number()?;
         log!(Debug, "queue pair {qpn:#x}: created, {:?}", init.qp_type);
-        Ok(Qp::handle(pd, init, (qpn, wish), rings))
+        Ok(Qp::handle(pd, init, qpn, wish, rings))
     }
 
     /// One of another process of the XRC domain that `pd` stands for. What the card here keeps of it is this
@@ -137,11 +141,11 @@ impl Qp {
     pub(crate) fn attached(pd: &Pd, cq: &Cq, qpn: Qpn, attachment: AttachmentId) -> Result<Qp> {
         let init = QpInit { cookie: u64::from(attachment), ..xrc_recv(cq) };
         let rings = rings(&init, pd.memory()).ok_or(VerbsError::NoMemory("queue pair"))?;
-        Ok(Qp::handle(pd, &init, (qpn, Wish::Off), rings))
+        Ok(Qp::handle(pd, &init, qpn, Wish::Off, rings))
     }
 
     /// The handle of a QP that is in RESET, which uses its CQs and SRQ from now on.
-    fn handle(pd: &Pd, init: &QpInit<'_>, (qpn, wish): (Qpn, Wish), rings: WorkRings) -> Qp {
+    fn handle(pd: &Pd, init: &QpInit<'_>, qpn: Qpn, wish: Wish, rings: WorkRings) -> Qp {
         for cq in [init.send_cq, init.recv_cq] {
             cq.0.users.fetch_add(1, Ordering::AcqRel);
         }

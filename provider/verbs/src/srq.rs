@@ -29,6 +29,15 @@ pub struct SrqAttr {
     pub limit: u32,
 }
 
+/// What was granted: at least what was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SrqCaps {
+    /// WQEs
+    pub max_wr: u32,
+    /// SGEs of a WQE
+    pub max_sge: u32,
+}
+
 /// What a shared receive queue is for.
 enum SrqType<'a> {
     Basic,
@@ -158,10 +167,10 @@ impl Srq {
         })))
     }
 
-    /// What was granted: WQEs, SGEs.
-    pub fn caps(&self) -> (u32, u32) {
+    /// What was granted.
+    pub fn caps(&self) -> SrqCaps {
         let rings = self.0.rings.lock();
-        (rings.recv_slots(), u32::from(rings.max_recv_sge()))
+        SrqCaps { max_wr: rings.recv_slots(), max_sge: u32::from(rings.max_recv_sge()) }
     }
 
     /// `ibv_modify_srq`: room for at least `max_wr` WQEs, what is posted stays; an event when fewer than
@@ -172,7 +181,7 @@ impl Srq {
     /// above the size. ENOMEM. Nothing has changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let device = self.0.pd.context().device()?;
-        let (slots, max_sge) = self.caps();
+        let SrqCaps { max_wr: slots, max_sge } = self.caps();
         let mut room = match max_wr {
             Some(max_wr) if max_wr == 0 || max_wr > device.info().attr.max_srq_wr => {
                 return Err(VerbsError::Invalid("size of a shared receive queue"));
@@ -194,7 +203,7 @@ impl Srq {
     pub fn query(&self) -> Result<SrqAttr> {
         let device = self.0.pd.context().device()?;
         let limit = device.control(Command::QuerySrq { srq: self.0.id })?.number()?;
-        let (max_wr, max_sge) = self.caps();
+        let SrqCaps { max_wr, max_sge } = self.caps();
         Ok(SrqAttr { max_wr, max_sge, limit })
     }
 

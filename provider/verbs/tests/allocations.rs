@@ -106,26 +106,25 @@ fn drain(cq: &Cq, count: usize) {
 }
 
 /// A burst of `wr` from `a` to `b`, each with a receive of its own where it takes one.
-fn burst(a: (&Node, &Qp), b: (&Node, &Qp), wr: &SendWr<'_>, count: usize) {
+fn burst(a: &Node, qa: &Qp, b: &Node, qb: &Qp, wr: &SendWr<'_>, count: usize) {
     let receives = if wr.op.takes_recv() { count } else { 0 };
     for id in 0..receives {
-        b.0.post_recv(b.1, id as u64, 0, BUF).unwrap();
+        b.post_recv(qb, id as u64, 0, BUF).unwrap();
     }
     for id in 0..count {
         // SAFETY: what is inline lies in the node's buffer.
-        unsafe { a.1.post_send().push_inline(&SendWr { wr_id: id as u64, ..*wr }) }.unwrap();
+        unsafe { qa.post_send().push_inline(&SendWr { wr_id: id as u64, ..*wr }) }.unwrap();
     }
-    drain(&b.0.cq, receives);
-    drain(&a.0.cq, count);
+    drain(&b.cq, receives);
+    drain(&a.cq, count);
 }
 
 fn reliable(a: &Node, b: &Node, cell: usize) {
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((a, &qa), (b, &qb));
-    let (a, b) = ((a, &qa), (b, &qb));
-    let small = [a.0.sge(0, 8)];
-    let pieces = [a.0.sge(0, 1000), a.0.sge(5000, 19_000)];
-    let base = SendWr { remote_addr: b.0.addr(cell), rkey: b.0.mr.rkey(), ..send(0, &small) };
+    connect(a, &qa, b, &qb);
+    let small = [a.sge(0, 8)];
+    let pieces = [a.sge(0, 1000), a.sge(5000, 19_000)];
+    let base = SendWr { remote_addr: b.addr(cell), rkey: b.mr.rkey(), ..send(0, &small) };
     let inline = SendFlags::SIGNALED | SendFlags::INLINE;
     let cases: [(&str, usize, SendWr<'_>); 14] = [
         ("SEND, 8 B", 500, base),
@@ -148,23 +147,23 @@ fn reliable(a: &Node, b: &Node, cell: usize) {
         ),
     ];
     for (what, count, wr) in cases {
-        rounds(what, count, || burst(a, b, &wr, BURST));
+        rounds(what, count, || burst(a, &qa, b, &qb, &wr, BURST));
     }
     rounds("SEND before its receive is there", 50, || {
-        post(a.1, &base).unwrap();
-        assert_eq!(a.0.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
-        assert_eq!(b.0.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
-        b.0.post_recv(b.1, 0, 0, BUF).unwrap();
-        drain(&b.0.cq, 1);
-        drain(&a.0.cq, 1);
+        post(&qa, &base).unwrap();
+        assert_eq!(a.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
+        assert_eq!(b.cq.poll(&mut [Cqe::default()]).unwrap(), 0);
+        b.post_recv(&qb, 0, 0, BUF).unwrap();
+        drain(&b.cq, 1);
+        drain(&a.cq, 1);
     });
     rounds("SEND to a sleeper on a completion channel", 200, || {
-        b.0.cq.req_notify(false).unwrap();
-        b.0.post_recv(b.1, 0, 0, BUF).unwrap();
-        post(a.1, &base).unwrap();
-        b.0.channel.get_event().unwrap();
-        drain(&b.0.cq, 1);
-        drain(&a.0.cq, 1);
+        b.cq.req_notify(false).unwrap();
+        b.post_recv(&qb, 0, 0, BUF).unwrap();
+        post(&qa, &base).unwrap();
+        b.channel.get_event().unwrap();
+        drain(&b.cq, 1);
+        drain(&a.cq, 1);
     });
 }
 
@@ -172,7 +171,7 @@ fn shared_receives(a: &Node, b: &Node) {
     let srq = Srq::create(&b.pd, 32, 1, 0, 0).unwrap();
     let qps: [(Qp, Qp); 4] = std::array::from_fn(|_| (a.qp(QpType::Rc), b.qp_with_srq(&srq)));
     for (qa, qb) in &qps {
-        connect((a, qa), (b, qb));
+        connect(a, qa, b, qb);
     }
     let sges = [a.sge(0, 3000)];
     rounds("SEND to a shared receive queue", 300, || {
@@ -187,12 +186,12 @@ fn shared_receives(a: &Node, b: &Node) {
 
 fn unreliable(a: &Node, b: &Node) {
     let (qa, qb) = (a.qp(QpType::Uc), b.qp(QpType::Uc));
-    connect_uc((a, &qa), (b, &qb));
+    connect_uc(a, &qa, b, &qb);
     let sges = [a.sge(0, 9000)];
     let base = SendWr { remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(0, &sges) };
-    rounds("UC SEND", 300, || burst((a, &qa), (b, &qb), &base, 4));
+    rounds("UC SEND", 300, || burst(a, &qa, b, &qb, &base, 4));
     let write = SendWr { op: SendOp::WriteImm, ..base };
-    rounds("UC WRITE with immediate", 300, || burst((a, &qa), (b, &qb), &write, 4));
+    rounds("UC WRITE with immediate", 300, || burst(a, &qa, b, &qb, &write, 4));
 
     let (qa, qb) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
     ud_ready(&qa);
@@ -200,7 +199,7 @@ fn unreliable(a: &Node, b: &Node) {
     let ah = Ah::create(&a.pd, &way_to(b)).unwrap();
     let sges = [a.sge(0, 1000)];
     let base = SendWr { ah: ah.id(), remote_qpn: qb.number(), qkey: QKEY, ..send(0, &sges) };
-    rounds("UD SEND", 1000, || burst((a, &qa), (b, &qb), &base, 4));
+    rounds("UD SEND", 1000, || burst(a, &qa, b, &qb, &base, 4));
 }
 
 /// One receiving QP, and SRQs of one and of many SGEs a receive: who names the second one first finds room
@@ -210,7 +209,7 @@ fn xrc(a: &Node, b: &Node) {
     let srqs = [1, 16].map(|sges| Srq::create_xrc(&b.pd, &domain, &b.cq, 32, sges, 0).unwrap());
     let (qa, qb) =
         (Qp::create(&a.pd, &a.init(QpType::XrcSend, None)).unwrap(), domain.create_qp(&b.ctx, 0).unwrap());
-    connect_xrc((a, &qa), (b, &qb));
+    connect_xrc(a, &qa, b, &qb);
     let sges = [a.sge(0, 3000)];
     let pieces: [Sge; 16] = std::array::from_fn(|at| b.sge(at * 200, 200));
     let to = |srq: usize| {
@@ -230,13 +229,13 @@ fn xrc(a: &Node, b: &Node) {
         remote_qpn: srqs[0].number(),
         ..send(0, &sges)
     };
-    rounds("XRC WRITE", 100, || burst((a, &qa), (b, &qb), &write, BURST));
+    rounds("XRC WRITE", 100, || burst(a, &qa, b, &qb, &write, BURST));
 }
 
 /// Memory that the kernel copies, on both sides.
 fn on_demand(a: &Node, b: &Node) {
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((a, &qa), (b, &qb));
+    connect(a, &qa, b, &qb);
     let [near, far] = [a, b].map(|node| {
         let access = all_access() | Access::ON_DEMAND;
         node.reg(0, BUF, access)
@@ -244,14 +243,14 @@ fn on_demand(a: &Node, b: &Node) {
     let sges = [Sge { lkey: near.lkey(), ..a.sge(0, 9000) }];
     for (what, op) in [("SEND", SendOp::Send), ("WRITE", SendOp::Write), ("READ", SendOp::Read)] {
         let wr = SendWr { op, remote_addr: b.addr(0), rkey: far.rkey(), ..send(0, &sges) };
-        rounds(&format!("{what} of memory on demand"), 100, || burst((a, &qa), (b, &qb), &wr, BURST));
+        rounds(&format!("{what} of memory on demand"), 100, || burst(a, &qa, b, &qb, &wr, BURST));
     }
 }
 
 /// Windows that are bound, used, invalidated from far and from near.
 fn windows(a: &Node, b: &Node) {
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((a, &qa), (b, &qb));
+    connect(a, &qa, b, &qb);
     let mr = b.reg(0, 4096, Access::LOCAL_WRITE | Access::MW_BIND);
     let bind = MwBind { mr: mr.lkey(), addr: b.addr(0), length: 4096, access: Access::REMOTE_WRITE };
     let sges = [a.sge(0, 3000)];
@@ -263,9 +262,9 @@ fn windows(a: &Node, b: &Node) {
             post(&qb, &mw.bind_wr(0, SendFlags::SIGNALED, rkey, &bind)).unwrap();
             drain(&b.cq, 1);
             let write = SendWr { op: SendOp::Write, remote_addr: b.addr(0), rkey, ..send(0, &sges) };
-            burst((a, &qa), (b, &qb), &write, 1);
+            burst(a, &qa, b, &qb, &write, 1);
             if kind == WindowType::Two {
-                burst((a, &qa), (b, &qb), &SendWr { op: SendOp::SendInv, imm: rkey, ..send(0, &sges) }, 1);
+                burst(a, &qa, b, &qb, &SendWr { op: SendOp::SendInv, imm: rkey, ..send(0, &sges) }, 1);
                 post(&qb, &SendWr { op: SendOp::LocalInv, rkey, ..send(0, &[]) }).unwrap();
                 drain(&b.cq, 1);
             }
@@ -281,7 +280,7 @@ fn threads(a: &Node, b: &Node) {
         let qa =
             Qp::create(&a.pd, &QpInit { send_cq: &cq, recv_cq: &cq, ..a.init(QpType::Rc, None) }).unwrap();
         let qb = b.qp(QpType::Rc);
-        connect((a, &qa), (b, &qb));
+        connect(a, &qa, b, &qb);
         (qa, qb, cq)
     });
     let (start, stop) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));

@@ -17,7 +17,7 @@ fn overrun(a: &Node, b: &Node) {
     let cq = Cq::create(&a.ctx, 4, None, 5).unwrap();
     let (qa, qb) =
         (Qp::create(&a.pd, &QpInit { send_cq: &cq, ..a.init(QpType::Rc, None) }).unwrap(), b.qp(QpType::Rc));
-    connect((a, &qa), (b, &qb));
+    connect(a, &qa, b, &qb);
     for wr_id in 0..6 {
         let sges = [a.sge(0, 8)];
         let wr =

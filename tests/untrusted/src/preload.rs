@@ -18,7 +18,7 @@ pub fn path(bytes: &[u8]) {
     let relative = unsafe { path::is_relative(path.as_ptr()) };
     assert!(!(ours && relative), "nothing relative is ours");
     let mut room = [0; path::PATH_MAX];
-    let root = c"/dev/shm/starverbs-picture";
+    let root = c"/dev/shm/starverbs-sysfs";
     let Some(below) = path::below(root, &path, &mut room) else {
         assert!(root.to_bytes().len() + path.to_bytes_with_nul().len() > path::PATH_MAX);
         return;

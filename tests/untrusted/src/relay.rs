@@ -12,7 +12,7 @@ use starverbs_core::{
     Access, FlushLevel, Mtu, NicConfig, PdId, Placement, QPN_BLOCK_SHIFT, QpState, QpType, Qpn, SendOp,
     SendWqe, Sge, WcStatus,
 };
-use starverbs_sim::{Faults, Net, READ, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE};
+use starverbs_sim::{Faults, Net, QpAt, READ, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE};
 
 use crate::bytes::Bytes;
 
@@ -70,7 +70,12 @@ impl World {
         let send = net.hosts[SENDER].xrc_initiator(&sq, &sent);
         let recv = net.hosts[QP_CARD].xrc_target(domains[0].1);
         let setup = Setup { mtu: Mtu::M256, timeout: 12, retry_cnt: 3, rnr_retry: 3, ..Setup::default() };
-        net.connect(QpType::XrcSend, (SENDER, send), (QP_CARD, recv), &setup);
+        net.connect(
+            QpType::XrcSend,
+            QpAt { host: SENDER, qpn: send },
+            QpAt { host: QP_CARD, qpn: recv },
+            &setup,
+        );
         let nic = &mut net.hosts[SRQ_CARD].nic;
         let (rq, pd) = (SimRq::new(512, 2), nic.alloc_pd().expect("a PD"));
         let id = nic.create_xrc_srq(pd, domains[1].1, rq.clone(), got.clone(), 0).expect("an SRQ");

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::{Access, Nanos, QpState, QpType, Qpn, SrqId};
-use starverbs_sim::{SimRq, SimSq};
+use starverbs_sim::{QpAt, SimRq, SimSq};
 use starverbs_star::control::Wish;
 
 use crate::arena::Arena;
@@ -51,7 +51,7 @@ impl World {
             Transport::Uc => QpType::Uc,
             Transport::Xrc => QpType::XrcSend,
         };
-        let [a, b] = [0, 1].map(|e| (conn.ends[e].host, conn.ends[e].qpn));
+        let [a, b] = [0, 1].map(|e| QpAt { host: conn.ends[e].host, qpn: conn.ends[e].qpn });
         let setup = starverbs_sim::Setup { psn: conn.psn, ..conn.plan.setup };
         self.net.connect(kind, a, b, &setup);
         self.summary.count("incarnations of connections", conn.plan.kind);

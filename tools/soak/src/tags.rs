@@ -10,7 +10,7 @@ use starverbs_core::{
     Access, Cqe, Mtu, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, SrqId, WcFlags, WcOpcode, WcStatus,
 };
 use starverbs_sim::tmh::{self, FIN, NO_TAG, RENDEZVOUS};
-use starverbs_sim::{READ, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE, any_bytes, get, put};
+use starverbs_sim::{QpAt, READ, Recv, Send, Setup, SimCq, SimRq, SimSq, WRITE, any_bytes, get, put};
 
 use crate::world::{Who, World};
 
@@ -90,7 +90,12 @@ impl World {
                 sends[i] = self.net.hosts[from].qp(QpType::Rc, &sq[i], recv, [&fin_cq, &fin_cq], false);
                 let shared = RecvSource::Shared(srq);
                 peers[i] = self.net.hosts[to].qp(QpType::Rc, &SimSq::new(own), shared, [&cq, &cq], true);
-                self.net.connect(QpType::Rc, (from, sends[i]), (to, peers[i]), &setup);
+                self.net.connect(
+                    QpType::Rc,
+                    QpAt { host: from, qpn: sends[i] },
+                    QpAt { host: to, qpn: peers[i] },
+                    &setup,
+                );
                 self.who.insert((from, sends[i]), Who::Matching);
                 self.who.insert((to, peers[i]), Who::Matching);
             }

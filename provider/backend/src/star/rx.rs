@@ -147,7 +147,7 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
             }
             cursor.at = (from + cursor.segment).min(bytes.len());
             let (slot, to, outer) = (cursor.slot, cursor.at, cursor.outer);
-            let Some((header, prefix, len)) = self.open((side, port), &outer, slot, from..to) else {
+            let Some((header, prefix, len)) = self.open(side, port, &outer, slot, from..to) else {
                 self.counters.star_bad.inc();
                 continue;
             };
@@ -190,7 +190,8 @@ impl<C: Deref<Target = Counters>> StarRx<C> {
     #[inline]
     fn open(
         &mut self,
-        (side, port): (Side, u16),
+        side: Side,
+        port: u16,
         outer: &Outer,
         slot: usize,
         at: Range<usize>,

@@ -12,7 +12,7 @@ use super::{Half, WHAT};
 use crate::error::os;
 use crate::pcap::Capture;
 use crate::program::Payload;
-use crate::tx::{CRC, Datagram, Framing, Sender, Tx};
+use crate::tx::{CRC, Datagram, Framing, Route, Sender, Tx};
 use crate::{BackendError, HostAddr};
 
 /// The sending half of both ports.
@@ -29,11 +29,11 @@ impl Framing for Star {
 
     /// Packets of other lanes and peers in between do not end a send.
     #[inline]
-    fn route(&self, datagram: &Datagram<'_>, _: usize, _: &[HostAddr]) -> Option<(u8, u32)> {
+    fn route(&self, datagram: &Datagram<'_>, _: usize, _: &[HostAddr]) -> Option<Route> {
         let Datagram { to, port, head, .. } = *datagram;
         let Gid([.., last]) = to.dgid;
         let block = u32::from(lane(head)) | (u32::from(last) ^ u32::from(port)) << LANE_BITS;
-        Some((socket(leaves_from(head), to.dgid.ipv4().is_some()), block))
+        Some(Route { socket: socket(leaves_from(head), to.dgid.ipv4().is_some()), block })
     }
 
     /// All that the host has are open from the beginning.
@@ -77,7 +77,7 @@ impl<C: Deref<Target = Counters>> StarTx<C> {
                     fd.map(|fd| Sender { fd: Arc::clone(fd), sport: half.port, gso: settings.gso });
             }
         }
-        Tx::new(settings, addrs, (Star::default(), senders.into()), counters, capture)
+        Tx::new(settings, addrs, Star::default(), senders.into(), counters, capture)
     }
 
     /// The UDP port of a half, for peers to be told.

@@ -14,7 +14,7 @@ use starverbs_core::wire::opcode::BTH_LEN;
 use starverbs_core::{Av, Counters, Gid, QPN_BLOCK_SHIFT};
 use starverbs_settings::Settings;
 
-use super::{CRC, Datagram, Framing, Sender, Tx};
+use super::{CRC, Datagram, Framing, Route, Sender, Tx};
 use crate::batch::HOPS;
 use crate::descriptor::Socket;
 use crate::error::os_error;
@@ -42,13 +42,13 @@ impl Framing for Roce {
     const ANYWHERE: bool = false;
 
     #[inline]
-    fn route(&self, datagram: &Datagram<'_>, source: usize, addrs: &[HostAddr]) -> Option<(u8, u32)> {
+    fn route(&self, datagram: &Datagram<'_>, source: usize, addrs: &[HostAddr]) -> Option<Route> {
         let [.., a, b, c, _, _, _, _] = *datagram.head.first_chunk::<BTH_LEN>()?;
         let block = u32::from_be_bytes([0, a, b, c]) >> QPN_BLOCK_SHIFT;
         let dgid = &datagram.to.dgid;
         let is_here = || addrs.iter().any(|addr| addr.gid == *dgid);
         let block = if self.owners.is_empty() || !is_here() { block } else { self.owners.of(block) };
-        Some((source as u8, block))
+        Some(Route { socket: source as u8, block })
     }
 
     #[cold]
@@ -92,7 +92,7 @@ impl<C: Deref<Target = Counters>> RoceTx<C> {
         if let ([first, ..], [sender, ..]) = (addrs, &mut senders[..]) {
             *sender = Some(framing.open(first)?);
         }
-        Tx::new(settings, addrs, (framing, senders), counters, capture)
+        Tx::new(settings, addrs, framing, senders, counters, capture)
     }
 
     /// Adds a frame; see [`starverbs_core::Port::send_frame`]. Payload memory is read now and, unless

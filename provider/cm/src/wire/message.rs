@@ -114,18 +114,20 @@ pub fn req(ids: Ids, guid: u64, connect: &Connect) -> Mad {
     mad
 }
 
+/// Both ends of a request, seen from its receiver.
+struct Ends {
+    local: SocketAddr,
+    remote: SocketAddr,
+    space: PortSpace,
+}
+
 /// Both ends of a request, as its addressing header and service ID name them, if they are those of the
 /// datagram.
-fn ends(
-    mad: &Mad,
-    service: u64,
-    header: usize,
-    from: Gid,
-    to: Gid,
-) -> Option<(SocketAddr, SocketAddr, PortSpace)> {
+fn ends(mad: &Mad, service: u64, header: usize, from: Gid, to: Gid) -> Option<Ends> {
     let (space, port) = PortSpace::of_service(service)?;
     let source = ip::source_port(&mad.array(header), from, to)?;
-    Some((SocketAddr::new(ip_of(to), port), SocketAddr::new(ip_of(from), source), space))
+    let (local, remote) = (SocketAddr::new(ip_of(to), port), SocketAddr::new(ip_of(from), source));
+    Some(Ends { local, remote, space })
 }
 
 fn service(mad: &Mad) -> Option<Service> {
@@ -150,7 +152,7 @@ pub enum BadReq {
 pub fn request(mad: &Mad, from: Gid, to: Gid) -> Result<Request, BadReq> {
     let service = service(mad).ok_or(BadReq::Transport)?;
     let ends = ends(mad, mad.get(req::SERVICE_ID), req::PRIVATE_DATA, from, to);
-    let (local, remote, space) = ends.ok_or(BadReq::Header)?;
+    let Ends { local, remote, space } = ends.ok_or(BadReq::Header)?;
     Ok(Request {
         local,
         remote,
@@ -293,7 +295,7 @@ pub fn sidr_req(id: u32, transaction: u64, resolve: &Resolve) -> Mad {
 /// others.
 pub fn resolving(mad: &Mad, from: Gid, to: Gid) -> Option<Resolving> {
     let service = mad.get(sidr_req::SERVICE_ID);
-    let (local, remote, space) = ends(mad, service, sidr_req::PRIVATE_DATA, from, to)?;
+    let Ends { local, remote, space } = ends(mad, service, sidr_req::PRIVATE_DATA, from, to)?;
     let private_data = mad.tail(sidr_req::PRIVATE_DATA + HEADER_LEN).to_vec();
     Some(Resolving { local, remote, space, private_data })
 }

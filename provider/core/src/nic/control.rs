@@ -35,7 +35,7 @@ impl<E: Env> Nic<E> {
             self.shared.srqs[srq.0 as usize].users += 1;
         }
         let req = Requester::new(track);
-        self.insert_qp(init, (qpn, timer), req, Responder { fwd, ..Responder::new(max_sge) });
+        self.insert_qp(init, qpn, timer, req, Responder { fwd, ..Responder::new(max_sge) });
         self.shared.stats.qps.inc();
         Ok(qpn)
     }
@@ -44,7 +44,8 @@ impl<E: Env> Nic<E> {
     pub(super) fn insert_qp(
         &mut self,
         init: QpInit<E::Sq, E::Rq, E::Cq>,
-        (qpn, timer): (Qpn, TimerId),
+        qpn: Qpn,
+        timer: TimerId,
         req: Requester,
         resp: Responder,
     ) {
@@ -183,7 +184,7 @@ impl<E: Env> Nic<E> {
         let (before, was) = (cx.qp.attr, cx.qp.is_connection());
         merge(&mut cx.qp.attr, attr, mask);
         let path = make_room(&mut cx, mask).inspect_err(|_| cx.qp.attr = before)?;
-        enter(&mut cx, (from, to), attr, mask, path);
+        enter(&mut cx, from, to, attr, mask, path);
         cx.count_connection(was);
         Ok(())
     }
@@ -311,7 +312,8 @@ fn make_room<E: Env>(cx: &mut Ctx<'_, E>, mask: QpAttrMask) -> Result<Option<Pat
 /// What reaching a state means.
 fn enter<E: Env>(
     cx: &mut Ctx<'_, E>,
-    (from, to): (QpState, QpState),
+    from: QpState,
+    to: QpState,
     attr: &QpAttr,
     mask: QpAttrMask,
     path: Option<PathId>,

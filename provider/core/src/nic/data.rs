@@ -167,8 +167,8 @@ impl<E: Env> Nic<E> {
     /// The peer of a QP negotiates what carries their connection: engines handle it.
     fn negotiate(&self, env: &mut E, meta: &FrameMeta, packet: &Packet<'_>) {
         if let Some(deth) = packet.deth() {
-            let ends = (deth.src_qp(), packet.bth().dest_qpn());
-            E::Engine::negotiate(self, env, meta, ends, packet.payload());
+            let (from, to) = (deth.src_qp(), packet.bth().dest_qpn());
+            E::Engine::negotiate(self, env, meta, from, to, packet.payload());
         }
     }
 

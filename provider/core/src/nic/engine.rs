@@ -154,8 +154,10 @@ pub struct Handover<'a, E: Env> {
     pub rq: Option<&'a E::Rq>,
     /// The SRQ from which it receives, and its ring
     pub srq: Option<(SrqId, &'a E::Rq)>,
-    /// Its completion queues, of sends and of receives
-    pub cqs: (&'a E::Cq, &'a E::Cq),
+    /// Completions of sends
+    pub send_cq: &'a E::Cq,
+    /// Completions of receives
+    pub recv_cq: &'a E::Cq,
     /// Most SGEs of a receive WQE
     pub max_recv_sge: usize,
     /// Every send makes a completion
@@ -180,7 +182,8 @@ impl<E: Env> Nic<E> {
             sq: &qp.sq,
             rq,
             srq,
-            cqs: (&qp.send_cq, &qp.recv_cq),
+            send_cq: &qp.send_cq,
+            recv_cq: &qp.recv_cq,
             max_recv_sge: qp.resp.max_sge(),
             sq_sig_all: qp.flags.sig_all,
             first_send: qp.req.una,

@@ -18,13 +18,22 @@ const MUTE_AFTER: u8 = 8;
 /// long.
 const TRIES: u8 = 16;
 
+/// A probe that has no answer yet.
+#[derive(Clone, Copy)]
+struct Probe {
+    number: u32,
+    /// Those that it covers
+    bytes: u32,
+    sent: Nanos,
+}
+
 /// Pacing towards one destination.
 #[derive(Default)]
 pub(crate) struct Pace {
     /// Bytes sent since the last probe
     since: u32,
-    /// The probe under way: its number, the bytes it covers, when it was sent
-    probe: Option<(u32, u32, Nanos)>,
+    /// The probe under way
+    probe: Option<Probe>,
     /// It is to be sent once more
     again: bool,
     number: u32,
@@ -61,18 +70,18 @@ impl Pace {
             return self.number;
         }
         self.number = (self.number + 1) & 0x00ff_ffff;
-        self.probe = Some((self.number, core::mem::take(&mut self.since), now));
+        self.probe = Some(Probe { number: self.number, bytes: core::mem::take(&mut self.since), sent: now });
         self.number
     }
 
     /// An answer came: gives the bytes that are no longer in flight.
     pub(crate) fn answered(&mut self, number: u32) -> u32 {
         match self.probe {
-            Some((n, bytes, _)) if n == number => {
+            Some(probe) if probe.number == number => {
                 (self.probe, self.again) = (None, false);
                 self.unanswered = 0;
                 self.answers = true;
-                bytes
+                probe.bytes
             }
             _ => 0,
         }
@@ -81,14 +90,14 @@ impl Pace {
     /// Whether the probe under way, or the stretch never probed, is given up at `now`: gives the
     /// bytes that are no longer in flight.
     pub(crate) fn expired(&mut self, now: Nanos) -> u32 {
-        let Some((_, bytes, at)) = &mut self.probe else { return 0 };
-        if now.saturating_sub(*at) < PROBE_TIMEOUT {
+        let Some(Probe { bytes, sent, .. }) = &mut self.probe else { return 0 };
+        if now.saturating_sub(*sent) < PROBE_TIMEOUT {
             return 0;
         }
         let bytes = *bytes;
         self.unanswered = self.unanswered.saturating_add(1);
         if self.answers && self.unanswered < TRIES {
-            (*at, self.again) = (now, true);
+            (*sent, self.again) = (now, true);
             return 0;
         }
         (self.probe, self.again) = (None, false);
@@ -107,7 +116,7 @@ impl Pace {
 
     /// When the probe under way expires.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        self.probe.map(|(_, _, at)| at + PROBE_TIMEOUT)
+        self.probe.map(|probe| probe.sent + PROBE_TIMEOUT)
     }
 }
 

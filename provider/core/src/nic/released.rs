@@ -115,7 +115,7 @@ impl<E: Env> Nic<E> {
         let Released { qpn, init, .. } = released;
         let mut req = Requester::new(track);
         req.start_at(next);
-        self.insert_qp(init, (qpn, timer), req, Responder::new(max_sge));
+        self.insert_qp(init, qpn, timer, req, Responder::new(max_sge));
     }
 
     /// A QP comes back to what was prepared for it while its connection runs: in the state and with the

@@ -6,8 +6,8 @@
 mod serve;
 mod table;
 
-use table::LeasedWqe;
 pub(crate) use table::{LeaseTable, Revocable, Taken};
+use table::{LeasedWqe, RemoteConn};
 
 use super::{MAX_SGE, Nic, Shared, Srq};
 use crate::env::{CompletionQueue, Env, RecvQueue};
@@ -123,20 +123,22 @@ impl<E: Env> Shared<E> {
         part: &Part,
         what: impl FnOnce(&mut Self, &mut E) -> Option<Outcome>,
     ) -> Option<Outcome> {
-        if self.leases.has_failed(link, part.qpn, part.epoch) {
+        let conn = RemoteConn { link, qpn: part.qpn, epoch: part.epoch };
+        if self.leases.has_failed(conn) {
             if let Some(at) = self.leases.find(link, part.lease).filter(|_| part.end.is_some()) {
                 self.end_lease(at, part.qpn, Returned::Unused);
             }
             return None;
         }
-        self.in_turn(env, (link, part.qpn, part.epoch), what)
+        self.in_turn(env, conn, what)
     }
 
     /// Bytes of an RDMA WRITE.
     fn write_forwarded(
         &mut self,
         env: &mut E,
-        (link, domain): (LinkId, PdId),
+        link: LinkId,
+        domain: PdId,
         part: &Part,
         place: &Place,
         data: &[u8],
@@ -295,17 +297,17 @@ impl<E: Env> Nic<E> {
                 send_done(env, link, &part, outcome);
             }
             Relay::Write { part, place, data } => {
-                let from = (link, domain);
-                let write =
-                    |sh: &mut Shared<E>, env: &mut E| sh.write_forwarded(env, from, &part, &place, data);
+                let write = |sh: &mut Shared<E>, env: &mut E| {
+                    sh.write_forwarded(env, link, domain, &part, &place, data)
+                };
                 let outcome = self.shared.take_part(env, link, &part, write);
                 send_done(env, link, &part, outcome);
             }
             Relay::Execute { from, place, what } => {
-                self.shared.execute_forwarded(env, (link, domain), &from, &place, what);
+                self.shared.execute_forwarded(env, link, domain, &from, &place, what);
             }
             Relay::Fetch { from, place, wanted } => {
-                self.shared.fetch_forwarded(env, (link, domain), &from, &place, &wanted);
+                self.shared.fetch_forwarded(env, link, domain, &from, &place, &wanted);
             }
             Relay::Return { lease, qpn, why } => {
                 if let Some(at) = self.shared.leases.find(link, lease) {
@@ -317,13 +319,13 @@ impl<E: Env> Nic<E> {
                     env.relay(link, &Relay::Return { lease, qpn: 0, why: Returned::Unused });
                     return;
                 }
-                self.resume_waiting(env, now, (link, srq), |cx| cx.resume_deferred(true));
+                self.resume_waiting(env, now, link, srq, |cx| cx.resume_deferred(true));
             }
             Relay::Refuse { srq, gone } => {
                 self.shared.remote_srqs.refused(link, srq, gone);
                 let what =
                     |cx: &mut Ctx<'_, E>| if gone { cx.srq_is_gone() } else { cx.resume_deferred(false) };
-                self.resume_waiting(env, now, (link, srq), what);
+                self.resume_waiting(env, now, link, srq, what);
             }
             Relay::Done { qpn, serial, outcome, found } => {
                 if let Some(mut cx) = self.context(env, qpn, now) {
@@ -332,7 +334,7 @@ impl<E: Env> Nic<E> {
             }
             Relay::Bytes { qpn, epoch, psn, outcome, data } => {
                 if let Some(mut cx) = self.context(env, qpn, now) {
-                    cx.on_bytes((link, epoch), psn, outcome, data);
+                    cx.on_bytes(link, epoch, psn, outcome, data);
                 }
             }
             Relay::Revoke { srq } => {
@@ -351,7 +353,7 @@ impl<E: Env> Nic<E> {
                 self.shared.end_lease(at, qpn, Returned::Unused);
             }
         }
-        self.shared.leases.failed.retain(|(of, ..)| *of != link);
+        self.shared.leases.failed.retain(|conn| conn.link != link);
         /* after `peer_lost` a QP no longer depends on the link */
         for _ in 0..self.qps.len() {
             let remote_srqs = &self.shared.remote_srqs;
@@ -369,7 +371,8 @@ impl<E: Env> Nic<E> {
         &mut self,
         env: &mut E,
         now: Nanos,
-        (link, srq): (LinkId, u32),
+        link: LinkId,
+        srq: u32,
         what: impl Fn(&mut Ctx<'_, E>),
     ) {
         while let Some(qpn) = self.shared.remote_srqs.next_waiting(link, srq) {

@@ -60,6 +60,17 @@ enum Wait {
     NakSent(Psn),
 }
 
+/// Where a request is forwarded to.
+#[derive(Clone, Copy)]
+struct ForwardTarget {
+    /// Of its message
+    serial: u32,
+    /// To the SRQ's card
+    link: LinkId,
+    /// The SRQ that it names
+    srq: u32,
+}
+
 /// A message that its SRQ's card has not confirmed.
 struct Pending {
     serial: u32,
@@ -239,7 +250,7 @@ impl<E: Env> Ctx<'_, E> {
             true => Inbound::Idle,
             false => Inbound::Send { received: total, opcode: WcOpcode::Recv },
         };
-        self.forwarded(packet, (lease.serial, lease.link), ForwardedKind::Message, 1);
+        self.forwarded(packet, lease.serial, lease.link, ForwardedKind::Message, 1);
     }
 
     /// An RDMA WRITE. The other card checks its keys, as they belong to the SRQ's protection domain
@@ -267,12 +278,12 @@ impl<E: Env> Ctx<'_, E> {
             None => None,
         };
         let to = self.forward_target(info.is_first(), last);
-        let sent = to.is_some_and(|(serial, link, srq)| {
+        let sent = to.is_some_and(|ForwardTarget { serial, link, srq }| {
             let end = last.then(|| self.end_of(packet));
             let part = self.part(lease.map_or(u32::MAX, |lease| lease.id), serial, total - left, end);
             self.env.relay(link, &Relay::Write { part, place: Place { srq, va, key, total }, data })
         });
-        let Some((serial, link, _)) = to.filter(|_| sent) else {
+        let Some(ForwardTarget { serial, link, .. }) = to.filter(|_| sent) else {
             lease.into_iter().for_each(|lease| self.put_back_lease(lease, true));
             return self.defer_request();
         };
@@ -283,19 +294,19 @@ impl<E: Env> Ctx<'_, E> {
             true => Inbound::Idle,
             false => Inbound::Write { va: va.wrapping_add(u64::from(len)), key, left: left - len, total },
         };
-        self.forwarded(packet, (serial, link), ForwardedKind::Message, 1);
+        self.forwarded(packet, serial, link, ForwardedKind::Message, 1);
     }
 
-    /// Serial of the WRITE or other request, its link, and the SRQ that it names. `None`: not now.
-    fn forward_target(&mut self, first: bool, last: bool) -> Option<(u32, LinkId, u32)> {
+    /// Where a WRITE or other request goes. `None`: not now.
+    fn forward_target(&mut self, first: bool, last: bool) -> Option<ForwardTarget> {
         let fwd = self.qp.resp.fwd.as_ref()?;
         let remote = self.sh.remote_srqs.entries.get(fwd.srq?)?;
-        let (link, number) = (remote.link?, remote.number);
+        let (link, srq) = (remote.link?, remote.number);
         if last && fwd.pending.len() >= PENDING {
             return None;
         }
         let serial = if first { self.sh.remote_srqs.next_serial() } else { fwd.write?.0 };
-        Some((serial, link, number))
+        Some(ForwardTarget { serial, link, srq })
     }
 
     fn part(&self, lease: u32, serial: u32, offset: u32, end: Option<MessageEnd>) -> Part {
@@ -307,7 +318,8 @@ impl<E: Env> Ctx<'_, E> {
     fn forwarded(
         &mut self,
         packet: &Packet<'_>,
-        (serial, link): (u32, LinkId),
+        serial: u32,
+        link: LinkId,
         kind: ForwardedKind,
         packets: u32,
     ) {

@@ -184,8 +184,7 @@ impl<E: Env> Ctx<'_, E> {
 
     /// The packet of a FIN.
     pub(super) fn emit_fin(&mut self, wqe: &SendWqe) -> Step {
-        let fin =
-            Rendezvous::new(wqe.compare_add, wqe.imm, (wqe.remote_addr, wqe.rkey), wqe.swap as u32).fin();
+        let fin = Rendezvous::new(wqe.compare_add, wqe.imm, wqe.remote_addr, wqe.rkey, wqe.swap as u32).fin();
         if !self.window_admits(self.qp.path, size_of::<Rendezvous>() as u32) {
             return Step::Idle;
         }

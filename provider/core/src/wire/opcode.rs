@@ -9,8 +9,8 @@ use bitflags::bitflags;
 
 use crate::types::{QpType, SendOp};
 
-/// Op-codes by name.
-#[allow(missing_docs)]
+/// Op-codes by name: table 38's, short.
+#[allow(missing_docs, reason = "the table says no more than the name")]
 pub mod code {
     pub const RC_SEND_FIRST: u8 = 0x00;
     pub const RC_SEND_MIDDLE: u8 = 0x01;

@@ -69,8 +69,8 @@ impl Tmh {
 }
 
 impl Rendezvous {
-    /// A rendezvous for bytes at `(address, key)`, without its operation.
-    pub fn new(tag: u64, app_ctx: u32, (va, rkey): (u64, u32), len: u32) -> Self {
+    /// A rendezvous for `len` bytes at `va` under `rkey`, without its operation.
+    pub fn new(tag: u64, app_ctx: u32, va: u64, rkey: u32, len: u32) -> Self {
         let tmh = Tmh { app_ctx: U32::new(app_ctx), tag: U64::new(tag), ..Tmh::default() };
         Rendezvous { tmh, va: U64::new(va), rkey: U32::new(rkey), len: U32::new(len) }
     }

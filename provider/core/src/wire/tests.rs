@@ -9,8 +9,8 @@ use crate::types::{FlushLevel, Placement, Psn};
 const KEPT: [u64; 6] = [5, 0, 0, 0, 0, 1 << 63];
 
 /// Every header that `info` names, with recognisable numbers.
-fn build(info: &OpInfo, qpn: u32, psn: u32, flags: (bool, bool), pad: u8) -> HeaderBuf {
-    let mut h = HeaderBuf::bth(info.code, qpn, Psn::new(psn), flags.0, flags.1, pad, 0xffff);
+fn build(info: &OpInfo, qpn: u32, psn: u32, ack: bool, solicited: bool, pad: u8) -> HeaderBuf {
+    let mut h = HeaderBuf::bth(info.code, qpn, Psn::new(psn), ack, solicited, pad, 0xffff);
     if info.has(OpFlags::XRCETH) {
         h = h.xrceth(0xff07_1234);
     }
@@ -154,7 +154,7 @@ proptest! {
         let info = known[pick.index(known.len())];
         let body = if info.has(OpFlags::PAYLOAD) { body } else { Vec::new() };
         let pad = (body.len().wrapping_neg() & 3) as u8;
-        let header = build(info, qpn, psn, (ack, se), pad);
+        let header = build(info, qpn, psn, ack, se, pad);
         prop_assert_eq!(header.len(), usize::from(info.header_len));
         let mut frame = header.to_vec();
         frame.extend_from_slice(&body);

@@ -71,7 +71,7 @@ impl Net {
         let queue = (faults.service > 0).then_some((faults.service, faults.queue));
         let mut first = None;
         for _ in 0..copies {
-            /* a copy that StaR's ends did not make must not be late: docs/decisions/0010-star.md */
+            /* a copy that the network makes is not late: StaR would write it (docs/star.md) */
             let together = first.filter(|_| star.is_some());
             let at = together.unwrap_or_else(|| self.arrival(from, dest, &faults));
             first = Some(at);

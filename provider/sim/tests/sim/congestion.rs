@@ -4,7 +4,7 @@
 use crate::common::all_rights;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Mtu, NicConfig, QpType, Qpn, SendOp, SendWqe, Sge, WcStatus};
-use starverbs_sim::{Faults, Net, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Send, Setup, SimCq, SimRq, SimSq};
 
 /// A stream of equal messages from a host to host 0.
 struct Stream {
@@ -79,7 +79,7 @@ fn run(load: &Load) -> Outcome {
             let own = || RecvSource::Own(SimRq::new(1, 1));
             let qpn = net.hosts[from].qp(QpType::Rc, &sq, own(), [&cqs[from], &cqs[from]], true);
             let peer = net.hosts[0].qp(QpType::Rc, &other, own(), [&cqs[0], &cqs[0]], true);
-            net.connect(QpType::Rc, (from, qpn), (0, peer), &setup);
+            net.connect(QpType::Rc, QpAt { host: from, qpn }, QpAt { host: 0, qpn: peer }, &setup);
             let wqe = SendWqe { op: load.op, remote_addr: target, rkey, ..SendWqe::default() };
             let sge = Sge { addr, len: load.len, lkey };
             streams.push(Stream { from, qpn, sq, wqe, sge, left: load.count });

@@ -5,7 +5,7 @@ use starverbs_core::qpc::Policy;
 use starverbs_core::{
     Access, ContextCache, Nanos, NicConfig, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus,
 };
-use starverbs_sim::{Faults, Net, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Send, Setup, SimCq, SimRq, SimSq};
 
 const ENTRIES: u32 = 8;
 const MISS: Nanos = 500;
@@ -42,7 +42,7 @@ impl Fan {
                 let rq = RecvSource::Own(SimRq::new(1, 1));
                 net.hosts[at].qp(QpType::Rc, sq, rq, [&cqs[at], &cqs[at]], true)
             });
-            net.connect(QpType::Rc, (0, a), (1, b), &Setup::default());
+            net.connect(QpType::Rc, QpAt { host: 0, qpn: a }, QpAt { host: 1, qpn: b }, &Setup::default());
             made.push((a, sq, b));
         }
         let [cq, _] = cqs;
@@ -180,7 +180,7 @@ fn what_waits_ends_with_its_qp() {
             fan.net.hosts[0].to_state(qpn, QpState::Reset, now).expect("any state to RESET");
             fan.polled();
             fan.net.hosts[1].to_state(b, QpState::Reset, now).expect("any state to RESET");
-            fan.net.connect(QpType::Rc, (0, qpn), (1, b), &Setup::default());
+            fan.net.connect(QpType::Rc, QpAt { host: 0, qpn }, QpAt { host: 1, qpn: b }, &Setup::default());
             fan.post(0, 3);
             assert!(fan.net.run_until_idle(STEPS), "it ends");
             assert!(fan.polled().contains(&3), "{policy:?}, after {steps} steps");
@@ -205,7 +205,7 @@ fn a_request_ends_with_the_queue_pair_that_it_waits_for() {
         for (host, qpn) in [(0, qpn), (1, b)] {
             fan.net.hosts[host].to_state(qpn, QpState::Reset, now).expect("any state to RESET");
         }
-        fan.net.connect(QpType::Rc, (0, qpn), (1, b), &Setup::default());
+        fan.net.connect(QpType::Rc, QpAt { host: 0, qpn }, QpAt { host: 1, qpn: b }, &Setup::default());
         assert!(fan.net.run_until_idle(STEPS), "it ends");
         assert_eq!(fan.net.hosts[1].env.memory.read(fan.to.0, 8), [0xa5; 8], "{policy:?}");
         assert_eq!(fan.net.hosts[1].nic.counters().drop_state.get(), 1, "{policy:?}");

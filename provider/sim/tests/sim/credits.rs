@@ -6,7 +6,7 @@ use std::rc::Rc;
 use starverbs_core::wire::opcode::PacketKind;
 use starverbs_core::wire::packet::Packet;
 use starverbs_core::{NicConfig, QpState, QpType, SendOp, WcStatus};
-use starverbs_sim::Setup;
+use starverbs_sim::{QpAt, Setup};
 
 use crate::common::pair::Pair;
 
@@ -114,7 +114,12 @@ fn reset_forgets_credits() {
     }
     p.polled(0);
     p.polled(1);
-    p.net.connect(QpType::Rc, (0, p.qpn[0]), (1, p.qpn[1]), &Setup::default());
+    p.net.connect(
+        QpType::Rc,
+        QpAt { host: 0, qpn: p.qpn[0] },
+        QpAt { host: 1, qpn: p.qpn[1] },
+        &Setup::default(),
+    );
     let sent = p.net.tally.sent;
     for n in 0..3 {
         p.post_recv(n, 64);

@@ -7,7 +7,7 @@ use starverbs_core::qp::{QpAttr, QpAttrMask, RecvSource};
 use starverbs_core::{
     Access, AsyncEvent, Mtu, NicError, QpState, QpType, SendFlags, SendOp, SendWqe, Sge, WcStatus,
 };
-use starverbs_sim::{Recv, Send, Setup, SimRq, SimSq};
+use starverbs_sim::{QpAt, Recv, Send, Setup, SimRq, SimSq};
 
 #[test]
 fn remote_access_errors() {
@@ -393,7 +393,7 @@ fn unsignaled_failures_complete() {
     let peer_sq = SimSq::new(16);
     let own = RecvSource::Own(SimRq::new(16, 2));
     let peer = p.net.hosts[1].qp(QpType::Rc, &peer_sq, own, [&p.cq[1], &p.cq[1]], true);
-    p.net.connect(QpType::Rc, (0, qpn), (1, peer), &Setup::default());
+    p.net.connect(QpType::Rc, QpAt { host: 0, qpn }, QpAt { host: 1, qpn: peer }, &Setup::default());
     let sge = p.sge(0, 8);
     let post = |wqe: SendWqe| sq.post(Send { wqe, sges: vec![sge], inline: None }).expect("there is room");
     let good = p.wqe(0, SendOp::Write);

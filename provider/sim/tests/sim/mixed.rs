@@ -3,7 +3,7 @@
 use crate::common::pair::Pair;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{QpType, SendOp, WcStatus};
-use starverbs_sim::{Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{QpAt, Send, Setup, SimCq, SimRq, SimSq};
 
 /// What UC sent and nobody asked about counts as in flight. A window that is cut below that by losses must
 /// not keep RC to the same host waiting for ever: the UC sender may have no more to send, or be gone.
@@ -22,7 +22,12 @@ fn rc_does_not_wait_for_uc_that_has_ended() {
             let own = RecvSource::Own(SimRq::new(1, 1));
             uc.net.hosts[at].qp(QpType::Rc, &sq[at], own, [&cq, &cq], true)
         });
-        uc.net.connect(QpType::Rc, (0, a), (1, b), &Setup { timeout: 18, ..Setup::default() });
+        uc.net.connect(
+            QpType::Rc,
+            QpAt { host: 0, qpn: a },
+            QpAt { host: 1, qpn: b },
+            &Setup { timeout: 18, ..Setup::default() },
+        );
         if ends {
             let host = &mut uc.net.hosts[0];
             host.nic.destroy_qp(&mut host.env, uc.qpn[0]).expect("it exists");

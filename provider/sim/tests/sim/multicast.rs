@@ -7,7 +7,7 @@ use starverbs_core::{
     Access, AvId, Cqe, FrameMeta, Gid, MAX_GROUP_QPS, NicConfig, NicError, Psn, QPN_MULTICAST, QpState,
     QpType, Qpn, SendOp, SendWqe, Sge, WcFlags, WcStatus,
 };
-use starverbs_sim::{Faults, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 const GRH: u32 = 40;
 const SIZE: u32 = 64;
@@ -237,7 +237,7 @@ fn multicast_is_never_answered() {
         let rq = RecvSource::Own(SimRq::new(4, 1));
         net.hosts[at].qp(QpType::Rc, &SimSq::new(4), rq, [&cq, &cq], true)
     });
-    net.connect(QpType::Rc, (0, rc[0]), (1, rc[1]), &setup);
+    net.connect(QpType::Rc, QpAt { host: 0, qpn: rc[0] }, QpAt { host: 1, qpn: rc[1] }, &setup);
     let member = Member::attached(&mut net, 1, GROUP);
     let src = net.hosts[0].gid;
     let bth = |code, qpn| HeaderBuf::bth(code, qpn, Psn::new(0), true, false, 0, PKEY_DEFAULT);

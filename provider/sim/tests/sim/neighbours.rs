@@ -3,7 +3,7 @@
 use crate::common::all_rights;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Nanos, NicConfig, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcStatus};
-use starverbs_sim::{Faults, Net, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Send, Setup, SimCq, SimRq, SimSq};
 
 const MS: Nanos = 1_000_000;
 
@@ -35,7 +35,7 @@ impl Conn {
         let own = || RecvSource::Own(SimRq::new(1, 1));
         let qpn = net.hosts[0].qp(QpType::Rc, &sq, own(), [&cq, &cq], true);
         let peer = net.hosts[1].qp(QpType::Rc, &other, own(), [&SimCq::new(4), &SimCq::new(4)], true);
-        net.connect(QpType::Rc, (0, qpn), (1, peer), setup);
+        net.connect(QpType::Rc, QpAt { host: 0, qpn }, QpAt { host: 1, qpn: peer }, setup);
         let (addr, lkey) = net.hosts[0].region(u64::from(len), all_rights());
         let remote = net.hosts[1].region(u64::from(len), all_rights());
         Conn { qpn, peer, sq, cq, sge: Sge { addr, len, lkey }, remote }

@@ -3,7 +3,7 @@
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, AvId, NicConfig, QpState, QpType, Qpn, SendOp, SendWqe};
-use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq};
 
 /// A QP at host 0 that sends, and one at host 1 that has receives posted.
 struct Way {
@@ -26,7 +26,7 @@ impl Way {
         if qp_type == QpType::Ud {
             (0..2).for_each(|at| net.hosts[at].to_rts_ud(qpns[at], &setup, 0));
         } else {
-            net.connect(qp_type, (0, qpns[0]), (1, qpns[1]), &setup);
+            net.connect(qp_type, QpAt { host: 0, qpn: qpns[0] }, QpAt { host: 1, qpn: qpns[1] }, &setup);
         }
         let (to, host) = (net.hosts[1].gid, &mut net.hosts[0]);
         let av = host.nic.create_av(host.pd, host.av(to)).expect("an AV");

@@ -6,7 +6,7 @@ use starverbs_core::qp::RecvSource;
 use starverbs_core::{
     Access, Counters, Mtu, NicConfig, QpState, QpType, SendOp, SendWqe, Sge, WcOpcode, WcStatus,
 };
-use starverbs_sim::{Faults, Host, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 /// Two QPs with room for long messages.
 struct Long {
@@ -40,7 +40,12 @@ impl Long {
 
     fn connect(&mut self) {
         let setup = Setup { timeout: 16, rd_atomic: 4, psn: 0xff_fff0, ..Setup::default() };
-        self.net.connect(QpType::Rc, (0, self.qpn[0]), (1, self.qpn[1]), &setup);
+        self.net.connect(
+            QpType::Rc,
+            QpAt { host: 0, qpn: self.qpn[0] },
+            QpAt { host: 1, qpn: self.qpn[1] },
+            &setup,
+        );
     }
 
     /// One message of all the memory, whose bytes are `data`.
@@ -159,7 +164,12 @@ fn gaps_end_with_their_queue_pairs() {
             let own = RecvSource::Own(SimRq::new(1, 1));
             net.hosts[at].qp(QpType::Rc, &sq[at], own, [&cq, &cq], true)
         });
-        net.connect(QpType::Rc, (0, qpn[0]), (1, qpn[1]), &Setup { mtu: Mtu::M256, ..Setup::default() });
+        net.connect(
+            QpType::Rc,
+            QpAt { host: 0, qpn: qpn[0] },
+            QpAt { host: 1, qpn: qpn[1] },
+            &Setup { mtu: Mtu::M256, ..Setup::default() },
+        );
         net.faults.loss = 0.5;
         let wqe =
             SendWqe { op: SendOp::Write, remote_addr: memory[1].0, rkey: memory[1].1, ..SendWqe::default() };
@@ -247,9 +257,10 @@ fn frames_kept_for_silent_peers_go_to_others() {
         let mut begun: Vec<(usize, u32, Vec<u8>)> = vec![];
         let mut begin = |net: &mut Net, from: usize, op: SendOp| {
             let sq = [SimSq::new(8), SimSq::new(1)];
-            let ends = [(from, 0), (1, 1)].map(|(at, end)| {
+            let ends = [(from, 0), (1, 1)].map(|(host, end)| {
                 let own = RecvSource::Own(SimRq::new(1, 1));
-                (at, net.hosts[at].qp(QpType::Rc, &sq[end], own, [&cq[at], &cq[at]], true))
+                let qpn = net.hosts[host].qp(QpType::Rc, &sq[end], own, [&cq[host], &cq[host]], true);
+                QpAt { host, qpn }
             });
             net.connect(
                 QpType::Rc,
@@ -272,7 +283,7 @@ fn frames_kept_for_silent_peers_go_to_others() {
                 let sge = Sge { addr: memory[from].0 + offset, len: LEN / 8, lkey: memory[from].1 };
                 sq[0].post(Send { wqe, sges: vec![sge], inline: None }).expect("there is room");
             }
-            net.doorbell(from, ends[0].1);
+            net.doorbell(from, ends[0].qpn);
             begun.push((from, at, data));
         };
         net.set_link(0, 1, lossy(0.5));

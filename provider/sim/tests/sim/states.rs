@@ -7,7 +7,7 @@ use starverbs_core::{
     AsyncEvent, Cqe, FrameMeta, Gid, NicConfig, NicError, QpState, QpType, Qpn, SendOp, SendWqe, Sge,
     WcOpcode, WcStatus,
 };
-use starverbs_sim::{Faults, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 /// ibv_modify_qp to ERR: everything posted comes back flushed, sends and receives each in order, and
 /// so does what is posted later.
@@ -72,7 +72,12 @@ fn who_goes_leaves_the_queues() {
                 let (sq, rq) = (SimSq::new(16), RecvSource::Own(SimRq::new(1, 1)));
                 (net.hosts[host].qp(QpType::Rc, &sq, rq, [&cqs[host], &cqs[host]], false), sq)
             });
-            net.connect(QpType::Rc, (0, pair[0].0), (1, pair[1].0), &Setup::default());
+            net.connect(
+                QpType::Rc,
+                QpAt { host: 0, qpn: pair[0].0 },
+                QpAt { host: 1, qpn: pair[1].0 },
+                &Setup::default(),
+            );
             let wqe = SendWqe { op: SendOp::Write, remote_addr: to, rkey, ..SendWqe::default() };
             for _ in 0..3 {
                 let sges = vec![Sge { addr: from, len: rng.below(30_000) as u32, lkey }];
@@ -114,7 +119,7 @@ fn reset_is_silent_and_reusable() {
     p.net.faults.loss = 0.0;
     p.run();
     let setup = Setup { psn: 77, ..Setup::default() };
-    p.net.connect(QpType::Rc, (0, p.qpn[0]), (1, p.qpn[1]), &setup);
+    p.net.connect(QpType::Rc, QpAt { host: 0, qpn: p.qpn[0] }, QpAt { host: 1, qpn: p.qpn[1] }, &setup);
     p.post_recv(102, 64);
     p.post(p.wqe(3, SendOp::Send), &[sge]);
     p.run();
@@ -202,7 +207,7 @@ fn cq_overrun_is_fatal_for_the_qp() {
     let peer_sq = SimSq::new(16);
     let peer_rq = SimRq::new(16, 2);
     let peer = p.net.hosts[1].qp(QpType::Rc, &peer_sq, RecvSource::Own(peer_rq), [&p.cq[1], &p.cq[1]], true);
-    p.net.connect(QpType::Rc, (0, qpn), (1, peer), &Setup::default());
+    p.net.connect(QpType::Rc, QpAt { host: 0, qpn }, QpAt { host: 1, qpn: peer }, &Setup::default());
     let sge = p.sge(0, 8);
     for wr_id in 0..8 {
         sq.post(Send { wqe: p.wqe(wr_id, SendOp::Write), sges: vec![sge], inline: None })
@@ -228,7 +233,7 @@ fn srq_limit_event_comes_once() {
     let own = RecvSource::Own(SimRq::new(16, 2));
     let qpn = p.net.hosts[0].qp(QpType::Rc, &sq, own, [&p.cq[0], &p.cq[0]], true);
     let peer = p.net.hosts[1].qp(QpType::Rc, &peer_sq, RecvSource::Shared(srq), [&p.cq[1], &p.cq[1]], true);
-    p.net.connect(QpType::Rc, (0, qpn), (1, peer), &Setup::default());
+    p.net.connect(QpType::Rc, QpAt { host: 0, qpn }, QpAt { host: 1, qpn: peer }, &Setup::default());
     for wr_id in 0..6 {
         rq.post(Recv { wr_id, sges: vec![p.sge(1, 64)] }).expect("there is room");
     }
@@ -337,7 +342,12 @@ fn an_overrun_leaves_the_window_to_others() {
         let own = || RecvSource::Own(SimRq::new(1, 1));
         let qpn = net.hosts[0].qp(QpType::Rc, &sq, own(), [cq, cq], true);
         let peer = net.hosts[1].qp(QpType::Rc, &SimSq::new(1), own(), [&large, &large], true);
-        net.connect(QpType::Rc, (0, qpn), (1, peer), &Setup { timeout: 0, ..Setup::default() });
+        net.connect(
+            QpType::Rc,
+            QpAt { host: 0, qpn },
+            QpAt { host: 1, qpn: peer },
+            &Setup { timeout: 0, ..Setup::default() },
+        );
         (qpn, sq)
     };
     let post = |net: &mut Net, (qpn, sq): &(Qpn, SimSq)| {
@@ -373,7 +383,12 @@ fn the_last_ack_is_repeated_where_any_qp_saw_packets_lost() {
             let rq = RecvSource::Own(SimRq::new(1, 1));
             p.net.hosts[at].qp(QpType::Rc, &p.sq[at], rq, [&cq, &cq], true)
         });
-        p.net.connect(QpType::Rc, (0, client), (1, server), &Setup::default());
+        p.net.connect(
+            QpType::Rc,
+            QpAt { host: 0, qpn: client },
+            QpAt { host: 1, qpn: server },
+            &Setup::default(),
+        );
         let duplicate = if hurt { 1.0 } else { 0.0 };
         p.net.set_link(0, 1, Faults { duplicate, ..Faults::default() });
         let sge = p.sge(0, 8);

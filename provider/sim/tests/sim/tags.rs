@@ -13,7 +13,7 @@ use starverbs_core::{
     WcStatus,
 };
 use starverbs_sim::tmh::{self, FIN, NO_TAG, RENDEZVOUS};
-use starverbs_sim::{Faults, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 const STEPS: usize = 200_000;
 /// Longest eager message, and least room of a buffer.
@@ -93,7 +93,7 @@ impl World {
                 net.hosts[0].qp(QpType::Rc, &sq[i], RecvSource::Own(back), [&fins[i], &fins[i]], false);
             let own = SimSq::new(own_sends);
             peers[i] = net.hosts[1].qp(QpType::Rc, &own, RecvSource::Shared(srq), [&nobody, &nobody], true);
-            net.connect(QpType::Rc, (0, sends[i]), (1, peers[i]), &setup);
+            net.connect(QpType::Rc, QpAt { host: 0, qpn: sends[i] }, QpAt { host: 1, qpn: peers[i] }, &setup);
         }
         World {
             net,

@@ -8,7 +8,7 @@ use starverbs_core::{
     Access, AvId, Mtu, NicConfig, QpState, QpType, Qpn, SendFlags, SendOp, SendWqe, Sge, WcFlags, WcOpcode,
     WcStatus,
 };
-use starverbs_sim::{Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 const STEPS: usize = 500_000;
 
@@ -122,7 +122,7 @@ fn uc(seed: u64) {
     let mtu = rng.pick(&[Mtu::M256, Mtu::M1024, Mtu::M4096]);
     let setup = Setup { mtu, psn: rng.pick(&[0, 0xff_fffe]), ..Setup::default() };
     let mut ends = [0, 1].map(|host| Endpoint::new(&mut net, &mut rng, host, QpType::Uc));
-    net.connect(QpType::Uc, (0, ends[0].qpn), (1, ends[1].qpn), &setup);
+    net.connect(QpType::Uc, QpAt { host: 0, qpn: ends[0].qpn }, QpAt { host: 1, qpn: ends[1].qpn }, &setup);
     let starved = rng.chance(0.3);
     let mut left = rng.within(1, 60);
     for _ in 0..STEPS {
@@ -306,7 +306,7 @@ fn a_uc_write_beyond_its_region_writes_nothing() {
     let mut rng = Rng::new(1);
     let mut ends = [0, 1].map(|host| Endpoint::new(&mut net, &mut rng, host, QpType::Uc));
     let setup = Setup { mtu: Mtu::M256, ..Setup::default() };
-    net.connect(QpType::Uc, (0, ends[0].qpn), (1, ends[1].qpn), &setup);
+    net.connect(QpType::Uc, QpAt { host: 0, qpn: ends[0].qpn }, QpAt { host: 1, qpn: ends[1].qpn }, &setup);
     let (remote_addr, rkey) = net.hosts[1].region(700, all_rights());
     let before = net.hosts[1].env.memory.read(remote_addr, 700).to_vec();
     let wqe = SendWqe { op: SendOp::Write, remote_addr, rkey, ..SendWqe::default() };

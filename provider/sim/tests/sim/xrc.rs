@@ -6,7 +6,7 @@ use starverbs_core::{
     AsyncEvent, FlushLevel, Mtu, NicConfig, NicError, PdId, Placement, QpState, QpType, Qpn, SendOp, SendWqe,
     Sge, SrqId, WcFlags, WcOpcode, WcStatus,
 };
-use starverbs_sim::{Faults, Host, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 const ROOM: u32 = 200_000;
 
@@ -46,7 +46,12 @@ impl Xrc {
         for i in 0..2 {
             sends[i] = net.hosts[0].xrc_initiator(&sq[i], &cq);
             recvs[i] = net.hosts[1].xrc_target(domain);
-            net.connect(QpType::XrcSend, (0, sends[i]), (1, recvs[i]), setup);
+            net.connect(
+                QpType::XrcSend,
+                QpAt { host: 0, qpn: sends[i] },
+                QpAt { host: 1, qpn: recvs[i] },
+                setup,
+            );
         }
         let host = &mut net.hosts[1];
         let srqs = [1, 3].map(|pieces| {

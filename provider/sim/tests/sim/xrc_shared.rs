@@ -15,7 +15,7 @@ use starverbs_core::{
     Access, AsyncEvent, Mtu, QPN_BLOCK_SHIFT, QpState, QpType, SendFlags, SendOp, SendWqe, Sge, WcFlags,
     WcOpcode, WcStatus,
 };
-use starverbs_sim::{Faults, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 /// SENDs over two QPs to three cards' SRQs, with buffers before or after them; cards sleep now and then.
 fn traffic(seed: u64) {
@@ -377,7 +377,12 @@ fn an_invalidation_does_not_reach_the_windows_of_others() {
         let owner = x.net.hosts[at].qp(QpType::Rc, &near, rq(), [&cq, &cq], true);
         x.net.hosts[at].pd = usual;
         let peer = x.net.hosts[SENDER].qp(QpType::Rc, &far, rq(), [&cq, &cq], true);
-        x.net.connect(QpType::Rc, (at, owner), (SENDER, peer), &Setup::default());
+        x.net.connect(
+            QpType::Rc,
+            QpAt { host: at, qpn: owner },
+            QpAt { host: SENDER, qpn: peer },
+            &Setup::default(),
+        );
         let window = x.net.hosts[at].nic.alloc_mw(pd, WindowType::Two).expect("a window");
         let key = window & !0xff | window.wrapping_add(1) & 0xff;
         let bind = SendWqe {

@@ -29,7 +29,7 @@ pub struct Patience {
 
 impl Patience {
     /// As a QP's `timeout` and `retry_cnt` say for RC (IBTA 9.7.6.1.3), and seven tries
-    /// (docs/decisions/0010-star.md).
+    /// (docs/star.md, "Errors").
     pub fn of(timeout: u8, retry_cnt: u8) -> Self {
         Patience { tries: 7, time: patience(timeout, retry_cnt) }
     }

@@ -160,9 +160,9 @@ impl<E: StarEnv> Stateful<E> {
         }
     }
 
-    /// All of a WQE is answered: it waits as long as copies of its packets may come to SL, which cannot tell
-    /// them from news, while the program may use the memory anew (hole 6). A packet without data is to show
-    /// sooner that none is under way.
+    /// All of a WQE is answered. It waits while a late copy of an RD may overwrite memory in use again,
+    /// as SL does not recognise copies (docs/star.md, "Loss recovery"). An RD without data shows sooner that
+    /// none is under way.
     fn await_copies(&mut self, card: &Card<'_, E>, of: Of, index: u32) {
         let (now, order) = (card.now, card.path.rtt.order(&self.local.waits.rtt));
         let (newest, lifetime) = (self.window.newest_put(), self.lifetime(card.path));

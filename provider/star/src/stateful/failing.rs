@@ -1,4 +1,4 @@
-//! Either end's way into error (hole 11; IBTA 10.3.1, 10.10.2.3).
+//! Either end's way into error (docs/star.md, "Errors"; IBTA 10.3.1, 10.10.2.3).
 //!
 //! Whatever ends with an error gives memory back to its program, and SL's card knows of nothing. So nothing
 //! leaves any more from then on, and SL is told once no packet that left before can be under way.

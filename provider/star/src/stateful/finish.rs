@@ -1,4 +1,4 @@
-//! Completions, in order: ours as soon as the data is there (hole 10), SL's through CQEPs.
+//! Completions, in order: SF's when the data is moved, SL's through CQEPs (docs/star.md, "Completions").
 
 use starverbs_core::env::{CompletionQueue, SendQueue};
 use starverbs_core::{Cqe, Psn, QpId, QpState, SendFlags, SendOp, SendWqe, WcFlags, WcOpcode, WcStatus};

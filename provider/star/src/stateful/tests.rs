@@ -104,7 +104,7 @@ fn on_a_hostile_wire_it_is_what_one_machine_would_do() {
 /// A run of that kind: the world at its end, which is as it should be.
 fn hostile(seed: u64) -> World {
     let mut w = World::new(seed, |local, _| local.window = 16);
-    /* a copy that the network makes and keeps for long is beyond StaR (hole 6) */
+    /* a late copy that the network makes is written (docs/star.md, "Not carried, not solved") */
     let (repeat, late) = if seed.is_multiple_of(2) { (seed % 7, 0) } else { (0, 5 * (seed % 5)) };
     w.faults = Faults { loss: seed % 11, repeat, late };
     let mut mix = Mix::new(&w, 60);

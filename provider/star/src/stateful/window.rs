@@ -1,4 +1,5 @@
-//! The packets under way to SL: which of them SL has, which are to be sent again (hole 9).
+//! The packets under way to SL: which of them SL has, which are to be sent again (docs/star.md, "Loss
+//! recovery").
 //!
 //! A PSN is a place in a ring, and in its lowest bits which transmission of its packet it is: SL sends it
 //! back as it is, so that an answer says what it answers. A packet is in flight, lost, or done; of RD and GD

@@ -269,7 +269,7 @@ pub(crate) enum Xrc<'a> {
     },
 }
 
-/// StaR (docs/decisions/0010-star.md).
+/// StaR (docs/star.md).
 pub(crate) enum Star {
     /// Which end is to keep the connection from now on. EOPNOTSUPP: its peer has no StaR
     SetRole { qpn: Qpn, role: Wish },

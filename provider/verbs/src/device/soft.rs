@@ -107,7 +107,7 @@ impl Soft {
         let soft = Arc::new_cyclic(|soft: &Weak<Soft>| {
             let owner = rx.blocks().next().unwrap_or_default() as u16;
             let cm = CmHost::new(info.attr.node_guid, owner, info.addrs.clone(), soft.clone());
-            let shard = Shard::new((nic, tx, rx), stats, cm, (settings.qpc_prefetch, Arc::clone(&moderator)));
+            let shard = Shard::new(nic, tx, rx, stats, cm, settings.qpc_prefetch, Arc::clone(&moderator));
             Soft {
                 forks: process::forks(),
                 info,

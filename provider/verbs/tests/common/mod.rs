@@ -280,29 +280,29 @@ pub fn way_to(node: &Node) -> AhAttr {
 }
 
 /// Connects two RC QPs.
-pub fn connect(a: (&Node, &Qp), b: (&Node, &Qp)) {
-    connect_with(a, b, Mtu::M1024);
+pub fn connect(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
+    connect_with(a, qa, b, qb, Mtu::M1024);
 }
 
-pub fn connect_with(a: (&Node, &Qp), b: (&Node, &Qp), path_mtu: Mtu) {
-    for (me, peer) in [(a, b), (b, a)] {
-        to_init(me.1);
-        to_rtr_with(me.1, way_to(peer.0), peer.1.number(), path_mtu);
+pub fn connect_with(a: &Node, qa: &Qp, b: &Node, qb: &Qp, path_mtu: Mtu) {
+    for (qp, peer, peer_qp) in [(qa, b, qb), (qb, a, qa)] {
+        to_init(qp);
+        to_rtr_with(qp, way_to(peer), peer_qp.number(), path_mtu);
     }
-    to_rts(a.1);
-    to_rts(b.1);
+    to_rts(qa);
+    to_rts(qb);
 }
 
 /// Connects two UC QPs.
-pub fn connect_uc(a: (&Node, &Qp), b: (&Node, &Qp)) {
+pub fn connect_uc(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
     let psn = Psn::new(0xfffffe);
-    for (me, peer) in [(a, b), (b, a)] {
-        to_init(me.1);
+    for (qp, peer, peer_qp) in [(qa, b, qb), (qb, a, qa)] {
+        to_init(qp);
         let rtr = QpAttr {
             state: QpState::Rtr,
-            av: way_to(peer.0),
+            av: way_to(peer),
             path_mtu: Mtu::M1024,
-            dest_qpn: peer.1.number(),
+            dest_qpn: peer_qp.number(),
             rq_psn: psn,
             ..QpAttr::default()
         };
@@ -311,9 +311,9 @@ pub fn connect_uc(a: (&Node, &Qp), b: (&Node, &Qp)) {
             | QpAttrMask::PATH_MTU
             | QpAttrMask::DEST_QPN
             | QpAttrMask::RQ_PSN;
-        me.1.modify(&rtr, mask).unwrap();
+        qp.modify(&rtr, mask).unwrap();
         let rts = QpAttr { state: QpState::Rts, sq_psn: psn, ..QpAttr::default() };
-        me.1.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN).unwrap();
+        qp.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN).unwrap();
     }
 }
 
@@ -327,14 +327,14 @@ pub fn domain_file() -> File {
 }
 
 /// Connects a sending XRC QP to a receiving one.
-pub fn connect_xrc(sender: (&Node, &Qp), receiver: (&Node, &Qp)) {
-    for (me, peer) in [(sender, receiver), (receiver, sender)] {
-        to_init(me.1);
-        to_rtr(me.1, way_to(peer.0), peer.1.number());
+pub fn connect_xrc(sender: &Node, send: &Qp, receiver: &Node, recv: &Qp) {
+    for (qp, peer, peer_qp) in [(send, receiver, recv), (recv, sender, send)] {
+        to_init(qp);
+        to_rtr(qp, way_to(peer), peer_qp.number());
     }
-    to_rts(sender.1);
+    to_rts(send);
     let rts = QpAttr { state: QpState::Rts, timeout: 14, ..QpAttr::default() };
-    receiver.1.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT).unwrap();
+    recv.modify(&rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT).unwrap();
 }
 
 /// Takes a UD QP to RTS.

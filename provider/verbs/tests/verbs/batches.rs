@@ -16,7 +16,7 @@ fn wqe(wr_id: u64, op: SendOp) -> SendWqe {
 fn connected() -> (Node, Node, Qp, Qp) {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     (a, b, qa, qb)
 }
 

@@ -28,7 +28,7 @@ impl Crowd {
         let b = Node::new(&Settings { progress_thread: false, ..settings.clone() });
         let pair = |_| {
             let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-            connect((&a, &qa), (&b, &qb));
+            connect(&a, &qa, &b, &qb);
             (qa, qb)
         };
         let qps = (0..AT_ONCE + COALESCED).map(pair).collect();
@@ -102,7 +102,7 @@ fn a_process_of_two_blocks_settles_though_each_poll_finds_a_completion() {
     let qps: Vec<Qp> = (0..4100).map(|_| Qp::create(&node.pd, &small).unwrap()).collect();
     let (first, last) = (&qps[0], &qps[qps.len() - 1]);
     assert_ne!(first.number() >> 12, last.number() >> 12, "two blocks");
-    connect((&node, first), (&node, last));
+    connect(&node, first, &node, last);
     let looks = || counters(settings.port, "rx_syscalls")[0];
     let start = Instant::now();
     loop {

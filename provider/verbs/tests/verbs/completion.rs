@@ -24,11 +24,11 @@ fn readable(fd: RawFd) -> bool {
 fn writing(a: &Node, b: &Node, send_cq: &Cq) -> (Qp, Qp) {
     let qa = Qp::create(&a.pd, &QpInit { send_cq, recv_cq: send_cq, ..a.init(QpType::Rc, None) }).unwrap();
     let qb = b.qp(QpType::Rc);
-    connect((a, &qa), (b, &qb));
+    connect(a, &qa, b, &qb);
     (qa, qb)
 }
 
-fn write(qp: &Qp, (a, b): (&Node, &Node), wr_id: u64) {
+fn write(qp: &Qp, a: &Node, b: &Node, wr_id: u64) {
     let sges = [a.sge(0, 64)];
     post(qp, &SendWr { op: SendOp::Write, remote_addr: b.addr(0), rkey: b.mr.rkey(), ..send(wr_id, &sges) });
 }
@@ -41,11 +41,11 @@ fn an_event_waits_for_as_many_completions_as_asked() {
     for round in 0..3 {
         a.cq.req_notify(false).unwrap();
         for wr_id in 0..3 {
-            write(&qa, (&a, &b), wr_id);
+            write(&qa, &a, &b, wr_id);
             a.completions(1);
             assert!(!readable(a.channel.fd()), "round {round}, completion {wr_id}");
         }
-        write(&qa, (&a, &b), 3);
+        write(&qa, &a, &b, 3);
         a.completions(1);
         assert!(readable(a.channel.fd()), "round {round}");
         assert_eq!(a.channel.get_event().unwrap(), 77);
@@ -60,7 +60,7 @@ fn an_event_waits_no_longer_than_its_period() {
     for moderation in [Moderation { count: 100, period: 3000 }, Moderation { count: 0, period: 3000 }] {
         a.cq.moderate(moderation).unwrap();
         a.cq.req_notify(false).unwrap();
-        write(&qa, (&a, &b), 1);
+        write(&qa, &a, &b, 1);
         wait_for("the event", || readable(a.channel.fd()));
         assert_eq!(a.channel.get_event().unwrap(), 77);
         a.completions(1);
@@ -80,7 +80,7 @@ fn many_queues_wait_each_for_its_own_time() {
             let period = 2000 + (at as u16 * 7 + round) % 20 * 1000;
             cq.moderate(Moderation { count: 100, period }).unwrap();
             cq.req_notify(false).unwrap();
-            write(qa, (&a, &b), 1);
+            write(qa, &a, &b, 1);
         }
         let mut cookies: Vec<u64> = Vec::new();
         while cookies.len() < cqs.len() {
@@ -98,13 +98,13 @@ fn less_moderation_tells_at_once() {
     let (qa, _qb) = writing(&a, &b, &a.cq);
     a.cq.moderate(Moderation { count: 100, period: u16::MAX }).unwrap();
     a.cq.req_notify(false).unwrap();
-    write(&qa, (&a, &b), 1);
+    write(&qa, &a, &b, 1);
     a.completions(1);
     a.cq.moderate(Moderation::default()).unwrap();
     assert!(readable(a.channel.fd()));
     a.channel.get_event().unwrap();
     a.cq.req_notify(false).unwrap();
-    write(&qa, (&a, &b), 2);
+    write(&qa, &a, &b, 2);
     a.completions(1);
     assert!(readable(a.channel.fd()), "every completion");
 }
@@ -117,7 +117,7 @@ fn a_queue_ends_with_an_event_held_back() {
     let (qa, _qb) = writing(&a, &b, &cq);
     cq.moderate(Moderation { count: 9, period: 1 }).unwrap();
     cq.req_notify(false).unwrap();
-    write(&qa, (&a, &b), 1);
+    write(&qa, &a, &b, 1);
     poll(&cq, 1);
     qa.destroy().unwrap();
     cq.destroy().unwrap();
@@ -144,7 +144,7 @@ fn a_queue_is_resized_under_traffic() {
         let (mut posted, mut polled) = (0, 0);
         while polled < WRITES {
             while posted < WRITES && posted - polled < 8 {
-                write(&qa, (&a, &b), posted);
+                write(&qa, &a, &b, posted);
                 posted += 1;
             }
             for cqe in a.completions(1) {
@@ -162,7 +162,7 @@ fn a_shared_receive_queue_is_resized_under_traffic() {
     let (a, b) = Node::pair();
     let srq = Srq::create(&b.pd, 16, 1, 0, 1).unwrap();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp_with_srq(&srq));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let done = AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -229,7 +229,7 @@ fn a_shared_receive_queue_takes_a_list_up_to_what_fails() {
     let (a, b) = Node::pair();
     let srq = Srq::create(&b.pd, 2, 1, 0, 1).unwrap();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp_with_srq(&srq));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let sges = [b.sge(0, 8)];
     let wr = |wr_id| RecvWr { wr_id, sges: &sges };
     let posted = srq.post_list(|poster| (0..4).take_while(|wr_id| poster.push(&wr(*wr_id)).is_ok()).count());
@@ -247,7 +247,7 @@ fn an_overrun_is_told() {
     let cq = Cq::create(&a.ctx, 4, None, 5).unwrap();
     let (qa, _qb) = writing(&a, &b, &cq);
     for wr_id in 0..6 {
-        write(&qa, (&a, &b), wr_id);
+        write(&qa, &a, &b, wr_id);
     }
     let mut raised = Vec::new();
     while raised.len() < 2 {
@@ -274,7 +274,7 @@ fn an_overrun_that_is_to_be_ignored_loses_completions_alone() {
     let (qa, qb) = writing(&a, &b, &cq);
     b.post_recv(&qb, 9, 0, 64).unwrap();
     for wr_id in 0..6 {
-        write(&qa, (&a, &b), wr_id);
+        write(&qa, &a, &b, wr_id);
     }
     post(&qa, &send(6, &[a.sge(0, 8)]));
     assert_eq!(b.completions(1)[0].wr_id, 9);

@@ -25,7 +25,7 @@ fn a_parent_domain_is_in_use_as_long_as_its_objects() {
     let srq = Srq::create(&parent, 4, 1, 0, 0).unwrap();
     let qa = Qp::create(&parent, &QpInit { send_cq: &cq, recv_cq: &cq, ..a.init(QpType::Rc, None) }).unwrap();
     let qb = b.qp(QpType::Rc);
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     b.post_recv(&qb, 1, 0, 100).unwrap();
     post(&qa, &send(5, &[a.sge(0, 9)])).unwrap();
     assert_eq!(poll(&cq, 1)[0].wr_id, 5);

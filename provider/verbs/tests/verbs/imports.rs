@@ -4,7 +4,7 @@
 use crate::common::*;
 use starverbs_core::{Access, QpType, SendOp, Sge, WcStatus};
 use starverbs_settings::Settings;
-use starverbs_verbs::{Context, Dm, Mr, Pd, Qp, Rereg, Result, SendWr, Td};
+use starverbs_verbs::{Context, Dm, MemoryRange, Mr, Pd, Qp, Rereg, Result, SendWr, Td};
 
 fn errno<T>(result: Result<T>) -> i32 {
     result.err().map_or(0, |error| error.errno())
@@ -33,7 +33,7 @@ impl Three {
         let importer = importer(&settings, &exporter);
         let peer = Node::new(&settings);
         let (ours, theirs) = (importer.qp(QpType::Rc), peer.qp(QpType::Rc));
-        connect((&importer, &ours), (&peer, &theirs));
+        connect(&importer, &ours, &peer, &theirs);
         Three { exporter, importer, peer, ours, theirs }
     }
 
@@ -121,7 +121,7 @@ fn a_changed_region_can_be_imported_anew() {
     let three = Three::new();
     let old = three.import();
     let (start, length) = (three.exporter.addr(0), 5000);
-    let change = Rereg { range: Some((start, length)), ..Rereg::default() };
+    let change = Rereg { range: Some(MemoryRange { addr: start, length }), ..Rereg::default() };
     rereg(&three.exporter.mr, &change).unwrap();
     assert_eq!(errno(Mr::import(&three.importer.pd, old.lkey())), libc::EBUSY, "the old one has the key");
     drop(old);

@@ -3,7 +3,7 @@
 
 use crate::common::*;
 use starverbs_core::{Access, Cqe, Mtu, QpType, SendOp, Sge, WcStatus};
-use starverbs_verbs::{Advice, Context, Dm, MAX_DM, Mr, Pd, Qp, Rereg, Result, SendWr};
+use starverbs_verbs::{Advice, Context, Dm, MAX_DM, MemoryRange, Mr, Pd, Qp, Rereg, Result, SendWr};
 
 const PAGE: u64 = 4096;
 
@@ -66,7 +66,7 @@ fn rereg(mr: &Mr, change: &Rereg<'_>) -> Result<()> {
 fn connected() -> (Node, Node, Qp, Qp) {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     (a, b, qa, qb)
 }
 
@@ -78,12 +78,12 @@ fn remote(a: &Node, qa: &Qp, op: SendOp, len: usize, remote_addr: u64, rkey: u32
 }
 
 /// Both QPs as new, whatever happened.
-fn again(a: (&Node, &Qp), b: (&Node, &Qp)) {
-    for qp in [a.1, b.1] {
+fn again(a: &Node, qa: &Qp, b: &Node, qb: &Qp) {
+    for qp in [qa, qb] {
         let attr = starverbs_verbs::QpAttr::default();
         qp.modify(&attr, starverbs_core::qp::QpAttrMask::STATE).unwrap();
     }
-    connect(a, b);
+    connect(a, qa, b, qb);
 }
 
 #[test]
@@ -95,27 +95,32 @@ fn a_region_changes_and_keeps_its_keys() {
     a.fill(0, &7u64.to_ne_bytes());
     let write = |addr| remote(&a, &qa, SendOp::Write, 8, addr, key).status;
     assert_eq!(write(first.addr), WcStatus::RemAccessErr);
-    again((&a, &qa), (&b, &qb));
+    again(&a, &qa, &b, &qb);
     rereg(&mr, &Rereg { access: Some(all_access()), ..Rereg::default() }).unwrap();
     assert_eq!((write(first.addr), first.word(0)), (WcStatus::Success, 7));
-    rereg(&mr, &Rereg { range: Some((second.addr, 64)), ..Rereg::default() }).unwrap();
+    rereg(&mr, &Rereg { range: Some(MemoryRange { addr: second.addr, length: 64 }), ..Rereg::default() })
+        .unwrap();
     assert_eq!((write(second.addr), second.word(0)), (WcStatus::Success, 7));
     assert_eq!((mr.lkey(), mr.rkey(), mr.length()), (key, key, 64));
     assert_eq!(write(first.addr), WcStatus::RemAccessErr);
-    again((&a, &qa), (&b, &qb));
+    again(&a, &qa, &b, &qb);
     let other = Pd::alloc(&b.ctx).unwrap();
     rereg(&mr, &Rereg { pd: Some(&other), ..Rereg::default() }).unwrap();
     assert_eq!(errno(other.dealloc()), libc::EBUSY);
     assert_eq!(write(second.addr), WcStatus::RemAccessErr);
-    again((&a, &qa), (&b, &qb));
-    let all = Rereg { range: Some((first.addr, PAGE)), pd: Some(&b.pd), access: Some(all_access()) };
+    again(&a, &qa, &b, &qb);
+    let all = Rereg {
+        range: Some(MemoryRange { addr: first.addr, length: PAGE }),
+        pd: Some(&b.pd),
+        access: Some(all_access()),
+    };
     rereg(&mr, &all).unwrap();
     other.dealloc().unwrap();
     assert_eq!(write(first.addr), WcStatus::Success);
     /* what is refused changes nothing */
     for (bad, code) in [
-        (Rereg { range: Some((64, 64)), ..Rereg::default() }, libc::EFAULT),
-        (Rereg { range: Some((u64::MAX, 64)), ..Rereg::default() }, libc::EINVAL),
+        (Rereg { range: Some(MemoryRange { addr: 64, length: 64 }), ..Rereg::default() }, libc::EFAULT),
+        (Rereg { range: Some(MemoryRange { addr: u64::MAX, length: 64 }), ..Rereg::default() }, libc::EINVAL),
         (Rereg { access: Some(Access::REMOTE_WRITE), ..Rereg::default() }, libc::EINVAL),
         (Rereg { pd: Some(&a.pd), ..Rereg::default() }, libc::EINVAL),
     ] {
@@ -138,7 +143,8 @@ fn a_region_changes_while_packets_flow() {
         let wr = SendWr { op: SendOp::Write, remote_addr: 0, rkey: mr.rkey(), ..send(round, &sges) };
         post(&qa, &wr).unwrap();
         let to = &places[round as usize % 2];
-        rereg(&mr, &Rereg { range: Some((to.addr, PAGE)), ..Rereg::default() }).unwrap();
+        rereg(&mr, &Rereg { range: Some(MemoryRange { addr: to.addr, length: PAGE }), ..Rereg::default() })
+            .unwrap();
         let done = a.completions(1)[0];
         assert_eq!((done.wr_id, done.status), (round, WcStatus::Success));
         assert!(places.iter().any(|place| place.word(0) == round));
@@ -157,7 +163,7 @@ fn regions_have_addresses_of_their_own() {
         assert_eq!(pages.word(16), u64::from_ne_bytes(*b"at iova!"));
         pages.set(16, 0);
         assert_eq!(remote(&a, &qa, SendOp::Write, 8, pages.addr, mr.rkey()).status, WcStatus::RemAccessErr);
-        again((&a, &qa), (&b, &qb));
+        again(&a, &qa, &b, &qb);
     }
     assert_eq!(errno(reg_at(&b.pd, pages.addr, PAGE, u64::MAX, all_access())), libc::EINVAL);
     assert_eq!(errno(reg_at(&b.pd, pages.addr, 0, 0, all_access())), libc::EINVAL);
@@ -205,7 +211,7 @@ fn everything_can_be_one_region_and_holes_are_errors() {
         (SendOp::Write, u64::MAX - 7),
     ] {
         assert_eq!(remote(&a, &qa, op, 8, at, key).status, WcStatus::RemAccessErr, "{op:?} at {at:#x}");
-        again((&a, &qa), (&b, &qb));
+        again(&a, &qa, &b, &qb);
     }
     assert_eq!(
         remote(&a, &qa, SendOp::Read, 8, hole + PAGE, key).status,
@@ -243,7 +249,7 @@ fn pages_that_vanish_under_the_cards_hands_are_errors() {
             let status = remote(&a, &qa, op, len, pages.addr + at, everything.rkey()).status;
             if status != WcStatus::Success {
                 assert_eq!(status, WcStatus::RemAccessErr);
-                again((&a, &qa), (&b, &qb));
+                again(&a, &qa, &b, &qb);
             }
         }
         done.store(true, ordering);
@@ -266,7 +272,7 @@ fn pages_come_and_go_under_an_on_demand_region() {
     assert_eq!((b.completions(1)[0].byte_len, b.word(0)), (8192, 1234));
     post(&qa, &send(2, &[sge(PAGE, 8)])).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::LocProtErr);
-    again((&a, &qa), (&b, &qb));
+    again(&a, &qa, &b, &qb);
     pages.allow(1, libc::PROT_READ | libc::PROT_WRITE);
     let read = |len| {
         let sges = [sge(PAGE, len)];
@@ -277,7 +283,7 @@ fn pages_come_and_go_under_an_on_demand_region() {
     assert_eq!((read(4096), pages.word(PAGE)), (WcStatus::Success, 1234));
     pages.allow(1, libc::PROT_READ);
     assert_eq!(read(8), WcStatus::LocProtErr);
-    again((&a, &qa), (&b, &qb));
+    again(&a, &qa, &b, &qb);
     /* a receive into a page that has gone */
     let mut poster = qa.post_recv();
     poster.push(&starverbs_verbs::RecvWr { wr_id: 8, sges: &[sge(PAGE, 64)] }).unwrap();
@@ -293,7 +299,7 @@ fn pages_come_and_go_under_an_on_demand_region() {
 fn a_list_that_fails_half_way_harms_no_other_queue_pair() {
     let (a, b, qa, qb) = connected();
     let large = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect_with((&a, &large.0), (&b, &large.1), Mtu::M4096);
+    connect_with(&a, &large.0, &b, &large.1, Mtu::M4096);
     let pages = Pages::new(2);
     let fill =
         |node: &Node| reg_at(&node.pd, pages.addr, 2 * PAGE, pages.addr, all_access() | Access::ON_DEMAND);
@@ -409,7 +415,7 @@ fn device_memory_takes_every_operation() {
     assert_eq!(remote(&a, &qa, SendOp::Read, 976, 16, key).status, WcStatus::Success);
     assert_eq!(a.bytes(0, 976), vec![6; 976]);
     assert_eq!(remote(&a, &qa, SendOp::Write, 976, 17, key).status, WcStatus::RemAccessErr);
-    again((&a, &qa), (&b, &qb));
+    again(&a, &qa, &b, &qb);
     b.post_recv(&qb, 2, 0, 976).unwrap();
     let own = Dm::alloc(&a.ctx, 976, 0).unwrap();
     let own_mr = Mr::device(&a.pd, &own, 0, 976, access).unwrap();

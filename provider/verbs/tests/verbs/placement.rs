@@ -16,7 +16,7 @@ fn aligned(node: &Node) -> usize {
 fn a_word_arrives_whole_and_is_flushed() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let cell = aligned(&b);
     a.fill(0, b"eight ch");
     let from = [a.sge(0, 8)];
@@ -36,7 +36,7 @@ fn a_word_arrives_whole_and_is_flushed() {
 fn batches_carry_the_word_with_them() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let cell = aligned(&b);
     let to = SendWqe {
         flags: SendFlags::SIGNALED,
@@ -66,7 +66,7 @@ fn batches_carry_the_word_with_them() {
 fn persistence_is_not_promised() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let error = reg(&b.pd, &b.buf[..8], Access::FLUSH_PERSISTENT).map(|_| ()).unwrap_err();
     assert_eq!(error.errno(), EOPNOTSUPP);
     let persistent = Feth::word(Placement::PERSISTENT, FlushLevel::Mr);

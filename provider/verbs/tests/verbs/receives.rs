@@ -16,10 +16,10 @@ fn by_polls() -> (Node, Node) {
 }
 
 /// Sends `MESSAGES` messages, which are on the wire before anybody looks for them.
-fn send_many(a: &Node, qa: &Qp, to: (AvId, u32)) {
+fn send_many(a: &Node, qa: &Qp, ah: AvId, remote_qpn: u32) {
     let sges = [a.sge(0, 8)];
     for wr_id in 0..MESSAGES {
-        let wr = SendWr { ah: to.0, remote_qpn: to.1, qkey: QKEY, ..send(wr_id, &sges) };
+        let wr = SendWr { ah, remote_qpn, qkey: QKEY, ..send(wr_id, &sges) };
         post(qa, &wr).unwrap();
     }
     assert!(a.completions(MESSAGES as usize).iter().all(|cqe| cqe.status == WcStatus::Success));
@@ -45,7 +45,7 @@ fn a_poll_leaves_datagrams_for_which_no_receive_is_posted_yet() {
     ud_ready(&qb);
     (0..RECEIVES).for_each(|id| b.post_recv(&qb, id, 0, 100).unwrap());
     let ah = Ah::create(&a.pd, &way_to(&b)).unwrap();
-    send_many(&a, &qa, (ah.id(), qb.number()));
+    send_many(&a, &qa, ah.id(), qb.number());
     take_many(&b, &qb);
     ah.destroy().unwrap();
 }
@@ -54,9 +54,9 @@ fn a_poll_leaves_datagrams_for_which_no_receive_is_posted_yet() {
 fn a_poll_leaves_unreliable_messages_for_which_no_receive_is_posted_yet() {
     let (a, b) = by_polls();
     let (qa, qb) = (a.qp(QpType::Uc), b.qp(QpType::Uc));
-    connect_uc((&a, &qa), (&b, &qb));
+    connect_uc(&a, &qa, &b, &qb);
     (0..RECEIVES).for_each(|id| b.post_recv(&qb, id, 0, 100).unwrap());
-    send_many(&a, &qa, (AvId::default(), 0));
+    send_many(&a, &qa, AvId::default(), 0);
     take_many(&b, &qb);
 }
 
@@ -68,10 +68,10 @@ fn datagrams_without_a_receive_hold_nobody_up() {
     ud_ready(&qa);
     ud_ready(&qb);
     let (ra, rb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &ra), (&b, &rb));
+    connect(&a, &ra, &b, &rb);
     b.post_recv(&qb, 1, 0, 100).unwrap();
     let ah = Ah::create(&a.pd, &way_to(&b)).unwrap();
-    send_many(&a, &qa, (ah.id(), qb.number()));
+    send_many(&a, &qa, ah.id(), qb.number());
     /* the card's thread serves a WRITE while the program looks at nothing, and a poll does */
     let sges = [a.sge(0, 8)];
     let write = SendWr { op: SendOp::Write, remote_addr: b.addr(200), rkey: b.mr.rkey(), ..send(1, &sges) };

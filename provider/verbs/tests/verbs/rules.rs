@@ -111,7 +111,7 @@ fn posting_needs_the_right_state_and_room() {
 fn work_on_a_failed_qp_is_flushed_late_posts_too() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     a.post_recv(&qa, 1, 0, 8).unwrap();
     to_err(&qa);
     let flushed = a.completions(1)[0];
@@ -129,7 +129,7 @@ fn work_on_a_failed_qp_is_flushed_late_posts_too() {
     qa.modify(&reset, starverbs_core::qp::QpAttrMask::STATE).unwrap();
     assert_eq!(a.cq.poll(&mut [Default::default()]).unwrap(), 0);
     qb.modify(&reset, starverbs_core::qp::QpAttrMask::STATE).unwrap();
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     b.post_recv(&qb, 6, 0, 8).unwrap();
     post(&qa, &send(7, &[a.sge(0, 8)])).unwrap();
     assert_eq!(b.completions(1)[0].wr_id, 6);
@@ -141,7 +141,7 @@ fn work_on_a_failed_qp_is_flushed_late_posts_too() {
 fn a_wrong_key_fails_the_request_and_both_qps() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let sges = [a.sge(0, 8)];
     let wr = SendWr { op: SendOp::Write, remote_addr: b.addr(0), rkey: 0x5555, ..send(1, &sges) };
     post(&qa, &wr).unwrap();
@@ -151,7 +151,7 @@ fn a_wrong_key_fails_the_request_and_both_qps() {
     assert!(matches!(event, Event::Qp { cookie: 99, .. }), "{event:?}");
     let local = Sge { addr: 64, len: 8, lkey: 0x7777 };
     let (c, d) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &c), (&b, &d));
+    connect(&a, &c, &b, &d);
     post(&c, &send(2, &[local])).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::LocProtErr);
 }
@@ -173,7 +173,7 @@ fn an_overrun_is_told_and_the_queue_fails() {
     let small = Cq::create(&a.ctx, 2, None, 4321).unwrap();
     let init = QpInit { send_cq: &small, ..a.init(QpType::Rc, None) };
     let (qa, qb) = (Qp::create(&a.pd, &init).unwrap(), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let sges = [a.sge(0, 8)];
     for id in 0..5 {
         let write =
@@ -195,7 +195,7 @@ fn an_overrun_is_told_and_the_queue_fails() {
 fn a_queue_grows_with_what_it_holds() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     for id in 0..6 {
         b.post_recv(&qb, id, 0, 8).unwrap();
         post(&qa, &send(id, &[a.sge(0, 8)])).unwrap();
@@ -230,7 +230,7 @@ fn a_forked_child_is_refused() {
 fn sleepers_are_woken_and_solicited_only_if_they_asked() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     for id in 0..3 {
         b.post_recv(&qb, id, 0, 8).unwrap();
     }
@@ -266,7 +266,7 @@ fn closed_cards_are_in_nobodys_way() {
     closed.iter().for_each(|node| node.ctx.close());
     let (a, b) = (Node::new(&settings), Node::new(&settings));
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     for id in 0..16 {
         /* who comes and goes changes the others' places at the port */
         drop(Node::new(&settings));

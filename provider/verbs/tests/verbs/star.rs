@@ -20,7 +20,7 @@ fn role(qp: &Qp) -> Settled {
 fn connected(nodes: &[Node; 2]) -> [Qp; 2] {
     let [a, b] = nodes;
     let qps = [a.qp(QpType::Rc), b.qp(QpType::Rc)];
-    connect((a, &qps[0]), (b, &qps[1]));
+    connect(a, &qps[0], b, &qps[1]);
     wait_for("an agreement", || qps.iter().all(|qp| role(qp) != Settled::Waiting));
     qps
 }
@@ -161,7 +161,7 @@ fn who_has_fewer_connections_keeps_more() {
     /* what has no peer is no connection */
     let idle: Vec<Qp> = (0..9).map(|_| plain(&nodes[0])).collect();
     let others: Vec<[Qp; 2]> = (0..3).map(|_| [plain(&nodes[1]), plain(&nodes[1])]).collect();
-    others.iter().for_each(|[a, b]| connect((&nodes[1], a), (&nodes[1], b)));
+    others.iter().for_each(|[a, b]| connect(&nodes[1], a, &nodes[1], b));
     let first = connected(&nodes);
     assert_eq!([role(&first[0]), role(&first[1])], [Settled::Stateful, Settled::Stateless]);
     talk(&nodes, &first);
@@ -276,7 +276,7 @@ fn a_stateful_end_in_error_flushes_and_begins_anew() {
     for qp in &qps {
         to(qp, QpState::Reset);
     }
-    connect((a, &qps[0]), (b, &qps[1]));
+    connect(a, &qps[0], b, &qps[1]);
     talk(&nodes, &qps);
     assert_eq!(role(&qps[1]), Settled::Stateful);
 }
@@ -325,7 +325,7 @@ fn a_stateful_end_takes_from_a_shared_receive_queue() {
     let srq = Srq::create(&b.pd, 64, 1, 0, 99).unwrap();
     let qps: Vec<[Qp; 2]> = (0..3).map(|_| [a.qp(QpType::Rc), b.qp_with_srq(&srq)]).collect();
     for [qp, peer] in &qps {
-        connect((a, qp), (b, peer));
+        connect(a, qp, b, peer);
     }
     for round in 0..10u64 {
         for (n, [qp, _]) in qps.iter().enumerate() {
@@ -355,7 +355,7 @@ fn a_card_without_a_wish_answers() {
     assert_eq!([role(&plain[0]), role(&plain[1])], [Settled::Plain; 2]);
     let init = QpInit { star: Some(Wish::Stateful), ..b.init(QpType::Rc, None) };
     let qps = [a.qp(QpType::Rc), Qp::create(&b.pd, &init).unwrap()];
-    connect((a, &qps[0]), (b, &qps[1]));
+    connect(a, &qps[0], b, &qps[1]);
     talk(&nodes, &qps);
     assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Stateless, Settled::Stateful]);
     talk(&nodes, &plain);

@@ -11,7 +11,9 @@ use starverbs_core::{
 };
 use starverbs_settings::{Settings, StarPreference};
 use starverbs_star::wire::{Crc, Head, Header, Opt, Prefix, Ptype, fill_checksum};
-use starverbs_verbs::{Cq, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, Rereg, SendWr, Settled, Srq};
+use starverbs_verbs::{
+    Cq, MemoryRange, Mw, MwBind, Pd, Qp, QpAttr, QpInit, RecvWr, Rereg, SendWr, Settled, Srq,
+};
 
 /// Two cards, the first stateless.
 fn pair() -> [Node; 2] {
@@ -23,7 +25,7 @@ fn pair() -> [Node; 2] {
 fn connected(nodes: &[Node; 2]) -> [Qp; 2] {
     let [a, b] = nodes;
     let qps = [a.qp(QpType::Rc), b.qp(QpType::Rc)];
-    connect((a, &qps[0]), (b, &qps[1]));
+    connect(a, &qps[0], b, &qps[1]);
     let role = |qp: &Qp| qp.star().unwrap().role;
     wait_for("an agreement", || qps.iter().all(|qp| role(qp) != Settled::Waiting));
     assert_eq!(qps.each_ref().map(role), [Settled::Stateless, Settled::Stateful]);
@@ -154,7 +156,7 @@ fn a_region_that_is_changed_is_known_as_it_is() {
     };
     for turn in 0..20 {
         let at = 4096 + 64 * turn;
-        let change = Rereg { range: Some((a.addr(at), 64)), ..Rereg::default() };
+        let change = Rereg { range: Some(MemoryRange { addr: a.addr(at), length: 64 }), ..Rereg::default() };
         // SAFETY: the range lies in the node's buffer.
         unsafe { late.rereg(&change) }.unwrap();
         assert_eq!(write(turn as u64, at), WcStatus::Success, "change {turn}");
@@ -171,7 +173,7 @@ fn memory_is_given_back_though_nobody_answers() {
     let a = Node::new(&Settings { star: StarPreference::Stateless, ..wire.clone() });
     let b = Node::new(&Settings { star: StarPreference::Stateful, progress_thread: false, ..wire });
     let qps = [a.qp(QpType::Rc), b.qp(QpType::Rc)];
-    connect((&a, &qps[0]), (&b, &qps[1]));
+    connect(&a, &qps[0], &b, &qps[1]);
     b.post_recv(&qps[1], 1, 0, 64).unwrap();
     post(&qps[0], &send(2, &[a.sge(0, 64)])).unwrap();
     assert_eq!(b.completions(1)[0].status, WcStatus::Success);
@@ -192,13 +194,13 @@ fn one_that_nobody_answers_holds_no_other_up() {
     let b = Node::new(&Settings { star: StarPreference::Stateful, progress_thread: false, ..wire });
     let [dead, live] = [(), ()].map(|()| [a.qp(QpType::Rc), b.qp(QpType::Rc)]);
     let turn = || b.cq.poll(&mut [Cqe::default()]).unwrap();
-    connect((&a, &dead[0]), (&b, &dead[1]));
+    connect(&a, &dead[0], &b, &dead[1]);
     wait_for("an agreement", || {
         /* b is not run again once that is known */
         dead[0].star().unwrap().role == Settled::Stateless || turn() > 0
     });
     dead[1].modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
-    connect((&a, &live[0]), (&b, &live[1]));
+    connect(&a, &live[0], &b, &live[1]);
     b.post_recv(&live[1], 1, 0, 64).unwrap();
     post(&live[0], &send(2, &[a.sge(0, 64)])).unwrap();
     assert_eq!(b.completions(1)[0].status, WcStatus::Success);
@@ -261,7 +263,7 @@ fn a_stateless_end_is_reset_and_connected_anew() {
         qp.modify(&to(QpState::Reset), QpAttrMask::STATE).unwrap();
         assert_eq!(qp.state(), QpState::Reset);
     }
-    connect((a, &qps[0]), (b, &qps[1]));
+    connect(a, &qps[0], b, &qps[1]);
     b.post_recv(&qps[1], 1, 0, 64).unwrap();
     post(&qps[0], &send(2, &[a.sge(0, 64)])).unwrap();
     assert_eq!((b.completions(1)[0].wr_id, a.completions(1)[0].wr_id), (1, 2));
@@ -300,7 +302,7 @@ fn what_a_stateless_end_uses_is_busy_until_it_ends() {
     let init = QpInit { send_cq: &cq, recv_cq: &cq, srq: Some(&srq), ..a.init(QpType::Rc, None) };
     let qp = Qp::create(&pd, &init).unwrap();
     let peer = b.qp(QpType::Rc);
-    connect((a, &qp), (b, &peer));
+    connect(a, &qp, b, &peer);
     wait_for("the role", || qp.star().unwrap().role == Settled::Stateless);
     let busy = |result: starverbs_verbs::Result<()>| result.unwrap_err().errno() == libc::EBUSY;
     assert!(busy(pd.dealloc()) && busy(cq.destroy()) && busy(srq.destroy()));
@@ -320,7 +322,7 @@ fn a_stateless_end_takes_from_a_shared_receive_queue() {
     let srq = Srq::create(&a.pd, 64, 1, 0, 99).unwrap();
     let qps: Vec<[Qp; 2]> = (0..3).map(|_| [a.qp_with_srq(&srq), b.qp(QpType::Rc)]).collect();
     for [qp, peer] in &qps {
-        connect((a, qp), (b, peer));
+        connect(a, qp, b, peer);
     }
     for round in 0..10u64 {
         for (n, [_, peer]) in qps.iter().enumerate() {
@@ -403,7 +405,7 @@ fn many_connections_cost_the_stateless_card_nothing() {
     };
     let qps: Vec<[Qp; 2]> = (0..CONNECTIONS).map(|_| [of(a), of(b)]).collect();
     for [qp, peer] in &qps {
-        connect((a, qp), (b, peer));
+        connect(a, qp, b, peer);
     }
     let role = |qp: &Qp| qp.star().unwrap().role;
     wait_for("roles", || qps.iter().all(|[qp, _]| role(qp) == Settled::Stateless));

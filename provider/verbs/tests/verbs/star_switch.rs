@@ -37,7 +37,7 @@ fn crowd(node: &Node, n: usize) -> Vec<[Qp; 2]> {
     let init = QpInit { star: Some(Wish::Off), ..node.init(QpType::Rc, None) };
     let plain = || Qp::create(&node.pd, &init).unwrap();
     let pairs: Vec<_> = (0..n).map(|_| [plain(), plain()]).collect();
-    pairs.iter().for_each(|[a, b]| connect((node, a), (node, b)));
+    pairs.iter().for_each(|[a, b]| connect(node, a, node, b));
     pairs
 }
 
@@ -177,7 +177,7 @@ fn connected(nodes: &[Node; 2], srqs: [Option<&Srq>; 2]) -> [Qp; 2] {
         Some(srq) => nodes[at].qp_with_srq(srq),
         None => nodes[at].qp(QpType::Rc),
     });
-    connect((&nodes[0], &a), (&nodes[1], &b));
+    connect(&nodes[0], &a, &nodes[1], &b);
     let qps = [a, b];
     wait_for("an agreement", || qps.iter().all(|qp| role(qp) != Settled::Waiting));
     assert_eq!([role(&qps[0]), role(&qps[1])], [Settled::Plain; 2]);

@@ -31,7 +31,7 @@ fn matching() -> (Node, Node, Qp, Qp, Srq) {
     let (a, b) = Node::pair();
     let srq = Srq::create_tagged(&b.pd, &b.cq, 8, 8, 1, 1234).unwrap();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp_with_srq(&srq));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     (a, b, qa, qb, srq)
 }
 

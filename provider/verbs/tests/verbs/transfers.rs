@@ -9,7 +9,7 @@ use starverbs_verbs::{Ah, AhAttr, BYTES_OF_A_TURN, Qp, QpInit, RecvWr, SendWr, S
 fn rc_messages_arrive_in_order_with_their_bytes() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     for round in 0..50u64 {
         let len = [1, 64, 1024, 1025, 9000][round as usize % 5];
         let text: Vec<u8> = (0..len).map(|i| (i as u64 * 7 + round) as u8).collect();
@@ -31,7 +31,7 @@ fn rc_messages_arrive_in_order_with_their_bytes() {
 fn inline_data_is_taken_at_posting() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     /* nothing is posted at the receiver yet, so that the message waits for it (RNR) */
     let mut said = *b"inline message";
     post_inline(&qa, &SendWr { op: SendOp::SendImm, imm: 0x0102_0304, ..send(1, &[]) }, &said).unwrap();
@@ -48,7 +48,7 @@ fn inline_data_is_taken_at_posting() {
 fn a_target_that_never_calls_is_written_and_read() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let text: Vec<u8> = (0..20_000).map(|i| (i * 31) as u8).collect();
     a.fill(0, &text);
     let (out, back) = ([a.sge(0, 20_000)], [a.sge(30_000, 20_000)]);
@@ -69,7 +69,7 @@ fn a_target_that_never_calls_is_written_and_read() {
 fn atomics_add_and_swap_at_the_target() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let cell = (8 - b.addr(0) as usize % 8) % 8;
     b.fill(cell, &40u64.to_ne_bytes());
     let into = [a.sge(0, 8)];
@@ -90,8 +90,8 @@ fn two_qps_share_a_receive_queue_and_its_limit_is_told() {
     let srq = Srq::create(&b.pd, 8, 1, 0, 1234).unwrap();
     let (q1, q2) = (a.qp(QpType::Rc), a.qp(QpType::Rc));
     let (p1, p2) = (b.qp_with_srq(&srq), b.qp_with_srq(&srq));
-    connect((&a, &q1), (&b, &p1));
-    connect((&a, &q2), (&b, &p2));
+    connect(&a, &q1, &b, &p1);
+    connect(&a, &q2, &b, &p2);
     for id in 0..4 {
         srq.post(&RecvWr { wr_id: id, sges: &[b.sge(id as usize * 100, 100)] }).unwrap();
     }
@@ -142,7 +142,7 @@ fn packets_of_long_messages_share_system_calls() {
     let settings = settings();
     let (a, b) = (Node::new(&settings), Node::new(&settings));
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let sges = [a.sge(0, LEN)];
     let sums = || ["tx_packets", "tx_syscalls"].map(|name| counters(settings.port, name).iter().sum::<u64>());
     let before = sums();
@@ -162,7 +162,7 @@ fn crowd(count: usize) -> (Settings, Node, Node, Vec<(Qp, Qp)>) {
     let (a, b) = (Node::new(&settings), Node::new(&settings));
     let pair = |_| {
         let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-        connect((&a, &qa), (&b, &qb));
+        connect(&a, &qa, &b, &qb);
         (qa, qb)
     };
     let qps = (0..count).map(pair).collect();
@@ -227,7 +227,7 @@ fn many_threads_post_and_poll_on_one_card() {
     let qps: Vec<_> = (0..THREADS)
         .map(|_| {
             let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-            connect((&a, &qa), (&b, &qb));
+            connect(&a, &qa, &b, &qb);
             let cq = starverbs_verbs::Cq::create(&a.ctx, 64, None, 0).unwrap();
             drop(qa);
             let init = starverbs_verbs::QpInit { send_cq: &cq, recv_cq: &cq, ..a.init(QpType::Rc, None) };
@@ -236,7 +236,7 @@ fn many_threads_post_and_poll_on_one_card() {
                 drop(qb);
                 b.qp(QpType::Rc)
             };
-            connect((&a, &qa), (&b, &qb));
+            connect(&a, &qa, &b, &qb);
             (qa, qb, cq)
         })
         .collect();

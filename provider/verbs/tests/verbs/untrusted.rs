@@ -52,7 +52,7 @@ fn a_connection_survives_frames_of_untrusted_peers() {
     let settings = settings();
     let (a, b) = (Node::new(&settings), Node::new(&settings));
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let untrusted = UntrustedPeer::new(settings.port);
     let (own, data) = (qb.number(), [7; 8]);
     let send_only = |qpn, psn| [&*bth(code::RC_SEND_ONLY, qpn, psn), &data].concat();

@@ -9,7 +9,7 @@ use starverbs_verbs::{Mw, MwBind, SendWr};
 fn a_window_is_bound_used_invalidated_and_ended() {
     let (a, b) = Node::pair();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    connect((&a, &qa), (&b, &qb));
+    connect(&a, &qa, &b, &qb);
     let mr = b.reg(0, 4096, Access::LOCAL_WRITE | Access::MW_BIND);
     let mw = Mw::alloc(&b.pd, WindowType::Two).unwrap();
     let bind = MwBind { mr: mr.lkey(), addr: b.addr(64), length: 64, access: Access::REMOTE_WRITE };

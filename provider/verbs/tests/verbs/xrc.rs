@@ -13,7 +13,7 @@ fn a_message_goes_to_the_queue_that_it_names() {
     let recv = domain.create_qp(&b.ctx, 5).unwrap();
     let sender = Qp::create(&a.pd, &a.init(QpType::XrcSend, None)).unwrap();
     assert_eq!((recv.caps().max_recv_wr, sender.caps().max_recv_wr), (0, 0));
-    connect_xrc((&a, &sender), (&b, &recv));
+    connect_xrc(&a, &sender, &b, &recv);
     assert_eq!(domain.open_qp(&b.ctx, recv.number(), 6).map(|qp| qp.state()).unwrap(), QpState::Rts);
 
     a.fill(0, &[9; 100]);

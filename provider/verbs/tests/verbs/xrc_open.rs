@@ -42,7 +42,7 @@ impl Three {
         let opened = remote_domain.open_qp(&attached.ctx, made.number(), ATTACHED).unwrap();
         assert_eq!((opened.number(), opened.state()), (made.number(), QpState::Reset));
         let send = Qp::create(&sender.pd, &sender.init(QpType::XrcSend, None)).unwrap();
-        connect_xrc((&sender, &send), (&attached, &opened));
+        connect_xrc(&sender, &send, &attached, &opened);
         let cq = Cq::create(&attached.ctx, 16, None, 0).unwrap();
         let srq = Srq::create_xrc(&attached.pd, &remote_domain, &cq, 16, 1, 0).unwrap();
         for node in [&owner, &attached] {

@@ -54,7 +54,7 @@ impl Wire {
         let domain = open(&bridge, file);
         let recv = domain.create_qp(&bridge.ctx, 5).unwrap();
         let send = Qp::create(&sender.pd, &sender.init(QpType::XrcSend, None)).unwrap();
-        connect_xrc((&sender, &send), (&bridge, &recv));
+        connect_xrc(&sender, &send, &bridge, &recv);
         Wire { sender, send, recv, domain, bridge }
     }
 
@@ -64,7 +64,7 @@ impl Wire {
     }
 
     /// Asks for memory of `to`: at 100, or, for atomics, at 104.
-    fn ask(&mut self, to: &Owner, op: SendOp, (at, len): (usize, usize), compare_add: u64) -> WcStatus {
+    fn ask(&mut self, to: &Owner, op: SendOp, at: usize, len: usize, compare_add: u64) -> WcStatus {
         let there = if op == SendOp::Read { 100 } else { 104 };
         let (remote_addr, rkey) = (to.node.addr(there), to.node.mr.rkey());
         let sges = [self.sender.sge(at, len)];
@@ -127,12 +127,12 @@ fn writes_reach_another_card() {
     }
     for len in [0, 1, 8, 20_000] {
         owner.node.fill(100, &vec![len as u8 | 2; len]);
-        assert_eq!(wire.ask(&owner, SendOp::Read, (0, len), 0), WcStatus::Success);
+        assert_eq!(wire.ask(&owner, SendOp::Read, 0, len, 0), WcStatus::Success);
         assert_eq!(wire.sender.bytes(0, len), vec![len as u8 | 2; len]);
     }
     for before in [7u64, 12] {
         owner.node.fill(104, &before.to_ne_bytes());
-        assert_eq!(wire.ask(&owner, SendOp::FetchAdd, (0, 8), 5), WcStatus::Success);
+        assert_eq!(wire.ask(&owner, SendOp::FetchAdd, 0, 8, 5), WcStatus::Success);
         assert_eq!(wire.sender.bytes(0, 8), before.to_ne_bytes());
         assert_eq!(owner.node.bytes(104, 8), (before + 5).to_ne_bytes());
     }

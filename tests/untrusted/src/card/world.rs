@@ -8,7 +8,7 @@ use starverbs_core::mr::WindowType;
 use starverbs_core::qp::RecvSource;
 use starverbs_core::wire::Packet;
 use starverbs_core::{AvId, Mtu, NicConfig, PdId, Psn, QpType, Qpn, SrqId};
-use starverbs_sim::{Faults, Net, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Setup, SimCq, SimRq, SimSq};
 
 use super::Mode;
 use super::forge::{Frame, behind, dest_qpn};
@@ -324,7 +324,12 @@ impl World {
             (qpn, sq, rq, cq)
         });
         let setup = Setup { mtu: Mtu::M256, psn: FIRST, ..Setup::default() };
-        self.net.connect(QpType::Rc, (0, pair[0].0), (1, pair[1].0), &setup);
+        self.net.connect(
+            QpType::Rc,
+            QpAt { host: 0, qpn: pair[0].0 },
+            QpAt { host: 1, qpn: pair[1].0 },
+            &setup,
+        );
         pair
     }
 }

@@ -4,6 +4,7 @@
 //! the SRQ that they name (A14.5). Owns nothing: the QP's card keeps what it may have to repeat.
 
 use super::Shared;
+use super::table::RemoteConn;
 use crate::env::Env;
 use crate::relay::{AHEAD, LinkId, Operation, Origin, Outcome, Place, Relay, Wanted};
 use crate::types::{Access, FlushLevel, PdId, QpId, Qpn};
@@ -14,15 +15,15 @@ impl<E: Env> Shared<E> {
     pub(super) fn in_turn(
         &mut self,
         env: &mut E,
-        (link, qpn, epoch): (LinkId, Qpn, u32),
+        conn: RemoteConn,
         what: impl FnOnce(&mut Self, &mut E) -> Option<Outcome>,
     ) -> Option<Outcome> {
-        if self.leases.has_failed(link, qpn, epoch) {
+        if self.leases.has_failed(conn) {
             return None;
         }
         let outcome = what(self, env)?;
         if outcome != Outcome::Success {
-            self.leases.fail(link, qpn, epoch);
+            self.leases.fail(conn);
         }
         Some(outcome)
     }
@@ -31,14 +32,15 @@ impl<E: Env> Shared<E> {
     pub(super) fn execute_forwarded(
         &mut self,
         env: &mut E,
-        (link, domain): (LinkId, PdId),
+        link: LinkId,
+        domain: PdId,
         from: &Origin,
         place: &Place,
         what: Operation,
     ) {
         let Origin { serial, qpn, epoch } = *from;
         let mut found = 0;
-        let outcome = self.in_turn(env, (link, qpn, epoch), |sh, env| {
+        let outcome = self.in_turn(env, RemoteConn { link, qpn, epoch }, |sh, env| {
             let done = sh.operate(env, domain, qpn, place, what);
             found = done.unwrap_or_default();
             Some(done.err().unwrap_or(Outcome::Success))
@@ -89,7 +91,8 @@ impl<E: Env> Shared<E> {
     pub(super) fn fetch_forwarded(
         &mut self,
         env: &mut E,
-        (link, domain): (LinkId, PdId),
+        link: LinkId,
+        domain: PdId,
         from: &Origin,
         place: &Place,
         wanted: &Wanted,
@@ -98,13 +101,13 @@ impl<E: Env> Shared<E> {
         let pd = self.srq_of(domain, place.srq).map(|(_, srq)| srq.pd);
         let look = |sh: &Self| pd.map_or(Outcome::Invalid, |pd| sh.may_fetch(QpId { pd, qpn }, place));
         let outcome = match wanted.first {
-            true => self.in_turn(env, (link, qpn, epoch), |sh, _| Some(look(sh))),
+            true => self.in_turn(env, RemoteConn { link, qpn, epoch }, |sh, _| Some(look(sh))),
             false => Some(look(self)),
         };
         match (outcome, pd) {
             (None, _) => {}
             (Some(Outcome::Success), Some(pd)) if wanted.packets > 0 => {
-                self.send_bytes(env, (link, pd), from, place, wanted);
+                self.send_bytes(env, link, pd, from, place, wanted);
             }
             (Some(outcome), _) if wanted.first => {
                 env.relay(link, &Relay::Done { qpn, serial, outcome, found: 0 });
@@ -125,7 +128,8 @@ impl<E: Env> Shared<E> {
     fn send_bytes(
         &mut self,
         env: &mut E,
-        (link, pd): (LinkId, PdId),
+        link: LinkId,
+        pd: PdId,
         from: &Origin,
         place: &Place,
         wanted: &Wanted,

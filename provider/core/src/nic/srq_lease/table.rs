@@ -20,9 +20,19 @@ pub(crate) struct LeaseTable {
     pub(crate) returned: VecDeque<usize>,
     granted: u64,
     /// Connections of which a message failed: requests behind it are dropped
-    pub(super) failed: VecDeque<(LinkId, Qpn, u32)>,
+    pub(super) failed: VecDeque<RemoteConn>,
     /// Scratch for one packet's bytes to another card
     pub(super) chunk: Vec<u8>,
+}
+
+/// A connection of another card's QP.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct RemoteConn {
+    /// To that card
+    pub(super) link: LinkId,
+    pub(super) qpn: Qpn,
+    /// As of a [`Part`](crate::relay::Part)
+    pub(super) epoch: u32,
 }
 
 /// One of them. An index is used again, under another generation.
@@ -174,15 +184,15 @@ impl LeaseTable {
     }
 
     /// Drops all further requests of this connection.
-    pub(super) fn fail(&mut self, link: LinkId, qpn: Qpn, epoch: u32) {
+    pub(super) fn fail(&mut self, conn: RemoteConn) {
         if self.failed.len() == FAILED {
             self.failed.pop_front();
         }
-        self.failed.push_in_room((link, qpn, epoch));
+        self.failed.push_in_room(conn);
     }
 
-    pub(super) fn has_failed(&self, link: LinkId, qpn: Qpn, epoch: u32) -> bool {
-        self.failed.contains(&(link, qpn, epoch))
+    pub(super) fn has_failed(&self, conn: RemoteConn) -> bool {
+        self.failed.contains(&conn)
     }
 
     pub(super) fn of_link(&self, link: LinkId) -> usize {

@@ -5,7 +5,7 @@
 //! checked in order; its bytes come a few packets at a time, and are sent as they come. None are kept: those
 //! that cannot be sent, as the port is full or an earlier request is not confirmed, are fetched again.
 
-use super::{ForwardedKind, RemoteSrqId};
+use super::{ForwardTarget, ForwardedKind, RemoteSrqId};
 use crate::env::Env;
 use crate::relay::{AHEAD, LinkId, Operation, Origin, Outcome, Place, Relay, Wanted};
 use crate::room::Room;
@@ -51,7 +51,7 @@ impl<E: Env> Ctx<'_, E> {
             again: false,
             remote,
         });
-        self.forwarded(packet, to, ForwardedKind::Read, count);
+        self.forwarded(packet, to.serial, to.link, ForwardedKind::Read, count);
     }
 
     /// An atomic, ATOMIC WRITE or FLUSH.
@@ -101,20 +101,20 @@ impl<E: Env> Ctx<'_, E> {
         /* it is held until it is confirmed, as those to repetitions are, and has its result then */
         let answer = if atomic { Answer::Atomic { psn, value: 0 } } else { Answer::done(psn) };
         self.qp.resp.out.push_in_room(answer);
-        self.forwarded(packet, to, if atomic { ForwardedKind::Atomic } else { ForwardedKind::Message }, 1);
+        let kind = if atomic { ForwardedKind::Atomic } else { ForwardedKind::Message };
+        self.forwarded(packet, to.serial, to.link, kind, 1);
     }
 
-    /// Forwards a request of one packet to the card whose SRQ it names; gives its serial and link.
-    /// `None`: not now.
+    /// Forwards a request of one packet to the card whose SRQ it names. `None`: not now.
     fn forward_request(
         &mut self,
         message: impl FnOnce(Origin, u32) -> Relay<'static>,
-    ) -> Option<((u32, LinkId), RemoteSrqId)> {
+    ) -> Option<(ForwardTarget, RemoteSrqId)> {
         let fwd = self.qp.resp.fwd.as_ref()?;
         let (remote, epoch) = (self.sh.remote_srqs.id(fwd.srq?)?, fwd.epoch);
-        let (serial, link, srq) = self.forward_target(true, true)?;
-        let from = Origin { serial, qpn: self.qp.qpn, epoch };
-        self.env.relay(link, &message(from, srq)).then_some(((serial, link), remote))
+        let to = self.forward_target(true, true)?;
+        let from = Origin { serial: to.serial, qpn: self.qp.qpn, epoch };
+        self.env.relay(to.link, &message(from, to.srq)).then_some((to, remote))
     }
 
     fn wanted(&self, psn: Psn, packets: u32, first: bool) -> Wanted {
@@ -169,7 +169,7 @@ impl<E: Env> Ctx<'_, E> {
     }
 
     /// Another card's bytes for the packet `psn` of an answer.
-    pub(crate) fn on_bytes(&mut self, (link, epoch): (LinkId, u32), psn: Psn, outcome: Outcome, data: &[u8]) {
+    pub(crate) fn on_bytes(&mut self, link: LinkId, epoch: u32, psn: Psn, outcome: Outcome, data: &[u8]) {
         let fwd = self.qp.resp.fwd.as_mut().filter(|fwd| fwd.epoch == epoch && epoch != 0);
         let Some(fwd) = fwd else { return };
         let first = fwd.fetching.take_if(|fetching| *fetching == (psn, link)).is_some();

@@ -2,7 +2,7 @@
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, AsyncEvent, NicConfig, QpState, QpType, Qpn, SendOp, SendWqe, Sge, WcStatus};
-use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq};
 
 const STEPS: usize = 100_000;
 
@@ -38,7 +38,7 @@ impl Pair {
             qpn[at] = host.qp(qp_type, &sq[at], RecvSource::Own(rq[at].clone()), [&cq[at], &cq[at]], true);
             page[at] = host.region(PAGE, all);
         }
-        net.connect(qp_type, (0, qpn[0]), (1, qpn[1]), setup);
+        net.connect(qp_type, QpAt { host: 0, qpn: qpn[0] }, QpAt { host: 1, qpn: qpn[1] }, setup);
         Pair { net, qpn, sq, rq, cq, page }
     }
 

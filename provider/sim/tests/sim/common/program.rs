@@ -6,7 +6,7 @@ use starverbs_core::qp::RecvSource;
 use starverbs_core::wire::headers::Feth;
 use starverbs_core::{Access, Cqe, QpState, QpType, Qpn, Seg, SendFlags, SendOp, SendWqe, Sge, SrqId};
 use starverbs_core::{FlushLevel, Placement, WcFlags, WcOpcode, WcStatus};
-use starverbs_sim::{Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 use crate::common::{all_rights, any_bytes, any_size, get, put, scattered};
 
@@ -139,7 +139,12 @@ impl Conn {
             }
         };
         let ends = [end(0), end(1)];
-        net.connect(QpType::Rc, (0, ends[0].qpn), (1, ends[1].qpn), &shape.setup);
+        net.connect(
+            QpType::Rc,
+            QpAt { host: 0, qpn: ends[0].qpn },
+            QpAt { host: 1, qpn: ends[1].qpn },
+            &shape.setup,
+        );
         let mut conn = Conn { ends, mtu: shape.setup.mtu.bytes(), words: [(0, 0); 2] };
         for from in 0..2 {
             conn.make_plan(net, rng, from, shape);

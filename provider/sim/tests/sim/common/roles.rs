@@ -3,7 +3,7 @@
 
 use starverbs_core::qp::RecvSource;
 use starverbs_core::{Access, Cqe, FrameMeta, NicConfig, QpType, Qpn, SendOp, SendWqe, Sge, SrqId, WcStatus};
-use starverbs_sim::{Faults, Net, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
+use starverbs_sim::{Faults, Net, QpAt, Recv, Send, Setup, SimCq, SimRq, SimSq, StarCard};
 use starverbs_star::control::{Control, MAX_CONTROL, Role, Wish};
 use starverbs_star::env::StarEnv;
 use starverbs_star::negotiate::Outcome;
@@ -66,7 +66,12 @@ impl World {
             host.wish(qpn, Wish::Auto);
             qpn
         });
-        self.net.connect(QpType::Rc, (hosts[0], qpns[0]), (hosts[1], qpns[1]), &Setup::default());
+        self.net.connect(
+            QpType::Rc,
+            QpAt { host: hosts[0], qpn: qpns[0] },
+            QpAt { host: hosts[1], qpn: qpns[1] },
+            &Setup::default(),
+        );
         self.net.run_for(SECOND / 2);
         Conn { hosts, qpns, sqs, rqs, cq }
     }
@@ -84,7 +89,7 @@ impl World {
             let rq = RecvSource::Own(SimRq::new(8, 1));
             self.net.hosts[at].qp(QpType::Rc, &sq, rq, [&cq, &cq], true)
         });
-        self.net.connect(QpType::Rc, (at, a), (at, b), &Setup::default());
+        self.net.connect(QpType::Rc, QpAt { host: at, qpn: a }, QpAt { host: at, qpn: b }, &Setup::default());
         self.crowds[at].extend([a, b]);
     }
 

@@ -1,7 +1,7 @@
 //! A sender, a card that has QPs of an XRC domain, and cards that have SRQs of it.
 
 use starverbs_core::{Cqe, NicConfig, PdId, QpType, Qpn, SendWqe, Sge, SrqId};
-use starverbs_sim::{Faults, Host, Net, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
+use starverbs_sim::{Faults, Host, Net, QpAt, Recv, Rng, Send, Setup, SimCq, SimRq, SimSq};
 
 use crate::common::{all_rights, any_faults};
 
@@ -48,7 +48,12 @@ impl Shared {
         for i in 0..2 {
             sends[i] = net.hosts[SENDER].xrc_initiator(&sq[i], &cq);
             recvs[i] = net.hosts[QPS].xrc_target(domains[0].1);
-            net.connect(QpType::XrcSend, (SENDER, sends[i]), (QPS, recvs[i]), setup);
+            net.connect(
+                QpType::XrcSend,
+                QpAt { host: SENDER, qpn: sends[i] },
+                QpAt { host: QPS, qpn: recvs[i] },
+                setup,
+            );
         }
         let queue = |(host, domain): &(usize, PdId)| {
             let nic = &mut net.hosts[*host].nic;
@@ -109,7 +114,12 @@ impl Shared {
         let (cq, sq) = (SimCq::new(64), SimSq::new(64));
         let recv = self.net.hosts[2].xrc_target(domain);
         let send = self.net.hosts[SENDER].xrc_initiator(&sq, &cq);
-        self.net.connect(QpType::XrcSend, (SENDER, send), (2, recv), &Setup::default());
+        self.net.connect(
+            QpType::XrcSend,
+            QpAt { host: SENDER, qpn: send },
+            QpAt { host: 2, qpn: recv },
+            &Setup::default(),
+        );
         for _ in 0..count {
             let wqe = SendWqe { remote_qpn: self.queues[1].number, ..SendWqe::default() };
             sq.post(Send { wqe, sges: vec![], inline: None }).expect("there is room");

@@ -113,7 +113,7 @@ fn one_that_is_lost_goes_again_before_its_time() {
 fn sl_s_are_done_in_a_row_whatever_the_wire_does() {
     for seed in 0..120 {
         let mut w = World::new(seed, |_, setup| setup.max_rd_atomic = 16);
-        /* a copy that the network makes and keeps for long is beyond StaR (hole 6) */
+        /* a late copy that the network makes is written (docs/star.md, "Not carried, not solved") */
         let (repeat, late) = if seed % 8 < 4 { (seed % 7, 0) } else { (0, 5 * (seed % 5)) };
         w.faults = Faults { loss: seed % 11, repeat, late };
         let (mine, far, key) = (w.ours(64), w.theirs(0), w.sf_key);

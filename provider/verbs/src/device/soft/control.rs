@@ -139,7 +139,7 @@ impl Soft {
                 self.ask_owner(attachment, SharedQpRequest::Modify(to, mask))?;
             }
             Xrc::List { qpn, attachment, cookie, events } => {
-                self.with(|shard, _| shard.shared_qps.list((qpn, attachment), cookie, events))?;
+                self.with(|shard, _| shard.shared_qps.list(qpn, attachment, cookie, events))?;
             }
             Xrc::Unlist { qpn, attachment, cookie } => {
                 self.with(|shard, _| shard.shared_qps.unlist(qpn, attachment, Some(cookie)));

@@ -102,8 +102,10 @@ mod tests {
         idle: Idle,
         nobody_called: AtomicBool,
         now: Nanos,
-        /// CPU time of the poller and of others
-        time: (Nanos, Nanos),
+        /// CPU time of the poller
+        own_time: Nanos,
+        /// CPU time of others
+        others_time: Nanos,
         /// Others take so much in the time in which the poller takes 16.
         others: Nanos,
     }
@@ -115,8 +117,10 @@ mod tests {
 
         fn poll_by(&mut self, poller: libc::pthread_t) -> Then {
             self.now += STEP;
-            self.time = (self.time.0 + STEP, self.time.1 + STEP * self.others / 16);
-            self.idle.after(self.now, &self.nobody_called, || CpuTime::of(poller, self.time))
+            self.own_time += STEP;
+            self.others_time += STEP * self.others / 16;
+            let time = || CpuTime::of(poller, self.own_time, self.others_time);
+            self.idle.after(self.now, &self.nobody_called, time)
         }
 
         fn poll(&mut self) -> Then {

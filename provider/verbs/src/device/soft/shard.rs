@@ -51,10 +51,13 @@ pub(crate) struct Shard {
 
 impl Shard {
     pub(super) fn new(
-        (nic, tx, rx): (Nic<HostEnv>, RoceTx<StatPage>, Rx<StatPage>),
+        nic: Nic<HostEnv>,
+        tx: RoceTx<StatPage>,
+        rx: Rx<StatPage>,
         stats: StatPage,
         cm: CmHost,
-        (prefetch, moderator): (bool, Arc<Moderator>),
+        prefetch: bool,
+        moderator: Arc<Moderator>,
     ) -> Self {
         Shard {
             nic,

@@ -99,7 +99,8 @@ impl SharedQps {
     /// Adds a handle of the QP, which gets its events. ENOMEM.
     pub(crate) fn list(
         &mut self,
-        (qpn, attachment): (Qpn, AttachmentId),
+        qpn: Qpn,
+        attachment: AttachmentId,
         cookie: u64,
         events: &Arc<FdQueue<Event>>,
     ) -> Result<()> {
@@ -136,12 +137,12 @@ impl SharedQps {
         kind: u32,
         send: impl FnMut(LinkId, SharedQpMessage) -> bool,
     ) -> bool {
-        let here = self.notify_handles((qpn, 0), kind);
+        let here = self.notify_handles(qpn, 0, kind);
         self.notify_attached(qpn, kind, send) || here
     }
 
-    fn notify_handles(&self, of: (Qpn, AttachmentId), kind: u32) -> bool {
-        let of = self.handles.iter().filter(|handle| (handle.qpn, handle.attachment) == of);
+    fn notify_handles(&self, qpn: Qpn, attachment: AttachmentId, kind: u32) -> bool {
+        let of = self.handles.iter().filter(|handle| (handle.qpn, handle.attachment) == (qpn, attachment));
         of.map(|handle| handle.events.push(Event::Qp { kind, cookie: handle.cookie })).count() > 0
     }
 
@@ -174,7 +175,7 @@ impl SharedQps {
     /// The link is gone, and so are QPs whose owner was there.
     pub(crate) fn unlink(&mut self, link: LinkId) {
         for remote in self.remote.iter().filter(|remote| remote.link == link) {
-            self.notify_handles((remote.qpn, remote.attachment), kind::QP_FATAL);
+            self.notify_handles(remote.qpn, remote.attachment, kind::QP_FATAL);
         }
         self.remote.retain(|remote| remote.link != link);
         for request in self.requests.iter_mut().filter(|request| request.link == link) {
@@ -226,7 +227,7 @@ impl SharedQps {
                     if let Some(message) = Relay::decode(bytes) {
                         nic.handle_relay(env, now, link, domain, &message);
                     } else if let Some(message) = SharedQpMessage::decode(bytes) {
-                        self.handle((&mut *nic, &mut *env), now, (link, domain), &message);
+                        self.handle((&mut *nic, &mut *env), now, link, domain, &message);
                     }
                 }
             }
@@ -258,12 +259,13 @@ impl SharedQps {
         &mut self,
         (nic, env): CardAnd<'_>,
         now: Nanos,
-        (link, domain): (LinkId, PdId),
+        link: LinkId,
+        domain: PdId,
         message: &SharedQpMessage,
     ) {
         match *message {
             SharedQpMessage::Request { serial, qpn, request } => {
-                let done = self.serve((nic, &mut *env), now, (link, domain), qpn, &request);
+                let done = self.serve((nic, &mut *env), now, link, domain, qpn, &request);
                 let errno = done.as_ref().err().map_or(0, |errno| *errno as u32);
                 let attr = done.unwrap_or_default();
                 env.send_shared_qp(link, &SharedQpMessage::Reply { serial, errno, attr });
@@ -278,7 +280,7 @@ impl SharedQps {
             } => {
                 let mut remote = self.remote.iter();
                 if let Some(of) = remote.find(|remote| remote.link == link && remote.qpn == qpn) {
-                    self.notify_handles((qpn, of.attachment), kind);
+                    self.notify_handles(qpn, of.attachment, kind);
                 }
             }
             SharedQpMessage::Event { .. } => {}
@@ -303,7 +305,8 @@ impl SharedQps {
         &mut self,
         (nic, env): CardAnd<'_>,
         now: Nanos,
-        (link, domain): (LinkId, PdId),
+        link: LinkId,
+        domain: PdId,
         qpn: Qpn,
         request: &SharedQpRequest,
     ) -> std::result::Result<QpAttr, i32> {
@@ -343,7 +346,8 @@ impl SharedQps {
         &mut self,
         env: &mut HostEnv,
         link: LinkId,
-        (domain, qpn): (PdId, Qpn),
+        domain: PdId,
+        qpn: Qpn,
         request: SharedQpRequest,
     ) -> Result<u32> {
         room(&mut self.requests, 1)?;
@@ -376,7 +380,7 @@ impl Soft {
     /// # Errors
     /// EINVAL: it has no such QP in the domain; ENOMEM; ENODEV: it is gone; `Again`: it does not answer.
     pub(crate) fn attach_qp(&self, link: LinkId, domain: PdId, qpn: Qpn) -> Result<AttachmentId> {
-        let serial = self.send_request(link, (domain, qpn), SharedQpRequest::Attach)?;
+        let serial = self.send_request(link, domain, qpn, SharedQpRequest::Attach)?;
         let reply = self.await_reply(serial);
         if matches!(reply, Err(VerbsError::Again)) {
             /* a later reply is ignored, and the owner does not keep the QP for it */
@@ -392,15 +396,15 @@ impl Soft {
     pub(crate) fn ask_owner(&self, attachment: AttachmentId, request: SharedQpRequest) -> Result<QpAttr> {
         let owner = self.with(|shard, _| {
             let of = shard.shared_qps.remote.iter().find(|remote| remote.attachment == attachment);
-            of.map(|of| (of.link, (of.domain, of.qpn)))
+            of.map(|of| (of.link, of.domain, of.qpn))
         });
-        let (link, of) = owner.ok_or(VerbsError::Os(GONE))?;
-        let serial = self.send_request(link, of, request)?;
+        let (link, domain, qpn) = owner.ok_or(VerbsError::Os(GONE))?;
+        let serial = self.send_request(link, domain, qpn, request)?;
         self.await_reply(serial)
     }
 
-    fn send_request(&self, link: LinkId, of: (PdId, Qpn), request: SharedQpRequest) -> Result<u32> {
-        self.with(|shard, _| shard.shared_qps.ask(&mut shard.env, link, of, request))
+    fn send_request(&self, link: LinkId, domain: PdId, qpn: Qpn, request: SharedQpRequest) -> Result<u32> {
+        self.with(|shard, _| shard.shared_qps.ask(&mut shard.env, link, domain, qpn, request))
     }
 
     /// Runs the card's links until the reply is there: the other process may send requests meanwhile.
@@ -440,7 +444,7 @@ pub fn inject_message(ctx: &crate::Context, qp: &Qp, link: u32, message: Option<
                 true
             }
             Some(bytes) => SharedQpMessage::decode(bytes)
-                .map(|message| shared_qps.handle((nic, env), now, (link, domain), &message))
+                .map(|message| shared_qps.handle((nic, env), now, link, domain, &message))
                 .is_some(),
         };
         shared_qps.hand_over(&soft.deferred_log);
