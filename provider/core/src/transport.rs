@@ -176,6 +176,8 @@ pub(crate) struct Requester {
     pub(crate) rewound: Nanos,
     /// Timeouts since then: the peer is silent
     pub(crate) backoff: u8,
+    /// Timeouts before the last answer that came after any, until it is known whether they were needless
+    pub(crate) timeouts: u8,
     /// RNR retries left
     pub(crate) rnr_left: u8,
     /// A timeout took all for lost, packets of this many bytes; 0: none did, or it is known to have been
@@ -334,6 +336,7 @@ impl Requester {
             progress: 0,
             rewound: 0,
             backoff: 0,
+            timeouts: 0,
             rnr_left: 0,
             silent: 0,
             repair: None,

@@ -72,7 +72,8 @@ pub struct Path<C> {
     stuck: bool,
     /// Smoothed round trip, ns; 0: none measured
     pub(crate) srtt: u32,
-    /// How often the timeout had doubled when an answer came at last; 0: a round trip was measured since
+    /// How often the timeout had doubled when an answer came that it had not waited for; 0: a round trip was
+    /// measured since
     doubled: u8,
     /// Its round trips, as engines see them
     pub rtt: Rtt,
@@ -322,10 +323,10 @@ impl<C: Controller> Path<C> {
         self.doubled = 0;
     }
 
-    /// An answer came after so many timeouts. It is not known which copy it answers, so that no round trip can
-    /// be measured: the next packets wait as long, or a path that became slow would be taken for lossy for ever
-    /// (Karn's algorithm, RFC 6298, 5.7).
-    pub(crate) fn answered_after(&mut self, timeouts: u8) {
+    /// What was sent again after so many timeouts was answered twice: nothing was lost, the path is slow.
+    /// Which copy an answer is for is not known, so that no round trip can be measured: the next packets wait
+    /// as long, or they would be sent again for ever (Karn's algorithm, RFC 6298, 5.7).
+    pub(crate) fn answered_twice(&mut self, timeouts: u8) {
         self.doubled = self.doubled.max(timeouts);
     }
 

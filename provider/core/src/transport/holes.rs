@@ -218,10 +218,8 @@ impl<E: Env> Ctx<'_, E> {
             let req = &mut self.qp.req;
             req.inflight -= bytes;
             (req.progress, req.rewound) = (self.now, 0);
-            let timeouts = core::mem::take(&mut req.backoff);
-            let path = self.sh.paths.get(self.qp.path);
-            path.acked(bytes);
-            path.answered_after(timeouts);
+            req.end_silence();
+            self.sh.paths.get(self.qp.path).acked(bytes);
             self.take_back(id, news.lost);
         }
         self.infer_losses(id);

@@ -31,6 +31,14 @@ impl Requester {
         self.backoff > 0
     }
 
+    /// The peer has answered.
+    #[inline]
+    pub(super) fn end_silence(&mut self) {
+        if self.is_silent() {
+            self.timeouts = core::mem::take(&mut self.backoff);
+        }
+    }
+
     /// Packets that may be under way before the peer has answered after a loss. `None`: no loss, the window
     /// decides.
     #[inline]

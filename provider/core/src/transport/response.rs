@@ -23,6 +23,10 @@ impl<E: Env> Ctx<'_, E> {
         let psn = packet.bth().psn();
         if !in_flight(psn, self.qp.req.una_psn, self.qp.req.max_psn) {
             /* A repeat of something acknowledged already: normal after a retransmission. */
+            let needless = core::mem::take(&mut self.qp.req.timeouts);
+            if needless > 0 {
+                self.sh.paths.get(self.qp.path).answered_twice(needless);
+            }
             return self.sh.stats.drop_stale_response.inc();
         }
         self.note_answer(packet);
@@ -111,7 +115,7 @@ impl<E: Env> Ctx<'_, E> {
         let deadline = if req.deadline == 0 { self.now } else { req.deadline };
         (req.progress, req.deadline) = (self.now, 0);
         req.rewound = 0;
-        let timeouts = core::mem::take(&mut req.backoff);
+        req.end_silence();
         req.rnr_left = self.qp.attr.rnr_retry;
         let rtt = (req.rtt_since != 0 && !to.before(req.rtt_psn)).then_some(req.rtt_since);
         if rtt.is_some() {
@@ -120,7 +124,6 @@ impl<E: Env> Ctx<'_, E> {
         let outstanding = req.outstanding();
         let path = self.sh.paths.get(self.qp.path);
         path.acked(bytes);
-        path.answered_after(timeouts);
         if let Some(since) = rtt {
             /* What lies behind the deadline is time in which this card did not run (it was stopped, or its
              * clock jumped): the timer would have put an end to the measuring. */
