@@ -14,6 +14,7 @@
 //!
 //! Owns names, sockets, rings, and who looks at which. It must not know what messages mean.
 
+pub(crate) mod channel;
 mod due;
 pub(crate) mod hello;
 mod memory;
@@ -40,12 +41,13 @@ use crate::descriptor::Socket;
 use crate::handover::{PATIENCE, Passed};
 use crate::registry::{abstract_address, peer_name};
 use crate::sockopt::{self, monotonic};
+use channel::{Answering, Asking};
 use session::{FRAMES, Sent};
 use sessions::{Found, Sessions, Way};
 
 /// Names a session. Its place may be another's later, with another serial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SessionId {
+pub struct SessionId {
     slot: u16,
     serial: u32,
 }
@@ -83,6 +85,14 @@ pub(crate) enum LinkNews {
     Ended(SessionId),
 }
 
+/// What who has channels is told.
+pub enum ChannelNews {
+    /// The other end of a session has made a channel
+    Opened(SessionId, Box<Answering>),
+    /// A session with channels is over. What was asked before lies in them
+    Ended(SessionId),
+}
+
 /// The sessions of a card. Clones are the same ones.
 #[derive(Clone)]
 pub struct Peers(Arc<Shared>);
@@ -97,6 +107,8 @@ struct Shared {
     awake: [AtomicUsize; Consumer::ALL.len()],
     /// The card is polled: it looks again soon, without a wake-up
     polled: AtomicBool,
+    /// News of channels that wait
+    news: AtomicUsize,
 }
 
 impl Peers {
@@ -108,7 +120,8 @@ impl Peers {
         let sessions = Sessions::new(port)?;
         let (fd, awake, polled) = (sessions.fd(), Default::default(), AtomicBool::new(false));
         let (process, sessions) = (std::process::id(), Mutex::new(sessions));
-        Ok(Peers(Arc::new(Shared { port, process, fd, sessions, awake, polled })))
+        let news = AtomicUsize::new(0);
+        Ok(Peers(Arc::new(Shared { port, process, fd, sessions, awake, polled, news })))
     }
 
     fn with<R>(&self, call: impl FnOnce(&mut Sessions) -> R) -> R {
@@ -117,6 +130,7 @@ impl Peers {
         for consumer in Consumer::ALL {
             self.0.awake[consumer as usize].store(sessions.awake(consumer), Ordering::Relaxed);
         }
+        self.0.news.store(sessions.news.len(), Ordering::Relaxed);
         result
     }
 
@@ -254,6 +268,43 @@ impl Peers {
         Some(id)
     }
 
+    /// A channel to the process that has `block`, and the session by which it was handed over. `None`: there
+    /// is no such process, or there can be no session with it.
+    pub fn open_channel(&self, block: u32) -> Option<(SessionId, Asking)> {
+        self.with(|sessions| {
+            let id = self.way(sessions, block)?;
+            Some((id, sessions.open_channel(id)?))
+        })
+    }
+
+    /// What has become of channels.
+    #[inline]
+    pub fn next_news(&self) -> Option<ChannelNews> {
+        if self.0.news.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.with(|sessions| sessions.news.pop_front())
+    }
+
+    /// Has the thread of a session's other end look at its channels.
+    #[cold]
+    pub fn wake(&self, session: SessionId) {
+        self.with(|sessions| {
+            if sessions.get(session).is_some_and(|session| !session.send_wake_byte()) {
+                sessions.end(session);
+            }
+        });
+    }
+
+    /// Whether the other ends of two sessions are one process, as the kernel says.
+    pub fn are_of_one_process(&self, a: SessionId, b: SessionId) -> bool {
+        self.with(|sessions| {
+            let who = |sessions: &mut Sessions, id| sessions.get(id).map(|session| session.who);
+            let (a, b) = (who(sessions, a), who(sessions, b));
+            a == b && a.is_some_and(|who| who.pid != 0)
+        })
+    }
+
     /// Links are in use from now on, or no more.
     pub(crate) fn use_links(&self, uses: bool) {
         self.with(|sessions| sessions.use_links(uses));
@@ -378,7 +429,7 @@ impl std::fmt::Debug for Peers {
 /// Reads bytes as what a hostile peer has in a session's memory.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn read_ring(bytes: &[u8]) {
-    let Some((memory, _file)) = memory::Memory::create() else { return };
+    let Some((memory, _file)) = memory::RingMemory::create() else { return };
     memory.scribble(0, bytes);
     // SAFETY: one lane, once; its ends go before the memory does.
     let (mut writer, mut reader) = unsafe { memory.lane(FRAMES, false) };

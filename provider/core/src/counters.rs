@@ -272,6 +272,12 @@ counters! {
     star_library_bytes,
     /// StaR, stateless: bytes that the card keeps of connections
     star_stateless_connection_bytes,
+    /// same host: requests written to other queue pairs' cards, without a packet
+    local_requests,
+    /// same host: requests of others executed
+    local_executed,
+    /// same host: queue pairs whose connection goes through shared memory now
+    local_qps,
     /// queue pairs that exist
     qps,
     /// memory regions that exist

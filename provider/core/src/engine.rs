@@ -65,6 +65,9 @@ pub enum Call {
     Transmit,
     /// The QP goes to ERR
     Fail,
+    /// The QP goes to SQD: no request begins, and the event comes when those that began are done. Only for
+    /// those that [drain](Engine::drains)
+    Drain,
 }
 
 /// How [`Call::Transmit`] ended.
@@ -93,6 +96,8 @@ pub struct Terms {
     pub rnr_retry: u8,
     /// How long the peer may be silent, nanoseconds; 0: for ever
     pub patience: Nanos,
+    /// SQD: an event when drained
+    pub drain_event: bool,
 }
 
 /// Where an engine leaves a QP's queues.
@@ -111,8 +116,12 @@ pub trait Engine<E: Env>: Sized {
 
     /// Does it; gives how a transmit ended.
     fn run(&mut self, ctx: &mut EngineCtx<'_, E>, call: Call) -> TransmitStatus;
-    /// RTS or ERR.
+    /// RTS, SQD or ERR.
     fn state(&self) -> QpState;
+    /// Whether the QP may go to SQD.
+    fn drains(&self) -> bool {
+        false
+    }
     /// The program has set the QP anew.
     fn set(&mut self, to: &Terms);
     /// When it wants [`Call::Timeout`].

@@ -19,8 +19,8 @@
 //! missed ([`PendingDoorbells`]): they hold by the same kind of argument, so that loom looks at all of it
 //! (tests/loom.rs).
 //!
-//! Between processes go messages of any length ([`MessageWriter`]), by a ring of bytes whose two sides do not
-//! trust each other.
+//! Between processes go messages of any length ([`MessageWriter`]), by a ring of bytes, and records of their
+//! queue pairs ([`SlotWriter`]), by a ring of slots that is polled. The two sides do not trust each other.
 //!
 //! This crate must not know what the entries mean, how a sleeper is woken, or the verbs C ABI.
 
@@ -33,6 +33,7 @@ mod pending_doorbells;
 mod recv;
 mod send;
 mod shared;
+mod slot_ring;
 mod slots;
 mod spin;
 mod sync;
@@ -46,6 +47,7 @@ pub use pending_doorbells::PendingDoorbells;
 pub use recv::{CardRq, RecvProducer};
 pub use send::{CardSq, SendProducer};
 pub use shared::{Incarnation, ReaderSlot};
+pub use slot_ring::{DataRoom, RECORD_WORDS, Record, Slot, SlotHead, SlotMemory, SlotReader, SlotWriter};
 pub use spin::{SpinGuard, SpinLock};
 pub use work::{RecvSize, SendSize, WorkRings};
 

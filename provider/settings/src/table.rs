@@ -106,8 +106,9 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "LINK",
-        allowed: "auto or udp",
-        about: "How frames travel between processes of one host. UDP is the only way so far: both words mean it.",
+        allowed: "auto, local or udp",
+        about: "How connected queue pairs of this host talk to each other: through shared memory where both can (auto), the \
+                same with a line in the log where they cannot (local), or always with packets (udp).",
         set: |s, v| put(&mut s.link, value::word(&LINKS, v)),
         get: |s| value::spell(&LINKS, &s.link),
     },

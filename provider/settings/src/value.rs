@@ -4,11 +4,13 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Which way frames take between processes of one host.
+/// Which way queue pairs take to those of processes of their own host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
     /// The shortest that both sides can use.
     Auto,
+    /// The same, and a queue pair that has to use the wire says so.
+    Local,
     /// UDP sockets, as between hosts.
     Udp,
 }
@@ -28,7 +30,8 @@ pub enum LogLevel {
     Debug,
 }
 
-pub(crate) const LINKS: [(&str, Link); 2] = [("auto", Link::Auto), ("udp", Link::Udp)];
+pub(crate) const LINKS: [(&str, Link); 3] =
+    [("auto", Link::Auto), ("local", Link::Local), ("udp", Link::Udp)];
 pub(crate) const REPEAT: [(&str, bool); 2] = [("auto", true), ("off", false)];
 pub(crate) const LEVELS: [(&str, LogLevel); 5] = [
     ("off", LogLevel::Off),

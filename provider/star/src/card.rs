@@ -16,10 +16,32 @@ use super::registry::Registry;
 use super::stateful::{Card, Local, Peer, SharedReceives, Stateful, Waits};
 use super::wire::Packet;
 
-/// Host of a card whose queue pairs may be stateful ends.
-pub trait CardEnv: StarEnv<Engine = Box<Stateful<Self>>> {}
+/// An engine that may be a stateful end.
+pub trait StarEngine<E: StarEnv>: Engine<E, Shared = Registry> + From<Box<Stateful<E>>> {
+    /// The stateful end, if it is one
+    fn stateful(&self) -> Option<&Stateful<E>>;
+    /// The same, to be changed
+    fn stateful_mut(&mut self) -> Option<&mut Stateful<E>>;
+    /// The stateful end itself
+    fn into_stateful(self) -> Option<Box<Stateful<E>>>;
+}
 
-impl<E: StarEnv<Engine = Box<Stateful<E>>>> CardEnv for E {}
+impl<E: StarEnv<Engine = Box<Stateful<E>>>> StarEngine<E> for Box<Stateful<E>> {
+    fn stateful(&self) -> Option<&Stateful<E>> {
+        Some(self)
+    }
+    fn stateful_mut(&mut self) -> Option<&mut Stateful<E>> {
+        Some(self)
+    }
+    fn into_stateful(self) -> Option<Box<Stateful<E>>> {
+        Some(self)
+    }
+}
+
+/// Host of a card whose queue pairs may be stateful ends.
+pub trait CardEnv: StarEnv<Engine: StarEngine<Self>> {}
+
+impl<E: StarEnv<Engine: StarEngine<E>>> CardEnv for E {}
 
 /// The card and its host, for a turn.
 pub struct Turn<'a, E: Env> {
@@ -43,20 +65,12 @@ fn with_card<E: CardEnv, R>(lent: &mut EngineCtx<'_, E>, call: impl FnOnce(&mut 
     call(&mut Card { env, mrs, registry: shared, srqs: srq, path, stats, now: *now })
 }
 
-impl<E: CardEnv> Engine<E> for Box<Stateful<E>> {
+impl<E: StarEnv<Engine = Box<Stateful<E>>>> Engine<E> for Box<Stateful<E>> {
     /// What stateless peers let this card's stateful ends do
     type Shared = Registry;
 
     fn run(&mut self, lent: &mut EngineCtx<'_, E>, call: Call) -> TurnEnd {
-        with_card(lent, |card| {
-            match call {
-                Call::Doorbell => self.handle_doorbell(card),
-                Call::Timeout => self.handle_timeout(card),
-                Call::Transmit => return self.transmit(card),
-                Call::Fail => self.enter_error(card),
-            }
-            TurnEnd::More
-        })
+        run(self, lent, call)
     }
     fn state(&self) -> QpState {
         Stateful::state(self)
@@ -74,16 +88,50 @@ impl<E: CardEnv> Engine<E> for Box<Stateful<E>> {
         self.is_halted()
     }
     fn close(self, lent: &mut EngineCtx<'_, E>) {
-        with_card(lent, |card| {
-            Stateful::close(*self, card);
-        });
+        close(self, lent);
     }
     fn part(self, lent: &mut EngineCtx<'_, E>) -> Parted {
-        with_card(lent, |card| Stateful::part(*self, card))
+        part(self, lent)
     }
     fn negotiate(nic: &Nic<E>, env: &mut E, meta: &FrameMeta, from: Qpn, to: Qpn, message: &[u8]) {
-        datagram::handle(nic, env, meta, (from, to), message);
+        negotiate(nic, env, meta, (from, to), message);
     }
+}
+
+/// [`Engine::run`] of a stateful end.
+pub fn run<E: CardEnv>(end: &mut Stateful<E>, lent: &mut EngineCtx<'_, E>, call: Call) -> TurnEnd {
+    with_card(lent, |card| {
+        match call {
+            Call::Doorbell => end.handle_doorbell(card),
+            Call::Timeout => end.handle_timeout(card),
+            Call::Transmit => return end.transmit(card),
+            Call::Fail => end.enter_error(card),
+            Call::Drain => {}
+        }
+        TurnEnd::More
+    })
+}
+
+/// [`Engine::close`] of a stateful end.
+pub fn close<E: CardEnv>(end: Box<Stateful<E>>, lent: &mut EngineCtx<'_, E>) {
+    with_card(lent, |card| Stateful::close(*end, card));
+}
+
+/// [`Engine::part`] of a stateful end.
+pub fn part<E: CardEnv>(end: Box<Stateful<E>>, lent: &mut EngineCtx<'_, E>) -> Parted {
+    with_card(lent, |card| Stateful::part(*end, card))
+}
+
+/// [`Engine::negotiate`] of cards whose queue pairs may be stateful ends; `between` are two QPNs, the
+/// sender's first.
+pub fn negotiate<E: CardEnv>(
+    nic: &Nic<E>,
+    env: &mut E,
+    meta: &FrameMeta,
+    between: (Qpn, Qpn),
+    message: &[u8],
+) {
+    datagram::handle(nic, env, meta, between, message);
 }
 
 /// Other handles of a QP's queues, for the half that it becomes.
@@ -150,7 +198,7 @@ impl<E: CardEnv> Turn<'_, E> {
             };
             let made = with_card(lent, |card| Stateful::new(card, local, (setup, peer), channel))?;
             drop(held);
-            Ok(Box::new(made))
+            Ok(Box::new(made).into())
         };
         self.nic.start_engine(self.env, qpn, self.now, make)
     }
@@ -158,10 +206,12 @@ impl<E: CardEnv> Turn<'_, E> {
     /// A stateful end that began with a life of its peer that was over, and so has had nothing to do with it,
     /// is held again: the peer has begun a later one, of this epoch. False: there is none, or it is another.
     pub fn rewind(&mut self, qpn: Qpn, epoch: u32) -> bool {
-        let ours = self.nic.engine(qpn).is_some_and(|engine| engine.is_before(epoch));
+        let ours = stateful(self.nic, qpn).is_some_and(|end| end.is_before(epoch));
         if ours {
-            let end = |engine: Box<Stateful<E>>, lent: &mut EngineCtx<'_, E>| {
-                with_card(lent, |card| engine.rewind(card))
+            let end = |engine: E::Engine, lent: &mut EngineCtx<'_, E>| {
+                let next_send = engine.next_send();
+                let end = engine.into_stateful();
+                end.map_or(next_send, |end| with_card(lent, |card| end.rewind(card)))
             };
             self.nic.take_engine(self.env, qpn, self.now, end);
         }
@@ -171,9 +221,11 @@ impl<E: CardEnv> Turn<'_, E> {
     /// A packet came to the stateful half from `source`. Those for QPs that are no stateful ends are dropped.
     pub fn handle_stateful(&mut self, source: &Gid, packet: &Packet<'_>) {
         let done = self.nic.with_engine(self.env, packet.header.qpn, self.now, |engine, lent| {
-            with_card(lent, |card| engine.handle_packet(card, source, packet));
+            let end = engine.stateful_mut()?;
+            with_card(lent, |card| end.handle_packet(card, source, packet));
+            Some(())
         });
-        if done.is_none() {
+        if done.flatten().is_none() {
             self.nic.counters().star_drops.inc();
         }
     }
@@ -181,29 +233,40 @@ impl<E: CardEnv> Turn<'_, E> {
     /// The QP is about to go. If it is a stateful end, its peer hears how far its requests are: not all of
     /// them make completions.
     pub fn report(&mut self, qpn: Qpn) {
-        self.nic.with_engine(self.env, qpn, self.now, |engine, _| engine.report());
+        self.nic
+            .with_engine(self.env, qpn, self.now, |engine, _| engine.stateful_mut().map(Stateful::report));
     }
 
     /// A packet for a stateful end lies behind others that are handled first: what it uses may be fetched
     /// meanwhile.
     #[inline]
     pub(crate) fn expect_stateful(&self, qpn: Qpn) {
-        if let Some(engine) = self.nic.engine(qpn) {
+        if let Some(end) = stateful(self.nic, qpn) {
             self.nic.expect_frame(self.env, qpn);
-            self.env.prefetch(&**engine);
+            self.env.prefetch(end);
         }
     }
+}
+
+/// The stateful end that a QP is.
+pub fn stateful<E: CardEnv>(nic: &Nic<E>, qpn: Qpn) -> Option<&Stateful<E>> {
+    nic.engine(qpn)?.stateful()
+}
+
+/// The same, for what changes neither its deadline nor its state.
+pub fn stateful_mut<E: CardEnv>(nic: &mut Nic<E>, qpn: Qpn) -> Option<&mut Stateful<E>> {
+    nic.engine_mut(qpn)?.stateful_mut()
 }
 
 /// Whether the QP is a stateful end whose peer lacks completions that it is being told of. Who destroys it
 /// waits until that is over, as nobody else would tell.
 pub fn owes<E: CardEnv>(nic: &Nic<E>, qpn: Qpn, now: Nanos) -> bool {
-    nic.engine(qpn).is_some_and(|engine| engine.owes(now))
+    stateful(nic, qpn).is_some_and(|end| end.owes(now))
 }
 
 /// Bytes that the card keeps of a QP, beside what grows with its queues; more of a stateful end, and of one
 /// that it does not have 0.
 pub fn bytes_of<E: CardEnv>(nic: &Nic<E>, qpn: Qpn) -> usize {
-    let engine = nic.engine(qpn).map_or(0, |engine| engine.bytes());
+    let engine = stateful(nic, qpn).map_or(0, Stateful::bytes);
     nic.qp_state(qpn).map_or(0, |_| Nic::<E>::QP_BYTES + engine)
 }

@@ -3,7 +3,7 @@
 use starverbs_core::transport::patience;
 use starverbs_core::{Nanos, Qpn};
 
-use super::card::{CardEnv, Turn};
+use super::card::{CardEnv, Turn, stateful_mut};
 use super::homing::{Came, Done, Half};
 use super::renew::Requests;
 
@@ -43,21 +43,21 @@ impl<E: CardEnv> Requests for Resting<'_, '_, E> {
 impl<E: CardEnv> Half for Resting<'_, '_, E> {
     fn rest(&mut self) -> bool {
         let waits = self.turn.nic.is_held(self.qpn);
-        self.turn.nic.engine_mut(self.qpn).map_or(waits, |engine| engine.come_to_rest())
+        stateful_mut(self.turn.nic, self.qpn).map_or(waits, |end| end.come_to_rest())
     }
 
     fn resume(&mut self) {
         let Turn { nic, env, now } = &mut *self.turn;
-        if let Some(engine) = nic.engine_mut(self.qpn) {
-            engine.resume();
+        if let Some(end) = stateful_mut(nic, self.qpn) {
+            end.resume();
             nic.handle_doorbell(env, self.qpn, *now);
         }
     }
 
     fn halt(&mut self) -> Option<Done> {
         let waits = self.turn.nic.is_held(self.qpn);
-        match self.turn.nic.engine_mut(self.qpn) {
-            Some(engine) => engine.halt(),
+        match stateful_mut(self.turn.nic, self.qpn) {
+            Some(end) => end.halt(),
             None => waits.then(Done::default),
         }
     }

@@ -362,7 +362,7 @@ impl<E: StarEnv> Stateful<E> {
 
     /// Our program has set its end anew.
     pub fn set(&mut self, to: &Terms) {
-        let Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience } = *to;
+        let Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience, drain_event: _ } = *to;
         let local = &mut self.local;
         (local.access, local.max_rd_atomic) = (access, max_rd_atomic);
         (local.min_rnr_timer, local.rnr_retry, local.waits.patience) = (min_rnr_timer, rnr_retry, patience);

@@ -123,31 +123,31 @@ fn last_word(to: usize, len: usize) -> usize {
     }
 }
 
-/// Writes `data` at `to`, the last word last: programs spin on it, as cards write in order.
+/// Copies `len` bytes to `to`, the last word last: programs spin on it, as cards write in order.
 ///
 /// # Safety
-/// [to, to + data.len()) can be written.
+/// [from, from + len) can be read, [to, to + len) can be written. Others may change the former meanwhile: its
+/// bytes are copied, and not looked at.
 #[inline]
-pub(crate) unsafe fn write_in_order(to: *mut u8, data: &[u8]) {
-    let (body, tail) = data.split_at(data.len() - last_word(to.addr(), data.len()));
-    // SAFETY: the caller's terms; `last_word` aligns the tail to its length.
+pub(crate) unsafe fn write_in_order(to: *mut u8, from: *const u8, len: usize) {
+    let word = last_word(to.addr(), len);
+    let body = len - word;
+    let mut tail = [0; 8];
+    // SAFETY: the caller's terms; `last_word` is at most eight and at most `len`, and aligns the tail to its
+    // length.
     unsafe {
-        to.copy_from(body.as_ptr(), body.len());
-        let at = to.add(body.len());
+        to.copy_from(from, body);
+        tail.as_mut_ptr().copy_from_nonoverlapping(from.add(body), word);
+        let at = to.add(body);
         /* release: the body, and what was written before, ahead of the word */
         fence(Ordering::Release);
-        match *tail {
-            [] => {}
-            [a] => AtomicU8::from_ptr(at).store(a, Ordering::Relaxed),
-            [a, b] => AtomicU16::from_ptr(at.cast()).store(u16::from_ne_bytes([a, b]), Ordering::Relaxed),
-            [a, b, c, d] => {
-                AtomicU32::from_ptr(at.cast()).store(u32::from_ne_bytes([a, b, c, d]), Ordering::Relaxed);
-            }
-            [a, b, c, d, e, f, g, h] => {
-                let word = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-                AtomicU64::from_ptr(at.cast()).store(word, Ordering::Relaxed);
-            }
-            _ => at.copy_from(tail.as_ptr(), tail.len()),
+        let [a, b, c, d, ..] = tail;
+        match word {
+            1 => AtomicU8::from_ptr(at).store(a, Ordering::Relaxed),
+            2 => AtomicU16::from_ptr(at.cast()).store(u16::from_ne_bytes([a, b]), Ordering::Relaxed),
+            4 => AtomicU32::from_ptr(at.cast()).store(u32::from_ne_bytes([a, b, c, d]), Ordering::Relaxed),
+            8 => AtomicU64::from_ptr(at.cast()).store(u64::from_ne_bytes(tail), Ordering::Relaxed),
+            _ => {}
         }
     }
 }
@@ -335,7 +335,7 @@ mod tests {
             let mut room = [0u64; 10];
             let bytes = room.as_mut_ptr().cast::<u8>();
             // SAFETY: at + len <= 64 bytes of the room's 80.
-            unsafe { write_in_order(bytes.add(at), &data[..len]) };
+            unsafe { write_in_order(bytes.add(at), data.as_ptr(), len) };
             let written = room.map(u64::to_ne_bytes).concat();
             let (before, rest) = written.split_at(at);
             assert!(rest[..len] == data[..len], "{len} bytes at {at}");
@@ -355,7 +355,7 @@ mod tests {
                 for round in 1..=ROUNDS {
                     let words = [round, round, round].map(u64::to_ne_bytes).concat();
                     // SAFETY: the room, which is read below behind its last word alone.
-                    unsafe { write_in_order(at as *mut u8, &words) };
+                    unsafe { write_in_order(at as *mut u8, words.as_ptr(), words.len()) };
                     while room[0].load(Ordering::Acquire) != 0 {
                         std::thread::yield_now();
                     }

@@ -14,6 +14,8 @@ pub(super) const LONGEST: usize = FIXED + KINDS + 2 * 4096;
 
 /// Kind of a descriptor: the memory of the session's rings.
 pub(super) const RINGS: u8 = 1;
+/// Kind of a descriptor: the memory of a channel.
+pub(super) const CHANNEL: u8 = 2;
 
 /// Who speaks, and what it hands over.
 #[derive(Debug, PartialEq, Eq)]

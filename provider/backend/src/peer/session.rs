@@ -5,9 +5,10 @@ use std::os::fd::AsRawFd;
 
 use starverbs_rings::{Broken, MessageReader, MessageWriter, Written};
 
+use super::channel::Asking;
 use super::due::Due;
-use super::hello::{Hello, RINGS};
-use super::memory::{LANES, Memory};
+use super::hello::{CHANNEL, Hello, RINGS};
+use super::memory::{LANES, RingMemory};
 use super::socket::{self, Credentials};
 use super::{Consumer, SessionId};
 use crate::descriptor::Socket;
@@ -77,11 +78,11 @@ impl Lane {
 /// The rings of a session, and the memory that they lie in.
 struct Rings {
     lanes: [Lane; LANES],
-    _memory: Memory,
+    _memory: RingMemory,
 }
 
 impl Rings {
-    fn new(memory: Memory, connected: bool) -> Rings {
+    fn new(memory: RingMemory, connected: bool) -> Rings {
         let lane = |lane| {
             // SAFETY: each lane once; the ends go with the memory.
             let (out, inward) = unsafe { memory.lane(lane, connected) };
@@ -121,6 +122,10 @@ pub(super) struct Session {
     pub(super) places: [Place; Consumer::ALL.len()],
     /// Its reading of frames
     pub(super) stall: Stall,
+    /// Channels that the other end has made
+    pub(super) channels: u32,
+    /// Who has channels is told of the end
+    pub(super) has_channels: bool,
     rings: Option<Rings>,
 }
 
@@ -138,6 +143,8 @@ impl Session {
             socket: Some(socket),
             places: Default::default(),
             stall: Stall::default(),
+            channels: 0,
+            has_channels: false,
             rings: None,
         }
     }
@@ -145,7 +152,7 @@ impl Session {
     /// Makes the rings and hands them over: the other end need not be there to take them. `None`: the system
     /// does not let us.
     pub(super) fn offer_rings(&mut self, block: u32, own_blocks: Vec<u16>) -> Option<()> {
-        let (memory, file): (Memory, File) = Memory::create()?;
+        let (memory, file): (RingMemory, File) = RingMemory::create()?;
         let hello = Hello { kinds: &[RINGS], blocks: own_blocks }.encode();
         socket::send(self.socket.as_ref()?, &hello, &[file.as_raw_fd()]).ok()?;
         self.rings = Some(Rings::new(memory, true));
@@ -154,8 +161,18 @@ impl Session {
         Some(())
     }
 
+    /// Makes a channel and hands it over, beside the blocks that this process has. `None`: the system does not
+    /// let us, or the other end does not read.
+    pub(super) fn offer_channel(&mut self, own_blocks: Vec<u16>) -> Option<Asking> {
+        let (channel, file) = Asking::create()?;
+        let hello = Hello { kinds: &[CHANNEL], blocks: own_blocks }.encode();
+        socket::send(self.socket.as_ref()?, &hello, &[file.as_raw_fd()]).ok()?;
+        self.has_channels = true;
+        Some(channel)
+    }
+
     /// The other end's hello has come, with this memory. False: it is not what it should be.
-    pub(super) fn greet(&mut self, blocks: Vec<u16>, memory: Option<Memory>) -> bool {
+    pub(super) fn greet(&mut self, blocks: Vec<u16>, memory: Option<RingMemory>) -> bool {
         if self.rings.is_none() {
             let Some(memory) = memory else { return false };
             self.rings = Some(Rings::new(memory, false));

@@ -2,18 +2,19 @@
 
 mod awake;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
 
 use nix::sys::socket::UnixAddr;
 use starverbs_core::Nanos;
 use starverbs_core::relay::LinkError;
 
-use super::hello::{self, Hello, RINGS};
-use super::memory::Memory;
+use super::channel::{Answering, Asking};
+use super::hello::{self, CHANNEL, Hello, RINGS};
+use super::memory::RingMemory;
 use super::session::Session;
 use super::socket::{self, Received};
-use super::{Consumer, ListenerId, SessionId};
+use super::{ChannelNews, Consumer, ListenerId, SessionId};
 use crate::BackendError;
 use crate::descriptor::Socket;
 use crate::epoll::Epoll;
@@ -26,6 +27,8 @@ pub(super) use awake::Found;
 /// Sessions of a card, and of those the ones that processes of other users began.
 const SESSIONS: usize = 1024;
 const MAX_OTHER_USERS: usize = 64;
+/// Channels that another end may make in one session: a process makes one, and anew when it broke.
+const CHANNELS: u32 = 4;
 /// Messages that one socket gives in one turn.
 const IN_A_TURN: usize = 16;
 /// Looks of a card that is polled without a look at the kernel's reports.
@@ -72,6 +75,8 @@ pub(super) struct Sessions {
     awake: [Awake; Consumer::ALL.len()],
     uses_links: bool,
     rounds: u32,
+    /// For who has channels
+    pub(super) news: VecDeque<ChannelNews>,
 }
 
 impl Sessions {
@@ -90,6 +95,7 @@ impl Sessions {
             awake: Default::default(),
             uses_links: false,
             rounds: 0,
+            news: VecDeque::new(),
         })
     }
 
@@ -294,15 +300,24 @@ impl Sessions {
                 Received::Message([_]) => self.wake(id),
                 Received::Message(bytes) => {
                     let Some(hello) = hello::decode(bytes) else { return self.break_off(id) };
-                    let mut handed = hello.kinds.iter().zip(descriptors);
-                    let rings = handed.find(|(kind, _)| **kind == RINGS).map(|(_, file)| file);
-                    self.greet(id, hello.blocks, rings.and_then(Memory::open));
+                    let (mut rings, mut channel) = (None, None);
+                    for (kind, file) in hello.kinds.iter().zip(descriptors) {
+                        match *kind {
+                            RINGS => rings = Some(file),
+                            CHANNEL => channel = Some(file),
+                            _ => {}
+                        }
+                    }
+                    self.greet(id, hello.blocks, rings.and_then(RingMemory::open));
+                    if let Some(channel) = channel.and_then(Answering::open) {
+                        self.take_channel(id, channel);
+                    }
                 }
             }
         }
     }
 
-    fn greet(&mut self, id: SessionId, blocks: Vec<u16>, memory: Option<Memory>) {
+    fn greet(&mut self, id: SessionId, blocks: Vec<u16>, memory: Option<RingMemory>) {
         let answer = Hello { kinds: &[], blocks: self.blocks() }.encode();
         let Some(session) = self.get(id) else { return };
         let first = !session.greeted && session.to.is_none();
@@ -315,15 +330,34 @@ impl Sessions {
         self.wake(id);
     }
 
+    /// A channel in a session, for its other end to be asked; with the session.
+    pub(super) fn open_channel(&mut self, id: SessionId) -> Option<Asking> {
+        let blocks = self.blocks();
+        self.get(id).filter(|session| session.is_up())?.offer_channel(blocks)
+    }
+
+    /// The other end has made a channel.
+    fn take_channel(&mut self, id: SessionId, channel: Answering) {
+        let Some(session) = self.get(id) else { return };
+        session.channels += 1;
+        session.has_channels = true;
+        if session.channels <= CHANNELS && self.news.try_reserve(1).is_ok() {
+            self.news.push_back(ChannelNews::Opened(id, Box::new(channel)));
+        }
+    }
+
     /// The other end is gone: its messages are still read.
     pub(super) fn end(&mut self, id: SessionId) {
         let uses_links = self.uses_links;
-        let Sessions { sessions, epoll, .. } = self;
+        let Sessions { sessions, epoll, news, .. } = self;
         let found = sessions.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
         let Some(session) = found.filter(|session| session.id == id && session.socket.is_some()) else {
             return;
         };
         session.places[Consumer::Links as usize].done = !uses_links;
+        if session.has_channels && news.try_reserve(1).is_ok() {
+            news.push_back(ChannelNews::Ended(id));
+        }
         let (refused, began) =
             (session.to.filter(|_| !session.greeted), session.to.is_some() || session.greeted);
         [&session.socket, &session.notice].into_iter().flatten().for_each(|socket| epoll.remove(socket));

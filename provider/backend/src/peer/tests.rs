@@ -2,7 +2,7 @@
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use super::memory::{Memory, RING};
+use super::memory::{RING, RingMemory};
 use super::*;
 use crate::descriptor::Socket;
 use crate::handover::Stall;
@@ -226,8 +226,8 @@ fn a_session_that_a_child_has_too_ends_here() {
 }
 
 /// A session whose first end writes what it likes.
-fn connect_as_liar(port: u16, write: impl FnOnce(&Memory)) -> Socket {
-    let (memory, file) = Memory::create().expect("memory");
+fn connect_as_liar(port: u16, write: impl FnOnce(&RingMemory)) -> Socket {
+    let (memory, file) = RingMemory::create().expect("memory");
     write(&memory);
     let socket = socket::connect(&abstract_address(&peer_name(port, 8))).expect("it listens");
     let hello = hello::Hello { kinds: &[hello::RINGS], blocks: vec![] }.encode();

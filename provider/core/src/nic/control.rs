@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use super::path::PathId;
 use super::timers::TimerId;
 use super::{MAX_SGE, Nic, Shared};
+use crate::engine::{Call, Engine};
 use crate::env::{CompletionQueue, Env, RecvQueue, SendQueue};
 use crate::error::NicError;
 use crate::limits::room;
@@ -176,7 +177,7 @@ impl<E: Env> Nic<E> {
             return Err(NicError::Invalid);
         }
         let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { from };
-        if to == QpState::Sqd && cx.qp.flags.held {
+        if to == QpState::Sqd && cx.qp.flags.held && !cx.qp.engine.as_ref().is_some_and(Engine::drains) {
             return Err(NicError::Invalid);
         }
         check(cx.qp.qp_type, from, to, mask)?;
@@ -353,7 +354,10 @@ fn enter<E: Env>(
         QpState::Sqd if from != QpState::Sqd => {
             cx.qp.attr.en_sqd_async_notify &= mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY);
             cx.qp.flags.drained = false;
-            cx.drained();
+            cx.set_engine();
+            if cx.run_engine(Call::Drain).is_none() {
+                cx.drained();
+            }
         }
         QpState::Rtr => cx.offer_repeat(),
         QpState::Rts => {

@@ -15,8 +15,8 @@ use crate::types::{AsyncEvent, Nanos, QpState, QpType, Qpn, SendOp, SrqId};
 impl Terms {
     fn of(attr: &Attr) -> Self {
         let Attr { access, max_rd_atomic, min_rnr_timer, rnr_retry, timeout, retry_cnt, .. } = *attr;
-        let patience = patience(timeout, retry_cnt).unwrap_or(0);
-        Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience }
+        let (patience, drain_event) = (patience(timeout, retry_cnt).unwrap_or(0), attr.en_sqd_async_notify);
+        Terms { access, max_rd_atomic, min_rnr_timer, rnr_retry, patience, drain_event }
     }
 }
 
@@ -286,6 +286,18 @@ impl<E: Env> Nic<E> {
         cx.ready();
         cx.sh.open_path(cx.qp.path);
         Some(done)
+    }
+
+    /// As [`Nic::with_engine`], for an engine that sends by itself and needs no turn.
+    #[inline]
+    pub fn call_engine<R>(
+        &mut self,
+        env: &mut E,
+        qpn: Qpn,
+        now: Nanos,
+        call: impl FnOnce(&mut E::Engine, &mut EngineCtx<'_, E>) -> R,
+    ) -> Option<R> {
+        self.context(env, qpn, now)?.with_engine(call)
     }
 
     /// From now on the QP, which is held and in RTR or RTS, has the engine that `make` gives. `Invalid`: it

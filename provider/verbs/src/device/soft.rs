@@ -11,10 +11,12 @@ mod control;
 pub(crate) mod deferred_log;
 mod domains;
 mod doorbells;
+mod engine;
 pub(crate) mod env;
 mod idle;
 pub(crate) mod intake;
 mod links;
+mod local;
 mod memory;
 mod progress;
 pub(crate) mod shard;
@@ -47,6 +49,7 @@ use crate::stat::StatPage;
 use contexts::context_cache;
 use deferred_log::DeferredLog;
 use links::Links;
+use local::LocalHost;
 pub use progress::BYTES_OF_A_TURN;
 use progress::LEFT;
 pub(crate) use shard::Shard;
@@ -107,7 +110,9 @@ impl Soft {
         let soft = Arc::new_cyclic(|soft: &Weak<Soft>| {
             let owner = rx.blocks().next().unwrap_or_default() as u16;
             let cm = CmHost::new(info.attr.node_guid, owner, info.addrs.clone(), soft.clone());
-            let shard = Shard::new(nic, tx, rx, stats, cm, settings.qpc_prefetch, Arc::clone(&moderator));
+            let local = LocalHost::new(&settings, &info);
+            let prefetch = settings.qpc_prefetch;
+            let shard = Shard::new(nic, tx, rx, stats, cm, local, prefetch, Arc::clone(&moderator));
             Soft {
                 forks: process::forks(),
                 info,
@@ -232,7 +237,9 @@ impl Soft {
         match self.try_lock() {
             Some(mut guard) => {
                 let shard = &mut *guard;
-                if !self.settings.defer || !self.defer(shard, qpn) {
+                if shard.ring_local(qpn) {
+                    self.settle_local(shard);
+                } else if !self.settings.defer || !self.defer(shard, qpn) {
                     let now = clock::now();
                     shard.ring_deferred(now);
                     shard.ring(qpn, now);
@@ -245,6 +252,16 @@ impl Soft {
             None => self.doorbells.leave(qpn),
         }
         self.serve_doorbells();
+    }
+
+    /// What may follow from a turn of the local transport alone.
+    #[inline]
+    fn settle_local(&self, shard: &mut Shard) {
+        if !shard.env.events.is_empty() || shard.next_timer() != shard.timer_seen {
+            let now = clock::now();
+            self.finish(shard, now);
+            shard.timer_seen = shard.next_timer();
+        }
     }
 
     /// Has the doorbell of `qpn` wait for the card's next turn, if it may. A program that polls takes a turn

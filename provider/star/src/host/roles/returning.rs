@@ -7,6 +7,7 @@ use alloc::boxed::Box;
 use starverbs_core::room::is_room_for;
 use starverbs_core::{Nanos, Qpn};
 
+use crate::card::stateful;
 use crate::control::{Control, Role, Wish};
 use crate::homing::{Half, Homing, Outcome as Ended, answer, suits};
 use crate::negotiate::{Beginning, Negotiation, Outcome, Terms};
@@ -268,7 +269,7 @@ pub(super) fn begun<E: Host>(turn: &Turn<'_, E>, library: &Library<E>, end: &End
     let role = end.role()?;
     let there = match role {
         Role::Stateless => library.has_begun(end.qpn),
-        Role::Stateful => turn.nic.engine(end.qpn).is_some(),
+        Role::Stateful => stateful(turn.nic, end.qpn).is_some(),
     };
     there.then_some(role)
 }

@@ -281,8 +281,11 @@ impl Soft {
     fn modify_qp(&self, qp: &QpInner, to: &QpAttr, mask: QpAttrMask) -> Result<()> {
         self.with(|shard, now| {
             shard.modify_qp(qp.qpn, to, mask, now)?;
-            if mask.contains(QpAttrMask::STATE) && qp.has_wish() {
-                shard.move_star(qp, to.state, now);
+            if mask.contains(QpAttrMask::STATE) {
+                if qp.has_wish() {
+                    shard.move_star(qp, to.state, now);
+                }
+                shard.move_local(qp.qpn, to.state, qp.has_wish(), now);
             }
             Ok(())
         })

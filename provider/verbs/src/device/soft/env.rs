@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use starverbs_backend::links::Links;
-use starverbs_backend::{Payload, RoceTx};
+use starverbs_backend::{Payload, Peers, RoceTx};
 use starverbs_core::relay::{LinkError, LinkId, Relay};
 use starverbs_core::shared_qp::SharedQpMessage;
 use starverbs_core::{AsyncEvent, Av, Dma, Env, Gid, Host, PdId, Port, Seg};
 use starverbs_rings::{CardRq, CardSq};
-use starverbs_star::stateful::Stateful;
 
+use super::engine::HostEngine;
+use super::local::channels::Channels;
 use super::star::port::StarPort;
 use crate::cq::CardCq;
 use crate::memory::{self, Marked};
@@ -37,13 +38,16 @@ pub(crate) struct HostEnv {
     pub(crate) links: Option<Box<Links>>,
     /// StaR, where it is in use
     pub(crate) star: Option<Box<StarPort>>,
+    /// The way to queue pairs of this host's processes
+    pub(crate) channels: Channels,
 }
 
 impl HostEnv {
-    pub(crate) fn new(tx: RoceTx<StatPage>) -> Self {
+    pub(crate) fn new(tx: RoceTx<StatPage>, peers: Peers) -> Self {
         let (events, bounce) = (Vec::with_capacity(16), Box::new([0; MAX_PAYLOAD]));
         let foreign = ForeignList::default();
-        HostEnv { tx, events, bounce, bounced: 0, foreign, links: None, star: None }
+        let channels = Channels::new(peers);
+        HostEnv { tx, events, bounce, bounced: 0, foreign, links: None, star: None, channels }
     }
 
     /// Whether a frame's payload must be copied at once. It is in the port then: the next one's copies may
@@ -58,6 +62,49 @@ impl HostEnv {
     /// False: it is gone.
     pub(crate) fn send_shared_qp(&mut self, link: LinkId, message: &SharedQpMessage) -> bool {
         self.links.as_mut().is_some_and(|links| links.send(link, &message.encode(), &[], true))
+    }
+
+    /// Copies host memory that the card has checked to memory that another process has, too. False: as of
+    /// [`Dma::dma_copy`].
+    ///
+    /// # Safety
+    /// [to, to + len) can be written.
+    #[inline]
+    pub(super) unsafe fn copy_out(&mut self, from: u64, to: *mut u8, len: usize) -> bool {
+        if !memory::marked(from) {
+            // SAFETY: the caller's terms; the program keeps its memory until the region ends.
+            unsafe { to.copy_from(from as *const u8, len) };
+            return true;
+        }
+        let mut piece = [0; MAX_PAYLOAD];
+        (0..len).step_by(MAX_PAYLOAD).all(|at| {
+            let piece = &mut piece[..(len - at).min(MAX_PAYLOAD)];
+            let there = self.dma_copy(from + at as u64, piece);
+            // SAFETY: at + piece <= len.
+            unsafe { to.add(at).copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
+            there
+        })
+    }
+
+    /// Copies memory that another process has, too, to host memory that the card has checked, the last word
+    /// last. False: as of [`Dma::dma_write`].
+    ///
+    /// # Safety
+    /// [from, from + len) can be read.
+    #[inline]
+    pub(super) unsafe fn copy_in(&mut self, from: *const u8, to: u64, len: usize) -> bool {
+        if !memory::marked(to) {
+            // SAFETY: the caller's terms, and those of `dma_write`.
+            unsafe { memory::write_in_order(to as *mut u8, from, len) };
+            return true;
+        }
+        let mut piece = [0; MAX_PAYLOAD];
+        (0..len).step_by(MAX_PAYLOAD).all(|at| {
+            let piece = &mut piece[..(len - at).min(MAX_PAYLOAD)];
+            // SAFETY: at + piece <= len.
+            unsafe { piece.as_mut_ptr().copy_from_nonoverlapping(from.add(at), piece.len()) };
+            self.dma_write(to + at as u64, piece)
+        })
     }
 
     /// [`Dma::dma_read`] of marked memory.
@@ -121,7 +168,7 @@ fn change_marked(addr: u64, change: impl FnOnce(u64) -> u64) -> Option<u64> {
 
 impl Env for HostEnv {
     type Congestion = starverbs_core::congestion::Aimd;
-    type Engine = Box<Stateful<HostEnv>>;
+    type Engine = HostEngine;
     type Sq = CardSq;
     type Rq = CardRq;
     type Cq = CardCq;
@@ -138,7 +185,7 @@ impl Dma for HostEnv {
         }
         // SAFETY: the card has checked that [addr, addr + len) lies in a memory region, which the
         // program registered: it promised that the memory is mapped, and lets peers write to it.
-        unsafe { memory::write_in_order(addr as *mut u8, data) };
+        unsafe { memory::write_in_order(addr as *mut u8, data.as_ptr(), data.len()) };
         true
     }
 

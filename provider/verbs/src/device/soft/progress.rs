@@ -19,6 +19,10 @@ const MAINTENANCE: u32 = 256;
 pub(super) const LEFT: Nanos = 1_000_000;
 /// How long an ACK waits for the program that left it.
 const ACK_LEFT: Nanos = 50_000;
+/// Of the polls of a card with local connections, one in so many looks at all else.
+const LOCAL_POLLS: u32 = 32;
+/// Polls in a row for which the wire has nothing, after which most leave it alone.
+const WIRE_IDLE: u32 = 64;
 /// Datagram batches in one turn of the thread.
 const BATCHES: u32 = 4;
 
@@ -44,19 +48,33 @@ impl Soft {
             return true;
         };
         let shard = &mut *guard;
+        if let Some(came) = self.poll_local(shard) {
+            drop(guard);
+            if came {
+                self.serve_doorbells();
+            }
+            return came;
+        }
         let now = clock::now();
         let pause = now.saturating_sub(self.activity.note_poll(now));
         self.take_bells(shard, now);
         let owed = shard.nic.owes_acks();
         /* where the thread sleeps, it is to be woken whoever looked last */
-        shard.intake.rx.set_polled(!self.thread.is_armed());
+        let polled = !self.thread.is_armed();
+        shard.intake.rx.set_polled(polled);
+        if polled {
+            shard.env.channels.stay_awake();
+        }
         let out = shard.intake.waits_for_receives(&mut shard.nic, now, Who::Program);
         let got = if out { 0 } else { shard.intake.rx.recv() };
         let all = !out && (got == 0 || shard.take_frames(now, || cq.waiting() as usize >= wanted));
         if !all {
             self.lower_alarm(shard, now + LEFT);
         }
+        shard.local.wire_idle = if got > 0 { 0 } else { shard.local.wire_idle.saturating_add(1) };
         let got = got + shard.run_star(now, Who::Program) as usize;
+        let got = got + shard.run_local(now) as usize;
+        shard.check_local(now);
         shard.run_links(now, &self.deferred_log);
         shard.run_timers(now);
         shard.turns = shard.turns.wrapping_add(1);
@@ -81,6 +99,26 @@ impl Soft {
             self.activity.yield_now();
         }
         true
+    }
+
+    /// The part of a poll that is the local transport's. `None`: the rest is due, too. Else whether anything
+    /// came: of a card that has local connections, and to which nothing comes by the wire, most polls look at
+    /// the channels alone, without a clock or a system call.
+    #[inline]
+    fn poll_local(&self, shard: &mut Shard) -> Option<bool> {
+        if shard.local.active == 0 {
+            return None;
+        }
+        shard.turns = shard.turns.wrapping_add(1);
+        let came = shard.run_local(0) > 0;
+        if came {
+            self.settle_local(shard);
+        }
+        let whole = shard.turns.is_multiple_of(LOCAL_POLLS) || shard.unsent || shard.has_deferred();
+        if whole || (!came && shard.local.wire_idle < WIRE_IDLE) {
+            return None;
+        }
+        Some(came)
     }
 
     /// What a call of the program sent to another process of this host may have come to this process's own
@@ -138,6 +176,7 @@ impl Soft {
         let port = self.maintain(shard, now);
         let next = shard.next_deadline(now);
         shard.intake.rx.prepare_to_sleep();
+        let local = shard.env.channels.prepare_to_sleep();
         fds.extend(shard.intake.rx.fds().iter().map(|fd| pollfd(*fd)));
         fds.extend(shard.star.iter().flat_map(|star| star.fds()).map(pollfd));
         let deadline = sooner(port, next).unwrap_or(Nanos::MAX);
@@ -147,7 +186,7 @@ impl Soft {
             shard.alarm = deadline;
         }
         let owed = if shard.nic.owes_acks() { now + ACK_LEFT } else { Nanos::MAX };
-        let until = shard.alarm.min(owed);
+        let until = if local { now } else { shard.alarm.min(owed) };
         drop(guard);
         self.serve_doorbells();
         until
@@ -165,6 +204,8 @@ impl Soft {
         self.take_bells(shard, now);
         let (mut work, held_until) = self.take_batches(shard, now);
         work += shard.run_star(now, Who::Thread);
+        work += shard.run_local(now);
+        shard.check_local(now);
         work += shard.run_links(now, &self.deferred_log);
         /* behind the frames: the answer that a timer waits for may be among them */
         work += u32::from(shard.run_timers(now));
@@ -255,7 +296,7 @@ impl Shard {
         let of_frames = sooner(sooner(of_timers, held_back), self.env.tx.next_deadline());
         /* of a program that may have gone */
         let of_bells = self.has_deferred().then_some(now + LEFT);
-        let of_host = sooner(of_bells, self.moderator.next_deadline());
+        let of_host = sooner(sooner(of_bells, self.next_local()), self.moderator.next_deadline());
         sooner(sooner(of_frames, of_host), self.next_star(now))
     }
 }

@@ -15,6 +15,7 @@ use super::doorbells::Deferred;
 use super::env::HostEnv;
 use super::idle::Idle;
 use super::intake::Intake;
+use super::local::LocalHost;
 use super::shared_qps::SharedQps;
 use super::star::StarHost;
 use crate::cm::CmHost;
@@ -47,6 +48,10 @@ pub(crate) struct Shard {
     pub(crate) cm: Box<CmHost>,
     /// From the first QP on that may be an end of a StaR connection
     pub(super) star: Option<Box<StarHost>>,
+    /// Queue pairs that talk to others of this host without packets
+    pub(super) local: LocalHost,
+    /// The card's next timer when the thread was last told of it
+    pub(super) timer_seen: Option<Nanos>,
 }
 
 impl Shard {
@@ -56,12 +61,14 @@ impl Shard {
         rx: Rx<StatPage>,
         stats: StatPage,
         cm: CmHost,
+        local: LocalHost,
         prefetch: bool,
         moderator: Arc<Moderator>,
     ) -> Self {
+        let peers = rx.peers().clone();
         Shard {
             nic,
-            env: HostEnv::new(tx),
+            env: HostEnv::new(tx, peers),
             intake: Intake::new(rx, prefetch),
             stats,
             alarm: Nanos::MAX,
@@ -74,7 +81,15 @@ impl Shard {
             moderator,
             cm: Box::new(cm),
             star: None,
+            local,
+            timer_seen: None,
         }
+    }
+
+    /// When the card's next timer is due.
+    #[inline]
+    pub(super) fn next_timer(&self) -> Option<Nanos> {
+        self.nic.next_deadline()
     }
 
     /// QPs whose events go to `events`: those of its context.

@@ -1,0 +1,336 @@
+//! Records from one process to another, in slots of memory that both have mapped, for who wants them soon.
+//!
+//! A record is a slot: a stamp and 60 bytes. What is longer lies in a piece of the ring's data area, which
+//! the record names. A reader that polls looks at one word, the next slot's stamp: it says which record the
+//! slot holds, so that there is no index to be fetched first. The reader's index gives slots and data back,
+//! and tells the writer how far it is.
+//!
+//! | words | written by |
+//! |---|---|
+//! | slots and data | writer; the stamp last, with release |
+//! | `read` | reader, with release |
+//! | `asleep` | set by the reader, cleared by the writer, which then wakes it |
+//! | `awaits` | set by the writer, cleared by the reader, which then wakes it |
+//!
+//! Neither side trusts the other: each keeps its own index to itself, holds the other's against it, and
+//! copies bytes before it looks at them. This must not know where the memory comes from, what records mean,
+//! or how a sleeper is woken.
+
+use core::cell::UnsafeCell;
+use core::ptr::NonNull;
+
+use crate::Line;
+use crate::message::Broken;
+use crate::sync::{AtomicU32, Ordering, Watch, fence};
+
+/// Words of a record.
+pub const RECORD_WORDS: usize = 15;
+/// Pieces of data begin at multiples of this.
+const ALIGN: u32 = 64;
+
+/// A record's bytes, of which the ring knows nothing.
+pub type Record = [u32; RECORD_WORDS];
+
+/// The words that both sides of a ring have mapped. All zero: an empty ring whose reader is awake.
+#[repr(C)]
+pub struct SlotHead {
+    /// Records that were read
+    read: Line<AtomicU32>,
+    /// The reader sleeps until there is a record
+    asleep: Line<AtomicU32>,
+    /// The writer sleeps until one more was read
+    awaits: Line<AtomicU32>,
+    watch: Watch,
+}
+
+impl SlotHead {
+    /// As zeroed memory has it, for a ring of so many slots.
+    pub fn new(slots: u32) -> Self {
+        let zero = || Line(AtomicU32::new(0));
+        SlotHead { read: zero(), asleep: zero(), awaits: zero(), watch: Watch::new(slots) }
+    }
+}
+
+/// A record and its stamp: the record's number, from 1 on.
+#[repr(C, align(64))]
+pub struct Slot {
+    stamp: AtomicU32,
+    record: UnsafeCell<Record>,
+}
+
+impl Slot {
+    /// As zeroed memory has it.
+    #[allow(clippy::new_without_default, reason = "a ring's part, made with it")]
+    pub fn new() -> Self {
+        Slot { stamp: AtomicU32::new(0), record: UnsafeCell::new([0; RECORD_WORDS]) }
+    }
+}
+
+/// Where a ring lies. Sizes are powers of two.
+#[derive(Clone, Copy)]
+pub struct SlotMemory {
+    /// The words of both sides
+    pub head: NonNull<SlotHead>,
+    /// The slots
+    pub slots: NonNull<Slot>,
+    /// How many
+    pub count: u32,
+    /// The data area, aligned to 64
+    pub data: NonNull<u8>,
+    /// Its bytes
+    pub bytes: u32,
+}
+
+impl SlotMemory {
+    fn head(&self) -> &SlotHead {
+        // SAFETY: promised at `SlotWriter::new` and `SlotReader::new`; any bytes are valid for atomics.
+        unsafe { self.head.as_ref() }
+    }
+
+    #[inline]
+    fn slot(&self, number: u32) -> &Slot {
+        // SAFETY: below the count, and as in `head`; what is no atomic lies in a cell.
+        unsafe { self.slots.add((number & (self.count - 1)) as usize).as_ref() }
+    }
+
+    fn is_right(&self) -> bool {
+        self.count.is_power_of_two() && self.bytes.is_power_of_two() && self.bytes >= ALIGN
+    }
+}
+
+/// Room for the data of the next record.
+#[derive(Clone, Copy, Debug)]
+pub struct DataRoom {
+    /// Where its bytes go
+    pub to: *mut u8,
+    /// How the record names it
+    pub at: u32,
+}
+
+/// The writing side of a ring.
+pub struct SlotWriter {
+    memory: SlotMemory,
+    /// Records written, and of those read when it was last looked
+    written: u32,
+    read: u32,
+    /// By slot: where the data area's next piece began behind the record
+    ends: Box<[u32]>,
+    /// Bytes of the data area ever given out, and of those given back
+    given: u32,
+    back: u32,
+}
+
+// SAFETY: plain memory without thread affinity; the protocol orders the accesses.
+unsafe impl Send for SlotWriter {}
+
+impl SlotWriter {
+    /// Of a ring that nobody has written to.
+    ///
+    /// # Safety
+    /// All of `memory` is mapped, writable and aligned as long as the value lives; in this process nobody but
+    /// the writer and a reader of the ring has pointers to it that are used.
+    pub unsafe fn new(memory: SlotMemory) -> Self {
+        debug_assert!(memory.is_right());
+        let ends = vec![0; memory.count as usize].into_boxed_slice();
+        SlotWriter { memory, written: 0, read: 0, ends, given: 0, back: 0 }
+    }
+
+    /// Records written so far; the next one's number less 1.
+    #[inline]
+    pub fn written(&self) -> u32 {
+        self.written
+    }
+
+    /// Whether all that was written has been read, as far as is known.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.read == self.written
+    }
+
+    /// Looks how many records were read.
+    ///
+    /// # Errors
+    /// [`Broken`]
+    #[inline]
+    pub fn look(&mut self) -> Result<u32, Broken> {
+        /* acquire: the reader's copying comes before our writing over it */
+        let read = self.memory.head().read.load(Ordering::Acquire);
+        if read == self.read {
+            return Ok(read);
+        }
+        /* it goes on from what it was, and not past what was written */
+        if self.written.wrapping_sub(read) > self.written.wrapping_sub(self.read) {
+            return Err(Broken);
+        }
+        self.read = read;
+        self.back = self.ends[(read.wrapping_sub(1) & (self.memory.count - 1)) as usize];
+        Ok(read)
+    }
+
+    /// Room for one record with `len` bytes of data; `None`: there is none now.
+    ///
+    /// # Errors
+    /// [`Broken`]
+    #[inline]
+    pub fn room(&mut self, len: u32) -> Result<Option<DataRoom>, Broken> {
+        if let Some(room) = self.fits(len) {
+            return Ok(Some(room));
+        }
+        self.look()?;
+        Ok(self.fits(len))
+    }
+
+    #[inline]
+    fn fits(&mut self, len: u32) -> Option<DataRoom> {
+        let SlotMemory { count, bytes, data, .. } = self.memory;
+        if self.written.wrapping_sub(self.read) >= count || len > bytes {
+            return None;
+        }
+        if self.read == self.written {
+            /* from the beginning: a ring with little in it keeps to few pages */
+            self.given = self.given.wrapping_add(bytes - 1) & !(bytes - 1);
+            self.back = self.given;
+        }
+        let mut at = self.given & (bytes - 1);
+        let mut end = self.given.wrapping_add(len.next_multiple_of(ALIGN));
+        if len > bytes - at {
+            /* one piece: it begins anew where it would reach beyond the end */
+            end = end.wrapping_add(bytes - at);
+            at = 0;
+        }
+        if end.wrapping_sub(self.back) > bytes {
+            return None;
+        }
+        // SAFETY: at + len <= bytes, inside the data area.
+        Some(DataRoom { to: unsafe { data.as_ptr().add(at as usize) }, at })
+    }
+
+    /// Writes the next record, for which there was [`SlotWriter::room`] with as many bytes of data, which
+    /// have been written there.
+    #[inline]
+    pub fn push(&mut self, record: &Record, len: u32) {
+        let SlotMemory { count, bytes, .. } = self.memory;
+        let at = self.given & (bytes - 1);
+        if len > bytes - at {
+            self.given = self.given.wrapping_add(bytes - at);
+        }
+        self.given = self.given.wrapping_add(len.next_multiple_of(ALIGN));
+        let number = self.written;
+        self.ends[(number & (count - 1)) as usize] = self.given;
+        self.written = number.wrapping_add(1);
+        self.memory.head().watch.write(number & (count - 1));
+        let slot = self.memory.slot(number);
+        // SAFETY: the slot is the writer's: there was room. What the peer does to it meanwhile is its own
+        // loss.
+        unsafe { slot.record.get().write(*record) };
+        /* release: the record and its data before the stamp */
+        slot.stamp.store(self.written, Ordering::Release);
+    }
+
+    /// After one push or more: whether the reader must be woken.
+    #[inline]
+    pub fn must_wake(&self) -> bool {
+        /* the stamps before the look at the flag; see `SlotReader::sleep` */
+        fence(Ordering::SeqCst);
+        let asleep = &self.memory.head().asleep;
+        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Asks the reader for a wake-up once it has read more. False: it has, meanwhile.
+    ///
+    /// # Errors
+    /// [`Broken`]
+    pub fn sleep(&mut self) -> Result<bool, Broken> {
+        let before = self.read;
+        self.memory.head().awaits.store(1, Ordering::Relaxed);
+        /* the flag before the look at the index; see `SlotReader::give_back` */
+        fence(Ordering::SeqCst);
+        Ok(self.look()? == before)
+    }
+}
+
+/// The reading side of a ring.
+pub struct SlotReader {
+    memory: SlotMemory,
+    read: u32,
+    /// What the writer knows of it
+    given_back: u32,
+}
+
+// SAFETY: plain memory without thread affinity; the protocol orders the accesses.
+unsafe impl Send for SlotReader {}
+
+impl SlotReader {
+    /// Of a ring that nobody has read from.
+    ///
+    /// # Safety
+    /// As [`SlotWriter::new`].
+    pub unsafe fn new(memory: SlotMemory) -> Self {
+        debug_assert!(memory.is_right());
+        SlotReader { memory, read: 0, given_back: 0 }
+    }
+
+    /// Whether there is a record.
+    #[inline]
+    pub fn has_next(&self) -> bool {
+        /* acquire: the stamp before the record */
+        self.memory.slot(self.read).stamp.load(Ordering::Acquire) == self.read.wrapping_add(1)
+    }
+
+    /// The oldest record; `None`: there is none. It stays until [`SlotReader::pop`].
+    #[inline]
+    pub fn peek(&self) -> Option<Record> {
+        if !self.has_next() {
+            return None;
+        }
+        self.memory.head().watch.read(self.read & (self.memory.count - 1));
+        // SAFETY: the writer leaves the slot alone until it is given back; one that does not changes bytes
+        // that are looked at only after they are copied.
+        Some(unsafe { self.memory.slot(self.read).record.get().read() })
+    }
+
+    /// Where the data of the oldest record lies, as it names it: bytes that its writer may change at any
+    /// time. `None`: outside of the data area.
+    #[inline]
+    pub fn data(&self, at: u32, len: u32) -> Option<*const u8> {
+        let inside = at <= self.memory.bytes && len <= self.memory.bytes - at;
+        // SAFETY: inside the data area, or at its end.
+        inside.then(|| unsafe { self.memory.data.as_ptr().add(at as usize).cast_const() })
+    }
+
+    /// The oldest record is done with.
+    #[inline]
+    pub fn pop(&mut self) {
+        self.read = self.read.wrapping_add(1);
+    }
+
+    /// The writer has the slots and data of what was popped. True: it waited for that, and must be woken.
+    #[inline]
+    pub fn give_back(&mut self) -> bool {
+        if self.read == self.given_back {
+            return false;
+        }
+        self.given_back = self.read;
+        let head = self.memory.head();
+        /* release: the copying before the index */
+        head.read.store(self.read, Ordering::Release);
+        /* the index before the look at the flag; see `SlotWriter::sleep` */
+        fence(Ordering::SeqCst);
+        head.awaits.load(Ordering::Relaxed) != 0 && head.awaits.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// The writer is to wake the reader when there is a record. False: there is one now.
+    pub fn sleep(&self) -> bool {
+        self.memory.head().asleep.store(1, Ordering::Relaxed);
+        /* the flag before the look at the stamp: the writer sees that this side sleeps, or this side the
+         * record */
+        fence(Ordering::SeqCst);
+        !self.has_next()
+    }
+
+    /// It looks by itself from now on, and need not be woken.
+    #[inline]
+    pub fn wake(&self) {
+        self.memory.head().asleep.store(0, Ordering::Relaxed);
+    }
+}

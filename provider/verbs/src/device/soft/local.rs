@@ -1,0 +1,465 @@
+//! The local transport: queue pairs of two processes of this host talk through shared memory, without
+//! packets.
+//!
+//! When a queue pair of RC gets its peer's number, and that is of this host, its card proposes a local
+//! connection in a channel to the peer's process, and holds the program's requests. Once both have proposed,
+//! both begin ([`end::LocalEnd`]); if the peer refuses, or says nothing for a while, the wire carries the
+//! connection until RESET. Owns who proposed what; the channels lie in the card's host ([`HostEnv`]).
+
+pub(crate) mod channels;
+pub(crate) mod end;
+mod record;
+mod requester;
+mod responder;
+mod turn;
+
+use std::collections::HashMap;
+
+use starverbs_backend::{ChannelNews, SessionId};
+use starverbs_core::engine::{EngineCtx, Terms};
+use starverbs_core::nic::Handover;
+use starverbs_core::types::QPN_BLOCK_SHIFT;
+use starverbs_core::{Gid, Nanos, NicError, QpState, QpType, Qpn};
+use starverbs_settings::{Link, Settings};
+
+use super::Shard;
+use super::engine::HostEngine;
+use super::env::HostEnv;
+use crate::info::{DeviceInfo, MAX_MSG};
+use crate::log::log;
+use end::{Init, LocalEnd};
+use record::{Record, control};
+use turn::{Said, with_end};
+
+/// How long a program's first request waits for the peer's proposal.
+const PATIENCE: Nanos = 200_000_000;
+/// How often it is looked whether a peer is silent.
+const CHECK: Nanos = 50_000_000;
+
+/// What carries a QP's connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Path {
+    /// It has no peer yet
+    #[default]
+    None,
+    /// It was proposed, and waits
+    Asking,
+    /// Shared memory
+    Local,
+    /// The wire
+    Wire,
+}
+
+/// A proposal of ours.
+#[derive(Clone, Copy)]
+struct Ours {
+    epoch: u16,
+    channel: u32,
+    peer: Qpn,
+    until: Nanos,
+}
+
+/// A proposal of a peer.
+#[derive(Clone, Copy)]
+struct Theirs {
+    epoch: u16,
+    from: Qpn,
+    serial: u32,
+    session: Option<SessionId>,
+}
+
+/// What is known of a QP.
+#[derive(Default)]
+struct Entry {
+    path: Path,
+    ours: Option<Ours>,
+    theirs: Option<Theirs>,
+}
+
+/// Who proposed what.
+pub(crate) struct LocalHost {
+    enabled: bool,
+    /// A QP that has to use the wire says so
+    says: bool,
+    addrs: Vec<Gid>,
+    qps: HashMap<Qpn, Entry>,
+    epoch: u16,
+    /// QPs whose proposal waits
+    asking: u32,
+    /// QPs that have a local connection
+    pub(super) active: u32,
+    /// A program has posted to one of them, maybe
+    posted: bool,
+    checked: Nanos,
+    /// Polls in a row for which the wire had nothing
+    pub(super) wire_idle: u32,
+}
+
+impl LocalHost {
+    pub(super) fn new(settings: &Settings, info: &DeviceInfo) -> LocalHost {
+        let wanted = settings.link != Link::Udp && settings.qpc_cache.is_none();
+        let hurt = settings.fault.is_active() || settings.pcap.is_some();
+        if wanted && hurt {
+            log!(Info, "faults and captures are the wire's: all queue pairs use it (STARVERBS_LINK)");
+        }
+        LocalHost {
+            enabled: wanted && !hurt,
+            says: settings.link == Link::Local,
+            addrs: info.addrs.iter().map(|addr| addr.gid).collect(),
+            qps: HashMap::new(),
+            epoch: 0,
+            asking: 0,
+            active: 0,
+            posted: false,
+            checked: 0,
+            wire_idle: 0,
+        }
+    }
+
+    /// Whether an address is this host's.
+    fn is_here(&self, gid: &Gid) -> bool {
+        self.addrs.contains(gid) || matches!(gid.ipv4(), Some([127, ..]))
+    }
+}
+
+impl Shard {
+    /// The doorbell of a QP that has a local connection. False: it has none.
+    #[inline]
+    pub(super) fn ring_local(&mut self, qpn: Qpn) -> bool {
+        self.local.posted |= self.local.asking > 0;
+        if self.local.active == 0 {
+            return false;
+        }
+        let Shard { nic, env, .. } = self;
+        let rung = with_end((nic, env), qpn, 0, |end, ctx| end.ring(ctx)).is_some();
+        if rung {
+            self.env.channels.flush();
+        }
+        rung
+    }
+
+    /// The program has moved a QP to a state. `star`: it may be an end of StaR.
+    pub(super) fn move_local(&mut self, qpn: Qpn, state: QpState, star: bool, now: Nanos) {
+        match state {
+            QpState::Rtr if self.local.enabled && !star => self.propose(qpn, now),
+            QpState::Reset => {
+                let Some(entry) = self.local.qps.get_mut(&qpn) else { return };
+                let path = std::mem::take(&mut entry.path);
+                entry.ours = None;
+                self.local.count(path, Path::None);
+            }
+            _ => {}
+        }
+    }
+
+    /// A QP is gone.
+    pub(super) fn forget_local(&mut self, qpn: Qpn) {
+        if let Some(entry) = self.local.qps.remove(&qpn) {
+            self.local.count(entry.path, Path::None);
+        }
+    }
+
+    fn propose(&mut self, qpn: Qpn, now: Nanos) {
+        let Ok(attr) = self.nic.query_qp(qpn) else { return };
+        let suits = self.nic.qp_type(qpn) == Some(QpType::Rc) && self.local.is_here(&attr.av.dgid);
+        if !suits || self.nic.hold_qp(qpn).is_err() {
+            return;
+        }
+        let (peer, block) = (attr.dest_qpn, attr.dest_qpn >> QPN_BLOCK_SHIFT);
+        let ours = self.intake.rx.blocks().any(|own| own == block);
+        let Some(channel) = self.env.channels.to_block(block, ours) else {
+            return self.use_wire(qpn, now);
+        };
+        self.local.epoch = self.local.epoch.wrapping_add(1);
+        let epoch = self.local.epoch;
+        let entry = self.local.qps.entry(qpn).or_default();
+        entry.path = Path::Asking;
+        entry.ours = Some(Ours { epoch, channel, peer, until: now + PATIENCE });
+        self.local.asking += 1;
+        let record = Record { op: control::PROPOSE, epoch, to: peer, from: qpn, ..Record::default() };
+        self.env.channels.say(channel, record);
+        self.begin_if_agreed(qpn, now);
+    }
+
+    /// Begins, if the peer has proposed it, too.
+    fn begin_if_agreed(&mut self, qpn: Qpn, now: Nanos) {
+        let Some(Entry { path: Path::Asking, ours: Some(ours), theirs: Some(theirs) }) =
+            self.local.qps.get(&qpn)
+        else {
+            return;
+        };
+        let (ours, theirs) = (*ours, *theirs);
+        let channels = &mut self.env.channels;
+        let session = channels.asker(ours.channel).map(|asker| asker.session);
+        let one = match (session.flatten(), theirs.session) {
+            (None, None) => session.is_some(),
+            (Some(a), Some(b)) => channels.peers.are_of_one_process(a, b),
+            _ => false,
+        };
+        if theirs.from != ours.peer || !one {
+            return;
+        }
+        match self.begin_local(qpn, &ours, &theirs, now) {
+            Ok(()) => {
+                if let Some(entry) = self.local.qps.get_mut(&qpn) {
+                    (entry.path, entry.theirs) = (Path::Local, None);
+                    self.local.count(Path::Asking, Path::Local);
+                }
+                self.stats.local_qps.add(1);
+            }
+            Err(_) => self.use_wire(qpn, now),
+        }
+    }
+
+    fn begin_local(&mut self, qpn: Qpn, ours: &Ours, theirs: &Theirs, now: Nanos) -> Result<(), NicError> {
+        let Shard { nic, env, .. } = self;
+        let Handover { owner, sq, rq, send_cq, recv_cq, max_recv_sge, sq_sig_all, first_send, .. } =
+            nic.handover(qpn)?;
+        let init = Init {
+            qpn,
+            peer: ours.peer,
+            pd: owner.pd,
+            sq: sq.clone(),
+            rq: rq.cloned(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            sig_all: sq_sig_all,
+            max_recv_sge,
+            first_send,
+            max_msg: MAX_MSG,
+            epochs: [ours.epoch, theirs.epoch],
+            channels: [ours.channel, theirs.serial],
+        };
+        env.channels.join(ours.channel);
+        let make = |terms: &Terms, _: &mut EngineCtx<'_, HostEnv>| {
+            Ok(HostEngine::Local(Box::new(LocalEnd::new(init, terms)?)))
+        };
+        let begun = nic.start_engine(env, qpn, now, make);
+        if begun.is_err() {
+            env.channels.leave(ours.channel, qpn, 0);
+        }
+        begun
+    }
+
+    /// The wire carries the connection until RESET.
+    fn use_wire(&mut self, qpn: Qpn, now: Nanos) {
+        if self.local.says {
+            log!(Warn, "queue pair {qpn:#x}: its peer does not agree to shared memory, and gets packets");
+        }
+        if let Some(entry) = self.local.qps.get_mut(&qpn) {
+            let path = std::mem::replace(&mut entry.path, Path::Wire);
+            self.local.count(path, Path::Wire);
+        }
+        let Shard { nic, env, .. } = self;
+        if nic.engine(qpn).is_some() {
+            let end = |engine: HostEngine, ctx: &mut EngineCtx<'_, HostEnv>| match engine {
+                HostEngine::Local(end) => {
+                    let first = end.oldest();
+                    end.close(ctx);
+                    first
+                }
+                HostEngine::Star(_) => 0,
+            };
+            nic.take_engine(env, qpn, now, end);
+        }
+        nic.resume_qp(env, qpn, now);
+    }
+
+    /// Something was said beside requests.
+    #[cold]
+    fn hear(&mut self, Said { serial, record }: Said, now: Nanos) {
+        let (qpn, from) = (record.to, record.from);
+        let answerer = self.env.channels.answerers.iter().find(|answerer| answerer.serial == serial);
+        let Some(session) = answerer.map(|answerer| answerer.session) else { return };
+        match record.op {
+            control::PROPOSE => {
+                let state = self.nic.qp_state(qpn);
+                if !self.local.enabled || state.is_none() {
+                    return self.refuse_local(&record);
+                }
+                let entry = self.local.qps.entry(qpn).or_default();
+                entry.theirs = Some(Theirs { epoch: record.epoch, from, serial, session });
+                let early = matches!(state, Some(QpState::Reset | QpState::Init));
+                let waits = entry.path == Path::Asking && self.nic.is_held(qpn);
+                match entry.path {
+                    _ if early || entry.path == Path::Local => {}
+                    Path::Asking if waits => {
+                        self.begin_if_agreed(qpn, now);
+                        let begun = |entry: &Entry| entry.path != Path::Asking;
+                        if !self.local.qps.get(&qpn).is_some_and(begun) {
+                            self.refuse_local(&record);
+                        }
+                    }
+                    _ => self.refuse_local(&record),
+                }
+            }
+            control::REFUSE => {
+                let Some(entry) = self.local.qps.get(&qpn) else { return };
+                let (path, ours) = (entry.path, entry.ours);
+                let of_now = ours.is_some_and(|ours| ours.epoch == record.epoch && ours.peer == from);
+                let fresh = self.nic.engine(qpn).and_then(HostEngine::local).is_none_or(LocalEnd::is_fresh);
+                if of_now && fresh && matches!(path, Path::Asking | Path::Local) {
+                    self.use_wire(qpn, now);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The wire carries what was proposed.
+    fn refuse_local(&mut self, proposal: &Record) {
+        let Record { epoch, to, from, .. } = *proposal;
+        let block = from >> QPN_BLOCK_SHIFT;
+        let ours = self.intake.rx.blocks().any(|own| own == block);
+        let record = Record { op: control::REFUSE, epoch, to: from, from: to, ..Record::default() };
+        if let Some(channel) = self.env.channels.to_block(block, ours) {
+            self.env.channels.say(channel, record);
+        }
+    }
+
+    /// The local part of a turn; says how much came.
+    #[inline]
+    pub(super) fn run_local(&mut self, now: Nanos) -> u32 {
+        let mut came = 0;
+        while let Some(news) = self.env.channels.peers.next_news() {
+            self.on_news(news, now);
+            came += 1;
+        }
+        if !self.env.channels.any() {
+            return came;
+        }
+        loop {
+            let Shard { nic, env, .. } = self;
+            came += turn::take_answers((nic, env), now);
+            let (taken, said) = turn::take_requests((nic, env), now);
+            came += taken;
+            let Some(said) = said else { break };
+            self.hear(said, now);
+        }
+        if self.env.channels.broken {
+            self.drop_broken(now);
+        }
+        self.env.channels.flush();
+        came
+    }
+
+    #[cold]
+    fn on_news(&mut self, news: ChannelNews, now: Nanos) {
+        match news {
+            ChannelNews::Opened(session, channel) => {
+                self.env.channels.add_answerer(Some(session), *channel);
+            }
+            ChannelNews::Ended(session) => {
+                /* what it asked before is executed */
+                loop {
+                    let Shard { nic, env, .. } = self;
+                    let (taken, said) = turn::take_requests((nic, env), now);
+                    match said {
+                        Some(said) => self.hear(said, now),
+                        None if taken == 0 => break,
+                        None => {}
+                    }
+                }
+                for asker in self.env.channels.askers.iter_mut().flatten() {
+                    asker.ended |= asker.session == Some(session);
+                }
+                for answerer in &mut self.env.channels.answerers {
+                    answerer.ended |= answerer.session == Some(session);
+                }
+                self.drop_broken(now);
+            }
+        }
+    }
+
+    /// QPs whose channel is over lose their peer.
+    #[cold]
+    fn drop_broken(&mut self, now: Nanos) {
+        self.env.channels.broken = false;
+        let Shard { nic, env, .. } = self;
+        turn::take_answers((nic, env), now);
+        let mut lost = Vec::new();
+        for (qpn, entry) in &self.local.qps {
+            let Some(ours) = entry.ours.filter(|_| entry.path != Path::Wire) else { continue };
+            if self.env.channels.asker(ours.channel).is_none_or(|asker| asker.ended) {
+                lost.push((*qpn, entry.path));
+            }
+        }
+        for (qpn, path) in lost {
+            if path == Path::Asking {
+                self.use_wire(qpn, now);
+            } else {
+                let Shard { nic, env, .. } = self;
+                with_end((nic, env), qpn, now, |end, ctx| end.lose_peer(ctx, true));
+            }
+        }
+        self.env.channels.drop_ended();
+    }
+
+    /// Looks at what waits for too long.
+    pub(super) fn check_local(&mut self, now: Nanos) {
+        if now.saturating_sub(self.local.checked) < CHECK || self.local.asking + self.local.active == 0 {
+            return;
+        }
+        self.local.checked = now;
+        if self.local.asking > 0 {
+            self.end_waiting(now);
+        }
+        for at in 0..self.env.channels.askers.len() as u32 {
+            let Some(asker) = self.env.channels.asker(at) else { continue };
+            let Ok(read) = asker.channel.requests.look() else { continue };
+            let quiet = asker.quiet_for(read, now);
+            if quiet > 2 * CHECK {
+                self.on_silence(at, quiet, now);
+            }
+        }
+    }
+
+    #[cold]
+    fn on_silence(&mut self, channel: u32, quiet: Nanos, now: Nanos) {
+        let uses = |entry: &Entry| {
+            entry.path == Path::Local && entry.ours.is_some_and(|ours| ours.channel == channel)
+        };
+        let qpns: Vec<Qpn> =
+            self.local.qps.iter().filter(|(_, entry)| uses(entry)).map(|(qpn, _)| *qpn).collect();
+        for qpn in qpns {
+            let Shard { nic, env, .. } = self;
+            with_end((nic, env), qpn, now, |end, ctx| end.on_silence(ctx, quiet));
+        }
+    }
+
+    /// QPs whose program waits for a proposal that does not come use the wire, as do those to which the peer
+    /// has sent a packet.
+    #[cold]
+    fn end_waiting(&mut self, now: Nanos) {
+        let late = |ours: &Option<Ours>| ours.is_some_and(|ours| ours.until <= now);
+        let asking = self.local.qps.iter().filter(|(_, entry)| entry.path == Path::Asking);
+        let over = asking.filter(|(qpn, entry)| {
+            !self.nic.is_held(**qpn) || (late(&entry.ours) && self.nic.has_posts(**qpn))
+        });
+        let over: Vec<Qpn> = over.map(|(qpn, _)| *qpn).collect();
+        for qpn in over {
+            self.use_wire(qpn, now);
+        }
+        let mut asking = self.local.qps.iter().filter(|(_, entry)| entry.path == Path::Asking);
+        self.local.posted = asking.any(|(qpn, _)| self.nic.has_posts(*qpn));
+    }
+
+    /// When [`Shard::check_local`] has something to do.
+    #[inline]
+    pub(super) fn next_local(&self) -> Option<Nanos> {
+        let waits = |asker: &channels::Asker| asker.under_way > 0;
+        let asks = self.local.asking > 0 && self.local.posted;
+        let any = asks || self.env.channels.askers.iter().flatten().any(|a| waits(a));
+        any.then(|| self.local.checked + CHECK)
+    }
+}
+
+impl LocalHost {
+    /// A QP went from one path to another.
+    fn count(&mut self, from: Path, to: Path) {
+        self.asking -= u32::from(from == Path::Asking);
+        self.active -= u32::from(from == Path::Local);
+        self.asking += u32::from(to == Path::Asking);
+        self.active += u32::from(to == Path::Local);
+    }
+}

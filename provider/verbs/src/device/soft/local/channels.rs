@@ -1,0 +1,348 @@
+//! The channels of a card: those in which its queue pairs ask, and those in which they are asked.
+//!
+//! Owns which there are, what is under way in each, and who sleeps. A channel is named by a number that stays
+//! its own as long as a queue pair uses it.
+
+use std::collections::VecDeque;
+
+use starverbs_backend::{Answering, Asking, Peers, SessionId};
+use starverbs_core::{Nanos, Qpn};
+use starverbs_rings::{Broken, DataRoom};
+
+use super::record::Record;
+use super::responder::ReadAnswer;
+
+/// Requests under way in a channel that make no allocation.
+const UNDER_WAY: usize = 512;
+
+/// A channel in which this card asks.
+pub(super) struct Asker {
+    pub(super) channel: Asking,
+    /// `None`: the other end is this card's, too
+    pub(super) session: Option<SessionId>,
+    /// A block of the other end's process
+    pub(super) block: u32,
+    /// Requests under way: the last record of each, and whose it is
+    pub(super) expected: VecDeque<(u32, Qpn)>,
+    /// QPs that wait for room
+    pub(super) waiting: VecDeque<Qpn>,
+    /// What is to be said first when there is room
+    pub(super) control: VecDeque<Record>,
+    /// WQEs of QPs that were begun and are not complete
+    pub(super) under_way: u32,
+    /// QPs that use it
+    users: u32,
+    /// The other end is gone
+    pub(super) ended: bool,
+    /// How far the other end was when it was last looked, and when that changed
+    seen: (u32, u32),
+    pub(super) answers: u32,
+    pub(super) progress_at: Nanos,
+    dirty: bool,
+}
+
+/// A channel in which this card is asked.
+pub(super) struct Answerer {
+    pub(super) channel: Answering,
+    pub(super) session: Option<SessionId>,
+    /// No other has the same
+    pub(super) serial: u32,
+    /// A READ whose answer is not complete
+    pub(super) reading: Option<ReadAnswer>,
+    /// There was no room for an answer
+    pub(super) blocked: bool,
+    pub(super) ended: bool,
+    dirty: bool,
+}
+
+/// All of a card.
+pub(crate) struct Channels {
+    pub(super) peers: Peers,
+    pub(super) askers: Vec<Option<Box<Asker>>>,
+    pub(super) answerers: Vec<Box<Answerer>>,
+    serial: u32,
+    /// Others wake this card
+    asleep: bool,
+    dirty: bool,
+    /// One does not keep to the rules
+    pub(super) broken: bool,
+}
+
+impl Channels {
+    pub(in super::super) fn new(peers: Peers) -> Channels {
+        Channels {
+            peers,
+            askers: Vec::new(),
+            answerers: Vec::new(),
+            serial: 0,
+            asleep: false,
+            dirty: false,
+            broken: false,
+        }
+    }
+
+    /// Whether there are any.
+    #[inline]
+    pub(in super::super) fn any(&self) -> bool {
+        !self.askers.is_empty() || !self.answerers.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn asker(&mut self, channel: u32) -> Option<&mut Asker> {
+        self.askers.get_mut(channel as usize)?.as_deref_mut()
+    }
+
+    /// The channel to the process that has a block; opened if there is none. `ours`: the block is this
+    /// card's. `None`: there can be none.
+    pub(super) fn to_block(&mut self, block: u32, ours: bool) -> Option<u32> {
+        let here = |asker: &Option<Box<Asker>>| {
+            asker.as_ref().is_some_and(|asker| !asker.ended && asker.block == block)
+        };
+        if let Some(at) = self.askers.iter().position(here) {
+            return Some(at as u32);
+        }
+        let (session, channel) = if ours {
+            let (channel, answering) = Asking::to_ourselves()?;
+            self.add_answerer(None, answering);
+            (None, channel)
+        } else {
+            let (session, channel) = self.peers.open_channel(block)?;
+            (Some(session), channel)
+        };
+        let asker = Asker {
+            channel,
+            session,
+            block,
+            expected: VecDeque::with_capacity(UNDER_WAY),
+            waiting: VecDeque::new(),
+            control: VecDeque::new(),
+            under_way: 0,
+            users: 0,
+            ended: false,
+            seen: (0, 0),
+            answers: 0,
+            progress_at: 0,
+            dirty: false,
+        };
+        let at = self.askers.iter().position(Option::is_none).unwrap_or(self.askers.len());
+        if at == self.askers.len() {
+            self.askers.push(None);
+        }
+        self.askers[at] = Some(Box::new(asker));
+        if self.asleep {
+            self.wake();
+        }
+        u32::try_from(at).ok()
+    }
+
+    /// Another process has made a channel, or this one to itself.
+    pub(super) fn add_answerer(&mut self, session: Option<SessionId>, channel: Answering) {
+        self.serial = self.serial.wrapping_add(1);
+        let serial = self.serial;
+        self.answerers.push(Box::new(Answerer {
+            channel,
+            session,
+            serial,
+            reading: None,
+            blocked: false,
+            ended: false,
+            dirty: false,
+        }));
+        if self.asleep {
+            self.wake();
+        }
+    }
+
+    /// A QP uses a channel from now on.
+    pub(super) fn join(&mut self, channel: u32) {
+        if let Some(asker) = self.asker(channel) {
+            asker.users += 1;
+            let users = asker.users as usize;
+            asker.waiting.reserve(users.saturating_sub(asker.waiting.len()));
+        }
+    }
+
+    /// A QP leaves it, with so many WQEs under way.
+    pub(super) fn leave(&mut self, channel: u32, qpn: Qpn, under_way: u32) {
+        self.forget(channel, under_way);
+        if let Some(asker) = self.asker(channel) {
+            asker.users = asker.users.saturating_sub(1);
+            asker.waiting.retain(|waiting| *waiting != qpn);
+        }
+    }
+
+    /// Room for a record with `len` bytes of data.
+    #[inline]
+    pub(super) fn room(&mut self, channel: u32, len: u32) -> Option<DataRoom> {
+        let asker = self.askers.get_mut(channel as usize)?.as_deref_mut()?;
+        if asker.ended || !asker.control.is_empty() || asker.expected.len() >= UNDER_WAY {
+            return None;
+        }
+        match asker.channel.requests.room(len) {
+            Ok(room) => room,
+            Err(Broken) => {
+                (asker.ended, self.broken) = (true, true);
+                None
+            }
+        }
+    }
+
+    /// Writes a record for which there was room; gives how many there are with it.
+    #[inline]
+    pub(super) fn ask(&mut self, channel: u32, record: Record, len: u32) -> u32 {
+        self.dirty = true;
+        let Some(asker) = self.asker(channel) else { return 0 };
+        asker.dirty = true;
+        asker.channel.requests.push(&record.words(), len);
+        asker.channel.requests.written()
+    }
+
+    /// A WQE is under way whose request ends with record `end`.
+    #[inline]
+    pub(super) fn expect(&mut self, channel: u32, end: u32, qpn: Qpn) {
+        if let Some(asker) = self.asker(channel) {
+            if asker.under_way == 0 {
+                asker.progress_at = 0;
+            }
+            asker.under_way += 1;
+            asker.expected.push_back((end, qpn));
+        }
+    }
+
+    /// A WQE is under way of which the other end knows nothing.
+    pub(super) fn count(&mut self, channel: u32) {
+        if let Some(asker) = self.asker(channel) {
+            asker.under_way += 1;
+        }
+    }
+
+    /// So many WQEs are under way no more.
+    #[inline]
+    pub(super) fn forget(&mut self, channel: u32, count: u32) {
+        if let Some(asker) = self.asker(channel) {
+            asker.under_way = asker.under_way.saturating_sub(count);
+        }
+    }
+
+    /// A QP is called when there is room. False: there never will be.
+    pub(super) fn await_room(&mut self, channel: u32, qpn: Qpn) -> bool {
+        match self.asker(channel) {
+            Some(asker) if !asker.ended => {
+                asker.waiting.push_back(qpn);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Says something that is no request, now or when there is room.
+    pub(super) fn say(&mut self, channel: u32, record: Record) {
+        self.dirty = true;
+        let Some(asker) = self.asker(channel).filter(|asker| !asker.ended) else { return };
+        asker.dirty = true;
+        asker.control.push_back(record);
+        asker.say_what_waits();
+    }
+
+    /// An answer was written.
+    #[inline]
+    pub(super) fn answered(&mut self, at: usize) {
+        self.dirty = true;
+        self.answerers[at].dirty = true;
+    }
+
+    /// At the end of a turn: wakes those who sleep and have something to read.
+    #[inline]
+    pub(in super::super) fn flush(&mut self) {
+        if std::mem::take(&mut self.dirty) {
+            self.wake_others();
+        }
+    }
+
+    fn wake_others(&mut self) {
+        let Channels { peers, askers, answerers, .. } = self;
+        for asker in askers.iter_mut().flatten().filter(|asker| asker.dirty) {
+            asker.dirty = false;
+            if asker.channel.requests.must_wake()
+                && let Some(session) = asker.session
+            {
+                peers.wake(session);
+            }
+        }
+        for answerer in answerers.iter_mut().filter(|answerer| answerer.dirty) {
+            answerer.dirty = false;
+            if answerer.channel.answers.must_wake()
+                && let Some(session) = answerer.session
+            {
+                peers.wake(session);
+            }
+        }
+    }
+
+    /// The card sleeps: others wake it from now on. True: there is something already.
+    pub(in super::super) fn prepare_to_sleep(&mut self) -> bool {
+        self.asleep = true;
+        let mut busy = false;
+        for asker in self.askers.iter_mut().flatten().filter(|asker| !asker.ended) {
+            busy |= !asker.channel.answers.sleep();
+            let waits = !asker.expected.is_empty() || !asker.waiting.is_empty() || !asker.control.is_empty();
+            busy |= waits && asker.channel.requests.sleep() != Ok(true);
+        }
+        for answerer in self.answerers.iter_mut().filter(|answerer| !answerer.ended) {
+            if answerer.blocked {
+                busy |= answerer.channel.answers.sleep() != Ok(true);
+            } else {
+                busy |= !answerer.channel.requests.sleep();
+            }
+        }
+        busy
+    }
+
+    /// The card is polled: others need not wake it.
+    #[inline]
+    pub(in super::super) fn stay_awake(&mut self) {
+        if self.asleep {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&mut self) {
+        self.asleep = false;
+        self.askers.iter().flatten().for_each(|asker| asker.channel.answers.wake());
+        self.answerers.iter().for_each(|answerer| answerer.channel.requests.wake());
+    }
+
+    /// Channels whose other end is gone, and that nobody uses any more, go.
+    pub(super) fn drop_ended(&mut self) {
+        for place in &mut self.askers {
+            if place.as_ref().is_some_and(|asker| asker.ended && asker.users == 0) {
+                *place = None;
+            }
+        }
+        self.answerers.retain(|answerer| !answerer.ended);
+    }
+}
+
+impl Asker {
+    /// Control records that waited for room.
+    pub(super) fn say_what_waits(&mut self) {
+        while let Some(record) = self.control.front() {
+            match self.channel.requests.room(0) {
+                Ok(Some(_)) => self.channel.requests.push(&record.words(), 0),
+                Ok(None) | Err(Broken) => return,
+            }
+            self.dirty = true;
+            self.control.pop_front();
+        }
+    }
+
+    /// For how long the other end has done nothing for WQEs that are under way.
+    pub(super) fn quiet_for(&mut self, read: u32, now: Nanos) -> Nanos {
+        let seen = (read, self.answers);
+        if self.under_way == 0 || self.progress_at == 0 || seen != self.seen {
+            (self.seen, self.progress_at) = (seen, now);
+        }
+        now - self.progress_at.min(now)
+    }
+}

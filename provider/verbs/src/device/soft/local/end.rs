@@ -1,0 +1,362 @@
+//! One end of a connection between processes of this host: the engine of its queue pair.
+//!
+//! The requester executes nothing: it writes requests into the channel to the peer's process, in order, and
+//! completes them when the channel gives their places back, or with their answers. The responder executes
+//! what the peer's requester wrote, with the card's own memory, keys and queues.
+
+use starverbs_core::engine::{Call, EngineCtx, Terms, TransmitStatus};
+use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue};
+use starverbs_core::nic::MAX_SGE;
+use starverbs_core::room::filled;
+use starverbs_core::{
+    AsyncEvent, Cqe, Host, Nanos, NicError, PdId, QpId, QpState, Qpn, SendFlags, Sge, WcFlags, WcOpcode,
+    WcStatus,
+};
+use starverbs_rings::{CardRq, CardSq};
+
+use super::requester::Asked;
+use super::responder::Inbound;
+use crate::cq::CardCq;
+use crate::device::soft::env::HostEnv;
+
+pub(super) type Ctx<'a> = EngineCtx<'a, HostEnv>;
+
+/// What an end is made of.
+pub(super) struct Init {
+    pub(super) qpn: Qpn,
+    pub(super) peer: Qpn,
+    pub(super) pd: PdId,
+    pub(super) sq: CardSq,
+    pub(super) rq: Option<CardRq>,
+    pub(super) send_cq: CardCq,
+    pub(super) recv_cq: CardCq,
+    pub(super) sig_all: bool,
+    pub(super) max_recv_sge: usize,
+    pub(super) first_send: u32,
+    pub(super) max_msg: u32,
+    /// Incarnations of our requester's connection and of the peer's
+    pub(super) epochs: [u16; 2],
+    /// Channels: the one in which we ask, and the one in which we are asked
+    pub(super) channels: [u32; 2],
+}
+
+/// A receive WQE that was taken from its queue but is not completed.
+pub(super) struct HeldRecv {
+    pub(super) held: bool,
+    pub(super) wr_id: u64,
+    pub(super) count: usize,
+    pub(super) pd: PdId,
+    pub(super) sges: Box<[Sge]>,
+}
+
+/// An end.
+pub(crate) struct LocalEnd {
+    pub(super) of: Init,
+    pub(super) terms: Terms,
+    pub(super) state: QpState,
+    /// SQD: the event was raised
+    drained: bool,
+    /// Oldest WQE that is not complete, the next one to be asked for, and bytes of it that were
+    pub(super) una: u32,
+    pub(super) next: u32,
+    pub(super) offset: u32,
+    /// Number of the next request
+    pub(super) seq: u32,
+    /// READs and the like under way
+    pub(super) reads: u8,
+    /// RNR retries left
+    pub(super) rnr_left: u8,
+    /// Where each WQE that was asked for stands, by slot
+    pub(super) asked: Box<[Asked]>,
+    /// This WQE cannot be asked for: it completes so, once it is the oldest
+    pub(super) fault: Option<(u32, WcStatus)>,
+    /// Waits for room in the channel
+    pub(super) waits: bool,
+    /// The peer has no receive: nothing is asked before; 0: it has
+    pub(super) rnr_until: Nanos,
+    /// There is no peer any more; requests fail at that time, 0: when there are some
+    pub(super) gone: bool,
+    pub(super) gone_at: Nanos,
+    /// Number of the request that comes next
+    pub(super) expected: u32,
+    /// The message that is being received
+    pub(super) inbound: Inbound,
+    pub(super) recv: HeldRecv,
+    /// A request has come
+    pub(super) met: bool,
+    /// Memory windows of type 2 were bound
+    pub(super) windows: bool,
+    /// A CQ overran
+    overrun: bool,
+}
+
+impl LocalEnd {
+    /// `Exhausted`: no memory.
+    pub(super) fn new(of: Init, terms: &Terms) -> Result<LocalEnd, NicError> {
+        let asked = filled(of.sq.slots() as usize)?;
+        let sges = filled(of.max_recv_sge.clamp(1, MAX_SGE))?;
+        let first = of.first_send;
+        Ok(LocalEnd {
+            recv: HeldRecv { held: false, wr_id: 0, count: 0, pd: of.pd, sges },
+            of,
+            terms: *terms,
+            state: QpState::Rts,
+            drained: false,
+            una: first,
+            next: first,
+            offset: 0,
+            seq: 0,
+            reads: 0,
+            rnr_left: terms.rnr_retry,
+            asked,
+            fault: None,
+            waits: false,
+            rnr_until: 0,
+            gone: false,
+            gone_at: 0,
+            expected: 0,
+            inbound: Inbound::Idle,
+            met: false,
+            windows: false,
+            overrun: false,
+        })
+    }
+
+    /// RTS, SQD or ERR.
+    #[inline]
+    pub(in super::super) fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// The program has set the QP anew.
+    pub(in super::super) fn set(&mut self, to: &Terms) {
+        self.terms = *to;
+        self.rnr_left = to.rnr_retry;
+        if self.state == QpState::Sqd {
+            self.state = QpState::Rts;
+        }
+    }
+
+    /// When [`Call::Timeout`] is wanted.
+    #[inline]
+    pub(in super::super) fn next_deadline(&self) -> Option<Nanos> {
+        let at = if self.overrun { 1 } else { self.rnr_until.max(self.gone_at) };
+        (at != 0).then_some(at)
+    }
+
+    /// First WQE that has not begun.
+    pub(in super::super) fn next_send(&self) -> u32 {
+        self.next.wrapping_add(u32::from(self.offset > 0))
+    }
+
+    /// Oldest WQE that is not done.
+    pub(in super::super) fn oldest(&self) -> u32 {
+        self.una
+    }
+
+    /// Whether windows of type 2 were bound.
+    pub(in super::super) fn has_windows(&self) -> bool {
+        self.windows
+    }
+
+    /// Whether nothing of it has reached its peer.
+    pub(super) fn is_fresh(&self) -> bool {
+        !self.met && self.una == self.of.first_send
+    }
+
+    /// What the card asks of its engines.
+    pub(in super::super) fn run(&mut self, ctx: &mut Ctx<'_>, call: Call) -> TransmitStatus {
+        match call {
+            Call::Doorbell => self.ring(ctx),
+            Call::Timeout => self.handle_timeout(ctx),
+            Call::Transmit => self.ask(ctx),
+            Call::Fail => self.enter_error(ctx),
+            Call::Drain => {
+                (self.state, self.drained) = (QpState::Sqd, false);
+                self.look_if_drained(ctx);
+            }
+        }
+        TransmitStatus::Idle
+    }
+
+    /// Something was posted.
+    #[inline]
+    pub(in super::super) fn ring(&mut self, ctx: &mut Ctx<'_>) {
+        if self.state == QpState::Err {
+            return self.flush(ctx);
+        }
+        self.ask(ctx);
+    }
+
+    fn handle_timeout(&mut self, ctx: &mut Ctx<'_>) {
+        if std::mem::take(&mut self.overrun) {
+            return self.enter_error(ctx);
+        }
+        if self.rnr_until != 0 && self.rnr_until <= ctx.now {
+            self.rnr_until = 0;
+            self.ask(ctx);
+        }
+        if self.gone_at != 0 && self.gone_at <= ctx.now {
+            self.gone_at = 0;
+            if self.una != self.of.sq.posted() {
+                ctx.stats.retry_exceeded.inc();
+                self.fail_oldest(ctx, WcStatus::RetryExcErr);
+            }
+        }
+    }
+
+    /// The QP ends, or goes to RESET.
+    pub(in super::super) fn close(self, ctx: &mut Ctx<'_>) {
+        if self.windows {
+            ctx.mrs.unbind_all(self.of.qpn);
+        }
+        ctx.env.channels.leave(self.of.channels[0], self.of.qpn, self.next.wrapping_sub(self.una));
+        ctx.stats.local_qps.sub(1);
+    }
+
+    /// As checks of keys know it.
+    pub(super) fn id(&self) -> QpId {
+        QpId { pd: self.of.pd, qpn: self.of.qpn }
+    }
+
+    /// Goes to ERR and flushes what is posted, in order (IBTA 10.3.1).
+    pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
+        if self.state == QpState::Err {
+            return;
+        }
+        self.state = QpState::Err;
+        ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(self.una));
+        (self.fault, self.rnr_until, self.gone_at, self.reads) = (None, 0, 0, 0);
+        self.inbound = Inbound::Idle;
+        self.flush(ctx);
+        if self.of.rq.is_none() {
+            ctx.env.event(AsyncEvent::LastWqeReached(self.of.qpn));
+        }
+    }
+
+    fn flush(&mut self, ctx: &mut Ctx<'_>) {
+        while self.una != self.of.sq.posted() {
+            self.fail_one(ctx, WcStatus::WrFlushErr);
+        }
+        (self.next, self.offset) = (self.una, 0);
+        if self.recv.held {
+            self.fail_recv(ctx, WcStatus::WrFlushErr);
+        }
+        while self.of.rq.is_some() && self.take_recv(ctx) {
+            self.fail_recv(ctx, WcStatus::WrFlushErr);
+        }
+    }
+
+    /// The oldest WQE failed.
+    #[cold]
+    pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
+        if self.una != self.of.sq.posted() {
+            let under_way = self.next.wrapping_sub(self.una);
+            self.fail_one(ctx, status);
+            if under_way > 0 {
+                ctx.env.channels.forget(self.of.channels[0], 1);
+            } else {
+                self.next = self.una;
+            }
+        }
+        self.enter_error(ctx);
+    }
+
+    fn fail_one(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
+        let wqe = self.of.sq.wqe(self.una);
+        self.release_oldest();
+        let cqe = Cqe { wr_id: wqe.wr_id, status, opcode: wqe.op.wc_opcode(), ..Cqe::default() };
+        ctx.stats.error_completions.inc();
+        self.push_send(ctx, cqe);
+    }
+
+    /// The oldest WQE succeeded.
+    #[inline]
+    pub(super) fn complete_one(&mut self, ctx: &mut Ctx<'_>) {
+        let wqe = self.of.sq.wqe(self.una);
+        /* before the completion: who polls it may post at once */
+        self.release_oldest();
+        if self.of.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+            let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
+            self.push_send(
+                ctx,
+                Cqe { wr_id: wqe.wr_id, byte_len, opcode: wqe.op.wc_opcode(), ..Cqe::default() },
+            );
+        }
+    }
+
+    #[inline]
+    fn release_oldest(&mut self) {
+        self.una = self.una.wrapping_add(1);
+        self.of.sq.release(self.una);
+    }
+
+    #[inline]
+    fn push_send(&mut self, ctx: &mut Ctx<'_>, cqe: Cqe) {
+        let cqe = Cqe { qpn: self.of.qpn, ..cqe };
+        ctx.stats.completions.inc();
+        if self.of.send_cq.push(&cqe, cqe.status != WcStatus::Success).is_err() {
+            self.on_overrun(ctx);
+        }
+    }
+
+    /// The held receive WQE is done. `solicited`: its sender asked for an event.
+    #[inline]
+    pub(super) fn complete_recv(&mut self, ctx: &mut Ctx<'_>, cqe: Cqe, solicited: bool) {
+        let cqe = Cqe { wr_id: self.recv.wr_id, qpn: self.of.qpn, ..cqe };
+        self.recv.held = false;
+        ctx.stats.completions.inc();
+        let failed = cqe.status != WcStatus::Success;
+        if failed {
+            ctx.stats.error_completions.inc();
+        }
+        if self.of.recv_cq.push(&cqe, solicited || failed).is_err() {
+            self.on_overrun(ctx);
+        }
+    }
+
+    /// A receive fails for a reason on our side.
+    #[cold]
+    pub(super) fn fail_recv(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
+        let cqe = Cqe { status, opcode: WcOpcode::Recv, flags: WcFlags::empty(), ..Cqe::default() };
+        self.complete_recv(ctx, cqe, true);
+    }
+
+    /// A CQ was full (IBTA 10.2.6.2). The step that is under way ends as it would have; the timer flushes the
+    /// rest, at once.
+    #[cold]
+    fn on_overrun(&mut self, ctx: &mut Ctx<'_>) {
+        ctx.stats.cq_overrun.inc();
+        if self.state != QpState::Err && !self.overrun {
+            self.overrun = true;
+            ctx.env.event(AsyncEvent::QpFatal(self.of.qpn));
+        }
+    }
+
+    /// Makes sure that a receive WQE is held. False: none is posted.
+    #[inline]
+    pub(super) fn take_recv(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let recv = &mut self.recv;
+        if recv.held {
+            return true;
+        }
+        let taken = match &self.of.rq {
+            Some(rq) => rq.take(&mut recv.sges).map(|(wr_id, count)| (wr_id, count, self.of.pd)),
+            None => ctx.srq.take(&mut recv.sges),
+        };
+        let Some((wr_id, count, pd)) = taken else { return false };
+        (recv.held, recv.wr_id, recv.count, recv.pd) = (true, wr_id, count, pd);
+        true
+    }
+
+    /// SQD: everything begun is done.
+    #[inline]
+    pub(super) fn look_if_drained(&mut self, ctx: &mut Ctx<'_>) {
+        if self.state == QpState::Sqd && !self.drained && self.una == self.next_send() {
+            self.drained = true;
+            if self.terms.drain_event {
+                ctx.env.event(AsyncEvent::SqDrained(self.of.qpn));
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What queue pairs of two processes say to each other, as records of a channel.
+//!
+//! A request goes out in the order of its send queue, one record for up to [`CHUNK`] bytes. That it was
+//! executed is known by its place in the ring, which the other end gives back: only READs and atomics have
+//! answers, and what is refused. A refusal stands in the answers before the place is given back.
+
+use starverbs_core::types::SendOp;
+use starverbs_core::{Qpn, WcStatus};
+use starverbs_rings::Record as Words;
+use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
+
+/// Most bytes of a message in one record.
+pub(super) const CHUNK: u32 = 16 << 10;
+/// Bytes that fit into a record itself.
+pub(super) const BODY: usize = 16;
+
+/// Requests that are no operation of a send queue.
+pub(super) mod control {
+    /// The sender's QP can have a local connection with the QP that it is for
+    pub(in super::super) const PROPOSE: u8 = 0x80;
+    /// It has none: what was proposed is carried by the wire
+    pub(in super::super) const REFUSE: u8 = 0x81;
+}
+
+/// Answers.
+pub(super) mod answer {
+    /// Bytes of a READ: `total` says where they begin
+    pub(in super::super) const DATA: u8 = 1;
+    /// The value before an atomic, in the body
+    pub(in super::super) const VALUE: u8 = 2;
+    /// There is no receive: `imm` has the code of the time to wait
+    pub(in super::super) const RNR: u8 = 3;
+    /// The request failed; `imm` has the status
+    pub(in super::super) const REFUSED: u8 = 4;
+    /// There is no such connection any more
+    pub(in super::super) const GONE: u8 = 5;
+}
+
+/// Flags of a record.
+pub(super) mod flag {
+    /// The first of a message
+    pub(in super::super) const FIRST: u8 = 1;
+    /// The last of a message
+    pub(in super::super) const LAST: u8 = 2;
+    /// The sender asks for an event
+    pub(in super::super) const SOLICITED: u8 = 4;
+}
+
+/// One record: a request or an answer.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Record {
+    /// [`SendOp`], or one of [`control`] or [`answer`]
+    pub(super) op: u8,
+    /// Of [`flag`]
+    pub(super) flags: u8,
+    /// Incarnation of the requester's connection
+    pub(super) epoch: u16,
+    /// QP that it is for
+    pub(super) to: Qpn,
+    /// QP of the sender
+    pub(super) from: Qpn,
+    /// Number of the request among those of its connection
+    pub(super) seq: u32,
+    /// Bytes of data: in the body, if they fit, else in the data area
+    pub(super) len: u32,
+    /// Where in the data area
+    pub(super) at: u32,
+    /// Immediate data, or a key to invalidate
+    pub(super) imm: u32,
+    /// Key of the responder's memory
+    pub(super) rkey: u32,
+    /// Bytes of the message; of an answer, where in the message its data begins
+    pub(super) total: u32,
+    /// Address in the responder's memory
+    pub(super) addr_words: [u32; 2],
+    /// Short data; atomics: what to compare with or to add, and what to swap in
+    pub(super) body: [u8; BODY],
+}
+
+impl Record {
+    #[inline]
+    pub(super) fn of(words: Words) -> Record {
+        transmute!(words)
+    }
+
+    #[inline]
+    pub(super) fn words(self) -> Words {
+        transmute!(self)
+    }
+
+    #[inline]
+    pub(super) fn addr(&self) -> u64 {
+        u64::from(self.addr_words[0]) | u64::from(self.addr_words[1]) << 32
+    }
+
+    #[inline]
+    pub(super) fn set_addr(&mut self, addr: u64) {
+        self.addr_words = [addr as u32, (addr >> 32) as u32];
+    }
+
+    #[inline]
+    pub(super) fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// The operation that is asked for.
+    #[inline]
+    pub(super) fn send_op(&self) -> SendOp {
+        SendOp::decode(self.op)
+    }
+
+    /// Whether its data is in the record itself.
+    #[inline]
+    pub(super) fn is_short(&self) -> bool {
+        self.len as usize <= BODY
+    }
+
+    /// An answer to it.
+    pub(super) fn answer(&self, op: u8) -> Record {
+        let Record { epoch, to, from, seq, .. } = *self;
+        Record { op, epoch, to: from, from: to, seq, ..Record::default() }
+    }
+
+    /// The answer that it was refused.
+    pub(super) fn refused(&self, status: WcStatus) -> Record {
+        Record { imm: status as u32, ..self.answer(answer::REFUSED) }
+    }
+
+    /// Two words of the body: an atomic's.
+    pub(super) fn operands(&self) -> [u64; 2] {
+        transmute!(self.body)
+    }
+
+    /// The same, to be sent.
+    pub(super) fn set_operands(&mut self, operands: [u64; 2]) {
+        self.body = transmute!(operands);
+    }
+}

@@ -1,0 +1,450 @@
+//! The asking half of an end: WQEs into requests, and what becomes of them.
+
+use starverbs_core::env::SendQueue;
+use starverbs_core::mr::{Bind, WindowType};
+use starverbs_core::transport::{RNR_TIMER_10US, slices};
+use starverbs_core::types::{SendOp, SendWqe};
+use starverbs_core::{Nanos, QpState, SendFlags, WcStatus};
+use starverbs_rings::DataRoom;
+
+use super::end::{Ctx, LocalEnd};
+use super::record::{BODY, CHUNK, Record, answer, flag};
+use crate::clock;
+
+/// How it stands with a WQE that was asked for.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Done; or done by ourselves
+    #[default]
+    Done,
+    /// It is, once its place in the channel is given back
+    Executes,
+    /// It is, once it is answered
+    Answers,
+}
+
+/// A WQE that was asked for.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Asked {
+    /// Records up to the end of its request
+    end: u32,
+    /// Its number
+    seq: u32,
+    progress: Progress,
+}
+
+/// How a step ended.
+enum Step {
+    Asked,
+    NoRoom,
+    Failed(WcStatus),
+}
+
+impl LocalEnd {
+    #[inline]
+    fn slot(&self, index: u32) -> usize {
+        index as usize & (self.asked.len() - 1)
+    }
+
+    /// Asks for what is posted, as far as it may begin and there is room.
+    #[inline]
+    pub(super) fn ask(&mut self, ctx: &mut Ctx<'_>) {
+        let may = matches!(self.state, QpState::Rts | QpState::Sqd) && self.fault.is_none();
+        if !may || self.waits || self.rnr_until != 0 {
+            return;
+        }
+        let posted = self.of.sq.posted();
+        while self.next != posted {
+            if self.gone {
+                return self.await_the_end();
+            }
+            let wqe = self.of.sq.wqe(self.next);
+            if self.offset == 0 {
+                if self.state == QpState::Sqd || self.must_wait(&wqe) {
+                    return;
+                }
+                if let Err(status) = self.admit(&wqe) {
+                    return self.fail_next(ctx, status);
+                }
+            }
+            let step = match wqe.op {
+                SendOp::LocalInv | SendOp::BindMw => self.do_own(ctx, &wqe),
+                SendOp::Read | SendOp::CmpSwap | SendOp::FetchAdd | SendOp::Flush => self.ask_word(ctx, &wqe),
+                _ => self.ask_data(ctx, &wqe),
+            };
+            match step {
+                Step::Asked => {}
+                Step::NoRoom => {
+                    self.waits = ctx.env.channels.await_room(self.of.channels[0], self.of.qpn);
+                    return;
+                }
+                Step::Failed(status) => return self.fail_next(ctx, status),
+            }
+        }
+    }
+
+    /// Checks that need nothing but the WQE.
+    #[inline]
+    fn admit(&self, wqe: &SendWqe) -> Result<(), WcStatus> {
+        let word = wqe.op.is_atomic() || wqe.op == SendOp::AtomicWrite;
+        if wqe.op == SendOp::Malformed || (wqe.op.is_answered() && self.terms.max_rd_atomic == 0) {
+            return Err(WcStatus::LocQpOpErr);
+        }
+        if wqe.length > self.of.max_msg || (word && wqe.length != 8) {
+            return Err(WcStatus::LocLenErr);
+        }
+        Ok(())
+    }
+
+    /// Fences, and READs and the like beyond what the peer accepts.
+    #[inline]
+    fn must_wait(&self, wqe: &SendWqe) -> bool {
+        (wqe.flags.contains(SendFlags::FENCE) && self.reads > 0)
+            || (wqe.op.is_answered() && self.reads > 0 && self.reads >= self.terms.max_rd_atomic)
+    }
+
+    /// Of WQE `next`, without data.
+    #[inline]
+    fn request(&self, wqe: &SendWqe) -> Record {
+        let mut record = Record {
+            op: wqe.op as u8,
+            epoch: self.of.epochs[0],
+            to: self.of.peer,
+            from: self.of.qpn,
+            seq: self.seq,
+            imm: wqe.imm,
+            rkey: wqe.rkey,
+            total: wqe.length,
+            ..Record::default()
+        };
+        record.set_addr(wqe.remote_addr);
+        record
+    }
+
+    /// A piece of a SEND or WRITE.
+    #[inline]
+    fn ask_data(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
+        let (channel, offset) = (self.of.channels[0], self.offset);
+        let len = (wqe.length - offset).min(CHUNK);
+        let in_area = if len as usize <= BODY { 0 } else { len };
+        let Some(DataRoom { to, at }) = ctx.env.channels.room(channel, in_area) else { return Step::NoRoom };
+        let mut record = Record { len, at, ..self.request(wqe) };
+        record.set_addr(wqe.remote_addr.wrapping_add(u64::from(offset)));
+        let to = if in_area == 0 { record.body.as_mut_ptr() } else { to };
+        // SAFETY: the body or the piece of the data area has room for so many bytes.
+        if len > 0 && unsafe { self.gather(ctx, wqe, len, to) }.is_none() {
+            return Step::Failed(WcStatus::LocProtErr);
+        }
+        let last = offset + len == wqe.length;
+        record.flags = if offset == 0 { flag::FIRST } else { 0 } | if last { flag::LAST } else { 0 };
+        if wqe.flags.contains(SendFlags::SOLICITED) {
+            record.flags |= flag::SOLICITED;
+        }
+        ctx.stats.tx_bytes.add(u64::from(len));
+        let end = ctx.env.channels.ask(channel, record, in_area);
+        if last {
+            self.begun(ctx, end, Progress::Executes, wqe.op == SendOp::AtomicWrite);
+        } else {
+            self.offset += len;
+        }
+        Step::Asked
+    }
+
+    /// A READ, an atomic or a FLUSH.
+    fn ask_word(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
+        let channel = self.of.channels[0];
+        if ctx.env.channels.room(channel, 0).is_none() {
+            return Step::NoRoom;
+        }
+        let mut record = Record { flags: flag::FIRST | flag::LAST, ..self.request(wqe) };
+        let mut progress = Progress::Answers;
+        match wqe.op {
+            SendOp::Read => {}
+            SendOp::Flush => {
+                record.total = wqe.compare_add as u32;
+                progress = Progress::Executes;
+            }
+            _ => record.set_operands([wqe.compare_add, wqe.swap]),
+        }
+        let end = ctx.env.channels.ask(channel, record, 0);
+        self.begun(ctx, end, progress, true);
+        Step::Asked
+    }
+
+    /// What the card does by itself (IBTA 10.6.7.2).
+    fn do_own(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
+        let done = if wqe.op == SendOp::BindMw {
+            let bound = ctx.mrs.bind(&Bind::of(wqe, self.id()));
+            self.windows |= bound == Ok(WindowType::Two);
+            bound.is_ok()
+        } else {
+            ctx.mrs.invalidate(wqe.rkey, self.id()).is_ok()
+        };
+        if !done {
+            return Step::Failed(WcStatus::MwBindErr);
+        }
+        let slot = self.slot(self.next);
+        self.asked[slot] = Asked { end: 0, seq: self.seq, progress: Progress::Done };
+        self.next = self.next.wrapping_add(1);
+        ctx.env.channels.count(self.of.channels[0]);
+        self.complete(ctx);
+        Step::Asked
+    }
+
+    /// WQE `next` was asked for as a whole.
+    #[inline]
+    fn begun(&mut self, ctx: &mut Ctx<'_>, end: u32, progress: Progress, reads: bool) {
+        let slot = self.slot(self.next);
+        self.asked[slot] = Asked { end, seq: self.seq, progress };
+        self.next = self.next.wrapping_add(1);
+        (self.seq, self.offset) = (self.seq.wrapping_add(1), 0);
+        self.reads += u8::from(reads);
+        ctx.stats.local_requests.inc();
+        ctx.env.channels.expect(self.of.channels[0], end, self.of.qpn);
+    }
+
+    /// Copies `len` bytes of WQE `next`, from where it is, to memory of the channel.
+    ///
+    /// # Safety
+    /// [to, to + len) can be written.
+    #[inline]
+    unsafe fn gather(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe, len: u32, to: *mut u8) -> Option<()> {
+        let (sq, offset) = (&self.of.sq, self.offset);
+        if wqe.flags.contains(SendFlags::INLINE) {
+            let from = sq.inline(self.next);
+            let there = offset.checked_add(len)? <= from.len;
+            // SAFETY: the caller's terms, and the look before.
+            return (there && unsafe { ctx.env.copy_out(from.addr + u64::from(offset), to, len as usize) })
+                .then_some(());
+        }
+        let (mrs, env, pd) = (&*ctx.mrs, &mut *ctx.env, self.of.pd);
+        let mut at = to;
+        slices(sq.sges(self.next), offset, len, |sge, skip, n| {
+            let addr = sge.addr.wrapping_add(u64::from(skip));
+            let host = mrs.resolve_local(sge.lkey, pd, addr, n, false).ok()?;
+            // SAFETY: the slices are `len` bytes in all, and so lie in the room.
+            let there = unsafe { env.copy_out(host, at, n as usize) };
+            at = at.wrapping_add(n as usize);
+            there.then_some(())
+        })
+    }
+
+    /// WQE `next` cannot be asked for: earlier ones finish first.
+    #[cold]
+    fn fail_next(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
+        self.fault = Some((self.next, status));
+        self.raise_fault(ctx);
+    }
+
+    fn raise_fault(&mut self, ctx: &mut Ctx<'_>) {
+        if let Some((at, status)) = self.fault
+            && at == self.una
+        {
+            self.fault = None;
+            self.fail_oldest(ctx, status);
+        }
+    }
+
+    /// Places in the channel up to `given` were given back.
+    #[inline]
+    pub(super) fn on_progress(&mut self, ctx: &mut Ctx<'_>, given: u32) {
+        let mut at = self.una;
+        while at != self.next {
+            let slot = self.slot(at);
+            let asked = &mut self.asked[slot];
+            if asked.progress == Progress::Executes {
+                if (given.wrapping_sub(asked.end) as i32) < 0 {
+                    break;
+                }
+                asked.progress = Progress::Done;
+            }
+            at = at.wrapping_add(1);
+        }
+        self.complete(ctx);
+        if self.next != self.of.sq.posted() {
+            self.ask(ctx);
+        }
+    }
+
+    /// Completes WQEs that are done, as far as they are the oldest.
+    #[inline]
+    fn complete(&mut self, ctx: &mut Ctx<'_>) {
+        let first = self.una;
+        while self.una != self.next && self.state != QpState::Err {
+            if self.asked[self.slot(self.una)].progress != Progress::Done {
+                break;
+            }
+            let op = self.of.sq.op(self.una);
+            if matches!(op, SendOp::AtomicWrite | SendOp::Flush) {
+                self.reads = self.reads.saturating_sub(1);
+            }
+            self.complete_one(ctx);
+        }
+        if self.una != first {
+            ctx.env.channels.forget(self.of.channels[0], self.una.wrapping_sub(first));
+            self.rnr_left = self.terms.rnr_retry;
+            self.look_if_drained(ctx);
+        }
+        self.raise_fault(ctx);
+    }
+
+    /// The WQE with a request of this number, which is not done.
+    fn find(&self, seq: u32) -> Option<u32> {
+        let under_way = self.next.wrapping_sub(self.una);
+        (0..under_way).map(|n| self.una.wrapping_add(n)).find(|index| {
+            let asked = &self.asked[self.slot(*index)];
+            asked.seq == seq && asked.progress != Progress::Done
+        })
+    }
+
+    /// An answer came; `data` are its bytes, if they are not in the record.
+    pub(super) fn on_answer(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) {
+        let ours = record.from == self.of.peer && record.epoch == self.of.epochs[0];
+        if !ours || self.state == QpState::Err {
+            return;
+        }
+        match record.op {
+            answer::DATA | answer::VALUE => self.on_data(ctx, record, data),
+            answer::RNR => self.on_rnr(ctx, record),
+            answer::REFUSED => self.on_refusal(ctx, record),
+            _ => self.lose_peer(ctx, false),
+        }
+    }
+
+    fn on_data(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) {
+        let Some(index) = self.find(record.seq) else { return };
+        let wqe = self.of.sq.wqe(index);
+        let slot = self.slot(index);
+        let begins = if record.op == answer::DATA { record.total } else { 0 };
+        let fits = begins.checked_add(record.len).is_some_and(|end| end <= wqe.length);
+        if !wqe.op.brings_data() || self.asked[slot].progress != Progress::Answers || !fits {
+            return;
+        }
+        let from = if record.is_short() { record.body.as_ptr() } else { data };
+        // SAFETY: so many bytes can be read there, by the record's look or the reader's.
+        if record.len > 0 && unsafe { self.scatter(ctx, index, begins, record.len, from) }.is_none() {
+            /* what is asked already goes on; this is as far as the program sees it */
+            self.fault = Some((index, WcStatus::LocProtErr));
+        }
+        ctx.stats.rx_bytes.add(u64::from(record.len));
+        if record.has(flag::LAST) {
+            if self.fault.is_none_or(|(at, _)| at != index) {
+                self.asked[slot].progress = Progress::Done;
+            }
+            self.reads = self.reads.saturating_sub(1);
+            self.complete(ctx);
+            self.ask(ctx);
+        }
+    }
+
+    /// Copies what a READ or an atomic brought to where its WQE says.
+    ///
+    /// # Safety
+    /// [from, from + len) can be read.
+    unsafe fn scatter(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        index: u32,
+        begins: u32,
+        len: u32,
+        from: *const u8,
+    ) -> Option<()> {
+        let (mrs, env, pd) = (&*ctx.mrs, &mut *ctx.env, self.of.pd);
+        let mut at = from;
+        slices(self.of.sq.sges(index), begins, len, |sge, skip, n| {
+            let addr = sge.addr.wrapping_add(u64::from(skip));
+            let host = mrs.resolve_local(sge.lkey, pd, addr, n, true).ok()?;
+            // SAFETY: the slices are `len` bytes in all.
+            let there = unsafe { env.copy_in(at, host, n as usize) };
+            at = at.wrapping_add(n as usize);
+            there.then_some(())
+        })
+    }
+
+    /// The requests before this one were executed, those from it on were not. Gives its WQE.
+    fn stop_at(&mut self, ctx: &mut Ctx<'_>, seq: u32) -> Option<u32> {
+        let index = match self.find(seq) {
+            Some(index) => index,
+            None if seq == self.seq && self.offset > 0 => self.next,
+            None => return None,
+        };
+        let mut at = self.una;
+        while at != index {
+            let slot = self.slot(at);
+            self.asked[slot].progress = Progress::Done;
+            at = at.wrapping_add(1);
+        }
+        self.complete(ctx);
+        (self.una == index && self.state != QpState::Err).then_some(index)
+    }
+
+    /// The peer has no receive (IBTA 9.7.5.2.8): it is asked again when it may have one.
+    #[cold]
+    fn on_rnr(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        ctx.stats.rcvd_rnr.inc();
+        let left = self.rnr_left;
+        let Some(index) = self.stop_at(ctx, record.seq) else { return };
+        ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(index));
+        (self.next, self.offset, self.seq, self.reads) = (index, 0, record.seq, 0);
+        self.rnr_left = left;
+        if self.terms.rnr_retry != 7 {
+            if left == 0 {
+                ctx.stats.rnr_retry_exceeded.inc();
+                return self.fail_oldest(ctx, WcStatus::RnrRetryExcErr);
+            }
+            self.rnr_left = left - 1;
+        }
+        let wait = Nanos::from(RNR_TIMER_10US[record.imm as usize & 31]) * 10_000;
+        self.rnr_until = clock::now() + wait;
+    }
+
+    #[cold]
+    fn on_refusal(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let status = u8::try_from(record.imm).ok().and_then(WcStatus::from_code);
+        match status {
+            Some(WcStatus::RemInvReqErr) => ctx.stats.rcvd_nak_invalid.inc(),
+            Some(WcStatus::RemAccessErr) => ctx.stats.rcvd_nak_access.inc(),
+            Some(WcStatus::RemOpErr) => ctx.stats.rcvd_nak_op.inc(),
+            _ => return,
+        }
+        if let (Some(_), Some(status)) = (self.stop_at(ctx, record.seq), status) {
+            self.fail_oldest(ctx, status);
+        }
+    }
+
+    /// There is no peer any more. `dead`: nor will there be one.
+    #[cold]
+    pub(super) fn lose_peer(&mut self, ctx: &mut Ctx<'_>, dead: bool) {
+        if self.state == QpState::Err {
+            return;
+        }
+        if dead && self.terms.patience == 0 {
+            /* as one that waits for ever would never know */
+            self.terms.patience = 1;
+        }
+        self.gone = true;
+        self.rnr_until = 0;
+        if self.una != self.of.sq.posted() {
+            self.await_the_end();
+        }
+        let _ = ctx;
+    }
+
+    /// What was posted fails when RC's would have, without an answer.
+    #[cold]
+    fn await_the_end(&mut self) {
+        if self.gone_at == 0 && self.terms.patience != 0 {
+            self.gone_at = clock::now() + self.terms.patience;
+        }
+    }
+
+    /// Nobody has answered anything in this channel for so long.
+    #[cold]
+    pub(super) fn on_silence(&mut self, ctx: &mut Ctx<'_>, quiet: Nanos) {
+        let waits = self.una != self.of.sq.posted() && self.rnr_until == 0 && self.state != QpState::Err;
+        if waits && self.terms.patience != 0 && quiet >= self.terms.patience {
+            ctx.stats.retry_exceeded.inc();
+            self.fail_oldest(ctx, WcStatus::RetryExcErr);
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The answering half of an end: requests of the peer's queue pair, executed with this card's memory and
+//! queues.
+//!
+//! A request that is not executed is refused in the answers before its place in the channel is given back,
+//! and so are all behind it, silently, until the requester has begun anew with it.
+
+use starverbs_core::engine::EngineCtx;
+use starverbs_core::transport::slices;
+use starverbs_core::types::SendOp;
+use starverbs_core::wire::headers::Feth;
+use starverbs_core::{
+    Access, AsyncEvent, Cqe, Dma, FlushLevel, Host, QpState, Qpn, WcFlags, WcOpcode, WcStatus,
+};
+
+use super::end::{Ctx, LocalEnd};
+use super::record::{BODY, CHUNK, Record, answer, flag};
+
+/// The message that is being received.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Inbound {
+    /// None: the next record begins one
+    #[default]
+    Idle,
+    /// A SEND, of which so many bytes are there
+    Send(u32),
+    /// A WRITE, likewise
+    Write(u32),
+}
+
+/// A READ that is being answered.
+#[derive(Clone, Copy)]
+pub(super) struct ReadAnswer {
+    /// The QP that answers
+    pub(super) qpn: Qpn,
+    request: Record,
+    /// Bytes that were answered
+    sent: u32,
+}
+
+/// Why bytes found no place in a receive.
+enum PlaceError {
+    TooLong,
+    Protection,
+}
+
+/// What the responder has to answer.
+pub(super) enum Reply {
+    /// Nothing: that its place is given back says it
+    None,
+    /// One record
+    Record(Record),
+    /// A READ's bytes
+    Read(ReadAnswer),
+}
+
+impl LocalEnd {
+    /// A request of the peer; `data` are its bytes, if they are not in the record.
+    #[inline]
+    pub(super) fn on_request(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) -> Reply {
+        if self.state == QpState::Err {
+            return Reply::Record(record.answer(answer::GONE));
+        }
+        let first = record.has(flag::FIRST);
+        if record.seq != self.expected || first != (self.inbound == Inbound::Idle) {
+            /* behind one that was refused */
+            return Reply::None;
+        }
+        let op = record.send_op();
+        let done = match op {
+            SendOp::Send | SendOp::SendImm | SendOp::SendInv => self.execute_send(ctx, record, data),
+            SendOp::Write | SendOp::WriteImm => self.execute_write(ctx, record, data),
+            SendOp::Read => return self.execute_read(ctx, record),
+            SendOp::CmpSwap | SendOp::FetchAdd => self.execute_atomic(ctx, record),
+            SendOp::AtomicWrite => self.execute_atomic_write(ctx, record),
+            SendOp::Flush => self.execute_flush(ctx, record),
+            _ => Err(self.refuse(ctx, record)),
+        };
+        match done {
+            Ok(reply) => {
+                if record.has(flag::LAST) {
+                    self.expected = self.expected.wrapping_add(1);
+                }
+                reply
+            }
+            Err(reply) => reply,
+        }
+    }
+
+    #[inline]
+    fn execute_send(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) -> Result<Reply, Reply> {
+        let received = if let Inbound::Send(received) = self.inbound {
+            received
+        } else if self.take_recv(ctx) {
+            0
+        } else {
+            return Err(self.not_ready(ctx, record));
+        };
+        match self.place(ctx, record, data, received) {
+            Ok(()) => {}
+            Err(PlaceError::TooLong) => {
+                self.fail_recv(ctx, WcStatus::LocLenErr);
+                return Err(self.refuse(ctx, record));
+            }
+            Err(PlaceError::Protection) => {
+                self.fail_recv(ctx, WcStatus::LocProtErr);
+                ctx.stats.sent_nak_op.inc();
+                let event = AsyncEvent::QpReqErr(self.of.qpn);
+                return Err(self.die(ctx, record, WcStatus::RemOpErr, event));
+            }
+        }
+        let total = received + record.len;
+        if !record.has(flag::LAST) {
+            self.inbound = Inbound::Send(total);
+            return Ok(Reply::None);
+        }
+        self.inbound = Inbound::Idle;
+        let op = record.send_op();
+        if op == SendOp::SendInv && ctx.mrs.invalidate_remote(record.imm, self.id()).is_err() {
+            /* the message has arrived, and is acknowledged (class J) */
+            self.fail_recv(ctx, WcStatus::RemInvReqErr);
+            self.enter_error(ctx);
+            return Ok(Reply::None);
+        }
+        self.deliver(ctx, record, op, WcOpcode::Recv, total);
+        Ok(Reply::None)
+    }
+
+    /// The held receive WQE has its message.
+    #[inline]
+    fn deliver(&mut self, ctx: &mut Ctx<'_>, record: &Record, op: SendOp, opcode: WcOpcode, byte_len: u32) {
+        let mut flags = WcFlags::empty();
+        flags.set(WcFlags::WITH_IMM, op.has_imm());
+        flags.set(WcFlags::WITH_INV, op == SendOp::SendInv);
+        let imm = if flags.is_empty() { 0 } else { record.imm };
+        let cqe = Cqe { byte_len, imm, opcode, flags, src_qp: self.of.peer, ..Cqe::default() };
+        self.complete_recv(ctx, cqe, record.has(flag::SOLICITED));
+    }
+
+    /// Writes a record's data at `offset` of the held receive WQE.
+    #[inline]
+    fn place(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        record: &Record,
+        data: *const u8,
+        offset: u32,
+    ) -> Result<(), PlaceError> {
+        if record.len == 0 {
+            return Ok(());
+        }
+        let EngineCtx { env, mrs, stats, .. } = ctx;
+        stats.rx_bytes.add(u64::from(record.len));
+        let sges = self.recv.sges.get(..self.recv.count).unwrap_or(&[]);
+        let room: u64 = sges.iter().map(|sge| u64::from(sge.len)).sum();
+        if u64::from(offset) + u64::from(record.len) > room {
+            return Err(PlaceError::TooLong);
+        }
+        let mut from = if record.is_short() { record.body.as_ptr() } else { data };
+        let pd = self.recv.pd;
+        slices(sges.iter().copied(), offset, record.len, |sge, skip, n| {
+            let addr = sge.addr.wrapping_add(u64::from(skip));
+            let host = mrs.resolve_local(sge.lkey, pd, addr, n, true).ok()?;
+            // SAFETY: the slices are the record's bytes in all, which can be read there.
+            let there = unsafe { env.copy_in(from, host, n as usize) };
+            from = from.wrapping_add(n as usize);
+            there.then_some(())
+        })
+        .ok_or(PlaceError::Protection)
+    }
+
+    #[inline]
+    fn execute_write(&mut self, ctx: &mut Ctx<'_>, record: &Record, data: *const u8) -> Result<Reply, Reply> {
+        let (need, id) = (Access::REMOTE_WRITE, self.id());
+        if !self.terms.access.contains(need) {
+            return Err(self.violate(ctx, record));
+        }
+        let written = match self.inbound {
+            Inbound::Write(written) => written,
+            _ => {
+                if record.send_op() == SendOp::WriteImm && !self.take_recv(ctx) {
+                    return Err(self.not_ready(ctx, record));
+                }
+                let whole = ctx.mrs.resolve_remote(record.rkey, id, record.addr(), record.total, need);
+                if whole.is_err() {
+                    return Err(self.violate_write(ctx, record));
+                }
+                0
+            }
+        };
+        let Some(total) = written.checked_add(record.len).filter(|total| *total <= record.total) else {
+            return Err(self.refuse(ctx, record));
+        };
+        if record.len > 0 {
+            let Ok(host) = ctx.mrs.resolve_remote(record.rkey, id, record.addr(), record.len, need) else {
+                return Err(self.violate_write(ctx, record));
+            };
+            ctx.stats.rx_bytes.add(u64::from(record.len));
+            let from = if record.is_short() { record.body.as_ptr() } else { data };
+            // SAFETY: so many bytes can be read there, by the record's look or the reader's.
+            if !unsafe { ctx.env.copy_in(from, host, record.len as usize) } {
+                return Err(self.violate_write(ctx, record));
+            }
+        }
+        if !record.has(flag::LAST) {
+            self.inbound = Inbound::Write(total);
+            return Ok(Reply::None);
+        }
+        self.inbound = Inbound::Idle;
+        if record.send_op() == SendOp::WriteImm {
+            self.deliver(ctx, record, SendOp::WriteImm, WcOpcode::RecvRdmaWithImm, total);
+        }
+        Ok(Reply::None)
+    }
+
+    fn execute_read(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+        let need = Access::REMOTE_READ;
+        let open = ctx.mrs.resolve_remote(record.rkey, self.id(), record.addr(), record.total, need);
+        if record.total > self.of.max_msg {
+            return self.refuse(ctx, record);
+        }
+        if open.is_err() || !self.terms.access.contains(need) {
+            return self.violate(ctx, record);
+        }
+        self.expected = self.expected.wrapping_add(1);
+        Reply::Read(ReadAnswer { qpn: self.of.qpn, request: *record, sent: 0 })
+    }
+
+    /// Answers more of a READ: the next record, into which `to` has room for its data; and whether more is
+    /// left.
+    ///
+    /// # Safety
+    /// [to, to + CHUNK) can be written.
+    pub(super) unsafe fn answer_read(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        read: &mut ReadAnswer,
+        to: *mut u8,
+    ) -> (Record, bool) {
+        let request = &read.request;
+        let len = (request.total - read.sent).min(CHUNK);
+        let mut record = Record { len, total: read.sent, ..request.answer(answer::DATA) };
+        let to = if len as usize <= BODY { record.body.as_mut_ptr() } else { to };
+        if len > 0 {
+            let addr = request.addr().wrapping_add(u64::from(read.sent));
+            let open = ctx.mrs.resolve_remote(request.rkey, self.id(), addr, len, Access::REMOTE_READ);
+            // SAFETY: the caller's terms, or the body.
+            let there = open.is_ok_and(|host| unsafe { ctx.env.copy_out(host, to, len as usize) });
+            if !there {
+                let refused = request.refused(WcStatus::RemAccessErr);
+                ctx.stats.sent_nak_access.inc();
+                self.enter_error(ctx);
+                ctx.env.event(AsyncEvent::QpAccessErr(self.of.qpn));
+                return (refused, false);
+            }
+        }
+        ctx.stats.tx_bytes.add(u64::from(len));
+        read.sent += len;
+        let more = read.sent < request.total;
+        record.flags = if more { 0 } else { flag::LAST };
+        (record, more)
+    }
+
+    fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
+        let need = Access::REMOTE_ATOMIC;
+        let addr = record.addr();
+        if addr & 7 != 0 {
+            return Err(self.refuse(ctx, record));
+        }
+        let open = ctx.mrs.resolve_remote(record.rkey, self.id(), addr, 8, need).ok();
+        let Some(host) = open.filter(|_| self.terms.access.contains(need)) else {
+            return Err(self.violate(ctx, record));
+        };
+        if host & 7 != 0 {
+            return Err(self.refuse(ctx, record));
+        }
+        let [operand, swap] = record.operands();
+        let value = match record.send_op() {
+            SendOp::CmpSwap => ctx.env.dma_compare_swap(host, operand, swap),
+            _ => ctx.env.dma_fetch_add(host, operand),
+        };
+        let Some(value) = value else { return Err(self.violate(ctx, record)) };
+        let mut answer = Record { len: 8, flags: flag::LAST, ..record.answer(answer::VALUE) };
+        answer.set_operands([value, 0]);
+        Ok(Reply::Record(answer))
+    }
+
+    fn execute_atomic_write(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
+        let need = Access::REMOTE_WRITE;
+        let addr = record.addr();
+        if record.len != 8 || addr & 7 != 0 {
+            return Err(self.refuse(ctx, record));
+        }
+        let open = ctx.mrs.resolve_remote(record.rkey, self.id(), addr, 8, need).ok();
+        let Some(host) = open.filter(|_| self.terms.access.contains(need)) else {
+            return Err(self.violate(ctx, record));
+        };
+        if host & 7 != 0 {
+            return Err(self.refuse(ctx, record));
+        }
+        let [word, _] = record.operands();
+        if !ctx.env.dma_store(host, word.to_ne_bytes()) {
+            return Err(self.violate(ctx, record));
+        }
+        ctx.stats.rx_bytes.add(8);
+        Ok(Reply::None)
+    }
+
+    fn execute_flush(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
+        let feth = Feth::new(record.imm);
+        let (Some(placement), Some(level)) = (feth.placement(), feth.level()) else {
+            return Err(self.refuse(ctx, record));
+        };
+        let (need, id) = (placement.needs(), self.id());
+        let range = match level {
+            FlushLevel::Range => {
+                ctx.mrs.resolve_remote(record.rkey, id, record.addr(), record.total, need).is_ok()
+            }
+            FlushLevel::Mr => true,
+        };
+        let permitted = ctx.mrs.permits(record.rkey, id, need).is_ok();
+        if !range || !permitted || !self.terms.access.contains(need) {
+            return Err(self.violate(ctx, record));
+        }
+        ctx.env.dma_fence();
+        Ok(Reply::None)
+    }
+
+    /// No receive WQE: the peer tries again later (IBTA 9.7.5.2.8).
+    #[cold]
+    fn not_ready(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+        ctx.stats.sent_rnr.inc();
+        let timer = u32::from(self.terms.min_rnr_timer & 31);
+        Reply::Record(Record { imm: timer, ..record.answer(answer::RNR) })
+    }
+
+    /// The request breaks the protocol: this end goes to ERR.
+    #[cold]
+    fn refuse(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+        ctx.stats.sent_nak_invalid.inc();
+        self.die(ctx, record, WcStatus::RemInvReqErr, AsyncEvent::QpReqErr(self.of.qpn))
+    }
+
+    /// The request asks for what it may not have.
+    #[cold]
+    fn violate(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+        ctx.stats.sent_nak_access.inc();
+        self.die(ctx, record, WcStatus::RemAccessErr, AsyncEvent::QpAccessErr(self.of.qpn))
+    }
+
+    /// A WRITE is denied access. One with immediate has taken a receive, which completes with the error
+    /// (class C).
+    #[cold]
+    fn violate_write(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Reply {
+        if self.recv.held {
+            self.fail_recv(ctx, WcStatus::LocAccessErr);
+        }
+        self.violate(ctx, record)
+    }
+
+    fn die(&mut self, ctx: &mut Ctx<'_>, record: &Record, status: WcStatus, event: AsyncEvent) -> Reply {
+        self.enter_error(ctx);
+        ctx.env.event(event);
+        Reply::Record(record.refused(status))
+    }
+
+    /// Whether a request of this record's sender is for this end.
+    #[inline]
+    pub(super) fn is_peer(&self, record: &Record, channel: u32) -> bool {
+        record.from == self.of.peer && record.epoch == self.of.epochs[1] && channel == self.of.channels[1]
+    }
+}

@@ -1,0 +1,252 @@
+//! A turn of the local transport: requests of others are executed, answers taken, what is done completed.
+
+use starverbs_core::engine::EngineCtx;
+use starverbs_core::{AsyncEvent, Host, Nanos, Nic, QpState, Qpn};
+
+use super::channels::Channels;
+use super::end::LocalEnd;
+use super::record::{CHUNK, Record, answer, control};
+use super::responder::Reply;
+use crate::device::soft::env::HostEnv;
+
+/// Requests of one channel in one turn.
+const REQUESTS: u32 = 64;
+/// Answers of one channel in one turn.
+const ANSWERS: u32 = 512;
+
+type Card<'a> = (&'a mut Nic<HostEnv>, &'a mut HostEnv);
+
+/// Something that was said beside requests, and in which channel.
+pub(super) struct Said {
+    pub(super) serial: u32,
+    pub(super) record: Record,
+}
+
+/// Calls a QP's local end.
+#[inline]
+pub(super) fn with_end<R>(
+    (nic, env): Card<'_>,
+    qpn: Qpn,
+    now: Nanos,
+    call: impl FnOnce(&mut LocalEnd, &mut EngineCtx<'_, HostEnv>) -> R,
+) -> Option<R> {
+    nic.call_engine(env, qpn, now, |engine, ctx| engine.local_mut().map(|end| call(end, ctx))).flatten()
+}
+
+/// Executes what others ask; says how much came, and what was said beside.
+#[inline]
+pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> (u32, Option<Said>) {
+    let mut came = 0;
+    for at in 0..env.channels.answerers.len() {
+        let answerer = &env.channels.answerers[at];
+        if answerer.reading.is_some() || answerer.channel.requests.has_next() {
+            let (taken, said) = answer_channel((nic, env), at, now);
+            came += taken;
+            if said.is_some() {
+                return (came, said);
+            }
+        }
+    }
+    (came, None)
+}
+
+fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> (u32, Option<Said>) {
+    let mut taken = 0;
+    let mut said = None;
+    while taken < REQUESTS {
+        if env.channels.answerers[at].reading.is_some() && !answer_read((nic, env), at, now) {
+            break;
+        }
+        let answerer = &mut *env.channels.answerers[at];
+        match answerer.channel.answers.room(0) {
+            Ok(Some(_)) => answerer.blocked = false,
+            Ok(None) => {
+                answerer.blocked = true;
+                break;
+            }
+            Err(_) => {
+                break_off(&mut env.channels, at);
+                break;
+            }
+        }
+        let Some(words) = answerer.channel.requests.peek() else { break };
+        let record = Record::of(words);
+        let data = if record.is_short() {
+            Some(std::ptr::null())
+        } else {
+            answerer.channel.requests.data(record.at, record.len).filter(|_| record.len <= CHUNK)
+        };
+        let Some(data) = data else {
+            break_off(&mut env.channels, at);
+            break;
+        };
+        taken += 1;
+        let serial = answerer.serial;
+        if record.op >= control::PROPOSE {
+            answerer.channel.requests.pop();
+            said = Some(Said { serial, record });
+            break;
+        }
+        let reply = execute((nic, env), serial, &record, data, now);
+        let answerer = &mut *env.channels.answerers[at];
+        answerer.channel.requests.pop();
+        match reply {
+            Reply::None => {}
+            Reply::Record(reply) => {
+                answerer.channel.answers.push(&reply.words(), 0);
+                env.channels.answered(at);
+            }
+            Reply::Read(read) => answerer.reading = Some(read),
+        }
+    }
+    let Some(answerer) = env.channels.answerers.get_mut(at) else { return (taken, said) };
+    if answerer.channel.requests.give_back()
+        && let Some(session) = answerer.session
+    {
+        env.channels.peers.wake(session);
+    }
+    (taken, said)
+}
+
+#[inline]
+fn execute((nic, env): Card<'_>, serial: u32, record: &Record, data: *const u8, now: Nanos) -> Reply {
+    nic.counters().local_executed.inc();
+    let call = |end: &mut LocalEnd, ctx: &mut EngineCtx<'_, HostEnv>| {
+        end.is_peer(record, serial).then(|| {
+            let first = !std::mem::replace(&mut end.met, true);
+            (end.on_request(ctx, record, data), first)
+        })
+    };
+    match with_end((nic, env), record.to, now, call).flatten() {
+        Some((reply, first)) => {
+            if first && nic.qp_state(record.to) == Some(QpState::Rtr) {
+                env.event(AsyncEvent::CommEst(record.to));
+            }
+            reply
+        }
+        None => Reply::Record(record.answer(answer::GONE)),
+    }
+}
+
+/// Goes on with the answer to a READ. False: there is no room.
+fn answer_read((nic, env): Card<'_>, at: usize, now: Nanos) -> bool {
+    let Some(mut read) = env.channels.answerers[at].reading.take() else { return true };
+    loop {
+        let room = env.channels.answerers[at].channel.answers.room(CHUNK);
+        let Ok(Some(room)) = room else {
+            let answerer = &mut *env.channels.answerers[at];
+            (answerer.reading, answerer.blocked) = (Some(read), true);
+            if room.is_err() {
+                break_off(&mut env.channels, at);
+            }
+            return false;
+        };
+        let qpn = read.qpn;
+        // SAFETY: the room has so many bytes.
+        let call = |end: &mut LocalEnd, ctx: &mut EngineCtx<'_, HostEnv>| unsafe {
+            end.answer_read(ctx, &mut read, room.to)
+        };
+        let Some((mut record, more)) = with_end((nic, env), qpn, now, call) else { return true };
+        record.at = room.at;
+        let len = if record.is_short() { 0 } else { record.len };
+        env.channels.answerers[at].channel.answers.push(&record.words(), len);
+        env.channels.answered(at);
+        if !more {
+            env.channels.answerers[at].blocked = false;
+            return true;
+        }
+    }
+}
+
+/// Another end does not keep to the rules: nothing more of it is looked at.
+#[cold]
+fn break_off(channels: &mut Channels, at: usize) {
+    channels.answerers[at].ended = true;
+    channels.answerers[at].reading = None;
+    channels.broken = true;
+}
+
+/// Takes answers, and completes what is done; says how much came.
+#[inline]
+pub(super) fn take_answers((nic, env): Card<'_>, now: Nanos) -> u32 {
+    let mut came = 0;
+    for at in 0..env.channels.askers.len() as u32 {
+        let Some(asker) = env.channels.asker(at) else { continue };
+        let waits = !asker.waiting.is_empty() || !asker.control.is_empty();
+        if !asker.expected.is_empty() || waits || asker.channel.answers.has_next() {
+            came += take_from((nic, env), at, now);
+        }
+    }
+    came
+}
+
+fn take_from((nic, env): Card<'_>, at: u32, now: Nanos) -> u32 {
+    let mut taken = 0;
+    let Some(asker) = env.channels.asker(at) else { return 0 };
+    /* before the answers: what was refused is there before its place is given back */
+    let Ok(given) = asker.channel.requests.look() else {
+        asker.ended = true;
+        env.channels.broken = true;
+        return 0;
+    };
+    while taken < ANSWERS {
+        let Some(asker) = env.channels.asker(at) else { return taken };
+        let Some(words) = asker.channel.answers.peek() else { break };
+        let record = Record::of(words);
+        let data = if record.is_short() {
+            Some(std::ptr::null())
+        } else {
+            asker.channel.answers.data(record.at, record.len)
+        };
+        let Some(data) = data else {
+            asker.ended = true;
+            env.channels.broken = true;
+            return taken;
+        };
+        asker.answers = asker.answers.wrapping_add(1);
+        taken += 1;
+        with_end((nic, env), record.to, now, |end, ctx| end.on_answer(ctx, &record, data));
+        if let Some(asker) = env.channels.asker(at) {
+            asker.channel.answers.pop();
+        }
+    }
+    let Some(asker) = env.channels.asker(at) else { return taken };
+    let more = asker.channel.answers.has_next();
+    if asker.channel.answers.give_back()
+        && let Some(session) = asker.session
+    {
+        env.channels.peers.wake(session);
+    }
+    if more { taken } else { taken + complete((nic, env), at, given, now) }
+}
+
+/// Places up to `given` were given back: what they stand for is done, and there is room for others.
+fn complete((nic, env): Card<'_>, at: u32, given: u32, now: Nanos) -> u32 {
+    let mut done = 0;
+    loop {
+        let Some(asker) = env.channels.asker(at) else { return done };
+        let is_done = |(end, _): &(u32, Qpn)| given.wrapping_sub(*end) as i32 >= 0;
+        let Some((_, qpn)) = asker.expected.pop_front_if(|front| is_done(front)) else { break };
+        done += 1;
+        /* a QP's requests in a row at once */
+        while asker.expected.pop_front_if(|front| front.1 == qpn && is_done(front)).is_some() {
+            done += 1;
+        }
+        with_end((nic, env), qpn, now, |end, ctx| end.on_progress(ctx, given));
+    }
+    let Some(asker) = env.channels.asker(at) else { return done };
+    asker.say_what_waits();
+    for _ in 0..asker.waiting.len() {
+        let Some(asker) = env.channels.asker(at) else { return done };
+        if !matches!(asker.channel.requests.room(CHUNK), Ok(Some(_))) {
+            break;
+        }
+        let Some(qpn) = asker.waiting.pop_front() else { break };
+        with_end((nic, env), qpn, now, |end, ctx| {
+            end.waits = false;
+            end.ask(ctx);
+        });
+        done += 1;
+    }
+    done
+}
