@@ -310,6 +310,9 @@ impl Soft {
     /// End of a turn: raises events, and has the thread wake up in time for the next timer.
     #[inline]
     fn finish(&self, shard: &mut Shard, now: Nanos) {
+        if shard.env.channels.flush() {
+            self.lower_alarm(shard, now);
+        }
         if !shard.env.events.is_empty() {
             shard.notify(&self.deferred_log, now);
         }

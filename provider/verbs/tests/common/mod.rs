@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, AvId, Cqe, Mtu, Psn, QpState, QpType, SendFlags, SendOp, Sge};
-use starverbs_settings::Settings;
+use starverbs_settings::{Link, Settings};
 use starverbs_verbs::stat::{self, Snapshot};
 use starverbs_verbs::{
     AhAttr, CompChannel, Context, Cq, Mr, Pd, Qp, QpAttr, QpInit, RecvWr, Result, SendWr, Srq,
@@ -24,6 +24,11 @@ pub const QKEY: u32 = 0x1111_1111;
 pub fn settings() -> Settings {
     let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
     Settings { port: free.port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..Settings::default() }
+}
+
+/// The same, with packets between all queue pairs.
+pub fn wire() -> Settings {
+    Settings { link: Link::Udp, ..settings() }
 }
 
 /// Zeroed memory for a card: it never ends, and everybody may change it.

@@ -23,7 +23,7 @@ struct Crowd {
 
 impl Crowd {
     fn new() -> Crowd {
-        let settings = settings();
+        let settings = wire();
         let a = Node::new(&settings);
         let b = Node::new(&Settings { progress_thread: false, ..settings.clone() });
         let pair = |_| {
@@ -96,7 +96,7 @@ fn coalesced_messages_leave_before_the_program_sleeps() {
 /// at each post, and so the program finds each completion without ever running the card by a poll.
 #[test]
 fn a_process_of_two_blocks_settles_though_each_poll_finds_a_completion() {
-    let settings = Settings { progress_thread: false, ..settings() };
+    let settings = Settings { progress_thread: false, ..wire() };
     let node = Node::new(&settings);
     let small = QpInit { max_send_wr: 1, max_recv_wr: 1, max_inline: 0, ..node.init(QpType::Rc, None) };
     let qps: Vec<Qp> = (0..4100).map(|_| Qp::create(&node.pd, &small).unwrap()).collect();

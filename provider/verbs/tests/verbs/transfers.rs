@@ -139,7 +139,7 @@ fn datagrams_bring_their_source_and_a_grh() {
 #[test]
 fn packets_of_long_messages_share_system_calls() {
     const LEN: usize = 60_000;
-    let settings = settings();
+    let settings = wire();
     let (a, b) = (Node::new(&settings), Node::new(&settings));
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect(&a, &qa, &b, &qb);
@@ -158,7 +158,7 @@ fn packets_of_long_messages_share_system_calls() {
 
 /// Queue pairs between two cards that are run by their polls alone.
 fn crowd(count: usize) -> (Settings, Node, Node, Vec<(Qp, Qp)>) {
-    let settings = Settings { progress_thread: false, ..settings() };
+    let settings = Settings { progress_thread: false, ..wire() };
     let (a, b) = (Node::new(&settings), Node::new(&settings));
     let pair = |_| {
         let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));

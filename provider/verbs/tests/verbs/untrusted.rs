@@ -49,7 +49,7 @@ fn bth(opcode: u8, qpn: Qpn, psn: u32) -> HeaderBuf {
 
 #[test]
 fn a_connection_survives_frames_of_untrusted_peers() {
-    let settings = settings();
+    let settings = wire();
     let (a, b) = (Node::new(&settings), Node::new(&settings));
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect(&a, &qa, &b, &qb);
@@ -100,7 +100,7 @@ fn a_connection_survives_frames_of_untrusted_peers() {
 
 #[test]
 fn datagrams_need_the_key() {
-    let settings = settings();
+    let settings = wire();
     let b = Node::new(&settings);
     let qp = b.qp(QpType::Ud);
     ud_ready(&qp);

@@ -132,9 +132,7 @@ impl Shard {
         }
         let Shard { nic, env, .. } = self;
         let rung = with_end((nic, env), qpn, 0, |end, ctx| end.ring(ctx)).is_some();
-        if rung {
-            self.env.channels.flush();
-        }
+        while rung && self.env.channels.flush() && self.take_turn(0) > 0 {}
         rung
     }
 
@@ -189,14 +187,11 @@ impl Shard {
             return;
         };
         let (ours, theirs) = (*ours, *theirs);
-        let channels = &mut self.env.channels;
-        let session = channels.asker(ours.channel).map(|asker| asker.session);
-        let one = match (session.flatten(), theirs.session) {
-            (None, None) => session.is_some(),
-            (Some(a), Some(b)) => channels.peers.are_of_one_process(a, b),
-            _ => false,
-        };
-        if theirs.from != ours.peer || !one {
+        if theirs.from != ours.peer || !self.leads_to(ours.channel, theirs.session) {
+            /* somebody else's */
+            if let Some(entry) = self.local.qps.get_mut(&qpn) {
+                entry.theirs = None;
+            }
             return;
         }
         match self.begin_local(qpn, &ours, &theirs, now) {
@@ -207,7 +202,23 @@ impl Shard {
                 }
                 self.stats.local_qps.add(1);
             }
-            Err(_) => self.use_wire(qpn, now),
+            Err(_) => {
+                if let Some(entry) = self.local.qps.get_mut(&qpn) {
+                    entry.theirs = None;
+                }
+                self.use_wire(qpn, now);
+            }
+        }
+    }
+
+    /// Whether the process that we ask in a channel is the one at the other end of a session.
+    fn leads_to(&mut self, channel: u32, session: Option<SessionId>) -> bool {
+        let channels = &mut self.env.channels;
+        let Some(asker) = channels.asker(channel) else { return false };
+        match (asker.session, session) {
+            (None, None) => true,
+            (Some(a), Some(b)) => channels.peers.are_of_one_process(a, b),
+            _ => false,
         }
     }
 
@@ -247,8 +258,13 @@ impl Shard {
             log!(Warn, "queue pair {qpn:#x}: its peer does not agree to shared memory, and gets packets");
         }
         if let Some(entry) = self.local.qps.get_mut(&qpn) {
-            let path = std::mem::replace(&mut entry.path, Path::Wire);
+            let (path, ours) = (std::mem::replace(&mut entry.path, Path::Wire), entry.ours);
             self.local.count(path, Path::Wire);
+            if let (Path::Asking, Some(Ours { epoch, channel, peer, .. })) = (path, ours) {
+                let record =
+                    Record { op: control::WITHDRAW, epoch, to: peer, from: qpn, ..Record::default() };
+                self.env.channels.say(channel, record);
+            }
         }
         let Shard { nic, env, .. } = self;
         if nic.engine(qpn).is_some() {
@@ -277,20 +293,35 @@ impl Shard {
                 if !self.local.enabled || state.is_none() {
                     return self.refuse_local(&record);
                 }
-                let entry = self.local.qps.entry(qpn).or_default();
-                entry.theirs = Some(Theirs { epoch: record.epoch, from, serial, session });
                 let early = matches!(state, Some(QpState::Reset | QpState::Init));
-                let waits = entry.path == Path::Asking && self.nic.is_held(qpn);
-                match entry.path {
-                    _ if early || entry.path == Path::Local => {}
-                    Path::Asking if waits => {
-                        self.begin_if_agreed(qpn, now);
-                        let begun = |entry: &Entry| entry.path != Path::Asking;
-                        if !self.local.qps.get(&qpn).is_some_and(begun) {
-                            self.refuse_local(&record);
-                        }
-                    }
-                    _ => self.refuse_local(&record),
+                let held = self.nic.is_held(qpn);
+                let entry = self.local.qps.entry(qpn).or_default();
+                let asking = entry.path == Path::Asking && held;
+                if early || asking || entry.path == Path::Local {
+                    /* of one that is early, or of the next connection: it is answered at RTR */
+                    entry.theirs = Some(Theirs { epoch: record.epoch, from, serial, session });
+                }
+                let channel = entry.ours.filter(|_| entry.path == Path::Local).map(|ours| ours.channel);
+                if asking {
+                    self.begin_if_agreed(qpn, now);
+                } else if channel.is_some_and(|channel| self.leads_to(channel, session)) {
+                    let Shard { nic, env, .. } = self;
+                    with_end((nic, env), qpn, now, |end, _| end.meet_again(&record, serial));
+                }
+                let path = self.local.qps.get(&qpn).map(|entry| entry.path);
+                if !early && path != Some(Path::Local) {
+                    self.refuse_local(&record);
+                }
+            }
+            control::WITHDRAW => {
+                let Some(entry) = self.local.qps.get_mut(&qpn) else { return };
+                let is_it = |theirs: &Theirs| theirs.from == from && theirs.epoch == record.epoch;
+                if entry.theirs.as_ref().is_some_and(is_it) {
+                    entry.theirs = None;
+                }
+                let end = self.nic.engine(qpn).and_then(HostEngine::local);
+                if end.is_some_and(|end| end.is_with(&record) && end.is_fresh()) {
+                    self.use_wire(qpn, now);
                 }
             }
             control::REFUSE => {
@@ -329,6 +360,19 @@ impl Shard {
             return came;
         }
         loop {
+            let taken = self.take_turn(now);
+            came += taken;
+            if !self.env.channels.flush() || taken == 0 {
+                return came;
+            }
+        }
+    }
+
+    /// Takes what is there; says how much.
+    #[inline]
+    fn take_turn(&mut self, now: Nanos) -> u32 {
+        let mut came = 0;
+        loop {
             let Shard { nic, env, .. } = self;
             came += turn::take_answers((nic, env), now);
             let (taken, said) = turn::take_requests((nic, env), now);
@@ -339,7 +383,6 @@ impl Shard {
         if self.env.channels.broken {
             self.drop_broken(now);
         }
-        self.env.channels.flush();
         came
     }
 
@@ -389,7 +432,7 @@ impl Shard {
                 self.use_wire(qpn, now);
             } else {
                 let Shard { nic, env, .. } = self;
-                with_end((nic, env), qpn, now, |end, ctx| end.lose_peer(ctx, true));
+                with_end((nic, env), qpn, now, |end, _| end.lose_peer());
             }
         }
         self.env.channels.drop_ended();

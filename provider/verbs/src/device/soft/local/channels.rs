@@ -128,10 +128,10 @@ impl Channels {
         if at == self.askers.len() {
             self.askers.push(None);
         }
-        self.askers[at] = Some(Box::new(asker));
         if self.asleep {
-            self.wake();
+            asker.channel.answers.sleep();
         }
+        self.askers[at] = Some(Box::new(asker));
         u32::try_from(at).ok()
     }
 
@@ -139,6 +139,9 @@ impl Channels {
     pub(super) fn add_answerer(&mut self, session: Option<SessionId>, channel: Answering) {
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
+        if self.asleep {
+            channel.requests.sleep();
+        }
         self.answerers.push(Box::new(Answerer {
             channel,
             session,
@@ -148,9 +151,6 @@ impl Channels {
             ended: false,
             dirty: false,
         }));
-        if self.asleep {
-            self.wake();
-        }
     }
 
     /// A QP uses a channel from now on.
@@ -251,12 +251,15 @@ impl Channels {
         self.answerers[at].dirty = true;
     }
 
-    /// At the end of a turn: wakes those who sleep and have something to read.
+    /// At the end of a turn: wakes those who sleep and have something to read. True: this card sleeps, and
+    /// something has come meanwhile.
     #[inline]
-    pub(in super::super) fn flush(&mut self) {
+    pub(in super::super) fn flush(&mut self) -> bool {
         if std::mem::take(&mut self.dirty) {
             self.wake_others();
         }
+        /* this turn may have taken what the sleeper was to be woken for, and its wake-up */
+        self.asleep && self.prepare_to_sleep()
     }
 
     fn wake_others(&mut self) {
@@ -280,13 +283,13 @@ impl Channels {
     }
 
     /// The card sleeps: others wake it from now on. True: there is something already.
+    #[cold]
     pub(in super::super) fn prepare_to_sleep(&mut self) -> bool {
         self.asleep = true;
         let mut busy = false;
         for asker in self.askers.iter_mut().flatten().filter(|asker| !asker.ended) {
+            busy |= asker.waits() && asker.channel.requests.sleep() != Ok(true);
             busy |= !asker.channel.answers.sleep();
-            let waits = !asker.expected.is_empty() || !asker.waiting.is_empty() || !asker.control.is_empty();
-            busy |= waits && asker.channel.requests.sleep() != Ok(true);
         }
         for answerer in self.answerers.iter_mut().filter(|answerer| !answerer.ended) {
             if answerer.blocked {
@@ -325,6 +328,12 @@ impl Channels {
 }
 
 impl Asker {
+    /// Whether the other end has something to do.
+    #[inline]
+    pub(super) fn waits(&self) -> bool {
+        !self.expected.is_empty() || !self.waiting.is_empty() || !self.control.is_empty()
+    }
+
     /// Control records that waited for room.
     pub(super) fn say_what_waits(&mut self) {
         while let Some(record) = self.control.front() {

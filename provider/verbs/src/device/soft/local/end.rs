@@ -74,8 +74,9 @@ pub(crate) struct LocalEnd {
     pub(super) waits: bool,
     /// The peer has no receive: nothing is asked before; 0: it has
     pub(super) rnr_until: Nanos,
-    /// There is no peer any more; requests fail at that time, 0: when there are some
+    /// The peer's process is gone
     pub(super) gone: bool,
+    /// The peer does not answer: requests fail at that time; 0: it does, or there are none
     pub(super) gone_at: Nanos,
     /// Number of the request that comes next
     pub(super) expected: u32,
@@ -140,7 +141,8 @@ impl LocalEnd {
     /// When [`Call::Timeout`] is wanted.
     #[inline]
     pub(in super::super) fn next_deadline(&self) -> Option<Nanos> {
-        let at = if self.overrun { 1 } else { self.rnr_until.max(self.gone_at) };
+        let at = if self.rnr_until == 0 { self.gone_at } else { self.rnr_until };
+        let at = if self.overrun { 1 } else { at };
         (at != 0).then_some(at)
     }
 
@@ -192,16 +194,16 @@ impl LocalEnd {
         if std::mem::take(&mut self.overrun) {
             return self.enter_error(ctx);
         }
-        if self.rnr_until != 0 && self.rnr_until <= ctx.now {
-            self.rnr_until = 0;
-            self.ask(ctx);
-        }
         if self.gone_at != 0 && self.gone_at <= ctx.now {
             self.gone_at = 0;
             if self.una != self.of.sq.posted() {
                 ctx.stats.retry_exceeded.inc();
-                self.fail_oldest(ctx, WcStatus::RetryExcErr);
+                return self.fail_oldest(ctx, WcStatus::RetryExcErr);
             }
+        }
+        if self.rnr_until != 0 && self.rnr_until <= ctx.now {
+            self.rnr_until = 0;
+            self.ask(ctx);
         }
     }
 

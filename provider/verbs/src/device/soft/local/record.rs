@@ -20,6 +20,8 @@ pub(super) mod control {
     pub(in super::super) const PROPOSE: u8 = 0x80;
     /// It has none: what was proposed is carried by the wire
     pub(in super::super) const REFUSE: u8 = 0x81;
+    /// It proposes it no more
+    pub(in super::super) const WITHDRAW: u8 = 0x82;
 }
 
 /// Answers.

@@ -11,6 +11,9 @@ use super::end::{Ctx, LocalEnd};
 use super::record::{BODY, CHUNK, Record, answer, flag};
 use crate::clock;
 
+/// How long after which a peer that is not ready is asked again.
+const RETRY: Nanos = 2_000_000;
+
 /// How it stands with a WQE that was asked for.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Progress {
@@ -283,6 +286,9 @@ impl LocalEnd {
         if self.una != first {
             ctx.env.channels.forget(self.of.channels[0], self.una.wrapping_sub(first));
             self.rnr_left = self.terms.rnr_retry;
+            if !self.gone {
+                self.gone_at = 0;
+            }
             self.look_if_drained(ctx);
         }
         self.raise_fault(ctx);
@@ -307,7 +313,7 @@ impl LocalEnd {
             answer::DATA | answer::VALUE => self.on_data(ctx, record, data),
             answer::RNR => self.on_rnr(ctx, record),
             answer::REFUSED => self.on_refusal(ctx, record),
-            _ => self.lose_peer(ctx, false),
+            _ => self.on_gone(ctx, record),
         }
     }
 
@@ -378,14 +384,21 @@ impl LocalEnd {
         (self.una == index && self.state != QpState::Err).then_some(index)
     }
 
+    /// Begins anew with this request, in a while.
+    fn go_back(&mut self, ctx: &mut Ctx<'_>, index: u32, seq: u32, wait: Nanos) {
+        ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(index));
+        (self.next, self.offset, self.seq, self.reads) = (index, 0, seq, 0);
+        self.rnr_until = clock::now() + wait;
+    }
+
     /// The peer has no receive (IBTA 9.7.5.2.8): it is asked again when it may have one.
     #[cold]
     fn on_rnr(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
         ctx.stats.rcvd_rnr.inc();
         let left = self.rnr_left;
         let Some(index) = self.stop_at(ctx, record.seq) else { return };
-        ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(index));
-        (self.next, self.offset, self.seq, self.reads) = (index, 0, record.seq, 0);
+        let wait = Nanos::from(RNR_TIMER_10US[record.imm as usize & 31]) * 10_000;
+        self.go_back(ctx, index, record.seq, wait);
         self.rnr_left = left;
         if self.terms.rnr_retry != 7 {
             if left == 0 {
@@ -394,8 +407,15 @@ impl LocalEnd {
             }
             self.rnr_left = left - 1;
         }
-        let wait = Nanos::from(RNR_TIMER_10US[record.imm as usize & 31]) * 10_000;
-        self.rnr_until = clock::now() + wait;
+    }
+
+    /// The peer's queue pair does not answer, as one that is not ready yet, or not any more: it is asked
+    /// again until RC's retries would be used up.
+    #[cold]
+    fn on_gone(&mut self, ctx: &mut Ctx<'_>, record: &Record) {
+        let Some(index) = self.stop_at(ctx, record.seq) else { return };
+        self.go_back(ctx, index, record.seq, RETRY);
+        self.await_the_end();
     }
 
     #[cold]
@@ -412,22 +432,18 @@ impl LocalEnd {
         }
     }
 
-    /// There is no peer any more. `dead`: nor will there be one.
+    /// The peer's process is gone.
     #[cold]
-    pub(super) fn lose_peer(&mut self, ctx: &mut Ctx<'_>, dead: bool) {
+    pub(super) fn lose_peer(&mut self) {
         if self.state == QpState::Err {
             return;
         }
-        if dead && self.terms.patience == 0 {
-            /* as one that waits for ever would never know */
-            self.terms.patience = 1;
-        }
-        self.gone = true;
-        self.rnr_until = 0;
+        /* one that waits for ever would never know */
+        self.terms.patience = self.terms.patience.max(1);
+        (self.gone, self.rnr_until) = (true, 0);
         if self.una != self.of.sq.posted() {
             self.await_the_end();
         }
-        let _ = ctx;
     }
 
     /// What was posted fails when RC's would have, without an answer.

@@ -366,6 +366,19 @@ impl LocalEnd {
     /// Whether a request of this record's sender is for this end.
     #[inline]
     pub(super) fn is_peer(&self, record: &Record, channel: u32) -> bool {
-        record.from == self.of.peer && record.epoch == self.of.epochs[1] && channel == self.of.channels[1]
+        self.is_with(record) && channel == self.of.channels[1]
+    }
+
+    /// The peer has proposed once more: what it proposed before was of a connection that was over.
+    pub(super) fn meet_again(&mut self, record: &Record, channel: u32) {
+        if !self.met && record.from == self.of.peer {
+            (self.of.epochs[1], self.of.channels[1]) = (record.epoch, channel);
+        }
+    }
+
+    /// Whether a record is of the connection's peer, in its incarnation.
+    #[inline]
+    pub(super) fn is_with(&self, record: &Record) -> bool {
+        record.from == self.of.peer && record.epoch == self.of.epochs[1]
     }
 }

@@ -172,8 +172,7 @@ pub(super) fn take_answers((nic, env): Card<'_>, now: Nanos) -> u32 {
     let mut came = 0;
     for at in 0..env.channels.askers.len() as u32 {
         let Some(asker) = env.channels.asker(at) else { continue };
-        let waits = !asker.waiting.is_empty() || !asker.control.is_empty();
-        if !asker.expected.is_empty() || waits || asker.channel.answers.has_next() {
+        if asker.waits() || asker.channel.answers.has_next() {
             came += take_from((nic, env), at, now);
         }
     }
