@@ -177,8 +177,8 @@ aarch64:
 	tests/aarch64/run.sh dist/aarch64 dist
 	ARCH=arm64 tests/install/run.sh dist/aarch64 deb wheel
 
-# The library and the command are both named starverbs and share a folder of pages: written at once, one takes the other's
-# away. The library is written last, and its pages stay.
+# The library and the command are both named starverbs and share a folder of pages: written at once, one takes
+# the other's away. The library is written last, and its pages stay.
 doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --package starverbs --no-deps --document-private-items
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude starverbs --no-deps --document-private-items

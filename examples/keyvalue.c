@@ -6,9 +6,9 @@
  *	keyvalue 192.0.2.1 7471 KEY ...		its client: prints the values
  *
  * The server tells address, key and size of its table when it accepts, as private data; after that it only
- * changes values. The client hashes the key, READs that slot, and goes on to the next one while another key is
- * there (linear probing). A READ may see a slot that is just being written: the slot's version is odd meanwhile,
- * and its sum fits no other bytes.
+ * changes values. The client hashes the key, READs that slot, and goes on to the next one while another key
+ * is there (linear probing). A READ may see a slot that is just being written: the slot's version is odd
+ * meanwhile, and its sum fits no other bytes.
  */
 #include <endian.h>
 #include <poll.h>

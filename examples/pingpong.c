@@ -5,8 +5,8 @@
  *	pingpong 7471			a server at port 7471, of one client
  *	pingpong 192.0.2.1 7471		its client
  *
- * The client sends 1,000 messages, each of which the server sends back; then the client prints the mean round trip.
- * Nothing in it is of starverbs: it runs on every RDMA card. Build it with -lrdmacm -libverbs.
+ * The client sends 1,000 messages, each of which the server sends back; then the client prints the mean
+ * round trip. Nothing in it is of starverbs: it runs on every RDMA card. Build it with -lrdmacm -libverbs.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -32,7 +32,8 @@ static void die(const char *what)
 	exit(1);
 }
 
-/* An endpoint of librdmacm: an id with a queue pair of its own, connected (or to be listened on) at that address. */
+/* An endpoint of librdmacm: an id with a queue pair of its own, connected (or to
+ * be listened on) at that address. */
 static struct rdma_cm_id *endpoint(const char *host, const char *port)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = host ? 0 : RAI_PASSIVE }, *where;

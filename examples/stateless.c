@@ -4,8 +4,9 @@
  *
  *	stateless [CONNECTIONS]
  *
- * Makes pairs of queue pairs on one card (64, if not told), one end stateless and the other stateful, connects
- * them, WRITEs a line through each, and prints what card and library keep of either end. See stardv(7).
+ * Makes pairs of queue pairs on one card (64, if not told), one end stateless and the other
+ * stateful, connects them, WRITEs a line through each, and prints what card and library
+ * keep of either end. See stardv(7).
  */
 #include <inttypes.h>
 #include <stdint.h>

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Applies the series to a tree of perftest. Its hunks have no context, so each file is first compared with the one that they were made for.
+# Applies the series to a tree of perftest. Its hunks have no context, so each file is first compared with
+# the one that they were made for.
 # usage: apply.sh PERFTEST
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The whole suite: unit tests, the symbol list, others' programs. Says what was skipped and why; fails if anything fails.
+# The whole suite: unit tests, the symbol list, others' programs. Says what was skipped
+# and why; fails if anything fails.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

@@ -9,13 +9,14 @@
  *
  * or, where it is not installed, cc -I dist/include prog.c -L dist/lib -libverbs and dist/bin/starverbs.
  *
- * One that is to start on any libibverbs looks the calls up at run time: dlvsym(RTLD_DEFAULT, "stardv_query_counters",
- * "STARDV_1.0") is NULL where there is no such card. Their version node is STARDV_1.0 in libibverbs.so.1 and libstarverbs.so.
+ * One that is to start on any libibverbs looks the calls up at run time: dlvsym(RTLD_DEFAULT,
+ * "stardv_query_counters", "STARDV_1.0") is NULL where there is no such card. Their version node is
+ * STARDV_1.0 in libibverbs.so.1 and libstarverbs.so.
  *
- * How all of them grow: a struct begins with comp_mask and gets new fields at its end only; its size goes with it (inlen what
- * the call reads, outlen what it writes), so that a program and a library of different releases understand each other. Bits of
- * comp_mask that a release does not know are refused where they change what a call does, and left out of the answer where they
- * ask for something.
+ * How all of them grow: a struct begins with comp_mask and gets new fields at its end only; its size goes
+ * with it (inlen what the call reads, outlen what it writes), so that a program and a library of different
+ * releases understand each other. Bits of comp_mask that a release does not know are refused where they
+ * change what a call does, and left out of the answer where they ask for something.
  */
 #ifndef INFINIBAND_STARDV_H
 #define INFINIBAND_STARDV_H
@@ -38,7 +39,8 @@ bool stardv_is_supported(struct ibv_device *device);
 enum stardv_counters_mask {
 	/* The card's traffic */
 	STARDV_COUNTERS_CARD = 1 << 0,
-	/* Its queue pair contexts; only a card that has room for few of them (STARVERBS_QPC_CACHE) fills it */
+	/* Its queue pair contexts; only a card that has room for few of them
+	 * (STARVERBS_QPC_CACHE) fills it */
 	STARDV_COUNTERS_QPC = 1 << 1,
 	/* The queue pairs of the context that is asked */
 	STARDV_COUNTERS_CONTEXT = 1 << 2,
@@ -48,7 +50,8 @@ struct stardv_counters {
 	/* In: groups asked for. Out: those of them that were filled; all others are 0. */
 	uint64_t comp_mask;
 
-	/* STARDV_COUNTERS_CARD: of the card of this process, which its contexts share, since it was opened first */
+	/* STARDV_COUNTERS_CARD: of the card of this process, which its contexts
+	 * share, since it was opened first */
 	uint64_t tx_packets;
 	uint64_t tx_bytes;
 	uint64_t rx_packets;
@@ -61,8 +64,8 @@ struct stardv_counters {
 	uint64_t qps;
 	uint64_t mrs;
 
-	/* STARDV_COUNTERS_QPC: requests for a context that was there; that had to be fetched; that waited behind others of its
-	 * queue pair */
+	/* STARDV_COUNTERS_QPC: requests for a context that was there; that had to be fetched; that waited
+	 * behind others of its queue pair */
 	uint64_t qpc_hits;
 	uint64_t qpc_misses;
 	uint64_t qpc_waited;
@@ -100,8 +103,8 @@ struct stardv_counter {
 ssize_t _stardv_list_counters(struct ibv_context *context, struct stardv_counter *list, size_t max, uint32_t flags,
 			      size_t entry_size);
 
-/* Fills `list` with the first `max` counters of the card; gives how many there are, or -EINVAL, -EIO. `flags` is 0.
- * See stardv_query_counters(3). */
+/* Fills `list` with the first `max` counters of the card; gives how many there are, or -EINVAL, -EIO.
+ * `flags` is 0. See stardv_query_counters(3). */
 static inline ssize_t stardv_list_counters(struct ibv_context *context, struct stardv_counter *list, size_t max,
 					   uint32_t flags)
 {
@@ -122,8 +125,8 @@ enum stardv_star {
 	STARDV_STAR_STATEFUL = 4,
 };
 
-/* The same as create_flags of struct ibv_qp_init_attr_ex, with IBV_QP_INIT_ATTR_CREATE_FLAGS. The bits are of those that the kernel
- * leaves to each driver (IB_QP_CREATE_RESERVED_START). */
+/* The same as create_flags of struct ibv_qp_init_attr_ex, with IBV_QP_INIT_ATTR_CREATE_FLAGS. The bits are
+ * of those that the kernel leaves to each driver (IB_QP_CREATE_RESERVED_START). */
 enum stardv_qp_create_flags {
 	STARDV_QP_CREATE_STATELESS = 1 << 26,
 	STARDV_QP_CREATE_STATEFUL = 1 << 27,
@@ -162,10 +165,12 @@ struct stardv_qp_attr {
 	/* In: groups asked for. Out: those of them that were filled; all others are 0. */
 	uint64_t comp_mask;
 
-	/* STARDV_QP_STAR: what it was to be (enum stardv_star, never the default), what it is (enum stardv_star_role) */
+	/* STARDV_QP_STAR: what it was to be (enum stardv_star, never the default),
+	 * what it is (enum stardv_star_role) */
 	uint32_t star_wish;
 	uint32_t star_role;
-	/* What the card keeps of it, and what the library does because the card does not, beside the queues themselves */
+	/* What the card keeps of it, and what the library does because the card does
+	 * not, beside the queues themselves */
 	uint64_t star_card_bytes;
 	uint64_t star_library_bytes;
 };
@@ -173,8 +178,9 @@ struct stardv_qp_attr {
 /* 0, or EINVAL, EIO (a forked child). See stardv_query_qp(3). */
 int stardv_query_qp(struct ibv_qp *qp, struct stardv_qp_attr *attr, uint32_t outlen);
 
-/* What the end is to be from now on, also while the connection runs: comp_mask STARDV_QP_STAR, and star_wish; other fields are not looked at.
- * 0, or EINVAL, EOPNOTSUPP, EIO (a forked child). See stardv_modify_qp(3). */
+/* What the end is to be from now on, also while the connection runs: comp_mask STARDV_QP_STAR,
+ * and star_wish; other fields are not looked at. 0, or EINVAL, EOPNOTSUPP, EIO (a forked
+ * child). See stardv_modify_qp(3). */
 int stardv_modify_qp(struct ibv_qp *qp, const struct stardv_qp_attr *attr, uint32_t inlen);
 
 #ifdef __cplusplus

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Formats of the queues between a program and a card, as provider/queues has them in Rust (provider/queues/tests/header.rs
- * holds the two together). Little-endian, without padding. A board reads WQEs and writes CQEs in this form.
+ * Formats of the queues between a program and a card, as provider/queues has them in Rust
+ * (provider/queues/tests/header.rs holds the two together). Little-endian, without padding. A board reads
+ * WQEs and writes CQEs in this form.
  *
- * Values: enum ibv_wr_opcode, ibv_send_flags, ibv_wc_status, ibv_wc_opcode, ibv_wc_flags of <infiniband/verbs.h>.
+ * Values: enum ibv_wr_opcode, ibv_send_flags, ibv_wc_status, ibv_wc_opcode,
+ * ibv_wc_flags of <infiniband/verbs.h>.
  */
 #ifndef STARVERBS_QUEUES_H
 #define STARVERBS_QUEUES_H

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The library on aarch64: this project's tests in C and others' programs, all of that machine, in a root folder of Debian
-# 12, under emulation where this host is another. Then its processes beside processes of this host on one wire.
-# Emulation shows no weak memory ordering: docs/memory-ordering.md. Needs root; exits with 2 where it cannot run.
+# The library on aarch64: this project's tests in C and others' programs, all of that machine, in a root
+# folder of Debian 12, under emulation where this host is another. Then its processes beside processes of
+# this host on one wire. Emulation shows no weak memory ordering: docs/memory-ordering.md. Needs root;
+# exits with 2 where it cannot run.
 # usage: run.sh DIST DIST_OF_THIS_HOST
 set -euo pipefail
 usage='usage: run.sh DIST DIST_OF_THIS_HOST'
@@ -12,8 +13,9 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-$repo/target}")
 root=$target/root-aarch64
 packages=gcc,g++,libc6-dev,binutils,libibverbs-dev,librdmacm-dev,ibverbs-utils,perftest,rdmacm-utils,iproute2,procps
 passed=() failed=()
-# What qemu-user lacks: process_vm_readv and process_vm_writev (on-demand paging, imports and the check of addresses
-# that are registered need them); in release 7.2, Debian 12's, it takes no interface's number from an ip_mreqn.
+# What qemu-user lacks: process_vm_readv and process_vm_writev (on-demand paging, imports and the
+# check of addresses that are registered need them); in release 7.2, Debian 12's, it takes no
+# interface's number from an ip_mreqn.
 skip=
 [[ $(uname -m) == aarch64 ]] || skip='memory import errors rdmacm_ids'
 
@@ -46,7 +48,8 @@ part() {
 
 card() { there timeout 60 /card/bin/starverbs run -- "$@"; }
 
-# Waits until somebody listens at a port, of TCP or of the connection manager: there a unix socket bears its number.
+# Waits until somebody listens at a port, of TCP or of the connection manager: there
+# a unix socket bears its number.
 listens() {
     local tries service
     service=$(printf '@starverbs/[^ ]*/cm/[0-9a-f]*%04x(/|$)' "$1")
@@ -58,8 +61,9 @@ listens() {
     return 1
 }
 
-# A server and its client of one program: pair SERVER CLIENT PORT COMMAND..., where the two say whose machine runs them.
-# Where the command has an @, the server's has -s there, and the client's -c with an option for the address.
+# A server and its client of one program: pair SERVER CLIENT PORT COMMAND..., where the two say
+# whose machine runs them. Where the command has an @, the server's has -s there, and the client's
+# -c with an option for the address.
 pair() {
     local server=$1 client=$2 port=$3 pid status=0 address=(127.0.0.1)
     shift 3

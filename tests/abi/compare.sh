@@ -1,8 +1,9 @@
 #!/bin/sh
-# Every symbol that a released libibverbs.so.1 or librdmacm.so.1 exports must be in ours, at the same version and of the same kind (T
-# function, D data), and nothing else may be, but for what a further list names. The lists are of Debian's packages libibverbs1 and
-# librdmacm1, 44.0 (Debian 12) and 65.0; symbols.sh makes one. All private nodes have the names of both: see docs/architecture.md.
-# stardv.symbols has those of our own, include/infiniband/stardv.h's.
+# Every symbol that a released libibverbs.so.1 or librdmacm.so.1 exports must be in ours, at the same version
+# and of the same kind (T function, D data), and nothing else may be, but for what a further list names. The
+# lists are of Debian's packages libibverbs1 and librdmacm1, 44.0 (Debian 12) and 65.0; symbols.sh makes one.
+# All private nodes have the names of both: see docs/architecture.md. stardv.symbols has those of our own,
+# include/infiniband/stardv.h's.
 # usage: compare.sh LIBRARY [LIST]
 set -eu
 lib=${1:?usage: compare.sh LIBRARY [LIST]}

@@ -1,6 +1,8 @@
-/* What the C edge promises, seen from C: public fields, errno values, *bad_wr, NULL, acks, both polling interfaces,
- * objects that outlive ibv_close_device. One process, two queue pairs of one card joined over its first GID.
- * Build: cc -Wall -o edges edges.c -libverbs -lpthread; run with LD_LIBRARY_PATH naming the library under test. */
+/* What the C edge promises, seen from C: public fields, errno values, *bad_wr, NULL, acks, both
+ * polling interfaces, objects that outlive ibv_close_device. One process, two queue pairs of one
+ * card joined over its first GID.
+ * Build: cc -Wall -o edges edges.c -libverbs -lpthread; run with LD_LIBRARY_PATH
+ * naming the library under test. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -205,7 +207,8 @@ static void windows(struct side *a, struct side *b)
 	wr.bind_mw.bind_info = bind.bind_info;
 	CHECK(ibv_post_send(b->qp, &wr, &bad) == EINVAL);
 	wr.bind_mw.bind_info.length = 64;
-	/* the low eight bits count: what a program writes above them is passed over, and the struct stays as it was */
+	/* the low eight bits count: what a program writes above them is passed over,
+	 * and the struct stays as it was */
 	before = ibv_inc_rkey(two_mw->rkey);
 	wr.bind_mw.rkey = before ^ 0x12345600;
 	CHECK(!ibv_post_send(b->qp, &wr, &bad));

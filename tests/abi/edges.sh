@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the C programs beside it against the installed verbs.h and libibverbs.so.1 and runs them on the library under test.
-# Those that SKIP names are left out, and said.
+# Builds the C programs beside it against the installed verbs.h and libibverbs.so.1 and runs them on the
+# library under test. Those that SKIP names are left out, and said.
 # usage: edges.sh LIBRARY_DIRECTORY
 set -eu
 lib=$(cd "${1:?usage: edges.sh LIBRARY_DIRECTORY}" && pwd)

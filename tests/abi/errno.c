@@ -1,5 +1,5 @@
-/* Calls that return an errno value leave it in errno too, as programs print it with perror(3); calls that succeed,
- * and a completion queue that is empty, leave errno alone.
+/* Calls that return an errno value leave it in errno too, as programs print it with perror(3); calls that
+ * succeed, and a completion queue that is empty, leave errno alone.
  * Build: cc -Wall -o errno errno.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -1,4 +1,5 @@
-/* What the man pages say of each call's failure, call by call: return value, errno, and that nothing has changed.
+/* What the man pages say of each call's failure, call by call: return value,
+ * errno, and that nothing has changed.
  * Build: cc -Wall -o errors errors.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -44,7 +45,8 @@ static void devices(void)
 	ibv_free_device_list(list);
 }
 
-/* ibv_query_device, ibv_query_device_ex, ibv_query_port, ibv_query_pkey, ibv_get_pkey_index, ibv_query_rt_values_ex */
+/* ibv_query_device, ibv_query_device_ex, ibv_query_port, ibv_query_pkey,
+ * ibv_get_pkey_index, ibv_query_rt_values_ex */
 static void queries(void)
 {
 	struct ibv_query_device_ex_input input = { .comp_mask = 1 };
@@ -223,7 +225,8 @@ static void completion_queues(void)
 	CHECK(ibv_destroy_cq(NULL) == EINVAL && ibv_destroy_comp_channel(NULL) == EINVAL);
 }
 
-/* ibv_create_srq, ibv_create_srq_ex, ibv_modify_srq, ibv_query_srq, ibv_get_srq_num, ibv_post_srq_recv, ... */
+/* ibv_create_srq, ibv_create_srq_ex, ibv_modify_srq, ibv_query_srq,
+ * ibv_get_srq_num, ibv_post_srq_recv, ... */
 static void shared_receive_queues(void)
 {
 	struct ibv_srq_init_attr most = { .attr = { dev.max_srq_wr, 1, 0 } }, bad = most;
@@ -259,7 +262,8 @@ static void shared_receive_queues(void)
 	qp = ibv_create_qp(pd, &init);
 	CHECK(qp && ibv_destroy_srq(srq) == EBUSY && init.cap.max_recv_wr == 0 && init.cap.max_recv_sge == 0);
 	CHECK(ibv_post_recv(qp, &wr, &bad_wr) == EINVAL && bad_wr == &wr);
-	/* the man page has SRQs for RC and UD only, but cards and rdma_rxe take UC, and perftest asks for it */
+	/* the man page has SRQs for RC and UD only, but cards and rdma_rxe
+	 * take UC, and perftest asks for it */
 	init.qp_type = IBV_QPT_UC;
 	uc = ibv_create_qp(pd, &init);
 	CHECK(uc && !ibv_destroy_qp(uc));

@@ -1,5 +1,5 @@
-/* fork(2), from C: a child cannot use its parent's objects and harms nothing by ending them; it may open the card anew;
- * and it holds nothing of a killed parent's that peers see.
+/* fork(2), from C: a child cannot use its parent's objects and harms nothing by ending them; it may open the
+ * card anew; and it holds nothing of a killed parent's that peers see.
  * Build: cc -Wall -o fork fork.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
 #define _GNU_SOURCE
 #include <errno.h>

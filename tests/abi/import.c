@@ -1,5 +1,5 @@
-/* Objects of one process imported by another: what works, what is refused, and what ends a use that is under way.
- * The parent exports, a child imports; each test has a child of its own, and a socket to it.
+/* Objects of one process imported by another: what works, what is refused, and what ends a use that is under
+ * way. The parent exports, a child imports; each test has a child of its own, and a socket to it.
  * Build: cc -Wall -o import import.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -354,8 +354,8 @@ static void adds(int peer)
 	end_import(&i);
 }
 
-/* Writes ones into the exporter's memory until that fails, and says whether it failed as it should. The answer of a queue
- * pair that failed goes out once: it may be lost with a process that shared the port. */
+/* Writes ones into the exporter's memory until that fails, and says whether it failed as it should. The
+ * answer of a queue pair that failed goes out once: it may be lost with a process that shared the port. */
 static int stream(struct importer *i)
 {
 	struct ibv_sge sge = piece((uintptr_t)i->memory, 8 * PAGE, i->own->lkey);
@@ -380,7 +380,8 @@ static void streams(int peer)
 	}
 }
 
-/* Deregistered, or the device closed, while the importer writes: when the call returns, nobody writes any more. */
+/* Deregistered, or the device closed, while the importer writes: when the call
+ * returns, nobody writes any more. */
 static void deregisters(int peer, pid_t child)
 {
 	static const char zeroes[BIG];
@@ -404,6 +405,14 @@ static void deregisters(int peer, pid_t child)
 	}
 }
 
+/* Waits until an importer that streams has written here. */
+static void await_write(const volatile char *memory)
+{
+	for (int tries = 0; !*memory && tries < 600000; tries++)
+		nap(100);
+	CHECK(*memory);
+}
+
 /* Killed while it writes: the exporter's dereg does not wait for the dead. */
 static void kills(int peer, pid_t child)
 {
@@ -412,7 +421,7 @@ static void kills(int peer, pid_t child)
 	export_all(&e);
 	send_fd(peer, e.ctx->cmd_fd, &e.offer);
 	hear(peer);
-	nap(3000);
+	await_write(e.memory);
 	kill(child, SIGKILL);
 	end_export(&e);
 }
@@ -426,7 +435,8 @@ static void streams_once(int peer)
 	stream(&i);
 }
 
-/* Killed while its memory is used: the user's requests fail. The exporter is a child of the importer's parent here. */
+/* Killed while its memory is used: the user's requests fail. The exporter is a child
+ * of the importer's parent here. */
 static void dies(int peer, pid_t child)
 {
 	pid_t exporter = fork();
@@ -438,12 +448,11 @@ static void dies(int peer, pid_t child)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		export_all(&e);
 		send_fd(peer, e.ctx->cmd_fd, &e.offer);
-		pause();
+		await_write(e.memory);
+		raise(SIGKILL);
 		_exit(1);
 	}
 	hear(peer);
-	nap(3000);
-	kill(exporter, SIGKILL);
 	CHECK(waitpid(exporter, NULL, 0) == exporter);
 	tell(peer);
 }
@@ -479,8 +488,9 @@ static void other_user(int peer)
 	tell(peer);
 }
 
-/* A process that runs as somebody else than who made the table is not taken for the exporter. Here it is the exporter all
- * the same: its process belongs to root as long as it may not be looked at. The exporters are grandchildren. */
+/* A process that runs as somebody else than who made the table is not taken for the exporter. Here
+ * it is the exporter all the same: its process belongs to root as long as it may not be looked at.
+ * The exporters are grandchildren. */
 static void nobody_exports(int peer, pid_t child)
 {
 	int status;
@@ -543,7 +553,8 @@ static void children(void)
 		CHECK(!operate(&i, IBV_WR_RDMA_READ, piece((uintptr_t)i.memory, 16, i.own->lkey), i.offer.addr, i.mr->rkey));
 		CHECK(!strcmp(i.memory, "parent's"));
 		CHECK(!operate(&i, IBV_WR_RDMA_READ, piece(i.offer.addr + PAGE, 9, i.mr->lkey), (uintptr_t)i.memory, i.own->rkey));
-		/* the parent's context is closed here; what was imported from it stays, and is the same once more */
+		/* the parent's context is closed here; what was imported from it
+		 * stays, and is the same once more */
 		CHECK(!ibv_close_device(e.ctx));
 		again = ibv_import_device(dup(i.ctx->cmd_fd));
 		pd = again ? ibv_import_pd(again, i.offer.pd) : NULL;

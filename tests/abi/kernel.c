@@ -1,4 +1,5 @@
-/* What librdmacm has libibverbs translate: the kernel's structs, and verbs.h's. Bytes that count up tell every field's place.
+/* What librdmacm has libibverbs translate: the kernel's structs, and verbs.h's. Bytes that
+ * count up tell every field's place.
  * Build: cc -Wall -o kernel kernel.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
 #include <errno.h>
 #include <infiniband/sa.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sizes and offsets of every C struct that has a name, as provider/abi asserts them for a platform, against that
-# platform's C compiler and headers.
+# Sizes and offsets of every C struct that has a name, as provider/abi asserts them for a platform, against
+# that platform's C compiler and headers.
 # usage: layout.sh LAYOUT.rs COMPILER [ARGUMENT...]
 set -euo pipefail
 usage='usage: layout.sh LAYOUT.rs COMPILER [ARGUMENT...]'
@@ -11,8 +11,8 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 here=$(cd "$(dirname "$0")" && pwd)
 
-# Whether a name is a union's or a struct's says bindings.rs. Structs without a name in C (__bindgen_ty_1) have none here;
-# their fields count in those that hold them.
+# Whether a name is a union's or a struct's says bindings.rs. Structs without a name in C (__bindgen_ty_1)
+# have none here; their fields count in those that hold them.
 {
     printf '#define _GNU_SOURCE\n#include <stddef.h>\n#include <rdma/rdma_cma.h>\n'
     tr -d '\n' <"$layout" | sed 's/\["/\n["/g' | sed -nE "s/^\[\"(Size|Alignment|Offset)[^\"]*\"\] *\[::std::mem::(size|align|offset)_of(::<|!\()([a-z0-9_]+)(>\(\)|, *([a-z0-9_]+)\)) *- *([0-9]+)usize\].*/\2 \4 \7 \6/p" |

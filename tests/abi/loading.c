@@ -1,7 +1,9 @@
-/* Others' libraries on the library under test: each is opened with every symbol bound, none brings a libibverbs of its own,
- * and drivers that register are accepted without a device of theirs appearing. Then every command of the private interface is
- * called, by the names in a file ("NAME NODE" a line): it must exist, and say that nothing is offered.
- * With --which, on the system's libibverbs: says which of the libraries open at all. Some need what another has to load first.
+/* Others' libraries on the library under test: each is opened with every symbol bound, none brings a
+ * libibverbs of its own, and drivers that register are accepted without a device of theirs appearing. Then
+ * every command of the private interface is called, by the names in a file ("NAME NODE" a line): it must
+ * exist, and say that nothing is offered.
+ * With --which, on the system's libibverbs: says which of the libraries open at all. Some need
+ * what another has to load first.
  * usage: loading NAMES LIBRARY... | loading --which LIBRARY... */
 #define _GNU_SOURCE
 #include <dlfcn.h>

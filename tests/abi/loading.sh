@@ -1,6 +1,7 @@
 #!/bin/sh
-# Opens every installed library that needs libibverbs.so.1 (drivers, libmlx5, libefa, librdmacm, UCX's, libfabric's ...) on
-# the library under test. Those that do not open on the system's own libibverbs either are not the library's to judge.
+# Opens every installed library that needs libibverbs.so.1 (drivers, libmlx5, libefa, librdmacm, UCX's,
+# libfabric's ...) on the library under test. Those that do not open on the system's own libibverbs either
+# are not the library's to judge.
 # usage: loading.sh LIBRARY_DIRECTORY
 set -eu
 lib=$(cd "${1:?usage: loading.sh LIBRARY_DIRECTORY}" && pwd)

@@ -2,7 +2,8 @@
  * usage: multicast                       checks of the calls, and of copies within one process
  *        multicast receive GROUP COUNT   attaches, says "ready", takes COUNT datagrams, none of them twice
  *        multicast send GROUP COUNT      sends COUNT datagrams to the group, slowly if they are many
- * Build: cc -Wall -o multicast multicast.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
+ * Build: cc -Wall -o multicast multicast.c -libverbs; run with LD_LIBRARY_PATH
+ * naming the library under test. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Multicast between processes: on one address, and between two network namespaces over IPv4 and IPv6 and to other users, with a
-# capture that tshark must read as RoCEv2 multicast. usage: multicast.sh LIBRARY_DIRECTORY
+# Multicast between processes: on one address, and between two network namespaces over IPv4 and IPv6 and to
+# other users, with a capture that tshark must read as RoCEv2 multicast. usage: multicast.sh LIBRARY_DIRECTORY
 set -euo pipefail
 lib=$(cd "${1:?usage: multicast.sh LIBRARY_DIRECTORY}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,7 +29,8 @@ run() {
 	"${words[@]}" "$tmp/multicast" "${@:3}"
 }
 
-# Every receiver must get COUNT datagrams, none twice: everyone GROUP SENDER RECEIVER..., each one "WHERE USER ADDRESS".
+# Every receiver must get COUNT datagrams, none twice: everyone GROUP SENDER RECEIVER...,
+# each one "WHERE USER ADDRESS".
 # SEND are sent: more, where some may be lost on the way.
 everyone() {
 	local group=$1 sender=$2 receivers=("${@:3}") pids=() at log

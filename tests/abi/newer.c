@@ -1,5 +1,5 @@
-/* The calls that came after Debian 12's release (IBVERBS_1.15 to 1.18), looked up by version since no installed header has
- * them: those that do their work, and those that say that the card has nothing.
+/* The calls that came after Debian 12's release (IBVERBS_1.15 to 1.18), looked up by version since no
+ * installed header has them: those that do their work, and those that say that the card has nothing.
  * Build: cc -Wall -o newer newer.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,6 +1,7 @@
-/* A program of libibverbs 1.0, bound to the symbols of node IBVERBS_1.0: every call of that release, with transfers over RC,
- * UD and a shared receive queue between queue pairs of its own.
- * Build: cc -Wall -o old old.c -libverbs -lpthread; run with LD_LIBRARY_PATH naming the library under test. */
+/* A program of libibverbs 1.0, bound to the symbols of node IBVERBS_1.0: every call of that release, with
+ * transfers over RC, UD and a shared receive queue between queue pairs of its own.
+ * Build: cc -Wall -o old old.c -libverbs -lpthread; run with LD_LIBRARY_PATH
+ * naming the library under test. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* ATOMIC WRITE and FLUSH, seen from C: also from a program whose verbs.h is newer and has ibv_wr_flush. Two queue pairs of one
- * card joined over its first GID. Build and run as edges.c. */
+/* ATOMIC WRITE and FLUSH, seen from C: also from a program whose verbs.h is newer and has ibv_wr_flush.
+ * Two queue pairs of one card joined over its first GID. Build and run as edges.c. */
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -150,7 +150,8 @@ static void lists(struct ibv_qp *qp)
 	CHECK(!ibv_post_send(qp, &wr, &bad) && one().status == IBV_WC_REM_INV_REQ_ERR);
 }
 
-/* Flags that this card does not offer, are none, or do not go with the operation: EINVAL, and nothing is posted. */
+/* Flags that this card does not offer, are none, or do not go with the operation:
+ * EINVAL, and nothing is posted. */
 static void flags(struct ibv_qp_ex *x)
 {
 	const unsigned int bad_flags[] = { IBV_SEND_IP_CSUM, IBV_SEND_IP_CSUM | IBV_SEND_SIGNALED, 1 << 5, 1 << 8, 1u << 31 };

@@ -1,5 +1,6 @@
-/* What queues and keys do when they are used, from C: moderated events, overruns, the limit of a shared receive queue,
- * regions that count from 0, memory windows of a connection that is reset. Build: cc -Wall -o queues queues.c -libverbs; run with LD_LIBRARY_PATH naming the library. */
+/* What queues and keys do when they are used, from C: moderated events, overruns, the limit of a shared
+ * receive queue, regions that count from 0, memory windows of a connection that is reset. Build: cc -Wall
+ * -o queues queues.c -libverbs; run with LD_LIBRARY_PATH naming the library. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

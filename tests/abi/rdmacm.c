@@ -1,6 +1,6 @@
-/* What the man pages say of librdmacm's calls on connections and endpoints, call by call, on one address of one card: return
- * value, errno, events. Build: cc -Wall -o rdmacm rdmacm.c -lrdmacm -libverbs; run with LD_LIBRARY_PATH naming the library under
- * test. */
+/* What the man pages say of librdmacm's calls on connections and endpoints, call by call, on one address
+ * of one card: return value, errno, events. Build: cc -Wall -o rdmacm rdmacm.c -lrdmacm -libverbs; run
+ * with LD_LIBRARY_PATH naming the library under test. */
 #include "rdmacm.h"
 #include <sys/wait.h>
 

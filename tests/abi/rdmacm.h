@@ -1,4 +1,5 @@
-/* What the programs that look at librdmacm's calls share: ids on one address of one card, and their events. */
+/* What the programs that look at librdmacm's calls share: ids on one address
+ * of one card, and their events. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <poll.h>

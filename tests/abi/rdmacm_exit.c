@@ -1,6 +1,7 @@
-/* A process that ends as soon as it has told its peer of it, by _exit(2), so that no library comes to clean up: what it said
- * last arrives all the same. Each process has a card of its own, as young as can be.
- * Build: cc -Wall -o rdmacm_exit rdmacm_exit.c -lrdmacm -libverbs -lpthread; run with LD_LIBRARY_PATH naming the library under test. */
+/* A process that ends as soon as it has told its peer of it, by _exit(2), so that no library comes to clean
+ * up: what it said last arrives all the same. Each process has a card of its own, as young as can be.
+ * Build: cc -Wall -o rdmacm_exit rdmacm_exit.c -lrdmacm -libverbs -lpthread; run with LD_LIBRARY_PATH
+ * naming the library under test. */
 #include <sys/wait.h>
 
 #include "rdmacm.h"

@@ -1,5 +1,6 @@
-/* What the man pages say of librdmacm's calls that need no peer, call by call, on one address of one card: return value, errno,
- * events. Build: cc -Wall -o rdmacm_ids rdmacm_ids.c -lrdmacm -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
+/* What the man pages say of librdmacm's calls that need no peer, call by call, on one address of one card:
+ * return value, errno, events. Build: cc -Wall -o rdmacm_ids rdmacm_ids.c -lrdmacm -libverbs; run with
+ * LD_LIBRARY_PATH naming the library under test. */
 #include "rdmacm.h"
 #include <fcntl.h>
 #include <netdb.h>

@@ -1,8 +1,8 @@
-/* A bind to a loopback address is one to any address, as in Linux' rdma_cm: no device, and a listener there is
- * reached over all of the host's addresses. Once with all addresses of the host and, if it has others than
+/* A bind to a loopback address is one to any address, as in Linux' rdma_cm: no device, and a listener there
+ * is reached over all of the host's addresses. Once with all addresses of the host and, if it has others than
  * loopback's, once more with one of those alone (STARVERBS_ADDRS).
- * Build: cc -Wall -o rdmacm_loopback rdmacm_loopback.c -lrdmacm -libverbs; run with LD_LIBRARY_PATH naming the
- * library under test. */
+ * Build: cc -Wall -o rdmacm_loopback rdmacm_loopback.c -lrdmacm -libverbs; run with LD_LIBRARY_PATH
+ * naming the library under test. */
 #include "rdmacm.h"
 
 /* An address of the card's in text that is not loopback's, "" if there is none. Prefers IPv4. */

@@ -1,5 +1,6 @@
 /* The calls of librdmacm that came after Debian 12's release (RDMACM_1.4 and 1.5), looked up by version since
- * no installed header has them: names looked up by way of an id, events of the program's own, rsockets' epoll.
+ * no installed header has them: names looked up by way of an id, events of the
+ * program's own, rsockets' epoll.
  * Build: cc -Wall -o rdmacm_newer rdmacm_newer.c -lrdmacm -libverbs -lpthread -ldl; run with LD_LIBRARY_PATH
  * naming the library under test. */
 #include "rdmacm.h"

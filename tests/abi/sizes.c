@@ -1,6 +1,6 @@
-/* Programs built against older and newer headers: structs that end before or after those of this library, and masks with bits
- * that it does not know. An older program's struct ends where a page ends and the next cannot be touched; in a newer one's
- * the library zeroes what it does not know.
+/* Programs built against older and newer headers: structs that end before or after those of this library, and
+ * masks with bits that it does not know. An older program's struct ends where a page ends and the next cannot
+ * be touched; in a newer one's the library zeroes what it does not know.
  * Build: cc -Wall -o sizes sizes.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -63,7 +63,8 @@ static int declined(int answer)
 
 static void the_context(void)
 {
-	/* A newer header looks for its functions in front of those known here, and believes `sz` that there are none. */
+	/* A newer header looks for its functions in front of those known here, and
+	 * believes `sz` that there are none. */
 	CHECK(verbs && verbs->sz && verbs->sz <= sizeof(struct verbs_context) && ctx->abi_compat == __VERBS_ABI_IS_EXTENDED);
 }
 

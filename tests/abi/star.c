@@ -1,7 +1,8 @@
-/* StaR by the direct verbs: what stardv_create_qp(3), the flags of ibv_create_qp_ex(3) and stardv_query_qp(3) promise, that two
- * ends settle which of them keeps the connection, and that data moves as in any RC connection.
- * Build: cc -Wall -I include -o star star.c -L dist/lib -libverbs. With an argument, that is the wish which the setting STARVERBS_STAR
- * stands for. */
+/* StaR by the direct verbs: what stardv_create_qp(3), the flags of ibv_create_qp_ex(3) and
+ * stardv_query_qp(3) promise, that two ends settle which of them keeps the connection, and that data
+ * moves as in any RC connection.
+ * Build: cc -Wall -I include -o star star.c -L dist/lib -libverbs. With an argument, that is the wish
+ * which the setting STARVERBS_STAR stands for. */
 #include <arpa/inet.h>
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,5 +1,7 @@
-/* Two processes whose connection leaves plain RoCEv2 while they talk, as one's card comes to have too many connections, comes back when it has
- * room again, and then has the roles that the programs ask for: but for what they ask they see nothing of it. Run with STARVERBS_STAR=auto and a small STARVERBS_STAR_THRESHOLD, which is the argument.
+/* Two processes whose connection leaves plain RoCEv2 while they talk, as one's card comes to have too many
+ * connections, comes back when it has room again, and then has the roles that the programs ask for: but
+ * for what they ask they see nothing of it. Run with STARVERBS_STAR=auto and a small
+ * STARVERBS_STAR_THRESHOLD, which is the argument.
  * Build: cc -Wall -I include -o star_switch star_switch.c -L dist/lib -libverbs. */
 #include <errno.h>
 #include <inttypes.h>

@@ -1,5 +1,6 @@
-/* Direct verbs (include/infiniband/stardv.h): what each call promises, that structs of older and newer headers are understood,
- * and that all that `starverbs stat` shows can be had. With STARVERBS_QPC_CACHE set, the card must fill the QPC group.
+/* Direct verbs (include/infiniband/stardv.h): what each call promises, that structs of older and newer
+ * headers are understood, and that all that `starverbs stat` shows can be had. With STARVERBS_QPC_CACHE set,
+ * the card must fill the QPC group.
  * Build: cc -Wall -I include -o stardv stardv.c -L dist/lib -libverbs; also as C++. */
 #include <fcntl.h>
 #include <stdlib.h>

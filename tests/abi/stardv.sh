@@ -1,6 +1,6 @@
 #!/bin/sh
-# The direct verbs, as C and as C++, on a card with room for all contexts and on a QPC-limited one; StaR's with settings, under a key, on
-# a wire that loses, and while connections run.
+# The direct verbs, as C and as C++, on a card with room for all contexts and on a QPC-limited one; StaR's
+# with settings, under a key, on a wire that loses, and while connections run.
 # usage: stardv.sh LIBRARY_DIRECTORY
 set -eu
 lib=$(cd "${1:?usage: stardv.sh LIBRARY_DIRECTORY}" && pwd)

@@ -1,4 +1,5 @@
-/* ibv_modify_qp and ibv_query_qp from C: what each step needs, what it leaves when it fails, what a query tells.
+/* ibv_modify_qp and ibv_query_qp from C: what each step needs, what it leaves
+ * when it fails, what a query tells.
  * Build: cc -Wall -o states states.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -35,7 +36,8 @@ static struct ibv_qp_attr query(struct ibv_qp *qp)
 	return attr;
 }
 
-/* Tries a step without each attribute that it requires, then with each that it does not allow, then as it must be. */
+/* Tries a step without each attribute that it requires, then with each that it does
+ * not allow, then as it must be. */
 static void step(struct ibv_qp *qp, struct ibv_qp_attr *attr, enum ibv_qp_state to, int required, int optional)
 {
 	enum ibv_qp_state from = query(qp).qp_state;

@@ -1,5 +1,5 @@
-/* Tag matching, seen from C: capabilities, ibv_post_srq_ops and its errno values, extended completions. One process, two
- * queue pairs of one card joined over its first GID. Build and run as edges.c. */
+/* Tag matching, seen from C: capabilities, ibv_post_srq_ops and its errno values, extended completions.
+ * One process, two queue pairs of one card joined over its first GID. Build and run as edges.c. */
 #include <endian.h>
 #include <infiniband/tm_types.h>
 #include <infiniband/verbs.h>

@@ -1,6 +1,6 @@
-/* What a program built with libibverbs 1.0 has compiled in: the structs of that release as far as the test needs them, and
- * its symbols at version IBVERBS_1.0. Written from the release's documented interface; no such header is installed
- * today, and <infiniband/verbs.h> cannot be included beside it. */
+/* What a program built with libibverbs 1.0 has compiled in: the structs of that release as far as the test
+ * needs them, and its symbols at version IBVERBS_1.0. Written from the release's documented interface; no
+ * such header is installed today, and <infiniband/verbs.h> cannot be included beside it. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -240,7 +240,8 @@ struct ibv_async_event {
 	int event_type;
 };
 
-/* Programs of 1.0 are bound to these versions; a linker of today would bind to later ones where there are any. */
+/* Programs of 1.0 are bound to these versions; a linker of today would bind to
+ * later ones where there are any. */
 #define AT_1_0(result, name, ...)                                \
 	__asm__(".symver " #name "," #name "@IBVERBS_1.0"); \
 	extern result name(__VA_ARGS__)

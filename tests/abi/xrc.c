@@ -1,5 +1,5 @@
-/* An XRC domain of several processes: one has the queue pair, others have the shared receive queues, a third sends.
- * Each is a process of its own, which the test may kill or stop; each has a socket to the test.
+/* An XRC domain of several processes: one has the queue pair, others have the shared receive queues, a third
+ * sends. Each is a process of its own, which the test may kill or stop; each has a socket to the test.
  * Build: cc -Wall -o xrc xrc.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -142,7 +142,8 @@ static void creator(int fd, volatile uint32_t *shared)
 	get(fd, &byte, 1);
 }
 
-/* Opens the queue pair of another process, connects it, and waits for its end; or, asked to, closes it before. */
+/* Opens the queue pair of another process, connects it, and waits for its end;
+ * or, asked to, closes it before. */
 static void attached(int fd, volatile uint32_t *shared)
 {
 	struct ibv_context *ctx = open_card();
@@ -231,8 +232,8 @@ static void await(volatile uint32_t *count, uint32_t least)
 	CHECK(*count >= least);
 }
 
-/* A queue pair of one process that another opens and connects. Its owner gives its own handle up, and is killed, or the other closes
- * it. Messages are for a third process. */
+/* A queue pair of one process that another opens and connects. Its owner gives its own handle up, and is
+ * killed, or the other closes it. Messages are for a third process. */
 static void opened(uint32_t srq, int killed)
 {
 	struct process h = start(creator, NULL), g = start(attached, NULL), s = start(run_sender, NULL);
@@ -326,7 +327,8 @@ int main(void)
 		CHECK(counts[1] - flushed <= 1);
 	}
 
-	/* an owner is killed under way: the sender learns that there is no such queue; the other one has its own */
+	/* an owner is killed under way: the sender learns that there is no such
+	 * queue; the other one has its own */
 	begin(s, n2, 100000, 200000);
 	await(counts + 2, counts[2] + 5);
 	stop(two, SIGKILL);

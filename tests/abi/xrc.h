@@ -1,4 +1,5 @@
-/* Processes that share an XRC domain, for the C programs here. Each has a socket to the test, which may kill or stop it. */
+/* Processes that share an XRC domain, for the C programs here. Each has a socket to the
+ * test, which may kill or stop it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,11 +1,14 @@
-/* READ, atomics and WRITE at memory of a process that has only a shared receive queue of an XRC domain: another process has the queue
- * pair, a third asks. Each is a process of its own, which the test may kill or stop.
- * Build: cc -Wall -o xrc_read xrc_read.c -libverbs; run with LD_LIBRARY_PATH naming the library under test. */
+/* READ, atomics and WRITE at memory of a process that has only a shared receive queue of an
+ * XRC domain: another process has the queue pair, a third asks. Each is a process of its own,
+ * which the test may kill or stop.
+ * Build: cc -Wall -o xrc_read xrc_read.c -libverbs; run with LD_LIBRARY_PATH
+ * naming the library under test. */
 #include "xrc.h"
 
 enum { BIG = 1 << 20, WORDS = 4096, DEEP = 4 };
 
-/* Where the owner's memory is: words for atomics first, then bytes that are known, then some that are written to. */
+/* Where the owner's memory is: words for atomics first, then bytes that are known,
+ * then some that are written to. */
 struct place {
 	uint32_t srq, rkey, other;
 	uint64_t addr;
@@ -26,8 +29,8 @@ static unsigned char byte_at(uint64_t i)
 	return (unsigned char)(i * 7 + (i >> 10));
 }
 
-/* Has memory that is `shared` with the test, and a shared receive queue that nothing is posted to; a second region is of another
- * protection domain. */
+/* Has memory that is `shared` with the test, and a shared receive queue that nothing is posted to; a
+ * second region is of another protection domain. */
 static void owner(int fd, volatile uint32_t *shared)
 {
 	struct ibv_context *ctx = open_card();
@@ -52,7 +55,8 @@ static void owner(int fd, volatile uint32_t *shared)
 	_exit(0);
 }
 
-/* Asks, some requests at a time. What READs bring is known; a fetch and add of one must find one more each time. */
+/* Asks, some requests at a time. What READs bring is known; a fetch and add of
+ * one must find one more each time. */
 static void asker(int fd, volatile uint32_t *shared)
 {
 	struct ibv_context *ctx = open_card();
@@ -254,7 +258,8 @@ int main(void)
 	nap(50000);
 	stop(o, SIGKILL);
 	r = finish(a);
-	/* a READ that was asked for again meanwhile is left to the asker's retries: what it brings may have come before */
+	/* a READ that was asked for again meanwhile is left to the asker's retries: what
+	 * it brings may have come before */
 	CHECK(r.failed && (r.status == IBV_WC_REM_INV_REQ_ERR || r.status == IBV_WC_RETRY_EXC_ERR));
 	stop(b, 0);
 	stop(a, 0);

@@ -1,5 +1,5 @@
-/* Addresses and links that go and come back under live connections, in two network namespaces of this program's own: the port's
- * events and state, the GID table, completions, and going on. Needs root. */
+/* Addresses and links that go and come back under live connections, in two network namespaces of this
+ * program's own: the port's events and state, the GID table, completions, and going on. Needs root. */
 #include "faults.h"
 #include <sched.h>
 
@@ -82,7 +82,8 @@ static void gives_up(struct side *s, const struct peer *p, int fd, const char *w
 	NEED(hear(fd) == 'c');
 }
 
-/* Retries for two seconds, which is more than the neighbour takes to be found again, and for half a minute. */
+/* Retries for two seconds, which is more than the neighbour takes to be
+ * found again, and for half a minute. */
 static const int SHORT[2] = { 14, 7 }, LONG[2] = { 18, 7 };
 
 int main(void)

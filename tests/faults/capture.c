@@ -1,5 +1,6 @@
-/* A capture (STARVERBS_PCAP) that cannot go on: the file's limit (RLIMIT_FSIZE), a full disk, a reader who goes away, with
- * standard error as broken. The program's messages go on, and no signal reaches it. usage: capture full|limit|pipe */
+/* A capture (STARVERBS_PCAP) that cannot go on: the file's limit (RLIMIT_FSIZE), a full disk, a reader
+ * who goes away, with standard error as broken. The program's messages go on, and no signal reaches it.
+ * usage: capture full|limit|pipe */
 #include "faults.h"
 #include <sys/resource.h>
 

@@ -1,5 +1,5 @@
-/* Clocks that jump (jump.c is preloaded) in the middle of traffic between two processes: each of them, by hours forwards and by
- * less backwards, at many moments. No message fails or is lost, none waits long. */
+/* Clocks that jump (jump.c is preloaded) in the middle of traffic between two processes: each of them, by
+ * hours forwards and by less backwards, at many moments. No message fails or is lost, none waits long. */
 #include "faults.h"
 #include <sys/mman.h>
 
@@ -16,7 +16,8 @@ static void role(int fd)
 
 	open_side(&s);
 	p = swap(fd, &s);
-	/* far less than the jumps, far more than a busy machine takes a CPU away for; the second try that a jump costs is the last */
+	/* far less than the jumps, far more than a busy machine takes a CPU away for; the second
+	 * try that a jump costs is the last */
 	NEED(connect_to(s.qp, &p, 18, 1) == 0);
 	say(fd, 'c');
 	NEED(hear(fd) == 'g');

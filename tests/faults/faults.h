@@ -1,5 +1,5 @@
-/* What the programs here share: processes that each have a card of their own, RC connections between them, and what comes of one
- * operation. A limit on everything is the alarm: nothing here may take for ever. */
+/* What the programs here share: processes that each have a card of their own, RC connections between them,
+ * and what comes of one operation. A limit on everything is the alarm: nothing here may take for ever. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -166,7 +166,8 @@ __attribute__((unused)) static int one(struct side *s, const struct peer *p)
 	return next_status(s, &wc);
 }
 
-/* A process that runs `role` with one end of a socket, and dies with its parent; the parent's end is given. */
+/* A process that runs `role` with one end of a socket, and dies with its
+ * parent; the parent's end is given. */
 __attribute__((unused)) static pid_t start(void (*role)(int fd), int *end)
 {
 	int ends[2];

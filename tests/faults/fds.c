@@ -1,5 +1,5 @@
-/* No descriptors: with none, one, two and more left, each call that needs some fails with EMFILE or succeeds, and leaves none
- * behind; a connection that was there goes on; later all is well again. */
+/* No descriptors: with none, one, two and more left, each call that needs some fails with EMFILE or
+ * succeeds, and leaves none behind; a connection that was there goes on; later all is well again. */
 #include "faults.h"
 #include "kinds.h"
 #include <dirent.h>
@@ -20,7 +20,8 @@ static int open_fds(void)
 	return count - 3;
 }
 
-/* From now on so many descriptors at most can be had; negative: as many as ever. The limit is on their numbers. */
+/* From now on so many descriptors at most can be had; negative: as many as ever.
+ * The limit is on their numbers. */
 static void leave(int count)
 {
 	static rlim_t usual;

@@ -1,5 +1,6 @@
-/* A clock that jumps, preloaded: clock_gettime gives what the kernel does and what stands in a file that JUMP names: two numbers of
- * nanoseconds, for CLOCK_REALTIME and for CLOCK_MONOTONIC. Sleeps stay the kernel's. */
+/* A clock that jumps, preloaded: clock_gettime gives what the kernel does and what stands in a
+ * file that JUMP names: two numbers of nanoseconds, for CLOCK_REALTIME and for
+ * CLOCK_MONOTONIC. Sleeps stay the kernel's. */
 #include "shim.h"
 #include <stdint.h>
 #include <time.h>

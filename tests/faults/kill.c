@@ -1,6 +1,7 @@
-/* kill -9 of one of two processes at random moments in the middle of what they do together: RC with SENDs, WRITEs, READs and
- * additions, a shared receive queue, XRC, UD, multicast, imported memory. The other gets what it must get in bounded time, and its
- * card is as good as new; a pair beside them works all the while. usage: kill [KILLS [SEED]] */
+/* kill -9 of one of two processes at random moments in the middle of what they do together: RC with SENDs,
+ * WRITEs, READs and additions, a shared receive queue, XRC, UD, multicast, imported memory. The other gets
+ * what it must get in bounded time, and its card is as good as new; a pair beside them works all the
+ * while. usage: kill [KILLS [SEED]] */
 #include "faults.h"
 #include <stddef.h>
 #include <sys/mman.h>
@@ -251,7 +252,8 @@ static int take_fd(int from)
 	return fd;
 }
 
-/* The exporter registers and deregisters a second region all the time, which waits for importers under way. */
+/* The exporter registers and deregisters a second region all the time, which
+ * waits for importers under way. */
 static void export(int fd)
 {
 	static struct ends e;

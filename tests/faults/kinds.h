@@ -22,7 +22,8 @@ static int end_context(void *x) { return ibv_close_device(x); }
 static int end_channel(void *x) { return ibv_destroy_comp_channel(x); }
 static int end_dm(void *x) { return ibv_free_dm(x); }
 
-/* Ends what was made. Whether nothing was, which must be with this errno; `step` is how far it may have come. */
+/* Ends what was made. Whether nothing was, which must be with this errno;
+ * `step` is how far it may have come. */
 static int refused(const struct kind *kind, void *made, int error, int wanted, long step)
 {
 	if (made) {

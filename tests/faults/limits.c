@@ -1,5 +1,6 @@
-/* What the device says that a program may have, it can have, one kind at a time: so many are made, one more is
- * refused with ENOMEM, and the process lives. Queues of all sizes together take no more than STARVERBS_MEMORY allows.
+/* What the device says that a program may have, it can have, one kind at a time: so many are made,
+ * one more is refused with ENOMEM, and the process lives. Queues of all sizes together take no
+ * more than STARVERBS_MEMORY allows.
  * usage: limits, with STARVERBS_MEMORY set to some megabytes */
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>

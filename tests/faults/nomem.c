@@ -1,6 +1,7 @@
-/* No memory: each call that makes something is made to fail at each of its allocations, one at a time and from each one on;
- * then under a limit of the address space. It fails with ENOMEM or succeeds, the process lives, nothing is left, and a
- * connection that was there goes on. malloc is this program's: the library's goes through it. */
+/* No memory: each call that makes something is made to fail at each of its allocations, one at a time
+ * and from each one on; then under a limit of the address space. It fails with ENOMEM or succeeds, the
+ * process lives, nothing is left, and a connection that was there goes on. malloc is this program's:
+ * the library's goes through it. */
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>
 #include <fcntl.h>
@@ -283,8 +284,8 @@ static int pair(struct ibv_qp *ends[2])
 	return first == 0 && second == 0;
 }
 
-/* Ends of StaR begin without memory for anybody, and go back to RESET while each of their allocations fails: those that cannot stay
- * what they are. */
+/* Ends of StaR begin without memory for anybody, and go back to RESET while each of their allocations
+ * fails: those that cannot stay what they are. */
 static void star(void)
 {
 	enum { PAIRS = 16 };
@@ -293,7 +294,8 @@ static void star(void)
 	int connected[PAIRS], begun = 0, refusals = 0, ret = ENOMEM;
 
 	for (int i = 0; i <= PAIRS; i++) {
-		/* what the last one needs to come back may be more than the library still has of what it keeps for bad times */
+		/* what the last one needs to come back may be more than the library still has
+		 * of what it keeps for bad times */
 		CHECK((ends[i][0] = make_end(STARDV_STAR_STATELESS, i < PAIRS ? 16 : 1 << 16, i < PAIRS ? 600 : 0)) != NULL);
 		CHECK((ends[i][1] = make_end(STARDV_STAR_STATEFUL, 16, 600)) != NULL);
 	}

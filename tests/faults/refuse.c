@@ -1,5 +1,5 @@
-/* A kernel that refuses to send, preloaded: while the file that REFUSE names holds an errno, of `share` calls in 256 that send to the
- * network one fails with it. Two numbers: errno, share. */
+/* A kernel that refuses to send, preloaded: while the file that REFUSE names holds an errno, of `share`
+ * calls in 256 that send to the network one fails with it. Two numbers: errno, share. */
 #include "shim.h"
 #include <errno.h>
 #include <netinet/in.h>

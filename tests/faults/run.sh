@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Faults of processes, made for real: builds the C programs beside it and runs them on the library in DIRECTORY, on UDP ports of
-# their own.
+# Faults of processes, made for real: builds the C programs beside it and runs them on the library in
+# DIRECTORY, on UDP ports of their own.
 # usage: run.sh [--long] [--seed N] DIRECTORY [PART...]
 # parts: kill     kill -9 at random moments of one of two processes, whatever they do together
 #        stop     SIGSTOP for less and for more than the peer's patience

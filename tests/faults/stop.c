@@ -1,6 +1,7 @@
-/* Processes that are stopped (SIGSTOP), for less and for more than their peers' patience: the peer goes on, or gets its errors in
- * bounded time, and nobody else waits: not those who share the UDP port with the stopped one, nor those who come meanwhile, nor
- * those whose frames its full socket holds up. usage: stop [SECONDS that the longest stop takes] */
+/* Processes that are stopped (SIGSTOP), for less and for more than their peers' patience: the peer goes
+ * on, or gets its errors in bounded time, and nobody else waits: not those who share the UDP port with the
+ * stopped one, nor those who come meanwhile, nor those whose frames its full socket holds up. usage: stop
+ * [SECONDS that the longest stop takes] */
 #include "faults.h"
 #include <stddef.h>
 #include <sys/mman.h>
@@ -127,7 +128,8 @@ int main(int argc, char **argv)
 	moves(&patient);
 	moves(&bystander);
 
-	/* shorter than the peer's patience, either side, many times: whoever has the first place at the port is among them */
+	/* shorter than the peer's patience, either side, many times: whoever has the first
+	 * place at the port is among them */
 	stops(&patient, &bystander);
 	stops(&bystander, &patient);
 	printf("stopped for less than the peer's patience: both sides, 16 times; %ld and %ld messages, none failed\n",

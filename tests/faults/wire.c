@@ -1,5 +1,6 @@
-/* Sends that the kernel refuses (refuse.c is preloaded): every tenth or so, or all for a while, with each of the errors that
- * sendmsg(2) knows. The connection goes on, or gives up in bounded time if nothing can be sent any more. */
+/* Sends that the kernel refuses (refuse.c is preloaded): every tenth or so, or all for a while,
+ * with each of the errors that sendmsg(2) knows. The connection goes on, or gives up in bounded
+ * time if nothing can be sent any more. */
 #include "faults.h"
 #include <sys/mman.h>
 
@@ -32,7 +33,8 @@ int main(void)
 				NEED(next_status(&s, &wc) == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)k);
 		}
 		how[0] = 0;
-		/* all of them; a call that a signal interrupts is repeated, and nothing else can become of it */
+		/* all of them; a call that a signal interrupts is repeated,
+		 * and nothing else can become of it */
 		NEED(ibv_modify_qp(s.qp, &reset, IBV_QP_STATE) == 0);
 		if (errors[e] == EINTR)
 			continue;

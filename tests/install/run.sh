@@ -7,8 +7,8 @@
 #   wheel    there, the wheel of `make wheel` in a virtual environment
 #   ci       there, examples/ci/setup.sh, with both
 # The root folder is cached in the build folder, each trial has a copy of it, without a network but its own
-# loopback; ARCH=arm64 makes it one of that machine, which needs qemu-user-static elsewhere. What needs root is
-# skipped without it, and said.
+# loopback; ARCH=arm64 makes it one of that machine, which needs qemu-user-static elsewhere. What needs root
+# is skipped without it, and said.
 # usage: run.sh DIST [quick|install|deb|wheel|ci]...
 set -euo pipefail
 dist=$(cd "${1:?usage: run.sh DIST [quick|install|deb|wheel|ci]...}" && pwd)

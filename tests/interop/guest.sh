@@ -1,7 +1,8 @@
 #!/bin/bash
-# First process of the guest after init.sh: brings up rxe0 and then runs what the host asks for, until told to stop.
-# A request is a file jobs/N.run, a script; its output goes to N.out and N.err, its status to N.status. A file N.kill asks
-# for its end. The host writes each file under another name first, so that none is seen half.
+# First process of the guest after init.sh: brings up rxe0 and then runs what the host asks for, until
+# told to stop. A request is a file jobs/N.run, a script; its output goes to N.out and N.err, its
+# status to N.status. A file N.kill asks for its end. The host writes each file under another name
+# first, so that none is seen half.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts

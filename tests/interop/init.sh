@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# First process of the guest, in its initramfs: loads the modules, lays a writable overlay over the host's root, which
-# it sees read-only, and goes on there with guest.sh.
+# First process of the guest, in its initramfs: loads the modules, lays a writable overlay over the host's
+# root, which it sees read-only, and goes on there with guest.sh.
 B=/bin/busybox
 $B mount -t devtmpfs dev /dev
 exec >/dev/console 2>&1

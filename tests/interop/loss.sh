@@ -1,8 +1,9 @@
 #!/bin/bash
-# In the guest: goodput between two interfaces that are joined and lose packets, each with an rdma_rxe device of its own.
-# rdma_rxe of Linux 6.1 knows the first network namespace alone, so both ends are in it; rules make what is for one end's
-# address leave by the other.
-# usage: loss.sh setup | loss.sh run rxe|repeat|go-back-n PERCENT SECONDS LIB | loss.sh run tcp PERCENT SECONDS PROGRAM
+# In the guest: goodput between two interfaces that are joined and lose packets, each with an rdma_rxe device
+# of its own. rdma_rxe of Linux 6.1 knows the first network namespace alone, so both ends are in it; rules
+# make what is for one end's address leave by the other.
+# usage: loss.sh setup | loss.sh run rxe|repeat|go-back-n PERCENT SECONDS LIB |
+#        loss.sh run tcp PERCENT SECONDS PROGRAM
 # run prints GB/s and the share of packets that were lost in fact, both directions together, in percent.
 set -euo pipefail
 address=(10.79.0.1 10.79.0.2)

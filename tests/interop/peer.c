@@ -1,6 +1,7 @@
-/* One end of a row of small exchanges between two cards: every operation with immediates, several SGEs, inline data and
- * SRQs, and every mistake that the other side must answer. Both ends walk through the same table; each prints one
- * line a step with what its own card said, so that the lines of two kinds of cards can be laid side by side.
+/* One end of a row of small exchanges between two cards: every operation with immediates, several SGEs,
+ * inline data and SRQs, and every mistake that the other side must answer. Both ends walk through the
+ * same table; each prints one line a step with what its own card said, so that the lines of two kinds of
+ * cards can be laid side by side.
  *
  * usage: peer -p PORT [-d DEVICE] [-g GID_INDEX] [-m PATH_MTU] [-s FIRST_STEP] [SERVER]
  * The end that is given a SERVER is the client: it begins each operation. Fails only if it cannot go on. */

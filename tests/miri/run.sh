@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The crates that hold memory by address, under miri: queues, rings, the wire's headers, the batches of frames,
-# what is written to a program's memory.
-# usage: run.sh [ready|quick]: the former only says whether the nightly toolchain has miri, or can get it; the latter
-# is what each push runs
+# The crates that hold memory by address, under miri: queues, rings, the wire's headers, the batches of
+# frames, what is written to a program's memory.
+# usage: run.sh [ready|quick]: the former only says whether the nightly toolchain has miri, or can get it;
+# the latter is what each push runs
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -11,7 +11,8 @@ ready >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src 
 ready
 [[ ${1:-} != ready ]] || exit 0
 
-# A case costs a thousand times what it does otherwise. Miri has no working folder, where proptest keeps what failed.
+# A case costs a thousand times what it does otherwise. Miri has no working folder,
+# where proptest keeps what failed.
 cases=8
 [[ ${1:-} != quick ]] || cases=2
 export PROPTEST_CASES=$cases PROPTEST_DISABLE_FAILURE_PERSISTENCE=1

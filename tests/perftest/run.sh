@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# perftest-patches: that the series only adds and quotes no line of perftest's; with a tree, that it applies to it; with the card's
-# libraries, too, that what it builds runs with all roles, and without the card.
+# perftest-patches: that the series only adds and quotes no line of perftest's; with a tree, that it applies
+# to it; with the card's libraries, too, that what it builds runs with all roles, and without the card.
 # usage: run.sh [PERFTEST [LIBRARY_DIRECTORY]]
 # The tree stays as it is. Building takes autoconf, automake, libtool, make, libibumad-dev and libpci-dev.
 set -euo pipefail

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Programs look at the device in /sys and /dev through libstarverbs.so: C, tools, shells, python, infiniband-diags, UCX.
-# Others ask for it by netlink: C, rdma(8).
-# Fails if one sees something else than the device, or if a view is left behind. Programs that are not installed are
-# skipped, and named.
+# Programs look at the device in /sys and /dev through libstarverbs.so: C, tools, shells, python,
+# infiniband-diags, UCX. Others ask for it by netlink: C, rdma(8). Fails if one sees something else than the
+# device, or if a view is left behind. Programs that are not installed are skipped, and named.
 # usage: run.sh LIBRARY_DIRECTORY
 set -uo pipefail
 lib=$(cd "${1:?usage: run.sh LIBRARY_DIRECTORY}" && pwd)

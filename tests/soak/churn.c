@@ -1,8 +1,9 @@
-/* Objects of every kind that come and go while others carry messages: made, used, changed, asked and ended at random.
+/* Objects of every kind that come and go while others carry messages: made, used,
+ * changed, asked and ended at random.
  *
- * Queue pairs of several threads complete in one shared queue, half of them; each thread ends its own with completions still
- * in there. A completion's wr_id names the thread and the generation of its queue pairs, so that what is left of an earlier
- * one does not count. */
+ * Queue pairs of several threads complete in one shared queue, half of them; each thread ends its own
+ * with completions still in there. A completion's wr_id names the thread and the generation of its queue
+ * pairs, so that what is left of an earlier one does not count. */
 #define _GNU_SOURCE
 #include "soak.h"
 
@@ -76,8 +77,8 @@ static void post(struct churner *c, struct ibv_qp *a, struct ibv_qp *b, struct i
 	}
 }
 
-/* Two queue pairs, some messages, and an end at any moment: every work request completes once, unless its queue pair is
- * destroyed before. */
+/* Two queue pairs, some messages, and an end at any moment: every work request completes once, unless its
+ * queue pair is destroyed before. */
 static void queue_pairs(struct churner *c)
 {
 	bool share = below(&c->rng, 2), wait = below(&c->rng, 2);

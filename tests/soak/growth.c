@@ -1,11 +1,12 @@
-/* Objects of each kind, thousands at once, made and destroyed again and again: no heap byte, descriptor or mapping may stay.
+/* Objects of each kind, thousands at once, made and destroyed again and again: no heap byte,
+ * descriptor or mapping may stay.
  *
- * The first rounds warm up: tables grow to their size (twice as many keys as were in use at once, so that stale ones rest),
- * blocks of queue pair numbers are claimed. The very first makes twice as many objects: a hash table that is
- * more than half full grows once more when what was taken out has left marks enough, sooner or later as its
- * keys have it. After that a round must end
- * with what the one before ended with. The heap is malloc's own count of bytes in use (mallinfo(3)), in which run.sh has it
- * keep nothing back (GLIBC_TUNABLES).
+ * The first rounds warm up: tables grow to their size (twice as many keys as were in use at once, so
+ * that stale ones rest), blocks of queue pair numbers are claimed. The very first makes twice as many
+ * objects: a hash table that is more than half full grows once more when what was taken out has left
+ * marks enough, sooner or later as its keys have it. After that a round must end with what the one
+ * before ended with. The heap is malloc's own count of bytes in use (mallinfo(3)), in which run.sh has
+ * it keep nothing back (GLIBC_TUNABLES).
  * usage: growth [COUNT] */
 #define _GNU_SOURCE
 #include "soak.h"
@@ -247,7 +248,8 @@ static const struct kind kinds[] = {
 	{ "contexts", 100, make_context, end_context },
 };
 
-/* Makes `count`, and ends them in the order made, backwards, or odd ones first. Gives the most heap bytes held. */
+/* Makes `count`, and ends them in the order made, backwards, or odd ones first.
+ * Gives the most heap bytes held. */
 static size_t round_of(const struct kind *kind, unsigned count, unsigned round)
 {
 	void **objects = calloc(count, sizeof *objects);

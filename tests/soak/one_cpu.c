@@ -20,7 +20,8 @@
 
 /* How often the waiter must get the lock, and in how many polls. */
 enum { TIMES = 20, POLLS = 500 * 1000 * 1000 };
-/* Yields that say nothing yet, before the library has looked who runs; and how few they must be among polls. */
+/* Yields that say nothing yet, before the library has looked who runs; and
+ * how few they must be among polls. */
 enum { BEFORE = 1000, SELDOM = 100 };
 /* Messages each way; polls that hardly any message may take: about a slice of the scheduler's. */
 enum { ROUNDS = 500, SLICE = 1000 };

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the C programs of tests/soak and tests/abi and runs them on the library in DIRECTORY, on a UDP port of their own.
+# Builds the C programs of tests/soak and tests/abi and runs them on the library in
+# DIRECTORY, on a UDP port of their own.
 # usage: run.sh [--seconds N] [--seed N] DIRECTORY PART...
 # parts: soak      threads on shared and separate objects under a storm of signals, N seconds
 #        one_cpu   a thread that polls under a spin lock beside one that wants it; ping-pongs: all on one CPU
@@ -71,8 +72,8 @@ leaks() {
     each run
 }
 
-# Valgrind runs one thread at a time, fairly, or a spinning one starves the others. What it has to say is an error; of forked
-# children, which end with all that their parent had, it says nothing.
+# Valgrind runs one thread at a time, fairly, or a spinning one starves the others. What it has to say is an
+# error; of forked children, which end with all that their parent had, it says nothing.
 checked() {
     local log=$tmp/valgrind.$BASHPID
     run valgrind --quiet --fair-sched=yes --child-silent-after-fork=yes --leak-check=full --log-file="$log" \

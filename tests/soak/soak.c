@@ -1,6 +1,8 @@
-/* Real threads on shared and separate objects, all verbs at once, under a storm of signals: for SECONDS, from SEED.
+/* Real threads on shared and separate objects, all verbs at once, under a storm of
+ * signals: for SECONDS, from SEED.
  *
- * Nothing may be lost, come twice or hold wrong bytes; no call may fail; everything can be destroyed in the end.
+ * Nothing may be lost, come twice or hold wrong bytes; no call may fail;
+ * everything can be destroyed in the end.
  * usage: soak SECONDS [SEED]; run.sh builds it and runs it. */
 #define _GNU_SOURCE
 #include "soak.h"

@@ -1,4 +1,5 @@
-/* What the programs of this folder share: the card, checks that end the program, numbers at random, queue pairs joined. */
+/* What the programs of this folder share: the card, checks that end the program, numbers
+ * at random, queue pairs joined. */
 #ifndef SOAK_H
 #define SOAK_H
 

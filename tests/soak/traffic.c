@@ -1,8 +1,9 @@
 /* Messages whose every byte is checked, and which must arrive once each.
  *
- * Groups of lanes (connected pairs of queue pairs). In the first group all is shared: three threads post on three lanes with
- * one send queue's completions, one shared receive queue, and whoever polls takes what comes for anybody. The others are a
- * thread with a lane and a queue of its own. Threads register their memory anew under way. */
+ * Groups of lanes (connected pairs of queue pairs). In the first group all is shared: three threads
+ * post on three lanes with one send queue's completions, one shared receive queue, and whoever polls
+ * takes what comes for anybody. The others are a thread with a lane and a queue of its own. Threads
+ * register their memory anew under way. */
 #define _GNU_SOURCE
 #include "soak.h"
 
@@ -15,7 +16,8 @@ enum { GROUPS = 3, LANES = 3, POSTERS = 3, DEPTH = 4, SLOT = 8192, RECVS = 64, R
 enum state { IDLE, POSTED, DONE };
 enum kind { SEND, SEND_INLINE, WRITE_AND_READ, ADD, KINDS };
 
-/* One thing under way. Whoever polls its completion sets it DONE; the thread that posted it looks at the data. */
+/* One thing under way. Whoever polls its completion sets it DONE; the thread
+ * that posted it looks at the data. */
 struct op {
 	_Atomic enum state state;
 	enum kind kind;
@@ -27,7 +29,8 @@ struct op {
 
 struct lane {
 	struct ibv_qp *a, *b;
-	/* Messages and the sum of their seeds, mixed: none is lost, and none comes twice in the place of another. */
+	/* Messages and the sum of their seeds, mixed: none is lost, and none comes
+	 * twice in the place of another. */
 	atomic_ullong sent, sent_sum, got, got_sum, added;
 	/* What additions go to. */
 	_Alignas(8) uint64_t cell;

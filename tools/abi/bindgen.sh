@@ -1,6 +1,6 @@
 #!/bin/sh
-# Regenerates provider/abi/src/bindings.rs, layout_x86_64.rs and, with ROOT, layout_aarch64.rs from <rdma/rdma_cma.h>,
-# which includes <infiniband/verbs.h>. ROOT is a root folder with Debian 12 for arm64, as
+# Regenerates provider/abi/src/bindings.rs, layout_x86_64.rs and, with ROOT, layout_aarch64.rs from
+# <rdma/rdma_cma.h>, which includes <infiniband/verbs.h>. ROOT is a root folder with Debian 12 for arm64, as
 # `tools/scripts/cross.sh aarch64-unknown-linux-gnu root` makes one.
 # Needs: libibverbs-dev and librdmacm-dev 44 (Debian 12), libclang, bindgen (cargo install bindgen-cli).
 # BINDGEN names the program, RDMA_CMA_H the header.
@@ -12,9 +12,9 @@ header=/usr/include/rdma/rdma_cma.h
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-# Types only. Enums are plain integer constants, because C may pass any value. The pthread types and timespec come
-# from libc, so that one file serves every architecture; only the layout asserts are an architecture's own.
-# generate ARCHITECTURE HEADER CLANG_ARGUMENT...
+# Types only. Enums are plain integer constants, because C may pass any value. The pthread types and timespec
+# come from libc, so that one file serves every architecture; only the layout asserts are an architecture's
+# own. generate ARCHITECTURE HEADER CLANG_ARGUMENT...
 generate() {
     arch=$1 from=$2
     shift 2

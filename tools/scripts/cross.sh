@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds DIST (dist/aarch64) for aarch64, on a machine of any kind: with the Rust toolchain that is here, where it has
-# the standard library for aarch64 or rustup may fetch it, else with Debian's in a root folder under target/.
+# Builds DIST (dist/aarch64) for aarch64, on a machine of any kind: with the Rust toolchain that
+# is here, where it has the standard library for aarch64 or rustup may fetch it, else with
+# Debian's in a root folder under target/.
 # Needs aarch64-linux-gnu-gcc, or CC_AARCH64 (on aarch64: cc). Where it cannot be done, it exits with 2.
 # usage: cross.sh [build|tests]
 #   build   the command and the libraries

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Shows unmodified RDMA programs on the card: a server and a client, two processes of this machine, over 127.0.0.1.
+# Shows unmodified RDMA programs on the card: a server and a client, two processes
+# of this machine, over 127.0.0.1.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 starverbs=dist/bin/starverbs
@@ -13,7 +14,8 @@ pair() {
     echo "\$ starverbs run -- $* 127.0.0.1        # the client"
     "$starverbs" run -- "$@" >/dev/null 2>&1 &
     server=$!
-    # The programs meet on TCP port 18515 (hexadecimal 4853); the client tries once, so wait until the server listens.
+    # The programs meet on TCP port 18515 (hexadecimal 4853); the client tries once, so
+    # wait until the server listens.
     for _ in $(seq 100); do
         grep -qsE ':4853 [0-9A-F]+:0000 0A ' /proc/net/tcp /proc/net/tcp6 && break
         sleep 0.05

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Licences and sources of dependencies, by cargo-deny. What it found good is remembered by its sum (deny.sum), so that
-# it need not be installed where nothing has changed.
+# Licences and sources of dependencies, by cargo-deny. What it found good is remembered by its sum (deny.sum),
+# so that it need not be installed where nothing has changed.
 # usage: deny.sh [known]: the latter only says whether this Cargo.lock and deny.toml were checked before
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Counts what a message costs on the data path: instructions under callgrind, system calls under strace. Writes the
-# tables of docs/datapath.md. Fails if the data path allocates, hashes, searches a tree, or makes a system call that
-# neither sends nor receives.
+# Counts what a message costs on the data path: instructions under callgrind, system calls under strace.
+# Writes the tables of docs/datapath.md. Fails if the data path allocates, hashes, searches a tree, or makes a
+# system call that neither sends nor receives.
 # usage: instructions.sh, after `make build`; with --top, shows the functions that take most, too
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -10,8 +10,8 @@ work=$(mktemp -d)
 server=
 trap 'rm -rf "$work"; [[ -z $server ]] || kill "$server" 2>/dev/null || true' EXIT
 
-# Instructions in code that hashes or searches trees that one run may have in all; and calls of the allocator, of which two
-# processes need some to find each other while they poll already.
+# Instructions in code that hashes or searches trees that one run may have in all; and calls of the allocator,
+# of which two processes need some to find each other while they poll already.
 most_lookups=1000
 most_alone=0
 most_together=64
@@ -25,8 +25,9 @@ inclusive() {
             if (ir + 0 > most) most = ir + 0 } END { print most + 0 }'
 }
 
-# Says of callgrind's file $1 how often the allocator was called, and how many instructions hashed or searched trees.
-# Code that was inlined stands below the name of its source file (fi, fe), whatever function it became a part of.
+# Says of callgrind's file $1 how often the allocator was called, and how many instructions hashed
+# or searched trees. Code that was inlined stands below the name of its source file (fi, fe),
+# whatever function it became a part of.
 lookups() {
     awk '
         /^(fl|fi|fe)=/ { id = $1; sub(/^f[lie]=/, "", id); if (NF > 1) file[id] = $2; at = file[id] }
@@ -46,8 +47,9 @@ check() {
     ((searches <= most_lookups)) || fail "$2: $searches instructions that hash or search trees"
 }
 
-# What takes most in callgrind's file $1, with and without what it calls. callgrind_annotate has a line for each file that
-# was inlined into a function: without callees they add up, with callees the largest is the function's.
+# What takes most in callgrind's file $1, with and without what it calls. callgrind_annotate has a
+# line for each file that was inlined into a function: without callees they add up, with callees
+# the largest is the function's.
 top() {
     local inclusive
     for inclusive in yes no; do
@@ -61,7 +63,8 @@ top() {
     done
 }
 
-# System calls by name per message, from two summaries of strace with $3 messages more in the second; those of at least $4.
+# System calls by name per message, from two summaries of strace with $3 messages more in
+# the second; those of at least $4.
 calls_per_message() {
     awk -v more="$3" -v least="$4" 'FNR == 1 { run++ } $1 ~ /^[0-9.]+$/ && $NF != "total" { n[run, $NF] = $4; seen[$NF] }
         END { for (s in seen) { per = (n[2, s] - n[1, s]) / more; if (per >= least) printf "%s %.2f\n", s, per } }' "$1" "$2" | sort
@@ -81,7 +84,8 @@ row() {
     for try in 1 2 3 4 5; do
         valgrind -q --tool=callgrind --toggle-collect='*datapath::measured*' --callgrind-out-file="$out.cg" \
             "$datapath" "$1" "$count" >"$out.counters"
-        # On a busy machine a retransmission timer may run out meanwhile: one packet in a hundred sent again is bearable.
+        # On a busy machine a retransmission timer may run out meanwhile: one packet in a
+        # hundred sent again is bearable.
         awk '/^tx_packets/ { packets = $2 + $3 } /^(retransmitted|handed_on)/ && ($2 + $3) * 100 > packets { bad = 1 }
              END { exit bad }' "$out.counters" && break
         ((try < 5)) || fail "$1 was disturbed each time: $(tr '\n' ' ' <"$out.counters")"
@@ -99,8 +103,9 @@ row() {
         $1 ~ /_syscalls$/ { a[$1] = $2 / per; b[$1] = $3 / per }
         END { printf "| %s | %.0f | %.0f | %.3f + %.3f | %.3f + %.3f |\n", what, asks / per, answers / per,
               a["tx_syscalls"], a["rx_syscalls"], b["tx_syscalls"], b["rx_syscalls"] }' "$out.counters"
-    # epoll_wait is the look at sockets that seldom have something, and counted as a receive. So many more messages in the
-    # second run that the calls by which the port finds its neighbours, now and then, do not show.
+    # epoll_wait is the look at sockets that seldom have something, and counted as a receive. So
+    # many more messages in the second run that the calls by which the port finds its
+    # neighbours, now and then, do not show.
     local others more=$((count > 1000 ? count : 1000))
     for n in 500 $((500 + more)); do strace -f -c -o "$out.$n" "$datapath" "$1" "$n" >/dev/null; done
     others=$(calls_per_message "$out.500" "$out.$((500 + more))" "$more" 0.05 | grep -vE '^((send|recv)m?m?(msg|to|from)|epoll_wait) ' || true)
@@ -123,7 +128,8 @@ pair() {
     server=
 }
 
-# One row: $1 the name of the row, the rest a perftest program with its arguments, but for the number of messages.
+# One row: $1 the name of the row, the rest a perftest program with its arguments,
+# but for the number of messages.
 perftest_row() {
     local name=$1 side cg calls allocated=()
     shift

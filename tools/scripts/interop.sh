@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the card against the kernel's rdma_rxe in a guest. Where that cannot be had (no QEMU, no kernel package, no
-# root), says so and fails only with INTEROP=require.
+# Runs the card against the kernel's rdma_rxe in a guest. Where that cannot be had (no QEMU, no kernel
+# package, no root), says so and fails only with INTEROP=require.
 # usage: interop.sh [arguments of starverbs-interop]
 set -uo pipefail
 cd "$(dirname "$0")/../.."

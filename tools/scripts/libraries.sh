@@ -2,8 +2,8 @@
 # Makes the folder of libraries from the archives that cargo built:
 #   libibverbs.so.1           for programs that link or open it in this folder, with the other names as links
 #   libstarverbs.so           for LD_PRELOAD
-#   preload/                  all names once more, as links to that: a program that opens one of them later gets the
-#                             library that it has already, not a second card
+#   preload/                  all names once more, as links to that: a program that opens one of them later
+#                             gets the library that it has already, not a second card
 # usage: libraries.sh ARCHIVE_DIRECTORY LIBRARY_DIRECTORY
 set -euo pipefail
 usage='usage: libraries.sh ARCHIVE_DIRECTORY LIBRARY_DIRECTORY'

@@ -26,8 +26,8 @@ for crate in "${!may[@]}"; do
 done
 echo "rooms: ${#may[@]} crates use what they may"
 
-# The core's modules from the lowest up: each names lower ones alone. The last line is one module on purpose: a card, what works
-# in it, and what it works in are generic over each other.
+# The core's modules from the lowest up: each names lower ones alone. The last line is one module on purpose:
+# a card, what works in it, and what it works in are generic over each other.
 lower=(types counters error rng wire rtt congestion qpc limits room qp mr tags relay shared_qp)
 card=(env engine coalesce transport nic)
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Makes a root folder with a Debian suite, for programs that are newer, or of another architecture, than this host's.
-# ARCHS is dpkg's name (`arm64`), or several (`amd64,arm64`: the first runs, packages of the others are `NAME:arm64`).
-# A folder that has what is asked for is kept. The packages' files are cached in target/root-cache. The mirror is that
-# of this host's apt, or MIRROR=. Then: chroot FOLDER COMMAND. Needs root; where it cannot be had, it exits with 2.
+# Makes a root folder with a Debian suite, for programs that are newer, or of another
+# architecture, than this host's.
+# ARCHS is dpkg's name (`arm64`), or several (`amd64,arm64`: the first runs, packages of the others are
+# `NAME:arm64`). A folder that has what is asked for is kept. The packages' files are cached in
+# target/root-cache. The mirror is that of this host's apt, or MIRROR=. Then: chroot FOLDER COMMAND. Needs
+# root; where it cannot be had, it exits with 2.
 # usage: root.sh FOLDER SUITE [PACKAGE,PACKAGE...] [ARCHS]
 set -euo pipefail
 usage='usage: root.sh FOLDER SUITE [PACKAGE,PACKAGE...] [ARCHS]'

@@ -53,7 +53,7 @@ pub(crate) struct Group {
     pub(crate) hop_limit: u8,
     /// Destination QPN block: a receiving kernel steers by a message's first frame alone
     pub(crate) block: u32,
-    /// Destination
+    /// GID of the destination
     pub(crate) dgid: Gid,
 }
 

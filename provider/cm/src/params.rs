@@ -24,13 +24,13 @@ pub const ANSWER_PRIVATE: usize = 136;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u16)]
 pub enum PortSpace {
-    /// RDMA_PS_IPOIB
+    /// RDMA_PS_IPOIB: datagrams of IP over InfiniBand
     Ipoib = 0x0002,
-    /// RDMA_PS_TCP
+    /// RDMA_PS_TCP: connections
     Tcp = 0x0106,
-    /// RDMA_PS_UDP
+    /// RDMA_PS_UDP: datagrams, by SIDR
     Udp = 0x0111,
-    /// RDMA_PS_IB
+    /// RDMA_PS_IB: any transport, by service ID
     Ib = 0x013f,
 }
 

@@ -232,7 +232,7 @@ counters! {
     star_stale,
     /// StaR, stateless: dropped, for memory that is not registered for it
     star_refused,
-    /// StaR, stateless: dropped, not understood or of an earlier life of the card
+    /// StaR, stateless: dropped, not understood or of an earlier boot epoch of the card
     star_bad,
     /// StaR, library: WQEs sent to the stateful end (WQEP)
     star_wqep,

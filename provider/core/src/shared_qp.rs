@@ -45,9 +45,9 @@ pub enum SharedQpMessage {
 /// A request to the owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharedQpRequest {
-    /// ibv_open_qp(3)
+    /// ibv_open_qp(3): the requester is attached to the queue pair from now on
     Attach,
-    /// ibv_query_qp(3)
+    /// ibv_query_qp(3): all attributes
     Query,
     /// ibv_modify_qp(3): the attributes that are named
     Modify(QpAttr, QpAttrMask),

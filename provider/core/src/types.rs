@@ -58,7 +58,7 @@ impl Psn {
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// `::ffff:a.b.c.d`
+    /// The mapped form of an IPv4 address, `::ffff:a.b.c.d`.
     pub const fn from_ipv4(a: [u8; 4]) -> Self {
         Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]])
     }
@@ -153,7 +153,7 @@ impl QpType {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 #[repr(u8)]
 pub enum QpState {
-    /// Reset
+    /// Reset: nothing is posted, sent or taken
     #[default]
     Reset = 0,
     /// Initialised: receives may be posted
@@ -272,7 +272,7 @@ pub struct Av {
 /// Something that a program learns through `ibv_get_async_event`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AsyncEvent {
-    /// IBV_EVENT_QP_FATAL
+    /// IBV_EVENT_QP_FATAL: a fault that no completion reports
     QpFatal(Qpn),
     /// IBV_EVENT_QP_REQ_ERR: the responder saw an invalid request
     QpReqErr(Qpn),
@@ -280,11 +280,11 @@ pub enum AsyncEvent {
     QpAccessErr(Qpn),
     /// IBV_EVENT_COMM_EST: first packet in RTR
     CommEst(Qpn),
-    /// IBV_EVENT_SQ_DRAINED
+    /// IBV_EVENT_SQ_DRAINED: in SQD, all that was begun is acknowledged
     SqDrained(Qpn),
-    /// IBV_EVENT_QP_LAST_WQE_REACHED
+    /// IBV_EVENT_QP_LAST_WQE_REACHED: in ERR, it takes no more WQEs of its SRQ
     LastWqeReached(Qpn),
-    /// IBV_EVENT_SRQ_LIMIT_REACHED
+    /// IBV_EVENT_SRQ_LIMIT_REACHED: fewer receives are left than the armed limit
     SrqLimit(SrqId),
     /// Not for programs: datagrams wait at queue pair 1, or its timer is due
     Mads,

@@ -20,7 +20,7 @@ pub struct RecvWqe {
     pub wr_id: u64,
     /// Number of SGEs
     pub num_sge: u32,
-    /// 0
+    /// Reserved: 0
     pub reserved: u32,
 }
 
@@ -32,7 +32,7 @@ pub struct ProgramIndex {
     pub send_posted: u32,
     /// Receive WQEs posted so far, modulo 2^32
     pub recv_posted: u32,
-    /// 0
+    /// Reserved: 0
     pub reserved: [u32; 14],
 }
 

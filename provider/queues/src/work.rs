@@ -20,7 +20,7 @@ pub enum SendOp {
     Write = 0,
     /// RDMA WRITE with immediate
     WriteImm = 1,
-    /// SEND
+    /// SEND, without immediate
     #[default]
     Send = 2,
     /// SEND with immediate
@@ -165,7 +165,7 @@ pub struct SendWqe {
     pub num_sge: u16,
     /// Blocks of the whole WQE, this one included: what a device fetches
     pub blocks: u16,
-    /// 0
+    /// Reserved: 0
     pub reserved: u16,
 }
 

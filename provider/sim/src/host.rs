@@ -358,7 +358,7 @@ impl Host {
         self.nic.create_qp(init).expect("QPNs are left")
     }
 
-    /// ibv_attach_mcast.
+    /// ibv_attach_mcast(3): also joins the group on the simulated wire.
     pub fn attach(&mut self, qpn: Qpn, group: Gid) -> Result<(), NicError> {
         let Host { nic, groups, .. } = self;
         nic.attach_multicast(qpn, group, || {
@@ -367,13 +367,13 @@ impl Host {
         })
     }
 
-    /// ibv_detach_mcast.
+    /// ibv_detach_mcast(3): leaves the group with its last QP.
     pub fn detach(&mut self, qpn: Qpn, group: Gid) -> Result<(), NicError> {
         let Host { nic, groups, .. } = self;
         nic.detach_multicast(qpn, &group, || groups.retain(|gid| *gid != group))
     }
 
-    /// ibv_modify_qp.
+    /// ibv_modify_qp(3), for ends of StaR as well.
     pub fn modify(&mut self, qpn: Qpn, attr: &QpAttr, mask: M, now: Nanos) -> Result<(), NicError> {
         let done = self.with_star(now, |star, turn| star.library.modify(turn, qpn, attr, mask));
         done.flatten().unwrap_or_else(|| self.nic.modify_qp(&mut self.env, qpn, attr, mask, now))?;

@@ -62,7 +62,7 @@ pub struct StarCard {
     pub threshold: u32,
     /// What it seals with
     pub key: Option<[u8; KEY_LEN]>,
-    /// Which life of the card it is
+    /// Boot epoch of the card
     pub boot: u64,
 }
 
@@ -156,7 +156,7 @@ impl Host {
         }
     }
 
-    /// ibv_destroy_qp.
+    /// ibv_destroy_qp(3), for ends of StaR as well.
     pub fn destroy_qp(&mut self, qpn: Qpn, now: Nanos) -> Result<(), NicError> {
         if self.with_star(now, |star, turn| star.library.destroy(turn, qpn)) != Some(true) {
             self.nic.destroy_qp(&mut self.env, qpn)?;

@@ -11,7 +11,7 @@ use starverbs_settings::Settings;
 /// One of so many parts of what the process may have; the rest is for the program, and for others.
 const SHARE: u64 = 2;
 
-/// Bytes.
+/// Bytes that rings and the library's allocator may take.
 pub(crate) fn bytes(settings: &Settings) -> u64 {
     settings.memory.unwrap_or_else(|| available() / SHARE)
 }

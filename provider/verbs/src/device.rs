@@ -135,8 +135,8 @@ impl Device {
     }
 
     /// Lists what a sleeping thread waits for; gives when the device must work at the latest, `Nanos::MAX`
-    /// for never. Not `armed`: the program runs the device, and the thread waits for nothing of which the
-    /// program's calls hear.
+    /// for never. Not `armed`: the program runs the device, and the thread waits for nothing that the
+    /// program's calls look at.
     pub(crate) fn wait_fds(&self, fds: &mut Vec<libc::pollfd>, armed: bool) -> Nanos {
         dispatch!(self, device => device.wait_fds(fds, armed))
     }

@@ -15,35 +15,35 @@ use crate::error::{Result, VerbsError};
 pub enum Event {
     /// Of a QP
     Qp {
-        /// `ibv_event_type`
+        /// Which event, an `ibv_event_type`
         kind: u32,
         /// Of the QP
         cookie: u64,
     },
     /// Of a completion queue
     Cq {
-        /// `ibv_event_type`
+        /// Which event, an `ibv_event_type`
         kind: u32,
         /// Of the completion queue
         cookie: u64,
     },
     /// Of an SRQ
     Srq {
-        /// `ibv_event_type`
+        /// Which event, an `ibv_event_type`
         kind: u32,
         /// Of the SRQ
         cookie: u64,
     },
     /// Of a port
     Port {
-        /// `ibv_event_type`
+        /// Which event, an `ibv_event_type`
         kind: u32,
         /// Number of the port, from 1
         port: u8,
     },
     /// Of the device
     Device {
-        /// `ibv_event_type`
+        /// Which event, an `ibv_event_type`
         kind: u32,
     },
 }

@@ -121,7 +121,7 @@ pub struct DeviceAttr {
     pub vendor_part_id: u32,
     /// Always 0
     pub hw_ver: u32,
-    /// QPs
+    /// Queue pairs
     pub max_qp: u32,
     /// WQEs of a send or receive queue
     pub max_qp_wr: u32,
@@ -155,7 +155,7 @@ pub struct DeviceAttr {
     pub max_total_mcast_qp_attach: u32,
     /// Address handles
     pub max_ah: u32,
-    /// SRQs
+    /// Shared receive queues
     pub max_srq: u32,
     /// WQEs of an SRQ
     pub max_srq_wr: u32,
@@ -167,7 +167,7 @@ pub struct DeviceAttr {
     pub atomic_cap: u32,
     /// 4.096 us x 2^this at most, from a request's arrival to its ACK
     pub local_ca_ack_delay: u8,
-    /// Ports
+    /// Physical ports, always 1
     pub phys_port_cnt: u8,
     /// Inline bytes of a send
     pub max_inline: u32,

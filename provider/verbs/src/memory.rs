@@ -56,11 +56,11 @@ pub(crate) fn plain(addr: u64) -> u64 {
 /// What lies behind a marked address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Marked {
-    /// [`DEMAND`]
+    /// On demand: [`DEMAND`]
     Demand,
-    /// [`NULL`]
+    /// The null region: [`NULL`]
     Null,
-    /// [`foreign`]
+    /// Another process's memory: [`foreign`]
     Foreign,
 }
 

@@ -65,9 +65,9 @@ pub(crate) type MrImports = Kept<MrAttr>;
 /// Memory of the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryRange {
-    /// First byte
+    /// Address of the first byte
     pub addr: u64,
-    /// Bytes
+    /// Length in bytes
     pub length: u64,
 }
 

@@ -22,13 +22,13 @@ pub struct Pd(Arc<PdInner>);
 struct PdInner {
     ctx: Context,
     id: PdId,
-    life: Arc<Life>,
+    state: Arc<DomainState>,
     origin: Origin,
 }
 
-/// What all handles of one domain share. Numbers on the card are used again: a domain's life is not.
+/// What all handles of one domain share. Numbers on the card are used again, a domain's state is not.
 #[derive(Default)]
-struct Life {
+struct DomainState {
     gone: AtomicBool,
     /// Parent domains of this domain
     parents: AtomicU32,
@@ -36,10 +36,10 @@ struct Life {
 
 /// A context's domains by handle.
 #[derive(Default)]
-pub(crate) struct Domains(Mutex<HashMap<u32, Weak<Life>>>);
+pub(crate) struct Domains(Mutex<HashMap<u32, Weak<DomainState>>>);
 
 impl Domains {
-    fn all(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Weak<Life>>> {
+    fn all(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Weak<DomainState>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -87,7 +87,7 @@ impl Pd {
         let mut domains = ctx.domains().all();
         let room = domains.try_reserve(1).map_err(|_| VerbsError::NoMemory("protection domains"));
         if room.is_ok() {
-            domains.insert(id.0, Arc::downgrade(&pd.0.life));
+            domains.insert(id.0, Arc::downgrade(&pd.0.state));
         }
         drop(domains);
         room.map(|()| pd)
@@ -106,9 +106,9 @@ impl Pd {
             let id = imported.pds.join(tag, make)?;
             return Ok(Pd::new(ctx, id, Arc::default(), Origin::Foreign(Foreign { handle, tag })));
         }
-        let life = ctx.domains().all().get(&handle).and_then(Weak::upgrade);
-        let life = life.ok_or(VerbsError::Invalid("handle of a protection domain"))?;
-        Ok(Pd::new(ctx, PdId(handle), life, Origin::Import))
+        let state = ctx.domains().all().get(&handle).and_then(Weak::upgrade);
+        let state = state.ok_or(VerbsError::Invalid("handle of a protection domain"))?;
+        Ok(Pd::new(ctx, PdId(handle), state, Origin::Import))
     }
 
     /// `ibv_alloc_parent_domain`: the same domain for the card. Rings of objects made in it lie in `memory`.
@@ -117,7 +117,7 @@ impl Pd {
     /// EINVAL: `of` is a parent domain itself, or is gone; EIO in a forked child.
     pub fn parent_of(of: &Pd, td: Option<&Td>, memory: ProgramMemory) -> Result<Pd> {
         of.0.ctx.device()?;
-        if of.is_parent() || !of.0.life.join() {
+        if of.is_parent() || !of.0.state.join() {
             return Err(VerbsError::Invalid("no protection domain that can have a parent"));
         }
         if let Some(td) = td {
@@ -127,8 +127,8 @@ impl Pd {
         Ok(Pd::new(&of.0.ctx, of.0.id, Arc::default(), Origin::Parent(parent)))
     }
 
-    fn new(ctx: &Context, id: PdId, life: Arc<Life>, origin: Origin) -> Pd {
-        Pd(Arc::new(PdInner { ctx: ctx.clone(), id, life, origin }))
+    fn new(ctx: &Context, id: PdId, state: Arc<DomainState>, origin: Origin) -> Pd {
+        Pd(Arc::new(PdInner { ctx: ctx.clone(), id, state, origin }))
     }
 
     /// `ibv_dealloc_pd`: ends a protection domain.
@@ -139,13 +139,13 @@ impl Pd {
     pub fn dealloc(&self) -> Result<()> {
         let device = self.0.ctx.device()?;
         match &self.0.origin {
-            Origin::Parent(_) if self.0.life.gone.load(Ordering::Acquire) => Err(GONE),
+            Origin::Parent(_) if self.0.state.gone.load(Ordering::Acquire) => Err(GONE),
             Origin::Parent(_) if Arc::strong_count(&self.0) > 1 => {
                 Err(VerbsError::Busy("objects made in it"))
             }
             Origin::Parent(parent) => {
                 parent.release();
-                self.0.life.gone.store(true, Ordering::Release);
+                self.0.state.gone.store(true, Ordering::Release);
                 Ok(())
             }
             Origin::Foreign(_) => Err(VerbsError::Unsupported("ending another process's domain")),
@@ -207,7 +207,7 @@ impl Pd {
     }
 }
 
-impl Life {
+impl DomainState {
     /// One more parent domain; false: it is gone.
     fn join(&self) -> bool {
         self.parents.fetch_add(1, Ordering::SeqCst);
@@ -234,7 +234,7 @@ impl Life {
 
 impl Parent {
     fn release(&self) {
-        self.of.0.life.parents.fetch_sub(1, Ordering::AcqRel);
+        self.of.0.state.parents.fetch_sub(1, Ordering::AcqRel);
         if let Some(td) = &self.td {
             td.0.users.fetch_sub(1, Ordering::AcqRel);
         }
@@ -244,7 +244,7 @@ impl Parent {
 impl PdInner {
     /// Ends the device's domain, and takes it away from importers and other handles.
     fn end(&self, device: &Device) -> Result<()> {
-        self.life.end()?;
+        self.state.end()?;
         let mut ended = || {
             self.ctx.domains().all().remove(&self.id.0);
             if let Some(exports) = self.ctx.exports() {
@@ -252,14 +252,14 @@ impl PdInner {
             }
         };
         let done = device.control(Command::DeallocPd { pd: self.id, ended: &mut ended });
-        self.life.gone.store(done.is_ok(), Ordering::Release);
+        self.state.gone.store(done.is_ok(), Ordering::Release);
         done.map(|_| ())
     }
 }
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        if self.life.gone.load(Ordering::Acquire) {
+        if self.state.gone.load(Ordering::Acquire) {
             return;
         }
         let device = self.ctx.device_if_ours();

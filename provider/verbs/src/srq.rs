@@ -32,7 +32,7 @@ pub struct SrqAttr {
 /// What was granted: at least what was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqCaps {
-    /// WQEs
+    /// WQEs that are posted at most
     pub max_wr: u32,
     /// SGEs of a WQE
     pub max_sge: u32,

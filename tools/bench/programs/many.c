@@ -1,12 +1,13 @@
-/* WRITEs of 8 B over many queue pairs, one after the other in an order that is shuffled once: what perftest cannot do for
- * latency, and sets up too slowly for a hundred thousand. Two processes, of which the other is passive but for polling an empty
- * completion queue, so that its card is run by itself and not by the library's thread.
+/* WRITEs of 8 B over many queue pairs, one after the other in an order that is shuffled once: what
+ * perftest cannot do for latency, and sets up too slowly for a hundred thousand. Two processes, of
+ * which the other is passive but for polling an empty completion queue, so that its card is run by
+ * itself and not by the library's thread.
  * Build: cc -O2 -o many many.c -libverbs
- * With -l, one process and one thread are both sides, so that its CPU time is what a message costs at both ends, whatever else
- * the machine does; STARVERBS_PROGRESS_THREAD=off keeps it to one thread.
- * usage: many [-l] [-q QPS] [-w UNDER_WAY] [-t SECONDS]; prints millions of messages a second, the CPU time of a message in this
- * process (us), the median, the 1st and the 99th percentile of its time from post to completion with -w 1 (us), and the seconds
- * to create and connect. */
+ * With -l, one process and one thread are both sides, so that its CPU time is what a message costs at both
+ * ends, whatever else the machine does; STARVERBS_PROGRESS_THREAD=off keeps it to one thread.
+ * usage: many [-l] [-q QPS] [-w UNDER_WAY] [-t SECONDS]; prints millions of messages a second, the CPU
+ * time of a message in this process (us), the median, the 1st and the 99th percentile of its time from
+ * post to completion with -w 1 (us), and the seconds to create and connect. */
 #define _GNU_SOURCE
 #include "side.h"
 #include <sys/prctl.h>
@@ -100,7 +101,8 @@ static int serve(int fd)
 	}
 }
 
-/* Posts to one after the other, `under_way` in all at once, for so many messages or seconds; gives how many. */
+/* Posts to one after the other, `under_way` in all at once, for so many
+ * messages or seconds; gives how many. */
 static uint64_t drive(struct ibv_send_wr *wr, uint64_t messages, double seconds)
 {
 	struct ibv_send_wr *bad;

@@ -1,9 +1,10 @@
-/* READs of 4 KiB on one queue pair, one after the other, beside queue pairs to another process that is killed: how long they
- * take before and after. All three processes are on one host, so that all share one path.
+/* READs of 4 KiB on one queue pair, one after the other, beside queue pairs to another
+ * process that is killed: how long they take before and after. All three processes are on one
+ * host, so that all share one path.
  * Build: cc -O2 -o neighbours neighbours.c -libverbs
- * usage: neighbours [-q DEAD_QPS] [-r] [-l BYTES] [-b BACKLOG] [-c TIMEOUT_CODE] [-t SECONDS]; -r: the dead ones are asked
- * for READs, else WRITEs. Prints the median, the 99th percentile and the longest READ before, and the same and the number
- * beyond twice the former 99th percentile after (us). */
+ * usage: neighbours [-q DEAD_QPS] [-r] [-l BYTES] [-b BACKLOG] [-c TIMEOUT_CODE] [-t SECONDS]; -r: the
+ * dead ones are asked for READs, else WRITEs. Prints the median, the 99th percentile and the longest READ
+ * before, and the same and the number beyond twice the former 99th percentile after (us). */
 #define _GNU_SOURCE
 #include "side.h"
 #include <signal.h>

@@ -1,4 +1,5 @@
-/* What the programs of this folder share: clocks, the pipe between two processes, one RC queue pair connected to another. */
+/* What the programs of this folder share: clocks, the pipe between two processes, one RC
+ * queue pair connected to another. */
 #ifndef SIDE_H
 #define SIDE_H
 #include <infiniband/verbs.h>

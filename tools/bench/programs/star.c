@@ -1,14 +1,16 @@
-/* The StaR paper's two workloads over many RC connections: a client's call is three SENDs of 32 B, and the server answers each
- * with one of 32 B; or, with -b, once the calls of all connections have come (a barrier, as in synchronous training).
- * Two processes, a server and one that is all clients; both poll without a break. A connection has one call under way at most,
- * and of all connections -w have one, the longest idle next. With -b the client's unfinished SENDs are bounded by -w, and so
- * are the server's.
+/* The StaR paper's two workloads over many RC connections: a client's call is three SENDs of 32 B, and the
+ * server answers each with one of 32 B; or, with -b, once the calls of all connections have come (a barrier,
+ * as in synchronous training). Two processes, a server and one that is all clients; both poll without a
+ * break. A connection has one call under way at most, and of all connections -w have one, the longest idle
+ * next. With -b the client's unfinished SENDs are bounded by -w, and so are the server's.
  * Build: cc -O2 -o star star.c -libverbs
- * usage: star [-b] [-n CONNECTIONS] [-w UNDER_WAY] [-t SECONDS] [-s NAME=VALUE] [-c NAME=VALUE] [-e NAME=VALUE]
- * -s and -c set the environment of the server or the client alone. Prints lines of a name and a number: calls a second; the median
- * and the 99th percentile of a call's time from its first post to its answer (us); the CPU time of a message, of which a call has
- * four, at the server and at the client (us); the seconds to create and connect; what the server's process grew by for a connection
- * with all its queues (bytes); what its card keeps of a connection, and what the library keeps because the card does not; how
+ * usage: star [-b] [-n CONNECTIONS] [-w UNDER_WAY] [-t SECONDS] [-s NAME=VALUE]
+ * [-c NAME=VALUE] [-e NAME=VALUE]
+ * -s and -c set the environment of the server or the client alone. Prints lines of a name and a number:
+ * calls a second; the median and the 99th percentile of a call's time from its first post to its answer
+ * (us); the CPU time of a message, of which a call has four, at the server and at the client (us); the
+ * seconds to create and connect; what the server's process grew by for a connection with all its queues
+ * (bytes); what its card keeps of a connection, and what the library keeps because the card does not; how
  * many of its connections are stateless; and how often a context was not there, by calls. */
 #define _GNU_SOURCE
 #include "side.h"
@@ -27,7 +29,8 @@ struct connection {
 	double began;
 };
 
-/* struct stardv_qp_attr of infiniband/stardv.h, its group STARDV_QP_STAR, and of its roles the stateless one. */
+/* struct stardv_qp_attr of infiniband/stardv.h, its group STARDV_QP_STAR, and
+ * of its roles the stateless one. */
 struct star_attr {
 	uint64_t comp_mask;
 	uint32_t wish, role;
@@ -35,7 +38,8 @@ struct star_attr {
 };
 enum { GROUP_STAR = 1, ROLE_STATELESS = 2 };
 
-/* struct stardv_counters of infiniband/stardv.h up to its group STARDV_COUNTERS_QPC, which is filled as a whole. */
+/* struct stardv_counters of infiniband/stardv.h up to its group
+ * STARDV_COUNTERS_QPC, which is filled as a whole. */
 struct counters {
 	uint64_t comp_mask, card[10], hits, misses, more[9];
 };

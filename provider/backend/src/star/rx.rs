@@ -26,7 +26,7 @@ const QUIET_EVERY: u32 = 32;
 pub struct Received<'a> {
     /// The half that it is for
     pub side: Side,
-    /// Addresses
+    /// Addresses, traffic class and hop limit of its datagram
     pub meta: FrameMeta,
     /// UDP port that it came from
     pub port: u16,

@@ -53,8 +53,8 @@ impl Cm {
         Ok(())
     }
 
-    /// A queue pair that is connected asks anew: what is known of it is of an earlier life (IBTA 12.4.1,
-    /// 12.9.8.3.1). The request is refused, the old connection released.
+    /// A queue pair that is connected asks anew: what is known of it is of an earlier incarnation (IBTA
+    /// 12.4.1, 12.9.8.3.1). The request is refused, the old connection released.
     fn refuse_stale(&mut self, now: Nanos, path: Path, request: &Request) -> Result<(), u16> {
         let Some(old) = self.by_qpn.get(&(path.remote, request.qp.qpn)).copied() else { return Ok(()) };
         self.part(now, old);

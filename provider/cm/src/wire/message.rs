@@ -44,9 +44,9 @@ pub enum Answered {
 /// The two sides' communication IDs, and the transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ids {
-    /// Sender's
+    /// The sender's
     pub local: u32,
-    /// Receiver's; 0 if not known
+    /// The receiver's; 0 if not known
     pub remote: u32,
     /// Transaction ID
     pub transaction: u64,

@@ -12,7 +12,7 @@ use crate::types::{FrameMeta, Nanos, QpState, Qpn};
 use crate::wire::{Packet, Transport};
 
 impl<E: Env> Nic<E> {
-    /// Whether QP contexts are few, so that frames go to [`Nic::offer_frame`].
+    /// Whether the card is QPC-limited, so that frames go to [`Nic::offer_frame`].
     pub fn has_few_contexts(&self) -> bool {
         self.shared.contexts.is_some()
     }
@@ -43,9 +43,9 @@ impl<E: Env> Nic<E> {
         self.serve_due(env, now);
     }
 
-    /// A doorbell, where contexts are few: its WQEs are fetched first, but for a QP that flushes them.
+    /// A doorbell of a QPC-limited card: its WQEs are fetched first, but for a QP that flushes them.
     #[cold]
-    pub(super) fn ring_for_few(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
+    pub(super) fn ring_qpc_limited(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
         match (&mut self.shared.contexts, self.qps.get(qpn)) {
             (Some(contexts), Some(qp)) if sends(qp) => contexts.doorbell(qpn, qp.timer, now),
             _ => {
@@ -59,7 +59,7 @@ impl<E: Env> Nic<E> {
 
     /// [`Nic::poll_transmit`], but for the ACKs. True: the port is full.
     #[cold]
-    pub(super) fn transmit_with_few(&mut self, env: &mut E, now: Nanos) -> bool {
+    pub(super) fn transmit_qpc_limited(&mut self, env: &mut E, now: Nanos) -> bool {
         let full = loop {
             self.serve_due(env, now);
             if self.ask_for_turns(env, now) {
@@ -69,7 +69,7 @@ impl<E: Env> Nic<E> {
             if !env.can_send() {
                 break true;
             }
-            let next = self.few().and_then(Contexts::poll_turn);
+            let next = self.limited_contexts().and_then(Contexts::poll_turn);
             let Some(qpn) = next.or_else(|| self.wake_waiter()) else { break false };
             if self.take_turn(env, qpn, now) {
                 break true;
@@ -81,16 +81,16 @@ impl<E: Env> Nic<E> {
         full
     }
 
-    fn few(&mut self) -> Option<&mut Contexts> {
+    fn limited_contexts(&mut self) -> Option<&mut Contexts> {
         self.shared.contexts.as_deref_mut()
     }
 
     /// Doorbells and frames whose time has come.
     fn serve_due(&mut self, env: &mut E, now: Nanos) {
-        if let Some(contexts) = self.few() {
+        if let Some(contexts) = self.limited_contexts() {
             contexts.advance(now);
         }
-        while let Some(due) = self.few().and_then(Contexts::poll_due) {
+        while let Some(due) = self.limited_contexts().and_then(Contexts::poll_due) {
             match due {
                 Due::Doorbell(qpn) => {
                     if let Some(mut cx) = self.context(env, qpn, now) {
@@ -99,7 +99,7 @@ impl<E: Env> Nic<E> {
                 }
                 Due::Frame(_, meta, bytes) => {
                     self.handle_frame(env, now, &meta, &bytes);
-                    if let Some(contexts) = self.few() {
+                    if let Some(contexts) = self.limited_contexts() {
                         contexts.give_back(bytes);
                     }
                 }
@@ -113,7 +113,7 @@ impl<E: Env> Nic<E> {
         while let Some(qpn) = self.shared.sched.pop_ready() {
             let Some(qp) = self.qps.get(qpn) else { continue };
             let (asks, timer) = (wants_context(qp), qp.timer);
-            if asks && let Some(contexts) = self.few() {
+            if asks && let Some(contexts) = self.limited_contexts() {
                 contexts.turn(qpn, timer, now);
             } else if self.take_turn(env, qpn, now) {
                 return true;

@@ -306,7 +306,7 @@ impl Contexts {
         }
     }
 
-    /// Counts.
+    /// Adds to the card's counters what was counted since the last call.
     pub(super) fn count(&mut self, stats: &Counters) {
         stats.drop_state.add(core::mem::take(&mut self.stale));
         let c = self.qpc.counters();

@@ -13,7 +13,7 @@ impl<E: Env> Nic<E> {
     /// The program posted to the send queue of `qpn`, or to any queue of it while in ERR.
     pub fn handle_doorbell(&mut self, env: &mut E, qpn: Qpn, now: Nanos) {
         if self.shared.contexts.is_some() {
-            return self.ring_for_few(env, qpn, now);
+            return self.ring_qpc_limited(env, qpn, now);
         }
         if let Some(mut cx) = self.context(env, qpn, now) {
             cx.doorbell();
@@ -205,7 +205,7 @@ impl<E: Env> Nic<E> {
     /// that a program's own answer goes out first.
     pub fn poll_transmit(&mut self, env: &mut E, now: Nanos, acks: bool) -> bool {
         if self.shared.contexts.is_some() {
-            if self.transmit_with_few(env, now) {
+            if self.transmit_qpc_limited(env, now) {
                 return true;
             }
         } else {

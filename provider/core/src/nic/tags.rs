@@ -33,11 +33,11 @@ pub struct TagOp {
 /// What a [`TagOp`] does. Values of its completions as of `enum ibv_ops_wr_opcode`.
 #[derive(Clone, Copy, Debug)]
 pub enum TagChange {
-    /// IBV_WR_TAG_ADD
+    /// IBV_WR_TAG_ADD: a buffer for messages of one tag
     Add(TaggedBuffer),
     /// IBV_WR_TAG_DEL: by handle
     Remove(u32),
-    /// IBV_WR_TAG_SYNC
+    /// IBV_WR_TAG_SYNC: the program has seen the unexpected messages so far
     Sync,
 }
 

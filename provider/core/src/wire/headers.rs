@@ -46,7 +46,7 @@ impl Bth {
             ack_psn: U32::new(ack | psn.get()),
         }
     }
-    /// Op-code
+    /// Op-code ([`code`](super::opcode::code))
     #[inline]
     pub fn opcode(&self) -> u8 {
         self.opcode
@@ -56,7 +56,7 @@ impl Bth {
     pub fn solicited(&self) -> bool {
         self.flags & SOLICITED != 0
     }
-    /// MigReq
+    /// MigReq: the migration state (IBTA 9.2.3)
     #[inline]
     pub fn mig_req(&self) -> bool {
         self.flags & MIG_REQ != 0
@@ -71,7 +71,7 @@ impl Bth {
     pub fn version(&self) -> u8 {
         self.flags & 15
     }
-    /// P_Key
+    /// P_Key, whose top bit is full membership
     #[inline]
     pub fn pkey(&self) -> u16 {
         self.pkey.get()
@@ -216,7 +216,7 @@ pub const fn credit_code(count: u32) -> u8 {
 /// First byte of an AETH (IBTA table 43).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// Acknowledge
+    /// ACK of all up to the packet's PSN
     Ack {
         /// Encoded credit count, [`CREDITS_NONE`] when credits are not used
         credits: u8,
@@ -365,7 +365,7 @@ impl Deth {
     pub fn new(qkey: u32, src_qp: Qpn) -> Self {
         Deth { qkey: U32::new(qkey), src_qp: U32::new(src_qp & QPN_MASK) }
     }
-    /// Q_Key
+    /// Q_Key that the receiving QP must have
     #[inline]
     pub fn qkey(&self) -> u32 {
         self.qkey.get()

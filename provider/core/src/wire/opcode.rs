@@ -10,46 +10,84 @@ use bitflags::bitflags;
 use crate::types::{QpType, SendOp};
 
 /// Op-codes by name: table 38's, short.
-#[allow(missing_docs, reason = "the table says no more than the name")]
 pub mod code {
+    /// RC: SEND, first packet
     pub const RC_SEND_FIRST: u8 = 0x00;
+    /// RC: SEND, middle packet
     pub const RC_SEND_MIDDLE: u8 = 0x01;
+    /// RC: SEND, last packet
     pub const RC_SEND_LAST: u8 = 0x02;
+    /// RC: SEND, last packet, with immediate
     pub const RC_SEND_LAST_IMM: u8 = 0x03;
+    /// RC: SEND, only packet
     pub const RC_SEND_ONLY: u8 = 0x04;
+    /// RC: SEND, only packet, with immediate
     pub const RC_SEND_ONLY_IMM: u8 = 0x05;
+    /// RC: WRITE, first packet
     pub const RC_WRITE_FIRST: u8 = 0x06;
+    /// RC: WRITE, middle packet
     pub const RC_WRITE_MIDDLE: u8 = 0x07;
+    /// RC: WRITE, last packet
     pub const RC_WRITE_LAST: u8 = 0x08;
+    /// RC: WRITE, last packet, with immediate
     pub const RC_WRITE_LAST_IMM: u8 = 0x09;
+    /// RC: WRITE, only packet
     pub const RC_WRITE_ONLY: u8 = 0x0a;
+    /// RC: WRITE, only packet, with immediate
     pub const RC_WRITE_ONLY_IMM: u8 = 0x0b;
+    /// RC: READ request
     pub const RC_READ_REQUEST: u8 = 0x0c;
+    /// RC: READ response, first packet
     pub const RC_READ_RESPONSE_FIRST: u8 = 0x0d;
+    /// RC: READ response, middle packet
     pub const RC_READ_RESPONSE_MIDDLE: u8 = 0x0e;
+    /// RC: READ response, last packet
     pub const RC_READ_RESPONSE_LAST: u8 = 0x0f;
+    /// RC: READ response, only packet
     pub const RC_READ_RESPONSE_ONLY: u8 = 0x10;
+    /// RC: ACK or NAK (AETH)
     pub const RC_ACK: u8 = 0x11;
+    /// RC: response to an atomic: AETH, the value before
     pub const RC_ATOMIC_ACK: u8 = 0x12;
+    /// RC: compare and swap
     pub const RC_CMP_SWAP: u8 = 0x13;
+    /// RC: fetch and add
     pub const RC_FETCH_ADD: u8 = 0x14;
+    /// RC: SEND, last packet, with an rkey to invalidate
     pub const RC_SEND_LAST_INV: u8 = 0x16;
+    /// RC: SEND, only packet, with an rkey to invalidate
     pub const RC_SEND_ONLY_INV: u8 = 0x17;
+    /// RC: FLUSH (annex A19)
     pub const RC_FLUSH: u8 = 0x1c;
+    /// RC: ATOMIC WRITE of eight bytes (annex A19)
     pub const RC_ATOMIC_WRITE: u8 = 0x1d;
+    /// UC: SEND, first packet
     pub const UC_SEND_FIRST: u8 = 0x20;
+    /// UC: SEND, middle packet
     pub const UC_SEND_MIDDLE: u8 = 0x21;
+    /// UC: SEND, last packet
     pub const UC_SEND_LAST: u8 = 0x22;
+    /// UC: SEND, last packet, with immediate
     pub const UC_SEND_LAST_IMM: u8 = 0x23;
+    /// UC: SEND, only packet
     pub const UC_SEND_ONLY: u8 = 0x24;
+    /// UC: SEND, only packet, with immediate
     pub const UC_SEND_ONLY_IMM: u8 = 0x25;
+    /// UC: WRITE, first packet
     pub const UC_WRITE_FIRST: u8 = 0x26;
+    /// UC: WRITE, middle packet
     pub const UC_WRITE_MIDDLE: u8 = 0x27;
+    /// UC: WRITE, last packet
     pub const UC_WRITE_LAST: u8 = 0x28;
+    /// UC: WRITE, last packet, with immediate
     pub const UC_WRITE_LAST_IMM: u8 = 0x29;
+    /// UC: WRITE, only packet
     pub const UC_WRITE_ONLY: u8 = 0x2a;
+    /// UC: WRITE, only packet, with immediate
     pub const UC_WRITE_ONLY_IMM: u8 = 0x2b;
+    /// UD: SEND, only packet
     pub const UD_SEND_ONLY: u8 = 0x64;
+    /// UD: SEND, only packet, with immediate
     pub const UD_SEND_ONLY_IMM: u8 = 0x65;
     /// What an XRC op-code has more than RC's (annex A14)
     pub const XRC: u8 = 0xa0;

@@ -145,9 +145,9 @@ pub(super) enum Write {
 pub(super) mod channel {
     pub(in crate::rnic) const CACHE: usize = 0;
     pub(in crate::rnic) const DATA: usize = 1;
-    /// Reads
+    /// Of the reads: WQEs
     pub(in crate::rnic) const DESCRIPTOR: usize = 2;
-    /// Writes
+    /// Of the writes: CQEs
     pub(in crate::rnic) const COMPLETION: usize = 2;
 }
 

@@ -11,7 +11,7 @@ use crate::Rng;
 /// What a WQE asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
-    /// `workload.op`
+    /// What `workload.op` says
     Send,
     Recv,
 }

@@ -18,10 +18,10 @@ fn stateless(w: &mut World, conn: &Conn) {
     assert_eq!(w.roles(conn), STAR);
 }
 
-/// SL is home, and its word is lost, when SF's program sends to SL's shared receives. Whenever the way is
-/// cut, the connection comes home, and what was sent comes.
+/// SL has reverted to RC, and its message is lost, when SF's program sends to SL's shared receives. Whenever
+/// the wire is cut, the connection reverts to RC, and what was sent comes.
 #[test]
-fn what_a_halted_end_sends_waits_for_its_peer() {
+fn what_a_quiesced_end_sends_waits_for_its_peer() {
     let mut alone = 0;
     for cut in 0..30 {
         let mut w = World::new([Some(100); 2]);
@@ -46,10 +46,10 @@ fn what_a_halted_end_sends_waits_for_its_peer() {
         assert_eq!(w.net.hosts[0].env.memory.word(room), 0x5eed);
         assert_eq!(w.net.hosts[0].nic.counters().star_drops.get(), 0, "nobody is spoken to who has left");
     }
-    assert!(alone > 4, "{alone} times SL alone was home");
+    assert!(alone > 4, "{alone} times SL alone had reverted");
 }
 
-/// Both programs want it, SL is home, its word is lost, and then its host is gone.
+/// Both programs want it, SL has reverted to RC, its message is lost, and then its host is gone.
 fn left_alone(w: &mut World, conns: &[Conn]) {
     conns.iter().for_each(|conn| w.want(conn, 1, Wish::Off));
     w.net.run_for(5 * US);

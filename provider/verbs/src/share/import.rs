@@ -79,7 +79,7 @@ impl Importer {
         Ok((Tag::Mr(tag), entry.attr()))
     }
 
-    /// Whether that life of a protection domain or of device memory goes on.
+    /// Whether that incarnation of a protection domain or of device memory goes on.
     pub(crate) fn is_valid(&self, tag: Tag) -> bool {
         let Tag::Name(kind, handle, incarnation) = tag else { return false };
         self.names.is_valid(kind, handle, incarnation) && !self.names.is_closed()

@@ -53,7 +53,7 @@ const _: () = {
     assert!(offset_of!(Words, access) == offset_of!(Entry, access));
 };
 
-/// One life of one key: no other has the same.
+/// One incarnation of one key: no other has the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct MrTag {
     slot: u32,

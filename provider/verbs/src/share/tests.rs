@@ -80,7 +80,7 @@ fn regions_are_found_by_their_keys() {
     let changed = MrAttr { length: 3, ..attr };
     exporter.mrs.reregister(keys[7], changed).unwrap();
     let (after, found) = importer.find_mr(keys[7]).unwrap();
-    assert!(after != before && found == changed, "another life of the same key");
+    assert!(after != before && found == changed, "another incarnation of the same key");
     exporter.deregister(keys[7]);
     assert_eq!(errno(importer.find_mr(keys[7])), libc::EINVAL);
     let window = exporter.mrs.alloc_window(PD, WindowType::One, 99).unwrap();
@@ -102,7 +102,7 @@ fn names_are_found_by_kind_and_handle() {
     assert!(!importer.is_valid(before));
     assert_eq!(errno(importer.find(ObjectKind::Pd, 7)), libc::EINVAL);
     names.publish_pd(7);
-    assert!(!importer.is_valid(before), "another life of the same handle");
+    assert!(!importer.is_valid(before), "another incarnation of the same handle");
     let (now, _) = importer.find(ObjectKind::Pd, 7).unwrap();
     assert!(importer.is_valid(now));
     for (kind, most) in [ObjectKind::Pd, ObjectKind::Dm].into_iter().zip(names::NAMES) {

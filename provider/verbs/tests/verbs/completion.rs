@@ -240,9 +240,9 @@ fn a_shared_receive_queue_takes_a_list_up_to_what_fails() {
     }
 }
 
-/// A completion that finds no room: the queue and the QP fail, and both contexts' owners hear of it.
+/// A completion that finds no room: the queue and the QP fail, and both contexts' owners get an event.
 #[test]
-fn an_overrun_is_told() {
+fn an_overrun_is_reported() {
     let (a, b) = Node::pair();
     let cq = Cq::create(&a.ctx, 4, None, 5).unwrap();
     let (qa, _qb) = writing(&a, &b, &cq);
