@@ -280,6 +280,9 @@ impl Soft {
 
     fn modify_qp(&self, qp: &QpInner, to: &QpAttr, mask: QpAttrMask) -> Result<()> {
         self.with(|shard, now| {
+            if mask.contains(QpAttrMask::STATE) && to.state == QpState::Sqd {
+                shard.wait_no_more(qp.qpn, now);
+            }
             shard.modify_qp(qp.qpn, to, mask, now)?;
             if mask.contains(QpAttrMask::STATE) {
                 if qp.has_wish() {

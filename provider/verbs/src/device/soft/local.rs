@@ -252,6 +252,15 @@ impl Shard {
         begun
     }
 
+    /// A QP that waits for its peer's proposal is to do something that one cannot that waits: the wire carries
+    /// its connection, and what was posted begins.
+    pub(super) fn wait_no_more(&mut self, qpn: Qpn, now: Nanos) {
+        if self.local.qps.get(&qpn).is_some_and(|entry| entry.path == Path::Asking) {
+            self.use_wire(qpn, now);
+            self.transmit(now, true);
+        }
+    }
+
     /// The wire carries the connection until RESET.
     fn use_wire(&mut self, qpn: Qpn, now: Nanos) {
         if self.local.says {
