@@ -110,7 +110,7 @@ wire() {
     build wire
     shim refuse
     head -c 8 /dev/zero >"$tmp/refuse"
-    REFUSE=$tmp/refuse LD_PRELOAD=$tmp/refuse.so run wire
+    STARVERBS_LINK=udp REFUSE=$tmp/refuse LD_PRELOAD=$tmp/refuse.so run wire
 }
 
 for part in "$@"; do

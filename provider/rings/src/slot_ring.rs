@@ -105,6 +105,8 @@ pub struct DataRoom {
     pub to: *mut u8,
     /// How the record names it
     pub at: u32,
+    /// Where the data area goes on behind it
+    end: u32,
 }
 
 /// The writing side of a ring.
@@ -202,19 +204,14 @@ impl SlotWriter {
             return None;
         }
         // SAFETY: at + len <= bytes, inside the data area.
-        Some(DataRoom { to: unsafe { data.as_ptr().add(at as usize) }, at })
+        Some(DataRoom { to: unsafe { data.as_ptr().add(at as usize) }, at, end })
     }
 
-    /// Writes the next record, for which there was [`SlotWriter::room`] with as many bytes of data, which
-    /// have been written there.
+    /// Writes the next record, for which there was this room last; its data has been written there.
     #[inline]
-    pub fn push(&mut self, record: &Record, len: u32) {
-        let SlotMemory { count, bytes, .. } = self.memory;
-        let at = self.given & (bytes - 1);
-        if len > bytes - at {
-            self.given = self.given.wrapping_add(bytes - at);
-        }
-        self.given = self.given.wrapping_add(len.next_multiple_of(ALIGN));
+    pub fn push(&mut self, record: &Record, room: DataRoom) {
+        let count = self.memory.count;
+        self.given = room.end;
         let number = self.written;
         self.ends[(number & (count - 1)) as usize] = self.given;
         self.written = number.wrapping_add(1);

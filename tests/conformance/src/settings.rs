@@ -189,7 +189,7 @@ fn bad_files(world: &mut World) -> Result<String, String> {
         ("mtu = 1500", &["mtu (in ", "\"1500\"", "256, 512, 1024"]),
         ("addrs = [\"127.0.0.1\", \"nowhere\"]", &["addrs (in ", "nowhere"]),
         ("port = 0", &["port (in ", "\"0\""]),
-        ("link = \"shm\"", &["link (in ", "\"shm\"", "auto or udp"]),
+        ("link = \"shm\"", &["link (in ", "\"shm\"", "auto, local or udp"]),
         ("rcvbuf = \"4X\"", &["rcvbuf (in ", "\"4X\""]),
         ("sndbuf = 0", &["sndbuf (in ", "\"0\""]),
         ("gso = \"yes\"", &["gso (in ", "\"yes\"", "on or off"]),

@@ -187,13 +187,13 @@ impl Channels {
         }
     }
 
-    /// Writes a record for which there was room; gives how many there are with it.
+    /// Writes a record into the room that there was for it; gives how many there are with it.
     #[inline]
-    pub(super) fn ask(&mut self, channel: u32, record: Record, len: u32) -> u32 {
+    pub(super) fn ask(&mut self, channel: u32, record: Record, room: DataRoom) -> u32 {
         self.dirty = true;
         let Some(asker) = self.asker(channel) else { return 0 };
         asker.dirty = true;
-        asker.channel.requests.push(&record.words(), len);
+        asker.channel.requests.push(&record.words(), room);
         asker.channel.requests.written()
     }
 
@@ -338,7 +338,7 @@ impl Asker {
     pub(super) fn say_what_waits(&mut self) {
         while let Some(record) = self.control.front() {
             match self.channel.requests.room(0) {
-                Ok(Some(_)) => self.channel.requests.push(&record.words(), 0),
+                Ok(Some(room)) => self.channel.requests.push(&record.words(), room),
                 Ok(None) | Err(Broken) => return,
             }
             self.dirty = true;

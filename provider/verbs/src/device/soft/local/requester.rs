@@ -5,7 +5,6 @@ use starverbs_core::mr::{Bind, WindowType};
 use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Nanos, QpState, SendFlags, WcStatus};
-use starverbs_rings::DataRoom;
 
 use super::end::{Ctx, LocalEnd};
 use super::record::{BODY, CHUNK, Record, answer, flag};
@@ -130,10 +129,10 @@ impl LocalEnd {
         let (channel, offset) = (self.of.channels[0], self.offset);
         let len = (wqe.length - offset).min(CHUNK);
         let in_area = if len as usize <= BODY { 0 } else { len };
-        let Some(DataRoom { to, at }) = ctx.env.channels.room(channel, in_area) else { return Step::NoRoom };
-        let mut record = Record { len, at, ..self.request(wqe) };
+        let Some(room) = ctx.env.channels.room(channel, in_area) else { return Step::NoRoom };
+        let mut record = Record { len, at: room.at, ..self.request(wqe) };
         record.set_addr(wqe.remote_addr.wrapping_add(u64::from(offset)));
-        let to = if in_area == 0 { record.body.as_mut_ptr() } else { to };
+        let to = if in_area == 0 { record.body.as_mut_ptr() } else { room.to };
         // SAFETY: the body or the piece of the data area has room for so many bytes.
         if len > 0 && unsafe { self.gather(ctx, wqe, len, to) }.is_none() {
             return Step::Failed(WcStatus::LocProtErr);
@@ -144,7 +143,7 @@ impl LocalEnd {
             record.flags |= flag::SOLICITED;
         }
         ctx.stats.tx_bytes.add(u64::from(len));
-        let end = ctx.env.channels.ask(channel, record, in_area);
+        let end = ctx.env.channels.ask(channel, record, room);
         if last {
             self.begun(ctx, end, Progress::Executes, wqe.op == SendOp::AtomicWrite);
         } else {
@@ -156,9 +155,7 @@ impl LocalEnd {
     /// A READ, an atomic or a FLUSH.
     fn ask_word(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Step {
         let channel = self.of.channels[0];
-        if ctx.env.channels.room(channel, 0).is_none() {
-            return Step::NoRoom;
-        }
+        let Some(room) = ctx.env.channels.room(channel, 0) else { return Step::NoRoom };
         let mut record = Record { flags: flag::FIRST | flag::LAST, ..self.request(wqe) };
         let mut progress = Progress::Answers;
         match wqe.op {
@@ -169,7 +166,7 @@ impl LocalEnd {
             }
             _ => record.set_operands([wqe.compare_add, wqe.swap]),
         }
-        let end = ctx.env.channels.ask(channel, record, 0);
+        let end = ctx.env.channels.ask(channel, record, room);
         self.begun(ctx, end, progress, true);
         Step::Asked
     }

@@ -37,6 +37,13 @@ pub(super) struct ReadAnswer {
     sent: u32,
 }
 
+impl ReadAnswer {
+    /// Bytes of its next record.
+    pub(super) fn next_len(&self) -> u32 {
+        (self.request.total - self.sent).min(CHUNK)
+    }
+}
+
 /// Why bytes found no place in a receive.
 enum PlaceError {
     TooLong,
@@ -229,15 +236,15 @@ impl LocalEnd {
     /// left.
     ///
     /// # Safety
-    /// [to, to + CHUNK) can be written.
+    /// [to, to + [`ReadAnswer::next_len`]) can be written.
     pub(super) unsafe fn answer_read(
         &mut self,
         ctx: &mut Ctx<'_>,
         read: &mut ReadAnswer,
         to: *mut u8,
     ) -> (Record, bool) {
-        let request = &read.request;
-        let len = (request.total - read.sent).min(CHUNK);
+        let request = read.request;
+        let len = read.next_len();
         let mut record = Record { len, total: read.sent, ..request.answer(answer::DATA) };
         let to = if len as usize <= BODY { record.body.as_mut_ptr() } else { to };
         if len > 0 {

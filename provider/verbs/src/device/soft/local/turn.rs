@@ -58,8 +58,8 @@ fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> (u32, Option<S
             break;
         }
         let answerer = &mut *env.channels.answerers[at];
-        match answerer.channel.answers.room(0) {
-            Ok(Some(_)) => answerer.blocked = false,
+        let room = match answerer.channel.answers.room(0) {
+            Ok(Some(room)) => room,
             Ok(None) => {
                 answerer.blocked = true;
                 break;
@@ -68,7 +68,8 @@ fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> (u32, Option<S
                 break_off(&mut env.channels, at);
                 break;
             }
-        }
+        };
+        answerer.blocked = false;
         let Some(words) = answerer.channel.requests.peek() else { break };
         let record = Record::of(words);
         let data = if record.is_short() {
@@ -93,7 +94,7 @@ fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> (u32, Option<S
         match reply {
             Reply::None => {}
             Reply::Record(reply) => {
-                answerer.channel.answers.push(&reply.words(), 0);
+                answerer.channel.answers.push(&reply.words(), room);
                 env.channels.answered(at);
             }
             Reply::Read(read) => answerer.reading = Some(read),
@@ -132,7 +133,7 @@ fn execute((nic, env): Card<'_>, serial: u32, record: &Record, data: *const u8, 
 fn answer_read((nic, env): Card<'_>, at: usize, now: Nanos) -> bool {
     let Some(mut read) = env.channels.answerers[at].reading.take() else { return true };
     loop {
-        let room = env.channels.answerers[at].channel.answers.room(CHUNK);
+        let room = env.channels.answerers[at].channel.answers.room(read.next_len());
         let Ok(Some(room)) = room else {
             let answerer = &mut *env.channels.answerers[at];
             (answerer.reading, answerer.blocked) = (Some(read), true);
@@ -148,8 +149,7 @@ fn answer_read((nic, env): Card<'_>, at: usize, now: Nanos) -> bool {
         };
         let Some((mut record, more)) = with_end((nic, env), qpn, now, call) else { return true };
         record.at = room.at;
-        let len = if record.is_short() { 0 } else { record.len };
-        env.channels.answerers[at].channel.answers.push(&record.words(), len);
+        env.channels.answerers[at].channel.answers.push(&record.words(), room);
         env.channels.answered(at);
         if !more {
             env.channels.answerers[at].blocked = false;
