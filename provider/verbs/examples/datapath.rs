@@ -5,7 +5,8 @@
 //! the turns of the two sides, is what counts; everything before warms up. Says what the counters of both
 //! cards did meanwhile.
 //!
-//! usage: datapath pingpong|stream|spread|write|read MESSAGES
+//! usage: datapath pingpong|stream|spread|write|read MESSAGES udp|local
+//! The last says what carries them: packets, or shared memory.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -15,7 +16,7 @@ use std::sync::atomic::AtomicU8;
 
 use common::*;
 use starverbs_core::{Cqe, Mtu, QpType, SendFlags, SendOp, Sge, WcStatus};
-use starverbs_settings::Settings;
+use starverbs_settings::{Link, Settings};
 use starverbs_verbs::{Mr, Qp, QpInit, RecvWr, SendWr};
 
 /// Bytes of a long message: 256 packets of 4 KiB.
@@ -180,11 +181,12 @@ fn main() {
         ("write", Some(count)) => (work(SendOp::Write, LONG, LONG_DEPTH), count),
         ("read", Some(count)) => (work(SendOp::Read, LONG, LONG_DEPTH), count),
         _ => {
-            eprintln!("usage: datapath pingpong|stream|spread|write|read MESSAGES");
+            eprintln!("usage: datapath pingpong|stream|spread|write|read MESSAGES udp|local");
             std::process::exit(2);
         }
     };
-    let settings = Settings { progress_thread: false, ..settings() };
+    let link = if args.next().as_deref() == Some("local") { Link::Local } else { Link::Udp };
+    let settings = Settings { progress_thread: false, link, ..settings() };
     let (a, b) = (Side::new(&settings, qps), Side::new(&settings, qps));
     connect(&a, &b);
     [&a, &b].iter().for_each(|side| side.post_receives(SHORT_DEPTH));
