@@ -193,6 +193,9 @@ impl SlotWriter {
             self.given = self.given.wrapping_add(bytes - 1) & !(bytes - 1);
             self.back = self.given;
         }
+        if len == 0 {
+            return Some(DataRoom { to: data.as_ptr(), at: 0, end: self.given });
+        }
         let mut at = self.given & (bytes - 1);
         let mut end = self.given.wrapping_add(len.next_multiple_of(ALIGN));
         if len > bytes - at {

@@ -57,6 +57,7 @@ impl<E: Env> Ctx<'_, E> {
         Some(status)
     }
 
+    #[inline]
     fn with_engine<R>(&mut self, call: impl FnOnce(&mut E::Engine, &mut EngineCtx<'_, E>) -> R) -> Option<R> {
         let mut engine = self.qp.engine.take()?;
         let done = self.with_engine_ctx(|ctx| call(&mut engine, ctx));
@@ -66,7 +67,8 @@ impl<E: Env> Ctx<'_, E> {
         if let Some(at) = engine.next_deadline() {
             self.arm(at);
         }
-        self.qp.engine = Some(engine);
+        /* it was taken above, so that there is nothing to be dropped, which would be a call */
+        core::mem::forget(self.qp.engine.replace(engine));
         Some(done)
     }
 
@@ -119,6 +121,7 @@ impl<E: Env> Ctx<'_, E> {
         }
     }
 
+    #[inline]
     fn with_engine_ctx<R>(&mut self, call: impl FnOnce(&mut EngineCtx<'_, E>) -> R) -> R {
         let id = match self.qp.rq {
             RecvSource::Shared(id) => Some(id),

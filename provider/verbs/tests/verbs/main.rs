@@ -15,6 +15,7 @@ mod multicast;
 mod placement;
 mod receives;
 mod rules;
+mod same_host;
 mod star;
 mod star_library;
 mod star_switch;

@@ -377,10 +377,24 @@ impl Shard {
         }
     }
 
+    /// As [`Shard::run_local`], of a thread that does not come back soon.
+    pub(super) fn run_local_at_last(&mut self, now: Nanos) -> u32 {
+        let came = self.run_local(now);
+        self.give_back_local();
+        came
+    }
+
+    /// What others wait for is not left for the next poll.
+    #[inline]
+    pub(super) fn give_back_local(&mut self) {
+        turn::give_back(&mut self.env.channels);
+    }
+
     /// Takes what is there; says how much.
     #[inline]
     fn take_turn(&mut self, now: Nanos) -> u32 {
         let mut came = 0;
+        turn::give_back(&mut self.env.channels);
         loop {
             let Shard { nic, env, .. } = self;
             came += turn::take_answers((nic, env), now);

@@ -204,7 +204,7 @@ impl Soft {
         self.take_bells(shard, now);
         let (mut work, held_until) = self.take_batches(shard, now);
         work += shard.run_star(now, Who::Thread);
-        work += shard.run_local(now);
+        work += shard.run_local_at_last(now);
         shard.check_local(now);
         work += shard.run_links(now, &self.deferred_log);
         /* behind the frames: the answer that a timer waits for may be among them */

@@ -286,6 +286,7 @@ impl Channels {
     #[cold]
     pub(in super::super) fn prepare_to_sleep(&mut self) -> bool {
         self.asleep = true;
+        super::turn::give_back(self);
         let mut busy = false;
         for asker in self.askers.iter_mut().flatten().filter(|asker| !asker.ended) {
             busy |= asker.waits() && asker.channel.requests.sleep() != Ok(true);

@@ -100,13 +100,20 @@ fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> (u32, Option<S
             Reply::Read(read) => answerer.reading = Some(read),
         }
     }
-    let Some(answerer) = env.channels.answerers.get_mut(at) else { return (taken, said) };
-    if answerer.channel.requests.give_back()
-        && let Some(session) = answerer.session
-    {
-        env.channels.peers.wake(session);
-    }
     (taken, said)
+}
+
+/// Gives places of requests back that were executed in an earlier turn: what a program does with its
+/// completions comes first, as the fence waits until the other end has let the line go.
+#[inline]
+pub(super) fn give_back(channels: &mut Channels) {
+    for answerer in &mut channels.answerers {
+        if answerer.channel.requests.give_back()
+            && let Some(session) = answerer.session
+        {
+            channels.peers.wake(session);
+        }
+    }
 }
 
 #[inline]

@@ -1,0 +1,349 @@
+//! Connected queue pairs of one host: through shared memory, with what the wire would have given.
+
+use std::cell::Cell;
+
+use crate::common::*;
+use starverbs_core::qp::QpAttrMask;
+use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
+use starverbs_settings::{Link, Settings};
+use starverbs_verbs::{Event, Qp, QpAttr, RecvWr, SendWr, Srq};
+
+/// Two cards with a connection, and the port of their wire.
+struct Pair {
+    a: Node,
+    b: Node,
+    qa: Qp,
+    qb: Qp,
+    port: u16,
+}
+
+impl Pair {
+    fn new(link: Link) -> Pair {
+        Pair::of(&Settings { link, ..settings() })
+    }
+
+    fn of(settings: &Settings) -> Pair {
+        let (a, b) = (Node::new(settings), Node::new(settings));
+        let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+        connect(&a, &qa, &b, &qb);
+        Pair { a, b, qa, qb, port: settings.port }
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        counters(self.port, name).iter().sum()
+    }
+
+    /// Waits until both ends have agreed.
+    fn agreed(self) -> Pair {
+        wait_for("the agreement", || self.count("local_qps") == 2);
+        self
+    }
+}
+
+fn to_b<'a>(pair: &Pair, op: SendOp, sges: &'a [Sge], at: usize) -> SendWr<'a> {
+    SendWr { op, remote_addr: pair.b.addr(at), rkey: pair.b.mr.rkey(), ..send(1, sges) }
+}
+
+#[test]
+fn every_operation_goes_without_a_packet() {
+    let pair = Pair::new(Link::Auto).agreed();
+    let (a, b) = (&pair.a, &pair.b);
+    let packets = pair.count("tx_packets");
+    a.fill(0, b"eight by");
+    let short = [a.sge(0, 8)];
+    let back = [a.sge(4096, 8)];
+    b.post_recv(&pair.qb, 7, 1000, 64).unwrap();
+    b.post_recv(&pair.qb, 8, 2000, 64).unwrap();
+    let cases = [
+        to_b(&pair, SendOp::Send, &short, 0),
+        SendWr { imm: 77, ..to_b(&pair, SendOp::WriteImm, &short, 64) },
+        to_b(&pair, SendOp::Write, &short, 128),
+        to_b(&pair, SendOp::Read, &back, 128),
+    ];
+    for wr in &cases {
+        post(&pair.qa, wr).unwrap();
+        let done = a.completions(1)[0];
+        assert_eq!((done.status, done.wr_id), (WcStatus::Success, 1), "{:?}", wr.op);
+    }
+    let received = b.completions(2);
+    assert_eq!((received[0].wr_id, received[0].byte_len, received[0].opcode), (7, 8, WcOpcode::Recv));
+    assert_eq!((received[1].wr_id, received[1].imm), (8, 77));
+    for at in [1000, 64, 128] {
+        assert_eq!(b.bytes(at, 8), b"eight by", "at {at}");
+    }
+    assert_eq!(a.bytes(4096, 8), b"eight by");
+    let cell = (8 - b.addr(3000) as usize % 8) % 8 + 3000;
+    b.fill(cell, &40u64.to_ne_bytes());
+    let add = SendWr { compare_add: 2, ..to_b(&pair, SendOp::FetchAdd, &back, cell) };
+    let swap = SendWr { compare_add: 42, swap: 9, ..to_b(&pair, SendOp::CmpSwap, &back, cell) };
+    for (wr, before) in [(add, 40), (swap, 42)] {
+        post(&pair.qa, &wr).unwrap();
+        assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+        assert_eq!(a.word(4096), before);
+    }
+    assert_eq!(b.word(cell), 9);
+    assert_eq!(pair.count("tx_packets"), packets);
+    assert!(pair.count("local_requests") > 0);
+}
+
+#[test]
+fn long_messages_of_many_pieces_arrive_whole() {
+    const LEN: usize = 60_000;
+    let pair = Pair::new(Link::Auto).agreed();
+    let (a, b) = (&pair.a, &pair.b);
+    let data: Vec<u8> = (0..LEN).map(|n| (n * 31 >> 3) as u8).collect();
+    a.fill(0, &data);
+    let pieces = [a.sge(0, 17), a.sge(17, LEN - 17)];
+    for round in 0..40 {
+        b.fill(0, &vec![0; LEN]);
+        let mut poster = pair.qb.post_recv();
+        poster.push(&RecvWr { wr_id: 1, sges: &[b.sge(0, 30_001), b.sge(30_001, BUF - 30_001)] }).unwrap();
+        poster.ring();
+        post(&pair.qa, &send(1, &pieces)).unwrap();
+        assert_eq!(b.completions(1)[0].byte_len as usize, LEN);
+        assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+        assert!(b.bytes(0, LEN) == data, "SEND {round}");
+        b.fill(0, &vec![0; LEN]);
+        post(&pair.qa, &to_b(&pair, SendOp::Write, &pieces, 0)).unwrap();
+        assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+        assert!(b.bytes(0, LEN) == data, "WRITE {round}");
+        a.fill(0, &vec![0; LEN]);
+        post(&pair.qa, &to_b(&pair, SendOp::Read, &pieces, 0)).unwrap();
+        assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+        assert!(a.bytes(0, LEN) == data, "READ {round}");
+    }
+}
+
+/// What a mistake gives: the requester's statuses, the receives' and the events.
+fn mistake(link: Link, make: &dyn Fn(&Pair)) -> (Vec<WcStatus>, Vec<WcStatus>, QpState, QpState) {
+    let pair = Pair::new(link);
+    if link == Link::Auto {
+        wait_for("the agreement", || pair.count("local_qps") == 2);
+    }
+    pair.b.post_recv(&pair.qb, 1, 0, 16).unwrap();
+    make(&pair);
+    let sent = pair.a.completions(2).iter().map(|cqe| cqe.status).collect();
+    if pair.qb.state() != QpState::Err {
+        to_err(&pair.qb);
+    }
+    let got = pair.b.completions(1).iter().map(|cqe| cqe.status).collect();
+    (sent, got, pair.qa.state(), pair.qb.state())
+}
+
+#[test]
+fn mistakes_end_as_on_the_wire() {
+    type Make = Box<dyn Fn(&Pair)>;
+    let twice = |pair: &Pair, wr: &SendWr<'_>| {
+        let mut poster = pair.qa.post_send();
+        poster.push(wr).unwrap();
+        poster.push(&SendWr { wr_id: 2, ..*wr }).unwrap();
+        poster.ring();
+    };
+    let cases: Vec<(&str, Make)> = vec![
+        ("a SEND that is too long", Box::new(move |p| twice(p, &send(1, &[p.a.sge(0, 17)])))),
+        (
+            "a wrong key",
+            Box::new(move |p| {
+                let sges = [p.a.sge(0, 8)];
+                twice(p, &SendWr { rkey: 0x5555, ..to_b(p, SendOp::Write, &sges, 0) });
+            }),
+        ),
+        (
+            "beyond the region",
+            Box::new(move |p| {
+                let sges = [p.a.sge(0, 8)];
+                twice(p, &to_b(p, SendOp::Read, &sges, BUF - 4));
+            }),
+        ),
+        (
+            "a WRITE with immediate beyond the region",
+            Box::new(move |p| {
+                let sges = [p.a.sge(0, 8)];
+                twice(p, &to_b(p, SendOp::WriteImm, &sges, BUF - 4));
+            }),
+        ),
+        (
+            "an atomic that is not aligned",
+            Box::new(move |p| {
+                let sges = [p.a.sge(0, 8)];
+                let odd = 1 - p.b.addr(0) as usize % 2;
+                twice(p, &SendWr { compare_add: 1, ..to_b(p, SendOp::FetchAdd, &sges, odd) });
+            }),
+        ),
+        (
+            "an own key that is wrong",
+            Box::new(move |p| {
+                twice(p, &send(1, &[Sge { addr: 64, len: 8, lkey: 0x7777 }]));
+            }),
+        ),
+        (
+            "a key of too few rights",
+            Box::new(move |p| {
+                let mr = p.b.reg(0, 4096, Access::LOCAL_WRITE | Access::REMOTE_READ);
+                let sges = [p.a.sge(0, 8)];
+                twice(p, &SendWr { rkey: mr.rkey(), ..to_b(p, SendOp::Write, &sges, 0) });
+                wait_for("the error", || p.qa.state() == QpState::Err);
+            }),
+        ),
+    ];
+    for (what, make) in &cases {
+        assert_eq!(mistake(Link::Auto, make), mistake(Link::Udp, make), "{what}");
+    }
+}
+
+#[test]
+fn a_message_waits_for_its_receive_and_what_is_behind_waits_too() {
+    let pair = Pair::new(Link::Auto).agreed();
+    let (a, b) = (&pair.a, &pair.b);
+    a.fill(0, b"late");
+    post(&pair.qa, &send(1, &[a.sge(0, 4)])).unwrap();
+    let sges = [a.sge(0, 4)];
+    post(&pair.qa, &SendWr { wr_id: 2, ..to_b(&pair, SendOp::Write, &sges, 500) }).unwrap();
+    wait_for("an RNR NAK", || {
+        a.cq.poll(&mut []).unwrap();
+        assert_eq!(a.cq.poll(&mut [Default::default()]).unwrap(), 0);
+        pair.count("rcvd_rnr") > 0
+    });
+    assert_eq!(b.bytes(500, 4), [0; 4], "the WRITE stands behind the SEND");
+    b.post_recv(&pair.qb, 9, 100, 64).unwrap();
+    assert_eq!(b.completions(1)[0].wr_id, 9);
+    assert_eq!(a.completions(2).iter().map(|cqe| cqe.wr_id).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!((b.bytes(100, 4), b.bytes(500, 4)), (b"late".to_vec(), b"late".to_vec()));
+}
+
+#[test]
+fn who_never_posts_a_receive_is_given_up() {
+    let pair = Pair::new(Link::Auto).agreed();
+    let (c, d) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
+    for (qp, peer, number) in [(&c, &pair.b, d.number()), (&d, &pair.a, c.number())] {
+        to_init(qp);
+        to_rtr(qp, way_to(peer), number);
+        let rts = QpAttr { state: QpState::Rts, ..QpAttr::default() };
+        let attr = QpAttr { timeout: 14, rnr_retry: 2, max_rd_atomic: 1, ..rts };
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::SQ_PSN
+            | QpAttrMask::TIMEOUT
+            | QpAttrMask::RETRY_CNT
+            | QpAttrMask::RNR_RETRY
+            | QpAttrMask::MAX_QP_RD_ATOMIC;
+        qp.modify(&attr, mask).unwrap();
+    }
+    post(&c, &send(1, &[pair.a.sge(0, 4)])).unwrap();
+    assert_eq!(pair.a.completions(1)[0].status, WcStatus::RnrRetryExcErr);
+    assert_eq!(pair.count("rnr_retry_exceeded"), 1);
+}
+
+#[test]
+fn a_peer_that_goes_is_missed_after_a_while() {
+    for whole in [false, true] {
+        let Pair { a, b, qa, qb, .. } = Pair::new(Link::Auto).agreed();
+        qb.destroy().unwrap();
+        if whole {
+            drop((b, qb));
+        }
+        post(&qa, &send(1, &[a.sge(0, 4)])).unwrap();
+        assert_eq!(a.completions(1)[0].status, WcStatus::RetryExcErr, "the card, too: {whole}");
+        assert_eq!(qa.state(), QpState::Err);
+    }
+}
+
+#[test]
+fn a_peer_that_wants_packets_gets_them() {
+    let of = settings();
+    let (a, b) = (Node::new(&of), Node::new(&Settings { link: Link::Udp, ..of.clone() }));
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&a, &qa, &b, &qb);
+    a.fill(0, b"by packet");
+    b.post_recv(&qb, 1, 0, 64).unwrap();
+    post(&qa, &send(1, &[a.sge(0, 9)])).unwrap();
+    assert_eq!((b.completions(1)[0].byte_len, b.bytes(0, 9)), (9, b"by packet".to_vec()));
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    assert!(counters(of.port, "local_qps").iter().all(|count| *count == 0));
+}
+
+#[test]
+fn who_comes_late_is_waited_for() {
+    let of = settings();
+    let (a, b) = (Node::new(&of), Node::new(&of));
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    to_init(&qa);
+    to_rtr(&qa, way_to(&b), qb.number());
+    to_rts(&qa);
+    to_init(&qb);
+    b.post_recv(&qb, 1, 0, 64).unwrap();
+    to_rtr(&qb, way_to(&a), qa.number());
+    post(&qa, &send(1, &[a.sge(0, 9)])).unwrap();
+    assert_eq!(b.completions(1)[0].byte_len, 9);
+    assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    let event = b.ctx.get_async_event().unwrap();
+    let established = starverbs_verbs::kind::COMM_EST;
+    assert!(matches!(event, Event::Qp { kind, .. } if kind == established), "{event:?}");
+}
+
+#[test]
+fn a_shared_receive_queue_serves_and_counts() {
+    let of = settings();
+    let (a, b) = (Node::new(&of), Node::new(&of));
+    let srq = Srq::create(&b.pd, 16, 1, 2, 5).unwrap();
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp_with_srq(&srq));
+    connect(&a, &qa, &b, &qb);
+    for id in 0..3 {
+        srq.post(&RecvWr { wr_id: id, sges: &[b.sge(100 * id as usize, 100)] }).unwrap();
+    }
+    for round in 0..2 {
+        post(&qa, &send(round, &[a.sge(0, 8)])).unwrap();
+        assert_eq!(b.completions(1)[0].wr_id, round);
+        assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+    }
+    let event = b.ctx.get_async_event().unwrap();
+    assert!(matches!(event, Event::Srq { cookie: 5, .. }), "{event:?}: one is left, fewer than two");
+    to_err(&qb);
+    let event = b.ctx.get_async_event().unwrap();
+    assert!(matches!(event, Event::Qp { .. }), "{event:?}: the last WQE was reached");
+}
+
+/// Operations of many queue pairs in turn, with a plain model beside them.
+#[test]
+fn memory_is_what_a_model_says() {
+    const QPS: usize = 8;
+    const CELL: usize = 4096;
+    let of = settings();
+    let (a, b) = (Node::new(&of), Node::new(&of));
+    let pairs: Vec<(Qp, Qp)> = (0..QPS).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
+    pairs.iter().for_each(|(qa, qb)| connect(&a, qa, &b, qb));
+    let state = Cell::new(0x9e37_79b9_7f4a_7c15u64);
+    let draw = |below: usize| {
+        let mut x = state.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        state.set(x);
+        (x >> 16) as usize % below
+    };
+    let mut model = vec![0u8; QPS * CELL];
+    for round in 0..400 {
+        for (at, (qa, _)) in pairs.iter().enumerate() {
+            let (from, len) = (draw(CELL), draw(CELL));
+            let len = len.min(CELL - from);
+            let data: Vec<u8> = (0..len).map(|_| draw(256) as u8).collect();
+            a.fill(at * CELL, &data);
+            let (put, got) = ([a.sge(at * CELL, len)], [a.sge((QPS + at % 4) * CELL, len)]);
+            let to = at * CELL + from;
+            let wr = |op, sges| SendWr {
+                op,
+                flags: SendFlags::empty(),
+                remote_addr: b.addr(to),
+                rkey: b.mr.rkey(),
+                ..send(1, sges)
+            };
+            post(qa, &wr(SendOp::Write, &put)).unwrap();
+            let read = SendWr { flags: SendFlags::SIGNALED, ..wr(SendOp::Read, &got) };
+            post(qa, &read).unwrap();
+            assert_eq!(a.completions(1)[0].status, WcStatus::Success);
+            model[to..to + len].copy_from_slice(&data);
+            assert!(a.bytes((QPS + at % 4) * CELL, len) == data, "READ behind WRITE, round {round}");
+        }
+    }
+    assert!(b.bytes(0, QPS * CELL) == model);
+    assert_eq!(counters(of.port, "local_qps"), [QPS as u64, QPS as u64]);
+}
