@@ -78,12 +78,12 @@ example() {
     echo "$target/release/examples/datapath"
 }
 
-# One row: $1 kind, $2 messages, $3 what is counted, $4 of it in a message.
+# One row: $1 kind, $2 messages, $3 what is counted, $4 of it in a message, $5 what carries them: udp or local.
 row() {
-    local out=$work/$1 count=$2 per try
+    local out=$work/$1.$5 count=$2 per try
     for try in 1 2 3 4 5; do
         valgrind -q --tool=callgrind --toggle-collect='*datapath::measured*' --callgrind-out-file="$out.cg" \
-            "$datapath" "$1" "$count" >"$out.counters"
+            "$datapath" "$1" "$count" "$5" >"$out.counters"
         # On a busy machine a retransmission timer may run out meanwhile: one packet in a
         # hundred sent again is bearable.
         awk '/^tx_packets/ { packets = $2 + $3 } /^(retransmitted|handed_on)/ && ($2 + $3) * 100 > packets { bad = 1 }
@@ -107,7 +107,7 @@ row() {
     # many more messages in the second run that the calls by which the port finds its
     # neighbours, now and then, do not show.
     local others more=$((count > 1000 ? count : 1000))
-    for n in 500 $((500 + more)); do strace -f -c -o "$out.$n" "$datapath" "$1" "$n" >/dev/null; done
+    for n in 500 $((500 + more)); do strace -f -c -o "$out.$n" "$datapath" "$1" "$n" "$5" >/dev/null; done
     others=$(calls_per_message "$out.500" "$out.$((500 + more))" "$more" 0.05 | grep -vE '^((send|recv)m?m?(msg|to|from)|epoll_wait) ' || true)
     [[ -z $others ]] || fail "$1: other system calls for each message: $others"
 }
@@ -159,11 +159,16 @@ datapath=$(example)
 {
     echo "| per | instructions, requester | responder | system calls that send + receive, requester | responder |"
     echo "|---|---:|---:|---:|---:|"
-    row pingpong 2000 "8 B SEND, ping-pong" 2
-    row stream 4000 "8 B SEND, 32 under way" 1
-    row spread 8192 "8 B WRITE, 256 queue pairs in turn, 64 under way" 1
-    row write 100 "4 KiB packet of 1 MiB WRITEs" 256
-    row read 100 "4 KiB packet of 1 MiB READs" 256
+    row pingpong 2000 "8 B SEND, ping-pong" 2 udp
+    row stream 4000 "8 B SEND, 32 under way" 1 udp
+    row spread 8192 "8 B WRITE, 256 queue pairs in turn, 64 under way" 1 udp
+    row write 100 "4 KiB packet of 1 MiB WRITEs" 256 udp
+    row read 100 "4 KiB packet of 1 MiB READs" 256 udp
+    row pingpong 2000 "8 B SEND, ping-pong, same host" 2 local
+    row stream 4000 "8 B SEND, 32 under way, same host" 1 local
+    row spread 8192 "8 B WRITE, 256 queue pairs in turn, 64 under way, same host" 1 local
+    row write 100 "4 KiB of 1 MiB WRITEs, same host" 256 local
+    row read 100 "4 KiB of 1 MiB READs, same host" 256 local
 } >"$work/table"
 
 if command -v ib_send_lat >/dev/null && [[ -e dist/lib/libibverbs.so.1 ]]; then

@@ -261,8 +261,8 @@ pub(super) mod tests {
     }
 
     pub(in crate::top) fn with_qps(mut user: User, sq_psn: u32) -> User {
-        let names = "qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn star";
-        let table = format!("{names}\n0x100 Rts 0x200 127.0.0.1 1024 {sq_psn} 5 -\n");
+        let names = "qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn star link";
+        let table = format!("{names}\n0x100 Rts 0x200 127.0.0.1 1024 {sq_psn} 5 - wire\n");
         user.qps = Some(Ok(table));
         user
     }

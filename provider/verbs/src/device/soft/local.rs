@@ -123,6 +123,17 @@ impl LocalHost {
 }
 
 impl Shard {
+    /// What carries a QP's connection, for people; and of a local one how many requests either end has made.
+    pub(super) fn link_of(&self, qpn: Qpn) -> (&'static str, u32, u32) {
+        if let Some(end) = self.nic.engine(qpn).and_then(HostEngine::local) {
+            return ("local", end.requests(), end.executed());
+        }
+        match self.local.qps.get(&qpn).map(|entry| entry.path) {
+            Some(Path::Asking) => ("asking", 0, 0),
+            _ => ("wire", 0, 0),
+        }
+    }
+
     /// The doorbell of a QP that has a local connection. False: it has none.
     #[inline]
     pub(super) fn ring_local(&mut self, qpn: Qpn) -> bool {

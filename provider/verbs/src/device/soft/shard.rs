@@ -7,6 +7,7 @@ use starverbs_backend::{RoceTx, Rx, host};
 use starverbs_cm::Cm;
 use starverbs_core::qp::Owner;
 use starverbs_core::shared_qp::SharedQpMessage;
+use starverbs_core::types::QPN_MASK;
 use starverbs_core::{AsyncEvent, Nanos, Nic, Qpn};
 
 use super::deferred_log::DeferredLog;
@@ -165,16 +166,18 @@ impl Shard {
 
     /// One line a QP, for `starverbs stat`.
     pub(super) fn describe_qps(&self) -> String {
-        let mut text = String::from("qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn star\n");
+        let mut text = String::from("qpn state remote_qpn remote_gid path_mtu sq_psn rq_psn star link\n");
         let mut qpns: Vec<Qpn> = self.qpns().collect();
         qpns.sort_unstable();
         for qpn in qpns {
             if let Ok(attr) = self.query_qp(qpn) {
                 let (remote, gid) = (attr.dest_qpn, host::ip_of(attr.av.dgid));
                 let (mtu, sq, rq) = (attr.path_mtu.bytes(), attr.sq_psn.get(), attr.rq_psn.get());
-                let star = self.star_word(qpn);
+                let (star, (link, sent, taken)) = (self.star_word(qpn), self.link_of(qpn));
+                let (sq, rq) = (sq.wrapping_add(sent) & QPN_MASK, rq.wrapping_add(taken) & QPN_MASK);
                 /* writing to a String cannot fail */
-                let _ = writeln!(text, "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq} {star}", attr.state);
+                let _ =
+                    writeln!(text, "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq} {star} {link}", attr.state);
             }
         }
         text

@@ -151,6 +151,16 @@ impl LocalEnd {
         self.next.wrapping_add(u32::from(self.offset > 0))
     }
 
+    /// Requests that were made, modulo 2^32.
+    pub(in super::super) fn requests(&self) -> u32 {
+        self.seq
+    }
+
+    /// Requests of the peer that were executed, modulo 2^32.
+    pub(in super::super) fn executed(&self) -> u32 {
+        self.expected
+    }
+
     /// Oldest WQE that is not done.
     pub(in super::super) fn oldest(&self) -> u32 {
         self.una
