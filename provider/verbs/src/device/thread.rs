@@ -129,6 +129,14 @@ impl ProgressThread {
         }
     }
 
+    /// The program polls busily: from now on it only looks once a tick.
+    #[cold]
+    pub(crate) fn watch(&self) {
+        if self.mode.compare_exchange(ARMED, WATCHING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            signal(&self.wake);
+        }
+    }
+
     /// Has it look at the device's deadline, or at its descriptors, anew.
     #[cold]
     pub(crate) fn kick_if_armed(&self) {

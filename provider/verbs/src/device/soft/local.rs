@@ -36,6 +36,9 @@ const PATIENCE: Nanos = 200_000_000;
 /// How often it is looked whether a peer is silent.
 const CHECK: Nanos = 50_000_000;
 
+/// Turns in a row with messages that leave answers for later.
+const UNLOOKED: u32 = 4;
+
 /// What carries a QP's connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Path {
@@ -91,6 +94,8 @@ pub(crate) struct LocalHost {
     /// A program has posted to one of them, maybe
     posted: bool,
     checked: Nanos,
+    /// Turns in a row that did not look at answers
+    unlooked: u32,
     /// Polls in a row for which the wire had nothing
     pub(super) wire_idle: u32,
 }
@@ -112,6 +117,7 @@ impl LocalHost {
             active: 0,
             posted: false,
             checked: 0,
+            unlooked: 0,
             wire_idle: 0,
         }
     }
@@ -408,11 +414,18 @@ impl Shard {
         turn::give_back(&mut self.env.channels);
         loop {
             let Shard { nic, env, .. } = self;
-            came += turn::take_answers((nic, env), now);
             let (taken, said) = turn::take_requests((nic, env), now);
             came += taken;
             let Some(said) = said else { break };
             self.hear(said, now);
+        }
+        /* a message is for the program at once; what is done elsewhere lies in lines that others write, and
+         * may wait for a turn without messages, but not for ever */
+        self.local.unlooked = if came > 0 { self.local.unlooked + 1 } else { UNLOOKED };
+        if self.local.unlooked >= UNLOOKED {
+            self.local.unlooked = 0;
+            let Shard { nic, env, .. } = self;
+            came += turn::take_answers((nic, env), now);
         }
         if self.env.channels.broken {
             self.drop_broken(now);

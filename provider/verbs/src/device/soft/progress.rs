@@ -21,6 +21,10 @@ pub(super) const LEFT: Nanos = 1_000_000;
 const ACK_LEFT: Nanos = 50_000;
 /// Of the polls of a card with local connections, one in so many looks at all else.
 const LOCAL_POLLS: u32 = 32;
+/// And one in so many says when it was: often enough for the thread to know that the program polls.
+const LOCAL_CLOCK: u32 = 8;
+/// A program with local connections that polls again after so long polls busily.
+const BUSY: Nanos = 20_000;
 /// Polls in a row for which the wire has nothing, after which most leave it alone.
 const WIRE_IDLE: u32 = 64;
 /// Datagram batches in one turn of the thread.
@@ -59,6 +63,10 @@ impl Soft {
         let pause = now.saturating_sub(self.activity.note_poll(now));
         self.take_bells(shard, now);
         let owed = shard.nic.owes_acks();
+        if shard.local.active > 0 && pause < BUSY && self.thread.is_armed() {
+            /* others would send a wake-up for each message, and the thread take it for the program's */
+            self.thread.watch();
+        }
         /* where the thread sleeps, it is to be woken whoever looked last */
         let polled = !self.thread.is_armed();
         shard.intake.rx.set_polled(polled);
@@ -110,6 +118,9 @@ impl Soft {
             return None;
         }
         shard.turns = shard.turns.wrapping_add(1);
+        if shard.turns.is_multiple_of(LOCAL_CLOCK) {
+            self.activity.note_poll(clock::now());
+        }
         let came = shard.run_local(0) > 0;
         if came {
             self.settle_local(shard);

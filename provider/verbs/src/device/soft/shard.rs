@@ -176,8 +176,11 @@ impl Shard {
                 let (star, (link, sent, taken)) = (self.star_word(qpn), self.link_of(qpn));
                 let (sq, rq) = (sq.wrapping_add(sent) & QPN_MASK, rq.wrapping_add(taken) & QPN_MASK);
                 /* writing to a String cannot fail */
-                let _ =
-                    writeln!(text, "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq} {star} {link}", attr.state);
+                let _ = writeln!(
+                    text,
+                    "{qpn:#x} {:?} {remote:#x} {gid} {mtu} {sq} {rq} {star} {link}",
+                    attr.state
+                );
             }
         }
         text

@@ -100,11 +100,16 @@ fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> (u32, Option<S
             Reply::Read(read) => answerer.reading = Some(read),
         }
     }
+    if taken > 1 {
+        /* of a stream: the requester waits for room, and has no answer to wait for */
+        give_back(&mut env.channels);
+    }
     (taken, said)
 }
 
-/// Gives places of requests back that were executed in an earlier turn: what a program does with its
-/// completions comes first, as the fence waits until the other end has let the line go.
+/// Gives places of requests back that were executed. That of a request alone is left for the next call: what
+/// a program does with its completion comes first, as the fence waits until the other end has let the line
+/// go.
 #[inline]
 pub(super) fn give_back(channels: &mut Channels) {
     for answerer in &mut channels.answerers {
