@@ -255,6 +255,8 @@ pub struct SlotReader {
     read: u32,
     /// What the writer knows of it
     given_back: u32,
+    /// It was not looked whether the writer waits for that
+    unseen: bool,
 }
 
 // SAFETY: plain memory without thread affinity; the protocol orders the accesses.
@@ -267,7 +269,7 @@ impl SlotReader {
     /// As [`SlotWriter::new`].
     pub unsafe fn new(memory: SlotMemory) -> Self {
         debug_assert!(memory.is_right());
-        SlotReader { memory, read: 0, given_back: 0 }
+        SlotReader { memory, read: 0, given_back: 0, unseen: false }
     }
 
     /// Whether there is a record.
@@ -304,19 +306,44 @@ impl SlotReader {
         self.read = self.read.wrapping_add(1);
     }
 
-    /// The writer has the slots and data of what was popped. True: it waited for that, and must be woken.
+    /// How many records there are, up to `most`.
     #[inline]
-    pub fn give_back(&mut self) -> bool {
-        if self.read == self.given_back {
+    pub fn available(&self, most: u32) -> u32 {
+        let is_there = |n: &u32| {
+            let number = self.read.wrapping_add(*n);
+            self.memory.slot(number).stamp.load(Ordering::Acquire) == number.wrapping_add(1)
+        };
+        (0..most).take_while(is_there).count() as u32
+    }
+
+    /// The writer has the slots and data of what was popped, and sees that it was read before it sees
+    /// anything that is stored later. Whether it must be woken says [`SlotReader::must_wake`].
+    #[inline]
+    pub fn publish(&mut self) {
+        if self.read != self.given_back {
+            (self.given_back, self.unseen) = (self.read, true);
+            /* release: the copying before the index */
+            self.memory.head().read.store(self.read, Ordering::Release);
+        }
+    }
+
+    /// After one publish or more: whether the writer waited for that, and must be woken.
+    #[inline]
+    pub fn must_wake(&mut self) -> bool {
+        if !std::mem::take(&mut self.unseen) {
             return false;
         }
-        self.given_back = self.read;
-        let head = self.memory.head();
-        /* release: the copying before the index */
-        head.read.store(self.read, Ordering::Release);
+        let awaits = &self.memory.head().awaits;
         /* the index before the look at the flag; see `SlotWriter::sleep` */
         fence(Ordering::SeqCst);
-        head.awaits.load(Ordering::Relaxed) != 0 && head.awaits.swap(0, Ordering::Relaxed) != 0
+        awaits.load(Ordering::Relaxed) != 0 && awaits.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Both at once.
+    #[inline]
+    pub fn give_back(&mut self) -> bool {
+        self.publish();
+        self.must_wake()
     }
 
     /// The writer is to wake the reader when there is a record. False: there is one now.

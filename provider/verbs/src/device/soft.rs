@@ -190,7 +190,7 @@ impl Soft {
         /* the call may end what a deferred doorbell waits behind */
         guard.ring_deferred(now);
         let result = call(&mut guard, now);
-        guard.give_back_local();
+        guard.wake_requesters();
         guard.transmit(now, true);
         let cm_sent = guard.cm.take_sent();
         self.hand_on(&mut guard, now, cm_sent);

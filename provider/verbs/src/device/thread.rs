@@ -12,7 +12,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -50,6 +50,8 @@ const BEFORE: i32 = 5;
 pub(crate) struct ProgressThread {
     wake: OwnedFd,
     mode: AtomicU8,
+    /// Spurious wake-ups that make it watch
+    limit: AtomicU32,
     stop: AtomicBool,
     handle: Mutex<Option<Thread>>,
 }
@@ -68,6 +70,7 @@ impl ProgressThread {
         Ok(ProgressThread {
             wake: eventfd(libc::EFD_NONBLOCK)?,
             mode: AtomicU8::new(STOPPED),
+            limit: AtomicU32::new(SPURIOUS_MIN),
             stop: AtomicBool::new(false),
             handle: Mutex::new(None),
         })
@@ -129,10 +132,13 @@ impl ProgressThread {
         }
     }
 
-    /// The program polls busily: from now on it only looks once a tick.
+    /// The program has taken so much in a row by polls, for which others had to wake this thread: if that is
+    /// enough, from now on it looks once a tick.
     #[cold]
-    pub(crate) fn watch(&self) {
-        if self.mode.compare_exchange(ARMED, WATCHING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+    pub(crate) fn watch(&self, taken: u32) {
+        if taken >= self.limit.load(Ordering::Relaxed)
+            && self.mode.compare_exchange(ARMED, WATCHING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        {
             signal(&self.wake);
         }
     }
@@ -161,16 +167,15 @@ struct Worker {
     device: Device,
     /// `poll(2)`'s list: the wake descriptor, then the device's
     polled: Vec<libc::pollfd>,
-    /// Spurious wake-ups in a row, and how many make it watch
+    /// Spurious wake-ups in a row
     spurious: u32,
-    limit: u32,
     /// Ticks of watching since a frame was delayed
     clean: u32,
 }
 
 impl Worker {
     fn new(device: Device) -> Self {
-        Worker { device, polled: Vec::with_capacity(16), spurious: 0, limit: SPURIOUS_MIN, clean: 0 }
+        Worker { device, polled: Vec::with_capacity(16), spurious: 0, clean: 0 }
     }
 
     fn run(mut self) {
@@ -206,7 +211,7 @@ impl Worker {
             self.clean += 1;
             if self.clean >= CLEAN {
                 self.clean = 0;
-                self.limit = (self.limit / 2).max(SPURIOUS_MIN);
+                self.set_limit(|limit| (limit / 2).max(SPURIOUS_MIN));
             }
             /* who posts, or polls what is there already, calls the device but does not run it */
             if clock::now().saturating_sub(self.device.activity().polled_at()) > TICK {
@@ -219,7 +224,7 @@ impl Worker {
         let late = self.device.turn(&self.polled).work.is_some_and(|work| work > 0);
         if late && woken == Woken::Alarm {
             self.clean = 0;
-            self.limit = (self.limit * 2).min(SPURIOUS_MAX);
+            self.set_limit(|limit| (limit * 2).min(SPURIOUS_MAX));
         }
     }
 
@@ -256,6 +261,12 @@ impl Worker {
         Woken::Frames
     }
 
+    /// Changed by this thread alone.
+    fn set_limit(&self, to: impl FnOnce(u32) -> u32) {
+        let limit = &self.device.thread().limit;
+        limit.store(to(limit.load(Ordering::Relaxed)), Ordering::Relaxed);
+    }
+
     /// Whether the application has just polled, and so will take the frames itself.
     fn application_is_polling(&self) -> bool {
         clock::now().saturating_sub(self.device.activity().polled_at()) < JUST_POLLED
@@ -271,7 +282,7 @@ impl Worker {
 
     fn on_spurious_wakeup(&mut self) {
         self.spurious += 1;
-        if self.spurious >= self.limit {
+        if self.spurious >= self.device.thread().limit.load(Ordering::Relaxed) {
             self.spurious = 0;
             self.device.thread().mode.store(WATCHING, Ordering::SeqCst);
         } else {

@@ -36,9 +36,6 @@ const PATIENCE: Nanos = 200_000_000;
 /// How often it is looked whether a peer is silent.
 const CHECK: Nanos = 50_000_000;
 
-/// Turns in a row with messages that leave answers for later.
-const UNLOOKED: u32 = 4;
-
 /// What carries a QP's connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Path {
@@ -94,8 +91,8 @@ pub(crate) struct LocalHost {
     /// A program has posted to one of them, maybe
     posted: bool,
     checked: Nanos,
-    /// Turns in a row that did not look at answers
-    unlooked: u32,
+    /// Polls that took what the thread was woken for, since the thread took something
+    pub(super) busy: u32,
     /// Polls in a row for which the wire had nothing
     pub(super) wire_idle: u32,
 }
@@ -117,7 +114,7 @@ impl LocalHost {
             active: 0,
             posted: false,
             checked: 0,
-            unlooked: 0,
+            busy: 0,
             wire_idle: 0,
         }
     }
@@ -397,21 +394,21 @@ impl Shard {
     /// As [`Shard::run_local`], of a thread that does not come back soon.
     pub(super) fn run_local_at_last(&mut self, now: Nanos) -> u32 {
         let came = self.run_local(now);
-        self.give_back_local();
+        self.wake_requesters();
         came
     }
 
     /// What others wait for is not left for the next poll.
     #[inline]
-    pub(super) fn give_back_local(&mut self) {
-        turn::give_back(&mut self.env.channels);
+    pub(super) fn wake_requesters(&mut self) {
+        turn::wake_requesters(&mut self.env.channels);
     }
 
     /// Takes what is there; says how much.
     #[inline]
     fn take_turn(&mut self, now: Nanos) -> u32 {
         let mut came = 0;
-        turn::give_back(&mut self.env.channels);
+        turn::wake_requesters(&mut self.env.channels);
         loop {
             let Shard { nic, env, .. } = self;
             let (taken, said) = turn::take_requests((nic, env), now);
@@ -419,14 +416,8 @@ impl Shard {
             let Some(said) = said else { break };
             self.hear(said, now);
         }
-        /* a message is for the program at once; what is done elsewhere lies in lines that others write, and
-         * may wait for a turn without messages, but not for ever */
-        self.local.unlooked = if came > 0 { self.local.unlooked + 1 } else { UNLOOKED };
-        if self.local.unlooked >= UNLOOKED {
-            self.local.unlooked = 0;
-            let Shard { nic, env, .. } = self;
-            came += turn::take_answers((nic, env), now);
-        }
+        let Shard { nic, env, .. } = self;
+        came += turn::take_answers((nic, env), now);
         if self.env.channels.broken {
             self.drop_broken(now);
         }

@@ -23,8 +23,6 @@ const ACK_LEFT: Nanos = 50_000;
 const LOCAL_POLLS: u32 = 32;
 /// And one in so many says when it was: often enough for the thread to know that the program polls.
 const LOCAL_CLOCK: u32 = 8;
-/// A program with local connections that polls again after so long polls busily.
-const BUSY: Nanos = 20_000;
 /// Polls in a row for which the wire has nothing, after which most leave it alone.
 const WIRE_IDLE: u32 = 64;
 /// Datagram batches in one turn of the thread.
@@ -63,10 +61,6 @@ impl Soft {
         let pause = now.saturating_sub(self.activity.note_poll(now));
         self.take_bells(shard, now);
         let owed = shard.nic.owes_acks();
-        if shard.local.active > 0 && pause < BUSY && self.thread.is_armed() {
-            /* others would send a wake-up for each message, and the thread take it for the program's */
-            self.thread.watch();
-        }
         /* where the thread sleeps, it is to be woken whoever looked last */
         let polled = !self.thread.is_armed();
         shard.intake.rx.set_polled(polled);
@@ -123,6 +117,11 @@ impl Soft {
         }
         let came = shard.run_local(0) > 0;
         if came {
+            if shard.env.channels.is_asleep() {
+                /* others had to wake the thread for it */
+                shard.local.busy += 1;
+                self.thread.watch(shard.local.busy);
+            }
             self.settle_local(shard);
         }
         let whole = shard.turns.is_multiple_of(LOCAL_POLLS) || shard.unsent || shard.has_deferred();
@@ -215,7 +214,11 @@ impl Soft {
         self.take_bells(shard, now);
         let (mut work, held_until) = self.take_batches(shard, now);
         work += shard.run_star(now, Who::Thread);
-        work += shard.run_local_at_last(now);
+        let served = shard.run_local_at_last(now);
+        if served > 0 {
+            shard.local.busy = 0;
+        }
+        work += served;
         shard.check_local(now);
         work += shard.run_links(now, &self.deferred_log);
         /* behind the frames: the answer that a timer waits for may be among them */

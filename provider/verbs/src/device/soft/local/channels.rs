@@ -286,7 +286,7 @@ impl Channels {
     #[cold]
     pub(in super::super) fn prepare_to_sleep(&mut self) -> bool {
         self.asleep = true;
-        super::turn::give_back(self);
+        super::turn::wake_requesters(self);
         let mut busy = false;
         for asker in self.askers.iter_mut().flatten().filter(|asker| !asker.ended) {
             busy |= asker.waits() && asker.channel.requests.sleep() != Ok(true);
@@ -300,6 +300,12 @@ impl Channels {
             }
         }
         busy
+    }
+
+    /// Whether others wake this card.
+    #[inline]
+    pub(in super::super) fn is_asleep(&self) -> bool {
+        self.asleep
     }
 
     /// The card is polled: others need not wake it.

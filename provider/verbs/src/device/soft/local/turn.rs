@@ -40,7 +40,12 @@ pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> (u32, Option<Sa
     for at in 0..env.channels.answerers.len() {
         let answerer = &env.channels.answerers[at];
         if answerer.reading.is_some() || answerer.channel.requests.has_next() {
-            let (taken, said) = answer_channel((nic, env), at, now);
+            /* A peer that answers a message has executed it: our request completes before its message is
+             * received, as the wire's acknowledge comes first. So none is executed that was not there before
+             * the look at what is done. */
+            let there = answerer.channel.requests.available(REQUESTS);
+            came += take_answers((nic, env), now);
+            let (taken, said) = answer_channel((nic, env), at, there, now);
             came += taken;
             if said.is_some() {
                 return (came, said);
@@ -50,10 +55,10 @@ pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> (u32, Option<Sa
     (came, None)
 }
 
-fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> (u32, Option<Said>) {
+fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u32, Option<Said>) {
     let mut taken = 0;
     let mut said = None;
-    while taken < REQUESTS {
+    loop {
         if env.channels.answerers[at].reading.is_some() && !answer_read((nic, env), at, now) {
             break;
         }
@@ -70,7 +75,7 @@ fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> (u32, Option<S
             }
         };
         answerer.blocked = false;
-        let Some(words) = answerer.channel.requests.peek() else { break };
+        let Some(words) = answerer.channel.requests.peek().filter(|_| taken < there) else { break };
         let record = Record::of(words);
         let data = if record.is_short() {
             Some(std::ptr::null())
@@ -100,20 +105,16 @@ fn answer_channel((nic, env): Card<'_>, at: usize, now: Nanos) -> (u32, Option<S
             Reply::Read(read) => answerer.reading = Some(read),
         }
     }
-    if taken > 1 {
-        /* of a stream: the requester waits for room, and has no answer to wait for */
-        give_back(&mut env.channels);
-    }
+    env.channels.answerers[at].channel.requests.publish();
     (taken, said)
 }
 
-/// Gives places of requests back that were executed. That of a request alone is left for the next call: what
-/// a program does with its completion comes first, as the fence waits until the other end has let the line
-/// go.
+/// Wakes those who wait for places of requests that were given back. What a program does with its completions
+/// comes first: the look takes a fence, which waits until the other end has let the line go.
 #[inline]
-pub(super) fn give_back(channels: &mut Channels) {
+pub(super) fn wake_requesters(channels: &mut Channels) {
     for answerer in &mut channels.answerers {
-        if answerer.channel.requests.give_back()
+        if answerer.channel.requests.must_wake()
             && let Some(session) = answerer.session
         {
             channels.peers.wake(session);
