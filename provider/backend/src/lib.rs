@@ -83,6 +83,11 @@ pub mod fuzzing {
         let _ = peer::hello::decode(bytes);
         peer::read_ring(bytes);
     }
+
+    /// Writes bytes into a channel's memory as a hostile peer may, while both ends use it.
+    pub fn use_channel(bytes: &[u8]) {
+        peer::read_channel(bytes);
+    }
 }
 
 /// Most addresses a port may have: a GID index is a byte.

@@ -441,3 +441,9 @@ pub(crate) fn read_ring(bytes: &[u8]) {
         reader.pop();
     }
 }
+
+/// Reads bytes as what a hostile peer does to a channel's memory.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn read_channel(bytes: &[u8]) {
+    channel::read_anything(bytes);
+}

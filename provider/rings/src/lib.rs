@@ -97,4 +97,6 @@ impl Side {
 #[cfg(all(test, not(loom)))]
 mod message_tests;
 #[cfg(all(test, not(loom)))]
+mod slot_ring_tests;
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -137,6 +137,13 @@ impl SlotWriter {
         SlotWriter { memory, written: 0, read: 0, ends, given: 0, back: 0 }
     }
 
+    /// As if so many records were written and read, and so many bytes of data given out and back.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn begin_at(&mut self, number: u32, given: u32) {
+        (self.written, self.read) = (number, number);
+        (self.given, self.back) = (given, given);
+    }
+
     /// Records written so far; the next one's number less 1.
     #[inline]
     pub fn written(&self) -> u32 {
@@ -270,6 +277,12 @@ impl SlotReader {
     pub unsafe fn new(memory: SlotMemory) -> Self {
         debug_assert!(memory.is_right());
         SlotReader { memory, read: 0, given_back: 0, unseen: false }
+    }
+
+    /// As if so many records were read and given back.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn begin_at(&mut self, number: u32) {
+        (self.read, self.given_back) = (number, number);
     }
 
     /// Whether there is a record.

@@ -8,8 +8,8 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use starverbs_core::{Cqe, RecvQueue, SendQueue, SendWqe, Sge};
 use starverbs_rings::{
-    Armed, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, PendingDoorbells, ReaderSlot,
-    RecvSize, SendSize, WorkRings, Written,
+    Armed, CqRing, Incarnation, MessageHead, MessageReader, MessageWriter, PendingDoorbells, RECORD_WORDS,
+    ReaderSlot, RecvSize, SendSize, Slot, SlotHead, SlotMemory, SlotReader, SlotWriter, WorkRings, Written,
 };
 
 fn send_ring(max_wr: u32) -> WorkRings {
@@ -544,5 +544,99 @@ fn no_writer_of_messages_waits_for_room_that_is_there() {
         assert!(!waits || notified, "it waits, and nobody wakes it");
         assert!(written || write());
         assert_eq!(read(&mut reader), Some([3; 4]));
+    });
+}
+
+/// A ring of two slots, with room for two pieces of data.
+fn slot_ring() -> (SlotWriter, SlotReader) {
+    const COUNT: u32 = 2;
+    /* both ends and the model end in any order */
+    let head = std::ptr::NonNull::from(Box::leak(Box::new(SlotHead::new(COUNT))));
+    let slots = std::ptr::NonNull::from(Box::leak(Box::new([Slot::new(), Slot::new()]))).cast();
+    let data = std::ptr::NonNull::from(Box::leak(Box::new([Slot::new(), Slot::new()]))).cast();
+    let memory = SlotMemory { head, slots, count: COUNT, data, bytes: 2 * size_of::<Slot>() as u32 };
+    // SAFETY: the memory is never freed, and nobody else has it.
+    unsafe { (SlotWriter::new(memory), SlotReader::new(memory)) }
+}
+
+/// Writes a record, with a piece of data. False: there is no room.
+fn write_record(writer: &mut SlotWriter, byte: u8) -> bool {
+    let Some(room) = writer.room(64).unwrap() else { return false };
+    // SAFETY: the room is for that many bytes.
+    unsafe { room.to.write_bytes(byte, 64) };
+    let mut record = [u32::from(byte); RECORD_WORDS];
+    record[0] = room.at;
+    writer.push(&record, room);
+    true
+}
+
+/// Reads the oldest record, whole with its data, which is then done with.
+fn read_record(reader: &mut SlotReader) -> Option<u8> {
+    let record = reader.peek()?;
+    let byte = record[1] as u8;
+    assert!(record[1..].iter().all(|word| *word == u32::from(byte)));
+    let data = reader.data(record[0], 64).unwrap();
+    // SAFETY: that many bytes are there.
+    assert_eq!(unsafe { data.cast::<[u8; 64]>().read() }, [byte; 64]);
+    reader.pop();
+    Some(byte)
+}
+
+/// Records are whole and in order, and a reader that went to sleep is woken for one that it has not seen.
+#[test]
+fn no_reader_of_records_sleeps_on() {
+    loom::model(|| {
+        let (mut writer, mut reader) = slot_ring();
+        let peer = thread::spawn(move || {
+            let mut push = |byte| {
+                assert!(write_record(&mut writer, byte), "there is room");
+                writer.must_wake()
+            };
+            push(1) | push(2)
+        });
+        let mut next = 1;
+        let mut slept = false;
+        while next <= 2 && !slept {
+            match read_record(&mut reader) {
+                Some(byte) => {
+                    assert_eq!(byte, next);
+                    next += 1;
+                }
+                None => slept = reader.sleep(),
+            }
+        }
+        let notified = peer.join().unwrap();
+        assert!(!slept || notified, "it sleeps, and nobody wakes it");
+        for next in next..=2 {
+            assert_eq!(read_record(&mut reader), Some(next));
+        }
+    });
+}
+
+/// A writer that found a full ring is woken for what it has not seen given back, and writes over no slot that
+/// is unread.
+#[test]
+fn no_writer_of_records_waits_for_what_was_read() {
+    loom::model(|| {
+        let (mut writer, mut reader) = slot_ring();
+        assert!(write_record(&mut writer, 1) && write_record(&mut writer, 2) && !writer.must_wake());
+        let peer = thread::spawn(move || {
+            let notified = [1, 2].map(|next| {
+                assert_eq!(read_record(&mut reader), Some(next));
+                reader.give_back()
+            });
+            (reader, notified[0] || notified[1])
+        });
+        let mut written = write_record(&mut writer, 3);
+        let waits = !written && writer.sleep().unwrap();
+        if !written && !waits {
+            written = write_record(&mut writer, 3);
+            assert!(written, "there is room");
+        }
+        let (mut reader, notified) = peer.join().unwrap();
+        assert!(!waits || notified, "it waits, and nobody wakes it");
+        assert!(written || write_record(&mut writer, 3));
+        assert_eq!(read_record(&mut reader), Some(3));
+        assert_eq!(read_record(&mut reader), None);
     });
 }

@@ -13,7 +13,7 @@ pub mod relay;
 pub mod shared_qp;
 pub mod star;
 
-pub use parsers::{control, frame, settings, share, stat};
+pub use parsers::{channel, control, frame, settings, share, stat};
 pub use preload::path;
 
 /// Checks what the library does with some bytes; panics where it is wrong.
@@ -22,6 +22,7 @@ pub type Oracle = fn(&[u8]);
 /// All oracles by the names of their fuzz targets.
 pub const ORACLES: &[(&str, Oracle)] = &[
     ("card", card::check),
+    ("channel", channel),
     ("control", control),
     ("frame", frame),
     ("mads", mads::check),

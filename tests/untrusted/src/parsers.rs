@@ -32,6 +32,11 @@ pub fn control(bytes: &[u8]) {
     starverbs_backend::fuzzing::read_messages(bytes);
 }
 
+/// What another process does to the memory of a channel while both ends are in use.
+pub fn channel(bytes: &[u8]) {
+    starverbs_backend::fuzzing::use_channel(bytes);
+}
+
 /// A settings file and a variable: any text is settings or an error with a message, and settings read back
 /// what they show. First byte: which variable; then its value, a NUL, and the file.
 pub fn settings(bytes: &[u8]) {

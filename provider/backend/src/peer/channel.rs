@@ -87,3 +87,54 @@ impl Answering {
         Some(Answering { requests, answers, _memory: memory })
     }
 }
+
+/// Both ends of a channel, beside a peer that writes into its memory what `bytes` say, at any time. Steps of
+/// four bytes: what is done, where or how much of it, a word.
+#[cfg(feature = "fuzzing")]
+pub(super) fn read_anything(mut bytes: &[u8]) {
+    let Some((mut asking, mut answering)) = Asking::to_ourselves() else { return };
+    let word = |asking: &Asking, at: usize, word: u32| {
+        asking._memory.scribble(at & !3, &word.to_ne_bytes());
+    };
+    while let Some(([step, a, b, c], rest)) = bytes.split_first_chunk() {
+        bytes = rest;
+        let (at, c) = (u16::from_ne_bytes([*a, *b]), u32::from(*c));
+        match step % 8 {
+            0 => write(&mut asking.requests, u32::from(at) * 16, c),
+            1 => write(&mut answering.answers, u32::from(at) * 16, c),
+            2 => read(&mut answering.requests),
+            3 => read(&mut asking.answers),
+            /* the reader's index, the next stamps, and what lies behind them */
+            4 => word(&asking, usize::from(at) % 2 * HEAD, c),
+            5 => word(&asking, SLOTS + (c as usize % 8) * size_of::<Slot>(), u32::from(at)),
+            6 => word(&asking, SLOTS + usize::from(at), c.wrapping_mul(0x0101_0101)),
+            _ => word(&asking, usize::from(at), c),
+        }
+    }
+}
+
+/// Writes what fits, to its last byte.
+#[cfg(feature = "fuzzing")]
+fn write(writer: &mut SlotWriter, len: u32, word: u32) {
+    let _ = (writer.must_wake(), writer.sleep());
+    let Ok(Some(room)) = writer.room(len) else { return };
+    assert!(room.at <= DATA && len <= DATA - room.at);
+    // SAFETY: inside of the data area, as the ring says, which a sanitizer confirms.
+    unsafe { room.to.write_bytes(word as u8, len as usize) };
+    writer.push(&[room.at, len, word, word, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], room);
+}
+
+/// Reads what a record names, to its last byte, whoever wrote the record.
+#[cfg(feature = "fuzzing")]
+fn read(reader: &mut SlotReader) {
+    reader.sleep();
+    let Some([at, len, ..]) = reader.peek() else { return };
+    let data = reader.data(at, len);
+    assert_eq!(data.is_some(), u64::from(at) + u64::from(len) <= u64::from(DATA));
+    if let Some(data) = data.filter(|_| len != 0) {
+        // SAFETY: that many bytes are there.
+        let _ends = unsafe { (data.read_volatile(), data.add(len as usize - 1).read_volatile()) };
+    }
+    reader.pop();
+    reader.give_back();
+}

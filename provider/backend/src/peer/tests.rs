@@ -2,10 +2,14 @@
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use super::memory::{RING, RingMemory};
+use nix::fcntl::SealFlag;
+use starverbs_rings::{RECORD_WORDS, SlotReader, SlotWriter};
+
+use super::memory::{Memory, RING, RingMemory};
 use super::*;
 use crate::descriptor::Socket;
 use crate::handover::Stall;
+use crate::sealed;
 
 /// Sessions of a process that has `block`.
 pub(super) fn peers(port: u16, block: u32) -> Peers {
@@ -223,6 +227,163 @@ fn a_session_that_a_child_has_too_ends_here() {
     a.prepare_to_sleep();
     assert!(!sockopt::wait(&[a.fd()], libc::POLLIN, Duration::from_millis(1)), "nothing is reported of it");
     drop(in_child);
+}
+
+/// The next channel that another process has made, and its session.
+fn take_channel(peers: &Peers) -> Option<(SessionId, Box<Answering>)> {
+    peers.look();
+    match peers.next_news()? {
+        ChannelNews::Opened(session, channel) => Some((session, channel)),
+        ChannelNews::Ended(_) => panic!("a session has ended"),
+    }
+}
+
+/// A record with data, from one end to the other.
+fn carry(writer: &mut SlotWriter, reader: &mut SlotReader, byte: u8) {
+    let mut data = [byte; 100];
+    let room = writer.room(100).expect("an honest peer").expect("room");
+    // SAFETY: the room is for that many bytes.
+    unsafe { room.to.copy_from(data.as_ptr(), data.len()) };
+    writer.push(&[room.at; RECORD_WORDS], room);
+    let record = reader.peek().expect("it is there");
+    let from = reader.data(record[0], 100).expect("it is inside");
+    data.fill(0);
+    // SAFETY: that many bytes are there.
+    unsafe { from.copy_to(data.as_mut_ptr(), data.len()) };
+    assert_eq!((record, data), ([room.at; RECORD_WORDS], [byte; 100]));
+    reader.pop();
+    reader.give_back();
+    assert!(!reader.has_next() && writer.look().is_ok() && writer.is_idle());
+}
+
+#[test]
+fn records_go_both_ways_through_a_channel() {
+    const PORT: u16 = 65029;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    assert!(a.open_channel(9).is_none(), "nobody has that block");
+    let (session, mut asking) = a.open_channel(8).expect("a channel");
+    let (back, mut answering) = take_channel(&b).expect("it has come");
+    for byte in 1..=3 {
+        carry(&mut asking.requests, &mut answering.requests, byte);
+        carry(&mut answering.answers, &mut asking.answers, byte + 10);
+    }
+    a.look();
+    let (again, mut other) = b.open_channel(7).expect("one the other way");
+    assert_eq!((again, [sessions(&a), sessions(&b)]), (back, [1, 1]), "in the same session");
+    let (seen, mut other_end) = take_channel(&a).expect("it has come");
+    assert_eq!(seen, session);
+    carry(&mut other.requests, &mut other_end.requests, 5);
+    carry(&mut other_end.answers, &mut other.answers, 6);
+    assert!(!asking.answers.has_next() && !answering.requests.has_next(), "channels are apart");
+    assert!(take_channel(&a).is_none() && take_channel(&b).is_none());
+}
+
+#[test]
+fn the_other_end_of_a_channel_is_woken() {
+    const PORT: u16 = 65030;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    let is_called = |peers: &Peers| sockopt::wait(&[peers.fd()], libc::POLLIN, Duration::ZERO);
+    let (session, _asking) = a.open_channel(8).expect("a channel");
+    assert!(is_called(&b), "a new channel is seen");
+    let (back, _answering) = take_channel(&b).expect("it has come");
+    a.look();
+    for (peers, other, session) in [(&a, &b, session), (&b, &a, back)] {
+        while take(other).is_some() {}
+        other.prepare_to_sleep();
+        assert!(!is_called(other));
+        peers.wake(session);
+        assert!(is_called(other));
+        other.look();
+    }
+}
+
+#[test]
+fn what_was_asked_before_the_end_is_read() {
+    const PORT: u16 = 65031;
+    let b = peers(PORT, 8);
+    let a = peers(PORT, 7);
+    let (_, mut asking) = a.open_channel(8).expect("a channel");
+    for n in 0..3 {
+        let room = asking.requests.room(0).expect("an honest peer").expect("room");
+        asking.requests.push(&[n; RECORD_WORDS], room);
+    }
+    drop((asking, a));
+    b.look();
+    let Some(ChannelNews::Opened(session, mut channel)) = b.next_news() else { panic!("a channel") };
+    while take(&b).is_some() {}
+    assert!(matches!(b.next_news(), Some(ChannelNews::Ended(id)) if id == session));
+    for n in 0..3 {
+        assert_eq!(channel.requests.peek(), Some([n; RECORD_WORDS]));
+        channel.requests.pop();
+    }
+    assert!(!channel.requests.has_next() && b.next_news().is_none(), "the end is said once");
+    b.wake(session);
+    assert!(b.open_channel(7).is_none());
+}
+
+/// The end that made a channel is told of the session's end, too; who has none is not.
+#[test]
+fn who_has_channels_is_told_of_the_end() {
+    const PORT: u16 = 65032;
+    let (a, b, c) = (peers(PORT, 7), peers(PORT, 8), peers(PORT, 9));
+    let (session, _asking) = a.open_channel(8).expect("a channel");
+    assert_eq!(c.pass(8, b"", b"x"), Passed::Yes);
+    b.look();
+    [&a, &c].into_iter().for_each(|peers| assert!(!peers.look()));
+    drop(b);
+    [&a, &c].into_iter().for_each(|peers| assert!(!peers.look()));
+    assert!(matches!(a.next_news(), Some(ChannelNews::Ended(id)) if id == session));
+    assert!(a.next_news().is_none() && c.next_news().is_none());
+}
+
+/// Only what the kernel says of the other ends counts, and a process that cannot be seen is no known one.
+#[test]
+fn sessions_are_of_one_process_where_the_kernel_says_so() {
+    const PORT: u16 = 65033;
+    let (a, b, c) = (peers(PORT, 7), peers(PORT, 8), peers(PORT, 9));
+    let (one, _) = a.open_channel(8).expect("a channel");
+    let (other, _) = a.open_channel(9).expect("a channel");
+    assert!(one != other && a.are_of_one_process(one, one) && a.are_of_one_process(one, other));
+    let set = |session, pid| {
+        a.with(|sessions| sessions.get(session).expect("it is open").who.pid = pid);
+    };
+    set(other, 1);
+    assert!(!a.are_of_one_process(one, other) && !a.are_of_one_process(other, one));
+    set(one, 0);
+    set(other, 0);
+    assert!(!a.are_of_one_process(one, other) && !a.are_of_one_process(one, one));
+    drop((b, c));
+    (0..3).for_each(|_| assert_eq!(take(&a), None));
+    assert_eq!(sessions(&a), 0);
+    assert!(!a.are_of_one_process(one, one), "both are gone");
+}
+
+/// What is no channel is passed over, and so are more channels than a process has reason to make: the session
+/// goes on.
+#[test]
+fn what_is_no_channel_is_ignored() {
+    const PORT: u16 = 65034;
+    let b = peers(PORT, 8);
+    let socket = connect_as_liar(PORT, |_| ());
+    let hello = hello::Hello { kinds: &[hello::CHANNEL], blocks: vec![] }.encode();
+    let offer = |descriptors: &[RawFd]| {
+        socket::send(&socket, &hello, descriptors).expect("room");
+        take_channel(&b).is_some()
+    };
+    let (_asking, right) = Asking::create().expect("memory");
+    let len = right.metadata().expect("its size").len() as usize;
+    let (_memory, short) = Memory::create(len - 4096).expect("memory");
+    let (_memory, long) = Memory::create(len + 4096).expect("memory");
+    let (_map, unsealed) = sealed::create(c"starverbs", len, SealFlag::F_SEAL_GROW).expect("memory");
+    let other = std::fs::File::open("/proc/self/exe").expect("a file");
+    assert!(!offer(&[]));
+    for file in [&short, &long, &unsealed, &other] {
+        assert!(!offer(&[file.as_raw_fd()]));
+    }
+    assert_eq!(sessions(&b), 1);
+    let taken: Vec<bool> = (0..7).map(|_| offer(&[right.as_raw_fd()])).collect();
+    assert_eq!(taken, [true, true, true, true, false, false, false]);
+    assert_eq!(sessions(&b), 1);
 }
 
 /// A session whose first end writes what it likes.
