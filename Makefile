@@ -18,7 +18,7 @@ FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuz
 # Parts of `make nightly`; those that this Makefile does not have are left out.
 NIGHTLY ?= apps interop conformance miri soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build library demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours bench-local instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -34,6 +34,7 @@ help:
 	@echo 'make bench-qpc    of that, up to 100,000 queue pairs, room for few contexts by policy, the simulator; writes docs/bench-qpc.*'
 	@echo 'make bench-star   of that, the StaR paper'"'"'s workloads, 1 to 10,000 connections, StaR against RC; writes docs/bench-star.*'
 	@echo 'make bench-neighbours  of that, a queue pair beside others whose peer is gone; writes docs/bench-neighbours.*'
+	@echo 'make bench-local      of that, two processes of one host over shared memory, beside UCX and libfabric; writes docs/bench-local.*'
 	@echo 'make figures      the papers'"'"' figures, simulated; writes docs/figures'
 	@echo 'make instructions what a message costs in instructions and system calls; writes docs/datapath.md'
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
@@ -117,6 +118,12 @@ bench:
 	@$(MAKE) --no-print-directory bench-qpc
 	@$(MAKE) --no-print-directory bench-star
 	@$(MAKE) --no-print-directory bench-neighbours
+	@$(MAKE) --no-print-directory bench-local
+
+bench-local:
+	@tools/scripts/packages.sh bench
+	@$(MAKE) --no-print-directory build
+	cargo run --release --quiet --package starverbs-bench -- --local --out docs/bench-local
 
 bench-neighbours:
 	@tools/scripts/packages.sh bench

@@ -10,8 +10,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::child::{self, Cpu, Ready};
-use crate::error::Result;
+use crate::error::{BenchError, Result};
 use crate::floor::{Batching, ROCE_OVERHEAD};
+use crate::perftest::{Link, Program};
+use crate::ucx::Test;
 use crate::{fabric, perftest, ucx};
 
 /// Payload of one packet at the largest path MTU.
@@ -23,6 +25,8 @@ pub(crate) const SEGMENT: usize = 4096;
 pub(crate) enum Metric {
     /// One-way time of 8 B, in microseconds (a READ: both ways).
     Latency8B,
+    /// The same of 64 B.
+    Latency64B,
     /// Messages of 8 B, in millions per second.
     Rate8B,
     /// Payload at 64 KiB messages, in GB/s (10^9 bytes).
@@ -32,13 +36,14 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    /// All of them, in the order of the table.
+    /// Those of the main table, in its order.
     pub(crate) const ALL: [Self; 4] = [Self::Latency8B, Self::Rate8B, Self::Stream64K, Self::Stream1M];
 
     /// Bytes of one message.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::Latency8B | Self::Rate8B => 8,
+            Self::Latency64B => 64,
             Self::Stream64K => 64 << 10,
             Self::Stream1M => 1 << 20,
         }
@@ -48,6 +53,7 @@ impl Metric {
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Latency8B => "8 B latency, us",
+            Self::Latency64B => "64 B latency, us",
             Self::Rate8B => "8 B rate, M/s",
             Self::Stream64K => "64 KiB, GB/s",
             Self::Stream1M => "1 MiB, GB/s",
@@ -56,13 +62,13 @@ impl Metric {
 
     /// Whether a smaller figure is the better one.
     pub(crate) fn smaller_is_better(self) -> bool {
-        self == Self::Latency8B
+        matches!(self, Self::Latency8B | Self::Latency64B)
     }
 
     /// Seconds that one message took, by a figure of this metric.
     fn seconds_per_message(self, figure: f64) -> f64 {
         match self {
-            Self::Latency8B => 2.0 * figure * 1e-6,
+            Self::Latency8B | Self::Latency64B => 2.0 * figure * 1e-6,
             Self::Rate8B => 1e-6 / figure,
             Self::Stream64K | Self::Stream1M => self.bytes() as f64 / (figure * 1e9),
         }
@@ -77,7 +83,7 @@ impl Metric {
     /// Messages of the first, uncounted run.
     pub(crate) fn pilot(self) -> u64 {
         match self {
-            Self::Latency8B => 2_000,
+            Self::Latency8B | Self::Latency64B => 2_000,
             Self::Rate8B => 20_000,
             Self::Stream64K => 2_000,
             Self::Stream1M => 200,
@@ -109,11 +115,15 @@ pub(crate) enum CaseKind {
     /// Stream of datagrams of (payload, bytes beside it).
     Stream(usize, usize, Batching),
     /// A program of perftest.
-    Perftest(&'static str),
+    Perftest(Program),
     /// A test of ucx_perftest.
-    Ucx(&'static str),
+    Ucx(Test),
     /// A provider of libfabric under fi_pingpong.
     Fabric(&'static str),
+    /// Two processes of this host, by this subcommand, of which one hands descriptors to the other.
+    SameHost(&'static str),
+    /// Copies inside one process.
+    Memcpy,
 }
 
 /// One figure to be measured.
@@ -149,11 +159,12 @@ impl Case {
         let bytes = self.metric.bytes();
         match self.kind {
             CaseKind::Pingpong(overhead) => {
-                floor(setup, "floor-pingpong", bytes + overhead, iters, Batching::Mmsg)
+                floor(setup, "floor-pingpong", bytes + overhead, iters, Batching::Mmsg, Ready::Udp)
             }
             CaseKind::Stream(payload, overhead, batching) => {
                 let datagrams = iters * bytes.div_ceil(payload) as u64;
-                let rate = floor(setup, "floor-stream", payload + overhead, datagrams, batching)?;
+                let size = payload + overhead;
+                let rate = floor(setup, "floor-stream", size, datagrams, batching, Ready::Udp)?;
                 Ok(match self.metric {
                     Metric::Rate8B => rate / 1e6,
                     _ => rate * payload as f64 / 1e9,
@@ -162,32 +173,60 @@ impl Case {
             CaseKind::Perftest(program) => perftest::run(setup, program, self.metric, iters),
             CaseKind::Ucx(test) => ucx::run(setup, test, self.metric, iters),
             CaseKind::Fabric(provider) => fabric::run(setup, provider, self.metric, iters),
+            CaseKind::SameHost(command) => floor(setup, command, bytes, iters, Batching::Gso, Ready::Unix),
+            CaseKind::Memcpy => {
+                let mut copy = floor_side("floor-memcpy", bytes, iters, Batching::Gso)?;
+                copy.args(["--port", "0", "--peer", "0"]);
+                number("floor-memcpy", &child::run_one_on(copy, setup.cpus.1, setup.limit)?.stdout)
+            }
         }
     }
 }
 
 /// Starts this program twice as the two ends of a floor measurement.
-fn floor(setup: &Setup, command: &str, bytes: usize, iters: u64, batching: Batching) -> Result<f64> {
-    let exe = std::env::current_exe().map_err(|e| crate::error::BenchError::from_io("current_exe", &e))?;
+fn floor(
+    setup: &Setup,
+    command: &str,
+    bytes: usize,
+    iters: u64,
+    batching: Batching,
+    ready: fn(u16) -> Ready,
+) -> Result<f64> {
     let (server_port, client_port) = (child::free_udp_port()?, child::free_udp_port()?);
+    let side = |port: u16, peer: u16| -> Result<Command> {
+        let mut side = floor_side(command, bytes, iters, batching)?;
+        side.args(["--port", &port.to_string(), "--peer", &peer.to_string()]);
+        Ok(side)
+    };
+    let mut client = side(client_port, server_port)?;
+    client.arg("--client");
+    let server = side(server_port, client_port)?;
+    let output = child::run_pair(server, client, ready(server_port), setup.cpus, setup.limit)?;
+    number(command, &output.stdout)
+}
+
+fn floor_side(command: &str, bytes: usize, iters: u64, batching: Batching) -> Result<Command> {
+    let exe = std::env::current_exe().map_err(|e| BenchError::from_io("current_exe", &e))?;
     let batching = match batching {
         Batching::Gso => "gso",
         Batching::Mmsg => "mmsg",
     };
-    let side = |port: u16, peer: u16| {
-        let mut side = Command::new(&exe);
-        side.arg(command).args(["--port", &port.to_string(), "--peer", &peer.to_string()]);
-        side.args(["--bytes", &bytes.to_string(), "--iters", &iters.to_string(), "--batching", batching]);
-        side
-    };
-    let mut client = side(client_port, server_port);
-    client.arg("--client");
-    let server = side(server_port, client_port);
-    let output = child::run_pair(server, client, Ready::Udp(server_port), setup.cpus, setup.limit)?;
-    output.stdout.trim().parse().map_err(|_| crate::error::BenchError::Parse {
-        what: command.to_owned(),
-        tail: child::tail_of(&output.stdout),
-    })
+    let mut side = Command::new(exe);
+    side.args([
+        command,
+        "--bytes",
+        &bytes.to_string(),
+        "--iters",
+        &iters.to_string(),
+        "--batching",
+        batching,
+    ]);
+    Ok(side)
+}
+
+fn number(command: &str, stdout: &str) -> Result<f64> {
+    let tail = || child::tail_of(stdout);
+    stdout.trim().parse().map_err(|_| BenchError::Parse { what: command.to_owned(), tail: tail() })
 }
 
 /// The row that ratios are taken against: what the wire itself demands and nothing more.
@@ -201,7 +240,7 @@ pub(crate) fn all() -> Vec<Case> {
         floor_cases(metric, &mut add);
         card_cases(metric, &mut add);
         let test = if metric == Metric::Latency8B { "tag_lat" } else { "tag_bw" };
-        add(Part::Ucx, "UCX over TCP, tag", CaseKind::Ucx(test));
+        add(Part::Ucx, "UCX over TCP, tag", CaseKind::Ucx(Test::over("tcp,self", test)));
         // fi_pingpong has one message in flight, which is no message rate.
         if metric != Metric::Rate8B {
             add(Part::Fabric, "libfabric tcp, ping-pong", CaseKind::Fabric("tcp"));
@@ -215,7 +254,7 @@ fn floor_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, CaseKind
     let both = [("bare UDP", 0), (FLOOR_ROW, ROCE_OVERHEAD)];
     for (row, overhead) in both {
         let kind = match metric {
-            Metric::Latency8B => CaseKind::Pingpong(overhead),
+            Metric::Latency8B | Metric::Latency64B => CaseKind::Pingpong(overhead),
             Metric::Rate8B => CaseKind::Stream(8, overhead, Batching::Gso),
             Metric::Stream64K | Metric::Stream1M => CaseKind::Stream(SEGMENT, overhead, Batching::Gso),
         };
@@ -223,7 +262,7 @@ fn floor_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, CaseKind
         add(Part::Floor, row, kind);
     }
     let one_by_one = match metric {
-        Metric::Latency8B => return,
+        Metric::Latency8B | Metric::Latency64B => return,
         Metric::Rate8B => 8,
         Metric::Stream64K | Metric::Stream1M => SEGMENT,
     };
@@ -241,7 +280,7 @@ fn card_cases(metric: Metric, add: &mut impl FnMut(Part, &'static str, CaseKind)
         ["ib_send_bw", "ib_write_bw", "ib_read_bw"]
     };
     for (row, program) in ["starverbs SEND", "starverbs WRITE", READ_ROW].into_iter().zip(programs) {
-        add(Part::Card, row, CaseKind::Perftest(program));
+        add(Part::Card, row, CaseKind::Perftest(Program::new(program, &[], Link::Udp)));
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) enum Ready {
     Tcp(u16),
     /// It has bound this UDP port.
     Udp(u16),
+    /// It listens on the unix socket with this number in its name.
+    Unix(u16),
 }
 
 /// Which processor a child is held to, if any.
@@ -115,7 +117,15 @@ pub(crate) fn run_pair(
 /// # Errors
 /// As [`run_pair`].
 pub(crate) fn run_one(command: Command, limit: Duration) -> Result<Output> {
-    Bounded::start(command, None)?.finish(limit)
+    run_one_on(command, None, limit)
+}
+
+/// The same, held to a processor.
+///
+/// # Errors
+/// As [`run_pair`].
+pub(crate) fn run_one_on(command: Command, cpu: Cpu, limit: Duration) -> Result<Output> {
+    Bounded::start(command, cpu)?.finish(limit)
 }
 
 /// The last lines of a child's output, on one line, for an error message.
@@ -265,6 +275,11 @@ fn is_bound(ready: Ready) -> bool {
     let (files, port, state) = match ready {
         Ready::Tcp(port) => (["/proc/net/tcp", "/proc/net/tcp6"], port, Some("0A")),
         Ready::Udp(port) => (["/proc/net/udp", "/proc/net/udp6"], port, None),
+        Ready::Unix(port) => {
+            let name = format!("@{}", crate::samehost::socket_name(port));
+            let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+            return table.lines().any(|line| line.split_whitespace().next_back() == Some(name.as_str()));
+        }
     };
     let wanted = format!(":{port:04X}");
     files.iter().filter_map(|file| fs::read_to_string(file).ok()).any(|table| {

@@ -38,7 +38,7 @@ fn parse(metric: Metric, text: &str) -> Option<f64> {
         return None;
     }
     match metric {
-        Metric::Latency8B => Some(micros),
+        Metric::Latency8B | Metric::Latency64B => Some(micros),
         Metric::Rate8B => None,
         Metric::Stream64K | Metric::Stream1M => Some(metric.bytes() as f64 / micros / 1e3),
     }

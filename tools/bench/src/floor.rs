@@ -21,30 +21,31 @@ const PAGE_OVERHEAD: usize = 2;
 const MAX_WINDOW: usize = 8;
 
 /// How the stream puts datagrams on the wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Batching {
     /// One UDP_SEGMENT send for many segments, UDP_GRO at the receiver.
+    #[default]
     Gso,
     /// sendmmsg and recvmmsg, every segment a datagram of its own.
     Mmsg,
 }
 
 /// What one side of a floor measurement is to do.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Side {
-    /// Own UDP port.
+    /// Own UDP port, or the number in the name of the own unix socket.
     #[arg(long)]
     pub(crate) port: u16,
-    /// The peer's UDP port.
+    /// The peer's.
     #[arg(long)]
     pub(crate) peer: u16,
     /// True for the side that measures.
     #[arg(long)]
     pub(crate) client: bool,
-    /// Bytes of one datagram.
+    /// Bytes of one datagram, or copy.
     #[arg(long)]
     pub(crate) bytes: usize,
-    /// Round trips, or datagrams of the stream.
+    /// Round trips, datagrams of the stream, or operations.
     #[arg(long)]
     pub(crate) iters: u64,
     /// How the stream puts datagrams on the wire.
@@ -53,7 +54,7 @@ pub(crate) struct Side {
 }
 
 /// Spins until `poll` gives something; an error after [`SILENCE`].
-fn spin<T>(mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+pub(crate) fn spin<T>(mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {
         // The clock is read rarely: on the ping-pong's way it would count.

@@ -17,7 +17,7 @@ use crate::case::{Metric, Setup};
 use crate::child;
 use crate::error::{BenchError, Result};
 use crate::machine::Machine;
-use crate::perftest;
+use crate::perftest::{self, Link, Program};
 use crate::report::write_file;
 
 /// Losses, as shares of all packets.
@@ -103,7 +103,7 @@ fn measure(child: &Child, setup: &Setup) -> Result<f64> {
             return tcp().map_err(|e| BenchError::from_io("tcp", &e));
         }
     };
-    perftest::run(setup, program, Metric::Stream64K, child.iters)
+    perftest::run(setup, Program::new(program, &[], Link::Udp), Metric::Stream64K, child.iters)
 }
 
 /// One TCP connection, sent to for [`TCP_SECONDS`]; GB/s that arrived.

@@ -1,5 +1,5 @@
-//! `starverbs-bench`: the card over its UDP wire, beside the bare sockets under it and beside other
-//! stacks.
+//! `starverbs-bench`: the card over its UDP wire and between two processes of one host, beside the bare
+//! sockets or the memory under it and beside other stacks.
 //!
 //! One run measures everything side by side on this machine and writes a table (terminal and Markdown), JSON
 //! and a picture (SVG). Nothing here knows a figure beforehand.
@@ -9,6 +9,7 @@ mod child;
 mod error;
 mod fabric;
 mod floor;
+mod local;
 mod loss;
 mod machine;
 mod many;
@@ -16,6 +17,7 @@ mod neighbours;
 mod perftest;
 mod report;
 mod round;
+mod samehost;
 mod samples;
 mod scale;
 mod socket;
@@ -62,6 +64,9 @@ struct Args {
     /// A queue pair beside others whose peer is gone alone.
     #[arg(long)]
     neighbours: bool,
+    /// Two processes of one host alone, held to processors as by `--pin`.
+    #[arg(long)]
+    local: bool,
     /// The StaR paper's workloads alone.
     #[arg(long)]
     star: bool,
@@ -82,6 +87,15 @@ enum Side {
     /// One end of the bare stream.
     #[command(hide = true)]
     FloorStream(floor::Side),
+    /// One end of writes to another process's memory.
+    #[command(hide = true)]
+    FloorPwrite(floor::Side),
+    /// One end of a round trip of two sleeping processes.
+    #[command(hide = true)]
+    FloorEventfd(floor::Side),
+    /// Copies.
+    #[command(hide = true)]
+    FloorMemcpy(floor::Side),
     /// Creates and connects QPs.
     #[command(hide = true)]
     ScaleConnect(scale::Child),
@@ -98,6 +112,9 @@ fn main() -> ExitCode {
     let result = match &args.side {
         Some(Side::FloorPingpong(side)) => floor::pingpong(side),
         Some(Side::FloorStream(side)) => floor::stream(side),
+        Some(Side::FloorPwrite(side)) => samehost::pwrite(side),
+        Some(Side::FloorEventfd(side)) => samehost::eventfd(side),
+        Some(Side::FloorMemcpy(side)) => samehost::memcpy(side),
         Some(Side::ScaleConnect(child)) => scale::connect_child(child),
         Some(Side::ScaleIdle(child)) => scale::idle_child(child),
         Some(Side::LossChild(child)) => loss::child(child),
@@ -117,6 +134,7 @@ fn main() -> ExitCode {
             let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-star"));
             star::run(&out, &args.dist, rounds_of(&args, 3), args.quick)
         }
+        None if args.local => local(&args),
         None => bench(&args),
     };
     match result {
@@ -132,19 +150,29 @@ fn rounds_of(args: &Args, default: u32) -> u32 {
     args.rounds.map_or(default, |rounds| u32::try_from(rounds).unwrap_or(u32::MAX).max(1))
 }
 
+fn setup(args: &Args, pin: bool) -> Setup {
+    Setup {
+        dist: args.dist.clone(),
+        cpus: if pin { (Some(0), Some(1)) } else { (None, None) },
+        limit: Duration::from_secs(if args.quick { 5 } else { 10 }),
+    }
+}
+
+fn effort(args: &Args, rounds: usize, seconds: f64, budget: u64) -> Effort {
+    let rounds = args.rounds.unwrap_or(rounds).max(1);
+    Effort { rounds, seconds, budget: Duration::from_secs(budget) }
+}
+
+fn local(args: &Args) -> error::Result<()> {
+    let out = args.out.clone().unwrap_or_else(|| PathBuf::from("docs/bench-local"));
+    let effort = if args.quick { effort(args, 1, 0.2, 120) } else { effort(args, 5, 0.5, 900) };
+    local::run(&out, &setup(args, true), effort, args.quick)
+}
+
 fn bench(args: &Args) -> error::Result<()> {
     let wanted = |part: Part| args.only.is_empty() || args.only.contains(&part);
-    let setup = Setup {
-        dist: args.dist.clone(),
-        cpus: if args.pin { (Some(0), Some(1)) } else { (None, None) },
-        limit: Duration::from_secs(if args.quick { 5 } else { 10 }),
-    };
-    let (default_rounds, seconds, budget) = if args.quick { (1, 0.3, 35) } else { (5, 0.7, 200) };
-    let effort = Effort {
-        rounds: args.rounds.unwrap_or(default_rounds).max(1),
-        seconds,
-        budget: Duration::from_secs(budget),
-    };
+    let setup = setup(args, args.pin);
+    let effort = if args.quick { effort(args, 1, 0.3, 35) } else { effort(args, 5, 0.7, 200) };
     let machine = machine::Machine::read(args.pin, args.quick);
     let cases = case::all().into_iter().filter(|case| wanted(case.part)).collect();
     let figures = round::run(cases, &setup, effort);

@@ -1,4 +1,4 @@
-//! perftest's programs on the card, over its UDP wire.
+//! perftest's programs on the card, over its UDP wire or between two processes of one host.
 //!
 //! Owns their command lines, their environment and the reading of their tables.
 
@@ -9,17 +9,52 @@ use crate::case::{Metric, Setup};
 use crate::child::{self, Ready};
 use crate::error::{BenchError, Result};
 
+/// What carries the queue pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// Shared memory; a run that falls back to packets is a failure.
+    Local,
+    /// Packets.
+    Udp,
+}
+
+/// What the library says of a queue pair that was to use shared memory and cannot (`STARVERBS_LINK=local`,
+/// `STARVERBS_LOG=warn`).
+const FELL_BACK: &str = "gets packets";
+
+/// The longest list of requests that is posted at once: perftest wants whole lists.
+const LIST: u64 = 16;
+
+/// One of perftest's programs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Program {
+    name: &'static str,
+    args: &'static [&'static str],
+    link: Link,
+}
+
+impl Program {
+    /// The program `name` with further arguments.
+    pub(crate) const fn new(name: &'static str, args: &'static [&'static str], link: Link) -> Self {
+        Self { name, args, link }
+    }
+}
+
 /// Runs one program at the size of `metric`: microseconds, millions of messages per second or GB/s.
 ///
 /// # Errors
 /// As [`crate::case::Case::run`].
-pub(crate) fn run(setup: &Setup, program: &str, metric: Metric, iters: u64) -> Result<f64> {
-    let path = child::require(program, "perftest")?;
+pub(crate) fn run(setup: &Setup, program: Program, metric: Metric, iters: u64) -> Result<f64> {
+    let path = child::require(program.name, "perftest")?;
     let lib = library_dir(&setup.dist)?;
     let port = child::free_tcp_port()?;
+    let iters = iters.next_multiple_of(LIST);
     let side = || {
         let mut side = Command::new(&path);
         on_card(&mut side, &lib);
+        if program.link == Link::Local {
+            side.env("STARVERBS_LINK", "local").env("STARVERBS_LOG", "warn");
+        }
         side.args([
             "-F",
             "-p",
@@ -29,13 +64,23 @@ pub(crate) fn run(setup: &Setup, program: &str, metric: Metric, iters: u64) -> R
             "-n",
             &iters.to_string(),
         ]);
+        side.args(program.args);
         side
     };
     let mut client = side();
     client.arg("127.0.0.1");
     let output = child::run_pair(side(), client, Ready::Tcp(port), setup.cpus, setup.limit)?;
-    parse(metric, &output.stdout)
-        .ok_or_else(|| BenchError::Parse { what: program.to_owned(), tail: child::tail_of(&output.stdout) })
+    if output.stderr.contains(FELL_BACK) {
+        return Err(BenchError::Failed {
+            what: program.name.to_owned(),
+            status: "not over shared memory".to_owned(),
+            tail: child::tail_of(&output.stderr),
+        });
+    }
+    parse(metric, &output.stdout).ok_or_else(|| BenchError::Parse {
+        what: program.name.to_owned(),
+        tail: child::tail_of(&output.stdout),
+    })
 }
 
 /// The folder of the built library.
@@ -68,7 +113,7 @@ fn parse(metric: Metric, text: &str) -> Option<f64> {
     let figure = |index: usize| figures.get(index)?.parse::<f64>().ok().filter(|f| *f > 0.0);
     match metric {
         // bytes, iterations, t_min, t_max, t_typical: perftest's name for the median.
-        Metric::Latency8B => figure(4),
+        Metric::Latency8B | Metric::Latency64B => figure(4),
         // bytes, iterations, BW peak, BW average [MiB/s], MsgRate [Mpps]
         Metric::Rate8B => figure(4),
         Metric::Stream64K | Metric::Stream1M => Some(figure(3)? * f64::from(1 << 20) / 1e9),

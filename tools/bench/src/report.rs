@@ -23,6 +23,16 @@ pub(crate) fn write_file(out: &Path, ending: &str, text: &str) -> Result<()> {
     fs::write(out.with_extension(ending), text).map_err(|e| BenchError::from_io("write", &e))
 }
 
+/// Writes `out`.json.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn write_json(out: &Path, report: &impl Serialize) -> Result<()> {
+    let json = serde_json::to_string_pretty(report)
+        .map_err(|e| BenchError::Os { what: "JSON", message: e.to_string() })?;
+    write_file(out, "json", &(json + "\n"))
+}
+
 /// Latency above the floor that the card aims at.
 const LATENCY_AIM: f64 = 1.3;
 /// Share of the bare stream that the card aims at.
@@ -107,13 +117,9 @@ impl Report {
             json = name.replace(".svg", ".json"),
             body = self.body(),
         );
-        let json = serde_json::to_string_pretty(self)
-            .map_err(|e| BenchError::Os { what: "JSON", message: e.to_string() })?;
-        let files = [("md", markdown), ("json", json + "\n"), ("svg", picture(&self.figures))];
-        for (ending, text) in files {
-            write_file(out, ending, &text)?;
-        }
-        Ok(())
+        write_file(out, "md", &markdown)?;
+        write_json(out, self)?;
+        write_file(out, "svg", &picture(&self.figures))
     }
 
     fn body(&self) -> String {
@@ -262,25 +268,31 @@ impl Report {
     }
 
     fn problems(&self) -> Vec<String> {
-        let mut problems: Vec<String> = Vec::new();
-        let mut add = |problem: String| {
-            if !problems.contains(&problem) {
-                problems.push(problem);
-            }
-        };
-        for figure in &self.figures {
-            match &figure.problem {
-                // One reason for all columns of a row is said once.
-                Some(reason) if reason.contains("(package ") || reason.contains("(make ") => {
-                    add(format!("{}: {reason}", figure.row));
-                }
-                Some(reason) => add(format!("{}, {}: {reason}", figure.row, figure.metric.title())),
-                None => {}
+        let mut problems = problems_of(&self.figures);
+        for problem in self.scale.iter().flat_map(|scale| &scale.problems) {
+            if !problems.contains(problem) {
+                problems.push(problem.clone());
             }
         }
-        self.scale.iter().flat_map(|scale| &scale.problems).cloned().for_each(&mut add);
         problems
     }
+}
+
+/// Why figures are missing; one reason for all columns of a row is said once.
+pub(crate) fn problems_of(figures: &[Figure]) -> Vec<String> {
+    let mut problems: Vec<String> = Vec::new();
+    for figure in figures {
+        let Some(reason) = &figure.problem else { continue };
+        let problem = if reason.contains("(package ") || reason.contains("(make ") {
+            format!("{}: {reason}", figure.row)
+        } else {
+            format!("{}, {}: {reason}", figure.row, figure.metric.title())
+        };
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    }
+    problems
 }
 
 /// What the table's reader must know.
@@ -323,7 +335,7 @@ fn picture(figures: &[Figure]) -> String {
     bars(&Metric::ALL.map(panel))
 }
 
-fn colour(part: Part) -> &'static str {
+pub(crate) fn colour(part: Part) -> &'static str {
     match part {
         Part::Floor => "#b8b8b8",
         Part::Card | Part::Scale => "#c0392b",
