@@ -48,6 +48,7 @@ use crate::share::Published;
 use crate::stat::StatPage;
 use contexts::context_cache;
 use deferred_log::DeferredLog;
+use intake::Intake;
 use links::Links;
 use local::LocalHost;
 pub use progress::BYTES_OF_A_TURN;
@@ -111,8 +112,8 @@ impl Soft {
             let owner = rx.blocks().next().unwrap_or_default() as u16;
             let cm = CmHost::new(info.attr.node_guid, owner, info.addrs.clone(), soft.clone());
             let local = LocalHost::new(&settings, &info);
-            let prefetch = settings.qpc_prefetch;
-            let shard = Shard::new(nic, tx, rx, stats, cm, local, prefetch, Arc::clone(&moderator));
+            let intake = Intake::new(rx, settings.qpc_prefetch);
+            let shard = Shard::new(nic, tx, intake, stats, cm, local, Arc::clone(&moderator));
             Soft {
                 forks: process::forks(),
                 info,

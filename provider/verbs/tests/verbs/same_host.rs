@@ -91,7 +91,7 @@ fn long_messages_of_many_pieces_arrive_whole() {
     const LEN: usize = 60_000;
     let pair = Pair::new(Link::Auto).agreed();
     let (a, b) = (&pair.a, &pair.b);
-    let data: Vec<u8> = (0..LEN).map(|n| (n * 31 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..LEN).map(|n| ((n * 31) >> 3) as u8).collect();
     a.fill(0, &data);
     let pieces = [a.sge(0, 17), a.sge(17, LEN - 17)];
     for round in 0..40 {

@@ -179,7 +179,7 @@ impl Shard {
         }
         let (peer, block) = (attr.dest_qpn, attr.dest_qpn >> QPN_BLOCK_SHIFT);
         let ours = self.intake.rx.blocks().any(|own| own == block);
-        let Some(channel) = self.env.channels.to_block(block, ours) else {
+        let Some(channel) = self.env.channels.channel_to(block, ours) else {
             return self.use_wire(qpn, now);
         };
         self.local.epoch = self.local.epoch.wrapping_add(1);
@@ -366,7 +366,7 @@ impl Shard {
         let block = from >> QPN_BLOCK_SHIFT;
         let ours = self.intake.rx.blocks().any(|own| own == block);
         let record = Record { op: control::REFUSE, epoch, to: from, from: to, ..Record::default() };
-        if let Some(channel) = self.env.channels.to_block(block, ours) {
+        if let Some(channel) = self.env.channels.channel_to(block, ours) {
             self.env.channels.say(channel, record);
         }
     }

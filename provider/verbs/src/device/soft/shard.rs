@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use starverbs_backend::{RoceTx, Rx, host};
+use starverbs_backend::{RoceTx, host};
 use starverbs_cm::Cm;
 use starverbs_core::qp::Owner;
 use starverbs_core::shared_qp::SharedQpMessage;
@@ -59,18 +59,17 @@ impl Shard {
     pub(super) fn new(
         nic: Nic<HostEnv>,
         tx: RoceTx<StatPage>,
-        rx: Rx<StatPage>,
+        intake: Intake,
         stats: StatPage,
         cm: CmHost,
         local: LocalHost,
-        prefetch: bool,
         moderator: Arc<Moderator>,
     ) -> Self {
-        let peers = rx.peers().clone();
+        let peers = intake.rx.peers().clone();
         Shard {
             nic,
             env: HostEnv::new(tx, peers),
-            intake: Intake::new(rx, prefetch),
+            intake,
             stats,
             alarm: Nanos::MAX,
             turns: 0,

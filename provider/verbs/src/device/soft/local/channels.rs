@@ -59,7 +59,7 @@ pub(super) struct Answerer {
 pub(crate) struct Channels {
     pub(super) peers: Peers,
     pub(super) askers: Vec<Option<Box<Asker>>>,
-    pub(super) answerers: Vec<Box<Answerer>>,
+    pub(super) answerers: Vec<Answerer>,
     serial: u32,
     /// Others wake this card
     asleep: bool,
@@ -94,7 +94,7 @@ impl Channels {
 
     /// The channel to the process that has a block; opened if there is none. `ours`: the block is this
     /// card's. `None`: there can be none.
-    pub(super) fn to_block(&mut self, block: u32, ours: bool) -> Option<u32> {
+    pub(super) fn channel_to(&mut self, block: u32, ours: bool) -> Option<u32> {
         let here = |asker: &Option<Box<Asker>>| {
             asker.as_ref().is_some_and(|asker| !asker.ended && asker.block == block)
         };
@@ -142,7 +142,7 @@ impl Channels {
         if self.asleep {
             channel.requests.sleep();
         }
-        self.answerers.push(Box::new(Answerer {
+        self.answerers.push(Answerer {
             channel,
             session,
             serial,
@@ -150,7 +150,7 @@ impl Channels {
             blocked: false,
             ended: false,
             dirty: false,
-        }));
+        });
     }
 
     /// A QP uses a channel from now on.

@@ -62,7 +62,7 @@ fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u
         if env.channels.answerers[at].reading.is_some() && !answer_read((nic, env), at, now) {
             break;
         }
-        let answerer = &mut *env.channels.answerers[at];
+        let answerer = &mut env.channels.answerers[at];
         let room = match answerer.channel.answers.room(0) {
             Ok(Some(room)) => room,
             Ok(None) => {
@@ -94,7 +94,7 @@ fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u
             break;
         }
         let reply = execute((nic, env), serial, &record, data, now);
-        let answerer = &mut *env.channels.answerers[at];
+        let answerer = &mut env.channels.answerers[at];
         answerer.channel.requests.pop();
         match reply {
             Reply::None => {}
@@ -148,7 +148,7 @@ fn answer_read((nic, env): Card<'_>, at: usize, now: Nanos) -> bool {
     loop {
         let room = env.channels.answerers[at].channel.answers.room(read.next_len());
         let Ok(Some(room)) = room else {
-            let answerer = &mut *env.channels.answerers[at];
+            let answerer = &mut env.channels.answerers[at];
             (answerer.reading, answerer.blocked) = (Some(read), true);
             if room.is_err() {
                 break_off(&mut env.channels, at);
@@ -238,10 +238,10 @@ fn complete((nic, env): Card<'_>, at: u32, given: u32, now: Nanos) -> u32 {
     loop {
         let Some(asker) = env.channels.asker(at) else { return done };
         let is_done = |(end, _): &(u32, Qpn)| given.wrapping_sub(*end) as i32 >= 0;
-        let Some((_, qpn)) = asker.expected.pop_front_if(|front| is_done(front)) else { break };
-        done += 1;
+        let Some((_, qpn)) = asker.expected.front().copied().filter(is_done) else { break };
         /* a QP's requests in a row at once */
-        while asker.expected.pop_front_if(|front| front.1 == qpn && is_done(front)).is_some() {
+        while asker.expected.front().is_some_and(|front| front.1 == qpn && is_done(front)) {
+            asker.expected.pop_front();
             done += 1;
         }
         with_end((nic, env), qpn, now, |end, ctx| end.on_progress(ctx, given));
