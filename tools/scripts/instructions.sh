@@ -78,7 +78,8 @@ example() {
     echo "$target/release/examples/datapath"
 }
 
-# One row: $1 kind, $2 messages, $3 what is counted, $4 of it in a message, $5 what carries them: udp or local.
+# One row: $1 kind, $2 messages, $3 what is counted, $4 of it in a message, $5 what carries them, udp or
+# local.
 row() {
     local out=$work/$1.$5 count=$2 per try
     for try in 1 2 3 4 5; do

@@ -161,8 +161,8 @@ impl Session {
         Some(())
     }
 
-    /// Makes a channel and hands it over, beside the blocks that this process has. `None`: the system does not
-    /// let us, or the other end does not read.
+    /// Makes a channel and hands it over, beside the blocks that this process has. `None`: the system does
+    /// not let us, or the other end does not read.
     pub(super) fn offer_channel(&mut self, own_blocks: Vec<u16>) -> Option<Asking> {
         let (channel, file) = Asking::create()?;
         let hello = Hello { kinds: &[CHANNEL], blocks: own_blocks }.encode();

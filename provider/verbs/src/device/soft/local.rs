@@ -266,8 +266,8 @@ impl Shard {
         begun
     }
 
-    /// A QP that waits for its peer's proposal is to do something that one cannot that waits: the wire carries
-    /// its connection, and what was posted begins.
+    /// A QP that waits for its peer's proposal is to do what one that waits cannot: the wire carries its
+    /// connection, and what was posted begins.
     pub(super) fn wait_no_more(&mut self, qpn: Qpn, now: Nanos) {
         if self.local.qps.get(&qpn).is_some_and(|entry| entry.path == Path::Asking) {
             self.use_wire(qpn, now);
