@@ -162,8 +162,8 @@ impl Session {
         Some(())
     }
 
-    /// Makes a channel and hands it over, beside the blocks that this process has. `None`: the system does not
-    /// let us, or the other end does not read.
+    /// Makes a channel and hands it over, beside the blocks that this process has and, to a peer that is
+    /// trusted, the way to its memory. `None`: the system does not let us, or the other end does not read.
     pub(super) fn offer_channel(
         &mut self,
         own_blocks: Vec<u16>,

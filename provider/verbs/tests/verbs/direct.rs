@@ -63,7 +63,7 @@ fn writes_and_reads_are_executed_without_the_peer() {
     const LEN: usize = 30_000;
     let pair = Pair::new();
     let (a, b) = (&pair.a, &pair.b);
-    let data: Vec<u8> = (0..LEN).map(|n| (n * 31 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..LEN).map(|n| ((n * 31) >> 3) as u8).collect();
     a.fill(0, &data);
     let executed = pair.count("local_executed");
     for len in [1, 7, 8, 9, 16, 4096, LEN] {
