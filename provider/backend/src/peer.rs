@@ -15,6 +15,7 @@
 //! Owns names, sockets, rings, and who looks at which. It must not know what messages mean.
 
 pub(crate) mod channel;
+pub(crate) mod direct;
 mod due;
 pub(crate) mod hello;
 mod memory;
@@ -25,6 +26,7 @@ mod sessions;
 pub(crate) mod socket;
 #[cfg(test)]
 mod tests;
+mod trust;
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -42,6 +44,7 @@ use crate::handover::{PATIENCE, Passed};
 use crate::registry::{abstract_address, peer_name};
 use crate::sockopt::{self, monotonic};
 use channel::{Answering, Asking};
+use direct::{MemoryFiles, OfferedMemory};
 use session::{FRAMES, Sent};
 use sessions::{Found, Sessions, Way};
 
@@ -87,8 +90,8 @@ pub(crate) enum LinkNews {
 
 /// What who has channels is told.
 pub enum ChannelNews {
-    /// The other end of a session has made a channel
-    Opened(SessionId, Box<Answering>),
+    /// The other end of a session has made a channel, and may have handed over the way to its memory
+    Opened(SessionId, Box<Answering>, Option<Box<MemoryFiles>>),
     /// A session with channels is over. What was asked before lies in them
     Ended(SessionId),
 }
@@ -266,6 +269,11 @@ impl Peers {
         let id = sessions.connect(&address, block, None).ok()?;
         sessions.ways.insert(block, Way::Session(id));
         Some(id)
+    }
+
+    /// Peers of equal credentials get the way to this process's memory from now on, and it takes theirs.
+    pub fn offer_memory(&self, memory: OfferedMemory) {
+        self.with(|sessions| sessions.offered = Some(memory));
     }
 
     /// A channel to the process that has `block`, and the session by which it was handed over. `None`: there

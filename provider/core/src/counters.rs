@@ -274,6 +274,8 @@ counters! {
     star_stateless_connection_bytes,
     /// same host: requests written to other queue pairs' cards, without a packet
     local_requests,
+    /// same host: WRITEs and READs that this card executed on its peer's memory by itself
+    local_direct,
     /// same host: requests of others executed
     local_executed,
     /// same host: queue pairs whose connection goes through shared memory now

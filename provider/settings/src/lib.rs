@@ -21,7 +21,7 @@ pub use fault::FaultSpec;
 pub use qpc::{QpcPolicy, QpcSpec};
 pub use star::{StarKey, StarPreference};
 pub use table::{KEYS, Key, markdown};
-pub use value::{Link, LogLevel};
+pub use value::{Link, LinkTrust, LogLevel};
 
 /// Every setting, typed. A field that is `None` means `auto`: the card chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,6 +42,8 @@ pub struct Settings {
     pub port: u16,
     /// Which way frames take between processes of one host.
     pub link: Link,
+    /// Whose processes of this host reach this one's memory by themselves.
+    pub link_trust: LinkTrust,
     /// Receive buffer asked of each socket, in bytes.
     pub rcvbuf: usize,
     /// Send buffer asked of each socket, in bytes.
@@ -86,6 +88,7 @@ impl Default for Settings {
             addrs: None,
             port: 4791,
             link: Link::Auto,
+            link_trust: LinkTrust::User,
             rcvbuf: 4 << 20,
             sndbuf: 4 << 20,
             gso: true,

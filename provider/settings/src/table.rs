@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use crate::star::PREFERENCES;
-use crate::value::{self, LEVELS, LINKS, REPEAT};
+use crate::value::{self, LEVELS, LINKS, REPEAT, TRUSTS};
 use crate::{FaultSpec, QpcSpec, Settings, StarKey, fault, qpc};
 
 /// One setting.
@@ -111,6 +111,15 @@ pub const KEYS: &[Key] = &[
                 same with a line in the log where they cannot (local), or always with packets (udp).",
         set: |s, v| put(&mut s.link, value::word(&LINKS, v)),
         get: |s| value::spell(&LINKS, &s.link),
+    },
+    Key {
+        name: "LINK_TRUST",
+        allowed: "none or user",
+        about: "Which processes of this host execute WRITE and READ on this process's memory by themselves, and give it the same: \
+                those of equal credentials (user; [what that gives them](security.md)), or none, so that each card \
+                executes what is asked of it.",
+        set: |s, v| put(&mut s.link_trust, value::word(&TRUSTS, v)),
+        get: |s| value::spell(&TRUSTS, &s.link_trust),
     },
     Key {
         name: "RCVBUF",

@@ -31,6 +31,7 @@ fn every_key_reads_back_what_it_shows() {
         ("ADDRS", "10.0.0.1,fd00::1"),
         ("PORT", "14791"),
         ("LINK", "udp"),
+        ("LINK_TRUST", "none"),
         ("RCVBUF", "8M"),
         ("SNDBUF", "96K"),
         ("GSO", "off"),

@@ -15,6 +15,15 @@ pub enum Link {
     Udp,
 }
 
+/// Which processes of the host may execute WRITE and READ on this one's memory by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkTrust {
+    /// None.
+    None,
+    /// Those of equal credentials.
+    User,
+}
+
 /// How much the library writes to standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
@@ -32,6 +41,7 @@ pub enum LogLevel {
 
 pub(crate) const LINKS: [(&str, Link); 3] =
     [("auto", Link::Auto), ("local", Link::Local), ("udp", Link::Udp)];
+pub(crate) const TRUSTS: [(&str, LinkTrust); 2] = [("none", LinkTrust::None), ("user", LinkTrust::User)];
 pub(crate) const REPEAT: [(&str, bool); 2] = [("auto", true), ("off", false)];
 pub(crate) const LEVELS: [(&str, LogLevel); 5] = [
     ("off", LogLevel::Off),

@@ -8,22 +8,30 @@
 //! moved; whoever closes a key then waits for those who are inside ([`Published::await_readers`]).
 //! docs/decisions/0007-imports.md says why.
 //!
+//! A peer of equal credentials gets the files and the way by its session instead ([`PeerMemory`]), and beside
+//! the table the gates of queue pairs, so that its card executes WRITE and READ by itself
+//! (docs/decisions/0020-direct-access.md).
+//!
 //! Owns the files, both sides of them, and the way to other processes' memory. It must not know the verbs
 //! objects.
 
 mod export;
 mod file;
+mod gates;
 mod import;
 mod kept;
 mod mrs;
 mod names;
+mod peer;
 mod readers;
 
 pub(crate) use export::{Exports, Published};
+pub(crate) use gates::{Gate, Gates};
 pub(crate) use import::{Foreign, ForeignList, Importer};
 pub(crate) use kept::Kept;
 pub(crate) use mrs::MrMemory;
 pub(crate) use names::{Bytes, ObjectKind, Tag};
+pub(crate) use peer::{PeerMemory, Target};
 
 #[cfg(feature = "fuzzing")]
 mod fuzzing;

@@ -17,6 +17,15 @@ pub(super) const RINGS: u8 = 1;
 /// Kind of a descriptor: the memory of a channel.
 pub(super) const CHANNEL: u8 = 2;
 
+/// Kind of a descriptor: the table of memory regions of the process that hands it over.
+pub(super) const MRS: u8 = 3;
+/// Kind of a descriptor: the slots of those who read that process's memory.
+pub(super) const READERS: u8 = 4;
+/// Kind of a descriptor: that process's memory (/proc/self/mem).
+pub(super) const MEM: u8 = 5;
+/// Kind of a descriptor: the gates of its queue pairs.
+pub(super) const GATES: u8 = 6;
+
 /// Who speaks, and what it hands over.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Hello<'a> {

@@ -1,16 +1,17 @@
 //! One session: its sockets, what is known of the other end, and its lanes.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
 use starverbs_rings::{Broken, MessageReader, MessageWriter, Written};
 
 use super::channel::Asking;
+use super::direct::{MemoryFiles, OfferedMemory};
 use super::due::Due;
-use super::hello::{CHANNEL, Hello, RINGS};
+use super::hello::{CHANNEL, GATES, Hello, MEM, MRS, READERS, RINGS};
 use super::memory::{LANES, RingMemory};
 use super::socket::{self, Credentials};
-use super::{Consumer, SessionId};
+use super::{Consumer, SessionId, trust};
 use crate::descriptor::Socket;
 use crate::handover::Stall;
 
@@ -161,14 +162,35 @@ impl Session {
         Some(())
     }
 
-    /// Makes a channel and hands it over, beside the blocks that this process has. `None`: the system does
-    /// not let us, or the other end does not read.
-    pub(super) fn offer_channel(&mut self, own_blocks: Vec<u16>) -> Option<Asking> {
+    /// Makes a channel and hands it over, beside the blocks that this process has and, to a peer that is
+    /// trusted, the way to its memory. `None`: the system does not let us, or the other end does not read.
+    pub(super) fn offer_channel(
+        &mut self,
+        own_blocks: Vec<u16>,
+        memory: Option<&OfferedMemory>,
+    ) -> Option<Asking> {
         let (channel, file) = Asking::create()?;
-        let hello = Hello { kinds: &[CHANNEL], blocks: own_blocks }.encode();
-        socket::send(self.socket.as_ref()?, &hello, &[file.as_raw_fd()]).ok()?;
+        let memory = memory.filter(|_| self.is_trusted()).and_then(OfferedMemory::open);
+        let (kinds, fds): (&[u8], Vec<RawFd>) = match &memory {
+            None => (&[CHANNEL], vec![file.as_raw_fd()]),
+            Some(MemoryFiles { mrs, readers, gates, memory }) => {
+                let files = [file.as_raw_fd(), mrs.as_raw_fd(), readers.as_raw_fd(), gates.as_raw_fd()];
+                (&[CHANNEL, MRS, READERS, GATES, MEM], [&files[..], &[memory.as_raw_fd()]].concat())
+            }
+        };
+        let hello = Hello { kinds, blocks: own_blocks }.encode();
+        socket::send(self.socket.as_ref()?, &hello, &fds).ok()?;
         self.has_channels = true;
         Some(channel)
+    }
+
+    /// Whether the other end's process has credentials equal to this one's, and lives.
+    pub(super) fn is_trusted(&self) -> bool {
+        let trusted = trust::trusts(&self.who);
+        /* behind the reading of /proc: as long as it lives, its number is not another's */
+        let lives = self.socket.as_ref().is_some_and(socket::is_open)
+            && self.notice.as_ref().is_some_and(|notice| !socket::has_exited(notice));
+        trusted && lives
     }
 
     /// The other end's hello has come, with this memory. False: it is not what it should be.

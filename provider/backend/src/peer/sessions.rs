@@ -4,13 +4,15 @@ mod awake;
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 
 use nix::sys::socket::UnixAddr;
 use starverbs_core::Nanos;
 use starverbs_core::relay::LinkError;
 
 use super::channel::{Answering, Asking};
-use super::hello::{self, CHANNEL, Hello, RINGS};
+use super::direct::{MemoryFiles, OfferedMemory, ProcessMemory};
+use super::hello::{self, CHANNEL, GATES, Hello, MEM, MRS, READERS, RINGS};
 use super::memory::RingMemory;
 use super::session::Session;
 use super::socket::{self, Received};
@@ -75,6 +77,8 @@ pub(super) struct Sessions {
     awake: [Awake; Consumer::ALL.len()],
     uses_links: bool,
     rounds: u32,
+    /// What peers of equal credentials get
+    pub(super) offered: Option<OfferedMemory>,
     /// For who has channels
     pub(super) news: VecDeque<ChannelNews>,
 }
@@ -95,6 +99,7 @@ impl Sessions {
             awake: Default::default(),
             uses_links: false,
             rounds: 0,
+            offered: None,
             news: VecDeque::new(),
         })
     }
@@ -301,16 +306,22 @@ impl Sessions {
                 Received::Message(bytes) => {
                     let Some(hello) = hello::decode(bytes) else { return self.break_off(id) };
                     let (mut rings, mut channel) = (None, None);
+                    let mut memory = [const { None }; 4];
                     for (kind, file) in hello.kinds.iter().zip(descriptors) {
                         match *kind {
                             RINGS => rings = Some(file),
                             CHANNEL => channel = Some(file),
+                            MRS => memory[0] = Some(file),
+                            READERS => memory[1] = Some(file),
+                            GATES => memory[2] = Some(file),
+                            MEM => memory[3] = Some(file),
                             _ => {}
                         }
                     }
                     self.greet(id, hello.blocks, rings.and_then(RingMemory::open));
                     if let Some(channel) = channel.and_then(Answering::open) {
-                        self.take_channel(id, channel);
+                        let memory = self.take_memory(id, memory);
+                        self.take_channel(id, channel, memory);
                     }
                 }
             }
@@ -333,16 +344,28 @@ impl Sessions {
     /// A channel in a session, for its other end to be asked; with the session.
     pub(super) fn open_channel(&mut self, id: SessionId) -> Option<Asking> {
         let blocks = self.blocks();
-        self.get(id).filter(|session| session.is_up())?.offer_channel(blocks)
+        let offered = self.offered.take();
+        let session = self.get(id).filter(|session| session.is_up());
+        let channel = session.and_then(|session| session.offer_channel(blocks, offered.as_ref()));
+        self.offered = offered;
+        channel
+    }
+
+    /// What came beside a channel, if it is all there is to be, and its sender gets the same from us.
+    fn take_memory(&mut self, id: SessionId, files: [Option<OwnedFd>; 4]) -> Option<Box<MemoryFiles>> {
+        let [Some(mrs), Some(readers), Some(gates), Some(memory)] = files else { return None };
+        let wanted = self.offered.is_some() && self.get(id).is_some_and(|session| session.is_trusted());
+        let (mrs, readers, gates) = (mrs.into(), readers.into(), gates.into());
+        wanted.then(|| Box::new(MemoryFiles { mrs, readers, gates, memory: ProcessMemory::new(memory) }))
     }
 
     /// The other end has made a channel.
-    fn take_channel(&mut self, id: SessionId, channel: Answering) {
+    fn take_channel(&mut self, id: SessionId, channel: Answering, memory: Option<Box<MemoryFiles>>) {
         let Some(session) = self.get(id) else { return };
         session.channels += 1;
         session.has_channels = true;
         if session.channels <= CHANNELS && self.news.try_reserve(1).is_ok() {
-            self.news.push_back(ChannelNews::Opened(id, Box::new(channel)));
+            self.news.push_back(ChannelNews::Opened(id, Box::new(channel), memory));
         }
     }
 

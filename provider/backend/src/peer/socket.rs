@@ -110,6 +110,11 @@ pub(crate) fn is_open(socket: &Socket) -> bool {
     poll(&mut end, PollTimeout::ZERO) == Ok(0)
 }
 
+/// Whether a process has ended, by its [`exit_notice`].
+pub(crate) fn has_exited(notice: &Socket) -> bool {
+    poll(&mut [PollFd::new(notice.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) != Ok(0)
+}
+
 /// Sends a message, with descriptors beside it.
 ///
 /// # Errors

@@ -233,7 +233,7 @@ fn a_session_that_a_child_has_too_ends_here() {
 fn take_channel(peers: &Peers) -> Option<(SessionId, Box<Answering>)> {
     peers.look();
     match peers.next_news()? {
-        ChannelNews::Opened(session, channel) => Some((session, channel)),
+        ChannelNews::Opened(session, channel, _) => Some((session, channel)),
         ChannelNews::Ended(_) => panic!("a session has ended"),
     }
 }
@@ -309,7 +309,7 @@ fn what_was_asked_before_the_end_is_read() {
     }
     drop((asking, a));
     b.look();
-    let Some(ChannelNews::Opened(session, mut channel)) = b.next_news() else { panic!("a channel") };
+    let Some(ChannelNews::Opened(session, mut channel, _)) = b.next_news() else { panic!("a channel") };
     while take(&b).is_some() {}
     assert!(matches!(b.next_news(), Some(ChannelNews::Ended(id)) if id == session));
     for n in 0..3 {

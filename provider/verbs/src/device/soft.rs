@@ -31,7 +31,7 @@ use starverbs_backend as backend;
 use starverbs_core::coalesce::When;
 use starverbs_core::{Nanos, Nic, NicConfig, Qpn};
 use starverbs_rings::{PendingDoorbells, budget};
-use starverbs_settings::Settings;
+use starverbs_settings::{LinkTrust, Settings};
 
 use super::activity::Activity;
 use super::command::Events;
@@ -106,14 +106,20 @@ impl Soft {
             stats.set_first_block(block);
         }
         log!(Info, "card opened on UDP port {}: {}", settings.port, info.addresses());
+        let local = LocalHost::new(&settings, &info);
+        let trusts = local.is_enabled() && settings.link_trust == LinkTrust::User;
+        let gates = published.as_ref().filter(|_| trusts).and_then(Published::offer).map(|(offer, gates)| {
+            rx.peers().offer_memory(offer);
+            gates
+        });
         let moderator = Arc::new(Moderator::new());
         let thread = ProgressThread::new()?;
         let soft = Arc::new_cyclic(|soft: &Weak<Soft>| {
             let owner = rx.blocks().next().unwrap_or_default() as u16;
             let cm = CmHost::new(info.attr.node_guid, owner, info.addrs.clone(), soft.clone());
-            let local = LocalHost::new(&settings, &info);
             let intake = Intake::new(rx, settings.qpc_prefetch);
-            let shard = Shard::new(nic, tx, intake, stats, cm, local, Arc::clone(&moderator));
+            let mut shard = Shard::new(nic, tx, intake, stats, cm, local, Arc::clone(&moderator));
+            shard.env.channels.gates = gates;
             Soft {
                 forks: process::forks(),
                 info,

@@ -4,6 +4,9 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 
+use starverbs_backend::OfferedMemory;
+
+use super::gates::Gates;
 use super::mrs::MrMemory;
 use super::names::{Bytes, Names, ObjectKind, Whereabouts};
 use super::readers::Readers;
@@ -34,6 +37,13 @@ impl Published {
             Some(Published { about, readers, _token: token })
         });
         Ok((published, memory))
+    }
+
+    /// What peers of equal credentials get, and the card's half of it. `None`: the system lacks something.
+    pub(crate) fn offer(&self) -> Option<(OfferedMemory, Gates)> {
+        let mrs = File::open(format!("/proc/self/fd/{}", self.about.mrs.fd)).ok()?;
+        let (gates, file) = Gates::create().ok()?;
+        Some((OfferedMemory { mrs, readers: self.readers.share()?, gates: file }, gates))
     }
 
     /// Waits until no other process uses what was closed before: for copies that are under way. One of a

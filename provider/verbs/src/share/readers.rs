@@ -55,6 +55,11 @@ impl Readers {
         Ok(Readers { slots: Slots(map), is: Identity::of(&file)?, file })
     }
 
+    /// Another descriptor of the file.
+    pub(super) fn share(&self) -> Option<File> {
+        self.file.try_clone().ok()
+    }
+
     pub(super) fn file(&self) -> Result<FileAt> {
         FileAt::of(&self.file)
     }

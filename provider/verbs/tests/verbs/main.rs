@@ -8,6 +8,7 @@ mod batches;
 mod cm;
 mod coalescing;
 mod completion;
+mod direct;
 mod domains;
 mod imports;
 mod memory;

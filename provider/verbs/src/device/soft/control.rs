@@ -279,7 +279,7 @@ impl Soft {
     }
 
     fn modify_qp(&self, qp: &QpInner, to: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        self.with(|shard, now| {
+        let direct = self.with(|shard, now| {
             if mask.contains(QpAttrMask::STATE) && to.state == QpState::Sqd {
                 shard.wait_no_more(qp.qpn, now);
             }
@@ -290,26 +290,40 @@ impl Soft {
                 }
                 shard.move_local(qp.qpn, to.state, qp.has_wish(), now);
             }
-            Ok(())
-        })
+            if mask.contains(QpAttrMask::ACCESS_FLAGS) {
+                shard.change_access(qp.qpn);
+            }
+            Ok::<_, VerbsError>(shard.env.channels.gates.is_some())
+        })?;
+        let stops = mask.contains(QpAttrMask::STATE) && matches!(to.state, QpState::Err | QpState::Reset);
+        if direct && (stops || mask.contains(QpAttrMask::ACCESS_FLAGS)) {
+            /* the peer's copies that are under way */
+            self.await_readers();
+        }
+        Ok(())
     }
 
     fn destroy_qp(&self, qp: &QpInner, detach: bool) -> Result<()> {
         if qp.has_wish() {
             self.await_taken(qp.qpn);
         }
-        self.with(|shard, now| {
+        let direct = self.with(|shard, now| {
             if qp.attachment() != 0 {
                 shard.shared_qps.detach(&mut shard.env, qp.qpn, qp.attachment());
-                return Ok(());
+                return Ok::<_, VerbsError>(false);
             }
             let ended = if detach { shard.end_qp(qp.qpn, now) } else { shard.destroy_qp(qp.qpn, now) };
             if ended != Err(NicError::Busy) {
                 /* with the lock held: the next QP may have this number, and completions of its own */
                 qp.purge();
             }
-            Ok(ended?)
-        })
+            ended?;
+            Ok(shard.env.channels.gates.is_some())
+        })?;
+        if direct {
+            self.await_readers();
+        }
+        Ok(())
     }
 
     fn share_domain(&self, domain: PdId, name: &DomainName) -> Result<()> {

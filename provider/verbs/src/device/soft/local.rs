@@ -7,6 +7,7 @@
 //! connection until RESET. Owns who proposed what; the channels lie in the card's host ([`HostEnv`]).
 
 pub(crate) mod channels;
+mod direct;
 pub(crate) mod end;
 mod record;
 mod requester;
@@ -19,7 +20,7 @@ use starverbs_backend::{ChannelNews, SessionId};
 use starverbs_core::engine::{EngineCtx, Terms};
 use starverbs_core::nic::Handover;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
-use starverbs_core::{Gid, Nanos, NicError, QpState, QpType, Qpn};
+use starverbs_core::{Access, Gid, Nanos, NicError, QpState, QpType, Qpn};
 use starverbs_settings::{Link, Settings};
 
 use super::Shard;
@@ -27,6 +28,8 @@ use super::engine::HostEngine;
 use super::env::HostEnv;
 use crate::info::{DeviceInfo, MAX_MSG};
 use crate::log::log;
+use crate::share::{Gate, Gates};
+use direct::Direct;
 use end::{Init, LocalEnd};
 use record::{Record, control};
 use turn::{Said, with_end};
@@ -57,15 +60,20 @@ struct Ours {
     channel: u32,
     peer: Qpn,
     until: Nanos,
+    /// Through which the peer may reach the QP's memory by itself, with these rights
+    gate: Option<Gate>,
+    access: Access,
 }
 
 /// A proposal of a peer.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Theirs {
     epoch: u16,
     from: Qpn,
     serial: u32,
     session: Option<SessionId>,
+    /// What it lets this end do by itself
+    direct: Option<Direct>,
 }
 
 /// What is known of a QP.
@@ -119,6 +127,11 @@ impl LocalHost {
         }
     }
 
+    /// Whether any QP may get a local connection.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
     /// Whether an address is this host's.
     fn is_here(&self, gid: &Gid) -> bool {
         self.addrs.contains(gid) || matches!(gid.ipv4(), Some([127, ..]))
@@ -157,15 +170,32 @@ impl Shard {
             QpState::Reset => {
                 let Some(entry) = self.local.qps.get_mut(&qpn) else { return };
                 let path = std::mem::take(&mut entry.path);
-                entry.ours = None;
+                let gate = entry.ours.take().and_then(|ours| ours.gate);
+                self.env.channels.close_gate(gate);
                 self.local.count(path, Path::None);
             }
+            QpState::Err => self.stop_direct(qpn),
             _ => {}
         }
     }
 
+    /// The program has set a QP's access rights: a peer that knows others asks from now on.
+    pub(super) fn change_access(&mut self, qpn: Qpn) {
+        let access = self.nic.query_qp(qpn).map(|attr| attr.access);
+        let known = self.local.qps.get(&qpn).and_then(|entry| entry.ours).map(|ours| ours.access);
+        if known.is_some() && known != access.ok() {
+            self.stop_direct(qpn);
+        }
+    }
+
+    fn stop_direct(&mut self, qpn: Qpn) {
+        let ours = self.local.qps.get(&qpn).and_then(|entry| entry.ours);
+        self.env.channels.close_gate(ours.and_then(|ours| ours.gate));
+    }
+
     /// A QP is gone.
     pub(super) fn forget_local(&mut self, qpn: Qpn) {
+        self.stop_direct(qpn);
         if let Some(entry) = self.local.qps.remove(&qpn) {
             self.local.count(entry.path, Path::None);
         }
@@ -184,11 +214,16 @@ impl Shard {
         };
         self.local.epoch = self.local.epoch.wrapping_add(1);
         let epoch = self.local.epoch;
+        let mut record = Record { op: control::PROPOSE, epoch, to: peer, from: qpn, ..Record::default() };
+        let (gate, access) = (self.env.channels.gates.as_mut().and_then(Gates::open), attr.access);
+        let pd = self.nic.handover(qpn).map(|handover| handover.owner.pd);
+        if let (Some(gate), Ok(pd)) = (gate, pd) {
+            record.offer(gate, pd, access);
+        }
         let entry = self.local.qps.entry(qpn).or_default();
         entry.path = Path::Asking;
-        entry.ours = Some(Ours { epoch, channel, peer, until: now + PATIENCE });
+        entry.ours = Some(Ours { epoch, channel, peer, until: now + PATIENCE, gate, access });
         self.local.asking += 1;
-        let record = Record { op: control::PROPOSE, epoch, to: peer, from: qpn, ..Record::default() };
         self.env.channels.say(channel, record);
         self.begin_if_agreed(qpn, now);
     }
@@ -200,7 +235,7 @@ impl Shard {
         else {
             return;
         };
-        let (ours, theirs) = (*ours, *theirs);
+        let (ours, theirs) = (*ours, theirs.clone());
         if theirs.from != ours.peer || !self.leads_to(ours.channel, theirs.session) {
             /* somebody else's */
             if let Some(entry) = self.local.qps.get_mut(&qpn) {
@@ -253,11 +288,14 @@ impl Shard {
             first_send,
             max_msg: MAX_MSG,
             epochs: [ours.epoch, theirs.epoch],
+            gate: ours.gate,
             channels: [ours.channel, theirs.serial],
         };
         env.channels.join(ours.channel);
         let make = |terms: &Terms, _: &mut EngineCtx<'_, HostEnv>| {
-            Ok(HostEngine::Local(Box::new(LocalEnd::new(init, terms)?)))
+            let mut end = LocalEnd::new(init, terms)?;
+            end.direct = theirs.direct.clone();
+            Ok(HostEngine::Local(Box::new(end)))
         };
         let begun = nic.start_engine(env, qpn, now, make);
         if begun.is_err() {
@@ -283,6 +321,7 @@ impl Shard {
         if let Some(entry) = self.local.qps.get_mut(&qpn) {
             let (path, ours) = (std::mem::replace(&mut entry.path, Path::Wire), entry.ours);
             self.local.count(path, Path::Wire);
+            self.env.channels.close_gate(ours.and_then(|ours| ours.gate));
             if let (Path::Asking, Some(Ours { epoch, channel, peer, .. })) = (path, ours) {
                 let record =
                     Record { op: control::WITHDRAW, epoch, to: peer, from: qpn, ..Record::default() };
@@ -318,18 +357,20 @@ impl Shard {
                 }
                 let early = matches!(state, Some(QpState::Reset | QpState::Init));
                 let held = self.nic.is_held(qpn);
+                let direct = self.direct_of(&record, serial);
                 let entry = self.local.qps.entry(qpn).or_default();
                 let asking = entry.path == Path::Asking && held;
                 if early || asking || entry.path == Path::Local {
                     /* of one that is early, or of the next connection: it is answered at RTR */
-                    entry.theirs = Some(Theirs { epoch: record.epoch, from, serial, session });
+                    entry.theirs =
+                        Some(Theirs { epoch: record.epoch, from, serial, session, direct: direct.clone() });
                 }
                 let channel = entry.ours.filter(|_| entry.path == Path::Local).map(|ours| ours.channel);
                 if asking {
                     self.begin_if_agreed(qpn, now);
                 } else if channel.is_some_and(|channel| self.leads_to(channel, session)) {
                     let Shard { nic, env, .. } = self;
-                    with_end((nic, env), qpn, now, |end, _| end.meet_again(&record, serial));
+                    with_end((nic, env), qpn, now, |end, _| end.meet_again(&record, serial, direct));
                 }
                 let path = self.local.qps.get(&qpn).map(|entry| entry.path);
                 if !early && path != Some(Path::Local) {
@@ -358,6 +399,13 @@ impl Shard {
             }
             _ => {}
         }
+    }
+
+    /// What a proposal lets this end do by itself.
+    fn direct_of(&self, record: &Record, serial: u32) -> Option<Direct> {
+        let (gate, pd, access) = record.offered()?;
+        let memory = self.env.channels.memory_of(serial)?;
+        self.env.channels.gates.is_some().then_some(Direct { memory, gate, pd, access })
     }
 
     /// The wire carries what was proposed.
@@ -427,8 +475,8 @@ impl Shard {
     #[cold]
     fn on_news(&mut self, news: ChannelNews, now: Nanos) {
         match news {
-            ChannelNews::Opened(session, channel) => {
-                self.env.channels.add_answerer(Some(session), *channel);
+            ChannelNews::Opened(session, channel, memory) => {
+                self.env.channels.add_answerer(Some(session), *channel, memory);
             }
             ChannelNews::Ended(session) => {
                 /* what it asked before is executed */

@@ -4,13 +4,15 @@
 //! its own as long as a queue pair uses it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use starverbs_backend::{Answering, Asking, Peers, SessionId};
+use starverbs_backend::{Answering, Asking, MemoryFiles, Peers, SessionId};
 use starverbs_core::{Nanos, Qpn};
 use starverbs_rings::{Broken, DataRoom};
 
 use super::record::Record;
 use super::responder::ReadAnswer;
+use crate::share::{Gate, Gates, PeerMemory};
 
 /// Requests under way in a channel that make no allocation.
 const UNDER_WAY: usize = 512;
@@ -47,6 +49,8 @@ pub(super) struct Answerer {
     pub(super) session: Option<SessionId>,
     /// No other has the same
     pub(super) serial: u32,
+    /// The way to the other end's memory
+    pub(super) memory: Option<Arc<PeerMemory>>,
     /// A READ whose answer is not complete
     pub(super) reading: Option<ReadAnswer>,
     /// There was no room for an answer
@@ -60,6 +64,8 @@ pub(crate) struct Channels {
     pub(super) peers: Peers,
     pub(super) askers: Vec<Option<Box<Asker>>>,
     pub(super) answerers: Vec<Answerer>,
+    /// Of this card's QPs, where peers may have its memory
+    pub(in super::super) gates: Option<Gates>,
     serial: u32,
     /// Others wake this card
     asleep: bool,
@@ -74,6 +80,7 @@ impl Channels {
             peers,
             askers: Vec::new(),
             answerers: Vec::new(),
+            gates: None,
             serial: 0,
             asleep: false,
             dirty: false,
@@ -103,7 +110,7 @@ impl Channels {
         }
         let (session, channel) = if ours {
             let (channel, answering) = Asking::to_ourselves()?;
-            self.add_answerer(None, answering);
+            self.add_answerer(None, answering, None);
             (None, channel)
         } else {
             let (session, channel) = self.peers.open_channel(block)?;
@@ -136,7 +143,12 @@ impl Channels {
     }
 
     /// Another process has made a channel, or this one to itself.
-    pub(super) fn add_answerer(&mut self, session: Option<SessionId>, channel: Answering) {
+    pub(super) fn add_answerer(
+        &mut self,
+        session: Option<SessionId>,
+        channel: Answering,
+        memory: Option<Box<MemoryFiles>>,
+    ) {
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
         if self.asleep {
@@ -146,11 +158,24 @@ impl Channels {
             channel,
             session,
             serial,
+            memory: memory.and_then(|files| PeerMemory::open(*files).ok()).map(Arc::new),
             reading: None,
             blocked: false,
             ended: false,
             dirty: false,
         });
+    }
+
+    /// The peer of one of this card's QPs asks for everything from now on.
+    pub(super) fn close_gate(&mut self, gate: Option<Gate>) {
+        if let (Some(gates), Some(gate)) = (&mut self.gates, gate) {
+            gates.close(gate);
+        }
+    }
+
+    /// The way to the memory of who asks in a channel.
+    pub(super) fn memory_of(&self, serial: u32) -> Option<Arc<PeerMemory>> {
+        self.answerers.iter().find(|answerer| answerer.serial == serial)?.memory.clone()
     }
 
     /// A QP uses a channel from now on.

@@ -14,10 +14,12 @@ use starverbs_core::{
 };
 use starverbs_rings::{CardRq, CardSq};
 
+use super::direct::Direct;
 use super::requester::Asked;
 use super::responder::Inbound;
 use crate::cq::CardCq;
 use crate::device::soft::env::HostEnv;
+use crate::share::Gate;
 
 pub(super) type Ctx<'a> = EngineCtx<'a, HostEnv>;
 
@@ -36,6 +38,8 @@ pub(super) struct Init {
     pub(super) max_msg: u32,
     /// Incarnations of our requester's connection and of the peer's
     pub(super) epochs: [u16; 2],
+    /// Through which the peer may reach this end's memory by itself
+    pub(super) gate: Option<Gate>,
     /// Channels: the one in which we ask, and the one in which we are asked
     pub(super) channels: [u32; 2],
 }
@@ -87,6 +91,8 @@ pub(crate) struct LocalEnd {
     pub(super) met: bool,
     /// Memory windows of type 2 were bound
     pub(super) windows: bool,
+    /// What this end may do by itself
+    pub(super) direct: Option<Direct>,
     /// A CQ overran
     overrun: bool,
 }
@@ -119,6 +125,7 @@ impl LocalEnd {
             inbound: Inbound::Idle,
             met: false,
             windows: false,
+            direct: None,
             overrun: false,
         })
     }
@@ -222,6 +229,7 @@ impl LocalEnd {
         if self.windows {
             ctx.mrs.unbind_all(self.of.qpn);
         }
+        ctx.env.channels.close_gate(self.of.gate);
         ctx.env.channels.leave(self.of.channels[0], self.of.qpn, self.next.wrapping_sub(self.una));
         ctx.stats.local_qps.sub(1);
     }
@@ -237,6 +245,7 @@ impl LocalEnd {
             return;
         }
         self.state = QpState::Err;
+        ctx.env.channels.close_gate(self.of.gate);
         ctx.env.channels.forget(self.of.channels[0], self.next.wrapping_sub(self.una));
         (self.fault, self.rnr_until, self.gone_at, self.reads) = (None, 0, 0, 0);
         self.inbound = Inbound::Idle;

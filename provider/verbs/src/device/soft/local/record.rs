@@ -4,8 +4,9 @@
 //! executed is known by its place in the ring, which the other end gives back: only READs and atomics have
 //! answers, and what is refused. A refusal stands in the answers before the place is given back.
 
+use crate::share::Gate;
 use starverbs_core::types::SendOp;
-use starverbs_core::{Qpn, WcStatus};
+use starverbs_core::{Access, PdId, Qpn, WcStatus};
 use starverbs_rings::Record as Words;
 use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
 
@@ -132,6 +133,21 @@ impl Record {
     /// Two words of the body: an atomic's.
     pub(super) fn operands(&self) -> [u64; 2] {
         transmute!(self.body)
+    }
+
+    /// A proposal says how the peer reaches the proposer's memory by itself: the proposer's gate, its QP's
+    /// protection domain and access rights.
+    pub(super) fn offer(&mut self, gate: Gate, pd: PdId, access: Access) {
+        self.total = 1;
+        (self.rkey, self.imm) = (pd.0, access.bits());
+        self.addr_words = [gate.number, gate.incarnation];
+    }
+
+    /// What [`Record::offer`] put there.
+    pub(super) fn offered(&self) -> Option<(Gate, PdId, Access)> {
+        let [number, incarnation] = self.addr_words;
+        let access = Access::from_bits_truncate(self.imm);
+        (self.total == 1).then_some((Gate { number, incarnation }, PdId(self.rkey), access))
     }
 
     /// The same, to be sent.

@@ -68,6 +68,9 @@ impl LocalEnd {
                 if let Err(status) = self.admit(&wqe) {
                     return self.fail_next(ctx, status);
                 }
+                if self.direct.is_some() && self.execute_direct(ctx, &wqe) {
+                    continue;
+                }
             }
             let step = match wqe.op {
                 SendOp::LocalInv | SendOp::BindMw => self.do_own(ctx, &wqe),
@@ -183,12 +186,18 @@ impl LocalEnd {
         if !done {
             return Step::Failed(WcStatus::MwBindErr);
         }
+        self.did_own(ctx);
+        Step::Asked
+    }
+
+    /// WQE `next` is done, without a request.
+    #[inline]
+    pub(super) fn did_own(&mut self, ctx: &mut Ctx<'_>) {
         let slot = self.slot(self.next);
         self.asked[slot] = Asked { end: 0, seq: self.seq, progress: Progress::Done };
         self.next = self.next.wrapping_add(1);
         ctx.env.channels.count(self.of.channels[0]);
         self.complete(ctx);
-        Step::Asked
     }
 
     /// WQE `next` was asked for as a whole.

@@ -12,6 +12,7 @@ use starverbs_core::{
     Access, AsyncEvent, Cqe, Dma, FlushLevel, Host, QpState, Qpn, WcFlags, WcOpcode, WcStatus,
 };
 
+use super::direct::Direct;
 use super::end::{Ctx, LocalEnd};
 use super::record::{BODY, CHUNK, Record, answer, flag};
 
@@ -377,9 +378,10 @@ impl LocalEnd {
     }
 
     /// The peer has proposed once more: what it proposed before was of a connection that was over.
-    pub(super) fn meet_again(&mut self, record: &Record, channel: u32) {
+    pub(super) fn meet_again(&mut self, record: &Record, channel: u32, direct: Option<Direct>) {
         if !self.met && record.from == self.of.peer {
             (self.of.epochs[1], self.of.channels[1]) = (record.epoch, channel);
+            self.direct = direct;
         }
     }
 
