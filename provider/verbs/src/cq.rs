@@ -388,6 +388,14 @@ impl Drop for CqShared {
 #[derive(Clone)]
 pub(crate) struct CardCq(Arc<CqShared>);
 
+impl CardCq {
+    /// Whether the program has polled all that was added, as far as the card sees.
+    #[inline]
+    pub(crate) fn is_polled(&self) -> bool {
+        self.0.waiting() == 0
+    }
+}
+
 impl CompletionQueue for CardCq {
     #[inline]
     fn push(&self, cqe: &Cqe, solicited: bool) -> std::result::Result<(), CqOverrun> {

@@ -21,6 +21,8 @@ use crate::share::{Gate, PeerMemory, Target};
 const PIECE: u32 = 1 << 16;
 /// Longest message: the card's lock is held while it is copied.
 const LONGEST: u32 = 1 << 30;
+/// A message that is shorter costs more as a system call than as a request, if many are under way.
+const SHORT: u32 = 32 << 10;
 /// Most pieces of local memory, and one more for the end that is written last.
 const PIECES: usize = 64 + 1;
 /// Written last: who polls them finds all before.
@@ -70,6 +72,11 @@ impl LocalEnd {
         /* the peer answers a first request only once it has begun, too */
         let idle = self.una == self.next && self.offset == 0 && self.reads == 0 && !self.is_fresh();
         if !idle || !(1..=LONGEST).contains(&wqe.length) {
+            return false;
+        }
+        /* one after the other without a look at what is done: the ring takes four times as many */
+        let alone = self.completes(wqe) && self.of.send_cq.is_polled();
+        if wqe.length < SHORT && !alone {
             return false;
         }
         let Some(direct) = self.direct.take() else { return false };

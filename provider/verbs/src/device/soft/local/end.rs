@@ -9,8 +9,8 @@ use starverbs_core::env::{CompletionQueue, RecvQueue, SendQueue};
 use starverbs_core::nic::MAX_SGE;
 use starverbs_core::room::filled;
 use starverbs_core::{
-    AsyncEvent, Cqe, Host, Nanos, NicError, PdId, QpId, QpState, Qpn, SendFlags, Sge, WcFlags, WcOpcode,
-    WcStatus,
+    AsyncEvent, Cqe, Host, Nanos, NicError, PdId, QpId, QpState, Qpn, SendFlags, SendWqe, Sge, WcFlags,
+    WcOpcode, WcStatus,
 };
 use starverbs_rings::{CardRq, CardSq};
 
@@ -291,13 +291,19 @@ impl LocalEnd {
         self.push_send(ctx, cqe);
     }
 
+    /// Whether a WQE makes a completion when it succeeds.
+    #[inline]
+    pub(super) fn completes(&self, wqe: &SendWqe) -> bool {
+        self.of.sig_all || wqe.flags.contains(SendFlags::SIGNALED)
+    }
+
     /// The oldest WQE succeeded.
     #[inline]
     pub(super) fn complete_one(&mut self, ctx: &mut Ctx<'_>) {
         let wqe = self.of.sq.wqe(self.una);
         /* before the completion: who polls it may post at once */
         self.release_oldest();
-        if self.of.sig_all || wqe.flags.contains(SendFlags::SIGNALED) {
+        if self.completes(&wqe) {
             let byte_len = if wqe.op.brings_data() { wqe.length } else { 0 };
             self.push_send(
                 ctx,
