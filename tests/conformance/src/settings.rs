@@ -32,6 +32,7 @@ fn all_keys(pcap: &Path) -> String {
          addrs = [\"127.0.0.1\"]\n\
          port = 14791\n\
          link = \"udp\"\n\
+         link_trust = \"none\"\n\
          rcvbuf = \"8M\"\n\
          sndbuf = \"8M\"\n\
          memory = \"2G\"\n\
