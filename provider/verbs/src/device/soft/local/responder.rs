@@ -268,8 +268,8 @@ impl LocalEnd {
         (record, more)
     }
 
-    fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
-        let need = Access::REMOTE_ATOMIC;
+    /// Where the eight bytes lie that a request asks for: aligned, and open to it.
+    fn word_of(&mut self, ctx: &mut Ctx<'_>, record: &Record, need: Access) -> Result<u64, Reply> {
         let addr = record.addr();
         if addr & 7 != 0 {
             return Err(self.refuse(ctx, record));
@@ -281,6 +281,11 @@ impl LocalEnd {
         if host & 7 != 0 {
             return Err(self.refuse(ctx, record));
         }
+        Ok(host)
+    }
+
+    fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
+        let host = self.word_of(ctx, record, Access::REMOTE_ATOMIC)?;
         let [operand, swap] = record.operands();
         let value = match record.send_op() {
             SendOp::CmpSwap => ctx.env.dma_compare_swap(host, operand, swap),
@@ -293,18 +298,10 @@ impl LocalEnd {
     }
 
     fn execute_atomic_write(&mut self, ctx: &mut Ctx<'_>, record: &Record) -> Result<Reply, Reply> {
-        let need = Access::REMOTE_WRITE;
-        let addr = record.addr();
-        if record.len != 8 || addr & 7 != 0 {
+        if record.len != 8 {
             return Err(self.refuse(ctx, record));
         }
-        let open = ctx.mrs.resolve_remote(record.rkey, self.id(), addr, 8, need).ok();
-        let Some(host) = open.filter(|_| self.terms.access.contains(need)) else {
-            return Err(self.violate(ctx, record));
-        };
-        if host & 7 != 0 {
-            return Err(self.refuse(ctx, record));
-        }
+        let host = self.word_of(ctx, record, Access::REMOTE_WRITE)?;
         let [word, _] = record.operands();
         if !ctx.env.dma_store(host, word.to_ne_bytes()) {
             return Err(self.violate(ctx, record));
