@@ -57,7 +57,7 @@ pub use host::HostAddr;
 pub use membership::max_groups;
 pub use owners::Owners;
 pub use peer::channel::{Answering, Asking};
-pub use peer::direct::{MemoryFiles, OfferedMemory, ProcessMemory};
+pub use peer::direct::{MemoryFiles, OfferedMemory, ProcessFile};
 pub use peer::{ChannelNews, Peers, SessionId};
 pub use program::Payload;
 pub use quiet::{without_signals, write_line};

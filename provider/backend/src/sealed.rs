@@ -26,12 +26,27 @@ pub const ONLY_OURS: SealFlag = SIZE_STAYS.union(SealFlag::F_SEAL_FUTURE_WRITE);
 /// # Errors
 /// What the system says: no memory, no descriptors, no such seals (memfd_create(2), fcntl(2), mmap(2)).
 pub fn create(name: &CStr, len: usize, seals: SealFlag) -> io::Result<(MmapRaw, File)> {
-    let file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
-    /* it counts against the limit on files (RLIMIT_FSIZE) */
-    without_signals(|| file.set_len(len as u64))?;
+    let file = unsealed(name, len)?;
     let map = MmapOptions::new().len(len).map_raw(&file)?;
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
     Ok((map, file))
+}
+
+/// The same, of a size that stays, and not mapped.
+///
+/// # Errors
+/// As of [`create`].
+pub fn file(name: &CStr, len: usize) -> io::Result<File> {
+    let file = unsealed(name, len)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SIZE_STAYS))?;
+    Ok(file)
+}
+
+fn unsealed(name: &CStr, len: usize) -> io::Result<File> {
+    let file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+    /* it counts against the limit on files (RLIMIT_FSIZE) */
+    without_signals(|| file.set_len(len as u64))?;
+    Ok(file)
 }
 
 /// The length of another process's memory file. `None`: it is something else, has not all these seals, or is
@@ -51,7 +66,7 @@ mod tests {
 
     const LEN: usize = 3 * 4096;
 
-    fn file(flags: MFdFlags, seals: SealFlag) -> nix::Result<File> {
+    fn memory_file(flags: MFdFlags, seals: SealFlag) -> nix::Result<File> {
         let file = File::from(memfd_create(c"test", flags | MFdFlags::MFD_ALLOW_SEALING)?);
         file.set_len(LEN as u64).expect("memory");
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
@@ -62,7 +77,7 @@ mod tests {
     fn only_memory_that_stays_is_believed() {
         let (_map, made) = create(c"test", LEN, ONLY_OURS).expect("memory");
         assert_eq!([check(&made, ONLY_OURS), check(&made, SIZE_STAYS)], [Some(LEN); 2]);
-        let sealed = |seals| file(MFdFlags::empty(), seals).expect("a memory file");
+        let sealed = |seals| memory_file(MFdFlags::empty(), seals).expect("a memory file");
         assert_eq!(check(&sealed(SealFlag::F_SEAL_GROW), SIZE_STAYS), None, "it can be made shorter");
         assert_eq!(check(&sealed(SIZE_STAYS), ONLY_OURS), None, "it can be written");
         let exe = File::open("/proc/self/exe").expect("a file");

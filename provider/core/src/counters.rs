@@ -274,8 +274,10 @@ counters! {
     star_stateless_connection_bytes,
     /// same host: requests written to other queue pairs' cards, without a packet
     local_requests,
-    /// same host: WRITEs and READs that this card executed on its peer's memory by itself
+    /// same host: WRITEs and READs that this card executed by itself through a descriptor of its peer's memory
     local_direct,
+    /// same host: WRITEs, READs and atomics that this card executed by itself on memory that its peer has mapped, too
+    local_mapped,
     /// same host: requests of others executed
     local_executed,
     /// same host: queue pairs whose connection goes through shared memory now

@@ -38,6 +38,11 @@ const STEP: usize = 1024;
 /// An MR's own key may stand in an SGE; a window's may not (IBTA 10.6.7.1).
 const IN_SGES: Access = Access::from_bits_retain(1 << 31);
 
+/// Where a region's bytes lie beside their address, in words of the host's that the table keeps and does not
+/// look at. All zero: nowhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Backing(pub [u32; 5]);
+
 /// What a program registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MrAttr {
@@ -51,6 +56,8 @@ pub struct MrAttr {
     pub iova: u64,
     /// Access rights
     pub access: Access,
+    /// Where its first byte lies, too
+    pub backing: Backing,
 }
 
 /// Why the card may not touch memory. The first that holds, in this order.

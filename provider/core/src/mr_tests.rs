@@ -9,7 +9,7 @@ use crate::rng::Rng;
 const PD: PdId = PdId(3);
 
 fn attr(addr: u64, length: u64, iova: u64, access: Access) -> MrAttr {
-    MrAttr { pd: PD, addr, length, iova, access }
+    MrAttr { pd: PD, addr, length, iova, access, ..MrAttr::default() }
 }
 
 /// One MR of 0x100 bytes at host 0x1000, known as 0x9000.

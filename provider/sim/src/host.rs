@@ -298,7 +298,7 @@ impl Host {
 
     fn region_of(&mut self, pd: PdId, length: u64, access: Access) -> (u64, u32) {
         let addr = self.env.memory.alloc(length);
-        let attr = MrAttr { pd, addr, length, iova: addr, access };
+        let attr = MrAttr { pd, addr, length, iova: addr, access, ..MrAttr::default() };
         let key = self.nic.reg_mr(attr).expect("a good registration");
         self.follow_memory();
         self.regions.push((key, attr));

@@ -12,8 +12,8 @@ use starverbs_rings::budget;
 use crate::context::Context;
 use crate::device::Command;
 use crate::error::{Result, VerbsError};
-use crate::memory::Mapping;
-use crate::share::{Bytes, Foreign, ObjectKind};
+use crate::memory::{Mapping, Zeroes};
+use crate::share::{Bytes, FileBytes, Foreign, ObjectKind};
 
 /// Most device memory of a process, bytes.
 pub const MAX_DM: u64 = 16 << 20;
@@ -42,7 +42,7 @@ struct DmInner {
 
 /// Where it is.
 enum Place {
-    Here { start: u64, length: u64, _map: Mapping },
+    Here { memory: Zeroes, length: u64 },
     Foreign(Foreign),
 }
 
@@ -62,11 +62,12 @@ impl Dm {
             USED.fetch_sub(length, Ordering::AcqRel);
             return Err(VerbsError::NoMemory("device memory"));
         }
-        let (map, start) = Mapping::zeroes(length, 1 << log_align).inspect_err(|_| give_back(length))?;
+        let memory = Mapping::zeroes(length, 1 << log_align).inspect_err(|_| give_back(length))?;
+        let start = memory.start;
         /* no handle is 0: programs take that for none */
         let place = all().insert(Weak::new());
         let handle = place as u32 + 1;
-        let dm = Dm::new(ctx, handle, Place::Here { start, length, _map: map });
+        let dm = Dm::new(ctx, handle, Place::Here { memory, length });
         if let Some(listed) = all().get_mut(place) {
             *listed = Arc::downgrade(&dm.0);
         }
@@ -166,9 +167,15 @@ impl Dm {
 
     /// Address of bytes [offset, offset + len), if it has them here.
     pub(crate) fn range(&self, offset: u64, len: u64) -> Option<u64> {
-        let Place::Here { start, length, .. } = self.0.place else { return None };
-        let inside = offset.checked_add(len).is_some_and(|end| end <= length);
-        (inside && !self.0.gone.load(Ordering::Acquire)).then(|| start + offset)
+        let Place::Here { memory, length } = &self.0.place else { return None };
+        let inside = offset.checked_add(len).is_some_and(|end| end <= *length);
+        (inside && !self.0.gone.load(Ordering::Acquire)).then(|| memory.start + offset)
+    }
+
+    /// Where the byte at an address lies, for other processes.
+    pub(crate) fn file_bytes(&self, addr: u64) -> Option<FileBytes> {
+        let Place::Here { memory, .. } = &self.0.place else { return None };
+        memory.file_bytes(addr)
     }
 
     /// Whether it is another process's.

@@ -8,11 +8,15 @@
 //! [`NULL`]: what is written is dropped, what is read is zero. Both: memory of another process, a number and
 //! an offset.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
+use starverbs_backend::sealed;
+
 use crate::error::{Result, VerbsError};
+use crate::share::FileBytes;
 
 /// Mark of memory that may be missing.
 pub(crate) const DEMAND: u64 = 1 << 63;
@@ -238,6 +242,21 @@ fn covers(maps: &str, start: u64, end: u64, write: bool) -> bool {
     false
 }
 
+/// What [`Mapping::zeroes`] gives.
+pub(crate) struct Zeroes {
+    /// Address of the first byte
+    pub(crate) start: u64,
+    file: Option<File>,
+    map: Mapping,
+}
+
+impl Zeroes {
+    /// Where a byte of it lies, for other processes.
+    pub(crate) fn file_bytes(&self, addr: u64) -> Option<FileBytes> {
+        FileBytes::of(self.file.as_ref()?, addr.checked_sub(self.map.addr)?)
+    }
+}
+
 /// Memory that this library mapped; unmapped with it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -246,13 +265,16 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// `len` bytes of zeroes that forked children share, at a multiple of `align` (a power of two).
-    pub(crate) fn zeroes(len: u64, align: u64) -> Result<(Mapping, u64)> {
+    /// `len` bytes of zeroes that forked children share, at a multiple of `align` (a power of two): of a memory
+    /// file that other processes may map, if there can be one.
+    pub(crate) fn zeroes(len: u64, align: u64) -> Result<Zeroes> {
         let room =
             usize::try_from(len + align.max(page())).map_err(|_| VerbsError::NoMemory("device memory"))?;
-        let map = Mapping::new(room, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS, -1, 0)?;
+        let file = sealed::file(c"starverbs-memory", room).ok();
+        let (fd, flags) = file.as_ref().map_or((-1, libc::MAP_ANONYMOUS), |file| (file.as_raw_fd(), 0));
+        let map = Mapping::new(room, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)?;
         let start = map.addr.next_multiple_of(align);
-        Ok((map, start))
+        Ok(Zeroes { start, file, map })
     }
 
     /// Bytes [offset, offset + len) of a descriptor; gives the address of the first.
@@ -414,7 +436,7 @@ mod tests {
     fn safe_copies_find_holes_without_a_signal() {
         assert!(safe_copies_work());
         let page = page();
-        let (map, start) = Mapping::zeroes(2 * page, page).unwrap();
+        let Zeroes { start, map, .. } = Mapping::zeroes(2 * page, page).unwrap();
         let mut back = [0; 20];
         for at in [0, 5, page - 3] {
             assert!(write(DEMAND | (start + at), b"twenty bytes of text"));

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use starverbs_core::mr::MrAttr;
+use starverbs_core::mr::{Backing, MrAttr};
 use starverbs_core::{Access, Sge};
 
 use crate::context::Context;
@@ -18,7 +18,7 @@ use crate::dm::{Dm, DmHold};
 use crate::error::{Result, VerbsError};
 use crate::memory::{self, Mapping};
 use crate::pd::Pd;
-use crate::share::{Bytes, Foreign, Kept, Tag};
+use crate::share::{Bytes, FileBytes, Foreign, Kept, Tag};
 
 /// IBV_ACCESS_OPTIONAL_RANGE: hints that a device may pass over (ibv_reg_mr(3)).
 const OPTIONAL: u32 = 0x3ff0_0000;
@@ -119,7 +119,8 @@ impl Mr {
     /// ENOMEM; EIO in a forked child.
     pub fn null(pd: &Pd) -> Result<Mr> {
         let access = Access::LOCAL_WRITE;
-        let attr = MrAttr { pd: pd.id(), addr: memory::NULL, length: memory::SPAN, iova: 0, access };
+        let (addr, length) = (memory::NULL, memory::SPAN);
+        let attr = MrAttr { pd: pd.id(), addr, length, access, ..MrAttr::default() };
         Mr::new(pd, MrKind::Null, attr)
     }
 
@@ -138,7 +139,9 @@ impl Mr {
             return Err(VerbsError::Unsupported("atomics on another process's device memory"));
         }
         let (hold, addr) = dm.hold(pd.context(), offset, length)?;
-        Mr::new(pd, MrKind::Device { _hold: hold }, MrAttr { pd: pd.id(), addr, length, iova: 0, access })
+        let backing = dm.file_bytes(addr).map_or_else(Backing::default, FileBytes::backing);
+        let attr = MrAttr { pd: pd.id(), addr, length, iova: 0, access, backing };
+        Mr::new(pd, MrKind::Device { _hold: hold }, attr)
     }
 
     /// `ibv_reg_dmabuf_mr`: bytes of a dma-buf, or of whatever else a descriptor maps.
@@ -161,7 +164,8 @@ impl Mr {
         }
         let write = access.contains(Access::LOCAL_WRITE);
         let (map, addr) = Mapping::of_fd(fd, offset, length, write).map_err(not_mappable)?;
-        Mr::new(pd, MrKind::Mapped { _map: map }, MrAttr { pd: pd.id(), addr, length, iova, access })
+        let attr = MrAttr { pd: pd.id(), addr, length, iova, access, ..MrAttr::default() };
+        Mr::new(pd, MrKind::Mapped { _map: map }, attr)
     }
 
     /// `ibv_import_mr`: a region of this domain by its handle, which is its lkey. Dropping it
@@ -189,7 +193,7 @@ impl Mr {
             let MrAttr { addr, length, iova, access, .. } = theirs;
             let memory = Foreign::new(&imported.from, tag, Bytes { addr, length })?;
             let access = Access::from_bits(access.bits()).ok_or(NONE)?;
-            let attr = MrAttr { pd: pd.id(), addr: 0, length, iova, access };
+            let attr = MrAttr { pd: pd.id(), length, iova, access, ..MrAttr::default() };
             device.control(Command::ImportMr { key: handle, attr, memory })?.mr()
         })?;
         Ok(Mr::with_key(pd, handle, MrKind::Foreign(tag), attr))
@@ -358,7 +362,8 @@ fn user_attr(pd: &Pd, addr: u64, length: u64, iova: u64, access: Access) -> Resu
         if access.contains(Access::HUGETLB) || iova != 0 {
             return Err(VerbsError::Invalid("huge pages or an address with an implicit region"));
         }
-        return Ok(MrAttr { pd, addr: memory::DEMAND, length: memory::SPAN, iova, access });
+        let (addr, length) = (memory::DEMAND, memory::SPAN);
+        return Ok(MrAttr { pd, addr, length, iova, access, ..MrAttr::default() });
     }
     let end = addr.checked_add(length).ok_or(VerbsError::Invalid("range wraps"))?;
     let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
@@ -367,10 +372,12 @@ fn user_attr(pd: &Pd, addr: u64, length: u64, iova: u64, access: Access) -> Resu
         return Err(VerbsError::Fault);
     }
     if demand {
-        return Ok(MrAttr { pd, addr: memory::DEMAND | addr, length, iova, access });
+        let addr = memory::DEMAND | addr;
+        return Ok(MrAttr { pd, addr, length, iova, access, ..MrAttr::default() });
     }
     memory::probe(addr, end, access.contains(Access::LOCAL_WRITE))?;
-    Ok(MrAttr { pd, addr, length, iova, access })
+    let backing = FileBytes::of_program(addr, length).map_or_else(Backing::default, FileBytes::backing);
+    Ok(MrAttr { pd, addr, length, iova, access, backing })
 }
 
 /// An implicit on-demand region: everything that the process has.

@@ -10,28 +10,33 @@
 //!
 //! A peer of equal credentials gets the files and the way by its session instead ([`PeerMemory`]), and beside
 //! the table the gates of queue pairs, so that its card executes WRITE and READ by itself
-//! (docs/decisions/0020-direct-access.md).
+//! (docs/decisions/0020-direct-access.md): in memory that both have mapped, where the table says of a region in
+//! which file it lies ([`FileBytes`]), atomics too.
 //!
 //! Owns the files, both sides of them, and the way to other processes' memory. It must not know the verbs
 //! objects.
 
+mod backing;
 mod export;
 mod file;
 mod gates;
 mod import;
 mod kept;
+mod mapped;
 mod mrs;
 mod names;
+mod parent_only;
 mod peer;
 mod readers;
 
+pub(crate) use backing::FileBytes;
 pub(crate) use export::{Exports, Published};
 pub(crate) use gates::{Gate, Gates};
 pub(crate) use import::{Foreign, ForeignList, Importer};
 pub(crate) use kept::Kept;
 pub(crate) use mrs::MrMemory;
 pub(crate) use names::{Bytes, ObjectKind, Tag};
-pub(crate) use peer::{PeerMemory, Target};
+pub(crate) use peer::{Change, PeerMemory, Target, Way};
 
 #[cfg(feature = "fuzzing")]
 mod fuzzing;

@@ -27,20 +27,22 @@ pub struct MemoryFiles {
     /// The gates of its queue pairs
     pub gates: File,
     /// Its /proc/self/mem, as itself has opened it
-    pub memory: ProcessMemory,
+    pub memory: ProcessFile,
+    /// Its /proc/self: the directory of this one process, whoever gets its number later
+    pub process: ProcessFile,
 }
 
-/// A descriptor of a process's memory, which forked children do not keep.
+/// A descriptor that says something of a process, which forked children do not keep.
 #[derive(Debug)]
-pub struct ProcessMemory(Socket);
+pub struct ProcessFile(Socket);
 
-impl ProcessMemory {
-    pub(super) fn new(fd: OwnedFd) -> ProcessMemory {
-        ProcessMemory(Socket::new(fd))
+impl ProcessFile {
+    pub(super) fn new(fd: OwnedFd) -> ProcessFile {
+        ProcessFile(Socket::new(fd))
     }
 }
 
-impl AsRawFd for ProcessMemory {
+impl AsRawFd for ProcessFile {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -59,7 +61,8 @@ impl OfferedMemory {
             mrs: again(&self.mrs, false)?,
             readers: again(&self.readers, true)?,
             gates: again(&self.gates, false)?,
-            memory: ProcessMemory::new(memory.into()),
+            memory: ProcessFile::new(memory.into()),
+            process: ProcessFile::new(File::open("/proc/self").ok()?.into()),
         })
     }
 }

@@ -25,6 +25,8 @@ pub(super) const READERS: u8 = 4;
 pub(super) const MEM: u8 = 5;
 /// Kind of a descriptor: the gates of its queue pairs.
 pub(super) const GATES: u8 = 6;
+/// Kind of a descriptor: that process's directory (/proc/self).
+pub(super) const PROCESS: u8 = 7;
 
 /// Who speaks, and what it hands over.
 #[derive(Debug, PartialEq, Eq)]

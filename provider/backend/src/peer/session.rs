@@ -8,7 +8,7 @@ use starverbs_rings::{Broken, MessageReader, MessageWriter, Written};
 use super::channel::Asking;
 use super::direct::{MemoryFiles, OfferedMemory};
 use super::due::Due;
-use super::hello::{CHANNEL, GATES, Hello, MEM, MRS, READERS, RINGS};
+use super::hello::{CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
 use super::memory::{LANES, RingMemory};
 use super::socket::{self, Credentials};
 use super::{Consumer, SessionId, trust};
@@ -173,9 +173,10 @@ impl Session {
         let memory = memory.filter(|_| self.is_trusted()).and_then(OfferedMemory::open);
         let (kinds, fds): (&[u8], Vec<RawFd>) = match &memory {
             None => (&[CHANNEL], vec![file.as_raw_fd()]),
-            Some(MemoryFiles { mrs, readers, gates, memory }) => {
-                let files = [file.as_raw_fd(), mrs.as_raw_fd(), readers.as_raw_fd(), gates.as_raw_fd()];
-                (&[CHANNEL, MRS, READERS, GATES, MEM], [&files[..], &[memory.as_raw_fd()]].concat())
+            Some(MemoryFiles { mrs, readers, gates, memory, process }) => {
+                let files = [&file, mrs, readers, gates].map(|file| file.as_raw_fd());
+                let ways = [memory, process].map(|way| way.as_raw_fd());
+                (&[CHANNEL, MRS, READERS, GATES, MEM, PROCESS], [&files[..], &ways].concat())
             }
         };
         let hello = Hello { kinds, blocks: own_blocks }.encode();

@@ -11,8 +11,8 @@ use starverbs_core::Nanos;
 use starverbs_core::relay::LinkError;
 
 use super::channel::{Answering, Asking};
-use super::direct::{MemoryFiles, OfferedMemory, ProcessMemory};
-use super::hello::{self, CHANNEL, GATES, Hello, MEM, MRS, READERS, RINGS};
+use super::direct::{MemoryFiles, OfferedMemory, ProcessFile};
+use super::hello::{self, CHANNEL, GATES, Hello, MEM, MRS, PROCESS, READERS, RINGS};
 use super::memory::RingMemory;
 use super::session::Session;
 use super::socket::{self, Received};
@@ -306,7 +306,7 @@ impl Sessions {
                 Received::Message(bytes) => {
                     let Some(hello) = hello::decode(bytes) else { return self.break_off(id) };
                     let (mut rings, mut channel) = (None, None);
-                    let mut memory = [const { None }; 4];
+                    let mut memory = [const { None }; 5];
                     for (kind, file) in hello.kinds.iter().zip(descriptors) {
                         match *kind {
                             RINGS => rings = Some(file),
@@ -315,6 +315,7 @@ impl Sessions {
                             READERS => memory[1] = Some(file),
                             GATES => memory[2] = Some(file),
                             MEM => memory[3] = Some(file),
+                            PROCESS => memory[4] = Some(file),
                             _ => {}
                         }
                     }
@@ -352,11 +353,12 @@ impl Sessions {
     }
 
     /// What came beside a channel, if it is all there is to be, and its sender gets the same from us.
-    fn take_memory(&mut self, id: SessionId, files: [Option<OwnedFd>; 4]) -> Option<Box<MemoryFiles>> {
-        let [Some(mrs), Some(readers), Some(gates), Some(memory)] = files else { return None };
+    fn take_memory(&mut self, id: SessionId, files: [Option<OwnedFd>; 5]) -> Option<Box<MemoryFiles>> {
+        let [Some(mrs), Some(readers), Some(gates), Some(memory), Some(process)] = files else { return None };
         let wanted = self.offered.is_some() && self.get(id).is_some_and(|session| session.is_trusted());
         let (mrs, readers, gates) = (mrs.into(), readers.into(), gates.into());
-        wanted.then(|| Box::new(MemoryFiles { mrs, readers, gates, memory: ProcessMemory::new(memory) }))
+        let [memory, process] = [memory, process].map(ProcessFile::new);
+        wanted.then(|| Box::new(MemoryFiles { mrs, readers, gates, memory, process }))
     }
 
     /// The other end has made a channel.

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{IN_SGES, MrAttr, MrFault};
+use super::{Backing, IN_SGES, MrAttr, MrFault};
 use crate::error::NicError;
 use crate::room::exact;
 use crate::types::{Access, PdId, QpId, Qpn};
@@ -27,6 +27,8 @@ pub struct Entry {
     pub iova: u64,
     /// Rights, and whether SGEs may name it
     pub access: Access,
+    /// Where the first byte of an MR lies beside its address
+    pub backing: Backing,
 }
 
 const _: () = assert!(size_of::<Entry>() == 64 && align_of::<Entry>() == 64);
@@ -34,8 +36,8 @@ const _: () = assert!(size_of::<Entry>() == 64 && align_of::<Entry>() == 64);
 impl Entry {
     /// An MR, still without a key.
     pub(super) fn mr(attr: &MrAttr) -> Entry {
-        let MrAttr { pd, addr, length, iova, access } = *attr;
-        Entry { pd, addr, length, iova, access: access | IN_SGES, ..Entry::default() }
+        let MrAttr { pd, addr, length, iova, access, backing } = *attr;
+        Entry { pd, addr, length, iova, access: access | IN_SGES, backing, ..Entry::default() }
     }
 
     /// Whether it is an MR.
@@ -45,8 +47,8 @@ impl Entry {
 
     /// What was registered.
     pub fn attr(&self) -> MrAttr {
-        let Entry { pd, addr, length, iova, .. } = *self;
-        MrAttr { pd, addr, length, iova, access: self.access.difference(IN_SGES) }
+        let Entry { pd, addr, length, iova, backing, .. } = *self;
+        MrAttr { pd, addr, length, iova, access: self.access.difference(IN_SGES), backing }
     }
 
     /// Whether it gives a QP of a protection domain the right `need`.

@@ -10,7 +10,9 @@ const QPN: u32 = 7;
 
 fn region(table: &mut MrTable) -> u32 {
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
-    table.register(MrAttr { pd: PD, addr: 4096, length: 4096, iova: 4096, access }, 1).unwrap()
+    table
+        .register(MrAttr { pd: PD, addr: 4096, length: 4096, iova: 4096, access, ..MrAttr::default() }, 1)
+        .unwrap()
 }
 
 fn bind(table: &mut MrTable, mr: u32) -> u32 {

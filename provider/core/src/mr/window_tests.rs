@@ -11,7 +11,7 @@ const READ: Access = Access::REMOTE_READ;
 /// An MR of 0x100 bytes at host 0x1000, known as 0x9000, and a window.
 fn table(access: Access, kind: WindowType) -> (MrTable, u32, u32) {
     let mut t = MrTable::<Plain>::default();
-    let attr = MrAttr { pd: PD, addr: 0x1000, length: 0x100, iova: 0x9000, access };
+    let attr = MrAttr { pd: PD, addr: 0x1000, length: 0x100, iova: 0x9000, access, ..MrAttr::default() };
     let mr = t.register(attr, 0x1234_5678_9abc_def0).unwrap();
     let window = t.alloc_window(PD, kind, 99).unwrap();
     (t, mr, window)
@@ -67,7 +67,8 @@ fn a_bind_gives_eight_bits_of_a_key() {
 #[test]
 fn a_window_does_not_take_the_key_of_an_import() {
     let (mut t, b) = bindable(WindowType::One);
-    let attr = MrAttr { pd: PD, addr: 0x5000, length: 0x100, iova: 0x9000, access: READ };
+    let attr =
+        MrAttr { pd: PD, addr: 0x5000, length: 0x100, iova: 0x9000, access: READ, ..MrAttr::default() };
     t.import(b.rkey, attr).unwrap();
     assert_eq!(t.bind(&b), Err(MrFault::State));
     assert_eq!(at(&t, b.rkey, 0x9010, 4), Ok(0x5010), "still the import");

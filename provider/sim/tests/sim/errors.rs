@@ -125,7 +125,10 @@ fn keys_of_others_and_of_the_past() {
     let other = host.nic.alloc_pd().expect("a PD");
     let addr = host.env.memory.alloc(64);
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let rkey = host.nic.reg_mr(MrAttr { pd: other, addr, length: 64, iova: addr, access }).expect("an MR");
+    let rkey = host
+        .nic
+        .reg_mr(MrAttr { pd: other, addr, length: 64, iova: addr, access, ..MrAttr::default() })
+        .expect("an MR");
     let (sge, event) = (p.sge(0, 8), AsyncEvent::QpAccessErr(p.qpn[1]));
     p.refused_with(
         SendWqe { remote_addr: addr, rkey, ..p.wqe(2, SendOp::Write) },

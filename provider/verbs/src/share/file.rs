@@ -1,8 +1,9 @@
 //! Memory files that other processes map, found by their inode.
 
 use std::fs::{File, Metadata};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 #[cfg(feature = "fuzzing")]
 use memmap2::MmapRaw;
@@ -44,6 +45,25 @@ impl FileAt {
     pub(super) fn of(file: &File) -> Result<FileAt> {
         Ok(FileAt { file: Identity::of(file)?, fd: file.as_raw_fd() as u32 })
     }
+}
+
+/// Opens a file anew that a process has open as `fd`; `process` is its directory in /proc. `None`: it is not the
+/// one that is meant.
+pub(super) fn open_of(
+    process: RawFd,
+    fd: u32,
+    write: bool,
+    is_meant: impl FnOnce(&Metadata) -> bool,
+) -> io::Result<Option<File>> {
+    /* looked at before it is opened: opening does things to devices and pipes */
+    let path = format!("/proc/self/fd/{process}/fd/{fd}");
+    let found = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
+    let seen = found.metadata()?;
+    if !seen.is_file() || !is_meant(&seen) {
+        return Ok(None);
+    }
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    File::options().read(true).write(write).open(path).map(Some)
 }
 
 /// Overwrites all that follows the first eight bytes.

@@ -50,7 +50,7 @@ fn open(key: u32, entry: &Entry) {
     let Entry { addr, length, iova, access, .. } = *entry;
     let mut mrs = MrTable::<Plain>::default();
     let access = Access::from_bits_truncate(access.bits());
-    let attr = MrAttr { pd: PdId(1), addr, length, iova, access };
+    let attr = MrAttr { pd: PdId(1), addr, length, iova, access, ..MrAttr::default() };
     if mrs.import(key, attr).is_err() {
         return;
     }

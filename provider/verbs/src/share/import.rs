@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use starverbs_core::mr::MrAttr;
 
-use super::file::{FileAt, Identity};
+use super::file::{self, FileAt, Identity};
 use super::mrs::PeerMrs;
 use super::names::{Bytes, Names, ObjectKind, Tag};
 use super::readers::Reader;
@@ -120,20 +120,15 @@ impl Importer {
         {
             return Err(GONE);
         }
-        Ok(Reach { memory, mrs: PeerMrs::open(&mrs)?, reader: Reader::join(&readers)? })
+        let reader = Mutex::new(Reader::join(&readers)?);
+        Ok(Reach { memory, mrs: PeerMrs::open(&mrs)?, reader })
     }
 }
 
 /// A file among a process's descriptors.
 fn file_of(process: &File, at: FileAt, write: bool) -> Result<File> {
-    let path = inside(process, &format!("fd/{}", at.fd));
-    /* looked at before it is opened: opening does things to devices and pipes */
-    let found = File::options().read(true).custom_flags(libc::O_PATH).open(path).map_err(open_error)?;
-    let seen = found.metadata()?;
-    if !seen.is_file() || Identity::from(&seen) != at.file {
-        return Err(GONE);
-    }
-    open(&format!("/proc/self/fd/{}", found.as_raw_fd()), write)
+    let found = file::open_of(process.as_raw_fd(), at.fd, write, |seen| Identity::from(seen) == at.file);
+    found.map_err(open_error)?.ok_or(GONE)
 }
 
 /// The path of what a directory has now.
@@ -163,7 +158,8 @@ fn open_error(error: io::Error) -> VerbsError {
 pub(super) struct Reach {
     memory: File,
     mrs: PeerMrs,
-    pub(super) reader: Reader,
+    /// Locked while it reads
+    pub(super) reader: Mutex<Reader>,
 }
 
 /// Memory of an exporter that this process may use as long as an object of the exporter's is valid.
@@ -214,7 +210,8 @@ impl Foreign {
     /// Runs `copy` while the object is there: its exporter waits for the end of it. False: it is not, or the
     /// copy failed.
     pub(super) fn with_memory(&self, copy: impl FnOnce(&File) -> bool) -> bool {
-        self.reach.reader.read(|| self.is_valid() && copy(&self.reach.memory))
+        let mut reader = self.reach.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        reader.read(|| (self.is_valid() && copy(&self.reach.memory)).then_some(())).is_some()
     }
 
     fn is_valid(&self) -> bool {

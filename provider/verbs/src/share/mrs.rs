@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 use starverbs_backend::sealed::{self, ONLY_OURS};
-use starverbs_core::mr::{Entry, KEY_BITS, MAX_MR, Storage};
+use starverbs_core::mr::{Backing, Entry, KEY_BITS, MAX_MR, Storage};
 use starverbs_core::{Access, NicError, PdId};
 use starverbs_rings::{Incarnation, budget};
 
@@ -16,7 +16,7 @@ use super::file::{self, FileAt, OTHER};
 use crate::error::Result;
 
 /// "SVMRS" and the layout's version.
-const MAGIC: u64 = u64::from_le_bytes(*b"SVMRS\0\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"SVMRS\0\0\x02");
 
 /// The header before the entries.
 #[repr(C, align(64))]
@@ -39,6 +39,7 @@ struct Words {
     length: AtomicU64,
     iova: AtomicU64,
     access: AtomicU32,
+    backing: [AtomicU32; 5],
 }
 
 const _: () = {
@@ -51,6 +52,7 @@ const _: () = {
     assert!(offset_of!(Words, length) == offset_of!(Entry, length));
     assert!(offset_of!(Words, iova) == offset_of!(Entry, iova));
     assert!(offset_of!(Words, access) == offset_of!(Entry, access));
+    assert!(offset_of!(Words, backing) == offset_of!(Entry, backing));
 };
 
 /// One incarnation of one key: no other has the same.
@@ -161,6 +163,9 @@ impl Storage for MrMemory {
             words.length.store(entry.length, Ordering::Relaxed);
             words.iova.store(entry.iova, Ordering::Relaxed);
             words.access.store(entry.access.bits(), Ordering::Relaxed);
+            for (word, value) in words.backing.iter().zip(entry.backing.0) {
+                word.store(value, Ordering::Relaxed);
+            }
             words.key.store(entry.key, Ordering::Relaxed);
         });
     }
@@ -227,6 +232,7 @@ impl PeerMrs {
                 length: words.length.load(Ordering::Relaxed),
                 iova: words.iova.load(Ordering::Relaxed),
                 access: Access::from_bits_retain(words.access.load(Ordering::Relaxed)),
+                backing: Backing(words.backing.each_ref().map(|word| word.load(Ordering::Relaxed))),
             })
         })?;
         Some((MrTag { slot, incarnation }, entry))

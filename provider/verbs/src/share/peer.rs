@@ -1,12 +1,21 @@
-//! Memory of a peer of this host that handed over the way to it: this card executes WRITE and READ there by
-//! itself, with the peer's keys.
+//! Memory of a peer of this host that handed over the way to it: this card executes requests there by itself,
+//! with the peer's keys.
+//!
+//! Owns which way the bytes go: where the peer's table says of a region in which memory file it lies, this
+//! process maps that, and the CPU moves them; else the kernel does, by a descriptor of the peer's memory.
 
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use starverbs_backend::{MemoryFiles, ProcessMemory};
+use libc::iovec;
+use starverbs_backend::{MemoryFiles, ProcessFile};
+use starverbs_core::mr::Entry;
 use starverbs_core::{Access, QpId};
 
+use super::backing::FileBytes;
 use super::gates::{Gate, PeerGates};
+use super::mapped::MappedFiles;
 use super::mrs::PeerMrs;
 use super::readers::Reader;
 use crate::error::Result;
@@ -14,10 +23,17 @@ use crate::memory;
 
 /// What another process handed over.
 pub(crate) struct PeerMemory {
-    memory: ProcessMemory,
+    memory: ProcessFile,
+    process: ProcessFile,
     mrs: PeerMrs,
     gates: PeerGates,
+    inside: Mutex<Inside>,
+}
+
+/// What is used from within a reader's slot.
+struct Inside {
     reader: Reader,
+    files: MappedFiles,
 }
 
 /// Bytes of a peer's memory as a request names them, and the right that it needs.
@@ -30,14 +46,45 @@ pub(crate) struct Target {
     pub(crate) addr: u64,
     pub(crate) len: u32,
     pub(crate) need: Access,
+    /// The request is better asked for than executed by a system call
+    pub(crate) only_mapped: bool,
+}
+
+/// By which way bytes went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// Memory that both processes have mapped
+    Mapped,
+    /// A descriptor of the peer's memory
+    Descriptor,
+}
+
+/// What becomes of a word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    /// This is added
+    Add(u64),
+    /// The second takes the first's place
+    Swap(u64, u64),
+    /// This is written
+    Store(u64),
+}
+
+/// Where bytes of a peer lie.
+enum Place {
+    /// Here
+    Mapped(*mut u8),
+    /// There
+    Peer(libc::off_t),
 }
 
 impl PeerMemory {
     /// EINVAL: a file is something else; ENOMEM: too many processes read that memory.
     pub(crate) fn open(files: MemoryFiles) -> Result<PeerMemory> {
-        let MemoryFiles { mrs, readers, gates, memory } = files;
+        let MemoryFiles { mrs, readers, gates, memory, process } = files;
         let (mrs, gates) = (PeerMrs::open(&mrs)?, PeerGates::open(&gates)?);
-        Ok(PeerMemory { memory, mrs, gates, reader: Reader::join(&readers)? })
+        let inside = Inside { reader: Reader::join(&readers)?, files: MappedFiles::default() };
+        Ok(PeerMemory { memory, process, mrs, gates, inside: Mutex::new(inside) })
     }
 
     /// Whether that queue pair's memory can still be reached.
@@ -45,16 +92,31 @@ impl PeerMemory {
         self.gates.is_open(gate)
     }
 
-    /// Copies to the target what the pieces have, in their order. False: the key does not open it, the gate
-    /// is closed, or the bytes are not there; any number of them may have been copied.
+    /// Copies to the target what the pieces have, in their order, the last piece's last word last. `None`: the
+    /// key does not open it, the gate is closed, or the bytes are not there; any number of them may have been
+    /// copied.
     ///
     /// # Safety
     /// The pieces are the target's bytes in all; nothing refers to them as memory that does not change.
-    pub(crate) unsafe fn write(&self, target: &Target, pieces: &[libc::iovec]) -> bool {
-        self.with(target, |fd, at| {
-            // SAFETY: the kernel reads the pieces, and looks whether they are mapped; what changes is another
-            // process's memory, or this one's that is registered with another card.
-            unsafe { libc::pwritev(fd, pieces.as_ptr(), pieces.len() as libc::c_int, at) }
+    #[inline]
+    pub(crate) unsafe fn write(&self, target: &Target, pieces: &[iovec]) -> Option<Way> {
+        self.reach(target, |place| match place {
+            Place::Mapped(mut to) => {
+                for piece in pieces {
+                    // SAFETY: the caller's terms; the pieces are as long as the place.
+                    unsafe { memory::write_in_order(to, piece.iov_base.cast(), piece.iov_len) };
+                    to = to.wrapping_add(piece.iov_len);
+                }
+                Some(Way::Mapped)
+            }
+            Place::Peer(at) => {
+                // SAFETY: the kernel reads the pieces, and looks whether they are mapped; what changes is another
+                // process's memory, or this one's that is registered with another card.
+                let wrote = unsafe {
+                    libc::pwritev(self.memory.as_raw_fd(), pieces.as_ptr(), pieces.len() as libc::c_int, at)
+                };
+                (wrote == target.len as isize).then_some(Way::Descriptor)
+            }
         })
     }
 
@@ -62,23 +124,60 @@ impl PeerMemory {
     ///
     /// # Safety
     /// The pieces are the target's bytes in all, and may be written as memory of a region.
-    pub(crate) unsafe fn read(&self, target: &Target, pieces: &[libc::iovec]) -> bool {
-        self.with(target, |fd, at| {
-            // SAFETY: the kernel writes the pieces, by the caller's terms, and looks whether they are mapped.
-            unsafe { libc::preadv(fd, pieces.as_ptr(), pieces.len() as libc::c_int, at) }
+    #[inline]
+    pub(crate) unsafe fn read(&self, target: &Target, pieces: &[iovec]) -> Option<Way> {
+        self.reach(target, |place| match place {
+            Place::Mapped(mut from) => {
+                for piece in pieces {
+                    // SAFETY: the caller's terms; the pieces are as long as the place.
+                    unsafe { memory::write_in_order(piece.iov_base.cast(), from, piece.iov_len) };
+                    from = from.wrapping_add(piece.iov_len);
+                }
+                Some(Way::Mapped)
+            }
+            Place::Peer(at) => {
+                // SAFETY: the kernel writes the pieces, by the caller's terms, and looks whether they are mapped.
+                let read = unsafe {
+                    libc::preadv(self.memory.as_raw_fd(), pieces.as_ptr(), pieces.len() as libc::c_int, at)
+                };
+                (read == target.len as isize).then_some(Way::Descriptor)
+            }
         })
     }
 
-    fn with(&self, target: &Target, copy: impl FnOnce(i32, libc::off_t) -> isize) -> bool {
-        self.reader.read(|| {
-            let Some(at) = self.place(target) else { return false };
-            copy(self.memory.as_raw_fd(), at) == target.len as isize
+    /// Changes the target, a word, as the CPUs of all processes do that have it mapped; gives what was there.
+    /// `None`: as of [`PeerMemory::write`], or it is not mapped, or not aligned.
+    pub(crate) fn change(&self, target: &Target, change: Change) -> Option<u64> {
+        self.reach(&Target { only_mapped: true, len: 8, ..*target }, |place| {
+            let Place::Mapped(word) = place else { return None };
+            if !word.addr().is_multiple_of(8) {
+                return None;
+            }
+            // SAFETY: eight bytes of a mapping that stays until the end of the call, aligned. Whoever else has
+            // them changes them with the CPU's own means.
+            let word = unsafe { AtomicU64::from_ptr(word.cast()) };
+            Some(match change {
+                Change::Add(value) => word.fetch_add(value, Ordering::SeqCst),
+                Change::Swap(old, new) => word
+                    .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+                    .unwrap_or_else(|there| there),
+                Change::Store(value) => word.swap(value, Ordering::SeqCst),
+            })
         })
+    }
+
+    /// Runs `call` with the target's place while the peer waits for its end.
+    #[inline]
+    fn reach<T>(&self, target: &Target, call: impl FnOnce(Place) -> Option<T>) -> Option<T> {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let Inside { reader, files } = &mut *inside;
+        reader.read(|| call(self.place(target, files)?))
     }
 
     /// Where the target lies, as the peer's own card would find it.
-    fn place(&self, target: &Target) -> Option<libc::off_t> {
-        let Target { gate, qp, rkey, addr, len, need } = *target;
+    #[inline]
+    fn place(&self, target: &Target, files: &mut MappedFiles) -> Option<Place> {
+        let Target { gate, qp, rkey, addr, len, need, only_mapped } = *target;
         if !self.gates.is_open(gate) {
             return None;
         }
@@ -86,8 +185,20 @@ impl PeerMemory {
         let (_, entry) = self.mrs.find(rkey).filter(|(_, entry)| entry.is_mr())?;
         entry.permits(qp, need).ok()?;
         let host = entry.host_address(addr, len).ok()?;
+        if let Some(place) = self.map(&entry, host, len, files) {
+            return Some(Place::Mapped(place));
+        }
         let end = host.checked_add(u64::from(len))?;
         /* on demand, null, of a third process: the peer's card knows what to do */
-        (!memory::marked(host) && !memory::marked(end)).then_some(host as libc::off_t)
+        let plain = !memory::marked(host) && !memory::marked(end);
+        (plain && !only_mapped).then_some(Place::Peer(host as libc::off_t))
+    }
+
+    /// Where bytes of a region lie in this process.
+    #[inline]
+    fn map(&self, entry: &Entry, host: u64, len: u32, files: &mut MappedFiles) -> Option<*mut u8> {
+        let first = FileBytes::read(entry.backing)?;
+        let offset = first.offset.checked_add(host.checked_sub(entry.addr)?)?;
+        files.find(&self.process, FileBytes { offset, ..first }, len)
     }
 }

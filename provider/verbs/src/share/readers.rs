@@ -5,9 +5,7 @@
 //! descriptor is not handed out.
 
 use std::fs::File;
-use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -15,8 +13,8 @@ use starverbs_backend::sealed::{self, SIZE_STAYS};
 use starverbs_rings::ReaderSlot;
 
 use super::file::{self, FileAt, Identity, OTHER};
+use super::parent_only::ParentOnly;
 use crate::error::{Result, VerbsError};
-use crate::process;
 
 /// Readers of a card's memory at once.
 const SLOTS: usize = 64;
@@ -29,21 +27,17 @@ struct Place {
     slot: ReaderSlot,
 }
 
-/// All slots, mapped. Whoever has them mapped by a file description keeps its locks, with or without a
-/// descriptor.
-struct Slots(MmapRaw);
-
-impl Slots {
-    fn all(&self) -> &[Place; SLOTS] {
-        // SAFETY: the mapping is page-aligned, as long as the slots, and lives as long as `self`; the file's
-        // seals keep its pages. Every byte pattern is valid for atomics, whoever writes it.
-        unsafe { &*self.0.as_ptr().cast::<[Place; SLOTS]>() }
-    }
+/// All slots, in a mapping of their file. Whoever has them mapped by a file description keeps its locks, with
+/// or without a descriptor.
+fn all(map: &MmapRaw) -> &[Place; SLOTS] {
+    // SAFETY: the mapping is page-aligned, as long as the slots, and lives as long as the reference; the file's
+    // seals keep its pages. Every byte pattern is valid for atomics, whoever writes it.
+    unsafe { &*map.as_ptr().cast::<[Place; SLOTS]>() }
 }
 
 /// The slots of a card's readers, as the card has them.
 pub(super) struct Readers {
-    slots: Slots,
+    slots: MmapRaw,
     file: File,
     is: Identity,
 }
@@ -52,7 +46,7 @@ impl Readers {
     /// All free.
     pub(super) fn create() -> Result<Readers> {
         let (map, file) = sealed::create(c"starverbs", size_of::<[Place; SLOTS]>(), SIZE_STAYS)?;
-        Ok(Readers { slots: Slots(map), is: Identity::of(&file)?, file })
+        Ok(Readers { slots: map, is: Identity::of(&file)?, file })
     }
 
     /// Another descriptor of the file.
@@ -66,7 +60,7 @@ impl Readers {
 
     /// Waits until everybody who was using memory has stopped, or died.
     pub(super) fn wait(&self) {
-        let slots = self.slots.all().iter().map(|place| &place.slot);
+        let slots = all(&self.slots).iter().map(|place| &place.slot);
         ReaderSlot::wait_for_all(slots, |number| {
             let taken = self.is_taken(number);
             if taken {
@@ -102,12 +96,8 @@ fn byte(number: usize) -> libc::flock {
 /// This process's slot at an exporter. Its mapping has the file description that has the slot's lock, so that
 /// the lock goes when the process does, whatever becomes of descriptors.
 pub(super) struct Reader {
-    slots: ManuallyDrop<Slots>,
+    slots: ParentOnly,
     number: usize,
-    /// Forked children do not have the mapping
-    forks: u32,
-    /// Held while it reads
-    turn: Mutex<()>,
 }
 
 impl Reader {
@@ -116,34 +106,28 @@ impl Reader {
     /// # Errors
     /// EINVAL: it is something else; ENOMEM: all are taken.
     pub(super) fn join(file: &File) -> Result<Reader> {
-        let forks = process::forks();
         if file::check(file, SIZE_STAYS)? != size_of::<[Place; SLOTS]>() {
             return Err(OTHER);
         }
-        let slots = Slots(MmapOptions::new().len(size_of::<[Place; SLOTS]>()).map_raw(file)?);
-        // SAFETY: the whole mapping is ours; what changes is what a fork does.
-        let kept = unsafe { libc::madvise(slots.0.as_mut_ptr().cast(), slots.0.len(), libc::MADV_DONTFORK) };
-        if kept != 0 {
-            return Err(VerbsError::last_os());
-        }
+        let slots = ParentOnly::new(MmapOptions::new().len(size_of::<[Place; SLOTS]>()).map_raw(file)?)?;
         let lock = |number: &usize| {
             let byte = byte(*number);
             // SAFETY: the flock lives across the call.
             unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) == 0 }
         };
         let number = (0..SLOTS).find(lock).ok_or(VerbsError::NoMemory("importers of a context"))?;
-        let reader = Reader { slots: ManuallyDrop::new(slots), number, forks, turn: Mutex::default() };
+        let reader = Reader { slots, number };
         /* the slot of one that died while it read */
         reader.slot().reset();
         Ok(reader)
     }
 
-    /// Runs `copy` while the exporter waits for its end.
-    pub(super) fn read(&self, copy: impl FnOnce() -> bool) -> bool {
-        if self.forks != process::forks() {
-            return false;
+    /// Runs `copy` while the exporter waits for its end. `None`: it failed, or this is a forked child.
+    #[inline]
+    pub(super) fn read<T>(&mut self, copy: impl FnOnce() -> Option<T>) -> Option<T> {
+        if !self.slots.is_ours() {
+            return None;
         }
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.slot().enter();
         let done = copy();
         self.slot().leave();
@@ -151,16 +135,7 @@ impl Reader {
     }
 
     fn slot(&self) -> &ReaderSlot {
-        &self.slots.all()[self.number].slot
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        if self.forks == process::forks() {
-            // SAFETY: dropped once, here. A child must not unmap what may be something else there.
-            unsafe { ManuallyDrop::drop(&mut self.slots) };
-        }
+        &all(&self.slots)[self.number].slot
     }
 }
 

@@ -58,7 +58,14 @@ fn both() -> (Exporter, Arc<Importer>) {
 /// A region over `bytes`.
 fn region(bytes: &[u8]) -> MrAttr {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    MrAttr { pd: PD, addr: bytes.as_ptr() as u64, length: bytes.len() as u64, iova: 9, access }
+    MrAttr {
+        pd: PD,
+        addr: bytes.as_ptr() as u64,
+        length: bytes.len() as u64,
+        iova: 9,
+        access,
+        ..MrAttr::default()
+    }
 }
 
 fn memory_of(importer: &Arc<Importer>, key: u32) -> crate::error::Result<Foreign> {
@@ -177,7 +184,7 @@ fn nobody_waits_for_the_dead_and_their_slot_is_free() {
     let dead = exporter.importer();
     let reach = dead.reach().unwrap();
     drop(dead);
-    Arc::into_inner(reach).unwrap().reader.die();
+    Arc::into_inner(reach).unwrap().reader.into_inner().unwrap().die();
     exporter.deregister(key);
     let key = exporter.register(region(&[0; 8]));
     let memory = memory_of(&exporter.importer(), key).unwrap();
@@ -193,7 +200,7 @@ fn long_copies_leave_the_slot_in_between() {
     let memory = memory_of(&importer, key).unwrap();
     let data: Vec<u8> = (0..bytes.len()).map(|n| (n / 3) as u8).collect();
     let mut back = vec![0; bytes.len()];
-    let uses = || importer.reach().unwrap().reader.uses();
+    let uses = || importer.reach().unwrap().reader.lock().unwrap().uses();
     let before = uses();
     assert!(memory.write(0, &data) && memory.read(0, &mut back) && back == data);
     assert_eq!(uses() - before, 2 * 2 * 5, "pieces of 64 KiB");

@@ -1,11 +1,23 @@
-//! WRITE and READ that a queue pair executes by itself on the memory of a peer of this host.
+//! Requests that a queue pair executes by itself on the memory of a peer of this host: by each way to that
+//! memory the same.
 
 use crate::common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
 use starverbs_settings::{Link, LinkTrust, Settings};
-use starverbs_verbs::{Mw, MwBind, Qp, QpAttr, SendWr};
+use starverbs_verbs::{Dm, Mr, Mw, MwBind, Qp, QpAttr, SendWr};
+
+/// Memory that a peer has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Of its own: reached by a descriptor
+    Private,
+    /// In a memory file: mapped by both
+    Mapped,
+}
+
+const KINDS: [Kind; 2] = [Kind::Private, Kind::Mapped];
 
 struct Pair {
     a: Node,
@@ -13,15 +25,21 @@ struct Pair {
     qa: Qp,
     qb: Qp,
     port: u16,
+    kind: Kind,
+    dm: Dm,
+    /// Over all of the device memory
+    dm_mr: Mr,
 }
 
 impl Pair {
-    /// A connection over which one request went.
-    fn of(settings: &Settings) -> Pair {
+    /// A connection over which one request went, and what is meant by the peer's memory.
+    fn of(settings: &Settings, kind: Kind) -> Pair {
         let (a, b) = (Node::new(settings), Node::new(settings));
         let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
         connect(&a, &qa, &b, &qb);
-        let pair = Pair { a, b, qa, qb, port: settings.port };
+        let dm = Dm::alloc(&b.ctx, BUF as u64, 12).unwrap();
+        let dm_mr = Mr::device(&b.pd, &dm, 0, BUF as u64, all_access() | Access::ZERO_BASED).unwrap();
+        let pair = Pair { a, b, qa, qb, port: settings.port, kind, dm, dm_mr };
         if settings.link != Link::Udp {
             wait_for("the agreement", || pair.count("local_qps") == 2);
         }
@@ -29,8 +47,8 @@ impl Pair {
         pair
     }
 
-    fn new() -> Pair {
-        Pair::of(&settings())
+    fn new(kind: Kind) -> Pair {
+        Pair::of(&settings(), kind)
     }
 
     fn count(&self, name: &str) -> u64 {
@@ -38,7 +56,42 @@ impl Pair {
     }
 
     fn wr<'a>(&self, op: SendOp, sges: &'a [Sge], at: usize) -> SendWr<'a> {
-        SendWr { op, remote_addr: self.b.addr(at), rkey: self.b.mr.rkey(), ..send(1, sges) }
+        let (remote_addr, rkey) = match self.kind {
+            Kind::Private => (self.b.addr(at), self.b.mr.rkey()),
+            Kind::Mapped => (at as u64, self.dm_mr.rkey()),
+        };
+        SendWr { op, remote_addr, rkey, ..send(1, sges) }
+    }
+
+    /// The peer's bytes, those of whole words around them.
+    fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        if self.kind == Kind::Private {
+            return self.b.bytes(at, len);
+        }
+        let from = at & !3;
+        let mut all = vec![0; (at + len).next_multiple_of(4) - from];
+        // SAFETY: a vector of so many bytes.
+        unsafe { self.dm.copy_out(all.as_mut_ptr(), from as u64, all.len() as u64) }.unwrap();
+        all[at - from..][..len].to_vec()
+    }
+
+    /// Fills whole words of the peer's memory.
+    fn fill(&self, at: usize, data: &[u8]) {
+        match self.kind {
+            Kind::Private => self.b.fill(at, data),
+            // SAFETY: a slice of so many bytes.
+            Kind::Mapped => unsafe { self.dm.copy_in(at as u64, data.as_ptr(), data.len() as u64) }.unwrap(),
+        }
+    }
+
+    /// A region over a part of the peer's memory.
+    fn reg(&self, len: usize, access: Access) -> Mr {
+        match self.kind {
+            Kind::Private => self.b.reg(0, len, access),
+            Kind::Mapped => {
+                Mr::device(&self.b.pd, &self.dm, 0, len as u64, access | Access::ZERO_BASED).unwrap()
+            }
+        }
     }
 
     fn status(&self, wr: &SendWr<'_>) -> WcStatus {
@@ -50,30 +103,42 @@ impl Pair {
         self.status(&self.wr(op, sges, at))
     }
 
-    /// What is done meanwhile, counted.
+    /// What is executed meanwhile by its way, counted; nothing goes by the other.
     fn direct(&self, run: impl FnOnce(&Pair)) -> u64 {
-        let before = self.count("local_direct");
+        let names = match self.kind {
+            Kind::Private => ["local_direct", "local_mapped"],
+            Kind::Mapped => ["local_mapped", "local_direct"],
+        };
+        let before = names.map(|name| self.count(name));
         run(self);
-        self.count("local_direct") - before
+        assert_eq!(self.count(names[1]), before[1], "another way");
+        self.count(names[0]) - before[0]
     }
+}
+
+fn each_kind(run: impl Fn(Pair)) {
+    KINDS.into_iter().for_each(|kind| run(Pair::new(kind)));
 }
 
 #[test]
 fn writes_and_reads_are_executed_without_the_peer() {
+    each_kind(write_and_read);
+}
+
+fn write_and_read(pair: Pair) {
     const LEN: usize = 30_000;
-    let pair = Pair::new();
-    let (a, b) = (&pair.a, &pair.b);
+    let a = &pair.a;
     let data: Vec<u8> = (0..LEN).map(|n| ((n * 31) >> 3) as u8).collect();
     a.fill(0, &data);
     let executed = pair.count("local_executed");
     for len in [1, 7, 8, 9, 16, 4096, LEN] {
         let pieces = [a.sge(0, len / 3), a.sge(len / 3, len - len / 3)];
         let back = [a.sge(LEN, len / 2), a.sge(LEN + len / 2, len - len / 2)];
-        b.fill(0, &vec![0; LEN]);
+        pair.fill(0, &vec![0; LEN]);
         let made = pair.direct(|pair| {
             assert_eq!(pair.run(SendOp::Write, &pieces, 5), WcStatus::Success);
-            assert!(b.bytes(5, len) == data[..len], "WRITE of {len}");
-            assert_eq!(b.bytes(5 + len, 1), [0]);
+            assert!(pair.bytes(5, len) == data[..len], "WRITE of {len}");
+            assert_eq!(pair.bytes(5 + len, 1), [0]);
             assert_eq!(pair.run(SendOp::Read, &back, 5), WcStatus::Success);
         });
         assert!(a.bytes(LEN, len) == data[..len], "READ of {len}");
@@ -83,37 +148,41 @@ fn writes_and_reads_are_executed_without_the_peer() {
         post_inline(&pair.qa, &pair.wr(SendOp::Write, &[], 100), b"in the queue").unwrap();
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);
     });
-    assert_eq!((made, b.bytes(100, 12)), (1, b"in the queue".to_vec()));
+    assert_eq!((made, pair.bytes(100, 12)), (1, b"in the queue".to_vec()));
     assert_eq!(pair.count("local_executed"), executed, "the peer's card did nothing");
 }
 
 #[test]
 fn nobody_is_trusted_where_the_setting_says_so() {
-    let pair = Pair::of(&Settings { link_trust: LinkTrust::None, ..settings() });
-    let made = pair.direct(|pair| {
-        assert_eq!(pair.run(SendOp::Write, &[pair.a.sge(0, 8)], 0), WcStatus::Success);
-        assert_eq!(pair.run(SendOp::Read, &[pair.a.sge(0, 8)], 0), WcStatus::Success);
-    });
-    assert_eq!(made, 0);
+    for kind in KINDS {
+        let pair = Pair::of(&Settings { link_trust: LinkTrust::None, ..settings() }, kind);
+        let made = pair.direct(|pair| {
+            for op in [SendOp::Write, SendOp::Read, SendOp::FetchAdd] {
+                assert_eq!(pair.run(op, &[pair.a.sge(0, 8)], 0), WcStatus::Success, "{op:?}");
+            }
+        });
+        assert_eq!(made, 0, "{kind:?}");
+    }
 }
 
 #[test]
 fn mistakes_end_as_on_the_wire() {
     type Mistake = fn(&Pair) -> WcStatus;
-    let cases: [(&str, Mistake); 5] = [
+    let cases: [(&str, Mistake); 6] = [
         ("a wrong key", |p| {
             let sges = [p.a.sge(0, 8)];
             p.status(&SendWr { rkey: 0x5555, ..p.wr(SendOp::Write, &sges, 0) })
         }),
         ("beyond the region", |p| p.run(SendOp::Read, &[p.a.sge(0, 8)], BUF - 4)),
         ("a key of too few rights", |p| {
-            let mr = p.b.reg(0, 4096, Access::LOCAL_WRITE | Access::REMOTE_READ);
+            let mr = p.reg(4096, Access::LOCAL_WRITE | Access::REMOTE_READ);
             let sges = [p.a.sge(0, 8)];
             p.status(&SendWr { rkey: mr.rkey(), ..p.wr(SendOp::Write, &sges, 0) })
         }),
+        ("a word that is not aligned", |p| p.run(SendOp::FetchAdd, &[p.a.sge(0, 8)], 4)),
         ("an own key that is wrong", |p| p.run(SendOp::Write, &[Sge { lkey: 0x7777, ..p.a.sge(0, 8) }], 0)),
         ("a region that has ended", |p| {
-            let mr = p.b.reg(0, 4096, all_access());
+            let mr = p.reg(4096, all_access());
             let (sges, rkey) = ([p.a.sge(0, 8)], mr.rkey());
             let first = p.status(&SendWr { rkey, ..p.wr(SendOp::Write, &sges, 0) });
             assert_eq!(first, WcStatus::Success);
@@ -121,16 +190,16 @@ fn mistakes_end_as_on_the_wire() {
             p.status(&SendWr { rkey, ..p.wr(SendOp::Write, &sges, 0) })
         }),
     ];
-    for (what, make) in cases {
-        let local = Pair::new();
-        assert_eq!(make(&local), make(&Pair::of(&wire())), "{what}");
-        assert_eq!(local.qa.state(), QpState::Err, "{what}");
+    for ((what, make), kind) in cases.into_iter().flat_map(|case| KINDS.map(|kind| (case, kind))) {
+        let local = Pair::new(kind);
+        assert_eq!(make(&local), make(&Pair::of(&wire(), kind)), "{what}, {kind:?}");
+        assert_eq!(local.qa.state(), QpState::Err, "{what}, {kind:?}");
     }
 }
 
 #[test]
 fn windows_are_the_affair_of_their_card() {
-    let pair = Pair::new();
+    let pair = Pair::new(Kind::Private);
     let (a, b) = (&pair.a, &pair.b);
     a.fill(0, b"a window");
     let mr = b.reg(0, 4096, Access::LOCAL_WRITE | Access::MW_BIND);
@@ -152,18 +221,24 @@ fn windows_are_the_affair_of_their_card() {
 
 #[test]
 fn a_queue_pair_in_error_is_not_written_any_more() {
-    let pair = Pair::new();
-    let (a, b) = (&pair.a, &pair.b);
+    each_kind(write_to_error);
+}
+
+fn write_to_error(pair: Pair) {
+    let a = &pair.a;
     a.fill(0, b"too late");
     assert_eq!(pair.direct(|p| assert_eq!(p.run(SendOp::Write, &[a.sge(0, 8)], 0), WcStatus::Success)), 1);
     to_err(&pair.qb);
     let made = pair.direct(|p| assert_eq!(p.run(SendOp::Write, &[a.sge(0, 8)], 64), WcStatus::RetryExcErr));
-    assert_eq!((made, b.bytes(64, 8)), (0, vec![0; 8]));
+    assert_eq!((made, pair.bytes(64, 8)), (0, vec![0; 8]));
 }
 
 #[test]
 fn a_queue_pair_of_changed_rights_is_asked() {
-    let pair = Pair::new();
+    each_kind(change_rights);
+}
+
+fn change_rights(pair: Pair) {
     let change = |access| {
         pair.qb.modify(&QpAttr { access, ..QpAttr::default() }, QpAttrMask::ACCESS_FLAGS).unwrap();
     };
@@ -178,7 +253,10 @@ fn a_queue_pair_of_changed_rights_is_asked() {
 
 #[test]
 fn what_stands_behind_a_send_waits_for_it() {
-    let pair = Pair::new();
+    each_kind(wait_behind_a_send);
+}
+
+fn wait_behind_a_send(pair: Pair) {
     let (a, b) = (&pair.a, &pair.b);
     a.fill(0, b"in order");
     let sges = [a.sge(0, 8)];
@@ -189,16 +267,19 @@ fn what_stands_behind_a_send_waits_for_it() {
             assert_eq!(a.cq.poll(&mut [Default::default()]).unwrap(), 0);
             pair.count("rcvd_rnr") > 0
         });
-        assert_eq!(b.bytes(500, 8), [0; 8], "the WRITE stands behind the SEND");
+        assert_eq!(pair.bytes(500, 8), [0; 8], "the WRITE stands behind the SEND");
         b.post_recv(&pair.qb, 9, 100, 64).unwrap();
         assert_eq!(a.completions(2).iter().map(|cqe| cqe.wr_id).collect::<Vec<_>>(), [1, 2]);
     });
-    assert_eq!((made, b.bytes(500, 8)), (0, b"in order".to_vec()));
+    assert_eq!((made, pair.bytes(500, 8)), (0, b"in order".to_vec()));
 }
 
 #[test]
 fn completions_come_in_order_and_only_where_they_are_wanted() {
-    let pair = Pair::new();
+    each_kind(complete_in_order);
+}
+
+fn complete_in_order(pair: Pair) {
     let a = &pair.a;
     a.fill(0, b"once and");
     let half = BUF / 2;
@@ -215,8 +296,11 @@ fn completions_come_in_order_and_only_where_they_are_wanted() {
 }
 
 #[test]
-fn short_requests_in_a_row_go_by_the_ring() {
-    let pair = Pair::new();
+fn short_requests_in_a_row_go_by_the_ring_if_they_need_system_calls() {
+    each_kind(write_in_a_row);
+}
+
+fn write_in_a_row(pair: Pair) {
     let a = &pair.a;
     let put = [a.sge(0, 8)];
     let made = pair.direct(|pair| {
@@ -227,5 +311,49 @@ fn short_requests_in_a_row_go_by_the_ring() {
         poster.ring();
         a.completions(8);
     });
-    assert_eq!(made, 1, "the first one stands alone");
+    /* of those that need a system call, the first one stands alone */
+    assert_eq!(made, if pair.kind == Kind::Mapped { 8 } else { 1 });
+}
+
+#[test]
+fn atomics_are_executed_on_mapped_memory() {
+    let pair = Pair::new(Kind::Mapped);
+    let a = &pair.a;
+    let (back, word) = ([a.sge(0, 4), a.sge(100, 4)], [a.sge(200, 8)]);
+    let executed = pair.count("local_executed");
+    let fetched = || [a.bytes(0, 4), a.bytes(100, 4)].concat();
+    let made = pair.direct(|pair| {
+        pair.fill(64, &40u64.to_ne_bytes());
+        let add = SendWr { compare_add: 2, ..pair.wr(SendOp::FetchAdd, &back, 64) };
+        assert_eq!((pair.status(&add), fetched()), (WcStatus::Success, 40u64.to_ne_bytes().to_vec()));
+        let swap = SendWr { compare_add: 42, swap: 9, ..pair.wr(SendOp::CmpSwap, &back, 64) };
+        assert_eq!((pair.status(&swap), fetched()), (WcStatus::Success, 42u64.to_ne_bytes().to_vec()));
+        assert_eq!((pair.status(&swap), fetched()), (WcStatus::Success, 9u64.to_ne_bytes().to_vec()));
+        a.fill(200, b"a store.");
+        assert_eq!(pair.run(SendOp::AtomicWrite, &word, 64), WcStatus::Success);
+    });
+    assert_eq!((made, pair.bytes(64, 8)), (4, b"a store.".to_vec()));
+    assert_eq!(pair.count("local_executed"), executed, "the peer's card did nothing");
+}
+
+/// Two cards add to one word, one through a mapping, the other through its own memory.
+#[test]
+fn atomics_of_two_ways_are_atomic() {
+    const EACH: usize = 2000;
+    let pair = Pair::new(Kind::Mapped);
+    let (b, qc, qd) = (&pair.b, pair.b.qp(QpType::Rc), pair.b.qp(QpType::Rc));
+    connect(b, &qc, b, &qd);
+    let add = |node: &Node, qp: &Qp| {
+        let sges = [node.sge(0, 8)];
+        for _ in 0..EACH {
+            post(qp, &SendWr { compare_add: 1, ..pair.wr(SendOp::FetchAdd, &sges, 8) }).unwrap();
+            assert_eq!(node.completions(1)[0].status, WcStatus::Success);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| add(&pair.a, &pair.qa));
+        scope.spawn(|| add(b, &qc));
+    });
+    assert_eq!(pair.bytes(8, 8), (2 * EACH as u64).to_ne_bytes());
+    assert!(pair.count("local_mapped") >= EACH as u64);
 }

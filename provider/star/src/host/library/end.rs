@@ -228,7 +228,14 @@ impl<E: Host> Library<E> {
     fn open_inline(&mut self, turn: &mut Turn<'_, E>, qpn: Qpn, sq: &E::Sq) -> Result<Option<u32>, NicError> {
         let Some((addr, length)) = E::inline_memory(sq) else { return Ok(None) };
         let pd = turn.nic.qp_owner(qpn).ok_or(NicError::NotFound)?.pd;
-        let key = turn.nic.reg_mr(MrAttr { pd, addr, length, iova: addr, access: Access::empty() })?;
+        let key = turn.nic.reg_mr(MrAttr {
+            pd,
+            addr,
+            length,
+            iova: addr,
+            access: Access::empty(),
+            ..MrAttr::default()
+        })?;
         self.follow_memory(turn);
         if turn.nic.memory().rule(key).is_none() {
             /* stateful cards could not be told */

@@ -240,7 +240,9 @@ impl World {
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let (addr, pd) = (sf.alloc(REGION), PdId(1));
         let length = REGION as u64;
-        let sf_key = mrs.register(MrAttr { pd, addr, length, iova: addr, access: all }, seed).unwrap();
+        let sf_key = mrs
+            .register(MrAttr { pd, addr, length, iova: addr, access: all, ..MrAttr::default() }, seed)
+            .unwrap();
         let theirs = sl.alloc(REGION);
         let mut setup = Setup {
             boot: 5,

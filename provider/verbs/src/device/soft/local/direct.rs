@@ -1,5 +1,5 @@
-//! WRITE and READ that the requester executes by itself, on the memory of a peer that handed over the way to
-//! it.
+//! WRITE, READ and atomics that the requester executes by itself, on the memory of a peer that handed over the
+//! way to it.
 //!
 //! It goes so where nothing of the queue pair is under way, so that all before it is done, and where the key
 //! opens the range. All else, and whatever fails, is asked of the peer's card, which finds errors as the
@@ -15,7 +15,7 @@ use starverbs_core::{Access, PdId, QpId, SendFlags};
 
 use super::end::{Ctx, LocalEnd};
 use crate::memory;
-use crate::share::{Gate, PeerMemory, Target};
+use crate::share::{Change, Gate, PeerMemory, Target, Way};
 
 /// Most bytes of one use of the peer's memory: whoever waits for a reader waits for no more.
 const PIECE: u32 = 1 << 16;
@@ -59,14 +59,44 @@ impl Pieces {
     fn all(&self) -> &[iovec] {
         &self.list[..self.count]
     }
+
+    /// The word that the pieces are.
+    fn word(&self) -> u64 {
+        let mut word = [0; 8];
+        let mut at = 0;
+        for piece in self.all() {
+            let to = word.get_mut(at..).unwrap_or(&mut []);
+            let len = piece.iov_len.min(to.len());
+            // SAFETY: `to` has so many bytes. The piece is memory of a region, or of the send queue's own, which
+            // is copied and not looked at.
+            unsafe { to.as_mut_ptr().copy_from(piece.iov_base.cast(), len) };
+            at += len;
+        }
+        u64::from_ne_bytes(word)
+    }
+
+    /// Writes a word to where the pieces lie, which are eight bytes that may be written.
+    fn set_word(&self, word: u64) {
+        let word = word.to_ne_bytes();
+        let mut at = 0;
+        for piece in self.all() {
+            let from = word.get(at..).unwrap_or(&[]);
+            let len = piece.iov_len.min(from.len());
+            // SAFETY: `from` has so many bytes; the piece was found with the right to write.
+            unsafe { memory::write_in_order(piece.iov_base.cast(), from.as_ptr(), len) };
+            at += len;
+        }
+    }
 }
 
 impl LocalEnd {
-    /// Executes WQE `next`, a WRITE or READ, and completes it. False: the peer's card is to be asked.
+    /// Executes WQE `next`, a WRITE, a READ or an atomic, and completes it. False: the peer's card is to be
+    /// asked.
     pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> bool {
-        let read = match wqe.op {
-            SendOp::Write => false,
-            SendOp::Read => true,
+        let need = match wqe.op {
+            SendOp::Write | SendOp::AtomicWrite => Access::REMOTE_WRITE,
+            SendOp::Read => Access::REMOTE_READ,
+            SendOp::CmpSwap | SendOp::FetchAdd => Access::REMOTE_ATOMIC,
             _ => return false,
         };
         /* the peer answers a first request only once it has begun, too */
@@ -74,61 +104,93 @@ impl LocalEnd {
         if !idle || !(1..=LONGEST).contains(&wqe.length) {
             return false;
         }
-        /* one after the other without a look at what is done: the ring takes four times as many */
-        let alone = self.completes(wqe) && self.of.send_cq.is_polled();
-        if wqe.length < SHORT && !alone {
-            return false;
-        }
         let Some(direct) = self.direct.take() else { return false };
-        let need = if read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
-        let done = direct.access.contains(need)
-            && (0..wqe.length).step_by(PIECE as usize).all(|offset| {
-                let len = (wqe.length - offset).min(PIECE);
-                self.copy_direct(ctx, wqe, &direct, (offset, len), read)
-            });
-        if done || direct.memory.is_open(direct.gate) {
+        let way = match wqe.op {
+            _ if !direct.access.contains(need) => None,
+            SendOp::Write | SendOp::Read => self.copy_all(ctx, wqe, &direct, need),
+            _ => self.change_word(ctx, wqe, &direct, need),
+        };
+        if way.is_some() || direct.memory.is_open(direct.gate) {
             self.direct = Some(direct);
         }
-        if !done {
-            return false;
+        match way {
+            Some(Way::Mapped) => ctx.stats.local_mapped.inc(),
+            Some(Way::Descriptor) => ctx.stats.local_direct.inc(),
+            None => return false,
         }
-        if read {
-            ctx.stats.rx_bytes.add(u64::from(wqe.length));
-        } else {
-            ctx.stats.tx_bytes.add(u64::from(wqe.length));
-        }
-        ctx.stats.local_direct.inc();
         self.did_own(ctx);
         true
     }
 
-    fn copy_direct(
+    /// What a request names.
+    fn target(&self, wqe: &SendWqe, direct: &Direct, need: Access) -> Target {
+        Target {
+            gate: direct.gate,
+            qp: QpId { pd: direct.pd, qpn: self.of.peer },
+            rkey: wqe.rkey,
+            addr: wqe.remote_addr,
+            len: wqe.length,
+            need,
+            only_mapped: true,
+        }
+    }
+
+    /// Copies the bytes of a WRITE or READ.
+    fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, need: Access) -> Option<Way> {
+        /* one system call after the other without a look at what is done: the ring takes four times as many */
+        let alone = self.completes(wqe) && self.of.send_cq.is_polled();
+        let only_mapped = wqe.length < SHORT && !alone;
+        let target = Target { only_mapped, ..self.target(wqe, direct, need) };
+        let mut way = None;
+        for offset in (0..wqe.length).step_by(PIECE as usize) {
+            let len = (wqe.length - offset).min(PIECE);
+            let addr = wqe.remote_addr.wrapping_add(u64::from(offset));
+            way = Some(self.copy_piece(ctx, wqe, direct, offset, &Target { addr, len, ..target })?);
+        }
+        let bytes = if wqe.op == SendOp::Read { &ctx.stats.rx_bytes } else { &ctx.stats.tx_bytes };
+        bytes.add(u64::from(wqe.length));
+        way
+    }
+
+    fn copy_piece(
         &self,
         ctx: &Ctx<'_>,
         wqe: &SendWqe,
         direct: &Direct,
-        (offset, len): (u32, u32),
-        read: bool,
-    ) -> bool {
-        let need = if read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
-        let addr = wqe.remote_addr.wrapping_add(u64::from(offset));
-        let qp = QpId { pd: direct.pd, qpn: self.of.peer };
-        let target = Target { gate: direct.gate, qp, rkey: wqe.rkey, addr, len, need };
+        offset: u32,
+        target: &Target,
+    ) -> Option<Way> {
+        let (len, read) = (target.len, wqe.op == SendOp::Read);
         let mut pieces = Pieces::new();
         let tail = if read { 0 } else { TAIL.min(len) };
-        let there = self
-            .find_local(ctx, wqe, offset, len - tail, read, &mut pieces)
-            .and_then(|()| self.find_local(ctx, wqe, offset + len - tail, tail, read, &mut pieces));
+        self.find_local(ctx, wqe, offset, len - tail, read, &mut pieces)?;
+        self.find_local(ctx, wqe, offset + len - tail, tail, read, &mut pieces)?;
         // SAFETY: the pieces are `len` bytes of regions that give this queue pair the right, whose memory the
         // program leaves to the card until the request is done, or of the send queue's own room.
-        there.is_some()
-            && unsafe {
-                if read {
-                    direct.memory.read(&target, pieces.all())
-                } else {
-                    direct.memory.write(&target, pieces.all())
-                }
+        unsafe {
+            if read {
+                direct.memory.read(target, pieces.all())
+            } else {
+                direct.memory.write(target, pieces.all())
             }
+        }
+    }
+
+    /// An atomic or ATOMIC WRITE, of eight bytes.
+    fn change_word(&self, ctx: &mut Ctx<'_>, wqe: &SendWqe, direct: &Direct, need: Access) -> Option<Way> {
+        let fetches = wqe.op.is_atomic();
+        let mut pieces = Pieces::new();
+        self.find_local(ctx, wqe, 0, wqe.length, fetches, &mut pieces)?;
+        let change = match wqe.op {
+            SendOp::FetchAdd => Change::Add(wqe.compare_add),
+            SendOp::CmpSwap => Change::Swap(wqe.compare_add, wqe.swap),
+            _ => Change::Store(pieces.word()),
+        };
+        let there = direct.memory.change(&self.target(wqe, direct, need), change)?;
+        if fetches {
+            pieces.set_word(there);
+        }
+        Some(Way::Mapped)
     }
 
     /// Where bytes of WQE `next` lie. `None`: no key opens them, or they are no plain memory.
