@@ -24,7 +24,8 @@ const IOVS: usize = 2048;
 const FRAME_IOVS: usize = 12;
 /// UIO_MAXIOV: IOVs of one message.
 const MESSAGE_IOVS: usize = 1024;
-const MESSAGES: usize = 64;
+/// Messages at once.
+pub(crate) const MESSAGES: usize = 64;
 /// Bytes of the program's memory that are looked at at once: the largest path MTU's.
 const SEEN: usize = 4096;
 /// Blocks that are distinguished when a frame looks for its message.
@@ -314,11 +315,22 @@ impl Batch {
         mem::swap(&mut self.iovs, &mut self.sorted);
     }
 
-    /// Writes the headers of the messages for the system call. No frame joins them from now on.
-    pub(crate) fn seal(&mut self, addrs: &[HostAddr]) {
-        if self.mixed {
+    /// Puts the IOVs in the order of their messages, if they are not. No frame joins these from now on.
+    pub(crate) fn put_in_order(&mut self) {
+        if std::mem::take(&mut self.mixed) {
             self.sort();
         }
+    }
+
+    /// Where the bytes of message `at` lie, once all are in order: its first frame's size, and the pieces.
+    pub(crate) fn pieces(&self, at: usize) -> (u16, &[libc::iovec]) {
+        let message = &self.messages[at];
+        (message.segment, &self.iovs[message.first_iov..message.first_iov + message.iovs])
+    }
+
+    /// Writes the headers of the messages for the system call.
+    pub(crate) fn seal(&mut self, addrs: &[HostAddr]) {
+        self.put_in_order();
         /* by iterators: an index would borrow a whole vector anew, and end the addresses in it that the
          * kernel has */
         let room = self.names.iter_mut().zip(&mut self.controls).zip(&mut self.headers);

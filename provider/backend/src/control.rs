@@ -35,9 +35,12 @@ pub(crate) struct Run {
     pub(crate) segment: u16,
     /// The first one's index in the send it came from, which is its IP ID
     pub(crate) first: u16,
-    /// Of multicast that is forwarded to a proxy's client: that of its [`LeaseRequest`]
+    /// Of multicast that is forwarded to a proxy's client: that of its [`LeaseRequest`]; of others, [`SENT`] or 0
     pub(crate) tag: u8,
 }
+
+/// Tag of frames that no wire had before.
+pub(crate) const SENT: u8 = 1;
 
 /// A client's request to its multicast proxy: a lease of these groups, instead of those before.
 #[derive(Clone, Debug, PartialEq, Eq)]

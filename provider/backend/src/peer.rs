@@ -271,6 +271,40 @@ impl Peers {
         Some(id)
     }
 
+    /// The session with the process that has a block; begins one if there is none. `None`: it is this process's,
+    /// or there can be none.
+    pub(crate) fn session_to(&self, block: u32) -> Option<SessionId> {
+        self.with(|sessions| if sessions.is_own(block) { None } else { self.way(sessions, block) })
+    }
+
+    /// Sends `head` and the pieces as one message of frames; does not wait. Some(false): there is no room; `None`:
+    /// the session is over.
+    ///
+    /// # Safety
+    /// The pieces can be read.
+    pub(crate) unsafe fn send_frames(
+        &self,
+        id: SessionId,
+        head: &[u8],
+        pieces: &[libc::iovec],
+    ) -> Option<bool> {
+        self.with(|sessions| {
+            let session = sessions.get(id).filter(|session| session.is_up())?;
+            let pieces = pieces.iter().map(|piece| (piece.iov_base.cast_const().cast(), piece.iov_len));
+            let parts = std::iter::once((head.as_ptr(), head.len())).chain(pieces);
+            // SAFETY: the caller's terms, and a reference.
+            match unsafe { session.lane(FRAMES)?.out.push_pieces(parts) } {
+                Ok(Written::Yes { wake: false }) => Some(true),
+                Ok(Written::Yes { wake: true }) if session.send_wake_byte() => Some(true),
+                Ok(Written::NoRoom) => Some(false),
+                Ok(Written::Yes { .. }) | Err(_) => {
+                    sessions.end(id);
+                    None
+                }
+            }
+        })
+    }
+
     /// Peers of equal credentials get the way to this process's memory from now on, and it takes theirs.
     pub fn offer_memory(&self, memory: OfferedMemory) {
         self.with(|sessions| sessions.offered = Some(memory));

@@ -6,6 +6,7 @@
 //! Owns the batch and the sockets. It must not know what a datagram means: how one is checked, and which
 //! socket it leaves from, is the [`Framing`]'s.
 
+mod host_frames;
 pub(crate) mod roce;
 
 use std::ops::Deref;
@@ -18,11 +19,13 @@ use starverbs_core::{Av, Counters, FrameMeta, Nanos};
 use starverbs_settings::Settings;
 
 use crate::batch::{Batch, Group, HOPS, MAX_FRAME};
+use crate::control::{Run, SENT};
 use crate::descriptor::Socket;
 use crate::fault::{Fault, flip};
 use crate::pcap::Capture;
 use crate::program::Payload;
 use crate::{BackendError, HostAddr, sockopt};
+use host_frames::HostFrames;
 
 /// Payload below this is copied: an iovec of its own costs more.
 const COPY_BELOW: usize = 512;
@@ -32,6 +35,12 @@ const MOST_PIECES: usize = 8;
 pub(crate) const CRC: usize = 4;
 /// What a full send buffer may cost before its frames are dropped.
 const PATIENCE: Duration = Duration::from_millis(2);
+
+/// A bit for each of so many messages.
+fn all(messages: usize) -> u64 {
+    const { assert!(crate::batch::MESSAGES <= u64::BITS as usize) };
+    u64::MAX.checked_shr((u64::BITS as usize - messages) as u32).unwrap_or(0)
+}
 
 /// A datagram without its CRC.
 #[derive(Clone, Copy)]
@@ -109,6 +118,8 @@ pub struct Tx<F: Framing, C: Deref<Target = Counters>> {
     source: usize,
     pub(crate) senders: Vec<Option<Sender>>,
     pub(crate) batch: Batch,
+    /// The way through memory to processes of this host
+    host_frames: Option<HostFrames>,
 }
 
 impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
@@ -130,6 +141,7 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
             source: 0,
             senders,
             batch: Batch::new()?,
+            host_frames: None,
         })
     }
 
@@ -297,19 +309,58 @@ impl<F: Framing, C: Deref<Target = Counters>> Tx<F, C> {
 
     /// Sends what the batch holds.
     fn send_all(&mut self) {
+        self.batch.put_in_order();
+        let passed = self.pass_all();
+        if passed != all(self.batch.groups()) {
+            self.send_rest(passed);
+        }
+        self.batch.clear();
+        if let Some(capture) = &self.capture {
+            capture.flush();
+        }
+    }
+
+    /// Hands over what goes to processes of this host through memory; gives a bit for each message that went.
+    #[inline]
+    fn pass_all(&mut self) -> u64 {
+        let Some(host_frames) = &mut self.host_frames else { return 0 };
+        let mut passed = 0;
+        for at in 0..self.batch.groups() {
+            let group = self.batch.group(at);
+            if !self.addrs.iter().any(|addr| addr.gid == group.dgid) {
+                continue;
+            }
+            let Some(Some(sender)) = self.senders.get(usize::from(group.socket)) else { continue };
+            let Group { traffic_class, hop_limit, dgid: dst, block, .. } = *group;
+            let src = self.addrs[usize::from(group.source)].gid;
+            let meta = FrameMeta { src, dst, traffic_class, hop_limit };
+            let (segment, pieces) = self.batch.pieces(at);
+            let run = Run { meta, sport: sender.sport, segment, first: 0, tag: SENT };
+            // SAFETY: the batch's pieces can be read until it is cleared.
+            if unsafe { host_frames.pass(block, &run, pieces) } {
+                self.counters.tx_local_frames.add(u64::from(self.batch.frames(at)));
+                passed |= 1 << at;
+            }
+        }
+        passed
+    }
+
+    /// Sends the messages that have no bit in `passed`.
+    fn send_rest(&mut self, passed: u64) {
         self.batch.seal(&self.addrs);
         let mut at = 0;
         while at < self.batch.groups() {
-            let end = self.batch.run_end(at);
+            let rest = passed >> at;
+            if rest & 1 != 0 {
+                at += 1;
+                continue;
+            }
+            let end = self.batch.run_end(at).min(at + rest.trailing_zeros() as usize);
             let socket = self.batch.group(at).socket;
             if let Some(Some(sender)) = self.senders.get(usize::from(socket)) {
                 self.send_run(sender.fd.as_raw_fd(), at, end);
             }
             at = end;
-        }
-        self.batch.clear();
-        if let Some(capture) = &self.capture {
-            capture.flush();
         }
     }
 

@@ -33,7 +33,11 @@ use crate::{BackendError, HostAddr};
 
 /// Datagrams taken at once from the wire, and from a block's socket.
 const WIRE_SLOTS: usize = 16;
-const BLOCK_SLOTS: usize = 4;
+const BLOCK_SLOTS: usize = 16;
+/// Looks in a row that find nothing, after which the wire is looked at less often.
+const QUIET: u32 = 64;
+/// One round in so many, then.
+const WIRE_EVERY: u32 = 32;
 /// Rounds of [`Rx::recv`] without a look at the blocks' sockets, while nothing comes from there.
 const BLOCKS_EVERY: u32 = 64;
 /// Rounds with a look every time, after something came.
@@ -106,6 +110,8 @@ pub struct Rx<C: Deref<Target = Counters>> {
     requests: VecDeque<Request>,
     rounds: u32,
     eager: u32,
+    /// Looks at the wire in a row that found nothing
+    quiet: u32,
     turn: usize,
     retry_at: Nanos,
 }
@@ -144,6 +150,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             requests: VecDeque::with_capacity(REQUESTS),
             rounds: 0,
             eager: BLOCKS_EAGER,
+            quiet: 0,
             turn: 0,
             retry_at: 0,
         };
@@ -268,12 +275,15 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             return 1;
         }
         let mut got = 0;
-        if let Some(wire) = &self.wire {
+        self.rounds = self.rounds.wrapping_add(1);
+        /* a wire that has been quiet while other processes send by memory is looked at less often */
+        let rests = self.quiet >= QUIET && self.peers.may_have_frames();
+        if let Some(wire) = self.wire.as_ref().filter(|_| !rests || self.rounds.is_multiple_of(WIRE_EVERY)) {
             self.counters.rx_syscalls.inc();
             got = self.wire_inbox.fill(wire.as_raw_fd());
             self.wire_left = 0..got;
+            self.quiet = if got > 0 { 0 } else { self.quiet.saturating_add(1) };
         }
-        self.rounds = self.rounds.wrapping_add(1);
         let all_by_blocks = self.wire.is_none() && !self.peers.may_have_frames();
         if self.eager > 0 || all_by_blocks || self.rounds.is_multiple_of(BLOCKS_EVERY) {
             /* one call for all that seldom has something */
@@ -292,6 +302,7 @@ impl<C: Deref<Target = Counters>> Rx<C> {
     /// [`Rx::recv`] for who was woken: looks at every socket.
     pub fn recv_all(&mut self) -> usize {
         self.eager = self.eager.max(self.blocks.len() as u32 + 1);
+        self.quiet = 0;
         self.recv()
     }
 

@@ -280,6 +280,10 @@ counters! {
     local_mapped,
     /// same host: requests of others executed
     local_executed,
+    /// same host: frames handed to other processes through memory
+    tx_local_frames,
+    /// same host: frames that other processes handed to this one through memory
+    rx_local_frames,
     /// same host: queue pairs whose connection goes through shared memory now
     local_qps,
     /// queue pairs that exist

@@ -94,16 +94,19 @@ impl Ring {
     }
 
     /// Copies into the ring, from position `at` on.
-    fn write(&self, at: u32, bytes: &[u8]) {
-        debug_assert!(bytes.len() <= self.size as usize);
-        self.touch(at, bytes.len(), |unit| self.head().watch.write(unit));
+    ///
+    /// # Safety
+    /// The bytes can be read; others may write them meanwhile.
+    unsafe fn write(&self, at: u32, (from, len): (*const u8, usize)) {
+        debug_assert!(len <= self.size as usize);
+        self.touch(at, len, |unit| self.head().watch.write(unit));
         let (to, room) = self.place(at);
-        let (first, rest) = bytes.split_at(bytes.len().min(room));
-        // SAFETY: `first` fits before the end, `rest` before where `first` begins. What the peer does to the
-        // bytes meanwhile is its own loss.
+        let first = len.min(room);
+        // SAFETY: the first bytes fit before the end, the rest before where they begin; the rest is the
+        // caller's terms. What the peer does to the bytes meanwhile is its own loss.
         unsafe {
-            to.copy_from_nonoverlapping(first.as_ptr(), first.len());
-            self.data.as_ptr().copy_from_nonoverlapping(rest.as_ptr(), rest.len());
+            to.copy_from_nonoverlapping(from, first);
+            self.data.as_ptr().copy_from_nonoverlapping(from.add(first), len - first);
         }
     }
 
@@ -162,16 +165,33 @@ impl MessageWriter {
     /// [`Broken`]
     #[inline]
     pub fn push(&mut self, parts: &[&[u8]]) -> Result<Written, Broken> {
-        let len = parts.iter().map(|part| part.len()).sum::<usize>();
+        // SAFETY: references can be read.
+        unsafe { self.push_pieces(parts.iter().map(|part| (part.as_ptr(), part.len()))) }
+    }
+
+    /// As [`MessageWriter::push`], of pieces of memory, each an address and so many bytes.
+    ///
+    /// # Safety
+    /// They can be read; others may write them meanwhile.
+    ///
+    /// # Errors
+    /// [`Broken`]
+    #[inline]
+    pub unsafe fn push_pieces(
+        &mut self,
+        pieces: impl Iterator<Item = (*const u8, usize)> + Clone,
+    ) -> Result<Written, Broken> {
+        let len = pieces.clone().map(|(_, len)| len).sum::<usize>();
         if !self.has_room(len)? {
             return Ok(Written::NoRoom);
         }
         /* it has room, so that its length is below the ring's */
-        self.ring.write(self.written, &(len as u32).to_ne_bytes());
-        let mut at = self.written.wrapping_add(LENGTH as u32);
-        for part in parts {
-            self.ring.write(at, part);
-            at = at.wrapping_add(part.len() as u32);
+        let length = (len as u32).to_ne_bytes();
+        let mut at = self.written;
+        for piece in core::iter::once((length.as_ptr(), LENGTH)).chain(pieces) {
+            // SAFETY: the caller's terms, and an array that lives.
+            unsafe { self.ring.write(at, piece) };
+            at = at.wrapping_add(piece.1 as u32);
         }
         self.written = self.written.wrapping_add(record(len) as u32);
         let head = self.ring.head();

@@ -155,6 +155,11 @@ impl Sessions {
         });
     }
 
+    /// Whether a block is this process's.
+    pub(super) fn is_own(&self, block: u32) -> bool {
+        self.listeners.iter().any(|listener| listener.block == block)
+    }
+
     fn blocks(&self) -> Vec<u16> {
         let mut blocks: Vec<u16> = self.listeners.iter().map(|listener| listener.block as u16).collect();
         blocks.sort_unstable();

@@ -14,12 +14,14 @@ use starverbs_core::wire::opcode::BTH_LEN;
 use starverbs_core::{Av, Counters, Gid, QPN_BLOCK_SHIFT};
 use starverbs_settings::Settings;
 
+use super::host_frames::HostFrames;
 use super::{CRC, Datagram, Framing, Route, Sender, Tx};
 use crate::batch::HOPS;
 use crate::descriptor::Socket;
 use crate::error::os_error;
 use crate::owners::Owners;
 use crate::pcap::Capture;
+use crate::peer::Peers;
 use crate::program::Payload;
 use crate::star::{self, StarRx, StarTx};
 use crate::{BackendError, HostAddr, membership, sockopt};
@@ -110,6 +112,11 @@ impl<C: Deref<Target = Counters>> RoceTx<C> {
         // A QP's frames are in order in the messages of one block.
         self.send_all();
         self.framing.owners = owners;
+    }
+
+    /// Frames to other processes of this host go through their sessions from now on, where they can.
+    pub fn use_memory(&mut self, peers: &Peers) {
+        self.host_frames = Some(HostFrames::new(peers.clone()));
     }
 
     /// UDP source port of frames from the address with index `sgid_index`; 0 if it cannot send.

@@ -9,7 +9,7 @@ use starverbs_core::{Counters, FrameMeta, QPN_BLOCK_SHIFT, QPN_GSI, Qpn};
 
 use super::mads::SPECIAL_BLOCK;
 use super::{Cursor, MULTICAST_BLOCK, Origin, REQUESTS, Rx};
-use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run};
+use crate::control::{self, Answer, Message, RUN_HEADER, Request, Run, SENT};
 use crate::handover::Passed;
 use crate::probe::{Asked, PROBE_OPCODE, Probe, decode_check, is_own_host};
 use crate::registry;
@@ -197,7 +197,9 @@ impl<C: Deref<Target = Counters>> Rx<C> {
             }
             Message::Frames(run) => {
                 let frames = self.block_inbox.bytes(slot).len() - RUN_HEADER;
-                self.counters.handed_in.add(frames.div_ceil(run.segment as usize) as u64);
+                let sent = run.tag == SENT && !run.meta.dst.is_multicast();
+                let counter = if sent { &self.counters.rx_local_frames } else { &self.counters.handed_in };
+                counter.add(frames.div_ceil(run.segment as usize) as u64);
                 Some(Cursor {
                     origin: Origin::Block,
                     slot,

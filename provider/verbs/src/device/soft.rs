@@ -95,7 +95,7 @@ impl Soft {
         /* before the port's sockets: nothing that changes from now on is missed */
         let links = Links::new(&info.addrs);
         subscribe_to_port(&links, events)?;
-        let (tx, rx) = backend::open(&settings, &info.addrs, stats)?;
+        let (mut tx, rx) = backend::open(&settings, &info.addrs, stats)?;
         let keys = info.limits.mrs.saturating_add(info.limits.windows);
         let (published, mrs) = Published::create(keys, process::seed()[0])?;
         let mut nic = Nic::new(config(&settings, &info), stats, process::seed(), mrs);
@@ -107,6 +107,9 @@ impl Soft {
         }
         log!(Info, "card opened on UDP port {}: {}", settings.port, info.addresses());
         let local = LocalHost::new(&settings, &info);
+        if local.is_enabled() {
+            tx.use_memory(rx.peers());
+        }
         let trusts = local.is_enabled() && settings.link_trust == LinkTrust::User;
         let gates = published.as_ref().filter(|_| trusts).and_then(Published::offer).map(|(offer, gates)| {
             rx.peers().offer_memory(offer);
