@@ -299,6 +299,12 @@ impl<C: Deref<Target = Counters>> Rx<C> {
         got
     }
 
+    /// Whether messages from other processes of this host are among what the last round brought.
+    #[inline]
+    pub fn has_local(&self) -> bool {
+        !self.block_left.is_empty()
+    }
+
     /// [`Rx::recv`] for who was woken: looks at every socket.
     pub fn recv_all(&mut self) -> usize {
         self.eager = self.eager.max(self.blocks.len() as u32 + 1);

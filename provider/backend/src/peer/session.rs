@@ -96,8 +96,10 @@ impl Rings {
 /// How a consumer stands to a session.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Place {
-    /// It is in the consumer's list
+    /// It is in the consumer's list: looked at by each poll
     pub(super) listed: bool,
+    /// The other end sends a wake-up byte when there is something, whether polls look or not
+    pub(super) asleep: bool,
     /// Looks in a row that found nothing
     pub(super) idle: u32,
     /// It has all that came before the end
@@ -258,6 +260,13 @@ impl Session {
 
     /// The other end is to wake this one when there is something for a consumer. False: there is, now.
     pub(super) fn sleep(&mut self, consumer: Consumer) -> Result<bool, Broken> {
+        if !self.places[consumer as usize].asleep {
+            self.places[consumer as usize].asleep = self.set_asleep(consumer)?;
+        }
+        Ok(self.places[consumer as usize].asleep)
+    }
+
+    fn set_asleep(&mut self, consumer: Consumer) -> Result<bool, Broken> {
         let theirs = self.links_lane(false);
         let Some(rings) = &mut self.rings else { return Ok(false) };
         for &lane in consumer.lanes() {
@@ -271,8 +280,9 @@ impl Session {
     }
 
     /// This end looks by itself from now on.
-    pub(super) fn wake(&self, consumer: Consumer) {
-        if let Some(rings) = &self.rings {
+    pub(super) fn wake(&mut self, consumer: Consumer) {
+        let asleep = std::mem::take(&mut self.places[consumer as usize].asleep);
+        if let Some(rings) = self.rings.as_ref().filter(|_| asleep) {
             consumer.lanes().iter().for_each(|lane| rings.lanes[*lane].inward.wake());
         }
     }

@@ -1,5 +1,5 @@
-//! Which consumer polls which sessions: each has a list of those that need not wake it, and takes their
-//! messages in turns.
+//! Which consumer polls which sessions: each has a list of those that it looks at, and takes their messages in
+//! turns. One that sleeps sends a wake-up byte for what comes, listed or not.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ const IDLE: u32 = 4096;
 /// Messages of one session in a row, while others wait.
 const IN_A_ROW: u32 = 32;
 
-/// A consumer's polled sessions. The others send wake-up bytes.
+/// The sessions that a consumer's polls look at.
 #[derive(Default)]
 pub(super) struct Awake {
     pub(super) list: VecDeque<SessionId>,
@@ -38,10 +38,12 @@ impl Sessions {
         for consumer in Consumer::ALL {
             let place = &mut session.places[consumer as usize];
             place.idle = 0;
-            let listed = place.listed || place.done || (consumer == Consumer::Links && !*uses_links);
+            if place.done || (consumer == Consumer::Links && !*uses_links) {
+                continue;
+            }
+            let listed = std::mem::replace(&mut place.listed, true);
+            session.wake(consumer);
             if !listed {
-                place.listed = true;
-                session.wake(consumer);
                 awake[consumer as usize].list.push_back(id);
             }
         }
@@ -67,9 +69,13 @@ impl Sessions {
                 continue;
             };
             let idle = session.places[of].idle;
+            if polled {
+                session.wake(consumer);
+            }
             match session.peek(consumer) {
                 Ok(Some((lane, len))) => {
                     session.places[of].idle = 0;
+                    session.wake(consumer);
                     self.awake[of].given += 1;
                     return Some(Found::Message(id, lane, len));
                 }
@@ -78,11 +84,15 @@ impl Sessions {
                     self.done(id, consumer);
                     return Some(Found::Drained(id));
                 }
-                Ok(None) if (!polled || idle >= IDLE) && session.sleep(consumer) == Ok(true) => {
+                Ok(None) if idle >= IDLE && session.sleep(consumer) == Ok(true) => {
                     self.unlist(id, consumer);
                     left -= 1;
                 }
                 Ok(None) => {
+                    if !polled {
+                        /* what has come meanwhile is there at the next look */
+                        let _comes = session.sleep(consumer);
+                    }
                     session.places[of].idle += 1;
                     self.rotate(consumer);
                     left -= 1;
@@ -114,16 +124,14 @@ impl Sessions {
     /// already, the epoll descriptor is readable at once.
     pub(in crate::peer) fn prepare_to_sleep(&mut self) {
         let mut busy = false;
+        let Sessions { sessions, awake, .. } = self;
         for consumer in Consumer::ALL {
-            let mut list = std::mem::take(&mut self.awake[consumer as usize].list);
-            list.retain(|id| {
-                let Some(session) = self.get(*id) else { return false };
-                let sleeps = session.sleep(consumer) == Ok(true) && session.socket.is_some();
-                session.places[consumer as usize].listed = !sleeps;
-                !sleeps
-            });
-            busy |= !list.is_empty();
-            self.awake[consumer as usize].list = list;
+            for id in &awake[consumer as usize].list {
+                let found = sessions.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
+                if let Some(session) = found.filter(|session| session.id == *id) {
+                    busy |= session.sleep(consumer) != Ok(true) || session.socket.is_none();
+                }
+            }
         }
         if busy {
             let _rings = nix::unistd::write(&self.alarm, &1u64.to_ne_bytes());

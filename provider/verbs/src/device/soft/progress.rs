@@ -69,6 +69,9 @@ impl Soft {
         }
         let out = shard.intake.waits_for_receives(&mut shard.nic, now, Who::Program);
         let got = if out { 0 } else { shard.intake.rx.recv() };
+        if !polled && shard.intake.rx.has_local() {
+            self.note_taken(shard);
+        }
         let all = !out && (got == 0 || shard.take_frames(now, || cq.waiting() as usize >= wanted));
         if !all {
             self.lower_alarm(shard, now + LEFT);
@@ -118,9 +121,7 @@ impl Soft {
         let came = shard.run_local(0) > 0;
         if came {
             if shard.env.channels.is_asleep() {
-                /* others had to wake the thread for it */
-                shard.local.busy += 1;
-                self.thread.watch(shard.local.busy);
+                self.note_taken(shard);
             }
             self.settle_local(shard);
         }
@@ -129,6 +130,13 @@ impl Soft {
             return None;
         }
         Some(came)
+    }
+
+    /// A poll has taken what others had to wake the thread for.
+    #[inline]
+    fn note_taken(&self, shard: &mut Shard) {
+        shard.local.busy += 1;
+        self.thread.watch(shard.local.busy);
     }
 
     /// What a call of the program sent to another process of this host may have come to this process's own
