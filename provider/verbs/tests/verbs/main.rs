@@ -10,6 +10,7 @@ mod coalescing;
 mod completion;
 mod direct;
 mod domains;
+mod host_frames;
 mod imports;
 mod memory;
 mod multicast;
