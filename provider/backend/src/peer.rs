@@ -347,6 +347,15 @@ impl Peers {
         })
     }
 
+    /// The process at the other end of a session, as this one's PID namespace has it. `None`: it is not seen, or
+    /// gone.
+    pub fn pid_of(&self, session: SessionId) -> Option<libc::pid_t> {
+        self.with(|sessions| {
+            let who = sessions.get(session).filter(|session| session.is_up())?.who;
+            (who.pid > 0).then_some(who.pid)
+        })
+    }
+
     /// Links are in use from now on, or no more.
     pub(crate) fn use_links(&self, uses: bool) {
         self.with(|sessions| sessions.use_links(uses));

@@ -276,6 +276,8 @@ counters! {
     local_requests,
     /// same host: WRITEs and READs that this card executed by itself through a descriptor of its peer's memory
     local_direct,
+    /// same host: WRITEs and READs that this card executed by itself through the number of its peer's process
+    local_traced,
     /// same host: WRITEs, READs and atomics that this card executed by itself on memory that its peer has mapped, too
     local_mapped,
     /// same host: requests of others executed

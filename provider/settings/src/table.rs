@@ -107,17 +107,18 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "LINK",
         allowed: "auto, local or udp",
-        about: "How connected queue pairs of this host talk to each other: through shared memory where both can (auto), the \
-                same with a line in the log where they cannot (local), or always with packets (udp).",
+        about: "How queue pairs of this host's processes talk to each other: through shared memory where both can (auto), the \
+                same with a line in the log where connected ones cannot (local), or always with packets (udp).",
         set: |s, v| put(&mut s.link, value::word(&LINKS, v)),
         get: |s| value::spell(&LINKS, &s.link),
     },
     Key {
         name: "LINK_TRUST",
-        allowed: "none or user",
+        allowed: "none, user or trace",
         about: "Which processes of this host execute WRITE and READ on this process's memory by themselves, and give it the same: \
                 those of equal credentials (user; [what that gives them](security.md)), or none, so that each card \
-                executes what is asked of it.",
+                executes what is asked of it. With trace they copy 32 KiB and more by process_vm_writev(2), which is faster, but names a \
+                process by its number, and all processes of the user may trace this one.",
         set: |s, v| put(&mut s.link_trust, value::word(&TRUSTS, v)),
         get: |s| value::spell(&TRUSTS, &s.link_trust),
     },

@@ -22,6 +22,8 @@ pub enum LinkTrust {
     None,
     /// Those of equal credentials.
     User,
+    /// The same, and what is long is copied by calls that name a process by its number.
+    Trace,
 }
 
 /// How much the library writes to standard error.
@@ -41,7 +43,8 @@ pub enum LogLevel {
 
 pub(crate) const LINKS: [(&str, Link); 3] =
     [("auto", Link::Auto), ("local", Link::Local), ("udp", Link::Udp)];
-pub(crate) const TRUSTS: [(&str, LinkTrust); 2] = [("none", LinkTrust::None), ("user", LinkTrust::User)];
+pub(crate) const TRUSTS: [(&str, LinkTrust); 3] =
+    [("none", LinkTrust::None), ("user", LinkTrust::User), ("trace", LinkTrust::Trace)];
 pub(crate) const REPEAT: [(&str, bool); 2] = [("auto", true), ("off", false)];
 pub(crate) const LEVELS: [(&str, LogLevel); 5] = [
     ("off", LogLevel::Off),

@@ -110,7 +110,11 @@ impl Soft {
         if local.is_enabled() {
             tx.use_memory(rx.peers());
         }
-        let trusts = local.is_enabled() && settings.link_trust == LinkTrust::User;
+        let trusts = local.is_enabled() && settings.link_trust != LinkTrust::None;
+        let traces = trusts && settings.link_trust == LinkTrust::Trace;
+        if traces {
+            process::let_others_trace();
+        }
         let gates = published.as_ref().filter(|_| trusts).and_then(Published::offer).map(|(offer, gates)| {
             rx.peers().offer_memory(offer);
             gates
@@ -122,7 +126,7 @@ impl Soft {
             let cm = CmHost::new(info.attr.node_guid, owner, info.addrs.clone(), soft.clone());
             let intake = Intake::new(rx, settings.qpc_prefetch);
             let mut shard = Shard::new(nic, tx, intake, stats, cm, local, Arc::clone(&moderator));
-            shard.env.channels.gates = gates;
+            (shard.env.channels.gates, shard.env.channels.traces) = (gates, traces);
             Soft {
                 forks: process::forks(),
                 info,

@@ -2,10 +2,11 @@
 //! with the peer's keys.
 //!
 //! Owns which way the bytes go: where the peer's table says of a region in which memory file it lies, this
-//! process maps that, and the CPU moves them; else the kernel does, by a descriptor of the peer's memory.
+//! process maps that, and the CPU moves them; else the kernel does, by a descriptor of the peer's memory or, what is
+//! long and where the settings ask for it, by the number of its process.
 
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use libc::iovec;
@@ -25,6 +26,8 @@ use crate::memory;
 pub(crate) struct PeerMemory {
     memory: ProcessFile,
     process: ProcessFile,
+    /// Its process's number; 0: long copies go by the descriptor, too
+    pid: AtomicI32,
     mrs: PeerMrs,
     gates: PeerGates,
     inside: Mutex<Inside>,
@@ -57,7 +60,12 @@ pub(crate) enum Way {
     Mapped,
     /// A descriptor of the peer's memory
     Descriptor,
+    /// The number of the peer's process
+    Pid,
 }
+
+/// Shorter copies are faster by the descriptor.
+const LONG: u32 = 32 << 10;
 
 /// What becomes of a word.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +78,16 @@ pub(crate) enum Change {
     Store(u64),
 }
 
+/// process_vm_writev(2) or process_vm_readv(2).
+type ProcessVm = unsafe extern "C" fn(
+    libc::pid_t,
+    *const iovec,
+    libc::c_ulong,
+    *const iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> isize;
+
 /// Where bytes of a peer lie.
 enum Place {
     /// Here
@@ -80,11 +98,13 @@ enum Place {
 
 impl PeerMemory {
     /// EINVAL: a file is something else; ENOMEM: too many processes read that memory.
-    pub(crate) fn open(files: MemoryFiles) -> Result<PeerMemory> {
+    /// `pid`: the number of its process, if it may go by that.
+    pub(crate) fn open(files: MemoryFiles, pid: Option<libc::pid_t>) -> Result<PeerMemory> {
         let MemoryFiles { mrs, readers, gates, memory, process } = files;
         let (mrs, gates) = (PeerMrs::open(&mrs)?, PeerGates::open(&gates)?);
         let inside = Inside { reader: Reader::join(&readers)?, files: MappedFiles::default() };
-        Ok(PeerMemory { memory, process, mrs, gates, inside: Mutex::new(inside) })
+        let pid = AtomicI32::new(pid.unwrap_or(0));
+        Ok(PeerMemory { memory, process, pid, mrs, gates, inside: Mutex::new(inside) })
     }
 
     /// Whether that queue pair's memory can still be reached.
@@ -109,14 +129,15 @@ impl PeerMemory {
                 }
                 Some(Way::Mapped)
             }
-            Place::Peer(at) => {
-                // SAFETY: the kernel reads the pieces, and looks whether they are mapped; what changes is another
-                // process's memory, or this one's that is registered with another card.
-                let wrote = unsafe {
-                    libc::pwritev(self.memory.as_raw_fd(), pieces.as_ptr(), pieces.len() as libc::c_int, at)
-                };
-                (wrote == target.len as isize).then_some(Way::Descriptor)
-            }
+            // SAFETY: the kernel reads the pieces, and looks whether they are mapped; what changes is another
+            // process's memory, or this one's that is registered with another card.
+            Place::Peer(at) => unsafe {
+                self.by_pid(target, at, pieces, libc::process_vm_writev).or_else(|| {
+                    let (fd, count) = (self.memory.as_raw_fd(), pieces.len() as libc::c_int);
+                    let wrote = libc::pwritev(fd, pieces.as_ptr(), count, at);
+                    (wrote == target.len as isize).then_some(Way::Descriptor)
+                })
+            },
         })
     }
 
@@ -135,14 +156,41 @@ impl PeerMemory {
                 }
                 Some(Way::Mapped)
             }
-            Place::Peer(at) => {
-                // SAFETY: the kernel writes the pieces, by the caller's terms, and looks whether they are mapped.
-                let read = unsafe {
-                    libc::preadv(self.memory.as_raw_fd(), pieces.as_ptr(), pieces.len() as libc::c_int, at)
-                };
-                (read == target.len as isize).then_some(Way::Descriptor)
-            }
+            // SAFETY: the kernel writes the pieces, by the caller's terms, and looks whether they are mapped.
+            Place::Peer(at) => unsafe {
+                self.by_pid(target, at, pieces, libc::process_vm_readv).or_else(|| {
+                    let (fd, count) = (self.memory.as_raw_fd(), pieces.len() as libc::c_int);
+                    let read = libc::preadv(fd, pieces.as_ptr(), count, at);
+                    (read == target.len as isize).then_some(Way::Descriptor)
+                })
+            },
         })
+    }
+
+    /// Copies what is long by the peer's number, which could have become another process's: nobody goes so but by
+    /// the settings. `None`: it is short, or does not go; once it did not, nothing does any more.
+    ///
+    /// # Safety
+    /// As `call`'s, for the pieces.
+    unsafe fn by_pid(
+        &self,
+        target: &Target,
+        at: libc::off_t,
+        pieces: &[iovec],
+        call: ProcessVm,
+    ) -> Option<Way> {
+        let pid = self.pid.load(Ordering::Relaxed);
+        if pid == 0 || target.len < LONG {
+            return None;
+        }
+        let there = iovec { iov_base: at as *mut libc::c_void, iov_len: target.len as usize };
+        // SAFETY: the caller's terms.
+        let moved = unsafe { call(pid, pieces.as_ptr(), pieces.len() as libc::c_ulong, &there, 1, 0) };
+        if moved == target.len as isize {
+            return Some(Way::Pid);
+        }
+        self.pid.store(0, Ordering::Relaxed);
+        None
     }
 
     /// Changes the target, a word, as the CPUs of all processes do that have it mapped; gives what was there.

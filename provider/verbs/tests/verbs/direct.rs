@@ -357,3 +357,21 @@ fn atomics_of_two_ways_are_atomic() {
     assert_eq!(pair.bytes(8, 8), (2 * EACH as u64).to_ne_bytes());
     assert!(pair.count("local_mapped") >= EACH as u64);
 }
+
+#[test]
+fn what_is_long_goes_by_the_process_number_where_it_was_asked_for() {
+    let pair = Pair::of(&Settings { link_trust: LinkTrust::Trace, ..settings() }, Kind::Private);
+    let a = &pair.a;
+    let half = BUF / 2;
+    let data: Vec<u8> = (0..half).map(|n| ((n * 5) >> 3) as u8).collect();
+    a.fill(0, &data);
+    for (len, traced) in [(half, 2), (half - 1, 0)] {
+        pair.fill(0, &vec![0; half]);
+        let before = ["local_traced", "local_direct"].map(|name| pair.count(name));
+        assert_eq!(pair.run(SendOp::Write, &[a.sge(0, len)], 3), WcStatus::Success);
+        assert_eq!(pair.run(SendOp::Read, &[a.sge(half, len)], 3), WcStatus::Success);
+        assert!(pair.bytes(3, len) == data[..len] && a.bytes(half, len) == data[..len], "{len} bytes");
+        let now = ["local_traced", "local_direct"].map(|name| pair.count(name));
+        assert_eq!([now[0] - before[0], now[1] - before[1]], [traced, 2 - traced], "{len} bytes");
+    }
+}

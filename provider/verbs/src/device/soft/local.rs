@@ -142,7 +142,7 @@ impl Shard {
     /// What carries a QP's connection, for people; and of a local one how many requests either end has made.
     pub(super) fn link_of(&self, qpn: Qpn) -> (&'static str, u32, u32) {
         if let Some(end) = self.nic.engine(qpn).and_then(HostEngine::local) {
-            return ("local", end.requests(), end.executed());
+            return (end.link(), end.requests(), end.executed());
         }
         match self.local.qps.get(&qpn).map(|entry| entry.path) {
             Some(Path::Asking) => ("asking", 0, 0),

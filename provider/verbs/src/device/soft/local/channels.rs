@@ -66,6 +66,8 @@ pub(crate) struct Channels {
     pub(super) answerers: Vec<Answerer>,
     /// Of this card's QPs, where peers may have its memory
     pub(in super::super) gates: Option<Gates>,
+    /// Long copies name a peer by its process's number
+    pub(in super::super) traces: bool,
     serial: u32,
     /// Others wake this card
     asleep: bool,
@@ -81,6 +83,7 @@ impl Channels {
             askers: Vec::new(),
             answerers: Vec::new(),
             gates: None,
+            traces: false,
             serial: 0,
             asleep: false,
             dirty: false,
@@ -154,11 +157,12 @@ impl Channels {
         if self.asleep {
             channel.requests.sleep();
         }
+        let pid = session.filter(|_| self.traces).and_then(|session| self.peers.pid_of(session));
         self.answerers.push(Answerer {
             channel,
             session,
             serial,
-            memory: memory.and_then(|files| PeerMemory::open(*files).ok()).map(Arc::new),
+            memory: memory.and_then(|files| PeerMemory::open(*files, pid).ok()).map(Arc::new),
             reading: None,
             blocked: false,
             ended: false,

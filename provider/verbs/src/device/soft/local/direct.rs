@@ -116,8 +116,10 @@ impl LocalEnd {
         match way {
             Some(Way::Mapped) => ctx.stats.local_mapped.inc(),
             Some(Way::Descriptor) => ctx.stats.local_direct.inc(),
+            Some(Way::Pid) => ctx.stats.local_traced.inc(),
             None => return false,
         }
+        self.way = way;
         self.did_own(ctx);
         true
     }

@@ -19,7 +19,7 @@ use super::requester::Asked;
 use super::responder::Inbound;
 use crate::cq::CardCq;
 use crate::device::soft::env::HostEnv;
-use crate::share::Gate;
+use crate::share::{Gate, Way};
 
 pub(super) type Ctx<'a> = EngineCtx<'a, HostEnv>;
 
@@ -91,8 +91,9 @@ pub(crate) struct LocalEnd {
     pub(super) met: bool,
     /// Memory windows of type 2 were bound
     pub(super) windows: bool,
-    /// What this end may do by itself
+    /// What this end may do by itself, and by which way it has done so last
     pub(super) direct: Option<Direct>,
+    pub(super) way: Option<Way>,
     /// A CQ overran
     overrun: bool,
 }
@@ -126,6 +127,7 @@ impl LocalEnd {
             met: false,
             windows: false,
             direct: None,
+            way: None,
             overrun: false,
         })
     }
@@ -156,6 +158,16 @@ impl LocalEnd {
     /// First WQE that has not begun.
     pub(in super::super) fn next_send(&self) -> u32 {
         self.next.wrapping_add(u32::from(self.offset > 0))
+    }
+
+    /// How its requests reach the peer, for people.
+    pub(in super::super) fn link(&self) -> &'static str {
+        match self.way {
+            None => "local",
+            Some(Way::Descriptor) => "local:memory",
+            Some(Way::Pid) => "local:traced",
+            Some(Way::Mapped) => "local:mapped",
+        }
     }
 
     /// Requests that were made, modulo 2^32.
