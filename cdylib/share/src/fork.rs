@@ -14,18 +14,15 @@ use core::mem::{MaybeUninit, zeroed};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use crate::arena;
-use crate::errno;
-use crate::maps;
-use crate::ranges::Span;
+use crate::child::Legacy;
 use crate::say::say;
-use crate::system;
+use crate::{arena, errno, system};
 
 /// What parent and child know of the fork that is under way. Touched by who holds the arena's lock.
 struct Under {
     /// Where the child says that it is done; None: the arena is not live, or there are no descriptors
     pipe: Option<(c_int, c_int)>,
-    protections: Vec<(Span, c_int)>,
+    legacy: Legacy,
     /// What a fault did before
     before: MaybeUninit<libc::sigaction>,
 }
@@ -36,7 +33,7 @@ struct Guarded(UnsafeCell<Under>);
 unsafe impl Sync for Guarded {}
 
 static UNDER: Guarded =
-    Guarded(UnsafeCell::new(Under { pipe: None, protections: Vec::new(), before: MaybeUninit::uninit() }));
+    Guarded(UnsafeCell::new(Under { pipe: None, legacy: Legacy::none(), before: MaybeUninit::uninit() }));
 /// The process that forks just now, or 0
 static PARENT: AtomicI32 = AtomicI32::new(0);
 
@@ -72,7 +69,7 @@ extern "C" fn before() {
     let (under, books) = unsafe { (&mut *UNDER.0.get(), arena::books().held()) };
     errno::kept(|| {
         under.pipe = arena::file(books).and_then(|_| system::pipe().ok());
-        under.protections = maps::odd_protections(&books.reached());
+        under.legacy = Legacy::of(books);
         // SAFETY: a sigaction of zeroes is valid; both live across the call.
         unsafe {
             let mut action: libc::sigaction = zeroed();
@@ -94,7 +91,7 @@ extern "C" fn in_parent() {
                 system::read_byte(from);
                 system::close(from);
             }
-            under.protections = Vec::new();
+            under.legacy = Legacy::none();
             restore(under);
         });
     }
@@ -126,10 +123,10 @@ fn become_private() {
             give_up("there are no descriptors to copy its parent's memory with", libc::EMFILE);
         };
         system::close(from);
-        if let Err(error) = crate::child::copy(books, file, &under.protections) {
+        if let Err(error) = under.legacy.copy(file) {
             give_up("there is no memory for a copy of its parent's", error.raw_os_error().unwrap_or(0));
         }
-        under.protections = Vec::new();
+        under.legacy = Legacy::none();
         arena::freeze();
         system::write(to, &[1]);
         system::close(to);

@@ -41,9 +41,20 @@ fn look() -> bool {
 fn find(name: &CStr, at: &AtomicPtr<c_void>) -> *mut c_void {
     // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    let found = if found.is_null() { ABSENT } else { found };
     at.store(found, Ordering::Relaxed);
     found
 }
+
+/// The call of an allocator that is not glibc's; not looked for where there is none, as dlsym(3) itself
+/// allocates.
+#[inline]
+pub(crate) fn other<F>(find: impl FnOnce() -> Option<F>) -> Option<F> {
+    if is_glibc() { None } else { find() }
+}
+
+/// Where a call would be that nobody has.
+const ABSENT: *mut c_void = core::ptr::without_provenance_mut(1);
 
 macro_rules! next {
     ($($name:ident: $type:ty;)+) => {$(
@@ -55,6 +66,9 @@ macro_rules! next {
             if at.is_null() {
                 let name = CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes());
                 at = find(name.unwrap_or_default(), &AT);
+            }
+            if at == ABSENT {
+                return None;
             }
             // SAFETY: NULL is None; else it is the function of this name, whose C type this is.
             unsafe { transmute::<*mut c_void, Option<$type>>(at) }

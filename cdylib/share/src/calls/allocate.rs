@@ -90,8 +90,8 @@ fn resize(block: Block, old: &Span, size: usize) -> bool {
 unsafe fn others_malloc(size: usize) -> Block {
     // SAFETY: any size.
     unsafe {
-        match next::malloc() {
-            Some(malloc) if !next::is_glibc() => malloc(size),
+        match next::other(next::malloc) {
+            Some(malloc) => malloc(size),
             _ => next::__libc_malloc(size),
         }
     }
@@ -100,8 +100,8 @@ unsafe fn others_malloc(size: usize) -> Block {
 unsafe fn others_memalign(align: usize, size: usize) -> Block {
     // SAFETY: any numbers.
     unsafe {
-        match next::memalign() {
-            Some(memalign) if !next::is_glibc() => memalign(align, size),
+        match next::other(next::memalign) {
+            Some(memalign) => memalign(align, size),
             _ => next::__libc_memalign(align, size),
         }
     }
@@ -129,8 +129,8 @@ unsafe fn large_zeroed(count: usize, size: usize) -> Block {
     };
     // SAFETY: any numbers.
     served.unwrap_or_else(|| unsafe {
-        match next::calloc() {
-            Some(calloc) if !next::is_glibc() => calloc(count, size),
+        match next::other(next::calloc) {
+            Some(calloc) => calloc(count, size),
             _ => next::__libc_calloc(count, size),
         }
     })
@@ -155,8 +155,8 @@ unsafe fn moved(old: Block, size: usize) -> Block {
         let span = find(old);
         let from_others = span.is_none();
         if from_others && (old.is_null() || !next::is_glibc() || size < LARGE) {
-            return match next::realloc() {
-                Some(realloc) if !next::is_glibc() => realloc(old, size),
+            return match next::other(next::realloc) {
+                Some(realloc) => realloc(old, size),
                 _ => next::__libc_realloc(old, size),
             };
         }
@@ -217,8 +217,8 @@ interpose! {
         if arena::has(block as usize) && release(block) {
             return;
         }
-        match next::free() {
-            Some(free) if !next::is_glibc() => free(block),
+        match next::other(next::free) {
+            Some(free) => free(block),
             _ => next::__libc_free(block),
         }
     }
