@@ -56,7 +56,7 @@ build: library
 
 # What the tests need of it.
 library:
-	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs
+	cargo build --release --locked --package starverbs-cdylib --package starverbs-preload --package starverbs-share --package starverbs
 	tools/scripts/libraries.sh $(TARGET)/release dist/lib
 	install -D -m 755 $(TARGET)/release/starverbs dist/bin/starverbs
 	install -D -m 644 include/infiniband/stardv.h dist/include/infiniband/stardv.h

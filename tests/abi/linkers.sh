@@ -46,13 +46,17 @@ for linker in bfd lld mold; do
     lib=$tmp/$linker
     "$link" "$archives/libstarverbs.a" "$lib/libibverbs.so.1" "-fuse-ld=$linker"
     "$link" "$archives/libstarverbs_preload.a" "$lib/libstarverbs.so" "-fuse-ld=$linker"
+    "$link" "$archives/libstarverbs_share.a" "$lib/libstarverbs-share.so" "-fuse-ld=$linker"
     "$here/compare.sh" "$lib/libibverbs.so.1"
     "$here/compare.sh" "$lib/libstarverbs.so" "$here/../preload/libc.symbols"
+    diff "$here/../share/symbols" <("$here/symbols.sh" "$lib/libstarverbs-share.so") || fail "$linker exports something else"
     tags "$lib/libibverbs.so.1"
     tags "$lib/libstarverbs.so"
+    tags "$lib/libstarverbs-share.so"
     cc -fuse-ld="$linker" -o "$lib/start" "$tmp/start.c" "$lib/libibverbs.so.1"
     LD_LIBRARY_PATH=$lib "$lib/start"
     LD_LIBRARY_PATH=$lib LD_PRELOAD=$lib/libstarverbs.so "$lib/start"
+    LD_LIBRARY_PATH=$lib LD_PRELOAD=$lib/libstarverbs-share.so:$lib/libstarverbs.so "$lib/start"
     echo "$linker: $(stat -c %s "$lib/libibverbs.so.1") and $(stat -c %s "$lib/libstarverbs.so") bytes"
     linked=$((linked + 1))
 done

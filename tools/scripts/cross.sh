@@ -64,7 +64,7 @@ fi
 case $what in
 build)
     cross build --release --locked --target "$triple" \
-        --package starverbs-cdylib --package starverbs-preload --package starverbs
+        --package starverbs-cdylib --package starverbs-preload --package starverbs-share --package starverbs
     built=$out/$triple/release
     CC=$cc tools/scripts/libraries.sh "$built" "$dist/lib"
     install -D -m 755 "$built/starverbs" "$dist/bin/starverbs"

@@ -44,7 +44,7 @@ put() {
 
 all() {
     local file link page shell_files
-    for file in bin/starverbs lib/libibverbs.so.1 lib/libstarverbs.so; do
+    for file in bin/starverbs lib/libibverbs.so.1 lib/libstarverbs.so lib/libstarverbs-share.so; do
         [[ -e $dist/$file ]] || fail "there is no $dist/$file: \`make build\` first"
     done
     [[ $prefix == /* ]] || fail "PREFIX is '$prefix', not a path from /"
@@ -59,6 +59,7 @@ all() {
     put 755 "$bin/starverbs" <"$dist/bin/starverbs"
     put 644 "$lib/libibverbs.so.1" <"$dist/lib/libibverbs.so.1"
     put 644 "$lib/libstarverbs.so" <"$dist/lib/libstarverbs.so"
+    put 644 "$lib/libstarverbs-share.so" <"$dist/lib/libstarverbs-share.so"
     for link in "${links[@]}"; do ln -sf libibverbs.so.1 "$destdir$lib/$link"; done
     mkdir -p "$destdir$lib/preload"
     for link in "${preloaded[@]}"; do ln -sf ../libstarverbs.so "$destdir$lib/preload/$link"; done
@@ -75,7 +76,7 @@ none() {
     local page
     rm -f "$destdir$bin/starverbs" "$destdir$include/stardv.h" "$destdir$pkgconfig/starverbs.pc" \
         "$destdir$bash/starverbs" "$destdir$zsh/_starverbs" "$destdir$fish/starverbs.fish" \
-        "$destdir$lib"/{libibverbs.so.1,libstarverbs.so}
+        "$destdir$lib"/{libibverbs.so.1,libstarverbs.so,libstarverbs-share.so}
     rm -f "${links[@]/#/$destdir$lib/}" "${preloaded[@]/#/$destdir$lib/preload/}"
     for page in "${pages[@]}"; do rm -f "$destdir$man/man${page##*.}/${page##*/}"; done
     # Folders that others share stay.

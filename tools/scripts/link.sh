@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Links a shared library of the card from the archive that rustc made of it. Not rustc's own link of a
+# Links one of the shared libraries from the archive that rustc made of it. Not rustc's own link of a
 # cdylib: to that it gives a version script without nodes, beside which GNU ld takes no other
 # (docs/decisions/0013-linking.md). What rustc asks of the linker stands here too. CC is the compiler of the
 # machine that the library is for, with its options.
@@ -7,11 +7,15 @@
 set -euo pipefail
 usage='usage: link.sh ARCHIVE LIBRARY [OPTION OF CC...]'
 archive=${1:?$usage} library=${2:?$usage}
-map=$(cd "$(dirname "$0")/../.." && pwd)/cdylib/abi/libibverbs.map
+abi=$(cd "$(dirname "$0")/../.." && pwd)/cdylib/abi
+case ${library##*/} in
+# It begins before all others: docs/decisions/0021-shared-allocations.md.
+libstarverbs-share.so) own=(-soname libstarverbs-share.so "--version-script=$abi/share.map" -z initfirst) ;;
+*) own=(-soname libibverbs.so.1 "--version-script=$abi/libibverbs.map") ;;
+esac
 
 options=(
-    -soname libibverbs.so.1
-    "--version-script=$map"
+    "${own[@]}"
     # Threads of the card run this code: a program that closes the library must not unmap it under them.
     -z nodelete
     -z defs -z noexecstack -z relro -z now

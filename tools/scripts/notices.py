@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import sys
 
-CARRIED = ("starverbs", "starverbs-cdylib", "starverbs-preload")
+CARRIED = ("starverbs", "starverbs-cdylib", "starverbs-preload", "starverbs-share")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -58,7 +58,8 @@ def alias(machine, library, folder, name):
 
 def contents(folder, dist, version):
     """What the wheel holds, but for its metadata: names, files, modes."""
-    names = [dist / "bin/starverbs", dist / "lib/libibverbs.so.1", dist / "lib/libstarverbs.so"]
+    libraries = ("libibverbs.so.1", "libstarverbs.so", "libstarverbs-share.so")
+    names = [dist / "bin/starverbs", *(dist / "lib" / library for library in libraries)]
     copies = [folder / path.name for path in names]
     for path, copy in zip(names, copies):
         copy.write_bytes(path.read_bytes())

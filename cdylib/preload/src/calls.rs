@@ -6,6 +6,7 @@
 mod exec;
 mod folder;
 mod link;
+mod map;
 mod open;
 mod socket;
 mod stat;

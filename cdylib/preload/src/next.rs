@@ -93,5 +93,8 @@ next! {
         c_int, *const c_void, usize, c_int, *const libc::sockaddr, libc::socklen_t
     ) -> isize;
     sendmsg: unsafe extern "C" fn(c_int, *const libc::msghdr, c_int) -> isize;
+    mmap: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, libc::off_t) -> *mut c_void;
+    munmap: unsafe extern "C" fn(*mut c_void, usize) -> c_int;
+    mremap: unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
     inotify_add_watch: unsafe extern "C" fn(c_int, *const c_char, u32) -> c_int;
 }

@@ -21,7 +21,7 @@ pub use fault::FaultSpec;
 pub use qpc::{QpcPolicy, QpcSpec};
 pub use star::{StarKey, StarPreference};
 pub use table::{KEYS, Key, markdown};
-pub use value::{Link, LinkTrust, LogLevel};
+pub use value::{Link, LinkTrust, LogLevel, Share};
 
 /// Every setting, typed. A field that is `None` means `auto`: the card chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +44,8 @@ pub struct Settings {
     pub link: Link,
     /// Whose processes of this host reach this one's memory by themselves.
     pub link_trust: LinkTrust,
+    /// What of the program's memory is made shared memory.
+    pub share: Share,
     /// Receive buffer asked of each socket, in bytes.
     pub rcvbuf: usize,
     /// Send buffer asked of each socket, in bytes.
@@ -89,6 +91,7 @@ impl Default for Settings {
             port: 4791,
             link: Link::Auto,
             link_trust: LinkTrust::User,
+            share: Share::Off,
             rcvbuf: 4 << 20,
             sndbuf: 4 << 20,
             gso: true,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use crate::star::PREFERENCES;
-use crate::value::{self, LEVELS, LINKS, REPEAT, TRUSTS};
+use crate::value::{self, LEVELS, LINKS, REPEAT, SHARES, TRUSTS};
 use crate::{FaultSpec, QpcSpec, Settings, StarKey, fault, qpc};
 
 /// One setting.
@@ -121,6 +121,14 @@ pub const KEYS: &[Key] = &[
                 process by its number, and all processes of the user may trace this one.",
         set: |s, v| put(&mut s.link_trust, value::word(&TRUSTS, v)),
         get: |s| value::spell(&TRUSTS, &s.link_trust),
+    },
+    Key {
+        name: "SHARE",
+        allowed: "off or malloc",
+        about: "With malloc, `starverbs run` has the program's large allocations served from shared memory, which peers of equal \
+                credentials map; [not for every program](decisions/0021-shared-allocations.md).",
+        set: |s, v| put(&mut s.share, value::word(&SHARES, v)),
+        get: |s| value::spell(&SHARES, &s.share),
     },
     Key {
         name: "RCVBUF",

@@ -32,6 +32,7 @@ fn every_key_reads_back_what_it_shows() {
         ("PORT", "14791"),
         ("LINK", "udp"),
         ("LINK_TRUST", "none"),
+        ("SHARE", "malloc"),
         ("RCVBUF", "8M"),
         ("SNDBUF", "96K"),
         ("GSO", "off"),

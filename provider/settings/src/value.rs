@@ -26,6 +26,15 @@ pub enum LinkTrust {
     Trace,
 }
 
+/// What of a program's own memory is made shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Share {
+    /// Nothing.
+    Off,
+    /// What it allocates in large pieces.
+    Malloc,
+}
+
 /// How much the library writes to standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
@@ -45,6 +54,7 @@ pub(crate) const LINKS: [(&str, Link); 3] =
     [("auto", Link::Auto), ("local", Link::Local), ("udp", Link::Udp)];
 pub(crate) const TRUSTS: [(&str, LinkTrust); 3] =
     [("none", LinkTrust::None), ("user", LinkTrust::User), ("trace", LinkTrust::Trace)];
+pub(crate) const SHARES: [(&str, Share); 2] = [("off", Share::Off), ("malloc", Share::Malloc)];
 pub(crate) const REPEAT: [(&str, bool); 2] = [("auto", true), ("off", false)];
 pub(crate) const LEVELS: [(&str, LogLevel); 5] = [
     ("off", LogLevel::Off),

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use starverbs_settings::Settings;
+use starverbs_settings::{Settings, Share};
 
 use crate::Failure;
 
@@ -77,25 +77,30 @@ impl Args {
     /// that is loaded before all others shows the device in /sys and /dev too; the search path is for
     /// programs that open libibverbs.so or librdmacm.so.1 by name. Beside a loaded library they find
     /// names that lead to it: another would be a second card.
-    fn linking(&self, lib: &Path) -> Vec<(&'static str, PathBuf)> {
+    /// What serves large allocations comes before all: it is asked first, and begins first.
+    fn linking(&self, lib: &Path, share: Share) -> Vec<(&'static str, PathBuf)> {
         let preload = ("LD_PRELOAD", lib.join("libstarverbs.so"));
-        match (self.preload, self.library) {
+        let mut linking = match (self.preload, self.library) {
             (true, _) => vec![preload],
             (_, true) => vec![("LD_LIBRARY_PATH", lib.to_owned())],
             _ => vec![preload, ("LD_LIBRARY_PATH", lib.join("preload"))],
+        };
+        if share == Share::Malloc {
+            linking.push(("LD_PRELOAD", lib.join(SHARE)));
         }
+        linking
     }
 }
 
 /// Replaces this process with the program; returns only if that fails.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut vars = args.variables()?;
-    check(&vars)?;
+    let settings = check(&vars)?;
     let lib = library_dir(args.lib.as_deref())?;
-    vars.extend(args.linking(&lib).into_iter().map(|(name, first)| {
-        let value = prepend(first.as_os_str(), std::env::var_os(name));
-        (name.into(), value)
-    }));
+    for (name, first) in args.linking(&lib, settings.share) {
+        let rest = vars.get(OsStr::new(name)).cloned().or_else(|| std::env::var_os(name));
+        vars.insert(name.into(), prepend(first.as_os_str(), rest));
+    }
     let [program, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::new(OWN_FAILURE, "no program given"));
     };
@@ -111,15 +116,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Settings are checked here, because a program may swallow what the library has to say about them.
-fn check(vars: &BTreeMap<OsString, OsString>) -> Result<(), Failure> {
+fn check(vars: &BTreeMap<OsString, OsString>) -> Result<Settings, Failure> {
     let inherited = std::env::vars_os().filter(|(name, _)| !vars.contains_key(name));
     let given = vars.iter().map(|(name, value)| (name.clone(), value.clone()));
-    Settings::load_for(inherited.chain(given)).map_err(|e| Failure::new(OWN_FAILURE, e))?;
-    Ok(())
+    Settings::load_for(inherited.chain(given)).map_err(|e| Failure::new(OWN_FAILURE, e))
 }
 
 /// The libraries that the folder must have.
-const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libstarverbs.so"];
+const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "libstarverbs.so", SHARE];
+/// The one that serves large allocations from shared memory.
+const SHARE: &str = "libstarverbs-share.so";
 
 /// The folder with the libraries: `given`, or where they lie beside this command: ../lib/starverbs where it
 /// is installed, ../lib where it was built.
@@ -197,11 +203,26 @@ mod tests {
     fn both_ways_to_the_library_unless_one_is_asked_for() {
         let names = |preload, library| {
             let args = Args { preload, library, ..args(&[], None) };
-            args.linking(Path::new("/l")).into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+            let linking = args.linking(Path::new("/l"), Share::Off);
+            linking.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
         };
         assert_eq!(names(false, false), ["LD_PRELOAD", "LD_LIBRARY_PATH"]);
         assert_eq!(names(true, false), ["LD_PRELOAD"]);
         assert_eq!(names(false, true), ["LD_LIBRARY_PATH"]);
+    }
+
+    #[test]
+    fn what_serves_allocations_is_loaded_last_put_first() {
+        let shares = |preload, library| {
+            let args = Args { preload, library, ..args(&[], None) };
+            args.linking(Path::new("/l"), Share::Malloc).pop()
+        };
+        let expected = Some(("LD_PRELOAD", PathBuf::from("/l/libstarverbs-share.so")));
+        for (preload, library) in [(false, false), (true, false), (false, true)] {
+            assert_eq!(shares(preload, library), expected);
+        }
+        let vars = args(&["share=malloc"], None).variables().unwrap();
+        assert_eq!(check(&vars).unwrap().share, Share::Malloc);
     }
 
     #[test]
