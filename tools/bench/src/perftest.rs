@@ -14,6 +14,10 @@ use crate::error::{BenchError, Result};
 pub(crate) enum Link {
     /// Shared memory; a run that falls back to packets is a failure.
     Local,
+    /// The same, and the programs' buffers are memory that both map (`STARVERBS_SHARE=malloc`).
+    Mapped,
+    /// The same as [`Link::Local`], and long copies name the peer's process (`STARVERBS_LINK_TRUST=trace`).
+    Traced,
     /// Packets.
     Udp,
 }
@@ -52,8 +56,17 @@ pub(crate) fn run(setup: &Setup, program: Program, metric: Metric, iters: u64) -
     let side = || {
         let mut side = Command::new(&path);
         on_card(&mut side, &lib);
-        if program.link == Link::Local {
-            side.env("STARVERBS_LINK", "local").env("STARVERBS_LOG", "warn");
+        match program.link {
+            Link::Udp => {}
+            Link::Local => same_host(&mut side),
+            Link::Traced => {
+                same_host(&mut side);
+                side.env("STARVERBS_LINK_TRUST", "trace");
+            }
+            Link::Mapped => {
+                same_host(&mut side);
+                side.env("STARVERBS_SHARE", "malloc").env("LD_PRELOAD", lib.join("libstarverbs-share.so"));
+            }
         }
         side.args([
             "-F",
@@ -81,6 +94,11 @@ pub(crate) fn run(setup: &Setup, program: Program, metric: Metric, iters: u64) -
         what: program.name.to_owned(),
         tail: child::tail_of(&output.stdout),
     })
+}
+
+/// Has a program use shared memory, and say so if it cannot.
+fn same_host(command: &mut Command) {
+    command.env("STARVERBS_LINK", "local").env("STARVERBS_LOG", "warn");
 }
 
 /// The folder of the built library.
