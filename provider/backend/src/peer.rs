@@ -273,7 +273,7 @@ impl Peers {
 
     /// The session with the process that has a block; begins one if there is none. `None`: it is this process's,
     /// or there can be none.
-    pub(crate) fn session_to(&self, block: u32) -> Option<SessionId> {
+    pub fn session_to(&self, block: u32) -> Option<SessionId> {
         self.with(|sessions| if sessions.is_own(block) { None } else { self.way(sessions, block) })
     }
 
@@ -310,13 +310,9 @@ impl Peers {
         self.with(|sessions| sessions.offered = Some(memory));
     }
 
-    /// A channel to the process that has `block`, and the session by which it was handed over. `None`: there
-    /// is no such process, or there can be no session with it.
-    pub fn open_channel(&self, block: u32) -> Option<(SessionId, Asking)> {
-        self.with(|sessions| {
-            let id = self.way(sessions, block)?;
-            Some((id, sessions.open_channel(id)?))
-        })
+    /// A channel to the other end of a session. `None`: it is over, or the system does not let us.
+    pub fn open_channel(&self, session: SessionId) -> Option<Asking> {
+        self.with(|sessions| sessions.open_channel(session))
     }
 
     /// What has become of channels.

@@ -371,9 +371,11 @@ impl Sessions {
         let Some(session) = self.get(id) else { return };
         session.channels += 1;
         session.has_channels = true;
-        if session.channels <= CHANNELS && self.news.try_reserve(1).is_ok() {
-            self.news.push_back(ChannelNews::Opened(id, Box::new(channel), memory));
+        if session.channels > CHANNELS || self.news.try_reserve(1).is_err() {
+            /* who asks in a channel that nobody looks at would wait for ever */
+            return self.break_off(id);
         }
+        self.news.push_back(ChannelNews::Opened(id, Box::new(channel), memory));
     }
 
     /// The other end is gone: its messages are still read.

@@ -256,19 +256,35 @@ fn carry(writer: &mut SlotWriter, reader: &mut SlotReader, byte: u8) {
     assert!(!reader.has_next() && writer.look().is_ok() && writer.is_idle());
 }
 
+/// A channel to the process that has a block.
+fn open_channel(peers: &Peers, block: u32) -> Option<(SessionId, Asking)> {
+    let session = peers.session_to(block)?;
+    Some((session, peers.open_channel(session)?))
+}
+
+#[test]
+fn who_makes_too_many_channels_is_told_at_once() {
+    const PORT: u16 = 65099;
+    let (a, b) = (peers(PORT, 7), peers(PORT, 8));
+    let channels: Vec<_> = (0..5).map(|_| open_channel(&a, 8).expect("a channel")).collect();
+    b.look();
+    a.look();
+    assert!(matches!(a.next_news(), Some(ChannelNews::Ended(id)) if id == channels[0].0));
+}
+
 #[test]
 fn records_go_both_ways_through_a_channel() {
     const PORT: u16 = 65029;
     let (a, b) = (peers(PORT, 7), peers(PORT, 8));
-    assert!(a.open_channel(9).is_none(), "nobody has that block");
-    let (session, mut asking) = a.open_channel(8).expect("a channel");
+    assert!(open_channel(&a, 9).is_none(), "nobody has that block");
+    let (session, mut asking) = open_channel(&a, 8).expect("a channel");
     let (back, mut answering) = take_channel(&b).expect("it has come");
     for byte in 1..=3 {
         carry(&mut asking.requests, &mut answering.requests, byte);
         carry(&mut answering.answers, &mut asking.answers, byte + 10);
     }
     a.look();
-    let (again, mut other) = b.open_channel(7).expect("one the other way");
+    let (again, mut other) = open_channel(&b, 7).expect("one the other way");
     assert_eq!((again, [sessions(&a), sessions(&b)]), (back, [1, 1]), "in the same session");
     let (seen, mut other_end) = take_channel(&a).expect("it has come");
     assert_eq!(seen, session);
@@ -283,7 +299,7 @@ fn the_other_end_of_a_channel_is_woken() {
     const PORT: u16 = 65030;
     let (a, b) = (peers(PORT, 7), peers(PORT, 8));
     let is_called = |peers: &Peers| sockopt::wait(&[peers.fd()], libc::POLLIN, Duration::ZERO);
-    let (session, _asking) = a.open_channel(8).expect("a channel");
+    let (session, _asking) = open_channel(&a, 8).expect("a channel");
     assert!(is_called(&b), "a new channel is seen");
     let (back, _answering) = take_channel(&b).expect("it has come");
     a.look();
@@ -302,7 +318,7 @@ fn what_was_asked_before_the_end_is_read() {
     const PORT: u16 = 65031;
     let b = peers(PORT, 8);
     let a = peers(PORT, 7);
-    let (_, mut asking) = a.open_channel(8).expect("a channel");
+    let (_, mut asking) = open_channel(&a, 8).expect("a channel");
     for n in 0..3 {
         let room = asking.requests.room(0).expect("an honest peer").expect("room");
         asking.requests.push(&[n; RECORD_WORDS], room);
@@ -318,7 +334,7 @@ fn what_was_asked_before_the_end_is_read() {
     }
     assert!(!channel.requests.has_next() && b.next_news().is_none(), "the end is said once");
     b.wake(session);
-    assert!(b.open_channel(7).is_none());
+    assert!(open_channel(&b, 7).is_none());
 }
 
 /// The end that made a channel is told of the session's end, too; who has none is not.
@@ -326,7 +342,7 @@ fn what_was_asked_before_the_end_is_read() {
 fn who_has_channels_is_told_of_the_end() {
     const PORT: u16 = 65032;
     let (a, b, c) = (peers(PORT, 7), peers(PORT, 8), peers(PORT, 9));
-    let (session, _asking) = a.open_channel(8).expect("a channel");
+    let (session, _asking) = open_channel(&a, 8).expect("a channel");
     assert_eq!(c.pass(8, b"", b"x"), Passed::Yes);
     b.look();
     [&a, &c].into_iter().for_each(|peers| assert!(!peers.look()));
@@ -341,8 +357,8 @@ fn who_has_channels_is_told_of_the_end() {
 fn sessions_are_of_one_process_where_the_kernel_says_so() {
     const PORT: u16 = 65033;
     let (a, b, c) = (peers(PORT, 7), peers(PORT, 8), peers(PORT, 9));
-    let (one, _) = a.open_channel(8).expect("a channel");
-    let (other, _) = a.open_channel(9).expect("a channel");
+    let (one, _) = open_channel(&a, 8).expect("a channel");
+    let (other, _) = open_channel(&a, 9).expect("a channel");
     assert!(one != other && a.are_of_one_process(one, one) && a.are_of_one_process(one, other));
     let set = |session, pid| {
         a.with(|sessions| sessions.get(session).expect("it is open").who.pid = pid);

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use crate::common::*;
 use starverbs_core::qp::QpAttrMask;
+use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 use starverbs_settings::{Link, Settings};
 use starverbs_verbs::{Event, Qp, QpAttr, RecvWr, SendWr, Srq};
@@ -346,4 +347,26 @@ fn memory_is_what_a_model_says() {
     }
     assert!(b.bytes(0, QPS * CELL) == model);
     assert_eq!(counters(of.port, "local_qps"), [QPS as u64, QPS as u64]);
+}
+
+/// A process has one channel for all of its blocks of numbers.
+#[test]
+fn queue_pairs_of_many_blocks_share_a_channel() {
+    const BLOCK: usize = 1 << QPN_BLOCK_SHIFT;
+    const BLOCKS: usize = 6;
+    let settings = settings();
+    let (a, b) = (Node::new(&settings), Node::new(&settings));
+    let all: Vec<Qp> = (0..BLOCKS * BLOCK).map(|_| b.qp(QpType::Rc)).collect();
+    let peers: Vec<&Qp> = all.iter().step_by(BLOCK).collect();
+    let ours: Vec<Qp> = peers.iter().map(|_| a.qp(QpType::Rc)).collect();
+    for (qa, qb) in ours.iter().zip(&peers) {
+        connect(&a, qa, &b, qb);
+    }
+    let count = || counters(settings.port, "local_qps").iter().sum::<u64>();
+    wait_for("the agreements", || count() == 2 * BLOCKS as u64);
+    for (qa, qb) in ours.iter().zip(&peers) {
+        b.post_recv(qb, 7, 0, 64).unwrap();
+        post(qa, &send(1, &[a.sge(0, 8)])).unwrap();
+        assert_eq!((a.completions(1)[0].status, b.completions(1)[0].wr_id), (WcStatus::Success, 7));
+    }
 }

@@ -22,8 +22,8 @@ pub(super) struct Asker {
     pub(super) channel: Asking,
     /// `None`: the other end is this card's, too
     pub(super) session: Option<SessionId>,
-    /// A block of the other end's process
-    pub(super) block: u32,
+    /// Blocks of the other end's process, as far as was asked for them
+    blocks: Vec<u32>,
     /// Requests under way: the last record of each, and whose it is
     pub(super) expected: VecDeque<(u32, Qpn)>,
     /// QPs that wait for room
@@ -105,24 +105,30 @@ impl Channels {
     /// The channel to the process that has a block; opened if there is none. `ours`: the block is this
     /// card's. `None`: there can be none.
     pub(super) fn channel_to(&mut self, block: u32, ours: bool) -> Option<u32> {
-        let here = |asker: &Option<Box<Asker>>| {
-            asker.as_ref().is_some_and(|asker| !asker.ended && asker.block == block)
+        let position = |askers: &[Option<Box<Asker>>], is_it: &dyn Fn(&Asker) -> bool| {
+            askers.iter().position(|asker| asker.as_ref().is_some_and(|asker| !asker.ended && is_it(asker)))
         };
-        if let Some(at) = self.askers.iter().position(here) {
+        if let Some(at) = position(&self.askers, &|asker| asker.blocks.contains(&block)) {
             return Some(at as u32);
         }
-        let (session, channel) = if ours {
-            let (channel, answering) = Asking::to_ourselves()?;
-            self.add_answerer(None, answering, None);
-            (None, channel)
-        } else {
-            let (session, channel) = self.peers.open_channel(block)?;
-            (Some(session), channel)
+        /* a process may have many blocks, and has one channel */
+        let session = if ours { None } else { Some(self.peers.session_to(block)?) };
+        if let Some(at) = position(&self.askers, &|asker| asker.session == session) {
+            self.asker(at as u32)?.blocks.push(block);
+            return Some(at as u32);
+        }
+        let channel = match session {
+            Some(session) => self.peers.open_channel(session)?,
+            None => {
+                let (channel, answering) = Asking::to_ourselves()?;
+                self.add_answerer(None, answering, None);
+                channel
+            }
         };
         let asker = Asker {
             channel,
             session,
-            block,
+            blocks: vec![block],
             expected: VecDeque::with_capacity(UNDER_WAY),
             waiting: VecDeque::new(),
             control: VecDeque::new(),
