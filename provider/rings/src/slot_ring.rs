@@ -304,6 +304,19 @@ impl SlotReader {
         Some(unsafe { self.memory.slot(self.read).record.get().read() })
     }
 
+    /// A word of the record that comes so many behind the oldest one; `None`: there is none yet.
+    #[inline]
+    pub fn word_ahead(&self, behind: u32, word: usize) -> Option<u32> {
+        let number = self.read.wrapping_add(behind);
+        let slot = self.memory.slot(number);
+        if slot.stamp.load(Ordering::Acquire) != number.wrapping_add(1) || word >= RECORD_WORDS {
+            return None;
+        }
+        self.memory.head().watch.read(number & (self.memory.count - 1));
+        // SAFETY: as in `peek`.
+        Some(unsafe { slot.record.get().cast::<u32>().add(word).read() })
+    }
+
     /// Where the data of the oldest record lies, as it names it: bytes that its writer may change at any
     /// time. `None`: outside of the data area.
     #[inline]

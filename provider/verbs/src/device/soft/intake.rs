@@ -8,7 +8,7 @@ use super::env::HostEnv;
 use crate::stat::StatPage;
 
 /// Frames whose contexts are fetched at once: about as many as a CPU has misses under way at the same time.
-pub(super) const AHEAD: usize = 16;
+pub(super) const AHEAD: u32 = 16;
 
 /// A card and its host.
 pub(crate) type CardAnd<'a> = (&'a mut Nic<HostEnv>, &'a mut HostEnv);
@@ -29,8 +29,13 @@ pub(crate) struct Intake {
 impl Intake {
     /// `prefetch`: contexts of frames to come are fetched.
     pub(super) fn new(rx: Rx<StatPage>, prefetch: bool) -> Self {
-        let ahead = if prefetch { AHEAD } else { 0 };
+        let ahead = if prefetch { AHEAD as usize } else { 0 };
         Intake { rx, ahead, looked: 0, held_back: false, back_pressure: BackPressure::default() }
+    }
+
+    /// Whether contexts are fetched ahead.
+    pub(super) fn looks_ahead(&self) -> bool {
+        self.ahead > 0
     }
 
     /// Handles the frames of the last `recv` until `enough`; says whether all are handled.

@@ -36,6 +36,8 @@ use turn::{Said, with_end};
 
 /// How long a program's first request waits for the peer's proposal.
 const PATIENCE: Nanos = 200_000_000;
+/// More local ends than a CPU's caches hold.
+const MANY: u32 = 256;
 /// How often it is looked whether a peer is silent.
 const CHECK: Nanos = 50_000_000;
 
@@ -249,6 +251,7 @@ impl Shard {
                     (entry.path, entry.theirs) = (Path::Local, None);
                     self.local.count(Path::Asking, Path::Local);
                 }
+                self.env.channels.many |= self.local.active > MANY && self.intake.looks_ahead();
                 self.stats.local_qps.add(1);
             }
             Err(_) => {

@@ -58,7 +58,7 @@ impl StarHost {
         let identity = Identity { boot, ports, threshold: settings.star_threshold };
         let ends = Ends::new(identity, nic)?;
         env.star = Some(Box::new(StarPort::new(tx, sealing)));
-        let ahead = if settings.qpc_prefetch { AHEAD } else { 0 };
+        let ahead = if settings.qpc_prefetch { AHEAD as usize } else { 0 };
         Ok(StarHost { rx, ends, ahead })
     }
 

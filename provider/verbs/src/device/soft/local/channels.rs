@@ -74,6 +74,8 @@ pub(crate) struct Channels {
     dirty: bool,
     /// One does not keep to the rules
     pub(super) broken: bool,
+    /// There are more ends than a CPU's caches hold
+    pub(super) many: bool,
 }
 
 impl Channels {
@@ -88,6 +90,7 @@ impl Channels {
             asleep: false,
             dirty: false,
             broken: false,
+            many: false,
         }
     }
 
@@ -242,6 +245,12 @@ impl Channels {
             asker.under_way += 1;
             asker.expected.push_back((end, qpn));
         }
+    }
+
+    /// Whether any request is under way in a channel.
+    #[inline]
+    pub(super) fn is_asking(&self, channel: u32) -> bool {
+        self.askers.get(channel as usize).and_then(Option::as_ref).is_some_and(|asker| asker.under_way > 0)
     }
 
     /// A WQE is under way of which the other end knows nothing.

@@ -139,8 +139,10 @@ impl LocalEnd {
 
     /// Copies the bytes of a WRITE or READ.
     fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, need: Access) -> Option<Way> {
-        /* one system call after the other without a look at what is done: the ring takes four times as many */
-        let alone = self.completes(wqe) && self.of.send_cq.is_polled();
+        /* one system call after the other without a look at what is done, or beside what others of this process
+         * ask of the peer: the ring takes four times as many */
+        let beside = ctx.env.channels.is_asking(self.of.channels[0]);
+        let alone = !beside && self.completes(wqe) && self.of.send_cq.is_polled();
         let only_mapped = wqe.length < SHORT && !alone;
         let target = Target { only_mapped, ..self.target(wqe, direct, need) };
         let mut way = None;

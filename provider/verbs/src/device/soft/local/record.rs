@@ -4,6 +4,8 @@
 //! executed is known by its place in the ring, which the other end gives back: only READs and atomics have
 //! answers, and what is refused. A refusal stands in the answers before the place is given back.
 
+use std::mem::offset_of;
+
 use crate::share::Gate;
 use starverbs_core::types::SendOp;
 use starverbs_core::{Access, PdId, Qpn, WcStatus};
@@ -80,6 +82,9 @@ pub(super) struct Record {
     /// Short data; atomics: what to compare with or to add, and what to swap in
     pub(super) body: [u8; BODY],
 }
+
+/// The word of a record that says which queue pair it is for.
+pub(super) const TO: usize = offset_of!(Record, to) / size_of::<u32>();
 
 impl Record {
     #[inline]

@@ -5,9 +5,10 @@ use starverbs_core::{AsyncEvent, Host, Nanos, Nic, QpState, Qpn};
 
 use super::channels::Channels;
 use super::end::LocalEnd;
-use super::record::{CHUNK, Record, answer, control};
+use super::record::{self, CHUNK, Record, answer, control};
 use super::responder::Reply;
 use crate::device::soft::env::HostEnv;
+use crate::device::soft::intake::AHEAD;
 
 /// Requests of one channel in one turn.
 const REQUESTS: u32 = 64;
@@ -55,10 +56,26 @@ pub(super) fn take_requests((nic, env): Card<'_>, now: Nanos) -> (u32, Option<Sa
     (came, None)
 }
 
+/// Has the contexts of the next requests fetched into the CPU's caches, of so many that are there: first the
+/// queue pairs, then what they lead to.
+#[inline(never)]
+fn look_ahead((nic, env): Card<'_>, at: usize, there: u32) {
+    let requests = &env.channels.answerers[at].channel.requests;
+    let qpns = || (0..there.min(AHEAD)).map_while(|n| requests.word_ahead(n, record::TO));
+    qpns().for_each(|qpn| nic.expect_frame(env, qpn));
+    for end in qpns().filter_map(|qpn| nic.engine(qpn)?.local()) {
+        env.prefetch(end);
+    }
+}
+
 fn answer_channel((nic, env): Card<'_>, at: usize, there: u32, now: Nanos) -> (u32, Option<Said>) {
-    let mut taken = 0;
+    let mut taken = 0_u32;
     let mut said = None;
+    let many = env.channels.many && there > 1;
     loop {
+        if many && taken.is_multiple_of(AHEAD) {
+            look_ahead((nic, env), at, there - taken);
+        }
         if env.channels.answerers[at].reading.is_some() && !answer_read((nic, env), at, now) {
             break;
         }
