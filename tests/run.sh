@@ -22,9 +22,11 @@ skip() { skipped+=("$1: $2"); }
 
 if command -v cargo-nextest >/dev/null; then
     part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail
+    part "unit tests of verbs over the wire" env STARVERBS_LINK=udp cargo nextest run --package starverbs-verbs --no-fail-fast --status-level fail
     part "documentation tests" cargo test --workspace --doc --quiet
 else
     part "unit and documentation tests" cargo test --workspace --no-fail-fast
+    part "unit tests of verbs over the wire" env STARVERBS_LINK=udp cargo test --package starverbs-verbs --no-fail-fast
 fi
 
 part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
@@ -61,6 +63,9 @@ fi
 
 if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then
     part "others' programs on the card (quick set)" cargo run --quiet --package starverbs-conformance -- --quick
+    # Of one host, these go through shared memory otherwise.
+    part "others' programs over the wire (a few)" cargo run --quiet --package starverbs-conformance -- --quick --net lo --link udp \
+        --filter '^(ping-pong: ibv_(rc|srq)_.*-c|perftest: ib_[a-z]+_(lat|bw)( -e| --use-srq| -q 16 -N| -A .*)?|connection manager: (ucmatose|ib_send.*))$'
 else
     skip "others' programs" "ibverbs-utils or perftest is not installed"
 fi
