@@ -54,11 +54,11 @@ if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "direct verbs" tests/abi/stardv.sh dist/lib
     part "examples" tests/examples/run.sh dist/lib
     part "multicast between processes" tests/abi/multicast.sh dist/lib
-    part "threads, signals, one CPU, growth and leaks" tests/soak/run.sh dist/lib soak one_cpu growth leaks
+    part "threads, signals, one CPU, a crowd, growth and leaks" tests/soak/run.sh dist/lib soak one_cpu crowd growth leaks
     part "faults of processes" tests/faults/run.sh dist/lib
     part "the device in /sys and /dev" tests/preload/run.sh dist/lib
 else
-    skip "promises of the C edge, direct verbs, examples, multicast between processes, threads, one CPU, growth and leaks, faults of processes, the device in /sys and /dev" "libibverbs-dev is not installed"
+    skip "promises of the C edge, direct verbs, examples, multicast between processes, threads, one CPU, a crowd, growth and leaks, faults of processes, the device in /sys and /dev" "libibverbs-dev is not installed"
 fi
 
 if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then
