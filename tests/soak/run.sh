@@ -51,6 +51,11 @@ one_cpu() {
     run "$tmp/one_cpu" lock
 }
 
+polling() {
+    build polling "$here/polling.c"
+    STARVERBS_LINK=local run "$tmp/polling"
+}
+
 # The library says where two could not share memory.
 crowd() {
     build crowd "$here/crowd.c"
@@ -129,7 +134,7 @@ tsan() {
 
 for part in "$@"; do
     case $part in
-    soak | one_cpu | crowd | growth | leaks | memcheck | tsan) echo "--- $part"; "$part" ;;
+    soak | one_cpu | polling | crowd | growth | leaks | memcheck | tsan) echo "--- $part"; "$part" ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
     esac
 done
