@@ -3,8 +3,8 @@
  *
  * - The target is stopped: WRITE and READ go on, as on a card that needs no program; on memory that both have
  *   mapped so do additions. A SEND waits for the target's card, and fails as towards a silent one.
- * - The initiator is stopped in the midst of a copy: ibv_dereg_mr of the target waits until the initiator goes
- *   on or is gone. What was deregistered is written no more. */
+ * - The initiator is stopped in the midst of a copy: ibv_dereg_mr of the target waits until the initiator
+ *   goes on or is gone. What was deregistered is written no more. */
 #include "faults.h"
 #include <sys/mman.h>
 

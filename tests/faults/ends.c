@@ -3,8 +3,8 @@
  * while they connect, talk, or take leave. After that
  *
  * - the other one's requests fail in bounded time, and all its calls return,
- * - its memory has whole messages alone, those that their sender knows to be done among them; one message of a
- *   sender that failed may be there in part; nothing else has changed,
+ * - its memory has whole messages alone, those that their sender knows to be done among them; one message of
+ *   a sender that failed may be there in part; nothing else has changed,
  * - what it deregistered is written by nobody, also not by one that goes on after a stop,
  * - it talks with the next process.
  *

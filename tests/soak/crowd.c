@@ -1,6 +1,6 @@
-/* Many processes of one host, each with a card of its own, joined by RC connections through shared memory: each
- * with the next one in a ring, or all with the first. They send some messages; what memory and descriptors they
- * hold then is counted. usage: crowd PROCESSES [all] */
+/* Many processes of one host, each with a card of its own, joined by RC connections through shared memory:
+ * each with the next one in a ring, or all with the first. They send some messages; what memory and
+ * descriptors they hold then is counted. usage: crowd PROCESSES [all] */
 #include "../faults/faults.h"
 #include <dirent.h>
 #include <sched.h>

@@ -1,7 +1,7 @@
-/* Two processes of one host answer each other's messages and poll all the while, each on a CPU of its own. The
- * library's threads have nothing to do but to look once a millisecond whether the program still polls: how often
- * they ran is counted in the kernel's context switches, for some messages and for ten times as many. It is
- * bounded by the time, whatever the messages.
+/* Two processes of one host answer each other's messages and poll all the while, each on a CPU of its own.
+ * The library's threads have nothing to do but to look once a millisecond whether the program still polls:
+ * how often they ran is counted in the kernel's context switches, for some messages and ten times as many.
+ * It is bounded by the time, whatever the messages.
  *
  * - send: SENDs, found in the completion queue.
  * - write: WRITEs, found in memory; the initiator polls its completion queue for each.

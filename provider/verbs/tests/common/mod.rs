@@ -20,7 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub const BUF: usize = 1 << 16;
 pub const QKEY: u32 = 0x1111_1111;
 
-/// Settings of a wire that no other test uses. Queue pairs of this host take the way that STARVERBS_LINK names.
+/// Settings of a wire that no other test uses. Queue pairs of this host take the way that STARVERBS_LINK
+/// names.
 pub fn settings() -> Settings {
     const LINK: &str = "STARVERBS_LINK";
     let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
