@@ -173,8 +173,9 @@ int main(void)
 	NEED((shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
 	NEED(sched_getaffinity(0, sizeof(cpus), &cpus) == 0);
 	if (CPU_COUNT(&cpus) < 2) {
-		puts("skipped, needs two CPUs: on one of them nobody polls all the while");
-		return 0;
+		is_quiet();
+		puts("one CPU, on which nobody polls all the while: counted, not judged");
+		return failures != 0;
 	}
 	for (how = 0; how < HOWS; how++) {
 		int quiet = 0;
