@@ -1,6 +1,7 @@
 /* Two processes of one host SEND, WRITE, READ and add to each other's memory as fast as they can, both ways,
- * until one of them is killed, exits, executes another program or is stopped for a while: at a random moment
- * while they connect, talk, or take leave. After that
+ * until one of them is killed, exits, executes another program, is stopped for a while, or ends the connection
+ * and deregisters its memory while the other one still writes: at a random moment while they connect, talk, or
+ * take leave. After that
  *
  * - the other one's requests fail in bounded time, and all its calls return,
  * - its memory has whole messages alone, those that their sender knows to be done among them; one message of
@@ -50,6 +51,8 @@ static struct shared {
 		volatile int ready;
 	} side[2];
 	volatile int end;
+	/* gives up: 1 and the index of the process */
+	volatile int gives_up;
 } *shared;
 
 /* What a process tells its peer. */
@@ -69,7 +72,7 @@ static struct {
 	/* of this conversation */
 	struct more peer;
 	uint32_t got[OPS];
-	int under_way, posted_receives, busy[OPS], failed;
+	int under_way, posted_receives, busy[OPS], failed, gave_up;
 } me;
 
 static uint8_t pattern(uint32_t n) { return (uint8_t)(n % 251 + 1) == AROUND ? 254 : (uint8_t)(n % 251 + 1); }
@@ -217,7 +220,7 @@ static void complete(const struct ibv_wc *wc)
 		me.failed = 1;
 		return;
 	}
-	NEED(!me.failed);
+	NEED(!me.failed || me.gave_up);
 	if (adds(&ops[i])) {
 		memcpy(&word, local, sizeof(word));
 		NEED(word == shared->side[me.index].done[i]);
@@ -238,10 +241,14 @@ static void poll_some(void)
 		complete(&wc[i]);
 }
 
+static int goes_on(void) { return !me.failed && !shared->end && shared->gives_up != 1 + me.index; }
+
 /* Until the end is near, or the peer has gone. */
 static void talk(unsigned int *seed)
 {
-	while (!me.failed && !shared->end) {
+	struct ibv_qp_attr err = { .qp_state = IBV_QPS_ERR };
+
+	while (goes_on()) {
 		int window = rand_r(seed) % 2 ? 1 : WINDOW;
 
 		for (int n = 0; n < window && me.under_way < window; n++) {
@@ -252,8 +259,12 @@ static void talk(unsigned int *seed)
 		}
 		do
 			poll_some();
-		while (me.under_way >= window && !me.failed && !shared->end);
+		while (me.under_way >= window && goes_on());
 	}
+	if (!me.failed && shared->gives_up == 1 + me.index)
+		me.failed = me.gave_up = 1;
+	if (me.gave_up)
+		NEED(ibv_modify_qp(me.s.qp, &err, IBV_QP_STATE) == 0);
 	while (me.under_way)
 		poll_some();
 	shared->side[me.index].ready = 1;
@@ -262,25 +273,14 @@ static void talk(unsigned int *seed)
 		poll_some();
 }
 
-/* Tells the parent, and waits for its word; looks whether anybody writes what is registered no more. */
-static void look_later(int fd, uint8_t *copy)
-{
-	NEED(ibv_memcpy_to_dm(me.dm, 0, memset(copy, LATER, size), size) == 0);
-	memset(me.memory, LATER, size);
-	say(fd, 'f');
-	NEED(hear(fd) == 'v');
-	NEED(ibv_memcpy_from_dm(copy, me.dm, 0, size) == 0);
-	NEED(is_all(me.memory, LATER, size) && is_all(copy, LATER, size));
-}
-
 /* One connection, with its memory. A `patient` one must not fail. */
 static void converse(int fd, int patient, unsigned int *seed)
 {
 	struct ibv_qp_attr err = { .qp_state = IBV_QPS_ERR };
 	struct more mine = {0};
-	uint8_t *copy;
+	uint8_t *copy, *private;
 
-	NEED(copy = malloc(size));
+	NEED((copy = malloc(size)) && (private = malloc(size)));
 	make_fresh(me.memory, PRIVATE);
 	make_fresh(copy, DEVICE);
 	NEED(ibv_memcpy_to_dm(me.dm, 0, copy, size) == 0);
@@ -295,7 +295,7 @@ static void converse(int fd, int patient, unsigned int *seed)
 	NEED(send(fd, &mine, sizeof(mine), MSG_NOSIGNAL) == sizeof(mine));
 	NEED(recv(fd, &me.peer, sizeof(me.peer), MSG_WAITALL) == sizeof(me.peer));
 	memset(me.got, 0, sizeof(me.got));
-	me.failed = 0;
+	me.failed = me.gave_up = 0;
 
 	NEED(connect_to(me.s.qp, &me.peer.p, patient ? 16 : 10, patient ? 7 : 2) == 0);
 	for (int i = 0; i < RECEIVES; i++)
@@ -305,16 +305,28 @@ static void converse(int fd, int patient, unsigned int *seed)
 	NEED(ibv_modify_qp(me.s.qp, &err, IBV_QP_STATE) == 0);
 	while (me.posted_receives)
 		poll_some();
-	for (int i = 0; i < OPS; i++)
-		NEED(ops[i].kind != MESSAGE || me.got[i] >= shared->side[!me.index].done[i]);
 	for (int i = 0; i < KINDS; i++)
 		NEED(ibv_dereg_mr(me.mrs[i]) == 0);
 	NEED(ibv_destroy_qp(me.s.qp) == 0);
 	me.s.qp = NULL;
+
+	/* what came is put aside; from here on the memory is this process's alone */
+	memcpy(private, me.memory, size);
+	memset(me.memory, LATER, size);
 	NEED(ibv_memcpy_from_dm(copy, me.dm, 0, size) == 0);
-	NEED(look_at(me.memory, PRIVATE) + look_at(copy, DEVICE) <= 1);
-	look_later(fd, copy);
+	NEED(ibv_memcpy_to_dm(me.dm, 0, me.memory, size) == 0);
+	/* the peer counts until then */
+	while (!shared->side[!me.index].ready)
+		nap(1);
+	for (int i = 0; i < OPS; i++)
+		NEED(ops[i].kind != MESSAGE || me.got[i] >= shared->side[!me.index].done[i]);
+	NEED(look_at(private, PRIVATE) + look_at(copy, DEVICE) <= 1);
+	say(fd, 'f');
+	NEED(hear(fd) == 'v');
+	NEED(ibv_memcpy_from_dm(copy, me.dm, 0, size) == 0);
+	NEED(is_all(me.memory, LATER, size) && is_all(copy, LATER, size));
 	free(copy);
+	free(private);
 }
 
 /* How a process ends that is not killed: by a thread beside the one that talks. */
@@ -359,9 +371,9 @@ static pid_t begin(int index, int first, unsigned int seed, int *fd)
 }
 
 /* What happens to one of two, and when. */
-enum fate { KILLED, EXITS, EXECUTES, STOPS, FATES };
+enum fate { KILLED, EXITS, EXECUTES, STOPS, GIVES_UP, FATES };
 enum when { CONNECTING, TALKING, LEAVING, WHENS };
-static const char *const fates[] = { "was killed", "exited", "executed another program", "was stopped" };
+static const char *const fates[] = { "was killed", "exited", "executed another program", "was stopped", "gave up" };
 static const char *const whens[] = { "connected", "talked", "took leave" };
 
 /* Whether a process says what it should. */
@@ -409,7 +421,6 @@ static void talk_of(long steps)
 /* Both end a conversation, and find it as it must be. */
 static int concluded(const int *fds)
 {
-	shared->end = 1;
 	for (int i = 0; i < 2; i++)
 		if (!says(fds[i], 'f'))
 			return 0;
@@ -431,6 +442,11 @@ static int suffer(enum fate fate, int victim, pid_t *pids, int *fds)
 		/* for more than the other one's patience, or for less */
 		nap(draw(2) ? 100 : draw(20));
 		kill(pids[victim], SIGCONT);
+		shared->end = 1;
+		return concluded(fds) && acquaint(fds);
+	}
+	if (fate == GIVES_UP) {
+		shared->gives_up = 1 + victim;
 		return concluded(fds) && acquaint(fds);
 	}
 	kill(pids[victim], fate == KILLED ? SIGKILL : fate == EXITS ? SIGUSR1 : SIGUSR2);
@@ -476,6 +492,7 @@ static void play(int round, unsigned int seed)
 	good = suffer(fate, victim, pids, fds);
 	if (good) {
 		talk_of(30);
+		shared->end = 1;
 		good = concluded(fds);
 	}
 	for (int i = 0; i < 2; i++) {
@@ -515,7 +532,7 @@ int main(int argc, char **argv)
 			printf("%d rounds\n", i + 1);
 	}
 	count_messages();
-	printf("%d rounds, seed %u: one of two was killed, exited, executed another program or was stopped; %ld messages\n",
+	printf("%d rounds, seed %u: one of two was killed, exited, executed another program, was stopped or gave up; %ld messages\n",
 	       rounds, seed, messages);
 	return failures != 0;
 }

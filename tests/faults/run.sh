@@ -3,8 +3,8 @@
 # DIRECTORY, on UDP ports of their own.
 # usage: run.sh [--long] [--seed N] [--rounds N] DIRECTORY [PART...]
 # parts: kill     kill -9 at random moments of one of two processes, whatever they do together
-#        ends     one of two processes that share memory is killed, exits, executes another program or is
-#                 stopped, at a random moment; so many rounds
+#        ends     one of two processes that share memory is killed, exits, executes another program, is
+#                 stopped or gives up, at a random moment; so many rounds
 #        direct   one of them is stopped while the other executes requests on its memory, or while it does so
 #        stop     SIGSTOP for less and for more than the peer's patience
 #        nomem    allocations that fail, a limit of the address space
