@@ -1,7 +1,7 @@
 /* Two processes of one host SEND, WRITE, READ and add to each other's memory as fast as they can, both ways,
- * until one of them is killed, exits, executes another program, is stopped for a while, or ends the connection
- * and deregisters its memory while the other one still writes: at a random moment while they connect, talk, or
- * take leave. After that
+ * until one of them is killed, exits, executes another program, is stopped for a while, or ends the
+ * connection and deregisters its memory while the other one still writes: at a random moment while they
+ * connect, talk, or take leave. After that
  *
  * - the other one's requests fail in bounded time, and all its calls return,
  * - its memory has whole messages alone, those that their sender knows to be done among them; one message of
