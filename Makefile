@@ -12,13 +12,14 @@ FUZZ_SECONDS ?= 60
 SECONDS ?= 300
 SEED ?= 0
 RUNS ?= 100000
+ROUNDS ?= 5000
 JOBS ?= 1
 FUZZ_TARGETS = $(or $(FUZZ_TARGET),$(basename $(notdir $(wildcard tests/fuzz/fuzz_targets/*.rs))))
 
 # Parts of `make nightly`; those that this Makefile does not have are left out.
 NIGHTLY ?= apps interop conformance miri soak stress faults fuzz figures install-test aarch64
 
-.PHONY: help build library demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours bench-local instructions conformance pyverbs figures interop stress soak faults install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
+.PHONY: help build library demo test apps nightly bench bench-loss bench-qpc bench-star bench-neighbours bench-local instructions conformance pyverbs figures interop stress soak faults kills install uninstall deb wheel install-test aarch64 lint doc miri fuzz-build fuzz fuzz-corpus clean
 
 help:
 	@echo 'make demo         install what is missing, build, show perftest and a pingpong on the card'
@@ -40,6 +41,7 @@ help:
 	@echo 'make stress       threads, signals, growth, leaks and races, SECONDS of each soak (300); see docs/stress.md'
 	@echo 'make soak         simulated cards on a hostile network, RUNS seeds from SEED on, JOBS threads; see docs/faults.md'
 	@echo 'make faults       processes killed, stopped, without memory, descriptors, addresses; see docs/faults-of-processes.md'
+	@echo 'make kills        of that, ROUNDS (5000) ends of one of two processes that share memory, from SEED on'
 	@echo 'make install      what was built, below PREFIX (/usr/local) and DESTDIR; make uninstall removes it'
 	@echo 'make deb          a Debian package in dist; make wheel a Python wheel'
 	@echo 'make install-test all three tried in a bare root folder'
@@ -95,7 +97,7 @@ nightly:
 stress:
 	@tools/scripts/packages.sh stress
 	@$(MAKE) --no-print-directory build
-	tests/soak/run.sh --seconds $(SECONDS) dist/lib soak one_cpu growth leaks memcheck tsan
+	tests/soak/run.sh --seconds $(SECONDS) --processes 256 dist/lib soak one_cpu polling crowd growth leaks memcheck tsan
 
 # With TRACE=1, each frame, post, completion and event is printed.
 soak:
@@ -105,6 +107,12 @@ faults:
 	@tools/scripts/packages.sh stress
 	@$(MAKE) --no-print-directory build
 	tests/faults/run.sh --long dist/lib
+
+# Without SEED, another one each time; it is printed.
+kills:
+	@tools/scripts/packages.sh stress
+	@$(MAKE) --no-print-directory library
+	tests/faults/run.sh --rounds $(ROUNDS) $(if $(filter-out 0,$(SEED)),--seed $(SEED)) dist/lib ends
 
 # With VECTORS=1, one captured frame of each kind is kept as a test vector.
 interop: build

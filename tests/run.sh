@@ -22,9 +22,11 @@ skip() { skipped+=("$1: $2"); }
 
 if command -v cargo-nextest >/dev/null; then
     part "unit tests" cargo nextest run --workspace --no-fail-fast --status-level fail
+    part "unit tests of verbs over the wire" env STARVERBS_LINK=udp cargo nextest run --package starverbs-verbs --no-fail-fast --status-level fail
     part "documentation tests" cargo test --workspace --doc --quiet
 else
     part "unit and documentation tests" cargo test --workspace --no-fail-fast
+    part "unit tests of verbs over the wire" env STARVERBS_LINK=udp cargo test --package starverbs-verbs --no-fail-fast
 fi
 
 part "rings under loom" env RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
@@ -52,15 +54,18 @@ if [[ -e /usr/include/infiniband/verbs.h ]]; then
     part "direct verbs" tests/abi/stardv.sh dist/lib
     part "examples" tests/examples/run.sh dist/lib
     part "multicast between processes" tests/abi/multicast.sh dist/lib
-    part "threads, signals, one CPU, growth and leaks" tests/soak/run.sh dist/lib soak one_cpu growth leaks
+    part "threads, signals, one CPU, a crowd, growth and leaks" tests/soak/run.sh dist/lib soak one_cpu polling crowd growth leaks
     part "faults of processes" tests/faults/run.sh dist/lib
     part "the device in /sys and /dev" tests/preload/run.sh dist/lib
 else
-    skip "promises of the C edge, direct verbs, examples, multicast between processes, threads, one CPU, growth and leaks, faults of processes, the device in /sys and /dev" "libibverbs-dev is not installed"
+    skip "promises of the C edge, direct verbs, examples, multicast between processes, threads, one CPU, a crowd, growth and leaks, faults of processes, the device in /sys and /dev" "libibverbs-dev is not installed"
 fi
 
 if command -v ib_send_lat >/dev/null && command -v ibv_rc_pingpong >/dev/null; then
     part "others' programs on the card (quick set)" cargo run --quiet --package starverbs-conformance -- --quick
+    # Of one host, these go through shared memory otherwise.
+    part "others' programs over the wire (a few)" cargo run --quiet --package starverbs-conformance -- --quick --net lo --link udp \
+        --filter '^(ping-pong: ibv_(rc|srq)_.*-c|perftest: ib_[a-z]+_(lat|bw)( -e| --use-srq| -q 16 -N| -A .*)?|connection manager: (ucmatose|ib_send.*))$'
 else
     skip "others' programs" "ibverbs-utils or perftest is not installed"
 fi

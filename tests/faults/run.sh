@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Faults of processes, made for real: builds the C programs beside it and runs them on the library in
 # DIRECTORY, on UDP ports of their own.
-# usage: run.sh [--long] [--seed N] DIRECTORY [PART...]
+# usage: run.sh [--long] [--seed N] [--rounds N] DIRECTORY [PART...]
 # parts: kill     kill -9 at random moments of one of two processes, whatever they do together
+#        ends     one of two processes that share memory is killed, exits, executes another program, is
+#                 stopped or gives up, at a random moment; so many rounds
+#        direct   one of them is stopped while the other executes requests on its memory, or while it does so
 #        stop     SIGSTOP for less and for more than the peer's patience
 #        nomem    allocations that fail, a limit of the address space
 #        limits   as much of everything as the device says, and as the memory allows
@@ -13,18 +16,19 @@
 #        wire     sends that the kernel refuses
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-kills=24 stop=1 jumps=40 seed=$(($(date +%s) % 100000))
+kills=24 rounds=100 stop=1 jumps=40 seed=$(($(date +%s) % 100000))
 while [[ ${1:-} == --* ]]; do
     case $1 in
-    --long) kills=600 stop=120 jumps=2000 ;;
+    --long) kills=600 rounds=2000 stop=120 jumps=2000 ;;
     --seed) seed=$2; shift ;;
+    --rounds) rounds=$2; shift ;;
     *) echo "unknown option $1" >&2; exit 2 ;;
     esac
     shift
 done
-lib=$(cd "${1:?usage: run.sh [--long] [--seed N] DIRECTORY [PART...]}" && pwd)
+lib=$(cd "${1:?usage: run.sh [--long] [--seed N] [--rounds N] DIRECTORY [PART...]}" && pwd)
 shift
-(($#)) || set -- kill stop nomem limits fds capture address clock wire
+(($#)) || set -- kill ends direct stop nomem limits fds capture address clock wire
 tmp=$(mktemp -d)
 mounted=
 cleanup() {
@@ -43,6 +47,16 @@ run() { LD_LIBRARY_PATH=$lib "$tmp/$@"; }
 kill_some() {
     build kill
     run kill "$kills" "$seed"
+}
+
+ends() {
+    build ends
+    run ends "$rounds" "$seed"
+}
+
+direct() {
+    build direct
+    run direct
 }
 
 stop() {
@@ -116,7 +130,7 @@ wire() {
 for part in "$@"; do
     case $part in
     kill) echo "--- kill"; kill_some ;;
-    stop | nomem | limits | fds | capture | address | clock | wire) echo "--- $part"; "$part" ;;
+    ends | direct | stop | nomem | limits | fds | capture | address | clock | wire) echo "--- $part"; "$part" ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
     esac
 done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the C programs of tests/soak and tests/abi and runs them on the library in
 # DIRECTORY, on a UDP port of their own.
-# usage: run.sh [--seconds N] [--seed N] DIRECTORY PART...
+# usage: run.sh [--seconds N] [--seed N] [--processes N] DIRECTORY PART...
 # parts: soak      threads on shared and separate objects under a storm of signals, N seconds
 #        one_cpu   a thread that polls under a spin lock beside one that wants it; ping-pongs: all on one CPU
 #        growth    10,000 objects of each kind, made and destroyed again and again: nothing is left
@@ -11,16 +11,17 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-seconds=5 seed=$(date +%s)
+seconds=5 seed=$(date +%s) processes=64
 while [[ ${1:-} == --* ]]; do
     case $1 in
     --seconds) seconds=$2 ;;
     --seed) seed=$2 ;;
+    --processes) processes=$2 ;;
     *) echo "unknown option $1" >&2; exit 2 ;;
     esac
     shift 2
 done
-lib=$(cd "${1:?usage: run.sh [--seconds N] [--seed N] DIRECTORY PART...}" && pwd)
+lib=$(cd "${1:?usage: run.sh [--seconds N] [--seed N] [--processes N] DIRECTORY PART...}" && pwd)
 shift
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
@@ -48,6 +49,23 @@ one_cpu() {
     STARVERBS_PROGRESS_THREAD=off run "$tmp/one_cpu" processes
     run "$tmp/one_cpu" threads
     run "$tmp/one_cpu" lock
+}
+
+polling() {
+    build polling "$here/polling.c"
+    STARVERBS_LINK=local run "$tmp/polling"
+}
+
+# The library says where two could not share memory.
+crowd() {
+    build crowd "$here/crowd.c"
+    local how
+    for how in "" all; do
+        STARVERBS_LINK=local run "$tmp/crowd" "$processes" $how 2>"$tmp/said" && [[ ! -s $tmp/said ]] || {
+            cat "$tmp/said" >&2
+            return 1
+        }
+    done
 }
 
 # Without malloc's caches per thread, its count of bytes in use is exact.
@@ -116,7 +134,7 @@ tsan() {
 
 for part in "$@"; do
     case $part in
-    soak | one_cpu | growth | leaks | memcheck | tsan) echo "--- $part"; "$part" ;;
+    soak | one_cpu | polling | crowd | growth | leaks | memcheck | tsan) echo "--- $part"; "$part" ;;
     *) echo "unknown part $part" >&2; exit 2 ;;
     esac
 done

@@ -467,6 +467,98 @@ fn an_object_that_has_ended_is_not_used() {
     });
 }
 
+/// Memory of an owner, and what a peer looks at before it writes there.
+struct Target {
+    /// Of the queue pair
+    gate: Incarnation,
+    /// Of the region
+    entry: Entry,
+    slot: ReaderSlot,
+    /// The peer holds its slot, as the kernel knows
+    taken: AtomicBool,
+    memory: UnsafeCell<u32>,
+}
+
+impl Target {
+    const KEY: u32 = 1;
+
+    /// With an open gate, and a key.
+    fn new() -> Self {
+        let (gate, entry, slot) = (Incarnation::new(), Entry::new(), ReaderSlot::new());
+        gate.begin(|| {});
+        entry.describe(Target::KEY);
+        Target { gate, entry, slot, taken: AtomicBool::new(true), memory: UnsafeCell::new(0) }
+    }
+
+    /// The peer's request with that gate and that key, from its slot, which it has not left yet.
+    fn enter_and_write(&self) {
+        self.slot.enter();
+        if self.gate.is(1) && self.entry.read().is_some_and(|(_, words)| words == [Target::KEY; 2]) {
+            // SAFETY: the owner waits for the slot; loom reports if it does not.
+            self.memory.with_mut(|memory| unsafe { *memory += 1 });
+        }
+    }
+
+    fn write(&self) {
+        self.enter_and_write();
+        self.slot.leave();
+    }
+
+    /// The owner takes its memory back when nobody uses it any more.
+    fn take_back(&self) {
+        let pause = |_| {
+            thread::yield_now();
+            self.taken.load(Ordering::Acquire)
+        };
+        ReaderSlot::wait_for_all([&self.slot].into_iter(), pause);
+        // SAFETY: nobody writes any more; loom reports if somebody does.
+        self.memory.with_mut(|memory| unsafe { *memory = 0 });
+    }
+}
+
+/// A peer writes while the owner closes the gate of its queue pair, or the region's entry; both are used anew
+/// then. Nobody writes behind the wait for readers.
+#[test]
+fn nobody_writes_behind_a_closed_gate_or_entry() {
+    for is_gate in [false, true] {
+        loom::model(move || {
+            let target = Arc::new(Target::new());
+            let peer = target.clone();
+            let writer = thread::spawn(move || (0..2).for_each(|_| peer.write()));
+            if is_gate {
+                target.gate.end();
+                target.take_back();
+                target.gate.begin(|| {});
+            } else {
+                target.entry.incarnation.end();
+                target.take_back();
+                target.entry.describe(3);
+            }
+            writer.join().unwrap();
+        });
+    }
+}
+
+/// A peer dies in its slot, and the next one takes that: the owner waits for neither too long nor too short.
+#[test]
+fn a_slot_of_the_dead_is_taken_anew() {
+    loom::model(|| {
+        let target = Arc::new(Target::new());
+        let peers = target.clone();
+        let both = thread::spawn(move || {
+            peers.enter_and_write();
+            peers.taken.store(false, Ordering::Release);
+            /* whoever gets the lock does so behind the death of who had it */
+            peers.taken.store(true, Ordering::Release);
+            peers.slot.reset();
+            peers.write();
+        });
+        target.gate.end();
+        target.take_back();
+        both.join().unwrap();
+    });
+}
+
 /// A ring of messages of 16 bytes, with room for two of four bytes, or one of twelve.
 fn message_ring() -> (MessageWriter, MessageReader) {
     const SIZE: u32 = 16;

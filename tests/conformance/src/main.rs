@@ -45,6 +45,9 @@ struct Args {
     /// Only over loopback (lo) or between network namespaces (netns)
     #[arg(long, value_parser = ["lo", "netns"])]
     net: Option<String>,
+    /// How queue pairs of one host talk
+    #[arg(long, value_parser = ["auto", "local", "udp"])]
+    link: Option<String>,
     /// Write what ran to this Markdown file
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
@@ -89,7 +92,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let needs_namespaces = cases.iter().any(|(_, net)| *net != Net::Lo);
-    let mut world = match World::new(&args.dist, needs_namespaces) {
+    let mut world = match World::new(&args.dist, needs_namespaces, args.link.as_deref()) {
         Ok(world) => world,
         Err(reason) => {
             eprintln!("conformance: {reason}");

@@ -23,6 +23,8 @@ pub(crate) struct World {
     namespaces: Result<Namespaces, String>,
     port: u16,
     outputs: u32,
+    /// How queue pairs of one host talk (STARVERBS_LINK).
+    link: Option<String>,
 }
 
 /// How a program is started, beside its arguments.
@@ -39,7 +41,7 @@ pub(crate) struct Setting {
 }
 
 impl World {
-    pub(crate) fn new(dist: &Path, needs_namespaces: bool) -> Result<World, String> {
+    pub(crate) fn new(dist: &Path, needs_namespaces: bool, link: Option<&str>) -> Result<World, String> {
         let absolute = |part: &str| {
             let path = dist.join(part);
             path.canonicalize().map_err(|e| format!("{}: {e} (`make build` first)", path.display()))
@@ -53,7 +55,8 @@ impl World {
         } else {
             Err("no case of this run needs namespaces".to_owned())
         };
-        Ok(World { dist, starverbs, lib, scratch, namespaces, port: 18600, outputs: 0 })
+        let link = link.map(str::to_owned);
+        Ok(World { dist, starverbs, lib, scratch, namespaces, port: 18600, outputs: 0, link })
     }
 
     /// Makes the net ready; an error is the reason why cases there must be skipped.
@@ -123,6 +126,7 @@ impl World {
         all.push("--");
         all.extend(words);
         let mut command = self.command(net, end, &all);
+        command.envs(self.link.iter().map(|link| ("STARVERBS_LINK", link)));
         command.envs(setting.env.iter().map(|(name, value)| (*name, value.as_str())));
         self.launch(command)
     }

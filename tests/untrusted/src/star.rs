@@ -101,6 +101,7 @@ impl World {
             length: LEN.into(),
             iova: open[at].addr,
             access: ALL,
+            ..MrAttr::default()
         };
         bounds.add(open[SL].addr, LEN.into(), ALL).expect("memory");
         mrs.import(open[SF].lkey, attr(SF)).expect("a key of its own");

@@ -325,7 +325,14 @@ fn a_repeated_read_has_the_length_of_one() {
     let mut p = Pair::of(QpType::Rc, &setup);
     let addr = p.page[1].0;
     let host = &mut p.net.hosts[1];
-    let attr = MrAttr { pd: host.pd, addr, length: 1 << 33, iova: addr, access: Access::REMOTE_READ };
+    let attr = MrAttr {
+        pd: host.pd,
+        addr,
+        length: 1 << 33,
+        iova: addr,
+        access: Access::REMOTE_READ,
+        ..MrAttr::default()
+    };
     let key = host.nic.reg_mr(attr).expect("a good registration");
     host.env.gone = addr + PAGE..addr + (1 << 33);
     let read = bth(code::RC_READ_REQUEST, p.qpn[1], 0x00ff_ffff).reth(addr, key, u32::MAX);

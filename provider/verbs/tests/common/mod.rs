@@ -20,10 +20,19 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub const BUF: usize = 1 << 16;
 pub const QKEY: u32 = 0x1111_1111;
 
-/// Settings of a wire that no other test uses.
+/// Settings of a wire that no other test uses. Queue pairs of this host take the way that STARVERBS_LINK
+/// names.
 pub fn settings() -> Settings {
+    const LINK: &str = "STARVERBS_LINK";
     let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap();
-    Settings { port: free.port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..Settings::default() }
+    let link = std::env::var(LINK).map(|link| (LINK.to_owned(), link));
+    let given = Settings::from_sources(link.into_iter(), None).unwrap();
+    Settings { port: free.port(), addrs: Some(vec!["127.0.0.1".parse().unwrap()]), ..given }
+}
+
+/// The same, with shared memory between queue pairs of this host.
+pub fn local() -> Settings {
+    Settings { link: Link::Auto, ..settings() }
 }
 
 /// The same, with packets between all queue pairs.
@@ -252,16 +261,16 @@ pub fn to_rtr_with(qp: &Qp, ah: AhAttr, dest_qpn: u32, path_mtu: Mtu) {
 
 /// RTS with 67 ms of patience a try, which a busy machine needs.
 pub fn to_rts(qp: &Qp) {
-    to_rts_with(qp, 14, 7);
+    to_rts_with(qp, 14, 7, 7);
 }
 
-pub fn to_rts_with(qp: &Qp, timeout: u8, retry_cnt: u8) {
+pub fn to_rts_with(qp: &Qp, timeout: u8, retry_cnt: u8, rnr_retry: u8) {
     let attr = QpAttr {
         state: QpState::Rts,
         sq_psn: Psn::new(0xfffffe),
         timeout,
         retry_cnt,
-        rnr_retry: 7,
+        rnr_retry,
         max_rd_atomic: 4,
         ..QpAttr::default()
     };
@@ -276,6 +285,37 @@ pub fn to_rts_with(qp: &Qp, timeout: u8, retry_cnt: u8) {
 
 pub fn to_err(qp: &Qp) {
     qp.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+}
+
+/// Two cards with a connection, and the port of their wire.
+pub struct Pair {
+    pub a: Node,
+    pub b: Node,
+    pub qa: Qp,
+    pub qb: Qp,
+    pub port: u16,
+}
+
+impl Pair {
+    /// Both ends have agreed, if it is not the wire.
+    pub fn new(settings: &Settings) -> Pair {
+        let (a, b) = (Node::new(settings), Node::new(settings));
+        let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+        connect(&a, &qa, &b, &qb);
+        let pair = Pair { a, b, qa, qb, port: settings.port };
+        wait_for("the agreement", || settings.link == Link::Udp || pair.count("local_qps") == 2);
+        pair
+    }
+
+    /// A counter of both cards.
+    pub fn count(&self, name: &str) -> u64 {
+        counters(self.port, name).iter().sum()
+    }
+
+    /// An operation on the second one's buffer.
+    pub fn wr<'a>(&self, op: SendOp, sges: &'a [Sge], at: usize) -> SendWr<'a> {
+        SendWr { op, remote_addr: self.b.addr(at), rkey: self.b.mr.rkey(), ..send(1, sges) }
+    }
 }
 
 /// The way to a node's address.

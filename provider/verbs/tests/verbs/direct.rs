@@ -1,11 +1,13 @@
 //! Requests that a queue pair executes by itself on the memory of a peer of this host: by each way to that
 //! memory the same.
 
+use std::ops::Deref;
+
 use crate::common::*;
 use starverbs_core::mr::WindowType;
 use starverbs_core::qp::QpAttrMask;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcStatus};
-use starverbs_settings::{Link, LinkTrust, Settings};
+use starverbs_settings::{LinkTrust, Settings};
 use starverbs_verbs::{Dm, Mr, Mw, MwBind, Qp, QpAttr, SendWr};
 
 /// Memory that a peer has.
@@ -19,48 +21,44 @@ enum Kind {
 
 const KINDS: [Kind; 2] = [Kind::Private, Kind::Mapped];
 
-struct Pair {
-    a: Node,
-    b: Node,
-    qa: Qp,
-    qb: Qp,
-    port: u16,
+/// A connection to a peer with memory of a kind.
+struct Case {
+    pair: Pair,
     kind: Kind,
     dm: Dm,
     /// Over all of the device memory
     dm_mr: Mr,
 }
 
-impl Pair {
-    /// A connection over which one request went, and what is meant by the peer's memory.
-    fn of(settings: &Settings, kind: Kind) -> Pair {
-        let (a, b) = (Node::new(settings), Node::new(settings));
-        let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-        connect(&a, &qa, &b, &qb);
-        let dm = Dm::alloc(&b.ctx, BUF as u64, 12).unwrap();
-        let dm_mr = Mr::device(&b.pd, &dm, 0, BUF as u64, all_access() | Access::ZERO_BASED).unwrap();
-        let pair = Pair { a, b, qa, qb, port: settings.port, kind, dm, dm_mr };
-        if settings.link != Link::Udp {
-            wait_for("the agreement", || pair.count("local_qps") == 2);
-        }
-        assert_eq!(pair.run(SendOp::Write, &[pair.a.sge(0, 1)], 0), WcStatus::Success);
-        pair
+impl Deref for Case {
+    type Target = Pair;
+
+    fn deref(&self) -> &Pair {
+        &self.pair
+    }
+}
+
+impl Case {
+    /// One request went over it, so that all others can be executed by their initiator.
+    fn of(settings: &Settings, kind: Kind) -> Case {
+        let pair = Pair::new(settings);
+        let dm = Dm::alloc(&pair.b.ctx, BUF as u64, 12).unwrap();
+        let dm_mr = Mr::device(&pair.b.pd, &dm, 0, BUF as u64, all_access() | Access::ZERO_BASED).unwrap();
+        let case = Case { pair, kind, dm, dm_mr };
+        assert_eq!(case.run(SendOp::Write, &[case.a.sge(0, 1)], 0), WcStatus::Success);
+        case
     }
 
-    fn new(kind: Kind) -> Pair {
-        Pair::of(&settings(), kind)
-    }
-
-    fn count(&self, name: &str) -> u64 {
-        counters(self.port, name).iter().sum()
+    fn new(kind: Kind) -> Case {
+        Case::of(&local(), kind)
     }
 
     fn wr<'a>(&self, op: SendOp, sges: &'a [Sge], at: usize) -> SendWr<'a> {
-        let (remote_addr, rkey) = match self.kind {
-            Kind::Private => (self.b.addr(at), self.b.mr.rkey()),
-            Kind::Mapped => (at as u64, self.dm_mr.rkey()),
-        };
-        SendWr { op, remote_addr, rkey, ..send(1, sges) }
+        let wr = self.pair.wr(op, sges, at);
+        match self.kind {
+            Kind::Private => wr,
+            Kind::Mapped => SendWr { remote_addr: at as u64, rkey: self.dm_mr.rkey(), ..wr },
+        }
     }
 
     /// The peer's bytes, those of whole words around them.
@@ -104,7 +102,7 @@ impl Pair {
     }
 
     /// What is executed meanwhile by its way, counted; nothing goes by the other.
-    fn direct(&self, run: impl FnOnce(&Pair)) -> u64 {
+    fn direct(&self, run: impl FnOnce(&Case)) -> u64 {
         let names = match self.kind {
             Kind::Private => ["local_direct", "local_mapped"],
             Kind::Mapped => ["local_mapped", "local_direct"],
@@ -116,8 +114,8 @@ impl Pair {
     }
 }
 
-fn each_kind(run: impl Fn(Pair)) {
-    KINDS.into_iter().for_each(|kind| run(Pair::new(kind)));
+fn each_kind(run: impl Fn(Case)) {
+    KINDS.into_iter().for_each(|kind| run(Case::new(kind)));
 }
 
 #[test]
@@ -125,7 +123,7 @@ fn writes_and_reads_are_executed_without_the_peer() {
     each_kind(write_and_read);
 }
 
-fn write_and_read(pair: Pair) {
+fn write_and_read(pair: Case) {
     const LEN: usize = 30_000;
     let a = &pair.a;
     let data: Vec<u8> = (0..LEN).map(|n| ((n * 31) >> 3) as u8).collect();
@@ -155,7 +153,7 @@ fn write_and_read(pair: Pair) {
 #[test]
 fn nobody_is_trusted_where_the_setting_says_so() {
     for kind in KINDS {
-        let pair = Pair::of(&Settings { link_trust: LinkTrust::None, ..settings() }, kind);
+        let pair = Case::of(&Settings { link_trust: LinkTrust::None, ..local() }, kind);
         let made = pair.direct(|pair| {
             for op in [SendOp::Write, SendOp::Read, SendOp::FetchAdd] {
                 assert_eq!(pair.run(op, &[pair.a.sge(0, 8)], 0), WcStatus::Success, "{op:?}");
@@ -167,7 +165,7 @@ fn nobody_is_trusted_where_the_setting_says_so() {
 
 #[test]
 fn mistakes_end_as_on_the_wire() {
-    type Mistake = fn(&Pair) -> WcStatus;
+    type Mistake = fn(&Case) -> WcStatus;
     let cases: [(&str, Mistake); 6] = [
         ("a wrong key", |p| {
             let sges = [p.a.sge(0, 8)];
@@ -191,15 +189,15 @@ fn mistakes_end_as_on_the_wire() {
         }),
     ];
     for ((what, make), kind) in cases.into_iter().flat_map(|case| KINDS.map(|kind| (case, kind))) {
-        let local = Pair::new(kind);
-        assert_eq!(make(&local), make(&Pair::of(&wire(), kind)), "{what}, {kind:?}");
+        let local = Case::new(kind);
+        assert_eq!(make(&local), make(&Case::of(&wire(), kind)), "{what}, {kind:?}");
         assert_eq!(local.qa.state(), QpState::Err, "{what}, {kind:?}");
     }
 }
 
 #[test]
 fn windows_are_the_affair_of_their_card() {
-    let pair = Pair::new(Kind::Private);
+    let pair = Case::new(Kind::Private);
     let (a, b) = (&pair.a, &pair.b);
     a.fill(0, b"a window");
     let mr = b.reg(0, 4096, Access::LOCAL_WRITE | Access::MW_BIND);
@@ -224,7 +222,7 @@ fn a_queue_pair_in_error_is_not_written_any_more() {
     each_kind(write_to_error);
 }
 
-fn write_to_error(pair: Pair) {
+fn write_to_error(pair: Case) {
     let a = &pair.a;
     a.fill(0, b"too late");
     assert_eq!(pair.direct(|p| assert_eq!(p.run(SendOp::Write, &[a.sge(0, 8)], 0), WcStatus::Success)), 1);
@@ -238,11 +236,11 @@ fn a_queue_pair_of_changed_rights_is_asked() {
     each_kind(change_rights);
 }
 
-fn change_rights(pair: Pair) {
+fn change_rights(pair: Case) {
     let change = |access| {
         pair.qb.modify(&QpAttr { access, ..QpAttr::default() }, QpAttrMask::ACCESS_FLAGS).unwrap();
     };
-    let write = |pair: &Pair| pair.run(SendOp::Write, &[pair.a.sge(0, 8)], 0);
+    let write = |pair: &Case| pair.run(SendOp::Write, &[pair.a.sge(0, 8)], 0);
     change(all_access().difference(Access::LOCAL_WRITE));
     assert_eq!(pair.direct(|pair| assert_eq!(write(pair), WcStatus::Success)), 1, "the same rights");
     change(Access::REMOTE_WRITE);
@@ -256,7 +254,7 @@ fn what_stands_behind_a_send_waits_for_it() {
     each_kind(wait_behind_a_send);
 }
 
-fn wait_behind_a_send(pair: Pair) {
+fn wait_behind_a_send(pair: Case) {
     let (a, b) = (&pair.a, &pair.b);
     a.fill(0, b"in order");
     let sges = [a.sge(0, 8)];
@@ -279,7 +277,7 @@ fn completions_come_in_order_and_only_where_they_are_wanted() {
     each_kind(complete_in_order);
 }
 
-fn complete_in_order(pair: Pair) {
+fn complete_in_order(pair: Case) {
     let a = &pair.a;
     a.fill(0, b"once and");
     let half = BUF / 2;
@@ -300,7 +298,7 @@ fn short_requests_in_a_row_go_by_the_ring_if_they_need_system_calls() {
     each_kind(write_in_a_row);
 }
 
-fn write_in_a_row(pair: Pair) {
+fn write_in_a_row(pair: Case) {
     let a = &pair.a;
     let put = [a.sge(0, 8)];
     let made = pair.direct(|pair| {
@@ -317,7 +315,7 @@ fn write_in_a_row(pair: Pair) {
 
 #[test]
 fn atomics_are_executed_on_mapped_memory() {
-    let pair = Pair::new(Kind::Mapped);
+    let pair = Case::new(Kind::Mapped);
     let a = &pair.a;
     let (back, word) = ([a.sge(0, 4), a.sge(100, 4)], [a.sge(200, 8)]);
     let executed = pair.count("local_executed");
@@ -340,7 +338,7 @@ fn atomics_are_executed_on_mapped_memory() {
 #[test]
 fn atomics_of_two_ways_are_atomic() {
     const EACH: usize = 2000;
-    let pair = Pair::new(Kind::Mapped);
+    let pair = Case::new(Kind::Mapped);
     let (b, qc, qd) = (&pair.b, pair.b.qp(QpType::Rc), pair.b.qp(QpType::Rc));
     connect(b, &qc, b, &qd);
     let add = |node: &Node, qp: &Qp| {
@@ -360,7 +358,7 @@ fn atomics_of_two_ways_are_atomic() {
 
 #[test]
 fn what_is_long_goes_by_the_process_number_where_it_was_asked_for() {
-    let pair = Pair::of(&Settings { link_trust: LinkTrust::Trace, ..settings() }, Kind::Private);
+    let pair = Case::of(&Settings { link_trust: LinkTrust::Trace, ..local() }, Kind::Private);
     let a = &pair.a;
     let half = BUF / 2;
     let data: Vec<u8> = (0..half).map(|n| ((n * 5) >> 3) as u8).collect();

@@ -44,7 +44,7 @@ impl Pair {
 
 #[test]
 fn datagrams_go_without_a_system_call() {
-    let pair = Pair::of(&settings(), QpType::Ud);
+    let pair = Pair::of(&local(), QpType::Ud);
     let (a, b) = (&pair.a, &pair.b);
     /* the first one finds the way */
     for (round, len) in [8, 1000, 4096].into_iter().enumerate() {
@@ -66,7 +66,7 @@ fn datagrams_go_without_a_system_call() {
 
 #[test]
 fn messages_of_many_packets_come_whole() {
-    let pair = Pair::of(&settings(), QpType::Uc);
+    let pair = Pair::of(&local(), QpType::Uc);
     let (a, b, len) = (&pair.a, &pair.b, BUF / 2);
     let data: Vec<u8> = (0..len).map(|n| ((n * 7) >> 3) as u8).collect();
     a.fill(0, &data);
@@ -84,7 +84,7 @@ fn messages_of_many_packets_come_whole() {
 /// What finds the ring full goes by the wire, and what finds its socket full is lost: nobody waits.
 #[test]
 fn nobody_waits_for_a_process_that_does_not_read() {
-    let settings = Settings { progress_thread: false, ..settings() };
+    let settings = Settings { progress_thread: false, ..local() };
     let pair = Pair::of(&settings, QpType::Ud);
     for _ in 0..2000 {
         pair.send(1000);
@@ -100,7 +100,7 @@ fn nobody_waits_for_a_process_that_does_not_read() {
 #[test]
 fn the_wire_has_what_was_asked_of_it() {
     let hurt = FaultSpec { duplicate: 0.001, ..FaultSpec::default() };
-    for settings in [wire(), Settings { fault: hurt, ..settings() }] {
+    for settings in [wire(), Settings { fault: hurt, ..local() }] {
         let pair = Pair::of(&settings, QpType::Ud);
         pair.b.post_recv(&pair.qb, 7, 0, 100).unwrap();
         pair.send(8);
@@ -111,7 +111,7 @@ fn the_wire_has_what_was_asked_of_it() {
 
 #[test]
 fn a_process_that_ends_takes_nothing_with_it() {
-    let settings = settings();
+    let settings = local();
     let Pair { a, b, qa, qb, ah, port } = Pair::of(&settings, QpType::Ud);
     b.post_recv(&qb, 7, 0, 100).unwrap();
     let pair = Pair { a, b, qa, qb, ah, port };

@@ -162,7 +162,7 @@ fn nobody_there_is_found_out() {
     let qa = a.qp(QpType::Rc);
     to_init(&qa);
     to_rtr(&qa, way_to(&b), 0x12);
-    to_rts_with(&qa, 8, 7);
+    to_rts_with(&qa, 8, 7, 7);
     post(&qa, &send(1, &[a.sge(0, 8)])).unwrap();
     assert_eq!(a.completions(1)[0].status, WcStatus::RetryExcErr);
 }

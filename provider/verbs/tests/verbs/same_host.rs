@@ -3,51 +3,14 @@
 use std::cell::Cell;
 
 use crate::common::*;
-use starverbs_core::qp::QpAttrMask;
 use starverbs_core::types::QPN_BLOCK_SHIFT;
 use starverbs_core::{Access, QpState, QpType, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 use starverbs_settings::{Link, Settings};
-use starverbs_verbs::{Event, Qp, QpAttr, RecvWr, SendWr, Srq};
-
-/// Two cards with a connection, and the port of their wire.
-struct Pair {
-    a: Node,
-    b: Node,
-    qa: Qp,
-    qb: Qp,
-    port: u16,
-}
-
-impl Pair {
-    fn new(link: Link) -> Pair {
-        Pair::of(&Settings { link, ..settings() })
-    }
-
-    fn of(settings: &Settings) -> Pair {
-        let (a, b) = (Node::new(settings), Node::new(settings));
-        let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-        connect(&a, &qa, &b, &qb);
-        Pair { a, b, qa, qb, port: settings.port }
-    }
-
-    fn count(&self, name: &str) -> u64 {
-        counters(self.port, name).iter().sum()
-    }
-
-    /// Waits until both ends have agreed.
-    fn agreed(self) -> Pair {
-        wait_for("the agreement", || self.count("local_qps") == 2);
-        self
-    }
-}
-
-fn to_b<'a>(pair: &Pair, op: SendOp, sges: &'a [Sge], at: usize) -> SendWr<'a> {
-    SendWr { op, remote_addr: pair.b.addr(at), rkey: pair.b.mr.rkey(), ..send(1, sges) }
-}
+use starverbs_verbs::{Event, Qp, RecvWr, SendWr, Srq};
 
 #[test]
 fn every_operation_goes_without_a_packet() {
-    let pair = Pair::new(Link::Auto).agreed();
+    let pair = Pair::new(&local());
     let (a, b) = (&pair.a, &pair.b);
     let packets = pair.count("tx_packets");
     a.fill(0, b"eight by");
@@ -56,10 +19,10 @@ fn every_operation_goes_without_a_packet() {
     b.post_recv(&pair.qb, 7, 1000, 64).unwrap();
     b.post_recv(&pair.qb, 8, 2000, 64).unwrap();
     let cases = [
-        to_b(&pair, SendOp::Send, &short, 0),
-        SendWr { imm: 77, ..to_b(&pair, SendOp::WriteImm, &short, 64) },
-        to_b(&pair, SendOp::Write, &short, 128),
-        to_b(&pair, SendOp::Read, &back, 128),
+        pair.wr(SendOp::Send, &short, 0),
+        SendWr { imm: 77, ..pair.wr(SendOp::WriteImm, &short, 64) },
+        pair.wr(SendOp::Write, &short, 128),
+        pair.wr(SendOp::Read, &back, 128),
     ];
     for wr in &cases {
         post(&pair.qa, wr).unwrap();
@@ -75,8 +38,8 @@ fn every_operation_goes_without_a_packet() {
     assert_eq!(a.bytes(4096, 8), b"eight by");
     let cell = (8 - b.addr(3000) as usize % 8) % 8 + 3000;
     b.fill(cell, &40u64.to_ne_bytes());
-    let add = SendWr { compare_add: 2, ..to_b(&pair, SendOp::FetchAdd, &back, cell) };
-    let swap = SendWr { compare_add: 42, swap: 9, ..to_b(&pair, SendOp::CmpSwap, &back, cell) };
+    let add = SendWr { compare_add: 2, ..pair.wr(SendOp::FetchAdd, &back, cell) };
+    let swap = SendWr { compare_add: 42, swap: 9, ..pair.wr(SendOp::CmpSwap, &back, cell) };
     for (wr, before) in [(add, 40), (swap, 42)] {
         post(&pair.qa, &wr).unwrap();
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);
@@ -90,7 +53,7 @@ fn every_operation_goes_without_a_packet() {
 #[test]
 fn long_messages_of_many_pieces_arrive_whole() {
     const LEN: usize = 60_000;
-    let pair = Pair::new(Link::Auto).agreed();
+    let pair = Pair::new(&local());
     let (a, b) = (&pair.a, &pair.b);
     let data: Vec<u8> = (0..LEN).map(|n| ((n * 31) >> 3) as u8).collect();
     a.fill(0, &data);
@@ -105,22 +68,18 @@ fn long_messages_of_many_pieces_arrive_whole() {
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);
         assert!(b.bytes(0, LEN) == data, "SEND {round}");
         b.fill(0, &vec![0; LEN]);
-        post(&pair.qa, &to_b(&pair, SendOp::Write, &pieces, 0)).unwrap();
+        post(&pair.qa, &pair.wr(SendOp::Write, &pieces, 0)).unwrap();
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);
         assert!(b.bytes(0, LEN) == data, "WRITE {round}");
         a.fill(0, &vec![0; LEN]);
-        post(&pair.qa, &to_b(&pair, SendOp::Read, &pieces, 0)).unwrap();
+        post(&pair.qa, &pair.wr(SendOp::Read, &pieces, 0)).unwrap();
         assert_eq!(a.completions(1)[0].status, WcStatus::Success);
         assert!(a.bytes(0, LEN) == data, "READ {round}");
     }
 }
 
 /// What a mistake gives: the requester's statuses, the receives' and the events.
-fn mistake(link: Link, make: &dyn Fn(&Pair)) -> (Vec<WcStatus>, Vec<WcStatus>, QpState, QpState) {
-    let pair = Pair::new(link);
-    if link == Link::Auto {
-        wait_for("the agreement", || pair.count("local_qps") == 2);
-    }
+fn mistake(pair: Pair, make: &dyn Fn(&Pair)) -> (Vec<WcStatus>, Vec<WcStatus>, QpState, QpState) {
     pair.b.post_recv(&pair.qb, 1, 0, 16).unwrap();
     make(&pair);
     let sent = pair.a.completions(2).iter().map(|cqe| cqe.status).collect();
@@ -146,21 +105,21 @@ fn mistakes_end_as_on_the_wire() {
             "a wrong key",
             Box::new(move |p| {
                 let sges = [p.a.sge(0, 8)];
-                twice(p, &SendWr { rkey: 0x5555, ..to_b(p, SendOp::Write, &sges, 0) });
+                twice(p, &SendWr { rkey: 0x5555, ..p.wr(SendOp::Write, &sges, 0) });
             }),
         ),
         (
             "beyond the region",
             Box::new(move |p| {
                 let sges = [p.a.sge(0, 8)];
-                twice(p, &to_b(p, SendOp::Read, &sges, BUF - 4));
+                twice(p, &p.wr(SendOp::Read, &sges, BUF - 4));
             }),
         ),
         (
             "a WRITE with immediate beyond the region",
             Box::new(move |p| {
                 let sges = [p.a.sge(0, 8)];
-                twice(p, &to_b(p, SendOp::WriteImm, &sges, BUF - 4));
+                twice(p, &p.wr(SendOp::WriteImm, &sges, BUF - 4));
             }),
         ),
         (
@@ -168,7 +127,7 @@ fn mistakes_end_as_on_the_wire() {
             Box::new(move |p| {
                 let sges = [p.a.sge(0, 8)];
                 let odd = 1 - p.b.addr(0) as usize % 2;
-                twice(p, &SendWr { compare_add: 1, ..to_b(p, SendOp::FetchAdd, &sges, odd) });
+                twice(p, &SendWr { compare_add: 1, ..p.wr(SendOp::FetchAdd, &sges, odd) });
             }),
         ),
         (
@@ -182,24 +141,24 @@ fn mistakes_end_as_on_the_wire() {
             Box::new(move |p| {
                 let mr = p.b.reg(0, 4096, Access::LOCAL_WRITE | Access::REMOTE_READ);
                 let sges = [p.a.sge(0, 8)];
-                twice(p, &SendWr { rkey: mr.rkey(), ..to_b(p, SendOp::Write, &sges, 0) });
+                twice(p, &SendWr { rkey: mr.rkey(), ..p.wr(SendOp::Write, &sges, 0) });
                 wait_for("the error", || p.qa.state() == QpState::Err);
             }),
         ),
     ];
     for (what, make) in &cases {
-        assert_eq!(mistake(Link::Auto, make), mistake(Link::Udp, make), "{what}");
+        assert_eq!(mistake(Pair::new(&local()), make), mistake(Pair::new(&wire()), make), "{what}");
     }
 }
 
 #[test]
 fn a_message_waits_for_its_receive_and_what_is_behind_waits_too() {
-    let pair = Pair::new(Link::Auto).agreed();
+    let pair = Pair::new(&local());
     let (a, b) = (&pair.a, &pair.b);
     a.fill(0, b"late");
     post(&pair.qa, &send(1, &[a.sge(0, 4)])).unwrap();
     let sges = [a.sge(0, 4)];
-    post(&pair.qa, &SendWr { wr_id: 2, ..to_b(&pair, SendOp::Write, &sges, 500) }).unwrap();
+    post(&pair.qa, &SendWr { wr_id: 2, ..pair.wr(SendOp::Write, &sges, 500) }).unwrap();
     wait_for("an RNR NAK", || {
         a.cq.poll(&mut []).unwrap();
         assert_eq!(a.cq.poll(&mut [Default::default()]).unwrap(), 0);
@@ -214,20 +173,12 @@ fn a_message_waits_for_its_receive_and_what_is_behind_waits_too() {
 
 #[test]
 fn who_never_posts_a_receive_is_given_up() {
-    let pair = Pair::new(Link::Auto).agreed();
+    let pair = Pair::new(&local());
     let (c, d) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
     for (qp, peer, number) in [(&c, &pair.b, d.number()), (&d, &pair.a, c.number())] {
         to_init(qp);
         to_rtr(qp, way_to(peer), number);
-        let rts = QpAttr { state: QpState::Rts, ..QpAttr::default() };
-        let attr = QpAttr { timeout: 14, rnr_retry: 2, max_rd_atomic: 1, ..rts };
-        let mask = QpAttrMask::STATE
-            | QpAttrMask::SQ_PSN
-            | QpAttrMask::TIMEOUT
-            | QpAttrMask::RETRY_CNT
-            | QpAttrMask::RNR_RETRY
-            | QpAttrMask::MAX_QP_RD_ATOMIC;
-        qp.modify(&attr, mask).unwrap();
+        to_rts_with(qp, 14, 7, 2);
     }
     post(&c, &send(1, &[pair.a.sge(0, 4)])).unwrap();
     assert_eq!(pair.a.completions(1)[0].status, WcStatus::RnrRetryExcErr);
@@ -237,7 +188,7 @@ fn who_never_posts_a_receive_is_given_up() {
 #[test]
 fn a_peer_that_goes_is_missed_after_a_while() {
     for whole in [false, true] {
-        let Pair { a, b, qa, qb, .. } = Pair::new(Link::Auto).agreed();
+        let Pair { a, b, qa, qb, .. } = Pair::new(&local());
         qb.destroy().unwrap();
         if whole {
             drop((b, qb));
@@ -250,7 +201,7 @@ fn a_peer_that_goes_is_missed_after_a_while() {
 
 #[test]
 fn a_peer_that_wants_packets_gets_them() {
-    let of = settings();
+    let of = local();
     let (a, b) = (Node::new(&of), Node::new(&Settings { link: Link::Udp, ..of.clone() }));
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     connect(&a, &qa, &b, &qb);
@@ -264,7 +215,7 @@ fn a_peer_that_wants_packets_gets_them() {
 
 #[test]
 fn who_comes_late_is_waited_for() {
-    let of = settings();
+    let of = local();
     let (a, b) = (Node::new(&of), Node::new(&of));
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     to_init(&qa);
@@ -283,7 +234,7 @@ fn who_comes_late_is_waited_for() {
 
 #[test]
 fn a_shared_receive_queue_serves_and_counts() {
-    let of = settings();
+    let of = local();
     let (a, b) = (Node::new(&of), Node::new(&of));
     let srq = Srq::create(&b.pd, 16, 1, 2, 5).unwrap();
     let (qa, qb) = (a.qp(QpType::Rc), b.qp_with_srq(&srq));
@@ -308,7 +259,7 @@ fn a_shared_receive_queue_serves_and_counts() {
 fn memory_is_what_a_model_says() {
     const QPS: usize = 8;
     const CELL: usize = 4096;
-    let of = settings();
+    let of = local();
     let (a, b) = (Node::new(&of), Node::new(&of));
     let pairs: Vec<(Qp, Qp)> = (0..QPS).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
     pairs.iter().for_each(|(qa, qb)| connect(&a, qa, &b, qb));
@@ -354,7 +305,7 @@ fn memory_is_what_a_model_says() {
 fn queue_pairs_of_many_blocks_share_a_channel() {
     const BLOCK: usize = 1 << QPN_BLOCK_SHIFT;
     const BLOCKS: usize = 6;
-    let settings = settings();
+    let settings = local();
     let (a, b) = (Node::new(&settings), Node::new(&settings));
     let all: Vec<Qp> = (0..BLOCKS * BLOCK).map(|_| b.qp(QpType::Rc)).collect();
     let peers: Vec<&Qp> = all.iter().step_by(BLOCK).collect();

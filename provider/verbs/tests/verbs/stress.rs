@@ -111,8 +111,8 @@ fn a_busy_machine_fails_nothing() {
             to_init(me.1);
             to_rtr(me.1, way_to(peer.0), peer.1.number());
         }
-        to_rts_with(qa, TIMEOUT, RETRIES);
-        to_rts_with(qb, TIMEOUT, RETRIES);
+        to_rts_with(qa, TIMEOUT, RETRIES, 7);
+        to_rts_with(qb, TIMEOUT, RETRIES, 7);
         (0..16).for_each(|_| b.post_recv(qb, 0, 2048, 2048).unwrap());
     }
     let cell = (8 - b.addr(0) as usize % 8) % 8;

@@ -39,7 +39,14 @@ pub(crate) fn guard(net: &mut Net, page: (u64, u32)) -> (Vec<Span>, Vec<Target>)
     let (read, read_key) = host.region(LEN, Access::REMOTE_READ);
     let other_pd = host.nic.alloc_pd().expect("a PD");
     let other = host.env.memory.alloc(LEN);
-    let attr = MrAttr { pd: other_pd, addr: other, length: LEN, iova: other, access: all_rights() };
+    let attr = MrAttr {
+        pd: other_pd,
+        addr: other,
+        length: LEN,
+        iova: other,
+        access: all_rights(),
+        ..MrAttr::default()
+    };
     let other_key = host.nic.reg_mr(attr).expect("a good registration");
     let (old, old_key) = host.region(LEN, all_rights());
     host.nic.dereg_mr(old_key).expect("it exists");

@@ -198,7 +198,14 @@ impl World {
         } else if which & 4 == 0 {
             let (addr, key) = self.page[1];
             if host.nic.dereg_mr(key).is_ok() {
-                let attr = MrAttr { pd: host.pd, addr, length: PAGE, iova: addr, access: all_rights() };
+                let attr = MrAttr {
+                    pd: host.pd,
+                    addr,
+                    length: PAGE,
+                    iova: addr,
+                    access: all_rights(),
+                    ..MrAttr::default()
+                };
                 let fresh = host.nic.reg_mr(attr).expect("a good registration");
                 self.keys.push((addr, key));
                 self.page[1].1 = fresh;
