@@ -1,5 +1,5 @@
-/* The program's own shared memory, of which libstarverbs.so keeps descriptors: found when it is sealed, by whom it
- * is, after fork, exec and close, and not when it is gone. */
+/* The program's own shared memory, of which libstarverbs.so keeps descriptors: found when it is sealed, by
+ * whomever, also after fork and close, and not when it is gone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
