@@ -44,6 +44,7 @@ part "any linker" tests/abi/linkers.sh "${CARGO_TARGET_DIR:-target}/release"
 part "others' libraries on libibverbs.so.1" tests/abi/loading.sh dist/lib
 part "install and uninstall" tests/install/run.sh dist quick
 part "patches for perftest" tests/perftest/run.sh ${PERFTEST:+"$PERFTEST" dist/lib}
+part "large allocations as shared memory" tests/share/run.sh dist/lib
 if [[ -e /usr/include/rdma/rdma_cma.h ]]; then
     part "layout of C's structs" tests/abi/layout.sh "provider/abi/src/layout_$(uname -m).rs" cc
 else

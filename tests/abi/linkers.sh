@@ -53,6 +53,7 @@ for linker in bfd lld mold; do
     tags "$lib/libibverbs.so.1"
     tags "$lib/libstarverbs.so"
     tags "$lib/libstarverbs-share.so"
+    readelf -dW "$lib/libstarverbs-share.so" | grep -q 'FLAGS_1.*INITFIRST' || fail "$linker has it begin after others"
     cc -fuse-ld="$linker" -o "$lib/start" "$tmp/start.c" "$lib/libibverbs.so.1"
     LD_LIBRARY_PATH=$lib "$lib/start"
     LD_LIBRARY_PATH=$lib LD_PRELOAD=$lib/libstarverbs.so "$lib/start"

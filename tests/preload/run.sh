@@ -49,6 +49,8 @@ for flags in -O1 "-O2 -D_FORTIFY_SOURCE=2 -D_FILE_OFFSET_BITS=64"; do
 done
 cc -Wall -Wextra -O1 -o "$tmp/ask" "$here/ask.c" -lpthread || fail "cc ask.c"
 expect "all as it should be" "$tmp/ask"
+cc -Wall -Wextra -O1 -o "$tmp/kept" "$here/kept.c" -ldl || fail "cc kept.c"
+expect "all as it should be" "$tmp/kept"
 
 ### Tools
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Programs on libstarverbs-share.so: what they rely on of memory and fork (memory.c), real ones beside the same
-# without it, and Valkey's or Redis's BGSAVE. What is not installed is skipped, and named.
+# Programs on libstarverbs-share.so: what they rely on of memory and fork (memory.c), real ones beside the
+# same without it, and Valkey's or Redis's BGSAVE. What is not installed is skipped, and named.
 # usage: run.sh LIBRARY_DIRECTORY [--measure]
 set -uo pipefail
 usage='usage: run.sh LIBRARY_DIRECTORY [--measure]'

@@ -25,9 +25,9 @@ class Server:
 
     def __init__(self, folder, preload=""):
         self.path = folder / "socket"
-        command = [program(), "--port", "0", "--unixsocket", self.path, "--dir", folder, "--save", "", "--appendonly", "no"]
+        command = ["redis-server", "--port", "0", "--unixsocket", self.path, "--dir", folder, "--save", "", "--appendonly", "no"]
         environment = dict(os.environ, **({"LD_PRELOAD": preload} if preload else {}))
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, executable=program(), env=environment, stdout=subprocess.DEVNULL)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(60)
         for _ in range(600):
@@ -75,7 +75,9 @@ class Server:
 
 
 def program():
-    return shutil.which("valkey-server") or shutil.which("redis-server")
+    """The server's file. Debian's redis-tools has it, too: it does what its first argument says."""
+    names = ("valkey-server", "redis-server", "valkey-check-rdb", "redis-check-rdb")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def value(key, generation):
@@ -124,7 +126,7 @@ def main():
     library = sys.argv[1]
     preload = ":".join([str(pathlib.Path(library).resolve()) if library else "", *sys.argv[2:]]).strip(":")
     if not program():
-        print("skipped: neither valkey-server nor redis-server is installed")
+        print("skipped: neither valkey-server nor redis-server or redis-tools is installed")
         return
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)

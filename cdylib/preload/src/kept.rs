@@ -1,9 +1,9 @@
 //! The program's own shared mappings of memory files: which descriptor each is mapped from.
 //!
-//! A program may close its descriptor when it has mapped the file; a peer that is to map the same needs one. So
-//! a duplicate is kept with each mapping, of a few of them. Whether the file is sealed is asked when somebody
-//! wants to know, as programs seal late. What stands here may be wrong: mappings and descriptors go by
-//! system calls that no library sees. So an answer is compared with what the kernel says, and a
+//! A program may close its descriptor when it has mapped the file; a peer that is to map the same needs one.
+//! So a duplicate is kept with each mapping, of a few of them. Whether the file is sealed is asked when
+//! somebody wants to know, as programs seal late. What stands here may be wrong: mappings and descriptors go
+//! by system calls that no library sees. So an answer is compared with what the kernel says, and a
 //! descriptor with the file that it was.
 
 use core::ffi::c_int;
@@ -37,8 +37,8 @@ struct Mapping {
     file: Identity,
 }
 
-/// What is kept, and its lock. Not std's: a fork may copy it while it is taken, and who cannot have it soon does
-/// without, as a signal handler may be in its own thread's way.
+/// What is kept, and its lock. Not std's: a fork may copy it while it is taken, and who cannot have it soon
+/// does without, as a signal handler may be in its own thread's way.
 struct Table {
     holder: AtomicU32,
     mappings: UnsafeCell<[Option<Mapping>; ROOM]>,
@@ -102,8 +102,8 @@ pub(crate) fn keep(at: usize, len: usize, fd: c_int, offset: u64) {
     });
 }
 
-/// Forgets what lies in a range: it is unmapped, or something else is mapped there. Of a mapping that it cuts in two
-/// the first part stays.
+/// Forgets what lies in a range: it is unmapped, or something else is mapped there. Of a mapping that it
+/// cuts in two the first part stays.
 #[cold]
 pub(crate) fn forget(range: &Span) {
     errno::kept(|| {
@@ -147,8 +147,8 @@ fn cut(mapping: &mut Mapping, range: &Span) {
     }
 }
 
-/// The descriptor and the offset in its file of a range that lies in one kept mapping, of a file that cannot be
-/// made shorter.
+/// The descriptor and the offset in its file of a range that lies in one kept mapping, of a file that cannot
+/// be made shorter.
 pub(crate) fn find(range: &Span) -> Option<(c_int, u64)> {
     if range.is_empty() || !any() {
         return None;

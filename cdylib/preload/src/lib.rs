@@ -4,8 +4,9 @@
 //! to programs that look through libc: it takes libc's calls that name files (`calls`), recognises those
 //! folders (`path`), and sends the call to the same place below a private folder (`tree`) that holds the
 //! view (`sysfs_view`, made from `facts`). Programs that ask by netlink are answered from the same
-//! facts (`nldev`). It keeps descriptors of the program's shared memory for the verbs (`kept`). Owns no verbs: those are `cdylib`'s, which it carries whole.
-//! docs/decisions/0006 says why folders on disk, and what that gives.
+//! facts (`nldev`). It keeps descriptors of the program's shared memory for the verbs (`kept`). Owns no
+//! verbs: those are `cdylib`'s, which it carries whole. docs/decisions/0006 says why folders on disk, and
+//! what that gives.
 //!
 //! Safety, for the whole crate: an interposed call takes its pointers on the terms of the libc call it stands
 //! for, and hands them on unchanged or replaced by a string of its own that lives through the call. The

@@ -11,6 +11,9 @@ use crate::maps;
 use crate::ranges::{Span, overlap};
 use crate::system::{self, READ_WRITE};
 
+/// Bytes of a huge page, or a multiple of it.
+const HUGE: usize = 2 << 20;
+
 /// What a child gets. Made before the fork: in the child an allocation might be mapped where the arena was.
 pub(crate) struct Legacy {
     /// Where it has memory
@@ -46,8 +49,8 @@ impl Legacy {
     pub(crate) fn copy(&self, file: c_int) -> io::Result<()> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         for span in &self.mapped {
-            // SAFETY: the arena's place. Something is mapped there only where another thread of the parent was
-            // about to give a range back.
+            // SAFETY: the arena's place. Something is mapped there only where another thread of the parent
+            // was about to give a range back.
             unsafe { system::map(span, READ_WRITE, flags, None)? };
         }
         self.filled.iter().try_for_each(|span| fill(span, file))?;
@@ -75,6 +78,12 @@ fn fill(span: &Span, file: c_int) -> io::Result<()> {
         }
         let hole = base + system::seek(file, arena::offset(data), libc::SEEK_HOLE)?;
         let part = data..hole.min(span.end);
+        let huge = part.start.next_multiple_of(HUGE)..part.end / HUGE * HUGE;
+        if huge.start < huge.end {
+            // All of it is written at once: as huge pages, where the host has them, in half the time.
+            // SAFETY: as below.
+            let _ = unsafe { system::advise(&huge, libc::MADV_HUGEPAGE) };
+        }
         // SAFETY: private memory of this child's, which nobody has yet.
         unsafe { system::fill(&part, file, arena::offset(part.start))? };
         at = part.end;

@@ -2,8 +2,8 @@
 //!
 //! By pthread_atfork(3), so daemon(3) and forkpty(3) are served too. These handlers are registered before all
 //! others: the locks that others take before a fork are held while the child copies, and what
-//! those guard is whole. vfork(2) and posix_spawn(3) share the parent's memory and need nothing. After _Fork(3)
-//! and clone(2) a child has no arena at all: it dies where it touches one, and does no harm.
+//! those guard is whole. vfork(2) and posix_spawn(3) share the parent's memory and need nothing. After
+//! _Fork(3) and clone(2) a child has no arena at all: it dies where it touches one, and does no harm.
 //!
 //! Between the fork and the first handler glibc itself sets free what it locked: streams and threads'
 //! descriptions, which may lie in the arena. So a fault in the child means that it is time for the copy.
@@ -109,8 +109,8 @@ fn restore(under: &Under) {
     unsafe { libc::sigaction(libc::SIGSEGV, under.before.as_ptr(), null_mut()) };
 }
 
-/// In the child, once: copies the arena, and has the parent go on. Ends the child if it cannot: it must not run
-/// without its memory.
+/// In the child, once: copies the arena, and has the parent go on. Ends the child if it cannot: it must not
+/// run without its memory.
 fn become_private() {
     if PARENT.swap(0, Ordering::AcqRel) == 0 {
         return;

@@ -8,8 +8,8 @@
 //! Owns no verbs, and must know none: programs without a card may run on it. docs/decisions/0021 says
 //! what it costs, and who should not use it.
 //!
-//! Safety, for the whole crate: an interposed call takes its arguments on the terms of the libc call it stands
-//! for. The `SAFETY` comments call this "libc's terms". All system calls are made by number: libc's
+//! Safety, for the whole crate: an interposed call takes its arguments on the terms of the libc call it
+//! stands for. The `SAFETY` comments call this "libc's terms". All system calls are made by number: libc's
 //! wrappers of the same names are this library's own.
 
 mod arena;
@@ -31,8 +31,8 @@ mod system;
 #[global_allocator]
 static OWN: heap::Glibc = heap::Glibc;
 
-/// Runs when the process starts, before all other libraries' (`-z initfirst`): what is registered first is done
-/// last before a fork, and first after it.
+/// Runs when the process starts, before all other libraries' (`-z initfirst`): what is registered first is
+/// done last before a fork, and first after it.
 #[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
 #[cfg_attr(test, allow(dead_code))]
 static START: extern "C" fn() = {

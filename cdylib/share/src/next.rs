@@ -1,8 +1,8 @@
 //! The calls behind ours: glibc's, or another library's.
 //!
-//! malloc(3) and its kin are this library's business only where glibc's are the next ones. Another allocator has
-//! calls beyond these (sized frees, its own statistics), which would not know our blocks; it is left alone, and
-//! what it asks of mmap(2) is served.
+//! malloc(3) and its kin are this library's business only where glibc's are the next ones. Another allocator
+//! has calls beyond these (sized frees, its own statistics), which would not know our blocks; it is left
+//! alone, and what it asks of mmap(2) is served.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute;
@@ -32,7 +32,7 @@ pub(crate) fn is_glibc() -> bool {
 fn look() -> bool {
     // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"malloc".as_ptr()) };
-    let glibc = found.is_null() || found as usize == __libc_malloc as *const () as usize;
+    let glibc = found.is_null() || core::ptr::eq(found, __libc_malloc as *const c_void);
     ALLOCATOR.store(if glibc { 1 } else { 2 }, Ordering::Relaxed);
     glibc
 }

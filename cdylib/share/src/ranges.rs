@@ -154,7 +154,7 @@ mod tests {
             let mut ranges = Ranges::new();
             spans.into_iter().for_each(|span| ranges.insert(span));
             let align = 1 << shift;
-            let fits = |start: &usize| start % align == 0 && ranges.holds(&(*start..start + len));
+            let fits = |start: &usize| start.is_multiple_of(align) && ranges.holds(&(*start..start + len));
             let expected = (0..END).find(fits).map(|start| start..start + len);
             let before = ranges.clone();
             let taken = ranges.take(len, align);

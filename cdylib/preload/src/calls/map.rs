@@ -63,7 +63,7 @@ interpose! {
         }
         mapped
     }
-    /// 0, and descriptor and offset of the sealed memory file that all of a range is mapped from; -1: there is none
+    /// Which sealed memory file a range is mapped from, and where: 0, or -1 if there is none
     [starverbs_shared_at] (at: *const c_void, len: usize, fd: *mut c_int, offset: *mut u64) -> c_int {
         let start = at as usize;
         match kept::find(&(start..start.saturating_add(len))) {

@@ -1,8 +1,8 @@
 //! Where an address lies in which memory file: what the verbs ask before they hand memory to a peer.
 //!
-//! `starverbs_shared_at` gives 0, and the descriptor and the offset of the one memory file that all of a range
-//! is mapped from and that is sealed against shrinking; -1 if there is no such file. The descriptor stays
-//! this library's. What is not the arena's is asked of the next library that has the call.
+//! `starverbs_shared_at` gives 0, and the descriptor and the offset of the one memory file that all of a
+//! range is mapped from and that is sealed against shrinking; -1 if there is no such file. The descriptor
+//! stays this library's. What is not the arena's is asked of the next library that has the call.
 
 use core::ffi::{c_int, c_void};
 

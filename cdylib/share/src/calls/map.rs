@@ -1,7 +1,7 @@
 //! mmap(2), munmap(2), madvise(2): private anonymous memory is a range of the arena, and behaves as such.
 //!
-//! What the arena's file cannot do is translated: a shared mapping keeps its pages when told MADV_DONTNEED, and
-//! has no MADV_FREE.
+//! What the arena's file cannot do is translated: a shared mapping keeps its pages when told MADV_DONTNEED,
+//! and has no MADV_FREE.
 
 use core::ffi::{c_int, c_void};
 use std::io;
@@ -117,16 +117,13 @@ unsafe fn replace(request: Request) -> *mut c_void {
     };
     let span = at..at + len;
     let inside = arena::inside(&span);
-    if request.len > 0 && inside == span && request.is_private_memory() {
-        return errno::kept(|| {
-            let renewed = arena::renew(&span, request.protection);
-            if renewed {
-                arena::books().with(|books| books.space.regain(span));
-            }
-            renewed
-        })
-        .then_some(request.at)
-        .unwrap_or_else(|| refused(request));
+    let emptied = request.len > 0
+        && inside == span
+        && request.is_private_memory()
+        && errno::kept(|| arena::renew(&span, request.protection));
+    if emptied {
+        arena::books().with(|books| books.space.regain(span));
+        return request.at;
     }
     // SAFETY: libc's terms.
     let mapped = unsafe { request.go_on() };

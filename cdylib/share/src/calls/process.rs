@@ -1,5 +1,5 @@
-//! What a program does to its process that would take the arena away: descriptors closed by number, and a fork
-//! on a stack that cannot be handed on.
+//! What a program does to its process that would take the arena away: descriptors closed by number, and a
+//! fork on a stack that cannot be handed on.
 
 use core::ffi::{c_int, c_uint};
 use std::io;
