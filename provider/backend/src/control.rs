@@ -35,7 +35,8 @@ pub(crate) struct Run {
     pub(crate) segment: u16,
     /// The first one's index in the send it came from, which is its IP ID
     pub(crate) first: u16,
-    /// Of multicast that is forwarded to a proxy's client: that of its [`LeaseRequest`]; of others, [`SENT`] or 0
+    /// Of multicast that is forwarded to a proxy's client: that of its [`LeaseRequest`]; of others, [`SENT`]
+    /// or 0
     pub(crate) tag: u8,
 }
 

@@ -271,14 +271,14 @@ impl Peers {
         Some(id)
     }
 
-    /// The session with the process that has a block; begins one if there is none. `None`: it is this process's,
-    /// or there can be none.
+    /// The session with the process that has a block; begins one if there is none. `None`: it is this
+    /// process's, or there can be none.
     pub fn session_to(&self, block: u32) -> Option<SessionId> {
         self.with(|sessions| if sessions.is_own(block) { None } else { self.way(sessions, block) })
     }
 
-    /// Sends `head` and the pieces as one message of frames; does not wait. Some(false): there is no room; `None`:
-    /// the session is over.
+    /// Sends `head` and the pieces as one message of frames; does not wait. Some(false): there is no room;
+    /// `None`: the session is over.
     ///
     /// # Safety
     /// The pieces can be read.
@@ -343,8 +343,8 @@ impl Peers {
         })
     }
 
-    /// The process at the other end of a session, as this one's PID namespace has it. `None`: it is not seen, or
-    /// gone.
+    /// The process at the other end of a session, as this one's PID namespace has it. `None`: it is not seen,
+    /// or gone.
     pub fn pid_of(&self, session: SessionId) -> Option<libc::pid_t> {
         self.with(|sessions| {
             let who = sessions.get(session).filter(|session| session.is_up())?.who;

@@ -274,11 +274,11 @@ counters! {
     star_stateless_connection_bytes,
     /// same host: requests written to other queue pairs' cards, without a packet
     local_requests,
-    /// same host: WRITEs and READs that this card executed by itself through a descriptor of its peer's memory
+    /// same host: WRITEs and READs executed by this card through a descriptor of its peer's memory
     local_direct,
-    /// same host: WRITEs and READs that this card executed by itself through the number of its peer's process
+    /// same host: WRITEs and READs executed by this card through the number of its peer's process
     local_traced,
-    /// same host: WRITEs, READs and atomics that this card executed by itself on memory that its peer has mapped, too
+    /// same host: WRITEs, READs and atomics executed by this card on memory that both have mapped
     local_mapped,
     /// same host: requests of others executed
     local_executed,

@@ -265,8 +265,8 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// `len` bytes of zeroes that forked children share, at a multiple of `align` (a power of two): of a memory
-    /// file that other processes may map, if there can be one.
+    /// `len` bytes of zeroes that forked children share, at a multiple of `align` (a power of two): of a
+    /// memory file that other processes may map, if there can be one.
     pub(crate) fn zeroes(len: u64, align: u64) -> Result<Zeroes> {
         let room =
             usize::try_from(len + align.max(page())).map_err(|_| VerbsError::NoMemory("device memory"))?;

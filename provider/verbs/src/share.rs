@@ -10,8 +10,8 @@
 //!
 //! A peer of equal credentials gets the files and the way by its session instead ([`PeerMemory`]), and beside
 //! the table the gates of queue pairs, so that its card executes WRITE and READ by itself
-//! (docs/decisions/0020-direct-access.md): in memory that both have mapped, where the table says of a region in
-//! which file it lies ([`FileBytes`]), atomics too.
+//! (docs/decisions/0020-direct-access.md): in memory that both have mapped, where the table says of a region
+//! in which file it lies ([`FileBytes`]), atomics too.
 //!
 //! Owns the files, both sides of them, and the way to other processes' memory. It must not know the verbs
 //! objects.

@@ -374,8 +374,8 @@ fn sessions_are_of_one_process_where_the_kernel_says_so() {
     assert!(!a.are_of_one_process(one, one), "both are gone");
 }
 
-/// What is no channel is passed over, and the session goes on; more channels than a process has reason to make are
-/// its end.
+/// What is no channel is passed over, and the session goes on; more channels than a process has reason to
+/// make are its end.
 #[test]
 fn what_is_no_channel_is_ignored() {
     const PORT: u16 = 65034;

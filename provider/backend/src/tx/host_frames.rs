@@ -1,9 +1,9 @@
-//! Frames to other processes of this host, through the memory of sessions: no system call sends them, and none
-//! receives them.
+//! Frames to other processes of this host, through the memory of sessions: no system call sends them, and
+//! none receives them.
 //!
 //! Which process has a block is known by name ([`crate::registry`]); the lane is the one by which frames are
-//! handed on that reached the wrong process. Where there is no room, or no session, the wire has them. Owns what
-//! is known of the blocks; it must not look into frames.
+//! handed on that reached the wrong process. Where there is no room, or no session, the wire has them. Owns
+//! what is known of the blocks; it must not look into frames.
 
 use starverbs_core::Nanos;
 

@@ -60,7 +60,8 @@ impl FileBytes {
     }
 }
 
-/// `starverbs_shared_at`: 0, and a descriptor and the offset in its file at which [addr, addr + len) begins; or
+/// `starverbs_shared_at`: 0, and a descriptor and the offset in its file at which [addr, addr + len) begins;
+/// or
 /// -1.
 type SharedAt = unsafe extern "C" fn(*const c_void, usize, *mut c_int, *mut u64) -> c_int;
 

@@ -47,8 +47,8 @@ impl FileAt {
     }
 }
 
-/// Opens a file anew that a process has open as `fd`; `process` is its directory in /proc. `None`: it is not the
-/// one that is meant.
+/// Opens a file anew that a process has open as `fd`; `process` is its directory in /proc. `None`: it is not
+/// the one that is meant.
 pub(super) fn open_of(
     process: RawFd,
     fd: u32,

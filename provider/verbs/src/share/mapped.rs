@@ -1,7 +1,7 @@
 //! Another process's memory files, mapped by this one.
 //!
-//! Owns which are mapped, and what is believed of a file: one that can be made shorter is never mapped, as its
-//! owner could kill this process by that.
+//! Owns which are mapped, and what is believed of a file: one that can be made shorter is never mapped, as
+//! its owner could kill this process by that.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;

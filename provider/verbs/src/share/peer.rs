@@ -2,8 +2,8 @@
 //! with the peer's keys.
 //!
 //! Owns which way the bytes go: where the peer's table says of a region in which memory file it lies, this
-//! process maps that, and the CPU moves them; else the kernel does, by a descriptor of the peer's memory or, what is
-//! long and where the settings ask for it, by the number of its process.
+//! process maps that, and the CPU moves them; else the kernel does, by a descriptor of the peer's memory or,
+//! what is long and where the settings ask for it, by the number of its process.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -112,9 +112,9 @@ impl PeerMemory {
         self.gates.is_open(gate)
     }
 
-    /// Copies to the target what the pieces have, in their order, the last piece's last word last. `None`: the
-    /// key does not open it, the gate is closed, or the bytes are not there; any number of them may have been
-    /// copied.
+    /// Copies to the target what the pieces have, in their order, the last piece's last word last. `None`:
+    /// the key does not open it, the gate is closed, or the bytes are not there; any number of them may have
+    /// been copied.
     ///
     /// # Safety
     /// The pieces are the target's bytes in all; nothing refers to them as memory that does not change.
@@ -167,8 +167,8 @@ impl PeerMemory {
         })
     }
 
-    /// Copies what is long by the peer's number, which could have become another process's: nobody goes so but by
-    /// the settings. `None`: it is short, or does not go; once it did not, nothing does any more.
+    /// Copies what is long by the peer's number, which could have become another process's: nobody goes so
+    /// but by the settings. `None`: it is short, or does not go; once it did not, nothing does any more.
     ///
     /// # Safety
     /// As `call`'s, for the pieces.
@@ -201,8 +201,8 @@ impl PeerMemory {
             if !word.addr().is_multiple_of(8) {
                 return None;
             }
-            // SAFETY: eight bytes of a mapping that stays until the end of the call, aligned. Whoever else has
-            // them changes them with the CPU's own means.
+            // SAFETY: eight bytes of a mapping that stays until the end of the call, aligned. Whoever else
+            // has them changes them with the CPU's own means.
             let word = unsafe { AtomicU64::from_ptr(word.cast()) };
             Some(match change {
                 Change::Add(value) => word.fetch_add(value, Ordering::SeqCst),

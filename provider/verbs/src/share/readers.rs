@@ -30,8 +30,8 @@ struct Place {
 /// All slots, in a mapping of their file. Whoever has them mapped by a file description keeps its locks, with
 /// or without a descriptor.
 fn all(map: &MmapRaw) -> &[Place; SLOTS] {
-    // SAFETY: the mapping is page-aligned, as long as the slots, and lives as long as the reference; the file's
-    // seals keep its pages. Every byte pattern is valid for atomics, whoever writes it.
+    // SAFETY: the mapping is page-aligned, as long as the slots, and lives as long as the reference; the
+    // file's seals keep its pages. Every byte pattern is valid for atomics, whoever writes it.
     unsafe { &*map.as_ptr().cast::<[Place; SLOTS]>() }
 }
 

@@ -1,5 +1,5 @@
-//! Which consumer polls which sessions: each has a list of those that it looks at, and takes their messages in
-//! turns. One that sleeps sends a wake-up byte for what comes, listed or not.
+//! Which consumer polls which sessions: each has a list of those that it looks at, and takes their messages
+//! in turns. One that sleeps sends a wake-up byte for what comes, listed or not.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! WRITE, READ and atomics that the requester executes by itself, on the memory of a peer that handed over the
-//! way to it.
+//! WRITE, READ and atomics that the requester executes by itself, on the memory of a peer that handed over
+//! the way to it.
 //!
 //! It goes so where nothing of the queue pair is under way, so that all before it is done, and where the key
 //! opens the range. All else, and whatever fails, is asked of the peer's card, which finds errors as the
@@ -67,8 +67,8 @@ impl Pieces {
         for piece in self.all() {
             let to = word.get_mut(at..).unwrap_or(&mut []);
             let len = piece.iov_len.min(to.len());
-            // SAFETY: `to` has so many bytes. The piece is memory of a region, or of the send queue's own, which
-            // is copied and not looked at.
+            // SAFETY: `to` has so many bytes. The piece is memory of a region, or of the send queue's own,
+            // which is copied and not looked at.
             unsafe { to.as_mut_ptr().copy_from(piece.iov_base.cast(), len) };
             at += len;
         }
@@ -139,8 +139,8 @@ impl LocalEnd {
 
     /// Copies the bytes of a WRITE or READ.
     fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, need: Access) -> Option<Way> {
-        /* one system call after the other without a look at what is done, or beside what others of this process
-         * ask of the peer: the ring takes four times as many */
+        /* one system call after the other without a look at what is done, or beside what this process asks of
+         * the peer: the ring takes four times as many */
         let beside = ctx.env.channels.is_asking(self.of.channels[0]);
         let alone = !beside && self.completes(wqe) && self.of.send_cq.is_polled();
         let only_mapped = wqe.length < SHORT && !alone;
