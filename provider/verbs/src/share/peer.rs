@@ -193,6 +193,13 @@ impl PeerMemory {
         None
     }
 
+    /// Whether the target can be reached by a mapping.
+    #[cold]
+    pub(crate) fn maps(&self, target: &Target) -> bool {
+        let target = Target { only_mapped: true, ..*target };
+        self.reach(&target, |place| matches!(place, Place::Mapped(_)).then_some(())).is_some()
+    }
+
     /// Changes the target, a word, as the CPUs of all processes do that have it mapped; gives what was there.
     /// `None`: as of [`PeerMemory::write`], or it is not mapped, or not aligned.
     pub(crate) fn change(&self, target: &Target, change: Change) -> Option<u64> {

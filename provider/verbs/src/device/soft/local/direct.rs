@@ -37,6 +37,17 @@ pub(super) struct Direct {
     pub(super) access: Access,
 }
 
+/// What became of a request that this end may execute by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is done
+    Done,
+    /// It can be once what is under way is done
+    Wait,
+    /// The peer's card is to be asked
+    Ask,
+}
+
 /// Pieces of local memory.
 struct Pieces {
     list: [iovec; PIECES],
@@ -90,21 +101,22 @@ impl Pieces {
 }
 
 impl LocalEnd {
-    /// Executes WQE `next`, a WRITE, a READ or an atomic, and completes it. False: the peer's card is to be
-    /// asked.
-    pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> bool {
+    /// Executes WQE `next`, a WRITE, a READ or an atomic, and completes it.
+    pub(super) fn execute_direct(&mut self, ctx: &mut Ctx<'_>, wqe: &SendWqe) -> Outcome {
         let need = match wqe.op {
             SendOp::Write | SendOp::AtomicWrite => Access::REMOTE_WRITE,
             SendOp::Read => Access::REMOTE_READ,
             SendOp::CmpSwap | SendOp::FetchAdd => Access::REMOTE_ATOMIC,
-            _ => return false,
+            _ => return Outcome::Ask,
         };
         /* the peer answers a first request only once it has begun, too */
-        let idle = self.una == self.next && self.offset == 0 && self.reads == 0 && !self.is_fresh();
-        if !idle || !(1..=LONGEST).contains(&wqe.length) {
-            return false;
+        if self.is_fresh() || !(1..=LONGEST).contains(&wqe.length) {
+            return Outcome::Ask;
         }
-        let Some(direct) = self.direct.take() else { return false };
+        if self.una != self.next || self.reads > 0 {
+            return if self.is_worth_a_wait(wqe, need) { Outcome::Wait } else { Outcome::Ask };
+        }
+        let Some(direct) = self.direct.take() else { return Outcome::Ask };
         let way = match wqe.op {
             _ if !direct.access.contains(need) => None,
             SendOp::Write | SendOp::Read => self.copy_all(ctx, wqe, &direct, need),
@@ -117,11 +129,24 @@ impl LocalEnd {
             Some(Way::Mapped) => ctx.stats.local_mapped.inc(),
             Some(Way::Descriptor) => ctx.stats.local_direct.inc(),
             Some(Way::Pid) => ctx.stats.local_traced.inc(),
-            None => return false,
+            None => return Outcome::Ask,
         }
         self.way = way;
         self.did_own(ctx);
-        true
+        Outcome::Done
+    }
+
+    /// Whether a request, before which others are under way, is better executed behind them than asked for: a
+    /// program that keeps the queue full would have the peer's card do all of its work for ever. Through the
+    /// descriptor both cards together are faster.
+    fn is_worth_a_wait(&self, wqe: &SendWqe, need: Access) -> bool {
+        let maps = |direct: &Direct| direct.memory.maps(&self.target(wqe, direct, need));
+        match self.way {
+            Some(Way::Mapped) => true,
+            Some(Way::Pid) => wqe.length >= SHORT,
+            Some(Way::Descriptor) => false,
+            None => self.direct.as_ref().is_some_and(maps),
+        }
     }
 
     /// What a request names.

@@ -6,6 +6,7 @@ use starverbs_core::transport::{RNR_TIMER_10US, slices};
 use starverbs_core::types::{SendOp, SendWqe};
 use starverbs_core::{Nanos, QpState, SendFlags, WcStatus};
 
+use super::direct::Outcome;
 use super::end::{Ctx, LocalEnd};
 use super::record::{BODY, CHUNK, Record, answer, flag};
 use crate::clock;
@@ -68,8 +69,12 @@ impl LocalEnd {
                 if let Err(status) = self.admit(&wqe) {
                     return self.fail_next(ctx, status);
                 }
-                if self.direct.is_some() && self.execute_direct(ctx, &wqe) {
-                    continue;
+                if self.direct.is_some() {
+                    match self.execute_direct(ctx, &wqe) {
+                        Outcome::Done => continue,
+                        Outcome::Wait => return,
+                        Outcome::Ask => {}
+                    }
                 }
             }
             let step = match wqe.op {
