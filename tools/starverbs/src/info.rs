@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use starverbs_backend::host;
-use starverbs_settings::{KEYS, Settings};
+use starverbs_settings::{KEYS, Link, LinkTrust, Settings};
 use starverbs_verbs::{Context, DeviceAttr, GidEntry, PortAttr, device_name};
 
 use crate::{Failure, run};
@@ -74,6 +74,7 @@ pub(crate) fn info(args: &Args) -> Result<(), Failure> {
             "version": env!("CARGO_PKG_VERSION"),
             "library": library.ok(),
             "device": device.to_json(),
+            "same_host": same_host(&settings),
             "settings": settings_json(&settings),
         });
         println!("{text:#}");
@@ -84,8 +85,21 @@ pub(crate) fn info(args: &Args) -> Result<(), Failure> {
         Ok(path) => println!("library {}", path.display()),
         Err(failure) => println!("library {}", failure.message),
     }
+    println!("same host: {}", same_host(&settings));
     print!("{}", changed_text(&settings));
     Ok(())
+}
+
+/// How a program reaches others of this host, where they allow the same; `starverbs stat --qp` says what came of
+/// it.
+fn same_host(settings: &Settings) -> &'static str {
+    let hurt = settings.fault.is_active() || settings.pcap.is_some();
+    match settings.link_trust {
+        _ if settings.link == Link::Udp || hurt || settings.qpc_cache.is_some() => "packets",
+        LinkTrust::None => "shared memory; each card executes what it is asked for",
+        LinkTrust::User => "shared memory; that of one user's processes by mapped files and by descriptor",
+        LinkTrust::Trace => "shared memory; that of one user's processes by mapped files, descriptor and PID",
+    }
 }
 
 /// The settings that are not at their default.
@@ -134,5 +148,7 @@ mod tests {
         assert!(text.contains("STARVERBS_PORT=5000   (default 4791)"), "{text}");
         assert_eq!(settings_json(&settings)["STARVERBS_PORT"]["value"], "5000");
         assert!(changed_text(&settings).ends_with(":\n  STARVERBS_PORT=5000\n"));
+        assert!(same_host(&settings).contains("descriptor"));
+        assert_eq!(same_host(&Settings { link: Link::Udp, ..settings }), "packets");
     }
 }
