@@ -116,10 +116,17 @@ impl LocalEnd {
         if self.una != self.next || self.reads > 0 {
             return if self.is_worth_a_wait(wqe, need) { Outcome::Wait } else { Outcome::Ask };
         }
+        let only_mapped = self.goes_mapped_alone(ctx, wqe);
+        if only_mapped && wqe.rkey == self.unmapped {
+            return Outcome::Ask;
+        }
         let Some(direct) = self.direct.take() else { return Outcome::Ask };
         let way = match wqe.op {
             _ if !direct.access.contains(need) => None,
-            SendOp::Write | SendOp::Read => self.copy_all(ctx, wqe, &direct, need),
+            SendOp::Write | SendOp::Read => {
+                let target = Target { only_mapped, ..self.target(wqe, &direct, need) };
+                self.copy_all(ctx, wqe, &direct, &target)
+            }
             _ => self.change_word(ctx, wqe, &direct, need),
         };
         if way.is_some() || direct.memory.is_open(direct.gate) {
@@ -129,7 +136,10 @@ impl LocalEnd {
             Some(Way::Mapped) => ctx.stats.local_mapped.inc(),
             Some(Way::Descriptor) => ctx.stats.local_direct.inc(),
             Some(Way::Pid) => ctx.stats.local_traced.inc(),
-            None => return Outcome::Ask,
+            None => {
+                self.unmapped = wqe.rkey;
+                return Outcome::Ask;
+            }
         }
         self.way = way;
         self.did_own(ctx);
@@ -139,14 +149,28 @@ impl LocalEnd {
     /// Whether a request, before which others are under way, is better executed behind them than asked for: a
     /// program that keeps the queue full would have the peer's card do all of its work for ever. Through the
     /// descriptor both cards together are faster.
-    fn is_worth_a_wait(&self, wqe: &SendWqe, need: Access) -> bool {
-        let maps = |direct: &Direct| direct.memory.maps(&self.target(wqe, direct, need));
-        match self.way {
-            Some(Way::Mapped) => true,
-            Some(Way::Pid) => wqe.length >= SHORT,
-            Some(Way::Descriptor) => false,
-            None => self.direct.as_ref().is_some_and(maps),
+    fn is_worth_a_wait(&mut self, wqe: &SendWqe, need: Access) -> bool {
+        match (self.way, &self.direct) {
+            (Some(Way::Mapped), _) => true,
+            (Some(Way::Pid), _) => wqe.length >= SHORT,
+            (None, Some(direct)) if wqe.rkey != self.unmapped => {
+                let maps = direct.memory.maps(&self.target(wqe, direct, need));
+                self.unmapped = if maps { 0 } else { wqe.rkey };
+                maps
+            }
+            _ => false,
         }
+    }
+
+    /// Whether a request is executed on mapped memory alone, as a system call would cost more than a record.
+    fn goes_mapped_alone(&self, ctx: &Ctx<'_>, wqe: &SendWqe) -> bool {
+        if !matches!(wqe.op, SendOp::Write | SendOp::Read) {
+            return true;
+        }
+        /* one call after the other without a look at what is done, or beside what this process asks of the
+         * peer: the ring takes four times as many */
+        let beside = ctx.env.channels.is_asking(self.of.channels[0]);
+        wqe.length < SHORT && (beside || !self.completes(wqe) || !self.of.send_cq.is_polled())
     }
 
     /// What a request names.
@@ -163,18 +187,12 @@ impl LocalEnd {
     }
 
     /// Copies the bytes of a WRITE or READ.
-    fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, need: Access) -> Option<Way> {
-        /* one system call after the other without a look at what is done, or beside what this process asks of
-         * the peer: the ring takes four times as many */
-        let beside = ctx.env.channels.is_asking(self.of.channels[0]);
-        let alone = !beside && self.completes(wqe) && self.of.send_cq.is_polled();
-        let only_mapped = wqe.length < SHORT && !alone;
-        let target = Target { only_mapped, ..self.target(wqe, direct, need) };
+    fn copy_all(&self, ctx: &Ctx<'_>, wqe: &SendWqe, direct: &Direct, target: &Target) -> Option<Way> {
         let mut way = None;
         for offset in (0..wqe.length).step_by(PIECE as usize) {
             let len = (wqe.length - offset).min(PIECE);
             let addr = wqe.remote_addr.wrapping_add(u64::from(offset));
-            way = Some(self.copy_piece(ctx, wqe, direct, offset, &Target { addr, len, ..target })?);
+            way = Some(self.copy_piece(ctx, wqe, direct, offset, &Target { addr, len, ..*target })?);
         }
         let bytes = if wqe.op == SendOp::Read { &ctx.stats.rx_bytes } else { &ctx.stats.tx_bytes };
         bytes.add(u64::from(wqe.length));

@@ -94,6 +94,8 @@ pub(crate) struct LocalEnd {
     /// What this end may do by itself, and by which way it has done so last
     pub(super) direct: Option<Direct>,
     pub(super) way: Option<Way>,
+    /// Key of the peer's that was asked for last and is of no mapped memory; 0: none
+    pub(super) unmapped: u32,
     /// A CQ overran
     overrun: bool,
 }
@@ -128,6 +130,7 @@ impl LocalEnd {
             windows: false,
             direct: None,
             way: None,
+            unmapped: 0,
             overrun: false,
         })
     }
