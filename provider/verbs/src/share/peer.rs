@@ -193,6 +193,11 @@ impl PeerMemory {
         None
     }
 
+    /// Whether long copies go by the number of its process.
+    pub(crate) fn is_traced(&self) -> bool {
+        self.pid.load(Ordering::Relaxed) != 0
+    }
+
     /// Whether the target can be reached by a mapping.
     #[cold]
     pub(crate) fn maps(&self, target: &Target) -> bool {

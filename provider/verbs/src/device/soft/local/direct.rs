@@ -152,7 +152,7 @@ impl LocalEnd {
     fn is_worth_a_wait(&mut self, wqe: &SendWqe, need: Access) -> bool {
         match (self.way, &self.direct) {
             (Some(Way::Mapped), _) => true,
-            (Some(Way::Pid), _) => wqe.length >= SHORT,
+            (_, Some(direct)) if wqe.length >= SHORT && direct.memory.is_traced() => true,
             (None, Some(direct)) if wqe.rkey != self.unmapped => {
                 let maps = direct.memory.maps(&self.target(wqe, direct, need));
                 self.unmapped = if maps { 0 } else { wqe.rkey };
