@@ -105,9 +105,10 @@ row() {
         END { printf "| %s | %.0f | %.0f | %.3f + %.3f | %.3f + %.3f |\n", what, asks / per, answers / per,
               a["tx_syscalls"], a["rx_syscalls"], b["tx_syscalls"], b["rx_syscalls"] }' "$out.counters"
     # pwritev and preadv are WRITE and READ to a peer of this host; a poll that has found nothing for a while
-    # yields, and asks each 10 ms what CPU time others took (clock_gettime). epoll_wait is the look at sockets that seldom have something, and counted as a receive. So
-    # many more messages in the second run that the calls by which the port finds its
-    # neighbours, now and then, do not show. The example itself looks for its counters among its descriptors.
+    # yields, and asks each 10 ms what CPU time others took (clock_gettime). epoll_wait is the look at sockets
+    # that seldom have something, and counted as a receive. So many more messages in the second run that the
+    # calls by which the port finds its neighbours, now and then, do not show. The example itself looks for
+    # its counters among its descriptors.
     local others more=$((count > 1000 ? count : 1000))
     for n in 500 $((500 + more)); do strace -f -c -o "$out.$n" "$datapath" "$1" "$n" "$5" >/dev/null; done
     others=$(calls_per_message "$out.500" "$out.$((500 + more))" "$more" 0.05 | grep -vE '^((send|recv)m?m?(msg|to|from)|epoll_wait|readlink|pwritev|preadv|sched_yield|clock_gettime) ' || true)

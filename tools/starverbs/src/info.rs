@@ -90,8 +90,8 @@ pub(crate) fn info(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How a program reaches others of this host, where they allow the same; `starverbs stat --qp` says what came of
-/// it.
+/// How a program reaches others of this host, where they allow the same; `starverbs stat --qp` says what came
+/// of it.
 fn same_host(settings: &Settings) -> &'static str {
     let hurt = settings.fault.is_active() || settings.pcap.is_some();
     match settings.link_trust {
